@@ -1,0 +1,42 @@
+# One environment, .venv, built from the lock; every target that needs it makes it first.
+# make PYTHON=python3.12 names another interpreter.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup report test lab clean
+.DELETE_ON_ERROR:
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+
+setup: $(STAMP) ## create .venv and install the pinned packages into it
+
+# The stamp goes first and comes back last, so an interrupted install is never taken for a whole one.
+$(STAMP): requirements.txt pyproject.toml
+	@rm -f $@
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo 'attnlib needs Python 3.11 or newer: make PYTHON=/path/to/python3' >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --disable-pip-version-check -r requirements.txt
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+report: $(STAMP) ## build the HTML report, build/report/index.html
+	$(BIN)/python -m attnlib report
+
+test: $(STAMP) ## lint, run the tests, then re-run every notebook in replay mode
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check attnlib tests
+	$(BIN)/python -m pytest -n 2 tests
+	ATTNLIB_MODE=replay $(BIN)/python -m pytest --nbval --nbval-current-env \
+	    --nbval-sanitize-with tests/nbval_sanitize.cfg -n 2 --dist loadscope notebooks
+
+lab: $(STAMP) ## open JupyterLab on the notebooks
+	$(BIN)/jupyter lab notebooks/
+
+clean: ## remove build products and caches; .venv stays
+	rm -rf build .pytest_cache .ruff_cache .hypothesis .coverage *.egg-info
+	find attnlib tests notebooks \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune \
+	    -exec rm -rf {} +

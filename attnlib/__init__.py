@@ -1,0 +1,39 @@
+"""attnlib: reproduce, explain and prove fixes of attention-backend regressions.
+
+The names below are the public surface of a notebook; each is imported on first use, so that
+``import attnlib`` costs nothing and needs neither torch nor matplotlib.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "AttnSpec": "attnlib.batch",
+    "DecodeBatch": "attnlib.batch",
+    "DecodeCase": "attnlib.batch",
+    "PagedKV": "attnlib.batch",
+    "available": "attnlib.backends",
+    "create": "attnlib.backends",
+    "Study": "attnlib.study",
+    "load_or_measure": "attnlib.study",
+    "mode": "attnlib.study",
+    "STUDIES": "attnlib.studies",
+    "load": "attnlib.store",
+}
+
+__all__ = [*sorted(_HOME), "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from its home module when it is first asked for."""
+    if name not in _HOME:
+        raise AttributeError(f"attnlib has no {name!r}; it has {', '.join(sorted(_HOME))}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -1,0 +1,63 @@
+"""Is an output right? An error budget derived from data, not a tolerance out of the air.
+
+The error of an output row (one request, one query head) against the float64 oracle is
+
+    || out - ref ||_2 / || ref ||_2          and the error of a call is its worst row's.
+
+Its budget is `BUDGET_FACTOR` times the same error of a low-precision reference: the oracle with
+its probabilities and its output rounded to the call's dtypes, which every kernel must do. NaN and
+inf never pass. One dropped token of n moves a row by about 1 / sqrt(e n), which the bf16 budget
+of about 0.009 sees up to n = 4,500; a wrong head, page or scale moves it by order 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .batch import DecodeBatch, PagedKV
+from .reference import attend
+
+BUDGET_FACTOR = 3.0
+"""Kernels also round partial sums of splits and use fast exponentials; measured: 1.0 to 1.6."""
+
+
+@dataclass(frozen=True)
+class OracleCheck:
+    """The verdict of the oracle: worst row error, the budget it was held to, rows looked at."""
+
+    error: float
+    budget: float
+    rows: int
+
+    @property
+    def passed(self) -> bool:
+        """True only for a finite error within the budget."""
+        return self.error <= self.budget
+
+
+class Oracle:
+    """Reference output and budget of one call, computed once, for any number of outputs."""
+
+    def __init__(self, q: torch.Tensor, kv: PagedKV, batch: DecodeBatch) -> None:
+        out_dtype = getattr(torch, batch.spec.out_dtype)
+        self.reference = attend(q, kv, batch)
+        low = attend(q, kv, batch, probs_dtype=kv.v_cache.dtype)
+        self.budget = BUDGET_FACTOR * worst_row_error(low.to(out_dtype), self.reference)
+
+    def check(self, out: torch.Tensor) -> OracleCheck:
+        """Judge `out` [bs, num_qo_heads, head_dim]; a wrong shape is an error, not a verdict."""
+        error = worst_row_error(out, self.reference)
+        return OracleCheck(error, self.budget, self.reference.shape[:-1].numel())
+
+
+def worst_row_error(out: torch.Tensor, reference: torch.Tensor) -> float:
+    """Largest relative L2 error over rows; inf where an output is not finite."""
+    if out.shape != reference.shape:
+        raise ValueError(f"out must be {list(reference.shape)}, got {list(out.shape)}")
+    wide = out.double()
+    if not bool(torch.isfinite(wide).all()):
+        return float("inf")
+    errors = (wide - reference).norm(dim=-1) / reference.norm(dim=-1)
+    return float(errors.max())

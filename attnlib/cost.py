@@ -1,0 +1,111 @@
+"""What a decode call must cost, counted before it is measured.
+
+Counting (one decode step, n_i = tokens of request i, e = bytes of a KV element):
+
+    kv_bytes = 2 e head_dim num_kv_heads sum(n_i)      every K and V element read once
+    io_bytes = kv_bytes + q and out + kv_indices       the least a kernel can move
+    flops    = 4 head_dim num_qo_heads sum(n_i)        QK^T and PV, useful ones only
+    floor_us = io_bytes / copy bandwidth measured on the same GPU
+
+FlashInfer's fa3 decode, predicted from its schedule (scheduler.cuh, the same in 0.6.3 and 0.7.2):
+one work item per request and query head, tiles of 128 query rows of which decode fills one, no
+split of the KV axis, items spread over the SMs longest first. So
+
+    busy_sms   = min(num_sms, batch_size num_qo_heads)
+    kv_rereads = group_size                            each query head reads its KV head's cache
+    item_flops = 4 head_dim 128 n_i                    127 of 128 rows are padding
+    fa3_us     = max(makespan of item_flops / SM rate, kv_bytes kv_rereads / copy bandwidth)
+
+where SM rate is the bf16 matmul rate measured on the same GPU, over its SMs. No fitted constant.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+
+from .batch import ELEMENT_BYTES, DecodeCase
+from .workload import sample_seq_lens
+
+FA3_TILE_ROWS = 128
+"""Query rows of an fa3 tile at head_dim 128 and 256 (192 at 64): prefill_sm90.cuh."""
+FA3_TILE_ROWS_D64 = 192
+INT32_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Rates measured on one GPU: device copy (read + write) in GB/s, bf16 matmul in TFLOP/s."""
+
+    copy_gbps: float
+    matmul_tflops: float
+    num_sms: int
+
+
+@dataclass(frozen=True)
+class DecodeCost:
+    """Bytes and useful FLOPs of one decode call."""
+
+    kv_bytes: int
+    io_bytes: int
+    flops: int
+
+    def floor_us(self, ceilings: Ceilings) -> float:
+        """Microseconds the bytes take at the measured copy bandwidth."""
+        return self.io_bytes / (ceilings.copy_gbps * 1e3)
+
+
+@dataclass(frozen=True)
+class Fa3Prediction:
+    """What FlashInfer's fa3 decode schedule implies for a case, before any measurement."""
+
+    work_items: int
+    busy_sms: int
+    kv_rereads: int
+    tensor_us: float
+    traffic_us: float
+
+    @property
+    def run_us(self) -> float:
+        """The longer of padded tensor-core work and re-read traffic."""
+        return max(self.tensor_us, self.traffic_us)
+
+
+def decode_cost(case: DecodeCase) -> DecodeCost:
+    """Bytes and useful FLOPs of `case`, from its lengths."""
+    spec, seq_lens = case.spec, sample_seq_lens(case)
+    tokens = int(seq_lens.sum())
+    kv_bytes = 2 * ELEMENT_BYTES[spec.kv_dtype] * spec.head_dim * spec.num_kv_heads * tokens
+    rows = case.batch_size * spec.num_qo_heads * spec.head_dim
+    qo_bytes = rows * (ELEMENT_BYTES[spec.dtype] + ELEMENT_BYTES[spec.out_dtype])
+    index_bytes = INT32_BYTES * int((-(-seq_lens // spec.page_size)).sum())
+    flops = 4 * spec.head_dim * spec.num_qo_heads * tokens
+    return DecodeCost(kv_bytes, kv_bytes + qo_bytes + index_bytes, flops)
+
+
+def predict_fa3(case: DecodeCase, ceilings: Ceilings) -> Fa3Prediction:
+    """Busy SMs, re-reads and time of FlashInfer's fa3 decode, from its schedule alone."""
+    spec = case.spec
+    rows = FA3_TILE_ROWS_D64 if spec.head_dim == 64 else FA3_TILE_ROWS
+    items = np.repeat(sample_seq_lens(case), spec.num_qo_heads)
+    flops_per_us = ceilings.matmul_tflops * 1e6 / ceilings.num_sms
+    tokens = longest_first_makespan(items, ceilings.num_sms)
+    rereads = spec.group_size
+    traffic = decode_cost(case).kv_bytes * rereads
+    return Fa3Prediction(
+        work_items=len(items),
+        busy_sms=min(ceilings.num_sms, len(items)),
+        kv_rereads=rereads,
+        tensor_us=4 * spec.head_dim * rows * tokens / flops_per_us,
+        traffic_us=traffic / (ceilings.copy_gbps * 1e3),
+    )
+
+
+def longest_first_makespan(items: np.ndarray, workers: int) -> int:
+    """Load of the busiest of `workers` when `items` go, longest first, to the least loaded."""
+    loads = [0] * workers
+    for item in sorted(items.tolist(), reverse=True):
+        heapq.heapreplace(loads, loads[0] + item)
+    return max(loads)

@@ -1,0 +1,43 @@
+"""What is here: machine, versions, backends and why not. Text for people, a dict for scripts."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from .backends import BACKENDS, available
+from .measure.machine import describe_machine, describe_versions
+from .store import machines
+from .studies import STUDIES
+from .study import mode
+
+
+def diagnose() -> dict[str, Any]:
+    """Machine, versions, mode, each backend's reason (empty: it can run), studies on record."""
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return {
+        "mode": mode(),
+        "mode_asked": os.environ.get("ATTNLIB_MODE", "auto"),
+        "machine": describe_machine(device),
+        "versions": describe_versions(),
+        "backends": available(),
+        "studies": {name: machines(name) for name in STUDIES},
+    }
+
+
+def render(found: dict[str, Any]) -> str:
+    """The findings of `diagnose` as aligned lines."""
+    machine = found["machine"]
+    lines = [
+        f"mode      {found['mode']} (ATTNLIB_MODE={found['mode_asked']})",
+        f"machine   {machine['gpu'] or 'no CUDA GPU'} ({machine['gpu_id']})",
+        "versions  " + ", ".join(f"{k} {v}" for k, v in found["versions"].items()),
+        "backends",
+    ]
+    width = max(len(name) for name in BACKENDS)
+    lines += [f"  {n:<{width}}  {reason or 'ready'}" for n, reason in found["backends"].items()]
+    lines.append("records")
+    lines += [f"  {n}: {', '.join(m) or 'none'}" for n, m in found["studies"].items()]
+    return "\n".join(lines)

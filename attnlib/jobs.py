@@ -1,0 +1,162 @@
+"""A job: the items of one (round, release), run in a fresh subprocess that may die.
+
+The worker appends each record itself and tells its progress through a file. If it dies, the item
+it had started gets a record that says how (exit status or signal, last words of stderr), and the
+rest of the job goes on in a new process.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from . import store
+from .record import Item, Record
+
+ITEM_TIMEOUT_S = 600.0
+"""Long enough for FlashInfer to compile a kernel module first: fa3 took 54 s on 16 cores."""
+POLL_S = 0.1
+
+
+@dataclass(frozen=True)
+class Job:
+    """Items of one round and one release of a study, on one device."""
+
+    study: str
+    round: int
+    device: str
+    release: str
+    items: tuple[Item, ...]
+
+    def with_items(self, items: tuple[Item, ...]) -> Job:
+        """The same job with fewer items."""
+        return replace(self, items=items)
+
+
+def run_job(
+    job: Job,
+    machine: dict[str, Any],
+    overlay: Path | None,
+    *,
+    on_done: Callable[[int], object] | None = None,
+) -> None:
+    """Run `job` to its end, in as many processes as it takes; one record an item, always."""
+    left = list(enumerate(job.items))
+    while left:
+        done, started, words = _run_process(job, left, overlay, on_done)
+        remaining = [(number, item) for number, item in left if number not in done]
+        if remaining and started is None:
+            raise RuntimeError(f"a worker died before its first item: {words}")
+        if started is not None:
+            _record_death(job, machine, job.items[started], words)
+            remaining = [(number, item) for number, item in remaining if number != started]
+            if on_done:
+                on_done(1)
+        left = remaining
+
+
+def _run_process(
+    job: Job,
+    left: list[tuple[int, Item]],
+    overlay: Path | None,
+    on_done: Callable[[int], object] | None,
+) -> tuple[set[int], int | None, str]:
+    with tempfile.TemporaryDirectory() as scratch:
+        progress, log = Path(scratch, "progress"), Path(scratch, "log")
+        progress.touch()
+        path = Path(scratch, "job.json")
+        path.write_text(json.dumps(_job_form(job, left, progress)))
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "attnlib.worker", str(path)],
+                env=_environment(overlay),
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
+            how = _wait(process, progress, on_done)
+        done, started = _read_progress(progress)
+        words = f"{how}; {log.read_text(errors='replace').strip()[-500:]}"
+        return done, started, words
+
+
+def _wait(
+    process: subprocess.Popen[bytes], progress: Path, on_done: Callable[[int], object] | None
+) -> str:
+    seen, last = 0, time.monotonic()
+    while process.poll() is None:
+        time.sleep(POLL_S)
+        count = len(_read_progress(progress)[0])
+        if count > seen:
+            if on_done:
+                on_done(count - seen)
+            seen, last = count, time.monotonic()
+        if time.monotonic() - last > ITEM_TIMEOUT_S:
+            process.kill()
+            process.wait()
+            return f"timeout after {ITEM_TIMEOUT_S:.0f} s"
+    if on_done:
+        on_done(len(_read_progress(progress)[0]) - seen)
+    code = process.returncode
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+
+
+def _read_progress(progress: Path) -> tuple[set[int], int | None]:
+    done: set[int] = set()
+    started = None
+    for line in progress.read_text().splitlines():
+        word, number = line.split()
+        started = int(number) if word == "start" else None
+        if word == "done":
+            done.add(int(number))
+    return done, started
+
+
+def _job_form(job: Job, left: list[tuple[int, Item]], progress: Path) -> dict[str, Any]:
+    return {
+        "study": job.study,
+        "round": job.round,
+        "device": job.device,
+        "command": repeat_command(job),
+        "items": [(number, item.to_dict()) for number, item in left],
+        "progress": str(progress),
+    }
+
+
+def repeat_command(job: Job) -> str:
+    """The command that measures this job's study again."""
+    return f"python -m attnlib measure {shlex.quote(job.study)}"
+
+
+def _environment(overlay: Path | None) -> dict[str, str]:
+    package_parent = str(Path(__file__).resolve().parents[1])
+    paths = [str(overlay)] if overlay else []
+    paths += [package_parent, os.environ.get("PYTHONPATH", "")]
+    data = {"ATTNLIB_DATA": str(store.data_root().resolve())}
+    return {**os.environ, **data, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def _record_death(job: Job, machine: dict[str, Any], item: Item, words: str) -> None:
+    store.append(
+        Record(
+            study=job.study,
+            round=job.round,
+            item=item,
+            status="timeout" if words.startswith("timeout") else "crashed",
+            reason=words,
+            machine=machine,
+            versions={},
+            command=repeat_command(job),
+            started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        )
+    )

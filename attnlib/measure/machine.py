@@ -1,0 +1,94 @@
+"""The machine and its state: what a number was measured on. NVML for the GPU, never guessed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from importlib import metadata
+from typing import Any
+
+DISTRIBUTIONS = ("torch", "triton", "flashinfer-python", "apache-tvm-ffi", "numpy")
+
+
+def describe_machine(device: str = "cuda") -> dict[str, Any]:
+    """What does not change during a study: GPU, its id, driver, power limit; or the CPU.
+
+    `gpu_id` is a hash of the GPU's UUID: it tells two GPUs apart and names neither.
+    """
+    if device == "cpu":
+        return {"gpu": "", "gpu_id": "cpu", "cpu": platform.machine(), "cores": os.cpu_count()}
+    with _Nvml() as gpu:
+        return gpu.describe()
+
+
+def describe_state(device: str = "cuda") -> dict[str, Any]:
+    """What changes: SM and memory clocks (MHz), temperature (C), power (W), throttle reasons."""
+    if device == "cpu":
+        return {}
+    with _Nvml() as gpu:
+        return gpu.state()
+
+
+def describe_versions() -> dict[str, str]:
+    """Versions of Python, CUDA and the libraries that decide a number; missing ones are absent."""
+    versions = {"python": platform.python_version()}
+    for name in DISTRIBUTIONS:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    if "torch" in versions:
+        import torch
+
+        versions["torch"] = torch.__version__
+        versions["cuda"] = torch.version.cuda or "none"
+    return versions
+
+
+class _Nvml:
+    """The GPU that CUDA calls device 0, seen through NVML."""
+
+    def __enter__(self) -> _Nvml:
+        import pynvml
+        import torch
+
+        if not torch.cuda.is_available():
+            raise RuntimeError(
+                "device must be 'cpu' here: no CUDA GPU (torch.cuda.is_available() is False)"
+            )
+        pynvml.nvmlInit()
+        self._nvml = pynvml
+        self._properties = torch.cuda.get_device_properties(0)
+        # CUDA_VISIBLE_DEVICES reorders devices; only the UUID names the same GPU to both.
+        self._uuid = f"GPU-{self._properties.uuid}"
+        self._handle = pynvml.nvmlDeviceGetHandleByUUID(self._uuid)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._nvml.nvmlShutdown()
+
+    def describe(self) -> dict[str, Any]:
+        nvml, handle, properties = self._nvml, self._handle, self._properties
+        return {
+            "gpu": properties.name,
+            "gpu_id": hashlib.sha256(self._uuid.encode()).hexdigest()[:8],
+            "compute_capability": f"{properties.major}.{properties.minor}",
+            "num_sms": properties.multi_processor_count,
+            "memory_gib": round(properties.total_memory / 2**30, 1),
+            "l2_mib": round(properties.L2_cache_size / 2**20, 1),
+            "driver": nvml.nvmlSystemGetDriverVersion(),
+            "power_limit_w": nvml.nvmlDeviceGetPowerManagementLimit(handle) // 1000,
+            "max_sm_clock_mhz": nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM),
+            "cores": os.cpu_count(),
+        }
+
+    def state(self) -> dict[str, Any]:
+        nvml, handle = self._nvml, self._handle
+        return {
+            "sm_clock_mhz": nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+            "memory_clock_mhz": nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
+            "temperature_c": nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+            "power_w": nvml.nvmlDeviceGetPowerUsage(handle) // 1000,
+            "throttle_reasons": nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
+        }

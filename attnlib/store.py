@@ -1,0 +1,160 @@
+"""The records on disk: `<data>/records/<machine>/<study>.jsonl`, appended, never rewritten.
+
+One folder a machine, so two GPUs never share a table by accident. `append` writes one whole line
+under a lock and syncs it before it returns. `load` gives a DataFrame, one row a record.
+`<data>` is the repository's data folder, or what `ATTNLIB_DATA` names. No torch here.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+
+from .record import Record
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def data_root() -> Path:
+    """The data folder: `ATTNLIB_DATA`, or `data` beside the package."""
+    named = os.environ.get("ATTNLIB_DATA")
+    return Path(named) if named else Path(__file__).resolve().parents[1] / "data"
+
+
+def record_path(study: str, machine: str) -> Path:
+    """The file of a study's records on a machine."""
+    return data_root() / "records" / machine / f"{study}.jsonl"
+
+
+def machines(study: str) -> list[str]:
+    """The machines that have records of `study`, sorted."""
+    return sorted(path.parent.name for path in data_root().glob(f"records/*/{study}.jsonl"))
+
+
+def append(record: Record) -> Path:
+    """Add `record` to its file; on return it is on disk, whole. ValueError on a torn file."""
+    path = record_path(record.study, record.machine_slug)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = (record.to_json() + "\n").encode()
+    with _locked(path) as file:
+        _require_whole(path, file)
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
+    return path
+
+
+def read(study: str, machine: str) -> list[Record]:
+    """Records of a study on a machine, oldest first; of one id the newest stands.
+
+    Raises FileNotFoundError naming the machines that have the study, and ValueError naming file
+    and line for a line cut short, a newer schema or a field that is not right.
+    """
+    path = record_path(study, machine)
+    if not path.exists():
+        have = ", ".join(machines(study)) or "none"
+        raise FileNotFoundError(f"no records of study {study!r} on {machine!r}; machines: {have}")
+    newest: dict[str, Record] = {}
+    for number, line in enumerate(path.read_text().splitlines(keepends=True), 1):
+        record = _parse(path, number, line)
+        newest.pop(record.id, None)
+        newest[record.id] = record
+    return list(newest.values())
+
+
+def load(study: str, machine: str) -> pd.DataFrame:
+    """One row a record: identity, case fields, status, medians (us), kernels, oracle, versions."""
+    import pandas as pd
+
+    return pd.DataFrame([_row(record) for record in read(study, machine)])
+
+
+def provenance(study: str, machine: str) -> dict[str, Any]:
+    """Where a study's numbers come from: file, sha256, machine, versions seen, days."""
+    path, records = record_path(study, machine), read(study, machine)
+    days = sorted(record.started_at[:10] for record in records)
+    return {
+        "study": study,
+        "file": path.relative_to(data_root().parent).as_posix(),
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "records": len(records),
+        "machine": records[-1].machine,
+        "versions": _versions_seen(records),
+        "measured": days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}",
+        "commands": sorted({record.command for record in records}),
+    }
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[IO[bytes]]:
+    with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
+
+
+def _require_whole(path: Path, file: IO[bytes]) -> None:
+    if not file.tell():
+        return
+    with path.open("rb") as written:
+        written.seek(-1, os.SEEK_END)
+        if written.read(1) != b"\n":
+            raise ValueError(f"{path} must end in a whole line, its last is cut short: remove it")
+
+
+def _parse(path: Path, number: int, line: str) -> Record:
+    if not line.endswith("\n"):
+        raise ValueError(f"{path} line {number} must be a whole record, it is cut short: remove it")
+    try:
+        return Record.from_json(line)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} line {number} must be a record: {error}") from error
+
+
+def _row(record: Record) -> dict[str, Any]:
+    item, case = record.item, record.item.case
+    return {
+        "id": record.id,
+        "study": record.study,
+        "round": record.round,
+        "backend": item.backend,
+        "release": item.release,
+        "timer": item.timer,
+        **(case.to_dict() if case else {}),
+        "heads": case.spec.heads if case else None,
+        "status": record.status,
+        "reason": record.reason,
+        "reported_backend": record.reported_backend,
+        "kernel_family": record.kernel_family,
+        "kernels": ", ".join(_kernel_label(kernel) for kernel in record.kernels),
+        "kernel_us": round(sum(kernel["gpu_us"] for kernel in record.kernels), 3),
+        "run_us": float(np.median(record.run_us)) if record.run_us else float("nan"),
+        "plan_us": float(np.median(record.plan_us)) if record.plan_us else float("nan"),
+        "samples": len(record.run_us),
+        "oracle_error": record.oracle_error,
+        "oracle_budget": record.oracle_budget,
+        "work_per_call": record.work_per_call,
+        "gpu": record.machine["gpu"],
+        "num_sms": record.machine.get("num_sms", 0),
+        "started_at": record.started_at,
+    }
+
+
+def _kernel_label(kernel: dict[str, Any]) -> str:
+    launches = kernel["launches"]
+    return kernel["name"] if launches == 1 else f"{kernel['name']} x{launches:g}"
+
+
+def _versions_seen(records: list[Record]) -> dict[str, list[str]]:
+    seen: dict[str, set[str]] = {}
+    for record in records:
+        for name, version in record.versions.items():
+            seen.setdefault(name, set()).add(version)
+    return {name: sorted(versions) for name, versions in sorted(seen.items())}

@@ -1,0 +1,129 @@
+"""The studies: what was measured, on which machine. `attnlib measure NAME` repeats one.
+
+`fa3_decode_regression` holds the story: a wide grid on the regressed release, and the headline
+cases on every release around it, three rounds. `auto_resolution` asks each release what `auto`
+runs, for 16-bit and FP8 tensors.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+from .batch import AttnSpec, DecodeCase
+from .study import Grid, Study
+
+REFERENCE_MACHINE = ""
+"""The GPU whose records are published in data/ and shown in replay mode."""
+
+BEFORE, REGRESSED, FIXED, NEWEST = "0.5.3", "0.6.3", "0.6.4", "0.7.2.post1"
+AFFECTED = ("0.6.0", "0.6.1", "0.6.2", "0.6.3")
+HEADS = ((32, 8), (16, 2), (8, 1), (32, 32))
+PINNED = ("flashinfer-fa2", "flashinfer-fa3", "flashinfer-cuda-cores")
+KV_LIMIT_TOKENS = 2**22
+"""Cases beyond this many cached tokens say nothing new and take long: both paths only stream."""
+
+
+def _case(heads: tuple[int, int], page_size: int, batch_size: int, kv_len: int) -> DecodeCase:
+    return DecodeCase(AttnSpec(*heads, head_dim=128, page_size=page_size), batch_size, kv_len)
+
+
+def _wide_grid() -> tuple[DecodeCase, ...]:
+    shapes = product(HEADS, (1, 16), (1, 4, 16, 64, 128), (1024, 4096, 16384, 65536, 131072))
+    return tuple(
+        _case(heads, page, batch, kv_len)
+        for heads, page, batch, kv_len in shapes
+        if batch * kv_len <= KV_LIMIT_TOKENS
+    )
+
+
+HEADLINE = (
+    _case((32, 8), 1, 1, 4096),
+    _case((32, 8), 16, 16, 8192),
+    _case((32, 8), 16, 128, 4096),
+    _case((16, 2), 1, 16, 8192),
+    _case((16, 2), 16, 1, 32768),
+    _case((8, 1), 16, 64, 8192),
+    _case((32, 32), 16, 4, 8192),
+)
+
+
+def _variants() -> tuple[DecodeCase, ...]:
+    """Other head_dims, dtypes, page sizes and ragged lengths, beyond the wide grid's."""
+    cases = [
+        DecodeCase(AttnSpec(16, 4, head_dim, page, dtype), 16, 8192, lengths)
+        for head_dim in (64, 256)
+        for page, dtype, lengths in ((16, "bfloat16", "fixed"), (64, "float16", "ragged"))
+    ]
+    spec = AttnSpec(32, 8, 128, 64)
+    cases += [DecodeCase(spec, 64, 8192, lengths) for lengths in ("fixed", "ragged", "skewed")]
+    return tuple(cases)
+
+
+def _fp8(kv_dtype: str, dtype: str) -> DecodeCase:
+    return DecodeCase(AttnSpec(32, 8, 128, 16, dtype, kv_dtype), 16, 8192)
+
+
+RESOLUTION_CASES = (
+    DecodeCase(AttnSpec(32, 8, 128, 16), 16, 8192),
+    DecodeCase(AttnSpec(32, 8, 128, 16, "float16"), 16, 8192),
+    _fp8("float8_e4m3fn", "bfloat16"),
+    _fp8("float8_e4m3fn", "float8_e4m3fn"),
+)
+
+STUDIES = {
+    study.name: study
+    for study in (
+        Study(
+            name="fa3_decode_regression",
+            question="How much slower is FlashInfer's fa3 decode than fa2, and since when?",
+            grids=(
+                Grid(
+                    HEADLINE,
+                    (*PINNED, "flashinfer-auto"),
+                    (BEFORE, REGRESSED, FIXED, NEWEST),
+                    rounds=3,
+                    headline=True,
+                ),
+                Grid(
+                    HEADLINE,
+                    ("flashinfer-graph-auto",),
+                    (BEFORE, REGRESSED, FIXED, NEWEST),
+                    rounds=3,
+                    headline=True,
+                ),
+                Grid(
+                    HEADLINE,
+                    (*PINNED, "flashinfer-auto"),
+                    (BEFORE, REGRESSED, FIXED, NEWEST),
+                    timers=("eager",),
+                    rounds=3,
+                ),
+                Grid(_wide_grid(), PINNED, (REGRESSED,)),
+                Grid(_wide_grid(), PINNED, (REGRESSED,), timers=("eager",)),
+                Grid(_wide_grid(), ("flashinfer-auto",), (REGRESSED, FIXED)),
+                Grid(_variants(), (*PINNED, "flashinfer-auto"), (REGRESSED, FIXED)),
+            ),
+            reference_machine=REFERENCE_MACHINE,
+        ),
+        Study(
+            name="auto_resolution",
+            question="Which kernel does FlashInfer's `auto` run for decode, release by release?",
+            grids=(
+                Grid(
+                    RESOLUTION_CASES,
+                    ("flashinfer-auto",),
+                    (BEFORE, *AFFECTED, FIXED, NEWEST),
+                    rounds=1,
+                ),
+                Grid(
+                    RESOLUTION_CASES[:1],
+                    ("flashinfer-auto",),
+                    (BEFORE, REGRESSED, FIXED),
+                    headline=True,
+                ),
+            ),
+            reference_machine=REFERENCE_MACHINE,
+            ceilings=False,
+        ),
+    )
+}

@@ -1,0 +1,195 @@
+"""A study: grids of cases x backends x releases x timers, in rounds; measured once, then loaded.
+
+`load_or_measure(study)` is what notebooks call. In replay mode it loads the records of the
+machine that the study was published from. In live mode it first measures what is missing on this
+GPU, each (round, release) in a fresh subprocess; odd rounds run in reverse order, so that a drift
+of the GPU does not favour one side (A B B A).
+
+`ATTNLIB_MODE` = auto (live where torch sees a CUDA GPU, else replay) | live | replay.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import store
+from .batch import DecodeCase
+from .jobs import Job, run_job
+from .overlay import overlay_for
+from .record import Item, machine_slug, record_id
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MODES = ("auto", "live", "replay")
+CEILING_BACKENDS = ("copy", "matmul")
+DISTRIBUTIONS = {"flashinfer": "flashinfer-python"}
+"""Backend-name prefix -> the distribution whose releases a study compares."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A product of cases, backends, releases and timers, over `rounds` fresh processes.
+
+    Live notebooks measure only grids marked `headline`; `attnlib measure` measures all.
+    """
+
+    cases: tuple[DecodeCase, ...]
+    backends: tuple[str, ...]
+    releases: tuple[str, ...] = ("",)
+    timers: tuple[str, ...] = ("graph",)
+    rounds: int = 1
+    headline: bool = False
+
+    def items(self) -> Iterator[Item]:
+        """Every item of one round, case by case, so that a worker builds each case once."""
+        for release in self.releases:
+            for case in self.cases:
+                for backend in self.backends:
+                    for timer in self.timers:
+                        yield Item(backend, timer, case, release)
+
+
+@dataclass(frozen=True)
+class Study:
+    """A question with the grids that answer it, and the machine its published records are of."""
+
+    name: str
+    question: str
+    grids: tuple[Grid, ...]
+    reference_machine: str = ""
+    device: str = "cuda"
+    ceilings: bool = True
+
+    def jobs(self, *, headline: bool, rounds: int | None = None) -> list[Job]:
+        """Fresh processes in the order to run them: rounds outermost, odd rounds reversed."""
+        grids = [grid for grid in self.grids if grid.headline or not headline]
+        count = rounds or max(grid.rounds for grid in grids)
+        jobs: list[Job] = []
+        for round_ in range(count):
+            chosen = [grid for grid in grids if rounds or round_ < grid.rounds]
+            jobs += self._round(round_, chosen)
+        return jobs
+
+    def _round(self, round_: int, grids: list[Grid]) -> list[Job]:
+        by_release: dict[str, list[Item]] = {}
+        if self.ceilings:
+            by_release[""] = [Item(name, "graph") for name in CEILING_BACKENDS]
+        for item in dict.fromkeys(item for grid in grids for item in grid.items()):
+            by_release.setdefault(item.release, []).append(item)
+        step = -1 if round_ % 2 else 1
+        return [
+            Job(self.name, round_, self.device, release, tuple(items[::step]))
+            for release, items in list(by_release.items())[::step]
+        ]
+
+
+def mode() -> str:
+    """`live` or `replay`, from `ATTNLIB_MODE` and what is here. Raises rather than substitute."""
+    asked = os.environ.get("ATTNLIB_MODE", "auto")
+    if asked not in MODES:
+        raise ValueError(f"ATTNLIB_MODE must be one of {', '.join(MODES)}, got {asked!r}")
+    if asked == "live" and not _has_cuda():
+        raise RuntimeError("ATTNLIB_MODE must be replay or auto here: live needs a CUDA GPU")
+    if asked == "auto":
+        return "live" if _has_cuda() else "replay"
+    return asked
+
+
+def load_or_measure(study: Study) -> pd.DataFrame:
+    """The records of `study` as a DataFrame: measured now where missing (live), or replayed."""
+    if mode() == "live":
+        measure(study, headline=True)
+    return store.load(study.name, record_machine(study))
+
+
+def record_machine(study: Study) -> str:
+    """Whose records to show: this GPU's when live, else `ATTNLIB_MACHINE` or the study's own."""
+    if mode() == "live":
+        return machine_slug(describe(study.device))
+    machine = os.environ.get("ATTNLIB_MACHINE", study.reference_machine)
+    if not machine:
+        raise ValueError(
+            f"study {study.name!r} has no published records; set ATTNLIB_MACHINE to one of: "
+            f"{', '.join(store.machines(study.name)) or 'none'}"
+        )
+    return machine
+
+
+def measure(
+    study: Study,
+    *,
+    headline: bool = False,
+    rounds: int | None = None,
+    overlays: dict[str, Path] | None = None,
+    progress: Any = None,
+) -> int:
+    """Measure what `study` lacks on this machine; returns how many items were measured.
+
+    `rounds` overrides the grids' own. `overlays` maps `NAME==VERSION` to folders. `progress` is
+    a tqdm-like factory. Raises RuntimeError without a GPU (for a study of device `cuda`).
+    """
+    if study.device == "cuda" and not _has_cuda():
+        raise RuntimeError(f"study {study.name!r} must be measured on a CUDA GPU, none is here")
+    if rounds is not None and rounds < 1:
+        raise ValueError(f"rounds must be >= 1, got {rounds}")
+    machine = describe(study.device)
+    jobs = _missing(study.jobs(headline=headline, rounds=rounds), machine)
+    total = sum(len(job.items) for job in jobs)
+    bar = progress(total=total, unit="item", desc=study.name) if progress else None
+    for job in jobs:
+        overlay = _overlay(job, overlays)
+        run_job(job, machine, overlay, on_done=bar.update if bar else None)
+    if bar:
+        bar.close()
+    return total
+
+
+@lru_cache(maxsize=2)
+def describe(device: str) -> dict[str, Any]:
+    """This machine, described by a worker process: ours never opens a CUDA context."""
+    command = [sys.executable, "-m", "attnlib.worker", "--describe", device]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"the machine could not be described: {done.stderr.strip()[-800:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _missing(jobs: list[Job], machine: dict[str, Any]) -> list[Job]:
+    left = []
+    for job in jobs:
+        try:
+            have = {record.id for record in store.read(job.study, machine_slug(machine))}
+        except FileNotFoundError:
+            have = set()
+        items = tuple(
+            item
+            for item in job.items
+            if record_id(job.study, job.round, item, machine["gpu_id"]) not in have
+        )
+        left += [job.with_items(items)] if items else []
+    return left
+
+
+def _overlay(job: Job, given: dict[str, Path] | None) -> Path | None:
+    names = {item.backend.partition("-")[0] for item in job.items if item.release}
+    for distribution in sorted(DISTRIBUTIONS[name] for name in names):
+        return overlay_for(distribution, job.release, given)
+    return None
+
+
+def _has_cuda() -> bool:
+    if importlib.util.find_spec("torch") is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()

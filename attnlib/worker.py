@@ -1,0 +1,184 @@
+"""One fresh process: a job in, records out. The only place that runs foreign kernels for a study.
+
+    python -m attnlib.worker JOB.json          (started by `study`, not by hand)
+    python -m attnlib.worker --describe cuda   prints the machine as JSON
+
+A job is `{"study", "round", "device", "command", "items": [...], "progress": PATH}`. For each item
+the worker writes `start N` to the progress file, measures, appends the record to the store, writes
+`done N`. Whatever kills the process, the parent knows which item did it and goes on with the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import backends, store
+from .batch import DecodeCase
+from .check import Oracle, OracleCheck
+from .cost import decode_cost
+from .measure import ceilings
+from .measure.machine import describe_machine, describe_state, describe_versions
+from .measure.timer import Timing, run_timer, time_host
+from .measure.trace import Kernel, kernel_family, trace_kernels
+from .record import Item, Record
+from .workload import DecodeWorkload, build_workload
+
+CONTEXT_LOST = 75
+"""Exit status after a CUDA error that poisons the process (EX_TEMPFAIL: start a new one)."""
+MEMORY_SHARE = 0.75
+"""Of the GPU's memory a case may fill with KV; the oracle and workspaces need the rest."""
+
+
+class Worker:
+    """Measures the items of one job; keeps the last case's tensors for its neighbours."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        self.job = job
+        self.device = job["device"]
+        self.machine = describe_machine(self.device)
+        self.versions = describe_versions()
+        self._case: DecodeCase | None = None
+        self._work: DecodeWorkload | None = None
+        self._oracle: Oracle | None = None
+
+    def measure(self, item: Item) -> Record:
+        """The record of one item; every failure that leaves the process sane becomes a status."""
+        before = describe_state(self.device)
+        started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        try:
+            found = self._measure_ceiling(item) if item.case is None else self._measure_decode(item)
+        except Exception as error:
+            status = "crashed" if _context_lost(error) else "error"
+            found = {"status": status, "reason": f"{type(error).__name__}: {error}"[:800]}
+        return Record(
+            study=self.job["study"],
+            round=self.job["round"],
+            item=item,
+            machine=self.machine,
+            versions=self.versions,
+            command=self.job["command"],
+            started_at=started,
+            state_before=before,
+            state_after=describe_state(self.device),
+            **found,
+        )
+
+    def _measure_ceiling(self, item: Item) -> dict[str, Any]:
+        call, work = ceilings.CEILINGS[item.backend]()
+        kernels = trace_kernels(call)
+        return _timed(run_timer(item.timer)(call), kernels=kernels, work_per_call=work)
+
+    def _measure_decode(self, item: Item) -> dict[str, Any]:
+        cls, spec = backends.backend_class(item.backend), item.case.spec
+        _require_release(cls.distribution, item.release)
+        reason = cls.unavailable() or cls.unsupported(spec) or self._too_large(item.case)
+        if reason:
+            return {"status": "refused", "reason": reason}
+        timer = run_timer(item.timer)
+        work, oracle = self._workload(item.case)
+        backend = backends.create(
+            item.backend, spec, device=self.device, cuda_graph=item.timer == "graph"
+        )
+        plan = backend.plan(work.batch)
+        verdict = oracle.check(backend.run(work.q, work.kv, plan))
+        seen = {"reported_backend": plan.reported_backend, **_oracle_fields(verdict)}
+        if not verdict.passed:
+            reason = f"row error {verdict.error:.3g} over budget {verdict.budget:.3g}"
+            return {"status": "incorrect", "reason": reason, **seen}
+
+        def run() -> torch.Tensor:
+            return backend.run(work.q, work.kv, plan)
+
+        kernels = trace_kernels(run) if self.device == "cuda" else ()
+        family = kernel_family(kernel.name for kernel in kernels)
+        if cls.pinned_family not in ("", family):
+            raise RuntimeError(f"asked for {cls.pinned_family}, but {family or 'none'} ran")
+        planning = time_host(lambda: backend.plan(work.batch, out=plan))
+        cost = decode_cost(item.case)
+        return _timed(timer(run), kernels=kernels, work_per_call=float(cost.io_bytes)) | {
+            "kernel_family": family,
+            "plan_us": planning.samples_us,
+            **seen,
+        }
+
+    def _workload(self, case: DecodeCase) -> tuple[DecodeWorkload, Oracle]:
+        if case != self._case:
+            self._case = self._work = self._oracle = None
+            work = build_workload(case, device=self.device)
+            self._oracle = Oracle(work.q, work.kv, work.batch)
+            self._case, self._work = case, work
+        return self._work, self._oracle
+
+    def _too_large(self, case: DecodeCase) -> str:
+        limit = self.machine.get("memory_gib", 4.0) * MEMORY_SHARE
+        needed = decode_cost(case).kv_bytes / 2**30
+        return "" if needed <= limit else f"KV needs {needed:.1f} GiB, limit {limit:.1f} GiB"
+
+
+def run_job(path: Path) -> int:
+    """Measure every item of the job at `path`; returns the exit status."""
+    job = json.loads(path.read_text())
+    with Path(job["progress"]).open("a", buffering=1) as progress:
+        worker = Worker(job)
+        for number, form in job["items"]:
+            progress.write(f"start {number}\n")
+            record = worker.measure(Item.from_dict(form))
+            store.append(record)
+            progress.write(f"done {number}\n")
+            if record.status == "crashed":
+                return CONTEXT_LOST
+    return 0
+
+
+def _timed(timing: Timing, *, kernels: tuple[Kernel, ...], work_per_call: float) -> dict[str, Any]:
+    return {
+        "status": "ok",
+        "run_us": timing.samples_us,
+        "calls_per_sample": timing.calls_per_sample,
+        "kernels": tuple(asdict(kernel) for kernel in kernels),
+        "work_per_call": work_per_call,
+    }
+
+
+def _oracle_fields(verdict: OracleCheck) -> dict[str, Any]:
+    finite = verdict.error if verdict.error != float("inf") else None
+    return {
+        "oracle_error": finite,
+        "oracle_budget": verdict.budget,
+        "oracle_rows": verdict.rows,
+    }
+
+
+def _require_release(distribution: str, release: str) -> None:
+    found = describe_versions().get(distribution, "none")
+    if release and found != release:
+        raise RuntimeError(f"release must be {distribution} {release}, imported was {found}")
+
+
+def _context_lost(error: Exception) -> bool:
+    # These leave the CUDA context unusable; an out-of-memory error does not.
+    return "CUDA error" in str(error) or type(error).__name__ == "AcceleratorError"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point of the worker process."""
+    parser = argparse.ArgumentParser(prog="attnlib.worker", description=__doc__)
+    parser.add_argument("job", nargs="?", type=Path)
+    parser.add_argument("--describe", metavar="DEVICE")
+    options = parser.parse_args(arguments)
+    if options.describe:
+        print(json.dumps(describe_machine(options.describe)))
+        return 0
+    return run_job(options.job)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

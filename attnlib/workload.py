@@ -1,0 +1,98 @@
+"""Seeded workloads: a `DecodeCase` becomes lengths, page tables, a query and a paged cache.
+
+The only module that makes random numbers. The same case gives the same lengths and page order on
+every machine (NumPy's PCG64); tensor values follow torch's generator of the device they are made
+on. Pages are a random permutation of the pool, as an engine's allocator leaves them. Lengths need
+no torch (it is imported by the builders), so that reports can count bytes anywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .batch import AttnSpec, DecodeBatch, DecodeCase, PagedKV
+
+if TYPE_CHECKING:
+    import torch
+
+SKEW = 32
+"""In a skewed batch the short requests have kv_len / SKEW tokens: one long chat among many new."""
+
+MODELS = {
+    "llama-3.1-8b": (32, 8, 128),
+    "llama-3.1-70b-tp8": (8, 1, 128),
+    "qwen3-32b-tp4": (16, 2, 128),
+    "llama-2-7b": (32, 32, 128),
+}
+"""Attention shapes a GPU sees: (num_qo_heads, num_kv_heads, head_dim), after tensor parallelism."""
+
+
+@dataclass(frozen=True)
+class DecodeWorkload:
+    """Everything one attention call needs: `batch`, `q` [bs, num_qo_heads, head_dim], `kv`."""
+
+    case: DecodeCase
+    batch: DecodeBatch
+    q: torch.Tensor
+    kv: PagedKV
+
+
+def model_spec(model: str, *, page_size: int, dtype: str = "bfloat16") -> AttnSpec:
+    """The `AttnSpec` of a named model shape; raises ValueError listing the names it knows."""
+    if model not in MODELS:
+        raise ValueError(f"model must be one of {', '.join(MODELS)}, got {model!r}")
+    return AttnSpec(*MODELS[model], page_size=page_size, dtype=dtype)
+
+
+def sample_seq_lens(case: DecodeCase) -> np.ndarray:
+    """Lengths [bs] int32 of a case; a ragged batch always holds one request of `kv_len`."""
+    if case.lengths == "fixed":
+        return np.full(case.batch_size, case.kv_len, dtype=np.int32)
+    if case.lengths == "skewed":
+        lens = np.full(case.batch_size, max(1, case.kv_len // SKEW), dtype=np.int32)
+    else:
+        rng = np.random.default_rng(case.seed)
+        lens = rng.integers(1, case.kv_len + 1, case.batch_size, dtype=np.int32)
+    lens[0] = case.kv_len
+    return lens
+
+
+def build_batch(case: DecodeCase, *, device: str) -> DecodeBatch:
+    """Lengths and a page table [bs, max_pages] whose live pages are distinct and shuffled."""
+    import torch
+
+    lens = sample_seq_lens(case)
+    pages = -(-lens // case.spec.page_size)
+    order = np.random.default_rng(case.seed + 1).permutation(pages.sum()).astype(np.int32)
+    table = np.zeros((case.batch_size, pages.max()), dtype=np.int32)
+    table[np.arange(pages.max()) < pages[:, None]] = order
+    return DecodeBatch.build(case.spec, torch.from_numpy(lens), torch.from_numpy(table).to(device))
+
+
+def build_workload(case: DecodeCase, *, device: str) -> DecodeWorkload:
+    """Batch, query and cache on `device`; values are standard normal, so softmax has real spread.
+
+    Zeros would hide unwritten outputs and run the tensor cores cooler than an engine does.
+    """
+    import torch
+
+    batch = build_batch(case, device=device)
+    spec = case.spec
+    generator = torch.Generator(device=device).manual_seed(case.seed)
+    q = _normal((case.batch_size, spec.num_qo_heads, spec.head_dim), spec.dtype, generator)
+    shape = (batch.kv_indices.shape[0], spec.page_size, spec.num_kv_heads, spec.head_dim)
+    kv = PagedKV(_normal(shape, spec.kv_dtype, generator), _normal(shape, spec.kv_dtype, generator))
+    batch.check_inputs(q, kv)
+    return DecodeWorkload(case, batch, q, kv)
+
+
+def _normal(shape: tuple[int, ...], dtype: str, generator: torch.Generator) -> torch.Tensor:
+    import torch
+
+    kind = getattr(torch, dtype)
+    drawn = torch.bfloat16 if dtype.startswith("float8") else kind
+    values = torch.randn(shape, dtype=drawn, device=generator.device, generator=generator)
+    return values.to(kind)

@@ -1,0 +1,172 @@
+"""The import diagram of DESIGN.md, held by ast: imports point one way only.
+
+The table below is the diagram. Names are relative to `attnlib`; `name.*` is a package with all that
+is in it; an exact name goes before a wildcard. Imports inside functions count too.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = "attnlib"
+ANYTHING = ("*",)
+
+# module -> what of ours it may import
+ALLOWED: dict[str, tuple[str, ...]] = {
+    # nouns
+    "batch": (),
+    "record": ("batch",),
+    # what a case is, what it must give, what it must cost
+    "workload": ("batch",),
+    "reference": ("batch",),
+    "check": ("batch", "reference"),
+    "cost": ("batch",),
+    # what is measured, and what measures: neither knows the other
+    "metadata.*": ("batch",),
+    "backends": ("batch", "metadata.*", "backends.*"),
+    "backends.base": ("batch", "metadata.*"),
+    "backends.*": ("batch", "metadata.*", "backends.base"),
+    "measure.*": ("measure.*",),
+    # from a study to its records; the worker is started by name, in a process of its own
+    "overlay": (),
+    "worker": (
+        "batch",
+        "workload",
+        "reference",
+        "check",
+        "cost",
+        "backends.*",
+        "measure.*",
+        "record",
+    ),
+    "store": ("record", "batch"),
+    "select": ("batch", "store", "record"),
+    "study": ("batch", "record", "store", "cost", "overlay", "measure.machine", "select"),
+    "studies": ("batch", "study"),
+    # from records to what is read
+    "report.*": (
+        "store",
+        "record",
+        "batch",
+        "cost",
+        "measure.stats",
+        "select",
+        "study",
+        "studies",
+        "report.*",
+    ),
+    # the front doors
+    "": ANYTHING,
+    "cli": ANYTHING,
+    "__main__": ("cli",),
+}
+# Packages whose imports of ours all wait inside a function, so that importing them costs nothing.
+LATE = {"": (), "backends": ("batch", "backends.base")}
+
+
+def module_files() -> dict[str, Path]:
+    """Every module of the package, named relative to it; the package itself is ''."""
+    files = {}
+    for path in sorted((ROOT / PACKAGE).rglob("*.py")):
+        parts = path.relative_to(ROOT / PACKAGE).with_suffix("").parts
+        files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return files
+
+
+FILES = module_files()
+
+
+def covers(pattern: str, name: str) -> bool:
+    if pattern.endswith(".*"):
+        return f"{name}.".startswith(pattern[:-1])
+    return pattern in ("*", name)
+
+
+def allowed_imports(module: str) -> tuple[str, ...] | None:
+    """The module's row of the table, the exact one first; None for a module that has none."""
+    if module in ALLOWED:
+        return ALLOWED[module]
+    return next(
+        (row for pattern, row in ALLOWED.items() if module and covers(pattern, module)), None
+    )
+
+
+def absolute_name(node: ast.ImportFrom, path: Path) -> str:
+    if not node.level:
+        return node.module or ""
+    folder = path.relative_to(ROOT).parts[: -node.level]
+    return ".".join([*folder, *([node.module] if node.module else [])])
+
+
+def named_modules(node: ast.AST, path: Path) -> Iterator[str]:
+    """Absolute names of the modules one import statement, or `import_module` call, names."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        home = absolute_name(node, path)
+        for alias in node.names:
+            inner = f"{home}.{alias.name}"
+            is_module = inner.removeprefix(f"{PACKAGE}.") in FILES
+            if inner != f"{PACKAGE}.__version__":
+                yield inner if is_module else home
+    elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+        yield from (a.value for a in node.args if isinstance(a, ast.Constant))
+
+
+def own_imports(nodes: Iterator[ast.AST], path: Path) -> set[str]:
+    """Our own modules that these nodes import, relative to the package."""
+    names = (name for node in nodes for name in named_modules(node, path))
+    ours = (name for name in names if f"{name}.".startswith(f"{PACKAGE}."))
+    return {name.removeprefix(PACKAGE).removeprefix(".") for name in ours}
+
+
+def outside_functions(node: ast.AST) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield child
+            yield from outside_functions(child)
+
+
+def loaded_by(statement: str, watched: str) -> str:
+    """Which of the watched top-level packages a fresh interpreter has loaded after a statement."""
+    probe = f"{statement}; import sys; print(*sorted(set(sys.modules) & set({watched.split()})))"
+    result = subprocess.run(
+        [sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+@pytest.mark.parametrize("module", FILES)
+def test_a_module_imports_only_what_the_diagram_allows(module: str) -> None:
+    allowed = allowed_imports(module)
+    assert allowed is not None, f"new module {module}: add it to the table"
+    imported = own_imports(ast.walk(ast.parse(FILES[module].read_text())), FILES[module])
+    strays = {name for name in imported if not any(covers(rule, name) for rule in allowed)}
+    assert strays == set(), f"{module} may import {allowed or 'nothing of ours'}"
+
+
+@pytest.mark.parametrize("module", LATE)
+def test_a_package_that_lists_many_modules_imports_them_late(module: str) -> None:
+    tree = ast.parse(FILES[module].read_text())
+    assert own_imports(outside_functions(tree), FILES[module]) <= set(LATE[module])
+
+
+def test_every_row_of_the_diagram_has_a_module() -> None:
+    rows = {row for row in ALLOWED if not any(covers(row, module) for module in FILES)}
+    assert rows == set(), "a row without a module: delete it"
+
+
+def test_importing_attnlib_loads_no_heavy_library() -> None:
+    assert loaded_by("import attnlib", "torch matplotlib pandas") == ""
+
+
+def test_reading_records_and_drawing_tables_needs_no_torch() -> None:
+    assert loaded_by("import attnlib.store, attnlib.report.tables", "torch") == ""
