@@ -13,7 +13,7 @@ help: ## list the targets
 
 setup: $(STAMP) ## create .venv and install the pinned packages into it
 
-# The stamp goes first and comes back last, so an interrupted install is never taken for a whole one.
+# The stamp goes first and comes back last: an interrupted install is never taken for a whole one.
 $(STAMP): requirements.txt pyproject.toml
 	@rm -f $@
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

@@ -5,7 +5,8 @@ The error of an output row (one request, one query head) against the float64 ora
     || out - ref ||_2 / || ref ||_2          and the error of a call is its worst row's.
 
 Its budget is `BUDGET_FACTOR` times the same error of a low-precision reference: the oracle with
-its probabilities and its output rounded to the call's dtypes, which every kernel must do. NaN and
+its probabilities rounded to the query's dtype and its output to the output's, which every kernel
+that uses tensor cores must do. NaN and
 inf never pass. One dropped token of n moves a row by about 1 / sqrt(e n), which the bf16 budget
 of about 0.009 sees up to n = 4,500; a wrong head, page or scale moves it by order 1.
 """
@@ -43,7 +44,7 @@ class Oracle:
     def __init__(self, q: torch.Tensor, kv: PagedKV, batch: DecodeBatch) -> None:
         out_dtype = getattr(torch, batch.spec.out_dtype)
         self.reference = attend(q, kv, batch)
-        low = attend(q, kv, batch, probs_dtype=kv.v_cache.dtype)
+        low = attend(q, kv, batch, probs_dtype=q.dtype)
         self.budget = BUDGET_FACTOR * worst_row_error(low.to(out_dtype), self.reference)
 
     def check(self, out: torch.Tensor) -> OracleCheck:

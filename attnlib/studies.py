@@ -10,6 +10,7 @@ from __future__ import annotations
 from itertools import product
 
 from .batch import AttnSpec, DecodeCase
+from .cost import decode_cost
 from .study import Grid, Study
 
 REFERENCE_MACHINE = ""
@@ -19,8 +20,11 @@ BEFORE, REGRESSED, FIXED, NEWEST = "0.5.3", "0.6.3", "0.6.4", "0.7.2.post1"
 AFFECTED = ("0.6.0", "0.6.1", "0.6.2", "0.6.3")
 HEADS = ((32, 8), (16, 2), (8, 1), (32, 32))
 PINNED = ("flashinfer-fa2", "flashinfer-fa3", "flashinfer-cuda-cores")
-KV_LIMIT_TOKENS = 2**22
-"""Cases beyond this many cached tokens say nothing new and take long: both paths only stream."""
+AUTO = ("flashinfer-auto",)
+ALL_MODES = (*PINNED, *AUTO, "flashinfer-graph-auto")
+FIX_PROOF = ("flashinfer-fa2", "flashinfer-auto", "flashinfer-graph-auto")
+KV_LIMIT_BYTES = 33 * 2**30
+"""Of the wide grid's cases: what an 80 GB GPU holds beside the oracle's float64 tensors."""
 
 
 def _case(heads: tuple[int, int], page_size: int, batch_size: int, kv_len: int) -> DecodeCase:
@@ -29,11 +33,8 @@ def _case(heads: tuple[int, int], page_size: int, batch_size: int, kv_len: int) 
 
 def _wide_grid() -> tuple[DecodeCase, ...]:
     shapes = product(HEADS, (1, 16), (1, 4, 16, 64, 128), (1024, 4096, 16384, 65536, 131072))
-    return tuple(
-        _case(heads, page, batch, kv_len)
-        for heads, page, batch, kv_len in shapes
-        if batch * kv_len <= KV_LIMIT_TOKENS
-    )
+    cases = (_case(heads, page, batch, kv_len) for heads, page, batch, kv_len in shapes)
+    return tuple(case for case in cases if decode_cost(case).kv_bytes <= KV_LIMIT_BYTES)
 
 
 HEADLINE = (
@@ -49,14 +50,11 @@ HEADLINE = (
 
 def _variants() -> tuple[DecodeCase, ...]:
     """Other head_dims, dtypes, page sizes and ragged lengths, beyond the wide grid's."""
-    cases = [
-        DecodeCase(AttnSpec(16, 4, head_dim, page, dtype), 16, 8192, lengths)
-        for head_dim in (64, 256)
-        for page, dtype, lengths in ((16, "bfloat16", "fixed"), (64, "float16", "ragged"))
-    ]
+    small = DecodeCase(AttnSpec(16, 4, 64, 64, "float16"), 16, 8192, "ragged")
+    large = DecodeCase(AttnSpec(16, 4, 256, 16), 16, 8192)
     spec = AttnSpec(32, 8, 128, 64)
-    cases += [DecodeCase(spec, 64, 8192, lengths) for lengths in ("fixed", "ragged", "skewed")]
-    return tuple(cases)
+    usual = [DecodeCase(spec, 64, 8192, lengths) for lengths in ("fixed", "ragged", "skewed")]
+    return (small, large, *usual)
 
 
 def _fp8(kv_dtype: str, dtype: str) -> DecodeCase:
@@ -77,31 +75,20 @@ STUDIES = {
             name="fa3_decode_regression",
             question="How much slower is FlashInfer's fa3 decode than fa2, and since when?",
             grids=(
+                Grid(HEADLINE, ALL_MODES, (REGRESSED,), rounds=3, headline=True),
+                Grid(HEADLINE, FIX_PROOF, (FIXED,), rounds=3, headline=True),
+                Grid(HEADLINE, ALL_MODES, (BEFORE, FIXED, NEWEST), rounds=3),
                 Grid(
                     HEADLINE,
-                    (*PINNED, "flashinfer-auto"),
-                    (BEFORE, REGRESSED, FIXED, NEWEST),
-                    rounds=3,
-                    headline=True,
-                ),
-                Grid(
-                    HEADLINE,
-                    ("flashinfer-graph-auto",),
-                    (BEFORE, REGRESSED, FIXED, NEWEST),
-                    rounds=3,
-                    headline=True,
-                ),
-                Grid(
-                    HEADLINE,
-                    (*PINNED, "flashinfer-auto"),
+                    (*PINNED, *AUTO),
                     (BEFORE, REGRESSED, FIXED, NEWEST),
                     timers=("eager",),
                     rounds=3,
                 ),
                 Grid(_wide_grid(), PINNED, (REGRESSED,)),
                 Grid(_wide_grid(), PINNED, (REGRESSED,), timers=("eager",)),
-                Grid(_wide_grid(), ("flashinfer-auto",), (REGRESSED, FIXED)),
-                Grid(_variants(), (*PINNED, "flashinfer-auto"), (REGRESSED, FIXED)),
+                Grid(_wide_grid(), AUTO, (REGRESSED, FIXED)),
+                Grid(_variants(), (*PINNED, *AUTO), (REGRESSED, FIXED)),
             ),
             reference_machine=REFERENCE_MACHINE,
         ),
@@ -109,18 +96,9 @@ STUDIES = {
             name="auto_resolution",
             question="Which kernel does FlashInfer's `auto` run for decode, release by release?",
             grids=(
-                Grid(
-                    RESOLUTION_CASES,
-                    ("flashinfer-auto",),
-                    (BEFORE, *AFFECTED, FIXED, NEWEST),
-                    rounds=1,
-                ),
-                Grid(
-                    RESOLUTION_CASES[:1],
-                    ("flashinfer-auto",),
-                    (BEFORE, REGRESSED, FIXED),
-                    headline=True,
-                ),
+                Grid(RESOLUTION_CASES, AUTO, (BEFORE, REGRESSED, FIXED, NEWEST)),
+                Grid(RESOLUTION_CASES[:1], AUTO, AFFECTED),
+                Grid(RESOLUTION_CASES[:1], AUTO, (BEFORE, REGRESSED, FIXED), headline=True),
             ),
             reference_machine=REFERENCE_MACHINE,
             ceilings=False,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -35,6 +36,7 @@ CONTEXT_LOST = 75
 """Exit status after a CUDA error that poisons the process (EX_TEMPFAIL: start a new one)."""
 MEMORY_SHARE = 0.75
 """Of the GPU's memory a case may fill with KV; the oracle and workspaces need the rest."""
+REASON_LENGTH = 400
 
 
 class Worker:
@@ -57,7 +59,7 @@ class Worker:
             found = self._measure_ceiling(item) if item.case is None else self._measure_decode(item)
         except Exception as error:
             status = "crashed" if _context_lost(error) else "error"
-            found = {"status": status, "reason": f"{type(error).__name__}: {error}"[:800]}
+            found = {"status": status, "reason": _reason(error)}
         return Record(
             study=self.job["study"],
             round=self.job["round"],
@@ -161,6 +163,12 @@ def _require_release(distribution: str, release: str) -> None:
     found = describe_versions().get(distribution, "none")
     if release and found != release:
         raise RuntimeError(f"release must be {distribution} {release}, imported was {found}")
+
+
+def _reason(error: Exception) -> str:
+    # Folders of this machine say nothing to a reader of the record.
+    words = re.sub(r"(?<![\w.])/[^\s'\"]*/", "", f"{type(error).__name__}: {error}")
+    return " ".join(words.split())[:REASON_LENGTH]
 
 
 def _context_lost(error: Exception) -> bool:

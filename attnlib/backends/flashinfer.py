@@ -26,6 +26,7 @@ from .base import Backend, Plan, installed_version
 DISTRIBUTION = "flashinfer-python"
 WORKSPACE_BYTES = 128 * 2**20
 """FlashInfer's recommendation; must be zero at first use."""
+FP8_QUERY_RELEASE = "0.6.0"
 HEAD_DIMS = (64, 128, 256)
 CUDA_CORE_GROUP_SIZES = (1, 2, 3, 4, 8)
 """DISPATCH_GQA_GROUP_SIZE of include/flashinfer/utils.cuh."""
@@ -42,8 +43,8 @@ class _FlashInferDecode(Backend):
 
     def plan(self, batch: DecodeBatch, out: Plan | None = None) -> Plan:
         """FlashInfer's own plan; with `out`, its wrapper replans in its fixed buffers."""
-        wrapper = out.state if out is not None else self._build_wrapper(batch)
         spec = batch.spec
+        wrapper, scales = out.state if out is not None else self._build_state(batch)
         wrapper.plan(
             batch.kv_indptr,
             batch.kv_indices,
@@ -55,17 +56,18 @@ class _FlashInferDecode(Backend):
             sm_scale=spec.softmax_scale,
             **_dtypes(spec),
         )
-        return Plan(batch, self._reported(wrapper), wrapper)
+        return Plan(batch, self._reported(wrapper), (wrapper, scales))
 
     def run(self, q: torch.Tensor, kv: PagedKV, plan: Plan) -> torch.Tensor:
-        """FlashInfer's own run; FP8 queries get unit scales, one a head, as fa3 wants them."""
-        scales = self._unit_scales(plan.batch.spec) if q.dtype.itemsize == 1 else ()
-        return plan.state.run(q, (kv.k_cache, kv.v_cache), *scales)
+        """FlashInfer's own run."""
+        wrapper, scales = plan.state
+        return wrapper.run(q, (kv.k_cache, kv.v_cache), *scales)
 
-    def _build_wrapper(self, batch: DecodeBatch) -> Any:
+    def _build_state(self, batch: DecodeBatch) -> tuple[Any, tuple[torch.Tensor, ...]]:
         cls = getattr(_import_flashinfer(), self.wrapper_class)
         workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self.device)
-        return cls(workspace, **self._wrapper_arguments(batch))
+        wrapper = cls(workspace, **self._wrapper_arguments(batch))
+        return wrapper, self._unit_scales(batch.spec)
 
     def _wrapper_arguments(self, batch: DecodeBatch) -> dict[str, Any]:
         arguments: dict[str, Any] = {"kv_layout": "NHD", "use_tensor_cores": self.use_tensor_cores}
@@ -79,6 +81,9 @@ class _FlashInferDecode(Backend):
         return arguments
 
     def _unit_scales(self, spec: AttnSpec) -> tuple[torch.Tensor, ...]:
+        # An FP8 query needs its scale, K's and V's, one a head; made here, not in every run.
+        if not spec.dtype.startswith("float8"):
+            return ()
         heads = (spec.num_qo_heads, spec.num_kv_heads, spec.num_kv_heads)
         return tuple(torch.ones(n, device=self.device) for n in heads)
 
@@ -109,6 +114,9 @@ class _FlashInferDecode(Backend):
         """The head_dims that FlashInfer compiles, and 16- or 8-bit dtypes."""
         if spec.head_dim not in HEAD_DIMS:
             return f"head_dim must be one of {HEAD_DIMS}, got {spec.head_dim}"
+        old = Version(installed_version(DISTRIBUTION) or "0") < Version(FP8_QUERY_RELEASE)
+        if old and spec.dtype.startswith("float8"):
+            return f"an FP8 query needs {DISTRIBUTION}>={FP8_QUERY_RELEASE} (o_data_type in plan)"
         if "float32" in (spec.dtype, spec.kv_dtype):
             return f"dtype must be 16-bit or FP8, got {spec.dtype}/{spec.kv_dtype}"
         return ""

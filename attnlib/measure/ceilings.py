@@ -2,8 +2,11 @@
 
 | ceiling | how | counts |
 |---|---|---|
-| `copy` | device-to-device copy of 4 GiB | bytes read plus bytes written |
+| `copy` | elementwise kernel over 4 GiB, out of place | bytes read plus bytes written |
 | `matmul` | 8192 x 8192 x 8192 bf16 product of random data, cuBLAS | 2 n^3 FLOPs |
+
+The copy is a kernel (negation), not a memcpy: inside a graph a memcpy node goes to a copy engine,
+which on an H200 reaches 2.8 TB/s where a kernel reaches 4 and more.
 """
 
 from __future__ import annotations
@@ -17,10 +20,10 @@ MATMUL_SIZE = 8192
 
 
 def copy_call() -> tuple[Callable[[], object], float]:
-    """A device copy and the bytes it moves (read plus written)."""
-    source = torch.randint(0, 255, (COPY_BYTES,), dtype=torch.uint8, device="cuda")
+    """A copying kernel and the bytes it moves (read plus written)."""
+    source = torch.randn(COPY_BYTES // 2, dtype=torch.bfloat16, device="cuda")
     target = torch.empty_like(source)
-    return lambda: target.copy_(source), 2.0 * COPY_BYTES
+    return lambda: torch.neg(source, out=target), 2.0 * COPY_BYTES
 
 
 def matmul_call() -> tuple[Callable[[], object], float]:

@@ -5,7 +5,7 @@ Labels lie, kernels do not. `kernel_family` reads the family off the names:
 | a kernel named | family |
 |---|---|
 | `BatchPrefillWithPagedKVCacheKernel` | fa2 (FlashInfer, packed query rows, split-KV) |
-| `PrefillWithKVCacheKernel` | fa3 (FlashInfer's Hopper kernel) |
+| `PrefillWithKVCacheKernel`, `FP8PrefillWithKVCacheKernel` | fa3 (FlashInfer, Hopper) |
 | `BatchDecodeWithPagedKVCacheKernel` | cuda-cores (FlashInfer) |
 """
 
@@ -22,6 +22,7 @@ TRACED_CALLS = 3
 FAMILIES = {
     "BatchPrefillWithPagedKVCacheKernel": "fa2",
     "PrefillWithKVCacheKernel": "fa3",
+    "FP8PrefillWithKVCacheKernel": "fa3",
     "BatchDecodeWithPagedKVCacheKernel": "cuda-cores",
 }
 

@@ -1,0 +1,107 @@
+"""Shared fixtures: every test has its own data folder and none of the caller's switches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+from attnlib import store, study
+from attnlib.batch import AttnSpec, DecodeCase
+from attnlib.jobs import Job
+from attnlib.record import Item, Record
+
+SWITCHES = ("ATTNLIB_MODE", "ATTNLIB_MACHINE", "ATTNLIB_WHEELS")
+GPU = {"gpu": "Test GPU", "gpu_id": "0badcafe", "num_sms": 4}
+CPU = {"gpu": "", "gpu_id": "cpu", "cpu": "test64", "cores": 2}
+NO_TIMES = {"run_us": (), "plan_us": (), "calls_per_sample": 0, "kernels": ()}
+
+settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=50)
+settings.load_profile("repeatable")
+
+
+@pytest.fixture(autouse=True)
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The test's own data folder; the published records need `delenv("ATTNLIB_DATA")`."""
+    monkeypatch.setenv("ATTNLIB_DATA", str(tmp_path / "data"))
+    for name in SWITCHES:
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No CUDA GPU, even where there is one."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+
+@pytest.fixture
+def make_record() -> Callable[..., Record]:
+    """A right record, less what the overrides change; a status other than ok takes its times."""
+
+    def make(**overrides: Any) -> Record:
+        failed = overrides.get("status", "ok") != "ok"
+        return replace(_right_record(), **(NO_TIMES if failed else {}), **overrides)
+
+    return make
+
+
+def _right_record() -> Record:
+    case = DecodeCase(AttnSpec(8, 2, 64, 16), batch_size=3, kv_len=40, lengths="ragged", seed=5)
+    return Record(
+        study="demo",
+        round=0,
+        item=Item("flashinfer-fa2", "graph", case, "0.6.3"),
+        status="ok",
+        machine=GPU,
+        versions={"torch": "2.13.0", "flashinfer-python": "0.6.3"},
+        command="python -m attnlib measure demo",
+        started_at="2026-01-02T03:04:05+00:00",
+        reported_backend="fa2",
+        kernel_family="fa2",
+        kernels=(
+            {"name": "AttendKernel", "launches": 1.0, "gpu_us": 8.25},
+            {"name": "MergeKernel", "launches": 2.0, "gpu_us": 1.5},
+        ),
+        run_us=(10.125, 12.0, 11.0),
+        calls_per_sample=64,
+        plan_us=(50.0, 40.0),
+        oracle_error=0.002,
+        oracle_budget=0.008,
+        oracle_rows=24,
+        work_per_call=4096.0,
+        state_before={"sm_clock_mhz": 1980},
+        state_after={"sm_clock_mhz": 1965},
+    )
+
+
+class InstantJobs:
+    """Stands in for worker processes: a record an item at once, and a note of what was asked."""
+
+    def __init__(self, make: Callable[..., Record]) -> None:
+        self.make = make
+        self.jobs: list[Job] = []
+        self.overlays: list[Path | None] = []
+
+    def run(self, job: Job, machine: dict, overlay: Path | None, *, on_done: Any = None) -> None:
+        self.jobs.append(job)
+        self.overlays.append(overlay)
+        for item in job.items:
+            store.append(self.make(study=job.study, round=job.round, item=item, machine=machine))
+            if on_done:
+                on_done(1)
+
+
+@pytest.fixture
+def instant_jobs(
+    make_record: Callable[..., Record], monkeypatch: pytest.MonkeyPatch
+) -> InstantJobs:
+    """`study.measure` without processes, on a CPU called `cpu-test64`."""
+    jobs = InstantJobs(make_record)
+    monkeypatch.setattr(study, "run_job", jobs.run)
+    monkeypatch.setattr(study, "describe", lambda device: CPU)
+    return jobs

@@ -1,0 +1,144 @@
+"""The commands: help, exit status, and one line where something that may fail does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attnlib import backends, cli, store
+from attnlib.batch import AttnSpec, DecodeCase
+from attnlib.studies import STUDIES
+from attnlib.study import Grid, Study
+
+ROOT = Path(__file__).resolve().parents[1]
+CASES = tuple(DecodeCase(AttnSpec(4, 2, 16, 4), 1, kv_len) for kv_len in (8, 9))
+TINY = Study(
+    name="tiny",
+    question="?",
+    grids=(
+        Grid(CASES[:1], ("sdpa",), timers=("host",), headline=True),
+        Grid(CASES[1:], ("sdpa",), timers=("host",)),
+    ),
+    device="cpu",
+    ceilings=False,
+)
+
+
+@pytest.fixture
+def tiny(instant_jobs, without_gpu, monkeypatch):
+    """A study of two cases that this machine measures at once, under the name `tiny`."""
+    monkeypatch.setitem(STUDIES, "tiny", TINY)
+    return instant_jobs
+
+
+@pytest.fixture
+def fails(capsys):
+    """Run a command that must fail as expected; returns its one line on stderr."""
+
+    def run(*arguments: str) -> str:
+        assert cli.main(arguments) == cli.FAILED
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        (line,) = printed.err.splitlines()
+        assert line.startswith(f"attnlib {arguments[0]}: ")
+        return line
+
+    return run
+
+
+@pytest.mark.parametrize("command", [[], ["doctor"], ["measure"], ["report"]])
+def test_help_is_given_for_every_command(command, capsys) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([*command, "--help"])
+    assert stopped.value.code == 0
+    assert " ".join(["usage: python -m attnlib", *command]) in capsys.readouterr().out
+
+
+def test_help_of_measure_lists_the_studies(capsys) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["measure", "--help"])
+    words = "".join(capsys.readouterr().out.split())
+    assert all(name in words for name in STUDIES)
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["profile"], ["measure"], ["measure", "auto_resolution", "--rounds", "two"]]
+)
+def test_a_command_line_that_is_no_command_exits_with_usage(arguments, capsys) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(arguments)
+    assert stopped.value.code == cli.USAGE
+    assert "usage: " in capsys.readouterr().err
+
+
+def test_an_unknown_study_lists_the_studies_in_one_line(fails) -> None:
+    assert fails("measure", "nope").endswith(f"one of {', '.join(STUDIES)}, got 'nope'")
+
+
+def test_the_module_itself_is_the_command() -> None:
+    command = [sys.executable, "-m", "attnlib", "measure", "nope"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_measuring_without_a_gpu_fails_in_one_line(fails, without_gpu, name) -> None:
+    assert fails("measure", name).endswith("must be measured on a CUDA GPU, none is here")
+
+
+def test_a_bad_overlay_fails_in_one_line(fails) -> None:
+    assert "NAME==VERSION=DIR, got 'x'" in fails("measure", "auto_resolution", "--overlay", "x")
+
+
+def test_no_rounds_fail_in_one_line(fails, tiny) -> None:
+    assert fails("measure", "tiny", "--rounds", "0").endswith("rounds must be >= 1, got 0")
+
+
+def test_a_torn_file_fails_in_one_line(fails, tiny) -> None:
+    path = store.record_path("tiny", "cpu-test64")
+    path.parent.mkdir(parents=True)
+    path.write_text('{"schema": 1')
+    assert f"{path} line 1 must be a whole record" in fails("measure", "tiny")
+
+
+@pytest.mark.parametrize("mode", ["fast", "live"])
+def test_a_mode_that_cannot_be_fails_in_one_line(fails, without_gpu, monkeypatch, mode) -> None:
+    monkeypatch.setenv("ATTNLIB_MODE", mode)
+    assert "ATTNLIB_MODE must be" in fails("doctor")
+
+
+@pytest.mark.parametrize(
+    ("options", "measured"),
+    [([], [[8, 9]]), (["--headline"], [[8]]), (["--rounds", "2"], [[8, 9], [9, 8]])],
+)
+def test_measure_does_what_its_options_say(tiny, options, measured, monkeypatch) -> None:
+    monkeypatch.setenv("ATTNLIB_MACHINE", "cpu-test64")
+    assert cli.main(["measure", "tiny", *options]) == 0
+    assert [[item.case.kv_len for item in job.items] for job in tiny.jobs] == measured
+
+
+def test_measure_counts_items_and_names_the_file_it_wrote(tiny, capsys) -> None:
+    assert cli.main(["measure", "tiny"]) == 0
+    path = store.record_path("tiny", "cpu-test64")
+    assert capsys.readouterr().out == f"2 items measured; records in {path}\n"
+    assert path.exists()
+
+
+def test_doctor_says_for_every_backend_whether_it_can_run(without_gpu, capsys) -> None:
+    assert cli.main(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for name in backends.BACKENDS:
+        (line,) = [line for line in lines if line.split()[:1] == [name]]
+        assert line.split(maxsplit=1)[1] == (backends.available()[name] or "ready")
+
+
+def test_doctor_in_json_can_be_parsed(without_gpu, capsys) -> None:
+    assert cli.main(["doctor", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["backends"] == backends.available()
+    assert found["mode"] == "replay"

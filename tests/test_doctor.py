@@ -1,0 +1,81 @@
+"""The doctor: what is here, what cannot run and why, in a dict and in lines."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from attnlib import store
+from attnlib.backends import BACKENDS
+from attnlib.doctor import diagnose, render
+from attnlib.studies import STUDIES
+
+
+def test_every_backend_is_listed_with_its_reason(without_gpu) -> None:
+    found = diagnose()["backends"]
+    assert tuple(found) == BACKENDS
+    assert found.pop("sdpa") == ""
+    assert all("not installed" in why or "needs a CUDA GPU" in why for why in found.values())
+
+
+def test_without_a_gpu_the_machine_is_a_cpu_that_replays(without_gpu) -> None:
+    found = diagnose()
+    assert (found["machine"]["gpu"], found["machine"]["gpu_id"]) == ("", "cpu")
+    assert (found["mode"], found["mode_asked"]) == ("replay", "auto")
+
+
+def test_versions_are_those_that_are_imported(without_gpu) -> None:
+    versions = diagnose()["versions"]
+    assert versions["torch"] == torch.__version__
+    assert {"python", "numpy", "cuda"} <= set(versions)
+
+
+def test_studies_are_listed_with_the_machines_on_record(without_gpu, make_record) -> None:
+    first, *others = STUDIES
+    store.append(make_record(study=first))
+    assert diagnose()["studies"] == {first: ["test-gpu-0badcafe"], **{n: [] for n in others}}
+
+
+def test_findings_are_plain_json(without_gpu) -> None:
+    found = diagnose()
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_the_text_holds_all_findings_in_aligned_lines(without_gpu, make_record) -> None:
+    first, *others = STUDIES
+    store.append(make_record(study=first))
+    lines = render(diagnose()).splitlines()
+    assert lines[0] == "mode      replay (ATTNLIB_MODE=auto)"
+    assert lines[1] == "machine   no CUDA GPU (cpu)"
+    assert f"torch {torch.__version__}" in lines[2]
+    assert [line.split()[0] for line in lines[4 : 4 + len(BACKENDS)]] == list(BACKENDS)
+    assert (
+        len({line.index(line.split(maxsplit=1)[1]) for line in lines[4 : 4 + len(BACKENDS)]}) == 1
+    )
+    assert f"  {first}: test-gpu-0badcafe" in lines
+    assert [f"  {name}: none" in lines for name in others] == [True] * len(others)
+
+
+def test_a_gpu_is_called_by_its_name() -> None:
+    found = {
+        "mode": "live",
+        "mode_asked": "live",
+        "machine": {"gpu": "NVIDIA H200", "gpu_id": "1a2b3c4d"},
+        "versions": {"torch": "2.13.0"},
+        "backends": {"sdpa": "", "flashinfer-fa3": "needs Hopper"},
+        "studies": {},
+    }
+    text = render(found)
+    assert "machine   NVIDIA H200 (1a2b3c4d)" in text
+    assert "ready" in text
+    assert "needs Hopper" in text
+
+
+@pytest.mark.parametrize("mode", ["replay", "auto"])
+def test_the_mode_asked_for_is_shown_beside_the_one_in_force(
+    without_gpu, monkeypatch, mode
+) -> None:
+    monkeypatch.setenv("ATTNLIB_MODE", mode)
+    assert render(diagnose()).startswith(f"mode      replay (ATTNLIB_MODE={mode})")

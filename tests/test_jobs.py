@@ -1,0 +1,145 @@
+"""Jobs in real processes: whatever kills one costs one item, and the record says how.
+
+Faults come through the overlay, which stands first on the worker's path: a sitecustomize module
+that makes `backends.create` fail at chosen head_dims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from attnlib import jobs, store
+from attnlib.batch import AttnSpec, DecodeCase
+from attnlib.jobs import Job, repeat_command, run_job
+from attnlib.record import Item, Record
+
+KILLED, SLEEPS, CONTEXT_LOST = 24, 40, 56
+FAULTS = f"""
+import os, signal, sys, time
+from attnlib import backends
+
+def kill():
+    print("last words", file=sys.stderr, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def lose_context():
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+faults = {{{KILLED}: kill, {SLEEPS}: lambda: time.sleep(60), {CONTEXT_LOST}: lose_context}}
+create = backends.create
+
+def create_or_fail(name, spec, **options):
+    faults.get(spec.head_dim, lambda: None)()
+    return create(name, spec, **options)
+
+backends.create = create_or_fail
+"""
+MACHINE = {"gpu": "", "gpu_id": "cpu", "cpu": "test64", "cores": 2}
+
+
+def item_of(head_dim: int) -> Item:
+    return Item("sdpa", "host", DecodeCase(AttnSpec(4, 2, head_dim, 4), batch_size=1, kv_len=8))
+
+
+def job_of(study: str, *head_dims: int) -> Job:
+    return Job(study, 3, "cpu", "", tuple(item_of(head_dim) for head_dim in head_dims))
+
+
+def records_of(study: str) -> dict[Item, Record]:
+    """The study's records by item, whichever machine wrote them: dead workers leave that to us."""
+    found = [r for machine in store.machines(study) for r in store.read(study, machine)]
+    assert len({record.item for record in found}) == len(found)
+    return {record.item: record for record in found}
+
+
+@dataclass
+class Run:
+    """A data folder of its own, the overlay with the faults, and what a job left behind."""
+
+    data: Path
+    faults: Path
+    records: dict[Item, Record]
+    done: list[int]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """One job with a good item before, between and after one that is killed and one that sleeps."""
+    found = Run(tmp_path_factory.mktemp("data"), tmp_path_factory.mktemp("faults"), {}, [])
+    (found.faults / "sitecustomize.py").write_text(FAULTS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ATTNLIB_DATA", str(found.data))
+
+        def on_done(count: int) -> None:
+            found.done.append(count)
+            # Three items in, the next one sleeps: only for that one is the limit short.
+            limit_s = 1.0 if sum(found.done) == 3 else 120.0
+            patch.setattr(jobs, "ITEM_TIMEOUT_S", limit_s)
+
+        run_job(job_of("demo", 16, KILLED, 32, SLEEPS, 48), MACHINE, found.faults, on_done=on_done)
+        found.records = records_of("demo")
+        yield found
+
+
+def test_every_item_of_a_job_gets_one_record(run) -> None:
+    assert set(run.records) == {item_of(n) for n in (16, KILLED, 32, SLEEPS, 48)}
+    assert {record.round for record in run.records.values()} == {3}
+
+
+@pytest.mark.parametrize("head_dim", [16, 32, 48])
+def test_items_beside_a_fatal_one_are_measured(run, head_dim) -> None:
+    assert run.records[item_of(head_dim)].status == "ok"
+
+
+def test_a_killed_worker_costs_its_item_and_the_record_says_how_it_died(run) -> None:
+    record = run.records[item_of(KILLED)]
+    assert (record.status, record.run_us) == ("crashed", ())
+    assert record.reason == "signal SIGKILL; last words"
+
+
+def test_an_item_that_gives_no_answer_times_out(run) -> None:
+    record = run.records[item_of(SLEEPS)]
+    assert (record.status, record.run_us) == ("timeout", ())
+    assert record.reason.startswith("timeout after 1 s")
+
+
+def test_a_record_of_a_death_names_machine_time_and_command(run) -> None:
+    record = run.records[item_of(KILLED)]
+    assert record.machine == MACHINE
+    assert record.command == "python -m attnlib measure demo"
+    assert record.started_at.endswith("+00:00")
+
+
+def test_progress_counts_every_item_once_the_dead_ones_too(run) -> None:
+    assert sum(run.done) == 5
+
+
+def test_a_lost_context_costs_its_item_and_the_rest_goes_on_in_a_new_process(run) -> None:
+    run_job(job_of("lost", CONTEXT_LOST, 16), MACHINE, run.faults)
+    found = {item.case.spec.head_dim: record.status for item, record in records_of("lost").items()}
+    assert found == {CONTEXT_LOST: "crashed", 16: "ok"}
+
+
+def test_a_worker_that_cannot_even_start_is_an_error_and_no_record(tmp_path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import os; os.write(2, b'broken'); os._exit(3)")
+    with pytest.raises(RuntimeError, match="died before its first item: exit status 3; broken"):
+        run_job(job_of("demo", 16), MACHINE, tmp_path)
+    assert store.machines("demo") == []
+
+
+def test_a_job_without_items_starts_no_process(monkeypatch) -> None:
+    monkeypatch.setattr(jobs.subprocess, "Popen", lambda *a, **k: pytest.fail("started"))
+    run_job(job_of("demo"), MACHINE, None)
+
+
+def test_a_job_keeps_what_it_is_when_items_are_taken_out() -> None:
+    job = job_of("demo", 16, 32)
+    assert job.with_items(job.items[1:]) == replace(job, items=(item_of(32),))
+
+
+def test_the_command_of_a_record_quotes_the_studys_name() -> None:
+    assert repeat_command(job_of("a b")) == "python -m attnlib measure 'a b'"

@@ -1,0 +1,45 @@
+"""Timers: each by its own name, none stands in for another, all in microseconds."""
+
+from __future__ import annotations
+
+import pytest
+
+from attnlib.measure import timer
+from attnlib.measure.timer import PLAN_SAMPLES, RUN_TIMERS, Timing, run_timer, time_host
+
+
+def test_an_unknown_timer_lists_the_valid_ones() -> None:
+    with pytest.raises(ValueError, match="timer must be one of graph, eager, host, got 'cupti'"):
+        run_timer("cupti")
+
+
+@pytest.mark.parametrize("name", [name for name in RUN_TIMERS if name != "host"])
+def test_a_cuda_timer_without_a_gpu_raises_and_does_not_fall_back(name, without_gpu) -> None:
+    with pytest.raises(RuntimeError, match=f"timer '{name}' needs a CUDA GPU"):
+        run_timer(name)
+
+
+def test_the_host_timer_runs_anywhere(without_gpu) -> None:
+    timing = run_timer("host")(lambda: None)
+    assert (timing.timer, len(timing.samples_us)) == ("host", PLAN_SAMPLES)
+
+
+def test_the_host_timer_calls_once_a_sample_and_once_before(without_gpu) -> None:
+    calls: list[int] = []
+    timing = time_host(lambda: calls.append(0), samples=4)
+    assert len(calls) == 1 + 4
+    assert timing.calls_per_sample == 1
+    assert len(timing.samples_us) == 4
+    assert all(sample > 0 for sample in timing.samples_us)
+
+
+def test_the_host_timers_unit_is_the_microsecond(without_gpu, monkeypatch) -> None:
+    clock_ns = iter([0, 1_500_000, 2_000_000, 2_000_250, 5_000_000, 5_007_000])
+    with monkeypatch.context() as patch:
+        patch.setattr(timer.time, "perf_counter_ns", lambda: next(clock_ns))
+        timing = time_host(lambda: None, samples=3)
+    assert timing.samples_us == (1500.0, 0.25, 7.0)
+
+
+def test_a_timings_median_is_its_middle_sample() -> None:
+    assert Timing("host", 1, (9.0, 1.0, 2.0)).median_us == 2.0

@@ -1,0 +1,65 @@
+"""Kernel names as CUDA tools spell them, down to the family they prove."""
+
+from __future__ import annotations
+
+import pytest
+
+from attnlib.measure.trace import FAMILIES, kernel_family, short_name
+
+TRAITS = "flashinfer::KernelTraits<(flashinfer::MaskMode)0, 16u, 1u, __nv_bfloat16, int>"
+FA2 = f"void flashinfer::BatchPrefillWithPagedKVCacheKernel<{TRAITS}, PagedParams>(PagedParams)"
+FA3 = (
+    "void flashinfer::PrefillWithKVCacheKernel<flashinfer::SparseCollectiveMainloop<"
+    "AdditionalParams, flashinfer::AttentionKernelTraits<true, 128, 128, 2>, false>, "
+    "flashinfer::BatchPrefillPersistentTileScheduler<int>>(Params::Mainloop, Params::Epilogue)"
+)
+FA3_FP8 = FA3.replace("PrefillWithKVCacheKernel", "FP8PrefillWithKVCacheKernel")
+CUDA_CORES = (
+    "void flashinfer::BatchDecodeWithPagedKVCacheKernel<(flashinfer::PosEncodingMode)0, 2u, 4u, "
+    "flashinfer::DefaultAttention<false, false>, BatchDecodeParams>(BatchDecodeParams)"
+)
+
+NAMES = {
+    FA2: "BatchPrefillWithPagedKVCacheKernel",
+    FA3: "PrefillWithKVCacheKernel",
+    FA3_FP8: "FP8PrefillWithKVCacheKernel",
+    CUDA_CORES: "BatchDecodeWithPagedKVCacheKernel",
+    "void flashinfer::PersistentVariableLengthMergeStatesKernel<8u, 16u>(float*, float*, int)": (
+        "PersistentVariableLengthMergeStatesKernel"
+    ),
+    "void at::native::(anonymous namespace)::indexSelectLargeIndex<c10::BFloat16, long, 2>(T)": (
+        "indexSelectLargeIndex"
+    ),
+    "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<int>>(int, A)": (
+        "vectorized_elementwise_kernel"
+    ),
+    "std::enable_if<!(false), void>::type internal::gemvx::kernel<int, int, float>(Params)": (
+        "kernel"
+    ),
+    "build_kv_indices_kernel": "build_kv_indices_kernel",
+    "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NNT": "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NNT",
+    "Memset (Device)": "Memset",
+    "Memcpy DtoD (Device -> Device)": "Memcpy DtoD",
+    "": "",
+}
+
+
+@pytest.mark.parametrize(("name", "short"), NAMES.items())
+def test_a_kernel_is_called_by_its_functions_name(name, short) -> None:
+    assert short_name(name) == short
+
+
+@pytest.mark.parametrize(
+    ("name", "family"), [(FA2, "fa2"), (FA3, "fa3"), (FA3_FP8, "fa3"), (CUDA_CORES, "cuda-cores")]
+)
+def test_an_attention_kernel_proves_its_family_among_others(name, family) -> None:
+    assert kernel_family(map(short_name, [name, "Memset (Device)", "merge_kernel"])) == family
+
+
+def test_a_call_that_ran_two_families_says_so() -> None:
+    assert kernel_family([*FAMILIES, *FAMILIES]) == "cuda-cores+fa2+fa3"
+
+
+@pytest.mark.parametrize("names", [[], ["flash_fwd_splitkv_kernel"], ["fa2"]])
+def test_kernels_that_prove_nothing_name_no_family(names) -> None:
+    assert kernel_family(names) == ""
