@@ -27,12 +27,11 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "workload": ("batch",),
     "reference": ("batch",),
     "check": ("batch", "reference"),
-    "cost": ("batch",),
+    "cost": ("batch", "workload"),
     # what is measured, and what measures: neither knows the other
-    "metadata.*": ("batch",),
-    "backends": ("batch", "metadata.*", "backends.*"),
-    "backends.base": ("batch", "metadata.*"),
-    "backends.*": ("batch", "metadata.*", "backends.base"),
+    "backends": ("batch", "backends.*"),
+    "backends.base": ("batch",),
+    "backends.*": ("batch", "backends.base"),
     "measure.*": ("measure.*",),
     # from a study to its records; the worker is started by name, in a process of its own
     "overlay": (),
@@ -45,11 +44,13 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "backends.*",
         "measure.*",
         "record",
+        "store",
     ),
+    "jobs": ("record", "store"),
     "store": ("record", "batch"),
-    "select": ("batch", "store", "record"),
-    "study": ("batch", "record", "store", "cost", "overlay", "measure.machine", "select"),
-    "studies": ("batch", "study"),
+    "select": ("batch",),
+    "study": ("batch", "record", "store", "overlay", "jobs"),
+    "studies": ("batch", "cost", "study"),
     # from records to what is read
     "report.*": (
         "store",
@@ -63,6 +64,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "report.*",
     ),
     # the front doors
+    "doctor": ("backends", "measure.machine", "store", "study", "studies"),
     "": ANYTHING,
     "cli": ANYTHING,
     "__main__": ("cli",),

@@ -23,7 +23,7 @@ import os, signal, sys, time
 from attnlib import backends
 
 def kill():
-    print("last words", file=sys.stderr, flush=True)
+    print("last words of /opt/engine/kernel.so", file=sys.stderr, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
 def lose_context():
@@ -98,7 +98,12 @@ def test_items_beside_a_fatal_one_are_measured(run, head_dim) -> None:
 def test_a_killed_worker_costs_its_item_and_the_record_says_how_it_died(run) -> None:
     record = run.records[item_of(KILLED)]
     assert (record.status, record.run_us) == ("crashed", ())
-    assert record.reason == "signal SIGKILL; last words"
+    assert record.reason.startswith("signal SIGKILL; last words of ")
+    assert record.reason.endswith("kernel.so")
+
+
+def test_a_record_of_a_death_names_no_folder_of_the_machine(run) -> None:
+    assert "/opt/engine" not in run.records[item_of(KILLED)].reason
 
 
 def test_an_item_that_gives_no_answer_times_out(run) -> None:

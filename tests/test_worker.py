@@ -93,6 +93,11 @@ def test_an_exception_of_the_backend_is_an_error_with_its_type_and_words(monkeyp
     assert record.reason == "TypeError: plan() got an unexpected keyword"
 
 
+def test_the_words_of_an_error_are_one_line_without_folders_of_the_machine(monkeypatch) -> None:
+    sdpa_raises(monkeypatch, OSError("cannot open\n  '/opt/engine/lib/kernel.so'"))
+    assert measure().reason == "OSError: cannot open 'kernel.so'"
+
+
 def test_a_lost_cuda_context_is_a_crash(monkeypatch) -> None:
     sdpa_raises(monkeypatch, RuntimeError("CUDA error: an illegal memory access was encountered"))
     assert measure().status == "crashed"

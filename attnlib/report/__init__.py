@@ -1,0 +1,3 @@
+"""From records to what is read: tables, figures, HTML. Sees rows, never tensors; needs no torch."""
+
+from __future__ import annotations

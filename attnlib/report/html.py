@@ -1,0 +1,170 @@
+"""The report: every notebook executed, in one HTML file that loads nothing from anywhere.
+
+`build_report` runs the notebooks (live on a CUDA GPU, replayed elsewhere), converts each to an
+HTML fragment with its figures inline, and adds for every study a provenance block: machine,
+versions, days, record file and sha256. Nothing in the file depends on when or where it was built,
+so two builds from the same records, with the same pinned packages, are byte-identical.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import store
+from ..studies import STUDIES
+from ..study import mode, record_machine
+
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
+
+ROOT = Path(__file__).resolve().parents[2]
+STYLE = Path(__file__).with_name("page.css")
+CELL_TIMEOUT_S = 1800
+TITLE = "Attention backends: regressions reproduced, explained, fixed"
+
+
+@dataclass(frozen=True)
+class Page:
+    """One notebook in the report: anchor, title and HTML body."""
+
+    anchor: str
+    title: str
+    body: str
+
+
+def build_report(out: Path, notebooks: Path = ROOT / "notebooks") -> Path:
+    """Execute `notebooks`/*.ipynb and write the report to `out`; returns its absolute path.
+
+    Raises RuntimeError naming the notebook and the cell that failed; `out` is then left as it was.
+    """
+    paths = sorted(notebooks.glob("*.ipynb"))
+    if not paths:
+        raise ValueError(f"notebooks must be a folder with .ipynb files, got {notebooks}")
+    pages = [render_notebook(path) for path in paths]
+    text = render_page(pages, [provenance_block(name) for name in STUDIES])
+    out.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = out.with_suffix(".unfinished")
+    unfinished.write_text(text, encoding="utf-8")
+    os.replace(unfinished, out)
+    return out.resolve()
+
+
+def execute(path: Path) -> NotebookNode:
+    """The notebook at `path`, executed in a fresh kernel of this Python, without timestamps."""
+    import nbformat
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError
+
+    notebook = nbformat.read(path, as_version=4)
+    client = NotebookClient(
+        notebook,
+        timeout=CELL_TIMEOUT_S,
+        kernel_name="python3",
+        record_timing=False,
+        resources={"metadata": {"path": str(path.parent)}},
+    )
+    try:
+        client.execute()
+    except CellExecutionError as error:
+        raise RuntimeError(f"{path.name} failed: {error.ename}: {error.evalue}") from error
+    return notebook
+
+
+def render_notebook(path: Path) -> Page:
+    """Execute a notebook and convert it to a page of the report."""
+    from nbconvert import HTMLExporter
+
+    notebook = execute(path)
+    title = notebook.cells[0].source.splitlines()[0].lstrip("# ")
+    exporter = HTMLExporter(template_name="basic")
+    body, _ = exporter.from_notebook_node(notebook)
+    return Page(path.stem, title, _describe_images(body, title))
+
+
+def render_page(pages: list[Page], provenance: list[str]) -> str:
+    """The whole HTML document."""
+    contents = "\n".join(
+        f'<li><a href="#{page.anchor}">{html.escape(page.title)}</a></li>' for page in pages
+    )
+    sections = "\n".join(
+        f'<section id="{page.anchor}" class="notebook">{page.body}</section>' for page in pages
+    )
+    return PAGE.format(
+        title=html.escape(TITLE),
+        style=f"{STYLE.read_text()}\n{_highlighting()}",
+        mode=html.escape(mode()),
+        contents=contents,
+        sections=sections,
+        provenance="\n".join(provenance),
+    )
+
+
+def provenance_block(study: str) -> str:
+    """HTML table of where a study's numbers come from; every value escaped."""
+    found = store.provenance(study, record_machine(STUDIES[study]))
+    rows = {
+        "question": STUDIES[study].question,
+        "records": f"{found['records']} in {found['file']}",
+        "sha256": found["sha256"],
+        "measured": found["measured"],
+        "machine": _pairs(found["machine"]),
+        "versions": _pairs({name: ", ".join(seen) for name, seen in found["versions"].items()}),
+        "repeat with": "; ".join(found["commands"]),
+    }
+    body = "\n".join(
+        f"<tr><th scope='row'>{name}</th><td>{html.escape(str(value))}</td></tr>"
+        for name, value in rows.items()
+    )
+    return f"<h3>{html.escape(study)}</h3>\n<table class='provenance'>\n{body}\n</table>"
+
+
+def _pairs(fields: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in fields.items())
+
+
+def _describe_images(body: str, title: str) -> str:
+    # nbconvert says "No description has been provided for this image" to screen readers.
+    alt = html.escape(f"Figure of the notebook: {title}", quote=True)
+    return re.sub(r'alt="No description has been provided for this image"', f'alt="{alt}"', body)
+
+
+def _highlighting() -> str:
+    from pygments.formatters import HtmlFormatter
+
+    return HtmlFormatter(style="default").get_style_defs(".highlight")
+
+
+PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+{style}
+</style>
+</head>
+<body>
+<header>
+<h1>{title}</h1>
+<p>Executed notebooks and the records behind them. Mode of this build: <b>{mode}</b>.</p>
+<nav aria-label="Contents"><ol>
+{contents}
+<li><a href="#provenance">Provenance of every study</a></li>
+</ol></nav>
+</header>
+<main>
+{sections}
+<section id="provenance"><h2>Provenance</h2>
+<p>Every figure and table above is computed from these files.</p>
+{provenance}
+</section>
+</main>
+</body>
+</html>
+"""

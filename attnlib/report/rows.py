@@ -1,0 +1,83 @@
+"""From a study's frame to the rows and ratios that tables and figures share.
+
+A frame is what `study.load_or_measure` gives, one row a record. Ratios pair two backends round by
+round, within one case, release and timer; nothing else is ever divided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pandas as pd
+
+from ..batch import AttnSpec, DecodeCase
+from ..cost import Ceilings
+from ..measure.stats import paired_ratio
+
+CASE = ["heads", "head_dim", "dtype", "kv_dtype", "page_size", "batch_size", "kv_len", "lengths"]
+SHAPE = ["heads", "page_size", "batch_size", "kv_len"]
+FA2, FA3, AUTO = "flashinfer-fa2", "flashinfer-fa3", "flashinfer-auto"
+GRAPH_AUTO, CUDA_CORES = "flashinfer-graph-auto", "flashinfer-cuda-cores"
+LABELS = {FA2: "fa2", FA3: "fa3", AUTO: "auto", CUDA_CORES: "CUDA cores"}
+
+
+def ceilings(frame: pd.DataFrame) -> Ceilings:
+    """Rates measured in the same study: median over rounds. ValueError if they are missing."""
+    rates = {}
+    for name in ("copy", "matmul"):
+        rows = frame[(frame.backend == name) & (frame.status == "ok")]
+        if rows.empty:
+            raise ValueError(f"frame must hold a {name!r} ceiling measured ok, it has none")
+        rates[name] = float((rows.work_per_call / rows.run_us).median())
+    return Ceilings(rates["copy"] / 1e3, rates["matmul"] / 1e6, int(frame.num_sms.max()))
+
+
+def decode_rows(
+    frame: pd.DataFrame, *, release: str | None = None, timer: str = "graph"
+) -> pd.DataFrame:
+    """Decode records that are ok, of one timer and (if named) one release; counts as integers."""
+    rows = frame[frame.heads.notna() & (frame.status == "ok") & (frame.timer == timer)]
+    if release is not None:
+        rows = rows[rows.release == release]
+    counts = ["num_qo_heads", "num_kv_heads", "head_dim", "page_size", "batch_size", "kv_len"]
+    return rows.astype({name: int for name in (*counts, "seed")})
+
+
+def of_cases(frame: pd.DataFrame, cases: Iterable[DecodeCase]) -> pd.DataFrame:
+    """The rows of `frame` that measure one of `cases`, in the frame's order."""
+    wanted = set(cases)
+    decode = frame[frame.heads.notna()]
+    return decode[[case_of(row) in wanted for _, row in decode.iterrows()]]
+
+
+def medians(rows: pd.DataFrame, value: str = "run_us") -> pd.DataFrame:
+    """Median of `value` over rounds: one row a case, one column a backend."""
+    return rows.pivot_table(index=CASE, columns="backend", values=value, aggfunc="median")
+
+
+def ratios(rows: pd.DataFrame, numerator: str, denominator: str) -> pd.DataFrame:
+    """Paired ratio of two backends' run times, a row a case: ratio, low, high, pairs (rounds)."""
+    wide = rows.pivot_table(index=[*CASE, "round"], columns="backend", values="run_us")
+    wide = wide.reindex(columns=[numerator, denominator]).dropna()
+    found = [
+        dict(zip(CASE, key, strict=True))
+        | vars(paired_ratio(group[numerator].tolist(), group[denominator].tolist()))
+        for key, group in wide.groupby(level=CASE)
+    ]
+    return pd.DataFrame(found, columns=[*CASE, "ratio", "low", "high", "pairs"])
+
+
+def release_order(frame: pd.DataFrame) -> list[str]:
+    """The releases in a frame, oldest first."""
+    from packaging.version import Version
+
+    return sorted((r for r in frame.release.unique() if r), key=Version)
+
+
+def case_of(row: pd.Series) -> DecodeCase:
+    """The `DecodeCase` of a row with the case columns (seed 0 where it has none)."""
+    qo, kv = (int(n) for n in row.heads.split("/"))
+    spec = AttnSpec(qo, kv, int(row.head_dim), int(row.page_size), row["dtype"], row.kv_dtype)
+    return DecodeCase(
+        spec, int(row.batch_size), int(row.kv_len), row.lengths, int(row.get("seed", 0))
+    )

@@ -1,0 +1,53 @@
+"""One look for all figures: colour-blind safe, readable in print, source in the footer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLORS = {"fa2": "#0072B2", "fa3": "#D55E00", "cuda-cores": "#009E73"}
+"""Okabe and Ito's palette: distinct for all common kinds of colour blindness."""
+SETTINGS = {
+    "figure.dpi": 110,
+    "savefig.dpi": 110,
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "svg.hashsalt": "attnlib",
+}
+
+
+def apply() -> None:
+    """Set seaborn's and matplotlib's defaults; figures call it before they draw."""
+    import matplotlib as mpl
+    import seaborn as sns
+
+    sns.set_theme(context="paper", style="whitegrid", rc=SETTINGS)
+    mpl.rcParams.update(SETTINGS)
+
+
+def plain_ticks(axis: Axes, which: str) -> None:
+    """Write the ticks of a log axis (`x` or `y`) as plain numbers, 1 2 5 10, not powers of ten."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    line = getattr(axis, f"{which}axis")
+    line.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    line.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    line.set_minor_formatter(NullFormatter())
+
+
+def add_footer(figure: Figure, frame: pd.DataFrame) -> None:
+    """Study, GPU, days and number of records under the figure, so that it can travel alone."""
+    days = sorted({started[:10] for started in frame.started_at})
+    text = (
+        f"{frame.study.iloc[0]}: {len(frame)} records, {frame.gpu.iloc[0] or 'CPU'}, "
+        f"{days[0] if len(days) == 1 else f'{days[0]} to {days[-1]}'}"
+    )
+    figure.get_layout_engine().set(rect=(0, 0.05, 1, 0.95))
+    figure.text(0.005, 0.005, text, fontsize=7, color="0.35", ha="left", va="bottom")
