@@ -5,11 +5,11 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup report test lab clean
+.PHONY: help setup report test notebooks lab clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 
 setup: $(STAMP) ## create .venv and install the pinned packages into it
 
@@ -32,6 +32,9 @@ test: $(STAMP) ## lint, run the tests, then re-run every notebook in replay mode
 	$(BIN)/python -m pytest -n 2 tests
 	ATTNLIB_MODE=replay $(BIN)/python -m pytest --nbval --nbval-current-env \
 	    --nbval-sanitize-with tests/nbval_sanitize.cfg -n 2 --dist loadscope notebooks
+
+notebooks: $(STAMP) ## re-execute the notebooks in place from the records (before a commit)
+	ATTNLIB_MODE=replay $(BIN)/python -m attnlib refresh
 
 lab: $(STAMP) ## open JupyterLab on the notebooks
 	$(BIN)/jupyter lab notebooks/

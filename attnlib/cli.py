@@ -1,4 +1,4 @@
-"""The commands: `python -m attnlib doctor | measure | report`. Exit status 0 only on success."""
+"""The commands, `python -m attnlib COMMAND`. Exit status 0 only on success."""
 
 from __future__ import annotations
 
@@ -35,15 +35,18 @@ def build_parser() -> argparse.ArgumentParser:
     report.add_argument(
         "--out", type=Path, default=Path("build/report/index.html"), help="default: %(default)s"
     )
+    commands.add_parser(
+        "refresh", help="re-execute the notebooks in place and redraw README's figure (replay)"
+    )
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; an expected failure is one line on stderr and a non-zero status."""
     options = build_parser().parse_args(arguments)
-    command = {"doctor": _doctor, "measure": _measure, "report": _report}[options.command]
+    commands = {"doctor": _doctor, "measure": _measure, "report": _report, "refresh": _refresh}
     try:
-        return command(options)
+        return commands[options.command](options)
     except (ValueError, RuntimeError, OSError) as error:
         print(f"attnlib {options.command}: {error}", file=sys.stderr)
         return FAILED
@@ -99,4 +102,12 @@ def _report(options: argparse.Namespace) -> int:
     from .report.html import build_report
 
     print(f"report written to {build_report(options.out)}")
+    return 0
+
+
+def _refresh(_: argparse.Namespace) -> int:
+    from .report.refresh import refresh
+
+    for path in refresh():
+        print(f"written {path}")
     return 0

@@ -8,13 +8,15 @@ Counting (one decode step, n_i = tokens of request i, e = bytes of a KV element)
     floor_us = io_bytes / copy bandwidth measured on the same GPU
 
 FlashInfer's fa3 decode, predicted from its schedule (scheduler.cuh, the same in 0.6.3 and 0.7.2):
-one work item per request and query head, tiles of 128 query rows of which decode fills one, no
-split of the KV axis, items spread over the SMs longest first. So
+one work item per request and query head, in tiles of 128 query rows of which decode fills one, no
+split of the KV axis. Items go to the SM with the least cost so far, heads outermost, each head's
+requests longest first. So
 
     busy_sms   = min(num_sms, batch_size num_qo_heads)
     kv_rereads = group_size                            each query head reads its KV head's cache
-    item_flops = 4 head_dim 128 n_i                    127 of 128 rows are padding
-    fa3_us     = max(makespan of item_flops / SM rate, kv_bytes kv_rereads / copy bandwidth)
+    tensor_us  = 4 head_dim 128 tokens / SM rate       tokens of the busiest SM; 127 rows padding
+    traffic_us = kv_bytes kv_rereads / copy bandwidth
+    fa3_us     = max(tensor_us, traffic_us)
 
 where SM rate is the bf16 matmul rate measured on the same GPU, over its SMs. No fitted constant.
 """
@@ -26,12 +28,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .batch import ELEMENT_BYTES, DecodeCase
+from .batch import ELEMENT_BYTES, AttnSpec, DecodeCase
 from .workload import sample_seq_lens
 
-FA3_TILE_ROWS = 128
-"""Query rows of an fa3 tile at head_dim 128 and 256 (192 at 64): prefill_sm90.cuh."""
-FA3_TILE_ROWS_D64 = 192
+FA3_TILES = {64: (192, 96), 128: (128, 96), 256: (128, 32)}
+"""(query rows, KV tokens) of a tile by head_dim, for a paged cache: prefill_sm90.cuh."""
 INT32_BYTES = 4
 
 
@@ -87,25 +88,33 @@ def decode_cost(case: DecodeCase) -> DecodeCost:
 
 def predict_fa3(case: DecodeCase, ceilings: Ceilings) -> Fa3Prediction:
     """Busy SMs, re-reads and time of FlashInfer's fa3 decode, from its schedule alone."""
-    spec = case.spec
-    rows = FA3_TILE_ROWS_D64 if spec.head_dim == 64 else FA3_TILE_ROWS
-    items = np.repeat(sample_seq_lens(case), spec.num_qo_heads)
+    spec, seq_lens = case.spec, sample_seq_lens(case)
+    items = case.batch_size * spec.num_qo_heads
+    tile_rows, _ = FA3_TILES[spec.head_dim]
     flops_per_us = ceilings.matmul_tflops * 1e6 / ceilings.num_sms
-    tokens = longest_first_makespan(items, ceilings.num_sms)
-    rereads = spec.group_size
-    traffic = decode_cost(case).kv_bytes * rereads
+    tokens = busiest_sm_tokens(seq_lens, spec, num_sms=ceilings.num_sms)
+    traffic = decode_cost(case).kv_bytes * spec.group_size
     return Fa3Prediction(
-        work_items=len(items),
-        busy_sms=min(ceilings.num_sms, len(items)),
-        kv_rereads=rereads,
-        tensor_us=4 * spec.head_dim * rows * tokens / flops_per_us,
+        work_items=items,
+        busy_sms=min(ceilings.num_sms, items),
+        kv_rereads=spec.group_size,
+        tensor_us=4 * spec.head_dim * tile_rows * tokens / flops_per_us,
         traffic_us=traffic / (ceilings.copy_gbps * 1e3),
     )
 
 
-def longest_first_makespan(items: np.ndarray, workers: int) -> int:
-    """Load of the busiest of `workers` when `items` go, longest first, to the least loaded."""
-    loads = [0] * workers
-    for item in sorted(items.tolist(), reverse=True):
-        heapq.heapreplace(loads, loads[0] + item)
-    return max(loads)
+def busiest_sm_tokens(seq_lens: np.ndarray, spec: AttnSpec, *, num_sms: int) -> int:
+    """KV tokens, in whole tiles, that FlashInfer's fa3 plan gives to its busiest SM.
+
+    PrefillSM90Plan: a heap of SMs by cost, an item costs 2 tile_rows + kv_len. Because heads are
+    the outer loop, a long request of the last head can land on an SM that is already loaded.
+    """
+    tile_rows, tile_tokens = FA3_TILES[spec.head_dim]
+    lens = sorted(seq_lens.tolist(), reverse=True)
+    heap = [(0, sm) for sm in range(num_sms)]
+    tokens = [0] * num_sms
+    for length in lens * spec.num_qo_heads:
+        cost, sm = heap[0]
+        heapq.heapreplace(heap, (cost + 2 * tile_rows + length, sm))
+        tokens[sm] += -(-length // tile_tokens) * tile_tokens
+    return max(tokens)

@@ -13,7 +13,7 @@ from .batch import AttnSpec, DecodeCase
 from .cost import decode_cost
 from .study import Grid, Study
 
-REFERENCE_MACHINE = ""
+REFERENCE_MACHINE = "nvidia-h200-5cbc7574"
 """The GPU whose records are published in data/ and shown in replay mode."""
 
 BEFORE, REGRESSED, FIXED, NEWEST = "0.5.3", "0.6.3", "0.6.4", "0.7.2.post1"
@@ -57,6 +57,10 @@ def _variants() -> tuple[DecodeCase, ...]:
     return (small, large, *usual)
 
 
+WIDE = _wide_grid()
+VARIANTS = _variants()
+
+
 def _fp8(kv_dtype: str, dtype: str) -> DecodeCase:
     return DecodeCase(AttnSpec(32, 8, 128, 16, dtype, kv_dtype), 16, 8192)
 
@@ -85,10 +89,10 @@ STUDIES = {
                     timers=("eager",),
                     rounds=3,
                 ),
-                Grid(_wide_grid(), PINNED, (REGRESSED,)),
-                Grid(_wide_grid(), PINNED, (REGRESSED,), timers=("eager",)),
-                Grid(_wide_grid(), AUTO, (REGRESSED, FIXED)),
-                Grid(_variants(), (*PINNED, *AUTO), (REGRESSED, FIXED)),
+                Grid(WIDE, PINNED, (REGRESSED,)),
+                Grid(WIDE, PINNED, (REGRESSED,), timers=("eager",)),
+                Grid(WIDE, AUTO, (REGRESSED, FIXED)),
+                Grid(VARIANTS, (*PINNED, *AUTO), (REGRESSED, FIXED)),
             ),
             reference_machine=REFERENCE_MACHINE,
         ),

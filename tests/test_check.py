@@ -157,6 +157,14 @@ def test_the_error_is_that_of_the_worst_row() -> None:
     assert worst_row_error(out, reference) == 0.25
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_the_error_of_an_output_that_is_not_finite_is_infinite(value) -> None:
+    reference = torch.ones(2, 3, 4, dtype=torch.float64)
+    out = reference.clone()
+    out[0, 1, 2] = value
+    assert worst_row_error(out, reference) == math.inf
+
+
 def test_nothing_infinite_passes_whatever_the_budget() -> None:
     assert not OracleCheck(error=math.inf, budget=math.inf, rows=1).passed
     assert not OracleCheck(error=math.nan, budget=1.0, rows=1).passed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+import subprocess
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -102,6 +103,12 @@ def test_a_folder_without_any_package_is_refused(tmp_path, name) -> None:
         parse_overlay(f"attnlib-probe==1.0={tmp_path / name}")
 
 
+def test_a_folder_with_a_package_that_lost_its_metadata_is_refused(tmp_path) -> None:
+    (tmp_path / "old" / "attnlib_probe-1.0.dist-info").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"must hold attnlib-probe 1\.0"):
+        parse_overlay(f"attnlib-probe==1.0={tmp_path / 'old'}")
+
+
 def test_a_folder_given_by_hand_is_used_as_it_is(tmp_path, root) -> None:
     folder = hand_made(tmp_path / "old", "attnlib-probe", "1.0")
     assert overlay_for("attnlib-probe", "1.0", {"attnlib-probe==1.0": folder}) == folder
@@ -119,6 +126,19 @@ def test_a_folder_of_wheels_that_is_missing_is_refused(tmp_path, root, monkeypat
     with pytest.raises(ValueError, match="ATTNLIB_WHEELS must name a folder of wheels, .*nowhere"):
         overlay_for("attnlib-probe", "1.0")
     assert list(root.iterdir()) == []
+
+
+def test_with_a_folder_of_wheels_no_index_is_asked(wheels, monkeypatch) -> None:
+    asked: list[dict[str, str]] = []
+
+    def refuse(command: list[str], *, env: dict[str, str], **_: object):
+        asked.append(env)
+        return subprocess.CompletedProcess(command, 1, "", "refused")
+
+    monkeypatch.setattr(overlay.subprocess, "run", refuse)
+    with pytest.raises(RuntimeError, match="refused"):
+        overlay_for("attnlib-probe", "1.0")
+    assert (asked[0]["PIP_NO_INDEX"], asked[0]["PIP_FIND_LINKS"]) == ("1", str(wheels))
 
 
 def test_an_install_that_fails_leaves_nothing_and_tells_pips_words(wheels, root) -> None:

@@ -122,6 +122,14 @@ def test_rounded_probabilities_cost_what_their_format_does(dtype) -> None:
     assert 0.05 * torch.finfo(dtype).eps < error < torch.finfo(dtype).eps
 
 
+def test_only_the_weights_are_rounded_and_not_their_sum() -> None:
+    work = work_of(16, 4, 64)
+    work.kv.v_cache.fill_(1.0)
+    assert float((attend(work.q, work.kv, work.batch) - 1).abs().max()) < 1e-12
+    rounded = attend(work.q, work.kv, work.batch, probs_dtype=torch.bfloat16)
+    assert float((rounded - 1).abs().max()) > 1e-6
+
+
 def test_inputs_that_do_not_fit_are_refused_before_any_work() -> None:
     work = build_workload(CASE, device="cpu")
     with pytest.raises(ValueError, match="q must be"):

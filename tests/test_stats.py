@@ -22,7 +22,11 @@ def experiment(seed: int, rounds: int = 8) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize(
     ("numerators", "denominators", "ratio"),
-    [([3.0], [2.0], 1.5), ([2.0, 8.0], [1.0, 2.0], math.sqrt(8)), ([10.0, 1.0], [1.0, 10.0], 1.0)],
+    [
+        ([3.0], [2.0], 1.5),
+        ([2.0, 8.0], [1.0, 2.0], math.sqrt(8)),
+        ([1.0, 1.0, 8.0], [1.0, 1.0, 1.0], 2.0),
+    ],
 )
 def test_the_ratio_is_the_geometric_mean_over_pairs(numerators, denominators, ratio) -> None:
     found = paired_ratio(numerators, denominators)

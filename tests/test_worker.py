@@ -164,7 +164,7 @@ def test_neighbours_of_one_case_share_its_tensors(monkeypatch) -> None:
     assert built == [CASE, other.case, CASE]
 
 
-def test_a_job_is_measured_in_order_each_record_before_its_item_is_done(tmp_path) -> None:
+def test_a_job_is_measured_in_order_with_a_record_for_each_item(tmp_path) -> None:
     items = [ITEM, with_spec(kv_dtype="float8_e4m3fn"), with_spec(head_dim=32)]
     assert worker.main([str(job_file(tmp_path, items))]) == 0
     records = store.read("demo", Worker(JOB).measure(ITEM).machine_slug)
@@ -172,6 +172,15 @@ def test_a_job_is_measured_in_order_each_record_before_its_item_is_done(tmp_path
     assert [record.status for record in records] == ["ok", "refused", "ok"]
     lines = (tmp_path / "progress").read_text().splitlines()
     assert lines == [f"{word} {n}" for n in (7, 8, 9) for word in ("start", "done")]
+
+
+def test_a_record_is_on_disk_before_its_item_is_called_done(tmp_path, monkeypatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(
+        worker.store, "append", lambda record: seen.append((tmp_path / "progress").read_text())
+    )
+    worker.main([str(job_file(tmp_path, [ITEM]))])
+    assert seen == ["start 7\n"]
 
 
 def test_a_job_stops_where_the_process_is_no_longer_sane(tmp_path, monkeypatch) -> None:

@@ -113,16 +113,19 @@ def _draw_panel(axis: Axes, grid: pd.DataFrame, norm: object) -> None:
     import seaborn as sns
 
     wide = grid.pivot_table(index="kv_len", columns="batch_size", values="ratio")
+    wide = wide.sort_index(ascending=False)
+    names = [f"{length // 1024}k" if length % 1024 == 0 else f"{length:,}" for length in wide.index]
     sns.heatmap(
-        wide.sort_index(ascending=False),
+        wide,
         ax=axis,
         norm=norm,
         cmap="cividis",
-        annot=np.round(wide.sort_index(ascending=False), 1),
-        fmt="g",
+        annot=True,
+        fmt=".1f",
         cbar=False,
         linewidths=0.5,
         annot_kws={"fontsize": 8},
+        yticklabels=names,
     )
     axis.set(xlabel="", ylabel="")
 

@@ -22,6 +22,9 @@ SETTINGS = {
     "svg.hashsalt": "attnlib",
 }
 
+SPARSE_FROM = 1000
+"""Log axes that span more than this label powers of ten only; others 1, 2, 5."""
+
 
 def apply() -> None:
     """Set seaborn's and matplotlib's defaults; figures call it before they draw."""
@@ -33,11 +36,12 @@ def apply() -> None:
 
 
 def plain_ticks(axis: Axes, which: str) -> None:
-    """Write the ticks of a log axis (`x` or `y`) as plain numbers, 1 2 5 10, not powers of ten."""
+    """Write the ticks of a log axis (`x` or `y`) as plain numbers, not powers of ten."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     line = getattr(axis, f"{which}axis")
-    line.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    low, high = line.get_view_interval()
+    line.set_major_locator(LogLocator(subs=(1, 2, 5) if high < SPARSE_FROM * low else (1,)))
     line.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     line.set_minor_formatter(NullFormatter())
 

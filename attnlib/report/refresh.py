@@ -1,0 +1,55 @@
+"""Bring the committed outputs up to date: notebooks executed in place, README's figure redrawn."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .. import store
+from ..studies import REGRESSED, STUDIES
+from ..study import mode, record_machine
+from .figures import slowdown_heatmap
+from .html import ROOT, execute
+
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
+
+README_FIGURE = ROOT / "data" / "figures" / "fa3_decode_slowdown.png"
+KEPT_METADATA = ("kernelspec",)
+
+
+def refresh(notebooks: Path = ROOT / "notebooks") -> list[Path]:
+    """Execute every notebook in place and redraw the figure; returns the files written.
+
+    Raises RuntimeError unless in replay mode: committed outputs come from committed records.
+    """
+    if mode() != "replay":
+        raise RuntimeError("refresh must run with ATTNLIB_MODE=replay, this is live mode")
+    paths = sorted(notebooks.glob("*.ipynb"))
+    for path in paths:
+        _write(path, execute(path))
+    draw_readme_figure(README_FIGURE)
+    return [*paths, README_FIGURE]
+
+
+def draw_readme_figure(path: Path) -> None:
+    """The slowdown heat map of the published study, page size 16, as a PNG."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    study = STUDIES["fa3_decode_regression"]
+    frame = store.load(study.name, record_machine(study))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure = slowdown_heatmap(frame, REGRESSED, page_size=16)
+    figure.savefig(path, metadata={"Software": None})
+
+
+def _write(path: Path, notebook: NotebookNode) -> None:
+    import nbformat
+
+    # What names the interpreter of the day would make a diff on every machine.
+    notebook.metadata = {name: notebook.metadata[name] for name in KEPT_METADATA}
+    unfinished = path.with_suffix(".unfinished")
+    nbformat.write(notebook, unfinished)
+    os.replace(unfinished, path)
