@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float32": 4}
+ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 LENGTHS = ("fixed", "ragged", "skewed")
 FP8_OUT_DTYPE = "bfloat16"
 
@@ -214,10 +214,11 @@ class DecodeBatch:
         shape = (kv.num_pages, s.page_size, s.num_kv_heads, s.head_dim)
         _require("k_cache", kv.k_cache, shape, s.kv_dtype)
         _require("v_cache", kv.v_cache, shape, s.kv_dtype)
-        if q.device != self.page_table.device or kv.k_cache.device != q.device:
+        devices = [t.device for t in (q, kv.k_cache, kv.v_cache, self.page_table)]
+        if len(set(devices)) > 1:
             raise ValueError(
-                f"q, k_cache and page_table must be on one device, got {q.device}, "
-                f"{kv.k_cache.device} and {self.page_table.device}"
+                f"q, k_cache, v_cache and page_table must be on one device, "
+                f"got {', '.join(str(device) for device in devices)}"
             )
 
 

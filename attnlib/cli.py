@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import store
+from . import store, study
 from .doctor import diagnose, render
 from .overlay import parse_overlay
+from .record import machine_slug
 from .studies import STUDIES
-from .study import measure, record_machine
 
 FAILED, USAGE = 1, 2
 
@@ -64,6 +64,9 @@ def _add_measure(commands: argparse._SubParsersAction) -> None:
         "--headline", action="store_true", help="only the cases that live notebooks measure"
     )
     parser.add_argument(
+        "--retry", action="store_true", help="measure again what is on record as failed"
+    )
+    parser.add_argument(
         "--overlay",
         action="append",
         default=[],
@@ -84,16 +87,17 @@ def _measure(options: argparse.Namespace) -> int:
 
     if options.study not in STUDIES:
         raise ValueError(f"STUDY must be one of {', '.join(STUDIES)}, got {options.study!r}")
-    study = STUDIES[options.study]
+    chosen = STUDIES[options.study]
     overlays = dict(parse_overlay(argument) for argument in options.overlay)
-    count = measure(
-        study,
+    count = study.measure(
+        chosen,
         headline=options.headline,
         rounds=options.rounds,
         overlays=overlays,
+        retry=options.retry,
         progress=tqdm,
     )
-    path = store.record_path(study.name, record_machine(study))
+    path = store.record_path(chosen.name, machine_slug(study.describe(chosen.device)))
     print(f"{count} items measured; records in {path}")
     return 0
 

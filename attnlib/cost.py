@@ -90,6 +90,8 @@ def predict_fa3(case: DecodeCase, ceilings: Ceilings) -> Fa3Prediction:
     """Busy SMs, re-reads and time of FlashInfer's fa3 decode, from its schedule alone."""
     spec, seq_lens = case.spec, sample_seq_lens(case)
     items = case.batch_size * spec.num_qo_heads
+    if spec.head_dim not in FA3_TILES:
+        raise ValueError(f"head_dim must be one of {tuple(FA3_TILES)}, got {spec.head_dim}")
     tile_rows, _ = FA3_TILES[spec.head_dim]
     flops_per_us = ceilings.matmul_tflops * 1e6 / ceilings.num_sms
     tokens = busiest_sm_tokens(seq_lens, spec, num_sms=ceilings.num_sms)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from . import store
-from .record import Item, Record
+from .record import Item, Record, machine_slug, record_id, strip_folders
 
 ITEM_TIMEOUT_S = 600.0
 """Long enough for FlashInfer to compile a kernel module first: fa3 took 54 s on 16 cores."""
@@ -56,7 +56,7 @@ def run_job(
     while left:
         done, started, words = _run_process(job, left, overlay, on_done)
         remaining = [(number, item) for number, item in left if number not in done]
-        if remaining and started is None:
+        if started is None and not done:
             raise RuntimeError(f"a worker died before its first item: {words}")
         if started is not None:
             _record_death(job, machine, job.items[started], words)
@@ -80,7 +80,7 @@ def _run_process(
         with log.open("wb") as out:
             process = subprocess.Popen(
                 [sys.executable, "-m", "attnlib.worker", str(path)],
-                env=_environment(overlay),
+                env=worker_environment(overlay),
                 stdout=out,
                 stderr=subprocess.STDOUT,
             )
@@ -138,7 +138,8 @@ def repeat_command(job: Job) -> str:
     return f"python -m attnlib measure {shlex.quote(job.study)}"
 
 
-def _environment(overlay: Path | None) -> dict[str, str]:
+def worker_environment(overlay: Path | None = None) -> dict[str, str]:
+    """Environment of a worker process: the overlay first, then this very package, then ours."""
     package_parent = str(Path(__file__).resolve().parents[1])
     paths = [str(overlay)] if overlay else []
     paths += [package_parent, os.environ.get("PYTHONPATH", "")]
@@ -146,14 +147,26 @@ def _environment(overlay: Path | None) -> dict[str, str]:
     return {**os.environ, **data, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
+def _stands(job: Job, machine: dict[str, Any], item: Item) -> bool:
+    # Killed after its record was on disk, before it could say so: the measurement is good.
+    try:
+        records = store.read(job.study, machine_slug(machine))
+    except FileNotFoundError:
+        return False
+    wanted = record_id(job.study, job.round, item, machine["gpu_id"])
+    return any(record.id == wanted and record.status == "ok" for record in records)
+
+
 def _record_death(job: Job, machine: dict[str, Any], item: Item, words: str) -> None:
+    if _stands(job, machine, item):
+        return
     store.append(
         Record(
             study=job.study,
             round=job.round,
             item=item,
             status="timeout" if words.startswith("timeout") else "crashed",
-            reason=words,
+            reason=strip_folders(words),
             machine=machine,
             versions={},
             command=repeat_command(job),

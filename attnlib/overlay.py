@@ -10,6 +10,7 @@ and all else stay the environment's. Wheels come from the package index, or from
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -41,17 +42,17 @@ def overlay_for(
 
 def parse_overlay(argument: str) -> tuple[str, Path]:
     """`NAME==VERSION=DIR` as (requirement, folder); ValueError says what was wrong with it."""
-    requirement, _, folder = argument.rpartition("=")
-    name, _, version = requirement.partition("==")
-    if not (name and version and folder):
+    form = re.fullmatch(r"([^=]+)==([^=]+)=(.+)", argument)
+    if form is None:
         raise ValueError(f"--overlay must be NAME==VERSION=DIR, got {argument!r}")
+    name, version, folder = form.groups()
     _checked(Path(folder), name, version)
-    return requirement, Path(folder).resolve()
+    return f"{name}=={version}", Path(folder).resolve()
 
 
 def _checked(folder: Path, distribution: str, release: str) -> Path:
     found = {
-        (dist.metadata["Name"].replace("_", "-"), dist.version)
+        (str(dist.metadata["Name"]).replace("_", "-"), dist.version)
         for dist in metadata.distributions(path=[str(folder)])
     }
     if (distribution, release) not in found:
@@ -82,7 +83,7 @@ def _install(requirement: str, target: Path) -> Path:
 
 def _wheel_folder() -> dict[str, str]:
     folder = os.environ.get("ATTNLIB_WHEELS")
-    if folder is None:
+    if not folder:
         return {}
     if not Path(folder).is_dir():
         raise ValueError(f"ATTNLIB_WHEELS must name a folder of wheels, got {folder!r}")

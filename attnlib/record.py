@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -153,6 +154,11 @@ def machine_slug(machine: dict[str, Any]) -> str:
     return f"{machine['gpu'].lower().replace(' ', '-')}-{machine['gpu_id']}"
 
 
+def strip_folders(text: str) -> str:
+    """`text` with absolute paths cut to their last part: folders say nothing to a reader."""
+    return re.sub(r"(?<![\w.])/[^\s'\"]*/", "", text)
+
+
 def _require_times(name: str, times: tuple[float, ...]) -> None:
     bad = [t for t in times if not (isinstance(t, int | float) and math.isfinite(t) and t > 0)]
     if bad:
@@ -160,7 +166,9 @@ def _require_times(name: str, times: tuple[float, ...]) -> None:
 
 
 def _require_oracle(error: float | None, budget: float | None) -> None:
-    if error is None or budget is None or not error <= budget:
+    passed = error is not None and budget is not None and math.isfinite(error) and error <= budget
+    if not passed:
         raise ValueError(
-            f"oracle_error must be within oracle_budget for status ok, got {error} of {budget}"
+            f"oracle_error must be finite and within oracle_budget for status ok, "
+            f"got {error} of {budget}"
         )

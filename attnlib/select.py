@@ -43,7 +43,7 @@ class Rule:
 
 
 FLASHINFER_DECODE_AUTO = (
-    Rule("0.2.0", "0.6.0", ANY_GPU, None, None, "fa2", 'decode asks for "fa2" literally'),
+    Rule("0.2.0", "0.6.0", ANY_GPU, None, None, "fa2", 'the code says "fa2"'),
     Rule(
         "0.6.0",
         "0.6.4",
@@ -51,9 +51,9 @@ FLASHINFER_DECODE_AUTO = (
         None,
         None,
         "fa3",
-        "#2148 lets determine_attention_backend choose: any Hopper GPU gets fa3",
+        "#2148: a general function chooses, fa3 on Hopper",
     ),
-    Rule("0.6.0", "0.6.4", ANY_GPU, None, None, "fa2", "#2148: fa3 is for Hopper only"),
+    Rule("0.6.0", "0.6.4", ANY_GPU, None, None, "fa2", "#2148: fa3 only on Hopper"),
     Rule(
         "0.6.4",
         "",
@@ -61,9 +61,9 @@ FLASHINFER_DECODE_AUTO = (
         True,
         True,
         "fa3",
-        "#2530 spares FP8 tensors: determine_attention_backend still chooses fa3",
+        "#2530 spares FP8 tensors: fa3 as before",
     ),
-    Rule("0.6.4", "", ANY_GPU, None, None, "fa2", "#2530 makes `auto` mean fa2 again"),
+    Rule("0.6.4", "", ANY_GPU, None, None, "fa2", "#2530: auto means fa2 again"),
 )
 
 

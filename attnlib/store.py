@@ -59,11 +59,14 @@ def read(study: str, machine: str) -> list[Record]:
     and line for a line cut short, a newer schema or a field that is not right.
     """
     path = record_path(study, machine)
-    if not path.exists():
+    if not path.exists() or not path.stat().st_size:
         have = ", ".join(machines(study)) or "none"
         raise FileNotFoundError(f"no records of study {study!r} on {machine!r}; machines: {have}")
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        lines = file.readlines()
     newest: dict[str, Record] = {}
-    for number, line in enumerate(path.read_text().splitlines(keepends=True), 1):
+    for number, line in enumerate(lines, 1):
         record = _parse(path, number, line)
         newest.pop(record.id, None)
         newest[record.id] = record

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import store
 from .batch import DecodeCase
-from .jobs import Job, run_job
+from .jobs import Job, run_job, worker_environment
 from .overlay import overlay_for
 from .record import Item, machine_slug, record_id
 
@@ -73,6 +73,8 @@ class Study:
     def jobs(self, *, headline: bool, rounds: int | None = None) -> list[Job]:
         """Fresh processes in the order to run them: rounds outermost, odd rounds reversed."""
         grids = [grid for grid in self.grids if grid.headline or not headline]
+        if not grids:
+            raise ValueError(f"study {self.name!r} must have a headline grid to be measured live")
         count = rounds or max(grid.rounds for grid in grids)
         jobs: list[Job] = []
         for round_ in range(count):
@@ -131,19 +133,23 @@ def measure(
     headline: bool = False,
     rounds: int | None = None,
     overlays: dict[str, Path] | None = None,
+    retry: bool = False,
     progress: Any = None,
 ) -> int:
     """Measure what `study` lacks on this machine; returns how many items were measured.
 
-    `rounds` overrides the grids' own. `overlays` maps `NAME==VERSION` to folders. `progress` is
-    a tqdm-like factory. Raises RuntimeError without a GPU (for a study of device `cuda`).
+    `rounds` overrides the grids' own. `overlays` maps `NAME==VERSION` to folders. `retry` measures
+    again what is on record as failed. `progress` is a tqdm-like factory. Raises RuntimeError
+    without a GPU (for a study of device `cuda`).
     """
     if study.device == "cuda" and not _has_cuda():
         raise RuntimeError(f"study {study.name!r} must be measured on a CUDA GPU, none is here")
     if rounds is not None and rounds < 1:
         raise ValueError(f"rounds must be >= 1, got {rounds}")
+    jobs = study.jobs(headline=headline, rounds=rounds)
+    _require_used(overlays or {}, jobs)
     machine = describe(study.device)
-    jobs = _missing(study.jobs(headline=headline, rounds=rounds), machine)
+    jobs = _missing(jobs, machine, retry=retry)
     total = sum(len(job.items) for job in jobs)
     bar = progress(total=total, unit="item", desc=study.name) if progress else None
     for job in jobs:
@@ -158,19 +164,21 @@ def measure(
 def describe(device: str) -> dict[str, Any]:
     """This machine, described by a worker process: ours never opens a CUDA context."""
     command = [sys.executable, "-m", "attnlib.worker", "--describe", device]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, env=worker_environment())
     if done.returncode:
         raise RuntimeError(f"the machine could not be described: {done.stderr.strip()[-800:]}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _missing(jobs: list[Job], machine: dict[str, Any]) -> list[Job]:
+def _missing(jobs: list[Job], machine: dict[str, Any], *, retry: bool) -> list[Job]:
     left = []
     for job in jobs:
         try:
-            have = {record.id for record in store.read(job.study, machine_slug(machine))}
+            records = store.read(job.study, machine_slug(machine))
         except FileNotFoundError:
-            have = set()
+            records = []
+        failed = ("error", "crashed", "timeout") if retry else ()
+        have = {record.id for record in records if record.status not in failed}
         items = tuple(
             item
             for item in job.items
@@ -180,10 +188,25 @@ def _missing(jobs: list[Job], machine: dict[str, Any]) -> list[Job]:
     return left
 
 
+def _require_used(overlays: dict[str, Path], jobs: list[Job]) -> None:
+    releases = {job.release for job in jobs if job.release}
+    for requirement in overlays:
+        if requirement.partition("==")[2] not in releases:
+            raise ValueError(
+                f"overlay {requirement} must be of a release in the study: {sorted(releases)}"
+            )
+
+
 def _overlay(job: Job, given: dict[str, Path] | None) -> Path | None:
     names = {item.backend.partition("-")[0] for item in job.items if item.release}
-    for distribution in sorted(DISTRIBUTIONS[name] for name in names):
-        return overlay_for(distribution, job.release, given)
+    unknown = names - set(DISTRIBUTIONS)
+    if unknown:
+        raise ValueError(
+            f"release must be empty for backends other than {', '.join(DISTRIBUTIONS)}-*, "
+            f"got {job.release!r} for {', '.join(sorted(unknown))}"
+        )
+    for name in names:
+        return overlay_for(DISTRIBUTIONS[name], job.release, given)
     return None
 
 

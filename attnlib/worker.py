@@ -29,14 +29,14 @@ from .measure import ceilings
 from .measure.machine import describe_machine, describe_state, describe_versions
 from .measure.timer import Timing, run_timer, time_host
 from .measure.trace import Kernel, kernel_family, trace_kernels
-from .record import Item, Record
+from .record import Item, Record, strip_folders
 from .workload import DecodeWorkload, build_workload
 
 CONTEXT_LOST = 75
 """Exit status after a CUDA error that poisons the process (EX_TEMPFAIL: start a new one)."""
 MEMORY_SHARE = 0.75
 """Of the GPU's memory a case may fill with KV; the oracle and workspaces need the rest."""
-REASON_LENGTH = 400
+REASON_LENGTH = 300
 
 
 class Worker:
@@ -166,9 +166,13 @@ def _require_release(distribution: str, release: str) -> None:
 
 
 def _reason(error: Exception) -> str:
-    # Folders of this machine say nothing to a reader of the record.
-    words = re.sub(r"(?<![\w.])/[^\s'\"]*/", "", f"{type(error).__name__}: {error}")
-    return " ".join(words.split())[:REASON_LENGTH]
+    words = strip_folders(f"{type(error).__name__}: {error}")
+    told = " ".join(words.split())[:REASON_LENGTH]
+    # A compiler's own complaint stands far below the command line that it got.
+    complaint = re.search(r"^.*\berror: .*$", words, re.MULTILINE)
+    if complaint is None or complaint[0].strip() in told:
+        return told
+    return f"{told} ... {complaint[0].strip()[:REASON_LENGTH]}"
 
 
 def _context_lost(error: Exception) -> bool:

@@ -101,7 +101,7 @@ def judge(work: DecodeWorkload, out: torch.Tensor) -> OracleCheck:
     return Oracle(work.q, work.kv, work.batch).check(out)
 
 
-@pytest.mark.parametrize(("dtype", "kv_dtype"), [*DTYPES, ("float32", "")])
+@pytest.mark.parametrize(("dtype", "kv_dtype"), DTYPES)
 @pytest.mark.parametrize("kv_len", [1, 40, 1000])
 def test_an_honest_kernel_passes(kv_len, dtype, kv_dtype) -> None:
     work = build(dtype, kv_dtype, kv_len=kv_len)
@@ -110,7 +110,7 @@ def test_an_honest_kernel_passes(kv_len, dtype, kv_dtype) -> None:
     assert verdict.rows == 3 * 8
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_real_kernel_passes(dtype) -> None:
     work = build(dtype)
     sdpa = create("sdpa", work.batch.spec, device="cpu")
@@ -144,7 +144,7 @@ def test_the_budget_lies_between_unavoidable_rounding_and_five_percent(kv_len) -
 
 
 def test_a_finer_dtype_has_a_smaller_budget() -> None:
-    works = [build(dtype) for dtype in (FP8, "bfloat16", "float16", "float32")]
+    works = [build(dtype) for dtype in (FP8, "bfloat16", "float16")]
     budgets = [Oracle(w.q, w.kv, w.batch).budget for w in works]
     assert budgets == sorted(budgets, reverse=True)
 

@@ -1,7 +1,8 @@
-"""Costs: counted by hand, schedules against brute force, the fa3 model against its own claims."""
+"""Costs: counted by hand, plans against brute force, the fa3 model against its own claims."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import product
 
@@ -11,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnlib.batch import AttnSpec, DecodeCase
-from attnlib.cost import Ceilings, decode_cost, longest_first_makespan, predict_fa3
+from attnlib.cost import FA3_TILES, Ceilings, busiest_sm_tokens, decode_cost, predict_fa3
 
 # 4,000 bytes and 10,000,000 FLOPs a microsecond and SM: round numbers to divide by.
 CEILINGS = Ceilings(copy_gbps=4000.0, matmul_tflops=1000.0, num_sms=100)
 MQA = DecodeCase(AttnSpec(8, 1, 128, 16), batch_size=1, kv_len=1000)
-ITEMS = st.lists(st.integers(1, 50), min_size=1, max_size=6)
+LENGTHS = st.lists(st.integers(1, 1000), min_size=1, max_size=12)
 
 
 def test_bytes_and_flops_are_those_counted_by_hand() -> None:
@@ -46,16 +47,31 @@ def test_the_floor_is_the_bytes_at_the_measured_bandwidth() -> None:
     assert cost.floor_us(twice) == pytest.approx(cost.floor_us(CEILINGS) / 2)
 
 
-def greedy(items: list[int], workers: int) -> int:
-    """Longest item first, to the least loaded worker, by linear search."""
-    loads = [0] * workers
-    for item in sorted(items)[::-1]:
-        loads[loads.index(min(loads))] += item
-    return max(loads)
+def spec_of(heads: int, head_dim: int = 128) -> AttnSpec:
+    return AttnSpec(heads, 1, head_dim, 16)
+
+
+def busiest(lens: list[int], spec: AttnSpec, num_sms: int) -> int:
+    return busiest_sm_tokens(np.array(lens), spec, num_sms=num_sms)
+
+
+def whole_tiles(length: int, head_dim: int = 128) -> int:
+    return math.ceil(length / FA3_TILES[head_dim][1]) * FA3_TILES[head_dim][1]
+
+
+def simulate(lens: list[int], spec: AttnSpec, num_sms: int) -> int:
+    """The plan by linear search: head by head, longest request first, to the cheapest SM."""
+    costs, tokens = [0] * num_sms, [0] * num_sms
+    for _ in range(spec.num_qo_heads):
+        for length in sorted(lens)[::-1]:
+            sm = costs.index(min(costs))
+            costs[sm] += 2 * FA3_TILES[spec.head_dim][0] + length
+            tokens[sm] += whole_tiles(length, spec.head_dim)
+    return max(tokens)
 
 
 def best(items: list[int], workers: int) -> int:
-    """The shortest makespan of all schedules."""
+    """The least load of the busiest worker over all schedules."""
     schedules = product(range(workers), repeat=len(items))
     return min(
         max(sum(i for i, w in zip(items, s, strict=True) if w == k) for k in range(workers))
@@ -63,26 +79,46 @@ def best(items: list[int], workers: int) -> int:
     )
 
 
-@given(items=st.lists(st.integers(1, 1000), min_size=1, max_size=40), workers=st.integers(1, 12))
-def test_longest_first_is_the_greedy_schedule(items, workers) -> None:
-    assert longest_first_makespan(np.array(items), workers) == greedy(items, workers)
+@given(
+    lens=LENGTHS,
+    heads=st.integers(1, 8),
+    num_sms=st.integers(1, 24),
+    head_dim=st.sampled_from(list(FA3_TILES)),
+)
+def test_the_busiest_sm_is_that_of_a_plan_followed_step_by_step(
+    lens, heads, num_sms, head_dim
+) -> None:
+    spec = spec_of(heads, head_dim)
+    assert busiest(lens, spec, num_sms) == simulate(lens, spec, num_sms)
 
 
-@given(items=ITEMS, workers=st.integers(1, 3))
-def test_longest_first_stays_within_grahams_bound_of_the_best_schedule(items, workers) -> None:
-    makespan, optimum = longest_first_makespan(np.array(items), workers), best(items, workers)
-    assert optimum <= makespan <= (4 / 3 - 1 / (3 * workers)) * optimum + 1e-9
+@given(lens=st.lists(st.integers(1, 500), min_size=1, max_size=3), num_sms=st.integers(1, 3))
+def test_no_plan_beats_the_best_of_all_schedules(lens, num_sms) -> None:
+    items = [whole_tiles(length) for length in lens] * 2
+    assert best(items, num_sms) <= busiest(lens, spec_of(2), num_sms) <= sum(items)
 
 
-@given(items=ITEMS)
-def test_one_worker_does_everything_and_one_for_each_item_waits_for_the_longest(items) -> None:
-    assert longest_first_makespan(np.array(items), 1) == sum(items)
-    assert longest_first_makespan(np.array(items), len(items)) == max(items)
+@given(lens=LENGTHS, heads=st.integers(1, 8))
+def test_one_sm_does_everything_and_one_for_each_item_the_longest_alone(lens, heads) -> None:
+    tokens = [whole_tiles(length) for length in lens]
+    assert busiest(lens, spec_of(heads), 1) == heads * sum(tokens)
+    assert busiest(lens, spec_of(heads), heads * len(lens)) == max(tokens)
 
 
-def test_longest_first_is_not_the_best_schedule_where_it_is_known_not_to_be() -> None:
-    assert longest_first_makespan(np.array([2, 3, 2, 3, 2]), 2) == 7
-    assert best([3, 3, 2, 2, 2], 2) == 6
+def test_a_long_request_of_the_last_head_lands_on_a_loaded_sm() -> None:
+    # Three SMs, two heads of one long and two short requests: the second long one finds no SM idle.
+    assert busiest([9600, 96, 96], spec_of(2), 3) == 9600 + 96
+    assert best([9600, 9600, 96, 96, 96, 96], 3) == 9600
+
+
+@pytest.mark.parametrize(("length", "tokens"), [(1, 96), (96, 96), (97, 192)])
+def test_an_sm_works_in_whole_tiles(length, tokens) -> None:
+    assert busiest([length], spec_of(1), 1) == tokens
+
+
+def test_a_head_dim_without_a_tile_is_refused_listing_those_that_have_one() -> None:
+    with pytest.raises(ValueError, match="head_dim must be one of .*64.*128.*256.*, got 96"):
+        predict_fa3(replace(MQA, spec=spec_of(8, 96)), CEILINGS)
 
 
 @pytest.mark.parametrize("kv_len", [1, 1000, 131072])
@@ -93,13 +129,13 @@ def test_one_request_of_eight_heads_occupies_eight_sms_whatever_its_length(kv_le
 
 def test_a_prediction_is_the_one_computed_by_hand() -> None:
     found = predict_fa3(MQA, CEILINGS)
-    assert found.tensor_us == pytest.approx(4 * 128 * 128 * 1000 / 10_000_000)
+    assert found.tensor_us == pytest.approx(4 * 128 * 128 * 1056 / 10_000_000)
     assert found.traffic_us == pytest.approx(8 * (1000 * 2 * 128 * 2) / 4_000_000)
     assert found.run_us == found.tensor_us
 
 
 def test_a_prediction_doubles_with_the_length() -> None:
-    one, two = (predict_fa3(replace(MQA, kv_len=n), CEILINGS) for n in (1000, 2000))
+    one, two = (predict_fa3(replace(MQA, kv_len=n), CEILINGS) for n in (960, 1920))
     assert two.tensor_us == pytest.approx(2 * one.tensor_us)
     assert two.traffic_us == pytest.approx(2 * one.traffic_us)
 
@@ -126,11 +162,11 @@ def test_the_longest_request_alone_decides_where_sms_are_idle() -> None:
     assert predict_fa3(skewed, CEILINGS).tensor_us == alone.tensor_us
 
 
-def test_the_tile_is_taller_at_head_dim_64() -> None:
+def test_the_tile_depends_on_the_head_dim() -> None:
     small = predict_fa3(replace(MQA, spec=replace(MQA.spec, head_dim=64)), CEILINGS)
     large = predict_fa3(replace(MQA, spec=replace(MQA.spec, head_dim=256)), CEILINGS)
-    assert small.tensor_us == pytest.approx(4 * 64 * 192 * 1000 / 10_000_000)
-    assert large.tensor_us == pytest.approx(4 * 256 * 128 * 1000 / 10_000_000)
+    assert small.tensor_us == pytest.approx(4 * 64 * 192 * 1056 / 10_000_000)
+    assert large.tensor_us == pytest.approx(4 * 256 * 128 * 1024 / 10_000_000)
 
 
 def test_with_slow_memory_the_rereads_are_what_takes_long() -> None:

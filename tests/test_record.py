@@ -117,7 +117,7 @@ def test_ok_without_samples_is_refused(make_record) -> None:
     ],
 )
 def test_ok_without_an_oracle_that_passed_is_refused(make_record, error, budget) -> None:
-    with pytest.raises(ValueError, match="oracle_error must be within oracle_budget"):
+    with pytest.raises(ValueError, match="oracle_error must be finite and within oracle_budget"):
         make_record(oracle_error=error, oracle_budget=budget)
 
 

@@ -56,7 +56,7 @@ def test_the_oracle_is_dense_attention_for_every_page_and_group_size(page_size, 
     assert_matches_dense(work_of(page_size, group_size, 64))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float8_e4m3fn"])
+@pytest.mark.parametrize("dtype", ["float16", "float8_e4m3fn"])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_the_oracle_is_dense_attention_for_every_head_dim_and_dtype(head_dim, dtype) -> None:
     assert_matches_dense(work_of(16, 4, head_dim, dtype))
@@ -98,7 +98,7 @@ def test_dead_slots_and_unused_pages_may_hold_anything() -> None:
 
 
 def test_large_scores_do_not_overflow() -> None:
-    work = work_of(16, 1, 64, "float32")
+    work = work_of(16, 1, 64, "bfloat16")
     loud = replace(work, q=work.q * 1e4)
     assert bool(torch.isfinite(attend(loud.q, loud.kv, loud.batch)).all())
 

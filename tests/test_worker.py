@@ -103,6 +103,20 @@ def test_a_lost_cuda_context_is_a_crash(monkeypatch) -> None:
     assert measure().status == "crashed"
 
 
+def test_the_words_of_an_error_are_told_once(monkeypatch) -> None:
+    sdpa_raises(monkeypatch, RuntimeError("CUDA error: an illegal memory access was encountered"))
+    assert measure().reason.count("illegal memory access") == 1
+
+
+def test_a_compilers_complaint_is_told_however_long_its_command_line(monkeypatch) -> None:
+    log = f"Ninja build failed: nvcc {'-DX ' * 400}\nprefill.cu(7): error: no such trait\nmore"
+    sdpa_raises(monkeypatch, RuntimeError(log))
+    reason = measure().reason
+    assert reason.startswith("RuntimeError: Ninja build failed: nvcc")
+    assert reason.endswith("prefill.cu(7): error: no such trait")
+    assert len(reason) < 1000
+
+
 def test_a_spec_that_the_backend_cannot_run_is_refused_with_the_reason() -> None:
     record = measure(with_spec(kv_dtype="float8_e4m3fn"))
     assert record.status == "refused"

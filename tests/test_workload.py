@@ -82,7 +82,6 @@ def test_lengths_are_int32_whatever_their_distribution() -> None:
     [
         ("bfloat16", "bfloat16"),
         ("float16", "float16"),
-        ("float32", "float32"),
         ("bfloat16", "float8_e4m3fn"),
         ("float8_e4m3fn", "float8_e4m3fn"),
     ],

@@ -111,14 +111,12 @@ class _FlashInferDecode(Backend):
 
     @classmethod
     def unsupported(cls, spec: AttnSpec) -> str:
-        """The head_dims that FlashInfer compiles, and 16- or 8-bit dtypes."""
+        """Other head_dims than FlashInfer compiles; FP8 queries before 0.6.0."""
         if spec.head_dim not in HEAD_DIMS:
             return f"head_dim must be one of {HEAD_DIMS}, got {spec.head_dim}"
         old = Version(installed_version(DISTRIBUTION) or "0") < Version(FP8_QUERY_RELEASE)
         if old and spec.dtype.startswith("float8"):
             return f"an FP8 query needs {DISTRIBUTION}>={FP8_QUERY_RELEASE} (o_data_type in plan)"
-        if "float32" in (spec.dtype, spec.kv_dtype):
-            return f"dtype must be 16-bit or FP8, got {spec.dtype}/{spec.kv_dtype}"
         return ""
 
 

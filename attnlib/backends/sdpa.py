@@ -72,4 +72,5 @@ def _build_gather(batch: DecodeBatch, device: torch.device) -> _Gather:
     columns = torch.arange(batch.page_table.shape[1] * page_size, device=device)
     tokens = batch.page_table.long()[:, columns // page_size] * page_size + columns % page_size
     mask = columns < batch.seq_lens[:, None]
-    return _Gather(torch.where(mask, tokens, 0), mask[:, None, None, :])
+    # Dead columns gather the row's first token: finite, where an unused page may hold anything.
+    return _Gather(torch.where(mask, tokens, tokens[:, :1]), mask[:, None, None, :])

@@ -2,7 +2,11 @@
 
 Samples of one process share its clocks, its memory layout and its luck; only another process shows
 another. So a round is its median, a case is the median of its rounds, and a ratio of two backends
-is taken round by round: exp(mean(log(a_r / b_r))), with a bootstrap interval over rounds.
+is taken round by round: exp(mean(log(a_r / b_r))).
+
+Its interval is Student's t over the rounds' log ratios. A percentile bootstrap would be usual, and
+with the three rounds of a quick study it is wrong: it holds the truth 74 % of the time where it
+claims 95 % (tests/test_stats.py simulates it).
 """
 
 from __future__ import annotations
@@ -12,13 +16,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-RESAMPLES = 2000
 CONFIDENCE = 0.95
+STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179)
+"""Two-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom."""
+STUDENT_T_BEYOND = 2.16
+"""The quantile for 13 degrees of freedom, used for all beyond the table: never too narrow."""
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """A geometric-mean ratio of paired rounds with its bootstrap interval."""
+    """A geometric-mean ratio of paired rounds with its 95 % interval."""
 
     ratio: float
     low: float
@@ -26,12 +33,10 @@ class Ratio:
     pairs: int
 
 
-def paired_ratio(
-    numerators: Sequence[float], denominators: Sequence[float], *, seed: int = 0
-) -> Ratio:
+def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
     """Ratio of round medians, paired by position; ValueError if the lengths differ or are 0.
 
-    With one pair there is no spread to resample: low and high are NaN, not a false certainty.
+    With one pair there is no spread to judge by: low and high are NaN, not a false certainty.
     """
     if len(numerators) != len(denominators) or not len(numerators):
         raise ValueError(
@@ -42,8 +47,7 @@ def paired_ratio(
     ratio = float(np.exp(logs.mean()))
     if len(logs) == 1:
         return Ratio(ratio, float("nan"), float("nan"), 1)
-    rng = np.random.default_rng(seed)
-    means = logs[rng.integers(0, len(logs), (RESAMPLES, len(logs)))].mean(axis=1)
-    tail = 100 * (1 - CONFIDENCE) / 2
-    low, high = np.exp(np.percentile(means, [tail, 100 - tail]))
-    return Ratio(ratio, float(low), float(high), len(logs))
+    freedom = len(logs) - 1
+    quantile = STUDENT_T[freedom - 1] if freedom <= len(STUDENT_T) else STUDENT_T_BEYOND
+    reach = float(np.exp(quantile * logs.std(ddof=1) / np.sqrt(len(logs))))
+    return Ratio(ratio, ratio / reach, ratio * reach, len(logs))

@@ -60,8 +60,13 @@ def trace_kernels(call: Callable[[], object]) -> tuple[Kernel, ...]:
 
 def short_name(name: str) -> str:
     """A kernel's function name without return type, namespace, template and call arguments."""
-    head = re.split(r"[<(]", name.replace("(anonymous namespace)", "anonymous"), maxsplit=1)[0]
-    return head.split()[-1].split("::")[-1] if head.split() else name
+    if name.startswith(("Memcpy", "Memset")):
+        return name.partition(" (")[0]
+    bare = name.replace("(anonymous namespace)", "anonymous")
+    while bare != (bare := re.sub(r"<[^<>]*>", "", bare)):
+        pass
+    words = bare.partition("(")[0].split()
+    return words[-1].split("::")[-1] if words else name
 
 
 def kernel_family(names: Iterable[str]) -> str:
