@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from .backends import BACKENDS, available
+from .backends import available
 from .measure.machine import describe_machine, describe_versions
 from .store import machines
 from .studies import STUDIES
@@ -41,11 +41,16 @@ def render(found: dict[str, Any]) -> str:
     lines = [
         f"mode      {found['mode']} (ATTNLIB_MODE={found['mode_asked']})",
         f"machine   {machine['gpu'] or 'no CUDA GPU'} ({machine['gpu_id']})",
-        "versions  " + ", ".join(f"{k} {v}" for k, v in found["versions"].items()),
+        "versions",
+        *_aligned(found["versions"]),
         "backends",
+        *_aligned({name: reason or "ready" for name, reason in found["backends"].items()}),
+        "records",
+        *_aligned({name: ", ".join(have) or "none" for name, have in found["studies"].items()}),
     ]
-    width = max(len(name) for name in BACKENDS)
-    lines += [f"  {n:<{width}}  {reason or 'ready'}" for n, reason in found["backends"].items()]
-    lines.append("records")
-    lines += [f"  {n}: {', '.join(m) or 'none'}" for n, m in found["studies"].items()]
     return "\n".join(lines)
+
+
+def _aligned(pairs: dict[str, str]) -> list[str]:
+    width = max((len(name) for name in pairs), default=0)
+    return [f"  {name:<{width}}  {value}" for name, value in pairs.items()]

@@ -22,6 +22,9 @@ from .record import Record
 if TYPE_CHECKING:
     import pandas as pd
 
+POWER_CAP = 0x4
+"""NVML's throttle reason for the software power cap: the GPU is at its power limit."""
+
 
 def data_root() -> Path:
     """The data folder: `ATTNLIB_DATA`, or `data` beside the package."""
@@ -144,6 +147,8 @@ def _row(record: Record) -> dict[str, Any]:
         "oracle_error": record.oracle_error,
         "oracle_budget": record.oracle_budget,
         "work_per_call": record.work_per_call,
+        "sm_clock_mhz": record.state_after.get("sm_clock_mhz", float("nan")),
+        "power_capped": bool(record.state_after.get("throttle_reasons", 0) & POWER_CAP),
         "gpu": record.machine["gpu"],
         "num_sms": record.machine.get("num_sms", 0),
         "started_at": record.started_at,

@@ -82,7 +82,7 @@ def prediction_table(frame: pd.DataFrame, limit: Ceilings, release: str) -> pd.D
     table = predictions(frame, limit, release)
     columns = [*SHAPE, "work_items", "busy_sms", "kv_rereads", "bound by", "predicted", "measured"]
     shown = table[columns].round({"predicted": 1, "measured": 1})
-    return shown.assign(**{"measured / predicted": table.error.round(2)})
+    return shown.assign(ratio=table.error.round(2))
 
 
 def over_floor(frame: pd.DataFrame, limit: Ceilings, release: str) -> pd.DataFrame:
@@ -98,6 +98,20 @@ def over_floor(frame: pd.DataFrame, limit: Ceilings, release: str) -> pd.DataFra
             "over_floor": times.run_us / floors,
         }
     )
+
+
+def clocks(frame: pd.DataFrame, release: str) -> pd.DataFrame:
+    """SM clock and power cap at the end of each measurement, by kernel family."""
+    rows = decode_rows(frame, release=release)
+    grouped = rows.groupby("kernel_family")
+    table = grouped.agg(
+        records=("id", "size"),
+        power_capped=("power_capped", "mean"),
+        median_mhz=("sm_clock_mhz", "median"),
+        lowest_mhz=("sm_clock_mhz", "min"),
+    )
+    capped = (100 * table.power_capped).round().astype(int).astype(str) + " %"
+    return table.assign(power_capped=capped).rename(columns={"power_capped": "at power cap"})
 
 
 def launch_modes(frame: pd.DataFrame, release: str) -> pd.DataFrame:

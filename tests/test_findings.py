@@ -1,0 +1,123 @@
+"""The numbers in the prose of notebooks and README are those of the committed records."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from attnlib import store
+from attnlib.report import rows, tables
+from attnlib.studies import HEADLINE, REFERENCE_MACHINE, REGRESSED, WIDE
+
+FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
+FP8, BF16 = "float8_e4m3fn", "bfloat16"
+
+
+def prose(name: str) -> str:
+    (path,) = FOLDER.glob(f"{name}*.ipynb")
+    cells = nbformat.read(path, as_version=4).cells
+    return "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+
+
+@pytest.fixture(autouse=True)
+def published_records(monkeypatch):
+    monkeypatch.delenv("ATTNLIB_DATA", raising=False)
+
+
+@pytest.fixture
+def frame(published_records):
+    return store.load("fa3_decode_regression", REFERENCE_MACHINE)
+
+
+@pytest.fixture
+def limit(frame):
+    return rows.ceilings(frame)
+
+
+@pytest.fixture
+def wide(frame):
+    return rows.of_cases(frame, WIDE)
+
+
+def resolved_us(query: str, kv: str, release: str) -> float:
+    seen = tables.resolution(store.load("auto_resolution", REFERENCE_MACHINE))
+    (row,) = seen[
+        (seen["query"] == query) & (seen.kv == kv) & (seen.release == release)
+    ].itertuples()
+    return row.run_us
+
+
+def test_notebook_01_names_the_price_of_the_resolution():
+    before, during = resolved_us(BF16, BF16, "0.5.3"), resolved_us(BF16, BF16, "0.6.3")
+    assert f"takes {before:.0f} us on 0.5.3 and {during:.0f} us on 0.6.3" in prose("01")
+
+
+def test_notebook_01_lists_the_releases_that_ran_fa3_and_no_other():
+    seen = tables.resolution(store.load("auto_resolution", REFERENCE_MACHINE))
+    sixteen = seen[(seen["query"] == BF16) & (seen.kv == BF16)]
+    fa3 = sixteen[sixteen["ran"] == "fa3"].release.tolist()
+    assert fa3 == ["0.6.0", "0.6.1", "0.6.2", "0.6.3"]
+    assert set(sixteen[sixteen["ran"] == "fa2"].release) == {"0.5.3", "0.6.4", "0.7.2.post1"}
+    assert "releases 0.6.0 to 0.6.3, and fa2 in 0.5.3, 0.6.4 and 0.7.2.post1" in prose("01")
+
+
+def test_notebook_02_answers_with_the_grids_median_and_worst(wide):
+    grid = tables.slowdown_grid(wide, REGRESSED)
+    answer = (
+        f"{grid.ratio.median():.1f} times as long as fa2 in the median of {len(grid)} shapes "
+        f"and up to {grid.ratio.max():.0f} times at worst"
+    )
+    assert answer in prose("02")
+    wins = grid[grid.ratio < 1]
+    assert f"in {len(wins)} of the {len(grid)} shapes it wins" in prose("02")
+    assert f"down to {grid.ratio.min():.2f} of fa2's time" in prose("02")
+    assert set(wins.heads) == {"32/32"} and set(wins.batch_size) == {4}
+
+
+def test_notebook_02_gives_the_range_of_the_headline_shapes(frame, limit):
+    table = tables.headline(rows.of_cases(frame, HEADLINE), limit, REGRESSED)
+    low, high = table["fa3 / fa2"].min(), table["fa3 / fa2"].max()
+    assert f"runs from {low:.2f}, for multi-head attention" in prose("02")
+    assert f"to {high:.1f}, for one long request" in prose("02")
+    beaten = (table["CUDA cores"] < table.fa3).sum()
+    assert f"beats fa3 in {beaten} of these 7 shapes" in prose("02")
+    assert (table.rounds >= 3).all()
+
+
+def test_notebook_02_says_how_well_the_schedule_predicts(frame, limit):
+    low, high = tables.predictions(frame, limit, REGRESSED).error.quantile([0.1, 0.9])
+    assert f"lies between {low:.2f} and {high:.2f} for 80 % of them" in prose("02")
+
+
+def test_notebook_02_says_how_far_the_clocks_fell(wide):
+    lowest = tables.clocks(wide, REGRESSED).lowest_mhz
+    assert f"down to {lowest['fa3']:.0f} MHz" in prose("02")
+    assert f"never falls below {lowest['fa2']:.0f}" in prose("02")
+
+
+def test_notebook_02_says_what_fp8_still_costs():
+    slow, fast = resolved_us(FP8, FP8, "0.6.4"), resolved_us(BF16, FP8, "0.6.4")
+    assert f"{slow:.0f} us, where a bf16 query" in prose("02")
+    assert f"fa2 in {fast:.0f} us" in prose("02")
+
+
+def test_auto_takes_fa2s_time_in_every_fixed_release(frame):
+    summary = tables.release_summary(rows.of_cases(frame, HEADLINE))
+    fixed = summary[summary.release != REGRESSED]
+    assert set(fixed["ran"]) == {"fa2"}
+    assert fixed.lowest.min() > 0.97 and fixed.highest.max() < 1.03
+    assert set(summary[summary.release == REGRESSED]["ran"]) == {"fa3"}
+
+
+def test_every_published_number_passed_its_oracle(frame):
+    decode = frame[frame.heads.notna() & (frame.status == "ok")]
+    assert (decode.oracle_error <= decode.oracle_budget).all()
+    assert set(frame.status) <= {"ok", "refused"}
+
+
+def test_the_prose_has_no_unfilled_placeholder():
+    for path in FOLDER.glob("*.ipynb"):
+        assert not re.search(r"@\w+@", prose(path.stem))
