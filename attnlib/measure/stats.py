@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 CONFIDENCE = 0.95
+MIN_EFFECT = 0.02
+"""Below 2 % nobody should change a backend, whatever the interval says."""
 STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179)
 """Two-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom."""
 STUDENT_T_BEYOND = 2.16
@@ -31,6 +33,37 @@ class Ratio:
     low: float
     high: float
     pairs: int
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What rounds allow to say of a ratio: `faster`, `slower`, `same` or `ambiguous`.
+
+    `margin` is the effect below which a difference is not worth a word (0.02 is 2 %).
+    """
+
+    word: str
+    ratio: Ratio
+    margin: float
+
+
+def judge(numerators: Sequence[float], denominators: Sequence[float], *, floor: float) -> Verdict:
+    """Verdict on numerators against denominators, paired rounds; `floor` is the machine's A/A.
+
+    `faster` and `slower` need an interval that excludes 1 and an effect beyond the margin, the
+    larger of `MIN_EFFECT` and `floor`; `same` needs the whole interval inside the margin. All else
+    is `ambiguous` and asks for more rounds.
+    """
+    ratio = paired_ratio(numerators, denominators)
+    margin = max(MIN_EFFECT, floor)
+    low, high = 1 / (1 + margin), 1 + margin
+    if ratio.high < 1 and ratio.ratio < low:
+        word = "faster"
+    elif ratio.low > 1 and ratio.ratio > high:
+        word = "slower"
+    else:
+        word = "same" if low <= ratio.low and ratio.high <= high else "ambiguous"
+    return Verdict(word, ratio, margin)
 
 
 def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
