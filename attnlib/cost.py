@@ -38,11 +38,16 @@ INT32_BYTES = 4
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Rates measured on one GPU: device copy (read + write) in GB/s, bf16 matmul in TFLOP/s."""
+    """Rates measured on one GPU: copy (read + write) and read in GB/s, bf16 matmul in TFLOP/s.
+
+    `launch_us` is what an empty kernel costs in a graph. NaN where a study did not measure it.
+    """
 
     copy_gbps: float
     matmul_tflops: float
     num_sms: int
+    read_gbps: float = float("nan")
+    launch_us: float = float("nan")
 
 
 @dataclass(frozen=True)

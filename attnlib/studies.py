@@ -72,6 +72,16 @@ RESOLUTION_CASES = (
     _fp8("float8_e4m3fn", "float8_e4m3fn"),
 )
 
+TRUST = (
+    _case((8, 1), 16, 1, 1024),
+    _case((32, 8), 16, 1, 4096),
+    _case((16, 2), 16, 16, 8192),
+    _case((32, 8), 16, 16, 8192),
+    _case((32, 8), 16, 128, 4096),
+)
+"""From 0.5 MiB, which any cache holds, to 2 GiB, which none does."""
+TIMERS = ("graph", "graph-cold", "eager", "profiler")
+
 STUDIES = {
     study.name: study
     for study in (
@@ -105,7 +115,18 @@ STUDIES = {
                 Grid(RESOLUTION_CASES[:1], AUTO, (BEFORE, REGRESSED, FIXED), headline=True),
             ),
             reference_machine=REFERENCE_MACHINE,
-            ceilings=False,
+            ceilings=(),
+        ),
+        Study(
+            name="measurement_trust",
+            question="How far can a number of this workbench be trusted?",
+            grids=(
+                Grid(TRUST, PINNED, (FIXED,), rounds=16),
+                Grid(TRUST, PINNED, (FIXED,), timers=TIMERS, rounds=3),
+                Grid(TRUST, PINNED[:1], (FIXED,), timers=TIMERS, rounds=4, headline=True),
+            ),
+            reference_machine=REFERENCE_MACHINE,
+            ceilings=("copy", "read", "matmul", "launch"),
         ),
     )
 }

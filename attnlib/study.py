@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MODES = ("auto", "live", "replay")
-CEILING_BACKENDS = ("copy", "matmul")
 DISTRIBUTIONS = {"flashinfer": "flashinfer-python"}
 """Backend-name prefix -> the distribution whose releases a study compares."""
 
@@ -68,7 +67,7 @@ class Study:
     grids: tuple[Grid, ...]
     reference_machine: str = ""
     device: str = "cuda"
-    ceilings: bool = True
+    ceilings: tuple[str, ...] = ("copy", "matmul")
 
     def jobs(self, *, headline: bool, rounds: int | None = None) -> list[Job]:
         """Fresh processes in the order to run them: rounds outermost, odd rounds reversed."""
@@ -85,7 +84,7 @@ class Study:
     def _round(self, round_: int, grids: list[Grid]) -> list[Job]:
         by_release: dict[str, list[Item]] = {}
         if self.ceilings:
-            by_release[""] = [Item(name, "graph") for name in CEILING_BACKENDS]
+            by_release[""] = [Item(name, "graph") for name in self.ceilings]
         for item in dict.fromkeys(item for grid in grids for item in grid.items()):
             by_release.setdefault(item.release, []).append(item)
         step = -1 if round_ % 2 else 1

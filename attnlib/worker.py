@@ -15,19 +15,22 @@ import datetime
 import json
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from . import backends, store
-from .batch import DecodeCase
+from .backends.base import Backend, Plan
+from .batch import DecodeCase, PagedKV
 from .check import Oracle, OracleCheck
 from .cost import decode_cost
 from .measure import ceilings
 from .measure.machine import describe_machine, describe_state, describe_versions
-from .measure.timer import Timing, run_timer, time_host
+from .measure.timer import ROTATING, Timing, cold_copies, run_timer, time_host
 from .measure.trace import Kernel, kernel_family, trace_kernels
 from .record import Item, Record, strip_folders
 from .workload import DecodeWorkload, build_workload
@@ -87,7 +90,7 @@ class Worker:
         timer = run_timer(item.timer)
         work, oracle = self._workload(item.case)
         backend = backends.create(
-            item.backend, spec, device=self.device, cuda_graph=item.timer == "graph"
+            item.backend, spec, device=self.device, cuda_graph=item.timer.startswith("graph")
         )
         plan = backend.plan(work.batch)
         verdict = oracle.check(backend.run(work.q, work.kv, plan))
@@ -105,11 +108,27 @@ class Worker:
             raise RuntimeError(f"asked for {cls.pinned_family}, but {family or 'none'} ran")
         planning = time_host(lambda: backend.plan(work.batch, out=plan))
         cost = decode_cost(item.case)
-        return _timed(timer(run), kernels=kernels, work_per_call=float(cost.io_bytes)) | {
+        timed = run
+        if item.timer in ROTATING:
+            timed = self._rotation(backend, plan, work, cost.kv_bytes)
+        return _timed(timer(timed), kernels=kernels, work_per_call=float(cost.io_bytes)) | {
             "kernel_family": family,
             "plan_us": planning.samples_us,
             **seen,
         }
+
+    def _rotation(
+        self, backend: Backend, plan: Plan, work: DecodeWorkload, kv_bytes: int
+    ) -> list[Callable[[], torch.Tensor]]:
+        """Calls over as many copies of the cache as a cold L2 takes; refuses if they do not fit."""
+        copies = cold_copies(kv_bytes, int(self.machine["l2_mib"] * 2**20))
+        needed, limit = copies * kv_bytes / 2**30, self.machine["memory_gib"] * MEMORY_SHARE
+        if needed > limit:
+            raise ValueError(f"a cold L2 needs {needed:.1f} GiB of copies, limit {limit:.1f} GiB")
+        caches = [work.kv]
+        for _ in range(copies - 1):
+            caches.append(PagedKV(work.kv.k_cache.clone(), work.kv.v_cache.clone()))
+        return [partial(backend.run, work.q, kv, plan) for kv in caches]
 
     def _workload(self, case: DecodeCase) -> tuple[DecodeWorkload, Oracle]:
         if case != self._case:

@@ -24,7 +24,7 @@ TINY = Study(
         Grid(CASES[1:], ("sdpa",), timers=("host",)),
     ),
     device="cpu",
-    ceilings=False,
+    ceilings=(),
 )
 
 

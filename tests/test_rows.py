@@ -21,6 +21,7 @@ def frame(*entries: dict, case: DecodeCase = CASE) -> pd.DataFrame:
         "status": "ok",
         "round": 0,
         "num_sms": 132,
+        "throttled": False,
     }
     return pd.DataFrame([{**same, **entry} for entry in entries])
 

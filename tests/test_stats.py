@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from attnlib.measure.stats import CONFIDENCE, paired_ratio
+from attnlib.measure.stats import CONFIDENCE, judge, noise_floor, paired_ratio
 
 TRUTH = 1.5
 
@@ -77,3 +77,75 @@ def test_rounds_that_do_not_pair_are_refused(numerators, denominators) -> None:
     counts = f"got {len(numerators)} and {len(denominators)}"
     with pytest.raises(ValueError, match=f"numerators and denominators must .*{counts}"):
         paired_ratio(numerators, denominators)
+
+
+ROUNDS, SAMPLES = 8, 30
+PROCESS_DRIFT, SAMPLE_NOISE = 0.01, 0.007
+
+
+def processes(rng: np.random.Generator, true_us: float) -> np.ndarray:
+    """Samples [rounds, samples]: 1 % drift from process to process, 0.7 % noise within one."""
+    drift = rng.normal(0, PROCESS_DRIFT, (ROUNDS, 1))
+    noise = rng.normal(0, SAMPLE_NOISE, (ROUNDS, SAMPLES))
+    return true_us * np.exp(drift + noise)
+
+
+def pooled_test_finds_a_difference(a: np.ndarray, b: np.ndarray) -> bool:
+    """What most scripts do: Welch's test over all samples as if they were independent."""
+    error = math.sqrt(a.var(ddof=1) / a.size + b.var(ddof=1) / b.size)
+    return abs(a.mean() - b.mean()) / error > 1.96
+
+
+def share(effect: float, finds) -> float:
+    """How often `finds` says yes of two backends, one slower by `effect`, over 500 experiments."""
+    rng = np.random.default_rng(7)
+    pairs = ((processes(rng, 100 * (1 + effect)), processes(rng, 100.0)) for _ in range(500))
+    return sum(finds(a, b) for a, b in pairs) / 500
+
+
+def verdict_word(a: np.ndarray, b: np.ndarray) -> str:
+    return judge(np.median(a, axis=1), np.median(b, axis=1), floor=0.0).word
+
+
+def test_a_verdict_calls_equal_backends_different_in_at_most_5_percent():
+    assert share(0.0, lambda a, b: verdict_word(a, b) in ("faster", "slower")) <= 0.05
+
+
+def test_a_test_on_pooled_samples_calls_them_different_most_of_the_time():
+    assert share(0.0, pooled_test_finds_a_difference) > 0.5
+
+
+def test_a_verdict_finds_a_3_percent_effect_in_four_of_five_studies():
+    assert share(0.03, lambda a, b: verdict_word(a, b) == "slower") >= 0.8
+
+
+def test_an_effect_below_the_margin_is_never_called_slower_more_often_than_chance():
+    assert share(0.01, lambda a, b: verdict_word(a, b) == "slower") <= 0.05
+
+
+@pytest.mark.parametrize(
+    ("numerators", "floor", "word"),
+    [
+        ([2.0, 2.01, 1.99], 0.0, "slower"),
+        ([0.5, 0.501, 0.499], 0.0, "faster"),
+        ([1.001, 1.0, 0.999], 0.0, "same"),
+        ([0.9, 1.0, 1.1], 0.0, "ambiguous"),
+        ([1.03, 1.031, 1.029], 0.0, "slower"),
+        ([1.03, 1.031, 1.029], 0.05, "same"),
+        ([2.0], 0.0, "ambiguous"),
+    ],
+)
+def test_a_verdict_needs_interval_and_margin_both(numerators, floor, word):
+    found = judge(numerators, [1.0] * len(numerators), floor=floor)
+    assert (found.word, found.margin) == (word, max(0.02, floor))
+
+
+def test_the_aa_floor_is_the_95th_percentile_whichever_side_is_slower():
+    ratios = [1.0] * 18 + [1.04, 1 / 1.04]
+    assert noise_floor(ratios) == pytest.approx(0.04, rel=0.1)
+    assert noise_floor(ratios) == pytest.approx(noise_floor([1 / r for r in ratios]))
+
+
+def test_an_aa_floor_of_a_handful_of_pairs_is_refused():
+    with pytest.raises(ValueError, match="ratios must be at least 8 A/A pairs, got 3"):
+        noise_floor([1.0, 1.0, 1.0])

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
+import torch
 
 from attnlib.measure import timer
 from attnlib.measure.timer import PLAN_SAMPLES, RUN_TIMERS, Timing, run_timer, time_host
 
 
 def test_an_unknown_timer_lists_the_valid_ones() -> None:
-    with pytest.raises(ValueError, match="timer must be one of graph, eager, host, got 'cupti'"):
+    with pytest.raises(
+        ValueError,
+        match="one of graph, graph-cold, eager, profiler, host, got",
+    ):
         run_timer("cupti")
 
 
@@ -43,3 +49,34 @@ def test_the_host_timers_unit_is_the_microsecond(without_gpu, monkeypatch) -> No
 
 def test_a_timings_median_is_its_middle_sample() -> None:
     assert Timing("host", 1, (9.0, 1.0, 2.0)).median_us == 2.0
+
+
+def test_a_cold_l2_takes_copies_worth_twice_the_l2_and_never_fewer_than_two() -> None:
+    mib = 2**20
+    assert timer.cold_copies(10 * mib, 60 * mib) == 13
+    assert timer.cold_copies(1000 * mib, 60 * mib) == 2
+    for size in (1, 7, 59, 60, 61, 119):
+        others = (timer.cold_copies(size * mib, 60 * mib) - 1) * size
+        assert others >= 120
+
+
+@pytest.mark.parametrize("count", [1, timer.MAX_CALLS_PER_SAMPLE + 1])
+def test_a_rotation_that_cannot_be_cold_is_refused(count) -> None:
+    with pytest.raises(ValueError, match=r"rotation must hold 2..512 calls for a cold L2, got"):
+        timer.time_graph_cold([lambda: None] * count)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["graph", "eager", "profiler"])
+def test_every_gpu_timer_sees_twice_the_work_take_longer(name) -> None:
+    small, large = (torch.zeros(n * 2**28, device="cuda") for n in (1, 2))
+    found = [run_timer(name)(partial(torch.neg, x, out=x)).median_us for x in (small, large)]
+    assert found[0] < found[1]
+
+
+@pytest.mark.gpu
+def test_a_cold_graph_uses_every_copy_equally_often() -> None:
+    counts = [torch.zeros(1, device="cuda") for _ in range(3)]
+    timing = timer.time_graph_cold([partial(c.add_, 1) for c in counts])
+    assert len({c.item() for c in counts[1:]}) == 1
+    assert timing.calls_per_sample % 3 == 0

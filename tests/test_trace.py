@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from attnlib.measure import trace
 from attnlib.measure.trace import FAMILIES, kernel_family, short_name
 
 TRAITS = "flashinfer::KernelTraits<(flashinfer::MaskMode)0, 16u, 1u, __nv_bfloat16, int>"
@@ -63,3 +65,18 @@ def test_a_call_that_ran_two_families_says_so() -> None:
 @pytest.mark.parametrize("names", [[], ["flash_fwd_splitkv_kernel"], ["fa2"]])
 def test_kernels_that_prove_nothing_name_no_family(names) -> None:
     assert kernel_family(names) == ""
+
+
+@pytest.mark.gpu
+def test_a_trace_names_the_kernels_of_a_call_and_how_often_they_run() -> None:
+    x = torch.zeros(2**20, device="cuda")
+    kernels = trace.trace_kernels(lambda: (x.add_(1), x.add_(1), x.mul_(2)))
+    assert sum(kernel.launches for kernel in kernels) == 3
+    assert all(kernel.gpu_us > 0 for kernel in kernels)
+
+
+@pytest.mark.gpu
+def test_kernel_times_split_the_calls() -> None:
+    x = torch.zeros(2**20, device="cuda")
+    times = trace.kernel_times(lambda: (x.add_(1), x.mul_(2)), 5)
+    assert [len(each) for each in times] == [2] * 5

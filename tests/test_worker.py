@@ -140,7 +140,7 @@ def test_an_unknown_backend_and_timer_are_errors_that_list_the_known_ones() -> N
     assert "one of sdpa, flashinfer-auto" in measure(replace(ITEM, backend="fa9")).reason
     record = measure(replace(ITEM, timer="cupti"))
     assert (record.status, record.run_us) == ("error", ())
-    assert "one of graph, eager, host" in record.reason
+    assert "one of graph, graph-cold, eager, profiler, host" in record.reason
 
 
 def test_a_timer_that_needs_a_gpu_is_not_replaced_by_another(without_gpu) -> None:

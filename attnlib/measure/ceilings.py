@@ -3,7 +3,9 @@
 | ceiling | how | counts |
 |---|---|---|
 | `copy` | elementwise kernel over 4 GiB, out of place | bytes read plus bytes written |
+| `read` | sum of 4 GiB, a reduction that writes next to nothing | bytes read |
 | `matmul` | 8192 x 8192 x 8192 bf16 product of random data, cuBLAS | 2 n^3 FLOPs |
+| `launch` | an empty Triton kernel, hundreds in one graph | launches |
 
 The copy is a kernel (negation), not a memcpy: inside a graph a memcpy node goes to a copy engine,
 which on an H200 reaches 2.8 TB/s where a kernel reaches 4 and more.
@@ -14,9 +16,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import triton
 
 COPY_BYTES = 4 * 2**30
 MATMUL_SIZE = 8192
+
+
+@triton.jit
+def do_nothing_kernel() -> None:
+    """Nothing: the launch is what is measured."""
 
 
 def copy_call() -> tuple[Callable[[], object], float]:
@@ -24,6 +32,18 @@ def copy_call() -> tuple[Callable[[], object], float]:
     source = torch.randn(COPY_BYTES // 2, dtype=torch.bfloat16, device="cuda")
     target = torch.empty_like(source)
     return lambda: torch.neg(source, out=target), 2.0 * COPY_BYTES
+
+
+def read_call() -> tuple[Callable[[], object], float]:
+    """A reduction and the bytes it reads."""
+    source = torch.randn(COPY_BYTES // 4, dtype=torch.float32, device="cuda")
+    out = torch.empty((), dtype=torch.float32, device="cuda")
+    return lambda: torch.sum(source, dim=0, out=out), float(COPY_BYTES)
+
+
+def launch_call() -> tuple[Callable[[], object], float]:
+    """One launch of a kernel that does nothing: what every kernel of a graph costs at least."""
+    return lambda: do_nothing_kernel[(1,)](), 1.0
 
 
 def matmul_call() -> tuple[Callable[[], object], float]:
@@ -35,4 +55,4 @@ def matmul_call() -> tuple[Callable[[], object], float]:
     return lambda: torch.mm(a, b, out=out), 2.0 * MATMUL_SIZE**3
 
 
-CEILINGS = {"copy": copy_call, "matmul": matmul_call}
+CEILINGS = {"copy": copy_call, "read": read_call, "matmul": matmul_call, "launch": launch_call}

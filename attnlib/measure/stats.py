@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 CONFIDENCE = 0.95
+MIN_AA_PAIRS = 8
 MIN_EFFECT = 0.02
 """Below 2 % nobody should change a backend, whatever the interval says."""
 STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179)
@@ -64,6 +65,18 @@ def judge(numerators: Sequence[float], denominators: Sequence[float], *, floor: 
     else:
         word = "same" if low <= ratio.low and ratio.high <= high else "ambiguous"
     return Verdict(word, ratio, margin)
+
+
+def noise_floor(ratios: Sequence[float]) -> float:
+    """The A/A floor: 95 % of ratios of a backend against itself lie within 1 +- this.
+
+    `ratios` are round medians of one backend over those of the same backend in another process.
+    ValueError for fewer than `MIN_AA_PAIRS`: a percentile of a handful is a guess.
+    """
+    if len(ratios) < MIN_AA_PAIRS:
+        raise ValueError(f"ratios must be at least {MIN_AA_PAIRS} A/A pairs, got {len(ratios)}")
+    effects = np.expm1(np.abs(np.log(np.asarray(ratios, float))))
+    return float(np.percentile(effects, 100 * CONFIDENCE))
 
 
 def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:

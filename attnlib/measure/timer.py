@@ -2,30 +2,38 @@
 
 | timer | measures | a sample is |
 |---|---|---|
-| `graph` | GPU time of a call in a CUDA graph | events around a replay of K captured calls, / K |
+| `graph` | GPU time of a call in a CUDA graph, L2 warm | events around a replay of K calls, / K |
+| `graph-cold` | the same, L2 cold | K calls that rotate over copies of their inputs, / K |
 | `eager` | GPU-side time of calls launched one by one from Python | events around K calls, / K |
+| `profiler` | the kernels themselves, L2 warm | kernel durations of one call (CUPTI), added up |
 | `host` | time until a call returns to Python | perf_counter around one call |
 
 K is chosen so that a sample lasts about `SAMPLE_US`: two events alone read several microseconds,
-which one short kernel between them would carry. All of these repeat a call over the same inputs,
-so the L2 cache is warm: what fits in it (60 MB on an H200) is read from it.
+which one short kernel between them would carry. Warm timers repeat a call over the same inputs, so
+what fits into the L2 (60 MB on an H200) is read from it. The cold one is given calls over as many
+copies as `cold_copies` says: between two uses of a copy, twice the L2 has been read.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 import torch
 
+from .trace import kernel_times
+
+Call = Callable[[], object]
 SAMPLE_US = 2000.0
-MAX_CALLS_PER_SAMPLE = 64
+MAX_CALLS_PER_SAMPLE = 512
 BUDGET_US = 200_000.0
 MIN_SAMPLES, MAX_SAMPLES = 7, 30
 WARM_UP_CALLS = 3
 PLAN_SAMPLES = 10
+PROFILED_CALLS = 20
+COLD_L2_MULTIPLE = 2
 
 
 @dataclass(frozen=True)
@@ -42,20 +50,29 @@ class Timing:
         return median(self.samples_us)
 
 
-def time_graph(call: Callable[[], object]) -> Timing:
+def time_graph(call: Call) -> Timing:
     """Time `call` (capturable, no host synchronisation) inside a CUDA graph, L2 warm."""
-    _warm_up(call)
-    calls = _calls_per_sample(_eager_us(call, 1))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(calls):
-            call()
-    _warm_up(graph.replay)
-    samples = _sample(graph.replay, calls)
-    return Timing("graph", calls, samples)
+    return _time_replay("graph", [call])
 
 
-def time_eager(call: Callable[[], object]) -> Timing:
+def time_graph_cold(rotation: Sequence[Call]) -> Timing:
+    """Time calls that differ only in which copy of the inputs they read, L2 cold.
+
+    Every copy is used equally often in a replay; ValueError if one replay cannot hold them all.
+    """
+    if not 1 < len(rotation) <= MAX_CALLS_PER_SAMPLE:
+        raise ValueError(
+            f"rotation must hold 2..{MAX_CALLS_PER_SAMPLE} calls for a cold L2, got {len(rotation)}"
+        )
+    return _time_replay("graph-cold", rotation)
+
+
+def cold_copies(bytes_read: int, l2_bytes: int) -> int:
+    """Copies of inputs so that, between two uses of one, twice the L2 has been read: at least 2."""
+    return max(2, -(-COLD_L2_MULTIPLE * l2_bytes // bytes_read) + 1)
+
+
+def time_eager(call: Call) -> Timing:
     """Time `call` launched from Python, events around K calls in a row, L2 warm."""
     _warm_up(call)
     calls = _calls_per_sample(_eager_us(call, 4) / 4)
@@ -67,7 +84,13 @@ def time_eager(call: Callable[[], object]) -> Timing:
     return Timing("eager", calls, _sample(burst, calls))
 
 
-def time_host(call: Callable[[], object], *, samples: int = PLAN_SAMPLES) -> Timing:
+def time_profiler(call: Call) -> Timing:
+    """GPU time of the kernels of `call`, from CUPTI's own clocks: no launch gaps, no events."""
+    samples = kernel_times(call, PROFILED_CALLS)
+    return Timing("profiler", 1, tuple(round(sum(times), 3) for times in samples))
+
+
+def time_host(call: Call, *, samples: int = PLAN_SAMPLES) -> Timing:
     """Host time of `call` until it returns; GPU work pending before it is waited for first."""
     call()
     return Timing("host", 1, tuple(_host_us(call) for _ in range(samples)))
@@ -79,10 +102,18 @@ def require_cuda(timer: str) -> None:
         raise RuntimeError(f"timer {timer!r} needs a CUDA GPU, torch.cuda.is_available() is False")
 
 
-RUN_TIMERS = {"graph": time_graph, "eager": time_eager, "host": time_host}
+RUN_TIMERS = {
+    "graph": time_graph,
+    "graph-cold": time_graph_cold,
+    "eager": time_eager,
+    "profiler": time_profiler,
+    "host": time_host,
+}
+ROTATING = ("graph-cold",)
+"""Timers that take a rotation of calls, not one."""
 
 
-def run_timer(name: str) -> Callable[[Callable[[], object]], Timing]:
+def run_timer(name: str) -> Callable[..., Timing]:
     """The timer called `name`; ValueError lists the valid names, RuntimeError if it needs a GPU."""
     if name not in RUN_TIMERS:
         raise ValueError(f"timer must be one of {', '.join(RUN_TIMERS)}, got {name!r}")
@@ -91,7 +122,21 @@ def run_timer(name: str) -> Callable[[Callable[[], object]], Timing]:
     return RUN_TIMERS[name]
 
 
-def _warm_up(call: Callable[[], object]) -> None:
+def _time_replay(name: str, rotation: Sequence[Call]) -> Timing:
+    for call in rotation:
+        _warm_up(call)
+    turns = max(1, _calls_per_sample(_eager_us(rotation[0], 1)) // len(rotation))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(turns):
+            for call in rotation:
+                call()
+    _warm_up(graph.replay)
+    calls = turns * len(rotation)
+    return Timing(name, calls, _sample(graph.replay, calls))
+
+
+def _warm_up(call: Call) -> None:
     # Capture needs prior work on a side stream; so do lazily loaded modules.
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -106,7 +151,7 @@ def _calls_per_sample(call_us: float) -> int:
     return max(1, min(MAX_CALLS_PER_SAMPLE, round(SAMPLE_US / max(call_us, 1.0))))
 
 
-def _eager_us(call: Callable[[], object], calls: int) -> float:
+def _eager_us(call: Call, calls: int) -> float:
     def burst() -> None:
         for _ in range(calls):
             call()
@@ -115,13 +160,13 @@ def _eager_us(call: Callable[[], object], calls: int) -> float:
     return _event_us(burst)
 
 
-def _sample(replay: Callable[[], object], calls: int) -> tuple[float, ...]:
+def _sample(replay: Call, calls: int) -> tuple[float, ...]:
     first = _event_us(replay)
     count = max(MIN_SAMPLES, min(MAX_SAMPLES, int(BUDGET_US / max(first, 1.0))))
     return tuple(round(_event_us(replay) / calls, 3) for _ in range(count))
 
 
-def _event_us(replay: Callable[[], object]) -> float:
+def _event_us(replay: Call) -> float:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     replay()
@@ -130,7 +175,7 @@ def _event_us(replay: Callable[[], object]) -> float:
     return start.elapsed_time(end) * 1e3
 
 
-def _host_us(call: Callable[[], object]) -> float:
+def _host_us(call: Call) -> float:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     start = time.perf_counter_ns()

@@ -38,24 +38,27 @@ class Kernel:
 
 def trace_kernels(call: Callable[[], object]) -> tuple[Kernel, ...]:
     """Kernels of `call`, longest first; RuntimeError if the profiler saw none."""
-    call()
-    torch.cuda.synchronize()
-    activities = [torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
-        for _ in range(TRACED_CALLS):
-            call()
-        torch.cuda.synchronize()
     spent: dict[str, list[float]] = defaultdict(list)
-    for event in profile.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
-            spent[short_name(event.name)].append(event.time_range.elapsed_us())
-    if not spent:
-        raise RuntimeError("torch.profiler saw no GPU activity: is CUPTI in use by another tool?")
+    for name, gpu_us in _profile(call, TRACED_CALLS):
+        spent[short_name(name)].append(gpu_us)
     kernels = [
         Kernel(name, len(times) / TRACED_CALLS, round(sum(times) / TRACED_CALLS, 3))
         for name, times in spent.items()
     ]
     return tuple(sorted(kernels, key=lambda kernel: -kernel.gpu_us))
+
+
+def kernel_times(call: Callable[[], object], calls: int) -> list[list[float]]:
+    """Microseconds of each kernel of each of `calls` calls, in order of execution.
+
+    RuntimeError if the calls did not all run equally many kernels: they cannot be told apart then.
+    """
+    events = _profile(call, calls)
+    each, rest = divmod(len(events), calls)
+    if rest:
+        raise RuntimeError(f"{calls} calls must run equally many kernels, saw {len(events)} in all")
+    times = [gpu_us for _, gpu_us in events]
+    return [times[start : start + each] for start in range(0, len(times), each)]
 
 
 def short_name(name: str) -> str:
@@ -73,3 +76,17 @@ def kernel_family(names: Iterable[str]) -> str:
     """The attention kernel family that `names` prove, or the empty string if none is known."""
     found = sorted({FAMILIES[name] for name in names if name in FAMILIES})
     return "+".join(found)
+
+
+def _profile(call: Callable[[], object], calls: int) -> list[tuple[str, float]]:
+    call()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(calls):
+            call()
+        torch.cuda.synchronize()
+    on_gpu = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    if not on_gpu:
+        raise RuntimeError("torch.profiler saw no GPU activity: is CUPTI in use by another tool?")
+    on_gpu.sort(key=lambda event: event.time_range.start)
+    return [(event.name, event.time_range.elapsed_us()) for event in on_gpu]

@@ -22,21 +22,28 @@ LABELS = {FA2: "fa2", FA3: "fa3", AUTO: "auto", CUDA_CORES: "CUDA cores"}
 
 
 def ceilings(frame: pd.DataFrame) -> Ceilings:
-    """Rates measured in the same study: median over rounds. ValueError if they are missing."""
+    """Rates measured in the same study: median over rounds. ValueError if copy or matmul lack."""
     rates = {}
-    for name in ("copy", "matmul"):
+    for name in ("copy", "matmul", "read", "launch"):
         rows = frame[(frame.backend == name) & (frame.status == "ok")]
-        if rows.empty:
+        if rows.empty and name in ("copy", "matmul"):
             raise ValueError(f"frame must hold a {name!r} ceiling measured ok, it has none")
         rates[name] = float((rows.work_per_call / rows.run_us).median())
-    return Ceilings(rates["copy"] / 1e3, rates["matmul"] / 1e6, int(frame.num_sms.max()))
+    return Ceilings(
+        copy_gbps=rates["copy"] / 1e3,
+        matmul_tflops=rates["matmul"] / 1e6,
+        num_sms=int(frame.num_sms.max()),
+        read_gbps=rates["read"] / 1e3,
+        launch_us=1 / rates["launch"],
+    )
 
 
 def decode_rows(
     frame: pd.DataFrame, *, release: str | None = None, timer: str = "graph"
 ) -> pd.DataFrame:
-    """Decode records that are ok, of one timer and (if named) one release; counts as integers."""
+    """Decode records that are ok and not throttled, of one timer and (if named) one release."""
     rows = frame[frame.heads.notna() & (frame.status == "ok") & (frame.timer == timer)]
+    rows = rows[~rows.throttled]
     if release is not None:
         rows = rows[rows.release == release]
     counts = ["num_qo_heads", "num_kv_heads", "head_dim", "page_size", "batch_size", "kv_len"]
@@ -65,6 +72,17 @@ def ratios(rows: pd.DataFrame, numerator: str, denominator: str) -> pd.DataFrame
         for key, group in wide.groupby(level=CASE)
     ]
     return pd.DataFrame(found, columns=[*CASE, "ratio", "low", "high", "pairs"])
+
+
+def same_against_same(rows: pd.DataFrame) -> pd.DataFrame:
+    """A/A: each case and backend against itself, round 1 over 0, 3 over 2, ...: a row a pair."""
+    wide = rows.pivot_table(index=[*CASE, "backend"], columns="round", values="run_us")
+    even, odd = wide[wide.columns[0::2]], wide[wide.columns[1::2]]
+    pairs = [
+        (odd[after] / even[before]).rename("ratio").reset_index().assign(pair=number)
+        for number, (before, after) in enumerate(zip(even, odd, strict=False))
+    ]
+    return pd.concat(pairs, ignore_index=True).dropna(subset="ratio")
 
 
 def release_order(frame: pd.DataFrame) -> list[str]:

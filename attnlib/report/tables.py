@@ -30,8 +30,14 @@ from .rows import (
 
 def ceiling_table(limit: Ceilings) -> pd.DataFrame:
     """The measured ceilings."""
-    measured = [f"{limit.copy_gbps:,.0f} GB/s", f"{limit.matmul_tflops:.0f} TFLOP/s"]
-    return pd.DataFrame({"ceiling": ["copy (read + write)", "bf16 matmul"], "measured": measured})
+    rates = {
+        "copy (read + write)": f"{limit.copy_gbps:,.0f} GB/s",
+        "read": f"{limit.read_gbps:,.0f} GB/s",
+        "bf16 matmul": f"{limit.matmul_tflops:.0f} TFLOP/s",
+        "empty kernel in a graph": f"{limit.launch_us:.2f} us",
+    }
+    known = {name: rate for name, rate in rates.items() if not rate.startswith("nan")}
+    return pd.DataFrame({"ceiling": known.keys(), "measured": known.values()})
 
 
 def headline(frame: pd.DataFrame, limit: Ceilings, release: str) -> pd.DataFrame:
