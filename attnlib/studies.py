@@ -13,7 +13,7 @@ from .batch import AttnSpec, DecodeCase
 from .cost import decode_cost
 from .study import Grid, Study
 
-REFERENCE_MACHINE = "nvidia-h200-5cbc7574"
+REFERENCE_MACHINE = "nvidia-h200-bbfefd08"
 """The GPU whose records are published in data/ and shown in replay mode."""
 
 BEFORE, REGRESSED, FIXED, NEWEST = "0.5.3", "0.6.3", "0.6.4", "0.7.2.post1"
