@@ -121,7 +121,7 @@ STUDIES = {
             name="measurement_trust",
             question="How far can a number of this workbench be trusted?",
             grids=(
-                Grid(TRUST, PINNED, (FIXED,), rounds=16),
+                Grid(TRUST, PINNED, (FIXED,), rounds=10),
                 Grid(TRUST, PINNED, (FIXED,), timers=TIMERS, rounds=3),
                 Grid(TRUST, PINNED[:1], (FIXED,), timers=TIMERS, rounds=4, headline=True),
             ),
