@@ -70,7 +70,7 @@ def slowdown_summary(grid: pd.DataFrame) -> pd.DataFrame:
 def extremes(grid: pd.DataFrame, count: int = 4) -> pd.DataFrame:
     """The mildest and the worst cases of a slowdown grid."""
     ordered = grid.sort_values(["ratio", *SHAPE])
-    picked = pd.concat([ordered.head(count), ordered.tail(count)])
+    picked = pd.concat([ordered.head(count), ordered.tail(count)]).drop_duplicates()
     return picked.round(2).reset_index(drop=True)
 
 
