@@ -70,6 +70,19 @@ class Study:
     device: str = "cuda"
     ceilings: bool = True
 
+    @property
+    def cases(self) -> tuple[DecodeCase, ...]:
+        """Every case of the grids, once, in their order."""
+        return tuple(dict.fromkeys(case for grid in self.grids for case in grid.cases))
+
+    def case_named(self, name: str) -> DecodeCase:
+        """The case with this key or label; ValueError lists the keys there are."""
+        found = [case for case in self.cases if name in (case.key, case.label)]
+        if len(found) != 1:
+            keys = "  ".join(case.key for case in self.cases)
+            raise ValueError(f"case must be one of study {self.name!r}: {keys}; got {name!r}")
+        return found[0]
+
     def jobs(self, *, headline: bool, rounds: int | None = None) -> list[Job]:
         """Fresh processes in the order to run them: rounds outermost, odd rounds reversed."""
         grids = [grid for grid in self.grids if grid.headline or not headline]
