@@ -6,6 +6,8 @@ timer unless it says otherwise.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pandas as pd
 
@@ -26,6 +28,9 @@ from .rows import (
     ratios,
     release_order,
 )
+
+if TYPE_CHECKING:
+    from ..bisect import Bisection
 
 
 def ceiling_table(limit: Ceilings) -> pd.DataFrame:
@@ -195,6 +200,13 @@ def resolution(frame: pd.DataFrame) -> pd.DataFrame:
             "run_us": rows.run_us.round(1),
         }
     )
+
+
+def bisection(found: Bisection) -> pd.DataFrame:
+    """The steps of a bisection in the order taken, each against the oldest release."""
+    steps = pd.DataFrame([step.to_dict() for step in found.steps])
+    columns = ["release", "ran", "ratio", "95 %", "verdict", "rounds"]
+    return steps.assign(**{"95 %": _intervals(steps)}).round({"ratio": 2})[columns]
 
 
 def _intervals(table: pd.DataFrame) -> list[str]:
