@@ -110,6 +110,20 @@ class DecodeCase:
             f"batch {self.batch_size} kv_len {self.kv_len}{tail}"
         )
 
+    @property
+    def key(self) -> str:
+        """A name without spaces for command lines, `32/8,d128,p16,b16,k8192`; stable.
+
+        What is usual goes unsaid: dtype bfloat16, lengths fixed, seed 0.
+        """
+        s = self.spec
+        kind = s.dtype if s.dtype == s.kv_dtype else f"{s.dtype}/{s.kv_dtype}"
+        parts = [s.heads, f"d{s.head_dim}", f"p{s.page_size}"]
+        parts += [f"b{self.batch_size}", f"k{self.kv_len}"]
+        parts += [kind] if kind != "bfloat16" else []
+        parts += [self.lengths] if self.lengths != "fixed" else []
+        return ",".join([*parts, f"seed{self.seed}"] if self.seed else parts)
+
     def to_dict(self) -> dict[str, Any]:
         """Flat dict of the case: the spec's fields and its own."""
         flat = asdict(self)

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from . import store, study
+from .bisect import Bisection, bisect
 from .doctor import diagnose, render
 from .overlay import parse_overlay
 from .record import machine_slug
 from .studies import STUDIES
 
 FAILED, USAGE = 1, 2
+BISECT = {
+    "package": "distribution whose releases are searched, such as flashinfer-python",
+    "good": "a release that is fast",
+    "bad": "a release that is slow",
+    "study": "the study that has the case",
+    "case": "a case by its key, such as 32/8,d128,p16,b16,k8192, or by its label",
+}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -29,6 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     doctor.add_argument("--json", action="store_true", help="print JSON instead of text")
     _add_measure(commands)
+    _add_bisect(commands)
     report = commands.add_parser(
         "report", help="execute every notebook and write one self-contained HTML file"
     )
@@ -44,7 +54,8 @@ def build_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; an expected failure is one line on stderr and a non-zero status."""
     options = build_parser().parse_args(arguments)
-    commands = {"doctor": _doctor, "measure": _measure, "report": _report, "refresh": _refresh}
+    commands = {"doctor": _doctor, "measure": _measure, "bisect": _bisect}
+    commands |= {"report": _report, "refresh": _refresh}
     try:
         return commands[options.command](options)
     except (ValueError, RuntimeError, OSError) as error:
@@ -66,6 +77,30 @@ def _add_measure(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--retry", action="store_true", help="measure again what is on record as failed"
     )
+    _add_overlay(parser)
+
+
+def _add_bisect(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "bisect",
+        help="find the first release at which a case became slower, or fast again",
+        description="Find the first release slower than --good; with --good after --bad, the "
+        "first one faster than --bad. Records go to data/records/, and are replayed without a GPU.",
+    )
+    for name in ("package", "good", "bad", "study", "case"):
+        parser.add_argument(f"--{name}", required=True, metavar=name.upper(), help=BISECT[name])
+    parser.add_argument("--backend", default="flashinfer-auto", help="default: %(default)s")
+    parser.add_argument(
+        "--rounds", type=int, default=3, metavar="N", help="at each step; default: %(default)s"
+    )
+    parser.add_argument(
+        "--releases", default="", metavar="V,V,...", help="search these instead of all there are"
+    )
+    _add_overlay(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+
+
+def _add_overlay(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--overlay",
         action="append",
@@ -85,9 +120,7 @@ def _doctor(options: argparse.Namespace) -> int:
 def _measure(options: argparse.Namespace) -> int:
     from tqdm.auto import tqdm
 
-    if options.study not in STUDIES:
-        raise ValueError(f"STUDY must be one of {', '.join(STUDIES)}, got {options.study!r}")
-    chosen = STUDIES[options.study]
+    chosen = _study_named(options.study)
     overlays = dict(parse_overlay(argument) for argument in options.overlay)
     count = study.measure(
         chosen,
@@ -100,6 +133,48 @@ def _measure(options: argparse.Namespace) -> int:
     path = store.record_path(chosen.name, machine_slug(study.describe(chosen.device)))
     print(f"{count} items measured; records in {path}")
     return 0
+
+
+def _bisect(options: argparse.Namespace) -> int:
+    chosen = _study_named(options.study)
+    overlays = dict(parse_overlay(argument) for argument in options.overlay)
+    found = bisect(
+        chosen,
+        chosen.case_named(options.case),
+        package=options.package,
+        good=options.good,
+        bad=options.bad,
+        backend=options.backend,
+        rounds=options.rounds,
+        releases=[part.strip() for part in options.releases.split(",") if part.strip()],
+        overlays=overlays,
+        on_round=lambda words: print(words, file=sys.stderr, flush=True),
+    )
+    given = "".join(f" --overlay {shlex.quote(argument)}" for argument in options.overlay)
+    print(json.dumps(found.to_dict(), indent=2) if options.json else _bisect_text(found, given))
+    return 0
+
+
+def _bisect_text(found: Bisection, given: str) -> str:
+    from .report.tables import bisection
+
+    reference = f"{found.releases[0]} ({found.steps[0].reference_family})"
+    lines = [
+        f"{found.backend} of {found.package}, {found.case.label}, on {found.machine}",
+        f"searched {', '.join(found.releases)}; ratio: run time over that of {reference}",
+        "",
+        bisection(found).to_string(index=False),
+        "",
+        f"first {found.word} release: {found.changed}",
+        f"repeat with: {found.command}{given}",
+    ]
+    return "\n".join(lines)
+
+
+def _study_named(name: str) -> study.Study:
+    if name not in STUDIES:
+        raise ValueError(f"STUDY must be one of {', '.join(STUDIES)}, got {name!r}")
+    return STUDIES[name]
 
 
 def _report(options: argparse.Namespace) -> int:

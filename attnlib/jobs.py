@@ -31,13 +31,17 @@ POLL_S = 0.1
 
 @dataclass(frozen=True)
 class Job:
-    """Items of one round and one release of a study, on one device."""
+    """Items of one round and one release of a study, on one device.
+
+    `command` is what measures them again, where that is not `measure` with the study's name.
+    """
 
     study: str
     round: int
     device: str
     release: str
     items: tuple[Item, ...]
+    command: str = ""
 
     def with_items(self, items: tuple[Item, ...]) -> Job:
         """The same job with fewer items."""
@@ -135,7 +139,7 @@ def _job_form(job: Job, left: list[tuple[int, Item]], progress: Path) -> dict[st
 
 def repeat_command(job: Job) -> str:
     """The command that measures this job's study again."""
-    return f"python -m attnlib measure {shlex.quote(job.study)}"
+    return job.command or f"python -m attnlib measure {shlex.quote(job.study)}"
 
 
 def worker_environment(overlay: Path | None = None) -> dict[str, str]:

@@ -34,7 +34,7 @@ def overlay_for(
     requirement = f"{distribution}=={release}"
     if given and requirement in given:
         return _checked(given[requirement], distribution, release)
-    if not release or _installed(distribution) == release:
+    if not release or installed_release(distribution) == release:
         return None
     target = ROOT / f"{distribution}-{release}"
     return target if target.is_dir() else _install(requirement, target)
@@ -48,6 +48,24 @@ def parse_overlay(argument: str) -> tuple[str, Path]:
     name, version, folder = form.groups()
     _checked(Path(folder), name, version)
     return f"{name}=={version}", Path(folder).resolve()
+
+
+def wheel_folder() -> Path | None:
+    """The folder of wheels that `ATTNLIB_WHEELS` names, if it does; ValueError if there is none."""
+    folder = os.environ.get("ATTNLIB_WHEELS")
+    if not folder:
+        return None
+    if not Path(folder).is_dir():
+        raise ValueError(f"ATTNLIB_WHEELS must name a folder of wheels, got {folder!r}")
+    return Path(folder).resolve()
+
+
+def installed_release(distribution: str) -> str:
+    """The release that the environment has, or empty."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def _checked(folder: Path, distribution: str, release: str) -> Path:
@@ -71,7 +89,7 @@ def _install(requirement: str, target: Path) -> Path:
         wanted = [requirement, *COMPANIONS.get(distribution, ())]
         done = subprocess.run(
             [*command, "--target", f"{scratch}/site", *wanted],
-            env={**os.environ, **_wheel_folder()},
+            env={**os.environ, **_pip_sources()},
             capture_output=True,
             text=True,
         )
@@ -81,17 +99,6 @@ def _install(requirement: str, target: Path) -> Path:
     return target
 
 
-def _wheel_folder() -> dict[str, str]:
-    folder = os.environ.get("ATTNLIB_WHEELS")
-    if not folder:
-        return {}
-    if not Path(folder).is_dir():
-        raise ValueError(f"ATTNLIB_WHEELS must name a folder of wheels, got {folder!r}")
-    return {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(Path(folder).resolve())}
-
-
-def _installed(distribution: str) -> str:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return ""
+def _pip_sources() -> dict[str, str]:
+    folder = wheel_folder()
+    return {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder)} if folder else {}

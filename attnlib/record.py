@@ -25,6 +25,12 @@ from typing import Any
 from .batch import DecodeCase
 
 SCHEMA = 1
+POWER_CAP = 0x4
+"""NVML's throttle reason for the software power cap: the GPU is at its power limit. That is how a
+heavy kernel runs, day after day, so it is shown and not left out."""
+THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
+"""Hardware slowdown, software and hardware thermal slowdown, power brake: the machine is not well,
+and a measurement taken then says nothing of the kernel."""
 STATUSES = ("ok", "incorrect", "refused", "error", "crashed", "timeout")
 
 
@@ -102,6 +108,22 @@ class Record:
     def id(self) -> str:
         """Content key: the same item, round, study and GPU have the same id."""
         return record_id(self.study, self.round, self.item, self.machine["gpu_id"])
+
+    @property
+    def throttle_reasons(self) -> int:
+        """NVML's reasons (bits) before or after the measurement."""
+        states = (self.state_before, self.state_after)
+        return states[0].get("throttle_reasons", 0) | states[1].get("throttle_reasons", 0)
+
+    @property
+    def throttled(self) -> bool:
+        """Taken on a machine that was not well: marked, and left out of every comparison."""
+        return bool(self.throttle_reasons & THROTTLED)
+
+    @property
+    def power_capped(self) -> bool:
+        """Taken at the power limit."""
+        return bool(self.throttle_reasons & POWER_CAP)
 
     @property
     def machine_slug(self) -> str:

@@ -22,13 +22,6 @@ from .record import Record
 if TYPE_CHECKING:
     import pandas as pd
 
-POWER_CAP = 0x4
-"""NVML's throttle reason for the software power cap: the GPU is at its power limit. That is how a
-heavy kernel runs, day after day, so it is shown and not left out."""
-THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
-"""Hardware slowdown, software and hardware thermal slowdown, power brake: the machine is not well,
-and a measurement taken then says nothing of the kernel."""
-
 
 def data_root() -> Path:
     """The data folder: `ATTNLIB_DATA`, or `data` beside the package."""
@@ -152,17 +145,12 @@ def _row(record: Record) -> dict[str, Any]:
         "oracle_budget": record.oracle_budget,
         "work_per_call": record.work_per_call,
         "sm_clock_mhz": record.state_after.get("sm_clock_mhz", float("nan")),
-        "throttled": bool(_reasons(record) & THROTTLED),
-        "power_capped": bool(_reasons(record) & POWER_CAP),
+        "throttled": record.throttled,
+        "power_capped": record.power_capped,
         "gpu": record.machine["gpu"],
         "num_sms": record.machine.get("num_sms", 0),
         "started_at": record.started_at,
     }
-
-
-def _reasons(record: Record) -> int:
-    states = (record.state_before, record.state_after)
-    return states[0].get("throttle_reasons", 0) | states[1].get("throttle_reasons", 0)
 
 
 def _kernel_label(kernel: dict[str, Any]) -> str:

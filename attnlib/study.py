@@ -60,14 +60,31 @@ class Grid:
 
 @dataclass(frozen=True)
 class Study:
-    """A question with the grids that answer it, and the machine its published records are of."""
+    """A question with the grids that answer it, and the machine its published records are of.
+
+    `bisect_machine` is that of the published records of `bisect_<name>`, where there are any.
+    """
 
     name: str
     question: str
     grids: tuple[Grid, ...]
     reference_machine: str = ""
+    bisect_machine: str = ""
     device: str = "cuda"
     ceilings: tuple[str, ...] = ("copy", "matmul")
+
+    @property
+    def cases(self) -> tuple[DecodeCase, ...]:
+        """Every case of the grids, once, in their order."""
+        return tuple(dict.fromkeys(case for grid in self.grids for case in grid.cases))
+
+    def case_named(self, name: str) -> DecodeCase:
+        """The case with this key or label; ValueError lists the keys there are."""
+        found = [case for case in self.cases if name in (case.key, case.label)]
+        if len(found) != 1:
+            keys = "  ".join(case.key for case in self.cases)
+            raise ValueError(f"case must be one of study {self.name!r}: {keys}; got {name!r}")
+        return found[0]
 
     def jobs(self, *, headline: bool, rounds: int | None = None) -> list[Job]:
         """Fresh processes in the order to run them: rounds outermost, odd rounds reversed."""

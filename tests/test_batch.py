@@ -234,3 +234,22 @@ def test_cases_that_differ_in_anything_but_the_seed_have_their_own_label() -> No
         *(replace(case, spec=replace(SPEC, **change)) for change in SPEC_CHANGES),
     ]
     assert len({case.label, *(other.label for other in others)}) == 1 + len(others)
+
+
+def test_the_key_of_a_case_says_only_what_is_unusual_after_its_shape() -> None:
+    case = DecodeCase(AttnSpec(32, 8, 128, 16), 16, 8192)
+    assert case.key == "32/8,d128,p16,b16,k8192"
+    odd = replace(case, spec=replace(case.spec, kv_dtype="float8_e4m3fn"), lengths="ragged", seed=5)
+    assert odd.key == "32/8,d128,p16,b16,k8192,bfloat16/float8_e4m3fn,ragged,seed5"
+
+
+def test_cases_that_differ_in_anything_have_their_own_key() -> None:
+    case = DecodeCase(SPEC, 2, 8)
+    others = [
+        replace(case, batch_size=3),
+        replace(case, kv_len=9),
+        replace(case, lengths="ragged"),
+        replace(case, seed=1),
+        *(replace(case, spec=replace(SPEC, **change)) for change in SPEC_CHANGES),
+    ]
+    assert len({case.key, *(other.key for other in others)}) == 1 + len(others)

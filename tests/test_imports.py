@@ -51,6 +51,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "select": ("batch",),
     "study": ("batch", "record", "store", "overlay", "jobs"),
     "studies": ("batch", "cost", "study"),
+    # which release changed the speed
+    "releases": ("overlay",),
+    "rounds": ("batch", "record", "store", "overlay", "jobs", "study"),
+    "bisect": ("backends", "batch", "measure.stats", "record", "releases", "rounds", "study"),
     # from records to what is read
     "report.*": (
         "store",
@@ -61,6 +65,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "select",
         "study",
         "studies",
+        "bisect",
         "report.*",
     ),
     # the front doors
@@ -172,3 +177,7 @@ def test_importing_attnlib_loads_no_heavy_library() -> None:
 
 def test_reading_records_and_drawing_tables_needs_no_torch() -> None:
     assert loaded_by("import attnlib.store, attnlib.report.tables", "torch") == ""
+
+
+def test_bisecting_on_record_needs_no_torch_to_be_imported() -> None:
+    assert loaded_by("import attnlib.bisect", "torch matplotlib pandas") == ""

@@ -148,3 +148,7 @@ def test_a_job_keeps_what_it_is_when_items_are_taken_out() -> None:
 
 def test_the_command_of_a_record_quotes_the_studys_name() -> None:
     assert repeat_command(job_of("a b")) == "python -m attnlib measure 'a b'"
+
+
+def test_a_job_may_bring_the_command_that_repeats_it() -> None:
+    assert repeat_command(replace(job_of("a"), command="make a")) == "make a"

@@ -66,3 +66,9 @@ def test_the_data_readme_describes_exactly_the_fields_of_a_record(make_record):
     described = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
     assert described == set(json.loads(make_record().to_json()))
     assert Record.schema == 1
+
+
+@pytest.mark.parametrize("study", STUDIES.values(), ids=lambda study: study.name)
+def test_no_two_cases_of_a_study_share_a_key_or_a_label(study):
+    assert len({case.key for case in study.cases}) == len(study.cases)
+    assert len({case.label for case in study.cases}) == len(study.cases)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import store
+from ..bisect import PREFIX
 from ..studies import STUDIES
 from ..study import mode, record_machine
 
@@ -48,7 +49,7 @@ def build_report(out: Path, notebooks: Path = ROOT / "notebooks") -> Path:
     if not paths:
         raise ValueError(f"notebooks must be a folder with .ipynb files, got {notebooks}")
     pages = [render_notebook(path) for path in paths]
-    text = render_page(pages, [provenance_block(name) for name in STUDIES])
+    text = render_page(pages, [provenance_block(*study) for study in published()])
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = out.with_suffix(".unfinished")
     unfinished.write_text(text, encoding="utf-8")
@@ -119,11 +120,22 @@ def render_page(pages: list[Page], provenance: list[str]) -> str:
     )
 
 
-def provenance_block(study: str) -> str:
+def published() -> list[tuple[str, str, str]]:
+    """(study, machine, question) of all whose records the notebooks show, searches included."""
+    shown = []
+    for study in STUDIES.values():
+        shown.append((study.name, record_machine(study), study.question))
+        if study.bisect_machine and mode() == "replay":
+            name = PREFIX + study.name
+            shown.append((name, study.bisect_machine, "Which release changed the speed?"))
+    return shown
+
+
+def provenance_block(study: str, machine: str, question: str) -> str:
     """HTML table of where a study's numbers come from; every value escaped."""
-    found = store.provenance(study, record_machine(STUDIES[study]))
+    found = store.provenance(study, machine)
     rows = {
-        "question": STUDIES[study].question,
+        "question": question,
         "records": f"{found['records']} in {found['file']}",
         "sha256": found["sha256"],
         "measured": found["measured"],

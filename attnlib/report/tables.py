@@ -6,6 +6,8 @@ timer unless it says otherwise.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pandas as pd
 
@@ -26,6 +28,9 @@ from .rows import (
     ratios,
     release_order,
 )
+
+if TYPE_CHECKING:
+    from ..bisect import Bisection
 
 SLOW_MHZ = 1900
 """SM clocks below this are a step down from the 1965 to 1980 MHz that an idle-cool H200 holds."""
@@ -204,6 +209,13 @@ def resolution(frame: pd.DataFrame) -> pd.DataFrame:
             "run_us": rows.run_us.round(1),
         }
     )
+
+
+def bisection(found: Bisection) -> pd.DataFrame:
+    """The steps of a bisection in the order taken, each against the oldest release."""
+    steps = pd.DataFrame([step.to_dict() for step in found.steps])
+    columns = ["release", "ran", "ratio", "95 %", "verdict", "rounds"]
+    return steps.assign(**{"95 %": _intervals(steps)}).round({"ratio": 2})[columns]
 
 
 def _intervals(table: pd.DataFrame) -> list[str]:
