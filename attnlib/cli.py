@@ -29,6 +29,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     doctor.add_argument("--json", action="store_true", help="print JSON instead of text")
     _add_measure(commands)
+    claims = commands.add_parser(
+        "claims", help="published claims and what the records of the published GPU say of them"
+    )
+    claims.add_argument("ids", nargs="*", metavar="ID", help="show all there is on these claims")
+    claims.add_argument("--json", action="store_true", help="print JSON instead of text")
     report = commands.add_parser(
         "report", help="execute every notebook and write one self-contained HTML file"
     )
@@ -44,7 +49,13 @@ def build_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; an expected failure is one line on stderr and a non-zero status."""
     options = build_parser().parse_args(arguments)
-    commands = {"doctor": _doctor, "measure": _measure, "report": _report, "refresh": _refresh}
+    commands = {
+        "doctor": _doctor,
+        "measure": _measure,
+        "claims": _claims,
+        "report": _report,
+        "refresh": _refresh,
+    }
     try:
         return commands[options.command](options)
     except (ValueError, RuntimeError, OSError) as error:
@@ -99,6 +110,19 @@ def _measure(options: argparse.Namespace) -> int:
     )
     path = store.record_path(chosen.name, machine_slug(study.describe(chosen.device)))
     print(f"{count} items measured; records in {path}")
+    return 0
+
+
+def _claims(options: argparse.Namespace) -> int:
+    from . import claims
+
+    checked = claims.verdicts(ids=options.ids)
+    if options.json:
+        print(json.dumps([claim.to_dict() for claim in checked], indent=2, allow_nan=False))
+    elif options.ids:
+        print("\n\n".join(claims.render_details(claim) for claim in checked))
+    else:
+        print(claims.render_table(checked))
     return 0
 
 

@@ -50,7 +50,7 @@ def fails(capsys):
     return run
 
 
-@pytest.mark.parametrize("command", [[], ["doctor"], ["measure"], ["report"]])
+@pytest.mark.parametrize("command", [[], ["doctor"], ["measure"], ["claims"], ["report"]])
 def test_help_is_given_for_every_command(command, capsys) -> None:
     with pytest.raises(SystemExit) as stopped:
         cli.main([*command, "--help"])
