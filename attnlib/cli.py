@@ -39,6 +39,11 @@ def build_parser() -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true", help="print JSON instead of text")
     _add_measure(commands)
     _add_bisect(commands)
+    claims = commands.add_parser(
+        "claims", help="published claims and what the records of the published GPU say of them"
+    )
+    claims.add_argument("ids", nargs="*", metavar="ID", help="show all there is on these claims")
+    claims.add_argument("--json", action="store_true", help="print JSON instead of text")
     report = commands.add_parser(
         "report", help="execute every notebook and write one self-contained HTML file"
     )
@@ -54,8 +59,14 @@ def build_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; an expected failure is one line on stderr and a non-zero status."""
     options = build_parser().parse_args(arguments)
-    commands = {"doctor": _doctor, "measure": _measure, "bisect": _bisect}
-    commands |= {"report": _report, "refresh": _refresh}
+    commands = {
+        "doctor": _doctor,
+        "measure": _measure,
+        "bisect": _bisect,
+        "claims": _claims,
+        "report": _report,
+        "refresh": _refresh,
+    }
     try:
         return commands[options.command](options)
     except (ValueError, RuntimeError, OSError) as error:
@@ -175,6 +186,19 @@ def _study_named(name: str) -> study.Study:
     if name not in STUDIES:
         raise ValueError(f"STUDY must be one of {', '.join(STUDIES)}, got {name!r}")
     return STUDIES[name]
+
+
+def _claims(options: argparse.Namespace) -> int:
+    from . import claims
+
+    checked = claims.verdicts(ids=options.ids)
+    if options.json:
+        print(json.dumps([claim.to_dict() for claim in checked], indent=2, allow_nan=False))
+    elif options.ids:
+        print("\n\n".join(claims.render_details(claim) for claim in checked))
+    else:
+        print(claims.render_table(checked))
+    return 0
 
 
 def _report(options: argparse.Namespace) -> int:

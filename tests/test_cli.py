@@ -50,7 +50,9 @@ def fails(capsys):
     return run
 
 
-@pytest.mark.parametrize("command", [[], ["doctor"], ["measure"], ["bisect"], ["report"]])
+@pytest.mark.parametrize(
+    "command", [[], ["doctor"], ["measure"], ["bisect"], ["claims"], ["report"]]
+)
 def test_help_is_given_for_every_command(command, capsys) -> None:
     with pytest.raises(SystemExit) as stopped:
         cli.main([*command, "--help"])

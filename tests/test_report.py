@@ -8,6 +8,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
+from attnlib import claims
 from attnlib.report import html, refresh
 
 GOOD = "import matplotlib.pyplot as plt\n_ = plt.plot([1, 2])\nplt.show()"
@@ -69,6 +70,14 @@ def test_every_study_has_its_provenance(built):
         assert f"<h3>{name}</h3>" in text
     assert len(re.findall(r"<td>[0-9a-f]{64}</td>", text)) == len(html.STUDIES)
     assert "NVIDIA H200" in text
+
+
+def test_every_claim_stands_between_the_contents_and_the_notebooks(built):
+    text = built[0].decode()
+    place = [text.index(mark) for mark in ("</nav>", '<section id="claims">', 'id="01_first"')]
+    assert place == sorted(place)
+    for claim in claims.load_claims():
+        assert text.count(f"<tr id='claim-{claim.id}'>") == 1
 
 
 def test_a_failing_cell_names_the_notebook_and_leaves_the_old_report(tmp_path):

@@ -161,6 +161,7 @@ def project_texts() -> Iterator[Path]:
         ".md",
         ".toml",
         ".yml",
+        ".yaml",
         ".txt",
         ".cfg",
         ".ipynb",

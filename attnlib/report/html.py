@@ -1,9 +1,10 @@
 """The report: every notebook executed, in one HTML file that loads nothing from anywhere.
 
 `build_report` runs the notebooks (live on a CUDA GPU, replayed elsewhere), converts each to an
-HTML fragment with its figures inline, and adds for every study a provenance block: machine,
-versions, days, record file and sha256. Nothing in the file depends on when or where it was built,
-so two builds from the same records, with the same pinned packages, are byte-identical.
+HTML fragment with its figures inline, puts the table of published claims before them, and adds for
+every study a provenance block: machine, versions, days, record file and sha256. Nothing in the file
+depends on when or where it was built, so two builds from the same records, with the same pinned
+packages, are byte-identical.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import store
+from .. import claims, store
 from ..bisect import PREFIX
 from ..studies import STUDIES
 from ..study import mode, record_machine
@@ -28,6 +29,7 @@ STYLE = Path(__file__).with_name("page.css")
 CELL_TIMEOUT_S = 1800
 MACHINE_TAG = "nbval-ignore-output"
 LEFT_OUT = "(depends on the machine, so it is left out of a replayed report: run the notebook)"
+CLAIM_COLUMNS = ("claim and source", "claimed", "measured", "verdict", "why")
 TITLE = "Attention backends: regressions reproduced, explained, fixed"
 
 
@@ -49,7 +51,9 @@ def build_report(out: Path, notebooks: Path = ROOT / "notebooks") -> Path:
     if not paths:
         raise ValueError(f"notebooks must be a folder with .ipynb files, got {notebooks}")
     pages = [render_notebook(path) for path in paths]
-    text = render_page(pages, [provenance_block(*study) for study in published()])
+    checked = claims.verdicts(record_machine(STUDIES["fa3_decode_regression"]))
+    provenance = [provenance_block(*study) for study in published()]
+    text = render_page(pages, claims_table(checked), provenance)
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = out.with_suffix(".unfinished")
     unfinished.write_text(text, encoding="utf-8")
@@ -102,7 +106,7 @@ def _leave_out_machine(notebook: NotebookNode) -> None:
             cell.outputs = [note]
 
 
-def render_page(pages: list[Page], provenance: list[str]) -> str:
+def render_page(pages: list[Page], ledger: str, provenance: list[str]) -> str:
     """The whole HTML document."""
     contents = "\n".join(
         f'<li><a href="#{page.anchor}">{html.escape(page.title)}</a></li>' for page in pages
@@ -115,6 +119,7 @@ def render_page(pages: list[Page], provenance: list[str]) -> str:
         style=f"{STYLE.read_text()}\n{_highlighting()}",
         mode=html.escape(mode()),
         contents=contents,
+        claims=ledger,
         sections=sections,
         provenance="\n".join(provenance),
     )
@@ -129,6 +134,33 @@ def published() -> list[tuple[str, str, str]]:
             name = PREFIX + study.name
             shown.append((name, study.bisect_machine, "Which release changed the speed?"))
     return shown
+
+
+def claims_table(checked: list[claims.CheckedClaim]) -> str:
+    """HTML table of claims and verdicts, a row each; every value escaped."""
+    head = "".join(f"<th scope='col'>{name}</th>" for name in CLAIM_COLUMNS)
+    rows = "\n".join(_claim_row(claim) for claim in checked)
+    return f"<table class='claims'>\n<tr>{head}</tr>\n{rows}\n</table>"
+
+
+def _claim_row(checked: claims.CheckedClaim) -> str:
+    claim, finding = checked.claim, checked.finding
+    quote, source, claimed, measured, verdict, reason = (
+        html.escape(text)
+        for text in (
+            claim.quote,
+            claim.source.label,
+            claim.claimed,
+            finding.measured or "-",
+            finding.verdict,
+            finding.reason,
+        )
+    )
+    return (
+        f"<tr id='claim-{html.escape(claim.id)}'><td><q>{quote}</q><br>{source}</td>"
+        f"<td>{claimed}</td><td>{measured}</td>"
+        f"<td><b class='{verdict.replace(' ', '-')}'>{verdict}</b></td><td>{reason}</td></tr>"
+    )
 
 
 def provenance_block(study: str, machine: str, question: str) -> str:
@@ -181,11 +213,16 @@ PAGE = """<!DOCTYPE html>
 <h1>{title}</h1>
 <p>Executed notebooks and the records behind them. Mode of this build: <b>{mode}</b>.</p>
 <nav aria-label="Contents"><ol>
+<li><a href="#claims">Published claims, checked</a></li>
 {contents}
 <li><a href="#provenance">Provenance of every study</a></li>
 </ol></nav>
 </header>
 <main>
+<section id="claims"><h2>Published claims, checked</h2>
+<p>What pull requests say, and what the records below say of it.</p>
+{claims}
+</section>
 {sections}
 <section id="provenance"><h2>Provenance</h2>
 <p>Every figure and table above is computed from these files.</p>
