@@ -28,7 +28,7 @@ CONFIRMED, REFUTED, PARTLY = "confirmed", "refuted", "partly"
 NOT_HERE, OPEN = "not measurable here", "open"
 VERDICTS = (CONFIRMED, REFUTED, PARTLY, NOT_HERE, OPEN)
 FLOOR = 0.0
-"""No A/A study is on record, so `judge` falls back on `stats.MIN_EFFECT`."""
+"""An A/A floor is one machine's, and the reference machine has none: `stats.MIN_EFFECT` holds."""
 
 
 class MissingRecordsError(ValueError):

@@ -15,6 +15,8 @@ from .study import Grid, Study
 
 REFERENCE_MACHINE = "nvidia-h200-bbfefd08"
 """The GPU whose records are published in data/ and shown in replay mode."""
+TRUST_MACHINE = "nvidia-h200-5b90d8cb"
+"""The GPU of `measurement_trust` and of the published bisects: another H200."""
 
 BEFORE, REGRESSED, FIXED, NEWEST = "0.5.3", "0.6.3", "0.6.4", "0.7.2.post1"
 AFFECTED = ("0.6.0", "0.6.1", "0.6.2", "0.6.3")
@@ -105,6 +107,7 @@ STUDIES = {
                 Grid(VARIANTS, (*PINNED, *AUTO), (REGRESSED, FIXED), rounds=3),
             ),
             reference_machine=REFERENCE_MACHINE,
+            bisect_machine=TRUST_MACHINE,
         ),
         Study(
             name="auto_resolution",
@@ -125,7 +128,7 @@ STUDIES = {
                 Grid(TRUST, PINNED, (FIXED,), timers=TIMERS, rounds=3),
                 Grid(TRUST, PINNED[:1], (FIXED,), timers=TIMERS, rounds=4, headline=True),
             ),
-            reference_machine=REFERENCE_MACHINE,
+            reference_machine=TRUST_MACHINE,
             ceilings=("copy", "read", "matmul", "launch"),
         ),
     )

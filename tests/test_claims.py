@@ -74,7 +74,8 @@ def stands(checked: claims.CheckedClaim, ids: set[str]) -> bool:
 def fallen() -> list[str]:
     """Claims that do not stand on the records of the data folder in use."""
     machine = REFERENCE_MACHINE
-    ids = {record.id for study in STUDIES for record in store.read(study, machine)}
+    studies = [name for name, study in STUDIES.items() if study.reference_machine == machine]
+    ids = {record.id for study in studies for record in store.read(study, machine)}
     return [checked.claim.id for checked in claims.verdicts() if not stands(checked, ids)]
 
 

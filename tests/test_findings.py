@@ -9,8 +9,17 @@ import nbformat
 import pytest
 
 from attnlib import store
-from attnlib.report import rows, tables
-from attnlib.studies import HEADLINE, REFERENCE_MACHINE, REGRESSED, WIDE
+from attnlib.bisect import bisect
+from attnlib.report import rows, tables, trust
+from attnlib.studies import (
+    FIXED,
+    HEADLINE,
+    REFERENCE_MACHINE,
+    REGRESSED,
+    STUDIES,
+    TRUST_MACHINE,
+    WIDE,
+)
 
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 FP8, BF16 = "float8_e4m3fn", "bfloat16"
@@ -121,3 +130,68 @@ def test_every_published_number_passed_its_oracle(frame):
 def test_the_prose_has_no_unfilled_placeholder():
     for path in FOLDER.glob("*.ipynb"):
         assert not re.search(r"@\w+@", prose(path.stem))
+
+
+@pytest.fixture
+def trusted(published_records):
+    return store.load("measurement_trust", TRUST_MACHINE)
+
+
+def test_notebook_03_answers_with_the_aa_floor_and_its_pairs(trusted):
+    pairs, floor = trust.aa_pairs(trusted), trust.floor_of(trusted)
+    answer = f"differs by less than {100 * floor:.1f} % in 95 % of {len(pairs)} pairs"
+    assert answer in prose("03")
+    assert (pairs.ratio - 1).abs().median() < 0.01
+
+
+def test_notebook_03_says_how_often_graph_and_profiler_agree(trusted):
+    table = trust.agreement(trusted)
+    agree = table["within 2 %"]
+    assert f"on {agree['flashinfer-fa3']} of {table.cases['flashinfer-fa3']} of fa3" in prose("03")
+    for name in ("flashinfer-fa2", "flashinfer-cuda-cores"):
+        assert agree[name] == table.cases[name]
+
+
+def test_notebook_03_says_what_graph_mode_costs_the_cuda_cores(trusted):
+    table = trust.timer_table(trusted).set_index(["backend", "heads", "batch_size"])
+    row = table.loc[("flashinfer-cuda-cores", "32/8", 1)]
+    assert f"take {row.graph:.1f} us in a graph and {row.profiler:.1f} in the" in prose("03")
+
+
+def test_notebook_03_says_what_a_cold_cache_costs_fa2(trusted):
+    table = trust.cold_table(trusted)
+    fa2 = table[table.backend == "flashinfer-fa2"].set_index("mib").ratio
+    assert f"costs fa2 {100 * (fa2[16.0] - 1):.0f} % at 16 MiB" in prose("03")
+    assert (fa2[fa2.index >= 128] <= 1.02).all()
+
+
+def test_notebook_03_gives_the_ceilings_gain_and_launch(trusted):
+    limit = rows.ceilings(trusted)
+    assert f"reaches {100 * (limit.read_gbps / limit.copy_gbps - 1):.0f} % more" in prose("03")
+    assert f"costs {limit.launch_us:.2f} us in a graph" in prose("03")
+
+
+def test_notebook_03_judges_the_regression_and_its_fix(frame, trusted):
+    floor, top = trust.floor_of(trusted), rows.of_cases(frame, HEADLINE)
+    for release, word in ((REGRESSED, "slower"), (FIXED, "same")):
+        judged = trust.verdicts(
+            rows.decode_rows(top, release=release), rows.AUTO, rows.FA2, floor=floor
+        )
+        assert set(judged.verdict) == {word}
+        assert f"{word} in {len(judged)} of 7 shapes" in prose("03")
+
+
+def test_a_floor_of_aa_pairs_has_no_throttled_record(trusted):
+    assert not trusted.throttled.any()
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "changed"), [("0.5.3", "0.6.3", "0.6.0"), ("0.6.13", "0.6.3", "0.6.4")]
+)
+def test_notebook_04_names_the_releases_that_the_search_finds(good, bad, changed, monkeypatch):
+    monkeypatch.setenv("ATTNLIB_MODE", "replay")
+    study = STUDIES["fa3_decode_regression"]
+    case = study.case_named("32/8,d128,p16,b16,k8192")
+    found = bisect(study, case, package="flashinfer-python", good=good, bad=bad)
+    assert found.changed == changed
+    assert f"{changed} as the first" in prose("04")

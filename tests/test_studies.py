@@ -32,7 +32,9 @@ def test_the_wide_grid_fits_the_memory_it_promises():
 @pytest.mark.parametrize("study", STUDIES.values(), ids=lambda study: study.name)
 def test_every_item_of_a_study_is_on_record_for_its_machine(study):
     asked = {(job.round, item) for job in study.jobs(headline=False) for item in job.items}
-    have = {(record.round, record.item) for record in store.read(study.name, REFERENCE_MACHINE)}
+    have = {
+        (record.round, record.item) for record in store.read(study.name, study.reference_machine)
+    }
     assert asked == have
 
 
