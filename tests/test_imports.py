@@ -35,6 +35,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "measure.*": ("measure.*",),
     # from a study to its records; the worker is started by name, in a process of its own
     "overlay": (),
+    "lock": (),
     "worker": (
         "batch",
         "workload",
@@ -49,7 +50,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jobs": ("record", "store"),
     "store": ("record", "batch"),
     "select": ("batch",),
-    "study": ("batch", "record", "store", "overlay", "jobs"),
+    "study": ("batch", "record", "store", "overlay", "jobs", "lock"),
     "studies": ("batch", "cost", "study"),
     # from records to what is read
     "report.*": (
