@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import store, study
+from . import cluster, store, study
 from .doctor import diagnose, render
 from .overlay import parse_overlay
 from .record import machine_slug
@@ -67,6 +67,9 @@ def _add_measure(commands: argparse._SubParsersAction) -> None:
         "--retry", action="store_true", help="measure again what is on record as failed"
     )
     parser.add_argument(
+        "--cluster", metavar="ADDRESS", help="measure on the workers of this Dask scheduler instead"
+    )
+    parser.add_argument(
         "--overlay",
         action="append",
         default=[],
@@ -88,17 +91,25 @@ def _measure(options: argparse.Namespace) -> int:
     if options.study not in STUDIES:
         raise ValueError(f"STUDY must be one of {', '.join(STUDIES)}, got {options.study!r}")
     chosen = STUDIES[options.study]
-    overlays = dict(parse_overlay(argument) for argument in options.overlay)
-    count = study.measure(
-        chosen,
-        headline=options.headline,
-        rounds=options.rounds,
-        overlays=overlays,
-        retry=options.retry,
-        progress=tqdm,
-    )
-    path = store.record_path(chosen.name, machine_slug(study.describe(chosen.device)))
-    print(f"{count} items measured; records in {path}")
+    how = {
+        "headline": options.headline,
+        "rounds": options.rounds,
+        "overlays": dict(parse_overlay(argument) for argument in options.overlay),
+        "retry": options.retry,
+        "progress": tqdm,
+    }
+    if options.cluster:
+        with cluster.connect(options.cluster) as client:
+            found = cluster.measure_on_cluster(chosen, client, **how)
+        told = ", ".join(f"{count} {status}" for status, count in sorted(found.items()))
+        print(f"on record in the data folders of the workers: {told}")
+        return 0
+    count = study.measure(chosen, **how)
+    machine = machine_slug(study.describe(chosen.device))
+    print(f"{count} items measured; records in {store.record_path(chosen.name, machine)}")
+    torn = store.torn_path(chosen.name, machine)
+    if torn.exists():
+        print(f"lines that killed writers left cut short are in {torn}", file=sys.stderr)
     return 0
 
 

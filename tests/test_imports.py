@@ -52,6 +52,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "select": ("batch",),
     "study": ("batch", "record", "store", "overlay", "jobs", "lock"),
     "studies": ("batch", "cost", "study"),
+    "cluster": ("batch", "record", "store", "jobs", "study"),
     # from records to what is read
     "report.*": (
         "store",
