@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import store, study
+from . import cluster, store, study
 from .bisect import Bisection, bisect
 from .doctor import diagnose, render
 from .overlay import parse_overlay
@@ -113,6 +113,9 @@ def _add_bisect(commands: argparse._SubParsersAction) -> None:
 
 def _add_overlay(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
+        "--cluster", metavar="ADDRESS", help="measure on the workers of this Dask scheduler instead"
+    )
+    parser.add_argument(
         "--overlay",
         action="append",
         default=[],
@@ -132,17 +135,25 @@ def _measure(options: argparse.Namespace) -> int:
     from tqdm.auto import tqdm
 
     chosen = _study_named(options.study)
-    overlays = dict(parse_overlay(argument) for argument in options.overlay)
-    count = study.measure(
-        chosen,
-        headline=options.headline,
-        rounds=options.rounds,
-        overlays=overlays,
-        retry=options.retry,
-        progress=tqdm,
-    )
-    path = store.record_path(chosen.name, machine_slug(study.describe(chosen.device)))
-    print(f"{count} items measured; records in {path}")
+    how = {
+        "headline": options.headline,
+        "rounds": options.rounds,
+        "overlays": dict(parse_overlay(argument) for argument in options.overlay),
+        "retry": options.retry,
+        "progress": tqdm,
+    }
+    if options.cluster:
+        with cluster.connect(options.cluster) as client:
+            found = cluster.measure_on_cluster(chosen, client, **how)
+        told = ", ".join(f"{count} {status}" for status, count in sorted(found.items()))
+        print(f"on record in the data folders of the workers: {told}")
+        return 0
+    count = study.measure(chosen, **how)
+    machine = machine_slug(study.describe(chosen.device))
+    print(f"{count} items measured; records in {store.record_path(chosen.name, machine)}")
+    torn = store.torn_path(chosen.name, machine)
+    if torn.exists():
+        print(f"lines that killed writers left cut short are in {torn}", file=sys.stderr)
     return 0
 
 

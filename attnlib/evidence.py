@@ -23,6 +23,7 @@ import pandas as pd
 from .batch import DecodeCase
 from .measure import stats
 from .report.rows import CASE, decode_rows, of_cases, release_order
+from .store import require_comparable
 
 CONFIRMED, REFUTED, PARTLY = "confirmed", "refuted", "partly"
 NOT_HERE, OPEN = "not measurable here", "open"
@@ -112,6 +113,7 @@ def judge_cases(
 ) -> Judged:
     """Verdict of `pair[0]` over `pair[1]` in one release, case by case, as `case_rows` has them."""
     rows = decode_rows(case_rows(frame, cases, pair, release))
+    require_comparable(rows)
     wide = rows.pivot_table(index=[*CASE, "round"], columns="backend", values="run_us")
     wide = wide.reindex(columns=list(pair)).dropna()
     verdicts = [

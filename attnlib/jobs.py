@@ -2,7 +2,7 @@
 
 The worker appends each record itself and tells its progress through a file. If it dies, the item
 it had started gets a record that says how (exit status or signal, last words of stderr), and the
-rest of the job goes on in a new process.
+rest of the job goes on in a new process. If we die, it dies too: its stdin is a pipe of ours.
 """
 
 from __future__ import annotations
@@ -54,11 +54,15 @@ def run_job(
     overlay: Path | None,
     *,
     on_done: Callable[[int], object] | None = None,
+    held: tuple[int, ...] = (),
 ) -> None:
-    """Run `job` to its end, in as many processes as it takes; one record an item, always."""
+    """Run `job` to its end, in as many processes as it takes; one record an item, always.
+
+    `held` are file descriptors of locks that the workers hold too, should they outlive us.
+    """
     left = list(enumerate(job.items))
     while left:
-        done, started, words = _run_process(job, left, overlay, on_done)
+        done, started, words = _run_process(job, left, overlay, on_done, held)
         remaining = [(number, item) for number, item in left if number not in done]
         if started is None and not done:
             raise RuntimeError(f"a worker died before its first item: {words}")
@@ -75,20 +79,19 @@ def _run_process(
     left: list[tuple[int, Item]],
     overlay: Path | None,
     on_done: Callable[[int], object] | None,
+    held: tuple[int, ...],
 ) -> tuple[set[int], int | None, str]:
     with tempfile.TemporaryDirectory() as scratch:
         progress, log = Path(scratch, "progress"), Path(scratch, "log")
         progress.touch()
         path = Path(scratch, "job.json")
         path.write_text(json.dumps(_job_form(job, left, progress)))
+        command = [sys.executable, "-m", "attnlib.worker", "--end-with-stdin", str(path)]
+        options = {"env": worker_environment(overlay), "pass_fds": held}
+        pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.STDOUT}
         with log.open("wb") as out:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "attnlib.worker", str(path)],
-                env=worker_environment(overlay),
-                stdout=out,
-                stderr=subprocess.STDOUT,
-            )
-            how = _wait(process, progress, on_done)
+            with subprocess.Popen(command, stdout=out, **pipes, **options) as process:
+                how = _wait(process, progress, on_done)
         done, started = _read_progress(progress)
         words = f"{how}; {log.read_text(errors='replace').strip()[-500:]}"
         return done, started, words
@@ -153,6 +156,8 @@ def worker_environment(overlay: Path | None = None) -> dict[str, str]:
 
 def _stands(job: Job, machine: dict[str, Any], item: Item) -> bool:
     # Killed after its record was on disk, before it could say so: the measurement is good.
+    # Killed before that, it may have left half a line.
+    store.mend(job.study, machine_slug(machine))
     try:
         records = store.read(job.study, machine_slug(machine))
     except FileNotFoundError:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -69,15 +68,23 @@ def installed_release(distribution: str) -> str:
 
 
 def _checked(folder: Path, distribution: str, release: str) -> Path:
-    found = {
-        (str(dist.metadata["Name"]).replace("_", "-"), dist.version)
-        for dist in metadata.distributions(path=[str(folder)])
-    }
+    found = {_name_and_version(dist) for dist in metadata.distributions(path=[str(folder)])}
     if (distribution, release) not in found:
         raise ValueError(
             f"overlay {folder} must hold {distribution} {release}, it has {found or {}}"
         )
     return folder
+
+
+def _name_and_version(dist: metadata.Distribution) -> tuple[str, str]:
+    # Without metadata the standard library has None; the backport that Dask loads may raise.
+    try:
+        fields = dist.metadata
+    except FileNotFoundError:
+        fields = None
+    if fields is None:
+        return "", ""
+    return str(fields["Name"]).replace("_", "-"), str(fields["Version"])
 
 
 def _install(requirement: str, target: Path) -> Path:
@@ -95,7 +102,12 @@ def _install(requirement: str, target: Path) -> Path:
         )
         if done.returncode:
             raise RuntimeError(f"pip could not install {requirement}: {done.stderr.strip()[-800:]}")
-        shutil.move(f"{scratch}/site", target)
+        try:
+            Path(scratch, "site").rename(target)
+        except OSError:
+            # Another process installed the same release meanwhile; a folder is whole or not there.
+            if not target.is_dir():
+                raise
     return target
 
 

@@ -3,6 +3,18 @@
 One folder a machine, so two GPUs never share a table by accident. `append` writes one whole line
 under a lock and syncs it before it returns. `load` gives a DataFrame, one row a record.
 `<data>` is the repository's data folder, or what `ATTNLIB_DATA` names. No torch here.
+
+A writer may be killed at any instant, so its last line may be cut short. Nobody was told that such
+a line is stored, and under the exclusive lock it can only be a dead writer's:
+
+| who meets a torn last line | does |
+|---|---|
+| `read`, and all that only reads | ValueError with file and line: a copy cut short is no study |
+| `append`, `mend` | moves its bytes to `<study>.jsonl.torn`, syncs, cuts the file to whole lines |
+| a kill between those two steps | leaves both; the next writer sets the same bytes aside again |
+
+So a killed sweep resumes, and what it was writing is measured again; the bytes stay to be seen.
+A line that ends whole and is no record was not left by a kill: all refuse it, and no one moves it.
 """
 
 from __future__ import annotations
@@ -22,6 +34,9 @@ from .record import Record
 if TYPE_CHECKING:
     import pandas as pd
 
+COMPARABLE = ("gpu_id", "power_limit_w", "timer", "schema")
+"""Columns that must not differ within one comparison: each moves times, whatever the backend."""
+
 
 def data_root() -> Path:
     """The data folder: `ATTNLIB_DATA`, or `data` beside the package."""
@@ -39,24 +54,38 @@ def machines(study: str) -> list[str]:
     return sorted(path.parent.name for path in data_root().glob(f"records/*/{study}.jsonl"))
 
 
+def torn_path(study: str, machine: str) -> Path:
+    """Where the torn last lines of killed writers are kept; missing if there never was one."""
+    path = record_path(study, machine)
+    return path.with_name(f"{path.name}.torn")
+
+
 def append(record: Record) -> Path:
-    """Add `record` to its file; on return it is on disk, whole. ValueError on a torn file."""
+    """Add `record` to its file; on return it is on disk, whole. A torn last line is set aside."""
     path = record_path(record.study, record.machine_slug)
     path.parent.mkdir(parents=True, exist_ok=True)
     line = (record.to_json() + "\n").encode()
     with _locked(path) as file:
-        _require_whole(path, file)
+        _set_torn_line_aside(file, torn_path(record.study, record.machine_slug))
         file.write(line)
-        file.flush()
-        os.fsync(file.fileno())
+        _sync(file)
     return path
+
+
+def mend(study: str, machine: str) -> int:
+    """Set a killed writer's torn last line aside, so that the file reads; its length in bytes."""
+    path = record_path(study, machine)
+    if not path.exists():
+        return 0
+    with _locked(path) as file:
+        return _set_torn_line_aside(file, torn_path(study, machine))
 
 
 def read(study: str, machine: str) -> list[Record]:
     """Records of a study on a machine, oldest first; of one id the newest stands.
 
     Raises FileNotFoundError naming the machines that have the study, and ValueError naming file
-    and line for a line cut short, a newer schema or a field that is not right.
+    and line for a line cut short, a newer schema, a field that is not right or another machine's.
     """
     path = record_path(study, machine)
     if not path.exists() or not path.stat().st_size:
@@ -68,6 +97,10 @@ def read(study: str, machine: str) -> list[Record]:
     newest: dict[str, Record] = {}
     for number, line in enumerate(lines, 1):
         record = _parse(path, number, line)
+        if record.machine_slug != machine:
+            raise ValueError(
+                f"{path} line {number} must be of {machine!r}, it is of {record.machine_slug!r}"
+            )
         newest.pop(record.id, None)
         newest[record.id] = record
     return list(newest.values())
@@ -78,6 +111,21 @@ def load(study: str, machine: str) -> pd.DataFrame:
     import pandas as pd
 
     return pd.DataFrame([_row(record) for record in read(study, machine)])
+
+
+def require_comparable(rows: pd.DataFrame) -> None:
+    """ValueError unless all rows share GPU, power limit, timer and schema (`COMPARABLE`).
+
+    For whoever divides one row by another or puts them in one comparison. It names the column and
+    two of its values. A machine without a power limit has 0.
+    """
+    for name in COMPARABLE:
+        seen = rows[name].unique().tolist()
+        if len(seen) > 1:
+            raise ValueError(
+                f"{name} must be the same in all rows of a comparison, "
+                f"got {seen[0]!r} and {seen[1]!r}"
+            )
 
 
 def provenance(study: str, machine: str) -> dict[str, Any]:
@@ -98,18 +146,36 @@ def provenance(study: str, machine: str) -> dict[str, Any]:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[IO[bytes]]:
-    with path.open("ab") as file:
+    with path.open("a+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield file
 
 
-def _require_whole(path: Path, file: IO[bytes]) -> None:
-    if not file.tell():
-        return
-    with path.open("rb") as written:
-        written.seek(-1, os.SEEK_END)
-        if written.read(1) != b"\n":
-            raise ValueError(f"{path} must end in a whole line, its last is cut short: remove it")
+def _set_torn_line_aside(file: IO[bytes], aside: Path) -> int:
+    whole = _whole_bytes(file)
+    file.seek(whole)
+    torn = file.read()
+    if torn:
+        with aside.open("ab") as kept:
+            kept.write(torn + b"\n")
+            _sync(kept)
+        file.truncate(whole)
+        _sync(file)
+    return len(torn)
+
+
+def _whole_bytes(file: IO[bytes]) -> int:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - 1))
+    if file.read() in (b"", b"\n"):
+        return size
+    file.seek(0)
+    return file.read().rfind(b"\n") + 1
+
+
+def _sync(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def _parse(path: Path, number: int, line: str) -> Record:
@@ -148,6 +214,9 @@ def _row(record: Record) -> dict[str, Any]:
         "throttled": record.throttled,
         "power_capped": record.power_capped,
         "gpu": record.machine["gpu"],
+        "gpu_id": record.machine["gpu_id"],
+        "power_limit_w": record.machine.get("power_limit_w", 0),
+        "schema": record.schema,
         "num_sms": record.machine.get("num_sms", 0),
         "started_at": record.started_at,
     }

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from . import store
 from .batch import DecodeCase
 from .jobs import Job, run_job, worker_environment
+from .lock import hold_gpu
 from .overlay import overlay_for
 from .record import Item, machine_slug, record_id
 
@@ -156,23 +157,55 @@ def measure(
 
     `rounds` overrides the grids' own. `overlays` maps `NAME==VERSION` to folders. `retry` measures
     again what is on record as failed. `progress` is a tqdm-like factory. Raises RuntimeError
-    without a GPU (for a study of device `cuda`).
+    without a GPU (for a study of device `cuda`), or while another sweep measures on it.
     """
     if study.device == "cuda" and not _has_cuda():
         raise RuntimeError(f"study {study.name!r} must be measured on a CUDA GPU, none is here")
+    jobs = plan_jobs(study, headline=headline, rounds=rounds, overlays=overlays)
+    return run_missing(jobs, overlays=overlays, retry=retry, progress=progress)
+
+
+def plan_jobs(
+    study: Study,
+    *,
+    headline: bool = False,
+    rounds: int | None = None,
+    overlays: dict[str, Path] | None = None,
+) -> list[Job]:
+    """The study's jobs in order; ValueError for no rounds or an overlay that nothing asks for."""
     if rounds is not None and rounds < 1:
         raise ValueError(f"rounds must be >= 1, got {rounds}")
     jobs = study.jobs(headline=headline, rounds=rounds)
     _require_used(overlays or {}, jobs)
-    machine = describe(study.device)
-    jobs = _missing(jobs, machine, retry=retry)
-    total = sum(len(job.items) for job in jobs)
-    bar = progress(total=total, unit="item", desc=study.name) if progress else None
-    for job in jobs:
-        overlay = _overlay(job, overlays)
-        run_job(job, machine, overlay, on_done=bar.update if bar else None)
-    if bar:
-        bar.close()
+    return jobs
+
+
+def run_missing(
+    jobs: list[Job],
+    *,
+    overlays: dict[str, Path] | None = None,
+    retry: bool = False,
+    progress: Any = None,
+) -> int:
+    """Measure what one study's `jobs` lack on this machine, which is held meanwhile (`lock`).
+
+    Returns how many items were measured. With nothing to measure it needs no lock.
+    """
+    if not jobs:
+        return 0
+    machine = describe(jobs[0].device)
+    if not _missing(jobs, machine, retry=retry):
+        return 0
+    with hold_gpu(machine["gpu_id"]) as held:
+        # Asked again: the sweep that held the GPU until now may have measured some.
+        left = _missing(jobs, machine, retry=retry)
+        total = sum(len(job.items) for job in left)
+        bar = progress(total=total, unit="item", desc=jobs[0].study) if progress else None
+        for job in left:
+            overlay = _overlay(job, overlays)
+            run_job(job, machine, overlay, on_done=bar.update if bar else None, held=(held,))
+        if bar:
+            bar.close()
     return total
 
 
@@ -187,14 +220,17 @@ def describe(device: str) -> dict[str, Any]:
 
 
 def _missing(jobs: list[Job], machine: dict[str, Any], *, retry: bool) -> list[Job]:
+    study, slug = jobs[0].study, machine_slug(machine)
+    # A killed sweep's half line must not stop the next one.
+    store.mend(study, slug)
+    try:
+        records = store.read(study, slug)
+    except FileNotFoundError:
+        records = []
+    failed = ("error", "crashed", "timeout") if retry else ()
+    have = {record.id for record in records if record.status not in failed}
     left = []
     for job in jobs:
-        try:
-            records = store.read(job.study, machine_slug(machine))
-        except FileNotFoundError:
-            records = []
-        failed = ("error", "crashed", "timeout") if retry else ()
-        have = {record.id for record in records if record.status not in failed}
         items = tuple(
             item
             for item in job.items

@@ -1,11 +1,12 @@
 """One fresh process: a job in, records out. The only place that runs foreign kernels for a study.
 
-    python -m attnlib.worker JOB.json          (started by `study`, not by hand)
+    python -m attnlib.worker JOB.json          (started by `jobs`, not by hand)
     python -m attnlib.worker --describe cuda   prints the machine as JSON
 
 A job is `{"study", "round", "device", "command", "items": [...], "progress": PATH}`. For each item
 the worker writes `start N` to the progress file, measures, appends the record to the store, writes
 `done N`. Whatever kills the process, the parent knows which item did it and goes on with the rest.
+With `--end-with-stdin` it ends when its stdin does: nobody's worker must not time on, unlocked.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import re
+import signal
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -204,11 +208,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="attnlib.worker", description=__doc__)
     parser.add_argument("job", nargs="?", type=Path)
     parser.add_argument("--describe", metavar="DEVICE")
+    parser.add_argument("--end-with-stdin", action="store_true")
     options = parser.parse_args(arguments)
     if options.describe:
         print(json.dumps(describe_machine(options.describe)))
         return 0
+    if options.end_with_stdin:
+        threading.Thread(target=_end_with_stdin, daemon=True).start()
     return run_job(options.job)
+
+
+def _end_with_stdin() -> None:
+    # Blocks without the GIL: it costs the measurement nothing.
+    while os.read(0, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

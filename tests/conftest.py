@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,16 @@ NO_TIMES = {"run_us": (), "plan_us": (), "calls_per_sample": 0, "kernels": ()}
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("repeatable")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Locks of GPUs lie in the temporary folder: parallel test runs must not exclude each other."""
+    folder = tmp_path_factory.mktemp("temporary")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(folder))
+        patch.setattr(tempfile, "tempdir", str(folder))
+        yield folder
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +98,15 @@ class InstantJobs:
         self.jobs: list[Job] = []
         self.overlays: list[Path | None] = []
 
-    def run(self, job: Job, machine: dict, overlay: Path | None, *, on_done: Any = None) -> None:
+    def run(
+        self,
+        job: Job,
+        machine: dict,
+        overlay: Path | None,
+        *,
+        on_done: Any = None,
+        held: tuple[int, ...] = (),
+    ) -> None:
         self.jobs.append(job)
         self.overlays.append(overlay)
         for item in job.items:

@@ -40,7 +40,7 @@ def rows(
     """Records of one backend and release, each round `factor` times 100 us and exactly so."""
     kernel = "PrefillWithKVCacheKernel" if backend == FA3 else "BatchPrefillWithPagedKVCacheKernel"
     same = {"release": release, "timer": "graph", "status": "ok", "throttled": False}
-    same |= {"backend": backend}
+    same |= {"backend": backend, "gpu_id": "0badcafe", "power_limit_w": 700, "schema": 1}
     return [
         {
             **case.to_dict(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -101,11 +102,23 @@ def test_no_rounds_fail_in_one_line(fails, tiny) -> None:
     assert fails("measure", "tiny", "--rounds", "0").endswith("rounds must be >= 1, got 0")
 
 
-def test_a_torn_file_fails_in_one_line(fails, tiny) -> None:
+def test_a_line_that_is_no_record_fails_in_one_line(fails, tiny) -> None:
     path = store.record_path("tiny", "cpu-test64")
     path.parent.mkdir(parents=True)
-    path.write_text('{"schema": 1')
-    assert f"{path} line 1 must be a whole record" in fails("measure", "tiny")
+    path.write_text('{"schema": 1\n')
+    assert f"{path} line 1 must be a record" in fails("measure", "tiny")
+
+
+def test_a_line_that_a_killed_sweep_cut_short_is_set_aside_and_said(tiny, capsys) -> None:
+    assert cli.main(["measure", "tiny"]) == 0
+    path, torn = store.record_path("tiny", "cpu-test64"), store.torn_path("tiny", "cpu-test64")
+    path.write_bytes(path.read_bytes()[:-20])
+    capsys.readouterr()
+    assert cli.main(["measure", "tiny"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("1 items measured")
+    assert printed.err.endswith(f"lines that killed writers left cut short are in {torn}\n")
+    assert len(store.read("tiny", "cpu-test64")) == 2
 
 
 def test_an_unknown_mode_fails_in_one_line(fails, without_gpu, monkeypatch) -> None:
@@ -128,6 +141,27 @@ def test_measure_counts_items_and_names_the_file_it_wrote(tiny, capsys) -> None:
     path = store.record_path("tiny", "cpu-test64")
     assert capsys.readouterr().out == f"2 items measured; records in {path}\n"
     assert path.exists()
+
+
+def test_measure_on_a_cluster_says_what_is_on_record(tiny, monkeypatch, capsys) -> None:
+    asked = []
+
+    def measure_on_cluster(chosen, client, **options):
+        asked.append((chosen, client, options["headline"], options["rounds"], options["retry"]))
+        return {"refused": 1, "ok": 3}
+
+    monkeypatch.setattr(cli.cluster, "connect", lambda address: nullcontext(f"client of {address}"))
+    monkeypatch.setattr(cli.cluster, "measure_on_cluster", measure_on_cluster)
+    assert cli.main(["measure", "tiny", "--cluster", "tcp://one:1", "--rounds", "2"]) == 0
+    assert asked == [(TINY, "client of tcp://one:1", False, 2, False)]
+    assert capsys.readouterr().out.endswith("of the workers: 3 ok, 1 refused\n")
+    assert tiny.jobs == []
+
+
+def test_a_cluster_without_the_library_fails_in_one_line(fails, tiny, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    line = fails("measure", "tiny", "--cluster", "tcp://127.0.0.1:1")
+    assert line.endswith('pip install "attnlib[cluster]"')
 
 
 def test_doctor_says_for_every_backend_whether_it_can_run(without_gpu, capsys) -> None:

@@ -35,6 +35,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "measure.*": ("measure.*",),
     # from a study to its records; the worker is started by name, in a process of its own
     "overlay": (),
+    "lock": (),
     "worker": (
         "batch",
         "workload",
@@ -49,7 +50,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jobs": ("record", "store"),
     "store": ("record", "batch"),
     "select": ("batch",),
-    "study": ("batch", "record", "store", "overlay", "jobs"),
+    "study": ("batch", "record", "store", "overlay", "jobs", "lock"),
     "studies": ("batch", "cost", "study"),
     # which release changed the speed
     "releases": ("overlay",),
@@ -57,9 +58,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "bisect": ("backends", "batch", "measure.stats", "record", "releases", "rounds", "study"),
     # what the records say of published claims; report.rows is the part of the report that draws
     # nothing, it pairs rounds, and that must be done in one place
-    "evidence": ("batch", "measure.stats", "report.rows"),
+    "evidence": ("batch", "measure.stats", "report.rows", "store"),
     "claim_checks": ("evidence", "report.rows", "select", "studies"),
     "claims": ("claim_checks", "evidence", "store", "studies"),
+    "cluster": ("batch", "record", "store", "jobs", "study"),
     # from records to what is read
     "report.*": (
         "store",

@@ -6,6 +6,12 @@ that makes `backends.create` fail at chosen head_dims.
 
 from __future__ import annotations
 
+import json
+import os
+import select
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,10 +23,11 @@ from attnlib.batch import AttnSpec, DecodeCase
 from attnlib.jobs import Job, repeat_command, run_job
 from attnlib.record import Item, Record
 
-KILLED, SLEEPS, CONTEXT_LOST = 24, 40, 56
+ROOT = Path(__file__).resolve().parents[1]
+KILLED, SLEEPS, CONTEXT_LOST, OUT_OF_MEMORY, TORN = 24, 40, 56, 72, 88
 FAULTS = f"""
 import os, signal, sys, time
-from attnlib import backends
+from attnlib import backends, store
 
 def kill():
     print("last words of /opt/engine/kernel.so", file=sys.stderr, flush=True)
@@ -29,7 +36,23 @@ def kill():
 def lose_context():
     raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-faults = {{{KILLED}: kill, {SLEEPS}: lambda: time.sleep(60), {CONTEXT_LOST}: lose_context}}
+def run_out_of_memory():
+    import torch
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 TiB. GPU 0 has ...")
+
+def die_writing():
+    (path,) = store.data_root().glob("records/*/torn.jsonl")
+    with path.open("ab") as file:
+        file.write(b'{{"backend":"sdpa","calls_per_sam')
+    kill()
+
+faults = {{
+    {KILLED}: kill,
+    {SLEEPS}: lambda: time.sleep(60),
+    {CONTEXT_LOST}: lose_context,
+    {OUT_OF_MEMORY}: run_out_of_memory,
+    {TORN}: die_writing,
+}}
 create = backends.create
 
 def create_or_fail(name, spec, **options):
@@ -127,6 +150,59 @@ def test_a_lost_context_costs_its_item_and_the_rest_goes_on_in_a_new_process(run
     run_job(job_of("lost", CONTEXT_LOST, 16), MACHINE, run.faults)
     found = {item.case.spec.head_dim: record.status for item, record in records_of("lost").items()}
     assert found == {CONTEXT_LOST: "crashed", 16: "ok"}
+
+
+def test_running_out_of_memory_costs_its_item_and_not_even_the_process(run, monkeypatch) -> None:
+    started = []
+    popen = jobs.subprocess.Popen
+    monkeypatch.setattr(
+        jobs.subprocess, "Popen", lambda *a, **k: started.append(a) or popen(*a, **k)
+    )
+    run_job(job_of("memory", 16, OUT_OF_MEMORY, 32), MACHINE, run.faults)
+    found = {item.case.spec.head_dim: record for item, record in records_of("memory").items()}
+    statuses = {head_dim: record.status for head_dim, record in found.items()}
+    assert statuses == {16: "ok", OUT_OF_MEMORY: "error", 32: "ok"}
+    assert found[OUT_OF_MEMORY].reason.startswith("OutOfMemoryError: CUDA out of memory. Tried")
+    assert len(started) == 1
+
+
+def test_a_worker_killed_while_it_writes_costs_its_item_and_no_other(run) -> None:
+    (machine,) = {record.machine_slug for record in run.records.values() if record.status == "ok"}
+    here = {**MACHINE, "cpu": machine.removeprefix("cpu-")}
+    run_job(job_of("torn", 16, TORN, 32), here, run.faults)
+    found = {item.case.spec.head_dim: record.status for item, record in records_of("torn").items()}
+    assert found == {16: "ok", TORN: "crashed", 32: "ok"}
+    assert b"calls_per_sam" in store.torn_path("torn", machine).read_bytes()
+
+
+SWEEP = """
+import json, sys
+from pathlib import Path
+from attnlib.jobs import Job, run_job
+from attnlib.record import Item
+form, faults = json.loads(sys.argv[1]), Path(sys.argv[2])
+items = tuple(Item.from_dict(item) for item in form["items"])
+job, held = Job("orphan", 0, "cpu", "", items), (int(sys.argv[3]),)
+run_job(job, form["machine"], faults, held=held)
+"""
+
+
+def test_a_worker_does_not_outlive_the_sweep_that_started_it(run, data) -> None:
+    # The second item sleeps for a minute: a worker that lived on would still hold the pipe's end.
+    items = [item_of(head_dim).to_dict() for head_dim in (16, SLEEPS)]
+    form = json.dumps({"items": items, "machine": MACHINE})
+    alive, held = os.pipe()
+    command = [sys.executable, "-c", SWEEP, form, str(run.faults), str(held)]
+    sweep = subprocess.Popen(command, cwd=ROOT, pass_fds=(held,))
+    os.close(held)
+    while not any(path.stat().st_size for path in data.glob("records/*/orphan.jsonl")):
+        assert sweep.poll() is None
+        time.sleep(0.05)
+    sweep.kill()
+    sweep.wait()
+    assert select.select([alive], [], [], 20.0)[0] and os.read(alive, 1) == b""
+    os.close(alive)
+    assert [record.status for record in records_of("orphan").values()] == ["ok"]
 
 
 def test_a_worker_that_cannot_even_start_is_an_error_and_no_record(tmp_path) -> None:

@@ -6,7 +6,8 @@ import pandas as pd
 import pytest
 
 from attnlib.batch import AttnSpec, DecodeCase
-from attnlib.report import rows
+from attnlib.cost import Ceilings
+from attnlib.report import rows, tables
 
 CASE = DecodeCase(AttnSpec(8, 2, 128, 16), batch_size=4, kv_len=1024)
 
@@ -22,6 +23,9 @@ def frame(*entries: dict, case: DecodeCase = CASE) -> pd.DataFrame:
         "round": 0,
         "num_sms": 132,
         "throttled": False,
+        "gpu_id": "0badcafe",
+        "power_limit_w": 700,
+        "schema": 1,
     }
     return pd.DataFrame([{**same, **entry} for entry in entries])
 
@@ -37,6 +41,36 @@ def test_ratios_pair_round_by_round_and_not_by_pool():
         "b",
     )
     assert found[["ratio", "low", "high", "pairs"]].to_numpy().tolist() == [[2.0, 2.0, 2.0, 2]]
+
+
+@pytest.mark.parametrize(
+    ("column", "other"),
+    [("gpu_id", "deadbeef"), ("power_limit_w", 350), ("timer", "eager"), ("schema", 2)],
+)
+def test_nothing_is_divided_or_tabled_across_what_moves_times(column, other):
+    work = {"work_per_call": 1e9}
+    mixed = frame(timed("a", 0, 2.0), timed("b", 0, 1.0, **{column: other}))
+    limit = frame(timed("copy", 0, 2.0, **work), timed("matmul", 0, 1.0, **work, **{column: other}))
+    refused = rf"{column} must be the same .*, got .* and {other!r}"
+    with pytest.raises(ValueError, match=refused):
+        rows.ratios(mixed, "a", "b")
+    with pytest.raises(ValueError, match=refused):
+        rows.medians(mixed)
+    with pytest.raises(ValueError, match=refused):
+        rows.ceilings(limit)
+
+
+def test_a_third_backend_from_elsewhere_does_not_stand_in_the_way_of_a_ratio():
+    found = frame(timed("a", 0, 2.0), timed("b", 0, 1.0), timed("c", 0, 9.0, gpu_id="deadbeef"))
+    assert rows.ratios(found, "a", "b").ratio.item() == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("table", ["over_floor", "across_releases"])
+def test_tables_that_divide_or_line_up_rows_refuse_two_gpus(table):
+    both = [timed("a", n, 1.0, gpu_id=gpu, kernel_family="fa2") for n, gpu in enumerate("xy")]
+    arguments = {"over_floor": (Ceilings(1.0, 1.0, 1), "0.6.3"), "across_releases": ("a",)}[table]
+    with pytest.raises(ValueError, match="gpu_id must be the same .*, got 'x' and 'y'"):
+        getattr(tables, table)(frame(*both), *arguments)
 
 
 def test_a_round_that_lacks_one_side_is_left_out_of_the_ratio():

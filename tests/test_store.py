@@ -10,6 +10,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from attnlib import store
@@ -56,15 +57,81 @@ def test_without_a_named_folder_records_lie_beside_the_package(monkeypatch) -> N
 
 
 @pytest.mark.parametrize("cut", [1, 40], ids=["the newline", "half a line"])
-def test_a_file_cut_short_is_neither_read_nor_written(make_record, cut) -> None:
+def test_a_file_cut_short_is_not_read_and_left_as_it_is(make_record, cut) -> None:
     append_rounds(make_record, 3)
     torn = demo_path().read_bytes()[:-cut]
     demo_path().write_bytes(torn)
     with pytest.raises(ValueError, match=r"demo\.jsonl line 3 .*cut short"):
         store.read("demo", MACHINE)
-    with pytest.raises(ValueError, match=r"demo\.jsonl .*last is cut short"):
-        store.append(make_record(round=7))
     assert demo_path().read_bytes() == torn
+
+
+@pytest.mark.parametrize("lines", [0, 2])
+def test_wherever_a_line_is_cut_the_next_writer_sets_it_aside_and_goes_on(
+    make_record, lines
+) -> None:
+    records = append_rounds(make_record, lines)
+    whole = demo_path().read_bytes() if lines else b""
+    last, late = make_record(round=7).to_json().encode(), make_record(round=8)
+    torn_path = store.torn_path("demo", MACHINE)
+    demo_path().parent.mkdir(parents=True, exist_ok=True)
+    for cut in range(1, len(last) + 1, 29):
+        demo_path().write_bytes(whole + last[:cut])
+        torn_path.unlink(missing_ok=True)
+        store.append(late)
+        assert store.read("demo", MACHINE) == [*records, late]
+        assert torn_path.read_bytes() == last[:cut] + b"\n"
+
+
+def test_mending_moves_a_torn_line_and_nothing_else(make_record) -> None:
+    assert store.mend("demo", MACHINE) == 0
+    records = append_rounds(make_record, 2)
+    assert store.mend("demo", MACHINE) == 0
+    assert not store.torn_path("demo", MACHINE).exists()
+    with demo_path().open("ab") as file:
+        file.write(b'{"half')
+    assert store.mend("demo", MACHINE) == len(b'{"half')
+    assert store.read("demo", MACHINE) == records
+
+
+def test_what_was_set_aside_before_stays(make_record) -> None:
+    for words in (b"one", b"two"):
+        demo_path().parent.mkdir(parents=True, exist_ok=True)
+        with demo_path().open("ab") as file:
+            file.write(words)
+        store.append(make_record())
+    assert store.torn_path("demo", MACHINE).read_bytes() == b"one\ntwo\n"
+
+
+def test_a_record_in_another_machines_folder_is_refused(make_record) -> None:
+    line = make_record(machine={"gpu": "Other", "gpu_id": "1"}).to_json()
+    demo_path().parent.mkdir(parents=True)
+    demo_path().write_text(line + "\n")
+    with pytest.raises(ValueError, match=f"line 1 must be of '{MACHINE}', it is of 'other-1'"):
+        store.read("demo", MACHINE)
+
+
+@pytest.mark.parametrize(
+    ("column", "one", "other"),
+    [
+        ("gpu_id", "0badcafe", "deadbeef"),
+        ("power_limit_w", 700, 350),
+        ("timer", "graph", "eager"),
+        ("schema", 1, 2),
+    ],
+)
+def test_rows_that_differ_where_times_depend_on_it_are_not_compared(column, one, other) -> None:
+    same = {"gpu_id": "0badcafe", "power_limit_w": 700, "timer": "graph", "schema": 1}
+    store.require_comparable(pd.DataFrame([same, same]))
+    with pytest.raises(
+        ValueError, match=f"{column} must be the same .*, got {one!r} and {other!r}"
+    ):
+        store.require_comparable(pd.DataFrame([same, same | {column: other}]))
+
+
+def test_no_rows_are_comparable(make_record) -> None:
+    store.append(make_record())
+    store.require_comparable(store.load("demo", MACHINE).iloc[:0])
 
 
 def broken_lines(record: Record) -> dict[str, str]:
@@ -133,6 +200,9 @@ def test_a_loaded_row_holds_case_medians_kernels_and_oracle(make_record) -> None
         "oracle_error": 0.002,
         "oracle_budget": 0.008,
         "gpu": "Test GPU",
+        "gpu_id": "0badcafe",
+        "power_limit_w": 0,
+        "schema": SCHEMA,
         "num_sms": 4,
     }
     assert {name: row[name] for name in expected} == expected
@@ -204,3 +274,68 @@ def test_writers_at_the_same_time_lose_nothing(make_record) -> None:
     assert [writer.returncode for writer in writers] == [0] * WRITERS
     rounds = sorted(found.round for found in store.read("demo", MACHINE))
     assert rounds == list(range(WRITERS * RECORDS_EACH))
+
+
+# One process that imports once and forks writers, each killed at a random instant. A writer reports
+# a round when `append` has returned; an unfinished report is no report. Lines are pages long, so
+# that a kill can fall inside a write.
+KILLED_WRITERS = """
+import os, random, signal, sys, time
+from dataclasses import replace
+from attnlib import store
+from attnlib.record import Record
+
+record, first, kills = Record.from_json(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+chance = random.Random(first)
+
+def write(report, next_round):
+    while True:
+        long = replace(record, round=next_round, reason=f"{next_round} " * 4_000)
+        store.append(long)
+        os.write(report, b"%d\\n" % next_round)
+        next_round += 1
+
+reported = []
+for kill in range(kills):
+    receive, report = os.pipe()
+    child = os.fork()
+    if not child:
+        write(report, first + 1_000 * kill)
+    os.close(report)
+    time.sleep(chance.uniform(0.0, 0.03))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    with os.fdopen(receive) as pipe:
+        reported += [line.strip() for line in pipe if line.endswith("\\n")]
+print(*reported)
+"""
+KILLERS, KILLS_EACH = 2, 100
+
+
+def read_as_far_as_whole() -> list[Record]:
+    """What a reader sees: the file as it is, or, if it says so, the file without its torn line."""
+    try:
+        return store.read("demo", MACHINE)
+    except ValueError as error:
+        assert "cut short" in str(error)
+        assert store.mend("demo", MACHINE) > 0
+        return store.read("demo", MACHINE)
+
+
+def test_writers_killed_at_two_hundred_instants_lose_nothing_they_reported(make_record) -> None:
+    record = make_record(status="error", reason="r")
+    firsts = [n * 1_000_000 for n in range(KILLERS)]
+    command = [sys.executable, "-c", KILLED_WRITERS, record.to_json()]
+    killers = [
+        subprocess.Popen([*command, str(n), str(KILLS_EACH)], cwd=ROOT, text=True, stdout=-1)
+        for n in firsts
+    ]
+    reported = {int(word) for killer in killers for word in killer.communicate()[0].split()}
+    assert [killer.returncode for killer in killers] == [0] * KILLERS
+    found = read_as_far_as_whole()
+    assert len(reported) > KILLERS * KILLS_EACH / 4
+    assert reported <= {record.round for record in found}
+    assert all(record.reason == f"{record.round} " * 4_000 for record in found)
+    late = make_record(round=KILLERS * 1_000_000)
+    store.append(late)
+    assert store.read("demo", MACHINE) == [*found, late]

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -151,6 +156,27 @@ def test_a_sweep_that_was_cut_off_resumes_with_what_is_missing(instant_jobs) -> 
     instant_jobs.jobs.clear()
     assert measure(TINY) == 2
     assert [(job.round, cases_of(job)) for job in instant_jobs.jobs] == [(0, [FP8]), (1, [FP8])]
+    assert measure(TINY) == 0
+
+
+KILLED_SWEEP = "import test_study; test_study.measure(test_study.TINY)"
+
+
+def test_a_sweep_killed_in_the_middle_resumes_and_repeats_nothing(data) -> None:
+    folder = Path(__file__).parent
+    paths = os.pathsep.join([str(folder), str(folder.parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths}
+    sweep = subprocess.Popen([sys.executable, "-c", KILLED_SWEEP], env=environment)
+    while not any(path.stat().st_size for path in data.glob("records/*/demo.jsonl")):
+        assert sweep.poll() is None
+        time.sleep(0.01)
+    sweep.kill()
+    sweep.wait()
+    count = measure(TINY)
+    (path,) = data.glob("records/*/demo.jsonl")
+    ids = [json.loads(line)["id"] for line in path.read_text().splitlines()]
+    assert len(ids) == len(set(ids)) == 6
+    assert 0 < count < 6
     assert measure(TINY) == 0
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import html
 import os
 import re
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,7 +54,7 @@ def build_report(out: Path, notebooks: Path = ROOT / "notebooks") -> Path:
     pages = [render_notebook(path) for path in paths]
     checked = claims.verdicts(record_machine(STUDIES["fa3_decode_regression"]))
     provenance = [provenance_block(*study) for study in published()]
-    text = render_page(pages, claims_table(checked), provenance)
+    text = render_page(pages, checked, provenance)
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = out.with_suffix(".unfinished")
     unfinished.write_text(text, encoding="utf-8")
@@ -106,7 +107,9 @@ def _leave_out_machine(notebook: NotebookNode) -> None:
             cell.outputs = [note]
 
 
-def render_page(pages: list[Page], ledger: str, provenance: list[str]) -> str:
+def render_page(
+    pages: list[Page], checked: list[claims.CheckedClaim], provenance: list[str]
+) -> str:
     """The whole HTML document."""
     contents = "\n".join(
         f'<li><a href="#{page.anchor}">{html.escape(page.title)}</a></li>' for page in pages
@@ -119,7 +122,8 @@ def render_page(pages: list[Page], ledger: str, provenance: list[str]) -> str:
         style=f"{STYLE.read_text()}\n{_highlighting()}",
         mode=html.escape(mode()),
         contents=contents,
-        claims=ledger,
+        claims=claims_table(checked),
+        tally=html.escape(claims_tally(checked)),
         sections=sections,
         provenance="\n".join(provenance),
     )
@@ -134,6 +138,12 @@ def published() -> list[tuple[str, str, str]]:
             name = PREFIX + study.name
             shown.append((name, study.bisect_machine, "Which release changed the speed?"))
     return shown
+
+
+def claims_tally(checked: list[claims.CheckedClaim]) -> str:
+    """How many claims got which verdict, most first: `40 open, 10 confirmed, ...`."""
+    counted = Counter(claim.finding.verdict for claim in checked).most_common()
+    return ", ".join(f"{count} {verdict}" for verdict, count in counted)
 
 
 def claims_table(checked: list[claims.CheckedClaim]) -> str:
@@ -213,17 +223,17 @@ PAGE = """<!DOCTYPE html>
 <h1>{title}</h1>
 <p>Executed notebooks and the records behind them. Mode of this build: <b>{mode}</b>.</p>
 <nav aria-label="Contents"><ol>
-<li><a href="#claims">Published claims, checked</a></li>
 {contents}
+<li><a href="#claims">Published claims, checked: {tally}</a></li>
 <li><a href="#provenance">Provenance of every study</a></li>
 </ol></nav>
 </header>
 <main>
+{sections}
 <section id="claims"><h2>Published claims, checked</h2>
-<p>What pull requests say, and what the records below say of it.</p>
+<p>What pull requests say, and what the records say of it: {tally}.</p>
 {claims}
 </section>
-{sections}
 <section id="provenance"><h2>Provenance</h2>
 <p>Every figure and table above is computed from these files.</p>
 {provenance}

@@ -1,7 +1,8 @@
 """From a study's frame to the rows and ratios that tables and figures share.
 
 A frame is what `study.load_or_measure` gives, one row a record. Ratios pair two backends round by
-round, within one case, release and timer; nothing else is ever divided.
+round, within one case, release and timer; nothing else is ever divided. All of them refuse rows of
+different GPUs, power limits, timers or schemas (`store.require_comparable`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import pandas as pd
 from ..batch import AttnSpec, DecodeCase
 from ..cost import Ceilings
 from ..measure.stats import paired_ratio
+from ..store import require_comparable
 
 CASE = ["heads", "head_dim", "dtype", "kv_dtype", "page_size", "batch_size", "kv_len", "lengths"]
 SHAPE = ["heads", "page_size", "batch_size", "kv_len"]
@@ -23,9 +25,12 @@ LABELS = {FA2: "fa2", FA3: "fa3", AUTO: "auto", CUDA_CORES: "CUDA cores"}
 
 def ceilings(frame: pd.DataFrame) -> Ceilings:
     """Rates measured in the same study: median over rounds. ValueError if copy or matmul lack."""
+    names = ("copy", "matmul", "read", "launch")
+    found = frame[frame.backend.isin(names) & (frame.status == "ok")]
+    require_comparable(found)
     rates = {}
-    for name in ("copy", "matmul", "read", "launch"):
-        rows = frame[(frame.backend == name) & (frame.status == "ok")]
+    for name in names:
+        rows = found[found.backend == name]
         if rows.empty and name in ("copy", "matmul"):
             raise ValueError(f"frame must hold a {name!r} ceiling measured ok, it has none")
         rates[name] = float((rows.work_per_call / rows.run_us).median())
@@ -59,11 +64,13 @@ def of_cases(frame: pd.DataFrame, cases: Iterable[DecodeCase]) -> pd.DataFrame:
 
 def medians(rows: pd.DataFrame, value: str = "run_us") -> pd.DataFrame:
     """Median of `value` over rounds: one row a case, one column a backend."""
+    require_comparable(rows)
     return rows.pivot_table(index=CASE, columns="backend", values=value, aggfunc="median")
 
 
 def ratios(rows: pd.DataFrame, numerator: str, denominator: str) -> pd.DataFrame:
     """Paired ratio of two backends' run times, a row a case: ratio, low, high, pairs (rounds)."""
+    require_comparable(rows[rows.backend.isin((numerator, denominator))])
     wide = rows.pivot_table(index=[*CASE, "round"], columns="backend", values="run_us")
     wide = wide.reindex(columns=[numerator, denominator]).dropna()
     found = [
@@ -76,6 +83,7 @@ def ratios(rows: pd.DataFrame, numerator: str, denominator: str) -> pd.DataFrame
 
 def same_against_same(rows: pd.DataFrame) -> pd.DataFrame:
     """A/A: each case and backend against itself, round 1 over 0, 3 over 2, ...: a row a pair."""
+    require_comparable(rows)
     wide = rows.pivot_table(index=[*CASE, "backend"], columns="round", values="run_us")
     even, odd = wide[wide.columns[0::2]], wide[wide.columns[1::2]]
     pairs = [

@@ -13,6 +13,7 @@ import pandas as pd
 
 from ..cost import Ceilings, decode_cost, predict_fa3
 from ..select import ANY_GPU, flashinfer_decode_auto
+from ..store import require_comparable
 from .rows import (
     AUTO,
     CASE,
@@ -102,6 +103,7 @@ def prediction_table(frame: pd.DataFrame, limit: Ceilings, release: str) -> pd.D
 def over_floor(frame: pd.DataFrame, limit: Ceilings, release: str) -> pd.DataFrame:
     """Time over memory floor of each case and kernel family, with the batch's KV bytes in MiB."""
     rows = decode_rows(frame, release=release)
+    require_comparable(rows)
     times = rows.groupby([*CASE, "kernel_family"], sort=False).run_us.median().reset_index()
     costs = [decode_cost(case_of(row)) for _, row in times.iterrows()]
     floors = np.array([cost.floor_us(limit) for cost in costs])
@@ -168,6 +170,7 @@ def across_releases(frame: pd.DataFrame, backend: str) -> pd.DataFrame:
     """Times of one backend, a column a release."""
     rows = decode_rows(frame)
     rows = rows[rows.backend == backend]
+    require_comparable(rows)
     wide = rows.pivot_table(index=SHAPE, columns="release", values="run_us", aggfunc="median")
     return wide[release_order(rows)].round(1).reset_index().rename_axis(columns=None)
 

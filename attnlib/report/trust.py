@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from ..measure.stats import judge, noise_floor
+from ..store import require_comparable
 from .rows import CASE, SHAPE, decode_rows, same_against_same
 
 TIMERS = ("profiler", "graph", "graph-cold", "eager")
@@ -72,6 +73,7 @@ def cold_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 def verdicts(rows: pd.DataFrame, numerator: str, denominator: str, *, floor: float) -> pd.DataFrame:
     """Verdict on `numerator` against `denominator`, case by case, with interval and margin."""
+    require_comparable(rows)
     wide = rows.pivot_table(index=[*CASE, "round"], columns="backend", values="run_us")
     wide = wide.reindex(columns=[numerator, denominator]).dropna()
     found = []
