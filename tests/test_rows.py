@@ -101,6 +101,11 @@ def test_of_cases_keeps_the_rows_of_those_cases_only():
     assert rows.of_cases(both, [other]).backend.tolist() == ["b"]
 
 
+def test_of_cases_keeps_the_columns_where_there_is_nothing_to_keep():
+    nothing = frame(timed("a", 0, 1.0)).iloc[:0]
+    assert list(rows.of_cases(nothing, [CASE]).columns) == list(nothing.columns)
+
+
 def test_a_case_survives_the_way_through_a_frame():
     case = DecodeCase(AttnSpec(6, 3, 64, 1, "float16", "float8_e4m3fn"), 3, 77, "ragged", 9)
     assert rows.case_of(frame(timed("a", 0, 1.0), case=case).iloc[0]) == case

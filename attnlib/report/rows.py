@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
 import pandas as pd
 
 from ..batch import AttnSpec, DecodeCase
@@ -59,7 +60,8 @@ def of_cases(frame: pd.DataFrame, cases: Iterable[DecodeCase]) -> pd.DataFrame:
     """The rows of `frame` that measure one of `cases`, in the frame's order."""
     wanted = set(cases)
     decode = frame[frame.heads.notna()]
-    return decode[[case_of(row) in wanted for _, row in decode.iterrows()]]
+    measured = [case_of(row) in wanted for _, row in decode.iterrows()]
+    return decode.loc[np.array(measured, dtype=bool)]
 
 
 def medians(rows: pd.DataFrame, value: str = "run_us") -> pd.DataFrame:
