@@ -22,8 +22,7 @@ import pandas as pd
 
 from .batch import DecodeCase
 from .measure import stats
-from .report.rows import CASE, decode_rows, of_cases, release_order
-from .store import require_comparable
+from .report.rows import CASE, decode_rows, of_cases, paired_times, release_order
 
 CONFIRMED, REFUTED, PARTLY = "confirmed", "refuted", "partly"
 NOT_HERE, OPEN = "not measurable here", "open"
@@ -113,12 +112,8 @@ def judge_cases(
 ) -> Judged:
     """Verdict of `pair[0]` over `pair[1]` in one release, case by case, as `case_rows` has them."""
     rows = decode_rows(case_rows(frame, cases, pair, release))
-    require_comparable(rows)
-    wide = rows.pivot_table(index=[*CASE, "round"], columns="backend", values="run_us")
-    wide = wide.reindex(columns=list(pair)).dropna()
     verdicts = [
-        stats.judge(group[pair[0]].tolist(), group[pair[1]].tolist(), floor=FLOOR)
-        for _, group in wide.groupby(level=CASE)
+        stats.judge(above, below, floor=FLOOR) for _, above, below in paired_times(rows, *pair)
     ]
     if not verdicts:
         raise MissingRecordsError(f"{' and '.join(pair)} of {release} have no round that is ok")

@@ -58,7 +58,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "bisect": ("backends", "batch", "measure.stats", "record", "releases", "rounds", "study"),
     # what the records say of published claims; report.rows is the part of the report that draws
     # nothing, it pairs rounds, and that must be done in one place
-    "evidence": ("batch", "measure.stats", "report.rows", "store"),
+    "evidence": ("batch", "measure.stats", "report.rows"),
     "claim_checks": ("evidence", "report.rows", "select", "studies"),
     "claims": ("claim_checks", "evidence", "store", "studies"),
     "cluster": ("batch", "record", "store", "jobs", "study"),

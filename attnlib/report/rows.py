@@ -7,7 +7,8 @@ different GPUs, power limits, timers or schemas (`store.require_comparable`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -72,15 +73,26 @@ def medians(rows: pd.DataFrame, value: str = "run_us") -> pd.DataFrame:
 
 def ratios(rows: pd.DataFrame, numerator: str, denominator: str) -> pd.DataFrame:
     """Paired ratio of two backends' run times, a row a case: ratio, low, high, pairs (rounds)."""
+    found = [
+        case | vars(paired_ratio(above, below))
+        for case, above, below in paired_times(rows, numerator, denominator)
+    ]
+    return pd.DataFrame(found, columns=[*CASE, "ratio", "low", "high", "pairs"])
+
+
+def paired_times(
+    rows: pd.DataFrame, numerator: str, denominator: str
+) -> Iterator[tuple[dict[str, Any], list[float], list[float]]]:
+    """Case by case: its fields, and both backends' times of the rounds that have both.
+
+    ValueError for rows that must not be compared (`store.require_comparable`).
+    """
     require_comparable(rows[rows.backend.isin((numerator, denominator))])
     wide = rows.pivot_table(index=[*CASE, "round"], columns="backend", values="run_us")
     wide = wide.reindex(columns=[numerator, denominator]).dropna()
-    found = [
-        dict(zip(CASE, key, strict=True))
-        | vars(paired_ratio(group[numerator].tolist(), group[denominator].tolist()))
-        for key, group in wide.groupby(level=CASE)
-    ]
-    return pd.DataFrame(found, columns=[*CASE, "ratio", "low", "high", "pairs"])
+    for key, group in wide.groupby(level=CASE):
+        case = dict(zip(CASE, key, strict=True))
+        yield case, group[numerator].tolist(), group[denominator].tolist()
 
 
 def same_against_same(rows: pd.DataFrame) -> pd.DataFrame:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from ..cost import decode_cost
 from ..measure.stats import judge, noise_floor
-from ..store import require_comparable
-from .rows import CASE, SHAPE, decode_rows, same_against_same
+from .rows import SHAPE, case_of, decode_rows, paired_times, same_against_same
 
 TIMERS = ("profiler", "graph", "graph-cold", "eager")
 AGREE = 0.02
@@ -60,9 +60,6 @@ def agreement(frame: pd.DataFrame) -> pd.DataFrame:
 
 def cold_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Cold over warm L2 by case and backend, with the KV bytes of the case in MiB."""
-    from ..cost import decode_cost
-    from .rows import case_of
-
     table = timer_table(frame)
     table = table.assign(head_dim=128, dtype="bfloat16", kv_dtype="bfloat16", lengths="fixed")
     mib = [decode_cost(case_of(row)).kv_bytes / 2**20 for _, row in table.iterrows()]
@@ -73,15 +70,9 @@ def cold_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 def verdicts(rows: pd.DataFrame, numerator: str, denominator: str, *, floor: float) -> pd.DataFrame:
     """Verdict on `numerator` against `denominator`, case by case, with interval and margin."""
-    require_comparable(rows)
-    wide = rows.pivot_table(index=[*CASE, "round"], columns="backend", values="run_us")
-    wide = wide.reindex(columns=[numerator, denominator]).dropna()
     found = []
-    for key, group in wide.groupby(level=CASE):
-        verdict = judge(group[numerator].tolist(), group[denominator].tolist(), floor=floor)
-        found.append(
-            dict(zip(CASE, key, strict=True))
-            | vars(verdict.ratio)
-            | {"margin": verdict.margin, "verdict": verdict.word}
-        )
+    for case, above, below in paired_times(rows, numerator, denominator):
+        verdict = judge(above, below, floor=floor)
+        words = {"margin": verdict.margin, "verdict": verdict.word}
+        found.append(case | vars(verdict.ratio) | words)
     return pd.DataFrame(found)
