@@ -70,6 +70,11 @@ def test_verdicts_judge_case_by_case_with_the_floor_as_margin():
     assert (found.verdict, found.margin, found.ratio) == ("slower", 0.03, 2.0)
 
 
+def test_a_verdict_without_a_common_case_is_refused():
+    with pytest.raises(ValueError, match="rows must hold a case of both 'a' and 'b', none is"):
+        trust.verdicts(frame(*rounds_of("a", 1.0, 1.0)), "a", "b", floor=0.0)
+
+
 def test_a_throttled_record_is_left_out_of_every_comparison():
     both = frame(
         *rounds_of("a", 2.0, 2.0), *rounds_of("b", 1.0, 1.0), timed("a", 2, 9.0, throttled=True)

@@ -69,10 +69,17 @@ def cold_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def verdicts(rows: pd.DataFrame, numerator: str, denominator: str, *, floor: float) -> pd.DataFrame:
-    """Verdict on `numerator` against `denominator`, case by case, with interval and margin."""
+    """Verdict on `numerator` against `denominator`, case by case, with interval and margin.
+
+    ValueError if there is no case that both have a round of.
+    """
     found = []
     for case, above, below in paired_times(rows, numerator, denominator):
         verdict = judge(above, below, floor=floor)
         words = {"margin": verdict.margin, "verdict": verdict.word}
         found.append(case | vars(verdict.ratio) | words)
+    if not found:
+        raise ValueError(
+            f"rows must hold a case of both {numerator!r} and {denominator!r}, none is"
+        )
     return pd.DataFrame(found)
