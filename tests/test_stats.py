@@ -149,3 +149,20 @@ def test_the_aa_floor_is_the_95th_percentile_whichever_side_is_slower():
 def test_an_aa_floor_of_a_handful_of_pairs_is_refused():
     with pytest.raises(ValueError, match="ratios must be at least 8 A/A pairs, got 3"):
         noise_floor([1.0, 1.0, 1.0])
+
+
+def bootstrap_interval(logs: np.ndarray, rng: np.random.Generator) -> tuple[float, float]:
+    """The usual percentile bootstrap of a mean, which `paired_ratio` does not use."""
+    means = logs[rng.integers(0, len(logs), (1000, len(logs)))].mean(axis=1)
+    low, high = np.percentile(means, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def test_a_percentile_bootstrap_of_three_rounds_would_claim_far_too_much():
+    rng = np.random.default_rng(3)
+    held = 0
+    for seed in range(400):
+        a, b = experiment(seed, 3)
+        low, high = bootstrap_interval(np.log(a / b), rng)
+        held += low <= math.log(TRUTH) <= high
+    assert held / 400 < 0.8
