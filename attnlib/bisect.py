@@ -133,7 +133,7 @@ def bisect(
     live, name = mode() == "live", PREFIX + study.name
     published = study.bisect_machine or study.reference_machine
     own = replace(study, name=name, grids=(), ceilings=(), reference_machine=published)
-    source = Rounds(name, record_machine(own), study.device, package, backend, case)
+    source = Rounds(name, record_machine(own), study.device, backend, case)
     if not releases and (live or overlays):
         early = any(Version(end).is_prerelease for end in (first, last))
         releases = available_releases(package, overlays or {}, early=early)

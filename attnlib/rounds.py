@@ -14,10 +14,9 @@ from pathlib import Path
 
 from . import store
 from .batch import DecodeCase
-from .jobs import Job, run_job
-from .overlay import overlay_for
+from .jobs import Job
 from .record import Item, Record
-from .study import describe
+from .study import run_missing
 
 TIMER = "graph"
 """How engines run decode, and what the headline numbers of the studies are taken with."""
@@ -30,7 +29,6 @@ class Rounds:
     study: str
     machine: str
     device: str
-    package: str
     backend: str
     case: DecodeCase
     command: str = ""
@@ -82,8 +80,7 @@ class Rounds:
         for release in order:
             item = Item(self.backend, TIMER, self.case, release)
             job = Job(self.study, number, self.device, release, (item,), self.command)
-            folder = overlay_for(self.package, release, self.overlays)
-            run_job(job, describe(self.device), folder)
+            run_missing([job], overlays=self.overlays)
             self._require_ok(number, release)
         return number
 

@@ -257,9 +257,7 @@ def _overlay(job: Job, given: dict[str, Path] | None) -> Path | None:
             f"release must be empty for backends other than {', '.join(DISTRIBUTIONS)}-*, "
             f"got {job.release!r} for {', '.join(sorted(unknown))}"
         )
-    for name in names:
-        return overlay_for(DISTRIBUTIONS[name], job.release, given)
-    return None
+    return overlay_for(DISTRIBUTIONS[names.pop()], job.release, given) if names else None
 
 
 def _has_cuda() -> bool:

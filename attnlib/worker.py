@@ -87,7 +87,7 @@ class Worker:
 
     def _measure_decode(self, item: Item) -> dict[str, Any]:
         cls, spec = backends.backend_class(item.backend), item.case.spec
-        _require_release(cls.distribution, item.release)
+        self._require_release(cls.distribution, item.release)
         reason = cls.unavailable() or cls.unsupported(spec) or self._too_large(item.case)
         if reason:
             return {"status": "refused", "reason": reason}
@@ -120,6 +120,11 @@ class Worker:
             "plan_us": planning.samples_us,
             **seen,
         }
+
+    def _require_release(self, distribution: str, release: str) -> None:
+        found = self.versions.get(distribution, "none")
+        if release and found != release:
+            raise RuntimeError(f"release must be {distribution} {release}, imported was {found}")
 
     def _rotation(
         self, backend: Backend, plan: Plan, work: DecodeWorkload, kv_bytes: int
@@ -180,12 +185,6 @@ def _oracle_fields(verdict: OracleCheck) -> dict[str, Any]:
         "oracle_budget": verdict.budget,
         "oracle_rows": verdict.rows,
     }
-
-
-def _require_release(distribution: str, release: str) -> None:
-    found = describe_versions().get(distribution, "none")
-    if release and found != release:
-        raise RuntimeError(f"release must be {distribution} {release}, imported was {found}")
 
 
 def _reason(error: Exception) -> str:

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from attnlib import cli, releases, rounds, store
+from attnlib import cli, releases, store
 from attnlib import study as studying
 from attnlib.batch import AttnSpec, DecodeCase
 from attnlib.bisect import ROUND_LIMIT, bisect, first_changed, settle
 from attnlib.jobs import Job
+from attnlib.lock import hold_gpu
 from attnlib.report import tables
 from attnlib.studies import STUDIES
 from attnlib.study import Grid, Study
@@ -48,7 +49,7 @@ class Lab:
     failing: dict[str, str] = field(default_factory=dict)
     jobs: list[Job] = field(default_factory=list)
 
-    def run(self, job: Job, machine: dict, overlay: Path | None) -> None:
+    def run(self, job: Job, machine: dict, overlay: Path | None, **_: object) -> None:
         self.jobs.append(job)
         (item,) = job.items
         status = self.failing.get(job.release, "ok")
@@ -82,9 +83,8 @@ def lab(make_record, monkeypatch) -> Lab:
     monkeypatch.setitem(STUDIES, "demo", DEMO)
     monkeypatch.setattr(studying, "_has_cuda", lambda: True)
     monkeypatch.setattr(studying, "describe", lambda device: GPU)
-    monkeypatch.setattr(rounds, "describe", lambda device: GPU)
-    monkeypatch.setattr(rounds, "run_job", found.run)
-    monkeypatch.setattr(rounds, "overlay_for", lambda package, release, given: None)
+    monkeypatch.setattr(studying, "run_job", found.run)
+    monkeypatch.setattr(studying, "overlay_for", lambda package, release, given: None)
     monkeypatch.setattr(releases, "index_releases", lambda package: EACH)
     monkeypatch.setattr(releases, "installed_release", lambda package: "")
     return found
@@ -455,6 +455,13 @@ def test_releases_given_are_searched_and_no_index_is_asked(lab, monkeypatch, cap
     assert "first slower release: 0.6.1" in capsys.readouterr().out
 
 
+def test_a_search_does_not_measure_on_a_gpu_that_another_sweep_holds(lab, capsys) -> None:
+    with hold_gpu(GPU["gpu_id"]):
+        assert cli.main(command()) == 1
+    assert "must be measured by one sweep at a time" in capsys.readouterr().err
+    assert lab.jobs == []
+
+
 def test_overlays_given_are_searched_used_and_repeated(lab, tmp_path, monkeypatch, capsys) -> None:
     given: list[str] = []
     for release in ("0.5.3", "0.6.1", "0.6.3", "0.7.2"):
@@ -463,7 +470,9 @@ def test_overlays_given_are_searched_used_and_repeated(lab, tmp_path, monkeypatc
         (info / "METADATA").write_text(f"Name: {PACKAGE}\nVersion: {release}\n")
         given += ["--overlay", f"{PACKAGE}=={release}={tmp_path / release}"]
     used: dict[str, Path] = {}
-    monkeypatch.setattr(rounds, "overlay_for", lambda name, release, folders: used.update(folders))
+    monkeypatch.setattr(
+        studying, "overlay_for", lambda name, release, folders: used.update(folders)
+    )
     assert cli.main([*command(), *given]) == 0
     out = capsys.readouterr().out
     assert "first slower release: 0.6.1" in out

@@ -54,7 +54,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "studies": ("batch", "cost", "study"),
     # which release changed the speed
     "releases": ("overlay",),
-    "rounds": ("batch", "record", "store", "overlay", "jobs", "study"),
+    "rounds": ("batch", "record", "store", "jobs", "study"),
     "bisect": ("backends", "batch", "measure.stats", "record", "releases", "rounds", "study"),
     # what the records say of published claims; report.rows is the part of the report that draws
     # nothing, it pairs rounds, and that must be done in one place

@@ -82,15 +82,14 @@ def prediction_chart(frame: pd.DataFrame, limit: Ceilings, release: str) -> Figu
     ends = [table.predicted.min() / 1.5, table.predicted.max() * 1.5]
     axis.plot(ends, ends, color="0.4", linewidth=1)
     axis.set(xscale="log", yscale="log", xlabel="predicted, us", ylabel="measured, us")
-    style.plain_ticks(axis, "x")
-    style.plain_ticks(axis, "y")
+    style.plain_ticks(axis, "x", "y")
     axis.set_title("fa3 decode: predicted from its schedule, no fitted constant")
     style.add_footer(figure, frame)
     return figure
 
 
 def floor_chart(frame: pd.DataFrame, limit: Ceilings, release: str) -> Figure:
-    """Time over the floor of bytes / copy bandwidth, a line a mode, by cached bytes."""
+    """Time over the floor of bytes / copy bandwidth, by cached bytes: a dot a case and kernel."""
     import matplotlib.pyplot as plt
 
     style.apply()
@@ -101,8 +100,7 @@ def floor_chart(frame: pd.DataFrame, limit: Ceilings, release: str) -> Figure:
     axis.axhline(1, color="0.3", linewidth=1)
     axis.set(xscale="log", yscale="log", xlabel="KV bytes of the batch, MiB")
     axis.set_ylabel("run time / floor")
-    style.plain_ticks(axis, "x")
-    style.plain_ticks(axis, "y")
+    style.plain_ticks(axis, "x", "y")
     axis.set_title("Distance from the memory floor")
     axis.legend(title="kernel")
     style.add_footer(figure, frame)

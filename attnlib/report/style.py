@@ -35,15 +35,16 @@ def apply() -> None:
     mpl.rcParams.update(SETTINGS)
 
 
-def plain_ticks(axis: Axes, which: str) -> None:
-    """Write the ticks of a log axis (`x` or `y`) as plain numbers, not powers of ten."""
+def plain_ticks(axis: Axes, *which: str) -> None:
+    """Write the ticks of log axes (`x`, `y`) as plain numbers, not powers of ten."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    line = getattr(axis, f"{which}axis")
-    low, high = line.get_view_interval()
-    line.set_major_locator(LogLocator(subs=(1, 2, 5) if high < SPARSE_FROM * low else (1,)))
-    line.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-    line.set_minor_formatter(NullFormatter())
+    for name in which:
+        line = getattr(axis, f"{name}axis")
+        low, high = line.get_view_interval()
+        line.set_major_locator(LogLocator(subs=(1, 2, 5) if high < SPARSE_FROM * low else (1,)))
+        line.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        line.set_minor_formatter(NullFormatter())
 
 
 def add_footer(figure: Figure, frame: pd.DataFrame) -> None:
