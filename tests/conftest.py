@@ -8,13 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from hypothesis import settings
 
 from attnlib import store, study
 from attnlib.batch import AttnSpec, DecodeCase
+from attnlib.cost import Ceilings
 from attnlib.jobs import Job
 from attnlib.record import Item, Record
+from attnlib.report import rows
+from attnlib.studies import REFERENCE_MACHINE
 
 SWITCHES = ("ATTNLIB_MODE", "ATTNLIB_MACHINE", "ATTNLIB_WHEELS")
 GPU = {"gpu": "Test GPU", "gpu_id": "0badcafe", "num_sms": 4}
@@ -42,6 +46,25 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in SWITCHES:
         monkeypatch.delenv(name, raising=False)
     return tmp_path / "data"
+
+
+@pytest.fixture
+def published_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The committed records, replayed, in place of the test's own data folder."""
+    monkeypatch.delenv("ATTNLIB_DATA", raising=False)
+    monkeypatch.setenv("ATTNLIB_MODE", "replay")
+
+
+@pytest.fixture
+def frame(published_records: None) -> pd.DataFrame:
+    """The published regression study, a row a record."""
+    return store.load("fa3_decode_regression", REFERENCE_MACHINE)
+
+
+@pytest.fixture
+def limit(frame: pd.DataFrame) -> Ceilings:
+    """The ceilings of the published regression study."""
+    return rows.ceilings(frame)
 
 
 @pytest.fixture

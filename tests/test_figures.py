@@ -7,26 +7,13 @@ import io
 import matplotlib as mpl
 import pytest
 
-from attnlib import store
 from attnlib.report import figures, rows, tables
-from attnlib.studies import FIXED, HEADLINE, REFERENCE_MACHINE, REGRESSED, VARIANTS, WIDE
+from attnlib.studies import FIXED, HEADLINE, REGRESSED, VARIANTS, WIDE
 
 mpl.use("agg")
 
 
-@pytest.fixture(autouse=True)
-def published_records(monkeypatch):
-    monkeypatch.delenv("ATTNLIB_DATA", raising=False)
-
-
-@pytest.fixture
-def frame(published_records):
-    return store.load("fa3_decode_regression", REFERENCE_MACHINE)
-
-
-@pytest.fixture
-def limit(frame):
-    return rows.ceilings(frame)
+pytestmark = pytest.mark.usefixtures("published_records")
 
 
 def png(figure) -> bytes:

@@ -31,19 +31,7 @@ def prose(name: str) -> str:
     return "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
 
 
-@pytest.fixture(autouse=True)
-def published_records(monkeypatch):
-    monkeypatch.delenv("ATTNLIB_DATA", raising=False)
-
-
-@pytest.fixture
-def frame(published_records):
-    return store.load("fa3_decode_regression", REFERENCE_MACHINE)
-
-
-@pytest.fixture
-def limit(frame):
-    return rows.ceilings(frame)
+pytestmark = pytest.mark.usefixtures("published_records")
 
 
 @pytest.fixture

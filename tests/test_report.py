@@ -14,11 +14,7 @@ from attnlib.report import html, refresh
 GOOD = "import matplotlib.pyplot as plt\n_ = plt.plot([1, 2])\nplt.show()"
 
 
-@pytest.fixture(autouse=True)
-def published_records(monkeypatch):
-    """The report speaks of the committed records."""
-    monkeypatch.delenv("ATTNLIB_DATA", raising=False)
-    monkeypatch.setenv("ATTNLIB_MODE", "replay")
+pytestmark = pytest.mark.usefixtures("published_records")
 
 
 def write_notebook(folder, name, *sources):

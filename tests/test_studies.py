@@ -11,10 +11,7 @@ from attnlib import store
 from attnlib.record import Record
 from attnlib.studies import HEADLINE, KV_LIMIT_BYTES, REFERENCE_MACHINE, STUDIES, WIDE
 
-
-@pytest.fixture(autouse=True)
-def published_records(monkeypatch):
-    monkeypatch.delenv("ATTNLIB_DATA", raising=False)
+pytestmark = pytest.mark.usefixtures("published_records")
 
 
 def test_the_wide_grid_covers_heads_pages_batches_and_lengths():
