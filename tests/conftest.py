@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -10,7 +11,12 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 from hypothesis import settings
+
+if not torch.cuda.is_available():
+    # Before a kernel is defined: without a GPU Triton runs it in Python.
+    os.environ["TRITON_INTERPRET"] = "1"
 
 from attnlib import store, study
 from attnlib.batch import AttnSpec, DecodeCase

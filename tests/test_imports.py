@@ -33,6 +33,13 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "backends.base": ("batch",),
     "backends.*": ("batch", "backends.base"),
     "measure.*": ("measure.*",),
+    # what a step computes from its lengths: knows neither attention nor how it is measured
+    "metadata": (),
+    "metadata.oracle": (),
+    "metadata.launch": (),
+    "metadata.arguments": (),
+    "metadata.eager": ("metadata.arguments",),
+    "metadata.*": ("metadata.arguments", "metadata.launch"),
     # from a study to its records; the worker is started by name, in a process of its own
     "overlay": (),
     "lock": (),

@@ -1,0 +1,230 @@
+"""Decode metadata in one launch: lengths, their prefix sum, and every request's page table.
+
+One Triton kernel. Program 0 writes the lengths and scans them, block by block; nobody waits for
+it. The others copy pages: a row's programs take its blocks of columns in turn and stop at the last
+live page, so work follows the lengths and not the table's width. A row needs nothing from the
+prefix sum, which is why the scan is off every other program's path.
+
+Rows are copied four words at a time. The load is bounded by the row's end rounded up to four, which
+stays inside `req_to_token`; the store is exact, in whole vectors and then word by word.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from .arguments import MAX_INT32, require_decode
+from .launch import DirectLaunches, require_launchable
+
+SMALL_GRID = 1024
+"""Blocks of columns up to which each has a program of its own: there latency decides. Beyond it
+traffic does, and fewer, longer programs are faster (an H200, page sizes 1 and 16)."""
+MAX_SCAN = 4096
+"""Lengths scanned at once; a larger batch takes several turns."""
+
+
+@triton.jit
+def write_lengths(seq_lens, cache_seqlens, cu_seqlens_k, batch, delta, SCAN: tl.constexpr):
+    """`cache_seqlens` = lengths + delta, `cu_seqlens_k` = 0 and their running sums; int32."""
+    tl.store(cu_seqlens_k, 0)
+    total = 0
+    for start in range(0, batch, SCAN):
+        rows = start + tl.arange(0, SCAN)
+        lens = tl.load(seq_lens + rows, mask=rows < batch, other=-delta).to(tl.int32) + delta
+        tl.store(cache_seqlens + rows, lens, mask=rows < batch)
+        tl.store(cu_seqlens_k + 1 + rows, total + tl.cumsum(lens, 0), mask=rows < batch)
+        total += tl.sum(lens, 0)
+
+
+@triton.jit
+def store_live(target, cols, values, live, VECTOR: tl.constexpr):
+    """Store `values` in columns below `live`: whole vectors first, so that those stay vectors."""
+    whole = tl.multiple_of(live // VECTOR * VECTOR, VECTOR)
+    tl.store(target + cols, values, mask=cols < whole)
+    if VECTOR > 1:
+        tl.store(target + cols, values, mask=(cols >= whole) & (cols < live))
+
+
+@triton.jit(do_not_specialize=["batch", "delta", "max_pages", "pool_rows", "num_slots"])
+def decode_metadata_kernel(
+    seq_lens,
+    req_pool_indices,
+    req_to_token,
+    cache_seqlens,
+    cu_seqlens_k,
+    page_table,
+    swa_slot_map,
+    swa_page_table,
+    batch,
+    delta,
+    max_pages,
+    pool_rows,
+    num_slots,
+    token_stride,
+    table_stride,
+    SHIFT: tl.constexpr,
+    HAS_SWA: tl.constexpr,
+    VECTOR: tl.constexpr,
+    SCAN: tl.constexpr,
+    COLS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """See `build_decode_metadata`; SHIFT = log2(page_size), COLS columns a block."""
+    if OVERLAP == 2:
+        tl.extra.cuda.gdc_launch_dependents()
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+    if tl.program_id(0) == 0:
+        if tl.program_id(1) == 0:
+            write_lengths(seq_lens, cache_seqlens, cu_seqlens_k, batch, delta, SCAN)
+    else:
+        row = tl.program_id(0) - 1
+        length = tl.load(seq_lens + row).to(tl.int32) + delta
+        pool_row = tl.load(req_pool_indices + row).to(tl.int64)
+        known = (pool_row >= 0) & (pool_row < pool_rows)
+        tokens = req_to_token + pool_row * token_stride
+        target = row.to(tl.int64) * table_stride
+        live = tl.minimum((length + (1 << SHIFT) - 1) >> SHIFT, max_pages)
+        readable = tl.multiple_of((live + VECTOR - 1) // VECTOR * VECTOR, VECTOR)
+        for start in range(tl.program_id(1) * COLS, live, tl.num_programs(1) * COLS):
+            cols = tl.multiple_of(start, COLS) + tl.arange(0, COLS)
+            inside = cols < (readable if SHIFT == 0 else live)
+            slots = tl.load(tokens + (cols.to(tl.int64) << SHIFT), mask=inside & known, other=-1)
+            store_live(page_table + target, cols, slots >> SHIFT, live, VECTOR)
+            if HAS_SWA:
+                mapped = (cols < live) & (slots >= 0) & (slots < num_slots)
+                moved = tl.load(swa_slot_map + slots, mask=mapped, other=-1)
+                store_live(swa_page_table + target, cols, moved >> SHIFT, live, VECTOR)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A signature that has passed every check, and what follows from it."""
+
+    batch: int
+    reachable: int
+    scalars: tuple[int, int, int, int]
+    constants: tuple[int, bool, int, int, int]
+    turns: int
+    launches: DirectLaunches = field(compare=False)
+
+
+_KNOWN: dict[tuple[Any, ...], _Known] = {}
+
+
+def build_decode_metadata(
+    *,
+    seq_lens: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    req_to_token: torch.Tensor,
+    cache_seqlens: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    page_table: torch.Tensor,
+    page_size: int,
+    max_pages: int,
+    seq_len_delta: int = 0,
+    swa_slot_map: torch.Tensor | None = None,
+    swa_page_table: torch.Tensor | None = None,
+) -> None:
+    """Lengths, their prefix sum and page tables of a decode step, in place, in one launch.
+
+    | argument | shape, dtype | |
+    |---|---|---|
+    | `seq_lens` | [bs] int32 or int64 | tokens in the cache before `seq_len_delta` |
+    | `req_pool_indices` | [bs] int32 or int64 | each request's row of `req_to_token` |
+    | `req_to_token` | [pool, max_ctx] int32 | KV slot of each token; -1: none |
+    | `cache_seqlens` | [bs] int32, out | `seq_lens + seq_len_delta` |
+    | `cu_seqlens_k` | [bs + 1] int32, out | 0 and their running sums |
+    | `page_table` | [bs, >= max_pages] int32, out | first slot of each page // page_size |
+    | `page_size` | power of two | tokens of a KV page |
+    | `max_pages` | int >= 0 | columns that may be written |
+    | `seq_len_delta` | int >= 0 | a runtime value: another one compiles nothing |
+    | `swa_slot_map` | [slots] int32 | slot of the full pool -> slot of the window's pool |
+    | `swa_page_table` | as `page_table`, out | of the translated slots; with the map, or neither |
+
+    Columns past a row's live pages, ceil((seq_len + delta) / page_size), and from `max_pages` on
+    are left untouched: consumers bound their reads by `cache_seqlens`. Slots are translated, then
+    divided; slot -1 stays -1. A pool row outside `req_to_token` gives pages of -1, a slot outside
+    the map too: neither is read.
+
+    All tensors contiguous, on one device. Raises ValueError or TypeError naming the argument before
+    anything is launched. Capturable: a replay reads lengths and rows as they are then. Semantics:
+    SGLang's `normal_decode_set_metadata`, with its live-page bound of 0.5.18 and later.
+    """
+    tensors = (
+        seq_lens,
+        req_pool_indices,
+        req_to_token,
+        cache_seqlens,
+        cu_seqlens_k,
+        page_table,
+        swa_slot_map,
+        swa_page_table,
+    )
+    known = _KNOWN.get(_signature(tensors, page_size))
+    # What a signature does not hold is looked at in every call.
+    if (
+        known is None
+        or type(max_pages) is not int
+        or not 0 <= max_pages <= known.reachable
+        or type(seq_len_delta) is not int
+        or not 0 <= seq_len_delta <= MAX_INT32
+        or seq_lens.data_ptr() == cache_seqlens.data_ptr()
+    ):
+        known = _check(tensors, page_size, max_pages, seq_len_delta)
+    cols = known.constants[-1]
+    blocks = -(-max_pages // cols)
+    if known.batch * blocks > SMALL_GRID:
+        blocks = -(-blocks // known.turns)
+    grid = (1 + known.batch, max(1, blocks))
+    numbers = (known.batch, seq_len_delta, max_pages, *known.scalars)
+    known.launches(grid, tensors, numbers, known.constants)
+
+
+def _signature(tensors: tuple[Any, ...], page_size: Any) -> tuple[Any, ...] | None:
+    try:
+        parts = [
+            t if t is None else (t.dtype, t.shape, t.is_contiguous(), t.device)
+            for t in tensors
+        ]
+    except AttributeError:
+        return None
+    return (type(page_size), page_size, *parts)
+
+
+def _check(tensors: tuple[Any, ...], page_size: int, max_pages: int, seq_len_delta: int) -> _Known:
+    names = decode_metadata_kernel.arg_names[: len(tensors)]
+    reachable = require_decode(
+        **dict(zip(names, tensors, strict=True)),
+        page_size=page_size,
+        max_pages=max_pages,
+        seq_len_delta=seq_len_delta,
+    )
+    device = tensors[0].device
+    require_launchable(device)
+    known = _derive(tensors, page_size, reachable, device)
+    return _KNOWN.setdefault(_signature(tensors, page_size), known)
+
+
+def _derive(
+    tensors: tuple[Any, ...], page_size: int, reachable: int, device: torch.device
+) -> _Known:
+    batch, (pool_rows, max_ctx), columns = len(tensors[0]), tensors[2].shape, tensors[5].shape[1]
+    slot_map = tensors[6]
+    num_slots = 0 if slot_map is None else len(slot_map)
+    vector = 1 if max_ctx % 4 or columns % 4 else 4
+    scan = min(MAX_SCAN, max(32, triton.next_power_of_2(batch)))
+    cols, warps, turns = (1024, 4, 2) if page_size == 1 else (512, 8, 4)
+    return _Known(
+        batch=batch,
+        reachable=reachable,
+        scalars=(pool_rows, num_slots, max_ctx, columns),
+        constants=(page_size.bit_length() - 1, slot_map is not None, vector, scan, cols),
+        turns=turns,
+        launches=DirectLaunches(decode_metadata_kernel, device, warps),
+    )

@@ -1,0 +1,53 @@
+"""Decode metadata op by op, as engines had it before they fused it: the baseline, one launch an op.
+
+SGLang's `normal_decode_set_metadata` up to 0.5.9 is this sequence: lengths, prefix sum, gather of
+token slots, division by the page size, and for a sliding window a translation before the division.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .arguments import require_decode
+
+
+def build_decode_metadata(
+    *,
+    seq_lens: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    req_to_token: torch.Tensor,
+    cache_seqlens: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    page_table: torch.Tensor,
+    page_size: int,
+    max_pages: int,
+    seq_len_delta: int = 0,
+    swa_slot_map: torch.Tensor | None = None,
+    swa_page_table: torch.Tensor | None = None,
+) -> None:
+    """As `attnlib.metadata.decode.build_decode_metadata`, and fills all `max_pages` columns.
+
+    Columns past a row's live pages get whatever `req_to_token` holds there. Slot -1 indexes
+    `swa_slot_map` from its end, as in the engines, which keep -1 in the map's last entry.
+    """
+    require_decode(
+        seq_lens=seq_lens,
+        req_pool_indices=req_pool_indices,
+        req_to_token=req_to_token,
+        cache_seqlens=cache_seqlens,
+        cu_seqlens_k=cu_seqlens_k,
+        page_table=page_table,
+        page_size=page_size,
+        max_pages=max_pages,
+        seq_len_delta=seq_len_delta,
+        swa_slot_map=swa_slot_map,
+        swa_page_table=swa_page_table,
+    )
+    cache_seqlens.copy_(seq_lens + seq_len_delta)
+    cu_seqlens_k[:1].zero_()
+    cu_seqlens_k[1:].copy_(torch.cumsum(cache_seqlens, dim=0, dtype=torch.int32))
+    first_tokens = torch.arange(max_pages, device=seq_lens.device) * page_size
+    slots = req_to_token[req_pool_indices[:, None], first_tokens[None, :]]
+    page_table[:, :max_pages].copy_(slots // page_size)
+    if swa_slot_map is not None:
+        swa_page_table[:, :max_pages].copy_(swa_slot_map[slots.long()] // page_size)

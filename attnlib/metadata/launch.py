@@ -1,0 +1,135 @@
+"""Launch an already compiled Triton kernel directly: the one place that knows how Triton does it.
+
+`kernel[grid](...)` binds arguments and looks its cache up at every call, which takes longer than a
+short kernel runs. `DirectLaunches` keeps what the first call found and calls the compiled kernel's
+own launcher. It relies on the launcher's first nine arguments, which `require_known_launcher`
+compares with what it was written for (Triton 3.6 and 3.7), so another Triton is an error and not a
+wrong launch.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+import triton
+from triton import knobs
+from triton.runtime import driver
+
+LAUNCHER_ARGUMENTS = (
+    "gridX",
+    "gridY",
+    "gridZ",
+    "stream",
+    "function",
+    "kernel_metadata",
+    "launch_metadata",
+    "launch_enter_hook",
+    "launch_exit_hook",
+)
+ACCESS_BYTES = 16
+"""Of the widest load; Triton compiles another kernel for pointers that are no multiples of it."""
+HOPPER = 9
+NO_OVERLAP, WAIT, WAIT_AND_LET_START = 0, 1, 2
+"""Programmatic dependent launch: none; start early and wait for the kernel before; let the kernel
+after us start early too, which only pays while our whole grid is on the GPU at once."""
+
+
+class DirectLaunches:
+    """Launches of one kernel whose arguments differ in values and addresses only.
+
+    The caller makes one for each signature (shapes, dtypes, constants): all that Triton would
+    compile another kernel for, except the pointers' alignment and the overlap, which are told
+    apart here. The kernel's last parameter is the overlap.
+    """
+
+    def __init__(self, kernel: Any, device: torch.device, num_warps: int) -> None:
+        self._kernel = kernel
+        self._warps = num_warps
+        self._index = device.index or 0
+        self._slots = _slots(device)
+        self._compiled: dict[int, Any] = {}
+
+    def __call__(
+        self,
+        grid: tuple[int, int],
+        tensors: tuple[torch.Tensor | None, ...],
+        numbers: tuple[int, ...],
+        constants: tuple[Any, ...],
+    ) -> None:
+        """Launch on the current stream: tensors, then numbers, constants and the overlap."""
+        overlap = self._overlap(grid[0] * grid[1])
+        pointers = [tensor if tensor is None else tensor.data_ptr() for tensor in tensors]
+        seen = 0
+        for pointer in pointers:
+            seen |= pointer or 0
+        aligned = not seen % ACCESS_BYTES
+        compiled = self._compiled.get(overlap) if aligned else None
+        if compiled is not None:
+            _launch(compiled, grid, self._index, (*pointers, *numbers, *constants, overlap))
+            return
+        options = {"launch_pdl": True} if overlap else {}
+        arguments = (*tensors, *numbers, *constants, overlap)
+        compiled = self._kernel[grid](*arguments, num_warps=self._warps, **options)
+        if aligned and not interpreting():
+            require_known_launcher(compiled.run)
+            self._compiled[overlap] = compiled
+
+    def _overlap(self, programs: int) -> int:
+        # A waiting successor takes slots that programs of ours have not had yet.
+        if not self._slots:
+            return NO_OVERLAP
+        return WAIT_AND_LET_START if programs <= self._slots else WAIT
+
+
+def _slots(device: torch.device) -> int:
+    """Programs that are on the GPU at once, two a multiprocessor; 0 where none can overlap."""
+    if interpreting() or torch.cuda.get_device_capability(device)[0] < HOPPER:
+        return 0
+    return 2 * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _launch(compiled: Any, grid: tuple[int, int], device: int, arguments: tuple[Any, ...]) -> None:
+    # Triton takes an integer for a pointer as it is.
+    hooks = knobs.runtime
+    stream = driver.active.get_current_stream(device)
+    told, enter = None, hooks.launch_enter_hook
+    if enter is not None:
+        told = compiled.launch_metadata((*grid, 1), stream, *arguments)
+    fixed = (compiled.function, compiled.packed_metadata, told, enter, hooks.launch_exit_hook)
+    compiled.run(*grid, 1, stream, *fixed, *arguments)
+
+
+def require_known_launcher(launcher: Any) -> None:
+    """RuntimeError unless a launcher takes the arguments that this module passes.
+
+    Triton 3.6 names the first five and takes the others in `*args`, 3.7 names nine.
+    """
+    *named, rest = inspect.signature(launcher).parameters
+    if len(named) not in (5, 9) or tuple(named) != LAUNCHER_ARGUMENTS[: len(named)]:
+        raise RuntimeError(
+            f"Triton {triton.__version__} launches with {(*named, rest)}, this module was written "
+            f"for {LAUNCHER_ARGUMENTS} and the kernel's own: install triton>=3.6,<3.8"
+        )
+
+
+def interpreting() -> bool:
+    """Whether Triton runs kernels in Python, on the CPU (TRITON_INTERPRET=1)."""
+    return knobs.runtime.interpret
+
+
+def require_launchable(device: torch.device) -> None:
+    """Raise unless kernels can be launched for tensors on `device`, which must be the current."""
+    if interpreting():
+        return
+    if device.type != "cuda":
+        raise ValueError(
+            f"tensors must be on a CUDA device (or set TRITON_INTERPRET=1 to run the kernel in "
+            f"Python), got {device}"
+        )
+    if device.index != torch.cuda.current_device():
+        raise ValueError(
+            f"tensors must be on the current CUDA device {torch.cuda.current_device()}, "
+            f"got {device}: use torch.cuda.device({device.index})"
+        )

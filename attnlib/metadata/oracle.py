@@ -1,0 +1,33 @@
+"""What metadata must be, row by row in NumPy: slow, obvious, and independent of the builders."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def decode_metadata(
+    seq_lens: np.ndarray,
+    req_pool_indices: np.ndarray,
+    req_to_token: np.ndarray,
+    *,
+    page_size: int,
+    max_pages: int,
+    seq_len_delta: int = 0,
+    swa_slot_map: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray, list[np.ndarray], list[np.ndarray]]:
+    """`cache_seqlens` [bs], `cu_seqlens_k` [bs + 1], and each row's live pages, full and SWA.
+
+    A live page is the first slot of the page, divided by the page size and rounded down; slot -1
+    gives page -1. The window's slot is translated before the division.
+    """
+    cache_seqlens = seq_lens.astype(np.int64) + seq_len_delta
+    cu_seqlens_k = np.concatenate([[0], np.cumsum(cache_seqlens)])
+    full, swa = [], []
+    for length, pool_row in zip(cache_seqlens, req_pool_indices, strict=True):
+        pages = min(-(-int(length) // page_size), max_pages)
+        slots = req_to_token[pool_row, : pages * page_size : page_size].astype(np.int64)
+        full.append(slots // page_size)
+        if swa_slot_map is not None:
+            moved = np.where(slots < 0, -1, swa_slot_map[slots])
+            swa.append(moved // page_size)
+    return cache_seqlens, cu_seqlens_k, full, swa
