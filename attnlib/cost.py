@@ -29,11 +29,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from .batch import ELEMENT_BYTES, AttnSpec, DecodeCase
+from .cases import MetadataCase
 from .workload import sample_seq_lens
 
 FA3_TILES = {64: (192, 96), 128: (128, 96), 256: (128, 32)}
 """(query rows, KV tokens) of a tile by head_dim, for a paged cache: prefill_sm90.cuh."""
 INT32_BYTES = 4
+SECTOR_BYTES = 32
+"""The least that the L2 cache hands out."""
+FETCH_BYTES = 64
+"""The least that it reads from memory: cudaLimitMaxL2FetchGranularity, and what an H200 takes."""
 
 
 @dataclass(frozen=True)
@@ -125,3 +130,37 @@ def busiest_sm_tokens(seq_lens: np.ndarray, spec: AttnSpec, *, num_sms: int) -> 
         heapq.heapreplace(heap, (cost + 2 * tile_rows + length, sm))
         tokens[sm] += -(-length // tile_tokens) * tile_tokens
     return max(tokens)
+
+
+@dataclass(frozen=True)
+class MetadataCost:
+    """Bytes of one decode step's metadata: what it needs, and what memory moves for it.
+
+    A page's word lies page_size words after its neighbour's, so from page_size 8 on each costs a
+    sector of its own, and from page_size 16 on a memory fetch of its own.
+    """
+
+    words: int
+    needed_bytes: int
+    sector_bytes: int
+    fetch_bytes: int
+
+
+def metadata_cost(case: MetadataCase) -> MetadataCost:
+    """Bytes of a step's metadata: live words gathered and stored, lengths read and written."""
+    lens = sample_seq_lens(case).astype(np.int64)
+    pages = -(-lens // case.page_size)
+    lengths = case.batch_size * (2 * 8 + 2 * INT32_BYTES)
+    stored = INT32_BYTES * int(pages.sum()) * (2 if case.swa else 1)
+
+    def gathered(granule: int) -> int:
+        span = (pages - 1) * case.page_size * INT32_BYTES + INT32_BYTES
+        dense = -(-span // granule) * granule
+        return int(np.minimum(dense, pages * granule).sum())
+
+    return MetadataCost(
+        words=int(pages.sum()),
+        needed_bytes=stored + lengths + INT32_BYTES * int(pages.sum()),
+        sector_bytes=stored + lengths + gathered(SECTOR_BYTES),
+        fetch_bytes=stored + lengths + gathered(FETCH_BYTES),
+    )

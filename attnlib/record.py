@@ -1,7 +1,7 @@
 """One measurement, one frozen Record, one JSON line. data/README.md lists the fields.
 
-No check, no time: a record carries samples only when its status is `ok`, and a decode record is
-`ok` only when the oracle's error lies within its budget.
+No check, no time: a record carries samples only when its status is `ok`, and a record with a case
+is `ok` only when the oracle's error lies within its budget.
 
 | status | meaning |
 |---|---|
@@ -22,7 +22,7 @@ import re
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from .batch import DecodeCase
+from .cases import Case, case_from_dict
 
 SCHEMA = 1
 POWER_CAP = 0x4
@@ -44,7 +44,7 @@ class Item:
 
     backend: str
     timer: str
-    case: DecodeCase | None = None
+    case: Case | None = None
     release: str = ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class Item:
     @classmethod
     def from_dict(cls, form: dict[str, Any]) -> Item:
         """Inverse of `to_dict`."""
-        case = DecodeCase.from_dict(form["case"]) if form["case"] else None
+        case = case_from_dict(form["case"]) if form["case"] else None
         return cls(form["backend"], form["timer"], case, form["release"])
 
 

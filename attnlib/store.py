@@ -29,6 +29,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
+from .batch import DecodeCase
 from .record import Record
 
 if TYPE_CHECKING:
@@ -197,7 +198,7 @@ def _row(record: Record) -> dict[str, Any]:
         "release": item.release,
         "timer": item.timer,
         **(case.to_dict() if case else {}),
-        "heads": case.spec.heads if case else None,
+        "heads": case.spec.heads if isinstance(case, DecodeCase) else None,
         "status": record.status,
         "reason": record.reason,
         "reported_backend": record.reported_backend,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from itertools import product
 
 from .batch import AttnSpec, DecodeCase
+from .cases import MetadataCase
 from .cost import decode_cost
 from .study import Grid, Study
 
@@ -84,6 +85,27 @@ TRUST = (
 """From 0.5 MiB, which any cache holds, to 2 GiB, which none does."""
 TIMERS = ("graph", "graph-cold", "eager", "profiler")
 
+METADATA_SIZES = (
+    (1, 1, 8192),
+    (32, 1, 8192),
+    (128, 1, 8192),
+    (512, 1, 8192),
+    (1024, 1, 8192),
+    (2048, 16, 32768),
+    (4096, 16, 32768),
+    (32, 1, 131072),
+)
+"""(batch, page_size, max_ctx); the second is the case of SGLang's pull request."""
+METADATA = tuple(MetadataCase("decode", *sizes) for sizes in METADATA_SIZES)
+METADATA_SWEEP = tuple(
+    MetadataCase("decode", batch, page, ctx)
+    for batch, page, ctx in product((1, 8, 64, 512, 4096), (1, 16, 256), (128, 2048, 16384, 131072))
+)
+DESIGNS = ("metadata-eager", "metadata-serial", "metadata-fused")
+SGLANG = ("sglang-metadata",)
+SGLANG_RELEASES = ("0.5.14", "0.5.23")
+"""0.5.14 has the kernels as they were merged, in a file that loads alone; 0.5.23 is the newest."""
+
 STUDIES = {
     study.name: study
     for study in (
@@ -130,6 +152,20 @@ STUDIES = {
             ),
             reference_machine=TRUST_MACHINE,
             ceilings=("copy", "read", "matmul", "launch"),
+        ),
+        Study(
+            name="decode_metadata",
+            question="What does the metadata of a decode step cost, and what must it cost?",
+            grids=(
+                Grid(METADATA, (*DESIGNS, "metadata-fused-alone"), rounds=3),
+                Grid(METADATA, SGLANG, SGLANG_RELEASES, rounds=3),
+                Grid(METADATA[:4], DESIGNS, timers=("eager",), rounds=3),
+                Grid(METADATA[:4], SGLANG, SGLANG_RELEASES, timers=("eager",), rounds=3),
+                Grid(METADATA_SWEEP, DESIGNS, rounds=3),
+                Grid(METADATA_SWEEP, SGLANG, SGLANG_RELEASES, rounds=3),
+                Grid(METADATA[:6], DESIGNS, rounds=3, headline=True),
+            ),
+            ceilings=("copy", "launch", "gather"),
         ),
     )
 }

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import store
-from .batch import DecodeCase
+from .cases import Case
 from .jobs import Job, run_job, worker_environment
 from .lock import hold_gpu
 from .overlay import overlay_for
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MODES = ("auto", "live", "replay")
-DISTRIBUTIONS = {"flashinfer": "flashinfer-python"}
+DISTRIBUTIONS = {"flashinfer": "flashinfer-python", "sglang": "sglang"}
 """Backend-name prefix -> the distribution whose releases a study compares."""
 
 
@@ -43,7 +43,7 @@ class Grid:
     Live notebooks measure only grids marked `headline`; `attnlib measure` measures all.
     """
 
-    cases: tuple[DecodeCase, ...]
+    cases: tuple[Case, ...]
     backends: tuple[str, ...]
     releases: tuple[str, ...] = ("",)
     timers: tuple[str, ...] = ("graph",)
@@ -75,11 +75,11 @@ class Study:
     ceilings: tuple[str, ...] = ("copy", "matmul")
 
     @property
-    def cases(self) -> tuple[DecodeCase, ...]:
+    def cases(self) -> tuple[Case, ...]:
         """Every case of the grids, once, in their order."""
         return tuple(dict.fromkeys(case for grid in self.grids for case in grid.cases))
 
-    def case_named(self, name: str) -> DecodeCase:
+    def case_named(self, name: str) -> Case:
         """The case with this key or label; ValueError lists the keys there are."""
         found = [case for case in self.cases if name in (case.key, case.label)]
         if len(found) != 1:

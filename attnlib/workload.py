@@ -14,12 +14,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .batch import AttnSpec, DecodeBatch, DecodeCase, PagedKV
+from .cases import MetadataCase
 
 if TYPE_CHECKING:
     import torch
 
 SKEW = 32
 """In a skewed batch the short requests have kv_len / SKEW tokens: one long chat among many new."""
+
+SLOTS = 2**20
+"""KV slots that a request pool's tokens point into."""
 
 MODELS = {
     "llama-3.1-8b": (32, 8, 128),
@@ -47,16 +51,17 @@ def model_spec(model: str, *, page_size: int, dtype: str = "bfloat16") -> AttnSp
     return AttnSpec(*MODELS[model], page_size=page_size, dtype=dtype)
 
 
-def sample_seq_lens(case: DecodeCase) -> np.ndarray:
-    """Lengths [bs] int32 of a case; a ragged batch always holds one request of `kv_len`."""
+def sample_seq_lens(case: DecodeCase | MetadataCase) -> np.ndarray:
+    """Lengths [bs] int32 of a case; a ragged batch always holds one of the longest."""
+    longest = case.kv_len if isinstance(case, DecodeCase) else case.max_ctx
     if case.lengths == "fixed":
-        return np.full(case.batch_size, case.kv_len, dtype=np.int32)
+        return np.full(case.batch_size, longest, dtype=np.int32)
     if case.lengths == "skewed":
-        lens = np.full(case.batch_size, max(1, case.kv_len // SKEW), dtype=np.int32)
+        lens = np.full(case.batch_size, max(1, longest // SKEW), dtype=np.int32)
     else:
         rng = np.random.default_rng(case.seed)
-        lens = rng.integers(1, case.kv_len + 1, case.batch_size, dtype=np.int32)
-    lens[0] = case.kv_len
+        lens = rng.integers(1, longest + 1, case.batch_size, dtype=np.int32)
+    lens[0] = longest
     return lens
 
 
@@ -87,6 +92,28 @@ def build_workload(case: DecodeCase, *, device: str) -> DecodeWorkload:
     kv = PagedKV(_normal(shape, spec.kv_dtype, generator), _normal(shape, spec.kv_dtype, generator))
     batch.check_inputs(q, kv)
     return DecodeWorkload(case, batch, q, kv)
+
+
+def build_request_pool(case: MetadataCase, *, device: str) -> dict[str, torch.Tensor]:
+    """What a step's metadata is computed from, on `device`.
+
+    `seq_lens` [bs] int64, `req_pool_indices` [bs] int64, a shuffled choice of the pool's rows, and
+    `req_to_token` [pool, max_ctx] int32, random KV slots.
+    """
+    import torch
+
+    rows = max(case.batch_size, case.pool_size)
+    chosen = np.random.default_rng(case.seed + 1).permutation(rows)[: case.batch_size]
+    generator = torch.Generator(device=device).manual_seed(case.seed)
+    slots = torch.randint(
+        SLOTS, (rows, case.max_ctx), dtype=torch.int32, device=device, generator=generator
+    )
+    lens = torch.from_numpy(sample_seq_lens(case).astype(np.int64) - case.seq_len_delta)
+    return {
+        "seq_lens": lens.clamp_(min=1).to(device),
+        "req_pool_indices": torch.from_numpy(chosen).to(device),
+        "req_to_token": slots,
+    }
 
 
 def _normal(shape: tuple[int, ...], dtype: str, generator: torch.Generator) -> torch.Tensor:

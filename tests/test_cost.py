@@ -12,7 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnlib.batch import AttnSpec, DecodeCase
-from attnlib.cost import FA3_TILES, Ceilings, busiest_sm_tokens, decode_cost, predict_fa3
+from attnlib.cases import MetadataCase
+from attnlib.cost import (
+    FA3_TILES,
+    Ceilings,
+    busiest_sm_tokens,
+    decode_cost,
+    metadata_cost,
+    predict_fa3,
+)
+from attnlib.workload import sample_seq_lens
 
 # 4,000 bytes and 10,000,000 FLOPs a microsecond and SM: round numbers to divide by.
 CEILINGS = Ceilings(copy_gbps=4000.0, matmul_tflops=1000.0, num_sms=100)
@@ -172,3 +181,28 @@ def test_the_tile_depends_on_the_head_dim() -> None:
 def test_with_slow_memory_the_rereads_are_what_takes_long() -> None:
     found = predict_fa3(MQA, replace(CEILINGS, copy_gbps=100.0))
     assert found.run_us == found.traffic_us > found.tensor_us
+
+
+def test_a_page_word_costs_its_own_sector_from_page_size_8_and_its_own_fetch_from_16() -> None:
+    def bytes_a_word(page_size: int, words: int = 512) -> tuple[float, float]:
+        case = MetadataCase("decode", 1, page_size, words * page_size, "fixed")
+        cost = metadata_cost(case)
+        lengths = 24
+        assert cost.words == words
+        stored = 4 * words
+        return (
+            (cost.sector_bytes - lengths - stored) / words,
+            (cost.fetch_bytes - lengths - stored) / words,
+        )
+
+    assert bytes_a_word(1) == (4, 4)
+    assert bytes_a_word(4) == (16, 16)
+    assert bytes_a_word(8) == (32, 32)
+    assert bytes_a_word(16) == (32, 64)
+    assert bytes_a_word(256) == (32, 64)
+
+
+def test_the_metadata_needs_each_live_word_read_and_written_once() -> None:
+    case = MetadataCase("decode", 7, 4, 1000, seed=3)
+    words = int((-(-sample_seq_lens(case) // 4)).sum())
+    assert metadata_cost(case).needed_bytes == 8 * words + 7 * 24

@@ -22,12 +22,13 @@ ANYTHING = ("*",)
 ALLOWED: dict[str, tuple[str, ...]] = {
     # nouns
     "batch": (),
-    "record": ("batch",),
+    "cases": ("batch",),
+    "record": ("cases",),
     # what a case is, what it must give, what it must cost
-    "workload": ("batch",),
+    "workload": ("batch", "cases"),
     "reference": ("batch",),
     "check": ("batch", "reference"),
-    "cost": ("batch", "workload"),
+    "cost": ("batch", "cases", "workload"),
     # what is measured, and what measures: neither knows the other
     "backends": ("batch", "backends.*"),
     "backends.base": ("batch",),
@@ -43,22 +44,27 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     # from a study to its records; the worker is started by name, in a process of its own
     "overlay": (),
     "lock": (),
-    "worker": (
+    "worker": ("measure.machine", "record", "store", "subjects", "subjects.base"),
+    # one a kind of case: a subject knows what is measured and what measures it, nobody else does
+    "subjects": ("subjects.base",),
+    "subjects.base": ("measure.timer", "measure.trace", "record"),
+    "subjects.*": (
+        "backends.*",
         "batch",
-        "workload",
-        "reference",
+        "cases",
         "check",
         "cost",
-        "backends.*",
         "measure.*",
+        "metadata.*",
         "record",
-        "store",
+        "subjects.base",
+        "workload",
     ),
     "jobs": ("record", "store"),
     "store": ("record", "batch"),
     "select": ("batch",),
-    "study": ("batch", "record", "store", "overlay", "jobs", "lock"),
-    "studies": ("batch", "cost", "study"),
+    "study": ("cases", "record", "store", "overlay", "jobs", "lock"),
+    "studies": ("batch", "cases", "cost", "study"),
     # which release changed the speed
     "releases": ("overlay",),
     "rounds": ("batch", "record", "store", "jobs", "study"),
@@ -90,7 +96,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "__main__": ("cli",),
 }
 # Packages whose imports of ours all wait inside a function, so that importing them costs nothing.
-LATE = {"": (), "backends": ("batch", "backends.base")}
+LATE = {"": (), "backends": ("batch", "backends.base"), "subjects": ("subjects.base",)}
 
 
 def module_files() -> dict[str, Path]:

@@ -15,7 +15,7 @@ def test_the_installed_triton_launches_as_this_module_expects() -> None:
 
 
 def test_another_order_of_arguments_is_refused_with_both_lists() -> None:
-    def other(gridX, gridY, gridZ, function, stream, *args) -> None:  # noqa: ANN001, N803
+    def other(gridX, gridY, gridZ, function, stream, *args) -> None:
         raise AssertionError("launched")
 
     with pytest.raises(RuntimeError, match=r"'function', 'stream', 'args'.*triton>=3.6,<3.8"):
@@ -23,7 +23,7 @@ def test_another_order_of_arguments_is_refused_with_both_lists() -> None:
 
 
 def test_a_launcher_with_more_named_arguments_is_refused() -> None:
-    def other(gridX, gridY, gridZ, stream, function, flags, *args) -> None:  # noqa: ANN001, N803
+    def other(gridX, gridY, gridZ, stream, function, flags, *args) -> None:
         raise AssertionError("launched")
 
     with pytest.raises(RuntimeError, match="flags"):

@@ -16,6 +16,7 @@ from attnlib.batch import AttnSpec, DecodeCase
 from attnlib.cost import decode_cost
 from attnlib.measure.timer import PLAN_SAMPLES
 from attnlib.record import Item, Record
+from attnlib.subjects import decode
 from attnlib.worker import CONTEXT_LOST, Worker
 
 CASE = DecodeCase(AttnSpec(4, 2, 16, 4), batch_size=3, kv_len=20, lengths="ragged")
@@ -130,7 +131,7 @@ def test_a_backend_that_cannot_run_here_is_refused_with_the_reason(without_gpu) 
 
 
 def test_a_case_that_cannot_fit_is_refused_before_it_is_built(monkeypatch) -> None:
-    monkeypatch.setattr(worker, "build_workload", lambda *a, **k: pytest.fail("was built"))
+    monkeypatch.setattr(decode, "build_workload", lambda *a, **k: pytest.fail("was built"))
     record = measure(replace(ITEM, case=replace(CASE, kv_len=2**26, lengths="fixed")))
     assert record.status == "refused"
     assert record.reason == "KV needs 24.0 GiB, limit 3.0 GiB"
@@ -168,9 +169,9 @@ def test_a_kernel_family_that_was_pinned_and_did_not_run_gets_no_time(monkeypatc
 
 def test_neighbours_of_one_case_share_its_tensors(monkeypatch) -> None:
     built: list[DecodeCase] = []
-    build = worker.build_workload
+    build = decode.build_workload
     monkeypatch.setattr(
-        worker, "build_workload", lambda case, **to: built.append(case) or build(case, **to)
+        decode, "build_workload", lambda case, **to: built.append(case) or build(case, **to)
     )
     own, other = Worker(JOB), with_spec(head_dim=32)
     statuses = [own.measure(item).status for item in (ITEM, ITEM, other, ITEM)]

@@ -6,6 +6,7 @@
 | `read` | sum of 4 GiB, a reduction that writes next to nothing | bytes read |
 | `matmul` | 8192 x 8192 x 8192 bf16 product of random data, cuBLAS | 2 n^3 FLOPs |
 | `launch` | an empty Triton kernel, hundreds in one graph | launches |
+| `gather` | 2 M words, one in every 64 bytes of 2 GiB, read and stored densely | words |
 
 The copy is a kernel (negation), not a memcpy: inside a graph a memcpy node goes to a copy engine,
 which on an H200 reaches 2.8 TB/s where a kernel reaches 4 and more.
@@ -17,14 +18,23 @@ from collections.abc import Callable
 
 import torch
 import triton
+import triton.language as tl
 
 COPY_BYTES = 4 * 2**30
+GATHER_WORDS, GATHER_STRIDE, GATHER_BLOCK = 2**21, 16, 1024
 MATMUL_SIZE = 8192
 
 
 @triton.jit
 def do_nothing_kernel() -> None:
     """Nothing: the launch is what is measured."""
+
+
+@triton.jit
+def gather_kernel(source, target, STRIDE: tl.constexpr, BLOCK: tl.constexpr) -> None:
+    """One word in STRIDE, nothing else: no lengths, no tables, no tails."""
+    words = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(target + words, tl.load(source + words * STRIDE))
 
 
 def copy_call() -> tuple[Callable[[], object], float]:
@@ -46,6 +56,15 @@ def launch_call() -> tuple[Callable[[], object], float]:
     return lambda: do_nothing_kernel[(1,)](), 1.0
 
 
+def gather_call() -> tuple[Callable[[], object], float]:
+    """A bare strided gather and its words: each costs a fetch of its own (`cost.FETCH_BYTES`)."""
+    source = torch.zeros(512 * 2**20, dtype=torch.int32, device="cuda")
+    target = torch.empty(GATHER_WORDS, dtype=torch.int32, device="cuda")
+    grid = (GATHER_WORDS // GATHER_BLOCK,)
+    constants = {"STRIDE": GATHER_STRIDE, "BLOCK": GATHER_BLOCK}
+    return lambda: gather_kernel[grid](source, target, **constants), float(GATHER_WORDS)
+
+
 def matmul_call() -> tuple[Callable[[], object], float]:
     """A bf16 matrix product and its FLOPs; random data, because zeros run faster."""
     a, b = (
@@ -55,4 +74,10 @@ def matmul_call() -> tuple[Callable[[], object], float]:
     return lambda: torch.mm(a, b, out=out), 2.0 * MATMUL_SIZE**3
 
 
-CEILINGS = {"copy": copy_call, "read": read_call, "matmul": matmul_call, "launch": launch_call}
+CEILINGS = {
+    "copy": copy_call,
+    "read": read_call,
+    "matmul": matmul_call,
+    "launch": launch_call,
+    "gather": gather_call,
+}

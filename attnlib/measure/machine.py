@@ -8,7 +8,7 @@ import platform
 from importlib import metadata
 from typing import Any
 
-DISTRIBUTIONS = ("torch", "triton", "flashinfer-python", "apache-tvm-ffi", "numpy")
+DISTRIBUTIONS = ("torch", "triton", "flashinfer-python", "apache-tvm-ffi", "numpy", "sglang")
 
 
 def describe_machine(device: str = "cuda") -> dict[str, Any]:

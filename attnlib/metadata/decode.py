@@ -189,8 +189,7 @@ def build_decode_metadata(
 def _signature(tensors: tuple[Any, ...], page_size: Any) -> tuple[Any, ...] | None:
     try:
         parts = [
-            t if t is None else (t.dtype, t.shape, t.is_contiguous(), t.device)
-            for t in tensors
+            t if t is None else (t.dtype, t.shape, t.is_contiguous(), t.device) for t in tensors
         ]
     except AttributeError:
         return None

@@ -10,6 +10,9 @@ wrong launch.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -34,6 +37,19 @@ HOPPER = 9
 NO_OVERLAP, WAIT, WAIT_AND_LET_START = 0, 1, 2
 """Programmatic dependent launch: none; start early and wait for the kernel before; let the kernel
 after us start early too, which only pays while our whole grid is on the GPU at once."""
+
+
+_OVERLAPPING = ContextVar("overlapping", default=True)
+
+
+@contextmanager
+def without_overlap() -> Iterator[None]:
+    """Launch kernels one after the other, so that a measurement can tell what the overlap gives."""
+    token = _OVERLAPPING.set(False)
+    try:
+        yield
+    finally:
+        _OVERLAPPING.reset(token)
 
 
 class DirectLaunches:
@@ -78,7 +94,7 @@ class DirectLaunches:
 
     def _overlap(self, programs: int) -> int:
         # A waiting successor takes slots that programs of ours have not had yet.
-        if not self._slots:
+        if not self._slots or not _OVERLAPPING.get():
             return NO_OVERLAP
         return WAIT_AND_LET_START if programs <= self._slots else WAIT
 

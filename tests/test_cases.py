@@ -1,0 +1,60 @@
+"""Cases other than attention: what they are, and that a record can hold them."""
+
+from __future__ import annotations
+
+import pytest
+
+from attnlib.batch import AttnSpec, DecodeCase
+from attnlib.cases import MetadataCase, case_from_dict
+from attnlib.record import Item
+
+CASE = MetadataCase("decode", 32, 16, 8200, seq_len_delta=3, swa=True)
+
+
+def test_a_metadata_case_goes_through_json_and_back() -> None:
+    assert case_from_dict(CASE.to_dict()) == CASE
+    item = Item("metadata-fused", "graph", CASE)
+    assert Item.from_dict(item.to_dict()) == item
+
+
+def test_a_case_without_a_kind_is_attention() -> None:
+    case = DecodeCase(AttnSpec(8, 2, 128, 1), 4, 100)
+    assert case_from_dict(case.to_dict()) == case
+    assert "kind" not in case.to_dict()
+
+
+def test_the_label_says_only_what_is_unusual() -> None:
+    assert MetadataCase("decode", 1, 1, 128).label == "decode batch 1 page 1 ctx 128"
+    assert CASE.label == "decode batch 32 page 16 ctx 8200 seq_len_delta 3 swa True"
+    assert " " not in CASE.key
+
+
+def test_the_table_is_as_wide_as_the_longest_context_needs() -> None:
+    assert CASE.max_pages == 513
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("builder", "prefill", "builder must be one of decode, kv_indices, draft, verify"),
+        ("lengths", "long", "lengths must be one of fixed, ragged, skewed, got 'long'"),
+        ("batch_size", 0, "batch_size must be an integer >= 1, got 0"),
+        ("page_size", 3, "page_size must be a power of two, got 3"),
+    ],
+)
+def test_a_wrong_field_is_named(field: str, value: object, message: str) -> None:
+    fields = {**CASE.to_dict(), field: value}
+    with pytest.raises(ValueError, match=message):
+        case_from_dict(fields)
+
+
+def test_an_unknown_kind_lists_the_kinds_there_are() -> None:
+    with pytest.raises(ValueError, match="must be one of metadata.*got 'prefill'"):
+        case_from_dict({"kind": "prefill"})
+
+
+def test_a_missing_field_is_refused() -> None:
+    form = CASE.to_dict()
+    del form["pool_size"]
+    with pytest.raises(ValueError, match="must have the fields"):
+        case_from_dict(form)
