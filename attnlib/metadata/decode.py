@@ -12,20 +12,46 @@ stays inside `req_to_token`; the store is exact, in whole vectors and then word 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
 from .arguments import MAX_INT32, require_decode
-from .launch import DirectLaunches, require_launchable
+from .launch import DirectLaunches, interpreting, require_launchable
 
-SMALL_GRID = 1024
-"""Blocks of columns up to which each has a program of its own: there latency decides. Beyond it
-traffic does, and fewer, longer programs are faster (an H200, page sizes 1 and 16)."""
+MANY_ROWS = 1024
 MAX_SCAN = 4096
 """Lengths scanned at once; a larger batch takes several turns."""
+
+
+class Tiling(NamedTuple):
+    """Columns a block, warps a program, and blocks that a program takes in turn."""
+
+    cols: int
+    warps: int
+    turns: int
+
+
+SHORT_ROWS = Tiling(128, 1, 4)
+COPY_SMALL, COPY_LARGE = Tiling(1024, 4, 1), Tiling(2048, 4, 2)
+GATHER_SMALL, GATHER_LARGE = Tiling(128, 4, 1), Tiling(256, 8, 4)
+
+
+def tiling_of(batch: int, max_pages: int, page_size: int) -> Tiling:
+    """How rows are cut into programs; limits found on an H200 over 23 sizes.
+
+    Many short rows are bound by the rate at which programs start: one warp each. A small table is
+    latency, so every word gets a thread of its own at once; a large one traffic, so that fewer and
+    longer programs win. At page_size 1 a row is copied in vectors, else gathered word by word.
+    """
+    if batch >= MANY_ROWS and max_pages <= (512 if page_size == 1 else 1024):
+        return SHORT_ROWS
+    words = batch * max_pages
+    if page_size == 1:
+        return COPY_SMALL if words <= 2**20 else COPY_LARGE
+    return GATHER_SMALL if words <= 2**17 else GATHER_LARGE
 
 
 @triton.jit
@@ -108,10 +134,18 @@ class _Known:
 
     batch: int
     reachable: int
+    device: torch.device
     scalars: tuple[int, int, int, int]
-    constants: tuple[int, bool, int, int, int]
-    turns: int
-    launches: DirectLaunches = field(compare=False)
+    constants: tuple[int, bool, int, int]
+    launches: dict[Tiling, DirectLaunches] = field(default_factory=dict)
+
+    def launches_of(self, tiling: Tiling) -> DirectLaunches:
+        """The launches with this tiling, made at its first use."""
+        found = self.launches.get(tiling)
+        if found is None:
+            found = DirectLaunches(decode_metadata_kernel, self.device, tiling.warps)
+            self.launches[tiling] = found
+        return found
 
 
 _KNOWN: dict[tuple[Any, ...], _Known] = {}
@@ -177,23 +211,53 @@ def build_decode_metadata(
         or seq_lens.data_ptr() == cache_seqlens.data_ptr()
     ):
         known = _check(tensors, page_size, max_pages, seq_len_delta)
-    cols = known.constants[-1]
-    blocks = -(-max_pages // cols)
-    if known.batch * blocks > SMALL_GRID:
-        blocks = -(-blocks // known.turns)
-    grid = (1 + known.batch, max(1, blocks))
+    tiling = tiling_of(known.batch, max_pages, page_size)
+    programs = -(-max_pages // (tiling.cols * tiling.turns)) or 1
+    grid = (1 + known.batch, programs)
     numbers = (known.batch, seq_len_delta, max_pages, *known.scalars)
-    known.launches(grid, tensors, numbers, known.constants)
+    known.launches_of(tiling)(grid, tensors, numbers, (*known.constants, tiling.cols))
 
 
 def _signature(tensors: tuple[Any, ...], page_size: Any) -> tuple[Any, ...] | None:
+    # Spelled out and flat: this runs in every step of an engine that captures no graph.
+    lens, rows, pool, out, sums, table, slot_map, swa_table = tensors
     try:
-        parts = [
-            t if t is None else (t.dtype, t.shape, t.is_contiguous(), t.device) for t in tensors
-        ]
+        return (
+            type(page_size),
+            page_size,
+            lens.dtype,
+            lens.shape,
+            lens.is_contiguous(),
+            lens.get_device(),
+            rows.dtype,
+            rows.shape,
+            rows.is_contiguous(),
+            rows.get_device(),
+            pool.dtype,
+            pool.shape,
+            pool.is_contiguous(),
+            pool.get_device(),
+            out.dtype,
+            out.shape,
+            out.is_contiguous(),
+            out.get_device(),
+            sums.dtype,
+            sums.shape,
+            sums.is_contiguous(),
+            sums.get_device(),
+            table.dtype,
+            table.shape,
+            table.is_contiguous(),
+            table.get_device(),
+            slot_map if slot_map is None else _form(slot_map),
+            swa_table if swa_table is None else _form(swa_table),
+        )
     except AttributeError:
         return None
-    return (type(page_size), page_size, *parts)
+
+
+def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tensor.shape, tensor.is_contiguous(), tensor.get_device()
 
 
 def _check(tensors: tuple[Any, ...], page_size: int, max_pages: int, seq_len_delta: int) -> _Known:
@@ -204,26 +268,22 @@ def _check(tensors: tuple[Any, ...], page_size: int, max_pages: int, seq_len_del
         max_pages=max_pages,
         seq_len_delta=seq_len_delta,
     )
-    device = tensors[0].device
-    require_launchable(device)
-    known = _derive(tensors, page_size, reachable, device)
-    return _KNOWN.setdefault(_signature(tensors, page_size), known)
+    require_launchable(tensors[0].device)
+    known = _derive(tensors, page_size, reachable)
+    # Only a CUDA device has a number of its own in a signature.
+    return known if interpreting() else _KNOWN.setdefault(_signature(tensors, page_size), known)
 
 
-def _derive(
-    tensors: tuple[Any, ...], page_size: int, reachable: int, device: torch.device
-) -> _Known:
+def _derive(tensors: tuple[Any, ...], page_size: int, reachable: int) -> _Known:
     batch, (pool_rows, max_ctx), columns = len(tensors[0]), tensors[2].shape, tensors[5].shape[1]
     slot_map = tensors[6]
     num_slots = 0 if slot_map is None else len(slot_map)
     vector = 1 if max_ctx % 4 or columns % 4 else 4
     scan = min(MAX_SCAN, max(32, triton.next_power_of_2(batch)))
-    cols, warps, turns = (1024, 4, 2) if page_size == 1 else (512, 8, 4)
     return _Known(
         batch=batch,
         reachable=reachable,
+        device=tensors[0].device,
         scalars=(pool_rows, num_slots, max_ctx, columns),
-        constants=(page_size.bit_length() - 1, slot_map is not None, vector, scan, cols),
-        turns=turns,
-        launches=DirectLaunches(decode_metadata_kernel, device, warps),
+        constants=(page_size.bit_length() - 1, slot_map is not None, vector, scan),
     )

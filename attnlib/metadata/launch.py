@@ -65,7 +65,7 @@ class DirectLaunches:
         self._warps = num_warps
         self._index = device.index or 0
         self._slots = _slots(device)
-        self._compiled: dict[int, Any] = {}
+        self._ready: dict[int, _Ready] = {}
 
     def __call__(
         self,
@@ -76,21 +76,21 @@ class DirectLaunches:
     ) -> None:
         """Launch on the current stream: tensors, then numbers, constants and the overlap."""
         overlap = self._overlap(grid[0] * grid[1])
-        pointers = [tensor if tensor is None else tensor.data_ptr() for tensor in tensors]
-        seen = 0
-        for pointer in pointers:
+        pointers, seen = [], 0
+        for tensor in tensors:
+            pointer = None if tensor is None else tensor.data_ptr()
+            pointers.append(pointer)
             seen |= pointer or 0
         aligned = not seen % ACCESS_BYTES
-        compiled = self._compiled.get(overlap) if aligned else None
-        if compiled is not None:
-            _launch(compiled, grid, self._index, (*pointers, *numbers, *constants, overlap))
+        ready = self._ready.get(overlap) if aligned else None
+        if ready is not None:
+            ready(grid, self._index, (*pointers, *numbers, *constants, overlap))
             return
         options = {"launch_pdl": True} if overlap else {}
         arguments = (*tensors, *numbers, *constants, overlap)
         compiled = self._kernel[grid](*arguments, num_warps=self._warps, **options)
         if aligned and not interpreting():
-            require_known_launcher(compiled.run)
-            self._compiled[overlap] = compiled
+            self._ready[overlap] = _Ready(compiled)
 
     def _overlap(self, programs: int) -> int:
         # A waiting successor takes slots that programs of ours have not had yet.
@@ -106,15 +106,25 @@ def _slots(device: torch.device) -> int:
     return 2 * torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _launch(compiled: Any, grid: tuple[int, int], device: int, arguments: tuple[Any, ...]) -> None:
-    # Triton takes an integer for a pointer as it is.
-    hooks = knobs.runtime
-    stream = driver.active.get_current_stream(device)
-    told, enter = None, hooks.launch_enter_hook
-    if enter is not None:
-        told = compiled.launch_metadata((*grid, 1), stream, *arguments)
-    fixed = (compiled.function, compiled.packed_metadata, told, enter, hooks.launch_exit_hook)
-    compiled.run(*grid, 1, stream, *fixed, *arguments)
+class _Ready:
+    """A compiled kernel with what its launcher wants at every call."""
+
+    def __init__(self, compiled: Any) -> None:
+        require_known_launcher(compiled.run)
+        self._compiled = compiled
+        self._run = compiled.run
+        self._function = compiled.function
+        self._packed = compiled.packed_metadata
+
+    def __call__(self, grid: tuple[int, int], device: int, arguments: tuple[Any, ...]) -> None:
+        # Triton takes an integer for a pointer as it is.
+        hooks = knobs.runtime
+        stream = driver.active.get_current_stream(device)
+        told, enter = None, hooks.launch_enter_hook
+        if enter is not None:
+            told = self._compiled.launch_metadata((*grid, 1), stream, *arguments)
+        fixed = (self._function, self._packed, told, enter, hooks.launch_exit_hook)
+        self._run(grid[0], grid[1], 1, stream, *fixed, *arguments)
 
 
 def require_known_launcher(launcher: Any) -> None:
