@@ -1,0 +1,1 @@
+"""Metadata of attention calls: what libraries precompute from lengths, modelled and guarded."""
