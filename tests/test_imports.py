@@ -31,7 +31,22 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     # what is measured, and what measures: neither knows the other
     "backends": ("batch", "backends.*"),
     "backends.base": ("batch",),
+    "backends.fa3": (
+        "batch",
+        "backends.base",
+        "metadata.facts",
+        "metadata.library",
+        "metadata.scheduler",
+    ),
     "backends.*": ("batch", "backends.base"),
+    # the metadata of attention calls: a model of it, and guards
+    "metadata": (),
+    "metadata.library": (),
+    "metadata.tiles": (),
+    "metadata.facts": ("metadata.tiles",),
+    "metadata.splits": ("metadata.facts",),
+    "metadata.vectors": ("metadata.splits",),
+    "metadata.scheduler": ("metadata.splits", "metadata.library"),
     "measure.*": ("measure.*",),
     # from a study to its records; the worker is started by name, in a process of its own
     "overlay": (),
