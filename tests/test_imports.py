@@ -47,6 +47,15 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "metadata.splits": ("metadata.facts",),
     "metadata.vectors": ("metadata.splits",),
     "metadata.scheduler": ("metadata.splits", "metadata.library"),
+    "metadata.flashmla": (),
+    "mismatch": (
+        "backends.fa3",
+        "batch",
+        "check",
+        "metadata.scheduler",
+        "metadata.splits",
+        "workload",
+    ),
     "measure.*": ("measure.*",),
     # from a study to its records; the worker is started by name, in a process of its own
     "overlay": (),

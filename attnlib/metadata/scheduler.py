@@ -34,6 +34,7 @@ from .splits import SchedulerFacts, layout_of, max_words, plan_splits
 __all__ = [
     "SchedulerFacts",
     "SchedulerMetadata",
+    "ask_library",
     "current_stream",
     "max_words",
     "plan_splits",
@@ -86,7 +87,7 @@ class SchedulerMetadata:
 
         Arguments as for `precompute`. The facts stay, so a graph that holds the words stays right.
         """
-        words = _ask_library(self.facts, seq_lens, seq_lens_cpu, cu_seqlens_q)
+        words = _checked_words(self.facts, seq_lens, seq_lens_cpu, cu_seqlens_q)
         self.words.copy_(words)
         self.hand_over()
 
@@ -123,7 +124,7 @@ def precompute(
     _require_packing(facts)
     if out is not None:
         _require_buffer(out, layout_of(settled).size, seq_lens.device)
-    words = _ask_library(settled, seq_lens, seq_lens_cpu, cu_seqlens_q)
+    words = _checked_words(settled, seq_lens, seq_lens_cpu, cu_seqlens_q)
     if out is not None:
         out[: len(words)].copy_(words)
         out[len(words) :].zero_()
@@ -145,7 +146,32 @@ def current_stream(device: torch.device) -> Stream | None:
     return torch.cuda.is_current_stream_capturing(), handle
 
 
-def _ask_library(
+def ask_library(
+    facts: SchedulerFacts, seq_lens: torch.Tensor, cu_seqlens_q: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The library's call as it is: nothing checks that the arguments are true. See `precompute`."""
+    return library.load().get_scheduler_metadata(
+        facts.batch_size,
+        facts.max_seqlen_q,
+        facts.max_seqlen_k,
+        facts.num_qo_heads,
+        facts.num_kv_heads,
+        facts.head_dim,
+        seq_lens,
+        qkv_dtype=getattr(torch, facts.dtype),
+        headdim_v=facts.head_dim_v,
+        cu_seqlens_q=cu_seqlens_q,
+        page_size=facts.page_size,
+        causal=facts.causal,
+        window_size=facts.window,
+        has_softcap=facts.has_softcap,
+        num_splits=facts.num_splits,
+        pack_gqa=facts.pack_gqa,
+        sm_margin=facts.sm_margin,
+    )
+
+
+def _checked_words(
     settled: SchedulerFacts,
     seq_lens: torch.Tensor,
     seq_lens_cpu: Sequence[int] | torch.Tensor | None,
@@ -161,7 +187,7 @@ def _ask_library(
     if cu_seqlens_q is not None:
         _require_int32("cu_seqlens_q", cu_seqlens_q, settled.batch_size + 1)
     _require_sm_count(settled, seq_lens.device)
-    words = _call(settled, seq_lens, cu_seqlens_q)
+    words = ask_library(settled, seq_lens, cu_seqlens_q)
     size = layout_of(settled).size
     if words.shape != (size,):
         raise RuntimeError(
@@ -169,30 +195,6 @@ def _ask_library(
             f"since 2025-08, got {list(words.shape)}"
         )
     return words
-
-
-def _call(
-    settled: SchedulerFacts, seq_lens: torch.Tensor, cu_seqlens_q: torch.Tensor | None
-) -> torch.Tensor:
-    return library.load().get_scheduler_metadata(
-        settled.batch_size,
-        settled.max_seqlen_q,
-        settled.max_seqlen_k,
-        settled.num_qo_heads,
-        settled.num_kv_heads,
-        settled.head_dim,
-        seq_lens,
-        qkv_dtype=getattr(torch, settled.dtype),
-        headdim_v=settled.head_dim_v,
-        cu_seqlens_q=cu_seqlens_q,
-        page_size=settled.page_size,
-        causal=settled.causal,
-        window_size=settled.window,
-        has_softcap=settled.has_softcap,
-        num_splits=settled.num_splits,
-        pack_gqa=settled.pack_gqa,
-        sm_margin=settled.sm_margin,
-    )
 
 
 def _misfit(made_for: SchedulerFacts, call: SchedulerFacts) -> str:
