@@ -8,7 +8,6 @@ Writes the vectors that `tests/test_splits.py` reads, and says where model and l
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import itertools
 import json
 import sys
@@ -21,29 +20,31 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import torch
 
+from attnlib.backends.base import installed_version
 from attnlib.metadata import library, vectors
 from attnlib.metadata.splits import WHY
 
 SHOWN = 20
+DEVICE = "cuda"
 
 
 def ask_library(call: vectors.Call) -> dict[str, Any]:
     """The line of one call: its words, or the refusal."""
     facts, (seq_lens, q_lens) = call.facts, call.lengths()
-    device = torch.device("cuda")
     cu_seqlens_q = None
     if q_lens is not None:
         sums = np.concatenate([[0], np.cumsum(q_lens)]).astype(np.int32)
-        cu_seqlens_q = torch.from_numpy(sums).to(device)
+        cu_seqlens_q = torch.from_numpy(sums).to(DEVICE)
+    ask = library.load().get_scheduler_metadata
     try:
-        words = library.load().get_scheduler_metadata(
+        words = ask(
             facts.batch_size,
             facts.max_seqlen_q,
             facts.max_seqlen_k,
             facts.num_qo_heads,
             facts.num_kv_heads,
             facts.head_dim,
-            torch.from_numpy(seq_lens).to(device),
+            torch.from_numpy(seq_lens).to(DEVICE),
             qkv_dtype=getattr(torch, facts.dtype),
             headdim_v=facts.head_dim_v,
             cu_seqlens_q=cu_seqlens_q,
@@ -71,7 +72,7 @@ def header(seed: int, count: int) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "numpy": np.__version__,
         "library": supplier,
-        "library_version": importlib.metadata.version(supplier),
+        "library_version": installed_version(supplier),
         "hdim96": library.has_hdim96(),
         "seed": seed,
         "count": count,

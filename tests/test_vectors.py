@@ -93,3 +93,15 @@ def test_lengths_lie_in_range_and_are_never_all_zero(kind):
         lens = vectors.LengthSpec(kind, high, seed).sample(40)
         assert lens.min() >= (0 if kind == "zeros" else 1) and 1 <= lens.max() <= high
         assert lens.dtype == np.int32
+
+
+def test_where_rounding_leaves_a_choice_the_words_must_follow_one_of_them():
+    facts = SchedulerFacts(1, 8, 1, 128, 1, 15360, 132, page_size=1)
+    call = vectors.Call(facts, vectors.LengthSpec("fixed", 15360, 0), None)
+    plan = plan_splits(facts, *call.lengths())
+    splits = [int(candidate.num_splits[0]) for candidate in plan.candidates]
+    assert splits == [103, 60]
+    words = model_words(call)
+    for n, wrong in ((103, {}), (60, {}), (80, {"num_splits": 1, "ties": 1})):
+        words[0] = n
+        assert vectors.compare(call, words).wrong == wrong

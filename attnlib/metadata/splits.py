@@ -137,11 +137,17 @@ class SplitPlan:
             heads *= facts.group_size
         return np.minimum(heads, _scheduled_heads(facts))
 
+    @property
+    def candidates(self) -> tuple[SplitPlan, ...]:
+        """This plan without its doubt, then those of the other roundings: one of them is right."""
+        sizes = () if self.blocks_per_sm is None else (self.blocks_per_sm, *self.alternatives)
+        made = (_split(self.facts, self.num_m_blocks, self.num_n_blocks, n) for n in sizes)
+        return tuple(made) or (self,)
+
     def words(self) -> Words:
         """The tensor that the library would hand out, with the reason of every open word."""
         words = self._certain_words()
-        for blocks_per_sm in self.alternatives:
-            other = _split(self.facts, self.num_m_blocks, self.num_n_blocks, blocks_per_sm)
+        for other in self.candidates[1:]:
             theirs = other._certain_words()
             differs = (words.values != theirs.values) | (words.why != theirs.why)
             words.why[differs & (words.why == SPECIFIED)] = ROUNDING

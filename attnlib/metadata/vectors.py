@@ -83,8 +83,9 @@ class Comparison:
     """The library's words against the model's, for one call.
 
     `wrong` counts specified words that differ, a part, and under `ties` positions that no order
-    of equal keys explains. `counts` are words a reason; `open_alike` are the open ones among them
-    that came out as the model's default choice: equal keys in the order of requests.
+    of equal keys explains, at the rounding that fits best. `counts` are words a reason;
+    `open_alike` are the open ones among them that came out as the model's default choice: equal
+    keys in the order of requests.
     """
 
     wrong: dict[str, int]
@@ -93,22 +94,21 @@ class Comparison:
 
 
 def compare(call: Call, words: np.ndarray) -> Comparison:
-    """Judge the library's `words` [n] int32; a tensor of another size is `wrong["size"]`."""
+    """Judge the library's `words` [n] int32; a tensor of another size is `wrong["size"]`.
+
+    Where rounding leaves a choice, the whole tensor must follow from one of the candidates.
+    """
     plan = plan_splits(call.facts, *call.lengths())
     model = plan.words()
     if words.shape != model.values.shape:
         return Comparison({"size": 1}, model.counts(), {})
-    differs = (words != model.values) & model.specified
-    bounds = [*plan.layout.parts.items(), ("end", plan.layout.size)]
-    spans = zip(bounds, bounds[1:], strict=False)
-    wrong = {name: int(differs[at:end].sum()) for (name, at), (_, end) in spans}
-    wrong["ties"] = _unexplained_positions(plan, words)
+    wrong = min((_wrong_words(candidate, words) for candidate in plan.candidates), key=_total)
     alike = {
         name: int(((model.why == code) & (words == model.values)).sum())
         for code, name in enumerate(WHY)
         if code >= TIE
     }
-    return Comparison({k: n for k, n in wrong.items() if n}, model.counts(), alike)
+    return Comparison(wrong, model.counts(), alike)
 
 
 def draw_calls(seed: int, *, num_sms: int, hdim96: bool) -> Iterator[Call]:
@@ -140,10 +140,25 @@ def read(path: Path) -> tuple[dict[str, Any], list[tuple[Call, np.ndarray | None
     return header, found
 
 
+def _total(counts: dict[str, int]) -> int:
+    return sum(counts.values())
+
+
+def _wrong_words(plan: SplitPlan, words: np.ndarray) -> dict[str, int]:
+    """Specified words that differ, a part, and the positions that no tie explains."""
+    model = plan.words()
+    differs = (words != model.values) & model.specified
+    bounds = [*plan.layout.parts.items(), ("end", plan.layout.size)]
+    spans = zip(bounds, bounds[1:], strict=False)
+    wrong = {name: int(differs[at:end].sum()) for (name, at), (_, end) in spans}
+    wrong["ties"] = _unexplained_positions(plan, words)
+    return {name: n for name, n in wrong.items() if n}
+
+
 def _unexplained_positions(plan: SplitPlan, words: np.ndarray) -> int:
     """Positions whose request does not belong there, or whose other words are not its own."""
     layout, batch_size = plan.layout, plan.facts.batch_size
-    if layout.batch_order is None or plan.alternatives:
+    if layout.batch_order is None:
         return 0
     splits, m_blocks, order = (
         words[at : at + batch_size]
