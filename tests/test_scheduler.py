@@ -33,6 +33,25 @@ def test_one_kernel_serves_any_number_of_layers(fake_fa3, metadata):
     assert len(fake_fa3.asked) == 1
 
 
+def test_a_buffer_that_another_steps_metadata_took_over_is_refused_until_renewed(fake_fa3):
+    buffer = torch.zeros(max_words(8), dtype=torch.int32)
+    small, large = FACTS, replace(FACTS, batch_size=8)
+    first = precompute(small, LENS, out=buffer)
+    second = precompute(large, torch.full((8,), 900, dtype=torch.int32), out=buffer)
+    second.require_fits(large, device=CPU)
+    with pytest.raises(ValueError, match="words must be those of this scheduler metadata"):
+        first.require_fits(small, device=CPU)
+    first.renew(LENS)
+    first.require_fits(small, device=CPU)
+
+
+def test_the_attention_calls_own_write_to_the_counter_is_no_takeover(metadata):
+    metadata.require_fits(FACTS, device=CPU)
+    metadata.words[-1] = 0
+    metadata.mark_used()
+    metadata.require_fits(FACTS, device=CPU)
+
+
 # What differs at the attention call -> the words of the refusal.
 MISFITS = {
     "batch_size": ({"batch_size": 4}, "batch_size must be 3, got 4"),

@@ -144,7 +144,9 @@ def attend(
         return launch(q, kv, batch, facts)
     metadata.require_fits(facts, device=q.device, stream=current_stream(q.device))
     pinned = _with_cap(facts, metadata.facts.num_splits)
-    return launch(q, kv, batch, pinned, words=metadata.words)
+    out = launch(q, kv, batch, pinned, words=metadata.words)
+    metadata.mark_used()
+    return out
 
 
 def launch(

@@ -16,6 +16,10 @@ page table's width gives, so no replay can exceed buffers sized at capture.
 metadata must not overlap. A second stream is refused, and so is a second capturing stream. What the
 host cannot see: two graphs replayed at once, or another process's use of the buffer.
 
+**Buffers.** One buffer may serve graphs of many batch sizes, one metadata object each: `renew` the
+right one before its replay. Another's words in the buffer are refused wherever Python runs, which
+is at capture and in eager calls, not at replay.
+
 **Over 992 requests** the library splits nothing, whatever the cap: right, but the tail of a long
 request runs on few SMs.
 """
@@ -53,6 +57,10 @@ class SchedulerMetadata:
     words: torch.Tensor
     facts: SchedulerFacts
     _streams: dict[bool, int] = field(default_factory=dict, repr=False)
+    _writes: list[int | None] = field(default_factory=list, repr=False)
+
+    def __post_init__(self) -> None:
+        self.mark_used()
 
     @property
     def device(self) -> torch.device:
@@ -73,8 +81,17 @@ class SchedulerMetadata:
             raise ValueError(
                 f"device must be that of the scheduler metadata, {self.device}, got {device}"
             )
+        if self._writes != [_writes(self.words)]:
+            raise ValueError(
+                f"words must be those of this scheduler metadata, written {self._writes[0]} times, "
+                f"got a buffer written {_writes(self.words)} times: something else is in it now"
+            )
         if stream is not None:
             self._require_stream(*stream)
+
+    def mark_used(self) -> None:
+        """Take the words as they are for one's own: an attention call resets the counter."""
+        self._writes[:] = [_writes(self.words)]
 
     def renew(
         self,
@@ -89,6 +106,7 @@ class SchedulerMetadata:
         """
         words = _checked_words(self.facts, seq_lens, seq_lens_cpu, cu_seqlens_q)
         self.words.copy_(words)
+        self.mark_used()
         self.hand_over()
 
     def hand_over(self) -> None:
@@ -195,6 +213,11 @@ def _checked_words(
             f"since 2025-08, got {list(words.shape)}"
         )
     return words
+
+
+def _writes(words: torch.Tensor) -> int | None:
+    """PyTorch's count of writes to the buffer beneath; a tensor of inference mode has none."""
+    return None if words.is_inference() else words._version
 
 
 def _misfit(made_for: SchedulerFacts, call: SchedulerFacts) -> str:
