@@ -221,6 +221,17 @@ class DecodeBatch:
             last.to(device),
         )
 
+    def query_rows(self, q_len: int) -> DecodeBatch:
+        """What each of `q_len` causal queries of a request sees, as a batch of one-query requests.
+
+        Row i * q_len + j is query j of request i; the last query sees the whole length. Raises
+        ValueError where a request is shorter than `q_len`.
+        """
+        _require_positive_int("q_len", q_len)
+        unseen = self.seq_lens_cpu.new_tensor(range(q_len - 1, -1, -1))
+        lens = (self.seq_lens_cpu[:, None] - unseen).flatten()
+        return DecodeBatch.build(self.spec, lens, self.page_table.repeat_interleave(q_len, 0))
+
     def check_inputs(self, q: torch.Tensor, kv: PagedKV) -> None:
         """Raise ValueError unless `q` [bs, num_qo_heads, head_dim] and `kv` fit this batch."""
         s = self.spec

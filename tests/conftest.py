@@ -19,16 +19,20 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 from attnlib import store, study
-from attnlib.batch import AttnSpec, DecodeCase
+from attnlib.backends import fa3
+from attnlib.batch import AttnSpec, DecodeBatch, DecodeCase, PagedKV
 from attnlib.cost import Ceilings
 from attnlib.jobs import Job
+from attnlib.metadata import library, scheduler, splits
 from attnlib.record import Item, Record
+from attnlib.reference import attend
 from attnlib.report import rows
 from attnlib.studies import REFERENCE_MACHINE
 
 SWITCHES = ("ATTNLIB_MODE", "ATTNLIB_MACHINE", "ATTNLIB_WHEELS")
 GPU = {"gpu": "Test GPU", "gpu_id": "0badcafe", "num_sms": 4}
 CPU = {"gpu": "", "gpu_id": "cpu", "cpu": "test64", "cores": 2}
+SMS = 132
 NO_TIMES = {"run_us": (), "plan_us": (), "calls_per_sample": 0, "kernels": ()}
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=50)
@@ -153,3 +157,62 @@ def instant_jobs(
     monkeypatch.setattr(study, "run_job", jobs.run)
     monkeypatch.setattr(study, "describe", lambda device: CPU)
     return jobs
+
+
+class FakeFa3:
+    """Stands in for FlashAttention-3 on the CPU: the model's words, the oracle's output.
+
+    `asked` and `launched` are the arguments of its two calls.
+    """
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.launched: list[dict[str, Any]] = []
+
+    def get_scheduler_metadata(self, *sizes: Any, **options: Any) -> torch.Tensor:
+        names = ("batch_size", "max_seqlen_q", "max_seqlen_k", "num_qo_heads", "num_kv_heads")
+        *sizes, seq_lens = sizes
+        told = dict(zip((*names, "head_dim"), sizes, strict=True))
+        self.asked.append({**told, **options, "seq_lens": seq_lens})
+        cu_seqlens_q = options.pop("cu_seqlens_q")
+        facts = splits.SchedulerFacts(
+            **told,
+            num_sms=SMS,
+            dtype=str(options.pop("qkv_dtype")).removeprefix("torch."),
+            head_dim_v=options.pop("headdim_v"),
+            window=options.pop("window_size"),
+            varlen_q=cu_seqlens_q is not None,
+            **options,
+        )
+        q_lens = None if cu_seqlens_q is None else cu_seqlens_q.diff().numpy()
+        plan = splits.plan_splits(facts, seq_lens.numpy(), q_lens)
+        return torch.from_numpy(plan.words().values)
+
+    def flash_attn_with_kvcache(
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, **options: Any
+    ) -> torch.Tensor:
+        self.launched.append(options)
+        spec = AttnSpec(
+            q.shape[2],
+            k_cache.shape[2],
+            q.shape[3],
+            k_cache.shape[1],
+            str(q.dtype).removeprefix("torch."),
+        )
+        batch = DecodeBatch.build(spec, options["cache_seqlens"], options["page_table"])
+        rows_seen = batch.query_rows(q.shape[1])
+        out = attend(q.flatten(0, 1), PagedKV(k_cache, v_cache), rows_seen)
+        return out.to(getattr(torch, spec.out_dtype)).view(q.shape)
+
+
+@pytest.fixture
+def fake_fa3(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeFa3]:
+    """FlashAttention-3 of the model and the oracle, as on a GPU of 132 multiprocessors."""
+    fake = FakeFa3()
+    monkeypatch.setattr(library, "load", lambda: fake)
+    monkeypatch.setattr(library, "has_hdim96", lambda: True)
+    for module in (fa3, scheduler):
+        monkeypatch.setattr(module, "sm_count", lambda device: SMS)
+    fa3._facts_of_call.cache_clear()
+    yield fake
+    fa3._facts_of_call.cache_clear()

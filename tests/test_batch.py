@@ -253,3 +253,20 @@ def test_cases_that_differ_in_anything_have_their_own_key() -> None:
         *(replace(case, spec=replace(SPEC, **change)) for change in SPEC_CHANGES),
     ]
     assert len({case.key, *(other.key for other in others)}) == 1 + len(others)
+
+
+def test_causal_queries_of_a_request_see_one_token_more_each_and_the_last_sees_all():
+    table = int32([[0, 1], [2, 3]])
+    batch = DecodeBatch.build(SPEC, int32([7, 3]), table)
+    rows = batch.query_rows(3)
+    assert rows.seq_lens_cpu.tolist() == [5, 6, 7, 1, 2, 3]
+    assert torch.equal(rows.page_table, table.repeat_interleave(3, 0))
+    assert batch.query_rows(1).seq_lens_cpu.tolist() == [7, 3]
+
+
+def test_a_request_shorter_than_its_queries_is_refused():
+    batch = DecodeBatch.build(SPEC, int32([7, 2]), int32([[0, 1], [2, 3]]))
+    with refused("seq_lens", "0..7"):
+        batch.query_rows(3)
+    with refused("q_len", 0):
+        batch.query_rows(0)

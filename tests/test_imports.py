@@ -32,7 +32,31 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     # what is measured, and what measures: neither knows the other
     "backends": ("batch", "backends.*"),
     "backends.base": ("batch",),
+    "backends.fa3": (
+        "batch",
+        "backends.base",
+        "metadata.facts",
+        "metadata.library",
+        "metadata.scheduler",
+    ),
     "backends.*": ("batch", "backends.base"),
+    # the metadata of attention calls: a model of it, and guards
+    "metadata": (),
+    "metadata.library": (),
+    "metadata.tiles": (),
+    "metadata.facts": ("metadata.tiles",),
+    "metadata.splits": ("metadata.facts",),
+    "metadata.vectors": ("metadata.splits",),
+    "metadata.scheduler": ("metadata.splits", "metadata.library"),
+    "metadata.flashmla": (),
+    "mismatch": (
+        "backends.fa3",
+        "batch",
+        "check",
+        "metadata.scheduler",
+        "metadata.splits",
+        "workload",
+    ),
     "measure.*": ("measure.*",),
     # what a step computes from its lengths: knows neither attention nor how it is measured
     "metadata": (),

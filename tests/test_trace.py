@@ -20,8 +20,27 @@ CUDA_CORES = (
     "void flashinfer::BatchDecodeWithPagedKVCacheKernel<(flashinfer::PosEncodingMode)0, 2u, 4u, "
     "flashinfer::DefaultAttention<false, false>, BatchDecodeParams>(BatchDecodeParams)"
 )
+FLASH_ATTN_3 = (
+    "void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<"
+    "flash::CollectiveMainloopFwdSm90<2, cute::tuple<cute::C<1>, cute::C<1>, cute::C<1> >, "
+    "cutlass::bfloat16_t, float, cutlass::arch::Sm90, true, false, false, true>, "
+    "flash::CollectiveEpilogueFwd<cute::C<128> >, flash::VarlenDynamicPersistentTileScheduler<128, "
+    "128, 256, 128, true, true, true, true> > > >(flash::FlashAttnFwdSm90<Mainloop>::Params)"
+)
+FLASH_ATTN_3_COMBINE = (
+    "void cutlass::device_kernel<flash::FlashAttnFwdCombine<cute::tuple<cute::C<16>, cute::C<64> "
+    ">, 4, 256, 1, false, true, cutlass::bfloat16_t, float, cutlass::arch::Sm90> >(Params)"
+)
+FLASH_ATTN_3_PREPARE = (
+    "void flash::prepare_varlen_num_blocks_kernel<1, true>(int, int, int, int const*, bool, int)"
+)
 
 NAMES = {
+    FLASH_ATTN_3: "FlashAttnFwdSm90",
+    FLASH_ATTN_3_COMBINE: "FlashAttnFwdCombine",
+    FLASH_ATTN_3_PREPARE: "prepare_varlen_num_blocks_kernel",
+    "void cutlass::device_kernel<at::cuda::detail::enable_3x_kernel_for_sm9x<cutlass::gemm::kernel"
+    "::GemmUniversal<cute::tuple<int> > > >(Params)": "GemmUniversal",
     FA2: "BatchPrefillWithPagedKVCacheKernel",
     FA3: "PrefillWithKVCacheKernel",
     FA3_FP8: "FP8PrefillWithKVCacheKernel",
@@ -52,14 +71,25 @@ def test_a_kernel_is_called_by_its_functions_name(name, short) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "family"), [(FA2, "fa2"), (FA3, "fa3"), (FA3_FP8, "fa3"), (CUDA_CORES, "cuda-cores")]
+    ("name", "family"),
+    [
+        (FA2, "fa2"),
+        (FA3, "fa3"),
+        (FA3_FP8, "fa3"),
+        (CUDA_CORES, "cuda-cores"),
+        (FLASH_ATTN_3, "flash-attn-3"),
+    ],
 )
 def test_an_attention_kernel_proves_its_family_among_others(name, family) -> None:
     assert kernel_family(map(short_name, [name, "Memset (Device)", "merge_kernel"])) == family
 
 
 def test_a_call_that_ran_two_families_says_so() -> None:
-    assert kernel_family([*FAMILIES, *FAMILIES]) == "cuda-cores+fa2+fa3"
+    assert kernel_family([*FAMILIES, *FAMILIES]) == "cuda-cores+fa2+fa3+flash-attn-3"
+
+
+def test_preparing_and_combining_alone_prove_no_attention() -> None:
+    assert kernel_family(map(short_name, [FLASH_ATTN_3_PREPARE, FLASH_ATTN_3_COMBINE])) == ""
 
 
 @pytest.mark.parametrize("names", [[], ["flash_fwd_splitkv_kernel"], ["fa2"]])

@@ -20,6 +20,8 @@ _CLASSES = {
     "flashinfer-fa3": ("flashinfer", "FlashInferFa3"),
     "flashinfer-cuda-cores": ("flashinfer", "FlashInferCudaCores"),
     "flashinfer-graph-auto": ("flashinfer", "FlashInferGraphAuto"),
+    "fa3": ("fa3", "Fa3"),
+    "fa3-precomputed": ("fa3", "Fa3Precomputed"),
 }
 
 BACKENDS = tuple(_CLASSES)

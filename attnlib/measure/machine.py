@@ -8,7 +8,10 @@ import platform
 from importlib import metadata
 from typing import Any
 
-DISTRIBUTIONS = ("torch", "triton", "flashinfer-python", "apache-tvm-ffi", "numpy", "sglang")
+DISTRIBUTIONS = (
+    *("torch", "triton", "flashinfer-python", "apache-tvm-ffi", "numpy", "sglang"),
+    *("flash-attn-3", "tokenspeed-fa3", "sgl-kernel", "flash-mla", "sgl-flash-mla"),
+)
 
 
 def describe_machine(device: str = "cuda") -> dict[str, Any]:

@@ -7,6 +7,9 @@ Labels lie, kernels do not. `kernel_family` reads the family off the names:
 | `BatchPrefillWithPagedKVCacheKernel` | fa2 (FlashInfer, packed query rows, split-KV) |
 | `PrefillWithKVCacheKernel`, `FP8PrefillWithKVCacheKernel` | fa3 (FlashInfer, Hopper) |
 | `BatchDecodeWithPagedKVCacheKernel` | cuda-cores (FlashInfer) |
+| `FlashAttnFwdSm90` | flash-attn-3 (FlashAttention-3 itself, from whichever distribution) |
+
+CUTLASS launches its kernels as `device_kernel<Kernel>`; the name is then the kernel's.
 """
 
 from __future__ import annotations
@@ -24,7 +27,9 @@ FAMILIES = {
     "PrefillWithKVCacheKernel": "fa3",
     "FP8PrefillWithKVCacheKernel": "fa3",
     "BatchDecodeWithPagedKVCacheKernel": "cuda-cores",
+    "FlashAttnFwdSm90": "flash-attn-3",
 }
+CUTLASS_KERNEL = re.compile(r"\bdevice_kernel<(?:[\w:]*\benable_\w+<)?(?:\w+::)*(\w+)")
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,8 @@ def short_name(name: str) -> str:
     """A kernel's function name without return type, namespace, template and call arguments."""
     if name.startswith(("Memcpy", "Memset")):
         return name.partition(" (")[0]
+    if inner := CUTLASS_KERNEL.search(name):
+        return inner[1]
     bare = name.replace("(anonymous namespace)", "anonymous")
     while bare != (bare := re.sub(r"<[^<>]*>", "", bare)):
         pass

@@ -1,1 +1,1 @@
-"""Metadata of a decode step: what an engine computes from lengths before its first layer runs."""
+"""Metadata of a step: what an engine, or a library, computes from lengths before layers run."""

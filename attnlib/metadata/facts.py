@@ -1,0 +1,265 @@
+"""The facts of a FlashAttention-3 call that decide its schedule, and what the host makes of them.
+
+Two calls meet over scheduler metadata: the one that writes it and the attention that reads it. Each
+derives tiles, packing and the split cap from its own arguments, so the metadata is right only if
+both have the same facts. Rules read in hopper/flash_api.cpp and hopper/heuristics.h (2025-08 and
+later), for compute capability 9.0; float32 where they use float. No torch, no GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+
+import numpy as np
+
+from .tiles import MAX_HEAD_DIM, TileTraits, round_head_dim, round_head_dim_v, tile_size
+
+ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
+MAX_SPLITS = 128
+"""What the heuristic gives at most; an explicit num_splits may be larger."""
+MAX_NUM_SPLITS = 255
+"""The scheduler keeps a split count in 8 bits, so that 256, which the call accepts, wraps."""
+L2_BYTES = 50 * 2**20
+FULL = (-1, -1)
+INT32_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class SchedulerFacts:
+    """One call, as FlashAttention-3 sees it.
+
+    | field | meaning |
+    |---|---|
+    | `batch_size` | requests, padding included |
+    | `num_qo_heads`, `num_kv_heads` | on this GPU, after any parallelism |
+    | `head_dim`, `head_dim_v` | K's and V's; 0 for V means K's |
+    | `max_seqlen_q` | query tokens of a request, at most |
+    | `max_seqlen_k` | page-table width x page_size, or the width of a contiguous cache |
+    | `num_sms` | multiprocessors of the GPU; `sm_margin` of them are left to others |
+    | `page_size` | tokens of a page, None for a contiguous cache |
+    | `dtype` | of query and cache, a key of `ELEMENT_BYTES` |
+    | `causal`, `window` | as passed; window is (left, right) in tokens, -1 is unlimited |
+    | `varlen_q` | whether cu_seqlens_q is passed |
+    | `pack_gqa` | as passed: None lets the library decide |
+    | `num_splits` | as passed: 0 is the heuristic, else the cap itself, to 255 |
+    | `hdim96` | whether the build has kernels of head_dim 96 |
+
+    Raises ValueError naming the field, what it must be and what it was.
+    """
+
+    batch_size: int
+    num_qo_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_seqlen_q: int
+    max_seqlen_k: int
+    num_sms: int
+    page_size: int | None = None
+    dtype: str = "bfloat16"
+    head_dim_v: int = 0
+    causal: bool = False
+    window: tuple[int, int] = FULL
+    has_softcap: bool = False
+    varlen_q: bool = False
+    pack_gqa: bool | None = None
+    num_splits: int = 0
+    sm_margin: int = 0
+    hdim96: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "head_dim_v", self.head_dim_v or self.head_dim)
+        object.__setattr__(self, "window", tuple(self.window))
+        for name in ("batch_size", "num_qo_heads", "num_kv_heads", "max_seqlen_q", "max_seqlen_k"):
+            _require_range(name, getattr(self, name), 1, INT32_MAX)
+        _require_range("head_dim", self.head_dim, 1, MAX_HEAD_DIM)
+        _require_range("head_dim_v", self.head_dim_v, 1, 512)
+        _require_range("num_splits", self.num_splits, 0, MAX_NUM_SPLITS)
+        _require_range("num_sms", self.num_sms, 1, INT32_MAX)
+        _require_range("sm_margin", self.sm_margin, 0, self.num_sms - 1)
+        for side in self.window:
+            _require_range("window", side, -1, INT32_MAX)
+        if self.page_size is not None:
+            _require_range("page_size", self.page_size, 1, INT32_MAX)
+        if self.num_qo_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_qo_heads must be a multiple of num_kv_heads ({self.num_kv_heads}), "
+                f"got {self.num_qo_heads}"
+            )
+        if self.dtype not in ELEMENT_BYTES:
+            raise ValueError(f"dtype must be one of {', '.join(ELEMENT_BYTES)}, got {self.dtype!r}")
+        if self.kv_head_bytes > INT32_MAX:
+            most = INT32_MAX // (self.kv_head_bytes // self.max_seqlen_k)
+            raise ValueError(
+                f"max_seqlen_k must be at most {most}, where FA3's int32 byte count overflows, "
+                f"got {self.max_seqlen_k}"
+            )
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one element of the query and the cache."""
+        return ELEMENT_BYTES[self.dtype]
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share one KV head."""
+        return self.num_qo_heads // self.num_kv_heads
+
+    @property
+    def kv_head_bytes(self) -> int:
+        """Bytes of K and V of one head at the full width."""
+        return self.max_seqlen_k * (self.head_dim + self.head_dim_v) * self.element_bytes
+
+    @property
+    def usable_sms(self) -> int:
+        """Multiprocessors that the schedule counts on."""
+        return self.num_sms - self.sm_margin
+
+    @cached_property
+    def mask(self) -> tuple[bool, tuple[int, int] | None]:
+        """(causal, window) after normalisation; the window is None unless attention is local.
+
+        A window that reaches past the ends is none. One query token without a window needs no
+        causal mask, and it is dropped except for head_dim 65..128 over pages.
+        """
+        left = -1 if self.window[0] >= self.max_seqlen_k - 1 else self.window[0]
+        right = -1 if self.window[1] >= self.max_seqlen_q - 1 else self.window[1]
+        causal = self.causal
+        if self.max_seqlen_q == 1 and (left, right) == FULL:
+            causal = causal and 64 < self.head_dim <= 128 and self.page_size is not None
+        right = 0 if causal else right
+        if left < 0 and right == 0:
+            return True, None
+        if (left, right) == FULL:
+            return False, None
+        filled = (
+            left if left >= 0 else self.max_seqlen_k - 1,
+            right if right >= 0 else self.max_seqlen_q - 1,
+        )
+        return False, filled
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether the causal kernel runs."""
+        return self.mask[0]
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the sliding-window kernel runs."""
+        return self.mask[1] is not None
+
+    @cached_property
+    def pagedkv_tma(self) -> bool:
+        """Whether pages are loaded by TMA: whole tiles a page, and more rows than one tile."""
+        if self.page_size is None:
+            return False
+        block_m, block_n = self._tile(paged_gather=False)
+        return self.page_size % block_n == 0 and self.max_seqlen_q * self.group_size > block_m
+
+    @property
+    def paged_gather(self) -> bool:
+        """Whether pages are gathered by address, as nearly every decode does."""
+        return self.page_size is not None and not self.pagedkv_tma
+
+    @cached_property
+    def tile(self) -> tuple[int, int]:
+        """(block_m, block_n) of the kernel that runs."""
+        return self._tile(paged_gather=self.paged_gather)
+
+    @cached_property
+    def split_cap(self) -> int:
+        """The most splits of any request: `num_splits`, or the heuristic's answer.
+
+        The heuristic pretends that the batch is one request of full width, so neither the batch
+        size nor the lengths matter.
+        """
+        return self.num_splits or _heuristic_cap(self)
+
+    @property
+    def must_pack(self) -> bool:
+        """Whether only kernels with packed query heads exist, whatever `pack_gqa` says."""
+        return self.paged_gather or self.split_cap > 1
+
+    @cached_property
+    def packs(self) -> bool:
+        """Whether the metadata call counts a group's query heads as rows of one tile."""
+        if self.pack_gqa is not None:
+            return self.pack_gqa
+        if self.must_pack:
+            return True
+        return self.group_size > 1 and (self.varlen_q or self._packing_pays())
+
+    @cached_property
+    def settled(self) -> SchedulerFacts:
+        """The same call with all that the host decides written out: what two calls must share."""
+        causal, window = self.mask
+        return replace(
+            self,
+            causal=causal,
+            window=window or FULL,
+            pack_gqa=self.packs,
+            num_splits=self.split_cap,
+        )
+
+    def differences(self, other: SchedulerFacts) -> dict[str, tuple[object, object]]:
+        """Fields that differ once both are settled: name -> (this one's, the other's)."""
+        mine, others = self.settled, other.settled
+        pairs = {f.name: (getattr(mine, f.name), getattr(others, f.name)) for f in fields(mine)}
+        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+    def _tile(self, *, paged_gather: bool) -> tuple[int, int]:
+        rounded = round_head_dim(self.head_dim, hdim96=self.hdim96)
+        same = self.head_dim_v == self.head_dim
+        return tile_size(
+            TileTraits(
+                rounded,
+                rounded if same else round_head_dim_v(self.head_dim_v),
+                self.element_bytes,
+                self.is_causal,
+                self.is_local,
+                paged_gather,
+                self.has_softcap,
+            )
+        )
+
+    def _packing_pays(self) -> bool:
+        alone = _tile_efficiency(self.max_seqlen_q, self.tile[0])
+        packed = _tile_efficiency(self.max_seqlen_q * self.group_size, self.tile[0])
+        return float(alone) < 0.9 * float(packed)
+
+
+def _tile_efficiency(rows: int, block_m: int) -> np.float32:
+    return np.float32(rows) / np.float32(math.ceil(rows / block_m) * block_m)
+
+
+def _heuristic_cap(facts: SchedulerFacts) -> int:
+    block_m, block_n = facts.tile
+    sms = facts.usable_sms
+    m_blocks = math.ceil(facts.max_seqlen_q * facts.group_size / block_m)
+    tiles = facts.num_kv_heads * m_blocks
+    if np.float32(tiles) >= np.float32(0.8) * np.float32(sms):
+        masked = facts.is_causal or facts.is_local
+        twice_over = facts.kv_head_bytes > L2_BYTES and m_blocks >= 2 * sms and not masked
+        return min(math.ceil(facts.kv_head_bytes / L2_BYTES), MAX_SPLITS) if twice_over else 1
+    n_blocks = math.ceil(_tokens_loaded(facts, block_m) / block_n)
+    if n_blocks <= 4:
+        return 1
+    splits = np.arange(1, min(MAX_SPLITS, sms, n_blocks) + 1)
+    waves = (tiles * splits).astype(np.float32) / np.float32(sms)
+    efficiency = waves / np.ceil(waves)
+    good = efficiency.astype(np.float64) >= 0.85 * np.float64(efficiency.max())
+    return int(splits[np.argmax(good)])
+
+
+def _tokens_loaded(facts: SchedulerFacts, block_m: int) -> int:
+    window = facts.mask[1]
+    if window is None:
+        return facts.max_seqlen_k
+    return max(0, min(facts.max_seqlen_k, sum(window) + 1 + block_m))
+
+
+def _require_range(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        span = f"an integer >= {low}" if high == INT32_MAX else f"an integer in {low}..{high}"
+        raise ValueError(f"{name} must be {span}, got {value!r}")

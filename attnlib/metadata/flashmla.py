@@ -1,0 +1,197 @@
+"""A guard for FlashMLA's `FlashMLASchedMeta`, which remembers a schedule and not what it is for.
+
+FlashMLA fills the object at its first call and reuses it at every other. It compares some shapes on
+the sparse path, none on the dense one, and never the lengths that the schedule was cut from: its
+documentation says that stale reuse is silent. `GuardedSchedMeta` remembers all of it and refuses.
+
+    meta = GuardedSchedMeta()                       # or meta.renew(), once a step
+    out, lse = meta.attend(q, k_cache, block_table, cache_seqlens, head_dim_v, indices=indices)
+
+Lengths are not read, which would synchronise: they must be the same tensor, not written since
+(PyTorch counts writes). Writes that PyTorch does not see go undetected: a kernel of one's own, a
+replayed graph, a tensor made in inference mode.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+INSTALL = "pip install sgl-flash-mla"
+OPTIONS = ("causal", "is_fp8_kvcache", "enable_batch_invariant", "use_legacy", "kv_format")
+LENGTHS = ("cache_seqlens", "topk_length", "extra_topk_length")
+
+
+@dataclass(frozen=True)
+class MlaFacts:
+    """One call: shapes, dtypes and options that the schedule, or the kernel behind it, depends on.
+
+    `token_width` is the last dimension of the cache: elements, or bytes of a quantised token.
+    `topk` and the fields of the extra cache are None where there is none.
+    """
+
+    batch_size: int
+    q_len: int
+    num_qo_heads: int
+    num_kv_heads: int
+    head_dim: int
+    head_dim_v: int
+    page_size: int
+    token_width: int
+    dtype: str
+    kv_dtype: str
+    device: str
+    topk: int | None
+    extra_page_size: int | None
+    extra_topk: int | None
+    options: tuple[tuple[str, Any], ...]
+
+
+@dataclass
+class GuardedSchedMeta:
+    """FlashMLA's schedule with the facts and the lengths of its first call."""
+
+    made_for: MlaFacts | None = None
+    _meta: Any = field(default=None, repr=False)
+    _lengths: dict[str, tuple[torch.Tensor, int | None]] = field(default_factory=dict, repr=False)
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        block_table: torch.Tensor | None,
+        cache_seqlens: torch.Tensor | None,
+        head_dim_v: int,
+        **options: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`flash_mla_with_kvcache` under the guard: (out, lse); arguments and shapes are its own.
+
+        Raises ValueError, with nothing launched, where the schedule was made for another call.
+        """
+        library = load()
+        self.require_fits(facts_of(q, k_cache, head_dim_v, options), cache_seqlens, options)
+        if self._meta is None:
+            self._meta = library.get_mla_metadata()[0]
+        return library.flash_mla_with_kvcache(
+            q, k_cache, block_table, cache_seqlens, head_dim_v, self._meta, **options
+        )
+
+    def renew(self) -> None:
+        """Forget the schedule; the next call makes a new one, for whatever it is."""
+        self.made_for, self._meta = None, None
+        self._lengths.clear()
+
+    def require_fits(
+        self, call: MlaFacts, cache_seqlens: torch.Tensor | None, options: dict[str, Any]
+    ) -> None:
+        """Raise ValueError unless `call` is the first one, or like it, with untouched lengths.
+
+        The lengths that count are topk_length and extra_topk_length; without `indices` (dense
+        attention) cache_seqlens.
+        """
+        dense = options.get("indices") is None
+        given = {name: options.get(name) for name in LENGTHS[1:]}
+        given["cache_seqlens"] = cache_seqlens if dense else None
+        if self.made_for is None:
+            self.made_for = call
+            self._lengths = {name: (t, _writes(t)) for name, t in given.items() if t is not None}
+            return
+        if call != self.made_for:
+            raise ValueError(_misfit(self.made_for, call))
+        for name, tensor in given.items():
+            _require_untouched(name, tensor, self._lengths.get(name))
+
+
+def facts_of(
+    q: torch.Tensor, k_cache: torch.Tensor, head_dim_v: int, options: dict[str, Any]
+) -> MlaFacts:
+    """Facts of a call with `q` [bs, q_len, num_qo_heads, head_dim] over `k_cache`
+    [num_pages, page_size, num_kv_heads, token_width] and its keyword options."""
+    if q.ndim != 4 or k_cache.ndim != 4:
+        raise ValueError(
+            "q must be [bs, q_len, num_qo_heads, head_dim] and k_cache [num_pages, page_size, "
+            f"num_kv_heads, token_width], got {list(q.shape)} and {list(k_cache.shape)}"
+        )
+    indices, extra = options.get("indices"), options.get("extra_indices_in_kvcache")
+    extra_cache = options.get("extra_k_cache")
+    return MlaFacts(
+        batch_size=q.shape[0],
+        q_len=q.shape[1],
+        num_qo_heads=q.shape[2],
+        num_kv_heads=k_cache.shape[2],
+        head_dim=q.shape[3],
+        head_dim_v=head_dim_v,
+        page_size=k_cache.shape[1],
+        token_width=k_cache.shape[3],
+        dtype=str(q.dtype).removeprefix("torch."),
+        kv_dtype=str(k_cache.dtype).removeprefix("torch."),
+        device=str(q.device),
+        topk=None if indices is None else indices.shape[-1],
+        extra_page_size=None if extra_cache is None else extra_cache.shape[1],
+        extra_topk=None if extra is None else extra.shape[-1],
+        options=tuple((name, options[name]) for name in OPTIONS if name in options),
+    )
+
+
+def unavailable() -> str:
+    """Why FlashMLA cannot run here (and what to install), or the empty string."""
+    if importlib.util.find_spec("flash_mla") is None:
+        return f"FlashMLA is not installed: {INSTALL}"
+    if not torch.cuda.is_available():
+        return "needs a CUDA GPU (torch.cuda.is_available() is False)"
+    try:
+        load()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+@lru_cache(maxsize=1)
+def load() -> Any:
+    """The module `flash_mla`; RuntimeError saying what to install, or why it does not load."""
+    if importlib.util.find_spec("flash_mla") is None:
+        raise RuntimeError(f"FlashMLA is not installed: {INSTALL}")
+    try:
+        return importlib.import_module("flash_mla")
+    except (ImportError, OSError) as error:
+        raise RuntimeError(f"flash_mla cannot be loaded: {error}") from error
+
+
+def _misfit(made_for: MlaFacts, call: MlaFacts) -> str:
+    pairs = {f.name: (getattr(made_for, f.name), getattr(call, f.name)) for f in fields(call)}
+    told = [f"{n} must be {mine!r}, got {theirs!r}" for n, (mine, theirs) in pairs.items()]
+    differing = [
+        t for t, (mine, theirs) in zip(told, pairs.values(), strict=True) if mine != theirs
+    ]
+    return f"FlashMLA's schedule does not fit the call: {'; '.join(differing)}; renew() it"
+
+
+def _require_untouched(
+    name: str, tensor: torch.Tensor | None, held: tuple[torch.Tensor, int | None] | None
+) -> None:
+    if tensor is None and held is None:
+        return
+    if tensor is None or held is None:
+        was, now = ("none" if t is None else "a tensor" for t in (held, tensor))
+        raise ValueError(f"{name} must be given as when the schedule was made: {was}, got {now}")
+    first, writes = held
+    if (tensor.data_ptr(), tensor.shape) != (first.data_ptr(), first.shape):
+        raise ValueError(
+            f"{name} must be the tensor that FlashMLA's schedule was made from, "
+            f"{first.data_ptr():#x} {list(first.shape)}, got {tensor.data_ptr():#x} "
+            f"{list(tensor.shape)}; renew() it"
+        )
+    if _writes(tensor) != writes:
+        raise ValueError(
+            f"{name} must not change under FlashMLA's schedule: written {writes} times when it was "
+            f"made, got {_writes(tensor)}; renew() it"
+        )
+
+
+def _writes(tensor: torch.Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version

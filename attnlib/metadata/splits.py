@@ -1,0 +1,278 @@
+"""An exact model of FlashAttention-3's scheduler metadata, in NumPy: `plan_splits`.
+
+What the host decides is in `facts`; here is what `prepare_varlen_num_blocks_kernel` decides
+(hopper/flash_prepare_scheduler.cu, since 2025-08), and the tensor that it writes, int32:
+
+| words | written when | indexed by |
+|---|---|---|
+| splits [B4] | always | position in the order |
+| m_blocks [B4] | always | position in the order |
+| batch order [B4] | attention is not local | position in the order |
+| heads in L2 [B4] | causal or local | position in the order |
+| semaphore [1] | always, 0 | |
+
+B4 is the batch size rounded up to 4. A block of 992 requests is scheduled by one CTA; with more
+than one CTA (batch over 992) every request gets one split and each CTA sorts its own requests.
+
+Three kinds of words are left open, and `Words.why` says which: PADDING is never written, TIE
+depends on which of two equal sort keys comes first, ROUNDING on how the GPU rounds one quotient.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from .facts import INT32_MAX, SchedulerFacts
+
+BATCHES_PER_CTA = 992
+"""31 requests a warp (lane 31 only looks ahead), 32 warps."""
+MARGIN = np.float32(1.1)
+ROUNDING_SLACK = 2.0**-21
+"""Relative error allowed to the fast division: 4 units in the last place of a float32."""
+SWIZZLE_L2_BYTES = 8 * 2**20
+SPECIFIED, PADDING, TIE, ROUNDING = range(4)
+WHY = ("specified", "padding", "tie", "rounding")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Offsets of each part in words, None where it is absent; `size` is the tensor's length."""
+
+    num_splits: int
+    num_m_blocks: int
+    batch_order: int | None
+    heads_in_l2: int | None
+    semaphore: int
+
+    @property
+    def size(self) -> int:
+        """Words of the tensor; the attention call refuses any other length."""
+        return self.semaphore + 1
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Offsets of the parts that are there, in order."""
+        names = ("num_splits", "num_m_blocks", "batch_order", "heads_in_l2", "semaphore")
+        return {name: at for name in names if (at := getattr(self, name)) is not None}
+
+
+@dataclass(frozen=True)
+class Words:
+    """The tensor: `values` [n] int32, and `why` [n] uint8, an index into `WHY`."""
+
+    values: np.ndarray
+    why: np.ndarray
+
+    @property
+    def specified(self) -> np.ndarray:
+        """[n] bool: whether the word follows from the rules alone."""
+        return self.why == SPECIFIED
+
+    def counts(self) -> dict[str, int]:
+        """Words a reason, `specified` among them."""
+        return {name: int((self.why == code).sum()) for code, name in enumerate(WHY)}
+
+
+@dataclass(frozen=True)
+class SplitPlan:
+    """What one prepare kernel decides; arrays are [batch_size] int64, by request.
+
+    `blocks_per_sm` is None where every request gets one split by rule.
+    """
+
+    facts: SchedulerFacts
+    num_m_blocks: np.ndarray
+    num_n_blocks: np.ndarray
+    num_splits: np.ndarray
+    blocks_per_sm: int | None
+    alternatives: tuple[int, ...]
+    """Values of `blocks_per_sm` that another rounding would give; empty if it is certain."""
+
+    @property
+    def num_ctas(self) -> int:
+        """CTAs of the prepare kernel; more than one means that nothing is split."""
+        return math.ceil(self.facts.batch_size / BATCHES_PER_CTA)
+
+    @property
+    def layout(self) -> Layout:
+        """Where the parts lie in the tensor."""
+        return layout_of(self.facts)
+
+    @cached_property
+    def blocks_per_split(self) -> np.ndarray:
+        """KV blocks of one split, [batch_size]."""
+        return -(-self.num_n_blocks // self.num_splits)
+
+    @cached_property
+    def sort_keys(self) -> np.ndarray:
+        """Largest first: KV blocks of a split; under a causal mask tokens less query rows."""
+        if not self.facts.is_causal:
+            return self.blocks_per_split
+        block_m, block_n = self.facts.tile
+        return self.blocks_per_split * block_n - self.num_m_blocks * block_m
+
+    @cached_property
+    def batch_order(self) -> np.ndarray:
+        """The request at each position, [batch_size]; ties in the order of requests."""
+        requests = np.arange(self.facts.batch_size)
+        if self.facts.is_local:
+            return requests
+        return np.lexsort((-self.sort_keys, requests // BATCHES_PER_CTA))
+
+    @cached_property
+    def heads_in_l2(self) -> np.ndarray:
+        """Heads whose KV blocks share 8 MiB of L2, [batch_size] by request."""
+        facts = self.facts
+        per_block = facts.tile[1] * (facts.head_dim + facts.head_dim_v) * facts.element_bytes
+        fit = SWIZZLE_L2_BYTES // per_block
+        blocks = np.maximum(self.blocks_per_split, 1)
+        heads = np.ones_like(blocks)
+        for count in (2, 4, 8, 16):
+            heads[blocks * count <= fit] = count
+        if not facts.packs:
+            heads *= facts.group_size
+        return np.minimum(heads, _scheduled_heads(facts))
+
+    @property
+    def candidates(self) -> tuple[SplitPlan, ...]:
+        """This plan without its doubt, then those of the other roundings: one of them is right."""
+        sizes = () if self.blocks_per_sm is None else (self.blocks_per_sm, *self.alternatives)
+        made = (_split(self.facts, self.num_m_blocks, self.num_n_blocks, n) for n in sizes)
+        return tuple(made) or (self,)
+
+    def words(self) -> Words:
+        """The tensor that the library would hand out, with the reason of every open word."""
+        words = self._certain_words()
+        for other in self.candidates[1:]:
+            theirs = other._certain_words()
+            differs = (words.values != theirs.values) | (words.why != theirs.why)
+            words.why[differs & (words.why == SPECIFIED)] = ROUNDING
+        return words
+
+    def _certain_words(self) -> Words:
+        values = np.zeros(self.layout.size, np.int32)
+        why = np.full(self.layout.size, PADDING, np.uint8)
+        parts = {
+            "num_splits": self.num_splits,
+            "num_m_blocks": self.num_m_blocks,
+            "batch_order": np.arange(self.facts.batch_size),
+            "heads_in_l2": self.heads_in_l2,
+        }
+        for name, at in self.layout.parts.items():
+            if name in parts:
+                end = at + self.facts.batch_size
+                values[at:end] = parts[name][self.batch_order]
+                why[at:end] = np.where(self._open_to_ties(parts[name]), TIE, SPECIFIED)
+        why[-1] = SPECIFIED
+        return Words(values, why)
+
+    def _open_to_ties(self, part: np.ndarray) -> np.ndarray:
+        """Positions [batch_size] whose value depends on the order of equal keys."""
+        if self.facts.is_local:
+            return np.zeros(len(part), bool)
+        order = self.batch_order
+        runs = np.stack([order // BATCHES_PER_CTA, self.sort_keys[order]])
+        starts = np.append(True, (np.diff(runs) != 0).any(0))
+        run = np.cumsum(starts) - 1
+        first = part[order][starts]
+        varied = np.zeros(len(first), bool)
+        np.logical_or.at(varied, run, part[order] != first[run])
+        return varied[run]
+
+
+def plan_splits(
+    facts: SchedulerFacts, seq_lens: np.ndarray, q_lens: np.ndarray | None = None
+) -> SplitPlan:
+    """The schedule of `seq_lens` [batch_size] tokens of KV and `q_lens` [batch_size] query tokens.
+
+    `q_lens` goes with `facts.varlen_q`; without it every request has `max_seqlen_q` tokens.
+    Raises ValueError for a wrong shape, a length outside 0..max_seqlen_k or 0..max_seqlen_q, and
+    sums of blocks that the kernel cannot divide by: zero, or past int32.
+    """
+    kv = _lengths("seq_lens", seq_lens, facts.batch_size, facts.max_seqlen_k)
+    if (q_lens is not None) != facts.varlen_q:
+        raise ValueError(
+            f"q_lens must be given if and only if facts.varlen_q, got "
+            f"{'none' if q_lens is None else 'some'} with varlen_q={facts.varlen_q}"
+        )
+    rows = np.full(facts.batch_size, facts.max_seqlen_q) if q_lens is None else q_lens
+    rows = _lengths("q_lens", rows, facts.batch_size, facts.max_seqlen_q)
+    block_m, block_n = facts.tile
+    rows = rows * (facts.group_size if facts.packs else 1)
+    m_blocks, n_blocks = -(-rows // block_m), -(-kv // block_n)
+    if facts.batch_size > BATCHES_PER_CTA or facts.split_cap == 1:
+        return _split(facts, m_blocks, n_blocks, None)
+    nearest, alternatives = _blocks_per_sm(facts, int((m_blocks * n_blocks).sum()))
+    return _split(facts, m_blocks, n_blocks, nearest, alternatives)
+
+
+def layout_of(facts: SchedulerFacts) -> Layout:
+    """Where the parts of the tensor of `facts` lie."""
+    padded = -(-facts.batch_size // 4) * 4
+    sorts, swizzles = not facts.is_local, facts.is_causal or facts.is_local
+    return Layout(
+        num_splits=0,
+        num_m_blocks=padded,
+        batch_order=2 * padded if sorts else None,
+        heads_in_l2=(2 + sorts) * padded if swizzles else None,
+        semaphore=(2 + sorts + swizzles) * padded,
+    )
+
+
+def max_words(max_batch_size: int) -> int:
+    """Words that hold the metadata of any call with at most `max_batch_size` requests."""
+    if max_batch_size < 1:
+        raise ValueError(f"max_batch_size must be an integer >= 1, got {max_batch_size!r}")
+    return 4 * (-(-max_batch_size // 4) * 4) + 1
+
+
+def _split(
+    facts: SchedulerFacts,
+    m_blocks: np.ndarray,
+    n_blocks: np.ndarray,
+    blocks_per_sm: int | None,
+    alternatives: tuple[int, ...] = (),
+) -> SplitPlan:
+    if blocks_per_sm is None:
+        splits = np.ones_like(n_blocks)
+    else:
+        splits = np.clip(-(-n_blocks // blocks_per_sm), 1, facts.split_cap)
+    return SplitPlan(facts, m_blocks, n_blocks, splits, blocks_per_sm, alternatives)
+
+
+def _blocks_per_sm(facts: SchedulerFacts, total_blocks: int) -> tuple[int, tuple[int, ...]]:
+    """The KV blocks that one SM should get, and the values that a rougher division might give."""
+    if total_blocks == 0:
+        raise ValueError(
+            "seq_lens must hold a length above zero: FA3 divides by the sum of blocks, got zeros"
+        )
+    if total_blocks > INT32_MAX:
+        raise ValueError(
+            f"q_lens x seq_lens must make at most {INT32_MAX} tiles in all, where FA3's int32 sum "
+            f"overflows, got {total_blocks}"
+        )
+    work = np.float32(total_blocks) * MARGIN * np.float32(_scheduled_heads(facts))
+    share = np.float32(work / np.float32(facts.usable_sms))
+    near = {math.ceil(float(share) * (1 + slack)) for slack in (-ROUNDING_SLACK, ROUNDING_SLACK)}
+    nearest = math.ceil(share)
+    return nearest, tuple(sorted(near - {nearest}))
+
+
+def _scheduled_heads(facts: SchedulerFacts) -> int:
+    return facts.num_kv_heads if facts.packs else facts.num_qo_heads
+
+
+def _lengths(name: str, values: np.ndarray, batch_size: int, most: int) -> np.ndarray:
+    lens = np.asarray(values)
+    if lens.shape != (batch_size,) or lens.dtype.kind not in "iu":
+        raise ValueError(
+            f"{name} must be [{batch_size}] integers, got {list(lens.shape)} {lens.dtype}"
+        )
+    low, high = int(lens.min()), int(lens.max())
+    if low < 0 or high > most:
+        raise ValueError(f"{name} must lie in 0..{most}, got {low}..{high}")
+    return lens.astype(np.int64)
