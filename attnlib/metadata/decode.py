@@ -36,11 +36,11 @@ class Tiling(NamedTuple):
 
 SHORT_ROWS = Tiling(128, 1, 4)
 COPY_SMALL, COPY_LARGE = Tiling(1024, 4, 1), Tiling(2048, 4, 2)
-GATHER_SMALL, GATHER_LARGE = Tiling(128, 4, 1), Tiling(256, 8, 4)
+GATHER_SMALL, GATHER_LARGE, GATHER_HUGE = Tiling(128, 4, 1), Tiling(256, 8, 4), Tiling(512, 8, 4)
 
 
 def tiling_of(batch: int, max_pages: int, page_size: int) -> Tiling:
-    """How rows are cut into programs; limits found on an H200 over 23 sizes.
+    """How rows are cut into programs; limits found on an H200 over 29 sizes.
 
     Many short rows are bound by the rate at which programs start: one warp each. A small table is
     latency, so every word gets a thread of its own at once; a large one traffic, so that fewer and
@@ -51,7 +51,9 @@ def tiling_of(batch: int, max_pages: int, page_size: int) -> Tiling:
     words = batch * max_pages
     if page_size == 1:
         return COPY_SMALL if words <= 2**20 else COPY_LARGE
-    return GATHER_SMALL if words <= 2**17 else GATHER_LARGE
+    if words <= 2**17:
+        return GATHER_SMALL
+    return GATHER_LARGE if words <= 2**22 else GATHER_HUGE
 
 
 @triton.jit
