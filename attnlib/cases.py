@@ -4,6 +4,8 @@
 |---|---|---|
 | `decode` | `batch.DecodeCase` | one attention call over a paged cache |
 | `metadata` | `MetadataCase` | one step's metadata, before its first layer |
+| `step` | `StepCase` | the attention of a whole decode step, layer after layer |
+| `mismatch` | `MismatchCase` | an attention call whose metadata does not fit it |
 
 A kind stands in the JSON of every case but `decode`, which came first. No torch here.
 """
@@ -79,9 +81,74 @@ class MetadataCase:
         """Flat dict of the case with its kind."""
         return {"kind": "metadata", **asdict(self)}
 
+    @classmethod
+    def from_dict(cls, form: dict[str, Any]) -> MetadataCase:
+        """Inverse of `to_dict`, less the kind."""
+        return _from_fields(cls, form)
 
-Case = DecodeCase | MetadataCase
-KINDS: dict[str, type[MetadataCase]] = {"metadata": MetadataCase}
+
+@dataclass(frozen=True)
+class StepCase:
+    """The attention calls of one decode step: `decode` in each of `layers` layers."""
+
+    decode: DecodeCase
+    layers: int
+
+    def __post_init__(self) -> None:
+        if self.layers < 1:
+            raise ValueError(f"layers must be an integer >= 1, got {self.layers!r}")
+
+    @property
+    def label(self) -> str:
+        """A short name for tables and progress bars."""
+        return f"{self.layers} layers of {self.decode.label}"
+
+    @property
+    def key(self) -> str:
+        """A name without spaces for command lines."""
+        return f"{self.decode.key},l{self.layers}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Flat dict of the case with its kind."""
+        return {"kind": "step", **self.decode.to_dict(), "layers": self.layers}
+
+    @classmethod
+    def from_dict(cls, form: dict[str, Any]) -> StepCase:
+        """Inverse of `to_dict`, less the kind."""
+        flat = dict(form)
+        layers = flat.pop("layers", 0)
+        return cls(DecodeCase.from_dict(flat), layers)
+
+
+@dataclass(frozen=True)
+class MismatchCase:
+    """An entry of `mismatch.MISMATCHES`, with the guard or past it."""
+
+    name: str
+    guard: bool
+
+    @property
+    def label(self) -> str:
+        """A short name for tables and progress bars."""
+        return f"{self.name} {'guarded' if self.guard else 'unguarded'}"
+
+    @property
+    def key(self) -> str:
+        """A name without spaces for command lines."""
+        return self.label.replace(" ", ",")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Flat dict of the case with its kind."""
+        return {"kind": "mismatch", **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, form: dict[str, Any]) -> MismatchCase:
+        """Inverse of `to_dict`, less the kind."""
+        return _from_fields(cls, form)
+
+
+Case = DecodeCase | MetadataCase | StepCase | MismatchCase
+KINDS: dict[str, Any] = {"metadata": MetadataCase, "step": StepCase, "mismatch": MismatchCase}
 
 
 def case_from_dict(form: dict[str, Any]) -> Case:
@@ -92,7 +159,11 @@ def case_from_dict(form: dict[str, Any]) -> Case:
     kind = flat.pop("kind")
     if kind not in KINDS:
         raise ValueError(f"kind of a case must be one of {', '.join(KINDS)}, got {kind!r}")
-    names = {f.name for f in fields(KINDS[kind])}
-    if set(flat) != names:
-        raise ValueError(f"a {kind} case must have the fields {sorted(names)}, got {sorted(flat)}")
-    return KINDS[kind](**flat)
+    return KINDS[kind].from_dict(flat)
+
+
+def _from_fields(cls: Any, form: dict[str, Any]) -> Any:
+    names = sorted(f.name for f in fields(cls))
+    if sorted(form) != names:
+        raise ValueError(f"a {cls.__name__} must have the fields {names}, got {sorted(form)}")
+    return cls(**form)

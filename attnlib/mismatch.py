@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -169,7 +170,8 @@ def run_one(name: str, *, guard: bool, device: str = "cuda") -> dict[str, Any]:
 
     `splits_in_metadata` and `splits_right` are the most splits of any request that the metadata
     holds and should hold. `cap_of_call` is what the attention call allocates for: it `overruns`
-    its buffers where the metadata holds more, whatever becomes of the output.
+    its buffers where the metadata holds more, whatever becomes of the output. Where an output came
+    back, `call` makes it again.
     """
     mismatch = find(name)
     call = _build_call(mismatch, device)
@@ -189,20 +191,18 @@ def run_one(name: str, *, guard: bool, device: str = "cuda") -> dict[str, Any]:
         "reason": "",
     }
     oracle = Oracle(call.q, call.kv, call.batch.query_rows(call.q_len))
+    attention = partial(_past_the_guard, mismatch, call, words)
+    if guard:
+        attention = partial(_guarded, mismatch, call, told, told_lens)
     try:
-        if guard:
-            out = _guarded(mismatch, call, told, told_lens)
-        else:
-            out = launch(
-                call.q, call.kv, call.batch, call.facts, words=_placed(mismatch, call, words)
-            )
-        verdict = oracle.check(out)
+        verdict = oracle.check(attention())
     except (ValueError, RuntimeError) as error:
         return found | _refusal(error)
     return found | {
         "outcome": "harmless" if verdict.passed else "wrong",
         "relative_error": verdict.error if math.isfinite(verdict.error) else None,
         "budget": verdict.budget,
+        "call": attention,
     }
 
 
@@ -245,6 +245,11 @@ def _placed(mismatch: Mismatch, call: _Call, words: torch.Tensor) -> torch.Tenso
     buffer = words.new_zeros(layout_of(call.facts).size)
     buffer[: len(words)] = words
     return buffer
+
+
+def _past_the_guard(mismatch: Mismatch, call: _Call, words: torch.Tensor) -> torch.Tensor:
+    placed = _placed(mismatch, call, words)
+    return launch(call.q, call.kv, call.batch, call.facts, words=placed)
 
 
 def _guarded(

@@ -30,6 +30,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from .batch import DecodeCase
+from .cases import Case, StepCase
 from .record import Record
 
 if TYPE_CHECKING:
@@ -198,7 +199,7 @@ def _row(record: Record) -> dict[str, Any]:
         "release": item.release,
         "timer": item.timer,
         **(case.to_dict() if case else {}),
-        "heads": case.spec.heads if isinstance(case, DecodeCase) else None,
+        "heads": _heads(case),
         "status": record.status,
         "reason": record.reason,
         "reported_backend": record.reported_backend,
@@ -221,6 +222,11 @@ def _row(record: Record) -> dict[str, Any]:
         "num_sms": record.machine.get("num_sms", 0),
         "started_at": record.started_at,
     }
+
+
+def _heads(case: Case | None) -> str | None:
+    decode = case.decode if isinstance(case, StepCase) else case
+    return decode.spec.heads if isinstance(decode, DecodeCase) else None
 
 
 def _kernel_label(kernel: dict[str, Any]) -> str:

@@ -40,7 +40,8 @@ DISTRIBUTIONS = {"flashinfer": "flashinfer-python", "sglang": "sglang"}
 class Grid:
     """A product of cases, backends, releases and timers, over `rounds` fresh processes.
 
-    Live notebooks measure only grids marked `headline`; `attnlib measure` measures all.
+    Live notebooks measure only grids marked `headline`; `attnlib measure` measures all. Items of
+    an `isolated` grid have a process each: what one of them does to memory is not the next one's.
     """
 
     cases: tuple[Case, ...]
@@ -49,6 +50,7 @@ class Grid:
     timers: tuple[str, ...] = ("graph",)
     rounds: int = 1
     headline: bool = False
+    isolated: bool = False
 
     def items(self) -> Iterator[Item]:
         """Every item of one round, case by case, so that a worker builds each case once."""
@@ -100,15 +102,16 @@ class Study:
         return jobs
 
     def _round(self, round_: int, grids: list[Grid]) -> list[Job]:
-        by_release: dict[str, list[Item]] = {}
+        alone = {item for grid in grids if grid.isolated for item in grid.items()}
+        groups: dict[object, list[Item]] = {}
         if self.ceilings:
-            by_release[""] = [Item(name, "graph") for name in self.ceilings]
+            groups[""] = [Item(name, "graph") for name in self.ceilings]
         for item in dict.fromkeys(item for grid in grids for item in grid.items()):
-            by_release.setdefault(item.release, []).append(item)
+            groups.setdefault(item if item in alone else item.release, []).append(item)
         step = -1 if round_ % 2 else 1
         return [
-            Job(self.name, round_, self.device, release, tuple(items[::step]))
-            for release, items in list(by_release.items())[::step]
+            Job(self.name, round_, self.device, items[0].release, tuple(items[::step]))
+            for items in list(groups.values())[::step]
         ]
 
 

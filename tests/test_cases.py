@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from attnlib.batch import AttnSpec, DecodeCase
-from attnlib.cases import MetadataCase, case_from_dict
+from attnlib.cases import MetadataCase, MismatchCase, StepCase, case_from_dict
 from attnlib.record import Item
 
 CASE = MetadataCase("decode", 32, 16, 8200, seq_len_delta=3, swa=True)
@@ -49,7 +49,7 @@ def test_a_wrong_field_is_named(field: str, value: object, message: str) -> None
 
 
 def test_an_unknown_kind_lists_the_kinds_there_are() -> None:
-    with pytest.raises(ValueError, match="must be one of metadata.*got 'prefill'"):
+    with pytest.raises(ValueError, match="must be one of metadata, step, mismatch, got 'prefill'"):
         case_from_dict({"kind": "prefill"})
 
 
@@ -58,3 +58,23 @@ def test_a_missing_field_is_refused() -> None:
     del form["pool_size"]
     with pytest.raises(ValueError, match="must have the fields"):
         case_from_dict(form)
+
+
+STEP = StepCase(DecodeCase(AttnSpec(16, 2, 128, 64), 4, 900, "ragged"), 64)
+
+
+@pytest.mark.parametrize("case", [STEP, MismatchCase("head-counts", True)])
+def test_steps_and_mismatches_go_through_json_and_back(case: StepCase | MismatchCase) -> None:
+    assert case_from_dict(case.to_dict()) == case
+    assert Item.from_dict(Item("fa3", "graph", case).to_dict()).case == case
+    assert " " not in case.key
+
+
+def test_a_step_needs_a_layer() -> None:
+    with pytest.raises(ValueError, match="layers must be an integer >= 1, got 0"):
+        StepCase(STEP.decode, 0)
+
+
+def test_a_mismatch_with_another_field_is_refused() -> None:
+    with pytest.raises(ValueError, match="must have the fields"):
+        case_from_dict({"kind": "mismatch", "name": "none", "guard": True, "extra": 1})

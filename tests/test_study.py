@@ -339,3 +339,13 @@ def test_a_case_is_found_by_its_key_or_label_and_an_unknown_one_lists_the_keys()
     keys = "  ".join(case.key for case in TINY.cases)
     with pytest.raises(ValueError, match=f"case must be one of study 'demo': {keys}; got 'x'"):
         TINY.case_named("x")
+
+
+def test_items_of_an_isolated_grid_have_a_process_each() -> None:
+    grids = (
+        Grid(TINY.cases[:2], ("sdpa",), timers=("host",)),
+        Grid(TINY.cases[:2], ("other",), timers=("host",), isolated=True),
+    )
+    jobs = replace(TINY, grids=grids, ceilings=()).jobs(headline=False)
+    assert sorted(len(job.items) for job in jobs) == [1, 1, 2]
+    assert all(job.release == "" for job in jobs)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 _CLASSES = {
     "DecodeCase": ("decode", "DecodeSubject"),
     "MetadataCase": ("metadata", "MetadataSubject"),
+    "StepCase": ("step", "StepSubject"),
+    "MismatchCase": ("mismatch", "MismatchSubject"),
     "NoneType": ("ceiling", "CeilingSubject"),
 }
 

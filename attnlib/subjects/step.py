@@ -1,0 +1,140 @@
+"""A decode step's attention, layer after layer, with the metadata made in one way or another.
+
+| backend | what a step launches before and in its layers |
+|---|---|
+| fa3-step-each | FA3 prepares its schedule in every layer |
+| fa3-step-once | FA3's schedule once, then the layers |
+| fa3-step-eager | lengths and page table op by op, FA3's schedule once, then the layers |
+| fa3-step-serial | the same with the serial kernel |
+| fa3-step-fused | the same with the fused kernel |
+| fa3-prepare | FA3's schedule alone, no layer |
+
+Layers take turns over copies of the cache, so that between two uses of a copy twice the L2 is read,
+as far as a model of so many layers would.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..backends.fa3 import Fa3, attend, facts_of
+from ..batch import DecodeBatch, PagedKV
+from ..cases import StepCase
+from ..check import Oracle
+from ..cost import decode_cost
+from ..measure.timer import cold_copies, run_timer
+from ..measure.trace import trace_kernels
+from ..metadata.scheduler import SchedulerMetadata, precompute
+from ..record import Item
+from ..workload import DecodeWorkload, build_workload
+from .base import Bench, timed_fields
+
+BUILDERS = {"fa3-step-eager": "eager", "fa3-step-serial": "serial", "fa3-step-fused": "decode"}
+BACKENDS = ("fa3-step-each", "fa3-step-once", *BUILDERS, "fa3-prepare")
+Step = Callable[[], torch.Tensor]
+
+
+class StepSubject:
+    """Measures one way of making a step's metadata, attention included."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self._case: StepCase | None = None
+
+    def measure(self, item: Item) -> dict[str, Any]:
+        """Check the last layer's output by the oracle, then trace and time the step."""
+        if item.backend not in BACKENDS:
+            raise ValueError(
+                f"backend must be one of {', '.join(BACKENDS)} for a step, got {item.backend!r}"
+            )
+        case = item.case
+        reason = Fa3.unavailable() or Fa3.unsupported(case.decode.spec)
+        if reason:
+            return {"status": "refused", "reason": reason}
+        timer = run_timer(item.timer)
+        self._prepare(case)
+        step = self._step(item.backend, case.layers)
+        verdict = self._oracle.check(step())
+        seen = {
+            "oracle_error": verdict.error,
+            "oracle_budget": verdict.budget,
+            "oracle_rows": verdict.rows,
+            "reported_backend": f"flash-attn-3 ({Fa3.distribution})",
+        }
+        if not verdict.passed:
+            reason = f"row error {verdict.error:.3g} over budget {verdict.budget:.3g}"
+            return {"status": "incorrect", "reason": reason, **seen}
+        timed = self._schedule if item.backend == "fa3-prepare" else step
+        kernels = trace_kernels(timed)
+        work = float(decode_cost(case.decode).io_bytes * case.layers)
+        return timed_fields(timer(timed), kernels=kernels, work_per_call=work) | seen
+
+    def _prepare(self, case: StepCase) -> None:
+        if case == self._case:
+            return
+        self._case = None
+        self._caches: list[PagedKV] = []
+        work = build_workload(case.decode, device=self.bench.device)
+        self._work = work
+        self._oracle = Oracle(work.q, work.kv, work.batch)
+        self._facts = facts_of(work.batch)
+        self._caches = self._copies(work, case)
+        self._case = case
+
+    def _copies(self, work: DecodeWorkload, case: StepCase) -> list[PagedKV]:
+        l2_bytes = int(self.bench.machine["l2_mib"] * 2**20)
+        copies = min(case.layers, cold_copies(decode_cost(case.decode).kv_bytes, l2_bytes))
+        clones = [
+            PagedKV(work.kv.k_cache.clone(), work.kv.v_cache.clone()) for _ in range(copies - 1)
+        ]
+        return [work.kv, *clones]
+
+    def _schedule(self) -> SchedulerMetadata:
+        return precompute(self._facts, self._work.batch.seq_lens)
+
+    def _step(self, backend: str, layers: int) -> Step:
+        batch, build = self._work.batch, None
+        if backend in BUILDERS:
+            batch, build = _built(BUILDERS[backend], batch)
+
+        def step() -> torch.Tensor:
+            if build is not None:
+                build()
+            metadata = None
+            if backend != "fa3-step-each":
+                metadata = precompute(self._facts, batch.seq_lens)
+            for layer in range(layers):
+                cache = self._caches[layer % len(self._caches)]
+                out = attend(self._work.q, cache, batch, metadata=metadata)
+            return out
+
+        return step
+
+
+def _built(module: str, batch: DecodeBatch) -> tuple[DecodeBatch, Callable[[], None]]:
+    """`batch` over buffers of its own, and the call that fills them from a request pool."""
+    builder = importlib.import_module(f"attnlib.metadata.{module}").build_decode_metadata
+    page_size, width = batch.spec.page_size, batch.page_table.shape[1]
+    inside = torch.arange(page_size, device=batch.page_table.device, dtype=torch.int32)
+    slots = batch.page_table[:, :, None] * page_size + inside
+    own = replace(
+        batch,
+        seq_lens=torch.zeros_like(batch.seq_lens),
+        page_table=torch.zeros_like(batch.page_table),
+    )
+    arguments = {
+        "seq_lens": batch.seq_lens.long(),
+        "req_pool_indices": torch.arange(batch.batch_size, device=slots.device),
+        "req_to_token": slots.view(batch.batch_size, width * page_size),
+        "cache_seqlens": own.seq_lens,
+        "cu_seqlens_k": torch.zeros_like(batch.kv_indptr),
+        "page_table": own.page_table,
+        "page_size": page_size,
+        "max_pages": width,
+    }
+    return own, lambda: builder(**arguments)

@@ -1,0 +1,62 @@
+"""Steps of layers in the worker, and calls whose metadata does not fit."""
+
+from __future__ import annotations
+
+import pytest
+
+from attnlib.batch import AttnSpec, DecodeCase
+from attnlib.cases import MismatchCase, StepCase
+from attnlib.mismatch import MISMATCHES
+from attnlib.record import Item, Record
+from attnlib.studies import MISMATCH_NAMES
+from attnlib.subjects.step import BACKENDS
+from attnlib.worker import Worker
+
+STEP = StepCase(DecodeCase(AttnSpec(16, 2, 128, 16), 5, 300, "ragged"), 4)
+LAYERS = {"fa3-step-each": (4, 4, 0), "fa3-prepare": (0, 1, 0), "fa3-step-fused": (4, 1, 1)}
+
+
+def measure(item: Item, device: str) -> Record:
+    job = {"study": "demo", "round": 0, "device": device, "command": "repeat me"}
+    return Worker(job).measure(item)
+
+
+def test_every_mismatch_is_in_the_study() -> None:
+    assert [mismatch.name for mismatch in MISMATCHES] == list(MISMATCH_NAMES)
+
+
+def test_an_unknown_way_of_making_a_step_lists_the_ways_there_are() -> None:
+    record = measure(Item("fa3-step-twice", "host", STEP), "cpu")
+    assert "must be one of fa3-step-each, fa3-step-once" in record.reason
+
+
+@pytest.mark.parametrize("case", [STEP, MismatchCase("none", True)])
+def test_without_the_library_a_step_is_refused_with_what_to_install(case, monkeypatch) -> None:
+    monkeypatch.setattr("attnlib.backends.fa3.Fa3.unavailable", lambda: "install it")
+    record = measure(Item("fa3-step-once", "host", case), "cpu")
+    assert (record.status, record.reason) == ("refused", "install it")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_step_is_right_and_launches_what_its_name_says(backend: str) -> None:
+    record = measure(Item(backend, "graph", STEP), "cuda")
+    assert record.status == "ok", record.reason
+    launched = {kernel["name"]: kernel["launches"] for kernel in record.kernels}
+
+    def of(word: str) -> float:
+        return sum(count for name, count in launched.items() if word in name)
+
+    seen = (of("FlashAttnFwdSm90"), of("prepare_varlen"), of("decode_metadata_kernel"))
+    attention, prepares, fused = LAYERS.get(backend, (4, 1, 0))
+    assert seen == (attention, prepares, fused)
+
+
+@pytest.mark.gpu
+def test_a_guarded_mismatch_is_refused_and_a_harmless_one_gets_a_time() -> None:
+    refused = measure(Item("fa3", "eager", MismatchCase("head-counts", True)), "cuda")
+    assert refused.status == "refused"
+    assert "num_qo_heads must be 4, got 16" in refused.reason
+    harmless = measure(Item("fa3", "eager", MismatchCase("lengths-grown", True)), "cuda")
+    assert harmless.status == "ok", harmless.reason
+    assert (harmless.reported_backend, bool(harmless.run_us)) == ("harmless", True)
