@@ -7,11 +7,27 @@ range stands in their docstrings; none of them reads or writes outside a tensor 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 INT32 = (torch.int32,)
 INTEGERS = (torch.int32, torch.int64)
 MAX_INT32 = 2**31 - 1
+
+
+def signature(tensors: tuple[Any, ...], page_size: Any) -> tuple[Any, ...] | None:
+    """All of a call that the checks on tensors look at, but values and addresses; hashable.
+
+    None where an argument is neither a tensor nor None.
+    """
+    try:
+        parts = [
+            t if t is None else (t.dtype, t.shape, t.is_contiguous(), t.device) for t in tensors
+        ]
+    except AttributeError:
+        return None
+    return (type(page_size), page_size, *parts)
 
 
 def require_tensor(
@@ -74,16 +90,18 @@ def require_rows(
     return batch
 
 
-def require_reachable(max_pages: object, page_size: int, max_ctx: int, columns: int) -> int:
-    """Raise unless `max_pages` columns fit the table, and their first tokens `req_to_token`.
+def require_reachable(
+    max_pages: object, page_size: int, max_ctx: int, room: int, because: str
+) -> int:
+    """Raise unless there is room for `max_pages` and `req_to_token` holds their first tokens.
 
-    Returns how many would.
+    Returns the largest value that passes.
     """
     require_int("max_pages", max_pages, 0)
-    reachable = min(columns, -(-max_ctx // page_size))
+    reachable = min(room, -(-max_ctx // page_size))
     if max_pages > reachable:
         raise ValueError(
-            f"max_pages must be <= {reachable} (page_table has {columns} columns, req_to_token "
+            f"max_pages must be <= {reachable} ({because}, req_to_token "
             f"{max_ctx} tokens a request, page_size {page_size}), got {max_pages}"
         )
     return reachable
@@ -114,7 +132,8 @@ def require_decode(
     require_page_size(page_size)
     require_int("seq_len_delta", seq_len_delta, 0)
     max_ctx, columns = req_to_token.shape[1], page_table.shape[1]
-    reachable = require_reachable(max_pages, page_size, max_ctx, columns)
+    because = f"page_table has {columns} columns"
+    reachable = require_reachable(max_pages, page_size, max_ctx, columns, because)
     tensors = {
         "seq_lens": seq_lens,
         "req_pool_indices": req_pool_indices,

@@ -11,34 +11,19 @@ stays inside `req_to_token`; the store is exact, in whole vectors and then word 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from .arguments import MAX_INT32, require_decode
-from .launch import DirectLaunches, require_launchable
+from .arguments import MAX_INT32, require_decode, signature
+from .launch import DirectLaunches, Known, require_launchable
+from .lengths import scan_width, write_lengths
 
 SMALL_GRID = 1024
 """Blocks of columns up to which each has a program of its own: there latency decides. Beyond it
 traffic does, and fewer, longer programs are faster (an H200, page sizes 1 and 16)."""
-MAX_SCAN = 4096
-"""Lengths scanned at once; a larger batch takes several turns."""
-
-
-@triton.jit
-def write_lengths(seq_lens, cache_seqlens, cu_seqlens_k, batch, delta, SCAN: tl.constexpr):
-    """`cache_seqlens` = lengths + delta, `cu_seqlens_k` = 0 and their running sums; int32."""
-    tl.store(cu_seqlens_k, 0)
-    total = 0
-    for start in range(0, batch, SCAN):
-        rows = start + tl.arange(0, SCAN)
-        lens = tl.load(seq_lens + rows, mask=rows < batch, other=-delta).to(tl.int32) + delta
-        tl.store(cache_seqlens + rows, lens, mask=rows < batch)
-        tl.store(cu_seqlens_k + 1 + rows, total + tl.cumsum(lens, 0), mask=rows < batch)
-        total += tl.sum(lens, 0)
 
 
 @triton.jit
@@ -102,19 +87,7 @@ def decode_metadata_kernel(
                 store_live(swa_page_table + target, cols, moved >> SHIFT, live, VECTOR)
 
 
-@dataclass(frozen=True)
-class _Known:
-    """A signature that has passed every check, and what follows from it."""
-
-    batch: int
-    reachable: int
-    scalars: tuple[int, int, int, int]
-    constants: tuple[int, bool, int, int, int]
-    turns: int
-    launches: DirectLaunches = field(compare=False)
-
-
-_KNOWN: dict[tuple[Any, ...], _Known] = {}
+_KNOWN: dict[tuple[Any, ...], Known] = {}
 
 
 def build_decode_metadata(
@@ -166,7 +139,7 @@ def build_decode_metadata(
         swa_slot_map,
         swa_page_table,
     )
-    known = _KNOWN.get(_signature(tensors, page_size))
+    known = _KNOWN.get(signature(tensors, page_size))
     # What a signature does not hold is looked at in every call.
     if (
         known is None
@@ -186,18 +159,7 @@ def build_decode_metadata(
     known.launches(grid, tensors, numbers, known.constants)
 
 
-def _signature(tensors: tuple[Any, ...], page_size: Any) -> tuple[Any, ...] | None:
-    try:
-        parts = [
-            t if t is None else (t.dtype, t.shape, t.is_contiguous(), t.device)
-            for t in tensors
-        ]
-    except AttributeError:
-        return None
-    return (type(page_size), page_size, *parts)
-
-
-def _check(tensors: tuple[Any, ...], page_size: int, max_pages: int, seq_len_delta: int) -> _Known:
+def _check(tensors: tuple[Any, ...], page_size: int, max_pages: int, seq_len_delta: int) -> Known:
     names = decode_metadata_kernel.arg_names[: len(tensors)]
     reachable = require_decode(
         **dict(zip(names, tensors, strict=True)),
@@ -208,23 +170,23 @@ def _check(tensors: tuple[Any, ...], page_size: int, max_pages: int, seq_len_del
     device = tensors[0].device
     require_launchable(device)
     known = _derive(tensors, page_size, reachable, device)
-    return _KNOWN.setdefault(_signature(tensors, page_size), known)
+    return _KNOWN.setdefault(signature(tensors, page_size), known)
 
 
 def _derive(
     tensors: tuple[Any, ...], page_size: int, reachable: int, device: torch.device
-) -> _Known:
+) -> Known:
     batch, (pool_rows, max_ctx), columns = len(tensors[0]), tensors[2].shape, tensors[5].shape[1]
     slot_map = tensors[6]
     num_slots = 0 if slot_map is None else len(slot_map)
     vector = 1 if max_ctx % 4 or columns % 4 else 4
-    scan = min(MAX_SCAN, max(32, triton.next_power_of_2(batch)))
+    shift = page_size.bit_length() - 1
     cols, warps, turns = (1024, 4, 2) if page_size == 1 else (512, 8, 4)
-    return _Known(
+    return Known(
         batch=batch,
         reachable=reachable,
         scalars=(pool_rows, num_slots, max_ctx, columns),
-        constants=(page_size.bit_length() - 1, slot_map is not None, vector, scan, cols),
+        constants=(shift, slot_map is not None, vector, scan_width(batch), cols),
         turns=turns,
         launches=DirectLaunches(decode_metadata_kernel, device, warps),
     )

@@ -10,6 +10,7 @@ wrong launch.
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -81,6 +82,21 @@ class DirectLaunches:
         if not self._slots:
             return NO_OVERLAP
         return WAIT_AND_LET_START if programs <= self._slots else WAIT
+
+
+@dataclass(frozen=True)
+class Known:
+    """A signature that has passed every check, and what follows from it.
+
+    `reachable` is the largest `max_pages` (or `decode_length`) that its tensors have room for.
+    """
+
+    batch: int
+    reachable: int
+    scalars: tuple[int, ...]
+    constants: tuple[Any, ...]
+    launches: DirectLaunches = field(compare=False)
+    turns: int = 1
 
 
 def _slots(device: torch.device) -> int:
