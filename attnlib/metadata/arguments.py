@@ -152,3 +152,43 @@ def require_decode(
     require_one_device(tensors)
     require_apart("seq_lens", seq_lens, "cache_seqlens", cache_seqlens)
     return reachable
+
+
+def require_kv_indices(
+    *,
+    seq_lens: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    req_to_token: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    kv_indices: torch.Tensor,
+    kv_last_page_len: torch.Tensor,
+    page_size: int,
+    max_pages: int,
+    seq_len_delta: int,
+) -> int:
+    """Raise ValueError or TypeError unless these are arguments of `build_kv_indices`.
+
+    Returns the largest `max_pages` that these tensors have room for.
+    """
+    batch = require_rows(seq_lens, req_pool_indices, req_to_token)
+    require_tensor("kv_indptr", kv_indptr, (batch + 1,), INT32)
+    require_tensor("kv_indices", kv_indices, (None,), INT32)
+    require_tensor("kv_last_page_len", kv_last_page_len, (batch,), INT32)
+    require_page_size(page_size)
+    require_int("seq_len_delta", seq_len_delta, 0)
+    because = f"int32 counts the pages of {batch} requests"
+    max_ctx, room = req_to_token.shape[1], MAX_INT32 // max(1, batch)
+    reachable = require_reachable(max_pages, page_size, max_ctx, room, because)
+    require_one_device(
+        {
+            "seq_lens": seq_lens,
+            "req_pool_indices": req_pool_indices,
+            "req_to_token": req_to_token,
+            "kv_indptr": kv_indptr,
+            "kv_indices": kv_indices,
+            "kv_last_page_len": kv_last_page_len,
+        }
+    )
+    require_apart("seq_lens", seq_lens, "kv_indptr", kv_indptr)
+    require_apart("seq_lens", seq_lens, "kv_last_page_len", kv_last_page_len)
+    return reachable

@@ -31,3 +31,23 @@ def decode_metadata(
             moved = np.where(slots < 0, -1, swa_slot_map[slots])
             swa.append(moved // page_size)
     return cache_seqlens, cu_seqlens_k, full, swa
+
+
+def kv_indices(
+    seq_lens: np.ndarray,
+    req_pool_indices: np.ndarray,
+    req_to_token: np.ndarray,
+    *,
+    page_size: int,
+    max_pages: int,
+    seq_len_delta: int = 0,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`kv_indptr` [bs + 1], `kv_indices` [pages] and `kv_last_page_len` [bs], 0 without a page."""
+    kv_indptr, pages, last_page_len = [0], [], []
+    for length, pool_row in zip(seq_lens, req_pool_indices, strict=True):
+        tokens = min(max(0, int(length) + seq_len_delta), max_pages * page_size)
+        first_slots = req_to_token[pool_row, :tokens:page_size].astype(np.int64)
+        pages.extend(first_slots // page_size)
+        kv_indptr.append(len(pages))
+        last_page_len.append(tokens - max(0, len(first_slots) - 1) * page_size)
+    return np.array(kv_indptr), np.array(pages, dtype=np.int64), np.array(last_page_len)
