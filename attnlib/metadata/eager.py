@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from .arguments import require_decode, require_kv_indices
+from .arguments import require_decode, require_draft, require_kv_indices, require_verify
 
 
 def build_decode_metadata(
@@ -97,3 +97,56 @@ def build_kv_indices(
     cols = (words - kv_indptr[rows]).clamp_(max=max_pages - 1)
     found = req_to_token[req_pool_indices[rows], cols * page_size] // page_size
     kv_indices[:reach].copy_(torch.where(words < kv_indptr[-1], found, kv_indices[:reach]))
+
+
+def build_draft_metadata(
+    *,
+    cache_loc: torch.Tensor,
+    last_page_lens: torch.Tensor,
+    cache_seqlens: torch.Tensor,
+    page_table: torch.Tensor,
+    decode_length: int,
+    topk: int,
+    page_size: int,
+) -> None:
+    """As `attnlib.metadata.draft.build_draft_metadata`, word for word.
+
+    SGLang's `draft_decode_set_expand_metadata` without its `torch.compile`.
+    """
+    require_draft(
+        cache_loc=cache_loc,
+        last_page_lens=last_page_lens,
+        cache_seqlens=cache_seqlens,
+        page_table=page_table,
+        decode_length=decode_length,
+        topk=topk,
+        page_size=page_size,
+    )
+    cache_seqlens.copy_(decode_length + last_page_lens.repeat_interleave(topk))
+    pages = (cache_loc[:, :decode_length] // page_size).to(torch.int32)
+    is_new = torch.ones_like(pages, dtype=torch.bool)
+    is_new[:, 1:] = pages[:, 1:] != pages[:, :-1]
+    page_table.scatter_(1, is_new.cumsum(dim=1) - 1, pages)
+
+
+def build_verify_metadata(
+    *,
+    seq_lens: torch.Tensor,
+    num_draft_tokens: int,
+    cache_seqlens: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+) -> None:
+    """As `attnlib.metadata.draft.build_verify_metadata`, word for word."""
+    require_verify(
+        seq_lens=seq_lens,
+        num_draft_tokens=num_draft_tokens,
+        cache_seqlens=cache_seqlens,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+    )
+    cache_seqlens.copy_(seq_lens + num_draft_tokens)
+    last = len(seq_lens) * num_draft_tokens
+    torch.arange(0, last + 1, num_draft_tokens, out=cu_seqlens_q)
+    cu_seqlens_k[:1].zero_()
+    cu_seqlens_k[1:].copy_(torch.cumsum(cache_seqlens, dim=0, dtype=torch.int32))
