@@ -135,3 +135,46 @@ MISSED = {
     "batch_beyond_one_scan": Shape(4100, 3, 1, extra_columns=0),
 }
 """What the sixteen leave out."""
+
+
+def kv_arguments(
+    shape: Shape, lens: list[int] | None = None, capacity: int | None = None
+) -> dict[str, Any]:
+    """Keyword arguments of `build_kv_indices`; by default with room for `extra_columns` more."""
+    call = arguments(replace(shape, swa=False), lens)
+    sizes = {
+        "kv_indptr": shape.batch + 1,
+        "kv_indices": shape.batch * shape.max_pages + shape.extra_columns
+        if capacity is None
+        else capacity,
+        "kv_last_page_len": shape.batch,
+    }
+    for name in ("cache_seqlens", "cu_seqlens_k", "page_table"):
+        del call[name]
+    for name, size in sizes.items():
+        call[name] = torch.full((size,), POISON, dtype=torch.int32, device=DEVICE)
+    return call
+
+
+def poison(call: dict[str, Any], names: tuple[str, ...]) -> None:
+    """Fill these outputs of `call` with poison."""
+    for name in names:
+        call[name].fill_(POISON)
+
+
+def assert_kv_right(call: dict[str, Any]) -> None:
+    """Every word of the three arrays: the oracle's where live and within, poison after."""
+    have = {k: v.cpu().numpy() if torch.is_tensor(v) else v for k, v in call.items()}
+    kv_indptr, pages, last_page_len = oracle.kv_indices(
+        have["seq_lens"],
+        have["req_pool_indices"],
+        have["req_to_token"],
+        page_size=have["page_size"],
+        max_pages=have["max_pages"],
+        seq_len_delta=have["seq_len_delta"],
+    )
+    np.testing.assert_array_equal(have["kv_indptr"], kv_indptr)
+    np.testing.assert_array_equal(have["kv_last_page_len"], last_page_len)
+    written = have["kv_indices"][: len(pages)]
+    np.testing.assert_array_equal(written, pages[: len(written)])
+    assert (have["kv_indices"][len(pages) :] == POISON).all(), "words past the end were written"

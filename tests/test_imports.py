@@ -61,9 +61,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "metadata": (),
     "metadata.oracle": (),
     "metadata.launch": (),
+    "metadata.lengths": (),
     "metadata.arguments": (),
     "metadata.eager": ("metadata.arguments",),
-    "metadata.*": ("metadata.arguments", "metadata.launch"),
+    "metadata.*": ("metadata.arguments", "metadata.launch", "metadata.lengths"),
     # from a study to its records; the worker is started by name, in a process of its own
     "overlay": (),
     "lock": (),

@@ -7,11 +7,33 @@ range stands in their docstrings; none of them reads or writes outside a tensor 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 INT32 = (torch.int32,)
 INTEGERS = (torch.int32, torch.int64)
 MAX_INT32 = 2**31 - 1
+
+
+def signature(tensors: tuple[Any, ...], page_size: Any) -> tuple[Any, ...] | None:
+    """All of a call that the checks on tensors look at, but values and addresses; hashable.
+
+    None where an argument is neither a tensor nor None, and off CUDA devices: only they have a
+    number that tells them apart. Flat, because it is made in every step that no graph replays.
+    """
+    parts = [type(page_size), page_size]
+    try:
+        if tensors[0].get_device() < 0:
+            return None
+        for t in tensors:
+            if t is None:
+                parts.append(t)
+            else:
+                parts += (t.dtype, t.shape, t.is_contiguous(), t.get_device())
+    except AttributeError:
+        return None
+    return tuple(parts)
 
 
 def require_tensor(
@@ -74,16 +96,18 @@ def require_rows(
     return batch
 
 
-def require_reachable(max_pages: object, page_size: int, max_ctx: int, columns: int) -> int:
-    """Raise unless `max_pages` columns fit the table, and their first tokens `req_to_token`.
+def require_reachable(
+    max_pages: object, page_size: int, max_ctx: int, room: int, because: str
+) -> int:
+    """Raise unless there is room for `max_pages` and `req_to_token` holds their first tokens.
 
-    Returns how many would.
+    Returns the largest value that passes.
     """
     require_int("max_pages", max_pages, 0)
-    reachable = min(columns, -(-max_ctx // page_size))
+    reachable = min(room, -(-max_ctx // page_size))
     if max_pages > reachable:
         raise ValueError(
-            f"max_pages must be <= {reachable} (page_table has {columns} columns, req_to_token "
+            f"max_pages must be <= {reachable} ({because}, req_to_token "
             f"{max_ctx} tokens a request, page_size {page_size}), got {max_pages}"
         )
     return reachable
@@ -114,7 +138,8 @@ def require_decode(
     require_page_size(page_size)
     require_int("seq_len_delta", seq_len_delta, 0)
     max_ctx, columns = req_to_token.shape[1], page_table.shape[1]
-    reachable = require_reachable(max_pages, page_size, max_ctx, columns)
+    because = f"page_table has {columns} columns"
+    reachable = require_reachable(max_pages, page_size, max_ctx, columns, because)
     tensors = {
         "seq_lens": seq_lens,
         "req_pool_indices": req_pool_indices,
@@ -133,3 +158,116 @@ def require_decode(
     require_one_device(tensors)
     require_apart("seq_lens", seq_lens, "cache_seqlens", cache_seqlens)
     return reachable
+
+
+def require_kv_indices(
+    *,
+    seq_lens: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    req_to_token: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    kv_indices: torch.Tensor,
+    kv_last_page_len: torch.Tensor,
+    page_size: int,
+    max_pages: int,
+    seq_len_delta: int,
+) -> int:
+    """Raise ValueError or TypeError unless these are arguments of `build_kv_indices`.
+
+    Returns the largest `max_pages` that these tensors have room for.
+    """
+    batch = require_rows(seq_lens, req_pool_indices, req_to_token)
+    require_tensor("kv_indptr", kv_indptr, (batch + 1,), INT32)
+    require_tensor("kv_indices", kv_indices, (None,), INT32)
+    require_tensor("kv_last_page_len", kv_last_page_len, (batch,), INT32)
+    require_page_size(page_size)
+    require_int("seq_len_delta", seq_len_delta, 0)
+    because = f"int32 counts the pages of {batch} requests"
+    max_ctx, room = req_to_token.shape[1], MAX_INT32 // max(1, batch)
+    reachable = require_reachable(max_pages, page_size, max_ctx, room, because)
+    require_one_device(
+        {
+            "seq_lens": seq_lens,
+            "req_pool_indices": req_pool_indices,
+            "req_to_token": req_to_token,
+            "kv_indptr": kv_indptr,
+            "kv_indices": kv_indices,
+            "kv_last_page_len": kv_last_page_len,
+        }
+    )
+    require_apart("seq_lens", seq_lens, "kv_indptr", kv_indptr)
+    require_apart("seq_lens", seq_lens, "kv_last_page_len", kv_last_page_len)
+    return reachable
+
+
+def require_draft(
+    *,
+    cache_loc: torch.Tensor,
+    last_page_lens: torch.Tensor,
+    cache_seqlens: torch.Tensor,
+    page_table: torch.Tensor,
+    decode_length: int,
+    topk: int,
+    page_size: int,
+) -> int:
+    """Raise ValueError or TypeError unless these are arguments of `build_draft_metadata`.
+
+    Returns the largest `decode_length` that these tensors have room for.
+    """
+    require_tensor("last_page_lens", last_page_lens, (None,), INTEGERS)
+    require_int("topk", topk, 1)
+    rows = last_page_lens.shape[0] * topk
+    require_tensor("cache_loc", cache_loc, (rows, None), INTEGERS)
+    require_tensor("cache_seqlens", cache_seqlens, (rows,), INT32)
+    require_tensor("page_table", page_table, (rows, None), INT32)
+    require_page_size(page_size)
+    require_int("decode_length", decode_length, 0)
+    slots, columns = cache_loc.shape[1], page_table.shape[1]
+    reachable = min(slots, columns)
+    if decode_length > reachable:
+        raise ValueError(
+            f"decode_length must be <= {reachable} (cache_loc has {slots} columns, page_table "
+            f"{columns}, and each token may start a page), got {decode_length}"
+        )
+    require_one_device(
+        {
+            "cache_loc": cache_loc,
+            "last_page_lens": last_page_lens,
+            "cache_seqlens": cache_seqlens,
+            "page_table": page_table,
+        }
+    )
+    require_apart("cache_loc", cache_loc, "page_table", page_table)
+    require_apart("last_page_lens", last_page_lens, "cache_seqlens", cache_seqlens)
+    return reachable
+
+
+def require_verify(
+    *,
+    seq_lens: torch.Tensor,
+    num_draft_tokens: int,
+    cache_seqlens: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+) -> int:
+    """Raise ValueError or TypeError unless these are arguments of `build_verify_metadata`.
+
+    Returns the largest `num_draft_tokens` whose sum over the batch is an int32.
+    """
+    require_tensor("seq_lens", seq_lens, (None,), INTEGERS)
+    batch = seq_lens.shape[0]
+    require_tensor("cache_seqlens", cache_seqlens, (batch,), INT32)
+    require_tensor("cu_seqlens_q", cu_seqlens_q, (batch + 1,), INT32)
+    require_tensor("cu_seqlens_k", cu_seqlens_k, (batch + 1,), INT32)
+    countable = MAX_INT32 // max(1, batch)
+    require_int("num_draft_tokens", num_draft_tokens, 1, countable)
+    require_one_device(
+        {
+            "seq_lens": seq_lens,
+            "cache_seqlens": cache_seqlens,
+            "cu_seqlens_q": cu_seqlens_q,
+            "cu_seqlens_k": cu_seqlens_k,
+        }
+    )
+    require_apart("seq_lens", seq_lens, "cache_seqlens", cache_seqlens)
+    return countable

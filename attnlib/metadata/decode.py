@@ -11,19 +11,17 @@ stays inside `req_to_token`; the store is exact, in whole vectors and then word 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from .arguments import MAX_INT32, require_decode
-from .launch import DirectLaunches, interpreting, require_launchable
+from .arguments import MAX_INT32, require_decode, signature
+from .launch import DirectLaunches, Known, remember, require_launchable
+from .lengths import scan_width, write_lengths
 
 MANY_ROWS = 1024
-MAX_SCAN = 4096
-"""Lengths scanned at once; a larger batch takes several turns."""
 
 
 class Tiling(NamedTuple):
@@ -54,19 +52,6 @@ def tiling_of(batch: int, max_pages: int, page_size: int) -> Tiling:
     if words <= 2**17:
         return GATHER_SMALL
     return GATHER_LARGE if words <= 2**22 else GATHER_HUGE
-
-
-@triton.jit
-def write_lengths(seq_lens, cache_seqlens, cu_seqlens_k, batch, delta, SCAN: tl.constexpr):
-    """`cache_seqlens` = lengths + delta, `cu_seqlens_k` = 0 and their running sums; int32."""
-    tl.store(cu_seqlens_k, 0)
-    total = 0
-    for start in range(0, batch, SCAN):
-        rows = start + tl.arange(0, SCAN)
-        lens = tl.load(seq_lens + rows, mask=rows < batch, other=-delta).to(tl.int32) + delta
-        tl.store(cache_seqlens + rows, lens, mask=rows < batch)
-        tl.store(cu_seqlens_k + 1 + rows, total + tl.cumsum(lens, 0), mask=rows < batch)
-        total += tl.sum(lens, 0)
 
 
 @triton.jit
@@ -130,27 +115,7 @@ def decode_metadata_kernel(
                 store_live(swa_page_table + target, cols, moved >> SHIFT, live, VECTOR)
 
 
-@dataclass(frozen=True)
-class _Known:
-    """A signature that has passed every check, and what follows from it."""
-
-    batch: int
-    reachable: int
-    device: torch.device
-    scalars: tuple[int, int, int, int]
-    constants: tuple[int, bool, int, int]
-    launches: dict[Tiling, DirectLaunches] = field(default_factory=dict)
-
-    def launches_of(self, tiling: Tiling) -> DirectLaunches:
-        """The launches with this tiling, made at its first use."""
-        found = self.launches.get(tiling)
-        if found is None:
-            found = DirectLaunches(decode_metadata_kernel, self.device, tiling.warps)
-            self.launches[tiling] = found
-        return found
-
-
-_KNOWN: dict[tuple[Any, ...], _Known] = {}
+_KNOWN: dict[tuple[Any, ...], Known] = {}
 
 
 def build_decode_metadata(
@@ -202,7 +167,7 @@ def build_decode_metadata(
         swa_slot_map,
         swa_page_table,
     )
-    known = _KNOWN.get(_signature(tensors, page_size))
+    known = _KNOWN.get(signature(tensors, page_size))
     # What a signature does not hold is looked at in every call.
     if (
         known is None
@@ -217,52 +182,10 @@ def build_decode_metadata(
     programs = -(-max_pages // (tiling.cols * tiling.turns)) or 1
     grid = (1 + known.batch, programs)
     numbers = (known.batch, seq_len_delta, max_pages, *known.scalars)
-    known.launches_of(tiling)(grid, tensors, numbers, (*known.constants, tiling.cols))
+    known.launches(grid, tensors, numbers, (*known.constants, tiling.cols), tiling.warps)
 
 
-def _signature(tensors: tuple[Any, ...], page_size: Any) -> tuple[Any, ...] | None:
-    # Spelled out and flat: this runs in every step of an engine that captures no graph.
-    lens, rows, pool, out, sums, table, slot_map, swa_table = tensors
-    try:
-        return (
-            type(page_size),
-            page_size,
-            lens.dtype,
-            lens.shape,
-            lens.is_contiguous(),
-            lens.get_device(),
-            rows.dtype,
-            rows.shape,
-            rows.is_contiguous(),
-            rows.get_device(),
-            pool.dtype,
-            pool.shape,
-            pool.is_contiguous(),
-            pool.get_device(),
-            out.dtype,
-            out.shape,
-            out.is_contiguous(),
-            out.get_device(),
-            sums.dtype,
-            sums.shape,
-            sums.is_contiguous(),
-            sums.get_device(),
-            table.dtype,
-            table.shape,
-            table.is_contiguous(),
-            table.get_device(),
-            slot_map if slot_map is None else _form(slot_map),
-            swa_table if swa_table is None else _form(swa_table),
-        )
-    except AttributeError:
-        return None
-
-
-def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.dtype, tensor.shape, tensor.is_contiguous(), tensor.get_device()
-
-
-def _check(tensors: tuple[Any, ...], page_size: int, max_pages: int, seq_len_delta: int) -> _Known:
+def _check(tensors: tuple[Any, ...], page_size: int, max_pages: int, seq_len_delta: int) -> Known:
     names = decode_metadata_kernel.arg_names[: len(tensors)]
     reachable = require_decode(
         **dict(zip(names, tensors, strict=True)),
@@ -272,20 +195,18 @@ def _check(tensors: tuple[Any, ...], page_size: int, max_pages: int, seq_len_del
     )
     require_launchable(tensors[0].device)
     known = _derive(tensors, page_size, reachable)
-    # Only a CUDA device has a number of its own in a signature.
-    return known if interpreting() else _KNOWN.setdefault(_signature(tensors, page_size), known)
+    return remember(_KNOWN, signature(tensors, page_size), known)
 
 
-def _derive(tensors: tuple[Any, ...], page_size: int, reachable: int) -> _Known:
+def _derive(tensors: tuple[Any, ...], page_size: int, reachable: int) -> Known:
     batch, (pool_rows, max_ctx), columns = len(tensors[0]), tensors[2].shape, tensors[5].shape[1]
     slot_map = tensors[6]
     num_slots = 0 if slot_map is None else len(slot_map)
     vector = 1 if max_ctx % 4 or columns % 4 else 4
-    scan = min(MAX_SCAN, max(32, triton.next_power_of_2(batch)))
-    return _Known(
+    return Known(
         batch=batch,
         reachable=reachable,
-        device=tensors[0].device,
         scalars=(pool_rows, num_slots, max_ctx, columns),
-        constants=(page_size.bit_length() - 1, slot_map is not None, vector, scan),
+        constants=(page_size.bit_length() - 1, slot_map is not None, vector, scan_width(batch)),
+        launches=DirectLaunches(decode_metadata_kernel, tensors[0].device),
     )

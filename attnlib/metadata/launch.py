@@ -13,6 +13,7 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -55,17 +56,16 @@ def without_overlap() -> Iterator[None]:
 class DirectLaunches:
     """Launches of one kernel whose arguments differ in values and addresses only.
 
-    The caller makes one for each signature (shapes, dtypes, constants): all that Triton would
-    compile another kernel for, except the pointers' alignment and the overlap, which are told
+    The caller makes one for each signature (shapes, dtypes): what Triton would compile another
+    kernel for, except constants, warps, the pointers' alignment and the overlap, which are told
     apart here. The kernel's last parameter is the overlap.
     """
 
-    def __init__(self, kernel: Any, device: torch.device, num_warps: int) -> None:
+    def __init__(self, kernel: Any, device: torch.device) -> None:
         self._kernel = kernel
-        self._warps = num_warps
         self._index = device.index or 0
         self._slots = _slots(device)
-        self._ready: dict[int, _Ready] = {}
+        self._ready: dict[tuple[Any, ...], _Ready] = {}
 
     def __call__(
         self,
@@ -73,30 +73,55 @@ class DirectLaunches:
         tensors: tuple[torch.Tensor | None, ...],
         numbers: tuple[int, ...],
         constants: tuple[Any, ...],
+        num_warps: int,
     ) -> None:
         """Launch on the current stream: tensors, then numbers, constants and the overlap."""
         overlap = self._overlap(grid[0] * grid[1])
+        key = (overlap, num_warps, constants)
         pointers, seen = [], 0
         for tensor in tensors:
             pointer = None if tensor is None else tensor.data_ptr()
             pointers.append(pointer)
             seen |= pointer or 0
         aligned = not seen % ACCESS_BYTES
-        ready = self._ready.get(overlap) if aligned else None
+        ready = self._ready.get(key) if aligned else None
         if ready is not None:
             ready(grid, self._index, (*pointers, *numbers, *constants, overlap))
             return
         options = {"launch_pdl": True} if overlap else {}
         arguments = (*tensors, *numbers, *constants, overlap)
-        compiled = self._kernel[grid](*arguments, num_warps=self._warps, **options)
+        compiled = self._kernel[grid](*arguments, num_warps=num_warps, **options)
         if aligned and not interpreting():
-            self._ready[overlap] = _Ready(compiled)
+            self._ready[key] = _Ready(compiled)
 
     def _overlap(self, programs: int) -> int:
         # A waiting successor takes slots that programs of ours have not had yet.
         if not self._slots or not _OVERLAPPING.get():
             return NO_OVERLAP
         return WAIT_AND_LET_START if programs <= self._slots else WAIT
+
+
+@dataclass(frozen=True)
+class Known:
+    """A signature that has passed every check, and what follows from it.
+
+    `reachable` is the largest `max_pages` (or `decode_length`) that its tensors have room for.
+    """
+
+    batch: int
+    reachable: int
+    scalars: tuple[int, ...]
+    constants: tuple[Any, ...]
+    launches: DirectLaunches = field(compare=False)
+    warps: int = 4
+    turns: int = 1
+
+
+def remember(
+    cache: dict[tuple[Any, ...], Known], signature: tuple[Any, ...] | None, known: Known
+) -> Known:
+    """Keep `known` for the next call with its signature; one without is checked every time."""
+    return known if signature is None else cache.setdefault(signature, known)
 
 
 def _slots(device: torch.device) -> int:

@@ -31,3 +31,53 @@ def decode_metadata(
             moved = np.where(slots < 0, -1, swa_slot_map[slots])
             swa.append(moved // page_size)
     return cache_seqlens, cu_seqlens_k, full, swa
+
+
+def kv_indices(
+    seq_lens: np.ndarray,
+    req_pool_indices: np.ndarray,
+    req_to_token: np.ndarray,
+    *,
+    page_size: int,
+    max_pages: int,
+    seq_len_delta: int = 0,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`kv_indptr` [bs + 1], `kv_indices` [pages] and `kv_last_page_len` [bs], 0 without a page."""
+    kv_indptr, pages, last_page_len = [0], [], []
+    for length, pool_row in zip(seq_lens, req_pool_indices, strict=True):
+        tokens = min(max(0, int(length) + seq_len_delta), max_pages * page_size)
+        first_slots = req_to_token[pool_row, :tokens:page_size].astype(np.int64)
+        pages.extend(first_slots // page_size)
+        kv_indptr.append(len(pages))
+        last_page_len.append(tokens - max(0, len(first_slots) - 1) * page_size)
+    return np.array(kv_indptr), np.array(pages, dtype=np.int64), np.array(last_page_len)
+
+
+def draft_metadata(
+    cache_loc: np.ndarray,
+    last_page_lens: np.ndarray,
+    *,
+    decode_length: int,
+    topk: int,
+    page_size: int,
+) -> tuple[np.ndarray, list[list[int]]]:
+    """`cache_seqlens` [bs * topk], and each row's pages without the repetition of neighbours."""
+    lens, tables = [], []
+    for row, slots in enumerate(cache_loc):
+        lens.append(decode_length + int(last_page_lens[row // topk]))
+        pages: list[int] = []
+        for slot in slots[:decode_length]:
+            page = int(slot) // page_size
+            if not pages or pages[-1] != page:
+                pages.append(page)
+        tables.append(pages)
+    return np.array(lens, dtype=np.int64), tables
+
+
+def verify_metadata(
+    seq_lens: np.ndarray, num_draft_tokens: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`cache_seqlens` [bs], `cu_seqlens_q` [bs + 1] and `cu_seqlens_k` [bs + 1]."""
+    cache_seqlens = seq_lens.astype(np.int64) + num_draft_tokens
+    cu_seqlens_q = np.arange(len(seq_lens) + 1) * num_draft_tokens
+    return cache_seqlens, cu_seqlens_q, np.concatenate([[0], np.cumsum(cache_seqlens)])
