@@ -101,6 +101,18 @@ METADATA_SWEEP = tuple(
     MetadataCase("decode", batch, page, ctx)
     for batch, page, ctx in product((1, 8, 64, 512, 4096), (1, 16, 256), (128, 2048, 16384, 131072))
 )
+PAGE_ARRAYS = tuple(
+    MetadataCase("kv_indices", batch, page, ctx)
+    for batch, page, ctx in product((1, 32, 128, 512, 4096), (1, 16), (2048, 8192, 32768))
+)
+DRAFTS = tuple(
+    MetadataCase("draft", batch, page, 8192, topk=topk, draft_tokens=5)
+    for batch, page, topk in product((1, 32, 256, 1024), (1, 16), (1, 4, 8))
+)
+VERIFIES = tuple(
+    MetadataCase("verify", batch, 1, 8192, draft_tokens=4) for batch in (1, 32, 256, 1024, 4096)
+)
+EAGER_OR_FUSED = ("metadata-eager", "metadata-fused")
 DESIGNS = ("metadata-eager", "metadata-serial", "metadata-fused")
 SGLANG = ("sglang-metadata",)
 SGLANG_RELEASES = ("0.5.14", "0.5.23")
@@ -196,6 +208,7 @@ STUDIES = {
                 Grid(METADATA[:4], SGLANG, SGLANG_RELEASES, timers=("eager",), rounds=3),
                 Grid(METADATA_SWEEP, DESIGNS, rounds=3),
                 Grid(METADATA_SWEEP, SGLANG, SGLANG_RELEASES, rounds=3),
+                Grid((*PAGE_ARRAYS, *DRAFTS, *VERIFIES), EAGER_OR_FUSED, rounds=3),
                 Grid(LLAMA_STEPS, STEP_METADATA, rounds=3),
                 Grid(METADATA[:6], DESIGNS, rounds=3, headline=True),
             ),

@@ -116,6 +116,26 @@ def build_request_pool(case: MetadataCase, *, device: str) -> dict[str, torch.Te
     }
 
 
+def build_draft_slots(case: MetadataCase, *, device: str) -> dict[str, torch.Tensor]:
+    """KV slots of drafted tokens: each branch goes on in the page where its request ends.
+
+    `cache_loc` [bs * topk, draft_tokens] int64 and `last_page_lens` [bs] int32, tokens in the last
+    page. Branches start in pages of their own, as a copied last page makes them.
+    """
+    import torch
+
+    last = sample_seq_lens(case) % case.page_size
+    branches = case.batch_size * case.topk
+    pages_each = case.draft_tokens // case.page_size + 2
+    firsts = np.random.default_rng(case.seed).permutation(branches) * pages_each * case.page_size
+    starts = firsts + np.repeat(last, case.topk)
+    slots = starts[:, None] + np.arange(case.draft_tokens)
+    return {
+        "cache_loc": torch.from_numpy(slots).to(device),
+        "last_page_lens": torch.from_numpy(last).to(device),
+    }
+
+
 def _normal(shape: tuple[int, ...], dtype: str, generator: torch.Generator) -> torch.Tensor:
     import torch
 

@@ -11,12 +11,17 @@ from attnlib.cases import MetadataCase
 from attnlib.cost import metadata_cost
 from attnlib.metadata import eager
 from attnlib.record import Item, Record
-from attnlib.subjects.metadata import BUILDERS
+from attnlib.subjects.metadata import MODULES
 from attnlib.worker import Worker
 
 CASE = MetadataCase("decode", 5, 4, 70, pool_size=9)
 JOB = {"study": "demo", "round": 0, "device": "cpu", "command": "repeat me"}
-OURS = [name for name in BUILDERS if name != "sglang-metadata"]
+OURS = [name for name in MODULES if name != "sglang-metadata"]
+OTHERS = [
+    MetadataCase("kv_indices", 5, 4, 70, pool_size=9),
+    MetadataCase("draft", 5, 4, 70, topk=3, draft_tokens=6),
+    MetadataCase("verify", 5, 1, 70, draft_tokens=4),
+]
 
 
 def measure(backend: str = "metadata-eager", **job: Any) -> Record:
@@ -30,6 +35,19 @@ def test_a_right_builder_gets_times_and_an_exact_check(backend: str) -> None:
     assert (record.oracle_error, record.oracle_budget, record.oracle_rows) == (0.0, 0.0, 5)
     assert record.work_per_call == metadata_cost(CASE).fetch_bytes
     assert Record.from_json(record.to_json()) == record
+
+
+@pytest.mark.parametrize("backend", ["metadata-eager", "metadata-fused"])
+@pytest.mark.parametrize("case", OTHERS, ids=lambda case: case.builder)
+def test_the_other_builders_are_checked_word_for_word_too(backend: str, case: MetadataCase) -> None:
+    record = Worker(JOB).measure(Item(backend, "host", case))
+    assert (record.status, record.reason) == ("ok", "")
+    assert (record.oracle_error, record.oracle_budget) == (0.0, 0.0)
+
+
+def test_a_builder_that_a_backend_lacks_lists_those_that_have_it() -> None:
+    record = Worker(JOB).measure(Item("metadata-serial", "host", OTHERS[0]))
+    assert "must be one of metadata-eager, metadata-fused, metadata-fused-alone" in record.reason
 
 
 @pytest.mark.parametrize("output", ["cache_seqlens", "cu_seqlens_k", "page_table"])
@@ -62,16 +80,16 @@ def test_without_sglang_its_kernel_is_refused_with_what_to_install(monkeypatch) 
 def test_an_unknown_builder_lists_the_builders_there_are() -> None:
     record = measure("metadata-fast")
     assert record.status == "error"
-    assert "backend must be one of metadata-eager, metadata-serial" in record.reason
+    assert "backend must be one of metadata-eager, metadata-fused" in record.reason
 
 
 def test_neighbours_of_one_case_share_its_pool() -> None:
     worker = Worker(JOB)
     worker.measure(Item("metadata-eager", "host", CASE))
     (subject,) = worker._subjects.values()
-    pool = subject._tensors["req_to_token"]
+    pool = subject._call.inputs["req_to_token"]
     worker.measure(Item("metadata-fused", "host", CASE))
-    assert subject._tensors["req_to_token"] is pool
+    assert subject._call.inputs["req_to_token"] is pool
 
 
 @pytest.mark.gpu

@@ -1,10 +1,11 @@
-"""A step's metadata: one builder, one case; every live word checked, then traced and timed."""
+"""A step's metadata: one builder, one case; every word checked, then traced and timed."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,34 +19,56 @@ from ..metadata import oracle
 from ..metadata import sglang as sglang_kernel
 from ..metadata.launch import without_overlap
 from ..record import Item
-from ..workload import build_request_pool
+from ..workload import build_draft_slots, build_request_pool
 from .base import Bench, timed_fields
 
 POISON = -77
-BUILDERS = {
-    "metadata-eager": "eager",
-    "metadata-serial": "serial",
-    "metadata-fused": "decode",
-    "metadata-fused-alone": "decode",
-    "sglang-metadata": "sglang",
+FUSED = {"decode": "decode", "kv_indices": "kv_indices", "draft": "draft", "verify": "draft"}
+MODULES = {
+    "metadata-eager": dict.fromkeys(FUSED, "eager"),
+    "metadata-fused": FUSED,
+    "metadata-fused-alone": FUSED,
+    "metadata-serial": {"decode": "serial"},
+    "sglang-metadata": {"decode": "sglang"},
 }
-"""Backend name -> module of `attnlib.metadata`; `alone` starts after its neighbour has ended."""
+"""Backend name -> builder -> module of `attnlib.metadata`. `alone` starts after its neighbour has
+ended, so that a comparison shows what the overlap of launches gives."""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A builder's inputs and outputs, its numbers, and the first words that each row must have."""
+
+    inputs: dict[str, torch.Tensor]
+    outputs: dict[str, torch.Tensor]
+    numbers: dict[str, int]
+    wanted: dict[str, list[np.ndarray]]
+
+    def wrong_words(self) -> int:
+        """Words that differ from the oracle's."""
+        wrong = 0
+        for name, rows in self.wanted.items():
+            have = self.outputs[name].cpu().numpy().reshape(len(rows), -1)
+            pairs = zip(have, rows, strict=True)
+            wrong += sum(int(np.count_nonzero(row[: len(w)] != w)) for row, w in pairs)
+        return wrong
 
 
 class MetadataSubject:
-    """Measures one builder of `BUILDERS`; keeps the request pool of the last case."""
+    """Measures one builder of `MODULES`; keeps the inputs of the last case."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
         self._case: MetadataCase | None = None
-        self._tensors: dict[str, torch.Tensor] = {}
-        self._wanted: tuple[Any, ...] = ()
+        self._call: _Call | None = None
 
     def measure(self, item: Item) -> dict[str, Any]:
         """Compare every live word with the oracle, then trace and time the call."""
-        if item.backend not in BUILDERS:
+        able = [name for name, modules in MODULES.items() if item.case.builder in modules]
+        if item.backend not in able:
             raise ValueError(
-                f"backend must be one of {', '.join(BUILDERS)} for metadata, got {item.backend!r}"
+                f"backend must be one of {', '.join(able)} for {item.case.builder} metadata, "
+                f"got {item.backend!r}"
             )
         reason = sglang_kernel.unavailable() if item.backend == "sglang-metadata" else ""
         if reason:
@@ -56,59 +79,106 @@ class MetadataSubject:
             return self._timed(item, timer)
 
     def _timed(self, item: Item, timer: Callable[..., Any]) -> dict[str, Any]:
-        self._prepare(item.case)
-        call = self._call(item)
-        call()
-        wrong = self._wrong_words()
+        call = self._prepared(item.case)
+        module = importlib.import_module(
+            f"attnlib.metadata.{MODULES[item.backend][item.case.builder]}"
+        )
+        build = getattr(module, _function(item.case.builder))
+        arguments = {**call.inputs, **call.outputs, **call.numbers}
+
+        def run() -> None:
+            build(**arguments)
+
+        run()
+        wrong = call.wrong_words()
         verdict = {"oracle_error": float(wrong), "oracle_budget": 0.0}
         verdict["oracle_rows"] = item.case.batch_size
         if wrong:
             return {"status": "incorrect", "reason": f"{wrong} words differ", **verdict}
-        kernels = trace_kernels(call) if self.bench.device == "cuda" else ()
+        kernels = trace_kernels(run) if self.bench.device == "cuda" else ()
         work = float(metadata_cost(item.case).fetch_bytes)
-        return timed_fields(timer(call), kernels=kernels, work_per_call=work) | verdict
+        return timed_fields(timer(run), kernels=kernels, work_per_call=work) | verdict
 
-    def _prepare(self, case: MetadataCase) -> None:
+    def _prepared(self, case: MetadataCase) -> _Call:
         if case != self._case:
-            self._case, self._tensors = case, {}
-            pool = build_request_pool(case, device=self.bench.device)
-            numbers = {"page_size": case.page_size, "max_pages": case.max_pages}
-            self._wanted = oracle.decode_metadata(
-                *(tensor.cpu().numpy() for tensor in pool.values()),
-                **numbers,
-                seq_len_delta=case.seq_len_delta,
-            )
-            sizes = {
-                "cache_seqlens": (case.batch_size,),
-                "cu_seqlens_k": (case.batch_size + 1,),
-                "page_table": (case.batch_size, case.max_pages),
-            }
-            outputs = {
-                name: torch.empty(size, dtype=torch.int32, device=self.bench.device)
-                for name, size in sizes.items()
-            }
-            self._tensors = {**pool, **outputs}
-        for name in ("cache_seqlens", "cu_seqlens_k", "page_table"):
-            self._tensors[name].fill_(POISON)
+            self._case = self._call = None
+            self._call = _CALLS[case.builder](case, self.bench.device)
+            self._case = case
+        for output in self._call.outputs.values():
+            output.fill_(POISON)
+        return self._call
 
-    def _call(self, item: Item) -> Callable[[], None]:
-        module = importlib.import_module(f"attnlib.metadata.{BUILDERS[item.backend]}")
-        build, tensors, case = module.build_decode_metadata, self._tensors, item.case
-        page_size, max_pages, delta = case.page_size, case.max_pages, case.seq_len_delta
 
-        def call() -> None:
-            build(**tensors, page_size=page_size, max_pages=max_pages, seq_len_delta=delta)
+def _function(builder: str) -> str:
+    return "build_kv_indices" if builder == "kv_indices" else f"build_{builder}_metadata"
 
-        return call
 
-    def _wrong_words(self) -> int:
-        cache_seqlens, cu_seqlens_k, rows, _ = self._wanted
-        have = {name: self._tensors[name].cpu().numpy() for name in ("cache_seqlens", "page_table")}
-        wrong = int((have["cache_seqlens"] != cache_seqlens).sum())
-        wrong += int((self._tensors["cu_seqlens_k"].cpu().numpy() != cu_seqlens_k).sum())
-        for row, pages in zip(have["page_table"], rows, strict=True):
-            wrong += int(np.count_nonzero(row[: len(pages)] != pages))
-        return wrong
+def _decode_call(case: MetadataCase, device: str) -> _Call:
+    pool = build_request_pool(case, device=device)
+    numbers = _page_numbers(case)
+    lens, sums, rows, _ = oracle.decode_metadata(*_on_host(pool), **numbers)
+    wanted = {"cache_seqlens": [lens], "cu_seqlens_k": [sums], "page_table": rows}
+    table = (case.batch_size, case.max_pages)
+    sizes = {"cache_seqlens": lens.shape, "cu_seqlens_k": sums.shape, "page_table": table}
+    return _Call(pool, _outputs(sizes, device), numbers, wanted)
+
+
+def _kv_indices_call(case: MetadataCase, device: str) -> _Call:
+    pool = build_request_pool(case, device=device)
+    numbers = _page_numbers(case)
+    found = oracle.kv_indices(*_on_host(pool), **numbers)
+    names = ("kv_indptr", "kv_indices", "kv_last_page_len")
+    wanted = {name: [words] for name, words in zip(names, found, strict=True)}
+    sizes = {name: words.shape for name, (words,) in wanted.items()}
+    return _Call(pool, _outputs(sizes, device), numbers, wanted)
+
+
+def _draft_call(case: MetadataCase, device: str) -> _Call:
+    slots = build_draft_slots(case, device=device)
+    numbers = {"decode_length": case.draft_tokens, "topk": case.topk, "page_size": case.page_size}
+    lens, rows = oracle.draft_metadata(*_on_host(slots), **numbers)
+    wanted = {
+        "cache_seqlens": [np.asarray(lens)],
+        "page_table": [np.asarray(row, dtype=np.int64) for row in rows],
+    }
+    sizes = {"cache_seqlens": (len(rows),), "page_table": (len(rows), case.draft_tokens + 1)}
+    return _Call(slots, _outputs(sizes, device), numbers, wanted)
+
+
+def _verify_call(case: MetadataCase, device: str) -> _Call:
+    lens = build_request_pool(case, device=device)["seq_lens"]
+    numbers = {"num_draft_tokens": case.draft_tokens}
+    found = oracle.verify_metadata(lens.cpu().numpy(), case.draft_tokens)
+    names = ("cache_seqlens", "cu_seqlens_q", "cu_seqlens_k")
+    wanted = {name: [words] for name, words in zip(names, found, strict=True)}
+    sizes = {name: words.shape for name, (words,) in wanted.items()}
+    return _Call({"seq_lens": lens}, _outputs(sizes, device), numbers, wanted)
+
+
+_CALLS = {
+    "decode": _decode_call,
+    "kv_indices": _kv_indices_call,
+    "draft": _draft_call,
+    "verify": _verify_call,
+}
+
+
+def _page_numbers(case: MetadataCase) -> dict[str, int]:
+    return {
+        "page_size": case.page_size,
+        "max_pages": case.max_pages,
+        "seq_len_delta": case.seq_len_delta,
+    }
+
+
+def _on_host(tensors: dict[str, torch.Tensor]) -> list[np.ndarray]:
+    return [tensor.cpu().numpy() for tensor in tensors.values()]
+
+
+def _outputs(sizes: dict[str, tuple[int, ...]], device: str) -> dict[str, torch.Tensor]:
+    return {
+        name: torch.empty(size, dtype=torch.int32, device=device) for name, size in sizes.items()
+    }
 
 
 def _overlap(backend: str) -> AbstractContextManager[None]:
