@@ -2,13 +2,14 @@
 
 `fa3_decode_regression` holds the story: a wide grid on the regressed release, and the headline
 cases on every release around it, three rounds. `auto_resolution` asks each release what `auto`
-runs, for 16-bit and FP8 tensors.
+runs, for 16-bit and FP8 tensors. Studies with a module of their own are in `catalog`.
 """
 
 from __future__ import annotations
 
 from itertools import product
 
+from . import catalog
 from .batch import AttnSpec, DecodeCase
 from .cost import decode_cost
 from .study import Grid, Study
@@ -131,5 +132,6 @@ STUDIES = {
             reference_machine=TRUST_MACHINE,
             ceilings=("copy", "read", "matmul", "launch"),
         ),
+        *catalog.discover(),
     )
 }

@@ -64,6 +64,8 @@ class Study:
     """A question with the grids that answer it, and the machine its published records are of.
 
     `bisect_machine` is that of the published records of `bisect_<name>`, where there are any.
+    `records_of` is for a study that has not been measured yet: it names the published one, of the
+    same machine, whose records it replays meanwhile. Its items must be a part of that one's.
     """
 
     name: str
@@ -73,6 +75,7 @@ class Study:
     bisect_machine: str = ""
     device: str = "cuda"
     ceilings: tuple[str, ...] = ("copy", "matmul")
+    records_of: str = ""
 
     @property
     def cases(self) -> tuple[DecodeCase, ...]:
@@ -128,7 +131,12 @@ def load_or_measure(study: Study) -> pd.DataFrame:
     """The records of `study` as a DataFrame: measured now where missing (live), or replayed."""
     if mode() == "live":
         measure(study, headline=True)
-    return store.load(study.name, record_machine(study))
+    return store.load(record_name(study), record_machine(study))
+
+
+def record_name(study: Study) -> str:
+    """The study whose records are shown: itself, or in replay the one that it names instead."""
+    return study.records_of if study.records_of and mode() == "replay" else study.name
 
 
 def record_machine(study: Study) -> str:

@@ -51,7 +51,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "store": ("record", "batch"),
     "select": ("batch",),
     "study": ("batch", "record", "store", "overlay", "jobs", "lock"),
-    "studies": ("batch", "cost", "study"),
+    "studies": ("batch", "cost", "study", "catalog"),
+    "catalog.*": ("batch", "cost", "study"),
+    "recipe": ("store", "studies", "report.html", "report.refresh"),
     # which release changed the speed
     "releases": ("overlay",),
     "rounds": ("batch", "record", "store", "jobs", "study"),

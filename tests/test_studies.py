@@ -29,10 +29,12 @@ def test_the_wide_grid_fits_the_memory_it_promises():
 @pytest.mark.parametrize("study", STUDIES.values(), ids=lambda study: study.name)
 def test_every_item_of_a_study_is_on_record_for_its_machine(study):
     asked = {(job.round, item) for job in study.jobs(headline=False) for item in job.items}
+    borrowed = study.records_of  # not measured yet: part of a published study, of its machine
     have = {
-        (record.round, record.item) for record in store.read(study.name, study.reference_machine)
+        (record.round, record.item)
+        for record in store.read(borrowed or study.name, study.reference_machine)
     }
-    assert asked == have
+    assert asked <= have if borrowed else asked == have
 
 
 @pytest.mark.parametrize("study", STUDIES.values(), ids=lambda study: study.name)
