@@ -1,7 +1,7 @@
 """`python -m attnlib new-study NAME`: a study to start from, that runs at once.
 
 It writes a module in `catalog/` and a notebook, executed. The study asks for a few items of a
-published one and replays its records (`Study.records_of`) until it is measured itself; module and
+published one and replays its records (`Study.borrows`) until it is measured itself; module and
 notebook say so, and mark with TODO what is the author's to change. CONTRIBUTING.md has the steps.
 """
 

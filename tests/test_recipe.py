@@ -16,7 +16,7 @@ from attnlib.studies import STUDIES
 
 ROOT = Path(__file__).resolve().parents[1]
 COPIED = ("attnlib", "tests", "notebooks", "pyproject.toml")
-NAME = "does_page_size_matter"
+NAME = "a_question_of_the_tests"
 NBVAL = ("--nbval", "--nbval-current-env", "--nbval-sanitize-with", "tests/nbval_sanitize.cfg")
 
 pytestmark = pytest.mark.usefixtures("published_records")
@@ -163,5 +163,5 @@ def test_a_new_study_runs_under_nbval_at_once_and_passes_our_own_tests(tmp_path)
 
 def test_the_module_says_that_its_records_are_borrowed_and_asks_for_a_part_of_them(tree):
     text = recipe.module_text(NAME)
-    assert "Not measured yet" in text and f'records_of="{recipe.LENDER}"' in text
+    assert "Not measured yet" in text and f'borrows=("{recipe.LENDER}", ' in text
     assert "TODO" in text and "{" not in text

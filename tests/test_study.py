@@ -329,16 +329,21 @@ def test_a_study_that_is_not_measured_yet_replays_the_records_it_names(
     without_gpu, make_record
 ) -> None:
     store.append(make_record(study="lender"))
-    draft = replace(TINY, records_of="lender", reference_machine="test-gpu-0badcafe")
+    draft = replace(TINY, borrows=("lender", "test-gpu-0badcafe"))
     assert record_name(draft) == "lender"
     assert set(load_or_measure(draft).study) == {"lender"}
 
 
 def test_live_borrows_no_records(instant_jobs, with_gpu) -> None:
     headline = replace(TINY.grids[0], headline=True)
-    draft = replace(TINY, grids=(headline,), records_of="lender")
+    draft = replace(TINY, grids=(headline,), borrows=("lender", "somewhere"))
     assert record_name(draft) == TINY.name
     assert set(load_or_measure(draft).study) == {TINY.name}
+
+
+def test_a_study_has_records_of_its_own_or_borrows_some() -> None:
+    with pytest.raises(ValueError, match="must have reference_machine or borrows, not both"):
+        replace(TINY, reference_machine="a", borrows=("lender", "b"))
 
 
 def test_replay_never_measures(instant_jobs, with_gpu, monkeypatch) -> None:
