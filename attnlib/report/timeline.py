@@ -20,7 +20,7 @@ OTHERS = "all others"
 LABELLED_GAPS = 3
 MIN_LABELLED = 0.04
 """Part of the axis that a gap must take to carry its length."""
-NAME_LENGTH = 48
+NAME_LENGTH = 44
 LEGEND_COLUMNS = 2
 
 
@@ -135,7 +135,9 @@ def _colors(work: Sequence[Span]) -> dict[str, str]:
 
 def _label(name: str, work: Sequence[Span]) -> str:
     mine = [span.length_us for span in work if name in (span.name, OTHERS)]
-    short = name if len(name) <= NAME_LENGTH else f"{name[: NAME_LENGTH - 3]}..."
+    # Both ends tell: `autograd::engine::...AddmmBackward0`.
+    half = NAME_LENGTH // 2 - 2
+    short = name if len(name) <= NAME_LENGTH else f"{name[:half]}...{name[-half:]}"
     return short if name == OTHERS else f"{short}: {len(mine)} x, {sum(mine):,.1f} us"
 
 
