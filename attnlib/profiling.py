@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from .measure.machine import identify_gpu
-from .measure.spans import gpu_work, read_spans
+from .measure.spans import gpu_work, read_spans, saw_cuda
 from .measure.timer import capture, time_loop, warm_up
 from .measure.trace import short_name, trace_calls
 from .profiles import Profile
@@ -56,12 +56,16 @@ def profile(
     subject = _captured(counted) if cuda_graph else counted
     host_us, wall_us = time_loop(subject, calls, gpu=gpu)
     trace = trace_calls(subject, calls, gpu=gpu, settle=min(1, warmup))
+    if gpu and not saw_cuda(trace):
+        raise RuntimeError(
+            "torch.profiler saw no CUDA call, not even its own: is CUPTI in use by another tool? "
+            "device='cpu' shows the operators"
+        )
     spans = read_spans(trace, shorten=short_name)
     on_gpu = bool(gpu_work(spans))
-    if device == "cuda" and not on_gpu:
-        raise RuntimeError(
-            "device='cuda' needs an fn that uses the GPU, torch.profiler saw no kernel"
-        )
+    if (device == "cuda" or cuda_graph) and not on_gpu:
+        asked = "cuda_graph=True" if cuda_graph else "device='cuda'"
+        raise RuntimeError(f"{asked} needs an fn that uses the GPU, torch.profiler saw no kernel")
     return Profile(
         name=name or getattr(fn, "__name__", type(fn).__name__),
         device="cuda" if on_gpu else "cpu",
@@ -124,4 +128,5 @@ def _captured(call: Callable[[], object]) -> Callable[[], object]:
     try:
         return capture([call]).replay
     except Exception as error:
-        raise RuntimeError(f"cuda_graph=True needs an fn that can be captured: {error}") from error
+        words = str(error).strip().partition("\n")[0]
+        raise RuntimeError(f"cuda_graph=True needs an fn that can be captured: {words}") from error

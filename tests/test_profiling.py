@@ -102,6 +102,15 @@ def test_an_error_of_the_callable_is_its_own_and_the_next_profile_works(x, witho
     assert attnlib.profile(softmax_of_a_product, x, calls=1).launches > 0
 
 
+def test_a_gpu_that_the_profiler_does_not_see_is_no_reason_to_show_operators(x, monkeypatch):
+    monkeypatch.setattr("attnlib.profiling._uses_gpu", lambda device: True)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+    cpu_only = trace.trace_calls(lambda: softmax_of_a_product(x), 1, gpu=False)
+    monkeypatch.setattr("attnlib.profiling.trace_calls", lambda *given, **known: cpu_only)
+    with pytest.raises(RuntimeError, match="saw no CUDA call, not even its own"):
+        attnlib.profile(softmax_of_a_product, x, calls=1)
+
+
 def test_a_saved_trace_is_what_perfetto_reads_and_names_no_machine(taken, tmp_path):
     path = taken.save_trace(tmp_path / "step.json")
     found = json.loads(path.read_text())
@@ -218,6 +227,8 @@ class TestOnAGpu:
         assert taken.device == "cpu" and "the callable used no GPU" in taken.note
         with pytest.raises(RuntimeError, match="saw no kernel"):
             attnlib.profile(softmax_of_a_product, x, calls=2, device="cuda")
+        with pytest.raises(RuntimeError, match="cuda_graph=True needs an fn that uses the GPU"):
+            attnlib.profile(lambda: None, calls=2, cuda_graph=True)
 
     def test_operators_alone_can_be_asked_for(self, y):
         taken = attnlib.profile(lambda: y.add_(1), calls=2, device="cpu")

@@ -121,6 +121,12 @@ def test_nested_api_calls_of_one_launch_give_one_launch_the_outer_one():
     assert [span.name for span in found if span.kind == "launch"] == ["cudaLaunchKernel"]
 
 
+def test_a_trace_that_holds_no_cuda_call_proves_no_absence_of_kernels():
+    sync = event("cuda_runtime", "cudaDeviceSynchronize", 90.0, 5.0)
+    assert spans.saw_cuda({"traceEvents": [call(0.0), sync]})
+    assert not spans.saw_cuda({"traceEvents": [call(0.0), event("cpu_op", "aten::mm", 1, 2)]})
+
+
 def test_streams_are_lanes_and_devices_are_named_where_there_are_several():
     one = work(
         call(0), kernel("a", 1, 1, correlation=1), kernel("b", 1, 1, correlation=2, stream=9)

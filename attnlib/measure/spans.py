@@ -87,6 +87,14 @@ def read_spans(trace: Mapping[str, Any], *, shorten: Callable[[str], str]) -> tu
     return tuple(sorted(spans, key=lambda span: (span.start_us, span.depth)))
 
 
+def saw_cuda(trace: Mapping[str, Any]) -> bool:
+    """Whether a trace holds any call of the CUDA API, such as the synchronisation at its end.
+
+    Without one, no kernel in the trace does not mean that none ran.
+    """
+    return any(event.get("cat") in LAUNCHES for event in trace["traceEvents"])
+
+
 def gpu_work(spans: Iterable[Span]) -> tuple[Span, ...]:
     """Kernels and the copies and fills that the GPU did, by start."""
     return tuple(span for span in spans if span.kind in GPU_WORK.values())

@@ -109,7 +109,7 @@ def trace_calls(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "trace.json")
         profile.export_chrome_trace(str(path))
-        trace = json.loads(path.read_text(encoding="utf-8"))
+        trace = json.loads(path.read_text(encoding="utf-8", errors="replace"))
     return {name: part for name, part in trace.items() if name not in ("host_name", "traceName")}
 
 
