@@ -60,12 +60,16 @@ class Difference:
         """A row a name: what became of it, launches and time a call in a and b, the difference."""
         import pandas as pd
 
-        columns = [self.a.row_word, "change", "launches a", "launches b", "us a", "us b", "b - a"]
+        times = ["us a", "us b", "b - a"]
+        columns = [self.a.row_word, "change", *self._count_columns(), *times]
         rows = [
             (c.name, c.word, c.launches_a, c.launches_b, c.us_a, c.us_b, c.more_us)
             for c in self.changes
         ]
         return pd.DataFrame(rows, columns=columns).round(3)
+
+    def _count_columns(self) -> list[str]:
+        return [f"{self.a.launch_word} {side}" for side in "ab"]
 
     def totals(self) -> pd.DataFrame:
         """A row a quantity of the whole call: in a, in b, the difference and the ratio."""
@@ -94,7 +98,7 @@ class Difference:
 
     def _card(self) -> Card:
         table = self.table()
-        counts = {name: table[name].map("{:g}".format) for name in ("launches a", "launches b")}
+        counts = {name: table[name].map("{:g}".format) for name in self._count_columns()}
         times = {name: table[name].map("{:,.2f}".format) for name in ("us a", "us b")}
         more = {"b - a": table["b - a"].map("{:+,.2f}".format)}
         tally = table.change.value_counts()

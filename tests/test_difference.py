@@ -112,4 +112,6 @@ def test_two_profiles_of_this_machine_show_what_was_added(without_gpu):
     found = {change.name: change for change in attnlib.compare(before, after).changes}
     assert found["aten::relu"].word == "new" and found["aten::relu"].launches_b == 2
     assert found["aten::mm"].launches_a == found["aten::mm"].launches_b == 1
+    shown = attnlib.compare(before, after)._repr_html_()
+    assert "calls a" in shown and "launches" not in shown and "not kernels" in shown
     assert {change.word for change in attnlib.compare(before, before).changes} == {"same"}
