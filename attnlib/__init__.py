@@ -21,6 +21,8 @@ _HOME = {
     "Study": "attnlib.study",
     "load_or_measure": "attnlib.study",
     "mode": "attnlib.study",
+    "compare": "attnlib.difference",
+    "profile": "attnlib.profiling",
     "STUDIES": "attnlib.studies",
     "load": "attnlib.store",
 }
@@ -37,3 +39,10 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return list(__all__)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """`%load_ext attnlib`: the cell magic `%%attn_profile` (`magic`)."""
+    from .magic import register
+
+    register(shell)

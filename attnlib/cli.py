@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -50,6 +51,10 @@ def build_parser() -> argparse.ArgumentParser:
     report.add_argument(
         "--out", type=Path, default=Path("build/report/index.html"), help="default: %(default)s"
     )
+    new = commands.add_parser(
+        "new-study", help="start a study: a module, and a notebook that already runs in replay"
+    )
+    new.add_argument("name", metavar="NAME", help="lower-case words joined by _")
     commands.add_parser(
         "refresh", help="re-execute the notebooks in place and redraw README's figure (replay)"
     )
@@ -65,6 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "bisect": _bisect,
         "claims": _claims,
         "report": _report,
+        "new-study": _new_study,
         "refresh": _refresh,
     }
     try:
@@ -216,6 +222,16 @@ def _report(options: argparse.Namespace) -> int:
     from .report.html import build_report
 
     print(f"report written to {build_report(options.out)}")
+    return 0
+
+
+def _new_study(options: argparse.Namespace) -> int:
+    from .recipe import new_study
+
+    written = [os.path.relpath(path) for path in new_study(options.name)]
+    for path in written:
+        print(f"written {path}")
+    print(f"what is left to do: grep -n TODO {shlex.join(written)}")
     return 0
 
 

@@ -220,6 +220,7 @@ def _row(record: Record) -> dict[str, Any]:
         "power_limit_w": record.machine.get("power_limit_w", 0),
         "schema": record.schema,
         "num_sms": record.machine.get("num_sms", 0),
+        "l2_mib": record.machine.get("l2_mib", 0.0),
         "started_at": record.started_at,
     }
 

@@ -2,15 +2,15 @@
 
 `fa3_decode_regression` holds the story: a wide grid on the regressed release, and the headline
 cases on every release around it, three rounds. `auto_resolution` asks each release what `auto`
-runs, for 16-bit and FP8 tensors.
+runs, for 16-bit and FP8 tensors. Studies with a module of their own are in `catalog`.
 """
 
 from __future__ import annotations
 
 from itertools import product
 
+from . import catalog
 from .batch import AttnSpec, DecodeCase
-from .cases import MetadataCase, MismatchCase, StepCase
 from .cost import decode_cost
 from .study import Grid, Study
 
@@ -85,72 +85,6 @@ TRUST = (
 """From 0.5 MiB, which any cache holds, to 2 GiB, which none does."""
 TIMERS = ("graph", "graph-cold", "eager", "profiler")
 
-METADATA_SIZES = (
-    (1, 1, 8192),
-    (32, 1, 8192),
-    (128, 1, 8192),
-    (512, 1, 8192),
-    (1024, 1, 8192),
-    (2048, 16, 32768),
-    (4096, 16, 32768),
-    (32, 1, 131072),
-)
-"""(batch, page_size, max_ctx); the second is the case of SGLang's pull request."""
-METADATA = tuple(MetadataCase("decode", *sizes) for sizes in METADATA_SIZES)
-METADATA_SWEEP = tuple(
-    MetadataCase("decode", batch, page, ctx)
-    for batch, page, ctx in product((1, 8, 64, 512, 4096), (1, 16, 256), (128, 2048, 16384, 131072))
-)
-PAGE_ARRAYS = tuple(
-    MetadataCase("kv_indices", batch, page, ctx)
-    for batch, page, ctx in product((1, 32, 128, 512, 4096), (1, 16), (2048, 8192, 32768))
-)
-DRAFTS = tuple(
-    MetadataCase("draft", batch, page, 8192, topk=topk, draft_tokens=5)
-    for batch, page, topk in product((1, 32, 256, 1024), (1, 16), (1, 4, 8))
-)
-VERIFIES = tuple(
-    MetadataCase("verify", batch, 1, 8192, draft_tokens=4) for batch in (1, 32, 256, 1024, 4096)
-)
-EAGER_OR_FUSED = ("metadata-eager", "metadata-fused")
-DESIGNS = ("metadata-eager", "metadata-serial", "metadata-fused")
-SGLANG = ("sglang-metadata",)
-SGLANG_RELEASES = ("0.5.14", "0.5.23")
-"""0.5.14 has the kernels as they were merged, in a file that loads alone; 0.5.23 is the newest."""
-
-STEP_METADATA = ("fa3-step-eager", "fa3-step-serial", "fa3-step-fused")
-LLAMA_STEPS = tuple(
-    StepCase(DecodeCase(AttnSpec(32, 8, 128, page), batch, 8192, "ragged"), 32)
-    for batch, page in product((1, 32, 128, 512), (1, 16))
-)
-"""32 layers of Llama-3.1-8B."""
-
-
-def _qwen_step(layers: int, batch: int, kv_len: int, page: int) -> StepCase:
-    """Layers of Qwen3-32B on one GPU of four, as in SGLang's pull request."""
-    return StepCase(DecodeCase(AttnSpec(16, 2, 128, page), batch, kv_len, "ragged"), layers)
-
-
-STEPS_64 = tuple(
-    _qwen_step(64, batch, kv_len, page)
-    for batch, kv_len, page in product((1, 4, 16, 64, 128), (512, 2048, 8192, 32768), (1, 64))
-)
-STEPS_32_80 = tuple(
-    _qwen_step(layers, batch, kv_len, page)
-    for layers, batch, kv_len, page in product((32, 80), (1, 16, 128), (2048, 8192), (1, 64))
-)
-STEPS_EAGER = tuple(_qwen_step(64, batch, 2048, 64) for batch in (1, 16, 128))
-PREPARES = tuple(_qwen_step(1, batch, 2048, 64) for batch in (1, 4, 16, 64, 128))
-EACH_OR_ONCE = ("fa3-step-each", "fa3-step-once")
-MISMATCH_NAMES = (
-    *("none", "lengths-grown", "lengths-shrunk", "head-counts", "cap-in-call-only"),
-    *("cap-in-metadata-only", "narrower-table", "wider-table", "batch-grown", "batch-shrunk"),
-    *("batch-resized", "graph-padding", "dtype-fp8-told", "dtype-bf16-told", "head-dim"),
-    *("window", "causal", "query-length", "packing", "sm-margin"),
-)
-"""Of `mismatch.MISMATCHES`, which needs torch; a test holds the two together."""
-MISFITS = tuple(MismatchCase(name, guard) for guard, name in product((False, True), MISMATCH_NAMES))
-
 STUDIES = {
     study.name: study
     for study in (
@@ -198,49 +132,6 @@ STUDIES = {
             reference_machine=TRUST_MACHINE,
             ceilings=("copy", "read", "matmul", "launch"),
         ),
-        Study(
-            name="decode_metadata",
-            question="What does the metadata of a decode step cost, and what must it cost?",
-            grids=(
-                Grid(METADATA, (*DESIGNS, "metadata-fused-alone"), rounds=3),
-                Grid(METADATA, SGLANG, SGLANG_RELEASES, rounds=3),
-                Grid(METADATA[:4], DESIGNS, timers=("eager",), rounds=3),
-                Grid(METADATA[:4], SGLANG, SGLANG_RELEASES, timers=("eager",), rounds=3),
-                Grid(METADATA_SWEEP, DESIGNS, rounds=3),
-                Grid(METADATA_SWEEP, SGLANG, SGLANG_RELEASES, rounds=3),
-                Grid((*PAGE_ARRAYS, *DRAFTS, *VERIFIES), EAGER_OR_FUSED, rounds=3),
-                Grid(LLAMA_STEPS, STEP_METADATA, rounds=3),
-                Grid(METADATA[:6], DESIGNS, rounds=3, headline=True),
-            ),
-            ceilings=("copy", "launch", "gather"),
-        ),
-        Study(
-            name="scheduler_metadata",
-            question="What does it save to prepare FA3's schedule once a step, not once a layer?",
-            grids=(
-                Grid(STEPS_64, EACH_OR_ONCE, rounds=3),
-                Grid(STEPS_32_80, EACH_OR_ONCE, rounds=3),
-                Grid(STEPS_EAGER, EACH_OR_ONCE, timers=("eager",), rounds=3),
-                Grid(PREPARES, ("fa3-prepare",), rounds=3),
-                Grid(STEPS_64[::12], EACH_OR_ONCE, rounds=3, headline=True),
-                Grid(PREPARES, ("fa3-prepare",), rounds=3, headline=True),
-            ),
-            ceilings=("copy", "launch"),
-        ),
-        Study(
-            name="metadata_mismatch",
-            question="What happens when FA3's metadata does not fit the call, and who notices?",
-            grids=(
-                Grid(MISFITS, ("fa3",), timers=("eager",), isolated=True),
-                Grid(
-                    tuple(case for case in MISFITS if case.name == "head-counts"),
-                    ("fa3",),
-                    timers=("eager",),
-                    headline=True,
-                    isolated=True,
-                ),
-            ),
-            ceilings=(),
-        ),
+        *catalog.discover(),
     )
 }

@@ -66,6 +66,8 @@ class Study:
     """A question with the grids that answer it, and the machine its published records are of.
 
     `bisect_machine` is that of the published records of `bisect_<name>`, where there are any.
+    `borrows` is for a study that has not been measured yet: the published study, and its machine,
+    whose records it replays meanwhile. Its items must be a part of that one's.
     """
 
     name: str
@@ -75,6 +77,13 @@ class Study:
     bisect_machine: str = ""
     device: str = "cuda"
     ceilings: tuple[str, ...] = ("copy", "matmul")
+    borrows: tuple[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.borrows and self.reference_machine:
+            raise ValueError(
+                f"study {self.name!r} must have reference_machine or borrows, not both"
+            )
 
     @property
     def cases(self) -> tuple[Case, ...]:
@@ -131,14 +140,23 @@ def load_or_measure(study: Study) -> pd.DataFrame:
     """The records of `study` as a DataFrame: measured now where missing (live), or replayed."""
     if mode() == "live":
         measure(study, headline=True)
-    return store.load(study.name, record_machine(study))
+    return store.load(record_name(study), record_machine(study))
+
+
+def record_name(study: Study) -> str:
+    """The study whose records are shown: itself, or in replay the one that it borrows from."""
+    return study.borrows[0] if study.borrows and mode() == "replay" else study.name
 
 
 def record_machine(study: Study) -> str:
-    """Whose records to show: this GPU's when live, else `ATTNLIB_MACHINE` or the study's own."""
+    """Whose records to show: this GPU's when live, else `ATTNLIB_MACHINE` or the study's own.
+
+    Of a study that borrows, its lender's machine.
+    """
     if mode() == "live":
         return machine_slug(describe(study.device))
-    machine = os.environ.get("ATTNLIB_MACHINE", study.reference_machine)
+    own = study.borrows[1] if study.borrows else study.reference_machine
+    machine = os.environ.get("ATTNLIB_MACHINE", own)
     if not machine:
         raise ValueError(
             f"study {study.name!r} has no published records; set ATTNLIB_MACHINE to one of: "

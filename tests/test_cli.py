@@ -52,7 +52,8 @@ def fails(capsys):
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["doctor"], ["measure"], ["bisect"], ["claims"], ["report"]]
+    "command",
+    [[], ["doctor"], ["measure"], ["bisect"], ["claims"], ["report"], ["new-study"]],
 )
 def test_help_is_given_for_every_command(command, capsys) -> None:
     with pytest.raises(SystemExit) as stopped:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import io
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import matplotlib as mpl
+import numpy as np
 import pytest
 
-from attnlib.report import figures, rows, tables
+from attnlib.report import figures, roofline, rows, style, tables
 from attnlib.studies import FIXED, HEADLINE, REGRESSED, VARIANTS, WIDE
 
 mpl.use("agg")
@@ -16,10 +20,14 @@ mpl.use("agg")
 pytestmark = pytest.mark.usefixtures("published_records")
 
 
-def png(figure) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, metadata={"Software": None})
-    return buffer.getvalue()
+ROOT = Path(__file__).resolve().parents[1]
+DRAW = """
+import sys
+from attnlib import store
+from attnlib.report import roofline, rows, style
+frame = store.load("measurement_trust", "nvidia-h200-5b90d8cb")
+style.save(roofline.roofline(frame, rows.ceilings(frame), "0.6.4"), sys.argv[1])
+"""
 
 
 def test_the_heat_map_shows_every_case_of_the_grid_with_its_number(frame):
@@ -30,9 +38,45 @@ def test_the_heat_map_shows_every_case_of_the_grid_with_its_number(frame):
     assert shown == sorted(round(r, 1) for r in grid[grid.page_size == 16].ratio)
 
 
-def test_two_drawings_of_the_same_records_are_the_same_bytes(frame, limit):
-    first, second = (png(figures.prediction_chart(frame, limit, REGRESSED)) for _ in range(2))
-    assert first == second
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_two_drawings_of_the_same_records_are_the_same_bytes(frame, limit, suffix, tmp_path):
+    first, second = (
+        style.save(figures.prediction_chart(frame, limit, REGRESSED), tmp_path / f"{n}.{suffix}")
+        for n in "ab"
+    )
+    assert first.read_bytes() == second.read_bytes()
+    assert style.save(figures.prediction_chart(frame, limit, REGRESSED), first) == first
+    assert first.read_bytes() == second.read_bytes()
+    assert sorted(os.listdir(tmp_path)) == [f"a.{suffix}", f"b.{suffix}"]
+
+
+def test_another_process_draws_the_same_svg(tmp_path):
+    drawn = []
+    for seed in "12":
+        path = tmp_path / f"{seed}.svg"
+        command = [sys.executable, "-c", DRAW, str(path)]
+        subprocess.run(
+            command, cwd=ROOT, check=True, timeout=120, env=os.environ | {"PYTHONHASHSEED": seed}
+        )
+        drawn.append(path.read_bytes())
+    assert drawn[0] == drawn[1] and b"<svg" in drawn[0]
+
+
+def test_a_figure_is_saved_as_png_or_svg_and_as_nothing_else(frame, limit, tmp_path):
+    with pytest.raises(ValueError, match=r"path must end in \.png or \.svg, got 'a\.pdf'"):
+        style.save(figures.prediction_chart(frame, limit, REGRESSED), tmp_path / "a.pdf")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_figure_that_cannot_be_written_leaves_the_old_one_whole(
+    frame, limit, tmp_path, monkeypatch
+):
+    path = tmp_path / "a.png"
+    path.write_text("old")
+    monkeypatch.setattr("os.replace", lambda *names: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        style.save(figures.prediction_chart(frame, limit, REGRESSED), path)
+    assert path.read_text() == "old" and os.listdir(tmp_path) == ["a.png"]
 
 
 def test_the_release_chart_has_a_dot_for_each_case_release_and_wrapper(frame):
@@ -82,3 +126,39 @@ def test_a_rule_table_has_a_column_for_each_gpu_generation():
         "fa2",
         "fa2",
     ]
+
+
+def test_a_roofline_shows_every_case_and_family_at_its_useful_work(frame):
+    top = rows.of_cases(frame, HEADLINE)
+    table = roofline.roofline_table(top, REGRESSED)
+    assert len(table) == len(HEADLINE) * 3
+    row = table[(table.family == "fa2") & (table.heads == "32/8") & (table.batch_size == 128)]
+    taken = top[(top.kernel_family == "fa2") & (top.batch_size == 128) & (top.heads == "32/8")]
+    run_us = rows.decode_rows(taken, release=REGRESSED).run_us.median()
+    flops = 4 * 128 * 32 * 128 * 4096
+    assert row.tflops.item() == pytest.approx(flops / run_us / 1e6)
+    assert row.intensity.item() == pytest.approx(4, rel=0.01)  # the group size, for 16-bit KV
+
+
+def test_no_kernel_passes_the_roof_unless_the_l2_holds_its_bytes(frame, limit):
+    table = roofline.roofline_table(rows.of_cases(frame, WIDE), REGRESSED)
+    beyond = table[(table.gbps > 1.1 * limit.copy_gbps) | (table.tflops > limit.matmul_tflops)]
+    assert beyond.in_l2.all()
+    assert table.in_l2.any() and not table.in_l2.all()
+
+
+def test_the_roofs_are_the_measured_ceilings_and_only_those(frame, limit):
+    figure = roofline.roofline(rows.of_cases(frame, HEADLINE), limit, REGRESSED)
+    axis = figure.axes[0]
+    labels = axis.get_legend_handles_labels()[1]
+    assert labels[:3] == ["cuda-cores", "fa2", "fa3"]
+    copy, matmul = f"copy, {limit.copy_gbps:,.0f} GB/s", f"{limit.matmul_tflops:,.0f} TFLOP/s"
+    assert labels[3] == copy and labels[4].endswith(matmul) and len(labels) == 5
+    slope = next(line for line in axis.lines if line.get_label() == copy)
+    assert np.allclose(slope.get_ydata(), slope.get_xdata() * limit.copy_gbps / 1e3)
+    assert "FLOP per byte" in axis.get_xlabel() and "TFLOP/s" in axis.get_ylabel()
+
+
+def test_a_roofline_of_no_records_is_refused(frame, limit):
+    with pytest.raises(ValueError, match=r"decode records of release '9\.9'"):
+        roofline.roofline(frame, limit, "9.9")

@@ -89,7 +89,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "store": ("record", "batch", "cases"),
     "select": ("batch",),
     "study": ("cases", "record", "store", "overlay", "jobs", "lock"),
-    "studies": ("batch", "cases", "cost", "study"),
+    "studies": ("batch", "cases", "cost", "study", "catalog"),
+    "catalog.*": ("batch", "cases", "cost", "study"),
+    "recipe": ("store", "studies", "report.html", "report.refresh"),
     # which release changed the speed
     "releases": ("overlay",),
     "rounds": ("batch", "record", "store", "jobs", "study"),
@@ -100,8 +102,14 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "claim_checks": ("evidence", "report.rows", "select", "studies"),
     "claims": ("claim_checks", "evidence", "store", "studies"),
     "cluster": ("batch", "record", "store", "jobs", "study"),
+    # any callable, the user's own: what it ran, and what changed
+    "profiles": ("measure.spans", "report.cards", "report.timeline"),
+    "profiling": ("measure.*", "profiles"),
+    "difference": ("measure.spans", "measure.stats", "profiles", "report.cards"),
+    "magic": ("profiles", "profiling"),
     # from records to what is read
     "report.*": (
+        "measure.spans",
         "store",
         "record",
         "batch",
@@ -223,6 +231,10 @@ def test_importing_attnlib_loads_no_heavy_library() -> None:
 
 def test_reading_records_and_drawing_tables_needs_no_torch() -> None:
     assert loaded_by("import attnlib.store, attnlib.claims, attnlib.report.tables", "torch") == ""
+
+
+def test_a_profile_that_was_taken_is_shown_and_compared_without_torch() -> None:
+    assert loaded_by("import attnlib.profiles, attnlib.difference", "torch matplotlib") == ""
 
 
 def test_bisecting_on_record_needs_no_torch_to_be_imported() -> None:

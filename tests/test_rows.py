@@ -8,6 +8,7 @@ import pytest
 from attnlib.batch import AttnSpec, DecodeCase
 from attnlib.cost import Ceilings
 from attnlib.report import rows, tables
+from attnlib.study import Grid, Study
 
 CASE = DecodeCase(AttnSpec(8, 2, 128, 16), batch_size=4, kv_len=1024)
 
@@ -129,3 +130,17 @@ def test_a_study_without_ceilings_is_refused_by_name():
 def test_releases_are_ordered_as_versions_not_as_words():
     found = frame(*(timed("a", 0, 1.0, release=r) for r in ("0.6.13", "", "0.6.4", "0.7.2.post1")))
     assert rows.release_order(found) == ["0.6.4", "0.6.13", "0.7.2.post1"]
+
+
+def test_the_rows_of_a_study_are_those_of_its_items_and_no_others():
+    found = frame(
+        timed("a", 0, 1.0, timer="graph", release="1"),
+        timed("a", 1, 2.0, timer="graph", release="1"),
+        timed("a", 0, 3.0, timer="eager", release="1"),
+        timed("a", 0, 4.0, timer="graph", release="2"),
+        timed("b", 0, 5.0, timer="graph", release="1"),
+    )
+    study = Study(name="demo", question="?", grids=(Grid((CASE,), ("a",), ("1",)),))
+    assert rows.of_study(found, study).run_us.tolist() == [1.0, 2.0]
+    other = DecodeCase(CASE.spec, batch_size=5, kv_len=1024)
+    assert rows.of_study(found, Study("demo", "?", (Grid((other,), ("a",), ("1",)),))).empty

@@ -6,9 +6,9 @@ import pytest
 
 from attnlib.batch import AttnSpec, DecodeCase
 from attnlib.cases import MismatchCase, StepCase
+from attnlib.catalog.metadata_mismatch import MISMATCH_NAMES
 from attnlib.mismatch import MISMATCHES
 from attnlib.record import Item, Record
-from attnlib.studies import MISMATCH_NAMES
 from attnlib.subjects.step import BACKENDS
 from attnlib.worker import Worker
 

@@ -17,7 +17,15 @@ import pytest
 from attnlib import store, study
 from attnlib.batch import AttnSpec, DecodeCase
 from attnlib.record import Item, Record, machine_slug
-from attnlib.study import Grid, Study, load_or_measure, measure, mode, record_machine
+from attnlib.study import (
+    Grid,
+    Study,
+    load_or_measure,
+    measure,
+    mode,
+    record_machine,
+    record_name,
+)
 
 SPEC = AttnSpec(4, 2, 16, 4)
 SMALL, LARGE = DecodeCase(SPEC, 1, 8), DecodeCase(SPEC, 2, 12, "ragged")
@@ -315,6 +323,27 @@ def test_a_study_without_a_machine_lists_those_that_have_it(without_gpu, make_re
     store.append(make_record())
     with pytest.raises(ValueError, match="set ATTNLIB_MACHINE to one of: test-gpu-0badcafe"):
         load_or_measure(TINY)
+
+
+def test_a_study_that_is_not_measured_yet_replays_the_records_it_names(
+    without_gpu, make_record
+) -> None:
+    store.append(make_record(study="lender"))
+    draft = replace(TINY, borrows=("lender", "test-gpu-0badcafe"))
+    assert record_name(draft) == "lender"
+    assert set(load_or_measure(draft).study) == {"lender"}
+
+
+def test_live_borrows_no_records(instant_jobs, with_gpu) -> None:
+    headline = replace(TINY.grids[0], headline=True)
+    draft = replace(TINY, grids=(headline,), borrows=("lender", "somewhere"))
+    assert record_name(draft) == TINY.name
+    assert set(load_or_measure(draft).study) == {TINY.name}
+
+
+def test_a_study_has_records_of_its_own_or_borrows_some() -> None:
+    with pytest.raises(ValueError, match="must have reference_machine or borrows, not both"):
+        replace(TINY, reference_machine="a", borrows=("lender", "b"))
 
 
 def test_replay_never_measures(instant_jobs, with_gpu, monkeypatch) -> None:

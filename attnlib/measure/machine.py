@@ -25,6 +25,17 @@ def describe_machine(device: str = "cuda") -> dict[str, Any]:
         return gpu.describe()
 
 
+def identify_gpu() -> dict[str, str]:
+    """Name and id of the current CUDA device: `gpu` and `gpu_id`, as `describe_machine` has them.
+
+    Needs no NVML, and sees the device that this process works on, be it not the first.
+    """
+    import torch
+
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return {"gpu": properties.name, "gpu_id": _short_id(f"GPU-{properties.uuid}")}
+
+
 def describe_state(device: str = "cuda") -> dict[str, Any]:
     """What changes: SM and memory clocks (MHz), temperature (C), power (W), throttle reasons."""
     if device == "cpu":
@@ -47,6 +58,10 @@ def describe_versions() -> dict[str, str]:
         versions["torch"] = torch.__version__
         versions["cuda"] = torch.version.cuda or "none"
     return versions
+
+
+def _short_id(uuid: str) -> str:
+    return hashlib.sha256(uuid.encode()).hexdigest()[:8]
 
 
 class _Nvml:
@@ -75,7 +90,7 @@ class _Nvml:
         nvml, handle, properties = self._nvml, self._handle, self._properties
         return {
             "gpu": properties.name,
-            "gpu_id": hashlib.sha256(self._uuid.encode()).hexdigest()[:8],
+            "gpu_id": _short_id(self._uuid),
             "compute_capability": f"{properties.major}.{properties.minor}",
             "num_sms": properties.multi_processor_count,
             "memory_gib": round(properties.total_memory / 2**30, 1),

@@ -19,6 +19,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 
 import torch
@@ -74,7 +75,7 @@ def cold_copies(bytes_read: int, l2_bytes: int) -> int:
 
 def time_eager(call: Call) -> Timing:
     """Time `call` launched from Python, events around K calls in a row, L2 warm."""
-    _warm_up(call)
+    warm_up(call)
     calls = _calls_per_sample(_eager_us(call, 4) / 4)
 
     def burst() -> None:
@@ -94,6 +95,45 @@ def time_host(call: Call, *, samples: int = PLAN_SAMPLES) -> Timing:
     """Host time of `call` until it returns; GPU work pending before it is waited for first."""
     call()
     return Timing("host", 1, tuple(_host_us(call) for _ in range(samples)))
+
+
+def time_loop(call: Call, calls: int, *, gpu: bool) -> tuple[tuple[float, ...], float]:
+    """Run `calls` calls in a row: host time of each until it returns, and wall time a call.
+
+    Microseconds. Nothing waits between the calls; with `gpu` the wall time ends when the GPU has
+    ended the last one. The wall time a call is never less than what the GPU needs for it.
+    """
+    _wait(gpu)
+    marks = [time.perf_counter_ns()]
+    for _ in range(calls):
+        call()
+        marks.append(time.perf_counter_ns())
+    _wait(gpu)
+    wall_us = (time.perf_counter_ns() - marks[0]) / 1e3 / calls
+    host_us = (after - before for before, after in pairwise(marks))
+    return tuple(round(ns / 1e3, 3) for ns in host_us), round(wall_us, 3)
+
+
+def warm_up(call: Call) -> None:
+    """Call it `WARM_UP_CALLS` times on a side stream and wait for the GPU."""
+    # Capture needs prior work on a side stream; so do lazily loaded modules.
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UP_CALLS):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+
+
+def capture(rotation: Sequence[Call], turns: int = 1) -> torch.cuda.CUDAGraph:
+    """A CUDA graph of `turns` times the calls of `rotation`, in order, each warmed up before."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(turns):
+            for call in rotation:
+                call()
+    return graph
 
 
 def require_cuda(timer: str) -> None:
@@ -124,27 +164,12 @@ def run_timer(name: str) -> Callable[..., Timing]:
 
 def _time_replay(name: str, rotation: Sequence[Call]) -> Timing:
     for call in rotation:
-        _warm_up(call)
+        warm_up(call)
     turns = max(1, _calls_per_sample(_eager_us(rotation[0], 1)) // len(rotation))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(turns):
-            for call in rotation:
-                call()
-    _warm_up(graph.replay)
+    graph = capture(rotation, turns)
+    warm_up(graph.replay)
     calls = turns * len(rotation)
     return Timing(name, calls, _sample(graph.replay, calls))
-
-
-def _warm_up(call: Call) -> None:
-    # Capture needs prior work on a side stream; so do lazily loaded modules.
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(WARM_UP_CALLS):
-            call()
-    torch.cuda.current_stream().wait_stream(stream)
-    torch.cuda.synchronize()
 
 
 def _calls_per_sample(call_us: float) -> int:
@@ -175,9 +200,13 @@ def _event_us(replay: Call) -> float:
     return start.elapsed_time(end) * 1e3
 
 
-def _host_us(call: Call) -> float:
-    if torch.cuda.is_available():
+def _wait(gpu: bool) -> None:
+    if gpu:
         torch.cuda.synchronize()
+
+
+def _host_us(call: Call) -> float:
+    _wait(torch.cuda.is_available())
     start = time.perf_counter_ns()
     call()
     return round((time.perf_counter_ns() - start) / 1e3, 3)

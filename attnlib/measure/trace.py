@@ -1,6 +1,7 @@
 """Which kernels really ran: names, counts and GPU time from torch.profiler (CUPTI).
 
-Labels lie, kernels do not. `kernel_family` reads the family off the names:
+The only place that talks to torch.profiler. Labels lie, kernels do not: `kernel_family` reads the
+family off the names:
 
 | a kernel named | family |
 |---|---|
@@ -14,12 +15,20 @@ CUTLASS launches its kernels as `device_kernel<Kernel>`; the name is then the ke
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity
+
+from .spans import CALL
 
 TRACED_CALLS = 3
 FAMILIES = {
@@ -85,15 +94,55 @@ def kernel_family(names: Iterable[str]) -> str:
     return "+".join(found)
 
 
+def trace_calls(
+    call: Callable[[], object], calls: int, *, gpu: bool, settle: int = 1
+) -> dict[str, Any]:
+    """The Chrome trace of `calls` calls in a row: operators, and with `gpu` launches and kernels.
+
+    Each call is marked (`spans.CALL`), after `settle` unmarked ones: the first call under the
+    profiler pays for its start. Names of the machine and of its folders are left out.
+    """
+
+    def run() -> None:
+        _repeat(call, settle)
+        if gpu:
+            torch.cuda.synchronize()
+        for _ in range(calls):
+            with torch.profiler.record_function(CALL):
+                call()
+
+    cpu, cuda = ProfilerActivity.CPU, ProfilerActivity.CUDA
+    profile = _record(run, [cpu, cuda] if gpu else [cpu])
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "trace.json")
+        profile.export_chrome_trace(str(path))
+        trace = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    return {name: part for name, part in trace.items() if name not in ("host_name", "traceName")}
+
+
 def _profile(call: Callable[[], object], calls: int) -> list[tuple[str, float]]:
     call()
     torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        for _ in range(calls):
-            call()
-        torch.cuda.synchronize()
+    profile = _record(lambda: _repeat(call, calls), [ProfilerActivity.CUDA])
     on_gpu = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
     if not on_gpu:
         raise RuntimeError("torch.profiler saw no GPU activity: is CUPTI in use by another tool?")
     on_gpu.sort(key=lambda event: event.time_range.start)
     return [(event.name, event.time_range.elapsed_us()) for event in on_gpu]
+
+
+def _repeat(call: Callable[[], object], calls: int) -> None:
+    for _ in range(calls):
+        call()
+
+
+def _record(
+    run: Callable[[], object], activities: list[ProfilerActivity]
+) -> torch.profiler.profile:
+    # Kineto reports its own stages on stderr, which a notebook shows as if the cell had failed.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    with torch.profiler.profile(activities=activities) as profile:
+        run()
+        if ProfilerActivity.CUDA in activities:
+            torch.cuda.synchronize()
+    return profile

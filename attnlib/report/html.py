@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from .. import claims, store
 from ..bisect import PREFIX
 from ..studies import STUDIES
-from ..study import mode, record_machine
+from ..study import mode, record_machine, record_name
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -176,7 +176,8 @@ def _claim_row(checked: claims.CheckedClaim) -> str:
 
 def provenance_block(study: str, machine: str, question: str) -> str:
     """HTML table of where a study's numbers come from; every value escaped."""
-    found = store.provenance(study, machine)
+    known = STUDIES.get(study)
+    found = store.provenance(record_name(known) if known else study, machine)
     rows = {
         "question": question,
         "records": f"{found['records']} in {found['file']}",

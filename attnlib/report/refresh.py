@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from .. import store
 from ..studies import REGRESSED, STUDIES
 from ..study import mode, record_machine
+from . import style
 from .figures import slowdown_heatmap
 from .html import ROOT, execute
 
@@ -28,7 +29,7 @@ def refresh(notebooks: Path = ROOT / "notebooks") -> list[Path]:
         raise RuntimeError("refresh must run with ATTNLIB_MODE=replay, this is live mode")
     paths = sorted(notebooks.glob("*.ipynb"))
     for path in paths:
-        _write(path, execute(path))
+        write_notebook(path, execute(path))
     draw_readme_figure(README_FIGURE)
     return [*paths, README_FIGURE]
 
@@ -41,11 +42,11 @@ def draw_readme_figure(path: Path) -> None:
     study = STUDIES["fa3_decode_regression"]
     frame = store.load(study.name, record_machine(study))
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure = slowdown_heatmap(frame, REGRESSED, page_size=16)
-    figure.savefig(path, metadata={"Software": None})
+    style.save(slowdown_heatmap(frame, REGRESSED, page_size=16), path)
 
 
-def _write(path: Path, notebook: NotebookNode) -> None:
+def write_notebook(path: Path, notebook: NotebookNode) -> None:
+    """Write an executed notebook, whole or not at all, without the metadata of this machine."""
     import nbformat
 
     # What names the interpreter of the day would make a diff on every machine.

@@ -8,7 +8,7 @@ different GPUs, power limits, timers or schemas (`store.require_comparable`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -16,7 +16,11 @@ import pandas as pd
 from ..batch import AttnSpec, DecodeCase
 from ..cost import Ceilings
 from ..measure.stats import paired_ratio
+from ..record import Item
 from ..store import require_comparable
+
+if TYPE_CHECKING:
+    from ..study import Study
 
 CASE = ["heads", "head_dim", "dtype", "kv_dtype", "page_size", "batch_size", "kv_len", "lengths"]
 SHAPE = ["heads", "page_size", "batch_size", "kv_len"]
@@ -63,6 +67,17 @@ def of_cases(frame: pd.DataFrame, cases: Iterable[DecodeCase]) -> pd.DataFrame:
     decode = frame[frame.heads.notna()]
     measured = [case_of(row) in wanted for _, row in decode.iterrows()]
     return decode.loc[np.array(measured, dtype=bool)]
+
+
+def of_study(frame: pd.DataFrame, study: Study) -> pd.DataFrame:
+    """The decode rows that `study` asks for: of a frame that another study lends, its own part."""
+    wanted = {item for grid in study.grids for item in grid.items()}
+    decode = frame[frame.heads.notna()]
+    asked = [
+        Item(row.backend, row.timer, case_of(row), row.release) in wanted
+        for _, row in decode.iterrows()
+    ]
+    return decode.loc[np.array(asked, dtype=bool)]
 
 
 def medians(rows: pd.DataFrame, value: str = "run_us") -> pd.DataFrame:

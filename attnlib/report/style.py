@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -12,6 +14,10 @@ if TYPE_CHECKING:
 
 COLORS = {"fa2": "#0072B2", "fa3": "#D55E00", "cuda-cores": "#009E73"}
 """Okabe and Ito's palette: distinct for all common kinds of colour blindness."""
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442")
+"""The whole of it, for names that have no colour of their own."""
+IDLE, OTHER, HOST, LAUNCH = "0.90", "0.55", "0.75", "0.25"
+"""Greys: nothing ran; ran, but is not named; the host in a call; the host launching."""
 SETTINGS = {
     "figure.dpi": 110,
     "savefig.dpi": 110,
@@ -20,8 +26,11 @@ SETTINGS = {
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "svg.hashsalt": "attnlib",
+    "svg.fonttype": "path",
 }
 
+UNDATED = {".png": {"Software": None}, ".svg": {"Date": None, "Creator": None}}
+"""What matplotlib must leave out of a file, so that it does not change with the day."""
 SPARSE_FROM = 1000
 """Log axes that span more than this label powers of ten only; others 1, 2, 5."""
 
@@ -50,9 +59,35 @@ def plain_ticks(axis: Axes, *which: str) -> None:
 def add_footer(figure: Figure, frame: pd.DataFrame) -> None:
     """Study, GPU, days and number of records under the figure, so that it can travel alone."""
     days = sorted({started[:10] for started in frame.started_at})
-    text = (
+    write_footer(
+        figure,
         f"{frame.study.iloc[0]}: {len(frame)} records, {frame.gpu.iloc[0] or 'CPU'}, "
-        f"{days[0] if len(days) == 1 else f'{days[0]} to {days[-1]}'}"
+        f"{days[0] if len(days) == 1 else f'{days[0]} to {days[-1]}'}",
     )
+
+
+def write_footer(figure: Figure, text: str) -> None:
+    """One small line under the figure: where it comes from."""
     figure.get_layout_engine().set(rect=(0, 0.05, 1, 0.95))
     figure.text(0.005, 0.005, text, fontsize=7, color="0.35", ha="left", va="bottom")
+
+
+def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
+    """Write a figure as `.png` or `.svg`, the same bytes each time; returns its absolute path.
+
+    The file is whole or as it was. ValueError for another suffix.
+    """
+    import matplotlib as mpl
+
+    path = Path(path)
+    if path.suffix not in UNDATED:
+        raise ValueError(f"path must end in {' or '.join(UNDATED)}, got {path.name!r}")
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
+    try:
+        with mpl.rc_context(SETTINGS):
+            kind = path.suffix[1:]
+            figure.savefig(unfinished, format=kind, metadata=UNDATED[path.suffix])
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return path.resolve()

@@ -1,0 +1,34 @@
+"""Scheduler metadata that does not fit its attention call: with the guard, and past it."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from ..cases import MismatchCase
+from ..study import Grid, Study
+
+MISMATCH_NAMES = (
+    *("none", "lengths-grown", "lengths-shrunk", "head-counts", "cap-in-call-only"),
+    *("cap-in-metadata-only", "narrower-table", "wider-table", "batch-grown", "batch-shrunk"),
+    *("batch-resized", "graph-padding", "dtype-fp8-told", "dtype-bf16-told", "head-dim"),
+    *("window", "causal", "query-length", "packing", "sm-margin"),
+)
+"""Of `mismatch.MISMATCHES`, which needs torch; a test holds the two together."""
+MISFITS = tuple(MismatchCase(name, guard) for guard, name in product((False, True), MISMATCH_NAMES))
+
+STUDY = Study(
+    name="metadata_mismatch",
+    question="What happens when FA3's metadata does not fit the call, and who notices?",
+    grids=(
+        Grid(MISFITS, ("fa3",), timers=("eager",), isolated=True),
+        Grid(
+            tuple(case for case in MISFITS if case.name == "head-counts"),
+            ("fa3",),
+            timers=("eager",),
+            headline=True,
+            isolated=True,
+        ),
+    ),
+    reference_machine="nvidia-h200-68fde87c",
+    ceilings=(),
+)

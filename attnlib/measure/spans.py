@@ -1,0 +1,237 @@
+"""What a trace holds: spans of work on lanes, and the gaps between them. Needs no torch.
+
+A trace is the dict of a Chrome trace file, as torch.profiler (Kineto) exports it. Of its events
+
+| category | becomes |
+|---|---|
+| `kernel`, `gpu_memcpy`, `gpu_memset` | GPU work, a lane a stream |
+| `cpu_op` | an operator, a lane a thread; on no account a kernel |
+| `cuda_runtime`, `cuda_driver` | the launch that GPU work carries the correlation id of |
+| `user_annotation` named `CALL` | one call of the profiled function, on the host |
+
+Times are microseconds from the start of the first call.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+CALL = "attnlib call"
+GPU_WORK = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset"}
+LAUNCHES = ("cuda_runtime", "cuda_driver")
+NO_CALL = -1
+"""The call of a gap between two calls, and of what the trace holds from outside of them all."""
+TICK_US = 0.0005
+"""Half a nanosecond: what the rounding of a trace's times may make of nothing."""
+
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Span:
+    """One thing that ran: a kernel, memcpy, memset, operator, launch or call (`kind`).
+
+    `call` is the profiled call that launched it. `depth` is 0 for what no other operator called,
+    and `self_us` its time less that of the operators it called. `launch` is the correlation id
+    that all work of one launch shares: several kernels where the launch was of a CUDA graph.
+    """
+
+    kind: str
+    name: str
+    lane: str
+    start_us: float
+    length_us: float
+    self_us: float
+    call: int = NO_CALL
+    depth: int = 0
+    launch: int = -1
+    in_graph: bool = False
+
+    @property
+    def end_us(self) -> float:
+        """When it ended, microseconds."""
+        return self.start_us + self.length_us
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Time in which nothing ran, between the spans `after` and `before`, microseconds.
+
+    `call` is that of both, or `NO_CALL` between two calls.
+    """
+
+    start_us: float
+    length_us: float
+    after: str
+    before: str
+    call: int
+
+
+def read_spans(trace: Mapping[str, Any], *, shorten: Callable[[str], str]) -> tuple[Span, ...]:
+    """The spans of a Chrome trace, in order of their start; ValueError if it marks no call.
+
+    `shorten` gives the name that GPU work is called by (`trace.short_name`).
+    """
+    events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
+    marks = sorted((e for e in events if _is_call(e)), key=lambda event: event["ts"])
+    if not marks:
+        raise ValueError(f"trace must mark each call as {CALL!r}, it marks none")
+    calls = _Calls(marks)
+    work, launches = _gpu_work(events, calls)
+    named = [replace(span, name=shorten(span.name)) for span in work]
+    spans = [*calls.spans(), *launches, *named, *_operators(events, calls)]
+    return tuple(sorted(spans, key=lambda span: (span.start_us, span.depth)))
+
+
+def saw_cuda(trace: Mapping[str, Any]) -> bool:
+    """Whether a trace holds any call of the CUDA API, such as the synchronisation at its end.
+
+    Without one, no kernel in the trace does not mean that none ran.
+    """
+    return any(event.get("cat") in LAUNCHES for event in trace["traceEvents"])
+
+
+def gpu_work(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """Kernels and the copies and fills that the GPU did, by start."""
+    return tuple(span for span in spans if span.kind in GPU_WORK.values())
+
+
+def operators(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """Operators that ran on the host, by start, the calling before the called."""
+    return tuple(span for span in spans if span.kind == "operator")
+
+
+def busy_us(spans: Iterable[Span]) -> float:
+    """Microseconds in which at least one of `spans` ran, on whatever lane."""
+    busy, until = 0.0, float("-inf")
+    for span in sorted(spans, key=lambda span: span.start_us):
+        busy += max(0.0, span.end_us - max(span.start_us, until))
+        until = max(until, span.end_us)
+    return busy
+
+
+def find_gaps(spans: Iterable[Span]) -> tuple[Gap, ...]:
+    """Every time in which none of `spans` ran, between the first and the last of them."""
+    found = []
+    last: Span | None = None
+    for span in sorted(spans, key=lambda span: span.start_us):
+        if last and span.start_us > last.end_us + TICK_US:
+            call = span.call if span.call == last.call else NO_CALL
+            length = span.start_us - last.end_us
+            found.append(Gap(last.end_us, length, last.name, span.name, call))
+        if last is None or span.end_us > last.end_us:
+            last = span
+    return tuple(found)
+
+
+def per_call(spans: Iterable[Span], calls: int) -> dict[str, list[float]]:
+    """For each name its own time in each of `calls` calls, microseconds."""
+    found: dict[str, list[float]] = defaultdict(lambda: [0.0] * calls)
+    for span in spans:
+        found[span.name][span.call] += span.self_us
+    return dict(found)
+
+
+class _Calls:
+    """The calls that a trace marks, and which of them a moment lies in."""
+
+    def __init__(self, marks: list[Event]) -> None:
+        self.marks = marks
+        self.origin = marks[0]["ts"]
+        self.starts = [mark["ts"] for mark in marks]
+
+    def at(self, moment: float) -> int:
+        """Number of the call that the host was in at `moment` (the trace's clock)."""
+        number = self.before(moment)
+        inside = number >= 0 and moment <= self.starts[number] + self.marks[number]["dur"]
+        return number if inside else NO_CALL
+
+    def before(self, moment: float) -> int:
+        """Number of the last call that had started by `moment`."""
+        return bisect_right(self.starts, moment) - 1
+
+    def span(self, event: Event, *, kind: str, lane: str) -> Span:
+        """The span of an event; its call is the one that the host was in at its start."""
+        start, length = event["ts"] - self.origin, event.get("dur", 0.0)
+        return Span(kind, event["name"], lane, start, length, length, self.at(event["ts"]))
+
+    def spans(self) -> list[Span]:
+        return [self.span(mark, kind="call", lane="host") for mark in self.marks]
+
+
+def _is_call(event: Event) -> bool:
+    return event.get("cat") == "user_annotation" and event["name"] == CALL
+
+
+def _gpu_work(events: list[Event], calls: _Calls) -> tuple[list[Span], list[Span]]:
+    """GPU work that the calls launched, and those launches.
+
+    Work without a known launch is counted for the last call that had started.
+    """
+    work = [event for event in events if event.get("cat") in GPU_WORK]
+    launches = _launches(events)
+    devices = {event["args"].get("device", 0) for event in work}
+    spans = []
+    for event in work:
+        args = event["args"]
+        span = calls.span(event, kind=GPU_WORK[event["cat"]], lane=_stream(args, devices))
+        launch = launches.get(args.get("correlation", -1))
+        # Graphs of different captures have different ids, work outside of any has 0 or none.
+        in_graph = bool(args.get("graph id")) or "GraphLaunch" in (launch or {}).get("name", "")
+        number = calls.at(launch["ts"]) if launch else calls.before(event["ts"])
+        ids = {"launch": args.get("correlation", -1), "in_graph": in_graph}
+        if number != NO_CALL:
+            spans.append(replace(span, call=number, **ids))
+    used = {span.launch for span in spans}
+    launched = (event for number, event in launches.items() if number in used)
+    return spans, [calls.span(event, kind="launch", lane="host") for event in launched]
+
+
+def _stream(args: Mapping[str, Any], devices: set[int]) -> str:
+    stream = f"stream {args.get('stream', '?')}"
+    return stream if len(devices) == 1 else f"GPU {args.get('device', 0)}, {stream}"
+
+
+def _launches(events: list[Event]) -> dict[int, Event]:
+    """The first host event of each correlation id: of nested API calls that is the outer one."""
+    found: dict[int, Event] = {}
+    for event in sorted((e for e in events if e.get("cat") in LAUNCHES), key=lambda e: e["ts"]):
+        found.setdefault(event.get("args", {}).get("correlation", -1), event)
+    return found
+
+
+def _operators(events: list[Event], calls: _Calls) -> list[Span]:
+    threads: dict[Any, list[Event]] = defaultdict(list)
+    for event in events:
+        if event.get("cat") == "cpu_op" and calls.at(event["ts"]) != NO_CALL:
+            threads[event["tid"]].append(event)
+    main = calls.marks[0]["tid"]
+    rest = sorted(set(threads) - {main})
+    others = {tid: f"thread {number}" for number, tid in enumerate(rest, 2)}
+    spans: list[Span] = []
+    for tid, found in threads.items():
+        lane = others.get(tid, "main thread")
+        spans += _nested([calls.span(event, kind="operator", lane=lane) for event in found])
+    return spans
+
+
+def _nested(spans: list[Span]) -> list[Span]:
+    """The spans of one thread with their depth, and their own time less their children's."""
+    ordered = sorted(spans, key=lambda span: (span.start_us, -span.length_us))
+    own, depths = [span.length_us for span in ordered], []
+    callers: list[int] = []
+    for place, span in enumerate(ordered):
+        while callers and ordered[callers[-1]].end_us <= span.start_us + TICK_US:
+            callers.pop()
+        if callers:
+            own[callers[-1]] -= span.length_us
+        depths.append(len(callers))
+        callers.append(place)
+    return [
+        replace(span, self_us=max(0.0, time), depth=depth)
+        for span, time, depth in zip(ordered, own, depths, strict=True)
+    ]

@@ -1,0 +1,144 @@
+"""`python -m attnlib new-study NAME`: a study to start from, that runs at once.
+
+It writes a module in `catalog/` and a notebook, executed. The study asks for a few items of a
+published one and replays its records (`Study.borrows`) until it is measured itself; module and
+notebook say so, and mark with TODO what is the author's to change. CONTRIBUTING.md has the steps.
+"""
+
+from __future__ import annotations
+
+import keyword
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from . import store
+from .studies import REGRESSED, STUDIES
+
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
+
+ROOT = Path(__file__).resolve().parents[1]
+TEMPLATES = Path(__file__).with_name("templates")
+"""`study.py.txt`, and `notebook.md`, whose fenced blocks become the code cells."""
+LENDER = "fa3_decode_regression"
+"""The published study that lends its records; its headline cases are the module's."""
+MAX_NAME = 40
+MAX_NUMBER = 99
+KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+SETTINGS = {"ATTNLIB_MODE": "replay", "ATTNLIB_DATA": None, "ATTNLIB_MACHINE": None}
+"""Under which the notebook is executed: its committed outputs come from committed records."""
+
+
+def new_study(name: str, root: Path = ROOT) -> list[Path]:
+    """Write the module and the executed notebook of a study; returns their paths.
+
+    ValueError for a name that is not a slug or is taken; RuntimeError without the notebook
+    libraries, or if the notebook fails. Whatever is raised, nothing is left behind.
+    """
+    _require_name(name)
+    folder = root / "notebooks"
+    module = root / "attnlib" / "catalog" / f"{name}.py"
+    if not folder.is_dir():
+        raise ValueError(f"new-study must run in a checkout, {folder} is not a folder")
+    _require_unused(name, module, folder)
+    path = folder / f"{_next_number(folder):02d}_{name}.ipynb"
+    draft = path.with_suffix(".unfinished")
+    try:
+        _write_whole(module, module_text(name))
+        _write_executed(notebook_of(name, number=path.name[:2]), draft, path)
+    except BaseException:
+        module.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+        raise
+    finally:
+        draft.unlink(missing_ok=True)
+    return [module, path]
+
+
+def module_text(name: str) -> str:
+    """The module `catalog/<name>.py`."""
+    machine = STUDIES[LENDER].reference_machine
+    text = (TEMPLATES / "study.py.txt").read_text(encoding="utf-8")
+    return text.format(name=name, lender=LENDER, machine=machine, release=REGRESSED)
+
+
+def notebook_of(name: str, *, number: str) -> NotebookNode:
+    """The notebook, not executed: what it says of the lender's records is read from them."""
+    from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+    found = store.provenance(LENDER, STUDIES[LENDER].reference_machine)
+    known = {"name": name, "lender": LENDER, "release": REGRESSED}
+    known |= {"gpu": found["machine"]["gpu"], "measured": found["measured"]}
+    text = (TEMPLATES / "notebook.md").read_text(encoding="utf-8").format(**known)
+    cells = []
+    for place, part in enumerate(re.split(r"```(?:python)?\n", text)):
+        make = new_code_cell if place % 2 else new_markdown_cell
+        cells.append(make(part.strip(), id=f"{number}-{place:02d}"))
+    return new_notebook(cells=cells, metadata={"kernelspec": KERNEL})
+
+
+def _require_name(name: str) -> None:
+    slug = re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name)
+    if not slug or len(name) > MAX_NAME or keyword.iskeyword(name) or name.startswith("bisect_"):
+        raise ValueError(
+            f"NAME must be lower-case words joined by _, at most {MAX_NAME} characters, no word of "
+            f"Python and not bisect_*, got {name!r}"
+        )
+
+
+def _require_unused(name: str, module: Path, folder: Path) -> None:
+    taken = [f"study {name!r}"] if name in STUDIES else []
+    taken += [str(path) for path in (module, *folder.glob(f"*_{name}.ipynb")) if path.exists()]
+    taken += [f"records on {machine}" for machine in store.machines(name)]
+    if taken:
+        raise ValueError(f"NAME must be new, there is already {taken[0]}")
+
+
+def _next_number(folder: Path) -> int:
+    numbers = [int(path.name[:2]) for path in folder.glob("[0-9][0-9]_*.ipynb")]
+    number = max(numbers, default=0) + 1
+    if number > MAX_NUMBER:
+        raise ValueError(f"notebooks must have a free number up to {MAX_NUMBER}, none is left")
+    return number
+
+
+def _write_whole(path: Path, text: str) -> None:
+    unfinished = path.with_suffix(".unfinished")
+    try:
+        unfinished.write_text(text, encoding="utf-8")
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _write_executed(notebook: NotebookNode, draft: Path, path: Path) -> None:
+    import nbformat
+
+    from .report.html import execute
+    from .report.refresh import write_notebook
+
+    nbformat.write(notebook, draft)
+    with _settings():
+        executed = execute(draft)
+    write_notebook(path, executed)
+
+
+@contextmanager
+def _settings() -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in SETTINGS}
+    try:
+        _set(SETTINGS)
+        yield
+    finally:
+        _set(before)
+
+
+def _set(values: dict[str, str | None]) -> None:
+    for name, value in values.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value

@@ -1,0 +1,200 @@
+"""Spans and gaps of traces written by hand: every rule has an event that only it explains.
+
+No measurement: the times are round numbers, so that each sum can be checked by eye.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from attnlib.measure import spans
+from attnlib.measure.spans import CALL, NO_CALL, Span, find_gaps, read_spans
+from attnlib.measure.trace import short_name
+
+CLOCK = 4_385_705_362_000.0  # Kineto's clock starts where it likes
+
+
+def event(category, name, start, length, *, tid=1, **arguments):
+    times = {"ts": CLOCK + start, "dur": length}
+    return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": tid, **times} | {
+        "args": arguments
+    }
+
+
+def call(start, length=100.0):
+    return event("user_annotation", CALL, start, length)
+
+
+def kernel(name, start, length, *, correlation, stream=7, **arguments):
+    known = {"device": 0, "stream": stream, "correlation": correlation}
+    return event("kernel", name, start, length, tid=stream, **known | arguments)
+
+
+def launch(start, *, correlation, name="cudaLaunchKernel"):
+    return event("cuda_runtime", name, start, 4.0, correlation=correlation)
+
+
+def read(*events):
+    return read_spans({"traceEvents": [{"ph": "M", "name": "process_name"}, *events]}, shorten=str)
+
+
+def work(*events):
+    return spans.gpu_work(read(*events))
+
+
+def test_a_trace_that_marks_no_call_is_refused():
+    with pytest.raises(ValueError, match="must mark each call"):
+        read(kernel("k", 0, 1, correlation=1))
+
+
+def test_times_count_from_the_first_call():
+    (first, second) = read(call(1000.0), call(1500.0, 40.0))
+    assert (first.start_us, first.length_us, first.call) == (0.0, 100.0, 0)
+    assert (second.start_us, second.end_us, second.call) == (500.0, 540.0, 1)
+
+
+def test_a_kernel_belongs_to_the_call_that_launched_it_not_to_the_one_it_ran_in():
+    late = kernel("late", 150.0, 10.0, correlation=5)
+    (span,) = work(call(0.0), launch(20.0, correlation=5), call(140.0), late)
+    assert (span.call, span.lane, span.launch) == (0, "stream 7", 5)
+
+
+def test_work_launched_before_the_first_call_is_not_of_the_profile():
+    before = [launch(-50.0, correlation=1), kernel("before", 10.0, 5.0, correlation=1)]
+    (span,) = work(
+        *before, call(0.0), launch(5.0, correlation=2), kernel("k", 20, 1, correlation=2)
+    )
+    assert span.name == "k"
+
+
+def test_work_whose_launch_is_not_in_the_trace_counts_for_the_last_call_that_had_started():
+    found = work(call(0.0), call(200.0), kernel("k", 350.0, 1.0, correlation=9))
+    assert [span.call for span in found] == [1]
+
+
+def test_kernels_copies_and_fills_are_gpu_work_and_annotations_are_not():
+    found = work(
+        call(0.0),
+        kernel("k", 10, 1, correlation=1),
+        event("gpu_memcpy", "Memcpy DtoH (Device -> Pageable)", 20, 1, stream=7, correlation=2),
+        event("gpu_memset", "Memset (Device)", 30, 1, stream=7, correlation=3),
+        event("gpu_user_annotation", CALL, 10, 30, tid=7),
+        event("cuda_sync", "Stream Sync", 40, 5, tid=7),
+    )
+    assert [span.kind for span in found] == ["kernel", "memcpy", "memset"]
+
+
+def test_names_of_gpu_work_are_shortened_by_the_given_rule():
+    template = "void at::native::elementwise_kernel<4, at::native::FillFunctor<int>>(int, A)"
+    events = [
+        call(0.0),
+        event("cpu_op", "aten::fill_", 1, 2),
+        kernel(template, 9, 1, correlation=1),
+    ]
+    found = read_spans({"traceEvents": events}, shorten=short_name)
+    assert {span.name for span in found} == {CALL, "aten::fill_", "elementwise_kernel"}
+
+
+@pytest.mark.parametrize(
+    ("launched_by", "arguments"),
+    [("cudaGraphLaunch", {}), ("cudaGraphLaunch_ptsz", {}), ("", {"graph id": 3})],
+)
+def test_kernels_of_a_graph_share_one_launch_and_say_so(launched_by, arguments):
+    events = [call(0.0)]
+    if launched_by:
+        events.append(launch(5.0, correlation=1, name=launched_by))
+    events += [kernel("k", 20 + i, 0.5, correlation=1, **arguments) for i in range(3)]
+    found = work(*events)
+    assert [(span.in_graph, span.launch) for span in found] == [(True, 1)] * 3
+
+
+def test_work_outside_of_graphs_is_not_taken_for_a_graphs():
+    (span,) = work(
+        call(0), launch(1, correlation=1), kernel("k", 9, 1, correlation=1, **{"graph id": 0})
+    )
+    assert not span.in_graph
+
+
+def test_nested_api_calls_of_one_launch_give_one_launch_the_outer_one():
+    driver = event("cuda_driver", "cuLaunchKernel", 6.0, 2.0, correlation=1)
+    found = read(call(0), driver, launch(5.0, correlation=1), kernel("k", 20, 1, correlation=1))
+    assert [span.name for span in found if span.kind == "launch"] == ["cudaLaunchKernel"]
+
+
+def test_a_trace_that_holds_no_cuda_call_proves_no_absence_of_kernels():
+    sync = event("cuda_runtime", "cudaDeviceSynchronize", 90.0, 5.0)
+    assert spans.saw_cuda({"traceEvents": [call(0.0), sync]})
+    assert not spans.saw_cuda({"traceEvents": [call(0.0), event("cpu_op", "aten::mm", 1, 2)]})
+
+
+def test_streams_are_lanes_and_devices_are_named_where_there_are_several():
+    one = work(
+        call(0), kernel("a", 1, 1, correlation=1), kernel("b", 1, 1, correlation=2, stream=9)
+    )
+    two = work(
+        call(0), kernel("a", 1, 1, correlation=1), kernel("b", 1, 1, correlation=2, device=1)
+    )
+    assert [span.lane for span in one] == ["stream 7", "stream 9"]
+    assert [span.lane for span in two] == ["GPU 0, stream 7", "GPU 1, stream 7"]
+
+
+def test_an_operators_own_time_is_without_the_operators_it_calls():
+    found = spans.operators(
+        read(
+            call(0.0),
+            event("cpu_op", "aten::softmax", 10.0, 30.0),
+            event("cpu_op", "aten::_softmax", 12.0, 20.0),
+            event("cpu_op", "aten::empty", 13.0, 5.0),
+            event("cpu_op", "aten::add", 40.0, 10.0),
+        )
+    )
+    own = {span.name: (span.self_us, span.depth) for span in found}
+    assert own["aten::softmax"] == (10.0, 0)
+    assert own["aten::_softmax"] == (15.0, 1)
+    assert own["aten::empty"] == (5.0, 2)
+    assert own["aten::add"] == (10.0, 0)
+    assert spans.busy_us(found) == sum(span.self_us for span in found) == 40.0
+
+
+def test_operators_outside_of_the_calls_are_left_out_and_threads_are_lanes():
+    found = spans.operators(
+        read(
+            call(0.0),
+            event("cpu_op", "aten::mm", 10.0, 5.0),
+            event("cpu_op", "aten::mm_backward", 12.0, 5.0, tid=4711),
+            event("cpu_op", "aten::later", 500.0, 5.0),
+        )
+    )
+    assert [(span.name, span.lane) for span in found] == [
+        ("aten::mm", "main thread"),
+        ("aten::mm_backward", "thread 2"),
+    ]
+
+
+def of(start, length, name="k", number=0):
+    return Span("kernel", name, "stream 7", start, length, length, number)
+
+
+def test_gaps_lie_where_no_lane_is_busy_and_name_their_neighbours():
+    found = find_gaps([of(0, 10, "a"), of(4, 2, "inside"), of(15, 5, "b"), of(18, 7, "c")])
+    ((gap),) = found
+    assert (gap.start_us, gap.length_us, gap.after, gap.before) == (10, 5, "a", "b")
+
+
+def test_a_gap_between_two_calls_is_of_neither():
+    numbers = [gap.call for gap in find_gaps([of(0, 1), of(2, 1), of(9, 1, number=1)])]
+    assert numbers == [0, NO_CALL]
+
+
+def test_back_to_back_spans_have_no_gap_however_the_clock_rounds():
+    ends = CLOCK + 10.001
+    assert find_gaps([of(CLOCK, 10.001), of(ends, 1.0)]) == ()
+
+
+def test_busy_time_counts_overlapping_lanes_once():
+    assert spans.busy_us([of(0, 10), of(5, 10), of(30, 1)]) == 16
+
+
+def test_times_of_a_name_are_added_up_call_by_call():
+    found = spans.per_call([of(0, 2), of(3, 1), of(9, 4, number=2), of(5, 1, "b")], 3)
+    assert found == {"k": [3.0, 0.0, 4.0], "b": [1.0, 0.0, 0.0]}
