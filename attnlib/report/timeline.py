@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..measure.spans import Gap, Span, find_gaps
+from ..measure.spans import Gap, Span, find_gaps, gpu_work, operators
 from . import style
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ def draw_timeline(spans: Sequence[Span], *, title: str, footer: str) -> Figure:
     import matplotlib.pyplot as plt
 
     style.apply()
-    work = [span for span in spans if span.kind not in ON_HOST and span.depth == 0]
+    # Where the GPU ran something, the operators that launched it are the host's lane already.
+    work = [span for span in gpu_work(spans) or operators(spans) if span.depth == 0]
     if not work:
         raise ValueError("spans must hold a kernel or an operator to draw, they hold none")
     lanes, colors = _lanes(spans, work), _colors(work)
