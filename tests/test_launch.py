@@ -46,3 +46,37 @@ def test_a_successor_may_start_early_only_while_our_whole_grid_is_on_the_gpu(
     launches = object.__new__(DirectLaunches)
     launches._slots = slots
     assert launches._overlap(programs) == overlap
+
+
+class Chain:
+    def __init__(self, *calls: object) -> None:
+        self.calls = list(calls)
+
+
+@pytest.mark.parametrize(
+    ("hook", "idle"), [(None, True), (Chain(), True), (Chain(print), False), (print, False)]
+)
+def test_only_hooks_that_somebody_hears_are_called(hook: object, idle: bool) -> None:
+    assert launch._idle(hook) is idle
+
+
+@pytest.mark.gpu
+def test_a_launch_hook_still_hears_of_direct_launches() -> None:
+    from metadata_cases import Shape, arguments
+    from triton import knobs
+
+    from attnlib.metadata.decode import build_decode_metadata
+
+    heard: list[str] = []
+
+    def hear(told: object) -> None:
+        heard.append(told.get()["name"])
+
+    call = arguments(Shape(3, 100))
+    build_decode_metadata(**call)
+    knobs.runtime.launch_enter_hook.add(hear)
+    try:
+        build_decode_metadata(**call)
+    finally:
+        knobs.runtime.launch_enter_hook.remove(hear)
+    assert heard == ["decode_metadata_kernel"]

@@ -58,13 +58,12 @@ STUDY = Study(
     grids=(
         Grid(METADATA, (*DESIGNS, "metadata-fused-alone"), rounds=3),
         Grid(METADATA, SGLANG, SGLANG_RELEASES, rounds=3),
-        Grid(METADATA[:4], DESIGNS, timers=("eager",), rounds=3),
-        Grid(METADATA[:4], SGLANG, SGLANG_RELEASES, timers=("eager",), rounds=3),
         Grid(METADATA_SWEEP, DESIGNS, rounds=3),
         Grid(METADATA_SWEEP, SGLANG, SGLANG_RELEASES, rounds=3),
         Grid((*PAGE_ARRAYS, *DRAFTS, *VERIFIES), EAGER_OR_FUSED, rounds=3),
         Grid(LLAMA_STEPS, STEP_METADATA, rounds=3),
         Grid(METADATA[:6], DESIGNS, rounds=3, headline=True),
     ),
+    reference_machine="nvidia-h200-1aae11b8",
     ceilings=("copy", "launch", "gather"),
 )

@@ -32,7 +32,7 @@ STUDY = Study(
     grids=(
         Grid(STEPS_64, EACH_OR_ONCE, rounds=3),
         Grid(STEPS_32_80, EACH_OR_ONCE, rounds=3),
-        Grid(STEPS_EAGER, EACH_OR_ONCE, timers=("eager",), rounds=3),
+        Grid(STEPS_EAGER, EACH_OR_ONCE, timers=("eager",), rounds=3, isolated=True),
         Grid(PREPARES, ("fa3-prepare",), rounds=3),
         Grid(STEPS_64[::12], EACH_OR_ONCE, rounds=3, headline=True),
         Grid(PREPARES, ("fa3-prepare",), rounds=3, headline=True),

@@ -19,21 +19,25 @@ MAX_INT32 = 2**31 - 1
 def signature(tensors: tuple[Any, ...], page_size: Any) -> tuple[Any, ...] | None:
     """All of a call that the checks on tensors look at, but values and addresses; hashable.
 
-    None where an argument is neither a tensor nor None, and off CUDA devices: only they have a
-    number that tells them apart. Flat, because it is made in every step that no graph replays.
+    None where something cannot be right (no tensor, holes, several devices), and off CUDA devices:
+    then there is nothing to remember. Short, because every step that no graph replays makes it.
     """
     parts = [type(page_size), page_size]
+    say = parts.append
     try:
-        if tensors[0].get_device() < 0:
-            return None
-        for t in tensors:
-            if t is None:
-                parts.append(t)
-            else:
-                parts += (t.dtype, t.shape, t.is_contiguous(), t.get_device())
+        device = tensors[0].get_device()
+        say(device)
+        for tensor in tensors:
+            if tensor is None:
+                say(None)
+                continue
+            if not tensor.is_contiguous() or tensor.get_device() != device:
+                return None
+            say(tensor.shape)
+            say(tensor.dtype)
     except AttributeError:
         return None
-    return tuple(parts)
+    return tuple(parts) if device >= 0 else None
 
 
 def require_tensor(
