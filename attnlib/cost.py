@@ -45,7 +45,8 @@ FETCH_BYTES = 64
 class Ceilings:
     """Rates measured on one GPU: copy (read + write) and read in GB/s, bf16 matmul in TFLOP/s.
 
-    `launch_us` is what an empty kernel costs in a graph. NaN where a study did not measure it.
+    `launch_us` is what an empty kernel costs in a graph, `gather_per_us` the words that a bare
+    strided gather fetches in a microsecond. NaN where a study did not measure one.
     """
 
     copy_gbps: float
@@ -53,6 +54,7 @@ class Ceilings:
     num_sms: int
     read_gbps: float = float("nan")
     launch_us: float = float("nan")
+    gather_per_us: float = float("nan")
 
 
 @dataclass(frozen=True)

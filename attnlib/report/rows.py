@@ -7,7 +7,7 @@ different GPUs, power limits, timers or schemas (`store.require_comparable`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,15 +29,15 @@ GRAPH_AUTO, CUDA_CORES = "flashinfer-graph-auto", "flashinfer-cuda-cores"
 LABELS = {FA2: "fa2", FA3: "fa3", AUTO: "auto", CUDA_CORES: "CUDA cores"}
 
 
-def ceilings(frame: pd.DataFrame) -> Ceilings:
-    """Rates measured in the same study: median over rounds. ValueError if copy or matmul lack."""
-    names = ("copy", "matmul", "read", "launch")
+def ceilings(frame: pd.DataFrame, needed: Sequence[str] = ("copy", "matmul")) -> Ceilings:
+    """Rates measured in the same study: median over rounds. ValueError if a needed one lacks."""
+    names = ("copy", "matmul", "read", "launch", "gather")
     found = frame[frame.backend.isin(names) & (frame.status == "ok")]
     require_comparable(found)
     rates = {}
     for name in names:
         rows = found[found.backend == name]
-        if rows.empty and name in ("copy", "matmul"):
+        if rows.empty and name in needed:
             raise ValueError(f"frame must hold a {name!r} ceiling measured ok, it has none")
         rates[name] = float((rows.work_per_call / rows.run_us).median())
     return Ceilings(
@@ -46,6 +46,7 @@ def ceilings(frame: pd.DataFrame) -> Ceilings:
         num_sms=int(frame.num_sms.max()),
         read_gbps=rates["read"] / 1e3,
         launch_us=1 / rates["launch"],
+        gather_per_us=rates["gather"],
     )
 
 
@@ -80,33 +81,35 @@ def of_study(frame: pd.DataFrame, study: Study) -> pd.DataFrame:
     return decode.loc[np.array(asked, dtype=bool)]
 
 
-def medians(rows: pd.DataFrame, value: str = "run_us") -> pd.DataFrame:
-    """Median of `value` over rounds: one row a case, one column a backend."""
+def medians(rows: pd.DataFrame, value: str = "run_us", *, by: Sequence[str] = CASE) -> pd.DataFrame:
+    """Median of `value` over rounds: one row a case (columns `by`), one column a backend."""
     require_comparable(rows)
-    return rows.pivot_table(index=CASE, columns="backend", values=value, aggfunc="median")
+    return rows.pivot_table(index=list(by), columns="backend", values=value, aggfunc="median")
 
 
-def ratios(rows: pd.DataFrame, numerator: str, denominator: str) -> pd.DataFrame:
+def ratios(
+    rows: pd.DataFrame, numerator: str, denominator: str, *, by: Sequence[str] = CASE
+) -> pd.DataFrame:
     """Paired ratio of two backends' run times, a row a case: ratio, low, high, pairs (rounds)."""
     found = [
         case | vars(paired_ratio(above, below))
-        for case, above, below in paired_times(rows, numerator, denominator)
+        for case, above, below in paired_times(rows, numerator, denominator, by=by)
     ]
-    return pd.DataFrame(found, columns=[*CASE, "ratio", "low", "high", "pairs"])
+    return pd.DataFrame(found, columns=[*by, "ratio", "low", "high", "pairs"])
 
 
 def paired_times(
-    rows: pd.DataFrame, numerator: str, denominator: str
+    rows: pd.DataFrame, numerator: str, denominator: str, *, by: Sequence[str] = CASE
 ) -> Iterator[tuple[dict[str, Any], list[float], list[float]]]:
-    """Case by case: its fields, and both backends' times of the rounds that have both.
+    """Case by case (columns `by`): its fields, and both backends' times of rounds that have both.
 
     ValueError for rows that must not be compared (`store.require_comparable`).
     """
     require_comparable(rows[rows.backend.isin((numerator, denominator))])
-    wide = rows.pivot_table(index=[*CASE, "round"], columns="backend", values="run_us")
+    wide = rows.pivot_table(index=[*by, "round"], columns="backend", values="run_us")
     wide = wide.reindex(columns=[numerator, denominator]).dropna()
-    for key, group in wide.groupby(level=CASE):
-        case = dict(zip(CASE, key, strict=True))
+    for key, group in wide.groupby(level=list(by)):
+        case = dict(zip(by, key, strict=True))
         yield case, group[numerator].tolist(), group[denominator].tolist()
 
 

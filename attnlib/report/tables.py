@@ -55,7 +55,7 @@ def headline(frame: pd.DataFrame, limit: Ceilings, release: str) -> pd.DataFrame
     table = ratios(rows, FA3, FA2).merge(medians(rows).reset_index(), on=CASE)
     floors = [decode_cost(case_of(row)).floor_us(limit) for _, row in table.iterrows()]
     times = table[[FA2, FA3, AUTO, CUDA_CORES]].rename(columns=LABELS).round(1)
-    verdict = {"fa3 / fa2": table.ratio.round(2), "95 %": _intervals(table), "rounds": table.pairs}
+    verdict = {"fa3 / fa2": table.ratio.round(2), "95 %": intervals(table), "rounds": table.pairs}
     shown = pd.concat([table[SHAPE].assign(floor=np.round(floors, 1)), times], axis=1)
     return shown.assign(**verdict)
 
@@ -218,9 +218,10 @@ def bisection(found: Bisection) -> pd.DataFrame:
     """The steps of a bisection in the order taken, each against the oldest release."""
     steps = pd.DataFrame([step.to_dict() for step in found.steps])
     columns = ["release", "ran", "ratio", "95 %", "verdict", "rounds"]
-    return steps.assign(**{"95 %": _intervals(steps)}).round({"ratio": 2})[columns]
+    return steps.assign(**{"95 %": intervals(steps)}).round({"ratio": 2})[columns]
 
 
-def _intervals(table: pd.DataFrame) -> list[str]:
+def intervals(table: pd.DataFrame) -> list[str]:
+    """The 95 % interval of each row of `low` and `high`, in words."""
     bounds = zip(table.low, table.high, strict=True)
     return [f"{low:.2f} to {high:.2f}" if low == low else "one round" for low, high in bounds]
