@@ -1,7 +1,8 @@
 """The checks of published claims, by the name that data/claims.yaml gives them.
 
-A check takes the frame of one study and the figure that the claim names (None for a yes or no),
-and returns a `Finding`. It computes from records alone: no measured number stands in this file.
+A check takes the records of its studies, one below the other, and the figure that the claim names
+(None for a yes or no), and returns a `Finding`. It computes from records alone: no measured number
+stands in this file. Checks about metadata have a module of their own.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ from dataclasses import replace
 
 import pandas as pd
 
+from . import claim_checks_metadata
 from .evidence import (
+    ABOUT,
     CONFIRMED,
     NOT_HERE,
     OPEN,
-    PARTLY,
     REFUTED,
     Finding,
     Judged,
     case_rows,
+    figure_word,
     judge_cases,
     ran_rows,
     vote,
@@ -32,8 +35,6 @@ REGRESSION, RESOLUTION = "fa3_decode_regression", "auto_resolution"
 BEFORE_FIX, SINCE_FIX = (BEFORE, *AFFECTED), (FIXED, NEWEST)
 LONG_KV_LEN = 8192
 """Tokens from which a claim about "long" sequences is judged; its source gives no length."""
-ABOUT = 1.25
-"""What "approximately" allows: a quarter either way."""
 FA3_KERNEL, FA2_KERNEL = "PrefillWithKVCacheKernel", "BatchPrefillWithPagedKVCacheKernel"
 BLACKWELL = 10
 
@@ -82,10 +83,9 @@ def figure_at_long_lengths(frame: pd.DataFrame, figure: float | None) -> Finding
     judged = judge_cases(frame, cases, (GRAPH_AUTO, FA2), REGRESSED)
     near = int(judged.ratios.between(figure / ABOUT, figure * ABOUT).sum())
     within = judged.ratios.min() <= figure <= judged.ratios.max()
-    word = vote(near, len(judged.verdicts) - near) if near else PARTLY if within else REFUTED
     where = "inside" if within else "outside"
     return judged.finding(
-        word,
+        figure_word(judged.ratios.tolist(), figure),
         f"The figure {figure:g} x lies {where} the range, and {near} of {len(judged.verdicts)} "
         f"shapes of {LONG_KV_LEN:,} tokens or more are within a quarter of it.",
     )
@@ -169,8 +169,8 @@ def sm100_by_rule(_: pd.DataFrame, __: float | None) -> Finding:
     )
 
 
-CHECKS: dict[str, tuple[str, Check]] = {
-    check.__name__: (study, check)
+CHECKS: dict[str, tuple[tuple[str, ...], Check]] = {
+    check.__name__: ((study,), check)
     for study, checks in {
         REGRESSION: (
             slower_before_fix,
@@ -195,8 +195,8 @@ CHECKS: dict[str, tuple[str, Check]] = {
         ),
     }.items()
     for check in checks
-}
-"""Name in data/claims.yaml -> the study it reads and the check."""
+} | claim_checks_metadata.CHECKS
+"""Name in data/claims.yaml -> the studies it reads and the check."""
 
 
 def _slower(judged: Judged, reason: str) -> Finding:

@@ -10,16 +10,29 @@ import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import store
 from .claim_checks import CHECKS
 from .evidence import NOT_HERE, OPEN, Finding, MissingRecordsError
-from .studies import REFERENCE_MACHINE
+from .studies import STUDIES
+from .study import Study, record_machine
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 CLAIMS = Path(__file__).resolve().parents[1] / "data" / "claims.yaml"
 UNCHECKED = {"open": OPEN, "elsewhere": NOT_HERE}
 """What `check` may say in place of a check: no study measures it yet; no record of ours can."""
+COMPARING = (
+    "figure_at_long_lengths",
+    "speedup_at_source_case",
+    "speedup_at_all_sizes",
+    "microseconds_saved",
+    "launches_saved",
+    "fused_kernels",
+)
+"""Checks that compare with a figure, so that a claim without one cannot ask them."""
 SHOWN_RECORDS = 4
 COLUMNS = ("id", "claimed", "measured", "verdict")
 
@@ -104,15 +117,25 @@ def load_claims(path: Path = CLAIMS) -> list[Claim]:
 
 
 def verdicts(machine: str | None = None, ids: Sequence[str] = ()) -> list[CheckedClaim]:
-    """Every claim (or those of `ids`) with its verdict, from one machine's records.
+    """Every claim (or those of `ids`) with its verdict, each study's from one machine's records.
 
-    `machine` defaults to the published one. Raises ValueError for an unknown id, FileNotFoundError
-    where the machine has no records of a study that is asked.
+    `machine` defaults to the one that each study is shown from (`study.record_machine`). Where
+    another than the published one lacks a study, its claims are open. Raises ValueError for an
+    unknown id, FileNotFoundError where published records of a study that is asked are not there.
     """
     claims = choose(load_claims(), ids)
-    studies = {CHECKS[claim.check][0] for claim in claims if claim.check in CHECKS}
-    frames = {study: store.load(study, machine or REFERENCE_MACHINE) for study in sorted(studies)}
+    asked = [CHECKS[claim.check][0] for claim in claims if claim.check in CHECKS]
+    names = sorted({study for studies in asked for study in studies})
+    frames = {name: _records(STUDIES[name], machine) for name in names}
     return [CheckedClaim(claim, _find(claim, frames)) for claim in claims]
+
+
+def as_frame(checked: Iterable[CheckedClaim]) -> pd.DataFrame:
+    """A row a claim: id, claimed, measured, verdict, for a notebook."""
+    import pandas as pd
+
+    rows = [(c.claim.id, c.claim.claimed, c.finding.measured, c.finding.verdict) for c in checked]
+    return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
 def choose(claims: list[Claim], ids: Sequence[str]) -> list[Claim]:
@@ -158,14 +181,29 @@ def render_details(checked: CheckedClaim) -> str:
     return "\n".join([claim.id, *(f"  {name:<12}{text}" for name, text in lines.items())])
 
 
+def _records(study: Study, machine: str | None) -> pd.DataFrame:
+    place = machine or record_machine(study)
+    if place != study.reference_machine and place not in store.machines(study.name):
+        import pandas as pd
+
+        return pd.DataFrame()
+    return store.load(study.name, place)
+
+
 def _find(claim: Claim, frames: dict[str, Any]) -> Finding:
     if claim.check in UNCHECKED:
         return Finding(UNCHECKED[claim.check], claim.note)
-    study, check = CHECKS[claim.check]
+    import pandas as pd
+
+    studies, check = CHECKS[claim.check]
     try:
-        return check(frames[study], claim.figure.value if claim.figure else None)
+        for study in studies:
+            if frames[study].empty:
+                raise MissingRecordsError(f"this machine has none of {study}")
+        frame = pd.concat([frames[study] for study in studies], ignore_index=True)
+        return check(frame, claim.figure.value if claim.figure else None)
     except MissingRecordsError as error:
-        return Finding(OPEN, f"Records of {study} are missing: {error}.")
+        return Finding(OPEN, f"Records of {' or '.join(studies)} are missing: {error}.")
 
 
 def _source(name: str, entry: Any) -> Source:
@@ -182,7 +220,7 @@ def _claim(number: int, entry: Any, sources: dict[str, Source]) -> Claim:
     _require_known(f"source of {named}", entry["source"], sources)
     _require_known(f"check of {named}", entry["check"], {**UNCHECKED, **CHECKS})
     figure = _figure(named, entry["figure"])
-    if entry["check"] == "figure_at_long_lengths" and figure is None:
+    if entry["check"] in COMPARING and figure is None:
         raise ValueError(f"figure of {named} must be a number, its check compares with it")
     return Claim(**{**entry, "source": sources[entry["source"]], "figure": figure})
 

@@ -27,6 +27,8 @@ from .report.rows import CASE, decode_rows, of_cases, paired_times, release_orde
 CONFIRMED, REFUTED, PARTLY = "confirmed", "refuted", "partly"
 NOT_HERE, OPEN = "not measurable here", "open"
 VERDICTS = (CONFIRMED, REFUTED, PARTLY, NOT_HERE, OPEN)
+ABOUT = 1.25
+"""What "approximately" allows: a quarter either way."""
 FLOOR = 0.0
 """An A/A floor is one machine's, and the reference machine has none: `stats.MIN_EFFECT` holds."""
 
@@ -107,17 +109,36 @@ def vote(support: int, against: int, undecided: int = 0) -> str:
     return PARTLY if support else REFUTED
 
 
+def figure_word(values: Sequence[float], figure: float) -> str:
+    """The verdict on a claimed figure, of a case's value each.
+
+    Those about as large (`ABOUT`) vote for it, the others against. With none it is `partly` while
+    it lies between the smallest and the largest, else refuted.
+    """
+    near = sum(figure / ABOUT <= value <= figure * ABOUT for value in values)
+    if near:
+        return vote(near, len(values) - near)
+    return PARTLY if min(values) <= figure <= max(values) else REFUTED
+
+
+def judge_rows(rows: pd.DataFrame, pair: tuple[str, str], by: Sequence[str]) -> Judged:
+    """Verdict of `pair[0]` over `pair[1]`, case by case (columns `by`), and the rows' records."""
+    verdicts = [
+        stats.judge(above, below, floor=FLOOR)
+        for _, above, below in paired_times(rows, *pair, by=by)
+    ]
+    return Judged(tuple(verdicts), tuple(rows.id))
+
+
 def judge_cases(
     frame: pd.DataFrame, cases: Sequence[DecodeCase], pair: tuple[str, str], release: str
 ) -> Judged:
     """Verdict of `pair[0]` over `pair[1]` in one release, case by case, as `case_rows` has them."""
     rows = decode_rows(case_rows(frame, cases, pair, release))
-    verdicts = [
-        stats.judge(above, below, floor=FLOOR) for _, above, below in paired_times(rows, *pair)
-    ]
-    if not verdicts:
+    judged = judge_rows(rows, pair, CASE)
+    if not judged.verdicts:
         raise MissingRecordsError(f"{' and '.join(pair)} of {release} have no round that is ok")
-    return Judged(tuple(verdicts), tuple(rows.id))
+    return judged
 
 
 def case_rows(

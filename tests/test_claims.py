@@ -73,9 +73,9 @@ def stands(checked: claims.CheckedClaim, ids: set[str]) -> bool:
 
 def fallen() -> list[str]:
     """Claims that do not stand on the records of the data folder in use."""
-    machine = REFERENCE_MACHINE
-    studies = [name for name, study in STUDIES.items() if study.reference_machine == machine]
-    ids = {record.id for study in studies for record in store.read(study, machine)}
+    asked = {STUDIES[name] for studies, _ in CHECKS.values() for name in studies}
+    places = [(study.name, study.reference_machine) for study in asked]
+    ids = {record.id for name, machine in places for record in store.read(name, machine)}
     return [checked.claim.id for checked in claims.verdicts() if not stands(checked, ids)]
 
 
@@ -154,6 +154,23 @@ def test_a_lost_study_is_an_error(copied):
     (copied / "records" / REFERENCE_MACHINE / "auto_resolution.jsonl").unlink()
     with pytest.raises(FileNotFoundError, match="no records of study 'auto_resolution'"):
         claims.verdicts()
+
+
+def test_a_machine_that_has_not_measured_a_study_leaves_its_claims_open(published, monkeypatch):
+    monkeypatch.setenv("ATTNLIB_MODE", "replay")
+    other, asked = "nvidia-h200-d167867c", ["sglang-20778-5-2x", "sglang-21104-63-calls"]
+    there, here = claims.verdicts(ids=asked), claims.verdicts(other, ids=asked)
+    assert "open" not in {checked.finding.verdict for checked in there}
+    assert here[0].finding.reason == (
+        "Records of decode_metadata are missing: this machine has none of decode_metadata."
+    )
+    assert here[1] == there[1], "which that machine has measured"
+
+
+def test_a_notebooks_table_has_a_row_a_claim(published):
+    table = claims.as_frame(claims.verdicts(ids=[SLUG]))
+    assert table.iloc[0, [0, 1]].tolist() == [SLUG, "5 x"]
+    assert list(table) == ["id", "claimed", "measured", "verdict"]
 
 
 def test_a_right_ledger_is_read_in_its_order(ledger):

@@ -90,6 +90,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "select": ("batch",),
     "study": ("cases", "record", "store", "overlay", "jobs", "lock"),
     "studies": ("batch", "cases", "cost", "study", "catalog"),
+    "catalog.decode_metadata_eager": ("catalog.decode_metadata", "study"),
     "catalog.*": ("batch", "cases", "cost", "study"),
     "recipe": ("store", "studies", "report.html", "report.refresh"),
     # which release changed the speed
@@ -99,8 +100,15 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     # what the records say of published claims; report.rows is the part of the report that draws
     # nothing, it pairs rounds, and that must be done in one place
     "evidence": ("batch", "measure.stats", "report.rows"),
-    "claim_checks": ("evidence", "report.rows", "select", "studies"),
-    "claims": ("claim_checks", "evidence", "store", "studies"),
+    "claim_checks_metadata": (
+        "cases",
+        "catalog.*",
+        "evidence",
+        "report.metadata_rows",
+        "report.rows",
+    ),
+    "claim_checks": ("claim_checks_metadata", "evidence", "report.rows", "select", "studies"),
+    "claims": ("claim_checks", "evidence", "store", "studies", "study"),
     "cluster": ("batch", "record", "store", "jobs", "study"),
     # any callable, the user's own: what it ran, and what changed
     "profiles": ("measure.spans", "report.cards", "report.timeline"),
@@ -113,6 +121,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "store",
         "record",
         "batch",
+        "cases",
         "cost",
         "measure.stats",
         "select",
