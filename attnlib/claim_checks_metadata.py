@@ -65,8 +65,8 @@ def speedup_at_source_case(frame: pd.DataFrame, figure: float | None) -> Finding
     reason = (
         f"Which of the two was timed is not said; {figure:g} x is within a quarter of "
         f"{sum(_near(v, figure) for v in values)} of them. Over the same design written anew: "
-        f"{' and '.join(said)}. Our op by op computes the column offsets that SGLang kept ready, so "
-        f"it has more launches than what was replaced."
+        f"{' and '.join(said)}. Our op by op computes the column offsets that SGLang kept ready, "
+        f"so it has more launches than what was replaced."
     )
     measured = f"{graph:.2f} x in a graph, {eager:.2f} x launched eagerly"
     return Finding(figure_word(values, figure), reason, measured, records=_unique(records))
@@ -139,8 +139,8 @@ def time_grows_with_batch(frame: pd.DataFrame, _: float | None) -> Finding:
     low, high = grown[MERGED].min(), grown[MERGED].max()
     reason = (
         f"From {MANY[0]} to {MANY[1]:,} requests of {SHORT_CTX} tokens the batch grows {growth:g} "
-        f"x and the time about as much in {held} of {len(grown[MERGED])} page sizes; with a scan in "
-        f"parallel it grows {grown[FUSED].min():.1f} to {grown[FUSED].max():.1f} x."
+        f"x and the time about as much in {held} of {len(grown[MERGED])} page sizes; with a scan "
+        f"in parallel it grows {grown[FUSED].min():.1f} to {grown[FUSED].max():.1f} x."
     )
     word = vote(held, len(grown[MERGED]) - held)
     return Finding(word, reason, f"{low:.1f} to {high:.1f} x", records=tuple(rows.id))

@@ -234,7 +234,7 @@ def step_table(frame: pd.DataFrame) -> pd.DataFrame:
         for _, above, below in paired_times(rows, OPS, FUSED, by=STEP_BY)
     ]
     keys = ["layers", "batch_size", "page_size", "kv_len"]
-    clocks = rows.groupby(STEP_BY).sm_clock_mhz.median().reset_index(drop=True)
+    clocks = rows.groupby(STEP_BY).sm_clock_mhz.median().round().astype(int).reset_index(drop=True)
     shown = table.reindex(columns=[*keys, OPS, SERIAL, FUSED]).round(0)
     told = {"op by op / fused": found.ratio.round(3), "95 %": intervals(found)}
     return shown.assign(**told, **{"op by op is": words, "SM MHz": clocks})

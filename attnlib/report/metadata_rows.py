@@ -51,7 +51,7 @@ def step_rows(frame: pd.DataFrame) -> pd.DataFrame:
     Of a frame that has no step, none.
     """
     if "layers" not in frame:
-        return decode_rows(frame.iloc[:0]).assign(layers=0)
+        return frame.iloc[:0].reindex(columns=list(dict.fromkeys([*frame.columns, *STEP_BY])))
     return _named(decode_rows(frame[frame.layers.notna()])).astype({"layers": int})
 
 
