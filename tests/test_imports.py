@@ -63,6 +63,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "metadata.launch": (),
     "metadata.arguments": (),
     "metadata.eager": ("metadata.arguments",),
+    "metadata.rows": (),
+    "metadata.decode": ("metadata.arguments", "metadata.launch", "metadata.rows"),
     "metadata.*": ("metadata.arguments", "metadata.launch"),
     # from a study to its records; the worker is started by name, in a process of its own
     "overlay": (),

@@ -4,9 +4,6 @@ One Triton kernel. Program 0 writes the lengths and scans them, block by block; 
 it. The others copy pages: a row's programs take its blocks of columns in turn and stop at the last
 live page, so work follows the lengths and not the table's width. A row needs nothing from the
 prefix sum, which is why the scan is off every other program's path.
-
-Rows are copied four words at a time. The load is bounded by the row's end rounded up to four, which
-stays inside `req_to_token`; the store is exact, in whole vectors and then word by word.
 """
 
 from __future__ import annotations
@@ -20,6 +17,7 @@ import triton.language as tl
 
 from .arguments import MAX_INT32, require_decode
 from .launch import DirectLaunches, interpreting, require_launchable
+from .rows import copy_row
 
 MANY_ROWS = 1024
 MAX_SCAN = 4096
@@ -69,15 +67,6 @@ def write_lengths(seq_lens, cache_seqlens, cu_seqlens_k, batch, delta, SCAN: tl.
         total += tl.sum(lens, 0)
 
 
-@triton.jit
-def store_live(target, cols, values, live, VECTOR: tl.constexpr):
-    """Store `values` in columns below `live`: whole vectors first, so that those stay vectors."""
-    whole = tl.multiple_of(live // VECTOR * VECTOR, VECTOR)
-    tl.store(target + cols, values, mask=cols < whole)
-    if VECTOR > 1:
-        tl.store(target + cols, values, mask=(cols >= whole) & (cols < live))
-
-
 @triton.jit(do_not_specialize=["batch", "delta", "max_pages", "pool_rows", "num_slots"])
 def decode_metadata_kernel(
     seq_lens,
@@ -111,46 +100,49 @@ def decode_metadata_kernel(
         if tl.program_id(1) == 0:
             write_lengths(seq_lens, cache_seqlens, cu_seqlens_k, batch, delta, SCAN)
     else:
-        row = tl.program_id(0) - 1
-        length = tl.load(seq_lens + row).to(tl.int32) + delta
-        pool_row = tl.load(req_pool_indices + row).to(tl.int64)
-        known = (pool_row >= 0) & (pool_row < pool_rows)
-        tokens = req_to_token + pool_row * token_stride
-        target = row.to(tl.int64) * table_stride
-        live = tl.minimum((length + (1 << SHIFT) - 1) >> SHIFT, max_pages)
-        readable = tl.multiple_of((live + VECTOR - 1) // VECTOR * VECTOR, VECTOR)
-        for start in range(tl.program_id(1) * COLS, live, tl.num_programs(1) * COLS):
-            cols = tl.multiple_of(start, COLS) + tl.arange(0, COLS)
-            inside = cols < (readable if SHIFT == 0 else live)
-            slots = tl.load(tokens + (cols.to(tl.int64) << SHIFT), mask=inside & known, other=-1)
-            store_live(page_table + target, cols, slots >> SHIFT, live, VECTOR)
-            if HAS_SWA:
-                mapped = (cols < live) & (slots >= 0) & (slots < num_slots)
-                moved = tl.load(swa_slot_map + slots, mask=mapped, other=-1)
-                store_live(swa_page_table + target, cols, moved >> SHIFT, live, VECTOR)
+        copy_row(
+            tl.program_id(0) - 1,
+            seq_lens,
+            req_pool_indices,
+            req_to_token,
+            page_table,
+            swa_slot_map,
+            swa_page_table,
+            delta,
+            max_pages,
+            pool_rows,
+            num_slots,
+            token_stride,
+            table_stride,
+            SHIFT,
+            HAS_SWA,
+            VECTOR,
+            COLS,
+        )
 
 
 @dataclass(frozen=True)
-class _Known:
+class Known:
     """A signature that has passed every check, and what follows from it."""
 
+    kernel: Any
     batch: int
     reachable: int
     device: torch.device
-    scalars: tuple[int, int, int, int]
-    constants: tuple[int, bool, int, int]
+    scalars: tuple[int, ...]
+    constants: tuple[int, ...]
     launches: dict[Tiling, DirectLaunches] = field(default_factory=dict)
 
     def launches_of(self, tiling: Tiling) -> DirectLaunches:
         """The launches with this tiling, made at its first use."""
         found = self.launches.get(tiling)
         if found is None:
-            found = DirectLaunches(decode_metadata_kernel, self.device, tiling.warps)
+            found = DirectLaunches(self.kernel, self.device, tiling.warps)
             self.launches[tiling] = found
         return found
 
 
-_KNOWN: dict[tuple[Any, ...], _Known] = {}
+_KNOWN: dict[tuple[Any, ...], Known] = {}
 
 
 def build_decode_metadata(
@@ -202,7 +194,7 @@ def build_decode_metadata(
         swa_slot_map,
         swa_page_table,
     )
-    known = _KNOWN.get(_signature(tensors, page_size))
+    known = _KNOWN.get(signature_of(tensors, page_size))
     # What a signature does not hold is looked at in every call.
     if (
         known is None
@@ -220,7 +212,8 @@ def build_decode_metadata(
     known.launches_of(tiling)(grid, tensors, numbers, (*known.constants, tiling.cols))
 
 
-def _signature(tensors: tuple[Any, ...], page_size: Any) -> tuple[Any, ...] | None:
+def signature_of(tensors: tuple[Any, ...], page_size: Any) -> tuple[Any, ...] | None:
+    """All of a call that another compiled kernel or another check would follow from."""
     # Spelled out and flat: this runs in every step of an engine that captures no graph.
     lens, rows, pool, out, sums, table, slot_map, swa_table = tensors
     try:
@@ -251,18 +244,29 @@ def _signature(tensors: tuple[Any, ...], page_size: Any) -> tuple[Any, ...] | No
             table.shape,
             table.is_contiguous(),
             table.get_device(),
-            slot_map if slot_map is None else _form(slot_map),
-            swa_table if swa_table is None else _form(swa_table),
+            slot_map if slot_map is None else form_of(slot_map),
+            swa_table if swa_table is None else form_of(swa_table),
         )
     except AttributeError:
         return None
 
 
-def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
+def form_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """A tensor's part of a signature."""
     return tensor.dtype, tensor.shape, tensor.is_contiguous(), tensor.get_device()
 
 
-def _check(tensors: tuple[Any, ...], page_size: int, max_pages: int, seq_len_delta: int) -> _Known:
+def _check(tensors: tuple[Any, ...], page_size: int, max_pages: int, seq_len_delta: int) -> Known:
+    known = checked(tensors, page_size, max_pages, seq_len_delta)
+    # Only a CUDA device has a number of its own in a signature.
+    return known if interpreting() else _KNOWN.setdefault(signature_of(tensors, page_size), known)
+
+
+def checked(tensors: tuple[Any, ...], page_size: int, max_pages: int, seq_len_delta: int) -> Known:
+    """What follows from arguments of `build_decode_metadata`, which may raise as it does.
+
+    `tensors` are the first eight parameters of its kernel, in order.
+    """
     names = decode_metadata_kernel.arg_names[: len(tensors)]
     reachable = require_decode(
         **dict(zip(names, tensors, strict=True)),
@@ -271,18 +275,17 @@ def _check(tensors: tuple[Any, ...], page_size: int, max_pages: int, seq_len_del
         seq_len_delta=seq_len_delta,
     )
     require_launchable(tensors[0].device)
-    known = _derive(tensors, page_size, reachable)
-    # Only a CUDA device has a number of its own in a signature.
-    return known if interpreting() else _KNOWN.setdefault(_signature(tensors, page_size), known)
+    return _derive(tensors, page_size, reachable)
 
 
-def _derive(tensors: tuple[Any, ...], page_size: int, reachable: int) -> _Known:
+def _derive(tensors: tuple[Any, ...], page_size: int, reachable: int) -> Known:
     batch, (pool_rows, max_ctx), columns = len(tensors[0]), tensors[2].shape, tensors[5].shape[1]
     slot_map = tensors[6]
     num_slots = 0 if slot_map is None else len(slot_map)
     vector = 1 if max_ctx % 4 or columns % 4 else 4
     scan = min(MAX_SCAN, max(32, triton.next_power_of_2(batch)))
-    return _Known(
+    return Known(
+        kernel=decode_metadata_kernel,
         batch=batch,
         reachable=reachable,
         device=tensors[0].device,
