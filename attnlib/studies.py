@@ -209,6 +209,7 @@ STUDIES = {
                 Grid(STEPS_32_80, EACH_OR_ONCE, rounds=3),
                 Grid(STEPS_EAGER, EACH_OR_ONCE, timers=("eager",), rounds=3),
                 Grid(PREPARES, ("fa3-prepare",), rounds=3),
+                Grid(LLAMA_STEPS, ("fa3-step-one-launch", "fa3-step-fused"), rounds=3),
                 Grid(STEPS_64[::12], EACH_OR_ONCE, rounds=3, headline=True),
                 Grid(PREPARES, ("fa3-prepare",), rounds=3, headline=True),
             ),
