@@ -15,5 +15,6 @@ STUDY = Study(
         Grid(LLAMA_STEPS, (*ALONE, *BEFORE_LAYERS), rounds=3),
         Grid(LLAMA_STEPS[:4], ALONE, rounds=3, headline=True),
     ),
+    reference_machine="nvidia-h200-b5ad3ff8",
     ceilings=("launch",),
 )

@@ -170,6 +170,8 @@ def reserve(
     """
     settled = facts.settled
     _require_packing(facts)
+    # "cuda" means the current device: a tensor on it knows which.
+    device = torch.empty(0, device=device).device
     _require_sm_count(settled, device)
     size = layout_of(settled).size
     if out is None:
