@@ -46,7 +46,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "metadata.facts": ("metadata.tiles",),
     "metadata.splits": ("metadata.facts",),
     "metadata.vectors": ("metadata.splits",),
-    "metadata.scheduler": ("metadata.splits", "metadata.library"),
+    "metadata.scheduler": ("metadata.arguments", "metadata.splits", "metadata.library"),
     "metadata.flashmla": (),
     "mismatch": (
         "backends.fa3",
@@ -64,6 +64,25 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "metadata.lengths": (),
     "metadata.arguments": (),
     "metadata.eager": ("metadata.arguments",),
+    "metadata.rows": (),
+    "metadata.splits_triton": ("metadata.splits",),
+    "metadata.decode": (
+        "metadata.arguments",
+        "metadata.launch",
+        "metadata.lengths",
+        "metadata.rows",
+    ),
+    # the one of them that also writes FA3's schedule
+    "metadata.one_launch": (
+        "metadata.arguments",
+        "metadata.decode",
+        "metadata.launch",
+        "metadata.lengths",
+        "metadata.rows",
+        "metadata.scheduler",
+        "metadata.splits",
+        "metadata.splits_triton",
+    ),
     "metadata.*": ("metadata.arguments", "metadata.launch", "metadata.lengths"),
     # from a study to its records; the worker is started by name, in a process of its own
     "overlay": (),
@@ -90,8 +109,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "select": ("batch",),
     "study": ("cases", "record", "store", "overlay", "jobs", "lock"),
     "studies": ("batch", "cases", "cost", "study", "catalog"),
-    "catalog.decode_metadata_eager": ("catalog.decode_metadata", "study"),
-    "catalog.*": ("batch", "cases", "cost", "study"),
+    "catalog.*": ("batch", "cases", "cost", "study", "catalog.decode_metadata"),
     "recipe": ("store", "studies", "report.html", "report.refresh"),
     # which release changed the speed
     "releases": ("overlay",),

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from attnlib.batch import AttnSpec, DecodeCase
 from attnlib.cases import MismatchCase, StepCase
 from attnlib.catalog.metadata_mismatch import MISMATCH_NAMES
 from attnlib.mismatch import MISMATCHES
 from attnlib.record import Item, Record
-from attnlib.subjects.step import BACKENDS
+from attnlib.subjects.base import Bench
+from attnlib.subjects.step import ALONE, BACKENDS, StepSubject
 from attnlib.worker import Worker
 
 STEP = StepCase(DecodeCase(AttnSpec(16, 2, 128, 16), 5, 300, "ragged"), 4)
-LAYERS = {"fa3-step-each": (4, 4, 0), "fa3-prepare": (0, 1, 0), "fa3-step-fused": (4, 1, 1)}
+LAYERS = {
+    "fa3-step-each": (4, 4, 0, 0),
+    "fa3-prepare": (0, 1, 0, 0),
+    "fa3-two-launches": (0, 1, 1, 0),
+    "fa3-one-launch": (0, 0, 0, 1),
+    "fa3-step-fused": (4, 1, 1, 0),
+    "fa3-step-one-launch": (4, 0, 0, 1),
+}
+"""Launches of attention, of the library's preparation, of the fused kernel, of ours for all."""
 
 
 def measure(item: Item, device: str) -> Record:
@@ -37,6 +47,18 @@ def test_without_the_library_a_step_is_refused_with_what_to_install(case, monkey
     assert (record.status, record.reason) == ("refused", "install it")
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="FakeFa3 and the interpreter run on the CPU")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_way_of_making_a_step_gives_the_right_output(backend: str, fake_fa3) -> None:
+    subject = StepSubject(Bench("cpu", {"l2_mib": 0.01}, {}))
+    subject._prepare(STEP)
+    batch, prepare = subject._prepared(ALONE.get(backend, backend))
+    for _ in range(2):
+        assert subject._oracle.check(subject._run_layers(batch, prepare, STEP.layers)).passed
+    asked = 0 if "one-launch" in backend or "each" in backend else 2
+    assert (len(fake_fa3.asked), len(fake_fa3.launched)) == (asked, 2 * STEP.layers)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_step_is_right_and_launches_what_its_name_says(backend: str) -> None:
@@ -47,9 +69,8 @@ def test_a_step_is_right_and_launches_what_its_name_says(backend: str) -> None:
     def of(word: str) -> float:
         return sum(count for name, count in launched.items() if word in name)
 
-    seen = (of("FlashAttnFwdSm90"), of("prepare_varlen"), of("decode_metadata_kernel"))
-    attention, prepares, fused = LAYERS.get(backend, (4, 1, 0))
-    assert seen == (attention, prepares, fused)
+    words = ("FlashAttnFwdSm90", "prepare_varlen", "decode_metadata_kernel", "step_metadata_kernel")
+    assert tuple(map(of, words)) == LAYERS.get(backend, (4, 1, 0, 0))
 
 
 @pytest.mark.gpu

@@ -275,3 +275,23 @@ def require_verify(
     )
     require_apart("seq_lens", seq_lens, "cache_seqlens", cache_seqlens)
     return countable
+
+
+def require_vector(name: str, tensor: torch.Tensor, length: int) -> None:
+    """Raise unless `tensor` is [length] int32, contiguous."""
+    if tensor.shape != (length,) or tensor.dtype != torch.int32 or not tensor.is_contiguous():
+        raise ValueError(
+            f"{name} must be [{length}] int32, contiguous, got {list(tensor.shape)} "
+            f"{tensor.dtype}{'' if tensor.is_contiguous() else ', not contiguous'}"
+        )
+
+
+def require_room(out: torch.Tensor, size: int, device: torch.device) -> None:
+    """Raise unless `out` is a contiguous buffer of at least `size` int32 on `device`."""
+    if out.ndim != 1 or out.dtype != torch.int32 or not out.is_contiguous() or len(out) < size:
+        raise ValueError(
+            f"out must be [>= {size}] int32, contiguous, got {list(out.shape)} {out.dtype}"
+            f"{'' if out.is_contiguous() else ', not contiguous'}"
+        )
+    if out.device != device:
+        raise ValueError(f"out must be on the device of seq_lens, {device}, got {out.device}")

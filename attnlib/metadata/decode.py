@@ -4,9 +4,6 @@ One Triton kernel. Program 0 writes the lengths and scans them, block by block; 
 it. The others copy pages: a row's programs take its blocks of columns in turn and stop at the last
 live page, so work follows the lengths and not the table's width. A row needs nothing from the
 prefix sum, which is why the scan is off every other program's path.
-
-Rows are copied four words at a time. The load is bounded by the row's end rounded up to four, which
-stays inside `req_to_token`; the store is exact, in whole vectors and then word by word.
 """
 
 from __future__ import annotations
@@ -20,6 +17,7 @@ import triton.language as tl
 from .arguments import MAX_INT32, require_decode, signature
 from .launch import DirectLaunches, Known, remember, require_launchable
 from .lengths import scan_width, write_lengths
+from .rows import copy_row
 
 MANY_ROWS = 1024
 
@@ -52,15 +50,6 @@ def tiling_of(batch: int, max_pages: int, page_size: int) -> Tiling:
     if words <= 2**17:
         return GATHER_SMALL
     return GATHER_LARGE if words <= 2**22 else GATHER_HUGE
-
-
-@triton.jit
-def store_live(target, cols, values, live, VECTOR: tl.constexpr):
-    """Store `values` in columns below `live`: whole vectors first, so that those stay vectors."""
-    whole = tl.multiple_of(live // VECTOR * VECTOR, VECTOR)
-    tl.store(target + cols, values, mask=cols < whole)
-    if VECTOR > 1:
-        tl.store(target + cols, values, mask=(cols >= whole) & (cols < live))
 
 
 @triton.jit(do_not_specialize=["batch", "delta", "max_pages", "pool_rows", "num_slots"])
@@ -96,23 +85,25 @@ def decode_metadata_kernel(
         if tl.program_id(1) == 0:
             write_lengths(seq_lens, cache_seqlens, cu_seqlens_k, batch, delta, SCAN)
     else:
-        row = tl.program_id(0) - 1
-        length = tl.load(seq_lens + row).to(tl.int32) + delta
-        pool_row = tl.load(req_pool_indices + row).to(tl.int64)
-        known = (pool_row >= 0) & (pool_row < pool_rows)
-        tokens = req_to_token + pool_row * token_stride
-        target = row.to(tl.int64) * table_stride
-        live = tl.minimum((length + (1 << SHIFT) - 1) >> SHIFT, max_pages)
-        readable = tl.multiple_of((live + VECTOR - 1) // VECTOR * VECTOR, VECTOR)
-        for start in range(tl.program_id(1) * COLS, live, tl.num_programs(1) * COLS):
-            cols = tl.multiple_of(start, COLS) + tl.arange(0, COLS)
-            inside = cols < (readable if SHIFT == 0 else live)
-            slots = tl.load(tokens + (cols.to(tl.int64) << SHIFT), mask=inside & known, other=-1)
-            store_live(page_table + target, cols, slots >> SHIFT, live, VECTOR)
-            if HAS_SWA:
-                mapped = (cols < live) & (slots >= 0) & (slots < num_slots)
-                moved = tl.load(swa_slot_map + slots, mask=mapped, other=-1)
-                store_live(swa_page_table + target, cols, moved >> SHIFT, live, VECTOR)
+        copy_row(
+            tl.program_id(0) - 1,
+            seq_lens,
+            req_pool_indices,
+            req_to_token,
+            page_table,
+            swa_slot_map,
+            swa_page_table,
+            delta,
+            max_pages,
+            pool_rows,
+            num_slots,
+            token_stride,
+            table_stride,
+            SHIFT,
+            HAS_SWA,
+            VECTOR,
+            COLS,
+        )
 
 
 _KNOWN: dict[tuple[Any, ...], Known] = {}
@@ -186,6 +177,15 @@ def build_decode_metadata(
 
 
 def _check(tensors: tuple[Any, ...], page_size: int, max_pages: int, seq_len_delta: int) -> Known:
+    known = checked(tensors, page_size, max_pages, seq_len_delta)
+    return remember(_KNOWN, signature(tensors, page_size), known)
+
+
+def checked(tensors: tuple[Any, ...], page_size: int, max_pages: int, seq_len_delta: int) -> Known:
+    """What follows from arguments of `build_decode_metadata`, which may raise as it does.
+
+    `tensors` are the first eight parameters of its kernel, in order.
+    """
     names = decode_metadata_kernel.arg_names[: len(tensors)]
     reachable = require_decode(
         **dict(zip(names, tensors, strict=True)),
@@ -194,8 +194,7 @@ def _check(tensors: tuple[Any, ...], page_size: int, max_pages: int, seq_len_del
         seq_len_delta=seq_len_delta,
     )
     require_launchable(tensors[0].device)
-    known = _derive(tensors, page_size, reachable)
-    return remember(_KNOWN, signature(tensors, page_size), known)
+    return _derive(tensors, page_size, reachable)
 
 
 def _derive(tensors: tuple[Any, ...], page_size: int, reachable: int) -> Known:

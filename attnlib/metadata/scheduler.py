@@ -33,6 +33,7 @@ from functools import lru_cache
 import torch
 
 from . import library
+from .arguments import require_room, require_vector
 from .splits import SchedulerFacts, layout_of, max_words, plan_splits
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "max_words",
     "plan_splits",
     "precompute",
+    "reserve",
     "sm_count",
 ]
 
@@ -81,6 +83,8 @@ class SchedulerMetadata:
             raise ValueError(
                 f"device must be that of the scheduler metadata, {self.device}, got {device}"
             )
+        if not self._writes:
+            raise ValueError("words must be written before they are used, got words only reserved")
         if self._writes != [_writes(self.words)]:
             raise ValueError(
                 f"words must be those of this scheduler metadata, written {self._writes[0]} times, "
@@ -92,6 +96,13 @@ class SchedulerMetadata:
     def mark_used(self) -> None:
         """Take the words as they are for one's own: an attention call resets the counter."""
         self._writes[:] = [_writes(self.words)]
+
+    def mark_written(self) -> None:
+        """The same after a kernel whose writes PyTorch does not see: whoever else has words in the
+        buffer finds that they are gone. The stream is forgotten, as by `renew`."""
+        torch.autograd.graph.increment_version(self.words)
+        self.mark_used()
+        self.hand_over()
 
     def renew(
         self,
@@ -141,13 +152,34 @@ def precompute(
     settled = facts.settled
     _require_packing(facts)
     if out is not None:
-        _require_buffer(out, layout_of(settled).size, seq_lens.device)
+        require_room(out, layout_of(settled).size, seq_lens.device)
     words = _checked_words(settled, seq_lens, seq_lens_cpu, cu_seqlens_q)
     if out is not None:
         out[: len(words)].copy_(words)
         out[len(words) :].zero_()
         words = out[: len(words)]
     return SchedulerMetadata(words, settled)
+
+
+def reserve(
+    facts: SchedulerFacts, device: torch.device, *, out: torch.Tensor | None = None
+) -> SchedulerMetadata:
+    """Zeros in the place of metadata, for `build_step_metadata` to write; no call takes them yet.
+
+    `out` and errors as for `precompute`; the cap is fixed in the same way.
+    """
+    settled = facts.settled
+    _require_packing(facts)
+    # "cuda" means the current device: a tensor on it knows which.
+    device = torch.empty(0, device=device).device
+    _require_sm_count(settled, device)
+    size = layout_of(settled).size
+    if out is None:
+        out = torch.empty(size, dtype=torch.int32, device=device)
+    require_room(out, size, device)
+    metadata = SchedulerMetadata(out.zero_()[:size], settled)
+    metadata._writes.clear()
+    return metadata
 
 
 @lru_cache(maxsize=16)
@@ -195,7 +227,7 @@ def _checked_words(
     seq_lens_cpu: Sequence[int] | torch.Tensor | None,
     cu_seqlens_q: torch.Tensor | None,
 ) -> torch.Tensor:
-    _require_int32("seq_lens", seq_lens, settled.batch_size)
+    require_vector("seq_lens", seq_lens, settled.batch_size)
     _require_lengths(settled, seq_lens_cpu)
     if (cu_seqlens_q is not None) != settled.varlen_q:
         raise ValueError(
@@ -203,7 +235,7 @@ def _checked_words(
             f"{'none' if cu_seqlens_q is None else 'some'} with varlen_q={settled.varlen_q}"
         )
     if cu_seqlens_q is not None:
-        _require_int32("cu_seqlens_q", cu_seqlens_q, settled.batch_size + 1)
+        require_vector("cu_seqlens_q", cu_seqlens_q, settled.batch_size + 1)
     _require_sm_count(settled, seq_lens.device)
     words = ask_library(settled, seq_lens, cu_seqlens_q)
     size = layout_of(settled).size
@@ -264,21 +296,3 @@ def _require_lengths(
             f"seq_lens_cpu must lie in 1..{facts.max_seqlen_k} (page-table width x page_size), "
             f"got {low}..{high}"
         )
-
-
-def _require_int32(name: str, tensor: torch.Tensor, length: int) -> None:
-    if tensor.shape != (length,) or tensor.dtype != torch.int32 or not tensor.is_contiguous():
-        raise ValueError(
-            f"{name} must be [{length}] int32, contiguous, got {list(tensor.shape)} "
-            f"{tensor.dtype}{'' if tensor.is_contiguous() else ', not contiguous'}"
-        )
-
-
-def _require_buffer(out: torch.Tensor, size: int, device: torch.device) -> None:
-    if out.ndim != 1 or out.dtype != torch.int32 or not out.is_contiguous() or len(out) < size:
-        raise ValueError(
-            f"out must be [>= {size}] int32, contiguous, got {list(out.shape)} {out.dtype}"
-            f"{'' if out.is_contiguous() else ', not contiguous'}"
-        )
-    if out.device != device:
-        raise ValueError(f"out must be on the device of seq_lens, {device}, got {out.device}")

@@ -127,15 +127,14 @@ class SplitPlan:
     def heads_in_l2(self) -> np.ndarray:
         """Heads whose KV blocks share 8 MiB of L2, [batch_size] by request."""
         facts = self.facts
-        per_block = facts.tile[1] * (facts.head_dim + facts.head_dim_v) * facts.element_bytes
-        fit = SWIZZLE_L2_BYTES // per_block
+        fit = blocks_in_l2(facts)
         blocks = np.maximum(self.blocks_per_split, 1)
         heads = np.ones_like(blocks)
         for count in (2, 4, 8, 16):
             heads[blocks * count <= fit] = count
         if not facts.packs:
             heads *= facts.group_size
-        return np.minimum(heads, _scheduled_heads(facts))
+        return np.minimum(heads, scheduled_heads(facts))
 
     @property
     def candidates(self) -> tuple[SplitPlan, ...]:
@@ -230,6 +229,17 @@ def max_words(max_batch_size: int) -> int:
     return 4 * (-(-max_batch_size // 4) * 4) + 1
 
 
+def blocks_in_l2(facts: SchedulerFacts) -> int:
+    """KV blocks of one head that fit in the 8 MiB of L2 that the schedule counts on."""
+    per_block = facts.tile[1] * (facts.head_dim + facts.head_dim_v) * facts.element_bytes
+    return SWIZZLE_L2_BYTES // per_block
+
+
+def scheduled_heads(facts: SchedulerFacts) -> int:
+    """Heads of a request's tiles: KV heads where a group's query heads are packed."""
+    return facts.num_kv_heads if facts.packs else facts.num_qo_heads
+
+
 def _split(
     facts: SchedulerFacts,
     m_blocks: np.ndarray,
@@ -255,15 +265,11 @@ def _blocks_per_sm(facts: SchedulerFacts, total_blocks: int) -> tuple[int, tuple
             f"q_lens x seq_lens must make at most {INT32_MAX} tiles in all, where FA3's int32 sum "
             f"overflows, got {total_blocks}"
         )
-    work = np.float32(total_blocks) * MARGIN * np.float32(_scheduled_heads(facts))
+    work = np.float32(total_blocks) * MARGIN * np.float32(scheduled_heads(facts))
     share = np.float32(work / np.float32(facts.usable_sms))
     near = {math.ceil(float(share) * (1 + slack)) for slack in (-ROUNDING_SLACK, ROUNDING_SLACK)}
     nearest = math.ceil(share)
     return nearest, tuple(sorted(near - {nearest}))
-
-
-def _scheduled_heads(facts: SchedulerFacts) -> int:
-    return facts.num_kv_heads if facts.packs else facts.num_qo_heads
 
 
 def _lengths(name: str, values: np.ndarray, batch_size: int, most: int) -> np.ndarray:

@@ -7,7 +7,10 @@
 | fa3-step-eager | lengths and page table op by op, FA3's schedule once, then the layers |
 | fa3-step-serial | the same with the serial kernel |
 | fa3-step-fused | the same with the fused kernel |
-| fa3-prepare | FA3's schedule alone, no layer |
+| fa3-step-one-launch | lengths, page table and FA3's schedule in one kernel, then the layers |
+| fa3-prepare | only FA3's schedule, no layer |
+| fa3-two-launches | only the metadata of fa3-step-fused, no layer |
+| fa3-one-launch | only the metadata of fa3-step-one-launch, no layer |
 
 Layers take turns over copies of the cache, so that between two uses of a copy twice the L2 is read,
 as far as a model of so many layers would.
@@ -18,6 +21,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,14 +33,22 @@ from ..check import Oracle
 from ..cost import decode_cost
 from ..measure.timer import cold_copies, run_timer
 from ..measure.trace import trace_kernels
-from ..metadata.scheduler import SchedulerMetadata, precompute
+from ..metadata.one_launch import build_step_metadata
+from ..metadata.scheduler import SchedulerMetadata, precompute, reserve
 from ..record import Item
 from ..workload import DecodeWorkload, build_workload
 from .base import Bench, timed_fields
 
 BUILDERS = {"fa3-step-eager": "eager", "fa3-step-serial": "serial", "fa3-step-fused": "decode"}
-BACKENDS = ("fa3-step-each", "fa3-step-once", *BUILDERS, "fa3-prepare")
-Step = Callable[[], torch.Tensor]
+ONE_LAUNCH = "fa3-step-one-launch"
+ALONE = {
+    "fa3-prepare": "fa3-step-once",
+    "fa3-two-launches": "fa3-step-fused",
+    "fa3-one-launch": ONE_LAUNCH,
+}
+"""Backend that times the metadata only -> the step it is of, which the oracle checks."""
+BACKENDS = ("fa3-step-each", "fa3-step-once", *BUILDERS, ONE_LAUNCH, *ALONE)
+Prepare = Callable[[], SchedulerMetadata | None]
 
 
 class StepSubject:
@@ -58,7 +70,8 @@ class StepSubject:
             return {"status": "refused", "reason": reason}
         timer = run_timer(item.timer)
         self._prepare(case)
-        step = self._step(item.backend, case.layers)
+        batch, prepare = self._prepared(ALONE.get(item.backend, item.backend))
+        step = partial(self._run_layers, batch, prepare, case.layers)
         verdict = self._oracle.check(step())
         seen = {
             "oracle_error": verdict.error,
@@ -69,7 +82,7 @@ class StepSubject:
         if not verdict.passed:
             reason = f"row error {verdict.error:.3g} over budget {verdict.budget:.3g}"
             return {"status": "incorrect", "reason": reason, **seen}
-        timed = self._schedule if item.backend == "fa3-prepare" else step
+        timed = prepare if item.backend in ALONE else step
         # Timed before it is traced: the profiler's callbacks stay on, and slow every launch.
         timing = timer(timed)
         kernels = trace_kernels(timed)
@@ -99,28 +112,36 @@ class StepSubject:
     def _schedule(self) -> SchedulerMetadata:
         return precompute(self._facts, self._work.batch.seq_lens)
 
-    def _step(self, backend: str, layers: int) -> Step:
-        batch, build = self._work.batch, None
-        if backend in BUILDERS:
-            batch, build = _built(BUILDERS[backend], batch)
+    def _run_layers(self, batch: DecodeBatch, prepare: Prepare, layers: int) -> torch.Tensor:
+        metadata = prepare()
+        for layer in range(layers):
+            cache = self._caches[layer % len(self._caches)]
+            out = attend(self._work.q, cache, batch, metadata=metadata)
+        return out
 
-        def step() -> torch.Tensor:
-            if build is not None:
-                build()
-            metadata = None
-            if backend != "fa3-step-each":
-                metadata = precompute(self._facts, batch.seq_lens)
-            for layer in range(layers):
-                cache = self._caches[layer % len(self._caches)]
-                out = attend(self._work.q, cache, batch, metadata=metadata)
-            return out
+    def _prepared(self, backend: str) -> tuple[DecodeBatch, Prepare]:
+        """The buffers that a step's layers read, and what a step does before them."""
+        if backend == "fa3-step-each":
+            return self._work.batch, lambda: None
+        if backend == "fa3-step-once":
+            return self._work.batch, self._schedule
+        batch, arguments = over_own_buffers(self._work.batch)
+        if backend == ONE_LAUNCH:
+            scheduler = reserve(self._facts, batch.seq_lens.device)
+            build = partial(build_step_metadata, **arguments, scheduler=scheduler)
+            return batch, partial(_after, build, lambda: scheduler)
+        module = importlib.import_module(f"attnlib.metadata.{BUILDERS[backend]}")
+        build = partial(module.build_decode_metadata, **arguments)
+        return batch, partial(_after, build, partial(precompute, self._facts, batch.seq_lens))
 
-        return step
+
+def _after(build: Callable[[], None], schedule: Prepare) -> SchedulerMetadata | None:
+    build()
+    return schedule()
 
 
-def _built(module: str, batch: DecodeBatch) -> tuple[DecodeBatch, Callable[[], None]]:
-    """`batch` over buffers of its own, and the call that fills them from a request pool."""
-    builder = importlib.import_module(f"attnlib.metadata.{module}").build_decode_metadata
+def over_own_buffers(batch: DecodeBatch) -> tuple[DecodeBatch, dict[str, Any]]:
+    """`batch` over buffers of its own, and the arguments that fill them from a request pool."""
     page_size, width = batch.spec.page_size, batch.page_table.shape[1]
     inside = torch.arange(page_size, device=batch.page_table.device, dtype=torch.int32)
     slots = batch.page_table[:, :, None] * page_size + inside
@@ -129,7 +150,7 @@ def _built(module: str, batch: DecodeBatch) -> tuple[DecodeBatch, Callable[[], N
         seq_lens=torch.zeros_like(batch.seq_lens),
         page_table=torch.zeros_like(batch.page_table),
     )
-    arguments = {
+    return own, {
         "seq_lens": batch.seq_lens.long(),
         "req_pool_indices": torch.arange(batch.batch_size, device=slots.device),
         "req_to_token": slots.view(batch.batch_size, width * page_size),
@@ -139,4 +160,3 @@ def _built(module: str, batch: DecodeBatch) -> tuple[DecodeBatch, Callable[[], N
         "page_size": page_size,
         "max_pages": width,
     }
-    return own, lambda: builder(**arguments)
