@@ -273,7 +273,8 @@ def _in_order(good: str, bad: str) -> tuple[str, str]:
 def _require_askable(
     study: Study, case: DecodeCase, package: str, backend: str, *, rounds: int
 ) -> None:
-    packages = DISTRIBUTIONS.values()
+    prefixes = dict.fromkeys(name.partition("-")[0] for name in BACKENDS)
+    packages = [DISTRIBUTIONS[prefix] for prefix in prefixes if prefix in DISTRIBUTIONS]
     if package not in packages:
         raise ValueError(f"package must be one of {', '.join(packages)}, got {package!r}")
     able = [name for name in BACKENDS if DISTRIBUTIONS.get(name.partition("-")[0]) == package]
