@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from .arguments import require_decode, require_draft, require_kv_indices, require_verify
+from .arguments import require_decode_once, require_draft, require_kv_indices, require_verify
 
 
 def build_decode_metadata(
@@ -31,7 +31,7 @@ def build_decode_metadata(
     Columns past a row's live pages get whatever `req_to_token` holds there. Slot -1 indexes
     `swa_slot_map` from its end, as in the engines, which keep -1 in the map's last entry.
     """
-    require_decode(
+    require_decode_once(
         seq_lens=seq_lens,
         req_pool_indices=req_pool_indices,
         req_to_token=req_to_token,
@@ -47,11 +47,26 @@ def build_decode_metadata(
     cache_seqlens.copy_(seq_lens + seq_len_delta)
     cu_seqlens_k[:1].zero_()
     cu_seqlens_k[1:].copy_(torch.cumsum(cache_seqlens, dim=0, dtype=torch.int32))
-    first_tokens = torch.arange(max_pages, device=seq_lens.device) * page_size
+    first_tokens = _first_tokens(seq_lens.device, max_pages, page_size)
     slots = req_to_token[req_pool_indices[:, None], first_tokens[None, :]]
     page_table[:, :max_pages].copy_(slots // page_size)
     if swa_slot_map is not None:
         swa_page_table[:, :max_pages].copy_(swa_slot_map[slots.long()] // page_size)
+
+
+_FIRST_TOKENS: dict[tuple[torch.device, int, int], torch.Tensor] = {}
+
+
+def _first_tokens(device: torch.device, max_pages: int, page_size: int) -> torch.Tensor:
+    """Token offsets of the pages, made once and kept, as engines do when they start."""
+    key = (device, max_pages, page_size)
+    if key not in _FIRST_TOKENS:
+        offsets = torch.arange(0, max_pages * page_size, page_size, device=device)
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            # It would be the graph's memory, and empty until the graph is replayed.
+            return offsets
+        _FIRST_TOKENS[key] = offsets
+    return _FIRST_TOKENS[key]
 
 
 def build_kv_indices(
