@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .arguments import require_decode
+from .arguments import require_decode_once
 from .launch import require_launchable
 
 
@@ -80,7 +80,9 @@ def build_decode_metadata(
         "swa_slot_map": swa_slot_map,
         "swa_page_table": swa_page_table,
     }
-    require_decode(**tensors, page_size=page_size, max_pages=max_pages, seq_len_delta=seq_len_delta)
+    require_decode_once(
+        **tensors, page_size=page_size, max_pages=max_pages, seq_len_delta=seq_len_delta
+    )
     require_launchable(seq_lens.device)
     has_swa = swa_slot_map is not None
     cols, warps = (256, 8) if page_size == 1 and not has_swa else (128, 4)
