@@ -13,7 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
-from .arguments import require_draft, require_verify, signature
+from .arguments import signature
+from .draft_arguments import require_draft, require_verify
 from .launch import DirectLaunches, Known, remember, require_launchable
 from .lengths import scan_width, write_lengths
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from .arguments import require_decode_once, require_draft, require_kv_indices, require_verify
+from .arguments import require_decode_once, require_kv_indices
+from .draft_arguments import require_draft, require_verify
 
 
 def build_decode_metadata(
