@@ -72,7 +72,7 @@ def test_notebook_05_counts_bytes(bounds):
     said = f"needs {row.needed:.0f} MiB and fetches {row.fetched:.0f}, {times:.1f} times"
     assert said in prose("05")
     assert table.loc[SOURCE].floor > 3 * table.loc[SOURCE]["fetched / copy"]
-    assert table.loc[(128, 1, 8192)].floor == pytest.approx(bounds.launch_us, rel=0.15)
+    assert table.loc[(128, 1, 8192)].floor == pytest.approx(bounds.launch_us, rel=0.25)
 
 
 def test_notebook_05_says_how_near_the_floor_fused_is(studied, bounds):
@@ -139,7 +139,7 @@ def test_notebook_05_gives_eager_wall_times():
     assert said in prose("05")
     assert f"launch path takes SGLang {wall[MERGED]:.1f} us" in prose("05")
     assert f"slower one to launch, {wall[TODAY]:.1f} us" in prose("05")
-    assert f"`serial` with {wall[SERIAL]:.1f} us" in prose("05")
+    assert f"takes {wall[SERIAL]:.1f} us: it also looks its checks up" in prose("05")
 
 
 def test_notebook_05_says_what_a_step_gains_and_where_it_does_not(studied):

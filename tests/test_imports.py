@@ -63,7 +63,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "metadata.launch": (),
     "metadata.lengths": (),
     "metadata.arguments": (),
-    "metadata.eager": ("metadata.arguments",),
+    "metadata.draft_arguments": ("metadata.arguments",),
+    "metadata.eager": ("metadata.arguments", "metadata.draft_arguments"),
     "metadata.rows": (),
     "metadata.splits_triton": ("metadata.splits",),
     "metadata.decode": (
@@ -83,7 +84,12 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "metadata.splits",
         "metadata.splits_triton",
     ),
-    "metadata.*": ("metadata.arguments", "metadata.launch", "metadata.lengths"),
+    "metadata.*": (
+        "metadata.arguments",
+        "metadata.draft_arguments",
+        "metadata.launch",
+        "metadata.lengths",
+    ),
     # from a study to its records; the worker is started by name, in a process of its own
     "overlay": (),
     "lock": (),

@@ -64,6 +64,6 @@ STUDY = Study(
         Grid(LLAMA_STEPS, STEP_METADATA, rounds=3),
         Grid(METADATA[:6], DESIGNS, rounds=3, headline=True),
     ),
-    reference_machine="nvidia-h200-1aae11b8",
+    reference_machine="nvidia-h200-434edd91",
     ceilings=("copy", "launch", "gather"),
 )

@@ -20,6 +20,6 @@ STUDY = Study(
         Grid(SOURCE_CASE, SGLANG, SGLANG_RELEASES, timers=("eager",), rounds=3, isolated=True),
         Grid(SOURCE_CASE, DESIGNS, timers=("eager",), rounds=3, headline=True, isolated=True),
     ),
-    reference_machine="nvidia-h200-d167867c",
+    reference_machine="nvidia-h200-434edd91",
     ceilings=(),
 )
