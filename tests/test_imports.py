@@ -144,7 +144,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "report.*",
     ),
     "report.scheduler": ("measure.stats", "record", "report.*"),
-    "report.schedule": ("metadata.*", "report.*"),
+    "report.schedule": ("metadata.*", "report.*", "store"),
     "report.misfits": ("mismatches", "report.*"),
     "report.html": ("bisect", "claims", "store", "study", "studies"),
     # the front doors

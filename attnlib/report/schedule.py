@@ -5,15 +5,19 @@ The first two draw records; the others draw the model, for which nothing is meas
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
+from ..metadata import vectors
 from ..metadata.facts import SchedulerFacts
 from ..metadata.splits import plan_splits
 from ..metadata.tile_schedule import Tile, assign_tiles, balance
+from ..store import data_root
 from . import style
 from .scheduler import NEEDED_SHARE, SGLANG_SAVES_US, savings
 
@@ -63,7 +67,7 @@ def share_chart(frame: pd.DataFrame) -> Figure:
         spread = np.linspace(-0.06, 0.06, len(group))
         axis.scatter(place + aside + spread, group.share, s=18, color=colour, label=layers)
     axis.axhline(NEEDED_SHARE, color="0.3", linewidth=1, linestyle="--")
-    axis.text(0, NEEDED_SHARE + 0.01, "expected at least", ha="center", va="bottom")
+    axis.text(-0.2, NEEDED_SHARE + 0.01, "expected at least", va="bottom")
     axis.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths])
     axis.set(xlabel="kv_len, tokens", ylabel="saved / ((layers - 1) x prepare)", ylim=(0, 1.15))
     axis.set_title("How much of the prepare kernels' time is saved")
@@ -127,9 +131,30 @@ def split_table(facts: SchedulerFacts) -> pd.DataFrame:
     return table.rename_axis(index="kv_len", columns="batch size")
 
 
-def _resized(facts: SchedulerFacts, batch_size: int, max_seqlen_k: int) -> SchedulerFacts:
-    from dataclasses import replace
+def model_agreement() -> pd.DataFrame:
+    """The model's words beside those that FA3 wrote on a GPU, over all committed calls.
 
+    A row a kind of word: how many, how many contradict the model, and how many of the open ones
+    came out as the model chose.
+    """
+    path = data_root() / "vectors" / "fa3_scheduler_metadata.jsonl.gz"
+    _, calls = vectors.read(path)
+    judged = [vectors.compare(call, words) for call, words in calls if words is not None]
+    words, alike = _summed(each.counts for each in judged), _summed(j.open_alike for j in judged)
+    wrong = sum(_summed(each.wrong for each in judged).values())
+    table = pd.DataFrame({"calls": len(judged), "words": words, "as the model chose": alike})
+    table["contradict it"] = pd.Series({"specified": wrong, "tie": 0, "rounding": 0})
+    return table.loc[["specified", "tie", "rounding", "padding"]].astype("Int64")
+
+
+def _summed(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each)
+    return total
+
+
+def _resized(facts: SchedulerFacts, batch_size: int, max_seqlen_k: int) -> SchedulerFacts:
     return replace(facts, batch_size=batch_size, max_seqlen_k=max_seqlen_k)
 
 

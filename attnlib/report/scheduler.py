@@ -20,6 +20,7 @@ from .rows import decode_rows, paired_times
 
 EACH, ONCE, PREPARE = "fa3-step-each", "fa3-step-once", "fa3-prepare"
 STEP = ["layers", "page_size", "kv_len", "batch_size"]
+TIMES = ("each", "once", "saved", "low", "high")
 PARTS = {
     "prepare_varlen_num_blocks_kernel": "prepare",
     "FlashAttnFwdSm90": "attention",
@@ -47,6 +48,7 @@ def savings(frame: pd.DataFrame, *, timer: str = "graph") -> pd.DataFrame:
     ]
     names = [*STEP, "each", "once", "saved", "low", "high", "rounds"]
     table = pd.DataFrame(found, columns=names).sort_values(STEP, ignore_index=True)
+    table = table.astype({name: int for name in (*STEP, "rounds")} | dict.fromkeys(TIMES, float))
     table["prepare"] = table.batch_size.map(alone).astype(float)
     table["share"] = table.saved / ((table.layers - 1) * table.prepare)
     return table.assign(gain=100 * table.saved / table.each)
