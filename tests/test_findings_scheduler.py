@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from test_findings import prose
 
 from attnlib import store
 from attnlib.batch import AttnSpec, DecodeCase
@@ -14,7 +15,6 @@ from attnlib.mismatches import MISMATCHES, call_facts, predict_splits, told_fact
 from attnlib.report import misfits, schedule, scheduler
 from attnlib.studies import STUDIES
 from attnlib.workload import sample_seq_lens
-from test_findings import prose
 
 STUDY, MISFITS = STUDIES["scheduler_metadata"], STUDIES["metadata_mismatch"]
 SGLANG_TOKENS_PER_S = 131.41
