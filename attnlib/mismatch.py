@@ -1,8 +1,9 @@
 """Failure injection: scheduler metadata that does not fit its attention call, one case a process.
 
-Each `Mismatch` says what the metadata is told and what the call then does. `run_one` runs it, with
-the guard or past it, and judges the output against the oracle. Past the guard it may read and write
-out of bounds, so the caller runs each case in a process of its own and takes its death as `died`.
+`mismatches` has the cases: what the metadata is told and what the call then does. `run_one` runs
+one, with the guard or past it, and judges the output against the oracle. Past the guard it may read
+and write out of bounds, so the caller runs each case in a process of its own and takes its death as
+`died`.
 
 | outcome | meaning |
 |---|---|
@@ -16,37 +17,19 @@ out of bounds, so the caller runs each case in a process of its own and takes it
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 
 from .backends.fa3 import attend, facts_of, launch
-from .batch import AttnSpec, DecodeBatch, DecodeCase, PagedKV
+from .batch import DecodeBatch, PagedKV
 from .check import Oracle
 from .metadata.scheduler import SchedulerFacts, ask_library, max_words, precompute
 from .metadata.splits import layout_of
+from .mismatches import MISMATCHES, Mismatch, told_facts
 from .workload import build_workload
-
-
-@dataclass(frozen=True)
-class Mismatch:
-    """`told` replaces facts in the metadata call; `call` holds `attend`'s own options.
-
-    `told_tokens` and `call_tokens` set every request's length at either call. With `in_buffer`
-    the words lie at the head of a zeroed buffer of the size that the call expects, as engines
-    keep one for their graphs.
-    """
-
-    name: str
-    what: str
-    case: DecodeCase
-    told: dict[str, Any] = field(default_factory=dict)
-    call: dict[str, Any] = field(default_factory=dict)
-    told_tokens: int = 0
-    call_tokens: int = 0
-    in_buffer: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,103 +41,6 @@ class _Call:
     batch: DecodeBatch
     facts: SchedulerFacts
     q_len: int
-
-
-def _case(heads: tuple[int, int], batch_size: int, kv_len: int, **spec: Any) -> DecodeCase:
-    return DecodeCase(AttnSpec(*heads, 128, 64, **spec), batch_size, kv_len)
-
-
-LONG = _case((16, 4), 1, 32768)
-SHORT_MQA = _case((8, 1), 1, 1024)
-EIGHT = replace(_case((8, 2), 8, 4096), lengths="ragged")
-FIVE = replace(EIGHT, batch_size=5)
-ROWS = _case((32, 1), 2, 4096)
-
-MISMATCHES = (
-    Mismatch("none", "nothing differs", LONG),
-    Mismatch("lengths-grown", "64 tokens told, 8000 attended", _case((16, 2), 1, 8000), {}, {}, 64),
-    Mismatch(
-        "lengths-shrunk",
-        "8000 tokens told, 64 attended",
-        _case((16, 2), 1, 8000),
-        call_tokens=64,
-    ),
-    Mismatch(
-        "head-counts",
-        "head counts divided by the tensor-parallel size, 4, instead of 1",
-        LONG,
-        {"num_qo_heads": 4, "num_kv_heads": 1},
-    ),
-    Mismatch(
-        "cap-in-call-only", "num_splits=2 given to attention only", LONG, {}, {"num_splits": 2}
-    ),
-    Mismatch(
-        "cap-in-metadata-only", "num_splits=64 given to the metadata", LONG, {"num_splits": 64}
-    ),
-    Mismatch(
-        "narrower-table",
-        "metadata for a table of 32768 tokens, attention over one of 1024",
-        SHORT_MQA,
-        {"max_seqlen_k": 32768},
-    ),
-    Mismatch(
-        "wider-table",
-        "metadata for a table of 1024 tokens, attention over one of 32768",
-        replace(SHORT_MQA, kv_len=32768),
-        {"max_seqlen_k": 1024},
-        told_tokens=1024,
-        call_tokens=1024,
-    ),
-    Mismatch("batch-grown", "metadata of 5 requests, attention of 8", EIGHT, {"batch_size": 5}),
-    Mismatch("batch-shrunk", "metadata of 8 requests, attention of 5", FIVE, {"batch_size": 8}),
-    Mismatch("batch-resized", "metadata of 3 requests, attention of 8", EIGHT, {"batch_size": 3}),
-    Mismatch(
-        "graph-padding",
-        "metadata of 3 requests in the buffer of a graph of 8",
-        EIGHT,
-        {"batch_size": 3},
-        in_buffer=True,
-    ),
-    Mismatch(
-        "dtype-fp8-told", "metadata for FP8, a bf16 cache", SHORT_MQA, {"dtype": "float8_e4m3fn"}
-    ),
-    Mismatch(
-        "dtype-bf16-told",
-        "metadata for bf16, an FP8 cache",
-        _case((8, 1), 1, 1024, dtype="float8_e4m3fn"),
-        {"dtype": "bfloat16"},
-    ),
-    Mismatch(
-        "head-dim",
-        "metadata for head_dim 256, attention with 128",
-        SHORT_MQA,
-        {"head_dim": 256, "head_dim_v": 256},
-        {"causal": False},
-    ),
-    Mismatch(
-        "window",
-        "metadata for a sliding window, attention without",
-        EIGHT,
-        {"window": (1023, 0)},
-        {"causal": False},
-    ),
-    Mismatch("causal", "metadata without a causal mask, attention with", LONG, {"causal": False}),
-    Mismatch(
-        "query-length",
-        "metadata for 1 query token, attention with 8",
-        ROWS,
-        {"max_seqlen_q": 1},
-        {"q_len": 8},
-    ),
-    Mismatch(
-        "packing",
-        "metadata with pack_gqa=False, where the kernel packs regardless",
-        ROWS,
-        {"pack_gqa": False},
-        {"q_len": 8},
-    ),
-    Mismatch("sm-margin", "metadata for half the SMs", LONG, {"sm_margin": 66}),
-)
 
 
 def find(name: str) -> Mismatch:
@@ -175,7 +61,7 @@ def run_one(name: str, *, guard: bool, device: str = "cuda") -> dict[str, Any]:
     """
     mismatch = find(name)
     call = _build_call(mismatch, device)
-    told = _told_facts(mismatch, call.facts)
+    told = told_facts(mismatch, call.facts)
     told_lens = _told_lengths(mismatch, call, told)
     words = ask_library(told, told_lens)
     found = {
@@ -217,12 +103,6 @@ def _build_call(mismatch: Mismatch, device: str) -> _Call:
         rows = replace(mismatch.case, batch_size=batch.batch_size * q_len, kv_len=1)
         q = build_workload(rows, device=device).q
     return _Call(q, work.kv, batch, facts_of(batch, **mismatch.call), q_len)
-
-
-def _told_facts(mismatch: Mismatch, facts: SchedulerFacts) -> SchedulerFacts:
-    # The cap goes to one call only, unless the case tells it to the metadata.
-    own = {"num_splits": 0} if "num_splits" in mismatch.call else {}
-    return replace(facts, **{**own, **mismatch.told})
 
 
 def _told_lengths(mismatch: Mismatch, call: _Call, told: SchedulerFacts) -> torch.Tensor:

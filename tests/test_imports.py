@@ -46,6 +46,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "metadata.facts": ("metadata.tiles",),
     "metadata.splits": ("metadata.facts",),
     "metadata.vectors": ("metadata.splits",),
+    "metadata.tile_schedule": ("metadata.splits",),
     "metadata.scheduler": ("metadata.arguments", "metadata.splits", "metadata.library"),
     "metadata.flashmla": (),
     "mismatch": (
@@ -54,8 +55,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "check",
         "metadata.scheduler",
         "metadata.splits",
+        "mismatches",
         "workload",
     ),
+    "mismatches": ("batch", "metadata.facts", "metadata.splits", "workload"),
     "measure.*": ("measure.*",),
     # what a step computes from its lengths: knows neither attention nor how it is measured
     "metadata": (),
@@ -115,7 +118,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "select": ("batch",),
     "study": ("cases", "record", "store", "overlay", "jobs", "lock"),
     "studies": ("batch", "cases", "cost", "study", "catalog"),
-    "catalog.*": ("batch", "cases", "cost", "study", "catalog.decode_metadata"),
+    "catalog.*": ("batch", "cases", "cost", "study", "mismatches", "catalog.decode_metadata"),
     "recipe": ("store", "studies", "report.html", "report.refresh"),
     # which release changed the speed
     "releases": ("overlay",),
@@ -154,6 +157,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "bisect",
         "report.*",
     ),
+    "report.scheduler": ("measure.stats", "record", "report.*"),
+    "report.schedule": ("metadata.*", "report.*", "store"),
+    "report.misfits": ("mismatches", "report.*"),
     "report.html": ("bisect", "claims", "store", "study", "studies"),
     # the front doors
     "doctor": ("backends", "measure.machine", "store", "study", "studies"),

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from attnlib.measure.stats import CONFIDENCE, judge, noise_floor, paired_ratio
+from attnlib.measure.stats import CONFIDENCE, judge, noise_floor, paired_gap, paired_ratio
 
 TRUTH = 1.5
 
@@ -166,3 +166,24 @@ def test_a_percentile_bootstrap_of_three_rounds_would_claim_far_too_much():
         low, high = bootstrap_interval(np.log(a / b), rng)
         held += low <= math.log(TRUTH) <= high
     assert held / 400 < 0.8
+
+
+def test_a_gap_is_the_mean_difference_with_students_interval():
+    found = paired_gap([10.0, 12.0, 14.0], [9.0, 9.0, 9.0])
+    reach = 4.303 * 2 / math.sqrt(3)
+    assert (found.mean, found.pairs) == (3.0, 3)
+    assert (found.low, found.high) == pytest.approx((3 - reach, 3 + reach))
+
+
+def test_a_gap_of_one_pair_has_no_interval_and_of_unequal_ones_is_refused():
+    found = paired_gap([3.0], [1.0])
+    assert found.mean == 2.0 and math.isnan(found.low) and math.isnan(found.high)
+    with pytest.raises(ValueError, match="must be equally many, at least one, got 2 and 1"):
+        paired_gap([1.0, 2.0], [1.0])
+
+
+def test_the_gaps_interval_holds_the_truth_as_often_as_it_claims():
+    rng = np.random.default_rng(4)
+    found = [paired_gap(rng.normal(5, 1, 3), rng.normal(3, 1, 3)) for _ in range(2000)]
+    held = np.mean([gap.low <= 2 <= gap.high for gap in found])
+    assert held == pytest.approx(CONFIDENCE, abs=0.02)

@@ -37,6 +37,16 @@ class Ratio:
 
 
 @dataclass(frozen=True)
+class Gap:
+    """A mean difference of paired rounds with its 95 % interval, in the unit of what was paired."""
+
+    mean: float
+    low: float
+    high: float
+    pairs: int
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What rounds allow to say of a ratio: `faster`, `slower`, `same` or `ambiguous`.
 
@@ -91,9 +101,29 @@ def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
         )
     logs = np.log(np.asarray(numerators, float) / np.asarray(denominators, float))
     ratio = float(np.exp(logs.mean()))
-    if len(logs) == 1:
-        return Ratio(ratio, float("nan"), float("nan"), 1)
-    freedom = len(logs) - 1
-    quantile = STUDENT_T[freedom - 1] if freedom <= len(STUDENT_T) else STUDENT_T_BEYOND
-    reach = float(np.exp(quantile * logs.std(ddof=1) / np.sqrt(len(logs))))
+    reach = float(np.exp(_reach(logs)))
     return Ratio(ratio, ratio / reach, ratio * reach, len(logs))
+
+
+def paired_gap(minuends: Sequence[float], subtrahends: Sequence[float]) -> Gap:
+    """Difference of round medians, paired by position: Student's t over the rounds' differences.
+
+    ValueError if the lengths differ or are 0; with one pair low and high are NaN.
+    """
+    if len(minuends) != len(subtrahends) or not len(minuends):
+        raise ValueError(
+            f"minuends and subtrahends must be equally many, at least one, "
+            f"got {len(minuends)} and {len(subtrahends)}"
+        )
+    gaps = np.asarray(minuends, float) - np.asarray(subtrahends, float)
+    mean, reach = float(gaps.mean()), _reach(gaps)
+    return Gap(mean, mean - reach, mean + reach, len(gaps))
+
+
+def _reach(values: np.ndarray) -> float:
+    """Half the 95 % interval of a mean by Student's t; NaN for one value."""
+    freedom = len(values) - 1
+    if not freedom:
+        return float("nan")
+    quantile = STUDENT_T[freedom - 1] if freedom <= len(STUDENT_T) else STUDENT_T_BEYOND
+    return float(quantile * values.std(ddof=1) / np.sqrt(len(values)))
