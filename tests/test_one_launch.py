@@ -9,7 +9,6 @@ import itertools
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,7 +37,7 @@ from attnlib.workload import build_workload
 
 ON_GPU = DEVICE == "cuda"
 SMS = sm_count(torch.device("cuda")) if ON_GPU else 132
-VECTORS = Path(__file__).resolve().parents[1] / "data/vectors/fa3_scheduler_metadata.jsonl.gz"
+VECTORS = vectors.COMMITTED
 SHAPES = {**upstream_shapes(), **MISSED}
 if not ON_GPU:
     SHAPES = {name: s for name, s in SHAPES.items() if s.batch * s.max_pages < 10_000}

@@ -170,3 +170,8 @@ def test_an_overrun_needs_buffers_to_overrun():
     (none,) = [case for case in MISMATCHES if case.name == "none"]
     assert call_facts(none, num_sms=132).split_cap == 29
     assert not predict_splits(none, num_sms=132).overrun
+
+
+def test_the_vectors_are_the_projects_whatever_folder_holds_the_records(tmp_path, monkeypatch):
+    monkeypatch.setenv("ATTNLIB_DATA", str(tmp_path))
+    assert schedule.model_agreement().calls.sum() > 0

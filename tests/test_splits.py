@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from attnlib.metadata import splits, vectors
 from attnlib.metadata.splits import PADDING, TIE, SchedulerFacts, max_words, plan_splits
 
-VECTORS = Path(__file__).resolve().parents[1] / "data/vectors/fa3_scheduler_metadata.jsonl.gz"
+VECTORS = vectors.COMMITTED
 SMS = 132
 
 
@@ -158,7 +157,6 @@ def test_every_plan_keeps_its_cap_and_orders_each_request_once(seed):
     assert np.array_equal(words.values, plan_splits(settled, lens, q_lens).words().values)
 
 
-@pytest.mark.xfail(not VECTORS.is_file(), reason="no vectors of a GPU are committed yet")
 def test_the_model_agrees_with_the_library_word_for_word(record_property):
     header, found = vectors.read(VECTORS)
     answered = [(call, words) for call, words in found if words is not None]

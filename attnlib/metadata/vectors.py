@@ -30,6 +30,12 @@ KINDS = ("fixed", "uniform", "skewed", "zeros", "edges", "few")
 LONGEST = 2**20
 
 
+COMMITTED = (
+    Path(__file__).resolve().parents[2] / "data" / "vectors" / "fa3_scheduler_metadata.jsonl.gz"
+)
+"""The real library's schedules: part of the project, wherever its records may be."""
+
+
 @dataclass(frozen=True)
 class LengthSpec:
     """Lengths in 0..`high`, not all zero: `kind` is one of `KINDS`, `seed` feeds PCG64."""

@@ -17,7 +17,6 @@ from ..metadata import vectors
 from ..metadata.facts import SchedulerFacts
 from ..metadata.splits import plan_splits
 from ..metadata.tile_schedule import Tile, assign_tiles, balance
-from ..store import data_root
 from . import style
 from .scheduler import NEEDED_SHARE, SGLANG_SAVES_US, savings
 
@@ -137,8 +136,7 @@ def model_agreement() -> pd.DataFrame:
     A row a kind of word: how many, how many contradict the model, and how many of the open ones
     came out as the model chose.
     """
-    path = data_root() / "vectors" / "fa3_scheduler_metadata.jsonl.gz"
-    _, calls = vectors.read(path)
+    _, calls = vectors.read(vectors.COMMITTED)
     judged = [vectors.compare(call, words) for call, words in calls if words is not None]
     words, alike = _summed(each.counts for each in judged), _summed(j.open_alike for j in judged)
     wrong = sum(_summed(each.wrong for each in judged).values())
