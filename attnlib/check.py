@@ -39,20 +39,29 @@ class OracleCheck:
         return math.isfinite(self.error) and self.error <= self.budget
 
 
-class Oracle:
-    """Reference output and budget of one call, computed once, for any number of outputs."""
+class Judge:
+    """`reference` [rows, heads, dim] float64 and the budget that `low_precision` gives it.
 
-    def __init__(self, q: torch.Tensor, kv: PagedKV, batch: DecodeBatch) -> None:
-        out_dtype = getattr(torch, batch.spec.out_dtype)
-        self.reference = attend(q, kv, batch)
-        low = attend(q, kv, batch, probs_dtype=q.dtype)
-        least = torch.finfo(out_dtype).eps / 2
-        self.budget = max(least, BUDGET_FACTOR * worst_row_error(low.to(out_dtype), self.reference))
+    `low_precision` is the same output with a kernel's unavoidable roundings, in its output dtype.
+    """
+
+    def __init__(self, reference: torch.Tensor, low_precision: torch.Tensor) -> None:
+        self.reference = reference
+        least = torch.finfo(low_precision.dtype).eps / 2
+        self.budget = max(least, BUDGET_FACTOR * worst_row_error(low_precision, reference))
 
     def check(self, out: torch.Tensor) -> OracleCheck:
         """Judge `out` [bs, num_qo_heads, head_dim]; a wrong shape is an error, not a verdict."""
         error = worst_row_error(out, self.reference)
         return OracleCheck(error, self.budget, self.reference.shape[:-1].numel())
+
+
+class Oracle(Judge):
+    """Reference output and budget of one call, computed once, for any number of outputs."""
+
+    def __init__(self, q: torch.Tensor, kv: PagedKV, batch: DecodeBatch) -> None:
+        low = attend(q, kv, batch, probs_dtype=q.dtype)
+        super().__init__(attend(q, kv, batch), low.to(getattr(torch, batch.spec.out_dtype)))
 
 
 def worst_row_error(out: torch.Tensor, reference: torch.Tensor) -> float:

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .batch import ELEMENT_BYTES, AttnSpec, DecodeCase
-from .cases import MetadataCase
+from .cases import LATENT_DIM, MLA_HEAD_DIM, MetadataCase, MlaCase
 from .workload import sample_seq_lens
 
 FA3_TILES = {64: (192, 96), 128: (128, 96), 256: (128, 32)}
@@ -96,6 +96,27 @@ def decode_cost(case: DecodeCase) -> DecodeCost:
     index_bytes = INT32_BYTES * int((-(-seq_lens // spec.page_size)).sum())
     flops = 4 * spec.head_dim * spec.num_qo_heads * tokens
     return DecodeCost(kv_bytes, kv_bytes + qo_bytes + index_bytes, flops)
+
+
+def mla_cost(case: MlaCase) -> DecodeCost:
+    """Bytes and useful FLOPs of one MLA call: each attended token once, for all heads together.
+
+    A dense call reads its page-table entries, a sparse one an index for each of `top_k` columns.
+    """
+    spec, seq_lens = case.spec, sample_seq_lens(case).astype(np.int64)
+    tokens = int((np.minimum(seq_lens, spec.top_k) if spec.top_k else seq_lens).sum())
+    indices = case.batch_size * spec.top_k or int((-(-seq_lens // spec.page_size)).sum())
+    width = MLA_HEAD_DIM + LATENT_DIM
+    kv_bytes = spec.token_bytes * tokens
+    qo_bytes = ELEMENT_BYTES["bfloat16"] * case.batch_size * spec.num_qo_heads * width
+    flops = 2 * spec.num_qo_heads * width * tokens
+    return DecodeCost(kv_bytes, kv_bytes + qo_bytes + INT32_BYTES * indices, flops)
+
+
+def mla_cache_bytes(case: MlaCase) -> int:
+    """Bytes of the whole cache of a case, pages and all: what memory holds, not what is read."""
+    pages = -(-sample_seq_lens(case).astype(np.int64) // case.spec.page_size)
+    return int(pages.sum()) * case.spec.page_size * case.spec.token_bytes
 
 
 def predict_fa3(case: DecodeCase, ceilings: Ceilings) -> Fa3Prediction:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .batch import AttnSpec, DecodeBatch, DecodeCase, PagedKV
-from .cases import MetadataCase
+from .cases import MetadataCase, MlaCase
 
 if TYPE_CHECKING:
     import torch
@@ -51,9 +51,9 @@ def model_spec(model: str, *, page_size: int, dtype: str = "bfloat16") -> AttnSp
     return AttnSpec(*MODELS[model], page_size=page_size, dtype=dtype)
 
 
-def sample_seq_lens(case: DecodeCase | MetadataCase) -> np.ndarray:
+def sample_seq_lens(case: DecodeCase | MetadataCase | MlaCase) -> np.ndarray:
     """Lengths [bs] int32 of a case; a ragged batch always holds one of the longest."""
-    longest = case.kv_len if isinstance(case, DecodeCase) else case.max_ctx
+    longest = case.max_ctx if isinstance(case, MetadataCase) else case.kv_len
     if case.lengths == "fixed":
         return np.full(case.batch_size, longest, dtype=np.int32)
     if case.lengths == "skewed":
@@ -69,12 +69,17 @@ def build_batch(case: DecodeCase, *, device: str) -> DecodeBatch:
     """Lengths and a page table [bs, max_pages] whose live pages are distinct and shuffled."""
     import torch
 
-    lens = sample_seq_lens(case)
-    pages = -(-lens // case.spec.page_size)
+    lens, table = sample_seq_lens(case), sample_page_table(case)
+    return DecodeBatch.build(case.spec, torch.from_numpy(lens), torch.from_numpy(table).to(device))
+
+
+def sample_page_table(case: DecodeCase | MlaCase) -> np.ndarray:
+    """Page table [bs, max_pages] int32 of a case: live pages shuffled, 0 past a row's pages."""
+    pages = -(-sample_seq_lens(case) // case.spec.page_size)
     order = np.random.default_rng(case.seed + 1).permutation(pages.sum()).astype(np.int32)
     table = np.zeros((case.batch_size, pages.max()), dtype=np.int32)
     table[np.arange(pages.max()) < pages[:, None]] = order
-    return DecodeBatch.build(case.spec, torch.from_numpy(lens), torch.from_numpy(table).to(device))
+    return table
 
 
 def build_workload(case: DecodeCase, *, device: str) -> DecodeWorkload:

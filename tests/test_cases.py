@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from attnlib.batch import AttnSpec, DecodeCase
-from attnlib.cases import MetadataCase, MismatchCase, StepCase, case_from_dict
+from attnlib.cases import (
+    MetadataCase,
+    MismatchCase,
+    MlaCase,
+    MlaSpec,
+    StepCase,
+    case_from_dict,
+)
 from attnlib.record import Item
 
 CASE = MetadataCase("decode", 32, 16, 8200, seq_len_delta=3, swa=True)
@@ -49,7 +56,9 @@ def test_a_wrong_field_is_named(field: str, value: object, message: str) -> None
 
 
 def test_an_unknown_kind_lists_the_kinds_there_are() -> None:
-    with pytest.raises(ValueError, match="must be one of metadata, step, mismatch, got 'prefill'"):
+    with pytest.raises(
+        ValueError, match="must be one of metadata, step, mismatch, mla, got 'prefill'"
+    ):
         case_from_dict({"kind": "prefill"})
 
 
@@ -78,3 +87,54 @@ def test_a_step_needs_a_layer() -> None:
 def test_a_mismatch_with_another_field_is_refused() -> None:
     with pytest.raises(ValueError, match="must have the fields"):
         case_from_dict({"kind": "mismatch", "name": "none", "guard": True, "extra": 1})
+
+
+MLA = MlaCase(MlaSpec(16, 2048, 64, "fp8-656"), 8, 32768, "ragged", 3)
+
+
+@pytest.mark.parametrize("case", [MLA, MlaCase(MlaSpec(128), 1, 100)])
+def test_an_mla_case_goes_through_json_and_back(case: MlaCase) -> None:
+    assert case_from_dict(case.to_dict()) == case
+    assert Item.from_dict(Item("flashmla-dense", "graph", case).to_dict()).case == case
+    assert case.to_dict()["kind"] == "mla"
+
+
+def test_the_label_of_an_mla_case_tells_it_from_its_neighbours() -> None:
+    assert MLA.label == ("mla 16 heads top 2048 fp8-656 page 64 batch 8 kv_len 32768 ragged seed 3")
+    assert MlaCase(MlaSpec(128), 1, 100).label == (
+        "mla 128 heads dense bfloat16 page 64 batch 1 kv_len 100"
+    )
+    assert " " not in MLA.key
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("num_qo_heads", 0, "num_qo_heads must be an integer >= 1, got 0"),
+        ("top_k", -1, "top_k must be an integer >= 0, got -1"),
+        ("top_k", 1.5, "top_k must be an integer >= 0, got 1.5"),
+        ("page_size", 48, "page_size must be a power of two, got 48"),
+        ("kv_format", "fp8", "kv_format must be one of bfloat16, fp8-656, got 'fp8'"),
+        ("batch_size", 0, "batch_size must be an integer >= 1, got 0"),
+        ("kv_len", True, "kv_len must be an integer >= 1, got True"),
+        ("lengths", "long", "lengths must be one of fixed, ragged, skewed, got 'long'"),
+    ],
+)
+def test_a_wrong_field_of_an_mla_case_is_named(field: str, value: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        case_from_dict({**MLA.to_dict(), field: value})
+
+
+@pytest.mark.parametrize("field", ["kv_format", "kv_len"])
+def test_an_mla_case_with_a_field_missing_or_unknown_is_refused(field: str) -> None:
+    form = MLA.to_dict()
+    with pytest.raises(ValueError, match="must have the fields"):
+        case_from_dict({**form, "extra": 1})
+    del form[field]
+    with pytest.raises(ValueError, match="must have the fields"):
+        case_from_dict(form)
+
+
+def test_the_softmax_scale_is_that_of_the_query_before_absorption() -> None:
+    assert MlaSpec(128).softmax_scale == pytest.approx(0.0721687836)
+    assert (MlaSpec(128).token_bytes, MLA.spec.token_bytes) == (1152, 656)

@@ -168,7 +168,7 @@ def test_a_cluster_without_the_library_fails_in_one_line(fails, tiny, monkeypatc
 def test_doctor_says_for_every_backend_whether_it_can_run(without_gpu, capsys) -> None:
     assert cli.main(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    for name in backends.BACKENDS:
+    for name in (*backends.BACKENDS, *backends.MLA_BACKENDS):
         (line,) = [line for line in lines if line.split()[:1] == [name]]
         assert line.split(maxsplit=1)[1] == (backends.available()[name] or "ready")
 

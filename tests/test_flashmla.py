@@ -173,3 +173,39 @@ def test_sparse_decode_runs_under_the_guard_and_stale_lengths_do_not():
     topk_length.fill_(128)
     with pytest.raises(ValueError, match="topk_length must not change"):
         meta.attend(q, k_cache.view(torch.float8_e4m3fn), None, None, 512, **options)
+
+
+def test_a_dense_schedule_is_refilled_in_the_memory_that_a_graph_reads(monkeypatch):
+    library = Schedules()
+    monkeypatch.setattr(flashmla, "load", lambda: library)
+    meta, call = GuardedSchedMeta(), Call()
+    meta.refill(call.seq_lens)
+    assert meta.made_for is None and library.asked == []
+    call.dense(meta)
+    words, splits = library.made[0].tile_scheduler_metadata, library.made[0].num_splits
+    call.seq_lens.fill_(90)
+    meta.refill(call.seq_lens)
+    assert (words.tolist(), splits.tolist()) == ([[90, 90]], [90, 90])
+    assert library.asked == [(64, 1, 64, {"use_legacy": True})]
+    call.dense(meta)
+    assert len(library.made) == 1
+
+
+class Schedules(FakeFlashMla):
+    """Schedules with memory of their own, and a note of what each refill asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[Any, ...]] = []
+
+    def get_mla_metadata(self) -> tuple[object, None]:
+        meta, _ = super().get_mla_metadata()
+        meta.tile_scheduler_metadata = torch.zeros(1, 2, dtype=torch.int32)
+        meta.num_splits = torch.zeros(2, dtype=torch.int32)
+        return meta, None
+
+    def get_mla_decoding_metadata(
+        self, seq_lens: torch.Tensor, *sizes: int, **options: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.asked.append((*sizes, options))
+        return seq_lens[None], seq_lens

@@ -29,8 +29,12 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "reference": ("batch",),
     "check": ("batch", "reference"),
     "cost": ("batch", "cases", "workload"),
+    "mla": ("batch", "cases"),
+    "mla_format": ("cases",),
+    "mla_workload": ("cases", "mla", "mla_format", "workload"),
+    "mla_reference": ("cases", "check", "mla", "mla_format"),
     # what is measured, and what measures: neither knows the other
-    "backends": ("batch", "backends.*"),
+    "backends": ("batch", "cases", "backends.*"),
     "backends.base": ("batch",),
     "backends.fa3": (
         "batch",
@@ -39,6 +43,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "metadata.library",
         "metadata.scheduler",
     ),
+    "backends.mla": ("cases", "mla", "metadata.flashmla", "backends.base"),
     "backends.*": ("batch", "backends.base"),
     # the metadata of attention calls: a model of it, and guards
     "metadata.library": (),
@@ -109,6 +114,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "measure.*",
         "metadata.*",
         "mismatch",
+        "mla_reference",
+        "mla_workload",
         "record",
         "subjects.base",
         "workload",
@@ -168,7 +175,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "__main__": ("cli",),
 }
 # Packages whose imports of ours all wait inside a function, so that importing them costs nothing.
-LATE = {"": (), "backends": ("batch", "backends.base"), "subjects": ("subjects.base",)}
+LATE = {"": (), "backends": ("batch", "cases", "backends.base"), "subjects": ("subjects.base",)}
 
 
 def module_files() -> dict[str, Path]:

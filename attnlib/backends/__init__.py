@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..batch import AttnSpec
+    from ..cases import MlaSpec
     from .base import Backend
 
 _CLASSES = {
@@ -26,24 +27,54 @@ _CLASSES = {
 
 BACKENDS = tuple(_CLASSES)
 
+_MLA_CLASSES = {
+    "flashinfer-mla-fa2": ("mla", "FlashInferMlaFa2"),
+    "flashinfer-mla-fa3": ("mla", "FlashInferMlaFa3"),
+    "flashmla-dense": ("mla", "FlashMlaDense"),
+    "flashmla-sparse-fp8": ("mla", "FlashMlaSparseFp8"),
+}
+
+MLA_BACKENDS = tuple(_MLA_CLASSES)
+"""Latent attention: they plan an `MlaBatch`, and answer `unsupported` for an `MlaSpec`."""
+
 
 def backend_class(name: str) -> type[Backend]:
     """The class of a backend name; raises ValueError listing the names there are."""
-    if name not in _CLASSES:
-        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {name!r}")
-    module, cls = _CLASSES[name]
-    return getattr(importlib.import_module(f"{__name__}.{module}"), cls)
+    return _find(name, _CLASSES, "")
+
+
+def mla_class(name: str) -> type[Backend]:
+    """The class of an MLA backend name; raises ValueError listing the names there are."""
+    return _find(name, _MLA_CLASSES, " for MLA")
 
 
 def create(name: str, spec: AttnSpec, *, device: str = "cuda", cuda_graph: bool = False) -> Backend:
     """A backend ready to `plan` batches of `spec`; raises RuntimeError saying why it cannot."""
-    cls = backend_class(name)
-    reason = cls.unavailable() or cls.unsupported(spec)
-    if reason:
-        raise RuntimeError(f"{name} cannot run {spec}: {reason}")
-    return cls(device=device, cuda_graph=cuda_graph)
+    return _able(backend_class(name), spec)(device=device, cuda_graph=cuda_graph)
+
+
+def create_mla(
+    name: str, spec: MlaSpec, *, device: str = "cuda", cuda_graph: bool = False
+) -> Backend:
+    """An MLA backend ready to `plan` batches of `spec`; RuntimeError saying why it cannot."""
+    return _able(mla_class(name), spec)(device=device, cuda_graph=cuda_graph)
 
 
 def available() -> dict[str, str]:
     """Every backend name with the reason it cannot run here; empty means that it can."""
-    return {name: backend_class(name).unavailable() for name in BACKENDS}
+    attention = {name: backend_class(name).unavailable() for name in BACKENDS}
+    return attention | {name: mla_class(name).unavailable() for name in MLA_BACKENDS}
+
+
+def _find(name: str, classes: dict[str, tuple[str, str]], kind: str) -> type[Backend]:
+    if name not in classes:
+        raise ValueError(f"backend must be one of {', '.join(classes)}{kind}, got {name!r}")
+    module, cls = classes[name]
+    return getattr(importlib.import_module(f"{__name__}.{module}"), cls)
+
+
+def _able(cls: type[Backend], spec: AttnSpec | MlaSpec) -> type[Backend]:
+    reason = cls.unavailable() or cls.unsupported(spec)
+    if reason:
+        raise RuntimeError(f"{cls.name} cannot run {spec}: {reason}")
+    return cls

@@ -68,6 +68,12 @@ class Backend(ABC):
         """Why this mode cannot run `spec` (library rules), or the empty string."""
 
 
+def not_hopper() -> str:
+    """Why the current GPU lacks Hopper's instructions (wgmma), or the empty string."""
+    major, minor = torch.cuda.get_device_capability()
+    return "" if major == 9 else f"needs compute capability 9.x (Hopper), got {major}.{minor}"
+
+
 def installed_version(distribution: str) -> str:
     """Version of an installed distribution, or the empty string."""
     try:

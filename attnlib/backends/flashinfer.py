@@ -21,7 +21,7 @@ import torch
 from packaging.version import Version
 
 from ..batch import AttnSpec, DecodeBatch, PagedKV
-from .base import Backend, Plan, installed_version
+from .base import Backend, Plan, installed_version, not_hopper
 
 DISTRIBUTION = "flashinfer-python"
 WORKSPACE_BYTES = 128 * 2**20
@@ -151,7 +151,7 @@ class FlashInferFa3(_FlashInferDecode):
     @classmethod
     def unavailable(cls) -> str:
         """As the others, and compute capability 9.x exactly (wgmma)."""
-        return super().unavailable() or _not_hopper()
+        return super().unavailable() or not_hopper()
 
 
 class FlashInferCudaCores(_FlashInferDecode):
@@ -208,8 +208,3 @@ def _dtypes(spec: AttnSpec) -> dict[str, torch.dtype]:
     if spec.out_dtype != spec.dtype:
         dtypes["o_data_type"] = getattr(torch, spec.out_dtype)
     return dtypes
-
-
-def _not_hopper() -> str:
-    major, minor = torch.cuda.get_device_capability()
-    return "" if major == 9 else f"needs compute capability 9.x (Hopper), got {major}.{minor}"

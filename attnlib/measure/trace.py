@@ -9,6 +9,10 @@ family off the names:
 | `PrefillWithKVCacheKernel`, `FP8PrefillWithKVCacheKernel` | fa3 (FlashInfer, Hopper) |
 | `BatchDecodeWithPagedKVCacheKernel` | cuda-cores (FlashInfer) |
 | `FlashAttnFwdSm90` | flash-attn-3 (FlashAttention-3 itself, from whichever distribution) |
+| `BatchMLAPagedAttentionKernel` | mla-fa2 (FlashInfer, mla.cuh) |
+| `BatchMLAPageAttentionHopperKernel` | mla-fa3 (FlashInfer, mla_hopper.cuh) |
+| `flash_fwd_splitkv_mla_kernel` | flashmla-dense (FlashMLA, SM90) |
+| `flash_fwd_splitkv_mla_fp8_sparse_kernel` | flashmla-sparse (FlashMLA, SM90) |
 
 CUTLASS launches its kernels as `device_kernel<Kernel>`; the name is then the kernel's.
 """
@@ -37,6 +41,10 @@ FAMILIES = {
     "FP8PrefillWithKVCacheKernel": "fa3",
     "BatchDecodeWithPagedKVCacheKernel": "cuda-cores",
     "FlashAttnFwdSm90": "flash-attn-3",
+    "BatchMLAPagedAttentionKernel": "mla-fa2",
+    "BatchMLAPageAttentionHopperKernel": "mla-fa3",
+    "flash_fwd_splitkv_mla_kernel": "flashmla-dense",
+    "flash_fwd_splitkv_mla_fp8_sparse_kernel": "flashmla-sparse",
 }
 CUTLASS_KERNEL = re.compile(r"\bdevice_kernel<(?:[\w:]*\benable_\w+<)?(?:\w+::)*(\w+)")
 

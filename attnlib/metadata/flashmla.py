@@ -86,6 +86,24 @@ class GuardedSchedMeta:
         self.made_for, self._meta = None, None
         self._lengths.clear()
 
+    def refill(self, cache_seqlens: torch.Tensor) -> None:
+        """Write dense attention's schedule for `cache_seqlens` [bs] int32 into the same memory.
+
+        A graph that was captured over `attend` reads it at its next replay, which `renew` would
+        not reach. Before the first call there is nothing to write. Launches, so not in a capture.
+        """
+        call = self.made_for
+        if call is None or self._meta is None:
+            return self.renew()
+        legacy = dict(call.options).get("use_legacy", False)
+        rows = call.q_len * call.num_qo_heads // call.num_kv_heads
+        made = load().get_mla_decoding_metadata(
+            cache_seqlens, rows, call.num_kv_heads, call.num_qo_heads, use_legacy=legacy
+        )
+        self._meta.tile_scheduler_metadata.copy_(made[0])
+        self._meta.num_splits.copy_(made[1])
+        self._lengths = {"cache_seqlens": (cache_seqlens, _writes(cache_seqlens))}
+
     def require_fits(
         self, call: MlaFacts, cache_seqlens: torch.Tensor | None, options: dict[str, Any]
     ) -> None:

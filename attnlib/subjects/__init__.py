@@ -17,6 +17,7 @@ _CLASSES = {
     "MetadataCase": ("metadata", "MetadataSubject"),
     "StepCase": ("step", "StepSubject"),
     "MismatchCase": ("mismatch", "MismatchSubject"),
+    "MlaCase": ("mla", "MlaSubject"),
     "NoneType": ("ceiling", "CeilingSubject"),
 }
 
