@@ -141,7 +141,15 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "report.metadata_rows",
         "report.rows",
     ),
-    "claim_checks": ("claim_checks_metadata", "evidence", "report.rows", "select", "studies"),
+    "claim_checks_mismatch": ("evidence", "mismatches"),
+    "claim_checks": (
+        "claim_checks_metadata",
+        "claim_checks_mismatch",
+        "evidence",
+        "report.rows",
+        "select",
+        "studies",
+    ),
     "claims": ("claim_checks", "evidence", "store", "studies", "study"),
     "cluster": ("batch", "record", "store", "jobs", "study"),
     # any callable, the user's own: what it ran, and what changed
