@@ -25,7 +25,7 @@ from attnlib.metadata import library
 NAMES = backends.EXTEND_BACKENDS
 FLASHINFER = tuple(name for name in NAMES if name.startswith("flashinfer"))
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-SPEC = AttnSpec(8, 2, 64, 16)
+SPEC = AttnSpec(8, 2, 128, 16)
 ONE_TOKEN = replace(SPEC, page_size=1)
 CASES = (
     ExtendCase(DecodeCase(SPEC, 5, 200, "ragged"), "prefill_paged", 40),
