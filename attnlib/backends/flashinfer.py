@@ -24,7 +24,7 @@ from ..batch import AttnSpec, DecodeBatch, PagedKV
 from .base import Backend, Plan, installed_version, not_hopper
 
 DISTRIBUTION = "flashinfer-python"
-WORKSPACE_BYTES = 128 * 2**20
+WORKSPACE_BYTES = 512 * 2**20
 """FlashInfer's recommendation; must be zero at first use."""
 FP8_QUERY_RELEASE = "0.6.0"
 HEAD_DIMS = (64, 128, 256)
