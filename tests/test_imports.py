@@ -169,6 +169,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "studies",
     ),
     "claims": ("claim_checks", "evidence", "store", "studies", "study"),
+    # the fastest backend as measured; an engine loads `policy` alone
+    "policy": ("batch",),
+    "measured": ("batch", "policy", "report.rows", "store", "studies", "study", "workload"),
     "cluster": ("batch", "record", "store", "jobs", "study"),
     # any callable, the user's own: what it ran, and what changed
     "profiles": ("measure.spans", "report.cards", "report.timeline"),
@@ -195,7 +198,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "report.misfits": ("mismatches", "report.*"),
     "report.html": ("bisect", "claims", "store", "study", "studies"),
     # the front doors
-    "doctor": ("backends", "measure.machine", "store", "study", "studies"),
+    "doctor": ("backends", "measured", "measure.machine", "store", "study", "studies"),
     "": ANYTHING,
     "cli": ANYTHING,
     "__main__": ("cli",),
