@@ -15,6 +15,7 @@ from .mla_rows import (
     FA3,
     FLASHMLA,
     FLASHMLA_DENSE,
+    NEW,
     OLD,
     case_of,
     mla_records,
@@ -32,7 +33,7 @@ PANELS = ((2048, 256), (2048, 64), (512, 64), (2048, 1))
 """(top_k, batch) of the panels over heads: outside the L2 first."""
 OUTCOMES = {
     f"FlashInfer {OLD}": ("#D55E00", "x"),
-    "newer FlashInfer": ("#0072B2", "o"),
+    f"FlashInfer {NEW}": ("#0072B2", "o"),
     "FlashMLA": ("#009E73", "s"),
 }
 
