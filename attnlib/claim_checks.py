@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from . import claim_checks_metadata, claim_checks_mismatch
+from . import claim_checks_metadata, claim_checks_mismatch, claim_checks_mla
 from .evidence import (
     ABOUT,
     CONFIRMED,
@@ -199,6 +199,7 @@ CHECKS: dict[str, tuple[tuple[str, ...], Check]] = (
     }
     | claim_checks_metadata.CHECKS
     | claim_checks_mismatch.CHECKS
+    | claim_checks_mla.CHECKS
 )
 """Name in data/claims.yaml -> the studies it reads and the check."""
 

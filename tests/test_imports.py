@@ -35,6 +35,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "extend_reference": ("batch", "check", "extend", "reference"),
     "mla": ("batch", "cases"),
     "mla_format": ("cases",),
+    "mla_model": ("cases", "cost"),
     "mla_workload": ("cases", "mla", "mla_format", "workload"),
     "mla_reference": ("cases", "check", "mla", "mla_format"),
     # what is measured, and what measures: neither knows the other
@@ -160,9 +161,11 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "report.rows",
     ),
     "claim_checks_mismatch": ("evidence", "mismatches"),
+    "claim_checks_mla": ("catalog.*", "evidence", "report.mla_rows"),
     "claim_checks": (
         "claim_checks_metadata",
         "claim_checks_mismatch",
+        "claim_checks_mla",
         "evidence",
         "report.rows",
         "select",
@@ -196,6 +199,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "report.scheduler": ("measure.stats", "record", "report.*"),
     "report.schedule": ("metadata.*", "report.*", "store"),
     "report.misfits": ("mismatches", "report.*"),
+    "report.mla_rows": ("cases", "catalog.*", "measure.stats", "report.rows"),
+    "report.mla": ("cases", "cost", "mla_model", "record", "report.*"),
+    "report.mla_figures": ("cost", "mla_model", "report.*"),
     "report.html": ("bisect", "claims", "store", "study", "studies"),
     # the front doors
     "doctor": ("backends", "measured", "measure.machine", "store", "study", "studies"),
