@@ -1,0 +1,304 @@
+"""The tables of a view, from records to numbers, and from numbers to words.
+
+A share is the time at the ceiling over the time taken. The ceiling is the longer of two: the bytes
+that must move at the copy bandwidth, the useful FLOPs at the matmul rate, both measured on the same
+GPU in the same study. Nothing is compared but rounds that hold both backends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+import pandas as pd
+
+from .. import store
+from ..cases import MlaCase
+from ..cost import Ceilings, DecodeCost, decode_cost, mla_cost
+from ..measure.stats import MIN_EFFECT, judge
+from ..record import Record
+from ..report import rows, trust
+from .choices import LIVE, Choices
+from .rules import chosen_by
+from .sources import Source
+
+TRUST = "measurement_trust"
+"""The study that says how far two processes of one machine lie apart."""
+LIBRARY = "flashinfer-python"
+FOOTER = "us is microseconds; share is the time at the ceiling over the time taken."
+NOTHING = "-"
+
+
+@dataclass(frozen=True)
+class Found:
+    """The records of a view: `mine` of the chosen backends, `around` of any backend and release.
+
+    `good` has a row a record of `mine` that may be timed by. `limit` is None where the records hold
+    no ceilings, and `why_no_limit` says so.
+    """
+
+    mine: tuple[Record, ...]
+    around: tuple[Record, ...]
+    good: pd.DataFrame
+    machine: dict[str, Any]
+    cost: DecodeCost
+    limit: Ceilings | None
+    why_no_limit: str
+    margin: float
+    releases: tuple[str, ...]
+
+    @property
+    def bounds_us(self) -> dict[str, float]:
+        """Microseconds that bytes and FLOPs take at their ceilings; empty without ceilings."""
+        if self.limit is None:
+            return {}
+        flops_us = self.cost.flops / (self.limit.matmul_tflops * 1e6)
+        return {"bytes": self.cost.floor_us(self.limit), "FLOPs": flops_us}
+
+    @property
+    def floor_us(self) -> float:
+        """The time at the ceiling, NaN without ceilings."""
+        return max(self.bounds_us.values(), default=math.nan)
+
+
+def gather(source: Source, choices: Choices) -> Found:
+    """All that a view stands on."""
+    case, records = choices.case, source.records
+    around = tuple(r for r in records if (r.item.case, r.item.timer) == (case, choices.timer))
+    wanted = set(choices.backends)
+    mine = tuple(
+        r for r in around if r.item.backend in wanted and r.item.release == choices.release
+    )
+    machine = records[-1].machine if records else {}
+    limit, why = _ceilings(records)
+    return Found(
+        mine=mine,
+        around=around,
+        good=_good_rows(mine),
+        machine=machine,
+        cost=mla_cost(case) if isinstance(case, MlaCase) else decode_cost(case),
+        limit=limit,
+        why_no_limit=why,
+        margin=max(MIN_EFFECT, _aa_floor(mine)),
+        releases=_releases(source, records, choices.model),
+    )
+
+
+def served(source: Source, found: Found) -> str:
+    """Who answers, in a sentence."""
+    days = sorted({record.started_at[:10] for record in found.mine})
+    when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}" if days else "not yet"
+    gpu = f"{found.machine.get('gpu') or 'CPU'} {found.machine.get('gpu_id', '')}".strip()
+    if source.name == LIVE:
+        return f"Measured here, on {gpu}: {when}." if days else "Not measured on this GPU yet."
+    return f"Served from records: study {source.name}, {gpu}, measured {when}. No GPU is used."
+
+
+def facts(found: Found) -> tuple[tuple[str, str], ...]:
+    """What the case must cost, and at which ceilings."""
+    said = [("must move", f"{found.cost.io_bytes / 1e6:,.1f} MB")]
+    said += [("useful work", f"{found.cost.flops / 1e9:,.2f} GFLOP")]
+    if found.limit is None:
+        return tuple(said)
+    copy, matmul = found.limit.copy_gbps, found.limit.matmul_tflops
+    longest = max(found.bounds_us, key=found.bounds_us.__getitem__)
+    said += [("ceilings, measured", f"copy {copy:,.0f} GB/s, bf16 matmul {matmul:,.0f} TFLOP/s")]
+    said += [("time at the ceiling", f"{found.floor_us:,.1f} us, by {longest}")]
+    return tuple(said)
+
+
+def notes(found: Found, choices: Choices) -> list[str]:
+    """What to mind: failures with their reasons, what was left out, what is missing."""
+    failed = {(r.item.backend, r.status, r.reason) for r in found.mine if r.status != "ok"}
+    said = [f"{backend}: {status}: {reason}" for backend, status, reason in sorted(failed)]
+    seen = {record.item.backend for record in found.mine}
+    absent = [name for name in choices.backends if name not in seen]
+    said += [f"Not on record for these choices: {', '.join(absent)}."] if absent else []
+    throttled = sum(record.throttled for record in found.mine)
+    if throttled:
+        said.append(f"{throttled} records were taken while the GPU was throttled: left out.")
+    if found.limit is None:
+        said.append(f"No share of a ceiling: {found.why_no_limit}.")
+    if found.limit and found.cost.io_bytes <= found.machine.get("l2_mib", 0) * 2**20:
+        said.append("The bytes fit the L2 cache, which is faster than the copy ceiling.")
+    return said
+
+
+def times(found: Found, choices: Choices) -> pd.DataFrame:
+    """A row a backend: median time and plan (us), share, what ran, kernels, launches, rounds.
+
+    A backend without a good record has NaN for its time, and its status for what ran.
+    """
+    table = [_time_row(found, name) for name in choices.backends]
+    return pd.DataFrame(table)
+
+
+def kernels(found: Found, choices: Choices) -> pd.DataFrame:
+    """A row a kernel of a backend's newest good record: launches a call, us a call."""
+    table = [
+        {"backend": name, "kernel": k["name"], "launches": k["launches"], "us": k["gpu_us"]}
+        for name in choices.backends
+        for k in _newest_kernels(found, name)
+    ]
+    return pd.DataFrame(table, columns=["backend", "kernel", "launches", "us"])
+
+
+def comparison(found: Found, choices: Choices) -> pd.DataFrame:
+    """A row a backend that shares rounds with `choices.against`: ratio, low, high, verdict."""
+    columns = ["backend", "against", "ratio", "low", "high", "pairs", "verdict", "margin"]
+    others = [name for name in choices.backends if name != choices.against]
+    table = [
+        {"backend": name, "against": choices.against, **_verdict(above, below, found.margin)}
+        for name in others
+        for _, above, below in _pairs(found, name, choices.against)
+    ]
+    return pd.DataFrame(table, columns=columns)
+
+
+def rules(found: Found, choices: Choices) -> pd.DataFrame:
+    """A row a release: what FlashInfer's `auto` means in it, why, and that backend's time."""
+    gpu = "sm" + found.machine.get("compute_capability", "").replace(".", "")
+    table = []
+    for release in found.releases if gpu != "sm" else ():
+        chosen = chosen_by(choices.case.spec, release=release, gpu=gpu)
+        named = {"library": chosen.library, "chooses": chosen.backend or NOTHING}
+        took = _time_in(found, chosen.backend, release if choices.release else "")
+        table.append({**named, "us": took, "because": chosen.reason})
+    return pd.DataFrame(table, columns=["library", "chooses", "us", "because"])
+
+
+def shares(table: pd.DataFrame) -> list[float]:
+    """The bars of the table of times; none without ceilings."""
+    return table.share.fillna(0).tolist() if table.share.notna().any() else []
+
+
+def times_in_words(table: pd.DataFrame) -> pd.DataFrame:
+    """The table of times, rounded for reading."""
+    shown = {
+        "backend": table.backend,
+        "us": [_words(x, ",.1f") for x in table.us],
+        "ran": table.ran,
+        "kernels a call": [_words(x, "g") for x in table.launches],
+        "plan, us": [_words(x, ",.0f") for x in table.plan_us],
+        "rounds": table.rounds,
+        "share": [_words(x, ".0%") for x in table.share],
+    }
+    return pd.DataFrame(shown)
+
+
+def comparison_in_words(table: pd.DataFrame) -> pd.DataFrame:
+    """The comparison, rounded for reading."""
+    one = table.low.isna()
+    bounds = [f"{low:.2f} to {high:.2f}" for low, high in zip(table.low, table.high, strict=True)]
+    shown = {
+        "time over time": table.backend + " / " + table.against,
+        "ratio": [f"{ratio:.2f}" for ratio in table.ratio],
+        "95 %": ["one round" if alone else b for alone, b in zip(one, bounds, strict=True)],
+        "rounds": table.pairs,
+        "verdict": table.verdict,
+        "margin": [f"{margin:.1%}" for margin in table.margin],
+    }
+    return pd.DataFrame(shown)
+
+
+def kernels_in_words(table: pd.DataFrame) -> pd.DataFrame:
+    """The kernels, rounded for reading."""
+    launches, us = ([_words(x, style) for x in table[n]] for n, style in _KERNEL_STYLES)
+    return table[["backend", "kernel"]].assign(**{"launches a call": launches, "us": us})
+
+
+def rules_in_words(table: pd.DataFrame) -> pd.DataFrame:
+    """The rules, with times rounded for reading."""
+    return table.assign(us=[_words(x, ",.1f") for x in table.us])
+
+
+_KERNEL_STYLES = (("launches", "g"), ("us", ",.1f"))
+
+
+def _words(value: float, style: str) -> str:
+    return NOTHING if math.isnan(value) else format(value, style)
+
+
+def _good_rows(records: Sequence[Record]) -> pd.DataFrame:
+    good = store.frame([r for r in records if r.status == "ok" and not r.throttled])
+    return good if len(good) else pd.DataFrame(columns=["backend", "round", "run_us", "plan_us"])
+
+
+def _ceilings(records: Sequence[Record]) -> tuple[Ceilings | None, str]:
+    measured = store.frame([r for r in records if r.item.case is None])
+    if measured.empty:
+        return None, "these records hold no ceiling"
+    try:
+        return rows.ceilings(measured), ""
+    except ValueError as error:
+        return None, str(error)
+
+
+def _aa_floor(records: Sequence[Record]) -> float:
+    """The machine's A/A floor where it has one on record, else 0: the least effect holds."""
+    machine = records[0].machine_slug if records else ""
+    if not machine or not store.record_path(TRUST, machine).exists():
+        return 0.0
+    try:
+        return trust.floor_of(store.load(TRUST, machine))
+    except ValueError:
+        return 0.0
+
+
+def _releases(source: Source, records: Sequence[Record], model: str) -> tuple[str, ...]:
+    named = source.options(model, "release", {})
+    if named != ("",):
+        return tuple(release for release in named if release)
+    ran = [r.versions[LIBRARY] for r in records if LIBRARY in r.versions]
+    if ran:
+        return (ran[-1],)
+    try:
+        return (metadata.version(LIBRARY),)
+    except metadata.PackageNotFoundError:
+        return ()
+
+
+def _time_row(found: Found, backend: str) -> dict[str, Any]:
+    good = found.good[found.good.backend == backend]
+    newest = [r for r in found.mine if r.item.backend == backend]
+    us = float(good.run_us.median()) if len(good) else math.nan
+    families = sorted({f for f in good.get("kernel_family", ()) if f})
+    launches = sum(k["launches"] for k in _newest_kernels(found, backend)) or math.nan
+    return {
+        "backend": backend,
+        "us": us,
+        "share": found.floor_us / us,
+        "ran": (", ".join(families) or NOTHING) if len(good) else _status(newest),
+        "launches": launches,
+        "plan_us": float(good.plan_us.median()) if len(good) else math.nan,
+        "rounds": len(good),
+    }
+
+
+def _status(records: Sequence[Record]) -> str:
+    return records[-1].status if records else "not on record"
+
+
+def _newest_kernels(found: Found, backend: str) -> tuple[dict[str, Any], ...]:
+    good = [r for r in found.mine if r.item.backend == backend and r.status == "ok"]
+    return good[-1].kernels if good else ()
+
+
+def _pairs(found: Found, backend: str, against: str) -> list[tuple[Any, list[float], list[float]]]:
+    if not {backend, against} <= set(found.good.backend):
+        return []
+    return list(rows.paired_times(found.good, backend, against, by=["study"]))
+
+
+def _verdict(above: list[float], below: list[float], margin: float) -> dict[str, Any]:
+    verdict = judge(above, below, floor=margin)
+    return {**vars(verdict.ratio), "verdict": verdict.word, "margin": verdict.margin}
+
+
+def _time_in(found: Found, backend: str, release: str) -> float:
+    mine = [r for r in found.around if (r.item.backend, r.item.release) == (backend, release)]
+    good = _good_rows(mine)
+    return float(good.run_us.median()) if len(good) else math.nan
