@@ -15,6 +15,8 @@ LIVE = "live"
 ROUNDS = 3
 """As many as the studies have: with one there is no interval."""
 
+LINE, INDENT = 88, "    "
+
 
 @dataclass(frozen=True)
 class Choices:
@@ -61,5 +63,15 @@ class Choices:
         """The Python call that gives this view again."""
         unsaid = ("model", *(() if self.records == LIVE else ("rounds",)))
         said = [f.name for f in fields(self) if f.name not in unsaid]
-        arguments = ",\n    ".join(f"{name}={getattr(self, name)!r}" for name in said)
-        return f"attnlib.view(\n    {self.model!r},\n    {arguments},\n)"
+        arguments = [repr(self.model), *(f"{name}={getattr(self, name)!r}" for name in said)]
+        return f"attnlib.view(\n{_filled(arguments)})"
+
+
+def _filled(arguments: list[str]) -> str:
+    """As many arguments a line as fit: a name with spaces in it is never broken."""
+    lines = [INDENT]
+    for argument in arguments:
+        if len(lines[-1]) + len(argument) >= LINE:
+            lines.append(INDENT)
+        lines[-1] += f"{argument}, "
+    return "".join(f"{line.rstrip()}\n" for line in lines)

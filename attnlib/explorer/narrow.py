@@ -1,11 +1,12 @@
 """From what was asked to choices that a source can answer, axis by axis.
 
 Each axis offers what the source has for the axes before it. What nobody asked for is a usual size
-where that is offered, else what the source says is usual; the view shows which it was.
+or the nearest to it, else what the source says is usual; the view shows which it was.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -63,9 +64,7 @@ class _Step:
         value = self.wanted.get(axis)
         if value is not None and value not in options and self.source.is_open:
             options = (*options, value)
-        usual = PREFERRED.get(axis)
-        if usual not in options:
-            usual = self.source.usual(self.model, axis, self.chosen)
+        usual = self._usual(axis, options)
         if value is not None and value not in options:
             self._refuse(axis, value, options, instead=usual)
             value = None
@@ -91,6 +90,14 @@ class _Step:
             self._refuse("against", value, backends, instead=usual)
             value = None
         return usual if value is None else value
+
+    def _usual(self, axis: str, options: tuple[Any, ...]) -> Any:
+        usual = PREFERRED.get(axis)
+        if usual in options:
+            return usual
+        if isinstance(usual, int):
+            return min(options, key=lambda size: abs(math.log(size / usual)))
+        return self.source.usual(self.model, axis, self.chosen)
 
     def _refuse(self, axis: str, value: Any, options: tuple[Any, ...], *, instead: Any) -> None:
         if self.strict:

@@ -1,6 +1,6 @@
 """Who answers: the published records of a study, or this GPU.
 
-Both say what can be chosen (`options`) and what is on record (`frame`, `kernels`). Records offer
+Both say what can be chosen (`options`) and what is on record (`records`). Records offer
 what they hold and nothing else. This GPU offers the usual sizes, and takes any: what it has measured
 is kept in records of the study `explorer`, which is not published.
 """
@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from .. import store
 from ..backends import BACKENDS, MLA_BACKENDS
@@ -22,9 +22,6 @@ from ..studies import STUDIES
 from ..study import Study, describe, mode
 from .choices import LIVE
 from .shapes import MLA, model_of, require_model, variant_of
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 STUDY = "explorer"
 """Whose records hold what was measured here."""
@@ -75,6 +72,9 @@ class Source(Protocol):
     def records(self) -> tuple[Record, ...]:
         """All that is on record, ceilings too."""
 
+    def unavailable(self) -> str:
+        """Why it cannot answer here, or the empty string."""
+
 
 @dataclass(frozen=True)
 class Shelf:
@@ -100,6 +100,10 @@ class Shelf:
             return self.options(model, axis, chosen)
         return self._counted(model, axis, chosen).most_common(1)[0][0]
 
+    def unavailable(self) -> str:
+        """Records are served anywhere."""
+        return ""
+
     def _counted(self, model: str, axis: str, chosen: Mapping[str, Any]) -> Counter[Any]:
         wanted = {**chosen, "model": model}
         name = "backend" if axis == "backends" else axis
@@ -122,6 +126,10 @@ class ThisGpu:
     def usual(self, model: str, axis: str, chosen: Mapping[str, Any]) -> Any:
         """The first; FlashInfer's two kernels."""
         return _offers(model)["usual"] if axis == "backends" else _offers(model)[axis][0]
+
+    def unavailable(self) -> str:
+        """Why nothing can be measured here: no GPU, or records were asked for."""
+        return why_not_live() if self.device == "cuda" else ""
 
     @property
     def machine(self) -> str:
@@ -186,11 +194,6 @@ def why_not_live() -> str:
     if os.environ.get("ATTNLIB_MODE") == "replay":
         return "ATTNLIB_MODE=replay asks for records; unset it to measure on a CUDA GPU"
     return "no CUDA GPU is here: torch sees none"
-
-
-def frame_of(source: Source) -> pd.DataFrame:
-    """The source's records as `store.load` gives them, a row a record."""
-    return store.frame(source.records)
 
 
 def _shelf(study: str, machine: str) -> Shelf:

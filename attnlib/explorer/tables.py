@@ -14,6 +14,7 @@ from importlib import metadata
 from typing import Any
 
 import pandas as pd
+from packaging.version import Version
 
 from .. import store
 from ..cases import MlaCase
@@ -83,7 +84,7 @@ def gather(source: Source, choices: Choices) -> Found:
         limit=limit,
         why_no_limit=why,
         margin=max(MIN_EFFECT, _aa_floor(mine)),
-        releases=_releases(source, records, choices.model),
+        releases=_releases(source, records, choices),
     )
 
 
@@ -93,14 +94,14 @@ def served(source: Source, found: Found) -> str:
     when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}" if days else "not yet"
     gpu = f"{found.machine.get('gpu') or 'CPU'} {found.machine.get('gpu_id', '')}".strip()
     if source.name == LIVE:
-        return f"Measured here, on {gpu}: {when}." if days else "Not measured on this GPU yet."
+        return f"Measured here, on {gpu}, {when}." if days else "Measures here; not on record yet."
     return f"Served from records: study {source.name}, {gpu}, measured {when}. No GPU is used."
 
 
 def facts(found: Found) -> tuple[tuple[str, str], ...]:
     """What the case must cost, and at which ceilings."""
-    said = [("must move", f"{found.cost.io_bytes / 1e6:,.1f} MB")]
-    said += [("useful work", f"{found.cost.flops / 1e9:,.2f} GFLOP")]
+    said = [("must move", f"{found.cost.io_bytes / 1e6:,.4g} MB")]
+    said += [("useful work", f"{found.cost.flops / 1e9:,.4g} GFLOP")]
     if found.limit is None:
         return tuple(said)
     copy, matmul = found.limit.copy_gbps, found.limit.matmul_tflops
@@ -116,11 +117,11 @@ def notes(found: Found, choices: Choices) -> list[str]:
     said = [f"{backend}: {status}: {reason}" for backend, status, reason in sorted(failed)]
     seen = {record.item.backend for record in found.mine}
     absent = [name for name in choices.backends if name not in seen]
-    said += [f"Not on record for these choices: {', '.join(absent)}."] if absent else []
+    said += [f"Not on record for these choices: {', '.join(absent)}."] if seen and absent else []
     throttled = sum(record.throttled for record in found.mine)
     if throttled:
         said.append(f"{throttled} records were taken while the GPU was throttled: left out.")
-    if found.limit is None:
+    if found.limit is None and len(found.good):
         said.append(f"No share of a ceiling: {found.why_no_limit}.")
     if found.limit and found.cost.io_bytes <= found.machine.get("l2_mib", 0) * 2**20:
         said.append("The bytes fit the L2 cache, which is faster than the copy ceiling.")
@@ -248,10 +249,10 @@ def _aa_floor(records: Sequence[Record]) -> float:
         return 0.0
 
 
-def _releases(source: Source, records: Sequence[Record], model: str) -> tuple[str, ...]:
-    named = source.options(model, "release", {})
-    if named != ("",):
-        return tuple(release for release in named if release)
+def _releases(source: Source, records: Sequence[Record], choices: Choices) -> tuple[str, ...]:
+    named = (choices.release, *source.options(choices.model, "release", {}))
+    if any(named):
+        return tuple(sorted({*filter(None, named)}, key=Version))
     ran = [r.versions[LIBRARY] for r in records if LIBRARY in r.versions]
     if ran:
         return (ran[-1],)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..report.cards import Card, as_html, as_text
 from . import tables
-from .choices import LIVE, Choices
+from .choices import Choices
 from .narrow import narrow
-from .sources import Source, source_of, why_not_live
+from .sources import Source, ThisGpu, source_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -121,18 +121,13 @@ def view(
     }
     source = source_of(model, records)
     choices = narrow(source, model, wanted).choices
-    if source.name == LIVE:
+    if isinstance(source, ThisGpu):
         from .sweep import measure_missing
 
-        require_live()
+        if reason := source.unavailable():
+            raise RuntimeError(f"records='live' must be measured on a CUDA GPU: {reason}")
         measure_missing(source, choices)
     return look(source, choices)
-
-
-def require_live() -> None:
-    """RuntimeError saying why nothing can be measured here, unless it can."""
-    if reason := why_not_live():
-        raise RuntimeError(f"records='live' measures on a CUDA GPU: {reason}")
 
 
 def look(source: Source, choices: Choices, notes: Sequence[str] = ()) -> View:

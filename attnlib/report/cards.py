@@ -20,7 +20,7 @@ STYLE = """
 .attnlib-card p.note { border-left: 3px solid currentColor; padding-left: .6em; }
 .attnlib-card dl { display: grid; grid-template-columns: max-content 1fr; gap: .1em 1em;
   margin: .5em 0; }
-.attnlib-card dt { opacity: .75; }
+.attnlib-card dt { opacity: .75; width: auto; font-weight: normal; white-space: nowrap; }
 .attnlib-card dd { margin: 0; font-variant-numeric: tabular-nums; }
 .attnlib-card .scroll { overflow-x: auto; }
 .attnlib-card table { border-collapse: collapse; font-size: inherit; margin: .5em 0; }
@@ -29,6 +29,7 @@ STYLE = """
   border-bottom: 1px solid rgba(128, 128, 128, .35); font-variant-numeric: tabular-nums; }
 .attnlib-card th:first-child { text-align: left; font-weight: normal; max-width: 32rem;
   overflow: hidden; text-overflow: ellipsis; }
+.attnlib-card .words { text-align: left; }
 .attnlib-card thead th, .attnlib-card thead th:first-child { font-weight: bold; }
 .attnlib-card .bar { display: inline-block; width: 6rem; height: .7em; text-align: left;
   border: 1px solid rgba(128, 128, 128, .5); }
@@ -104,9 +105,16 @@ def _code(card: Card) -> str:
 def _table(caption: str, table: pd.DataFrame, shares: Sequence[float]) -> str:
     bars = [*shares][: len(table)]
     names = [*table.columns, *([""] if bars else [])]
-    head = "".join(f"<th scope='col'>{html.escape(str(name))}</th>" for name in names)
     shown = table.head(MAX_ROWS).to_numpy().tolist()
-    rows = "\n".join(_row(words, bars[i] if bars else None) for i, words in enumerate(shown))
+    kinds = [_kind(column) for column in zip(*shown, strict=True)] or [""] * len(names)
+    kinds += [""] * (len(names) - len(kinds))
+    head = "".join(
+        f"<th scope='col'{kind}>{html.escape(str(name))}</th>"
+        for name, kind in zip(names, kinds, strict=True)
+    )
+    rows = "\n".join(
+        _row(words, kinds, bars[i] if bars else None) for i, words in enumerate(shown)
+    )
     rest = "".join(f"<p>{html.escape(line)}</p>" for line in _left_out(table))
     return (
         f"<table>\n<caption>{html.escape(caption)}</caption>\n<thead><tr>{head}</tr></thead>\n"
@@ -114,9 +122,17 @@ def _table(caption: str, table: pd.DataFrame, shares: Sequence[float]) -> str:
     )
 
 
-def _row(words: Sequence[object], bar: float | None) -> str:
+def _kind(column: Sequence[object]) -> str:
+    # Numbers stand right, under each other; words, which begin with no digit, stand left.
+    is_words = not any(str(word)[:1].isdigit() for word in column)
+    return " class='words'" if is_words and any(str(word) != "-" for word in column) else ""
+
+
+def _row(words: Sequence[object], kinds: Sequence[str], bar: float | None) -> str:
     first, *rest = (html.escape(str(word), quote=True) for word in words)
-    cells = "".join(f"<td>{word}</td>" for word in rest)
+    cells = "".join(
+        f"<td{kind}>{word}</td>" for word, kind in zip(rest, kinds[1:], strict=False)
+    )
     if bar is not None:
         width = 100 * min(1.0, max(0.0, bar))
         cells += f"<td><div class='bar'><span style='width:{width:.1f}%'></span></div></td>"
