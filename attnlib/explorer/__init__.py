@@ -7,7 +7,8 @@
 | `sources` | who answers: the records of a study, or this GPU |
 | `narrow` | what can be chosen next, and what is, where nothing was asked |
 | `rules` | which backend a library's rules pick |
-| `views` | the view: tables, notes, figure; `view` is the whole of it in one call |
+| `tables`, `words`, `picture` | what a view shows: numbers, the same in words, a figure |
+| `views` | the view; `view` is the whole of it in one call |
 | `sweep` | measures what a view lacks, and can be stopped |
 | `widgets` | `explore`: controls over `view`, and nothing that it cannot do |
 

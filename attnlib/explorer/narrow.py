@@ -50,9 +50,7 @@ def narrow(
 class _Step:
     """Walks the axes; what it has chosen narrows what comes next."""
 
-    def __init__(
-        self, source: Source, model: str, wanted: Mapping[str, Any], strict: bool
-    ) -> None:
+    def __init__(self, source: Source, model: str, wanted: Mapping[str, Any], strict: bool) -> None:
         self.source, self.model, self.wanted, self.strict = source, model, wanted, strict
         self.chosen: dict[str, Any] = {}
         self.options: dict[str, tuple[Any, ...]] = {}

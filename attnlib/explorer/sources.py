@@ -1,8 +1,8 @@
 """Who answers: the published records of a study, or this GPU.
 
-Both say what can be chosen (`options`) and what is on record (`records`). Records offer
-what they hold and nothing else. This GPU offers the usual sizes, and takes any: what it has measured
-is kept in records of the study `explorer`, which is not published.
+Both say what can be chosen (`options`) and what is on record (`records`). Records offer what they
+hold and nothing else. This GPU offers the usual sizes, and takes any: what it has measured is kept
+in records of the study `explorer`, which is not published.
 """
 
 from __future__ import annotations
@@ -165,22 +165,32 @@ def studies_of(model: str) -> dict[str, str]:
     return {name: at for name, at in found.items() if at and store.record_path(name, at).exists()}
 
 
+def usual_records(model: str) -> str:
+    """Who answers where nobody was asked: live in live mode, also where that cannot be had.
+
+    In replay mode the first study that has the model, and live where none has.
+    """
+    studies = studies_of(model)
+    try:
+        return next(iter(studies), LIVE) if mode() == "replay" else LIVE
+    except (RuntimeError, ValueError):
+        return LIVE
+
+
 def source_of(model: str, records: str) -> Source:
-    """The source called `records`; empty means this GPU in live mode, else the first study.
+    """The source called `records`; empty means `usual_records`.
 
     ValueError for a study without records of the model, which lists those that have some.
     """
     studies = studies_of(model)
-    if records == LIVE or (not records and mode() == LIVE):
-        return ThisGpu()
-    if not studies:
+    name = records or usual_records(model)
+    if not studies and not records and why_not_live():
         raise ValueError(f"no records on {model} are published; it is measured live only, on a GPU")
-    name = records or next(iter(studies))
+    if name == LIVE:
+        return ThisGpu()
     if name not in studies:
-        raise ValueError(
-            f"records must be {LIVE} or a study with records of {model}: {', '.join(studies)}; "
-            f"got {records!r}"
-        )
+        have = ", ".join((LIVE, *studies))
+        raise ValueError(f"records must be one of {have}, which can serve {model}; got {records!r}")
     return _shelf(name, studies[name])
 
 

@@ -1,4 +1,4 @@
-"""The tables of a view, from records to numbers, and from numbers to words.
+"""The tables of a view: from records to numbers.
 
 A share is the time at the ceiling over the time taken. The ceiling is the longer of two: the bytes
 that must move at the copy bandwidth, the useful FLOPs at the matmul rate, both measured on the same
@@ -22,15 +22,16 @@ from ..cost import Ceilings, DecodeCost, decode_cost, mla_cost
 from ..measure.stats import MIN_EFFECT, judge
 from ..record import Record
 from ..report import rows, trust
-from .choices import LIVE, Choices
+from .choices import Choices
 from .rules import chosen_by
 from .sources import Source
 
 TRUST = "measurement_trust"
 """The study that says how far two processes of one machine lie apart."""
 LIBRARY = "flashinfer-python"
-FOOTER = "us is microseconds; share is the time at the ceiling over the time taken."
 NOTHING = "-"
+SAMPLE = ("id", "study", "gpu", "started_at", "backend", "round", "run_us")
+"""Columns of a view's samples: what a figure's footer names, and what it draws."""
 
 
 @dataclass(frozen=True)
@@ -88,46 +89,6 @@ def gather(source: Source, choices: Choices) -> Found:
     )
 
 
-def served(source: Source, found: Found) -> str:
-    """Who answers, in a sentence."""
-    days = sorted({record.started_at[:10] for record in found.mine})
-    when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}" if days else "not yet"
-    gpu = f"{found.machine.get('gpu') or 'CPU'} {found.machine.get('gpu_id', '')}".strip()
-    if source.name == LIVE:
-        return f"Measured here, on {gpu}, {when}." if days else "Measures here; not on record yet."
-    return f"Served from records: study {source.name}, {gpu}, measured {when}. No GPU is used."
-
-
-def facts(found: Found) -> tuple[tuple[str, str], ...]:
-    """What the case must cost, and at which ceilings."""
-    said = [("must move", f"{found.cost.io_bytes / 1e6:,.4g} MB")]
-    said += [("useful work", f"{found.cost.flops / 1e9:,.4g} GFLOP")]
-    if found.limit is None:
-        return tuple(said)
-    copy, matmul = found.limit.copy_gbps, found.limit.matmul_tflops
-    longest = max(found.bounds_us, key=found.bounds_us.__getitem__)
-    said += [("ceilings, measured", f"copy {copy:,.0f} GB/s, bf16 matmul {matmul:,.0f} TFLOP/s")]
-    said += [("time at the ceiling", f"{found.floor_us:,.1f} us, by {longest}")]
-    return tuple(said)
-
-
-def notes(found: Found, choices: Choices) -> list[str]:
-    """What to mind: failures with their reasons, what was left out, what is missing."""
-    failed = {(r.item.backend, r.status, r.reason) for r in found.mine if r.status != "ok"}
-    said = [f"{backend}: {status}: {reason}" for backend, status, reason in sorted(failed)]
-    seen = {record.item.backend for record in found.mine}
-    absent = [name for name in choices.backends if name not in seen]
-    said += [f"Not on record for these choices: {', '.join(absent)}."] if seen and absent else []
-    throttled = sum(record.throttled for record in found.mine)
-    if throttled:
-        said.append(f"{throttled} records were taken while the GPU was throttled: left out.")
-    if found.limit is None and len(found.good):
-        said.append(f"No share of a ceiling: {found.why_no_limit}.")
-    if found.limit and found.cost.io_bytes <= found.machine.get("l2_mib", 0) * 2**20:
-        said.append("The bytes fit the L2 cache, which is faster than the copy ceiling.")
-    return said
-
-
 def times(found: Found, choices: Choices) -> pd.DataFrame:
     """A row a backend: median time and plan (us), share, what ran, kernels, launches, rounds.
 
@@ -171,61 +132,9 @@ def rules(found: Found, choices: Choices) -> pd.DataFrame:
     return pd.DataFrame(table, columns=["library", "chooses", "us", "because"])
 
 
-def shares(table: pd.DataFrame) -> list[float]:
-    """The bars of the table of times; none without ceilings."""
-    return table.share.fillna(0).tolist() if table.share.notna().any() else []
-
-
-def times_in_words(table: pd.DataFrame) -> pd.DataFrame:
-    """The table of times, rounded for reading."""
-    shown = {
-        "backend": table.backend,
-        "us": [_words(x, ",.1f") for x in table.us],
-        "ran": table.ran,
-        "kernels a call": [_words(x, "g") for x in table.launches],
-        "plan, us": [_words(x, ",.0f") for x in table.plan_us],
-        "rounds": table.rounds,
-        "share": [_words(x, ".0%") for x in table.share],
-    }
-    return pd.DataFrame(shown)
-
-
-def comparison_in_words(table: pd.DataFrame) -> pd.DataFrame:
-    """The comparison, rounded for reading."""
-    one = table.low.isna()
-    bounds = [f"{low:.2f} to {high:.2f}" for low, high in zip(table.low, table.high, strict=True)]
-    shown = {
-        "time over time": table.backend + " / " + table.against,
-        "ratio": [f"{ratio:.2f}" for ratio in table.ratio],
-        "95 %": ["one round" if alone else b for alone, b in zip(one, bounds, strict=True)],
-        "rounds": table.pairs,
-        "verdict": table.verdict,
-        "margin": [f"{margin:.1%}" for margin in table.margin],
-    }
-    return pd.DataFrame(shown)
-
-
-def kernels_in_words(table: pd.DataFrame) -> pd.DataFrame:
-    """The kernels, rounded for reading."""
-    launches, us = ([_words(x, style) for x in table[n]] for n, style in _KERNEL_STYLES)
-    return table[["backend", "kernel"]].assign(**{"launches a call": launches, "us": us})
-
-
-def rules_in_words(table: pd.DataFrame) -> pd.DataFrame:
-    """The rules, with times rounded for reading."""
-    return table.assign(us=[_words(x, ",.1f") for x in table.us])
-
-
-_KERNEL_STYLES = (("launches", "g"), ("us", ",.1f"))
-
-
-def _words(value: float, style: str) -> str:
-    return NOTHING if math.isnan(value) else format(value, style)
-
-
 def _good_rows(records: Sequence[Record]) -> pd.DataFrame:
     good = store.frame([r for r in records if r.status == "ok" and not r.throttled])
-    return good if len(good) else pd.DataFrame(columns=["backend", "round", "run_us", "plan_us"])
+    return good if len(good) else pd.DataFrame(columns=[*SAMPLE, "plan_us"])
 
 
 def _ceilings(records: Sequence[Record]) -> tuple[Ceilings | None, str]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..report.cards import Card, as_html, as_text
-from . import tables
+from . import tables, words
 from .choices import Choices
 from .narrow import narrow
 from .sources import Source, ThisGpu, source_of
@@ -31,7 +31,7 @@ class View:
     | `kernels` | a kernel of a backend | launches a call, time each |
     | `comparison` | a backend against `choices.against` | ratio, interval, rounds, verdict |
     | `rules` | a library's release | what its rule picks, why, and how long that took |
-    | `samples` | a round of a backend that is ok | its median time |
+    | `samples` | a round of a backend that is ok | its record's id, its median time |
 
     `floor_us` is the time at the ceiling, NaN where the records have none.
     """
@@ -54,9 +54,11 @@ class View:
 
     def figure(self) -> Figure:
         """Time of each backend, a dot a round, and the ceiling: to save or to show."""
+        import matplotlib.pyplot as plt
+
         from .picture import draw_times
 
-        return draw_times(self)
+        return draw_times(self, plt.figure)
 
     def card(self) -> Card:
         """The view as a card."""
@@ -64,14 +66,14 @@ class View:
             title=f"{self.choices.model}: {self.choices.case.label}",
             notes=(self.served, *self.notes),
             facts=self.facts,
-            table=tables.times_in_words(self.times),
+            table=words.times_in_words(self.times),
             caption="Time of one call: median over the rounds, a fresh process each",
-            bars=tables.shares(self.times),
-            footer=tables.FOOTER,
+            bars=words.shares(self.times),
+            footer=words.FOOTER,
             more=(
-                ("Compared, paired round by round", tables.comparison_in_words(self.comparison)),
-                ("Kernels of one call, from the trace", tables.kernels_in_words(self.kernels)),
-                ("Which rule would choose what", tables.rules_in_words(self.rules)),
+                ("Compared, paired round by round", words.comparison_in_words(self.comparison)),
+                ("Kernels of one call, from the trace", words.kernels_in_words(self.kernels)),
+                ("Which rule would choose what", words.rules_in_words(self.rules)),
             ),
             code=self.call,
         )
@@ -135,13 +137,13 @@ def look(source: Source, choices: Choices, notes: Sequence[str] = ()) -> View:
     found = tables.gather(source, choices)
     return View(
         choices=choices,
-        served=tables.served(source, found),
-        notes=(*notes, *tables.notes(found, choices)),
-        facts=tables.facts(found),
+        served=words.served(source, found),
+        notes=(*notes, *words.notes(found, choices)),
+        facts=words.facts(found),
         times=tables.times(found, choices),
         kernels=tables.kernels(found, choices),
         comparison=tables.comparison(found, choices),
         rules=tables.rules(found, choices),
-        samples=found.good[["backend", "round", "run_us"]].reset_index(drop=True),
+        samples=found.good[[*tables.SAMPLE]].reset_index(drop=True),
         floor_us=found.floor_us,
     )

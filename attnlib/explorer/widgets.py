@@ -18,6 +18,7 @@ from __future__ import annotations
 import base64
 import html
 import io
+from dataclasses import replace
 from threading import RLock
 from typing import Any
 
@@ -29,11 +30,11 @@ except ModuleNotFoundError as error:
         "attnlib.view shows the same without it"
     ) from error
 
-from ..report.cards import STYLE
+from ..report.cards import STYLE, as_html
 from .choices import AXES, LIVE, ROUNDS
 from .narrow import Narrowed, narrow
 from .shapes import NAMES, require_model
-from .sources import Source, ThisGpu, source_of, studies_of
+from .sources import Source, ThisGpu, source_of, studies_of, usual_records
 from .sweep import Sweep
 from .views import View, look
 
@@ -137,15 +138,16 @@ class Explorer(w.VBox):
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
         # For whoever cannot show widgets: the view as it is now.
-        words = {"text/plain": repr(self.view), "text/html": self.shown.value}
+        words = {"text/plain": repr(self.view), "text/html": self.served.value + self.shown.value}
         return {**super()._repr_mimebundle_(**kwargs), **words}
 
     def _make_live_row(self) -> None:
         style = {"description_width": LABEL_WIDTH}
+        rounds = self._wanted.get("rounds") or ROUNDS
         self.rounds = w.BoundedIntText(
-            value=self._wanted.get("rounds") or ROUNDS,
+            value=rounds,
             min=1,
-            max=MAX_ROUNDS,
+            max=max(MAX_ROUNDS, rounds),
             description="Rounds",
             style=style,
             layout={"width": "150px"},
@@ -162,24 +164,19 @@ class Explorer(w.VBox):
         self.live_row = w.HBox(row, layout=_row())
 
     def _choose(self, name: str, value: Any) -> None:
-        if self._quiet:
-            return
-        self._wanted[name] = value
-        self.refresh()
+        with self._lock:
+            if not self._quiet:
+                self._wanted[name] = value
+                self.refresh()
 
     def _choose_source(self) -> Source:
         model, studies = self._wanted["model"], studies_of(self._wanted["model"])
         named = [(f"{study} ({machine})", study) for study, machine in studies.items()]
         offered = [*named, ("measure on this GPU", LIVE)]
-        wish = self._wanted.get("records") or ""
-        if wish not in {"", LIVE, *studies}:
-            # Another model's study: this one has its own.
-            wish = ""
-        if wish or studies:
-            source = self.gpu if wish == LIVE else source_of(model, wish)
-        else:
-            source = self.gpu
-        source = self.gpu if isinstance(source, ThisGpu) else source
+        wish = self._wanted.get("records")
+        # A study that another model had, this one may not have.
+        name = wish if wish in (LIVE, *studies) else usual_records(model)
+        source = self.gpu if name == LIVE else source_of(model, name)
         self._offer("model", NAMES, model)
         self._offer("records", offered, source.name)
         return source
@@ -222,20 +219,21 @@ class Explorer(w.VBox):
         return box
 
     def _choose_backends(self, _: object) -> None:
-        if self._quiet:
-            return
-        picked = tuple(box.description for box in self.backends.children if box.value)
-        if not picked:
-            self._show_problem("Check at least one backend.")
-            return
-        if self._wanted.get("against") not in picked:
-            self._wanted["against"] = None
-        self._choose("backends", picked)
+        with self._lock:
+            picked = tuple(box.description for box in self.backends.children if box.value)
+            if self._quiet:
+                return
+            if not picked:
+                self._show_problem("Check at least one backend.")
+                return
+            if self._wanted.get("against") not in picked:
+                self._wanted["against"] = None
+            self._choose("backends", picked)
 
     def _show(self, view: View) -> None:
         self.view = view
         self.served.value = f"<b>{html.escape(view.served)}</b>"
-        self.shown.value = view._repr_html_()
+        self.shown.value = as_html(replace(view.card(), notes=view.notes))
         self.picture.value = _image(view) if len(view.samples) else ""
 
     def _no_records(self) -> str:
@@ -283,8 +281,13 @@ def _said(axis: str, value: Any) -> str:
 
 def _image(view: View) -> str:
     """The view's figure as an image that carries its bytes and its words."""
+    from matplotlib.figure import Figure
+
+    from .picture import draw_times
+
+    # Not pyplot's: it keeps its figures, and would show this one in whatever cell runs next.
     file = io.BytesIO()
-    view.figure().savefig(file, format="png", metadata={"Software": None})
+    draw_times(view, Figure).savefig(file, format="png")
     known = view.times.dropna(subset="us")
     times = ", ".join(f"{row.backend} {row.us:,.1f} us" for row in known.itertuples())
     words = html.escape(f"Time of one call: {times}", quote=True)

@@ -112,9 +112,7 @@ def _table(caption: str, table: pd.DataFrame, shares: Sequence[float]) -> str:
         f"<th scope='col'{kind}>{html.escape(str(name))}</th>"
         for name, kind in zip(names, kinds, strict=True)
     )
-    rows = "\n".join(
-        _row(words, kinds, bars[i] if bars else None) for i, words in enumerate(shown)
-    )
+    rows = "\n".join(_row(words, kinds, bars[i] if bars else None) for i, words in enumerate(shown))
     rest = "".join(f"<p>{html.escape(line)}</p>" for line in _left_out(table))
     return (
         f"<table>\n<caption>{html.escape(caption)}</caption>\n<thead><tr>{head}</tr></thead>\n"
@@ -130,9 +128,7 @@ def _kind(column: Sequence[object]) -> str:
 
 def _row(words: Sequence[object], kinds: Sequence[str], bar: float | None) -> str:
     first, *rest = (html.escape(str(word), quote=True) for word in words)
-    cells = "".join(
-        f"<td{kind}>{word}</td>" for word, kind in zip(rest, kinds[1:], strict=False)
-    )
+    cells = "".join(f"<td{kind}>{word}</td>" for word, kind in zip(rest, kinds[1:], strict=False))
     if bar is not None:
         width = 100 * min(1.0, max(0.0, bar))
         cells += f"<td><div class='bar'><span style='width:{width:.1f}%'></span></div></td>"
