@@ -24,7 +24,7 @@ def draw_times(view: View, make: Callable[..., Figure]) -> Figure:
     if table.empty:
         raise ValueError("view must hold a backend that was measured ok, it has none")
     style.apply()
-    figure = make(figsize=(7.2, 1.4 + ROW_INCHES * len(table)), layout="constrained")
+    figure = make(figsize=(7.2, 1.6 + ROW_INCHES * len(table)), layout="constrained")
     axis = figure.subplots()
     for place, row in enumerate(table.itertuples()):
         color = style.COLORS.get(row.ran, "0.55")
@@ -39,6 +39,6 @@ def draw_times(view: View, make: Callable[..., Figure]) -> Figure:
     axis.grid(visible=False, axis="y")
     axis.set_xlim(left=0)
     axis.set_xlabel("time of one call, us (a dot is a round)")
-    axis.set_title(f"{view.choices.model}: {view.choices.case.label}", x=0, fontsize=9)
+    axis.set_title(f"{view.choices.model}\n{view.choices.case.label}", x=0)
     style.add_footer(figure, view.samples)
     return figure

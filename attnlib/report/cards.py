@@ -34,7 +34,7 @@ STYLE = """
 .attnlib-card .bar { display: inline-block; width: 6rem; height: .7em; text-align: left;
   border: 1px solid rgba(128, 128, 128, .5); }
 .attnlib-card .bar span { display: block; height: 100%; background: #0072B2; }
-.attnlib-card pre { margin: .3em 0; padding: .5em .7em; overflow-x: auto; white-space: pre;
+.attnlib-card pre { margin: .3em 0; padding: .5em .7em; white-space: pre-wrap;
   border: 1px solid rgba(128, 128, 128, .35); }
 .attnlib-card footer { opacity: .75; font-size: .92em; }
 """
