@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from attnlib import store
+from attnlib import store, study
 from attnlib.batch import AttnSpec, DecodeCase
 from attnlib.cases import Case, MlaCase, MlaSpec
 from attnlib.explorer import sources
@@ -60,3 +60,10 @@ def timed(backend: str, case: Case, release: str = "0.6.3") -> Item:
 def other(case: DecodeCase, **changes: Any) -> DecodeCase:
     """The case with other sizes."""
     return replace(case, **changes)
+
+
+def go_live(patch: pytest.MonkeyPatch) -> None:
+    """Live mode on the test GPU; `instant_jobs` stands in for its workers."""
+    patch.setattr(sources, "mode", lambda: "live")
+    for module in (sources, study):
+        patch.setattr(module, "describe", lambda device: GPU)

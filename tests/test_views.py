@@ -18,6 +18,7 @@ from explorer_records import (
     MATMUL_FLOPS,
     MLA_FA2,
     QWEN,
+    go_live,
     keep,
     keep_ceilings,
     publish,
@@ -222,6 +223,21 @@ def test_a_view_of_records_loads_no_torch_and_no_widgets():
         timeout=120,
     )
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
+
+
+def test_in_live_mode_the_call_measures_what_is_missing(instant_jobs, monkeypatch):
+    go_live(monkeypatch)
+    seen = view(MODEL, batch=7)
+    assert seen.times.rounds.tolist() == [3, 3] and seen.choices.batch == 7
+    assert len(instant_jobs.jobs) == 3
+    assert eval(seen.call, {"attnlib": attnlib}).served == seen.served
+    assert len(instant_jobs.jobs) == 3, "all was on record"
+
+
+def test_numbers_stand_right_and_words_left(demo):
+    page = view(MODEL)._repr_html_()
+    assert "<td>318.0</td><td class='words'>fa3</td>" in page
+    assert "<th scope='col'>us</th><th scope='col' class='words'>ran</th>" in page
 
 
 def test_without_a_gpu_live_is_refused_with_the_reason(without_gpu):

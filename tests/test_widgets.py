@@ -7,7 +7,17 @@ import subprocess
 import sys
 
 import pytest
-from explorer_records import FA2, FA3, LATENT, QWEN, keep, keep_ceilings, publish, timed
+from explorer_records import (
+    FA2,
+    FA3,
+    LATENT,
+    QWEN,
+    go_live,
+    keep,
+    keep_ceilings,
+    publish,
+    timed,
+)
 
 pytest.importorskip("ipywidgets")
 
@@ -183,6 +193,28 @@ def test_it_opens_at_the_choices_asked_for(published_records):
 def test_a_wrong_argument_is_an_error_with_the_valid_ones(asked, words):
     with pytest.raises(ValueError, match=words):
         explore(**asked)
+
+
+def test_on_a_gpu_it_opens_to_measure_there(instant_jobs, monkeypatch):
+    go_live(monkeypatch)
+    explorer = explore(MODEL)
+    assert explorer.controls["records"].value == "live"
+    assert explorer.served.value == "<b>Measures here; not on record yet.</b>"
+    explorer.measure.click()
+    assert explorer.wait(60)
+    assert explorer.view.times.rounds.tolist() == [3, 3]
+    assert explorer.view.times.share.notna().all()
+    assert explorer.view.rules.library.tolist() == ["flashinfer==0.6.3"]
+    assert "Measured here, on Test GPU 0badcafe" in explorer.served.value
+    explorer.rounds.value = 4
+    assert "rounds=4" in explorer.shown.value
+
+
+def test_one_choice_draws_one_view(published, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(widgets, "look", lambda *asked: drawn.append(asked) or view())
+    published.controls["release"].value = "0.7.2.post1"
+    assert len(drawn) == 1
 
 
 def test_measuring_fills_the_view_and_says_what_could_not_run():
