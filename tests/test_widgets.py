@@ -108,6 +108,15 @@ def test_a_model_without_records_says_so_and_the_next_choice_works(published):
     assert published.view.choices.case.spec.heads == "16/2"
 
 
+def test_a_study_that_the_next_model_lacks_is_replaced_and_said(published):
+    published.controls["records"].value = "auto_resolution"
+    assert published.view.choices.records == "auto_resolution"
+    published.controls["model"].value = "Qwen3-32B at TP 4"
+    assert published.view.choices.records == "fa3_decode_regression"
+    said = "Study auto_resolution has no records on Qwen3-32B at TP 4."
+    assert said in published.shown.value
+
+
 def test_latent_attention_is_usable_as_soon_as_a_study_has_it(make_record, monkeypatch, replayed):
     explorer = explore("DeepSeek MLA")
     assert "No records on DeepSeek MLA" in explorer.shown.value
@@ -130,6 +139,10 @@ def test_no_backend_at_all_is_a_sentence(published):
     for box in published.backends.children:
         box.value = False
     assert "Check at least one backend." in published.shown.value
+    assert "attnlib.view(" not in published.shown.value
+    assert published._repr_mimebundle_()["text/plain"] == "Check at least one backend."
+    published.start()
+    assert published.wait(0)
     box_of(published, FA2).value = True
     assert published.view.choices.backends == (FA2,)
 
@@ -187,10 +200,11 @@ def test_it_opens_at_the_choices_asked_for(published_records):
     ("asked", "words"),
     [
         ({"model": "GPT-7"}, "model must be one of .*got 'GPT-7'"),
+        ({"records": "one_launch"}, "records must be one of live, .*got 'one_launch'"),
         ({"colour": 1}, "explore takes model, .*rounds; got 'colour'"),
     ],
 )
-def test_a_wrong_argument_is_an_error_with_the_valid_ones(asked, words):
+def test_a_wrong_argument_is_an_error_with_the_valid_ones(published_records, asked, words):
     with pytest.raises(ValueError, match=words):
         explore(**asked)
 

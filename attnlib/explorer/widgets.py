@@ -15,9 +15,7 @@ no error leaves a callback, so the kernel lives on.
 
 from __future__ import annotations
 
-import base64
 import html
-import io
 from dataclasses import replace
 from threading import RLock
 from typing import Any
@@ -33,6 +31,7 @@ except ModuleNotFoundError as error:
 from ..report.cards import STYLE, as_html
 from .choices import AXES, LIVE, ROUNDS
 from .narrow import Narrowed, narrow
+from .picture import as_image
 from .shapes import NAMES, require_model
 from .sources import Source, ThisGpu, source_of, studies_of, usual_records
 from .sweep import Sweep
@@ -62,12 +61,15 @@ INTRODUCTION = "Choose a case. Each control offers what there is for the choices
 def explore(model: str = NAMES[0], **wanted: Any) -> Explorer:
     """Controls and a view, to be shown by a notebook. Arguments are those of `attnlib.view`.
 
-    ValueError for an unknown model or argument; a size that is not on record is said in the view.
+    ValueError for an unknown model, study or argument; a size that is not on record is said in the
+    view.
     """
     require_model(model)
     unknown = [name for name in wanted if name not in WISHES]
     if unknown:
         raise ValueError(f"explore takes {', '.join(WISHES)}; got {unknown[0]!r}")
+    if records := wanted.get("records"):
+        source_of(model, records)
     return Explorer({**wanted, "model": model})
 
 
@@ -80,7 +82,7 @@ class Explorer(w.VBox):
         self._wanted = dict(wanted)
         self._narrowed: Narrowed | None = None
         self._sweep: Sweep | None = None
-        self._quiet = False
+        self._quiet, self._words = False, ""
         self._lock = RLock()
         self.controls = {name: _dropdown(name) for name in DESCRIPTIONS}
         self.backends = w.HBox(layout=_row())
@@ -101,19 +103,20 @@ class Explorer(w.VBox):
         with self._lock:
             self._narrowed = None
             try:
-                source = self._choose_source()
+                source, notes = self._choose_source()
                 self._narrow(source)
                 if reason := source.unavailable():
                     self._show_problem(f"{self._no_records()}Nothing is measured here: {reason}.")
                 else:
-                    self._show(look(source, self._narrowed.choices, self._narrowed.notes))
+                    notes += self._narrowed.notes
+                    self._show(look(source, self._narrowed.choices, notes))
             except Exception as error:
                 # Whatever it is: a callback that raises would show nothing at all.
                 self._show_problem(f"{type(error).__name__}: {error}")
 
     def start(self, *_: object) -> None:
         """Measure what the view lacks, in a thread; `stop_now` ends it."""
-        if self.is_measuring:
+        if self.is_measuring or not self._narrowed:
             return
         asked = {"on_progress": self._progress, "on_end": self._ended}
         self._sweep = Sweep(self.gpu, self._narrowed.choices, **asked)
@@ -138,8 +141,8 @@ class Explorer(w.VBox):
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
         # For whoever cannot show widgets: the view as it is now.
-        words = {"text/plain": repr(self.view), "text/html": self.served.value + self.shown.value}
-        return {**super()._repr_mimebundle_(**kwargs), **words}
+        shown = {"text/plain": self._words, "text/html": self.served.value + self.shown.value}
+        return {**super()._repr_mimebundle_(**kwargs), **shown}
 
     def _make_live_row(self) -> None:
         style = {"description_width": LABEL_WIDTH}
@@ -169,17 +172,19 @@ class Explorer(w.VBox):
                 self._wanted[name] = value
                 self.refresh()
 
-    def _choose_source(self) -> Source:
+    def _choose_source(self) -> tuple[Source, tuple[str, ...]]:
+        """The source, and a note if it is not the one that was chosen for another model."""
         model, studies = self._wanted["model"], studies_of(self._wanted["model"])
         named = [(f"{study} ({machine})", study) for study, machine in studies.items()]
         offered = [*named, ("measure on this GPU", LIVE)]
         wish = self._wanted.get("records")
-        # A study that another model had, this one may not have.
         name = wish if wish in (LIVE, *studies) else usual_records(model)
+        notes = (f"Study {wish} has no records on {model}.",) if wish and wish != name else ()
+        self._wanted["records"] = name if wish else None
         source = self.gpu if name == LIVE else source_of(model, name)
         self._offer("model", NAMES, model)
         self._offer("records", offered, source.name)
-        return source
+        return source, notes
 
     def _narrow(self, source: Source) -> None:
         found = narrow(source, self._wanted["model"], self._wanted, strict=False)
@@ -224,6 +229,7 @@ class Explorer(w.VBox):
             if self._quiet:
                 return
             if not picked:
+                self._narrowed = None
                 self._show_problem("Check at least one backend.")
                 return
             if self._wanted.get("against") not in picked:
@@ -231,22 +237,24 @@ class Explorer(w.VBox):
             self._choose("backends", picked)
 
     def _show(self, view: View) -> None:
-        self.view = view
+        self.view, self._words = view, repr(view)
         self.served.value = f"<b>{html.escape(view.served)}</b>"
         self.shown.value = as_html(replace(view.card(), notes=view.notes))
-        self.picture.value = _image(view) if len(view.samples) else ""
+        self.picture.value = as_image(view) if len(view.samples) else ""
 
     def _no_records(self) -> str:
         model = self._wanted["model"]
         return "" if studies_of(model) else f"No records on {model}: measured live only, on a GPU. "
 
     def _show_problem(self, words: str) -> None:
-        self.view, self.served.value, self.picture.value = None, "", ""
+        self.view, self._words = None, words
+        self.served.value = self.picture.value = ""
+        self.measure.disabled = True
         call = html.escape(self._narrowed.choices.call) if self._narrowed else ""
+        again = f"<p>This view again:</p><pre><code>{call}</code></pre>" if call else ""
         self.shown.value = (
             f"<style>{STYLE}</style><div class='attnlib-card' role='alert'>"
-            f"<h4>This cannot be shown</h4><p class='note'>{html.escape(words)}</p>"
-            f"<p>This view again:</p><pre><code>{call}</code></pre></div>"
+            f"<h4>This cannot be shown</h4><p class='note'>{html.escape(words)}</p>{again}</div>"
         )
 
     def _progress(self, done: int, total: int) -> None:
@@ -256,7 +264,6 @@ class Explorer(w.VBox):
     def _ended(self, words: str) -> None:
         self.stop.disabled = True
         self.refresh()
-        self.measure.disabled = bool(self.gpu.unavailable())
         self._say(words)
 
     def _say(self, words: str) -> None:
@@ -277,19 +284,3 @@ def _said(axis: str, value: Any) -> str:
     if axis == "release":
         return value or "as installed"
     return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _image(view: View) -> str:
-    """The view's figure as an image that carries its bytes and its words."""
-    from matplotlib.figure import Figure
-
-    from .picture import draw_times
-
-    # Not pyplot's: it keeps its figures, and would show this one in whatever cell runs next.
-    file = io.BytesIO()
-    draw_times(view, Figure).savefig(file, format="png")
-    known = view.times.dropna(subset="us")
-    times = ", ".join(f"{row.backend} {row.us:,.1f} us" for row in known.itertuples())
-    words = html.escape(f"Time of one call: {times}", quote=True)
-    code = base64.b64encode(file.getvalue()).decode()
-    return f"<img alt='{words}' style='max-width: 100%' src='data:image/png;base64,{code}'>"
