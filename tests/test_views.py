@@ -29,8 +29,9 @@ import attnlib
 from attnlib import store
 from attnlib.cost import decode_cost, mla_cost
 from attnlib.explorer import sources
+from attnlib.explorer.narrow import narrow
 from attnlib.explorer.sources import ThisGpu
-from attnlib.explorer.views import view
+from attnlib.explorer.views import look, view
 from attnlib.measure.stats import judge
 from attnlib.report import rows
 from attnlib.studies import HEADLINE, REGRESSED
@@ -272,15 +273,21 @@ def test_a_figure_needs_one_time_at_least(demo, make_record):
 
 
 def test_what_this_gpu_has_not_measured_is_an_empty_view(monkeypatch):
-    from attnlib.explorer.narrow import narrow
-    from attnlib.explorer.views import look
-
     gpu = ThisGpu("cpu", ())
     monkeypatch.setattr(sources, "describe", lambda device: {"gpu": "", "cpu": "test64"})
     seen = look(gpu, narrow(gpu, MODEL, {}).choices)
     assert seen.served == "Measures here; not on record yet."
     assert seen.times.ran.tolist() == ["not on record"] * 2
     assert not list(store.data_root().rglob("*.jsonl"))
+
+
+def test_a_backend_that_was_not_measured_beside_the_others_is_named(make_record, monkeypatch):
+    go_live(monkeypatch)
+    gpu = ThisGpu()
+    keep(make_record, sources.STUDY, timed(FA2, QWEN, ""), 100.0)
+    seen = look(gpu, narrow(gpu, MODEL, {}).choices)
+    assert seen.times.ran.tolist() == ["fa2", "not on record"]
+    assert f"Not on record for these choices: {FA3}." in seen.notes
 
 
 def test_choices_say_their_rounds_only_where_they_count(demo):
