@@ -280,3 +280,28 @@ def test_without_ipywidgets_the_install_line_is_the_error(tmp_path):
     env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     done = subprocess.run([sys.executable, "-c", probe], env=env, capture_output=True, text=True)
     assert 'attnlib.explore needs ipywidgets: pip install "ipywidgets>=8.1"' in done.stderr
+
+
+@pytest.mark.gpu
+def test_on_a_real_gpu_a_view_is_measured_with_its_ceiling_and_its_rules():
+    explorer = explore(MODEL, backends=("sdpa", FA2), batch=1, kv_len=1024, rounds=1)
+    explorer.measure.click()
+    assert explorer.wait(900)
+    seen = explorer.view
+    assert "Measured 4 items." in explorer.status.value, explorer.status.value
+    assert seen.times.rounds.tolist() == [1, 1] and seen.times.share.notna().all(), repr(seen)
+    assert seen.times.ran[1] == "fa2" and len(seen.kernels) >= 2
+    assert len(seen.rules) == 1 and seen.comparison.verdict.tolist() == ["ambiguous"]
+
+
+@pytest.mark.gpu
+def test_on_a_real_gpu_a_case_that_does_not_fit_is_a_sentence_and_the_next_one_runs():
+    explorer = explore("Llama-3.1-8B", backends=(FA2,), batch=512, kv_len=131072, rounds=1)
+    explorer.measure.click()
+    assert explorer.wait(900)
+    assert "flashinfer-fa2: refused: KV needs" in explorer.shown.value
+    explorer.controls["batch"].value = 1
+    explorer.controls["kv_len"].value = 1024
+    explorer.measure.click()
+    assert explorer.wait(900)
+    assert explorer.view.times.ran.tolist() == ["fa2"]

@@ -34,14 +34,15 @@ def draw_times(view: View, make: Callable[..., Figure]) -> Figure:
         axis.barh(place, row.us, height=0.55, color=color, alpha=0.35)
         rounds = view.samples[view.samples.backend == row.backend].run_us
         axis.plot(rounds, [place] * len(rounds), "o", color=color, markersize=4)
+    marks = "a dot is a round"
     if view.floor_us == view.floor_us:
-        axis.axvline(view.floor_us, color="0.2", linewidth=1, label="time at the ceiling")
-        axis.legend(loc="lower right", bbox_to_anchor=(1, 1), frameon=False, borderaxespad=0.2)
+        axis.axvline(view.floor_us, color="0.2", linewidth=1)
+        marks += ", the line the time at the ceiling"
     names = table.backend + [f"\n({ran})" if ran in style.COLORS else "" for ran in table.ran]
     axis.set_yticks(range(len(table)), names)
     axis.grid(visible=False, axis="y")
     axis.set_xlim(left=0)
-    axis.set_xlabel("time of one call, us (a dot is a round)")
+    axis.set_xlabel(f"time of one call, us ({marks})")
     axis.set_title(f"{view.choices.model}\n{view.choices.case.label}", x=0)
     style.add_footer(figure, view.samples)
     return figure

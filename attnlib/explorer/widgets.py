@@ -55,7 +55,11 @@ CSS_CLASS = "attn-explorer"
 MAX_ROUNDS = 20
 LABEL_WIDTH, CONTROL_WIDTH, CHECKBOX_WIDTH = "76px", "300px", "210px"
 WIDE = {"records": "604px"}
-INTRODUCTION = "Choose a case. Each control offers what there is for the choices before it."
+INTRODUCTION = (
+    "Choose a case. Each control offers what there is for the choices before it. "
+    "By keyboard: Tab goes to a control, Space opens its list or presses it."
+)
+"""JupyterLab keeps the bare arrow keys to itself, so a closed list does not get them."""
 
 
 def explore(model: str = NAMES[0], **wanted: Any) -> Explorer:
