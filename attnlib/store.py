@@ -31,6 +31,7 @@ import numpy as np
 
 from .batch import DecodeCase
 from .cases import Case, MlaCase, StepCase
+from .extend_case import ExtendCase
 from .record import Record
 
 if TYPE_CHECKING:
@@ -232,7 +233,7 @@ def _row(record: Record) -> dict[str, Any]:
 
 def _heads(case: Case | None) -> str | None:
     decode = case.decode if isinstance(case, StepCase) else case
-    return decode.spec.heads if isinstance(decode, DecodeCase | MlaCase) else None
+    return decode.spec.heads if isinstance(decode, DecodeCase | MlaCase | ExtendCase) else None
 
 
 def _kernel_label(kernel: dict[str, Any]) -> str:

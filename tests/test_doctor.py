@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from attnlib import store
-from attnlib.backends import BACKENDS, MLA_BACKENDS
+from attnlib.backends import BACKENDS, EXTEND_BACKENDS, MLA_BACKENDS
 from attnlib.doctor import diagnose, render
 from attnlib.studies import STUDIES
 
 
 def test_every_backend_is_listed_with_its_reason(without_gpu) -> None:
     found = diagnose()["backends"]
-    assert tuple(found) == (*BACKENDS, *MLA_BACKENDS)
+    assert tuple(found) == (*BACKENDS, *MLA_BACKENDS, *EXTEND_BACKENDS)
     assert found.pop("sdpa") == ""
     assert all("not installed" in why or "needs a CUDA GPU" in why for why in found.values())
 

@@ -22,28 +22,35 @@ ANYTHING = ("*",)
 ALLOWED: dict[str, tuple[str, ...]] = {
     # nouns
     "batch": (),
-    "cases": ("batch",),
+    "extend_case": ("batch",),
+    "cases": ("batch", "extend_case"),
     "record": ("cases",),
     # what a case is, what it must give, what it must cost
-    "workload": ("batch", "cases"),
+    "workload": ("batch", "cases", "extend_case"),
     "reference": ("batch",),
     "check": ("batch", "reference"),
-    "cost": ("batch", "cases", "workload"),
+    "cost": ("batch", "cases", "extend_case", "workload"),
+    "extend": ("batch", "extend_case"),
+    "extend_workload": ("batch", "extend", "extend_case", "workload"),
+    "extend_reference": ("batch", "check", "extend", "reference"),
     "mla": ("batch", "cases"),
     "mla_format": ("cases",),
     "mla_workload": ("cases", "mla", "mla_format", "workload"),
     "mla_reference": ("cases", "check", "mla", "mla_format"),
     # what is measured, and what measures: neither knows the other
-    "backends": ("batch", "cases", "backends.*"),
+    "backends": ("batch", "cases", "extend_case", "backends.*"),
     "backends.base": ("batch",),
     "backends.fa3": (
         "batch",
         "backends.base",
+        "extend",
+        "extend_case",
         "metadata.facts",
         "metadata.library",
         "metadata.scheduler",
     ),
     "backends.mla": ("cases", "mla", "metadata.flashmla", "backends.base"),
+    "backends.prefill": ("batch", "extend", "extend_case", "backends.base"),
     "backends.*": ("batch", "backends.base"),
     # the metadata of attention calls: a model of it, and guards
     "metadata.library": (),
@@ -104,7 +111,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "worker": ("measure.machine", "record", "store", "subjects", "subjects.base"),
     # one a kind of case: a subject knows what is measured and what measures it, nobody else does
     "subjects": ("subjects.base",),
-    "subjects.base": ("measure.timer", "measure.trace", "record"),
+    "subjects.base": ("check", "measure.timer", "measure.trace", "record"),
     "subjects.*": (
         "backends.*",
         "batch",
@@ -114,6 +121,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "measure.*",
         "metadata.*",
         "mismatch",
+        "extend_case",
+        "extend_reference",
+        "extend_workload",
         "mla_reference",
         "mla_workload",
         "record",
@@ -121,11 +131,19 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "workload",
     ),
     "jobs": ("record", "store"),
-    "store": ("record", "batch", "cases"),
+    "store": ("record", "batch", "cases", "extend_case"),
     "select": ("batch",),
     "study": ("cases", "record", "store", "overlay", "jobs", "lock"),
     "studies": ("batch", "cases", "cost", "study", "catalog"),
-    "catalog.*": ("batch", "cases", "cost", "study", "mismatches", "catalog.decode_metadata"),
+    "catalog.*": (
+        "batch",
+        "cases",
+        "cost",
+        "extend_case",
+        "study",
+        "mismatches",
+        "catalog.decode_metadata",
+    ),
     "recipe": ("store", "studies", "report.html", "report.refresh"),
     # which release changed the speed
     "releases": ("overlay",),
@@ -141,7 +159,15 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "report.metadata_rows",
         "report.rows",
     ),
-    "claim_checks": ("claim_checks_metadata", "evidence", "report.rows", "select", "studies"),
+    "claim_checks_mismatch": ("evidence", "mismatches"),
+    "claim_checks": (
+        "claim_checks_metadata",
+        "claim_checks_mismatch",
+        "evidence",
+        "report.rows",
+        "select",
+        "studies",
+    ),
     "claims": ("claim_checks", "evidence", "store", "studies", "study"),
     "cluster": ("batch", "record", "store", "jobs", "study"),
     # any callable, the user's own: what it ran, and what changed
@@ -196,7 +222,11 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "__main__": ("cli",),
 }
 # Packages whose imports of ours all wait inside a function, so that importing them costs nothing.
-LATE = {"": (), "backends": ("batch", "cases", "backends.base"), "subjects": ("subjects.base",)}
+LATE = {
+    "": (),
+    "backends": ("batch", "cases", "extend_case", "backends.base"),
+    "subjects": ("subjects.base",),
+}
 
 
 def module_files() -> dict[str, Path]:
