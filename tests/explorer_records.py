@@ -52,7 +52,7 @@ def keep_ceilings(make: Callable[..., Record], study: str) -> None:
         keep(make, study, Item(name, "graph"), 1000.0, work_per_call=work)
 
 
-def timed(backend: str, case: Case, release: str = "0.6.3") -> Item:
+def timed(backend: str, case: Case | None, release: str = "0.6.3") -> Item:
     """An item of timer `graph`."""
     return Item(backend, "graph", case, release)
 

@@ -102,6 +102,13 @@ def test_a_round_is_never_filled_up_by_another_process(instant_jobs, monkeypatch
     assert [number for number, _ in rounds_of(missing_rounds(CPU, other))] == [0, 1]
 
 
+def test_a_release_is_flashinfers_and_no_other_librarys(instant_jobs, monkeypatch):
+    monkeypatch.setattr("attnlib.explorer.sources.describe", study.describe)
+    known = replace(CHOICES, release="0.6.3")
+    items = [item for job in missing_rounds(CPU, known) for item in job.items]
+    assert {(i.backend, i.release) for i in items} == {("sdpa", ""), ("flashinfer-fa2", "0.6.3")}
+
+
 def test_progress_ends_at_its_total(instant_jobs, monkeypatch):
     monkeypatch.setattr("attnlib.explorer.sources.describe", study.describe)
     seen = []

@@ -34,7 +34,7 @@ from attnlib.explorer.sources import ThisGpu
 from attnlib.explorer.views import look, view
 from attnlib.measure.stats import judge
 from attnlib.report import rows
-from attnlib.studies import HEADLINE, REGRESSED
+from attnlib.studies import HEADLINE, REGRESSED, STUDIES
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = "Qwen3-0.6B"
@@ -180,6 +180,29 @@ def test_latent_attention_has_the_ceiling_that_binds_it(make_record, monkeypatch
     assert all(chosen == "-" for chosen in seen.rules.chooses)
 
 
+def test_another_librarys_backend_is_compared_whatever_flashinfers_release(published_records):
+    asked = {"variant": "128 heads, dense, bfloat16", "batch": 64, "records": "sparse_mla"}
+    seen = view("DeepSeek MLA", release="0.6.13", **asked)
+    frame = store.load("sparse_mla", STUDIES["sparse_mla"].reference_machine)
+    mine = frame[frame.id.isin(seen.samples.id)]
+    assert mine.groupby("backend").release.unique().map(list).to_dict() == {
+        "flashinfer-mla-fa2": ["0.6.13"],
+        "flashinfer-mla-fa3": ["0.6.13"],
+        "flashmla-dense": [""],
+    }
+    assert seen.comparison.backend.tolist() == ["flashinfer-mla-fa3", "flashmla-dense"]
+
+
+def test_with_a_copy_ceiling_alone_the_bytes_are_the_ceiling(make_record, monkeypatch, replayed):
+    publish(monkeypatch, "demo", QWEN, backends=(FA2,))
+    keep(make_record, "demo", timed("copy", None, ""), 1000.0, work_per_call=COPY_BYTES)
+    keep(make_record, "demo", timed(FA2, QWEN), 100.0)
+    seen = view(MODEL)
+    assert seen.floor_us == pytest.approx(decode_cost(QWEN).io_bytes / (COPY_BYTES / 1000.0))
+    assert "No matmul ceiling on record: the ceiling is that of the bytes." in seen.notes
+    assert "matmul" not in dict(seen.facts)["ceilings, measured"]
+
+
 def test_the_call_gives_the_same_view_again(demo):
     seen = view(MODEL, against=FA3)
     again = eval(seen.call, {"attnlib": attnlib})
@@ -246,7 +269,7 @@ def test_without_a_gpu_live_is_refused_with_the_reason(without_gpu):
         view(MODEL, records="live")
 
 
-def test_a_model_without_records_says_that_only_a_gpu_can_answer(published_records):
+def test_a_model_without_records_says_that_only_a_gpu_can_answer(replayed):
     with pytest.raises(
         ValueError, match="no records on Qwen3-0.6B .* measured live only, on a GPU"
     ):

@@ -22,10 +22,10 @@ from explorer_records import (
 pytest.importorskip("ipywidgets")
 
 from attnlib import explore, view
-from attnlib.explorer import widgets
+from attnlib.explorer import sources, widgets
 from attnlib.explorer.sources import ThisGpu
 from attnlib.explorer.widgets import CSS_CLASS, DESCRIPTIONS, Explorer
-from attnlib.studies import HEADLINE
+from attnlib.studies import HEADLINE, STUDIES
 
 MODEL = "Qwen3-0.6B"
 CPU = ThisGpu("cpu", ())
@@ -99,7 +99,9 @@ def test_a_choice_that_no_longer_holds_is_replaced_and_said(published):
     assert "is not on record" not in published.shown.value, "said once"
 
 
-def test_a_model_without_records_says_so_and_the_next_choice_works(published):
+def test_a_model_without_records_says_so_and_the_next_choice_works(published, monkeypatch):
+    few = {"fa3_decode_regression": STUDIES["fa3_decode_regression"]}
+    monkeypatch.setattr(sources, "STUDIES", few)
     published.controls["model"].value = MODEL
     assert "No records on Qwen3-0.6B: measured live only, on a GPU." in published.shown.value
     assert published.view is None and published.measure.disabled
@@ -112,7 +114,7 @@ def test_a_study_that_the_next_model_lacks_is_replaced_and_said(published):
     published.controls["records"].value = "auto_resolution"
     assert published.view.choices.records == "auto_resolution"
     published.controls["model"].value = "Qwen3-32B at TP 4"
-    assert published.view.choices.records == "fa3_decode_regression"
+    assert published.view.choices.records == "fa3_decode_regression", "the first that has it"
     said = "Study auto_resolution has no records on Qwen3-32B at TP 4."
     assert said in published.shown.value
 

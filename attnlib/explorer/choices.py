@@ -22,9 +22,10 @@ LINE, INDENT = 88, "    "
 class Choices:
     """One view's choices, all of them made.
 
-    `records` is the study that serves, or `live`. `release` is empty for the library that is
-    installed. `against` is the backend that the others are compared with. `rounds` counts in live
-    mode only: fresh processes that must have measured all of `backends`.
+    `records` is the study that serves, or `live`. `release` is FlashInfer's, empty for the one that
+    is installed; backends of other libraries have none. `against` is the backend that the others
+    are compared with. `rounds` counts in live mode only: fresh processes that must have measured
+    all of `backends`.
     """
 
     model: str

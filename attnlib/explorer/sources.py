@@ -19,7 +19,7 @@ from ..backends import BACKENDS, MLA_BACKENDS
 from ..batch import LENGTHS
 from ..record import Record, machine_slug
 from ..studies import STUDIES
-from ..study import Study, describe, mode
+from ..study import DISTRIBUTIONS, Study, describe, mode
 from .choices import LIVE
 from .shapes import MLA, model_of, require_model, variant_of
 
@@ -106,8 +106,14 @@ class Shelf:
 
     def _counted(self, model: str, axis: str, chosen: Mapping[str, Any]) -> Counter[Any]:
         wanted = {**chosen, "model": model}
+        release = wanted.pop("release", None)
         name = "backend" if axis == "backends" else axis
-        return Counter(e[name] for e in self._entries if wanted.items() <= e.items())
+        fits = [e for e in self._entries if wanted.items() <= e.items()]
+        if release is not None:
+            fits = [e for e in fits if fits_release(e["backend"], e["release"], release)]
+        if axis == "release" and any(e["release"] for e in fits):
+            fits = [e for e in fits if e["release"]]
+        return Counter(e[name] for e in fits)
 
 
 @dataclass(frozen=True)
@@ -144,6 +150,16 @@ class ThisGpu:
             return tuple(store.read(STUDY, self.machine))
         except FileNotFoundError:
             return ()
+
+
+def release_of(backend: str, release: str) -> str:
+    """The release that a backend has where `release` is chosen: none for other libraries'."""
+    return release if backend.partition("-")[0] in DISTRIBUTIONS else ""
+
+
+def fits_release(backend: str, own: str, release: str) -> bool:
+    """Whether a backend's record of release `own` belongs to a view of `release`."""
+    return own in (release, release_of(backend, release))
 
 
 def axes_of(record: Record) -> dict[str, Any]:

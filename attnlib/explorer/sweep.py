@@ -18,7 +18,7 @@ from ..jobs import Job, StoppedError
 from ..record import Item
 from ..study import run_missing
 from .choices import Choices
-from .sources import STUDY, ThisGpu
+from .sources import STUDY, ThisGpu, release_of
 
 Progress = Callable[[int, int], object]
 """Called with items done and items in all."""
@@ -46,7 +46,8 @@ def missing_rounds(gpu: ThisGpu, choices: Choices) -> list[Job]:
     seen: defaultdict[int, set[str]] = defaultdict(set)
     for record in gpu.records:
         item = record.item
-        if (item.case, item.timer, item.release) == (case, choices.timer, choices.release):
+        release = release_of(item.backend, choices.release)
+        if (item.case, item.timer, item.release) == (case, choices.timer, release):
             seen[record.round].add(item.backend)
     whole = sum(set(choices.backends) <= backends for backends in seen.values())
     first = 1 + max(seen, default=-1)
@@ -55,7 +56,10 @@ def missing_rounds(gpu: ThisGpu, choices: Choices) -> list[Job]:
 
 def _round(gpu: ThisGpu, choices: Choices, number: int) -> Job:
     ceilings = [Item(name, "graph") for name in gpu.ceilings]
-    timed = [Item(n, choices.timer, choices.case, choices.release) for n in choices.backends]
+    timed = [
+        Item(name, choices.timer, choices.case, release_of(name, choices.release))
+        for name in choices.backends
+    ]
     items = [*ceilings, *timed][:: -1 if number % 2 else 1]
     flat = " ".join(choices.call.split())
     command = f"python -c {shlex.quote(f'import attnlib; {flat}')}"

@@ -24,7 +24,7 @@ from ..record import Record
 from ..report import rows, trust
 from .choices import Choices
 from .rules import chosen_by
-from .sources import Source
+from .sources import Source, fits_release
 
 TRUST = "measurement_trust"
 """The study that says how far two processes of one machine lie apart."""
@@ -54,11 +54,12 @@ class Found:
 
     @property
     def bounds_us(self) -> dict[str, float]:
-        """Microseconds that bytes and FLOPs take at their ceilings; empty without ceilings."""
+        """Microseconds that bytes and FLOPs take at their ceilings, of those that there are."""
         if self.limit is None:
             return {}
         flops_us = self.cost.flops / (self.limit.matmul_tflops * 1e6)
-        return {"bytes": self.cost.floor_us(self.limit), "FLOPs": flops_us}
+        bounds = {"bytes": self.cost.floor_us(self.limit), "FLOPs": flops_us}
+        return {name: us for name, us in bounds.items() if math.isfinite(us)}
 
     @property
     def floor_us(self) -> float:
@@ -72,7 +73,10 @@ def gather(source: Source, choices: Choices) -> Found:
     around = tuple(r for r in records if (r.item.case, r.item.timer) == (case, choices.timer))
     wanted = set(choices.backends)
     mine = tuple(
-        r for r in around if r.item.backend in wanted and r.item.release == choices.release
+        r
+        for r in around
+        if r.item.backend in wanted
+        and fits_release(r.item.backend, r.item.release, choices.release)
     )
     machine = records[-1].machine if records else {}
     limit, why = _ceilings(records)
@@ -142,7 +146,7 @@ def _ceilings(records: Sequence[Record]) -> tuple[Ceilings | None, str]:
     if measured.empty:
         return None, "these records hold no ceiling"
     try:
-        return rows.ceilings(measured), ""
+        return rows.ceilings(measured, needed=("copy",)), ""
     except ValueError as error:
         return None, str(error)
 

@@ -30,9 +30,11 @@ def facts(found: Found) -> tuple[tuple[str, str], ...]:
     said += [("useful work", f"{found.cost.flops / 1e9:,.4g} GFLOP")]
     if found.limit is None:
         return tuple(said)
-    copy, matmul = found.limit.copy_gbps, found.limit.matmul_tflops
+    rates = [f"copy {found.limit.copy_gbps:,.0f} GB/s"]
+    if "FLOPs" in found.bounds_us:
+        rates.append(f"bf16 matmul {found.limit.matmul_tflops:,.0f} TFLOP/s")
     longest = max(found.bounds_us, key=found.bounds_us.__getitem__)
-    said += [("ceilings, measured", f"copy {copy:,.0f} GB/s, bf16 matmul {matmul:,.0f} TFLOP/s")]
+    said += [("ceilings, measured", ", ".join(rates))]
     said += [("time at the ceiling", f"{found.floor_us:,.1f} us, by {longest}")]
     return tuple(said)
 
@@ -49,6 +51,8 @@ def notes(found: Found, choices: Choices) -> list[str]:
         said.append(f"{throttled} records were taken while the GPU was throttled: left out.")
     if found.limit is None and len(found.good):
         said.append(f"No share of a ceiling: {found.why_no_limit}.")
+    if found.limit and "FLOPs" not in found.bounds_us:
+        said.append("No matmul ceiling on record: the ceiling is that of the bytes.")
     if found.limit and found.cost.io_bytes <= found.machine.get("l2_mib", 0) * 2**20:
         said.append("The bytes fit the L2 cache, which is faster than the copy ceiling.")
     return said
