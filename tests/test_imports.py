@@ -196,6 +196,27 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "bisect",
         "report.*",
     ),
+    # one case, chosen and shown; only `sweep` starts processes, only `widgets` draws controls
+    "explorer": (),
+    "explorer.shapes": ("batch", "cases", "workload"),
+    "explorer.choices": ("batch", "cases", "explorer.shapes"),
+    "explorer.sources": ("backends", "batch", "record", "store", "studies", "study", "explorer.*"),
+    "explorer.narrow": ("explorer.*",),
+    "explorer.rules": ("batch", "cases", "select"),
+    "explorer.tables": (
+        "cases",
+        "cost",
+        "measure.stats",
+        "record",
+        "report.*",
+        "store",
+        "explorer.*",
+    ),
+    "explorer.words": ("report.tables", "explorer.*"),
+    "explorer.picture": ("report.style", "explorer.views"),
+    "explorer.views": ("report.cards", "explorer.*"),
+    "explorer.sweep": ("jobs", "record", "study", "explorer.*"),
+    "explorer.widgets": ("report.cards", "explorer.*"),
     "report.scheduler": ("measure.stats", "record", "report.*"),
     "report.schedule": ("metadata.*", "report.*", "store"),
     "report.misfits": ("mismatches", "report.*"),
@@ -311,11 +332,15 @@ def test_every_row_of_the_diagram_has_a_module() -> None:
 
 
 def test_importing_attnlib_loads_no_heavy_library() -> None:
-    assert loaded_by("import attnlib", "torch matplotlib pandas yaml") == ""
+    assert loaded_by("import attnlib", "torch matplotlib pandas yaml ipywidgets") == ""
 
 
 def test_reading_records_and_drawing_tables_needs_no_torch() -> None:
     assert loaded_by("import attnlib.store, attnlib.claims, attnlib.report.tables", "torch") == ""
+
+
+def test_the_explorer_can_be_imported_without_torch_and_draws_nothing_yet() -> None:
+    assert loaded_by("from attnlib import explore, view", "torch matplotlib") == ""
 
 
 def test_a_profile_that_was_taken_is_shown_and_compared_without_torch() -> None:
