@@ -160,9 +160,11 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "report.rows",
     ),
     "claim_checks_mismatch": ("evidence", "mismatches"),
+    "claim_checks_modes": ("evidence", "extend_case", "report.modes_rows"),
     "claim_checks": (
         "claim_checks_metadata",
         "claim_checks_mismatch",
+        "claim_checks_modes",
         "evidence",
         "report.rows",
         "select",
@@ -192,6 +194,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "report.scheduler": ("measure.stats", "record", "report.*"),
     "report.schedule": ("metadata.*", "report.*", "store"),
+    "report.modes": ("batch", "cost", "extend_case", "measure.stats", "report.*"),
+    "report.modes_rows": ("batch", "extend_case", "report.*"),
     "report.misfits": ("mismatches", "report.*"),
     "report.html": ("bisect", "claims", "store", "study", "studies"),
     # the front doors
