@@ -22,7 +22,7 @@ from .evidence import (
     vote,
 )
 from .extend_case import MODES
-from .report.modes_rows import AUTO, BY, EAGER, FA2, FA3, GRAPH, mode_rows, plain
+from .report.modes_rows import AUTO, BY, FA2, FA3, mode_rows, plain
 
 STUDY = "engine_modes"
 EVERY = tuple(MODES)
@@ -48,20 +48,18 @@ def pin_in_dllm_extend(frame: pd.DataFrame, _: float | None) -> Finding:
 
 def verify_pin_gains(frame: pd.DataFrame, _: float | None) -> Finding:
     """Verification by `auto` is slower than pinned to fa2, with and without a custom mask."""
-    rows = _both_ways(frame, ("target_verify",), (AUTO, FA2))
-    parts = {mask: _judge(part, (AUTO, FA2)) for mask, part in rows.groupby("mask")}
-    missing = [mask for mask in ("causal", "tree") if mask not in parts]
-    if missing:
-        raise MissingRecordsError(f"auto was not run with the mask {', '.join(missing)}")
-    judged = parts["causal"] + parts["tree"]
-    ran = rows[rows.backend == AUTO].groupby("mask").kernel_family.unique().map(", ".join)
+    rows = mode_rows(frame)
+    rows = rows[(rows["mode"] == "target_verify") & rows.backend.isin((AUTO, FA2))]
+    parts = {mask: _with_auto(rows[rows["mask"] == mask]) for mask in ("causal", "tree")}
+    judged = {mask: _judge(part, (AUTO, FA2)) for mask, part in parts.items()}
     said = " and ".join(
-        f"under a {mask} mask auto runs {ran[mask]} and is {parts[mask].counts}" for mask in parts
+        f"under a {mask} mask auto runs {_families(part)} (against the pin {judged[mask].counts})"
+        for mask, part in parts.items()
     )
-    reason = f"In 0.6.4 {said}, against the pin. The pin changes something where there is no mask."
-    support, undecided = judged.count("slower"), judged.count("ambiguous")
-    word = vote(support, judged.count("same", "faster"), undecided)
-    return judged.finding(word, reason)
+    both = judged["causal"] + judged["tree"]
+    against, undecided = both.count("same", "faster"), both.count("ambiguous")
+    word = vote(both.count("slower"), against, undecided)
+    return both.finding(word, f"In 0.6.4 {said}.")
 
 
 def all_prefill_pins_gain(frame: pd.DataFrame, _: float | None) -> Finding:
@@ -119,11 +117,13 @@ def _of_modes(frame: pd.DataFrame, modes: Sequence[str]) -> pd.DataFrame:
     return rows[rows["mode"].isin(modes) & rows.backend.isin((FA2, FA3))]
 
 
-def _both_ways(frame: pd.DataFrame, modes: Sequence[str], pair: tuple[str, str]) -> pd.DataFrame:
-    rows = pd.concat([mode_rows(frame, timer) for timer in (GRAPH, EAGER)])
-    rows = rows[rows["mode"].isin(modes) & rows.backend.isin(pair)]
-    held = rows.groupby([*BY, "timer", "round"]).backend.transform("nunique")
-    return rows[held == len(pair)]
+def _with_auto(rows: pd.DataFrame) -> pd.DataFrame:
+    """Of both backends the records of cases and rounds in which `auto` ran too."""
+    return rows[rows.groupby([*BY, "round"]).backend.transform("nunique") == 2]
+
+
+def _families(rows: pd.DataFrame) -> str:
+    return ", ".join(sorted(rows[rows.backend == AUTO].kernel_family.unique()))
 
 
 def _judge(rows: pd.DataFrame, pair: tuple[str, str]) -> Judged:

@@ -199,7 +199,8 @@ def plans(frame: pd.DataFrame) -> pd.DataFrame:
     wide = few.pivot_table(
         index=[*BY, "backend"], columns="timer", values="kernel_us", aggfunc="median"
     )
-    table = in_order(wide.reindex(columns=[GRAPH, EAGER]).dropna().reset_index())
+    wide = wide.reindex(columns=[GRAPH, EAGER]).dropna().reset_index()
+    table = in_order(wide.rename_axis(columns=None))
     ratio = (table[GRAPH] / table[EAGER]).round(2)
     tiles = {
         f"tile {PLANNED[timer]}": [_tile(row, timer) for _, row in table.iterrows()]

@@ -53,7 +53,7 @@ def ratio_chart(frame: pd.DataFrame) -> Figure:
 
 
 def roof_chart(frame: pd.DataFrame, limit: Ceilings) -> Figure:
-    """Run time over the roof of bytes and FLOPs, a dot a shape, a row a mode, a colour a backend."""
+    """Run time over the roof of bytes and FLOPs of every shape, a row a mode."""
     import matplotlib.pyplot as plt
 
     style.apply()

@@ -47,10 +47,12 @@ def mode_rows(frame: pd.DataFrame, timer: str | None = None) -> pd.DataFrame:
     The usual one is that of the way an engine calls a mode: in a graph for few queries a request,
     planned for eager in prefill. Columns `BY`, and those of the frame.
     """
-    both = [decode_rows(frame, timer=name) for name in (GRAPH, EAGER)]
-    rows = pd.concat(both)
+    rows = pd.concat([decode_rows(frame, timer=name) for name in (GRAPH, EAGER)])
+    # A frame of decode alone has no such columns, one of all modes has gaps in them.
     known = {"mode": DECODE, "mask": "causal", "q_len": 1}
-    rows = rows.reindex(columns=list(dict.fromkeys([*frame.columns, *known]))).fillna(known)
+    rows = rows.reindex(columns=list(dict.fromkeys([*frame.columns, *known])))
+    objects = rows.astype(dict.fromkeys(known, object))
+    rows = objects.assign(**{name: objects[name].fillna(usual) for name, usual in known.items()})
     named = np.where(rows.q_len < rows.kv_len, PREFIX, rows["mode"])
     rows = rows.assign(
         backend=rows.backend.map(NAMES),
