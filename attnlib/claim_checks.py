@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from . import claim_checks_metadata, claim_checks_mismatch, claim_checks_mla
+from . import claim_checks_metadata, claim_checks_mismatch, claim_checks_mla, claim_checks_modes
 from .evidence import (
     ABOUT,
     CONFIRMED,
@@ -102,11 +102,6 @@ def fa3_slower_somewhere(frame: pd.DataFrame, _: float | None) -> Finding:
     return _somewhere(judge_cases(frame, WIDE, (FA3, FA2), REGRESSED), "slower")
 
 
-def fa3_not_slower_somewhere(frame: pd.DataFrame, _: float | None) -> Finding:
-    """fa3 is as fast as fa2, or faster, at one shape of the wide grid at least."""
-    return _somewhere(judge_cases(frame, WIDE, (FA3, FA2), REGRESSED), "same", "faster")
-
-
 def pin_runs_fa2(frame: pd.DataFrame, _: float | None) -> Finding:
     """A wrapper pinned to fa2 runs fa2 in the regressed release, and saves what `auto` costs."""
     judged = judge_cases(frame, HEADLINE, (AUTO, FA2), REGRESSED)
@@ -181,7 +176,6 @@ CHECKS: dict[str, tuple[tuple[str, ...], Check]] = (
                 figure_at_long_lengths,
                 fa3_slower,
                 fa3_slower_somewhere,
-                fa3_not_slower_somewhere,
                 pin_runs_fa2,
                 fa3_kernel_name,
                 fa2_kernel_name,
@@ -200,6 +194,7 @@ CHECKS: dict[str, tuple[tuple[str, ...], Check]] = (
     | claim_checks_metadata.CHECKS
     | claim_checks_mismatch.CHECKS
     | claim_checks_mla.CHECKS
+    | claim_checks_modes.CHECKS
 )
 """Name in data/claims.yaml -> the studies it reads and the check."""
 

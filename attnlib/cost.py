@@ -35,6 +35,10 @@ from .workload import sample_drafts, sample_extend_lens, sample_seq_lens
 
 FA3_TILES = {64: (192, 96), 128: (128, 96), 256: (128, 32)}
 """(query rows, KV tokens) of a tile by head_dim, for a paged cache: prefill_sm90.cuh."""
+FA2_TILES = ((64, 128), (16, 64), (0, 16))
+"""(packed query rows, tile): more rows than the first take the second; FA2DetermineCtaTileQ."""
+FA2_WIDE_TILE_BELOW = 256
+"""head_dim from which fa2 has no tile of 128 rows."""
 INT32_BYTES = 4
 SECTOR_BYTES = 32
 """The least that the L2 cache hands out."""
@@ -183,6 +187,20 @@ def busiest_sm_tokens(seq_lens: np.ndarray, spec: AttnSpec, *, num_sms: int) -> 
         heapq.heapreplace(heap, (cost + 2 * tile_rows + length, sm))
         tokens[sm] += -(-length // tile_tokens) * tile_tokens
     return max(tokens)
+
+
+def fa2_tile_rows(case: ExtendCase, *, cuda_graph: bool) -> int:
+    """Query rows of the tiles that FlashInfer's fa2 plan (0.6.4) cuts for a call.
+
+    Query heads of a group are rows of one tile. Eager plans go by the mean over requests; a plan
+    for a CUDA graph by the most that one request could have, all rows but one for each other.
+    """
+    q_lens, _ = sample_extend_lens(case)
+    rows, requests = int(q_lens.sum()), len(q_lens)
+    longest = rows - requests + 1 if cuda_graph else rows / requests
+    packed = int(longest * case.spec.group_size)
+    wide = case.spec.head_dim < FA2_WIDE_TILE_BELOW
+    return next(tile for above, tile in FA2_TILES if packed > above and (wide or tile < 128))
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from attnlib.cost import (
     busiest_sm_tokens,
     decode_cost,
     extend_cost,
+    fa2_tile_rows,
     metadata_cost,
     predict_fa3,
 )
@@ -192,6 +193,29 @@ def test_the_tile_depends_on_the_head_dim() -> None:
 def test_with_slow_memory_the_rereads_are_what_takes_long() -> None:
     found = predict_fa3(MQA, replace(CEILINGS, copy_gbps=100.0))
     assert found.run_us == found.traffic_us > found.tensor_us
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "q_len", "head_dim", "eager", "graph"),
+    [
+        (1, 4, 128, 16, 16),  # 16 packed rows, whoever has them
+        (1, 5, 128, 64, 64),
+        (2, 4, 128, 16, 64),  # 8 rows, of which one request could have 7: 28 packed
+        (32, 4, 128, 16, 128),
+        (32, 8, 128, 64, 128),
+        (32, 17, 128, 128, 128),
+        (32, 17, 256, 64, 64),  # no wider tile at head_dim 256
+    ],
+)
+def test_fa2_cuts_its_tiles_by_the_mean_request_or_for_a_graph_by_the_largest_there_could_be(
+    batch_size: int, q_len: int, head_dim: int, eager: int, graph: int
+) -> None:
+    cached = DecodeCase(AttnSpec(8, 2, head_dim, 1), batch_size, kv_len=100)
+    case = ExtendCase(cached, "target_verify", q_len)
+    assert (fa2_tile_rows(case, cuda_graph=False), fa2_tile_rows(case, cuda_graph=True)) == (
+        eager,
+        graph,
+    )
 
 
 def test_a_page_word_costs_its_own_sector_from_page_size_8_and_its_own_fetch_from_16() -> None:
