@@ -2,13 +2,14 @@
 
 The library's code decides: its wrappers are made and planned with real arguments. Patched are the
 compute capability, pinned memory (a CPU has none), and the loading of kernels, which stops the plan
-and says which backend was asked for. Works with every release from 0.2.0 to 0.7.2.post1.
+and says which backend was asked for. Works with every release from 0.2.0 to 0.7.2.post1; some of
+them ask for a GPU's properties already at import, so `installed` imports them.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
+import importlib.util
 import inspect
 import sys
 from collections.abc import Iterator
@@ -45,6 +46,25 @@ MODULES = (
 
 class Resolved(Exception):  # noqa: N818 - it is an answer, not an error
     """Stops a plan where it would load the kernels of the backend it has chosen."""
+
+
+def installed() -> str:
+    """The release of FlashInfer that is installed, or first on PYTHONPATH; "" without one.
+
+    A machine with a GPU answers for itself at import; elsewhere an H200 stands in.
+    """
+    if importlib.util.find_spec("flashinfer") is None:
+        return ""
+    with ExitStack() as stack:
+        if not torch.cuda.is_available():
+            stand_in = {
+                "current_device": 0,
+                "get_device_capability": CAPABILITY["sm90"],
+                "get_device_properties": _properties("sm90"),
+            }
+            for name, value in stand_in.items():
+                stack.enter_context(mock.patch.object(torch.cuda, name, lambda *_, v=value: v))
+        return importlib.import_module("flashinfer").__version__
 
 
 def resolve(spec: AttnSpec, call: Call, *, mode: str) -> str:
@@ -90,22 +110,16 @@ def modules() -> list:
 def as_if_on(gpu: str) -> Iterator[None]:
     """Within, FlashInfer takes this machine for one with that GPU."""
     for name in MODULES:
-        with suppress(ImportError):
+        with suppress(ImportError, AttributeError):  # AttributeError: made for another CuTe DSL
             importlib.import_module(f"flashinfer.{name}")
-    shared = SHARED_MEMORY.get(gpu, 233472)
-    properties = SimpleNamespace(
-        major=CAPABILITY[gpu][0],
-        minor=CAPABILITY[gpu][1],
-        multi_processor_count=132,
-        shared_memory_per_multiprocessor=shared,
-        shared_memory_per_block_optin=shared - 1024,
-    )
+    properties = _properties(gpu)
     replaced = {
         "get_compute_capability": lambda _: CAPABILITY[gpu],
         "_get_compute_capability": lambda _: CAPABILITY[gpu],
         "get_device_properties": lambda _: properties,
         "get_device_sm_count": lambda _: 132,
         "get_batch_prefill_module": _asked,
+        "get_batch_prefill_sm90_module": _says("fa3"),  # 0.2.0.post1
         "get_batch_decode_module": _says("cuda-cores"),
         "get_fmha_module": _says("cutlass"),
         "get_batch_mla_module": _asked,
@@ -131,8 +145,20 @@ def as_if_on(gpu: str) -> Iterator[None]:
         yield
 
 
-def _asked(backend: str, *_: object, **__: object) -> None:
-    raise Resolved(backend)
+def _properties(gpu: str) -> SimpleNamespace:
+    shared = SHARED_MEMORY.get(gpu, 233472)
+    return SimpleNamespace(
+        major=CAPABILITY[gpu][0],
+        minor=CAPABILITY[gpu][1],
+        multi_processor_count=132,
+        shared_memory_per_multiprocessor=shared,
+        shared_memory_per_block_optin=shared - 1024,
+    )
+
+
+def _asked(backend: object, *_: object, **__: object) -> None:
+    # 0.2.0.post1 has a getter for each backend; fa2's is given the dtypes first.
+    raise Resolved(backend if isinstance(backend, str) else "fa2")
 
 
 def _says(backend: str):
@@ -192,6 +218,8 @@ def _keywords(plan, spec: AttnSpec, call: Call, **more: object) -> dict:
         "pos_encoding_mode": "ROPE_LLAMA" if call.positions else "NONE",
         "window_left": 128 if call.window else -1,
         "logits_soft_cap": 30.0 if call.softcap else None,
+        "use_fp16_qk_reduction": call.fp16_qk,
+        "allow_fp16_qk_reduction": call.fp16_qk,  # 0.2.0.post1
         **more,
     }
     known = inspect.signature(plan).parameters
@@ -234,9 +262,7 @@ def _paged(spec: AttnSpec, call: Call) -> tuple:
     lens = _lengths(spec, call, decode=False)
     wrapper = BatchPrefillWithPagedKVCacheWrapper(_workspace(), "NHD")
     mask = {"packed_custom_mask": _mask(lens)} if call.custom_mask else {}
-    keywords = _keywords(
-        wrapper.plan, spec, call, causal=True, use_fp16_qk_reduction=call.fp16_qk, **mask
-    )
+    keywords = _keywords(wrapper.plan, spec, call, causal=True, **mask)
     heads = (spec.num_qo_heads, spec.num_kv_heads, spec.head_dim, spec.page_size)
     tables = (lens.qo_indptr, lens.page_indptr, lens.indices, lens.last)
     return wrapper, lambda: wrapper.plan(*tables, *heads, **keywords)
@@ -254,7 +280,7 @@ def _ragged(spec: AttnSpec, call: Call) -> tuple:
     wrapper = BatchPrefillWithRaggedKVCacheWrapper(
         _workspace(), "NHD", **(buffers if call.graph else {})
     )
-    more = {"use_fp16_qk_reduction": call.fp16_qk, "causal": True}
+    more: dict = {"causal": True}
     more |= {"packed_custom_mask": _mask(lens)} if call.custom_mask else {}
     more |= {"head_dim_vo": call.head_dim_vo} if call.head_dim_vo else {}
     if call.sinks:
