@@ -15,6 +15,7 @@ from .bisect import Bisection, bisect
 from .doctor import diagnose, render
 from .overlay import parse_overlay
 from .record import machine_slug
+from .select import command as explain
 from .studies import STUDIES
 
 FAILED, USAGE = 1, 2
@@ -24,13 +25,6 @@ BISECT = {
     "bad": "a release that is slow",
     "study": "the study that has the case",
     "case": "a case by its key, such as 32/8,d128,p16,b16,k8192, or by its label",
-}
-
-EXPLAIN = {
-    "library": "flashinfer==0.6.3, sglang==0.5.23, mini-sglang, vllm==0.33.0, ...",
-    "gpu": "sm80, sm89, sm90, sm100, sm103 or sm120",
-    "mode": "decode, paged-prefill, ragged-prefill, verify, mla, sparse-mla, ...",
-    "heads": "query and KV heads, such as 32/8",
 }
 
 
@@ -71,7 +65,12 @@ def build_parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "refresh", help="re-execute the notebooks in place and redraw README's figure (replay)"
     )
-    _add_explain(commands)
+    explaining = commands.add_parser(
+        "explain",
+        help="which backend a library picks for a call, and why, rule by rule",
+        description="Explain the choice of a release read by this workbench; needs no GPU.",
+    )
+    explain.add_arguments(explaining)
     commands.add_parser("features", help="write the table of backends, data/backend_features.md")
     return parser
 
@@ -132,32 +131,6 @@ def _add_bisect(commands: argparse._SubParsersAction) -> None:
         "--releases", default="", metavar="V,V,...", help="search these instead of all there are"
     )
     _add_overlay(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
-
-
-def _add_explain(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser(
-        "explain",
-        help="which backend a library picks for a call, and why, rule by rule",
-        description="Explain the choice of a release read by this workbench; needs no GPU.",
-    )
-    for name, meaning in EXPLAIN.items():
-        parser.add_argument(f"--{name}", required=True, metavar=name.upper(), help=meaning)
-    default = "default: %(default)s"
-    parser.add_argument(
-        "--policy", default="auto", help=f"an engine's rule, or a backend's name; {default}"
-    )
-    parser.add_argument("--head-dim", type=int, default=128, metavar="N", help=default)
-    parser.add_argument("--page-size", type=int, default=16, metavar="N", help=default)
-    parser.add_argument("--dtype", default="bfloat16", help=f"the query's; {default}")
-    parser.add_argument("--kv-dtype", default="", help="the cache's; default: the query's")
-    parser.add_argument(
-        "--call",
-        action="append",
-        default=[],
-        metavar="FIELD[=VALUE]",
-        help="what else is asked, such as graph, topk=2048, kv_lens=8192x16; repeatable",
-    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
@@ -299,18 +272,7 @@ def _refresh(_: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from .select import explain, text
-
-    sizes = {name: getattr(options, name) for name in ("head_dim", "page_size", "dtype")}
-    choice = explain(
-        text.parse_layer(options.heads, kv_dtype=options.kv_dtype, **sizes),
-        mode=options.mode,
-        gpu=options.gpu,
-        library=options.library,
-        policy=options.policy,
-        call=text.parse_call(options.call),
-    )
-    print(json.dumps(text.to_dict(choice), indent=2) if options.json else text.render(choice))
+    print(explain.answer(options))
     return 0
 
 

@@ -19,7 +19,7 @@ from .select import GPUS, LIBRARIES, Call, Choice, explain
 from .select.choice import facts_of
 from .select.libraries import Library
 from .select.rules import limits_of
-from .select.situation import DECODE_MODES
+from .select.situation import DECODE_MODES, LATENT_MODES
 
 PATH = Path(__file__).resolve().parents[1] / "data" / "backend_features.md"
 FP8 = "float8_e4m3fn"
@@ -29,7 +29,6 @@ DTYPES = {
     "FP8": (FP8, FP8),
 }
 HEADS = {"32/8 heads": (32, 8), "32/32 heads": (32, 32)}
-LATENT = ("mla", "sparse-mla")
 ENGINE_DTYPES = {name: DTYPES[name] for name in ("bf16", "bf16, FP8 cache")}
 CALLS = {"flashinfer": DTYPES, "mini-sglang": {"bf16": DTYPES["bf16"]}}
 """The dtypes of a library's rows where they are not an engine's, whose models have 16 bits."""
@@ -131,7 +130,7 @@ def _alike(tables: list[tuple[str, tuple[Row, ...]]]) -> list[tuple[list[str], t
 
 def _pick_rows(library: Library, mode: str, notes: Notes) -> Iterator[Row]:
     """A row for each dtype, layers that are picked alike in one, and run of releases."""
-    heads = LATENT_HEADS if mode in LATENT else HEADS
+    heads = LATENT_HEADS if mode in LATENT_MODES else HEADS
     for kind, dtypes in CALLS.get(library.name, ENGINE_DTYPES).items():
         tables = [
             (layer, tuple(_spans(library, mode, _spec(mode, heads[layer], dtypes), notes)))
@@ -143,7 +142,7 @@ def _pick_rows(library: Library, mode: str, notes: Notes) -> Iterator[Row]:
 
 
 def _spec(mode: str, heads: tuple[int, int], dtypes: tuple[str, str]) -> AttnSpec:
-    latent = mode in LATENT
+    latent = mode in LATENT_MODES
     sizes = (LATENT_HEAD_DIM, LATENT_PAGE_SIZE) if latent else (HEAD_DIM, PAGE_SIZE)
     return AttnSpec(*heads, *sizes, *dtypes)
 
@@ -151,7 +150,7 @@ def _spec(mode: str, heads: tuple[int, int], dtypes: tuple[str, str]) -> AttnSpe
 def _call(mode: str, **more: bool) -> Call:
     lens = DECODE_STEP if mode in DECODE_MODES else PROMPTS
     topk = TOPK if mode == "sparse-mla" else 0
-    return Call(kv_lens=lens, causal=mode not in LATENT, topk=topk, **more)
+    return Call(kv_lens=lens, causal=mode not in LATENT_MODES, topk=topk, **more)
 
 
 def _spans(library: Library, mode: str, spec: AttnSpec, notes: Notes) -> Iterator[Row]:
@@ -207,19 +206,19 @@ def _ability_rows(library: Library, mode: str, notes: Notes) -> Iterator[Row]:
         picked = notes.picked.get((library.name, mode, backend), {})
         numbers = ", ".join(map(str, sorted(picked))) or "only by name"
         rest = ("; ".join(kinds), _words(dims), _words(pages))
-        if backend in UNREAD and mode not in LATENT:
+        if backend in UNREAD and mode not in LATENT_MODES:
             rest = ("not read",) * len(rest)
         yield (backend, " ".join(gpus), *rest, numbers, told)
 
 
 def _probes(mode: str) -> Iterable[tuple[str, str, int, int]]:
-    dims = (512, LATENT_HEAD_DIM) if mode in LATENT else PROBED_HEAD_DIMS
+    dims = (512, LATENT_HEAD_DIM) if mode in LATENT_MODES else PROBED_HEAD_DIMS
     return product(GPUS, DTYPES, dims, PROBED_PAGES)
 
 
 def _can_run(library: Library, mode: str, backend: str, case: tuple[str, str, int, int]) -> bool:
     gpu, kind, head_dim, page = case
-    heads = LATENT_HEADS["128 heads"] if mode in LATENT else HEADS["32/8 heads"]
+    heads = LATENT_HEADS["128 heads"] if mode in LATENT_MODES else HEADS["32/8 heads"]
     spec = AttnSpec(*heads, head_dim, page, *DTYPES[kind])
     release = Version(library.releases[-1])
     facts = facts_of(spec, _call(mode, pinned_page=True), mode=mode, gpu=gpu, release=release)

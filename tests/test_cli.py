@@ -217,10 +217,24 @@ def test_explain_as_json_has_the_kernel_and_the_reasons(capsys) -> None:
         (("--gpu", "sm90", "--heads", "32"), "heads must be QUERY/KV"),
         (("--gpu", "sm90", "--call", "speed"), "a call's field must be one of kv_lens"),
         (("--gpu", "sm80", "--policy", "fa3"), "fa3 cannot run decode on sm80"),
+        (("--gpu", "sm80", "--mode", "chunk"), "mode must be one of decode"),
+        (("--gpu", "sm80", "--policy", "best"), "policy of flashinfer in mode decode must be one"),
     ],
 )
 def test_explain_of_what_nobody_knows_fails_in_one_line(fails, asked, reason) -> None:
     assert reason in fails(*EXPLAIN, *asked)
+
+
+def test_explain_holds_an_override_to_the_call_and_never_falls_back(fails, monkeypatch) -> None:
+    monkeypatch.setenv("ATTNLIB_DECODE_BACKEND", "fa3")
+    said = fails(*EXPLAIN, "--gpu", "sm100")
+    assert "ATTNLIB_DECODE_BACKEND=fa3: fa3 cannot run decode on sm100" in said
+
+
+def test_explain_says_how_lengths_are_given(fails) -> None:
+    latent = ("--mode", "mla", "--heads", "128/1", "--head-dim", "576", "--page-size", "64")
+    asked = (*latent, "--library", "flashinfer==0.7.2", "--gpu", "sm100")
+    assert "--call kv_lens=" in fails(*EXPLAIN, *asked)
 
 
 def test_features_writes_the_table(tmp_path, monkeypatch, capsys) -> None:

@@ -11,7 +11,7 @@ from attnlib.batch import AttnSpec
 from attnlib.report import rows
 from attnlib.select import GPUS, LIBRARIES, MODES, Call, UnknownFactError, explain
 from attnlib.select.libraries import AUTO, FLASHINFER, OLD_SGLANG
-from attnlib.select.text import parse_call, parse_layer, render, to_dict
+from attnlib.select.text import headline, parse_call, parse_layer, render, to_dict
 from attnlib.studies import REFERENCE_MACHINE
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "records"
@@ -298,6 +298,11 @@ def test_a_choice_renders_as_a_table_and_as_data():
 # Overrides
 
 
+def test_an_override_is_named_where_the_policy_would_be():
+    choice = pinned(BF16, "decode", "sm90", {"ATTNLIB_DECODE_BACKEND": "fa2"})
+    assert headline(choice) == "flashinfer==0.6.3, decode on sm90, ATTNLIB_DECODE_BACKEND=fa2: fa2"
+
+
 def pinned(spec, mode, gpu, env, library="flashinfer==0.6.3", call=None):
     return explain(spec, mode=mode, gpu=gpu, library=library, call=call or Call(), env=env)
 
@@ -388,6 +393,22 @@ def test_query_lengths_without_as_many_cache_lengths_are_refused():
         Call(q_lens=(1, 2), kv_lens=(8,))
 
 
+@pytest.mark.parametrize("field", ["topk", "eagle_topk", "head_dim_vo"])
+def test_a_negative_size_is_refused(field):
+    with pytest.raises(ValueError, match=f"{field} must be >= 0, got -1"):
+        Call(**{field: -1})
+
+
+def test_mla_of_several_kv_heads_is_refused():
+    with pytest.raises(ValueError, match="num_kv_heads must be 1 in mode mla, got 8"):
+        auto(BF16, "0.7.2.post1", mode="mla")
+
+
+def test_sparse_mla_without_chosen_tokens_is_refused():
+    with pytest.raises(ValueError, match="topk must be >= 1 in mode sparse-mla, got 0"):
+        auto(LATENT, "0.7.2.post1", mode="sparse-mla", call=STEP)
+
+
 def test_a_call_is_read_from_text():
     call = parse_call(["graph", "kv_lens=8192x3", "q_lens=1,2,4", "topk=2048", "causal=no"])
     assert call == Call(graph=True, kv_lens=(8192,) * 3, q_lens=(1, 2, 4), topk=2048, causal=False)
@@ -420,9 +441,10 @@ POLICY = {
 }
 RECORDED = [
     (path.stem, path.parent.name)
-    for study in ("auto_resolution", "fa3_decode_regression")
+    for study in ("auto_resolution", "*fa3_decode_regression", "measurement_trust")
     for path in sorted(DATA.glob(f"*/{study}.jsonl"))
 ]
+FAILED = ("error", "refused")
 
 
 @pytest.mark.usefixtures("published_records")
@@ -441,9 +463,19 @@ def test_what_ran_on_an_h200_is_what_the_tables_say(study, machine):
 
 
 @pytest.mark.usefixtures("published_records")
-def test_what_did_not_run_on_an_h200_the_tables_rule_out():
+def test_what_auto_could_not_run_on_an_h200_has_a_problem():
     frame = store.load("auto_resolution", REFERENCE_MACHINE)
-    failed = frame[frame.status.isin(["error", "refused"])]
+    failed = frame[frame.status.isin(FAILED)]
     said = [auto(rows.case_of(r).spec, r.release) for _, r in failed.iterrows()]
     assert len(said) == 2
     assert all(choice.problem for choice in said)
+
+
+@pytest.mark.usefixtures("published_records")
+def test_what_an_h200_refused_by_name_raises():
+    frame = store.load("fa3_decode_regression", REFERENCE_MACHINE)
+    failed = frame[frame.status.isin(FAILED)].drop_duplicates(["backend", "release", *rows.CASE])
+    assert len(failed) > 0
+    for _, row in failed.iterrows():
+        with pytest.raises(RuntimeError, match="cannot run decode on sm90"):
+            auto(rows.case_of(row).spec, row.release, policy=POLICY[row.backend])

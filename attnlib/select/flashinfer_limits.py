@@ -20,9 +20,8 @@ from .rules import (
     one_of,
     yes,
 )
-from .situation import PAGED_PREFILL_MODES
+from .situation import LATENT_MODES, PAGED_PREFILL_MODES
 
-LATENT_MODES = ("mla", "sparse-mla")
 DENSE = none_of("mode", *LATENT_MODES)
 DECODE, RAGGED = one_of("mode", "decode"), one_of("mode", "ragged-prefill")
 NOT_BLACKWELL = none_of("gpu", "sm100", "sm103")

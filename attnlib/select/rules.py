@@ -33,7 +33,8 @@ class Facts(Mapping[str, Any]):
         value = self._known[name]
         if value is None:
             raise UnknownFactError(
-                f"a rule asks for {name}: give call=Call(kv_lens=(...)), the tokens of each request"
+                f"a rule asks for {name}: give call=Call(kv_lens=(...)), the tokens of each "
+                "request (as an argument: --call kv_lens=8192x16)"
             )
         return value
 

@@ -30,6 +30,7 @@ GPUS = {
     "sm120": "RTX PRO 6000, RTX 5090",
 }
 DECODE_MODES = ("decode", "mla", "sparse-mla")
+LATENT_MODES = ("mla", "sparse-mla")
 PAGED_PREFILL_MODES = ("paged-prefill", "verify", "draft-extend", "dllm-extend")
 PREFILL_MODES = (*PAGED_PREFILL_MODES, "ragged-prefill")
 MODES = ("decode", *PREFILL_MODES, "mla", "sparse-mla")
@@ -92,10 +93,17 @@ class Call:
             )
         if any(n < 1 for n in (*self.q_lens, *self.kv_lens)):
             raise ValueError(f"kv_lens and q_lens must be >= 1, got {self.kv_lens}, {self.q_lens}")
+        for name in ("head_dim_vo", "topk", "eagle_topk"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
 
 
 def describe(spec: AttnSpec, call: Call, *, mode: str, gpu: str) -> dict[str, Any]:
-    """Every fact of the call by name; None where it follows from lengths that were not given."""
+    """Every fact of the call by name; None where it follows from lengths that were not given.
+
+    Raises ValueError for a layer or a call that the mode cannot have.
+    """
+    _check(spec, call, mode)
     flags = {name: value for name, value in vars(call).items() if isinstance(value, bool)}
     head_dim_vo = call.head_dim_vo or spec.head_dim
     return {
@@ -119,6 +127,13 @@ def describe(spec: AttnSpec, call: Call, *, mode: str, gpu: str) -> dict[str, An
         "eagle_topk": call.eagle_topk,
         **_lengths(spec, call, mode),
     }
+
+
+def _check(spec: AttnSpec, call: Call, mode: str) -> None:
+    if mode in LATENT_MODES and spec.num_kv_heads != 1:
+        raise ValueError(f"num_kv_heads must be 1 in mode {mode}, got {spec.num_kv_heads}")
+    if mode == "sparse-mla" and call.topk < 1:
+        raise ValueError(f"topk must be >= 1 in mode {mode}, got {call.topk}")
 
 
 def _lengths(spec: AttnSpec, call: Call, mode: str) -> dict[str, Any]:

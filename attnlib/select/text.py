@@ -35,8 +35,13 @@ def _short(order: str) -> str:
 
 
 def headline(choice: Choice) -> str:
-    """`vllm==0.33.0, decode on sm100, policy auto: FLASHINFER, which runs trtllm-gen`."""
-    where = f"{choice.library}, {choice.mode} on {choice.gpu}, policy {choice.policy}"
+    """`vllm==0.33.0, decode on sm100, policy auto: FLASHINFER, which runs trtllm-gen`.
+
+    An override stands where the policy would: it did not decide.
+    """
+    pins = [reason.why for reason in choice.reasons if reason.kind == "override"]
+    decided = pins[0] if pins else f"policy {choice.policy}"
+    where = f"{choice.library}, {choice.mode} on {choice.gpu}, {decided}"
     inner = f", which runs {choice.kernel}" if choice.inner else ""
     return f"{where}: {choice.backend or 'none can run it'}{inner}"
 
