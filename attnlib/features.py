@@ -19,7 +19,7 @@ from .select import GPUS, LIBRARIES, Call, Choice, explain
 from .select.choice import facts_of
 from .select.libraries import Library
 from .select.rules import limits_of
-from .select.situation import DECODE_MODES, LATENT_MODES
+from .select.situation import DECODE_MODES, LATENT_MODES, PREFILL_MODES
 
 PATH = Path(__file__).resolve().parents[1] / "data" / "backend_features.md"
 FP8 = "float8_e4m3fn"
@@ -41,7 +41,8 @@ PROBED_HEAD_DIMS, PROBED_PAGES = (64, 96, 128, 192, 256, 512), (1, 16, 32, 64, 1
 READ = ("flashinfer", "vllm")
 """Libraries whose backends' limits were read."""
 MEASURED_GPU = "sm90"
-MEASURED = {("flashinfer", "decode"): ("fa2", "fa3", "cuda-cores")}
+MEASURED = {("flashinfer", mode): ("fa2", "fa3") for mode in (*PREFILL_MODES, *LATENT_MODES)}
+MEASURED["flashinfer", "decode"] = ("fa2", "fa3", "cuda-cores")
 """What the records of this repository time, by library and mode, all on an H200."""
 
 INTRODUCTION = f"""# Which backend, where
@@ -149,7 +150,7 @@ def _spec(mode: str, heads: tuple[int, int], dtypes: tuple[str, str]) -> AttnSpe
 
 def _call(mode: str, **more: bool) -> Call:
     lens = DECODE_STEP if mode in DECODE_MODES else PROMPTS
-    topk = TOPK if mode == "sparse-mla" else 0
+    topk = TOPK if mode == "sparse_mla" else 0
     return Call(kv_lens=lens, causal=mode not in LATENT_MODES, topk=topk, **more)
 
 

@@ -69,7 +69,7 @@ def installed() -> str:
 
 def resolve(spec: AttnSpec, call: Call, *, mode: str) -> str:
     """The backend that the installed FlashInfer takes for this call, on the GPU of `as_if_on`."""
-    planners = {"decode": _decode, "ragged-prefill": _ragged, "mla": _mla, "sparse-mla": _mla}
+    planners = {"decode": _decode, "prefill_ragged": _ragged, "mla": _mla, "sparse_mla": _mla}
     wrapper, plan = planners.get(mode, _paged)(spec, call)
     try:
         plan()

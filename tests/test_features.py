@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import pandas as pd
 import pytest
 
 from attnlib import features, store
 from attnlib.select import GPUS, LIBRARIES
-from attnlib.studies import REFERENCE_MACHINE
+from attnlib.studies import STUDIES
 
 TEXT = features.markdown()
 LINES = [*TEXT.splitlines(), ""]
-LABELS = {"fa2", "fa3", "cuda-cores"}
 
 
 def rows_of(heading: str) -> list[list[str]]:
@@ -39,7 +39,7 @@ def test_the_affected_releases_stand_out_in_one_column():
 
 
 def test_a_note_says_when_flashinfer_sparse_mla_is_preferred():
-    (row,) = [r for r in rows_of("### vllm: sparse-mla") if r[0] == "bf16, FP8 cache"]
+    (row,) = [r for r in rows_of("### vllm: sparse_mla") if r[0] == "bf16, FP8 cache"]
     assert row[5] == "FLASHINFER_MLA_SPARSE"
     notes = [line for line in LINES if line.split(". ")[0] in row[8].split(", ")]
     assert any("FlashInfer first for an FP8 cache" in n and "#37252" in n for n in notes)
@@ -53,14 +53,26 @@ def test_every_note_is_used_and_every_used_note_is_there():
 
 
 def test_what_only_blackwell_runs_is_marked_as_not_measured():
-    rows = rows_of("### vllm==0.33.0: sparse-mla")
+    rows = rows_of("### vllm==0.33.0: sparse_mla")
     marked = {row[0] for row in rows if row[-1] == "**not measured here**"}
     assert "FLASHINFER_MLA_SPARSE" in marked
     assert all(("sm90" in row[1]) != (row[0] in marked) for row in rows)
 
 
+def timed_in(study: str) -> pd.DataFrame:
+    frame = store.load(study, STUDIES[study].reference_machine)
+    ours = frame[frame.backend.str.startswith("flashinfer") & (frame.status == "ok")]
+    return ours.assign(kernel_family=ours.kernel_family.str.removeprefix("mla-"))
+
+
 @pytest.mark.usefixtures("published_records")
 def test_what_the_table_calls_measured_is_on_record():
-    frame = store.load("fa3_decode_regression", REFERENCE_MACHINE)
-    assert set(frame.kernel_family) - {""} == LABELS
-    assert set(features.MEASURED["flashinfer", "decode"]) == LABELS
+    decode, extend, latent = map(timed_in, ("fa3_decode_regression", "engine_modes", "sparse_mla"))
+    found = {"decode": set(decode.kernel_family)}
+    found |= {mode: set(rows.kernel_family) for mode, rows in extend.groupby("mode")}
+    for mode, rows in (
+        ("mla", latent[latent.top_k == 0]),
+        ("sparse_mla", latent[latent.top_k > 0]),
+    ):
+        found[mode] = set(rows.kernel_family)
+    assert found == {mode: set(names) for (_, mode), names in features.MEASURED.items()}

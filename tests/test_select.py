@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from attnlib import store
+from attnlib import extend_case, store
 from attnlib.batch import AttnSpec
 from attnlib.report import rows
 from attnlib.select import GPUS, LIBRARIES, MODES, Call, UnknownFactError, explain
@@ -83,17 +84,17 @@ def test_without_tensor_cores_backend_does_not_matter(release):
     ("release", "backend"), [("0.2.0.post1", "fa3"), ("0.6.4", "fa3"), ("0.7.2.post1", "fa3")]
 )
 def test_prefill_on_hopper_is_fa3_in_every_release(release, backend):
-    assert auto(BF16, release, mode="paged-prefill").backend == backend
+    assert auto(BF16, release, mode="prefill_paged").backend == backend
 
 
 def test_a_custom_mask_keeps_verify_on_fa2():
     masked = Call(custom_mask=True)
-    assert auto(BF16, "0.7.2.post1", mode="verify", call=masked).backend == "fa2"
+    assert auto(BF16, "0.7.2.post1", mode="target_verify", call=masked).backend == "fa2"
 
 
 def test_the_verify_kernel_that_hides_behind_fa2_is_told_of():
     spec = AttnSpec(4, 1, 256, 1, "bfloat16", FP8)
-    choice = auto(spec, "0.7.2.post1", mode="verify", call=Call(custom_mask=True))
+    choice = auto(spec, "0.7.2.post1", mode="target_verify", call=Call(custom_mask=True))
     assert choice.backend == "fa2"
     assert "eagle_verify_fp8kv_sm90" in choice.decided_by.why
 
@@ -110,7 +111,7 @@ def test_the_verify_kernel_that_hides_behind_fa2_is_told_of():
 )
 def test_ragged_prefill_on_blackwell_walks_cudnn_and_cutlass_from_0_7_1(gpu, release, backend):
     call = Call(kv_lens=(2048,) * 4)
-    assert auto(BF16, release, gpu, "ragged-prefill", call=call).backend == backend
+    assert auto(BF16, release, gpu, "prefill_ragged", call=call).backend == backend
 
 
 @pytest.mark.parametrize(
@@ -152,14 +153,14 @@ def test_sglang_pins_fa2_since_0_5_9_and_left_decode_to_auto_before():
     assert since.decided_by.source == "SGLang #18364"
 
 
-@pytest.mark.parametrize("mode", ["paged-prefill", "draft-extend", "dllm-extend"])
+@pytest.mark.parametrize("mode", ["prefill_paged", "draft_extend", "dllm_extend"])
 def test_sglang_pinned_its_other_wrappers_already(mode):
     assert engine("flashinfer==0.6.1", BF16, "sm90", mode, OLD_SGLANG).backend == "fa2"
 
 
 def test_sglang_left_verify_to_auto_until_0_5_8():
-    assert engine("flashinfer==0.6.1", BF16, "sm90", "verify", OLD_SGLANG).backend == "fa3"
-    assert engine("flashinfer==0.6.3", BF16, "sm90", "verify", "sglang").backend == "fa2"
+    assert engine("flashinfer==0.6.1", BF16, "sm90", "target_verify", OLD_SGLANG).backend == "fa3"
+    assert engine("flashinfer==0.6.3", BF16, "sm90", "target_verify", "sglang").backend == "fa2"
 
 
 @pytest.mark.parametrize("policy", ["sglang", "mini-sglang"])
@@ -197,14 +198,14 @@ def test_speculation_with_branches_sends_sglang_on_hopper_to_flashinfer():
 
 def test_mini_sglang_takes_consumer_blackwell_for_a_datacenter_gpu():
     assert engine("mini-sglang", BF16, "sm120").backend == "trtllm"
-    assert engine("mini-sglang", BF16, "sm90", "paged-prefill").backend == "fa"
+    assert engine("mini-sglang", BF16, "sm90", "prefill_paged").backend == "fa"
     assert engine("mini-sglang", BF16, "sm90").kernel == "fa2"
 
 
 @pytest.mark.parametrize("heads", [16, 32, 64, 128])
 def test_vllm_puts_flashinfer_sparse_mla_first_for_an_fp8_cache_on_blackwell(heads):
     spec = AttnSpec(heads, 1, 576, 64, "bfloat16", FP8)
-    choice = engine("vllm==0.33.0", spec, "sm100", "sparse-mla", topk=2048)
+    choice = engine("vllm==0.33.0", spec, "sm100", "sparse_mla", topk=2048)
     assert choice.backend == "FLASHINFER_MLA_SPARSE"
     assert choice.decided_by.source == "vLLM #37252"
 
@@ -215,7 +216,7 @@ def test_vllm_puts_flashinfer_sparse_mla_first_for_an_fp8_cache_on_blackwell(hea
 )
 def test_vllm_orders_sparse_mla_over_a_16_bit_cache_by_heads(heads, backend):
     spec = AttnSpec(heads, 1, 576, 64)
-    assert engine("vllm==0.33.0", spec, "sm100", "sparse-mla", topk=2048).backend == backend
+    assert engine("vllm==0.33.0", spec, "sm100", "sparse_mla", topk=2048).backend == backend
 
 
 @pytest.mark.parametrize(
@@ -224,9 +225,9 @@ def test_vllm_orders_sparse_mla_over_a_16_bit_cache_by_heads(heads, backend):
         (LATENT, "mla", "sm90", "FLASH_ATTN_MLA"),
         (AttnSpec(128, 1, 576, 64, "bfloat16", FP8), "mla", "sm90", "FLASHMLA"),
         (LATENT, "mla", "sm80", "TRITON_MLA"),
-        (LATENT, "sparse-mla", "sm90", "FLASH_ATTN_MLA_SPARSE"),
-        (AttnSpec(128, 1, 512, 64), "sparse-mla", "sm90", "FLASHINFER_MLA_SPARSE_SM90"),
-        (LATENT, "sparse-mla", "sm80", ""),
+        (LATENT, "sparse_mla", "sm90", "FLASH_ATTN_MLA_SPARSE"),
+        (AttnSpec(128, 1, 512, 64), "sparse_mla", "sm90", "FLASHINFER_MLA_SPARSE_SM90"),
+        (LATENT, "sparse_mla", "sm80", ""),
         (BF16, "decode", "sm90", "FLASH_ATTN"),
         (BF16, "decode", "sm100", "FLASHINFER"),
         (FP8_CACHE, "decode", "sm120", "FLASHINFER"),
@@ -320,7 +321,9 @@ def test_an_override_comes_from_the_environment(monkeypatch):
     assert choice.backend == "cuda-cores"
 
 
-@pytest.mark.parametrize("mode", ["paged-prefill", "verify", "draft-extend", "ragged-prefill"])
+@pytest.mark.parametrize(
+    "mode", ["prefill_paged", "target_verify", "draft_extend", "prefill_ragged"]
+)
 def test_the_prefill_override_acts_in_prefill_modes_only(mode):
     env = {"ATTNLIB_PREFILL_BACKEND": "fa2"}
     assert pinned(BF16, mode, "sm90", env).backend == "fa2"
@@ -375,7 +378,7 @@ def test_a_release_nobody_read_lists_those_that_were(release):
     ("change", "message"),
     [
         ({"gpu": "sm70"}, "gpu must be one of sm80, sm89, sm90, sm100, sm103, sm120, got 'sm70'"),
-        ({"mode": "chunk"}, "mode must be one of decode, paged-prefill.*got 'chunk'"),
+        ({"mode": "chunk"}, "mode must be one of decode, prefill_paged.*got 'chunk'"),
         ({"policy": "best"}, "policy of flashinfer in mode decode must be one of auto, sglang"),
         ({"library": "trtllm==1"}, "library must be one of flashinfer, sglang, mini-sglang, vllm"),
         ({"library": "mini-sglang==1"}, "mini-sglang has no releases"),
@@ -405,8 +408,8 @@ def test_mla_of_several_kv_heads_is_refused():
 
 
 def test_sparse_mla_without_chosen_tokens_is_refused():
-    with pytest.raises(ValueError, match="topk must be >= 1 in mode sparse-mla, got 0"):
-        auto(LATENT, "0.7.2.post1", mode="sparse-mla", call=STEP)
+    with pytest.raises(ValueError, match="topk must be >= 1 in mode sparse_mla, got 0"):
+        auto(LATENT, "0.7.2.post1", mode="sparse_mla", call=STEP)
 
 
 def test_a_call_is_read_from_text():
@@ -479,3 +482,21 @@ def test_what_an_h200_refused_by_name_raises():
     for _, row in failed.iterrows():
         with pytest.raises(RuntimeError, match="cannot run decode on sm90"):
             auto(rows.case_of(row).spec, row.release, policy=POLICY[row.backend])
+
+
+def test_records_and_rules_call_the_modes_the_same():
+    assert set(extend_case.MODES) <= set(MODES)
+
+
+@pytest.mark.usefixtures("published_records")
+def test_what_auto_ran_in_the_modes_of_an_engine_is_what_the_tables_say():
+    (path,) = DATA.glob("*/engine_modes.jsonl")
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    ran = [r for r in records if r["backend"] == "flashinfer-prefill-auto" and r["status"] == "ok"]
+    assert {r["case"]["mode"] for r in ran} == set(extend_case.MODES)
+    for record in ran:
+        case, release = record["case"], record["versions"]["flashinfer-python"]
+        spec = AttnSpec(**{name: case[name] for name in AttnSpec.__dataclass_fields__})
+        call = Call(custom_mask=case["mask"] in ("tree", "chain"))
+        said = auto(spec, release, mode=case["mode"], call=call)
+        assert said.kernel == record["kernel_family"] == record["reported_backend"], case

@@ -119,7 +119,7 @@ def test_decode_of_several_tokens_resolves_as_the_table_says(gpu, differences, s
 @pytest.mark.parametrize("gpu", GPUS)
 def test_paged_prefill_resolves_as_the_table_says(gpu, differences):
     calls = (Call(), Call(custom_mask=True), Call(positions=True), Call(fp16_qk=True))
-    assert differences("paged-prefill", gpu, product(layers(), calls)) == []
+    assert differences("prefill_paged", gpu, product(layers(), calls)) == []
 
 
 @pytest.mark.parametrize("gpu", GPUS)
@@ -133,7 +133,7 @@ def test_ragged_prefill_resolves_as_the_table_says(gpu, differences):
         Call(kv_lens=long, graph=True),
         *(Call(kv_lens=long, **{name: True}) for name in ("window", "custom_mask", "sinks")),
     )
-    assert differences("ragged-prefill", gpu, product(layers(), calls)) == []
+    assert differences("prefill_ragged", gpu, product(layers(), calls)) == []
 
 
 @pytest.mark.parametrize("gpu", GPUS)
@@ -141,7 +141,7 @@ def test_ragged_prefill_of_mla_resolves_as_the_table_says(gpu, differences, sinc
     since("0.2.2", "K and V have one head_dim until 0.2.2")
     call = Call(kv_lens=(300,), head_dim_vo=128)
     cases = [(AttnSpec(32, 32, 192, 16, *dtypes), call) for dtypes in DTYPES]
-    assert differences("ragged-prefill", gpu, iter(cases)) == []
+    assert differences("prefill_ragged", gpu, iter(cases)) == []
 
 
 @pytest.mark.parametrize("gpu", GPUS)

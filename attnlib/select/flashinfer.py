@@ -184,8 +184,8 @@ RAGGED_PREFILL = (
 AUTO = {
     "decode": DECODE,
     **dict.fromkeys(PAGED_PREFILL_MODES, PAGED_PREFILL),
-    "verify": VERIFY,
-    "ragged-prefill": RAGGED_PREFILL,
+    "target_verify": VERIFY,
+    "prefill_ragged": RAGGED_PREFILL,
     "mla": MLA,
-    "sparse-mla": MLA,
+    "sparse_mla": MLA,
 }

@@ -23,7 +23,7 @@ from .rules import (
 from .situation import LATENT_MODES, PAGED_PREFILL_MODES
 
 DENSE = none_of("mode", *LATENT_MODES)
-DECODE, RAGGED = one_of("mode", "decode"), one_of("mode", "ragged-prefill")
+DECODE, RAGGED = one_of("mode", "decode"), one_of("mode", "prefill_ragged")
 NOT_BLACKWELL = none_of("gpu", "sm100", "sm103")
 FA3_HEAD_DIMS = ((64, 64), (128, 128), (256, 256), (192, 128))
 CUTLASS_HEAD_DIMS = ((64, 64), (128, 128), (192, 128))
@@ -144,7 +144,7 @@ OTHERS = (
 FIRST_RELEASES = (
     (("decode",), {"fa3": "0.6.0", "trtllm-gen": "0.2.9", "cute-dsl": "0.6.13", "cudnn": "0.7.1"}),
     (PAGED_PREFILL_MODES, {"trtllm-gen": "0.2.9", "cudnn": "0.2.12", "cute-dsl": "0.6.18"}),
-    (("ragged-prefill",), {"cutlass": "0.2.6", "cudnn": "0.6.2", "cute-dsl": "0.6.8"}),
+    (("prefill_ragged",), {"cutlass": "0.2.6", "cudnn": "0.6.2", "cute-dsl": "0.6.8"}),
     (LATENT_MODES, MLA_FIRST_RELEASES),
 )
 """From which release a wrapper takes a backend's name; unlisted: from the first one read."""
@@ -157,7 +157,7 @@ LIMITS = (*TOO_NEW, *FA2, *FA3, *CUDA_CORES, *BLACKWELL, *OTHERS, *MLA_LIMITS)
 BACKENDS = {
     "decode": ("fa2", "fa3", "cuda-cores", "trtllm-gen", "cute-dsl", "cudnn"),
     **dict.fromkeys(PAGED_PREFILL_MODES, ("fa2", "fa3", "cudnn", "trtllm-gen", "cute-dsl")),
-    "ragged-prefill": ("fa2", "fa3", "cudnn", "cutlass", "cute-dsl", "fmha_v2"),
+    "prefill_ragged": ("fa2", "fa3", "cudnn", "cutlass", "cute-dsl", "fmha_v2"),
     **dict.fromkeys(LATENT_MODES, ("fa2", "fa3", *BLACKWELL_MLA, "cutile")),
 }
 """The names a wrapper knows, by mode; "cuda-cores" stands for use_tensor_cores=False."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .rules import Condition, Group, Rule, above, before, below, either, no, none_of, one_of, yes
 
-LATENT = one_of("mode", "mla", "sparse-mla")
+LATENT = one_of("mode", "mla", "sparse_mla")
 CUTE = "cute-dsl-monolithic cute-dsl-modular"
 BLACKWELL_MLA = ("trtllm-gen", *CUTE.split(), "cutlass", "xqa")
 NOT_BLACKWELL = none_of("gpu", "sm100", "sm103")

@@ -142,7 +142,7 @@ def _ragged(policy_source: str) -> tuple[Rule, ...]:
 PINNED_POLICY = {
     "decode": _tensor_cores("fa2", "pinned to fa2", "SGLang #18364"),
     **dict.fromkeys(PAGED_PREFILL_MODES, (_row((), "fa2", "pinned to fa2", "SGLang #18364"),)),
-    "ragged-prefill": _ragged(WRAPPERS),
+    "prefill_ragged": _ragged(WRAPPERS),
     "mla": (
         Rule(
             (),
@@ -163,10 +163,10 @@ PINNED_POLICY = {
 _WAS_FA2 = (_row((), "fa2", "was pinned before", f"{WRAPPERS}, 0.5.8"),)
 UNPINNED_POLICY = PINNED_POLICY | {
     "decode": _tensor_cores("auto", "left to auto", f"{WRAPPERS}, 0.5.8"),
-    "paged-prefill": _WAS_FA2,
-    "draft-extend": _WAS_FA2,
-    "dllm-extend": _WAS_FA2,
-    "verify": (_row((), "auto", "left to auto", f"{WRAPPERS}, 0.5.8"),),
+    "prefill_paged": _WAS_FA2,
+    "draft_extend": _WAS_FA2,
+    "dllm_extend": _WAS_FA2,
+    "target_verify": (_row((), "auto", "left to auto", f"{WRAPPERS}, 0.5.8"),),
 }
 """The same until 0.5.8."""
 
@@ -176,7 +176,7 @@ MINI_AUTO = {
         _row((none_of("gpu", "sm80", "sm89", "sm90"),), "trtllm", "10.0 and newer", MINI),
         _row((), "fi", "FlashInfer decodes everywhere else", MINI),
     ),
-    "paged-prefill": (
+    "prefill_paged": (
         _row((none_of("gpu", "sm80", "sm89", "sm90"),), "trtllm", "10.0 and newer", MINI),
         _row((one_of("gpu", "sm90"),), "fa", "FlashAttention 3 on Hopper", MINI),
         _row((), "fi", "FlashInfer", MINI),
@@ -187,10 +187,10 @@ MINI_POLICY = {
         _row((at_least("group_size", 4),), "fa2", "tensor cores from group size 4 up; fa2", MINI),
         _row((), "cuda-cores", "group size below 4: CUDA cores", MINI),
     ),
-    "paged-prefill": (_row((), "fa2", "pinned: FlashInfer's fa3 is slow", "mini-sglang fi.py"),),
+    "prefill_paged": (_row((), "fa2", "pinned: FlashInfer's fa3 is slow", "mini-sglang fi.py"),),
 }
 """What mini-sglang gives FlashInfer's wrappers."""
-MINI_BACKENDS = dict.fromkeys(("decode", "paged-prefill"), ("trtllm", "fa", "fi"))
+MINI_BACKENDS = dict.fromkeys(("decode", "prefill_paged"), ("trtllm", "fa", "fi"))
 MINI_LIMITS = (
     Rule(
         (either(yes("fp8_query"), yes("fp8_kv")),),

@@ -3,15 +3,16 @@
 | mode | the call |
 |---|---|
 | decode | one query token a request (or a few), over a paged cache |
-| paged-prefill | whole prompts or their tails, over a paged cache |
-| ragged-prefill | the same over keys and values that lie in one row, no cache |
-| verify | the target model checks drafted tokens (paged; a tree needs a custom mask) |
-| draft-extend | the draft model catches up with accepted tokens (paged) |
-| dllm-extend | a diffusion model extends by one block (paged) |
+| prefill_paged | whole prompts or their tails, over a paged cache |
+| prefill_ragged | the same over keys and values that lie in one row, no cache |
+| target_verify | the target model checks drafted tokens (paged; a tree needs a custom mask) |
+| draft_extend | the draft model catches up with accepted tokens (paged) |
+| dllm_extend | a diffusion model extends by one block (paged) |
 | mla | latent attention: all heads over one cache row of 512 + 64 (`head_dim` 576, one KV head) |
-| sparse-mla | the same over `topk` chosen tokens |
+| sparse_mla | the same over `topk` chosen tokens |
 
-GPUs are compute capabilities, with CUDA 12.8 or newer.
+Records call the modes of `extend_case` the same. GPUs are compute capabilities, with CUDA 12.8 or
+newer.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ GPUS = {
     "sm103": "B300",
     "sm120": "RTX PRO 6000, RTX 5090",
 }
-DECODE_MODES = ("decode", "mla", "sparse-mla")
-LATENT_MODES = ("mla", "sparse-mla")
-PAGED_PREFILL_MODES = ("paged-prefill", "verify", "draft-extend", "dllm-extend")
-PREFILL_MODES = (*PAGED_PREFILL_MODES, "ragged-prefill")
-MODES = ("decode", *PREFILL_MODES, "mla", "sparse-mla")
+DECODE_MODES = ("decode", "mla", "sparse_mla")
+LATENT_MODES = ("mla", "sparse_mla")
+PAGED_PREFILL_MODES = ("prefill_paged", "target_verify", "draft_extend", "dllm_extend")
+PREFILL_MODES = (*PAGED_PREFILL_MODES, "prefill_ragged")
+MODES = ("decode", *PREFILL_MODES, "mla", "sparse_mla")
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ def describe(spec: AttnSpec, call: Call, *, mode: str, gpu: str) -> dict[str, An
 def _check(spec: AttnSpec, call: Call, mode: str) -> None:
     if mode in LATENT_MODES and spec.num_kv_heads != 1:
         raise ValueError(f"num_kv_heads must be 1 in mode {mode}, got {spec.num_kv_heads}")
-    if mode == "sparse-mla" and call.topk < 1:
+    if mode == "sparse_mla" and call.topk < 1:
         raise ValueError(f"topk must be >= 1 in mode {mode}, got {call.topk}")
 
 

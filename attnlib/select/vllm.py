@@ -70,8 +70,8 @@ LATENT = (
     ),
     _row((), (*DENSE, *SPARSE_HOPPER, FLASHINFER_HOPPER), "sparse: FlashAttention first"),
 )
-AUTO = dict.fromkeys(("decode", "paged-prefill", "verify"), MHA)
-AUTO |= dict.fromkeys(("mla", "sparse-mla"), LATENT)
+AUTO = dict.fromkeys(("decode", "prefill_paged", "target_verify"), MHA)
+AUTO |= dict.fromkeys(("mla", "sparse_mla"), LATENT)
 ALL_MHA = ("FLASHINFER", "FLASH_ATTN", *LAST)
 ALL_LATENT = (
     *DENSE_BLACKWELL,
@@ -82,7 +82,7 @@ ALL_LATENT = (
     FLASHINFER_HOPPER,
     "FLASHINFER_MLA_SPARSE_SM120",
 )
-BACKENDS = {mode: ALL_LATENT if mode in ("mla", "sparse-mla") else ALL_MHA for mode in AUTO}
+BACKENDS = {mode: ALL_LATENT if mode in ("mla", "sparse_mla") else ALL_MHA for mode in AUTO}
 
 FLASHINFER_RELEASE = "0.7.2.post1"
 BACKEND_FILE = "vLLM flashinfer.py"
@@ -113,7 +113,7 @@ POLICY = {
         _row((), ("auto",), "tensor cores, and auto", BACKEND_FILE),
     ),
     **dict.fromkeys(
-        ("paged-prefill", "verify"),
+        ("prefill_paged", "target_verify"),
         (
             _row(
                 (SM100, yes("cubins")),

@@ -41,7 +41,7 @@ def _pages(backends: str, unit: int, *where: Condition) -> Rule:
 
 EVERY = (
     _no(f"{MHA} {DENSE} {SPARSE}", (yes("fp8_query"),), "a model's dtype has 16 bits"),
-    _no(DENSE, (one_of("mode", "sparse-mla"),), "not sparse"),
+    _no(DENSE, (one_of("mode", "sparse_mla"),), "not sparse"),
     _no(SPARSE, (one_of("mode", "mla"),), "only sparse"),
     _no(f"{DENSE} {SPARSE}", (yes("sinks"),), "no attention sinks"),
 )
