@@ -28,7 +28,7 @@ from .evidence import (
     vote,
 )
 from .report.rows import AUTO, FA2, FA3, GRAPH_AUTO, decode_rows
-from .select import flashinfer_decode_auto
+from .select import explain
 from .studies import AFFECTED, BEFORE, FIXED, HEADLINE, NEWEST, REGRESSED, RESOLUTION_CASES, WIDE
 
 REGRESSION, RESOLUTION = "fa3_decode_regression", "auto_resolution"
@@ -36,7 +36,6 @@ BEFORE_FIX, SINCE_FIX = (BEFORE, *AFFECTED), (FIXED, NEWEST)
 LONG_KV_LEN = 8192
 """Tokens from which a claim about "long" sequences is judged; its source gives no length."""
 FA3_KERNEL, FA2_KERNEL = "PrefillWithKVCacheKernel", "BatchPrefillWithPagedKVCacheKernel"
-BLACKWELL = 10
 
 Check = Callable[[pd.DataFrame, float | None], Finding]
 
@@ -155,7 +154,10 @@ def only_fa2_or_fa3(frame: pd.DataFrame, _: float | None) -> Finding:
 def sm100_by_rule(_: pd.DataFrame, __: float | None) -> Finding:
     """What the rule table says of Blackwell; no record can confirm it."""
     spec = RESOLUTION_CASES[0].spec
-    said = {flashinfer_decode_auto(r, BLACKWELL, spec).backend for r in AFFECTED}
+    said = {
+        explain(spec, mode="decode", gpu="sm100", library=f"flashinfer=={release}", env={}).backend
+        for release in AFFECTED
+    }
     releases = f"{AFFECTED[0]} to {AFFECTED[-1]}"
     return Finding(
         NOT_HERE,

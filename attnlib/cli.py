@@ -15,6 +15,7 @@ from .bisect import Bisection, bisect
 from .doctor import diagnose, render
 from .overlay import parse_overlay
 from .record import machine_slug
+from .select import command as explain
 from .studies import STUDIES
 
 FAILED, USAGE = 1, 2
@@ -64,6 +65,13 @@ def build_parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "refresh", help="re-execute the notebooks in place and redraw README's figure (replay)"
     )
+    explaining = commands.add_parser(
+        "explain",
+        help="which backend a library picks for a call, and why, rule by rule",
+        description="Explain the choice of a release read by this workbench; needs no GPU.",
+    )
+    explain.add_arguments(explaining)
+    commands.add_parser("features", help="write the table of backends, data/backend_features.md")
     return parser
 
 
@@ -79,6 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "policy": _policy,
         "new-study": _new_study,
         "refresh": _refresh,
+        "explain": _explain,
+        "features": _features,
     }
     try:
         return commands[options.command](options)
@@ -258,4 +268,16 @@ def _refresh(_: argparse.Namespace) -> int:
 
     for path in refresh():
         print(f"written {path}")
+    return 0
+
+
+def _explain(options: argparse.Namespace) -> int:
+    print(explain.answer(options))
+    return 0
+
+
+def _features(_: argparse.Namespace) -> int:
+    from .features import write
+
+    print(f"written {write()}")
     return 0

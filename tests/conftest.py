@@ -29,7 +29,13 @@ from attnlib.reference import attend
 from attnlib.report import rows
 from attnlib.studies import REFERENCE_MACHINE
 
-SWITCHES = ("ATTNLIB_MODE", "ATTNLIB_MACHINE", "ATTNLIB_WHEELS")
+SWITCHES = (
+    "ATTNLIB_MODE",
+    "ATTNLIB_MACHINE",
+    "ATTNLIB_WHEELS",
+    "ATTNLIB_PREFILL_BACKEND",
+    "ATTNLIB_DECODE_BACKEND",
+)
 GPU = {"gpu": "Test GPU", "gpu_id": "0badcafe", "num_sms": 4}
 CPU = {"gpu": "", "gpu_id": "cpu", "cpu": "test64", "cores": 2}
 SMS = 132

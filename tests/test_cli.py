@@ -53,7 +53,17 @@ def fails(capsys):
 
 @pytest.mark.parametrize(
     "command",
-    [[], ["doctor"], ["measure"], ["bisect"], ["claims"], ["report"], ["new-study"]],
+    [
+        [],
+        ["doctor"],
+        ["measure"],
+        ["bisect"],
+        ["claims"],
+        ["report"],
+        ["new-study"],
+        ["explain"],
+        ["features"],
+    ],
 )
 def test_help_is_given_for_every_command(command, capsys) -> None:
     with pytest.raises(SystemExit) as stopped:
@@ -178,3 +188,57 @@ def test_doctor_in_json_can_be_parsed(without_gpu, capsys) -> None:
     found = json.loads(capsys.readouterr().out)
     assert found["backends"] == backends.available()
     assert found["mode"] == "replay"
+
+
+EXPLAIN = ("explain", "--library", "flashinfer==0.6.3", "--mode", "decode", "--heads", "32/8")
+
+
+def test_explain_prints_the_choice_and_every_row(capsys) -> None:
+    assert cli.main([*EXPLAIN, "--gpu", "sm90"]) == 0
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first == "flashinfer==0.6.3, decode on sm90, policy auto: fa3"
+    assert rest[-1].startswith("yes  fa3 ")
+    assert rest[-1].endswith("FlashInfer #2148")
+
+
+def test_explain_as_json_has_the_kernel_and_the_reasons(capsys) -> None:
+    asked = ["--library", "sglang==0.5.23", "--gpu", "sm80", "--call", "graph", "--json"]
+    assert cli.main([*EXPLAIN, *asked]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["backend"], said["kernel"]) == ("flashinfer", "fa2")
+    assert said["reasons"][-1]["source"] == "SGLang #18364"
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        (("--gpu", "sm70"), "gpu must be one of sm80"),
+        (("--gpu", "sm90", "--library", "flashinfer==9"), "release of flashinfer must be one of"),
+        (("--gpu", "sm90", "--heads", "32"), "heads must be QUERY/KV"),
+        (("--gpu", "sm90", "--call", "speed"), "a call's field must be one of kv_lens"),
+        (("--gpu", "sm80", "--policy", "fa3"), "fa3 cannot run decode on sm80"),
+        (("--gpu", "sm80", "--mode", "chunk"), "mode must be one of decode"),
+        (("--gpu", "sm80", "--policy", "best"), "policy of flashinfer in mode decode must be one"),
+    ],
+)
+def test_explain_of_what_nobody_knows_fails_in_one_line(fails, asked, reason) -> None:
+    assert reason in fails(*EXPLAIN, *asked)
+
+
+def test_explain_holds_an_override_to_the_call_and_never_falls_back(fails, monkeypatch) -> None:
+    monkeypatch.setenv("ATTNLIB_DECODE_BACKEND", "fa3")
+    said = fails(*EXPLAIN, "--gpu", "sm100")
+    assert "ATTNLIB_DECODE_BACKEND=fa3: fa3 cannot run decode on sm100" in said
+
+
+def test_explain_says_how_lengths_are_given(fails) -> None:
+    latent = ("--mode", "mla", "--heads", "128/1", "--head-dim", "576", "--page-size", "64")
+    asked = (*latent, "--library", "flashinfer==0.7.2", "--gpu", "sm100")
+    assert "--call kv_lens=" in fails(*EXPLAIN, *asked)
+
+
+def test_features_writes_the_table(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("attnlib.features.PATH", tmp_path / "features.md")
+    assert cli.main(["features"]) == 0
+    assert (tmp_path / "features.md").read_text().startswith("# Which backend, where")
+    assert "features.md" in capsys.readouterr().out

@@ -133,7 +133,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "jobs": ("record", "store"),
     "store": ("record", "batch", "cases", "extend_case"),
-    "select": ("batch",),
+    # which backend a library picks, and the table made of that
+    "select": ("select.*",),
+    "select.*": ("batch", "select.*"),
+    "features": ("batch", "select", "select.*"),
     "study": ("cases", "record", "store", "overlay", "jobs", "lock"),
     "studies": ("batch", "cases", "cost", "study", "catalog"),
     "catalog.*": (
@@ -349,6 +352,10 @@ def test_the_explorer_can_be_imported_without_torch_and_draws_nothing_yet() -> N
 
 def test_a_profile_that_was_taken_is_shown_and_compared_without_torch() -> None:
     assert loaded_by("import attnlib.profiles, attnlib.difference", "torch matplotlib") == ""
+
+
+def test_explaining_a_choice_needs_no_torch() -> None:
+    assert loaded_by("import attnlib.select.text, attnlib.features", "torch pandas numpy") == ""
 
 
 def test_bisecting_on_record_needs_no_torch_to_be_imported() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..batch import AttnSpec
 from ..cases import MlaSpec
-from ..select import flashinfer_decode_auto
+from ..select import explain
 
 NO_RULE = "no rule on record says"
 
@@ -26,7 +26,8 @@ def chosen_by(spec: AttnSpec | MlaSpec, *, release: str, gpu: str) -> Chosen:
     if isinstance(spec, MlaSpec):
         return Chosen(library, "", NO_RULE)
     try:
-        rule = flashinfer_decode_auto(release, int(gpu.removeprefix("sm")) // 10, spec)
+        choice = explain(spec, mode="decode", gpu=gpu, library=library, env={})
     except ValueError as error:
         return Chosen(library, "", f"{NO_RULE}: {error}")
-    return Chosen(library, f"flashinfer-{rule.backend}", rule.reason)
+    rule = choice.decided_by
+    return Chosen(library, f"flashinfer-{choice.backend}", f"{rule.why} ({rule.source})")

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ..cost import Ceilings, decode_cost, predict_fa3
-from ..select import ANY_GPU, flashinfer_decode_auto
+from ..select import GPUS, Choice, explain
 from ..store import require_comparable
 from .rows import (
     AUTO,
@@ -31,6 +31,7 @@ from .rows import (
 )
 
 if TYPE_CHECKING:
+    from ..batch import AttnSpec
     from ..bisect import Bisection
 
 SLOW_MHZ = 1900
@@ -183,14 +184,17 @@ def variants(frame: pd.DataFrame, release: str) -> pd.DataFrame:
     return found[columns].assign(**{"fa3 / fa2": found.ratio.round(2)})
 
 
-def rule_table(releases: list[str], spec: object) -> pd.DataFrame:
+def rule_table(releases: list[str], spec: AttnSpec) -> pd.DataFrame:
     """What `auto` means for decode of `spec`, by release and GPU generation (`select`)."""
-    columns = {
-        f"sm{major}x": [flashinfer_decode_auto(r, major, spec).backend for r in releases]
-        for major in ANY_GPU
-    }
-    why = [flashinfer_decode_auto(release, 9, spec).reason for release in releases]
+    columns = {gpu: [_auto(spec, release, gpu).backend for release in releases] for gpu in GPUS}
+    decided = [_auto(spec, release, "sm90").decided_by for release in releases]
+    why = [f"{row.why} ({row.source.removeprefix('FlashInfer ')})" for row in decided]
     return pd.DataFrame({"release": releases, **columns, "why, on Hopper": why})
+
+
+def _auto(spec: AttnSpec, release: str, gpu: str) -> Choice:
+    library = f"flashinfer=={release}"
+    return explain(spec, mode="decode", gpu=gpu, library=library, env={})
 
 
 def resolution(frame: pd.DataFrame) -> pd.DataFrame:
@@ -199,7 +203,7 @@ def resolution(frame: pd.DataFrame) -> pd.DataFrame:
     order = {release: place for place, release in enumerate(release_order(frame))}
     rows = rows.assign(place=rows.release.map(order))
     rows = rows.sort_values(["dtype", "kv_dtype", "place"]).reset_index(drop=True)
-    rules = [flashinfer_decode_auto(r.release, 9, case_of(r).spec) for _, r in rows.iterrows()]
+    rules = [_auto(case_of(r).spec, r.release, "sm90") for _, r in rows.iterrows()]
     return pd.DataFrame(
         {
             "query": rows.dtype,

@@ -1,0 +1,87 @@
+"""A choice as text, and calls and layers from text: what the command line needs."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from ..batch import AttnSpec
+from .choice import Choice
+from .situation import Call
+
+COLUMNS = ("", "chosen", "why, or why not", "source")
+_FIELDS = {field.name: str(field.type) for field in fields(Call)}
+
+
+def render(choice: Choice) -> str:
+    """The choice in a line or three, then one line for every row that was looked at."""
+    rows = [
+        ("yes" if r.matched and r.kind != "limit" else "no", _short(r.subject), r.why, r.source)
+        for r in choice.reasons
+    ]
+    widths = [max(len(row[i]) for row in (COLUMNS, *rows)) for i in range(len(COLUMNS))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in (COLUMNS, *rows)
+    ]
+    able = [f"can run it, best first: {', '.join(choice.order)}"] if len(choice.order) > 1 else []
+    problem = [f"but it cannot run: {choice.problem}"] if choice.problem else []
+    return "\n".join([headline(choice), *able, *problem, "", *lines])
+
+
+def _short(order: str) -> str:
+    names = order.split(" > ")
+    return order if len(names) < 3 else f"{names[0]} > {names[1]} > {len(names) - 2} more"
+
+
+def headline(choice: Choice) -> str:
+    """`vllm==0.33.0, decode on sm100, policy auto: FLASHINFER, which runs trtllm-gen`.
+
+    An override stands where the policy would: it did not decide.
+    """
+    pins = [reason.why for reason in choice.reasons if reason.kind == "override"]
+    decided = pins[0] if pins else f"policy {choice.policy}"
+    where = f"{choice.library}, {choice.mode} on {choice.gpu}, {decided}"
+    inner = f", which runs {choice.kernel}" if choice.inner else ""
+    return f"{where}: {choice.backend or 'none can run it'}{inner}"
+
+
+def to_dict(choice: Choice) -> dict[str, Any]:
+    """The choice as JSON data: its fields, its kernel, its reasons as objects."""
+    names = ("library", "mode", "gpu", "policy", "backend", "order", "problem", "kernel")
+    plain = {name: getattr(choice, name) for name in names}
+    return {**plain, "reasons": [vars(reason) for reason in choice.reasons]}
+
+
+def parse_layer(heads: str, **sizes: Any) -> AttnSpec:
+    """An `AttnSpec` from `32/8` and the rest of its fields; raises ValueError for other text."""
+    query, slash, kv = heads.partition("/")
+    if not (slash and query.isdigit() and kv.isdigit()):
+        raise ValueError(f"heads must be QUERY/KV such as 32/8, got {heads!r}")
+    return AttnSpec(int(query), int(kv), **sizes)
+
+
+def parse_call(settings: list[str]) -> Call:
+    """A `Call` from `graph`, `topk=2048`, `kv_lens=8192x16` (16 requests) or `kv_lens=10,20`.
+
+    Raises ValueError naming the fields there are.
+    """
+    return Call(**dict(_setting(text) for text in settings))
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, given, value = text.partition("=")
+    kind = _FIELDS.get(name)
+    if kind is None:
+        raise ValueError(f"a call's field must be one of {', '.join(_FIELDS)}, got {name!r}")
+    if kind == "bool" and (value in ("yes", "no") or not given):
+        return name, value != "no"
+    length, times, count = value.partition("x")
+    numbers = [length] * int(count) if times and count.isdigit() else value.split(",")
+    if kind == "bool" or not all(number.isdigit() for number in numbers):
+        raise ValueError(f"{name} must be {_EXPECTED[kind]}, got {value!r}")
+    lengths = tuple(int(number) for number in numbers)
+    return name, lengths[0] if kind == "int" else lengths
+
+
+_EXPECTED = {"bool": "yes or no", "int": "a number", "tuple[int, ...]": "as 8192x16 or 10,20"}
