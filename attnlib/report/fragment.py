@@ -5,8 +5,8 @@ nbconvert does the converting. What it leaves to a page is done here, on the par
 | as converted | in the report |
 |---|---|
 | code in full | folded, under the line that made the output |
-| headings from h1 on, ids that two notebooks share | from h2 on, ids with the notebook's name before |
-| tables, figures and long lines that push a phone's page wide | each scrolls by itself, by key too |
+| headings from h1 on, ids that others have too | from h2 on, ids with the notebook's name |
+| tables, figures and lines wider than a phone | each scrolls by itself, by key too |
 | images without a description or a size | both |
 | links to notebooks | to their part of the page, or no link where the page lacks it |
 | scripts, frames, handlers, styles of a cell's own | gone: the page runs nothing |

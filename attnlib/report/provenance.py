@@ -77,8 +77,9 @@ def repeat_block(shown: Sequence[Shown]) -> str:
 
 def provenance_block(shown: Shown) -> str:
     """A study's question, machine, versions, days, file with its sum, and the command again."""
+    name = html.escape(shown.study)
     if not on_record(shown):
-        return f"<p id='study-{html.escape(shown.study)}'>{html.escape(shown.study)}: not measured on this GPU.</p>"
+        return f"<p id='study-{name}'>{name}: not measured on this GPU.</p>"
     found = shown.found
     rows = {
         "question": shown.question,
@@ -92,7 +93,6 @@ def provenance_block(shown: Shown) -> str:
         f"<tr><th scope='row'>{name}</th><td>{html.escape(str(value))}</td></tr>"
         for name, value in rows.items()
     )
-    name = html.escape(shown.study)
     return (
         f"<section class='study' id='study-{name}'><h3>{name}</h3>\n<table class='provenance'>\n"
         f"{body}\n</table>\n<p>Repeat this:</p>\n{_commands(found['commands'])}</section>"
