@@ -167,7 +167,16 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "report.scheduler": ("measure.stats", "record", "report.*"),
     "report.schedule": ("metadata.*", "report.*", "store"),
     "report.misfits": ("mismatches", "report.*"),
-    "report.html": ("bisect", "claims", "store", "study", "studies"),
+    "report.provenance": ("bisect", "store", "studies", "study"),
+    "report.fragment": (),
+    "report.page": ("claims", "study", "report.fragment", "report.provenance"),
+    "report.html": (
+        "claims",
+        "study",
+        "report.fragment",
+        "report.page",
+        "report.provenance",
+    ),
     # the front doors
     "doctor": ("backends", "measure.machine", "store", "study", "studies"),
     "": ANYTHING,

@@ -73,7 +73,6 @@ def _converted(notebook: NotebookNode) -> str:
         output.get("data", {}).pop(WIDGET, None)
     exporter = HTMLExporter(
         template_name="basic",
-        exclude_anchor_links=True,
         exclude_input_prompt=True,
         exclude_output_prompt=True,
     )
@@ -88,7 +87,7 @@ def _parse(body: str) -> BeautifulSoup:
 
 
 def _remove_active(soup: BeautifulSoup) -> None:
-    for element in soup.find_all(ACTIVE):
+    for element in [*soup.find_all(ACTIVE), *soup.select("a.anchor-link")]:
         element.decompose()
     for element in soup.find_all(True):
         for name in [name for name in element.attrs if name.lower().startswith("on")]:

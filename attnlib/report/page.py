@@ -106,7 +106,7 @@ def _notebook(pages: Sequence[Page], at: int) -> str:
         number=page.number,
         question=html.escape(page.fragment.question),
         body=page.fragment.body,
-        repeat=repeat_block(page.shown),
+        repeat=repeat_block(page.number, page.shown),
         links="\n".join([*links, '<a href="#findings">All findings</a>']),
     )
 

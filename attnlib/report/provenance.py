@@ -62,7 +62,7 @@ def on_record(shown: Shown) -> bool:
     return mode() == "replay" or shown.machine in store.machines(shown.study)
 
 
-def repeat_block(shown: Sequence[Shown]) -> str:
+def repeat_block(number: str, shown: Sequence[Shown]) -> str:
     """How to measure what a notebook shows again, a line a command; empty without a study."""
     shown = [each for each in shown if on_record(each)]
     if not shown:
@@ -70,8 +70,8 @@ def repeat_block(shown: Sequence[Shown]) -> str:
     links = ", ".join(_link(each) for each in shown)
     lines = [command for each in shown for command in each.found["commands"]]
     return (
-        f"<aside class='repeat' aria-label='Repeat this'><p><b>Repeat this</b> on your GPU; the "
-        f"records shown here: {links}.</p>\n{_commands(lines)}</aside>"
+        f"<aside class='repeat' aria-label='Repeat notebook {html.escape(number)}'>\n<p><b>Repeat "
+        f"this</b> on your GPU; the records shown here: {links}.</p>\n{_commands(lines)}</aside>"
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,8 @@ SETTINGS = {
     "svg.fonttype": "path",
 }
 
+SETTLING, SEEN_DIGITS = 3, 6
+"""Layouts until nothing moves but rounding errors; digits of a position in a figure's width."""
 UNDATED = {".png": {"Software": None}, ".svg": {"Date": None, "Creator": None}}
 """What matplotlib must leave out of a file, so that it does not change with the day."""
 FEW = 3
@@ -113,7 +116,8 @@ def write_footer(figure: Figure, *lines: str) -> None:
 def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
     """Write a figure as `.png` or `.svg`, the same bytes each time; returns its absolute path.
 
-    The file is whole or as it was. ValueError for another suffix.
+    Also if it was shown or saved before. The file is whole or as it was. ValueError for another
+    suffix.
     """
     import matplotlib as mpl
 
@@ -122,10 +126,38 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
         raise ValueError(f"path must end in {' or '.join(UNDATED)}, got {path.name!r}")
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
     try:
-        with mpl.rc_context(SETTINGS):
+        with mpl.rc_context(SETTINGS), _settled(figure):
             kind = path.suffix[1:]
             figure.savefig(unfinished, format=kind, metadata=UNDATED[path.suffix])
         os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
     return path.resolve()
+
+
+@contextmanager
+def _settled(figure: Figure) -> Iterator[None]:
+    """The figure with its layout done and held, to the last digit that can be seen.
+
+    A constrained layout starts from where the last one left the panels and ends up to a rounding
+    error away, which is enough for other ids in an SVG.
+    """
+    engine, dpi = figure.get_layout_engine(), figure.dpi
+    if engine is None:
+        yield
+        return
+    figure.set_dpi(SETTINGS["savefig.dpi"])
+    for _ in range(SETTLING):
+        engine.execute(figure)
+    for axis in figure.axes:
+        bounds = axis.get_position(original=True).bounds
+        axis.set_position([round(value, SEEN_DIGITS) for value in bounds])
+        axis.set_in_layout(True)
+    for text in figure.texts:
+        text.set_position([round(value, SEEN_DIGITS) for value in text.get_position()])
+    figure.set_layout_engine("none")
+    try:
+        yield
+    finally:
+        figure.set_layout_engine(engine)
+        figure.set_dpi(dpi)
