@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import matplotlib as mpl
@@ -107,6 +107,7 @@ def test_the_floor_chart_labels_the_three_kernel_families(frame, limit):
     assert labels == ["cuda-cores", "fa2", "fa3"]
 
 
+@cache
 def of_study(name):
     return store.load(name, STUDIES[name].reference_machine)
 
@@ -163,35 +164,47 @@ DRAWN = {
 UNITS = re.compile(r"\b(us|tokens|requests|MiB|TFLOP/s|FLOP per byte|release|ratio|time|floor)\b|/")
 
 
-@pytest.mark.parametrize(("draw", "study"), DRAWN.items(), ids=range(len(DRAWN)))
-def test_every_figure_travels_alone_and_is_the_same_bytes_each_time(draw, study, tmp_path):
-    figure = draw()
-    footer = figure.texts[-1].get_text()
-    source, ids = footer.split("\n")
+@pytest.fixture(scope="module", params=DRAWN.items(), ids=range(len(DRAWN)))
+def drawn(request):
+    """What draws a figure, one that was shown already, as in a notebook, and its study."""
+    draw, study = request.param
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("ATTNLIB_DATA", raising=False)
+        patch.setenv("ATTNLIB_MODE", "replay")
+        figure = draw()
+        figure.canvas.draw()
+        yield draw, figure, study
+
+
+def test_every_figure_says_which_records_of_which_gpu_it_shows_and_its_units(drawn):
+    _, figure, study = drawn
+    source, ids = figure.texts[-1].get_text().split("\n")
     gpu_id = STUDIES[study].reference_machine.rsplit("-", 1)[1]
     assert re.fullmatch(rf"{study}: NVIDIA H200 {gpu_id}, 2026-\d\d-\d\d", source)
     assert re.fullmatch(r"[\d,]+ records, [0-9a-f]{16} to [0-9a-f]{16}, sum of ids \w{8}", ids)
     shown = [axis for axis in figure.axes if axis.get_visible() and axis.axison]
-    assert all(UNITS.search(axis.get_xlabel()) for axis in shown)
-    figure.canvas.draw()  # as a notebook shows it before it is saved, and then it is saved twice
-    for suffix in ("png", "svg"):
-        first = style.save(figure, tmp_path / f"a.{suffix}")
-        second = style.save(draw(), tmp_path / f"b.{suffix}")
-        assert first.read_bytes() == second.read_bytes()
+    assert shown and all(UNITS.search(axis.get_xlabel()) for axis in shown)
 
 
-@pytest.mark.parametrize(("draw", "study"), DRAWN.items(), ids=range(len(DRAWN)))
-def test_no_words_of_a_figure_run_into_its_footer_or_off_its_edge(draw, study):
-    figure = draw()
-    figure.canvas.draw()
-    *_, footer = figure.texts
-    top = footer.get_window_extent().y1
-    parts = [axis for axis in figure.axes if axis.get_visible()]
-    boxes = [axis.get_tightbbox() for axis in parts]
+def test_no_words_of_a_figure_run_into_its_footer_or_off_its_edge(drawn):
+    _, figure, _ = drawn
+    top = figure.texts[-1].get_window_extent().y1
+    boxes = [axis.get_tightbbox() for axis in figure.axes if axis.get_visible()]
     boxes += [legend.get_window_extent() for legend in figure.legends]
     for box in boxes:
         assert box.y0 >= top and box.x0 >= 0
         assert box.x1 <= figure.bbox.x1 + 1 and box.y1 <= figure.bbox.y1 + 1
+
+
+def test_every_figure_is_the_same_bytes_however_often_it_was_shown_and_saved(drawn, tmp_path):
+    draw, shown, _ = drawn
+    orders = {shown: ("png", "svg"), draw(): ("svg", "png")}
+    for number, (figure, order) in enumerate(orders.items()):
+        for suffix in order:
+            style.save(figure, tmp_path / f"{number}.{suffix}")
+    for suffix in ("png", "svg"):
+        first, second = ((tmp_path / f"{number}.{suffix}").read_bytes() for number in (0, 1))
+        assert first == second
 
 
 def test_a_footer_counts_the_records_that_are_drawn_and_no_others(frame):
