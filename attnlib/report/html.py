@@ -99,7 +99,7 @@ def render_notebook(path: Path, names: Sequence[str] = ()) -> Page:
 
 def write_whole(path: Path, text: str) -> None:
     """Write a text file whole or leave what was there; nothing is left beside it."""
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
+    unfinished = _beside(path)
     try:
         unfinished.write_text(text, encoding="utf-8")
         os.replace(unfinished, path)
@@ -109,16 +109,20 @@ def write_whole(path: Path, text: str) -> None:
 
 def _require_writable(out: Path) -> None:
     """ValueError unless a file can be made beside `out` and put in its place."""
-    probe = out.with_name(f"{out.name}.{os.getpid()}.unfinished")
     if out.is_dir():
         raise ValueError(f"out must be a file to write, {out} is a folder")
     if not out.parent.is_dir():
         raise ValueError(f"out must be in a folder that there is, got {out}")
+    probe = _beside(out)
     try:
         probe.touch()
         probe.unlink()
     except OSError as error:
         raise ValueError(f"out must be in a folder to write to, got {out}: {error}") from error
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.{os.getpid()}.unfinished")
 
 
 def _leave_out_machine(notebook: NotebookNode) -> None:

@@ -182,8 +182,8 @@ PAGE = """<!DOCTYPE html>
 </ul></nav>
 <header>
 <h1>{heading}</h1>
-{part}<p>Executed notebooks and the records behind them. {mode} <span class="screen">Code is folded: open
-a <q>code</q> line to see what made the output below it.</span></p>
+{part}<p>Executed notebooks and the records behind them. {mode} <span class="screen">Code is
+folded: open a <q>code</q> line to see what made the output below it.</span></p>
 </header>
 <main>
 <section id="findings" aria-labelledby="findings-head">
