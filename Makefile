@@ -31,7 +31,7 @@ report: $(STAMP) ## build the HTML report, build/report/index.html
 test: $(STAMP) ## lint, run the tests, then re-run every notebook in replay mode
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check attnlib tests
-	$(BIN)/python -m pytest -n 2 --dist loadgroup tests
+	$(BIN)/python -m pytest -n 2 tests
 	ATTNLIB_MODE=replay $(BIN)/python -m pytest --nbval --nbval-current-env \
 	    --nbval-sanitize-with tests/nbval_sanitize.cfg -n 2 --dist loadscope notebooks
 

@@ -14,8 +14,7 @@ from driving import NOTEBOOKS, severe_violations
 
 from attnlib.report import html
 
-# One worker builds the page and shows it, while the other drives JupyterLab.
-pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("report")]
+pytestmark = pytest.mark.browser
 PHONE = {"width": 390, "height": 844}
 OPEN_ALL = "document.querySelectorAll('details').forEach(each => each.open = true)"
 DEAD_LINKS = """[...document.querySelectorAll('a[href^="#"]')]
