@@ -54,7 +54,8 @@ ALL_RUN = r"""() => {
     return prompts.length && /\d/.test(prompts[0]) && !prompts.some(text => text.includes('*'));
 }"""
 """Whether the first cell has run and none waits or runs: a cell that fails frees all after it."""
-SWITCHES = ("ATTNLIB_DATA", "ATTNLIB_MACHINE", "ATTNLIB_WHEELS", "JUPYTER_TOKEN")
+SWITCHES = ("ATTNLIB_DATA", "ATTNLIB_MACHINE", "ATTNLIB_WHEELS", "JUPYTER_TOKEN", "MAKEFLAGS")
+"""What would change the lab: the test's own data folder, the caller's switches, an outer make's."""
 
 
 def chromium_or_skip() -> str:
