@@ -23,6 +23,8 @@ _HOME = {
     "mode": "attnlib.study",
     "compare": "attnlib.difference",
     "profile": "attnlib.profiling",
+    "explore": "attnlib.explorer.widgets",
+    "view": "attnlib.explorer.views",
     "STUDIES": "attnlib.studies",
     "load": "attnlib.store",
 }

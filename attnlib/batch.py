@@ -235,10 +235,10 @@ class DecodeBatch:
     def check_inputs(self, q: torch.Tensor, kv: PagedKV) -> None:
         """Raise ValueError unless `q` [bs, num_qo_heads, head_dim] and `kv` fit this batch."""
         s = self.spec
-        _require("q", q, (self.batch_size, s.num_qo_heads, s.head_dim), s.dtype)
+        require_tensor("q", q, (self.batch_size, s.num_qo_heads, s.head_dim), s.dtype)
         shape = (kv.num_pages, s.page_size, s.num_kv_heads, s.head_dim)
-        _require("k_cache", kv.k_cache, shape, s.kv_dtype)
-        _require("v_cache", kv.v_cache, shape, s.kv_dtype)
+        require_tensor("k_cache", kv.k_cache, shape, s.kv_dtype)
+        require_tensor("v_cache", kv.v_cache, shape, s.kv_dtype)
         devices = [t.device for t in (q, kv.k_cache, kv.v_cache, self.page_table)]
         if len(set(devices)) > 1:
             raise ValueError(
@@ -274,7 +274,8 @@ def _require_lengths(spec: AttnSpec, lens: torch.Tensor, page_table: torch.Tenso
         )
 
 
-def _require(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: str) -> None:
+def require_tensor(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: str) -> None:
+    """Raise ValueError unless `tensor`, called `name`, has this shape and torch dtype name."""
     if tuple(tensor.shape) != shape or str(tensor.dtype) != f"torch.{dtype}":
         raise ValueError(
             f"{name} must be {list(shape)} {dtype}, got {list(tensor.shape)} {tensor.dtype}"

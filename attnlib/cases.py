@@ -7,6 +7,7 @@
 | `step` | `StepCase` | the attention of a whole decode step, layer after layer |
 | `mismatch` | `MismatchCase` | an attention call whose metadata does not fit it |
 | `mla` | `MlaCase` | one multi-head latent attention call, dense or over chosen tokens |
+| `extend` | `extend_case.ExtendCase` | one attention call with several queries a request |
 
 A kind stands in the JSON of every case but `decode`, which came first. No torch here.
 """
@@ -18,6 +19,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from .batch import LENGTHS, DecodeCase
+from .extend_case import ExtendCase
 
 BUILDERS = ("decode", "kv_indices", "draft", "verify")
 LATENT_DIM, ROPE_DIM = 512, 64
@@ -242,12 +244,13 @@ class MlaCase:
         return _from_fields(cls, {"spec": spec, **own})
 
 
-Case = DecodeCase | MetadataCase | StepCase | MismatchCase | MlaCase
+Case = DecodeCase | MetadataCase | StepCase | MismatchCase | MlaCase | ExtendCase
 KINDS: dict[str, Any] = {
     "metadata": MetadataCase,
     "step": StepCase,
     "mismatch": MismatchCase,
     "mla": MlaCase,
+    "extend": ExtendCase,
 }
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from . import claim_checks_metadata
+from . import claim_checks_metadata, claim_checks_mismatch, claim_checks_mla
 from .evidence import (
     ABOUT,
     CONFIRMED,
@@ -169,33 +169,38 @@ def sm100_by_rule(_: pd.DataFrame, __: float | None) -> Finding:
     )
 
 
-CHECKS: dict[str, tuple[tuple[str, ...], Check]] = {
-    check.__name__: ((study,), check)
-    for study, checks in {
-        REGRESSION: (
-            slower_before_fix,
-            same_since_fix,
-            graph_wrapper_slower,
-            auto_slower,
-            figure_at_long_lengths,
-            fa3_slower,
-            fa3_slower_somewhere,
-            fa3_not_slower_somewhere,
-            pin_runs_fa2,
-            fa3_kernel_name,
-            fa2_kernel_name,
-        ),
-        RESOLUTION: (
-            fa3_before_fix,
-            fa3_since_06,
-            fa3_for_every_dtype,
-            fa2_since_fix,
-            only_fa2_or_fa3,
-            sm100_by_rule,
-        ),
-    }.items()
-    for check in checks
-} | claim_checks_metadata.CHECKS
+CHECKS: dict[str, tuple[tuple[str, ...], Check]] = (
+    {
+        check.__name__: ((study,), check)
+        for study, checks in {
+            REGRESSION: (
+                slower_before_fix,
+                same_since_fix,
+                graph_wrapper_slower,
+                auto_slower,
+                figure_at_long_lengths,
+                fa3_slower,
+                fa3_slower_somewhere,
+                fa3_not_slower_somewhere,
+                pin_runs_fa2,
+                fa3_kernel_name,
+                fa2_kernel_name,
+            ),
+            RESOLUTION: (
+                fa3_before_fix,
+                fa3_since_06,
+                fa3_for_every_dtype,
+                fa2_since_fix,
+                only_fa2_or_fa3,
+                sm100_by_rule,
+            ),
+        }.items()
+        for check in checks
+    }
+    | claim_checks_metadata.CHECKS
+    | claim_checks_mismatch.CHECKS
+    | claim_checks_mla.CHECKS
+)
 """Name in data/claims.yaml -> the studies it reads and the check."""
 
 

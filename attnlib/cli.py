@@ -55,6 +55,12 @@ def build_parser() -> argparse.ArgumentParser:
     report.add_argument(
         "--only", type=_listed, metavar="N,N,...", help="only these notebooks, such as 02,05"
     )
+    policy = commands.add_parser(
+        "policy", help="write which decode backend is fastest, as measured, for an engine to load"
+    )
+    policy.add_argument(
+        "--out", type=Path, default=Path("build/policy.json"), help="default: %(default)s"
+    )
     new = commands.add_parser(
         "new-study", help="start a study: a module, and a notebook that already runs in replay"
     )
@@ -74,6 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "bisect": _bisect,
         "claims": _claims,
         "report": _report,
+        "policy": _policy,
         "new-study": _new_study,
         "refresh": _refresh,
     }
@@ -233,6 +240,17 @@ def _report(options: argparse.Namespace) -> int:
 
 def _listed(text: str) -> list[str]:
     return text.split(",")
+
+
+def _policy(options: argparse.Namespace) -> int:
+    from . import measured, policy
+
+    found = measured.current()
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    path = policy.save(found, options.out)
+    cases = sum(map(len, found.points.values()))
+    print(f"{cases} cases of {len(found.points)} layers on {found.gpu_id} written to {path}")
+    return 0
 
 
 def _new_study(options: argparse.Namespace) -> int:

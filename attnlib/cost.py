@@ -30,7 +30,8 @@ import numpy as np
 
 from .batch import ELEMENT_BYTES, AttnSpec, DecodeCase
 from .cases import LATENT_DIM, MLA_HEAD_DIM, MetadataCase, MlaCase
-from .workload import sample_seq_lens
+from .extend_case import CUSTOM_MASKS, ExtendCase
+from .workload import sample_drafts, sample_extend_lens, sample_seq_lens
 
 FA3_TILES = {64: (192, 96), 128: (128, 96), 256: (128, 32)}
 """(query rows, KV tokens) of a tile by head_dim, for a paged cache: prefill_sm90.cuh."""
@@ -59,7 +60,7 @@ class Ceilings:
 
 @dataclass(frozen=True)
 class DecodeCost:
-    """Bytes and useful FLOPs of one decode call."""
+    """Bytes and useful FLOPs of one attention call."""
 
     kv_bytes: int
     io_bytes: int
@@ -68,6 +69,10 @@ class DecodeCost:
     def floor_us(self, ceilings: Ceilings) -> float:
         """Microseconds the bytes take at the measured copy bandwidth."""
         return self.io_bytes / (ceilings.copy_gbps * 1e3)
+
+    def roof_us(self, ceilings: Ceilings) -> float:
+        """The longer of `floor_us` and the useful FLOPs at the measured matmul rate."""
+        return max(self.floor_us(ceilings), self.flops / (ceilings.matmul_tflops * 1e6))
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,31 @@ def decode_cost(case: DecodeCase) -> DecodeCost:
     index_bytes = INT32_BYTES * int((-(-seq_lens // spec.page_size)).sum())
     flops = 4 * spec.head_dim * spec.num_qo_heads * tokens
     return DecodeCost(kv_bytes, kv_bytes + qo_bytes + index_bytes, flops)
+
+
+def extend_cost(case: ExtendCase) -> DecodeCost:
+    """Bytes and useful FLOPs of a call with several queries a request.
+
+    FLOPs are those of the (query, token) pairs that the mask lets through. A custom mask is read
+    once, a bit a pair; K and V that are not paged have no page-table entries.
+    """
+    spec, (q_lens, kv_lens) = (
+        case.spec,
+        (lens.astype(np.int64) for lens in sample_extend_lens(case)),
+    )
+    pairs = int((q_lens * kv_lens).sum())
+    custom_bytes = int((-(-q_lens * kv_lens // 8)).sum()) if case.mask in CUSTOM_MASKS else 0
+    if case.mask in CUSTOM_MASKS:
+        pairs -= int((~sample_drafts(case)).sum())
+    elif case.mask == "causal":
+        pairs -= int((q_lens * (q_lens - 1) // 2).sum())
+    width = ELEMENT_BYTES[spec.kv_dtype] * spec.head_dim * spec.num_kv_heads
+    kv_bytes = 2 * width * int(kv_lens.sum())
+    rows = int(q_lens.sum()) * spec.num_qo_heads * spec.head_dim
+    qo_bytes = rows * (ELEMENT_BYTES[spec.dtype] + ELEMENT_BYTES[spec.out_dtype])
+    pages = 0 if case.ragged else int((-(-kv_lens // spec.page_size)).sum())
+    io_bytes = kv_bytes + qo_bytes + INT32_BYTES * pages + custom_bytes
+    return DecodeCost(kv_bytes, io_bytes, 4 * spec.head_dim * spec.num_qo_heads * pairs)
 
 
 def mla_cost(case: MlaCase) -> DecodeCost:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from . import measured
 from .backends import available
 from .measure.machine import describe_machine, describe_versions
 from .store import machines
@@ -13,7 +14,7 @@ from .study import mode
 
 
 def diagnose() -> dict[str, Any]:
-    """Machine, versions, mode, each backend's reason (empty: it can run), studies on record."""
+    """Machine, versions, mode, each backend's reason (empty: it can run), records, the policy."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -24,6 +25,7 @@ def diagnose() -> dict[str, Any]:
         "versions": describe_versions(),
         "backends": available(),
         "studies": {name: machines(name) for name in STUDIES},
+        "policy": _policy(),
     }
 
 
@@ -33,6 +35,20 @@ def _mode() -> str:
         return mode()
     except RuntimeError as error:
         return f"none: {error}"
+
+
+def _policy() -> dict[str, str]:
+    """The fastest decode backends of each measured spec, or why there is no policy."""
+    try:
+        found = measured.current()
+    except (RuntimeError, ValueError, OSError) as error:
+        return {"none": str(error)}
+    return {
+        f"{spec.heads} d{spec.head_dim} page {spec.page_size}": ", ".join(
+            f"{name} {count}" for name, count in won.items()
+        )
+        for spec, won in measured.fastest_counts(found).items()
+    }
 
 
 def render(found: dict[str, Any]) -> str:
@@ -47,6 +63,8 @@ def render(found: dict[str, Any]) -> str:
         *_aligned({name: reason or "ready" for name, reason in found["backends"].items()}),
         "records",
         *_aligned({name: ", ".join(have) or "none" for name, have in found["studies"].items()}),
+        "fastest in decode (measured cases of each attention layer)",
+        *_aligned(found["policy"]),
     ]
     return "\n".join(lines)
 

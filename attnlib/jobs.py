@@ -29,6 +29,10 @@ ITEM_TIMEOUT_S = 600.0
 POLL_S = 0.1
 
 
+class StoppedError(Exception):
+    """A sweep was stopped by whoever asked for it: what it measured stays, the rest is missing."""
+
+
 @dataclass(frozen=True)
 class Job:
     """Items of one round and one release of a study, on one device.
@@ -55,14 +59,23 @@ def run_job(
     *,
     on_done: Callable[[int], object] | None = None,
     held: tuple[int, ...] = (),
+    stop: Callable[[], bool] | None = None,
 ) -> None:
     """Run `job` to its end, in as many processes as it takes; one record an item, always.
 
-    `held` are file descriptors of locks that the workers hold too, should they outlive us.
+    `held` are file descriptors of locks that the workers hold too, should they outlive us. `stop`
+    is asked all the time: once it says so the worker is killed, what its item left of a line is set
+    aside, and StoppedError raised. That item has no record: it did not fail.
     """
     left = list(enumerate(job.items))
     while left:
-        done, started, words = _run_process(job, left, overlay, on_done, held)
+        try:
+            done, started, words = _run_process(
+                job, left, overlay, on_done=on_done, held=held, stop=stop
+            )
+        except StoppedError:
+            store.mend(job.study, machine_slug(machine))
+            raise
         remaining = [(number, item) for number, item in left if number not in done]
         if started is None and not done:
             raise RuntimeError(f"a worker died before its first item: {words}")
@@ -78,8 +91,10 @@ def _run_process(
     job: Job,
     left: list[tuple[int, Item]],
     overlay: Path | None,
+    *,
     on_done: Callable[[int], object] | None,
     held: tuple[int, ...],
+    stop: Callable[[], bool] | None,
 ) -> tuple[set[int], int | None, str]:
     with tempfile.TemporaryDirectory() as scratch:
         progress, log = Path(scratch, "progress"), Path(scratch, "log")
@@ -91,18 +106,25 @@ def _run_process(
         pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.STDOUT}
         with log.open("wb") as out:
             with subprocess.Popen(command, stdout=out, **pipes, **options) as process:
-                how = _wait(process, progress, on_done)
+                how = _wait(process, progress, on_done, stop)
         done, started = _read_progress(progress)
         words = f"{how}; {log.read_text(errors='replace').strip()[-500:]}"
         return done, started, words
 
 
 def _wait(
-    process: subprocess.Popen[bytes], progress: Path, on_done: Callable[[int], object] | None
+    process: subprocess.Popen[bytes],
+    progress: Path,
+    on_done: Callable[[int], object] | None,
+    stop: Callable[[], bool] | None,
 ) -> str:
     seen, last = 0, time.monotonic()
     while process.poll() is None:
         time.sleep(POLL_S)
+        if stop and stop():
+            process.kill()
+            process.wait()
+            raise StoppedError
         count = len(_read_progress(progress)[0])
         if count > seen:
             if on_done:

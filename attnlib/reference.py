@@ -55,12 +55,13 @@ def _attend_one(
     grouped = q.double().view(num_kv_heads, -1, q.shape[-1])
     scores = softmax_scale * torch.einsum("hgd,nhd->hgn", grouped, k)
     probs = torch.exp(scores - scores.amax(-1, keepdim=True))
-    weights = probs if probs_dtype is None else _round(probs, probs_dtype)
+    weights = probs if probs_dtype is None else round_probs(probs, probs_dtype)
     out = torch.einsum("hgn,nhd->hgd", weights, v) / probs.sum(-1, keepdim=True)
     return out.reshape(q.shape)
 
 
-def _round(probs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def round_probs(probs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Unnormalised probabilities (0..1) rounded to `dtype`, as float64."""
     # FP8 kernels scale probabilities to the format's range first, or most would underflow.
     scale = torch.finfo(dtype).max if dtype.itemsize == 1 else 1.0
     return (probs * scale).to(dtype).double() / scale

@@ -22,7 +22,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ import numpy as np
 
 from .batch import DecodeCase
 from .cases import Case, MlaCase, StepCase
+from .extend_case import ExtendCase
 from .record import Record
 
 if TYPE_CHECKING:
@@ -109,10 +110,15 @@ def read(study: str, machine: str) -> list[Record]:
 
 
 def load(study: str, machine: str) -> pd.DataFrame:
+    """The records of a study on a machine, as `frame` has them."""
+    return frame(read(study, machine))
+
+
+def frame(records: Iterable[Record]) -> pd.DataFrame:
     """One row a record: identity, case fields, status, medians (us), kernels, oracle, versions."""
     import pandas as pd
 
-    return pd.DataFrame([_row(record) for record in read(study, machine)])
+    return pd.DataFrame([_row(record) for record in records])
 
 
 def require_comparable(rows: pd.DataFrame) -> None:
@@ -227,7 +233,7 @@ def _row(record: Record) -> dict[str, Any]:
 
 def _heads(case: Case | None) -> str | None:
     decode = case.decode if isinstance(case, StepCase) else case
-    return decode.spec.heads if isinstance(decode, DecodeCase | MlaCase) else None
+    return decode.spec.heads if isinstance(decode, DecodeCase | MlaCase | ExtendCase) else None
 
 
 def _kernel_label(kernel: dict[str, Any]) -> str:

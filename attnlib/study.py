@@ -15,7 +15,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -207,10 +207,12 @@ def run_missing(
     overlays: dict[str, Path] | None = None,
     retry: bool = False,
     progress: Any = None,
+    stop: Callable[[], bool] | None = None,
 ) -> int:
     """Measure what one study's `jobs` lack on this machine, which is held meanwhile (`lock`).
 
-    Returns how many items were measured. With nothing to measure it needs no lock.
+    Returns how many items were measured. With nothing to measure it needs no lock. `stop` ends it
+    with StoppedError (`jobs.run_job`).
     """
     if not jobs:
         return 0
@@ -223,8 +225,8 @@ def run_missing(
         total = sum(len(job.items) for job in left)
         bar = progress(total=total, unit="item", desc=jobs[0].study) if progress else None
         for job in left:
-            overlay = _overlay(job, overlays)
-            run_job(job, machine, overlay, on_done=bar.update if bar else None, held=(held,))
+            overlay, done = _overlay(job, overlays), bar.update if bar else None
+            run_job(job, machine, overlay, on_done=done, held=(held,), stop=stop)
         if bar:
             bar.close()
     return total

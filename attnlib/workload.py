@@ -15,6 +15,7 @@ import numpy as np
 
 from .batch import AttnSpec, DecodeBatch, DecodeCase, PagedKV
 from .cases import MetadataCase, MlaCase
+from .extend_case import ExtendCase
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +30,7 @@ MODELS = {
     "llama-3.1-8b": (32, 8, 128),
     "llama-3.1-70b-tp8": (8, 1, 128),
     "qwen3-32b-tp4": (16, 2, 128),
+    "qwen3-0.6b": (16, 8, 128),
     "llama-2-7b": (32, 32, 128),
 }
 """Attention shapes a GPU sees: (num_qo_heads, num_kv_heads, head_dim), after tensor parallelism."""
@@ -75,11 +77,49 @@ def build_batch(case: DecodeCase, *, device: str) -> DecodeBatch:
 
 def sample_page_table(case: DecodeCase | MlaCase) -> np.ndarray:
     """Page table [bs, max_pages] int32 of a case: live pages shuffled, 0 past a row's pages."""
-    pages = -(-sample_seq_lens(case) // case.spec.page_size)
-    order = np.random.default_rng(case.seed + 1).permutation(pages.sum()).astype(np.int32)
-    table = np.zeros((case.batch_size, pages.max()), dtype=np.int32)
-    table[np.arange(pages.max()) < pages[:, None]] = order
+    return shuffled_pages(sample_seq_lens(case), case.spec.page_size, case.seed + 1)
+
+
+def shuffled_pages(lens: np.ndarray, page_size: int, seed: int | None) -> np.ndarray:
+    """Page table [bs, max_pages] int32 for these lengths; without a seed the pages are in order."""
+    pages = -(-lens // page_size)
+    total = pages.sum()
+    order = np.arange(total) if seed is None else np.random.default_rng(seed).permutation(total)
+    table = np.zeros((len(lens), pages.max()), dtype=np.int32)
+    table[np.arange(pages.max()) < pages[:, None]] = order.astype(np.int32)
     return table
+
+
+def sample_extend_lens(case: ExtendCase) -> tuple[np.ndarray, np.ndarray]:
+    """Queries and tokens of each request, both [bs] int32, tokens at least as many as queries.
+
+    The first request always has `q_len` queries.
+    """
+    kv_lens = sample_seq_lens(case.cached)
+    if case.ragged:
+        return kv_lens, kv_lens
+    q_lens = np.full(len(kv_lens), case.q_len, dtype=np.int32)
+    if case.mode == "draft_extend":
+        rng = np.random.default_rng(case.cached.seed + 2)
+        q_lens[1:] = rng.integers(1, case.q_len + 1, len(kv_lens) - 1)
+    return q_lens, np.maximum(kv_lens, q_lens)
+
+
+def sample_drafts(case: ExtendCase) -> np.ndarray:
+    """Which drafts each draft sees [bs, q_len, q_len] bool: itself and its ancestors.
+
+    In a chain a draft's parent is the one before it, in a tree any one before it.
+    """
+    rng = np.random.default_rng(case.cached.seed + 3)
+    batch, q_len = case.cached.batch_size, case.q_len
+    sees = np.zeros((batch, q_len, q_len), dtype=bool)
+    for draft in range(q_len):
+        if draft:
+            first = draft - 1 if case.mask == "chain" else 0
+            parents = rng.integers(first, draft, batch)
+            sees[:, draft] = sees[np.arange(batch), parents]
+        sees[:, draft, draft] = True
+    return sees
 
 
 def build_workload(case: DecodeCase, *, device: str) -> DecodeWorkload:
@@ -92,9 +132,12 @@ def build_workload(case: DecodeCase, *, device: str) -> DecodeWorkload:
     batch = build_batch(case, device=device)
     spec = case.spec
     generator = torch.Generator(device=device).manual_seed(case.seed)
-    q = _normal((case.batch_size, spec.num_qo_heads, spec.head_dim), spec.dtype, generator)
+    q = normal_values((case.batch_size, spec.num_qo_heads, spec.head_dim), spec.dtype, generator)
     shape = (batch.kv_indices.shape[0], spec.page_size, spec.num_kv_heads, spec.head_dim)
-    kv = PagedKV(_normal(shape, spec.kv_dtype, generator), _normal(shape, spec.kv_dtype, generator))
+    kv = PagedKV(
+        normal_values(shape, spec.kv_dtype, generator),
+        normal_values(shape, spec.kv_dtype, generator),
+    )
     batch.check_inputs(q, kv)
     return DecodeWorkload(case, batch, q, kv)
 
@@ -141,7 +184,8 @@ def build_draft_slots(case: MetadataCase, *, device: str) -> dict[str, torch.Ten
     }
 
 
-def _normal(shape: tuple[int, ...], dtype: str, generator: torch.Generator) -> torch.Tensor:
+def normal_values(shape: tuple[int, ...], dtype: str, generator: torch.Generator) -> torch.Tensor:
+    """Standard normal values of a torch dtype name, on the generator's device."""
     import torch
 
     kind = getattr(torch, dtype)

@@ -148,6 +148,7 @@ class InstantJobs:
         *,
         on_done: Any = None,
         held: tuple[int, ...] = (),
+        stop: Any = None,
     ) -> None:
         self.jobs.append(job)
         self.overlays.append(overlay)

@@ -112,7 +112,11 @@ def test_a_spec_that_the_library_cannot_run_is_refused_with_the_reason(name, spe
 
 def test_available_names_every_backend_and_says_why_not():
     found = backends.available()
-    assert tuple(found) == (*backends.BACKENDS, *backends.MLA_BACKENDS)
+    assert tuple(found) == (
+        *backends.BACKENDS,
+        *backends.MLA_BACKENDS,
+        *backends.EXTEND_BACKENDS,
+    )
     assert found["sdpa"] == ""
     if not torch.cuda.is_available():
         assert all(found[name] for name in FLASHINFER)

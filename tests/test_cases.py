@@ -57,7 +57,7 @@ def test_a_wrong_field_is_named(field: str, value: object, message: str) -> None
 
 def test_an_unknown_kind_lists_the_kinds_there_are() -> None:
     with pytest.raises(
-        ValueError, match="must be one of metadata, step, mismatch, mla, got 'prefill'"
+        ValueError, match="must be one of metadata, step, mismatch, mla, extend, got 'prefill'"
     ):
         case_from_dict({"kind": "prefill"})
 

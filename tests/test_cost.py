@@ -18,9 +18,11 @@ from attnlib.cost import (
     Ceilings,
     busiest_sm_tokens,
     decode_cost,
+    extend_cost,
     metadata_cost,
     predict_fa3,
 )
+from attnlib.extend_case import ExtendCase
 from attnlib.workload import sample_seq_lens
 
 # 4,000 bytes and 10,000,000 FLOPs a microsecond and SM: round numbers to divide by.
@@ -54,6 +56,15 @@ def test_the_floor_is_the_bytes_at_the_measured_bandwidth() -> None:
     assert cost.floor_us(CEILINGS) == pytest.approx(cost.io_bytes / 4_000_000)
     twice = replace(CEILINGS, copy_gbps=8000.0)
     assert cost.floor_us(twice) == pytest.approx(cost.floor_us(CEILINGS) / 2)
+
+
+@pytest.mark.parametrize(("q_len", "longer"), [(1, "bytes"), (1000, "flops")])
+def test_the_roof_is_the_longer_of_bytes_and_flops(q_len: int, longer: str) -> None:
+    cost = extend_cost(ExtendCase(MQA, "dllm_extend", q_len))
+    times = {"bytes": cost.floor_us(CEILINGS), "flops": cost.flops / 1e9}
+    assert (
+        cost.roof_us(CEILINGS) == pytest.approx(times[longer]) == pytest.approx(max(times.values()))
+    )
 
 
 def spec_of(heads: int, head_dim: int = 128) -> AttnSpec:

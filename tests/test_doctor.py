@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from attnlib import store
-from attnlib.backends import BACKENDS, MLA_BACKENDS
+from attnlib.backends import BACKENDS, EXTEND_BACKENDS, MLA_BACKENDS
 from attnlib.doctor import diagnose, render
 from attnlib.studies import STUDIES
 
 
 def test_every_backend_is_listed_with_its_reason(without_gpu) -> None:
     found = diagnose()["backends"]
-    assert tuple(found) == (*BACKENDS, *MLA_BACKENDS)
+    assert tuple(found) == (*BACKENDS, *MLA_BACKENDS, *EXTEND_BACKENDS)
     assert found.pop("sdpa") == ""
     assert all("not installed" in why or "needs a CUDA GPU" in why for why in found.values())
 
@@ -56,7 +56,8 @@ def test_the_text_holds_all_findings_in_aligned_lines(without_gpu, make_record) 
     ]
     assert [line.split()[0] for line in listed] == list(BACKENDS)
     assert len({line.index(line.split(maxsplit=1)[1]) for line in listed}) == 1
-    found = dict(line.split(maxsplit=1) for line in lines[lines.index("records") + 1 :])
+    found = dict(line.split(maxsplit=1) for line in lines[lines.index("records") + 1 : -2])
+    assert lines[-2].startswith("fastest in decode") and "attnlib measure" in lines[-1]
     assert found == {first: "test-gpu-0badcafe"} | {name: "none" for name in others}
 
 
@@ -68,6 +69,7 @@ def test_a_gpu_is_called_by_its_name() -> None:
         "versions": {"torch": "2.13.0"},
         "backends": {"sdpa": "", "flashinfer-fa3": "needs Hopper"},
         "studies": {},
+        "policy": {"none": "no records"},
     }
     text = render(found)
     assert "machine   NVIDIA H200 (1a2b3c4d)" in text
@@ -81,3 +83,10 @@ def test_the_mode_asked_for_is_shown_beside_the_one_in_force(
 ) -> None:
     monkeypatch.setenv("ATTNLIB_MODE", mode)
     assert render(diagnose()).startswith(f"mode      replay (ATTNLIB_MODE={mode})")
+
+
+def test_the_published_policy_is_told_layer_by_layer(without_gpu, monkeypatch) -> None:
+    monkeypatch.delenv("ATTNLIB_DATA")
+    won = diagnose()["policy"]
+    assert len(won) == 10
+    assert won["32/32 d128 page 16"].startswith("flashinfer-cuda-cores 64")

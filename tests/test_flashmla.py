@@ -156,23 +156,44 @@ def test_a_missing_library_comes_with_its_install_line(monkeypatch):
         GuardedSchedMeta().attend(*[torch.zeros(1, 1, 1, 1)] * 2, None, None, 512)
 
 
-@pytest.mark.gpu
-def test_sparse_decode_runs_under_the_guard_and_stale_lengths_do_not():
+@pytest.fixture
+def on_gpu() -> None:
     reason = flashmla.unavailable()
     if reason:
         pytest.skip(reason)
+
+
+@pytest.mark.gpu
+def test_sparse_decode_of_two_layers_runs_under_the_guard_and_other_top_k_does_not(on_gpu):
     q = torch.randn(2, 1, 64, 576, device="cuda", dtype=torch.bfloat16)
     k_cache = torch.zeros(4, 64, 1, 656, device="cuda", dtype=torch.uint8)
+    cache = k_cache.view(torch.float8_e4m3fn)
     indices = torch.arange(128, device="cuda", dtype=torch.int32).expand(2, 1, 128).contiguous()
-    topk_length = torch.full((2,), 100, device="cuda", dtype=torch.int32)
-    options = {"indices": indices, "topk_length": topk_length, "use_legacy": True}
     meta = GuardedSchedMeta()
     for _ in range(2):
-        out, _ = meta.attend(q, k_cache.view(torch.float8_e4m3fn), None, None, 512, **options)
+        out, _ = meta.attend(q, cache, None, None, 512, indices=indices, use_legacy=True)
     assert torch.isfinite(out).all()
-    topk_length.fill_(128)
-    with pytest.raises(ValueError, match="topk_length must not change"):
-        meta.attend(q, k_cache.view(torch.float8_e4m3fn), None, None, 512, **options)
+    with pytest.raises(ValueError, match="topk"):
+        meta.attend(q, cache, None, None, 512, indices=indices[..., :64], use_legacy=True)
+
+
+@pytest.mark.gpu
+def test_dense_decode_refuses_lengths_written_after_its_schedule(on_gpu):
+    q = torch.randn(2, 1, 64, 576, device="cuda", dtype=torch.bfloat16)
+    cache = torch.randn(8, 64, 1, 576, device="cuda", dtype=torch.bfloat16)
+    table = torch.arange(8, device="cuda", dtype=torch.int32).view(2, 4)
+    seq_lens = torch.full((2,), 200, device="cuda", dtype=torch.int32)
+    meta = GuardedSchedMeta()
+    first, _ = meta.attend(q, cache, table, seq_lens, 512, use_legacy=True)
+    again, _ = meta.attend(q, cache, table, seq_lens, 512, use_legacy=True)
+    assert torch.equal(first, again)
+    seq_lens.fill_(90)
+    with pytest.raises(ValueError, match="cache_seqlens must not change"):
+        meta.attend(q, cache, table, seq_lens, 512, use_legacy=True)
+    meta.refill(seq_lens)
+    refilled, _ = meta.attend(q, cache, table, seq_lens, 512, use_legacy=True)
+    fresh, _ = GuardedSchedMeta().attend(q, cache, table, seq_lens, 512, use_legacy=True)
+    assert torch.equal(refilled, fresh) and not torch.equal(refilled, first)
 
 
 def test_a_dense_schedule_is_refilled_in_the_memory_that_a_graph_reads(monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 from bs4 import BeautifulSoup
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from attnlib.report.fragment import WIDGET, notebook_fragment
+from attnlib.report.fragment import notebook_fragment
 
 HEAD = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack(">II", 640, 480)
 PNG = base64.b64encode(HEAD + bytes(13)).decode()
@@ -128,11 +128,3 @@ def test_heads_of_a_table_say_of_what_and_empty_ones_are_none() -> None:
         ("n", "col"),
         ("a", "row"),
     ]
-
-
-def test_a_widget_leaves_what_it_says_without_its_kernel() -> None:
-    said = {"text/html": "<p>the records say</p>", "text/plain": "VBox()"}
-    cell = shown("explore()")
-    cell.outputs = [new_output("display_data", {WIDGET: {"model_id": "1"}, **said})]
-    body = fragment(cell).body
-    assert "the records say" in body and "model_id" not in body

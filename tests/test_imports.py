@@ -22,28 +22,36 @@ ANYTHING = ("*",)
 ALLOWED: dict[str, tuple[str, ...]] = {
     # nouns
     "batch": (),
-    "cases": ("batch",),
+    "extend_case": ("batch",),
+    "cases": ("batch", "extend_case"),
     "record": ("cases",),
     # what a case is, what it must give, what it must cost
-    "workload": ("batch", "cases"),
+    "workload": ("batch", "cases", "extend_case"),
     "reference": ("batch",),
     "check": ("batch", "reference"),
-    "cost": ("batch", "cases", "workload"),
+    "cost": ("batch", "cases", "extend_case", "workload"),
+    "extend": ("batch", "extend_case"),
+    "extend_workload": ("batch", "extend", "extend_case", "workload"),
+    "extend_reference": ("batch", "check", "extend", "reference"),
     "mla": ("batch", "cases"),
     "mla_format": ("cases",),
+    "mla_model": ("cases", "cost"),
     "mla_workload": ("cases", "mla", "mla_format", "workload"),
     "mla_reference": ("cases", "check", "mla", "mla_format"),
     # what is measured, and what measures: neither knows the other
-    "backends": ("batch", "cases", "backends.*"),
+    "backends": ("batch", "cases", "extend_case", "backends.*"),
     "backends.base": ("batch",),
     "backends.fa3": (
         "batch",
         "backends.base",
+        "extend",
+        "extend_case",
         "metadata.facts",
         "metadata.library",
         "metadata.scheduler",
     ),
     "backends.mla": ("cases", "mla", "metadata.flashmla", "backends.base"),
+    "backends.prefill": ("batch", "extend", "extend_case", "backends.base"),
     "backends.*": ("batch", "backends.base"),
     # the metadata of attention calls: a model of it, and guards
     "metadata.library": (),
@@ -104,7 +112,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "worker": ("measure.machine", "record", "store", "subjects", "subjects.base"),
     # one a kind of case: a subject knows what is measured and what measures it, nobody else does
     "subjects": ("subjects.base",),
-    "subjects.base": ("measure.timer", "measure.trace", "record"),
+    "subjects.base": ("check", "measure.timer", "measure.trace", "record"),
     "subjects.*": (
         "backends.*",
         "batch",
@@ -114,6 +122,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "measure.*",
         "metadata.*",
         "mismatch",
+        "extend_case",
+        "extend_reference",
+        "extend_workload",
         "mla_reference",
         "mla_workload",
         "record",
@@ -121,11 +132,19 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "workload",
     ),
     "jobs": ("record", "store"),
-    "store": ("record", "batch", "cases"),
+    "store": ("record", "batch", "cases", "extend_case"),
     "select": ("batch",),
     "study": ("cases", "record", "store", "overlay", "jobs", "lock"),
     "studies": ("batch", "cases", "cost", "study", "catalog"),
-    "catalog.*": ("batch", "cases", "cost", "study", "mismatches", "catalog.decode_metadata"),
+    "catalog.*": (
+        "batch",
+        "cases",
+        "cost",
+        "extend_case",
+        "study",
+        "mismatches",
+        "catalog.decode_metadata",
+    ),
     "recipe": ("store", "studies", "report.html", "report.refresh"),
     # which release changed the speed
     "releases": ("overlay",),
@@ -141,8 +160,21 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "report.metadata_rows",
         "report.rows",
     ),
-    "claim_checks": ("claim_checks_metadata", "evidence", "report.rows", "select", "studies"),
+    "claim_checks_mismatch": ("evidence", "mismatches"),
+    "claim_checks_mla": ("catalog.*", "evidence", "report.mla_rows"),
+    "claim_checks": (
+        "claim_checks_metadata",
+        "claim_checks_mismatch",
+        "claim_checks_mla",
+        "evidence",
+        "report.rows",
+        "select",
+        "studies",
+    ),
     "claims": ("claim_checks", "evidence", "store", "studies", "study"),
+    # the fastest backend as measured; an engine loads `policy` alone
+    "policy": ("batch",),
+    "measured": ("batch", "policy", "report.rows", "store", "studies", "study", "workload"),
     "cluster": ("batch", "record", "store", "jobs", "study"),
     # any callable, the user's own: what it ran, and what changed
     "profiles": ("measure.spans", "report.cards", "report.timeline"),
@@ -164,12 +196,36 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "bisect",
         "report.*",
     ),
+    # one case, chosen and shown; only `sweep` starts processes, only `widgets` draws controls
+    "explorer": (),
+    "explorer.shapes": ("batch", "cases", "workload"),
+    "explorer.choices": ("batch", "cases", "explorer.shapes"),
+    "explorer.sources": ("backends", "batch", "record", "store", "studies", "study", "explorer.*"),
+    "explorer.narrow": ("explorer.*",),
+    "explorer.rules": ("batch", "cases", "select"),
+    "explorer.tables": (
+        "cases",
+        "cost",
+        "measure.stats",
+        "record",
+        "report.*",
+        "store",
+        "explorer.*",
+    ),
+    "explorer.words": ("report.tables", "explorer.*"),
+    "explorer.picture": ("report.style", "explorer.views"),
+    "explorer.views": ("report.cards", "explorer.*"),
+    "explorer.sweep": ("jobs", "record", "study", "explorer.*"),
+    "explorer.widgets": ("report.cards", "explorer.*"),
     "report.scheduler": ("measure.stats", "record", "report.*"),
     "report.schedule": ("metadata.*", "report.*", "store"),
     "report.misfits": ("mismatches", "report.*"),
+    "report.mla_rows": ("cases", "catalog.*", "measure.stats", "report.rows"),
+    "report.mla": ("cases", "cost", "mla_model", "record", "report.*"),
+    "report.mla_figures": ("cost", "mla_model", "report.*"),
     "report.provenance": ("bisect", "store", "studies", "study"),
     "report.fragment": (),
-    "report.page": ("claims", "study", "report.fragment", "report.provenance"),
+    "report.page": ("claims", "study", "report.cards", "report.fragment", "report.provenance"),
     "report.html": (
         "claims",
         "study",
@@ -178,13 +234,17 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "report.provenance",
     ),
     # the front doors
-    "doctor": ("backends", "measure.machine", "store", "study", "studies"),
+    "doctor": ("backends", "measured", "measure.machine", "store", "study", "studies"),
     "": ANYTHING,
     "cli": ANYTHING,
     "__main__": ("cli",),
 }
 # Packages whose imports of ours all wait inside a function, so that importing them costs nothing.
-LATE = {"": (), "backends": ("batch", "cases", "backends.base"), "subjects": ("subjects.base",)}
+LATE = {
+    "": (),
+    "backends": ("batch", "cases", "extend_case", "backends.base"),
+    "subjects": ("subjects.base",),
+}
 
 
 def module_files() -> dict[str, Path]:
@@ -281,11 +341,15 @@ def test_every_row_of_the_diagram_has_a_module() -> None:
 
 
 def test_importing_attnlib_loads_no_heavy_library() -> None:
-    assert loaded_by("import attnlib", "torch matplotlib pandas yaml") == ""
+    assert loaded_by("import attnlib", "torch matplotlib pandas yaml ipywidgets") == ""
 
 
 def test_reading_records_and_drawing_tables_needs_no_torch() -> None:
     assert loaded_by("import attnlib.store, attnlib.claims, attnlib.report.tables", "torch") == ""
+
+
+def test_the_explorer_can_be_imported_without_torch_and_draws_nothing_yet() -> None:
+    assert loaded_by("from attnlib import explore, view", "torch matplotlib") == ""
 
 
 def test_a_profile_that_was_taken_is_shown_and_compared_without_torch() -> None:

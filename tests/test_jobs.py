@@ -20,7 +20,7 @@ import pytest
 
 from attnlib import jobs, store
 from attnlib.batch import AttnSpec, DecodeCase
-from attnlib.jobs import Job, repeat_command, run_job
+from attnlib.jobs import Job, StoppedError, repeat_command, run_job
 from attnlib.record import Item, Record
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -173,6 +173,17 @@ def test_a_worker_killed_while_it_writes_costs_its_item_and_no_other(run) -> Non
     found = {item.case.spec.head_dim: record.status for item, record in records_of("torn").items()}
     assert found == {16: "ok", TORN: "crashed", 32: "ok"}
     assert b"calls_per_sam" in store.torn_path("torn", machine).read_bytes()
+
+
+def test_a_stop_kills_the_worker_and_leaves_its_item_without_a_record(run) -> None:
+    done: list[int] = []
+    options = {"on_done": done.append, "stop": lambda: bool(sum(done))}
+    with pytest.raises(StoppedError):
+        run_job(job_of("stopped", 16, SLEEPS, 32), MACHINE, run.faults, **options)
+    found = {
+        item.case.spec.head_dim: record.status for item, record in records_of("stopped").items()
+    }
+    assert found == {16: "ok"}
 
 
 SWEEP = """

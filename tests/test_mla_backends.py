@@ -11,7 +11,7 @@ import torch
 from mla_fakes import FakeFlashMla, FakeWrapper
 
 from attnlib import backends
-from attnlib.backends import mla as mla_backends
+from attnlib.backends import base
 from attnlib.cases import MlaCase, MlaSpec
 from attnlib.metadata import flashmla
 from attnlib.mla import MlaBatch
@@ -187,7 +187,7 @@ def test_a_spec_that_the_kernel_cannot_run_is_refused_with_the_reason(name, spec
 
 @pytest.mark.parametrize("name", backends.MLA_BACKENDS)
 def test_a_missing_library_is_refused_with_its_install_line(name, monkeypatch) -> None:
-    monkeypatch.setattr(mla_backends, "installed_version", lambda _: "")
+    monkeypatch.setattr(base, "installed_version", lambda _: "")
     monkeypatch.setattr(flashmla.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(RuntimeError, match="pip install (flashinfer-python|sgl-flash-mla)"):
         backends.create_mla(name, case_for(name).spec)
@@ -195,7 +195,7 @@ def test_a_missing_library_is_refused_with_its_install_line(name, monkeypatch) -
 
 @pytest.mark.parametrize("name", [n for n in backends.MLA_BACKENDS if n != "flashinfer-mla-fa2"])
 def test_another_gpu_than_hopper_is_refused(name, monkeypatch) -> None:
-    monkeypatch.setattr(mla_backends, "installed_version", lambda _: "0.6.4")
+    monkeypatch.setattr(base, "installed_version", lambda _: "0.6.4")
     monkeypatch.setattr(flashmla, "unavailable", lambda: "")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (10, 0))

@@ -197,3 +197,11 @@ def test_refresh_refuses_to_write_live_outputs(monkeypatch, tmp_path):
 def test_the_readme_figure_is_drawn_from_the_committed_records(tmp_path):
     refresh.draw_readme_figure(tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes() == refresh.README_FIGURE.read_bytes()
+
+
+def test_a_widget_leaves_what_it_shows_without_its_kernel(tmp_path):
+    class_ = "class W:\n    def _repr_mimebundle_(self, **k):\n        return "
+    bundle = f"{{{html.WIDGET!r}: {{'model_id': 'f00'}}, 'text/html': '<b>shown</b>'}}"
+    path = write_notebook(tmp_path, "01_widget", f"{class_}{bundle}\nW()")
+    (output,) = html.execute(path).cells[1].outputs
+    assert set(output.data) == {"text/html", "text/plain"}

@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 
 from attnlib import store
+from attnlib.extend_case import ExtendCase
 from attnlib.record import SCHEMA, Item, Record
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -206,6 +207,15 @@ def test_a_loaded_row_holds_case_medians_kernels_and_oracle(make_record) -> None
         "num_sms": 4,
     }
     assert {name: row[name] for name in expected} == expected
+
+
+def test_a_row_of_several_queries_a_request_says_mode_mask_and_heads(make_record) -> None:
+    record = make_record()
+    case = ExtendCase(record.item.case, "target_verify", 4)
+    store.append(replace(record, item=Item("flashinfer-prefill-fa2", "graph", case)))
+    row = store.load("demo", MACHINE).iloc[0]
+    assert (row["mode"], row["mask"], row.q_len, row.heads) == ("target_verify", "tree", 4, "8/2")
+    assert (row.kind, row.batch_size, row.kv_len, row.lengths) == ("extend", 3, 40, "ragged")
 
 
 def test_failures_and_ceilings_load_beside_times_without_one(make_record) -> None:

@@ -15,6 +15,8 @@ FA3 = (
     "AdditionalParams, flashinfer::AttentionKernelTraits<true, 128, 128, 2>, false>, "
     "flashinfer::BatchPrefillPersistentTileScheduler<int>>(Params::Mainloop, Params::Epilogue)"
 )
+FA2_RAGGED = FA2.replace("WithPagedKV", "WithRaggedKV").replace("PagedParams", "RaggedParams")
+FA3_RAGGED = FA3.replace("SparseCollectiveMainloop", "CollectiveMainloop")
 FA3_FP8 = FA3.replace("PrefillWithKVCacheKernel", "FP8PrefillWithKVCacheKernel")
 CUDA_CORES = (
     "void flashinfer::BatchDecodeWithPagedKVCacheKernel<(flashinfer::PosEncodingMode)0, 2u, 4u, "
@@ -68,6 +70,8 @@ NAMES = {
     "::GemmUniversal<cute::tuple<int> > > >(Params)": "GemmUniversal",
     FA2: "BatchPrefillWithPagedKVCacheKernel",
     FA3: "PrefillWithKVCacheKernel",
+    FA2_RAGGED: "BatchPrefillWithRaggedKVCacheKernel",
+    FA3_RAGGED: "PrefillWithKVCacheKernel",
     FA3_FP8: "FP8PrefillWithKVCacheKernel",
     CUDA_CORES: "BatchDecodeWithPagedKVCacheKernel",
     "void flashinfer::PersistentVariableLengthMergeStatesKernel<8u, 16u>(float*, float*, int)": (
@@ -99,6 +103,8 @@ def test_a_kernel_is_called_by_its_functions_name(name, short) -> None:
     ("name", "family"),
     [
         (FA2, "fa2"),
+        (FA2_RAGGED, "fa2"),
+        (FA3_RAGGED, "fa3"),
         (FA3, "fa3"),
         (FA3_FP8, "fa3"),
         (CUDA_CORES, "cuda-cores"),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ..batch import AttnSpec
     from ..cases import MlaSpec
+    from ..extend_case import ExtendCase
     from .base import Backend
 
 _CLASSES = {
@@ -37,6 +38,16 @@ _MLA_CLASSES = {
 MLA_BACKENDS = tuple(_MLA_CLASSES)
 """Latent attention: they plan an `MlaBatch`, and answer `unsupported` for an `MlaSpec`."""
 
+_EXTEND_CLASSES = {
+    "flashinfer-prefill-auto": ("prefill", "FlashInferPrefillAuto"),
+    "flashinfer-prefill-fa2": ("prefill", "FlashInferPrefillFa2"),
+    "flashinfer-prefill-fa3": ("prefill", "FlashInferPrefillFa3"),
+    "fa3-extend": ("fa3", "Fa3Extend"),
+}
+
+EXTEND_BACKENDS = tuple(_EXTEND_CLASSES)
+"""Several queries a request: they plan an `ExtendBatch`, `unsupported` takes an `ExtendCase`."""
+
 
 def backend_class(name: str) -> type[Backend]:
     """The class of a backend name; raises ValueError listing the names there are."""
@@ -46,6 +57,11 @@ def backend_class(name: str) -> type[Backend]:
 def mla_class(name: str) -> type[Backend]:
     """The class of an MLA backend name; raises ValueError listing the names there are."""
     return _find(name, _MLA_CLASSES, " for MLA")
+
+
+def extend_class(name: str) -> type[Backend]:
+    """The class of a name in `EXTEND_BACKENDS`; raises ValueError listing the names there are."""
+    return _find(name, _EXTEND_CLASSES, " for several queries a request")
 
 
 def create(name: str, spec: AttnSpec, *, device: str = "cuda", cuda_graph: bool = False) -> Backend:
@@ -60,10 +76,18 @@ def create_mla(
     return _able(mla_class(name), spec)(device=device, cuda_graph=cuda_graph)
 
 
+def create_extend(
+    name: str, case: ExtendCase, *, device: str = "cuda", cuda_graph: bool = False
+) -> Backend:
+    """A backend ready to `plan` batches like those of `case`; RuntimeError saying why it cannot."""
+    return _able(extend_class(name), case)(device=device, cuda_graph=cuda_graph)
+
+
 def available() -> dict[str, str]:
     """Every backend name with the reason it cannot run here; empty means that it can."""
     attention = {name: backend_class(name).unavailable() for name in BACKENDS}
-    return attention | {name: mla_class(name).unavailable() for name in MLA_BACKENDS}
+    latent = {name: mla_class(name).unavailable() for name in MLA_BACKENDS}
+    return attention | latent | {n: extend_class(n).unavailable() for n in EXTEND_BACKENDS}
 
 
 def _find(name: str, classes: dict[str, tuple[str, str]], kind: str) -> type[Backend]:
@@ -73,7 +97,7 @@ def _find(name: str, classes: dict[str, tuple[str, str]], kind: str) -> type[Bac
     return getattr(importlib.import_module(f"{__name__}.{module}"), cls)
 
 
-def _able(cls: type[Backend], spec: AttnSpec | MlaSpec) -> type[Backend]:
+def _able(cls: type[Backend], spec: AttnSpec | MlaSpec | ExtendCase) -> type[Backend]:
     reason = cls.unavailable() or cls.unsupported(spec)
     if reason:
         raise RuntimeError(f"{cls.name} cannot run {spec}: {reason}")

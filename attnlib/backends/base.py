@@ -68,6 +68,15 @@ class Backend(ABC):
         """Why this mode cannot run `spec` (library rules), or the empty string."""
 
 
+def missing(distribution: str) -> str:
+    """What `distribution` lacks to run here: itself, or a CUDA GPU; or the empty string."""
+    if not installed_version(distribution):
+        return f"{distribution} is not installed: pip install {distribution}"
+    if not torch.cuda.is_available():
+        return "needs a CUDA GPU (torch.cuda.is_available() is False)"
+    return ""
+
+
 def not_hopper() -> str:
     """Why the current GPU lacks Hopper's instructions (wgmma), or the empty string."""
     major, minor = torch.cuda.get_device_capability()

@@ -4,6 +4,7 @@
 |---|---|---|
 | fa3 | by every call | prepare kernel, attention, combine where KV is split |
 | fa3-precomputed | by `plan`, once | attention, combine; no prepare kernel |
+| fa3-extend | by every call | the same for an `ExtendBatch`, paged or ragged |
 
 `attend` is the call beneath both, also for several query tokens a request and sliding windows.
 Query and cache share a dtype, FP8 included (its output is bfloat16). Not FlashInfer's fa3, which is
@@ -19,10 +20,12 @@ from typing import ClassVar
 import torch
 
 from ..batch import AttnSpec, DecodeBatch, PagedKV
+from ..extend import ExtendBatch
+from ..extend_case import CUSTOM_MASKS, ExtendCase
 from ..metadata import library
 from ..metadata.facts import FULL, SchedulerFacts
 from ..metadata.scheduler import SchedulerMetadata, current_stream, precompute, sm_count
-from .base import Backend, Plan
+from .base import Backend, Plan, not_hopper
 
 FAMILY = "flash-attn-3"
 MAX_HEAD_DIM = 256
@@ -85,9 +88,8 @@ class Fa3(Backend):
             return f"FlashAttention-3 is not installed: {library.INSTALL}"
         if not torch.cuda.is_available():
             return "needs a CUDA GPU (torch.cuda.is_available() is False)"
-        major, minor = torch.cuda.get_device_capability()
-        if major != 9:
-            return f"needs compute capability 9.x (Hopper), got {major}.{minor}"
+        if reason := not_hopper():
+            return reason
         try:
             library.load()
         except RuntimeError as error:
@@ -112,6 +114,44 @@ class Fa3Precomputed(Fa3):
 
     name = "fa3-precomputed"
     precomputes = True
+
+
+class Fa3Extend(Fa3):
+    """Several queries a request, as many as each has; `plan(ExtendBatch)`, no custom mask."""
+
+    name = "fa3-extend"
+
+    def plan(self, batch: ExtendBatch, out: Plan | None = None) -> Plan:
+        """Copy lengths, prefix sums and page table; with `out` into its buffers, if they fit."""
+        held = batch.cloned() if out is None else out.state
+        if out is not None:
+            held.overwrite(batch)
+        return Plan(batch, f"{FAMILY} ({self.distribution})", held)
+
+    def run(self, q: torch.Tensor, kv: PagedKV, plan: Plan) -> torch.Tensor:
+        """The library's call: over pages, or over K and V as they are."""
+        held, scale = plan.state, plan.batch.spec.softmax_scale
+        options = {"causal": held.mask == "causal", "softmax_scale": scale}
+        if held.ragged:
+            longest = (held.max_q_len, held.max_q_len)
+            cache = (kv.k_cache[:, 0], kv.v_cache[:, 0])
+            sums = (held.qo_indptr, held.paged.kv_indptr)
+            return library.load().flash_attn_varlen_func(q, *cache, *sums, *longest, **options)
+        return library.load().flash_attn_with_kvcache(
+            *(q, kv.k_cache, kv.v_cache),
+            cache_seqlens=held.paged.seq_lens,
+            page_table=held.paged.page_table,
+            cu_seqlens_q=held.qo_indptr,
+            max_seqlen_q=held.max_q_len,
+            **options,
+        )
+
+    @classmethod
+    def unsupported(cls, case: ExtendCase) -> str:
+        """Custom masks, and specs that `fa3` does not take either."""
+        if case.mask in CUSTOM_MASKS:
+            return f"FlashAttention-3 takes no custom mask, got {case.mask}"
+        return super().unsupported(case.spec)
 
 
 def attend(

@@ -29,7 +29,7 @@ from ..cases import LATENT_DIM, MLA_HEAD_DIM, ROPE_DIM, MlaSpec
 from ..metadata import flashmla
 from ..metadata.flashmla import GuardedSchedMeta
 from ..mla import NO_TOKEN, MlaBatch, attended_pages, require_pages
-from .base import Backend, Plan, installed_version, not_hopper
+from .base import Backend, Plan, missing, not_hopper
 
 FLASHINFER = "flashinfer-python"
 FLASHMLA = "sgl-flash-mla"
@@ -112,11 +112,7 @@ class _FlashInferMla(_Mla):
     @classmethod
     def unavailable(cls) -> str:
         """FlashInfer missing, or no CUDA GPU."""
-        if not installed_version(FLASHINFER):
-            return f"{FLASHINFER} is not installed: pip install {FLASHINFER}"
-        if not torch.cuda.is_available():
-            return "needs a CUDA GPU (torch.cuda.is_available() is False)"
-        return ""
+        return missing(FLASHINFER)
 
 
 class FlashInferMlaFa2(_FlashInferMla):

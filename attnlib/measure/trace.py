@@ -6,7 +6,8 @@ family off the names:
 | a kernel named | family |
 |---|---|
 | `BatchPrefillWithPagedKVCacheKernel` | fa2 (FlashInfer, packed query rows, split-KV) |
-| `PrefillWithKVCacheKernel`, `FP8PrefillWithKVCacheKernel` | fa3 (FlashInfer, Hopper) |
+| `BatchPrefillWithRaggedKVCacheKernel` | fa2, of K and V that are not paged |
+| `PrefillWithKVCacheKernel`, `FP8PrefillWithKVCacheKernel` | fa3 (FlashInfer, Hopper; any cache) |
 | `BatchDecodeWithPagedKVCacheKernel` | cuda-cores (FlashInfer) |
 | `FlashAttnFwdSm90` | flash-attn-3 (FlashAttention-3 itself, from whichever distribution) |
 | `BatchMLAPagedAttentionKernel` | mla-fa2 (FlashInfer, mla.cuh) |
@@ -37,6 +38,7 @@ from .spans import CALL
 TRACED_CALLS = 3
 FAMILIES = {
     "BatchPrefillWithPagedKVCacheKernel": "fa2",
+    "BatchPrefillWithRaggedKVCacheKernel": "fa2",
     "PrefillWithKVCacheKernel": "fa3",
     "FP8PrefillWithKVCacheKernel": "fa3",
     "BatchDecodeWithPagedKVCacheKernel": "cuda-cores",

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from bs4 import BeautifulSoup, Tag
     from nbformat import NotebookNode
 
-WIDGET = "application/vnd.jupyter.widget-view+json"
 ACTIVE = ("script", "style", "iframe", "object", "embed", "link", "form", "base", "meta")
 """Elements that load, run or restyle: a cell's output may hold them, a page to share may not."""
 LINKS = re.compile(r"(?:https?:|mailto:|#)", re.IGNORECASE)
@@ -68,9 +67,6 @@ def notebook_fragment(
 def _converted(notebook: NotebookNode) -> str:
     from nbconvert import HTMLExporter
 
-    for output in (o for cell in notebook.cells for o in cell.get("outputs", ())):
-        # A widget is alive only with its kernel; what it says as HTML or text stays.
-        output.get("data", {}).pop(WIDGET, None)
     exporter = HTMLExporter(
         template_name="basic",
         exclude_input_prompt=True,
@@ -109,6 +105,8 @@ def _fold_code(soup: BeautifulSoup) -> None:
 def _name_headings(soup: BeautifulSoup, anchor: str) -> None:
     """One level down, since the page has the only h1; ids that no other notebook has."""
     for heading in soup.find_all(re.compile(r"h[1-5]$")):
+        if heading.find_parent(class_="attnlib-card"):
+            continue  # a card's level is right wherever it is shown
         heading.name = f"h{int(heading.name[1]) + 1}"
     for number, element in enumerate(soup.find_all(id=True)):
         is_heading = element.name.startswith("h")

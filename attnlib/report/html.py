@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CELL_TIMEOUT_S = 1800
 MACHINE_TAG = "nbval-ignore-output"
 LEFT_OUT = "(depends on the machine, so it is left out of a replayed report: run the notebook)"
+WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 def build_report(
@@ -66,7 +67,10 @@ def choose_notebooks(folder: Path, only: Sequence[str] = ()) -> list[Path]:
 
 
 def execute(path: Path) -> NotebookNode:
-    """The notebook at `path`, executed in a fresh kernel of this Python, without timestamps."""
+    """The notebook at `path`, executed in a fresh kernel of this Python, without timestamps.
+
+    Of widgets what remains is what they show to whoever cannot show widgets.
+    """
     import nbformat
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError
@@ -77,13 +81,22 @@ def execute(path: Path) -> NotebookNode:
         timeout=CELL_TIMEOUT_S,
         kernel_name="python3",
         record_timing=False,
+        store_widget_state=False,
         resources={"metadata": {"path": str(path.parent)}},
     )
     try:
         client.execute()
     except CellExecutionError as error:
         raise RuntimeError(f"{path.name} failed: {error.ename}: {error.evalue}") from error
+    _drop_widgets(notebook)
     return notebook
+
+
+def _drop_widgets(notebook: NotebookNode) -> None:
+    # Without the kernel that made it a widget is an error message.
+    outputs = (o for cell in notebook.cells for o in cell.get("outputs", ()) if "data" in o)
+    for output in outputs:
+        output.data.pop(WIDGET, None)
 
 
 def render_notebook(path: Path, names: Sequence[str] = ()) -> Page:

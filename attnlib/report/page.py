@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ..claims import CheckedClaim
 from ..study import mode
+from . import cards
 from .fragment import Fragment
 from .provenance import Shown, provenance_block, repeat_block
 
@@ -49,7 +50,7 @@ def render_page(
     return PAGE.format(
         title=html.escape(f"{TITLE} ({part})" if part else TITLE),
         heading=html.escape(TITLE),
-        style=f"{STYLE.read_text(encoding='utf-8')}\n{_highlighting()}",
+        style=f"{STYLE.read_text(encoding='utf-8')}{cards.STYLE}{_highlighting()}",
         part=f"<p><b>This file is a part:</b> {html.escape(part)}.</p>\n" if part else "",
         mode=html.escape(MODES[mode()]),
         tabs="\n".join(_tab(page) for page in pages),

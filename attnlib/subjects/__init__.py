@@ -18,6 +18,7 @@ _CLASSES = {
     "StepCase": ("step", "StepSubject"),
     "MismatchCase": ("mismatch", "MismatchSubject"),
     "MlaCase": ("mla", "MlaSubject"),
+    "ExtendCase": ("extend", "ExtendSubject"),
     "NoneType": ("ceiling", "CeilingSubject"),
 }
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from ..check import OracleCheck
     from ..measure.timer import Timing
     from ..measure.trace import Kernel
     from ..record import Item
@@ -31,6 +32,15 @@ class Subject(Protocol):
 
     def measure(self, item: Item) -> dict[str, Any]:
         """The record's fields that a measurement of `item` gives; may raise."""
+
+
+def oracle_fields(verdict: OracleCheck) -> dict[str, Any]:
+    """A record's fields for the oracle's verdict; JSON has no infinity, so None stands for it."""
+    return {
+        "oracle_error": verdict.error if verdict.error != float("inf") else None,
+        "oracle_budget": verdict.budget,
+        "oracle_rows": verdict.rows,
+    }
 
 
 def timed_fields(

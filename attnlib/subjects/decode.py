@@ -11,13 +11,13 @@ import torch
 from .. import backends
 from ..backends.base import Backend, Plan
 from ..batch import DecodeCase, PagedKV
-from ..check import Oracle, OracleCheck
+from ..check import Oracle
 from ..cost import decode_cost
 from ..measure.timer import ROTATING, cold_copies, run_timer, time_host
 from ..measure.trace import kernel_family, trace_kernels
 from ..record import Item
 from ..workload import DecodeWorkload, build_workload
-from .base import Bench, timed_fields
+from .base import Bench, oracle_fields, timed_fields
 
 MEMORY_SHARE = 0.75
 """Of the GPU's memory a case may fill with KV; the oracle and workspaces need the rest."""
@@ -46,7 +46,7 @@ class DecodeSubject:
         )
         plan = backend.plan(work.batch)
         verdict = oracle.check(backend.run(work.q, work.kv, plan))
-        seen = {"reported_backend": plan.reported_backend, **_oracle_fields(verdict)}
+        seen = {"reported_backend": plan.reported_backend, **oracle_fields(verdict)}
         if not verdict.passed:
             reason = f"row error {verdict.error:.3g} over budget {verdict.budget:.3g}"
             return {"status": "incorrect", "reason": reason, **seen}
@@ -94,12 +94,3 @@ class DecodeSubject:
         limit = self.bench.machine.get("memory_gib", 4.0) * MEMORY_SHARE
         needed = decode_cost(case).kv_bytes / 2**30
         return "" if needed <= limit else f"KV needs {needed:.1f} GiB, limit {limit:.1f} GiB"
-
-
-def _oracle_fields(verdict: OracleCheck) -> dict[str, Any]:
-    finite = verdict.error if verdict.error != float("inf") else None
-    return {
-        "oracle_error": finite,
-        "oracle_budget": verdict.budget,
-        "oracle_rows": verdict.rows,
-    }

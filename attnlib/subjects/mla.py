@@ -21,7 +21,7 @@ from ..measure.trace import kernel_family, trace_kernels
 from ..mla_reference import MlaOracle
 from ..mla_workload import MlaWorkload, build_mla_workload
 from ..record import Item
-from .base import Bench, timed_fields
+from .base import Bench, oracle_fields, timed_fields
 
 MEMORY_SHARE = 0.75
 """Of the GPU's memory a case may fill with caches; the oracle and workspaces need the rest."""
@@ -51,12 +51,7 @@ class MlaSubject:
         plan = backend.plan(work.batch)
         run = partial(backend.run, work.q, work.cache, plan)
         verdict = oracle.check(run())
-        seen = {
-            "reported_backend": plan.reported_backend,
-            "oracle_error": verdict.error if verdict.error != float("inf") else None,
-            "oracle_budget": verdict.budget,
-            "oracle_rows": verdict.rows,
-        }
+        seen = {"reported_backend": plan.reported_backend, **oracle_fields(verdict)}
         if not verdict.passed:
             reason = f"row error {verdict.error:.3g} over budget {verdict.budget:.3g}"
             return {"status": "incorrect", "reason": reason, **seen}

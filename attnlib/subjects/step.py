@@ -37,7 +37,7 @@ from ..metadata.one_launch import build_step_metadata
 from ..metadata.scheduler import SchedulerMetadata, precompute, reserve
 from ..record import Item
 from ..workload import DecodeWorkload, build_workload
-from .base import Bench, timed_fields
+from .base import Bench, oracle_fields, timed_fields
 
 BUILDERS = {"fa3-step-eager": "eager", "fa3-step-serial": "serial", "fa3-step-fused": "decode"}
 ONE_LAUNCH = "fa3-step-one-launch"
@@ -73,12 +73,8 @@ class StepSubject:
         batch, prepare = self._prepared(ALONE.get(item.backend, item.backend))
         step = partial(self._run_layers, batch, prepare, case.layers)
         verdict = self._oracle.check(step())
-        seen = {
-            "oracle_error": verdict.error,
-            "oracle_budget": verdict.budget,
-            "oracle_rows": verdict.rows,
-            "reported_backend": f"flash-attn-3 ({Fa3.distribution})",
-        }
+        reported = f"flash-attn-3 ({Fa3.distribution})"
+        seen = {"reported_backend": reported, **oracle_fields(verdict)}
         if not verdict.passed:
             reason = f"row error {verdict.error:.3g} over budget {verdict.budget:.3g}"
             return {"status": "incorrect", "reason": reason, **seen}

@@ -1,0 +1,227 @@
+"""Which backend decodes fastest, by measurement: the nearest measured cases of a GPU decide.
+
+A batch is a place: (log2 of its size, log2 of its mean length, log2 of longest over mean). For each
+backend that ran this spec the log of its time over the fastest is fitted by a plane through the
+`NEIGHBOURS` nearest places, near ones counting more; the lowest value there is chosen. How sure
+that is follows from its lead over the second and from how far the neighbours lie off the planes.
+
+Constants were chosen by leaving out one measured case at a time, never on held-out cases (LOG.md,
+2026-11-21). A policy is plain data: `save` writes it as JSON, `load` needs NumPy alone. `measured`
+makes one from records.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .batch import AttnSpec
+
+SCHEMA, KIND = 1, "attnlib decode policy"
+NEIGHBOURS = 6
+SCALE = np.array([1.0, 1.0, 0.5])
+"""What an octave of each coordinate counts: batch size, mean length, longest over mean."""
+NEAREST_OCTAVES = 0.2
+"""Nearer neighbours count no more than this far ones: rounds differ by as much."""
+RIDGE = 0.03
+"""Keeps a plane through few or aligned neighbours level."""
+NOISE = 0.01
+"""Log ratio that rounds of one case differ by in the median (A/A); no lead is surer than it."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A measured case: its lengths in brief, and each backend's median time in microseconds."""
+
+    batch_size: int
+    mean_len: float
+    longest: int
+    run_us: Mapping[str, float]
+
+    @property
+    def place(self) -> np.ndarray:
+        """Scaled coordinates [3] of the point."""
+        return _place(self.batch_size, self.mean_len, self.longest)
+
+
+@dataclass(frozen=True)
+class Pick:
+    """A choice: `slowdown` is each backend's predicted time over the chosen one's.
+
+    `confidence` is the chance that no other is faster, from 0.5 (a tie) to 1. `inside` says whether
+    the batch lies within the measured sizes and lengths. `refused` backends ran this spec nowhere.
+    """
+
+    backend: str
+    slowdown: Mapping[str, float]
+    confidence: float
+    inside: bool
+    refused: tuple[str, ...]
+    nearest: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What one GPU measured, spec by spec; `study`, `timer` and `releases` say how.
+
+    `releases` has the release of each backend whose library has several on record.
+    """
+
+    gpu: str
+    gpu_id: str
+    study: str
+    timer: str
+    releases: Mapping[str, str]
+    points: Mapping[AttnSpec, tuple[Point, ...]]
+
+    def choose(
+        self, spec: AttnSpec, seq_lens: Sequence[int], *, backends: Sequence[str] = ()
+    ) -> Pick:
+        """The fastest of `backends` (default: all measured) for requests of `seq_lens` tokens.
+
+        Raises ValueError for lengths below 1, an unknown backend, or a spec that was not measured,
+        listing those that were.
+        """
+        lens = np.asarray(seq_lens)
+        if lens.size == 0 or lens.min() < 1:
+            raise ValueError(f"seq_lens must hold lengths >= 1, got {lens.tolist()}")
+        points = self._points(spec)
+        asked = self._asked(backends)
+        able = [name for name in asked if any(name in point.run_us for point in points)]
+        if not able:
+            raise ValueError(f"backends must hold one that ran {spec}, got {', '.join(asked)}")
+        place = _place(lens.size, float(lens.mean()), int(lens.max()))
+        # A case in which one of them failed says nothing about which is the faster.
+        points = tuple(point for point in points if set(able) <= set(point.run_us))
+        if not points:
+            raise ValueError(f"backends must share a case that all ran, {', '.join(able)} do not")
+        predicted, spread, nearest = _fit(points, place, able)
+        order = sorted(able, key=lambda name: predicted[name])
+        return Pick(
+            backend=order[0],
+            slowdown={name: math.exp(predicted[name] - predicted[order[0]]) for name in order},
+            confidence=_confidence(order, predicted, spread),
+            inside=_inside(points, place),
+            refused=tuple(name for name in asked if name not in able),
+            nearest=nearest,
+        )
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """Every backend that ran at least one case, sorted."""
+        points = (point for points in self.points.values() for point in points)
+        return tuple(sorted({name for point in points for name in point.run_us}))
+
+    def _points(self, spec: AttnSpec) -> tuple[Point, ...]:
+        if spec not in self.points:
+            have = "; ".join(_spec_word(each) for each in self.points)
+            raise ValueError(f"spec must be one that was measured: {have}; got {_spec_word(spec)}")
+        return self.points[spec]
+
+    def _asked(self, backends: Sequence[str]) -> tuple[str, ...]:
+        unknown = [name for name in backends if name not in self.backends]
+        if unknown:
+            raise ValueError(
+                f"backends must be of {', '.join(self.backends)}, got {', '.join(unknown)}"
+            )
+        return tuple(backends) or self.backends
+
+
+def save(policy: Policy, path: Path) -> Path:
+    """Write `policy` as one JSON file, whole or not at all; raises OSError where it cannot."""
+    form = {"schema": SCHEMA, "kind": KIND}
+    form |= {name: getattr(policy, name) for name in ("gpu", "gpu_id", "study", "timer")}
+    form["releases"] = dict(policy.releases)
+    form["specs"] = [
+        {**asdict(spec), "points": [_point_form(point) for point in points]}
+        for spec, points in policy.points.items()
+    ]
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(form) + "\n", encoding="utf-8")
+    return part.replace(path)
+
+
+def load(path: Path) -> Policy:
+    """Read what `save` wrote; ValueError for a file of another kind or schema."""
+    form = json.loads(path.read_text(encoding="utf-8"))
+    found = (form.get("kind"), form.get("schema")) if isinstance(form, dict) else (None, None)
+    if found != (KIND, SCHEMA):
+        raise ValueError(f"{path.name} must be a {KIND!r} of schema {SCHEMA}, got {found}")
+    points = {}
+    for entry in form["specs"]:
+        flat = dict(entry)
+        measured = tuple(Point(**point) for point in flat.pop("points"))
+        points[AttnSpec(**flat)] = measured
+    told = {name: form[name] for name in ("gpu", "gpu_id", "study", "timer", "releases")}
+    return Policy(**told, points=points)
+
+
+def _fit(
+    points: tuple[Point, ...], place: np.ndarray, backends: Sequence[str]
+) -> tuple[dict[str, float], dict[str, float], tuple[Point, ...]]:
+    """Per backend the predicted log time over the fastest, and the spread about its plane."""
+    away = np.array([point.place for point in points]) - place
+    octaves = np.sqrt((away**2).sum(axis=1))
+    near = np.argsort(octaves, kind="stable")[:NEIGHBOURS]
+    weights = 1 / (octaves[near] + NEAREST_OCTAVES) ** 2
+    predicted, spread = {}, {}
+    for name in backends:
+        logs = np.array([_log_over_fastest(points[i], name, backends) for i in near])
+        predicted[name], spread[name] = _plane(away[near], logs, weights / weights.sum())
+    return predicted, spread, tuple(points[i] for i in near)
+
+
+def _plane(away: np.ndarray, logs: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
+    """Height at the place itself, and the weighted spread of `logs` about the plane."""
+    design = np.hstack([np.ones((len(away), 1)), away])
+    ridge = RIDGE * np.diag([0.0, *np.ones(away.shape[1])])
+    normal = design.T @ (design * weights[:, None]) + ridge
+    solved = np.linalg.solve(normal, design.T @ (weights * logs))
+    left = logs - design @ solved
+    return float(solved[0]), float(np.sqrt(weights @ left**2))
+
+
+def _log_over_fastest(point: Point, name: str, backends: Sequence[str]) -> float:
+    best = min(us for other, us in point.run_us.items() if other in backends)
+    return math.log(point.run_us[name] / best)
+
+
+def _confidence(
+    order: list[str], predicted: Mapping[str, float], spread: Mapping[str, float]
+) -> float:
+    """Chance that the first is faster than the second, both uncertain by their spread."""
+    if len(order) == 1:
+        return 1.0
+    first, second = order[:2]
+    lead = predicted[second] - predicted[first]
+    unsure = math.sqrt(spread[first] ** 2 + spread[second] ** 2 + NOISE**2)
+    return 0.5 * (1 + math.erf(lead / unsure / math.sqrt(2)))
+
+
+def _inside(points: tuple[Point, ...], place: np.ndarray) -> bool:
+    places = np.array([point.place for point in points])
+    return bool((places.min(axis=0) <= place).all() and (place <= places.max(axis=0)).all())
+
+
+def _place(batch_size: int, mean_len: float, longest: int) -> np.ndarray:
+    return SCALE * np.log2([batch_size, mean_len, longest / mean_len])
+
+
+def _point_form(point: Point) -> dict[str, Any]:
+    return {
+        "batch_size": point.batch_size,
+        "mean_len": point.mean_len,
+        "longest": point.longest,
+        "run_us": dict(point.run_us),
+    }
+
+
+def _spec_word(spec: AttnSpec) -> str:
+    kind = spec.dtype if spec.dtype == spec.kv_dtype else f"{spec.dtype}/{spec.kv_dtype}"
+    return f"{spec.heads} d{spec.head_dim} page {spec.page_size} {kind}"

@@ -1,0 +1,146 @@
+"""Calls with several queries a request in the worker: judged, timed, named, refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from attnlib import backends
+from attnlib.batch import AttnSpec, DecodeCase
+from attnlib.cost import extend_cost
+from attnlib.extend_case import MODES, ExtendCase
+from attnlib.extend_reference import attend_extend
+from attnlib.extend_workload import build_extend_workload
+from attnlib.record import Item, Record
+from attnlib.subjects import extend as subject
+from attnlib.worker import Worker
+
+VERIFY = ExtendCase(DecodeCase(AttnSpec(4, 2, 16, 4), 3, 40, "ragged"), "target_verify", 5)
+
+
+class OracleBackend:
+    """Gives the oracle's output, off by `factor`; any call of it is named as `family`."""
+
+    name = distribution = "torch"
+    pinned_family = "fa2"
+
+    def __init__(self, factor: float = 1.0, refusal: str = "") -> None:
+        self.factor, self.refusal = factor, refusal
+
+    def unavailable(self) -> str:
+        return ""
+
+    def unsupported(self, case: ExtendCase) -> str:
+        return self.refusal and f"{self.refusal} {case.mask}"
+
+    def plan(self, batch: Any, out: Any = None) -> Any:
+        return SimpleNamespace(batch=batch, reported_backend="oracle")
+
+    def run(self, q: torch.Tensor, kv: Any, plan: Any) -> torch.Tensor:
+        return (attend_extend(q, kv, plan.batch) * self.factor).bfloat16()
+
+
+def measure_with(backend: OracleBackend, monkeypatch, family: str = "fa2") -> Record:
+    kernel = SimpleNamespace(name="kernel")
+    monkeypatch.setattr(backends, "extend_class", lambda name: backend)
+    monkeypatch.setattr(backends, "create_extend", lambda name, case, **_: backend)
+    monkeypatch.setattr(subject, "trace_kernels", lambda run: (kernel,))
+    monkeypatch.setattr(subject, "kernel_family", lambda names: family)
+    monkeypatch.setattr(subject, "timed_fields", plain_fields)
+    return measure(Item("flashinfer-prefill-fa2", "host", VERIFY), "cpu")
+
+
+def plain_fields(timing: Any, *, kernels: tuple, work_per_call: float) -> dict[str, Any]:
+    return {
+        "status": "ok",
+        "run_us": timing.samples_us,
+        "calls_per_sample": timing.calls_per_sample,
+        "work_per_call": work_per_call,
+    }
+
+
+def measure(item: Item, device: str) -> Record:
+    job = {"study": "demo", "round": 0, "device": device, "command": "repeat me"}
+    return Worker(job).measure(item)
+
+
+def test_a_right_output_gets_times_and_its_bytes(monkeypatch) -> None:
+    record = measure_with(OracleBackend(), monkeypatch)
+    assert record.status == "ok", record.reason
+    assert record.run_us and record.plan_us
+    assert (record.kernel_family, record.oracle_rows) == ("fa2", 3 * 5 * 4)
+    assert record.work_per_call == extend_cost(VERIFY).io_bytes
+    assert Record.from_json(record.to_json()) == record
+
+
+def test_a_wrong_output_gets_no_time(monkeypatch) -> None:
+    record = measure_with(OracleBackend(factor=1.1), monkeypatch)
+    assert (record.status, record.run_us) == ("incorrect", ())
+    assert "over budget" in record.reason
+
+
+def test_another_kernel_than_the_pinned_one_is_an_error(monkeypatch) -> None:
+    record = measure_with(OracleBackend(), monkeypatch, family="fa3")
+    assert record.status == "error"
+    assert "asked for fa2, but fa3 ran" in record.reason
+
+
+def test_a_backend_that_may_choose_is_recorded_with_what_it_ran(monkeypatch) -> None:
+    backend = OracleBackend()
+    backend.pinned_family = ""
+    record = measure_with(backend, monkeypatch, family="fa3")
+    assert (record.status, record.kernel_family) == ("ok", "fa3")
+
+
+def test_a_refusal_is_recorded_with_its_reason(monkeypatch) -> None:
+    record = measure_with(OracleBackend(refusal="takes no"), monkeypatch)
+    assert (record.status, record.reason) == ("refused", "takes no tree")
+
+
+def test_an_unknown_backend_lists_those_there_are() -> None:
+    record = measure(Item("flashinfer-fa2", "host", VERIFY), "cpu")
+    assert record.status == "error"
+    assert "must be one of flashinfer-prefill-auto" in record.reason
+
+
+def test_keys_and_values_that_do_not_fit_are_refused_with_their_size(monkeypatch) -> None:
+    monkeypatch.setattr(subject, "MEMORY_GIB_UNKNOWN", 1e-6)
+    record = measure_with(OracleBackend(), monkeypatch)
+    assert record.status == "refused"
+    assert "K and V need" in record.reason
+
+
+def test_the_subject_keeps_the_tensors_of_its_last_case() -> None:
+    kept = subject.ExtendSubject(subject.Bench("cpu", {}, {}))
+    work, oracle = kept._workload(VERIFY)
+    assert kept._workload(VERIFY) == (work, oracle)
+    other = replace(VERIFY, mask="causal")
+    assert kept._workload(other)[0].case == other
+    assert torch.equal(work.q, build_extend_workload(VERIFY, device="cpu").q)
+
+
+def gpu_case(mode: str) -> ExtendCase:
+    ragged = mode == "prefill_ragged"
+    cached = DecodeCase(AttnSpec(8, 2, 128, 1 if ragged else 16), 4, 600)
+    return ExtendCase(cached, mode, 600 if ragged else 8)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("timer", ["graph", "graph-cold", "eager", "profiler"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", backends.EXTEND_BACKENDS)
+def test_every_mode_is_measured_by_every_timer_or_refused(name: str, mode: str, timer: str) -> None:
+    cls, case = backends.extend_class(name), gpu_case(mode)
+    if reason := cls.unavailable():
+        pytest.skip(reason)
+    record = measure(Item(name, timer, case), "cuda")
+    if reason := cls.unsupported(case):
+        assert (record.status, record.reason) == ("refused", reason)
+        return
+    assert record.status == "ok", record.reason
+    assert record.kernel_family == cls.pinned_family or name.endswith("auto")
+    assert record.run_us and record.plan_us
