@@ -3,6 +3,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+NOTEBOOKS := notebooks/
+LAB_FLAGS :=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup report test notebooks lab clean
@@ -36,8 +38,10 @@ test: $(STAMP) ## lint, run the tests, then re-run every notebook in replay mode
 notebooks: $(STAMP) ## re-execute the notebooks in place from the records (before a commit)
 	ATTNLIB_MODE=replay $(BIN)/python -m attnlib refresh
 
+# To this machine only, and with the token that Jupyter makes. Root needs LAB_FLAGS=--allow-root.
 lab: $(STAMP) ## open JupyterLab on the notebooks
-	$(BIN)/jupyter lab notebooks/
+	$(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 --ServerApp.allow_remote_access=False \
+	    $(LAB_FLAGS) $(NOTEBOOKS)
 
 clean: ## remove build products and caches; .venv stays
 	rm -rf build .pytest_cache .ruff_cache .hypothesis .coverage *.egg-info

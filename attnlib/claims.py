@@ -124,10 +124,14 @@ def verdicts(machine: str | None = None, ids: Sequence[str] = ()) -> list[Checke
     unknown id, FileNotFoundError where published records of a study that is asked are not there.
     """
     claims = choose(load_claims(), ids)
-    asked = [CHECKS[claim.check][0] for claim in claims if claim.check in CHECKS]
-    names = sorted({study for studies in asked for study in studies})
+    names = sorted({study for claim in claims for study in studies_of(claim)})
     frames = {name: _records(STUDIES[name], machine) for name in names}
     return [CheckedClaim(claim, _find(claim, frames)) for claim in claims]
+
+
+def studies_of(claim: Claim) -> tuple[str, ...]:
+    """The studies whose records judge a claim; none for one that nothing checks."""
+    return CHECKS[claim.check][0] if claim.check in CHECKS else ()
 
 
 def as_frame(checked: Iterable[CheckedClaim]) -> pd.DataFrame:

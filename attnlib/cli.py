@@ -19,6 +19,7 @@ from .select import command as explain
 from .studies import STUDIES
 
 FAILED, USAGE = 1, 2
+DEFAULT_REPORT = Path("build/report/index.html")
 BISECT = {
     "package": "distribution whose releases are searched, such as flashinfer-python",
     "good": "a release that is fast",
@@ -50,7 +51,10 @@ def build_parser() -> argparse.ArgumentParser:
         "report", help="execute every notebook and write one self-contained HTML file"
     )
     report.add_argument(
-        "--out", type=Path, default=Path("build/report/index.html"), help="default: %(default)s"
+        "--out", type=Path, default=DEFAULT_REPORT, metavar="FILE", help="default: %(default)s"
+    )
+    report.add_argument(
+        "--only", type=_listed, metavar="N,N,...", help="only these notebooks, such as 02,05"
     )
     policy = commands.add_parser(
         "policy", help="write which decode backend is fastest, as measured, for an engine to load"
@@ -238,8 +242,14 @@ def _claims(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     from .report.html import build_report
 
-    print(f"report written to {build_report(options.out)}")
+    if options.out == DEFAULT_REPORT:
+        DEFAULT_REPORT.parent.mkdir(parents=True, exist_ok=True)
+    print(f"report written to {build_report(options.out, only=options.only or ())}")
     return 0
+
+
+def _listed(text: str) -> list[str]:
+    return text.split(",")
 
 
 def _policy(options: argparse.Namespace) -> int:

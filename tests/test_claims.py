@@ -13,7 +13,7 @@ import yaml
 from attnlib import claims, cli, store
 from attnlib.claim_checks import CHECKS
 from attnlib.evidence import NOT_HERE, VERDICTS, Finding
-from attnlib.report import html
+from attnlib.report import page
 from attnlib.studies import REFERENCE_MACHINE, STUDIES
 
 PUBLISHED = Path(__file__).resolve().parents[1] / "data"
@@ -269,7 +269,7 @@ def test_the_reports_table_escapes_what_a_ledger_says(ledger):
     text = {name: f"<i>{name}</i>" for name in ("id", "quote", "shape", "measured_on", "note")}
     (claim,) = claims.load_claims(ledger({**text, "figure": {"value": 2, "unit": "<i>x"}}))
     finding = Finding("open", "<i>because</i>", "<i>measured</i>")
-    table = html.claims_table([claims.CheckedClaim(claim, finding)])
+    table = page.claims_section([claims.CheckedClaim(claim, finding)])
     assert "<i>" not in table
     assert table.count("&lt;i&gt;") == 5
 
@@ -277,5 +277,5 @@ def test_the_reports_table_escapes_what_a_ledger_says(ledger):
 def test_a_verdict_in_the_report_is_a_word_and_not_a_colour_alone(ledger):
     (claim,) = claims.load_claims(ledger({}))
     for word in VERDICTS:
-        table = html.claims_table([claims.CheckedClaim(claim, Finding(word, "so"))])
+        table = page.claims_section([claims.CheckedClaim(claim, Finding(word, "so"))])
         assert f"<b class='{word.replace(' ', '-')}'>{word}</b>" in table

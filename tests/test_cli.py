@@ -72,6 +72,33 @@ def test_help_is_given_for_every_command(command, capsys) -> None:
     assert " ".join(["usage: python -m attnlib", *command]) in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--only", "02,99"], "only must be of 01, 02, "),
+        (["--only", ""], "got ''"),
+        (["--out", "gone/report.html"], "out must be in a folder that there is"),
+        (["--out", "."], "out must be a file to write"),
+    ],
+)
+def test_a_report_that_cannot_be_is_one_line_and_leaves_nothing(
+    fails, tmp_path, monkeypatch, arguments, said
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = [] if "--out" in arguments else ["--out", "report.html"]
+    assert said in fails("report", *arguments, *out)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_part_of_the_report_is_asked_for_by_number(tmp_path, monkeypatch, capsys) -> None:
+    asked = {}
+    monkeypatch.setattr("attnlib.report.html.build_report", lambda out, **how: asked.update(how))
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["report", "--only", "02,05"]) == 0
+    assert asked == {"only": ["02", "05"]}
+    assert (tmp_path / "build" / "report").is_dir()
+
+
 def test_help_of_measure_lists_the_studies(capsys) -> None:
     with pytest.raises(SystemExit):
         cli.main(["measure", "--help"])

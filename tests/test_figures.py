@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from functools import cache, partial
 from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
+import pandas as pd
 import pytest
 
-from attnlib.report import figures, roofline, rows, style, tables
-from attnlib.studies import FIXED, HEADLINE, REGRESSED, VARIANTS, WIDE
+from attnlib import store
+from attnlib.report import (
+    figures,
+    metadata_figures,
+    ratio_figures,
+    roofline,
+    rows,
+    schedule,
+    style,
+    tables,
+    trust,
+)
+from attnlib.report.metadata_rows import TODAY
+from attnlib.select import GPUS
+from attnlib.studies import FIXED, HEADLINE, REGRESSED, STUDIES, VARIANTS, WIDE
 
 mpl.use("agg")
 
@@ -92,10 +108,130 @@ def test_the_floor_chart_labels_the_three_kernel_families(frame, limit):
     assert labels == ["cuda-cores", "fa2", "fa3"]
 
 
-def test_every_figure_names_study_gpu_and_day_in_its_footer(frame, limit):
-    figure = figures.floor_chart(frame, limit, REGRESSED)
-    (footer,) = [text.get_text() for text in figure.texts]
-    assert footer.startswith("fa3_decode_regression: ") and "NVIDIA H200, 2026-" in footer
+@cache
+def of_study(name):
+    return store.load(name, STUDIES[name].reference_machine)
+
+
+def heat_map():
+    return figures.slowdown_heatmap(of_study("fa3_decode_regression"), REGRESSED, page_size=16)
+
+
+def release_chart():
+    return figures.release_chart(rows.of_cases(of_study("fa3_decode_regression"), HEADLINE))
+
+
+def with_ceilings(draw):
+    frame = of_study("fa3_decode_regression")
+    return draw(rows.of_cases(frame, WIDE), rows.ceilings(frame), REGRESSED)
+
+
+def ratio_chart():
+    story = rows.of_cases(of_study("fa3_decode_regression"), HEADLINE)
+    judged = rows.decode_rows(story, release=REGRESSED)
+    judged = judged[judged.backend.isin((rows.AUTO, rows.FA2))]
+    words = trust.verdicts(judged, rows.AUTO, rows.FA2, floor=0.05)
+    return ratio_figures.ratio_chart(words, judged, label="auto / fa2")
+
+
+def metadata_frame():
+    frame = of_study("decode_metadata")
+    return frame[frame.timer == "graph"]
+
+
+def designs():
+    frame = metadata_frame()
+    return metadata_figures.designs_chart(frame, rows.ceilings(frame, ("copy",)))
+
+
+def crossover_map():
+    return metadata_figures.crossover_map(metadata_frame(), TODAY)
+
+
+# Every figure of records -> the study that it shows.
+DRAWN = {
+    heat_map: "fa3_decode_regression",
+    release_chart: "fa3_decode_regression",
+    partial(with_ceilings, figures.prediction_chart): "fa3_decode_regression",
+    partial(with_ceilings, figures.floor_chart): "fa3_decode_regression",
+    partial(with_ceilings, roofline.roofline): "fa3_decode_regression",
+    ratio_chart: "fa3_decode_regression",
+    designs: "decode_metadata",
+    lambda: metadata_figures.advantage_heatmap(metadata_frame()): "decode_metadata",
+    crossover_map: "decode_metadata",
+    lambda: schedule.savings_chart(of_study("scheduler_metadata")): "scheduler_metadata",
+    lambda: schedule.share_chart(of_study("scheduler_metadata")): "scheduler_metadata",
+}
+UNITS = re.compile(r"\b(us|tokens|requests|MiB|TFLOP/s|FLOP per byte|release|ratio|time|floor)\b|/")
+
+
+@pytest.fixture(scope="module", params=DRAWN.items(), ids=range(len(DRAWN)))
+def drawn(request):
+    """What draws a figure, one that was shown already, as in a notebook, and its study."""
+    draw, study = request.param
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("ATTNLIB_DATA", raising=False)
+        patch.setenv("ATTNLIB_MODE", "replay")
+        figure = draw()
+        figure.canvas.draw()
+        yield draw, figure, study
+
+
+def test_every_figure_says_which_records_of_which_gpu_it_shows_and_its_units(drawn):
+    _, figure, study = drawn
+    source, ids = figure.texts[-1].get_text().split("\n")
+    gpu_id = STUDIES[study].reference_machine.rsplit("-", 1)[1]
+    assert re.fullmatch(rf"{study}: NVIDIA H200 {gpu_id}, 2026-\d\d-\d\d", source)
+    assert re.fullmatch(r"[\d,]+ records, [0-9a-f]{16} to [0-9a-f]{16}, sum of ids \w{8}", ids)
+    shown = [axis for axis in figure.axes if axis.get_visible() and axis.axison]
+    assert shown and all(UNITS.search(axis.get_xlabel()) for axis in shown)
+
+
+def test_no_words_of_a_figure_run_into_its_footer_or_off_its_edge(drawn):
+    _, figure, _ = drawn
+    top = figure.texts[-1].get_window_extent().y1
+    boxes = [axis.get_tightbbox() for axis in figure.axes if axis.get_visible()]
+    boxes += [legend.get_window_extent() for legend in figure.legends]
+    for box in boxes:
+        assert box.y0 >= top and box.x0 >= 0
+        assert box.x1 <= figure.bbox.x1 + 1 and box.y1 <= figure.bbox.y1 + 1
+
+
+def test_every_figure_is_the_same_bytes_however_often_it_was_shown_and_saved(drawn, tmp_path):
+    draw, shown, _ = drawn
+    orders = {shown: ("png", "svg"), draw(): ("svg", "png")}
+    for number, (figure, order) in enumerate(orders.items()):
+        for suffix in order:
+            style.save(figure, tmp_path / f"{number}.{suffix}")
+    for suffix in ("png", "svg"):
+        first, second = ((tmp_path / f"{number}.{suffix}").read_bytes() for number in (0, 1))
+        assert first == second
+
+
+def test_a_footer_counts_the_records_that_are_drawn_and_no_others(frame):
+    footer = heat_map().texts[-1].get_text()
+    grid = tables.slowdown_rows(frame, REGRESSED)
+    drawn = grid[grid.page_size == 16]
+    assert len(drawn) == drawn.id.nunique() < len(frame)
+    assert footer.endswith(style.records_line(drawn.id))
+    assert f"{len(drawn)} records, {drawn.id.min()} to {drawn.id.max()}" in footer
+
+
+def test_few_records_are_all_named_and_many_by_a_sum_that_changes_with_any_of_them():
+    assert style.records_line(["b", "a"]) == "records a, b"
+    many = [f"{number:016x}" for number in range(1200)]
+    line = style.records_line(reversed(many))
+    assert line.startswith(f"1,200 records, {many[0]} to {many[-1]}, sum of ids ")
+    assert line == style.records_line([*many, many[5]])
+    swapped = [*many[:7], "0000000000000fff", *many[8:]]
+    assert line.split()[-1] != style.records_line(sorted(swapped)).split()[-1]
+
+
+def test_a_source_names_every_gpu_and_the_first_and_last_day(frame):
+    other = frame.assign(gpu="", gpu_id="cpu", started_at="2027-01-01T00:00:00", study="b")
+    line = style.source_line(pd.concat([frame, other]))
+    assert line.startswith("fa3_decode_regression, b: NVIDIA H200 bbfefd08, CPU cpu, 2026-")
+    assert line.endswith(" to 2027-01-01")
 
 
 def test_the_headline_table_holds_every_headline_case_once(frame, limit):
@@ -119,13 +255,9 @@ def test_live_headline_records_alone_fill_every_table(frame, limit):
 
 
 def test_a_rule_table_has_a_column_for_each_gpu_generation():
-    table = tables.rule_table(["0.6.3"], HEADLINE[0].spec)
-    assert table.iloc[0][["sm8x", "sm9x", "sm10x", "sm12x"]].tolist() == [
-        "fa2",
-        "fa3",
-        "fa2",
-        "fa2",
-    ]
+    row = tables.rule_table(["0.6.3"], HEADLINE[0].spec).iloc[0]
+    found = {gpu: row[gpu] for gpu in GPUS}
+    assert found == dict.fromkeys(GPUS, "fa2") | {"sm90": "fa3"}
 
 
 def test_a_roofline_shows_every_case_and_family_at_its_useful_work(frame):

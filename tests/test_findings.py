@@ -10,7 +10,7 @@ import pytest
 
 from attnlib import store
 from attnlib.bisect import bisect
-from attnlib.report import rows, tables, trust
+from attnlib.report import roofline, rows, tables, trust
 from attnlib.studies import (
     FIXED,
     HEADLINE,
@@ -45,6 +45,26 @@ def resolved_us(query: str, kv: str, release: str) -> float:
         (seen["query"] == query) & (seen.kv == kv) & (seen.release == release)
     ].itertuples()
     return row.run_us
+
+
+def test_notebook_02_places_decode_under_its_roofs(wide, limit):
+    table = roofline.roofline_table(wide, REGRESSED)
+    ridge = limit.matmul_tflops * 1e3 / limit.copy_gbps
+    most = table.intensity.max()
+    said = f"does {most:.0f} useful FLOPs a byte at most, and the roofs meet at {ridge:.0f}"
+    assert said in prose("02") and most < ridge / 10
+    reached = table[~table.in_l2].assign(share=lambda rows: rows.gbps / limit.copy_gbps)
+    best = reached.groupby("family").share.max()
+    assert best["fa2"] > 1 > best["fa3"]
+
+
+def test_notebook_03_names_the_verdict_that_lies_nearest_to_its_margin(frame):
+    floor = trust.floor_of(store.load("measurement_trust", TRUST_MACHINE))
+    broken = rows.decode_rows(rows.of_cases(frame, HEADLINE), release=REGRESSED)
+    words = trust.verdicts(broken, rows.AUTO, rows.FA2, floor=floor)
+    assert set(words.verdict) == {"slower"} and (words.low > 1 + words.margin).all()
+    nearest = words.loc[words.low.idxmin()]
+    assert f"the nearest, {nearest.heads} heads, begins at {nearest.low:.2f}" in prose("03")
 
 
 def test_notebook_01_names_the_price_of_the_resolution():

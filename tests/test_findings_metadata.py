@@ -55,6 +55,16 @@ def test_notebook_05_is_ahead_at_every_size_and_says_where_it_is_not_certain(stu
     assert f"The worst ratio is {metadata.worst(studied).ratio[0]:.2f}." in prose("05")
 
 
+def test_notebook_05_says_where_the_map_of_the_newest_kernel_turns(studied):
+    found = metadata_rows.over(metadata_rows.metadata_rows(studied), TODAY, OPS)
+    large = found[found.page_size == 256]
+    assert (large[large.batch_size < 512].high < 1).all()
+    assert (large[large.batch_size >= 512].low > 1).all() and large.batch_size.max() > 512
+    assert "at page size 256 it loses from batch 512 on, whatever the context" in prose("05")
+    earlier = found[(found.page_size < 256) & (found.batch_size == 512)]
+    assert (earlier.high < 1).any() and "Larger pages make shorter tables" in prose("05")
+
+
 def test_notebook_05_counts_launches_as_traced(studied, bounds):
     table = metadata.launch_table(studied).set_index(["builder", "design"])
     pages, arrays = table.loc[("page table", OPS)], table.loc[("page arrays", OPS)]

@@ -14,7 +14,7 @@ from attnlib.metadata.splits import plan_splits
 from attnlib.metadata.tile_schedule import assign_tiles, balance
 from attnlib.mismatches import MISMATCHES, call_facts, predict_splits
 from attnlib.record import Item
-from attnlib.report import misfits, schedule, scheduler
+from attnlib.report import misfits, schedule, scheduler, style
 from attnlib.studies import STUDIES
 
 matplotlib.use("agg")
@@ -135,6 +135,16 @@ def test_the_pictures_of_the_model_name_what_they_show():
     assert "model, not a measurement" in figure.texts[-1].get_text()
     figure = schedule.stale_chart(FACTS, [64] * 4, [8192] * 4)
     assert "stale" in figure.axes[1].get_title(loc="left")
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_the_pictures_of_the_model_are_the_same_bytes_each_time(suffix, tmp_path):
+    for draw in (
+        lambda: schedule.tile_chart(FACTS, {"even": [4096] * 4}),
+        lambda: schedule.stale_chart(FACTS, [64] * 4, [8192] * 4),
+    ):
+        first, second = (style.save(draw(), tmp_path / f"{name}.{suffix}") for name in "ab")
+        assert first.read_bytes() == second.read_bytes()
 
 
 def test_splits_fall_with_the_batch_and_never_pass_the_cap():

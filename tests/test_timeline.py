@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from attnlib.measure.spans import Span
+from attnlib.report import style
 from attnlib.report.timeline import draw_timeline
 
 CALL = Span("call", "attnlib call", "host", 0.0, 40.0, 40.0, call=0)
@@ -25,6 +26,17 @@ def test_gpu_work_has_a_lane_a_stream_and_its_operators_none() -> None:
 
 def test_without_gpu_work_the_operators_are_the_work() -> None:
     assert lanes(CALL, OPERATOR) == ["host", "main thread"]
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_one_call_is_drawn_in_the_same_bytes_each_time(suffix, tmp_path) -> None:
+    drawn = []
+    for name in "ab":
+        figure = draw_timeline([CALL, LAUNCH, KERNEL, COPY], title="a step", footer="Test GPU")
+        assert figure.texts[-1].get_text() == "Test GPU"
+        drawn.append(style.save(figure, tmp_path / f"{name}.{suffix}").read_bytes())
+        assert style.save(figure, tmp_path / f"again.{suffix}").read_bytes() == drawn[-1]
+    assert drawn[0] == drawn[1]
 
 
 def test_a_call_that_ran_nothing_cannot_be_drawn() -> None:

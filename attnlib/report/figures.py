@@ -9,7 +9,7 @@ import pandas as pd
 
 from ..cost import Ceilings
 from . import style, tables
-from .rows import AUTO, GRAPH_AUTO, SHAPE, release_order
+from .rows import AUTO, FA2, FA3, GRAPH_AUTO, SHAPE, decode_rows, release_order
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,17 +31,11 @@ def slowdown_heatmap(frame: pd.DataFrame, release: str, *, page_size: int) -> Fi
     norm = LogNorm(1.0, max(2.0, grid.ratio.max()))
     for axis, name in zip(axes[0], heads, strict=True):
         _draw_panel(axis, grid[grid.heads == name], norm)
-        axis.set_title(f"{name} heads")
+        axis.set(title=f"{name} heads", xlabel="batch, requests")
     axes[0][0].set_ylabel("kv_len, tokens")
-    figure.supxlabel("batch size", fontsize=9)
-    figure.suptitle(
-        f"FlashInfer {release}: run time of fa3 / fa2, page size {page_size}",
-        fontsize=11,
-        fontweight="bold",
-        x=0.01,
-        ha="left",
-    )
-    style.add_footer(figure, frame)
+    style.add_title(figure, f"FlashInfer {release}: run time of fa3 / fa2, page size {page_size}")
+    drawn = tables.slowdown_rows(frame, release)
+    style.add_footer(figure, drawn[drawn.page_size == page_size])
     return figure
 
 
@@ -58,7 +52,8 @@ def release_chart(frame: pd.DataFrame) -> Figure:
         axis.set_title(title)
     axes[0].set_ylabel("run time of auto / fa2 (log)")
     axes[1].legend(title="ran", loc="upper right", frameon=True)
-    style.add_footer(figure, frame)
+    drawn = decode_rows(frame)
+    style.add_footer(figure, drawn[drawn.backend.isin((FA2, *titles))])
     return figure
 
 
@@ -84,7 +79,8 @@ def prediction_chart(frame: pd.DataFrame, limit: Ceilings, release: str) -> Figu
     axis.set(xscale="log", yscale="log", xlabel="predicted, us", ylabel="measured, us")
     style.plain_ticks(axis, "x", "y")
     axis.set_title("fa3 decode: predicted from its schedule, no fitted constant")
-    style.add_footer(figure, frame)
+    drawn = decode_rows(frame, release=release)
+    style.add_footer(figure, drawn[drawn.backend == FA3])
     return figure
 
 
@@ -96,14 +92,15 @@ def floor_chart(frame: pd.DataFrame, limit: Ceilings, release: str) -> Figure:
     table = tables.over_floor(frame, limit, release)
     figure, axis = plt.subplots(figsize=(7, 4.2), layout="constrained")
     for family, rows in table.groupby("family"):
-        axis.scatter(rows.mib, rows.over_floor, s=14, label=family, color=style.COLORS[family])
+        look = {"color": style.COLORS[family], "marker": style.MARKERS[family]}
+        axis.scatter(rows.mib, rows.over_floor, s=14, label=family, **look)
     axis.axhline(1, color="0.3", linewidth=1)
     axis.set(xscale="log", yscale="log", xlabel="KV bytes of the batch, MiB")
     axis.set_ylabel("run time / floor")
     style.plain_ticks(axis, "x", "y")
     axis.set_title("Distance from the memory floor")
     axis.legend(title="kernel")
-    style.add_footer(figure, frame)
+    style.add_footer(figure, decode_rows(frame, release=release))
     return figure
 
 
@@ -112,7 +109,7 @@ def _draw_panel(axis: Axes, grid: pd.DataFrame, norm: object) -> None:
 
     wide = grid.pivot_table(index="kv_len", columns="batch_size", values="ratio")
     wide = wide.sort_index(ascending=False)
-    names = [f"{length // 1024}k" if length % 1024 == 0 else f"{length:,}" for length in wide.index]
+    names = [style.short_count(length) for length in wide.index]
     sns.heatmap(
         wide,
         ax=axis,
@@ -125,6 +122,8 @@ def _draw_panel(axis: Axes, grid: pd.DataFrame, norm: object) -> None:
         annot_kws={"fontsize": 8},
         yticklabels=names,
     )
+    axis.tick_params(axis="y", rotation=0)
+    axis.grid(visible=False)
     axis.set(xlabel="", ylabel="")
 
 
@@ -145,7 +144,7 @@ def _draw_releases(axis: Axes, rows: pd.DataFrame, order: list[str]) -> None:
             np.add(place, nudge),
             group.ratio,
             yerr=[low.fillna(0), high.fillna(0)],
-            fmt="o",
+            fmt=style.MARKERS.get(family, "D"),
             markersize=4,
             linewidth=1,
             color=style.COLORS.get(family, "0.4"),

@@ -1,66 +1,69 @@
 """The report: every notebook executed, in one HTML file that loads nothing from anywhere.
 
-`build_report` runs the notebooks (live on a CUDA GPU, replayed elsewhere), converts each to an
-HTML fragment with its figures inline, puts the table of published claims before them, and adds for
-every study a provenance block: machine, versions, days, record file and sha256. Nothing in the file
-depends on when or where it was built, so two builds from the same records, with the same pinned
-packages, are byte-identical.
+`build_report` runs the notebooks (live on a CUDA GPU, replayed elsewhere), converts each
+(`fragment`), and puts before them their findings and the table of published claims, and after them
+where each study's numbers come from (`page`, `provenance`). With `only` it makes the same of some
+notebooks, with the claims that their studies judge. Nothing in the file depends on when or where it
+was built, so two builds from the same records, with the same pinned packages, are byte-identical.
 """
 
 from __future__ import annotations
 
-import html
 import os
-import re
-from collections import Counter
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from .. import claims, store
-from ..bisect import PREFIX
-from ..studies import STUDIES
-from ..study import mode, record_machine, record_name
+from .. import claims
+from ..study import mode
+from .fragment import notebook_fragment
+from .page import Page, render_page
+from .provenance import Shown, published, studies_of
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
 ROOT = Path(__file__).resolve().parents[2]
-STYLE = Path(__file__).with_name("page.css")
 CELL_TIMEOUT_S = 1800
 MACHINE_TAG = "nbval-ignore-output"
 LEFT_OUT = "(depends on the machine, so it is left out of a replayed report: run the notebook)"
 WIDGET = "application/vnd.jupyter.widget-view+json"
-CLAIM_COLUMNS = ("claim and source", "claimed", "measured", "verdict", "why")
-TITLE = "Attention backends: regressions reproduced, explained, fixed"
 
 
-@dataclass(frozen=True)
-class Page:
-    """One notebook in the report: anchor, title and HTML body."""
+def build_report(
+    out: Path, notebooks: Path = ROOT / "notebooks", *, only: Sequence[str] = ()
+) -> Path:
+    """Execute `notebooks`/*.ipynb, or those numbered `only`, and write the report to `out`.
 
-    anchor: str
-    title: str
-    body: str
-
-
-def build_report(out: Path, notebooks: Path = ROOT / "notebooks") -> Path:
-    """Execute `notebooks`/*.ipynb and write the report to `out`; returns its absolute path.
-
-    Raises RuntimeError naming the notebook and the cell that failed; `out` is then left as it was.
+    Returns its absolute path. Raises ValueError, before anything is run, for a number that no
+    notebook has and for an `out` that cannot be written; RuntimeError naming the notebook and the
+    cell that failed. `out` is then left as it was, and nothing beside it.
     """
-    paths = sorted(notebooks.glob("*.ipynb"))
-    if not paths:
-        raise ValueError(f"notebooks must be a folder with .ipynb files, got {notebooks}")
-    pages = [render_notebook(path) for path in paths]
-    checked = claims.verdicts()
-    provenance = [provenance_block(*study) for study in published()]
-    text = render_page(pages, checked, provenance)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = out.with_suffix(".unfinished")
-    unfinished.write_text(text, encoding="utf-8")
-    os.replace(unfinished, out)
+    paths = choose_notebooks(notebooks, only)
+    _require_writable(out)
+    names = [path.stem for path in paths]
+    pages = [render_notebook(path, names) for path in paths]
+    part = f"notebooks {', '.join(page.number for page in pages)}" if only else ""
+    studies = [shown for shown in published() if not only or _is_shown(shown, pages)]
+    checked = [c for c in claims.verdicts() if not only or _is_judged(c.claim, studies)]
+    write_whole(out, render_page(pages, checked, studies, part=part))
     return out.resolve()
+
+
+def choose_notebooks(folder: Path, only: Sequence[str] = ()) -> list[Path]:
+    """The notebooks of a folder in their order, or those of these numbers (`2` is `02`).
+
+    ValueError for a folder without any, and for a number that none has: it lists those there are.
+    """
+    paths = sorted(folder.glob("*.ipynb"))
+    if not paths:
+        raise ValueError(f"notebooks must be a folder with .ipynb files, got {folder}")
+    numbers = {path.stem.split("_")[0]: path for path in paths}
+    wanted = [number.strip().zfill(2) for number in only]
+    for number, given in zip(wanted, only, strict=True):
+        if number not in numbers:
+            raise ValueError(f"only must be of {', '.join(numbers)}, got {given!r}")
+    return [path for number, path in numbers.items() if number in wanted] if only else paths
 
 
 def execute(path: Path) -> NotebookNode:
@@ -96,17 +99,43 @@ def _drop_widgets(notebook: NotebookNode) -> None:
         output.data.pop(WIDGET, None)
 
 
-def render_notebook(path: Path) -> Page:
-    """Execute a notebook and convert it to a page of the report."""
-    from nbconvert import HTMLExporter
-
+def render_notebook(path: Path, names: Sequence[str] = ()) -> Page:
+    """Execute a notebook and convert it to a part of the page; `names` are all its notebooks."""
     notebook = execute(path)
     if mode() == "replay":
         _leave_out_machine(notebook)
-    title = notebook.cells[0].source.splitlines()[0].lstrip("# ")
-    exporter = HTMLExporter(template_name="basic")
-    body, _ = exporter.from_notebook_node(notebook)
-    return Page(path.stem, title, _describe_images(body, title))
+    sources = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    named = studies_of(sources)
+    shown = tuple(study for study in published() if study.study in named)
+    return Page(path.stem, notebook_fragment(notebook, path.stem, shown=names), shown)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file whole or leave what was there; nothing is left beside it."""
+    unfinished = _beside(path)
+    try:
+        unfinished.write_text(text, encoding="utf-8")
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _require_writable(out: Path) -> None:
+    """ValueError unless a file can be made beside `out` and put in its place."""
+    if out.is_dir():
+        raise ValueError(f"out must be a file to write, {out} is a folder")
+    if not out.parent.is_dir():
+        raise ValueError(f"out must be in a folder that there is, got {out}")
+    probe = _beside(out)
+    try:
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(f"out must be in a folder to write to, got {out}: {error}") from error
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.{os.getpid()}.unfinished")
 
 
 def _leave_out_machine(notebook: NotebookNode) -> None:
@@ -120,140 +149,9 @@ def _leave_out_machine(notebook: NotebookNode) -> None:
             cell.outputs = [note]
 
 
-def render_page(
-    pages: list[Page], checked: list[claims.CheckedClaim], provenance: list[str]
-) -> str:
-    """The whole HTML document."""
-    contents = "\n".join(
-        f'<li><a href="#{page.anchor}">{html.escape(page.title)}</a></li>' for page in pages
-    )
-    sections = "\n".join(
-        f'<section id="{page.anchor}" class="notebook">{page.body}</section>' for page in pages
-    )
-    return PAGE.format(
-        title=html.escape(TITLE),
-        style=f"{STYLE.read_text()}\n{_highlighting()}",
-        mode=html.escape(mode()),
-        contents=contents,
-        claims=claims_table(checked),
-        tally=html.escape(claims_tally(checked)),
-        sections=sections,
-        provenance="\n".join(provenance),
-    )
+def _is_shown(shown: Shown, pages: Sequence[Page]) -> bool:
+    return any(shown in page.shown for page in pages)
 
 
-def published() -> list[tuple[str, str, str]]:
-    """(study, machine, question) of all whose records the notebooks show, searches included."""
-    shown = []
-    for study in STUDIES.values():
-        shown.append((study.name, record_machine(study), study.question))
-        if study.bisect_machine:
-            name = PREFIX + study.name
-            machine = record_machine(replace(study, reference_machine=study.bisect_machine))
-            shown.append((name, machine, "Which release changed the speed?"))
-    return shown
-
-
-def claims_tally(checked: list[claims.CheckedClaim]) -> str:
-    """How many claims got which verdict, most first: `40 open, 10 confirmed, ...`."""
-    counted = Counter(claim.finding.verdict for claim in checked).most_common()
-    return ", ".join(f"{count} {verdict}" for verdict, count in counted)
-
-
-def claims_table(checked: list[claims.CheckedClaim]) -> str:
-    """HTML table of claims and verdicts, a row each; every value escaped."""
-    head = "".join(f"<th scope='col'>{name}</th>" for name in CLAIM_COLUMNS)
-    rows = "\n".join(_claim_row(claim) for claim in checked)
-    return f"<table class='claims'>\n<tr>{head}</tr>\n{rows}\n</table>"
-
-
-def _claim_row(checked: claims.CheckedClaim) -> str:
-    claim, finding = checked.claim, checked.finding
-    quote, source, claimed, measured, verdict, reason = (
-        html.escape(text)
-        for text in (
-            claim.quote,
-            claim.source.label,
-            claim.claimed,
-            finding.measured or "-",
-            finding.verdict,
-            finding.reason,
-        )
-    )
-    return (
-        f"<tr id='claim-{html.escape(claim.id)}'><td><q>{quote}</q><br>{source}</td>"
-        f"<td>{claimed}</td><td>{measured}</td>"
-        f"<td><b class='{verdict.replace(' ', '-')}'>{verdict}</b></td><td>{reason}</td></tr>"
-    )
-
-
-def provenance_block(study: str, machine: str, question: str) -> str:
-    """HTML table of where a study's numbers come from; every value escaped."""
-    known = STUDIES.get(study)
-    found = store.provenance(record_name(known) if known else study, machine)
-    rows = {
-        "question": question,
-        "records": f"{found['records']} in {found['file']}",
-        "sha256": found["sha256"],
-        "measured": found["measured"],
-        "machine": _pairs(found["machine"]),
-        "versions": _pairs({name: ", ".join(seen) for name, seen in found["versions"].items()}),
-        "repeat with": "; ".join(found["commands"]),
-    }
-    body = "\n".join(
-        f"<tr><th scope='row'>{name}</th><td>{html.escape(str(value))}</td></tr>"
-        for name, value in rows.items()
-    )
-    return f"<h3>{html.escape(study)}</h3>\n<table class='provenance'>\n{body}\n</table>"
-
-
-def _pairs(fields: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in fields.items())
-
-
-def _describe_images(body: str, title: str) -> str:
-    # nbconvert says "No description has been provided for this image" to screen readers.
-    alt = html.escape(f"Figure of the notebook: {title}", quote=True)
-    return re.sub(r'alt="No description has been provided for this image"', f'alt="{alt}"', body)
-
-
-def _highlighting() -> str:
-    from pygments.formatters import HtmlFormatter
-
-    return HtmlFormatter(style="default").get_style_defs(".highlight")
-
-
-PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>
-{style}
-</style>
-</head>
-<body>
-<header>
-<h1>{title}</h1>
-<p>Executed notebooks and the records behind them. Mode of this build: <b>{mode}</b>.</p>
-<nav aria-label="Contents"><ol>
-{contents}
-<li><a href="#claims">Published claims, checked: {tally}</a></li>
-<li><a href="#provenance">Provenance of every study</a></li>
-</ol></nav>
-</header>
-<main>
-{sections}
-<section id="claims"><h2>Published claims, checked</h2>
-<p>What pull requests say, and what the records say of it: {tally}.</p>
-{claims}
-</section>
-<section id="provenance"><h2>Provenance</h2>
-<p>Every figure and table above is computed from these files.</p>
-{provenance}
-</section>
-</main>
-</body>
-</html>
-"""
+def _is_judged(claim: claims.Claim, studies: Sequence[Shown]) -> bool:
+    return bool({study.study for study in studies} & {*claims.studies_of(claim)})

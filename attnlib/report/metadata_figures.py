@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from ..cost import Ceilings
-from . import style
+from . import ratio_figures, style
 from .metadata import floor_us
 from .metadata_rows import (
     FUSED,
@@ -18,6 +18,7 @@ from .metadata_rows import (
     against_best,
     case_of,
     metadata_rows,
+    over,
     times,
 )
 
@@ -36,6 +37,8 @@ LOOK = {
 BATCHES = ({"page_size": 1, "max_ctx": 8192}, {"page_size": 256, "max_ctx": 2048})
 CONTEXTS = ({"page_size": 1, "batch_size": 64}, {"page_size": 16, "batch_size": 4096})
 NAMES = {"page_size": "page size", "max_ctx": "context", "batch_size": "batch"}
+LABELS = {"page_size": "page size", "max_ctx": "context, tokens", "batch_size": "batch, requests"}
+"""Of panels and of axes."""
 MIN_POINTS = 3
 """A line through fewer sizes says nothing: such a panel is left out."""
 PAGES = (1, 16, 256)
@@ -60,7 +63,7 @@ def designs_chart(frame: pd.DataFrame, limit: Ceilings) -> Figure:
         axis.set_title(", ".join(f"{NAMES[name]} {value:,}" for name, value in fixed.items()))
     figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside upper center", ncols=6)
     figure.supylabel("time of one call in a graph, us", fontsize=9)
-    style.add_footer(figure, frame)
+    style.add_footer(figure, metadata_rows(frame))
     return figure
 
 
@@ -76,7 +79,7 @@ def advantage_heatmap(frame: pd.DataFrame) -> Figure:
     table = against_best(metadata_rows(frame))
     pages = [page for page in PAGES if page in set(table.page_size)]
     figure, axes = plt.subplots(
-        1, len(pages), figsize=(3.4 * len(pages), 2.8), squeeze=False, layout="constrained"
+        1, len(pages), figsize=(3.4 * len(pages), 3.2), squeeze=False, layout="constrained"
     )
     for axis, page in zip(axes[0], pages, strict=True):
         sizes = table[table.page_size == page]
@@ -92,14 +95,47 @@ def advantage_heatmap(frame: pd.DataFrame) -> Figure:
             cbar=False,
             linewidths=0.5,
             annot_kws={"fontsize": 7},
-            xticklabels=[_short(batch) for batch in wide.columns],
-            yticklabels=[_short(length) for length in wide.index],
+            xticklabels=[style.short_count(batch) for batch in wide.columns],
+            yticklabels=[style.short_count(length) for length in wide.index],
         )
         axis.tick_params(axis="y", rotation=0)
-        axis.set(xlabel="batch", ylabel="", title=f"page size {page}")
-    axes[0][0].set_ylabel("context, tokens")
-    style.add_footer(figure, frame)
+        axis.grid(visible=False)
+        axis.set(xlabel=LABELS["batch_size"], ylabel="", title=f"page size {page}")
+    axes[0][0].set_ylabel(LABELS["max_ctx"])
+    style.add_title(figure, "Time of fused / its best rival: below 1 fused is faster")
+    style.add_footer(figure, metadata_rows(frame))
     return figure
+
+
+def crossover_map(frame: pd.DataFrame, rival: str) -> Figure:
+    """`rival` over op by op at the sizes of the grid, a panel a page size: where fusing loses.
+
+    Sizes that only a few cases share are left out: `metadata.crossovers` counts those too.
+    """
+    rows = metadata_rows(frame)
+    rows = rows[rows.backend.isin((rival, OPS))]
+    found = _common(over(rows, rival, OPS))
+    return ratio_figures.crossover_map(
+        found,
+        rows[rows.max_ctx.isin(found.max_ctx) & rows.batch_size.isin(found.batch_size)],
+        axes=("batch_size", "max_ctx"),
+        panel="page_size",
+        title=f"Time of {rival} / op by op: fusing loses where it is above 1",
+        names={
+            "batch_size": "batch, requests",
+            "max_ctx": "context, tokens",
+            "page_size": "page size",
+        },
+    )
+
+
+def _common(found: pd.DataFrame) -> pd.DataFrame:
+    """The batches, and contexts, that most page sizes' grids hold; all where none is shared."""
+    kept, pages = found, found.page_size.nunique()
+    for name in ("batch_size", "max_ctx"):
+        held = kept.groupby(name).page_size.nunique()
+        kept = kept[kept[name].isin(held[held > pages / 2].index)]
+    return found if kept.empty else kept
 
 
 def _full(wide: pd.DataFrame) -> pd.DataFrame:
@@ -123,11 +159,7 @@ def _draw_designs(axis: Axes, rows: pd.DataFrame, x: str, limit: Ceilings) -> No
             axis.plot(known[x], known[name], label=name, **look)
     floors = [floor_us(case_of(row), limit) for _, row in rows.iterrows()]
     axis.plot(rows[x], floors, color="0.35", linestyle="--", linewidth=1, label="floor")
-    axis.set(xscale="log", yscale="log", xlabel="batch" if x == "batch_size" else "context, tokens")
+    axis.set(xscale="log", yscale="log", xlabel=LABELS[x])
     style.plain_ticks(axis, "y")
-    axis.set_xticks(rows[x].tolist(), [_short(value) for value in rows[x]])
+    axis.set_xticks(rows[x].tolist(), [style.short_count(value) for value in rows[x]])
     axis.minorticks_off()
-
-
-def _short(value: int) -> str:
-    return f"{value // 1024}k" if value >= 1024 and value % 1024 == 0 else f"{value:,}"

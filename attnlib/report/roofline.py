@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MARKERS = {"fa2": "o", "fa3": "^", "cuda-cores": "s"}
 NUDGE = 1.06
 """Factor between the families' places on the intensity axis: a case has one intensity for all."""
 
@@ -72,12 +71,12 @@ def roofline(frame: pd.DataFrame, limit: Ceilings, release: str) -> Figure:
     axis.set_ylabel("useful TFLOP/s")
     axis.set_title(f"Decode under the measured roofs, FlashInfer {release}")
     axis.legend(title="kernel; hollow: fits the L2", loc="lower right")
-    style.add_footer(figure, frame)
+    style.add_footer(figure, decode_rows(frame, release=release))
     return figure
 
 
 def _draw_family(axis: Axes, family: str, rows: pd.DataFrame, nudge: float) -> None:
-    color, marker = style.COLORS.get(family, "0.4"), MARKERS.get(family, "D")
+    color, marker = style.COLORS.get(family, "0.4"), style.MARKERS.get(family, "D")
     axis.scatter([], [], s=16, marker=marker, color=color, label=family)
     for hollow, some in rows.groupby("in_l2"):
         axis.scatter(

@@ -18,7 +18,8 @@ from ..metadata.facts import SchedulerFacts
 from ..metadata.splits import plan_splits
 from ..metadata.tile_schedule import Tile, assign_tiles, balance
 from . import style
-from .scheduler import NEEDED_SHARE, SGLANG_SAVES_US, savings
+from .rows import decode_rows
+from .scheduler import EACH, NEEDED_SHARE, ONCE, PREPARE, SGLANG_SAVES_US, savings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,7 +49,9 @@ def savings_chart(frame: pd.DataFrame, layers: int = 64) -> Figure:
     axes[0][0].set_ylabel("saved, us a step")
     axes[0][0].set_ylim(table.saved.min() - 150, max(table.saved.max(), SGLANG_SAVES_US) + 150)
     axes[0][-1].legend(title="batch size", ncols=3, loc="lower left", frameon=True)
-    style.add_footer(figure, frame)
+    drawn = decode_rows(frame)
+    drawn = drawn[drawn.backend.isin((EACH, ONCE)) & (drawn.layers == layers)]
+    style.add_footer(figure, drawn)
     return figure
 
 
@@ -60,18 +63,21 @@ def share_chart(frame: pd.DataFrame) -> Figure:
     table = savings(frame).dropna(subset="share")
     lengths = sorted(table.kv_len.unique())
     figure, axis = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
-    for colour, (layers, group) in zip(style.PALETTE, table.groupby("layers"), strict=False):
+    looks = zip(style.PALETTE, style.SHAPES, table.groupby("layers"), strict=False)
+    for colour, shape, (layers, group) in looks:
         place = np.array([lengths.index(kv_len) for kv_len in group.kv_len], float)
         aside = 0.25 * (list(table.layers.unique()).index(layers) - 1)
         spread = np.linspace(-0.06, 0.06, len(group))
-        axis.scatter(place + aside + spread, group.share, s=18, color=colour, label=layers)
+        look = {"s": 18, "color": colour, "marker": shape}
+        axis.scatter(place + aside + spread, group.share, label=layers, **look)
     axis.axhline(NEEDED_SHARE, color="0.3", linewidth=1, linestyle="--")
     axis.text(-0.2, NEEDED_SHARE + 0.01, "expected at least", va="bottom")
     axis.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths])
     axis.set(xlabel="kv_len, tokens", ylabel="saved / ((layers - 1) x prepare)", ylim=(0, 1.15))
     axis.set_title("How much of the prepare kernels' time is saved")
     axis.legend(title="layers", loc="upper right", ncols=3, frameon=True)
-    style.add_footer(figure, frame)
+    drawn = decode_rows(frame)
+    style.add_footer(figure, drawn[drawn.backend.isin((EACH, ONCE, PREPARE))])
     return figure
 
 
@@ -159,7 +165,8 @@ def _resized(facts: SchedulerFacts, batch_size: int, max_seqlen_k: int) -> Sched
 def _draw_savings(axis: Axes, table: pd.DataFrame) -> None:
     lengths = sorted(table.kv_len.unique())
     batches = sorted(table.batch_size.unique())
-    for number, (colour, batch) in enumerate(zip(style.PALETTE, batches, strict=False)):
+    looks = zip(style.PALETTE, style.SHAPES, batches, strict=False)
+    for number, (colour, shape, batch) in enumerate(looks):
         rows = table[table.batch_size == batch]
         place = np.array([lengths.index(kv_len) for kv_len in rows.kv_len])
         low, high = (rows.saved - rows.low).fillna(0), (rows.high - rows.saved).fillna(0)
@@ -167,7 +174,7 @@ def _draw_savings(axis: Axes, table: pd.DataFrame) -> None:
             place + (number - (len(batches) - 1) / 2) * 0.12,
             rows.saved,
             yerr=[low, high],
-            fmt="o",
+            fmt=shape,
             markersize=4,
             linewidth=1,
             color=colour,
@@ -175,7 +182,8 @@ def _draw_savings(axis: Axes, table: pd.DataFrame) -> None:
         )
     axis.axhline(0, color="0.3", linewidth=1)
     axis.axhline(SGLANG_SAVES_US, color="0.3", linewidth=1, linestyle="--")
-    axis.text(-0.45, SGLANG_SAVES_US + 4, "SGLang's #21104", fontsize=8, va="bottom")
+    place = axis.get_yaxis_transform()
+    axis.text(0.01, SGLANG_SAVES_US + 4, "SGLang's #21104", fontsize=8, transform=place)
     axis.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths])
     axis.set_xlabel("kv_len, tokens")
 

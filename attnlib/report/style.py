@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,13 +17,17 @@ if TYPE_CHECKING:
 
 COLORS = {"fa2": "#0072B2", "fa3": "#D55E00", "cuda-cores": "#009E73"}
 """Okabe and Ito's palette: distinct for all common kinds of colour blindness."""
+MARKERS = {"fa2": "o", "fa3": "^", "cuda-cores": "s"}
+"""Beside the colour, for print in grey."""
+SHAPES = ("o", "^", "s", "D", "v", "P", "X")
+"""A marker for each colour of `PALETTE`, for the same reason."""
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442")
 """The whole of it, for names that have no colour of their own."""
 IDLE, OTHER, HOST, LAUNCH = "0.90", "0.55", "0.75", "0.25"
 """Greys: nothing ran; ran, but is not named; the host in a call; the host launching."""
 SETTINGS = {
     "figure.dpi": 110,
-    "savefig.dpi": 110,
+    "savefig.dpi": 200,
     "font.size": 9,
     "axes.titlesize": 10,
     "axes.titleweight": "bold",
@@ -29,8 +36,14 @@ SETTINGS = {
     "svg.fonttype": "path",
 }
 
+SETTLING, SEEN_DIGITS = 3, 6
+"""Layouts until nothing moves but rounding errors; digits of a position in a figure's width."""
 UNDATED = {".png": {"Software": None}, ".svg": {"Date": None, "Creator": None}}
 """What matplotlib must leave out of a file, so that it does not change with the day."""
+FEW = 3
+"""Records whose ids all stand in a footer."""
+LINE_INCHES = 0.13
+"""Height of a footer's line."""
 SPARSE_FROM = 1000
 """Log axes that span more than this label powers of ten only; others 1, 2, 5."""
 
@@ -56,26 +69,55 @@ def plain_ticks(axis: Axes, *which: str) -> None:
         line.set_minor_formatter(NullFormatter())
 
 
+def short_count(value: int) -> str:
+    """`16k` for 16384 and its like, other numbers in full."""
+    return f"{value // 1024}k" if value >= 1024 and value % 1024 == 0 else f"{value:,}"
+
+
+def add_title(figure: Figure, text: str) -> None:
+    """A title over all panels of a figure, where those of single panels begin."""
+    figure.suptitle(text, fontsize=11, fontweight="bold", x=0.01, ha="left")
+
+
 def add_footer(figure: Figure, frame: pd.DataFrame) -> None:
-    """Study, GPU, days and number of records under the figure, so that it can travel alone."""
+    """Under the figure, so that it can travel alone: study, GPU and days, and which records."""
+    write_footer(figure, source_line(frame), records_line(frame.id))
+
+
+def source_line(frame: pd.DataFrame) -> str:
+    """Study, GPU with the id that its records lie under, and days of a frame's records."""
     days = sorted({started[:10] for started in frame.started_at})
-    write_footer(
-        figure,
-        f"{frame.study.iloc[0]}: {len(frame)} records, {frame.gpu.iloc[0] or 'CPU'}, "
-        f"{days[0] if len(days) == 1 else f'{days[0]} to {days[-1]}'}",
-    )
+    gpus = (frame.gpu.replace("", "CPU") + " " + frame.gpu_id).unique()
+    span = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    return f"{', '.join(frame.study.unique())}: {', '.join(gpus)}, {span}"
 
 
-def write_footer(figure: Figure, text: str) -> None:
-    """One small line under the figure: where it comes from."""
-    figure.get_layout_engine().set(rect=(0, 0.05, 1, 0.95))
+def records_line(ids: Iterable[str]) -> str:
+    """The ids of records: all of a few; of many how many, the ends, and a sum over all.
+
+    The sum is eight hex digits of SHA-256 over the sorted ids, a line each: two figures with one
+    sum show the same records.
+    """
+    every = sorted(set(ids))
+    if len(every) <= FEW:
+        return f"records {', '.join(every)}"
+    sum_ = hashlib.sha256("\n".join(every).encode()).hexdigest()[:8]
+    return f"{len(every):,} records, {every[0]} to {every[-1]}, sum of ids {sum_}"
+
+
+def write_footer(figure: Figure, *lines: str) -> None:
+    """Small lines under the figure: where it comes from."""
+    height = LINE_INCHES * (len(lines) + 0.5) / figure.get_size_inches()[1]
+    figure.get_layout_engine().set(rect=(0, height, 1, 1 - height))
+    text = "\n".join(lines)
     figure.text(0.005, 0.005, text, fontsize=7, color="0.35", ha="left", va="bottom")
 
 
 def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
     """Write a figure as `.png` or `.svg`, the same bytes each time; returns its absolute path.
 
-    The file is whole or as it was. ValueError for another suffix.
+    Also if it was shown or saved before. The file is whole or as it was. ValueError for another
+    suffix.
     """
     import matplotlib as mpl
 
@@ -84,10 +126,38 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
         raise ValueError(f"path must end in {' or '.join(UNDATED)}, got {path.name!r}")
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
     try:
-        with mpl.rc_context(SETTINGS):
+        with mpl.rc_context(SETTINGS), _settled(figure):
             kind = path.suffix[1:]
             figure.savefig(unfinished, format=kind, metadata=UNDATED[path.suffix])
         os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
     return path.resolve()
+
+
+@contextmanager
+def _settled(figure: Figure) -> Iterator[None]:
+    """The figure with its layout done and held, to the last digit that can be seen.
+
+    A constrained layout starts from where the last one left the panels and ends up to a rounding
+    error away, which is enough for other ids in an SVG.
+    """
+    engine, dpi = figure.get_layout_engine(), figure.dpi
+    if engine is None:
+        yield
+        return
+    figure.set_dpi(SETTINGS["savefig.dpi"])
+    for _ in range(SETTLING):
+        engine.execute(figure)
+    for axis in figure.axes:
+        bounds = axis.get_position(original=True).bounds
+        axis.set_position([round(value, SEEN_DIGITS) for value in bounds])
+        axis.set_in_layout(True)
+    for text in figure.texts:
+        text.set_position([round(value, SEEN_DIGITS) for value in text.get_position()])
+    figure.set_layout_engine("none")
+    try:
+        yield
+    finally:
+        figure.set_layout_engine(engine)
+        figure.set_dpi(dpi)

@@ -63,9 +63,14 @@ def headline(frame: pd.DataFrame, limit: Ceilings, release: str) -> pd.DataFrame
 
 def slowdown_grid(frame: pd.DataFrame, release: str) -> pd.DataFrame:
     """fa3 / fa2 of every case with head_dim 128, bfloat16 and equal lengths."""
+    return ratios(slowdown_rows(frame, release), FA3, FA2)[[*SHAPE, "ratio"]]
+
+
+def slowdown_rows(frame: pd.DataFrame, release: str) -> pd.DataFrame:
+    """The records that `slowdown_grid` pairs."""
     rows = decode_rows(frame, release=release)
     plain = (rows.lengths == "fixed") & (rows.dtype == "bfloat16") & (rows.head_dim == 128)
-    return ratios(rows[plain & rows.page_size.isin((1, 16))], FA3, FA2)[[*SHAPE, "ratio"]]
+    return rows[plain & rows.page_size.isin((1, 16)) & rows.backend.isin((FA2, FA3))]
 
 
 def slowdown_summary(grid: pd.DataFrame) -> pd.DataFrame:

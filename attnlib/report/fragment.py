@@ -1,0 +1,189 @@
+"""One executed notebook as a piece of the report: HTML that any browser and screen reader takes.
+
+nbconvert does the converting. What it leaves to a page is done here, on the parsed tree:
+
+| as converted | in the report |
+|---|---|
+| code in full | folded, under the line that made the output |
+| headings from h1 on, ids that others have too | from h2 on, ids with the notebook's name |
+| tables, figures and lines wider than a phone | each scrolls by itself, by key too |
+| images without a description or a size | both |
+| links to notebooks | to their part of the page, or no link where the page lacks it |
+| scripts, frames, handlers, styles of a cell's own | gone: the page runs nothing |
+
+Nothing in it depends on when or where it was made.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import struct
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote
+
+if TYPE_CHECKING:
+    from bs4 import BeautifulSoup, Tag
+    from nbformat import NotebookNode
+
+ACTIVE = ("script", "style", "iframe", "object", "embed", "link", "form", "base", "meta")
+"""Elements that load, run or restyle: a cell's output may hold them, a page to share may not."""
+LINKS = re.compile(r"(?:https?:|mailto:|#)", re.IGNORECASE)
+NOTEBOOK = re.compile(r"(?:\./)?([^/#]+)\.ipynb(?:#.*)?")
+PNG = "data:image/png;base64,"
+PNG_HEAD = 24
+"""Bytes of a PNG up to its width and height, two big-endian words."""
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """A notebook's question as text, its finding and its body as HTML."""
+
+    question: str
+    finding: str
+    body: str
+
+
+def notebook_fragment(
+    notebook: NotebookNode, anchor: str, *, shown: Collection[str] = ()
+) -> Fragment:
+    """Convert an executed notebook. `anchor` goes before its ids, `shown` are all on the page.
+
+    The question is the first heading and leaves the body; the finding is the first bold sentence
+    (empty if there is none) and stays.
+    """
+    soup = _parse(_converted(notebook))
+    _remove_active(soup)
+    _fold_code(soup)
+    _name_headings(soup, anchor)
+    _describe_figures(soup, anchor)
+    _box_wide_things(soup)
+    _point_links(soup, anchor, shown)
+    return _split(soup, anchor)
+
+
+def _converted(notebook: NotebookNode) -> str:
+    from nbconvert import HTMLExporter
+
+    exporter = HTMLExporter(
+        template_name="basic",
+        exclude_input_prompt=True,
+        exclude_output_prompt=True,
+    )
+    body, _ = exporter.from_notebook_node(notebook)
+    return body
+
+
+def _parse(body: str) -> BeautifulSoup:
+    from bs4 import BeautifulSoup
+
+    return BeautifulSoup(body, "html.parser")
+
+
+def _remove_active(soup: BeautifulSoup) -> None:
+    for element in [*soup.find_all(ACTIVE), *soup.select("a.anchor-link")]:
+        element.decompose()
+    for element in soup.find_all(True):
+        for name in [name for name in element.attrs if name.lower().startswith("on")]:
+            del element[name]
+
+
+def _fold_code(soup: BeautifulSoup) -> None:
+    """Each cell's code under its last line, which names what was shown."""
+    for area in soup.select("div.code_cell > div.input"):
+        lines = [line for line in area.get_text().splitlines() if line.strip()]
+        calls = [line.strip() for line in lines if not line.startswith(("plt.show", " ", ")"))]
+        details, summary = soup.new_tag("details", attrs={"class": "code"}), soup.new_tag("summary")
+        summary.append("code: ")
+        summary.append(_with_text(soup, "code", calls[-1] if calls else ""))
+        area.wrap(details)
+        details.insert(0, summary)
+
+
+def _name_headings(soup: BeautifulSoup, anchor: str) -> None:
+    """One level down, since the page has the only h1; ids that no other notebook has."""
+    for heading in soup.find_all(re.compile(r"h[1-5]$")):
+        if heading.find_parent(class_="attnlib-card"):
+            continue  # a card's level is right wherever it is shown
+        heading.name = f"h{int(heading.name[1]) + 1}"
+    for number, element in enumerate(soup.find_all(id=True)):
+        is_heading = element.name.startswith("h")
+        element["id"] = f"{anchor}-{element['id'] if is_heading else number}"
+
+
+def _describe_figures(soup: BeautifulSoup, anchor: str) -> None:
+    """What drew the figure and under which heading; the text after it says what it shows."""
+    for number, image in enumerate(soup.find_all("img"), 1):
+        heading = image.find_previous(re.compile(r"h[2-6]$"))
+        cell = image.find_parent("div", class_="code_cell")
+        call = cell.select_one("summary code") if cell else None
+        drawn = re.search(r"[\w.]+(?=\()", call.get_text()) if call else None
+        by = f", drawn by {drawn[0]}" if drawn else ""
+        under = f": {heading.get_text()}" if heading else ""
+        image["alt"] = f"Figure {number} of notebook {anchor[:2]}{by}{under}"
+        image.attrs |= _png_size(image.get("src", ""))
+
+
+def _png_size(source: str) -> dict[str, str]:
+    """Width and height of an inline PNG, so that the page does not jump while it is read."""
+    if not source.startswith(PNG):
+        return {}
+    head = source[len(PNG) :].replace("\n", "")[: PNG_HEAD * 4 // 3]
+    width, height = struct.unpack(">II", base64.b64decode(head)[16:24])
+    return {"width": str(width), "height": str(height)}
+
+
+def _box_wide_things(soup: BeautifulSoup) -> None:
+    """What may be wider than a phone goes into a box that scrolls, also from the keyboard."""
+    for element in soup.find_all(["table", "img", "pre"]):
+        heading = element.find_previous(re.compile(r"h[2-6]$"))
+        kind = {"table": "table", "img": "figure", "pre": "text"}[element.name]
+        if element.name == "table":
+            _mark_heads(element)
+        where = f": {heading.get_text()}" if heading else ""
+        named = {"tabindex": "0", "role": "group", "aria-label": f"{kind}{where}"}
+        element.wrap(soup.new_tag("div", attrs={"class": f"scroll {kind}", **named}))
+
+
+def _mark_heads(table: Tag) -> None:
+    """Say which cells are heads of what; an empty one is no head."""
+    del table["border"]
+    for row in table.find_all("tr"):
+        del row["style"]
+    for cell in table.find_all("th"):
+        if not cell.get_text(strip=True):
+            cell.name = "td"
+        else:
+            cell["scope"] = "col" if cell.find_parent("thead") else "row"
+
+
+def _point_links(soup: BeautifulSoup, anchor: str, shown: Collection[str]) -> None:
+    for link in soup.find_all("a"):
+        target = str(link.get("href", ""))
+        notebook = NOTEBOOK.fullmatch(target)
+        if target.startswith("#"):
+            link["href"] = f"#{quote(f'{anchor}-{unquote(target[1:])}')}"
+        elif notebook and notebook[1] in shown:
+            link["href"] = f"#{notebook[1]}"
+        elif not LINKS.match(target):
+            link.attrs = {"title": "not in this file"}
+            link.name = "span"
+
+
+def _split(soup: BeautifulSoup, anchor: str) -> Fragment:
+    heading = soup.find("h2")
+    question = heading.get_text().strip() if heading else anchor
+    if heading:
+        heading.decompose()
+    bold = soup.select_one("p > strong")
+    if bold:
+        bold.parent["class"] = "finding"
+    return Fragment(question, bold.decode_contents() if bold else "", str(soup))
+
+
+def _with_text(soup: BeautifulSoup, name: str, text: str) -> Tag:
+    element = soup.new_tag(name)
+    element.string = text
+    return element

@@ -1,0 +1,176 @@
+"""What a rule loses that does not measure: its choice's time over the best one's, case by case.
+
+Rules choose for the held-out cases of the study `backend_policy`. Libraries' and engines' rules are
+those of `select.explain`; the measured policy learns from the study's known cases alone. A rule's
+regret depends on what else could have run, so there are two pools of backends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+import pandas as pd
+
+from ..batch import DecodeCase
+from ..catalog.backend_policy import FLASHINFER, HELD_OUT_CASES, KNOWN_CASES, POLICY_RELEASE
+from ..measured import policy_of
+from ..policy import Policy
+from ..select import Call, explain
+from ..workload import sample_seq_lens
+from .rows import CUDA_CORES, FA2, FA3, LABELS, case_of, decode_rows, medians
+
+FA3_LIBRARY = "fa3"
+POOLS = {"FlashInfer": FLASHINFER, "with FA3": (*FLASHINFER, FA3_LIBRARY)}
+NAMES = LABELS | {FA3_LIBRARY: "FlashAttention-3"}
+MEASURED = "measured"
+EXPLAINED = {
+    "FlashInfer 0.6.3 auto": ("flashinfer==0.6.3", "auto"),
+    "FlashInfer 0.6.4 auto": (f"flashinfer=={POLICY_RELEASE}", "auto"),
+    "SGLang with FlashInfer": (f"flashinfer=={POLICY_RELEASE}", "sglang"),
+    "SGLang 0.5.23 auto": ("sglang==0.5.23", "auto"),
+    "vLLM 0.33.0 auto": ("vllm==0.33.0", "auto"),
+}
+"""Rule -> library and policy for `select.explain`. vLLM's own use of FlashInfer is XQA's kernels on
+Hopper, which were not measured."""
+RAN = {
+    ("flashinfer", "fa2"): FA2,
+    ("flashinfer", "fa3"): FA3,
+    ("flashinfer", "cuda-cores"): CUDA_CORES,
+    ("sglang", "fa3"): FA3_LIBRARY,
+    ("vllm", "FLASH_ATTN"): FA3_LIBRARY,
+}
+"""(library, its word) -> our backend. Engines' fa3 is the FlashAttention-3 library."""
+GPU = "sm90"
+
+Rule = Callable[[DecodeCase], str]
+
+
+def regrets(frame: pd.DataFrame) -> pd.DataFrame:
+    """A row a pool, rule and held-out case: the `chosen` backend, its time over the best's, less 1.
+
+    A rule is judged in the pools that hold all of its choices; `regret` is NaN where what it chose
+    has no time.
+    """
+    times = _times(frame)
+    cases = [case for case in HELD_OUT_CASES if case in times]
+    found = []
+    for pool, backends in POOLS.items():
+        for name, choose in _rules(frame, backends).items():
+            chosen = [choose(case) for case in cases]
+            if set(chosen) <= set(backends):
+                lost = [
+                    _lost(times[case], backend, backends)
+                    for case, backend in zip(cases, chosen, strict=True)
+                ]
+                found.append(
+                    pd.DataFrame({"case": cases, "chosen": chosen, "regret": lost}).assign(
+                        pool=pool, rule=name
+                    )
+                )
+    return pd.concat(found, ignore_index=True)
+
+
+def regret_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """A row a pool and rule: held-out cases, geometric mean and worst regret in percent.
+
+    `over 5 %` counts cases that lose more than that.
+    """
+    lost = regrets(frame)
+    grouped = lost.assign(log=np.log1p(lost.regret)).groupby(["pool", "rule"], sort=False)
+    table = pd.DataFrame(
+        {
+            "cases": grouped.regret.count(),
+            "mean, %": np.expm1(grouped.log.mean()) * 100,
+            "worst, %": grouped.regret.max() * 100,
+            "over 5 %": grouped.regret.agg(lambda values: int((values > 0.05).sum())),
+        }
+    )
+    order = table["mean, %"].groupby(level="pool", sort=False).rank()
+    table = table.assign(order=order).sort_values(["pool", "order"]).drop(columns="order")
+    return table.round({"mean, %": 2, "worst, %": 1}).reset_index()
+
+
+def worst_choices(frame: pd.DataFrame, *, pool: str, rule: str = MEASURED) -> pd.DataFrame:
+    """The cases in which `rule` loses more than 1 % in `pool`, most first, with all times in us."""
+    lost = regrets(frame)
+    lost = lost[(lost.pool == pool) & (lost.rule == rule) & (lost.regret > 0.01)]
+    times = _times(frame)
+    rows = [
+        {"case": row.case.key, "chosen": NAMES[row.chosen], "regret, %": round(row.regret * 100, 1)}
+        | {NAMES[n]: us for n, us in times[row.case].items() if n in POOLS[pool]}
+        for row in lost.sort_values("regret", ascending=False).itertuples()
+    ]
+    return pd.DataFrame(rows).round(2)
+
+
+def confidence_table(frame: pd.DataFrame, *, pool: str) -> pd.DataFrame:
+    """How often a choice of so much confidence was the fastest, in the held-out cases."""
+    policy, times = policy_of(frame, KNOWN_CASES), _times(frame)
+    rows = []
+    for case in (case for case in HELD_OUT_CASES if case in times):
+        pick = policy.choose(case.spec, sample_seq_lens(case).tolist(), backends=POOLS[pool])
+        rows.append((pick.confidence, _lost(times[case], pick.backend, POOLS[pool]) == 0))
+    found = pd.DataFrame(rows, columns=["confidence", "right"])
+    edges = [0.5, 0.9, 0.99, 1.0]
+    bins = pd.cut(found.confidence, edges, labels=["up to 0.9", "to 0.99", "above"])
+    counts = found.groupby(bins, observed=False).right.agg(["size", "sum"])
+    return counts.rename(columns={"size": "choices", "sum": "fastest"}).reset_index()
+
+
+def fastest(frame: pd.DataFrame, *, pool: str) -> pd.DataFrame:
+    """In how many cases, known and held out, each backend is the fastest: a row a layer."""
+    rows = [
+        {"heads": case.spec.heads, "group": case.spec.group_size, "page size": case.spec.page_size}
+        | {"fastest": NAMES[min((us, n) for n, us in found.items() if n in POOLS[pool])[1]]}
+        for case, found in _times(frame).items()
+    ]
+    table = pd.DataFrame(rows)
+    return (
+        pd.crosstab([table.group, table.heads, table["page size"]], table.fastest)
+        .rename_axis(columns=None)
+        .reset_index()
+    )
+
+
+def _rules(frame: pd.DataFrame, backends: Sequence[str]) -> dict[str, Rule]:
+    return {
+        **_measured_rule(frame, backends),
+        "always fa2": lambda _: FA2,
+        "always fa3": lambda _: FA3,
+        **{name: partial(_explained, *asked) for name, asked in EXPLAINED.items()},
+    }
+
+
+def _measured_rule(frame: pd.DataFrame, backends: Sequence[str]) -> dict[str, Rule]:
+    """None from a live frame, which holds no known case to learn from."""
+    if not any(case in _times(frame) for case in KNOWN_CASES):
+        return {}
+    return {MEASURED: partial(_measured, policy_of(frame, KNOWN_CASES), backends)}
+
+
+def _measured(policy: Policy, backends: Sequence[str], case: DecodeCase) -> str:
+    return policy.choose(case.spec, sample_seq_lens(case).tolist(), backends=backends).backend
+
+
+def _explained(library: str, policy: str, case: DecodeCase) -> str:
+    call = Call(kv_lens=tuple(sample_seq_lens(case).tolist()), graph=True)
+    asked = {"mode": "decode", "gpu": GPU, "library": library, "policy": policy}
+    choice = explain(case.spec, call=call, env={}, **asked)
+    return RAN[library.partition("==")[0], choice.kernel]
+
+
+def _times(frame: pd.DataFrame) -> dict[DecodeCase, dict[str, float]]:
+    """Each case's median time of every backend that ran it, in us."""
+    wide = medians(decode_rows(frame))
+    backends = list(wide.columns)
+    return {
+        case_of(row): row[backends].dropna().astype(float).to_dict()
+        for _, row in wide.reset_index().iterrows()
+    }
+
+
+def _lost(times: dict[str, float], chosen: str, backends: Sequence[str]) -> float:
+    best = min(us for name, us in times.items() if name in backends)
+    return times.get(chosen, np.nan) / best - 1

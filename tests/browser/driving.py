@@ -1,0 +1,223 @@
+"""What browser tests share: Debian's Chromium, axe, and a JupyterLab that `make lab` started.
+
+A test that shows something in a notebook writes it, runs it as a user would, and looks:
+
+    name = lab.write("shown", "import attnlib", "attnlib.explore()")
+    lab.open(page, name)
+    lab.run_all(page, name)
+    page.get_by_label("page size").select_option("16")
+
+Where Chromium or its driver is missing, tests skip and say what to install; with
+ATTNLIB_BROWSER=required they fail instead, so that CI cannot lose them unnoticed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.request import Request, urlopen
+
+import nbformat
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = ROOT / "notebooks"
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+PACKAGES = ("playwright", "axe_playwright_python")
+START_S, RUN_S, STEP_S = 60, 180, 0.2
+SEVERE = ("serious", "critical")
+SETTINGS = {
+    "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+    "notebook-extension/tracker": {"windowingMode": "none"},
+}
+"""JupyterLab's own: no dialog over the notebook, no request to the net, and every cell in the page,
+not only those in view."""
+READY = re.compile(r"Python 3.* \| Idle")
+ALL_RUN = r"""() => {
+    const prompts = [...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')]
+        .map(each => each.textContent).filter(text => text.includes('['));
+    return prompts.length && /\d/.test(prompts[0]) && !prompts.some(text => text.includes('*'));
+}"""
+"""Whether the first cell has run and none waits or runs: a cell that fails frees all after it."""
+SWITCHES = ("ATTNLIB_DATA", "ATTNLIB_MACHINE", "ATTNLIB_WHEELS", "JUPYTER_TOKEN", "MAKEFLAGS")
+"""What would change the lab: the test's own data folder, the caller's switches, an outer make's."""
+
+
+def chromium_or_skip() -> str:
+    """Chromium's path; skips without it or its driver, fails where browsers are required."""
+    found = next(filter(None, map(shutil.which, CHROMIUM)), None)
+    lacking = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if found and not lacking:
+        return found
+    reason = (
+        f"needs {', '.join(lacking)}: pip install -r requirements.txt"
+        if lacking
+        else "needs Chromium: apt-get install chromium"
+    )
+    (pytest.fail if os.environ.get("ATTNLIB_BROWSER") == "required" else pytest.skip)(reason)
+
+
+@contextmanager
+def headless_chromium() -> Iterator[Browser]:
+    """The system's Chromium, driven; root needs it without its sandbox."""
+    path = chromium_or_skip()
+    from playwright.sync_api import sync_playwright
+
+    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=path, args=arguments)
+        yield browser
+        browser.close()
+
+
+def severe_violations(page: Page) -> list[str]:
+    """What axe-core finds serious or critical on the page as it is shown: rule, impact, where."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(page).response["violations"]
+    return [
+        f"{rule['id']} ({rule['impact']}): {rule['nodes'][0]['html'][:200]}"
+        for rule in found
+        if rule["impact"] in SEVERE
+    ]
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A running JupyterLab on a copy of the notebooks: what its own runtime file says of it."""
+
+    url: str
+    token: str
+    pid: int
+    folder: Path
+
+    def write(self, name: str, *sources: str) -> str:
+        """A new notebook of these code cells in the lab's folder; returns its file's name."""
+        cells = [nbformat.v4.new_code_cell(source) for source in sources]
+        kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+        notebook = nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel})
+        nbformat.write(notebook, self.folder / f"{name}.ipynb")
+        return f"{name}.ipynb"
+
+    def copy(self, path: Path) -> str:
+        """A notebook of the project without its outputs; returns its file's name."""
+        notebook = nbformat.read(path, as_version=4)
+        for cell in notebook.cells:
+            if cell.cell_type == "code":
+                cell.outputs, cell.execution_count = [], None
+        nbformat.write(notebook, self.folder / path.name)
+        return path.name
+
+    def open(self, page: Page, name: str) -> None:
+        """Open a notebook in JupyterLab and wait for its kernel."""
+        page.goto(f"{self.url}lab/tree/{name}?reset&token={self.token}")
+        # The toolbar's circle looks idle before there is a kernel; the status bar names it.
+        ready = page.locator("#jp-main-statusbar").get_by_text(READY)
+        ready.wait_for(timeout=1000 * START_S)
+
+    def run_all(self, page: Page, name: str) -> nbformat.NotebookNode:
+        """Run > Run All Cells, until each has run or one has failed; the notebook as saved."""
+        choose(page, "Run", "Run All Cells")
+        page.wait_for_function(ALL_RUN, timeout=1000 * RUN_S)
+        saved = (self.folder / name).stat().st_mtime_ns
+        choose(page, "File", "Save Notebook")
+        until = time.monotonic() + START_S
+        while (self.folder / name).stat().st_mtime_ns == saved:
+            assert time.monotonic() < until, f"{name} was not saved in {START_S} s"
+            page.wait_for_timeout(1000 * STEP_S)
+        return nbformat.read(self.folder / name, as_version=4)
+
+    def stop_kernels(self) -> None:
+        """End every kernel, so that one notebook's memory is not the next one's."""
+        for kernel in self.ask("api/kernels"):
+            self.ask(f"api/kernels/{kernel['id']}", method="DELETE")
+
+    def ask(self, path: str, method: str = "GET") -> Any:
+        """The answer of the server's own interface, with the token."""
+        head = {"Authorization": f"token {self.token}"}
+        with urlopen(Request(self.url + path, headers=head, method=method)) as answer:
+            return json.loads(answer.read() or "null")
+
+
+def choose(page: Page, menu: str, entry: str) -> None:
+    """An entry of JupyterLab's menu bar, clicked as a user does."""
+    page.locator("#jp-MainMenu").get_by_text(menu, exact=True).click()
+    page.locator(".lm-Menu-itemLabel").get_by_text(entry, exact=True).click()
+
+
+def errors_of(notebook: nbformat.NotebookNode) -> list[str]:
+    """The errors that its cells show."""
+    outputs = [o for cell in notebook.cells for o in cell.get("outputs", ())]
+    return [f"{o.ename}: {o.evalue}" for o in outputs if o.output_type == "error"]
+
+
+@contextmanager
+def running_lab(folder: Path) -> Iterator[Lab]:
+    """JupyterLab as `make lab` starts it, in replay mode, with none of the user's settings."""
+    work = folder / "notebooks"
+    work.mkdir()
+    command = ["make", "--no-print-directory", "lab", "STAMP=", f"NOTEBOOKS={work}"]
+    command += [f"BIN={Path(sys.executable).parent}"]
+    command += ["LAB_FLAGS=--allow-root"] if os.geteuid() == 0 else []
+    log = (folder / "lab.log").open("w")
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=_environment(folder),
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        yield _wait_for(process, folder, work)
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(START_S)
+        log.close()
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    for name, chosen in SETTINGS.items():
+        path = folder / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(chosen))
+    own = {
+        "ATTNLIB_MODE": "replay",
+        "BROWSER": "true",  # `make lab` opens one; this one shows nothing
+        "JUPYTER_CONFIG_DIR": str(folder / "config"),
+        "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
+        "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"),
+        "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces"),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
+    return {name: v for name, v in os.environ.items() if name not in SWITCHES} | own
+
+
+def _wait_for(process: subprocess.Popen[bytes], folder: Path, work: Path) -> Lab:
+    until = time.monotonic() + START_S
+    while time.monotonic() < until and process.poll() is None:
+        for path in folder.glob("runtime/jpserver-*.json"):
+            try:
+                told = json.loads(path.read_text())
+                lab = Lab(told["url"], told["token"], told["pid"], work)
+                lab.ask("api/status")
+            except (OSError, ValueError):
+                continue  # written, but not whole yet, or not listening yet
+            return lab
+        time.sleep(STEP_S)
+    raise AssertionError(f"make lab did not start: {(folder / 'lab.log').read_text()[-2000:]}")

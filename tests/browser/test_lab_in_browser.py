@@ -1,0 +1,71 @@
+"""JupyterLab as `make lab` starts it: for this machine only, and every notebook runs in it."""
+
+from __future__ import annotations
+
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import urlopen
+
+import psutil
+import pytest
+from driving import NOTEBOOKS, errors_of
+
+pytestmark = pytest.mark.browser
+PATHS = sorted(NOTEBOOKS.glob("*.ipynb"))
+PROFILE = """import attnlib
+def step(side):
+    return sum(row * row for row in range(side))
+attnlib.profile(step, 1000)"""
+
+
+def test_the_server_and_all_it_started_listen_on_this_machine_only(lab) -> None:
+    assert urlsplit(lab.url).hostname in ("127.0.0.1", "localhost")
+    server = psutil.Process(lab.pid)
+    family = [server, *server.children(recursive=True)]
+    ports = [c.laddr.ip for one in family for c in one.net_connections() if c.status == "LISTEN"]
+    assert ports and set(ports) <= {"127.0.0.1", "::1"}
+
+
+def test_without_its_token_the_server_gives_nothing_away(lab) -> None:
+    assert len(lab.token) >= 32
+    for path in ("api/contents", "api/kernels"):
+        with pytest.raises(HTTPError, match="403"):
+            urlopen(lab.url + path)
+    with urlopen(lab.url + "lab") as answer:
+        assert "/login" in answer.url and b"jupyter-config-data" not in answer.read()
+    with pytest.raises(HTTPError, match="403"):
+        urlopen(f"{lab.url}api/contents?token={'0' * len(lab.token)}")
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_every_notebook_runs_to_its_end_in_jupyterlab(lab, page, path) -> None:
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    lab.open(page, lab.copy(path))
+    notebook = lab.run_all(page, path.name)
+    lab.stop_kernels()
+    assert errors_of(notebook) == []
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    assert all(cell.outputs for cell in cells)
+    assert page.locator('[data-mime-type="application/vnd.jupyter.error"]').count() == 0
+    hosts = {urlsplit(url).hostname for url in asked if url.startswith("http")}
+    assert hosts == {urlsplit(lab.url).hostname}
+
+
+def test_a_cell_that_fails_is_noticed(lab, page) -> None:
+    name = lab.write("failing", "1 + 1", "1 / 0", "2 + 2")
+    lab.open(page, name)
+    notebook = lab.run_all(page, name)
+    lab.stop_kernels()
+    assert errors_of(notebook) == ["ZeroDivisionError: division by zero"]
+
+
+def test_a_profile_shows_itself_in_the_cell_that_took_it(lab, page) -> None:
+    name = lab.write("profiled", PROFILE)
+    lab.open(page, name)
+    assert errors_of(lab.run_all(page, name)) == []
+    card = page.locator(".attnlib-card")
+    card.wait_for()
+    assert "step" in card.locator("h4").inner_text()
+    lab.stop_kernels()

@@ -1,0 +1,130 @@
+"""A notebook as a piece of the page: nothing of it runs, nothing collides, all of it is named."""
+
+from __future__ import annotations
+
+import base64
+import struct
+
+import pandas as pd
+import pytest
+from bs4 import BeautifulSoup
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+from attnlib.report.fragment import notebook_fragment
+
+HEAD = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack(">II", 640, 480)
+PNG = base64.b64encode(HEAD + bytes(13)).decode()
+FIRST = "# What is it?\n\n**It is `5`.** And so on.\n\n## Why\nSee [there](#Why)."
+
+
+def shown(source, **data):
+    outputs = [new_output("display_data", {name.replace("__", "/"): v for name, v in data.items()})]
+    return new_code_cell(source, execution_count=1, outputs=outputs)
+
+
+def fragment(*cells, first=FIRST, names=()):
+    notebook = new_notebook(cells=[new_markdown_cell(first), *cells])
+    return notebook_fragment(notebook, "03_slug", shown=names)
+
+
+def soup(*cells, **options):
+    return BeautifulSoup(fragment(*cells, **options).body, "html.parser")
+
+
+def test_question_and_finding_are_taken_from_the_first_cell() -> None:
+    found = fragment()
+    assert (found.question, found.finding) == ("What is it?", "It is <code>5</code>.")
+    assert "What is it?" not in found.body and 'class="finding"' in found.body
+
+
+def test_a_notebook_that_asks_nothing_is_called_by_its_name() -> None:
+    found = fragment(first="Only words.")
+    assert (found.question, found.finding) == ("03_slug", "")
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        "<script>steal()</script><p>kept</p>",
+        "<p onclick='steal()'>kept</p>",
+        "<iframe src='https://example.com'></iframe><p>kept</p>",
+        "<style>body { display: none }</style><p>kept</p>",
+        "<link rel='stylesheet' href='https://example.com/a.css'><p>kept</p>",
+    ],
+)
+def test_what_an_output_would_run_load_or_restyle_is_gone(output) -> None:
+    body = fragment(shown("show()", text__html=output)).body
+    assert "kept" in body
+    for word in ("steal", "example.com", "display: none", "<script", "<style", "<iframe", "<link"):
+        assert word not in body
+
+
+def test_strings_in_tables_and_texts_are_escaped() -> None:
+    evil = "<img src=x onerror=alert(1)>"
+    table = pd.DataFrame({evil: [evil]}).to_html()
+    found = soup(shown("show()", text__html=table), shown(f"'{evil}'", text__plain=evil))
+    assert found.find_all("img") == []
+    assert found.get_text().count(evil) == 5  # head, cell, output, and twice the source
+
+
+def test_code_is_folded_under_the_line_that_made_the_output() -> None:
+    source = "limit = rows.ceilings(frame)\ntables.ceiling_table(limit)"
+    found = soup(shown(source, text__plain="1"))
+    (details,) = found.select("details.code")
+    assert details.summary.get_text() == "code: tables.ceiling_table(limit)"
+    assert source in details.get_text() and not details.has_attr("open")
+    assert not details.find_all(class_="output")
+
+
+def test_a_figure_says_what_drew_it_and_where_and_how_large_it_is() -> None:
+    source = "_ = figures.floor_chart(frame)\nplt.show()"
+    (image,) = soup(shown(source, image__png=PNG)).find_all("img")
+    assert image["alt"] == "Figure 1 of notebook 03, drawn by figures.floor_chart: Why"
+    assert (image["width"], image["height"]) == ("640", "480")
+
+
+def test_headings_go_down_one_level_and_carry_the_notebooks_name() -> None:
+    (heading,) = soup().find_all(["h1", "h2", "h3"])
+    assert (heading.name, heading["id"]) == ("h3", "03_slug-Why")
+    (link,) = soup().find_all("a")
+    assert link["href"] == "#03_slug-Why"
+
+
+def test_every_id_stands_once_and_only_in_this_notebook() -> None:
+    found = soup(shown("a", text__plain="1"), shown("b", text__plain="2"))
+    ids = [element["id"] for element in found.find_all(id=True)]
+    assert len(ids) == len(set(ids)) > 3
+    assert all(name.startswith("03_slug-") for name in ids)
+
+
+def test_links_lead_to_notebooks_of_the_page_to_the_net_or_nowhere() -> None:
+    text = (
+        "[a](06_x.ipynb) [b](07_y.ipynb) [c](../README.md) [d](https://example.com) "
+        "[e](javascript:alert) [f](06_x.ipynb#part)"
+    )
+    found = soup(first=text, names=["06_x"])
+    links = {link.get_text(): link["href"] for link in found.find_all("a")}
+    assert links == {"a": "#06_x", "d": "https://example.com", "f": "#06_x"}
+    assert [s.get_text() for s in found.find_all("span", title="not in this file")] == [
+        "b",
+        "c",
+        "e",
+    ]
+
+
+def test_what_may_be_wide_scrolls_in_a_box_that_has_a_name_and_takes_the_keyboard() -> None:
+    table = pd.DataFrame({"n": [1]}).to_html()
+    found = soup(shown("t()", text__html=table), shown("f()", image__png=PNG))
+    for name in ("table", "img", "pre"):
+        for element in found.find_all(name):
+            assert element.parent["class"][0] == "scroll" and element.parent["tabindex"] == "0"
+            assert element.parent["role"] == "group" and element.parent["aria-label"]
+
+
+def test_heads_of_a_table_say_of_what_and_empty_ones_are_none() -> None:
+    table = pd.DataFrame({"n": [1]}, index=["a"]).to_html()
+    found = soup(shown("t()", text__html=table))
+    assert [(th.get_text(), th["scope"]) for th in found.find_all("th")] == [
+        ("n", "col"),
+        ("a", "row"),
+    ]

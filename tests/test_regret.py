@@ -1,0 +1,108 @@
+"""What rules lose: each rule chooses as its library does, and regret is time over the best."""
+
+from __future__ import annotations
+
+import math
+
+import matplotlib.pyplot as plt
+import pytest
+
+from attnlib import store
+from attnlib.catalog.backend_policy import HEADLINE_CASES, HELD_OUT_CASES, SPECS, STUDY
+from attnlib.report import regret, regret_figures
+from attnlib.report.rows import CUDA_CORES, FA2, FA3, of_cases
+
+
+@pytest.fixture(scope="module")
+def frame():
+    return store.load(STUDY.name, STUDY.reference_machine)
+
+
+@pytest.fixture(scope="module")
+def lost(frame):
+    return regret.regrets(frame)
+
+
+def of_rule(lost, rule, pool="FlashInfer"):
+    return lost[(lost.rule == rule) & (lost.pool == pool)].set_index("case")
+
+
+def test_a_rule_is_judged_in_every_held_out_case_or_not_at_all(lost):
+    counts = lost.groupby(["pool", "rule"]).case.nunique()
+    assert set(counts) == {len(HELD_OUT_CASES)}
+
+
+def test_rules_that_choose_the_library_are_judged_only_where_it_is_in_the_pool(lost):
+    rules = {pool: set(part.rule) for pool, part in lost.groupby("pool")}
+    assert rules["with FA3"] - rules["FlashInfer"] == {"SGLang 0.5.23 auto", "vLLM 0.33.0 auto"}
+
+
+def test_auto_is_fa3_before_the_fix_and_fa2_since(lost):
+    assert set(of_rule(lost, "FlashInfer 0.6.3 auto").chosen) == {FA3}
+    assert set(of_rule(lost, "FlashInfer 0.6.4 auto").chosen) == {FA2}
+
+
+def test_sglang_takes_tensor_cores_from_group_size_four_up(lost):
+    for case, row in of_rule(lost, "SGLang with FlashInfer").iterrows():
+        assert row.chosen == (FA2 if case.spec.group_size >= 4 else CUDA_CORES)
+
+
+def test_no_regret_is_negative_and_the_chosen_fastest_has_none(frame, lost):
+    assert (lost.regret.dropna() >= 0).all()
+    best = regret.regrets(frame.assign(run_us=1.0))
+    assert (best.regret == 0).all()
+
+
+def test_measuring_loses_less_than_every_rule_in_the_mean(frame):
+    table = regret.regret_table(frame)
+    for _, part in table.groupby("pool"):
+        assert part.iloc[0].rule == regret.MEASURED
+        assert part["mean, %"].is_monotonic_increasing
+        assert part["mean, %"].iloc[0] <= 0.4 < part["mean, %"].iloc[1]
+
+
+def test_the_mean_is_geometric(frame, lost):
+    logs = [math.log1p(r) for r in of_rule(lost, "always fa2").regret]
+    table = regret.regret_table(frame).set_index(["pool", "rule"])
+    assert table.loc[("FlashInfer", "always fa2"), "mean, %"] == pytest.approx(
+        100 * math.expm1(sum(logs) / len(logs)), abs=0.005
+    )
+
+
+def test_the_worst_choices_show_all_times_and_the_loss_follows(frame):
+    table = regret.worst_choices(frame, pool="FlashInfer")
+    first = table.iloc[0]
+    times = first[["fa2", "fa3", "CUDA cores"]].astype(float)
+    assert first["regret, %"] == pytest.approx(
+        (times[first.chosen] / times.min() - 1) * 100, abs=0.2
+    )
+
+
+def test_confident_choices_are_right_and_doubtful_ones_less_often(frame):
+    table = regret.confidence_table(frame, pool="with FA3")
+    share = (table.fastest / table.choices).tolist()
+    assert table.choices.sum() == len(HELD_OUT_CASES)
+    assert share == sorted(share) and share[-1] == 1 and share[0] < 1
+
+
+def test_every_case_has_one_fastest_backend(frame):
+    table = regret.fastest(frame, pool="FlashInfer")
+    assert len(table) == len(SPECS)
+    assert set(table[["fa2", "fa3", "CUDA cores"]].sum(axis=1)) == {68}
+
+
+def test_a_live_frame_of_few_cases_is_enough_for_the_choices_of_rules(frame):
+    few = of_cases(frame, HEADLINE_CASES)
+    assert set(regret.regrets(few).rule) == set(regret.EXPLAINED) | {"always fa2", "always fa3"}
+
+
+def test_figures_draw_every_rule_and_every_layer_asked_for(frame):
+    chart = regret_figures.regret_chart(frame, pool="with FA3")
+    assert [t.get_text() for t in chart.axes[0].get_yticklabels()][0] == regret.MEASURED
+    assert len(regret_figures.policy_map(frame, SPECS[:2], pool="with FA3").axes) == 2
+    plt.close("all")
+
+
+def test_a_map_of_no_layer_is_refused(frame):
+    with pytest.raises(ValueError, match="specs must hold at least one"):
+        regret_figures.policy_map(frame, [], pool="FlashInfer")
