@@ -285,7 +285,8 @@ def test_the_figure_has_a_dot_a_round_and_names_its_records(demo):
         (*TIMES[FA2], *TIMES[FA3])
     )
     assert any(line.get_xdata()[0] == seen.floor_us for line in axis.lines)
-    assert any("demo: 6 records, Test GPU" in text.get_text() for text in figure.texts)
+    footer = figure.texts[-1].get_text()
+    assert footer.startswith("demo: Test GPU 0badcafe, ") and "\n6 records, " in footer
 
 
 def test_a_figure_needs_one_time_at_least(demo, make_record):

@@ -30,7 +30,7 @@ TRUST = "measurement_trust"
 """The study that says how far two processes of one machine lie apart."""
 LIBRARY = "flashinfer-python"
 NOTHING = "-"
-SAMPLE = ("id", "study", "gpu", "started_at", "backend", "round", "run_us")
+SAMPLE = ("id", "study", "gpu", "gpu_id", "started_at", "backend", "round", "run_us")
 """Columns of a view's samples: what a figure's footer names, and what it draws."""
 
 

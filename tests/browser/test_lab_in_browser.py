@@ -69,3 +69,19 @@ def test_a_profile_shows_itself_in_the_cell_that_took_it(lab, page) -> None:
     card.wait_for()
     assert "step" in card.locator("h4").inner_text()
     lab.stop_kernels()
+
+
+def test_the_explorers_controls_change_its_view(lab, page) -> None:
+    name = lab.write("explored", "import attnlib\nattnlib.explore()")
+    lab.open(page, name)
+    assert errors_of(lab.run_all(page, name)) == []
+    view, control = page.locator(".attn-explorer-view"), page.get_by_label("KV length")
+    view.get_by_role("table").first.wait_for()
+    before, now = view.inner_text(), control.input_value()
+    other = [o for o in control.locator("option").all_inner_texts() if o != now][-1]
+    control.select_option(label=other)
+    page.wait_for_function(
+        "before => document.querySelector('.attn-explorer-view').innerText !== before", arg=before
+    )
+    assert control.input_value() != now and "kv_len" in view.inner_text()
+    lab.stop_kernels()
