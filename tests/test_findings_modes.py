@@ -49,7 +49,7 @@ def test_notebook_08_answers_with_shapes_and_what_prefill_pays(studied, ratio):
     assert (
         f"faster than fa3 at {few['fa2 faster'].sum()} of {few.shapes.sum()} shapes, and wrong for "
         f"prefill, where it is slower at {many['fa2 slower'].sum()} of {many.shapes.sum()} and "
-        f"takes {prefill.median():.2f} times as long in the median (measured 2026-11-21)"
+        f"takes {prefill.median():.2f} times as long in the median; in decode"
     ) in prose("08")
     assert f"More shapes than {len(ratio)}." in prose("08")
     assert counts["fa2 same"].sum() == 0

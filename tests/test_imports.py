@@ -134,7 +134,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jobs": ("record", "store"),
     "store": ("record", "batch", "cases", "extend_case"),
     # which backend a library picks, and the table made of that
-    "select": ("select.*",),
+    "select": ("measured", "select.*"),
     "select.*": ("batch", "select.*"),
     "features": ("batch", "select", "select.*"),
     "study": ("cases", "record", "store", "overlay", "jobs", "lock"),

@@ -91,9 +91,13 @@ def test_every_case_has_one_fastest_backend(frame):
     assert set(table[["fa2", "fa3", "CUDA cores"]].sum(axis=1)) == {68}
 
 
-def test_a_live_frame_of_few_cases_is_enough_for_the_choices_of_rules(frame):
+def test_the_few_cases_of_a_live_notebook_are_enough_for_every_table(frame):
     few = of_cases(frame, HEADLINE_CASES)
-    assert set(regret.regrets(few).rule) == set(regret.EXPLAINED) | {"always fa2", "always fa3"}
+    assert set(regret.regrets(few).rule) == set(regret.regrets(frame).rule)
+    assert regret.confidence_table(few, pool="with FA3").choices.sum() == len(SPECS)
+    assert regret.fastest(few, pool="FlashInfer")[["fa2", "fa3", "CUDA cores"]].sum().sum() == 110
+    assert len(regret_figures.policy_map(few, SPECS[:1], pool="FlashInfer").axes) == 1
+    plt.close("all")
 
 
 def test_figures_draw_every_rule_and_every_layer_asked_for(frame):

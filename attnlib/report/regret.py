@@ -43,6 +43,9 @@ RAN = {
 }
 """(library, its word) -> our backend. Engines' fa3 is the FlashAttention-3 library."""
 GPU = "sm90"
+BLOCKS_PER_SM = 2
+LONG, MANY = 4096, 8
+"""Tokens of a long request, and requests of a batch, that a table of skewed batches begins at."""
 
 Rule = Callable[[DecodeCase], str]
 
@@ -134,20 +137,35 @@ def fastest(frame: pd.DataFrame, *, pool: str) -> pd.DataFrame:
     )
 
 
+def one_long_request(frame: pd.DataFrame) -> pd.DataFrame:
+    """Batches of one long request among many short ones: fa2's time beside the fastest backend's.
+
+    `splits` is FlashInfer's rule for a graph: fa2 splits requests while requests x KV heads are
+    fewer than two blocks a SM (`PrefillSplitQOKVIndptr` in scheduler.cuh, 0.6.4).
+    """
+    slots = BLOCKS_PER_SM * int(frame.num_sms.max())
+    rows = []
+    for case, times in _times(frame).items():
+        if case.lengths != "skewed" or case.kv_len < LONG or case.batch_size < MANY:
+            continue
+        best = min(times, key=lambda name: times[name])
+        tiles = case.batch_size * case.spec.num_kv_heads
+        told = {"heads": case.spec.heads, "batch": case.batch_size, "longest": case.kv_len}
+        told |= {"requests x KV heads": tiles, "splits": "yes" if tiles < slots else "no"}
+        told |= {"fa2": times.get(FA2, np.nan), "fastest": NAMES[best], "us": times[best]}
+        rows.append(told)
+    table = pd.DataFrame(rows).sort_values(["requests x KV heads", "longest"])
+    return table.assign(ratio=table.fa2 / table.us).round(2).reset_index(drop=True)
+
+
 def _rules(frame: pd.DataFrame, backends: Sequence[str]) -> dict[str, Rule]:
+    policy = policy_of(frame, KNOWN_CASES)
     return {
-        **_measured_rule(frame, backends),
+        MEASURED: partial(_measured, policy, backends),
         "always fa2": lambda _: FA2,
         "always fa3": lambda _: FA3,
         **{name: partial(_explained, *asked) for name, asked in EXPLAINED.items()},
     }
-
-
-def _measured_rule(frame: pd.DataFrame, backends: Sequence[str]) -> dict[str, Rule]:
-    """None from a live frame, which holds no known case to learn from."""
-    if not any(case in _times(frame) for case in KNOWN_CASES):
-        return {}
-    return {MEASURED: partial(_measured, policy_of(frame, KNOWN_CASES), backends)}
 
 
 def _measured(policy: Policy, backends: Sequence[str], case: DecodeCase) -> str:

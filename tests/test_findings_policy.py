@@ -1,0 +1,91 @@
+"""The numbers about the decode policy in the notebook on backends are those of the records."""
+
+from __future__ import annotations
+
+import pytest
+from test_findings import prose
+
+from attnlib import measured, store
+from attnlib.catalog.backend_policy import SPECS, STUDY
+from attnlib.report import regret
+from attnlib.report.rows import CUDA_CORES, FA2
+
+pytestmark = pytest.mark.usefixtures("published_records")
+
+
+@pytest.fixture(scope="module")
+def studied():
+    return store.load(STUDY.name, STUDY.reference_machine)
+
+
+@pytest.fixture(scope="module")
+def lost(studied):
+    return regret.regret_table(studied).set_index(["pool", "rule"])
+
+
+def test_the_regrets_are_those_of_the_table(lost):
+    mean = lost["mean, %"]
+    own, sglang, fa2 = (
+        mean["FlashInfer", rule] for rule in ("measured", "SGLang with FlashInfer", "always fa2")
+    )
+    text = prose("08")
+    assert f"loses {own:.2f} % where SGLang's rule loses {sglang:.1f} % and fa2 always" in text
+    assert f"fa2 always {fa2:.1f} % (measured 2026-11-21)" in text
+    assert f"measured policy loses {own:.2f} % in the geometric mean" in text
+    assert f"in 0.6.3 loses {mean['FlashInfer', 'FlashInfer 0.6.3 auto']:.0f} %" in text
+    assert f"it is {mean['with FA3', 'measured']:.2f} %" in text
+    engines = {mean["with FA3", rule] for rule in ("SGLang 0.5.23 auto", "vLLM 0.33.0 auto")}
+    assert f"and {engines.pop():.0f} % for the engines" in text and not engines
+
+
+def test_the_worst_choices_are_told(lost):
+    worst = lost.loc[("with FA3", "measured")]
+    text = prose("08")
+    assert f"Its worst case is {worst['worst, %']:.1f} %, two more are above 5 %" in text
+    assert worst["over 5 %"] == 3
+
+
+def test_the_counts_of_fastest_are_those_of_the_table(studied):
+    table = regret.fastest(studied, pool="with FA3")
+    total = table[["fa2", "CUDA cores", "FlashAttention-3", "fa3"]].sum()
+    assert (
+        f"{total.sum()} batches each kernel is the fastest in. fa2 has {total['fa2']}, CUDA cores "
+        f"{total['CUDA cores']}, FlashAttention-3 {total['FlashAttention-3']} and FlashInfer's fa3 "
+        f"{total['fa3']}"
+    ) in prose("08")
+    few = table[table.group <= 2]
+    assert (few["CUDA cores"] > few[["fa2", "fa3", "FlashAttention-3"]].sum(axis=1)).all()
+
+
+def test_refused_groups_and_failed_records_are_told(studied):
+    refused = studied[(studied.backend == CUDA_CORES) & (studied.status == "refused")]
+    groups = {int(q) // int(k) for q, k in refused.heads.str.split("/")}
+    assert groups == {5, 6, 7, 16} and "refuse 5, 6, 7 and 16" in prose("08")
+    failed = studied[studied.status == "error"]
+    assert f"{len(failed)} decode records are errors" in prose("08")
+    assert (set(failed.backend), set(failed.heads)) == ({FA2}, {"64/4"})
+    assert f"at least {failed.batch_size.min():.0f} requests" in prose("08")
+
+
+def test_confidence_is_told_as_counted(studied):
+    table = regret.confidence_table(studied, pool="with FA3").set_index("confidence")
+    sure, doubtful = table.loc["above"], table.loc["up to 0.9"]
+    assert sure.choices == sure.fastest
+    said = f"Of {sure.choices} choices above 0.99 all were the fastest, of {doubtful.choices} up to"
+    assert said in prose("08") and doubtful.fastest == 8
+
+
+def test_the_step_of_fa2_lies_where_requests_are_no_longer_split(studied):
+    table = regret.one_long_request(studied)
+    tiles = table["requests x KV heads"]
+    below, above = table[table.splits == "yes"], table[table.splits == "no"]
+    assert f"Up to {tiles[below.index].max()} the ratio to the fastest kernel is " in prose("08")
+    said = f"{below.ratio.min():.2f} to {below.ratio.max():.2f}, from {tiles[above.index].min()} on"
+    assert f"{said} {above.ratio.min():.2f} to {above.ratio.max():.2f}" in prose("08")
+    assert f"two blocks a SM, {regret.BLOCKS_PER_SM * studied.num_sms.max():.0f} on" in prose("08")
+
+
+def test_the_choice_for_an_engine_is_told(studied):
+    pick = measured.policy_of(studied).choose(SPECS[3], [8192] * 32)
+    assert (pick.backend, pick.inside) == (FA2, True)
+    assert f"predicted at {pick.slowdown[regret.FA3_LIBRARY]:.2f} of its time" in prose("08")
