@@ -249,7 +249,7 @@ def release_counts(frame: pd.DataFrame) -> pd.DataFrame:
     rows = sparse_rows(frame)
     pairs = {"fa2": (FA2, OLD_FA2), "fa3": (FA3, OLD_FA3)}
     found = [judged(rows, *pair).assign(kernel=name) for name, pair in pairs.items()]
-    return _counts(pd.concat(found), "kernel")
+    return _counts(pd.concat(found, ignore_index=True), "kernel")
 
 
 def kernel_counts(frame: pd.DataFrame) -> pd.DataFrame:

@@ -134,13 +134,23 @@ class Lab:
         """Run > Run All Cells, until each has run or one has failed; the notebook as saved."""
         choose(page, "Run", "Run All Cells")
         page.wait_for_function(ALL_RUN, timeout=1000 * RUN_S)
-        saved = (self.folder / name).stat().st_mtime_ns
+        before = (self.folder / name).stat().st_mtime_ns
         choose(page, "File", "Save Notebook")
         until = time.monotonic() + START_S
-        while (self.folder / name).stat().st_mtime_ns == saved:
+        while not (notebook := self._saved(name, since=before)):
             assert time.monotonic() < until, f"{name} was not saved in {START_S} s"
             page.wait_for_timeout(1000 * STEP_S)
-        return nbformat.read(self.folder / name, as_version=4)
+        return notebook
+
+    def _saved(self, name: str, *, since: int) -> nbformat.NotebookNode | None:
+        """The notebook as saved after `since`; None before, and while its file is half written."""
+        path = self.folder / name
+        if path.stat().st_mtime_ns == since:
+            return None
+        try:
+            return nbformat.read(path, as_version=4)
+        except nbformat.reader.NotJSONError:
+            return None
 
     def stop_kernels(self) -> None:
         """End every kernel, so that one notebook's memory is not the next one's."""
