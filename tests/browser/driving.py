@@ -19,6 +19,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -183,7 +184,9 @@ def running_lab(folder: Path) -> Iterator[Lab]:
     work.mkdir()
     command = ["make", "--no-print-directory", "lab", "STAMP=", f"NOTEBOOKS={work}"]
     command += [f"BIN={Path(sys.executable).parent}"]
-    command += ["LAB_FLAGS=--allow-root"] if os.geteuid() == 0 else []
+    flags = ["--allow-root"] if os.geteuid() == 0 else []
+    # Two servers that look for a free port at once take the same one, and one of them gives up.
+    command.append(f"LAB_FLAGS={' '.join([*flags, f'--ServerApp.port={_free_port()}'])}")
     log = (folder / "lab.log").open("w")
     process = subprocess.Popen(
         command,
@@ -199,6 +202,12 @@ def running_lab(folder: Path) -> Iterator[Lab]:
         os.killpg(process.pid, signal.SIGTERM)
         process.wait(START_S)
         log.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def _environment(folder: Path) -> dict[str, str]:
