@@ -30,6 +30,7 @@ from attnlib import store
 from attnlib.cost import decode_cost, mla_cost
 from attnlib.explorer import sources
 from attnlib.explorer.narrow import narrow
+from attnlib.explorer.rules import ENGINES
 from attnlib.explorer.sources import ThisGpu
 from attnlib.explorer.views import look, view
 from attnlib.measure.stats import judge
@@ -96,7 +97,9 @@ def test_kernels_are_those_of_the_trace(demo):
 
 
 def test_the_rules_are_asked_for_the_gpu_and_release_of_the_records(demo):
-    (rule,) = view(MODEL).rules.to_dict("records")
+    rule, *engines = view(MODEL).rules.to_dict("records")
+    assert [each["library"] for each in engines] == list(ENGINES)
+    assert {each["chooses"] for each in engines} == {"fa3"}
     assert (rule["library"], rule["chooses"]) == ("flashinfer==0.6.3", FA3)
     assert rule["us"] == 318.0 and "Hopper" in rule["because"]
 
@@ -177,7 +180,8 @@ def test_latent_attention_has_the_ceiling_that_binds_it(make_record, monkeypatch
     assert dict(seen.facts)["time at the ceiling"].endswith("by FLOPs")
     assert by_backend(seen.times)[DENSE]["us"] == 100.0
     assert seen.comparison.backend.tolist() == [DENSE]
-    assert all(chosen == "-" for chosen in seen.rules.chooses)
+    chosen = seen.rules.set_index("library").chooses
+    assert chosen["vllm==0.33.0"] == "FLASH_ATTN_MLA" and chosen["sglang==0.5.23"] == "fa3"
 
 
 def test_another_librarys_backend_is_compared_whatever_flashinfers_release(published_records):

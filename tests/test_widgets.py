@@ -220,7 +220,7 @@ def test_on_a_gpu_it_opens_to_measure_there(instant_jobs, monkeypatch):
     assert explorer.wait(60)
     assert explorer.view.times.rounds.tolist() == [3, 3]
     assert explorer.view.times.share.notna().all()
-    assert explorer.view.rules.library.tolist() == ["flashinfer==0.6.3"]
+    assert explorer.view.rules.library.tolist()[0] == "flashinfer==0.6.3"
     assert "Measured here, on Test GPU 0badcafe" in explorer.served.value
     explorer.rounds.value = 4
     assert "rounds=4" in explorer.shown.value
@@ -293,7 +293,7 @@ def test_on_a_real_gpu_a_view_is_measured_with_its_ceiling_and_its_rules():
     assert "Measured 4 items." in explorer.status.value, explorer.status.value
     assert seen.times.rounds.tolist() == [1, 1] and seen.times.share.notna().all(), repr(seen)
     assert seen.times.ran[1] == "fa2" and len(seen.kernels) >= 2
-    assert len(seen.rules) == 1 and seen.comparison.verdict.tolist() == ["ambiguous"]
+    assert len(seen.rules) == 3 and seen.comparison.verdict.tolist() == ["ambiguous"]
 
 
 @pytest.mark.gpu

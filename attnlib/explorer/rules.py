@@ -5,29 +5,60 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..batch import AttnSpec
-from ..cases import MlaSpec
-from ..select import explain
+from ..cases import MLA_HEAD_DIM, MlaSpec
+from ..select import Call, Choice, explain
 
 NO_RULE = "no rule on record says"
+ENGINES = ("sglang==0.5.23", "vllm==0.33.0")
+"""The newest releases whose rules were read."""
+OURS = {
+    "fa3": "fa3",
+    "FLASH_ATTN": "fa3",
+    "FLASHMLA": "flashmla-dense",
+    "FLASHMLA_SPARSE": "flashmla-sparse-fp8",
+}
+"""An engine's word for a kernel -> our backend, where we have it."""
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """What a library's rule picks for a call; `backend` is empty where no rule speaks of it."""
+    """What a library's rule picks for a call, and why.
+
+    `word` is the library's own, `backend` ours; both are empty where no rule speaks of the call,
+    `backend` also where we do not have it.
+    """
 
     library: str
+    word: str
     backend: str
     reason: str
 
 
-def chosen_by(spec: AttnSpec | MlaSpec, *, release: str, gpu: str) -> Chosen:
-    """What FlashInfer `release` runs for `auto` in decode, on a GPU such as `sm90`."""
-    library = f"flashinfer=={release}"
-    if isinstance(spec, MlaSpec):
-        return Chosen(library, "", NO_RULE)
+def chosen_by(spec: AttnSpec | MlaSpec, *, library: str, gpu: str) -> Chosen:
+    """What `library` (`flashinfer==0.6.3`, ...) runs by its own rule, on a GPU such as `sm90`."""
     try:
-        choice = explain(spec, mode="decode", gpu=gpu, library=library, env={})
+        choice = _explained(spec, library, gpu)
     except ValueError as error:
-        return Chosen(library, "", f"{NO_RULE}: {error}")
+        return Chosen(library, "", "", f"{NO_RULE}: {error}")
+    if choice.problem:
+        return Chosen(library, "", "", f"cannot run it: {choice.problem}")
     rule = choice.decided_by
-    return Chosen(library, f"flashinfer-{choice.backend}", f"{rule.why} ({rule.source})")
+    backend = _our_name(library, choice.kernel, latent=isinstance(spec, MlaSpec))
+    return Chosen(library, choice.kernel, backend, f"{rule.why} ({rule.source})")
+
+
+def _explained(spec: AttnSpec | MlaSpec, library: str, gpu: str) -> Choice:
+    asked = {"gpu": gpu, "library": library, "env": {}}
+    if isinstance(spec, AttnSpec):
+        return explain(spec, mode="decode", **asked)
+    kv_dtype = "bfloat16" if spec.kv_format == "bfloat16" else "float8_e4m3fn"
+    seen = AttnSpec(spec.num_qo_heads, 1, MLA_HEAD_DIM, spec.page_size, kv_dtype=kv_dtype)
+    mode = "sparse_mla" if spec.top_k else "mla"
+    return explain(seen, mode=mode, call=Call(topk=spec.top_k), **asked)
+
+
+def _our_name(library: str, word: str, *, latent: bool) -> str:
+    if library.startswith("flashinfer"):
+        return f"flashinfer-mla-{word}" if latent else f"flashinfer-{word}"
+    # SGLang's fa3 on MLA is another kernel of that library, which is not ours.
+    return "" if latent and word == "fa3" else OURS.get(word, "")

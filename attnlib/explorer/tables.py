@@ -23,7 +23,7 @@ from ..measure.stats import MIN_EFFECT, judge
 from ..record import Record
 from ..report import rows, trust
 from .choices import Choices
-from .rules import chosen_by
+from .rules import ENGINES, chosen_by
 from .sources import Source, fits_release
 
 TRUST = "measurement_trust"
@@ -125,13 +125,17 @@ def comparison(found: Found, choices: Choices) -> pd.DataFrame:
 
 
 def rules(found: Found, choices: Choices) -> pd.DataFrame:
-    """A row a release: what FlashInfer's `auto` means in it, why, and that backend's time."""
+    """A row a library: what its rule takes, why, and that backend's time where it is on record.
+
+    FlashInfer's `auto` stands there once a release, engines once.
+    """
     gpu = "sm" + found.machine.get("compute_capability", "").replace(".", "")
+    releases = {f"flashinfer=={release}": release for release in found.releases}
     table = []
-    for release in found.releases if gpu != "sm" else ():
-        chosen = chosen_by(choices.case.spec, release=release, gpu=gpu)
-        named = {"library": chosen.library, "chooses": chosen.backend or NOTHING}
-        took = _time_in(found, chosen.backend, release if choices.release else "")
+    for library in (*releases, *ENGINES) if gpu != "sm" else ():
+        chosen = chosen_by(choices.case.spec, library=library, gpu=gpu)
+        named = {"library": chosen.library, "chooses": chosen.backend or chosen.word or NOTHING}
+        took = _time_in(found, chosen.backend, releases.get(library, "") if choices.release else "")
         table.append({**named, "us": took, "because": chosen.reason})
     return pd.DataFrame(table, columns=["library", "chooses", "us", "because"])
 

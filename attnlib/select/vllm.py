@@ -68,7 +68,11 @@ LATENT = (
         (*DENSE, FLASHINFER_HOPPER, *SPARSE_HOPPER),
         "sparse: FlashInfer first without RoPE (head_dim 512)",
     ),
-    _row((), (*DENSE, *SPARSE_HOPPER, FLASHINFER_HOPPER), "sparse: FlashAttention first"),
+    _row(
+        (),
+        (*DENSE, *SPARSE_HOPPER, FLASHINFER_HOPPER),
+        "FlashAttention first, of dense and of sparse ones",
+    ),
 )
 AUTO = dict.fromkeys(("decode", "prefill_paged", "target_verify"), MHA)
 AUTO |= dict.fromkeys(("mla", "sparse_mla"), LATENT)
