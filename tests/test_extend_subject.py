@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
+from subject_fakes import OracleBackend, measure, measure_with
 
 from attnlib import backends
 from attnlib.batch import AttnSpec, DecodeCase
@@ -16,60 +15,19 @@ from attnlib.extend_case import MODES, ExtendCase
 from attnlib.extend_reference import attend_extend
 from attnlib.extend_workload import build_extend_workload
 from attnlib.record import Item, Record
-from attnlib.subjects import extend as subject
-from attnlib.worker import Worker
+from attnlib.subjects import call
+from attnlib.subjects.base import Bench
+from attnlib.subjects.extend import ExtendSubject
 
 VERIFY = ExtendCase(DecodeCase(AttnSpec(4, 2, 16, 4), 3, 40, "ragged"), "target_verify", 5)
 
 
-class OracleBackend:
-    """Gives the oracle's output, off by `factor`; any call of it is named as `family`."""
-
-    name = distribution = "torch"
-    pinned_family = "fa2"
-
-    def __init__(self, factor: float = 1.0, refusal: str = "") -> None:
-        self.factor, self.refusal = factor, refusal
-
-    def unavailable(self) -> str:
-        return ""
-
-    def unsupported(self, case: ExtendCase) -> str:
-        return self.refusal and f"{self.refusal} {case.mask}"
-
-    def plan(self, batch: Any, out: Any = None) -> Any:
-        return SimpleNamespace(batch=batch, reported_backend="oracle")
-
-    def run(self, q: torch.Tensor, kv: Any, plan: Any) -> torch.Tensor:
-        return (attend_extend(q, kv, plan.batch) * self.factor).bfloat16()
-
-
-def measure_with(backend: OracleBackend, monkeypatch, family: str = "fa2") -> Record:
-    kernel = SimpleNamespace(name="kernel")
-    monkeypatch.setattr(backends, "extend_class", lambda name: backend)
-    monkeypatch.setattr(backends, "create_extend", lambda name, case, **_: backend)
-    monkeypatch.setattr(subject, "trace_kernels", lambda run: (kernel,))
-    monkeypatch.setattr(subject, "kernel_family", lambda names: family)
-    monkeypatch.setattr(subject, "timed_fields", plain_fields)
-    return measure(Item("flashinfer-prefill-fa2", "host", VERIFY), "cpu")
-
-
-def plain_fields(timing: Any, *, kernels: tuple, work_per_call: float) -> dict[str, Any]:
-    return {
-        "status": "ok",
-        "run_us": timing.samples_us,
-        "calls_per_sample": timing.calls_per_sample,
-        "work_per_call": work_per_call,
-    }
-
-
-def measure(item: Item, device: str) -> Record:
-    job = {"study": "demo", "round": 0, "device": device, "command": "repeat me"}
-    return Worker(job).measure(item)
+ITEM = Item("flashinfer-prefill-fa2", "host", VERIFY)
+MINE = OracleBackend(attend_extend, "fa2")
 
 
 def test_a_right_output_gets_times_and_its_bytes(monkeypatch) -> None:
-    record = measure_with(OracleBackend(), monkeypatch)
+    record = measure_with(MINE, ITEM, "extend", monkeypatch)
     assert record.status == "ok", record.reason
     assert record.run_us and record.plan_us
     assert (record.kernel_family, record.oracle_rows) == ("fa2", 3 * 5 * 4)
@@ -78,26 +36,27 @@ def test_a_right_output_gets_times_and_its_bytes(monkeypatch) -> None:
 
 
 def test_a_wrong_output_gets_no_time(monkeypatch) -> None:
-    record = measure_with(OracleBackend(factor=1.1), monkeypatch)
+    record = measure_with(replace(MINE, factor=1.1), ITEM, "extend", monkeypatch)
     assert (record.status, record.run_us) == ("incorrect", ())
     assert "over budget" in record.reason
 
 
 def test_another_kernel_than_the_pinned_one_is_an_error(monkeypatch) -> None:
-    record = measure_with(OracleBackend(), monkeypatch, family="fa3")
+    record = measure_with(replace(MINE, family="fa3"), ITEM, "extend", monkeypatch)
     assert record.status == "error"
     assert "asked for fa2, but fa3 ran" in record.reason
 
 
 def test_a_backend_that_may_choose_is_recorded_with_what_it_ran(monkeypatch) -> None:
-    backend = OracleBackend()
-    backend.pinned_family = ""
-    record = measure_with(backend, monkeypatch, family="fa3")
+    backend = replace(MINE, pinned_family="", family="fa3")
+    record = measure_with(backend, ITEM, "extend", monkeypatch)
     assert (record.status, record.kernel_family) == ("ok", "fa3")
 
 
 def test_a_refusal_is_recorded_with_its_reason(monkeypatch) -> None:
-    record = measure_with(OracleBackend(refusal="takes no"), monkeypatch)
+    backend = replace(MINE)
+    backend.unsupported = lambda case: f"takes no {case.mask}"
+    record = measure_with(backend, ITEM, "extend", monkeypatch)
     assert (record.status, record.reason) == ("refused", "takes no tree")
 
 
@@ -108,14 +67,14 @@ def test_an_unknown_backend_lists_those_there_are() -> None:
 
 
 def test_keys_and_values_that_do_not_fit_are_refused_with_their_size(monkeypatch) -> None:
-    monkeypatch.setattr(subject, "MEMORY_GIB_UNKNOWN", 1e-6)
-    record = measure_with(OracleBackend(), monkeypatch)
+    monkeypatch.setattr(call, "MEMORY_GIB_UNKNOWN", 1e-6)
+    record = measure_with(MINE, ITEM, "extend", monkeypatch)
     assert record.status == "refused"
-    assert "K and V need" in record.reason
+    assert "KV needs" in record.reason
 
 
 def test_the_subject_keeps_the_tensors_of_its_last_case() -> None:
-    kept = subject.ExtendSubject(subject.Bench("cpu", {}, {}))
+    kept = ExtendSubject(Bench("cpu", {}, {}))
     work, oracle = kept._workload(VERIFY)
     assert kept._workload(VERIFY) == (work, oracle)
     other = replace(VERIFY, mask="causal")

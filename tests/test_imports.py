@@ -129,6 +129,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "mla_workload",
         "record",
         "subjects.base",
+        "subjects.call",
         "workload",
     ),
     "jobs": ("record", "store"),

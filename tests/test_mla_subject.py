@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
+from dataclasses import replace
 
 import pytest
 import torch
+from subject_fakes import OracleBackend, measure, measure_with
 
 from attnlib import backends
 from attnlib.cases import MlaCase, MlaSpec
 from attnlib.cost import mla_cost
 from attnlib.mla_reference import attend_mla
 from attnlib.mla_workload import MlaWorkload, build_mla_workload
-from attnlib.record import Item, Record
-from attnlib.subjects import mla as subject
-from attnlib.worker import Worker
+from attnlib.record import Item
+from attnlib.subjects import call
+from attnlib.subjects.base import Bench
+from attnlib.subjects.mla import MlaSubject
 
 SPARSE = MlaCase(MlaSpec(16, 70, 64, "fp8-656"), 3, 300, "ragged")
 SHAPES = {
@@ -26,54 +27,12 @@ SHAPES = {
 }
 
 
-class OracleBackend:
-    """Gives the oracle's output, off by `factor`; any call of it is named as `family`."""
-
-    name = distribution = "torch"
-    pinned_family = "flashmla-sparse"
-
-    def __init__(self, factor: float = 1.0, refusal: str = "") -> None:
-        self.factor, self.refusal = factor, refusal
-
-    def unavailable(self) -> str:
-        return self.refusal
-
-    def unsupported(self, spec: MlaSpec) -> str:
-        return ""
-
-    def plan(self, batch: Any, out: Any = None) -> Any:
-        return SimpleNamespace(batch=batch, reported_backend="oracle")
-
-    def run(self, q: torch.Tensor, cache: torch.Tensor, plan: Any) -> torch.Tensor:
-        return (attend_mla(q, cache, plan.batch) * self.factor).bfloat16()
-
-
-def measure_with(backend: OracleBackend, monkeypatch, family: str = "flashmla-sparse") -> Record:
-    kernel = SimpleNamespace(name="kernel")
-    monkeypatch.setattr(backends, "mla_class", lambda name: backend)
-    monkeypatch.setattr(backends, "create_mla", lambda name, spec, **_: backend)
-    monkeypatch.setattr(subject, "trace_kernels", lambda run: (kernel,))
-    monkeypatch.setattr(subject, "kernel_family", lambda names: family)
-    monkeypatch.setattr(subject, "timed_fields", plain_fields)
-    return measure(Item("flashmla-sparse-fp8", "host", SPARSE), "cpu")
-
-
-def plain_fields(timing: Any, *, kernels: tuple, work_per_call: float) -> dict[str, Any]:
-    return {
-        "status": "ok",
-        "run_us": timing.samples_us,
-        "calls_per_sample": timing.calls_per_sample,
-        "work_per_call": work_per_call,
-    }
-
-
-def measure(item: Item, device: str) -> Record:
-    job = {"study": "demo", "round": 0, "device": device, "command": "repeat me"}
-    return Worker(job).measure(item)
+ITEM = Item("flashmla-sparse-fp8", "host", SPARSE)
+MINE = OracleBackend(attend_mla, "flashmla-sparse")
 
 
 def test_a_right_output_gets_times_and_its_bytes(monkeypatch) -> None:
-    record = measure_with(OracleBackend(), monkeypatch)
+    record = measure_with(MINE, ITEM, "mla", monkeypatch)
     assert record.status == "ok", record.reason
     assert record.run_us and record.plan_us
     assert (record.kernel_family, record.oracle_rows) == ("flashmla-sparse", 48)
@@ -81,19 +40,19 @@ def test_a_right_output_gets_times_and_its_bytes(monkeypatch) -> None:
 
 
 def test_a_wrong_output_gets_no_time(monkeypatch) -> None:
-    record = measure_with(OracleBackend(factor=1.1), monkeypatch)
+    record = measure_with(replace(MINE, factor=1.1), ITEM, "mla", monkeypatch)
     assert (record.status, record.run_us) == ("incorrect", ())
     assert "over budget" in record.reason
 
 
 def test_another_kernel_than_the_pinned_one_is_an_error(monkeypatch) -> None:
-    record = measure_with(OracleBackend(), monkeypatch, family="mla-fa2")
+    record = measure_with(replace(MINE, family="mla-fa2"), ITEM, "mla", monkeypatch)
     assert record.status == "error"
     assert "asked for flashmla-sparse, but mla-fa2 ran" in record.reason
 
 
 def test_a_refusal_is_recorded_with_its_reason(monkeypatch) -> None:
-    record = measure_with(OracleBackend(refusal="install it"), monkeypatch)
+    record = measure_with(replace(MINE, missing="install it"), ITEM, "mla", monkeypatch)
     assert (record.status, record.reason) == ("refused", "install it")
 
 
@@ -104,8 +63,8 @@ def test_an_unknown_backend_lists_those_there_are() -> None:
 
 
 def test_a_cache_that_does_not_fit_is_refused_with_its_size(monkeypatch) -> None:
-    monkeypatch.setattr(subject, "MEMORY_GIB_UNKNOWN", 1e-4)
-    record = measure_with(OracleBackend(), monkeypatch)
+    monkeypatch.setattr(call, "MEMORY_GIB_UNKNOWN", 1e-4)
+    record = measure_with(MINE, ITEM, "mla", monkeypatch)
     assert record.status == "refused"
     assert "KV needs" in record.reason
 
@@ -123,7 +82,7 @@ def test_every_backend_is_measured_by_every_timer(name: str, timer: str) -> None
 
 
 def test_the_subject_keeps_the_tensors_of_its_last_case() -> None:
-    kept = subject.MlaSubject(subject.Bench("cpu", {}, {}))
+    kept = MlaSubject(Bench("cpu", {}, {}))
     work, oracle = kept._workload(SPARSE)
     assert kept._workload(SPARSE) == (work, oracle)
     assert isinstance(work, MlaWorkload)
