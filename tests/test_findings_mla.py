@@ -7,6 +7,7 @@ from test_findings import prose
 
 from attnlib import store
 from attnlib.cases import MLA_TOKEN_BYTES
+from attnlib.catalog import mla_overflow
 from attnlib.catalog.sparse_mla import HEADLINE, HEADLINE_SHAPES, STUDY
 from attnlib.mla import NO_TOKEN
 from attnlib.mla_model import OFFSETS, first_lost_token, lost_share
@@ -249,3 +250,17 @@ def test_notebook_09_leaves_the_claims_of_blackwell_undecided(verdicts):
     assert medians.idxmax() == 64 and "At 64 heads FlashInfer's lead is smallest" in prose("09")
     many = verdicts[(verdicts.num_qo_heads == 64) & (verdicts.batch_size >= 64)]
     assert set(many.verdict) == {"faster"}
+
+
+def test_notebook_09_meets_the_limit_within_one_request(published_records):
+    edge = store.load(mla_overflow.STUDY.name, mla_overflow.STUDY.reference_machine)
+    within, beyond = mla.overflow(edge).to_dict("records")
+    assert within["tokens"] < first_lost_token() < beyond["tokens"]
+    assert beyond["tokens"] - within["tokens"] == mla_overflow.KV_LEN
+    assert (within["0.6.4"], beyond["0.6.4"]) == ("0 of 6", "6 of 6")
+    assert (within["0.6.13"], beyond["0.6.13"]) == ("0 of 6", "0 of 6")
+    assert (
+        f"right in 6 of 6 records with {within['tokens']:,} tokens, and wrong in 6 of 6 with "
+        f"{beyond['tokens']:,}, of which {beyond['lost, %']:.1f} % lie behind the limit. The worst "
+        f"row is off by {beyond['worst row']:.2f}"
+    ) in prose("09")

@@ -60,7 +60,7 @@ def policy_map(frame: pd.DataFrame, specs: Sequence[AttnSpec], *, pool: str) -> 
     dots = [
         Line2D([], [], marker=MARKERS[n], color=COLORS[n], linestyle="", label=n) for n in shown
     ]
-    figure.legend(handles=dots, loc="outside lower center", ncols=len(dots), frameon=False)
+    figure.legend(handles=dots, loc="outside upper right", ncols=len(dots), frameon=False)
     style.add_title(figure, "Decode: fastest backend, measured (dots) and chosen (ground)")
     style.add_footer(figure, decode_rows(frame))
     return figure
