@@ -22,8 +22,17 @@ def test_the_server_and_all_it_started_listen_on_this_machine_only(lab) -> None:
     assert urlsplit(lab.url).hostname in ("127.0.0.1", "localhost")
     server = psutil.Process(lab.pid)
     family = [server, *server.children(recursive=True)]
-    ports = [c.laddr.ip for one in family for c in one.net_connections() if c.status == "LISTEN"]
-    assert ports and set(ports) <= {"127.0.0.1", "::1"}
+    addresses = [address for process in family for address in listening(process)]
+    assert addresses and set(addresses) <= {"127.0.0.1", "::1"}
+
+
+def listening(process: psutil.Process) -> list[str]:
+    """The addresses a process listens on; none of one that has ended since it was listed."""
+    try:
+        found = process.net_connections()
+    except psutil.NoSuchProcess:
+        return []
+    return [each.laddr.ip for each in found if each.status == "LISTEN"]
 
 
 def test_without_its_token_the_server_gives_nothing_away(lab) -> None:
