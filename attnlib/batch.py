@@ -78,6 +78,11 @@ class AttnSpec:
         """Head counts as people write them, `32/8`."""
         return f"{self.num_qo_heads}/{self.num_kv_heads}"
 
+    @property
+    def dtypes(self) -> str:
+        """The query's dtype, and the cache's behind it where it is another: `bfloat16/...`."""
+        return self.dtype if self.dtype == self.kv_dtype else f"{self.dtype}/{self.kv_dtype}"
+
 
 @dataclass(frozen=True)
 class DecodeCase:
@@ -104,9 +109,8 @@ class DecodeCase:
         """A short name for tables and progress bars."""
         s = self.spec
         tail = "" if self.lengths == "fixed" else f" {self.lengths}"
-        kind = s.dtype if s.dtype == s.kv_dtype else f"{s.dtype}/{s.kv_dtype}"
         return (
-            f"{s.heads} d{s.head_dim} {kind} page {s.page_size} "
+            f"{s.heads} d{s.head_dim} {s.dtypes} page {s.page_size} "
             f"batch {self.batch_size} kv_len {self.kv_len}{tail}"
         )
 
@@ -117,10 +121,9 @@ class DecodeCase:
         What is usual goes unsaid: dtype bfloat16, lengths fixed, seed 0.
         """
         s = self.spec
-        kind = s.dtype if s.dtype == s.kv_dtype else f"{s.dtype}/{s.kv_dtype}"
         parts = [s.heads, f"d{s.head_dim}", f"p{s.page_size}"]
         parts += [f"b{self.batch_size}", f"k{self.kv_len}"]
-        parts += [kind] if kind != "bfloat16" else []
+        parts += [s.dtypes] if s.dtypes != "bfloat16" else []
         parts += [self.lengths] if self.lengths != "fixed" else []
         return ",".join([*parts, f"seed{self.seed}"] if self.seed else parts)
 

@@ -16,6 +16,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ class Point:
     longest: int
     run_us: Mapping[str, float]
 
-    @property
+    @cached_property
     def place(self) -> np.ndarray:
         """Scaled coordinates [3] of the point."""
         return _place(self.batch_size, self.mean_len, self.longest)
@@ -112,7 +113,7 @@ class Policy:
             nearest=nearest,
         )
 
-    @property
+    @cached_property
     def backends(self) -> tuple[str, ...]:
         """Every backend that ran at least one case, sorted."""
         points = (point for points in self.points.values() for point in points)
@@ -223,5 +224,4 @@ def _point_form(point: Point) -> dict[str, Any]:
 
 
 def _spec_word(spec: AttnSpec) -> str:
-    kind = spec.dtype if spec.dtype == spec.kv_dtype else f"{spec.dtype}/{spec.kv_dtype}"
-    return f"{spec.heads} d{spec.head_dim} page {spec.page_size} {kind}"
+    return f"{spec.heads} d{spec.head_dim} page {spec.page_size} {spec.dtypes}"

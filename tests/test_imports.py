@@ -208,7 +208,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "explorer.choices": ("batch", "cases", "explorer.shapes"),
     "explorer.sources": ("backends", "batch", "record", "store", "studies", "study", "explorer.*"),
     "explorer.narrow": ("explorer.*",),
-    "explorer.rules": ("batch", "cases", "select"),
+    "explorer.rules": ("batch", "cases", "select", "select.names"),
     "explorer.tables": (
         "cases",
         "cost",
@@ -234,6 +234,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "policy",
         "report.rows",
         "select",
+        "select.names",
         "workload",
     ),
     "report.regret_figures": ("batch", "measured", "policy", "report.*"),

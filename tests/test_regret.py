@@ -47,6 +47,18 @@ def test_sglang_takes_tensor_cores_from_group_size_four_up(lost):
         assert row.chosen == (FA2 if case.spec.group_size >= 4 else CUDA_CORES)
 
 
+def test_a_rule_that_chooses_what_was_not_measured_is_refused(frame, monkeypatch):
+    monkeypatch.setitem(regret.EXPLAINED, "XQA", ("flashinfer==0.6.4", "vllm"))
+    with pytest.raises(ValueError, match=r"flashinfer==0\.6\.4 must choose one of .* got 'xqa'"):
+        regret.regrets(frame, ("FlashInfer",))
+
+
+def test_one_pool_alone_has_the_rows_it_has_among_both(frame, lost):
+    alone = regret.regrets(frame, ("with FA3",))
+    both = lost[lost.pool == "with FA3"].reset_index(drop=True)
+    assert alone.equals(both)
+
+
 def test_no_regret_is_negative_and_the_chosen_fastest_has_none(frame, lost):
     assert (lost.regret.dropna() >= 0).all()
     best = regret.regrets(frame.assign(run_us=1.0))

@@ -7,17 +7,11 @@ from dataclasses import dataclass
 from ..batch import AttnSpec
 from ..cases import MLA_HEAD_DIM, MlaSpec
 from ..select import Call, Choice, explain
+from ..select.names import backend_of
 
 NO_RULE = "no rule on record says"
 ENGINES = ("sglang==0.5.23", "vllm==0.33.0")
 """The newest releases whose rules were read."""
-OURS = {
-    "fa3": "fa3",
-    "FLASH_ATTN": "fa3",
-    "FLASHMLA": "flashmla-dense",
-    "FLASHMLA_SPARSE": "flashmla-sparse-fp8",
-}
-"""An engine's word for a kernel -> our backend, where we have it."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +37,7 @@ def chosen_by(spec: AttnSpec | MlaSpec, *, library: str, gpu: str) -> Chosen:
     if choice.problem:
         return Chosen(library, "", "", f"cannot run it: {choice.problem}")
     rule = choice.decided_by
-    backend = _our_name(library, choice.kernel, latent=isinstance(spec, MlaSpec))
+    backend = backend_of(library, choice.kernel, latent=isinstance(spec, MlaSpec))
     return Chosen(library, choice.kernel, backend, f"{rule.why} ({rule.source})")
 
 
@@ -55,10 +49,3 @@ def _explained(spec: AttnSpec | MlaSpec, library: str, gpu: str) -> Choice:
     seen = AttnSpec(spec.num_qo_heads, 1, MLA_HEAD_DIM, spec.page_size, kv_dtype=kv_dtype)
     mode = "sparse_mla" if spec.top_k else "mla"
     return explain(seen, mode=mode, call=Call(topk=spec.top_k), **asked)
-
-
-def _our_name(library: str, word: str, *, latent: bool) -> str:
-    if library.startswith("flashinfer"):
-        return f"flashinfer-mla-{word}" if latent else f"flashinfer-{word}"
-    # SGLang's fa3 on MLA is another kernel of that library, which is not ours.
-    return "" if latent and word == "fa3" else OURS.get(word, "")

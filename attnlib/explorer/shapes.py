@@ -49,7 +49,7 @@ def variant_of(spec: AttnSpec | MlaSpec) -> str:
     if isinstance(spec, MlaSpec):
         read = f"top {spec.top_k}" if spec.top_k else "dense"
         return f"{spec.num_qo_heads} heads, {read}, {spec.kv_format}"
-    return spec.dtype if spec.dtype == spec.kv_dtype else f"{spec.dtype}/{spec.kv_dtype}"
+    return spec.dtypes
 
 
 def spec_of(model: str, *, variant: str, page_size: int) -> AttnSpec | MlaSpec:

@@ -7,7 +7,7 @@ regret depends on what else could have run, so there are two pools of backends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import numpy as np
@@ -18,8 +18,9 @@ from ..catalog.backend_policy import FLASHINFER, HELD_OUT_CASES, KNOWN_CASES, PO
 from ..measured import policy_of
 from ..policy import Policy
 from ..select import Call, explain
+from ..select.names import backend_of
 from ..workload import sample_seq_lens
-from .rows import CUDA_CORES, FA2, FA3, LABELS, case_of, decode_rows, medians
+from .rows import FA2, FA3, LABELS, case_of, decode_rows, medians
 
 FA3_LIBRARY = "fa3"
 POOLS = {"FlashInfer": FLASHINFER, "with FA3": (*FLASHINFER, FA3_LIBRARY)}
@@ -34,14 +35,6 @@ EXPLAINED = {
 }
 """Rule -> library and policy for `select.explain`. vLLM's own use of FlashInfer is XQA's kernels on
 Hopper, which were not measured."""
-RAN = {
-    ("flashinfer", "fa2"): FA2,
-    ("flashinfer", "fa3"): FA3,
-    ("flashinfer", "cuda-cores"): CUDA_CORES,
-    ("sglang", "fa3"): FA3_LIBRARY,
-    ("vllm", "FLASH_ATTN"): FA3_LIBRARY,
-}
-"""(library, its word) -> our backend. Engines' fa3 is the FlashAttention-3 library."""
 GPU = "sm90"
 BLOCKS_PER_SM = 2
 LONG, MANY = 4096, 8
@@ -50,7 +43,7 @@ LONG, MANY = 4096, 8
 Rule = Callable[[DecodeCase], str]
 
 
-def regrets(frame: pd.DataFrame) -> pd.DataFrame:
+def regrets(frame: pd.DataFrame, pools: Iterable[str] = POOLS) -> pd.DataFrame:
     """A row a pool, rule and held-out case: the `chosen` backend, its time over the best's, less 1.
 
     A rule is judged in the pools that hold all of its choices; `regret` is NaN where what it chose
@@ -59,8 +52,9 @@ def regrets(frame: pd.DataFrame) -> pd.DataFrame:
     times = _times(frame)
     cases = [case for case in HELD_OUT_CASES if case in times]
     found = []
-    for pool, backends in POOLS.items():
-        for name, choose in _rules(frame, backends).items():
+    policy = policy_of(frame, KNOWN_CASES)
+    for pool, backends in ((pool, POOLS[pool]) for pool in pools):
+        for name, choose in _rules(policy, backends).items():
             chosen = [choose(case) for case in cases]
             if set(chosen) <= set(backends):
                 lost = [
@@ -97,8 +91,8 @@ def regret_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 def worst_choices(frame: pd.DataFrame, *, pool: str, rule: str = MEASURED) -> pd.DataFrame:
     """The cases in which `rule` loses more than 1 % in `pool`, most first, with all times in us."""
-    lost = regrets(frame)
-    lost = lost[(lost.pool == pool) & (lost.rule == rule) & (lost.regret > 0.01)]
+    lost = regrets(frame, (pool,))
+    lost = lost[(lost.rule == rule) & (lost.regret > 0.01)]
     times = _times(frame)
     rows = [
         {"case": row.case.key, "chosen": NAMES[row.chosen], "regret, %": round(row.regret * 100, 1)}
@@ -158,8 +152,7 @@ def one_long_request(frame: pd.DataFrame) -> pd.DataFrame:
     return table.assign(ratio=table.fa2 / table.us).round(2).reset_index(drop=True)
 
 
-def _rules(frame: pd.DataFrame, backends: Sequence[str]) -> dict[str, Rule]:
-    policy = policy_of(frame, KNOWN_CASES)
+def _rules(policy: Policy, backends: Sequence[str]) -> dict[str, Rule]:
     return {
         MEASURED: partial(_measured, policy, backends),
         "always fa2": lambda _: FA2,
@@ -176,7 +169,11 @@ def _explained(library: str, policy: str, case: DecodeCase) -> str:
     call = Call(kv_lens=tuple(sample_seq_lens(case).tolist()), graph=True)
     asked = {"mode": "decode", "gpu": GPU, "library": library, "policy": policy}
     choice = explain(case.spec, call=call, env={}, **asked)
-    return RAN[library.partition("==")[0], choice.kernel]
+    backend = backend_of(library, choice.kernel, latent=False)
+    known = POOLS["with FA3"]
+    if backend not in known:
+        raise ValueError(f"{library} must choose one of {', '.join(known)}, got {choice.kernel!r}")
+    return backend
 
 
 def _times(frame: pd.DataFrame) -> dict[DecodeCase, dict[str, float]]:

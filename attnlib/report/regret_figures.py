@@ -71,8 +71,7 @@ def regret_chart(frame: pd.DataFrame, *, pool: str) -> Figure:
     import matplotlib.pyplot as plt
 
     style.apply()
-    lost = regrets(frame)
-    lost = lost[lost.pool == pool]
+    lost = regrets(frame, (pool,))
     mean = np.expm1(np.log1p(lost.regret).groupby(lost.rule).mean()).sort_values()
     figure, axis = plt.subplots(figsize=(7, 0.9 + 0.38 * len(mean)), layout="constrained")
     for place, (rule, value) in enumerate(mean.items()):
