@@ -23,18 +23,16 @@ where SM rate is the bf16 matmul rate measured on the same GPU, over its SMs. No
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass
 
 import numpy as np
 
-from .batch import ELEMENT_BYTES, AttnSpec, DecodeCase
+from .batch import ELEMENT_BYTES, DecodeCase
 from .cases import LATENT_DIM, MLA_HEAD_DIM, MetadataCase, MlaCase
+from .decode_plan import FA3_TILES, fa3_sm_tokens
 from .extend_case import CUSTOM_MASKS, ExtendCase
 from .workload import sample_drafts, sample_extend_lens, sample_seq_lens
 
-FA3_TILES = {64: (192, 96), 128: (128, 96), 256: (128, 32)}
-"""(query rows, KV tokens) of a tile by head_dim, for a paged cache: prefill_sm90.cuh."""
 FA2_TILES = ((64, 128), (16, 64), (0, 16))
 """(packed query rows, tile): more rows than the first take the second; FA2DetermineCtaTileQ."""
 FA2_WIDE_TILE_BELOW = 256
@@ -157,36 +155,17 @@ def predict_fa3(case: DecodeCase, ceilings: Ceilings) -> Fa3Prediction:
     """Busy SMs, re-reads and time of FlashInfer's fa3 decode, from its schedule alone."""
     spec, seq_lens = case.spec, sample_seq_lens(case)
     items = case.batch_size * spec.num_qo_heads
-    if spec.head_dim not in FA3_TILES:
-        raise ValueError(f"head_dim must be one of {tuple(FA3_TILES)}, got {spec.head_dim}")
+    tokens, _ = fa3_sm_tokens(seq_lens, spec, num_sms=ceilings.num_sms)
     tile_rows, _ = FA3_TILES[spec.head_dim]
     flops_per_us = ceilings.matmul_tflops * 1e6 / ceilings.num_sms
-    tokens = busiest_sm_tokens(seq_lens, spec, num_sms=ceilings.num_sms)
     traffic = decode_cost(case).kv_bytes * spec.group_size
     return Fa3Prediction(
         work_items=items,
         busy_sms=min(ceilings.num_sms, items),
         kv_rereads=spec.group_size,
-        tensor_us=4 * spec.head_dim * tile_rows * tokens / flops_per_us,
+        tensor_us=4 * spec.head_dim * tile_rows * int(tokens.max()) / flops_per_us,
         traffic_us=traffic / (ceilings.copy_gbps * 1e3),
     )
-
-
-def busiest_sm_tokens(seq_lens: np.ndarray, spec: AttnSpec, *, num_sms: int) -> int:
-    """KV tokens, in whole tiles, that FlashInfer's fa3 plan gives to its busiest SM.
-
-    PrefillSM90Plan: a heap of SMs by cost, an item costs 2 tile_rows + kv_len. Because heads are
-    the outer loop, a long request of the last head can land on an SM that is already loaded.
-    """
-    tile_rows, tile_tokens = FA3_TILES[spec.head_dim]
-    lens = sorted(seq_lens.tolist(), reverse=True)
-    heap = [(0, sm) for sm in range(num_sms)]
-    tokens = [0] * num_sms
-    for length in lens * spec.num_qo_heads:
-        cost, sm = heap[0]
-        heapq.heapreplace(heap, (cost + 2 * tile_rows + length, sm))
-        tokens[sm] += -(-length // tile_tokens) * tile_tokens
-    return max(tokens)
 
 
 def fa2_tile_rows(case: ExtendCase, *, cuda_graph: bool) -> int:

@@ -40,7 +40,7 @@ def _mode() -> str:
 def _policy() -> dict[str, str]:
     """The fastest decode backends of each measured spec, or why there is no policy."""
     try:
-        found = measured.current()
+        found = measured.records()
     except (RuntimeError, ValueError, OSError) as error:
         return {"none": str(error)}
     return {

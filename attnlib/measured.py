@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, TypeAlias
 
 from . import store
 from .batch import AttnSpec, DecodeCase
-from .policy import Pick, Point, Policy
+from .decode_time import Gpu, Rates
+from .policy import Pick, Point, Policy, learn
 from .report.rows import CASE, case_of, decode_rows, medians
 from .studies import STUDIES
 from .study import record_machine
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 STUDY = "backend_policy"
+
+_Measured: TypeAlias = tuple[DecodeCase, tuple[tuple[str, float], ...]]
 
 
 def measured(
@@ -34,7 +39,12 @@ def measured(
 
 
 def current() -> Policy:
-    """The policy of this GPU's records; without a GPU that of the published machine.
+    """The policy of `records()`."""
+    return policy_of(records())
+
+
+def records() -> pd.DataFrame:
+    """The study's frame of this GPU; without a GPU that of the published machine.
 
     Raises RuntimeError where there are no records, with the command that makes them.
     """
@@ -44,7 +54,7 @@ def current() -> Policy:
             f"a measured policy needs records of {STUDY} on {machine}, there are none: "
             f"python -m attnlib measure {STUDY}"
         )
-    return policy_of(store.load(STUDY, machine))
+    return store.load(STUDY, machine)
 
 
 def policy_of(frame: pd.DataFrame, cases: Iterable[DecodeCase] = ()) -> Policy:
@@ -56,36 +66,51 @@ def policy_of(frame: pd.DataFrame, cases: Iterable[DecodeCase] = ()) -> Policy:
     if rows.empty:
         raise ValueError("frame must hold a decode case that ran ok, it has none")
     wanted = set(cases)
-    points: dict[AttnSpec, list[Point]] = {}
-    for _, row in medians(rows).reset_index().iterrows():
-        case = case_of(row)
+    found: dict[AttnSpec, list[_Measured]] = {}
+    for case, times in case_times(rows).items():
         if not wanted or case in wanted:
-            points.setdefault(case.spec, []).append(_point(case, row))
+            found.setdefault(case.spec, []).append((case, tuple(times.items())))
     first = rows.iloc[0]
+    gpu = Gpu(int(first.num_sms), float(first.l2_mib))
+    learnt = {spec: _learn(spec, tuple(cases), gpu) for spec, cases in found.items()}
     return Policy(
         gpu=str(first.gpu),
         gpu_id=str(first.gpu_id),
+        num_sms=gpu.num_sms,
+        l2_mib=gpu.l2_mib,
         study=str(first.study),
         timer=str(first.timer),
         releases=_releases(rows),
-        points={spec: tuple(found) for spec, found in points.items()},
+        points={spec: points for spec, (points, _) in learnt.items()},
+        rates={spec: rates for spec, (_, rates) in learnt.items()},
     )
 
 
-def fastest_counts(policy: Policy) -> dict[AttnSpec, dict[str, int]]:
+def fastest_counts(frame: pd.DataFrame) -> dict[AttnSpec, dict[str, int]]:
     """In how many measured cases of each spec each backend was the fastest, most often first."""
-    counts = {}
-    for spec, points in policy.points.items():
-        won = [min(point.run_us, key=lambda name: point.run_us[name]) for point in points]
-        counts[spec] = {n: won.count(n) for n in sorted(set(won), key=won.count, reverse=True)}
-    return counts
+    won: dict[AttnSpec, list[str]] = {}
+    for case, times in case_times(decode_rows(frame)).items():
+        won.setdefault(case.spec, []).append(min(times, key=lambda name: times[name]))
+    return {spec: dict(Counter(names).most_common()) for spec, names in won.items()}
 
 
-def _point(case: DecodeCase, row: pd.Series) -> Point:
-    lens = sample_seq_lens(case)
-    times = row.drop(labels=list(CASE)).dropna().astype(float)
-    mean = round(float(lens.mean()), 1)
-    return Point(case.batch_size, mean, int(lens.max()), times.round(3).to_dict())
+# A report asks for the same policy in every table and figure.
+@lru_cache(maxsize=64)
+def _learn(
+    spec: AttnSpec, measured: tuple[_Measured, ...], gpu: Gpu
+) -> tuple[tuple[Point, ...], dict[str, Rates]]:
+    cases = [(sample_seq_lens(case), dict(times)) for case, times in measured]
+    return learn(spec, cases, gpu)
+
+
+def case_times(rows: pd.DataFrame) -> dict[DecodeCase, dict[str, float]]:
+    """Each case's median time of every backend that ran it, in us, from `rows.decode_rows`."""
+    wide = medians(rows).reset_index()
+    backends = [name for name in wide.columns if name not in CASE]
+    return {
+        case_of(row): row[backends].dropna().astype(float).round(3).to_dict()
+        for _, row in wide.iterrows()
+    }
 
 
 def _releases(rows: pd.DataFrame) -> dict[str, str]:

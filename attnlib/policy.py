@@ -1,13 +1,14 @@
-"""Which backend decodes fastest, by measurement: the nearest measured cases of a GPU decide.
+"""Which backend decodes fastest, by measurement: rates of a GPU, and what its nearest cases add.
 
-A batch is a place: (log2 of its size, log2 of its mean length, log2 of longest over mean). For each
-backend that ran this spec the log of its time over the fastest is fitted by a plane through the
-`NEIGHBOURS` nearest places, near ones counting more; the lowest value there is chosen. How sure
-that is follows from its lead over the second and from how far the neighbours lie off the planes.
+For each backend a batch's time is predicted from its work plan with rates fitted to the measured
+cases (`decode_time`). The `NEIGHBOURS` nearest of them correct it, by the mean of their measured
+over predicted times; near is in (log2 of batch size, log2 of mean length, log2 of longest over
+mean), and nearer ones count more. The lowest time is chosen. How sure that is follows from its lead
+over the second and from how much the neighbours differ.
 
-Constants were chosen by leaving out one measured case at a time, never on held-out cases (LOG.md,
-2026-11-21). A policy is plain data: `save` writes it as JSON, `load` needs NumPy alone. `measured`
-makes one from records.
+Constants were chosen by leaving out measured cases, never on held-out ones (LOG.md, 2026-11-21). A
+policy is plain data: `save` writes it as JSON, `load` needs NumPy alone. `measured` makes one from
+records.
 """
 
 from __future__ import annotations
@@ -23,32 +24,42 @@ from typing import Any
 import numpy as np
 
 from .batch import AttnSpec
+from .decode_plan import plan
+from .decode_time import Gpu, Load, Rates, fit, load_of, predict
 
-SCHEMA, KIND = 1, "attnlib decode policy"
-NEIGHBOURS = 6
+SCHEMA, KIND = 2, "attnlib decode policy"
+NEIGHBOURS = 16
+SINGLE = ("gpu", "gpu_id", "num_sms", "l2_mib", "study", "timer")
+"""Fields of a policy that are one word or number."""
 SCALE = np.array([1.0, 1.0, 0.5])
 """What an octave of each coordinate counts: batch size, mean length, longest over mean."""
-NEAREST_OCTAVES = 0.2
+NEAREST_OCTAVES = 0.5
 """Nearer neighbours count no more than this far ones: rounds differ by as much."""
-RIDGE = 0.03
-"""Keeps a plane through few or aligned neighbours level."""
 NOISE = 0.01
 """Log ratio that rounds of one case differ by in the median (A/A); no lead is surer than it."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """A measured case: its lengths in brief, and each backend's median time in microseconds."""
+    """A measured case: its lengths in brief, and each backend's times in microseconds.
+
+    `run_us` is the measured median, `predicted_us` what the fitted rates give for its plan.
+    """
 
     batch_size: int
     mean_len: float
     longest: int
     run_us: Mapping[str, float]
+    predicted_us: Mapping[str, float]
 
     @cached_property
     def place(self) -> np.ndarray:
         """Scaled coordinates [3] of the point."""
         return _place(self.batch_size, self.mean_len, self.longest)
+
+    def misfit(self, backend: str) -> float:
+        """Log of measured over predicted time."""
+        return math.log(self.run_us[backend] / self.predicted_us[backend])
 
 
 @dataclass(frozen=True)
@@ -71,15 +82,19 @@ class Pick:
 class Policy:
     """What one GPU measured, spec by spec; `study`, `timer` and `releases` say how.
 
-    `releases` has the release of each backend whose library has several on record.
+    `releases` has the release of each backend whose library has several on record. `rates` are
+    those of each backend that ran a spec.
     """
 
     gpu: str
     gpu_id: str
+    num_sms: int
+    l2_mib: float
     study: str
     timer: str
     releases: Mapping[str, str]
     points: Mapping[AttnSpec, tuple[Point, ...]]
+    rates: Mapping[AttnSpec, Mapping[str, Rates]]
 
     def choose(
         self, spec: AttnSpec, seq_lens: Sequence[int], *, backends: Sequence[str] = ()
@@ -102,7 +117,13 @@ class Policy:
         points = tuple(point for point in points if set(able) <= set(point.run_us))
         if not points:
             raise ValueError(f"backends must share a case that all ran, {', '.join(able)} do not")
-        predicted, spread, nearest = _fit(points, place, able)
+        nearest, weights = _nearest(points, place)
+        predicted, spread = {}, {}
+        for name in able:
+            misfits = np.array([point.misfit(name) for point in nearest])
+            mean = float(weights @ misfits)
+            predicted[name] = math.log(self._by_rates(spec, lens, name)) + mean
+            spread[name] = math.sqrt(weights @ (misfits - mean) ** 2)
         order = sorted(able, key=lambda name: predicted[name])
         return Pick(
             backend=order[0],
@@ -119,6 +140,10 @@ class Policy:
         points = (point for points in self.points.values() for point in points)
         return tuple(sorted({name for point in points for name in point.run_us}))
 
+    def _by_rates(self, spec: AttnSpec, seq_lens: np.ndarray, backend: str) -> float:
+        load = _load(backend, spec, seq_lens, Gpu(self.num_sms, self.l2_mib))
+        return float(predict(self.rates[spec][backend], [load])[0])
+
     def _points(self, spec: AttnSpec) -> tuple[Point, ...]:
         if spec not in self.points:
             have = "; ".join(_spec_word(each) for each in self.points)
@@ -134,13 +159,38 @@ class Policy:
         return tuple(backends) or self.backends
 
 
+def learn(
+    spec: AttnSpec, measured: Sequence[tuple[Sequence[int], Mapping[str, float]]], gpu: Gpu
+) -> tuple[tuple[Point, ...], dict[str, Rates]]:
+    """Points and rates of `spec` from lengths and each backend's microseconds, case by case.
+
+    Raises ValueError for a backend whose plan is not known (`decode_plan.PLANS`).
+    """
+    rates, predicted = {}, [dict[str, float]() for _ in measured]
+    for name in sorted({name for _, run_us in measured for name in run_us}):
+        ran = [place for place, (_, run_us) in enumerate(measured) if name in run_us]
+        loads = [_load(name, spec, measured[place][0], gpu) for place in ran]
+        rates[name] = fit(loads, [measured[place][1][name] for place in ran])
+        for place, us in zip(ran, predict(rates[name], loads).tolist(), strict=True):
+            predicted[place][name] = round(us, 3)
+    points = (
+        Point(len(lens), round(float(np.mean(lens)), 1), int(np.max(lens)), dict(run_us), by_rates)
+        for (lens, run_us), by_rates in zip(measured, predicted, strict=True)
+    )
+    return tuple(points), rates
+
+
 def save(policy: Policy, path: Path) -> Path:
     """Write `policy` as one JSON file, whole or not at all; raises OSError where it cannot."""
     form = {"schema": SCHEMA, "kind": KIND}
-    form |= {name: getattr(policy, name) for name in ("gpu", "gpu_id", "study", "timer")}
+    form |= {name: getattr(policy, name) for name in SINGLE}
     form["releases"] = dict(policy.releases)
     form["specs"] = [
-        {**asdict(spec), "points": [_point_form(point) for point in points]}
+        {
+            **asdict(spec),
+            "points": [_point_form(point) for point in points],
+            "rates": {name: asdict(rates) for name, rates in policy.rates[spec].items()},
+        }
         for spec, points in policy.points.items()
     ]
     part = path.with_name(path.name + ".part")
@@ -154,43 +204,27 @@ def load(path: Path) -> Policy:
     found = (form.get("kind"), form.get("schema")) if isinstance(form, dict) else (None, None)
     if found != (KIND, SCHEMA):
         raise ValueError(f"{path.name} must be a {KIND!r} of schema {SCHEMA}, got {found}")
-    points = {}
+    points, rates = {}, {}
     for entry in form["specs"]:
         flat = dict(entry)
         measured = tuple(Point(**point) for point in flat.pop("points"))
-        points[AttnSpec(**flat)] = measured
-    told = {name: form[name] for name in ("gpu", "gpu_id", "study", "timer", "releases")}
-    return Policy(**told, points=points)
+        fitted = {name: _rates_of(form) for name, form in flat.pop("rates").items()}
+        spec = AttnSpec(**flat)
+        points[spec], rates[spec] = measured, fitted
+    told = {name: form[name] for name in (*SINGLE, "releases")}
+    return Policy(**told, points=points, rates=rates)
 
 
-def _fit(
-    points: tuple[Point, ...], place: np.ndarray, backends: Sequence[str]
-) -> tuple[dict[str, float], dict[str, float], tuple[Point, ...]]:
-    """Per backend the predicted log time over the fastest, and the spread about its plane."""
-    away = np.array([point.place for point in points]) - place
-    octaves = np.sqrt((away**2).sum(axis=1))
+def _nearest(points: tuple[Point, ...], place: np.ndarray) -> tuple[tuple[Point, ...], np.ndarray]:
+    """The `NEIGHBOURS` nearest points, nearest first, and their weights, which sum to one."""
+    octaves = np.sqrt(((np.array([point.place for point in points]) - place) ** 2).sum(axis=1))
     near = np.argsort(octaves, kind="stable")[:NEIGHBOURS]
     weights = 1 / (octaves[near] + NEAREST_OCTAVES) ** 2
-    predicted, spread = {}, {}
-    for name in backends:
-        logs = np.array([_log_over_fastest(points[i], name, backends) for i in near])
-        predicted[name], spread[name] = _plane(away[near], logs, weights / weights.sum())
-    return predicted, spread, tuple(points[i] for i in near)
+    return tuple(points[i] for i in near), weights / weights.sum()
 
 
-def _plane(away: np.ndarray, logs: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
-    """Height at the place itself, and the weighted spread of `logs` about the plane."""
-    design = np.hstack([np.ones((len(away), 1)), away])
-    ridge = RIDGE * np.diag([0.0, *np.ones(away.shape[1])])
-    normal = design.T @ (design * weights[:, None]) + ridge
-    solved = np.linalg.solve(normal, design.T @ (weights * logs))
-    left = logs - design @ solved
-    return float(solved[0]), float(np.sqrt(weights @ left**2))
-
-
-def _log_over_fastest(point: Point, name: str, backends: Sequence[str]) -> float:
-    best = min(us for other, us in point.run_us.items() if other in backends)
-    return math.log(point.run_us[name] / best)
+def _load(backend: str, spec: AttnSpec, seq_lens: Sequence[int], gpu: Gpu) -> Load:
+    return load_of(plan(backend, spec, seq_lens, num_sms=gpu.num_sms), spec, seq_lens, gpu)
 
 
 def _confidence(
@@ -220,7 +254,12 @@ def _point_form(point: Point) -> dict[str, Any]:
         "mean_len": point.mean_len,
         "longest": point.longest,
         "run_us": dict(point.run_us),
+        "predicted_us": dict(point.predicted_us),
     }
+
+
+def _rates_of(form: Mapping[str, Any]) -> Rates:
+    return Rates(**{**form, "token_ns": tuple(form["token_ns"])})
 
 
 def _spec_word(spec: AttnSpec) -> str:

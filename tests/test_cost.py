@@ -14,15 +14,14 @@ from hypothesis import strategies as st
 from attnlib.batch import AttnSpec, DecodeCase
 from attnlib.cases import MetadataCase
 from attnlib.cost import (
-    FA3_TILES,
     Ceilings,
-    busiest_sm_tokens,
     decode_cost,
     extend_cost,
     fa2_tile_rows,
     metadata_cost,
     predict_fa3,
 )
+from attnlib.decode_plan import FA3_TILES, fa3_sm_tokens
 from attnlib.extend_case import ExtendCase
 from attnlib.workload import sample_seq_lens
 
@@ -73,7 +72,7 @@ def spec_of(heads: int, head_dim: int = 128) -> AttnSpec:
 
 
 def busiest(lens: list[int], spec: AttnSpec, num_sms: int) -> int:
-    return busiest_sm_tokens(np.array(lens), spec, num_sms=num_sms)
+    return int(fa3_sm_tokens(np.array(lens), spec, num_sms=num_sms)[0].max())
 
 
 def whole_tiles(length: int, head_dim: int = 128) -> int:

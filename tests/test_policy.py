@@ -1,10 +1,11 @@
-"""A policy: near cases decide, refusals are kept apart, the file is whole or not there."""
+"""A policy: rates choose, near cases correct them, the file is whole or not there."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -13,63 +14,106 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnlib.batch import AttnSpec
-from attnlib.policy import Point, Policy, load, save
+from attnlib.decode_plan import plan
+from attnlib.decode_time import Rates, load_of, predict
+from attnlib.policy import NEIGHBOURS, Point, Policy, learn, load, save
 
 SPEC, MHA, APART = (AttnSpec(32, kv_heads, 128, 16) for kv_heads in (8, 32, 16))
-FAST_UP_TO = 1024
-"""`short` is the fastest up to this many tokens, `long` beyond."""
+FA2, FA3 = "flashinfer-fa2", "flashinfer-fa3"
+RATES = {
+    FA2: Rates(8.0, 0.01, 0.01, 4200.0, 40.0, (13.0,) * 6),
+    FA3: Rates(4.0, 0.001, 0.01, 9000.0, 40.0, (13.0,) * 5),
+}
+SMS = 132
 
 
-def times(batch: int, kv_len: int) -> dict[str, float]:
-    ratio = (kv_len / FAST_UP_TO) ** 0.5
-    return {"short": 10.0 * batch * ratio, "long": 10.0 * batch}
+def by_rates(spec: AttnSpec, lens: list[int]) -> dict[str, float]:
+    loads = {name: load_of(plan(name, spec, lens, num_sms=SMS), spec, lens) for name in RATES}
+    return {
+        name: float(predict(rates, [loads[name]], spec, num_sms=SMS)[0])
+        for name, rates in RATES.items()
+    }
+
+
+def point(batch: int, kv_len: int, **factors: float) -> Point:
+    """A measured case of equal lengths whose times are `factors` of those by rates."""
+    predicted = by_rates(SPEC, [kv_len] * batch)
+    measured = {n: us * factors.get(n.split("-")[1], 1.0) for n, us in predicted.items()}
+    return Point(batch, float(kv_len), kv_len, measured, predicted)
+
+
+def only(point: Point, *names: str) -> Point:
+    return replace(point, run_us={name: point.run_us[name] for name in names})
+
+
+POINTS = tuple(
+    point(batch, kv_len) for batch, kv_len in product((1, 4, 16, 64), (128, 512, 2048, 8192, 32768))
+)
 
 
 def policy(**changes: object) -> Policy:
-    points = tuple(
-        Point(batch, float(kv_len), kv_len, times(batch, kv_len))
-        for batch, kv_len in product((1, 4, 16, 64), (128, 512, 2048, 8192, 32768))
-    )
-    refused = tuple(Point(p.batch_size, p.mean_len, p.longest, {"long": 1.0}) for p in points)
-    apart = (Point(1, 1.0, 1, {"long": 1.0}), Point(1, 2.0, 2, {"short": 1.0}))
-    told = {"gpu": "Test GPU", "gpu_id": "0badcafe", "study": "s", "timer": "graph"}
-    told |= {"releases": {"long": "1.0"}, "points": {SPEC: points, MHA: refused, APART: apart}}
+    refused = tuple(only(each, FA2) for each in POINTS)
+    apart = (only(point(1, 100), FA2), only(point(1, 200), FA3))
+    told = {"gpu": "Test GPU", "gpu_id": "0badcafe", "num_sms": SMS, "study": "s", "timer": "graph"}
+    told |= {"releases": {FA2: "1.0"}, "points": {SPEC: POINTS, MHA: refused, APART: apart}}
+    told |= {"rates": dict.fromkeys((SPEC, MHA, APART), RATES)}
     return Policy(**(told | changes))
 
 
-@pytest.mark.parametrize(("kv_len", "chosen"), [(200, "short"), (800, "short"), (1300, "long")])
-def test_the_side_of_the_crossover_decides(kv_len, chosen):
-    assert policy().choose(SPEC, [kv_len] * 7).backend == chosen
+@pytest.mark.parametrize("lens", [[60] * 2, [90, 40], [4096] * 8, [9000] + [10] * 30])
+def test_rates_decide_where_cases_agree_with_them(lens):
+    times = by_rates(SPEC, lens)
+    pick = policy().choose(SPEC, lens)
+    best = min(times, key=times.get)
+    assert pick.backend == best
+    assert pick.slowdown == pytest.approx({n: us / times[best] for n, us in times.items()})
 
 
-def test_slowdowns_are_those_of_the_law_that_made_the_times():
-    pick = policy().choose(SPEC, [4096] * 8)
-    assert pick.slowdown["long"] == 1.0
-    assert pick.slowdown["short"] == pytest.approx(2.0, rel=0.05)
+def test_near_cases_correct_the_rates_and_far_ones_do_not():
+    slow = tuple(point(p.batch_size, p.longest, fa2=4.0) if p.longest <= 512 else p for p in POINTS)
+    plain, corrected = policy(), policy(points={SPEC: slow})
+    near, far = [300] * 8, [20_000] * 8
+    assert plain.choose(SPEC, near).backend == plain.choose(SPEC, far).backend == FA2
+    assert corrected.choose(SPEC, near).backend == FA3
+    assert corrected.choose(SPEC, far).backend == FA2
 
 
-def test_a_choice_near_the_crossover_is_less_sure_than_one_far_from_it():
-    near, far = (policy().choose(SPEC, [n] * 4).confidence for n in (1030, 16000))
-    assert 0.5 <= near < 0.9 < far <= 1.0
+def test_what_was_measured_teaches_points_and_rates():
+    cases = [(lens, by_rates(SPEC, lens)) for lens in ([50] * 3, [4000] * 9, [700], [90_000, 5])]
+    del cases[2][1][FA3]
+    points, rates = learn(SPEC, cases, num_sms=SMS)
+    assert [(p.batch_size, p.longest) for p in points] == [(3, 50), (9, 4000), (1, 700), (2, 90000)]
+    assert [set(p.run_us) for p in points] == [{FA2, FA3}] * 2 + [{FA2}] + [{FA2, FA3}]
+    assert set(rates) == {FA2, FA3}
+    assert max(abs(p.misfit(name)) for p in points for name in p.run_us) < 0.1
+
+
+def test_a_choice_is_less_sure_the_closer_the_second_and_the_more_cases_differ():
+    tied, ahead = (policy().choose(SPEC, lens) for lens in ([110], [16_000] * 4))
+    assert tied.slowdown[FA2] == pytest.approx(1, abs=0.5) and ahead.confidence > 0.99
+    factors = np.random.default_rng(1).uniform(0.5, 2, len(POINTS))
+    mixed = tuple(
+        point(p.batch_size, p.longest, fa2=f) for p, f in zip(POINTS, factors, strict=True)
+    )
+    doubtful = policy(points={SPEC: mixed}).choose(SPEC, [16_000] * 4)
+    assert 0.5 <= doubtful.confidence < ahead.confidence
 
 
 def test_a_backend_that_ran_the_spec_nowhere_is_refused_and_not_chosen():
     pick = policy().choose(MHA, [100])
-    assert (pick.backend, pick.refused, pick.confidence) == ("long", ("short",), 1.0)
+    assert (pick.backend, pick.refused, pick.confidence) == (FA2, (), 1.0)
 
 
 def test_a_case_that_a_backend_failed_in_is_not_held_against_it():
-    broken = Point(16, 2048.0, 2048, {"short": 20.0})
-    points = tuple(
-        broken if (p.batch_size, p.longest) == (16, 2048) else p for p in policy().points[SPEC]
-    )
+    broken = only(point(16, 2048), FA3)
+    points = tuple(broken if (p.batch_size, p.longest) == (16, 2048) else p for p in POINTS)
     pick = policy(points={SPEC: points}).choose(SPEC, [2048] * 16)
-    assert pick.backend == "long" and broken not in pick.nearest
+    assert pick.backend == FA2 and broken not in pick.nearest
 
 
 def test_only_the_backends_asked_for_are_considered():
-    pick = policy().choose(SPEC, [200], backends=["long"])
-    assert (pick.backend, dict(pick.slowdown)) == ("long", {"long": 1.0})
+    pick = policy().choose(SPEC, [200], backends=[FA2])
+    assert (pick.backend, dict(pick.slowdown)) == (FA2, {FA2: 1.0})
 
 
 def test_a_batch_beyond_the_measured_ones_says_so():
@@ -83,7 +127,7 @@ def test_any_lengths_get_a_finite_choice_with_the_chosen_first(lens):
     pick = policy().choose(SPEC, lens)
     assert next(iter(pick.slowdown.items())) == (pick.backend, 1.0)
     assert all(np.isfinite(value) and value >= 1 for value in pick.slowdown.values())
-    assert len(pick.nearest) == 6
+    assert len(pick.nearest) == NEIGHBOURS
 
 
 @pytest.mark.parametrize(
@@ -91,9 +135,9 @@ def test_any_lengths_get_a_finite_choice_with_the_chosen_first(lens):
     [
         (SPEC, [], (), "seq_lens must hold lengths >= 1"),
         (SPEC, [5, 0], (), "seq_lens must hold lengths >= 1"),
-        (SPEC, [5], ("fast",), "backends must be of long, short, got fast"),
-        (MHA, [5], ("short",), "backends must hold one that ran"),
-        (APART, [5], (), "backends must share a case that all ran, long, short do not"),
+        (SPEC, [5], ("fast",), f"backends must be of {FA2}, {FA3}, got fast"),
+        (MHA, [5], (FA3,), "backends must hold one that ran"),
+        (APART, [5], (), f"backends must share a case that all ran, {FA2}, {FA3} do not"),
         (AttnSpec(8, 1, 64, 1), [5], (), "spec must be one that was measured: 32/8 d128 page 16"),
     ],
 )
@@ -108,7 +152,7 @@ def test_a_saved_policy_loads_as_it_was(tmp_path):
     assert [each.name for each in tmp_path.iterdir()] == ["policy.json"]
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", '{"kind": "attnlib decode policy", "schema": 2}'])
+@pytest.mark.parametrize("text", ["[]", "{}", '{"kind": "attnlib decode policy", "schema": 1}'])
 def test_another_file_is_refused(tmp_path, text):
     path = tmp_path / "other.json"
     path.write_text(text)
@@ -121,9 +165,9 @@ def test_an_engine_can_choose_without_torch_or_pandas(tmp_path):
     code = (
         "import sys; from pathlib import Path; from attnlib.batch import AttnSpec\n"
         "from attnlib.policy import load\n"
-        f"found = load(Path({str(path)!r})).choose(AttnSpec(32, 8, 128, 16), [200] * 7)\n"
+        f"found = load(Path({str(path)!r})).choose(AttnSpec(32, 8, 128, 16), [4096] * 8)\n"
         "print(found.backend, sorted({'torch', 'pandas', 'matplotlib'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "short []"
+    assert done.stdout.strip() == "flashinfer-fa2 []"
     assert json.loads(path.read_text())["gpu_id"] == "0badcafe"

@@ -15,12 +15,12 @@ import pandas as pd
 
 from ..batch import DecodeCase
 from ..catalog.backend_policy import FLASHINFER, HELD_OUT_CASES, KNOWN_CASES, POLICY_RELEASE
-from ..measured import policy_of
+from ..measured import case_times, policy_of
 from ..policy import Policy
 from ..select import Call, explain
 from ..select.names import backend_of
 from ..workload import sample_seq_lens
-from .rows import FA2, FA3, LABELS, case_of, decode_rows, medians
+from .rows import FA2, FA3, LABELS, decode_rows
 
 FA3_LIBRARY = "fa3"
 POOLS = {"FlashInfer": FLASHINFER, "with FA3": (*FLASHINFER, FA3_LIBRARY)}
@@ -49,7 +49,7 @@ def regrets(frame: pd.DataFrame, pools: Iterable[str] = POOLS) -> pd.DataFrame:
     A rule is judged in the pools that hold all of its choices; `regret` is NaN where what it chose
     has no time.
     """
-    times = _times(frame)
+    times = case_times(decode_rows(frame))
     cases = [case for case in HELD_OUT_CASES if case in times]
     found = []
     policy = policy_of(frame, KNOWN_CASES)
@@ -93,7 +93,7 @@ def worst_choices(frame: pd.DataFrame, *, pool: str, rule: str = MEASURED) -> pd
     """The cases in which `rule` loses more than 1 % in `pool`, most first, with all times in us."""
     lost = regrets(frame, (pool,))
     lost = lost[(lost.rule == rule) & (lost.regret > 0.01)]
-    times = _times(frame)
+    times = case_times(decode_rows(frame))
     rows = [
         {"case": row.case.key, "chosen": NAMES[row.chosen], "regret, %": round(row.regret * 100, 1)}
         | {NAMES[n]: us for n, us in times[row.case].items() if n in POOLS[pool]}
@@ -104,7 +104,7 @@ def worst_choices(frame: pd.DataFrame, *, pool: str, rule: str = MEASURED) -> pd
 
 def confidence_table(frame: pd.DataFrame, *, pool: str) -> pd.DataFrame:
     """How often a choice of so much confidence was the fastest, in the held-out cases."""
-    policy, times = policy_of(frame, KNOWN_CASES), _times(frame)
+    policy, times = policy_of(frame, KNOWN_CASES), case_times(decode_rows(frame))
     rows = []
     for case in (case for case in HELD_OUT_CASES if case in times):
         pick = policy.choose(case.spec, sample_seq_lens(case).tolist(), backends=POOLS[pool])
@@ -121,7 +121,7 @@ def fastest(frame: pd.DataFrame, *, pool: str) -> pd.DataFrame:
     rows = [
         {"heads": case.spec.heads, "group": case.spec.group_size, "page size": case.spec.page_size}
         | {"fastest": NAMES[min((us, n) for n, us in found.items() if n in POOLS[pool])[1]]}
-        for case, found in _times(frame).items()
+        for case, found in case_times(decode_rows(frame)).items()
     ]
     table = pd.DataFrame(rows)
     return (
@@ -139,7 +139,7 @@ def one_long_request(frame: pd.DataFrame) -> pd.DataFrame:
     """
     slots = BLOCKS_PER_SM * int(frame.num_sms.max())
     rows = []
-    for case, times in _times(frame).items():
+    for case, times in case_times(decode_rows(frame)).items():
         if case.lengths != "skewed" or case.kv_len < LONG or case.batch_size < MANY:
             continue
         best = min(times, key=lambda name: times[name])
@@ -174,16 +174,6 @@ def _explained(library: str, policy: str, case: DecodeCase) -> str:
     if backend not in known:
         raise ValueError(f"{library} must choose one of {', '.join(known)}, got {choice.kernel!r}")
     return backend
-
-
-def _times(frame: pd.DataFrame) -> dict[DecodeCase, dict[str, float]]:
-    """Each case's median time of every backend that ran it, in us."""
-    wide = medians(decode_rows(frame))
-    backends = list(wide.columns)
-    return {
-        case_of(row): row[backends].dropna().astype(float).to_dict()
-        for _, row in wide.reset_index().iterrows()
-    }
 
 
 def _lost(times: dict[str, float], chosen: str, backends: Sequence[str]) -> float:
