@@ -106,7 +106,9 @@ def test_flashinfers_own_plan_has_these_items(backend):
         wrapper, _ = create(backend, case.spec, cuda_graph=True).plan(batch).state
         expected = plan(backend, case.spec, sample_seq_lens(case), num_sms=sms)
         found = FOUND[backend](wrapper, case, sms)
-        assert found == sorted(expected.items.tolist()), case.key
+        assert len(found) == len(expected.items) and sum(found) == expected.items.sum(), case.key
+        off = np.abs(np.array(found) - np.sort(expected.items))
+        assert off.max() <= TIES.get(backend, 0), case.key
         ran += 1
     assert ran >= 40
 
@@ -168,6 +170,8 @@ def _fa3_items(wrapper, case, sms) -> list[int]:
     return sorted(cost for cost in costs if cost)
 
 
+TIES = {"flashinfer-fa3": 96}
+"""Tokens that an SM may differ by: which of two equally loaded ones is next is up to the heap."""
 FOUND = {
     "flashinfer-fa2": _fa2_items,
     "flashinfer-cuda-cores": _cuda_core_items,

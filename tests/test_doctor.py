@@ -89,4 +89,4 @@ def test_the_published_policy_is_told_layer_by_layer(without_gpu, monkeypatch) -
     monkeypatch.delenv("ATTNLIB_DATA")
     won = diagnose()["policy"]
     assert len(won) == 10
-    assert won["32/32 d128 page 16"].startswith("flashinfer-cuda-cores 64")
+    assert won["32/32 d128 page 16"].startswith("flashinfer-cuda-cores 130")

@@ -8,7 +8,14 @@ import matplotlib.pyplot as plt
 import pytest
 
 from attnlib import store
-from attnlib.catalog.backend_policy import HEADLINE_CASES, HELD_OUT_CASES, SPECS, STUDY
+from attnlib.catalog.backend_policy import (
+    HEADLINE_CASES,
+    HELD_OUT,
+    HELD_OUT_CASES,
+    KNOWN,
+    SPECS,
+    STUDY,
+)
 from attnlib.report import regret, regret_figures
 from attnlib.report.rows import CUDA_CORES, FA2, FA3, of_cases
 
@@ -71,6 +78,7 @@ def test_measuring_loses_less_than_every_rule_in_the_mean(frame):
         assert part.iloc[0].rule == regret.MEASURED
         assert part["mean, %"].is_monotonic_increasing
         assert part["mean, %"].iloc[0] <= 0.4 < part["mean, %"].iloc[1]
+        assert part["worst, %"].iloc[0] <= 5
 
 
 def test_the_mean_is_geometric(frame, lost):
@@ -82,7 +90,7 @@ def test_the_mean_is_geometric(frame, lost):
 
 
 def test_the_worst_choices_show_all_times_and_the_loss_follows(frame):
-    table = regret.worst_choices(frame, pool="FlashInfer")
+    table = regret.worst_choices(frame, pool="FlashInfer", rule="SGLang with FlashInfer")
     first = table.iloc[0]
     times = first[["fa2", "fa3", "CUDA cores"]].astype(float)
     assert first["regret, %"] == pytest.approx(
@@ -97,10 +105,27 @@ def test_confident_choices_are_right_and_doubtful_ones_less_often(frame):
     assert share == sorted(share) and share[-1] == 1 and share[0] < 1
 
 
+def test_a_policy_of_all_known_cases_is_the_one_that_is_judged(frame):
+    table = regret.learning_table(frame, pool="FlashInfer")
+    assert table.known.tolist() == [*regret.FEWER, KNOWN]
+    judged = regret.regret_table(frame).iloc[0]
+    told = ["cases", "mean, %", "worst, %", "over 5 %"]
+    assert judged.rule == regret.MEASURED
+    assert table.iloc[-1][told].tolist() == judged[told].tolist()
+
+
+def test_predictions_by_plan_lie_near_what_was_measured(frame):
+    table = regret.misfit_table(frame).set_index("backend")
+    assert set(table.index) == set(regret.NAMES.values()) - {"auto"}
+    refused = 4
+    assert table.cases["CUDA cores"] == (len(SPECS) - refused) * (KNOWN + HELD_OUT)
+    assert table["median, %"].max() < 5
+
+
 def test_every_case_has_one_fastest_backend(frame):
     table = regret.fastest(frame, pool="FlashInfer")
     assert len(table) == len(SPECS)
-    assert set(table[["fa2", "fa3", "CUDA cores"]].sum(axis=1)) == {68}
+    assert set(table[["fa2", "fa3", "CUDA cores"]].sum(axis=1)) == {KNOWN + HELD_OUT}
 
 
 def test_the_few_cases_of_a_live_notebook_are_enough_for_every_table(frame):
@@ -108,6 +133,7 @@ def test_the_few_cases_of_a_live_notebook_are_enough_for_every_table(frame):
     assert set(regret.regrets(few).rule) == set(regret.regrets(frame).rule)
     assert regret.confidence_table(few, pool="with FA3").choices.sum() == len(SPECS)
     assert regret.fastest(few, pool="FlashInfer")[["fa2", "fa3", "CUDA cores"]].sum().sum() == 110
+    assert regret.learning_table(few, pool="with FA3").known.tolist() == [10]
     assert len(regret_figures.policy_map(few, SPECS[:1], pool="FlashInfer").axes) == 1
     plt.close("all")
 

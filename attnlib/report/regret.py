@@ -7,6 +7,7 @@ regret depends on what else could have run, so there are two pools of backends.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
@@ -14,7 +15,13 @@ import numpy as np
 import pandas as pd
 
 from ..batch import DecodeCase
-from ..catalog.backend_policy import FLASHINFER, HELD_OUT_CASES, KNOWN_CASES, POLICY_RELEASE
+from ..catalog.backend_policy import (
+    FLASHINFER,
+    HELD_OUT_CASES,
+    KNOWN_CASES,
+    POLICY_RELEASE,
+    SPECS,
+)
 from ..measured import case_times, policy_of
 from ..policy import Policy
 from ..select import Call, explain
@@ -36,8 +43,10 @@ EXPLAINED = {
 """Rule -> library and policy for `select.explain`. vLLM's own use of FlashInfer is XQA's kernels on
 Hopper, which were not measured."""
 GPU = "sm90"
+FEWER = (10, 20, 35, 70)
+"""Known cases a layer; every so many of them in their order, which spreads any number evenly."""
 BLOCKS_PER_SM = 2
-LONG, MANY = 4096, 8
+LONG, MANY = 16384, 12
 """Tokens of a long request, and requests of a batch, that a table of skewed batches begins at."""
 
 Rule = Callable[[DecodeCase], str]
@@ -100,6 +109,42 @@ def worst_choices(frame: pd.DataFrame, *, pool: str, rule: str = MEASURED) -> pd
         for row in lost.sort_values("regret", ascending=False).itertuples()
     ]
     return pd.DataFrame(rows).round(2)
+
+
+def learning_table(frame: pd.DataFrame, *, pool: str) -> pd.DataFrame:
+    """What a policy loses that learned from fewer cases: a row for each of `FEWER`, and for all.
+
+    Columns as in `regret_table`, and `known`, the cases of each layer that it learned from.
+    """
+    times, backends = case_times(decode_rows(frame)), POOLS[pool]
+    cases = [case for case in HELD_OUT_CASES if case in times]
+    layers = [[case for case in KNOWN_CASES if case in times and case.spec == s] for s in SPECS]
+    most = min(map(len, layers))
+    rows = []
+    for count in (*(count for count in FEWER if count < most), most):
+        known = [case for layer in layers for case in layer[:: most // count][:count]]
+        policy = policy_of(frame, known)
+        lost = [_lost(times[case], _measured(policy, backends, case), backends) for case in cases]
+        told = {"known": count, "cases": len(cases)}
+        told |= {"mean, %": math.expm1(np.log1p(lost).mean()) * 100, "worst, %": max(lost) * 100}
+        rows.append(told | {"over 5 %": sum(value > 0.05 for value in lost)})
+    return pd.DataFrame(rows).round({"mean, %": 2, "worst, %": 1})
+
+
+def misfit_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """How far measured times lie from those by plan and rates, before near cases correct them.
+
+    A row a backend, over all layers: cases, and quantiles of measured over predicted, less 1, in
+    percent without sign.
+    """
+    policy = policy_of(frame)
+    rows = []
+    for name in policy.backends:
+        points = [p for each in policy.points.values() for p in each if name in p.run_us]
+        off = np.abs(np.expm1([point.misfit(name) for point in points])) * 100
+        told = {"backend": NAMES[name], "cases": len(points), "median, %": np.median(off)}
+        rows.append(told | {"95th percentile, %": np.quantile(off, 0.95)})
+    return pd.DataFrame(rows).round(1)
 
 
 def confidence_table(frame: pd.DataFrame, *, pool: str) -> pd.DataFrame:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ORDER = tuple(NAMES[name] for name in POOLS["with FA3"])
 COLORS = dict(zip(ORDER, style.PALETTE, strict=False))
 MARKERS = dict(zip(ORDER, style.SHAPES, strict=False))
-CELLS = 40
+CELLS = 30
 """Choices along each side of a map."""
 PALE = 0.35
 EVEN = 2.2
