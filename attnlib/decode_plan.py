@@ -33,12 +33,13 @@ FA2_WARP_TOKENS = 64
 SM_SHARED_BYTES = 227 * 2**10
 CUDA_CORE_CTAS = {1: (6, 6), 2: (9, 9), 3: (9, 12), 4: (8, 8), 8: (9, 9)}
 """Group size -> CTAs an SM that the plan counts on, and that fit: from registers and shared memory
-of the kernels of 0.6.4 for head_dim 128 and 16 bits. Group size 3 plans for 128 threads and has 96.
-"""
+of the kernels of 0.6.4 for head_dim 128 and 16 bits, built for sm_90a (cuobjdump --dump-resource-
+usage). Of group size 3 a CTA has 96 threads, and the plan counts 128."""
 FA3_TILES = {64: (192, 96), 128: (128, 96), 256: (128, 32)}
 """(query rows, KV tokens) of a tile by head_dim, for a paged cache: prefill_sm90.cuh."""
 FA2_ITEM_TOKENS, CUDA_CORE_ITEM_TOKENS = 128, 16
-"""What beginning and ending an item costs beside its tokens, in tokens, fitted (LOG.md)."""
+"""What beginning and ending an item costs beside its tokens, in tokens: of the sizes tried, those
+with which times of known cases are predicted best."""
 
 
 @dataclass(frozen=True)
