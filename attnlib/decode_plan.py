@@ -61,12 +61,15 @@ class WorkPlan:
 def plan(backend: str, spec: AttnSpec, seq_lens: Sequence[int], *, num_sms: int) -> WorkPlan:
     """The work plan of `backend` for one query token of each request, lengths in tokens.
 
-    Raises ValueError for a backend without a rule here, listing those that have one, and for a spec
-    that the backend's kernels do not take.
+    Raises ValueError for a backend without a rule here, listing those that have one, for lengths
+    below 1, and for a spec that the backend's kernels do not take.
     """
     if backend not in PLANS:
         raise ValueError(f"backend must be one of {', '.join(PLANS)}, got {backend!r}")
-    return PLANS[backend](spec, np.asarray(seq_lens, np.int64), num_sms)
+    lens = np.asarray(seq_lens, np.int64)
+    if lens.ndim != 1 or lens.size == 0 or lens.min() < 1:
+        raise ValueError(f"seq_lens must hold lengths >= 1, got {lens.tolist()}")
+    return PLANS[backend](spec, lens, num_sms)
 
 
 def fa3_sm_tokens(

@@ -82,6 +82,12 @@ def test_what_has_no_known_plan_raises(backend, spec, message):
         plan(backend, spec, [100], num_sms=SMS)
 
 
+@pytest.mark.parametrize("lens", [[], [5, 0], [[5]]])
+def test_lengths_that_are_none_raise(lens):
+    with pytest.raises(ValueError, match="seq_lens must hold lengths >= 1, got"):
+        plan("fa3", SPEC, lens, num_sms=SMS)
+
+
 CALLS = [
     DecodeCase(AttnSpec(qo, kv, 128, page), batch, kv_len, lengths)
     for qo, kv, page in ((32, 32, 16), (16, 8, 1), (24, 8, 16), (32, 8, 1), (8, 1, 16), (12, 2, 64))
