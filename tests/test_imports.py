@@ -241,6 +241,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "report.regret": (
         "batch",
         "catalog.*",
+        "decode_plan",
         "measured",
         "policy",
         "report.rows",

@@ -22,6 +22,7 @@ from ..catalog.backend_policy import (
     POLICY_RELEASE,
     SPECS,
 )
+from ..decode_plan import FA2_CTAS
 from ..measured import case_times, policy_of
 from ..policy import Policy
 from ..select import Call, explain
@@ -45,7 +46,6 @@ Hopper, which were not measured."""
 GPU = "sm90"
 FEWER = (10, 20, 35, 70)
 """Known cases a layer; every so many of them in their order, which spreads any number evenly."""
-BLOCKS_PER_SM = 2
 LONG, MANY = 16384, 12
 """Tokens of a long request, and requests of a batch, that a table of skewed batches begins at."""
 
@@ -182,7 +182,7 @@ def one_long_request(frame: pd.DataFrame) -> pd.DataFrame:
     `splits` is FlashInfer's rule for a graph: fa2 splits requests while requests x KV heads are
     fewer than two blocks a SM (`PrefillSplitQOKVIndptr` in scheduler.cuh, 0.6.4).
     """
-    slots = BLOCKS_PER_SM * int(frame.num_sms.max())
+    slots = FA2_CTAS * int(frame.num_sms.max())
     rows = []
     for case, times in case_times(decode_rows(frame)).items():
         if case.lengths != "skewed" or case.kv_len < LONG or case.batch_size < MANY:
