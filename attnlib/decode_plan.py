@@ -21,7 +21,7 @@ import numpy as np
 
 from .batch import ELEMENT_BYTES, AttnSpec
 from .metadata.facts import SchedulerFacts
-from .metadata.splits import plan_splits
+from .metadata.splits import plan_splits, split_blocks
 
 MIN_CHUNK = 128
 """FlashInfer cuts no KV chunk below so many tokens, or a page."""
@@ -66,10 +66,15 @@ def plan(backend: str, spec: AttnSpec, seq_lens: Sequence[int], *, num_sms: int)
     """
     if backend not in PLANS:
         raise ValueError(f"backend must be one of {', '.join(PLANS)}, got {backend!r}")
+    return PLANS[backend](spec, lengths(seq_lens), num_sms)
+
+
+def lengths(seq_lens: Sequence[int]) -> np.ndarray:
+    """`seq_lens` as int64 [bs]; ValueError unless they are one or more lengths of at least 1."""
     lens = np.asarray(seq_lens, np.int64)
     if lens.ndim != 1 or lens.size == 0 or lens.min() < 1:
         raise ValueError(f"seq_lens must hold lengths >= 1, got {lens.tolist()}")
-    return PLANS[backend](spec, lens, num_sms)
+    return lens
 
 
 def fa3_sm_tokens(
@@ -156,20 +161,16 @@ def _fa3(spec: AttnSpec, seq_lens: np.ndarray, num_sms: int) -> WorkPlan:
     )
     split = plan_splits(facts, seq_lens)
     tile = facts.tile[1]
-    one_head = [
-        _parts(int(blocks), int(share), int(count))
-        for blocks, share, count in zip(
-            split.num_n_blocks[split.batch_order],
-            split.blocks_per_split[split.batch_order],
-            split.num_splits[split.batch_order],
-            strict=True,
-        )
+    items = [
+        blocks + 1
+        for request in split.batch_order.tolist()
+        for blocks in spec.num_kv_heads
+        * split_blocks(int(split.num_n_blocks[request]), int(split.num_splits[request]))
     ]
-    items = np.concatenate([np.tile(parts, spec.num_kv_heads) for parts in one_head])
     tokens = int(seq_lens.sum()) * spec.num_kv_heads
     # As above: a tile to begin and end an item.
     merged, splits = facts.split_cap > 1, int(split.num_splits.max())
-    return WorkPlan((items + 1) * tile, num_sms, tokens, splits, merged)
+    return WorkPlan(np.array(items) * tile, num_sms, tokens, splits, merged)
 
 
 def _chunks(spec: AttnSpec, seq_lens: np.ndarray, ctas: int) -> tuple[np.ndarray, int]:
@@ -181,11 +182,6 @@ def _chunks(spec: AttnSpec, seq_lens: np.ndarray, ctas: int) -> tuple[np.ndarray
     parts = np.full(counts.sum(), size)
     parts[np.cumsum(counts) - 1] = seq_lens - (counts - 1) * size
     return np.tile(parts, spec.num_kv_heads), int(counts.max())
-
-
-def _parts(blocks: int, share: int, count: int) -> np.ndarray:
-    """`blocks` KV blocks in `count` ranges of `share`; the last ones may be short or empty."""
-    return np.clip(blocks - share * np.arange(count), 0, share)
 
 
 def _fa2_tile_tokens(spec: AttnSpec) -> int:

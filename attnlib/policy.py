@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from .batch import AttnSpec
-from .decode_plan import plan
+from .decode_plan import lengths, plan
 from .decode_time import Gpu, Load, Rates, fit, load_of, predict
 
 SCHEMA, KIND = 2, "attnlib decode policy"
@@ -104,9 +104,7 @@ class Policy:
         Raises ValueError for lengths below 1, an unknown backend, or a spec that was not measured,
         listing those that were.
         """
-        lens = np.asarray(seq_lens)
-        if lens.size == 0 or lens.min() < 1:
-            raise ValueError(f"seq_lens must hold lengths >= 1, got {lens.tolist()}")
+        lens = lengths(seq_lens)
         points = self._points(spec)
         asked = self._asked(backends)
         able = [name for name in asked if any(name in point.run_us for point in points)]

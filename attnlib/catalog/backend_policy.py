@@ -27,7 +27,7 @@ SPECS = tuple(
         (64, 4, 16),
     )
 )
-"""Groups of 1 to 8 and 16, odd ones too; three of them the CUDA cores refuse."""
+"""Groups of 1 to 8 and 16, odd ones too; four of them the CUDA cores refuse."""
 BATCHES, KV_LENS = (1, 256), (64, 65536)
 KV_BYTES_LIMIT = 4 * 2**30
 KNOWN, HELD_OUT = 140, 8

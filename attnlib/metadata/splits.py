@@ -209,6 +209,12 @@ def plan_splits(
     return _split(facts, m_blocks, n_blocks, nearest, alternatives)
 
 
+def split_blocks(total: int, splits: int) -> list[int]:
+    """KV blocks of each of `splits` parts of `total`: equal ones, the last short or empty."""
+    share = -(-total // splits)
+    return [min(share, max(0, total - split * share)) for split in range(splits)]
+
+
 def layout_of(facts: SchedulerFacts) -> Layout:
     """Where the parts of the tensor of `facts` lie."""
     padded = -(-facts.batch_size // 4) * 4

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .splits import SplitPlan, scheduled_heads
+from .splits import SplitPlan, scheduled_heads, split_blocks
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,11 @@ def assign_tiles(plan: SplitPlan, seq_lens: np.ndarray | None = None) -> list[Ti
     free = [(0, sm) for sm in range(plan.facts.usable_sms)]
     tiles = []
     for request in plan.batch_order.tolist():
-        splits, total = int(plan.num_splits[request]), int(n_blocks[request])
-        share = -(-total // splits)
+        parts = split_blocks(int(n_blocks[request]), int(plan.num_splits[request]))
         rows = range(int(plan.num_m_blocks[request]))
         for head in range(scheduled_heads(plan.facts)):
-            for split in range(splits):
-                first = min(split * share, total)
-                blocks = min(share, total - first)
+            for split, blocks in enumerate(parts):
+                first = sum(parts[:split])
                 for _ in rows:
                     start, sm = heapq.heappop(free)
                     heapq.heappush(free, (start + blocks, sm))

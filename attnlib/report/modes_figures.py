@@ -42,10 +42,7 @@ def ratio_chart(frame: pd.DataFrame) -> Figure:
             reach = [(rows.ratio - rows.low).fillna(0), (rows.high - rows.ratio).fillna(0)]
             look = {"color": color, "fmt": marker, "markersize": 4, "linewidth": 1}
             axis.errorbar(rows.ratio, rows.place, xerr=reach, label=f"{heads} heads", **look)
-    axis.axvline(1, color="0.3", linewidth=1)
-    _name_groups(axis, groups)
-    axis.set(xscale="log", xlabel="run time of fa2 / run time of fa3   (right of 1: fa3 is faster)")
-    style.plain_ticks(axis, "x")
+    _finish(axis, groups, "run time of fa2 / run time of fa3   (right of 1: fa3 is faster)")
     axis.legend(loc="lower left", frameon=True)
     axis.set_title("Which of FlashInfer's kernels is faster, by mode")
     style.add_footer(figure, frame)
@@ -65,10 +62,7 @@ def roof_chart(frame: pd.DataFrame, limit: Ceilings) -> Figure:
         if name in table:
             look = {"color": color, "marker": marker, "s": 18, "label": label}
             axis.scatter(table[name] / table.roof, table.place, **look)
-    axis.axvline(1, color="0.3", linewidth=1)
-    _name_groups(axis, groups)
-    axis.set(xscale="log", xlabel="run time / roof   (1: the memory or the tensor cores are busy)")
-    style.plain_ticks(axis, "x")
+    _finish(axis, groups, "run time / roof   (1: the memory or the tensor cores are busy)")
     axis.legend(loc="lower right", frameon=True)
     axis.set_title("Distance from the roof, by mode")
     style.add_footer(figure, frame)
@@ -83,7 +77,11 @@ def _places(table: pd.DataFrame, groups: list[str]) -> np.ndarray:
     return table.group.map(groups.index).to_numpy(float) + SPREAD * spread.to_numpy(float)
 
 
-def _name_groups(axis: Axes, groups: list[str]) -> None:
+def _finish(axis: Axes, groups: list[str], xlabel: str) -> None:
+    """A line at 1 of a log axis, and the groups' names and limits."""
+    axis.axvline(1, color="0.3", linewidth=1)
+    axis.set(xscale="log", xlabel=xlabel)
+    style.plain_ticks(axis, "x")
     names = [f"{group}\n({'eager' if group in MANY else 'in a graph'})" for group in groups]
     axis.set_yticks(range(len(groups)), names)
     axis.set_ylim(len(groups) - 0.5, -0.5)

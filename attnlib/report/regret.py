@@ -48,6 +48,8 @@ FEWER = (10, 20, 35, 70)
 """Known cases a layer; every so many of them in their order, which spreads any number evenly."""
 LONG, MANY = 16384, 12
 """Tokens of a long request, and requests of a batch, that a table of skewed batches begins at."""
+SHOWN = {"mean, %": 2, "worst, %": 1}
+"""Decimals of a summary's columns."""
 
 Rule = Callable[[DecodeCase], str]
 
@@ -83,19 +85,12 @@ def regret_table(frame: pd.DataFrame) -> pd.DataFrame:
 
     `over 5 %` counts cases that lose more than that.
     """
-    lost = regrets(frame)
-    grouped = lost.assign(log=np.log1p(lost.regret)).groupby(["pool", "rule"], sort=False)
-    table = pd.DataFrame(
-        {
-            "cases": grouped.regret.count(),
-            "mean, %": np.expm1(grouped.log.mean()) * 100,
-            "worst, %": grouped.regret.max() * 100,
-            "over 5 %": grouped.regret.agg(lambda values: int((values > 0.05).sum())),
-        }
-    )
-    order = table["mean, %"].groupby(level="pool", sort=False).rank()
+    groups = regrets(frame).groupby(["pool", "rule"], sort=False)
+    rows = [{"pool": p, "rule": r} | _summary(group.regret) for (p, r), group in groups]
+    table = pd.DataFrame(rows)
+    order = table.groupby("pool", sort=False)["mean, %"].rank()
     table = table.assign(order=order).sort_values(["pool", "order"]).drop(columns="order")
-    return table.round({"mean, %": 2, "worst, %": 1}).reset_index()
+    return table.round(SHOWN).reset_index(drop=True)
 
 
 def worst_choices(frame: pd.DataFrame, *, pool: str, rule: str = MEASURED) -> pd.DataFrame:
@@ -125,10 +120,8 @@ def learning_table(frame: pd.DataFrame, *, pool: str) -> pd.DataFrame:
         known = [case for layer in layers for case in layer[:: most // count][:count]]
         policy = policy_of(frame, known)
         lost = [_lost(times[case], _measured(policy, backends, case), backends) for case in cases]
-        told = {"known": count, "cases": len(cases)}
-        told |= {"mean, %": math.expm1(np.log1p(lost).mean()) * 100, "worst, %": max(lost) * 100}
-        rows.append(told | {"over 5 %": sum(value > 0.05 for value in lost)})
-    return pd.DataFrame(rows).round({"mean, %": 2, "worst, %": 1})
+        rows.append({"known": count} | _summary(pd.Series(lost)))
+    return pd.DataFrame(rows).round(SHOWN)
 
 
 def misfit_table(frame: pd.DataFrame) -> pd.DataFrame:
@@ -219,6 +212,16 @@ def _explained(library: str, policy: str, case: DecodeCase) -> str:
     if backend not in known:
         raise ValueError(f"{library} must choose one of {', '.join(known)}, got {choice.kernel!r}")
     return backend
+
+
+def _summary(lost: pd.Series) -> dict[str, float]:
+    """What regrets come to: cases that have one, geometric mean and worst in percent, bad ones."""
+    return {
+        "cases": lost.count(),
+        "mean, %": math.expm1(np.log1p(lost).mean()) * 100,
+        "worst, %": lost.max() * 100,
+        "over 5 %": int((lost > 0.05).sum()),
+    }
 
 
 def _lost(times: dict[str, float], chosen: str, backends: Sequence[str]) -> float:
