@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from test_findings import prose
 
 from attnlib import measured, store
-from attnlib.catalog.backend_policy import SPECS, STUDY
+from attnlib.catalog.backend_policy import KNOWN_CASES, SPECS, STUDY
 from attnlib.decode_plan import FA2_CTAS
 from attnlib.report import regret, rows
 from attnlib.report.rows import CUDA_CORES, FA2, FA3
+from attnlib.workload import sample_seq_lens
 
 pytestmark = pytest.mark.usefixtures("published_records")
 
@@ -78,6 +80,27 @@ def test_where_flashattention_3_wins_is_told(studied):
         in prose("08")
     )
     assert f"and of {sum(outside)} of the other {len(outside)}" in prose("08")
+
+
+def test_what_known_cases_lose_when_left_out_is_told(studied):
+    truths = measured.case_times(rows.decode_rows(studied))
+    lost = {pool: [] for pool in regret.POOLS}
+    for fold in range(7):
+        policy = measured.policy_of(
+            studied, [c for i, c in enumerate(KNOWN_CASES) if i % 7 != fold]
+        )
+        for case in KNOWN_CASES[fold::7]:
+            lens = sample_seq_lens(case)
+            for pool, backends in regret.POOLS.items():
+                chosen = policy.choose(case.spec, lens, backends=backends).backend
+                best = min(us for name, us in truths[case].items() if name in backends)
+                lost[pool].append(truths[case][chosen] / best - 1)
+    ours, all_ = (np.array(lost[pool]) for pool in ("FlashInfer", "with FA3"))
+    assert (
+        f"Of the {len(ours)} known ones, left out by sevenths, {(ours > 0.05).sum()} lose more "
+        f"than 5 % among FlashInfer's kernels and {(all_ > 0.05).sum()} with FlashAttention-3, "
+        f"up to {100 * ours.max():.0f} and {100 * all_.max():.0f} %"
+    ) in prose("08")
 
 
 def test_the_counts_of_fastest_are_those_of_the_table(studied):
