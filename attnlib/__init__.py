@@ -21,10 +21,10 @@ _HOME = {
     "Study": "attnlib.study",
     "load_or_measure": "attnlib.study",
     "mode": "attnlib.study",
-    "compare": "attnlib.difference",
-    "profile": "attnlib.profiling",
-    "explore": "attnlib.explorer.widgets",
-    "view": "attnlib.explorer.views",
+    "compare": "attnlib.lab.compare",
+    "profile": "attnlib.lab.profiling",
+    "explore": "attnlib.lab.widgets",
+    "view": "attnlib.lab.view",
     "STUDIES": "attnlib.studies",
     "load": "attnlib.store",
 }
@@ -45,6 +45,6 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: Any) -> None:
     """`%load_ext attnlib`: the cell magic `%%attn_profile` (`magic`)."""
-    from .magic import register
+    from .lab.magic import register
 
     register(shell)

@@ -193,11 +193,6 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "workload",
     ),
     "cluster": ("batch", "record", "store", "jobs", "study"),
-    # any callable, the user's own: what it ran, and what changed
-    "profiles": ("measure.spans", "report.cards", "report.timeline"),
-    "profiling": ("measure.*", "profiles"),
-    "difference": ("measure.spans", "measure.stats", "profiles", "report.cards"),
-    "magic": ("profiles", "profiling"),
     # from records to what is read
     "report.*": (
         "measure.spans",
@@ -213,27 +208,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "bisect",
         "report.*",
     ),
-    # one case, chosen and shown; only `sweep` starts processes, only `widgets` draws controls
-    "explorer": (),
-    "explorer.shapes": ("batch", "cases", "workload"),
-    "explorer.choices": ("batch", "cases", "explorer.shapes"),
-    "explorer.sources": ("backends", "batch", "record", "store", "studies", "study", "explorer.*"),
-    "explorer.narrow": ("explorer.*",),
-    "explorer.rules": ("batch", "cases", "select", "select.names"),
-    "explorer.tables": (
-        "cases",
-        "cost",
-        "measure.stats",
-        "record",
-        "report.*",
-        "store",
-        "explorer.*",
-    ),
-    "explorer.words": ("report.tables", "explorer.*"),
-    "explorer.picture": ("report.style", "explorer.views"),
-    "explorer.views": ("report.cards", "explorer.*"),
-    "explorer.sweep": ("jobs", "record", "study", "explorer.*"),
-    "explorer.widgets": ("report.cards", "explorer.*"),
+    # by hand, in JupyterLab: profiles of any callable, and one case, chosen and shown
+    "lab": (),
+    "lab.*": ANYTHING,
     "report.scheduler": ("measure.stats", "record", "report.*"),
     "report.schedule": ("metadata.*", "report.*", "store"),
     "report.modes": ("batch", "cost", "extend_case", "measure.stats", "report.*"),
@@ -384,7 +361,7 @@ def test_the_explorer_can_be_imported_without_torch_and_draws_nothing_yet() -> N
 
 
 def test_a_profile_that_was_taken_is_shown_and_compared_without_torch() -> None:
-    assert loaded_by("import attnlib.profiles, attnlib.difference", "torch matplotlib") == ""
+    assert loaded_by("import attnlib.lab.profile, attnlib.lab.compare", "torch matplotlib") == ""
 
 
 def test_explaining_a_choice_needs_no_torch() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from explorer_records import (
+from support.explorer_records import (
     COPY_BYTES,
     DENSE,
     FA2,
@@ -28,16 +28,16 @@ from explorer_records import (
 import attnlib
 from attnlib import store
 from attnlib.cost import decode_cost, mla_cost
-from attnlib.explorer import sources
-from attnlib.explorer.narrow import narrow
-from attnlib.explorer.rules import ENGINES
-from attnlib.explorer.sources import ThisGpu
-from attnlib.explorer.views import look, view
+from attnlib.lab import sources
+from attnlib.lab.narrow import narrow
+from attnlib.lab.rules import ENGINES
+from attnlib.lab.sources import ThisGpu
+from attnlib.lab.view import look, view
 from attnlib.measure.stats import judge
 from attnlib.report import rows
 from attnlib.studies import HEADLINE, REGRESSED, STUDIES
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 MODEL = "Qwen3-0.6B"
 EVIL = "<img src=x onerror=alert(1)>"
 TIMES = {FA2: (100.0, 110.0, 105.0), FA3: (300.0, 330.0, 318.0)}
@@ -136,7 +136,7 @@ def test_what_data_says_is_escaped_wherever_it_stands(make_record, monkeypatch, 
     monkeypatch.setattr(
         sources, "source_of", lambda *_: sources.Shelf("demo", record.machine_slug, (record,))
     )
-    monkeypatch.setattr("attnlib.explorer.views.source_of", sources.source_of)
+    monkeypatch.setattr("attnlib.lab.view.source_of", sources.source_of)
     page = view(MODEL)._repr_html_()
     assert page.count("&lt;img src=x onerror=alert(1)&gt;") >= 4
     assert EVIL not in page

@@ -9,7 +9,7 @@ import pytest
 
 from attnlib import view
 
-FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
+FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 STUDY = "fa3_decode_regression"
 FA2, FA3, AUTO = "flashinfer-fa2", "flashinfer-fa3", "flashinfer-auto"
 

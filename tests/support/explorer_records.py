@@ -11,7 +11,7 @@ import pytest
 from attnlib import store, study
 from attnlib.batch import AttnSpec, DecodeCase
 from attnlib.cases import Case, MlaCase, MlaSpec
-from attnlib.explorer import sources
+from attnlib.lab import sources
 from attnlib.record import Item, Record
 from attnlib.study import Grid, Study
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from attnlib import store, study
-from attnlib.explorer.choices import Choices
-from attnlib.explorer.sources import STUDY, ThisGpu
-from attnlib.explorer.sweep import Sweep, measure_missing, missing_rounds
+from attnlib.lab.choices import Choices
+from attnlib.lab.sources import STUDY, ThisGpu
+from attnlib.lab.sweep import Sweep, measure_missing, missing_rounds
 from attnlib.record import Item
 
 OUT_OF_MEMORY, HANGS = 2, 4
@@ -86,7 +86,7 @@ def test_two_rounds_are_two_processes_and_the_odd_one_runs_in_reverse(instant_jo
 
 
 def test_what_is_on_record_is_not_measured_again(instant_jobs, monkeypatch):
-    monkeypatch.setattr("attnlib.explorer.sources.describe", study.describe)
+    monkeypatch.setattr("attnlib.lab.sources.describe", study.describe)
     assert measure_missing(CPU, CHOICES) == 4
     assert measure_missing(CPU, CHOICES) == 0
     assert rounds_of(missing_rounds(CPU, replace(CHOICES, rounds=3))) == [
@@ -95,7 +95,7 @@ def test_what_is_on_record_is_not_measured_again(instant_jobs, monkeypatch):
 
 
 def test_a_round_is_never_filled_up_by_another_process(instant_jobs, monkeypatch):
-    monkeypatch.setattr("attnlib.explorer.sources.describe", study.describe)
+    monkeypatch.setattr("attnlib.lab.sources.describe", study.describe)
     assert measure_missing(CPU, replace(ALONE, rounds=2)) == 2
     assert [number for number, _ in rounds_of(missing_rounds(CPU, CHOICES))] == [2, 3]
     other = replace(CHOICES, kv_len=32)
@@ -103,14 +103,14 @@ def test_a_round_is_never_filled_up_by_another_process(instant_jobs, monkeypatch
 
 
 def test_a_release_is_flashinfers_and_no_other_librarys(instant_jobs, monkeypatch):
-    monkeypatch.setattr("attnlib.explorer.sources.describe", study.describe)
+    monkeypatch.setattr("attnlib.lab.sources.describe", study.describe)
     known = replace(CHOICES, release="0.6.3")
     items = [item for job in missing_rounds(CPU, known) for item in job.items]
     assert {(i.backend, i.release) for i in items} == {("sdpa", ""), ("flashinfer-fa2", "0.6.3")}
 
 
 def test_progress_ends_at_its_total(instant_jobs, monkeypatch):
-    monkeypatch.setattr("attnlib.explorer.sources.describe", study.describe)
+    monkeypatch.setattr("attnlib.lab.sources.describe", study.describe)
     seen = []
     measure_missing(CPU, CHOICES, on_progress=lambda done, total: seen.append((done, total)))
     assert seen == [(0, 4), (1, 4), (2, 4), (3, 4), (4, 4)]
@@ -167,8 +167,8 @@ def test_what_goes_wrong_in_the_thread_is_told_and_not_raised(monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("GPU 'x' must be measured by one sweep at a time, process 7 holds it")
 
-    monkeypatch.setattr("attnlib.explorer.sweep.run_missing", fail)
-    monkeypatch.setattr("attnlib.explorer.sources.describe", lambda device: {"gpu": "", "cpu": "x"})
+    monkeypatch.setattr("attnlib.lab.sweep.run_missing", fail)
+    monkeypatch.setattr("attnlib.lab.sources.describe", lambda device: {"gpu": "", "cpu": "x"})
     ended = []
     sweep = Sweep(CPU, ALONE, on_progress=print, on_end=ended.append)
     sweep.start()

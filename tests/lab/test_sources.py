@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from explorer_records import FA2, FA3, LATENT, MACHINE, QWEN, keep, other, publish, timed
+from support.explorer_records import FA2, FA3, LATENT, MACHINE, QWEN, keep, other, publish, timed
 
-from attnlib.explorer.choices import LIVE
-from attnlib.explorer.shapes import MLA
-from attnlib.explorer.sources import (
+from attnlib.lab.choices import LIVE
+from attnlib.lab.shapes import MLA
+from attnlib.lab.sources import (
     Shelf,
     ThisGpu,
     source_of,
@@ -111,7 +111,7 @@ def test_another_machines_records_are_served_when_it_is_named(published_records,
 
 
 def test_in_live_mode_this_gpu_answers(monkeypatch):
-    monkeypatch.setattr("attnlib.explorer.sources.mode", lambda: LIVE)
+    monkeypatch.setattr("attnlib.lab.sources.mode", lambda: LIVE)
     assert source_of("Qwen3-0.6B", "") == ThisGpu()
     assert ThisGpu().unavailable() == ""
 

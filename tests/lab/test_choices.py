@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 import pytest
 
 from attnlib.batch import AttnSpec, DecodeCase
-from attnlib.explorer.choices import LINE, Choices
+from attnlib.lab.choices import LINE, Choices
 
 CHOICES = Choices(
     model="Llama-3.1-70B at TP 8",

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from explorer_records import (
+from support.explorer_records import (
     FA2,
     FA3,
     LATENT,
@@ -22,9 +22,9 @@ from explorer_records import (
 pytest.importorskip("ipywidgets")
 
 from attnlib import explore, view
-from attnlib.explorer import sources, widgets
-from attnlib.explorer.sources import ThisGpu
-from attnlib.explorer.widgets import CSS_CLASS, DESCRIPTIONS, Explorer
+from attnlib.lab import sources, widgets
+from attnlib.lab.sources import ThisGpu
+from attnlib.lab.widgets import CSS_CLASS, DESCRIPTIONS, Explorer
 from attnlib.studies import HEADLINE, STUDIES
 
 MODEL = "Qwen3-0.6B"

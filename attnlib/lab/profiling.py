@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from .measure.machine import identify_gpu
-from .measure.spans import gpu_work, read_spans, saw_cuda
-from .measure.timer import capture, time_loop, warm_up
-from .measure.trace import short_name, trace_calls
-from .profiles import Profile
+from ..measure.machine import identify_gpu
+from ..measure.spans import gpu_work, read_spans, saw_cuda
+from ..measure.timer import capture, time_loop, warm_up
+from ..measure.trace import short_name, trace_calls
+from .profile import Profile
 
 DEVICES = ("auto", "cuda", "cpu")
 CALLS, WARM_UP = 10, 3

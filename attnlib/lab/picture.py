@@ -13,7 +13,7 @@ from ..report import style
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from .views import View
+    from .view import View
 
 ROW_INCHES = 0.36
 

@@ -6,7 +6,7 @@ import pytest
 
 from attnlib.batch import AttnSpec, DecodeCase
 from attnlib.cases import MlaCase, MlaSpec, StepCase
-from attnlib.explorer.shapes import MLA, NAMES, model_of, require_model, spec_of, variant_of
+from attnlib.lab.shapes import MLA, NAMES, model_of, require_model, spec_of, variant_of
 
 LLAMA = AttnSpec(32, 8, 128, 16)
 

@@ -12,7 +12,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import display
 from IPython.utils.process import arg_split
 
-from .profiles import Profile
+from .profile import Profile
 from .profiling import CALLS, DEVICES, WARM_UP, profile
 
 NAME = "attn_profile"

@@ -35,7 +35,7 @@ from .picture import as_image
 from .shapes import NAMES, require_model
 from .sources import Source, ThisGpu, source_of, studies_of, usual_records
 from .sweep import Sweep
-from .views import View, look
+from .view import View, look
 
 DESCRIPTIONS = {
     "model": "Model",

@@ -11,7 +11,7 @@ import torch
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from attnlib.profiles import Profile
+from attnlib.lab.profile import Profile
 
 mpl.use("agg")
 
@@ -58,7 +58,7 @@ def test_options_keep_the_profile_and_write_the_trace(shell, tmp_path):
 
 def test_a_timeline_is_shown_when_asked_for(shell, monkeypatch):
     shown = []
-    monkeypatch.setattr("attnlib.magic.display", shown.append)
+    monkeypatch.setattr("attnlib.lab.magic.display", shown.append)
     run(shell, "%%attn_profile --calls 1 --timeline\nx.relu()").raise_error()
     assert [type(figure).__name__ for figure in shown] == ["Figure"]
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import attnlib
-from attnlib.difference import compare
+from attnlib.lab.compare import compare
+from attnlib.lab.profile import Profile
 from attnlib.measure.spans import Span
-from attnlib.profiles import Profile
 
 GPU = {"gpu": "Test GPU", "gpu_id": "0badcafe"}
 

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .measure.spans import per_call
-from .measure.stats import MIN_EFFECT
-from .profiles import Profile
-from .report.cards import Card, as_html, as_text
+from ..measure.spans import per_call
+from ..measure.stats import MIN_EFFECT
+from ..report.cards import Card, as_html, as_text
+from .profile import Profile
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from explorer_records import FA2, FA3, MACHINE, QWEN, other, timed
+from support.explorer_records import FA2, FA3, MACHINE, QWEN, other, timed
 
-from attnlib.explorer.choices import AXES, ROUNDS
-from attnlib.explorer.narrow import narrow
-from attnlib.explorer.sources import Shelf, ThisGpu
+from attnlib.lab.choices import AXES, ROUNDS
+from attnlib.lab.narrow import narrow
+from attnlib.lab.sources import Shelf, ThisGpu
 
 MODEL = "Qwen3-0.6B"
 
