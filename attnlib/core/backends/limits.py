@@ -135,13 +135,19 @@ def _latent(call: Facts) -> Iterator[Row]:
 
 
 def _cuda_cores(call: Facts) -> Iterator[Row]:
-    head_dim, groups = call["head_dim"], (1, 2, 3, 4, 8)  # DISPATCH_GQA_GROUP_SIZE
+    group, groups = call["group_size"], {1, 2, 3, 4, 8}  # DISPATCH_GQA_GROUP_SIZE of utils.cuh
     yield call["fp8_query"], "dtypes", "takes no FP8 query", "decode.cuh"
     yield call["max_q"] > 1, "max_q", "decodes one query token a request", "decode.py"
-    why = "head_dim must be 64, 128, 256 or 512"
-    yield head_dim not in (64, 128, 256, 512), "head_dim", why, "utils.cuh"
-    for until, added, source in (("0.6.18", (), ""), ("0.7.1", (6,), ", 0.6.18"), ("", (6, 16), ", 0.7.1")):
-        pass
+    other = call["head_dim"] not in (64, 128, 256, 512)
+    yield other, "head_dim", "head_dim must be 64, 128, 256 or 512", "utils.cuh"
+    other = group not in groups and _before(call, "0.6.18")
+    why = "group size must be 1, 2, 3, 4 or 8 before 0.6.18"
+    yield other, "group_size", why, "utils.cuh"
+    other = group not in groups | {6} and _before(call, "0.7.1")
+    why = "group size must be 1, 2, 3, 4, 6 or 8 before 0.7.1"
+    yield other, "group_size", why, "utils.cuh, 0.6.18"
+    why = "group size must be 1, 2, 3, 4, 6, 8 or 16"
+    yield group not in groups | {6, 16}, "group_size", why, "utils.cuh, 0.7.1"
 
 
 TABLE: dict[str, Callable[[Facts], Iterator[Row]]] = {
