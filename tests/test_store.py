@@ -30,7 +30,7 @@ def append_rounds(make_record, count: int) -> list[Record]:
 
 
 def demo_path() -> Path:
-    return store.record_path("demo", MACHINE)
+    return store.journal_path("demo", MACHINE)
 
 
 def test_records_are_read_as_they_were_appended(make_record) -> None:

@@ -1,0 +1,1 @@
+"""From a study to its records: grids, jobs, workers, the store."""
