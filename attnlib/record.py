@@ -188,7 +188,8 @@ MEANING = {
     "release": "release of the backend's distribution; empty where none is compared",
     "timer": "`graph`, `graph-cold`, `eager`, `profiler` or `host`; "
     "`attnlib/measure/timer.py` says what each of them times",
-    "case": "the workload; no member at all for a ceiling. A decode case has no `kind`",
+    "case": "the workload, as the classes of cases describe it; none for a ceiling, and no `kind` for a "
+    "decode case",
     "status": "`ok`, `incorrect`, `refused`, `error`, `crashed` or `timeout`; only `ok` has times",
     "reason": "why it is not `ok`",
     "reported_backend": "the library's own word for what it chose, after `plan`; of a mismatch, "

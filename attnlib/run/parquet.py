@@ -89,7 +89,7 @@ def schema_table(files: Iterable[bytes]) -> str:
     seen: dict[str, str] = {}
     for data in files:
         schema = parquet.read_schema(pa.BufferReader(data))
-        seen |= {column.name: str(column.type) for column in schema}
+        seen |= {column.name: str(column.type).replace("element: ", "") for column in schema}
     lines = ["| column | type | meaning |", "|---|---|---|"]
     for name, meaning in MEANING.items():
         of_dict = sorted(column for column in seen if column.startswith(f"{name}."))
