@@ -1,1 +1,1 @@
-"""From a study to its records: grids, jobs, workers, the store."""
+"""From a study to its records: fresh processes, the store, rounds, bisection."""

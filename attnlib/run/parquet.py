@@ -18,7 +18,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from ..record import MEANING, Item, Record
+from ..kinds.item import Item
+from .record import MEANING, Record
 
 if TYPE_CHECKING:
     import pyarrow as pa

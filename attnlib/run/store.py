@@ -1,0 +1,350 @@
+"""The records on disk: what is published, and the journal of what was measured since.
+
+| file in `<data>/records/<machine>/` | holds | written |
+|---|---|---|
+| `<study>.parquet` | published records | whole, by `publish` (`parquet` has its columns) |
+| `<study>.jsonl` | the journal: a record per line | a line at a time, by the workers of a sweep |
+| `<study>.jsonl.torn` | fragments of lines | by the next writer, if one was killed in mid-line |
+
+One folder per machine, so two GPUs never share a table by accident. `read` takes both files
+together; of one id the newest record stands, and the journal is newer. `load` gives a DataFrame, a
+row per record. `<data>` is the repository's data folder, or what `ATTNLIB_DATA` names. No torch.
+
+`append` writes one whole line under a lock and syncs it before it returns. A writer may be killed
+at any instant, so the last line of a journal may be cut short. Nobody was told that such a line is
+stored, and under the exclusive lock it can only be a dead writer's:
+
+| who meets a torn last line | does |
+|---|---|
+| `read`, and all that only reads | ValueError with file and line: a copy cut short is no study |
+| `append`, `mend`, `publish` | moves its bytes to `.torn`, syncs, cuts the file to whole lines |
+| a kill between those two steps | leaves both; the next writer sets the same bytes aside again |
+
+So a killed sweep resumes, and what it was writing is measured again; the bytes stay to be seen.
+A line that ends whole and is no record was not left by a kill: all refuse it, and no one moves it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..kinds.cases import Case
+from ..kinds.decode.case import DecodeCase
+from ..kinds.extend.case import ExtendCase
+from ..kinds.mla.case import MlaCase
+from ..kinds.step.case import StepCase
+from ..measure.files import write_whole
+from . import parquet
+from .record import Record
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COMPARABLE = ("gpu_id", "power_limit_w", "timer", "schema")
+"""Columns that must not differ within one comparison: each moves times, whatever the backend."""
+
+
+def data_root() -> Path:
+    """The data folder: `ATTNLIB_DATA`, or `data` beside the package."""
+    named = os.environ.get("ATTNLIB_DATA")
+    return Path(named) if named else Path(__file__).resolve().parents[2] / "data"
+
+
+def published_path(study: str, machine: str) -> Path:
+    """The file of a study's published records on a machine."""
+    return data_root() / "records" / machine / f"{study}.parquet"
+
+
+def journal_path(study: str, machine: str) -> Path:
+    """The file that a sweep of the study on a machine appends to."""
+    return published_path(study, machine).with_suffix(".jsonl")
+
+
+def machines(study: str, suffixes: Iterable[str] = (".parquet", ".jsonl")) -> list[str]:
+    """The machines that have records of `study`, sorted."""
+    files = [path for end in suffixes for path in data_root().glob(f"records/*/{study}{end}")]
+    return sorted({path.parent.name for path in files if path.stat().st_size})
+
+
+def stamp(study: str, machine: str) -> tuple[object, ...]:
+    """What changes whenever the records do: key of a cache of anything made of them."""
+    return _stamp(published_path(study, machine)), _stamp(journal_path(study, machine))
+
+
+def torn_path(study: str, machine: str) -> Path:
+    """Where the torn last lines of killed writers are kept; missing if there never was one."""
+    path = journal_path(study, machine)
+    return path.with_name(f"{path.name}.torn")
+
+
+def append(record: Record) -> Path:
+    """Add `record` to its file; on return it is on disk, whole. A torn last line is set aside."""
+    path = journal_path(record.study, record.machine_slug)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = (record.to_json() + "\n").encode()
+    with _locked(path) as file:
+        _set_torn_line_aside(file, torn_path(record.study, record.machine_slug))
+        file.write(line)
+        _sync(file)
+    return path
+
+
+def mend(study: str, machine: str) -> int:
+    """Set a killed writer's torn last line aside, so that the file reads; its length in bytes."""
+    path = journal_path(study, machine)
+    if not path.exists():
+        return 0
+    with _locked(path) as file:
+        return _set_torn_line_aside(file, torn_path(study, machine))
+
+
+def read(study: str, machine: str) -> list[Record]:
+    """Records of a study on a machine, oldest first; of one id the newest stands.
+
+    Raises FileNotFoundError naming the machines that have the study, and ValueError naming file
+    and line for a line cut short, a newer schema, a field that is not right or another machine's.
+    """
+    path = journal_path(study, machine)
+    lines = []
+    # Before the published file: a journal that is published meanwhile is then in both.
+    if path.exists():
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            lines = file.readlines()
+    records = _newest(_published(study, machine), _parsed(path, machine, lines))
+    if not records:
+        have = ", ".join(machines(study)) or "none"
+        raise FileNotFoundError(f"no records of study {study!r} on {machine!r}; machines: {have}")
+    return records
+
+
+def publish(study: str, machine: str = "") -> Path:
+    """Move the journal's records into the study's published file; returns its path.
+
+    `machine` may be left out where only one has a journal of the study. Killed at any instant,
+    every record is in the published file or in the journal. Raises FileNotFoundError without a
+    journal, ValueError for several machines and for what `read` and `parquet.encode` refuse.
+    """
+    machine = machine or _machine_to_publish(study)
+    journal, path = journal_path(study, machine), published_path(study, machine)
+    if not journal.exists():
+        raise FileNotFoundError(f"study {study!r} must have a journal on {machine!r}: no {journal}")
+    with _locked(journal) as file:
+        _set_torn_line_aside(file, torn_path(study, machine))
+        file.seek(0)
+        late = _parsed(journal, machine, file.readlines())
+        write_whole(path, parquet.encode(_newest(_published(study, machine), late)))
+        journal.unlink()
+    return path
+
+
+def load(study: str, machine: str) -> pd.DataFrame:
+    """The records of a study on a machine, as `frame` has them."""
+    return frame(read(study, machine))
+
+
+def frame(records: Iterable[Record]) -> pd.DataFrame:
+    """One row a record: identity, case fields, status, medians (us), kernels, oracle, versions."""
+    import pandas as pd
+
+    return pd.DataFrame([_row(record) for record in records])
+
+
+def require_comparable(rows: pd.DataFrame) -> None:
+    """ValueError unless all rows share GPU, power limit, timer and schema (`COMPARABLE`).
+
+    For whoever divides one row by another or puts them in one comparison. It names the column and
+    two of its values. A machine without a power limit has 0.
+    """
+    for name in COMPARABLE:
+        seen = rows[name].unique().tolist()
+        if len(seen) > 1:
+            raise ValueError(
+                f"{name} must be the same in all rows of a comparison, "
+                f"got {seen[0]!r} and {seen[1]!r}"
+            )
+
+
+def provenance(study: str, machine: str) -> dict[str, Any]:
+    """Where a study's numbers come from: file, sha256, machine, versions seen, days.
+
+    While a journal adds to the published file, both are named, with a comma.
+    """
+    records = read(study, machine)
+    files = [each(study, machine) for each in (published_path, journal_path)]
+    files = [path for path in files if path.exists() and path.stat().st_size]
+    days = sorted(record.started_at[:10] for record in records)
+    return {
+        "study": study,
+        "file": ", ".join(path.relative_to(data_root().parent).as_posix() for path in files),
+        "sha256": ", ".join(hashlib.sha256(path.read_bytes()).hexdigest() for path in files),
+        "records": len(records),
+        "machine": records[-1].machine,
+        "versions": _versions_seen(records),
+        "measured": days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}",
+        "commands": sorted({record.command for record in records}),
+    }
+
+
+def _machine_to_publish(study: str) -> str:
+    found = machines(study, [".jsonl"])
+    if len(found) > 1:
+        raise ValueError(f"machine must be named, one of {', '.join(found)} for study {study!r}")
+    if not found:
+        raise FileNotFoundError(f"study {study!r} has no journal to be published")
+    return found[0]
+
+
+def _newest(published: Iterable[Record], late: Iterable[Record]) -> list[Record]:
+    """Both in their order, less each record that has a later one of its id."""
+    newest: dict[str, Record] = {}
+    for record in (*published, *late):
+        newest.pop(record.id, None)
+        newest[record.id] = record
+    return list(newest.values())
+
+
+def _published(study: str, machine: str) -> tuple[Record, ...]:
+    path = published_path(study, machine)
+    return _decoded(path, machine, _stamp(path)) if path.exists() else ()
+
+
+def _stamp(path: Path) -> tuple[object, ...]:
+    try:
+        seen = path.stat()
+    except FileNotFoundError:
+        return (path,)
+    return path, seen.st_ino, seen.st_mtime_ns, seen.st_size
+
+
+@lru_cache(maxsize=64)
+def _decoded(path: Path, machine: str, stamp: tuple[object, ...]) -> tuple[Record, ...]:
+    """The records of a published file, parsed once per process; a later file has another stamp."""
+    try:
+        records = parquet.decode(path.read_bytes())
+        for row, record in enumerate(records):
+            _require_machine(record, machine, f"row {row}")
+    except ValueError as error:
+        raise ValueError(f"{path} {error}") from error
+    return tuple(records)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[IO[bytes]]:
+    while True:
+        with path.open("a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            # Published while we waited? Then what we hold is no longer the journal: open it anew.
+            if os.fstat(file.fileno()).st_nlink:
+                yield file
+                return
+
+
+def _set_torn_line_aside(file: IO[bytes], aside: Path) -> int:
+    whole = _whole_bytes(file)
+    file.seek(whole)
+    torn = file.read()
+    if torn:
+        with aside.open("ab") as kept:
+            kept.write(torn + b"\n")
+            _sync(kept)
+        file.truncate(whole)
+        _sync(file)
+    return len(torn)
+
+
+def _whole_bytes(file: IO[bytes]) -> int:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - 1))
+    if file.read() in (b"", b"\n"):
+        return size
+    file.seek(0)
+    return file.read().rfind(b"\n") + 1
+
+
+def _sync(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _parsed(path: Path, machine: str, lines: list[bytes]) -> list[Record]:
+    return [_parse(f"{path} line {number}", machine, line) for number, line in enumerate(lines, 1)]
+
+
+def _parse(where: str, machine: str, line: bytes) -> Record:
+    if not line.endswith(b"\n"):
+        raise ValueError(f"{where} must be a whole record, it is cut short: remove it")
+    try:
+        record = Record.from_json(line.decode())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{where} must be a record: {error}") from error
+    _require_machine(record, machine, where)
+    return record
+
+
+def _require_machine(record: Record, machine: str, where: str) -> None:
+    if record.machine_slug != machine:
+        raise ValueError(f"{where} must be of {machine!r}, it is of {record.machine_slug!r}")
+
+
+def _row(record: Record) -> dict[str, Any]:
+    item, case = record.item, record.item.case
+    return {
+        "id": record.id,
+        "study": record.study,
+        "round": record.round,
+        "backend": item.backend,
+        "release": item.release,
+        "timer": item.timer,
+        **(case.to_dict() if case else {}),
+        "heads": _heads(case),
+        "status": record.status,
+        "reason": record.reason,
+        "reported_backend": record.reported_backend,
+        "kernel_family": record.kernel_family,
+        "kernels": ", ".join(_kernel_label(kernel) for kernel in record.kernels),
+        "kernel_us": round(sum(kernel["gpu_us"] for kernel in record.kernels), 3),
+        "run_us": float(np.median(record.run_us)) if record.run_us else float("nan"),
+        "plan_us": float(np.median(record.plan_us)) if record.plan_us else float("nan"),
+        "samples": len(record.run_us),
+        "oracle_error": record.oracle_error,
+        "oracle_budget": record.oracle_budget,
+        "work_per_call": record.work_per_call,
+        "sm_clock_mhz": record.state_after.get("sm_clock_mhz", float("nan")),
+        "throttled": record.throttled,
+        "power_capped": record.power_capped,
+        "gpu": record.machine["gpu"],
+        "gpu_id": record.machine["gpu_id"],
+        "power_limit_w": record.machine.get("power_limit_w", 0),
+        "schema": record.schema,
+        "num_sms": record.machine.get("num_sms", 0),
+        "l2_mib": record.machine.get("l2_mib", 0.0),
+        "started_at": record.started_at,
+    }
+
+
+def _heads(case: Case | None) -> str | None:
+    decode = case.decode if isinstance(case, StepCase) else case
+    return decode.spec.heads if isinstance(decode, DecodeCase | MlaCase | ExtendCase) else None
+
+
+def _kernel_label(kernel: dict[str, Any]) -> str:
+    launches = kernel["launches"]
+    return kernel["name"] if launches == 1 else f"{kernel['name']} x{launches:g}"
+
+
+def _versions_seen(records: list[Record]) -> dict[str, list[str]]:
+    seen: dict[str, set[str]] = {}
+    for record in records:
+        for name, version in record.versions.items():
+            seen.setdefault(name, set()).add(version)
+    return {name: sorted(versions) for name, versions in sorted(seen.items())}
