@@ -158,8 +158,8 @@ MEANING = {
     "release": "release of the backend's distribution; empty where none is compared",
     "timer": "`graph`, `graph-cold`, `eager`, `profiler` or `host`; "
     "`attnlib/measure/timer.py` says what each of them times",
-    "case": "the workload, as `attnlib/kinds` describes it; none of a ceiling, no `kind` of a decode "
-    "case",
+    "case": "the workload, as `attnlib/kinds` describes it; none of a ceiling, no `kind` of a "
+    "decode case",
     "status": "`ok`, `incorrect`, `refused`, `error`, `crashed` or `timeout`; only `ok` has times",
     "reason": "why it is not `ok`",
     "reported_backend": "the library's own word for what it chose, after `plan`; of a mismatch, "
