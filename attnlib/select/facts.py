@@ -227,4 +227,4 @@ _EXAMPLE = facts_of(
     AttnSpec(1, 1, 64, 1), Call(kv_lens=(1,)), mode="decode", gpu="sm90", release=Version("0")
 )
 NUMBERS = tuple(name for name, value in _EXAMPLE.items() if type(value) is int)
-"""The facts that are numbers. All others: `release`, and `head_dims` of K and V, such as 192/128."""
+"""The facts that are numbers. The others: `release`, and `head_dims` of K and V (192/128)."""

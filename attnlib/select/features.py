@@ -40,7 +40,9 @@ READ = ("flashinfer", "vllm")
 UNREAD = ("trtllm-gen", "cute-dsl", "cudnn")
 """FlashInfer's backends of which only GPU and mode were read, outside MLA."""
 MEASURED_GPU = "sm90"
-MEASURED = {("flashinfer", mode): ("fa2", "fa3") for mode in (*PREFILL_MODES, *LATENT_MODES)}
+MEASURED: dict[tuple[str, str], tuple[str, ...]] = {
+    ("flashinfer", mode): ("fa2", "fa3") for mode in (*PREFILL_MODES, *LATENT_MODES)
+}
 MEASURED["flashinfer", "decode"] = ("fa2", "fa3", "cuda-cores")
 """What the records of this repository time, by library and mode, all on an H200."""
 
