@@ -13,9 +13,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, fields
 
-from ..batch import AttnSpec, DecodeCase
-from ..cases import Case, MlaCase, MlaSpec
-from ..workload import MODELS
+from ..core.spec import AttnSpec, MlaSpec
+from ..kinds.cases import Case
+from ..kinds.decode.case import DecodeCase
+from ..kinds.lengths import MODELS
+from ..kinds.mla.case import MlaCase
 
 MLA = "DeepSeek MLA"
 _HEADS = {

@@ -17,13 +17,14 @@ from typing import Any
 
 from packaging.version import Version
 
-from .. import store
-from ..backends import BACKENDS, MLA_BACKENDS
-from ..batch import LENGTHS, DecodeCase
-from ..cases import MlaCase
-from ..record import Record, machine_slug
+from ..core.backends import BACKENDS, MLA_BACKENDS
+from ..core.spec import LENGTHS
+from ..kinds.decode.case import DecodeCase
+from ..kinds.mla.case import MlaCase
+from ..run import store
+from ..run.record import Record, machine_slug
+from ..run.study import DISTRIBUTIONS, describe, mode
 from ..studies import STUDIES
-from ..study import DISTRIBUTIONS, describe, mode
 from .choices import AXES, LIVE, MLA, ROUNDS, Choices, model_of, require_model, variant_of
 
 STUDY = "explorer"
@@ -125,7 +126,9 @@ class ThisGpu:
 
     def usual(self, axis: str, before: Mapping[str, Any]) -> Any:
         """The first; of backends FlashInfer's two kernels."""
-        return self.options("usual", before) if axis == "backends" else self.options(axis, before)[0]
+        return (
+            self.options("usual", before) if axis == "backends" else self.options(axis, before)[0]
+        )
 
     def unavailable(self) -> str:
         """Why nothing can be measured here: no GPU, or records were asked for."""
@@ -276,9 +279,7 @@ def narrow(source: Source, asked: Mapping[str, Any], *, strict: bool = True) -> 
     return Narrowed(choices, options, tuple(notes))
 
 
-def _usual(
-    source: Source, axis: str, before: Mapping[str, Any], options: tuple[Any, ...]
-) -> Any:
+def _usual(source: Source, axis: str, before: Mapping[str, Any], options: tuple[Any, ...]) -> Any:
     usual = PREFERRED.get(axis)
     if usual in options:
         return usual

@@ -15,9 +15,9 @@ from functools import partial
 from threading import Event, Thread
 from typing import Any
 
-from ..jobs import Job, StoppedError
-from ..record import Item
-from ..study import run_missing
+from ..kinds.item import Item
+from ..run.jobs import Job, StoppedError
+from ..run.study import run_missing
 from .choices import Choices
 from .sources import STUDY, ThisGpu, release_of
 

@@ -16,15 +16,16 @@ from typing import Any
 import pandas as pd
 from packaging.version import Version
 
-from .. import store
-from ..batch import AttnSpec
-from ..cases import MLA_HEAD_DIM, MlaCase, MlaSpec
-from ..cost import Ceilings, DecodeCost, decode_cost, mla_cost
+from ..core.spec import MLA_HEAD_DIM, AttnSpec, MlaSpec
+from ..kinds.cost import Ceilings, DecodeCost, decode_cost, mla_cost
+from ..kinds.mla.case import MlaCase
 from ..measure.stats import judge
-from ..record import Record
-from ..report import rows, trust
+from ..run import frame as rows
+from ..run import store
+from ..run.record import Record
 from ..select import Call, explain
 from ..select.names import backend_of
+from ..studies.measurement_trust import tables as trust
 from .choices import Choices
 from .sources import Source, fits_release
 

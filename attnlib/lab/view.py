@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from ..report import style
-from ..report.cards import Card, as_html, as_text
-from ..report.tables import intervals
+from ..draw import style
+from ..draw.cards import Card, as_html, as_text
+from ..studies.fa3_decode_regression.tables import intervals
 from . import tables
 from .choices import LIVE, NAMES, Choices
 from .sources import Source, ThisGpu, narrow, source_of
@@ -253,7 +253,7 @@ def _notes(found: Found) -> list[str]:
 
 
 def _in_words(table: pd.DataFrame, **headings: str) -> pd.DataFrame:
-    """The table rounded for reading, NaN as `NOTHING`; `headings` are of columns called otherwise."""
+    """The table rounded for reading, NaN as `NOTHING`; `headings` are new names of columns."""
     shown = {
         name: [NOTHING if x != x else format(x, FORMATS.get(name, "")) for x in table[name]]
         for name in table

@@ -28,7 +28,7 @@ except ModuleNotFoundError as error:
         "attnlib.view shows the same without it"
     ) from error
 
-from ..report.cards import STYLE, as_html
+from ..draw.cards import STYLE, as_html
 from .choices import AXES, LIVE, NAMES, ROUNDS, require_model
 from .sources import Narrowed, Source, ThisGpu, narrow, source_of, studies_of, usual_records
 from .sweep import Sweep
@@ -202,7 +202,9 @@ class Explorer(w.VBox):
     def _offer_narrowed(self, found: Narrowed, source: Source) -> None:
         for axis in (*AXES, "against"):
             value = getattr(found.choices, axis)
-            self._offer(axis, [(_said(axis, option), option) for option in found.options[axis]], value)
+            self._offer(
+                axis, [(_said(axis, option), option) for option in found.options[axis]], value
+            )
             if self._asked.get(axis) is not None:
                 self._asked[axis] = value
         names = found.options["backends"]
