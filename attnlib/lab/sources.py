@@ -200,13 +200,12 @@ def source_of(model: str, records: str) -> Source:
     if name not in studies:
         have = ", ".join((LIVE, *studies))
         raise ValueError(f"records must be one of {have}, which can serve {model}; got {records!r}")
-    seen = store.record_path(name, studies[name]).stat()
-    return _shelf(name, studies[name], (store.data_root(), seen.st_mtime_ns, seen.st_size))
+    return _shelf(name, studies[name], store.stamp(name, studies[name]))
 
 
 @lru_cache(maxsize=4)
 def _shelf(study: str, machine: str, stamp: object) -> Shelf:
-    # The stamp is the file as it was: a changed one is read again.
+    # The stamp is of the files as they were: changed ones are read again.
     return Shelf(study, machine, tuple(store.read(study, machine)))
 
 
