@@ -22,7 +22,7 @@ _HOME = {
     "load_or_measure": "attnlib.study",
     "mode": "attnlib.study",
     "compare": "attnlib.lab.compare",
-    "profile": "attnlib.lab.profiling",
+    "profile": "attnlib.lab.profile",
     "explore": "attnlib.lab.widgets",
     "view": "attnlib.lab.view",
     "STUDIES": "attnlib.studies",

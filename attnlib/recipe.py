@@ -16,21 +16,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import store
+from .report import html, refresh
+from .report.page import render
 from .studies import REGRESSED, STUDIES
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
 ROOT = Path(__file__).resolve().parents[1]
-TEMPLATES = Path(__file__).with_name("templates")
-"""`study.py.txt`, and `notebook.md`, whose fenced blocks become the code cells."""
 LENDER = "fa3_decode_regression"
 """The published study that lends its records; its headline cases are the module's."""
 MAX_NAME = 40
 MAX_NUMBER = 99
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
-SETTINGS = {"ATTNLIB_MODE": "replay", "ATTNLIB_DATA": None, "ATTNLIB_MACHINE": None}
-"""Under which the notebook is executed: its committed outputs come from committed records."""
+SETTINGS = ("ATTNLIB_MODE", "ATTNLIB_DATA", "ATTNLIB_MACHINE")
 
 
 def new_study(name: str, root: Path = ROOT) -> list[Path]:
@@ -46,34 +45,34 @@ def new_study(name: str, root: Path = ROOT) -> list[Path]:
         raise ValueError(f"new-study must run in a checkout, {folder} is not a folder")
     _require_unused(name, module, folder)
     path = folder / f"{_next_number(folder):02d}_{name}.ipynb"
-    draft = path.with_suffix(".unfinished")
     try:
-        _write_whole(module, module_text(name))
-        _write_executed(notebook_of(name, number=path.name[:2]), draft, path)
+        html.write_whole(module, module_text(name))
+        with _replaying():
+            executed = html.execute(path, notebook_of(name, number=path.name[:2]))
+        refresh.write_notebook(path, executed)
     except BaseException:
         module.unlink(missing_ok=True)
         path.unlink(missing_ok=True)
         raise
-    finally:
-        draft.unlink(missing_ok=True)
     return [module, path]
 
 
 def module_text(name: str) -> str:
     """The module `catalog/<name>.py`."""
     machine = STUDIES[LENDER].reference_machine
-    text = (TEMPLATES / "study.py.txt").read_text(encoding="utf-8")
-    return text.format(name=name, lender=LENDER, machine=machine, release=REGRESSED)
+    return render("study.py.txt", name=name, lender=LENDER, machine=machine, release=REGRESSED)
 
 
 def notebook_of(name: str, *, number: str) -> NotebookNode:
-    """The notebook, not executed: what it says of the lender's records is read from them."""
+    """The notebook, not executed: what it says of the lender's records is read from them.
+
+    Of its template the fenced blocks become code cells.
+    """
     from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
     found = store.provenance(LENDER, STUDIES[LENDER].reference_machine)
     known = {"name": name, "lender": LENDER, "release": REGRESSED}
-    known |= {"gpu": found["machine"]["gpu"], "measured": found["measured"]}
-    text = (TEMPLATES / "notebook.md").read_text(encoding="utf-8").format(**known)
+    text = render("notebook.md", **known, gpu=found["machine"]["gpu"], measured=found["measured"])
     cells = []
     for place, part in enumerate(re.split(r"```(?:python)?\n", text)):
         make = new_code_cell if place % 2 else new_markdown_cell
@@ -106,39 +105,15 @@ def _next_number(folder: Path) -> int:
     return number
 
 
-def _write_whole(path: Path, text: str) -> None:
-    unfinished = path.with_suffix(".unfinished")
-    try:
-        unfinished.write_text(text, encoding="utf-8")
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
-def _write_executed(notebook: NotebookNode, draft: Path, path: Path) -> None:
-    import nbformat
-
-    from .report.html import execute
-    from .report.refresh import write_notebook
-
-    nbformat.write(notebook, draft)
-    with _settings():
-        executed = execute(draft)
-    write_notebook(path, executed)
-
-
 @contextmanager
-def _settings() -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in SETTINGS}
+def _replaying() -> Iterator[None]:
+    """Committed outputs come from committed records, whatever this shell has set."""
+    before = dict(os.environ)
+    for name in SETTINGS:
+        os.environ.pop(name, None)
+    os.environ["ATTNLIB_MODE"] = "replay"
     try:
-        _set(SETTINGS)
         yield
     finally:
-        _set(before)
-
-
-def _set(values: dict[str, str | None]) -> None:
-    for name, value in values.items():
-        os.environ.pop(name, None)
-        if value is not None:
-            os.environ[name] = value
+        os.environ.clear()
+        os.environ.update(before)

@@ -269,7 +269,7 @@ def test_the_reports_table_escapes_what_a_ledger_says(ledger):
     text = {name: f"<i>{name}</i>" for name in ("id", "quote", "shape", "measured_on", "note")}
     (claim,) = claims.load_claims(ledger({**text, "figure": {"value": 2, "unit": "<i>x"}}))
     finding = Finding("open", "<i>because</i>", "<i>measured</i>")
-    table = page.claims_section([claims.CheckedClaim(claim, finding)])
+    table = page.render_page([], [claims.CheckedClaim(claim, finding)], [], part="")
     assert "<i>" not in table
     assert table.count("&lt;i&gt;") == 5
 
@@ -277,5 +277,5 @@ def test_the_reports_table_escapes_what_a_ledger_says(ledger):
 def test_a_verdict_in_the_report_is_a_word_and_not_a_colour_alone(ledger):
     (claim,) = claims.load_claims(ledger({}))
     for word in VERDICTS:
-        table = page.claims_section([claims.CheckedClaim(claim, Finding(word, "so"))])
+        table = page.render_page([], [claims.CheckedClaim(claim, Finding(word, "so"))], [], part="")
         assert f"<b class='{word.replace(' ', '-')}'>{word}</b>" in table

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from jinja2 import UndefinedError
 
 from attnlib import claims
 from attnlib.evidence import Finding
@@ -12,7 +13,12 @@ from attnlib.report import page
 from attnlib.report.fragment import Fragment
 
 EVIL = "<b onclick='x'>\"&"
-ESCAPED = "&lt;b onclick=&#x27;x&#x27;&gt;&quot;&amp;"
+ESCAPED = "&lt;b onclick=&#39;x&#39;&gt;&#34;&amp;"
+
+
+@pytest.fixture(autouse=True)
+def replay(monkeypatch) -> None:
+    monkeypatch.setenv("ATTNLIB_MODE", "replay")
 
 
 @pytest.fixture
@@ -24,7 +30,7 @@ def evil():
 
 
 def test_every_text_of_a_claim_is_escaped(evil) -> None:
-    text = page.claims_section([evil])
+    text = page.render_page([], [evil], [], part="")
     assert EVIL not in text and "<b onclick" not in text
     assert text.count(ESCAPED) == 5  # quote, reason, measured, and the source twice
 
@@ -33,7 +39,7 @@ def test_claims_stand_under_the_pull_request_that_made_them() -> None:
     checked = [
         claims.CheckedClaim(claim, Finding("open", "not yet")) for claim in claims.load_claims()
     ]
-    text = page.claims_section(checked)
+    text = page.render_page([], checked, [], part="")
     sources = list(dict.fromkeys(each.claim.source for each in checked))
     assert text.count("<tbody") == len(sources)
     places = [text.index(f"https://github.com/{s.repo}/pull/{s.pull}") for s in sources]
@@ -41,14 +47,12 @@ def test_claims_stand_under_the_pull_request_that_made_them() -> None:
     assert f"say of it: {len(checked)} open." in text
 
 
-def test_a_notebooks_question_is_escaped_wherever_it_is_named(monkeypatch) -> None:
-    monkeypatch.setenv("ATTNLIB_MODE", "replay")
+def test_a_notebooks_question_is_escaped_wherever_it_is_named() -> None:
     pages = [page.Page(name, Fragment(EVIL, "", ""), ()) for name in ("01_a", "02_b")]
     text = page.render_page(pages, [], [], part="")
     assert "<b onclick" not in text
-    assert (
-        text.count(ESCAPED) == 2 * 5
-    )  # a tab's two names, its finding, its head, a neighbour's way
+    # A tab's two names, its finding, its head, a neighbour's way.
+    assert text.count(ESCAPED) == 2 * 5
 
 
 def test_the_page_says_whether_its_numbers_were_measured_for_it(monkeypatch) -> None:
@@ -58,3 +62,8 @@ def test_the_page_says_whether_its_numbers_were_measured_for_it(monkeypatch) -> 
         said[mode] = page.render_page([], [], [], part="")
     assert "no GPU was used" in said["replay"] and "no GPU was used" not in said["live"]
     assert "Measured on the GPU that built this page" in said["live"]
+
+
+def test_a_template_that_lacks_a_value_raises_instead_of_leaving_a_gap() -> None:
+    with pytest.raises(UndefinedError, match="'release' is undefined"):
+        page.render("study.py.txt", name="x", lender="y", machine="z")

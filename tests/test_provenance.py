@@ -6,7 +6,9 @@ import pytest
 
 from attnlib import store
 from attnlib.report import provenance
-from attnlib.report.provenance import Shown, provenance_block, repeat_block, studies_of
+from attnlib.report.fragment import Fragment
+from attnlib.report.page import Page, render_page
+from attnlib.report.provenance import Shown, studies_of
 from attnlib.studies import STUDIES
 
 
@@ -46,8 +48,13 @@ def evil(make_record, monkeypatch) -> Shown:
     return Shown("demo", record.machine_slug, "is <em>it</em>?")
 
 
+def shown_by(study) -> str:
+    """The page of one notebook that shows `study`."""
+    return render_page([Page("07_x", Fragment("?", "", ""), (study,))], [], [study], part="")
+
+
 def test_every_string_of_a_record_is_escaped(evil) -> None:
-    text = provenance_block(evil) + repeat_block("07", [evil])
+    text = shown_by(evil)
     for tag in ("<b>x", "<i>cpu", "<u>v", "<s>1", "<em>it"):
         assert tag not in text
         assert tag.replace("<", "&lt;").replace(">", "&gt;") in text
@@ -57,11 +64,11 @@ def test_every_string_of_a_record_is_escaped(evil) -> None:
 def test_a_live_page_says_which_studies_this_gpu_has_not_measured(monkeypatch) -> None:
     monkeypatch.setattr(provenance, "mode", lambda: "live")
     shown = Shown("auto_resolution", "test-gpu-1", "?")
-    assert provenance_block(shown).endswith("auto_resolution: not measured on this GPU.</p>")
-    assert repeat_block("01", [shown]) == ""
+    text = shown_by(shown)
+    assert "auto_resolution: not measured on this GPU.</p>" in text and "<aside" not in text
 
 
 def test_published_records_that_are_gone_are_an_error(monkeypatch) -> None:
     monkeypatch.setenv("ATTNLIB_MODE", "replay")
     with pytest.raises(FileNotFoundError, match="no records of study 'auto_resolution'"):
-        provenance_block(Shown("auto_resolution", "test-gpu-1", "?"))
+        shown_by(Shown("auto_resolution", "test-gpu-1", "?"))

@@ -84,7 +84,7 @@ def test_a_folder_that_is_no_checkout_is_refused(tmp_path):
 
 @pytest.mark.parametrize("error", [RuntimeError("cell failed"), KeyboardInterrupt()])
 def test_a_study_whose_notebook_fails_leaves_nothing_behind(tree, monkeypatch, error):
-    def execute(path):
+    def execute(path, notebook):
         assert (tree / "attnlib" / "catalog" / f"{NAME}.py").exists()
         assert os.environ["ATTNLIB_MODE"] == "replay" and "ATTNLIB_MACHINE" not in os.environ
         raise error
@@ -98,7 +98,7 @@ def test_a_study_whose_notebook_fails_leaves_nothing_behind(tree, monkeypatch, e
 
 
 def test_the_notebook_takes_the_next_number_and_the_lenders_facts(tree, monkeypatch):
-    monkeypatch.setattr(recipe, "_write_executed", lambda notebook, draft, path: path.touch())
+    monkeypatch.setattr("attnlib.report.html.execute", lambda path, notebook: notebook)
     module, notebook = recipe.new_study(NAME, tree)
     assert (module.name, notebook.name) == (f"{NAME}.py", f"08_{NAME}.ipynb")
     first = recipe.notebook_of(NAME, number="08").cells[0].source

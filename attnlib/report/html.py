@@ -66,16 +66,17 @@ def choose_notebooks(folder: Path, only: Sequence[str] = ()) -> list[Path]:
     return [path for number, path in numbers.items() if number in wanted] if only else paths
 
 
-def execute(path: Path) -> NotebookNode:
-    """The notebook at `path`, executed in a fresh kernel of this Python, without timestamps.
+def execute(path: Path, notebook: NotebookNode | None = None) -> NotebookNode:
+    """The notebook at `path`, or a new one for it, executed in a fresh kernel of this Python.
 
-    Of widgets what remains is what they show to whoever cannot show widgets.
+    It has no timestamps, and of widgets what they show to whoever cannot show widgets. Raises
+    RuntimeError naming the notebook and the error of the cell that failed.
     """
     import nbformat
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError
 
-    notebook = nbformat.read(path, as_version=4)
+    notebook = notebook or nbformat.read(path, as_version=4)
     client = NotebookClient(
         notebook,
         timeout=CELL_TIMEOUT_S,
