@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from . import store
+from .backends.table import RECORDED
 from .measure.machine import describe_machine, describe_state, describe_versions
 from .record import Item, Record, strip_folders
 from .subjects import subject_class
@@ -40,7 +41,7 @@ class Worker:
         self.job = job
         self.device = job["device"]
         self.machine = describe_machine(self.device)
-        self.versions = describe_versions()
+        self.versions = describe_versions(RECORDED)
         self._subjects: dict[type[Subject], Subject] = {}
 
     def measure(self, item: Item) -> Record:

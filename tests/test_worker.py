@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from attnlib import store, worker
+from attnlib.backends import TABLE
 from attnlib.backends.sdpa import Sdpa
 from attnlib.batch import AttnSpec, DecodeCase
 from attnlib.cost import decode_cost
@@ -161,7 +162,7 @@ def test_the_release_asked_for_is_measured() -> None:
 
 
 def test_a_kernel_family_that_was_pinned_and_did_not_run_gets_no_time(monkeypatch) -> None:
-    monkeypatch.setattr(Sdpa, "pinned_family", "fa3")
+    monkeypatch.setitem(TABLE, "sdpa", replace(TABLE["sdpa"], family="fa3"))
     record = measure()
     assert (record.status, record.run_us) == ("error", ())
     assert record.reason.endswith("asked for fa3, but none ran")

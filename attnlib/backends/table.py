@@ -34,6 +34,9 @@ LIBRARIES = {
 }
 """First word of a backend's name -> its library. SGLang's backends are metadata kernels."""
 
+COMPARED = {word: lib.distributions[0] for word, lib in LIBRARIES.items() if lib.compared}
+"""First word of a backend's name -> the distribution whose releases studies compare."""
+
 RECORDED = tuple(
     dict.fromkeys(
         ("torch", "triton", "apache-tvm-ffi", "numpy")
@@ -157,12 +160,6 @@ def entry_of(name: str, plans: str = "") -> Entry:
         kind = f" for {plans}" if plans else ""
         raise ValueError(f"backend must be one of {', '.join(names)}{kind}, got {name!r}")
     return TABLE[name]
-
-
-def compared(name: str) -> str:
-    """The distribution whose releases studies compare for a backend's name; empty if none."""
-    library = LIBRARIES.get(name.partition("-")[0])
-    return library.distributions[0] if library and library.compared else ""
 
 
 def named_by(library: str, word: str, *, latent: bool) -> str:

@@ -15,11 +15,11 @@ from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
 from .. import store
-from ..backends import BACKENDS, MLA_BACKENDS
+from ..backends.table import BACKENDS, COMPARED, MLA_BACKENDS
 from ..batch import LENGTHS
 from ..record import Record, machine_slug
 from ..studies import STUDIES
-from ..study import DISTRIBUTIONS, Study, describe, mode
+from ..study import Study, describe, mode
 from .choices import LIVE
 from .shapes import MLA, model_of, require_model, variant_of
 
@@ -154,7 +154,7 @@ class ThisGpu:
 
 def release_of(backend: str, release: str) -> str:
     """The release that a backend has where `release` is chosen: none for other libraries'."""
-    return release if backend.partition("-")[0] in DISTRIBUTIONS else ""
+    return release if backend.partition("-")[0] in COMPARED else ""
 
 
 def fits_release(backend: str, own: str, release: str) -> bool:

@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
+from ..backends.table import named_by
 from ..batch import DecodeCase
 from ..catalog.backend_policy import (
     FLASHINFER,
@@ -26,7 +27,6 @@ from ..decode_plan import FA2_CTAS
 from ..measured import case_times, policy_of
 from ..policy import Policy
 from ..select import Call, explain
-from ..select.names import backend_of
 from ..workload import sample_seq_lens
 from .rows import FA2, FA3, LABELS, decode_rows
 
@@ -207,7 +207,7 @@ def _explained(library: str, policy: str, case: DecodeCase) -> str:
     call = Call(kv_lens=tuple(sample_seq_lens(case).tolist()), graph=True)
     asked = {"mode": "decode", "gpu": GPU, "library": library, "policy": policy}
     choice = explain(case.spec, call=call, env={}, **asked)
-    backend = backend_of(library, choice.kernel, latent=False)
+    backend = named_by(library, choice.kernel, latent=False)
     known = POOLS["with FA3"]
     if backend not in known:
         raise ValueError(f"{library} must choose one of {', '.join(known)}, got {choice.kernel!r}")

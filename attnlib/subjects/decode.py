@@ -6,27 +6,17 @@ from collections.abc import Callable
 
 import torch
 
-from .. import backends
-from ..backends.base import Backend
 from ..batch import DecodeCase, PagedKV
 from ..check import Oracle, OracleCheck
 from ..cost import DecodeCost, decode_cost
-from ..record import Item
 from ..workload import DecodeWorkload, build_workload
 from .call import CallSubject, paged_copies
 
 
 class DecodeSubject(CallSubject[DecodeCase, DecodeWorkload]):
-    """Measures one attention call of a backend (`backends.BACKENDS`)."""
+    """Measures one attention call of a backend."""
 
-    def backend_class(self, name: str) -> type[Backend]:
-        """Of `backends.BACKENDS`."""
-        return backends.backend_class(name)
-
-    def create(self, item: Item, *, cuda_graph: bool) -> Backend:
-        """The item's backend, ready to plan."""
-        spec = item.case.spec
-        return backends.create(item.backend, spec, device=self.bench.device, cuda_graph=cuda_graph)
+    plans = "decode"
 
     def build(
         self, case: DecodeCase
