@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..backends.table import named_by
-from ..batch import AttnSpec
-from ..cases import MLA_HEAD_DIM, MlaSpec
+from ..core.backends.table import named_by
+from ..core.spec import MLA_HEAD_DIM, AttnSpec, MlaSpec
 from ..select import Call, Choice, explain
 
 NO_RULE = "no rule on record says"

@@ -1,0 +1,54 @@
+"""Backends by name. A module is imported only when one of its backends is asked for.
+
+`create` never falls back: an unknown name lists the valid ones, a backend that cannot run here
+raises with the reason and what to install. `table` has what is known of each.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from .table import BACKENDS, EXTEND_BACKENDS, MLA_BACKENDS, TABLE, entry_of
+
+if TYPE_CHECKING:
+    from ..spec import AttnSpec, MlaSpec
+    from .base import Backend
+
+__all__ = ["BACKENDS", "EXTEND_BACKENDS", "MLA_BACKENDS", "TABLE", "entry_of"]
+
+
+def backend_class(name: str) -> type[Backend[Any, Any]]:
+    """The class behind a backend's name; raises ValueError listing the names there are."""
+    module, _, cls = entry_of(name).code.partition(":")
+    return getattr(importlib.import_module(f"{__name__}.{module}"), cls)
+
+
+def unavailable(name: str) -> str:
+    """Why a backend cannot run here, and what to install, or the empty string."""
+    return backend_class(name).unavailable(entry_of(name))
+
+
+def unsupported(name: str, spec: AttnSpec | MlaSpec, *, mask: str = "causal") -> str:
+    """Why a backend's library cannot run `spec` under `mask`, or the empty string."""
+    return backend_class(name).unsupported(entry_of(name), spec, mask)
+
+
+def create(
+    name: str,
+    spec: AttnSpec | MlaSpec,
+    *,
+    mask: str = "causal",
+    device: str = "cuda",
+    cuda_graph: bool = False,
+) -> Backend[Any, Any]:
+    """A backend ready to `plan` batches of `spec` under `mask`; RuntimeError if it cannot."""
+    reason = unavailable(name) or unsupported(name, spec, mask=mask)
+    if reason:
+        raise RuntimeError(f"{name} cannot run {spec}: {reason}")
+    return backend_class(name)(entry_of(name), device=device, cuda_graph=cuda_graph)
+
+
+def available() -> dict[str, str]:
+    """Every backend name with the reason it cannot run here; empty means that it can."""
+    return {name: unavailable(name) for name in TABLE}

@@ -1,0 +1,151 @@
+"""Kernel names as CUDA tools spell them, down to the family they prove."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attnlib.core.backends.table import FAMILY_OF
+from attnlib.measure import trace
+from attnlib.measure.trace import kernel_family, short_name
+
+TRAITS = "flashinfer::KernelTraits<(flashinfer::MaskMode)0, 16u, 1u, __nv_bfloat16, int>"
+FA2 = f"void flashinfer::BatchPrefillWithPagedKVCacheKernel<{TRAITS}, PagedParams>(PagedParams)"
+FA3 = (
+    "void flashinfer::PrefillWithKVCacheKernel<flashinfer::SparseCollectiveMainloop<"
+    "AdditionalParams, flashinfer::AttentionKernelTraits<true, 128, 128, 2>, false>, "
+    "flashinfer::BatchPrefillPersistentTileScheduler<int>>(Params::Mainloop, Params::Epilogue)"
+)
+FA2_RAGGED = FA2.replace("WithPagedKV", "WithRaggedKV").replace("PagedParams", "RaggedParams")
+FA3_RAGGED = FA3.replace("SparseCollectiveMainloop", "CollectiveMainloop")
+FA3_FP8 = FA3.replace("PrefillWithKVCacheKernel", "FP8PrefillWithKVCacheKernel")
+CUDA_CORES = (
+    "void flashinfer::BatchDecodeWithPagedKVCacheKernel<(flashinfer::PosEncodingMode)0, 2u, 4u, "
+    "flashinfer::DefaultAttention<false, false>, BatchDecodeParams>(BatchDecodeParams)"
+)
+FLASH_ATTN_3 = (
+    "void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<"
+    "flash::CollectiveMainloopFwdSm90<2, cute::tuple<cute::C<1>, cute::C<1>, cute::C<1> >, "
+    "cutlass::bfloat16_t, float, cutlass::arch::Sm90, true, false, false, true>, "
+    "flash::CollectiveEpilogueFwd<cute::C<128> >, flash::VarlenDynamicPersistentTileScheduler<128, "
+    "128, 256, 128, true, true, true, true> > > >(flash::FlashAttnFwdSm90<Mainloop>::Params)"
+)
+FLASH_ATTN_3_COMBINE = (
+    "void cutlass::device_kernel<flash::FlashAttnFwdCombine<cute::tuple<cute::C<16>, cute::C<64> "
+    ">, 4, 256, 1, false, true, cutlass::bfloat16_t, float, cutlass::arch::Sm90> >(Params)"
+)
+FLASH_ATTN_3_PREPARE = (
+    "void flash::prepare_varlen_num_blocks_kernel<1, true>(int, int, int, int const*, bool, int)"
+)
+
+MLA_FA2 = (
+    "void flashinfer::mla::BatchMLAPagedAttentionKernel<flashinfer::mla::KernelTraits<false, 2u, "
+    "false, 512u, 64u, 64u, 64u, __nv_bfloat16, __nv_bfloat16, __nv_bfloat16, int>, flashinfer::"
+    "MLAParams<__nv_bfloat16, __nv_bfloat16, __nv_bfloat16, int> >(flashinfer::MLAParams<int>)"
+)
+MLA_FA3 = MLA_FA2.replace("MLAPagedAttention", "MLAPageAttentionHopper")
+FLASHMLA_SPARSE = (
+    "void legacy::sm90::decode::sparse::flash_fwd_splitkv_mla_fp8_sparse_kernel<legacy::sm90::"
+    "decode::sparse::KernelTemplate<(ModelType)0, 64>, legacy::sm90::decode::sparse::TmaParams<"
+    "cute::tuple<int, int, int, int>, cute::TiledCopy<int> > >(SparseAttnDecodeParams, TmaParams)"
+)
+FLASHMLA_DENSE = (
+    "void legacy::sm90::decode::dense::flash_fwd_splitkv_mla_kernel<legacy::sm90::decode::dense::"
+    "Traits<cutlass::bfloat16_t, 576>, TmaParams<cute::tuple<int, int> > >(DenseAttnDecodeParams)"
+)
+FLASHMLA_COMBINE = (
+    "void legacy::smxx::decode::flash_fwd_mla_combine_kernel<cutlass::bfloat16_t, 512, 8, 32, 256>"
+    "(CombineParams)"
+)
+
+NAMES = {
+    MLA_FA2: "BatchMLAPagedAttentionKernel",
+    MLA_FA3: "BatchMLAPageAttentionHopperKernel",
+    FLASHMLA_SPARSE: "flash_fwd_splitkv_mla_fp8_sparse_kernel",
+    FLASHMLA_DENSE: "flash_fwd_splitkv_mla_kernel",
+    FLASHMLA_COMBINE: "flash_fwd_mla_combine_kernel",
+    FLASH_ATTN_3: "FlashAttnFwdSm90",
+    FLASH_ATTN_3_COMBINE: "FlashAttnFwdCombine",
+    FLASH_ATTN_3_PREPARE: "prepare_varlen_num_blocks_kernel",
+    "void cutlass::device_kernel<at::cuda::detail::enable_3x_kernel_for_sm9x<cutlass::gemm::kernel"
+    "::GemmUniversal<cute::tuple<int> > > >(Params)": "GemmUniversal",
+    FA2: "BatchPrefillWithPagedKVCacheKernel",
+    FA3: "PrefillWithKVCacheKernel",
+    FA2_RAGGED: "BatchPrefillWithRaggedKVCacheKernel",
+    FA3_RAGGED: "PrefillWithKVCacheKernel",
+    FA3_FP8: "FP8PrefillWithKVCacheKernel",
+    CUDA_CORES: "BatchDecodeWithPagedKVCacheKernel",
+    "void flashinfer::PersistentVariableLengthMergeStatesKernel<8u, 16u>(float*, float*, int)": (
+        "PersistentVariableLengthMergeStatesKernel"
+    ),
+    "void at::native::(anonymous namespace)::indexSelectLargeIndex<c10::BFloat16, long, 2>(T)": (
+        "indexSelectLargeIndex"
+    ),
+    "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<int>>(int, A)": (
+        "vectorized_elementwise_kernel"
+    ),
+    "std::enable_if<!(false), void>::type internal::gemvx::kernel<int, int, float>(Params)": (
+        "kernel"
+    ),
+    "build_kv_indices_kernel": "build_kv_indices_kernel",
+    "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NNT": "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NNT",
+    "Memset (Device)": "Memset",
+    "Memcpy DtoD (Device -> Device)": "Memcpy DtoD",
+    "": "",
+}
+
+
+@pytest.mark.parametrize(("name", "short"), NAMES.items())
+def test_a_kernel_is_called_by_its_functions_name(name, short) -> None:
+    assert short_name(name) == short
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        (FA2, "fa2"),
+        (FA2_RAGGED, "fa2"),
+        (FA3_RAGGED, "fa3"),
+        (FA3, "fa3"),
+        (FA3_FP8, "fa3"),
+        (CUDA_CORES, "cuda-cores"),
+        (FLASH_ATTN_3, "flash-attn-3"),
+    ],
+)
+def test_an_attention_kernel_proves_its_family_among_others(name, family) -> None:
+    assert (
+        kernel_family(map(short_name, [name, "Memset (Device)", "merge_kernel"]), FAMILY_OF)
+        == family
+    )
+
+
+def test_a_call_that_ran_two_families_says_so() -> None:
+    names = ["FlashAttnFwdSm90", "PrefillWithKVCacheKernel", "BatchDecodeWithPagedKVCacheKernel"]
+    assert kernel_family([*names, *names], FAMILY_OF) == "cuda-cores+fa3+flash-attn-3"
+
+
+def test_preparing_and_combining_alone_prove_no_attention() -> None:
+    assert (
+        kernel_family(map(short_name, [FLASH_ATTN_3_PREPARE, FLASH_ATTN_3_COMBINE]), FAMILY_OF)
+        == ""
+    )
+
+
+@pytest.mark.parametrize("names", [[], ["flash_fwd_splitkv_kernel"], ["fa2"]])
+def test_kernels_that_prove_nothing_name_no_family(names) -> None:
+    assert kernel_family(names, FAMILY_OF) == ""
+
+
+@pytest.mark.gpu
+def test_a_trace_names_the_kernels_of_a_call_and_how_often_they_run() -> None:
+    x = torch.zeros(2**20, device="cuda")
+    kernels = trace.trace_kernels(lambda: (x.add_(1), x.add_(1), x.mul_(2)))
+    assert sum(kernel.launches for kernel in kernels) == 3
+    assert all(kernel.gpu_us > 0 for kernel in kernels)
+
+
+@pytest.mark.gpu
+def test_kernel_times_split_the_calls() -> None:
+    x = torch.zeros(2**20, device="cuda")
+    times = trace.kernel_times(lambda: (x.add_(1), x.mul_(2)), 5)
+    assert [len(each) for each in times] == [2] * 5
