@@ -178,7 +178,7 @@ def studies_of(model: str) -> dict[str, str]:
     require_model(model)
     named = os.environ.get("ATTNLIB_MACHINE", "")
     found = {s.name: named or s.reference_machine for s in STUDIES.values() if _holds(s, model)}
-    return {name: at for name, at in found.items() if at and store.record_path(name, at).exists()}
+    return {name: at for name, at in found.items() if at in store.machines(name)}
 
 
 def usual_records(model: str) -> str:
@@ -223,8 +223,7 @@ def why_not_live() -> str:
 
 
 def _shelf(study: str, machine: str) -> Shelf:
-    seen = store.record_path(study, machine).stat()
-    return _read_shelf(study, machine, (store.data_root(), seen.st_mtime_ns, seen.st_size))
+    return _read_shelf(study, machine, store.stamp(study, machine))
 
 
 @lru_cache(maxsize=4)
