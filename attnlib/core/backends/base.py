@@ -25,6 +25,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from packaging.version import Version
 
+from ..gpu import HOPPER
 from .table import Entry
 
 Batch = TypeVar("Batch")
@@ -79,7 +80,7 @@ def lacks_gpu(entry: Entry) -> str:
     if not torch.cuda.is_available():
         return "needs a CUDA GPU (torch.cuda.is_available() is False)"
     major, minor = torch.cuda.get_device_capability()
-    if entry.hopper and major != 9:
+    if entry.hopper and major != HOPPER:
         return f"needs compute capability 9.x (Hopper), got {major}.{minor}"
     return ""
 

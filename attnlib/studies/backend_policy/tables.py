@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from ...core.backends.table import named_by
-from ...core.policy.plans import FA2_CTAS
+from ...core.gpu import FA2_CTAS
 from ...core.policy.policy import Policy
 from ...kinds.decode.case import DecodeCase
 from ...kinds.lengths import sample_seq_lens
