@@ -17,13 +17,13 @@ from typing import Any
 
 from packaging.version import Version
 
-from ..core.backends import BACKENDS, MLA_BACKENDS
+from ..core.backends.table import BACKENDS, COMPARED, MLA_BACKENDS
 from ..core.spec import LENGTHS
 from ..kinds.decode.case import DecodeCase
 from ..kinds.mla.case import MlaCase
 from ..run import store
 from ..run.record import Record, machine_slug
-from ..run.study import DISTRIBUTIONS, describe, mode
+from ..run.study import describe, mode
 from ..studies import STUDIES
 from .choices import AXES, LIVE, MLA, ROUNDS, Choices, model_of, require_model, variant_of
 
@@ -154,7 +154,7 @@ Source = Shelf | ThisGpu
 
 def release_of(backend: str, release: str) -> str:
     """The release that a backend has where `release` is chosen: none for other libraries'."""
-    return release if backend.partition("-")[0] in DISTRIBUTIONS else ""
+    return release if backend.partition("-")[0] in COMPARED else ""
 
 
 def fits_release(backend: str, own: str, release: str) -> bool:

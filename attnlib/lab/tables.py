@@ -16,6 +16,7 @@ from typing import Any
 import pandas as pd
 from packaging.version import Version
 
+from ..core.backends.table import named_by
 from ..core.spec import MLA_HEAD_DIM, AttnSpec, MlaSpec
 from ..kinds.cost import Ceilings, DecodeCost, decode_cost, mla_cost
 from ..kinds.mla.case import MlaCase
@@ -24,7 +25,6 @@ from ..run import frame as rows
 from ..run import store
 from ..run.record import Record
 from ..select import Call, explain
-from ..select.names import backend_of
 from ..studies.measurement_trust import tables as trust
 from .choices import Choices
 from .sources import Source, fits_release
@@ -177,7 +177,7 @@ def _rule(spec: AttnSpec | MlaSpec, library: str, gpu: str) -> tuple[str, str]:
         return NOTHING, f"no rule on record says: {error}"
     if choice.problem:
         return NOTHING, f"cannot run it: {choice.problem}"
-    ours = backend_of(library, choice.kernel, latent=latent)
+    ours = named_by(library, choice.kernel, latent=latent)
     return ours or choice.kernel or NOTHING, f"{choice.decided_by.why} ({choice.decided_by.source})"
 
 
