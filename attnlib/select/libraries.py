@@ -23,8 +23,10 @@ AUTO = "auto"
 FLASHINFER = "flashinfer"
 MAIN = "main"
 """Stands for the release of a library that has none."""
-KEYS = ("library", "aliases", "releases", "calls", "backends", "by_rule_only", "shared")
-TABLES = ("policies", "limits")
+KEYS = (
+    *("library", "aliases", "releases", "calls", "backends", "by_rule_only", "shared"),
+    *("policies", "limits"),
+)
 ROW = ("when", "choose", "cannot", "rest", "sets", "why", "source", "rows")
 
 
@@ -74,9 +76,10 @@ def load(folder: Path = FOLDER) -> dict[str, Library]:
     documents = [(path.name, d) for path in sorted(folder.glob("*.yaml")) for d in _read(path)]
     found: dict[str, Library] = {}
     for place, document in documents:
-        unknown = set(document) - {*KEYS, *TABLES}
+        unknown = ", ".join(set(document) - set(KEYS))
         if unknown or "library" not in document:
-            raise RuleError(f"{place}: keys must be {', '.join((*KEYS, *TABLES))}, got {unknown}")
+            got = unknown or "no library"
+            raise RuleError(f"{place}: keys must be {', '.join(KEYS)}, got {got}")
         library = found.setdefault(document["library"], Library(document["library"]))
         _describe(library, document)
     for place, document in documents:

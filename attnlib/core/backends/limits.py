@@ -3,9 +3,8 @@
 The wrappers ask it in `unsupported`, and `select.explain` before it says that a backend can run a
 call. The library's `auto` asks nobody: it may pick what cannot run. Read in the releases' headers
 and wrappers, or seen in the records of an H200.
-
-A row is: does it keep the kernel from running this call; the fact that it is about; why; and the
-file or pull request of FlashInfer that says so.
+A row: does it keep the kernel from running this call, the fact that it is about, why, and the file
+or pull request of FlashInfer that says so.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
 Facts = Mapping[str, Any]
 Row = tuple[bool, str, str, str]
-NEWEST = "9999"
 LATENT_MODES = ("mla", "sparse_mla")
 HOPPER = ("", "sm90")
 """Where fa3 runs; a GPU that is not known is not held against a kernel."""
@@ -54,16 +52,14 @@ def why_not(kernel: str, spec: AttnSpec, *, mode: str, release: str, **more: Any
     `kernel` is fa2, fa3, cuda-cores, or auto, which may take fa2 or fa3. `mode` is one of
     `select.MODES`, `more` are facts in which the call is not `PLAIN`. No `release` is the newest.
     """
-    facts = {**layer_facts(spec), **PLAIN, "mode": mode, "release": Version(release or NEWEST)}
+    facts = {**layer_facts(spec), **PLAIN, "mode": mode, "release": Version(release or "9999")}
     facts |= more
-    reasons = []
-    for name in ("fa2", "fa3") if kernel == "auto" else (kernel,):
-        row = next(limits_of(name, facts), None)
-        if row is None:
-            return ""
-        _, fact, why, _ = row
-        reasons.append(f"{why}, got {facts[fact]}")
-    return reasons[0]
+    kernels = ("fa2", "fa3") if kernel == "auto" else (kernel,)
+    rows = [next(limits_of(name, facts), None) for name in kernels]
+    if rows[0] is None or None in rows:
+        return ""
+    _, fact, why, _ = rows[0]
+    return f"{why}, got {facts[fact]}"
 
 
 def limits_of(kernel: str, facts: Facts) -> Iterator[Row]:
@@ -81,14 +77,13 @@ def _fa2(call: Facts) -> Iterator[Row]:
     dense = not latent and call["one_head_dim"]
     yield latent and _before(call, "0.2.1"), "release", "not before 0.2.1", "wrapper"
     yield call["fp8_query"], "dtypes", "fa2 takes no FP8 query", "prefill.cuh"
-    small, old = (64, 128, 256), _before(call, "0.6.14")
-    why = "head_dim must be 64, 128 or 256 before 0.6.14"
-    yield dense and old and head_dim not in small, "head_dim", why, "prefill.cuh"
-    why = "head_dim must be 64, 128, 256, or from 0.6.14 512"
-    yield dense and head_dim not in (*small, 512), "head_dim", why, "prefill.cuh"
-    cannot = _before(call, "0.6.18") or call["gpu"] not in HOPPER
+    other = dense and head_dim not in (64, 128, 256) and _before(call, "0.6.14")
+    yield other, "head_dim", "head_dim must be 64, 128 or 256 before 0.6.14", "prefill.cuh"
+    other = dense and head_dim not in (64, 128, 256, 512)
+    yield other, "head_dim", "head_dim must be 64, 128, 256, or from 0.6.14 512", "prefill.cuh"
+    cannot = latent and fp8_kv and (_before(call, "0.6.18") or call["gpu"] not in HOPPER)
     why = "MLA over an FP8 cache needs Hopper, and 0.6.18"
-    yield latent and fp8_kv and cannot, "dtypes", why, "mla/_core.py, 0.6.18"
+    yield cannot, "dtypes", why, "mla/_core.py, 0.6.18"
     yield from _latent(call)
 
 
