@@ -44,6 +44,6 @@ lab: $(STAMP) ## open JupyterLab on the notebooks
 	    $(LAB_FLAGS) $(NOTEBOOKS)
 
 clean: ## remove build products and caches; .venv stays
-	rm -rf build .pytest_cache .ruff_cache .hypothesis .coverage *.egg-info
+	rm -rf build .pytest_cache .ruff_cache .mypy_cache .hypothesis .coverage *.egg-info
 	find attnlib tests notebooks \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune \
 	    -exec rm -rf {} +

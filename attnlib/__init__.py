@@ -12,21 +12,21 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOME = {
-    "AttnSpec": "attnlib.batch",
-    "DecodeBatch": "attnlib.batch",
-    "DecodeCase": "attnlib.batch",
-    "PagedKV": "attnlib.batch",
-    "available": "attnlib.backends",
-    "create": "attnlib.backends",
-    "Study": "attnlib.study",
-    "load_or_measure": "attnlib.study",
-    "mode": "attnlib.study",
-    "compare": "attnlib.difference",
-    "profile": "attnlib.profiling",
-    "explore": "attnlib.explorer.widgets",
-    "view": "attnlib.explorer.views",
+    "AttnSpec": "attnlib.core.spec",
+    "DecodeBatch": "attnlib.core.batch",
+    "DecodeCase": "attnlib.kinds.decode.case",
+    "PagedKV": "attnlib.core.batch",
+    "available": "attnlib.core.backends",
+    "create": "attnlib.core.backends",
+    "Study": "attnlib.run.study",
+    "load_or_measure": "attnlib.run.study",
+    "mode": "attnlib.run.study",
+    "compare": "attnlib.lab.compare",
+    "profile": "attnlib.lab.profile",
+    "explore": "attnlib.lab.widgets",
+    "view": "attnlib.lab.view",
     "STUDIES": "attnlib.studies",
-    "load": "attnlib.store",
+    "load": "attnlib.run.store",
 }
 
 __all__ = [*sorted(_HOME), "__version__"]
@@ -45,6 +45,6 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: Any) -> None:
     """`%load_ext attnlib`: the cell magic `%%attn_profile` (`magic`)."""
-    from .magic import register
+    from .lab.magic import register
 
     register(shell)

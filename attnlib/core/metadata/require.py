@@ -1,0 +1,244 @@
+"""What the metadata builders accept, and the one clear error for everything else.
+
+Checked on the host, before anything is launched, from shapes, dtypes, strides and devices alone: a
+value on the GPU cannot be looked at without waiting for it. What the kernels do about values out of
+range stands in their docstrings; none of them reads or writes outside a tensor because of one.
+
+A builder's tensors travel in one frozen bundle, in the order of its kernel's first parameters. The
+`require_` function of a bundle raises ValueError or TypeError naming the argument, or returns what
+must be looked at in every call.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+INT32 = (torch.int32,)
+INTEGERS = (torch.int32, torch.int64)
+MAX_INT32 = 2**31 - 1
+IN_EITHER = {"seq_lens", "req_pool_indices", "cache_loc", "last_page_lens"}
+"""Tensors of engines that may be int32 or int64; all others are int32."""
+
+Size = int | None
+"""Of one dimension; None is any."""
+
+
+class StepTensors(NamedTuple):
+    """Of `build_decode_metadata` and `build_step_metadata`; the window's pair and `words` may be
+    absent."""
+
+    seq_lens: torch.Tensor
+    req_pool_indices: torch.Tensor
+    req_to_token: torch.Tensor
+    cache_seqlens: torch.Tensor
+    cu_seqlens_k: torch.Tensor
+    page_table: torch.Tensor
+    swa_slot_map: torch.Tensor | None = None
+    swa_page_table: torch.Tensor | None = None
+    words: torch.Tensor | None = None
+
+
+class PageArrays(NamedTuple):
+    """Of `build_kv_indices`."""
+
+    seq_lens: torch.Tensor
+    req_pool_indices: torch.Tensor
+    req_to_token: torch.Tensor
+    kv_indptr: torch.Tensor
+    kv_indices: torch.Tensor
+    kv_last_page_len: torch.Tensor
+
+
+class DraftTensors(NamedTuple):
+    """Of `build_draft_metadata`."""
+
+    cache_loc: torch.Tensor
+    last_page_lens: torch.Tensor
+    cache_seqlens: torch.Tensor
+    page_table: torch.Tensor
+
+
+class VerifyTensors(NamedTuple):
+    """Of `build_verify_metadata`."""
+
+    seq_lens: torch.Tensor
+    cache_seqlens: torch.Tensor
+    cu_seqlens_q: torch.Tensor
+    cu_seqlens_k: torch.Tensor
+
+
+class EveryCall(NamedTuple):
+    """What shapes do not tell, so that every call is looked at for it.
+
+    `bounds` are the least and the largest value of each number. `apart` are pairs of positions in
+    the bundle whose tensors must not start at one address, because other programs still read the
+    one while the other is written.
+    """
+
+    bounds: tuple[tuple[int, int], ...]
+    apart: tuple[tuple[int, int], ...]
+
+
+def require_decode(t: StepTensors, page_size: int, seq_len_delta: int, max_pages: int) -> EveryCall:
+    """Raise unless these are arguments of `build_decode_metadata`."""
+    batch = _require_requests(t)
+    sizes: dict[str, tuple[Size, ...]] = {
+        "cache_seqlens": (batch,),
+        "cu_seqlens_k": (batch + 1,),
+        "page_table": (batch, None),
+    }
+    _require_sizes(t, sizes)
+    if (t.swa_slot_map is None) != (t.swa_page_table is None):
+        missing = "swa_slot_map" if t.swa_slot_map is None else "swa_page_table"
+        raise ValueError(f"{missing} must be given where the other one of the SWA pair is")
+    if t.swa_slot_map is not None:
+        _require_sizes(t, {"swa_slot_map": (None,), "swa_page_table": tuple(t.page_table.shape)})
+    columns = t.page_table.shape[1]
+    because = f"page_table has {columns} columns"
+    bounds = _require_page_numbers(t, page_size, (seq_len_delta, max_pages), columns, because)
+    require_one_device(_present(t))
+    return EveryCall(bounds, (_require_apart(t, "seq_lens", "cache_seqlens"),))
+
+
+def require_kv_indices(
+    t: PageArrays, page_size: int, seq_len_delta: int, max_pages: int
+) -> EveryCall:
+    """Raise unless these are arguments of `build_kv_indices`."""
+    batch = _require_requests(t)
+    _require_sizes(
+        t, {"kv_indptr": (batch + 1,), "kv_indices": (None,), "kv_last_page_len": (batch,)}
+    )
+    room, because = MAX_INT32 // max(1, batch), f"int32 counts the pages of {batch} requests"
+    bounds = _require_page_numbers(t, page_size, (seq_len_delta, max_pages), room, because)
+    require_one_device(_present(t))
+    outputs = ("kv_indptr", "kv_last_page_len")
+    return EveryCall(bounds, tuple(_require_apart(t, "seq_lens", name) for name in outputs))
+
+
+def require_draft(t: DraftTensors, page_size: int, decode_length: int, topk: int) -> EveryCall:
+    """Raise unless these are arguments of `build_draft_metadata`."""
+    _require_sizes(t, {"last_page_lens": (None,)})
+    require_int("topk", topk, 1)
+    rows = t.last_page_lens.shape[0] * topk
+    _require_sizes(
+        t, {"cache_loc": (rows, None), "cache_seqlens": (rows,), "page_table": (rows, None)}
+    )
+    _require_page_size(page_size)
+    require_int("decode_length", decode_length, 0)
+    slots, columns = t.cache_loc.shape[1], t.page_table.shape[1]
+    reachable = min(slots, columns)
+    if decode_length > reachable:
+        raise ValueError(
+            f"decode_length must be <= {reachable} (cache_loc has {slots} columns, page_table "
+            f"{columns}, and each token may start a page), got {decode_length}"
+        )
+    require_one_device(_present(t))
+    pairs = (("cache_loc", "page_table"), ("last_page_lens", "cache_seqlens"))
+    apart = tuple(_require_apart(t, *pair) for pair in pairs)
+    return EveryCall(((0, reachable), (topk, topk)), apart)
+
+
+def require_verify(t: VerifyTensors, num_draft_tokens: int) -> EveryCall:
+    """Raise unless these are arguments of `build_verify_metadata`."""
+    _require_sizes(t, {"seq_lens": (None,)})
+    batch = t.seq_lens.shape[0]
+    sums = (batch + 1,)
+    _require_sizes(t, {"cache_seqlens": (batch,), "cu_seqlens_q": sums, "cu_seqlens_k": sums})
+    countable = MAX_INT32 // max(1, batch)
+    require_int("num_draft_tokens", num_draft_tokens, 1, countable)
+    require_one_device(_present(t))
+    apart = _require_apart(t, "seq_lens", "cache_seqlens")
+    return EveryCall(((1, countable),), (apart,))
+
+
+def require_tensor(
+    name: str, tensor: object, shape: tuple[Size, ...], dtypes: tuple[torch.dtype, ...]
+) -> None:
+    """Raise unless `tensor` has this shape, one of `dtypes`, and no holes."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+    sizes = tuple(tensor.shape)
+    fits = len(sizes) == len(shape) and all(
+        want in (None, have) for want, have in zip(shape, sizes, strict=True)
+    )
+    if tensor.dtype not in dtypes or not fits:
+        wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        form = ", ".join("any" if size is None else str(size) for size in shape)
+        got = f"[{', '.join(map(str, sizes))}] {str(tensor.dtype).removeprefix('torch.')}"
+        raise ValueError(f"{name} must be [{form}] {wanted}, got {got}")
+    if not tensor.is_contiguous():
+        raise ValueError(
+            f"{name} must be contiguous (a copy would not be the caller's buffer), "
+            f"got strides {tensor.stride()} for shape {sizes}"
+        )
+
+
+def require_one_device(tensors: dict[str, torch.Tensor]) -> None:
+    """Raise unless all tensors are on the same device."""
+    first, device = next((name, tensor.device) for name, tensor in tensors.items())
+    for name, tensor in tensors.items():
+        if tensor.device != device:
+            raise ValueError(f"{name} must be on {first}'s device {device}, got {tensor.device}")
+
+
+def require_int(name: str, value: object, low: int, high: int = MAX_INT32) -> None:
+    """Raise unless `value` is an int in low..high."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ValueError(f"{name} must be an integer in {low}..{high}, got {value!r}")
+
+
+def _present(bundle: Any) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, tensor in bundle._asdict().items() if tensor is not None}
+
+
+def _require_sizes(bundle: Any, sizes: dict[str, tuple[Size, ...]]) -> None:
+    for name, size in sizes.items():
+        dtypes = INTEGERS if name in IN_EITHER else INT32
+        require_tensor(name, getattr(bundle, name), size, dtypes)
+
+
+def _require_requests(t: StepTensors | PageArrays) -> int:
+    """Check what the builders of page tables read from; the batch size."""
+    _require_sizes(t, {"seq_lens": (None,)})
+    batch = t.seq_lens.shape[0]
+    _require_sizes(t, {"req_pool_indices": (batch,), "req_to_token": (None, None)})
+    return batch
+
+
+def _require_page_numbers(
+    t: StepTensors | PageArrays,
+    page_size: int,
+    numbers: tuple[int, int],
+    room: int,
+    because: str,
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Check page size, length delta and `max_pages`: there must be `room` for so many pages, and
+    `req_to_token` must hold their first tokens. Returns the values that both numbers may have."""
+    seq_len_delta, max_pages = numbers
+    _require_page_size(page_size)
+    require_int("seq_len_delta", seq_len_delta, 0)
+    require_int("max_pages", max_pages, 0)
+    max_ctx = t.req_to_token.shape[1]
+    reachable = min(room, -(-max_ctx // page_size))
+    if max_pages > reachable:
+        raise ValueError(
+            f"max_pages must be <= {reachable} ({because}, req_to_token "
+            f"{max_ctx} tokens a request, page_size {page_size}), got {max_pages}"
+        )
+    return (0, MAX_INT32), (0, reachable)
+
+
+def _require_page_size(page_size: int) -> None:
+    require_int("page_size", page_size, 1)
+    if page_size & (page_size - 1):
+        raise ValueError(f"page_size must be a power of two, got {page_size}")
+
+
+def _require_apart(bundle: Any, source: str, target: str) -> tuple[int, int]:
+    """Raise if an output is its own input; their positions in the bundle."""
+    read, written = getattr(bundle, source), getattr(bundle, target)
+    if read.numel() and read.data_ptr() == written.data_ptr():
+        raise ValueError(f"{target} must not share memory with {source}, both start at one address")
+    return bundle._fields.index(source), bundle._fields.index(target)

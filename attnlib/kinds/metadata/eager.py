@@ -1,0 +1,128 @@
+"""Metadata op by op, as engines had it before they fused it: the baselines, one launch per op.
+
+None waits for the GPU, so all can be captured. SGLang's `normal_decode_set_metadata` up to 0.5.9 is
+the first: lengths, prefix sum, gather of token slots, division by the page size, and for a sliding
+window a translation before the division.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...core.metadata.launch import signed
+from ...core.metadata.require import (
+    DraftTensors,
+    PageArrays,
+    StepTensors,
+    VerifyTensors,
+    require_decode,
+    require_draft,
+    require_kv_indices,
+    require_verify,
+)
+
+
+def build_decode_metadata(
+    *, page_size: int, max_pages: int, seq_len_delta: int = 0, **tensors: torch.Tensor | None
+) -> None:
+    """As `core.metadata.decode.build_decode_metadata`, and fills all `max_pages` columns.
+
+    Columns past a row's live pages get whatever `req_to_token` holds there. Slot -1 indexes
+    `swa_slot_map` from its end, as in the engines, which keep -1 in the map's last entry.
+    """
+    t = StepTensors(**tensors)
+    require_decode_once(t, page_size, seq_len_delta, max_pages)
+    t.cache_seqlens.copy_(t.seq_lens + seq_len_delta)
+    t.cu_seqlens_k[:1].zero_()
+    t.cu_seqlens_k[1:].copy_(torch.cumsum(t.cache_seqlens, dim=0, dtype=torch.int32))
+    first_tokens = _first_tokens(t.seq_lens.device, max_pages, page_size)
+    slots = t.req_to_token[t.req_pool_indices[:, None], first_tokens[None, :]]
+    t.page_table[:, :max_pages].copy_(slots // page_size)
+    if t.swa_slot_map is not None:
+        t.swa_page_table[:, :max_pages].copy_(t.swa_slot_map[slots.long()] // page_size)
+
+
+_CHECKED: set[tuple[Any, ...]] = set()
+
+
+def require_decode_once(t: StepTensors, page_size: int, seq_len_delta: int, max_pages: int) -> None:
+    """`require_decode`, once for a signature and these numbers: rivals are timed without it."""
+    fixed = (page_size, max_pages, seq_len_delta)
+    signature, pointers, _ = signed(t, fixed)
+    cache_seqlens = t._fields.index("cache_seqlens")
+    if signature not in _CHECKED or pointers[0] == pointers[cache_seqlens]:
+        require_decode(t, page_size, seq_len_delta, max_pages)
+        if signature is not None:
+            _CHECKED.add(signature)
+
+
+_FIRST_TOKENS: dict[tuple[torch.device, int, int], torch.Tensor] = {}
+
+
+def _first_tokens(device: torch.device, max_pages: int, page_size: int) -> torch.Tensor:
+    """Token offsets of the pages, made once and kept, as engines do when they start."""
+    key = (device, max_pages, page_size)
+    if key not in _FIRST_TOKENS:
+        offsets = torch.arange(0, max_pages * page_size, page_size, device=device)
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            # It would be the graph's memory, and empty until the graph is replayed.
+            return offsets
+        _FIRST_TOKENS[key] = offsets
+    return _FIRST_TOKENS[key]
+
+
+def build_kv_indices(
+    *, page_size: int, max_pages: int, seq_len_delta: int = 0, **tensors: torch.Tensor
+) -> None:
+    """As `core.metadata.kv_indices.build_kv_indices`, word for word.
+
+    The shortest form, a page table indexed by the mask of its live columns (vLLM's builders before
+    `_copy_page_indices_kernel`), makes the host wait for the size of the result. This one looks up
+    each word's request in `kv_indptr` instead, for the first bs * max_pages words. A pool row out
+    of range is an error of the indexing.
+    """
+    t = PageArrays(**tensors)
+    require_kv_indices(t, page_size, seq_len_delta, max_pages)
+    lens = (t.seq_lens + seq_len_delta).clamp_(0, max_pages * page_size)
+    pages = (lens + page_size - 1) // page_size
+    t.kv_last_page_len.copy_(lens - (pages - 1).clamp_(min=0) * page_size)
+    t.kv_indptr[:1].zero_()
+    torch.cumsum(pages, dim=0, dtype=torch.int32, out=t.kv_indptr[1:])
+    reach = min(len(t.seq_lens) * max_pages, len(t.kv_indices))
+    if reach == 0:
+        return
+    words = torch.arange(reach, device=t.seq_lens.device, dtype=torch.int32)
+    rows = torch.searchsorted(t.kv_indptr[1:-1], words, right=True)
+    cols = (words - t.kv_indptr[rows]).clamp_(max=max_pages - 1)
+    found = t.req_to_token[t.req_pool_indices[rows], cols * page_size] // page_size
+    kept = t.kv_indices[:reach]
+    kept.copy_(torch.where(words < t.kv_indptr[-1], found, kept))
+
+
+def build_draft_metadata(
+    *, decode_length: int, topk: int, page_size: int, **tensors: torch.Tensor
+) -> None:
+    """As `core.metadata.draft.build_draft_metadata`, word for word.
+
+    SGLang's `draft_decode_set_expand_metadata` without its `torch.compile`.
+    """
+    t = DraftTensors(**tensors)
+    require_draft(t, page_size, decode_length, topk)
+    t.cache_seqlens.copy_(decode_length + t.last_page_lens.repeat_interleave(topk))
+    pages = (t.cache_loc[:, :decode_length] // page_size).to(torch.int32)
+    is_new = torch.ones_like(pages, dtype=torch.bool)
+    is_new[:, 1:] = pages[:, 1:] != pages[:, :-1]
+    t.page_table.scatter_(1, is_new.cumsum(dim=1) - 1, pages)
+
+
+def build_verify_metadata(*, num_draft_tokens: int, **tensors: torch.Tensor) -> None:
+    """As `core.metadata.draft.build_verify_metadata`, word for word."""
+    t = VerifyTensors(**tensors)
+    require_verify(t, num_draft_tokens)
+    t.cache_seqlens.copy_(t.seq_lens + num_draft_tokens)
+    last = len(t.seq_lens) * num_draft_tokens
+    torch.arange(0, last + 1, num_draft_tokens, out=t.cu_seqlens_q)
+    t.cu_seqlens_k[:1].zero_()
+    t.cu_seqlens_k[1:].copy_(torch.cumsum(t.cache_seqlens, dim=0, dtype=torch.int32))

@@ -1,0 +1,169 @@
+"""The difference of two profiles: kernels gone, new, slower, faster, launched more or less often.
+
+| word | means |
+|---|---|
+| `gone`, `new` | only the first profile ran it, only the second |
+| `slower`, `faster` | its time per call differs by more than 2 %, and the middle halves of the |
+| | calls do not overlap |
+| `same` | its time per call lies within 2 % |
+| `ambiguous` | beyond 2 %, but the calls of the two overlap: profile more calls |
+
+Two profiles are two runs in one process or two: enough to see what changed, too little for a
+verdict on speed, which takes rounds in fresh processes (`study`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..draw.cards import Card, as_html, as_text
+from ..measure.spans import per_call
+from ..measure.stats import MIN_EFFECT
+from .profile import Profile
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NO_VERDICT = "Two profiles show what changed; a verdict on speed takes rounds in fresh processes."
+MIDDLE_HALF = (25, 75)
+FORMATS = ("{:g}", "{:g}", "{:,.2f}", "{:,.2f}", "{:+,.2f}")
+"""Of the numbers of a table's row."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A kernel (or CPU operator) in both profiles: launches and microseconds per call, a then b."""
+
+    name: str
+    word: str
+    launches_a: float
+    launches_b: float
+    us_a: float
+    us_b: float
+
+    @property
+    def more_us(self) -> float:
+        """Microseconds per call that b takes more than a."""
+        return self.us_b - self.us_a
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Difference:
+    """From profile `a` to profile `b`: a `Change` per name, the largest difference first."""
+
+    a: Profile
+    b: Profile
+    changes: tuple[Change, ...]
+
+    def table(self) -> pd.DataFrame:
+        """A row per name: what became of it, launches and time per call in a and b."""
+        import pandas as pd
+
+        rows = [
+            (c.name, c.word, c.launches_a, c.launches_b, c.us_a, c.us_b, c.more_us)
+            for c in self.changes
+        ]
+        counts = [f"{self.a.launch_word} {side}" for side in "ab"]
+        names = [self.a.row_word, "change", *counts, "us a", "us b", "b - a"]
+        return pd.DataFrame(rows, columns=names).round(3)
+
+    def totals(self) -> pd.DataFrame:
+        """A row per quantity of the whole call: in a, in b, the difference and the ratio."""
+        import pandas as pd
+
+        table = pd.DataFrame(self._totals(), columns=["a call", "a", "b"])
+        return table.assign(**{"b - a": table.b - table.a, "b / a": table.b / table.a}).round(3)
+
+    def _totals(self) -> list[tuple[str, float, float]]:
+        a, b = self.a, self.b
+        gpu = a.device == "cuda"
+        found = [
+            ("kernels" if gpu else "operators", a.launches, b.launches),
+            ("launches by the host", a.host_launches, b.host_launches),
+            ("time of them, us", a.time_us, b.time_us),
+            ("gaps between them, us, traced", a.gap_us, b.gap_us),
+            ("until it returns, us, untraced", median(a.host_us), median(b.host_us)),
+            ("a call of many, us, untraced", a.wall_us, b.wall_us),
+        ]
+        return found if gpu else [found[0], *found[2:]]
+
+    def _card(self) -> Card:
+        table = self.table()
+        numbers = zip(table.columns[2:], FORMATS, strict=True)
+        words = {name: table[name].map(form.format) for name, form in numbers}
+        tally = table.change.value_counts()
+        said = ", ".join(f"{count} {word}" for word, count in tally.items()) or "nothing ran"
+        notes = [note for note in dict.fromkeys((self.a.note, self.b.note, NO_VERDICT)) if note]
+        return Card(
+            title=f"{self.a.name} (a) to {self.b.name} (b): {self.a.row_word}s {said}",
+            notes=notes,
+            facts=[(name, _from_to(before, after)) for name, before, after in self._totals()],
+            table=table.assign(**words),
+            caption=f"{self.a.row_word}s of a call, times in microseconds",
+            footer=f"a: {self.a.origin}; b: {self.b.origin}",
+        )
+
+    def _repr_html_(self) -> str:
+        return as_html(self._card())
+
+    def __repr__(self) -> str:
+        return as_text(self._card())
+
+
+def compare(a: Profile, b: Profile) -> Difference:
+    """What changed from profile `a` to profile `b`, name by name (`trace.short_name`).
+
+    TypeError for what is no profile; ValueError for kernels against CPU operators, and for two
+    GPUs: they are never compared.
+    """
+    for name, given in (("a", a), ("b", b)):
+        if not isinstance(given, Profile):
+            raise TypeError(
+                f"{name} must be a Profile (attnlib.profile), got {type(given).__name__}"
+            )
+    if a.device != b.device:
+        raise ValueError(
+            "a and b must both be of kernels or of operators: "
+            f"a is of {a.row_word}s, b of {b.row_word}s"
+        )
+    if a.machine != b.machine:
+        raise ValueError(f"a and b must be of one GPU, got {a.machine} and {b.machine}")
+    times_a, times_b = (per_call(p.work, p.calls) for p in (a, b))
+    counts_a, counts_b = (Counter(span.name for span in p.work) for p in (a, b))
+    changes = [
+        Change(
+            name,
+            _word(times_a.get(name), times_b.get(name)),
+            counts_a[name] / a.calls,
+            counts_b[name] / b.calls,
+            float(np.mean(times_a.get(name, 0.0))),
+            float(np.mean(times_b.get(name, 0.0))),
+        )
+        for name in {**times_a, **times_b}
+    ]
+    ordered = sorted(changes, key=lambda change: (-abs(change.more_us), change.name))
+    return Difference(a, b, tuple(ordered))
+
+
+def _word(before: list[float] | None, after: list[float] | None) -> str:
+    """What became of a name, from its times in each call of a and of b."""
+    if before is None or after is None:
+        return "new" if before is None else "gone"
+    ratio = np.mean(after) / max(np.mean(before), np.finfo(float).tiny)
+    if 1 / (1 + MIN_EFFECT) <= ratio <= 1 + MIN_EFFECT:
+        return "same"
+    low_a, high_a = np.percentile(before, MIDDLE_HALF)
+    low_b, high_b = np.percentile(after, MIDDLE_HALF)
+    if low_b > high_a:
+        return "slower"
+    return "faster" if high_b < low_a else "ambiguous"
+
+
+def _from_to(before: float, after: float) -> str:
+    change = f" ({after / before:.2f} x)" if before else ""
+    return f"{before:,.6g} to {after:,.6g}{change}"

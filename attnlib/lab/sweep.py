@@ -1,0 +1,136 @@
+"""Measure what a view lacks on this GPU: in fresh processes, round by round, and stoppable.
+
+A round is one process that measures all of the view's backends, so that what is paired was measured
+side by side. Rounds of a case are numbered on: a round that was stopped, or that knew fewer
+backends, is never filled up later by another process. A failed backend has a record that says how,
+and counts: asking for one more round measures it again.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import defaultdict
+from collections.abc import Callable
+from threading import Event, Thread
+from typing import Any
+
+from ..kinds.item import Item
+from ..run.jobs import Job, StoppedError
+from ..run.study import run_missing
+from .choices import Choices
+from .sources import STUDY, ThisGpu, release_of
+
+Progress = Callable[[int, int], object]
+"""Called with items done and items in all."""
+
+
+def measure_missing(
+    gpu: ThisGpu,
+    choices: Choices,
+    *,
+    on_progress: Progress | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> int:
+    """Measure the rounds that `choices` lack; returns how many items were measured.
+
+    Raises StoppedError once `stop` says so, RuntimeError while another sweep measures on this GPU.
+    """
+    jobs = missing_rounds(gpu, choices)
+    bar = None if on_progress is None else lambda **known: _Bar(known["total"], on_progress)
+    return run_missing(jobs, progress=bar, stop=stop)
+
+
+def missing_rounds(gpu: ThisGpu, choices: Choices) -> list[Job]:
+    """A job for each round that is missing; odd rounds run in reverse order."""
+    case = choices.case
+    seen: defaultdict[int, set[str]] = defaultdict(set)
+    for record in gpu.records:
+        item = record.item
+        release = release_of(item.backend, choices.release)
+        if (item.case, item.timer, item.release) == (case, choices.timer, release):
+            seen[record.round].add(item.backend)
+    whole = sum(set(choices.backends) <= backends for backends in seen.values())
+    first = 1 + max(seen, default=-1)
+    return [_round(gpu, choices, n) for n in range(first, first + choices.rounds - whole)]
+
+
+def _round(gpu: ThisGpu, choices: Choices, number: int) -> Job:
+    ceilings = [Item(name, "graph") for name in gpu.ceilings]
+    timed = [
+        Item(name, choices.timer, choices.case, release_of(name, choices.release))
+        for name in choices.backends
+    ]
+    items = [*ceilings, *timed][:: -1 if number % 2 else 1]
+    flat = " ".join(choices.call.split())
+    command = f"python -c {shlex.quote(f'import attnlib; {flat}')}"
+    return Job(STUDY, number, gpu.device, choices.release, tuple(items), command)
+
+
+class _Bar:
+    """What `run_missing` takes for a progress bar, as a callback."""
+
+    def __init__(self, total: int, on_progress: Progress) -> None:
+        self.total, self.done, self.on_progress = total, 0, on_progress
+        on_progress(0, total)
+
+    def update(self, count: int) -> None:
+        self.done += count
+        self.on_progress(self.done, self.total)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class Sweep:
+    """`measure_missing` in a thread of its own, which a notebook's kernel does not wait for.
+
+    `on_end` is called last, in that thread, with a sentence that says how it ended. Nothing that
+    goes wrong is raised there: the sentence has the reason.
+    """
+
+    def __init__(
+        self,
+        gpu: ThisGpu,
+        choices: Choices,
+        *,
+        on_progress: Progress,
+        on_end: Callable[[str], object],
+    ) -> None:
+        self.gpu, self.choices = gpu, choices
+        self.on_progress, self.on_end = on_progress, on_end
+        self._stop, self._over = Event(), Event()
+        self._thread = Thread(target=self._run, name="attnlib-explorer", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask it to end: the running worker is killed, what is on record stays."""
+        self._stop.set()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it still measures; no longer when `on_end` is called."""
+        return self._thread.is_alive() and not self._over.is_set()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until `on_end` has returned; whether it has."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        words = self._outcome()
+        self._over.set()
+        self.on_end(words)
+
+    def _outcome(self) -> str:
+        asked: dict[str, Any] = {"on_progress": self.on_progress, "stop": self._stop.is_set}
+        try:
+            count = measure_missing(self.gpu, self.choices, **asked)
+        except StoppedError:
+            return "Stopped. What was measured is kept; the rest is measured next time."
+        except Exception as error:
+            # Whatever it is belongs into the view: here nobody would see it.
+            return f"Not measured: {type(error).__name__}: {error}"
+        return f"Measured {count} items." if count else "All was on record already."

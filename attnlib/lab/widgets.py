@@ -1,0 +1,290 @@
+"""`attnlib.explore()`: controls over `view`, in one line of a notebook.
+
+The controls offer what the source has for the choices before them, and say what they changed. The
+view carries the call that repeats it. What cannot be shown or measured is a sentence in the view:
+no error leaves a callback, so the kernel lives on.
+
+| attribute | widgets |
+|---|---|
+| `controls` | a dropdown for each name of `DESCRIPTIONS`, which has its label |
+| `backends` | a checkbox each, labelled with the backend's name |
+| `rounds`, `measure`, `stop`, `bar` | shown where this GPU is the source |
+| `status`, `served` | how a measurement goes, and who answers |
+| `picture`, `shown` | the view's figure, the view |
+"""
+
+from __future__ import annotations
+
+import html
+from dataclasses import replace
+from threading import RLock
+from typing import Any
+
+try:
+    import ipywidgets as w
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        'attnlib.explore needs ipywidgets: pip install "ipywidgets>=8.1"; '
+        "attnlib.view shows the same without it"
+    ) from error
+
+from ..draw.cards import STYLE, as_html
+from .choices import AXES, LIVE, ROUNDS
+from .narrow import Narrowed, narrow
+from .picture import as_image
+from .shapes import NAMES, require_model
+from .sources import Source, ThisGpu, source_of, studies_of, usual_records
+from .sweep import Sweep
+from .view import View, look
+
+DESCRIPTIONS = {
+    "model": "Model",
+    "records": "Records",
+    "release": "Release",
+    "timer": "Timer",
+    "variant": "Tensors",
+    "page_size": "Page size",
+    "lengths": "Lengths",
+    "batch": "Batch",
+    "kv_len": "KV length",
+    "against": "Against",
+}
+WISHES = (*DESCRIPTIONS, "backends", "rounds")
+CSS_CLASS = "attn-explorer"
+"""Of the whole; the view's has `-view` after it, the figure's `-figure`, the status' `-status`."""
+MAX_ROUNDS = 20
+LABEL_WIDTH, CONTROL_WIDTH, CHECKBOX_WIDTH = "76px", "300px", "210px"
+WIDE = {"records": "604px"}
+INTRODUCTION = (
+    "Choose a case. Each control offers what there is for the choices before it. "
+    "By keyboard: Tab goes to a control, Space opens its list or presses it."
+)
+"""JupyterLab keeps the bare arrow keys to itself, so a closed list does not get them."""
+
+
+def explore(model: str = NAMES[0], **wanted: Any) -> Explorer:
+    """Controls and a view, to be shown by a notebook. Arguments are those of `attnlib.view`.
+
+    ValueError for an unknown model, study or argument; a size that is not on record is said in the
+    view.
+    """
+    require_model(model)
+    unknown = [name for name in wanted if name not in WISHES]
+    if unknown:
+        raise ValueError(f"explore takes {', '.join(WISHES)}; got {unknown[0]!r}")
+    if records := wanted.get("records"):
+        source_of(model, records)
+    return Explorer({**wanted, "model": model})
+
+
+class Explorer(w.VBox):
+    """The widgets. `view` is what they show now; `gpu` is what measures in live mode."""
+
+    def __init__(self, wanted: dict[str, Any], gpu: ThisGpu | None = None) -> None:
+        self.gpu = gpu or ThisGpu()
+        self.view: View | None = None
+        self._wanted = dict(wanted)
+        self._narrowed: Narrowed | None = None
+        self._sweep: Sweep | None = None
+        self._quiet, self._words = False, ""
+        self._lock = RLock()
+        self.controls = {name: _dropdown(name) for name in DESCRIPTIONS}
+        self.backends = w.HBox(layout=_row())
+        self._make_live_row()
+        self.served, self.shown, self.picture = w.HTML(), w.HTML(), w.HTML()
+        self.shown.add_class(f"{CSS_CLASS}-view")
+        self.picture.add_class(f"{CSS_CLASS}-figure")
+        choosing = w.HBox([*self.controls.values()], layout=_row())
+        chosen = [w.HTML(INTRODUCTION), choosing, self.backends, self.live_row]
+        super().__init__([*chosen, self.served, self.picture, self.shown])
+        self.add_class(CSS_CLASS)
+        for name, control in self.controls.items():
+            control.observe(lambda change, name=name: self._choose(name, change["new"]), "value")
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Narrow the controls to what was chosen, and show the view; a problem is shown in it."""
+        with self._lock:
+            self._narrowed = None
+            try:
+                source, notes = self._choose_source()
+                self._narrow(source)
+                if reason := source.unavailable():
+                    self._show_problem(f"{self._no_records()}Nothing is measured here: {reason}.")
+                else:
+                    notes += self._narrowed.notes
+                    self._show(look(source, self._narrowed.choices, notes))
+            except Exception as error:
+                # Whatever it is: a callback that raises would show nothing at all.
+                self._show_problem(f"{type(error).__name__}: {error}")
+
+    def start(self, *_: object) -> None:
+        """Measure what the view lacks, in a thread; `stop_now` ends it."""
+        if self.is_measuring or not self._narrowed:
+            return
+        asked = {"on_progress": self._progress, "on_end": self._ended}
+        self._sweep = Sweep(self.gpu, self._narrowed.choices, **asked)
+        self.measure.disabled, self.stop.disabled = True, False
+        self._say("Starting: the GPU is described and the libraries are loaded.")
+        self._sweep.start()
+
+    def stop_now(self, *_: object) -> None:
+        """Stop measuring; what is on record stays."""
+        if self._sweep:
+            self._say("Stopping.")
+            self._sweep.stop()
+
+    @property
+    def is_measuring(self) -> bool:
+        """Whether a measurement is under way."""
+        return self._sweep is not None and self._sweep.is_running
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until no measurement is under way and its result is shown; whether it is."""
+        return self._sweep is None or self._sweep.wait(timeout_s)
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
+        # For whoever cannot show widgets: the view as it is now.
+        shown = {"text/plain": self._words, "text/html": self.served.value + self.shown.value}
+        return {**super()._repr_mimebundle_(**kwargs), **shown}
+
+    def _make_live_row(self) -> None:
+        style = {"description_width": LABEL_WIDTH}
+        rounds = self._wanted.get("rounds") or ROUNDS
+        self.rounds = w.BoundedIntText(
+            value=rounds,
+            min=1,
+            max=max(MAX_ROUNDS, rounds),
+            description="Rounds",
+            style=style,
+            layout={"width": "150px"},
+        )
+        self.measure = w.Button(description="Measure", button_style="primary", icon="play")
+        self.stop = w.Button(description="Stop", icon="stop", disabled=True)
+        self.bar = w.IntProgress(description="Progress", style=style)
+        self.status = w.HTML()
+        self.status.add_class(f"{CSS_CLASS}-status")
+        self.rounds.observe(lambda change: self._choose("rounds", change["new"]), "value")
+        self.measure.on_click(self.start)
+        self.stop.on_click(self.stop_now)
+        row = [self.rounds, self.measure, self.stop, self.bar, self.status]
+        self.live_row = w.HBox(row, layout=_row())
+
+    def _choose(self, name: str, value: Any) -> None:
+        with self._lock:
+            if not self._quiet:
+                self._wanted[name] = value
+                self.refresh()
+
+    def _choose_source(self) -> tuple[Source, tuple[str, ...]]:
+        """The source, and a note if it is not the one that was chosen for another model."""
+        model, studies = self._wanted["model"], studies_of(self._wanted["model"])
+        named = [(f"{study} ({machine})", study) for study, machine in studies.items()]
+        offered = [*named, ("measure on this GPU", LIVE)]
+        wish = self._wanted.get("records")
+        name = wish if wish in (LIVE, *studies) else usual_records(model)
+        notes = (f"Study {wish} has no records on {model}.",) if wish and wish != name else ()
+        self._wanted["records"] = name if wish else None
+        source = self.gpu if name == LIVE else source_of(model, name)
+        self._offer("model", NAMES, model)
+        self._offer("records", offered, source.name)
+        return source, notes
+
+    def _narrow(self, source: Source) -> None:
+        found = narrow(source, self._wanted["model"], self._wanted, strict=False)
+        self._narrowed, choices = found, found.choices
+        for axis in (*AXES, "against"):
+            options = [(_said(axis, value), value) for value in found.options[axis]]
+            self._offer(axis, options, getattr(choices, axis))
+            if self._wanted.get(axis) is not None:
+                self._wanted[axis] = getattr(choices, axis)
+        self._offer_backends(found.options["backends"], choices.backends)
+        self.live_row.layout.display = "flex" if source.name == LIVE else "none"
+        self.measure.disabled = self.is_measuring or bool(source.unavailable())
+
+    def _offer(self, name: str, options: Any, value: Any) -> None:
+        control = self.controls[name]
+        self._quiet = True
+        try:
+            if tuple(control.options) != tuple(options):
+                control.options = options
+            control.value = value
+        finally:
+            self._quiet = False
+
+    def _offer_backends(self, names: tuple[str, ...], picked: tuple[str, ...]) -> None:
+        self._quiet = True
+        try:
+            if tuple(box.description for box in self.backends.children) != names:
+                self.backends.children = [self._checkbox(name) for name in names]
+            for box in self.backends.children:
+                box.value = box.description in picked
+        finally:
+            self._quiet = False
+
+    def _checkbox(self, name: str) -> w.Checkbox:
+        box = w.Checkbox(description=name, indent=False, layout={"width": CHECKBOX_WIDTH})
+        box.observe(self._choose_backends, "value")
+        return box
+
+    def _choose_backends(self, _: object) -> None:
+        with self._lock:
+            picked = tuple(box.description for box in self.backends.children if box.value)
+            if self._quiet:
+                return
+            if not picked:
+                self._narrowed = None
+                self._show_problem("Check at least one backend.")
+                return
+            if self._wanted.get("against") not in picked:
+                self._wanted["against"] = None
+            self._choose("backends", picked)
+
+    def _show(self, view: View) -> None:
+        self.view, self._words = view, repr(view)
+        self.served.value = f"<b>{html.escape(view.served)}</b>"
+        self.shown.value = as_html(replace(view.card(), notes=view.notes))
+        self.picture.value = as_image(view) if len(view.samples) else ""
+
+    def _no_records(self) -> str:
+        model = self._wanted["model"]
+        return "" if studies_of(model) else f"No records on {model}: measured live only, on a GPU. "
+
+    def _show_problem(self, words: str) -> None:
+        self.view, self._words = None, words
+        self.served.value = self.picture.value = ""
+        self.measure.disabled = True
+        call = html.escape(self._narrowed.choices.call) if self._narrowed else ""
+        again = f"<p>This view again:</p><pre><code>{call}</code></pre>" if call else ""
+        self.shown.value = (
+            f"<style>{STYLE}</style><div class='attnlib-card' role='alert'>"
+            f"<h4>This cannot be shown</h4><p class='note'>{html.escape(words)}</p>{again}</div>"
+        )
+
+    def _progress(self, done: int, total: int) -> None:
+        self.bar.max, self.bar.value = total, done
+        self._say(f"{done} of {total} items measured.")
+
+    def _ended(self, words: str) -> None:
+        self.stop.disabled = True
+        self.refresh()
+        self._say(words)
+
+    def _say(self, words: str) -> None:
+        self.status.value = f"<span role='status'>{html.escape(words)}</span>"
+
+
+def _row() -> w.Layout:
+    return w.Layout(display="flex", flex_flow="row wrap", align_items="center")
+
+
+def _dropdown(name: str) -> w.Dropdown:
+    style = {"description_width": LABEL_WIDTH}
+    layout = {"width": WIDE.get(name, CONTROL_WIDTH)}
+    return w.Dropdown(description=DESCRIPTIONS[name], style=style, layout=layout)
+
+
+def _said(axis: str, value: Any) -> str:
+    if axis == "release":
+        return value or "as installed"
+    return f"{value:,}" if isinstance(value, int) else str(value)

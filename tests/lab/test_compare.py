@@ -1,0 +1,117 @@
+"""What changed between two profiles: words, launches, totals. Spans by hand, and a real pair."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import attnlib
+from attnlib.lab.compare import compare
+from attnlib.lab.profile import Profile
+from attnlib.measure.spans import Span
+
+GPU = {"gpu": "Test GPU", "gpu_id": "0badcafe"}
+
+
+def made(times, *, device="cuda", machine=GPU, host_us=50.0):
+    """A profile by hand: `times` has the kernel times (us) of each call, by name."""
+    kind = "kernel" if device == "cuda" else "operator"
+    calls = len(next(iter(times.values())))
+    found, clock = [], 0.0
+    for call in range(calls):
+        for name, us in times.items():
+            for length in us[call]:
+                correlation = len(found)
+                found.append(
+                    Span(kind, name, "stream 7", clock, length, length, call, 0, correlation)
+                )
+                clock += length + 1.0
+    return Profile(
+        name="made by hand",
+        device=device,
+        note="",
+        machine=machine,
+        threads=1,
+        torch_version="0",
+        taken_at="2026-01-02T03:04:05+00:00",
+        calls=calls,
+        ran=calls,
+        cuda_graph=False,
+        spans=tuple(found),
+        host_us=(host_us,) * calls,
+        wall_us=2 * host_us,
+        packed_trace=b"",
+    )
+
+
+def each(*calls):
+    """One launch a call, of these times."""
+    return [[us] for us in calls]
+
+
+def words(a, b):
+    found = compare(made({"k": a}), made({"k": b}))
+    return [change.word for change in found.changes]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "word"),
+    [
+        (each(10, 10, 10, 10), each(12, 12, 12, 12), "slower"),
+        (each(12, 12, 12, 12), each(10, 10, 10, 10), "faster"),
+        (each(10, 10, 10, 10), each(10.1, 10.1, 10.1, 10.1), "same"),
+        (each(10, 30, 10, 30), each(12, 40, 12, 40), "ambiguous"),
+        (each(10, 10, 10, 10), each(10, 10, 10, 90), "ambiguous"),  # one slow call is no change
+        (each(10), each(12), "slower"),
+        ([[5, 5], [5, 5]], each(12, 12), "slower"),
+    ],
+)
+def test_a_change_is_called_by_its_time_a_call(a, b, word):
+    assert words(a, b) == [word]
+
+
+def test_kernels_gone_and_new_are_named_with_their_launches_the_largest_difference_first():
+    a = made({"kept": each(10, 10), "old": each(50, 50)})
+    b = made({"kept": [[10, 10], [10, 10]], "young": each(7, 7)})
+    table = compare(a, b).table().set_index("kernel")
+    assert table.index.tolist() == ["old", "kept", "young"]
+    assert table.change.to_dict() == {"old": "gone", "kept": "slower", "young": "new"}
+    assert table.loc["kept", ["launches a", "launches b"]].tolist() == [1, 2]
+    assert table.loc["old", ["us a", "us b", "b - a"]].tolist() == [50, 0, -50]
+
+
+def test_totals_are_those_of_the_two_profiles():
+    a, b = made({"k": each(10, 10)}, host_us=50.0), made({"k": each(5, 5)}, host_us=100.0)
+    totals = compare(a, b).totals().set_index("a call")
+    assert totals.loc["time of them, us", ["a", "b", "b / a"]].tolist() == [10, 5, 0.5]
+    assert totals.loc["kernels", ["a", "b"]].tolist() == [1, 1]
+    assert totals.loc["until it returns, us, untraced", "b / a"] == 2
+
+
+def test_names_are_escaped_and_no_verdict_is_claimed():
+    a, b = made({"k<int>&": each(10)}), made({"<script>": each(10)})
+    shown = compare(a, b)._repr_html_()
+    assert "<script>" not in shown and "k&lt;int&gt;&amp;" in shown
+    assert "a verdict on speed takes rounds" in shown and "1 gone" in shown and "1 new" in shown
+
+
+def test_what_must_not_be_compared_is_refused():
+    a = made({"k": each(10)})
+    with pytest.raises(TypeError, match=r"b must be a Profile \(attnlib.profile\), got int"):
+        compare(a, 3)
+    with pytest.raises(ValueError, match="a is of kernels, b of CPU operators"):
+        compare(a, made({"k": each(10)}, device="cpu"))
+    with pytest.raises(ValueError, match="must be of one GPU"):
+        compare(a, made({"k": each(10)}, machine={"gpu": "Test GPU", "gpu_id": "another"}))
+
+
+def test_two_profiles_of_this_machine_show_what_was_added(without_gpu):
+    x = torch.ones(32, 32)
+    before = attnlib.profile(torch.matmul, x, x, calls=3)
+    after = attnlib.profile(lambda: torch.matmul(x, x).relu().relu(), calls=3)
+    found = {change.name: change for change in attnlib.compare(before, after).changes}
+    assert found["aten::relu"].word == "new" and found["aten::relu"].launches_b == 2
+    assert found["aten::mm"].launches_a == found["aten::mm"].launches_b == 1
+    shown = attnlib.compare(before, after)._repr_html_()
+    assert "calls a" in shown and "launches" not in shown and "not kernels" in shown
+    assert {change.word for change in attnlib.compare(before, before).changes} == {"same"}

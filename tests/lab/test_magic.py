@@ -1,0 +1,116 @@
+"""`%%attn_profile` in a real IPython shell: what it shows, keeps, writes, and how it fails."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import matplotlib as mpl
+import pytest
+import torch
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+from attnlib.lab.profile import Profile
+
+mpl.use("agg")
+
+
+@pytest.fixture
+def shell(without_gpu, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    shell = InteractiveShell(config=Config(HistoryManager={"enabled": False}))
+    shell.run_cell("%load_ext attnlib", store_history=True).raise_error()
+    shell.user_ns["x"] = torch.ones(16, 16)
+    return shell
+
+
+def run(shell, text):
+    return shell.run_cell(text, store_history=True)
+
+
+@pytest.fixture
+def says(shell, capsys):
+    """Run a cell that must fail; returns all that the user sees of it, without colours."""
+
+    def seen(text):
+        capsys.readouterr()
+        assert not run(shell, text).success
+        printed = capsys.readouterr()
+        return re.sub(r"\x1b\[[0-9;]*m", "", printed.out + printed.err)
+
+    return seen
+
+
+def test_the_cells_profile_is_the_cells_output(shell):
+    taken = run(shell, "%%attn_profile --calls 2 --warmup 0\ny = x @ x").result
+    assert isinstance(taken, Profile) and (taken.calls, taken.ran) == (2, 4)
+    assert "aten::mm" in set(taken.table()["CPU operator"])
+    assert shell.user_ns["y"].shape == (16, 16)
+
+
+def test_options_keep_the_profile_and_write_the_trace(shell, tmp_path):
+    run(shell, "%%attn_profile --calls 1 --into before --trace t.json\nx.relu()").raise_error()
+    assert shell.user_ns["before"].calls == 1
+    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+
+
+def test_a_timeline_is_shown_when_asked_for(shell, monkeypatch):
+    shown = []
+    monkeypatch.setattr("attnlib.lab.magic.display", shown.append)
+    run(shell, "%%attn_profile --calls 1 --timeline\nx.relu()").raise_error()
+    assert [type(figure).__name__ for figure in shown] == ["Figure"]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--colour red", "unrecognized arguments: --colour red"),
+        ("--call 3", "unrecognized arguments: --call 3"),
+        ("--calls many", "argument --calls: invalid int value: 'many'"),
+        ("--device tpu", "argument --device: invalid choice: 'tpu'"),
+        ("--trace no/where.json", "--trace must name a file in a folder that exists"),
+        ("--into 2x", "--into must be a name of Python, got '2x'"),
+    ],
+)
+def test_a_wrong_option_is_one_line_that_lists_the_valid_ones(shell, says, line, words):
+    (seen,) = says(f"%%attn_profile {line}\nran = True").strip().splitlines()
+    assert seen.startswith("UsageError: %%attn_profile: ") and words in seen
+    valid = "--calls, --warmup, --device, --graph, --timeline, --trace, --into"
+    assert seen.endswith(f"valid options: {valid}")
+    assert "ran" not in shell.user_ns
+
+
+@pytest.mark.parametrize("line", ["--device cuda", "--graph", "--calls 0"])
+def test_what_cannot_be_had_is_one_line_too(shell, says, line):
+    (seen,) = says(f"%%attn_profile {line}\nran = True").strip().splitlines()
+    assert seen.startswith("UsageError: %%attn_profile: ") and "ran" not in shell.user_ns
+
+
+def test_an_error_in_the_cell_shows_the_cells_lines_and_none_of_ours(shell, says):
+    seen = says("%%attn_profile\ndef half(n):\n    return 1 / n\nhalf(0)")
+    assert "ZeroDivisionError: division by zero" in seen
+    assert "----> 4 half(0)" in seen and "----> 3     return 1 / n" in seen
+    assert "profile.py" not in seen and "magic.py" not in seen
+    assert run(shell, "%%attn_profile --calls 1\nx + 1").success, "the shell goes on"
+
+
+def test_a_runtime_error_of_the_cell_is_not_taken_for_a_choice_of_ours(says):
+    seen = says("%%attn_profile\nraise RuntimeError('mine')")
+    assert "RuntimeError: mine" in seen and "UsageError" not in seen and "raise Runtime" in seen
+
+
+def test_a_cell_that_is_no_python_says_where(says):
+    seen = says("%%attn_profile\nx +")
+    assert "SyntaxError" in seen and "x +" in seen
+
+
+def test_an_empty_cell_is_refused(says):
+    assert "the cell must hold code" in says("%%attn_profile\n  \n\n")
+
+
+def test_the_magics_help_lists_its_options(shell):
+    text = shell.find_magic("attn_profile", "cell").__doc__
+    for option in ("--calls", "--warmup", "--device", "--graph", "--timeline", "--trace", "--into"):
+        assert option in text

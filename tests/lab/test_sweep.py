@@ -1,0 +1,176 @@
+"""Measuring what a view lacks: real worker processes on the CPU, stopped and not.
+
+Faults come through a sitecustomize module on PYTHONPATH, by page size: a worker that runs out of
+memory, and one that hangs in the middle of writing a record.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from attnlib.kinds.item import Item
+from attnlib.lab.choices import Choices
+from attnlib.lab.sources import STUDY, ThisGpu
+from attnlib.lab.sweep import Sweep, measure_missing, missing_rounds
+from attnlib.run import store, study
+
+OUT_OF_MEMORY, HANGS = 2, 4
+FAULTS = f"""
+import time
+from attnlib import backends, store
+create = backends.create
+
+def run_out_of_memory():
+    import torch
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 TiB")
+
+def hang_writing():
+    (path,) = store.data_root().glob("records/*/{STUDY}.jsonl")
+    with path.open("ab") as file:
+        file.write(b'{{"backend":"sdpa","calls_per_sam')
+    time.sleep(60)
+
+faults = {{{OUT_OF_MEMORY}: run_out_of_memory, {HANGS}: hang_writing}}
+
+def create_or_fail(name, spec, **options):
+    faults.get(spec.page_size, lambda: None)()
+    return create(name, spec, **options)
+
+backends.create = create_or_fail
+"""
+CPU = ThisGpu("cpu", ())
+CHOICES = Choices(
+    model="Qwen3-0.6B",
+    records="live",
+    release="",
+    timer="host",
+    variant="bfloat16",
+    page_size=1,
+    lengths="fixed",
+    batch=1,
+    kv_len=16,
+    backends=("sdpa", "flashinfer-fa2"),
+    against="sdpa",
+    rounds=2,
+)
+ALONE = replace(CHOICES, backends=("sdpa",), rounds=1)
+
+
+@pytest.fixture(scope="module")
+def faults(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("faults")
+    (folder / "sitecustomize.py").write_text(FAULTS)
+    return folder
+
+
+@pytest.fixture
+def faulty(faults, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", f"{faults}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+
+
+def rounds_of(jobs):
+    return [(job.round, [item.backend for item in job.items]) for job in jobs]
+
+
+def test_two_rounds_are_two_processes_and_the_odd_one_runs_in_reverse(instant_jobs):
+    known = replace(CHOICES, rounds=3)
+    jobs = missing_rounds(ThisGpu("cpu", ("copy",)), known)
+    forth = ["copy", "sdpa", "flashinfer-fa2"]
+    assert rounds_of(jobs) == [(0, forth), (1, forth[::-1]), (2, forth)]
+    assert {job.study for job in jobs} == {STUDY}
+
+
+def test_what_is_on_record_is_not_measured_again(instant_jobs, monkeypatch):
+    monkeypatch.setattr("attnlib.lab.sources.describe", study.describe)
+    assert measure_missing(CPU, CHOICES) == 4
+    assert measure_missing(CPU, CHOICES) == 0
+    assert rounds_of(missing_rounds(CPU, replace(CHOICES, rounds=3))) == [
+        (2, ["sdpa", "flashinfer-fa2"])
+    ]
+
+
+def test_a_round_is_never_filled_up_by_another_process(instant_jobs, monkeypatch):
+    monkeypatch.setattr("attnlib.lab.sources.describe", study.describe)
+    assert measure_missing(CPU, replace(ALONE, rounds=2)) == 2
+    assert [number for number, _ in rounds_of(missing_rounds(CPU, CHOICES))] == [2, 3]
+    other = replace(CHOICES, kv_len=32)
+    assert [number for number, _ in rounds_of(missing_rounds(CPU, other))] == [0, 1]
+
+
+def test_a_release_is_flashinfers_and_no_other_librarys(instant_jobs, monkeypatch):
+    monkeypatch.setattr("attnlib.lab.sources.describe", study.describe)
+    known = replace(CHOICES, release="0.6.3")
+    items = [item for job in missing_rounds(CPU, known) for item in job.items]
+    assert {(i.backend, i.release) for i in items} == {("sdpa", ""), ("flashinfer-fa2", "0.6.3")}
+
+
+def test_progress_ends_at_its_total(instant_jobs, monkeypatch):
+    monkeypatch.setattr("attnlib.lab.sources.describe", study.describe)
+    seen = []
+    measure_missing(CPU, CHOICES, on_progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(0, 4), (1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+def test_a_record_says_the_call_that_measures_it_again():
+    item = Item("sdpa", "host", ALONE.case)
+    measure_missing(CPU, ALONE)
+    (record,) = store.read(STUDY, CPU.machine)
+    assert (record.item, record.status, record.round) == (item, "ok", 0)
+    assert record.command.startswith("python -c 'import attnlib; attnlib.view(")
+    assert "\n" not in record.command and "kv_len=16" in record.command
+
+
+def test_running_out_of_memory_is_a_record_and_no_error(faulty):
+    assert measure_missing(CPU, replace(ALONE, page_size=OUT_OF_MEMORY)) == 1
+    (record,) = store.read(STUDY, CPU.machine)
+    assert record.status == "error" and "CUDA out of memory" in record.reason
+
+
+def test_stopping_kills_the_worker_and_leaves_whole_records(faulty):
+    measure_missing(CPU, ALONE)
+    path = store.record_path(STUDY, CPU.machine)
+    before = path.read_bytes()
+    ended = []
+    sweep = Sweep(
+        CPU,
+        replace(ALONE, page_size=HANGS),
+        on_progress=lambda done, total: None,
+        on_end=ended.append,
+    )
+    sweep.start()
+    deadline = time.monotonic() + 60
+    while path.read_bytes() == before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert path.read_bytes() != before, "the worker never wrote"
+    assert sweep.is_running
+    sweep.stop()
+    assert sweep.wait(20) and not sweep.is_running
+    assert ended == ["Stopped. What was measured is kept; the rest is measured next time."]
+    assert path.read_bytes() == before
+    assert b"calls_per_sam" in store.torn_path(STUDY, CPU.machine).read_bytes()
+
+
+def test_after_a_stop_the_same_gpu_can_be_measured_on(faulty):
+    sweep = Sweep(CPU, replace(ALONE, page_size=HANGS), on_progress=print, on_end=print)
+    sweep.stop()
+    sweep.start()
+    assert sweep.wait(60)
+    assert measure_missing(CPU, ALONE) == 1
+
+
+def test_what_goes_wrong_in_the_thread_is_told_and_not_raised(monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("GPU 'x' must be measured by one sweep at a time, process 7 holds it")
+
+    monkeypatch.setattr("attnlib.lab.sweep.run_missing", fail)
+    monkeypatch.setattr("attnlib.lab.sources.describe", lambda device: {"gpu": "", "cpu": "x"})
+    ended = []
+    sweep = Sweep(CPU, ALONE, on_progress=print, on_end=ended.append)
+    sweep.start()
+    assert sweep.wait(20)
+    assert ended[0].startswith("Not measured: RuntimeError: GPU 'x' must be measured by one sweep")

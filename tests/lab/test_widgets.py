@@ -1,0 +1,310 @@
+"""The explorer's controls: what they offer, what they show, and that no choice ends the kernel."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from support.explorer_records import (
+    FA2,
+    FA3,
+    LATENT,
+    QWEN,
+    go_live,
+    keep,
+    keep_ceilings,
+    publish,
+    timed,
+)
+
+pytest.importorskip("ipywidgets")
+
+from attnlib import explore, view
+from attnlib.lab import sources, widgets
+from attnlib.lab.sources import ThisGpu
+from attnlib.lab.widgets import CSS_CLASS, DESCRIPTIONS, Explorer
+from attnlib.studies import STUDIES
+from attnlib.studies.fa3_decode_regression.study import HEADLINE
+
+MODEL = "Qwen3-0.6B"
+CPU = ThisGpu("cpu", ())
+ON_CPU = {
+    "model": MODEL,
+    "records": "live",
+    "timer": "host",
+    "batch": 1,
+    "kv_len": 16,
+    "backends": ("sdpa", "flashinfer-fa2"),
+    "rounds": 1,
+}
+
+
+@pytest.fixture
+def replayed(monkeypatch):
+    monkeypatch.setenv("ATTNLIB_MODE", "replay")
+
+
+@pytest.fixture
+def published(published_records):
+    return explore()
+
+
+def options(explorer, name):
+    return [o[1] if isinstance(o, tuple) else o for o in explorer.controls[name].options]
+
+
+def checked(explorer):
+    return tuple(box.description for box in explorer.backends.children if box.value)
+
+
+def box_of(explorer, name):
+    return next(box for box in explorer.backends.children if box.description == name)
+
+
+def test_it_opens_with_the_view_that_the_call_gives(published):
+    assert repr(published.view) == repr(view())
+    assert published.view.choices.model == "Llama-3.1-8B"
+    assert "Served from records: study fa3_decode_regression" in published.served.value
+
+
+def test_every_control_has_its_label_and_the_whole_has_its_class(published):
+    assert {name: c.description for name, c in published.controls.items()} == DESCRIPTIONS
+    named = (published.rounds, published.measure, published.stop, published.bar)
+    assert [c.description for c in named] == ["Rounds", "Measure", "Stop", "Progress"]
+    assert all(box.description for box in published.backends.children)
+    assert CSS_CLASS in published._dom_classes
+
+
+def test_a_control_changes_the_view_and_the_call_that_it_shows(published):
+    published.controls["kv_len"].value = 4096
+    assert published.view.choices.kv_len == 4096
+    assert "kv_len=4096" in published.shown.value
+    assert repr(view(kv_len=4096)) == repr(published.view)
+
+
+def test_controls_offer_what_is_on_record_and_nothing_else(published):
+    published.controls["release"].value = "0.7.2.post1"
+    mine = [case for case in HEADLINE if case.spec.heads == "32/8" and case.spec.page_size == 16]
+    assert options(published, "batch") == sorted({case.batch_size for case in mine})
+    assert options(published, "release") == ["0.5.3", "0.6.3", "0.6.4", "0.7.2.post1"]
+
+
+def test_a_choice_that_no_longer_holds_is_replaced_and_said(published):
+    published.controls["batch"].value = 64
+    published.controls["release"].value = "0.7.2.post1"
+    assert published.view.choices.batch == 16
+    assert "batch 64 is not on record with these choices, 16 is shown." in published.shown.value
+    published.controls["timer"].value = "eager"
+    assert "is not on record" not in published.shown.value, "said once"
+
+
+def test_a_model_without_records_says_so_and_the_next_choice_works(published, monkeypatch):
+    few = {"fa3_decode_regression": STUDIES["fa3_decode_regression"]}
+    monkeypatch.setattr(sources, "STUDIES", few)
+    published.controls["model"].value = MODEL
+    assert "No records on Qwen3-0.6B: measured live only, on a GPU." in published.shown.value
+    assert published.view is None and published.measure.disabled
+    assert "attnlib.view(" in published.shown.value
+    published.controls["model"].value = "Qwen3-32B at TP 4"
+    assert published.view.choices.case.spec.heads == "16/2"
+
+
+def test_a_study_that_the_next_model_lacks_is_replaced_and_said(published):
+    published.controls["records"].value = "auto_resolution"
+    assert published.view.choices.records == "auto_resolution"
+    published.controls["model"].value = "Qwen3-32B at TP 4"
+    assert published.view.choices.records == "fa3_decode_regression", "the first that has it"
+    said = "Study auto_resolution has no records on Qwen3-32B at TP 4."
+    assert said in published.shown.value
+
+
+def test_latent_attention_is_usable_as_soon_as_a_study_has_it(make_record, monkeypatch, replayed):
+    explorer = explore("DeepSeek MLA")
+    assert "No records on DeepSeek MLA" in explorer.shown.value
+    publish(monkeypatch, "latent", LATENT, backends=("flashmla-dense",))
+    keep(make_record, "latent", timed("flashmla-dense", LATENT, ""), 80.0)
+    explorer.refresh()
+    assert explorer.view.choices.records == "latent"
+    assert checked(explorer) == ("flashmla-dense",)
+
+
+def test_backends_are_checked_and_unchecked_one_by_one(published):
+    box_of(published, FA3).value = False
+    assert FA3 not in checked(published)
+    assert published.view.choices.backends == checked(published)
+    box_of(published, FA2).value = False
+    assert published.view.choices.against != FA2
+
+
+def test_no_backend_at_all_is_a_sentence(published):
+    for box in published.backends.children:
+        box.value = False
+    assert "Check at least one backend." in published.shown.value
+    assert "attnlib.view(" not in published.shown.value
+    assert published._repr_mimebundle_()["text/plain"] == "Check at least one backend."
+    published.start()
+    assert published.wait(0)
+    box_of(published, FA2).value = True
+    assert published.view.choices.backends == (FA2,)
+
+
+def test_measuring_without_a_gpu_shows_the_reason_and_goes_on(
+    published_records, without_gpu, monkeypatch
+):
+    monkeypatch.setenv("ATTNLIB_MODE", "auto")
+    explorer = explore()
+    explorer.controls["records"].value = "live"
+    assert "Nothing is measured here: no CUDA GPU is here: torch sees none." in explorer.shown.value
+    assert explorer.measure.disabled and explorer.live_row.layout.display == "flex"
+    explorer.controls["records"].value = "fa3_decode_regression"
+    assert explorer.view is not None and explorer.live_row.layout.display == "none"
+
+
+def test_live_mode_without_a_gpu_shows_why_and_leaves_the_records_to_be_chosen(
+    published_records, without_gpu, monkeypatch
+):
+    monkeypatch.setenv("ATTNLIB_MODE", "live")
+    explorer = explore()
+    assert "live needs a CUDA GPU" in explorer.shown.value
+    assert explorer.view is None
+    explorer.controls["records"].value = "fa3_decode_regression"
+    assert explorer.view is not None
+
+
+def test_an_error_of_whatever_kind_is_shown_escaped_and_not_raised(published, monkeypatch):
+    def fail(*_):
+        raise OSError("<b>disk</b> on fire")
+
+    monkeypatch.setattr(widgets, "look", fail)
+    published.controls["kv_len"].value = 4096
+    assert "OSError: &lt;b&gt;disk&lt;/b&gt; on fire" in published.shown.value
+
+
+def test_the_figure_is_an_image_that_says_its_numbers(published):
+    assert published.picture.value.startswith(
+        "<img alt='Time of one call: flashinfer-auto 488.6 us"
+    )
+    assert "src='data:image/png;base64,iVBOR" in published.picture.value
+
+
+def test_who_cannot_show_widgets_sees_the_view(published):
+    bundle = published._repr_mimebundle_()
+    assert bundle["text/plain"] == repr(published.view)
+    assert "Served from records" in bundle["text/html"] and "<table>" in bundle["text/html"]
+
+
+def test_it_opens_at_the_choices_asked_for(published_records):
+    assert explore("Qwen3-32B at TP 4", batch=1, kv_len=32768).view.choices.kv_len == 32768
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"model": "GPT-7"}, "model must be one of .*got 'GPT-7'"),
+        ({"records": "one_launch"}, "records must be one of live, .*got 'one_launch'"),
+        ({"colour": 1}, "explore takes model, .*rounds; got 'colour'"),
+    ],
+)
+def test_a_wrong_argument_is_an_error_with_the_valid_ones(published_records, asked, words):
+    with pytest.raises(ValueError, match=words):
+        explore(**asked)
+
+
+def test_on_a_gpu_it_opens_to_measure_there(instant_jobs, monkeypatch):
+    go_live(monkeypatch)
+    explorer = explore(MODEL)
+    assert explorer.controls["records"].value == "live"
+    assert explorer.served.value == "<b>Measures here; not on record yet.</b>"
+    explorer.measure.click()
+    assert explorer.wait(60)
+    assert explorer.view.times.rounds.tolist() == [3, 3]
+    assert explorer.view.times.share.notna().all()
+    assert explorer.view.rules.library.tolist()[0] == "flashinfer==0.6.3"
+    assert "Measured here, on Test GPU 0badcafe" in explorer.served.value
+    explorer.rounds.value = 4
+    assert "rounds=4" in explorer.shown.value
+
+
+def test_one_choice_draws_one_view(published, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(widgets, "look", lambda *asked: drawn.append(asked) or view())
+    published.controls["release"].value = "0.7.2.post1"
+    assert len(drawn) == 1
+
+
+def test_measuring_fills_the_view_and_says_what_could_not_run():
+    explorer = Explorer(ON_CPU, CPU)
+    assert explorer.view.times.ran.tolist() == ["not on record"] * 2
+    explorer.measure.click()
+    assert explorer.measure.disabled and not explorer.stop.disabled
+    assert explorer.wait(120)
+    assert explorer.view.times.ran.tolist() == ["-", "refused"]
+    assert explorer.view.times.us[0] > 0
+    assert "flashinfer-fa2: refused:" in explorer.shown.value
+    assert (explorer.bar.value, explorer.bar.max) == (2, 2)
+    assert "Measured 2 items." in explorer.status.value
+    assert explorer.stop.disabled and not explorer.measure.disabled
+
+
+def test_a_measurement_that_is_stopped_says_so_and_can_be_taken_up_again():
+    explorer = Explorer(ON_CPU, CPU)
+    explorer.measure.click()
+    explorer.stop.click()
+    assert explorer.wait(60)
+    assert "Stopped. What was measured is kept" in explorer.status.value
+    explorer.measure.click()
+    assert explorer.wait(120)
+    assert explorer.view.times.rounds[0] == 1
+
+
+def test_a_second_click_does_not_measure_twice():
+    explorer = Explorer(ON_CPU, CPU)
+    explorer.measure.click()
+    first = explorer._sweep
+    explorer.start()
+    assert explorer._sweep is first
+    explorer.stop_now()
+    assert explorer.wait(60)
+
+
+def test_a_shape_that_cannot_be_is_a_sentence(make_record, monkeypatch, replayed):
+    publish(monkeypatch, "demo", QWEN, backends=(FA2,))
+    keep_ceilings(make_record, "demo")
+    keep(make_record, "demo", timed(FA2, QWEN), 100.0)
+    explorer = Explorer({"model": MODEL, "records": "live", "page_size": 3}, CPU)
+    assert "page_size must be a power of two, got 3" in explorer.shown.value
+
+
+def test_without_ipywidgets_the_install_line_is_the_error(tmp_path):
+    (tmp_path / "ipywidgets.py").write_text("raise ModuleNotFoundError('ipywidgets')")
+    probe = "import attnlib; attnlib.explore"
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run([sys.executable, "-c", probe], env=env, capture_output=True, text=True)
+    assert 'attnlib.explore needs ipywidgets: pip install "ipywidgets>=8.1"' in done.stderr
+
+
+@pytest.mark.gpu
+def test_on_a_real_gpu_a_view_is_measured_with_its_ceiling_and_its_rules():
+    explorer = explore(MODEL, backends=("sdpa", FA2), batch=1, kv_len=1024, rounds=1)
+    explorer.measure.click()
+    assert explorer.wait(900)
+    seen = explorer.view
+    assert "Measured 4 items." in explorer.status.value, explorer.status.value
+    assert seen.times.rounds.tolist() == [1, 1] and seen.times.share.notna().all(), repr(seen)
+    assert seen.times.ran[1] == "fa2" and len(seen.kernels) >= 2
+    assert len(seen.rules) == 3 and seen.comparison.verdict.tolist() == ["ambiguous"]
+
+
+@pytest.mark.gpu
+def test_on_a_real_gpu_a_case_that_does_not_fit_is_a_sentence_and_the_next_one_runs():
+    explorer = explore("Llama-3.1-8B", backends=(FA2,), batch=512, kv_len=131072, rounds=1)
+    explorer.measure.click()
+    assert explorer.wait(900)
+    assert "flashinfer-fa2: refused: KV needs" in explorer.shown.value
+    explorer.controls["batch"].value = 1
+    explorer.controls["kv_len"].value = 1024
+    explorer.measure.click()
+    assert explorer.wait(900)
+    assert explorer.view.times.ran.tolist() == ["fa2"]

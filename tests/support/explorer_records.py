@@ -1,0 +1,72 @@
+"""Made-up records for the explorer's tests: a study of a model, on a GPU that is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from attnlib.core.spec import AttnSpec, MlaSpec
+from attnlib.kinds.cases import Case
+from attnlib.kinds.decode.case import DecodeCase
+from attnlib.kinds.item import Item
+from attnlib.kinds.mla.case import MlaCase
+from attnlib.lab import sources
+from attnlib.run import store, study
+from attnlib.run.record import Record
+from attnlib.run.study import Grid, Study
+
+FA2, FA3 = "flashinfer-fa2", "flashinfer-fa3"
+MLA_FA2, DENSE = "flashinfer-mla-fa2", "flashmla-dense"
+QWEN = DecodeCase(AttnSpec(16, 8, 128, 16), batch_size=16, kv_len=8192)
+LATENT = MlaCase(MlaSpec(128), batch_size=16, kv_len=8192)
+GPU = {
+    "gpu": "Test GPU",
+    "gpu_id": "0badcafe",
+    "num_sms": 4,
+    "compute_capability": "9.0",
+    "l2_mib": 60.0,
+    "power_limit_w": 700,
+}
+MACHINE = "test-gpu-0badcafe"
+COPY_BYTES, MATMUL_FLOPS = 4e9, 7e11
+"""Work of a ceiling of 1,000 us: 4,000 GB/s and 700 TFLOP/s."""
+
+
+def publish(patch: pytest.MonkeyPatch, name: str, *cases: Case, backends: tuple[str, ...]) -> None:
+    """Put a study of these cases, published from the test GPU, into the catalog."""
+    found = Study(name, "?", (Grid(cases, backends),), reference_machine=MACHINE)
+    patch.setattr(sources, "STUDIES", {name: found})
+
+
+def keep(make: Callable[..., Record], study: str, item: Item, us: float, **fields: Any) -> Record:
+    """Store a record of `us` microseconds; `fields` as those of a Record."""
+    times = {"run_us": (us,)} if fields.get("status", "ok") == "ok" else {}
+    record = make(**{"study": study, "item": item, "machine": GPU, **times, **fields})
+    store.append(record)
+    return record
+
+
+def keep_ceilings(make: Callable[..., Record], study: str) -> None:
+    """Store a copy and a matmul ceiling."""
+    for name, work in (("copy", COPY_BYTES), ("matmul", MATMUL_FLOPS)):
+        keep(make, study, Item(name, "graph"), 1000.0, work_per_call=work)
+
+
+def timed(backend: str, case: Case | None, release: str = "0.6.3") -> Item:
+    """An item of timer `graph`."""
+    return Item(backend, "graph", case, release)
+
+
+def other(case: DecodeCase, **changes: Any) -> DecodeCase:
+    """The case with other sizes."""
+    return replace(case, **changes)
+
+
+def go_live(patch: pytest.MonkeyPatch) -> None:
+    """Live mode on the test GPU; `instant_jobs` stands in for its workers."""
+    patch.setattr(sources, "mode", lambda: "live")
+    for module in (sources, study):
+        patch.setattr(module, "describe", lambda device: GPU)
