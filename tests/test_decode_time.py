@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from attnlib.batch import AttnSpec
 from attnlib.decode_plan import PLANS, WorkPlan, plan
-from attnlib.decode_time import KNOTS, Gpu, Rates, fit, load_of, predict
+from attnlib.decode_time import KNOTS, Gpu, Rates, load_of, predict
+from attnlib.measured import fit
 
 SPEC = AttnSpec(16, 8, 128, 16)
 SMS = 132

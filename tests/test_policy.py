@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from attnlib.batch import AttnSpec
 from attnlib.decode_plan import plan
 from attnlib.decode_time import Gpu, Rates, load_of, predict
-from attnlib.policy import NEIGHBOURS, Point, Policy, learn, load, save
+from attnlib.measured import learn
+from attnlib.policy import NEIGHBOURS, Point, Policy, load, save
 
 SPEC, MHA, APART = (AttnSpec(32, kv_heads, 128, 16) for kv_heads in (8, 32, 16))
 FA2, FA3 = "flashinfer-fa2", "flashinfer-fa3"
@@ -86,7 +87,7 @@ def test_what_was_measured_teaches_points_and_rates():
     assert [(p.batch_size, p.longest) for p in points] == [(3, 50), (9, 4000), (1, 700), (2, 90000)]
     assert [set(p.run_us) for p in points] == [{FA2, FA3}] * 2 + [{FA2}] + [{FA2, FA3}]
     assert set(rates) == {FA2, FA3}
-    assert max(abs(p.misfit(name)) for p in points for name in p.run_us) < 0.1
+    assert max(abs(p.log_error(name)) for p in points for name in p.run_us) < 0.1
 
 
 def test_a_choice_is_less_sure_the_closer_the_second_and_the_more_cases_differ():
