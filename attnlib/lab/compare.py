@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..draw.cards import Card, as_html, as_text
 from ..measure.spans import per_call
 from ..measure.stats import MIN_EFFECT
-from ..report.cards import Card, as_html, as_text
 from .profile import Profile
 
 if TYPE_CHECKING:

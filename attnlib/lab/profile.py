@@ -22,8 +22,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from ..draw.cards import Card, as_html, as_text
 from ..measure.spans import NO_CALL, Gap, Span, busy_us, find_gaps, gpu_work, operators
-from ..report.cards import Card, as_html, as_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -153,7 +153,7 @@ class Profile:
         The figure is closed for pyplot, so that a notebook shows it once; `style.save` writes it
         as PNG or SVG. ValueError for a call that was not profiled.
         """
-        from ..report.timeline import draw_timeline
+        from ..draw.timeline import draw_timeline
 
         if call is not None and not 0 <= call < self.calls:
             raise ValueError(f"call must be 0..{self.calls - 1}, got {call}")

@@ -17,9 +17,9 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from ..claims import CheckedClaim
-from ..study import mode
-from . import cards
+from ..draw import cards
+from ..run.study import mode
+from ..studies.claims import CheckedClaim
 from .fragment import Fragment
 from .provenance import Shown
 

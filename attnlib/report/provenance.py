@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from .. import store
-from ..bisect import PREFIX
+from ..run import store
+from ..run.bisect import PREFIX
+from ..run.study import mode, record_machine, record_name
 from ..studies import STUDIES
-from ..study import mode, record_machine, record_name
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import store
-from ..studies import REGRESSED, STUDIES
-from ..study import mode, record_machine
-from . import style
-from .figures import slowdown_heatmap
-from .html import ROOT, execute, write_whole
+from ..draw import style
+from ..run import store
+from ..run.study import mode, record_machine
+from ..studies import STUDIES
+from ..studies.fa3_decode_regression.figures import slowdown_heatmap
+from ..studies.fa3_decode_regression.study import REGRESSED
+from .build import ROOT, execute, write_whole
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode

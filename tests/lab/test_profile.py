@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import attnlib
+from attnlib.draw import style
 from attnlib.measure import trace
 from attnlib.measure.timer import WARM_UP_CALLS
-from attnlib.report import style
 
 mpl.use("agg")
 
