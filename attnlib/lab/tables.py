@@ -213,7 +213,7 @@ def _pairs(found: Found, backend: str, against: str) -> list[tuple[Any, list[flo
 
 
 def _verdict(above: list[float], below: list[float], margin: float) -> dict[str, Any]:
-    verdict = judge(above, below, floor=margin)
+    verdict = judge(above, below, noise=margin)
     return {**vars(verdict.ratio), "verdict": verdict.word, "margin": verdict.margin}
 
 

@@ -8,7 +8,7 @@
 | fa3 | a range of KV blocks of a request's head | 1 | `metadata.splits` |
 
 FlashInfer's rules are those of its scheduler.cuh (0.6.4) for a plan in a CUDA graph;
-`tests/test_decode_plan.py` holds them to the library.
+`tests/core/test_plans.py` holds them to the library.
 """
 
 from __future__ import annotations
