@@ -170,7 +170,7 @@ def test_a_percentile_bootstrap_of_three_rounds_would_claim_far_too_much():
 
 def test_a_gap_is_the_mean_difference_with_students_interval():
     found = paired_gap([10.0, 12.0, 14.0], [9.0, 9.0, 9.0])
-    reach = 4.30265 * 2 / math.sqrt(3)
+    reach = 4.302653 * 2 / math.sqrt(3)
     assert (found.mean, found.pairs) == (3.0, 3)
     assert (found.low, found.high) == pytest.approx((3 - reach, 3 + reach))
 
