@@ -1,19 +1,20 @@
-"""Two figures of ratios for a pull request: one dot a case with its interval, and a crossover map.
+"""The shapes of our figures, and the frame of each: data in, one call, labels.
 
-Both draw what `rows.ratios`, `trust.verdicts` or `metadata_rows.over` found: `ratio` with `low` and
-`high`, its 95 % interval over rounds, NaN where there is one round. Colour never says anything
-alone: a word's dots have a marker of their own, and a map's cells a hatch and their number.
+Tables come with a row per dot or cell. `ratio` is drawn with `low` and `high`, its 95 % interval
+over rounds, NaN where there is one round. `looks` gives each name its colour and marker: colour
+never says anything alone, and a cell of a map has a hatch and its number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from . import style
+from .style import Look
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -21,52 +22,245 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WORDS = {
-    "slower": ("#D55E00", "^"),
-    "faster": ("#0072B2", "v"),
-    "same": ("#009E73", "o"),
-    "ambiguous": ("0.45", "D"),
+    "slower": Look(style.VERMILION, "^"),
+    "faster": Look(style.BLUE, "v"),
+    "same": Look(style.GREEN, "o"),
+    "ambiguous": Look("0.45", "D"),
 }
-"""Colour and marker of a verdict (`stats.judge`)."""
+"""The look of a verdict (`stats.judge`)."""
 FASTER, UNDECIDED, SLOWER = 0, 1, 2
 CELLS = {
-    FASTER: ("#BFDDF0", "", "faster: the interval lies below 1"),
+    FASTER: (style.PALE_BLUE, "", "faster: the interval lies below 1"),
     UNDECIDED: ("#FFFFFF", "....", "undecided"),
-    SLOWER: ("#F6CBA8", "////", "slower: the interval lies above 1"),
+    SLOWER: (style.PALE_ORANGE, "////", "slower: the interval lies above 1"),
 }
 """Fill, hatch and meaning of a cell: pale, so that its number reads in black and in grey."""
-HATCH = "0.75"
-ROW_INCHES, LEGEND_INCHES = 0.26, 0.25
-SHOWN = ("ratio", "low", "high")
+FURNITURE_INCHES = 1.2
+"""Height of a figure beside its panels and legend: title, ticks, labels and footer."""
+LEGEND_INCHES = 0.25
+BEYOND = 1.5
+"""Factor by which the line of equality passes the outermost dots."""
 
 
-def ratio_chart(words: pd.DataFrame, drawn: pd.DataFrame, *, label: str) -> Figure:
-    """A row a case of `trust.verdicts`: dot, interval, verdict; the band is the widest margin.
+class Labels(NamedTuple):
+    """Words for the columns of a map: across and up with units, `{}` for a panel's value."""
 
-    `drawn` are the records that were judged, for the footer; `label` says what over what, for
-    the title. Raises ValueError if `words` holds no case.
+    x: str
+    y: str
+    panel: str
+
+
+def panels(
+    titles: Sequence[str],
+    size: tuple[float, float],
+    *,
+    source: pd.DataFrame | str,
+    title: str = "",
+    x: str = "",
+    y: str = "",
+    columns: int = 0,
+    share: str = "",
+    legend: float = 0.0,
+) -> tuple[Figure, list[Axes]]:
+    """A figure of `size` inches with a panel per title, and its footer.
+
+    `source` is the frame of the records drawn, or a line where no record is. `title` stands over
+    all panels, `x` under each, `y` beside the first of each row of `columns` panels (0: all in
+    one). `share` names the axes that panels share, `legend` is inches more for `legend_below`.
     """
     import matplotlib.pyplot as plt
 
-    if words.empty:
-        raise ValueError("words must hold a case that was judged, it holds none")
     style.apply()
-    heights = [0.5 + ROW_INCHES * len(words), LEGEND_INCHES]
-    figure = plt.figure(figsize=(7, 1.1 + sum(heights)), layout="constrained")
-    axis = figure.add_subplot(figure.add_gridspec(2, 1, height_ratios=heights)[0])
-    margin = words.margin.max()
-    axis.axvspan(1 / (1 + margin), 1 + margin, color="0.92", linewidth=0, label="margin")
-    axis.axvline(1, color="0.3", linewidth=1)
-    places = np.arange(len(words))
-    for word in (name for name in WORDS if name in set(words.verdict)):
-        _draw_word(axis, words, places, word)
-    axis.set_yticks(places, [_case_label(row) for row in words.itertuples()])
-    axis.set_ylim(len(words) - 0.5, -0.5)
-    axis.set(xscale="log", xlabel="ratio, with its 95 % interval over rounds")
-    style.plain_ticks(axis, "x")
-    axis.grid(visible=False, axis="y")
-    style.add_title(figure, label)
-    _add_legend(figure, axis.get_legend_handles_labels()[0])
-    style.add_footer(figure, drawn)
+    columns = columns or len(titles)
+    names = [str(place) for place in range(len(titles))]
+    cells = [names[at : at + columns] for at in range(0, len(names), columns)]
+    cells[-1] += ["."] * (columns - len(cells[-1]))
+    heights = [(size[1] - FURNITURE_INCHES) / len(cells)] * len(cells)
+    if legend:
+        cells, heights = [*cells, ["legend"] * columns], [*heights, legend]
+    figure, made = plt.subplot_mosaic(
+        cells,
+        figsize=(size[0], size[1] + legend),
+        height_ratios=heights,
+        sharex="x" in share,
+        sharey="y" in share,
+        layout="constrained",
+    )
+    axes = [made[name] for name in names]
+    for place, (axis, own) in enumerate(zip(axes, titles, strict=True)):
+        axis.set(title=own, xlabel=x, ylabel="" if place % columns else y)
+    if title:
+        style.add_title(figure, title)
+    style.add_footer(figure, source)
+    return figure, axes
+
+
+def legend_below(figure: Figure, handles: Sequence[Artist], **options: Any) -> None:
+    """A legend in the row that `panels` left for it, where it hides nothing."""
+    below = figure.axes[-1]
+    below.axis("off")
+    look = {"loc": "upper left", "ncols": 5, "frameon": False, "borderaxespad": 0}
+    below.legend(handles=handles, **look | options)
+
+
+def dots(
+    axis: Axes,
+    rows: pd.DataFrame,
+    *,
+    x: str,
+    y: str,
+    by: str,
+    looks: Mapping[Any, Look],
+    interval: str = "",
+    hollow: str = "",
+    size: float = 4,
+    **options: Any,
+) -> None:
+    """A dot per row, by column `by` in the look of its name; names without a look come last.
+
+    `interval` is the axis, `x` or `y`, along which columns `low` and `high` reach; `hollow` a
+    column that says which dots are not filled; `size` a diameter in points.
+    """
+    there = set(rows[by])
+    unknown = dict.fromkeys(sorted(there - set(looks)), style.UNNAMED)
+    for name, look in {**looks, **unknown}.items():
+        own, label = rows[rows[by] == name], look.label or name
+        if own.empty:
+            continue
+        if interval:
+            middle = own[{"x": x, "y": y}[interval]]
+            reach = [(middle - own.low).clip(lower=0), (own.high - middle).clip(lower=0)]
+            bars = {f"{interval}err": [part.fillna(0) for part in reach], "fmt": look.marker}
+            drawn = {"color": look.color, "markersize": size, "linewidth": 1, "label": label}
+            axis.errorbar(own[x], own[y], **bars, **drawn | options)
+            continue
+        drawn = {"color": look.color, "marker": look.marker, "s": size**2}
+        if hollow:
+            axis.scatter([], [], **drawn, label=label)
+            faces = ["none" if empty else look.color for empty in own[hollow]]
+            drawn |= {"facecolors": faces, "edgecolors": drawn.pop("color")}
+        else:
+            drawn |= {"label": label}
+        axis.scatter(own[x], own[y], **drawn | options)
+
+
+def spread(keys: pd.Series | pd.Index, width: float) -> np.ndarray:
+    """Places aside for dots that would cover others: one per key, evenly over `width` about 0."""
+    place, names = pd.factorize(keys)
+    return width * (place / max(1, len(names) - 1) - 0.5 * (len(names) > 1))
+
+
+def categories(axis: Axes, which: str, names: Iterable[object]) -> None:
+    """Names in place of numbers 0, 1, ... on axis `x` or `y`, rows from the top."""
+    names = [str(name) for name in names]
+    getattr(axis, f"set_{which}ticks")(range(len(names)), names)
+    if which == "y":
+        axis.set_ylim(len(names) - 0.5, -0.5)
+        axis.grid(visible=False, axis="y")
+
+
+def lines(axis: Axes, wide: pd.DataFrame, looks: Mapping[str, Look]) -> None:
+    """Each column of `wide` that has a look, over its index, sizes on a log axis.
+
+    Names without a marker are bounds: thin and dashed.
+    """
+    for name, look in looks.items():
+        if name in wide and wide[name].notna().any():
+            known = wide[name].dropna()
+            drawn: dict[str, Any] = {"color": look.color, "label": look.label or name}
+            if look.marker:
+                face = "none" if look.hollow else look.color
+                drawn |= {"marker": look.marker, "markersize": look.size, "markerfacecolor": face}
+            else:
+                drawn |= {"linestyle": "--", "linewidth": 1}
+            axis.plot(known.index, known, **drawn)
+    axis.set_xscale("log")
+    axis.set_xticks(list(wide.index), [style.short_count(size) for size in wide.index])
+    axis.minorticks_off()
+
+
+def against(
+    axis: Axes,
+    rows: pd.DataFrame,
+    *,
+    x: str,
+    y: str,
+    color: str,
+    marker: str,
+    palette: Mapping[str, str],
+    markers: Mapping[Any, str] | bool = True,
+    hollow: str = "",
+    **options: Any,
+) -> None:
+    """Measured against predicted: a dot per row on log axes, and the line where both are equal.
+
+    Columns `color` and `marker` head the legend; `hollow` is a column, named as the legend shall
+    say it, that says which dots are not filled. `options` are `axis.legend`'s.
+    """
+    import seaborn as sns
+
+    kinds = {"hue": color, "style": marker, "palette": dict(palette), "markers": markers}
+    sns.scatterplot(rows, x=x, y=y, ax=axis, **kinds)
+    if hollow:
+        (points,) = axis.collections
+        edges = points.get_facecolors()
+        faces = edges.copy()
+        faces[rows[hollow].to_numpy(bool), 3] = 0
+        points.set(edgecolors=edges, facecolors=faces)
+        axis.scatter([], [], facecolors="none", edgecolors="0.2", label=hollow)
+    ends = [rows[x].min() / BEYOND, rows[x].max() * BEYOND]
+    axis.plot(ends, ends, color="0.4", linewidth=1)
+    style.log_axes(axis, "x", "y")
+    axis.legend(**options)
+
+
+def heatmap(
+    found: pd.DataFrame,
+    drawn: pd.DataFrame,
+    *,
+    axes: tuple[str, str],
+    panel: str,
+    labels: Labels,
+    title: str,
+    size: tuple[float, float],
+    ends: tuple[float, float],
+    log: bool = False,
+    digits: int = 2,
+) -> Figure:
+    """The ratio of each size as colour and number, a panel per value of column `panel`.
+
+    `axes` are the columns across and up, `size` inches of a panel. Colours reach from one of
+    `ends` to the other, by the ratio's logarithm if `log`; where 1 lies between them, it is white.
+    Panels stand in the order of their values, of a categorical column in that of its categories.
+    Of an empty table one panel is made, and not shown.
+    """
+    import seaborn as sns
+    from matplotlib.colors import LogNorm, Normalize
+
+    x, y = axes
+    parts = list(found.groupby(panel, observed=True))
+    titles = [labels.panel.format(value) for value, _ in parts] or [""]
+    whole = (size[0] * len(titles), size[1])
+    figure, made = panels(titles, whole, source=drawn, title=title)
+    made[0].set_visible(bool(parts))
+    for axis, (_, part) in zip(made, parts, strict=False):
+        wide = part.pivot_table(index=y, columns=x, values="ratio").sort_index(ascending=False)
+        sns.heatmap(
+            wide,
+            ax=axis,
+            norm=(LogNorm if log else Normalize)(*ends),
+            cmap=style.BOTH_WAYS if ends[0] < 1 < ends[1] else style.ONE_WAY,
+            annot=True,
+            fmt=f".{digits}f",
+            annot_kws={"fontsize": 8},
+            cbar=False,
+            linewidths=0.5,
+            xticklabels=[style.short_count(value) for value in wide.columns],
+            yticklabels=[style.short_count(value) for value in wide.index],
+        )
+        axis.tick_params(axis="y", rotation=0)
+        axis.grid(visible=False)
+        axis.set(xlabel=labels.x, ylabel="" if axis is not made[0] else labels.y)
     return figure
 
 
@@ -76,39 +270,74 @@ def crossover_map(
     *,
     axes: tuple[str, str],
     panel: str,
+    labels: Labels,
     title: str,
-    names: dict[str, str],
 ) -> Figure:
-    """Where one way is faster than another and where it is not: a cell a size, a line between.
+    """Where one way is faster than another and where it is not: a cell per size, a line between.
 
-    `found` has a ratio a row; `axes` are its columns across and up, `panel` the one that tells
-    panels apart; `names` are what readers call these columns, with units. The thick line runs where
-    faster meets slower. Raises ValueError if `found` holds no ratio.
+    As `heatmap`, but a cell says what its interval does. The thick line runs where faster meets
+    slower. Raises ValueError if `found` holds no ratio.
     """
-    import matplotlib.pyplot as plt
     from matplotlib.patches import Patch
 
     if found.empty:
         raise ValueError("found must hold a ratio to draw, it holds none")
-    style.apply()
-    panels = sorted(found[panel].unique())
+    parts = list(found.groupby(panel))
     x, y = (sorted(found[name].unique()) for name in axes)
-    heights = [0.5 + 0.36 * len(y), LEGEND_INCHES]
-    size = (1.2 + len(panels) * (0.6 + 0.52 * len(x)), 1.2 + sum(heights))
-    figure = plt.figure(figsize=size, layout="constrained")
-    grid = figure.add_gridspec(2, len(panels), height_ratios=heights)
-    for place, value in enumerate(panels):
-        axis, part = figure.add_subplot(grid[0, place]), found[found[panel] == value]
-        _draw_map(axis, part.pivot_table(index=axes[1], columns=axes[0], values=list(SHOWN)), x, y)
-        axis.set(title=f"{names[panel]} {value:,}", xlabel=names[axes[0]])
-        axis.set(ylabel="" if place else names[axes[1]])
-    style.add_title(figure, title)
-    patches = [
-        Patch(facecolor=fill, hatch=hatch, edgecolor=HATCH, label=meaning)
+    size = (1.2 + len(parts) * (0.6 + 0.52 * len(x)), 1.7 + 0.36 * len(y))
+    figure, made = panels(
+        [labels.panel.format(value) for value, _ in parts],
+        size,
+        source=drawn,
+        title=title,
+        x=labels.x,
+        y=labels.y,
+        legend=LEGEND_INCHES,
+    )
+    for axis, (_, part) in zip(made, parts, strict=True):
+        cells = part.groupby(list(axes))[["ratio", "low", "high"]].mean()
+        kinds = np.full((len(y), len(x)), np.nan)
+        for row in cells.itertuples():
+            across, up = x.index(row.Index[0]), y.index(row.Index[1])
+            kinds[up, across] = cell_kind(row.low, row.high)
+            _draw_cell(axis, across, up, row)
+        _draw_border(axis, kinds)
+        axis.set_xticks(range(len(x)), [style.short_count(value) for value in x])
+        axis.set_yticks(range(len(y)), [style.short_count(value) for value in y])
+        axis.set(xlim=(-0.5, len(x) - 0.5), ylim=(-0.5, len(y) - 0.5))
+        axis.grid(visible=False)
+    looks = [
+        Patch(facecolor=fill, hatch=hatch, edgecolor=style.HATCH, label=meaning)
         for fill, hatch, meaning in CELLS.values()
     ]
-    _add_legend(figure, patches)
-    style.add_footer(figure, drawn)
+    legend_below(figure, looks)
+    return figure
+
+
+def ratio_chart(words: pd.DataFrame, drawn: pd.DataFrame, *, label: str) -> Figure:
+    """A row per case of judged ratios: dot, interval, verdict; the band is the widest margin.
+
+    `drawn` are the records that were judged, for the footer; `label` says what over what, for
+    the title. Raises ValueError if `words` holds no case.
+    """
+    if words.empty:
+        raise ValueError("words must hold a case that was judged, it holds none")
+    figure, (axis,) = panels(
+        [""],
+        (7, 1.6 + 0.26 * len(words)),
+        source=drawn,
+        title=label,
+        x="ratio, with its 95 % interval over rounds",
+        legend=LEGEND_INCHES,
+    )
+    margin = words.margin.max()
+    axis.axvspan(1 / (1 + margin), 1 + margin, color="0.92", linewidth=0, label="margin")
+    axis.axvline(1, **style.RULE)
+    rows = words.assign(place=range(len(words)))
+    dots(axis, rows, x="ratio", y="place", by="verdict", looks=WORDS, interval="x")
+    categories(axis, "y", (_case_label(row) for row in words.itertuples()))
+    style.log_axes(axis, "x")
+    legend_below(figure, axis.get_legend_handles_labels()[0])
     return figure
 
 
@@ -117,75 +346,31 @@ def cell_kind(low: float, high: float) -> int:
     return FASTER if high < 1 else SLOWER if low > 1 else UNDECIDED
 
 
-def _add_legend(figure: Figure, handles: Sequence[Artist]) -> None:
-    """A row of its own under the panels, where it hides no number."""
-    below = figure.add_subplot(figure.axes[0].get_gridspec()[-1, :])
-    below.axis("off")
-    below.legend(handles=handles, loc="upper left", ncols=5, frameon=False, borderaxespad=0)
-
-
-def _draw_word(axis: Axes, words: pd.DataFrame, places: np.ndarray, word: str) -> None:
-    color, marker = WORDS[word]
-    mine = (words.verdict == word).to_numpy()
-    rows = words[mine]
-    low, high = (rows.ratio - rows.low).clip(lower=0), (rows.high - rows.ratio).clip(lower=0)
-    axis.errorbar(
-        rows.ratio,
-        places[mine],
-        xerr=[low.fillna(0), high.fillna(0)],
-        fmt=marker,
-        markersize=5,
-        linewidth=1.2,
-        color=color,
-        label=word,
-    )
-
-
-def _case_label(row: object) -> str:
+def _case_label(row: Any) -> str:
     return (
         f"{row.heads} heads, page size {row.page_size}, "
         f"batch {row.batch_size:,}, {row.kv_len:,} tokens"
     )
 
 
-def _draw_map(axis: Axes, table: pd.DataFrame, x: Sequence[int], y: Sequence[int]) -> None:
-    kinds = np.full((len(y), len(x)), np.nan)
-    for (up, upper), (across, wide) in (
-        ((up, upper), (across, wide)) for up, upper in enumerate(y) for across, wide in enumerate(x)
-    ):
-        ratio, low, high = (_value(table, name, upper, wide) for name in SHOWN)
-        if np.isfinite(ratio):
-            kinds[up, across] = cell_kind(low, high)
-            _draw_cell(axis, across, up, int(kinds[up, across]))
-            number = f"{ratio:.2f}" if ratio < 10 else f"{ratio:.1f}"
-            axis.text(across, up, number, ha="center", va="center", fontsize=7)
-    _draw_border(axis, kinds)
-    axis.set_xticks(range(len(x)), [style.short_count(value) for value in x])
-    axis.set_yticks(range(len(y)), [style.short_count(value) for value in y])
-    axis.set(xlim=(-0.5, len(x) - 0.5), ylim=(-0.5, len(y) - 0.5))
-    axis.grid(visible=False)
-
-
-def _value(table: pd.DataFrame, name: str, row: int, column: int) -> float:
-    there = row in table.index and (name, column) in table.columns
-    return float(table.loc[row, (name, column)]) if there else float("nan")
-
-
-def _draw_cell(axis: Axes, across: int, up: int, kind: int) -> None:
+def _draw_cell(axis: Axes, across: int, up: int, row: Any) -> None:
     from matplotlib.patches import Rectangle
 
-    fill, hatch, _ = CELLS[kind]
+    fill, hatch, _ = CELLS[cell_kind(row.low, row.high)]
     corner = (across - 0.5, up - 0.5)
-    axis.add_patch(Rectangle(corner, 1, 1, facecolor=fill, hatch=hatch, edgecolor=HATCH))
+    look = {"facecolor": fill, "hatch": hatch, "edgecolor": style.HATCH}
+    axis.add_patch(Rectangle(corner, 1, 1, **look))
+    number = f"{row.ratio:.2f}" if row.ratio < 10 else f"{row.ratio:.1f}"
+    axis.text(across, up, number, ha="center", va="center", fontsize=7)
 
 
 def _draw_border(axis: Axes, kinds: np.ndarray) -> None:
     """A thick line between a cell that is faster and the next known one that is slower."""
-    for up, across in zip(*np.nonzero(kinds == SLOWER), strict=True):
-        for step_up, step_across in ((0, 1), (0, -1), (1, 0), (-1, 0)):
-            other = (up + step_up, across + step_across)
-            inside = 0 <= other[0] < kinds.shape[0] and 0 <= other[1] < kinds.shape[1]
-            if inside and kinds[other] == FASTER:
-                middle = np.array([across + step_across / 2, up + step_up / 2])
-                along = np.array([step_up, step_across]) / 2
-                axis.plot(*np.array([middle - along, middle + along]).T, color="0.1", linewidth=2)
+    for up, across in np.argwhere(kinds == SLOWER):
+        for step in np.array([(0, 1), (0, -1), (1, 0), (-1, 0)]):
+            other = np.array([up, across]) + step
+            inside = (other >= 0).all() and (other < kinds.shape).all()
+            if inside and kinds[tuple(other)] == FASTER:
+                middle, along = np.array([up, across]) + step / 2, step[::-1] / 2
+                y, x = np.array([middle - along, middle + along]).T
+                axis.plot(x, y, color="0.1", linewidth=2)
