@@ -12,21 +12,21 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOME = {
-    "AttnSpec": "attnlib.batch",
-    "DecodeBatch": "attnlib.batch",
-    "DecodeCase": "attnlib.batch",
-    "PagedKV": "attnlib.batch",
-    "available": "attnlib.backends",
-    "create": "attnlib.backends",
-    "Study": "attnlib.study",
-    "load_or_measure": "attnlib.study",
-    "mode": "attnlib.study",
+    "AttnSpec": "attnlib.core.spec",
+    "DecodeBatch": "attnlib.core.batch",
+    "DecodeCase": "attnlib.kinds.decode.case",
+    "PagedKV": "attnlib.core.batch",
+    "available": "attnlib.core.backends",
+    "create": "attnlib.core.backends",
+    "Study": "attnlib.run.study",
+    "load_or_measure": "attnlib.run.study",
+    "mode": "attnlib.run.study",
     "compare": "attnlib.lab.compare",
-    "profile": "attnlib.lab.profiling",
+    "profile": "attnlib.lab.profile",
     "explore": "attnlib.lab.widgets",
     "view": "attnlib.lab.view",
     "STUDIES": "attnlib.studies",
-    "load": "attnlib.store",
+    "load": "attnlib.run.store",
 }
 
 __all__ = [*sorted(_HOME), "__version__"]

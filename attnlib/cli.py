@@ -10,11 +10,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import cluster, store, study
-from .bisect import Bisection, bisect
 from .doctor import diagnose, render
-from .overlay import parse_overlay
-from .record import machine_slug
+from .run import cluster, store, study
+from .run.bisect import Bisection, bisect
+from .run.overlay import parse_overlay
+from .run.record import machine_slug
 from .select import command as explain
 from .studies import STUDIES
 
@@ -205,7 +205,7 @@ def _bisect(options: argparse.Namespace) -> int:
 
 
 def _bisect_text(found: Bisection, given: str) -> str:
-    from .report.tables import bisection
+    from .studies.fa3_decode_regression.tables import bisection
 
     reference = f"{found.releases[0]} ({found.steps[0].reference_family})"
     lines = [
@@ -227,7 +227,7 @@ def _study_named(name: str) -> study.Study:
 
 
 def _claims(options: argparse.Namespace) -> int:
-    from . import claims
+    from .studies import claims
 
     checked = claims.verdicts(ids=options.ids)
     if options.json:
@@ -240,7 +240,7 @@ def _claims(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from .report.html import build_report
+    from .report.build import build_report
 
     if options.out == DEFAULT_REPORT:
         DEFAULT_REPORT.parent.mkdir(parents=True, exist_ok=True)
@@ -253,7 +253,8 @@ def _listed(text: str) -> list[str]:
 
 
 def _policy(options: argparse.Namespace) -> int:
-    from . import measured, policy
+    from .core.policy import policy
+    from .studies.backend_policy import learn as measured
 
     found = measured.current()
     options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -264,7 +265,7 @@ def _policy(options: argparse.Namespace) -> int:
 
 
 def _new_study(options: argparse.Namespace) -> int:
-    from .recipe import new_study
+    from .report.new_study import new_study
 
     written = [os.path.relpath(path) for path in new_study(options.name)]
     for path in written:
@@ -287,7 +288,7 @@ def _explain(options: argparse.Namespace) -> int:
 
 
 def _features(_: argparse.Namespace) -> int:
-    from .features import write
+    from .select.features import write
 
     print(f"written {write()}")
     return 0

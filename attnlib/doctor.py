@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from . import measured
-from .backends import available
+from .core.backends import available
 from .measure.machine import describe_machine, describe_versions
-from .store import machines
+from .run.store import machines
+from .run.study import mode
 from .studies import STUDIES
-from .study import mode
+from .studies.backend_policy import learn as measured
 
 
 def diagnose() -> dict[str, Any]:

@@ -19,16 +19,20 @@ if not torch.cuda.is_available():
     # Before a kernel is defined: without a GPU Triton runs it in Python.
     os.environ["TRITON_INTERPRET"] = "1"
 
-from attnlib import store, study
-from attnlib.backends import fa3
-from attnlib.batch import AttnSpec, DecodeBatch, DecodeCase, PagedKV
-from attnlib.cost import Ceilings
-from attnlib.jobs import Job
-from attnlib.metadata import library, scheduler, splits
-from attnlib.record import Item, Record
-from attnlib.reference import attend
-from attnlib.report import rows
-from attnlib.studies import REFERENCE_MACHINE
+from attnlib.core.backends import fa3
+from attnlib.core.batch import DecodeBatch, PagedKV
+from attnlib.core.schedule import fa3 as scheduler
+from attnlib.core.schedule import library, splits
+from attnlib.core.spec import AttnSpec
+from attnlib.kinds.cost import Ceilings
+from attnlib.kinds.decode.case import DecodeCase
+from attnlib.kinds.decode.reference import attend
+from attnlib.kinds.item import Item
+from attnlib.run import frame as rows
+from attnlib.run import store, study
+from attnlib.run.jobs import Job
+from attnlib.run.record import Record
+from attnlib.studies.fa3_decode_regression.study import REFERENCE_MACHINE
 
 SWITCHES = (
     "ATTNLIB_MODE",

@@ -10,10 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from attnlib import backends, cli, store
-from attnlib.batch import AttnSpec, DecodeCase
+from attnlib import cli
+from attnlib.core import backends
+from attnlib.core.spec import AttnSpec
+from attnlib.kinds.decode.case import DecodeCase
+from attnlib.run import store
+from attnlib.run.study import Grid, Study
 from attnlib.studies import STUDIES
-from attnlib.study import Grid, Study
 
 ROOT = Path(__file__).resolve().parents[1]
 CASES = tuple(DecodeCase(AttnSpec(4, 2, 16, 4), 1, kv_len) for kv_len in (8, 9))
@@ -92,7 +95,7 @@ def test_a_report_that_cannot_be_is_one_line_and_leaves_nothing(
 
 def test_a_part_of_the_report_is_asked_for_by_number(tmp_path, monkeypatch, capsys) -> None:
     asked = {}
-    monkeypatch.setattr("attnlib.report.html.build_report", lambda out, **how: asked.update(how))
+    monkeypatch.setattr("attnlib.report.build.build_report", lambda out, **how: asked.update(how))
     monkeypatch.chdir(tmp_path)
     assert cli.main(["report", "--only", "02,05"]) == 0
     assert asked == {"only": ["02", "05"]}
@@ -265,7 +268,7 @@ def test_explain_says_how_lengths_are_given(fails) -> None:
 
 
 def test_features_writes_the_table(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr("attnlib.features.PATH", tmp_path / "features.md")
+    monkeypatch.setattr("attnlib.select.features.PATH", tmp_path / "features.md")
     assert cli.main(["features"]) == 0
     assert (tmp_path / "features.md").read_text().startswith("# Which backend, where")
     assert "features.md" in capsys.readouterr().out

@@ -7,9 +7,9 @@ import json
 import pytest
 import torch
 
-from attnlib import store
-from attnlib.backends import BACKENDS, EXTEND_BACKENDS, MLA_BACKENDS
+from attnlib.core.backends import BACKENDS, EXTEND_BACKENDS, MLA_BACKENDS
 from attnlib.doctor import diagnose, render
+from attnlib.run import store
 from attnlib.studies import STUDIES
 
 

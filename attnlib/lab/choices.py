@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from ..batch import DecodeCase
-from ..cases import MlaCase, MlaSpec
+from ..core.spec import MlaSpec
+from ..kinds.decode.case import DecodeCase
+from ..kinds.mla.case import MlaCase
 from .shapes import spec_of
 
 AXES = ("release", "timer", "variant", "page_size", "lengths", "batch", "kv_len")

@@ -3,9 +3,9 @@
 | word | means |
 |---|---|
 | `gone`, `new` | only the first profile ran it, only the second |
-| `slower`, `faster` | its time a call differs by more than 2 % and the middle halves of the calls |
-| | do not overlap |
-| `same` | its time a call lies within 2 % |
+| `slower`, `faster` | its time per call differs by more than 2 %, and the middle halves of the |
+| | calls do not overlap |
+| `same` | its time per call lies within 2 % |
 | `ambiguous` | beyond 2 %, but the calls of the two overlap: profile more calls |
 
 Two profiles are two runs in one process or two: enough to see what changed, too little for a
@@ -14,14 +14,16 @@ verdict on speed, which takes rounds in fresh processes (`study`).
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..draw.cards import Card, as_html, as_text
 from ..measure.spans import per_call
 from ..measure.stats import MIN_EFFECT
-from ..report.cards import Card, as_html, as_text
 from .profile import Profile
 
 if TYPE_CHECKING:
@@ -29,11 +31,13 @@ if TYPE_CHECKING:
 
 NO_VERDICT = "Two profiles show what changed; a verdict on speed takes rounds in fresh processes."
 MIDDLE_HALF = (25, 75)
+FORMATS = ("{:g}", "{:g}", "{:,.2f}", "{:,.2f}", "{:+,.2f}")
+"""Of the numbers of a table's row."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One kernel (or CPU operator) in both profiles: launches and microseconds a call, a then b."""
+    """A kernel (or CPU operator) in both profiles: launches and microseconds per call, a then b."""
 
     name: str
     word: str
@@ -44,39 +48,35 @@ class Change:
 
     @property
     def more_us(self) -> float:
-        """Microseconds a call that b takes more than a."""
+        """Microseconds per call that b takes more than a."""
         return self.us_b - self.us_a
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Difference:
-    """From profile `a` to profile `b`: a `Change` a name, the largest difference first."""
+    """From profile `a` to profile `b`: a `Change` per name, the largest difference first."""
 
     a: Profile
     b: Profile
     changes: tuple[Change, ...]
 
     def table(self) -> pd.DataFrame:
-        """A row a name: what became of it, launches and time a call in a and b, the difference."""
+        """A row per name: what became of it, launches and time per call in a and b."""
         import pandas as pd
 
-        times = ["us a", "us b", "b - a"]
-        columns = [self.a.row_word, "change", *self._count_columns(), *times]
         rows = [
             (c.name, c.word, c.launches_a, c.launches_b, c.us_a, c.us_b, c.more_us)
             for c in self.changes
         ]
-        return pd.DataFrame(rows, columns=columns).round(3)
-
-    def _count_columns(self) -> list[str]:
-        return [f"{self.a.launch_word} {side}" for side in "ab"]
+        counts = [f"{self.a.launch_word} {side}" for side in "ab"]
+        names = [self.a.row_word, "change", *counts, "us a", "us b", "b - a"]
+        return pd.DataFrame(rows, columns=names).round(3)
 
     def totals(self) -> pd.DataFrame:
-        """A row a quantity of the whole call: in a, in b, the difference and the ratio."""
+        """A row per quantity of the whole call: in a, in b, the difference and the ratio."""
         import pandas as pd
 
-        rows = [(name, before, after) for name, before, after in self._totals()]
-        table = pd.DataFrame(rows, columns=["a call", "a", "b"])
+        table = pd.DataFrame(self._totals(), columns=["a call", "a", "b"])
         return table.assign(**{"b - a": table.b - table.a, "b / a": table.b / table.a}).round(3)
 
     def _totals(self) -> list[tuple[str, float, float]]:
@@ -84,23 +84,18 @@ class Difference:
         gpu = a.device == "cuda"
         found = [
             ("kernels" if gpu else "operators", a.launches, b.launches),
+            ("launches by the host", a.host_launches, b.host_launches),
             ("time of them, us", a.time_us, b.time_us),
             ("gaps between them, us, traced", a.gap_us, b.gap_us),
-            (
-                "until it returns, us, untraced",
-                float(np.median(a.host_us)),
-                float(np.median(b.host_us)),
-            ),
+            ("until it returns, us, untraced", median(a.host_us), median(b.host_us)),
             ("a call of many, us, untraced", a.wall_us, b.wall_us),
         ]
-        launches = ("launches by the host", a.host_launches, b.host_launches)
-        return [found[0], launches, *found[1:]] if gpu else found
+        return found if gpu else [found[0], *found[2:]]
 
     def _card(self) -> Card:
         table = self.table()
-        counts = {name: table[name].map("{:g}".format) for name in self._count_columns()}
-        times = {name: table[name].map("{:,.2f}".format) for name in ("us a", "us b")}
-        more = {"b - a": table["b - a"].map("{:+,.2f}".format)}
+        numbers = zip(table.columns[2:], FORMATS, strict=True)
+        words = {name: table[name].map(form.format) for name, form in numbers}
         tally = table.change.value_counts()
         said = ", ".join(f"{count} {word}" for word, count in tally.items()) or "nothing ran"
         notes = [note for note in dict.fromkeys((self.a.note, self.b.note, NO_VERDICT)) if note]
@@ -108,7 +103,7 @@ class Difference:
             title=f"{self.a.name} (a) to {self.b.name} (b): {self.a.row_word}s {said}",
             notes=notes,
             facts=[(name, _from_to(before, after)) for name, before, after in self._totals()],
-            table=table.assign(**counts, **times, **more),
+            table=table.assign(**words),
             caption=f"{self.a.row_word}s of a call, times in microseconds",
             footer=f"a: {self.a.origin}; b: {self.b.origin}",
         )
@@ -132,17 +127,20 @@ def compare(a: Profile, b: Profile) -> Difference:
                 f"{name} must be a Profile (attnlib.profile), got {type(given).__name__}"
             )
     if a.device != b.device:
-        raise ValueError(f"a and b must both be of kernels or of operators: {_kinds(a, b)}")
+        raise ValueError(
+            "a and b must both be of kernels or of operators: "
+            f"a is of {a.row_word}s, b of {b.row_word}s"
+        )
     if a.machine != b.machine:
         raise ValueError(f"a and b must be of one GPU, got {a.machine} and {b.machine}")
-    times_a, times_b = per_call(a.work, a.calls), per_call(b.work, b.calls)
-    launches_a, launches_b = _launches(a), _launches(b)
+    times_a, times_b = (per_call(p.work, p.calls) for p in (a, b))
+    counts_a, counts_b = (Counter(span.name for span in p.work) for p in (a, b))
     changes = [
         Change(
             name,
             _word(times_a.get(name), times_b.get(name)),
-            launches_a.get(name, 0.0),
-            launches_b.get(name, 0.0),
+            counts_a[name] / a.calls,
+            counts_b[name] / b.calls,
             float(np.mean(times_a.get(name, 0.0))),
             float(np.mean(times_b.get(name, 0.0))),
         )
@@ -150,17 +148,6 @@ def compare(a: Profile, b: Profile) -> Difference:
     ]
     ordered = sorted(changes, key=lambda change: (-abs(change.more_us), change.name))
     return Difference(a, b, tuple(ordered))
-
-
-def _kinds(a: Profile, b: Profile) -> str:
-    return f"a is of {a.row_word}s, b of {b.row_word}s"
-
-
-def _launches(profile: Profile) -> dict[str, float]:
-    counts: dict[str, int] = {}
-    for span in profile.work:
-        counts[span.name] = counts.get(span.name, 0) + 1
-    return {name: count / profile.calls for name, count in counts.items()}
 
 
 def _word(before: list[float] | None, after: list[float] | None) -> str:

@@ -12,12 +12,9 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import display
 from IPython.utils.process import arg_split
 
-from .profile import Profile
-from .profiling import CALLS, DEVICES, WARM_UP, profile
+from .profile import CALLS, DEVICES, WARM_UP, Profile, profile
 
 NAME = "attn_profile"
-CANNOT_RUN = (ValueError, RuntimeError)
-"""What `profile` raises for a choice that cannot be had: one line is enough."""
 HELP = f"""Profile the cell: its kernels or, where it uses no GPU, its CPU operators.
 
     %%{NAME} [--calls N] [--warmup N] [--device auto|cuda|cpu] [--graph]
@@ -66,10 +63,9 @@ def profile_cell(shell: InteractiveShell, line: str, cell: str) -> Profile:
         code = _compile(shell, cell)
     except SyntaxError as error:
         raise error.with_traceback(None) from None
-    names = shell.user_ns
     try:
         taken = profile(
-            lambda: exec(code, names),
+            lambda: exec(code, shell.user_ns),
             calls=options.calls,
             warmup=options.warmup,
             device=options.device,
@@ -78,10 +74,16 @@ def profile_cell(shell: InteractiveShell, line: str, cell: str) -> Profile:
         )
     except Exception as error:
         own = _from_cell(error.__traceback__, code.co_filename)
-        if own is None and isinstance(error, CANNOT_RUN):
+        # What `profile` raises for a choice that cannot be had: one line is enough.
+        if own is None and isinstance(error, ValueError | RuntimeError):
             raise UsageError(f"%%{NAME}: {error}") from None
         raise error.with_traceback(own) from error.__cause__
-    _keep(shell, taken, options)
+    if options.trace:
+        taken.save_trace(options.trace)
+    if options.into:
+        shell.user_ns[options.into] = taken
+    if options.timeline:
+        display(taken.timeline())
     return taken
 
 
@@ -116,12 +118,3 @@ def _from_cell(traceback: TracebackType | None, filename: str) -> TracebackType 
     while traceback and traceback.tb_frame.f_code.co_filename != filename:
         traceback = traceback.tb_next
     return traceback
-
-
-def _keep(shell: InteractiveShell, taken: Profile, options: argparse.Namespace) -> None:
-    if options.trace:
-        taken.save_trace(options.trace)
-    if options.into:
-        shell.user_ns[options.into] = taken
-    if options.timeline:
-        display(taken.timeline())

@@ -8,7 +8,7 @@ import io
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..report import style
+from ..draw import style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

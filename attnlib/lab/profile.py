@@ -1,39 +1,48 @@
-"""A `Profile`: what one callable ran, how long, with which gaps, and the host beside it.
+"""Profile any callable: its kernels, the gaps between them, and the host's time beside the GPU's.
 
-`profiling.profile` takes one. Host and wall time are of untraced calls, because tracing slows the
-host; what ran comes from the trace. Kernels are as long traced as untraced; gaps of code that waits
-for its host are not, so the share of time in which the GPU is busy is its traced time over the
-untraced wall time.
+`profile` calls three times over: to warm up, then timed and untraced, then traced. Host and wall
+time are of untraced calls, because tracing slows the host; what ran comes from the trace. Kernels
+are as long traced as untraced; gaps of code that waits for its host are not, so the share of time
+in which the GPU is busy is its traced time over the untraced wall time.
+
+A callable that uses no GPU is profiled by its CPU operators, and every output says that they are
+operators: nothing stands in for a kernel. A `Profile` that was taken needs no torch to be shown.
 """
 
 from __future__ import annotations
 
+import datetime
 import gzip
+import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ..draw.cards import Card, as_html, as_text
 from ..measure.spans import NO_CALL, Gap, Span, busy_us, find_gaps, gpu_work, operators
-from ..report.cards import Card, as_html, as_text
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+DEVICES = ("auto", "cuda", "cpu")
+CALLS, WARM_UP = 10, 3
 TIMES = ("us", "us each", "shortest", "longest")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Profile:
-    """What `calls` calls of one callable ran, microseconds a call unless a name says otherwise.
+    """What `calls` calls of one callable ran, microseconds per call unless a name says otherwise.
 
     `device` is `cuda` where the rows are kernels, copies and fills of the GPU, `cpu` where they are
     operators of the host, and `note` says why. `host_us` are untraced samples of the time until a
-    call returns, `wall_us` the untraced time a call when calls follow each other. `ran` is how
+    call returns, `wall_us` the untraced time per call when calls follow each other. `ran` is how
     often the callable itself was called: with `cuda_graph` it is captured once and then replayed.
+    `packed_trace` is the Chrome trace, compressed.
     """
 
     name: str
@@ -68,12 +77,12 @@ class Profile:
 
     @property
     def launches(self) -> float:
-        """Kernels, copies and fills a call; of a CPU profile the operators."""
+        """Kernels, copies and fills per call; of a CPU profile the operators."""
         return len(self.work) / self.calls
 
     @property
     def host_launches(self) -> float:
-        """Launches that the host made a call: one for a whole CUDA graph; 0 for operators."""
+        """Launches that the host made per call: one for a whole CUDA graph; 0 for operators."""
         return len({span.launch for span in self.work if span.kind != "operator"}) / self.calls
 
     @property
@@ -87,9 +96,14 @@ class Profile:
         return find_gaps(self.work)
 
     @property
+    def inner_gaps(self) -> tuple[Gap, ...]:
+        """The gaps within a call."""
+        return tuple(gap for gap in self.gaps if gap.call != NO_CALL)
+
+    @property
     def gap_us(self) -> float:
         """Gaps within a call, added up, as traced."""
-        return sum(gap.length_us for gap in self.gaps if gap.call != NO_CALL) / self.calls
+        return sum(gap.length_us for gap in self.inner_gaps) / self.calls
 
     @property
     def busy_share(self) -> float:
@@ -101,49 +115,45 @@ class Profile:
             return self.busy_us / self.wall_us
         return self.busy_us / (self.busy_us + self.gap_us) if self.work else 0.0
 
+    @property
+    def row_word(self) -> str:
+        """What a row of the table is."""
+        return "kernel" if self.device == "cuda" else "CPU operator"
+
+    @property
+    def launch_word(self) -> str:
+        """How often it ran is called."""
+        return "launches" if self.device == "cuda" else "calls"
+
     def table(self) -> pd.DataFrame:
-        """A row a kernel (or CPU operator), longest first: launches and time a call, us a launch.
+        """A row per kernel (or CPU operator), longest first; `us` per call, the rest per launch.
 
         An operator's time is its own, without that of the operators it calls. Names are without
         template arguments, and kernels of one name share a row.
         """
         import pandas as pd
 
-        rows = pd.DataFrame(
-            [(span.name, span.self_us) for span in self.work], columns=["name", "us"]
-        )
-        grouped = rows.groupby("name", sort=False).us
-        count, total = grouped.size(), grouped.sum()
+        rows = [(span.name, span.self_us) for span in self.work]
+        us = pd.DataFrame(rows, columns=[self.row_word, "us"]).groupby(self.row_word, sort=False).us
         table = pd.DataFrame(
             {
-                self.launch_word: count / self.calls,
-                "us": total / self.calls,
-                "share": total / total.sum(),
-                "us each": total / count,
-                "shortest": grouped.min(),
-                "longest": grouped.max(),
+                self.launch_word: us.size() / self.calls,
+                "us": us.sum() / self.calls,
+                "share": us.sum() / us.sum().sum(),
+                "us each": us.sum() / us.size(),
+                "shortest": us.min(),
+                "longest": us.max(),
             }
         )
-        table = table.sort_values("us", ascending=False, kind="stable").round(3)
-        return table.rename_axis(self.row_word).reset_index()
-
-    @property
-    def row_word(self) -> str:
-        """What a row of the table is: `kernel` or `CPU operator`."""
-        return "kernel" if self.device == "cuda" else "CPU operator"
-
-    @property
-    def launch_word(self) -> str:
-        """How often it ran is called: `launches` or `calls`."""
-        return "launches" if self.device == "cuda" else "calls"
+        return table.sort_values("us", ascending=False, kind="stable").round(3).reset_index()
 
     def timeline(self, call: int | None = None) -> Figure:
-        """One call drawn to scale, a lane a stream: by default the one of median length.
+        """One call drawn to scale, a lane per stream: by default the one of median length.
 
-        The figure is closed for pyplot, so that a notebook shows it once; `report.style.save`
-        writes it as PNG or SVG. ValueError for a call that was not profiled.
+        The figure is closed for pyplot, so that a notebook shows it once; `style.save` writes it
+        as PNG or SVG. ValueError for a call that was not profiled.
         """
-        from ..report.timeline import draw_timeline
+        from ..draw.timeline import draw_timeline
 
         if call is not None and not 0 <= call < self.calls:
             raise ValueError(f"call must be 0..{self.calls - 1}, got {call}")
@@ -153,13 +163,13 @@ class Profile:
 
     def _median_call(self) -> int:
         """The call whose time from the host's start to its last work's end is the median one."""
-        starts = [span.start_us for span in self.spans if span.kind == "call"]
-        ends = starts.copy()
-        for span in self.spans:
-            if span.call != NO_CALL:
-                ends[span.call] = max(ends[span.call], span.end_us)
-        order = sorted(range(self.calls), key=lambda call: ends[call] - starts[call])
-        return order[len(order) // 2]
+
+        def length_us(call: int) -> float:
+            mine = [span for span in self.spans if span.call == call]
+            start = next(span.start_us for span in mine if span.kind == "call")
+            return max(span.end_us for span in mine) - start
+
+        return sorted(range(self.calls), key=length_us)[self.calls // 2]
 
     def save_trace(self, path: str | os.PathLike[str]) -> Path:
         """Write the Chrome trace, for Perfetto or chrome://tracing; returns its absolute path.
@@ -168,10 +178,12 @@ class Profile:
         compressed. OSError if the folder is not there or not writable.
         """
         path = Path(path)
-        text = gzip.decompress(self.packed_trace)
+        packed = path.suffix == ".gz"
         unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
         try:
-            unfinished.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
+            unfinished.write_bytes(
+                self.packed_trace if packed else gzip.decompress(self.packed_trace)
+            )
             os.replace(unfinished, path)
         finally:
             unfinished.unlink(missing_ok=True)
@@ -180,18 +192,17 @@ class Profile:
     @property
     def headline(self) -> str:
         """What ran, in a line."""
-        if self.device == "cpu":
-            return f"{self.launches:g} CPU operators a call, no kernels"
-        return f"{self.launches:g} kernels a call, {self.time_us:,.1f} us on the GPU"
+        if self.device == "cuda":
+            return f"{self.launches:g} kernels a call, {self.time_us:,.1f} us on the GPU"
+        return f"{self.launches:g} CPU operators a call, no kernels"
 
     @property
     def origin(self) -> str:
         """Where it comes from: machine, torch, day, how often it ran."""
         where = self.machine["gpu"] or f"CPU, {self.threads} threads"
         how = "replayed as a CUDA graph" if self.cuda_graph else "called"
-        return (
-            f"{where}, torch {self.torch_version}, {self.taken_at[:10]}, {how} {self.calls} times"
-        )
+        day = self.taken_at[:10]
+        return f"{where}, torch {self.torch_version}, {day}, {how} {self.calls} times"
 
     def facts(self) -> list[tuple[str, str]]:
         """What the table does not hold, label and value, ready to be read."""
@@ -203,18 +214,14 @@ class Profile:
 
     def _card(self) -> Card:
         table = self.table()
-        words = table.assign(
-            **{
-                self.launch_word: table[self.launch_word].map("{:g}".format),
-                "share": (100 * table.share).map("{:.1f} %".format),
-                **{name: table[name].map("{:,.2f}".format) for name in TIMES},
-            }
-        )
+        words = {name: table[name].map("{:,.2f}".format) for name in TIMES}
+        words[self.launch_word] = table[self.launch_word].map("{:g}".format)
+        words["share"] = (100 * table.share).map("{:.1f} %".format)
         return Card(
             title=f"{self.name}: {self.headline}",
             notes=[self.note] if self.note else [],
             facts=self.facts(),
-            table=words,
+            table=table.assign(**words),
             caption=f"{self.row_word}s of a call, times in microseconds",
             footer=f"{self.origin}; the callable itself ran {self.ran} times",
             bars=table.share.tolist(),
@@ -228,7 +235,7 @@ class Profile:
 
 
 def _gpu_facts(taken: Profile) -> list[tuple[str, str]]:
-    inner = [gap for gap in taken.gaps if gap.call != NO_CALL]
+    inner = taken.inner_gaps
     gaps = f"{taken.gap_us:,.1f} us in {len(inner) / taken.calls:g} gaps, as traced"
     if inner:
         longest = max(inner, key=lambda gap: gap.length_us)
@@ -236,11 +243,8 @@ def _gpu_facts(taken: Profile) -> list[tuple[str, str]]:
     launched = f"{taken.host_launches:g} by the host"
     if taken.graph_launches:
         launched += f", {taken.graph_launches:g} of them of a CUDA graph"
-    slower = (
-        "the GPU waits for the host"
-        if median(taken.host_us) > taken.busy_us
-        else "the host is ahead"
-    )
+    waits = median(taken.host_us) > taken.busy_us
+    slower = "the GPU waits for the host" if waits else "the host is ahead"
     return [
         ("launches", f"{taken.launches:g} kernels, copies and fills; {launched}"),
         ("GPU", f"{taken.time_us:,.1f} us of kernels, busy for {taken.busy_us:,.1f} us"),
@@ -254,3 +258,110 @@ def _cpu_facts(taken: Profile) -> list[tuple[str, str]]:
         ("operators", f"{taken.time_us:,.1f} us, as traced"),
         ("between operators", f"{taken.gap_us:,.1f} us of Python and others, as traced"),
     ]
+
+
+def profile(
+    fn: Callable[..., object],
+    *args: Any,
+    calls: int = CALLS,
+    warmup: int = WARM_UP,
+    device: str = "auto",
+    cuda_graph: bool = False,
+    name: str = "",
+) -> Profile:
+    """Profile `fn(*args)`: `warmup` calls, `calls` untraced ones for the clock, `calls` traced.
+
+    With any warm-up there is one more, traced and not counted: it pays for the profiler's start.
+
+    `device` `auto` shows the kernels that fn runs, or, if it runs none or no CUDA GPU is here, its
+    CPU operators, and says so; `cuda` raises then; `cpu` shows the operators whatever else runs.
+    With `cuda_graph` fn is captured once and its replays are profiled: it must be capturable.
+
+    The GPU that is waited for is the current device; work on others is traced as far as it ended.
+    TypeError and ValueError name a wrong argument, RuntimeError says what cannot be had here. What
+    fn raises is left as it is.
+    """
+    import torch
+
+    from ..measure import machine, spans, timer, trace
+
+    _require_arguments(fn, calls, warmup, device)
+    no_gpu = _why_no_gpu(device)
+    if no_gpu and device == "cuda":
+        raise RuntimeError(f"device='cuda' cannot be had: {no_gpu}")
+    if no_gpu and cuda_graph:
+        raise ValueError(f"cuda_graph=True needs kernels to capture: {no_gpu}")
+    ran = 0
+
+    def counted() -> None:
+        nonlocal ran
+        ran += 1
+        fn(*args)
+
+    for _ in range(warmup):
+        counted()
+    subject = _captured(counted) if cuda_graph else counted
+    host_us, wall_us = timer.time_loop(subject, calls, gpu=not no_gpu)
+    events = trace.trace_calls(subject, calls, gpu=not no_gpu, settle=min(1, warmup))
+    if not no_gpu and not spans.saw_cuda(events):
+        raise RuntimeError(
+            "torch.profiler saw no CUDA call, not even its own: is CUPTI in use by another tool? "
+            "device='cpu' shows the operators"
+        )
+    found = spans.read_spans(events, shorten=trace.short_name)
+    on_gpu = bool(gpu_work(found))
+    if (device == "cuda" or cuda_graph) and not on_gpu:
+        asked = "cuda_graph=True" if cuda_graph else "device='cuda'"
+        raise RuntimeError(f"{asked} needs an fn that uses the GPU, torch.profiler saw no kernel")
+    why = no_gpu or "the callable used no GPU"
+    return Profile(
+        name=name or getattr(fn, "__name__", type(fn).__name__),
+        device="cuda" if on_gpu else "cpu",
+        note="" if on_gpu else f"These are CPU operators, not kernels: {why}.",
+        machine=machine.identify_gpu() if on_gpu else {"gpu": "", "gpu_id": "cpu"},
+        threads=torch.get_num_threads(),
+        torch_version=torch.__version__,
+        taken_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        calls=calls,
+        ran=ran,
+        cuda_graph=cuda_graph,
+        spans=found,
+        host_us=host_us,
+        wall_us=wall_us,
+        packed_trace=gzip.compress(json.dumps(events).encode(), mtime=0),
+    )
+
+
+def _require_arguments(fn: object, calls: int, warmup: int, device: str) -> None:
+    if not callable(fn):
+        raise TypeError(f"fn must be callable, got {type(fn).__name__}: pass it, do not call it")
+    for name, value, least in (("calls", calls, 1), ("warmup", warmup, 0)):
+        if not isinstance(value, int) or value < least:
+            raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
+    if device not in DEVICES:
+        raise ValueError(f"device must be one of {', '.join(DEVICES)}, got {device!r}")
+
+
+def _why_no_gpu(device: str) -> str:
+    """Why no GPU activity is traced, or the empty string."""
+    import torch
+
+    if device == "cpu":
+        return "device='cpu' was asked for, and what a GPU did is not shown"
+    if torch.cuda.is_available():
+        return ""
+    if not torch.backends.cuda.is_built():
+        return f"torch {torch.__version__} is built without CUDA"
+    return "no CUDA GPU is here (torch.cuda.is_available() is False)"
+
+
+def _captured(call: Callable[[], object]) -> Callable[[], object]:
+    """The replay of a CUDA graph of `call`; RuntimeError if it cannot be captured."""
+    from ..measure.timer import capture, warm_up
+
+    warm_up(call)
+    try:
+        return capture([call]).replay
+    except Exception as error:
+        words = str(error).strip().partition("\n")[0]
+        raise RuntimeError(f"cuda_graph=True needs an fn that can be captured: {words}") from error

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..batch import AttnSpec
-from ..cases import MLA_HEAD_DIM, MlaSpec
+from ..core.spec import MLA_HEAD_DIM, AttnSpec, MlaSpec
 from ..select import Call, Choice, explain
 from ..select.names import backend_of
 

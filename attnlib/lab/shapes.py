@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import re
 
-from ..batch import AttnSpec, DecodeCase
-from ..cases import Case, MlaCase, MlaSpec
-from ..workload import MODELS, model_spec
+from ..core.spec import AttnSpec, MlaSpec
+from ..kinds.cases import Case
+from ..kinds.decode.case import DecodeCase
+from ..kinds.lengths import MODELS, model_spec
+from ..kinds.mla.case import MlaCase
 
 MLA = "DeepSeek MLA"
 _SHAPES = {

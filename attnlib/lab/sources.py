@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
-from .. import store
-from ..backends import BACKENDS, MLA_BACKENDS
-from ..batch import LENGTHS
-from ..record import Record, machine_slug
+from ..core.backends import BACKENDS, MLA_BACKENDS
+from ..core.spec import LENGTHS
+from ..run import store
+from ..run.record import Record, machine_slug
+from ..run.study import DISTRIBUTIONS, Study, describe, mode
 from ..studies import STUDIES
-from ..study import DISTRIBUTIONS, Study, describe, mode
 from .choices import LIVE
 from .shapes import MLA, model_of, require_model, variant_of
 

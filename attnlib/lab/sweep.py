@@ -14,9 +14,9 @@ from collections.abc import Callable
 from threading import Event, Thread
 from typing import Any
 
-from ..jobs import Job, StoppedError
-from ..record import Item
-from ..study import run_missing
+from ..kinds.item import Item
+from ..run.jobs import Job, StoppedError
+from ..run.study import run_missing
 from .choices import Choices
 from .sources import STUDY, ThisGpu, release_of
 

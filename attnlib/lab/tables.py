@@ -16,12 +16,13 @@ from typing import Any
 import pandas as pd
 from packaging.version import Version
 
-from .. import store
-from ..cases import MlaCase
-from ..cost import Ceilings, DecodeCost, decode_cost, mla_cost
+from ..kinds.cost import Ceilings, DecodeCost, decode_cost, mla_cost
+from ..kinds.mla.case import MlaCase
 from ..measure.stats import MIN_EFFECT, judge
-from ..record import Record
-from ..report import rows, trust
+from ..run import frame as rows
+from ..run import store
+from ..run.record import Record
+from ..studies.measurement_trust import tables as trust
 from .choices import Choices
 from .rules import ENGINES, chosen_by
 from .sources import Source, fits_release

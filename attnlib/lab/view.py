@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..report.cards import Card, as_html, as_text
+from ..draw.cards import Card, as_html, as_text
 from . import tables, words
 from .choices import Choices
 from .narrow import narrow

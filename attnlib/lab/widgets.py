@@ -28,7 +28,7 @@ except ModuleNotFoundError as error:
         "attnlib.view shows the same without it"
     ) from error
 
-from ..report.cards import STYLE, as_html
+from ..draw.cards import STYLE, as_html
 from .choices import AXES, LIVE, ROUNDS
 from .narrow import Narrowed, narrow
 from .picture import as_image

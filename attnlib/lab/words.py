@@ -6,7 +6,7 @@ import math
 
 import pandas as pd
 
-from ..report.tables import intervals
+from ..studies.fa3_decode_regression.tables import intervals
 from .choices import LIVE, Choices
 from .sources import Source
 from .tables import NOTHING, Found

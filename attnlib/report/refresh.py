@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import store
-from ..studies import REGRESSED, STUDIES
-from ..study import mode, record_machine
-from . import style
-from .figures import slowdown_heatmap
-from .html import ROOT, execute
+from ..draw import style
+from ..run import store
+from ..run.study import mode, record_machine
+from ..studies import STUDIES
+from ..studies.fa3_decode_regression.figures import slowdown_heatmap
+from ..studies.fa3_decode_regression.study import REGRESSED
+from .build import ROOT, execute, write_whole
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -51,6 +51,4 @@ def write_notebook(path: Path, notebook: NotebookNode) -> None:
 
     # What names the interpreter of the day would make a diff on every machine.
     notebook.metadata = {name: notebook.metadata[name] for name in KEPT_METADATA}
-    unfinished = path.with_suffix(".unfinished")
-    nbformat.write(notebook, unfinished)
-    os.replace(unfinished, path)
+    write_whole(path, nbformat.writes(notebook) + "\n")

@@ -32,6 +32,6 @@ def __getattr__(name: str) -> Any:
     """`measured`, only when it is asked for: it needs pandas, the rules need nothing."""
     if name != "measured":
         raise AttributeError(f"attnlib.select has no {name!r}; it has {', '.join(__all__)}")
-    from ..measured import measured
+    from ..studies.backend_policy.learn import measured
 
     return measured

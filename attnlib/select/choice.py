@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from packaging.version import Version
 
-from ..batch import AttnSpec
+from ..core.spec import AttnSpec
 from .libraries import AUTO, Library, find
 from .overrides import override_for
 from .rules import Facts, Reason, Rule, first_match, limits_of

@@ -9,19 +9,7 @@ decode on cuDNN choose again).
 from __future__ import annotations
 
 from .flashinfer_mla import MLA
-from .rules import (
-    Condition,
-    Group,
-    Rule,
-    at_least,
-    at_most,
-    before,
-    either,
-    no,
-    one_of,
-    since,
-    yes,
-)
+from .rules import Condition, Group, Rule, at_least, at_most, before, either, no, one_of, since, yes
 from .situation import PAGED_PREFILL_MODES
 
 HOPPER = one_of("gpu", "sm90")

@@ -8,18 +8,7 @@ through): where it picks a backend that a row here rules out, the choice says so
 from __future__ import annotations
 
 from .flashinfer_mla_limits import BLACKWELL_MLA, MLA_FIRST_RELEASES, MLA_LIMITS
-from .rules import (
-    Condition,
-    Group,
-    Rule,
-    above,
-    before,
-    either,
-    no,
-    none_of,
-    one_of,
-    yes,
-)
+from .rules import Condition, Group, Rule, above, before, either, no, none_of, one_of, yes
 from .situation import LATENT_MODES, PAGED_PREFILL_MODES
 
 DENSE = none_of("mode", *LATENT_MODES)

@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..batch import AttnSpec
+from ..core.spec import AttnSpec
 
 GPUS = {
     "sm80": "A100",

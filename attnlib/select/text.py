@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from ..batch import AttnSpec
+from ..core.spec import AttnSpec
 from .choice import Choice
 from .situation import Call
 

@@ -7,18 +7,7 @@ sparse model's index_topk is `topk`. vLLM's own requirements are installed.
 
 from __future__ import annotations
 
-from .rules import (
-    Condition,
-    Group,
-    Rule,
-    above,
-    both,
-    either,
-    no,
-    none_of,
-    one_of,
-    yes,
-)
+from .rules import Condition, Group, Rule, above, both, either, no, none_of, one_of, yes
 
 SM100 = one_of("gpu", "sm100", "sm103")
 NOT_SM100 = none_of("gpu", "sm100", "sm103")

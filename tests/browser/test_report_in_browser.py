@@ -12,7 +12,7 @@ import nbformat
 import pytest
 from driving import NOTEBOOKS, severe_violations
 
-from attnlib.report import html
+from attnlib.report import build as html
 
 pytestmark = pytest.mark.browser
 PHONE = {"width": 390, "height": 844}

@@ -7,7 +7,8 @@ from dataclasses import fields, replace
 
 import pytest
 
-from attnlib.batch import AttnSpec, DecodeCase
+from attnlib.core.spec import AttnSpec
+from attnlib.kinds.decode.case import DecodeCase
 from attnlib.lab.choices import LINE, Choices
 
 CHOICES = Choices(

@@ -92,7 +92,7 @@ def test_an_error_in_the_cell_shows_the_cells_lines_and_none_of_ours(shell, says
     seen = says("%%attn_profile\ndef half(n):\n    return 1 / n\nhalf(0)")
     assert "ZeroDivisionError: division by zero" in seen
     assert "----> 4 half(0)" in seen and "----> 3     return 1 / n" in seen
-    assert "profiling.py" not in seen and "magic.py" not in seen
+    assert "profile.py" not in seen and "magic.py" not in seen
     assert run(shell, "%%attn_profile --calls 1\nx + 1").success, "the shell goes on"
 
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import attnlib
+from attnlib.draw import style
 from attnlib.measure import trace
 from attnlib.measure.timer import WARM_UP_CALLS
-from attnlib.report import style
 
 mpl.use("agg")
 
@@ -103,10 +103,10 @@ def test_an_error_of_the_callable_is_its_own_and_the_next_profile_works(x, witho
 
 
 def test_a_gpu_that_the_profiler_does_not_see_is_no_reason_to_show_operators(x, monkeypatch):
-    monkeypatch.setattr("attnlib.lab.profiling._uses_gpu", lambda device: True)
+    monkeypatch.setattr("attnlib.lab.profile._why_no_gpu", lambda device: "")
     monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
     cpu_only = trace.trace_calls(lambda: softmax_of_a_product(x), 1, gpu=False)
-    monkeypatch.setattr("attnlib.lab.profiling.trace_calls", lambda *given, **known: cpu_only)
+    monkeypatch.setattr("attnlib.measure.trace.trace_calls", lambda *given, **known: cpu_only)
     with pytest.raises(RuntimeError, match="saw no CUDA call, not even its own"):
         attnlib.profile(softmax_of_a_product, x, calls=1)
 

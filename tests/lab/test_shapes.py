@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from attnlib.batch import AttnSpec, DecodeCase
-from attnlib.cases import MlaCase, MlaSpec, StepCase
+from attnlib.core.spec import AttnSpec, MlaSpec
+from attnlib.kinds.decode.case import DecodeCase
+from attnlib.kinds.mla.case import MlaCase
+from attnlib.kinds.step.case import StepCase
 from attnlib.lab.shapes import MLA, NAMES, model_of, require_model, spec_of, variant_of
 
 LLAMA = AttnSpec(32, 8, 128, 16)

@@ -7,14 +7,8 @@ from support.explorer_records import FA2, FA3, LATENT, MACHINE, QWEN, keep, othe
 
 from attnlib.lab.choices import LIVE
 from attnlib.lab.shapes import MLA
-from attnlib.lab.sources import (
-    Shelf,
-    ThisGpu,
-    source_of,
-    studies_of,
-    why_not_live,
-)
-from attnlib.studies import HEADLINE, REFERENCE_MACHINE, WIDE
+from attnlib.lab.sources import Shelf, ThisGpu, source_of, studies_of, why_not_live
+from attnlib.studies.fa3_decode_regression.study import HEADLINE, REFERENCE_MACHINE, WIDE
 
 LLAMA = "Llama-3.1-8B"
 

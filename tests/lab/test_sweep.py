@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from attnlib import store, study
+from attnlib.kinds.item import Item
 from attnlib.lab.choices import Choices
 from attnlib.lab.sources import STUDY, ThisGpu
 from attnlib.lab.sweep import Sweep, measure_missing, missing_rounds
-from attnlib.record import Item
+from attnlib.run import store, study
 
 OUT_OF_MEMORY, HANGS = 2, 4
 FAULTS = f"""

@@ -26,16 +26,17 @@ from support.explorer_records import (
 )
 
 import attnlib
-from attnlib import store
-from attnlib.cost import decode_cost, mla_cost
+from attnlib.kinds.cost import decode_cost, mla_cost
 from attnlib.lab import sources
 from attnlib.lab.narrow import narrow
 from attnlib.lab.rules import ENGINES
 from attnlib.lab.sources import ThisGpu
 from attnlib.lab.view import look, view
 from attnlib.measure.stats import judge
-from attnlib.report import rows
-from attnlib.studies import HEADLINE, REGRESSED, STUDIES
+from attnlib.run import frame as rows
+from attnlib.run import store
+from attnlib.studies import STUDIES
+from attnlib.studies.fa3_decode_regression.study import HEADLINE, REGRESSED
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "Qwen3-0.6B"

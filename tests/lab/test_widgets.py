@@ -25,7 +25,8 @@ from attnlib import explore, view
 from attnlib.lab import sources, widgets
 from attnlib.lab.sources import ThisGpu
 from attnlib.lab.widgets import CSS_CLASS, DESCRIPTIONS, Explorer
-from attnlib.studies import HEADLINE, STUDIES
+from attnlib.studies import STUDIES
+from attnlib.studies.fa3_decode_regression.study import HEADLINE
 
 MODEL = "Qwen3-0.6B"
 CPU = ThisGpu("cpu", ())

@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
-from attnlib import store, study
-from attnlib.batch import AttnSpec, DecodeCase
-from attnlib.cases import Case, MlaCase, MlaSpec
+from attnlib.core.spec import AttnSpec, MlaSpec
+from attnlib.kinds.cases import Case
+from attnlib.kinds.decode.case import DecodeCase
+from attnlib.kinds.item import Item
+from attnlib.kinds.mla.case import MlaCase
 from attnlib.lab import sources
-from attnlib.record import Item, Record
-from attnlib.study import Grid, Study
+from attnlib.run import store, study
+from attnlib.run.record import Record
+from attnlib.run.study import Grid, Study
 
 FA2, FA3 = "flashinfer-fa2", "flashinfer-fa3"
 MLA_FA2, DENSE = "flashinfer-mla-fa2", "flashmla-dense"

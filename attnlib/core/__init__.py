@@ -1,0 +1,1 @@
+"""What an engine imports: backends, metadata kernels, schedules and the policy."""

@@ -1,0 +1,273 @@
+"""FlashAttention-3 itself (`flash_attn_with_kvcache`), over pages.
+
+| backend | scheduler metadata | in `run` |
+|---|---|---|
+| fa3 | by every call | prepare kernel, attention, combine where KV is split |
+| fa3-precomputed | by `plan`, once | attention, combine; no prepare kernel |
+| fa3-extend | by every call | the same for an `ExtendBatch`, paged or ragged |
+
+`attend` is the call beneath both, also for several query tokens a request and sliding windows.
+Query and cache share a dtype, FP8 included (its output is bfloat16). Not FlashInfer's fa3, which is
+another kernel: the trace calls this one flash-attn-3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import ClassVar
+
+import torch
+
+from ...kinds.extend.case import ExtendCase
+from ..batch import DecodeBatch, PagedKV
+from ..extend import ExtendBatch
+from ..schedule import library
+from ..schedule.fa3 import SchedulerMetadata, current_stream, precompute, sm_count
+from ..schedule.facts import FULL, SchedulerFacts
+from ..spec import CUSTOM_MASKS, AttnSpec
+from .base import Backend, Plan, not_hopper
+
+FAMILY = "flash-attn-3"
+MAX_HEAD_DIM = 256
+
+
+@dataclass(frozen=True)
+class _Step:
+    """Buffers of one plan: `batch` with its own `seq_lens` and `page_table`, and the metadata."""
+
+    batch: DecodeBatch
+    metadata: SchedulerMetadata | None
+
+
+class Fa3(Backend):
+    """Every call prepares its own schedule, as engines did until they precomputed it."""
+
+    name = "fa3"
+    distribution = library.supplier()
+    pinned_family = FAMILY
+    precomputes: ClassVar[bool] = False
+
+    def plan(self, batch: DecodeBatch, out: Plan | None = None) -> Plan:
+        """Copy lengths and page table, and precompute the metadata where the mode does.
+
+        `out` must have the same page-table shape: a graph holds its buffers.
+        """
+        step = self._first(batch) if out is None else self._again(batch, out.state)
+        return Plan(batch, f"{FAMILY} ({self.distribution})", step)
+
+    def run(self, q: torch.Tensor, kv: PagedKV, plan: Plan) -> torch.Tensor:
+        """`attend` with the plan's buffers."""
+        return attend(q, kv, plan.state.batch, metadata=plan.state.metadata)
+
+    def _first(self, batch: DecodeBatch) -> _Step:
+        own = replace(batch, seq_lens=batch.seq_lens.clone(), page_table=batch.page_table.clone())
+        if not self.precomputes:
+            return _Step(own, None)
+        facts = facts_of(own)
+        return _Step(own, precompute(facts, own.seq_lens, seq_lens_cpu=batch.seq_lens_cpu))
+
+    def _again(self, batch: DecodeBatch, step: _Step) -> _Step:
+        mine, given = step.batch, batch
+        if mine.page_table.shape != given.page_table.shape or mine.spec != given.spec:
+            raise ValueError(
+                f"out must be a plan over page_table {list(given.page_table.shape)} of "
+                f"{given.spec}, got {list(mine.page_table.shape)} of {mine.spec}"
+            )
+        mine.page_table.copy_(given.page_table)
+        mine.seq_lens.copy_(given.seq_lens)
+        if step.metadata is not None:
+            step.metadata.renew(mine.seq_lens, seq_lens_cpu=given.seq_lens_cpu)
+        return _Step(
+            replace(given, seq_lens=mine.seq_lens, page_table=mine.page_table), step.metadata
+        )
+
+    @classmethod
+    def unavailable(cls) -> str:
+        """The library missing or not loadable, no CUDA GPU, or none of compute capability 9.x."""
+        if not library.find_module():
+            return f"FlashAttention-3 is not installed: {library.INSTALL}"
+        if not torch.cuda.is_available():
+            return "needs a CUDA GPU (torch.cuda.is_available() is False)"
+        if reason := not_hopper():
+            return reason
+        try:
+            library.load()
+        except RuntimeError as error:
+            return str(error)
+        return ""
+
+    @classmethod
+    def unsupported(cls, spec: AttnSpec) -> str:
+        """One dtype for query and cache; head_dim to 256 in steps of 16 bytes."""
+        if spec.dtype != spec.kv_dtype:
+            return f"query and cache must share a dtype, got {spec.dtype}/{spec.kv_dtype}"
+        step = 16 if spec.dtype.startswith("float8") else 8
+        if spec.head_dim > MAX_HEAD_DIM or spec.head_dim % step:
+            return (
+                f"head_dim must be a multiple of {step} up to {MAX_HEAD_DIM}, got {spec.head_dim}"
+            )
+        return ""
+
+
+class Fa3Precomputed(Fa3):
+    """Metadata once a step, whatever the number of layers."""
+
+    name = "fa3-precomputed"
+    precomputes = True
+
+
+class Fa3Extend(Fa3):
+    """Several queries a request, as many as each has; `plan(ExtendBatch)`, no custom mask."""
+
+    name = "fa3-extend"
+
+    def plan(self, batch: ExtendBatch, out: Plan | None = None) -> Plan:
+        """Copy lengths, prefix sums and page table; with `out` into its buffers, if they fit."""
+        held = batch.cloned() if out is None else out.state
+        if out is not None:
+            held.overwrite(batch)
+        return Plan(batch, f"{FAMILY} ({self.distribution})", held)
+
+    def run(self, q: torch.Tensor, kv: PagedKV, plan: Plan) -> torch.Tensor:
+        """The library's call: over pages, or over K and V as they are."""
+        held, scale = plan.state, plan.batch.spec.softmax_scale
+        options = {"causal": held.mask == "causal", "softmax_scale": scale}
+        if held.ragged:
+            longest = (held.max_q_len, held.max_q_len)
+            cache = (kv.k_cache[:, 0], kv.v_cache[:, 0])
+            sums = (held.qo_indptr, held.paged.kv_indptr)
+            return library.load().flash_attn_varlen_func(q, *cache, *sums, *longest, **options)
+        return library.load().flash_attn_with_kvcache(
+            *(q, kv.k_cache, kv.v_cache),
+            cache_seqlens=held.paged.seq_lens,
+            page_table=held.paged.page_table,
+            cu_seqlens_q=held.qo_indptr,
+            max_seqlen_q=held.max_q_len,
+            **options,
+        )
+
+    @classmethod
+    def unsupported(cls, case: ExtendCase) -> str:
+        """Custom masks, and specs that `fa3` does not take either."""
+        if case.mask in CUSTOM_MASKS:
+            return f"FlashAttention-3 takes no custom mask, got {case.mask}"
+        return super().unsupported(case.spec)
+
+
+def attend(
+    q: torch.Tensor,
+    kv: PagedKV,
+    batch: DecodeBatch,
+    *,
+    q_len: int = 1,
+    causal: bool = True,
+    window: tuple[int, int] = FULL,
+    num_splits: int = 0,
+    metadata: SchedulerMetadata | None = None,
+) -> torch.Tensor:
+    """Attention of `q` [bs * q_len, num_qo_heads, head_dim] over `batch`'s pages, like `q`.
+
+    The queries of a request are the last `q_len` of its tokens; the mask is aligned to them.
+    `window` is (left, right) tokens, -1 for no end. `num_splits` caps the splits, 0 leaves it to
+    the library. With `metadata` the call is refused (ValueError, nothing launched) unless it fits,
+    and takes the metadata's cap. Output dtype is the query's, bfloat16 for FP8.
+    """
+    facts = _facts_of_call(
+        tuple(q.shape),
+        tuple(kv.k_cache.shape),
+        tuple(batch.page_table.shape),
+        (q.dtype, kv.k_cache.dtype, kv.v_cache.dtype),
+        q.device,
+        (q_len, causal, window, num_splits),
+    )
+    if metadata is None:
+        return launch(q, kv, batch, facts)
+    metadata.require_fits(facts, device=q.device, stream=current_stream(q.device))
+    pinned = _with_cap(facts, metadata.facts.num_splits)
+    out = launch(q, kv, batch, pinned, words=metadata.words)
+    metadata.mark_used()
+    return out
+
+
+def launch(
+    q: torch.Tensor,
+    kv: PagedKV,
+    batch: DecodeBatch,
+    facts: SchedulerFacts,
+    *,
+    words: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The library's call as it is: nothing checks that `words` fit. `attend` is the safe one."""
+    out = library.load().flash_attn_with_kvcache(
+        q.view(facts.batch_size, facts.max_seqlen_q, facts.num_qo_heads, facts.head_dim),
+        kv.k_cache,
+        kv.v_cache,
+        cache_seqlens=batch.seq_lens,
+        page_table=batch.page_table,
+        softmax_scale=batch.spec.softmax_scale,
+        causal=facts.causal,
+        window_size=facts.window,
+        scheduler_metadata=words,
+        num_splits=facts.num_splits,
+    )
+    return out.view(q.shape)
+
+
+def facts_of(
+    batch: DecodeBatch,
+    *,
+    q_len: int = 1,
+    causal: bool = True,
+    window: tuple[int, int] = FULL,
+    num_splits: int = 0,
+) -> SchedulerFacts:
+    """The facts of `attend` over `batch`, for `precompute`; arguments as there."""
+    s = batch.spec
+    dtype, kv_dtype = getattr(torch, s.dtype), getattr(torch, s.kv_dtype)
+    return _facts_of_call(
+        (batch.batch_size * q_len, s.num_qo_heads, s.head_dim),
+        (0, s.page_size, s.num_kv_heads, s.head_dim),
+        tuple(batch.page_table.shape),
+        (dtype, kv_dtype, kv_dtype),
+        batch.page_table.device,
+        (q_len, causal, window, num_splits),
+    )
+
+
+# Cached, because every layer asks: a decode step of one shape costs one dictionary look-up.
+@lru_cache(maxsize=256)
+def _facts_of_call(*call: tuple) -> SchedulerFacts:
+    """Facts from shapes of q, k_cache and page_table, dtypes, device, and the options."""
+    q_shape, k_shape, table_shape, dtypes, device, (q_len, causal, window, num_splits) = call
+    rows = table_shape[0] * q_len
+    if len(q_shape) != 3 or q_shape[0] != rows:
+        raise ValueError(
+            f"q must be [{rows}, num_qo_heads, head_dim] for {table_shape[0]} requests of q_len "
+            f"{q_len}, got {list(q_shape)}"
+        )
+    if k_shape[3] != q_shape[2] or len(set(dtypes)) > 1:
+        raise ValueError(
+            f"q, k_cache and v_cache must share head_dim and dtype, got head_dim {q_shape[2]} and "
+            f"{k_shape[3]}, dtypes {', '.join(map(str, dtypes))}"
+        )
+    return SchedulerFacts(
+        batch_size=table_shape[0],
+        num_qo_heads=q_shape[1],
+        num_kv_heads=k_shape[2],
+        head_dim=q_shape[2],
+        max_seqlen_q=q_len,
+        max_seqlen_k=table_shape[1] * k_shape[1],
+        num_sms=sm_count(device),
+        page_size=k_shape[1],
+        dtype=str(dtypes[0]).removeprefix("torch."),
+        causal=causal,
+        window=window,
+        num_splits=num_splits,
+        hdim96=library.has_hdim96(),
+    )
+
+
+@lru_cache(maxsize=256)
+def _with_cap(facts: SchedulerFacts, num_splits: int) -> SchedulerFacts:
+    return replace(facts, num_splits=num_splits)

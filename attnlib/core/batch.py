@@ -1,0 +1,151 @@
+"""What a decode step attends over, with every shape documented here, once.
+
+| noun | what it is |
+|---|---|
+| `DecodeBatch` | one step's lengths and page tables on a device |
+| `PagedKV` | the paged cache, k_cache and v_cache [num_pages, page_size, num_kv_heads, head_dim] |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+from .spec import AttnSpec, _require_positive_int
+
+
+@dataclass(frozen=True)
+class PagedKV:
+    """The paged cache: `k_cache` and `v_cache` [num_pages, page_size, num_kv_heads, head_dim]."""
+
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+
+    def __post_init__(self) -> None:
+        if self.k_cache.ndim != 4 or self.k_cache.shape != self.v_cache.shape:
+            raise ValueError(
+                "k_cache and v_cache must both be [num_pages, page_size, num_kv_heads, head_dim], "
+                f"got {tuple(self.k_cache.shape)} and {tuple(self.v_cache.shape)}"
+            )
+
+    @property
+    def num_pages(self) -> int:
+        """Pages in the pool."""
+        return self.k_cache.shape[0]
+
+
+@dataclass(frozen=True)
+class DecodeBatch:
+    """One decode step. Build it with `DecodeBatch.build`, which checks and derives.
+
+    | field | shape, dtype | where |
+    |---|---|---|
+    | `seq_lens_cpu` | [bs] int32, tokens in the cache after this step | host |
+    | `page_table` | [bs, max_pages] int32; columns past a row's pages are unspecified | device |
+    | `seq_lens` | [bs] int32, `seq_lens_cpu` | device |
+    | `kv_indptr` | [bs + 1] int32, prefix sums in pages | device |
+    | `kv_indices` | [pages used] int32, the live page-table entries, ragged | device |
+    | `kv_last_page_len` | [bs] int32, tokens in the last page, 1..page_size | device |
+    """
+
+    spec: AttnSpec
+    seq_lens_cpu: torch.Tensor
+    page_table: torch.Tensor
+    seq_lens: torch.Tensor
+    kv_indptr: torch.Tensor
+    kv_indices: torch.Tensor
+    kv_last_page_len: torch.Tensor
+
+    @property
+    def batch_size(self) -> int:
+        """Requests in the step."""
+        return self.seq_lens_cpu.shape[0]
+
+    @classmethod
+    def build(cls, spec: AttnSpec, seq_lens: torch.Tensor, page_table: torch.Tensor) -> DecodeBatch:
+        """Check `seq_lens` [bs] int32 and `page_table` [bs, max_pages] int32, derive the rest.
+
+        The result lives on `page_table.device`. Raises ValueError for an empty batch, a wrong
+        shape or dtype, a length below 1 or beyond the page table, a negative live page.
+        """
+        lens = seq_lens.detach().cpu()
+        _require_table("seq_lens", lens, ndim=1)
+        _require_table("page_table", page_table, ndim=2)
+        _require_lengths(spec, lens, page_table)
+        device = page_table.device
+        pages = (lens + spec.page_size - 1) // spec.page_size
+        kv_indptr = lens.new_zeros(lens.shape[0] + 1)
+        kv_indptr[1:] = pages.cumsum(0)
+        columns = page_table.new_ones(page_table.shape).cumsum(1) - 1
+        kv_indices = page_table[columns < pages.to(device)[:, None]].contiguous()
+        if kv_indices.min().item() < 0:
+            raise ValueError(
+                f"page_table must hold pages >= 0 in live columns, got {kv_indices.min().item()}"
+            )
+        last = lens - (pages - 1) * spec.page_size
+        return cls(
+            spec,
+            lens,
+            page_table,
+            lens.to(device),
+            kv_indptr.to(device),
+            kv_indices,
+            last.to(device),
+        )
+
+    def query_rows(self, q_len: int) -> DecodeBatch:
+        """What each of `q_len` causal queries of a request sees, as a batch of one-query requests.
+
+        Row i * q_len + j is query j of request i; the last query sees the whole length. Raises
+        ValueError where a request is shorter than `q_len`.
+        """
+        _require_positive_int("q_len", q_len)
+        unseen = self.seq_lens_cpu.new_tensor(range(q_len - 1, -1, -1))
+        lens = (self.seq_lens_cpu[:, None] - unseen).flatten()
+        return DecodeBatch.build(self.spec, lens, self.page_table.repeat_interleave(q_len, 0))
+
+    def check_inputs(self, q: torch.Tensor, kv: PagedKV) -> None:
+        """Raise ValueError unless `q` [bs, num_qo_heads, head_dim] and `kv` fit this batch."""
+        s = self.spec
+        require_tensor("q", q, (self.batch_size, s.num_qo_heads, s.head_dim), s.dtype)
+        shape = (kv.num_pages, s.page_size, s.num_kv_heads, s.head_dim)
+        require_tensor("k_cache", kv.k_cache, shape, s.kv_dtype)
+        require_tensor("v_cache", kv.v_cache, shape, s.kv_dtype)
+        devices = [t.device for t in (q, kv.k_cache, kv.v_cache, self.page_table)]
+        if len(set(devices)) > 1:
+            raise ValueError(
+                f"q, k_cache, v_cache and page_table must be on one device, "
+                f"got {', '.join(str(device) for device in devices)}"
+            )
+
+
+def _require_table(name: str, tensor: torch.Tensor, *, ndim: int) -> None:
+    if tensor.ndim != ndim or str(tensor.dtype) != "torch.int32":
+        raise ValueError(
+            f"{name} must be a {ndim}-d int32 tensor, got {tensor.ndim}-d {tensor.dtype}"
+        )
+
+
+def _require_lengths(spec: AttnSpec, lens: torch.Tensor, page_table: torch.Tensor) -> None:
+    bs, capacity = page_table.shape[0], page_table.shape[1] * spec.page_size
+    if lens.shape[0] < 1 or lens.shape[0] != bs:
+        raise ValueError(
+            f"seq_lens must have one entry for each of page_table's rows, at least one, "
+            f"got {lens.shape[0]} for {bs} rows"
+        )
+    low, high = int(lens.min()), int(lens.max())
+    if low < 1 or high > capacity:
+        raise ValueError(
+            f"seq_lens must lie in 1..{capacity} (page_table columns x page_size), "
+            f"got {low}..{high}"
+        )
+
+
+def require_tensor(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: str) -> None:
+    """Raise ValueError unless `tensor`, called `name`, has this shape and torch dtype name."""
+    if tuple(tensor.shape) != shape or str(tensor.dtype) != f"torch.{dtype}":
+        raise ValueError(
+            f"{name} must be {list(shape)} {dtype}, got {list(tensor.shape)} {tensor.dtype}"
+        )

@@ -1,0 +1,169 @@
+"""The batch of an attention call with several query tokens a request.
+
+| what | shape, dtype |
+|---|---|
+| `q` | [rows, num_qo_heads, head_dim], the queries of a request in a row, requests in order |
+| cache | `PagedKV`; of a ragged prefill pages of one token, in order: K and V as they are |
+| output | like `q` |
+
+The queries of a request are its last tokens; `extend_case` says what each of them sees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from .batch import DecodeBatch, PagedKV, require_tensor
+from .spec import CUSTOM_MASKS, MASKS, AttnSpec
+
+
+@dataclass(frozen=True)
+class ExtendBatch:
+    """One call. Build it with `ExtendBatch.build`, which checks and derives.
+
+    `paged` has the tokens of each request after the call and their pages. `q_lens_cpu` [bs] int32
+    are its queries, on the host, `qo_indptr` [bs + 1] int32 their prefix sums, on the device.
+    `custom_mask` [sum of queries x tokens] bool holds the requests' masks, row by row, and is None
+    but for `CUSTOM_MASKS`. `ragged` says that the pages are single tokens in order.
+    """
+
+    paged: DecodeBatch
+    q_lens_cpu: torch.Tensor
+    qo_indptr: torch.Tensor
+    mask: str
+    custom_mask: torch.Tensor | None
+    ragged: bool
+
+    @property
+    def spec(self) -> AttnSpec:
+        """The attention layer."""
+        return self.paged.spec
+
+    @property
+    def rows(self) -> int:
+        """Queries of all requests."""
+        return int(self.q_lens_cpu.sum())
+
+    @property
+    def max_q_len(self) -> int:
+        """Queries of the request that has most."""
+        return int(self.q_lens_cpu.max())
+
+    @classmethod
+    def build(
+        cls,
+        paged: DecodeBatch,
+        q_lens: torch.Tensor,
+        *,
+        mask: str = "causal",
+        drafts: torch.Tensor | None = None,
+        ragged: bool = False,
+    ) -> ExtendBatch:
+        """Check `q_lens` [bs] int32 against `paged`, and derive the rest.
+
+        `drafts` [bs, q_len, q_len] bool, for custom masks only: which drafts each draft sees; every
+        request then has `q_len` queries. Raises ValueError naming what does not fit.
+        """
+        if mask not in MASKS:
+            raise ValueError(f"mask must be one of {', '.join(MASKS)}, got {mask!r}")
+        lens = q_lens.detach().cpu()
+        _require_q_lens(lens, paged)
+        if ragged:
+            _require_in_order(lens, paged)
+        _require_drafts(mask, drafts, lens)
+        qo_indptr = torch.zeros_like(paged.kv_indptr)
+        qo_indptr[1:] = lens.cumsum(0)
+        custom = None if drafts is None else _custom_mask(paged, drafts)
+        return cls(paged, lens, qo_indptr, mask, custom, ragged)
+
+    def cloned(self) -> ExtendBatch:
+        """The same batch with lengths, prefix sums and page table in buffers of its own."""
+        names = ("seq_lens", "page_table", "kv_indptr")
+        paged = replace(self.paged, **{name: getattr(self.paged, name).clone() for name in names})
+        return replace(self, paged=paged, qo_indptr=self.qo_indptr.clone())
+
+    def overwrite(self, given: ExtendBatch) -> None:
+        """Copy the buffers of `given` into this batch's, whose host lengths stay as they are.
+
+        ValueError unless it is alike (`require_alike`), with no more queries a request.
+        """
+        self.require_alike(given)
+        if given.max_q_len > self.max_q_len:
+            raise ValueError(
+                f"q_lens must be at most {self.max_q_len}, as first planned, got {given.max_q_len}"
+            )
+        self.qo_indptr.copy_(given.qo_indptr)
+        for name in ("seq_lens", "kv_indptr", *([] if self.ragged else ["page_table"])):
+            getattr(self.paged, name).copy_(getattr(given.paged, name))
+
+    def require_alike(self, given: ExtendBatch) -> None:
+        """ValueError unless `given` may be planned in this one's place: only lengths may differ."""
+
+        def traits(batch: ExtendBatch) -> tuple[Any, ...]:
+            columns = 0 if batch.ragged else batch.paged.page_table.shape[1]
+            return (batch.spec, batch.mask, batch.ragged, batch.paged.batch_size, columns)
+
+        if traits(self) != traits(given):
+            raise ValueError(
+                "out must be a plan of the same spec, mask, form, batch_size and page_table "
+                f"columns, {traits(given)}, got {traits(self)}"
+            )
+
+    def check_inputs(self, q: torch.Tensor, kv: PagedKV) -> None:
+        """Raise ValueError unless `q` [rows, num_qo_heads, head_dim] and `kv` fit this batch."""
+        s = self.spec
+        require_tensor("q", q, (self.rows, s.num_qo_heads, s.head_dim), s.dtype)
+        shape = (kv.num_pages, s.page_size, s.num_kv_heads, s.head_dim)
+        require_tensor("k_cache", kv.k_cache, shape, s.kv_dtype)
+        require_tensor("v_cache", kv.v_cache, shape, s.kv_dtype)
+
+
+def _custom_mask(paged: DecodeBatch, drafts: torch.Tensor) -> torch.Tensor:
+    q_len = drafts.shape[1]
+    parts = []
+    for own, length in zip(drafts, paged.seq_lens_cpu.tolist(), strict=True):
+        before = own.new_ones((q_len, length - q_len))
+        parts.append(torch.cat([before, own], 1).flatten())
+    return torch.cat(parts).to(paged.page_table.device)
+
+
+def _require_q_lens(lens: torch.Tensor, paged: DecodeBatch) -> None:
+    require_tensor("q_lens", lens, (paged.batch_size,), "int32")
+    wrong = (lens < 1) | (lens > paged.seq_lens_cpu)
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0])
+        raise ValueError(
+            f"q_lens must lie in 1..{int(paged.seq_lens_cpu[row])} (tokens) for request {row}, "
+            f"got {int(lens[row])}"
+        )
+
+
+def _require_in_order(lens: torch.Tensor, paged: DecodeBatch) -> None:
+    in_order = torch.arange(len(paged.kv_indices), device=paged.kv_indices.device)
+    if paged.spec.page_size != 1 or not torch.equal(paged.kv_indices.long(), in_order):
+        raise ValueError(
+            "page_table must name pages of one token in order for a ragged call, got page_size "
+            f"{paged.spec.page_size} and pages {paged.kv_indices[:4].tolist()}..."
+        )
+    if not torch.equal(lens, paged.seq_lens_cpu):
+        raise ValueError(
+            f"q_lens must be the requests' tokens for a ragged call, got {lens.tolist()[:4]}... "
+            f"of {paged.seq_lens_cpu.tolist()[:4]}..."
+        )
+
+
+def _require_drafts(mask: str, drafts: torch.Tensor | None, lens: torch.Tensor) -> None:
+    if (drafts is not None) != (mask in CUSTOM_MASKS):
+        raise ValueError(
+            f"drafts must be given exactly for the masks {', '.join(CUSTOM_MASKS)}, got "
+            f"{'a tensor' if drafts is not None else None} for {mask}"
+        )
+    if drafts is None:
+        return
+    q_len = int(lens.max())
+    require_tensor("drafts", drafts, (len(lens), q_len, q_len), "bool")
+    if int(lens.min()) != q_len:
+        raise ValueError(f"q_lens must be alike for a custom mask, got {lens.tolist()[:4]}...")

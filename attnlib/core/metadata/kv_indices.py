@@ -1,0 +1,244 @@
+"""FlashInfer's page arrays in one launch: `kv_indptr`, `kv_indices` and `kv_last_page_len`.
+
+One Triton kernel. A row's pages start where those of the rows before it end. Every program sums the
+lengths before its own rows itself: they lie in the L2 cache, and waiting for another program would
+cost more. Program 0 scans them all and writes the two small arrays; nobody waits for it either.
+
+A program copies a tile of pages in turn. Its first pages are on their way while it sums. A row
+starts at any word of `kv_indices`, so lanes take neighbouring words, one each: loads and stores are
+whole lines however they are aligned, and exact. The larger the batch, the more rows and the
+more turns a program takes, so that summing stays small beside copying.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from .launch import DirectLaunches, Known, remember, require_launchable
+from .lengths import load_lengths, scan_width
+from .require import MAX_INT32, require_kv_indices, signature
+
+SMALL_GRID = 1024
+"""Tiles up to which each has a program of its own, as for page tables."""
+ROWS_A_PROGRAM = 512
+"""Requests of a batch for each row that a program takes, up to MAX_ROWS."""
+MAX_ROWS = 8
+LENGTHS_A_WARP = 512
+"""Lengths scanned at once: with twice as many, registers halve the programs that are resident."""
+
+
+@triton.jit
+def live_pages(lens, max_pages, SHIFT: tl.constexpr):
+    """Pages of requests of these lengths, in 0..max_pages."""
+    pages = (lens + ((1 << SHIFT) - 1)) >> SHIFT
+    return tl.minimum(tl.maximum(pages, 0), max_pages)
+
+
+@triton.jit
+def pages_before(seq_lens, end, delta, max_pages, SHIFT: tl.constexpr, SCAN: tl.constexpr):
+    """Pages of the requests before `end`."""
+    total = 0
+    for start in range(0, end, SCAN):
+        lens = load_lengths(seq_lens, start + tl.arange(0, SCAN), end, delta)
+        total += tl.sum(live_pages(lens, max_pages, SHIFT), 0)
+    return total
+
+
+@triton.jit
+def write_counts(
+    seq_lens,
+    kv_indptr,
+    kv_last_page_len,
+    batch,
+    delta,
+    max_pages,
+    SHIFT: tl.constexpr,
+    SCAN: tl.constexpr,
+):
+    """`kv_indptr` and `kv_last_page_len`, block by block."""
+    tl.store(kv_indptr, 0)
+    total = 0
+    for start in range(0, batch, SCAN):
+        rows = start + tl.arange(0, SCAN)
+        lens = load_lengths(seq_lens, rows, batch, delta)
+        pages = live_pages(lens, max_pages, SHIFT)
+        last = tl.minimum(lens - ((pages - 1) << SHIFT), 1 << SHIFT)
+        tl.store(kv_last_page_len + rows, tl.where(pages > 0, last, 0), mask=rows < batch)
+        tl.store(kv_indptr + 1 + rows, total + tl.cumsum(pages, 0), mask=rows < batch)
+        total += tl.sum(pages, 0)
+
+
+@triton.jit
+def load_slots(tokens, cols, readable, SHIFT: tl.constexpr):
+    """First slots of pages `cols` [COLS] of each row of `tokens` [ROWS]; -1 past `readable`."""
+    first_tokens = cols.to(tl.int64) << SHIFT
+    live = cols[None, :] < readable[:, None]
+    return tl.load(tokens[:, None] + first_tokens[None, :], mask=live, other=-1)
+
+
+# Unspecialised, another size compiles nothing, and a stride that 16 divides makes no wide loads.
+@triton.jit(
+    do_not_specialize=["batch", "delta", "max_pages", "pool_rows", "token_stride", "capacity"]
+)
+def kv_indices_kernel(
+    seq_lens,
+    req_pool_indices,
+    req_to_token,
+    kv_indptr,
+    kv_indices,
+    kv_last_page_len,
+    batch,
+    delta,
+    max_pages,
+    pool_rows,
+    token_stride,
+    capacity,
+    SHIFT: tl.constexpr,
+    SCAN: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """See `build_kv_indices`; SHIFT = log2(page_size), ROWS x COLS pages a tile."""
+    if OVERLAP == 2:
+        tl.extra.cuda.gdc_launch_dependents()
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+    begin = tl.program_id(1) * COLS
+    if tl.program_id(0) == 0:
+        if begin == 0:
+            write_counts(
+                seq_lens, kv_indptr, kv_last_page_len, batch, delta, max_pages, SHIFT, SCAN
+            )
+    else:
+        first = (tl.program_id(0) - 1) * ROWS
+        rows = first + tl.arange(0, ROWS)
+        pages = live_pages(load_lengths(seq_lens, rows, batch, delta), max_pages, SHIFT)
+        longest = tl.max(pages, 0)
+        if begin < longest:
+            pool = tl.load(req_pool_indices + rows, mask=rows < batch, other=-1).to(tl.int64)
+            readable = tl.where((pool >= 0) & (pool < pool_rows), pages, 0)
+            tokens = req_to_token + pool * token_stride
+            slots = load_slots(tokens, begin + tl.arange(0, COLS), readable, SHIFT)
+            before = pages_before(seq_lens, first, delta, max_pages, SHIFT, SCAN)
+            starts = tl.zeros_like(pages) + before
+            if ROWS > 1:
+                above = first + tl.arange(0, ROWS)
+                taller = live_pages(load_lengths(seq_lens, above, batch, delta), max_pages, SHIFT)
+                earlier = above[None, :] < rows[:, None]
+                starts += tl.sum(tl.where(earlier, taller[None, :], 0), 1)
+            step = tl.num_programs(1) * COLS
+            for start in range(begin, longest, step):
+                cols = start + tl.arange(0, COLS)
+                words = starts[:, None] + cols[None, :]
+                live = (cols[None, :] < pages[:, None]) & (words < capacity)
+                tl.store(kv_indices + words, slots >> SHIFT, mask=live)
+                slots = load_slots(tokens, cols + step, readable, SHIFT)
+
+
+_KNOWN: dict[tuple[Any, ...], Known] = {}
+
+
+def build_kv_indices(
+    *,
+    seq_lens: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    req_to_token: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    kv_indices: torch.Tensor,
+    kv_last_page_len: torch.Tensor,
+    page_size: int,
+    max_pages: int,
+    seq_len_delta: int = 0,
+) -> None:
+    """FlashInfer's description of a paged KV cache, in place, in one launch.
+
+    | argument | shape, dtype | |
+    |---|---|---|
+    | `seq_lens` | [bs] int32 or int64 | tokens in the cache before `seq_len_delta` |
+    | `req_pool_indices` | [bs] int32 or int64 | each request's row of `req_to_token` |
+    | `req_to_token` | [pool, max_ctx] int32 | KV slot of each token; -1: none |
+    | `kv_indptr` | [bs + 1] int32, out | 0 and running sums of the requests' **pages** |
+    | `kv_indices` | [capacity] int32, out | their pages, one request after another |
+    | `kv_last_page_len` | [bs] int32, out | tokens in the last page, 1..page_size; 0: no page |
+    | `page_size` | power of two | tokens of a KV page |
+    | `max_pages` | int >= 0 | pages of a request that count; further ones are cut off |
+    | `seq_len_delta` | int >= 0 | a runtime value: another one compiles nothing |
+
+    A request has ceil((seq_len + delta) / page_size) pages, at most `max_pages`; one that is cut
+    off ends in a full page, so the three arrays always agree on its length. A page is the first
+    slot of the page // page_size; slot -1 stays -1, and a pool row outside `req_to_token`, which
+    is not read, gives pages of -1. An empty request has no page and a last page of 0 tokens:
+    FlashInfer's kernels do not look at it, and its `get_seq_lens` adds it to 0 full pages.
+
+    Words of `kv_indices` from `kv_indptr[bs]` on are left untouched. Nothing is written past its
+    end either, and what does not fit is dropped: the host cannot know the sum of the pages, and
+    engines share a buffer smaller than bs * max_pages. `kv_indptr` counts dropped pages too, so
+    `kv_indptr[bs] > capacity` shows it. A sum beyond int32 is refused, by bs * max_pages.
+
+    All tensors contiguous, on one device. Raises ValueError or TypeError naming the argument before
+    anything is launched. Capturable: a replay reads lengths and rows as they are then. Semantics:
+    SGLang's cumulative sum and `create_flashinfer_kv_indices_triton`, which know page size 1 only,
+    with FlashInfer's `plan` for the other page sizes.
+    """
+    tensors = (
+        seq_lens,
+        req_pool_indices,
+        req_to_token,
+        kv_indptr,
+        kv_indices,
+        kv_last_page_len,
+    )
+    known = _KNOWN.get(signature(tensors, page_size))
+    # What a signature does not hold is looked at in every call.
+    if (
+        known is None
+        or type(max_pages) is not int
+        or not 0 <= max_pages <= known.reachable
+        or type(seq_len_delta) is not int
+        or not 0 <= seq_len_delta <= MAX_INT32
+        or seq_lens.data_ptr() in (kv_indptr.data_ptr(), kv_last_page_len.data_ptr())
+    ):
+        known = _check(tensors, page_size, max_pages, seq_len_delta)
+    rows, cols = known.constants[-2:]
+    groups, blocks = -(-known.batch // rows), -(-max_pages // cols)
+    if groups * blocks > SMALL_GRID:
+        blocks = -(-blocks // known.turns)
+    numbers = (known.batch, seq_len_delta, max_pages, *known.scalars)
+    known.launches((1 + groups, max(1, blocks)), tensors, numbers, known.constants, known.warps)
+
+
+def _check(tensors: tuple[Any, ...], page_size: int, max_pages: int, seq_len_delta: int) -> Known:
+    names = kv_indices_kernel.arg_names[: len(tensors)]
+    reachable = require_kv_indices(
+        **dict(zip(names, tensors, strict=True)),
+        page_size=page_size,
+        max_pages=max_pages,
+        seq_len_delta=seq_len_delta,
+    )
+    device = tensors[0].device
+    require_launchable(device)
+    known = _derive(tensors, page_size, reachable, device)
+    return remember(_KNOWN, signature(tensors, page_size), known)
+
+
+def _derive(
+    tensors: tuple[Any, ...], page_size: int, reachable: int, device: torch.device
+) -> Known:
+    batch, (pool_rows, max_ctx) = len(tensors[0]), tensors[2].shape
+    rows = min(MAX_ROWS, triton.next_power_of_2(max(1, -(-batch // ROWS_A_PROGRAM))))
+    tile, warps, turns = (1024, 4, 2) if page_size == 1 else (512, 8, 4)
+    scan = min(scan_width(batch), LENGTHS_A_WARP * warps)
+    return Known(
+        batch=batch,
+        reachable=reachable,
+        scalars=(pool_rows, max_ctx, min(len(tensors[4]), MAX_INT32)),
+        constants=(page_size.bit_length() - 1, scan, rows, tile // rows),
+        launches=DirectLaunches(kv_indices_kernel, device),
+        warps=warps,
+        turns=max(turns, rows),
+    )

@@ -1,0 +1,162 @@
+"""The batch of a multi-head latent attention (MLA) decode step, dense or over chosen tokens.
+
+| what | shape, dtype |
+|---|---|
+| `q` | [bs, num_qo_heads, 576] bfloat16, absorbed: 512 latent values, then 64 rotary ones |
+| cache, `bfloat16` | [num_pages, page_size, 576] bfloat16, tokens laid out as a query head is |
+| cache, `fp8-656` | [num_pages, page_size, 656] uint8, layout in `mla_format` |
+| output | [bs, num_qo_heads, 512] bfloat16 |
+
+`chosen` names tokens by their place in the request, as an indexer does. Kernels want slots, places
+in the cache (page * page_size + offset), and read whatever a slot says: `slots` refuses first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .batch import DecodeBatch
+from .spec import MLA_HEAD_DIM, MLA_TOKEN_BYTES, AttnSpec, MlaSpec
+
+NO_TOKEN = -1
+"""Fills a row of `chosen` where a request has fewer than `top_k` tokens."""
+
+
+@dataclass(frozen=True)
+class MlaBatch:
+    """One MLA decode step. Build it with `MlaBatch.build`.
+
+    `paged` holds lengths and pages, as of one KV head; `chosen` is [bs, top_k] int32, tokens by
+    their place in the request, on the page table's device, or None where `spec.top_k` is 0.
+    """
+
+    spec: MlaSpec
+    paged: DecodeBatch
+    chosen: torch.Tensor | None = None
+
+    @property
+    def batch_size(self) -> int:
+        """Requests in the step."""
+        return self.paged.batch_size
+
+    @classmethod
+    def build(
+        cls,
+        spec: MlaSpec,
+        seq_lens: torch.Tensor,
+        page_table: torch.Tensor,
+        chosen: torch.Tensor | None = None,
+    ) -> MlaBatch:
+        """Check `seq_lens` [bs] and `page_table` [bs, max_pages] int32 as `DecodeBatch` does.
+
+        Of `chosen` only shape, dtype and device are looked at; its values are in `slots`.
+        """
+        attention = AttnSpec(spec.num_qo_heads, 1, MLA_HEAD_DIM, spec.page_size)
+        paged = DecodeBatch.build(attention, seq_lens, page_table)
+        _require_chosen(spec, page_table, chosen)
+        return cls(spec, paged, chosen)
+
+    def slots(self) -> torch.Tensor:
+        """Cache slot of every chosen token, [bs, top_k] int32; -1 stays -1. Synchronises.
+
+        Raises ValueError naming request, value and limit where a place lies outside the request,
+        and for a request without any token.
+        """
+        if self.chosen is None:
+            raise ValueError("chosen must be given where slots are asked for, got None (top_k 0)")
+        self._require_in_range()
+        places = self.chosen.clamp(min=0).long()
+        pages = self.paged.page_table.long().gather(1, places // self.spec.page_size)
+        slots = pages * self.spec.page_size + places % self.spec.page_size
+        return torch.where(self.chosen == NO_TOKEN, NO_TOKEN, slots).int()
+
+    def check_inputs(self, q: torch.Tensor, cache: torch.Tensor) -> None:
+        """Raise ValueError unless `q` and `cache` have the shapes and dtypes of the module's table.
+
+        The page table's highest live page must be in the cache; asking that synchronises.
+        """
+        spec = self.spec
+        _require("q", q, (self.batch_size, spec.num_qo_heads, MLA_HEAD_DIM), torch.bfloat16)
+        fp8 = spec.kv_format != "bfloat16"
+        width = MLA_TOKEN_BYTES[spec.kv_format] if fp8 else MLA_HEAD_DIM
+        shape = (cache.shape[0], spec.page_size, width)
+        _require("cache", cache, shape, torch.uint8 if fp8 else torch.bfloat16)
+        require_pages(cache, int(self.paged.kv_indices.max()))
+
+    def _require_in_range(self) -> None:
+        chosen, lens = self.chosen, self.paged.seq_lens[:, None]
+        wrong = (chosen < NO_TOKEN) | (chosen >= lens)
+        if bool(wrong.any()):
+            row, column = wrong.nonzero()[0].tolist()
+            length = int(self.paged.seq_lens_cpu[row])
+            raise ValueError(
+                f"chosen must lie in 0..{length - 1} for request {row} of {length} tokens, or be "
+                f"{NO_TOKEN} for none, got {int(chosen[row, column])} in column {column}"
+            )
+        empty = (chosen == NO_TOKEN).all(1)
+        if bool(empty.any()):
+            raise ValueError(
+                f"chosen must name at least one token of every request, "
+                f"got none for request {int(empty.nonzero()[0])}"
+            )
+
+
+@dataclass(frozen=True)
+class AttendedPages:
+    """What each request attends to, ragged: whole pages, or chosen tokens as pages of one token.
+
+    `kv_indptr` [bs + 1] int32, prefix sums in pages; `kv_indices` [pages] int32; `kv_lens` [bs]
+    int32, tokens.
+    """
+
+    kv_indptr: torch.Tensor
+    kv_indices: torch.Tensor
+    kv_lens: torch.Tensor
+    page_size: int
+
+
+def attended_pages(batch: MlaBatch) -> AttendedPages:
+    """The ragged form of `batch`; of a sparse one after `slots` has checked it."""
+    paged = batch.paged
+    if batch.chosen is None:
+        page_size = batch.spec.page_size
+        return AttendedPages(paged.kv_indptr, paged.kv_indices, paged.seq_lens, page_size)
+    slots = batch.slots()
+    live = slots != NO_TOKEN
+    counts = live.sum(1, dtype=torch.int32)
+    kv_indptr = torch.zeros_like(paged.kv_indptr)
+    kv_indptr[1:] = counts.cumsum(0)
+    return AttendedPages(kv_indptr, slots[live], counts, 1)
+
+
+def require_pages(cache: torch.Tensor, highest: int) -> None:
+    """Raise ValueError unless page `highest` lies in `cache` [num_pages, ...]; reads no tensor."""
+    if highest >= cache.shape[0]:
+        raise ValueError(
+            f"cache must have the pages that the plan names, up to {highest}, "
+            f"got {cache.shape[0]} pages"
+        )
+
+
+def _require_chosen(spec: MlaSpec, page_table: torch.Tensor, chosen: torch.Tensor | None) -> None:
+    if (chosen is not None) != bool(spec.top_k):
+        raise ValueError(
+            f"chosen must be given exactly where top_k is not 0, got "
+            f"{'a tensor' if chosen is not None else None} with top_k {spec.top_k}"
+        )
+    if chosen is None:
+        return
+    _require("chosen", chosen, (page_table.shape[0], spec.top_k), torch.int32)
+    if chosen.device != page_table.device:
+        raise ValueError(
+            f"chosen must be on page_table's device, {page_table.device}, got {chosen.device}"
+        )
+
+
+def _require(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    if tuple(tensor.shape) != shape or tensor.dtype != dtype:
+        raise ValueError(
+            f"{name} must be {list(shape)} {dtype}, got {list(tensor.shape)} {tensor.dtype}"
+        )

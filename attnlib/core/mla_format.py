@@ -1,0 +1,65 @@
+"""FlashMLA's FP8 token of 656 bytes, `fp8-656`: DeepSeek-V3.2's KV cache format.
+
+| bytes | what |
+|---|---|
+| 0..511 | 512 latent values, float8_e4m3fn, divided by their tile's scale |
+| 512..527 | 4 float32 scales, one for each tile of 128 latent values |
+| 528..655 | 64 rotary values, bfloat16, as they are |
+
+Layout: FlashMLA's README, "FP8 KV Cache". Scales are powers of two, the smallest that keeps a tile
+within e4m3's 448, at least 1e-4 rounded up: FlashMLA's tests/quant.py. Its kernel rounds a scale to
+bfloat16 and multiplies in that (sm90/decode/sparse_fp8/splitkv_mla.cuh), so only powers of two
+are exact there. An e4m3 value has 4 significant bits and bfloat16 has 8: what `dequantize` gives is
+the bfloat16 tensor that the kernel sees, to the bit.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .spec import LATENT_DIM, MLA_HEAD_DIM, MLA_TOKEN_BYTES
+
+TILE = 128
+TILES = LATENT_DIM // TILE
+E4M3_MAX = 448.0
+LEAST_SCALE = 1e-4
+TOKEN_BYTES = MLA_TOKEN_BYTES["fp8-656"]
+ROPE_START = LATENT_DIM + 4 * TILES
+
+
+def quantize(tokens: torch.Tensor) -> torch.Tensor:
+    """[..., 576] bfloat16 -> [..., 656] uint8; the latent part loses precision, the rest none."""
+    if tokens.shape[-1] != MLA_HEAD_DIM or tokens.dtype != torch.bfloat16:
+        raise ValueError(
+            f"tokens must be [..., {MLA_HEAD_DIM}] bfloat16, "
+            f"got {list(tokens.shape)} {tokens.dtype}"
+        )
+    tiles = tokens[..., :LATENT_DIM].float().unflatten(-1, (TILES, TILE))
+    scales = tile_scales(tiles.abs().amax(-1))
+    out = tokens.new_empty((*tokens.shape[:-1], TOKEN_BYTES), dtype=torch.uint8)
+    latent = (tiles / scales[..., None]).flatten(-2).to(torch.float8_e4m3fn)
+    out[..., :LATENT_DIM] = latent.view(torch.uint8)
+    out[..., LATENT_DIM:ROPE_START] = scales.view(torch.uint8)
+    out[..., ROPE_START:] = tokens[..., LATENT_DIM:].contiguous().view(torch.uint8)
+    return out
+
+
+def dequantize(packed: torch.Tensor) -> torch.Tensor:
+    """[..., 656] uint8 -> [..., 576] bfloat16, exact where scales are powers of two."""
+    if packed.shape[-1] != TOKEN_BYTES or packed.dtype != torch.uint8:
+        raise ValueError(
+            f"packed must be [..., {TOKEN_BYTES}] uint8, got {list(packed.shape)} {packed.dtype}"
+        )
+    latent = packed[..., :LATENT_DIM].contiguous().view(torch.float8_e4m3fn).float()
+    scales = packed[..., LATENT_DIM:ROPE_START].contiguous().view(torch.float32)
+    rope = packed[..., ROPE_START:].contiguous().view(torch.bfloat16)
+    scaled = (latent.unflatten(-1, (TILES, TILE)) * scales[..., None]).flatten(-2)
+    return torch.cat([scaled.bfloat16(), rope], dim=-1)
+
+
+def tile_scales(largest: torch.Tensor) -> torch.Tensor:
+    """Scales float32 of tiles whose largest magnitudes are `largest` float32: powers of two."""
+    fraction, exponent = torch.frexp((largest / E4M3_MAX).clamp(min=LEAST_SCALE))
+    exponent = exponent - (fraction == 0.5).int()
+    # A power of two by its bits: pow and exp2 need not be exact on every device.
+    return ((exponent + 127) << 23).int().view(torch.float32)

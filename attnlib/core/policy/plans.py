@@ -1,0 +1,200 @@
+"""What a decode call puts on the SMs: its work items, in the order in which they are taken.
+
+| backend | an item | at a time on an SM | rule |
+|---|---|---|---|
+| flashinfer-fa2 | a chunk of a request, for a KV head and its group | 2 | PrefillSplitQOKVIndptr |
+| flashinfer-cuda-cores | the same | 6 to 12 | BatchDecodeWithPagedKVCacheWorkEstimation |
+| flashinfer-fa3 | whole requests of single query heads, as planned | 1 | PrefillSM90Plan |
+| fa3 | a range of KV blocks of a request's head | 1 | `metadata.splits` |
+
+FlashInfer's rules are those of its scheduler.cuh (0.6.4) for a plan in a CUDA graph;
+`tests/test_decode_plan.py` holds them to the library.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..schedule.facts import SchedulerFacts
+from ..schedule.splits import plan_splits, split_blocks
+from ..spec import ELEMENT_BYTES, AttnSpec
+
+MIN_CHUNK = 128
+"""FlashInfer cuts no KV chunk below so many tokens, or a page."""
+FA2_CTAS = 2
+"""fa2's plan and its kernels for 16 query rows both count on two CTAs an SM."""
+FA2_ROWS = 16
+FA2_WARP_TOKENS = 64
+"""Tokens that the four warps of a CTA take at once; tiles are 1, 2, 4 or 8 times as long."""
+SM_SHARED_BYTES = 227 * 2**10
+CUDA_CORE_CTAS = {1: (6, 6), 2: (9, 9), 3: (9, 12), 4: (8, 8), 8: (9, 9)}
+"""Group size -> CTAs an SM that the plan counts on, and that fit: from registers and shared memory
+of the kernels of 0.6.4 for head_dim 128 and 16 bits, built for sm_90a (cuobjdump --dump-resource-
+usage). Of group size 3 a CTA has 96 threads, and the plan counts 128."""
+FA3_TILES = {64: (192, 96), 128: (128, 96), 256: (128, 32)}
+"""(query rows, KV tokens) of a tile by head_dim, for a paged cache: prefill_sm90.cuh."""
+FA2_ITEM_TOKENS, CUDA_CORE_ITEM_TOKENS = 128, 16
+"""What beginning and ending an item costs beside its tokens, in tokens: of the sizes tried, those
+with which times of known cases are predicted best."""
+
+
+@dataclass(frozen=True)
+class WorkPlan:
+    """Work items of one call: `items` [n] is the cost of each in KV tokens, padding included.
+
+    `slots` items run at a time. All of them read `tokens` KV tokens of single heads, each once.
+    `splits` is the most parts that a request is cut into; `merged` says whether a second kernel
+    puts partial outputs together, which it may do where no request is cut.
+    """
+
+    items: np.ndarray
+    slots: int
+    tokens: int
+    splits: int
+    merged: bool
+
+
+def plan(backend: str, spec: AttnSpec, seq_lens: Sequence[int], *, num_sms: int) -> WorkPlan:
+    """The work plan of `backend` for one query token of each request, lengths in tokens.
+
+    Raises ValueError for a backend without a rule here, listing those that have one, for lengths
+    below 1, and for a spec that the backend's kernels do not take.
+    """
+    if backend not in PLANS:
+        raise ValueError(f"backend must be one of {', '.join(PLANS)}, got {backend!r}")
+    return PLANS[backend](spec, lengths(seq_lens), num_sms)
+
+
+def lengths(seq_lens: Sequence[int]) -> np.ndarray:
+    """`seq_lens` as int64 [bs]; ValueError unless they are one or more lengths of at least 1."""
+    lens = np.asarray(seq_lens, np.int64)
+    if lens.ndim != 1 or lens.size == 0 or lens.min() < 1:
+        raise ValueError(f"seq_lens must hold lengths >= 1, got {lens.tolist()}")
+    return lens
+
+
+def fa3_sm_tokens(
+    seq_lens: np.ndarray, spec: AttnSpec, *, num_sms: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """KV tokens in whole tiles, and items, that FlashInfer's fa3 plan gives each SM: [num_sms].
+
+    PrefillSM90Plan: a heap of SMs by cost, an item costs 2 tile_rows + kv_len. Because heads are
+    the outer loop, a long request of the last head can land on an SM that is already loaded.
+    Raises ValueError for a head_dim without a kernel.
+    """
+    if spec.head_dim not in FA3_TILES:
+        known = ", ".join(map(str, FA3_TILES))
+        raise ValueError(f"head_dim must be one of {known}, got {spec.head_dim}")
+    tile_rows, tile_tokens = FA3_TILES[spec.head_dim]
+    lens = sorted(seq_lens.tolist(), reverse=True)
+    heap = [(0, sm) for sm in range(num_sms)]
+    tokens, items = [0] * num_sms, [0] * num_sms
+    for length in lens * spec.num_qo_heads:
+        cost, sm = heap[0]
+        heapq.heapreplace(heap, (cost + 2 * tile_rows + length, sm))
+        tokens[sm] += -(-length // tile_tokens) * tile_tokens
+        items[sm] += 1
+    return np.array(tokens), np.array(items)
+
+
+def chunk_pages(pages: np.ndarray, *, most: int, page_size: int) -> int:
+    """Pages of FlashInfer's KV chunks: the fewest that cut requests of `pages` into `most` or less.
+
+    At least 128 tokens or a page; as long as the longest where requests alone are more than `most`.
+    """
+    low, high = max(MIN_CHUNK // page_size, 1), int(pages.max())
+    while low < high:
+        middle = (low + high) // 2
+        if int((-(-pages // middle)).sum()) > most:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _fa2(spec: AttnSpec, seq_lens: np.ndarray, num_sms: int) -> WorkPlan:
+    parts, splits = _chunks(spec, seq_lens, FA2_CTAS * num_sms)
+    tile = _fa2_tile_tokens(spec)
+    items = -(-parts // tile) * tile + FA2_ITEM_TOKENS
+    return WorkPlan(items, FA2_CTAS * num_sms, int(parts.sum()), splits, merged=True)
+
+
+def _cuda_cores(spec: AttnSpec, seq_lens: np.ndarray, num_sms: int) -> WorkPlan:
+    known = spec.head_dim == 128 and ELEMENT_BYTES[spec.kv_dtype] == 2
+    if not known or spec.group_size not in CUDA_CORE_CTAS:
+        raise ValueError(
+            f"spec must have head_dim 128, 16-bit elements and a group of "
+            f"{', '.join(map(str, CUDA_CORE_CTAS))}, whose CUDA-core kernels are known; got {spec}"
+        )
+    planned, resident = CUDA_CORE_CTAS[spec.group_size]
+    parts, splits = _chunks(spec, seq_lens, planned * num_sms)
+    items = parts + CUDA_CORE_ITEM_TOKENS
+    merged = len(seq_lens) * spec.num_kv_heads < planned * num_sms
+    return WorkPlan(items, resident * num_sms, int(parts.sum()), splits, merged)
+
+
+def _flashinfer_fa3(spec: AttnSpec, seq_lens: np.ndarray, num_sms: int) -> WorkPlan:
+    tokens, items = fa3_sm_tokens(seq_lens, spec, num_sms=num_sms)
+    busy = items > 0
+    # An item begins and ends in about the time of one more tile.
+    cost = tokens[busy] + items[busy] * FA3_TILES[spec.head_dim][1]
+    return WorkPlan(cost, num_sms, int(seq_lens.sum()) * spec.num_qo_heads, 1, merged=False)
+
+
+def _fa3(spec: AttnSpec, seq_lens: np.ndarray, num_sms: int) -> WorkPlan:
+    pages = int(-(-seq_lens.max() // spec.page_size))
+    facts = SchedulerFacts(
+        batch_size=len(seq_lens),
+        num_qo_heads=spec.num_qo_heads,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        max_seqlen_q=1,
+        max_seqlen_k=pages * spec.page_size,
+        num_sms=num_sms,
+        page_size=spec.page_size,
+        dtype=spec.dtype,
+        causal=True,
+    )
+    split = plan_splits(facts, seq_lens)
+    tile = facts.tile[1]
+    items = [
+        blocks + 1
+        for request in split.batch_order.tolist()
+        for blocks in spec.num_kv_heads
+        * split_blocks(int(split.num_n_blocks[request]), int(split.num_splits[request]))
+    ]
+    tokens = int(seq_lens.sum()) * spec.num_kv_heads
+    # As above: a tile to begin and end an item.
+    merged, splits = facts.split_cap > 1, int(split.num_splits.max())
+    return WorkPlan(np.array(items) * tile, num_sms, tokens, splits, merged)
+
+
+def _chunks(spec: AttnSpec, seq_lens: np.ndarray, ctas: int) -> tuple[np.ndarray, int]:
+    """Tokens [n] of FlashInfer's chunks, heads outermost, and the most chunks of a request."""
+    pages = -(-seq_lens // spec.page_size)
+    most = ctas // spec.num_kv_heads
+    size = chunk_pages(pages, most=most, page_size=spec.page_size)
+    counts, size = -(-pages // size), size * spec.page_size
+    parts = np.full(counts.sum(), size)
+    parts[np.cumsum(counts) - 1] = seq_lens - (counts - 1) * size
+    return np.tile(parts, spec.num_kv_heads), int(counts.max())
+
+
+def _fa2_tile_tokens(spec: AttnSpec) -> int:
+    """KV tokens of a tile of 16 query rows: what fits the shared memory of two CTAs an SM."""
+    row_bytes = spec.head_dim * ELEMENT_BYTES[spec.dtype]
+    room = SM_SHARED_BYTES // FA2_CTAS - FA2_ROWS * row_bytes
+    fit = room // (FA2_WARP_TOKENS * 2 * spec.head_dim * ELEMENT_BYTES[spec.kv_dtype])
+    return FA2_WARP_TOKENS * max(size for size in (1, 2, 4, 8) if size <= max(fit, 1))
+
+
+PLANS: dict[str, Callable[[AttnSpec, np.ndarray, int], WorkPlan]] = {
+    "flashinfer-fa2": _fa2,
+    "flashinfer-cuda-cores": _cuda_cores,
+    "flashinfer-fa3": _flashinfer_fa3,
+    "fa3": _fa3,
+}

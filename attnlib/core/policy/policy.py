@@ -1,0 +1,264 @@
+"""Which backend decodes fastest, by measurement: rates of a GPU, and what its nearest cases add.
+
+For each backend a batch's time is predicted from its work plan with rates fitted to the measured
+cases (`decode_time`). The `NEIGHBOURS` nearest of them correct it, by the mean of their measured
+over predicted times; near is in (log2 of batch size, log2 of mean length, log2 of longest over
+mean), and nearer ones count more. The lowest time is chosen. How sure that is follows from its lead
+over the second and from how much the neighbours differ.
+
+Constants were chosen by leaving out measured cases, never on held-out ones (LOG.md, 2026-11-21). A
+policy is plain data: `save` writes it as JSON, `load` needs NumPy alone. `measured` makes one from
+records.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..spec import AttnSpec
+from .plans import lengths, plan
+from .times import Gpu, Load, Rates, fit, load_of, predict
+
+SCHEMA, KIND = 2, "attnlib decode policy"
+NEIGHBOURS = 16
+SINGLE = ("gpu", "gpu_id", "num_sms", "l2_mib", "study", "timer")
+"""Fields of a policy that are one word or number."""
+SCALE = np.array([1.0, 1.0, 0.5])
+"""What an octave of each coordinate counts: batch size, mean length, longest over mean."""
+NEAREST_OCTAVES = 0.5
+"""Nearer neighbours count no more than this far ones: rounds differ by as much."""
+NOISE = 0.01
+"""Log ratio that rounds of one case differ by in the median (A/A); no lead is surer than it."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A measured case: its lengths in brief, and each backend's times in microseconds.
+
+    `run_us` is the measured median, `predicted_us` what the fitted rates give for its plan.
+    """
+
+    batch_size: int
+    mean_len: float
+    longest: int
+    run_us: Mapping[str, float]
+    predicted_us: Mapping[str, float]
+
+    @cached_property
+    def place(self) -> np.ndarray:
+        """Scaled coordinates [3] of the point."""
+        return _place(self.batch_size, self.mean_len, self.longest)
+
+    def misfit(self, backend: str) -> float:
+        """Log of measured over predicted time."""
+        return math.log(self.run_us[backend] / self.predicted_us[backend])
+
+
+@dataclass(frozen=True)
+class Pick:
+    """A choice: `slowdown` is each backend's predicted time over the chosen one's.
+
+    `confidence` is the chance that no other is faster, from 0.5 (a tie) to 1. `inside` says whether
+    the batch lies within the measured sizes and lengths. `refused` backends ran this spec nowhere.
+    """
+
+    backend: str
+    slowdown: Mapping[str, float]
+    confidence: float
+    inside: bool
+    refused: tuple[str, ...]
+    nearest: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What one GPU measured, spec by spec; `study`, `timer` and `releases` say how.
+
+    `releases` has the release of each backend whose library has several on record. `rates` are
+    those of each backend that ran a spec.
+    """
+
+    gpu: str
+    gpu_id: str
+    num_sms: int
+    l2_mib: float
+    study: str
+    timer: str
+    releases: Mapping[str, str]
+    points: Mapping[AttnSpec, tuple[Point, ...]]
+    rates: Mapping[AttnSpec, Mapping[str, Rates]]
+
+    def choose(
+        self, spec: AttnSpec, seq_lens: Sequence[int], *, backends: Sequence[str] = ()
+    ) -> Pick:
+        """The fastest of `backends` (default: all measured) for requests of `seq_lens` tokens.
+
+        Raises ValueError for lengths below 1, an unknown backend, or a spec that was not measured,
+        listing those that were.
+        """
+        lens = lengths(seq_lens)
+        points = self._points(spec)
+        asked = self._asked(backends)
+        able = [name for name in asked if any(name in point.run_us for point in points)]
+        if not able:
+            raise ValueError(f"backends must hold one that ran {spec}, got {', '.join(asked)}")
+        place = _place(lens.size, float(lens.mean()), int(lens.max()))
+        # A case in which one of them failed says nothing about which is the faster.
+        points = tuple(point for point in points if set(able) <= set(point.run_us))
+        if not points:
+            raise ValueError(f"backends must share a case that all ran, {', '.join(able)} do not")
+        nearest, weights = _nearest(points, place)
+        predicted, spread = {}, {}
+        for name in able:
+            misfits = np.array([point.misfit(name) for point in nearest])
+            mean = float(weights @ misfits)
+            predicted[name] = math.log(self._by_rates(spec, lens, name)) + mean
+            spread[name] = math.sqrt(weights @ (misfits - mean) ** 2)
+        order = sorted(able, key=lambda name: predicted[name])
+        return Pick(
+            backend=order[0],
+            slowdown={name: math.exp(predicted[name] - predicted[order[0]]) for name in order},
+            confidence=_confidence(order, predicted, spread),
+            inside=_inside(points, place),
+            refused=tuple(name for name in asked if name not in able),
+            nearest=nearest,
+        )
+
+    @cached_property
+    def backends(self) -> tuple[str, ...]:
+        """Every backend that ran at least one case, sorted."""
+        points = (point for points in self.points.values() for point in points)
+        return tuple(sorted({name for point in points for name in point.run_us}))
+
+    def _by_rates(self, spec: AttnSpec, seq_lens: np.ndarray, backend: str) -> float:
+        load = _load(backend, spec, seq_lens, Gpu(self.num_sms, self.l2_mib))
+        return float(predict(self.rates[spec][backend], [load])[0])
+
+    def _points(self, spec: AttnSpec) -> tuple[Point, ...]:
+        if spec not in self.points:
+            have = "; ".join(_spec_word(each) for each in self.points)
+            raise ValueError(f"spec must be one that was measured: {have}; got {_spec_word(spec)}")
+        return self.points[spec]
+
+    def _asked(self, backends: Sequence[str]) -> tuple[str, ...]:
+        unknown = [name for name in backends if name not in self.backends]
+        if unknown:
+            raise ValueError(
+                f"backends must be of {', '.join(self.backends)}, got {', '.join(unknown)}"
+            )
+        return tuple(backends) or self.backends
+
+
+def learn(
+    spec: AttnSpec, measured: Sequence[tuple[Sequence[int], Mapping[str, float]]], gpu: Gpu
+) -> tuple[tuple[Point, ...], dict[str, Rates]]:
+    """Points and rates of `spec` from lengths and each backend's microseconds, case by case.
+
+    Raises ValueError for a backend whose plan is not known (`decode_plan.PLANS`).
+    """
+    rates, predicted = {}, [dict[str, float]() for _ in measured]
+    for name in sorted({name for _, run_us in measured for name in run_us}):
+        ran = [place for place, (_, run_us) in enumerate(measured) if name in run_us]
+        loads = [_load(name, spec, measured[place][0], gpu) for place in ran]
+        rates[name] = fit(loads, [measured[place][1][name] for place in ran])
+        for place, us in zip(ran, predict(rates[name], loads).tolist(), strict=True):
+            predicted[place][name] = round(us, 3)
+    points = (
+        Point(len(lens), round(float(np.mean(lens)), 1), int(np.max(lens)), dict(run_us), by_rates)
+        for (lens, run_us), by_rates in zip(measured, predicted, strict=True)
+    )
+    return tuple(points), rates
+
+
+def save(policy: Policy, path: Path) -> Path:
+    """Write `policy` as one JSON file, whole or not at all; raises OSError where it cannot."""
+    form = {"schema": SCHEMA, "kind": KIND}
+    form |= {name: getattr(policy, name) for name in SINGLE}
+    form["releases"] = dict(policy.releases)
+    form["specs"] = [
+        {
+            **asdict(spec),
+            "points": [_point_form(point) for point in points],
+            "rates": {name: asdict(rates) for name, rates in policy.rates[spec].items()},
+        }
+        for spec, points in policy.points.items()
+    ]
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(form) + "\n", encoding="utf-8")
+    return part.replace(path)
+
+
+def load(path: Path) -> Policy:
+    """Read what `save` wrote; ValueError for a file of another kind or schema."""
+    form = json.loads(path.read_text(encoding="utf-8"))
+    found = (form.get("kind"), form.get("schema")) if isinstance(form, dict) else (None, None)
+    if found != (KIND, SCHEMA):
+        raise ValueError(f"{path.name} must be a {KIND!r} of schema {SCHEMA}, got {found}")
+    points, rates = {}, {}
+    for entry in form["specs"]:
+        flat = dict(entry)
+        measured = tuple(Point(**point) for point in flat.pop("points"))
+        fitted = {name: _rates_of(form) for name, form in flat.pop("rates").items()}
+        spec = AttnSpec(**flat)
+        points[spec], rates[spec] = measured, fitted
+    told = {name: form[name] for name in (*SINGLE, "releases")}
+    return Policy(**told, points=points, rates=rates)
+
+
+def _nearest(points: tuple[Point, ...], place: np.ndarray) -> tuple[tuple[Point, ...], np.ndarray]:
+    """The `NEIGHBOURS` nearest points, nearest first, and their weights, which sum to one."""
+    octaves = np.sqrt(((np.array([point.place for point in points]) - place) ** 2).sum(axis=1))
+    near = np.argsort(octaves, kind="stable")[:NEIGHBOURS]
+    weights = 1 / (octaves[near] + NEAREST_OCTAVES) ** 2
+    return tuple(points[i] for i in near), weights / weights.sum()
+
+
+def _load(backend: str, spec: AttnSpec, seq_lens: Sequence[int], gpu: Gpu) -> Load:
+    return load_of(plan(backend, spec, seq_lens, num_sms=gpu.num_sms), spec, seq_lens, gpu)
+
+
+def _confidence(
+    order: list[str], predicted: Mapping[str, float], spread: Mapping[str, float]
+) -> float:
+    """Chance that the first is faster than the second, both uncertain by their spread."""
+    if len(order) == 1:
+        return 1.0
+    first, second = order[:2]
+    lead = predicted[second] - predicted[first]
+    unsure = math.sqrt(spread[first] ** 2 + spread[second] ** 2 + NOISE**2)
+    return 0.5 * (1 + math.erf(lead / unsure / math.sqrt(2)))
+
+
+def _inside(points: tuple[Point, ...], place: np.ndarray) -> bool:
+    places = np.array([point.place for point in points])
+    return bool((places.min(axis=0) <= place).all() and (place <= places.max(axis=0)).all())
+
+
+def _place(batch_size: int, mean_len: float, longest: int) -> np.ndarray:
+    return SCALE * np.log2([batch_size, mean_len, longest / mean_len])
+
+
+def _point_form(point: Point) -> dict[str, Any]:
+    return {
+        "batch_size": point.batch_size,
+        "mean_len": point.mean_len,
+        "longest": point.longest,
+        "run_us": dict(point.run_us),
+        "predicted_us": dict(point.predicted_us),
+    }
+
+
+def _rates_of(form: Mapping[str, Any]) -> Rates:
+    return Rates(**{**form, "token_ns": tuple(form["token_ns"])})
+
+
+def _spec_word(spec: AttnSpec) -> str:
+    return f"{spec.heads} d{spec.head_dim} page {spec.page_size} {spec.dtypes}"

@@ -1,0 +1,226 @@
+"""How long a decode call takes by its work plan, with rates fitted to measured calls.
+
+Items of a `decode_plan.WorkPlan` start in order, each in the slot that is free first. While `busy`
+of them run, each passes a token in
+
+    us_per_token = hypot(latency(busy), busy x token_bytes x read x missed / memory_gbps)
+
+with `latency` what one item needs by itself beside so many others, `read` the share of its tokens
+that are not padding, and `missed` that of KV bytes which the L2 does not hold. Where items of
+different lengths follow each other on an SM that runs several, one computes while another loads:
+for `overlap` of them the larger of both counts instead of `hypot`. A call takes
+
+    run_us = start_us + sum(tokens x us_per_token) + merging
+    merging = merge_us + item_us items + split_us (splits - 1)
+
+with `merge_us` only where a second kernel merges partial outputs.
+Rates of a backend and spec are fitted to logs of measured times, so that short and long calls count
+alike. No two layers share a rate: a page size or group changes the kernel.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..spec import ELEMENT_BYTES, AttnSpec
+from .plans import WorkPlan
+
+KNOTS = (1 / 128, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0, 12.0)
+"""Running items over SMs at which latency is fitted; between them it is interpolated over logs."""
+BINS = 48
+"""Levels of `busy`, evenly over its logarithm, that moments of a call are gathered in."""
+L2_SHARE, L2_SLOPE = 0.8, 24
+"""Share of the L2 at which half of a cache's bytes come from memory, and how sharply that grows: an
+H200 (60 MiB) misses 0.2 of 46 MB and all of 54 MB in back-to-back replays (LOG.md, 2026-11-21)."""
+START = {
+    "start_us": 5.0,
+    "merge_us": 1.0,
+    "item_us": 5e-3,
+    "split_us": 0.02,
+    "memory_gbps": 4200.0,
+}
+"""Where a fit begins, and what it stays near for lack of evidence."""
+PULL, SMOOTH = 0.05, 0.3
+"""Weights of a rate's log distance from `START`, and of latency's from its neighbours."""
+ROUNDS, STEP, CLOSE = 40, 1e-4, 1e-6
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What the law needs of a GPU: SMs, and the size of its L2 in MiB."""
+
+    num_sms: int
+    l2_mib: float
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Fitted rates of a backend and spec; `token_ns` has the latency at the first of `KNOTS`."""
+
+    start_us: float
+    merge_us: float
+    item_us: float
+    split_us: float
+    memory_gbps: float
+    token_ns: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Load:
+    """A call's work over time, in `BINS` levels: `tokens` that each running item passes in it.
+
+    `busy` is the items that run, over SMs; `moved` the bytes that all of them read from memory for
+    a token of each. `overlap` is the share of items that hide each other's latency. Other fields
+    as in `WorkPlan`.
+    """
+
+    busy: np.ndarray
+    tokens: np.ndarray
+    moved: np.ndarray
+    overlap: float
+    items: int
+    splits: int
+    merged: bool
+
+
+def load_of(plan: WorkPlan, spec: AttnSpec, seq_lens: Sequence[int], gpu: Gpu) -> Load:
+    """The load of `plan`, made for requests of `seq_lens` tokens on `gpu`."""
+    begin, end = _schedule(plan.items, plan.slots)
+    moments, place = np.unique(np.concatenate([begin, end]), return_inverse=True)
+    change = np.zeros(len(moments))
+    np.add.at(change, place, np.repeat([1.0, -1.0], len(begin)))
+    running, passed = np.cumsum(change)[:-1], np.diff(moments)
+    level = (np.log(running) / math.log(plan.slots + 1) * BINS).astype(int)
+    tokens, weighed = (np.bincount(level, w, BINS) for w in (passed, passed * running))
+    busy = np.where(tokens > 0, weighed / np.maximum(tokens, 1e-9), 1.0)
+    token_bytes = 2 * spec.head_dim * ELEMENT_BYTES[spec.kv_dtype]
+    cache = float(np.sum(seq_lens)) * spec.num_kv_heads * token_bytes
+    read = plan.tokens / float(plan.items.sum())
+    return Load(
+        busy=busy / gpu.num_sms,
+        tokens=tokens,
+        moved=busy * read * token_bytes * _missed(cache, gpu),
+        overlap=_overlap(plan) if plan.slots > gpu.num_sms else 0.0,
+        items=len(plan.items),
+        splits=plan.splits,
+        merged=plan.merged,
+    )
+
+
+def predict(rates: Rates, loads: Sequence[Load]) -> np.ndarray:
+    """Microseconds [len(loads)] of calls."""
+    return _Calls(loads, len(rates.token_ns)).run_us(_to_logs(rates))
+
+
+def fit(loads: Sequence[Load], run_us: Sequence[float]) -> Rates:
+    """Rates whose predicted logs lie nearest those of `run_us` in the least squares.
+
+    Knots beyond the busiest moment of all calls are left out. ValueError without calls.
+    """
+    if not loads or len(loads) != len(run_us):
+        raise ValueError(
+            f"run_us must have a time for each of one or more loads, got {len(run_us)} for "
+            f"{len(loads)}"
+        )
+    most = max(float(load.busy.max()) for load in loads)
+    calls = _Calls(loads, min(sum(knot <= most for knot in KNOTS) + 1, len(KNOTS)))
+    times = np.asarray(run_us, float)
+    logs, first = np.log(times), calls.start(times)
+
+    def left(x: np.ndarray) -> np.ndarray:
+        pulled = PULL * (x - first)[: len(START)]
+        return np.concatenate(
+            [np.log(calls.run_us(x)) - logs, pulled, SMOOTH * np.diff(x[len(START) :])]
+        )
+
+    return _from_logs(_least_squares(left, first))
+
+
+class _Calls:
+    """Several loads side by side: [calls, BINS], and rates as one vector of logs."""
+
+    def __init__(self, loads: Sequence[Load], knots: int) -> None:
+        self.tokens = np.stack([load.tokens for load in loads])
+        self.moved = np.stack([load.moved for load in loads])
+        self.overlap = np.array([load.overlap for load in loads])[:, None]
+        self.items = np.array([load.items for load in loads], float)
+        self.splits = np.array([load.splits for load in loads], float)
+        self.merged = np.array([load.merged for load in loads], float)
+        busy = np.log(np.stack([load.busy for load in loads]))
+        units = (np.interp(busy, np.log(KNOTS[:knots]), unit) for unit in np.eye(knots))
+        self.between = np.stack(list(units), axis=-1)
+
+    def run_us(self, x: np.ndarray) -> np.ndarray:
+        start, merge, item, split, gbps = np.exp(x[: len(START)])
+        latency = np.exp(self.between @ x[len(START) :])
+        # GB/s are 1e3 bytes a microsecond.
+        traffic = self.moved / (gbps * 1e3)
+        alone, hidden = np.hypot(latency, traffic), np.maximum(latency, traffic)
+        spent = (self.tokens * (alone + self.overlap * (hidden - alone))).sum(axis=1)
+        merging = merge * self.merged + item * self.items + split * (self.splits - 1)
+        return start + spent + merging
+
+    def start(self, run_us: np.ndarray) -> np.ndarray:
+        """Logs to begin a fit with: latency is the time of the calls over their tokens."""
+        latency = np.median(np.maximum(run_us - START["start_us"], 1) / self.tokens.sum(axis=1))
+        return np.log([*START.values(), *[latency] * self.between.shape[-1]])
+
+
+def _schedule(items: np.ndarray, slots: int) -> tuple[np.ndarray, np.ndarray]:
+    """Begin and end [n] of items that start in order, each in the first slot to be free."""
+    if len(items) <= slots:
+        return np.zeros(len(items)), items.astype(float)
+    free, begin = [0.0] * slots, []
+    for cost in items.tolist():
+        begin.append(free[0])
+        heapq.heapreplace(free, free[0] + cost)
+    return np.array(begin), np.array(begin) + items
+
+
+def _overlap(plan: WorkPlan) -> float:
+    """Share of items that start behind another, times the chance that two differ in length."""
+    _, counts = np.unique(plan.items, return_counts=True)
+    behind = max(0.0, 1 - plan.slots / len(plan.items))
+    return behind * (1 - float(((counts / counts.sum()) ** 2).sum()))
+
+
+def _missed(cache_bytes: float, gpu: Gpu) -> float:
+    """Share of a cache that comes from memory when the same call is replayed back to back."""
+    fill = cache_bytes / (L2_SHARE * gpu.l2_mib * 2**20)
+    # Of a cache twice the L2 nothing is left when it is read again; more would overflow.
+    return 1 - 1 / (1 + min(fill, 2.0) ** L2_SLOPE)
+
+
+def _to_logs(rates: Rates) -> np.ndarray:
+    return np.log([*(getattr(rates, name) for name in START), *np.array(rates.token_ns) / 1e3])
+
+
+def _from_logs(x: np.ndarray) -> Rates:
+    values = [float(value) for value in np.exp(x)]
+    told = dict(zip(START, values, strict=False))
+    return Rates(**told, token_ns=tuple(1e3 * us for us in values[len(START) :]))
+
+
+def _least_squares(left: Callable[[np.ndarray], np.ndarray], x: np.ndarray) -> np.ndarray:
+    """Levenberg and Marquardt's method with a numerical Jacobian; no log moves over 1 a step."""
+    found, damping = left(x), 1e-2
+    for _ in range(ROUNDS):
+        slopes = np.stack([(left(x + STEP * e) - found) / STEP for e in np.eye(len(x))], axis=1)
+        square, slope = slopes.T @ slopes, slopes.T @ found
+        before = found @ found
+        while damping < 1e6:
+            step = np.linalg.solve(square + damping * np.diag(np.diag(square) + 1e-9), -slope)
+            moved = x + np.clip(step, -1, 1)
+            tried = left(moved)
+            if tried @ tried < before:
+                x, found, damping = moved, tried, max(damping / 3, 1e-6)
+                break
+            damping *= 4
+        if before - found @ found < CLOSE * before:
+            break
+    return x

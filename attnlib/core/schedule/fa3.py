@@ -1,0 +1,298 @@
+"""FlashAttention-3's scheduler metadata: precomputed once a step, and guarded against misuse.
+
+    metadata = precompute(facts, seq_lens)                # one kernel, instead of one a layer
+    for layer in layers:
+        attend(..., metadata=metadata)                    # checks `require_fits`, then launches
+
+The attention kernel believes its metadata. Metadata of other facts makes it read and write past its
+buffers, most often without a crash: the output is wrong. So `require_fits` compares the facts of
+the call with those the metadata was made for, on the host: no launch, no synchronisation.
+
+**Lengths may change.** Ranges of KV come from the lengths of the call; old splits only balance
+worse. **The split cap may not**: both calls pass the same explicit `num_splits`, the cap that the
+page table's width gives, so no replay can exceed buffers sized at capture.
+
+**Streams.** The words hold a counter that each attention call uses and resets, so calls that share
+metadata must not overlap. A second stream is refused, and so is a second capturing stream. What the
+host cannot see: two graphs replayed at once, or another process's use of the buffer.
+
+**Buffers.** One buffer may serve graphs of many batch sizes, one metadata object each: `renew` the
+right one before its replay. Another's words in the buffer are refused wherever Python runs, which
+is at capture and in eager calls, not at replay.
+
+**Over 992 requests** the library splits nothing, whatever the cap: right, but the tail of a long
+request runs on few SMs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import torch
+
+from ..metadata.require import require_room, require_vector
+from . import library
+from .splits import SchedulerFacts, layout_of, max_words, plan_splits
+
+__all__ = [
+    "SchedulerFacts",
+    "SchedulerMetadata",
+    "ask_library",
+    "current_stream",
+    "max_words",
+    "plan_splits",
+    "precompute",
+    "reserve",
+    "sm_count",
+]
+
+Stream = tuple[bool, int]
+"""(whether the stream is capturing, its handle)."""
+
+
+@dataclass(frozen=True, eq=False)
+class SchedulerMetadata:
+    """`words` [n] int32 on the GPU, the library's tensor, and the settled `facts` of its call."""
+
+    words: torch.Tensor
+    facts: SchedulerFacts
+    _streams: dict[bool, int] = field(default_factory=dict, repr=False)
+    _writes: list[int | None] = field(default_factory=list, repr=False)
+
+    def __post_init__(self) -> None:
+        self.mark_used()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the words are."""
+        return self.words.device
+
+    def require_fits(
+        self, call: SchedulerFacts, *, device: torch.device, stream: Stream | None = None
+    ) -> None:
+        """Raise ValueError unless an attention call with these facts may use the metadata.
+
+        Every field that differs is named with both values. `stream` (from `current_stream`) is
+        recorded at the first use; another one is refused until `hand_over` or `renew`.
+        """
+        if call.settled != self.facts:
+            raise ValueError(_misfit(self.facts, call))
+        if device != self.device:
+            raise ValueError(
+                f"device must be that of the scheduler metadata, {self.device}, got {device}"
+            )
+        if not self._writes:
+            raise ValueError("words must be written before they are used, got words only reserved")
+        if self._writes != [_writes(self.words)]:
+            raise ValueError(
+                f"words must be those of this scheduler metadata, written {self._writes[0]} times, "
+                f"got a buffer written {_writes(self.words)} times: something else is in it now"
+            )
+        if stream is not None:
+            self._require_stream(*stream)
+
+    def mark_used(self) -> None:
+        """Take the words as they are for one's own: an attention call resets the counter."""
+        self._writes[:] = [_writes(self.words)]
+
+    def mark_written(self) -> None:
+        """The same after a kernel whose writes PyTorch does not see: whoever else has words in the
+        buffer finds that they are gone. The stream is forgotten, as by `renew`."""
+        torch.autograd.graph.increment_version(self.words)
+        self.mark_used()
+        self.hand_over()
+
+    def renew(
+        self,
+        seq_lens: torch.Tensor,
+        *,
+        seq_lens_cpu: Sequence[int] | torch.Tensor | None = None,
+        cu_seqlens_q: torch.Tensor | None = None,
+    ) -> None:
+        """Write the metadata of new lengths into the same words, for the next step or replay.
+
+        Arguments as for `precompute`. The facts stay, so a graph that holds the words stays right.
+        """
+        words = _checked_words(self.facts, seq_lens, seq_lens_cpu, cu_seqlens_q)
+        self.words.copy_(words)
+        self.mark_used()
+        self.hand_over()
+
+    def hand_over(self) -> None:
+        """Forget the stream; the caller has ordered its work before that of the next stream."""
+        self._streams.clear()
+
+    def _require_stream(self, capturing: bool, handle: int) -> None:
+        known = self._streams.setdefault(capturing, handle)
+        if known != handle:
+            raise ValueError(
+                f"stream must be the one that used this scheduler metadata first, {known:#x}, got "
+                f"{handle:#x}: attention calls that share metadata must not overlap"
+            )
+
+
+def precompute(
+    facts: SchedulerFacts,
+    seq_lens: torch.Tensor,
+    *,
+    seq_lens_cpu: Sequence[int] | torch.Tensor | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> SchedulerMetadata:
+    """The metadata of one step, from one kernel on the current stream.
+
+    `seq_lens` [batch_size] int32 is the KV tokens of each request on the GPU. `seq_lens_cpu`, if
+    given, is checked to lie in 1..max_seqlen_k; lengths on the GPU are not read. `cu_seqlens_q`
+    [batch_size + 1] int32 goes with `facts.varlen_q`. `out` [>= words] int32 is the caller's
+    buffer (`max_words` sizes it); the words are its head, and its tail becomes zero.
+    Raises ValueError naming the argument, what it must be and what it was, before any launch.
+    """
+    settled = facts.settled
+    _require_packing(facts)
+    if out is not None:
+        require_room(out, layout_of(settled).size, seq_lens.device)
+    words = _checked_words(settled, seq_lens, seq_lens_cpu, cu_seqlens_q)
+    if out is not None:
+        out[: len(words)].copy_(words)
+        out[len(words) :].zero_()
+        words = out[: len(words)]
+    return SchedulerMetadata(words, settled)
+
+
+def reserve(
+    facts: SchedulerFacts, device: torch.device, *, out: torch.Tensor | None = None
+) -> SchedulerMetadata:
+    """Zeros in the place of metadata, for `build_step_metadata` to write; no call takes them yet.
+
+    `out` and errors as for `precompute`; the cap is fixed in the same way.
+    """
+    settled = facts.settled
+    _require_packing(facts)
+    # "cuda" means the current device: a tensor on it knows which.
+    device = torch.empty(0, device=device).device
+    _require_sm_count(settled, device)
+    size = layout_of(settled).size
+    if out is None:
+        out = torch.empty(size, dtype=torch.int32, device=device)
+    require_room(out, size, device)
+    metadata = SchedulerMetadata(out.zero_()[:size], settled)
+    metadata._writes.clear()
+    return metadata
+
+
+@lru_cache(maxsize=16)
+def sm_count(device: torch.device) -> int:
+    """Multiprocessors of a CUDA device."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def current_stream(device: torch.device) -> Stream | None:
+    """The stream that a launch on `device` would use now; None off the GPU."""
+    if device.type != "cuda":
+        return None
+    handle = torch.cuda.current_stream(device).cuda_stream
+    return torch.cuda.is_current_stream_capturing(), handle
+
+
+def ask_library(
+    facts: SchedulerFacts, seq_lens: torch.Tensor, cu_seqlens_q: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The library's call as it is: nothing checks that the arguments are true. See `precompute`."""
+    return library.load().get_scheduler_metadata(
+        facts.batch_size,
+        facts.max_seqlen_q,
+        facts.max_seqlen_k,
+        facts.num_qo_heads,
+        facts.num_kv_heads,
+        facts.head_dim,
+        seq_lens,
+        qkv_dtype=getattr(torch, facts.dtype),
+        headdim_v=facts.head_dim_v,
+        cu_seqlens_q=cu_seqlens_q,
+        page_size=facts.page_size,
+        causal=facts.causal,
+        window_size=facts.window,
+        has_softcap=facts.has_softcap,
+        num_splits=facts.num_splits,
+        pack_gqa=facts.pack_gqa,
+        sm_margin=facts.sm_margin,
+    )
+
+
+def _checked_words(
+    settled: SchedulerFacts,
+    seq_lens: torch.Tensor,
+    seq_lens_cpu: Sequence[int] | torch.Tensor | None,
+    cu_seqlens_q: torch.Tensor | None,
+) -> torch.Tensor:
+    require_vector("seq_lens", seq_lens, settled.batch_size)
+    _require_lengths(settled, seq_lens_cpu)
+    if (cu_seqlens_q is not None) != settled.varlen_q:
+        raise ValueError(
+            f"cu_seqlens_q must be given if and only if facts.varlen_q, got "
+            f"{'none' if cu_seqlens_q is None else 'some'} with varlen_q={settled.varlen_q}"
+        )
+    if cu_seqlens_q is not None:
+        require_vector("cu_seqlens_q", cu_seqlens_q, settled.batch_size + 1)
+    _require_sm_count(settled, seq_lens.device)
+    words = ask_library(settled, seq_lens, cu_seqlens_q)
+    size = layout_of(settled).size
+    if words.shape != (size,):
+        raise RuntimeError(
+            f"{library.supplier()} must lay metadata out in {size} words, as FlashAttention-3 does "
+            f"since 2025-08, got {list(words.shape)}"
+        )
+    return words
+
+
+def _writes(words: torch.Tensor) -> int | None:
+    """PyTorch's count of writes to the buffer beneath; a tensor of inference mode has none."""
+    return None if words.is_inference() else words._version
+
+
+def _misfit(made_for: SchedulerFacts, call: SchedulerFacts) -> str:
+    told = [
+        f"{name} must be {mine!r}, got {theirs!r}"
+        for name, (mine, theirs) in made_for.differences(call).items()
+    ]
+    if made_for.max_seqlen_k != call.max_seqlen_k and made_for.page_size == call.page_size:
+        page = made_for.page_size or 1
+        widths = made_for.max_seqlen_k // page, call.max_seqlen_k // page
+        told.append(f"that is a page-table width of {widths[0]}, got {widths[1]}")
+    return f"scheduler metadata does not fit the call: {'; '.join(told)}"
+
+
+def _require_packing(facts: SchedulerFacts) -> None:
+    if facts.must_pack and not facts.packs:
+        raise ValueError(
+            "pack_gqa must be None or True where pages are gathered or KV is split, because the "
+            f"kernel packs there whatever it is told, got {facts.pack_gqa}"
+        )
+
+
+def _require_sm_count(facts: SchedulerFacts, device: torch.device) -> None:
+    if device.type == "cuda" and facts.num_sms != sm_count(device):
+        raise ValueError(
+            f"num_sms must be that of {device}, {sm_count(device)}, got {facts.num_sms}"
+        )
+
+
+def _require_lengths(
+    facts: SchedulerFacts, seq_lens_cpu: Sequence[int] | torch.Tensor | None
+) -> None:
+    if seq_lens_cpu is None:
+        return
+    lens = torch.as_tensor(seq_lens_cpu)
+    if lens.device.type != "cpu" or lens.shape != (facts.batch_size,):
+        raise ValueError(
+            f"seq_lens_cpu must be [{facts.batch_size}] on the cpu, "
+            f"got {list(lens.shape)} on {lens.device}"
+        )
+    low, high = int(lens.min()), int(lens.max())
+    if low < 1 or high > facts.max_seqlen_k:
+        raise ValueError(
+            f"seq_lens_cpu must lie in 1..{facts.max_seqlen_k} (page-table width x page_size), "
+            f"got {low}..{high}"
+        )

@@ -1,0 +1,138 @@
+"""Attention layers as nouns: head counts, page size, dtypes. Frozen; no torch.
+
+| noun | what it is |
+|---|---|
+| `AttnSpec` | a layer of multi-head, grouped-query or multi-query attention |
+| `MlaSpec` | a layer of multi-head latent attention, after weight absorption |
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
+LENGTHS = ("fixed", "ragged", "skewed")
+FP8_OUT_DTYPE = "bfloat16"
+
+
+@dataclass(frozen=True)
+class AttnSpec:
+    """One attention layer of a decode step.
+
+    `dtype` is the query's, `kv_dtype` the cache's (default: the same); both are torch dtype names
+    out of `ELEMENT_BYTES`. `page_size` is the tokens of a KV page, a power of two.
+    Raises ValueError naming the argument, what it must be and what it was.
+    """
+
+    num_qo_heads: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+    dtype: str = "bfloat16"
+    kv_dtype: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kv_dtype", self.kv_dtype or self.dtype)
+        for name in ("num_qo_heads", "num_kv_heads", "head_dim", "page_size"):
+            _require_positive_int(name, getattr(self, name))
+        if self.num_qo_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_qo_heads must be a multiple of num_kv_heads ({self.num_kv_heads}), "
+                f"got {self.num_qo_heads}"
+            )
+        if self.page_size & (self.page_size - 1):
+            raise ValueError(f"page_size must be a power of two, got {self.page_size}")
+        for name in ("dtype", "kv_dtype"):
+            if getattr(self, name) not in ELEMENT_BYTES:
+                raise ValueError(
+                    f"{name} must be one of {', '.join(ELEMENT_BYTES)}, got {getattr(self, name)!r}"
+                )
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share one KV head (1 is MHA, num_qo_heads is MQA)."""
+        return self.num_qo_heads // self.num_kv_heads
+
+    @property
+    def softmax_scale(self) -> float:
+        """1 / sqrt(head_dim)."""
+        return 1.0 / math.sqrt(self.head_dim)
+
+    @property
+    def out_dtype(self) -> str:
+        """Output dtype: the query's, and bfloat16 where the query is FP8."""
+        return FP8_OUT_DTYPE if self.dtype.startswith("float8") else self.dtype
+
+    @property
+    def heads(self) -> str:
+        """Head counts as people write them, `32/8`."""
+        return f"{self.num_qo_heads}/{self.num_kv_heads}"
+
+    @property
+    def dtypes(self) -> str:
+        """The query's dtype, and the cache's behind it where it is another: `bfloat16/...`."""
+        return self.dtype if self.dtype == self.kv_dtype else f"{self.dtype}/{self.kv_dtype}"
+
+
+def _require_positive_int(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
+
+
+LATENT_DIM, ROPE_DIM = 512, 64
+MLA_HEAD_DIM = LATENT_DIM + ROPE_DIM
+MLA_TOKEN_BYTES = {"bfloat16": 2 * MLA_HEAD_DIM, "fp8-656": 656}
+"""Bytes of a cached token by its format; `mla_format` has the layout of the second."""
+DEEPSEEK_QK_DIM = 192
+"""Width of a DeepSeek-V2/V3 query head before weight absorption: 128 plain, 64 rotary."""
+
+
+@dataclass(frozen=True)
+class MlaSpec:
+    """One MLA layer after weight absorption: all query heads read one latent KV head.
+
+    A token is 512 latent values, which are key and value, and 64 rotary ones, key only. Query and
+    output are bfloat16. `top_k` tokens of each request are attended to, all of them where it is 0.
+    `num_qo_heads` is what one GPU has of the model's 128.
+    """
+
+    num_qo_heads: int
+    top_k: int = 0
+    page_size: int = 64
+    kv_format: str = "bfloat16"
+
+    def __post_init__(self) -> None:
+        for name, least in (("num_qo_heads", 1), ("top_k", 0), ("page_size", 1)):
+            _require_int(name, getattr(self, name), least)
+        if self.page_size & (self.page_size - 1):
+            raise ValueError(f"page_size must be a power of two, got {self.page_size}")
+        if self.kv_format not in MLA_TOKEN_BYTES:
+            raise ValueError(
+                f"kv_format must be one of {', '.join(MLA_TOKEN_BYTES)}, got {self.kv_format!r}"
+            )
+
+    @property
+    def softmax_scale(self) -> float:
+        """1 / sqrt(192): that of the query before absorption, not of the 576 values it has here."""
+        return 1.0 / math.sqrt(DEEPSEEK_QK_DIM)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token in the cache."""
+        return MLA_TOKEN_BYTES[self.kv_format]
+
+    @property
+    def heads(self) -> str:
+        """Head counts as people write them, `128/1`."""
+        return f"{self.num_qo_heads}/1"
+
+
+def _require_int(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
+
+
+CUSTOM_MASKS = ("tree", "chain")
+MASKS = ("causal", "full", *CUSTOM_MASKS)

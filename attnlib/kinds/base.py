@@ -1,0 +1,56 @@
+"""What subjects share: where they measure, and the fields of a record that a timing gives."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from ..measure.timer import Timing
+    from ..measure.trace import Kernel
+    from .check import OracleCheck
+    from .item import Item
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where a worker measures: device, machine (`describe_machine`), versions of libraries."""
+
+    device: str
+    machine: dict[str, Any]
+    versions: dict[str, str]
+
+    def require_release(self, distribution: str, release: str) -> None:
+        """RuntimeError unless `release` of `distribution` is what this process imports."""
+        found = self.versions.get(distribution, "none")
+        if release and found != release:
+            raise RuntimeError(f"release must be {distribution} {release}, imported was {found}")
+
+
+class Subject(Protocol):
+    """Measures items of one kind."""
+
+    def measure(self, item: Item) -> dict[str, Any]:
+        """The record's fields that a measurement of `item` gives; may raise."""
+
+
+def oracle_fields(verdict: OracleCheck) -> dict[str, Any]:
+    """A record's fields for the oracle's verdict; JSON has no infinity, so None stands for it."""
+    return {
+        "oracle_error": verdict.error if verdict.error != float("inf") else None,
+        "oracle_budget": verdict.budget,
+        "oracle_rows": verdict.rows,
+    }
+
+
+def timed_fields(
+    timing: Timing, *, kernels: tuple[Kernel, ...], work_per_call: float
+) -> dict[str, Any]:
+    """A record's fields for samples that were taken after the check passed."""
+    return {
+        "status": "ok",
+        "run_us": timing.samples_us,
+        "calls_per_sample": timing.calls_per_sample,
+        "kernels": tuple(asdict(kernel) for kernel in kernels),
+        "work_per_call": work_per_call,
+    }

@@ -1,0 +1,123 @@
+"""What subjects of one attention call share: check by the oracle, time, time the plan, trace.
+
+A kind of case says which backends it has, how to build its tensors and oracle, and what it costs.
+The last case's tensors are kept for its neighbours. `plan_us` is a replan in place.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+
+from ..core.backends.base import Backend, Plan
+from ..measure.timer import ROTATING, cold_copies, run_timer, time_host
+from ..measure.trace import kernel_family, trace_kernels
+from .base import Bench, oracle_fields, timed_fields
+from .check import OracleCheck
+from .cost import DecodeCost
+from .item import Item
+
+MEMORY_GIB_UNKNOWN = 4.0
+Case = TypeVar("Case")
+Work = TypeVar("Work")
+
+
+class CallSubject(ABC, Generic[Case, Work]):
+    """Measures one call of a backend. A kind's `Work` has `case`, `batch` and `q`."""
+
+    memory_share: ClassVar[float] = 0.75
+    """Of the GPU's memory a case may fill with K and V; the oracle and workspaces need the rest."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self._work: Work | None = None
+        self._check: Callable[[torch.Tensor], OracleCheck] | None = None
+
+    @abstractmethod
+    def backend_class(self, name: str) -> type[Backend]:
+        """The class behind a backend's name; ValueError lists the names there are."""
+
+    @abstractmethod
+    def create(self, item: Item, *, cuda_graph: bool) -> Backend:
+        """The item's backend, ready to plan."""
+
+    @abstractmethod
+    def build(self, case: Case) -> tuple[Work, Callable[[torch.Tensor], OracleCheck]]:
+        """The case's tensors on the bench's device, and the oracle's check of an output."""
+
+    @abstractmethod
+    def caches(self, work: Work, count: int) -> list[Any]:
+        """The cache that `run` takes, and copies of it: `count` in all."""
+
+    @abstractmethod
+    def cost(self, case: Case) -> DecodeCost:
+        """Bytes and FLOPs of a call."""
+
+    def refusal(self, cls: type[Backend], case: Case) -> str:
+        """Why a backend cannot run a case by its library's rules, or the empty string."""
+        return cls.unsupported(case.spec)
+
+    def cache_bytes(self, case: Case) -> int:
+        """Bytes that the case's cache takes."""
+        return self.cost(case).kv_bytes
+
+    def measure(self, item: Item) -> dict[str, Any]:
+        """Check one call by the oracle, time it and its plan, then trace it."""
+        cls, case = self.backend_class(item.backend), item.case
+        self.bench.require_release(cls.distribution, item.release)
+        reason = cls.unavailable() or self.refusal(cls, case) or self._too_large(case, 1)
+        if reason:
+            return {"status": "refused", "reason": reason}
+        timer = run_timer(item.timer)
+        work, check = self._workload(case)
+        backend = self.create(item, cuda_graph=item.timer.startswith("graph"))
+        plan = backend.plan(work.batch)
+        run = partial(backend.run, work.q, *self.caches(work, 1), plan)
+        verdict = check(run())
+        seen = {"reported_backend": plan.reported_backend, **oracle_fields(verdict)}
+        if not verdict.passed:
+            reason = f"row error {verdict.error:.3g} over budget {verdict.budget:.3g}"
+            return {"status": "incorrect", "reason": reason, **seen}
+        # Timed before it is traced: the profiler's callbacks stay on, and slow every launch.
+        timing = timer(self._rotation(backend, plan, work) if item.timer in ROTATING else run)
+        planning = time_host(lambda: backend.plan(work.batch, out=plan))
+        kernels = trace_kernels(run) if self.bench.device == "cuda" else ()
+        family = kernel_family(kernel.name for kernel in kernels)
+        if cls.pinned_family not in ("", family):
+            raise RuntimeError(f"asked for {cls.pinned_family}, but {family or 'none'} ran")
+        work_bytes = float(self.cost(case).io_bytes)
+        return timed_fields(timing, kernels=kernels, work_per_call=work_bytes) | {
+            "kernel_family": family,
+            "plan_us": planning.samples_us,
+            **seen,
+        }
+
+    def _rotation(
+        self, backend: Backend, plan: Plan, work: Work
+    ) -> list[Callable[[], torch.Tensor]]:
+        """Calls over as many copies of the cache as a cold L2 takes; refuses if they do not fit."""
+        read = self.cost(work.case).kv_bytes
+        copies = cold_copies(read, int(self.bench.machine["l2_mib"] * 2**20))
+        if reason := self._too_large(work.case, copies):
+            raise ValueError(f"a cold L2 needs {copies} copies: {reason}")
+        return [partial(backend.run, work.q, kv, plan) for kv in self.caches(work, copies)]
+
+    def _workload(self, case: Case) -> tuple[Work, Callable[[torch.Tensor], OracleCheck]]:
+        if self._work is None or self._work.case != case:
+            self._work = self._check = None
+            self._work, self._check = self.build(case)
+        return self._work, self._check
+
+    def _too_large(self, case: Case, copies: int) -> str:
+        limit = self.bench.machine.get("memory_gib", MEMORY_GIB_UNKNOWN) * self.memory_share
+        needed = copies * self.cache_bytes(case) / 2**30
+        return "" if needed <= limit else f"KV needs {needed:.1f} GiB, limit {limit:.1f} GiB"
+
+
+def paged_copies(kv: Any, count: int) -> list[Any]:
+    """A `PagedKV` and clones of it: `count` in all."""
+    return [kv, *(type(kv)(kv.k_cache.clone(), kv.v_cache.clone()) for _ in range(count - 1))]

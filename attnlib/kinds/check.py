@@ -1,0 +1,64 @@
+"""Is an output right? An error budget derived from data, not a tolerance out of the air.
+
+The error of an output row (one request, one query head) against the float64 oracle is
+
+    || out - ref ||_2 / || ref ||_2          and the error of a call is its worst row's.
+
+Its budget is `BUDGET_FACTOR` times the same error of a low-precision reference: the oracle with
+its probabilities rounded to the query's dtype and its output to the output's, which every kernel
+that uses tensor cores must do; at least half a unit in the last place of the output. NaN and inf
+never pass. One dropped token of n moves a row by about 1 / sqrt(e n), which the bf16 budget of
+about 0.009 sees up to n = 4,500; a wrong head, page or scale moves it by order 1.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+BUDGET_FACTOR = 3.0
+"""Kernels also round partial sums of splits and use fast exponentials; on record: 0.6 to 1.5."""
+
+
+@dataclass(frozen=True)
+class OracleCheck:
+    """The verdict of the oracle: worst row error, the budget it was held to, rows looked at."""
+
+    error: float
+    budget: float
+    rows: int
+
+    @property
+    def passed(self) -> bool:
+        """True only for a finite error within the budget."""
+        return math.isfinite(self.error) and self.error <= self.budget
+
+
+class Judge:
+    """`reference` [rows, heads, dim] float64 and the budget that `low_precision` gives it.
+
+    `low_precision` is the same output with a kernel's unavoidable roundings, in its output dtype.
+    """
+
+    def __init__(self, reference: torch.Tensor, low_precision: torch.Tensor) -> None:
+        self.reference = reference
+        least = torch.finfo(low_precision.dtype).eps / 2
+        self.budget = max(least, BUDGET_FACTOR * worst_row_error(low_precision, reference))
+
+    def check(self, out: torch.Tensor) -> OracleCheck:
+        """Judge `out` [bs, num_qo_heads, head_dim]; a wrong shape is an error, not a verdict."""
+        error = worst_row_error(out, self.reference)
+        return OracleCheck(error, self.budget, self.reference.shape[:-1].numel())
+
+
+def worst_row_error(out: torch.Tensor, reference: torch.Tensor) -> float:
+    """Largest relative L2 error over rows; inf where an output is not finite."""
+    if out.shape != reference.shape:
+        raise ValueError(f"out must be {list(reference.shape)}, got {list(out.shape)}")
+    wide = out.double()
+    if not bool(torch.isfinite(wide).all()):
+        return float("inf")
+    errors = (wide - reference).norm(dim=-1) / reference.norm(dim=-1)
+    return float(errors.max())

@@ -1,0 +1,1 @@
+"""Decode attention: one query per request."""

@@ -1,0 +1,69 @@
+"""One decode attention call over a paged cache, as a case. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ...core.spec import LENGTHS, AttnSpec, _require_positive_int
+
+
+@dataclass(frozen=True)
+class DecodeCase:
+    """A seeded decode workload: who it is, not its tensors (`workload` builds those).
+
+    `kv_len` is the longest request's length in tokens; `lengths` is one of
+    fixed (all `kv_len`), ragged (uniform in 1..kv_len) or skewed (one `kv_len`, the others 1/32).
+    """
+
+    spec: AttnSpec
+    batch_size: int
+    kv_len: int
+    lengths: str = "fixed"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _require_positive_int("batch_size", self.batch_size)
+        _require_positive_int("kv_len", self.kv_len)
+        if self.lengths not in LENGTHS:
+            raise ValueError(f"lengths must be one of {', '.join(LENGTHS)}, got {self.lengths!r}")
+
+    @property
+    def label(self) -> str:
+        """A short name for tables and progress bars."""
+        s = self.spec
+        tail = "" if self.lengths == "fixed" else f" {self.lengths}"
+        return (
+            f"{s.heads} d{s.head_dim} {s.dtypes} page {s.page_size} "
+            f"batch {self.batch_size} kv_len {self.kv_len}{tail}"
+        )
+
+    @property
+    def key(self) -> str:
+        """A name without spaces for command lines, `32/8,d128,p16,b16,k8192`; stable.
+
+        What is usual goes unsaid: dtype bfloat16, lengths fixed, seed 0.
+        """
+        s = self.spec
+        parts = [s.heads, f"d{s.head_dim}", f"p{s.page_size}"]
+        parts += [f"b{self.batch_size}", f"k{self.kv_len}"]
+        parts += [s.dtypes] if s.dtypes != "bfloat16" else []
+        parts += [self.lengths] if self.lengths != "fixed" else []
+        return ",".join([*parts, f"seed{self.seed}"] if self.seed else parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Flat dict of the case: the spec's fields and its own."""
+        flat = asdict(self)
+        return {**flat.pop("spec"), **flat}
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> DecodeCase:
+        """Inverse of `to_dict`; raises ValueError on a missing or unknown field."""
+        names = ("num_qo_heads", "num_kv_heads", "head_dim", "page_size", "dtype", "kv_dtype")
+        own = ("batch_size", "kv_len", "lengths", "seed")
+        if set(fields) != {*names, *own}:
+            raise ValueError(
+                f"case must have the fields {sorted((*names, *own))}, got {sorted(fields)}"
+            )
+        spec = AttnSpec(**{name: fields[name] for name in names})
+        return cls(spec, **{name: fields[name] for name in own})

@@ -1,0 +1,107 @@
+"""Attention calls with several query tokens a request: named, seeded cases, mode by mode.
+
+| mode | queries of a request | mask, the usual one first |
+|---|---|---|
+| `prefill_paged` | its last `q_len` tokens | causal |
+| `target_verify` | its last `q_len`, drafts | tree, chain, causal |
+| `draft_extend` | its last 1..`q_len`, ragged: what was accepted | causal |
+| `dllm_extend` | its last `q_len`, a block | full |
+| `prefill_ragged` | all its tokens; K and V are those of the call, contiguous | causal |
+
+Masks align the last query with the last token. In a causal one a query sees its own token and all
+before it, in a full one every token. A tree shows a draft the tokens before the drafts, itself and
+its ancestors. `tree` and `chain` go to the library as a custom mask, bit by bit; a chain's bits are
+those of the causal mask. The modes are those of SGLang's FlashInfer backend (pull request 18364),
+which passes a custom mask wherever it verifies drafts. No torch here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ...core.spec import AttnSpec
+from ..decode.case import DecodeCase
+
+MODES = {
+    "prefill_paged": ("causal",),
+    "target_verify": ("tree", "chain", "causal"),
+    "draft_extend": ("causal",),
+    "dllm_extend": ("full",),
+    "prefill_ragged": ("causal",),
+}
+"""Mode -> its masks, the usual one first."""
+
+
+@dataclass(frozen=True)
+class ExtendCase:
+    """A seeded call of `mode` with up to `q_len` query tokens a request.
+
+    `cached` says the rest as of a decode step: spec, batch, and the tokens a request has after the
+    call, at least as many as it has queries. An empty `mask` becomes the mode's usual one.
+    """
+
+    cached: DecodeCase
+    mode: str
+    q_len: int
+    mask: str = ""
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ValueError(f"mode must be one of {', '.join(MODES)}, got {self.mode!r}")
+        masks = MODES[self.mode]
+        object.__setattr__(self, "mask", self.mask or masks[0])
+        if self.mask not in masks:
+            raise ValueError(
+                f"mask must be one of {', '.join(masks)} for {self.mode}, got {self.mask!r}"
+            )
+        longest = self.cached.kv_len
+        if type(self.q_len) is not int or not 1 <= self.q_len <= longest:
+            raise ValueError(
+                f"q_len must be an integer in 1..{longest} (kv_len), got {self.q_len!r}"
+            )
+        if self.ragged and (self.q_len, self.spec.page_size) != (longest, 1):
+            raise ValueError(
+                f"q_len must be kv_len ({longest}) and page_size 1 for {self.mode}, "
+                f"got {self.q_len} and {self.spec.page_size}"
+            )
+
+    @property
+    def spec(self) -> AttnSpec:
+        """The attention layer."""
+        return self.cached.spec
+
+    @property
+    def ragged(self) -> bool:
+        """Whether K and V are those of the call, contiguous, not a paged cache."""
+        return self.mode == "prefill_ragged"
+
+    @property
+    def label(self) -> str:
+        """A short name for tables and progress bars."""
+        mask = "" if self.mask == MODES[self.mode][0] else f" {self.mask}"
+        return f"{self.mode} q_len {self.q_len}{mask} {self.cached.label}"
+
+    @property
+    def key(self) -> str:
+        """A name without spaces for command lines."""
+        mask = "" if self.mask == MODES[self.mode][0] else f",{self.mask}"
+        return f"{self.mode},q{self.q_len}{mask},{self.cached.key}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Flat dict of the case with its kind."""
+        own = {name: getattr(self, name) for name in _OWN}
+        return {"kind": "extend", **self.cached.to_dict(), **own}
+
+    @classmethod
+    def from_dict(cls, form: dict[str, Any]) -> ExtendCase:
+        """Inverse of `to_dict`, less the kind."""
+        missing = [name for name in _OWN if name not in form]
+        if missing:
+            raise ValueError(f"an ExtendCase must have the fields {_OWN}, lacks {missing}")
+        own = {name: form[name] for name in _OWN}
+        rest = {name: value for name, value in form.items() if name not in _OWN}
+        return cls(DecodeCase.from_dict(rest), **own)
+
+
+_OWN = tuple(f.name for f in fields(ExtendCase) if f.name != "cached")

@@ -1,0 +1,86 @@
+"""The oracle of calls with several queries a request: masked softmax in float64.
+
+For request i with K and V of its n tokens, query row r of its q rows, and the tokens S(r) it sees:
+
+    out[r, h] = softmax(softmax_scale * q[r, h] K[S(r)]^T) V[S(r)]
+
+S(r) is every token up to n - q + r under the causal mask, all n under the full one, and where the
+row of `custom_mask` says so under a custom one. Rows are taken a block at a time, so that the
+scores fit into memory; nothing is split along the tokens. The budget is that of `check`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ...core.batch import PagedKV
+from ...core.extend import ExtendBatch
+from ..check import Judge
+from ..decode.reference import gather_tokens, round_probs
+
+BLOCK_SCORES = 2**28
+"""Scores of a block of rows, all heads: 2 GiB in float64."""
+
+
+class ExtendOracle(Judge):
+    """Reference output and budget of one call, computed once, for any number of outputs."""
+
+    def __init__(self, q: torch.Tensor, kv: PagedKV, batch: ExtendBatch) -> None:
+        low = attend_extend(q, kv, batch, probs_dtype=q.dtype)
+        out_dtype = getattr(torch, batch.spec.out_dtype)
+        super().__init__(attend_extend(q, kv, batch), low.to(out_dtype))
+
+
+def attend_extend(
+    q: torch.Tensor,
+    kv: PagedKV,
+    batch: ExtendBatch,
+    *,
+    probs_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Output [rows, num_qo_heads, head_dim] float64 of `q` over `kv`, both as in `extend`.
+
+    With `probs_dtype` the unnormalised probabilities are rounded to it, as in `reference.attend`.
+    """
+    batch.check_inputs(q, kv)
+    out = torch.empty(q.shape, dtype=torch.float64, device=q.device)
+    starts = batch.qo_indptr.tolist()
+    for i, n in enumerate(batch.paged.seq_lens_cpu.tolist()):
+        k, v = gather_tokens(kv, batch.paged, i)
+        block = max(1, BLOCK_SCORES // (q.shape[1] * n))
+        for first in range(starts[i], starts[i + 1], block):
+            rows = slice(first, min(first + block, starts[i + 1]))
+            sees = _visible(batch, i, range(rows.start - starts[i], rows.stop - starts[i]))
+            scale = batch.spec.softmax_scale
+            out[rows] = _attend_rows(q[rows].double() * scale, k, v, sees, probs_dtype)
+    return out
+
+
+def _visible(batch: ExtendBatch, index: int, rows: range) -> torch.Tensor:
+    """Which tokens the rows of one request see, [rows, tokens] bool."""
+    n, q_len = int(batch.paged.seq_lens_cpu[index]), int(batch.q_lens_cpu[index])
+    device = batch.paged.page_table.device
+    if batch.custom_mask is not None:
+        sizes = (batch.q_lens_cpu.long() * batch.paged.seq_lens_cpu).cumsum(0)
+        end = int(sizes[index])
+        own = batch.custom_mask[end - q_len * n : end].view(q_len, n)
+        return own[rows.start : rows.stop]
+    if batch.mask == "full":
+        return torch.ones((len(rows), n), dtype=torch.bool, device=device)
+    last = torch.arange(rows.start, rows.stop, device=device) + n - q_len
+    return torch.arange(n, device=device) <= last[:, None]
+
+
+def _attend_rows(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    sees: torch.Tensor,
+    probs_dtype: torch.dtype | None,
+) -> torch.Tensor:
+    grouped = q.view(len(q), k.shape[1], -1, q.shape[-1])
+    scores = torch.einsum("rhgd,nhd->hgrn", grouped, k).masked_fill_(~sees, float("-inf"))
+    probs = scores.sub_(scores.amax(-1, keepdim=True)).exp_()
+    weights = probs if probs_dtype is None else round_probs(probs, probs_dtype)
+    out = torch.einsum("hgrn,nhd->hgrd", weights, v) / probs.sum(-1, keepdim=True)
+    return out.permute(2, 0, 1, 3).reshape(q.shape)

@@ -1,0 +1,111 @@
+"""Seeded lengths, page tables and values: the same case gives the same ones on every machine.
+
+Lengths and page order come from NumPy's PCG64 and need no torch, so that reports can count bytes
+anywhere; tensor values follow torch's generator of the device they are made on. Pages are a random
+permutation of the pool, as an engine's allocator leaves them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..core.spec import AttnSpec
+from .decode.case import DecodeCase
+from .extend.case import ExtendCase
+from .metadata.case import MetadataCase
+from .mla.case import MlaCase
+
+if TYPE_CHECKING:
+    import torch
+
+SKEW = 32
+"""In a skewed batch the short requests have kv_len / SKEW tokens: one long chat among many new."""
+
+MODELS = {
+    "llama-3.1-8b": (32, 8, 128),
+    "llama-3.1-70b-tp8": (8, 1, 128),
+    "qwen3-32b-tp4": (16, 2, 128),
+    "qwen3-0.6b": (16, 8, 128),
+    "llama-2-7b": (32, 32, 128),
+}
+"""Attention shapes a GPU sees: (num_qo_heads, num_kv_heads, head_dim), after tensor parallelism."""
+
+
+def model_spec(model: str, *, page_size: int, dtype: str = "bfloat16") -> AttnSpec:
+    """The `AttnSpec` of a named model shape; raises ValueError listing the names it knows."""
+    if model not in MODELS:
+        raise ValueError(f"model must be one of {', '.join(MODELS)}, got {model!r}")
+    return AttnSpec(*MODELS[model], page_size=page_size, dtype=dtype)
+
+
+def sample_seq_lens(case: DecodeCase | MetadataCase | MlaCase) -> np.ndarray:
+    """Lengths [bs] int32 of a case; a ragged batch always holds one of the longest."""
+    longest = case.max_ctx if isinstance(case, MetadataCase) else case.kv_len
+    if case.lengths == "fixed":
+        return np.full(case.batch_size, longest, dtype=np.int32)
+    if case.lengths == "skewed":
+        lens = np.full(case.batch_size, max(1, longest // SKEW), dtype=np.int32)
+    else:
+        rng = np.random.default_rng(case.seed)
+        lens = rng.integers(1, longest + 1, case.batch_size, dtype=np.int32)
+    lens[0] = longest
+    return lens
+
+
+def sample_page_table(case: DecodeCase | MlaCase) -> np.ndarray:
+    """Page table [bs, max_pages] int32 of a case: live pages shuffled, 0 past a row's pages."""
+    return shuffled_pages(sample_seq_lens(case), case.spec.page_size, case.seed + 1)
+
+
+def shuffled_pages(lens: np.ndarray, page_size: int, seed: int | None) -> np.ndarray:
+    """Page table [bs, max_pages] int32 for these lengths; without a seed the pages are in order."""
+    pages = -(-lens // page_size)
+    total = pages.sum()
+    order = np.arange(total) if seed is None else np.random.default_rng(seed).permutation(total)
+    table = np.zeros((len(lens), pages.max()), dtype=np.int32)
+    table[np.arange(pages.max()) < pages[:, None]] = order.astype(np.int32)
+    return table
+
+
+def sample_extend_lens(case: ExtendCase) -> tuple[np.ndarray, np.ndarray]:
+    """Queries and tokens of each request, both [bs] int32, tokens at least as many as queries.
+
+    The first request always has `q_len` queries.
+    """
+    kv_lens = sample_seq_lens(case.cached)
+    if case.ragged:
+        return kv_lens, kv_lens
+    q_lens = np.full(len(kv_lens), case.q_len, dtype=np.int32)
+    if case.mode == "draft_extend":
+        rng = np.random.default_rng(case.cached.seed + 2)
+        q_lens[1:] = rng.integers(1, case.q_len + 1, len(kv_lens) - 1)
+    return q_lens, np.maximum(kv_lens, q_lens)
+
+
+def sample_drafts(case: ExtendCase) -> np.ndarray:
+    """Which drafts each draft sees [bs, q_len, q_len] bool: itself and its ancestors.
+
+    In a chain a draft's parent is the one before it, in a tree any one before it.
+    """
+    rng = np.random.default_rng(case.cached.seed + 3)
+    batch, q_len = case.cached.batch_size, case.q_len
+    sees = np.zeros((batch, q_len, q_len), dtype=bool)
+    for draft in range(q_len):
+        if draft:
+            first = draft - 1 if case.mask == "chain" else 0
+            parents = rng.integers(first, draft, batch)
+            sees[:, draft] = sees[np.arange(batch), parents]
+        sees[:, draft, draft] = True
+    return sees
+
+
+def normal_values(shape: tuple[int, ...], dtype: str, generator: torch.Generator) -> torch.Tensor:
+    """Standard normal values of a torch dtype name, on the generator's device."""
+    import torch
+
+    kind = getattr(torch, dtype)
+    drawn = torch.bfloat16 if dtype.startswith("float8") else kind
+    values = torch.randn(shape, dtype=drawn, device=generator.device, generator=generator)
+    return values.to(kind)

@@ -1,0 +1,1 @@
+"""The metadata of a step: our kernels, their rivals, and the oracle."""

@@ -1,0 +1,191 @@
+"""A step's metadata: one builder, one case; every word checked, then traced and timed."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...core.metadata.launch import without_overlap
+from ...measure.timer import run_timer
+from ...measure.trace import trace_kernels
+from ..base import Bench, timed_fields
+from ..cost import metadata_cost
+from ..item import Item
+from . import oracle
+from . import sglang as sglang_kernel
+from .case import MetadataCase
+from .workload import build_draft_slots, build_request_pool
+
+POISON = -77
+_CORE = "core.metadata"
+FUSED = {
+    "decode": f"{_CORE}.decode",
+    "kv_indices": f"{_CORE}.kv_indices",
+    "draft": f"{_CORE}.draft",
+    "verify": f"{_CORE}.draft",
+}
+MODULES = {
+    "metadata-eager": dict.fromkeys(FUSED, "kinds.metadata.eager"),
+    "metadata-fused": FUSED,
+    "metadata-fused-alone": FUSED,
+    "metadata-serial": {"decode": "kinds.metadata.serial"},
+    "sglang-metadata": {"decode": "kinds.metadata.sglang"},
+}
+"""Backend name -> builder -> module of `attnlib`. `alone` starts after its neighbour has ended,
+so that a comparison shows what the overlap of launches gives."""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A builder's inputs and outputs, its numbers, and the first words that each row must have."""
+
+    inputs: dict[str, torch.Tensor]
+    outputs: dict[str, torch.Tensor]
+    numbers: dict[str, int]
+    wanted: dict[str, list[np.ndarray]]
+
+    def wrong_words(self) -> int:
+        """Words that differ from the oracle's."""
+        wrong = 0
+        for name, rows in self.wanted.items():
+            have = self.outputs[name].cpu().numpy().reshape(len(rows), -1)
+            pairs = zip(have, rows, strict=True)
+            wrong += sum(int(np.count_nonzero(row[: len(w)] != w)) for row, w in pairs)
+        return wrong
+
+
+class MetadataSubject:
+    """Measures one builder of `MODULES`; keeps the inputs of the last case."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self._case: MetadataCase | None = None
+        self._call: _Call | None = None
+
+    def measure(self, item: Item) -> dict[str, Any]:
+        """Compare every live word with the oracle, then trace and time the call."""
+        able = [name for name, modules in MODULES.items() if item.case.builder in modules]
+        if item.backend not in able:
+            raise ValueError(
+                f"backend must be one of {', '.join(able)} for {item.case.builder} metadata, "
+                f"got {item.backend!r}"
+            )
+        reason = sglang_kernel.unavailable() if item.backend == "sglang-metadata" else ""
+        if reason:
+            return {"status": "refused", "reason": reason}
+        self.bench.require_release(sglang_kernel.DISTRIBUTION, item.release)
+        timer = run_timer(item.timer)
+        with _overlap(item.backend):
+            return self._timed(item, timer)
+
+    def _timed(self, item: Item, timer: Callable[..., Any]) -> dict[str, Any]:
+        call = self._prepared(item.case)
+        module = importlib.import_module(f"attnlib.{MODULES[item.backend][item.case.builder]}")
+        build = getattr(module, _function(item.case.builder))
+        arguments = {**call.inputs, **call.outputs, **call.numbers}
+
+        def run() -> None:
+            build(**arguments)
+
+        run()
+        wrong = call.wrong_words()
+        verdict = {"oracle_error": float(wrong), "oracle_budget": 0.0}
+        verdict["oracle_rows"] = item.case.batch_size
+        if wrong:
+            return {"status": "incorrect", "reason": f"{wrong} words differ", **verdict}
+        # Timed before it is traced: the profiler's callbacks stay on, and slow every launch.
+        timing = timer(run)
+        kernels = trace_kernels(run) if self.bench.device == "cuda" else ()
+        work = float(metadata_cost(item.case).fetch_bytes)
+        return timed_fields(timing, kernels=kernels, work_per_call=work) | verdict
+
+    def _prepared(self, case: MetadataCase) -> _Call:
+        if case != self._case:
+            self._case = self._call = None
+            self._call = _CALLS[case.builder](case, self.bench.device)
+            self._case = case
+        for output in self._call.outputs.values():
+            output.fill_(POISON)
+        return self._call
+
+
+def _function(builder: str) -> str:
+    return "build_kv_indices" if builder == "kv_indices" else f"build_{builder}_metadata"
+
+
+def _decode_call(case: MetadataCase, device: str) -> _Call:
+    pool = build_request_pool(case, device=device)
+    numbers = _page_numbers(case)
+    lens, sums, rows, _ = oracle.decode_metadata(*_on_host(pool), **numbers)
+    wanted = {"cache_seqlens": [lens], "cu_seqlens_k": [sums], "page_table": rows}
+    table = (case.batch_size, case.max_pages)
+    sizes = {"cache_seqlens": lens.shape, "cu_seqlens_k": sums.shape, "page_table": table}
+    return _Call(pool, _outputs(sizes, device), numbers, wanted)
+
+
+def _kv_indices_call(case: MetadataCase, device: str) -> _Call:
+    pool = build_request_pool(case, device=device)
+    numbers = _page_numbers(case)
+    found = oracle.kv_indices(*_on_host(pool), **numbers)
+    names = ("kv_indptr", "kv_indices", "kv_last_page_len")
+    wanted = {name: [words] for name, words in zip(names, found, strict=True)}
+    sizes = {name: words.shape for name, (words,) in wanted.items()}
+    return _Call(pool, _outputs(sizes, device), numbers, wanted)
+
+
+def _draft_call(case: MetadataCase, device: str) -> _Call:
+    slots = build_draft_slots(case, device=device)
+    numbers = {"decode_length": case.draft_tokens, "topk": case.topk, "page_size": case.page_size}
+    lens, rows = oracle.draft_metadata(*_on_host(slots), **numbers)
+    wanted = {
+        "cache_seqlens": [np.asarray(lens)],
+        "page_table": [np.asarray(row, dtype=np.int64) for row in rows],
+    }
+    sizes = {"cache_seqlens": (len(rows),), "page_table": (len(rows), case.draft_tokens + 1)}
+    return _Call(slots, _outputs(sizes, device), numbers, wanted)
+
+
+def _verify_call(case: MetadataCase, device: str) -> _Call:
+    lens = build_request_pool(case, device=device)["seq_lens"]
+    numbers = {"num_draft_tokens": case.draft_tokens}
+    found = oracle.verify_metadata(lens.cpu().numpy(), case.draft_tokens)
+    names = ("cache_seqlens", "cu_seqlens_q", "cu_seqlens_k")
+    wanted = {name: [words] for name, words in zip(names, found, strict=True)}
+    sizes = {name: words.shape for name, (words,) in wanted.items()}
+    return _Call({"seq_lens": lens}, _outputs(sizes, device), numbers, wanted)
+
+
+_CALLS = {
+    "decode": _decode_call,
+    "kv_indices": _kv_indices_call,
+    "draft": _draft_call,
+    "verify": _verify_call,
+}
+
+
+def _page_numbers(case: MetadataCase) -> dict[str, int]:
+    return {
+        "page_size": case.page_size,
+        "max_pages": case.max_pages,
+        "seq_len_delta": case.seq_len_delta,
+    }
+
+
+def _on_host(tensors: dict[str, torch.Tensor]) -> list[np.ndarray]:
+    return [tensor.cpu().numpy() for tensor in tensors.values()]
+
+
+def _outputs(sizes: dict[str, tuple[int, ...]], device: str) -> dict[str, torch.Tensor]:
+    return {
+        name: torch.empty(size, dtype=torch.int32, device=device) for name, size in sizes.items()
+    }
+
+
+def _overlap(backend: str) -> AbstractContextManager[None]:
+    return without_overlap() if backend == "metadata-fused-alone" else nullcontext()

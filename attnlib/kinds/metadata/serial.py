@@ -1,0 +1,102 @@
+"""The design that SGLang shipped in 0.5.10, written anew from its description: a rival to measure.
+
+One program walks the batch alone and adds the lengths up one by one; every program copies one block
+of columns of one row over the table's full width, live or not. It makes the reasons visible why
+such a kernel slows with the batch; engines should not use it.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ...core.metadata.launch import require_launchable
+from ...core.metadata.require import require_decode_once
+
+
+@triton.jit
+def serial_metadata_kernel(
+    seq_lens,
+    req_pool_indices,
+    req_to_token,
+    cache_seqlens,
+    cu_seqlens_k,
+    page_table,
+    swa_slot_map,
+    swa_page_table,
+    batch,
+    max_pages,
+    token_stride,
+    table_stride,
+    DELTA: tl.constexpr,
+    PAGE: tl.constexpr,
+    HAS_SWA: tl.constexpr,
+    COLS: tl.constexpr,
+):
+    """Prefix sum in program (0, 0), then one row and one block of COLS columns a program."""
+    row, block = tl.program_id(0), tl.program_id(1)
+    if row == 0 and block == 0:
+        total = 0
+        for request in range(batch):
+            length = (tl.load(seq_lens + request) + DELTA).to(tl.int32)
+            tl.store(cache_seqlens + request, length)
+            tl.store(cu_seqlens_k + request, total)
+            total += length
+        tl.store(cu_seqlens_k + batch, total)
+    cols = block * COLS + tl.arange(0, COLS)
+    inside = cols < max_pages
+    source = tl.load(req_pool_indices + row).to(tl.int64) * token_stride
+    slots = tl.load(req_to_token + source + cols.to(tl.int64) * PAGE, mask=inside)
+    target = row.to(tl.int64) * table_stride + cols
+    tl.store(page_table + target, slots // PAGE, mask=inside)
+    if HAS_SWA:
+        moved = tl.load(swa_slot_map + slots, mask=inside)
+        tl.store(swa_page_table + target, moved // PAGE, mask=inside)
+
+
+def build_decode_metadata(
+    *,
+    seq_lens: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    req_to_token: torch.Tensor,
+    cache_seqlens: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    page_table: torch.Tensor,
+    page_size: int,
+    max_pages: int,
+    seq_len_delta: int = 0,
+    swa_slot_map: torch.Tensor | None = None,
+    swa_page_table: torch.Tensor | None = None,
+) -> None:
+    """As `core.metadata.decode.build_decode_metadata`, all `max_pages` columns, slots >= 0."""
+    tensors = {
+        "seq_lens": seq_lens,
+        "req_pool_indices": req_pool_indices,
+        "req_to_token": req_to_token,
+        "cache_seqlens": cache_seqlens,
+        "cu_seqlens_k": cu_seqlens_k,
+        "page_table": page_table,
+        "swa_slot_map": swa_slot_map,
+        "swa_page_table": swa_page_table,
+    }
+    require_decode_once(
+        **tensors, page_size=page_size, max_pages=max_pages, seq_len_delta=seq_len_delta
+    )
+    require_launchable(seq_lens.device)
+    has_swa = swa_slot_map is not None
+    cols, warps = (256, 8) if page_size == 1 and not has_swa else (128, 4)
+    batch = len(seq_lens)
+    grid = (max(1, batch), max(1, triton.cdiv(max_pages, cols)))
+    serial_metadata_kernel[grid](
+        *tensors.values(),
+        batch,
+        max_pages if batch else 0,
+        req_to_token.shape[1],
+        page_table.shape[1],
+        DELTA=seq_len_delta,
+        PAGE=page_size,
+        HAS_SWA=has_swa,
+        COLS=cols,
+        num_warps=warps,
+    )

@@ -1,0 +1,1 @@
+"""Metadata that does not fit its call."""

@@ -1,0 +1,51 @@
+"""MLA decode. `plan_us` holds the check of chosen tokens and their slots.
+
+What FlashMLA computes of a schedule is made once, by the checked call before any timing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ...core import backends
+from ...core.backends.base import Backend
+from ..call import CallSubject
+from ..check import OracleCheck
+from ..cost import DecodeCost, mla_cache_bytes, mla_cost
+from ..item import Item
+from .case import MlaCase
+from .reference import MlaOracle
+from .workload import MlaWorkload, build_mla_workload
+
+
+class MlaSubject(CallSubject[MlaCase, MlaWorkload]):
+    """Measures one MLA call of a backend (`backends.MLA_BACKENDS`)."""
+
+    def backend_class(self, name: str) -> type[Backend]:
+        """Of `backends.MLA_BACKENDS`."""
+        return backends.mla_class(name)
+
+    def create(self, item: Item, *, cuda_graph: bool) -> Backend:
+        """The item's backend, ready to plan."""
+        return backends.create_mla(
+            item.backend, item.case.spec, device=self.bench.device, cuda_graph=cuda_graph
+        )
+
+    def build(self, case: MlaCase) -> tuple[MlaWorkload, Callable[[torch.Tensor], OracleCheck]]:
+        """Query, latent cache and batch, and attention in float64 over the dequantised cache."""
+        work = build_mla_workload(case, device=self.bench.device)
+        return work, MlaOracle(work.q, work.cache, work.batch).check
+
+    def caches(self, work: MlaWorkload, count: int) -> list[torch.Tensor]:
+        """The latent cache and copies of it."""
+        return [work.cache, *(work.cache.clone() for _ in range(count - 1))]
+
+    def cost(self, case: MlaCase) -> DecodeCost:
+        """Bytes and FLOPs of a call."""
+        return mla_cost(case)
+
+    def cache_bytes(self, case: MlaCase) -> int:
+        """Bytes of the whole cache: a sparse call reads but a part of it."""
+        return mla_cache_bytes(case)

@@ -1,0 +1,162 @@
+"""A decode step's attention, layer after layer, with the metadata made in one way or another.
+
+| backend | what a step launches before and in its layers |
+|---|---|
+| fa3-step-each | FA3 prepares its schedule in every layer |
+| fa3-step-once | FA3's schedule once, then the layers |
+| fa3-step-eager | lengths and page table op by op, FA3's schedule once, then the layers |
+| fa3-step-serial | the same with the serial kernel |
+| fa3-step-fused | the same with the fused kernel |
+| fa3-step-one-launch | lengths, page table and FA3's schedule in one kernel, then the layers |
+| fa3-prepare | only FA3's schedule, no layer |
+| fa3-two-launches | only the metadata of fa3-step-fused, no layer |
+| fa3-one-launch | only the metadata of fa3-step-one-launch, no layer |
+
+Layers take turns over copies of the cache, so that between two uses of a copy twice the L2 is read,
+as far as a model of so many layers would.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from ...core.backends.fa3 import Fa3, attend, facts_of
+from ...core.batch import DecodeBatch, PagedKV
+from ...core.metadata.step import build_step_metadata
+from ...core.schedule.fa3 import SchedulerMetadata, precompute, reserve
+from ...measure.timer import cold_copies, run_timer
+from ...measure.trace import trace_kernels
+from ..base import Bench, oracle_fields, timed_fields
+from ..cost import decode_cost
+from ..decode.oracle import Oracle
+from ..decode.workload import DecodeWorkload, build_workload
+from ..item import Item
+from .case import StepCase
+
+BUILDERS = {
+    "fa3-step-eager": "kinds.metadata.eager",
+    "fa3-step-serial": "kinds.metadata.serial",
+    "fa3-step-fused": "core.metadata.decode",
+}
+ONE_LAUNCH = "fa3-step-one-launch"
+ALONE = {
+    "fa3-prepare": "fa3-step-once",
+    "fa3-two-launches": "fa3-step-fused",
+    "fa3-one-launch": ONE_LAUNCH,
+}
+"""Backend that times the metadata only -> the step it is of, which the oracle checks."""
+BACKENDS = ("fa3-step-each", "fa3-step-once", *BUILDERS, ONE_LAUNCH, *ALONE)
+Prepare = Callable[[], SchedulerMetadata | None]
+
+
+class StepSubject:
+    """Measures one way of making a step's metadata, attention included."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self._case: StepCase | None = None
+
+    def measure(self, item: Item) -> dict[str, Any]:
+        """Check the last layer's output by the oracle, then trace and time the step."""
+        if item.backend not in BACKENDS:
+            raise ValueError(
+                f"backend must be one of {', '.join(BACKENDS)} for a step, got {item.backend!r}"
+            )
+        case = item.case
+        reason = Fa3.unavailable() or Fa3.unsupported(case.decode.spec)
+        if reason:
+            return {"status": "refused", "reason": reason}
+        timer = run_timer(item.timer)
+        self._prepare(case)
+        batch, prepare = self._prepared(ALONE.get(item.backend, item.backend))
+        step = partial(self._run_layers, batch, prepare, case.layers)
+        verdict = self._oracle.check(step())
+        reported = f"flash-attn-3 ({Fa3.distribution})"
+        seen = {"reported_backend": reported, **oracle_fields(verdict)}
+        if not verdict.passed:
+            reason = f"row error {verdict.error:.3g} over budget {verdict.budget:.3g}"
+            return {"status": "incorrect", "reason": reason, **seen}
+        timed = prepare if item.backend in ALONE else step
+        # Timed before it is traced: the profiler's callbacks stay on, and slow every launch.
+        timing = timer(timed)
+        kernels = trace_kernels(timed)
+        work = float(decode_cost(case.decode).io_bytes * case.layers)
+        return timed_fields(timing, kernels=kernels, work_per_call=work) | seen
+
+    def _prepare(self, case: StepCase) -> None:
+        if case == self._case:
+            return
+        self._case = None
+        self._caches: list[PagedKV] = []
+        work = build_workload(case.decode, device=self.bench.device)
+        self._work = work
+        self._oracle = Oracle(work.q, work.kv, work.batch)
+        self._facts = facts_of(work.batch)
+        self._caches = self._copies(work, case)
+        self._case = case
+
+    def _copies(self, work: DecodeWorkload, case: StepCase) -> list[PagedKV]:
+        l2_bytes = int(self.bench.machine["l2_mib"] * 2**20)
+        copies = min(case.layers, cold_copies(decode_cost(case.decode).kv_bytes, l2_bytes))
+        clones = [
+            PagedKV(work.kv.k_cache.clone(), work.kv.v_cache.clone()) for _ in range(copies - 1)
+        ]
+        return [work.kv, *clones]
+
+    def _schedule(self) -> SchedulerMetadata:
+        return precompute(self._facts, self._work.batch.seq_lens)
+
+    def _run_layers(self, batch: DecodeBatch, prepare: Prepare, layers: int) -> torch.Tensor:
+        metadata = prepare()
+        for layer in range(layers):
+            cache = self._caches[layer % len(self._caches)]
+            out = attend(self._work.q, cache, batch, metadata=metadata)
+        return out
+
+    def _prepared(self, backend: str) -> tuple[DecodeBatch, Prepare]:
+        """The buffers that a step's layers read, and what a step does before them."""
+        if backend == "fa3-step-each":
+            return self._work.batch, lambda: None
+        if backend == "fa3-step-once":
+            return self._work.batch, self._schedule
+        batch, arguments = over_own_buffers(self._work.batch)
+        if backend == ONE_LAUNCH:
+            scheduler = reserve(self._facts, batch.seq_lens.device)
+            build = partial(build_step_metadata, **arguments, scheduler=scheduler)
+            return batch, partial(_after, build, lambda: scheduler)
+        module = importlib.import_module(f"attnlib.{BUILDERS[backend]}")
+        build = partial(module.build_decode_metadata, **arguments)
+        return batch, partial(_after, build, partial(precompute, self._facts, batch.seq_lens))
+
+
+def _after(build: Callable[[], None], schedule: Prepare) -> SchedulerMetadata | None:
+    build()
+    return schedule()
+
+
+def over_own_buffers(batch: DecodeBatch) -> tuple[DecodeBatch, dict[str, Any]]:
+    """`batch` over buffers of its own, and the arguments that fill them from a request pool."""
+    page_size, width = batch.spec.page_size, batch.page_table.shape[1]
+    inside = torch.arange(page_size, device=batch.page_table.device, dtype=torch.int32)
+    slots = batch.page_table[:, :, None] * page_size + inside
+    own = replace(
+        batch,
+        seq_lens=torch.zeros_like(batch.seq_lens),
+        page_table=torch.zeros_like(batch.page_table),
+    )
+    return own, {
+        "seq_lens": batch.seq_lens.long(),
+        "req_pool_indices": torch.arange(batch.batch_size, device=slots.device),
+        "req_to_token": slots.view(batch.batch_size, width * page_size),
+        "cache_seqlens": own.seq_lens,
+        "cu_seqlens_k": torch.zeros_like(batch.kv_indptr),
+        "page_table": own.page_table,
+        "page_size": page_size,
+        "max_pages": width,
+    }

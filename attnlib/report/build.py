@@ -1,0 +1,158 @@
+"""The report: every notebook executed, in one HTML file that loads nothing from anywhere.
+
+`build_report` runs the notebooks (live on a CUDA GPU, replayed elsewhere), converts each
+(`fragment`), and puts before them their findings and the table of published claims, and after them
+where each study's numbers come from (`page`, `provenance`). With `only` it makes the same of some
+notebooks, with the claims that their studies judge. Nothing in the file depends on when or where it
+was built, so two builds from the same records, with the same pinned packages, are byte-identical.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..run.study import mode
+from ..studies import claims
+from .fragment import notebook_fragment
+from .page import Page, render_page
+from .provenance import Shown, published, studies_of
+
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
+
+ROOT = Path(__file__).resolve().parents[2]
+CELL_TIMEOUT_S = 1800
+MACHINE_TAG = "nbval-ignore-output"
+LEFT_OUT = "(depends on the machine, so it is left out of a replayed report: run the notebook)"
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+def build_report(
+    out: Path, notebooks: Path = ROOT / "notebooks", *, only: Sequence[str] = ()
+) -> Path:
+    """Execute `notebooks`/*.ipynb, or those numbered `only`, and write the report to `out`.
+
+    Returns its absolute path. Raises ValueError, before anything is run, for a number that no
+    notebook has and for an `out` that cannot be written; RuntimeError naming the notebook and the
+    cell that failed. `out` is then left as it was, and nothing beside it.
+    """
+    paths = choose_notebooks(notebooks, only)
+    _require_writable(out)
+    names = [path.stem for path in paths]
+    pages = [render_notebook(path, names) for path in paths]
+    part = f"notebooks {', '.join(page.number for page in pages)}" if only else ""
+    studies = [shown for shown in published() if not only or _is_shown(shown, pages)]
+    checked = [c for c in claims.verdicts() if not only or _is_judged(c.claim, studies)]
+    write_whole(out, render_page(pages, checked, studies, part=part))
+    return out.resolve()
+
+
+def choose_notebooks(folder: Path, only: Sequence[str] = ()) -> list[Path]:
+    """The notebooks of a folder in their order, or those of these numbers (`2` is `02`).
+
+    ValueError for a folder without any, and for a number that none has: it lists those there are.
+    """
+    paths = sorted(folder.glob("*.ipynb"))
+    if not paths:
+        raise ValueError(f"notebooks must be a folder with .ipynb files, got {folder}")
+    numbers = {path.stem.split("_")[0]: path for path in paths}
+    wanted = [number.strip().zfill(2) for number in only]
+    for number, given in zip(wanted, only, strict=True):
+        if number not in numbers:
+            raise ValueError(f"only must be of {', '.join(numbers)}, got {given!r}")
+    return [path for number, path in numbers.items() if number in wanted] if only else paths
+
+
+def execute(path: Path, notebook: NotebookNode | None = None) -> NotebookNode:
+    """The notebook at `path`, or a new one for it, executed in a fresh kernel of this Python.
+
+    It has no timestamps, and of widgets what they show to whoever cannot show widgets. Raises
+    RuntimeError naming the notebook and the error of the cell that failed.
+    """
+    import nbformat
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError
+
+    notebook = notebook or nbformat.read(path, as_version=4)
+    client = NotebookClient(
+        notebook,
+        timeout=CELL_TIMEOUT_S,
+        kernel_name="python3",
+        record_timing=False,
+        store_widget_state=False,
+        resources={"metadata": {"path": str(path.parent)}},
+    )
+    try:
+        client.execute()
+    except CellExecutionError as error:
+        raise RuntimeError(f"{path.name} failed: {error.ename}: {error.evalue}") from error
+    _drop_widgets(notebook)
+    return notebook
+
+
+def _drop_widgets(notebook: NotebookNode) -> None:
+    # Without the kernel that made it a widget is an error message.
+    outputs = (o for cell in notebook.cells for o in cell.get("outputs", ()) if "data" in o)
+    for output in outputs:
+        output.data.pop(WIDGET, None)
+
+
+def render_notebook(path: Path, names: Sequence[str] = ()) -> Page:
+    """Execute a notebook and convert it to a part of the page; `names` are all its notebooks."""
+    notebook = execute(path)
+    if mode() == "replay":
+        _leave_out_machine(notebook)
+    sources = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    named = studies_of(sources)
+    shown = tuple(study for study in published() if study.study in named)
+    return Page(path.stem, notebook_fragment(notebook, path.stem, shown=names), shown)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file whole or leave what was there; nothing is left beside it."""
+    unfinished = _beside(path)
+    try:
+        unfinished.write_text(text, encoding="utf-8")
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _require_writable(out: Path) -> None:
+    """ValueError unless a file can be made beside `out` and put in its place."""
+    if out.is_dir():
+        raise ValueError(f"out must be a file to write, {out} is a folder")
+    if not out.parent.is_dir():
+        raise ValueError(f"out must be in a folder that there is, got {out}")
+    probe = _beside(out)
+    try:
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(f"out must be in a folder to write to, got {out}: {error}") from error
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.{os.getpid()}.unfinished")
+
+
+def _leave_out_machine(notebook: NotebookNode) -> None:
+    """Replace outputs that depend on the machine, or two machines would build two reports."""
+    from nbformat.v4 import output_from_msg
+
+    content = {"name": "stdout", "text": LEFT_OUT}
+    note = output_from_msg({"header": {"msg_type": "stream"}, "content": content})
+    for cell in notebook.cells:
+        if MACHINE_TAG in cell.metadata.get("tags", ()):
+            cell.outputs = [note]
+
+
+def _is_shown(shown: Shown, pages: Sequence[Page]) -> bool:
+    return any(shown in page.shown for page in pages)
+
+
+def _is_judged(claim: claims.Claim, studies: Sequence[Shown]) -> bool:
+    return bool({study.study for study in studies} & {*claims.studies_of(claim)})

@@ -1,0 +1,285 @@
+"""Which release changed the speed: a binary search whose every step is a verdict over rounds.
+
+The older end is the reference, and each step judges a candidate against it:
+
+| asked | finds |
+|---|---|
+| good < bad | the first release that is `slower` than good |
+| good > bad | the first release that is `faster` than bad |
+
+`ambiguous` doubles the rounds up to `ROUND_LIMIT` and then fails: nothing is guessed. The search
+assumes one change between the ends, and measures first that they differ.
+
+Steps are ordinary records of a study of its own, `bisect_<study>` (`rounds` says how they pair).
+Each record's command lists the releases searched, so replay goes the same way.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from packaging.version import Version
+
+from ..core.backends import BACKENDS
+from ..kinds.decode.case import DecodeCase
+from ..measure.stats import Verdict, judge
+from .record import Record
+from .releases import available_releases, parse_release, releases_between
+from .rounds import Rounds
+from .study import DISTRIBUTIONS, Study, mode, record_machine
+
+PREFIX = "bisect_"
+RELEASES = re.compile(r" --releases (\S+)")
+ROUND_LIMIT = 12
+"""Rounds after which a verdict that is still ambiguous will not become clear by itself."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """The verdict on `release` against the reference, and the kernel families that ran."""
+
+    release: str
+    verdict: Verdict
+    kernel_family: str
+    reference_family: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Flat JSON form."""
+        ratio = self.verdict.ratio
+        return {
+            "release": self.release,
+            "ran": self.kernel_family,
+            "reference_ran": self.reference_family,
+            "ratio": ratio.ratio,
+            "low": ratio.low,
+            "high": ratio.high,
+            "verdict": self.verdict.word,
+            "rounds": ratio.pairs,
+        }
+
+
+@dataclass(frozen=True)
+class Bisection:
+    """What was asked, the releases searched (the first is the reference), the steps, the answer.
+
+    `changed` is the first release of the new speed, `word` how it compares with the reference;
+    `command` repeats the search; `machine` has the records, in the study `records`.
+    """
+
+    package: str
+    study: str
+    case: DecodeCase
+    backend: str
+    good: str
+    bad: str
+    releases: tuple[str, ...]
+    machine: str
+    command: str = ""
+    steps: tuple[Step, ...] = ()
+    changed: str = ""
+
+    @property
+    def word(self) -> str:
+        """`slower` or `faster`: the verdict that is looked for."""
+        return "slower" if Version(self.good) < Version(self.bad) else "faster"
+
+    @property
+    def records(self) -> str:
+        """The study of the records."""
+        return PREFIX + self.study
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form; the case by its key."""
+        names = ("package", "study", "backend", "good", "bad", "machine", "command", "word")
+        return {name: getattr(self, name) for name in names} | {
+            "case": self.case.key,
+            "releases": list(self.releases),
+            "steps": [step.to_dict() for step in self.steps],
+            "changed": self.changed,
+        }
+
+
+def bisect(
+    study: Study,
+    case: DecodeCase,
+    *,
+    package: str,
+    good: str,
+    bad: str,
+    backend: str = "flashinfer-auto",
+    rounds: int = 3,
+    releases: Sequence[str] = (),
+    overlays: dict[str, Path] | None = None,
+    floor: float = 0.0,
+    on_round: Callable[[str], object] | None = None,
+) -> Bisection:
+    """Find the first release of `package` between `good` and `bad` at which `case` changed speed.
+
+    Live it measures what is not on record; in replay mode it goes through the records again.
+    `releases` are those to search; without them, those on record (replay, no overlays given) or
+    those that can be had (`available_releases`). `floor` is the machine's A/A, for `judge`;
+    `on_round` is told of each round measured.
+    Raises ValueError for what cannot be asked and for ends that do not differ, RuntimeError for a
+    release that fails or stays ambiguous, FileNotFoundError for records that replay lacks.
+    """
+    _require_askable(study, case, package, backend, rounds=rounds)
+    first, last = _in_order(good, bad)
+    live, name = mode() == "live", PREFIX + study.name
+    published = study.bisect_machine or study.reference_machine
+    own = replace(study, name=name, grids=(), ceilings=(), reference_machine=published)
+    source = Rounds(name, record_machine(own), study.device, backend, case)
+    if not releases and (live or overlays):
+        early = any(Version(end).is_prerelease for end in (first, last))
+        releases = available_releases(package, overlays or {}, early=early)
+    known = releases or recorded_releases(source, first, last)
+    inside = tuple(releases_between(known, first, last))
+    good, bad = (inside[0], inside[-1]) if good == first else (inside[-1], inside[0])
+    asked = Bisection(package, study.name, case, backend, good, bad, inside, source.machine)
+    asked = replace(asked, command=repeat_command(asked, rounds))
+    source = replace(
+        source, command=asked.command, live=live, overlays=overlays or {}, on_round=on_round
+    )
+    return search(asked, source, rounds=rounds, floor=floor)
+
+
+def search(asked: Bisection, source: Rounds, *, rounds: int, floor: float) -> Bisection:
+    """`asked` with the steps and the answer, from rounds that `source` has or measures."""
+    reference, last = asked.releases[0], asked.releases[-1]
+    steps: dict[str, Step] = {}
+
+    def differs(release: str) -> bool:
+        if release == reference:
+            return False
+        if release not in steps:
+            steps[release] = _step(source, reference, release, rounds=rounds, floor=floor)
+        return steps[release].verdict.word == asked.word
+
+    if not differs(last):
+        verdict = steps[last].verdict
+        raise ValueError(
+            f"release {last} must be {asked.word} than {reference}, it is {_words(verdict)}"
+        )
+    changed = first_changed(asked.releases, differs)
+    return replace(asked, steps=tuple(steps.values()), changed=changed)
+
+
+def first_changed(releases: Sequence[str], differs: Callable[[str], bool]) -> str:
+    """The first of `releases` that differs, if one change lies between them: binary search.
+
+    Raises ValueError unless the first does not differ and the last does.
+    """
+    if len(releases) < 2 or differs(releases[0]) or not differs(releases[-1]):
+        raise ValueError(
+            f"releases must not differ at the first and differ at the last, got {list(releases)}"
+        )
+    low, high = 0, len(releases) - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if differs(releases[middle]):
+            high = middle
+        else:
+            low = middle
+    return releases[high]
+
+
+def settle(
+    times: Callable[[int], Sequence[tuple[float, float]]],
+    *,
+    rounds: int,
+    floor: float = 0.0,
+    name: str = "",
+) -> Verdict:
+    """The verdict on (reference, candidate) times, with more rounds while it is ambiguous.
+
+    `times(count)` gives at least `count` rounds. Near the margin the repeated look makes the 95 %
+    a little generous. Raises RuntimeError when `ROUND_LIMIT` rounds leave it ambiguous.
+    """
+    count = rounds
+    while True:
+        pairs = times(count)
+        verdict = judge([new for _, new in pairs], [old for old, _ in pairs], floor=floor)
+        if verdict.word != "ambiguous":
+            return verdict
+        if len(pairs) >= ROUND_LIMIT:
+            raise RuntimeError(f"release {name} must get a verdict, it stays {_words(verdict)}")
+        count = min(2 * len(pairs), ROUND_LIMIT)
+
+
+def recorded_releases(source: Rounds, first: str, last: str) -> list[str]:
+    """The releases that the newest search on record from `first` to `last` went through.
+
+    Raises FileNotFoundError saying which release is not on record, or that no search has both.
+    """
+    ends = {Version(first), Version(last)}
+    seen: set[Version] = set()
+    for record in reversed(source.records()):
+        asked = RELEASES.search(record.command)
+        listed = asked[1].split(",") if asked else []
+        seen |= set(map(Version, listed))
+        if ends <= set(map(Version, listed)):
+            return listed
+    missing = ", ".join(map(str, sorted(ends - seen))) or f"{first} to {last}"
+    have = ", ".join(map(str, sorted(seen))) or "none"
+    raise FileNotFoundError(
+        f"release {missing} must be on record to be replayed, in {source.study!r} on "
+        f"{source.machine!r} are: {have}"
+    )
+
+
+def repeat_command(asked: Bisection, rounds: int) -> str:
+    """The command that goes through the same releases again."""
+    options = {name: getattr(asked, name) for name in ("package", "good", "bad", "study")}
+    options |= {"case": asked.case.key, "backend": asked.backend, "rounds": str(rounds)}
+    options |= {"releases": ",".join(asked.releases)}
+    words = " ".join(f"--{name} {shlex.quote(value)}" for name, value in options.items())
+    return f"python -m attnlib bisect {words}"
+
+
+def _step(source: Rounds, reference: str, release: str, *, rounds: int, floor: float) -> Step:
+    def times(count: int) -> list[tuple[float, float]]:
+        pairs = source.at_least(count, reference, release)
+        return [(float(np.median(a.run_us)), float(np.median(b.run_us))) for a, b in pairs]
+
+    verdict = settle(times, rounds=rounds, floor=floor, name=release)
+    pairs = source.pairs(reference, release)
+    return Step(release, verdict, _families(b for _, b in pairs), _families(a for a, _ in pairs))
+
+
+def _families(records: Iterable[Record]) -> str:
+    return ", ".join(sorted({record.kernel_family for record in records} - {""})) or "unknown"
+
+
+def _words(verdict: Verdict) -> str:
+    ratio = verdict.ratio
+    return (
+        f"{verdict.word} after {ratio.pairs} rounds: {ratio.ratio:.3f} of its time "
+        f"({ratio.low:.3f} to {ratio.high:.3f}), margin {verdict.margin:.0%}"
+    )
+
+
+def _in_order(good: str, bad: str) -> tuple[str, str]:
+    a, b = parse_release("good", good), parse_release("bad", bad)
+    if a == b:
+        raise ValueError(f"good and bad must be two releases, got {good} and {bad}")
+    return (good, bad) if a < b else (bad, good)
+
+
+def _require_askable(
+    study: Study, case: DecodeCase, package: str, backend: str, *, rounds: int
+) -> None:
+    prefixes = dict.fromkeys(name.partition("-")[0] for name in BACKENDS)
+    packages = [DISTRIBUTIONS[prefix] for prefix in prefixes if prefix in DISTRIBUTIONS]
+    if package not in packages:
+        raise ValueError(f"package must be one of {', '.join(packages)}, got {package!r}")
+    able = [name for name in BACKENDS if DISTRIBUTIONS.get(name.partition("-")[0]) == package]
+    if backend not in able:
+        raise ValueError(f"backend must be one of {', '.join(able)} for {package}, got {backend!r}")
+    if rounds < 1:
+        raise ValueError(f"rounds must be >= 1, got {rounds}")
+    study.case_named(case.key)

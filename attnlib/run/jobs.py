@@ -1,0 +1,207 @@
+"""A job: the items of one (round, release), run in a fresh subprocess that may die.
+
+The worker appends each record itself and tells its progress through a file. If it dies, the item
+it had started gets a record that says how (exit status or signal, last words of stderr), and the
+rest of the job goes on in a new process. If we die, it dies too: its stdin is a pipe of ours.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..kinds.item import Item
+from . import store
+from .record import Record, machine_slug, record_id, strip_folders
+
+ITEM_TIMEOUT_S = 600.0
+"""Long enough for FlashInfer to compile a kernel module first: fa3 took 54 s on 16 cores."""
+POLL_S = 0.1
+
+
+class StoppedError(Exception):
+    """A sweep was stopped by whoever asked for it: what it measured stays, the rest is missing."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Items of one round and one release of a study, on one device.
+
+    `command` is what measures them again, where that is not `measure` with the study's name.
+    """
+
+    study: str
+    round: int
+    device: str
+    release: str
+    items: tuple[Item, ...]
+    command: str = ""
+
+    def with_items(self, items: tuple[Item, ...]) -> Job:
+        """The same job with fewer items."""
+        return replace(self, items=items)
+
+
+def run_job(
+    job: Job,
+    machine: dict[str, Any],
+    overlay: Path | None,
+    *,
+    on_done: Callable[[int], object] | None = None,
+    held: tuple[int, ...] = (),
+    stop: Callable[[], bool] | None = None,
+) -> None:
+    """Run `job` to its end, in as many processes as it takes; one record an item, always.
+
+    `held` are file descriptors of locks that the workers hold too, should they outlive us. `stop`
+    is asked all the time: once it says so the worker is killed, what its item left of a line is set
+    aside, and StoppedError raised. That item has no record: it did not fail.
+    """
+    left = list(enumerate(job.items))
+    while left:
+        try:
+            done, started, words = _run_process(
+                job, left, overlay, on_done=on_done, held=held, stop=stop
+            )
+        except StoppedError:
+            store.mend(job.study, machine_slug(machine))
+            raise
+        remaining = [(number, item) for number, item in left if number not in done]
+        if started is None and not done:
+            raise RuntimeError(f"a worker died before its first item: {words}")
+        if started is not None:
+            _record_death(job, machine, job.items[started], words)
+            remaining = [(number, item) for number, item in remaining if number != started]
+            if on_done:
+                on_done(1)
+        left = remaining
+
+
+def _run_process(
+    job: Job,
+    left: list[tuple[int, Item]],
+    overlay: Path | None,
+    *,
+    on_done: Callable[[int], object] | None,
+    held: tuple[int, ...],
+    stop: Callable[[], bool] | None,
+) -> tuple[set[int], int | None, str]:
+    with tempfile.TemporaryDirectory() as scratch:
+        progress, log = Path(scratch, "progress"), Path(scratch, "log")
+        progress.touch()
+        path = Path(scratch, "job.json")
+        path.write_text(json.dumps(_job_form(job, left, progress)))
+        command = [sys.executable, "-m", "attnlib.run.worker", "--end-with-stdin", str(path)]
+        options = {"env": worker_environment(overlay), "pass_fds": held}
+        pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        with log.open("wb") as out:
+            with subprocess.Popen(command, stdout=out, **pipes, **options) as process:
+                how = _wait(process, progress, on_done, stop)
+        done, started = _read_progress(progress)
+        words = f"{how}; {log.read_text(errors='replace').strip()[-500:]}"
+        return done, started, words
+
+
+def _wait(
+    process: subprocess.Popen[bytes],
+    progress: Path,
+    on_done: Callable[[int], object] | None,
+    stop: Callable[[], bool] | None,
+) -> str:
+    seen, last = 0, time.monotonic()
+    while process.poll() is None:
+        time.sleep(POLL_S)
+        if stop and stop():
+            process.kill()
+            process.wait()
+            raise StoppedError
+        count = len(_read_progress(progress)[0])
+        if count > seen:
+            if on_done:
+                on_done(count - seen)
+            seen, last = count, time.monotonic()
+        if time.monotonic() - last > ITEM_TIMEOUT_S:
+            process.kill()
+            process.wait()
+            return f"timeout after {ITEM_TIMEOUT_S:.0f} s"
+    if on_done:
+        on_done(len(_read_progress(progress)[0]) - seen)
+    code = process.returncode
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+
+
+def _read_progress(progress: Path) -> tuple[set[int], int | None]:
+    done: set[int] = set()
+    started = None
+    for line in progress.read_text().splitlines():
+        word, number = line.split()
+        started = int(number) if word == "start" else None
+        if word == "done":
+            done.add(int(number))
+    return done, started
+
+
+def _job_form(job: Job, left: list[tuple[int, Item]], progress: Path) -> dict[str, Any]:
+    return {
+        "study": job.study,
+        "round": job.round,
+        "device": job.device,
+        "command": repeat_command(job),
+        "items": [(number, item.to_dict()) for number, item in left],
+        "progress": str(progress),
+    }
+
+
+def repeat_command(job: Job) -> str:
+    """The command that measures this job's study again."""
+    return job.command or f"python -m attnlib measure {shlex.quote(job.study)}"
+
+
+def worker_environment(overlay: Path | None = None) -> dict[str, str]:
+    """Environment of a worker process: the overlay first, then this very package, then ours."""
+    package_parent = str(Path(__file__).resolve().parents[2])
+    paths = [str(overlay)] if overlay else []
+    paths += [package_parent, os.environ.get("PYTHONPATH", "")]
+    data = {"ATTNLIB_DATA": str(store.data_root().resolve())}
+    return {**os.environ, **data, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def _stands(job: Job, machine: dict[str, Any], item: Item) -> bool:
+    # Killed after its record was on disk, before it could say so: the measurement is good.
+    # Killed before that, it may have left half a line.
+    store.mend(job.study, machine_slug(machine))
+    try:
+        records = store.read(job.study, machine_slug(machine))
+    except FileNotFoundError:
+        return False
+    wanted = record_id(job.study, job.round, item, machine["gpu_id"])
+    return any(record.id == wanted and record.status == "ok" for record in records)
+
+
+def _record_death(job: Job, machine: dict[str, Any], item: Item, words: str) -> None:
+    if _stands(job, machine, item):
+        return
+    store.append(
+        Record(
+            study=job.study,
+            round=job.round,
+            item=item,
+            status="timeout" if words.startswith("timeout") else "crashed",
+            reason=strip_folders(words),
+            machine=machine,
+            versions={},
+            command=repeat_command(job),
+            started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        )
+    )

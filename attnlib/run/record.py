@@ -1,0 +1,165 @@
+"""One measurement, one frozen Record, one JSON line. data/README.md lists the fields.
+
+No check, no time: a record carries samples only when its status is `ok`, and a record with a case
+is `ok` only when the oracle's error lies within its budget.
+
+| status | meaning |
+|---|---|
+| ok | output right, samples taken |
+| incorrect | output outside the oracle's budget: no samples |
+| refused | the backend, library or GPU says beforehand that it cannot run this |
+| error | a Python exception, in `reason` |
+| crashed | the process died or the CUDA context was lost |
+| timeout | no answer within the item's time limit |
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from ..kinds.item import _ITEM_FIELDS, Item
+
+SCHEMA = 1
+POWER_CAP = 0x4
+"""NVML's throttle reason for the software power cap: the GPU is at its power limit. That is how a
+heavy kernel runs, day after day, so it is shown and not left out."""
+THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
+"""Hardware slowdown, software and hardware thermal slowdown, power brake: the machine is not well,
+and a measurement taken then says nothing of the kernel."""
+STATUSES = ("ok", "incorrect", "refused", "error", "crashed", "timeout")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One item of one round of a study on one machine. Times in microseconds a call."""
+
+    study: str
+    round: int
+    item: Item
+    status: str
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    command: str
+    started_at: str
+    reason: str = ""
+    reported_backend: str = ""
+    kernel_family: str = ""
+    kernels: tuple[dict[str, Any], ...] = ()
+    run_us: tuple[float, ...] = ()
+    calls_per_sample: int = 0
+    plan_us: tuple[float, ...] = ()
+    oracle_error: float | None = None
+    oracle_budget: float | None = None
+    oracle_rows: int = 0
+    work_per_call: float = 0.0
+    state_before: dict[str, Any] = field(default_factory=dict)
+    state_after: dict[str, Any] = field(default_factory=dict)
+    schema: int = SCHEMA
+
+    def __post_init__(self) -> None:
+        if self.status not in STATUSES:
+            raise ValueError(f"status must be one of {', '.join(STATUSES)}, got {self.status!r}")
+        if (self.status == "ok") != bool(self.run_us):
+            raise ValueError(
+                f"run_us must hold samples exactly when status is ok, "
+                f"got {len(self.run_us)} samples with status {self.status!r}"
+            )
+        _require_times("run_us", self.run_us)
+        _require_times("plan_us", self.plan_us)
+        if self.status == "ok" and self.item.case is not None:
+            _require_oracle(self.oracle_error, self.oracle_budget)
+
+    @property
+    def id(self) -> str:
+        """Content key: the same item, round, study and GPU have the same id."""
+        return record_id(self.study, self.round, self.item, self.machine["gpu_id"])
+
+    @property
+    def throttle_reasons(self) -> int:
+        """NVML's reasons (bits) before or after the measurement."""
+        states = (self.state_before, self.state_after)
+        return states[0].get("throttle_reasons", 0) | states[1].get("throttle_reasons", 0)
+
+    @property
+    def throttled(self) -> bool:
+        """Taken on a machine that was not well: marked, and left out of every comparison."""
+        return bool(self.throttle_reasons & THROTTLED)
+
+    @property
+    def power_capped(self) -> bool:
+        """Taken at the power limit."""
+        return bool(self.throttle_reasons & POWER_CAP)
+
+    @property
+    def machine_slug(self) -> str:
+        """Folder of the machine's records."""
+        return machine_slug(self.machine)
+
+    def to_json(self) -> str:
+        """One line, keys sorted, no NaN."""
+        flat = {f.name: getattr(self, f.name) for f in fields(self)}
+        item = flat.pop("item").to_dict()
+        flat = {"id": self.id, **flat, **item}
+        return json.dumps(flat, sort_keys=True, allow_nan=False, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, line: str) -> Record:
+        """Inverse of `to_json`; ValueError on a newer schema, a missing field or a wrong id."""
+        flat = json.loads(line)
+        schema = flat.get("schema")
+        if not isinstance(schema, int) or schema > SCHEMA:
+            raise ValueError(
+                f"schema must be an integer <= {SCHEMA}, got {schema!r}: update attnlib"
+            )
+        wrong = set(flat) ^ _FIELDS
+        if wrong:
+            raise ValueError(f"a record must have the fields of data/README.md; differs in {wrong}")
+        stored_id = flat.pop("id")
+        item = Item.from_dict({name: flat.pop(name) for name in _ITEM_FIELDS})
+        for name in ("run_us", "plan_us", "kernels"):
+            flat[name] = tuple(flat[name])
+        record = cls(item=item, **flat)
+        if record.id != stored_id:
+            raise ValueError(f"id must be the content key {record.id}, got {stored_id}")
+        return record
+
+
+_FIELDS = ({f.name for f in fields(Record)} - {"item"}) | {"id", *_ITEM_FIELDS}
+
+
+def record_id(study: str, round_: int, item: Item, gpu_id: str) -> str:
+    """Sixteen hex digits of SHA-256 over who a measurement is."""
+    identity = json.dumps([study, round_, item.to_dict(), gpu_id], sort_keys=True)
+    return hashlib.sha256(identity.encode()).hexdigest()[:16]
+
+
+def machine_slug(machine: dict[str, Any]) -> str:
+    """Folder name of a machine's records: `nvidia-h200-1a2b3c4d`, or `cpu-x86_64`."""
+    if not machine["gpu"]:
+        return f"cpu-{machine['cpu']}"
+    return f"{machine['gpu'].lower().replace(' ', '-')}-{machine['gpu_id']}"
+
+
+def strip_folders(text: str) -> str:
+    """`text` with absolute paths cut to their last part: folders say nothing to a reader."""
+    return re.sub(r"(?<![\w.])/[^\s'\"]*/", "", text)
+
+
+def _require_times(name: str, times: tuple[float, ...]) -> None:
+    bad = [t for t in times if not (isinstance(t, int | float) and math.isfinite(t) and t > 0)]
+    if bad:
+        raise ValueError(f"{name} must be finite microseconds > 0, got {bad[0]!r}")
+
+
+def _require_oracle(error: float | None, budget: float | None) -> None:
+    passed = error is not None and budget is not None and math.isfinite(error) and error <= budget
+    if not passed:
+        raise ValueError(
+            f"oracle_error must be finite and within oracle_budget for status ok, "
+            f"got {error} of {budget}"
+        )

@@ -1,0 +1,292 @@
+"""A study: grids of cases x backends x releases x timers, in rounds; measured once, then loaded.
+
+`load_or_measure(study)` is what notebooks call. In replay mode it loads the records of the
+machine that the study was published from. In live mode it first measures what is missing on this
+GPU, each (round, release) in a fresh subprocess; odd rounds run in reverse order, so that a drift
+of the GPU does not favour one side (A B B A).
+
+`ATTNLIB_MODE` = auto (live where torch sees a CUDA GPU, else replay) | live | replay.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..kinds.cases import Case
+from ..kinds.item import Item
+from . import store
+from .jobs import Job, run_job, worker_environment
+from .lock import hold_gpu
+from .overlay import overlay_for
+from .record import machine_slug, record_id
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MODES = ("auto", "live", "replay")
+DISTRIBUTIONS = {"flashinfer": "flashinfer-python", "sglang": "sglang"}
+"""Backend-name prefix -> the distribution whose releases a study compares."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A product of cases, backends, releases and timers, over `rounds` fresh processes.
+
+    Live notebooks measure only grids marked `headline`; `attnlib measure` measures all. Items of
+    an `isolated` grid have a process each: what one of them does to memory is not the next one's.
+    """
+
+    cases: tuple[Case, ...]
+    backends: tuple[str, ...]
+    releases: tuple[str, ...] = ("",)
+    timers: tuple[str, ...] = ("graph",)
+    rounds: int = 1
+    headline: bool = False
+    isolated: bool = False
+
+    def items(self) -> Iterator[Item]:
+        """Every item of one round, case by case, so that a worker builds each case once."""
+        for release in self.releases:
+            for case in self.cases:
+                for backend in self.backends:
+                    for timer in self.timers:
+                        yield Item(backend, timer, case, release)
+
+
+@dataclass(frozen=True)
+class Study:
+    """A question with the grids that answer it, and the machine its published records are of.
+
+    `bisect_machine` is that of the published records of `bisect_<name>`, where there are any.
+    `borrows` is for a study that has not been measured yet: the published study, and its machine,
+    whose records it replays meanwhile. Its items must be a part of that one's.
+    """
+
+    name: str
+    question: str
+    grids: tuple[Grid, ...]
+    reference_machine: str = ""
+    bisect_machine: str = ""
+    device: str = "cuda"
+    ceilings: tuple[str, ...] = ("copy", "matmul")
+    borrows: tuple[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.borrows and self.reference_machine:
+            raise ValueError(
+                f"study {self.name!r} must have reference_machine or borrows, not both"
+            )
+
+    @property
+    def cases(self) -> tuple[Case, ...]:
+        """Every case of the grids, once, in their order."""
+        return tuple(dict.fromkeys(case for grid in self.grids for case in grid.cases))
+
+    def case_named(self, name: str) -> Case:
+        """The case with this key or label; ValueError lists the keys there are."""
+        found = [case for case in self.cases if name in (case.key, case.label)]
+        if len(found) != 1:
+            keys = "  ".join(case.key for case in self.cases)
+            raise ValueError(f"case must be one of study {self.name!r}: {keys}; got {name!r}")
+        return found[0]
+
+    def jobs(self, *, headline: bool, rounds: int | None = None) -> list[Job]:
+        """Fresh processes in the order to run them: rounds outermost, odd rounds reversed."""
+        grids = [grid for grid in self.grids if grid.headline or not headline]
+        if not grids:
+            raise ValueError(f"study {self.name!r} must have a headline grid to be measured live")
+        count = rounds or max(grid.rounds for grid in grids)
+        jobs: list[Job] = []
+        for round_ in range(count):
+            chosen = [grid for grid in grids if rounds or round_ < grid.rounds]
+            jobs += self._round(round_, chosen)
+        return jobs
+
+    def _round(self, round_: int, grids: list[Grid]) -> list[Job]:
+        alone = {item for grid in grids if grid.isolated for item in grid.items()}
+        groups: dict[object, list[Item]] = {}
+        if self.ceilings:
+            groups[""] = [Item(name, "graph") for name in self.ceilings]
+        for item in dict.fromkeys(item for grid in grids for item in grid.items()):
+            groups.setdefault(item if item in alone else item.release, []).append(item)
+        step = -1 if round_ % 2 else 1
+        return [
+            Job(self.name, round_, self.device, items[0].release, tuple(items[::step]))
+            for items in list(groups.values())[::step]
+        ]
+
+
+def mode() -> str:
+    """`live` or `replay`, from `ATTNLIB_MODE` and what is here. Raises rather than substitute."""
+    asked = os.environ.get("ATTNLIB_MODE", "auto")
+    if asked not in MODES:
+        raise ValueError(f"ATTNLIB_MODE must be one of {', '.join(MODES)}, got {asked!r}")
+    if asked == "live" and not _has_cuda():
+        raise RuntimeError("ATTNLIB_MODE must be replay or auto here: live needs a CUDA GPU")
+    if asked == "auto":
+        return "live" if _has_cuda() else "replay"
+    return asked
+
+
+def load_or_measure(study: Study) -> pd.DataFrame:
+    """The records of `study` as a DataFrame: measured now where missing (live), or replayed."""
+    if mode() == "live":
+        measure(study, headline=True)
+    return store.load(record_name(study), record_machine(study))
+
+
+def record_name(study: Study) -> str:
+    """The study whose records are shown: itself, or in replay the one that it borrows from."""
+    return study.borrows[0] if study.borrows and mode() == "replay" else study.name
+
+
+def record_machine(study: Study) -> str:
+    """Whose records to show: this GPU's when live, else `ATTNLIB_MACHINE` or the study's own.
+
+    Of a study that borrows, its lender's machine.
+    """
+    if mode() == "live":
+        return machine_slug(describe(study.device))
+    own = study.borrows[1] if study.borrows else study.reference_machine
+    machine = os.environ.get("ATTNLIB_MACHINE", own)
+    if not machine:
+        raise ValueError(
+            f"study {study.name!r} has no published records; set ATTNLIB_MACHINE to one of: "
+            f"{', '.join(store.machines(study.name)) or 'none'}"
+        )
+    return machine
+
+
+def measure(
+    study: Study,
+    *,
+    headline: bool = False,
+    rounds: int | None = None,
+    overlays: dict[str, Path] | None = None,
+    retry: bool = False,
+    progress: Any = None,
+) -> int:
+    """Measure what `study` lacks on this machine; returns how many items were measured.
+
+    `rounds` overrides the grids' own. `overlays` maps `NAME==VERSION` to folders. `retry` measures
+    again what is on record as failed. `progress` is a tqdm-like factory. Raises RuntimeError
+    without a GPU (for a study of device `cuda`), or while another sweep measures on it.
+    """
+    if study.device == "cuda" and not _has_cuda():
+        raise RuntimeError(f"study {study.name!r} must be measured on a CUDA GPU, none is here")
+    jobs = plan_jobs(study, headline=headline, rounds=rounds, overlays=overlays)
+    return run_missing(jobs, overlays=overlays, retry=retry, progress=progress)
+
+
+def plan_jobs(
+    study: Study,
+    *,
+    headline: bool = False,
+    rounds: int | None = None,
+    overlays: dict[str, Path] | None = None,
+) -> list[Job]:
+    """The study's jobs in order; ValueError for no rounds or an overlay that nothing asks for."""
+    if rounds is not None and rounds < 1:
+        raise ValueError(f"rounds must be >= 1, got {rounds}")
+    jobs = study.jobs(headline=headline, rounds=rounds)
+    _require_used(overlays or {}, jobs)
+    return jobs
+
+
+def run_missing(
+    jobs: list[Job],
+    *,
+    overlays: dict[str, Path] | None = None,
+    retry: bool = False,
+    progress: Any = None,
+    stop: Callable[[], bool] | None = None,
+) -> int:
+    """Measure what one study's `jobs` lack on this machine, which is held meanwhile (`lock`).
+
+    Returns how many items were measured. With nothing to measure it needs no lock. `stop` ends it
+    with StoppedError (`jobs.run_job`).
+    """
+    if not jobs:
+        return 0
+    machine = describe(jobs[0].device)
+    if not _missing(jobs, machine, retry=retry):
+        return 0
+    with hold_gpu(machine["gpu_id"]) as held:
+        # Asked again: the sweep that held the GPU until now may have measured some.
+        left = _missing(jobs, machine, retry=retry)
+        total = sum(len(job.items) for job in left)
+        bar = progress(total=total, unit="item", desc=jobs[0].study) if progress else None
+        for job in left:
+            overlay, done = _overlay(job, overlays), bar.update if bar else None
+            run_job(job, machine, overlay, on_done=done, held=(held,), stop=stop)
+        if bar:
+            bar.close()
+    return total
+
+
+@lru_cache(maxsize=2)
+def describe(device: str) -> dict[str, Any]:
+    """This machine, described by a worker process: ours never opens a CUDA context."""
+    command = [sys.executable, "-m", "attnlib.run.worker", "--describe", device]
+    done = subprocess.run(command, capture_output=True, text=True, env=worker_environment())
+    if done.returncode:
+        raise RuntimeError(f"the machine could not be described: {done.stderr.strip()[-800:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _missing(jobs: list[Job], machine: dict[str, Any], *, retry: bool) -> list[Job]:
+    study, slug = jobs[0].study, machine_slug(machine)
+    # A killed sweep's half line must not stop the next one.
+    store.mend(study, slug)
+    try:
+        records = store.read(study, slug)
+    except FileNotFoundError:
+        records = []
+    failed = ("error", "crashed", "timeout") if retry else ()
+    have = {record.id for record in records if record.status not in failed}
+    left = []
+    for job in jobs:
+        items = tuple(
+            item
+            for item in job.items
+            if record_id(job.study, job.round, item, machine["gpu_id"]) not in have
+        )
+        left += [job.with_items(items)] if items else []
+    return left
+
+
+def _require_used(overlays: dict[str, Path], jobs: list[Job]) -> None:
+    releases = {job.release for job in jobs if job.release}
+    for requirement in overlays:
+        if requirement.partition("==")[2] not in releases:
+            raise ValueError(
+                f"overlay {requirement} must be of a release in the study: {sorted(releases)}"
+            )
+
+
+def _overlay(job: Job, given: dict[str, Path] | None) -> Path | None:
+    names = {item.backend.partition("-")[0] for item in job.items if item.release}
+    unknown = names - set(DISTRIBUTIONS)
+    if unknown:
+        raise ValueError(
+            f"release must be empty for backends other than {', '.join(DISTRIBUTIONS)}-*, "
+            f"got {job.release!r} for {', '.join(sorted(unknown))}"
+        )
+    return overlay_for(DISTRIBUTIONS[names.pop()], job.release, given) if names else None
+
+
+def _has_cuda() -> bool:
+    if importlib.util.find_spec("torch") is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()

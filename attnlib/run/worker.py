@@ -1,0 +1,129 @@
+"""One fresh process: a job in, records out. The only place that runs foreign kernels for a study.
+
+    python -m attnlib.run.worker JOB.json          (started by `jobs`, not by hand)
+    python -m attnlib.run.worker --describe cuda   prints the machine as JSON
+
+A job is `{"study", "round", "device", "command", "items": [...], "progress": PATH}`. For each item
+the worker writes `start N` to the progress file, measures, appends the record to the store, writes
+`done N`. Whatever kills the process, the parent knows which item did it and goes on with the rest.
+With `--end-with-stdin` it ends when its stdin does: nobody's worker must not time on, unlocked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import re
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from ..kinds import subject_class
+from ..kinds.base import Bench, Subject
+from ..kinds.item import Item
+from ..measure.machine import describe_machine, describe_state, describe_versions
+from . import store
+from .record import Record, strip_folders
+
+CONTEXT_LOST = 75
+"""Exit status after a CUDA error that poisons the process (EX_TEMPFAIL: start a new one)."""
+REASON_LENGTH = 300
+
+
+class Worker:
+    """Measures the items of one job, each by its kind's subject (`subjects`)."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        self.job = job
+        self.device = job["device"]
+        self.machine = describe_machine(self.device)
+        self.versions = describe_versions()
+        self._subjects: dict[type[Subject], Subject] = {}
+
+    def measure(self, item: Item) -> Record:
+        """The record of one item; every failure that leaves the process sane becomes a status."""
+        before = describe_state(self.device)
+        started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        try:
+            found = self._subject(item).measure(item)
+        except Exception as error:
+            status = "crashed" if _context_lost(error) else "error"
+            found = {"status": status, "reason": _reason(error)}
+        return Record(
+            study=self.job["study"],
+            round=self.job["round"],
+            item=item,
+            machine=self.machine,
+            versions=self.versions,
+            command=self.job["command"],
+            started_at=started,
+            state_before=before,
+            state_after=describe_state(self.device),
+            **found,
+        )
+
+    def _subject(self, item: Item) -> Subject:
+        cls = subject_class(item.case)
+        if cls not in self._subjects:
+            self._subjects[cls] = cls(Bench(self.device, self.machine, self.versions))
+        return self._subjects[cls]
+
+
+def run_job(path: Path) -> int:
+    """Measure every item of the job at `path`; returns the exit status."""
+    job = json.loads(path.read_text())
+    with Path(job["progress"]).open("a", buffering=1) as progress:
+        worker = Worker(job)
+        for number, form in job["items"]:
+            progress.write(f"start {number}\n")
+            record = worker.measure(Item.from_dict(form))
+            store.append(record)
+            progress.write(f"done {number}\n")
+            if record.status == "crashed":
+                return CONTEXT_LOST
+    return 0
+
+
+def _reason(error: Exception) -> str:
+    words = strip_folders(f"{type(error).__name__}: {error}")
+    told = " ".join(words.split())[:REASON_LENGTH]
+    # A compiler's own complaint stands far below the command line that it got.
+    complaint = re.search(r"^.*\berror: .*$", words, re.MULTILINE)
+    if complaint is None or complaint[0].strip() in told:
+        return told
+    return f"{told} ... {complaint[0].strip()[:REASON_LENGTH]}"
+
+
+def _context_lost(error: Exception) -> bool:
+    # These leave the CUDA context unusable; an out-of-memory error does not.
+    return "CUDA error" in str(error) or type(error).__name__ == "AcceleratorError"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point of the worker process."""
+    parser = argparse.ArgumentParser(prog="attnlib.run.worker", description=__doc__)
+    parser.add_argument("job", nargs="?", type=Path)
+    parser.add_argument("--describe", metavar="DEVICE")
+    parser.add_argument("--end-with-stdin", action="store_true")
+    options = parser.parse_args(arguments)
+    if options.describe:
+        print(json.dumps(describe_machine(options.describe)))
+        return 0
+    if options.end_with_stdin:
+        threading.Thread(target=_end_with_stdin, daemon=True).start()
+    return run_job(options.job)
+
+
+def _end_with_stdin() -> None:
+    # Blocks without the GIL: it costs the measurement nothing.
+    while os.read(0, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,40 @@
+"""Which kernel each release's `auto` runs for decode, for 16-bit and FP8 tensors."""
+
+from __future__ import annotations
+
+from ...core.spec import AttnSpec
+from ...kinds.decode.case import DecodeCase
+from ...run.study import Grid, Study
+from ..fa3_decode_regression.study import (
+    AFFECTED,
+    AUTO,
+    BEFORE,
+    FIXED,
+    NEWEST,
+    REFERENCE_MACHINE,
+    REGRESSED,
+)
+
+
+def _fp8(kv_dtype: str, dtype: str) -> DecodeCase:
+    return DecodeCase(AttnSpec(32, 8, 128, 16, dtype, kv_dtype), 16, 8192)
+
+
+RESOLUTION_CASES = (
+    DecodeCase(AttnSpec(32, 8, 128, 16), 16, 8192),
+    DecodeCase(AttnSpec(32, 8, 128, 16, "float16"), 16, 8192),
+    _fp8("float8_e4m3fn", "bfloat16"),
+    _fp8("float8_e4m3fn", "float8_e4m3fn"),
+)
+
+STUDY = Study(
+    name="auto_resolution",
+    question="Which kernel does FlashInfer's `auto` run for decode, release by release?",
+    grids=(
+        Grid(RESOLUTION_CASES, AUTO, (BEFORE, REGRESSED, FIXED, NEWEST)),
+        Grid(RESOLUTION_CASES[:1], AUTO, AFFECTED),
+        Grid(RESOLUTION_CASES[:1], AUTO, (BEFORE, REGRESSED, FIXED), headline=True),
+    ),
+    reference_machine=REFERENCE_MACHINE,
+    ceilings=(),
+)

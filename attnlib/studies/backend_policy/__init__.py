@@ -1,0 +1,7 @@
+"""Which decode backend is fastest, and a policy that knows: the names of its parts (`..parts`)."""
+
+from __future__ import annotations
+
+from ..parts import parts
+
+__getattr__ = parts(__name__, "study", "tables", "figures", "learn")

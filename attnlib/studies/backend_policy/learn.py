@@ -1,0 +1,123 @@
+"""The policy of a GPU's own records: from the study `backend_policy` to `policy.Policy`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, TypeAlias
+
+from ...core.policy.policy import Pick, Point, Policy, learn
+from ...core.policy.times import Gpu, Rates
+from ...core.spec import AttnSpec
+from ...kinds.decode.case import DecodeCase
+from ...kinds.lengths import sample_seq_lens
+from ...run import store
+from ...run.frame import CASE, case_of, decode_rows, medians
+from ...run.study import record_machine
+from .. import STUDIES
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+STUDY = "backend_policy"
+
+_Measured: TypeAlias = tuple[DecodeCase, tuple[tuple[str, float], ...]]
+
+
+def measured(
+    spec: AttnSpec,
+    seq_lens: Sequence[int],
+    *,
+    backends: Sequence[str] = (),
+    policy: Policy | None = None,
+) -> Pick:
+    """The fastest of `backends` for decoding requests of `seq_lens` tokens, as measured here.
+
+    `policy` defaults to `current()`. Raises as that and `Policy.choose` do.
+    """
+    return (policy or current()).choose(spec, seq_lens, backends=backends)
+
+
+def current() -> Policy:
+    """The policy of `records()`."""
+    return policy_of(records())
+
+
+def records() -> pd.DataFrame:
+    """The study's frame of this GPU; without a GPU that of the published machine.
+
+    Raises RuntimeError where there are no records, with the command that makes them.
+    """
+    machine = record_machine(STUDIES[STUDY])
+    if machine not in store.machines(STUDY):
+        raise RuntimeError(
+            f"a measured policy needs records of {STUDY} on {machine}, there are none: "
+            f"python -m attnlib measure {STUDY}"
+        )
+    return store.load(STUDY, machine)
+
+
+def policy_of(frame: pd.DataFrame, cases: Iterable[DecodeCase] = ()) -> Policy:
+    """The policy of a study's frame: of `cases` if there are any, else of all its decode cases.
+
+    Raises ValueError for rows of different GPUs, timers or schemas, or where no row is ok.
+    """
+    rows = decode_rows(frame)
+    if rows.empty:
+        raise ValueError("frame must hold a decode case that ran ok, it has none")
+    wanted = set(cases)
+    found: dict[AttnSpec, list[_Measured]] = {}
+    for case, times in case_times(rows).items():
+        if not wanted or case in wanted:
+            found.setdefault(case.spec, []).append((case, tuple(times.items())))
+    first = rows.iloc[0]
+    gpu = Gpu(int(first.num_sms), float(first.l2_mib))
+    learnt = {spec: _learn(spec, tuple(cases), gpu) for spec, cases in found.items()}
+    return Policy(
+        gpu=str(first.gpu),
+        gpu_id=str(first.gpu_id),
+        num_sms=gpu.num_sms,
+        l2_mib=gpu.l2_mib,
+        study=str(first.study),
+        timer=str(first.timer),
+        releases=_releases(rows),
+        points={spec: points for spec, (points, _) in learnt.items()},
+        rates={spec: rates for spec, (_, rates) in learnt.items()},
+    )
+
+
+def fastest_counts(frame: pd.DataFrame) -> dict[AttnSpec, dict[str, int]]:
+    """In how many measured cases of each spec each backend was the fastest, most often first."""
+    won: dict[AttnSpec, list[str]] = {}
+    for case, times in case_times(decode_rows(frame)).items():
+        won.setdefault(case.spec, []).append(min(times, key=lambda name: times[name]))
+    return {spec: dict(Counter(names).most_common()) for spec, names in won.items()}
+
+
+# A report asks for the same policy in every table and figure.
+@lru_cache(maxsize=64)
+def _learn(
+    spec: AttnSpec, measured: tuple[_Measured, ...], gpu: Gpu
+) -> tuple[tuple[Point, ...], dict[str, Rates]]:
+    cases = [(sample_seq_lens(case), dict(times)) for case, times in measured]
+    return learn(spec, cases, gpu)
+
+
+def case_times(rows: pd.DataFrame) -> dict[DecodeCase, dict[str, float]]:
+    """Each case's median time of every backend that ran it, in us, from `rows.decode_rows`."""
+    wide = medians(rows).reset_index()
+    backends = [name for name in wide.columns if name not in CASE]
+    return {
+        case_of(row): row[backends].dropna().astype(float).round(3).to_dict()
+        for _, row in wide.iterrows()
+    }
+
+
+def _releases(rows: pd.DataFrame) -> dict[str, str]:
+    """Release by backend; ValueError for a backend measured in two."""
+    found = rows[["backend", "release"]].drop_duplicates()
+    twice = found[found.backend.duplicated()].backend.unique().tolist()
+    if twice:
+        raise ValueError(f"frame must hold one release of each backend, it has two of {twice[0]}")
+    return {row.backend: row.release for row in found.itertuples() if row.release}

@@ -1,0 +1,223 @@
+"""What a rule loses that does not measure: its choice's time over the best one's, case by case.
+
+Rules choose for the held-out cases of the study `backend_policy`. Libraries' and engines' rules are
+those of `select.explain`; the measured policy learns from the study's known cases alone. A rule's
+regret depends on what else could have run, so there are two pools of backends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+import numpy as np
+import pandas as pd
+
+from ...core.policy.plans import FA2_CTAS
+from ...core.policy.policy import Policy
+from ...kinds.decode.case import DecodeCase
+from ...kinds.lengths import sample_seq_lens
+from ...run.frame import FA2, FA3, LABELS, decode_rows
+from ...select import Call, explain
+from ...select.names import backend_of
+from .learn import case_times, policy_of
+from .study import FLASHINFER, HELD_OUT_CASES, KNOWN_CASES, POLICY_RELEASE, SPECS
+
+FA3_LIBRARY = "fa3"
+POOLS = {"FlashInfer": FLASHINFER, "with FA3": (*FLASHINFER, FA3_LIBRARY)}
+NAMES = LABELS | {FA3_LIBRARY: "FlashAttention-3"}
+MEASURED = "measured"
+EXPLAINED = {
+    "FlashInfer 0.6.3 auto": ("flashinfer==0.6.3", "auto"),
+    "FlashInfer 0.6.4 auto": (f"flashinfer=={POLICY_RELEASE}", "auto"),
+    "SGLang with FlashInfer": (f"flashinfer=={POLICY_RELEASE}", "sglang"),
+    "SGLang 0.5.23 auto": ("sglang==0.5.23", "auto"),
+    "vLLM 0.33.0 auto": ("vllm==0.33.0", "auto"),
+}
+"""Rule -> library and policy for `select.explain`. vLLM's own use of FlashInfer is XQA's kernels on
+Hopper, which were not measured."""
+GPU = "sm90"
+FEWER = (10, 20, 35, 70)
+"""Known cases a layer; every so many of them in their order, which spreads any number evenly."""
+LONG, MANY = 16384, 12
+"""Tokens of a long request, and requests of a batch, that a table of skewed batches begins at."""
+SHOWN = {"mean, %": 2, "worst, %": 1}
+"""Decimals of a summary's columns."""
+
+Rule = Callable[[DecodeCase], str]
+
+
+def regrets(frame: pd.DataFrame, pools: Iterable[str] = POOLS) -> pd.DataFrame:
+    """A row a pool, rule and held-out case: the `chosen` backend, its time over the best's, less 1.
+
+    A rule is judged in the pools that hold all of its choices; `regret` is NaN where what it chose
+    has no time.
+    """
+    times = case_times(decode_rows(frame))
+    cases = [case for case in HELD_OUT_CASES if case in times]
+    found = []
+    policy = policy_of(frame, KNOWN_CASES)
+    for pool, backends in ((pool, POOLS[pool]) for pool in pools):
+        for name, choose in _rules(policy, backends).items():
+            chosen = [choose(case) for case in cases]
+            if set(chosen) <= set(backends):
+                lost = [
+                    _lost(times[case], backend, backends)
+                    for case, backend in zip(cases, chosen, strict=True)
+                ]
+                found.append(
+                    pd.DataFrame({"case": cases, "chosen": chosen, "regret": lost}).assign(
+                        pool=pool, rule=name
+                    )
+                )
+    return pd.concat(found, ignore_index=True)
+
+
+def regret_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """A row a pool and rule: held-out cases, geometric mean and worst regret in percent.
+
+    `over 5 %` counts cases that lose more than that.
+    """
+    groups = regrets(frame).groupby(["pool", "rule"], sort=False)
+    rows = [{"pool": p, "rule": r} | _summary(group.regret) for (p, r), group in groups]
+    table = pd.DataFrame(rows)
+    order = table.groupby("pool", sort=False)["mean, %"].rank()
+    table = table.assign(order=order).sort_values(["pool", "order"]).drop(columns="order")
+    return table.round(SHOWN).reset_index(drop=True)
+
+
+def worst_choices(frame: pd.DataFrame, *, pool: str, rule: str = MEASURED) -> pd.DataFrame:
+    """The cases in which `rule` loses more than 1 % in `pool`, most first, with all times in us."""
+    lost = regrets(frame, (pool,))
+    lost = lost[(lost.rule == rule) & (lost.regret > 0.01)]
+    times = case_times(decode_rows(frame))
+    rows = [
+        {"case": row.case.key, "chosen": NAMES[row.chosen], "regret, %": round(row.regret * 100, 1)}
+        | {NAMES[n]: us for n, us in times[row.case].items() if n in POOLS[pool]}
+        for row in lost.sort_values("regret", ascending=False).itertuples()
+    ]
+    return pd.DataFrame(rows).round(2)
+
+
+def learning_table(frame: pd.DataFrame, *, pool: str) -> pd.DataFrame:
+    """What a policy loses that learned from fewer cases: a row for each of `FEWER`, and for all.
+
+    Columns as in `regret_table`, and `known`, the cases of each layer that it learned from.
+    """
+    times, backends = case_times(decode_rows(frame)), POOLS[pool]
+    cases = [case for case in HELD_OUT_CASES if case in times]
+    layers = [[case for case in KNOWN_CASES if case in times and case.spec == s] for s in SPECS]
+    most = min(map(len, layers))
+    rows = []
+    for count in (*(count for count in FEWER if count < most), most):
+        known = [case for layer in layers for case in layer[:: most // count][:count]]
+        policy = policy_of(frame, known)
+        lost = [_lost(times[case], _measured(policy, backends, case), backends) for case in cases]
+        rows.append({"known": count} | _summary(pd.Series(lost)))
+    return pd.DataFrame(rows).round(SHOWN)
+
+
+def misfit_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """How far measured times lie from those by plan and rates, before near cases correct them.
+
+    A row a backend, over all layers: cases, and quantiles of measured over predicted, less 1, in
+    percent without sign.
+    """
+    policy = policy_of(frame)
+    rows = []
+    for name in policy.backends:
+        points = [p for each in policy.points.values() for p in each if name in p.run_us]
+        off = np.abs(np.expm1([point.misfit(name) for point in points])) * 100
+        told = {"backend": NAMES[name], "cases": len(points), "median, %": np.median(off)}
+        rows.append(told | {"95th percentile, %": np.quantile(off, 0.95)})
+    return pd.DataFrame(rows).round(1)
+
+
+def confidence_table(frame: pd.DataFrame, *, pool: str) -> pd.DataFrame:
+    """How often a choice of so much confidence was the fastest, in the held-out cases."""
+    policy, times = policy_of(frame, KNOWN_CASES), case_times(decode_rows(frame))
+    rows = []
+    for case in (case for case in HELD_OUT_CASES if case in times):
+        pick = policy.choose(case.spec, sample_seq_lens(case).tolist(), backends=POOLS[pool])
+        rows.append((pick.confidence, _lost(times[case], pick.backend, POOLS[pool]) == 0))
+    found = pd.DataFrame(rows, columns=["confidence", "right"])
+    edges = [0.5, 0.9, 0.99, 1.0]
+    bins = pd.cut(found.confidence, edges, labels=["up to 0.9", "to 0.99", "above"])
+    counts = found.groupby(bins, observed=False).right.agg(["size", "sum"])
+    return counts.rename(columns={"size": "choices", "sum": "fastest"}).reset_index()
+
+
+def fastest(frame: pd.DataFrame, *, pool: str) -> pd.DataFrame:
+    """In how many cases, known and held out, each backend is the fastest: a row a layer."""
+    rows = [
+        {"heads": case.spec.heads, "group": case.spec.group_size, "page size": case.spec.page_size}
+        | {"fastest": NAMES[min((us, n) for n, us in found.items() if n in POOLS[pool])[1]]}
+        for case, found in case_times(decode_rows(frame)).items()
+    ]
+    table = pd.DataFrame(rows)
+    return (
+        pd.crosstab([table.group, table.heads, table["page size"]], table.fastest)
+        .rename_axis(columns=None)
+        .reset_index()
+    )
+
+
+def one_long_request(frame: pd.DataFrame) -> pd.DataFrame:
+    """Batches of one long request among many short ones: fa2's time beside the fastest backend's.
+
+    `splits` is FlashInfer's rule for a graph: fa2 splits requests while requests x KV heads are
+    fewer than two blocks a SM (`PrefillSplitQOKVIndptr` in scheduler.cuh, 0.6.4).
+    """
+    slots = FA2_CTAS * int(frame.num_sms.max())
+    rows = []
+    for case, times in case_times(decode_rows(frame)).items():
+        if case.lengths != "skewed" or case.kv_len < LONG or case.batch_size < MANY:
+            continue
+        best = min(times, key=lambda name: times[name])
+        tiles = case.batch_size * case.spec.num_kv_heads
+        told = {"heads": case.spec.heads, "batch": case.batch_size, "longest": case.kv_len}
+        told |= {"requests x KV heads": tiles, "splits": "yes" if tiles < slots else "no"}
+        told |= {"fa2": times.get(FA2, np.nan), "fastest": NAMES[best], "us": times[best]}
+        rows.append(told)
+    table = pd.DataFrame(rows).sort_values(["requests x KV heads", "longest"])
+    return table.assign(ratio=table.fa2 / table.us).round(2).reset_index(drop=True)
+
+
+def _rules(policy: Policy, backends: Sequence[str]) -> dict[str, Rule]:
+    return {
+        MEASURED: partial(_measured, policy, backends),
+        "always fa2": lambda _: FA2,
+        "always fa3": lambda _: FA3,
+        **{name: partial(_explained, *asked) for name, asked in EXPLAINED.items()},
+    }
+
+
+def _measured(policy: Policy, backends: Sequence[str], case: DecodeCase) -> str:
+    return policy.choose(case.spec, sample_seq_lens(case).tolist(), backends=backends).backend
+
+
+def _explained(library: str, policy: str, case: DecodeCase) -> str:
+    call = Call(kv_lens=tuple(sample_seq_lens(case).tolist()), graph=True)
+    asked = {"mode": "decode", "gpu": GPU, "library": library, "policy": policy}
+    choice = explain(case.spec, call=call, env={}, **asked)
+    backend = backend_of(library, choice.kernel, latent=False)
+    known = POOLS["with FA3"]
+    if backend not in known:
+        raise ValueError(f"{library} must choose one of {', '.join(known)}, got {choice.kernel!r}")
+    return backend
+
+
+def _summary(lost: pd.Series) -> dict[str, float]:
+    """What regrets come to: cases that have one, geometric mean and worst in percent, bad ones."""
+    return {
+        "cases": lost.count(),
+        "mean, %": math.expm1(np.log1p(lost).mean()) * 100,
+        "worst, %": lost.max() * 100,
+        "over 5 %": int((lost > 0.05).sum()),
+    }
+
+
+def _lost(times: dict[str, float], chosen: str, backends: Sequence[str]) -> float:
+    best = min(us for name, us in times.items() if name in backends)
+    return times.get(chosen, np.nan) / best - 1

@@ -1,0 +1,250 @@
+"""Published claims, one by one: what was said, and what the records say of it.
+
+`data/claims.yaml` holds the claims, `claim_checks` how each is checked, `evidence` what a verdict
+means. A claim whose records are not there is `open` and says so; nothing is filled in for it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..run import store
+from ..run.study import Study, record_machine
+from . import STUDIES
+from .evidence import NOT_HERE, OPEN, Finding, MissingRecordsError
+from .fa3_decode_regression.checks import CHECKS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+CLAIMS = Path(__file__).resolve().parents[2] / "data" / "claims.yaml"
+UNCHECKED = {"open": OPEN, "elsewhere": NOT_HERE}
+"""What `check` may say in place of a check: no study measures it yet; no record of ours can."""
+COMPARING = (
+    "figure_at_long_lengths",
+    "speedup_at_source_case",
+    "speedup_at_all_sizes",
+    "microseconds_saved",
+    "launches_saved",
+    "fused_kernels",
+)
+"""Checks that compare with a figure, so that a claim without one cannot ask them."""
+SHOWN_RECORDS = 4
+COLUMNS = ("id", "claimed", "measured", "verdict")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A public pull request and the day it was opened (ISO 8601)."""
+
+    repo: str
+    pull: int
+    date: str
+
+    @property
+    def label(self) -> str:
+        """`owner/name #number, date`."""
+        return f"{self.repo} #{self.pull}, {self.date}"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """The number a claim names, and its unit."""
+
+    value: float
+    unit: str
+
+    def __str__(self) -> str:
+        return f"{self.value:g} {self.unit}"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One published claim; `figure` is None where it can only be right or wrong."""
+
+    id: str
+    source: Source
+    quote: str
+    shape: str
+    figure: Figure | None
+    measured_on: str
+    check: str
+    note: str
+
+    @property
+    def claimed(self) -> str:
+        """The figure, or `yes`."""
+        return str(self.figure) if self.figure else "yes"
+
+
+@dataclass(frozen=True)
+class CheckedClaim:
+    """A claim and what was found."""
+
+    claim: Claim
+    finding: Finding
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form: the claim's fields, then the finding's."""
+        return {**asdict(self.claim), "claimed": self.claim.claimed, **asdict(self.finding)}
+
+
+def load_claims(path: Path = CLAIMS) -> list[Claim]:
+    """The claims of a ledger, in its order.
+
+    Raises ValueError naming the claim for a missing or unknown field, source or check, an empty
+    text, an id used twice, and for a check that needs a figure where the claim has none.
+    """
+    import yaml
+
+    try:
+        ledger = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path.name} must be YAML: {' '.join(str(error).split())}") from error
+    _require_fields("the ledger", ledger, ("sources", "claims"))
+    sources = {name: _source(name, entry) for name, entry in ledger["sources"].items()}
+    claims = [_claim(number, entry, sources) for number, entry in enumerate(ledger["claims"], 1)]
+    seen: set[str] = set()
+    for claim in claims:
+        if claim.id in seen:
+            raise ValueError(f"id must be unique, claim {claim.id!r} stands there twice")
+        seen.add(claim.id)
+    return claims
+
+
+def verdicts(machine: str | None = None, ids: Sequence[str] = ()) -> list[CheckedClaim]:
+    """Every claim (or those of `ids`) with its verdict, each study's from one machine's records.
+
+    `machine` defaults to the one that each study is shown from (`study.record_machine`). Where
+    another than the published one lacks a study, its claims are open. Raises ValueError for an
+    unknown id, FileNotFoundError where published records of a study that is asked are not there.
+    """
+    claims = choose(load_claims(), ids)
+    names = sorted({study for claim in claims for study in studies_of(claim)})
+    frames = {name: _records(STUDIES[name], machine) for name in names}
+    return [CheckedClaim(claim, _find(claim, frames)) for claim in claims]
+
+
+def studies_of(claim: Claim) -> tuple[str, ...]:
+    """The studies whose records judge a claim; none for one that nothing checks."""
+    return CHECKS[claim.check][0] if claim.check in CHECKS else ()
+
+
+def as_frame(checked: Iterable[CheckedClaim]) -> pd.DataFrame:
+    """A row a claim: id, claimed, measured, verdict, for a notebook."""
+    import pandas as pd
+
+    rows = [(c.claim.id, c.claim.claimed, c.finding.measured, c.finding.verdict) for c in checked]
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def choose(claims: list[Claim], ids: Sequence[str]) -> list[Claim]:
+    """The claims of `ids`, in that order, or all; ValueError with close matches for another id."""
+    by_id = {claim.id: claim for claim in claims}
+    for name in ids:
+        if name not in by_id:
+            known = difflib.get_close_matches(name, by_id) or list(by_id)
+            raise ValueError(f"ID must be one of {', '.join(known)}, got {name!r}")
+    return [by_id[name] for name in dict.fromkeys(ids)] if ids else claims
+
+
+def render_table(checked: Iterable[CheckedClaim]) -> str:
+    """A line a claim, in aligned columns, with a head."""
+    rows = [COLUMNS]
+    rows += [
+        (c.claim.id, c.claim.claimed, c.finding.measured or "-", c.finding.verdict) for c in checked
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return "\n".join(lines)
+
+
+def render_details(checked: CheckedClaim) -> str:
+    """All there is on one claim, a line a field."""
+    claim, finding = checked.claim, checked.finding
+    shown = list(finding.records[:SHOWN_RECORDS])
+    if len(finding.records) > SHOWN_RECORDS:
+        shown.append(f"and {len(finding.records) - SHOWN_RECORDS} more")
+    lines = {
+        "source": claim.source.label,
+        "quote": claim.quote,
+        "shape": claim.shape,
+        "measured on": claim.measured_on,
+        "claimed": claim.claimed,
+        "measured": finding.measured or "-",
+        "verdict": finding.verdict,
+        "because": finding.reason,
+        "note": claim.note,
+        "check": claim.check,
+        "records": ", ".join(shown) or "none",
+    }
+    return "\n".join([claim.id, *(f"  {name:<12}{text}" for name, text in lines.items())])
+
+
+def _records(study: Study, machine: str | None) -> pd.DataFrame:
+    place = machine or record_machine(study)
+    if place != study.reference_machine and place not in store.machines(study.name):
+        import pandas as pd
+
+        return pd.DataFrame()
+    return store.load(study.name, place)
+
+
+def _find(claim: Claim, frames: dict[str, Any]) -> Finding:
+    if claim.check in UNCHECKED:
+        return Finding(UNCHECKED[claim.check], claim.note)
+    import pandas as pd
+
+    studies, check = CHECKS[claim.check]
+    try:
+        for study in studies:
+            if frames[study].empty:
+                raise MissingRecordsError(f"this machine has none of {study}")
+        frame = pd.concat([frames[study] for study in studies], ignore_index=True)
+        return check(frame, claim.figure.value if claim.figure else None)
+    except MissingRecordsError as error:
+        return Finding(OPEN, f"Records of {' or '.join(studies)} are missing: {error}.")
+
+
+def _source(name: str, entry: Any) -> Source:
+    _require_fields(f"source {name!r}", entry, [field.name for field in fields(Source)])
+    return Source(entry["repo"], int(entry["pull"]), str(entry["date"]))
+
+
+def _claim(number: int, entry: Any, sources: dict[str, Source]) -> Claim:
+    named = f"claim {entry.get('id', number)!r}" if isinstance(entry, dict) else f"claim {number}"
+    _require_fields(named, entry, [field.name for field in fields(Claim)])
+    for name in ("id", "quote", "shape", "measured_on", "note"):
+        if not isinstance(entry[name], str) or not entry[name].strip():
+            raise ValueError(f"{name} of {named} must be a text, got {entry[name]!r}")
+    _require_known(f"source of {named}", entry["source"], sources)
+    _require_known(f"check of {named}", entry["check"], {**UNCHECKED, **CHECKS})
+    figure = _figure(named, entry["figure"])
+    if entry["check"] in COMPARING and figure is None:
+        raise ValueError(f"figure of {named} must be a number, its check compares with it")
+    return Claim(**{**entry, "source": sources[entry["source"]], "figure": figure})
+
+
+def _figure(named: str, entry: Any) -> Figure | None:
+    if entry is None:
+        return None
+    _require_fields(f"figure of {named}", entry, [field.name for field in fields(Figure)])
+    value = entry["value"]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"value in the figure of {named} must be a number, got {value!r}")
+    return Figure(float(value), str(entry["unit"]))
+
+
+def _require_known(what: str, name: Any, known: dict[str, Any]) -> None:
+    if not isinstance(name, str) or name not in known:
+        raise ValueError(f"{what} must be one of {', '.join(known)}, got {name!r}")
+
+
+def _require_fields(what: str, entry: Any, names: Sequence[str]) -> None:
+    have = set(entry) if isinstance(entry, dict) else set()
+    if have != set(names):
+        raise ValueError(f"{what} must have the fields {', '.join(names)}, got {sorted(have)}")

@@ -1,0 +1,249 @@
+"""The tables of the metadata studies: what a step's metadata must cost, and what it does cost.
+
+`limit` is what `rows.ceilings` found in the same study. Tables stand on graph replays unless they
+say otherwise; a design or size that was not measured leaves its column or row out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import pandas as pd
+
+from ...kinds.cost import Ceilings, metadata_cost
+from ...kinds.metadata.case import MetadataCase
+from ...measure.stats import judge
+from ...run.frame import medians, paired_times, ratios
+from ..fa3_decode_regression.tables import intervals
+from .rows import (
+    ALONE,
+    BY,
+    FUSED,
+    MERGED,
+    OPS,
+    RIVALS,
+    SERIAL,
+    SIZES,
+    STEP_BY,
+    TODAY,
+    against_best,
+    case_of,
+    launches,
+    metadata_rows,
+    of_sizes,
+    over,
+    step_rows,
+    times,
+)
+
+NEVER = "never"
+BUILDERS = {
+    "decode": "page table",
+    "kv_indices": "page arrays",
+    "draft": "draft tree",
+    "verify": "target verify",
+}
+
+
+def counted(cases: Iterable[MetadataCase], limit: Ceilings) -> pd.DataFrame:
+    """What each case must move, from its lengths alone, and how long that takes at copy speed.
+
+    `needed` counts live words, `sectors` what the L2 hands out for them, `fetched` what memory
+    does, in MiB; `floor` is fetched over copy bandwidth, or one launch if that is longer.
+    """
+    found = []
+    for case in cases:
+        cost, mib = metadata_cost(case), 2.0**20
+        found.append(
+            {name: getattr(case, name) for name in SIZES}
+            | {
+                "words": cost.words,
+                "needed": cost.needed_bytes / mib,
+                "sectors": cost.sector_bytes / mib,
+                "fetched": cost.fetch_bytes / mib,
+                "fetched / copy": fetch_us(case, limit),
+                "floor": floor_us(case, limit),
+            }
+        )
+    return pd.DataFrame(found).round(2)
+
+
+def fetch_us(case: MetadataCase, limit: Ceilings) -> float:
+    """Microseconds that the fetched bytes take at the measured copy bandwidth."""
+    return metadata_cost(case).fetch_bytes / (limit.copy_gbps * 1e3)
+
+
+def floor_us(case: MetadataCase, limit: Ceilings) -> float:
+    """`fetch_us`, or the time of an empty kernel if that is longer."""
+    return max(limit.launch_us, fetch_us(case, limit))
+
+
+def ceiling_table(limit: Ceilings) -> pd.DataFrame:
+    """The ceilings that bound metadata."""
+    rates = {
+        "copy (read + write)": f"{limit.copy_gbps:,.0f} GB/s",
+        "empty kernel in a graph": f"{limit.launch_us:.2f} us",
+        "bare gather, one word in 64 bytes": f"{limit.gather_per_us / 1e3:.1f} words/ns",
+    }
+    return pd.DataFrame({"ceiling": rates.keys(), "measured": rates.values()})
+
+
+def launch_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """Launches a call of every builder and design, as traced: fewest and most over the records."""
+    parts = [metadata_rows(frame, name) for name in BUILDERS]
+    rows = pd.concat(parts)
+    counts = rows.assign(count=launches(rows.kernels).round().astype(int))
+    grouped = counts.groupby(["builder", "backend"])["count"].agg(["size", "min", "max"])
+    shown = grouped.set_axis(["records", "fewest", "most"], axis=1).reset_index()
+    return shown.assign(builder=shown.builder.map(BUILDERS)).rename(columns={"backend": "design"})
+
+
+def side_by_side(
+    frame: pd.DataFrame, cases: Iterable[MetadataCase], limit: Ceilings
+) -> pd.DataFrame:
+    """Time (us) of each design at `cases`, beside the floor, and fused over the floor."""
+    rows = of_sizes(metadata_rows(frame), cases)
+    table = times(rows)
+    floors = np.array([floor_us(case_of(row), limit) for _, row in table.iterrows()])
+    shown = [name for name in (OPS, *RIVALS, FUSED) if name in table]
+    return (
+        pd.concat([table[SIZES].assign(floor=floors), table[shown]], axis=1)
+        .round(2)
+        .assign(**{"fused / floor": (table[FUSED] / floors).round(2)})
+    )
+
+
+def speedups(frame: pd.DataFrame, cases: Iterable[MetadataCase]) -> pd.DataFrame:
+    """How many times as long as fused each other design takes, with its interval over rounds."""
+    rows = of_sizes(metadata_rows(frame), cases)
+    table = rows[SIZES].drop_duplicates().sort_values(SIZES)
+    for name in (OPS, *RIVALS):
+        found = over(rows, name, FUSED)
+        words = [f"{row.ratio:.2f} ({said})" for row, said in _with_intervals(found)]
+        found = found[SIZES].assign(**{name: words})
+        table = table.merge(found, on=SIZES, how="left") if words else table
+    return table.reset_index(drop=True)
+
+
+def crossovers(frame: pd.DataFrame) -> pd.DataFrame:
+    """Where fusing loses: the first batch whose interval lies above op by op, and the last ratio.
+
+    A row a page size and context, a pair of columns a rival.
+    """
+    rows, table = metadata_rows(frame), pd.DataFrame()
+    keys = ["page_size", "max_ctx"]
+    for name in (rival for rival in RIVALS if rival in set(rows.backend)):
+        found = over(rows, name, OPS).sort_values("batch_size")
+        lost = found[(found.low > 1)].groupby(keys).batch_size.min()
+        last = found.groupby(keys)[["batch_size", "ratio"]].last()
+        last = last[last.batch_size == found.batch_size.max()].ratio.round(2)
+        table[name] = lost.reindex(last.index).map(lambda n: f"{n:,.0f}", na_action="ignore")
+        table[f"{name}: ratio at {found.batch_size.max()}"] = last
+    texts = {name: table[name].fillna(NEVER) for name in RIVALS if name in table}
+    return table.assign(**texts).reset_index()
+
+
+def worst(frame: pd.DataFrame, count: int = 5) -> pd.DataFrame:
+    """The cases where fused has the least advantage over its best rival, the least first."""
+    rows = metadata_rows(frame)
+    found = against_best(rows).merge(times(rows)[[*BY, FUSED]], on=BY)
+    found = found.sort_values("ratio", ascending=False).head(count).reset_index(drop=True)
+    shown = found[[*SIZES, "rival", FUSED, "ratio"]].round({FUSED: 2, "ratio": 3})
+    return shown.assign(**{"95 %": intervals(found), "rounds": found.pairs})
+
+
+def overlap(frame: pd.DataFrame) -> pd.DataFrame:
+    """What starting before the neighbour has ended gives: fused without it over fused with it."""
+    rows = metadata_rows(frame)
+    found = over(rows, ALONE, FUSED).merge(times(rows), on=BY)
+    shown = found[SIZES].assign(
+        **{name: found[name].round(2) for name in (MERGED, ALONE, FUSED) if name in found}
+    )
+    return shown.assign(**{"without / with": found.ratio.round(2), "95 %": intervals(found)})
+
+
+def strided(frame: pd.DataFrame, limit: Ceilings) -> pd.DataFrame:
+    """Cases of page_size >= 16 that outgrow the L2, against fetched bytes and a bare gather."""
+    table = times(metadata_rows(frame))
+    cases = [case_of(row) for _, row in table.iterrows()]
+    costs = [metadata_cost(case) for case in cases]
+    table["MiB"] = [cost.fetch_bytes / 2**20 for cost in costs]
+    table["fetched / copy"] = [fetch_us(case, limit) for case in cases]
+    table["bare gather"] = [cost.words / limit.gather_per_us for cost in costs]
+    table = table[(table.page_size >= 16) & (table.MiB > frame.l2_mib.max())]
+    shown = ["MiB", "fetched / copy", "bare gather", *(n for n in (TODAY, FUSED) if n in table)]
+    measured = table[FUSED]
+    return (
+        pd.concat([table[SIZES], table[shown].round(1)], axis=1)
+        .assign(
+            **{
+                "fused / copy": (measured / table["fetched / copy"]).round(2),
+                "fused / gather": (measured / table["bare gather"]).round(2),
+            }
+        )
+        .sort_values(["page_size", "MiB"])
+        .reset_index(drop=True)
+    )
+
+
+def other_builders(frame: pd.DataFrame) -> pd.DataFrame:
+    """Page arrays, drafts and verification: fused us, and op by op over fused."""
+    found = []
+    for name in (n for n in BUILDERS if n != "decode" and n in set(frame.builder)):
+        rows = metadata_rows(frame, name)
+        ratio, fused = over(rows, OPS, FUSED), rows[rows.backend == FUSED].groupby(BY).run_us
+        found.append(
+            {
+                "builder": BUILDERS[name],
+                "cases": len(ratio),
+                "fused, us": _range(fused.median()),
+                "op by op, us": _range(rows[rows.backend == OPS].groupby(BY).run_us.median()),
+                "least": ratio.ratio.min(),
+                "median": ratio.ratio.median(),
+                "most": ratio.ratio.max(),
+            }
+        )
+    return pd.DataFrame(found).round(1)
+
+
+def eager_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """One call launched by Python: wall time, the GPU's part of it as traced, and over fused."""
+    rows = metadata_rows(frame, timer="eager")
+    rows = rows.assign(launches=launches(rows.kernels))
+    grouped = rows.groupby("backend")
+    table = grouped.agg(rounds=("round", "size"), launches=("launches", "median"))
+    table["wall"] = grouped.run_us.median()
+    table["wall, rounds"] = grouped.run_us.agg(_range)
+    table["GPU, traced"] = grouped.kernel_us.median()
+    found = {name: over(rows, name, FUSED) for name in table.index if name != FUSED}
+    table["wall / fused"] = pd.Series({name: ratio.ratio[0] for name, ratio in found.items()})
+    table["95 %"] = pd.Series({name: intervals(ratio)[0] for name, ratio in found.items()})
+    table = table.fillna({"wall / fused": 1.0, "95 %": ""})
+    table = table.sort_values("wall").round({"wall": 1, "GPU, traced": 1, "wall / fused": 2})
+    return table.reset_index().rename(columns={"backend": "design"}).astype({"launches": int})
+
+
+def step_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """A step's layers with each design's metadata, us; op by op over fused, and its verdict."""
+    rows = step_rows(frame)
+    table = medians(rows, by=STEP_BY).reset_index().rename_axis(columns=None)
+    found = ratios(rows, OPS, FUSED, by=STEP_BY)
+    words = [
+        judge(above, below, floor=0.0).word
+        for _, above, below in paired_times(rows, OPS, FUSED, by=STEP_BY)
+    ]
+    keys = ["layers", "batch_size", "page_size", "kv_len"]
+    clocks = rows.groupby(STEP_BY).sm_clock_mhz.median().round().astype(int).reset_index(drop=True)
+    shown = table.reindex(columns=[*keys, OPS, SERIAL, FUSED]).round(0)
+    told = {"op by op / fused": found.ratio.round(3), "95 %": intervals(found)}
+    return shown.assign(**told, **{"op by op is": words, "SM MHz": clocks})
+
+
+def _with_intervals(found: pd.DataFrame) -> list[tuple[pd.Series, str]]:
+    pairs = zip(found.iterrows(), intervals(found), strict=True)
+    return [(row, said) for (_, row), said in pairs]
+
+
+def _range(values: pd.Series) -> str:
+    return f"{values.min():.1f} to {values.max():.1f}"

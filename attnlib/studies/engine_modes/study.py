@@ -1,0 +1,133 @@
+"""Every mode in which SGLang calls FlashInfer, by fa2 and fa3, as pull request 18364 pinned it.
+
+Engines capture decode, verification, draft extension and block diffusion in CUDA graphs and run
+prefill eagerly; the main grids do the same, and a smaller one has each mode the other way. Eager
+items are timed by the profiler: kernels planned as for an eager call, without the gaps between
+launches, which a process that has profiled before would lengthen.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+from ...core.spec import AttnSpec
+from ...kinds.cost import extend_cost
+from ...kinds.decode.case import DecodeCase
+from ...kinds.extend.case import ExtendCase
+from ...run.study import Grid, Study
+
+HEADS = {"llama-3.1-8b": (32, 8), "llama-3.1-70b-tp8": (8, 1), "qwen3-32b-tp4": (16, 2)}
+LLAMA, TP8, QWEN = HEADS.values()
+MOST_FLOPS = 4e12
+"""A longer call would take 10 ms or more, whatever the kernel."""
+MOST_KV_VECTORS = 2**23
+"""Tokens x KV heads x requests: 4 GiB of K and V, of which fa3 reads each once a query head."""
+
+
+def _cached(heads: tuple[int, int], batch: int, kv_len: int, page_size: int = 1) -> DecodeCase:
+    return DecodeCase(AttnSpec(*heads, 128, page_size), batch, kv_len)
+
+
+def _prefills(
+    heads: tuple[int, int], q_lens: tuple[int, ...], batches: tuple[int, ...], page_size: int = 1
+) -> tuple[ExtendCase, ...]:
+    cases = (
+        ExtendCase(_cached(heads, batch, q_len + prefix, page_size), "prefill_paged", q_len)
+        for q_len, prefix, batch in product(q_lens, (0, 8192), batches)
+    )
+    return tuple(case for case in cases if extend_cost(case).flops <= MOST_FLOPS)
+
+
+def _ragged(
+    heads: tuple[int, int], q_lens: tuple[int, ...], batches: tuple[int, ...]
+) -> tuple[ExtendCase, ...]:
+    cases = (
+        ExtendCase(_cached(heads, batch, q_len), "prefill_ragged", q_len)
+        for q_len, batch in product(q_lens, batches)
+    )
+    return tuple(case for case in cases if extend_cost(case).flops <= MOST_FLOPS)
+
+
+def _few(
+    mode: str,
+    heads: tuple[int, int],
+    q_len: int,
+    sizes: tuple[tuple[int, ...], tuple[int, ...]],
+    *,
+    page_size: int = 1,
+    mask: str = "",
+) -> tuple[ExtendCase, ...]:
+    """A few queries a request over `sizes`: batches x kv_lens."""
+    return tuple(
+        ExtendCase(_cached(heads, batch, kv_len, page_size), mode, q_len, mask)
+        for batch, kv_len in product(*sizes)
+        if batch * kv_len * heads[1] <= MOST_KV_VECTORS
+    )
+
+
+BATCHES, CONTEXTS = (1, 32, 128), (1024, 8192, 32768)
+USUAL = (BATCHES, (8192,))
+
+PREFILLS = _prefills(LLAMA, (128, 512, 2048, 8192), (1, 8))
+OTHER_PREFILLS = (
+    *_prefills(TP8, (128, 2048, 8192), (1, 8)),
+    *_prefills(QWEN, (512, 2048), (1,)),
+    *_prefills(LLAMA, (128, 2048), (1,), 16),
+)
+RAGGED = _ragged(LLAMA, (512, 2048, 8192), (1, 8))
+OTHER_RAGGED = (*_ragged(TP8, (512, 8192), (1, 8)), *_ragged(QWEN, (2048,), (1,)))
+VERIFIES = (
+    *_few("target_verify", LLAMA, 4, (BATCHES, CONTEXTS), mask="causal"),
+    *_few("target_verify", LLAMA, 8, USUAL, mask="causal"),
+)
+OTHER_VERIFIES = (
+    *_few("target_verify", TP8, 4, (BATCHES, CONTEXTS), mask="causal"),
+    *_few("target_verify", QWEN, 4, ((1, 32), (8192,)), mask="causal"),
+    *_few("target_verify", LLAMA, 4, ((1, 32), (8192,)), mask="causal", page_size=16),
+)
+MASKED = (
+    *_few("target_verify", LLAMA, 8, USUAL),
+    *_few("target_verify", TP8, 8, USUAL),
+    *_few("target_verify", LLAMA, 8, USUAL, mask="chain"),
+)
+DRAFTS = _few("draft_extend", LLAMA, 5, (BATCHES, (1024, 8192)))
+OTHER_DRAFTS = _few("draft_extend", TP8, 5, USUAL)
+BLOCKS = _few("dllm_extend", LLAMA, 32, ((1, 8, 32), (1024, 8192)))
+OTHER_BLOCKS = _few("dllm_extend", TP8, 32, ((1, 32), (8192,)))
+DECODES = tuple(_cached(heads, batch, 8192) for heads, batch in product((LLAMA, TP8), BATCHES))
+
+EAGER_PREFILLS = (*PREFILLS, *RAGGED)
+IN_GRAPHS = (*VERIFIES, *DRAFTS, *BLOCKS)
+THE_OTHER_WAY = {
+    "graph": (*_prefills(LLAMA, (128, 512, 2048), (1,)), *_ragged(LLAMA, (512, 2048), (1,))),
+    "profiler": (
+        *_few("target_verify", LLAMA, 4, USUAL, mask="causal"),
+        *_few("draft_extend", LLAMA, 5, USUAL),
+        *_few("dllm_extend", LLAMA, 32, ((1, 8, 32), (8192,))),
+    ),
+}
+ONE_OF_EACH = (PREFILLS[4], RAGGED[2], VERIFIES[4], MASKED[1], DRAFTS[3], BLOCKS[3])
+
+FA2, FA3, AUTO = (f"flashinfer-prefill-{name}" for name in ("fa2", "fa3", "auto"))
+BOTH = (FA2, FA3)
+ALL = (*BOTH, "fa3-extend")
+EAGER, GRAPH = ("profiler",), ("graph",)
+
+STUDY = Study(
+    name="engine_modes",
+    question="For which modes and shapes is fa2 everywhere right, and what does it cost elsewhere?",
+    grids=(
+        Grid(EAGER_PREFILLS, ALL, timers=EAGER, rounds=3),
+        Grid((*OTHER_PREFILLS, *OTHER_RAGGED), BOTH, timers=EAGER, rounds=3),
+        Grid(IN_GRAPHS, ALL, rounds=3),
+        Grid((*OTHER_VERIFIES, *OTHER_DRAFTS, *OTHER_BLOCKS), BOTH, rounds=3),
+        Grid(MASKED, (FA2,), rounds=3),
+        Grid(DECODES, ("flashinfer-fa2", "flashinfer-fa3", "flashinfer-auto"), rounds=3),
+        Grid(THE_OTHER_WAY["graph"], BOTH, rounds=3),
+        Grid((*THE_OTHER_WAY["profiler"], MASKED[1]), (FA2,), timers=EAGER, rounds=3),
+        Grid(THE_OTHER_WAY["profiler"], (FA3,), timers=EAGER, rounds=3),
+        Grid(ONE_OF_EACH, (AUTO,), timers=(*GRAPH, *EAGER), rounds=3),
+        Grid(VERIFIES[3:6], BOTH, rounds=3, headline=True),
+    ),
+    reference_machine="nvidia-h200-342f38f7",
+)

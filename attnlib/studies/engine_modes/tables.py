@@ -1,0 +1,282 @@
+"""The tables of the study `engine_modes`: which backend for which mode, and what a pin costs.
+
+`limit` is what `rows.ceilings` found in the same study. Unless a table says otherwise a mode is
+shown as engines call it: few queries a request in a CUDA graph, prefill planned for eager (times
+are then the profiler's kernel times). What was not measured leaves its rows out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import pandas as pd
+
+from ...kinds.cost import Ceilings, DecodeCost, decode_cost, extend_cost, fa2_tile_rows, predict_fa3
+from ...kinds.decode.case import DecodeCase
+from ...kinds.extend.case import ExtendCase
+from ...measure.stats import Verdict, judge
+from ...run.frame import paired_times
+from ..fa3_decode_regression.tables import intervals
+from .rows import (
+    AUTO,
+    BY,
+    DECODE,
+    EAGER,
+    FA2,
+    FA3,
+    FEW,
+    GRAPH,
+    GROUPS,
+    LIBRARY,
+    MANY,
+    PLANNED,
+    SIZES,
+    case_of,
+    in_order,
+    mode_rows,
+    of_modes,
+    over,
+    plain,
+    times,
+)
+
+RATIO = "fa2 / fa3"
+TILE_ROWS = 128
+"""Query rows of fa3's tile at head_dim 128; up to as many queries a request are one tile a head."""
+POLICIES: dict[str, tuple[str, ...]] = {
+    "fa2 everywhere": (),
+    "as #18364 left it": ("prefill_ragged",),
+    "auto of 0.6.4": GROUPS[1:],
+    "fa3 everywhere": GROUPS,
+    "fa3 for prefill": MANY,
+}
+"""Policy -> the groups that it gives to fa3, under no custom mask; the others go to fa2."""
+WORDS = ("slower", "same", "ambiguous", "faster")
+
+
+def counted(cases: Iterable[DecodeCase | ExtendCase], limit: Ceilings) -> pd.DataFrame:
+    """What each case must do, from its lengths alone: FLOPs, bytes, roof, and which bounds it.
+
+    `fa3 predicted` is the time that its schedule implies where a request is one tile a head
+    (`predict_fa3`; no tile of 128 rows is fuller than `full, %`); NaN for longer ones.
+    """
+    found = []
+    for case in cases:
+        cost, name, q_len = _cost(case), getattr(case, "mode", DECODE), getattr(case, "q_len", 1)
+        cached = getattr(case, "cached", case)
+        found.append(
+            {
+                "mode": name,
+                "q_len": q_len,
+                "batch_size": cached.batch_size,
+                "kv_len": cached.kv_len,
+                "GFLOP": cost.flops / 1e9,
+                "MB": cost.io_bytes / 1e6,
+                "bound": _bound(cost, limit),
+                "roof": cost.roof_us(limit),
+                "full, %": 100 * min(1.0, q_len / TILE_ROWS),
+                "fa3 predicted": _one_tile_us(cached, q_len, limit),
+            }
+        )
+    return pd.DataFrame(found).round(1)
+
+
+def headline(
+    frame: pd.DataFrame, cases: Iterable[DecodeCase | ExtendCase], limit: Ceilings
+) -> pd.DataFrame:
+    """Roof, times (us) of what was measured at `cases`, and fa2 / fa3 with its 95 % interval."""
+    rows = of_modes(mode_rows(frame), cases)
+    table = over(rows, FA2, FA3).merge(times(rows), on=[*BY, "timer"])
+    roofs = roofs_us(table, limit)
+    shown = [name for name in (FA2, FA3, LIBRARY) if name in table]
+    told = {RATIO: table.ratio.round(2), "95 %": intervals(table), "rounds": table.pairs}
+    return (
+        pd.concat([table[SIZES].assign(roof=roofs), table[shown]], axis=1).round(1).assign(**told)
+    )
+
+
+def roofs_us(table: pd.DataFrame, limit: Ceilings) -> np.ndarray:
+    """The roof (us) of each row of a table with the columns `BY`."""
+    return np.array([_cost(case_of(row)).roof_us(limit) for _, row in table.iterrows()])
+
+
+def summary(frame: pd.DataFrame) -> pd.DataFrame:
+    """By group: shapes by verdict on fa2 against fa3, and the least, median and most fa2 / fa3."""
+    rows, found = plain(mode_rows(frame)), []
+    for group, judged in _judged(rows).items():
+        words = [verdict.word for verdict in judged]
+        values = pd.Series([verdict.ratio.ratio for verdict in judged])
+        counts = {f"fa2 {word}": words.count(word) for word in WORDS}
+        span = {"least": values.min(), "median": values.median(), "most": values.max()}
+        found.append({"group": group, "shapes": len(words)} | counts | span)
+    return pd.DataFrame(found).round(2)
+
+
+def exceptions(frame: pd.DataFrame) -> pd.DataFrame:
+    """Shapes against their group: fa3 not clearly slower with few queries, not faster with many."""
+    found = over(plain(mode_rows(frame)), FA2, FA3)
+    few = found.group.isin(FEW)
+    against = found[(few & (found.high > 1)) | (~few & (found.low < 1))]
+    told = {RATIO: against.ratio.round(2), "95 %": intervals(against)}
+    return against[SIZES].assign(**told).reset_index(drop=True)
+
+
+def regrets(frame: pd.DataFrame) -> pd.DataFrame:
+    """What a policy costs: its time over the better of fa2 and fa3, geometric mean over shapes.
+
+    A row a group, and `worst`, the worst shape of all; a policy's time is that of the backend that
+    it names, pinned.
+    """
+    table = times(plain(mode_rows(frame))).reindex(columns=[*BY, FA2, FA3]).dropna()
+    best = table[[FA2, FA3]].min(axis=1)
+    lost = pd.DataFrame({name: _chosen(table, to_fa3) / best for name, to_fa3 in POLICIES.items()})
+    means = np.exp(np.log(lost).groupby(table.group).mean())
+    means = means.reindex([group for group in GROUPS if group in means.index])
+    return pd.concat([means, lost.max().rename("worst").to_frame().T]).round(2)
+
+
+def one_tile(frame: pd.DataFrame, limit: Ceilings, *, kv_len: int = 8192) -> pd.DataFrame:
+    """fa3 over queries a request, as long as they fit one tile: predicted and measured, us.
+
+    In a graph, 32/8 heads, page size 1, `kv_len` tokens; fa2 beside it.
+    """
+    rows = plain(mode_rows(frame, GRAPH))
+    chosen = (rows.heads == "32/8") & (rows.page_size == 1) & (rows.kv_len == kv_len)
+    table = times(rows[chosen]).reindex(columns=[*BY, FA2, FA3])
+    table = table[table.q_len <= TILE_ROWS].dropna().sort_values(["batch_size", "q_len"])
+    told = [predict_fa3(_cached(case_of(row)), limit).run_us for _, row in table.iterrows()]
+    shown = table[["batch_size", "q_len", "mode", FA2, FA3]].assign(predicted=told)
+    shown["fa3 / predicted"] = shown[FA3] / shown.predicted
+    return shown.round({FA2: 1, FA3: 1, "predicted": 1, "fa3 / predicted": 2}).reset_index(
+        drop=True
+    )
+
+
+def shares(frame: pd.DataFrame, limit: Ceilings) -> pd.DataFrame:
+    """Share of the roof (%) that each backend reaches: least, median, most of a group's shapes."""
+    table = times(plain(mode_rows(frame)))
+    roofs, found = roofs_us(table, limit), {}
+    for name in (name for name in (FA2, FA3, LIBRARY) if name in table):
+        share = (100 * roofs / table[name]).groupby(table.group)
+        for word, value in (
+            ("least", share.min()),
+            ("median", share.median()),
+            ("most", share.max()),
+        ):
+            found[f"{name} {word}"] = value
+    shown = pd.DataFrame(found).round(0)
+    return shown.reindex([group for group in GROUPS if group in shown.index])
+
+
+def resolved(frame: pd.DataFrame) -> pd.DataFrame:
+    """What `auto` ran in each mode and how its plan was made, beside fa2 and fa3, us."""
+    parts = pd.concat([mode_rows(frame, timer) for timer in (GRAPH, EAGER)])
+    if AUTO not in set(parts.backend):
+        return pd.DataFrame(columns=["mode", "mask", "planned", "ran", "auto / fa2"])
+    families = parts[parts.backend == AUTO].groupby([*BY, "timer"]).kernel_family.first()
+    found = over(parts, AUTO, FA2).merge(families.reset_index(), on=[*BY, "timer"])
+    found = found.merge(times(parts), on=[*BY, "timer"])
+    told = {
+        "planned": found.timer.map(PLANNED),
+        "ran": found.kernel_family,
+        **{name: found[name].round(1) for name in (AUTO, FA2, FA3)},
+        "auto / fa2": found.ratio.round(2),
+        "95 %": intervals(found),
+    }
+    return found[["mode", "mask", "heads", "q_len", "batch_size", "kv_len"]].assign(**told)
+
+
+def plans(frame: pd.DataFrame) -> pd.DataFrame:
+    """The same call planned for a graph and for eager, few queries: tiles, and time by one tracer.
+
+    Times are those of the kernels that the profiler saw, of both plans, launched one by one; so no
+    two timers meet. `fa3`, whose plan is the same both ways, says what the order and the power
+    limit alone can move.
+    """
+    parts = pd.concat([mode_rows(frame, timer) for timer in (GRAPH, EAGER)])
+    few = parts[parts.group.isin(FEW) & (parts["mode"] != DECODE) & parts.backend.isin((FA2, FA3))]
+    wide = few.pivot_table(
+        index=[*BY, "backend"], columns="timer", values="kernel_us", aggfunc="median"
+    )
+    wide = wide.reindex(columns=[GRAPH, EAGER]).dropna().reset_index()
+    table = in_order(wide.rename_axis(columns=None))
+    ratio = (table[GRAPH] / table[EAGER]).round(2)
+    tiles = {
+        f"tile {PLANNED[timer]}": [_tile(row, timer) for _, row in table.iterrows()]
+        for timer in (GRAPH, EAGER)
+    }
+    traced = {PLANNED[timer]: table[timer].round(1) for timer in (GRAPH, EAGER)}
+    shown = table[["backend", "mode", "mask", "q_len", "batch_size"]]
+    shown = shown.assign(**tiles, **traced, ratio=ratio)
+    return shown.sort_values("backend", kind="stable").reset_index(drop=True)
+
+
+def masks(frame: pd.DataFrame) -> pd.DataFrame:
+    """Verification by fa2, the same drafts under three masks, us; chain / causal with its interval.
+
+    A chain's bits are those of the causal mask, so that ratio is the price of reading a mask.
+    """
+    rows = mode_rows(frame, GRAPH)
+    rows = rows[(rows.backend == FA2) & (rows["mode"] == "target_verify")]
+    rows = rows.assign(backend=rows["mask"], mask="any")
+    found = over(rows, "chain", "causal")
+    if found.empty:
+        return pd.DataFrame(columns=["causal", "chain", "tree", "chain / causal", "95 %"])
+    table = found.merge(times(rows), on=[*BY, "timer"])
+    told = {"chain / causal": table.ratio.round(2), "95 %": intervals(table)}
+    sizes = ["heads", "q_len", "batch_size", "kv_len"]
+    return table[[*sizes, "causal", "chain", "tree"]].round(1).assign(**told)
+
+
+def library(frame: pd.DataFrame) -> pd.DataFrame:
+    """FlashAttention-3 itself against the better of FlashInfer's two, by group.
+
+    `ratio` is the better one's median time over the library's; above 1 the library is faster.
+    """
+    columns = ["group", "shapes", "library first", "least", "median", "most"]
+    table = times(plain(mode_rows(frame))).reindex(columns=[*BY, FA2, FA3, LIBRARY]).dropna()
+    if table.empty:
+        return pd.DataFrame(columns=columns)
+    ratio = table[[FA2, FA3]].min(axis=1) / table[LIBRARY]
+    grouped = ratio.groupby(table.group)
+    first = (ratio > 1).groupby(table.group).sum()
+    parts = [grouped.size(), first, grouped.min(), grouped.median(), grouped.max()]
+    shown = pd.concat(parts, axis=1).round(2).reset_index().set_axis(columns, axis=1)
+    return (
+        shown.set_index("group").reindex(g for g in GROUPS if g in set(shown.group)).reset_index()
+    )
+
+
+def _cost(case: DecodeCase | ExtendCase) -> DecodeCost:
+    return decode_cost(case) if isinstance(case, DecodeCase) else extend_cost(case)
+
+
+def _cached(case: DecodeCase | ExtendCase) -> DecodeCase:
+    return case if isinstance(case, DecodeCase) else case.cached
+
+
+def _bound(cost: DecodeCost, limit: Ceilings) -> str:
+    return "memory" if cost.floor_us(limit) == cost.roof_us(limit) else "matmul"
+
+
+def _one_tile_us(cached: DecodeCase, q_len: int, limit: Ceilings) -> float:
+    return predict_fa3(cached, limit).run_us if q_len <= TILE_ROWS else float("nan")
+
+
+def _judged(rows: pd.DataFrame) -> dict[str, list[Verdict]]:
+    found: dict[str, list[Verdict]] = {}
+    for group in (group for group in GROUPS if group in set(rows.group)):
+        pairs = paired_times(rows[rows.group == group], FA2, FA3, by=BY)
+        found[group] = [judge(above, below, floor=0.0) for _, above, below in pairs]
+    return {group: judged for group, judged in found.items() if judged}
+
+
+def _chosen(table: pd.DataFrame, to_fa3: tuple[str, ...]) -> pd.Series:
+    return table[FA3].where(table.group.isin(to_fa3), table[FA2])
+
+
+def _tile(row: pd.Series, timer: str) -> int:
+    if row.backend == FA3:
+        return TILE_ROWS
+    return fa2_tile_rows(case_of(row), cuda_graph=timer == GRAPH)

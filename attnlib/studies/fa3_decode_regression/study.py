@@ -1,0 +1,86 @@
+"""fa3 decode against fa2: a wide grid on the regressed release, and the headline cases around it.
+
+The headline cases are measured on every release around the regression, in three rounds.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+from ...core.spec import AttnSpec
+from ...kinds.cost import decode_cost
+from ...kinds.decode.case import DecodeCase
+from ...run.study import Grid, Study
+
+REFERENCE_MACHINE = "nvidia-h200-bbfefd08"
+"""The GPU whose records are published in data/ and shown in replay mode."""
+
+BEFORE, REGRESSED, FIXED, NEWEST = "0.5.3", "0.6.3", "0.6.4", "0.7.2.post1"
+AFFECTED = ("0.6.0", "0.6.1", "0.6.2", "0.6.3")
+HEADS = ((32, 8), (16, 2), (8, 1), (32, 32))
+PINNED = ("flashinfer-fa2", "flashinfer-fa3", "flashinfer-cuda-cores")
+AUTO = ("flashinfer-auto",)
+ALL_MODES = (*PINNED, *AUTO, "flashinfer-graph-auto")
+FIX_PROOF = ("flashinfer-fa2", "flashinfer-auto", "flashinfer-graph-auto")
+KV_LIMIT_BYTES = 33 * 2**30
+"""Of the wide grid's cases: what an 80 GB GPU holds beside the oracle's float64 tensors."""
+
+
+def _case(heads: tuple[int, int], page_size: int, batch_size: int, kv_len: int) -> DecodeCase:
+    return DecodeCase(AttnSpec(*heads, head_dim=128, page_size=page_size), batch_size, kv_len)
+
+
+def _wide_grid() -> tuple[DecodeCase, ...]:
+    shapes = product(HEADS, (1, 16), (1, 4, 16, 64, 128), (1024, 4096, 16384, 65536, 131072))
+    cases = (_case(heads, page, batch, kv_len) for heads, page, batch, kv_len in shapes)
+    return tuple(case for case in cases if decode_cost(case).kv_bytes <= KV_LIMIT_BYTES)
+
+
+HEADLINE = (
+    _case((32, 8), 1, 1, 4096),
+    _case((32, 8), 16, 16, 8192),
+    _case((32, 8), 16, 128, 4096),
+    _case((16, 2), 1, 16, 8192),
+    _case((16, 2), 16, 1, 32768),
+    _case((8, 1), 16, 64, 8192),
+    _case((32, 32), 16, 4, 8192),
+)
+
+
+def _variants() -> tuple[DecodeCase, ...]:
+    """Other head_dims, dtypes, page sizes and ragged lengths, beyond the wide grid's."""
+    small = DecodeCase(AttnSpec(16, 4, 64, 64, "float16"), 16, 8192, "ragged")
+    large = DecodeCase(AttnSpec(16, 4, 256, 16), 16, 8192)
+    spec = AttnSpec(32, 8, 128, 64)
+    usual = [DecodeCase(spec, 64, 8192, lengths) for lengths in ("fixed", "ragged", "skewed")]
+    return (small, large, *usual)
+
+
+WIDE = _wide_grid()
+VARIANTS = _variants()
+
+TRUST_MACHINE = "nvidia-h200-5b90d8cb"
+"""The GPU of `measurement_trust` and of the published bisects: another H200."""
+
+STUDY = Study(
+    name="fa3_decode_regression",
+    question="How much slower is FlashInfer's fa3 decode than fa2, and since when?",
+    grids=(
+        Grid(HEADLINE, ALL_MODES, (REGRESSED,), rounds=3, headline=True),
+        Grid(HEADLINE, FIX_PROOF, (FIXED,), rounds=3, headline=True),
+        Grid(HEADLINE, ALL_MODES, (BEFORE, FIXED, NEWEST), rounds=3),
+        Grid(
+            HEADLINE,
+            (*PINNED, *AUTO),
+            (BEFORE, REGRESSED, FIXED, NEWEST),
+            timers=("eager",),
+            rounds=3,
+        ),
+        Grid(WIDE, PINNED, (REGRESSED,), rounds=3),
+        Grid(WIDE, ("flashinfer-fa2", "flashinfer-fa3"), (REGRESSED,), timers=("eager",)),
+        Grid(WIDE, FIX_PROOF[:2], (FIXED,)),
+        Grid(VARIANTS, (*PINNED, *AUTO), (REGRESSED, FIXED), rounds=3),
+    ),
+    reference_machine=REFERENCE_MACHINE,
+    bisect_machine=TRUST_MACHINE,
+)

@@ -1,0 +1,236 @@
+"""The tables of the notebooks: plain DataFrames, rounded, times in microseconds.
+
+`limit` is what `rows.ceilings` found in the same study. Each table stands on rows of the `graph`
+timer unless it says otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from ...kinds.cost import Ceilings, decode_cost, predict_fa3
+from ...run.frame import (
+    AUTO,
+    CASE,
+    CUDA_CORES,
+    FA2,
+    FA3,
+    GRAPH_AUTO,
+    LABELS,
+    SHAPE,
+    case_of,
+    decode_rows,
+    medians,
+    ratios,
+    release_order,
+)
+from ...run.store import require_comparable
+from ...select import GPUS, Choice, explain
+
+if TYPE_CHECKING:
+    from ...core.spec import AttnSpec
+    from ...run.bisect import Bisection
+
+SLOW_MHZ = 1900
+"""SM clocks below this are a step down from the 1965 to 1980 MHz that an idle-cool H200 holds."""
+
+
+def ceiling_table(limit: Ceilings) -> pd.DataFrame:
+    """The measured ceilings."""
+    rates = {
+        "copy (read + write)": f"{limit.copy_gbps:,.0f} GB/s",
+        "read": f"{limit.read_gbps:,.0f} GB/s",
+        "bf16 matmul": f"{limit.matmul_tflops:.0f} TFLOP/s",
+        "empty kernel in a graph": f"{limit.launch_us:.2f} us",
+    }
+    known = {name: rate for name, rate in rates.items() if not rate.startswith("nan")}
+    return pd.DataFrame({"ceiling": known.keys(), "measured": known.values()})
+
+
+def headline(frame: pd.DataFrame, limit: Ceilings, release: str) -> pd.DataFrame:
+    """Memory floor and time of every mode, and fa3 / fa2 with its 95 % interval over rounds."""
+    rows = decode_rows(frame, release=release)
+    table = ratios(rows, FA3, FA2).merge(medians(rows).reset_index(), on=CASE)
+    floors = [decode_cost(case_of(row)).floor_us(limit) for _, row in table.iterrows()]
+    times = table[[FA2, FA3, AUTO, CUDA_CORES]].rename(columns=LABELS).round(1)
+    verdict = {"fa3 / fa2": table.ratio.round(2), "95 %": intervals(table), "rounds": table.pairs}
+    shown = pd.concat([table[SHAPE].assign(floor=np.round(floors, 1)), times], axis=1)
+    return shown.assign(**verdict)
+
+
+def slowdown_grid(frame: pd.DataFrame, release: str) -> pd.DataFrame:
+    """fa3 / fa2 of every case with head_dim 128, bfloat16 and equal lengths."""
+    return ratios(slowdown_rows(frame, release), FA3, FA2)[[*SHAPE, "ratio"]]
+
+
+def slowdown_rows(frame: pd.DataFrame, release: str) -> pd.DataFrame:
+    """The records that `slowdown_grid` pairs."""
+    rows = decode_rows(frame, release=release)
+    plain = (rows.lengths == "fixed") & (rows.dtype == "bfloat16") & (rows.head_dim == 128)
+    return rows[plain & rows.page_size.isin((1, 16)) & rows.backend.isin((FA2, FA3))]
+
+
+def slowdown_summary(grid: pd.DataFrame) -> pd.DataFrame:
+    """Smallest, median and largest slowdown for each head count, mildest first."""
+    summary = grid.groupby("heads").ratio.agg(["count", "min", "median", "max"])
+    return summary.sort_values("median").round(2).rename(columns={"count": "cases"})
+
+
+def extremes(grid: pd.DataFrame, count: int = 4) -> pd.DataFrame:
+    """The mildest and the worst cases of a slowdown grid."""
+    ordered = grid.sort_values(["ratio", *SHAPE])
+    picked = pd.concat([ordered.head(count), ordered.tail(count)]).drop_duplicates()
+    return picked.round(2).reset_index(drop=True)
+
+
+def predictions(frame: pd.DataFrame, limit: Ceilings, release: str) -> pd.DataFrame:
+    """What fa3's schedule predicts (`cost.predict_fa3`) beside what was measured."""
+    rows = decode_rows(frame, release=release)
+    times = medians(rows[rows.backend == FA3]).reset_index()
+    found = [predict_fa3(case_of(row), limit) for _, row in times.iterrows()]
+    table = pd.concat([times[CASE], pd.DataFrame([vars(p) for p in found])], axis=1)
+    table["bound by"] = np.where(table.tensor_us >= table.traffic_us, "tensor cores", "traffic")
+    table["predicted"] = [prediction.run_us for prediction in found]
+    table["measured"] = times[FA3]
+    return table.assign(error=table.measured / table.predicted)
+
+
+def prediction_table(frame: pd.DataFrame, limit: Ceilings, release: str) -> pd.DataFrame:
+    """`predictions`, rounded for reading."""
+    table = predictions(frame, limit, release)
+    columns = [*SHAPE, "work_items", "busy_sms", "kv_rereads", "bound by", "predicted", "measured"]
+    shown = table[columns].round({"predicted": 1, "measured": 1})
+    return shown.assign(ratio=table.error.round(2))
+
+
+def over_floor(frame: pd.DataFrame, limit: Ceilings, release: str) -> pd.DataFrame:
+    """Time over memory floor of each case and kernel family, with the batch's KV bytes in MiB."""
+    rows = decode_rows(frame, release=release)
+    require_comparable(rows)
+    times = rows.groupby([*CASE, "kernel_family"], sort=False).run_us.median().reset_index()
+    costs = [decode_cost(case_of(row)) for _, row in times.iterrows()]
+    floors = np.array([cost.floor_us(limit) for cost in costs])
+    return pd.DataFrame(
+        {
+            "family": times.kernel_family,
+            "mib": [cost.kv_bytes / 2**20 for cost in costs],
+            "over_floor": times.run_us / floors,
+        }
+    )
+
+
+def clocks(frame: pd.DataFrame, release: str) -> pd.DataFrame:
+    """SM clock and power cap at the end of each measurement, by kernel family."""
+    rows = decode_rows(frame, release=release)
+    grouped = rows.assign(slow=rows.sm_clock_mhz < SLOW_MHZ).groupby("kernel_family")
+    return pd.DataFrame(
+        {
+            "records": grouped.size(),
+            "at power cap, %": (100 * grouped.power_capped.mean()).round(),
+            f"below {SLOW_MHZ} MHz, %": (100 * grouped.slow.mean()).round(),
+            "lowest, MHz": grouped.sm_clock_mhz.min(),
+        }
+    ).astype(int)
+
+
+def launch_modes(frame: pd.DataFrame, release: str) -> pd.DataFrame:
+    """fa2 and fa3 captured in a graph and launched eagerly, and the host time of their plan()."""
+    parts = {"": ("graph", "run_us"), " eager": ("eager", "run_us"), " plan": ("graph", "plan_us")}
+    columns = {}
+    for suffix, (timer, value) in parts.items():
+        rows = decode_rows(frame, release=release, timer=timer)
+        wide = medians(rows, value).reindex(columns=[FA2, FA3])
+        columns |= {LABELS[name] + suffix: wide[name].round(1) for name in (FA2, FA3)}
+    return pd.DataFrame(columns).reset_index()[[*SHAPE, *sorted(columns)]]
+
+
+def by_release(frame: pd.DataFrame) -> pd.DataFrame:
+    """`auto` of both wrappers over the pinned fa2 of the same release, and the kernel that ran."""
+    tables = []
+    for release in release_order(frame):
+        rows = decode_rows(frame, release=release)
+        for backend in (AUTO, GRAPH_AUTO):
+            families = rows[rows.backend == backend].groupby(CASE).kernel_family.first()
+            found = ratios(rows, backend, FA2).merge(families, on=CASE)
+            tables.append(found.assign(release=release, backend=backend))
+    return pd.concat(tables, ignore_index=True)
+
+
+def release_summary(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row a release and wrapper: the kernels that ran, and auto / fa2 over the cases."""
+    grouped = by_release(frame).groupby(["release", "backend"], sort=False)
+    summary = grouped.agg(
+        ran=("kernel_family", lambda names: ", ".join(sorted(set(names)))),
+        cases=("ratio", "size"),
+        lowest=("ratio", "min"),
+        median=("ratio", "median"),
+        highest=("ratio", "max"),
+    )
+    return summary.round(2).reset_index()
+
+
+def across_releases(frame: pd.DataFrame, backend: str) -> pd.DataFrame:
+    """Times of one backend, a column a release."""
+    rows = decode_rows(frame)
+    rows = rows[rows.backend == backend]
+    require_comparable(rows)
+    wide = rows.pivot_table(index=SHAPE, columns="release", values="run_us", aggfunc="median")
+    return wide[release_order(rows)].round(1).reset_index().rename_axis(columns=None)
+
+
+def variants(frame: pd.DataFrame, release: str) -> pd.DataFrame:
+    """fa3 / fa2 beyond the grid: other head_dims, dtypes, page size 64, unequal lengths."""
+    rows = decode_rows(frame, release=release)
+    found = ratios(rows, FA3, FA2)
+    columns = ["heads", "head_dim", "dtype", "page_size", "batch_size", "kv_len", "lengths"]
+    return found[columns].assign(**{"fa3 / fa2": found.ratio.round(2)})
+
+
+def rule_table(releases: list[str], spec: AttnSpec) -> pd.DataFrame:
+    """What `auto` means for decode of `spec`, by release and GPU generation (`select`)."""
+    columns = {gpu: [_auto(spec, release, gpu).backend for release in releases] for gpu in GPUS}
+    decided = [_auto(spec, release, "sm90").decided_by for release in releases]
+    why = [f"{row.why} ({row.source.removeprefix('FlashInfer ')})" for row in decided]
+    return pd.DataFrame({"release": releases, **columns, "why, on Hopper": why})
+
+
+def _auto(spec: AttnSpec, release: str, gpu: str) -> Choice:
+    library = f"flashinfer=={release}"
+    return explain(spec, mode="decode", gpu=gpu, library=library, env={})
+
+
+def resolution(frame: pd.DataFrame) -> pd.DataFrame:
+    """What the rule says, what the library said and what ran, by dtype and release."""
+    rows = frame[frame.backend == AUTO]
+    order = {release: place for place, release in enumerate(release_order(frame))}
+    rows = rows.assign(place=rows.release.map(order))
+    rows = rows.sort_values(["dtype", "kv_dtype", "place"]).reset_index(drop=True)
+    rules = [_auto(case_of(r).spec, r.release, "sm90") for _, r in rows.iterrows()]
+    return pd.DataFrame(
+        {
+            "query": rows.dtype,
+            "kv": rows.kv_dtype,
+            "release": rows.release,
+            "rule": [rule.backend for rule in rules],
+            "said": rows.reported_backend,
+            "ran": rows.kernel_family.where(rows.status == "ok", rows.status),
+            "kernel": rows.kernels.str.split(",").str[0],
+            "run_us": rows.run_us.round(1),
+        }
+    )
+
+
+def bisection(found: Bisection) -> pd.DataFrame:
+    """The steps of a bisection in the order taken, each against the oldest release."""
+    steps = pd.DataFrame([step.to_dict() for step in found.steps])
+    columns = ["release", "ran", "ratio", "95 %", "verdict", "rounds"]
+    return steps.assign(**{"95 %": intervals(steps)}).round({"ratio": 2})[columns]
+
+
+def intervals(table: pd.DataFrame) -> list[str]:
+    """The 95 % interval of each row of `low` and `high`, in words."""
+    bounds = zip(table.low, table.high, strict=True)
+    return [f"{low:.2f} to {high:.2f}" if low == low else "one round" for low, high in bounds]

@@ -1,0 +1,7 @@
+"""How far a number of this workbench can be trusted: the names of its parts (`..parts`)."""
+
+from __future__ import annotations
+
+from ..parts import parts
+
+__getattr__ = parts(__name__, "study", "tables", "figures")

@@ -1,0 +1,85 @@
+"""Tables of the measurement itself: A/A noise, timers against each other, verdicts.
+
+Frames are those of the study `measurement_trust`, a row a record.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from ...kinds.cost import decode_cost
+from ...measure.stats import judge, noise_floor
+from ...run.frame import SHAPE, case_of, decode_rows, paired_times, same_against_same
+
+TIMERS = ("profiler", "graph", "graph-cold", "eager")
+AGREE = 0.02
+"""Timers agree when they differ by no more than this from the profiler's kernel time."""
+LONG_US = 20.0
+"""Shorter kernels are within reach of the timers' own overheads."""
+
+
+def aa_pairs(frame: pd.DataFrame) -> pd.DataFrame:
+    """A/A pairs of every backend at the cases with the most rounds, graph timer."""
+    return same_against_same(decode_rows(frame))
+
+
+def aa_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """A/A by backend: pairs, and how far apart two processes lie (median, 95th percentile, %)."""
+    pairs = aa_pairs(frame)
+    effect = 100 * np.expm1(np.abs(np.log(pairs.ratio)))
+    grouped = effect.groupby(pairs.backend)
+    table = grouped.agg(["size", "median", lambda e: np.percentile(e, 95), "max"])
+    return table.set_axis(["pairs", "median %", "95th %", "largest %"], axis=1).round(2)
+
+
+def floor_of(frame: pd.DataFrame) -> float:
+    """The machine's A/A floor over all backends and cases, as a fraction."""
+    return noise_floor(aa_pairs(frame).ratio.tolist())
+
+
+def timer_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """Median time of each case and backend by each timer, and graph over profiler."""
+    rows = pd.concat([decode_rows(frame, timer=timer) for timer in TIMERS])
+    wide = rows.pivot_table(
+        index=[*SHAPE, "backend"], columns="timer", values="run_us", aggfunc="median"
+    )
+    wide = wide.reindex(columns=list(TIMERS)).sort_values("profiler")
+    shown = wide.round(1).assign(**{"graph / profiler": (wide.graph / wide.profiler).round(3)})
+    return shown.reset_index().rename_axis(columns=None)
+
+
+def agreement(frame: pd.DataFrame) -> pd.DataFrame:
+    """By backend: long kernels measured, and how many of them graph and profiler agree on."""
+    table = timer_table(frame)
+    long = table[table.profiler > LONG_US]
+    close = (long["graph / profiler"] - 1).abs() <= AGREE
+    grouped = close.groupby(long.backend)
+    return grouped.agg(["size", "sum"]).set_axis(["cases", "within 2 %"], axis=1).astype(int)
+
+
+def cold_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """Cold over warm L2 by case and backend, with the KV bytes of the case in MiB."""
+    table = timer_table(frame)
+    table = table.assign(head_dim=128, dtype="bfloat16", kv_dtype="bfloat16", lengths="fixed")
+    mib = [decode_cost(case_of(row)).kv_bytes / 2**20 for _, row in table.iterrows()]
+    ratio = (table["graph-cold"] / table.graph).round(2)
+    shown = table[[*SHAPE, "backend", "graph", "graph-cold"]]
+    return shown.assign(mib=np.round(mib, 1), ratio=ratio).sort_values(["mib", *SHAPE, "backend"])
+
+
+def verdicts(rows: pd.DataFrame, numerator: str, denominator: str, *, floor: float) -> pd.DataFrame:
+    """Verdict on `numerator` against `denominator`, case by case, with interval and margin.
+
+    ValueError if there is no case that both have a round of.
+    """
+    found = []
+    for case, above, below in paired_times(rows, numerator, denominator):
+        verdict = judge(above, below, floor=floor)
+        words = {"margin": verdict.margin, "verdict": verdict.word}
+        found.append(case | vars(verdict.ratio) | words)
+    if not found:
+        raise ValueError(
+            f"rows must hold a case of both {numerator!r} and {denominator!r}, none is"
+        )
+    return pd.DataFrame(found)

@@ -1,0 +1,29 @@
+"""Scheduler metadata that does not fit its attention call: with the guard, and past it."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from ...kinds.mismatch.case import MISMATCHES
+from ...kinds.mismatch.name import MismatchCase
+from ...run.study import Grid, Study
+
+MISMATCH_NAMES = tuple(mismatch.name for mismatch in MISMATCHES)
+MISFITS = tuple(MismatchCase(name, guard) for guard, name in product((False, True), MISMATCH_NAMES))
+
+STUDY = Study(
+    name="metadata_mismatch",
+    question="What happens when FA3's metadata does not fit the call, and who notices?",
+    grids=(
+        Grid(MISFITS, ("fa3",), timers=("eager",), isolated=True),
+        Grid(
+            tuple(case for case in MISFITS if case.name == "head-counts"),
+            ("fa3",),
+            timers=("eager",),
+            headline=True,
+            isolated=True,
+        ),
+    ),
+    reference_machine="nvidia-h200-68fde87c",
+    ceilings=(),
+)

@@ -1,0 +1,58 @@
+"""Tables of the study `metadata_mismatch`: metadata that does not fit, guarded or past it."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from ...kinds.mismatch.case import MISMATCHES, predict_splits
+
+COLUMNS = ["name", "splits in metadata", "right", "cap of the call", "overruns", "past the guard"]
+
+
+def mismatch_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """A row a mismatch that was run: splits, outcome past the guard and with it, relative error.
+
+    Splits are those of the request with the most, by the model (`plan_splits`). `overruns` says
+    whether they are more than the call's buffers hold. Outcomes are measured; a missing one is
+    `not run`. The error is the worst row's, past the guard; NaN is no finite number.
+    """
+    num_sms = int(frame.num_sms.max())
+    found = []
+    for mismatch in MISMATCHES:
+        runs = frame[frame.name == mismatch.name]
+        if not runs.empty:
+            splits = predict_splits(mismatch, num_sms=num_sms)
+            found.append((mismatch.name, splits.in_metadata, splits.right, splits.cap))
+            found[-1] += (splits.overrun, *_outcomes(runs))
+    table = pd.DataFrame(found, columns=[*COLUMNS, "relative error", "with the guard"])
+    table["overruns"] = table.overruns.map({True: "yes", False: ""})
+    return table.round({"relative error": 4})
+
+
+def outcomes(frame: pd.DataFrame) -> pd.DataFrame:
+    """How many mismatches ended how, past the guard and with it."""
+    named = {False: "past the guard", True: "with the guard"}
+    counts = pd.crosstab(frame.reported_backend, frame.guard.map(named))
+    return counts.rename_axis(index="outcome", columns=None).reset_index()
+
+
+def guard_messages(frame: pd.DataFrame) -> pd.DataFrame:
+    """What the guard said of each mismatch that it refused."""
+    refused = frame[frame.reported_backend == "refused by the guard"]
+    said = refused.reason.str.removeprefix("scheduler metadata does not fit the call: ")
+    return refused[["name"]].assign(said=said).reset_index(drop=True)
+
+
+def descriptions() -> pd.DataFrame:
+    """The mismatches: name, and what differs between the metadata and the call."""
+    return pd.DataFrame([(each.name, each.what) for each in MISMATCHES], columns=["name", "what"])
+
+
+def _outcomes(runs: pd.DataFrame) -> tuple[str, float, str]:
+    bare, guarded = runs[~runs.guard.astype(bool)], runs[runs.guard.astype(bool)]
+    error = float(bare.oracle_error.iloc[0]) if len(bare) else float("nan")
+    return _outcome(bare), error, _outcome(guarded)
+
+
+def _outcome(runs: pd.DataFrame) -> str:
+    return "not run" if runs.empty else runs.reported_backend.iloc[0] or runs.status.iloc[0]

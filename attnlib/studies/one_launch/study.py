@@ -1,0 +1,20 @@
+"""All metadata of a step in one launch: what that is worth, alone and before 32 layers."""
+
+from __future__ import annotations
+
+from ...run.study import Grid, Study
+from ..decode_metadata.study import LLAMA_STEPS
+
+ALONE = ("fa3-two-launches", "fa3-one-launch")
+BEFORE_LAYERS = ("fa3-step-fused", "fa3-step-one-launch")
+
+STUDY = Study(
+    name="one_launch",
+    question="What does it save to write page table and FA3's schedule in one kernel?",
+    grids=(
+        Grid(LLAMA_STEPS, (*ALONE, *BEFORE_LAYERS), rounds=3),
+        Grid(LLAMA_STEPS[:4], ALONE, rounds=3, headline=True),
+    ),
+    reference_machine="nvidia-h200-b5ad3ff8",
+    ceilings=("launch",),
+)

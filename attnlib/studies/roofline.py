@@ -1,0 +1,90 @@
+"""The roofline: what kernels reach, under the ceilings measured on the same GPU.
+
+A case's intensity is its useful FLOPs over the bytes that it must move (`cost.decode_cost`), the
+same for every kernel that runs it. What a kernel reaches is those FLOPs over its measured time, so
+a kernel that multiplies padding or reads twice lies low, and does not move sideways.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from ..draw import charts, style
+from ..kinds.cost import Ceilings, decode_cost
+from ..run.frame import CASE, case_of, decode_rows
+from ..run.store import require_comparable
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+NUDGE = 1.06
+"""Factor between the families' places on the intensity axis: a case has one intensity for all."""
+
+
+def roofline_table(frame: pd.DataFrame, release: str) -> pd.DataFrame:
+    """A row a case and kernel family: FLOP/byte, TFLOP/s, GB/s, and whether its bytes fit the L2.
+
+    Rates are useful work over the median time of the rounds, graph timer.
+    """
+    rows = decode_rows(frame, release=release)
+    require_comparable(rows)
+    times = rows.groupby([*CASE, "kernel_family"], sort=False)
+    times = times.agg({"run_us": "median", "l2_mib": "max"}).reset_index()
+    costs = [decode_cost(case_of(row)) for _, row in times.iterrows()]
+    flops, io_bytes = (
+        np.array([getattr(c, name) for c in costs], float) for name in ("flops", "io_bytes")
+    )
+    reached = {
+        "family": times.kernel_family,
+        "intensity": flops / io_bytes,
+        "tflops": flops / times.run_us / 1e6,
+        "gbps": io_bytes / times.run_us / 1e3,
+        "in_l2": io_bytes <= times.l2_mib * 2**20,
+    }
+    return pd.concat([times[CASE], pd.DataFrame(reached)], axis=1)
+
+
+def roofline(frame: pd.DataFrame, limit: Ceilings, release: str) -> Figure:
+    """Intensity against TFLOP/s, a dot a case and kernel family, hollow where the L2 holds it.
+
+    The roofs are the measured copy, read and matmul ceilings of the same records; one that the
+    study did not measure is not drawn. ValueError if there is no decode record of `release`.
+    """
+    table = roofline_table(frame, release)
+    if table.empty:
+        raise ValueError(f"frame must hold decode records of release {release!r}, it has none")
+    figure, (axis,) = charts.panels(
+        [f"Decode under the measured roofs, FlashInfer {release}"],
+        (7.5, 4.6),
+        source=decode_rows(frame, release=release),
+        x="useful FLOP per byte that must be moved (kernels of a case side by side)",
+        y="useful TFLOP/s",
+    )
+    aside = NUDGE ** charts.spread(table.family, 2)
+    placed = table.assign(place=table.intensity * aside)
+    look = {"hollow": "in_l2", "linewidths": 0.7, "zorder": 3}
+    charts.dots(axis, placed, x="place", y="tflops", by="family", looks=style.FAMILIES, **look)
+    _draw_roofs(axis, limit, low=table.intensity.min() / 1.6)
+    style.log_axes(axis, "x", "y")
+    axis.set_ylim(table.tflops.min() / 2, limit.matmul_tflops * 2.5)
+    axis.legend(title="kernel; hollow: fits the L2", loc="lower right")
+    return figure
+
+
+def _draw_roofs(axis: Axes, limit: Ceilings, *, low: float) -> None:
+    """The slopes of memory bandwidth up to the flat roof of matrix products, labelled on them."""
+    flat = limit.matmul_tflops
+    ridge = flat * 1e3 / limit.copy_gbps
+    axis.set_xlim(low, 6 * ridge)
+    roofs = (("copy", limit.copy_gbps, "-"), ("read", limit.read_gbps, "--"))
+    for name, gbps, line in roofs:
+        if np.isfinite(gbps):
+            ends = np.array([low, flat * 1e3 / gbps])
+            label = f"{name}, {gbps:,.0f} GB/s"
+            axis.plot(ends, ends * gbps / 1e3, line, color="0.25", linewidth=1, label=label)
+    label = f"bf16 matmul, {flat:,.0f} TFLOP/s"
+    axis.plot([ridge, 6 * ridge], [flat, flat], color="0.25", linewidth=2, label=label)

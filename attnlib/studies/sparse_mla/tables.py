@@ -1,0 +1,283 @@
+"""The tables of sparse MLA decode: what a call must take, what it takes, and where it is wrong.
+
+`limit` is what `rows.ceilings` found in the same study. Times are microseconds of one call in a
+graph. A design or shape that was not measured leaves its column or row out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+
+from ...core.spec import MLA_TOKEN_BYTES
+from ...kinds.cost import Ceilings, mla_cost
+from ...kinds.mla.case import MlaCase
+from ...run.record import Record
+from ..fa3_decode_regression.tables import intervals
+from .model import lost_share, padded_flops, pool_tokens, predict_mla
+from .rows import (
+    BY,
+    FA2,
+    FA3,
+    FLASHMLA,
+    FLASHMLA_DENSE,
+    OLD_FA2,
+    OLD_FA3,
+    SHAPE,
+    case_of,
+    judged,
+    mla_records,
+    mla_rows,
+    of_shapes,
+    over,
+    sparse_rows,
+    times,
+)
+
+ALL_HEADS = 128
+"""DeepSeek's query heads, of which tensor parallelism gives a GPU its share."""
+LAYERS = 61
+"""DeepSeek-V3's."""
+SHORT = {"num_qo_heads": "heads", "batch_size": "batch"}
+BOTH = [FA3, FLASHMLA]
+FORMATS = {"bfloat16": "bf16", "fp8-656": "FP8"}
+FORMAT_OF = {FA2: "bfloat16", FA3: "bfloat16", FLASHMLA: "fp8-656"}
+PARTS = {
+    "flash_fwd_splitkv_mla_fp8_sparse_kernel": "attention",
+    "flash_fwd_mla_combine_kernel": "combine",
+    "Memcpy DtoD": "query copy",
+    "elementwise_kernel": "query copy",
+}
+"""Kernel in FlashMLA's traces -> what it does; PyTorch copies by one or the other kernel."""
+MIB, GIB = 2.0**20, 2.0**30
+
+
+def memory_table() -> pd.DataFrame:
+    """What a token costs in each format, and how many fit, from the formats alone."""
+    sizes = pd.Series(MLA_TOKEN_BYTES)
+    table = {
+        "format": [FORMATS[name] for name in sizes.index],
+        "bytes a token and layer": sizes.to_numpy(),
+        f"KiB a token, {LAYERS} layers": (sizes * LAYERS / 1024).round(1).to_numpy(),
+        "million tokens in 64 GiB": (64 * GIB / (sizes * LAYERS) / 1e6).round(2).to_numpy(),
+    }
+    return pd.DataFrame(table)
+
+
+def counted(cases: Iterable[MlaCase], limit: Ceilings) -> pd.DataFrame:
+    """Bytes and bounds of each shape in both formats; `FP8 gains` is what the bounds allow."""
+    found = []
+    for case in cases:
+        spec = case.spec
+        row: dict[str, Any] = {"heads": spec.num_qo_heads, "batch": case.batch_size}
+        both = {name: replace(case, spec=replace(spec, kv_format=f)) for f, name in FORMATS.items()}
+        bounds = {name: predict_mla(other, limit) for name, other in both.items()}
+        row |= {f"MiB {name}": mla_cost(other).kv_bytes / MIB for name, other in both.items()}
+        row |= {f"memory {name}": bound.memory_us for name, bound in bounds.items()}
+        row |= {"tensor cores": bounds["FP8"].tensor_us}
+        row |= {f"bound {name}": bound.bound_us for name, bound in bounds.items()}
+        found.append(row | {"FP8 gains": bounds["bf16"].bound_us / bounds["FP8"].bound_us})
+    table = pd.DataFrame(found)
+    return table.round(1).assign(**{"FP8 gains": table["FP8 gains"].round(2)})
+
+
+def against_bounds(rows: pd.DataFrame, limit: Ceilings) -> pd.DataFrame:
+    """A row a shape and design with a bound: us, bound_us, and the rates that it reaches.
+
+    `gbps` counts bytes that must be read, `tflops` matrix products of whole tiles.
+    """
+    table, found = times(rows), []
+    for name, form in ((n, f) for n, f in FORMAT_OF.items() if n in table):
+        for _, row in table[table[name].notna()].iterrows():
+            case = case_of(row, form)
+            rates = {
+                "bound_us": predict_mla(case, limit).bound_us,
+                "gbps": mla_cost(case).io_bytes / row[name] / 1e3,
+                "tflops": padded_flops(case) / row[name] / 1e6,
+            }
+            found.append({**row[BY], "design": name, "us": row[name], **rates})
+    return pd.DataFrame(found, columns=[*BY, "design", "us", "bound_us", "gbps", "tflops"])
+
+
+def side_by_side(
+    frame: pd.DataFrame, shapes: Iterable[tuple[int, ...]], limit: Ceilings
+) -> pd.DataFrame:
+    """Times of the newer release's kernels and FlashMLA, and their bounds over them.
+
+    100 % `of bound` is as fast as the rates of this GPU allow.
+    """
+    rows = of_shapes(sparse_rows(frame), shapes)
+    table, found, bounds = times(rows), over(rows, FA3, FLASHMLA), against_bounds(rows, limit)
+    shown = table[[*SHAPE, *_there(table, [FA2, *BOTH])]].round(1)
+    for name in _there(table, BOTH):
+        own = bounds[bounds.design == name]
+        shown[f"{name}: of bound, %"] = (100 * own.bound_us / own.us).round().to_numpy(int)
+    if found.empty:
+        return _short(shown)
+    told = {"fa3 / FlashMLA": found.ratio.round(2), "95 %": intervals(found)}
+    return _short(shown.assign(**told, rounds=found.pairs))
+
+
+def verdict_counts(frame: pd.DataFrame) -> pd.DataFrame:
+    """fa3 against FlashMLA by heads: shapes by verdict, and the spread of the ratios."""
+    return _short(_counts(judged(sparse_rows(frame), FA3, FLASHMLA), "num_qo_heads"))
+
+
+def exceptions(frame: pd.DataFrame) -> pd.DataFrame:
+    """The shapes where fa3 is not faster than FlashMLA, with interval and verdict."""
+    found = judged(sparse_rows(frame), FA3, FLASHMLA)
+    found = found[found.verdict != "faster"].reset_index(drop=True)
+    told = {"95 %": intervals(found), "fa3 is": found.verdict}
+    return _short(found[[*SHAPE, "ratio"]].round(2).assign(**told))
+
+
+def reached(frame: pd.DataFrame, limit: Ceilings) -> pd.DataFrame:
+    """Rates of the largest batch and top-k, in percent of read speed and of the matmul rate."""
+    rows = sparse_rows(frame)
+    rows = rows[rows.top_k == rows.top_k.max()]
+    table = against_bounds(rows[rows.batch_size == rows.batch_size.max()], limit)
+    table = table[table.design.isin(BOTH)].reset_index(drop=True)
+    shown = table[["design", *SHAPE]].assign(
+        **{
+            "us": table.us.round(1),
+            "GB/s": table.gbps.round().astype(int),
+            "of read, %": (100 * table.gbps / limit.read_gbps).round().astype(int),
+            "TFLOP/s, padded": table.tflops.round().astype(int),
+            "of matmul, %": (100 * table.tflops / limit.matmul_tflops).round().astype(int),
+        }
+    )
+    return _short(shown)
+
+
+def parts(records: Iterable[Record]) -> pd.DataFrame:
+    """FlashMLA's kernels as traced, us a call: batches of 64 and more, the medians over rounds."""
+    found = []
+    for record in records:
+        if record.item.backend == "flashmla-sparse-fp8" and record.status == "ok":
+            case = record.item.case
+            named = {PARTS[k["name"]]: k["gpu_us"] for k in record.kernels if k["name"] in PARTS}
+            found.append({**_shape(case), **dict.fromkeys(PARTS.values(), 0.0), **named})
+    kinds = list(dict.fromkeys(PARTS.values()))
+    table = pd.DataFrame(found, columns=[*SHAPE, *kinds]).groupby(SHAPE).median().reset_index()
+    shown = table[table.batch_size >= 64].sort_values([*SHAPE[1:], SHAPE[0]])
+    return _short(shown.round(1).reset_index(drop=True))
+
+
+def by_heads(frame: pd.DataFrame) -> pd.DataFrame:
+    """Time by heads a GPU, and what the fewest cost of the most; shapes with all head counts."""
+    rows, found = sparse_rows(frame), []
+    for name in (n for n in BOTH if n in set(rows.backend)):
+        wide = rows[rows.backend == name].pivot_table(
+            index=SHAPE[1:], columns="num_qo_heads", values="run_us", aggfunc="median"
+        )
+        wide = wide[sorted(wide, reverse=True)].dropna()
+        ratio = (wide.iloc[:, -1] / wide.iloc[:, 0]).round(2)
+        label = f"{wide.columns[-1]} / {wide.columns[0]}"
+        found.append(wide.round(1).assign(**{label: ratio}).reset_index().assign(design=name))
+    table = pd.concat(found, ignore_index=True).rename_axis(columns=None)
+    return _short(table[["design", *table.columns.drop("design")]])
+
+
+def tensor_or_data(frame: pd.DataFrame) -> pd.DataFrame:
+    """Attention of N GPUs: heads shared out (TP, all requests on each), or requests (DP).
+
+    Only where both are on record with the same tokens: 128 / N heads at a batch of N times that
+    of all 128 heads.
+    """
+    rows = sparse_rows(frame)
+    table = times(rows).reindex(columns=[*SHAPE, *BOTH])
+    whole = table[table.num_qo_heads == ALL_HEADS]
+    found = []
+    for _, shared in table[table.num_qo_heads < ALL_HEADS].iterrows():
+        gpus = ALL_HEADS // int(shared.num_qo_heads)
+        same = (whole.top_k == shared.top_k) & (whole.kv_len == shared.kv_len)
+        for _, own in whole[same & (whole.batch_size * gpus == shared.batch_size)].iterrows():
+            row = {"GPUs": gpus, "requests": int(shared.batch_size), "top_k": int(shared.top_k)}
+            for name in BOTH:
+                row |= {f"{name}: TP": round(shared[name], 1), f"{name}: DP": round(own[name], 1)}
+                row |= {f"{name}: TP / DP": round(shared[name] / own[name], 2)}
+            found.append(row)
+    names = [f"{name}: {part}" for name in BOTH for part in ("TP", "DP", "TP / DP")]
+    table = pd.DataFrame(found, columns=["GPUs", "requests", "top_k", *names])
+    return table.sort_values(["GPUs", "requests", "top_k"], ignore_index=True)
+
+
+def by_context(frame: pd.DataFrame) -> pd.DataFrame:
+    """Time at the largest top-k by kv_len, beside dense attention to every token of a context."""
+    rows = mla_rows(frame)
+    rows = rows[rows.backend.isin((*BOTH, FLASHMLA_DENSE))]
+    rows = rows[rows.top_k.isin((0, rows.top_k.max()))].sort_values(["top_k", "kv_len"])
+    kinds = rows.top_k.map(lambda k: "sparse " if k else "dense ") + rows.kv_len.map(_thousands)
+    rows = rows.assign(kind=kinds, library=rows.backend.str.partition(" ")[0])
+    keys = ["library", "num_qo_heads", "batch_size"]
+    table = rows.pivot_table(index=keys, columns="kind", values="run_us", aggfunc="median")
+    # Heads and batches with one context only say nothing of it.
+    several = table.notna().sum(axis=1) >= min(2, table.shape[1])
+    shown = table.loc[several, list(rows.kind.unique())].round(1)
+    return _short(shown.reset_index().rename_axis(columns=None))
+
+
+def overflow(frame: pd.DataFrame) -> pd.DataFrame:
+    """Records by size of the cache: what 32-bit offsets predict for it, and wrong of all records.
+
+    `lost` is the predicted share of its tokens, in percent; `worst row` the largest relative error
+    of the older release.
+    """
+    rows = mla_records(frame)
+    rows = rows[rows.status.isin(("ok", "incorrect"))]
+    cases = [case_of(row, "bfloat16") for _, row in rows.iterrows()]
+    rows = rows.assign(tokens=[pool_tokens(c) for c in cases], lost=[lost_share(c) for c in cases])
+    found = []
+    for (tokens, lost), group in rows.groupby(["tokens", "lost"]):
+        row = {"tokens": tokens, "GiB bf16": tokens * MLA_TOKEN_BYTES["bfloat16"] / GIB}
+        row |= {"lost, %": 100 * lost}
+        old = group.backend.isin((OLD_FA2, OLD_FA3))
+        for label, part in (
+            (OLD_FA3.split()[1], group[old]),
+            (FA3.split()[1], group[group.backend.isin((FA2, FA3))]),
+            ("FlashMLA", group[group.backend.isin((FLASHMLA, FLASHMLA_DENSE))]),
+        ):
+            row[label] = f"{(part.status == 'incorrect').sum()} of {len(part)}"
+        found.append(row | {"worst row": group[old].oracle_error.max()})
+    return pd.DataFrame(found).round({"GiB bf16": 2, "lost, %": 1, "worst row": 3})
+
+
+def release_counts(frame: pd.DataFrame) -> pd.DataFrame:
+    """The newer release over the older one, kernel by kernel, where both are right."""
+    rows = sparse_rows(frame)
+    pairs = {"fa2": (FA2, OLD_FA2), "fa3": (FA3, OLD_FA3)}
+    found = [judged(rows, *pair).assign(kernel=name) for name, pair in pairs.items()]
+    return _counts(pd.concat(found, ignore_index=True), "kernel")
+
+
+def kernel_counts(frame: pd.DataFrame) -> pd.DataFrame:
+    """fa3 over fa2 of the newer release, by heads."""
+    return _short(_counts(judged(sparse_rows(frame), FA3, FA2), "num_qo_heads"))
+
+
+def _counts(found: pd.DataFrame, by: str) -> pd.DataFrame:
+    counts = pd.crosstab(found[by], found.verdict).rename_axis(columns=None)
+    spread = found.groupby(by).ratio.agg(["size", "min", "median", "max"]).round(2)
+    spread.columns = ["shapes", "lowest", "median", "highest"]
+    shown = pd.concat([spread[["shapes"]], counts, spread.iloc[:, 1:]], axis=1)
+    return shown.reset_index().sort_values(by, ascending=False, ignore_index=True)
+
+
+def _there(table: pd.DataFrame, names: Sequence[str]) -> list[str]:
+    return [name for name in names if name in table]
+
+
+def _shape(case: MlaCase) -> dict[str, int]:
+    sizes = (case.spec.num_qo_heads, case.spec.top_k, case.batch_size, case.kv_len)
+    return dict(zip(SHAPE, sizes, strict=True))
+
+
+def _thousands(kv_len: int) -> str:
+    return f"{kv_len // 1024}k"
+
+
+def _short(table: pd.DataFrame) -> pd.DataFrame:
+    return table.rename(columns=SHORT)

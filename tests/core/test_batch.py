@@ -1,0 +1,274 @@
+"""The nouns: what they refuse, what they derive, and that garbage beyond a row cannot matter."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attnlib.core.batch import DecodeBatch, PagedKV
+from attnlib.core.spec import AttnSpec
+from attnlib.kinds.decode.case import DecodeCase
+
+SPEC = AttnSpec(num_qo_heads=8, num_kv_heads=2, head_dim=16, page_size=4)
+HUGE = 2**31 - 1
+SPEC_CHANGES = (
+    {"num_qo_heads": 4},
+    {"num_kv_heads": 1},
+    {"head_dim": 32},
+    {"page_size": 8},
+    {"dtype": "float16"},
+    {"kv_dtype": "float8_e4m3fn"},
+)
+
+
+@contextmanager
+def refused(argument: str, got: object) -> Iterator[None]:
+    """One ValueError, not a chain: the argument, what it must be, and what it was."""
+    words = rf"(?s)^{argument} must .+got .*{re.escape(str(got))}"
+    with pytest.raises(ValueError, match=words) as caught:
+        yield
+    assert caught.value.__context__ is None
+
+
+def int32(values: list) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def pages_of(length: int, page_size: int) -> int:
+    return -(-length // page_size)
+
+
+def shuffled_table(lens: list[int], page_size: int, *, spare: int, garbage: int) -> list[list[int]]:
+    """A page table of distinct pages in random order; dead columns and spare ones hold garbage."""
+    used = [pages_of(n, page_size) for n in lens]
+    pool = random.Random(0).sample(range(2 * sum(used)), sum(used))
+    width = max(used) + spare
+    return [[pool.pop() for _ in range(n)] + [garbage] * (width - n) for n in used]
+
+
+def csr(lens: list[int], table: list[list[int]], page_size: int) -> tuple[list, list, list]:
+    """kv_indptr, kv_indices and kv_last_page_len, token by token."""
+    indptr, indices, last = [0], [], []
+    for row, length in zip(table, lens, strict=True):
+        for token in range(length):
+            if token % page_size == 0:
+                indices.append(row[token // page_size])
+        indptr.append(len(indices))
+        last.append((length - 1) % page_size + 1)
+    return indptr, indices, last
+
+
+def assert_derives_csr(lens: list[int], page_size: int, *, spare: int, garbage: int) -> None:
+    table = shuffled_table(lens, page_size, spare=spare, garbage=garbage)
+    batch = DecodeBatch.build(replace(SPEC, page_size=page_size), int32(lens), int32(table))
+    derived = (batch.kv_indptr, batch.kv_indices, batch.kv_last_page_len)
+    assert tuple(t.tolist() for t in derived) == csr(lens, table, page_size)
+    assert {t.dtype for t in (*derived, batch.seq_lens, batch.seq_lens_cpu)} == {torch.int32}
+    assert batch.seq_lens.tolist() == batch.seq_lens_cpu.tolist() == lens
+    assert batch.batch_size == len(lens)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("page_size", 12),
+        ("page_size", 0),
+        ("page_size", 16.0),
+        ("num_qo_heads", 7),
+        ("num_qo_heads", -8),
+        ("num_kv_heads", 0),
+        ("head_dim", True),
+        ("head_dim", "64"),
+        ("dtype", "bf16"),
+        ("kv_dtype", "int8"),
+    ],
+)
+def test_a_spec_refuses_a_bad_field_by_name_requirement_and_value(argument, value) -> None:
+    with refused(argument, repr(value)):
+        replace(SPEC, **{argument: value})
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [("batch_size", 0), ("batch_size", 2.0), ("kv_len", -1), ("lengths", "zipf")],
+)
+def test_a_case_refuses_a_bad_field_by_name_requirement_and_value(argument, value) -> None:
+    with refused(argument, repr(value)):
+        replace(DecodeCase(SPEC, 2, 8), **{argument: value})
+
+
+def test_an_unknown_word_lists_the_valid_ones() -> None:
+    with pytest.raises(ValueError, match="one of bfloat16, float16, float8_e4m3fn, got"):
+        replace(SPEC, dtype="half")
+    with pytest.raises(ValueError, match="one of fixed, ragged, skewed, got"):
+        DecodeCase(SPEC, 1, 1, "long")
+
+
+@pytest.mark.parametrize(
+    ("argument", "got", "seq_lens", "page_table"),
+    [
+        ("seq_lens", "torch.int64", torch.tensor([4, 4]), int32([[0], [1]])),
+        ("seq_lens", "2-d", int32([[4], [4]]), int32([[0], [1]])),
+        ("page_table", "torch.int64", int32([4, 4]), torch.tensor([[0], [1]])),
+        ("page_table", "1-d", int32([4, 4]), int32([0, 1])),
+        ("seq_lens", "0 for 0 rows", int32([]), int32([]).reshape(0, 1)),
+        ("seq_lens", "1 for 2 rows", int32([4]), int32([[0], [1]])),
+        ("seq_lens", "0..4", int32([4, 0]), int32([[0], [1]])),
+        ("seq_lens", "-3..4", int32([4, -3]), int32([[0], [1]])),
+        ("seq_lens", "4..5", int32([4, 5]), int32([[0], [1]])),
+        ("seq_lens", "1..1", int32([1]), int32([]).reshape(1, 0)),
+        ("page_table", "-1", int32([5, 4]), int32([[0, -1], [1, 2]])),
+    ],
+)
+def test_a_batch_refuses_what_does_not_describe_a_decode_step(
+    argument, got, seq_lens, page_table
+) -> None:
+    with refused(argument, got):
+        DecodeBatch.build(SPEC, seq_lens, page_table)
+
+
+def cache(*, page_size: int = 4, heads: int = 2, dim: int = 16, dtype: str = "bfloat16"):
+    return torch.zeros(3, page_size, heads, dim, dtype=getattr(torch, dtype))
+
+
+Q = torch.zeros(2, 8, 16, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("argument", "got", "q", "kv"),
+    [
+        ("q", "[8, 2, 16]", Q.transpose(0, 1).reshape(8, 2, 16), PagedKV(cache(), cache())),
+        ("q", "[1, 8, 16]", Q[:1], PagedKV(cache(), cache())),
+        ("q", "torch.float32", Q.float(), PagedKV(cache(), cache())),
+        ("k_cache", "[3, 8, 2, 16]", Q, PagedKV(cache(page_size=8), cache(page_size=8))),
+        ("k_cache", "[3, 4, 8, 16]", Q, PagedKV(cache(heads=8), cache(heads=8))),
+        ("k_cache", "[3, 4, 2, 32]", Q, PagedKV(cache(dim=32), cache(dim=32))),
+        ("k_cache", "torch.float16", Q, PagedKV(cache(dtype="float16"), cache())),
+        ("v_cache", "torch.float32", Q, PagedKV(cache(), cache(dtype="float32"))),
+    ],
+)
+def test_tensors_that_do_not_fit_the_batch_are_refused(argument, got, q, kv) -> None:
+    batch = DecodeBatch.build(SPEC, int32([4, 4]), int32([[0], [1]]))
+    with refused(argument, got):
+        batch.check_inputs(q, kv)
+
+
+@pytest.mark.parametrize("away", ["q", "k_cache", "v_cache"])
+def test_tensors_on_two_devices_are_refused(away) -> None:
+    batch = DecodeBatch.build(SPEC, int32([4, 4]), int32([[0], [1]]))
+    tensors = {"q": Q, "k_cache": cache(), "v_cache": cache()}
+    tensors[away] = tensors[away].to("meta")
+    with pytest.raises(ValueError, match="must .*one device, got .*meta"):
+        batch.check_inputs(tensors["q"], PagedKV(tensors["k_cache"], tensors["v_cache"]))
+
+
+@pytest.mark.parametrize("v_cache", [cache(dim=32), cache()[0]], ids=["shape", "dimensions"])
+def test_a_cache_whose_halves_differ_is_refused(v_cache) -> None:
+    with refused("k_cache and v_cache", list(v_cache.shape)[-1]):
+        PagedKV(cache(), v_cache)
+
+
+def test_a_specs_facts_follow_from_its_fields() -> None:
+    spec = AttnSpec(32, 8, 64, 16)
+    assert (spec.group_size, spec.heads, spec.softmax_scale) == (4, "32/8", 0.125)
+    assert (spec.kv_dtype, spec.out_dtype) == ("bfloat16", "bfloat16")
+    assert AttnSpec(1, 1, 64, 1, "float8_e4m3fn").out_dtype == "bfloat16"
+    assert AttnSpec(1, 1, 64, 1, "float16", "float8_e4m3fn").out_dtype == "float16"
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 64])
+@pytest.mark.parametrize("batch_size", [1, 3, 17, 257])
+def test_the_ragged_page_list_is_exact_around_every_page_boundary(batch_size, page_size) -> None:
+    edges = [n for n in (page_size + 1, 1, page_size, page_size - 1) if n]
+    lens = [edges[i % len(edges)] for i in range(batch_size)]
+    assert_derives_csr(lens, page_size, spare=1, garbage=-1)
+
+
+@given(
+    lens=st.lists(st.integers(1, 200), min_size=1, max_size=20),
+    page_size=st.sampled_from([1, 2, 8, 64]),
+    spare=st.integers(0, 3),
+    garbage=st.sampled_from([-1, 0, HUGE, -HUGE]),
+)
+def test_the_ragged_page_list_is_exact_for_any_lengths(lens, page_size, spare, garbage) -> None:
+    assert_derives_csr(lens, page_size, spare=spare, garbage=garbage)
+
+
+@pytest.mark.parametrize("garbage", [-1, HUGE])
+def test_what_stands_past_the_live_pages_changes_nothing(garbage) -> None:
+    lens = [1, 9, 4]
+    dirty = int32(shuffled_table(lens, 4, spare=2, garbage=garbage))
+    clean = dirty.masked_fill(dirty == garbage, 0)
+    one, other = (DecodeBatch.build(SPEC, int32(lens), table) for table in (dirty, clean))
+    for name in ("seq_lens", "kv_indptr", "kv_indices", "kv_last_page_len"):
+        assert torch.equal(getattr(one, name), getattr(other, name)), name
+
+
+def test_a_case_survives_its_dict_form() -> None:
+    case = DecodeCase(AttnSpec(16, 2, 128, 64, "bfloat16", "float8_e4m3fn"), 7, 99, "skewed", 3)
+    assert DecodeCase.from_dict(case.to_dict()) == case
+    assert all(isinstance(value, int | str) for value in case.to_dict().values())
+
+
+def test_a_case_refuses_an_unknown_field_and_a_missing_one() -> None:
+    form = DecodeCase(SPEC, 1, 8).to_dict()
+    with refused("case", "window"):
+        DecodeCase.from_dict({**form, "window": 4})
+    form.pop("seed")
+    with refused("case", "batch_size"):
+        DecodeCase.from_dict(form)
+
+
+def test_cases_that_differ_in_anything_but_the_seed_have_their_own_label() -> None:
+    case = DecodeCase(SPEC, 2, 8)
+    others = [
+        replace(case, batch_size=3),
+        replace(case, kv_len=9),
+        replace(case, lengths="ragged"),
+        *(replace(case, spec=replace(SPEC, **change)) for change in SPEC_CHANGES),
+    ]
+    assert len({case.label, *(other.label for other in others)}) == 1 + len(others)
+
+
+def test_the_key_of_a_case_says_only_what_is_unusual_after_its_shape() -> None:
+    case = DecodeCase(AttnSpec(32, 8, 128, 16), 16, 8192)
+    assert case.key == "32/8,d128,p16,b16,k8192"
+    odd = replace(case, spec=replace(case.spec, kv_dtype="float8_e4m3fn"), lengths="ragged", seed=5)
+    assert odd.key == "32/8,d128,p16,b16,k8192,bfloat16/float8_e4m3fn,ragged,seed5"
+
+
+def test_cases_that_differ_in_anything_have_their_own_key() -> None:
+    case = DecodeCase(SPEC, 2, 8)
+    others = [
+        replace(case, batch_size=3),
+        replace(case, kv_len=9),
+        replace(case, lengths="ragged"),
+        replace(case, seed=1),
+        *(replace(case, spec=replace(SPEC, **change)) for change in SPEC_CHANGES),
+    ]
+    assert len({case.key, *(other.key for other in others)}) == 1 + len(others)
+
+
+def test_causal_queries_of_a_request_see_one_token_more_each_and_the_last_sees_all():
+    table = int32([[0, 1], [2, 3]])
+    batch = DecodeBatch.build(SPEC, int32([7, 3]), table)
+    rows = batch.query_rows(3)
+    assert rows.seq_lens_cpu.tolist() == [5, 6, 7, 1, 2, 3]
+    assert torch.equal(rows.page_table, table.repeat_interleave(3, 0))
+    assert batch.query_rows(1).seq_lens_cpu.tolist() == [7, 3]
+
+
+def test_a_request_shorter_than_its_queries_is_refused():
+    batch = DecodeBatch.build(SPEC, int32([7, 2]), int32([[0, 1], [2, 3]]))
+    with refused("seq_lens", "0..7"):
+        batch.query_rows(3)
+    with refused("q_len", 0):
+        batch.query_rows(0)

@@ -1,0 +1,187 @@
+"""Work plans of decode calls: nothing is lost, rules at their edges, and the library agrees."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attnlib.core.backends import backend_class, create
+from attnlib.core.policy.plans import (
+    CUDA_CORE_CTAS,
+    CUDA_CORE_ITEM_TOKENS,
+    FA2_ITEM_TOKENS,
+    PLANS,
+    chunk_pages,
+    plan,
+)
+from attnlib.core.spec import AttnSpec
+from attnlib.kinds.decode.case import DecodeCase
+
+SPEC = AttnSpec(16, 8, 128, 16)
+SMS = 132
+LENS = st.lists(st.integers(1, 30_000), min_size=1, max_size=64)
+READ = {"flashinfer-fa3": SPEC.num_qo_heads}
+"""Heads whose KV is read, where they are not the KV heads."""
+
+
+@given(st.sampled_from(list(PLANS)), LENS)
+def test_all_tokens_are_read_and_items_hold_them(backend, lens):
+    made = plan(backend, SPEC, lens, num_sms=SMS)
+    assert made.tokens == sum(lens) * READ.get(backend, SPEC.num_kv_heads) <= made.items.sum()
+    assert 1 <= made.splits <= len(made.items) and (made.items > 0).all()
+
+
+@given(LENS, st.sampled_from([1, 16, 64]), st.integers(1, 64))
+def test_a_chunk_is_the_smallest_that_fits(lens, page_size, most):
+    pages = -(-np.array(lens) // page_size)
+    size = chunk_pages(pages, most=most, page_size=page_size)
+    fits = [n for n in range(size - 3, size + 1) if n > 0 and (-(-pages // n)).sum() <= most]
+    least = max(128 // page_size, 1)
+    if size > least:
+        assert fits == [size] or (size == pages.max() and len(lens) > most)
+    else:
+        assert size == least
+
+
+@pytest.mark.parametrize(
+    ("requests", "splits"),
+    # 264 CTAs over 8 KV heads are 33 chunks: 32 requests leave one to split into two, 33 none
+    [(1, 33), (16, 2), (32, 1), (33, 1), (200, 1)],
+)
+def test_fa2_splits_until_its_two_ctas_an_sm_are_taken(requests, splits):
+    made = plan("flashinfer-fa2", SPEC, [33 * 128] * requests, num_sms=SMS)
+    assert made.splits == splits
+    assert len(made.items) == requests * splits * SPEC.num_kv_heads
+
+
+def test_fa2_pads_a_chunk_to_tiles_of_what_its_shared_memory_holds():
+    for head_dim, tile in ((64, 256), (128, 128), (256, 64)):
+        spec = AttnSpec(8, 8, head_dim, 1)
+        (one, *_) = plan("flashinfer-fa2", spec, [tile + 1] * 300, num_sms=SMS).items
+        assert one == 2 * tile + FA2_ITEM_TOKENS
+
+
+def test_fa3_reads_the_cache_once_a_query_head_and_gives_it_to_one_sm():
+    made = plan("flashinfer-fa3", AttnSpec(32, 8, 128, 16), [1000], num_sms=SMS)
+    assert len(made.items) == 32 and made.splits == 1
+    assert set(made.items.tolist()) == {(11 + 1) * 96}
+
+
+@pytest.mark.parametrize(
+    ("backend", "spec", "message"),
+    [
+        ("sdpa", SPEC, "backend must be one of flashinfer-fa2, .* got 'sdpa'"),
+        ("flashinfer-cuda-cores", AttnSpec(40, 8, 128, 16), "a group of 1, 2, 3, 4, 8"),
+        ("flashinfer-cuda-cores", AttnSpec(8, 8, 64, 16), "must have head_dim 128"),
+        ("flashinfer-fa3", AttnSpec(8, 8, 96, 16), "head_dim must be one of 64, 128, 256, got 96"),
+    ],
+)
+def test_what_has_no_known_plan_raises(backend, spec, message):
+    with pytest.raises(ValueError, match=message):
+        plan(backend, spec, [100], num_sms=SMS)
+
+
+@pytest.mark.parametrize("lens", [[], [5, 0], [[5]]])
+def test_lengths_that_are_none_raise(lens):
+    with pytest.raises(ValueError, match="seq_lens must hold lengths >= 1, got"):
+        plan("fa3", SPEC, lens, num_sms=SMS)
+
+
+CALLS = [
+    DecodeCase(AttnSpec(qo, kv, 128, page), batch, kv_len, lengths)
+    for qo, kv, page in ((32, 32, 16), (16, 8, 1), (24, 8, 16), (32, 8, 1), (8, 1, 16), (12, 2, 64))
+    for batch, kv_len in ((1, 130), (3, 9000), (20, 900), (70, 3000), (150, 200))
+    for lengths in ("ragged", "skewed")
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["flashinfer-fa2", "flashinfer-cuda-cores", "flashinfer-fa3"])
+def test_flashinfers_own_plan_has_these_items(backend):
+    import torch
+
+    from attnlib.kinds.decode.workload import build_batch
+    from attnlib.kinds.lengths import sample_seq_lens
+
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    ran = 0
+    for case in CALLS:
+        if backend_class(backend).unsupported(case.spec):
+            continue
+        batch = build_batch(case, device="cuda")
+        wrapper, _ = create(backend, case.spec, cuda_graph=True).plan(batch).state
+        expected = plan(backend, case.spec, sample_seq_lens(case), num_sms=sms)
+        found = FOUND[backend](wrapper, case, sms)
+        assert len(found) == len(expected.items) and sum(found) == expected.items.sum(), case.key
+        off = np.abs(np.array(found) - np.sort(expected.items))
+        assert off.max() <= TIES.get(backend, 0), case.key
+        ran += 1
+    assert ran >= 40
+
+
+def _words(wrapper, offset: int, count: int, dtype="int32") -> list[int]:
+    import torch
+
+    raw = wrapper._int_workspace_buffer[offset : offset + count * getattr(torch, dtype).itemsize]
+    return raw.view(getattr(torch, dtype)).tolist()
+
+
+def _chunks_of(wrapper, case, valid_at: int, chunk_at: int, tiles_at: int) -> list[int]:
+    """Tokens of each chunk that the library planned, for all heads."""
+    from attnlib.kinds.lengths import sample_seq_lens
+
+    info = [int(word) for word in wrapper._plan_info]
+    valid = _words(wrapper, info[valid_at], info[0], "bool")
+    requests = _words(wrapper, info[tiles_at[0]], info[0])
+    tiles = _words(wrapper, info[tiles_at[1]], info[0])
+    (chunk,) = _words(wrapper, info[chunk_at], 1)
+    lens = sample_seq_lens(case).tolist()
+    used = [(r, t) for r, t, ok in zip(requests, tiles, valid, strict=True) if ok]
+    parts = [min(chunk, lens[request] - tile * chunk) for request, tile in used]
+    return parts * case.spec.num_kv_heads
+
+
+def _fa2_items(wrapper, case, sms) -> list[int]:
+    # PrefillPlanInfo: 4 request_indices, 6 kv_tile_indices, 9 kv_chunk_size, 12 block_valid_mask
+    parts = _chunks_of(wrapper, case, valid_at=12, chunk_at=9, tiles_at=(4, 6))
+    return sorted(-(-part // 128) * 128 + FA2_ITEM_TOKENS for part in parts)
+
+
+def _cuda_core_items(wrapper, case, sms) -> list[int]:
+    # DecodePlanInfo: 3 request_indices, 4 kv_tile_indices, 6 block_valid_mask, 7 kv_chunk_size,
+    # 9 split_kv; unsplit plans have neither mask nor padding
+    info = [int(word) for word in wrapper._plan_info]
+    planned, _ = CUDA_CORE_CTAS[case.spec.group_size]
+    tiles = case.batch_size * case.spec.num_kv_heads
+    assert info[9] == (tiles < planned * sms)
+    if not info[9]:
+        from attnlib.kinds.lengths import sample_seq_lens
+
+        parts = sample_seq_lens(case).tolist() * case.spec.num_kv_heads
+    else:
+        assert info[0] == planned * sms // case.spec.num_kv_heads
+        parts = _chunks_of(wrapper, case, valid_at=6, chunk_at=7, tiles_at=(3, 4))
+    return sorted(part + CUDA_CORE_ITEM_TOKENS for part in parts)
+
+
+def _fa3_items(wrapper, case, sms) -> list[int]:
+    # PrefillPlanSM90Info: 4 kv_len, 6 work_indptr
+    info = [int(word) for word in wrapper._plan_info]
+    ends = _words(wrapper, info[6], sms + 1)
+    lens = _words(wrapper, info[4], ends[-1])
+    costs = [
+        sum(-(-length // 96) * 96 + 96 for length in lens[begin:end])
+        for begin, end in zip(ends, ends[1:], strict=False)
+    ]
+    return sorted(cost for cost in costs if cost)
+
+
+TIES = {"flashinfer-fa3": 96}
+"""Tokens that an SM may differ by: which of two equally loaded ones is next is up to the heap."""
+FOUND = {
+    "flashinfer-fa2": _fa2_items,
+    "flashinfer-cuda-cores": _cuda_core_items,
+    "flashinfer-fa3": _fa3_items,
+}

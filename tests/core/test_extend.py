@@ -1,0 +1,140 @@
+"""The batch of several queries a request: prefix sums, masks, refusals, buffers of a replan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from attnlib.core.batch import DecodeBatch, PagedKV
+from attnlib.core.extend import ExtendBatch
+from attnlib.core.spec import AttnSpec
+
+SPEC = AttnSpec(4, 2, 16, 4)
+LENS = (9, 4, 6)
+
+
+def int32(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def paged(*lens: int, page_size: int = 4) -> DecodeBatch:
+    columns = -(-max(lens) // page_size)
+    table = torch.arange(len(lens) * columns, dtype=torch.int32).view(len(lens), columns)
+    return DecodeBatch.build(replace(SPEC, page_size=page_size), int32(*lens), table)
+
+
+def in_order(*lens: int) -> DecodeBatch:
+    """Pages of one token, numbered through the requests."""
+    spec, table = replace(SPEC, page_size=1), torch.zeros((len(lens), max(lens)), dtype=torch.int32)
+    first = 0
+    for row, n in zip(table, lens, strict=True):
+        row[:n] = torch.arange(first, first + n)
+        first += n
+    return DecodeBatch.build(spec, int32(*lens), table)
+
+
+def test_prefix_sums_and_sizes_follow_from_the_queries() -> None:
+    batch = ExtendBatch.build(paged(*LENS), int32(2, 4, 1))
+    assert batch.qo_indptr.tolist() == [0, 2, 6, 7]
+    assert batch.qo_indptr.dtype == torch.int32
+    assert (batch.rows, batch.max_q_len, batch.spec) == (7, 4, SPEC)
+    assert batch.custom_mask is None
+
+
+def test_a_custom_mask_is_what_is_before_the_drafts_and_the_drafts_request_by_request() -> None:
+    drafts = torch.tensor([[[1, 0], [0, 1]], [[1, 0], [1, 1]]]).bool()
+    batch = ExtendBatch.build(paged(3, 2), int32(2, 2), mask="tree", drafts=drafts)
+    assert batch.custom_mask.int().tolist() == [1, 1, 0, 1, 0, 1, 1, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("q_lens", "options", "words"),
+    [
+        (int32(1, 1, 1), {"mask": "window"}, "mask must be one of causal, full, tree, chain, got"),
+        (int32(1, 5, 1), {}, r"q_lens must lie in 1..4 \(tokens\) for request 1, got 5"),
+        (int32(1, 1, 0), {}, r"q_lens must lie in 1..6 \(tokens\) for request 2, got 0"),
+        (int32(1, 1), {}, r"q_lens must be \[3\] int32, got \[2\]"),
+        (int32(1, 1, 1).long(), {}, r"q_lens must be \[3\] int32, got \[3\] torch.int64"),
+        (
+            int32(1, 1, 1),
+            {"mask": "tree"},
+            "drafts must be given exactly for .*, got None for tree",
+        ),
+        (
+            int32(2, 2, 2),
+            {"drafts": torch.ones(3, 2, 2).bool()},
+            "drafts must be given exactly for .* got a tensor for causal",
+        ),
+        (
+            int32(2, 2, 1),
+            {"mask": "tree", "drafts": torch.ones(3, 2, 2).bool()},
+            "q_lens must be alike for a custom mask",
+        ),
+        (
+            int32(2, 2, 2),
+            {"mask": "chain", "drafts": torch.ones(3, 2, 3).bool()},
+            r"drafts must be \[3, 2, 2\] bool, got \[3, 2, 3\]",
+        ),
+        (int32(*LENS), {"ragged": True}, "page_table must name pages of one token in order"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(q_lens, options, words) -> None:
+    with pytest.raises(ValueError, match=words):
+        ExtendBatch.build(paged(*LENS), q_lens, **options)
+
+
+def test_a_ragged_batch_has_its_tokens_in_order_and_all_as_queries() -> None:
+    assert ExtendBatch.build(in_order(*LENS), int32(*LENS), ragged=True).rows == sum(LENS)
+    with pytest.raises(ValueError, match="q_lens must be the requests' tokens"):
+        ExtendBatch.build(in_order(*LENS), int32(9, 4, 5), ragged=True)
+    shuffled = paged(*LENS, page_size=1)
+    with pytest.raises(ValueError, match="pages of one token in order"):
+        ExtendBatch.build(shuffled, int32(*LENS), ragged=True)
+
+
+@pytest.mark.parametrize("name", ["q", "k_cache", "v_cache"])
+def test_inputs_of_another_shape_or_dtype_are_refused(name: str) -> None:
+    batch = ExtendBatch.build(paged(*LENS), int32(2, 4, 1))
+    right = {"q": (7, 4, 16), "k_cache": (9, 4, 2, 16), "v_cache": (9, 4, 2, 16)}
+    given = {n: torch.zeros(shape, dtype=torch.bfloat16) for n, shape in right.items()}
+    batch.check_inputs(given["q"], PagedKV(given["k_cache"], given["v_cache"]))
+    given[name] = given[name].half()
+    with pytest.raises(ValueError, match=f"{name} must be .* bfloat16, got .* torch.float16"):
+        batch.check_inputs(given["q"], PagedKV(given["k_cache"], given["v_cache"]))
+
+
+def test_a_clone_is_overwritten_in_place_and_the_original_is_not() -> None:
+    first = ExtendBatch.build(paged(*LENS), int32(2, 4, 1))
+    turned = replace(first.paged, page_table=first.paged.page_table.flip(0).contiguous())
+    table = turned.page_table
+    second = ExtendBatch.build(DecodeBatch.build(SPEC, int32(3, 9, 5), table), int32(3, 1, 2))
+    held = first.cloned()
+    buffers = (held.qo_indptr, held.paged.seq_lens, held.paged.page_table, held.paged.kv_indptr)
+    held.overwrite(second)
+    wanted = (second.qo_indptr, second.paged.seq_lens, table, second.paged.kv_indptr)
+    assert all(torch.equal(a, b) for a, b in zip(buffers, wanted, strict=True))
+    assert first.qo_indptr.tolist() == [0, 2, 6, 7]
+    assert first.paged.seq_lens.tolist() == list(LENS)
+
+
+def test_ragged_buffers_take_other_lengths() -> None:
+    held = ExtendBatch.build(in_order(9, 4, 6), int32(9, 4, 6), ragged=True).cloned()
+    held.overwrite(ExtendBatch.build(in_order(5, 8, 1), int32(5, 8, 1), ragged=True))
+    assert held.qo_indptr.tolist() == held.paged.kv_indptr.tolist() == [0, 5, 13, 14]
+
+
+def test_a_batch_that_is_not_alike_or_has_more_queries_is_refused() -> None:
+    held = ExtendBatch.build(paged(*LENS), int32(2, 4, 1)).cloned()
+    for other in (
+        ExtendBatch.build(paged(*LENS), int32(2, 4, 1), mask="full"),
+        ExtendBatch.build(paged(9, 4), int32(2, 4)),
+        ExtendBatch.build(paged(13, 4, 6), int32(2, 4, 1)),
+        ExtendBatch.build(in_order(*LENS), int32(*LENS), ragged=True),
+    ):
+        with pytest.raises(ValueError, match="out must be a plan of the same spec, mask, form"):
+            held.overwrite(other)
+    with pytest.raises(ValueError, match="at most 4, as first planned, got 5"):
+        held.overwrite(ExtendBatch.build(paged(*LENS), int32(5, 4, 1)))
+    assert held.qo_indptr.tolist() == [0, 2, 6, 7]

@@ -1,0 +1,331 @@
+"""FlashAttention-3 over pages: the call and its guard on the CPU, the kernels on a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from attnlib.core import backends
+from attnlib.core.backends import fa3
+from attnlib.core.batch import DecodeBatch, PagedKV
+from attnlib.core.schedule import library
+from attnlib.core.schedule.fa3 import max_words, precompute
+from attnlib.core.spec import AttnSpec
+from attnlib.kinds.decode.case import DecodeCase
+from attnlib.kinds.decode.oracle import Oracle
+from attnlib.kinds.decode.workload import DecodeWorkload, build_workload
+from attnlib.measure.trace import kernel_family, trace_kernels
+
+MODES = ("fa3", "fa3-precomputed")
+CASE = DecodeCase(AttnSpec(8, 2, 64, 16), 3, 90, "ragged")
+
+
+def build(case: DecodeCase, q_len: int, device: str) -> tuple[DecodeWorkload, torch.Tensor]:
+    """The workload, and queries [bs * q_len, heads, head_dim]."""
+    work = build_workload(case, device=device)
+    if q_len == 1:
+        return work, work.q
+    rows = replace(case, batch_size=case.batch_size * q_len, kv_len=1, lengths="fixed")
+    return work, build_workload(rows, device=device).q
+
+
+def long_enough(work: DecodeWorkload, q_len: int) -> DecodeBatch:
+    """The batch with no request shorter than its queries."""
+    lens = work.batch.seq_lens_cpu.clamp(min=q_len)
+    return DecodeBatch.build(work.case.spec, lens, work.batch.page_table)
+
+
+def changed(batch: DecodeBatch) -> DecodeBatch:
+    """Other lengths over the same table and its rows in another order."""
+    lens = batch.seq_lens_cpu.flip(0) // 3 + 1
+    return DecodeBatch.build(batch.spec, lens, batch.page_table.flip(0).contiguous())
+
+
+def windowed(kv: PagedKV, batch: DecodeBatch, left: int) -> tuple[PagedKV, DecodeBatch]:
+    """Cache and batch in pages of one token that hold each request's last left + 1 tokens."""
+    spec = batch.spec
+    tokens = torch.arange(spec.page_size, device=batch.page_table.device)
+    table = (batch.page_table[:, :, None] * spec.page_size + tokens).flatten(1)
+    lens = batch.seq_lens_cpu.clamp(max=left + 1)
+    first = (batch.seq_lens_cpu - lens).to(table.device)
+    columns = torch.arange(left + 1, device=table.device) + first[:, None]
+    rows = table.gather(1, columns.clamp(max=table.shape[1] - 1)).int()
+    one = replace(spec, page_size=1)
+    views = (c.flatten(0, 1)[:, None] for c in (kv.k_cache, kv.v_cache))
+    return PagedKV(*views), DecodeBatch.build(one, lens, rows)
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_a_backend_gives_the_librarys_output_for_its_plan(fake_fa3, name):
+    work = build_workload(CASE, device="cpu")
+    backend = backends.backend_class(name)(device="cpu")
+    plan = backend.plan(work.batch)
+    out = backend.run(work.q, work.kv, plan)
+    assert Oracle(work.q, work.kv, work.batch).check(out).passed
+    assert plan.reported_backend == f"flash-attn-3 ({fa3.Fa3.distribution})"
+
+
+def test_precomputed_metadata_is_asked_for_once_and_given_to_every_call(fake_fa3):
+    work = build_workload(CASE, device="cpu")
+    backend = fa3.Fa3Precomputed(device="cpu")
+    plan = backend.plan(work.batch)
+    for _ in range(3):
+        backend.run(work.q, work.kv, plan)
+    words = plan.state.metadata.words
+    assert len(fake_fa3.asked) == 1
+    assert all(call["scheduler_metadata"] is words for call in fake_fa3.launched)
+    caps = {call["num_splits"] for call in (*fake_fa3.asked, *fake_fa3.launched)}
+    assert caps == {plan.state.metadata.facts.num_splits} and 0 not in caps
+
+
+def test_without_metadata_the_library_prepares_each_call_itself(fake_fa3):
+    work = build_workload(CASE, device="cpu")
+    backend = fa3.Fa3(device="cpu")
+    backend.run(work.q, work.kv, backend.plan(work.batch))
+    assert fake_fa3.asked == []
+    assert fake_fa3.launched[0]["scheduler_metadata"] is None
+    assert fake_fa3.launched[0]["num_splits"] == 0
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_replanning_in_place_serves_new_lengths_from_the_same_buffers(fake_fa3, name):
+    work = build_workload(CASE, device="cpu")
+    backend = backends.backend_class(name)(device="cpu")
+    plan = backend.plan(work.batch)
+    held = plan.state.batch.page_table, plan.state.batch.seq_lens
+    for batch in (changed(work.batch), work.batch):
+        again = backend.plan(batch, out=plan)
+        now = again.state.batch.page_table, again.state.batch.seq_lens
+        assert all(a is b for a, b in zip(held, now, strict=True))
+        out = backend.run(work.q, work.kv, plan)
+        assert Oracle(work.q, work.kv, batch).check(out).passed
+
+
+def test_replanning_over_another_table_is_refused(fake_fa3):
+    backend = fa3.Fa3Precomputed(device="cpu")
+    wide, narrow = (build_workload(replace(CASE, kv_len=n), device="cpu").batch for n in (90, 20))
+    with pytest.raises(ValueError, match=r"out must be a plan over page_table \[3, 2\]"):
+        backend.plan(narrow, out=backend.plan(wide))
+
+
+def test_several_queries_a_request_see_one_token_more_each(fake_fa3):
+    work, q = build(CASE, 3, "cpu")
+    batch = long_enough(work, 3)
+    out = fa3.attend(q, work.kv, batch, q_len=3)
+    assert Oracle(q, work.kv, batch.query_rows(3)).check(out).passed
+
+
+def test_queries_that_do_not_fit_the_batch_are_refused(fake_fa3):
+    work = build_workload(CASE, device="cpu")
+    with pytest.raises(ValueError, match=r"q must be \[6, .* for 3 requests of q_len 2, got \[3"):
+        fa3.attend(work.q, work.kv, work.batch, q_len=2)
+    with pytest.raises(ValueError, match="must share head_dim and dtype"):
+        fa3.attend(work.q.half(), work.kv, work.batch)
+    assert fake_fa3.launched == []
+
+
+def test_metadata_of_other_facts_is_refused_before_the_launch(fake_fa3):
+    work = build_workload(CASE, device="cpu")
+    facts = replace(fa3.facts_of(work.batch), num_qo_heads=2, num_kv_heads=1)
+    metadata = precompute(facts, work.batch.seq_lens)
+    with pytest.raises(ValueError, match="num_qo_heads must be 2, got 8; num_kv_heads must be 1"):
+        fa3.attend(work.q, work.kv, work.batch, metadata=metadata)
+    metadata = precompute(fa3.facts_of(work.batch), work.batch.seq_lens)
+    for options in ({"num_splits": 3}, {"window": (9, 0)}):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            fa3.attend(work.q, work.kv, work.batch, metadata=metadata, **options)
+    assert fake_fa3.launched == []
+
+
+def test_the_facts_of_a_batch_are_those_of_its_call(fake_fa3):
+    work, q = build(CASE, 2, "cpu")
+    options = {"q_len": 2, "causal": False, "window": (7, 0), "num_splits": 3}
+    metadata = precompute(fa3.facts_of(work.batch, **options), work.batch.seq_lens)
+    fa3.attend(q, work.kv, long_enough(work, 2), metadata=metadata, **options)
+    assert fake_fa3.launched[0]["window_size"] == (7, 0)
+
+
+def test_a_missing_library_is_refused_with_its_install_line(monkeypatch):
+    monkeypatch.setattr(library, "find_module", lambda: "")
+    with pytest.raises(RuntimeError, match="not installed: pip install tokenspeed-fa3"):
+        backends.create("fa3", CASE.spec)
+
+
+def test_without_a_gpu_the_backend_says_so(monkeypatch, without_gpu):
+    monkeypatch.setattr(library, "find_module", lambda: "flash_attn_interface")
+    assert fa3.Fa3.unavailable() == "needs a CUDA GPU (torch.cuda.is_available() is False)"
+
+
+def test_another_architecture_than_hopper_is_refused(monkeypatch):
+    monkeypatch.setattr(library, "find_module", lambda: "flash_attn_interface")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (10, 0))
+    assert fa3.Fa3.unavailable() == "needs compute capability 9.x (Hopper), got 10.0"
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (AttnSpec(8, 2, 128, 16, "bfloat16", "float8_e4m3fn"), "must share a dtype"),
+        (AttnSpec(8, 2, 320, 16), "head_dim must be a multiple of 8 up to 256, got 320"),
+        (AttnSpec(8, 2, 72, 16, "float8_e4m3fn"), "head_dim must be a multiple of 16"),
+    ],
+)
+def test_a_spec_that_the_library_cannot_run_is_refused_with_the_reason(spec, words):
+    assert words in fa3.Fa3.unsupported(spec)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn"])
+def test_every_dtype_and_head_dim_of_decode_is_supported(dtype):
+    for head_dim in (64, 128, 256):
+        assert fa3.Fa3.unsupported(AttnSpec(8, 2, head_dim, 1, dtype)) == ""
+
+
+@pytest.fixture
+def on_hopper() -> None:
+    reason = fa3.Fa3.unavailable()
+    if reason:
+        pytest.skip(reason)
+
+
+def assert_right(q, kv, batch: DecodeBatch, out: torch.Tensor) -> None:
+    verdict = Oracle(q, kv, batch).check(out)
+    assert verdict.passed, str(verdict)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", MODES)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn"])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("page_size", [1, 16, 64, 256])
+def test_decode_matches_the_oracle(on_hopper, name, dtype, head_dim, page_size):
+    case = DecodeCase(AttnSpec(16, 2, head_dim, page_size, dtype), 7, 3000, "ragged")
+    work = build_workload(case, device="cuda")
+    backend = backends.create(name, case.spec)
+    out = backend.run(work.q, work.kv, backend.plan(work.batch))
+    assert str(out.dtype) == f"torch.{case.spec.out_dtype}"
+    assert_right(work.q, work.kv, work.batch, out)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads", [(8, 8), (32, 8), (8, 1), (28, 4), (64, 1)])
+@pytest.mark.parametrize("batch_size", [1, 33, 200])
+def test_every_group_size_and_batch_matches_the_oracle(on_hopper, heads, batch_size):
+    case = DecodeCase(AttnSpec(*heads, 128, 16), batch_size, 1500, "skewed")
+    work = build_workload(case, device="cuda")
+    metadata = precompute(fa3.facts_of(work.batch), work.batch.seq_lens)
+    for given in (None, metadata):
+        out = fa3.attend(work.q, work.kv, work.batch, metadata=given)
+        assert_right(work.q, work.kv, work.batch, out)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precomputed", [False, True])
+@pytest.mark.parametrize("page_size", [1, 64, 256])
+@pytest.mark.parametrize("q_len", [2, 5, 64])
+def test_several_queries_a_request_match_the_oracle(on_hopper, q_len, page_size, precomputed):
+    case = DecodeCase(AttnSpec(16, 2, 128, page_size), 5, 1000, "ragged")
+    work, q = build(case, q_len, "cuda")
+    batch = long_enough(work, q_len)
+    facts = fa3.facts_of(batch, q_len=q_len)
+    metadata = precompute(facts, batch.seq_lens) if precomputed else None
+    out = fa3.attend(q, work.kv, batch, q_len=q_len, metadata=metadata)
+    assert_right(q, work.kv, batch.query_rows(q_len), out)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precomputed", [False, True])
+@pytest.mark.parametrize("left", [0, 63, 700])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_a_sliding_window_matches_the_oracle(on_hopper, head_dim, left, precomputed):
+    case = DecodeCase(AttnSpec(16, 2, head_dim, 16), 6, 3000, "ragged")
+    work = build_workload(case, device="cuda")
+    window = (left, 0)
+    facts = fa3.facts_of(work.batch, window=window)
+    metadata = precompute(facts, work.batch.seq_lens) if precomputed else None
+    out = fa3.attend(work.q, work.kv, work.batch, window=window, metadata=metadata)
+    assert_right(work.q, *windowed(work.kv, work.batch, left), out)
+
+
+@pytest.mark.gpu
+def test_changed_lengths_alone_are_harmless(on_hopper):
+    case = DecodeCase(AttnSpec(16, 2, 128, 16), 8, 8000, "ragged")
+    work = build_workload(case, device="cuda")
+    facts = fa3.facts_of(work.batch)
+    for then in (1, 64, 8000):
+        stale = precompute(facts, torch.full_like(work.batch.seq_lens, then))
+        for batch in (work.batch, changed(work.batch)):
+            out = fa3.attend(work.q, work.kv, batch, metadata=stale)
+            assert_right(work.q, work.kv, batch, out)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_layers", [1, 8])
+def test_a_graph_of_many_layers_replays_with_metadata_renewed_in_a_buffer(on_hopper, num_layers):
+    case = DecodeCase(AttnSpec(16, 2, 128, 16), 5, 8000, "ragged")
+    work = build_workload(case, device="cuda")
+    own = replace(work.batch, seq_lens=work.batch.seq_lens.clone())
+    buffer = torch.zeros(max_words(16), dtype=torch.int32, device="cuda")
+    metadata = precompute(fa3.facts_of(own), own.seq_lens, out=buffer)
+    fa3.attend(work.q, work.kv, own, metadata=metadata)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outs = [fa3.attend(work.q, work.kv, own, metadata=metadata) for _ in range(num_layers)]
+    for tokens in (8000, 1, 500, 4096):
+        lens = torch.full_like(own.seq_lens_cpu, tokens)
+        batch = DecodeBatch.build(case.spec, lens, own.page_table)
+        own.seq_lens.copy_(batch.seq_lens)
+        metadata.renew(own.seq_lens)
+        for out in outs:
+            out.fill_(float("nan"))
+        graph.replay()
+        for out in outs:
+            assert_right(work.q, work.kv, batch, out)
+
+
+@pytest.mark.gpu
+def test_the_guard_refuses_during_capture_and_leaves_the_graph_usable(on_hopper):
+    case = DecodeCase(AttnSpec(16, 2, 128, 16), 4, 2000, "ragged")
+    work = build_workload(case, device="cuda")
+    facts = fa3.facts_of(work.batch)
+    unfit = precompute(replace(facts, batch_size=3), work.batch.seq_lens[:3].contiguous())
+    fit = precompute(facts, work.batch.seq_lens)
+    fa3.attend(work.q, work.kv, work.batch, metadata=fit)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        with pytest.raises(ValueError, match="batch_size must be 3, got 4"):
+            fa3.attend(work.q, work.kv, work.batch, metadata=unfit)
+        out = fa3.attend(work.q, work.kv, work.batch, metadata=fit)
+    graph.replay()
+    assert_right(work.q, work.kv, work.batch, out)
+
+
+@pytest.mark.gpu
+def test_two_streams_may_not_share_metadata(on_hopper):
+    work = build_workload(DecodeCase(AttnSpec(16, 2, 128, 16), 4, 2000), device="cuda")
+    metadata = precompute(fa3.facts_of(work.batch), work.batch.seq_lens)
+    fa3.attend(work.q, work.kv, work.batch, metadata=metadata)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        with pytest.raises(ValueError, match="stream must be the one that used"):
+            fa3.attend(work.q, work.kv, work.batch, metadata=metadata)
+        metadata.hand_over()
+        fa3.attend(work.q, work.kv, work.batch, metadata=metadata)
+    torch.cuda.synchronize()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("name", "prepares"), [("fa3", 1), ("fa3-precomputed", 0)])
+def test_the_trace_shows_the_family_and_who_prepares(on_hopper, name, prepares):
+    work = build_workload(DecodeCase(AttnSpec(16, 2, 128, 16), 4, 8000), device="cuda")
+    backend = backends.create(name, work.case.spec)
+    plan = backend.plan(work.batch)
+    kernels = trace_kernels(lambda: backend.run(work.q, work.kv, plan))
+    launches = {kernel.name: kernel.launches for kernel in kernels}
+    assert kernel_family(launches) == "flash-attn-3"
+    assert launches.get("prepare_varlen_num_blocks_kernel", 0) == prepares
+    assert launches["FlashAttnFwdSm90"] == launches["FlashAttnFwdCombine"] == 1

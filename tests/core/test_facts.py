@@ -1,0 +1,190 @@
+"""What the host of FlashAttention-3 makes of a call: mask, tile, packing, split cap."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attnlib.core.schedule.facts import SchedulerFacts
+
+DECODE = SchedulerFacts(4, 32, 8, 128, 1, 4096, 132, page_size=16, causal=True)
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> SchedulerFacts:
+    heads = draw(st.sampled_from([(32, 8), (8, 1), (16, 16), (28, 4), (128, 1)]))
+    window = st.integers(-1, 5000)
+    return SchedulerFacts(
+        batch_size=draw(st.integers(1, 64)),
+        num_qo_heads=heads[0],
+        num_kv_heads=heads[1],
+        head_dim=draw(st.sampled_from([32, 64, 80, 96, 128, 192, 256])),
+        max_seqlen_q=draw(st.sampled_from([1, 2, 5, 128, 1000])),
+        max_seqlen_k=draw(st.integers(1, 200_000)),
+        num_sms=draw(st.sampled_from([78, 114, 132, 144])),
+        page_size=draw(st.sampled_from([None, 1, 16, 128, 176])),
+        dtype=draw(st.sampled_from(["bfloat16", "float16", "float8_e4m3fn"])),
+        causal=draw(st.booleans()),
+        window=(draw(window), draw(window)) if draw(st.booleans()) else (-1, -1),
+        varlen_q=draw(st.booleans()),
+        pack_gqa=draw(st.sampled_from([None, None, True, False])),
+        num_splits=draw(st.sampled_from([0, 0, 1, 7, 255])),
+        hdim96=draw(st.booleans()),
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "tile"),
+    [
+        ({}, (128, 128)),
+        ({"causal": False}, (128, 128)),
+        ({"causal": False, "page_size": None}, (128, 176)),
+        ({"page_size": None}, (128, 176)),
+        ({"head_dim": 64}, (192, 128)),
+        ({"head_dim": 64, "page_size": None}, (192, 192)),
+        ({"head_dim": 64, "head_dim_v": 512}, (64, 64)),
+        ({"head_dim": 64, "head_dim_v": 256}, (128, 96)),
+        ({"head_dim": 96}, (192, 128)),
+        ({"head_dim": 80, "page_size": None, "causal": False}, (192, 144)),
+        ({"head_dim": 96, "hdim96": False}, (128, 128)),
+        ({"head_dim": 192}, (128, 96)),
+        ({"head_dim": 192, "page_size": None}, (128, 112)),
+        ({"head_dim": 192, "head_dim_v": 128, "page_size": None}, (128, 128)),
+        ({"head_dim": 256}, (128, 80)),
+        ({"head_dim": 256, "window": (100, 0)}, (128, 64)),
+        ({"dtype": "float8_e4m3fn"}, (128, 160)),
+        ({"dtype": "float8_e4m3fn", "page_size": None}, (128, 224)),
+        ({"dtype": "float8_e4m3fn", "head_dim": 64}, (192, 160)),
+        ({"dtype": "float8_e4m3fn", "head_dim": 96}, (192, 128)),
+        ({"dtype": "float8_e4m3fn", "head_dim": 192, "window": (9, 0)}, (128, 128)),
+        ({"dtype": "float8_e4m3fn", "head_dim": 256}, (128, 128)),
+    ],
+)
+def test_the_tile_follows_head_dim_dtype_mask_and_how_pages_are_read(changes, tile):
+    assert replace(DECODE, **{"head_dim_v": 0, **changes}).tile == tile
+
+
+@pytest.mark.parametrize(
+    ("changes", "mask"),
+    [
+        ({}, (True, None)),
+        ({"head_dim": 64}, (False, None)),
+        ({"head_dim": 256}, (False, None)),
+        ({"page_size": None}, (False, None)),
+        ({"causal": False}, (False, None)),
+        ({"max_seqlen_q": 2, "head_dim": 64}, (True, None)),
+        ({"window": (1023, 0)}, (False, (1023, 0))),
+        ({"window": (1023, -1), "causal": False}, (False, (1023, 0))),
+        ({"window": (4095, 0)}, (True, None)),
+        ({"window": (-1, 0), "max_seqlen_q": 4, "causal": False}, (True, None)),
+        ({"window": (-1, 2), "max_seqlen_q": 4, "causal": False}, (False, (4095, 2))),
+        ({"window": (-1, 3), "max_seqlen_q": 4, "causal": False}, (False, None)),
+    ],
+)
+def test_a_mask_that_hides_nothing_is_dropped_but_for_head_dim_128_over_pages(changes, mask):
+    assert replace(DECODE, **{"head_dim_v": 0, **changes}).mask == mask
+
+
+@pytest.mark.parametrize(
+    ("page_size", "q_len", "tma"), [(128, 33, True), (128, 32, False), (64, 64, False)]
+)
+def test_pages_go_through_tma_if_they_hold_whole_tiles_and_queries_fill_more_than_one(
+    page_size, q_len, tma
+):
+    facts = replace(DECODE, page_size=page_size, max_seqlen_q=q_len)
+    assert (facts.pagedkv_tma, facts.paged_gather) == (tma, not tma)
+
+
+@pytest.mark.parametrize(
+    ("changes", "packs"),
+    [
+        ({}, True),
+        ({"pack_gqa": False}, False),
+        ({"page_size": None, "num_splits": 1}, True),
+        ({"page_size": None, "num_splits": 1, "num_kv_heads": 32}, False),
+        ({"page_size": None, "num_splits": 2, "num_kv_heads": 32}, True),
+        ({"page_size": None, "num_splits": 1, "max_seqlen_q": 128}, False),
+        ({"page_size": None, "num_splits": 1, "max_seqlen_q": 128, "varlen_q": True}, True),
+    ],
+)
+def test_query_heads_are_packed_where_they_must_be_and_where_it_pays(changes, packs):
+    assert replace(DECODE, **changes).packs is packs
+
+
+@pytest.mark.parametrize(
+    ("tokens", "cap"), [(512, 1), (513, 5), (4096, 14), (32768, 15), (131072, 15)]
+)
+def test_the_split_cap_comes_from_the_page_tables_width(tokens, cap):
+    assert replace(DECODE, max_seqlen_k=tokens).split_cap == cap
+
+
+def test_an_explicit_number_of_splits_is_the_cap():
+    assert replace(DECODE, num_splits=200).split_cap == 200
+
+
+def test_enough_tiles_are_never_split_unless_one_heads_kv_overflows_l2():
+    prefill = replace(DECODE, num_qo_heads=1, num_kv_heads=1, max_seqlen_q=40_000, causal=False)
+    assert replace(prefill, max_seqlen_k=100_000).split_cap == 1
+    assert replace(prefill, max_seqlen_k=300_000).split_cap == 3
+    assert replace(prefill, max_seqlen_k=300_000, causal=True).split_cap == 1
+
+
+@given(calls(), st.integers(0, 100_000))
+def test_a_wider_page_table_never_lowers_the_cap(call, more):
+    call = replace(call, window=(-1, -1), page_size=call.page_size or 1)
+    most = 2**31 // (call.kv_head_bytes // call.max_seqlen_k) - 1
+    wider = replace(call, max_seqlen_k=min(call.max_seqlen_k + more, most))
+    assert wider.split_cap >= call.split_cap
+
+
+@given(calls(), st.integers(1, 500))
+def test_the_cap_does_not_depend_on_the_batch_size(call, batch_size):
+    assert replace(call, batch_size=batch_size).split_cap == call.split_cap
+
+
+@given(calls())
+def test_settling_twice_changes_nothing_and_decides_the_same(call):
+    settled = call.settled
+    assert settled.settled == settled
+    assert (settled.mask, settled.tile, settled.packs) == (call.mask, call.tile, call.packs)
+    assert settled.split_cap == call.split_cap
+    assert call.differences(settled) == {}
+
+
+def test_differences_name_the_fields_and_both_values():
+    other = replace(DECODE, num_qo_heads=8, num_kv_heads=2)
+    assert DECODE.differences(other) == {
+        "num_qo_heads": (32, 8),
+        "num_kv_heads": (8, 2),
+        "num_splits": (14, 28),
+    }
+
+
+def test_flags_that_the_library_drops_are_no_difference():
+    narrow = replace(DECODE, head_dim=64, head_dim_v=64)
+    assert narrow.differences(replace(narrow, causal=False)) == {}
+    assert list(DECODE.differences(replace(DECODE, causal=False))) == ["causal"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"batch_size": 0}, r"batch_size must be an integer >= 1, got 0"),
+        ({"num_kv_heads": 5}, r"num_qo_heads must be a multiple of num_kv_heads \(5\), got 32"),
+        ({"head_dim": 264}, r"head_dim must be an integer in 1..256, got 264"),
+        ({"num_splits": 256}, r"num_splits must be an integer in 0..255, got 256"),
+        ({"num_splits": -1}, r"num_splits must be an integer in 0..255, got -1"),
+        ({"sm_margin": 132}, r"sm_margin must be an integer in 0..131, got 132"),
+        ({"dtype": "float32"}, r"dtype must be one of bfloat16, .*got 'float32'"),
+        ({"page_size": 0}, r"page_size must be an integer >= 1, got 0"),
+        ({"window": (-2, 0)}, r"window must be an integer >= -1, got -2"),
+        ({"max_seqlen_k": 2**22}, r"max_seqlen_k must be at most 4194303, .*got 4194304"),
+        ({"max_seqlen_q": True}, r"max_seqlen_q must be an integer >= 1, got True"),
+    ],
+)
+def test_a_field_out_of_range_is_named_with_what_it_must_be(changes, words):
+    with pytest.raises(ValueError, match=words):
+        replace(DECODE, **changes)

@@ -1,0 +1,82 @@
+"""The direct launch: it fails clearly when Triton's launcher is not the one it was written for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from triton.backends.nvidia.driver import CudaLauncher
+
+from attnlib.core.metadata import launch
+from attnlib.core.metadata.launch import DirectLaunches, require_known_launcher, require_launchable
+
+
+def test_the_installed_triton_launches_as_this_module_expects() -> None:
+    require_known_launcher(object.__new__(CudaLauncher))
+
+
+def test_another_order_of_arguments_is_refused_with_both_lists() -> None:
+    def other(gridX, gridY, gridZ, function, stream, *args) -> None:
+        raise AssertionError("launched")
+
+    with pytest.raises(RuntimeError, match=r"'function', 'stream', 'args'.*triton>=3.6,<3.8"):
+        require_known_launcher(other)
+
+
+def test_a_launcher_with_more_named_arguments_is_refused() -> None:
+    def other(gridX, gridY, gridZ, stream, function, flags, *args) -> None:
+        raise AssertionError("launched")
+
+    with pytest.raises(RuntimeError, match="flags"):
+        require_known_launcher(other)
+
+
+def test_a_cpu_tensor_is_refused_where_nothing_interprets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "interpreting", lambda: False)
+    with pytest.raises(ValueError, match="must be on a CUDA device"):
+        require_launchable(torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("programs", "slots", "overlap"),
+    [(1, 0, launch.NO_OVERLAP), (8, 8, launch.WAIT_AND_LET_START), (9, 8, launch.WAIT)],
+)
+def test_a_successor_may_start_early_only_while_our_whole_grid_is_on_the_gpu(
+    programs: int, slots: int, overlap: int
+) -> None:
+    launches = object.__new__(DirectLaunches)
+    launches._slots = slots
+    assert launches._overlap(programs) == overlap
+
+
+class Chain:
+    def __init__(self, *calls: object) -> None:
+        self.calls = list(calls)
+
+
+@pytest.mark.parametrize(
+    ("hook", "idle"), [(None, True), (Chain(), True), (Chain(print), False), (print, False)]
+)
+def test_only_hooks_that_somebody_hears_are_called(hook: object, idle: bool) -> None:
+    assert launch._idle(hook) is idle
+
+
+@pytest.mark.gpu
+def test_a_launch_hook_still_hears_of_direct_launches() -> None:
+    from support.metadata_cases import Shape, arguments
+    from triton import knobs
+
+    from attnlib.core.metadata.decode import build_decode_metadata
+
+    heard: list[str] = []
+
+    def hear(told: object) -> None:
+        heard.append(told.get()["name"])
+
+    call = arguments(Shape(3, 100))
+    build_decode_metadata(**call)
+    knobs.runtime.launch_enter_hook.add(hear)
+    try:
+        build_decode_metadata(**call)
+    finally:
+        knobs.runtime.launch_enter_hook.remove(hear)
+    assert heard == ["decode_metadata_kernel"]

@@ -1,0 +1,174 @@
+"""A policy: rates choose, near cases correct them, the file is whole or not there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attnlib.core.policy.plans import plan
+from attnlib.core.policy.policy import NEIGHBOURS, Point, Policy, learn, load, save
+from attnlib.core.policy.times import Gpu, Rates, load_of, predict
+from attnlib.core.spec import AttnSpec
+
+SPEC, MHA, APART = (AttnSpec(32, kv_heads, 128, 16) for kv_heads in (8, 32, 16))
+FA2, FA3 = "flashinfer-fa2", "flashinfer-fa3"
+RATES = {
+    FA2: Rates(7.0, 1.0, 0.01, 0.01, 4200.0, (13.0,) * 6),
+    FA3: Rates(4.0, 1.0, 0.001, 0.01, 9000.0, (13.0,) * 5),
+}
+H200 = Gpu(num_sms=132, l2_mib=60.0)
+
+
+def by_rates(spec: AttnSpec, lens: list[int]) -> dict[str, float]:
+    plans = {name: plan(name, spec, lens, num_sms=H200.num_sms) for name in RATES}
+    return {
+        name: float(predict(rates, [load_of(plans[name], spec, lens, H200)])[0])
+        for name, rates in RATES.items()
+    }
+
+
+def point(batch: int, kv_len: int, **factors: float) -> Point:
+    """A measured case of equal lengths whose times are `factors` of those by rates."""
+    predicted = by_rates(SPEC, [kv_len] * batch)
+    measured = {n: us * factors.get(n.split("-")[1], 1.0) for n, us in predicted.items()}
+    return Point(batch, float(kv_len), kv_len, measured, predicted)
+
+
+def only(point: Point, *names: str) -> Point:
+    return replace(point, run_us={name: point.run_us[name] for name in names})
+
+
+POINTS = tuple(
+    point(batch, kv_len) for batch, kv_len in product((1, 4, 16, 64), (128, 512, 2048, 8192, 32768))
+)
+
+
+def policy(**changes: object) -> Policy:
+    refused = tuple(only(each, FA2) for each in POINTS)
+    apart = (only(point(1, 100), FA2), only(point(1, 200), FA3))
+    told = {"gpu": "Test GPU", "gpu_id": "0badcafe", "num_sms": 132, "l2_mib": 60.0}
+    told |= {"study": "s", "timer": "graph"}
+    told |= {"releases": {FA2: "1.0"}, "points": {SPEC: POINTS, MHA: refused, APART: apart}}
+    told |= {"rates": dict.fromkeys((SPEC, MHA, APART), RATES)}
+    return Policy(**(told | changes))
+
+
+@pytest.mark.parametrize("lens", [[60] * 2, [90, 40], [4096] * 8, [9000] + [10] * 30])
+def test_rates_decide_where_cases_agree_with_them(lens):
+    times = by_rates(SPEC, lens)
+    pick = policy().choose(SPEC, lens)
+    best = min(times, key=times.get)
+    assert pick.backend == best
+    assert pick.slowdown == pytest.approx({n: us / times[best] for n, us in times.items()})
+
+
+def test_near_cases_correct_the_rates_and_far_ones_do_not():
+    slow = tuple(point(p.batch_size, p.longest, fa2=4.0) if p.longest <= 512 else p for p in POINTS)
+    plain, corrected = policy(), policy(points={SPEC: slow})
+    near, far = [300] * 8, [20_000] * 8
+    assert plain.choose(SPEC, near).backend == plain.choose(SPEC, far).backend == FA2
+    assert corrected.choose(SPEC, near).backend == FA3
+    assert corrected.choose(SPEC, far).backend == FA2
+
+
+def test_what_was_measured_teaches_points_and_rates():
+    cases = [(lens, by_rates(SPEC, lens)) for lens in ([50] * 3, [4000] * 9, [700], [90_000, 5])]
+    del cases[2][1][FA3]
+    points, rates = learn(SPEC, cases, H200)
+    assert [(p.batch_size, p.longest) for p in points] == [(3, 50), (9, 4000), (1, 700), (2, 90000)]
+    assert [set(p.run_us) for p in points] == [{FA2, FA3}] * 2 + [{FA2}] + [{FA2, FA3}]
+    assert set(rates) == {FA2, FA3}
+    assert max(abs(p.misfit(name)) for p in points for name in p.run_us) < 0.1
+
+
+def test_a_choice_is_less_sure_the_closer_the_second_and_the_more_cases_differ():
+    tied, ahead = (policy().choose(SPEC, lens) for lens in ([110], [16_000] * 4))
+    assert tied.slowdown[FA2] == pytest.approx(1, abs=0.5) and ahead.confidence > 0.99
+    factors = np.random.default_rng(1).uniform(0.5, 2, len(POINTS))
+    mixed = tuple(
+        point(p.batch_size, p.longest, fa2=f) for p, f in zip(POINTS, factors, strict=True)
+    )
+    doubtful = policy(points={SPEC: mixed}).choose(SPEC, [16_000] * 4)
+    assert 0.5 <= doubtful.confidence < ahead.confidence
+
+
+def test_a_backend_that_ran_the_spec_nowhere_is_refused_and_not_chosen():
+    pick = policy().choose(MHA, [100])
+    assert (pick.backend, pick.refused, pick.confidence) == (FA2, (FA3,), 1.0)
+
+
+def test_a_case_that_a_backend_failed_in_is_not_held_against_it():
+    broken = only(point(16, 2048), FA3)
+    points = tuple(broken if (p.batch_size, p.longest) == (16, 2048) else p for p in POINTS)
+    pick = policy(points={SPEC: points}).choose(SPEC, [2048] * 16)
+    assert pick.backend == FA2 and broken not in pick.nearest
+
+
+def test_only_the_backends_asked_for_are_considered():
+    pick = policy().choose(SPEC, [200], backends=[FA2])
+    assert (pick.backend, dict(pick.slowdown)) == (FA2, {FA2: 1.0})
+
+
+def test_a_batch_beyond_the_measured_ones_says_so():
+    assert policy().choose(SPEC, [1000] * 8).inside
+    assert not policy().choose(SPEC, [1000] * 512).inside
+    assert not policy().choose(SPEC, [100_000]).inside
+
+
+@given(st.lists(st.integers(1, 200_000), min_size=1, max_size=300))
+def test_any_lengths_get_a_finite_choice_with_the_chosen_first(lens):
+    pick = policy().choose(SPEC, lens)
+    assert next(iter(pick.slowdown.items())) == (pick.backend, 1.0)
+    assert all(np.isfinite(value) and value >= 1 for value in pick.slowdown.values())
+    assert len(pick.nearest) == NEIGHBOURS
+
+
+@pytest.mark.parametrize(
+    ("spec", "lens", "backends", "message"),
+    [
+        (SPEC, [], (), "seq_lens must hold lengths >= 1"),
+        (SPEC, [5, 0], (), "seq_lens must hold lengths >= 1"),
+        (SPEC, [5], ("fast",), f"backends must be of {FA2}, {FA3}, got fast"),
+        (MHA, [5], (FA3,), "backends must hold one that ran"),
+        (APART, [5], (), f"backends must share a case that all ran, {FA2}, {FA3} do not"),
+        (AttnSpec(8, 1, 64, 1), [5], (), "spec must be one that was measured: 32/8 d128 page 16"),
+    ],
+)
+def test_what_cannot_be_chosen_from_raises(spec, lens, backends, message):
+    with pytest.raises(ValueError, match=message):
+        policy().choose(spec, lens, backends=backends)
+
+
+def test_a_saved_policy_loads_as_it_was(tmp_path):
+    path = save(policy(), tmp_path / "policy.json")
+    assert load(path) == policy()
+    assert [each.name for each in tmp_path.iterdir()] == ["policy.json"]
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"kind": "attnlib decode policy", "schema": 1}'])
+def test_another_file_is_refused(tmp_path, text):
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"other\.json must be a 'attnlib decode policy'"):
+        load(path)
+
+
+def test_an_engine_can_choose_without_torch_or_pandas(tmp_path):
+    path = save(policy(), tmp_path / "policy.json")
+    code = (
+        "import sys; from pathlib import Path; from attnlib.core.batch import AttnSpec\n"
+        "from attnlib.core.policy.policy import load\n"
+        f"found = load(Path({str(path)!r})).choose(AttnSpec(32, 8, 128, 16), [4096] * 8)\n"
+        "print(found.backend, sorted({'torch', 'pandas', 'matplotlib'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "flashinfer-fa2 []"
+    assert json.loads(path.read_text())["gpu_id"] == "0badcafe"

@@ -1,0 +1,195 @@
+"""Scheduler metadata: made once a step, reused by any number of layers, refused where unfit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from attnlib.core.schedule import fa3 as scheduler
+from attnlib.core.schedule import library
+from attnlib.core.schedule.fa3 import SchedulerFacts, SchedulerMetadata, max_words, precompute
+from attnlib.core.schedule.splits import layout_of
+
+CPU = torch.device("cpu")
+FACTS = SchedulerFacts(3, 32, 8, 128, 1, 4096, 132, page_size=16, causal=True)
+LENS = torch.tensor([4096, 70, 900], dtype=torch.int32)
+
+
+@pytest.fixture
+def metadata(fake_fa3) -> SchedulerMetadata:
+    return precompute(FACTS, LENS)
+
+
+def test_both_calls_are_given_the_same_explicit_cap(fake_fa3, metadata):
+    assert FACTS.num_splits == 0 and metadata.facts.num_splits == FACTS.split_cap == 14
+    assert fake_fa3.asked[0]["num_splits"] == 14
+    assert len(metadata.words) == layout_of(FACTS).size == 17
+
+
+def test_one_kernel_serves_any_number_of_layers(fake_fa3, metadata):
+    for _ in range(64):
+        metadata.require_fits(FACTS, device=CPU)
+    assert len(fake_fa3.asked) == 1
+
+
+def test_a_buffer_that_another_steps_metadata_took_over_is_refused_until_renewed(fake_fa3):
+    buffer = torch.zeros(max_words(8), dtype=torch.int32)
+    small, large = FACTS, replace(FACTS, batch_size=8)
+    first = precompute(small, LENS, out=buffer)
+    second = precompute(large, torch.full((8,), 900, dtype=torch.int32), out=buffer)
+    second.require_fits(large, device=CPU)
+    with pytest.raises(ValueError, match="words must be those of this scheduler metadata"):
+        first.require_fits(small, device=CPU)
+    first.renew(LENS)
+    first.require_fits(small, device=CPU)
+
+
+def test_the_attention_calls_own_write_to_the_counter_is_no_takeover(metadata):
+    metadata.require_fits(FACTS, device=CPU)
+    metadata.words[-1] = 0
+    metadata.mark_used()
+    metadata.require_fits(FACTS, device=CPU)
+
+
+# What differs at the attention call -> the words of the refusal.
+MISFITS = {
+    "batch_size": ({"batch_size": 4}, "batch_size must be 3, got 4"),
+    "num_qo_heads": ({"num_qo_heads": 64}, "num_qo_heads must be 32, got 64"),
+    "num_kv_heads": ({"num_kv_heads": 2}, "num_kv_heads must be 8, got 2"),
+    "head_dim": ({"head_dim": 120}, "head_dim must be 128, got 120"),
+    "head_dim_v": ({"head_dim_v": 64}, "head_dim_v must be 128, got 64"),
+    "dtype": ({"dtype": "float16"}, "dtype must be 'bfloat16', got 'float16'"),
+    "causal": ({"causal": False}, "causal must be True, got False"),
+    "window": ({"window": (99, 0)}, r"window must be \(-1, -1\), got \(99, 0\)"),
+    "page_size": ({"page_size": 32}, "page_size must be 16, got 32"),
+    "narrower": ({"max_seqlen_k": 1024}, "page-table width of 256, got 64"),
+    "wider": ({"max_seqlen_k": 8192}, "max_seqlen_k must be 4096, got 8192"),
+    "num_splits": ({"num_splits": 2}, "num_splits must be 14, got 2"),
+    "num_sms": ({"num_sms": 114}, "num_sms must be 132, got 114"),
+    "sm_margin": ({"sm_margin": 8}, "sm_margin must be 0, got 8"),
+    "has_softcap": ({"has_softcap": True}, "has_softcap must be False, got True"),
+    "pack_gqa": ({"pack_gqa": False}, "pack_gqa must be True, got False"),
+    "max_seqlen_q": ({"max_seqlen_q": 2}, "max_seqlen_q must be 1, got 2"),
+    "varlen_q": ({"varlen_q": True}, "varlen_q must be False, got True"),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_a_call_that_differs_is_refused_with_the_field_and_both_values(metadata, name):
+    changes, words = MISFITS[name]
+    with pytest.raises(ValueError, match=f"does not fit the call: .*{words}"):
+        metadata.require_fits(replace(FACTS, **changes), device=CPU)
+
+
+def test_every_fact_that_two_calls_must_share_is_guarded():
+    fields = {name for changes, _ in MISFITS.values() for name in changes}
+    # One process has one build, so hdim96 cannot differ between its calls.
+    assert set(SchedulerFacts.__dataclass_fields__) - fields == {"hdim96"}
+
+
+def test_every_field_that_differs_is_named(metadata):
+    with pytest.raises(ValueError, match=r"num_qo_heads .* num_kv_heads .* num_splits must be 14"):
+        metadata.require_fits(replace(FACTS, num_qo_heads=8, num_kv_heads=2), device=CPU)
+
+
+def test_head_counts_of_another_parallel_size_are_refused(fake_fa3):
+    """Tensor-parallel size 4 where attention has all its heads: 86 splits for room of 29."""
+    facts = SchedulerFacts(1, 16, 4, 128, 1, 32768, 132, page_size=1, causal=True)
+    divided = replace(facts, num_qo_heads=4, num_kv_heads=1)
+    metadata = precompute(divided, torch.tensor([32768], dtype=torch.int32))
+    assert (int(metadata.words[0]), facts.split_cap) == (86, 29)
+    with pytest.raises(ValueError, match="num_qo_heads must be 4, got 16; num_kv_heads must be 1"):
+        metadata.require_fits(facts, device=CPU)
+
+
+def test_another_device_is_refused(metadata):
+    with pytest.raises(ValueError, match="device must be that of the .* cpu, got cuda:1"):
+        metadata.require_fits(FACTS, device=torch.device("cuda:1"))
+
+
+def test_a_second_stream_is_refused_until_handed_over(metadata):
+    metadata.require_fits(FACTS, device=CPU, stream=(False, 0x10))
+    metadata.require_fits(FACTS, device=CPU, stream=(False, 0x10))
+    with pytest.raises(ValueError, match=r"stream must be .* first, 0x10, got 0x20"):
+        metadata.require_fits(FACTS, device=CPU, stream=(False, 0x20))
+    metadata.hand_over()
+    metadata.require_fits(FACTS, device=CPU, stream=(False, 0x20))
+
+
+def test_capturing_after_a_warm_up_is_no_second_stream_but_two_captures_are(metadata):
+    metadata.require_fits(FACTS, device=CPU, stream=(False, 0x10))
+    metadata.require_fits(FACTS, device=CPU, stream=(True, 0x20))
+    with pytest.raises(ValueError, match="stream must be"):
+        metadata.require_fits(FACTS, device=CPU, stream=(True, 0x30))
+
+
+def test_renewing_writes_new_lengths_into_the_same_words(fake_fa3, metadata):
+    words, before = metadata.words, metadata.words.tolist()
+    metadata.require_fits(FACTS, device=CPU, stream=(False, 0x10))
+    metadata.renew(torch.tensor([1, 2, 3], dtype=torch.int32), seq_lens_cpu=[1, 2, 3])
+    assert metadata.words is words and words.tolist() != before
+    assert fake_fa3.asked[1]["num_splits"] == 14
+    metadata.require_fits(FACTS, device=CPU, stream=(False, 0x20))
+
+
+def test_a_callers_buffer_gets_the_words_and_a_zero_tail(fake_fa3):
+    buffer = torch.full((max_words(8),), -1, dtype=torch.int32)
+    metadata = precompute(FACTS, LENS, out=buffer)
+    assert metadata.words.data_ptr() == buffer.data_ptr() and len(metadata.words) == 17
+    assert torch.equal(metadata.words, precompute(FACTS, LENS).words)
+    assert not buffer[17:].any() and len(buffer[17:]) == 16
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"seq_lens": LENS[:2]}, r"seq_lens must be \[3\] int32, contiguous, got \[2\]"),
+        ({"seq_lens": LENS.long()}, r"seq_lens must be \[3\] int32.* got \[3\] torch.int64"),
+        ({"seq_lens": LENS.repeat(2)[::2]}, r"contiguous, got \[3\] torch.int32, not contiguous"),
+        ({"seq_lens_cpu": [1, 0, 3]}, r"seq_lens_cpu must lie in 1..4096 .* got 0..3"),
+        ({"seq_lens_cpu": [1, 5000, 3]}, r"page-table width x page_size\), got 1..5000"),
+        ({"seq_lens_cpu": [1]}, r"seq_lens_cpu must be \[3\] on the cpu, got \[1\]"),
+        ({"out": torch.zeros(16).int()}, r"out must be \[>= 17\] int32, contiguous, got \[16\]"),
+        ({"out": torch.zeros(17)}, r"out must be \[>= 17\] int32.* got \[17\] torch.float32"),
+        ({"out": torch.zeros(40).int()[::2]}, r"got \[20\] torch.int32, not contiguous"),
+        ({"out": torch.zeros(17, 1).int()}, r"out must be \[>= 17\] int32.* got \[17, 1\]"),
+        ({"out": torch.zeros(17, device="meta").int()}, "device of seq_lens, cpu, got meta"),
+        ({"cu_seqlens_q": LENS}, "cu_seqlens_q must be given if and only if facts.varlen_q"),
+    ],
+)
+def test_bad_input_is_refused_by_name_before_the_library_is_asked(fake_fa3, arguments, words):
+    with pytest.raises(ValueError, match=words):
+        precompute(FACTS, arguments.pop("seq_lens", LENS), **arguments)
+    assert fake_fa3.asked == []
+
+
+def test_query_offsets_need_an_entry_more_than_requests(fake_fa3):
+    facts = replace(FACTS, varlen_q=True, max_seqlen_q=4)
+    sums = torch.tensor([0, 4, 5, 7], dtype=torch.int32)
+    assert precompute(facts, LENS, cu_seqlens_q=sums).words[4:7].tolist() == [1, 1, 1]
+    with pytest.raises(ValueError, match=r"cu_seqlens_q must be \[4\] int32"):
+        precompute(facts, LENS, cu_seqlens_q=sums[:3].contiguous())
+
+
+def test_unpacked_heads_are_refused_where_the_kernel_packs_anyway(fake_fa3):
+    with pytest.raises(ValueError, match="pack_gqa must be None or True .* got False"):
+        precompute(replace(FACTS, pack_gqa=False), LENS)
+
+
+def test_a_batch_over_992_is_planned_unsplit(fake_fa3):
+    facts = replace(FACTS, batch_size=1000)
+    metadata = precompute(facts, torch.full((1000,), 4096, dtype=torch.int32))
+    assert set(metadata.words[:1000].tolist()) == {1} and metadata.facts.num_splits == 14
+
+
+def test_a_library_with_another_layout_is_an_error_not_an_answer(fake_fa3, monkeypatch):
+    monkeypatch.setattr(fake_fa3, "get_scheduler_metadata", lambda *_, **__: LENS)
+    monkeypatch.setattr(library, "supplier", lambda: "flash-attn-3")
+    with pytest.raises(RuntimeError, match=r"flash-attn-3 must lay metadata out in 17 words"):
+        precompute(FACTS, LENS)
+
+
+def test_off_the_gpu_there_is_no_stream():
+    assert scheduler.current_stream(CPU) is None

@@ -1,0 +1,177 @@
+"""The model of the scheduler metadata, against known schedules and the library's own words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attnlib.core.schedule import splits
+from attnlib.core.schedule.splits import PADDING, TIE, SchedulerFacts, max_words, plan_splits
+from attnlib.studies.scheduler_metadata import vectors
+
+VECTORS = vectors.COMMITTED
+SMS = 132
+
+
+def decode(batch_size: int, heads: tuple[int, int], width: int, **changes) -> SchedulerFacts:
+    facts = SchedulerFacts(batch_size, *heads, 128, 1, width, SMS, page_size=1, causal=True)
+    return replace(facts, **changes)
+
+
+def uniform(facts: SchedulerFacts) -> splits.SplitPlan:
+    return plan_splits(facts, np.full(facts.batch_size, facts.max_seqlen_k))
+
+
+# Batches of 1, 4, 16 and 64 requests that fill the page table: splits, and KV blocks for an SM.
+SCHEDULES = [
+    ((32, 8), 4096, 14, [11, 4, 1, 1], [3, 9, 35, 137]),
+    ((32, 8), 32768, 15, [15, 4, 1, 1], [18, 69, 274, 1093]),
+    ((8, 1), 4096, 28, [28, 16, 7, 2], [1, 2, 5, 18]),
+    ((8, 1), 32768, 109, [86, 29, 8, 2], [3, 9, 35, 137]),
+    ((8, 1), 131072, 109, [109, 30, 8, 2], [9, 35, 137, 547]),
+    ((16, 2), 8192, 55, [32, 13, 4, 1], [2, 5, 18, 69]),
+    ((32, 32), 8192, 4, [4, 1, 1, 1], [18, 69, 274, 1093]),
+]
+
+
+@pytest.mark.parametrize(("heads", "width", "cap", "each", "per_sm"), SCHEDULES)
+def test_requests_of_full_width_split_as_the_library_splits_them(heads, width, cap, each, per_sm):
+    plans = [uniform(decode(b, heads, width)) for b in (1, 4, 16, 64)]
+    assert [plan.facts.split_cap for plan in plans] == [cap] * 4
+    assert [set(plan.num_splits) for plan in plans] == [{n} for n in each]
+    assert [plan.blocks_per_sm for plan in plans] == per_sm
+
+
+def test_an_explicit_cap_limits_the_splits_of_a_long_request():
+    assert uniform(decode(1, (8, 1), 131072, num_splits=32)).num_splits.tolist() == [32]
+
+
+def test_one_long_request_among_short_ones_is_split_alone():
+    lens = np.array([131072] + [1024] * 15)
+    plan = plan_splits(decode(16, (32, 8), 131072), lens)
+    assert plan.num_splits.tolist() == [14] + [1] * 15
+    assert plan.blocks_per_sm == 77
+    words = plan.words()
+    assert words.values[:16].tolist() == [14] + [1] * 15
+    assert words.values[32:48].tolist() == list(range(16))
+    assert words.why[32:48].tolist() == [splits.SPECIFIED] + [TIE] * 15
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({}, {"num_splits": 0, "num_m_blocks": 8, "batch_order": 16, "heads_in_l2": 24}),
+        ({"causal": False}, {"num_splits": 0, "num_m_blocks": 8, "batch_order": 16}),
+        ({"window": (99, 0)}, {"num_splits": 0, "num_m_blocks": 8, "heads_in_l2": 16}),
+    ],
+)
+def test_the_layout_has_a_part_where_the_mask_needs_it_and_the_semaphore_last(changes, parts):
+    plan = uniform(decode(5, (32, 8), 4096, **changes))
+    end = plan.layout.size - 1
+    assert plan.layout.parts == {**parts, "semaphore": end}
+    words = plan.words()
+    assert end == 8 * len(parts) and len(words.values) <= max_words(5)
+    assert words.values[-1] == 0 and words.specified[-1]
+    for at in parts.values():
+        assert (words.why[at + 5 : at + 8] == PADDING).all()
+        assert (words.why[at : at + 5] != PADDING).all()
+
+
+def test_requests_are_ordered_by_the_work_of_one_split_longest_first():
+    plan = plan_splits(decode(3, (32, 8), 65536), np.array([300, 65536, 5000]))
+    assert plan.batch_order.tolist() == np.argsort(-plan.blocks_per_split).tolist()
+
+
+def test_equal_keys_leave_the_order_open_and_nothing_else_that_is_equal():
+    plan = plan_splits(decode(4, (32, 8), 4096), np.array([700, 4096, 700, 700]))
+    why = plan.words().why.reshape(-1)[:-1].reshape(4, 4)
+    assert why[2].tolist() == [splits.SPECIFIED, TIE, TIE, TIE]
+    assert (why[[0, 1, 3]] == splits.SPECIFIED).all()
+
+
+def test_a_batch_over_992_is_never_split_and_sorted_in_two_halves():
+    lens = np.arange(1, 994)
+    plan = plan_splits(decode(993, (8, 1), 131072), lens)
+    assert (plan.num_ctas, set(plan.num_splits)) == (2, {1})
+    assert plan.batch_order[-1] == 992 and plan.batch_order[0] in range(896, 992)
+    assert plan_splits(decode(992, (8, 1), 131072), lens[:-1]).num_ctas == 1
+
+
+def test_some_zero_lengths_are_fine_and_all_zero_divides_by_zero():
+    facts = decode(3, (32, 8), 4096)
+    assert plan_splits(facts, np.array([0, 900, 0])).num_splits.tolist() == [1, 8, 1]
+    with pytest.raises(ValueError, match="must hold a length above zero"):
+        plan_splits(facts, np.zeros(3, int))
+    unsplit = replace(facts, num_splits=1)
+    assert plan_splits(unsplit, np.zeros(3, int)).num_splits.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("lens", "words"),
+    [
+        ([1, 2], r"seq_lens must be \[3\] integers, got \[2\] int64"),
+        ([1.0, 2.0, 3.0], r"seq_lens must be \[3\] integers, got \[3\] float64"),
+        ([1, 2, 4097], r"seq_lens must lie in 0..4096, got 1..4097"),
+        ([1, -2, 3], r"seq_lens must lie in 0..4096, got -2..3"),
+    ],
+)
+def test_wrong_lengths_are_refused_by_name(lens, words):
+    with pytest.raises(ValueError, match=words):
+        plan_splits(decode(3, (32, 8), 4096), np.array(lens))
+
+
+def test_query_lengths_go_with_a_call_that_passes_them():
+    facts = decode(2, (32, 8), 4096, varlen_q=True, max_seqlen_q=100)
+    plan = plan_splits(facts, np.array([4096, 4096]), np.array([1, 100]))
+    assert plan.num_m_blocks.tolist() == [1, 4]
+    with pytest.raises(ValueError, match="q_lens must be given if and only if"):
+        plan_splits(facts, np.array([4096, 4096]))
+
+
+def test_a_quotient_on_an_integer_leaves_open_what_rounding_would_change():
+    # 120 blocks with the margin of 1.1 are 132, one for each SM.
+    plan = plan_splits(decode(1, (8, 1), 15360, causal=False), np.array([15360]))
+    assert (plan.blocks_per_sm, plan.alternatives) == (1, (2,))
+    counts = plan.words().counts()
+    assert counts["rounding"] == 1 and plan.words().why[0] == splits.ROUNDING
+
+
+@pytest.mark.parametrize(("max_batch_size", "words"), [(1, 17), (4, 17), (5, 33), (992, 3969)])
+def test_a_buffer_for_a_batch_holds_every_layout(max_batch_size, words):
+    assert max_words(max_batch_size) == words
+
+
+@given(st.integers(0, 10_000))
+def test_every_plan_keeps_its_cap_and_orders_each_request_once(seed):
+    call = next(vectors.draw_calls(seed, num_sms=SMS, hdim96=False))
+    lens, q_lens = call.lengths()
+    plan, settled = plan_splits(call.facts, lens, q_lens), call.facts.settled
+    assert 1 <= plan.num_splits.min() <= plan.num_splits.max() <= max(1, call.facts.split_cap)
+    assert sorted(plan.batch_order) == list(range(call.facts.batch_size))
+    words = plan.words()
+    assert len(words.values) == plan.layout.size <= max_words(call.facts.batch_size)
+    assert np.array_equal(words.values, plan_splits(settled, lens, q_lens).words().values)
+
+
+def test_the_model_agrees_with_the_library_word_for_word(record_property):
+    header, found = vectors.read(VECTORS)
+    answered = [(call, words) for call, words in found if words is not None]
+    assert len(answered) >= 2000
+    sizes = [call.facts.batch_size for call, _ in answered]
+    assert min(sizes) == 1 and max(sizes) > 1900
+    verdicts = [vectors.compare(call, words) for call, words in answered]
+    wrong = [call for (call, _), v in zip(answered, verdicts, strict=True) if v.wrong]
+    assert wrong == [], f"of {len(answered)} calls on {header['gpu']}, {header['library']}"
+    # Open words: padding is never written; ties are open among equal keys, and `compare` has
+    # checked that they are a permutation of them; rounding is the one fast division.
+    counts = sum((Counter(v.counts) for v in verdicts), Counter())
+    record_property("words", dict(counts))
+    total = counts.total()
+    assert counts["rounding"] <= 0.001 * total, counts
+    assert counts["padding"] <= 0.05 * total, counts
+    assert counts["specified"] >= 0.6 * total, counts

@@ -1,0 +1,44 @@
+"""The timeline: which lanes there are, whatever else the trace holds."""
+
+from __future__ import annotations
+
+import pytest
+
+from attnlib.draw import style
+from attnlib.draw.timeline import draw_timeline
+from attnlib.measure.spans import Span
+
+CALL = Span("call", "attnlib call", "host", 0.0, 40.0, 40.0, call=0)
+LAUNCH = Span("launch", "cudaLaunchKernel", "host", 5.0, 4.0, 4.0, call=0)
+OPERATOR = Span("operator", "aten::add_", "main thread", 4.0, 8.0, 8.0, call=0)
+KERNEL = Span("kernel", "add", "stream 7", 12.0, 10.0, 10.0, call=0)
+COPY = Span("memcpy", "Memcpy DtoH", "stream 9", 25.0, 5.0, 5.0, call=0)
+
+
+def lanes(*spans: Span) -> list[str]:
+    figure = draw_timeline(spans, title="a step", footer="by hand")
+    return [label.get_text() for label in figure.axes[0].get_yticklabels()]
+
+
+def test_gpu_work_has_a_lane_a_stream_and_its_operators_none() -> None:
+    assert lanes(CALL, OPERATOR, LAUNCH, KERNEL, COPY) == ["host", "stream 7", "stream 9"]
+
+
+def test_without_gpu_work_the_operators_are_the_work() -> None:
+    assert lanes(CALL, OPERATOR) == ["host", "main thread"]
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_one_call_is_drawn_in_the_same_bytes_each_time(suffix, tmp_path) -> None:
+    drawn = []
+    for name in "ab":
+        figure = draw_timeline([CALL, LAUNCH, KERNEL, COPY], title="a step", footer="Test GPU")
+        assert figure.texts[-1].get_text() == "Test GPU"
+        drawn.append(style.save(figure, tmp_path / f"{name}.{suffix}").read_bytes())
+        assert style.save(figure, tmp_path / f"again.{suffix}").read_bytes() == drawn[-1]
+    assert drawn[0] == drawn[1]
+
+
+def test_a_call_that_ran_nothing_cannot_be_drawn() -> None:
+    with pytest.raises(ValueError, match="must hold a kernel or an operator"):
+        lanes(CALL)

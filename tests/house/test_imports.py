@@ -1,0 +1,158 @@
+"""The import table of DESIGN.md, a row per room, held by ast: imports point one way only.
+
+Imports inside functions count too. Inside a room no circle of modules is allowed; between studies
+one may use another's `study` and `tables`.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = "attnlib"
+
+# room -> the rooms below it that it may import
+ROOMS: dict[str, tuple[str, ...]] = {
+    "core": (),
+    "measure": (),
+    "select": ("core",),
+    "draw": ("core", "measure"),
+    "kinds": ("core", "measure"),
+    "run": ("kinds", "core", "measure"),
+    "studies": ("run", "kinds", "core", "select", "draw", "measure"),
+    "lab": ("studies", "run", "kinds", "core", "select", "draw", "measure"),
+    "report": ("studies", "run", "kinds", "core", "draw", "measure"),
+    "doctor": ("studies", "run", "kinds", "core", "select", "measure"),
+}
+FRONT_DOORS = ("", "__main__", "cli")  # may import any room, late
+
+
+def module_files() -> dict[str, Path]:
+    """Every module of the package, named relative to it; the package itself is ''."""
+    files = {}
+    for path in sorted((ROOT / PACKAGE).rglob("*.py")):
+        parts = path.relative_to(ROOT / PACKAGE).with_suffix("").parts
+        files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return files
+
+
+FILES = module_files()
+TREES = {module: ast.parse(path.read_text()) for module, path in FILES.items()}
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[0]
+
+
+def absolute_name(node: ast.ImportFrom, path: Path) -> str:
+    if not node.level:
+        return node.module or ""
+    folder = path.relative_to(ROOT).parts[: -node.level]
+    return ".".join([*folder, *([node.module] if node.module else [])])
+
+
+def named_modules(node: ast.AST, path: Path) -> Iterator[str]:
+    """Absolute names of the modules one import statement, or `import_module` call, names."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        home = absolute_name(node, path)
+        for alias in node.names:
+            inner = f"{home}.{alias.name}"
+            is_module = inner.removeprefix(f"{PACKAGE}.") in FILES
+            if inner != f"{PACKAGE}.__version__":
+                yield inner if is_module else home
+    elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+        yield from (a.value for a in node.args if isinstance(a, ast.Constant))
+
+
+def own_imports(nodes: Iterator[ast.AST], path: Path) -> set[str]:
+    """Our own modules that these nodes import, relative to the package."""
+    names = (name for node in nodes for name in named_modules(node, path))
+    ours = (name for name in names if f"{name}.".startswith(f"{PACKAGE}."))
+    return {name.removeprefix(PACKAGE).removeprefix(".") for name in ours}
+
+
+IMPORTS = {module: own_imports(ast.walk(tree), FILES[module]) for module, tree in TREES.items()}
+
+
+def outside_functions(node: ast.AST) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield child
+            yield from outside_functions(child)
+
+
+def loaded_by(statement: str, watched: str) -> str:
+    """Which of the watched top-level packages a fresh interpreter has loaded after a statement."""
+    probe = f"{statement}; import sys; print(*sorted(set(sys.modules) & set({watched.split()})))"
+    result = subprocess.run(
+        [sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+def test_every_module_stands_in_a_room() -> None:
+    assert {room_of(module) for module in FILES} == {*ROOMS, *FRONT_DOORS}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_only_rooms_below_it(room: str) -> None:
+    allowed = {room, *ROOMS[room]}
+    strays = {
+        f"{module} -> {name}"
+        for module, names in IMPORTS.items()
+        if room_of(module) == room
+        for name in names
+        if room_of(name) not in allowed and name
+    }
+    assert strays == set()
+
+
+def test_modules_import_one_another_in_no_circle() -> None:
+    parents = {module: {n for n in names if n != module} for module, names in IMPORTS.items()}
+    try:
+        TopologicalSorter(parents).prepare()
+    except CycleError as error:
+        pytest.fail(f"a circle: {' <- '.join(error.args[1])}")
+
+
+def test_the_rooms_stand_on_few_floors() -> None:
+    floors: dict[str, int] = {}
+    for room in TopologicalSorter(ROOMS).static_order():
+        floors[room] = 1 + max((floors[below] for below in ROOMS[room]), default=-1)
+    arrows = {(room_of(m), room_of(n)) for m, names in IMPORTS.items() for n in names}
+    between = {(a, b) for a, b in arrows if a != b and a in ROOMS and b in ROOMS}
+    assert max(floors.values()) + 2 <= 7 and len(between) <= 40
+
+
+@pytest.mark.parametrize("module", ["", "core.backends", "kinds"])
+def test_a_module_that_lists_many_others_imports_them_late(module: str) -> None:
+    at_once = own_imports(outside_functions(TREES[module]), FILES[module])
+    nouns = {"core.spec", "core.backends.base", "kinds.base"}
+    assert at_once - nouns - {"", "core.backends.facts"} == set()
+
+
+LIGHT = {
+    "import attnlib, attnlib.core, attnlib.studies": "torch matplotlib pandas ipywidgets pyarrow",
+    "import attnlib.run.store, attnlib.studies.claims": "torch",
+    "import attnlib.studies.fa3_decode_regression.tables": "torch",
+    "from attnlib import explore, view": "torch matplotlib",
+    "import attnlib.lab.profile, attnlib.lab.compare": "torch matplotlib",
+    "import attnlib.select.text, attnlib.select.features": "torch pandas numpy",
+    "import attnlib.run.bisect": "torch matplotlib pandas",
+    "import attnlib.core.policy.policy": "torch pandas scipy yaml",
+}
+
+
+@pytest.mark.parametrize("statement", LIGHT)
+def test_what_needs_no_heavy_library_loads_none(statement: str) -> None:
+    assert loaded_by(statement, LIGHT[statement]) == ""

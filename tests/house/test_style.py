@@ -1,0 +1,196 @@
+"""House style, measured: sizes, docstrings, annotations, comments, and what text may not say.
+
+Lengths are of a function from its `def` line to its last, without the lines of its docstring: a
+contract is never too long. A decorator does not count, a nested function counts in its parent too.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import statistics
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULES = {p.relative_to(ROOT).as_posix(): p for p in sorted((ROOT / "attnlib").rglob("*.py"))}
+
+MEDIAN_LINES, P90_LINES, MAX_LINES = 10, 30, 60
+MAX_LINES_TRITON = (
+    90  # a kernel and its launcher are one piece of work, with arguments by the dozen
+)
+MAX_FILE_LINES = 300
+MAX_POSITIONAL = 5
+MAX_COMMENT_SHARE = 0.12
+MAY_PRINT = re.compile(r"attnlib/(cli|__main__|worker)\.py")
+
+# "path" or "path::function" -> (its own limit, why it may): a dated debt, not a habit.
+FILE_EXCEPTIONS: dict[str, tuple[int, str]] = {}
+FUNCTION_EXCEPTIONS: dict[str, tuple[int, str]] = {}
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def functions(path: Path) -> Iterator[Function]:
+    nodes = ast.walk(ast.parse(path.read_text()))
+    yield from (node for node in nodes if isinstance(node, Function))
+
+
+def every_function() -> Iterator[tuple[str, Function]]:
+    for name, path in MODULES.items():
+        yield from ((f"{name}::{function.name}", function) for function in functions(path))
+
+
+def code_lines(function: Function) -> int:
+    first = function.body[0]
+    has_docstring = ast.get_docstring(function, clean=False) is not None
+    docstring = first.end_lineno - first.lineno + 1 if has_docstring else 0
+    return function.end_lineno - function.lineno + 1 - docstring
+
+
+def is_kernel(function: Function) -> bool:
+    return any("triton.jit" in ast.unparse(decorator) for decorator in function.decorator_list)
+
+
+def is_launcher(function: Function) -> bool:
+    """Whether it launches a Triton kernel, `kernel[grid](...)`."""
+    calls = (node.func for node in ast.walk(function) if isinstance(node, ast.Call))
+    launched = (ast.unparse(f.value) for f in calls if isinstance(f, ast.Subscript))
+    return any(name.endswith("_kernel") for name in launched)
+
+
+def line_limit(name: str, function: Function) -> int:
+    if name in FUNCTION_EXCEPTIONS:
+        return FUNCTION_EXCEPTIONS[name][0]
+    return MAX_LINES_TRITON if is_kernel(function) or is_launcher(function) else MAX_LINES
+
+
+def own_arguments(function: Function) -> list[ast.arg]:
+    """Positional arguments without self and cls."""
+    arguments = [*function.args.posonlyargs, *function.args.args]
+    return [a for i, a in enumerate(arguments) if i or a.arg not in ("self", "cls")]
+
+
+def unannotated(function: Function) -> list[str]:
+    """Arguments, and the return, that carry no annotation; a kernel's pointers need none."""
+    if is_kernel(function):
+        return []
+    spec = function.args
+    rest = [*spec.kwonlyargs, *(a for a in (spec.vararg, spec.kwarg) if a)]
+    bare = [a.arg for a in [*own_arguments(function), *rest] if a.annotation is None]
+    return bare if function.returns else [*bare, "return"]
+
+
+def comment_share(text: str) -> float:
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    comments = sum(token.type == tokenize.COMMENT for token in tokens)
+    return comments / max(1, len(text.splitlines()))
+
+
+def test_half_of_the_functions_fit_in_ten_lines_and_nine_in_ten_in_thirty() -> None:
+    lengths = [code_lines(function) for _, function in every_function()]
+    median, p90 = statistics.median(lengths), statistics.quantiles(lengths, n=10)[-1]
+    assert (median <= MEDIAN_LINES, p90 <= P90_LINES) == (True, True), f"{median=} {p90=}"
+
+
+def test_no_function_is_longer_than_its_limit() -> None:
+    long = {
+        name: code_lines(f) for name, f in every_function() if code_lines(f) > line_limit(name, f)
+    }
+    assert long == {}
+
+
+def test_no_module_is_longer_than_three_hundred_lines() -> None:
+    lengths = {name: len(path.read_text().splitlines()) for name, path in MODULES.items()}
+    limits = {name: FILE_EXCEPTIONS.get(name, (MAX_FILE_LINES,))[0] for name in MODULES}
+    assert {name: n for name, n in lengths.items() if n > limits[name]} == {}
+
+
+def test_an_exception_names_something_that_exists_and_says_why() -> None:
+    known = {*MODULES, *(name for name, _ in every_function())}
+    exceptions = FILE_EXCEPTIONS | FUNCTION_EXCEPTIONS
+    assert [name for name, (_, why) in exceptions.items() if name not in known or not why] == []
+
+
+def test_a_function_takes_at_most_five_positional_arguments() -> None:
+    # A kernel is called by keyword, from the one launcher beside it.
+    own = [(name, len(own_arguments(f))) for name, f in every_function() if not is_kernel(f)]
+    assert [(name, n) for name, n in own if n > MAX_POSITIONAL] == []
+
+
+def test_every_argument_and_every_return_is_annotated() -> None:
+    assert {name: bare for name, f in every_function() if (bare := unannotated(f))} == {}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_opens_with_a_docstring_and_postponed_annotations(name: str) -> None:
+    tree = ast.parse(MODULES[name].read_text())
+    assert ast.get_docstring(tree), "say what, why, and the contract"
+    is_pure_docstring = name.endswith("__init__.py") and len(tree.body) == 1
+    imports = (ast.unparse(node) for node in tree.body if isinstance(node, ast.ImportFrom))
+    assert is_pure_docstring or "from __future__ import annotations" in imports
+
+
+def test_no_module_is_named_after_nothing() -> None:
+    vague = {"utils", "util", "helpers", "common", "misc"}
+    assert [name for name, path in MODULES.items() if path.stem in vague] == []
+
+
+def test_only_the_command_line_and_the_worker_print() -> None:
+    def prints(path: Path) -> bool:
+        calls = (n.func for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call))
+        return any(isinstance(f, ast.Name) and f.id == "print" for f in calls)
+
+    assert [n for n, path in MODULES.items() if not MAY_PRINT.fullmatch(n) and prints(path)] == []
+
+
+def test_comments_stay_under_an_eighth_of_a_module() -> None:
+    shares = {name: round(comment_share(path.read_text()), 3) for name, path in MODULES.items()}
+    assert {name: share for name, share in shares.items() if share > MAX_COMMENT_SHARE} == {}
+
+
+def project_texts() -> Iterator[Path]:
+    """Everything a reader opens: the top level, code, notebooks, tests, and what lies in data/."""
+    suffixes = {
+        "",
+        ".py",
+        ".md",
+        ".toml",
+        ".yml",
+        ".yaml",
+        ".txt",
+        ".cfg",
+        ".ipynb",
+        ".json",
+        ".jsonl",
+        ".css",
+    }
+    folders = ("attnlib", "notebooks", "tests", "data", ".ci")
+    found = [*ROOT.iterdir(), *(p for folder in folders for p in (ROOT / folder).rglob("*"))]
+    skipped = {"__pycache__", ".ipynb_checkpoints"}
+    for path in sorted(found):
+        if path.is_file() and path.suffix in suffixes and not skipped & set(path.parts):
+            yield path
+
+
+def lines_with(pattern: re.Pattern[str]) -> list[str]:
+    return [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()[:120]}"
+        for path in project_texts()
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1)
+        if pattern.search(line)
+    ]
+
+
+def test_no_text_carries_a_path_of_somebodys_machine() -> None:
+    assert lines_with(re.compile(r"(?<![\w.~])/(?:work|root|home|Users)/")) == []
+
+
+def test_no_text_names_the_host_of_a_package_registry() -> None:
+    # One letter of each in brackets, so that this line does not name them either.
+    hosts = r"py[p]i\.org|pythonhoste[d]\.org|npmj[s]\.(org|com)|anacond[a]\.(org|com)"
+    assert lines_with(re.compile(hosts)) == []

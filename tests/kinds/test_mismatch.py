@@ -1,0 +1,92 @@
+"""Injected failures: each case differs as it says, and the guard refuses all but the harmless."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from attnlib.core.backends import fa3
+from attnlib.kinds.mismatch import run as mismatch
+from attnlib.kinds.mismatch.run import MISMATCHES, run_one
+
+HARMLESS = ("none", "lengths-grown", "lengths-shrunk")
+NAMES = [case.name for case in MISMATCHES]
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same cases over at most 2048 tokens: the oracle runs on the CPU here."""
+    shrunk = tuple(
+        replace(case, case=replace(case.case, kv_len=min(case.case.kv_len, 2048)))
+        for case in MISMATCHES
+    )
+    monkeypatch.setattr(mismatch, "MISMATCHES", shrunk)
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in HARMLESS])
+def test_with_the_guard_every_mismatch_is_refused_before_the_launch(fake_fa3, name):
+    found = run_one(name, guard=True, device="cpu")
+    assert found["outcome"] == "refused by the guard", found
+    assert fake_fa3.launched == []
+    assert "must be" in found["reason"]
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_with_the_guard_changed_lengths_alone_go_through(fake_fa3, name):
+    found = run_one(name, guard=True, device="cpu")
+    assert (found["outcome"], found["reason"]) == ("harmless", "")
+    assert found["relative_error"] <= found["budget"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_past_the_guard_the_metadata_reaches_the_kernel(fake_fa3, name):
+    run_one(name, guard=False, device="cpu")
+    assert len(fake_fa3.launched) == 1
+    assert fake_fa3.launched[0]["scheduler_metadata"] is not None
+
+
+def test_names_are_unique_and_an_unknown_one_lists_them():
+    assert len(set(NAMES)) == len(NAMES)
+    with pytest.raises(ValueError, match=r"name must be one of none, lengths-grown.*got 'typo'"):
+        mismatch.find("typo")
+
+
+def test_the_graphs_buffer_has_the_size_that_the_call_expects(fake_fa3):
+    run_one("graph-padding", guard=False, device="cpu")
+    assert len(fake_fa3.launched[0]["scheduler_metadata"]) == 33
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), "crashed"),
+        (RuntimeError("scheduler_metadata must have shape (metadata_size)"), "refused by the libr"),
+    ],
+)
+def test_an_error_of_the_call_is_told_apart_from_a_lost_process(
+    fake_fa3, monkeypatch, error, outcome
+):
+    def fail(*arguments: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(fake_fa3, "flash_attn_with_kvcache", fail)
+    found = run_one("head-counts", guard=False, device="cpu")
+    assert found["outcome"].startswith(outcome) and str(error) in found["reason"]
+
+
+def test_a_finite_but_wrong_output_is_wrong(fake_fa3, monkeypatch):
+    right = fake_fa3.flash_attn_with_kvcache
+    monkeypatch.setattr(fake_fa3, "flash_attn_with_kvcache", lambda *a, **k: right(*a, **k) * 2)
+    found = run_one("head-counts", guard=False, device="cpu")
+    assert found["outcome"] == "wrong" and found["relative_error"] > 0.9
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NAMES)
+def test_on_a_gpu_the_guard_refuses_every_mismatch_and_costs_no_right_call(name):
+    if reason := fa3.Fa3.unavailable():
+        pytest.skip(reason)
+    found = run_one(name, guard=True)
+    expected = "harmless" if name in HARMLESS else "refused by the guard"
+    assert found["outcome"] == expected, found

@@ -1,0 +1,86 @@
+"""Steps of layers in the worker, and calls whose metadata does not fit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attnlib.core.spec import AttnSpec
+from attnlib.kinds.base import Bench
+from attnlib.kinds.decode.case import DecodeCase
+from attnlib.kinds.item import Item
+from attnlib.kinds.mismatch.name import MismatchCase
+from attnlib.kinds.mismatch.run import MISMATCHES
+from attnlib.kinds.step.case import StepCase
+from attnlib.kinds.step.measure import ALONE, BACKENDS, StepSubject
+from attnlib.run.record import Record
+from attnlib.run.worker import Worker
+from attnlib.studies.metadata_mismatch.study import MISMATCH_NAMES
+
+STEP = StepCase(DecodeCase(AttnSpec(16, 2, 128, 16), 5, 300, "ragged"), 4)
+LAYERS = {
+    "fa3-step-each": (4, 4, 0, 0),
+    "fa3-prepare": (0, 1, 0, 0),
+    "fa3-two-launches": (0, 1, 1, 0),
+    "fa3-one-launch": (0, 0, 0, 1),
+    "fa3-step-fused": (4, 1, 1, 0),
+    "fa3-step-one-launch": (4, 0, 0, 1),
+}
+"""Launches of attention, of the library's preparation, of the fused kernel, of ours for all."""
+
+
+def measure(item: Item, device: str) -> Record:
+    job = {"study": "demo", "round": 0, "device": device, "command": "repeat me"}
+    return Worker(job).measure(item)
+
+
+def test_every_mismatch_is_in_the_study() -> None:
+    assert [mismatch.name for mismatch in MISMATCHES] == list(MISMATCH_NAMES)
+
+
+def test_an_unknown_way_of_making_a_step_lists_the_ways_there_are() -> None:
+    record = measure(Item("fa3-step-twice", "host", STEP), "cpu")
+    assert "must be one of fa3-step-each, fa3-step-once" in record.reason
+
+
+@pytest.mark.parametrize("case", [STEP, MismatchCase("none", True)])
+def test_without_the_library_a_step_is_refused_with_what_to_install(case, monkeypatch) -> None:
+    monkeypatch.setattr("attnlib.core.backends.fa3.Fa3.unavailable", lambda: "install it")
+    record = measure(Item("fa3-step-once", "host", case), "cpu")
+    assert (record.status, record.reason) == ("refused", "install it")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="FakeFa3 and the interpreter run on the CPU")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_way_of_making_a_step_gives_the_right_output(backend: str, fake_fa3) -> None:
+    subject = StepSubject(Bench("cpu", {"l2_mib": 0.01}, {}))
+    subject._prepare(STEP)
+    batch, prepare = subject._prepared(ALONE.get(backend, backend))
+    for _ in range(2):
+        assert subject._oracle.check(subject._run_layers(batch, prepare, STEP.layers)).passed
+    asked = 0 if "one-launch" in backend or "each" in backend else 2
+    assert (len(fake_fa3.asked), len(fake_fa3.launched)) == (asked, 2 * STEP.layers)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_step_is_right_and_launches_what_its_name_says(backend: str) -> None:
+    record = measure(Item(backend, "graph", STEP), "cuda")
+    assert record.status == "ok", record.reason
+    launched = {kernel["name"]: kernel["launches"] for kernel in record.kernels}
+
+    def of(word: str) -> float:
+        return sum(count for name, count in launched.items() if word in name)
+
+    words = ("FlashAttnFwdSm90", "prepare_varlen", "decode_metadata_kernel", "step_metadata_kernel")
+    assert tuple(map(of, words)) == LAYERS.get(backend, (4, 1, 0, 0))
+
+
+@pytest.mark.gpu
+def test_a_guarded_mismatch_is_refused_and_a_harmless_one_gets_a_time() -> None:
+    refused = measure(Item("fa3", "eager", MismatchCase("head-counts", True)), "cuda")
+    assert refused.status == "refused"
+    assert "num_qo_heads must be 4, got 16" in refused.reason
+    harmless = measure(Item("fa3", "eager", MismatchCase("lengths-grown", True)), "cuda")
+    assert harmless.status == "ok", harmless.reason
+    assert (harmless.reported_backend, bool(harmless.run_us)) == ("harmless", True)

@@ -1,0 +1,69 @@
+"""The page around the notebooks: its table of claims, its ways, and what it escapes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from jinja2 import UndefinedError
+
+from attnlib.report import page
+from attnlib.report.fragment import Fragment
+from attnlib.studies import claims
+from attnlib.studies.evidence import Finding
+
+EVIL = "<b onclick='x'>\"&"
+ESCAPED = "&lt;b onclick=&#39;x&#39;&gt;&#34;&amp;"
+
+
+@pytest.fixture(autouse=True)
+def replay(monkeypatch) -> None:
+    monkeypatch.setenv("ATTNLIB_MODE", "replay")
+
+
+@pytest.fixture
+def evil():
+    """A claim with markup in each text that is shown."""
+    claim = claims.load_claims()[0]
+    claim = replace(claim, quote=EVIL, source=replace(claim.source, repo=EVIL))
+    return claims.CheckedClaim(claim, Finding("open", EVIL, measured=EVIL))
+
+
+def test_every_text_of_a_claim_is_escaped(evil) -> None:
+    text = page.render_page([], [evil], [], part="")
+    assert EVIL not in text and "<b onclick" not in text
+    assert text.count(ESCAPED) == 5  # quote, reason, measured, and the source twice
+
+
+def test_claims_stand_under_the_pull_request_that_made_them() -> None:
+    checked = [
+        claims.CheckedClaim(claim, Finding("open", "not yet")) for claim in claims.load_claims()
+    ]
+    text = page.render_page([], checked, [], part="")
+    sources = list(dict.fromkeys(each.claim.source for each in checked))
+    assert text.count("<tbody") == len(sources)
+    places = [text.index(f"https://github.com/{s.repo}/pull/{s.pull}") for s in sources]
+    assert places == sorted(places)
+    assert f"say of it: {len(checked)} open." in text
+
+
+def test_a_notebooks_question_is_escaped_wherever_it_is_named() -> None:
+    pages = [page.Page(name, Fragment(EVIL, "", ""), ()) for name in ("01_a", "02_b")]
+    text = page.render_page(pages, [], [], part="")
+    assert "<b onclick" not in text
+    # A tab's two names, its finding, its head, a neighbour's way.
+    assert text.count(ESCAPED) == 2 * 5
+
+
+def test_the_page_says_whether_its_numbers_were_measured_for_it(monkeypatch) -> None:
+    said = {}
+    for mode in page.MODES:
+        monkeypatch.setattr(page, "mode", lambda mode=mode: mode)
+        said[mode] = page.render_page([], [], [], part="")
+    assert "no GPU was used" in said["replay"] and "no GPU was used" not in said["live"]
+    assert "Measured on the GPU that built this page" in said["live"]
+
+
+def test_a_template_that_lacks_a_value_raises_instead_of_leaving_a_gap() -> None:
+    with pytest.raises(UndefinedError, match="'release' is undefined"):
+        page.render("study.py.txt", name="x", lender="y", machine="z")

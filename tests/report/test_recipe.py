@@ -1,0 +1,171 @@
+"""A new study: refused whole or written whole; in a copy of the tree it passes our own tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attnlib import cli, studies
+from attnlib.report import new_study as recipe
+from attnlib.report import refresh
+from attnlib.run import store
+from attnlib.studies import STUDIES
+
+ROOT = Path(__file__).resolve().parents[2]
+COPIED = ("attnlib", "tests", "notebooks", "pyproject.toml")
+NAME = "a_question_of_the_tests"
+NBVAL = ("--nbval", "--nbval-current-env", "--nbval-sanitize-with", "tests/nbval_sanitize.cfg")
+
+pytestmark = pytest.mark.usefixtures("published_records")
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A checkout with two notebooks and no study."""
+    (tmp_path / "attnlib" / "studies").mkdir(parents=True)
+    folder = tmp_path / "notebooks"
+    folder.mkdir()
+    for name in ("01_first.ipynb", "07_an_old_question.ipynb"):
+        (folder / name).write_text("{}")
+    return tmp_path
+
+
+def files(tree):
+    return sorted(path.relative_to(tree).as_posix() for path in tree.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "Upper",
+        "two words",
+        "a-b",
+        "_a",
+        "a_",
+        "a__b",
+        "1a",
+        "class",
+        "bisect_x",
+        "../x",
+        "a" * 41,
+    ],
+)
+def test_a_name_that_is_no_slug_is_refused(tree, name):
+    before = files(tree)
+    with pytest.raises(ValueError, match="NAME must be lower-case words joined by _"):
+        recipe.new_study(name, tree)
+    assert files(tree) == before
+
+
+@pytest.mark.parametrize("name", ["fa3_decode_regression", "an_old_question", "left_over"])
+def test_a_name_that_is_taken_is_refused(tree, name):
+    (tree / "attnlib" / "studies" / "left_over").mkdir()
+    before = files(tree)
+    with pytest.raises(ValueError, match="NAME must be new, there is already"):
+        recipe.new_study(name, tree)
+    assert files(tree) == before
+
+
+def test_a_name_that_has_records_is_refused(tree, monkeypatch):
+    monkeypatch.setattr(store, "machines", lambda study: ["some-gpu"])
+    with pytest.raises(ValueError, match="there is already records on some-gpu"):
+        recipe.new_study(NAME, tree)
+
+
+def test_a_folder_that_is_no_checkout_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="must run in a checkout"):
+        recipe.new_study(NAME, tmp_path)
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("error", [RuntimeError("cell failed"), KeyboardInterrupt()])
+def test_a_study_whose_notebook_fails_leaves_nothing_behind(tree, monkeypatch, error):
+    def execute(path, notebook):
+        assert (tree / "attnlib" / "studies" / NAME / "study.py").exists()
+        assert os.environ["ATTNLIB_MODE"] == "replay" and "ATTNLIB_MACHINE" not in os.environ
+        raise error
+
+    monkeypatch.setattr("attnlib.report.build.execute", execute)
+    monkeypatch.setenv("ATTNLIB_MACHINE", "mine")
+    before = files(tree)
+    with pytest.raises(type(error)):
+        recipe.new_study(NAME, tree)
+    assert files(tree) == before and os.environ["ATTNLIB_MACHINE"] == "mine"
+
+
+def test_the_notebook_takes_the_next_number_and_the_lenders_facts(tree, monkeypatch):
+    monkeypatch.setattr("attnlib.report.build.execute", lambda path, notebook: notebook)
+    module, notebook = recipe.new_study(NAME, tree)
+    assert (module.name, notebook.name) == ("study.py", f"08_{NAME}.ipynb")
+    first = recipe.notebook_of(NAME, number="08").cells[0].source
+    found = store.provenance(recipe.LENDER, STUDIES[recipe.LENDER].reference_machine)
+    assert found["measured"] in first and found["machine"]["gpu"] in first and "TODO" in first
+
+
+def test_the_command_fails_in_one_line(capsys):
+    assert cli.main(["new-study", "No"]) == cli.FAILED
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_study_folder_must_hold_its_study(tmp_path, monkeypatch):
+    (tmp_path / "empty_one").mkdir()
+    for name in ("__init__", "study"):
+        (tmp_path / "empty_one" / f"{name}.py").write_text("")
+    monkeypatch.setattr(studies, "__path__", [str(tmp_path)])
+    with pytest.raises(ValueError, match=r"studies/empty_one/study\.py must hold STUDY"):
+        studies.discover()
+
+
+def test_an_executed_notebook_is_written_without_the_machines_metadata(tmp_path):
+    from nbformat.v4 import new_notebook
+
+    kernel = {"kernelspec": recipe.KERNEL}
+    language = {"language_info": {"name": "python", "version": "3.11.7"}}
+    found = new_notebook(metadata=kernel | language)
+    refresh.write_notebook(tmp_path / "n.ipynb", found)
+    assert "3.11.7" not in (tmp_path / "n.ipynb").read_text()
+
+
+def run_in(folder, *arguments):
+    environment = {name: value for name, value in os.environ.items() if "ATTNLIB" not in name}
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=folder,
+        env=environment | {"PYTHONPATH": str(folder), "ATTNLIB_MODE": "replay"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_new_study_runs_under_nbval_at_once_and_passes_our_own_tests(tmp_path):
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            left_out = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints")
+            shutil.copytree(source, tmp_path / name, ignore=left_out)
+        else:
+            shutil.copy(source, tmp_path / name)
+    (tmp_path / "data").symlink_to(ROOT / "data")
+    told = run_in(tmp_path, "attnlib", "new-study", NAME)
+    (notebook,) = tmp_path.glob(f"notebooks/*_{NAME}.ipynb")
+    assert f"written notebooks/{notebook.name}" in told.splitlines()
+    tests = [f"tests/test_{name}.py" for name in ("notebooks", "studies", "cli", "imports")]
+    told = run_in(tmp_path, "pytest", "-q", "-k", NAME, *NBVAL, str(notebook), *tests)
+    assert "passed" in told
+    for command in (("check",), ("format", "--check")):
+        run_in(tmp_path, "ruff", *command, "attnlib", "notebooks")
+
+
+def test_the_module_says_that_its_records_are_borrowed_and_asks_for_a_part_of_them(tree):
+    text = recipe.module_text(NAME)
+    assert "Not measured yet" in text and f'borrows=("{recipe.LENDER}", ' in text
+    assert "TODO" in text and "{" not in text

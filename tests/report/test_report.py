@@ -1,0 +1,208 @@
+"""The report: one file, nothing loaded from elsewhere, the same bytes every time."""
+
+from __future__ import annotations
+
+import re
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from attnlib.report import build as html
+from attnlib.report import provenance, refresh
+from attnlib.studies import claims
+
+GOOD = "import matplotlib.pyplot as plt\n_ = plt.plot([1, 2])\nplt.show()"
+NAMES = 'names = "auto_resolution"'
+ANSWER = "**On an H200, 1 & 2 are `less` than 3.** More is said here."
+
+
+pytestmark = pytest.mark.usefixtures("published_records")
+
+
+def write_notebook(folder, name, *sources):
+    cells = [new_markdown_cell(f"# Is {name} <b>bold</b> & right?\n\n{ANSWER}")]
+    notebook = new_notebook(cells=[*cells, *(new_code_cell(source) for source in sources)])
+    for number, cell in enumerate(notebook.cells):
+        cell["id"] = f"cell-{number}"
+    nbformat.write(notebook, folder / f"{name}.ipynb")
+    return folder / f"{name}.ipynb"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report")
+    write_notebook(folder, "01_first", GOOD, "'<script>alert(1)</script>'")
+    write_notebook(folder, "02_second", NAMES)
+    return folder
+
+
+def build(folder, name, **options):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ATTNLIB_MODE", "replay")
+        patch.delenv("ATTNLIB_DATA", raising=False)
+        return html.build_report(folder / name, folder, **options).read_bytes()
+
+
+@pytest.fixture(scope="module")
+def built(folder):
+    return build(folder, "a.html"), build(folder, "b.html")
+
+
+@pytest.fixture(scope="module")
+def part(folder):
+    return build(folder, "part.html", only=["2"]).decode()
+
+
+def test_two_builds_from_the_same_records_are_the_same_bytes(built):
+    assert built[0] == built[1]
+
+
+def test_the_report_loads_nothing_from_anywhere(built):
+    text = built[0].decode()
+    assert not re.findall(r"<(?:script|link|iframe)\b", text)
+    assert not re.findall(r'src\s*=\s*["\'](?!data:)', text)
+    assert "@import" not in text and "url(http" not in text
+    assert "content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'\"" in text
+
+
+def test_figures_stand_in_the_file_itself(built):
+    assert b'src="data:image/png;base64,' in built[0]
+    assert b"No description has been provided" not in built[0]
+
+
+def test_what_data_says_is_escaped(built):
+    text = built[0].decode()
+    assert "<script>alert(1)</script>" not in text
+    assert "Is 01_first bold &amp; right?</a>" in text
+
+
+def test_every_notebook_has_its_finding_before_the_claims_and_its_way_on(built):
+    text = built[0].decode()
+    finding = "<p>On an H200, 1 &amp; 2 are <code>less</code> than 3.</p>"
+    assert text.count(finding) == 2
+    assert text.rindex(finding) < text.index('<section id="claims"')
+    assert '<a href="#02_second">Next: Is 02_second bold &amp; right?</a>' in text
+    assert '<a href="#01_first">Previous: Is 01_first bold &amp; right?</a>' in text
+
+
+def test_every_study_has_its_provenance_and_the_command_that_repeats_it(built):
+    text = built[0].decode()
+    shown = provenance.published()
+    assert {"auto_resolution", "bisect_fa3_decode_regression"} <= {each.study for each in shown}
+    for each in shown:
+        assert f"<section class='study' id='study-{each.study}'><h3>{each.study}</h3>" in text
+    assert len(re.findall(r"<td>[0-9a-f]{64}</td>", text)) == len(shown)
+    assert "NVIDIA H200" in text
+
+
+def test_a_notebook_says_how_to_repeat_what_it_shows(built):
+    (block,) = re.findall(r"<aside.*?</aside>", built[0].decode(), re.S)
+    assert "aria-label='Repeat notebook 02'" in block
+    assert "<pre>python -m attnlib measure auto_resolution</pre>" in block
+    assert "<a href='#study-auto_resolution'>" in block
+
+
+def test_every_claim_stands_between_the_findings_and_the_notebooks(built):
+    text = built[0].decode()
+    marks = ('<section id="findings"', '<section id="claims"', '<section id="01_first"')
+    place = [text.index(mark) for mark in (*marks, '<section id="provenance"')]
+    assert place == sorted(place)
+    for claim in claims.load_claims():
+        assert text.count(f"id='claim-{claim.id}'") == 1
+
+
+def test_a_part_holds_its_notebooks_their_studies_and_the_claims_these_judge(part):
+    assert '<section id="02_second"' in part and "01_first" not in part
+    assert "<b>This file is a part:</b> notebooks 02." in part
+    assert re.findall(r"id='study-(\w+)'", part) == ["auto_resolution"]
+    judged = [c.id for c in claims.load_claims() if "auto_resolution" in claims.studies_of(c)]
+    assert re.findall(r"id='claim-([\w-]+)'", part) == judged != []
+
+
+def test_a_part_without_a_study_has_no_claims(folder):
+    text = build(folder, "first.html", only=["01"]).decode()
+    assert 'id="claims"' not in text and 'href="#claims"' not in text
+    assert not re.findall(r"id='study-", text)
+
+
+@pytest.mark.parametrize("only", [["03"], ["01", "x"], [""], ["-1"], ["01_first"]])
+def test_a_number_that_no_notebook_has_is_refused_with_those_there_are(folder, only):
+    with pytest.raises(ValueError, match=rf"only must be of 01, 02, got '{only[-1]}'"):
+        html.build_report(folder / "never.html", folder, only=only)
+    assert not (folder / "never.html").exists()
+
+
+def test_numbers_come_in_the_notebooks_order_and_once(folder):
+    found = html.choose_notebooks(folder, [" 2", "01", "02"])
+    assert [path.stem for path in found] == ["01_first", "02_second"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("gone/a.html", "out must be in a folder that there is"),
+        ("file/a.html", "out must be in a folder that there is"),
+        (".", "out must be a file to write"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(
+    tmp_path, folder, monkeypatch, name, said
+):
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setattr(html, "execute", lambda path: pytest.fail("was run"))
+    with pytest.raises(ValueError, match=said):
+        html.build_report(tmp_path / name, folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_folder_without_leave_to_write_is_refused_by_name(tmp_path, folder, monkeypatch):
+    def denied(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(html.Path, "touch", denied)
+    with pytest.raises(ValueError, match=r"out must be in a folder to write to, .*Permission"):
+        html.build_report(tmp_path / "a.html", folder)
+
+
+def test_a_write_that_breaks_off_leaves_the_old_report_and_nothing_else(tmp_path, monkeypatch):
+    out = tmp_path / "index.html"
+    out.write_text("the old one")
+    monkeypatch.setattr("os.replace", lambda *names: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        html.write_whole(out, "the new one")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["the old one"]
+
+
+def test_a_failing_cell_names_the_notebook_and_leaves_the_old_report(tmp_path):
+    write_notebook(tmp_path, "02_bad", "1 / 0")
+    out = tmp_path / "index.html"
+    out.write_text("the old one")
+    with pytest.raises(RuntimeError, match="02_bad.ipynb failed: ZeroDivisionError"):
+        html.build_report(out, tmp_path)
+    assert out.read_text() == "the old one"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["02_bad.ipynb", "index.html"]
+
+
+def test_a_folder_without_notebooks_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="notebooks must be a folder with .ipynb files"):
+        html.build_report(tmp_path / "index.html", tmp_path)
+
+
+def test_refresh_refuses_to_write_live_outputs(monkeypatch, tmp_path):
+    monkeypatch.setattr(refresh, "mode", lambda: "live")
+    with pytest.raises(RuntimeError, match="ATTNLIB_MODE=replay"):
+        refresh.refresh(tmp_path)
+
+
+def test_the_readme_figure_is_drawn_from_the_committed_records(tmp_path):
+    refresh.draw_readme_figure(tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").read_bytes() == refresh.README_FIGURE.read_bytes()
+
+
+def test_a_widget_leaves_what_it_shows_without_its_kernel(tmp_path):
+    class_ = "class W:\n    def _repr_mimebundle_(self, **k):\n        return "
+    bundle = f"{{{html.WIDGET!r}: {{'model_id': 'f00'}}, 'text/html': '<b>shown</b>'}}"
+    path = write_notebook(tmp_path, "01_widget", f"{class_}{bundle}\nW()")
+    (output,) = html.execute(path).cells[1].outputs
+    assert set(output.data) == {"text/html", "text/plain"}

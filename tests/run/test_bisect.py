@@ -1,0 +1,544 @@
+"""The version bisect: the search, the rounds of a step, and what is told when it cannot be done."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import subprocess
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnlib import cli
+from attnlib.core.spec import AttnSpec
+from attnlib.kinds.decode.case import DecodeCase
+from attnlib.run import releases, store
+from attnlib.run import study as studying
+from attnlib.run.bisect import ROUND_LIMIT, bisect, first_changed, settle
+from attnlib.run.jobs import Job
+from attnlib.run.lock import hold_gpu
+from attnlib.run.study import Grid, Study
+from attnlib.studies import STUDIES
+from attnlib.studies.fa3_decode_regression import tables
+
+GPU = {"gpu": "Test GPU", "gpu_id": "0badcafe", "num_sms": 4}
+SLUG = "test-gpu-0badcafe"
+PACKAGE = "flashinfer-python"
+CASE = DecodeCase(AttnSpec(8, 2, 64, 16), 3, 40)
+OTHER = replace(CASE, kv_len=41)
+DEMO = Study(
+    "demo",
+    "?",
+    (Grid((CASE, OTHER), ("flashinfer-auto",)),),
+    reference_machine=SLUG,
+    ceilings=False,
+)
+EACH = ["0.5.3", "0.6.0", "0.6.1", "0.6.2", "0.6.3", "0.6.4", "0.7.2", "0.7.2.post1"]
+SLOW = {"0.6.0", "0.6.1", "0.6.2", "0.6.3"}
+WOBBLE = (1.0, 1.001, 0.999)
+
+
+@dataclass
+class Lab:
+    """Stands in for a GPU: times by release, a note of each job, records in the test's store."""
+
+    make: Any
+    us: dict[str, float] = field(default_factory=dict)
+    noise: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    failing: dict[str, str] = field(default_factory=dict)
+    jobs: list[Job] = field(default_factory=list)
+
+    def run(self, job: Job, machine: dict, overlay: Path | None, **_: object) -> None:
+        self.jobs.append(job)
+        (item,) = job.items
+        status = self.failing.get(job.release, "ok")
+        wobble = itertools.islice(
+            itertools.cycle(self.noise.get(job.release, WOBBLE)), job.round, job.round + 1
+        )
+        us = self.us.get(job.release, 40.0 if job.release in SLOW else 10.0) * next(wobble)
+        times = {"run_us": (us, us, us)} if status == "ok" else {"reason": "no\nluck"}
+        family = {"kernel_family": "fa3" if job.release in SLOW else "fa2"}
+        record = self.make(
+            study=job.study,
+            round=job.round,
+            item=item,
+            machine=machine,
+            status=status,
+            command=job.command,
+            **times,
+            **family,
+        )
+        store.append(record)
+
+    @property
+    def order(self) -> list[tuple[int, str]]:
+        return [(job.round, job.release) for job in self.jobs]
+
+
+@pytest.fixture
+def lab(make_record, monkeypatch) -> Lab:
+    """A machine with a GPU that measures at once, and an index with the releases of `EACH`."""
+    found = Lab(make_record)
+    monkeypatch.setitem(STUDIES, "demo", DEMO)
+    monkeypatch.setattr(studying, "_has_cuda", lambda: True)
+    monkeypatch.setattr(studying, "describe", lambda device: GPU)
+    monkeypatch.setattr(studying, "run_job", found.run)
+    monkeypatch.setattr(studying, "overlay_for", lambda package, release, given: None)
+    monkeypatch.setattr(releases, "index_releases", lambda package: EACH)
+    monkeypatch.setattr(releases, "installed_release", lambda package: "")
+    return found
+
+
+def run(**options: Any):
+    asked = {"package": PACKAGE, "good": "0.5.3", "bad": "0.6.3"} | options
+    return bisect(DEMO, CASE, **asked)
+
+
+def command(**options: Any) -> list[str]:
+    asked = {"package": PACKAGE, "good": "0.5.3", "bad": "0.6.3", "study": "demo"}
+    asked |= {"case": CASE.key} | options
+    return ["bisect", *itertools.chain(*((f"--{name}", value) for name, value in asked.items()))]
+
+
+@pytest.fixture
+def fails(capsys):
+    """Run a bisect that must fail as expected; returns its one line on stderr."""
+
+    def run_it(*more: str, **options: Any) -> str:
+        assert cli.main([*command(**options), *more]) == cli.FAILED
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        (line,) = printed.err.splitlines()
+        return line.removeprefix("attnlib bisect: ")
+
+    return run_it
+
+
+# The search
+
+
+@pytest.mark.parametrize("count", range(2, 18))
+def test_the_search_finds_every_position_in_logarithmically_many_steps(count) -> None:
+    names = [str(number) for number in range(count)]
+    for change in range(1, count):
+        asked: list[str] = []
+
+        def differs(name: str, change: int = change, asked: list[str] = asked) -> bool:
+            asked.append(name)
+            return int(name) >= change
+
+        assert first_changed(names, differs) == str(change)
+        assert len(asked) == len(set(asked)) <= 2 + math.ceil(math.log2(count - 1))
+
+
+@pytest.mark.parametrize(
+    ("names", "changed"), [([], ""), (["a"], "a"), (["a", "b"], ""), (["a", "b"], "ab")]
+)
+def test_a_search_without_a_change_between_its_ends_is_refused(names, changed) -> None:
+    with pytest.raises(ValueError, match="not differ at the first and differ at the last"):
+        first_changed(names, lambda name: name in changed)
+
+
+def test_a_clear_verdict_asks_for_no_more_rounds() -> None:
+    asked: list[int] = []
+    verdict = settle(lambda n: asked.append(n) or [(1.0, 2.0 * w) for w in WOBBLE], rounds=3)
+    assert (verdict.word, asked) == ("slower", [3])
+
+
+@pytest.mark.parametrize(("start", "counts"), [(3, [3, 6, 12]), (1, [1, 2, 4, 8, 12]), (20, [20])])
+def test_an_ambiguous_verdict_doubles_the_rounds_and_then_fails(start, counts) -> None:
+    asked: list[int] = []
+
+    def noisy(count: int) -> list[tuple[float, float]]:
+        asked.append(count)
+        return [(1.0, 2.0 if number % 2 else 0.6) for number in range(count)]
+
+    with pytest.raises(RuntimeError, match=f"0.6.1 must get a verdict, .* {counts[-1]} rounds"):
+        settle(noisy, rounds=start, name="0.6.1")
+    assert asked == counts
+
+
+def test_more_rounds_make_a_noisy_difference_clear() -> None:
+    def times(count: int) -> list[tuple[float, float]]:
+        return [(1.0, 1.3 if number % 2 else 1.05) for number in range(count)]
+
+    assert settle(times, rounds=2).word == "slower"
+    assert settle(times, rounds=2).ratio.pairs > 2
+
+
+# A bisection
+
+
+def test_the_first_slower_release_is_found_with_its_steps(lab) -> None:
+    found = run()
+    assert (found.changed, found.word, found.machine) == ("0.6.0", "slower", SLUG)
+    assert found.releases == ("0.5.3", "0.6.0", "0.6.1", "0.6.2", "0.6.3")
+    assert [step.release for step in found.steps] == ["0.6.3", "0.6.1", "0.6.0"]
+    for step in found.steps:
+        assert (step.verdict.word, step.verdict.ratio.pairs) == ("slower", 3)
+        assert step.verdict.ratio.ratio == pytest.approx(4)
+        assert (step.kernel_family, step.reference_family) == ("fa3", "fa2")
+
+
+def test_the_first_fast_release_after_a_bad_one_is_found_too(lab) -> None:
+    found = run(good="0.7.2.post1", bad="0.6.3")
+    assert (found.changed, found.word) == ("0.6.4", "faster")
+    assert (found.good, found.bad) == ("0.7.2.post1", "0.6.3")
+    assert {step.verdict.word for step in found.steps} == {"faster"}
+    assert {step.reference_family for step in found.steps} == {"fa3"}
+    assert found.steps[-1].kernel_family == "fa2"
+
+
+@pytest.mark.parametrize("change", range(1, len(EACH)))
+def test_the_change_is_found_wherever_it_lies(lab, change) -> None:
+    lab.us = {name: 10.0 if number < change else 12.0 for number, name in enumerate(EACH)}
+    assert run(good=EACH[0], bad=EACH[-1], rounds=2).changed == EACH[change]
+    assert run(good=EACH[0], bad=EACH[-1], rounds=2).changed == EACH[change]
+
+
+def test_without_releases_between_them_the_bad_one_is_the_answer(lab) -> None:
+    found = run(bad="0.6.0")
+    assert (found.changed, len(found.steps)) == ("0.6.0", 1)
+
+
+def test_rounds_run_a_b_b_a_and_are_numbered_on_through_the_steps(lab) -> None:
+    run(bad="0.6.1", rounds=2)
+    good = "0.5.3"
+    first = [(0, good), (0, "0.6.1"), (1, "0.6.1"), (1, good)]
+    assert lab.order == [*first, (2, good), (2, "0.6.0"), (3, "0.6.0"), (3, good)]
+    assert all(len(job.items) == 1 and job.study == "bisect_demo" for job in lab.jobs)
+
+
+def test_a_finished_bisection_measures_nothing_again(lab) -> None:
+    assert run() == run()
+    assert len(lab.jobs) == 3 * 3 * 2
+
+
+def test_a_round_cut_short_is_left_out_and_a_new_one_taken(lab) -> None:
+    run(bad="0.6.0", rounds=2)
+    path = store.record_path("bisect_demo", SLUG)
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))
+    lab.jobs.clear()
+    assert run(bad="0.6.0", rounds=2).steps[0].verdict.ratio.pairs == 2
+    assert lab.order == [(2, "0.5.3"), (2, "0.6.0")]
+
+
+def test_rounds_of_another_search_do_not_count_for_a_pair(lab) -> None:
+    run()
+    lab.jobs.clear()
+    found = run(good="0.6.4", bad="0.6.3")
+    assert found.changed == "0.6.4"
+    assert [round_ for round_, _ in lab.order] == [9, 9, 10, 10, 11, 11]
+
+
+def test_an_ambiguous_step_takes_more_rounds_until_it_is_clear(lab) -> None:
+    lab.us, lab.noise = {"0.6.0": 11.0}, {"0.6.0": (1.0, 1.1)}
+    (step,) = run(bad="0.6.0", rounds=2).steps
+    assert (step.verdict.word, step.verdict.ratio.pairs) == ("slower", 4)
+    assert len(lab.jobs) == 2 * 4
+
+
+def test_a_step_that_stays_ambiguous_fails_and_names_the_release(lab) -> None:
+    lab.us, lab.noise = {"0.6.1": 15.0}, {"0.6.1": (1.0, 0.4)}
+    with pytest.raises(RuntimeError, match=r"release 0\.6\.1 must get .*ambiguous after 12 rounds"):
+        run()
+    assert sum(release == "0.6.1" for _, release in lab.order) == ROUND_LIMIT
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "words"),
+    [
+        ("0.5.3", "0.7.2", r"0\.7\.2 must be slower than 0\.5\.3, it is same after 3 rounds"),
+        ("0.7.2", "0.5.3", r"0\.7\.2 must be faster than 0\.5\.3, it is same"),
+        ("0.6.3", "0.7.2", r"0\.7\.2 must be slower than 0\.6\.3, it is faster"),
+    ],
+)
+def test_ends_that_do_not_differ_as_asked_stop_the_search(lab, good, bad, words) -> None:
+    with pytest.raises(ValueError, match=words):
+        run(good=good, bad=bad)
+    assert len(lab.jobs) == 6
+
+
+def test_the_machines_own_noise_widens_the_margin(lab) -> None:
+    lab.us = {"0.6.0": 10.5}
+    assert run(bad="0.6.0").changed == "0.6.0"
+    with pytest.raises(ValueError, match="it is same"):
+        run(bad="0.6.0", floor=0.08)
+
+
+@pytest.mark.parametrize("status", ["error", "crashed", "refused", "incorrect", "timeout"])
+def test_a_release_that_fails_stops_the_search_in_one_line_and_is_tried_again(lab, status) -> None:
+    lab.failing = {"0.6.1": status}
+    with pytest.raises(RuntimeError, match=f"^release 0.6.1 must run, it was {status}: no luck$"):
+        run()
+    lab.failing = {}
+    assert run().changed == "0.6.0"
+
+
+# Replay
+
+
+@pytest.fixture
+def replay(lab, monkeypatch):
+    """The records of both searches, and then no GPU, no index and no job."""
+    run()
+    run(good="0.7.2.post1", bad="0.6.3")
+    lab.jobs.clear()
+    monkeypatch.setenv("ATTNLIB_MODE", "replay")
+    monkeypatch.setattr(releases, "index_releases", lambda package: pytest.fail("index asked"))
+    return lab
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "changed"), [("0.5.3", "0.6.3", "0.6.0"), ("0.7.2.post1", "0.6.3", "0.6.4")]
+)
+def test_replay_goes_the_way_of_the_search_on_record(replay, good, bad, changed) -> None:
+    found = run(good=good, bad=bad)
+    assert found.changed == changed
+    assert f" --releases {','.join(found.releases)}" in found.command
+    assert len(found.releases) == {"0.6.0": 5, "0.6.4": 4}[changed]
+    assert replay.jobs == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"bad": "0.6.9"}, r"release 0\.6\.9 must be on record to be replayed, .*are: 0\.5\.3"),
+        ({"bad": "0.7.2"}, r"release 0\.5\.3 to 0\.7\.2 must be on record"),
+        ({"backend": "flashinfer-fa2"}, r"release 0\.5\.3, 0\.6\.3 must be on record .*are: none"),
+        ({"bad": "0.6.2"}, r"release 0\.6\.2 must have 3 rounds against 0\.5\.3 .* it has 0"),
+        ({"rounds": 4}, r"release 0\.6\.3 must have 4 rounds against 0\.5\.3 .* it has 3"),
+        ({"releases": ["0.5.3", "0.6.2", "0.6.3"]}, r"release 0\.6\.2 must have 3 rounds"),
+    ],
+)
+def test_replay_says_which_release_is_not_on_record(replay, options, words) -> None:
+    with pytest.raises(FileNotFoundError, match=words):
+        run(**options)
+
+
+def test_replay_shows_the_machine_asked_for(replay, monkeypatch) -> None:
+    monkeypatch.setenv("ATTNLIB_MACHINE", "another-gpu")
+    with pytest.raises(FileNotFoundError, match="in 'bisect_demo' on 'another-gpu' are: none"):
+        run()
+
+
+def test_replay_never_takes_a_search_that_was_cut_short_for_an_answer(replay) -> None:
+    path = store.record_path("bisect_demo", SLUG)
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:6]))
+    with pytest.raises(FileNotFoundError, match=r"release 0\.6\.1 must have 3 rounds"):
+        run()
+
+
+def test_the_records_have_a_provenance_with_the_commands_that_repeat_them(replay) -> None:
+    found = store.provenance("bisect_demo", SLUG)
+    assert run().command in found["commands"] and len(found["commands"]) == 2
+
+
+# Which releases there are
+
+
+def wheel(folder: Path, version: str, tag: str = "py3-none-any") -> None:
+    (folder / f"flashinfer_python-{version}-{tag}.whl").touch()
+
+
+@pytest.fixture
+def wheels(tmp_path, monkeypatch) -> Path:
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    monkeypatch.setenv("ATTNLIB_WHEELS", str(folder))
+    monkeypatch.setattr(releases, "installed_release", lambda package: "")
+    monkeypatch.setattr(releases, "index_releases", lambda package: pytest.fail("index asked"))
+    return folder
+
+
+def test_releases_are_read_from_the_names_of_wheels_in_the_order_of_versions(wheels) -> None:
+    for version in ("0.10.0", "0.6.3", "0.7.2.post1", "0.7.2", "0.7.2rc1"):
+        wheel(wheels, version)
+    (wheels / "apache_tvm_ffi-0.1-py3-none-any.whl").touch()
+    (wheels / "notes.txt").touch()
+    assert releases.available_releases(PACKAGE) == ["0.6.3", "0.7.2", "0.7.2.post1", "0.10.0"]
+    assert "0.7.2rc1" in releases.available_releases(PACKAGE, early=True)
+
+
+@pytest.mark.parametrize("tag", ["cp27-cp27m-win32", "py3-none-macosx_11_0_arm64"])
+def test_a_wheel_for_another_machine_is_refused_unless_one_for_this_stands_by(wheels, tag) -> None:
+    wheel(wheels, "0.6.3", tag)
+    with pytest.raises(ValueError, match=f"for this Python and platform, got .*0.6.3-{tag}"):
+        releases.available_releases(PACKAGE)
+    wheel(wheels, "0.6.3")
+    assert releases.available_releases(PACKAGE) == ["0.6.3"]
+
+
+def test_overlays_stand_beside_wheels_and_the_environments_release(wheels, monkeypatch) -> None:
+    wheel(wheels, "0.6.1")
+    monkeypatch.setattr(releases, "installed_release", lambda package: "0.7.2")
+    given = [f"{PACKAGE}==0.6.3", f"{PACKAGE}==0.6.4rc1"]
+    assert releases.available_releases(PACKAGE, given) == ["0.6.1", "0.6.3", "0.6.4rc1", "0.7.2"]
+    monkeypatch.delenv("ATTNLIB_WHEELS")
+    assert releases.available_releases(PACKAGE, given) == ["0.6.3", "0.6.4rc1", "0.7.2"]
+
+
+def test_what_pip_prints_is_parsed_to_releases_oldest_first() -> None:
+    text = (
+        "flashinfer-python (0.7.2.post1)\n"
+        "Available versions: 0.7.2.post1, 0.7.2, 0.7.2rc1, 0.6.10, 0.6.3\n"
+        "  INSTALLED: 0.7.2.post1\n  LATEST:    0.7.2.post1\n"
+    )
+    assert releases.parse_index(text) == ["0.6.3", "0.6.10", "0.7.2rc1", "0.7.2", "0.7.2.post1"]
+
+
+@pytest.mark.parametrize(
+    ("code", "out", "words"),
+    [(1, "", "could not list .*: ERROR: no such thing"), (0, "odd", "got 'odd'")],
+)
+def test_an_index_that_does_not_answer_is_told_in_pips_words(code, out, words, monkeypatch) -> None:
+    done = subprocess.CompletedProcess([], code, out, "ERROR: no\n such thing\n")
+    monkeypatch.setattr(releases.subprocess, "run", lambda *a, **k: done)
+    with pytest.raises(RuntimeError, match=words):
+        releases.index_releases(PACKAGE)
+
+
+def test_pre_releases_of_the_index_are_searched_only_if_an_end_is_one(lab, monkeypatch) -> None:
+    monkeypatch.setattr(releases, "index_releases", lambda package: [*EACH, "0.6.1rc1", "0.6.0rc2"])
+    assert not any("rc" in release for release in run().releases)
+    lab.us = {"0.6.1rc1": 40.0, "0.6.0rc2": 40.0}
+    found = run(good="0.5.3", bad="0.6.1rc1")
+    assert found.changed == "0.6.0rc2"
+    assert found.releases == ("0.5.3", "0.6.0rc2", "0.6.0", "0.6.1rc1")
+
+
+# The command
+
+
+def test_the_command_prints_steps_answer_and_how_to_repeat_it(lab, capsys) -> None:
+    assert cli.main(command()) == 0
+    lines = capsys.readouterr().out.splitlines()
+    table = lines[lines.index("") + 1 : -3]
+    assert table[0].split() == ["release", "ran", "ratio", "95", "%", "verdict", "rounds"]
+    assert [row.split()[:3] for row in table[1:]] == [
+        [release, "fa3", "4.0"] for release in ("0.6.3", "0.6.1", "0.6.0")
+    ]
+    assert len({len(row) for row in table}) == 1
+    assert lines[-2] == "first slower release: 0.6.0"
+    assert lines[-1] == f"repeat with: {run().command}"
+
+
+def test_the_printed_command_is_one_that_repeats_the_search(lab, capsys) -> None:
+    cli.main(command(good="0.7.2.post1"))
+    first = capsys.readouterr().out
+    assert "first faster release: 0.6.4" in first
+    again = first.splitlines()[-1].removeprefix("repeat with: python -m attnlib ").split()
+    assert cli.main(again) == 0
+    assert capsys.readouterr().out == first
+
+
+def test_the_command_takes_the_label_of_a_case_and_prints_json(lab, capsys) -> None:
+    assert cli.main([*command(case=CASE.label), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["changed"], found["word"], found["case"]) == ("0.6.0", "slower", CASE.key)
+    assert found["steps"][0] | {"low": 0, "high": 0, "ratio": 4} == {
+        "release": "0.6.3",
+        "ran": "fa3",
+        "reference_ran": "fa2",
+        "ratio": 4,
+        "low": 0,
+        "high": 0,
+        "verdict": "slower",
+        "rounds": 3,
+    }
+
+
+def test_releases_given_are_searched_and_no_index_is_asked(lab, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(releases, "index_releases", lambda package: pytest.fail("index asked"))
+    assert cli.main(command(releases="0.6.3, 0.5.3,0.6.1")) == 0
+    assert "first slower release: 0.6.1" in capsys.readouterr().out
+
+
+def test_a_search_does_not_measure_on_a_gpu_that_another_sweep_holds(lab, capsys) -> None:
+    with hold_gpu(GPU["gpu_id"]):
+        assert cli.main(command()) == 1
+    assert "must be measured by one sweep at a time" in capsys.readouterr().err
+    assert lab.jobs == []
+
+
+def test_overlays_given_are_searched_used_and_repeated(lab, tmp_path, monkeypatch, capsys) -> None:
+    given: list[str] = []
+    for release in ("0.5.3", "0.6.1", "0.6.3", "0.7.2"):
+        info = tmp_path / release / f"flashinfer_python-{release}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Name: {PACKAGE}\nVersion: {release}\n")
+        given += ["--overlay", f"{PACKAGE}=={release}={tmp_path / release}"]
+    used: dict[str, Path] = {}
+    monkeypatch.setattr(
+        studying, "overlay_for", lambda name, release, folders: used.update(folders)
+    )
+    assert cli.main([*command(), *given]) == 0
+    out = capsys.readouterr().out
+    assert "first slower release: 0.6.1" in out
+    assert out.rstrip().endswith(" ".join(given))
+    assert used[f"{PACKAGE}==0.6.1"] == tmp_path / "0.6.1"
+    assert {str(tmp_path) in r.command for r in store.read("bisect_demo", SLUG)} == {False}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"package": "vllm"}, "package must be one of flashinfer-python, got 'vllm'"),
+        ({"backend": "sdpa"}, "for flashinfer-python, got 'sdpa'"),
+        ({"backend": "fa9"}, "backend must be one of flashinfer-auto, flashinfer-fa2"),
+        ({"study": "nope"}, "STUDY must be one of fa3_decode_regression"),
+        ({"case": "nope"}, f"case must be one of study 'demo': {CASE.key}  {OTHER.key}; got"),
+        ({"good": "0.6.3"}, "good and bad must be two releases, got 0.6.3 and 0.6.3"),
+        ({"good": "0.6.3.0"}, "good and bad must be two releases, got 0.6.3.0 and 0.6.3"),
+        ({"good": "fast"}, "good must be a version such as 0.6.3, got 'fast'"),
+        ({"good": "0.5.2"}, f"release must be one of {', '.join(EACH)}, got '0.5.2'"),
+        ({"bad": "0.6.5"}, f"release must be one of {', '.join(EACH)}, got '0.6.5'"),
+        ({"rounds": "0"}, "rounds must be >= 1, got 0"),
+        ({"overlay": "x"}, "--overlay must be NAME==VERSION=DIR, got 'x'"),
+        ({"overlay": f"{PACKAGE}==0.6.3=."}, f"must hold {PACKAGE} 0.6.3, it has {{}}"),
+        ({"releases": "0.5.3,x"}, "release must be a version such as 0.6.3, got 'x'"),
+    ],
+)
+def test_what_cannot_be_asked_fails_in_one_line(
+    lab, fails, tmp_path, monkeypatch, options, words
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert words in fails(**options)
+    assert lab.jobs == []
+
+
+def test_an_overlay_of_another_package_fails_in_one_line(lab, fails, tmp_path) -> None:
+    info = tmp_path / "probe-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: probe\nVersion: 1.0\n")
+    assert f"overlay must be of {PACKAGE}, got probe==1.0" in fails(
+        overlay=f"probe==1.0={tmp_path}"
+    )
+
+
+def test_wheels_for_another_machine_fail_in_one_line(lab, wheels, fails) -> None:
+    wheel(wheels, "0.6.3", "cp27-cp27m-win32")
+    assert "must hold wheels for this Python and platform" in fails()
+
+
+def test_a_case_that_the_study_does_not_have_is_refused(lab) -> None:
+    with pytest.raises(ValueError, match="case must be one of study 'demo'"):
+        bisect(DEMO, replace(CASE, batch_size=9), package=PACKAGE, good="0.5.3", bad="0.6.3")
+
+
+def test_without_a_gpu_and_without_records_one_line_says_so(lab, fails, monkeypatch) -> None:
+    monkeypatch.setattr(studying, "_has_cuda", lambda: False)
+    assert fails() == (
+        "release 0.5.3, 0.6.3 must be on record to be replayed, "
+        f"in 'bisect_demo' on '{SLUG}' are: none"
+    )
+
+
+def test_the_table_for_notebooks_has_a_row_a_step(lab) -> None:
+    table = tables.bisection(run())
+    assert table.columns.tolist() == ["release", "ran", "ratio", "95 %", "verdict", "rounds"]
+    assert table.release.tolist() == ["0.6.3", "0.6.1", "0.6.0"]
+    assert set(table.rounds) == {3} and set(table.verdict) == {"slower"}

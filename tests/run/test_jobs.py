@@ -1,0 +1,243 @@
+"""Jobs in real processes: whatever kills one costs one item, and the record says how.
+
+Faults come through the overlay, which stands first on the worker's path: a sitecustomize module
+that makes `backends.create` fail at chosen head_dims.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from attnlib.core.spec import AttnSpec
+from attnlib.kinds.decode.case import DecodeCase
+from attnlib.kinds.item import Item
+from attnlib.run import jobs, store
+from attnlib.run.jobs import Job, StoppedError, repeat_command, run_job
+from attnlib.run.record import Record
+
+ROOT = Path(__file__).resolve().parents[2]
+KILLED, SLEEPS, CONTEXT_LOST, OUT_OF_MEMORY, TORN = 24, 40, 56, 72, 88
+FAULTS = f"""
+import os, signal, sys, time
+from attnlib import backends, store
+
+def kill():
+    print("last words of /opt/engine/kernel.so", file=sys.stderr, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def lose_context():
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+def run_out_of_memory():
+    import torch
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 TiB. GPU 0 has ...")
+
+def die_writing():
+    (path,) = store.data_root().glob("records/*/torn.jsonl")
+    with path.open("ab") as file:
+        file.write(b'{{"backend":"sdpa","calls_per_sam')
+    kill()
+
+faults = {{
+    {KILLED}: kill,
+    {SLEEPS}: lambda: time.sleep(60),
+    {CONTEXT_LOST}: lose_context,
+    {OUT_OF_MEMORY}: run_out_of_memory,
+    {TORN}: die_writing,
+}}
+create = backends.create
+
+def create_or_fail(name, spec, **options):
+    faults.get(spec.head_dim, lambda: None)()
+    return create(name, spec, **options)
+
+backends.create = create_or_fail
+"""
+MACHINE = {"gpu": "", "gpu_id": "cpu", "cpu": "test64", "cores": 2}
+
+
+def item_of(head_dim: int) -> Item:
+    return Item("sdpa", "host", DecodeCase(AttnSpec(4, 2, head_dim, 4), batch_size=1, kv_len=8))
+
+
+def job_of(study: str, *head_dims: int) -> Job:
+    return Job(study, 3, "cpu", "", tuple(item_of(head_dim) for head_dim in head_dims))
+
+
+def records_of(study: str) -> dict[Item, Record]:
+    """The study's records by item, whichever machine wrote them: dead workers leave that to us."""
+    found = [r for machine in store.machines(study) for r in store.read(study, machine)]
+    assert len({record.item for record in found}) == len(found)
+    return {record.item: record for record in found}
+
+
+@dataclass
+class Run:
+    """A data folder of its own, the overlay with the faults, and what a job left behind."""
+
+    data: Path
+    faults: Path
+    records: dict[Item, Record]
+    done: list[int]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """One job with a good item before, between and after one that is killed and one that sleeps."""
+    found = Run(tmp_path_factory.mktemp("data"), tmp_path_factory.mktemp("faults"), {}, [])
+    (found.faults / "sitecustomize.py").write_text(FAULTS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ATTNLIB_DATA", str(found.data))
+
+        def on_done(count: int) -> None:
+            found.done.append(count)
+            # Three items in, the next one sleeps: only for that one is the limit short.
+            limit_s = 1.0 if sum(found.done) == 3 else 120.0
+            patch.setattr(jobs, "ITEM_TIMEOUT_S", limit_s)
+
+        run_job(job_of("demo", 16, KILLED, 32, SLEEPS, 48), MACHINE, found.faults, on_done=on_done)
+        found.records = records_of("demo")
+        yield found
+
+
+def test_every_item_of_a_job_gets_one_record(run) -> None:
+    assert set(run.records) == {item_of(n) for n in (16, KILLED, 32, SLEEPS, 48)}
+    assert {record.round for record in run.records.values()} == {3}
+
+
+@pytest.mark.parametrize("head_dim", [16, 32, 48])
+def test_items_beside_a_fatal_one_are_measured(run, head_dim) -> None:
+    assert run.records[item_of(head_dim)].status == "ok"
+
+
+def test_a_killed_worker_costs_its_item_and_the_record_says_how_it_died(run) -> None:
+    record = run.records[item_of(KILLED)]
+    assert (record.status, record.run_us) == ("crashed", ())
+    assert record.reason.startswith("signal SIGKILL; last words of ")
+    assert record.reason.endswith("kernel.so")
+
+
+def test_a_record_of_a_death_names_no_folder_of_the_machine(run) -> None:
+    assert "/opt/engine" not in run.records[item_of(KILLED)].reason
+
+
+def test_an_item_that_gives_no_answer_times_out(run) -> None:
+    record = run.records[item_of(SLEEPS)]
+    assert (record.status, record.run_us) == ("timeout", ())
+    assert record.reason.startswith("timeout after 1 s")
+
+
+def test_a_record_of_a_death_names_machine_time_and_command(run) -> None:
+    record = run.records[item_of(KILLED)]
+    assert record.machine == MACHINE
+    assert record.command == "python -m attnlib measure demo"
+    assert record.started_at.endswith("+00:00")
+
+
+def test_progress_counts_every_item_once_the_dead_ones_too(run) -> None:
+    assert sum(run.done) == 5
+
+
+def test_a_lost_context_costs_its_item_and_the_rest_goes_on_in_a_new_process(run) -> None:
+    run_job(job_of("lost", CONTEXT_LOST, 16), MACHINE, run.faults)
+    found = {item.case.spec.head_dim: record.status for item, record in records_of("lost").items()}
+    assert found == {CONTEXT_LOST: "crashed", 16: "ok"}
+
+
+def test_running_out_of_memory_costs_its_item_and_not_even_the_process(run, monkeypatch) -> None:
+    started = []
+    popen = jobs.subprocess.Popen
+    monkeypatch.setattr(
+        jobs.subprocess, "Popen", lambda *a, **k: started.append(a) or popen(*a, **k)
+    )
+    run_job(job_of("memory", 16, OUT_OF_MEMORY, 32), MACHINE, run.faults)
+    found = {item.case.spec.head_dim: record for item, record in records_of("memory").items()}
+    statuses = {head_dim: record.status for head_dim, record in found.items()}
+    assert statuses == {16: "ok", OUT_OF_MEMORY: "error", 32: "ok"}
+    assert found[OUT_OF_MEMORY].reason.startswith("OutOfMemoryError: CUDA out of memory. Tried")
+    assert len(started) == 1
+
+
+def test_a_worker_killed_while_it_writes_costs_its_item_and_no_other(run) -> None:
+    (machine,) = {record.machine_slug for record in run.records.values() if record.status == "ok"}
+    here = {**MACHINE, "cpu": machine.removeprefix("cpu-")}
+    run_job(job_of("torn", 16, TORN, 32), here, run.faults)
+    found = {item.case.spec.head_dim: record.status for item, record in records_of("torn").items()}
+    assert found == {16: "ok", TORN: "crashed", 32: "ok"}
+    assert b"calls_per_sam" in store.torn_path("torn", machine).read_bytes()
+
+
+def test_a_stop_kills_the_worker_and_leaves_its_item_without_a_record(run) -> None:
+    done: list[int] = []
+    options = {"on_done": done.append, "stop": lambda: bool(sum(done))}
+    with pytest.raises(StoppedError):
+        run_job(job_of("stopped", 16, SLEEPS, 32), MACHINE, run.faults, **options)
+    found = {
+        item.case.spec.head_dim: record.status for item, record in records_of("stopped").items()
+    }
+    assert found == {16: "ok"}
+
+
+SWEEP = """
+import json, sys
+from pathlib import Path
+from attnlib.run.jobs import Job, run_job
+from attnlib.run.record import Item
+form, faults = json.loads(sys.argv[1]), Path(sys.argv[2])
+items = tuple(Item.from_dict(item) for item in form["items"])
+job, held = Job("orphan", 0, "cpu", "", items), (int(sys.argv[3]),)
+run_job(job, form["machine"], faults, held=held)
+"""
+
+
+def test_a_worker_does_not_outlive_the_sweep_that_started_it(run, data) -> None:
+    # The second item sleeps for a minute: a worker that lived on would still hold the pipe's end.
+    items = [item_of(head_dim).to_dict() for head_dim in (16, SLEEPS)]
+    form = json.dumps({"items": items, "machine": MACHINE})
+    alive, held = os.pipe()
+    command = [sys.executable, "-c", SWEEP, form, str(run.faults), str(held)]
+    sweep = subprocess.Popen(command, cwd=ROOT, pass_fds=(held,))
+    os.close(held)
+    while not any(path.stat().st_size for path in data.glob("records/*/orphan.jsonl")):
+        assert sweep.poll() is None
+        time.sleep(0.05)
+    sweep.kill()
+    sweep.wait()
+    assert select.select([alive], [], [], 20.0)[0] and os.read(alive, 1) == b""
+    os.close(alive)
+    assert [record.status for record in records_of("orphan").values()] == ["ok"]
+
+
+def test_a_worker_that_cannot_even_start_is_an_error_and_no_record(tmp_path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import os; os.write(2, b'broken'); os._exit(3)")
+    with pytest.raises(RuntimeError, match="died before its first item: exit status 3; broken"):
+        run_job(job_of("demo", 16), MACHINE, tmp_path)
+    assert store.machines("demo") == []
+
+
+def test_a_job_without_items_starts_no_process(monkeypatch) -> None:
+    monkeypatch.setattr(jobs.subprocess, "Popen", lambda *a, **k: pytest.fail("started"))
+    run_job(job_of("demo"), MACHINE, None)
+
+
+def test_a_job_keeps_what_it_is_when_items_are_taken_out() -> None:
+    job = job_of("demo", 16, 32)
+    assert job.with_items(job.items[1:]) == replace(job, items=(item_of(32),))
+
+
+def test_the_command_of_a_record_quotes_the_studys_name() -> None:
+    assert repeat_command(job_of("a b")) == "python -m attnlib measure 'a b'"
+
+
+def test_a_job_may_bring_the_command_that_repeats_it() -> None:
+    assert repeat_command(replace(job_of("a"), command="make a")) == "make a"

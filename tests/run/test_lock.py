@@ -1,0 +1,114 @@
+"""The lock of a GPU: one sweep at a time, and no death leaves it locked."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from attnlib.core.spec import AttnSpec
+from attnlib.kinds.decode.case import DecodeCase
+from attnlib.run import lock, study
+from attnlib.run.lock import hold_gpu, lock_path
+from attnlib.run.study import Grid, Study
+
+ROOT = Path(__file__).resolve().parents[2]
+HOLDER = """
+import subprocess, sys
+from attnlib.run.lock import hold_gpu
+with hold_gpu("demo") as held:
+    if "worker" in sys.argv:
+        nap = [sys.executable, "-c", "import time; time.sleep(1)"]
+        subprocess.Popen(nap, pass_fds=(held,), stdout=subprocess.DEVNULL)
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+CASE = DecodeCase(AttnSpec(4, 2, 16, 4), batch_size=1, kv_len=8)
+TINY = Study(
+    name="demo",
+    question="?",
+    grids=(Grid((CASE,), ("sdpa",), timers=("host",)),),
+    device="cpu",
+    ceilings=False,
+)
+
+
+@contextmanager
+def holder(gpu_id: str = "demo", *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the GPU until its stdin closes."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    command = [sys.executable, "-c", HOLDER.replace("demo", gpu_id), *arguments]
+    with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as process:
+        assert process.stdout.readline() == "held\n"
+        yield process
+
+
+def test_a_second_sweep_is_refused_at_once_with_the_pid_of_the_first() -> None:
+    with holder() as first:
+        before = time.monotonic()
+        with pytest.raises(RuntimeError, match=f"one sweep at a time, process {first.pid} holds"):
+            with hold_gpu("demo"):
+                pytest.fail("held by two")
+        assert time.monotonic() - before < lock.LAST_WORKER_S / 10
+
+
+def test_another_gpu_is_free() -> None:
+    with holder(), hold_gpu("another"):
+        assert lock_path("another").read_text() == str(os.getpid())
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_holder_that_is_killed_in_whatever_way_lets_go(sent) -> None:
+    with holder() as first:
+        first.send_signal(sent)
+        first.wait()
+        with hold_gpu("demo"):
+            pass
+
+
+def test_a_block_that_raises_lets_go() -> None:
+    with pytest.raises(KeyError):
+        with hold_gpu("demo"):
+            raise KeyError
+    with hold_gpu("demo"):
+        pass
+
+
+def test_the_last_worker_of_a_killed_sweep_is_waited_for() -> None:
+    with holder("demo", "worker") as first:
+        before = time.monotonic()
+        first.kill()
+        first.wait()
+        with hold_gpu("demo"):
+            assert time.monotonic() - before > 0.5
+
+
+def test_a_worker_that_does_not_end_is_not_waited_for_for_ever(monkeypatch) -> None:
+    monkeypatch.setattr(lock, "LAST_WORKER_S", 0.1)
+    with holder("demo", "worker") as first:
+        first.kill()
+        first.wait()
+        with pytest.raises(RuntimeError, match=f"process {first.pid} holds"):
+            with hold_gpu("demo"):
+                pytest.fail("held by two")
+
+
+def test_two_sweeps_on_one_machine_exclude_each_other(instant_jobs) -> None:
+    with holder("cpu") as first:
+        with pytest.raises(RuntimeError, match=f"GPU 'cpu' must be .* process {first.pid} holds"):
+            study.measure(TINY)
+    assert instant_jobs.jobs == []
+    assert study.measure(TINY) == 1
+
+
+def test_a_study_with_nothing_to_measure_needs_no_lock(instant_jobs) -> None:
+    assert study.measure(TINY) == 1
+    with holder("cpu"):
+        assert study.measure(TINY) == 0

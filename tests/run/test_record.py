@@ -1,0 +1,205 @@
+"""A record: exact in JSON, known by its content, and no time without a check."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attnlib.core.spec import AttnSpec
+from attnlib.kinds.decode.case import DecodeCase
+from attnlib.kinds.item import Item
+from attnlib.run.record import SCHEMA, STATUSES, Record, machine_slug
+
+CASE = DecodeCase(AttnSpec(8, 2, 64, 16), batch_size=3, kv_len=40, lengths="ragged", seed=5)
+CEILING = Item("copy", "graph")
+
+
+def edited(record: Record, **fields: object) -> str:
+    return json.dumps({**json.loads(record.to_json()), **fields})
+
+
+def test_a_record_survives_json_exactly(make_record) -> None:
+    record = make_record(round=2, reason="none")
+    assert Record.from_json(record.to_json()) == record
+    assert Record.from_json(record.to_json()).id == record.id
+
+
+def test_a_ceiling_and_a_failure_survive_json_exactly(make_record) -> None:
+    ceiling = make_record(item=CEILING, oracle_error=None, oracle_budget=None)
+    crash = make_record(status="crashed", reason="signal SIGKILL; last words\nof two lines")
+    assert [Record.from_json(r.to_json()) for r in (ceiling, crash)] == [ceiling, crash]
+
+
+SAMPLES = st.lists(st.floats(1e-3, 1e12), min_size=1, max_size=5)
+
+
+@given(samples=SAMPLES, reason=st.text())
+def test_samples_and_words_survive_json_to_the_last_bit(samples, reason) -> None:
+    record = Record(
+        study="demo",
+        round=0,
+        item=CEILING,
+        status="ok",
+        machine={"gpu": "", "gpu_id": "cpu", "cpu": "test64"},
+        versions={},
+        command="",
+        started_at="",
+        reason=reason,
+        run_us=tuple(samples),
+    )
+    line = record.to_json()
+    assert len(line.splitlines()) == 1
+    assert Record.from_json(line) == record
+
+
+def test_json_is_one_line_with_sorted_keys_and_the_id(make_record) -> None:
+    line = make_record().to_json()
+    flat = json.loads(line)
+    assert "\n" not in line
+    assert list(flat) == sorted(flat)
+    assert flat["id"] == make_record().id
+    assert flat["schema"] == SCHEMA
+
+
+@pytest.mark.parametrize("schema", [SCHEMA + 1, "1", None])
+def test_a_newer_schema_is_refused_with_what_to_do(make_record, schema) -> None:
+    line = edited(make_record(), schema=schema, field_of_the_future=1)
+    with pytest.raises(ValueError, match=rf"schema must .* <= {SCHEMA}, got .*update attnlib"):
+        Record.from_json(line)
+
+
+def test_a_missing_field_and_an_unknown_one_are_named(make_record) -> None:
+    flat = json.loads(make_record().to_json())
+    flat.pop("versions")
+    with pytest.raises(ValueError, match="fields .*versions"):
+        Record.from_json(json.dumps(flat))
+    with pytest.raises(ValueError, match="fields .*speedup"):
+        Record.from_json(edited(make_record(), speedup=2.0))
+
+
+@pytest.mark.parametrize("time", [math.nan, math.inf, -1.0, 0.0, "12", None])
+@pytest.mark.parametrize("field", ["run_us", "plan_us"])
+def test_a_time_that_is_no_time_is_refused(make_record, field, time) -> None:
+    with pytest.raises(ValueError, match=f"{field} must be finite microseconds > 0, got"):
+        make_record(**{field: (10.0, time)})
+
+
+def test_a_time_that_is_no_time_is_refused_in_a_file_too(make_record) -> None:
+    line = make_record().to_json().replace("10.125", "NaN")
+    with pytest.raises(ValueError, match="run_us must be finite"):
+        Record.from_json(line)
+
+
+@pytest.mark.parametrize("status", [s for s in STATUSES if s != "ok"])
+def test_samples_without_ok_are_refused(make_record, status) -> None:
+    with pytest.raises(ValueError, match=f"run_us must .* 1 samples with status '{status}'"):
+        replace(make_record(status=status), run_us=(10.0,))
+
+
+def test_ok_without_samples_is_refused(make_record) -> None:
+    with pytest.raises(ValueError, match="run_us must .* 0 samples with status 'ok'"):
+        make_record(run_us=())
+
+
+@pytest.mark.parametrize(
+    ("error", "budget"),
+    [
+        (None, None),
+        (None, 0.008),
+        (0.002, None),
+        (0.009, 0.008),
+        (math.nan, 0.008),
+        (0.002, math.nan),
+        (math.inf, math.inf),
+    ],
+)
+def test_ok_without_an_oracle_that_passed_is_refused(make_record, error, budget) -> None:
+    with pytest.raises(ValueError, match="oracle_error must be finite and within oracle_budget"):
+        make_record(oracle_error=error, oracle_budget=budget)
+
+
+def test_an_unknown_status_lists_the_known_ones(make_record) -> None:
+    with pytest.raises(ValueError, match="status must be one of ok, incorrect, .*, got 'slow'"):
+        make_record(status="slow")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"id": "0" * 16},
+        {"round": 1},
+        {"backend": "flashinfer-fa3"},
+        {"release": "0.6.4"},
+        {"case": {**CASE.to_dict(), "seed": 6}},
+        {"machine": {"gpu": "Test GPU", "gpu_id": "deadbeef"}},
+    ],
+)
+def test_a_record_whose_identity_was_edited_is_refused(make_record, fields) -> None:
+    with pytest.raises(ValueError, match="id must be the content key [0-9a-f]{16}, got"):
+        Record.from_json(edited(make_record(), **fields))
+
+
+def identities(record: Record) -> dict[str, Record]:
+    """The record with one field of its identity changed, each."""
+    item = record.item
+    items = {
+        "backend": replace(item, backend="flashinfer-fa3"),
+        "timer": replace(item, timer="eager"),
+        "release": replace(item, release="0.6.4"),
+        "case": replace(item, case=None),
+    }
+    own = {"batch_size": 4, "kv_len": 41, "lengths": "fixed", "seed": 6}
+    items |= {n: replace(item, case=replace(item.case, **{n: v})) for n, v in own.items()}
+    spec = {
+        "num_qo_heads": 4,
+        "num_kv_heads": 1,
+        "head_dim": 128,
+        "page_size": 32,
+        "dtype": "float16",
+        "kv_dtype": "float8_e4m3fn",
+    }
+    for name, value in spec.items():
+        changed = replace(item.case.spec, **{name: value})
+        items[name] = replace(item, case=replace(item.case, spec=changed))
+    others = {name: replace(record, item=changed) for name, changed in items.items()}
+    others["study"] = replace(record, study="other")
+    others["round"] = replace(record, round=1)
+    others["gpu_id"] = replace(record, machine={**record.machine, "gpu_id": "deadbeef"})
+    return others
+
+
+def test_the_id_changes_with_every_field_of_the_identity(make_record) -> None:
+    record = make_record()
+    ids = {name: other.id for name, other in identities(record).items()}
+    assert len({record.id, *ids.values()}) == 1 + len(ids), ids
+
+
+def test_the_id_does_not_change_with_what_was_found(make_record) -> None:
+    record = make_record()
+    found = [
+        make_record(run_us=(99.0,)),
+        make_record(status="timeout"),
+        make_record(started_at="2026-02-03T00:00:00+00:00"),
+        make_record(versions={"torch": "3.0"}),
+        make_record(machine={**record.machine, "driver": "600.1"}),
+    ]
+    assert {other.id for other in found} == {record.id}
+
+
+def test_an_item_survives_its_dict_form() -> None:
+    for item in (CEILING, Item("flashinfer-fa2", "eager", CASE, "0.6.3")):
+        assert Item.from_dict(json.loads(json.dumps(item.to_dict()))) == item
+
+
+def test_a_machines_folder_names_its_gpu_and_tells_two_of_them_apart() -> None:
+    one, two = ({"gpu": "NVIDIA H200 NVL", "gpu_id": key} for key in ("aa11", "bb22"))
+    assert (machine_slug(one), machine_slug(two)) == (
+        "nvidia-h200-nvl-aa11",
+        "nvidia-h200-nvl-bb22",
+    )
+    assert machine_slug({"gpu": "", "gpu_id": "cpu", "cpu": "x86_64"}) == "cpu-x86_64"

@@ -1,0 +1,352 @@
+"""The records on disk: what was appended is read, what is broken is named, nothing is lost."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from attnlib.kinds.extend.case import ExtendCase
+from attnlib.kinds.item import Item
+from attnlib.run import store
+from attnlib.run.record import SCHEMA, Record
+
+ROOT = Path(__file__).resolve().parents[2]
+MACHINE = "test-gpu-0badcafe"
+WRITERS, RECORDS_EACH = 4, 25
+
+
+def append_rounds(make_record, count: int) -> list[Record]:
+    records = [make_record(round=round_) for round_ in range(count)]
+    for record in records:
+        store.append(record)
+    return records
+
+
+def demo_path() -> Path:
+    return store.record_path("demo", MACHINE)
+
+
+def test_records_are_read_as_they_were_appended(make_record) -> None:
+    records = append_rounds(make_record, 3)
+    assert store.read("demo", MACHINE) == records
+
+
+def test_append_says_where_the_record_went(make_record, data) -> None:
+    path = store.append(make_record())
+    assert path == demo_path() == data / "records" / MACHINE / "demo.jsonl"
+    assert path.read_text() == make_record().to_json() + "\n"
+
+
+def test_of_one_id_the_newest_stands_in_the_place_of_its_time(make_record) -> None:
+    old, other, new = make_record(), make_record(round=1), make_record(run_us=(99.0,))
+    for record in (old, other, new):
+        store.append(record)
+    assert store.read("demo", MACHINE) == [other, new]
+    assert len(demo_path().read_text().splitlines()) == 3
+
+
+def test_without_a_named_folder_records_lie_beside_the_package(monkeypatch) -> None:
+    monkeypatch.delenv("ATTNLIB_DATA")
+    assert store.data_root() == ROOT / "data"
+
+
+@pytest.mark.parametrize("cut", [1, 40], ids=["the newline", "half a line"])
+def test_a_file_cut_short_is_not_read_and_left_as_it_is(make_record, cut) -> None:
+    append_rounds(make_record, 3)
+    torn = demo_path().read_bytes()[:-cut]
+    demo_path().write_bytes(torn)
+    with pytest.raises(ValueError, match=r"demo\.jsonl line 3 .*cut short"):
+        store.read("demo", MACHINE)
+    assert demo_path().read_bytes() == torn
+
+
+@pytest.mark.parametrize("lines", [0, 2])
+def test_wherever_a_line_is_cut_the_next_writer_sets_it_aside_and_goes_on(
+    make_record, lines
+) -> None:
+    records = append_rounds(make_record, lines)
+    whole = demo_path().read_bytes() if lines else b""
+    last, late = make_record(round=7).to_json().encode(), make_record(round=8)
+    torn_path = store.torn_path("demo", MACHINE)
+    demo_path().parent.mkdir(parents=True, exist_ok=True)
+    for cut in range(1, len(last) + 1, 29):
+        demo_path().write_bytes(whole + last[:cut])
+        torn_path.unlink(missing_ok=True)
+        store.append(late)
+        assert store.read("demo", MACHINE) == [*records, late]
+        assert torn_path.read_bytes() == last[:cut] + b"\n"
+
+
+def test_mending_moves_a_torn_line_and_nothing_else(make_record) -> None:
+    assert store.mend("demo", MACHINE) == 0
+    records = append_rounds(make_record, 2)
+    assert store.mend("demo", MACHINE) == 0
+    assert not store.torn_path("demo", MACHINE).exists()
+    with demo_path().open("ab") as file:
+        file.write(b'{"half')
+    assert store.mend("demo", MACHINE) == len(b'{"half')
+    assert store.read("demo", MACHINE) == records
+
+
+def test_what_was_set_aside_before_stays(make_record) -> None:
+    for words in (b"one", b"two"):
+        demo_path().parent.mkdir(parents=True, exist_ok=True)
+        with demo_path().open("ab") as file:
+            file.write(words)
+        store.append(make_record())
+    assert store.torn_path("demo", MACHINE).read_bytes() == b"one\ntwo\n"
+
+
+def test_a_record_in_another_machines_folder_is_refused(make_record) -> None:
+    line = make_record(machine={"gpu": "Other", "gpu_id": "1"}).to_json()
+    demo_path().parent.mkdir(parents=True)
+    demo_path().write_text(line + "\n")
+    with pytest.raises(ValueError, match=f"line 1 must be of '{MACHINE}', it is of 'other-1'"):
+        store.read("demo", MACHINE)
+
+
+@pytest.mark.parametrize(
+    ("column", "one", "other"),
+    [
+        ("gpu_id", "0badcafe", "deadbeef"),
+        ("power_limit_w", 700, 350),
+        ("timer", "graph", "eager"),
+        ("schema", 1, 2),
+    ],
+)
+def test_rows_that_differ_where_times_depend_on_it_are_not_compared(column, one, other) -> None:
+    same = {"gpu_id": "0badcafe", "power_limit_w": 700, "timer": "graph", "schema": 1}
+    store.require_comparable(pd.DataFrame([same, same]))
+    with pytest.raises(
+        ValueError, match=f"{column} must be the same .*, got {one!r} and {other!r}"
+    ):
+        store.require_comparable(pd.DataFrame([same, same | {column: other}]))
+
+
+def test_no_rows_are_comparable(make_record) -> None:
+    store.append(make_record())
+    store.require_comparable(store.load("demo", MACHINE).iloc[:0])
+
+
+def broken_lines(record: Record) -> dict[str, str]:
+    flat = json.loads(record.to_json())
+    return {
+        "update attnlib": json.dumps({**flat, "schema": SCHEMA + 1}),
+        "content key": json.dumps({**flat, "round": 9}),
+        "page_size must be a power of two": json.dumps(
+            {**flat, "case": {**flat["case"], "page_size": 12}}
+        ),
+        "Expecting": "not json",
+        "a record": "[1, 2]",
+        "must be a record": "null",
+    }
+
+
+def test_a_line_that_is_no_record_is_named_with_its_file(make_record) -> None:
+    append_rounds(make_record, 3)
+    first, second, third = demo_path().read_text().splitlines()
+    for words, line in broken_lines(Record.from_json(second)).items():
+        demo_path().write_text("\n".join([first, line, third, ""]))
+        with pytest.raises(ValueError, match=rf"demo\.jsonl line 2 .*{words}") as caught:
+            store.read("demo", MACHINE)
+        assert str(demo_path()) in str(caught.value)
+
+
+def test_a_study_nobody_measured_is_missing_with_the_machines_that_have_it(make_record) -> None:
+    with pytest.raises(FileNotFoundError, match="'demo' on 'nowhere'; machines: none"):
+        store.read("demo", "nowhere")
+    store.append(make_record())
+    store.append(make_record(machine={"gpu": "Other", "gpu_id": "1"}))
+    assert store.machines("demo") == ["other-1", MACHINE]
+    assert store.machines("another") == []
+    with pytest.raises(FileNotFoundError, match=f"machines: other-1, {MACHINE}"):
+        store.load("demo", "nowhere")
+
+
+def test_two_machines_never_share_a_table(make_record) -> None:
+    mine = make_record()
+    store.append(mine)
+    store.append(make_record(machine={"gpu": "Other", "gpu_id": "1"}))
+    assert store.read("demo", MACHINE) == [mine]
+
+
+def test_a_loaded_row_holds_case_medians_kernels_and_oracle(make_record) -> None:
+    record = make_record()
+    store.append(record)
+    row = store.load("demo", MACHINE).iloc[0].to_dict()
+    expected = {
+        **record.item.case.to_dict(),
+        "id": record.id,
+        "study": "demo",
+        "round": 0,
+        "backend": "flashinfer-fa2",
+        "release": "0.6.3",
+        "timer": "graph",
+        "heads": "8/2",
+        "status": "ok",
+        "reported_backend": "fa2",
+        "kernel_family": "fa2",
+        "kernels": "AttendKernel, MergeKernel x2",
+        "kernel_us": 9.75,
+        "run_us": 11.0,
+        "plan_us": 45.0,
+        "samples": 3,
+        "oracle_error": 0.002,
+        "oracle_budget": 0.008,
+        "gpu": "Test GPU",
+        "gpu_id": "0badcafe",
+        "power_limit_w": 0,
+        "schema": SCHEMA,
+        "num_sms": 4,
+    }
+    assert {name: row[name] for name in expected} == expected
+
+
+def test_a_row_of_several_queries_a_request_says_mode_mask_and_heads(make_record) -> None:
+    record = make_record()
+    case = ExtendCase(record.item.case, "target_verify", 4)
+    store.append(replace(record, item=Item("flashinfer-prefill-fa2", "graph", case)))
+    row = store.load("demo", MACHINE).iloc[0]
+    assert (row["mode"], row["mask"], row.q_len, row.heads) == ("target_verify", "tree", 4, "8/2")
+    assert (row.kind, row.batch_size, row.kv_len, row.lengths) == ("extend", 3, 40, "ragged")
+
+
+def test_failures_and_ceilings_load_beside_times_without_one(make_record) -> None:
+    store.append(make_record())
+    store.append(make_record(round=1, status="crashed", reason="signal SIGSEGV"))
+    ceiling = make_record(item=Item("copy", "graph"), oracle_error=None, oracle_budget=None)
+    store.append(replace(ceiling, plan_us=()))
+    table = store.load("demo", MACHINE)
+    assert table["status"].tolist() == ["ok", "crashed", "ok"]
+    assert [math.isnan(us) for us in table["run_us"]] == [False, True, False]
+    assert [math.isnan(us) for us in table["plan_us"]] == [False, True, True]
+    assert table["kv_len"].isna().tolist() == [False, False, True]
+    assert table["reason"][1] == "signal SIGSEGV"
+
+
+def test_provenance_names_file_hash_machine_versions_and_days(make_record) -> None:
+    days = ("2026-01-04", "2026-01-02")
+    for round_, day in enumerate(days):
+        versions = {"torch": f"2.13.{round_}"}
+        store.append(make_record(round=round_, started_at=f"{day}T09:00:00", versions=versions))
+    found = store.provenance("demo", MACHINE)
+    assert found["file"] == f"data/records/{MACHINE}/demo.jsonl"
+    assert found["sha256"] == hashlib.sha256(demo_path().read_bytes()).hexdigest()
+    assert found["records"] == 2
+    assert found["machine"] == make_record().machine
+    assert found["versions"] == {"torch": ["2.13.0", "2.13.1"]}
+    assert found["measured"] == "2026-01-02 to 2026-01-04"
+    assert found["commands"] == ["python -m attnlib measure demo"]
+
+
+def test_provenance_of_one_day_names_it_once(make_record) -> None:
+    append_rounds(make_record, 2)
+    assert store.provenance("demo", MACHINE)["measured"] == "2026-01-02"
+
+
+WRITER = """
+import sys
+from dataclasses import replace
+from attnlib import store
+from attnlib.run.record import Record
+record, first, count = Record.from_json(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+print("ready", flush=True)
+sys.stdin.readline()
+for round_ in range(first, first + count):
+    store.append(replace(record, round=round_))
+"""
+
+
+def start_writer(record: Record, first: int) -> subprocess.Popen[str]:
+    arguments = [record.to_json(), str(first), str(RECORDS_EACH)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    command = [sys.executable, "-c", WRITER, *arguments]
+    return subprocess.Popen(command, cwd=ROOT, text=True, **pipes)
+
+
+def test_writers_at_the_same_time_lose_nothing(make_record) -> None:
+    # Lines longer than a page, so that a write that is not whole would show.
+    record = make_record(reason="x" * 10_000, status="error")
+    writers = [start_writer(record, n * RECORDS_EACH) for n in range(WRITERS)]
+    assert [writer.stdout.readline() for writer in writers] == ["ready\n"] * WRITERS
+    for writer in writers:
+        writer.stdin.write("go\n")
+        writer.stdin.flush()
+    for writer in writers:
+        writer.communicate()
+    assert [writer.returncode for writer in writers] == [0] * WRITERS
+    rounds = sorted(found.round for found in store.read("demo", MACHINE))
+    assert rounds == list(range(WRITERS * RECORDS_EACH))
+
+
+# One process that imports once and forks writers, each killed at a random instant. A writer reports
+# a round when `append` has returned; an unfinished report is no report. Lines are pages long, so
+# that a kill can fall inside a write.
+KILLED_WRITERS = """
+import os, random, signal, sys, time
+from dataclasses import replace
+from attnlib import store
+from attnlib.run.record import Record
+
+record, first, kills = Record.from_json(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+chance = random.Random(first)
+
+def write(report, next_round):
+    while True:
+        long = replace(record, round=next_round, reason=f"{next_round} " * 4_000)
+        store.append(long)
+        os.write(report, b"%d\\n" % next_round)
+        next_round += 1
+
+reported = []
+for kill in range(kills):
+    receive, report = os.pipe()
+    child = os.fork()
+    if not child:
+        write(report, first + 1_000 * kill)
+    os.close(report)
+    time.sleep(chance.uniform(0.0, 0.03))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    with os.fdopen(receive) as pipe:
+        reported += [line.strip() for line in pipe if line.endswith("\\n")]
+print(*reported)
+"""
+KILLERS, KILLS_EACH = 2, 100
+
+
+def read_as_far_as_whole() -> list[Record]:
+    """What a reader sees: the file as it is, or, if it says so, the file without its torn line."""
+    try:
+        return store.read("demo", MACHINE)
+    except ValueError as error:
+        assert "cut short" in str(error)
+        assert store.mend("demo", MACHINE) > 0
+        return store.read("demo", MACHINE)
+
+
+def test_writers_killed_at_two_hundred_instants_lose_nothing_they_reported(make_record) -> None:
+    record = make_record(status="error", reason="r")
+    firsts = [n * 1_000_000 for n in range(KILLERS)]
+    command = [sys.executable, "-c", KILLED_WRITERS, record.to_json()]
+    killers = [
+        subprocess.Popen([*command, str(n), str(KILLS_EACH)], cwd=ROOT, text=True, stdout=-1)
+        for n in firsts
+    ]
+    reported = {int(word) for killer in killers for word in killer.communicate()[0].split()}
+    assert [killer.returncode for killer in killers] == [0] * KILLERS
+    found = read_as_far_as_whole()
+    assert len(reported) > KILLERS * KILLS_EACH / 4
+    assert reported <= {record.round for record in found}
+    assert all(record.reason == f"{record.round} " * 4_000 for record in found)
+    late = make_record(round=KILLERS * 1_000_000)
+    store.append(late)
+    assert store.read("demo", MACHINE) == [*found, late]

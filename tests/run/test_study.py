@@ -1,0 +1,382 @@
+"""Studies: what runs in which order, what is measured again, and whose numbers are shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnlib.core.spec import AttnSpec
+from attnlib.kinds.decode.case import DecodeCase
+from attnlib.kinds.item import Item
+from attnlib.run import store, study
+from attnlib.run.record import Record, machine_slug
+from attnlib.run.study import (
+    Grid,
+    Study,
+    load_or_measure,
+    measure,
+    mode,
+    record_machine,
+    record_name,
+)
+
+SPEC = AttnSpec(4, 2, 16, 4)
+SMALL, LARGE = DecodeCase(SPEC, 1, 8), DecodeCase(SPEC, 2, 12, "ragged")
+FP8 = DecodeCase(replace(SPEC, kv_dtype="float8_e4m3fn"), 1, 8)
+CPU_SLUG = "cpu-test64"
+
+
+def study_of(*grids: Grid, **fields: Any) -> Study:
+    return Study(
+        **{"name": "demo", "question": "?", "device": "cpu", "ceilings": (), **fields}
+        | {"grids": grids}
+    )
+
+
+def grid_of(*cases: DecodeCase, **fields: Any) -> Grid:
+    return Grid(cases, **{"backends": ("sdpa",), "timers": ("host",), **fields})
+
+
+TINY = study_of(grid_of(SMALL, LARGE, FP8, rounds=2))
+MIXED = study_of(grid_of(SMALL, headline=True), grid_of(LARGE, rounds=3))
+
+
+def cases_of(job: Any) -> list[DecodeCase]:
+    return [item.case for item in job.items]
+
+
+@pytest.fixture
+def with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study, "_has_cuda", lambda: True)
+
+
+class Bar:
+    """A progress bar that remembers."""
+
+    def __init__(self, *, total: int, unit: str, desc: str) -> None:
+        self.total, self.desc, self.seen, self.closed = total, desc, 0, False
+
+    def update(self, count: int) -> None:
+        self.seen += count
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class Measured:
+    """What one real run of TINY, in two worker processes, returned and left in its data folder."""
+
+    data: Path
+    count: int = 0
+    bars: list[Bar] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
+    machine: str = ""
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measured]:
+    found = Measured(tmp_path_factory.mktemp("measured"))
+
+    def bar(**options: Any) -> Bar:
+        found.bars.append(Bar(**options))
+        return found.bars[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ATTNLIB_DATA", str(found.data))
+        found.count = measure(TINY, progress=bar)
+        (found.machine,) = store.machines("demo")
+        found.records = store.read("demo", found.machine)
+    yield found
+
+
+@pytest.fixture
+def measured_data(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> Measured:
+    """The run's own data folder, as the one in use."""
+    monkeypatch.setenv("ATTNLIB_DATA", str(measured.data))
+    return measured
+
+
+def test_a_study_is_measured_end_to_end_into_records(measured) -> None:
+    assert measured.count == len(measured.records) == 2 * 3
+    statuses = {(r.item.case, r.round): r.status for r in measured.records}
+    assert statuses == {
+        (case, round_): "refused" if case == FP8 else "ok"
+        for case in (SMALL, LARGE, FP8)
+        for round_ in (0, 1)
+    }
+
+
+def test_a_refused_item_says_why(measured) -> None:
+    reasons = {r.reason for r in measured.records if r.status == "refused"}
+    assert reasons == {"SDPA takes no FP8 tensors, got bfloat16/float8_e4m3fn"}
+
+
+def test_workers_run_odd_rounds_in_reverse(measured) -> None:
+    order = [(record.round, record.item.case) for record in measured.records]
+    assert order == [(0, c) for c in (SMALL, LARGE, FP8)] + [(1, c) for c in (FP8, LARGE, SMALL)]
+
+
+def test_every_time_has_its_oracle_versions_machine_and_command(measured) -> None:
+    for record in (r for r in measured.records if r.status == "ok"):
+        assert record.oracle_error <= record.oracle_budget
+        assert {"python", "torch"} <= set(record.versions)
+        assert record.machine_slug == measured.machine
+        assert record.command == "python -m attnlib measure demo"
+
+
+def test_progress_ends_at_its_total(measured) -> None:
+    (bar,) = measured.bars
+    assert (bar.total, bar.seen, bar.desc, bar.closed) == (6, 6, "demo", True)
+
+
+def test_a_study_that_is_complete_measures_nothing_again(measured_data) -> None:
+    before = store.record_path("demo", measured_data.machine).read_bytes()
+    assert measure(TINY) == 0
+    assert store.record_path("demo", measured_data.machine).read_bytes() == before
+
+
+def test_replay_shows_the_records_of_the_machine_asked_for(measured_data, monkeypatch) -> None:
+    monkeypatch.setenv("ATTNLIB_MODE", "replay")
+    monkeypatch.setenv("ATTNLIB_MACHINE", measured_data.machine)
+    table = load_or_measure(TINY)
+    assert table["id"].tolist() == [record.id for record in measured_data.records]
+
+
+def test_the_machine_is_described_from_any_folder(measured, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = study.describe.__wrapped__("cpu")
+    assert machine_slug(found) == measured.machine
+
+
+def test_a_sweep_that_was_cut_off_resumes_with_what_is_missing(instant_jobs) -> None:
+    assert measure(TINY) == 6
+    path = store.record_path("demo", CPU_SLUG)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:2] + lines[4:]))
+    instant_jobs.jobs.clear()
+    assert measure(TINY) == 2
+    assert [(job.round, cases_of(job)) for job in instant_jobs.jobs] == [(0, [FP8]), (1, [FP8])]
+    assert measure(TINY) == 0
+
+
+KILLED_SWEEP = "import test_study; test_study.measure(test_study.TINY)"
+
+
+def test_a_sweep_killed_in_the_middle_resumes_and_repeats_nothing(data) -> None:
+    folder = Path(__file__).parent
+    paths = os.pathsep.join([str(folder), str(folder.parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths}
+    sweep = subprocess.Popen([sys.executable, "-c", KILLED_SWEEP], env=environment)
+    while not any(path.stat().st_size for path in data.glob("records/*/demo.jsonl")):
+        assert sweep.poll() is None
+        time.sleep(0.01)
+    sweep.kill()
+    sweep.wait()
+    count = measure(TINY)
+    (path,) = data.glob("records/*/demo.jsonl")
+    ids = [json.loads(line)["id"] for line in path.read_text().splitlines()]
+    assert len(ids) == len(set(ids)) == 6
+    assert 0 < count < 6
+    assert measure(TINY) == 0
+
+
+def test_a_record_of_a_failure_counts_as_measured(instant_jobs, make_record) -> None:
+    failed = make_record(item=Item("sdpa", "host", SMALL), machine=study.describe("cpu"))
+    store.append(replace(failed, status="crashed", run_us=(), plan_us=()))
+    assert measure(study_of(grid_of(SMALL))) == 0
+
+
+def test_records_of_another_machine_do_not_count_as_measured(instant_jobs, make_record) -> None:
+    store.append(make_record(item=Item("sdpa", "host", SMALL)))
+    assert measure(study_of(grid_of(SMALL))) == 1
+
+
+def test_rounds_are_outermost_and_odd_ones_run_backwards() -> None:
+    releases = ("0.6.3", "0.6.4")
+    jobs = study_of(grid_of(SMALL, LARGE, releases=releases, rounds=2)).jobs(headline=False)
+    assert [(job.round, job.release) for job in jobs] == [
+        (0, "0.6.3"),
+        (0, "0.6.4"),
+        (1, "0.6.4"),
+        (1, "0.6.3"),
+    ]
+    assert [cases_of(job) for job in jobs] == [[SMALL, LARGE]] * 2 + [[LARGE, SMALL]] * 2
+    assert {item.release for item in jobs[1].items} == {"0.6.4"}
+
+
+def test_a_grid_is_the_product_of_its_parts_case_by_case() -> None:
+    grid = grid_of(SMALL, LARGE, backends=("a", "b"), timers=("graph", "eager"))
+    assert [(i.case, i.backend, i.timer) for i in grid.items()] == [
+        (case, backend, timer)
+        for case in (SMALL, LARGE)
+        for backend in ("a", "b")
+        for timer in ("graph", "eager")
+    ]
+
+
+def test_an_item_of_two_grids_is_measured_once_a_round() -> None:
+    (job,) = study_of(grid_of(SMALL, LARGE), grid_of(LARGE)).jobs(headline=False)
+    assert cases_of(job) == [SMALL, LARGE]
+
+
+def test_a_grid_takes_part_in_its_own_rounds_only() -> None:
+    jobs = MIXED.jobs(headline=False)
+    assert [cases_of(job) for job in jobs] == [[SMALL, LARGE], [LARGE], [LARGE]]
+
+
+def test_a_headline_run_takes_headline_grids_only() -> None:
+    assert [cases_of(job) for job in MIXED.jobs(headline=True)] == [[SMALL]]
+
+
+def test_rounds_asked_for_hold_for_every_grid() -> None:
+    jobs = MIXED.jobs(headline=False, rounds=2)
+    assert [cases_of(job) for job in jobs] == [[SMALL, LARGE], [LARGE, SMALL]]
+
+
+@pytest.mark.parametrize("ceilings", [("copy", "matmul"), ("read",), ()])
+def test_ceilings_are_measured_in_every_round_unless_the_study_needs_none(ceilings) -> None:
+    demo = study_of(grid_of(SMALL, releases=("0.6.4",), rounds=2), ceilings=ceilings)
+    items = [item for job in demo.jobs(headline=False) for item in job.items]
+    expected = [Item(name, "graph") for name in ceilings] * 2
+    assert sorted((i for i in items if i.case is None), key=str) == sorted(expected, key=str)
+
+
+@pytest.mark.parametrize("rounds", [0, -1])
+def test_a_study_of_no_rounds_is_refused(instant_jobs, rounds) -> None:
+    with pytest.raises(ValueError, match=f"rounds must be >= 1, got {rounds}"):
+        measure(TINY, rounds=rounds)
+    assert instant_jobs.jobs == []
+
+
+def test_a_gpu_study_without_a_gpu_is_not_measured(instant_jobs, without_gpu) -> None:
+    with pytest.raises(RuntimeError, match="study 'demo' must be measured on a CUDA GPU"):
+        measure(replace(TINY, device="cuda"))
+    assert instant_jobs.jobs == []
+
+
+def test_jobs_run_with_the_folder_given_for_their_release(instant_jobs, tmp_path) -> None:
+    info = tmp_path / "flashinfer_python-9.9.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: flashinfer-python\nVersion: 9.9\n")
+    demo = study_of(grid_of(SMALL, backends=("flashinfer-fa2",), releases=("9.9",)))
+    measure(demo, overlays={"flashinfer-python==9.9": tmp_path})
+    assert instant_jobs.overlays == [tmp_path]
+
+
+def test_a_release_of_a_backend_that_has_none_is_refused_by_name(instant_jobs) -> None:
+    with pytest.raises(ValueError, match="sdpa"):
+        measure(study_of(grid_of(SMALL, releases=("2.0",))))
+
+
+@pytest.mark.parametrize("asked", [None, "auto", "replay"])
+def test_without_a_gpu_the_mode_is_replay(asked, without_gpu, monkeypatch) -> None:
+    if asked:
+        monkeypatch.setenv("ATTNLIB_MODE", asked)
+    assert mode() == "replay"
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"), [(None, "live"), ("auto", "live"), ("live", "live"), ("replay", "replay")]
+)
+def test_with_a_gpu_the_mode_is_live_unless_replay_is_asked_for(
+    asked, found, with_gpu, monkeypatch
+) -> None:
+    if asked:
+        monkeypatch.setenv("ATTNLIB_MODE", asked)
+    assert mode() == found
+
+
+def test_live_without_a_gpu_raises_and_is_not_replayed(without_gpu, monkeypatch) -> None:
+    monkeypatch.setenv("ATTNLIB_MODE", "live")
+    with pytest.raises(RuntimeError, match="live needs a CUDA GPU"):
+        load_or_measure(TINY)
+
+
+def test_an_unknown_mode_lists_the_known_ones(monkeypatch) -> None:
+    monkeypatch.setenv("ATTNLIB_MODE", "Live")
+    with pytest.raises(ValueError, match="ATTNLIB_MODE must be one of auto, .*, got 'Live'"):
+        mode()
+
+
+def test_replay_takes_the_studys_machine_unless_another_is_named(without_gpu, monkeypatch) -> None:
+    published = replace(TINY, reference_machine="nvidia-h200-1a2b3c4d")
+    assert record_machine(published) == "nvidia-h200-1a2b3c4d"
+    monkeypatch.setenv("ATTNLIB_MACHINE", "another-gpu")
+    assert record_machine(published) == "another-gpu"
+
+
+def test_live_takes_this_machine_whatever_was_published(instant_jobs, with_gpu) -> None:
+    assert record_machine(replace(TINY, reference_machine="nvidia-h200-1a2b3c4d")) == CPU_SLUG
+
+
+def test_a_study_without_a_machine_lists_those_that_have_it(without_gpu, make_record) -> None:
+    with pytest.raises(ValueError, match="'demo' has no published records; .*one of: none"):
+        load_or_measure(TINY)
+    store.append(make_record())
+    with pytest.raises(ValueError, match="set ATTNLIB_MACHINE to one of: test-gpu-0badcafe"):
+        load_or_measure(TINY)
+
+
+def test_a_study_that_is_not_measured_yet_replays_the_records_it_names(
+    without_gpu, make_record
+) -> None:
+    store.append(make_record(study="lender"))
+    draft = replace(TINY, borrows=("lender", "test-gpu-0badcafe"))
+    assert record_name(draft) == "lender"
+    assert set(load_or_measure(draft).study) == {"lender"}
+
+
+def test_live_borrows_no_records(instant_jobs, with_gpu) -> None:
+    headline = replace(TINY.grids[0], headline=True)
+    draft = replace(TINY, grids=(headline,), borrows=("lender", "somewhere"))
+    assert record_name(draft) == TINY.name
+    assert set(load_or_measure(draft).study) == {TINY.name}
+
+
+def test_a_study_has_records_of_its_own_or_borrows_some() -> None:
+    with pytest.raises(ValueError, match="must have reference_machine or borrows, not both"):
+        replace(TINY, reference_machine="a", borrows=("lender", "b"))
+
+
+def test_replay_never_measures(instant_jobs, with_gpu, monkeypatch) -> None:
+    monkeypatch.setenv("ATTNLIB_MODE", "replay")
+    with pytest.raises(FileNotFoundError, match="no records of study 'demo' on 'somewhere'"):
+        load_or_measure(replace(TINY, reference_machine="somewhere"))
+    assert instant_jobs.jobs == []
+
+
+def test_live_measures_headline_cases_and_shows_all_that_is_on_record(
+    instant_jobs, with_gpu
+) -> None:
+    assert load_or_measure(MIXED)["kv_len"].tolist() == [SMALL.kv_len]
+    measure(MIXED)
+    assert len(load_or_measure(MIXED)) == 1 + 3
+
+
+def test_a_case_is_found_by_its_key_or_label_and_an_unknown_one_lists_the_keys() -> None:
+    assert TINY.cases == study_of(grid_of(SMALL, LARGE), grid_of(LARGE, FP8)).cases
+    for case in TINY.cases:
+        assert TINY.case_named(case.key) == TINY.case_named(case.label) == case
+    keys = "  ".join(case.key for case in TINY.cases)
+    with pytest.raises(ValueError, match=f"case must be one of study 'demo': {keys}; got 'x'"):
+        TINY.case_named("x")
+
+
+def test_items_of_an_isolated_grid_have_a_process_each() -> None:
+    grids = (
+        Grid(TINY.cases[:2], ("sdpa",), timers=("host",)),
+        Grid(TINY.cases[:2], ("other",), timers=("host",), isolated=True),
+    )
+    jobs = replace(TINY, grids=grids, ceilings=()).jobs(headline=False)
+    assert sorted(len(job.items) for job in jobs) == [1, 1, 2]
+    assert all(job.release == "" for job in jobs)

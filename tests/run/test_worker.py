@@ -1,0 +1,214 @@
+"""The worker, in this process and on the CPU: no check, no time, and every failure has a name."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from attnlib.core.backends.sdpa import Sdpa
+from attnlib.core.spec import AttnSpec
+from attnlib.kinds.cost import decode_cost
+from attnlib.kinds.decode import measure as decode
+from attnlib.kinds.decode.case import DecodeCase
+from attnlib.kinds.item import Item
+from attnlib.measure.timer import PLAN_SAMPLES
+from attnlib.run import store, worker
+from attnlib.run.record import Record
+from attnlib.run.worker import CONTEXT_LOST, Worker
+
+CASE = DecodeCase(AttnSpec(4, 2, 16, 4), batch_size=3, kv_len=20, lengths="ragged")
+ITEM = Item("sdpa", "host", CASE)
+JOB = {"study": "demo", "round": 2, "device": "cpu", "command": "repeat me"}
+
+
+def measure(item: Item = ITEM) -> Record:
+    return Worker(JOB).measure(item)
+
+
+def with_spec(**fields: Any) -> Item:
+    return replace(ITEM, case=replace(CASE, spec=replace(CASE.spec, **fields)))
+
+
+def sdpa_gives(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+    """Make the backend return `change(out)` instead of its output."""
+    honest = Sdpa.run
+    monkeypatch.setattr(Sdpa, "run", lambda self, *inputs: change(honest(self, *inputs)))
+
+
+def sdpa_raises(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(Sdpa, "run", fail)
+
+
+def job_file(folder: Path, items: list[Item]) -> Path:
+    forms = [(7 + number, item.to_dict()) for number, item in enumerate(items)]
+    path = folder / "job.json"
+    path.write_text(json.dumps({**JOB, "items": forms, "progress": str(folder / "progress")}))
+    return path
+
+
+def test_a_right_output_gets_times_an_oracle_and_a_pedigree() -> None:
+    record = measure()
+    assert (record.status, record.reason) == ("ok", "")
+    assert (record.study, record.round, record.item) == ("demo", 2, ITEM)
+    assert len(record.run_us) == len(record.plan_us) == PLAN_SAMPLES
+    assert 0 < record.oracle_error <= record.oracle_budget
+    assert record.oracle_rows == 3 * 4
+    assert record.work_per_call == decode_cost(CASE).io_bytes
+    assert (record.reported_backend, record.kernel_family, record.kernels) == ("sdpa", "", ())
+    assert record.versions["torch"] == torch.__version__
+    assert record.machine["gpu_id"] == "cpu"
+    assert record.command == "repeat me"
+    assert record.started_at.endswith("+00:00")
+
+
+def test_two_workers_see_the_same_error_in_the_same_case() -> None:
+    assert measure().oracle_error == measure().oracle_error
+
+
+def test_a_wrong_output_is_incorrect_and_has_no_times(monkeypatch) -> None:
+    sdpa_gives(monkeypatch, lambda out: out * 1.1)
+    record = measure()
+    assert record.status == "incorrect"
+    assert record.run_us == record.plan_us == ()
+    assert record.oracle_error == pytest.approx(0.1, abs=0.02)
+    assert f"over budget {record.oracle_budget:.3g}" in record.reason
+
+
+def test_an_output_of_nan_is_incorrect_and_can_be_written_down(monkeypatch) -> None:
+    sdpa_gives(monkeypatch, lambda out: out * float("nan"))
+    record = measure()
+    assert (record.status, record.oracle_error) == ("incorrect", None)
+    assert Record.from_json(record.to_json()) == record
+
+
+def test_an_exception_of_the_backend_is_an_error_with_its_type_and_words(monkeypatch) -> None:
+    sdpa_raises(monkeypatch, TypeError("plan() got an unexpected keyword"))
+    record = measure()
+    assert record.status == "error"
+    assert record.reason == "TypeError: plan() got an unexpected keyword"
+
+
+def test_the_words_of_an_error_are_one_line_without_folders_of_the_machine(monkeypatch) -> None:
+    sdpa_raises(monkeypatch, OSError("cannot open\n  '/opt/engine/lib/kernel.so'"))
+    assert measure().reason == "OSError: cannot open 'kernel.so'"
+
+
+def test_a_lost_cuda_context_is_a_crash(monkeypatch) -> None:
+    sdpa_raises(monkeypatch, RuntimeError("CUDA error: an illegal memory access was encountered"))
+    assert measure().status == "crashed"
+
+
+def test_the_words_of_an_error_are_told_once(monkeypatch) -> None:
+    sdpa_raises(monkeypatch, RuntimeError("CUDA error: an illegal memory access was encountered"))
+    assert measure().reason.count("illegal memory access") == 1
+
+
+def test_a_compilers_complaint_is_told_however_long_its_command_line(monkeypatch) -> None:
+    log = f"Ninja build failed: nvcc {'-DX ' * 400}\nprefill.cu(7): error: no such trait\nmore"
+    sdpa_raises(monkeypatch, RuntimeError(log))
+    reason = measure().reason
+    assert reason.startswith("RuntimeError: Ninja build failed: nvcc")
+    assert reason.endswith("prefill.cu(7): error: no such trait")
+    assert len(reason) < 1000
+
+
+def test_a_spec_that_the_backend_cannot_run_is_refused_with_the_reason() -> None:
+    record = measure(with_spec(kv_dtype="float8_e4m3fn"))
+    assert record.status == "refused"
+    assert record.reason == "SDPA takes no FP8 tensors, got bfloat16/float8_e4m3fn"
+
+
+def test_a_backend_that_cannot_run_here_is_refused_with_the_reason(without_gpu) -> None:
+    record = measure(replace(ITEM, backend="flashinfer-fa2"))
+    assert record.status == "refused"
+    assert "not installed" in record.reason or "needs a CUDA GPU" in record.reason
+
+
+def test_a_case_that_cannot_fit_is_refused_before_it_is_built(monkeypatch) -> None:
+    monkeypatch.setattr(decode, "build_workload", lambda *a, **k: pytest.fail("was built"))
+    record = measure(replace(ITEM, case=replace(CASE, kv_len=2**26, lengths="fixed")))
+    assert record.status == "refused"
+    assert record.reason == "KV needs 24.0 GiB, limit 3.0 GiB"
+
+
+def test_an_unknown_backend_and_timer_are_errors_that_list_the_known_ones() -> None:
+    assert "one of sdpa, flashinfer-auto" in measure(replace(ITEM, backend="fa9")).reason
+    record = measure(replace(ITEM, timer="cupti"))
+    assert (record.status, record.run_us) == ("error", ())
+    assert "one of graph, graph-cold, eager, profiler, host" in record.reason
+
+
+def test_a_timer_that_needs_a_gpu_is_not_replaced_by_another(without_gpu) -> None:
+    record = measure(replace(ITEM, timer="graph"))
+    assert record.status == "error"
+    assert "timer 'graph' needs a CUDA GPU" in record.reason
+
+
+def test_another_release_than_asked_for_is_never_measured() -> None:
+    record = measure(replace(ITEM, release="0.0.1"))
+    assert (record.status, record.run_us) == ("error", ())
+    assert f"release must be torch 0.0.1, imported was {torch.__version__}" in record.reason
+
+
+def test_the_release_asked_for_is_measured() -> None:
+    assert measure(replace(ITEM, release=torch.__version__)).status == "ok"
+
+
+def test_a_kernel_family_that_was_pinned_and_did_not_run_gets_no_time(monkeypatch) -> None:
+    monkeypatch.setattr(Sdpa, "pinned_family", "fa3")
+    record = measure()
+    assert (record.status, record.run_us) == ("error", ())
+    assert record.reason.endswith("asked for fa3, but none ran")
+
+
+def test_neighbours_of_one_case_share_its_tensors(monkeypatch) -> None:
+    built: list[DecodeCase] = []
+    build = decode.build_workload
+    monkeypatch.setattr(
+        decode, "build_workload", lambda case, **to: built.append(case) or build(case, **to)
+    )
+    own, other = Worker(JOB), with_spec(head_dim=32)
+    statuses = [own.measure(item).status for item in (ITEM, ITEM, other, ITEM)]
+    assert statuses == ["ok"] * 4
+    assert built == [CASE, other.case, CASE]
+
+
+def test_a_job_is_measured_in_order_with_a_record_for_each_item(tmp_path) -> None:
+    items = [ITEM, with_spec(kv_dtype="float8_e4m3fn"), with_spec(head_dim=32)]
+    assert worker.main([str(job_file(tmp_path, items))]) == 0
+    records = store.read("demo", Worker(JOB).measure(ITEM).machine_slug)
+    assert [record.item for record in records] == items
+    assert [record.status for record in records] == ["ok", "refused", "ok"]
+    lines = (tmp_path / "progress").read_text().splitlines()
+    assert lines == [f"{word} {n}" for n in (7, 8, 9) for word in ("start", "done")]
+
+
+def test_a_record_is_on_disk_before_its_item_is_called_done(tmp_path, monkeypatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(
+        worker.store, "append", lambda record: seen.append((tmp_path / "progress").read_text())
+    )
+    worker.main([str(job_file(tmp_path, [ITEM]))])
+    assert seen == ["start 7\n"]
+
+
+def test_a_job_stops_where_the_process_is_no_longer_sane(tmp_path, monkeypatch) -> None:
+    sdpa_raises(monkeypatch, RuntimeError("CUDA error: device-side assert triggered"))
+    assert worker.main([str(job_file(tmp_path, [ITEM, ITEM]))]) == CONTEXT_LOST
+    lines = (tmp_path / "progress").read_text().splitlines()
+    assert lines == ["start 7", "done 7"]
+
+
+def test_the_machine_is_described_in_json(capsys) -> None:
+    assert worker.main(["--describe", "cpu"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["gpu"], found["gpu_id"]) == ("", "cpu")
+    assert found["cores"] >= 1

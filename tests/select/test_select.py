@@ -1,0 +1,503 @@
+"""The choices: as the releases have them, with reasons, and as the H200 records saw them run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from attnlib.core.spec import AttnSpec
+from attnlib.kinds.extend import case as extend_case
+from attnlib.run import frame as rows
+from attnlib.run import store
+from attnlib.select import GPUS, LIBRARIES, MODES, Call, UnknownFactError, explain
+from attnlib.select.libraries import AUTO, FLASHINFER, OLD_SGLANG
+from attnlib.select.text import headline, parse_call, parse_layer, render, to_dict
+from attnlib.studies.fa3_decode_regression.study import REFERENCE_MACHINE
+
+DATA = Path(__file__).resolve().parents[2] / "data" / "records"
+FP8 = "float8_e4m3fn"
+BF16 = AttnSpec(32, 8, 128, 16)
+FP8_BOTH = AttnSpec(32, 8, 128, 16, FP8)
+FP8_CACHE = AttnSpec(32, 8, 128, 16, "bfloat16", FP8)
+LATENT = AttnSpec(128, 1, 576, 64)
+AFFECTED = ("0.6.0", "0.6.1", "0.6.2", "0.6.3")
+HEALTHY = ("0.2.0.post1", "0.5.3", "0.6.4", "0.6.13", "0.7.0", "0.7.2.post1")
+STEP = Call(kv_lens=(8192,) * 16)
+
+
+def auto(spec, release, gpu="sm90", mode="decode", **more):
+    return explain(spec, mode=mode, gpu=gpu, library=f"flashinfer=={release}", env={}, **more)
+
+
+def engine(library, spec, gpu, mode="decode", policy="auto", **call):
+    asked = Call(**call)
+    return explain(spec, mode=mode, gpu=gpu, library=library, policy=policy, call=asked, env={})
+
+
+# FlashInfer's auto
+
+
+@pytest.mark.parametrize("release", AFFECTED)
+def test_sixteen_bit_decode_on_hopper_is_fa3_in_the_affected_releases(release):
+    assert auto(BF16, release).backend == "fa3"
+
+
+@pytest.mark.parametrize("release", HEALTHY)
+def test_sixteen_bit_decode_on_hopper_is_fa2_in_every_other_release(release):
+    assert auto(BF16, release).backend == "fa2"
+
+
+@pytest.mark.parametrize("release", (*AFFECTED, *HEALTHY))
+@pytest.mark.parametrize("gpu", [gpu for gpu in GPUS if gpu != "sm90"])
+@pytest.mark.parametrize("spec", [BF16, FP8_BOTH, FP8_CACHE])
+def test_no_gpu_but_hopper_ever_gets_fa3_for_decode(release, gpu, spec):
+    assert auto(spec, release, gpu).backend == "fa2"
+
+
+@pytest.mark.parametrize(
+    ("release", "backend"), [("0.5.3", "fa2"), ("0.6.3", "fa3"), ("0.7.1", "fa3")]
+)
+def test_fp8_queries_on_hopper_keep_fa3_after_the_fix(release, backend):
+    assert auto(FP8_BOTH, release).backend == backend
+
+
+@pytest.mark.parametrize(("release", "backend"), [("0.6.3", "fa3"), ("0.6.4", "fa2")])
+def test_an_fp8_cache_with_a_16_bit_query_left_fa3_in_0_6_4(release, backend):
+    assert auto(FP8_CACHE, release).backend == backend
+
+
+def test_a_pick_that_cannot_run_says_so_and_is_not_replaced():
+    choice = auto(FP8_CACHE, "0.6.3")
+    assert choice.backend == "fa3"
+    assert "the module does not compile" in choice.problem
+    assert not auto(FP8_CACHE, "0.6.4").problem
+
+
+@pytest.mark.parametrize("release", ["0.2.0.post1", "0.6.3", "0.7.2.post1"])
+def test_without_tensor_cores_backend_does_not_matter(release):
+    choice = auto(BF16, release, call=Call(tensor_cores=False))
+    assert choice.backend == "cuda-cores"
+
+
+@pytest.mark.parametrize(
+    ("release", "backend"), [("0.2.0.post1", "fa3"), ("0.6.4", "fa3"), ("0.7.2.post1", "fa3")]
+)
+def test_prefill_on_hopper_is_fa3_in_every_release(release, backend):
+    assert auto(BF16, release, mode="prefill_paged").backend == backend
+
+
+def test_a_custom_mask_keeps_verify_on_fa2():
+    masked = Call(custom_mask=True)
+    assert auto(BF16, "0.7.2.post1", mode="target_verify", call=masked).backend == "fa2"
+
+
+def test_the_verify_kernel_that_hides_behind_fa2_is_told_of():
+    spec = AttnSpec(4, 1, 256, 1, "bfloat16", FP8)
+    choice = auto(spec, "0.7.2.post1", mode="target_verify", call=Call(custom_mask=True))
+    assert choice.backend == "fa2"
+    assert "eagle_verify_fp8kv_sm90" in choice.decided_by.why
+
+
+@pytest.mark.parametrize(
+    ("gpu", "release", "backend"),
+    [
+        ("sm100", "0.7.0", "fa2"),
+        ("sm100", "0.7.1", "cudnn"),
+        ("sm103", "0.7.1", "cudnn"),
+        ("sm120", "0.7.1", "fa2"),
+        ("sm90", "0.7.1", "fa3"),
+    ],
+)
+def test_ragged_prefill_on_blackwell_walks_cudnn_and_cutlass_from_0_7_1(gpu, release, backend):
+    call = Call(kv_lens=(2048,) * 4)
+    assert auto(BF16, release, gpu, "prefill_ragged", call=call).backend == backend
+
+
+@pytest.mark.parametrize(
+    ("gpu", "release", "backend"),
+    [
+        ("sm90", "0.2.2", "fa3"),
+        ("sm80", "0.7.0", "fa2"),
+        ("sm100", "0.7.0", "fa2"),
+        ("sm100", "0.7.1", "trtllm-gen"),
+        ("sm103", "0.7.1", "fa2"),
+        ("sm103", "0.7.2", "trtllm-gen"),
+        ("sm120", "0.7.2", "fa2"),
+    ],
+)
+def test_mla_is_chosen_by_gpu_and_from_0_7_1_by_work(gpu, release, backend):
+    call = Call(kv_lens=STEP.kv_lens, causal=False)
+    assert auto(LATENT, release, gpu, "mla", call=call).backend == backend
+
+
+def test_an_order_falls_through_to_the_next_that_can_and_says_who_could_not():
+    choice = auto(AttnSpec(128, 1, 576, 1), "0.7.2", "sm100", "mla", call=STEP)
+    refused = [reason.subject for reason in choice.reasons if reason.kind == "limit"]
+    assert choice.backend == choice.order[0] == "fa2"
+    assert set(refused) == {"trtllm-gen", "cute-dsl-monolithic"}
+
+
+def test_a_rule_that_asks_for_lengths_says_how_to_give_them():
+    with pytest.raises(UnknownFactError, match=r"asks for work: give call=Call\(kv_lens="):
+        auto(LATENT, "0.7.2", "sm100", "mla")
+
+
+# Engines
+
+
+def test_sglang_pins_fa2_since_0_5_9_and_left_decode_to_auto_before():
+    before = engine("flashinfer==0.6.1", BF16, "sm90", policy=OLD_SGLANG)
+    since = engine("flashinfer==0.6.3", BF16, "sm90", policy="sglang")
+    assert (before.backend, since.backend) == ("fa3", "fa2")
+    assert since.decided_by.source == "SGLang #18364"
+
+
+@pytest.mark.parametrize("mode", ["prefill_paged", "draft_extend", "dllm_extend"])
+def test_sglang_pinned_its_other_wrappers_already(mode):
+    assert engine("flashinfer==0.6.1", BF16, "sm90", mode, OLD_SGLANG).backend == "fa2"
+
+
+def test_sglang_left_verify_to_auto_until_0_5_8():
+    assert engine("flashinfer==0.6.1", BF16, "sm90", "target_verify", OLD_SGLANG).backend == "fa3"
+    assert engine("flashinfer==0.6.3", BF16, "sm90", "target_verify", "sglang").backend == "fa2"
+
+
+@pytest.mark.parametrize("policy", ["sglang", "mini-sglang"])
+@pytest.mark.parametrize(
+    ("heads", "kernel"),
+    [((8, 8), "cuda-cores"), ((24, 8), "cuda-cores"), ((32, 8), "fa2"), ((56, 8), "fa2")],
+)
+def test_tensor_cores_begin_at_four_query_heads_a_kv_head(policy, heads, kernel):
+    spec = AttnSpec(*heads, 128, 16)
+    assert engine("flashinfer==0.6.3", spec, "sm90", policy=policy).kernel == kernel
+
+
+def test_sglang_uses_tensor_cores_for_every_fp8_cache():
+    spec = AttnSpec(8, 8, 128, 16, "bfloat16", FP8)
+    assert engine("flashinfer==0.6.3", spec, "sm90", policy="sglang").backend == "fa2"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "backend", "kernel"),
+    [
+        ("sm80", "flashinfer", "fa2"),
+        ("sm90", "fa3", "fa3"),
+        ("sm100", "trtllm_mha", "trtllm_mha"),
+        ("sm120", "flashinfer", "fa2"),
+    ],
+)
+def test_sglang_chooses_by_gpu_and_flashinfer_within_by_its_pins(gpu, backend, kernel):
+    choice = engine("sglang==0.5.23", BF16, gpu)
+    assert (choice.backend, choice.kernel) == (backend, kernel)
+
+
+def test_speculation_with_branches_sends_sglang_on_hopper_to_flashinfer():
+    assert engine("sglang==0.5.23", BF16, "sm90", eagle_topk=4).backend == "flashinfer"
+
+
+def test_mini_sglang_takes_consumer_blackwell_for_a_datacenter_gpu():
+    assert engine("mini-sglang", BF16, "sm120").backend == "trtllm"
+    assert engine("mini-sglang", BF16, "sm90", "prefill_paged").backend == "fa"
+    assert engine("mini-sglang", BF16, "sm90").kernel == "fa2"
+
+
+@pytest.mark.parametrize("heads", [16, 32, 64, 128])
+def test_vllm_puts_flashinfer_sparse_mla_first_for_an_fp8_cache_on_blackwell(heads):
+    spec = AttnSpec(heads, 1, 576, 64, "bfloat16", FP8)
+    choice = engine("vllm==0.33.0", spec, "sm100", "sparse_mla", topk=2048)
+    assert choice.backend == "FLASHINFER_MLA_SPARSE"
+    assert choice.decided_by.source == "vLLM #37252"
+
+
+@pytest.mark.parametrize(
+    ("heads", "backend"),
+    [(16, "FLASH_ATTN_MLA_SPARSE_FA4"), (32, "FLASHMLA_SPARSE"), (128, "FLASHMLA_SPARSE")],
+)
+def test_vllm_orders_sparse_mla_over_a_16_bit_cache_by_heads(heads, backend):
+    spec = AttnSpec(heads, 1, 576, 64)
+    assert engine("vllm==0.33.0", spec, "sm100", "sparse_mla", topk=2048).backend == backend
+
+
+@pytest.mark.parametrize(
+    ("spec", "mode", "gpu", "backend"),
+    [
+        (LATENT, "mla", "sm90", "FLASH_ATTN_MLA"),
+        (AttnSpec(128, 1, 576, 64, "bfloat16", FP8), "mla", "sm90", "FLASHMLA"),
+        (LATENT, "mla", "sm80", "TRITON_MLA"),
+        (LATENT, "sparse_mla", "sm90", "FLASH_ATTN_MLA_SPARSE"),
+        (AttnSpec(128, 1, 512, 64), "sparse_mla", "sm90", "FLASHINFER_MLA_SPARSE_SM90"),
+        (LATENT, "sparse_mla", "sm80", ""),
+        (BF16, "decode", "sm90", "FLASH_ATTN"),
+        (BF16, "decode", "sm100", "FLASHINFER"),
+        (FP8_CACHE, "decode", "sm120", "FLASHINFER"),
+    ],
+)
+def test_vllm_takes_the_first_of_its_list_that_passes_its_checks(spec, mode, gpu, backend):
+    assert engine("vllm==0.33.0", spec, gpu, mode, topk=2048).backend == backend
+
+
+def test_a_block_size_of_the_users_can_cost_vllm_a_better_backend():
+    free = engine("vllm==0.33.0", AttnSpec(128, 1, 576, 16, "bfloat16", FP8), "sm90", "mla")
+    assert free.backend == "FLASHMLA"
+    spec = AttnSpec(128, 1, 576, 16, "bfloat16", FP8)
+    pinned = engine("vllm==0.33.0", spec, "sm90", "mla", pinned_page=True)
+    assert pinned.backend == "TRITON_MLA"
+
+
+def test_without_nvidias_cubins_vllm_falls_back_to_flashinfers_auto():
+    online = engine("vllm==0.33.0", FP8_CACHE, "sm120")
+    offline = engine("vllm==0.33.0", FP8_CACHE, "sm120", cubins=False)
+    assert (online.kernel, offline.kernel) == ("xqa", "fa2")
+
+
+# Reasons
+
+
+def test_every_row_on_the_way_is_among_the_reasons_with_why_it_failed():
+    reasons = auto(BF16, "0.6.4").reasons
+    assert [r.matched for r in reasons] == [False] * (len(reasons) - 1) + [True]
+    assert reasons[1].why == "needs tensor cores is no; it is yes"
+    assert "release < 0.6.0" in reasons[3].why
+    assert "it is 0.6.4" in reasons[3].why
+
+
+def all_rules():
+    for library in LIBRARIES.values():
+        yield from library.limits
+        for tables in library.policies.values():
+            for table in tables.values():
+                yield from table
+
+
+def test_every_row_has_a_source_and_a_reason():
+    assert all(rule.source and rule.why and rule.then for rule in all_rules())
+
+
+def test_every_table_ends_with_a_row_that_always_matches():
+    tables = [t for lib in LIBRARIES.values() for p in lib.policies.values() for t in p.values()]
+    assert all(table[-1].when == () for table in tables)
+
+
+def test_every_backend_that_a_limit_speaks_of_is_known():
+    for library in LIBRARIES.values():
+        known = {name for names in library.backends.values() for name in names}
+        known |= {name for t in library.policies[AUTO].values() for rule in t for name in rule.then}
+        assert {name for rule in library.limits for name in rule.then} <= known
+
+
+def test_a_choice_renders_as_a_table_and_as_data():
+    choice = engine("sglang==0.5.8", BF16, "sm80")
+    text = render(choice)
+    assert text.splitlines()[0] == (
+        "sglang==0.5.8, decode on sm80, policy auto: flashinfer, which runs fa2"
+    )
+    assert "SGLang flashinfer_backend.py, 0.5.8" in text
+    assert to_dict(choice)["reasons"][-1]["matched"] is True
+
+
+# Overrides
+
+
+def test_an_override_is_named_where_the_policy_would_be():
+    choice = pinned(BF16, "decode", "sm90", {"ATTNLIB_DECODE_BACKEND": "fa2"})
+    assert headline(choice) == "flashinfer==0.6.3, decode on sm90, ATTNLIB_DECODE_BACKEND=fa2: fa2"
+
+
+def pinned(spec, mode, gpu, env, library="flashinfer==0.6.3", call=None):
+    return explain(spec, mode=mode, gpu=gpu, library=library, call=call or Call(), env=env)
+
+
+def test_an_override_acts_and_is_the_first_reason():
+    choice = pinned(BF16, "decode", "sm90", {"ATTNLIB_DECODE_BACKEND": "fa2"})
+    assert choice.backend == "fa2"
+    assert choice.reasons[0].kind == "override"
+    assert choice.reasons[0].why == "ATTNLIB_DECODE_BACKEND=fa2"
+
+
+def test_an_override_comes_from_the_environment(monkeypatch):
+    monkeypatch.setenv("ATTNLIB_DECODE_BACKEND", "cuda-cores")
+    choice = explain(BF16, mode="decode", gpu="sm90", library="flashinfer==0.6.3")
+    assert choice.backend == "cuda-cores"
+
+
+@pytest.mark.parametrize(
+    "mode", ["prefill_paged", "target_verify", "draft_extend", "prefill_ragged"]
+)
+def test_the_prefill_override_acts_in_prefill_modes_only(mode):
+    env = {"ATTNLIB_PREFILL_BACKEND": "fa2"}
+    assert pinned(BF16, mode, "sm90", env).backend == "fa2"
+    assert pinned(BF16, "decode", "sm90", env).backend == "fa3"
+
+
+@pytest.mark.parametrize(
+    ("spec", "gpu", "backend", "why"),
+    [
+        (BF16, "sm80", "fa3", "needs compute capability 9.x"),
+        (FP8_CACHE, "sm90", "fa3", "an FP8 cache needs an FP8 query"),
+        (AttnSpec(32, 8, 96, 16), "sm90", "fa3", "head_dim must be"),
+        (AttnSpec(40, 8, 128, 16), "sm90", "cuda-cores", "group size must be 1, 2, 3, 4 or 8"),
+        (FP8_BOTH, "sm90", "fa2", "no FP8 query"),
+        (BF16, "sm90", "trtllm-gen", "needs SM100"),
+    ],
+)
+def test_an_override_that_cannot_run_raises_with_the_reason(spec, gpu, backend, why):
+    with pytest.raises(RuntimeError, match=rf"DECODE_BACKEND={backend}: {backend} cannot.*{why}"):
+        pinned(spec, "decode", gpu, {"ATTNLIB_DECODE_BACKEND": backend})
+
+
+def test_an_override_of_an_engine_is_held_to_the_engines_checks():
+    env = {"ATTNLIB_DECODE_BACKEND": "FLASHINFER_MLA"}
+    with pytest.raises(RuntimeError, match="FLASHINFER_MLA cannot run mla on sm90"):
+        pinned(LATENT, "mla", "sm90", env, library="vllm==0.33.0")
+    assert pinned(LATENT, "mla", "sm100", env, library="vllm==0.33.0").backend == "FLASHINFER_MLA"
+
+
+@pytest.mark.parametrize("backend", ["fa4", "auto"])
+def test_an_override_nobody_knows_lists_the_backends(backend):
+    with pytest.raises(ValueError, match=r"DECODE_BACKEND must be one of fa2, fa3, cuda-cores.*'"):
+        pinned(BF16, "decode", "sm90", {"ATTNLIB_DECODE_BACKEND": backend})
+
+
+def test_a_policy_that_names_a_backend_is_held_to_its_limits_too():
+    assert auto(BF16, "0.6.3", policy="fa2").backend == "fa2"
+    with pytest.raises(RuntimeError, match="fa3 cannot run decode on sm90: not before 0.6.0"):
+        auto(BF16, "0.5.3", policy="fa3")
+
+
+# Bad input
+
+
+@pytest.mark.parametrize("release", ["0.1.9", "0.8.0", "", "newest"])
+def test_a_release_nobody_read_lists_those_that_were(release):
+    with pytest.raises(ValueError, match=r"release of flashinfer must be one of 0.2.0.post1.*got"):
+        auto(BF16, release)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"gpu": "sm70"}, "gpu must be one of sm80, sm89, sm90, sm100, sm103, sm120, got 'sm70'"),
+        ({"mode": "chunk"}, "mode must be one of decode, prefill_paged.*got 'chunk'"),
+        ({"policy": "best"}, "policy of flashinfer in mode decode must be one of auto, sglang"),
+        ({"library": "trtllm==1"}, "library must be one of flashinfer, sglang, mini-sglang, vllm"),
+        ({"library": "mini-sglang==1"}, "mini-sglang has no releases"),
+        ({"library": "mini-sglang", "mode": "mla"}, "mode of mini-sglang must be one of decode"),
+    ],
+)
+def test_an_unknown_name_lists_the_valid_ones(change, message):
+    asked = {"mode": "decode", "gpu": "sm90", "library": "flashinfer==0.6.3", **change}
+    with pytest.raises(ValueError, match=message):
+        explain(BF16, env={}, **asked)
+
+
+def test_query_lengths_without_as_many_cache_lengths_are_refused():
+    with pytest.raises(ValueError, match="one entry for each of kv_lens"):
+        Call(q_lens=(1, 2), kv_lens=(8,))
+
+
+@pytest.mark.parametrize("field", ["topk", "eagle_topk", "head_dim_vo"])
+def test_a_negative_size_is_refused(field):
+    with pytest.raises(ValueError, match=f"{field} must be >= 0, got -1"):
+        Call(**{field: -1})
+
+
+def test_mla_of_several_kv_heads_is_refused():
+    with pytest.raises(ValueError, match="num_kv_heads must be 1 in mode mla, got 8"):
+        auto(BF16, "0.7.2.post1", mode="mla")
+
+
+def test_sparse_mla_without_chosen_tokens_is_refused():
+    with pytest.raises(ValueError, match="topk must be >= 1 in mode sparse_mla, got 0"):
+        auto(LATENT, "0.7.2.post1", mode="sparse_mla", call=STEP)
+
+
+def test_a_call_is_read_from_text():
+    call = parse_call(["graph", "kv_lens=8192x3", "q_lens=1,2,4", "topk=2048", "causal=no"])
+    assert call == Call(graph=True, kv_lens=(8192,) * 3, q_lens=(1, 2, 4), topk=2048, causal=False)
+
+
+@pytest.mark.parametrize("text", ["speed", "topk=many", "graph=8", "kv_lens=8192xx3"])
+def test_a_call_that_is_none_is_refused(text):
+    with pytest.raises(ValueError, match="must be"):
+        parse_call([text])
+
+
+def test_a_layer_is_read_from_text():
+    assert parse_layer("32/8", head_dim=128, page_size=16) == BF16
+    with pytest.raises(ValueError, match="heads must be QUERY/KV"):
+        parse_layer("32", head_dim=128, page_size=16)
+
+
+def test_every_mode_of_the_table_is_one_of_flashinfers():
+    assert set(FLASHINFER.modes) == set(MODES)
+
+
+# What ran on H200s
+
+POLICY = {
+    "flashinfer-auto": "auto",
+    "flashinfer-graph-auto": "auto",
+    "flashinfer-fa2": "fa2",
+    "flashinfer-fa3": "fa3",
+    "flashinfer-cuda-cores": "cuda-cores",
+}
+RECORDED = [
+    (path.stem, path.parent.name)
+    for study in ("auto_resolution", "*fa3_decode_regression", "measurement_trust")
+    for path in sorted(DATA.glob(f"*/{study}.jsonl"))
+]
+FAILED = ("error", "refused")
+
+
+@pytest.mark.usefixtures("published_records")
+@pytest.mark.parametrize(("study", "machine"), RECORDED)
+def test_what_ran_on_an_h200_is_what_the_tables_say(study, machine):
+    frame = store.load(study, machine)
+    ran = frame[frame.backend.isin(POLICY) & (frame.status == "ok")]
+    ran = ran.drop_duplicates(["backend", "release", *rows.CASE, "reported_backend"])
+    said = [
+        auto(rows.case_of(r).spec, r.release, policy=POLICY[r.backend]) for _, r in ran.iterrows()
+    ]
+    assert [c.kernel for c in said] == ran.kernel_family.tolist()
+    assert [c.problem for c in said] == [""] * len(ran)
+    told = [t if t != "auto" else c.kernel for t, c in zip(ran.reported_backend, said, strict=True)]
+    assert [c.kernel for c in said] == told
+
+
+@pytest.mark.usefixtures("published_records")
+def test_what_auto_could_not_run_on_an_h200_has_a_problem():
+    frame = store.load("auto_resolution", REFERENCE_MACHINE)
+    failed = frame[frame.status.isin(FAILED)]
+    said = [auto(rows.case_of(r).spec, r.release) for _, r in failed.iterrows()]
+    assert len(said) == 2
+    assert all(choice.problem for choice in said)
+
+
+@pytest.mark.usefixtures("published_records")
+def test_what_an_h200_refused_by_name_raises():
+    frame = store.load("fa3_decode_regression", REFERENCE_MACHINE)
+    failed = frame[frame.status.isin(FAILED)].drop_duplicates(["backend", "release", *rows.CASE])
+    assert len(failed) > 0
+    for _, row in failed.iterrows():
+        with pytest.raises(RuntimeError, match="cannot run decode on sm90"):
+            auto(rows.case_of(row).spec, row.release, policy=POLICY[row.backend])
+
+
+def test_records_and_rules_call_the_modes_the_same():
+    assert set(extend_case.MODES) <= set(MODES)
+
+
+@pytest.mark.usefixtures("published_records")
+def test_what_auto_ran_in_the_modes_of_an_engine_is_what_the_tables_say():
+    (path,) = DATA.glob("*/engine_modes.jsonl")
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    ran = [r for r in records if r["backend"] == "flashinfer-prefill-auto" and r["status"] == "ok"]
+    assert {r["case"]["mode"] for r in ran} == set(extend_case.MODES)
+    for record in ran:
+        case, release = record["case"], record["versions"]["flashinfer-python"]
+        spec = AttnSpec(**{name: case[name] for name in AttnSpec.__dataclass_fields__})
+        call = Call(custom_mask=case["mask"] in ("tree", "chain"))
+        said = auto(spec, release, mode=case["mode"], call=call)
+        assert said.kernel == record["kernel_family"] == record["reported_backend"], case

@@ -1,0 +1,182 @@
+"""The tables of FlashInfer against the installed FlashInfer: its own wrappers are planned.
+
+`flashinfer_wrappers` plans them on a CPU as if on another GPU; whatever they resolve to must be
+what `explain` says. To check another release, give it a folder and put that first:
+
+    pip install --no-deps --target DIR flashinfer-python==0.6.3
+    PYTHONPATH=DIR pytest tests/test_select_flashinfer.py
+
+Checked so, in agreement: all releases that `explain` knows but 0.2.6, 0.2.7.post1, 0.2.11.post1,
+0.2.11.post3, 0.2.13, 0.2.14.post1, 0.3.0.post1, 0.3.1.post1, 0.6.7.post1, 0.6.7.post2, 0.6.16.post2
+and 0.6.16.post3, which are taken for their neighbours.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import product
+
+import pytest
+from packaging.version import Version
+from support.flashinfer_wrappers import as_if_on, installed, mla_order, resolve
+
+from attnlib.core.spec import AttnSpec
+from attnlib.select import GPUS, Call, explain
+
+FP8 = "float8_e4m3fn"
+DTYPES = [("bfloat16", ""), ("float16", ""), (FP8, FP8), ("bfloat16", FP8), (FP8, "bfloat16")]
+HEAD_DIMS = (64, 96, 128, 256)
+MLA_DTYPES = [("bfloat16", ""), ("float16", ""), (FP8, FP8), ("bfloat16", FP8)]
+STEP = (8192,) * 16
+MLA_CALLS = (
+    Call(kv_lens=(100,) * 4, causal=False),
+    Call(kv_lens=STEP, causal=False),
+    Call(kv_lens=STEP, q_lens=(4,) * 16, causal=True),
+    Call(kv_lens=STEP, q_lens=(4,) * 16, causal=False),
+    Call(kv_lens=(2048,) * 8, q_lens=(2, 3) * 4, causal=True),
+    Call(kv_lens=STEP, causal=False, packed=False),
+    Call(kv_lens=STEP, causal=False, base2_lse=True),
+    Call(kv_lens=STEP, causal=False, graph=True),
+    Call(kv_lens=STEP, causal=False, graph=True, block_tables=True),
+)
+
+
+@pytest.fixture(scope="session")
+def release() -> Version:
+    """The FlashInfer that is installed, or first on PYTHONPATH; imported only for these tests."""
+    found = installed()
+    if not found:
+        pytest.skip("needs FlashInfer: pip install flashinfer-python")
+    return Version(found)
+
+
+@pytest.fixture
+def since(release: Version):
+    """Skip a test of what came with a later release."""
+
+    def require(first: str, why: str) -> None:
+        if release < Version(first):
+            pytest.skip(why)
+
+    return require
+
+
+@pytest.fixture
+def differences(release: Version):
+    return lambda mode, gpu, cases: different(f"flashinfer=={release}", mode, gpu, cases)
+
+
+def different(
+    library: str, mode: str, gpu: str, cases: Iterator[tuple[AttnSpec, Call]]
+) -> list[str]:
+    """Where the library resolves otherwise; a call it refuses must have a `problem`."""
+    found = []
+    with as_if_on(gpu):
+        for spec, call in cases:
+            choice = explain(spec, mode=mode, gpu=gpu, library=library, call=call, env={})
+            try:
+                taken = resolve(spec, call, mode=mode)
+            except (ValueError, NotImplementedError) as error:
+                taken = choice.backend if choice.problem else f"refused: {error}"
+            if taken != choice.backend:
+                found.append(f"{spec} {call}: said {choice.backend!r}, taken {taken!r}")
+    return found
+
+
+def layers() -> Iterator[AttnSpec]:
+    for heads, head_dim, dtypes in product(((32, 8), (8, 8)), HEAD_DIMS, DTYPES):
+        yield AttnSpec(*heads, head_dim, 16, *dtypes)
+
+
+def test_the_installed_release_is_one_that_was_read(release):
+    library = f"flashinfer=={release}"
+    spec = AttnSpec(32, 8, 128, 16)
+    assert explain(spec, mode="decode", gpu="sm90", library=library, env={}).backend
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_decode_resolves_as_the_table_says(gpu, differences):
+    calls = (Call(), Call(tensor_cores=False), Call(positions=True))
+    assert differences("decode", gpu, product(layers(), calls)) == []
+
+
+@pytest.mark.parametrize("gpu", ["sm90", "sm100", "sm103"])
+def test_decode_of_several_tokens_resolves_as_the_table_says(gpu, differences, since):
+    since("0.7.2", "auto does not look at the query tokens until 0.7.2")
+    plain = [{}, {"tensor_cores": False}, {"graph": True}, {"graph": True, "block_tables": True}]
+    more = [*plain, {"window": True}, {"softcap": True}, {"fixed_split": True}]
+    shapes = product(((64, 4), (64, 8), (96, 8)), (64, 128, 256), (1, 16), DTYPES[:3])
+    cases = (
+        (AttnSpec(*heads, head_dim, page, *dtypes), Call(kv_lens=(40,) * n, q_lens=(q,) * n, **how))
+        for heads, head_dim, page, dtypes in shapes
+        for n, q, how in product((2, 16), (2, 4, 8), more)
+        if not how or (page == 16 and head_dim == 128 and q == 4)
+    )
+    assert differences("decode", gpu, cases) == []
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_paged_prefill_resolves_as_the_table_says(gpu, differences):
+    calls = (Call(), Call(custom_mask=True), Call(positions=True), Call(fp16_qk=True))
+    assert differences("prefill_paged", gpu, product(layers(), calls)) == []
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_ragged_prefill_resolves_as_the_table_says(gpu, differences):
+    long, short = (300, 300), (200, 200)
+    calls = (
+        Call(kv_lens=long),
+        Call(kv_lens=long, fp16_qk=True),
+        Call(kv_lens=short, fp16_qk=True),
+        Call(kv_lens=long, q_lens=(1, 1)),
+        Call(kv_lens=long, graph=True),
+        *(Call(kv_lens=long, **{name: True}) for name in ("window", "custom_mask", "sinks")),
+    )
+    assert differences("prefill_ragged", gpu, product(layers(), calls)) == []
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_ragged_prefill_of_mla_resolves_as_the_table_says(gpu, differences, since):
+    since("0.2.2", "K and V have one head_dim until 0.2.2")
+    call = Call(kv_lens=(300,), head_dim_vo=128)
+    cases = [(AttnSpec(32, 32, 192, 16, *dtypes), call) for dtypes in DTYPES]
+    assert differences("prefill_ragged", gpu, iter(cases)) == []
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_mla_resolves_as_the_table_says(gpu, differences, release, since):
+    since("0.2.2", "MLA has no auto until 0.2.2")
+    calls = MLA_CALLS if release >= Version("0.7.1") else MLA_CALLS[:2]
+    specs = (
+        AttnSpec(heads, 1, 576, page, *dtypes)
+        for heads, page, dtypes in product((16, 96, 128), (1, 64, 128), MLA_DTYPES)
+    )
+    assert differences("mla", gpu, product(specs, calls)) == []
+
+
+def random_steps(count: int) -> Iterator[tuple[int, Call]]:
+    """Heads and calls near the policy's boundaries, seeded."""
+    draw = random.Random(20261121)
+    for _ in range(count):
+        batch = draw.choice((1, 2, 7, 16, 31, 32, 100, 256))
+        longest = draw.choice((16, 32, 200, 512, 1024, 2048, 4096, 4097, 8192, 32768, 131072))
+        kv_lens = tuple(draw.choice((longest, max(1, longest // 2))) for _ in range(batch))
+        longest_q = draw.choice((1, 1, 1, 2, 4, 8, 16, 32, 128, 512))
+        q_lens = tuple(draw.choice((longest_q, max(1, longest_q - 1))) for _ in range(batch))
+        flags = {name: draw.random() < 0.5 for name in ("graph", "causal", "base2_lse")}
+        yield (
+            draw.choice((4, 8, 16, 20, 32, 64, 128)),
+            Call(kv_lens=kv_lens, q_lens=q_lens, **flags),
+        )
+
+
+@pytest.mark.parametrize("gpu", ["sm80", "sm90", "sm100", "sm103", "sm120"])
+def test_the_order_of_mla_backends_is_the_policys(gpu, release, since):
+    since("0.7.1" if gpu == "sm100" else "0.7.2", "no policy by work yet")
+    library = f"flashinfer=={release}"
+    for heads, call in random_steps(3000 if gpu == "sm100" else 100):
+        spec = AttnSpec(heads, 1, 576, 64)
+        choice = explain(spec, mode="mla", gpu=gpu, library=library, call=call, env={})
+        row = choice.decided_by.subject
+        assert row.split(" > ") == list(mla_order(spec, call, gpu=gpu)), (heads, call)

@@ -1,0 +1,114 @@
+"""The checks about pinning fa2: each says its words of records made to be so."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from attnlib.kinds.extend.case import ExtendCase
+from attnlib.studies.engine_modes import study as engine_modes
+from attnlib.studies.engine_modes.rows import AUTO, FA2, FA3, usual_timer
+from attnlib.studies.evidence import MissingRecordsError
+from attnlib.studies.fa3_decode_regression.checks import CHECKS
+
+CASES = {case.mode: case for case in engine_modes.ONE_OF_EACH if case.mask != "tree"}
+TREE = engine_modes.MASKED[1]
+EVEN = dict.fromkeys(CASES, 1.0)
+
+
+def records(case: ExtendCase, name: str, factor: float, *, family: str = "") -> list[dict]:
+    """Three rounds of a backend, each `factor` times 100 us and exactly so."""
+    same = {"status": "ok", "throttled": False, "release": "", "gpu_id": "0badcafe", "schema": 1}
+    same |= {"power_limit_w": 700, "kernel_family": family or name, "heads": case.spec.heads}
+    return [
+        {
+            **case.to_dict(),
+            **same,
+            "id": f"{case.label} {name} {round_}",
+            "backend": f"flashinfer-prefill-{name}",
+            "timer": usual_timer(case.mode),
+            "round": round_,
+            "run_us": 100.0 * factor,
+        }
+        for round_ in range(3)
+    ]
+
+
+def measured(factors: dict[str, float], *, ran: str = "fa2") -> pd.DataFrame:
+    """fa2 at `factors` of fa3's time, mode by mode; a pin to fa2 runs `ran`."""
+    found = [records(CASES[mode], FA3, 1.0) for mode in factors]
+    found += [records(CASES[mode], FA2, factor, family=ran) for mode, factor in factors.items()]
+    return pd.DataFrame([row for part in found for row in part])
+
+
+def verified(causal: float, tree: float) -> pd.DataFrame:
+    """`auto` at these multiples of fa2's time under each mask; a third shape has no `auto`."""
+    alone = engine_modes.VERIFIES[0]
+    found = [records(case, FA2, 1.0) for case in (CASES["target_verify"], TREE, alone)]
+    found += [records(CASES["target_verify"], AUTO, causal, family="fa3")]
+    found += [records(TREE, AUTO, tree, family="fa2")]
+    return pd.DataFrame([row for part in found for row in part])
+
+
+@pytest.mark.parametrize(
+    ("check", "factors", "verdict"),
+    [
+        ("all_prefill_pins_gain", dict.fromkeys(CASES, 0.5), "confirmed"),
+        ("all_prefill_pins_gain", EVEN | {"draft_extend": 0.5}, "partly"),
+        ("all_prefill_pins_gain", EVEN, "refuted"),
+        ("pin_loses_somewhere", dict.fromkeys(CASES, 0.5), "refuted"),
+        ("pin_loses_somewhere", dict.fromkeys(CASES, 0.5) | {"prefill_ragged": 2.0}, "confirmed"),
+        ("pin_in_paged_prefill", EVEN, "confirmed"),
+    ],
+)
+def test_times_by_mode_decide(check, factors, verdict):
+    finding = CHECKS[check][1](measured(factors), None)
+    assert finding.verdict == verdict
+    assert finding.records
+
+
+@pytest.mark.parametrize(
+    ("check", "mode"),
+    [
+        ("pin_in_paged_prefill", "prefill_paged"),
+        ("pin_in_draft_extend", "draft_extend"),
+        ("pin_in_dllm_extend", "dllm_extend"),
+    ],
+)
+def test_a_pin_that_ran_another_kernel_is_refuted_and_its_time_is_told(check, mode):
+    ran = CHECKS[check][1]
+    finding = ran(measured({mode: 2.0}), None)
+    assert (finding.verdict, finding.value) == ("confirmed", 2.0)
+    assert "slower in 1 of 1 shapes" in finding.reason
+    assert ran(measured({mode: 2.0}, ran="fa3"), None).verdict == "refuted"
+
+
+@pytest.mark.parametrize(
+    ("causal", "tree", "verdict"),
+    [(2.0, 2.0, "confirmed"), (2.0, 1.0, "partly"), (1.0, 1.0, "refuted")],
+)
+def test_a_pin_for_verification_gains_where_auto_is_slower(causal, tree, verdict):
+    finding = CHECKS["verify_pin_gains"][1](verified(causal, tree), None)
+    assert finding.verdict == verdict
+    assert "under a causal mask auto runs fa3" in finding.reason
+    assert "under a tree mask auto runs fa2" in finding.reason
+    assert len(finding.records) == 12, "the shape without auto has no say"
+
+
+def test_one_round_decides_nothing():
+    frame = measured(dict.fromkeys(CASES, 0.5))
+    once = frame[frame["round"] == 0]
+    for check in ("all_prefill_pins_gain", "pin_loses_somewhere"):
+        assert CHECKS[check][1](once, None).verdict == "open"
+
+
+@pytest.mark.parametrize("check", ["pin_in_draft_extend", "all_prefill_pins_gain"])
+def test_a_mode_that_was_not_measured_leaves_its_claim_open(check):
+    factors = {mode: 1.0 for mode in CASES if mode != "draft_extend"}
+    with pytest.raises(MissingRecordsError, match="no round"):
+        CHECKS[check][1](measured(factors), None)
+
+
+def test_verification_without_auto_leaves_its_claim_open():
+    with pytest.raises(MissingRecordsError, match="auto and fa2"):
+        CHECKS["verify_pin_gains"][1](measured(EVEN), None)

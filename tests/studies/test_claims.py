@@ -1,0 +1,283 @@
+"""The ledger of claims: whole, sourced, and each verdict standing on records that exist."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+
+from attnlib import cli
+from attnlib.report import page
+from attnlib.run import store
+from attnlib.studies import STUDIES, claims
+from attnlib.studies.evidence import NOT_HERE, VERDICTS, Finding
+from attnlib.studies.fa3_decode_regression.checks import CHECKS
+from attnlib.studies.fa3_decode_regression.study import REFERENCE_MACHINE
+
+PUBLISHED = Path(__file__).resolve().parents[2] / "data"
+SOURCES = {
+    "sgl-project/mini-sglang #99",
+    "sgl-project/sglang #18364",
+    "sgl-project/sglang #20778",
+    "sgl-project/sglang #21104",
+    "vllm-project/vllm #37252",
+}
+SLUG = "mini-sglang-99-fa3-5x-slower"
+ENTRY = {
+    "id": "a",
+    "source": "s",
+    "quote": "q",
+    "shape": "not stated",
+    "figure": None,
+    "measured_on": "H200",
+    "check": "open",
+    "note": "n",
+}
+
+
+@pytest.fixture
+def published(monkeypatch):
+    monkeypatch.delenv("ATTNLIB_DATA", raising=False)
+
+
+@pytest.fixture
+def copied(data):
+    """A copy of the published records that a test may spoil."""
+    shutil.copytree(PUBLISHED / "records", data / "records")
+    return data
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    """Write a ledger of these entries, each ENTRY but for what it changes."""
+
+    def write(*entries: object) -> Path:
+        path = tmp_path / "claims.yaml"
+        source = {"repo": "o/r", "pull": 1, "date": "2026-01-02"}
+        whole = [{**ENTRY, **e} if isinstance(e, dict) else e for e in entries]
+        path.write_text(yaml.safe_dump({"sources": {"s": source}, "claims": whole}))
+        return path
+
+    return write
+
+
+def stands(checked: claims.CheckedClaim, ids: set[str]) -> bool:
+    """A checked claim stands on records, all of them in the store; others stand on none."""
+    finding = checked.finding
+    if checked.claim.check in claims.UNCHECKED or finding.verdict == NOT_HERE:
+        return not finding.records
+    return bool(finding.records) and set(finding.records) <= ids
+
+
+def fallen() -> list[str]:
+    """Claims that do not stand on the records of the data folder in use."""
+    asked = {STUDIES[name] for studies, _ in CHECKS.values() for name in studies}
+    places = [(study.name, study.reference_machine) for study in asked]
+    ids = {record.id for name, machine in places for record in store.read(name, machine)}
+    return [checked.claim.id for checked in claims.verdicts() if not stands(checked, ids)]
+
+
+def lose(folder: Path, study: str, lost) -> int:
+    """Delete the records of a study that `lost` picks; how many."""
+    path = folder / "records" / REFERENCE_MACHINE / f"{study}.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    kept = [line for line in lines if not lost(json.loads(line))]
+    path.write_text("".join(kept))
+    return len(lines) - len(kept)
+
+
+def test_every_one_of_the_five_sources_has_claims():
+    found = Counter(claim.source.label.split(",")[0] for claim in claims.load_claims())
+    assert set(found) == SOURCES
+    assert min(found.values()) >= 3
+
+
+def test_an_id_begins_with_its_source_and_is_a_slug():
+    for claim in claims.load_claims():
+        repo = claim.source.repo.partition("/")[2]
+        assert claim.id.startswith(f"{repo}-{claim.source.pull}-")
+        assert set(claim.id) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
+
+
+def test_quotes_are_few_words():
+    assert max(len(claim.quote) for claim in claims.load_claims()) <= 100
+
+
+def test_every_check_is_asked_by_a_claim():
+    assert set(CHECKS) <= {claim.check for claim in claims.load_claims()}
+
+
+def test_every_checked_claim_stands_on_records_that_exist(published):
+    assert fallen() == []
+    assert {checked.finding.verdict for checked in claims.verdicts()} <= set(VERDICTS)
+
+
+def test_every_verdict_says_why_in_a_sentence(published):
+    reasons = [checked.finding.reason for checked in claims.verdicts()]
+    assert [r for r in reasons if not r.endswith((".", '."'))] == []
+
+
+def test_the_copied_records_stand_until_they_are_spoiled(copied):
+    assert fallen() == []
+
+
+def test_a_lost_backend_takes_down_the_claims_that_need_it(copied):
+    lost = lose(
+        copied,
+        "fa3_decode_regression",
+        lambda r: (r["backend"], r["release"]) == ("flashinfer-graph-auto", "0.6.3"),
+    )
+    assert lost
+    assert {"mini-sglang-99-cuda-graph-wrapper", SLUG} <= set(fallen())
+    (checked,) = claims.verdicts(ids=[SLUG])
+    assert (checked.finding.verdict, checked.finding.measured) == ("open", "")
+    assert checked.finding.reason.startswith("Records of fa3_decode_regression are missing: ")
+
+
+def test_one_lost_record_is_enough(copied):
+    (before,) = claims.verdicts(ids=[SLUG])
+    gone = before.finding.records[0]
+    assert lose(copied, "fa3_decode_regression", lambda r: r["id"] == gone) == 1
+    assert SLUG in fallen()
+
+
+def test_a_lost_release_takes_down_what_is_said_of_it(copied):
+    assert lose(copied, "auto_resolution", lambda r: r["release"] == "0.6.1")
+    assert {"mini-sglang-99-auto-defaults-to-fa3", "sglang-18364-auto-fa3-since-06"} <= set(
+        fallen()
+    )
+
+
+def test_a_lost_study_is_an_error(copied):
+    (copied / "records" / REFERENCE_MACHINE / "auto_resolution.jsonl").unlink()
+    with pytest.raises(FileNotFoundError, match="no records of study 'auto_resolution'"):
+        claims.verdicts()
+
+
+def test_a_machine_that_has_not_measured_a_study_leaves_its_claims_open(published, monkeypatch):
+    monkeypatch.setenv("ATTNLIB_MODE", "replay")
+    other, asked = "nvidia-h200-d167867c", ["sglang-20778-5-2x", "sglang-21104-63-calls"]
+    there, here = claims.verdicts(ids=asked), claims.verdicts(other, ids=asked)
+    assert "open" not in {checked.finding.verdict for checked in there}
+    assert here[0].finding.reason == (
+        "Records of decode_metadata are missing: this machine has none of decode_metadata."
+    )
+    assert here[1] == there[1], "which that machine has measured"
+
+
+def test_a_notebooks_table_has_a_row_a_claim(published):
+    table = claims.as_frame(claims.verdicts(ids=[SLUG]))
+    assert table.iloc[0, [0, 1]].tolist() == [SLUG, "5 x"]
+    assert list(table) == ["id", "claimed", "measured", "verdict"]
+
+
+def test_a_right_ledger_is_read_in_its_order(ledger):
+    found = claims.load_claims(ledger({}, {"id": "b", "figure": {"value": 4.5, "unit": "x"}}))
+    assert [(claim.id, claim.claimed) for claim in found] == [("a", "yes"), ("b", "4.5 x")]
+    assert found[0].source.label == "o/r #1, 2026-01-02"
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"check": "guess"}, "check of claim 'a' must be one of open, elsewhere, .*got 'guess'"),
+        ({"check": None}, "check of claim 'a' must be one of"),
+        ({"source": "t"}, "source of claim 'a' must be one of s, got 't'"),
+        ({"quote": " "}, "quote of claim 'a' must be a text, got ' '"),
+        ({"note": 3}, "note of claim 'a' must be a text, got 3"),
+        ({"verdict": "yes"}, "claim 'a' must have the fields id, source"),
+        ({"figure": 5}, "figure of claim 'a' must have the fields value, unit"),
+        ({"figure": {"value": "5", "unit": "x"}}, "figure of claim 'a' must be a number, got '5'"),
+        ({"check": "figure_at_long_lengths"}, "figure of claim 'a' must be a number"),
+        ("words", "claim 1 must have the fields"),
+    ],
+)
+def test_a_wrong_entry_is_refused_by_name(ledger, entry, message):
+    with pytest.raises(ValueError, match=message):
+        claims.load_claims(ledger(entry))
+
+
+def test_a_missing_field_is_refused(ledger):
+    path = ledger({})
+    path.write_text(path.read_text().replace("  note: n\n", ""))
+    with pytest.raises(ValueError, match="claim 'a' must have the fields"):
+        claims.load_claims(path)
+
+
+def test_an_id_that_stands_twice_is_refused(ledger):
+    with pytest.raises(ValueError, match="id must be unique, claim 'a' stands there twice"):
+        claims.load_claims(ledger({}, {}))
+
+
+def test_what_is_no_yaml_is_refused_in_one_line(tmp_path):
+    (tmp_path / "bad.yaml").write_text("claims: [")
+    with pytest.raises(ValueError, match="^bad.yaml must be YAML: [^\n]*$"):
+        claims.load_claims(tmp_path / "bad.yaml")
+
+
+def test_an_unknown_id_names_the_close_ones(published):
+    with pytest.raises(ValueError, match=f"ID must be one of .*{SLUG}.*, got 'mini-sglang-99-fa3'"):
+        claims.verdicts(ids=["mini-sglang-99-fa3"])
+
+
+def test_an_id_like_no_other_lists_them_all():
+    with pytest.raises(ValueError) as refused:
+        claims.choose(claims.load_claims(), ["?"])
+    assert all(claim.id in str(refused.value) for claim in claims.load_claims())
+
+
+def test_the_command_prints_a_line_a_claim(published, capsys):
+    assert cli.main(["claims"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split() == ["id", "claimed", "measured", "verdict"]
+    column = head.index("verdict")
+    assert [line.split()[0] for line in lines] == [claim.id for claim in claims.load_claims()]
+    assert {line[column:] for line in lines} <= set(VERDICTS)
+
+
+def test_the_command_shows_all_there_is_on_a_claim(published, capsys):
+    assert cli.main(["claims", SLUG]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == SLUG
+    told = dict(line.strip().split(maxsplit=1) for line in lines[1:])
+    assert told["source"] == "sgl-project/mini-sglang #99, 2026-03-09"
+    assert (told["claimed"], told["check"]) == ("5 x", "figure_at_long_lengths")
+    assert " and " in told["records"]
+
+
+def test_the_command_prints_json(published, capsys):
+    assert cli.main(["claims", "--json", SLUG]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    (checked,) = claims.verdicts(ids=[SLUG])
+    assert found["figure"] == {"value": 5.0, "unit": "x"}
+    assert found["source"]["pull"] == 99
+    assert found["records"] == list(checked.finding.records)
+    assert found["low"] <= found["value"] <= found["high"]
+
+
+def test_the_command_refuses_an_unknown_id_in_one_line(published, capsys):
+    assert cli.main(["claims", "fa3-5x"]) == cli.FAILED
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    (line,) = printed.err.splitlines()
+    assert line.startswith("attnlib claims: ID must be one of ")
+
+
+def test_the_reports_table_escapes_what_a_ledger_says(ledger):
+    text = {name: f"<i>{name}</i>" for name in ("id", "quote", "shape", "measured_on", "note")}
+    (claim,) = claims.load_claims(ledger({**text, "figure": {"value": 2, "unit": "<i>x"}}))
+    finding = Finding("open", "<i>because</i>", "<i>measured</i>")
+    table = page.render_page([], [claims.CheckedClaim(claim, finding)], [], part="")
+    assert "<i>" not in table
+    assert table.count("&lt;i&gt;") == 5
+
+
+def test_a_verdict_in_the_report_is_a_word_and_not_a_colour_alone(ledger):
+    (claim,) = claims.load_claims(ledger({}))
+    for word in VERDICTS:
+        table = page.render_page([], [claims.CheckedClaim(claim, Finding(word, "so"))], [], part="")
+        assert f"<b class='{word.replace(' ', '-')}'>{word}</b>" in table

@@ -1,0 +1,125 @@
+"""Evidence: how cases vote, and when records are not enough to say anything."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from attnlib.core.spec import AttnSpec
+from attnlib.kinds.decode.case import DecodeCase
+from attnlib.studies import evidence
+
+CASES = tuple(DecodeCase(AttnSpec(8, 2, 128, 16), 4, kv_len) for kv_len in (1024, 2048))
+PAIR = ("flashinfer-auto", "flashinfer-fa2")
+
+
+def frame(*ratios: float, rounds: int = 3, **more: object) -> pd.DataFrame:
+    """Both backends of PAIR for each case, `ratios` apart, in rounds that differ by a little."""
+    return pd.DataFrame(
+        [
+            {
+                **case.to_dict(),
+                "heads": case.spec.heads,
+                "id": f"{backend}-{case.kv_len}-{round_}",
+                "backend": backend,
+                "release": "0.6.3",
+                "timer": "graph",
+                "status": "ok",
+                "throttled": False,
+                "gpu_id": "0badcafe",
+                "power_limit_w": 700,
+                "schema": 1,
+                "kernel_family": "fa2",
+                "round": round_,
+                "run_us": 100.0 * (ratio if backend == PAIR[0] else 1.0) * (1 + round_ / 100),
+                **more,
+            }
+            for case, ratio in zip(CASES, ratios, strict=True)
+            for backend in PAIR
+            for round_ in range(rounds)
+        ]
+    )
+
+
+def judged(rows: pd.DataFrame) -> evidence.Judged:
+    return evidence.judge_cases(rows, CASES, PAIR, "0.6.3")
+
+
+@pytest.mark.parametrize(
+    ("counts", "word"),
+    [
+        ((3, 0, 0), "confirmed"),
+        ((3, 0, 3), "confirmed"),
+        ((0, 3, 1), "refuted"),
+        ((1, 3, 0), "partly"),
+        ((1, 0, 2), "open"),
+        ((0, 0, 1), "open"),
+    ],
+)
+def test_cases_for_against_and_undecided_vote(counts, word):
+    assert evidence.vote(*counts) == word
+
+
+def test_no_case_is_no_verdict():
+    with pytest.raises(ValueError, match="at least one case"):
+        evidence.vote(0, 0)
+
+
+def test_each_case_is_judged_by_its_own_rounds():
+    found = judged(frame(5.0, 1.0))
+    assert (found.count("slower"), found.count("same")) == (1, 1)
+    assert len(found.records) == 12
+    assert found.counts == "slower in 1, same in 1 of 2 shapes"
+
+
+def test_a_finding_has_the_median_and_the_range_of_its_cases():
+    found = judged(frame(5.0, 3.0)).finding("confirmed", "so")
+    assert (found.low, found.value, found.high) == pytest.approx((3.0, 4.0, 5.0))
+    assert found.measured == "3.00 to 5.00 x, median 4.00"
+
+
+def test_a_finding_of_one_case_has_its_interval():
+    rows = frame(5.0, 3.0)
+    rows.loc[(rows.backend == PAIR[0]) & (rows["round"] == 0), "run_us"] *= 1.1
+    found = evidence.judge_cases(rows, CASES[:1], PAIR, "0.6.3").finding("confirmed", "so")
+    assert found.low < found.value < found.high
+
+
+def test_one_round_decides_nothing_and_has_no_interval():
+    found = judged(frame(5.0, 3.0, rounds=1))
+    assert found.count("ambiguous") == 2
+    single = evidence.judge_cases(frame(5.0, 3.0, rounds=1), CASES[:1], PAIR, "0.6.3")
+    finding = single.finding("open", "one round")
+    assert (finding.low, finding.high, finding.measured) == (None, None, "5.00 x, one round")
+
+
+@pytest.mark.parametrize("lost", [0, 5, 11])
+def test_one_missing_record_is_noticed(lost):
+    with pytest.raises(evidence.MissingRecordsError, match=r"0\.6\.3: 11 records of 2 shapes"):
+        judged(frame(5.0, 1.0).drop(index=lost))
+
+
+def test_a_missing_case_is_noticed():
+    rows = frame(5.0, 1.0)
+    with pytest.raises(evidence.MissingRecordsError, match="a shape lacks one"):
+        judged(rows[rows.kv_len == CASES[0].kv_len])
+
+
+def test_what_failed_is_on_record_but_cannot_be_judged():
+    rows = frame(5.0, 1.0)
+    rows.loc[rows.kv_len == CASES[0].kv_len, ["status", "run_us"]] = ["crashed", float("nan")]
+    assert len(judged(rows).verdicts) == 1
+    with pytest.raises(evidence.MissingRecordsError, match="no round that is ok"):
+        judged(rows.assign(status="crashed"))
+
+
+def test_what_ran_is_the_family_or_what_went_wrong_oldest_first():
+    new, old = frame(1.0, 1.0, rounds=1, release="0.6.13"), frame(1.0, 1.0, rounds=1)
+    rows = pd.concat([new, old.assign(status="error")], ignore_index=True)
+    ran = evidence.ran_rows(rows, CASES, PAIR[0], ("0.6.3", "0.6.13"))
+    assert ran["ran"].tolist() == ["error", "error", "fa2", "fa2"]
+
+
+def test_a_release_that_is_not_on_record_is_noticed():
+    with pytest.raises(evidence.MissingRecordsError, match="2 of 4 records in 0.6.3, 0.6.4"):
+        evidence.ran_rows(frame(1.0, 1.0), CASES, PAIR[0], ("0.6.3", "0.6.4"))

@@ -1,0 +1,294 @@
+"""Figures and tables of the published study: the data beside each picture, and stable bytes."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from functools import cache, partial
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import pytest
+
+from attnlib.draw import style
+from attnlib.run import frame as rows
+from attnlib.run import store
+from attnlib.select import GPUS
+from attnlib.studies import STUDIES, roofline
+from attnlib.studies.decode_metadata import figures as metadata_figures
+from attnlib.studies.decode_metadata.rows import TODAY
+from attnlib.studies.fa3_decode_regression import figures, tables
+from attnlib.studies.fa3_decode_regression.study import FIXED, HEADLINE, REGRESSED, VARIANTS, WIDE
+from attnlib.studies.measurement_trust import figures as trust_figures
+from attnlib.studies.measurement_trust import tables as trust
+from attnlib.studies.scheduler_metadata import figures as schedule
+
+mpl.use("agg")
+
+
+pytestmark = pytest.mark.usefixtures("published_records")
+
+
+ROOT = Path(__file__).resolve().parents[2]
+DRAW = """
+import sys
+from attnlib.draw import style
+from attnlib.run import frame as rows, store
+from attnlib.studies import roofline
+frame = store.load("measurement_trust", "nvidia-h200-5b90d8cb")
+style.save(roofline.roofline(frame, rows.ceilings(frame), "0.6.4"), sys.argv[1])
+"""
+
+
+def test_the_heat_map_shows_every_case_of_the_grid_with_its_number(frame):
+    wide = rows.of_cases(frame, WIDE)
+    figure = figures.slowdown_heatmap(wide, REGRESSED, page_size=16)
+    grid = tables.slowdown_grid(wide, REGRESSED)
+    shown = sorted(float(text.get_text()) for axis in figure.axes for text in axis.texts)
+    assert shown == sorted(round(r, 1) for r in grid[grid.page_size == 16].ratio)
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_two_drawings_of_the_same_records_are_the_same_bytes(frame, limit, suffix, tmp_path):
+    first, second = (
+        style.save(figures.prediction_chart(frame, limit, REGRESSED), tmp_path / f"{n}.{suffix}")
+        for n in "ab"
+    )
+    assert first.read_bytes() == second.read_bytes()
+    assert style.save(figures.prediction_chart(frame, limit, REGRESSED), first) == first
+    assert first.read_bytes() == second.read_bytes()
+    assert sorted(os.listdir(tmp_path)) == [f"a.{suffix}", f"b.{suffix}"]
+
+
+def test_another_process_draws_the_same_svg(tmp_path):
+    drawn = []
+    for seed in "12":
+        path = tmp_path / f"{seed}.svg"
+        command = [sys.executable, "-c", DRAW, str(path)]
+        subprocess.run(
+            command, cwd=ROOT, check=True, timeout=120, env=os.environ | {"PYTHONHASHSEED": seed}
+        )
+        drawn.append(path.read_bytes())
+    assert drawn[0] == drawn[1] and b"<svg" in drawn[0]
+
+
+def test_a_figure_is_saved_as_png_or_svg_and_as_nothing_else(frame, limit, tmp_path):
+    with pytest.raises(ValueError, match=r"path must end in \.png or \.svg, got 'a\.pdf'"):
+        style.save(figures.prediction_chart(frame, limit, REGRESSED), tmp_path / "a.pdf")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_figure_that_cannot_be_written_leaves_the_old_one_whole(
+    frame, limit, tmp_path, monkeypatch
+):
+    path = tmp_path / "a.png"
+    path.write_text("old")
+    monkeypatch.setattr("os.replace", lambda *names: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        style.save(figures.prediction_chart(frame, limit, REGRESSED), path)
+    assert path.read_text() == "old" and os.listdir(tmp_path) == ["a.png"]
+
+
+def test_the_release_chart_has_a_dot_for_each_case_release_and_wrapper(frame):
+    top = rows.of_cases(frame, HEADLINE)
+    figure = figures.release_chart(top)
+    dots = sum(len(c[0].get_xdata()) for axis in figure.axes for c in axis.containers)
+    assert dots == len(HEADLINE) * 4 * 2
+
+
+def test_the_floor_chart_labels_the_three_kernel_families(frame, limit):
+    figure = figures.floor_chart(rows.of_cases(frame, WIDE), limit, REGRESSED)
+    labels = figure.axes[0].get_legend_handles_labels()[1]
+    assert labels == ["cuda-cores", "fa2", "fa3"]
+
+
+@cache
+def of_study(name):
+    return store.load(name, STUDIES[name].reference_machine)
+
+
+def heat_map():
+    return figures.slowdown_heatmap(of_study("fa3_decode_regression"), REGRESSED, page_size=16)
+
+
+def release_chart():
+    return figures.release_chart(rows.of_cases(of_study("fa3_decode_regression"), HEADLINE))
+
+
+def with_ceilings(draw):
+    frame = of_study("fa3_decode_regression")
+    return draw(rows.of_cases(frame, WIDE), rows.ceilings(frame), REGRESSED)
+
+
+def ratio_chart():
+    story = rows.of_cases(of_study("fa3_decode_regression"), HEADLINE)
+    judged = rows.decode_rows(story, release=REGRESSED)
+    judged = judged[judged.backend.isin((rows.AUTO, rows.FA2))]
+    words = trust.verdicts(judged, rows.AUTO, rows.FA2, floor=0.05)
+    return trust_figures.ratio_chart(words, judged, label="auto / fa2")
+
+
+def metadata_frame():
+    frame = of_study("decode_metadata")
+    return frame[frame.timer == "graph"]
+
+
+def designs():
+    frame = metadata_frame()
+    return metadata_figures.designs_chart(frame, rows.ceilings(frame, ("copy",)))
+
+
+def crossover_map():
+    return metadata_figures.crossover_map(metadata_frame(), TODAY)
+
+
+# Every figure of records -> the study that it shows.
+DRAWN = {
+    heat_map: "fa3_decode_regression",
+    release_chart: "fa3_decode_regression",
+    partial(with_ceilings, figures.prediction_chart): "fa3_decode_regression",
+    partial(with_ceilings, figures.floor_chart): "fa3_decode_regression",
+    partial(with_ceilings, roofline.roofline): "fa3_decode_regression",
+    ratio_chart: "fa3_decode_regression",
+    designs: "decode_metadata",
+    lambda: metadata_figures.advantage_heatmap(metadata_frame()): "decode_metadata",
+    crossover_map: "decode_metadata",
+    lambda: schedule.savings_chart(of_study("scheduler_metadata")): "scheduler_metadata",
+    lambda: schedule.share_chart(of_study("scheduler_metadata")): "scheduler_metadata",
+}
+UNITS = re.compile(r"\b(us|tokens|requests|MiB|TFLOP/s|FLOP per byte|release|ratio|time|floor)\b|/")
+
+
+@pytest.fixture(scope="module", params=DRAWN.items(), ids=range(len(DRAWN)))
+def drawn(request):
+    """What draws a figure, one that was shown already, as in a notebook, and its study."""
+    draw, study = request.param
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("ATTNLIB_DATA", raising=False)
+        patch.setenv("ATTNLIB_MODE", "replay")
+        figure = draw()
+        figure.canvas.draw()
+        yield draw, figure, study
+
+
+def test_every_figure_says_which_records_of_which_gpu_it_shows_and_its_units(drawn):
+    _, figure, study = drawn
+    source, ids = figure.texts[-1].get_text().split("\n")
+    gpu_id = STUDIES[study].reference_machine.rsplit("-", 1)[1]
+    assert re.fullmatch(rf"{study}: NVIDIA H200 {gpu_id}, 2026-\d\d-\d\d", source)
+    assert re.fullmatch(r"[\d,]+ records, [0-9a-f]{16} to [0-9a-f]{16}, sum of ids \w{8}", ids)
+    shown = [axis for axis in figure.axes if axis.get_visible() and axis.axison]
+    assert shown and all(UNITS.search(axis.get_xlabel()) for axis in shown)
+
+
+def test_no_words_of_a_figure_run_into_its_footer_or_off_its_edge(drawn):
+    _, figure, _ = drawn
+    top = figure.texts[-1].get_window_extent().y1
+    boxes = [axis.get_tightbbox() for axis in figure.axes if axis.get_visible()]
+    boxes += [legend.get_window_extent() for legend in figure.legends]
+    for box in boxes:
+        assert box.y0 >= top and box.x0 >= 0
+        assert box.x1 <= figure.bbox.x1 + 1 and box.y1 <= figure.bbox.y1 + 1
+
+
+def test_every_figure_is_the_same_bytes_however_often_it_was_shown_and_saved(drawn, tmp_path):
+    draw, shown, _ = drawn
+    orders = {shown: ("png", "svg"), draw(): ("svg", "png")}
+    for number, (figure, order) in enumerate(orders.items()):
+        for suffix in order:
+            style.save(figure, tmp_path / f"{number}.{suffix}")
+    for suffix in ("png", "svg"):
+        first, second = ((tmp_path / f"{number}.{suffix}").read_bytes() for number in (0, 1))
+        assert first == second
+
+
+def test_a_footer_counts_the_records_that_are_drawn_and_no_others(frame):
+    footer = heat_map().texts[-1].get_text()
+    grid = tables.slowdown_rows(frame, REGRESSED)
+    drawn = grid[grid.page_size == 16]
+    assert len(drawn) == drawn.id.nunique() < len(frame)
+    assert footer.endswith(style.records_line(drawn.id))
+    assert f"{len(drawn)} records, {drawn.id.min()} to {drawn.id.max()}" in footer
+
+
+def test_few_records_are_all_named_and_many_by_a_sum_that_changes_with_any_of_them():
+    assert style.records_line(["b", "a"]) == "records a, b"
+    many = [f"{number:016x}" for number in range(1200)]
+    line = style.records_line(reversed(many))
+    assert line.startswith(f"1,200 records, {many[0]} to {many[-1]}, sum of ids ")
+    assert line == style.records_line([*many, many[5]])
+    swapped = [*many[:7], "0000000000000fff", *many[8:]]
+    assert line.split()[-1] != style.records_line(sorted(swapped)).split()[-1]
+
+
+def test_a_source_names_every_gpu_and_the_first_and_last_day(frame):
+    other = frame.assign(gpu="", gpu_id="cpu", started_at="2027-01-01T00:00:00", study="b")
+    line = style.source_line(pd.concat([frame, other]))
+    assert line.startswith("fa3_decode_regression, b: NVIDIA H200 bbfefd08, CPU cpu, 2026-")
+    assert line.endswith(" to 2027-01-01")
+
+
+def test_the_headline_table_holds_every_headline_case_once(frame, limit):
+    table = tables.headline(rows.of_cases(frame, HEADLINE), limit, REGRESSED)
+    assert len(table) == len(HEADLINE)
+    assert (table.floor > 0).all() and (table[["fa2", "fa3", "auto"]] > 0).all(axis=None)
+
+
+def test_the_floor_is_bytes_over_the_measured_copy_rate(frame, limit):
+    table = tables.headline(rows.of_cases(frame, HEADLINE), limit, REGRESSED)
+    row = table[(table.heads == "32/8") & (table.batch_size == 128)].iloc[0]
+    kv_bytes = 2 * 2 * 128 * 8 * 128 * 4096
+    assert row.floor == pytest.approx(kv_bytes / (limit.copy_gbps * 1e3), rel=0.01)
+
+
+def test_live_headline_records_alone_fill_every_table(frame, limit):
+    top = rows.of_cases(frame[frame.timer == "graph"], HEADLINE)
+    assert tables.launch_modes(top, REGRESSED)["fa2 eager"].isna().all()
+    assert rows.of_cases(top, VARIANTS).empty
+    assert tables.variants(rows.of_cases(top, VARIANTS), FIXED).empty
+
+
+def test_a_rule_table_has_a_column_for_each_gpu_generation():
+    row = tables.rule_table(["0.6.3"], HEADLINE[0].spec).iloc[0]
+    found = {gpu: row[gpu] for gpu in GPUS}
+    assert found == dict.fromkeys(GPUS, "fa2") | {"sm90": "fa3"}
+
+
+def test_a_roofline_shows_every_case_and_family_at_its_useful_work(frame):
+    top = rows.of_cases(frame, HEADLINE)
+    table = roofline.roofline_table(top, REGRESSED)
+    assert len(table) == len(HEADLINE) * 3
+    row = table[(table.family == "fa2") & (table.heads == "32/8") & (table.batch_size == 128)]
+    taken = top[(top.kernel_family == "fa2") & (top.batch_size == 128) & (top.heads == "32/8")]
+    run_us = rows.decode_rows(taken, release=REGRESSED).run_us.median()
+    flops = 4 * 128 * 32 * 128 * 4096
+    assert row.tflops.item() == pytest.approx(flops / run_us / 1e6)
+    assert row.intensity.item() == pytest.approx(4, rel=0.01)  # the group size, for 16-bit KV
+
+
+def test_no_kernel_passes_the_roof_unless_the_l2_holds_its_bytes(frame, limit):
+    table = roofline.roofline_table(rows.of_cases(frame, WIDE), REGRESSED)
+    beyond = table[(table.gbps > 1.1 * limit.copy_gbps) | (table.tflops > limit.matmul_tflops)]
+    assert beyond.in_l2.all()
+    assert table.in_l2.any() and not table.in_l2.all()
+
+
+def test_the_roofs_are_the_measured_ceilings_and_only_those(frame, limit):
+    figure = roofline.roofline(rows.of_cases(frame, HEADLINE), limit, REGRESSED)
+    axis = figure.axes[0]
+    labels = axis.get_legend_handles_labels()[1]
+    assert labels[:3] == ["cuda-cores", "fa2", "fa3"]
+    copy, matmul = f"copy, {limit.copy_gbps:,.0f} GB/s", f"{limit.matmul_tflops:,.0f} TFLOP/s"
+    assert labels[3] == copy and labels[4].endswith(matmul) and len(labels) == 5
+    slope = next(line for line in axis.lines if line.get_label() == copy)
+    assert np.allclose(slope.get_ydata(), slope.get_xdata() * limit.copy_gbps / 1e3)
+    assert "FLOP per byte" in axis.get_xlabel() and "TFLOP/s" in axis.get_ylabel()
+
+
+def test_a_roofline_of_no_records_is_refused(frame, limit):
+    with pytest.raises(ValueError, match=r"decode records of release '9\.9'"):
+        roofline.roofline(frame, limit, "9.9")

@@ -1,0 +1,89 @@
+"""Tables and figures of metadata: right where all is there, and whole where designs are missing."""
+
+from __future__ import annotations
+
+import matplotlib
+import pandas as pd
+import pytest
+
+from attnlib.kinds.cost import Ceilings
+from attnlib.run import frame as rows
+from attnlib.run import store
+from attnlib.run.study import Study
+from attnlib.studies.decode_metadata import figures as metadata_figures
+from attnlib.studies.decode_metadata import rows as metadata_rows
+from attnlib.studies.decode_metadata import tables as metadata
+from attnlib.studies.decode_metadata.rows import FUSED, OPS, SERIAL, SIZES
+from attnlib.studies.decode_metadata.study import METADATA, STUDY
+from attnlib.studies.decode_metadata_eager.study import STUDY as EAGER
+
+matplotlib.use("agg")
+LIMIT = Ceilings(copy_gbps=4000.0, matmul_tflops=1.0, num_sms=132, launch_us=1.0)
+
+
+def of(study: Study, *, headline: bool) -> pd.DataFrame:
+    """The published records of a study, or only those that live notebooks measure."""
+    asked = {(job.round, item) for job in study.jobs(headline=headline) for item in job.items}
+    found = store.read(study.name, study.reference_machine)
+    kept = [record for record in found if (record.round, record.item) in asked]
+    return pd.DataFrame([store._row(record) for record in kept])
+
+
+@pytest.fixture(params=[False, True], ids=["published", "live"])
+def frames(request, published_records):
+    return of(STUDY, headline=request.param), of(EAGER, headline=request.param)
+
+
+def test_every_table_and_figure_stands_on_what_a_live_notebook_measures(frames):
+    frame, eager = frames
+    limit = rows.ceilings(frame, ("copy",))
+    for table in (
+        metadata.launch_table(frame),
+        metadata.side_by_side(frame, METADATA, limit),
+        metadata.speedups(frame, METADATA),
+        metadata.crossovers(frame),
+        metadata.worst(frame),
+        metadata.strided(frame, limit),
+        metadata.eager_table(eager),
+    ):
+        assert len(table) and not table.isna().all().any()
+    for table in (metadata.overlap, metadata.other_builders, metadata.step_table):
+        assert isinstance(table(frame), pd.DataFrame)
+    assert metadata_figures.designs_chart(frame, limit).axes
+    assert metadata_figures.advantage_heatmap(frame).axes
+
+
+def test_launches_are_added_up_over_a_label():
+    labels = pd.Series(["a, b x4, c x2", "a", "a x1.5, b"])
+    assert metadata_rows.launches(labels).tolist() == [7, 1, 2.5]
+    assert metadata_rows.launches_of(labels, "b").tolist() == [4, 0, 1]
+
+
+def test_two_releases_of_one_library_are_two_designs(published_records):
+    names = set(metadata_rows.metadata_rows(of(STUDY, headline=False)).backend)
+    assert names == {OPS, SERIAL, FUSED, "fused, no overlap", "SGLang 0.5.14", "SGLang 0.5.23"}
+
+
+def test_a_case_survives_the_way_through_a_frame(published_records):
+    found = metadata_rows.metadata_rows(of(STUDY, headline=True))
+    assert {metadata_rows.case_of(row) for _, row in found.iterrows()} == set(METADATA[:6])
+
+
+def test_the_floor_is_a_launch_until_bytes_take_longer():
+    short, long = METADATA[0], METADATA[6]
+    assert metadata.floor_us(short, LIMIT) == LIMIT.launch_us
+    assert metadata.floor_us(long, LIMIT) == metadata.fetch_us(long, LIMIT) > 50
+    counted = metadata.counted([short, long], LIMIT).set_index(SIZES)
+    assert (counted.needed <= counted.sectors).all()
+    assert (counted.sectors <= counted.fetched).all()
+
+
+def test_the_best_rival_is_the_one_that_comes_closest(published_records):
+    found = metadata_rows.metadata_rows(of(STUDY, headline=True))
+    best = metadata_rows.against_best(found).set_index(SIZES)
+    each = {n: metadata_rows.over(found, FUSED, n).set_index(SIZES).ratio for n in (OPS, SERIAL)}
+    assert (best.ratio == pd.DataFrame(each).max(axis=1)).all()
+
+
+def test_a_study_with_no_step_has_no_step_rows(published_records):
+    assert metadata_rows.step_rows(of(STUDY, headline=True)).empty

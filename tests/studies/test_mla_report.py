@@ -1,0 +1,154 @@
+"""Tables and figures of sparse MLA: right on made-up records, whole where designs are missing."""
+
+from __future__ import annotations
+
+import matplotlib
+import pandas as pd
+import pytest
+
+from attnlib.core.spec import MlaSpec
+from attnlib.kinds.cost import Ceilings
+from attnlib.kinds.item import Item
+from attnlib.kinds.mla.case import MlaCase
+from attnlib.run import frame as rows
+from attnlib.run import store
+from attnlib.studies.sparse_mla import figures as mla_figures
+from attnlib.studies.sparse_mla import rows as mla_rows
+from attnlib.studies.sparse_mla import tables as mla
+from attnlib.studies.sparse_mla.model import predict_mla
+from attnlib.studies.sparse_mla.study import HEADLINE_SHAPES, STUDY
+
+matplotlib.use("agg")
+LIMIT = Ceilings(copy_gbps=4000.0, matmul_tflops=800.0, num_sms=132, read_gbps=4000.0)
+FA3, FLASHMLA = mla_rows.FA3, mla_rows.FLASHMLA
+LIBRARIES = {
+    "old": ("flashinfer-mla-fa3", "0.6.4", "bfloat16"),
+    "new": ("flashinfer-mla-fa3", "0.6.13", "bfloat16"),
+    "flashmla": ("flashmla-sparse-fp8", "", "fp8-656"),
+}
+
+
+@pytest.fixture(params=["published", "live", "live without FlashMLA"])
+def seen(request, published_records):
+    """The published records, what a live notebook measures, and that without one library."""
+    found = store.read(STUDY.name, STUDY.reference_machine)
+    if request.param != "published":
+        jobs = STUDY.jobs(headline=True)
+        asked = {(job.round, item) for job in jobs for item in job.items}
+        found = [record for record in found if (record.round, record.item) in asked]
+    if request.param == "live without FlashMLA":
+        found = [record for record in found if not record.item.backend.startswith("flashmla")]
+    return request.param, found, pd.DataFrame([store._row(record) for record in found])
+
+
+@pytest.fixture
+def measured(make_record):
+    """Append rounds of one shape; `us` by library, a list a round."""
+
+    def measure(heads, batch, *, top_k=2048, kv_len=32768, status="ok", **us):
+        for library, times in us.items():
+            backend, release, kv_format = LIBRARIES[library]
+            case = MlaCase(MlaSpec(heads, top_k, kv_format=kv_format), batch, kv_len)
+            item = Item(backend, "graph", case, release)
+            for round_, time in enumerate(times):
+                told = {} if status != "ok" else {"run_us": (time,)}
+                store.append(make_record(round=round_, item=item, status=status, **told))
+        (machine,) = store.machines("demo")
+        return store.load("demo", machine)
+
+    return measure
+
+
+def test_every_table_and_figure_stands_on_what_a_live_notebook_measures(seen):
+    name, records, frame = seen
+    limit = rows.ceilings(frame, ("copy", "read", "matmul"))
+    for table in (
+        mla.side_by_side(frame, HEADLINE_SHAPES, limit),
+        mla.reached(frame, limit),
+        mla.by_heads(frame),
+        mla.by_context(frame),
+        mla.overflow(frame),
+        mla.release_counts(frame),
+        mla.kernel_counts(frame),
+    ):
+        assert len(table) and not table.isna().all().any()
+    for table in (mla.verdict_counts(frame), mla.parts(records)):
+        assert table.empty == (name == "live without FlashMLA")
+    for table in (mla.exceptions(frame), mla.tensor_or_data(frame)):
+        assert table.empty == (name != "published")
+    assert mla_figures.ratio_heatmap(frame).axes
+    assert mla_figures.heads_chart(frame, limit).axes
+    assert mla_figures.bound_chart(frame, limit).axes
+    assert mla_figures.overflow_chart(frame).axes
+
+
+def test_times_stand_beside_the_share_of_their_own_bound(measured):
+    frame = measured(16, 64, new=[40.0, 44.0, 42.0], flashmla=[80.0, 88.0, 84.0])
+    frame = measured(16, 1, new=[1.0], flashmla=[9.0])
+    # fa2 was not measured: its column is left out.
+    (row,) = mla.side_by_side(frame, [(16, 2048, 64, 32768)], LIMIT).to_dict("records")
+    assert (row[FA3], row[FLASHMLA], row["fa3 / FlashMLA"], row["rounds"]) == (42.0, 84.0, 0.5, 3)
+    for design, kv_format in ((FA3, "bfloat16"), (FLASHMLA, "fp8-656")):
+        bound = predict_mla(MlaCase(MlaSpec(16, 2048, 64, kv_format), 64, 32768), LIMIT).bound_us
+        assert row[f"{design}: of bound, %"] == round(100 * bound / row[design])
+    assert "fa2 0.6.13" not in row
+
+
+def test_a_shape_pairs_both_formats_and_verdicts_are_counted(measured):
+    measured(16, 64, new=[10.0, 10.1, 9.9], flashmla=[20.0, 20.2, 19.8])
+    frame = measured(128, 64, new=[30.0, 30.3, 29.7], flashmla=[20.0, 20.2, 19.8])
+    table = mla.verdict_counts(frame).set_index("heads")
+    assert table.faster.to_dict() == {128: 0, 16: 1} and table.slower.to_dict() == {128: 1, 16: 0}
+    (row,) = mla.exceptions(frame).to_dict("records")
+    assert (row["heads"], row["ratio"], row["fa3 is"]) == (128, 1.5, "slower")
+
+
+def test_tensor_and_data_parallelism_share_the_same_requests(measured):
+    measured(16, 64, new=[50.0], flashmla=[80.0])
+    measured(128, 64, new=[75.0], flashmla=[90.0])
+    measured(128, 8, top_k=512, new=[1.0], flashmla=[1.0])
+    frame = measured(128, 8, new=[20.0], flashmla=[25.0])
+    (row,) = mla.tensor_or_data(frame).to_dict("records")
+    assert (row["GPUs"], row["requests"], row["top_k"]) == (8, 64, 2048)
+    assert (row[f"{FA3}: TP"], row[f"{FA3}: DP"], row[f"{FA3}: TP / DP"]) == (50.0, 20.0, 2.5)
+    assert row[f"{FLASHMLA}: TP / DP"] == 3.2
+
+
+def test_wrong_records_are_counted_by_the_size_of_the_cache(measured):
+    measured(16, 256, old=[1.0, 1.0], status="incorrect")
+    measured(16, 256, new=[1.0], flashmla=[1.0])
+    frame = measured(16, 64, old=[1.0], new=[1.0])
+    small, large = mla.overflow(frame).to_dict("records")
+    assert (small["tokens"], small["lost, %"], small["0.6.4"]) == (64 * 32768, 0.0, "0 of 1")
+    assert (large["tokens"], large["GiB bf16"]) == (256 * 32768, 9.0)
+    told = (large["0.6.4"], large["0.6.13"], large["FlashMLA"])
+    assert told == ("2 of 2", "0 of 1", "0 of 1")
+
+
+def test_rates_count_whole_tiles(measured):
+    frame = measured(16, 64, new=[100.0], flashmla=[100.0])
+    table = mla.reached(frame, LIMIT).set_index("design")
+    # 64 rows for 16 heads, 2,048 tokens of 64 requests, in 100 us.
+    flops = 2 * 64 * (576 + 512) * 2048 * 64
+    assert set(table["TFLOP/s, padded"]) == {round(flops / 100 / 1e6)}
+    gathered = 2048 * 64 * 656 + 64 * 16 * 2 * (576 + 512) + 4 * 64 * 2048
+    assert table["GB/s"][FLASHMLA] == round(gathered / 100 / 1e3)
+    assert table["of read, %"][FLASHMLA] == round(100 * gathered / 100 / 1e3 / 4000)
+
+
+def test_flashmlas_kernels_are_named_by_what_they_do(make_record):
+    item = Item("flashmla-sparse-fp8", "graph", MlaCase(MlaSpec(16, 512), 64, 4096))
+    names = {
+        "flash_fwd_splitkv_mla_fp8_sparse_kernel": 30.0,
+        "flash_fwd_mla_combine_kernel": 8.0,
+        "elementwise_kernel": 3.5,
+    }
+    kernels = tuple({"name": n, "launches": 1.0, "gpu_us": us} for n, us in names.items())
+    (row,) = mla.parts([make_record(item=item, kernels=kernels)]).to_dict("records")
+    assert (row["attention"], row["combine"], row["query copy"]) == (30.0, 8.0, 3.5)
+
+
+def test_a_token_costs_its_formats_bytes_in_every_layer():
+    table = mla.memory_table().set_index("format")
+    assert table["bytes a token and layer"].to_dict() == {"bf16": 1152, "FP8": 656}
+    assert table["million tokens in 64 GiB"]["FP8"] == round(2**36 / (656 * 61) / 1e6, 2)

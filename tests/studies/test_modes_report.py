@@ -1,0 +1,214 @@
+"""Rows, tables and figures of all modes: right where all is there, whole where only some are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import pytest
+
+from attnlib.kinds.cost import Ceilings, extend_cost, predict_fa3
+from attnlib.kinds.decode.case import DecodeCase
+from attnlib.kinds.extend.case import ExtendCase
+from attnlib.run import frame as rows
+from attnlib.run import store
+from attnlib.studies.engine_modes import figures as modes_figures
+from attnlib.studies.engine_modes import rows as modes_rows
+from attnlib.studies.engine_modes import study as engine_modes
+from attnlib.studies.engine_modes import tables as modes
+from attnlib.studies.engine_modes.rows import (
+    EAGER,
+    FA2,
+    FA3,
+    FEW,
+    GRAPH,
+    GROUPS,
+    LIBRARY,
+    MANY,
+    PREFIX,
+)
+from attnlib.studies.engine_modes.study import STUDY
+
+matplotlib.use("agg")
+DECODE, VERIFY, DRAFT = engine_modes.DECODES[0], engine_modes.VERIFIES[4], engine_modes.DRAFTS[3]
+NEW, TAIL = engine_modes.PREFILLS[0], engine_modes.PREFILLS[2]
+CHAIN, TREE, CAUSAL = engine_modes.MASKED[-2], engine_modes.MASKED[1], engine_modes.VERIFIES[-2]
+
+
+def of(*, headline: bool) -> pd.DataFrame:
+    """The published records, or only those that live notebooks measure."""
+    asked = {(job.round, item) for job in STUDY.jobs(headline=headline) for item in job.items}
+    found = store.read(STUDY.name, STUDY.reference_machine)
+    kept = [record for record in found if (record.round, record.item) in asked]
+    return pd.DataFrame([store._row(record) for record in kept])
+
+
+def made(
+    times: dict[tuple[DecodeCase | ExtendCase, str, str], float], *, rounds: Iterable[int] = (0, 1)
+) -> pd.DataFrame:
+    """Records of (case, backend, timer), each round its time and exactly so; traced, twice that."""
+    same = {"status": "ok", "throttled": False, "release": "", "gpu_id": "0badcafe"}
+    same |= {"power_limit_w": 700, "schema": 1, "kernel_family": "fa2", "gpu": "G", "study": "s"}
+    return pd.DataFrame(
+        [
+            {
+                **case.to_dict(),
+                "heads": case.spec.heads,
+                "backend": backend,
+                "timer": timer,
+                "round": round_,
+                "run_us": time,
+                "kernel_us": 2 * time,
+                "started_at": "2026-01-02",
+                **same,
+            }
+            for (case, backend, timer), time in times.items()
+            for round_ in rounds
+        ]
+    )
+
+
+def prefill(name: str) -> str:
+    return f"flashinfer-prefill-{name}"
+
+
+@pytest.fixture(params=[False, True], ids=["published", "live"])
+def frame(request, published_records):
+    return of(headline=request.param)
+
+
+def test_every_table_and_figure_stands_on_what_a_live_notebook_measures(frame):
+    limit = rows.ceilings(frame)
+    for table in (
+        modes.headline(frame, engine_modes.VERIFIES[3:6], limit),
+        modes.summary(frame),
+        modes.regrets(frame),
+        modes.one_tile(frame, limit),
+        modes.shares(frame, limit),
+    ):
+        assert len(table) and not table.isna().all().any()
+    for name in ("exceptions", "resolved", "plans", "masks", "library"):
+        assert isinstance(getattr(modes, name)(frame), pd.DataFrame)
+    assert modes_figures.ratio_chart(frame).axes
+    assert modes_figures.roof_chart(frame, limit).axes
+
+
+def test_the_published_records_fill_every_table_and_every_mode(published_records):
+    frame = of(headline=False)
+    for name in ("exceptions", "resolved", "plans", "masks", "library"):
+        assert len(getattr(modes, name)(frame))
+    assert modes.summary(frame).group.tolist() == list(GROUPS)
+    assert modes.regrets(frame).index.tolist() == [*GROUPS, "worst"]
+    shapes = modes.summary(frame).shapes.sum()
+    asked = {
+        case
+        for grid in STUDY.grids
+        for case in grid.cases
+        if len(grid.backends) > 1 and getattr(case, "mask", "causal") in ("causal", "full")
+    }
+    assert shapes == len(asked)
+
+
+def test_a_case_survives_the_way_through_a_frame(published_records):
+    found = modes_rows.mode_rows(of(headline=False))
+    asked = {case for grid in STUDY.grids for case in grid.cases}
+    assert {modes_rows.case_of(row) for _, row in found.iterrows()} == asked
+
+
+def test_modes_are_shown_the_way_engines_call_them():
+    every = {(case, prefill("fa2"), t): 1.0 for case in (VERIFY, NEW) for t in (GRAPH, EAGER)}
+    found = modes_rows.mode_rows(made(every))
+    assert set(zip(found["mode"], found.timer, strict=True)) == {
+        ("target_verify", GRAPH),
+        ("prefill_paged", EAGER),
+    }
+    assert set(modes_rows.mode_rows(made(every), EAGER)["mode"]) == set(found["mode"])
+    assert set(FEW) | set(MANY) == set(GROUPS) and not set(FEW) & set(MANY)
+
+
+def test_paged_prefill_is_split_by_whether_there_was_a_prefix():
+    found = modes_rows.mode_rows(made({(c, prefill("fa2"), EAGER): 1.0 for c in (NEW, TAIL)}))
+    assert dict(zip(found.kv_len, found.group, strict=True)) == {
+        NEW.cached.kv_len: "prefill_paged",
+        TAIL.cached.kv_len: PREFIX,
+    }
+
+
+def test_decode_is_a_mode_of_one_query_by_the_same_short_names():
+    found = modes_rows.mode_rows(made({(DECODE, "flashinfer-fa3", GRAPH): 1.0}))
+    assert found[["group", "q_len", "mask", "backend"]].drop_duplicates().to_numpy().tolist() == [
+        ["decode", 1, "causal", FA3]
+    ]
+    assert modes_rows.case_of(found.iloc[0]) == DECODE
+
+
+def test_two_timers_are_never_divided():
+    frame = made({(VERIFY, prefill("fa2"), GRAPH): 3.0, (VERIFY, prefill("fa3"), EAGER): 1.0})
+    both = pd.concat([modes_rows.mode_rows(frame, timer) for timer in (GRAPH, EAGER)])
+    assert modes_rows.over(both, FA2, FA3).empty
+    with pytest.raises(ValueError, match="timer must be the same"):
+        rows.ratios(both, FA2, FA3, by=modes_rows.BY)
+
+
+def test_a_summary_counts_the_verdicts_of_a_mode():
+    slow, fast = engine_modes.VERIFIES[3:5]
+    times = {(slow, prefill("fa2"), GRAPH): 2.0, (fast, prefill("fa2"), GRAPH): 0.5}
+    times |= {(case, prefill("fa3"), GRAPH): 1.0 for case in (slow, fast)}
+    (row,) = modes.summary(made(times)).to_dict("records")
+    assert (row["shapes"], row["fa2 slower"], row["fa2 faster"], row["fa2 same"]) == (2, 1, 1, 0)
+    assert (row["least"], row["median"], row["most"]) == (0.5, 1.25, 2.0)
+    assert modes.exceptions(made(times)).kv_len.tolist() == [slow.cached.kv_len]
+
+
+def test_a_policy_costs_its_backends_time_over_the_better_one():
+    backends = {FA2: 4.0, FA3: 1.0}
+    times = {(NEW, prefill(name), EAGER): time for name, time in backends.items()}
+    times |= {(VERIFY, prefill(name), GRAPH): 1.0 / time for name, time in backends.items()}
+    lost = modes.regrets(made(times))
+    assert lost.loc["prefill_paged", "fa2 everywhere"] == 4
+    assert lost.loc["target_verify", "fa2 everywhere"] == 1
+    assert lost.loc["target_verify", "auto of 0.6.4"] == 4
+    assert lost["fa3 for prefill"].tolist() == [1, 1, 1]
+    assert lost.loc["worst"].tolist() == [4, 4, 4, 4, 1]
+
+
+def test_auto_of_the_policies_is_what_auto_ran(published_records):
+    """The policy is a rule; where `auto` was measured it ran what the rule says."""
+    parts = pd.concat(modes_rows.mode_rows(of(headline=False), timer) for timer in (GRAPH, EAGER))
+    ran = modes_rows.plain(parts[parts.backend == "auto"])
+    to_fa3 = ran.group.isin(modes.POLICIES["auto of 0.6.4"])
+    assert (ran.kernel_family == np.where(to_fa3, "fa3", "fa2")).all()
+    assert set(ran.group) >= {*FEW, "prefill_paged", "prefill_ragged"}
+
+
+def test_counts_come_from_lengths_and_predictions_only_for_one_tile():
+    limit = Ceilings(copy_gbps=4000.0, matmul_tflops=800.0, num_sms=132)
+    table = modes.counted((DECODE, VERIFY, engine_modes.PREFILLS[-1]), limit)
+    assert table.bound.tolist() == ["memory", "memory", "matmul"]
+    assert table["fa3 predicted"].isna().tolist() == [False, False, True]
+    assert table["fa3 predicted"][1] == round(predict_fa3(VERIFY.cached, limit).run_us, 1)
+    assert table.roof[2] == round(extend_cost(engine_modes.PREFILLS[-1]).flops / 800e6, 1)
+
+
+def test_plans_are_compared_by_what_the_profiler_saw_of_both():
+    times = {(VERIFY, prefill("fa2"), GRAPH): 3.0, (VERIFY, prefill("fa2"), EAGER): 2.0}
+    times |= {(DRAFT, prefill("fa3"), timer): 5.0 for timer in (GRAPH, EAGER)}
+    fa2, fa3 = modes.plans(made(times)).to_dict("records")
+    assert (fa2["tile for a graph"], fa2["tile for eager"]) == (128, 16)
+    assert (fa2["for a graph"], fa2["for eager"], fa2["ratio"]) == (6.0, 4.0, 1.5)
+    assert (fa3["tile for a graph"], fa3["tile for eager"], fa3["ratio"]) == (128, 128, 1.0)
+
+
+def test_masks_are_compared_case_by_case():
+    times = {(CAUSAL, prefill("fa2"), GRAPH): 2.0, (CHAIN, prefill("fa2"), GRAPH): 5.0}
+    (row,) = modes.masks(made(times | {(TREE, prefill("fa2"), GRAPH): 6.0})).to_dict("records")
+    assert (row["causal"], row["chain"], row["tree"], row["chain / causal"]) == (2, 5, 6, 2.5)
+
+
+def test_the_library_is_held_to_the_better_of_the_two():
+    times = {(VERIFY, prefill("fa2"), GRAPH): 3.0, (VERIFY, prefill("fa3"), GRAPH): 9.0}
+    table = modes.library(made(times | {(VERIFY, "fa3-extend", GRAPH): 2.0}))
+    assert table[["shapes", "library first", "most"]].to_numpy().tolist() == [[1, 1, 1.5]]
+    assert LIBRARY not in modes.headline(made(times), [VERIFY], Ceilings(4000.0, 800.0, 132))

@@ -1,0 +1,191 @@
+"""Tables and pictures of FA3's schedule: on made-up steps, with rows missing, and by the model."""
+
+from __future__ import annotations
+
+import matplotlib
+import numpy as np
+import pytest
+
+from attnlib.core.schedule.facts import SchedulerFacts
+from attnlib.core.schedule.splits import plan_splits
+from attnlib.core.spec import AttnSpec
+from attnlib.draw import style
+from attnlib.kinds.decode.case import DecodeCase
+from attnlib.kinds.item import Item
+from attnlib.kinds.mismatch.case import MISMATCHES, call_facts, predict_splits
+from attnlib.kinds.step.case import StepCase
+from attnlib.run import store
+from attnlib.studies import STUDIES
+from attnlib.studies.metadata_mismatch import tables as misfits
+from attnlib.studies.scheduler_metadata import figures as schedule
+from attnlib.studies.scheduler_metadata import tables as scheduler
+from attnlib.studies.scheduler_metadata.tiles import assign_tiles, balance
+
+matplotlib.use("agg")
+FACTS = SchedulerFacts(4, 16, 2, 128, 1, 8192, num_sms=132, page_size=64, causal=True)
+FORWARD, PREPARE = "FlashAttnFwdSm90", "prepare_varlen_num_blocks_kernel"
+ZERO = "vectorized_elementwise_kernel"
+
+
+@pytest.fixture
+def steps(make_record):
+    """Two rounds of 4 layers: 100 and 104 us each, 88 and 92 once; prepare alone takes 5."""
+
+    def record(backend, round_, run_us, layers, **kernels):
+        case = StepCase(DecodeCase(AttnSpec(16, 2, 128, 64), 1, 512, "ragged"), layers)
+        traced = tuple(
+            {"name": name, "launches": float(n), "gpu_us": us} for name, (n, us) in kernels.items()
+        )
+        return make_record(
+            round=round_,
+            item=Item(backend, "graph", case),
+            run_us=(run_us,),
+            kernels=traced,
+        )
+
+    for round_ in (0, 1):
+        late = 4.0 * round_
+        each = {FORWARD: (4, 96.0), PREPARE: (4, 20.0)}
+        once = {FORWARD: (4, 96.0), PREPARE: (1, 5.0), ZERO: (4, 3.0)}
+        store.append(record("fa3-step-each", round_, 100.0 + late, 4, **each))
+        store.append(record("fa3-step-once", round_, 88.0 + late, 4, **once))
+        store.append(record("fa3-prepare", round_, 5.0, 1, **{PREPARE: (1, 4.0)}))
+    (machine,) = store.machines("demo")
+    return store.load("demo", machine), store.read("demo", machine)
+
+
+def test_a_saving_pairs_rounds_and_is_set_beside_the_prepare_kernels(steps):
+    (row,) = scheduler.savings(steps[0]).itertuples()
+    assert (row.layers, row.kv_len, row.saved, row.rounds) == (4, 512, 12.0, 2)
+    assert (row.low, row.high) == (12.0, 12.0)
+    assert row.share == pytest.approx(12 / (3 * 5)) and row.gain == pytest.approx(100 * 12 / 102)
+
+
+def test_kernels_of_a_step_are_counted_by_way(steps):
+    table = scheduler.kernels_per_step(steps[1]).set_index("way")
+    assert table.prepare.to_dict() == {"each": 4, "once": 1}
+    assert table.zeroing.to_dict() == {"each": 0, "once": 4}
+    assert scheduler.one_split_up_to(steps[0]) == 512
+
+
+def test_accounts_sum_to_the_saving(steps):
+    (row,) = scheduler.accounts(steps[1], layers=4).itertuples()
+    assert (row.prepare, row.zeroing, row.others, row.saved) == (15.0, -3.0, 0.0, 12.0)
+    assert row.prepare + row.zeroing + row.hidden + row.others == row.saved
+
+
+@pytest.fixture
+def published(published_records):
+    study = STUDIES["scheduler_metadata"]
+    return store.load(study.name, study.reference_machine)
+
+
+def headline_rows(frame):
+    """What a live notebook has: the headline grids, no eager step."""
+    cases = {case.key for grid in STUDIES["scheduler_metadata"].grids[-2:] for case in grid.cases}
+    rows = store.read("scheduler_metadata", STUDIES["scheduler_metadata"].reference_machine)
+    kept = [r for r in rows if not r.item.case or r.item.case.key in cases]
+    kept = [record for record in kept if record.item.timer == "graph"]
+    return frame[frame.id.isin([record.id for record in kept])], kept
+
+
+def test_tables_and_figures_stand_with_the_headline_rows_alone(published):
+    frame, records = headline_rows(published)
+    assert 0 < len(scheduler.savings_table(frame)) < 10
+    assert scheduler.savings_table(frame, timer="eager").empty
+    assert len(scheduler.summary(frame)) <= 2 and len(scheduler.kernels_per_step(records)) <= 4
+    assert scheduler.accounts_summary(records).saved.notna().all()
+    schedule.savings_chart(frame)
+    schedule.share_chart(frame)
+
+
+def test_one_round_has_no_interval(published):
+    table = scheduler.savings_table(published[published["round"] == 0])
+    assert set(table["95 %"]) == {"one round"}
+
+
+def test_tiles_cover_every_block_once_and_an_sm_does_one_at_a_time():
+    lengths = np.array([8192, 300, 5000, 1])
+    plan = plan_splits(FACTS, lengths)
+    tiles = assign_tiles(plan)
+    for request, blocks in enumerate(plan.num_n_blocks):
+        seen = [
+            block
+            for tile in tiles
+            if tile.request == request and tile.head == 0
+            for block in range(tile.first, tile.first + tile.blocks)
+        ]
+        assert sorted(seen) == list(range(blocks))
+    for sm in range(FACTS.num_sms):
+        mine = sorted((t for t in tiles if t.sm == sm), key=lambda tile: tile.start)
+        assert all(a.end <= b.start for a, b in zip(mine, mine[1:], strict=False))
+    assert 0 < balance(tiles, num_sms=FACTS.num_sms) <= 1
+
+
+def test_a_stale_plan_still_covers_the_lengths_of_the_call():
+    told, attended = np.full(4, 64), np.array([8192, 300, 5000, 1])
+    tiles = assign_tiles(plan_splits(FACTS, told), attended)
+    work = sum(tile.blocks for tile in tiles if tile.head == 0)
+    assert work == (-(-attended // FACTS.tile[1])).sum()
+    shrunk = assign_tiles(plan_splits(FACTS, attended), told)
+    assert sum(tile.blocks for tile in shrunk if tile.head == 0) == 4
+    assert min(tile.blocks for tile in shrunk) == 0
+
+
+def test_the_pictures_of_the_model_name_what_they_show():
+    batches = {"even": [4096] * 4, "one long": [8192, 1, 1, 1]}
+    figure = schedule.tile_chart(FACTS, batches)
+    assert [axis.get_title(loc="left").split(":")[0] for axis in figure.axes] == list(batches)
+    assert "model, not a measurement" in figure.texts[-1].get_text()
+    figure = schedule.stale_chart(FACTS, [64] * 4, [8192] * 4)
+    assert "stale" in figure.axes[1].get_title(loc="left")
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_the_pictures_of_the_model_are_the_same_bytes_each_time(suffix, tmp_path):
+    for draw in (
+        lambda: schedule.tile_chart(FACTS, {"even": [4096] * 4}),
+        lambda: schedule.stale_chart(FACTS, [64] * 4, [8192] * 4),
+    ):
+        first, second = (style.save(draw(), tmp_path / f"{name}.{suffix}") for name in "ab")
+        assert first.read_bytes() == second.read_bytes()
+
+
+def test_splits_fall_with_the_batch_and_never_pass_the_cap():
+    table = schedule.split_table(FACTS)
+    assert (table[[1, 4, 16, 64, 128]].diff(axis=1).iloc[:, 1:] <= 0).all(axis=None)
+    assert (table[1] <= table.cap).all()
+
+
+@pytest.fixture
+def outcomes(published_records):
+    study = STUDIES["metadata_mismatch"]
+    return store.load(study.name, study.reference_machine)
+
+
+def test_the_models_splits_are_those_that_the_gpu_recorded(outcomes):
+    told = outcomes[outcomes.reason.str.startswith("splits")]
+    assert len(told) >= 20
+    for row in told.itertuples():
+        case = next(case for case in MISMATCHES if case.name == row.name)
+        splits = predict_splits(case, num_sms=132)
+        words = f"splits {splits.in_metadata}, right {splits.right}, cap of the call {splits.cap}"
+        assert words.startswith(row.reason)
+
+
+def test_the_mismatch_table_shows_what_was_run_and_no_more(outcomes):
+    some = outcomes[(outcomes.name == "head-counts") & ~outcomes.guard.astype(bool)]
+    (row,) = misfits.mismatch_table(some).to_dict("records")
+    assert (row["past the guard"], row["with the guard"]) == ("wrong", "not run")
+    assert (row["overruns"], row["splits in metadata"]) == ("yes", 86)
+
+
+def test_an_overrun_needs_buffers_to_overrun():
+    (none,) = [case for case in MISMATCHES if case.name == "none"]
+    assert call_facts(none, num_sms=132).split_cap == 29
+    assert not predict_splits(none, num_sms=132).overrun
+
+
+def test_the_vectors_are_the_projects_whatever_folder_holds_the_records(tmp_path, monkeypatch):
+    monkeypatch.setenv("ATTNLIB_DATA", str(tmp_path))
+    assert schedule.model_agreement().calls.sum() > 0

@@ -1,0 +1,79 @@
+"""The studies: what they promise to cover, and that what is published is there and whole."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from attnlib.run import store
+from attnlib.run.record import Record
+from attnlib.run.study import record_machine, record_name
+from attnlib.studies import STUDIES
+from attnlib.studies.fa3_decode_regression.study import (
+    HEADLINE,
+    KV_LIMIT_BYTES,
+    REFERENCE_MACHINE,
+    WIDE,
+)
+
+pytestmark = pytest.mark.usefixtures("published_records")
+
+
+def test_the_wide_grid_covers_heads_pages_batches_and_lengths():
+    assert {case.spec.heads for case in WIDE} == {"32/8", "16/2", "8/1", "32/32"}
+    assert {case.spec.page_size for case in WIDE} == {1, 16}
+    assert {case.batch_size for case in WIDE} >= {1, 128}
+    assert {case.kv_len for case in WIDE} >= {1024, 131072}
+
+
+def test_the_wide_grid_fits_the_memory_it_promises():
+    bytes_of = [2 * 2 * 128 * c.spec.num_kv_heads * c.batch_size * c.kv_len for c in WIDE]
+    assert max(bytes_of) <= KV_LIMIT_BYTES
+
+
+@pytest.mark.parametrize("study", STUDIES.values(), ids=lambda study: study.name)
+def test_every_item_of_a_study_is_on_record_for_its_machine(study):
+    asked = {(job.round, item) for job in study.jobs(headline=False) for item in job.items}
+    found = store.read(record_name(study), record_machine(study))
+    have = {(record.round, record.item) for record in found}
+    assert asked <= have if study.borrows else asked == have
+
+
+@pytest.mark.parametrize("study", STUDIES.values(), ids=lambda study: study.name)
+def test_live_items_are_a_part_of_the_whole_study(study):
+    whole = {item for job in study.jobs(headline=False) for item in job.items}
+    live = {item for job in study.jobs(headline=True) for item in job.items}
+    assert live < whole
+
+
+def test_headline_cases_have_at_least_three_rounds_of_every_mode_on_record():
+    rounds: dict[tuple, set[int]] = {}
+    for record in store.read("fa3_decode_regression", REFERENCE_MACHINE):
+        if record.item.case in HEADLINE and record.status == "ok":
+            rounds.setdefault((record.item.backend, record.item.release), set()).add(record.round)
+    assert rounds and all(len(seen) >= 3 for seen in rounds.values())
+
+
+def test_every_decode_record_lists_kernels_samples_and_clocks():
+    for record in store.read("fa3_decode_regression", REFERENCE_MACHINE):
+        if record.status == "ok":
+            assert record.kernels and len(record.run_us) >= 7
+            assert record.state_before["sm_clock_mhz"] and record.state_after["sm_clock_mhz"]
+            assert record.versions["torch"] and record.machine["driver"]
+
+
+def test_the_data_readme_describes_exactly_the_fields_of_a_record(make_record):
+    text = (store.data_root() / "README.md").read_text()
+    table = text.partition("## Fields of a record")[2]
+    cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    described = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+    assert described == set(json.loads(make_record().to_json()))
+    assert Record.schema == 1
+
+
+@pytest.mark.parametrize("study", STUDIES.values(), ids=lambda study: study.name)
+def test_no_two_cases_of_a_study_share_a_key_or_a_label(study):
+    assert len({case.key for case in study.cases}) == len(study.cases)
+    assert len({case.label for case in study.cases}) == len(study.cases)

@@ -1,0 +1,372 @@
+"""What FlashInfer's own wrappers resolve `auto` to, planned on a CPU as if on another GPU.
+
+The library's code decides: its wrappers are made and planned with real arguments. Patched are the
+compute capability, pinned memory (a CPU has none), and the loading of kernels, which stops the plan
+and says which backend was asked for. Works with every release from 0.2.0 to 0.7.2.post1; some of
+them ask for a GPU's properties already at import, so `installed` imports them.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from types import SimpleNamespace
+from unittest import mock
+
+import torch
+
+from attnlib.core.spec import AttnSpec
+from attnlib.select import Call
+
+CAPABILITY = {
+    "sm80": (8, 0),
+    "sm89": (8, 9),
+    "sm90": (9, 0),
+    "sm100": (10, 0),
+    "sm103": (10, 3),
+    "sm120": (12, 0),
+}
+SHARED_MEMORY = {"sm80": 167936, "sm89": 102400, "sm120": 102400}
+CUDA = "13.0"
+CKV, KPE = 512, 64
+MODULES = (
+    "decode",
+    "prefill",
+    "mla",
+    "mla._batch_mla._wrapper",
+    "cute_dsl.availability",
+    "cute_dsl.attention.monolithic.mla_decode",
+    "cute_dsl.attention.wrappers.batch_mla",
+)
+
+
+class Resolved(Exception):  # noqa: N818 - it is an answer, not an error
+    """Stops a plan where it would load the kernels of the backend it has chosen."""
+
+
+def installed() -> str:
+    """The release of FlashInfer that is installed, or first on PYTHONPATH; "" without one.
+
+    A machine with a GPU answers for itself at import; elsewhere an H200 stands in.
+    """
+    if importlib.util.find_spec("flashinfer") is None:
+        return ""
+    with ExitStack() as stack:
+        if not torch.cuda.is_available():
+            stand_in = {
+                "current_device": 0,
+                "get_device_capability": CAPABILITY["sm90"],
+                "get_device_properties": _properties("sm90"),
+            }
+            for name, value in stand_in.items():
+                stack.enter_context(mock.patch.object(torch.cuda, name, lambda *_, v=value: v))
+        return importlib.import_module("flashinfer").__version__
+
+
+def resolve(spec: AttnSpec, call: Call, *, mode: str) -> str:
+    """The backend that the installed FlashInfer takes for this call, on the GPU of `as_if_on`."""
+    planners = {"decode": _decode, "prefill_ragged": _ragged, "mla": _mla, "sparse_mla": _mla}
+    wrapper, plan = planners.get(mode, _paged)(spec, call)
+    try:
+        plan()
+    except Resolved as chosen:
+        return str(chosen)
+    except Exception:
+        if wrapper._backend == "auto":
+            raise
+    return wrapper._backend
+
+
+def mla_order(spec: AttnSpec, call: Call, *, gpu: str) -> tuple[str, ...]:
+    """The order in which 0.7.1 and newer try the MLA backends on that GPU."""
+    from flashinfer.mla._batch_mla import _auto_policy
+
+    names = {"sm100": "sm100", "sm103": "sm100", "sm80": "sm80", "sm90": "sm90", "sm120": "sm12x"}
+    q_lens = call.q_lens or (1,) * len(call.kv_lens)
+    csr = SimpleNamespace(
+        qo_indptr=_sums(q_lens), kv_len_arr=torch.tensor(call.kv_lens, dtype=torch.int32)
+    )
+    args = SimpleNamespace(
+        csr=lambda: csr,
+        num_heads=spec.num_qo_heads,
+        causal=call.causal,
+        lse_mode="base2" if call.base2_lse else "none",
+        _use_cuda_graph=call.graph,
+    )
+    return getattr(_auto_policy, f"ordered_{names[gpu]}_backends")(args)
+
+
+def modules() -> list:
+    """FlashInfer's loaded modules."""
+    found = dict(sys.modules)
+    return [m for name, m in found.items() if name.split(".")[0] == "flashinfer" and m]
+
+
+@contextmanager
+def as_if_on(gpu: str) -> Iterator[None]:
+    """Within, FlashInfer takes this machine for one with that GPU."""
+    for name in MODULES:
+        with suppress(ImportError, AttributeError):  # AttributeError: made for another CuTe DSL
+            importlib.import_module(f"flashinfer.{name}")
+    properties = _properties(gpu)
+    replaced = {
+        "get_compute_capability": lambda _: CAPABILITY[gpu],
+        "_get_compute_capability": lambda _: CAPABILITY[gpu],
+        "get_device_properties": lambda _: properties,
+        "get_device_sm_count": lambda _: 132,
+        "get_batch_prefill_module": _asked,
+        "get_batch_prefill_sm90_module": _says("fa3"),  # 0.2.0.post1
+        "get_batch_decode_module": _says("cuda-cores"),
+        "get_fmha_module": _says("cutlass"),
+        "get_batch_mla_module": _asked,
+        "get_trtllm_gen_fmha_module": _says("trtllm-gen"),
+        "_get_compiled_mla_kernel": _says("cute-dsl-monolithic"),
+        "_compile_mla_kernel": _says("cute-dsl-modular"),
+        "cudnn_frontend_serves_frost_decode": lambda _: True,
+        "cudnn_frontend_leads_short_caches": lambda: True,
+        "cudnn_frontend_frost_runtime_available": lambda *_: True,
+        "_CUDNN_GRAPH_AVAILABLE": True,
+        "_cudnn_supports_direct_seqlens": lambda *_: True,
+        "is_cute_dsl_arch_supported": lambda *_: True,
+    }
+    if gpu == "sm120":  # XQA's check wants a CUDA device besides
+        replaced["_validate_xqa_device_capability"] = lambda _: None
+    with ExitStack() as stack:
+        for module in modules():
+            for name in set(replaced) & set(vars(module)):
+                stack.enter_context(mock.patch.object(module, name, replaced[name]))
+        stack.enter_context(mock.patch.object(torch.version, "cuda", CUDA))
+        stack.enter_context(mock.patch.object(torch, "empty", _unpinned(torch.empty)))
+        _stop_mla_backends(stack)
+        yield
+
+
+def _properties(gpu: str) -> SimpleNamespace:
+    shared = SHARED_MEMORY.get(gpu, 233472)
+    return SimpleNamespace(
+        major=CAPABILITY[gpu][0],
+        minor=CAPABILITY[gpu][1],
+        multi_processor_count=132,
+        shared_memory_per_multiprocessor=shared,
+        shared_memory_per_block_optin=shared - 1024,
+    )
+
+
+def _asked(backend: object, *_: object, **__: object) -> None:
+    # 0.2.0.post1 has a getter for each backend; fa2's is given the dtypes first.
+    raise Resolved(backend if isinstance(backend, str) else "fa2")
+
+
+def _says(backend: str):
+    def stop(*_: object, **__: object) -> None:
+        raise Resolved(backend)
+
+    return stop
+
+
+def _unpinned(empty):
+    return lambda *args, **kwargs: empty(*args, **{**kwargs, "pin_memory": False})
+
+
+def _workspace() -> torch.Tensor:
+    return torch.zeros(2**20, dtype=torch.uint8)
+
+
+@functools.cache
+def _large_workspace() -> torch.Tensor:
+    return torch.zeros(130 * 2**20, dtype=torch.uint8)  # XQA refuses less than 128 MiB
+
+
+def _sums(lengths: tuple[int, ...]) -> torch.Tensor:
+    return torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+
+
+def _lengths(spec: AttnSpec, call: Call, *, decode: bool) -> SimpleNamespace:
+    kv = call.kv_lens or (300, 300)
+    q = call.q_lens or ((1,) * len(kv) if decode else kv)
+    pages = tuple(-(-n // spec.page_size) for n in kv)
+    return SimpleNamespace(
+        q=q,
+        kv=kv,
+        qo_indptr=_sums(q),
+        kv_indptr=_sums(kv),
+        page_indptr=_sums(pages),
+        indices=torch.arange(sum(pages), dtype=torch.int32),
+        last=torch.tensor(
+            [n - (p - 1) * spec.page_size for n, p in zip(kv, pages, strict=True)],
+            dtype=torch.int32,
+        ),
+        table=_table(pages),
+    )
+
+
+def _table(pages: tuple[int, ...]) -> torch.Tensor:
+    rows = torch.arange(sum(pages), dtype=torch.int32).split(pages)
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+
+def _keywords(plan, spec: AttnSpec, call: Call, **more: object) -> dict:
+    """Keywords for a plan(), without those that this release does not know."""
+    wanted = {
+        "q_data_type": getattr(torch, spec.dtype),
+        "kv_data_type": getattr(torch, spec.kv_dtype),
+        "o_data_type": getattr(torch, spec.out_dtype),
+        "pos_encoding_mode": "ROPE_LLAMA" if call.positions else "NONE",
+        "window_left": 128 if call.window else -1,
+        "logits_soft_cap": 30.0 if call.softcap else None,
+        "use_fp16_qk_reduction": call.fp16_qk,
+        "allow_fp16_qk_reduction": call.fp16_qk,  # 0.2.0.post1
+        **more,
+    }
+    known = inspect.signature(plan).parameters
+    return {name: value for name, value in wanted.items() if name in known}
+
+
+def _decode(spec: AttnSpec, call: Call) -> tuple:
+    from flashinfer.decode import BatchDecodeWithPagedKVCacheWrapper
+
+    lens = _lengths(spec, call, decode=True)
+    buffers = {
+        "use_cuda_graph": True,
+        "paged_kv_indptr_buffer": lens.page_indptr.clone(),
+        "paged_kv_indices_buffer": lens.indices.clone(),
+        "paged_kv_last_page_len_buffer": lens.last.clone(),
+    }
+    wrapper = BatchDecodeWithPagedKVCacheWrapper(
+        _workspace(), "NHD", use_tensor_cores=call.tensor_cores, **(buffers if call.graph else {})
+    )
+    if hasattr(wrapper, "_plan_cudnn"):
+        wrapper._plan_cudnn = _says("cudnn")
+    more = {"q_len_per_req": lens.q[0]}
+    more |= {"fixed_split_size": 4} if call.fixed_split else {}
+    more |= {"block_tables": lens.table} if call.block_tables else {}
+    # From 0.6.18 plan() takes **kwargs and hands them on to _plan_impl().
+    keywords = _keywords(getattr(wrapper, "_plan_impl", wrapper.plan), spec, call, **more)
+    heads = (spec.num_qo_heads, spec.num_kv_heads, spec.head_dim, spec.page_size)
+    return wrapper, lambda: wrapper.plan(
+        lens.page_indptr, lens.indices, lens.last, *heads, **keywords
+    )
+
+
+def _mask(lens: SimpleNamespace) -> torch.Tensor:
+    return torch.zeros(sum(a * b for a, b in zip(lens.q, lens.kv, strict=True)), dtype=torch.uint8)
+
+
+def _paged(spec: AttnSpec, call: Call) -> tuple:
+    from flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper
+
+    lens = _lengths(spec, call, decode=False)
+    wrapper = BatchPrefillWithPagedKVCacheWrapper(_workspace(), "NHD")
+    mask = {"packed_custom_mask": _mask(lens)} if call.custom_mask else {}
+    keywords = _keywords(wrapper.plan, spec, call, causal=True, **mask)
+    heads = (spec.num_qo_heads, spec.num_kv_heads, spec.head_dim, spec.page_size)
+    tables = (lens.qo_indptr, lens.page_indptr, lens.indices, lens.last)
+    return wrapper, lambda: wrapper.plan(*tables, *heads, **keywords)
+
+
+def _ragged(spec: AttnSpec, call: Call) -> tuple:
+    from flashinfer.prefill import BatchPrefillWithRaggedKVCacheWrapper
+
+    lens = _lengths(spec, call, decode=False)
+    buffers = {
+        "use_cuda_graph": True,
+        "qo_indptr_buf": lens.qo_indptr.clone(),
+        "kv_indptr_buf": lens.kv_indptr.clone(),
+    }
+    wrapper = BatchPrefillWithRaggedKVCacheWrapper(
+        _workspace(), "NHD", **(buffers if call.graph else {})
+    )
+    more: dict = {"causal": True}
+    more |= {"packed_custom_mask": _mask(lens)} if call.custom_mask else {}
+    more |= {"head_dim_vo": call.head_dim_vo} if call.head_dim_vo else {}
+    if call.sinks:
+        wrapper._sinks = torch.zeros(spec.num_qo_heads)
+    keywords = _keywords(wrapper.plan, spec, call, **more)
+    heads = (spec.num_qo_heads, spec.num_kv_heads, spec.head_dim)
+    return wrapper, lambda: wrapper.plan(lens.qo_indptr, lens.kv_indptr, *heads, **keywords)
+
+
+def _mla(spec: AttnSpec, call: Call) -> tuple:
+    from flashinfer.mla import BatchMLAPagedAttentionWrapper
+
+    lens = _lengths(spec, call, decode=True)
+    tables = {
+        "qo_indptr": lens.qo_indptr,
+        "kv_indptr": lens.page_indptr,
+        "kv_indices": lens.indices,
+        "kv_len_arr": torch.tensor(lens.kv, dtype=torch.int32),
+    }
+    reserved = {name: table.clone() for name, table in tables.items()}
+    wrapper = BatchMLAPagedAttentionWrapper(
+        _large_workspace(),
+        **({"use_cuda_graph": True, **reserved} if call.graph else {}),
+    )
+    more: dict = {
+        "num_heads": spec.num_qo_heads,
+        "head_dim_ckv": CKV,
+        "head_dim_kpe": KPE,
+        "page_size": spec.page_size,
+        "causal": call.causal,
+        "sm_scale": (128 + KPE) ** -0.5,
+        "q_data_type": getattr(torch, spec.dtype),
+        "kv_data_type": getattr(torch, spec.kv_dtype),
+    }
+    with suppress(ImportError):
+        more |= _policy_keywords(spec, call, tables, lens)
+        tables = {}
+    return wrapper, lambda: wrapper.plan(**tables, **more)
+
+
+def _policy_keywords(spec: AttnSpec, call: Call, tables: dict, lens: SimpleNamespace) -> dict:
+    """What plan() of 0.7.1 and newer is told besides: its metadata object, layouts and dtypes."""
+    from flashinfer.mla._batch_mla._contracts import MLAPlanMetadata
+
+    dense = {"cum_seq_lens_q": lens.qo_indptr, "block_tables": lens.table}
+    dense["seq_lens"] = tables["kv_len_arr"]
+    dual = call.block_tables
+    metadata = MLAPlanMetadata.dual(**tables, **dense) if dual else MLAPlanMetadata.csr(**tables)
+    layout = "packed" if call.packed else "split"
+    query, cache = (dtype.startswith("float8") for dtype in (spec.dtype, spec.kv_dtype))
+    scales = "bmm-scalar" if query else "kv-per-tensor" if cache else "default"
+    return {
+        "metadata": metadata,
+        "scale_mode": scales,
+        "query_layout": layout,
+        "kv_cache_layout": layout,
+        "output_dtype": getattr(torch, spec.out_dtype),
+        "lse_mode": "base2" if call.base2_lse else "none",
+        "use_sinks": call.sinks,
+    }
+
+
+def _tried(name: str, backend: type, refusal: type[Exception]) -> SimpleNamespace:
+    """An MLA backend whose preflight is the library's own, and which stops before it is planned."""
+
+    def plan_from_wrapper(arguments: object) -> None:
+        try:
+            backend.plan_from_wrapper(arguments)
+        except refusal:
+            raise
+        except Exception as error:
+            raise Resolved(name) from error
+        raise Resolved(name)
+
+    capabilities = backend._plan_capabilities
+    return SimpleNamespace(plan_from_wrapper=plan_from_wrapper, _plan_capabilities=capabilities)
+
+
+def _stop_mla_backends(stack: ExitStack) -> None:
+    with suppress(ImportError):
+        from flashinfer.mla._batch_mla import _wrapper
+        from flashinfer.mla._batch_mla._auto_policy import _BackendPlanUnsupportedError as refusal
+
+        tried = {
+            name: _tried(name, cls, refusal)
+            for name, cls in _wrapper._BACKEND_TYPES.items()
+            if hasattr(cls, "_plan_capabilities")
+        }
+        stack.enter_context(mock.patch.dict(_wrapper._BACKEND_TYPES, tried))

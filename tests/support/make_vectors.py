@@ -1,0 +1,152 @@
+"""Ask FlashAttention-3 on this GPU for the metadata of random calls, and compare it with the model.
+
+    python tests/make_vectors.py OUT.jsonl.gz --count 2400 --seed 0
+
+Writes the vectors that `tests/test_splits.py` reads, and says where model and library disagree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import numpy as np
+import torch
+
+from attnlib.core.backends.base import installed_version
+from attnlib.core.schedule import library
+from attnlib.core.schedule.splits import WHY
+from attnlib.studies.scheduler_metadata import vectors
+
+SHOWN = 20
+DEVICE = "cuda"
+
+
+def ask_library(call: vectors.Call) -> dict[str, Any]:
+    """The line of one call: its words, or the refusal."""
+    facts, (seq_lens, q_lens) = call.facts, call.lengths()
+    cu_seqlens_q = None
+    if q_lens is not None:
+        sums = np.concatenate([[0], np.cumsum(q_lens)]).astype(np.int32)
+        cu_seqlens_q = torch.from_numpy(sums).to(DEVICE)
+    ask = library.load().get_scheduler_metadata
+    try:
+        words = ask(
+            facts.batch_size,
+            facts.max_seqlen_q,
+            facts.max_seqlen_k,
+            facts.num_qo_heads,
+            facts.num_kv_heads,
+            facts.head_dim,
+            torch.from_numpy(seq_lens).to(DEVICE),
+            qkv_dtype=getattr(torch, facts.dtype),
+            headdim_v=facts.head_dim_v,
+            cu_seqlens_q=cu_seqlens_q,
+            page_size=facts.page_size,
+            causal=facts.causal,
+            window_size=facts.window,
+            has_softcap=facts.has_softcap,
+            num_splits=facts.num_splits,
+            pack_gqa=facts.pack_gqa,
+            sm_margin=facts.sm_margin,
+        )
+    except RuntimeError as error:
+        return {**call.to_dict(), "refused": str(error).splitlines()[0][:200]}
+    return {**call.to_dict(), "words": words.cpu().tolist()}
+
+
+def header(seed: int, count: int) -> dict[str, Any]:
+    """What wrote the file."""
+    gpu = torch.cuda.get_device_properties(0)
+    supplier = library.supplier()
+    return {
+        "gpu": gpu.name,
+        "num_sms": gpu.multi_processor_count,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "numpy": np.__version__,
+        "library": supplier,
+        "library_version": installed_version(supplier),
+        "hdim96": library.has_hdim96(),
+        "seed": seed,
+        "count": count,
+    }
+
+
+def describe(call: vectors.Call, words: np.ndarray) -> str:
+    """Everything about a call that the model got wrong."""
+    facts, lengths = call.facts, call.lengths()
+    plan = vectors.plan_splits(facts, *lengths)
+    model = plan.words()
+    wrong = []
+    if words.shape == model.values.shape:
+        at = np.flatnonzero((words != model.values) & model.specified)[:8]
+        wrong = [(int(i), int(words[i]), int(model.values[i])) for i in at]
+    told = {
+        "call": call.to_dict(),
+        "seq_lens": lengths[0][:8].tolist(),
+        "q_lens": None if lengths[1] is None else lengths[1][:8].tolist(),
+        "tile": facts.tile,
+        "mask": facts.mask,
+        "tma": facts.pagedkv_tma,
+        "packs": facts.packs,
+        "cap": facts.split_cap,
+        "blocks_per_sm": plan.blocks_per_sm,
+        "alternatives": plan.alternatives,
+        "layout": plan.layout.parts,
+        "size": (len(words), plan.layout.size),
+        "at, library, model": wrong,
+    }
+    return json.dumps(told, default=str)
+
+
+def report(found: list[tuple[vectors.Call, np.ndarray | None]]) -> int:
+    """Print the summary; returns the number of calls that the model got wrong."""
+    words_of, alike, refused = Counter(), Counter(), 0
+    wrong: dict[str, list[str]] = defaultdict(list)
+    bad = 0
+    for call, words in found:
+        if words is None:
+            refused += 1
+            continue
+        verdict = vectors.compare(call, words)
+        words_of.update(verdict.counts)
+        alike.update(verdict.open_alike)
+        bad += bool(verdict.wrong)
+        for part in verdict.wrong:
+            wrong[part].append(describe(call, words))
+    print(f"calls {len(found)}, refused by the library {refused}, model wrong on {bad}")
+    print("words:", {name: words_of[name] for name in WHY})
+    print("open words that came out as the model's default:", dict(alike))
+    for part, cases in wrong.items():
+        print(f"--- {part}: {len(cases)} calls")
+        print(*cases[:SHOWN], sep="\n")
+    return bad
+
+
+def main() -> int:
+    """Write the file and the report; exit status 1 if the model is wrong anywhere."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--count", type=int, default=2400)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    head = header(options.seed, options.count)
+    calls = vectors.draw_calls(options.seed, num_sms=head["num_sms"], hdim96=head["hdim96"])
+    lines = [ask_library(call) for call in itertools.islice(calls, options.count)]
+    vectors.write(options.out, [head, *lines])
+    refusals = Counter(line["refused"] for line in lines if "refused" in line)
+    print(json.dumps(head))
+    print(f"{options.out}: {options.out.stat().st_size / 2**20:.2f} MiB; refusals {refusals}")
+    return bool(report(vectors.read(options.out)[1]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
