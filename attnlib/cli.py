@@ -41,6 +41,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     doctor.add_argument("--json", action="store_true", help="print JSON instead of text")
     _add_measure(commands)
+    publishing = commands.add_parser(
+        "publish", help="turn the journal of a study into its published Parquet file"
+    )
+    publishing.add_argument("study", metavar="STUDY", help="a study that was measured")
+    publishing.add_argument(
+        "--machine", default="", metavar="M", help="a folder of data/records, if several have it"
+    )
     _add_bisect(commands)
     claims = commands.add_parser(
         "claims", help="published claims and what the records of the published GPU say of them"
@@ -85,6 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = {
         "doctor": _doctor,
         "measure": _measure,
+        "publish": _publish,
         "bisect": _bisect,
         "claims": _claims,
         "report": _report,
@@ -177,10 +185,17 @@ def _measure(options: argparse.Namespace) -> int:
         return 0
     count = study.measure(chosen, **how)
     machine = machine_slug(study.describe(chosen.device))
-    print(f"{count} items measured; records in {store.record_path(chosen.name, machine)}")
+    print(f"{count} items measured; records in {store.journal_path(chosen.name, machine)}")
     torn = store.torn_path(chosen.name, machine)
     if torn.exists():
         print(f"lines that killed writers left cut short are in {torn}", file=sys.stderr)
+    return 0
+
+
+def _publish(options: argparse.Namespace) -> int:
+    path = store.publish(options.study, options.machine)
+    count = len(store.read(path.stem, path.parent.name))
+    print(f"{count} records published in {path}; the journal is in it, and removed")
     return 0
 
 

@@ -144,7 +144,7 @@ def test_no_rounds_fail_in_one_line(fails, tiny) -> None:
 
 
 def test_a_line_that_is_no_record_fails_in_one_line(fails, tiny) -> None:
-    path = store.record_path("tiny", "cpu-test64")
+    path = store.journal_path("tiny", "cpu-test64")
     path.parent.mkdir(parents=True)
     path.write_text('{"schema": 1\n')
     assert f"{path} line 1 must be a record" in fails("measure", "tiny")
@@ -152,7 +152,7 @@ def test_a_line_that_is_no_record_fails_in_one_line(fails, tiny) -> None:
 
 def test_a_line_that_a_killed_sweep_cut_short_is_set_aside_and_said(tiny, capsys) -> None:
     assert cli.main(["measure", "tiny"]) == 0
-    path, torn = store.record_path("tiny", "cpu-test64"), store.torn_path("tiny", "cpu-test64")
+    path, torn = store.journal_path("tiny", "cpu-test64"), store.torn_path("tiny", "cpu-test64")
     path.write_bytes(path.read_bytes()[:-20])
     capsys.readouterr()
     assert cli.main(["measure", "tiny"]) == 0
@@ -179,7 +179,7 @@ def test_measure_does_what_its_options_say(tiny, options, measured, monkeypatch)
 
 def test_measure_counts_items_and_names_the_file_it_wrote(tiny, capsys) -> None:
     assert cli.main(["measure", "tiny"]) == 0
-    path = store.record_path("tiny", "cpu-test64")
+    path = store.journal_path("tiny", "cpu-test64")
     assert capsys.readouterr().out == f"2 items measured; records in {path}\n"
     assert path.exists()
 

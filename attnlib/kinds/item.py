@@ -33,9 +33,6 @@ class Item:
 
     @classmethod
     def from_dict(cls, form: dict[str, Any]) -> Item:
-        """Inverse of `to_dict`."""
-        case = case_from_dict(form["case"]) if form["case"] else None
-        return cls(form["backend"], form["timer"], case, form["release"])
-
-
-_ITEM_FIELDS = ("backend", "timer", "case", "release")
+        """Inverse of `to_dict`; a form may lack a field that has a default."""
+        case = form.get("case")
+        return cls(**{**form, "case": case_from_dict(case) if case else None})

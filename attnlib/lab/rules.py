@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..core.backends.table import named_by
 from ..core.spec import MLA_HEAD_DIM, AttnSpec, MlaSpec
 from ..select import Call, Choice, explain
-from ..select.names import backend_of
 
 NO_RULE = "no rule on record says"
 ENGINES = ("sglang==0.5.23", "vllm==0.33.0")
@@ -36,7 +36,7 @@ def chosen_by(spec: AttnSpec | MlaSpec, *, library: str, gpu: str) -> Chosen:
     if choice.problem:
         return Chosen(library, "", "", f"cannot run it: {choice.problem}")
     rule = choice.decided_by
-    backend = backend_of(library, choice.kernel, latent=isinstance(spec, MlaSpec))
+    backend = named_by(library, choice.kernel, latent=isinstance(spec, MlaSpec))
     return Chosen(library, choice.kernel, backend, f"{rule.why} ({rule.source})")
 
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
-from ..core.backends import BACKENDS, MLA_BACKENDS
+from ..core.backends.table import BACKENDS, COMPARED, MLA_BACKENDS
 from ..core.spec import LENGTHS
 from ..run import store
 from ..run.record import Record, machine_slug
-from ..run.study import DISTRIBUTIONS, Study, describe, mode
+from ..run.study import Study, describe, mode
 from ..studies import STUDIES
 from .choices import LIVE
 from .shapes import MLA, model_of, require_model, variant_of
@@ -154,7 +154,7 @@ class ThisGpu:
 
 def release_of(backend: str, release: str) -> str:
     """The release that a backend has where `release` is chosen: none for other libraries'."""
-    return release if backend.partition("-")[0] in DISTRIBUTIONS else ""
+    return release if backend.partition("-")[0] in COMPARED else ""
 
 
 def fits_release(backend: str, own: str, release: str) -> bool:
@@ -178,7 +178,7 @@ def studies_of(model: str) -> dict[str, str]:
     require_model(model)
     named = os.environ.get("ATTNLIB_MACHINE", "")
     found = {s.name: named or s.reference_machine for s in STUDIES.values() if _holds(s, model)}
-    return {name: at for name, at in found.items() if at and store.record_path(name, at).exists()}
+    return {name: at for name, at in found.items() if at in store.machines(name)}
 
 
 def usual_records(model: str) -> str:
@@ -223,8 +223,7 @@ def why_not_live() -> str:
 
 
 def _shelf(study: str, machine: str) -> Shelf:
-    seen = store.record_path(study, machine).stat()
-    return _read_shelf(study, machine, (store.data_root(), seen.st_mtime_ns, seen.st_size))
+    return _read_shelf(study, machine, store.stamp(study, machine))
 
 
 @lru_cache(maxsize=4)

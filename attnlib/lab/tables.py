@@ -159,7 +159,7 @@ def _ceilings(records: Sequence[Record]) -> tuple[Ceilings | None, str]:
 def _aa_floor(records: Sequence[Record]) -> float:
     """The machine's A/A floor where it has one on record, else 0: the least effect holds."""
     machine = records[0].machine_slug if records else ""
-    if not machine or not store.record_path(TRUST, machine).exists():
+    if not machine or machine not in store.machines(TRUST):
         return 0.0
     try:
         return trust.floor_of(store.load(TRUST, machine))

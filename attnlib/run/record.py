@@ -19,10 +19,11 @@ import hashlib
 import json
 import math
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cached_property
 from typing import Any
 
-from ..kinds.item import _ITEM_FIELDS, Item
+from ..kinds.item import Item
 
 SCHEMA = 1
 POWER_CAP = 0x4
@@ -74,7 +75,7 @@ class Record:
         if self.status == "ok" and self.item.case is not None:
             _require_oracle(self.oracle_error, self.oracle_budget)
 
-    @property
+    @cached_property
     def id(self) -> str:
         """Content key: the same item, round, study and GPU have the same id."""
         return record_id(self.study, self.round, self.item, self.machine["gpu_id"])
@@ -100,36 +101,89 @@ class Record:
         """Folder of the machine's records."""
         return machine_slug(self.machine)
 
-    def to_json(self) -> str:
-        """One line, keys sorted, no NaN."""
+    def to_form(self) -> dict[str, Any]:
+        """The fields of `MEANING` with their values, as JSON has them."""
         flat = {f.name: getattr(self, f.name) for f in fields(self)}
         item = flat.pop("item").to_dict()
-        flat = {"id": self.id, **flat, **item}
-        return json.dumps(flat, sort_keys=True, allow_nan=False, separators=(",", ":"))
+        return {"id": self.id, **flat, **item}
+
+    def to_json(self) -> str:
+        """One line, keys sorted, no NaN."""
+        return json.dumps(self.to_form(), sort_keys=True, allow_nan=False, separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, line: str) -> Record:
-        """Inverse of `to_json`; ValueError on a newer schema, a missing field or a wrong id."""
-        flat = json.loads(line)
-        schema = flat.get("schema")
+    def from_form(cls, form: dict[str, Any]) -> Record:
+        """Inverse of `to_form`. Records older than a field that has a default load with it.
+
+        Raises ValueError for a newer schema, a field that is missing or unknown, and a wrong id.
+        """
+        schema = form.get("schema")
         if not isinstance(schema, int) or schema > SCHEMA:
             raise ValueError(
                 f"schema must be an integer <= {SCHEMA}, got {schema!r}: update attnlib"
             )
-        wrong = set(flat) ^ _FIELDS
+        wrong = sorted((form.keys() - MEANING.keys()) | (_REQUIRED - form.keys()))
         if wrong:
             raise ValueError(f"a record must have the fields of data/README.md; differs in {wrong}")
+        flat = dict(form)
         stored_id = flat.pop("id")
-        item = Item.from_dict({name: flat.pop(name) for name in _ITEM_FIELDS})
+        item = Item.from_dict({name: flat.pop(name) for name in _ITEM_FIELDS & form.keys()})
         for name in ("run_us", "plan_us", "kernels"):
-            flat[name] = tuple(flat[name])
+            flat[name] = tuple(flat.get(name, ()))
         record = cls(item=item, **flat)
         if record.id != stored_id:
             raise ValueError(f"id must be the content key {record.id}, got {stored_id}")
         return record
 
+    @classmethod
+    def from_json(cls, line: str) -> Record:
+        """Inverse of `to_json`; ValueError as of `from_form`."""
+        return cls.from_form(json.loads(line))
 
-_FIELDS = ({f.name for f in fields(Record)} - {"item"}) | {"id", *_ITEM_FIELDS}
+
+_ITEM_FIELDS = {f.name for f in fields(Item)}
+_REQUIRED = {"id", "schema"} | {
+    f.name
+    for f in (*fields(Record), *fields(Item))
+    if f.name != "item" and f.default is MISSING and f.default_factory is MISSING
+}
+MEANING = {
+    "id": "16 hex digits of SHA-256 over study, round, backend, timer, case, release and GPU",
+    "schema": "version of this table",
+    "study": "name in `attnlib.studies`; `bisect_` and that name: the steps of a version bisect; "
+    "`explorer`: what the explorer measured",
+    "round": "number of the fresh process: the unit of statistics",
+    "backend": "what was asked for: a backend, a design of the metadata, or a ceiling (`copy`, "
+    "`matmul`)",
+    "release": "release of the backend's distribution; empty where none is compared",
+    "timer": "`graph`, `graph-cold`, `eager`, `profiler` or `host`; "
+    "`attnlib/measure/timer.py` says what each of them times",
+    "case": "the workload, as `attnlib/kinds` describes it; none of a ceiling, no `kind` of a "
+    "decode case",
+    "status": "`ok`, `incorrect`, `refused`, `error`, `crashed` or `timeout`; only `ok` has times",
+    "reason": "why it is not `ok`",
+    "reported_backend": "the library's own word for what it chose, after `plan`; of a mismatch, "
+    "what came of it",
+    "kernel_family": "what the traced kernel names prove to have run: `fa2`, `fa3`, `cuda-cores`, "
+    "`flash-attn-3`, `mla-fa2`, `mla-fa3`, `flashmla-dense`, `flashmla-sparse`; or empty",
+    "kernels": "every kernel of a call: its name, launches per call and microseconds per call "
+    "(torch.profiler)",
+    "run_us": "microseconds of a call of `run`, a value per sample",
+    "calls_per_sample": "calls between the two events of a sample",
+    "plan_us": "microseconds of the host in a call of `plan`, a value per call",
+    "oracle_error": "worst relative L2 error of an output row against float64; of metadata, how "
+    "many words differ",
+    "oracle_budget": "the largest `oracle_error` with which the record is `ok`",
+    "oracle_rows": "output rows (request, query head) that were checked",
+    "work_per_call": "bytes that a call must move (attention, `copy`), or FLOPs (`matmul`)",
+    "machine": "what was measured on; `gpu_id` is a hash of the GPU's UUID",
+    "state_before": "clocks (MHz), temperature (C), power (W) and throttle reasons (bits of NVML)",
+    "state_after": "the same, after the measurement",
+    "versions": "Python, CUDA and the libraries that decide a number, as far as they are installed",
+    "command": "the command that measures the study again",
+    "started_at": "UTC, ISO 8601",
+}
+"""Field of a record on disk -> what it is. data/README.md has this table."""
 
 
 def record_id(study: str, round_: int, item: Item, gpu_id: str) -> str:

@@ -1,16 +1,23 @@
-"""The records on disk: `<data>/records/<machine>/<study>.jsonl`, appended, never rewritten.
+"""The records on disk: what is published, and the journal of what was measured since.
 
-One folder a machine, so two GPUs never share a table by accident. `append` writes one whole line
-under a lock and syncs it before it returns. `load` gives a DataFrame, one row a record.
-`<data>` is the repository's data folder, or what `ATTNLIB_DATA` names. No torch here.
+| file in `<data>/records/<machine>/` | holds | written |
+|---|---|---|
+| `<study>.parquet` | published records | whole, by `publish` (`parquet` has its columns) |
+| `<study>.jsonl` | the journal: a record per line | a line at a time, by the workers of a sweep |
+| `<study>.jsonl.torn` | fragments of lines | by the next writer, if one was killed in mid-line |
 
-A writer may be killed at any instant, so its last line may be cut short. Nobody was told that such
-a line is stored, and under the exclusive lock it can only be a dead writer's:
+One folder per machine, so two GPUs never share a table by accident. `read` takes both files
+together; of one id the newest record stands, and the journal is newer. `load` gives a DataFrame, a
+row per record. `<data>` is the repository's data folder, or what `ATTNLIB_DATA` names. No torch.
+
+`append` writes one whole line under a lock and syncs it before it returns. A writer may be killed
+at any instant, so the last line of a journal may be cut short. Nobody was told that such a line is
+stored, and under the exclusive lock it can only be a dead writer's:
 
 | who meets a torn last line | does |
 |---|---|
 | `read`, and all that only reads | ValueError with file and line: a copy cut short is no study |
-| `append`, `mend` | moves its bytes to `<study>.jsonl.torn`, syncs, cuts the file to whole lines |
+| `append`, `mend`, `publish` | moves its bytes to `.torn`, syncs, cuts the file to whole lines |
 | a kill between those two steps | leaves both; the next writer sets the same bytes aside again |
 
 So a killed sweep resumes, and what it was writing is measured again; the bytes stay to be seen.
@@ -24,6 +31,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -34,6 +42,8 @@ from ..kinds.decode.case import DecodeCase
 from ..kinds.extend.case import ExtendCase
 from ..kinds.mla.case import MlaCase
 from ..kinds.step.case import StepCase
+from ..measure.files import write_whole
+from . import parquet
 from .record import Record
 
 if TYPE_CHECKING:
@@ -49,25 +59,36 @@ def data_root() -> Path:
     return Path(named) if named else Path(__file__).resolve().parents[2] / "data"
 
 
-def record_path(study: str, machine: str) -> Path:
-    """The file of a study's records on a machine."""
-    return data_root() / "records" / machine / f"{study}.jsonl"
+def published_path(study: str, machine: str) -> Path:
+    """The file of a study's published records on a machine."""
+    return data_root() / "records" / machine / f"{study}.parquet"
 
 
-def machines(study: str) -> list[str]:
+def journal_path(study: str, machine: str) -> Path:
+    """The file that a sweep of the study on a machine appends to."""
+    return published_path(study, machine).with_suffix(".jsonl")
+
+
+def machines(study: str, suffixes: Iterable[str] = (".parquet", ".jsonl")) -> list[str]:
     """The machines that have records of `study`, sorted."""
-    return sorted(path.parent.name for path in data_root().glob(f"records/*/{study}.jsonl"))
+    files = [path for end in suffixes for path in data_root().glob(f"records/*/{study}{end}")]
+    return sorted({path.parent.name for path in files if path.stat().st_size})
+
+
+def stamp(study: str, machine: str) -> tuple[object, ...]:
+    """What changes whenever the records do: key of a cache of anything made of them."""
+    return _stamp(published_path(study, machine)), _stamp(journal_path(study, machine))
 
 
 def torn_path(study: str, machine: str) -> Path:
     """Where the torn last lines of killed writers are kept; missing if there never was one."""
-    path = record_path(study, machine)
+    path = journal_path(study, machine)
     return path.with_name(f"{path.name}.torn")
 
 
 def append(record: Record) -> Path:
     """Add `record` to its file; on return it is on disk, whole. A torn last line is set aside."""
-    path = record_path(record.study, record.machine_slug)
+    path = journal_path(record.study, record.machine_slug)
     path.parent.mkdir(parents=True, exist_ok=True)
     line = (record.to_json() + "\n").encode()
     with _locked(path) as file:
@@ -79,7 +100,7 @@ def append(record: Record) -> Path:
 
 def mend(study: str, machine: str) -> int:
     """Set a killed writer's torn last line aside, so that the file reads; its length in bytes."""
-    path = record_path(study, machine)
+    path = journal_path(study, machine)
     if not path.exists():
         return 0
     with _locked(path) as file:
@@ -92,23 +113,38 @@ def read(study: str, machine: str) -> list[Record]:
     Raises FileNotFoundError naming the machines that have the study, and ValueError naming file
     and line for a line cut short, a newer schema, a field that is not right or another machine's.
     """
-    path = record_path(study, machine)
-    if not path.exists() or not path.stat().st_size:
+    path = journal_path(study, machine)
+    lines = []
+    # Before the published file: a journal that is published meanwhile is then in both.
+    if path.exists():
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            lines = file.readlines()
+    records = _newest(_published(study, machine), _parsed(path, machine, lines))
+    if not records:
         have = ", ".join(machines(study)) or "none"
         raise FileNotFoundError(f"no records of study {study!r} on {machine!r}; machines: {have}")
-    with path.open() as file:
-        fcntl.flock(file, fcntl.LOCK_SH)
-        lines = file.readlines()
-    newest: dict[str, Record] = {}
-    for number, line in enumerate(lines, 1):
-        record = _parse(path, number, line)
-        if record.machine_slug != machine:
-            raise ValueError(
-                f"{path} line {number} must be of {machine!r}, it is of {record.machine_slug!r}"
-            )
-        newest.pop(record.id, None)
-        newest[record.id] = record
-    return list(newest.values())
+    return records
+
+
+def publish(study: str, machine: str = "") -> Path:
+    """Move the journal's records into the study's published file; returns its path.
+
+    `machine` may be left out where only one has a journal of the study. Killed at any instant,
+    every record is in the published file or in the journal. Raises FileNotFoundError without a
+    journal, ValueError for several machines and for what `read` and `parquet.encode` refuse.
+    """
+    machine = machine or _machine_to_publish(study)
+    journal, path = journal_path(study, machine), published_path(study, machine)
+    if not journal.exists():
+        raise FileNotFoundError(f"study {study!r} must have a journal on {machine!r}: no {journal}")
+    with _locked(journal) as file:
+        _set_torn_line_aside(file, torn_path(study, machine))
+        file.seek(0)
+        late = _parsed(journal, machine, file.readlines())
+        write_whole(path, parquet.encode(_newest(_published(study, machine), late)))
+        journal.unlink()
+    return path
 
 
 def load(study: str, machine: str) -> pd.DataFrame:
@@ -139,13 +175,18 @@ def require_comparable(rows: pd.DataFrame) -> None:
 
 
 def provenance(study: str, machine: str) -> dict[str, Any]:
-    """Where a study's numbers come from: file, sha256, machine, versions seen, days."""
-    path, records = record_path(study, machine), read(study, machine)
+    """Where a study's numbers come from: file, sha256, machine, versions seen, days.
+
+    While a journal adds to the published file, both are named, with a comma.
+    """
+    records = read(study, machine)
+    files = [each(study, machine) for each in (published_path, journal_path)]
+    files = [path for path in files if path.exists() and path.stat().st_size]
     days = sorted(record.started_at[:10] for record in records)
     return {
         "study": study,
-        "file": path.relative_to(data_root().parent).as_posix(),
-        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "file": ", ".join(path.relative_to(data_root().parent).as_posix() for path in files),
+        "sha256": ", ".join(hashlib.sha256(path.read_bytes()).hexdigest() for path in files),
         "records": len(records),
         "machine": records[-1].machine,
         "versions": _versions_seen(records),
@@ -154,11 +195,58 @@ def provenance(study: str, machine: str) -> dict[str, Any]:
     }
 
 
+def _machine_to_publish(study: str) -> str:
+    found = machines(study, [".jsonl"])
+    if len(found) > 1:
+        raise ValueError(f"machine must be named, one of {', '.join(found)} for study {study!r}")
+    if not found:
+        raise FileNotFoundError(f"study {study!r} has no journal to be published")
+    return found[0]
+
+
+def _newest(published: Iterable[Record], late: Iterable[Record]) -> list[Record]:
+    """Both in their order, less each record that has a later one of its id."""
+    newest: dict[str, Record] = {}
+    for record in (*published, *late):
+        newest.pop(record.id, None)
+        newest[record.id] = record
+    return list(newest.values())
+
+
+def _published(study: str, machine: str) -> tuple[Record, ...]:
+    path = published_path(study, machine)
+    return _decoded(path, machine, _stamp(path)) if path.exists() else ()
+
+
+def _stamp(path: Path) -> tuple[object, ...]:
+    try:
+        seen = path.stat()
+    except FileNotFoundError:
+        return (path,)
+    return path, seen.st_ino, seen.st_mtime_ns, seen.st_size
+
+
+@lru_cache(maxsize=64)
+def _decoded(path: Path, machine: str, stamp: tuple[object, ...]) -> tuple[Record, ...]:
+    """The records of a published file, parsed once per process; a later file has another stamp."""
+    try:
+        records = parquet.decode(path.read_bytes())
+        for row, record in enumerate(records):
+            _require_machine(record, machine, f"row {row}")
+    except ValueError as error:
+        raise ValueError(f"{path} {error}") from error
+    return tuple(records)
+
+
 @contextmanager
 def _locked(path: Path) -> Iterator[IO[bytes]]:
-    with path.open("a+b") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield file
+    while True:
+        with path.open("a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            # Published while we waited? Then what we hold is no longer the journal: open it anew.
+            if os.fstat(file.fileno()).st_nlink:
+                yield file
+                return
 
 
 def _set_torn_line_aside(file: IO[bytes], aside: Path) -> int:
@@ -188,13 +276,24 @@ def _sync(file: IO[bytes]) -> None:
     os.fsync(file.fileno())
 
 
-def _parse(path: Path, number: int, line: str) -> Record:
-    if not line.endswith("\n"):
-        raise ValueError(f"{path} line {number} must be a whole record, it is cut short: remove it")
+def _parsed(path: Path, machine: str, lines: list[bytes]) -> list[Record]:
+    return [_parse(f"{path} line {number}", machine, line) for number, line in enumerate(lines, 1)]
+
+
+def _parse(where: str, machine: str, line: bytes) -> Record:
+    if not line.endswith(b"\n"):
+        raise ValueError(f"{where} must be a whole record, it is cut short: remove it")
     try:
-        return Record.from_json(line)
+        record = Record.from_json(line.decode())
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} line {number} must be a record: {error}") from error
+        raise ValueError(f"{where} must be a record: {error}") from error
+    _require_machine(record, machine, where)
+    return record
+
+
+def _require_machine(record: Record, machine: str, where: str) -> None:
+    if record.machine_slug != machine:
+        raise ValueError(f"{where} must be of {machine!r}, it is of {record.machine_slug!r}")
 
 
 def _row(record: Record) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from attnlib.run import parquet
+
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = {p.relative_to(ROOT).as_posix(): p for p in sorted((ROOT / "attnlib").rglob("*.py"))}
 
@@ -167,6 +169,7 @@ def project_texts() -> Iterator[Path]:
         ".ipynb",
         ".json",
         ".jsonl",
+        ".parquet",
         ".css",
     }
     folders = ("attnlib", "notebooks", "tests", "data", ".ci")
@@ -177,11 +180,18 @@ def project_texts() -> Iterator[Path]:
             yield path
 
 
+def text_of(path: Path) -> str:
+    """What a file says; of published records, their JSON lines."""
+    if path.suffix != ".parquet":
+        return path.read_text(errors="replace")
+    return "\n".join(record.to_json() for record in parquet.decode(path.read_bytes()))
+
+
 def lines_with(pattern: re.Pattern[str]) -> list[str]:
     return [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()[:120]}"
         for path in project_texts()
-        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1)
+        for number, line in enumerate(text_of(path).splitlines(), 1)
         if pattern.search(line)
     ]
 

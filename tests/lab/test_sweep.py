@@ -133,7 +133,7 @@ def test_running_out_of_memory_is_a_record_and_no_error(faulty):
 
 def test_stopping_kills_the_worker_and_leaves_whole_records(faulty):
     measure_missing(CPU, ALONE)
-    path = store.record_path(STUDY, CPU.machine)
+    path = store.journal_path(STUDY, CPU.machine)
     before = path.read_bytes()
     ended = []
     sweep = Sweep(

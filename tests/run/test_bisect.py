@@ -219,7 +219,7 @@ def test_a_finished_bisection_measures_nothing_again(lab) -> None:
 
 def test_a_round_cut_short_is_left_out_and_a_new_one_taken(lab) -> None:
     run(bad="0.6.0", rounds=2)
-    path = store.record_path("bisect_demo", SLUG)
+    path = store.journal_path("bisect_demo", SLUG)
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))
     lab.jobs.clear()
     assert run(bad="0.6.0", rounds=2).steps[0].verdict.ratio.pairs == 2
@@ -326,7 +326,7 @@ def test_replay_shows_the_machine_asked_for(replay, monkeypatch) -> None:
 
 
 def test_replay_never_takes_a_search_that_was_cut_short_for_an_answer(replay) -> None:
-    path = store.record_path("bisect_demo", SLUG)
+    path = store.journal_path("bisect_demo", SLUG)
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:6]))
     with pytest.raises(FileNotFoundError, match=r"release 0\.6\.1 must have 3 rounds"):
         run()

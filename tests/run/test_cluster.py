@@ -115,7 +115,7 @@ def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lines_of(machine: str) -> list[str]:
-    path = store.record_path("demo", machine)
+    path = store.journal_path("demo", machine)
     return path.read_text().splitlines() if path.exists() else []
 
 

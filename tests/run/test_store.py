@@ -31,7 +31,7 @@ def append_rounds(make_record, count: int) -> list[Record]:
 
 
 def demo_path() -> Path:
-    return store.record_path("demo", MACHINE)
+    return store.journal_path("demo", MACHINE)
 
 
 def test_records_are_read_as_they_were_appended(make_record) -> None:
@@ -255,7 +255,7 @@ def test_provenance_of_one_day_names_it_once(make_record) -> None:
 WRITER = """
 import sys
 from dataclasses import replace
-from attnlib import store
+from attnlib.run import store
 from attnlib.run.record import Record
 record, first, count = Record.from_json(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 print("ready", flush=True)
@@ -293,7 +293,7 @@ def test_writers_at_the_same_time_lose_nothing(make_record) -> None:
 KILLED_WRITERS = """
 import os, random, signal, sys, time
 from dataclasses import replace
-from attnlib import store
+from attnlib.run import store
 from attnlib.run.record import Record
 
 record, first, kills = Record.from_json(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])

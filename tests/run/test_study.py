@@ -140,9 +140,9 @@ def test_progress_ends_at_its_total(measured) -> None:
 
 
 def test_a_study_that_is_complete_measures_nothing_again(measured_data) -> None:
-    before = store.record_path("demo", measured_data.machine).read_bytes()
+    before = store.journal_path("demo", measured_data.machine).read_bytes()
     assert measure(TINY) == 0
-    assert store.record_path("demo", measured_data.machine).read_bytes() == before
+    assert store.journal_path("demo", measured_data.machine).read_bytes() == before
 
 
 def test_replay_shows_the_records_of_the_machine_asked_for(measured_data, monkeypatch) -> None:
@@ -160,7 +160,7 @@ def test_the_machine_is_described_from_any_folder(measured, tmp_path, monkeypatc
 
 def test_a_sweep_that_was_cut_off_resumes_with_what_is_missing(instant_jobs) -> None:
     assert measure(TINY) == 6
-    path = store.record_path("demo", CPU_SLUG)
+    path = store.journal_path("demo", CPU_SLUG)
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:2] + lines[4:]))
     instant_jobs.jobs.clear()

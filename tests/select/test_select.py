@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -446,7 +445,7 @@ POLICY = {
 RECORDED = [
     (path.stem, path.parent.name)
     for study in ("auto_resolution", "*fa3_decode_regression", "measurement_trust")
-    for path in sorted(DATA.glob(f"*/{study}.jsonl"))
+    for path in sorted(DATA.glob(f"*/{study}.parquet"))
 ]
 FAILED = ("error", "refused")
 
@@ -491,8 +490,8 @@ def test_records_and_rules_call_the_modes_the_same():
 
 @pytest.mark.usefixtures("published_records")
 def test_what_auto_ran_in_the_modes_of_an_engine_is_what_the_tables_say():
-    (path,) = DATA.glob("*/engine_modes.jsonl")
-    records = [json.loads(line) for line in path.read_text().splitlines()]
+    (machine,) = store.machines("engine_modes")
+    records = [record.to_form() for record in store.read("engine_modes", machine)]
     ran = [r for r in records if r["backend"] == "flashinfer-prefill-auto" and r["status"] == "ok"]
     assert {r["case"]["mode"] for r in ran} == set(extend_case.MODES)
     for record in ran:

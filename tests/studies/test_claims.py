@@ -12,7 +12,7 @@ import yaml
 
 from attnlib import cli
 from attnlib.report import page
-from attnlib.run import store
+from attnlib.run import parquet, store
 from attnlib.studies import STUDIES, claims
 from attnlib.studies.evidence import NOT_HERE, VERDICTS, Finding
 from attnlib.studies.fa3_decode_regression.checks import CHECKS
@@ -83,11 +83,11 @@ def fallen() -> list[str]:
 
 def lose(folder: Path, study: str, lost) -> int:
     """Delete the records of a study that `lost` picks; how many."""
-    path = folder / "records" / REFERENCE_MACHINE / f"{study}.jsonl"
-    lines = path.read_text().splitlines(keepends=True)
-    kept = [line for line in lines if not lost(json.loads(line))]
-    path.write_text("".join(kept))
-    return len(lines) - len(kept)
+    path = folder / "records" / REFERENCE_MACHINE / f"{study}.parquet"
+    records = store.read(study, REFERENCE_MACHINE)
+    kept = [record for record in records if not lost(record.to_form())]
+    path.write_bytes(parquet.encode(kept))
+    return len(records) - len(kept)
 
 
 def test_every_one_of_the_five_sources_has_claims():
@@ -153,7 +153,7 @@ def test_a_lost_release_takes_down_what_is_said_of_it(copied):
 
 
 def test_a_lost_study_is_an_error(copied):
-    (copied / "records" / REFERENCE_MACHINE / "auto_resolution.jsonl").unlink()
+    (copied / "records" / REFERENCE_MACHINE / "auto_resolution.parquet").unlink()
     with pytest.raises(FileNotFoundError, match="no records of study 'auto_resolution'"):
         claims.verdicts()
 

@@ -19,22 +19,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..gpu import CUDA_CORE_CTAS, FA2_CTAS, SM_SHARED_BYTES
 from ..schedule.facts import SchedulerFacts
 from ..schedule.splits import plan_splits, split_blocks
 from ..spec import ELEMENT_BYTES, AttnSpec
 
 MIN_CHUNK = 128
 """FlashInfer cuts no KV chunk below so many tokens, or a page."""
-FA2_CTAS = 2
-"""fa2's plan and its kernels for 16 query rows both count on two CTAs an SM."""
 FA2_ROWS = 16
 FA2_WARP_TOKENS = 64
 """Tokens that the four warps of a CTA take at once; tiles are 1, 2, 4 or 8 times as long."""
-SM_SHARED_BYTES = 227 * 2**10
-CUDA_CORE_CTAS = {1: (6, 6), 2: (9, 9), 3: (9, 12), 4: (8, 8), 8: (9, 9)}
-"""Group size -> CTAs an SM that the plan counts on, and that fit: from registers and shared memory
-of the kernels of 0.6.4 for head_dim 128 and 16 bits, built for sm_90a (cuobjdump --dump-resource-
-usage). Of group size 3 a CTA has 96 threads, and the plan counts 128."""
 FA3_TILES = {64: (192, 96), 128: (128, 96), 256: (128, 32)}
 """(query rows, KV tokens) of a tile by head_dim, for a paged cache: prefill_sm90.cuh."""
 FA2_ITEM_TOKENS, CUDA_CORE_ITEM_TOKENS = 128, 16

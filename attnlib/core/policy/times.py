@@ -27,6 +27,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..gpu import L2_SHARE, L2_SLOPE
 from ..spec import ELEMENT_BYTES, AttnSpec
 from .plans import WorkPlan
 
@@ -34,9 +35,6 @@ KNOTS = (1 / 128, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0, 12.0)
 """Running items over SMs at which latency is fitted; between them it is interpolated over logs."""
 BINS = 48
 """Levels of `busy`, evenly over its logarithm, that moments of a call are gathered in."""
-L2_SHARE, L2_SLOPE = 0.8, 24
-"""Share of the L2 at which half of a cache's bytes come from memory, and how sharply that grows: an
-H200 (60 MiB) misses 0.2 of 46 MB and all of 54 MB in back-to-back replays (LOG.md, 2026-11-21)."""
 START = {
     "start_us": 5.0,
     "merge_us": 1.0,

@@ -1,0 +1,162 @@
+"""Published records as Parquet: a row per record, typed columns, raw samples as lists.
+
+    table = pandas.read_parquet("data/records/<machine>/<study>.parquet")
+
+is useful without this package; data/README.md lists the columns. A record's fields keep their
+names. What is a dict in a record becomes a column per member, named as pandas.json_normalize names
+it: `case.kv_len`, `machine.gpu`, `versions.torch`. A member that a record lacks is null.
+
+Nothing is lost: `decode(encode(records)) == records`, ids included, and `encode` looks whether that
+is so. The same records give the same bytes from the same release of pyarrow. A new field of
+`Record` needs nothing here, unless its annotation is new (`_arrow_types`).
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from ..kinds.item import Item
+from .record import MEANING, Record
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MEMBERS = ("case", "machine", "versions", "state_before", "state_after")
+SAMPLES = ("run_us", "plan_us", "kernels")
+ZSTD_LEVEL = 19
+
+
+def encode(records: Sequence[Record]) -> bytes:
+    """A Parquet file of `records`, in their order.
+
+    Raises ValueError for no records, and for a record that the columns cannot hold exactly.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    if not records:
+        raise ValueError("records must be at least one to be published, got none")
+    rows = [_flat(record.to_form()) for record in records]
+    types = _arrow_types()
+    members = sorted({name for row in rows for name in row} - set(types))
+    columns = {name: [row.get(name) for row in rows] for name in (*types, *members)}
+    try:
+        table = pa.table({n: pa.array(column, types.get(n)) for n, column in columns.items()})
+    except pa.ArrowException as error:
+        raise ValueError(f"a published column must be of one type: {error}") from error
+    file = io.BytesIO()
+    # Samples hardly repeat: a dictionary of them makes the file larger.
+    repeated = [name for name in columns if name not in SAMPLES]
+    parquet.write_table(
+        table, file, compression="zstd", compression_level=ZSTD_LEVEL, use_dictionary=repeated
+    )
+    data = file.getvalue()
+    for wrote, found in zip(records, decode(data), strict=True):
+        if wrote != found:
+            raise ValueError(f"record {wrote.id} must survive its columns, a member is None or new")
+    return data
+
+
+def decode(data: bytes) -> list[Record]:
+    """The records of a file that `encode` made.
+
+    Raises ValueError for bytes that are no such file, and for a record that is not right, with its
+    row.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        table = parquet.ParquetFile(pa.BufferReader(data)).read().combine_chunks()
+    except pa.ArrowException as error:
+        raise ValueError(f"must be a Parquet file: {error}") from error
+    records = []
+    for row, form in enumerate(_forms(table)):
+        try:
+            records.append(Record.from_form(form))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"row {row} must be a record: {error}") from error
+    return records
+
+
+def schema_table(files: Iterable[bytes]) -> str:
+    """The columns of published files as the Markdown table of data/README.md: type, meaning."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    seen: dict[str, str] = {}
+    for data in files:
+        schema = parquet.read_schema(pa.BufferReader(data))
+        seen |= {column.name: str(column.type).replace("element: ", "") for column in schema}
+    lines = ["| column | type | meaning |", "|---|---|---|"]
+    for name, meaning in MEANING.items():
+        of_dict = sorted(column for column in seen if column.startswith(f"{name}."))
+        lines.append(f"| `{name}{'.*' if of_dict else ''}` | {seen.get(name, '')} | {meaning} |")
+        lines += [f"| `{column}` | {seen[column]} | |" for column in of_dict]
+    return "\n".join(lines)
+
+
+def _arrow_types() -> dict[str, pa.DataType]:
+    """Column -> type, of the fields that are no dict; these columns are in every file."""
+    import pyarrow as pa
+
+    double = pa.float64()
+    kernel = pa.struct([("name", pa.string()), ("launches", double), ("gpu_us", double)])
+    arrow = {
+        "str": pa.string(),
+        "int": pa.int64(),
+        "float": double,
+        "float | None": double,
+        "tuple[float, ...]": pa.list_(double),
+        "tuple[dict[str, Any], ...]": pa.list_(kernel),
+    }
+    named = {each.name: str(each.type) for each in (*fields(Record), *fields(Item))}
+    ours = {name: arrow[kind] for name, kind in named.items() if name not in ("item", *MEMBERS)}
+    return {"id": pa.string(), **ours}
+
+
+def _flat(form: dict[str, Any]) -> dict[str, Any]:
+    """A record's form with a column per member of its dicts."""
+    flat = {name: value for name, value in form.items() if name not in MEMBERS}
+    for name in MEMBERS:
+        flat |= {f"{name}.{member}": value for member, value in (form[name] or {}).items()}
+    return flat
+
+
+def _forms(table: pa.Table) -> Iterator[dict[str, Any]]:
+    """The rows as `Record.from_form` takes them: a dict again for each group of members."""
+    plain = {name: _values(table[name].chunk(0)) for name in table.column_names}
+    own = [name for name in plain if "." not in name]
+    members = {group: [n for n in plain if n.startswith(f"{group}.")] for group in MEMBERS}
+    known: dict[tuple[object, ...], dict[str, Any]] = {}
+    for row in range(table.num_rows):
+        form = {name: plain[name][row] for name in own}
+        for group, names in members.items():
+            values = tuple(plain[name][row] for name in names)
+            # Rows that are alike share a dict.
+            if (group, values) not in known:
+                pairs = zip(names, values, strict=True)
+                known[group, values] = {n.partition(".")[2]: v for n, v in pairs if v is not None}
+            form[group] = known[group, values]
+        yield form
+
+
+def _values(array: pa.Array) -> list[Any]:
+    """The Python values of a column; much faster than `to_pylist` where values repeat."""
+    import pyarrow as pa
+
+    if pa.types.is_list(array.type):
+        flat, ends = _values(array.flatten()), array.offsets.to_pylist()
+        return [tuple(flat[start:end]) for start, end in zip(ends, ends[1:], strict=False)]
+    if pa.types.is_struct(array.type):
+        names = [field.name for field in array.type]
+        members = [_values(array.field(name)) for name in names]
+        return [dict(zip(names, each, strict=True)) for each in zip(*members, strict=True)]
+    if pa.types.is_floating(array.type) and not array.null_count:
+        return array.to_numpy().tolist()
+    coded = array.dictionary_encode()
+    words = [*coded.dictionary.to_pylist(), None]
+    return [words[code] for code in coded.indices.fill_null(len(words) - 1).to_pylist()]
