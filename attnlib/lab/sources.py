@@ -145,11 +145,7 @@ class ThisGpu:
     @property
     def records(self) -> tuple[Record, ...]:
         """What was measured here, so far; a killed writer's half line is set aside first."""
-        store.mend(STUDY, self.machine)
-        try:
-            return tuple(store.read(STUDY, self.machine))
-        except FileNotFoundError:
-            return ()
+        return tuple(store.recover(STUDY, self.machine))
 
 
 def release_of(backend: str, release: str) -> str:

@@ -15,8 +15,8 @@ from threading import Event, Thread
 from typing import Any
 
 from ..kinds.item import Item
-from ..run.jobs import Job, StoppedError
-from ..run.study import run_missing
+from ..run import study
+from ..run.jobs import Job, StoppedError, never
 from .choices import Choices
 from .sources import STUDY, ThisGpu, release_of
 
@@ -37,7 +37,7 @@ def measure_missing(
     """
     jobs = missing_rounds(gpu, choices)
     bar = None if on_progress is None else lambda **known: _Bar(known["total"], on_progress)
-    return run_missing(jobs, progress=bar, stop=stop)
+    return study.Sweep(progress=bar, stop=stop or never).run(jobs)
 
 
 def missing_rounds(gpu: ThisGpu, choices: Choices) -> list[Job]:
@@ -67,7 +67,7 @@ def _round(gpu: ThisGpu, choices: Choices, number: int) -> Job:
 
 
 class _Bar:
-    """What `run_missing` takes for a progress bar, as a callback."""
+    """What a sweep takes for a progress bar, as a callback."""
 
     def __init__(self, total: int, on_progress: Progress) -> None:
         self.total, self.done, self.on_progress = total, 0, on_progress
