@@ -151,11 +151,7 @@ class ThisGpu:
     @property
     def records(self) -> tuple[Record, ...]:
         """What was measured here, so far; a killed writer's half line is set aside first."""
-        store.mend(STUDY, self.machine)
-        try:
-            return tuple(store.read(STUDY, self.machine))
-        except FileNotFoundError:
-            return ()
+        return tuple(store.recover(STUDY, self.machine))
 
 
 Source = Shelf | ThisGpu

@@ -16,8 +16,8 @@ from threading import Event, Thread
 from typing import Any
 
 from ..kinds.item import Item
-from ..run.jobs import Job, StoppedError
-from ..run.study import run_missing
+from ..run import study
+from ..run.jobs import Job, StoppedError, never
 from .choices import Choices
 from .sources import STUDY, ThisGpu, release_of
 
@@ -37,7 +37,8 @@ def measure_missing(
     Raises StoppedError once `stop` says so, RuntimeError while another sweep measures on this GPU.
     """
     progress = partial(_Bar, on_progress) if on_progress else None
-    return run_missing(missing_rounds(gpu, choices), progress=progress, stop=stop)
+    sweep = study.Sweep(progress=progress, stop=stop or never)
+    return sweep.run(missing_rounds(gpu, choices))
 
 
 def missing_rounds(gpu: ThisGpu, choices: Choices) -> list[Job]:
@@ -67,7 +68,7 @@ def _round(gpu: ThisGpu, choices: Choices, number: int) -> Job:
 
 
 class _Bar:
-    """What `run_missing` takes for a progress bar, as a callback."""
+    """What a sweep takes for a progress bar, as a callback."""
 
     def __init__(self, on_progress: Progress, *, total: int, **_: Any) -> None:
         self.total, self.done, self.on_progress = total, 0, on_progress
