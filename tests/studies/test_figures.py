@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from attnlib.draw import ratio_figures, style
+from attnlib.draw import style
 from attnlib.run import frame as rows
 from attnlib.run import store
 from attnlib.select import GPUS
@@ -23,6 +23,7 @@ from attnlib.studies.decode_metadata import figures as metadata_figures
 from attnlib.studies.decode_metadata.rows import TODAY
 from attnlib.studies.fa3_decode_regression import figures, tables
 from attnlib.studies.fa3_decode_regression.study import FIXED, HEADLINE, REGRESSED, VARIANTS, WIDE
+from attnlib.studies.measurement_trust import figures as trust_figures
 from attnlib.studies.measurement_trust import tables as trust
 from attnlib.studies.scheduler_metadata import figures as schedule
 
@@ -35,8 +36,9 @@ pytestmark = pytest.mark.usefixtures("published_records")
 ROOT = Path(__file__).resolve().parents[2]
 DRAW = """
 import sys
-from attnlib import store
-from attnlib.report import roofline, rows, style
+from attnlib.draw import style
+from attnlib.run import frame as rows, store
+from attnlib.studies import roofline
 frame = store.load("measurement_trust", "nvidia-h200-5b90d8cb")
 style.save(roofline.roofline(frame, rows.ceilings(frame), "0.6.4"), sys.argv[1])
 """
@@ -127,7 +129,7 @@ def ratio_chart():
     judged = rows.decode_rows(story, release=REGRESSED)
     judged = judged[judged.backend.isin((rows.AUTO, rows.FA2))]
     words = trust.verdicts(judged, rows.AUTO, rows.FA2, floor=0.05)
-    return ratio_figures.ratio_chart(words, judged, label="auto / fa2")
+    return trust_figures.ratio_chart(words, judged, label="auto / fa2")
 
 
 def metadata_frame():
