@@ -230,16 +230,12 @@ def test_without_a_gpu_and_without_the_interpreter_it_says_so(
     builder: Builder, build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "interpreting", lambda: False)
-    call = {
-        name: value.cpu() if torch.is_tensor(value) else value
-        for name, value in builder.arguments(builder.small).items()
-    }
-    if "scheduler" in call:
-        call["scheduler"] = SchedulerMetadata(
-            call["scheduler"].words.cpu(), call["scheduler"].facts
-        )
+    call = builder.arguments(builder.small)
+    on_cpu = {name: value.cpu() for name, value in call.items() if torch.is_tensor(value)}
+    if made := call.get("scheduler"):
+        on_cpu["scheduler"] = SchedulerMetadata(made.words.cpu(), made.facts)
     with pytest.raises(ValueError, match="must be on a CUDA device .or set TRITON_INTERPRET=1"):
-        build(**call)
+        build(**call | on_cpu)
 
 
 def captured(run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
