@@ -139,7 +139,7 @@ def comparison(found: Found) -> pd.DataFrame:
         if name == against or not {name, against} <= measured:
             continue
         for _, above, below in rows.paired_times(found.good, name, against, by=["study"]):
-            verdict = judge(above, below, floor=found.noise)
+            verdict = judge(above, below, noise=found.noise)
             said = {"verdict": verdict.word, "margin": verdict.margin}
             table.append({"backend": name, "against": against, **vars(verdict.ratio), **said})
     return pd.DataFrame(table, columns=columns)

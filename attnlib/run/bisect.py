@@ -203,7 +203,7 @@ def settle(
     count = rounds
     while True:
         pairs = times(count)
-        verdict = judge([new for _, new in pairs], [old for old, _ in pairs], floor=floor)
+        verdict = judge([new for _, new in pairs], [old for old, _ in pairs], noise=floor)
         if verdict.word != "ambiguous":
             return verdict
         if len(pairs) >= ROUND_LIMIT:

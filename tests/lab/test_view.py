@@ -75,7 +75,7 @@ def test_times_are_medians_over_rounds_and_shares_are_of_the_copy_ceiling(demo):
 
 def test_a_ratio_pairs_rounds_and_has_the_verdict_of_judge(demo):
     (found,) = view(MODEL).comparison.to_dict("records")
-    verdict = judge(TIMES[FA3], TIMES[FA2], floor=0.0)
+    verdict = judge(TIMES[FA3], TIMES[FA2], noise=0.0)
     assert (found["backend"], found["against"], found["verdict"]) == (FA3, FA2, "slower")
     assert (found["ratio"], found["low"]) == (verdict.ratio.ratio, verdict.ratio.low)
     assert (found["pairs"], found["margin"]) == (3, verdict.margin)

@@ -8,7 +8,7 @@
 | fa3 | a range of KV blocks of a request's head | 1 | `metadata.splits` |
 
 FlashInfer's rules are those of its scheduler.cuh (0.6.4) for a plan in a CUDA graph;
-`tests/test_decode_plan.py` holds them to the library.
+`tests/core/test_plans.py` holds them to the library.
 """
 
 from __future__ import annotations
@@ -78,21 +78,34 @@ def fa3_sm_tokens(
 
     PrefillSM90Plan: a heap of SMs by cost, an item costs 2 tile_rows + kv_len. Because heads are
     the outer loop, a long request of the last head can land on an SM that is already loaded.
-    Raises ValueError for a head_dim without a kernel.
+    Of SMs with equal cost the library's heap has one on top that depends on its history. `heapq`
+    moves elements as std::push_heap and std::pop_heap of libstdc++ do, so with elements that
+    compare by cost alone it takes the same SM. Raises ValueError for a head_dim without a kernel.
     """
     if spec.head_dim not in FA3_TILES:
         known = ", ".join(map(str, FA3_TILES))
         raise ValueError(f"head_dim must be one of {known}, got {spec.head_dim}")
     tile_rows, tile_tokens = FA3_TILES[spec.head_dim]
     lens = sorted(seq_lens.tolist(), reverse=True)
-    heap = [(0, sm) for sm in range(num_sms)]
+    heap = [_SmCost(0, sm) for sm in range(num_sms)]
     tokens, items = [0] * num_sms, [0] * num_sms
     for length in lens * spec.num_qo_heads:
-        cost, sm = heap[0]
-        heapq.heapreplace(heap, (cost + 2 * tile_rows + length, sm))
-        tokens[sm] += -(-length // tile_tokens) * tile_tokens
-        items[sm] += 1
+        least = heapq.heappop(heap)
+        heapq.heappush(heap, _SmCost(least + 2 * tile_rows + length, least.sm))
+        tokens[least.sm] += -(-length // tile_tokens) * tile_tokens
+        items[least.sm] += 1
     return np.array(tokens), np.array(items)
+
+
+class _SmCost(int):
+    """What an SM has to do; two of equal cost compare as equal, whichever SMs they are."""
+
+    sm: int
+
+    def __new__(cls, cost: int, sm: int) -> _SmCost:
+        made = super().__new__(cls, cost)
+        made.sm = sm
+        return made
 
 
 def chunk_pages(pages: np.ndarray, *, most: int, page_size: int) -> int:

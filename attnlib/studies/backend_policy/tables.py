@@ -128,7 +128,7 @@ def misfit_table(frame: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for name in policy.backends:
         points = [p for each in policy.points.values() for p in each if name in p.run_us]
-        off = np.abs(np.expm1([point.misfit(name) for point in points])) * 100
+        off = np.abs(np.expm1([point.log_error(name) for point in points])) * 100
         told = {"backend": NAMES[name], "cases": len(points), "median, %": np.median(off)}
         rows.append(told | {"95th percentile, %": np.quantile(off, 0.95)})
     return pd.DataFrame(rows).round(1)

@@ -230,7 +230,7 @@ def step_table(frame: pd.DataFrame) -> pd.DataFrame:
     table = medians(rows, by=STEP_BY).reset_index().rename_axis(columns=None)
     found = ratios(rows, OPS, FUSED, by=STEP_BY)
     words = [
-        judge(above, below, floor=0.0).word
+        judge(above, below, noise=0.0).word
         for _, above, below in paired_times(rows, OPS, FUSED, by=STEP_BY)
     ]
     keys = ["layers", "batch_size", "page_size", "kv_len"]

@@ -268,7 +268,7 @@ def _judged(rows: pd.DataFrame) -> dict[str, list[Verdict]]:
     found: dict[str, list[Verdict]] = {}
     for group in (group for group in GROUPS if group in set(rows.group)):
         pairs = paired_times(rows[rows.group == group], FA2, FA3, by=BY)
-        found[group] = [judge(above, below, floor=0.0) for _, above, below in pairs]
+        found[group] = [judge(above, below, noise=0.0) for _, above, below in pairs]
     return {group: judged for group, judged in found.items() if judged}
 
 

@@ -78,7 +78,7 @@ def over(rows: pd.DataFrame, numerator: str, denominator: str) -> pd.DataFrame:
 def judged(rows: pd.DataFrame, numerator: str, denominator: str) -> pd.DataFrame:
     """`over` with the verdict on `numerator` in the column `verdict`."""
     words = [
-        judge(above, below, floor=FLOOR).word
+        judge(above, below, noise=FLOOR).word
         for _, above, below in paired_times(rows, numerator, denominator, by=BY)
     ]
     return over(rows, numerator, denominator).assign(verdict=words)
