@@ -168,7 +168,7 @@ def test_what_goes_wrong_in_the_thread_is_told_and_not_raised(monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("GPU 'x' must be measured by one sweep at a time, process 7 holds it")
 
-    monkeypatch.setattr("attnlib.lab.sweep.run_missing", fail)
+    monkeypatch.setattr("attnlib.run.study.Sweep.run", fail)
     monkeypatch.setattr("attnlib.lab.sources.describe", lambda device: {"gpu": "", "cpu": "x"})
     ended = []
     sweep = Sweep(CPU, ALONE, on_progress=print, on_end=ended.append)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,23 +39,6 @@ from attnlib.studies.fa3_decode_regression.study import HEADLINE, REGRESSED
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "Qwen3-0.6B"
 EVIL = "<img src=x onerror=alert(1)>"
-TIMES = {FA2: (100.0, 110.0, 105.0), FA3: (300.0, 330.0, 318.0)}
-
-
-@pytest.fixture
-def replayed(monkeypatch):
-    monkeypatch.setenv("ATTNLIB_MODE", "replay")
-
-
-@pytest.fixture
-def demo(make_record, monkeypatch, replayed):
-    """Three rounds of fa2 and fa3 of one case, with ceilings."""
-    publish(monkeypatch, "demo", QWEN, backends=(FA2, FA3))
-    keep_ceilings(make_record, "demo")
-    for backend, times in TIMES.items():
-        for round_, us in enumerate(times):
-            family = {"kernel_family": backend[-3:], "round": round_}
-            keep(make_record, "demo", timed(backend, QWEN), us, **family)
 
 
 def by_backend(table):
@@ -75,13 +57,10 @@ def test_times_are_medians_over_rounds_and_shares_are_of_the_copy_ceiling(demo):
 
 def test_a_ratio_pairs_rounds_and_has_the_verdict_of_judge(demo):
     (found,) = view(MODEL).comparison.to_dict("records")
-    verdict = judge(TIMES[FA3], TIMES[FA2], noise=0.0)
+    verdict = judge(demo[FA3], demo[FA2], noise=0.0)
     assert (found["backend"], found["against"], found["verdict"]) == (FA3, FA2, "slower")
     assert (found["ratio"], found["low"]) == (verdict.ratio.ratio, verdict.ratio.low)
     assert (found["pairs"], found["margin"]) == (3, verdict.margin)
-
-
-def test_the_other_way_round_it_is_faster(demo):
     (found,) = view(MODEL, against=FA3).comparison.to_dict("records")
     assert (found["backend"], found["verdict"]) == (FA2, "faster")
 
@@ -161,7 +140,7 @@ def test_without_ceilings_there_is_no_share_and_a_note_says_so(make_record, monk
 def test_one_round_is_compared_without_an_interval(make_record, monkeypatch, replayed):
     publish(monkeypatch, "demo", QWEN, backends=(FA2, FA3))
     for backend in (FA2, FA3):
-        keep(make_record, "demo", timed(backend, QWEN), TIMES[backend][0])
+        keep(make_record, "demo", timed(backend, QWEN), 100.0)
     seen = view(MODEL)
     assert seen.comparison.verdict.tolist() == ["ambiguous"]
     assert "one round" in repr(seen)
@@ -213,10 +192,13 @@ def test_the_call_gives_the_same_view_again(demo):
     assert again.choices == seen.choices and repr(again) == repr(seen)
 
 
-def test_the_view_says_that_records_serve_it_and_whose(demo):
+def test_the_card_says_that_records_serve_it_and_numbers_stand_right_words_left(demo):
     said = "Served from records: study demo, Test GPU 0badcafe, measured 2026-01-02."
-    assert view(MODEL).served.startswith(said)
-    assert said in view(MODEL)._repr_html_()
+    seen = view(MODEL)
+    page = seen._repr_html_()
+    assert seen.served.startswith(said) and said in page
+    assert "<td>318.0</td><td class='words'>fa3</td>" in page
+    assert "<th scope='col'>us</th><th scope='col' class='words'>ran</th>" in page
 
 
 @pytest.mark.parametrize("case", HEADLINE, ids=lambda case: case.key)
@@ -262,12 +244,6 @@ def test_in_live_mode_the_call_measures_what_is_missing(instant_jobs, monkeypatc
     assert len(instant_jobs.jobs) == 3, "all was on record"
 
 
-def test_numbers_stand_right_and_words_left(demo):
-    page = view(MODEL)._repr_html_()
-    assert "<td>318.0</td><td class='words'>fa3</td>" in page
-    assert "<th scope='col'>us</th><th scope='col' class='words'>ran</th>" in page
-
-
 def test_without_a_gpu_live_is_refused_with_the_reason(without_gpu):
     with pytest.raises(RuntimeError, match="must be measured on a CUDA GPU: no CUDA GPU is here"):
         view(MODEL, records="live")
@@ -285,9 +261,7 @@ def test_the_figure_has_a_dot_a_round_and_names_its_records(demo):
     figure = seen.figure()
     (axis,) = figure.axes
     dots = [line for line in axis.lines if line.get_marker() == "o"]
-    assert sorted(x for line in dots for x in line.get_xdata()) == sorted(
-        (*TIMES[FA2], *TIMES[FA3])
-    )
+    assert sorted(x for line in dots for x in line.get_xdata()) == sorted((*demo[FA2], *demo[FA3]))
     assert any(line.get_xdata()[0] == seen.floor_us for line in axis.lines)
     footer = figure.texts[-1].get_text()
     assert footer.startswith("demo: Test GPU 0badcafe, ") and "\n6 records, " in footer
@@ -316,8 +290,3 @@ def test_a_backend_that_was_not_measured_beside_the_others_is_named(make_record,
     seen = look(gpu, narrow(gpu, {"model": MODEL}).choices)
     assert seen.times.ran.tolist() == ["fa2", "not on record"]
     assert f"Not on record for these choices: {FA3}." in seen.notes
-
-
-def test_choices_say_their_rounds_only_where_they_count(demo):
-    assert "rounds" not in view(MODEL).call
-    assert "rounds=3" in replace(view(MODEL).choices, records="live").call
