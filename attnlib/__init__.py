@@ -22,7 +22,7 @@ HOME = {
     "Study": "run.study",
     "available": "core.backends",
     "bisect": "run.bisect",
-    "build_workload": "kinds.decode.workload",
+    "build_workload": "kinds.decode.measure",
     "compare": "lab.compare",
     "create": "core.backends",
     "diagnose": "doctor",
@@ -41,7 +41,7 @@ HOME = {
 
 
 def late(package: str, homes: dict[str, str]) -> Callable[[str], Any]:
-    """A `__getattr__` for `package`: the module that has a name is imported when it is asked for."""
+    """A `__getattr__` for `package` that imports the module of a name when it is asked for."""
 
     def find(name: str) -> Any:
         if name not in homes:
