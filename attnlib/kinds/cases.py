@@ -34,5 +34,6 @@ def case_from_dict(form: dict[str, Any]) -> Case:
     flat = dict(form)
     kind = flat.pop("kind", "")
     if kind not in KINDS:
-        raise ValueError(f"kind of a case must be one of {', '.join(filter(None, KINDS))}, got {kind!r}")
+        known = ", ".join(filter(None, KINDS))
+        raise ValueError(f"kind of a case must be one of {known}, got {kind!r}")
     return KINDS[kind].from_dict(flat)
