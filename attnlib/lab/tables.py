@@ -209,7 +209,7 @@ def _newest_kernels(found: Found, backend: str) -> tuple[dict[str, Any], ...]:
 def _pairs(found: Found, backend: str, against: str) -> list[tuple[Any, list[float], list[float]]]:
     if not {backend, against} <= set(found.good.backend):
         return []
-    return list(rows.paired_times(found.good, backend, against, by=["study"]))
+    return list(rows.paired_times(found.good, backend, against))
 
 
 def _verdict(above: list[float], below: list[float], margin: float) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import pandas as pd
 
 from ...draw import ratio_figures, style
 from ...kinds.cost import Ceilings
+from ...run.frame import over, times
 from .rows import (
     FUSED,
     MERGED,
@@ -15,10 +16,7 @@ from .rows import (
     SERIAL,
     TODAY,
     against_best,
-    case_of,
     metadata_rows,
-    over,
-    times,
 )
 from .tables import floor_us
 
@@ -157,7 +155,7 @@ def _draw_designs(axis: Axes, rows: pd.DataFrame, x: str, limit: Ceilings) -> No
             face = "none" if name == SERIAL else color
             look = {"color": color, "marker": marker, "markersize": size, "markerfacecolor": face}
             axis.plot(known[x], known[name], label=name, **look)
-    floors = [floor_us(case_of(row), limit) for _, row in rows.iterrows()]
+    floors = [floor_us(case, limit) for case in rows.case]
     axis.plot(rows[x], floors, color="0.35", linestyle="--", linewidth=1, label="floor")
     axis.set(xscale="log", yscale="log", xlabel=LABELS[x])
     style.plain_ticks(axis, "y")

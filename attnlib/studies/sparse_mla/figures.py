@@ -10,7 +10,8 @@ import pandas as pd
 from ...draw import style
 from ...kinds.cost import Ceilings, mla_cost
 from .model import first_lost_token, pool_tokens
-from .rows import FA3, FLASHMLA, FLASHMLA_DENSE, NEW, OLD, case_of, mla_records, over, sparse_rows
+from ...run.frame import over
+from .rows import FA3, FLASHMLA, FLASHMLA_DENSE, NEW, OLD, in_format, mla_records, sparse_rows
 from .tables import BOTH, FORMAT_OF, against_bounds
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def bound_chart(frame: pd.DataFrame, limit: Ceilings) -> Figure:
     table = against_bounds(sparse_rows(frame), limit)
     table = table[table.design.isin(BOTH) & table.kv_len.isin(table.kv_len.mode())]
     l2_bytes = frame.l2_mib.max() * 2**20
-    read = [mla_cost(case_of(r, FORMAT_OF[r.design])).kv_bytes for _, r in table.iterrows()]
+    read = [mla_cost(in_format(r.case, FORMAT_OF[r.design])).kv_bytes for r in table.itertuples()]
     table = table.assign(in_l2=np.array(read) <= l2_bytes)
     figure, axis = plt.subplots(figsize=(6.4, 4.6), layout="constrained")
     for (name, heads, in_l2), rows in table.groupby(["design", "num_qo_heads", "in_l2"]):
@@ -123,7 +124,7 @@ def overflow_chart(frame: pd.DataFrame) -> Figure:
     style.apply()
     rows = mla_records(frame)
     rows = rows[rows.oracle_error.notna()]
-    tokens = [pool_tokens(case_of(row, "bfloat16")) for _, row in rows.iterrows()]
+    tokens = [pool_tokens(case) for case in rows.case]
     old = rows.release == OLD
     names = list(OUTCOMES)
     flashmla = rows.backend.isin((FLASHMLA, FLASHMLA_DENSE))
