@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from .core.backends import available
+from .core.backends.table import RECORDED
 from .measure.machine import describe_machine, describe_versions
 from .run.store import machines
 from .run.study import mode
@@ -22,7 +23,7 @@ def diagnose() -> dict[str, Any]:
         "mode": _mode(),
         "mode_asked": os.environ.get("ATTNLIB_MODE", "auto"),
         "machine": describe_machine(device),
-        "versions": describe_versions(),
+        "versions": describe_versions(RECORDED),
         "backends": available(),
         "studies": {name: machines(name) for name in STUDIES},
         "policy": _policy(),

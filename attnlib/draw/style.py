@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import pandas as pd
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLORS = {"fa2": "#0072B2", "fa3": "#D55E00", "cuda-cores": "#009E73"}
-"""Okabe and Ito's palette: distinct for all common kinds of colour blindness."""
-MARKERS = {"fa2": "o", "fa3": "^", "cuda-cores": "s"}
-"""Beside the colour, for print in grey."""
-SHAPES = ("o", "^", "s", "D", "v", "P", "X")
-"""A marker for each colour of `PALETTE`, for the same reason."""
+T = TypeVar("T")
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442")
-"""The whole of it, for names that have no colour of their own."""
-IDLE, OTHER, HOST, LAUNCH = "0.90", "0.55", "0.75", "0.25"
-"""Greys: nothing ran; ran, but is not named; the host in a call; the host launching."""
+"""Okabe and Ito's palette: distinct for all common kinds of colour blindness."""
+BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, YELLOW = PALETTE
+SHAPES = ("o", "^", "s", "D", "v", "P", "X")
+"""A marker for each colour of the palette, for print in grey."""
+PALE_BLUE, PALE_ORANGE = "#BFDDF0", "#F6CBA8"
+"""Grounds that a number is written on."""
+PALE = 0.35
+"""Opacity of a ground under dots of the same colours."""
+ONE_WAY, BOTH_WAYS = "cividis", "PuOr"
+"""Colour maps: of ratios on one side of 1, and of ratios on both."""
+IDLE, OTHER, HOST, LAUNCH, HATCH = "0.90", "0.55", "0.75", "0.25", "0.75"
+"""Greys: nothing ran; ran, but is not named; the host in a call; the host launching; hatches."""
+RULE = {"color": "0.3", "linewidth": 1}
+"""The line at 1, or at what was expected."""
 SETTINGS = {
     "figure.dpi": 110,
     "savefig.dpi": 200,
@@ -48,6 +55,41 @@ SPARSE_FROM = 1000
 """Log axes that span more than this label powers of ten only; others 1, 2, 5."""
 
 
+class Look(NamedTuple):
+    """How a name is drawn, everywhere: colour and marker, and `label` in legends (else the name).
+
+    For lines also the marker's size in points, whether it is `hollow`, and no marker for a bound.
+    """
+
+    color: str
+    marker: str = ""
+    label: str = ""
+    size: float = 5
+    hollow: bool = False
+
+
+UNNAMED = Look("0.4", "D")
+FAMILIES = {"cuda-cores": Look(GREEN, "s"), "fa2": Look(BLUE, "o"), "fa3": Look(VERMILION, "^")}
+"""Of FlashInfer's kernels."""
+COLORS = {name: look.color for name, look in FAMILIES.items()}
+
+
+def looks(names: Iterable[T]) -> dict[T, Look]:
+    """A look for each of several names, in the order of the palette."""
+    pairs = zip(PALETTE, SHAPES, strict=True)
+    return {name: Look(*pair) for name, pair in zip(names, pairs, strict=False)}
+
+
+def handles(shown: Mapping[str, Look]) -> list[Artist]:
+    """What a legend of dots shows."""
+    from matplotlib.lines import Line2D
+
+    return [
+        Line2D([], [], marker=look.marker, color=look.color, linestyle="", label=look.label or name)
+        for name, look in shown.items()
+    ]
+
+
 def apply() -> None:
     """Set seaborn's and matplotlib's defaults; figures call it before they draw."""
     import matplotlib as mpl
@@ -57,10 +99,12 @@ def apply() -> None:
     mpl.rcParams.update(SETTINGS)
 
 
-def plain_ticks(axis: Axes, *which: str) -> None:
-    """Write the ticks of log axes (`x`, `y`) as plain numbers, not powers of ten."""
+def log_axes(axis: Axes, *which: str) -> None:
+    """Make axes (`x`, `y`) logarithmic, with ticks in plain numbers, not powers of ten."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+    for name in which:
+        getattr(axis, f"set_{name}scale")("log")
     for name in which:
         line = getattr(axis, f"{name}axis")
         low, high = line.get_view_interval()
@@ -79,9 +123,13 @@ def add_title(figure: Figure, text: str) -> None:
     figure.suptitle(text, fontsize=11, fontweight="bold", x=0.01, ha="left")
 
 
-def add_footer(figure: Figure, frame: pd.DataFrame) -> None:
-    """Under the figure, so that it can travel alone: study, GPU and days, and which records."""
-    write_footer(figure, source_line(frame), records_line(frame.id))
+def add_footer(figure: Figure, source: pd.DataFrame | str) -> None:
+    """Under the figure, so that it can travel alone: study, GPU, days and records, or a line."""
+    known = [source] if isinstance(source, str) else [source_line(source), records_line(source.id)]
+    height = LINE_INCHES * (len(known) + 0.5) / figure.get_size_inches()[1]
+    figure.get_layout_engine().set(rect=(0, height, 1, 1 - height))
+    look = {"fontsize": 7, "color": "0.35", "ha": "left", "va": "bottom"}
+    figure.text(0.005, 0.005, "\n".join(known), **look)
 
 
 def source_line(frame: pd.DataFrame) -> str:
@@ -103,14 +151,6 @@ def records_line(ids: Iterable[str]) -> str:
         return f"records {', '.join(every)}"
     sum_ = hashlib.sha256("\n".join(every).encode()).hexdigest()[:8]
     return f"{len(every):,} records, {every[0]} to {every[-1]}, sum of ids {sum_}"
-
-
-def write_footer(figure: Figure, *lines: str) -> None:
-    """Small lines under the figure: where it comes from."""
-    height = LINE_INCHES * (len(lines) + 0.5) / figure.get_size_inches()[1]
-    figure.get_layout_engine().set(rect=(0, height, 1, 1 - height))
-    text = "\n".join(lines)
-    figure.text(0.005, 0.005, text, fontsize=7, color="0.35", ha="left", va="bottom")
 
 
 def save(figure: Figure, path: str | os.PathLike[str]) -> Path:

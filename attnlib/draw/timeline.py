@@ -1,19 +1,24 @@
-"""One call drawn to scale: a lane for the host, a lane a stream, what ran nowhere left grey."""
+"""One call drawn to scale: a lane for the host, a lane per stream, what ran nowhere left grey."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from ..measure.spans import Gap, Span, find_gaps, gpu_work, operators
-from . import style
+from ..measure.spans import Span, find_gaps, gpu_work, operators
+from . import charts, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-ON_HOST = ("call", "launch")
+HOST_LOOKS: dict[str, dict[str, Any]] = {
+    "call": {"color": style.HOST, "linewidth": 0, "label": "call, on the host"},
+    "launch": {"color": style.LAUNCH, "linewidth": 0.4, "label": "launch, on the host"},
+}
+"""Of the kinds of span that the host's lane shows."""
 NAMED = 7
 """Names that get a colour of their own, the longest-running first; the rest share a grey."""
 OTHERS = "all others"
@@ -21,7 +26,7 @@ LABELLED_GAPS = 3
 MIN_LABELLED = 0.04
 """Part of the axis that a gap must take to carry its length."""
 NAME_LENGTH = 44
-LEGEND_COLUMNS = 2
+LANE_INCHES, LINE_INCHES, LEGEND_COLUMNS = 0.42, 0.17, 2
 
 
 def draw_timeline(spans: Sequence[Span], *, title: str, footer: str) -> Figure:
@@ -31,37 +36,29 @@ def draw_timeline(spans: Sequence[Span], *, title: str, footer: str) -> Figure:
     """
     import matplotlib.pyplot as plt
 
-    style.apply()
+    start = min((span.start_us for span in spans), default=0.0)
+    spans = [replace(span, start_us=span.start_us - start) for span in spans]
     # Where the GPU ran something, the operators that launched it are the host's lane already.
     work = [span for span in gpu_work(spans) or operators(spans) if span.depth == 0]
     if not work:
         raise ValueError("spans must hold a kernel or an operator to draw, they hold none")
-    lanes, colors = _lanes(spans, work), _colors(work)
-    sizes = [0.42 * len(lanes), 0.1 + 0.17 * (len(colors) + 3) / LEGEND_COLUMNS]
-    figure, (axis, below) = plt.subplots(
-        2, 1, figsize=(9, 1.2 + sum(sizes)), height_ratios=sizes, layout="constrained"
+    lanes, looks = _lanes(spans, work), _looks(work)
+    figure, (axis,) = charts.panels(
+        [title],
+        (9, charts.FURNITURE_INCHES + LANE_INCHES * len(lanes)),
+        source=footer,
+        x="time since the start of the call, us (as traced)",
+        legend=0.1 + LINE_INCHES * (len(looks) + len(HOST_LOOKS)) / LEGEND_COLUMNS,
     )
-    origin = min(span.start_us for span in spans)
     for place, lane in enumerate(lanes.values()):
-        _draw_lane(axis, place, lane, origin)
-    _draw_work(axis, work, lanes, origin)
+        _draw_lane(axis, place, lane, looks)
     for place, lane in enumerate(lanes.values()):
-        _label_gaps(axis, lane, place=place, origin=origin)
-    axis.set_yticks(range(len(lanes)), list(lanes))
-    axis.set_ylim(len(lanes) - 0.45, -0.55)
-    axis.set_xlabel("time since the start of the call, us (as traced)")
-    axis.grid(visible=False, axis="y")
-    axis.set_title(title)
-    below.axis("off")
-    below.legend(
-        *axis.get_legend_handles_labels(),
-        loc="upper left",
-        ncols=LEGEND_COLUMNS,
-        fontsize=8,
-        frameon=False,
-        borderaxespad=0,
-    )
-    style.write_footer(figure, footer)
+        _label_gaps(axis, place, lane)
+    charts.categories(axis, "y", lanes)
+    shown = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
+    order = [look["label"] for look in (*HOST_LOOKS.values(), *looks.values())]
+    handles = [shown[label] for label in order if label in shown]
+    charts.legend_below(figure, handles, ncols=LEGEND_COLUMNS, fontsize=8)
     plt.close(figure)
     return figure
 
@@ -70,87 +67,55 @@ def _lanes(spans: Sequence[Span], work: Sequence[Span]) -> dict[str, list[Span]]
     """What each lane shows: the host first, then streams or threads by their first span."""
     lanes: dict[str, list[Span]] = defaultdict(list)
     for span in spans:
-        if span.kind in ON_HOST:
+        if span.kind in HOST_LOOKS:
             lanes["host"].append(span)
     for span in work:
         lanes[span.lane].append(span)
     return dict(lanes)
 
 
-def _draw_lane(axis: Axes, place: int, spans: list[Span], origin: float) -> None:
-    """The lane's background from its first span to its last: where it stays bare is a gap."""
-    start = min(span.start_us for span in spans)
-    end = max(span.end_us for span in spans)
-    axis.broken_barh(
-        [(start - origin, end - start)], (place - 0.3, 0.6), color=style.IDLE, linewidth=0
-    )
-    calls = [(s.start_us - origin, s.length_us) for s in spans if s.kind == "call"]
-    launches = [(s.start_us - origin, s.length_us) for s in spans if s.kind == "launch"]
-    if calls:
-        axis.broken_barh(
-            calls, (place - 0.3, 0.6), color=style.HOST, linewidth=0, label="call, on the host"
-        )
-    if launches:
-        axis.broken_barh(
-            launches,
-            (place - 0.3, 0.6),
-            color=style.LAUNCH,
-            linewidth=0.4,
-            label="launch, on the host",
-        )
-
-
-def _draw_work(
-    axis: Axes, work: Sequence[Span], lanes: dict[str, list[Span]], origin: float
-) -> None:
-    places = {lane: place for place, lane in enumerate(lanes)}
-    bars: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
-    colors = _colors(work)
+def _looks(work: Sequence[Span]) -> dict[str, dict[str, Any]]:
+    """The look of each name that ran longest, in that order, and last of all others."""
+    ran: dict[str, list[float]] = defaultdict(list)
     for span in work:
-        name = span.name if span.name in colors else OTHERS
-        bars[name][span.lane].append((span.start_us - origin, span.length_us))
-    for name in [*colors, OTHERS]:
-        label = _label(name, work)
-        for lane, ranges in bars.get(name, {}).items():
-            color = colors.get(name, style.OTHER)
-            # The edge keeps a kernel of a microsecond visible in a call of milliseconds.
-            axis.broken_barh(
-                ranges,
-                (places[lane] - 0.3, 0.6),
-                facecolor=color,
-                edgecolor=color,
-                linewidth=0.4,
-                label=label,
-            )
-            label = None
+        ran[span.name].append(span.length_us)
+    longest = sorted(ran, key=lambda name: (-sum(ran[name]), name))
+    looks = {
+        name: {"label": f"{_short(name)}: {len(ran[name])} x, {sum(ran[name]):,.1f} us", "color": c}
+        for name, c in zip(longest, style.PALETTE[:NAMED], strict=False)
+    }
+    # The edge keeps a kernel of a microsecond visible in a call of milliseconds.
+    looks[OTHERS] = {"label": OTHERS, "color": style.OTHER}
+    return {name: look | {"linewidth": 0.4} for name, look in looks.items()}
 
 
-def _colors(work: Sequence[Span]) -> dict[str, str]:
-    """Colours of the names that ran longest, in that order."""
-    spent: dict[str, float] = defaultdict(float)
-    for span in work:
-        spent[span.name] += span.length_us
-    longest = sorted(spent, key=lambda name: (-spent[name], name))
-    return dict(zip(longest, style.PALETTE[:NAMED], strict=False))
-
-
-def _label(name: str, work: Sequence[Span]) -> str:
-    mine = [span.length_us for span in work if name in (span.name, OTHERS)]
-    # Both ends tell: `autograd::engine::...AddmmBackward0`.
+def _short(name: str) -> str:
+    """Both ends of a long name, which tell most: `autograd::engine::...AddmmBackward0`."""
     half = NAME_LENGTH // 2 - 2
-    short = name if len(name) <= NAME_LENGTH else f"{name[:half]}...{name[-half:]}"
-    return short if name == OTHERS else f"{short}: {len(mine)} x, {sum(mine):,.1f} us"
+    return name if len(name) <= NAME_LENGTH else f"{name[:half]}...{name[-half:]}"
 
 
-def _label_gaps(axis: Axes, lane: Sequence[Span], *, place: int, origin: float) -> None:
+def _draw_lane(
+    axis: Axes, place: int, lane: Sequence[Span], looks: dict[str, dict[str, Any]]
+) -> None:
+    """Bars over the lane's background, which reaches from its first span to its last."""
+    start, end = min(span.start_us for span in lane), max(span.end_us for span in lane)
+    height = (place - 0.3, 0.6)
+    axis.broken_barh([(start, end - start)], height, color=style.IDLE, linewidth=0)
+    bars: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for span in lane:
+        look = HOST_LOOKS.get(span.kind) or looks.get(span.name, looks[OTHERS])
+        bars[look["label"]].append((span.start_us, span.length_us))
+    for look in (*HOST_LOOKS.values(), *looks.values()):
+        if look["label"] in bars:
+            axis.broken_barh(bars[look["label"]], height, **look)
+
+
+def _label_gaps(axis: Axes, place: int, lane: Sequence[Span]) -> None:
     """The length of the lane's longest gaps, in them, where there is room for it."""
     low, high = axis.get_xlim()
-    work = [span for span in lane if span.kind not in ON_HOST]
-    wide = [gap for gap in find_gaps(work) if gap.length_us >= MIN_LABELLED * (high - low)]
-    for gap in sorted(wide, key=_length, reverse=True)[:LABELLED_GAPS]:
-        middle = gap.start_us + gap.length_us / 2 - origin
-        axis.text(middle, place, f"{gap.length_us:,.0f} us", ha="center", va="center", fontsize=7)
-
-
-def _length(gap: Gap) -> float:
-    return gap.length_us
+    gaps = find_gaps([span for span in lane if span.kind not in HOST_LOOKS])
+    wide = [gap for gap in gaps if gap.length_us >= MIN_LABELLED * (high - low)]
+    for gap in sorted(wide, key=lambda gap: gap.length_us, reverse=True)[:LABELLED_GAPS]:
+        middle, words = gap.start_us + gap.length_us / 2, f"{gap.length_us:,.0f} us"
+        axis.text(middle, place, words, ha="center", va="center", fontsize=7)

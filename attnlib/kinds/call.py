@@ -13,7 +13,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 
+from ..core import backends
 from ..core.backends.base import Backend, Plan
+from ..core.backends.table import FAMILY_OF
 from ..measure.timer import ROTATING, cold_copies, run_timer, time_host
 from ..measure.trace import kernel_family, trace_kernels
 from .base import Bench, oracle_fields, timed_fields
@@ -29,6 +31,8 @@ Work = TypeVar("Work")
 class CallSubject(ABC, Generic[Case, Work]):
     """Measures one call of a backend. A kind's `Work` has `case`, `batch` and `q`."""
 
+    plans: ClassVar[str]
+    """What its backends plan: one of `backends.table.PLANS`."""
     memory_share: ClassVar[float] = 0.75
     """Of the GPU's memory a case may fill with K and V; the oracle and workspaces need the rest."""
 
@@ -36,14 +40,6 @@ class CallSubject(ABC, Generic[Case, Work]):
         self.bench = bench
         self._work: Work | None = None
         self._check: Callable[[torch.Tensor], OracleCheck] | None = None
-
-    @abstractmethod
-    def backend_class(self, name: str) -> type[Backend]:
-        """The class behind a backend's name; ValueError lists the names there are."""
-
-    @abstractmethod
-    def create(self, item: Item, *, cuda_graph: bool) -> Backend:
-        """The item's backend, ready to plan."""
 
     @abstractmethod
     def build(self, case: Case) -> tuple[Work, Callable[[torch.Tensor], OracleCheck]]:
@@ -57,9 +53,9 @@ class CallSubject(ABC, Generic[Case, Work]):
     def cost(self, case: Case) -> DecodeCost:
         """Bytes and FLOPs of a call."""
 
-    def refusal(self, cls: type[Backend], case: Case) -> str:
-        """Why a backend cannot run a case by its library's rules, or the empty string."""
-        return cls.unsupported(case.spec)
+    def mask(self, case: Case) -> str:
+        """Who sees whom in a call of the case."""
+        return "causal"
 
     def cache_bytes(self, case: Case) -> int:
         """Bytes that the case's cache takes."""
@@ -67,16 +63,24 @@ class CallSubject(ABC, Generic[Case, Work]):
 
     def measure(self, item: Item) -> dict[str, Any]:
         """Check one call by the oracle, time it and its plan, then trace it."""
-        cls, case = self.backend_class(item.backend), item.case
-        self.bench.require_release(cls.distribution, item.release)
-        reason = cls.unavailable() or self.refusal(cls, case) or self._too_large(case, 1)
+        case, mask = item.case, self.mask(item.case)
+        entry = backends.entry_of(item.backend, self.plans)
+        self.bench.require_release(entry.distribution, item.release)
+        reason = backends.unavailable(entry.name)
+        reason = reason or backends.unsupported(entry.name, case.spec, mask=mask)
+        reason = reason or self._too_large(case, 1)
         if reason:
             return {"status": "refused", "reason": reason}
         timer = run_timer(item.timer)
         work, check = self._workload(case)
-        backend = self.create(item, cuda_graph=item.timer.startswith("graph"))
+        backend = backends.create(
+            *(entry.name, case.spec),
+            mask=mask,
+            device=self.bench.device,
+            cuda_graph=item.timer.startswith("graph"),
+        )
         plan = backend.plan(work.batch)
-        run = partial(backend.run, work.q, *self.caches(work, 1), plan)
+        run = partial(backend.run, work.q, self.caches(work, 1)[0], plan)
         verdict = check(run())
         seen = {"reported_backend": plan.reported_backend, **oracle_fields(verdict)}
         if not verdict.passed:
@@ -86,9 +90,9 @@ class CallSubject(ABC, Generic[Case, Work]):
         timing = timer(self._rotation(backend, plan, work) if item.timer in ROTATING else run)
         planning = time_host(lambda: backend.plan(work.batch, out=plan))
         kernels = trace_kernels(run) if self.bench.device == "cuda" else ()
-        family = kernel_family(kernel.name for kernel in kernels)
-        if cls.pinned_family not in ("", family):
-            raise RuntimeError(f"asked for {cls.pinned_family}, but {family or 'none'} ran")
+        family = kernel_family((kernel.name for kernel in kernels), FAMILY_OF)
+        if entry.family not in ("", family):
+            raise RuntimeError(f"asked for {entry.family}, but {family or 'none'} ran")
         work_bytes = float(self.cost(case).io_bytes)
         return timed_fields(timing, kernels=kernels, work_per_call=work_bytes) | {
             "kernel_family": family,

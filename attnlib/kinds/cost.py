@@ -27,6 +27,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..core.gpu import FETCH_BYTES, SECTOR_BYTES
 from ..core.policy.plans import FA3_TILES, fa3_sm_tokens
 from ..core.spec import CUSTOM_MASKS, ELEMENT_BYTES, LATENT_DIM, MLA_HEAD_DIM
 from .decode.case import DecodeCase
@@ -40,10 +41,6 @@ FA2_TILES = ((64, 128), (16, 64), (0, 16))
 FA2_WIDE_TILE_BELOW = 256
 """head_dim from which fa2 has no tile of 128 rows."""
 INT32_BYTES = 4
-SECTOR_BYTES = 32
-"""The least that the L2 cache hands out."""
-FETCH_BYTES = 64
-"""The least that it reads from memory: cudaLimitMaxL2FetchGranularity, and what an H200 takes."""
 
 
 @dataclass(frozen=True)

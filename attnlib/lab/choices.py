@@ -1,21 +1,41 @@
-"""What was chosen: a model's case, who answers, which backends; and the call that says so."""
+"""What was chosen: a named model's case, who answers, which backends; and the call that says so.
+
+A model is the attention that one GPU has of it. What its name leaves open, `variant` says:
+
+| kind of model | `variant` |
+|---|---|
+| grouped-query attention | dtype of query and cache, `bfloat16` or `bfloat16/float8_e4m3fn` |
+| latent attention (MLA) | query heads, tokens attended to, cache: `128 heads, dense, bfloat16` |
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 
-from ..core.spec import MlaSpec
+from ..core.spec import AttnSpec, MlaSpec
+from ..kinds.cases import Case
 from ..kinds.decode.case import DecodeCase
+from ..kinds.lengths import MODELS
 from ..kinds.mla.case import MlaCase
-from .shapes import spec_of
 
+MLA = "DeepSeek MLA"
+_HEADS = {
+    "Llama-3.1-8B": MODELS["llama-3.1-8b"],
+    "Llama-3.1-70B at TP 8": MODELS["llama-3.1-70b-tp8"],
+    "Qwen3-32B at TP 4": MODELS["qwen3-32b-tp4"],
+    "Qwen3-0.6B": MODELS["qwen3-0.6b"],
+    "Llama-2-7B": MODELS["llama-2-7b"],
+}
+NAMES = (*_HEADS, MLA)
+"""What `model` may be."""
+_LATENT = re.compile(r"(\d+) heads, (?:dense|top (\d+)), (\S+)")
 AXES = ("release", "timer", "variant", "page_size", "lengths", "batch", "kv_len")
 """What makes a case of a model, in the order in which one narrows the next."""
 LIVE = "live"
 """The source that measures on this GPU."""
 ROUNDS = 3
 """As many as the studies have: with one there is no interval."""
-
 LINE, INDENT = 88, "    "
 
 
@@ -46,34 +66,67 @@ class Choices:
         if not self.backends:
             raise ValueError("backends must name at least one backend, got none")
         if self.against not in self.backends:
-            raise ValueError(
-                f"against must be one of the backends {', '.join(self.backends)}, "
-                f"got {self.against!r}"
-            )
-        if isinstance(self.rounds, bool) or not isinstance(self.rounds, int) or self.rounds < 1:
+            have = ", ".join(self.backends)
+            raise ValueError(f"against must be one of the backends {have}, got {self.against!r}")
+        if type(self.rounds) is not int or self.rounds < 1:
             raise ValueError(f"rounds must be an integer >= 1, got {self.rounds!r}")
 
     @property
     def case(self) -> DecodeCase | MlaCase:
         """The case; ValueError for a shape that cannot be."""
         spec = spec_of(self.model, variant=self.variant, page_size=self.page_size)
-        kind = MlaCase if isinstance(spec, MlaSpec) else DecodeCase
-        return kind(spec, self.batch, self.kv_len, self.lengths)
+        sizes = (self.batch, self.kv_len, self.lengths)
+        return MlaCase(spec, *sizes) if isinstance(spec, MlaSpec) else DecodeCase(spec, *sizes)
 
     @property
     def call(self) -> str:
-        """The Python call that gives this view again."""
+        """The Python call that gives this view again: as many arguments on a line as fit."""
         unsaid = ("model", *(() if self.records == LIVE else ("rounds",)))
-        said = [f.name for f in fields(self) if f.name not in unsaid]
-        arguments = [repr(self.model), *(f"{name}={getattr(self, name)!r}" for name in said)]
-        return f"attnlib.view(\n{_filled(arguments)})"
+        named = [f.name for f in fields(self) if f.name not in unsaid]
+        lines = [INDENT]
+        for argument in (repr(self.model), *(f"{name}={getattr(self, name)!r}" for name in named)):
+            if len(lines[-1]) + len(argument) >= LINE:
+                lines.append(INDENT)
+            lines[-1] += f"{argument}, "
+        return "\n".join(["attnlib.view(", *(line.rstrip() for line in lines), ")"])
 
 
-def _filled(arguments: list[str]) -> str:
-    """As many arguments a line as fit: a name with spaces in it is never broken."""
-    lines = [INDENT]
-    for argument in arguments:
-        if len(lines[-1]) + len(argument) >= LINE:
-            lines.append(INDENT)
-        lines[-1] += f"{argument}, "
-    return "".join(f"{line.rstrip()}\n" for line in lines)
+def require_model(model: str) -> None:
+    """ValueError listing the names there are, unless `model` is one."""
+    if model not in NAMES:
+        raise ValueError(f"model must be one of {', '.join(NAMES)}; got {model!r}")
+
+
+def model_of(case: Case | None) -> str:
+    """The model that a case is of; empty for another shape and another kind of case."""
+    if isinstance(case, MlaCase):
+        return MLA
+    if not isinstance(case, DecodeCase):
+        return ""
+    spec = case.spec
+    own = (spec.num_qo_heads, spec.num_kv_heads, spec.head_dim)
+    return next((name for name, heads in _HEADS.items() if heads == own), "")
+
+
+def variant_of(spec: AttnSpec | MlaSpec) -> str:
+    """What the model's name leaves open, by the table above."""
+    if isinstance(spec, MlaSpec):
+        read = f"top {spec.top_k}" if spec.top_k else "dense"
+        return f"{spec.num_qo_heads} heads, {read}, {spec.kv_format}"
+    return spec.dtypes
+
+
+def spec_of(model: str, *, variant: str, page_size: int) -> AttnSpec | MlaSpec:
+    """The spec of a named model: inverse of `model_of` and `variant_of`; ValueError."""
+    require_model(model)
+    if model != MLA:
+        dtype, _, kv_dtype = variant.partition("/")
+        return AttnSpec(*_HEADS[model], page_size, dtype, kv_dtype)
+    found = _LATENT.fullmatch(variant)
+    if not found:
+        raise ValueError(
+            f"variant of {MLA} must be as '128 heads, dense, bfloat16' or "
+            f"'128 heads, top 2048, fp8-656', got {variant!r}"
+        )
+    heads, top_k, kv_format = found.groups()
+    return MlaSpec(int(heads), int(top_k or 0), page_size, kv_format)

@@ -1,27 +1,31 @@
-"""Who answers: the published records of a study, or this GPU.
+"""Who answers a view: the published records of a study, or this GPU; and what can be chosen there.
 
-Both say what can be chosen (`options`) and what is on record (`records`). Records offer what they
-hold and nothing else. This GPU offers the usual sizes, and takes any: what it has measured is kept
-in records of the study `explorer`, which is not published.
+Records offer what they hold and nothing else. This GPU offers the usual sizes, and takes any: what
+it has measured is kept in records of the study `explorer`, which is not published. `narrow` goes
+from what was asked for to choices that a source can answer.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, Protocol
+from typing import Any
 
-from ..core.backends import BACKENDS, MLA_BACKENDS
+from packaging.version import Version
+
+from ..core.backends.table import BACKENDS, COMPARED, MLA_BACKENDS
 from ..core.spec import LENGTHS
+from ..kinds.decode.case import DecodeCase
+from ..kinds.mla.case import MlaCase
 from ..run import store
 from ..run.record import Record, machine_slug
-from ..run.study import DISTRIBUTIONS, Study, describe, mode
+from ..run.study import describe, mode
 from ..studies import STUDIES
-from .choices import LIVE
-from .shapes import MLA, model_of, require_model, variant_of
+from .choices import AXES, LIVE, MLA, ROUNDS, Choices, model_of, require_model, variant_of
 
 STUDY = "explorer"
 """Whose records hold what was measured here."""
@@ -41,39 +45,17 @@ DENSE = {
 }
 LATENT = {
     "variant": tuple(
-        f"{heads} heads, {read}, {kv_format}"
+        f"{heads} heads, {rest}"
         for heads in (128, 16)
-        for read, kv_format in (
-            ("dense", "bfloat16"),
-            ("top 2048", "bfloat16"),
-            ("top 2048", "fp8-656"),
-        )
+        for rest in ("dense, bfloat16", "top 2048, bfloat16", "top 2048, fp8-656")
     ),
     "page_size": (64, 1),
     "backends": MLA_BACKENDS,
     "usual": ("flashinfer-mla-fa2", "flashinfer-mla-fa3"),
 }
-
-
-class Source(Protocol):
-    """What answers a view."""
-
-    name: str
-    is_open: bool
-    """Whether a value may be chosen that is not among the options."""
-
-    def options(self, model: str, axis: str, chosen: Mapping[str, Any]) -> tuple[Any, ...]:
-        """What `axis`, or `backends`, can be, the values of earlier axes being `chosen`."""
-
-    def usual(self, model: str, axis: str, chosen: Mapping[str, Any]) -> Any:
-        """What it is where nobody asks; of `backends` a tuple."""
-
-    @property
-    def records(self) -> tuple[Record, ...]:
-        """All that is on record, ceilings too."""
-
-    def unavailable(self) -> str:
-        """Why it cannot answer here, or the empty string."""
+PREFERRED = {"timer": "graph", "page_size": 16, "lengths": "fixed", "batch": 16, "kv_len": 8192}
+BASELINES = ("flashinfer-fa2", "flashinfer-mla-fa2")
+"""What others are compared with, where it is among the backends: the kernel of most releases."""
 
 
 @dataclass(frozen=True)
@@ -85,53 +67,68 @@ class Shelf:
     records: tuple[Record, ...]
     is_open = False
 
-    @cached_property
-    def _entries(self) -> tuple[dict[str, Any], ...]:
-        found = ({**axes_of(r), "model": model_of(r.item.case)} for r in self.records)
-        return tuple(entry for entry in found if entry["model"] and not entry["seed"])
+    def options(self, axis: str, before: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The values of `axis`, or the backends, on record with the choices `before` it, in order.
 
-    def options(self, model: str, axis: str, chosen: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The values that are on record, in order; releases oldest first."""
-        return tuple(sorted(self._counted(model, axis, chosen), key=_order(axis)))
+        `before` has the model, and axes that come earlier. Releases are in order of versions.
+        """
+        order = (lambda release: Version(release or "0")) if axis == "release" else None
+        return tuple(sorted(self._counted(axis, before), key=order))
 
-    def usual(self, model: str, axis: str, chosen: Mapping[str, Any]) -> Any:
-        """The value that most records have; all backends."""
+    def usual(self, axis: str, before: Mapping[str, Any]) -> Any:
+        """The value that most records have; of backends all."""
         if axis == "backends":
-            return self.options(model, axis, chosen)
-        return self._counted(model, axis, chosen).most_common(1)[0][0]
+            return self.options(axis, before)
+        return self._counted(axis, before).most_common(1)[0][0]
 
     def unavailable(self) -> str:
-        """Records are served anywhere."""
+        """Nothing: records are served anywhere."""
         return ""
 
-    def _counted(self, model: str, axis: str, chosen: Mapping[str, Any]) -> Counter[Any]:
-        wanted = {**chosen, "model": model}
-        release = wanted.pop("release", None)
-        name = "backend" if axis == "backends" else axis
-        fits = [e for e in self._entries if wanted.items() <= e.items()]
-        if release is not None:
-            fits = [e for e in fits if fits_release(e["backend"], e["release"], release)]
-        if axis == "release" and any(e["release"] for e in fits):
-            fits = [e for e in fits if e["release"]]
-        return Counter(e[name] for e in fits)
+    def _counted(self, axis: str, before: Mapping[str, Any]) -> Counter[Any]:
+        same = {name: value for name, value in before.items() if name != "release"}
+        fits = [place for place in self._places if same.items() <= place.items()]
+        if "release" in before:
+            fits = [p for p in fits if fits_release(p["backends"], p["release"], before["release"])]
+        if axis == "release":
+            fits = [p for p in fits if p["release"]] or fits
+        return Counter(place[axis] for place in fits)
+
+    @cached_property
+    def _places(self) -> tuple[dict[str, Any], ...]:
+        """A dict per record of a named model: where it lies on the axes, its model and backend."""
+        found = []
+        for item in (record.item for record in self.records):
+            case = item.case
+            if isinstance(case, DecodeCase | MlaCase) and model_of(case) and not case.seed:
+                place = {"model": model_of(case), "backends": item.backend}
+                place |= {"release": item.release, "timer": item.timer, "lengths": case.lengths}
+                place |= {"variant": variant_of(case.spec), "page_size": case.spec.page_size}
+                found.append({**place, "batch": case.batch_size, "kv_len": case.kv_len})
+        return tuple(found)
 
 
 @dataclass(frozen=True)
 class ThisGpu:
-    """This machine; `device` and `ceilings` are other than the GPU's in tests only."""
+    """This machine; `device` and `ceilings` are other than the GPU's in tests only.
+
+    It `is_open`: a value may be chosen that is not among the options.
+    """
 
     device: str = "cuda"
     ceilings: tuple[str, ...] = ("copy", "matmul")
     name: str = LIVE
     is_open = True
 
-    def options(self, model: str, axis: str, chosen: Mapping[str, Any]) -> tuple[Any, ...]:
+    def options(self, axis: str, before: Mapping[str, Any]) -> tuple[Any, ...]:
         """The usual sizes; a backend that cannot run is offered, and says why when measured."""
-        return _offers(model)[axis]
+        return (SIZES | (LATENT if before["model"] == MLA else DENSE))[axis]
 
-    def usual(self, model: str, axis: str, chosen: Mapping[str, Any]) -> Any:
-        """The first; FlashInfer's two kernels."""
-        return _offers(model)["usual"] if axis == "backends" else _offers(model)[axis][0]
+    def usual(self, axis: str, before: Mapping[str, Any]) -> Any:
+        """The first; of backends FlashInfer's two kernels."""
+        return (
+            self.options("usual", before) if axis == "backends" else self.options(axis, before)[0]
+        )
 
     def unavailable(self) -> str:
         """Why nothing can be measured here: no GPU, or records were asked for."""
@@ -152,9 +149,12 @@ class ThisGpu:
             return ()
 
 
+Source = Shelf | ThisGpu
+
+
 def release_of(backend: str, release: str) -> str:
     """The release that a backend has where `release` is chosen: none for other libraries'."""
-    return release if backend.partition("-")[0] in DISTRIBUTIONS else ""
+    return release if backend.partition("-")[0] in COMPARED else ""
 
 
 def fits_release(backend: str, own: str, release: str) -> bool:
@@ -162,23 +162,16 @@ def fits_release(backend: str, own: str, release: str) -> bool:
     return own in (release, release_of(backend, release))
 
 
-def axes_of(record: Record) -> dict[str, Any]:
-    """A record's place on the axes of `choices`, with backend and seed; a ceiling has few."""
-    item, case = record.item, record.item.case
-    place = {"backend": item.backend, "release": item.release, "timer": item.timer}
-    if not model_of(case):
-        return {**place, "seed": 0}
-    sizes = {"batch": case.batch_size, "kv_len": case.kv_len, "lengths": case.lengths}
-    spec = {"variant": variant_of(case.spec), "page_size": case.spec.page_size}
-    return {**place, **sizes, **spec, "seed": case.seed}
-
-
 def studies_of(model: str) -> dict[str, str]:
     """Study -> machine, of all whose published records hold cases of `model`."""
     require_model(model)
-    named = os.environ.get("ATTNLIB_MACHINE", "")
-    found = {s.name: named or s.reference_machine for s in STUDIES.values() if _holds(s, model)}
-    return {name: at for name, at in found.items() if at in store.machines(name)}
+    found = {}
+    for study in STUDIES.values():
+        machine = os.environ.get("ATTNLIB_MACHINE") or study.reference_machine
+        holds = not study.borrows and any(model_of(case) == model for case in study.cases)
+        if holds and machine in store.machines(study.name):
+            found[study.name] = machine
+    return found
 
 
 def usual_records(model: str) -> str:
@@ -186,11 +179,11 @@ def usual_records(model: str) -> str:
 
     In replay mode the first study that has the model, and live where none has.
     """
-    studies = studies_of(model)
     try:
-        return next(iter(studies), LIVE) if mode() == "replay" else LIVE
+        replays = mode() == "replay"
     except (RuntimeError, ValueError):
-        return LIVE
+        replays = False
+    return next(iter(studies_of(model)), LIVE) if replays else LIVE
 
 
 def source_of(model: str, records: str) -> Source:
@@ -199,15 +192,21 @@ def source_of(model: str, records: str) -> Source:
     ValueError for a study without records of the model, which lists those that have some.
     """
     studies = studies_of(model)
-    name = records or usual_records(model)
     if not studies and not records and why_not_live():
         raise ValueError(f"no records on {model} are published; it is measured live only, on a GPU")
+    name = records or usual_records(model)
     if name == LIVE:
         return ThisGpu()
     if name not in studies:
         have = ", ".join((LIVE, *studies))
         raise ValueError(f"records must be one of {have}, which can serve {model}; got {records!r}")
-    return _shelf(name, studies[name])
+    return _shelf(name, studies[name], store.stamp(name, studies[name]))
+
+
+@lru_cache(maxsize=4)
+def _shelf(study: str, machine: str, stamp: object) -> Shelf:
+    # The stamp is of the files as they were: changed ones are read again.
+    return Shelf(study, machine, tuple(store.read(study, machine)))
 
 
 def why_not_live() -> str:
@@ -222,27 +221,67 @@ def why_not_live() -> str:
     return "no CUDA GPU is here: torch sees none"
 
 
-def _shelf(study: str, machine: str) -> Shelf:
-    return _read_shelf(study, machine, store.stamp(study, machine))
+@dataclass(frozen=True)
+class Narrowed:
+    """Choices, what could be chosen instead, and a note for each wish that could not be had."""
+
+    choices: Choices
+    options: dict[str, tuple[Any, ...]]
+    notes: tuple[str, ...]
 
 
-@lru_cache(maxsize=4)
-def _read_shelf(study: str, machine: str, stamp: object) -> Shelf:
-    # The stamp is the file as it was: a changed one is read again.
-    return Shelf(study, machine, tuple(store.read(study, machine)))
+def narrow(source: Source, asked: Mapping[str, Any], *, strict: bool = True) -> Narrowed:
+    """Choose each axis of `asked["model"]`: as asked (None is no wish), or what is usual.
+
+    An axis offers what the source has for the axes before it. What nobody asked for is a usual size
+    or the nearest to it, else what the source says is usual. A wish that the source cannot answer
+    is a ValueError listing what it has, or, if not `strict`, a note beside the value taken instead.
+    """
+    made: dict[str, Any] = {"model": asked["model"]}
+    options: dict[str, tuple[Any, ...]] = {}
+    notes: list[str] = []
+
+    def refuse(axis: str, wish: Any, instead: Any) -> None:
+        if strict:
+            have = ", ".join(repr(option) for option in options[axis])
+            raise ValueError(
+                f"{axis} must be one of {have}: {source.name!r} has no other for the choices "
+                f"before it; got {wish!r}"
+            )
+        shown = f", {instead!r} is shown" if instead else ""
+        name = axis.replace("_", " ")
+        notes.append(f"{name} {wish!r} is not on record with these choices{shown}.")
+
+    def choose(axis: str, usual: Any) -> Any:
+        wish = asked.get(axis)
+        if wish is None or wish in options[axis]:
+            return usual if wish is None else wish
+        refuse(axis, wish, usual)
+        return usual
+
+    for axis in AXES:
+        options[axis] = source.options(axis, made)
+        if source.is_open and asked.get(axis) not in (None, *options[axis]):
+            options[axis] += (asked[axis],)
+        made[axis] = choose(axis, _usual(source, axis, made, options[axis]))
+    options["backends"] = source.options("backends", made)
+    wishes = asked.get("backends") or ()
+    for name in wishes:
+        if name not in options["backends"]:
+            refuse("backends", name, "")
+    picked = tuple(name for name in options["backends"] if name in wishes)
+    made["backends"] = options["against"] = picked or source.usual("backends", made)
+    baselines = (name for name in BASELINES if name in options["against"])
+    made["against"] = choose("against", next(baselines, options["against"][0]))
+    rounds = ROUNDS if asked.get("rounds") is None else asked["rounds"]
+    choices = Choices(records=source.name, rounds=rounds, **made)
+    return Narrowed(choices, options, tuple(notes))
 
 
-def _offers(model: str) -> dict[str, Any]:
-    return SIZES | (LATENT if model == MLA else DENSE)
-
-
-def _holds(study: Study, model: str) -> bool:
-    return not study.borrows and any(model_of(case) == model for case in study.cases)
-
-
-def _order(axis: str) -> Any:
-    if axis != "release":
-        return None
-    from packaging.version import Version
-
-    return lambda release: Version(release or "0")
+def _usual(source: Source, axis: str, before: Mapping[str, Any], options: tuple[Any, ...]) -> Any:
+    usual = PREFERRED.get(axis)
+    if usual in options:
+        return usual
+    if isinstance(usual, int):
+        return min(options, key=lambda size: abs(math.log(size / usual)))
+    return source.usual(axis, before)

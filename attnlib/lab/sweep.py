@@ -11,6 +11,7 @@ from __future__ import annotations
 import shlex
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from threading import Event, Thread
 from typing import Any
 
@@ -35,9 +36,8 @@ def measure_missing(
 
     Raises StoppedError once `stop` says so, RuntimeError while another sweep measures on this GPU.
     """
-    jobs = missing_rounds(gpu, choices)
-    bar = None if on_progress is None else lambda **known: _Bar(known["total"], on_progress)
-    return run_missing(jobs, progress=bar, stop=stop)
+    progress = partial(_Bar, on_progress) if on_progress else None
+    return run_missing(missing_rounds(gpu, choices), progress=progress, stop=stop)
 
 
 def missing_rounds(gpu: ThisGpu, choices: Choices) -> list[Job]:
@@ -69,7 +69,7 @@ def _round(gpu: ThisGpu, choices: Choices, number: int) -> Job:
 class _Bar:
     """What `run_missing` takes for a progress bar, as a callback."""
 
-    def __init__(self, total: int, on_progress: Progress) -> None:
+    def __init__(self, on_progress: Progress, *, total: int, **_: Any) -> None:
         self.total, self.done, self.on_progress = total, 0, on_progress
         on_progress(0, total)
 
@@ -96,10 +96,11 @@ class Sweep:
         on_progress: Progress,
         on_end: Callable[[str], object],
     ) -> None:
-        self.gpu, self.choices = gpu, choices
-        self.on_progress, self.on_end = on_progress, on_end
         self._stop, self._over = Event(), Event()
-        self._thread = Thread(target=self._run, name="attnlib-explorer", daemon=True)
+        measure = partial(
+            measure_missing, gpu, choices, on_progress=on_progress, stop=self._stop.is_set
+        )
+        self._thread = Thread(target=self._run, args=(measure, on_end), daemon=True)
 
     def start(self) -> None:
         """Begin."""
@@ -119,18 +120,14 @@ class Sweep:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def _run(self) -> None:
-        words = self._outcome()
-        self._over.set()
-        self.on_end(words)
-
-    def _outcome(self) -> str:
-        asked: dict[str, Any] = {"on_progress": self.on_progress, "stop": self._stop.is_set}
+    def _run(self, measure: Callable[[], int], on_end: Callable[[str], object]) -> None:
         try:
-            count = measure_missing(self.gpu, self.choices, **asked)
+            count = measure()
+            words = f"Measured {count} items." if count else "All was on record already."
         except StoppedError:
-            return "Stopped. What was measured is kept; the rest is measured next time."
+            words = "Stopped. What was measured is kept; the rest is measured next time."
         except Exception as error:
             # Whatever it is belongs into the view: here nobody would see it.
-            return f"Not measured: {type(error).__name__}: {error}"
-        return f"Measured {count} items." if count else "All was on record already."
+            words = f"Not measured: {type(error).__name__}: {error}"
+        self._over.set()
+        on_end(words)

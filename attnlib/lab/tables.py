@@ -16,17 +16,21 @@ from typing import Any
 import pandas as pd
 from packaging.version import Version
 
+from ..core.backends.table import named_by
+from ..core.spec import MLA_HEAD_DIM, AttnSpec, MlaSpec
 from ..kinds.cost import Ceilings, DecodeCost, decode_cost, mla_cost
 from ..kinds.mla.case import MlaCase
-from ..measure.stats import MIN_EFFECT, judge
+from ..measure.stats import judge
 from ..run import frame as rows
 from ..run import store
 from ..run.record import Record
+from ..select import Call, explain
 from ..studies.measurement_trust import tables as trust
 from .choices import Choices
-from .rules import ENGINES, chosen_by
 from .sources import Source, fits_release
 
+ENGINES = ("sglang==0.5.23", "vllm==0.33.0")
+"""The newest releases whose rules were read."""
 TRUST = "measurement_trust"
 """The study that says how far two processes of one machine lie apart."""
 LIBRARY = "flashinfer-python"
@@ -39,10 +43,13 @@ SAMPLE = ("id", "study", "gpu", "gpu_id", "started_at", "backend", "round", "run
 class Found:
     """The records of a view: `mine` of the chosen backends, `around` of any backend and release.
 
-    `good` has a row a record of `mine` that may be timed by. `limit` is None where the records hold
-    no ceilings, and `why_no_limit` says so.
+    `good` has a row per record of `mine` that may be timed by. `limit` is None where the records
+    hold no ceilings, and `why_no_limit` says so. `noise` is how far two processes lie apart, as a
+    fraction, 0 where the machine has no record of that. `releases` are those of FlashInfer whose
+    rules are asked.
     """
 
+    choices: Choices
     mine: tuple[Record, ...]
     around: tuple[Record, ...]
     good: pd.DataFrame
@@ -50,7 +57,7 @@ class Found:
     cost: DecodeCost
     limit: Ceilings | None
     why_no_limit: str
-    margin: float
+    noise: float
     releases: tuple[str, ...]
 
     @property
@@ -72,82 +79,116 @@ def gather(source: Source, choices: Choices) -> Found:
     """All that a view stands on."""
     case, records = choices.case, source.records
     around = tuple(r for r in records if (r.item.case, r.item.timer) == (case, choices.timer))
-    wanted = set(choices.backends)
-    mine = tuple(
-        r
-        for r in around
-        if r.item.backend in wanted
-        and fits_release(r.item.backend, r.item.release, choices.release)
-    )
-    machine = records[-1].machine if records else {}
-    limit, why = _ceilings(records)
+    chosen = (r for r in around if r.item.backend in choices.backends)
+    mine = tuple(r for r in chosen if fits_release(r.item.backend, r.item.release, choices.release))
+    limit, why_no_limit = _ceilings(records)
     return Found(
+        choices=choices,
         mine=mine,
         around=around,
         good=_good_rows(mine),
-        machine=machine,
+        machine=records[-1].machine if records else {},
         cost=mla_cost(case) if isinstance(case, MlaCase) else decode_cost(case),
         limit=limit,
-        why_no_limit=why,
-        margin=max(MIN_EFFECT, _aa_floor(mine)),
-        releases=_releases(source, records, choices),
+        why_no_limit=why_no_limit,
+        noise=_noise(mine),
+        releases=_releases(source, records, choices.release, choices.model),
     )
 
 
-def times(found: Found, choices: Choices) -> pd.DataFrame:
-    """A row a backend: median time and plan (us), share, what ran, kernels, launches, rounds.
+def times(found: Found) -> pd.DataFrame:
+    """A row per backend: median time (us), what ran, launches, plan (us), rounds, share.
 
     A backend without a good record has NaN for its time, and its status for what ran.
     """
-    table = [_time_row(found, name) for name in choices.backends]
+    table = []
+    for name in found.choices.backends:
+        good = found.good[found.good.backend == name]
+        status = [r.status for r in found.mine if r.item.backend == name] or ["not on record"]
+        families = ", ".join(sorted(set(good.kernel_family) - {""})) or NOTHING
+        us = float(good.run_us.median())
+        row = {
+            "backend": name,
+            "us": us,
+            "ran": families if len(good) else status[-1],
+            "launches": sum(k["launches"] for k in _newest_kernels(found, name)) or math.nan,
+            "plan_us": float(good.plan_us.median()),
+            "rounds": len(good),
+            "share": found.floor_us / us,
+        }
+        table.append(row)
     return pd.DataFrame(table)
 
 
-def kernels(found: Found, choices: Choices) -> pd.DataFrame:
-    """A row a kernel of a backend's newest good record: launches a call, us a call."""
+def kernels(found: Found) -> pd.DataFrame:
+    """A row per kernel of a backend's newest good record: launches per call, us per call."""
     table = [
-        {"backend": name, "kernel": k["name"], "launches": k["launches"], "us": k["gpu_us"]}
-        for name in choices.backends
-        for k in _newest_kernels(found, name)
+        (name, kernel["name"], kernel["launches"], kernel["gpu_us"])
+        for name in found.choices.backends
+        for kernel in _newest_kernels(found, name)
     ]
     return pd.DataFrame(table, columns=["backend", "kernel", "launches", "us"])
 
 
-def comparison(found: Found, choices: Choices) -> pd.DataFrame:
-    """A row a backend that shares rounds with `choices.against`: ratio, low, high, verdict."""
+def comparison(found: Found) -> pd.DataFrame:
+    """A row per backend that shares rounds with `choices.against`: ratio, low, high, verdict."""
     columns = ["backend", "against", "ratio", "low", "high", "pairs", "verdict", "margin"]
-    others = [name for name in choices.backends if name != choices.against]
-    table = [
-        {"backend": name, "against": choices.against, **_verdict(above, below, found.margin)}
-        for name in others
-        for _, above, below in _pairs(found, name, choices.against)
-    ]
+    against, measured = found.choices.against, set(found.good.backend)
+    table = []
+    for name in found.choices.backends:
+        if name == against or not {name, against} <= measured:
+            continue
+        for _, above, below in rows.paired_times(found.good, name, against):
+            verdict = judge(above, below, noise=found.noise)
+            said = {"verdict": verdict.word, "margin": verdict.margin}
+            table.append({"backend": name, "against": against, **vars(verdict.ratio), **said})
     return pd.DataFrame(table, columns=columns)
 
 
-def rules(found: Found, choices: Choices) -> pd.DataFrame:
-    """A row a library: what its rule takes, why, and that backend's time where it is on record.
+def rules(found: Found) -> pd.DataFrame:
+    """A row per library: what its rule takes, why, and that backend's time where it is on record.
 
-    FlashInfer's `auto` stands there once a release, engines once.
+    FlashInfer's `auto` stands there once per release, engines once.
     """
     gpu = "sm" + found.machine.get("compute_capability", "").replace(".", "")
     releases = {f"flashinfer=={release}": release for release in found.releases}
     table = []
     for library in (*releases, *ENGINES) if gpu != "sm" else ():
-        chosen = chosen_by(choices.case.spec, library=library, gpu=gpu)
-        named = {"library": chosen.library, "chooses": chosen.backend or chosen.word or NOTHING}
-        took = _time_in(found, chosen.backend, releases.get(library, "") if choices.release else "")
-        table.append({**named, "us": took, "because": chosen.reason})
+        chosen, why = _rule(found.choices.case.spec, library, gpu)
+        own = (chosen, releases.get(library, "") if found.choices.release else "")
+        took = _good_rows([r for r in found.around if (r.item.backend, r.item.release) == own])
+        table.append((library, chosen, float(took.run_us.median()), why))
     return pd.DataFrame(table, columns=["library", "chooses", "us", "because"])
 
 
+def _rule(spec: AttnSpec | MlaSpec, library: str, gpu: str) -> tuple[str, str]:
+    """What `library` (`flashinfer==0.6.3`) runs by its own rule on a GPU such as `sm90`, and why.
+
+    By our name where we have the backend, else by the library's own word.
+    """
+    mode, call, latent = "decode", Call(), isinstance(spec, MlaSpec)
+    if isinstance(spec, MlaSpec):
+        mode, call = "sparse_mla" if spec.top_k else "mla", Call(topk=spec.top_k)
+        kv_dtype = "bfloat16" if spec.kv_format == "bfloat16" else "float8_e4m3fn"
+        spec = AttnSpec(spec.num_qo_heads, 1, MLA_HEAD_DIM, spec.page_size, kv_dtype=kv_dtype)
+    try:
+        choice = explain(spec, mode=mode, gpu=gpu, library=library, call=call, env={})
+    except ValueError as error:
+        return NOTHING, f"no rule on record says: {error}"
+    if choice.problem:
+        return NOTHING, f"cannot run it: {choice.problem}"
+    ours = named_by(library, choice.kernel, latent=latent)
+    return ours or choice.kernel or NOTHING, f"{choice.decided_by.why} ({choice.decided_by.source})"
+
+
 def _good_rows(records: Sequence[Record]) -> pd.DataFrame:
-    good = store.frame([r for r in records if r.status == "ok" and not r.throttled])
-    return good if len(good) else pd.DataFrame(columns=[*SAMPLE, "plan_us"])
+    good = store.frame(r for r in records if r.status == "ok" and not r.throttled)
+    columns = [*SAMPLE, "plan_us", "kernel_family"]
+    return good if len(good) else pd.DataFrame(columns=columns, dtype=float)
 
 
 def _ceilings(records: Sequence[Record]) -> tuple[Ceilings | None, str]:
-    measured = store.frame([r for r in records if r.item.case is None])
+    measured = store.frame(r for r in records if r.item.case is None)
     if measured.empty:
         return None, "these records hold no ceiling"
     try:
@@ -156,10 +197,9 @@ def _ceilings(records: Sequence[Record]) -> tuple[Ceilings | None, str]:
         return None, str(error)
 
 
-def _aa_floor(records: Sequence[Record]) -> float:
-    """The machine's A/A floor where it has one on record, else 0: the least effect holds."""
+def _noise(records: Sequence[Record]) -> float:
     machine = records[0].machine_slug if records else ""
-    if not machine or machine not in store.machines(TRUST):
+    if machine not in store.machines(TRUST):
         return 0.0
     try:
         return trust.floor_of(store.load(TRUST, machine))
@@ -167,57 +207,20 @@ def _aa_floor(records: Sequence[Record]) -> float:
         return 0.0
 
 
-def _releases(source: Source, records: Sequence[Record], choices: Choices) -> tuple[str, ...]:
-    named = (choices.release, *source.options(choices.model, "release", {}))
-    if any(named):
-        return tuple(sorted({*filter(None, named)}, key=Version))
+def _releases(
+    source: Source, records: Sequence[Record], release: str, model: str
+) -> tuple[str, ...]:
+    """The releases on record or chosen; where none is named, that which ran or is installed."""
+    named = {release, *source.options("release", {"model": model})} - {""}
+    if named:
+        return tuple(sorted(named, key=Version))
     ran = [r.versions[LIBRARY] for r in records if LIBRARY in r.versions]
-    if ran:
-        return (ran[-1],)
     try:
-        return (metadata.version(LIBRARY),)
+        return (ran[-1] if ran else metadata.version(LIBRARY),)
     except metadata.PackageNotFoundError:
         return ()
 
 
-def _time_row(found: Found, backend: str) -> dict[str, Any]:
-    good = found.good[found.good.backend == backend]
-    newest = [r for r in found.mine if r.item.backend == backend]
-    us = float(good.run_us.median()) if len(good) else math.nan
-    families = sorted({f for f in good.get("kernel_family", ()) if f})
-    launches = sum(k["launches"] for k in _newest_kernels(found, backend)) or math.nan
-    return {
-        "backend": backend,
-        "us": us,
-        "share": found.floor_us / us,
-        "ran": (", ".join(families) or NOTHING) if len(good) else _status(newest),
-        "launches": launches,
-        "plan_us": float(good.plan_us.median()) if len(good) else math.nan,
-        "rounds": len(good),
-    }
-
-
-def _status(records: Sequence[Record]) -> str:
-    return records[-1].status if records else "not on record"
-
-
 def _newest_kernels(found: Found, backend: str) -> tuple[dict[str, Any], ...]:
-    good = [r for r in found.mine if r.item.backend == backend and r.status == "ok"]
-    return good[-1].kernels if good else ()
-
-
-def _pairs(found: Found, backend: str, against: str) -> list[tuple[Any, list[float], list[float]]]:
-    if not {backend, against} <= set(found.good.backend):
-        return []
-    return list(rows.paired_times(found.good, backend, against))
-
-
-def _verdict(above: list[float], below: list[float], margin: float) -> dict[str, Any]:
-    verdict = judge(above, below, floor=margin)
-    return {**vars(verdict.ratio), "verdict": verdict.word, "margin": verdict.margin}
-
-
-def _time_in(found: Found, backend: str, release: str) -> float:
-    mine = [r for r in found.around if (r.item.backend, r.item.release) == (backend, release)]
-    good = _good_rows(mine)
-    return float(good.run_us.median()) if len(good) else math.nan
+    good = (r for r in reversed(found.mine) if r.item.backend == backend and r.status == "ok")
+    return next((record.kernels for record in good), ())

@@ -6,19 +6,37 @@ plain tables and shows itself as a card in JupyterLab, and as text elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+import html
+import io
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import pandas as pd
+
+from ..draw import style
 from ..draw.cards import Card, as_html, as_text
-from . import tables, words
-from .choices import Choices
-from .narrow import narrow
-from .sources import Source, ThisGpu, source_of
+from ..studies.fa3_decode_regression.tables import intervals
+from . import tables
+from .choices import LIVE, NAMES, Choices
+from .sources import Source, ThisGpu, narrow, source_of
+from .tables import NOTHING, Found
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
+
+FOOTER = "us is microseconds; share is the time at the ceiling over the time taken."
+ROW_INCHES = 0.36
+FORMATS = {
+    "us": ",.1f",
+    "launches": "g",
+    "plan_us": ",.0f",
+    "share": ".0%",
+    "ratio": ".2f",
+    "margin": ".1%",
+}
+"""How a column is rounded for reading; the others are words and counts."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -28,7 +46,7 @@ class View:
     | table | a row | columns |
     |---|---|---|
     | `times` | a backend | time, share of the ceiling, what ran, launches, plan, rounds |
-    | `kernels` | a kernel of a backend | launches a call, time each |
+    | `kernels` | a kernel of a backend | launches per call, time each |
     | `comparison` | a backend against `choices.against` | ratio, interval, rounds, verdict |
     | `rules` | a library's release | what its rule picks, why, and how long that took |
     | `samples` | a round of a backend that is ok | its record's id, its median time |
@@ -53,27 +71,76 @@ class View:
         return self.choices.call
 
     def figure(self) -> Figure:
-        """Time of each backend, a dot a round, and the ceiling: to save or to show."""
+        """Time of each backend, a dot per round, and the ceiling: to save or to show.
+
+        ValueError if no backend was measured ok.
+        """
         import matplotlib.pyplot as plt
 
-        from .picture import draw_times
+        return self._draw(plt.figure)
 
-        return draw_times(self, plt.figure)
+    def image(self) -> str:
+        """The figure as an HTML image that carries its bytes and its numbers in words."""
+        from matplotlib.figure import Figure
+
+        # Not pyplot's: it keeps its figures, and would show this one in whatever cell runs next.
+        file = io.BytesIO()
+        self._draw(Figure).savefig(file, format="png")
+        known = self.times.dropna(subset="us")
+        times = ", ".join(f"{row.backend} {row.us:,.1f} us" for row in known.itertuples())
+        words = html.escape(f"Time of one call: {times}", quote=True)
+        code = base64.b64encode(file.getvalue()).decode()
+        return f"<img alt='{words}' style='max-width: 100%' src='data:image/png;base64,{code}'>"
+
+    def _draw(self, make: Callable[..., Figure]) -> Figure:
+        table = self.times.dropna(subset="us").iloc[::-1]
+        if table.empty:
+            raise ValueError("view must hold a backend that was measured ok, it has none")
+        style.apply()
+        figure = make(figsize=(7.2, 1.6 + ROW_INCHES * len(table)), layout="constrained")
+        axis = figure.subplots()
+        for place, row in enumerate(table.itertuples()):
+            color = style.COLORS.get(row.ran, "0.55")
+            axis.barh(place, row.us, height=0.55, color=color, alpha=0.35)
+            rounds = self.samples[self.samples.backend == row.backend].run_us
+            axis.plot(rounds, [place] * len(rounds), "o", color=color, markersize=4)
+        marks = "a dot is a round"
+        if self.floor_us == self.floor_us:
+            axis.axvline(self.floor_us, color="0.2", linewidth=1)
+            marks += ", the line the time at the ceiling"
+        names = table.backend + [f"\n({ran})" if ran in style.COLORS else "" for ran in table.ran]
+        axis.set_yticks(range(len(table)), names)
+        axis.grid(visible=False, axis="y")
+        axis.set_xlim(left=0)
+        axis.set_xlabel(f"time of one call, us ({marks})")
+        axis.set_title(f"{self.choices.model}\n{self.choices.case.label}", x=0)
+        style.add_footer(figure, self.samples)
+        return figure
 
     def card(self) -> Card:
         """The view as a card."""
+        share, pairs = self.times.share, self.comparison
+        compared = {
+            "time over time": pairs.backend + " / " + pairs.against,
+            "ratio": pairs.ratio,
+            "95 %": intervals(pairs),
+            "rounds": pairs.pairs,
+            "verdict": pairs.verdict,
+            "margin": pairs.margin,
+        }
+        kernels = _in_words(self.kernels, launches="launches a call")
         return Card(
             title=f"{self.choices.model}: {self.choices.case.label}",
             notes=(self.served, *self.notes),
             facts=self.facts,
-            table=words.times_in_words(self.times),
+            table=_in_words(self.times, launches="kernels a call", plan_us="plan, us"),
             caption="Time of one call: median over the rounds, a fresh process each",
-            bars=words.shares(self.times),
-            footer=words.FOOTER,
+            bars=share.fillna(0).tolist() if share.notna().any() else [],
+            footer=FOOTER,
             more=(
-                ("Compared, paired round by round", words.comparison_in_words(self.comparison)),
-                ("Kernels of one call, from the trace", words.kernels_in_words(self.kernels)),
-                ("Which rule would choose what", words.rules_in_words(self.rules)),
+                ("Compared, paired round by round", _in_words(pd.DataFrame(compared))),
+                ("Kernels of one call, from the trace", kernels),
+                ("Which rule would choose what", _in_words(self.rules)),
             ),
             code=self.call,
         )
@@ -86,7 +153,7 @@ class View:
 
 
 def view(
-    model: str = "Llama-3.1-8B",
+    model: str = NAMES[0],
     *,
     backends: Sequence[str] = (),
     batch: int | None = None,
@@ -100,7 +167,7 @@ def view(
     rounds: int | None = None,
     records: str = "",
 ) -> View:
-    """The view of one decode case of `model` (`shapes.NAMES`); what is not said is usual.
+    """The view of one decode case of `model` (`choices.NAMES`); what is not said is usual.
 
     `records` is a study whose published records serve it, or `live`: measure on this GPU what is
     missing of `rounds` rounds, in fresh processes, then show it. By default it is `live` in live
@@ -109,20 +176,9 @@ def view(
     ValueError names an argument that cannot be answered and lists what can; RuntimeError says why
     nothing can be measured here.
     """
-    wanted = {
-        "backends": backends,
-        "batch": batch,
-        "kv_len": kv_len,
-        "page_size": page_size,
-        "lengths": lengths,
-        "variant": variant,
-        "release": release,
-        "timer": timer,
-        "against": against,
-        "rounds": rounds,
-    }
-    source = source_of(model, records)
-    choices = narrow(source, model, wanted).choices
+    asked = dict(locals())
+    source = source_of(model, asked.pop("records"))
+    choices = narrow(source, asked).choices
     if isinstance(source, ThisGpu):
         from .sweep import measure_missing
 
@@ -137,13 +193,69 @@ def look(source: Source, choices: Choices, notes: Sequence[str] = ()) -> View:
     found = tables.gather(source, choices)
     return View(
         choices=choices,
-        served=words.served(source, found),
-        notes=(*notes, *words.notes(found, choices)),
-        facts=words.facts(found),
-        times=tables.times(found, choices),
-        kernels=tables.kernels(found, choices),
-        comparison=tables.comparison(found, choices),
-        rules=tables.rules(found, choices),
+        served=_served(source, found),
+        notes=(*notes, *_notes(found)),
+        facts=tuple(_facts(found).items()),
+        times=tables.times(found),
+        kernels=tables.kernels(found),
+        comparison=tables.comparison(found),
+        rules=tables.rules(found),
         samples=found.good[[*tables.SAMPLE]].reset_index(drop=True),
         floor_us=found.floor_us,
     )
+
+
+def _served(source: Source, found: Found) -> str:
+    """Who answers, in a sentence."""
+    days = sorted({record.started_at[:10] for record in found.mine})
+    when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}" if days else "not yet"
+    gpu = f"{found.machine.get('gpu') or 'CPU'} {found.machine.get('gpu_id', '')}".strip()
+    if source.name == LIVE:
+        return f"Measured here, on {gpu}, {when}." if days else "Measures here; not on record yet."
+    return f"Served from records: study {source.name}, {gpu}, measured {when}. No GPU is used."
+
+
+def _facts(found: Found) -> dict[str, str]:
+    """What the case must cost, and at which ceilings."""
+    said = {
+        "must move": f"{found.cost.io_bytes / 1e6:,.4g} MB",
+        "useful work": f"{found.cost.flops / 1e9:,.4g} GFLOP",
+    }
+    if found.limit:
+        bounds = found.bounds_us
+        rates = [f"copy {found.limit.copy_gbps:,.0f} GB/s"]
+        if "FLOPs" in bounds:
+            rates.append(f"bf16 matmul {found.limit.matmul_tflops:,.0f} TFLOP/s")
+        said["ceilings, measured"] = ", ".join(rates)
+        longest = max(bounds, key=lambda name: bounds[name])
+        said["time at the ceiling"] = f"{found.floor_us:,.1f} us, by {longest}"
+    return said
+
+
+def _notes(found: Found) -> list[str]:
+    """What to mind: failures with their reasons, what was left out, what is missing."""
+    failed = {(r.item.backend, r.status, r.reason) for r in found.mine if r.status != "ok"}
+    said = [f"{backend}: {status}: {reason}" for backend, status, reason in sorted(failed)]
+    seen = {record.item.backend for record in found.mine}
+    absent = ", ".join(name for name in found.choices.backends if name not in seen)
+    if seen and absent:
+        said.append(f"Not on record for these choices: {absent}.")
+    throttled = sum(record.throttled for record in found.mine)
+    if throttled:
+        said.append(f"{throttled} records were taken while the GPU was throttled: left out.")
+    if found.limit is None and len(found.good):
+        said.append(f"No share of a ceiling: {found.why_no_limit}.")
+    if found.limit and "FLOPs" not in found.bounds_us:
+        said.append("No matmul ceiling on record: the ceiling is that of the bytes.")
+    if found.limit and found.cost.io_bytes <= found.machine.get("l2_mib", 0) * 2**20:
+        said.append("The bytes fit the L2 cache, which is faster than the copy ceiling.")
+    return said
+
+
+def _in_words(table: pd.DataFrame, **headings: str) -> pd.DataFrame:
+    """The table rounded for reading, NaN as `NOTHING`; `headings` are new names of columns."""
+    shown = {
+        name: [NOTHING if x != x else format(x, FORMATS.get(name, "")) for x in table[name]]
+        for name in table
+    }
+    return pd.DataFrame(shown).rename(columns=headings)

@@ -29,11 +29,8 @@ except ModuleNotFoundError as error:
     ) from error
 
 from ..draw.cards import STYLE, as_html
-from .choices import AXES, LIVE, ROUNDS
-from .narrow import Narrowed, narrow
-from .picture import as_image
-from .shapes import NAMES, require_model
-from .sources import Source, ThisGpu, source_of, studies_of, usual_records
+from .choices import AXES, LIVE, NAMES, ROUNDS, require_model
+from .sources import Narrowed, Source, ThisGpu, narrow, source_of, studies_of, usual_records
 from .sweep import Sweep
 from .view import View, look
 
@@ -49,11 +46,11 @@ DESCRIPTIONS = {
     "kv_len": "KV length",
     "against": "Against",
 }
-WISHES = (*DESCRIPTIONS, "backends", "rounds")
 CSS_CLASS = "attn-explorer"
 """Of the whole; the view's has `-view` after it, the figure's `-figure`, the status' `-status`."""
 MAX_ROUNDS = 20
-LABEL_WIDTH, CONTROL_WIDTH, CHECKBOX_WIDTH = "76px", "300px", "210px"
+CONTROL_WIDTH, CHECKBOX_WIDTH = "300px", "210px"
+LABEL = {"description_width": "76px"}
 WIDE = {"records": "604px"}
 INTRODUCTION = (
     "Choose a case. Each control offers what there is for the choices before it. "
@@ -62,33 +59,34 @@ INTRODUCTION = (
 """JupyterLab keeps the bare arrow keys to itself, so a closed list does not get them."""
 
 
-def explore(model: str = NAMES[0], **wanted: Any) -> Explorer:
+def explore(model: str = NAMES[0], **asked: Any) -> Explorer:
     """Controls and a view, to be shown by a notebook. Arguments are those of `attnlib.view`.
 
     ValueError for an unknown model, study or argument; a size that is not on record is said in the
     view.
     """
     require_model(model)
-    unknown = [name for name in wanted if name not in WISHES]
+    known = (*DESCRIPTIONS, "backends", "rounds")
+    unknown = [name for name in asked if name not in known]
     if unknown:
-        raise ValueError(f"explore takes {', '.join(WISHES)}; got {unknown[0]!r}")
-    if records := wanted.get("records"):
+        raise ValueError(f"explore takes {', '.join(known)}; got {unknown[0]!r}")
+    if records := asked.get("records"):
         source_of(model, records)
-    return Explorer({**wanted, "model": model})
+    return Explorer({**asked, "model": model})
 
 
 class Explorer(w.VBox):
     """The widgets. `view` is what they show now; `gpu` is what measures in live mode."""
 
-    def __init__(self, wanted: dict[str, Any], gpu: ThisGpu | None = None) -> None:
+    def __init__(self, asked: dict[str, Any], gpu: ThisGpu | None = None) -> None:
         self.gpu = gpu or ThisGpu()
         self.view: View | None = None
-        self._wanted = dict(wanted)
+        self._asked = dict(asked)
         self._narrowed: Narrowed | None = None
         self._sweep: Sweep | None = None
         self._quiet, self._words = False, ""
         self._lock = RLock()
-        self.controls = {name: _dropdown(name) for name in DESCRIPTIONS}
+        self.controls = {name: self._dropdown(name) for name in DESCRIPTIONS}
         self.backends = w.HBox(layout=_row())
         self._make_live_row()
         self.served, self.shown, self.picture = w.HTML(), w.HTML(), w.HTML()
@@ -98,32 +96,32 @@ class Explorer(w.VBox):
         chosen = [w.HTML(INTRODUCTION), choosing, self.backends, self.live_row]
         super().__init__([*chosen, self.served, self.picture, self.shown])
         self.add_class(CSS_CLASS)
-        for name, control in self.controls.items():
-            control.observe(lambda change, name=name: self._choose(name, change["new"]), "value")
         self.refresh()
 
     def refresh(self) -> None:
         """Narrow the controls to what was chosen, and show the view; a problem is shown in it."""
         with self._lock:
-            self._narrowed = None
+            self._narrowed, self._quiet = None, True
             try:
                 source, notes = self._choose_source()
-                self._narrow(source)
+                found = self._narrowed = narrow(source, self._asked, strict=False)
+                self._offer_narrowed(found, source)
                 if reason := source.unavailable():
                     self._show_problem(f"{self._no_records()}Nothing is measured here: {reason}.")
                 else:
-                    notes += self._narrowed.notes
-                    self._show(look(source, self._narrowed.choices, notes))
+                    self._show(look(source, found.choices, notes + found.notes))
             except Exception as error:
                 # Whatever it is: a callback that raises would show nothing at all.
                 self._show_problem(f"{type(error).__name__}: {error}")
+            finally:
+                self._quiet = False
 
     def start(self, *_: object) -> None:
         """Measure what the view lacks, in a thread; `stop_now` ends it."""
         if self.is_measuring or not self._narrowed:
             return
-        asked = {"on_progress": self._progress, "on_end": self._ended}
-        self._sweep = Sweep(self.gpu, self._narrowed.choices, **asked)
+        choices = self._narrowed.choices
+        self._sweep = Sweep(self.gpu, choices, on_progress=self._progress, on_end=self._ended)
         self.measure.disabled, self.stop.disabled = True, False
         self._say("Starting: the GPU is described and the libraries are loaded.")
         self._sweep.start()
@@ -148,20 +146,20 @@ class Explorer(w.VBox):
         shown = {"text/plain": self._words, "text/html": self.served.value + self.shown.value}
         return {**super()._repr_mimebundle_(**kwargs), **shown}
 
+    def _dropdown(self, name: str) -> w.Dropdown:
+        layout = {"width": WIDE.get(name, CONTROL_WIDTH)}
+        control = w.Dropdown(description=DESCRIPTIONS[name], style=LABEL, layout=layout)
+        control.observe(lambda change: self._choose(name, change["new"]), "value")
+        return control
+
     def _make_live_row(self) -> None:
-        style = {"description_width": LABEL_WIDTH}
-        rounds = self._wanted.get("rounds") or ROUNDS
-        self.rounds = w.BoundedIntText(
-            value=rounds,
-            min=1,
-            max=max(MAX_ROUNDS, rounds),
-            description="Rounds",
-            style=style,
-            layout={"width": "150px"},
-        )
+        rounds = self._asked.get("rounds") or ROUNDS
+        sizes = {"value": rounds, "min": 1, "max": max(MAX_ROUNDS, rounds)}
+        layout = {"width": "150px"}
+        self.rounds = w.BoundedIntText(description="Rounds", style=LABEL, layout=layout, **sizes)
         self.measure = w.Button(description="Measure", button_style="primary", icon="play")
         self.stop = w.Button(description="Stop", icon="stop", disabled=True)
-        self.bar = w.IntProgress(description="Progress", style=style)
+        self.bar = w.IntProgress(description="Progress", style=LABEL)
         self.status = w.HTML()
         self.status.add_class(f"{CSS_CLASS}-status")
         self.rounds.observe(lambda change: self._choose("rounds", change["new"]), "value")
@@ -173,59 +171,8 @@ class Explorer(w.VBox):
     def _choose(self, name: str, value: Any) -> None:
         with self._lock:
             if not self._quiet:
-                self._wanted[name] = value
+                self._asked[name] = value
                 self.refresh()
-
-    def _choose_source(self) -> tuple[Source, tuple[str, ...]]:
-        """The source, and a note if it is not the one that was chosen for another model."""
-        model, studies = self._wanted["model"], studies_of(self._wanted["model"])
-        named = [(f"{study} ({machine})", study) for study, machine in studies.items()]
-        offered = [*named, ("measure on this GPU", LIVE)]
-        wish = self._wanted.get("records")
-        name = wish if wish in (LIVE, *studies) else usual_records(model)
-        notes = (f"Study {wish} has no records on {model}.",) if wish and wish != name else ()
-        self._wanted["records"] = name if wish else None
-        source = self.gpu if name == LIVE else source_of(model, name)
-        self._offer("model", NAMES, model)
-        self._offer("records", offered, source.name)
-        return source, notes
-
-    def _narrow(self, source: Source) -> None:
-        found = narrow(source, self._wanted["model"], self._wanted, strict=False)
-        self._narrowed, choices = found, found.choices
-        for axis in (*AXES, "against"):
-            options = [(_said(axis, value), value) for value in found.options[axis]]
-            self._offer(axis, options, getattr(choices, axis))
-            if self._wanted.get(axis) is not None:
-                self._wanted[axis] = getattr(choices, axis)
-        self._offer_backends(found.options["backends"], choices.backends)
-        self.live_row.layout.display = "flex" if source.name == LIVE else "none"
-        self.measure.disabled = self.is_measuring or bool(source.unavailable())
-
-    def _offer(self, name: str, options: Any, value: Any) -> None:
-        control = self.controls[name]
-        self._quiet = True
-        try:
-            if tuple(control.options) != tuple(options):
-                control.options = options
-            control.value = value
-        finally:
-            self._quiet = False
-
-    def _offer_backends(self, names: tuple[str, ...], picked: tuple[str, ...]) -> None:
-        self._quiet = True
-        try:
-            if tuple(box.description for box in self.backends.children) != names:
-                self.backends.children = [self._checkbox(name) for name in names]
-            for box in self.backends.children:
-                box.value = box.description in picked
-        finally:
-            self._quiet = False
-
-    def _checkbox(self, name: str) -> w.Checkbox:
-        box = w.Checkbox(description=name, indent=False, layout={"width": CHECKBOX_WIDTH})
-        box.observe(self._choose_backends, "value")
-        return box
 
     def _choose_backends(self, _: object) -> None:
         with self._lock:
@@ -236,18 +183,57 @@ class Explorer(w.VBox):
                 self._narrowed = None
                 self._show_problem("Check at least one backend.")
                 return
-            if self._wanted.get("against") not in picked:
-                self._wanted["against"] = None
+            if self._asked.get("against") not in picked:
+                self._asked["against"] = None
             self._choose("backends", picked)
+
+    def _choose_source(self) -> tuple[Source, tuple[str, ...]]:
+        """The source, and a note if it is not the one that was chosen for another model."""
+        model, wish = self._asked["model"], self._asked.get("records")
+        studies = studies_of(model)
+        name = wish if wish in (LIVE, *studies) else usual_records(model)
+        notes = (f"Study {wish} has no records on {model}.",) if wish and wish != name else ()
+        self._asked["records"] = name if wish else None
+        named = [(f"{study} ({machine})", study) for study, machine in studies.items()]
+        self._offer("model", NAMES, model)
+        self._offer("records", [*named, ("measure on this GPU", LIVE)], name)
+        return (self.gpu if name == LIVE else source_of(model, name)), notes
+
+    def _offer_narrowed(self, found: Narrowed, source: Source) -> None:
+        for axis in (*AXES, "against"):
+            value = getattr(found.choices, axis)
+            self._offer(
+                axis, [(_said(axis, option), option) for option in found.options[axis]], value
+            )
+            if self._asked.get(axis) is not None:
+                self._asked[axis] = value
+        names = found.options["backends"]
+        if tuple(box.description for box in self.backends.children) != names:
+            self.backends.children = [self._checkbox(name) for name in names]
+        for box in self.backends.children:
+            box.value = box.description in found.choices.backends
+        self.live_row.layout.display = "flex" if source.name == LIVE else "none"
+        self.measure.disabled = self.is_measuring or bool(source.unavailable())
+
+    def _offer(self, name: str, options: Any, value: Any) -> None:
+        control = self.controls[name]
+        if tuple(control.options) != tuple(options):
+            control.options = options
+        control.value = value
+
+    def _checkbox(self, name: str) -> w.Checkbox:
+        box = w.Checkbox(description=name, indent=False, layout={"width": CHECKBOX_WIDTH})
+        box.observe(self._choose_backends, "value")
+        return box
 
     def _show(self, view: View) -> None:
         self.view, self._words = view, repr(view)
         self.served.value = f"<b>{html.escape(view.served)}</b>"
         self.shown.value = as_html(replace(view.card(), notes=view.notes))
-        self.picture.value = as_image(view) if len(view.samples) else ""
+        self.picture.value = view.image() if len(view.samples) else ""
 
     def _no_records(self) -> str:
-        model = self._wanted["model"]
+        model = self._asked["model"]
         return "" if studies_of(model) else f"No records on {model}: measured live only, on a GPU. "
 
     def _show_problem(self, words: str) -> None:
@@ -276,12 +262,6 @@ class Explorer(w.VBox):
 
 def _row() -> w.Layout:
     return w.Layout(display="flex", flex_flow="row wrap", align_items="center")
-
-
-def _dropdown(name: str) -> w.Dropdown:
-    style = {"description_width": LABEL_WIDTH}
-    layout = {"width": WIDE.get(name, CONTROL_WIDTH)}
-    return w.Dropdown(description=DESCRIPTIONS[name], style=style, layout=layout)
 
 
 def _said(axis: str, value: Any) -> str:

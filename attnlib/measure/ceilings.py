@@ -57,7 +57,7 @@ def launch_call() -> tuple[Callable[[], object], float]:
 
 
 def gather_call() -> tuple[Callable[[], object], float]:
-    """A bare strided gather and its words: each costs a fetch of its own (`cost.FETCH_BYTES`)."""
+    """A bare strided gather and its words: each costs a fetch of its own, `FETCH_BYTES`."""
     source = torch.zeros(512 * 2**20, dtype=torch.int32, device="cuda")
     target = torch.empty(GATHER_WORDS, dtype=torch.int32, device="cuda")
     grid = (GATHER_WORDS // GATHER_BLOCK,)

@@ -5,13 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+from collections.abc import Iterable
 from importlib import metadata
 from typing import Any
-
-DISTRIBUTIONS = (
-    *("torch", "triton", "flashinfer-python", "apache-tvm-ffi", "numpy", "sglang"),
-    *("flash-attn-3", "tokenspeed-fa3", "sgl-kernel", "flash-mla", "sgl-flash-mla"),
-)
 
 
 def describe_machine(device: str = "cuda") -> dict[str, Any]:
@@ -44,10 +40,10 @@ def describe_state(device: str = "cuda") -> dict[str, Any]:
         return gpu.state()
 
 
-def describe_versions() -> dict[str, str]:
-    """Versions of Python, CUDA and the libraries that decide a number; missing ones are absent."""
+def describe_versions(distributions: Iterable[str]) -> dict[str, str]:
+    """Versions of Python, CUDA and of the `distributions` that are installed."""
     versions = {"python": platform.python_version()}
-    for name in DISTRIBUTIONS:
+    for name in distributions:
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

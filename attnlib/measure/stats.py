@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -20,10 +21,6 @@ CONFIDENCE = 0.95
 MIN_AA_PAIRS = 8
 MIN_EFFECT = 0.02
 """Below 2 % nobody should change a backend, whatever the interval says."""
-STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179)
-"""Two-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom."""
-STUDENT_T_BEYOND = 2.16
-"""The quantile for 13 degrees of freedom, used for all beyond the table: never too narrow."""
 
 
 @dataclass(frozen=True)
@@ -58,15 +55,15 @@ class Verdict:
     margin: float
 
 
-def judge(numerators: Sequence[float], denominators: Sequence[float], *, floor: float) -> Verdict:
-    """Verdict on numerators against denominators, paired rounds; `floor` is the machine's A/A.
+def judge(numerators: Sequence[float], denominators: Sequence[float], *, noise: float) -> Verdict:
+    """Verdict on numerators against denominators, paired rounds; `noise` is the machine's A/A.
 
     `faster` and `slower` need an interval that excludes 1 and an effect beyond the margin, the
-    larger of `MIN_EFFECT` and `floor`; `same` needs the whole interval inside the margin. All else
+    larger of `MIN_EFFECT` and `noise`; `same` needs the whole interval inside the margin. All else
     is `ambiguous` and asks for more rounds.
     """
     ratio = paired_ratio(numerators, denominators)
-    margin = max(MIN_EFFECT, floor)
+    margin = max(MIN_EFFECT, noise)
     low, high = 1 / (1 + margin), 1 + margin
     if ratio.high < 1 and ratio.ratio < low:
         word = "faster"
@@ -77,8 +74,8 @@ def judge(numerators: Sequence[float], denominators: Sequence[float], *, floor: 
     return Verdict(word, ratio, margin)
 
 
-def noise_floor(ratios: Sequence[float]) -> float:
-    """The A/A floor: 95 % of ratios of a backend against itself lie within 1 +- this.
+def aa_noise(ratios: Sequence[float]) -> float:
+    """The A/A noise: 95 % of ratios of a backend against itself lie within 1 +- this.
 
     `ratios` are round medians of one backend over those of the same backend in another process.
     ValueError for fewer than `MIN_AA_PAIRS`: a percentile of a handful is a guess.
@@ -94,11 +91,7 @@ def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
 
     With one pair there is no spread to judge by: low and high are NaN, not a false certainty.
     """
-    if len(numerators) != len(denominators) or not len(numerators):
-        raise ValueError(
-            f"numerators and denominators must be equally many, at least one, "
-            f"got {len(numerators)} and {len(denominators)}"
-        )
+    _require_pairs("numerators and denominators", numerators, denominators)
     logs = np.log(np.asarray(numerators, float) / np.asarray(denominators, float))
     ratio = float(np.exp(logs.mean()))
     reach = float(np.exp(_reach(logs)))
@@ -110,14 +103,17 @@ def paired_gap(minuends: Sequence[float], subtrahends: Sequence[float]) -> Gap:
 
     ValueError if the lengths differ or are 0; with one pair low and high are NaN.
     """
-    if len(minuends) != len(subtrahends) or not len(minuends):
-        raise ValueError(
-            f"minuends and subtrahends must be equally many, at least one, "
-            f"got {len(minuends)} and {len(subtrahends)}"
-        )
+    _require_pairs("minuends and subtrahends", minuends, subtrahends)
     gaps = np.asarray(minuends, float) - np.asarray(subtrahends, float)
     mean, reach = float(gaps.mean()), _reach(gaps)
     return Gap(mean, mean - reach, mean + reach, len(gaps))
+
+
+def _require_pairs(names: str, left: Sequence[float], right: Sequence[float]) -> None:
+    if len(left) != len(right) or not len(left):
+        raise ValueError(
+            f"{names} must be equally many, at least one, got {len(left)} and {len(right)}"
+        )
 
 
 def _reach(values: np.ndarray) -> float:
@@ -125,5 +121,13 @@ def _reach(values: np.ndarray) -> float:
     freedom = len(values) - 1
     if not freedom:
         return float("nan")
-    quantile = STUDENT_T[freedom - 1] if freedom <= len(STUDENT_T) else STUDENT_T_BEYOND
-    return float(quantile * values.std(ddof=1) / np.sqrt(len(values)))
+    return _student_t(freedom) * float(values.std(ddof=1) / np.sqrt(len(values)))
+
+
+@cache
+def _student_t(freedom: int) -> float:
+    """The quantile of Student's t that bounds `CONFIDENCE` on both sides."""
+    # SciPy takes a second to import, and not all that imports this module asks for an interval.
+    from scipy.stats import t
+
+    return float(t.ppf((1 + CONFIDENCE) / 2, freedom))

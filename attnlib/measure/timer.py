@@ -143,7 +143,7 @@ def require_cuda(timer: str) -> None:
         raise RuntimeError(f"timer {timer!r} needs a CUDA GPU, torch.cuda.is_available() is False")
 
 
-RUN_TIMERS = {
+RUN_TIMERS: dict[str, Callable[..., Timing]] = {
     "graph": time_graph,
     "graph-cold": time_graph_cold,
     "eager": time_eager,

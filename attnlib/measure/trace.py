@@ -1,21 +1,8 @@
 """Which kernels really ran: names, counts and GPU time from torch.profiler (CUPTI).
 
 The only place that talks to torch.profiler. Labels lie, kernels do not: `kernel_family` reads the
-family off the names:
-
-| a kernel named | family |
-|---|---|
-| `BatchPrefillWithPagedKVCacheKernel` | fa2 (FlashInfer, packed query rows, split-KV) |
-| `BatchPrefillWithRaggedKVCacheKernel` | fa2, of K and V that are not paged |
-| `PrefillWithKVCacheKernel`, `FP8PrefillWithKVCacheKernel` | fa3 (FlashInfer, Hopper; any cache) |
-| `BatchDecodeWithPagedKVCacheKernel` | cuda-cores (FlashInfer) |
-| `FlashAttnFwdSm90` | flash-attn-3 (FlashAttention-3 itself, from whichever distribution) |
-| `BatchMLAPagedAttentionKernel` | mla-fa2 (FlashInfer, mla.cuh) |
-| `BatchMLAPageAttentionHopperKernel` | mla-fa3 (FlashInfer, mla_hopper.cuh) |
-| `flash_fwd_splitkv_mla_kernel` | flashmla-dense (FlashMLA, SM90) |
-| `flash_fwd_splitkv_mla_fp8_sparse_kernel` | flashmla-sparse (FlashMLA, SM90) |
-
-CUTLASS launches its kernels as `device_kernel<Kernel>`; the name is then the kernel's.
+family off the names. CUTLASS launches its kernels as `device_kernel<Kernel>`; the name is then the
+kernel's.
 """
 
 from __future__ import annotations
@@ -25,7 +12,7 @@ import os
 import re
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,18 +23,6 @@ from torch.profiler import ProfilerActivity
 from .spans import CALL
 
 TRACED_CALLS = 3
-FAMILIES = {
-    "BatchPrefillWithPagedKVCacheKernel": "fa2",
-    "BatchPrefillWithRaggedKVCacheKernel": "fa2",
-    "PrefillWithKVCacheKernel": "fa3",
-    "FP8PrefillWithKVCacheKernel": "fa3",
-    "BatchDecodeWithPagedKVCacheKernel": "cuda-cores",
-    "FlashAttnFwdSm90": "flash-attn-3",
-    "BatchMLAPagedAttentionKernel": "mla-fa2",
-    "BatchMLAPageAttentionHopperKernel": "mla-fa3",
-    "flash_fwd_splitkv_mla_kernel": "flashmla-dense",
-    "flash_fwd_splitkv_mla_fp8_sparse_kernel": "flashmla-sparse",
-}
 CUTLASS_KERNEL = re.compile(r"\bdevice_kernel<(?:[\w:]*\benable_\w+<)?(?:\w+::)*(\w+)")
 
 
@@ -98,10 +73,9 @@ def short_name(name: str) -> str:
     return words[-1].split("::")[-1] if words else name
 
 
-def kernel_family(names: Iterable[str]) -> str:
-    """The attention kernel family that `names` prove, or the empty string if none is known."""
-    found = sorted({FAMILIES[name] for name in names if name in FAMILIES})
-    return "+".join(found)
+def kernel_family(names: Iterable[str], family_of: Mapping[str, str]) -> str:
+    """The kernel families that `names` prove by `family_of`, joined by `+`; empty if none."""
+    return "+".join(sorted({family_of[name] for name in names if name in family_of}))
 
 
 def trace_calls(

@@ -26,13 +26,13 @@ from typing import Any
 import numpy as np
 from packaging.version import Version
 
-from ..core.backends import BACKENDS
+from ..core.backends.table import BACKENDS, COMPARED
 from ..kinds.decode.case import DecodeCase
 from ..measure.stats import Verdict, judge
 from .record import Record
 from .releases import available_releases, parse_release, releases_between
 from .rounds import Rounds
-from .study import DISTRIBUTIONS, Study, mode, record_machine
+from .study import Study, mode, record_machine
 
 PREFIX = "bisect_"
 RELEASES = re.compile(r" --releases (\S+)")
@@ -203,7 +203,7 @@ def settle(
     count = rounds
     while True:
         pairs = times(count)
-        verdict = judge([new for _, new in pairs], [old for old, _ in pairs], floor=floor)
+        verdict = judge([new for _, new in pairs], [old for old, _ in pairs], noise=floor)
         if verdict.word != "ambiguous":
             return verdict
         if len(pairs) >= ROUND_LIMIT:
@@ -274,10 +274,10 @@ def _require_askable(
     study: Study, case: DecodeCase, package: str, backend: str, *, rounds: int
 ) -> None:
     prefixes = dict.fromkeys(name.partition("-")[0] for name in BACKENDS)
-    packages = [DISTRIBUTIONS[prefix] for prefix in prefixes if prefix in DISTRIBUTIONS]
+    packages = [COMPARED[prefix] for prefix in prefixes if prefix in COMPARED]
     if package not in packages:
         raise ValueError(f"package must be one of {', '.join(packages)}, got {package!r}")
-    able = [name for name in BACKENDS if DISTRIBUTIONS.get(name.partition("-")[0]) == package]
+    able = [name for name in BACKENDS if COMPARED.get(name.partition("-")[0]) == package]
     if backend not in able:
         raise ValueError(f"backend must be one of {', '.join(able)} for {package}, got {backend!r}")
     if rounds < 1:

@@ -124,7 +124,7 @@ def over(
     """
     found = []
     for case, above, below in paired_times(rows, numerator, denominator):
-        judged = judge(above, below, floor=noise)
+        judged = judge(above, below, noise=noise)
         told = {"verdict": judged.word, "margin": judged.margin}
         found.append({"case": case, **vars(judged.ratio), **told})
     names = ["case", "ratio", "low", "high", "pairs", "verdict", "margin"]

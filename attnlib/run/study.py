@@ -21,6 +21,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..core.backends.table import COMPARED
 from ..kinds.cases import Case
 from ..kinds.item import Item
 from . import store
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MODES = ("auto", "live", "replay")
-DISTRIBUTIONS = {"flashinfer": "flashinfer-python", "sglang": "sglang"}
-"""Backend-name prefix -> the distribution whose releases a study compares."""
 
 
 @dataclass(frozen=True)
@@ -275,13 +274,13 @@ def _require_used(overlays: dict[str, Path], jobs: list[Job]) -> None:
 
 def _overlay(job: Job, given: dict[str, Path] | None) -> Path | None:
     names = {item.backend.partition("-")[0] for item in job.items if item.release}
-    unknown = names - set(DISTRIBUTIONS)
+    unknown = names - set(COMPARED)
     if unknown:
         raise ValueError(
-            f"release must be empty for backends other than {', '.join(DISTRIBUTIONS)}-*, "
+            f"release must be empty for backends other than {', '.join(COMPARED)}-*, "
             f"got {job.release!r} for {', '.join(sorted(unknown))}"
         )
-    return overlay_for(DISTRIBUTIONS[names.pop()], job.release, given) if names else None
+    return overlay_for(COMPARED[names.pop()], job.release, given) if names else None
 
 
 def _has_cuda() -> bool:

@@ -22,6 +22,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from ..core.backends.table import RECORDED
 from ..kinds import subject_class
 from ..kinds.base import Bench, Subject
 from ..kinds.item import Item
@@ -41,7 +42,7 @@ class Worker:
         self.job = job
         self.device = job["device"]
         self.machine = describe_machine(self.device)
-        self.versions = describe_versions()
+        self.versions = describe_versions(RECORDED)
         self._subjects: dict[type[Subject], Subject] = {}
 
     def measure(self, item: Item) -> Record:

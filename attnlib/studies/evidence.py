@@ -29,7 +29,7 @@ NOT_HERE, OPEN = "not measurable here", "open"
 VERDICTS = (CONFIRMED, REFUTED, PARTLY, NOT_HERE, OPEN)
 ABOUT = 1.25
 """What "approximately" allows: a quarter either way."""
-FLOOR = 0.0
+NOISE = 0.0
 """An A/A floor is one machine's, and the reference machine has none: `stats.MIN_EFFECT` holds."""
 
 
@@ -124,7 +124,7 @@ def figure_word(values: Sequence[float], figure: float) -> str:
 def judge_rows(rows: pd.DataFrame, pair: tuple[str, str]) -> Judged:
     """Verdict of `pair[0]` over `pair[1]`, case by case, and the rows' records."""
     verdicts = [
-        stats.judge(above, below, floor=FLOOR) for _, above, below in paired_times(rows, *pair)
+        stats.judge(above, below, noise=NOISE) for _, above, below in paired_times(rows, *pair)
     ]
     return Judged(tuple(verdicts), tuple(rows.id))
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from ..draw import style
+from ..draw import charts, style
 from ..kinds.cost import Ceilings, decode_cost
 from ..run.frame import CASE, cases_of, decode_rows
 from ..run.store import require_comparable
@@ -55,41 +55,25 @@ def roofline(frame: pd.DataFrame, limit: Ceilings, release: str) -> Figure:
     The roofs are the measured copy, read and matmul ceilings of the same records; one that the
     study did not measure is not drawn. ValueError if there is no decode record of `release`.
     """
-    import matplotlib.pyplot as plt
-
     table = roofline_table(frame, release)
     if table.empty:
         raise ValueError(f"frame must hold decode records of release {release!r}, it has none")
-    style.apply()
-    figure, axis = plt.subplots(figsize=(7.5, 4.6), layout="constrained")
-    for place, (family, rows) in enumerate(table.groupby("family")):
-        _draw_family(axis, family, rows, NUDGE ** (place - 1))
-    axis.set(xscale="log", yscale="log")
-    axis.set_ylim(table.tflops.min() / 2, limit.matmul_tflops * 2.5)
+    figure, (axis,) = charts.panels(
+        [f"Decode under the measured roofs, FlashInfer {release}"],
+        (7.5, 4.6),
+        source=decode_rows(frame, release=release),
+        x="useful FLOP per byte that must be moved (kernels of a case side by side)",
+        y="useful TFLOP/s",
+    )
+    aside = NUDGE ** charts.spread(table.family, 2)
+    placed = table.assign(place=table.intensity * aside)
+    look = {"hollow": "in_l2", "linewidths": 0.7, "zorder": 3}
+    charts.dots(axis, placed, x="place", y="tflops", by="family", looks=style.FAMILIES, **look)
     _draw_roofs(axis, limit, low=table.intensity.min() / 1.6)
-    style.plain_ticks(axis, "x", "y")
-    axis.set_xlabel("useful FLOP per byte that must be moved (kernels of a case side by side)")
-    axis.set_ylabel("useful TFLOP/s")
-    axis.set_title(f"Decode under the measured roofs, FlashInfer {release}")
+    style.log_axes(axis, "x", "y")
+    axis.set_ylim(table.tflops.min() / 2, limit.matmul_tflops * 2.5)
     axis.legend(title="kernel; hollow: fits the L2", loc="lower right")
-    style.add_footer(figure, decode_rows(frame, release=release))
     return figure
-
-
-def _draw_family(axis: Axes, family: str, rows: pd.DataFrame, nudge: float) -> None:
-    color, marker = style.COLORS.get(family, "0.4"), style.MARKERS.get(family, "D")
-    axis.scatter([], [], s=16, marker=marker, color=color, label=family)
-    for hollow, some in rows.groupby("in_l2"):
-        axis.scatter(
-            some.intensity * nudge,
-            some.tflops,
-            s=16,
-            marker=marker,
-            facecolors="none" if hollow else color,
-            edgecolors=color,
-            linewidths=0.7,
-            zorder=3,
-        )
 
 
 def _draw_roofs(axis: Axes, limit: Ceilings, *, low: float) -> None:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from attnlib.core import backends
-from attnlib.core.backends import base, flashinfer
+from attnlib.core.backends import base
+from attnlib.core.backends.table import FAMILIES, named_by
 from attnlib.core.batch import DecodeBatch, PagedKV
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase
@@ -88,14 +89,14 @@ def test_an_unknown_backend_lists_the_valid_names():
 
 
 def test_a_missing_library_is_refused_with_its_install_line(monkeypatch):
-    monkeypatch.setattr(flashinfer, "installed_version", lambda _: "")
+    monkeypatch.setattr(base, "installed_version", lambda _: "")
     with pytest.raises(RuntimeError, match="pip install flashinfer-python"):
         backends.create("flashinfer-fa2", spec_of(1, 16))
 
 
 def test_fa3_is_refused_on_a_release_that_would_silently_run_fa2(monkeypatch):
-    monkeypatch.setattr(flashinfer, "installed_version", lambda _: "0.5.3")
-    with pytest.raises(RuntimeError, match=r"0.5.3 has no such decode mode.*>=0.6.0"):
+    monkeypatch.setattr(base, "installed_version", lambda _: "0.5.3")
+    with pytest.raises(RuntimeError, match=r"0.5.3 has no flashinfer-fa3.*>=0.6.0"):
         backends.create("flashinfer-fa3", spec_of(1, 16))
 
 
@@ -110,7 +111,15 @@ def test_fa3_is_refused_on_a_release_that_would_silently_run_fa2(monkeypatch):
     ],
 )
 def test_a_spec_that_the_library_cannot_run_is_refused_with_the_reason(name, spec, words):
-    assert words in backends.backend_class(name).unsupported(spec)
+    assert words in backends.unsupported(name, spec)
+
+
+@pytest.mark.parametrize("name", backends.TABLE)
+def test_every_entry_has_its_class_and_a_family_that_a_kernel_proves(name):
+    entry = backends.TABLE[name]
+    assert issubclass(backends.backend_class(name), base.Backend)
+    assert entry.family in ("", *FAMILIES)
+    assert entry.hopper == ("fa3" in name or name.startswith("flashmla"))
 
 
 def test_available_names_every_backend_and_says_why_not():
@@ -125,15 +134,35 @@ def test_available_names_every_backend_and_says_why_not():
         assert all(found[name] for name in FLASHINFER)
 
 
+@pytest.mark.parametrize(
+    ("library", "word", "latent", "backend"),
+    [
+        ("flashinfer==0.6.4", "fa2", False, "flashinfer-fa2"),
+        ("flashinfer==0.6.4", "cuda-cores", False, "flashinfer-cuda-cores"),
+        ("flashinfer==0.6.4", "fa3", True, "flashinfer-mla-fa3"),
+        ("sglang==0.5.23", "fa3", False, "fa3"),
+        ("vllm==0.33.0", "FLASH_ATTN", False, "fa3"),
+        ("vllm==0.33.0", "FLASHMLA", True, "flashmla-dense"),
+        ("vllm==0.33.0", "FLASHMLA_SPARSE", True, "flashmla-sparse-fp8"),
+    ],
+)
+def test_words_of_kernels_that_we_have_name_a_backend_of_ours(library, word, latent, backend):
+    assert named_by(library, word, latent=latent) == backend
+    assert backend in (backends.MLA_BACKENDS if latent else backends.BACKENDS)
+
+
+def test_sglangs_fa3_for_mla_and_unknown_words_are_not_ours():
+    assert named_by("sglang==0.5.23", "fa3", latent=True) == ""
+    assert named_by("vllm==0.33.0", "TRITON_ATTN", latent=False) == ""
+
+
 def test_installed_version_of_a_missing_distribution_is_empty():
     assert base.installed_version("no-such-distribution") == ""
 
 
 def flashinfer_case(name: str, group_size: int, page_size: int, lengths: str) -> DecodeCase:
     case = DecodeCase(spec_of(group_size, page_size), 7, 1500, lengths)
-    reason = backends.backend_class(name).unavailable() or backends.backend_class(name).unsupported(
-        case.spec
-    )
+    reason = backends.unavailable(name) or backends.unsupported(name, case.spec)
     if reason:
         pytest.skip(reason)
     return case
@@ -152,7 +181,7 @@ def test_flashinfer_matches_the_oracle(name, group_size, page_size):
 @pytest.mark.parametrize(("head_dim", "dtype"), [(64, "float16"), (256, "bfloat16")])
 def test_flashinfer_matches_the_oracle_for_other_head_dims(name, head_dim, dtype):
     spec = spec_of(4, 16, head_dim, dtype)
-    reason = backends.backend_class(name).unavailable()
+    reason = backends.unavailable(name)
     if reason:
         pytest.skip(reason)
     assert_matches_oracle(name, DecodeCase(spec, 5, 999, "ragged"), "cuda")

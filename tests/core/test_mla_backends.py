@@ -26,7 +26,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def case_for(name: str, heads: int = 16, top_k: int = 70, **changes) -> MlaCase:
-    kv_format = backends.mla_class(name).kv_format
+    kv_format = "fp8-656" if name == "flashmla-sparse-fp8" else "bfloat16"
     sizes = {"batch_size": 3, "kv_len": 200, "lengths": "ragged"} | changes
     return MlaCase(MlaSpec(heads, top_k, 64, kv_format), **sizes)
 
@@ -40,7 +40,7 @@ def flipped(batch: MlaBatch) -> MlaBatch:
 
 
 def able(name: str) -> str:
-    if reason := backends.mla_class(name).unavailable():
+    if reason := backends.unavailable(name):
         pytest.skip(reason)
     return name
 
@@ -55,14 +55,13 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> FakeFlashMla:
     monkeypatch.setitem(sys.modules, "flashinfer.mla", module)
     library = FakeFlashMla()
     monkeypatch.setattr(flashmla, "load", lambda: library)
-    for name in backends.MLA_BACKENDS:
-        monkeypatch.setattr(backends.mla_class(name), "unavailable", lambda: "")
+    monkeypatch.setattr(backends, "unavailable", lambda name: "")
     return library
 
 
 def assert_matches_oracle(name: str, case: MlaCase) -> None:
     work = build_mla_workload(case, device=DEVICE)
-    backend = backends.create_mla(name, case.spec, device=DEVICE)
+    backend = backends.create(name, case.spec, device=DEVICE)
     out = backend.run(work.q, work.cache, backend.plan(work.batch))
     assert (out.shape, out.dtype) == ((*work.q.shape[:2], 512), torch.bfloat16)
     verdict = MlaOracle(work.q, work.cache, work.batch).check(out)
@@ -91,7 +90,7 @@ def test_flashmla_sparse_pads_heads_to_what_its_kernel_has(heads, run, fakes) ->
 def test_a_replan_in_place_serves_the_new_batch(name, top_k, cuda_graph, fakes) -> None:
     case = case_for(name, top_k=top_k)
     work = build_mla_workload(case, device="cpu")
-    backend = backends.create_mla(name, case.spec, device="cpu", cuda_graph=cuda_graph)
+    backend = backends.create(name, case.spec, device="cpu", cuda_graph=cuda_graph)
     plan = backend.plan(work.batch)
     backend.run(work.q, work.cache, plan)
     other = flipped(work.batch)
@@ -105,9 +104,7 @@ def test_a_replan_in_place_serves_the_new_batch(name, top_k, cuda_graph, fakes) 
 def test_under_cuda_graphs_flashinfer_has_room_for_every_token(fakes) -> None:
     for top_k, room in ((70, 3 * 70), (0, 3 * 4)):
         case = case_for("flashinfer-mla-fa2", top_k=top_k)
-        backend = backends.create_mla(
-            "flashinfer-mla-fa2", case.spec, device="cpu", cuda_graph=True
-        )
+        backend = backends.create("flashinfer-mla-fa2", case.spec, device="cpu", cuda_graph=True)
         backend.plan(build_mla_batch(case, device="cpu"))
         assert len(FakeWrapper.made[-1].buffers["kv_indices"]) == room
 
@@ -115,7 +112,7 @@ def test_under_cuda_graphs_flashinfer_has_room_for_every_token(fakes) -> None:
 @pytest.mark.parametrize(("name", "top_k"), [*((n, 70) for n in SPARSE), ("flashmla-dense", 0)])
 def test_a_replan_of_another_shape_is_refused(name, top_k, fakes) -> None:
     case = case_for(name, top_k=top_k)
-    backend = backends.create_mla(name, case.spec, device="cpu")
+    backend = backends.create(name, case.spec, device="cpu")
     plan = backend.plan(build_mla_batch(case, device="cpu"))
     longer = build_mla_batch(replace(case, kv_len=300), device="cpu")
     with pytest.raises(ValueError, match=r"out must be a plan over page_table \[3, 5\]"):
@@ -132,7 +129,7 @@ def with_wrong_index(work: MlaWorkload) -> tuple[MlaBatch, int]:
 
 def assert_refuses_wrong_index(name: str) -> None:
     work = build_mla_workload(case_for(name), device=DEVICE)
-    backend = backends.create_mla(name, work.case.spec, device=DEVICE)
+    backend = backends.create(name, work.case.spec, device=DEVICE)
     wrong, length = with_wrong_index(work)
     words = rf"in 0\.\.{length - 1} for request 0 of {length} tokens.* got {length} in column 1"
     with pytest.raises(ValueError, match=words):
@@ -153,7 +150,7 @@ def test_an_index_out_of_range_is_refused_and_the_plan_stays_good(name, fakes) -
 def test_a_cache_without_the_planned_pages_is_refused_before_the_call(name, top_k, fakes) -> None:
     case = case_for(name, top_k=top_k, lengths="fixed")
     work = build_mla_workload(case, device="cpu")
-    backend = backends.create_mla(name, case.spec, device="cpu")
+    backend = backends.create(name, case.spec, device="cpu")
     plan = backend.plan(work.batch)
     with pytest.raises(ValueError, match="cache must have the pages that the plan names"):
         backend.run(work.q, work.cache[:2], plan)
@@ -161,10 +158,10 @@ def test_a_cache_without_the_planned_pages_is_refused_before_the_call(name, top_
 
 
 def test_an_unknown_mla_backend_lists_the_valid_names() -> None:
-    with pytest.raises(ValueError, match="one of flashinfer-mla-fa2.* for MLA, got 'fa3'"):
-        backends.mla_class("fa3")
+    with pytest.raises(ValueError, match="one of flashinfer-mla-fa2.* for mla, got 'fa3'"):
+        backends.entry_of("fa3", "mla")
     with pytest.raises(ValueError, match="one of sdpa.*got 'flashmla-dense'"):
-        backends.backend_class("flashmla-dense")
+        backends.entry_of("flashmla-dense", "decode")
 
 
 @pytest.mark.parametrize(
@@ -181,9 +178,9 @@ def test_an_unknown_mla_backend_lists_the_valid_names() -> None:
     ],
 )
 def test_a_spec_that_the_kernel_cannot_run_is_refused_with_the_reason(name, spec, words, fakes):
-    assert words in backends.mla_class(name).unsupported(spec)
+    assert words in backends.unsupported(name, spec)
     with pytest.raises(RuntimeError, match=f"{name} cannot run"):
-        backends.create_mla(name, spec, device="cpu")
+        backends.create(name, spec, device="cpu")
 
 
 @pytest.mark.parametrize("name", backends.MLA_BACKENDS)
@@ -191,7 +188,7 @@ def test_a_missing_library_is_refused_with_its_install_line(name, monkeypatch) -
     monkeypatch.setattr(base, "installed_version", lambda _: "")
     monkeypatch.setattr(flashmla.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(RuntimeError, match="pip install (flashinfer-python|sgl-flash-mla)"):
-        backends.create_mla(name, case_for(name).spec)
+        backends.create(name, case_for(name).spec)
 
 
 @pytest.mark.parametrize("name", [n for n in backends.MLA_BACKENDS if n != "flashinfer-mla-fa2"])
@@ -200,7 +197,7 @@ def test_another_gpu_than_hopper_is_refused(name, monkeypatch) -> None:
     monkeypatch.setattr(flashmla, "unavailable", lambda: "")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (10, 0))
-    reason = backends.mla_class(name).unavailable()
+    reason = backends.unavailable(name)
     assert reason == "needs compute capability 9.x (Hopper), got 10.0"
 
 
@@ -249,7 +246,7 @@ def test_on_a_gpu_an_index_out_of_range_is_refused(name) -> None:
 def test_a_graph_replays_with_a_batch_changed_in_place(name, top_k) -> None:
     case = case_for(able(name), top_k=top_k, batch_size=7, kv_len=3000)
     work = build_mla_workload(case, device="cuda")
-    backend = backends.create_mla(name, case.spec, cuda_graph=True)
+    backend = backends.create(name, case.spec, cuda_graph=True)
     plan = backend.plan(work.batch)
     backend.run(work.q, work.cache, plan)
     torch.cuda.synchronize()

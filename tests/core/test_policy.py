@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnlib.core.policy.plans import plan
-from attnlib.core.policy.policy import NEIGHBOURS, Point, Policy, learn, load, save
+from attnlib.core.policy.policy import NEIGHBOURS, Point, Policy, load, save
 from attnlib.core.policy.times import Gpu, Rates, load_of, predict
 from attnlib.core.spec import AttnSpec
 
@@ -77,16 +77,6 @@ def test_near_cases_correct_the_rates_and_far_ones_do_not():
     assert plain.choose(SPEC, near).backend == plain.choose(SPEC, far).backend == FA2
     assert corrected.choose(SPEC, near).backend == FA3
     assert corrected.choose(SPEC, far).backend == FA2
-
-
-def test_what_was_measured_teaches_points_and_rates():
-    cases = [(lens, by_rates(SPEC, lens)) for lens in ([50] * 3, [4000] * 9, [700], [90_000, 5])]
-    del cases[2][1][FA3]
-    points, rates = learn(SPEC, cases, H200)
-    assert [(p.batch_size, p.longest) for p in points] == [(3, 50), (9, 4000), (1, 700), (2, 90000)]
-    assert [set(p.run_us) for p in points] == [{FA2, FA3}] * 2 + [{FA2}] + [{FA2, FA3}]
-    assert set(rates) == {FA2, FA3}
-    assert max(abs(p.misfit(name)) for p in points for name in p.run_us) < 0.1
 
 
 def test_a_choice_is_less_sure_the_closer_the_second_and_the_more_cases_differ():

@@ -14,7 +14,10 @@ import torch
 from support.extend_fakes import FakeFlashAttention, FakePaged, FakePrefill, FakeRagged
 
 from attnlib.core import backends
-from attnlib.core.backends import base, prefill
+from attnlib.core.backends import base, flashinfer
+from attnlib.core.backends.base import Backend
+from attnlib.core.backends.table import FAMILY_OF
+from attnlib.core.batch import PagedKV
 from attnlib.core.schedule import library
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase
@@ -49,12 +52,16 @@ LEFT_OVER = 100.0
 NOT_HANDED = [(name, case) for case in CASES for name in NAMES if (name, case) not in PAIRS]
 
 
+def create(name: str, case: ExtendCase, **options) -> Backend:
+    return backends.create(name, case.spec, mask=case.mask, **options)
+
+
 def named(pair: tuple[str, ExtendCase]) -> str:
     return f"{pair[0]}-{pair[1].key}"
 
 
 def able(name: str) -> str:
-    if reason := backends.extend_class(name).unavailable():
+    if reason := backends.unavailable(name):
         pytest.skip(reason)
     return name
 
@@ -88,15 +95,14 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> list[FakePrefill]:
     )
     monkeypatch.setitem(sys.modules, "flashinfer", module)
     monkeypatch.setattr(library, "load", FakeFlashAttention)
-    monkeypatch.setattr(prefill, "WORKSPACE_BYTES", 16)
-    for name in NAMES:
-        monkeypatch.setattr(backends.extend_class(name), "unavailable", lambda: "")
+    monkeypatch.setattr(flashinfer, "WORKSPACE_BYTES", 16)
+    monkeypatch.setattr(backends, "unavailable", lambda name: "")
     return FakePrefill.made
 
 
 def assert_matches_oracle(name: str, case: ExtendCase, *, cuda_graph: bool = False) -> None:
     work = build_extend_workload(case, device=DEVICE)
-    backend = backends.create_extend(name, case, device=DEVICE, cuda_graph=cuda_graph)
+    backend = create(name, case, device=DEVICE, cuda_graph=cuda_graph)
     out = backend.run(work.q, work.kv, backend.plan(work.batch))
     assert (out.shape, out.dtype) == (work.q.shape, torch.bfloat16)
     verdict = ExtendOracle(work.q, work.kv, work.batch).check(out)
@@ -113,7 +119,7 @@ def test_the_library_is_handed_what_the_oracle_attends_to(name, case, cuda_graph
 @pytest.mark.parametrize(("name", "case"), PAIRS, ids=map(named, PAIRS))
 def test_a_replan_in_place_serves_the_new_lengths(name, case, cuda_graph, fakes) -> None:
     first, second = first_and_second(case)
-    backend = backends.create_extend(name, case, device="cpu", cuda_graph=cuda_graph)
+    backend = create(name, case, device="cpu", cuda_graph=cuda_graph)
     plan = backend.plan(first.batch)
     for work in (second, first, second):
         again = backend.plan(work.batch, out=plan)
@@ -125,13 +131,13 @@ def test_a_replan_in_place_serves_the_new_lengths(name, case, cuda_graph, fakes)
 @pytest.mark.parametrize(("name", "case"), NOT_HANDED, ids=map(named, NOT_HANDED))
 def test_fa3_refuses_a_custom_mask(name, case, fakes) -> None:
     with pytest.raises(RuntimeError, match=f"takes no custom mask, got {case.mask}"):
-        backends.create_extend(name, case, device="cpu")
+        create(name, case, device="cpu")
 
 
 def test_auto_reports_fa2_under_a_custom_mask_and_fa3_without(fakes) -> None:
     reported = {}
     for case in CASES:
-        backend = backends.create_extend("flashinfer-prefill-auto", case, device="cpu")
+        backend = create("flashinfer-prefill-auto", case, device="cpu")
         plan = backend.plan(build_extend_batch(case, device="cpu"))
         reported.setdefault(case.mask, set()).add(plan.reported_backend)
     assert reported == {"tree": {"fa2"}, "chain": {"fa2"}, "causal": {"fa3"}, "full": {"fa3"}}
@@ -140,7 +146,7 @@ def test_auto_reports_fa2_under_a_custom_mask_and_fa3_without(fakes) -> None:
 def test_under_cuda_graphs_buffers_have_room_for_the_whole_table(fakes) -> None:
     case = CASES[2]
     batch = build_extend_batch(case, device="cpu")
-    backend = backends.create_extend("flashinfer-prefill-fa2", case, device="cpu", cuda_graph=True)
+    backend = create("flashinfer-prefill-fa2", case, device="cpu", cuda_graph=True)
     backend.plan(batch)
     buffers, columns = fakes[-1].buffers, batch.paged.page_table.shape[1]
     assert len(buffers["paged_kv_indices_buf"]) == 5 * columns
@@ -149,9 +155,7 @@ def test_under_cuda_graphs_buffers_have_room_for_the_whole_table(fakes) -> None:
 
 def test_without_a_custom_mask_the_library_is_given_no_buffer_for_one(fakes) -> None:
     for case in (CASES[0], CASES[-1]):
-        backend = backends.create_extend(
-            "flashinfer-prefill-fa2", case, device="cpu", cuda_graph=True
-        )
+        backend = create("flashinfer-prefill-fa2", case, device="cpu", cuda_graph=True)
         backend.plan(build_extend_batch(case, device="cpu"))
         assert fakes[-1].buffers and "custom_mask_buf" not in fakes[-1].buffers
 
@@ -159,7 +163,7 @@ def test_without_a_custom_mask_the_library_is_given_no_buffer_for_one(fakes) -> 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_replan_of_another_mask_or_table_is_refused(name, fakes) -> None:
     case = CASES[5]
-    backend = backends.create_extend(name, case, device="cpu")
+    backend = create(name, case, device="cpu")
     plan = backend.plan(build_extend_batch(case, device="cpu"))
     for changed in (
         replace(case, mode="dllm_extend", mask="full"),
@@ -171,7 +175,7 @@ def test_a_replan_of_another_mask_or_table_is_refused(name, fakes) -> None:
 
 def test_flash_attention_refuses_more_queries_than_it_planned_for(fakes) -> None:
     case = CASES[0]
-    backend = backends.create_extend("fa3-extend", case, device="cpu")
+    backend = create("fa3-extend", case, device="cpu")
     plan = backend.plan(build_extend_batch(case, device="cpu"))
     more = build_extend_batch(replace(case, q_len=41), device="cpu")
     with pytest.raises(ValueError, match="at most 40, as first planned, got 41"):
@@ -195,14 +199,14 @@ def test_flash_attention_refuses_more_queries_than_it_planned_for(fakes) -> None
 def test_a_spec_that_the_kernel_cannot_run_is_refused_with_the_reason(name, spec, words, fakes):
     case = ExtendCase(DecodeCase(spec, 2, 100), "prefill_paged", 10)
     with pytest.raises(RuntimeError, match=f"{name} cannot run .*{words}"):
-        backends.create_extend(name, case, device="cpu")
+        create(name, case, device="cpu")
 
 
 @pytest.mark.parametrize("name", FLASHINFER)
 def test_a_missing_library_is_refused_with_its_install_line(name, monkeypatch) -> None:
     monkeypatch.setattr(base, "installed_version", lambda _: "")
     with pytest.raises(RuntimeError, match="pip install flashinfer-python"):
-        backends.create_extend(name, CASES[0])
+        create(name, CASES[0])
 
 
 @pytest.mark.parametrize("name", ["flashinfer-prefill-fa3", "fa3-extend"])
@@ -211,13 +215,13 @@ def test_another_gpu_than_hopper_is_refused(name, monkeypatch) -> None:
     monkeypatch.setattr(library, "find_module", lambda: "flash_attn_interface")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (10, 0))
-    reason = backends.extend_class(name).unavailable()
+    reason = backends.unavailable(name)
     assert reason == "needs compute capability 9.x (Hopper), got 10.0"
 
 
 def test_an_unknown_backend_lists_the_valid_names() -> None:
     with pytest.raises(ValueError, match="one of flashinfer-prefill-auto.*got 'flashinfer-fa2'"):
-        backends.extend_class("flashinfer-fa2")
+        backends.entry_of("flashinfer-fa2", "extend")
 
 
 @pytest.mark.gpu
@@ -241,7 +245,7 @@ def test_wide_heads_and_long_requests_match_the_oracle(name, heads) -> None:
 @pytest.mark.parametrize(("name", "case"), PAIRS, ids=map(named, PAIRS))
 def test_a_graph_replays_with_lengths_changed_in_place(name, case) -> None:
     first, second = first_and_second(case)
-    backend = backends.create_extend(able(name), case, cuda_graph=True)
+    backend = create(able(name), case, cuda_graph=True)
     plan = backend.plan(first.batch)
     q, kv = first.q.clone(), held_cache(first, second)
     load(first, q, kv)
@@ -258,13 +262,13 @@ def test_a_graph_replays_with_lengths_changed_in_place(name, case) -> None:
         assert verdict.passed, f"{name} on {work.case.label}: {verdict}"
 
 
-def held_cache(*steps: ExtendWorkload) -> base.PagedKV:
+def held_cache(*steps: ExtendWorkload) -> PagedKV:
     """A cache with room for the pages of each step."""
     most = max(steps, key=lambda work: work.kv.num_pages).kv
-    return base.PagedKV(torch.zeros_like(most.k_cache), torch.zeros_like(most.v_cache))
+    return PagedKV(torch.zeros_like(most.k_cache), torch.zeros_like(most.v_cache))
 
 
-def load(work: ExtendWorkload, q: torch.Tensor, kv: base.PagedKV) -> None:
+def load(work: ExtendWorkload, q: torch.Tensor, kv: PagedKV) -> None:
     """Put a step's query and cache where the graph reads them.
 
     What is left over would win every softmax that saw it.
@@ -279,7 +283,9 @@ def load(work: ExtendWorkload, q: torch.Tensor, kv: base.PagedKV) -> None:
 def test_the_family_of_every_mode_is_what_the_library_says(name) -> None:
     for case in (case for other, case in PAIRS if other == able(name)):
         work = build_extend_workload(case, device="cuda")
-        backend = backends.create_extend(name, case)
+        backend = create(name, case)
         plan = backend.plan(work.batch)
         kernels = trace_kernels(lambda: backend.run(work.q, work.kv, plan))  # noqa: B023 - run now
-        assert kernel_family(kernel.name for kernel in kernels) == plan.reported_backend
+        assert (
+            kernel_family((kernel.name for kernel in kernels), FAMILY_OF) == plan.reported_backend
+        )

@@ -8,24 +8,25 @@ import pandas as pd
 import pytest
 from matplotlib.patches import Rectangle
 
-from attnlib.draw import ratio_figures
-from attnlib.draw.ratio_figures import FASTER, SLOWER, UNDECIDED
+from attnlib.draw import charts
+from attnlib.draw.charts import FASTER, SLOWER, UNDECIDED
 from attnlib.run import frame as rows
 from attnlib.run import store
 from attnlib.studies.decode_metadata import figures as metadata_figures
 from attnlib.studies.decode_metadata import rows as metadata_rows
 from attnlib.studies.decode_metadata.study import STUDY
 from attnlib.studies.fa3_decode_regression.study import HEADLINE, REGRESSED
+from attnlib.studies.measurement_trust import figures as trust_figures
 from attnlib.studies.measurement_trust import tables as trust
 
 mpl.use("agg")
 pytestmark = pytest.mark.usefixtures("published_records")
-NAMES = {"x": "batch, requests", "y": "context, tokens", "p": "page size"}
+LABELS = charts.Labels("batch, requests", "context, tokens", "page size {}")
 
 
 @pytest.fixture
 def broken(frame):
-    story = rows.decode_rows(rows.of_cases(frame, HEADLINE), release=REGRESSED)
+    story = rows.decode_rows(frame[frame.case.isin(HEADLINE)], release=REGRESSED)
     return story[story.backend.isin((rows.AUTO, rows.FA2))]
 
 
@@ -35,13 +36,13 @@ def words(broken):
 
 
 def drawn_map(found, drawn):
-    options = {"axes": ("x", "y"), "panel": "p", "title": "t", "names": NAMES}
-    return ratio_figures.crossover_map(found, drawn, **options)
+    options = {"axes": ("x", "y"), "panel": "p", "title": "t", "labels": LABELS}
+    return charts.crossover_map(found, drawn, **options)
 
 
 def cells(axis):
     """(across, up) of every cell -> what its fill and hatch say."""
-    kinds = {look[:2]: kind for kind, look in ratio_figures.CELLS.items()}
+    kinds = {look[:2]: kind for kind, look in charts.CELLS.items()}
     patches = [patch for patch in axis.patches if isinstance(patch, Rectangle)]
     middles = [(patch.get_x() + 0.5, patch.get_y() + 0.5) for patch in patches]
     looks = [(mpl.colors.to_hex(p.get_facecolor()).upper(), p.get_hatch() or "") for p in patches]
@@ -51,7 +52,7 @@ def cells(axis):
 def test_every_judged_case_is_a_dot_at_its_ratio_with_its_interval(words, broken):
     every = ["slower", "faster", "same", "ambiguous"] * 2
     words = words.assign(verdict=every[: len(words)])
-    axis = ratio_figures.ratio_chart(words, broken, label="auto / fa2").axes[0]
+    axis = trust_figures.ratio_chart(words, broken, label="auto / fa2").axes[0]
     found = {}
     for container in axis.containers:
         dots, bars = container[0], container[2][0]
@@ -64,21 +65,21 @@ def test_every_judged_case_is_a_dot_at_its_ratio_with_its_interval(words, broken
 
 
 def test_a_verdict_has_a_marker_of_its_own_beside_its_colour():
-    assert len({marker for _, marker in ratio_figures.WORDS.values()}) == 4
-    assert set(ratio_figures.WORDS) == {"slower", "faster", "same", "ambiguous"}
-    assert len({hatch for _, hatch, _ in ratio_figures.CELLS.values()}) == 3
+    assert len({look.marker for look in charts.WORDS.values()}) == 4
+    assert set(charts.WORDS) == {"slower", "faster", "same", "ambiguous"}
+    assert len({hatch for _, hatch, _ in charts.CELLS.values()}) == 3
 
 
 def test_one_round_is_a_dot_without_a_bar(words, broken):
     alone = words[:1].assign(low=np.nan, high=np.nan)
-    (container,) = ratio_figures.ratio_chart(alone, broken, label="l").axes[0].containers
+    (container,) = trust_figures.ratio_chart(alone, broken, label="l").axes[0].containers
     ((start, end),) = container[2][0].get_segments()[0].T[:1]
     assert start == end == alone.ratio[0]
 
 
 def test_nothing_judged_and_nothing_found_are_refused(words, broken):
     with pytest.raises(ValueError, match="words must hold a case"):
-        ratio_figures.ratio_chart(words[:0], broken, label="l")
+        trust_figures.ratio_chart(words[:0], broken, label="l")
     with pytest.raises(ValueError, match="found must hold a ratio"):
         drawn_map(pd.DataFrame({"ratio": []}), broken)
 
@@ -94,7 +95,7 @@ def test_nothing_judged_and_nothing_found_are_refused(words, broken):
     ],
 )
 def test_an_interval_that_holds_one_or_is_none_decides_nothing(low, high, kind):
-    assert ratio_figures.cell_kind(low, high) == kind
+    assert charts.cell_kind(low, high) == kind
 
 
 def test_a_map_has_a_cell_a_size_and_its_line_where_faster_meets_slower(broken):
@@ -121,14 +122,14 @@ def test_a_map_has_a_cell_a_size_and_its_line_where_faster_meets_slower(broken):
         "3.00",
     ]
     assert axis.get_title(loc="left") == "page size 7"
-    assert (axis.get_xlabel(), axis.get_ylabel()) == (NAMES["x"], NAMES["y"])
+    assert (axis.get_xlabel(), axis.get_ylabel()) == (LABELS.x, LABELS.y)
 
 
 @pytest.mark.parametrize("rival", [metadata_rows.SERIAL, metadata_rows.TODAY])
 def test_the_published_map_says_what_the_table_of_crossovers_says(rival):
     frame = store.load(STUDY.name, STUDY.reference_machine)
     figure = metadata_figures.crossover_map(frame[frame.timer == "graph"], rival)
-    found = metadata_rows.over(metadata_rows.metadata_rows(frame), rival, metadata_rows.OPS)
+    found = rows.over(metadata_rows.metadata_rows(frame), rival, metadata_rows.OPS)
     panels = [axis for axis in figure.axes if axis.patches]
     assert len(panels) == found.page_size.nunique()
     for axis, (_, part) in zip(panels, found.groupby("page_size"), strict=True):
@@ -141,5 +142,5 @@ def test_the_published_map_says_what_the_table_of_crossovers_says(rival):
                 (part.batch_size.map(short) == batches[int(across)])
                 & (part.max_ctx.map(short) == contexts[int(up)])
             ].itertuples()
-            assert kind == ratio_figures.cell_kind(row.low, row.high)
+            assert kind == charts.cell_kind(row.low, row.high)
         assert len(shown) == len(batches) * len(contexts) == 20

@@ -25,11 +25,11 @@ VERIFY = ExtendCase(DecodeCase(AttnSpec(4, 2, 16, 4), 3, 40, "ragged"), "target_
 
 
 ITEM = Item("flashinfer-prefill-fa2", "host", VERIFY)
-MINE = OracleBackend(attend_extend, "fa2")
+MINE = OracleBackend(attend_extend)
 
 
 def test_a_right_output_gets_times_and_its_bytes(monkeypatch) -> None:
-    record = measure_with(MINE, ITEM, "extend", monkeypatch)
+    record = measure_with(MINE, ITEM, monkeypatch)
     assert record.status == "ok", record.reason
     assert record.run_us and record.plan_us
     assert (record.kernel_family, record.oracle_rows) == ("fa2", 3 * 5 * 4)
@@ -38,27 +38,25 @@ def test_a_right_output_gets_times_and_its_bytes(monkeypatch) -> None:
 
 
 def test_a_wrong_output_gets_no_time(monkeypatch) -> None:
-    record = measure_with(replace(MINE, factor=1.1), ITEM, "extend", monkeypatch)
+    record = measure_with(replace(MINE, factor=1.1), ITEM, monkeypatch)
     assert (record.status, record.run_us) == ("incorrect", ())
     assert "over budget" in record.reason
 
 
 def test_another_kernel_than_the_pinned_one_is_an_error(monkeypatch) -> None:
-    record = measure_with(replace(MINE, family="fa3"), ITEM, "extend", monkeypatch)
+    record = measure_with(replace(MINE, family="fa3"), ITEM, monkeypatch)
     assert record.status == "error"
     assert "asked for fa2, but fa3 ran" in record.reason
 
 
 def test_a_backend_that_may_choose_is_recorded_with_what_it_ran(monkeypatch) -> None:
-    backend = replace(MINE, pinned_family="", family="fa3")
-    record = measure_with(backend, ITEM, "extend", monkeypatch)
+    item = replace(ITEM, backend="flashinfer-prefill-auto")
+    record = measure_with(replace(MINE, family="fa3"), item, monkeypatch)
     assert (record.status, record.kernel_family) == ("ok", "fa3")
 
 
 def test_a_refusal_is_recorded_with_its_reason(monkeypatch) -> None:
-    backend = replace(MINE)
-    backend.unsupported = lambda case: f"takes no {case.mask}"
-    record = measure_with(backend, ITEM, "extend", monkeypatch)
+    record = measure_with(replace(MINE, refusal="takes no {mask}"), ITEM, monkeypatch)
     assert (record.status, record.reason) == ("refused", "takes no tree")
 
 
@@ -70,7 +68,7 @@ def test_an_unknown_backend_lists_those_there_are() -> None:
 
 def test_keys_and_values_that_do_not_fit_are_refused_with_their_size(monkeypatch) -> None:
     monkeypatch.setattr(call, "MEMORY_GIB_UNKNOWN", 1e-6)
-    record = measure_with(MINE, ITEM, "extend", monkeypatch)
+    record = measure_with(MINE, ITEM, monkeypatch)
     assert record.status == "refused"
     assert "KV needs" in record.reason
 
@@ -95,13 +93,13 @@ def gpu_case(mode: str) -> ExtendCase:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", backends.EXTEND_BACKENDS)
 def test_every_mode_is_measured_by_every_timer_or_refused(name: str, mode: str, timer: str) -> None:
-    cls, case = backends.extend_class(name), gpu_case(mode)
-    if reason := cls.unavailable():
+    case = gpu_case(mode)
+    if reason := backends.unavailable(name):
         pytest.skip(reason)
     record = measure(Item(name, timer, case), "cuda")
-    if reason := cls.unsupported(case):
+    if reason := backends.unsupported(name, case.spec, mask=case.mask):
         assert (record.status, record.reason) == ("refused", reason)
         return
     assert record.status == "ok", record.reason
-    assert record.kernel_family == cls.pinned_family or name.endswith("auto")
+    assert record.kernel_family == backends.TABLE[name].family or name.endswith("auto")
     assert record.run_us and record.plan_us

@@ -29,11 +29,11 @@ SHAPES = {
 
 
 ITEM = Item("flashmla-sparse-fp8", "host", SPARSE)
-MINE = OracleBackend(attend_mla, "flashmla-sparse")
+MINE = OracleBackend(attend_mla)
 
 
 def test_a_right_output_gets_times_and_its_bytes(monkeypatch) -> None:
-    record = measure_with(MINE, ITEM, "mla", monkeypatch)
+    record = measure_with(MINE, ITEM, monkeypatch)
     assert record.status == "ok", record.reason
     assert record.run_us and record.plan_us
     assert (record.kernel_family, record.oracle_rows) == ("flashmla-sparse", 48)
@@ -41,19 +41,19 @@ def test_a_right_output_gets_times_and_its_bytes(monkeypatch) -> None:
 
 
 def test_a_wrong_output_gets_no_time(monkeypatch) -> None:
-    record = measure_with(replace(MINE, factor=1.1), ITEM, "mla", monkeypatch)
+    record = measure_with(replace(MINE, factor=1.1), ITEM, monkeypatch)
     assert (record.status, record.run_us) == ("incorrect", ())
     assert "over budget" in record.reason
 
 
 def test_another_kernel_than_the_pinned_one_is_an_error(monkeypatch) -> None:
-    record = measure_with(replace(MINE, family="mla-fa2"), ITEM, "mla", monkeypatch)
+    record = measure_with(replace(MINE, family="mla-fa2"), ITEM, monkeypatch)
     assert record.status == "error"
     assert "asked for flashmla-sparse, but mla-fa2 ran" in record.reason
 
 
 def test_a_refusal_is_recorded_with_its_reason(monkeypatch) -> None:
-    record = measure_with(replace(MINE, missing="install it"), ITEM, "mla", monkeypatch)
+    record = measure_with(replace(MINE, missing="install it"), ITEM, monkeypatch)
     assert (record.status, record.reason) == ("refused", "install it")
 
 
@@ -65,7 +65,7 @@ def test_an_unknown_backend_lists_those_there_are() -> None:
 
 def test_a_cache_that_does_not_fit_is_refused_with_its_size(monkeypatch) -> None:
     monkeypatch.setattr(call, "MEMORY_GIB_UNKNOWN", 1e-4)
-    record = measure_with(MINE, ITEM, "mla", monkeypatch)
+    record = measure_with(MINE, ITEM, monkeypatch)
     assert record.status == "refused"
     assert "KV needs" in record.reason
 
@@ -74,11 +74,11 @@ def test_a_cache_that_does_not_fit_is_refused_with_its_size(monkeypatch) -> None
 @pytest.mark.parametrize("timer", ["graph", "graph-cold", "eager"])
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_backend_is_measured_by_every_timer(name: str, timer: str) -> None:
-    if reason := backends.mla_class(name).unavailable():
+    if reason := backends.unavailable(name):
         pytest.skip(reason)
     record = measure(Item(name, timer, MlaCase(SHAPES[name], 8, 4096)), "cuda")
     assert record.status == "ok", record.reason
-    assert record.kernel_family == backends.mla_class(name).pinned_family
+    assert record.kernel_family == backends.TABLE[name].family
     assert record.run_us and record.plan_us
 
 

@@ -45,7 +45,7 @@ def test_an_unknown_way_of_making_a_step_lists_the_ways_there_are() -> None:
 
 @pytest.mark.parametrize("case", [STEP, MismatchCase("none", True)])
 def test_without_the_library_a_step_is_refused_with_what_to_install(case, monkeypatch) -> None:
-    monkeypatch.setattr("attnlib.core.backends.fa3.Fa3.unavailable", lambda: "install it")
+    monkeypatch.setattr("attnlib.core.backends.unavailable", lambda name: "install it")
     record = measure(Item("fa3-step-once", "host", case), "cpu")
     assert (record.status, record.reason) == ("refused", "install it")
 

@@ -8,7 +8,7 @@ from attnlib.core.spec import AttnSpec, MlaSpec
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.mla.case import MlaCase
 from attnlib.kinds.step.case import StepCase
-from attnlib.lab.shapes import MLA, NAMES, model_of, require_model, spec_of, variant_of
+from attnlib.lab.choices import MLA, NAMES, model_of, require_model, spec_of, variant_of
 
 LLAMA = AttnSpec(32, 8, 128, 16)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from support.explorer_records import FA2, FA3, LATENT, MACHINE, QWEN, keep, other, publish, timed
 
-from attnlib.lab.choices import LIVE
-from attnlib.lab.shapes import MLA
+from attnlib.lab.choices import LIVE, MLA
 from attnlib.lab.sources import Shelf, ThisGpu, source_of, studies_of, why_not_live
 from attnlib.studies.fa3_decode_regression.study import HEADLINE, REFERENCE_MACHINE, WIDE
 
@@ -42,15 +41,17 @@ def test_without_a_gpu_the_first_study_answers(published_records):
 def test_the_published_shapes_are_those_that_can_be_chosen(published_records):
     source = source_of("Llama-2-7B", "fa3_decode_regression")
     cases = {case for case in (*WIDE, *HEADLINE) if case.spec.heads == "32/32"}
-    assert set(source.options("Llama-2-7B", "batch", {})) == {case.batch_size for case in cases}
-    assert set(source.options("Llama-2-7B", "kv_len", {})) == {case.kv_len for case in cases}
+    assert set(source.options("batch", {"model": "Llama-2-7B"})) == {
+        case.batch_size for case in cases
+    }
+    assert set(source.options("kv_len", {"model": "Llama-2-7B"})) == {case.kv_len for case in cases}
 
 
 def test_a_choice_narrows_those_after_it(demo):
-    assert demo.options("Qwen3-0.6B", "batch", {}) == (4, 16)
-    assert demo.options("Qwen3-0.6B", "backends", {"batch": 4}) == (FA2,)
-    assert demo.options("Qwen3-0.6B", "backends", {"batch": 16}) == (FA2, FA3)
-    assert demo.usual("Qwen3-0.6B", "batch", {}) == 16
+    assert demo.options("batch", {"model": "Qwen3-0.6B"}) == (4, 16)
+    assert demo.options("backends", {"model": "Qwen3-0.6B", "batch": 4}) == (FA2,)
+    assert demo.options("backends", {"model": "Qwen3-0.6B", "batch": 16}) == (FA2, FA3)
+    assert demo.usual("batch", {"model": "Qwen3-0.6B"}) == 16
 
 
 def test_releases_are_in_the_order_of_versions(make_record):
@@ -58,28 +59,28 @@ def test_releases_are_in_the_order_of_versions(make_record):
         make_record(item=timed(FA2, QWEN, release)) for release in ("0.6.10", "0.6.9", "0.6.3")
     )
     shelf = Shelf("demo", MACHINE, records)
-    assert shelf.options("Qwen3-0.6B", "release", {}) == ("0.6.3", "0.6.9", "0.6.10")
+    assert shelf.options("release", {"model": "Qwen3-0.6B"}) == ("0.6.3", "0.6.9", "0.6.10")
 
 
 def test_a_case_with_another_seed_is_no_choice(make_record):
     item = timed(FA2, other(QWEN, seed=5, batch_size=2))
     shelf = Shelf("demo", MACHINE, (make_record(item=item),))
-    assert shelf.options("Qwen3-0.6B", "batch", {}) == ()
+    assert shelf.options("batch", {"model": "Qwen3-0.6B"}) == ()
 
 
 def test_records_that_grew_are_read_again(demo, make_record):
     keep(make_record, "demo", timed(FA2, other(QWEN, batch_size=64)), 100.0)
-    assert source_of("Qwen3-0.6B", "demo").options("Qwen3-0.6B", "batch", {}) == (4, 16, 64)
+    assert source_of("Qwen3-0.6B", "demo").options("batch", {"model": "Qwen3-0.6B"}) == (4, 16, 64)
 
 
 def test_latent_attention_is_served_by_its_study(published_records):
     source = source_of(MLA, "sparse_mla")
-    assert "128 heads, top 2048, fp8-656" in source.options(MLA, "variant", {})
+    assert "128 heads, top 2048, fp8-656" in source.options("variant", {"model": MLA})
     dense = {"variant": "128 heads, dense, bfloat16", "release": "0.6.13"}
-    assert "flashmla-dense" in source.options(MLA, "backends", dense), (
+    assert "flashmla-dense" in source.options("backends", {"model": MLA, **dense}), (
         "has no release of FlashInfer"
     )
-    assert source.options(MLA, "release", {}) == ("0.6.4", "0.6.13")
+    assert source.options("release", {"model": MLA}) == ("0.6.4", "0.6.13")
 
 
 def test_a_new_study_of_latent_attention_serves_deepseek(make_record, monkeypatch, replayed):
@@ -88,8 +89,8 @@ def test_a_new_study_of_latent_attention_serves_deepseek(make_record, monkeypatc
     publish(monkeypatch, "latent", LATENT, backends=("flashmla-dense",))
     keep(make_record, "latent", timed("flashmla-dense", LATENT, ""), 80.0)
     source = source_of(MLA, "")
-    assert source.options(MLA, "variant", {}) == ("128 heads, dense, bfloat16",)
-    assert source.options(MLA, "backends", {}) == ("flashmla-dense",)
+    assert source.options("variant", {"model": MLA}) == ("128 heads, dense, bfloat16",)
+    assert source.options("backends", {"model": MLA}) == ("flashmla-dense",)
 
 
 def test_a_study_without_the_model_is_refused_and_those_with_it_are_listed(published_records):
@@ -130,6 +131,6 @@ def test_a_missing_gpu_is_the_reason_that_nothing_is_measured(without_gpu, monke
 
 def test_this_gpu_takes_sizes_that_it_does_not_offer_and_records_take_none(demo):
     assert ThisGpu().is_open and not demo.is_open
-    assert 7 not in ThisGpu().options(LLAMA, "batch", {})
-    assert "flashmla-dense" in ThisGpu().options(MLA, "backends", {})
-    assert "flashmla-dense" not in ThisGpu().options(LLAMA, "backends", {})
+    assert 7 not in ThisGpu().options("batch", {"model": LLAMA})
+    assert "flashmla-dense" in ThisGpu().options("backends", {"model": MLA})
+    assert "flashmla-dense" not in ThisGpu().options("backends", {"model": LLAMA})

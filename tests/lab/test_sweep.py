@@ -22,7 +22,8 @@ from attnlib.run import store, study
 OUT_OF_MEMORY, HANGS = 2, 4
 FAULTS = f"""
 import time
-from attnlib import backends, store
+from attnlib.core import backends
+from attnlib.run import store
 create = backends.create
 
 def run_out_of_memory():

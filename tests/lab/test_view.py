@@ -28,9 +28,8 @@ from support.explorer_records import (
 import attnlib
 from attnlib.kinds.cost import decode_cost, mla_cost
 from attnlib.lab import sources
-from attnlib.lab.narrow import narrow
-from attnlib.lab.rules import ENGINES
-from attnlib.lab.sources import ThisGpu
+from attnlib.lab.sources import ThisGpu, narrow
+from attnlib.lab.tables import ENGINES
 from attnlib.lab.view import look, view
 from attnlib.measure.stats import judge
 from attnlib.run import frame as rows
@@ -76,7 +75,7 @@ def test_times_are_medians_over_rounds_and_shares_are_of_the_copy_ceiling(demo):
 
 def test_a_ratio_pairs_rounds_and_has_the_verdict_of_judge(demo):
     (found,) = view(MODEL).comparison.to_dict("records")
-    verdict = judge(TIMES[FA3], TIMES[FA2], floor=0.0)
+    verdict = judge(TIMES[FA3], TIMES[FA2], noise=0.0)
     assert (found["backend"], found["against"], found["verdict"]) == (FA3, FA2, "slower")
     assert (found["ratio"], found["low"]) == (verdict.ratio.ratio, verdict.ratio.low)
     assert (found["pairs"], found["margin"]) == (3, verdict.margin)
@@ -227,14 +226,14 @@ def test_the_published_ratios_are_those_of_the_report(frame, case):
     asked = {"release": REGRESSED, "records": "fa3_decode_regression", **sizes}
     seen = view(model, backends=(FA2, FA3), **asked)
     (found,) = seen.comparison.to_dict("records")
-    known = rows.decode_rows(rows.of_cases(frame, [case]), release=REGRESSED)
-    (ratio,) = rows.ratios(known, FA3, FA2).to_dict("records")
+    known = rows.decode_rows(frame[frame.case == case], release=REGRESSED)
+    (ratio,) = rows.over(known, FA3, FA2).to_dict("records")
     assert (found["ratio"], found["low"], found["pairs"]) == (
         ratio["ratio"],
         ratio["low"],
         ratio["pairs"],
     )
-    assert by_backend(seen.times)[FA2]["us"] == rows.medians(known)[FA2].item()
+    assert by_backend(seen.times)[FA2]["us"] == rows.times(known)[FA2].item()
     assert set(seen.samples.id) <= set(frame.id)
 
 
@@ -304,7 +303,7 @@ def test_a_figure_needs_one_time_at_least(demo, make_record):
 def test_what_this_gpu_has_not_measured_is_an_empty_view(monkeypatch):
     gpu = ThisGpu("cpu", ())
     monkeypatch.setattr(sources, "describe", lambda device: {"gpu": "", "cpu": "test64"})
-    seen = look(gpu, narrow(gpu, MODEL, {}).choices)
+    seen = look(gpu, narrow(gpu, {"model": MODEL}).choices)
     assert seen.served == "Measures here; not on record yet."
     assert seen.times.ran.tolist() == ["not on record"] * 2
     assert not list(store.data_root().rglob("*.jsonl"))
@@ -314,7 +313,7 @@ def test_a_backend_that_was_not_measured_beside_the_others_is_named(make_record,
     go_live(monkeypatch)
     gpu = ThisGpu()
     keep(make_record, sources.STUDY, timed(FA2, QWEN, ""), 100.0)
-    seen = look(gpu, narrow(gpu, MODEL, {}).choices)
+    seen = look(gpu, narrow(gpu, {"model": MODEL}).choices)
     assert seen.times.ran.tolist() == ["fa2", "not on record"]
     assert f"Not on record for these choices: {FA3}." in seen.notes
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from attnlib.measure.stats import CONFIDENCE, judge, noise_floor, paired_gap, paired_ratio
+from attnlib.measure.stats import CONFIDENCE, aa_noise, judge, paired_gap, paired_ratio
 
 TRUTH = 1.5
 
@@ -104,7 +104,7 @@ def share(effect: float, finds) -> float:
 
 
 def verdict_word(a: np.ndarray, b: np.ndarray) -> str:
-    return judge(np.median(a, axis=1), np.median(b, axis=1), floor=0.0).word
+    return judge(np.median(a, axis=1), np.median(b, axis=1), noise=0.0).word
 
 
 def test_a_verdict_calls_equal_backends_different_in_at_most_5_percent():
@@ -124,7 +124,7 @@ def test_an_effect_below_the_margin_is_never_called_slower_more_often_than_chanc
 
 
 @pytest.mark.parametrize(
-    ("numerators", "floor", "word"),
+    ("numerators", "noise", "word"),
     [
         ([2.0, 2.01, 1.99], 0.0, "slower"),
         ([0.5, 0.501, 0.499], 0.0, "faster"),
@@ -135,20 +135,20 @@ def test_an_effect_below_the_margin_is_never_called_slower_more_often_than_chanc
         ([2.0], 0.0, "ambiguous"),
     ],
 )
-def test_a_verdict_needs_interval_and_margin_both(numerators, floor, word):
-    found = judge(numerators, [1.0] * len(numerators), floor=floor)
-    assert (found.word, found.margin) == (word, max(0.02, floor))
+def test_a_verdict_needs_interval_and_margin_both(numerators, noise, word):
+    found = judge(numerators, [1.0] * len(numerators), noise=noise)
+    assert (found.word, found.margin) == (word, max(0.02, noise))
 
 
-def test_the_aa_floor_is_the_95th_percentile_whichever_side_is_slower():
+def test_the_aa_noise_is_the_95th_percentile_whichever_side_is_slower():
     ratios = [1.0] * 18 + [1.04, 1 / 1.04]
-    assert noise_floor(ratios) == pytest.approx(0.04, rel=0.1)
-    assert noise_floor(ratios) == pytest.approx(noise_floor([1 / r for r in ratios]))
+    assert aa_noise(ratios) == pytest.approx(0.04, rel=0.1)
+    assert aa_noise(ratios) == pytest.approx(aa_noise([1 / r for r in ratios]))
 
 
-def test_an_aa_floor_of_a_handful_of_pairs_is_refused():
+def test_aa_noise_of_a_handful_of_pairs_is_refused():
     with pytest.raises(ValueError, match="ratios must be at least 8 A/A pairs, got 3"):
-        noise_floor([1.0, 1.0, 1.0])
+        aa_noise([1.0, 1.0, 1.0])
 
 
 def bootstrap_interval(logs: np.ndarray, rng: np.random.Generator) -> tuple[float, float]:
@@ -170,7 +170,7 @@ def test_a_percentile_bootstrap_of_three_rounds_would_claim_far_too_much():
 
 def test_a_gap_is_the_mean_difference_with_students_interval():
     found = paired_gap([10.0, 12.0, 14.0], [9.0, 9.0, 9.0])
-    reach = 4.303 * 2 / math.sqrt(3)
+    reach = 4.302653 * 2 / math.sqrt(3)
     assert (found.mean, found.pairs) == (3.0, 3)
     assert (found.low, found.high) == pytest.approx((3 - reach, 3 + reach))
 

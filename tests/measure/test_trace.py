@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from attnlib.core.backends.table import FAMILY_OF
 from attnlib.measure import trace
 from attnlib.measure.trace import kernel_family, short_name
 
@@ -112,21 +113,27 @@ def test_a_kernel_is_called_by_its_functions_name(name, short) -> None:
     ],
 )
 def test_an_attention_kernel_proves_its_family_among_others(name, family) -> None:
-    assert kernel_family(map(short_name, [name, "Memset (Device)", "merge_kernel"])) == family
+    assert (
+        kernel_family(map(short_name, [name, "Memset (Device)", "merge_kernel"]), FAMILY_OF)
+        == family
+    )
 
 
 def test_a_call_that_ran_two_families_says_so() -> None:
     names = ["FlashAttnFwdSm90", "PrefillWithKVCacheKernel", "BatchDecodeWithPagedKVCacheKernel"]
-    assert kernel_family([*names, *names]) == "cuda-cores+fa3+flash-attn-3"
+    assert kernel_family([*names, *names], FAMILY_OF) == "cuda-cores+fa3+flash-attn-3"
 
 
 def test_preparing_and_combining_alone_prove_no_attention() -> None:
-    assert kernel_family(map(short_name, [FLASH_ATTN_3_PREPARE, FLASH_ATTN_3_COMBINE])) == ""
+    assert (
+        kernel_family(map(short_name, [FLASH_ATTN_3_PREPARE, FLASH_ATTN_3_COMBINE]), FAMILY_OF)
+        == ""
+    )
 
 
 @pytest.mark.parametrize("names", [[], ["flash_fwd_splitkv_kernel"], ["fa2"]])
 def test_kernels_that_prove_nothing_name_no_family(names) -> None:
-    assert kernel_family(names) == ""
+    assert kernel_family(names, FAMILY_OF) == ""
 
 
 @pytest.mark.gpu

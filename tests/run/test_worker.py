@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from attnlib.core.backends import TABLE
 from attnlib.core.backends.sdpa import Sdpa
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.cost import decode_cost
@@ -163,7 +164,7 @@ def test_the_release_asked_for_is_measured() -> None:
 
 
 def test_a_kernel_family_that_was_pinned_and_did_not_run_gets_no_time(monkeypatch) -> None:
-    monkeypatch.setattr(Sdpa, "pinned_family", "fa3")
+    monkeypatch.setitem(TABLE, "sdpa", replace(TABLE["sdpa"], family="fa3"))
     record = measure()
     assert (record.status, record.run_us) == ("error", ())
     assert record.reason.endswith("asked for fa3, but none ran")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from test_findings import prose
 
-from attnlib.core.policy.plans import FA2_CTAS
+from attnlib.core.gpu import FA2_CTAS
 from attnlib.kinds.lengths import sample_seq_lens
 from attnlib.run import frame as rows
 from attnlib.run import store

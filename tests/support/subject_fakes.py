@@ -19,21 +19,16 @@ from attnlib.run.worker import Worker
 
 @dataclass
 class OracleBackend:
-    """Gives `attend`'s output, off by `factor`; any call of it runs kernels of `family`."""
+    """Gives `attend`'s output, off by `factor`; any call of it runs kernels of `family`.
+
+    An empty family is the one that is pinned. `refusal` may name the `{mask}` of the call.
+    """
 
     attend: Callable[..., torch.Tensor]
-    pinned_family: str
     family: str = ""
     factor: float = 1.0
     missing: str = ""
     refusal: str = ""
-    name = distribution = "torch"
-
-    def unavailable(self) -> str:
-        return self.missing
-
-    def unsupported(self, asked: Any) -> str:
-        return self.refusal
 
     def plan(self, batch: Any, out: Any = None) -> Any:
         return SimpleNamespace(batch=batch, reported_backend="oracle")
@@ -42,14 +37,15 @@ class OracleBackend:
         return (self.attend(q, kv, plan.batch) * self.factor).bfloat16()
 
 
-def measure_with(
-    backend: OracleBackend, item: Item, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> Record:
-    """The record of `item`, run by `backend` in place of the `kind`'s (`mla`, `extend`) own."""
-    monkeypatch.setattr(backends, f"{kind}_class", lambda name: backend)
-    monkeypatch.setattr(backends, f"create_{kind}", lambda name, asked, **_: backend)
-    ran = backend.family or backend.pinned_family
-    monkeypatch.setattr(call, "kernel_family", lambda names: ran)
+def measure_with(backend: OracleBackend, item: Item, monkeypatch: pytest.MonkeyPatch) -> Record:
+    """The record of `item`, run by `backend` in place of its own."""
+    monkeypatch.setattr(backends, "unavailable", lambda name: backend.missing)
+    monkeypatch.setattr(
+        backends, "unsupported", lambda name, spec, mask: backend.refusal.format(mask=mask)
+    )
+    monkeypatch.setattr(backends, "create", lambda name, spec, **_: backend)
+    ran = backend.family or backends.TABLE[item.backend].family
+    monkeypatch.setattr(call, "kernel_family", lambda names, family_of: ran)
     return measure(item, "cpu")
 
 

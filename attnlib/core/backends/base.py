@@ -3,10 +3,16 @@
 | verb | does | costs |
 |---|---|---|
 | `plan(batch, out=None) -> Plan` | all that depends on lengths only | host time, a few copies |
-| `run(q, kv, plan) -> out` | one attention call [bs, num_qo_heads, head_dim] | GPU time |
+| `run(q, cache, plan) -> out` | one attention call, output like the query | GPU time |
 
-One class per mode of a library. With `out`, `plan` writes into that plan's buffers, so a CUDA graph
-captured over `run(q, kv, out)` sees the new lengths at its next replay.
+| plans | batch | query | cache |
+|---|---|---|---|
+| decode | `DecodeBatch` | [bs, num_qo_heads, head_dim] | `PagedKV` |
+| extend | `ExtendBatch` | [rows, num_qo_heads, head_dim] | `PagedKV` |
+| mla | `MlaBatch` | [bs, num_qo_heads, 576] | tensor, see `attnlib.mla` |
+
+With `out`, `plan` writes into that plan's buffers, so a CUDA graph captured over
+`run(q, cache, out)` sees the new lengths at its next replay.
 """
 
 from __future__ import annotations
@@ -14,74 +20,79 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, ClassVar
+from typing import Any, Generic, TypeVar
 
 import torch
+from packaging.version import Version
 
-from ..batch import DecodeBatch, PagedKV
-from ..spec import AttnSpec
+from ..gpu import HOPPER
+from .table import Entry
+
+Batch = TypeVar("Batch")
+Cache = TypeVar("Cache")
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Generic[Batch]):
     """What `plan` decided.
 
     `reported_backend` is the library's own word for the kernel family it chose; the kernels that
     a trace shows are the proof (`measure.trace.kernel_family`). `state` belongs to the backend.
     """
 
-    batch: DecodeBatch
+    batch: Batch
     reported_backend: str
     state: Any
 
 
-class Backend(ABC):
-    """One mode of one library.
+class Backend(ABC, Generic[Batch, Cache]):
+    """A wrapper of one library, in the mode that `entry` says.
 
     `cuda_graph=True` asks for buffers fixed at the first `plan`, as engines need them for capture.
     """
 
-    name: ClassVar[str]
-    distribution: ClassVar[str]
-    pinned_family: ClassVar[str] = ""
-    """The kernel family that must run; empty where the library may choose."""
-
-    def __init__(self, *, device: str, cuda_graph: bool = False) -> None:
+    def __init__(self, entry: Entry, *, device: str, cuda_graph: bool = False) -> None:
+        self.entry = entry
         self.device = torch.device(device)
         self.cuda_graph = cuda_graph
 
     @abstractmethod
-    def plan(self, batch: DecodeBatch, out: Plan | None = None) -> Plan:
+    def plan(self, batch: Batch, out: Plan[Batch] | None = None) -> Plan[Batch]:
         """Prepare for `batch`; with `out`, in place of that plan (same batch size)."""
 
     @abstractmethod
-    def run(self, q: torch.Tensor, kv: PagedKV, plan: Plan) -> torch.Tensor:
-        """Attention of `q` [bs, num_qo_heads, head_dim] over `kv`, in the spec's `out_dtype`."""
+    def run(self, q: torch.Tensor, cache: Cache, plan: Plan[Batch]) -> torch.Tensor:
+        """Attention of `q` over `cache`, in the spec's output dtype."""
+
+    @classmethod
+    def unavailable(cls, entry: Entry) -> str:
+        """Why the mode cannot run here (and what to install), or the empty string."""
+        return _not_installed(entry) or lacks_gpu(entry)
 
     @classmethod
     @abstractmethod
-    def unavailable(cls) -> str:
-        """Why this mode cannot run here (and what to install), or the empty string."""
-
-    @classmethod
-    @abstractmethod
-    def unsupported(cls, spec: AttnSpec) -> str:
-        """Why this mode cannot run `spec` (library rules), or the empty string."""
+    def unsupported(cls, entry: Entry, spec: Any, mask: str) -> str:
+        """Why the mode cannot run `spec` under `mask` (library rules), or the empty string."""
 
 
-def missing(distribution: str) -> str:
-    """What `distribution` lacks to run here: itself, or a CUDA GPU; or the empty string."""
-    if not installed_version(distribution):
-        return f"{distribution} is not installed: pip install {distribution}"
+def lacks_gpu(entry: Entry) -> str:
+    """What the GPU here lacks for a mode: itself, or Hopper's instructions (wgmma)."""
     if not torch.cuda.is_available():
         return "needs a CUDA GPU (torch.cuda.is_available() is False)"
+    major, minor = torch.cuda.get_device_capability()
+    if entry.hopper and major != HOPPER:
+        return f"needs compute capability 9.x (Hopper), got {major}.{minor}"
     return ""
 
 
-def not_hopper() -> str:
-    """Why the current GPU lacks Hopper's instructions (wgmma), or the empty string."""
-    major, minor = torch.cuda.get_device_capability()
-    return "" if major == 9 else f"needs compute capability 9.x (Hopper), got {major}.{minor}"
+def require_same_table(held: tuple[Any, torch.Tensor], given: tuple[Any, torch.Tensor]) -> None:
+    """ValueError unless a held plan and a given batch agree in spec and page table's shape."""
+    (mine, table), (theirs, wanted) = held, given
+    if table.shape != wanted.shape or mine != theirs:
+        raise ValueError(
+            f"out must be a plan over page_table {list(wanted.shape)} of {theirs}, "
+            f"got {list(table.shape)} of {mine}"
+        )
 
 
 def installed_version(distribution: str) -> str:
@@ -90,3 +101,13 @@ def installed_version(distribution: str) -> str:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return ""
+
+
+def _not_installed(entry: Entry) -> str:
+    name, since = entry.distribution, entry.since or entry.library.since
+    version = installed_version(name)
+    if not version:
+        return f"{name} is not installed: pip install {name}"
+    if since and Version(version) < Version(since):
+        return f'{name} {version} has no {entry.name}: pip install "{name}>={since}"'
+    return ""

@@ -6,7 +6,7 @@
 | fa3-precomputed | by `plan`, once | attention, combine; no prepare kernel |
 | fa3-extend | by every call | the same for an `ExtendBatch`, paged or ragged |
 
-`attend` is the call beneath both, also for several query tokens a request and sliding windows.
+`attend` is the call beneath both, also for several query tokens per request and sliding windows.
 Query and cache share a dtype, FP8 included (its output is bfloat16). Not FlashInfer's fa3, which is
 another kernel: the trace calls this one flash-attn-3.
 """
@@ -15,18 +15,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
-from ...kinds.extend.case import ExtendCase
 from ..batch import DecodeBatch, PagedKV
 from ..extend import ExtendBatch
 from ..schedule import library
 from ..schedule.fa3 import SchedulerMetadata, current_stream, precompute, sm_count
 from ..schedule.facts import FULL, SchedulerFacts
 from ..spec import CUSTOM_MASKS, AttnSpec
-from .base import Backend, Plan, not_hopper
+from .base import Backend, Batch, Plan, lacks_gpu, require_same_table
+from .table import Entry
 
 FAMILY = "flash-attn-3"
 MAX_HEAD_DIM = 256
@@ -40,56 +40,20 @@ class _Step:
     metadata: SchedulerMetadata | None
 
 
-class Fa3(Backend):
-    """Every call prepares its own schedule, as engines did until they precomputed it."""
+class _FlashAttention(Backend[Batch, PagedKV]):
+    """What the modes share: where the library is, and what it takes."""
 
-    name = "fa3"
-    distribution = library.supplier()
-    pinned_family = FAMILY
-    precomputes: ClassVar[bool] = False
-
-    def plan(self, batch: DecodeBatch, out: Plan | None = None) -> Plan:
-        """Copy lengths and page table, and precompute the metadata where the mode does.
-
-        `out` must have the same page-table shape: a graph holds its buffers.
-        """
-        step = self._first(batch) if out is None else self._again(batch, out.state)
-        return Plan(batch, f"{FAMILY} ({self.distribution})", step)
-
-    def run(self, q: torch.Tensor, kv: PagedKV, plan: Plan) -> torch.Tensor:
-        """`attend` with the plan's buffers."""
-        return attend(q, kv, plan.state.batch, metadata=plan.state.metadata)
-
-    def _first(self, batch: DecodeBatch) -> _Step:
-        own = replace(batch, seq_lens=batch.seq_lens.clone(), page_table=batch.page_table.clone())
-        if not self.precomputes:
-            return _Step(own, None)
-        facts = facts_of(own)
-        return _Step(own, precompute(facts, own.seq_lens, seq_lens_cpu=batch.seq_lens_cpu))
-
-    def _again(self, batch: DecodeBatch, step: _Step) -> _Step:
-        mine, given = step.batch, batch
-        if mine.page_table.shape != given.page_table.shape or mine.spec != given.spec:
-            raise ValueError(
-                f"out must be a plan over page_table {list(given.page_table.shape)} of "
-                f"{given.spec}, got {list(mine.page_table.shape)} of {mine.spec}"
-            )
-        mine.page_table.copy_(given.page_table)
-        mine.seq_lens.copy_(given.seq_lens)
-        if step.metadata is not None:
-            step.metadata.renew(mine.seq_lens, seq_lens_cpu=given.seq_lens_cpu)
-        return _Step(
-            replace(given, seq_lens=mine.seq_lens, page_table=mine.page_table), step.metadata
-        )
+    @staticmethod
+    def reported() -> str:
+        """What a plan reports: the kernel family, and the distribution that it came with."""
+        return f"{FAMILY} ({library.supplier()})"
 
     @classmethod
-    def unavailable(cls) -> str:
+    def unavailable(cls, entry: Entry) -> str:
         """The library missing or not loadable, no CUDA GPU, or none of compute capability 9.x."""
         if not library.find_module():
             return f"FlashAttention-3 is not installed: {library.INSTALL}"
-        if not torch.cuda.is_available():
-            return "needs a CUDA GPU (torch.cuda.is_available() is False)"
-        if reason := not_hopper():
+        if reason := lacks_gpu(entry):
             return reason
         try:
             library.load()
@@ -98,8 +62,10 @@ class Fa3(Backend):
         return ""
 
     @classmethod
-    def unsupported(cls, spec: AttnSpec) -> str:
-        """One dtype for query and cache; head_dim to 256 in steps of 16 bytes."""
+    def unsupported(cls, entry: Entry, spec: AttnSpec, mask: str) -> str:
+        """Custom masks, two dtypes; head_dim above 256 or not in steps of 16 bytes."""
+        if mask in CUSTOM_MASKS:
+            return f"FlashAttention-3 takes no custom mask, got {mask}"
         if spec.dtype != spec.kv_dtype:
             return f"query and cache must share a dtype, got {spec.dtype}/{spec.kv_dtype}"
         step = 16 if spec.dtype.startswith("float8") else 8
@@ -110,49 +76,74 @@ class Fa3(Backend):
         return ""
 
 
-class Fa3Precomputed(Fa3):
-    """Metadata once a step, whatever the number of layers."""
+class Fa3(_FlashAttention[DecodeBatch]):
+    """Every call prepares its own schedule, as engines did until they precomputed it."""
 
-    name = "fa3-precomputed"
+    precomputes: ClassVar[bool] = False
+
+    def plan(self, batch: DecodeBatch, out: Plan[DecodeBatch] | None = None) -> Plan[DecodeBatch]:
+        """Copy lengths and page table, and precompute the metadata where the mode does.
+
+        `out` must have the same page-table shape: a graph holds its buffers.
+        """
+        step = self._first(batch) if out is None else self._again(batch, out.state)
+        return Plan(batch, self.reported(), step)
+
+    def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> torch.Tensor:
+        """`attend` with the plan's buffers."""
+        return attend(q, cache, plan.state.batch, metadata=plan.state.metadata)
+
+    def _first(self, batch: DecodeBatch) -> _Step:
+        own = replace(batch, seq_lens=batch.seq_lens.clone(), page_table=batch.page_table.clone())
+        if not self.precomputes:
+            return _Step(own, None)
+        facts = facts_of(own)
+        return _Step(own, precompute(facts, own.seq_lens, seq_lens_cpu=batch.seq_lens_cpu))
+
+    def _again(self, batch: DecodeBatch, step: _Step) -> _Step:
+        mine = step.batch
+        require_same_table((mine.spec, mine.page_table), (batch.spec, batch.page_table))
+        mine.page_table.copy_(batch.page_table)
+        mine.seq_lens.copy_(batch.seq_lens)
+        if step.metadata is not None:
+            step.metadata.renew(mine.seq_lens, seq_lens_cpu=batch.seq_lens_cpu)
+        own = replace(batch, seq_lens=mine.seq_lens, page_table=mine.page_table)
+        return _Step(own, step.metadata)
+
+
+class Fa3Precomputed(Fa3):
+    """Metadata once per step, whatever the number of layers."""
+
     precomputes = True
 
 
-class Fa3Extend(Fa3):
-    """Several queries a request, as many as each has; `plan(ExtendBatch)`, no custom mask."""
+class Fa3Extend(_FlashAttention[ExtendBatch]):
+    """Several queries per request, as many as each has; no custom mask."""
 
-    name = "fa3-extend"
-
-    def plan(self, batch: ExtendBatch, out: Plan | None = None) -> Plan:
+    def plan(self, batch: ExtendBatch, out: Plan[ExtendBatch] | None = None) -> Plan[ExtendBatch]:
         """Copy lengths, prefix sums and page table; with `out` into its buffers, if they fit."""
         held = batch.cloned() if out is None else out.state
         if out is not None:
             held.overwrite(batch)
-        return Plan(batch, f"{FAMILY} ({self.distribution})", held)
+        return Plan(batch, self.reported(), held)
 
-    def run(self, q: torch.Tensor, kv: PagedKV, plan: Plan) -> torch.Tensor:
+    def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[ExtendBatch]) -> torch.Tensor:
         """The library's call: over pages, or over K and V as they are."""
         held, scale = plan.state, plan.batch.spec.softmax_scale
         options = {"causal": held.mask == "causal", "softmax_scale": scale}
         if held.ragged:
             longest = (held.max_q_len, held.max_q_len)
-            cache = (kv.k_cache[:, 0], kv.v_cache[:, 0])
+            tokens = (cache.k_cache[:, 0], cache.v_cache[:, 0])
             sums = (held.qo_indptr, held.paged.kv_indptr)
-            return library.load().flash_attn_varlen_func(q, *cache, *sums, *longest, **options)
+            return library.load().flash_attn_varlen_func(q, *tokens, *sums, *longest, **options)
         return library.load().flash_attn_with_kvcache(
-            *(q, kv.k_cache, kv.v_cache),
+            *(q, cache.k_cache, cache.v_cache),
             cache_seqlens=held.paged.seq_lens,
             page_table=held.paged.page_table,
             cu_seqlens_q=held.qo_indptr,
             max_seqlen_q=held.max_q_len,
             **options,
         )
-
-    @classmethod
-    def unsupported(cls, case: ExtendCase) -> str:
-        """Custom masks, and specs that `fa3` does not take either."""
-        if case.mask in CUSTOM_MASKS:
-            return f"FlashAttention-3 takes no custom mask, got {case.mask}"
-        return super().unsupported(case.spec)
 
 
 def attend(
@@ -237,7 +228,7 @@ def facts_of(
 
 # Cached, because every layer asks: a decode step of one shape costs one dictionary look-up.
 @lru_cache(maxsize=256)
-def _facts_of_call(*call: tuple) -> SchedulerFacts:
+def _facts_of_call(*call: Any) -> SchedulerFacts:
     """Facts from shapes of q, k_cache and page_table, dtypes, device, and the options."""
     q_shape, k_shape, table_shape, dtypes, device, (q_len, causal, window, num_splits) = call
     rows = table_shape[0] * q_len

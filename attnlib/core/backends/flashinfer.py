@@ -1,212 +1,208 @@
-"""FlashInfer's paged decode wrappers, one class per mode that an engine can ask for.
+"""FlashInfer's decode and prefill wrappers, in every mode that an engine can ask for.
 
-| backend | wrapper | asked for | runs, bf16 on Hopper |
-|---|---|---|---|
-| flashinfer-fa2 | BatchDecodeWithPagedKVCacheWrapper | backend="fa2", tensor cores | fa2 |
-| flashinfer-fa3 | the same | backend="fa3", tensor cores | fa3, from 0.6.0 |
-| flashinfer-auto | the same | backend="auto", tensor cores | fa3 in 0.6.0..0.6.3, else fa2 |
-| flashinfer-cuda-cores | the same | use_tensor_cores=False (ignores `backend`) | cuda-cores |
-| flashinfer-graph-auto | CUDAGraphBatchDecodeWithPagedKVCacheWrapper | takes no backend | as auto |
+| backend | asks for | runs, bf16 on Hopper |
+|---|---|---|
+| flashinfer-fa2 | backend="fa2", tensor cores | fa2 |
+| flashinfer-fa3 | backend="fa3", tensor cores | fa3, from 0.6.0 |
+| flashinfer-auto | backend="auto", tensor cores | fa3 in 0.6.0..0.6.3, else fa2 |
+| flashinfer-cuda-cores | use_tensor_cores=False (ignores `backend`) | cuda-cores |
+| flashinfer-graph-auto | the CUDA-graph class, which takes no backend | as auto |
+| flashinfer-prefill-fa2 | backend="fa2" | fa2 |
+| flashinfer-prefill-fa3 | backend="fa3" | fa3; takes no custom mask |
+| flashinfer-prefill-auto | backend="auto" | fa3, and fa2 under a custom mask |
 
-Rules of the releases read in their decode.py, 0.5.3 to 0.7.2.post1. `plan` copies kv_indptr to the
-host, so it synchronises and cannot be captured; `run` can.
+Rules of the releases read in their decode.py, 0.5.3 to 0.7.2.post1; prefill's arguments are those
+that 0.6.3 to 0.7.2.post1 share. `plan` copies prefix sums to the host, and packs a custom mask into
+bits, so it synchronises and cannot be captured; `run` can. A paged prefill's `run` zeroes its
+output first, as the library does for engines.
+
+Under CUDA graphs a prefill's first plan sets how many query rows there may be. fa2 cuts its tiles
+for the case that one request has them all; its workspace grows with rows x group size x heads.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from packaging.version import Version
 
 from ..batch import DecodeBatch, PagedKV
-from ..spec import AttnSpec
-from .base import Backend, Plan, installed_version, not_hopper
+from ..extend import ExtendBatch
+from ..spec import CUSTOM_MASKS, AttnSpec
+from .base import Backend, Plan, installed_version
+from .table import Entry
 
-DISTRIBUTION = "flashinfer-python"
 WORKSPACE_BYTES = 512 * 2**20
 """FlashInfer recommends 128 MiB; in a graph those do not hold fa2's partial outputs of 148 requests
-and 64 heads. Must be zero at first use."""
+and 64 heads, nor of 4096 query rows, 32 heads and group size 4. Must be zero at first use."""
 FP8_QUERY_RELEASE = "0.6.0"
 HEAD_DIMS = (64, 128, 256)
 CUDA_CORE_GROUP_SIZES = (1, 2, 3, 4, 8)
 """DISPATCH_GQA_GROUP_SIZE of include/flashinfer/utils.cuh."""
+MASK_BITS = 8
 
 
-class _FlashInferDecode(Backend):
-    """What the modes share: buffers, `plan`, `run`. Each mode says how its wrapper is made."""
+class Decode(Backend[DecodeBatch, PagedKV]):
+    """BatchDecodeWithPagedKVCacheWrapper."""
 
-    distribution = DISTRIBUTION
-    requested: ClassVar[str] = "auto"
-    use_tensor_cores: ClassVar[bool] = True
-    wrapper_class: ClassVar[str] = "BatchDecodeWithPagedKVCacheWrapper"
-    first_release: ClassVar[str] = "0.5.0"
-
-    def plan(self, batch: DecodeBatch, out: Plan | None = None) -> Plan:
+    def plan(self, batch: DecodeBatch, out: Plan[DecodeBatch] | None = None) -> Plan[DecodeBatch]:
         """FlashInfer's own plan; with `out`, its wrapper replans in its fixed buffers."""
         spec = batch.spec
         wrapper, scales = out.state if out is not None else self._build_state(batch)
-        wrapper.plan(
-            batch.kv_indptr,
-            batch.kv_indices,
-            batch.kv_last_page_len,
-            spec.num_qo_heads,
-            spec.num_kv_heads,
-            spec.head_dim,
-            spec.page_size,
-            sm_scale=spec.softmax_scale,
-            **_dtypes(spec),
-        )
-        return Plan(batch, self._reported(wrapper), (wrapper, scales))
+        dtypes = {
+            "q_data_type": getattr(torch, spec.dtype),
+            "kv_data_type": getattr(torch, spec.kv_dtype),
+        }
+        # Releases before 0.6 have no o_data_type; it is only needed where it differs from q's.
+        if spec.out_dtype != spec.dtype:
+            dtypes["o_data_type"] = getattr(torch, spec.out_dtype)
+        wrapper.plan(*_paged_lengths(batch), sm_scale=spec.softmax_scale, **dtypes)
+        reported = reported_backend(wrapper) if self._tensor_cores else self.entry.asks
+        return Plan(batch, reported, (wrapper, scales))
 
-    def run(self, q: torch.Tensor, kv: PagedKV, plan: Plan) -> torch.Tensor:
+    def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> torch.Tensor:
         """FlashInfer's own run."""
         wrapper, scales = plan.state
-        return wrapper.run(q, (kv.k_cache, kv.v_cache), *scales)
+        return wrapper.run(q, (cache.k_cache, cache.v_cache), *scales)
+
+    @property
+    def _tensor_cores(self) -> bool:
+        return self.entry.asks != "cuda-cores"
 
     def _build_state(self, batch: DecodeBatch) -> tuple[Any, tuple[torch.Tensor, ...]]:
-        cls = getattr(_import_flashinfer(), self.wrapper_class)
-        workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self.device)
-        wrapper = cls(workspace, **self._wrapper_arguments(batch))
-        return wrapper, self._unit_scales(batch.spec)
+        scales: tuple[torch.Tensor, ...] = ()
+        # An FP8 query needs its scale, K's and V's, one per head; made here, not in every run.
+        if batch.spec.dtype.startswith("float8"):
+            heads = (batch.spec.num_qo_heads, batch.spec.num_kv_heads, batch.spec.num_kv_heads)
+            scales = tuple(torch.ones(n, device=self.device) for n in heads)
+        return self._wrapper(batch), scales
 
-    def _wrapper_arguments(self, batch: DecodeBatch) -> dict[str, Any]:
-        arguments: dict[str, Any] = {"kv_layout": "NHD", "use_tensor_cores": self.use_tensor_cores}
-        if self.requested != "auto":
-            arguments["backend"] = self.requested
+    def _wrapper(self, batch: DecodeBatch) -> Any:
+        arguments: dict[str, Any] = {"use_tensor_cores": self._tensor_cores}
+        if self.entry.asks in ("fa2", "fa3"):
+            arguments["backend"] = self.entry.asks
         if self.cuda_graph:
             arguments["use_cuda_graph"] = True
-            arguments.update(
-                {f"paged_{name}_buffer": buffer for name, buffer in _graph_buffers(batch).items()}
-            )
-        return arguments
-
-    def _unit_scales(self, spec: AttnSpec) -> tuple[torch.Tensor, ...]:
-        # An FP8 query needs its scale, K's and V's, one a head; made here, not in every run.
-        if not spec.dtype.startswith("float8"):
-            return ()
-        heads = (spec.num_qo_heads, spec.num_kv_heads, spec.num_kv_heads)
-        return tuple(torch.ones(n, device=self.device) for n in heads)
-
-    def _reported(self, wrapper: Any) -> str:
-        if not self.use_tensor_cores:
-            return "cuda-cores"
-        # `resolved_backend` is public from 0.7.2; before, the attribute that plan() overwrites
-        # is the only word the library gives (and 0.5.3 leaves "auto" there).
-        return getattr(wrapper, "resolved_backend", None) or wrapper._backend
+            arguments |= {f"paged_{name}_buffer": b for name, b in _page_buffers(batch).items()}
+        return _make("BatchDecodeWithPagedKVCacheWrapper", self.device, **arguments)
 
     @classmethod
-    def unavailable(cls) -> str:
-        """FlashInfer missing or too old for this mode, or no CUDA GPU."""
-        version = installed_version(DISTRIBUTION)
-        if not version:
-            return f"{DISTRIBUTION} is not installed: pip install {DISTRIBUTION}"
-        if Version(version) < Version(cls.first_release):
-            return (
-                f"{DISTRIBUTION} {version} has no such decode mode: "
-                f'pip install "{DISTRIBUTION}>={cls.first_release}"'
-            )
-        if not torch.cuda.is_available():
-            return "needs a CUDA GPU (torch.cuda.is_available() is False)"
-        return ""
-
-    @classmethod
-    def unsupported(cls, spec: AttnSpec) -> str:
-        """Other head_dims than FlashInfer compiles; FP8 queries before 0.6.0."""
+    def unsupported(cls, entry: Entry, spec: AttnSpec, mask: str) -> str:
+        """Other head_dims and group sizes than FlashInfer compiles; FP8 queries of some kernels."""
+        if entry.asks == "cuda-cores" and spec.group_size not in CUDA_CORE_GROUP_SIZES:
+            return f"group size must be one of {CUDA_CORE_GROUP_SIZES}, got {spec.group_size}"
+        fp8 = spec.dtype.startswith("float8")
+        if fp8 and entry.asks in ("fa2", "cuda-cores"):
+            return f"{entry.asks} takes no FP8 query, got {spec.dtype}"
         if spec.head_dim not in HEAD_DIMS:
             return f"head_dim must be one of {HEAD_DIMS}, got {spec.head_dim}"
-        old = Version(installed_version(DISTRIBUTION) or "0") < Version(FP8_QUERY_RELEASE)
-        if old and spec.dtype.startswith("float8"):
-            return f"an FP8 query needs {DISTRIBUTION}>={FP8_QUERY_RELEASE} (o_data_type in plan)"
+        release = installed_version(entry.distribution) or "0"
+        if fp8 and Version(release) < Version(FP8_QUERY_RELEASE):
+            return f"an FP8 query needs {entry.distribution}>={FP8_QUERY_RELEASE} (o_data_type)"
         return ""
 
 
-class FlashInferAuto(_FlashInferDecode):
-    """What an engine gets that lets the library choose."""
+class GraphDecode(Decode):
+    """CUDAGraphBatchDecodeWithPagedKVCacheWrapper; engines could not pin its backend."""
 
-    name = "flashinfer-auto"
+    def _wrapper(self, batch: DecodeBatch) -> Any:
+        buffers = {f"{n.removeprefix('kv_')}_buffer": b for n, b in _page_buffers(batch).items()}
+        name = "CUDAGraphBatchDecodeWithPagedKVCacheWrapper"
+        return _make(name, self.device, use_tensor_cores=True, **buffers)
 
 
-class FlashInferFa2(_FlashInferDecode):
-    """Pinned to fa2: tensor cores, query heads packed by group, split-KV."""
+class Prefill(Backend[ExtendBatch, PagedKV]):
+    """BatchPrefillWithPagedKVCacheWrapper; of a ragged batch BatchPrefillWithRaggedKVCacheWrapper.
 
-    name = "flashinfer-fa2"
-    requested = "fa2"
-    pinned_family = "fa2"
+    fa2 takes any mask, packs query heads by group and splits KV; fa3 does neither.
+    """
+
+    def plan(self, batch: ExtendBatch, out: Plan[ExtendBatch] | None = None) -> Plan[ExtendBatch]:
+        """FlashInfer's own plan; with `out`, its wrapper replans in its fixed buffers.
+
+        `out` must have as many requests, page-table columns and the same mask. Synchronises.
+        """
+        if out is not None:
+            out.batch.require_alike(batch)
+        wrapper = self._wrapper(batch) if out is None else out.state
+        spec, paged = batch.spec, batch.paged
+        sizes = (spec.num_qo_heads, spec.num_kv_heads, spec.head_dim)
+        lengths = (paged.kv_indptr, *sizes) if batch.ragged else _paged_lengths(paged)
+        wrapper.plan(
+            *(batch.qo_indptr, *lengths),
+            causal=batch.mask == "causal",
+            custom_mask=batch.custom_mask,
+            sm_scale=spec.softmax_scale,
+            q_data_type=getattr(torch, spec.dtype),
+            kv_data_type=getattr(torch, spec.kv_dtype),
+        )
+        return Plan(batch, reported_backend(wrapper), wrapper)
+
+    def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[ExtendBatch]) -> torch.Tensor:
+        """FlashInfer's own run: [rows, num_qo_heads, head_dim]."""
+        k, v = cache.k_cache, cache.v_cache
+        return plan.state.run(q, *((k[:, 0], v[:, 0]) if plan.batch.ragged else ((k, v),)))
+
+    def _wrapper(self, batch: ExtendBatch) -> Any:
+        form = "Ragged" if batch.ragged else "Paged"
+        graph = {"use_cuda_graph": True, **_prefill_buffers(batch)} if self.cuda_graph else {}
+        name = f"BatchPrefillWith{form}KVCacheWrapper"
+        return _make(name, self.device, backend=self.entry.asks, **graph)
 
     @classmethod
-    def unsupported(cls, spec: AttnSpec) -> str:
-        """fa2 has no FP8 query."""
-        fp8 = f"fa2 takes no FP8 query, got {spec.dtype}" if "float8" in spec.dtype else ""
-        return fp8 or super().unsupported(spec)
-
-
-class FlashInferFa3(_FlashInferDecode):
-    """Pinned to fa3, FlashInfer's Hopper prefill kernel; decode accepts it from 0.6.0."""
-
-    name = "flashinfer-fa3"
-    requested = "fa3"
-    pinned_family = "fa3"
-    first_release = "0.6.0"
-
-    @classmethod
-    def unavailable(cls) -> str:
-        """As the others, and compute capability 9.x exactly (wgmma)."""
-        return super().unavailable() or not_hopper()
-
-
-class FlashInferCudaCores(_FlashInferDecode):
-    """The CUDA-core decode kernel, for small group sizes; `backend` does not matter to it."""
-
-    name = "flashinfer-cuda-cores"
-    use_tensor_cores = False
-    pinned_family = "cuda-cores"
-
-    @classmethod
-    def unsupported(cls, spec: AttnSpec) -> str:
-        """Only the group sizes that the kernel is compiled for, and no FP8 query."""
-        if spec.group_size not in CUDA_CORE_GROUP_SIZES:
-            return f"group size must be one of {CUDA_CORE_GROUP_SIZES}, got {spec.group_size}"
+    def unsupported(cls, entry: Entry, spec: AttnSpec, mask: str) -> str:
+        """Other head_dims than FlashInfer compiles, FP8 queries, and masks or dtypes of fa3."""
+        if entry.asks == "fa3" and mask in CUSTOM_MASKS:
+            return f"fa3 takes no custom mask, got {mask}"
+        if entry.asks == "fa3" and spec.dtype != spec.kv_dtype:
+            return f"fa3 wants one dtype, got {spec.dtype}/{spec.kv_dtype}"
+        if spec.head_dim not in HEAD_DIMS:
+            return f"head_dim must be one of {HEAD_DIMS}, got {spec.head_dim}"
+        # Their scales are not passed.
         if "float8" in spec.dtype:
-            return f"the CUDA-core kernel takes no FP8 query, got {spec.dtype}"
-        return super().unsupported(spec)
+            return f"dtype must be bfloat16 or float16, got {spec.dtype}"
+        return ""
 
 
-class FlashInferGraphAuto(_FlashInferDecode):
-    """The CUDA-graph wrapper class; it takes no `backend`, so engines could not pin it."""
-
-    name = "flashinfer-graph-auto"
-    wrapper_class = "CUDAGraphBatchDecodeWithPagedKVCacheWrapper"
-
-    def _wrapper_arguments(self, batch: DecodeBatch) -> dict[str, Any]:
-        buffers = {
-            f"{name.removeprefix('kv_')}_buffer": buffer
-            for name, buffer in _graph_buffers(batch).items()
-        }
-        return {"kv_layout": "NHD", "use_tensor_cores": True, **buffers}
+def reported_backend(wrapper: Any) -> str:
+    """The library's own word for what it chose, after `plan`."""
+    # `resolved_backend` is public from 0.7.2; before, the attribute that plan() overwrites is the
+    # only word the library gives (and 0.5.3 leaves "auto" there).
+    return getattr(wrapper, "resolved_backend", None) or wrapper._backend
 
 
-def _import_flashinfer() -> Any:
-    return importlib.import_module("flashinfer")
+def _make(name: str, device: torch.device, **arguments: Any) -> Any:
+    workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+    cls = getattr(importlib.import_module("flashinfer"), name)
+    return cls(workspace, kv_layout="NHD", **arguments)
 
 
-def _graph_buffers(batch: DecodeBatch) -> dict[str, torch.Tensor]:
-    # Room for every page-table column, so that a replan with longer requests still fits.
-    indices = torch.zeros_like(batch.page_table).flatten()
+def _paged_lengths(batch: DecodeBatch) -> tuple[Any, ...]:
+    spec = batch.spec
+    lengths = (batch.kv_indptr, batch.kv_indices, batch.kv_last_page_len)
+    return (*lengths, spec.num_qo_heads, spec.num_kv_heads, spec.head_dim, spec.page_size)
+
+
+def _page_buffers(batch: DecodeBatch) -> dict[str, torch.Tensor]:
     return {
         "kv_indptr": torch.zeros_like(batch.kv_indptr),
-        "kv_indices": indices,
+        # Room for every page-table column, so that a replan with longer requests still fits.
+        "kv_indices": torch.zeros_like(batch.page_table).flatten(),
         "kv_last_page_len": torch.ones_like(batch.kv_last_page_len),
     }
 
 
-def _dtypes(spec: AttnSpec) -> dict[str, torch.dtype]:
-    dtypes = {
-        "q_data_type": getattr(torch, spec.dtype),
-        "kv_data_type": getattr(torch, spec.kv_dtype),
-    }
-    # Releases before 0.6 have no o_data_type; it is only needed where it differs from q's.
-    if spec.out_dtype != spec.dtype:
-        dtypes["o_data_type"] = getattr(torch, spec.out_dtype)
-    return dtypes
+def _prefill_buffers(batch: ExtendBatch) -> dict[str, torch.Tensor]:
+    pages, form = _page_buffers(batch.paged), "" if batch.ragged else "paged_"
+    kept = ("kv_indptr",) if batch.ragged else tuple(pages)
+    buffers = {f"{form}{name}_buf": pages[name] for name in kept}
+    buffers["qo_indptr_buf"] = torch.zeros_like(batch.qo_indptr)
+    # The library takes a buffer for a mask to mean that there is one.
+    if batch.custom_mask is not None:
+        tokens = batch.paged.page_table.shape[1] * batch.spec.page_size
+        packed = batch.paged.batch_size * -(-batch.max_q_len * tokens // MASK_BITS)
+        bits = torch.zeros(packed, dtype=torch.uint8, device=batch.qo_indptr.device)
+        buffers |= {"custom_mask_buf": bits, "mask_indptr_buf": torch.zeros_like(batch.qo_indptr)}
+    return buffers

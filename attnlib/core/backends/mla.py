@@ -11,16 +11,14 @@ FlashInfer has no sparse decode of its own: pages of one token, and the chosen t
 FlashMLA's Hopper kernels are those behind `use_legacy=True`. Its sparse one has 64 or 128 heads:
 fewer are padded, and `run` copies the query into the padded buffer, as an engine must. It wants
 top-k in multiples of 64 too: more columns of -1. It checks no index, so `plan` does (`slots`).
-
-The verbs are those of `Backend`, with `plan(MlaBatch)`, `run(q, cache, plan)` and
-`unsupported(MlaSpec)`; shapes are in `attnlib.core.mla`.
+Shapes are in `attnlib.core.mla`.
 """
 
 from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field's own name
@@ -29,10 +27,10 @@ from ..mla import NO_TOKEN, MlaBatch, attended_pages, require_pages
 from ..schedule import flashmla
 from ..schedule.flashmla import GuardedSchedMeta
 from ..spec import LATENT_DIM, MLA_HEAD_DIM, ROPE_DIM, MlaSpec
-from .base import Backend, Plan, missing, not_hopper
+from .base import Backend, Plan, lacks_gpu, require_same_table
+from .flashinfer import reported_backend
+from .table import Entry
 
-FLASHINFER = "flashinfer-python"
-FLASHMLA = "sgl-flash-mla"
 WORKSPACE_BYTES = 128 * 2**20
 DENSE_PAGE_SIZE = 64
 """FlashMLA's dense kernel: "Currently page_block_size must be 64"."""
@@ -40,19 +38,6 @@ LATENT, ROPE = (..., slice(0, LATENT_DIM)), (..., slice(LATENT_DIM, MLA_HEAD_DIM
 SPARSE_HEADS = (64, 128)
 SPARSE_BLOCK = 64
 """TOPK_BLOCK_SIZE of FlashMLA's sm90 sparse kernel; top-k must be a multiple."""
-
-
-class _Mla(Backend):
-    """What both libraries' backends share: the cache format, and what a replan must keep."""
-
-    kv_format: ClassVar[str] = "bfloat16"
-
-    @classmethod
-    def unsupported(cls, spec: MlaSpec) -> str:
-        """Another cache format than the kernel reads."""
-        if spec.kv_format != cls.kv_format:
-            return f"kv_format must be {cls.kv_format}, got {spec.kv_format}"
-        return ""
 
 
 @dataclass(frozen=True)
@@ -63,20 +48,17 @@ class _FlashInferStep:
     highest_page: int
 
 
-class _FlashInferMla(_Mla):
-    """BatchMLAPagedAttentionWrapper; each class asks for one of its backends."""
+class FlashInferMla(Backend[MlaBatch, torch.Tensor]):
+    """BatchMLAPagedAttentionWrapper: fa2 for any GPU from Ampere on, fa3 for Hopper."""
 
-    distribution = FLASHINFER
-    requested: ClassVar[str]
-
-    def plan(self, batch: MlaBatch, out: Plan | None = None) -> Plan:
+    def plan(self, batch: MlaBatch, out: Plan[MlaBatch] | None = None) -> Plan[MlaBatch]:
         """FlashInfer's own plan, after chosen tokens were checked; `out` replans in place.
 
         Under CUDA graphs `out` must have as many requests, columns and pages. Synchronises.
         """
         tokens = attended_pages(batch)
         if out is not None:
-            _require_same_shape(out.batch, batch)
+            _require_alike(out.batch, batch)
         wrapper = self._wrapper(batch) if out is None else out.state.wrapper
         rows = torch.arange(batch.batch_size + 1, dtype=torch.int32, device=self.device)
         wrapper.plan(
@@ -85,10 +67,9 @@ class _FlashInferMla(_Mla):
             *(False, batch.spec.softmax_scale, torch.bfloat16, torch.bfloat16),
         )
         pages = int(tokens.kv_indices.max()) * tokens.page_size // batch.spec.page_size
-        reported = getattr(wrapper, "resolved_backend", None) or wrapper._backend
-        return Plan(batch, reported, _FlashInferStep(wrapper, pages))
+        return Plan(batch, reported_backend(wrapper), _FlashInferStep(wrapper, pages))
 
-    def run(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan) -> torch.Tensor:
+    def run(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan[MlaBatch]) -> torch.Tensor:
         """FlashInfer's own run over views of `q` and `cache`: [bs, num_qo_heads, 512]."""
         require_pages(cache, plan.state.highest_page)
         pages = cache.view(-1, 1, MLA_HEAD_DIM) if plan.batch.spec.top_k else cache
@@ -99,7 +80,7 @@ class _FlashInferMla(_Mla):
         cls = importlib.import_module("flashinfer.mla").BatchMLAPagedAttentionWrapper
         workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self.device)
         if not self.cuda_graph:
-            return cls(workspace, backend=self.requested)
+            return cls(workspace, backend=self.entry.asks)
         indices = batch.paged.page_table if batch.chosen is None else batch.chosen
         buffers = {
             "qo_indptr": torch.zeros_like(batch.paged.kv_indptr),
@@ -107,33 +88,12 @@ class _FlashInferMla(_Mla):
             "kv_indices": torch.zeros_like(indices).flatten(),
             "kv_len_arr": torch.zeros_like(batch.paged.seq_lens),
         }
-        return cls(workspace, use_cuda_graph=True, **buffers, backend=self.requested)
+        return cls(workspace, use_cuda_graph=True, **buffers, backend=self.entry.asks)
 
     @classmethod
-    def unavailable(cls) -> str:
-        """FlashInfer missing, or no CUDA GPU."""
-        return missing(FLASHINFER)
-
-
-class FlashInferMlaFa2(_FlashInferMla):
-    """FlashInfer's MLA kernel for any GPU from Ampere on."""
-
-    name = "flashinfer-mla-fa2"
-    requested = "fa2"
-    pinned_family = "mla-fa2"
-
-
-class FlashInferMlaFa3(_FlashInferMla):
-    """FlashInfer's MLA kernel for Hopper."""
-
-    name = "flashinfer-mla-fa3"
-    requested = "fa3"
-    pinned_family = "mla-fa3"
-
-    @classmethod
-    def unavailable(cls) -> str:
-        """As fa2, and compute capability 9.x exactly."""
-        return super().unavailable() or not_hopper()
+    def unsupported(cls, entry: Entry, spec: MlaSpec, mask: str) -> str:
+        """Another cache format than the kernels read."""
+        return _other_format(spec, "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -152,38 +112,33 @@ class _FlashMlaStep:
     meta: GuardedSchedMeta = field(default_factory=GuardedSchedMeta)
 
 
-class _FlashMla(_Mla):
+class _FlashMla(Backend[MlaBatch, torch.Tensor]):
     """flash_mla_with_kvcache. The first `run` of a plan also makes its schedule, on the GPU."""
 
-    distribution = FLASHMLA
-
     @classmethod
-    def unavailable(cls) -> str:
+    def unavailable(cls, entry: Entry) -> str:
         """FlashMLA missing or not loadable, no CUDA GPU, or none of compute capability 9.x."""
-        return flashmla.unavailable() or not_hopper()
+        return flashmla.unavailable() or lacks_gpu(entry)
 
 
 class FlashMlaDense(_FlashMla):
     """All tokens of a bfloat16 cache."""
 
-    name = "flashmla-dense"
-    pinned_family = "flashmla-dense"
-
-    def plan(self, batch: MlaBatch, out: Plan | None = None) -> Plan:
+    def plan(self, batch: MlaBatch, out: Plan[MlaBatch] | None = None) -> Plan[MlaBatch]:
         """Copy lengths and page table; with `out` into its buffers, its schedule renewed there."""
         paged, highest = batch.paged, int(batch.paged.kv_indices.max())
         if out is None:
             step = _FlashMlaStep(highest, paged.seq_lens.clone(), paged.page_table.clone())
-            return Plan(batch, self.name, step)
-        _require_same_shape(out.batch, batch)
+            return Plan(batch, self.entry.name, step)
+        _require_alike(out.batch, batch)
         held = out.state
         held.seq_lens.copy_(paged.seq_lens)
         held.page_table.copy_(paged.page_table)
         held.meta.refill(held.seq_lens)
         step = _FlashMlaStep(highest, held.seq_lens, held.page_table, meta=held.meta)
-        return Plan(batch, self.name, step)
+        return Plan(batch, self.entry.name, step)
 
-    def run(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan) -> torch.Tensor:
+    def run(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan[MlaBatch]) -> torch.Tensor:
         """One dense call: [bs, num_qo_heads, 512]."""
         step = plan.state
         require_pages(cache, step.highest_page)
@@ -196,23 +151,19 @@ class FlashMlaDense(_FlashMla):
         return out[:, 0]
 
     @classmethod
-    def unsupported(cls, spec: MlaSpec) -> str:
+    def unsupported(cls, entry: Entry, spec: MlaSpec, mask: str) -> str:
         """Chosen tokens, FP8 caches, and other page sizes than 64."""
         if spec.top_k:
             return f"the dense kernel attends to every token: top_k must be 0, got {spec.top_k}"
         if spec.page_size != DENSE_PAGE_SIZE:
             return f"page_size must be {DENSE_PAGE_SIZE}, got {spec.page_size}"
-        return super().unsupported(spec)
+        return _other_format(spec, "bfloat16")
 
 
-class FlashMlaSparseFp8(_FlashMla):
+class FlashMlaSparse(_FlashMla):
     """Chosen tokens of a cache of 656-byte tokens."""
 
-    name = "flashmla-sparse-fp8"
-    pinned_family = "flashmla-sparse"
-    kv_format = "fp8-656"
-
-    def plan(self, batch: MlaBatch, out: Plan | None = None) -> Plan:
+    def plan(self, batch: MlaBatch, out: Plan[MlaBatch] | None = None) -> Plan[MlaBatch]:
         """Check the chosen tokens and turn them into slots; with `out` into its buffers.
 
         The schedule depends on shapes only, so a replan keeps it. Synchronises.
@@ -222,14 +173,14 @@ class FlashMlaSparseFp8(_FlashMla):
         indices = F.pad(slots, (0, -batch.spec.top_k % SPARSE_BLOCK), value=NO_TOKEN)[:, None]
         if out is None:
             step = _FlashMlaStep(highest, indices=indices, q=_padded_query(batch))
-            return Plan(batch, self.name, step)
-        _require_same_shape(out.batch, batch)
+            return Plan(batch, self.entry.name, step)
+        _require_alike(out.batch, batch)
         held = out.state
         held.indices.copy_(indices)
         step = _FlashMlaStep(highest, indices=held.indices, q=held.q, meta=held.meta)
-        return Plan(batch, self.name, step)
+        return Plan(batch, self.entry.name, step)
 
-    def run(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan) -> torch.Tensor:
+    def run(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan[MlaBatch]) -> torch.Tensor:
         """Copy the query where heads are padded, then one sparse call: [bs, num_qo_heads, 512]."""
         step, heads = plan.state, plan.batch.spec.num_qo_heads
         require_pages(cache, step.highest_page)
@@ -247,13 +198,13 @@ class FlashMlaSparseFp8(_FlashMla):
         return out[:, 0, :heads]
 
     @classmethod
-    def unsupported(cls, spec: MlaSpec) -> str:
+    def unsupported(cls, entry: Entry, spec: MlaSpec, mask: str) -> str:
         """Dense attention, bfloat16 caches, and more than 128 heads."""
         if not spec.top_k:
             return "the sparse kernel attends to chosen tokens: top_k must be at least 1, got 0"
         if spec.num_qo_heads > SPARSE_HEADS[-1]:
             return f"num_qo_heads must be at most {SPARSE_HEADS[-1]}, got {spec.num_qo_heads}"
-        return super().unsupported(spec)
+        return _other_format(spec, "fp8-656")
 
 
 def _padded_query(batch: MlaBatch) -> torch.Tensor | None:
@@ -265,10 +216,10 @@ def _padded_query(batch: MlaBatch) -> torch.Tensor | None:
     return torch.zeros(shape, dtype=torch.bfloat16, device=batch.paged.page_table.device)
 
 
-def _require_same_shape(held: MlaBatch, given: MlaBatch) -> None:
-    mine, theirs = held.paged.page_table.shape, given.paged.page_table.shape
-    if mine != theirs or held.spec != given.spec:
-        raise ValueError(
-            f"out must be a plan over page_table {list(theirs)} of {given.spec}, "
-            f"got {list(mine)} of {held.spec}"
-        )
+def _other_format(spec: MlaSpec, read: str) -> str:
+    return "" if spec.kv_format == read else f"kv_format must be {read}, got {spec.kv_format}"
+
+
+def _require_alike(held: MlaBatch, given: MlaBatch) -> None:
+    pairs = [(batch.spec, batch.paged.page_table) for batch in (held, given)]
+    require_same_table(*pairs)

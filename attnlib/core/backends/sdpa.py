@@ -15,6 +15,7 @@ import torch.nn.functional as F  # noqa: N812 - the field's own name
 from ..batch import DecodeBatch, PagedKV
 from ..spec import AttnSpec
 from .base import Backend, Plan
+from .table import Entry
 
 
 @dataclass(frozen=True)
@@ -25,17 +26,14 @@ class _Gather:
     mask: torch.Tensor
 
 
-class Sdpa(Backend):
+class Sdpa(Backend[DecodeBatch, PagedKV]):
     """torch.nn.functional.scaled_dot_product_attention with enable_gqa."""
 
-    name = "sdpa"
-    distribution = "torch"
-
-    def plan(self, batch: DecodeBatch, out: Plan | None = None) -> Plan:
+    def plan(self, batch: DecodeBatch, out: Plan[DecodeBatch] | None = None) -> Plan[DecodeBatch]:
         """Token indices and mask of `batch`; `out` must have the same page-table width."""
         gather = _build_gather(batch, self.device)
         if out is None:
-            return Plan(batch, self.name, gather)
+            return Plan(batch, self.entry.name, gather)
         if out.state.tokens.shape != gather.tokens.shape:
             raise ValueError(
                 f"out must be a plan over {list(gather.tokens.shape)} tokens, "
@@ -43,13 +41,13 @@ class Sdpa(Backend):
             )
         out.state.tokens.copy_(gather.tokens)
         out.state.mask.copy_(gather.mask)
-        return Plan(batch, self.name, out.state)
+        return Plan(batch, self.entry.name, out.state)
 
-    def run(self, q: torch.Tensor, kv: PagedKV, plan: Plan) -> torch.Tensor:
+    def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> torch.Tensor:
         """Gather, attend, and return [bs, num_qo_heads, head_dim]."""
         k, v = (
-            cache.flatten(0, 1)[plan.state.tokens].transpose(1, 2)
-            for cache in (kv.k_cache, kv.v_cache)
+            half.flatten(0, 1)[plan.state.tokens].transpose(1, 2)
+            for half in (cache.k_cache, cache.v_cache)
         )
         out = F.scaled_dot_product_attention(
             q[:, :, None, :], k, v, attn_mask=plan.state.mask, enable_gqa=True
@@ -57,12 +55,12 @@ class Sdpa(Backend):
         return out[:, :, 0, :]
 
     @classmethod
-    def unavailable(cls) -> str:
+    def unavailable(cls, entry: Entry) -> str:
         """Never: PyTorch is a requirement."""
         return ""
 
     @classmethod
-    def unsupported(cls, spec: AttnSpec) -> str:
+    def unsupported(cls, entry: Entry, spec: AttnSpec, mask: str) -> str:
         """FP8 tensors have no SDPA kernel."""
         fp8 = "float8" in spec.dtype or "float8" in spec.kv_dtype
         return f"SDPA takes no FP8 tensors, got {spec.dtype}/{spec.kv_dtype}" if fp8 else ""

@@ -8,7 +8,7 @@
 | fa3 | a range of KV blocks of a request's head | 1 | `metadata.splits` |
 
 FlashInfer's rules are those of its scheduler.cuh (0.6.4) for a plan in a CUDA graph;
-`tests/test_decode_plan.py` holds them to the library.
+`tests/core/test_plans.py` holds them to the library.
 """
 
 from __future__ import annotations
@@ -19,22 +19,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..gpu import CUDA_CORE_CTAS, FA2_CTAS, SM_SHARED_BYTES
 from ..schedule.facts import SchedulerFacts
 from ..schedule.splits import plan_splits, split_blocks
 from ..spec import ELEMENT_BYTES, AttnSpec
 
 MIN_CHUNK = 128
 """FlashInfer cuts no KV chunk below so many tokens, or a page."""
-FA2_CTAS = 2
-"""fa2's plan and its kernels for 16 query rows both count on two CTAs an SM."""
 FA2_ROWS = 16
 FA2_WARP_TOKENS = 64
 """Tokens that the four warps of a CTA take at once; tiles are 1, 2, 4 or 8 times as long."""
-SM_SHARED_BYTES = 227 * 2**10
-CUDA_CORE_CTAS = {1: (6, 6), 2: (9, 9), 3: (9, 12), 4: (8, 8), 8: (9, 9)}
-"""Group size -> CTAs an SM that the plan counts on, and that fit: from registers and shared memory
-of the kernels of 0.6.4 for head_dim 128 and 16 bits, built for sm_90a (cuobjdump --dump-resource-
-usage). Of group size 3 a CTA has 96 threads, and the plan counts 128."""
 FA3_TILES = {64: (192, 96), 128: (128, 96), 256: (128, 32)}
 """(query rows, KV tokens) of a tile by head_dim, for a paged cache: prefill_sm90.cuh."""
 FA2_ITEM_TOKENS, CUDA_CORE_ITEM_TOKENS = 128, 16
@@ -84,21 +78,34 @@ def fa3_sm_tokens(
 
     PrefillSM90Plan: a heap of SMs by cost, an item costs 2 tile_rows + kv_len. Because heads are
     the outer loop, a long request of the last head can land on an SM that is already loaded.
-    Raises ValueError for a head_dim without a kernel.
+    Of SMs with equal cost the library's heap has one on top that depends on its history. `heapq`
+    moves elements as std::push_heap and std::pop_heap of libstdc++ do, so with elements that
+    compare by cost alone it takes the same SM. Raises ValueError for a head_dim without a kernel.
     """
     if spec.head_dim not in FA3_TILES:
         known = ", ".join(map(str, FA3_TILES))
         raise ValueError(f"head_dim must be one of {known}, got {spec.head_dim}")
     tile_rows, tile_tokens = FA3_TILES[spec.head_dim]
     lens = sorted(seq_lens.tolist(), reverse=True)
-    heap = [(0, sm) for sm in range(num_sms)]
+    heap = [_SmCost(0, sm) for sm in range(num_sms)]
     tokens, items = [0] * num_sms, [0] * num_sms
     for length in lens * spec.num_qo_heads:
-        cost, sm = heap[0]
-        heapq.heapreplace(heap, (cost + 2 * tile_rows + length, sm))
-        tokens[sm] += -(-length // tile_tokens) * tile_tokens
-        items[sm] += 1
+        least = heapq.heappop(heap)
+        heapq.heappush(heap, _SmCost(least + 2 * tile_rows + length, least.sm))
+        tokens[least.sm] += -(-length // tile_tokens) * tile_tokens
+        items[least.sm] += 1
     return np.array(tokens), np.array(items)
+
+
+class _SmCost(int):
+    """What an SM has to do; two of equal cost compare as equal, whichever SMs they are."""
+
+    sm: int
+
+    def __new__(cls, cost: int, sm: int) -> _SmCost:
+        made = super().__new__(cls, cost)
+        made.sm = sm
+        return made
 
 
 def chunk_pages(pages: np.ndarray, *, most: int, page_size: int) -> int:

@@ -25,7 +25,7 @@ import numpy as np
 
 from ..spec import AttnSpec
 from .plans import lengths, plan
-from .times import Gpu, Load, Rates, fit, load_of, predict
+from .times import Gpu, Rates, load_of, predict
 
 SCHEMA, KIND = 2, "attnlib decode policy"
 NEIGHBOURS = 16
@@ -57,7 +57,7 @@ class Point:
         """Scaled coordinates [3] of the point."""
         return _place(self.batch_size, self.mean_len, self.longest)
 
-    def misfit(self, backend: str) -> float:
+    def log_error(self, backend: str) -> float:
         """Log of measured over predicted time."""
         return math.log(self.run_us[backend] / self.predicted_us[backend])
 
@@ -118,10 +118,10 @@ class Policy:
         nearest, weights = _nearest(points, place)
         predicted, spread = {}, {}
         for name in able:
-            misfits = np.array([point.misfit(name) for point in nearest])
-            mean = float(weights @ misfits)
+            errors = np.array([point.log_error(name) for point in nearest])
+            mean = float(weights @ errors)
             predicted[name] = math.log(self._by_rates(spec, lens, name)) + mean
-            spread[name] = math.sqrt(weights @ (misfits - mean) ** 2)
+            spread[name] = math.sqrt(weights @ (errors - mean) ** 2)
         order = sorted(able, key=lambda name: predicted[name])
         return Pick(
             backend=order[0],
@@ -139,8 +139,9 @@ class Policy:
         return tuple(sorted({name for point in points for name in point.run_us}))
 
     def _by_rates(self, spec: AttnSpec, seq_lens: np.ndarray, backend: str) -> float:
-        load = _load(backend, spec, seq_lens, Gpu(self.num_sms, self.l2_mib))
-        return float(predict(self.rates[spec][backend], [load])[0])
+        made = plan(backend, spec, seq_lens, num_sms=self.num_sms)
+        found = load_of(made, spec, seq_lens, Gpu(self.num_sms, self.l2_mib))
+        return float(predict(self.rates[spec][backend], [found])[0])
 
     def _points(self, spec: AttnSpec) -> tuple[Point, ...]:
         if spec not in self.points:
@@ -155,27 +156,6 @@ class Policy:
                 f"backends must be of {', '.join(self.backends)}, got {', '.join(unknown)}"
             )
         return tuple(backends) or self.backends
-
-
-def learn(
-    spec: AttnSpec, measured: Sequence[tuple[Sequence[int], Mapping[str, float]]], gpu: Gpu
-) -> tuple[tuple[Point, ...], dict[str, Rates]]:
-    """Points and rates of `spec` from lengths and each backend's microseconds, case by case.
-
-    Raises ValueError for a backend whose plan is not known (`decode_plan.PLANS`).
-    """
-    rates, predicted = {}, [dict[str, float]() for _ in measured]
-    for name in sorted({name for _, run_us in measured for name in run_us}):
-        ran = [place for place, (_, run_us) in enumerate(measured) if name in run_us]
-        loads = [_load(name, spec, measured[place][0], gpu) for place in ran]
-        rates[name] = fit(loads, [measured[place][1][name] for place in ran])
-        for place, us in zip(ran, predict(rates[name], loads).tolist(), strict=True):
-            predicted[place][name] = round(us, 3)
-    points = (
-        Point(len(lens), round(float(np.mean(lens)), 1), int(np.max(lens)), dict(run_us), by_rates)
-        for (lens, run_us), by_rates in zip(measured, predicted, strict=True)
-    )
-    return tuple(points), rates
 
 
 def save(policy: Policy, path: Path) -> Path:
@@ -219,10 +199,6 @@ def _nearest(points: tuple[Point, ...], place: np.ndarray) -> tuple[tuple[Point,
     near = np.argsort(octaves, kind="stable")[:NEIGHBOURS]
     weights = 1 / (octaves[near] + NEAREST_OCTAVES) ** 2
     return tuple(points[i] for i in near), weights / weights.sum()
-
-
-def _load(backend: str, spec: AttnSpec, seq_lens: Sequence[int], gpu: Gpu) -> Load:
-    return load_of(plan(backend, spec, seq_lens, num_sms=gpu.num_sms), spec, seq_lens, gpu)
 
 
 def _confidence(

@@ -14,19 +14,20 @@ for `overlap` of them the larger of both counts instead of `hypot`. A call takes
     merging = merge_us + item_us items + split_us (splits - 1)
 
 with `merge_us` only where a second kernel merges partial outputs.
-Rates of a backend and spec are fitted to logs of measured times, so that short and long calls count
-alike. No two layers share a rate: a page size or group changes the kernel.
+Rates are of one backend and spec: a page size or group changes the kernel. The workbench fits them
+to measured times, on `Calls.run_us`.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from ..gpu import L2_SHARE, L2_SLOPE
 from ..spec import ELEMENT_BYTES, AttnSpec
 from .plans import WorkPlan
 
@@ -34,9 +35,6 @@ KNOTS = (1 / 128, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0, 12.0)
 """Running items over SMs at which latency is fitted; between them it is interpolated over logs."""
 BINS = 48
 """Levels of `busy`, evenly over its logarithm, that moments of a call are gathered in."""
-L2_SHARE, L2_SLOPE = 0.8, 24
-"""Share of the L2 at which half of a cache's bytes come from memory, and how sharply that grows: an
-H200 (60 MiB) misses 0.2 of 46 MB and all of 54 MB in back-to-back replays (LOG.md, 2026-11-21)."""
 START = {
     "start_us": 5.0,
     "merge_us": 1.0,
@@ -44,10 +42,7 @@ START = {
     "split_us": 0.02,
     "memory_gbps": 4200.0,
 }
-"""Where a fit begins, and what it stays near for lack of evidence."""
-PULL, SMOOTH = 0.05, 0.3
-"""Weights of a rate's log distance from `START`, and of latency's from its neighbours."""
-ROUNDS, STEP, CLOSE = 40, 1e-4, 1e-6
+"""Rates beside latency: where a fit begins, and what it stays near for lack of evidence."""
 
 
 @dataclass(frozen=True)
@@ -114,35 +109,16 @@ def load_of(plan: WorkPlan, spec: AttnSpec, seq_lens: Sequence[int], gpu: Gpu) -
 
 def predict(rates: Rates, loads: Sequence[Load]) -> np.ndarray:
     """Microseconds [len(loads)] of calls."""
-    return _Calls(loads, len(rates.token_ns)).run_us(_to_logs(rates))
+    told = [getattr(rates, name) for name in START]
+    x = np.log([*told, *np.array(rates.token_ns) / 1e3])
+    return Calls(loads, len(rates.token_ns)).run_us(x)
 
 
-def fit(loads: Sequence[Load], run_us: Sequence[float]) -> Rates:
-    """Rates whose predicted logs lie nearest those of `run_us` in the least squares.
+class Calls:
+    """Several loads side by side: [calls, BINS], with latency at the first `knots` of `KNOTS`.
 
-    Knots beyond the busiest moment of all calls are left out. ValueError without calls.
+    Rates are one vector here: the logs of those in `START`, then those of latency in us.
     """
-    if not loads or len(loads) != len(run_us):
-        raise ValueError(
-            f"run_us must have a time for each of one or more loads, got {len(run_us)} for "
-            f"{len(loads)}"
-        )
-    most = max(float(load.busy.max()) for load in loads)
-    calls = _Calls(loads, min(sum(knot <= most for knot in KNOTS) + 1, len(KNOTS)))
-    times = np.asarray(run_us, float)
-    logs, first = np.log(times), calls.start(times)
-
-    def left(x: np.ndarray) -> np.ndarray:
-        pulled = PULL * (x - first)[: len(START)]
-        return np.concatenate(
-            [np.log(calls.run_us(x)) - logs, pulled, SMOOTH * np.diff(x[len(START) :])]
-        )
-
-    return _from_logs(_least_squares(left, first))
-
-
-class _Calls:
-    """Several loads side by side: [calls, BINS], and rates as one vector of logs."""
 
     def __init__(self, loads: Sequence[Load], knots: int) -> None:
         self.tokens = np.stack([load.tokens for load in loads])
@@ -156,6 +132,7 @@ class _Calls:
         self.between = np.stack(list(units), axis=-1)
 
     def run_us(self, x: np.ndarray) -> np.ndarray:
+        """Microseconds [calls] by rates `x`."""
         start, merge, item, split, gbps = np.exp(x[: len(START)])
         latency = np.exp(self.between @ x[len(START) :])
         # GB/s are 1e3 bytes a microsecond.
@@ -164,11 +141,6 @@ class _Calls:
         spent = (self.tokens * (alone + self.overlap * (hidden - alone))).sum(axis=1)
         merging = merge * self.merged + item * self.items + split * (self.splits - 1)
         return start + spent + merging
-
-    def start(self, run_us: np.ndarray) -> np.ndarray:
-        """Logs to begin a fit with: latency is the time of the calls over their tokens."""
-        latency = np.median(np.maximum(run_us - START["start_us"], 1) / self.tokens.sum(axis=1))
-        return np.log([*START.values(), *[latency] * self.between.shape[-1]])
 
 
 def _schedule(items: np.ndarray, slots: int) -> tuple[np.ndarray, np.ndarray]:
@@ -194,33 +166,3 @@ def _missed(cache_bytes: float, gpu: Gpu) -> float:
     fill = cache_bytes / (L2_SHARE * gpu.l2_mib * 2**20)
     # Of a cache twice the L2 nothing is left when it is read again; more would overflow.
     return 1 - 1 / (1 + min(fill, 2.0) ** L2_SLOPE)
-
-
-def _to_logs(rates: Rates) -> np.ndarray:
-    return np.log([*(getattr(rates, name) for name in START), *np.array(rates.token_ns) / 1e3])
-
-
-def _from_logs(x: np.ndarray) -> Rates:
-    values = [float(value) for value in np.exp(x)]
-    told = dict(zip(START, values, strict=False))
-    return Rates(**told, token_ns=tuple(1e3 * us for us in values[len(START) :]))
-
-
-def _least_squares(left: Callable[[np.ndarray], np.ndarray], x: np.ndarray) -> np.ndarray:
-    """Levenberg and Marquardt's method with a numerical Jacobian; no log moves over 1 a step."""
-    found, damping = left(x), 1e-2
-    for _ in range(ROUNDS):
-        slopes = np.stack([(left(x + STEP * e) - found) / STEP for e in np.eye(len(x))], axis=1)
-        square, slope = slopes.T @ slopes, slopes.T @ found
-        before = found @ found
-        while damping < 1e6:
-            step = np.linalg.solve(square + damping * np.diag(np.diag(square) + 1e-9), -slope)
-            moved = x + np.clip(step, -1, 1)
-            tried = left(moved)
-            if tried @ tried < before:
-                x, found, damping = moved, tried, max(damping / 3, 1e-6)
-                break
-            damping *= 4
-        if before - found @ found < CLOSE * before:
-            break
-    return x

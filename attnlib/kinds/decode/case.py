@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ...core.spec import LENGTHS, AttnSpec, _require_positive_int
+from ...core.spec import LENGTHS, AttnSpec, require_int, require_word
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,9 @@ class DecodeCase:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _require_positive_int("batch_size", self.batch_size)
-        _require_positive_int("kv_len", self.kv_len)
-        if self.lengths not in LENGTHS:
-            raise ValueError(f"lengths must be one of {', '.join(LENGTHS)}, got {self.lengths!r}")
+        require_int("batch_size", self.batch_size)
+        require_int("kv_len", self.kv_len)
+        require_word("lengths", self.lengths, LENGTHS)
 
     @property
     def label(self) -> str:

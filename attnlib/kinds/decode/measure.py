@@ -6,29 +6,19 @@ from collections.abc import Callable
 
 import torch
 
-from ...core import backends
-from ...core.backends.base import Backend
 from ...core.batch import PagedKV
 from ..call import CallSubject, paged_copies
 from ..check import OracleCheck
 from ..cost import DecodeCost, decode_cost
-from ..item import Item
 from .case import DecodeCase
 from .oracle import Oracle
 from .workload import DecodeWorkload, build_workload
 
 
 class DecodeSubject(CallSubject[DecodeCase, DecodeWorkload]):
-    """Measures one attention call of a backend (`backends.BACKENDS`)."""
+    """Measures one attention call of a backend."""
 
-    def backend_class(self, name: str) -> type[Backend]:
-        """Of `backends.BACKENDS`."""
-        return backends.backend_class(name)
-
-    def create(self, item: Item, *, cuda_graph: bool) -> Backend:
-        """The item's backend, ready to plan."""
-        spec = item.case.spec
-        return backends.create(item.backend, spec, device=self.bench.device, cuda_graph=cuda_graph)
+    plans = "decode"
 
     def build(
         self, case: DecodeCase

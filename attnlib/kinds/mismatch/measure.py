@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...core.backends.fa3 import Fa3
+from ...core import backends
 from ...measure.timer import run_timer
 from ..base import Bench, timed_fields
 from ..item import Item
@@ -26,7 +26,7 @@ class MismatchSubject:
 
     def measure(self, item: Item) -> dict[str, Any]:
         """One attention call with metadata of another call's facts."""
-        missing = Fa3.unavailable()
+        missing = backends.unavailable("fa3")
         if missing:
             return {"status": "refused", "reason": missing}
         found = run_one(item.case.name, guard=item.case.guard, device=self.bench.device)

@@ -9,29 +9,18 @@ from collections.abc import Callable
 
 import torch
 
-from ...core import backends
-from ...core.backends.base import Backend
 from ..call import CallSubject
 from ..check import OracleCheck
 from ..cost import DecodeCost, mla_cache_bytes, mla_cost
-from ..item import Item
 from .case import MlaCase
 from .reference import MlaOracle
 from .workload import MlaWorkload, build_mla_workload
 
 
 class MlaSubject(CallSubject[MlaCase, MlaWorkload]):
-    """Measures one MLA call of a backend (`backends.MLA_BACKENDS`)."""
+    """Measures one MLA call of a backend."""
 
-    def backend_class(self, name: str) -> type[Backend]:
-        """Of `backends.MLA_BACKENDS`."""
-        return backends.mla_class(name)
-
-    def create(self, item: Item, *, cuda_graph: bool) -> Backend:
-        """The item's backend, ready to plan."""
-        return backends.create_mla(
-            item.backend, item.case.spec, device=self.bench.device, cuda_graph=cuda_graph
-        )
+    plans = "mla"
 
     def build(self, case: MlaCase) -> tuple[MlaWorkload, Callable[[torch.Tensor], OracleCheck]]:
         """Query, latent cache and batch, and attention in float64 over the dequantised cache."""

@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from ...core import backends
 from ...core.backends.fa3 import Fa3, attend, facts_of
 from ...core.batch import DecodeBatch, PagedKV
 from ...core.metadata.step import build_step_metadata
@@ -69,7 +70,7 @@ class StepSubject:
                 f"backend must be one of {', '.join(BACKENDS)} for a step, got {item.backend!r}"
             )
         case = item.case
-        reason = Fa3.unavailable() or Fa3.unsupported(case.decode.spec)
+        reason = backends.unavailable("fa3") or backends.unsupported("fa3", case.decode.spec)
         if reason:
             return {"status": "refused", "reason": reason}
         timer = run_timer(item.timer)
@@ -77,7 +78,7 @@ class StepSubject:
         batch, prepare = self._prepared(ALONE.get(item.backend, item.backend))
         step = partial(self._run_layers, batch, prepare, case.layers)
         verdict = self._oracle.check(step())
-        reported = f"flash-attn-3 ({Fa3.distribution})"
+        reported = Fa3.reported()
         seen = {"reported_backend": reported, **oracle_fields(verdict)}
         if not verdict.passed:
             reason = f"row error {verdict.error:.3g} over budget {verdict.budget:.3g}"

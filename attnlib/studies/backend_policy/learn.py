@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
-from ...core.policy.policy import Pick, Point, Policy, learn
-from ...core.policy.times import Gpu, Rates
+import numpy as np
+
+from ...core.policy.plans import plan
+from ...core.policy.policy import Pick, Point, Policy
+from ...core.policy.times import KNOTS, START, Calls, Gpu, Load, Rates, load_of, predict
 from ...core.spec import AttnSpec
 from ...kinds.decode.case import DecodeCase
 from ...kinds.lengths import sample_seq_lens
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 STUDY = "backend_policy"
+PULL, SMOOTH = 0.05, 0.3
+"""Weights in a fit of a rate's log distance from `START`, and of latency's from its neighbours."""
 
 _Measured: TypeAlias = tuple[DecodeCase, tuple[tuple[str, float], ...]]
 
@@ -96,6 +101,54 @@ def fastest_counts(frame: pd.DataFrame) -> dict[AttnSpec, dict[str, int]]:
     return {spec: dict(Counter(names).most_common()) for spec, names in won.items()}
 
 
+def learn(
+    spec: AttnSpec, measured: Sequence[tuple[Sequence[int], Mapping[str, float]]], gpu: Gpu
+) -> tuple[tuple[Point, ...], dict[str, Rates]]:
+    """Points and rates of `spec` from lengths and each backend's microseconds, case by case.
+
+    Raises ValueError for a backend whose plan is not known (`decode_plan.PLANS`).
+    """
+    rates, predicted = {}, [dict[str, float]() for _ in measured]
+    for name in sorted({name for _, run_us in measured for name in run_us}):
+        ran = [place for place, (_, run_us) in enumerate(measured) if name in run_us]
+        loads = [_load(name, spec, measured[place][0], gpu) for place in ran]
+        rates[name] = fit(loads, [measured[place][1][name] for place in ran])
+        for place, us in zip(ran, predict(rates[name], loads).tolist(), strict=True):
+            predicted[place][name] = round(us, 3)
+    points = (
+        Point(len(lens), round(float(np.mean(lens)), 1), int(np.max(lens)), dict(run_us), by_rates)
+        for (lens, run_us), by_rates in zip(measured, predicted, strict=True)
+    )
+    return tuple(points), rates
+
+
+def fit(loads: Sequence[Load], run_us: Sequence[float]) -> Rates:
+    """Rates whose predicted logs lie nearest those of `run_us` in the least squares.
+
+    In logs short and long calls count alike. Knots beyond the busiest moment of all calls are left
+    out. ValueError without calls.
+    """
+    from scipy.optimize import least_squares
+
+    if not loads or len(loads) != len(run_us):
+        raise ValueError(
+            f"run_us must have a time for each of one or more loads, got {len(run_us)} for "
+            f"{len(loads)}"
+        )
+    most = max(float(load.busy.max()) for load in loads)
+    calls = Calls(loads, min(sum(knot <= most for knot in KNOTS) + 1, len(KNOTS)))
+    times, known = np.asarray(run_us, float), len(START)
+    latency = np.median(np.maximum(times - START["start_us"], 1) / calls.tokens.sum(axis=1))
+    first = np.log([*START.values(), *[latency] * calls.between.shape[-1]])
+
+    def left(x: np.ndarray) -> np.ndarray:
+        pulled, steps = PULL * (x - first)[:known], SMOOTH * np.diff(x[known:])
+        return np.concatenate([np.log(calls.run_us(x) / times), pulled, steps])
+
+    found = np.exp(least_squares(left, first, method="lm").x).tolist()
+    return Rates(*found[:known], token_ns=tuple(1e3 * us for us in found[known:]))
+
+
 # A report asks for the same policy in every table and figure.
 @lru_cache(maxsize=64)
 def _learn(
@@ -103,6 +156,10 @@ def _learn(
 ) -> tuple[tuple[Point, ...], dict[str, Rates]]:
     cases = [(sample_seq_lens(case), dict(times)) for case, times in measured]
     return learn(spec, cases, gpu)
+
+
+def _load(backend: str, spec: AttnSpec, seq_lens: Sequence[int], gpu: Gpu) -> Load:
+    return load_of(plan(backend, spec, seq_lens, num_sms=gpu.num_sms), spec, seq_lens, gpu)
 
 
 def case_times(rows: pd.DataFrame) -> dict[DecodeCase, dict[str, float]]:

@@ -14,13 +14,13 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from ...core.policy.plans import FA2_CTAS
+from ...core.backends.table import named_by
+from ...core.gpu import FA2_CTAS
 from ...core.policy.policy import Policy
 from ...kinds.decode.case import DecodeCase
 from ...kinds.lengths import sample_seq_lens
 from ...run.frame import FA2, FA3, LABELS, decode_rows
 from ...select import Call, explain
-from ...select.names import backend_of
 from .learn import case_times, policy_of
 from .study import FLASHINFER, HELD_OUT_CASES, KNOWN_CASES, POLICY_RELEASE, SPECS
 
@@ -128,7 +128,7 @@ def misfit_table(frame: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for name in policy.backends:
         points = [p for each in policy.points.values() for p in each if name in p.run_us]
-        off = np.abs(np.expm1([point.misfit(name) for point in points])) * 100
+        off = np.abs(np.expm1([point.log_error(name) for point in points])) * 100
         told = {"backend": NAMES[name], "cases": len(points), "median, %": np.median(off)}
         rows.append(told | {"95th percentile, %": np.quantile(off, 0.95)})
     return pd.DataFrame(rows).round(1)
@@ -201,7 +201,7 @@ def _explained(library: str, policy: str, case: DecodeCase) -> str:
     call = Call(kv_lens=tuple(sample_seq_lens(case).tolist()), graph=True)
     asked = {"mode": "decode", "gpu": GPU, "library": library, "policy": policy}
     choice = explain(case.spec, call=call, env={}, **asked)
-    backend = backend_of(library, choice.kernel, latent=False)
+    backend = named_by(library, choice.kernel, latent=False)
     known = POOLS["with FA3"]
     if backend not in known:
         raise ValueError(f"{library} must choose one of {', '.join(known)}, got {choice.kernel!r}")

@@ -139,13 +139,12 @@ def clocks(frame: pd.DataFrame, release: str) -> pd.DataFrame:
 def launch_modes(frame: pd.DataFrame, release: str) -> pd.DataFrame:
     """fa2 and fa3 captured in a graph and launched eagerly, and the host time of their plan()."""
     parts = {"": ("graph", "run_us"), " eager": ("eager", "run_us"), " plan": ("graph", "plan_us")}
-    columns = {}
+    shown = cases_of(decode_rows(frame, release=release))[["case", *SHAPE]]
     for suffix, (timer, value) in parts.items():
         rows = decode_rows(frame, release=release, timer=timer)
-        wide = times(rows, value).set_index("case").reindex(columns=[FA2, FA3])
-        columns |= {LABELS[name] + suffix: wide[name].round(1) for name in (FA2, FA3)}
-    shown = cases_of(decode_rows(frame, release=release))[["case", *SHAPE]]
-    return shown.merge(pd.DataFrame(columns), on="case")[[*SHAPE, *sorted(columns)]]
+        wide = times(rows, value).set_index("case").reindex(columns=[FA2, FA3]).round(1)
+        shown = shown.join(wide.rename(columns=lambda name: LABELS[name] + suffix), on="case")
+    return shown[[*SHAPE, *sorted(shown.columns.drop(["case", *SHAPE]))]]
 
 
 def by_release(frame: pd.DataFrame) -> pd.DataFrame:

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from ...kinds.cost import decode_cost
-from ...measure.stats import noise_floor
+from ...measure.stats import aa_noise
 from ...run.frame import SHAPE, cases_of, decode_rows, over, same_against_same
 
 TIMERS = ("profiler", "graph", "graph-cold", "eager")
@@ -35,7 +35,7 @@ def aa_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 def floor_of(frame: pd.DataFrame) -> float:
     """The machine's A/A floor over all backends and cases, as a fraction."""
-    return noise_floor(aa_pairs(frame).ratio.tolist())
+    return aa_noise(aa_pairs(frame).ratio.tolist())
 
 
 def timer_table(frame: pd.DataFrame) -> pd.DataFrame:

@@ -166,6 +166,6 @@ def test_a_new_study_runs_under_nbval_at_once_and_passes_our_own_tests(tmp_path)
 
 
 def test_the_module_says_that_its_records_are_borrowed_and_asks_for_a_part_of_them(tree):
-    text = recipe.module_text(NAME)
+    text = recipe.module_text(NAME, "study.py.txt")
     assert "Not measured yet" in text and f'borrows=("{recipe.LENDER}", ' in text
     assert "TODO" in text and "{" not in text

@@ -1,10 +1,13 @@
-"""The measured policy on the published records: its regret, its confidence, where it comes from."""
+"""The measured policy: its regret and confidence, and a fit that finds the rates of its times."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+from attnlib.core.policy.plans import PLANS, plan
+from attnlib.core.policy.times import Gpu, Load, Rates, load_of, predict
+from attnlib.core.spec import AttnSpec
 from attnlib.kinds.lengths import sample_seq_lens
 from attnlib.run import store
 from attnlib.run.frame import decode_rows
@@ -17,6 +20,8 @@ from attnlib.studies.backend_policy.study import (
     STUDY,
 )
 
+SPEC, SMS = AttnSpec(16, 8, 128, 16), 132
+H200 = Gpu(num_sms=SMS, l2_mib=60.0)
 POOLS = {"flashinfer": FLASHINFER, "all": (*FLASHINFER, "fa3")}
 
 
@@ -84,3 +89,62 @@ def test_every_measured_case_has_one_winner(frame):
     assert {sum(won.values()) for won in counts.values()} == {
         len(KNOWN_CASES + HELD_OUT_CASES) // len(SPECS)
     }
+
+
+TRUTH = Rates(
+    start_us=6.0,
+    merge_us=1.5,
+    item_us=0.01,
+    split_us=0.02,
+    memory_gbps=4000.0,
+    token_ns=(12.0, 12.0, 13.0, 14.0, 16.0, 20.0),
+)
+
+
+def test_what_was_measured_teaches_points_and_rates():
+    calls = ([50] * 3, [4000] * 9, [700], [90_000, 5])
+    cases = [(lens, times_of(lens)) for lens in calls]
+    del cases[2][1]["fa3"]
+    points, rates = measured.learn(SPEC, cases, H200)
+    assert [(p.batch_size, p.longest) for p in points] == [(3, 50), (9, 4000), (1, 700), (2, 90000)]
+    assert [len(p.run_us) for p in points] == [2, 2, 1, 2] and len(rates) == 2
+    assert max(abs(p.log_error(name)) for p in points for name in p.run_us) < 0.1
+
+
+def times_of(lens: list[int]) -> dict[str, float]:
+    """What `TRUTH` says of two backends."""
+    names = ("fa3", "flashinfer-fa2")
+    return {name: float(predict(TRUTH, [load(name, lens)])[0]) for name in names}
+
+
+def load(backend: str, lens: list[int]) -> Load:
+    return load_of(plan(backend, SPEC, lens, num_sms=SMS), SPEC, lens, H200)
+
+
+@pytest.mark.parametrize("backend", list(PLANS))
+def test_a_fit_finds_the_times_that_rates_made(backend):
+    rng = np.random.default_rng(3)
+    calls = [
+        rng.integers(1, 2 ** rng.integers(7, 15), 2 ** rng.integers(0, 8)).tolist()
+        for _ in range(120)
+    ]
+    loads = [load(backend, lens) for lens in calls]
+    times = predict(TRUTH, loads)
+    found = predict(measured.fit(loads, times), loads)
+    assert np.abs(np.log(found / times)).max() < 0.06
+    assert np.sqrt(np.mean(np.log(found / times) ** 2)) < 0.02
+
+
+def test_a_fit_of_few_calls_stays_near_what_is_usual():
+    lens = [[1000] * 4, [50] * 3]
+    loads = [load("fa3", each) for each in lens]
+    found = measured.fit(loads, [14.0, 11.0])
+    assert 1 < found.start_us < 15 and 2000 < found.memory_gbps < 9000
+    assert predict(found, loads) == pytest.approx([14.0, 11.0], rel=0.1)
+
+
+@pytest.mark.parametrize("times", [[], [1.0]])
+def test_a_fit_needs_a_time_for_each_of_its_calls(times):
+    loads = [load("fa3", [10])] * 2 if times else []
+    with pytest.raises(ValueError, match="run_us must have a time for each of one or more loads"):
+        measured.fit(loads, times)

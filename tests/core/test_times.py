@@ -1,4 +1,4 @@
-"""Times of decode calls: schedules by hand, the law by hand, and a fit that finds what made it."""
+"""Times of decode calls: schedules and the law, both by hand."""
 
 from __future__ import annotations
 
@@ -9,21 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnlib.core.policy.plans import PLANS, WorkPlan, plan
-from attnlib.core.policy.times import KNOTS, Gpu, Rates, fit, load_of, predict
+from attnlib.core.policy.plans import WorkPlan
+from attnlib.core.policy.times import KNOTS, Gpu, Rates, load_of, predict
 from attnlib.core.spec import AttnSpec
 
 SPEC = AttnSpec(16, 8, 128, 16)
 SMS = 132
 H200 = Gpu(num_sms=SMS, l2_mib=60.0)
-TRUTH = Rates(
-    start_us=6.0,
-    merge_us=1.5,
-    item_us=0.01,
-    split_us=0.02,
-    memory_gbps=4000.0,
-    token_ns=(12.0, 12.0, 13.0, 14.0, 16.0, 20.0),
-)
 
 
 def load(items: list[int], slots: int, *, splits: int = 1, merged: bool = False, read: float = 1):
@@ -90,32 +82,3 @@ def test_latency_is_interpolated_between_knots():
     assert KNOTS[4:6] == (1.0, 2.0)
     both = [load([1000] * n, 264) for n in (132, 187, 264)]
     assert predict(rates, both) == pytest.approx([10.0, 20.0, 40.0], rel=0.01)
-
-
-@pytest.mark.parametrize("backend", list(PLANS))
-def test_a_fit_finds_the_times_that_rates_made(backend):
-    rng = np.random.default_rng(3)
-    calls = [
-        rng.integers(1, 2 ** rng.integers(7, 15), 2 ** rng.integers(0, 8)).tolist()
-        for _ in range(120)
-    ]
-    loads = [load_of(plan(backend, SPEC, lens, num_sms=SMS), SPEC, lens, H200) for lens in calls]
-    times = predict(TRUTH, loads)
-    found = predict(fit(loads, times), loads)
-    assert np.abs(np.log(found / times)).max() < 0.06
-    assert np.sqrt(np.mean(np.log(found / times) ** 2)) < 0.02
-
-
-def test_a_fit_of_few_calls_stays_near_what_is_usual():
-    lens = [[1000] * 4, [50] * 3]
-    loads = [load_of(plan("fa3", SPEC, each, num_sms=SMS), SPEC, each, H200) for each in lens]
-    found = fit(loads, [14.0, 11.0])
-    assert 1 < found.start_us < 15 and 2000 < found.memory_gbps < 9000
-    assert predict(found, loads) == pytest.approx([14.0, 11.0], rel=0.1)
-
-
-@pytest.mark.parametrize("times", [[], [1.0]])
-def test_a_fit_needs_a_time_for_each_of_its_calls(times):
-    loads = [load([10], 1)] * 2 if times else []
-    with pytest.raises(ValueError, match="run_us must have a time for each of one or more loads"):
-        fit(loads, times)

@@ -1,0 +1,175 @@
+"""What we know of each backend, in one place: a row per mode of a library. Needs no torch.
+
+`create` finds a backend's class here, a trace the kernels that prove a family, a study the
+distribution whose releases it compares, `select` the words of engines, a figure color and label.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PLANS = ("decode", "mla", "extend")
+"""What a backend can plan: `DecodeBatch`, `MlaBatch` or `ExtendBatch`."""
+
+
+@dataclass(frozen=True)
+class Library:
+    """The `distributions` that bring a library: any one of them, the first is the one to install.
+
+    `since` is the oldest release that our calls fit; studies may compare releases of a `compared`
+    library, which they install as overlays.
+    """
+
+    distributions: tuple[str, ...]
+    since: str = ""
+    compared: bool = False
+
+
+LIBRARIES = {
+    "sdpa": Library(("torch",)),
+    "flashinfer": Library(("flashinfer-python",), since="0.5.0", compared=True),
+    "sglang": Library(("sglang",), compared=True),
+    "fa3": Library(("tokenspeed-fa3", "flash-attn-3", "sgl-kernel")),
+    "flashmla": Library(("sgl-flash-mla", "flash-mla")),
+}
+"""First word of a backend's name -> its library. SGLang's backends are metadata kernels."""
+
+COMPARED = {word: lib.distributions[0] for word, lib in LIBRARIES.items() if lib.compared}
+"""First word of a backend's name -> the distribution whose releases studies compare."""
+
+RECORDED = tuple(
+    dict.fromkeys(
+        ("torch", "triton", "apache-tvm-ffi", "numpy")
+        + tuple(name for library in LIBRARIES.values() for name in library.distributions)
+    )
+)
+"""Distributions whose versions stand in every record."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """A kernel family: function names that prove it, whether it needs Hopper, look in figures."""
+
+    kernels: tuple[str, ...]
+    hopper: bool = False
+    color: str = ""
+    marker: str = ""
+
+
+FAMILIES = {
+    "fa2": Family(
+        ("BatchPrefillWithPagedKVCacheKernel", "BatchPrefillWithRaggedKVCacheKernel"),
+        color="#0072B2",
+        marker="o",
+    ),
+    "fa3": Family(
+        ("PrefillWithKVCacheKernel", "FP8PrefillWithKVCacheKernel"),
+        hopper=True,
+        color="#D55E00",
+        marker="^",
+    ),
+    "cuda-cores": Family(("BatchDecodeWithPagedKVCacheKernel",), color="#009E73", marker="s"),
+    "flash-attn-3": Family(("FlashAttnFwdSm90",), hopper=True),
+    "mla-fa2": Family(("BatchMLAPagedAttentionKernel",)),
+    "mla-fa3": Family(("BatchMLAPageAttentionHopperKernel",), hopper=True),
+    "flashmla-dense": Family(("flash_fwd_splitkv_mla_kernel",), hopper=True),
+    "flashmla-sparse": Family(("flash_fwd_splitkv_mla_fp8_sparse_kernel",), hopper=True),
+}
+"""fa2, fa3 and cuda-cores are FlashInfer's; flash-attn-3 is FlashAttention-3 itself."""
+
+FAMILY_OF = {kernel: name for name, family in FAMILIES.items() for kernel in family.kernels}
+"""Function name of a kernel -> the family that it proves."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One mode of one library.
+
+    `plans` is one of `PLANS`, `code` the `module:class` in this folder, `family` the kernel family
+    that must run: empty where the library may choose. Releases before `since` lack the mode.
+    `words` are what engines call it, `label` what tables do.
+    """
+
+    name: str
+    plans: str
+    code: str
+    family: str = ""
+    since: str = ""
+    words: tuple[str, ...] = ()
+    label: str = ""
+
+    @property
+    def library(self) -> Library:
+        """The library that it is a mode of."""
+        return LIBRARIES[self.name.partition("-")[0]]
+
+    @property
+    def distribution(self) -> str:
+        """The distribution to install."""
+        return self.library.distributions[0]
+
+    @property
+    def asks(self) -> str:
+        """FlashInfer's word for the kernels that its wrapper is asked for."""
+        return self.family.removeprefix("mla-") or "auto"
+
+    @property
+    def hopper(self) -> bool:
+        """Whether it needs compute capability 9.x."""
+        return bool(self.family) and FAMILIES[self.family].hopper
+
+
+_ENTRIES = (
+    Entry("sdpa", "decode", "sdpa:Sdpa"),
+    Entry("flashinfer-auto", "decode", "flashinfer:Decode", label="auto"),
+    Entry("flashinfer-fa2", "decode", "flashinfer:Decode", "fa2", label="fa2"),
+    Entry("flashinfer-fa3", "decode", "flashinfer:Decode", "fa3", "0.6.0", label="fa3"),
+    Entry(
+        *("flashinfer-cuda-cores", "decode", "flashinfer:Decode", "cuda-cores"), label="CUDA cores"
+    ),
+    Entry("flashinfer-graph-auto", "decode", "flashinfer:GraphDecode"),
+    Entry(
+        *("fa3", "decode", "fa3:Fa3", "flash-attn-3"),
+        words=("fa3", "FLASH_ATTN"),
+        label="FlashAttention-3",
+    ),
+    Entry("fa3-precomputed", "decode", "fa3:Fa3Precomputed", "flash-attn-3"),
+    Entry("flashinfer-mla-fa2", "mla", "mla:FlashInferMla", "mla-fa2"),
+    Entry("flashinfer-mla-fa3", "mla", "mla:FlashInferMla", "mla-fa3"),
+    Entry("flashmla-dense", "mla", "mla:FlashMlaDense", "flashmla-dense", words=("FLASHMLA",)),
+    Entry(
+        *("flashmla-sparse-fp8", "mla", "mla:FlashMlaSparse", "flashmla-sparse"),
+        words=("FLASHMLA_SPARSE",),
+    ),
+    Entry("flashinfer-prefill-auto", "extend", "flashinfer:Prefill"),
+    Entry("flashinfer-prefill-fa2", "extend", "flashinfer:Prefill", "fa2"),
+    Entry("flashinfer-prefill-fa3", "extend", "flashinfer:Prefill", "fa3"),
+    Entry("fa3-extend", "extend", "fa3:Fa3Extend", "flash-attn-3"),
+)
+
+TABLE = {entry.name: entry for entry in _ENTRIES}
+BACKENDS, MLA_BACKENDS, EXTEND_BACKENDS = (
+    tuple(entry.name for entry in _ENTRIES if entry.plans == plans) for plans in PLANS
+)
+
+
+def entry_of(name: str, plans: str = "") -> Entry:
+    """The entry of a name; ValueError listing the names there are, of those that plan `plans`."""
+    names = [entry.name for entry in _ENTRIES if plans in ("", entry.plans)]
+    if name not in names:
+        kind = f" for {plans}" if plans else ""
+        raise ValueError(f"backend must be one of {', '.join(names)}{kind}, got {name!r}")
+    return TABLE[name]
+
+
+def named_by(library: str, word: str, *, latent: bool) -> str:
+    """Our backend for a `word` of `library` (`flashinfer==0.6.3`, ...); empty if we have none.
+
+    FlashInfer's own words always have a name of ours, measured or not; `latent` is for MLA.
+    """
+    if library.startswith("flashinfer"):
+        return f"flashinfer-mla-{word}" if latent else f"flashinfer-{word}"
+    # SGLang's fa3 on MLA is another kernel of that library, which is not ours.
+    plans = {"mla"} if latent and word == "fa3" else {"decode", "mla"}
+    found = (e.name for e in _ENTRIES if word in e.words and e.plans in plans)
+    return next(found, "")

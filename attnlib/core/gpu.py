@@ -1,0 +1,31 @@
+"""What the code believes of a GPU that it cannot ask it, each with its record or its source.
+
+What CUDA reports (SMs, L2, memory) is asked for, and stands in every record.
+"""
+
+from __future__ import annotations
+
+REFERENCE = "sm90"
+"""Architecture of the published records, as `select` spells it: they are of an H200."""
+HOPPER = 9
+"""Major compute capability that has wgmma: fa3, FlashAttention-3 and FlashMLA need it."""
+SLOW_MHZ = 1900
+"""SM clocks below this are a step down from the 1965 to 1980 MHz that an idle-cool H200 holds:
+records of `fa3_decode_regression`."""
+
+SM_SHARED_BYTES = 227 * 2**10
+"""Shared memory that the blocks of an SM may have: CUDA's table of compute capabilities, 9.0."""
+FA2_CTAS = 2
+"""Blocks per SM that fa2's plan and its kernels for 16 query rows both count on."""
+CUDA_CORE_CTAS = {1: (6, 6), 2: (9, 9), 3: (9, 12), 4: (8, 8), 8: (9, 9)}
+"""Group size -> blocks per SM that the CUDA cores' plan counts on, and that fit: from registers and
+shared memory of the kernels of 0.6.4 for head_dim 128 and 16 bits, built for sm_90a (cuobjdump
+--dump-resource-usage). Of group size 3 a block has 96 threads, and the plan counts 128."""
+
+L2_SHARE, L2_SLOPE = 0.8, 24
+"""Share of the L2 at which half of a cache's bytes come from memory, and how sharply that grows: an
+H200 (60 MiB) misses 0.2 of 46 MB and all of 54 MB in back-to-back replays (LOG.md, 2026-11-21)."""
+SECTOR_BYTES = 32
+"""The least that the L2 cache hands out."""
+FETCH_BYTES = 64
+"""The least that it reads from memory: cudaLimitMaxL2FetchGranularity, and what an H200 takes."""

@@ -1,0 +1,48 @@
+"""The figure of the study `measurement_trust`: judged ratios with their verdicts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from ...draw import charts, style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def ratio_chart(words: pd.DataFrame, drawn: pd.DataFrame, *, label: str) -> Figure:
+    """A row per case of judged ratios: dot, interval, verdict; the band is the widest margin.
+
+    `drawn` are the records that were judged, for the footer; `label` says what over what, for
+    the title. Raises ValueError if `words` holds no case.
+    """
+    if words.empty:
+        raise ValueError("words must hold a case that was judged, it holds none")
+    figure, (axis,) = charts.panels(
+        [""],
+        (7, 1.6 + 0.26 * len(words)),
+        source=drawn,
+        title=label,
+        x="ratio, with its 95 % interval over rounds",
+        legend=charts.LEGEND_INCHES,
+    )
+    margin = words.margin.max()
+    axis.axvspan(1 / (1 + margin), 1 + margin, color="0.92", linewidth=0, label="margin")
+    axis.axvline(1, **style.RULE)
+    rows = words.assign(place=range(len(words)))
+    charts.dots(
+        axis, rows, x="ratio", y="place", by="verdict", looks=charts.WORDS, interval="x", size=5
+    )
+    charts.categories(axis, "y", (_case_label(row) for row in words.itertuples()))
+    style.log_axes(axis, "x")
+    charts.legend_below(figure, axis.get_legend_handles_labels()[0])
+    return figure
+
+
+def _case_label(row: Any) -> str:
+    return (
+        f"{row.heads} heads, page size {row.page_size}, "
+        f"batch {row.batch_size:,}, {row.kv_len:,} tokens"
+    )
