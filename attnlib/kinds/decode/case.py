@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from ...core.spec import LENGTHS, AttnSpec, require_int, require_word
@@ -52,8 +52,8 @@ class DecodeCase:
 
     def to_dict(self) -> dict[str, Any]:
         """Flat dict of the case: the spec's fields and its own."""
-        flat = asdict(self)
-        return {**flat.pop("spec"), **flat}
+        flat = dict(vars(self))
+        return {**vars(flat.pop("spec")), **flat}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> DecodeCase:

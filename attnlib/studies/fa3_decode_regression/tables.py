@@ -143,7 +143,7 @@ def launch_modes(frame: pd.DataFrame, release: str) -> pd.DataFrame:
     for suffix, (timer, value) in parts.items():
         rows = decode_rows(frame, release=release, timer=timer)
         wide = times(rows, value).set_index("case").reindex(columns=[FA2, FA3]).round(1)
-        shown = shown.join(wide.rename(columns=lambda name: LABELS[name] + suffix), on="case")
+        shown = shown.join(wide.rename(columns=LABELS).add_suffix(suffix), on="case")
     return shown[[*SHAPE, *sorted(shown.columns.drop(["case", *SHAPE]))]]
 
 
