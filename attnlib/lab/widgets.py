@@ -51,6 +51,7 @@ CSS_CLASS = "attn-explorer"
 MAX_ROUNDS = 20
 CONTROL_WIDTH, CHECKBOX_WIDTH = "300px", "210px"
 LABEL = {"description_width": "76px"}
+ROW = {"display": "flex", "flex_flow": "row wrap", "align_items": "center"}
 WIDE = {"records": "604px"}
 INTRODUCTION = (
     "Choose a case. Each control offers what there is for the choices before it. "
@@ -87,12 +88,12 @@ class Explorer(w.VBox):
         self._quiet, self._words = False, ""
         self._lock = RLock()
         self.controls = {name: self._dropdown(name) for name in DESCRIPTIONS}
-        self.backends = w.HBox(layout=_row())
+        self.backends = w.HBox(layout=ROW)
         self._make_live_row()
         self.served, self.shown, self.picture = w.HTML(), w.HTML(), w.HTML()
         self.shown.add_class(f"{CSS_CLASS}-view")
         self.picture.add_class(f"{CSS_CLASS}-figure")
-        choosing = w.HBox([*self.controls.values()], layout=_row())
+        choosing = w.HBox([*self.controls.values()], layout=ROW)
         chosen = [w.HTML(INTRODUCTION), choosing, self.backends, self.live_row]
         super().__init__([*chosen, self.served, self.picture, self.shown])
         self.add_class(CSS_CLASS)
@@ -107,7 +108,9 @@ class Explorer(w.VBox):
                 found = self._narrowed = narrow(source, self._asked, strict=False)
                 self._offer_narrowed(found, source)
                 if reason := source.unavailable():
-                    self._show_problem(f"{self._no_records()}Nothing is measured here: {reason}.")
+                    model, why = self._asked["model"], f"Nothing is measured here: {reason}."
+                    lacks = f"No records on {model}: measured live only, on a GPU. "
+                    self._show_problem(why if studies_of(model) else lacks + why)
                 else:
                     self._show(look(source, found.choices, notes + found.notes))
             except Exception as error:
@@ -166,7 +169,7 @@ class Explorer(w.VBox):
         self.measure.on_click(self.start)
         self.stop.on_click(self.stop_now)
         row = [self.rounds, self.measure, self.stop, self.bar, self.status]
-        self.live_row = w.HBox(row, layout=_row())
+        self.live_row = w.HBox(row, layout=ROW)
 
     def _choose(self, name: str, value: Any) -> None:
         with self._lock:
@@ -202,9 +205,7 @@ class Explorer(w.VBox):
     def _offer_narrowed(self, found: Narrowed, source: Source) -> None:
         for axis in (*AXES, "against"):
             value = getattr(found.choices, axis)
-            self._offer(
-                axis, [(_said(axis, option), option) for option in found.options[axis]], value
-            )
+            self._offer(axis, [(_said(option), option) for option in found.options[axis]], value)
             if self._asked.get(axis) is not None:
                 self._asked[axis] = value
         names = found.options["backends"]
@@ -232,10 +233,6 @@ class Explorer(w.VBox):
         self.shown.value = as_html(replace(view.card(), notes=view.notes))
         self.picture.value = view.image() if len(view.samples) else ""
 
-    def _no_records(self) -> str:
-        model = self._asked["model"]
-        return "" if studies_of(model) else f"No records on {model}: measured live only, on a GPU. "
-
     def _show_problem(self, words: str) -> None:
         self.view, self._words = None, words
         self.served.value = self.picture.value = ""
@@ -260,11 +257,6 @@ class Explorer(w.VBox):
         self.status.value = f"<span role='status'>{html.escape(words)}</span>"
 
 
-def _row() -> w.Layout:
-    return w.Layout(display="flex", flex_flow="row wrap", align_items="center")
-
-
-def _said(axis: str, value: Any) -> str:
-    if axis == "release":
-        return value or "as installed"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+def _said(value: str | int) -> str:
+    # Only a release may be empty: that of the library as it is installed.
+    return f"{value:,}" if isinstance(value, int) else value or "as installed"

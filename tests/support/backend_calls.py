@@ -15,17 +15,19 @@ from attnlib.core.batch import DecodeBatch, PagedKV
 from attnlib.core.mla import MlaBatch
 from attnlib.core.spec import AttnSpec, MlaSpec
 from attnlib.kinds.decode.case import DecodeCase
-from attnlib.kinds.decode.oracle import Oracle
-from attnlib.kinds.decode.workload import build_workload
+from attnlib.kinds.decode.measure import Oracle, build_workload
 from attnlib.kinds.extend.case import ExtendCase
-from attnlib.kinds.extend.reference import ExtendOracle
-from attnlib.kinds.extend.workload import build_extend_workload
+from attnlib.kinds.extend.measure import ExtendOracle, build_extend_workload
 from attnlib.kinds.mla.case import MlaCase
-from attnlib.kinds.mla.reference import MlaOracle
-from attnlib.kinds.mla.workload import build_mla_workload
+from attnlib.kinds.mla.measure import MlaOracle, build_mla_workload
 
 Case = DecodeCase | ExtendCase | MlaCase
-ORACLES = {DecodeCase: Oracle, ExtendCase: ExtendOracle, MlaCase: MlaOracle}
+KINDS: dict[type, tuple[Any, Any]] = {
+    DecodeCase: (build_workload, Oracle),
+    ExtendCase: (build_extend_workload, ExtendOracle),
+    MlaCase: (build_mla_workload, MlaOracle),
+}
+"""Kind of case -> what builds its call, and its oracle."""
 SPEC = AttnSpec(8, 2, 128, 16)
 DECODE = DecodeCase(AttnSpec(8, 2, 64, 16), 3, 90, "ragged")
 PAGED, ONE_TOKEN = (DecodeCase(replace(SPEC, page_size=n), 5, 200, "ragged") for n in (16, 1))
@@ -82,7 +84,7 @@ class Call:
     @cached_property
     def oracle(self) -> Any:
         """Attention in float64, once for all outputs."""
-        return ORACLES[type(self.case)](self.q, self.cache, self.batch)
+        return KINDS[type(self.case)][1](self.q, self.cache, self.batch)
 
     def assert_right(self, out: torch.Tensor) -> None:
         verdict = self.oracle.check(out)
@@ -101,11 +103,7 @@ class Call:
 
 def call_of(case: Case, device: str) -> Call:
     """The seeded call of a case."""
-    if isinstance(case, MlaCase):
-        work = build_mla_workload(case, device=device)
-        return Call(case, work.batch, work.q, work.cache)
-    build = build_extend_workload if isinstance(case, ExtendCase) else build_workload
-    work = build(case, device=device)
+    work = KINDS[type(case)][0](case, device=device)
     return Call(case, work.batch, work.q, work.kv)
 
 
