@@ -42,8 +42,7 @@ from attnlib.core.schedule.fa3 import (
 from attnlib.core.schedule.splits import PADDING, plan_splits
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase
-from attnlib.kinds.decode.oracle import Oracle
-from attnlib.kinds.decode.workload import build_workload
+from attnlib.kinds.decode.measure import Oracle, build_workload
 from attnlib.kinds.step.measure import over_own_buffers
 from attnlib.studies.scheduler_metadata import vectors
 
