@@ -15,8 +15,8 @@ from attnlib.core.backends import TABLE
 from attnlib.core.backends.sdpa import Sdpa
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.cost import decode_cost
-from attnlib.kinds.decode import measure as decode
 from attnlib.kinds.decode.case import DecodeCase
+from attnlib.kinds.decode.measure import DecodeSubject, build_workload
 from attnlib.kinds.item import Item
 from attnlib.measure.timer import PLAN_SAMPLES
 from attnlib.run import store, worker
@@ -135,7 +135,7 @@ def test_what_cannot_be_measured_as_asked_is_never_replaced(
     without_gpu, monkeypatch, item, status, words
 ) -> None:
     if item == LONG:
-        monkeypatch.setattr(decode, "build_workload", lambda *a, **k: pytest.fail("was built"))
+        monkeypatch.setattr(DecodeSubject, "build", lambda *a, **k: pytest.fail("was built"))
     record = measure(item)
     assert (record.status, record.run_us) == (status, ())
     assert re.search(words, record.reason)
@@ -154,10 +154,12 @@ def test_a_kernel_family_that_was_pinned_and_did_not_run_gets_no_time(monkeypatc
 
 def test_neighbours_of_one_case_share_its_tensors(monkeypatch) -> None:
     built: list[DecodeCase] = []
-    build = decode.build_workload
-    monkeypatch.setattr(
-        decode, "build_workload", lambda case, **to: built.append(case) or build(case, **to)
-    )
+
+    def build(case: DecodeCase, **to: str) -> object:
+        built.append(case)
+        return build_workload(case, **to)
+
+    monkeypatch.setattr(DecodeSubject, "build", staticmethod(build))
     own, other = Worker(JOB), with_spec(head_dim=32)
     statuses = [own.measure(item).status for item in (ITEM, ITEM, other, ITEM)]
     assert statuses == ["ok"] * 4
