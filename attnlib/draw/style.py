@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import pandas as pd
+
+from ..measure.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -164,15 +167,10 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
     path = Path(path)
     if path.suffix not in UNDATED:
         raise ValueError(f"path must end in {' or '.join(UNDATED)}, got {path.name!r}")
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
-    try:
-        with mpl.rc_context(SETTINGS), _settled(figure):
-            kind = path.suffix[1:]
-            figure.savefig(unfinished, format=kind, metadata=UNDATED[path.suffix])
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return path.resolve()
+    drawn = io.BytesIO()
+    with mpl.rc_context(SETTINGS), _settled(figure):
+        figure.savefig(drawn, format=path.suffix[1:], metadata=UNDATED[path.suffix])
+    return write_whole(path, drawn.getvalue()).resolve()
 
 
 @contextmanager

@@ -9,11 +9,11 @@ was built, so two builds from the same records, with the same pinned packages, a
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..measure.files import beside, write_whole
 from ..run.study import mode
 from ..studies import claims
 from .fragment import notebook_fragment
@@ -46,7 +46,7 @@ def build_report(
     part = f"notebooks {', '.join(page.number for page in pages)}" if only else ""
     studies = [shown for shown in published() if not only or _is_shown(shown, pages)]
     checked = [c for c in claims.verdicts() if not only or _is_judged(c.claim, studies)]
-    write_whole(out, render_page(pages, checked, studies, part=part))
+    write_whole(out, render_page(pages, checked, studies, part=part).encode())
     return out.resolve()
 
 
@@ -111,32 +111,18 @@ def render_notebook(path: Path, names: Sequence[str] = ()) -> Page:
     return Page(path.stem, notebook_fragment(notebook, path.stem, shown=names), shown)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a text file whole or leave what was there; nothing is left beside it."""
-    unfinished = _beside(path)
-    try:
-        unfinished.write_text(text, encoding="utf-8")
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
 def _require_writable(out: Path) -> None:
     """ValueError unless a file can be made beside `out` and put in its place."""
     if out.is_dir():
         raise ValueError(f"out must be a file to write, {out} is a folder")
     if not out.parent.is_dir():
         raise ValueError(f"out must be in a folder that there is, got {out}")
-    probe = _beside(out)
+    probe = beside(out)
     try:
         probe.touch()
         probe.unlink()
     except OSError as error:
         raise ValueError(f"out must be in a folder to write to, got {out}: {error}") from error
-
-
-def _beside(path: Path) -> Path:
-    return path.with_name(f"{path.name}.{os.getpid()}.unfinished")
 
 
 def _leave_out_machine(notebook: NotebookNode) -> None:

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..draw import style
+from ..measure.files import write_whole
 from ..run import store
 from ..run.study import mode, record_machine
 from ..studies import STUDIES
 from ..studies.fa3_decode_regression.figures import slowdown_heatmap
 from ..studies.fa3_decode_regression.study import REGRESSED
-from .build import ROOT, execute, write_whole
+from .build import ROOT, execute
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -51,4 +52,4 @@ def write_notebook(path: Path, notebook: NotebookNode) -> None:
 
     # What names the interpreter of the day would make a diff on every machine.
     notebook.metadata = {name: notebook.metadata[name] for name in KEPT_METADATA}
-    write_whole(path, nbformat.writes(notebook) + "\n")
+    write_whole(path, f"{nbformat.writes(notebook)}\n".encode())
