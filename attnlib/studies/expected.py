@@ -1,25 +1,15 @@
-"""Checks that are data: what data/claims.yaml expects of records, and whether they show it.
+"""Checks that are data: what an entry of data/claims.yaml expects of records, and if they show it.
 
-| field | meaning |
-|---|---|
-| study, cases | whose records; `all` cases of the study, or a tuple of its `study.py` by name |
-| least_kv_len | of these cases those with at least so many tokens (0) |
-| backend, release | which backends, of which releases; each one name or a list |
-| expect, over | `slower`, `faster`, `same` (or a list) than `over`; or `about`, the figure |
-| somewhere | true: one case is enough |
-| pinned | the kernel family that all records of `over` must have run |
-| ran | release -> the kernel family that `backend` ran there, or several with ` or ` between |
-| kernel | the name of a kernel that every trace of `backend` has |
-| says | the reason in words, with the counts named in `{}` |
-
-Each has one of `expect`, `ran` and `kernel`. A name with `==` has its own release.
+data/README.md has the fields. A check expects one of three things: a time (`expect`), which kernel
+family each release ran (`ran`), or that every trace has a kernel of some name (`kernel`).
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from itertools import product
 from string import Formatter
 from typing import Any
 
@@ -43,20 +33,20 @@ from .evidence import (
 )
 
 WORDS = ("slower", "faster", "same", "about")
-COUNTS = ("figure", "where", "near", "count", "counts", "slower", "faster", "same", "held")
+LISTS = ("backend", "release", "expect")
+TOLD = ("figure", "where", "near", "count", "counts", "slower", "faster", "same", "held")
 """What `says` may name."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """One such check; its fields are those of the table above."""
+    """A check of one claim; the fields are those of data/README.md."""
 
     study: str
     cases: str
     backend: tuple[str, ...]
     says: str
     release: tuple[str, ...] = ("",)
-    least_kv_len: int = 0
     expect: tuple[str, ...] = ()
     over: str = ""
     somewhere: bool = False
@@ -75,26 +65,48 @@ class Expected:
         return "about" in self.expect
 
     @property
-    def sides(self) -> list[str]:
-        """Every backend of every release, as `evidence` names them."""
-        return [_side(name, release) for release in self.release for name in self.backend]
-
-    @property
     def pairs(self) -> list[tuple[str, str]]:
         """Every backend and what it is compared with, release by release."""
-        found = [(name, release) for release in self.release for name in self.backend]
-        return [(_side(name, r), _side(self.over, r)) for name, r in found]
-
-    def chosen(self) -> list[Case]:
-        """The cases that decide."""
-        found = _cases(self.study)[self.cases]
-        return [c for c in found if not self.least_kv_len or c.kv_len >= self.least_kv_len]
+        asked = product(self.release or self.ran, self.backend)
+        return [(_side(name, release), _side(self.over, release)) for release, name in asked]
 
     def find(self, frame: pd.DataFrame, figure: float | None) -> Finding:
         """What the study's records say; MissingRecordsError where one lacks."""
+        cases = _cases(self.study)[self.cases]
         if self.expect:
-            return _find_times(self, frame, figure)
-        return _find_families(self, frame) if self.ran else _find_kernel(self, frame)
+            parts = (judge_cases(frame, cases, pair) for pair in self.pairs)
+            return self._of_times(together(parts), frame, figure)
+        rows = ran_rows(frame, cases, self.backend[0], [*self.ran]) if self.ran else None
+        if rows is not None:
+            words = rows.release.map(lambda release: self.ran[release].split(" or "))
+            holds = [ran in families for ran, families in zip(rows["ran"], words, strict=True)]
+            seen = _families(rows)
+        else:
+            sides = [side for side, _ in self.pairs]
+            rows = good_rows(needed(of_sides(frame, *sides), cases, sides))
+            names = [{kernel.name for kernel in kernels} for kernels in rows.kernels]
+            holds = [self.kernel in found for found in names]
+            seen = ", ".join(sorted(set().union(*names)))
+        held = sum(holds)
+        reason = self.says.format(held=f"{held} of {len(rows)}")
+        return Finding(vote(held, len(rows) - held), reason, seen, records=tuple(rows.id))
+
+    def _of_times(self, judged: Judged, frame: pd.DataFrame, figure: float | None) -> Finding:
+        told: dict[str, Any] = {name: judged.count(name) for name in ("slower", "faster", "same")}
+        told |= {"count": len(judged.verdicts), "counts": judged.counts}
+        word = (judged.somewhere if self.somewhere else judged.vote)(*self.expect)
+        if figure is not None:
+            inside = judged.ratios.min() <= figure <= judged.ratios.max()
+            told |= {"figure": f"{figure:g}", "where": "inside" if inside else "outside"}
+            told["near"] = near(judged.ratios, figure)
+        if figure is not None and self.needs_figure:
+            word = figure_word(judged.ratios.tolist(), figure)
+        if self.pinned:
+            rows = frame[frame.id.isin(judged.records) & (frame.backend == self.over)]
+            held = int((rows.kernel_family == self.pinned).sum())
+            told["held"] = f"{held} of {len(rows)}"
+            word = word if held == len(rows) else REFUTED
+        return judged.finding(word, self.says.format(**told))
 
 
 def expected(named: str, entry: dict[str, Any]) -> Expected:
@@ -105,42 +117,36 @@ def expected(named: str, entry: dict[str, Any]) -> Expected:
     for name, each in known.items():
         if each.default is each.default_factory is MISSING and name not in entry:
             raise ValueError(f"check of {named} must have {name}, it has {', '.join(entry)}")
-    _require(f"study in the check of {named}", entry["study"], STUDIES)
-    _require(f"cases in the check of {named}", entry["cases"], _cases(entry["study"]))
     if sum(name in entry for name in ("expect", "ran", "kernel")) != 1:
         raise ValueError(f"check of {named} must have one of expect, ran and kernel")
-    lists = {n: _tuple(entry[n]) for n in ("backend", "release", "expect") if n in entry}
-    found = Expected(**{**entry, **lists})
+    if ("over" in entry) != ("expect" in entry):
+        raise ValueError(f"check of {named} must have over if it has expect, and only then")
+    _require(f"study in the check of {named}", entry["study"], STUDIES)
+    _require(f"cases in the check of {named}", entry["cases"], _cases(entry["study"]))
+    lists = {name: entry[name] for name in LISTS if name in entry}
+    lists = {n: tuple(v) if isinstance(v, list) else (v,) for n, v in lists.items()}
+    found = Expected(**{"release": () if "ran" in entry else ("",), **entry, **lists})
     for word in found.expect:
         _require(f"expect in the check of {named}", word, WORDS)
-    if bool(found.over) != bool(found.expect):
-        raise ValueError(f"check of {named} must have over if it has expect, and only then")
-    _require_measured(named, found)
-    for _, name, _, _ in Formatter().parse(found.says):
-        if name is not None:
-            _require(f"says in the check of {named}", name, COUNTS)
-    return found
-
-
-def _require_measured(named: str, found: Expected) -> None:
-    grids = STUDIES[found.study].grids
-    measured = {(name, release) for g in grids for name in g.backends for release in g.releases}
-    wanted = [*found.sides, *(over for _, over in found.pairs if over)]
-    wanted += [_side(name, release) for release in found.ran for name in found.backend]
-    for side in wanted:
+    for _, told, _, _ in Formatter().parse(found.says):
+        _require(f"says in the check of {named}", told, (*TOLD, None))
+    measured = {
+        (name, release)
+        for grid in STUDIES[found.study].grids
+        for name, release in product(grid.backends, grid.releases)
+    }
+    for side in dict.fromkeys(side for pair in found.pairs for side in pair if side):
         backend, _, release = side.partition("==")
         _require(f"backend in the check of {named}", backend, [name for name, _ in measured])
         if release and (backend, release) not in measured:
             raise ValueError(f"release in the check of {named} must be measured, {side} is not")
+    return found
 
 
-def _require(what: str, name: Any, known: Any) -> None:
+def _require(what: str, name: Any, known: Collection[Any]) -> None:
     if name not in known:
-        raise ValueError(f"{what} must be one of {', '.join(dict.fromkeys(known))}, got {name!r}")
-
-
-def _tuple(given: Any) -> tuple[str, ...]:
-    return tuple(given) if isinstance(given, list) else (given,)
+        said = ", ".join(dict.fromkeys(str(each) for each in known if each))
+        raise ValueError(f"{what} must be one of {said}, got {name!r}")
 
 
 def _side(name: str, release: str) -> str:
@@ -148,7 +154,7 @@ def _side(name: str, release: str) -> str:
 
 
 def _cases(study: str) -> dict[str, Sequence[Case]]:
-    """The cases of a study by the names that its module gives them, in small letters."""
+    """The cases of a study: all, and its module's tuples of cases by their names."""
     module = importlib.import_module(f"{__package__}.{study}.study")
     named = {
         name.lower(): value
@@ -156,57 +162,6 @@ def _cases(study: str) -> dict[str, Sequence[Case]]:
         if isinstance(value, tuple) and value and all(isinstance(each, Case) for each in value)
     }
     return {"all": STUDIES[study].cases, **named}
-
-
-def _find_times(asked: Expected, frame: pd.DataFrame, figure: float | None) -> Finding:
-    judged = together(judge_cases(frame, asked.chosen(), pair) for pair in asked.pairs)
-    pinned = frame[frame.id.isin(judged.records) & (frame.backend == asked.over)]
-    held = int((pinned.kernel_family == asked.pinned).sum())
-    reason = asked.says.format(
-        **_told(judged, figure),
-        counts=judged.counts,
-        held=f"{held} of {len(pinned)}",
-    )
-    return judged.finding(_word(asked, judged, figure, as_pinned=held == len(pinned)), reason)
-
-
-def _word(asked: Expected, judged: Judged, figure: float | None, *, as_pinned: bool) -> str:
-    if asked.pinned and not as_pinned:
-        return REFUTED
-    if asked.needs_figure:
-        assert figure is not None, "load_claims lets no such claim through"
-        return figure_word(judged.ratios.tolist(), figure)
-    return (judged.somewhere if asked.somewhere else judged.vote)(*asked.expect)
-
-
-def _told(judged: Judged, figure: float | None) -> dict[str, object]:
-    """What a reason may say of the cases, and of how they compare with a figure."""
-    told: dict[str, object] = {name: judged.count(name) for name in ("slower", "faster", "same")}
-    told["count"] = len(judged.verdicts)
-    if figure is not None:
-        inside = judged.ratios.min() <= figure <= judged.ratios.max()
-        told |= {"figure": f"{figure:g}", "where": "inside" if inside else "outside"}
-        told["near"] = near(judged.ratios, figure)
-    return told
-
-
-def _find_kernel(asked: Expected, frame: pd.DataFrame) -> Finding:
-    rows = good_rows(needed(of_sides(frame, *asked.sides), asked.chosen(), asked.sides))
-    kernels = [{kernel.name for kernel in ran} for ran in rows.kernels]
-    held = sum(asked.kernel in names for names in kernels)
-    reason = asked.says.format(held=f"{held} of {len(rows)}")
-    seen = ", ".join(sorted(set().union(*kernels)))
-    return Finding(vote(held, len(rows) - held), reason, seen, records=tuple(rows.id))
-
-
-def _find_families(asked: Expected, frame: pd.DataFrame) -> Finding:
-    rows = ran_rows(frame, asked.chosen(), asked.backend[0], list(asked.ran))
-    families = {release: words.split(" or ") for release, words in asked.ran.items()}
-    both = zip(rows["ran"], rows.release, strict=True)
-    held = sum(ran in families[release] for ran, release in both)
-    reason = asked.says.format(held=f"{held} of {len(rows)}")
-    measured = _seen(rows)
-    return Finding(vote(held, len(rows) - held), reason, measured, records=tuple(rows.id))
 
 
 def ran_rows(
@@ -226,7 +181,7 @@ def ran_rows(
     return rows.assign(ran=ran).sort_values("release", key=lambda r: r.map(order), kind="stable")
 
 
-def _seen(rows: pd.DataFrame) -> str:
+def _families(rows: pd.DataFrame) -> str:
     """Each family with the releases that ran it, or with the dtypes where there are several."""
     both = rows["dtype"] + "/" + rows.kv_dtype
     dtypes = both.where(rows["dtype"] != rows.kv_dtype, rows["dtype"])

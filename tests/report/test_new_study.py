@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from attnlib import cli, studies
+from attnlib.report import build
 from attnlib.report import new_study as recipe
-from attnlib.report import refresh
 from attnlib.run import store
 from attnlib.studies import STUDIES
 
@@ -128,7 +128,7 @@ def test_an_executed_notebook_is_written_without_the_machines_metadata(tmp_path)
     kernel = {"kernelspec": recipe.KERNEL}
     language = {"language_info": {"name": "python", "version": "3.11.7"}}
     found = new_notebook(metadata=kernel | language)
-    refresh.write_notebook(tmp_path / "n.ipynb", found)
+    build.write_notebook(tmp_path / "n.ipynb", found)
     assert "3.11.7" not in (tmp_path / "n.ipynb").read_text()
 
 
