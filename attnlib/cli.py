@@ -13,8 +13,8 @@ from pathlib import Path
 from .doctor import diagnose, render
 from .run import cluster, store, study
 from .run.bisect import Bisection, bisect
-from .run.overlay import parse_overlay
 from .run.record import machine_slug
+from .run.releases import parse_overlay
 from .select import command as explain
 from .studies import STUDIES
 
@@ -170,20 +170,20 @@ def _measure(options: argparse.Namespace) -> int:
     from tqdm.auto import tqdm
 
     chosen = _study_named(options.study)
-    how = {
-        "headline": options.headline,
-        "rounds": options.rounds,
-        "overlays": dict(parse_overlay(argument) for argument in options.overlay),
-        "retry": options.retry,
-        "progress": tqdm,
-    }
+    sweep = study.Sweep(
+        headline=options.headline,
+        rounds=options.rounds,
+        overlays=dict(parse_overlay(argument) for argument in options.overlay),
+        retry=options.retry,
+        progress=tqdm,
+    )
     if options.cluster:
         with cluster.connect(options.cluster) as client:
-            found = cluster.measure_on_cluster(chosen, client, **how)
+            found = cluster.measure_on_cluster(chosen, client, sweep)
         told = ", ".join(f"{count} {status}" for status, count in sorted(found.items()))
         print(f"on record in the data folders of the workers: {told}")
         return 0
-    count = study.measure(chosen, **how)
+    count = sweep.measure(chosen)
     machine = machine_slug(study.describe(chosen.device))
     print(f"{count} items measured; records in {store.journal_path(chosen.name, machine)}")
     torn = store.torn_path(chosen.name, machine)

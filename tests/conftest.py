@@ -30,7 +30,7 @@ from attnlib.kinds.decode.reference import attend
 from attnlib.kinds.item import Item
 from attnlib.run import frame as rows
 from attnlib.run import store, study
-from attnlib.run.jobs import Job
+from attnlib.run.jobs import Job, Watch
 from attnlib.run.record import Record
 from attnlib.studies.fa3_decode_regression.study import REFERENCE_MACHINE
 
@@ -150,29 +150,19 @@ class InstantJobs:
         self.jobs: list[Job] = []
         self.overlays: list[Path | None] = []
 
-    def run(
-        self,
-        job: Job,
-        machine: dict,
-        overlay: Path | None,
-        *,
-        on_done: Any = None,
-        held: tuple[int, ...] = (),
-        stop: Any = None,
-    ) -> None:
+    def run(self, job: Job, machine: dict, overlay: Path | None, watch: Watch) -> None:
         self.jobs.append(job)
         self.overlays.append(overlay)
         for item in job.items:
             store.append(self.make(study=job.study, round=job.round, item=item, machine=machine))
-            if on_done:
-                on_done(1)
+            watch.on_done(1)
 
 
 @pytest.fixture
 def instant_jobs(
     make_record: Callable[..., Record], monkeypatch: pytest.MonkeyPatch
 ) -> InstantJobs:
-    """`study.measure` without processes, on a CPU called `cpu-test64`."""
+    """`Sweep.measure` without processes, on a CPU called `cpu-test64`."""
     jobs = InstantJobs(make_record)
     monkeypatch.setattr(study, "run_job", jobs.run)
     monkeypatch.setattr(study, "describe", lambda device: CPU)

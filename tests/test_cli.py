@@ -187,8 +187,8 @@ def test_measure_counts_items_and_names_the_file_it_wrote(tiny, capsys) -> None:
 def test_measure_on_a_cluster_says_what_is_on_record(tiny, monkeypatch, capsys) -> None:
     asked = []
 
-    def measure_on_cluster(chosen, client, **options):
-        asked.append((chosen, client, options["headline"], options["rounds"], options["retry"]))
+    def measure_on_cluster(chosen, client, sweep):
+        asked.append((chosen, client, sweep.headline, sweep.rounds, sweep.retry))
         return {"refused": 1, "ok": 3}
 
     monkeypatch.setattr(cli.cluster, "connect", lambda address: nullcontext(f"client of {address}"))

@@ -11,9 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .spec import AttnSpec, require_int
+
 if TYPE_CHECKING:
     import torch
-from .spec import AttnSpec, _require_positive_int
 
 
 @dataclass(frozen=True)
@@ -84,16 +85,9 @@ class DecodeBatch:
             raise ValueError(
                 f"page_table must hold pages >= 0 in live columns, got {kv_indices.min().item()}"
             )
-        last = lens - (pages - 1) * spec.page_size
-        return cls(
-            spec,
-            lens,
-            page_table,
-            lens.to(device),
-            kv_indptr.to(device),
-            kv_indices,
-            last.to(device),
-        )
+        last = (lens - (pages - 1) * spec.page_size).to(device)
+        sums = kv_indptr.to(device)
+        return cls(spec, lens, page_table, lens.to(device), sums, kv_indices, last)
 
     def query_rows(self, q_len: int) -> DecodeBatch:
         """What each of `q_len` causal queries of a request sees, as a batch of one-query requests.
@@ -101,24 +95,36 @@ class DecodeBatch:
         Row i * q_len + j is query j of request i; the last query sees the whole length. Raises
         ValueError where a request is shorter than `q_len`.
         """
-        _require_positive_int("q_len", q_len)
+        require_int("q_len", q_len)
         unseen = self.seq_lens_cpu.new_tensor(range(q_len - 1, -1, -1))
         lens = (self.seq_lens_cpu[:, None] - unseen).flatten()
         return DecodeBatch.build(self.spec, lens, self.page_table.repeat_interleave(q_len, 0))
 
-    def check_inputs(self, q: torch.Tensor, kv: PagedKV) -> None:
-        """Raise ValueError unless `q` [bs, num_qo_heads, head_dim] and `kv` fit this batch."""
+    def check_inputs(self, q: torch.Tensor, kv: PagedKV, *, rows: int | None = None) -> None:
+        """ValueError unless `q` [rows, num_qo_heads, head_dim] and `kv` fit this batch.
+
+        There are as many rows as requests where `rows` is None.
+        """
         s = self.spec
-        require_tensor("q", q, (self.batch_size, s.num_qo_heads, s.head_dim), s.dtype)
-        shape = (kv.num_pages, s.page_size, s.num_kv_heads, s.head_dim)
-        require_tensor("k_cache", kv.k_cache, shape, s.kv_dtype)
-        require_tensor("v_cache", kv.v_cache, shape, s.kv_dtype)
+        rows = self.batch_size if rows is None else rows
+        cache_shape = (kv.num_pages, s.page_size, s.num_kv_heads, s.head_dim)
+        require_tensor("q", q, (rows, s.num_qo_heads, s.head_dim), s.dtype)
+        require_tensor("k_cache", kv.k_cache, cache_shape, s.kv_dtype)
+        require_tensor("v_cache", kv.v_cache, cache_shape, s.kv_dtype)
         devices = [t.device for t in (q, kv.k_cache, kv.v_cache, self.page_table)]
         if len(set(devices)) > 1:
             raise ValueError(
                 f"q, k_cache, v_cache and page_table must be on one device, "
-                f"got {', '.join(str(device) for device in devices)}"
+                f"got {', '.join(map(str, devices))}"
             )
+
+
+def require_tensor(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: str) -> None:
+    """ValueError unless `tensor`, called `name`, has this shape and torch dtype name."""
+    if tuple(tensor.shape) != shape or str(tensor.dtype) != f"torch.{dtype}":
+        raise ValueError(
+            f"{name} must be {list(shape)} {dtype}, got {list(tensor.shape)} {tensor.dtype}"
+        )
 
 
 def _require_table(name: str, tensor: torch.Tensor, *, ndim: int) -> None:
@@ -132,7 +138,7 @@ def _require_lengths(spec: AttnSpec, lens: torch.Tensor, page_table: torch.Tenso
     bs, capacity = page_table.shape[0], page_table.shape[1] * spec.page_size
     if lens.shape[0] < 1 or lens.shape[0] != bs:
         raise ValueError(
-            f"seq_lens must have one entry for each of page_table's rows, at least one, "
+            "seq_lens must have one entry for each of page_table's rows, at least one, "
             f"got {lens.shape[0]} for {bs} rows"
         )
     low, high = int(lens.min()), int(lens.max())
@@ -140,12 +146,4 @@ def _require_lengths(spec: AttnSpec, lens: torch.Tensor, page_table: torch.Tenso
         raise ValueError(
             f"seq_lens must lie in 1..{capacity} (page_table columns x page_size), "
             f"got {low}..{high}"
-        )
-
-
-def require_tensor(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: str) -> None:
-    """Raise ValueError unless `tensor`, called `name`, has this shape and torch dtype name."""
-    if tuple(tensor.shape) != shape or str(tensor.dtype) != f"torch.{dtype}":
-        raise ValueError(
-            f"{name} must be {list(shape)} {dtype}, got {list(tensor.shape)} {tensor.dtype}"
         )

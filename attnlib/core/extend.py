@@ -1,4 +1,4 @@
-"""The batch of an attention call with several query tokens a request.
+"""The batch of an attention call with several query tokens per request.
 
 | what | shape, dtype |
 |---|---|
@@ -6,7 +6,8 @@
 | cache | `PagedKV`; of a ragged prefill pages of one token, in order: K and V as they are |
 | output | like `q` |
 
-The queries of a request are its last tokens; `extend_case` says what each of them sees.
+The queries of a request are its last tokens. In a causal mask a query sees its own token and all
+before it, in a full one every token; a custom mask says bit by bit what it sees.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 
 from .batch import DecodeBatch, PagedKV, require_tensor
-from .spec import CUSTOM_MASKS, MASKS, AttnSpec
+from .spec import CUSTOM_MASKS, MASKS, AttnSpec, require_word
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,7 @@ class ExtendBatch:
         `drafts` [bs, q_len, q_len] bool, for custom masks only: which drafts each draft sees; every
         request then has `q_len` queries. Raises ValueError naming what does not fit.
         """
-        if mask not in MASKS:
-            raise ValueError(f"mask must be one of {', '.join(MASKS)}, got {mask!r}")
+        require_word("mask", mask, MASKS)
         lens = q_lens.detach().cpu()
         _require_q_lens(lens, paged)
         if ragged:
@@ -88,7 +88,7 @@ class ExtendBatch:
     def overwrite(self, given: ExtendBatch) -> None:
         """Copy the buffers of `given` into this batch's, whose host lengths stay as they are.
 
-        ValueError unless it is alike (`require_alike`), with no more queries a request.
+        ValueError unless it is alike (`require_alike`), with no more queries per request.
         """
         self.require_alike(given)
         if given.max_q_len > self.max_q_len:
@@ -113,12 +113,8 @@ class ExtendBatch:
             )
 
     def check_inputs(self, q: torch.Tensor, kv: PagedKV) -> None:
-        """Raise ValueError unless `q` [rows, num_qo_heads, head_dim] and `kv` fit this batch."""
-        s = self.spec
-        require_tensor("q", q, (self.rows, s.num_qo_heads, s.head_dim), s.dtype)
-        shape = (kv.num_pages, s.page_size, s.num_kv_heads, s.head_dim)
-        require_tensor("k_cache", kv.k_cache, shape, s.kv_dtype)
-        require_tensor("v_cache", kv.v_cache, shape, s.kv_dtype)
+        """ValueError unless `q` [rows, num_qo_heads, head_dim] and `kv` fit this batch."""
+        self.paged.check_inputs(q, kv, rows=self.rows)
 
 
 def _custom_mask(paged: DecodeBatch, drafts: torch.Tensor) -> torch.Tensor:

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import torch
 
-from .batch import DecodeBatch
-from .spec import MLA_HEAD_DIM, MLA_TOKEN_BYTES, AttnSpec, MlaSpec
+from .batch import DecodeBatch, require_tensor
+from .spec import MLA_HEAD_DIM, AttnSpec, MlaSpec
 
 NO_TOKEN = -1
 """Fills a row of `chosen` where a request has fewer than `top_k` tokens."""
@@ -64,43 +64,26 @@ class MlaBatch:
         Raises ValueError naming request, value and limit where a place lies outside the request,
         and for a request without any token.
         """
-        if self.chosen is None:
+        chosen, page_size = self.chosen, self.spec.page_size
+        if chosen is None:
             raise ValueError("chosen must be given where slots are asked for, got None (top_k 0)")
-        self._require_in_range()
-        places = self.chosen.clamp(min=0).long()
-        pages = self.paged.page_table.long().gather(1, places // self.spec.page_size)
-        slots = pages * self.spec.page_size + places % self.spec.page_size
-        return torch.where(self.chosen == NO_TOKEN, NO_TOKEN, slots).int()
+        _require_places(chosen, self.paged)
+        places = chosen.clamp(min=0).long()
+        pages = self.paged.page_table.long().gather(1, places // page_size)
+        slots = pages * page_size + places % page_size
+        return torch.where(chosen == NO_TOKEN, NO_TOKEN, slots).int()
 
     def check_inputs(self, q: torch.Tensor, cache: torch.Tensor) -> None:
-        """Raise ValueError unless `q` and `cache` have the shapes and dtypes of the module's table.
+        """ValueError unless `q` and `cache` have the shapes and dtypes of the module's table.
 
         The page table's highest live page must be in the cache; asking that synchronises.
         """
         spec = self.spec
-        _require("q", q, (self.batch_size, spec.num_qo_heads, MLA_HEAD_DIM), torch.bfloat16)
         fp8 = spec.kv_format != "bfloat16"
-        width = MLA_TOKEN_BYTES[spec.kv_format] if fp8 else MLA_HEAD_DIM
-        shape = (cache.shape[0], spec.page_size, width)
-        _require("cache", cache, shape, torch.uint8 if fp8 else torch.bfloat16)
+        cache_shape = (cache.shape[0], spec.page_size, spec.token_bytes if fp8 else MLA_HEAD_DIM)
+        require_tensor("q", q, (self.batch_size, spec.num_qo_heads, MLA_HEAD_DIM), "bfloat16")
+        require_tensor("cache", cache, cache_shape, "uint8" if fp8 else "bfloat16")
         require_pages(cache, int(self.paged.kv_indices.max()))
-
-    def _require_in_range(self) -> None:
-        chosen, lens = self.chosen, self.paged.seq_lens[:, None]
-        wrong = (chosen < NO_TOKEN) | (chosen >= lens)
-        if bool(wrong.any()):
-            row, column = wrong.nonzero()[0].tolist()
-            length = int(self.paged.seq_lens_cpu[row])
-            raise ValueError(
-                f"chosen must lie in 0..{length - 1} for request {row} of {length} tokens, or be "
-                f"{NO_TOKEN} for none, got {int(chosen[row, column])} in column {column}"
-            )
-        empty = (chosen == NO_TOKEN).all(1)
-        if bool(empty.any()):
-            raise ValueError(
-                f"chosen must name at least one token of every request, "
-                f"got none for request {int(empty.nonzero()[0])}"
-            )
 
 
 @dataclass(frozen=True)
@@ -132,7 +115,7 @@ def attended_pages(batch: MlaBatch) -> AttendedPages:
 
 
 def require_pages(cache: torch.Tensor, highest: int) -> None:
-    """Raise ValueError unless page `highest` lies in `cache` [num_pages, ...]; reads no tensor."""
+    """ValueError unless page `highest` lies in `cache` [num_pages, ...]; reads no tensor."""
     if highest >= cache.shape[0]:
         raise ValueError(
             f"cache must have the pages that the plan names, up to {highest}, "
@@ -148,15 +131,25 @@ def _require_chosen(spec: MlaSpec, page_table: torch.Tensor, chosen: torch.Tenso
         )
     if chosen is None:
         return
-    _require("chosen", chosen, (page_table.shape[0], spec.top_k), torch.int32)
+    require_tensor("chosen", chosen, (page_table.shape[0], spec.top_k), "int32")
     if chosen.device != page_table.device:
         raise ValueError(
             f"chosen must be on page_table's device, {page_table.device}, got {chosen.device}"
         )
 
 
-def _require(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    if tuple(tensor.shape) != shape or tensor.dtype != dtype:
+def _require_places(chosen: torch.Tensor, paged: DecodeBatch) -> None:
+    wrong = (chosen < NO_TOKEN) | (chosen >= paged.seq_lens[:, None])
+    if bool(wrong.any()):
+        row, column = wrong.nonzero()[0].tolist()
+        length = int(paged.seq_lens_cpu[row])
         raise ValueError(
-            f"{name} must be {list(shape)} {dtype}, got {list(tensor.shape)} {tensor.dtype}"
+            f"chosen must lie in 0..{length - 1} for request {row} of {length} tokens, or be "
+            f"{NO_TOKEN} for none, got {int(chosen[row, column])} in column {column}"
+        )
+    empty = (chosen == NO_TOKEN).all(1)
+    if bool(empty.any()):
+        raise ValueError(
+            "chosen must name at least one token of every request, "
+            f"got none for request {int(empty.nonzero()[0])}"
         )

@@ -3,18 +3,30 @@
 | noun | what it is |
 |---|---|
 | `AttnSpec` | a layer of multi-head, grouped-query or multi-query attention |
-| `MlaSpec` | a layer of multi-head latent attention, after weight absorption |
+| `MlaSpec` | a layer of multi-head latent attention (MLA), after weight absorption |
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
-LENGTHS = ("fixed", "ragged", "skewed")
 FP8_OUT_DTYPE = "bfloat16"
+LENGTHS = ("fixed", "ragged", "skewed")
+"""How the lengths of a batch's requests are drawn."""
+CUSTOM_MASKS = ("tree", "chain")
+"""Masks that a library is given bit by bit."""
+MASKS = ("causal", "full", *CUSTOM_MASKS)
+
+LATENT_DIM, ROPE_DIM = 512, 64
+MLA_HEAD_DIM = LATENT_DIM + ROPE_DIM
+MLA_TOKEN_BYTES = {"bfloat16": 2 * MLA_HEAD_DIM, "fp8-656": 656}
+"""Bytes of a cached token by its format; `mla_format` has the layout of the second."""
+DEEPSEEK_QK_DIM = 192
+"""Width of a DeepSeek-V2/V3 query head before weight absorption: 128 plain, 64 rotary."""
 
 
 @dataclass(frozen=True)
@@ -35,20 +47,16 @@ class AttnSpec:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kv_dtype", self.kv_dtype or self.dtype)
-        for name in ("num_qo_heads", "num_kv_heads", "head_dim", "page_size"):
-            _require_positive_int(name, getattr(self, name))
+        for name in ("num_qo_heads", "num_kv_heads", "head_dim"):
+            require_int(name, getattr(self, name))
         if self.num_qo_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_qo_heads must be a multiple of num_kv_heads ({self.num_kv_heads}), "
                 f"got {self.num_qo_heads}"
             )
-        if self.page_size & (self.page_size - 1):
-            raise ValueError(f"page_size must be a power of two, got {self.page_size}")
+        require_page_size(self.page_size)
         for name in ("dtype", "kv_dtype"):
-            if getattr(self, name) not in ELEMENT_BYTES:
-                raise ValueError(
-                    f"{name} must be one of {', '.join(ELEMENT_BYTES)}, got {getattr(self, name)!r}"
-                )
+            require_word(name, getattr(self, name), ELEMENT_BYTES)
 
     @property
     def group_size(self) -> int:
@@ -76,19 +84,6 @@ class AttnSpec:
         return self.dtype if self.dtype == self.kv_dtype else f"{self.dtype}/{self.kv_dtype}"
 
 
-def _require_positive_int(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
-
-
-LATENT_DIM, ROPE_DIM = 512, 64
-MLA_HEAD_DIM = LATENT_DIM + ROPE_DIM
-MLA_TOKEN_BYTES = {"bfloat16": 2 * MLA_HEAD_DIM, "fp8-656": 656}
-"""Bytes of a cached token by its format; `mla_format` has the layout of the second."""
-DEEPSEEK_QK_DIM = 192
-"""Width of a DeepSeek-V2/V3 query head before weight absorption: 128 plain, 64 rotary."""
-
-
 @dataclass(frozen=True)
 class MlaSpec:
     """One MLA layer after weight absorption: all query heads read one latent KV head.
@@ -104,14 +99,10 @@ class MlaSpec:
     kv_format: str = "bfloat16"
 
     def __post_init__(self) -> None:
-        for name, least in (("num_qo_heads", 1), ("top_k", 0), ("page_size", 1)):
-            _require_int(name, getattr(self, name), least)
-        if self.page_size & (self.page_size - 1):
-            raise ValueError(f"page_size must be a power of two, got {self.page_size}")
-        if self.kv_format not in MLA_TOKEN_BYTES:
-            raise ValueError(
-                f"kv_format must be one of {', '.join(MLA_TOKEN_BYTES)}, got {self.kv_format!r}"
-            )
+        require_int("num_qo_heads", self.num_qo_heads)
+        require_int("top_k", self.top_k, least=0)
+        require_page_size(self.page_size)
+        require_word("kv_format", self.kv_format, MLA_TOKEN_BYTES)
 
     @property
     def softmax_scale(self) -> float:
@@ -129,10 +120,20 @@ class MlaSpec:
         return f"{self.num_qo_heads}/1"
 
 
-def _require_int(name: str, value: Any, least: int) -> None:
+def require_int(name: str, value: Any, *, least: int = 1) -> None:
+    """ValueError unless `value` is an integer, no bool, and at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
 
 
-CUSTOM_MASKS = ("tree", "chain")
-MASKS = ("causal", "full", *CUSTOM_MASKS)
+def require_word(name: str, value: Any, words: Collection[str]) -> None:
+    """ValueError listing `words` unless `value` is one of them."""
+    if value not in words:
+        raise ValueError(f"{name} must be one of {', '.join(words)}, got {value!r}")
+
+
+def require_page_size(value: Any) -> None:
+    """ValueError unless `value` is a power of two."""
+    require_int("page_size", value)
+    if value & (value - 1):
+        raise ValueError(f"page_size must be a power of two, got {value}")

@@ -23,6 +23,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ..draw.cards import Card, as_html, as_text
+from ..measure.files import write_whole
 from ..measure.spans import NO_CALL, Gap, Span, busy_us, find_gaps, gpu_work, operators
 
 if TYPE_CHECKING:
@@ -96,14 +97,9 @@ class Profile:
         return find_gaps(self.work)
 
     @property
-    def inner_gaps(self) -> tuple[Gap, ...]:
-        """The gaps within a call."""
-        return tuple(gap for gap in self.gaps if gap.call != NO_CALL)
-
-    @property
     def gap_us(self) -> float:
         """Gaps within a call, added up, as traced."""
-        return sum(gap.length_us for gap in self.inner_gaps) / self.calls
+        return sum(gap.length_us for gap in self.gaps if gap.call != NO_CALL) / self.calls
 
     @property
     def busy_share(self) -> float:
@@ -174,20 +170,13 @@ class Profile:
     def save_trace(self, path: str | os.PathLike[str]) -> Path:
         """Write the Chrome trace, for Perfetto or chrome://tracing; returns its absolute path.
 
-        The file is whole or as it was: it is written beside itself and then renamed. `.gz` is
-        compressed. OSError if the folder is not there or not writable.
+        The file is whole or as it was; `.gz` is compressed. OSError if the folder is not there or
+        not writable.
         """
-        path = Path(path)
-        packed = path.suffix == ".gz"
-        unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
-        try:
-            unfinished.write_bytes(
-                self.packed_trace if packed else gzip.decompress(self.packed_trace)
-            )
-            os.replace(unfinished, path)
-        finally:
-            unfinished.unlink(missing_ok=True)
-        return path.resolve()
+        path, trace = Path(path), self.packed_trace
+        return write_whole(
+            path, trace if path.suffix == ".gz" else gzip.decompress(trace)
+        ).resolve()
 
     @property
     def headline(self) -> str:
@@ -204,14 +193,6 @@ class Profile:
         day = self.taken_at[:10]
         return f"{where}, torch {self.torch_version}, {day}, {how} {self.calls} times"
 
-    def facts(self) -> list[tuple[str, str]]:
-        """What the table does not hold, label and value, ready to be read."""
-        gpu = self.device == "cuda"
-        every = "until the GPU is done" if gpu else "on average"
-        host = f"{median(self.host_us):,.1f} us until a call returns (median)"
-        about = _gpu_facts(self) if gpu else _cpu_facts(self)
-        return [*about, ("untraced", f"{host}, {self.wall_us:,.1f} us a call {every}")]
-
     def _card(self) -> Card:
         table = self.table()
         words = {name: table[name].map("{:,.2f}".format) for name in TIMES}
@@ -220,7 +201,7 @@ class Profile:
         return Card(
             title=f"{self.name}: {self.headline}",
             notes=[self.note] if self.note else [],
-            facts=self.facts(),
+            facts=_facts(self),
             table=table.assign(**words),
             caption=f"{self.row_word}s of a call, times in microseconds",
             footer=f"{self.origin}; the callable itself ran {self.ran} times",
@@ -234,8 +215,17 @@ class Profile:
         return as_text(self._card())
 
 
+def _facts(taken: Profile) -> list[tuple[str, str]]:
+    """What the table does not hold, label and value."""
+    gpu = taken.device == "cuda"
+    host = f"{median(taken.host_us):,.1f} us until a call returns (median)"
+    every = "until the GPU is done" if gpu else "on average"
+    about = _gpu_facts(taken) if gpu else _cpu_facts(taken)
+    return [*about, ("untraced", f"{host}, {taken.wall_us:,.1f} us a call {every}")]
+
+
 def _gpu_facts(taken: Profile) -> list[tuple[str, str]]:
-    inner = taken.inner_gaps
+    inner = [gap for gap in taken.gaps if gap.call != NO_CALL]
     gaps = f"{taken.gap_us:,.1f} us in {len(inner) / taken.calls:g} gaps, as traced"
     if inner:
         longest = max(inner, key=lambda gap: gap.length_us)

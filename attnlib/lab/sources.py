@@ -20,6 +20,7 @@ from packaging.version import Version
 from ..core.backends.table import BACKENDS, COMPARED, MLA_BACKENDS
 from ..core.spec import LENGTHS
 from ..kinds.decode.case import DecodeCase
+from ..kinds.item import Item
 from ..kinds.mla.case import MlaCase
 from ..run import store
 from ..run.record import Record, machine_slug
@@ -96,16 +97,24 @@ class Shelf:
 
     @cached_property
     def _places(self) -> tuple[dict[str, Any], ...]:
-        """A dict per record of a named model: where it lies on the axes, its model and backend."""
-        found = []
-        for item in (record.item for record in self.records):
-            case = item.case
-            if isinstance(case, DecodeCase | MlaCase) and model_of(case) and not case.seed:
-                place = {"model": model_of(case), "backends": item.backend}
-                place |= {"release": item.release, "timer": item.timer, "lengths": case.lengths}
-                place |= {"variant": variant_of(case.spec), "page_size": case.spec.page_size}
-                found.append({**place, "batch": case.batch_size, "kv_len": case.kv_len})
-        return tuple(found)
+        """Where each record of a call lies on the axes, with its model and backend."""
+        items = [record.item for record in self.records]
+        return tuple(_place(i, i.case) for i in items if isinstance(i.case, DecodeCase | MlaCase))
+
+
+def _place(item: Item, case: DecodeCase | MlaCase) -> dict[str, Any]:
+    return {
+        # Another seed has other lengths: it is no choice.
+        "model": "" if case.seed else model_of(case),
+        "backends": item.backend,
+        "release": item.release,
+        "timer": item.timer,
+        "variant": variant_of(case.spec),
+        "page_size": case.spec.page_size,
+        "lengths": case.lengths,
+        "batch": case.batch_size,
+        "kv_len": case.kv_len,
+    }
 
 
 @dataclass(frozen=True)
@@ -142,11 +151,7 @@ class ThisGpu:
     @property
     def records(self) -> tuple[Record, ...]:
         """What was measured here, so far; a killed writer's half line is set aside first."""
-        store.mend(STUDY, self.machine)
-        try:
-            return tuple(store.read(STUDY, self.machine))
-        except FileNotFoundError:
-            return ()
+        return tuple(store.recover(STUDY, self.machine))
 
 
 Source = Shelf | ThisGpu
@@ -165,13 +170,10 @@ def fits_release(backend: str, own: str, release: str) -> bool:
 def studies_of(model: str) -> dict[str, str]:
     """Study -> machine, of all whose published records hold cases of `model`."""
     require_model(model)
-    found = {}
-    for study in STUDIES.values():
-        machine = os.environ.get("ATTNLIB_MACHINE") or study.reference_machine
-        holds = not study.borrows and any(model_of(case) == model for case in study.cases)
-        if holds and machine in store.machines(study.name):
-            found[study.name] = machine
-    return found
+    named = os.environ.get("ATTNLIB_MACHINE")
+    own = [s for s in STUDIES.values() if not s.borrows and model in map(model_of, s.cases)]
+    found = {study.name: named or study.reference_machine for study in own}
+    return {name: machine for name, machine in found.items() if machine in store.machines(name)}
 
 
 def usual_records(model: str) -> str:
@@ -179,11 +181,7 @@ def usual_records(model: str) -> str:
 
     In replay mode the first study that has the model, and live where none has.
     """
-    try:
-        replays = mode() == "replay"
-    except (RuntimeError, ValueError):
-        replays = False
-    return next(iter(studies_of(model)), LIVE) if replays else LIVE
+    return LIVE if _mode()[0] == LIVE else next(iter(studies_of(model)), LIVE)
 
 
 def source_of(model: str, records: str) -> Source:
@@ -211,14 +209,20 @@ def _shelf(study: str, machine: str, stamp: object) -> Shelf:
 
 def why_not_live() -> str:
     """Why nothing can be measured here, or the empty string."""
-    try:
-        if mode() == LIVE:
-            return ""
-    except (RuntimeError, ValueError) as error:
-        return str(error)
+    asked, problem = _mode()
+    if asked == LIVE:
+        return problem
     if os.environ.get("ATTNLIB_MODE") == "replay":
         return "ATTNLIB_MODE=replay asks for records; unset it to measure on a CUDA GPU"
     return "no CUDA GPU is here: torch sees none"
+
+
+def _mode() -> tuple[str, str]:
+    """`live` or `replay`, and why it cannot be had, or the empty string."""
+    try:
+        return mode(), ""
+    except (RuntimeError, ValueError) as error:
+        return LIVE, str(error)
 
 
 @dataclass(frozen=True)
@@ -252,18 +256,17 @@ def narrow(source: Source, asked: Mapping[str, Any], *, strict: bool = True) -> 
         name = axis.replace("_", " ")
         notes.append(f"{name} {wish!r} is not on record with these choices{shown}.")
 
-    def choose(axis: str, usual: Any) -> Any:
+    def choose(axis: str, usual: Any) -> None:
         wish = asked.get(axis)
-        if wish is None or wish in options[axis]:
-            return usual if wish is None else wish
-        refuse(axis, wish, usual)
-        return usual
+        made[axis] = wish if wish in options[axis] else usual
+        if wish is not None and wish != made[axis]:
+            refuse(axis, wish, usual)
 
     for axis in AXES:
         options[axis] = source.options(axis, made)
         if source.is_open and asked.get(axis) not in (None, *options[axis]):
             options[axis] += (asked[axis],)
-        made[axis] = choose(axis, _usual(source, axis, made, options[axis]))
+        choose(axis, _usual(source, axis, made, options[axis]))
     options["backends"] = source.options("backends", made)
     wishes = asked.get("backends") or ()
     for name in wishes:
@@ -272,10 +275,9 @@ def narrow(source: Source, asked: Mapping[str, Any], *, strict: bool = True) -> 
     picked = tuple(name for name in options["backends"] if name in wishes)
     made["backends"] = options["against"] = picked or source.usual("backends", made)
     baselines = (name for name in BASELINES if name in options["against"])
-    made["against"] = choose("against", next(baselines, options["against"][0]))
+    choose("against", next(baselines, options["against"][0]))
     rounds = ROUNDS if asked.get("rounds") is None else asked["rounds"]
-    choices = Choices(records=source.name, rounds=rounds, **made)
-    return Narrowed(choices, options, tuple(notes))
+    return Narrowed(Choices(records=source.name, rounds=rounds, **made), options, tuple(notes))
 
 
 def _usual(source: Source, axis: str, before: Mapping[str, Any], options: tuple[Any, ...]) -> Any:

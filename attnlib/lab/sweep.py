@@ -16,8 +16,8 @@ from threading import Event, Thread
 from typing import Any
 
 from ..kinds.item import Item
-from ..run.jobs import Job, StoppedError
-from ..run.study import run_missing
+from ..run import study
+from ..run.jobs import Job, StoppedError, never
 from .choices import Choices
 from .sources import STUDY, ThisGpu, release_of
 
@@ -37,7 +37,8 @@ def measure_missing(
     Raises StoppedError once `stop` says so, RuntimeError while another sweep measures on this GPU.
     """
     progress = partial(_Bar, on_progress) if on_progress else None
-    return run_missing(missing_rounds(gpu, choices), progress=progress, stop=stop)
+    sweep = study.Sweep(progress=progress, stop=stop or never)
+    return sweep.run(missing_rounds(gpu, choices))
 
 
 def missing_rounds(gpu: ThisGpu, choices: Choices) -> list[Job]:
@@ -67,7 +68,7 @@ def _round(gpu: ThisGpu, choices: Choices, number: int) -> Job:
 
 
 class _Bar:
-    """What `run_missing` takes for a progress bar, as a callback."""
+    """What a sweep takes for a progress bar, as a callback."""
 
     def __init__(self, on_progress: Progress, *, total: int, **_: Any) -> None:
         self.total, self.done, self.on_progress = total, 0, on_progress
@@ -81,7 +82,7 @@ class _Bar:
         """Nothing is held."""
 
 
-class Sweep:
+class Sweep(Thread):
     """`measure_missing` in a thread of its own, which a notebook's kernel does not wait for.
 
     `on_end` is called last, in that thread, with a sentence that says how it ended. Nothing that
@@ -96,33 +97,16 @@ class Sweep:
         on_progress: Progress,
         on_end: Callable[[str], object],
     ) -> None:
-        self._stop, self._over = Event(), Event()
-        measure = partial(
-            measure_missing, gpu, choices, on_progress=on_progress, stop=self._stop.is_set
-        )
-        self._thread = Thread(target=self._run, args=(measure, on_end), daemon=True)
+        super().__init__(daemon=True)
+        self._asked_to_stop, self._over = Event(), Event()
+        self._on_end = on_end
+        stop = self._asked_to_stop.is_set
+        self._measure = partial(measure_missing, gpu, choices, on_progress=on_progress, stop=stop)
 
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Ask it to end: the running worker is killed, what is on record stays."""
-        self._stop.set()
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it still measures; no longer when `on_end` is called."""
-        return self._thread.is_alive() and not self._over.is_set()
-
-    def wait(self, timeout_s: float) -> bool:
-        """Wait until `on_end` has returned; whether it has."""
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
-
-    def _run(self, measure: Callable[[], int], on_end: Callable[[str], object]) -> None:
+    def run(self) -> None:
+        """Measure, then say how it ended; `start` calls it."""
         try:
-            count = measure()
+            count = self._measure()
             words = f"Measured {count} items." if count else "All was on record already."
         except StoppedError:
             words = "Stopped. What was measured is kept; the rest is measured next time."
@@ -130,4 +114,18 @@ class Sweep:
             # Whatever it is belongs into the view: here nobody would see it.
             words = f"Not measured: {type(error).__name__}: {error}"
         self._over.set()
-        on_end(words)
+        self._on_end(words)
+
+    def stop(self) -> None:
+        """Ask it to end: the running worker is killed, what is on record stays."""
+        self._asked_to_stop.set()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it still measures; no longer when `on_end` is called."""
+        return self.is_alive() and not self._over.is_set()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until `on_end` has returned; whether it has."""
+        self.join(timeout_s)
+        return not self.is_alive()

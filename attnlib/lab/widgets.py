@@ -51,6 +51,7 @@ CSS_CLASS = "attn-explorer"
 MAX_ROUNDS = 20
 CONTROL_WIDTH, CHECKBOX_WIDTH = "300px", "210px"
 LABEL = {"description_width": "76px"}
+ROW = {"display": "flex", "flex_flow": "row wrap", "align_items": "center"}
 WIDE = {"records": "604px"}
 INTRODUCTION = (
     "Choose a case. Each control offers what there is for the choices before it. "
@@ -87,12 +88,12 @@ class Explorer(w.VBox):
         self._quiet, self._words = False, ""
         self._lock = RLock()
         self.controls = {name: self._dropdown(name) for name in DESCRIPTIONS}
-        self.backends = w.HBox(layout=_row())
+        self.backends = w.HBox(layout=ROW)
         self._make_live_row()
         self.served, self.shown, self.picture = w.HTML(), w.HTML(), w.HTML()
         self.shown.add_class(f"{CSS_CLASS}-view")
         self.picture.add_class(f"{CSS_CLASS}-figure")
-        choosing = w.HBox([*self.controls.values()], layout=_row())
+        choosing = w.HBox([*self.controls.values()], layout=ROW)
         chosen = [w.HTML(INTRODUCTION), choosing, self.backends, self.live_row]
         super().__init__([*chosen, self.served, self.picture, self.shown])
         self.add_class(CSS_CLASS)
@@ -166,7 +167,7 @@ class Explorer(w.VBox):
         self.measure.on_click(self.start)
         self.stop.on_click(self.stop_now)
         row = [self.rounds, self.measure, self.stop, self.bar, self.status]
-        self.live_row = w.HBox(row, layout=_row())
+        self.live_row = w.HBox(row, layout=ROW)
 
     def _choose(self, name: str, value: Any) -> None:
         with self._lock:
@@ -258,10 +259,6 @@ class Explorer(w.VBox):
 
     def _say(self, words: str) -> None:
         self.status.value = f"<span role='status'>{html.escape(words)}</span>"
-
-
-def _row() -> w.Layout:
-    return w.Layout(display="flex", flex_flow="row wrap", align_items="center")
 
 
 def _said(axis: str, value: Any) -> str:

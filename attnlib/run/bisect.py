@@ -10,8 +10,11 @@ The older end is the reference, and each step judges a candidate against it:
 `ambiguous` doubles the rounds up to `ROUND_LIMIT` and then fails: nothing is guessed. The search
 assumes one change between the ends, and measures first that they differ.
 
-Steps are ordinary records of a study of its own, `bisect_<study>` (`rounds` says how they pair).
-Each record's command lists the releases searched, so replay goes the same way.
+Steps are ordinary records of a study of its own, `bisect_<study>`. Each record's command lists the
+releases searched, so replay goes the same way. Even rounds run the reference first, odd ones the
+candidate, each release in a fresh process (A B B A). Rounds are numbered on through all pairs of a
+backend and case, so a round belongs to one pair of releases; a round cut short or failed belongs to
+none. That is how a search resumes after it was stopped.
 """
 
 from __future__ import annotations
@@ -28,16 +31,20 @@ from packaging.version import Version
 
 from ..core.backends.table import BACKENDS, COMPARED
 from ..kinds.decode.case import DecodeCase
+from ..kinds.item import Item
 from ..measure.stats import Verdict, judge
+from . import store
+from .jobs import Job
 from .record import Record
 from .releases import available_releases, parse_release, releases_between
-from .rounds import Rounds
-from .study import Study, mode, record_machine
+from .study import Study, Sweep, machine_shown, mode
 
 PREFIX = "bisect_"
 RELEASES = re.compile(r" --releases (\S+)")
 ROUND_LIMIT = 12
 """Rounds after which a verdict that is still ambiguous will not become clear by itself."""
+TIMER = "graph"
+"""How engines run decode, and what the headline numbers of the studies are taken with."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +75,7 @@ class Step:
 class Bisection:
     """What was asked, the releases searched (the first is the reference), the steps, the answer.
 
-    `changed` is the first release of the new speed, `word` how it compares with the reference;
-    `command` repeats the search; `machine` has the records, in the study `records`.
+    `changed` is the first release of the new speed; `machine` has the records.
     """
 
     package: str
@@ -80,7 +86,7 @@ class Bisection:
     bad: str
     releases: tuple[str, ...]
     machine: str
-    command: str = ""
+    rounds: int
     steps: tuple[Step, ...] = ()
     changed: str = ""
 
@@ -90,9 +96,13 @@ class Bisection:
         return "slower" if Version(self.good) < Version(self.bad) else "faster"
 
     @property
-    def records(self) -> str:
-        """The study of the records."""
-        return PREFIX + self.study
+    def command(self) -> str:
+        """The command that goes through the same releases again."""
+        options = {name: getattr(self, name) for name in ("package", "good", "bad", "study")}
+        options |= {"case": self.case.key, "backend": self.backend, "rounds": str(self.rounds)}
+        options |= {"releases": ",".join(self.releases)}
+        words = " ".join(f"--{name} {shlex.quote(value)}" for name, value in options.items())
+        return f"python -m attnlib bisect {words}"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form; the case by its key."""
@@ -103,6 +113,65 @@ class Bisection:
             "steps": [step.to_dict() for step in self.steps],
             "changed": self.changed,
         }
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """The paired rounds of one backend and case: those on record and, with `measure`, new ones.
+
+    `measure(number, item)` puts a record of the item in that round into the store; None in replay.
+    """
+
+    study: str
+    machine: str
+    backend: str
+    case: DecodeCase
+    measure: Callable[[int, Item], object] | None = None
+    on_round: Callable[[str], object] | None = None
+
+    def records(self) -> list[Record]:
+        """The records of this backend and case, oldest first."""
+        mine = (self.backend, TIMER, self.case)
+        found = store.find(self.study, self.machine)
+        return [r for r in found if (r.item.backend, r.item.timer, r.item.case) == mine]
+
+    def pairs(self, reference: str, candidate: str) -> list[tuple[Record, Record]]:
+        """(reference, candidate) of every whole round of the two in which both are ok."""
+        rounds: dict[int, dict[str, Record]] = {}
+        for record in self.records():
+            rounds.setdefault(record.round, {})[record.item.release] = record
+        whole = [seen for _, seen in sorted(rounds.items()) if set(seen) == {reference, candidate}]
+        pairs = [(seen[reference], seen[candidate]) for seen in whole]
+        return [pair for pair in pairs if all(r.status == "ok" and not r.throttled for r in pair)]
+
+    def at_least(self, count: int, reference: str, candidate: str) -> list[tuple[Record, Record]]:
+        """`pairs`, of which there must be `count`: measured now where missing.
+
+        Raises RuntimeError for a release that fails, FileNotFoundError in replay for records that
+        are not there.
+        """
+        found = self.pairs(reference, candidate)
+        if len(found) < count and self.measure is None:
+            raise FileNotFoundError(
+                f"release {candidate} must have {count} rounds against {reference} on record to "
+                f"be replayed, it has {len(found)} in {self.study!r} on {self.machine!r}"
+            )
+        for _ in range(count - len(found)):
+            number = 1 + max((record.round for record in self.records()), default=-1)
+            for release in (candidate, reference) if number % 2 else (reference, candidate):
+                self._measure(number, release)
+            if self.on_round:
+                self.on_round(f"round {number}: {candidate} against {reference}")
+        return self.pairs(reference, candidate)
+
+    def _measure(self, number: int, release: str) -> None:
+        if self.measure:
+            self.measure(number, Item(self.backend, TIMER, self.case, release))
+        for record in self.records():
+            mine = (record.round, record.item.release) == (number, release)
+            if mine and record.status != "ok":
+                words = " ".join(record.reason.split())
+                raise RuntimeError(f"release {release} must run, it was {record.status}: {words}")
 
 
 def bisect(
@@ -130,25 +199,25 @@ def bisect(
     """
     _require_askable(study, case, package, backend, rounds=rounds)
     first, last = _in_order(good, bad)
-    live, name = mode() == "live", PREFIX + study.name
+    live, name, sweep = mode() == "live", PREFIX + study.name, Sweep(overlays=overlays or {})
     published = study.bisect_machine or study.reference_machine
-    own = replace(study, name=name, grids=(), ceilings=(), reference_machine=published)
-    source = Rounds(name, record_machine(own), study.device, backend, case)
+    source = Rounds(name, machine_shown(name, study.device, published), backend, case)
     if not releases and (live or overlays):
         early = any(Version(end).is_prerelease for end in (first, last))
-        releases = available_releases(package, overlays or {}, early=early)
+        releases = available_releases(package, sweep.overlays, early=early)
     known = releases or recorded_releases(source, first, last)
     inside = tuple(releases_between(known, first, last))
-    good, bad = (inside[0], inside[-1]) if good == first else (inside[-1], inside[0])
-    asked = Bisection(package, study.name, case, backend, good, bad, inside, source.machine)
-    asked = replace(asked, command=repeat_command(asked, rounds))
-    source = replace(
-        source, command=asked.command, live=live, overlays=overlays or {}, on_round=on_round
-    )
-    return search(asked, source, rounds=rounds, floor=floor)
+    ends = (inside[0], inside[-1]) if good == first else (inside[-1], inside[0])
+    asked = Bisection(package, study.name, case, backend, *ends, inside, source.machine, rounds)
+
+    def measure(number: int, item: Item) -> None:
+        sweep.run([Job(name, number, study.device, item.release, (item,), asked.command)])
+
+    source = replace(source, measure=measure if live else None, on_round=on_round)
+    return search(asked, source, floor=floor)
 
 
-def search(asked: Bisection, source: Rounds, *, rounds: int, floor: float) -> Bisection:
+def search(asked: Bisection, source: Rounds, *, floor: float) -> Bisection:
     """`asked` with the steps and the answer, from rounds that `source` has or measures."""
     reference, last = asked.releases[0], asked.releases[-1]
     steps: dict[str, Step] = {}
@@ -157,7 +226,7 @@ def search(asked: Bisection, source: Rounds, *, rounds: int, floor: float) -> Bi
         if release == reference:
             return False
         if release not in steps:
-            steps[release] = _step(source, reference, release, rounds=rounds, floor=floor)
+            steps[release] = _step(source, asked, release, floor=floor)
         return steps[release].verdict.word == asked.word
 
     if not differs(last):
@@ -232,21 +301,14 @@ def recorded_releases(source: Rounds, first: str, last: str) -> list[str]:
     )
 
 
-def repeat_command(asked: Bisection, rounds: int) -> str:
-    """The command that goes through the same releases again."""
-    options = {name: getattr(asked, name) for name in ("package", "good", "bad", "study")}
-    options |= {"case": asked.case.key, "backend": asked.backend, "rounds": str(rounds)}
-    options |= {"releases": ",".join(asked.releases)}
-    words = " ".join(f"--{name} {shlex.quote(value)}" for name, value in options.items())
-    return f"python -m attnlib bisect {words}"
+def _step(source: Rounds, asked: Bisection, release: str, *, floor: float) -> Step:
+    reference = asked.releases[0]
 
-
-def _step(source: Rounds, reference: str, release: str, *, rounds: int, floor: float) -> Step:
     def times(count: int) -> list[tuple[float, float]]:
         pairs = source.at_least(count, reference, release)
         return [(float(np.median(a.run_us)), float(np.median(b.run_us))) for a, b in pairs]
 
-    verdict = settle(times, rounds=rounds, floor=floor, name=release)
+    verdict = settle(times, rounds=asked.rounds, floor=floor, name=release)
     pairs = source.pairs(reference, release)
     return Step(release, verdict, _families(b for _, b in pairs), _families(a for a, _ in pairs))
 

@@ -4,11 +4,11 @@
     CUDA_VISIBLE_DEVICES=0 dask worker ADDRESS --nworkers 1 --nthreads 1 --resources GPU=1
     python -m attnlib measure STUDY --cluster ADDRESS
 
-One Dask worker (with its nanny) a GPU. What is compared must lie on one GPU, so the cases are
+One Dask worker (with its nanny) per GPU. What is compared must lie on one GPU, so the cases are
 shared out, not the rounds: all backends, releases, timers and rounds of a case go to one GPU, the
 one that has records of it, else the one with the least to do. Ceilings are measured on every GPU.
 
-A task is one `jobs.Job`, or a GPU's share of it: it runs there as `study.measure` would, in worker
+A task is one `jobs.Job`, or a GPU's share of it: it runs there as a `Sweep` would, in worker
 processes of its own, under the GPU's lock, and each record is in the store of that machine before
 the task returns (`ATTNLIB_DATA` names one shared folder, or each machine keeps its own). Whoever
 runs a task again first asks the store what is missing. So the death of a Dask worker costs the
@@ -20,15 +20,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..kinds.decode.case import DecodeCase
+from ..kinds.cases import Case
 from . import store
 from .jobs import Job
-from .record import machine_slug, record_id
-from .study import Study, describe, plan_jobs, run_missing
+from .record import machine_slug
+from .study import Study, Sweep, describe
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -52,39 +52,31 @@ def connect(address: str) -> Client:
     return Client(address, set_as_default=False)
 
 
-def measure_on_cluster(
-    study: Study,
-    client: Client,
-    *,
-    headline: bool = False,
-    rounds: int | None = None,
-    overlays: dict[str, Path] | None = None,
-    retry: bool = False,
-    progress: Any = None,
-) -> dict[str, int]:
-    """Measure what `study` lacks on the cluster; options as of `study.measure`.
+def measure_on_cluster(study: Study, client: Client, sweep: Sweep) -> dict[str, int]:
+    """Measure what `study` lacks on the cluster, as `sweep.measure` would on this machine.
 
-    Returns how many of the study's items are on record with each status. Folders of `overlays`
-    must exist on every worker. Raises ValueError for a cluster that is not one worker a GPU, and,
-    after all that could be measured is on record, RuntimeError for the jobs that failed.
+    Returns how many of the study's items are on record with each status. Folders of overlays must
+    exist on every worker; `stop` is not asked. Raises ValueError for a cluster that is not one
+    worker per GPU, and, after all that could be measured is on record, RuntimeError for the jobs
+    that failed.
     """
-    jobs = plan_jobs(study, headline=headline, rounds=rounds, overlays=overlays)
+    jobs = sweep.jobs(study)
     homes = _find_gpus(client, study.device)
     known = client.run(_cases_on_record, study.name, study.device)
     shares = share_out(jobs, {gpu_id: known[home] for gpu_id, home in homes.items()})
     total = sum(len(job.items) for _, job in shares)
-    bar = progress(total=total, unit="item", desc=study.name) if progress else None
-    sweep = _Sweep(client, study.device, homes, (overlays, retry), bar)
-    return sweep.run(shares)
+    there = Sweep(overlays=sweep.overlays, retry=sweep.retry)
+    with sweep.bar(study.name, total) as update:
+        return _Tasks(client, study.device, homes, there, update).run(shares)
 
 
-def share_out(jobs: list[Job], on_record: dict[str, Counter[DecodeCase]]) -> list[tuple[str, Job]]:
+def share_out(jobs: list[Job], on_record: dict[str, Counter[Case]]) -> list[tuple[str, Job]]:
     """(GPU id, its share of a job) in the order of `jobs`; `on_record` counts each GPU's records.
 
     A case has one home over all jobs; an item without a case, a ceiling, is in every share.
     """
     load = dict.fromkeys(sorted(on_record), 0)
-    home: dict[DecodeCase, str] = {}
+    home: dict[Case, str] = {}
     weights = Counter(item.case for job in jobs for item in job.items if item.case)
     # What is on record has no choice of home, so it goes first and the rest evens out the load.
     for case in sorted(weights, key=lambda case: not any(on_record[g][case] for g in load)):
@@ -99,14 +91,14 @@ def share_out(jobs: list[Job], on_record: dict[str, Counter[DecodeCase]]) -> lis
 
 
 @dataclass
-class _Sweep:
+class _Tasks:
     """Tasks under way, each bound to the Dask worker that has its GPU at the time."""
 
     client: Client
     device: str
     homes: dict[str, str]
-    options: tuple[dict[str, Path] | None, bool]
-    bar: Any
+    sweep: Sweep
+    update: Callable[[int], object]
     pending: dict[Future, tuple[int, str, Job]] = field(default_factory=dict)
     moves: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
@@ -123,8 +115,6 @@ class _Sweep:
                 time.sleep(POLL_S)
         finally:
             self.client.cancel(list(self.pending))
-            if self.bar:
-                self.bar.close()
         if self.failures:
             raise RuntimeError(f"{len(self.failures)} jobs failed, first {self.failures[0]}")
         return dict(statuses)
@@ -133,7 +123,7 @@ class _Sweep:
         future = self.client.submit(
             _run_here,
             job,
-            *self.options,
+            self.sweep,
             workers=[self.homes[gpu_id]],
             resources={RESOURCE: 1},
             retries=RETRIES,
@@ -144,8 +134,7 @@ class _Sweep:
 
     def _result(self, future: Future) -> Counter[str]:
         _, gpu_id, job = self.pending.pop(future)
-        if self.bar:
-            self.bar.update(len(job.items))
+        self.update(len(job.items))
         try:
             return future.result()
         except Exception as error:
@@ -212,19 +201,14 @@ async def _describe_here(device: str) -> dict[str, Any]:
     return await asyncio.to_thread(describe, device)
 
 
-def _cases_on_record(study: str, device: str) -> Counter[DecodeCase]:
-    machine = machine_slug(describe(device))
-    store.mend(study, machine)
-    try:
-        records = store.read(study, machine)
-    except FileNotFoundError:
-        return Counter()
+def _cases_on_record(study: str, device: str) -> Counter[Case]:
+    records = store.recover(study, machine_slug(describe(device)))
     return Counter(record.item.case for record in records if record.item.case)
 
 
-def _run_here(job: Job, overlays: dict[str, Path] | None, retry: bool) -> Counter[str]:
-    run_missing([job], overlays=overlays, retry=retry)
+def _run_here(job: Job, sweep: Sweep) -> Counter[str]:
+    sweep.run([job])
     machine = describe(job.device)
-    wanted = {record_id(job.study, job.round, item, machine["gpu_id"]) for item in job.items}
+    wanted = {job.id_of(item, machine) for item in job.items}
     records = store.read(job.study, machine_slug(machine))
     return Counter(record.status for record in records if record.id in wanted)

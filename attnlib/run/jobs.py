@@ -52,91 +52,99 @@ class Job:
         """The same job with fewer items."""
         return replace(self, items=items)
 
+    def id_of(self, item: Item, machine: dict[str, Any]) -> str:
+        """The id of the item's record on a machine."""
+        return record_id(self.study, self.round, item, machine["gpu_id"])
+
+
+def never() -> bool:
+    """The `stop` of what is not to be stopped."""
+    return False
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What goes on beside a job.
+
+    `on_done` is told how many more items are done. `stop` is asked all the time: once it says so,
+    the worker is killed, what its item left of a line is set aside, and StoppedError raised. That
+    item has no record: it did not fail. `held` are file descriptors of locks that the workers hold
+    too, should they outlive us.
+    """
+
+    on_done: Callable[[int], object] = lambda count: None
+    stop: Callable[[], bool] = never
+    held: tuple[int, ...] = ()
+
+
+UNWATCHED = Watch()
+
 
 def run_job(
-    job: Job,
-    machine: dict[str, Any],
-    overlay: Path | None,
-    *,
-    on_done: Callable[[int], object] | None = None,
-    held: tuple[int, ...] = (),
-    stop: Callable[[], bool] | None = None,
+    job: Job, machine: dict[str, Any], overlay: Path | None, watch: Watch = UNWATCHED
 ) -> None:
-    """Run `job` to its end, in as many processes as it takes; one record an item, always.
-
-    `held` are file descriptors of locks that the workers hold too, should they outlive us. `stop`
-    is asked all the time: once it says so the worker is killed, what its item left of a line is set
-    aside, and StoppedError raised. That item has no record: it did not fail.
-    """
+    """Run `job` to its end, in as many processes as it takes; one record per item, always."""
     left = list(enumerate(job.items))
     while left:
         try:
-            done, started, words = _run_process(
-                job, left, overlay, on_done=on_done, held=held, stop=stop
-            )
+            done, started, words = _run_process(job, left, overlay, watch)
         except StoppedError:
             store.mend(job.study, machine_slug(machine))
             raise
-        remaining = [(number, item) for number, item in left if number not in done]
-        if started is None and not done:
-            raise RuntimeError(f"a worker died before its first item: {words}")
         if started is not None:
             _record_death(job, machine, job.items[started], words)
-            remaining = [(number, item) for number, item in remaining if number != started]
-            if on_done:
-                on_done(1)
-        left = remaining
+            done.add(started)
+            watch.on_done(1)
+        elif not done:
+            raise RuntimeError(f"a worker died before its first item: {words}")
+        left = [(number, item) for number, item in left if number not in done]
 
 
 def _run_process(
-    job: Job,
-    left: list[tuple[int, Item]],
-    overlay: Path | None,
-    *,
-    on_done: Callable[[int], object] | None,
-    held: tuple[int, ...],
-    stop: Callable[[], bool] | None,
+    job: Job, left: list[tuple[int, Item]], overlay: Path | None, watch: Watch
 ) -> tuple[set[int], int | None, str]:
+    """The numbers of the items done, of the one that was started but not done, and its end."""
     with tempfile.TemporaryDirectory() as scratch:
         progress, log = Path(scratch, "progress"), Path(scratch, "log")
         progress.touch()
         path = Path(scratch, "job.json")
         path.write_text(json.dumps(_job_form(job, left, progress)))
         command = [sys.executable, "-m", "attnlib.run.worker", "--end-with-stdin", str(path)]
-        options = {"env": worker_environment(overlay), "pass_fds": held}
-        pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        with log.open("wb") as out:
-            with subprocess.Popen(command, stdout=out, **pipes, **options) as process:
-                how = _wait(process, progress, on_done, stop)
+        environment = worker_environment(overlay)
+        with (
+            log.open("wb") as out,
+            subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                pass_fds=watch.held,
+            ) as process,
+        ):
+            how = _wait(process, progress, watch)
         done, started = _read_progress(progress)
-        words = f"{how}; {log.read_text(errors='replace').strip()[-500:]}"
-        return done, started, words
+        return done, started, f"{how}; {log.read_text(errors='replace').strip()[-500:]}"
 
 
-def _wait(
-    process: subprocess.Popen[bytes],
-    progress: Path,
-    on_done: Callable[[int], object] | None,
-    stop: Callable[[], bool] | None,
-) -> str:
+def _wait(process: subprocess.Popen[bytes], progress: Path, watch: Watch) -> str:
+    """Wait for a worker, telling what is done; how it ended. Raises StoppedError."""
     seen, last = 0, time.monotonic()
     while process.poll() is None:
         time.sleep(POLL_S)
-        if stop and stop():
+        if watch.stop():
             process.kill()
             process.wait()
             raise StoppedError
         count = len(_read_progress(progress)[0])
         if count > seen:
-            if on_done:
-                on_done(count - seen)
+            watch.on_done(count - seen)
             seen, last = count, time.monotonic()
         if time.monotonic() - last > ITEM_TIMEOUT_S:
             process.kill()
             process.wait()
             return f"timeout after {ITEM_TIMEOUT_S:.0f} s"
-    if on_done:
-        on_done(len(_read_progress(progress)[0]) - seen)
+    watch.on_done(len(_read_progress(progress)[0]) - seen)
     code = process.returncode
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
 
@@ -177,20 +185,11 @@ def worker_environment(overlay: Path | None = None) -> dict[str, str]:
     return {**os.environ, **data, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
-def _stands(job: Job, machine: dict[str, Any], item: Item) -> bool:
-    # Killed after its record was on disk, before it could say so: the measurement is good.
-    # Killed before that, it may have left half a line.
-    store.mend(job.study, machine_slug(machine))
-    try:
-        records = store.read(job.study, machine_slug(machine))
-    except FileNotFoundError:
-        return False
-    wanted = record_id(job.study, job.round, item, machine["gpu_id"])
-    return any(record.id == wanted and record.status == "ok" for record in records)
-
-
 def _record_death(job: Job, machine: dict[str, Any], item: Item, words: str) -> None:
-    if _stands(job, machine, item):
+    wanted = job.id_of(item, machine)
+    records = store.recover(job.study, machine_slug(machine))
+    # Killed after its record was on disk, before it could say so: the measurement is good.
+    if any(record.id == wanted and record.status == "ok" for record in records):
         return
     store.append(
         Record(

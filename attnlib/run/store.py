@@ -44,7 +44,7 @@ from ..kinds.mla.case import MlaCase
 from ..kinds.step.case import StepCase
 from ..measure.files import write_whole
 from . import parquet
-from .record import Record
+from .record import Kernel, Record
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -72,7 +72,7 @@ def journal_path(study: str, machine: str) -> Path:
 def machines(study: str, suffixes: Iterable[str] = (".parquet", ".jsonl")) -> list[str]:
     """The machines that have records of `study`, sorted."""
     files = [path for end in suffixes for path in data_root().glob(f"records/*/{study}{end}")]
-    return sorted({path.parent.name for path in files if path.stat().st_size})
+    return sorted({path.parent.name for path in files if (seen := _stat(path)) and seen.st_size})
 
 
 def stamp(study: str, machine: str) -> tuple[object, ...]:
@@ -114,17 +114,29 @@ def read(study: str, machine: str) -> list[Record]:
     and line for a line cut short, a newer schema, a field that is not right or another machine's.
     """
     path = journal_path(study, machine)
-    lines = []
     # Before the published file: a journal that is published meanwhile is then in both.
-    if path.exists():
+    try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH)
             lines = file.readlines()
+    except FileNotFoundError:
+        lines = []
     records = _newest(_published(study, machine), _parsed(path, machine, lines))
     if not records:
         have = ", ".join(machines(study)) or "none"
         raise FileNotFoundError(f"no records of study {study!r} on {machine!r}; machines: {have}")
     return records
+
+
+def find(study: str, machine: str) -> list[Record]:
+    """As `read`; no records at all are an empty list."""
+    return read(study, machine) if machine in machines(study) else []
+
+
+def recover(study: str, machine: str) -> list[Record]:
+    """As `find`, after a killed writer's torn line was set aside: what a new sweep starts from."""
+    mend(study, machine)
+    return find(study, machine)
 
 
 def publish(study: str, machine: str = "") -> Path:
@@ -149,11 +161,15 @@ def publish(study: str, machine: str = "") -> Path:
 
 def load(study: str, machine: str) -> pd.DataFrame:
     """The records of a study on a machine, as `frame` has them."""
-    return frame(read(study, machine))
+    return _frame_of(study, machine, stamp(study, machine)).copy()
 
 
 def frame(records: Iterable[Record]) -> pd.DataFrame:
-    """One row a record: identity, case fields, status, medians (us), kernels, oracle, versions."""
+    """One row per record: identity, case, status, medians (us), kernels, oracle, GPU.
+
+    `case` holds the `Case` itself (None for a ceiling) and its fields stand beside it, for tables
+    and axes; `kernels` holds a tuple of `Kernel`.
+    """
     import pandas as pd
 
     return pd.DataFrame([_row(record) for record in records])
@@ -218,12 +234,21 @@ def _published(study: str, machine: str) -> tuple[Record, ...]:
     return _decoded(path, machine, _stamp(path)) if path.exists() else ()
 
 
+@lru_cache(maxsize=64)
+def _frame_of(study: str, machine: str, stamp: tuple[object, ...]) -> pd.DataFrame:
+    return frame(read(study, machine))
+
+
 def _stamp(path: Path) -> tuple[object, ...]:
+    seen = _stat(path)
+    return path, seen and (seen.st_ino, seen.st_mtime_ns, seen.st_size)
+
+
+def _stat(path: Path) -> os.stat_result | None:
     try:
-        seen = path.stat()
+        return path.stat()
     except FileNotFoundError:
-        return (path,)
-    return path, seen.st_ino, seen.st_mtime_ns, seen.st_size
+        return None
 
 
 @lru_cache(maxsize=64)
@@ -305,13 +330,14 @@ def _row(record: Record) -> dict[str, Any]:
         "backend": item.backend,
         "release": item.release,
         "timer": item.timer,
+        "case": case,
         **(case.to_dict() if case else {}),
         "heads": _heads(case),
         "status": record.status,
         "reason": record.reason,
         "reported_backend": record.reported_backend,
         "kernel_family": record.kernel_family,
-        "kernels": ", ".join(_kernel_label(kernel) for kernel in record.kernels),
+        "kernels": tuple(Kernel(**kernel) for kernel in record.kernels),
         "kernel_us": round(sum(kernel["gpu_us"] for kernel in record.kernels), 3),
         "run_us": float(np.median(record.run_us)) if record.run_us else float("nan"),
         "plan_us": float(np.median(record.plan_us)) if record.plan_us else float("nan"),
@@ -335,11 +361,6 @@ def _row(record: Record) -> dict[str, Any]:
 def _heads(case: Case | None) -> str | None:
     decode = case.decode if isinstance(case, StepCase) else case
     return decode.spec.heads if isinstance(decode, DecodeCase | MlaCase | ExtendCase) else None
-
-
-def _kernel_label(kernel: dict[str, Any]) -> str:
-    launches = kernel["launches"]
-    return kernel["name"] if launches == 1 else f"{kernel['name']} x{launches:g}"
 
 
 def _versions_seen(records: list[Record]) -> dict[str, list[str]]:

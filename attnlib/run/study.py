@@ -16,7 +16,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,10 +26,10 @@ from ..core.backends.table import COMPARED
 from ..kinds.cases import Case
 from ..kinds.item import Item
 from . import store
-from .jobs import Job, run_job, worker_environment
+from .jobs import Job, Watch, never, run_job, worker_environment
 from .lock import hold_gpu
-from .overlay import overlay_for
-from .record import machine_slug, record_id
+from .record import machine_slug
+from .releases import overlay_for
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -139,7 +140,7 @@ def mode() -> str:
 def load_or_measure(study: Study) -> pd.DataFrame:
     """The records of `study` as a DataFrame: measured now where missing (live), or replayed."""
     if mode() == "live":
-        measure(study, headline=True)
+        Sweep(headline=True).measure(study)
     return store.load(record_name(study), record_machine(study))
 
 
@@ -153,83 +154,101 @@ def record_machine(study: Study) -> str:
 
     Of a study that borrows, its lender's machine.
     """
-    if mode() == "live":
-        return machine_slug(describe(study.device))
     own = study.borrows[1] if study.borrows else study.reference_machine
-    machine = os.environ.get("ATTNLIB_MACHINE", own)
+    return machine_shown(study.name, study.device, own)
+
+
+def machine_shown(study: str, device: str, published: str) -> str:
+    """The same of a study by name, whose `published` records are of that machine, if any."""
+    if mode() == "live":
+        return machine_slug(describe(device))
+    machine = os.environ.get("ATTNLIB_MACHINE", published)
     if not machine:
         raise ValueError(
-            f"study {study.name!r} has no published records; set ATTNLIB_MACHINE to one of: "
-            f"{', '.join(store.machines(study.name)) or 'none'}"
+            f"study {study!r} has no published records; set ATTNLIB_MACHINE to one of: "
+            f"{', '.join(store.machines(study)) or 'none'}"
         )
     return machine
 
 
-def measure(
-    study: Study,
-    *,
-    headline: bool = False,
-    rounds: int | None = None,
-    overlays: dict[str, Path] | None = None,
-    retry: bool = False,
-    progress: Any = None,
-) -> int:
-    """Measure what `study` lacks on this machine; returns how many items were measured.
+@dataclass(frozen=True)
+class Sweep:
+    """How to measure what studies lack on this machine.
 
-    `rounds` overrides the grids' own. `overlays` maps `NAME==VERSION` to folders. `retry` measures
-    again what is on record as failed. `progress` is a tqdm-like factory. Raises RuntimeError
-    without a GPU (for a study of device `cuda`), or while another sweep measures on it.
+    `headline` takes only the grids that live notebooks measure; `rounds` overrides the grids' own.
+    `overlays` maps `NAME==VERSION` to folders. `retry` measures again what is on record as failed.
+    `progress` is a tqdm-like factory. `stop` ends the sweep with StoppedError (`jobs.Watch`).
     """
-    if study.device == "cuda" and not _has_cuda():
-        raise RuntimeError(f"study {study.name!r} must be measured on a CUDA GPU, none is here")
-    jobs = plan_jobs(study, headline=headline, rounds=rounds, overlays=overlays)
-    return run_missing(jobs, overlays=overlays, retry=retry, progress=progress)
 
+    headline: bool = False
+    rounds: int | None = None
+    overlays: dict[str, Path] = field(default_factory=dict)
+    retry: bool = False
+    progress: Any = None
+    stop: Callable[[], bool] = never
 
-def plan_jobs(
-    study: Study,
-    *,
-    headline: bool = False,
-    rounds: int | None = None,
-    overlays: dict[str, Path] | None = None,
-) -> list[Job]:
-    """The study's jobs in order; ValueError for no rounds or an overlay that nothing asks for."""
-    if rounds is not None and rounds < 1:
-        raise ValueError(f"rounds must be >= 1, got {rounds}")
-    jobs = study.jobs(headline=headline, rounds=rounds)
-    _require_used(overlays or {}, jobs)
-    return jobs
+    def measure(self, study: Study) -> int:
+        """Measure what `study` lacks; returns how many items were measured.
 
+        Raises RuntimeError without a GPU (for a study of device `cuda`), or while another sweep
+        measures on it, and what `jobs` raises.
+        """
+        if study.device == "cuda" and not _has_cuda():
+            raise RuntimeError(f"study {study.name!r} must be measured on a CUDA GPU, none is here")
+        return self.run(self.jobs(study))
 
-def run_missing(
-    jobs: list[Job],
-    *,
-    overlays: dict[str, Path] | None = None,
-    retry: bool = False,
-    progress: Any = None,
-    stop: Callable[[], bool] | None = None,
-) -> int:
-    """Measure what one study's `jobs` lack on this machine, which is held meanwhile (`lock`).
+    def jobs(self, study: Study) -> list[Job]:
+        """The study's jobs in order; ValueError for no rounds or an overlay that none asks for."""
+        if self.rounds is not None and self.rounds < 1:
+            raise ValueError(f"rounds must be >= 1, got {self.rounds}")
+        jobs = study.jobs(headline=self.headline, rounds=self.rounds)
+        releases = {job.release for job in jobs if job.release}
+        for requirement in self.overlays:
+            if requirement.partition("==")[2] not in releases:
+                raise ValueError(
+                    f"overlay {requirement} must be of a release in the study: {sorted(releases)}"
+                )
+        return jobs
 
-    Returns how many items were measured. With nothing to measure it needs no lock. `stop` ends it
-    with StoppedError (`jobs.run_job`).
-    """
-    if not jobs:
-        return 0
-    machine = describe(jobs[0].device)
-    if not _missing(jobs, machine, retry=retry):
-        return 0
-    with hold_gpu(machine["gpu_id"]) as held:
-        # Asked again: the sweep that held the GPU until now may have measured some.
-        left = _missing(jobs, machine, retry=retry)
-        total = sum(len(job.items) for job in left)
-        bar = progress(total=total, unit="item", desc=jobs[0].study) if progress else None
-        for job in left:
-            overlay, done = _overlay(job, overlays), bar.update if bar else None
-            run_job(job, machine, overlay, on_done=done, held=(held,), stop=stop)
-        if bar:
-            bar.close()
-    return total
+    def run(self, jobs: list[Job]) -> int:
+        """Measure what one study's `jobs` lack; the GPU is held meanwhile (`lock`).
+
+        Returns how many items were measured. With nothing to measure it needs no lock.
+        """
+        if not jobs:
+            return 0
+        machine = describe(jobs[0].device)
+        if not self._missing(jobs, machine):
+            return 0
+        with hold_gpu(machine["gpu_id"]) as held:
+            # Asked again: the sweep that held the GPU until now may have measured some.
+            left = self._missing(jobs, machine)
+            total = sum(len(job.items) for job in left)
+            with self.bar(jobs[0].study, total) as update:
+                for job in left:
+                    overlay = _overlay(job, self.overlays)
+                    run_job(job, machine, overlay, Watch(update, self.stop, (held,)))
+        return total
+
+    @contextmanager
+    def bar(self, study: str, total: int) -> Iterator[Callable[[int], object]]:
+        """A progress bar for the block: what tells it how many more items are done."""
+        bar = self.progress(total=total, unit="item", desc=study) if self.progress else None
+        try:
+            yield bar.update if bar else lambda count: None
+        finally:
+            if bar:
+                bar.close()
+
+    def _missing(self, jobs: list[Job], machine: dict[str, Any]) -> list[Job]:
+        records = store.recover(jobs[0].study, machine_slug(machine))
+        failed = ("error", "crashed", "timeout") if self.retry else ()
+        have = {record.id for record in records if record.status not in failed}
+        left = []
+        for job in jobs:
+            items = tuple(item for item in job.items if job.id_of(item, machine) not in have)
+            left += [job.with_items(items)] if items else []
+        return left
 
 
 @lru_cache(maxsize=2)
@@ -242,37 +261,7 @@ def describe(device: str) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _missing(jobs: list[Job], machine: dict[str, Any], *, retry: bool) -> list[Job]:
-    study, slug = jobs[0].study, machine_slug(machine)
-    # A killed sweep's half line must not stop the next one.
-    store.mend(study, slug)
-    try:
-        records = store.read(study, slug)
-    except FileNotFoundError:
-        records = []
-    failed = ("error", "crashed", "timeout") if retry else ()
-    have = {record.id for record in records if record.status not in failed}
-    left = []
-    for job in jobs:
-        items = tuple(
-            item
-            for item in job.items
-            if record_id(job.study, job.round, item, machine["gpu_id"]) not in have
-        )
-        left += [job.with_items(items)] if items else []
-    return left
-
-
-def _require_used(overlays: dict[str, Path], jobs: list[Job]) -> None:
-    releases = {job.release for job in jobs if job.release}
-    for requirement in overlays:
-        if requirement.partition("==")[2] not in releases:
-            raise ValueError(
-                f"overlay {requirement} must be of a release in the study: {sorted(releases)}"
-            )
-
-
-def _overlay(job: Job, given: dict[str, Path] | None) -> Path | None:
+def _overlay(job: Job, given: dict[str, Path]) -> Path | None:
     names = {item.backend.partition("-")[0] for item in job.items if item.release}
     unknown = names - set(COMPARED)
     if unknown:

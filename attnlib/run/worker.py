@@ -6,7 +6,8 @@
 A job is `{"study", "round", "device", "command", "items": [...], "progress": PATH}`. For each item
 the worker writes `start N` to the progress file, measures, appends the record to the store, writes
 `done N`. Whatever kills the process, the parent knows which item did it and goes on with the rest.
-With `--end-with-stdin` it ends when its stdin does: nobody's worker must not time on, unlocked.
+With `--end-with-stdin` it exits when its parent closes stdin, so that an orphan cannot go on using
+the GPU without the lock.
 """
 
 from __future__ import annotations

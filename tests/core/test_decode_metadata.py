@@ -231,7 +231,7 @@ def test_without_a_gpu_and_without_the_interpreter_it_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("attnlib.core.metadata.launch.interpreting", lambda: False)
-    monkeypatch.setattr(decode, "_KNOWN", {})
+    decode.LAUNCHER.known.clear()
     call = {k: v.cpu() if torch.is_tensor(v) else v for k, v in arguments(Shape(2, 8)).items()}
     with pytest.raises(ValueError, match="must be on a CUDA device .or set TRITON_INTERPRET=1"):
         build_decode_metadata(**call)
@@ -293,7 +293,7 @@ def test_the_direct_launch_writes_what_tritons_own_launch_writes() -> None:
     build_decode_metadata(**first)
     first["page_table"].fill_(POISON)
     build_decode_metadata(**first)
-    decode._KNOWN.clear()
+    decode.LAUNCHER.known.clear()
     build_decode_metadata(**second)
     assert torch.equal(first["page_table"], second["page_table"])
     assert_right(first)

@@ -442,8 +442,8 @@ def test_without_a_gpu_and_without_the_interpreter_it_says_so(
     build: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("attnlib.core.metadata.launch.interpreting", lambda: False)
-    monkeypatch.setattr(draft, "_KNOWN_DRAFTS", {})
-    monkeypatch.setattr(draft, "_KNOWN_VERIFIES", {})
+    draft.DRAFTS.known.clear()
+    draft.VERIFIES.known.clear()
     is_draft = build is build_draft_metadata
     call = draft_arguments(Draft(2, 2, 3)) if is_draft else verify_arguments([4], 2)
     call = {k: v.cpu() if torch.is_tensor(v) else v for k, v in call.items()}

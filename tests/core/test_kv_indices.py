@@ -290,7 +290,7 @@ def test_without_a_gpu_and_without_the_interpreter_it_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("attnlib.core.metadata.launch.interpreting", lambda: False)
-    monkeypatch.setattr(kv_indices, "_KNOWN", {})
+    kv_indices.LAUNCHER.known.clear()
     call = {k: v.cpu() if torch.is_tensor(v) else v for k, v in kv_arguments(Shape(2, 8)).items()}
     with pytest.raises(ValueError, match="must be on a CUDA device .or set TRITON_INTERPRET=1"):
         build_kv_indices(**call)
@@ -355,7 +355,7 @@ def test_the_direct_launch_writes_what_tritons_own_launch_writes() -> None:
     poison(call, OUTPUTS)
     build_kv_indices(**call)
     assert_kv_right(call)
-    kv_indices._KNOWN.clear()
+    kv_indices.LAUNCHER.known.clear()
     poison(call, OUTPUTS)
     build_kv_indices(**call)
     assert_kv_right(call)

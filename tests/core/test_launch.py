@@ -7,7 +7,7 @@ import torch
 from triton.backends.nvidia.driver import CudaLauncher
 
 from attnlib.core.metadata import launch
-from attnlib.core.metadata.launch import DirectLaunches, require_known_launcher, require_launchable
+from attnlib.core.metadata.launch import require_known_launcher, require_launchable
 
 
 def test_the_installed_triton_launches_as_this_module_expects() -> None:
@@ -43,9 +43,7 @@ def test_a_cpu_tensor_is_refused_where_nothing_interprets(monkeypatch: pytest.Mo
 def test_a_successor_may_start_early_only_while_our_whole_grid_is_on_the_gpu(
     programs: int, slots: int, overlap: int
 ) -> None:
-    launches = object.__new__(DirectLaunches)
-    launches._slots = slots
-    assert launches._overlap(programs) == overlap
+    assert launch.overlap_of(programs, slots) == overlap
 
 
 class Chain:
@@ -54,10 +52,10 @@ class Chain:
 
 
 @pytest.mark.parametrize(
-    ("hook", "idle"), [(None, True), (Chain(), True), (Chain(print), False), (print, False)]
+    ("hook", "heard"), [(None, False), (Chain(), False), (Chain(print), True), (print, True)]
 )
-def test_only_hooks_that_somebody_hears_are_called(hook: object, idle: bool) -> None:
-    assert launch._idle(hook) is idle
+def test_only_hooks_that_somebody_hears_are_called(hook: object, heard: bool) -> None:
+    assert launch.heard(hook, None) is launch.heard(Chain(), hook) is heard
 
 
 @pytest.mark.gpu

@@ -463,7 +463,7 @@ def test_the_direct_launch_writes_what_tritons_own_launch_writes() -> None:
     scheduler = poisoned(facts_of(call))
     for clear in (False, False, True):
         if clear:
-            one_launch._KNOWN.clear()
+            one_launch.LAUNCHER.known.clear()
         call["page_table"].fill_(POISON)
         scheduler.words.fill_(POISON)
         build_step_metadata(**call, scheduler=scheduler)

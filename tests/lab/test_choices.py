@@ -1,4 +1,4 @@
-"""Choices: the case that they are, and the call that makes them again."""
+"""Choices: named models and their shapes, the case that they make, the call that says them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,22 @@ from dataclasses import fields, replace
 
 import pytest
 
-from attnlib.core.spec import AttnSpec
+from attnlib.core.spec import AttnSpec, MlaSpec
 from attnlib.kinds.decode.case import DecodeCase
-from attnlib.lab.choices import LINE, Choices
+from attnlib.kinds.mla.case import MlaCase
+from attnlib.kinds.step.case import StepCase
+from attnlib.lab.choices import (
+    LINE,
+    MLA,
+    NAMES,
+    Choices,
+    model_of,
+    require_model,
+    spec_of,
+    variant_of,
+)
 
+LLAMA = AttnSpec(32, 8, 128, 16)
 CHOICES = Choices(
     model="Llama-3.1-70B at TP 8",
     records="demo",
@@ -26,24 +38,59 @@ CHOICES = Choices(
 )
 
 
-def arguments(call):
-    tree = ast.parse(call, mode="eval").body
-    named = {keyword.arg: ast.literal_eval(keyword.value) for keyword in tree.keywords}
-    return {"model": ast.literal_eval(tree.args[0]), **named}
+@pytest.mark.parametrize(
+    ("name", "spec"),
+    [
+        ("Llama-3.1-8B", LLAMA),
+        ("Llama-3.1-8B", replace(LLAMA, kv_dtype="float8_e4m3fn")),
+        ("Llama-3.1-70B at TP 8", AttnSpec(8, 1, 128, 16)),
+        ("Qwen3-32B at TP 4", AttnSpec(16, 2, 128, 1)),
+        ("Qwen3-0.6B", AttnSpec(16, 8, 128, 64)),
+        (MLA, MlaSpec(128)),
+        (MLA, MlaSpec(16, 2048, 64, "fp8-656")),
+    ],
+)
+def test_a_shape_is_a_model_with_a_variant_and_they_give_it_back(name, spec):
+    case = (MlaCase if name == MLA else DecodeCase)(spec, 4, 1024)
+    assert model_of(case) == name
+    assert spec_of(name, variant=variant_of(spec), page_size=spec.page_size) == spec
+
+
+def test_what_is_no_call_of_a_named_model_has_no_name():
+    assert model_of(DecodeCase(AttnSpec(16, 4, 64, 16), 4, 1024)) == ""
+    assert model_of(StepCase(DecodeCase(LLAMA, 4, 1024), layers=32)) == ""
+    assert model_of(None) == ""
+
+
+def test_an_unknown_model_gets_the_list_of_names():
+    with pytest.raises(ValueError, match="one of Llama-3.1-8B, .*DeepSeek MLA; got 'GPT-7'"):
+        require_model("GPT-7")
+    assert len(NAMES) == len(set(NAMES))
+
+
+@pytest.mark.parametrize("variant", ["", "dense", "128 heads, all, bfloat16"])
+def test_a_variant_that_cannot_be_read_is_answered_with_two_that_can(variant):
+    with pytest.raises(ValueError, match="variant of DeepSeek MLA must be as '128 heads, dense"):
+        spec_of(MLA, variant=variant, page_size=64)
+
+
+def test_a_dtype_that_is_none_is_refused_by_name():
+    with pytest.raises(ValueError, match="dtype must be one of bfloat16.*got 'int3'"):
+        spec_of("Llama-3.1-8B", variant="int3", page_size=16)
 
 
 def test_the_case_is_the_models_with_the_chosen_sizes():
     assert CHOICES.case == DecodeCase(AttnSpec(8, 1, 128, 16), 4, 1024, "ragged")
 
 
-def test_the_call_says_every_choice():
-    said = {f.name: getattr(CHOICES, f.name) for f in fields(Choices) if f.name != "rounds"}
-    assert arguments(CHOICES.call) == said
-
-
-def test_rounds_are_said_where_they_are_measured():
-    live = replace(CHOICES, records="live", rounds=5)
-    assert arguments(live.call)["rounds"] == 5
+@pytest.mark.parametrize(("records", "unsaid"), [("demo", {"rounds"}), ("live", set())])
+def test_the_call_says_every_choice_and_rounds_only_where_they_count(records, unsaid):
+    chosen = replace(CHOICES, records=records, rounds=5)
+    tree = ast.parse(chosen.call, mode="eval").body
+    said = {keyword.arg: ast.literal_eval(keyword.value) for keyword in tree.keywords}
+    said["model"] = ast.literal_eval(tree.args[0])
+    names = {f.name for f in fields(Choices)} - unsaid
+    assert said == {name: getattr(chosen, name) for name in names}
 
 
 def test_the_call_fits_a_line_and_breaks_no_name():

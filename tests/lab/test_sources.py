@@ -1,36 +1,30 @@
-"""Who answers a view: published records offer what they hold, this GPU takes any size."""
+"""Who answers: records offer what they hold, this GPU takes any size; and how wishes are met."""
 
 from __future__ import annotations
 
 import pytest
 from support.explorer_records import FA2, FA3, LATENT, MACHINE, QWEN, keep, other, publish, timed
 
-from attnlib.lab.choices import LIVE, MLA
-from attnlib.lab.sources import Shelf, ThisGpu, source_of, studies_of, why_not_live
+from attnlib.lab.choices import AXES, LIVE, MLA, ROUNDS
+from attnlib.lab.sources import Shelf, ThisGpu, narrow, source_of, studies_of, why_not_live
 from attnlib.studies.fa3_decode_regression.study import HEADLINE, REFERENCE_MACHINE, WIDE
 
 LLAMA = "Llama-3.1-8B"
+MODEL = {"model": "Qwen3-0.6B"}
+LATENT_MODEL = {"model": MLA}
 
 
 @pytest.fixture
-def replayed(monkeypatch):
-    monkeypatch.setenv("ATTNLIB_MODE", "replay")
-
-
-@pytest.fixture
-def demo(make_record, monkeypatch, replayed):
-    """A study of Qwen3-0.6B: two backends at batch 16, one of them at batch 4 too."""
-    small = other(QWEN, batch_size=4)
-    publish(monkeypatch, "demo", QWEN, small, backends=(FA2, FA3))
-    for backend, case in ((FA2, QWEN), (FA3, QWEN), (FA2, small)):
-        keep(make_record, "demo", timed(backend, case), 100.0)
-    return source_of("Qwen3-0.6B", "")
+def shelf(make_record):
+    """Qwen3-0.6B: fa2 and fa3 at batch 16, fa2 alone at batch 4 and 4,096 tokens."""
+    short = other(QWEN, batch_size=4, kv_len=4096)
+    items = (timed(FA3, QWEN), timed(FA2, QWEN), timed(FA2, short))
+    return Shelf("demo", MACHINE, tuple(make_record(item=item) for item in items))
 
 
 def test_published_studies_serve_a_model_that_they_hold(published_records):
     assert studies_of(LLAMA)["fa3_decode_regression"] == REFERENCE_MACHINE
-    assert "fa3_decode_regression" not in studies_of("Qwen3-0.6B")
-    assert "fa3_decode_regression" not in studies_of(MLA)
+    assert "fa3_decode_regression" not in {**studies_of("Qwen3-0.6B"), **studies_of(MLA)}
 
 
 def test_without_a_gpu_the_first_study_answers(published_records):
@@ -39,48 +33,43 @@ def test_without_a_gpu_the_first_study_answers(published_records):
 
 
 def test_the_published_shapes_are_those_that_can_be_chosen(published_records):
-    source = source_of("Llama-2-7B", "fa3_decode_regression")
+    source, model = source_of("Llama-2-7B", "fa3_decode_regression"), {"model": "Llama-2-7B"}
     cases = {case for case in (*WIDE, *HEADLINE) if case.spec.heads == "32/32"}
-    assert set(source.options("batch", {"model": "Llama-2-7B"})) == {
-        case.batch_size for case in cases
-    }
-    assert set(source.options("kv_len", {"model": "Llama-2-7B"})) == {case.kv_len for case in cases}
+    assert set(source.options("batch", model)) == {case.batch_size for case in cases}
+    assert set(source.options("kv_len", model)) == {case.kv_len for case in cases}
 
 
-def test_a_choice_narrows_those_after_it(demo):
-    assert demo.options("batch", {"model": "Qwen3-0.6B"}) == (4, 16)
-    assert demo.options("backends", {"model": "Qwen3-0.6B", "batch": 4}) == (FA2,)
-    assert demo.options("backends", {"model": "Qwen3-0.6B", "batch": 16}) == (FA2, FA3)
-    assert demo.usual("batch", {"model": "Qwen3-0.6B"}) == 16
+def test_a_choice_narrows_those_after_it(shelf):
+    assert shelf.options("batch", MODEL) == (4, 16)
+    assert shelf.options("backends", {**MODEL, "batch": 4}) == (FA2,)
+    assert shelf.options("backends", {**MODEL, "batch": 16}) == (FA2, FA3)
+    assert shelf.usual("batch", MODEL) == 16
 
 
 def test_releases_are_in_the_order_of_versions(make_record):
-    records = tuple(
-        make_record(item=timed(FA2, QWEN, release)) for release in ("0.6.10", "0.6.9", "0.6.3")
-    )
-    shelf = Shelf("demo", MACHINE, records)
-    assert shelf.options("release", {"model": "Qwen3-0.6B"}) == ("0.6.3", "0.6.9", "0.6.10")
+    releases = ("0.6.10", "0.6.9", "0.6.3")
+    records = tuple(make_record(item=timed(FA2, QWEN, release)) for release in releases)
+    assert Shelf("demo", MACHINE, records).options("release", MODEL) == releases[::-1]
 
 
 def test_a_case_with_another_seed_is_no_choice(make_record):
     item = timed(FA2, other(QWEN, seed=5, batch_size=2))
-    shelf = Shelf("demo", MACHINE, (make_record(item=item),))
-    assert shelf.options("batch", {"model": "Qwen3-0.6B"}) == ()
+    assert Shelf("demo", MACHINE, (make_record(item=item),)).options("batch", MODEL) == ()
 
 
 def test_records_that_grew_are_read_again(demo, make_record):
+    assert source_of("Qwen3-0.6B", "demo").options("batch", MODEL) == (16,)
     keep(make_record, "demo", timed(FA2, other(QWEN, batch_size=64)), 100.0)
-    assert source_of("Qwen3-0.6B", "demo").options("batch", {"model": "Qwen3-0.6B"}) == (4, 16, 64)
+    assert source_of("Qwen3-0.6B", "demo").options("batch", MODEL) == (16, 64)
 
 
 def test_latent_attention_is_served_by_its_study(published_records):
     source = source_of(MLA, "sparse_mla")
-    assert "128 heads, top 2048, fp8-656" in source.options("variant", {"model": MLA})
-    dense = {"variant": "128 heads, dense, bfloat16", "release": "0.6.13"}
-    assert "flashmla-dense" in source.options("backends", {"model": MLA, **dense}), (
-        "has no release of FlashInfer"
-    )
-    assert source.options("release", {"model": MLA}) == ("0.6.4", "0.6.13")
+    assert "128 heads, top 2048, fp8-656" in source.options("variant", LATENT_MODEL)
+    assert source.options("release", LATENT_MODEL) == ("0.6.4", "0.6.13")
+    dense = {**LATENT_MODEL, "variant": "128 heads, dense, bfloat16", "release": "0.6.13"}
+    own = "a backend that has no release of FlashInfer"
+    assert "flashmla-dense" in source.options("backends", dense), own
 
 
 def test_a_new_study_of_latent_attention_serves_deepseek(make_record, monkeypatch, replayed):
@@ -89,14 +78,13 @@ def test_a_new_study_of_latent_attention_serves_deepseek(make_record, monkeypatc
     publish(monkeypatch, "latent", LATENT, backends=("flashmla-dense",))
     keep(make_record, "latent", timed("flashmla-dense", LATENT, ""), 80.0)
     source = source_of(MLA, "")
-    assert source.options("variant", {"model": MLA}) == ("128 heads, dense, bfloat16",)
-    assert source.options("backends", {"model": MLA}) == ("flashmla-dense",)
+    assert source.options("variant", LATENT_MODEL) == ("128 heads, dense, bfloat16",)
+    assert source.options("backends", LATENT_MODEL) == ("flashmla-dense",)
 
 
 def test_a_study_without_the_model_is_refused_and_those_with_it_are_listed(published_records):
-    with pytest.raises(
-        ValueError, match="records must be one of live, fa3_decode_.*got 'one_launch'"
-    ):
+    words = "records must be one of live, fa3_decode_.*got 'one_launch'"
+    with pytest.raises(ValueError, match=words):
         source_of(LLAMA, "one_launch")
 
 
@@ -118,19 +106,57 @@ def test_live_mode_is_not_swapped_for_records_where_there_is_no_gpu(monkeypatch,
     assert "live needs a CUDA GPU" in ThisGpu().unavailable()
 
 
-def test_replay_mode_is_the_reason_that_nothing_is_measured(replayed):
-    assert "ATTNLIB_MODE=replay asks for records" in why_not_live()
-    assert ThisGpu().unavailable() == why_not_live()
-
-
-def test_a_missing_gpu_is_the_reason_that_nothing_is_measured(without_gpu, monkeypatch):
+def test_replay_mode_or_a_missing_gpu_is_the_reason_that_nothing_is_measured(
+    without_gpu, monkeypatch
+):
     assert why_not_live() == "no CUDA GPU is here: torch sees none"
-    monkeypatch.setenv("ATTNLIB_MODE", "live")
-    assert "live needs a CUDA GPU" in why_not_live()
+    monkeypatch.setenv("ATTNLIB_MODE", "replay")
+    assert "ATTNLIB_MODE=replay asks for records" in why_not_live() == ThisGpu().unavailable()
 
 
-def test_this_gpu_takes_sizes_that_it_does_not_offer_and_records_take_none(demo):
-    assert ThisGpu().is_open and not demo.is_open
-    assert 7 not in ThisGpu().options("batch", {"model": LLAMA})
-    assert "flashmla-dense" in ThisGpu().options("backends", {"model": MLA})
-    assert "flashmla-dense" not in ThisGpu().options("backends", {"model": LLAMA})
+def test_this_gpu_offers_the_usual_and_takes_any_size_and_records_take_none(shelf):
+    gpu = ThisGpu()
+    assert 7 not in gpu.options("batch", MODEL)
+    assert "flashmla-dense" in gpu.options("backends", LATENT_MODEL)
+    assert "flashmla-dense" not in gpu.options("backends", MODEL)
+    found = narrow(gpu, {**MODEL, "batch": 7, "rounds": 5})
+    assert (found.choices.batch, found.choices.rounds) == (7, 5)
+    assert 7 in found.options["batch"], "offered from then on"
+    assert found.choices.release == "", "the library that is installed"
+    with pytest.raises(ValueError, match=r"batch must be one of 4, 16: 'demo' has no other.*got 7"):
+        narrow(shelf, {**MODEL, "batch": 7})
+
+
+def test_who_asks_for_nothing_gets_usual_sizes_and_every_backend(shelf):
+    found = narrow(shelf, MODEL)
+    assert found.choices.case == QWEN
+    assert (found.choices.backends, found.choices.against) == ((FA2, FA3), FA2)
+    assert found.choices.rounds == ROUNDS and found.notes == ()
+    assert set(found.options) == {*AXES, "backends", "against"}
+
+
+def test_options_are_of_the_choices_before_them_and_the_nearest_to_the_usual_is_taken(shelf):
+    found = narrow(shelf, {**MODEL, "batch": 4})
+    assert found.options["kv_len"] == (4096,) and found.choices.kv_len == 4096
+    assert found.choices.backends == (FA2,)
+
+
+@pytest.mark.parametrize(
+    ("wish", "note"),
+    [
+        ({"batch": 7}, "batch 7 is not on record with these choices, 16 is shown."),
+        ({"kv_len": 1}, "kv len 1 is not on record with these choices, 8192 is shown."),
+        ({"backends": (FA2, "sdpa")}, "backends 'sdpa' is not on record with these choices."),
+        ({"against": "sdpa"}, f"against 'sdpa' is not on record with these choices, '{FA2}' is"),
+    ],
+)
+def test_controls_get_a_note_beside_what_is_shown_instead(shelf, wish, note):
+    found = narrow(shelf, {**MODEL, **wish}, strict=False)
+    assert found.choices.case == QWEN
+    (said,) = found.notes
+    assert said.startswith(note)
+
+
+def test_backends_keep_the_order_of_the_options(shelf):
+    assert narrow(shelf, {**MODEL, "backends": (FA3, FA2)}).choices.backends == (FA2, FA3)
+    assert narrow(shelf, {**MODEL, "backends": (FA3,)}).choices.against == FA3

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,23 +39,14 @@ from attnlib.studies.fa3_decode_regression.study import HEADLINE, REGRESSED
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "Qwen3-0.6B"
 EVIL = "<img src=x onerror=alert(1)>"
-TIMES = {FA2: (100.0, 110.0, 105.0), FA3: (300.0, 330.0, 318.0)}
 
 
 @pytest.fixture
-def replayed(monkeypatch):
-    monkeypatch.setenv("ATTNLIB_MODE", "replay")
-
-
-@pytest.fixture
-def demo(make_record, monkeypatch, replayed):
-    """Three rounds of fa2 and fa3 of one case, with ceilings."""
+def bare(make_record, monkeypatch, replayed):
+    """One round of fa2 and fa3, without ceilings."""
     publish(monkeypatch, "demo", QWEN, backends=(FA2, FA3))
-    keep_ceilings(make_record, "demo")
-    for backend, times in TIMES.items():
-        for round_, us in enumerate(times):
-            family = {"kernel_family": backend[-3:], "round": round_}
-            keep(make_record, "demo", timed(backend, QWEN), us, **family)
+    for backend in (FA2, FA3):
+        keep(make_record, "demo", timed(backend, QWEN), 100.0)
 
 
 def by_backend(table):
@@ -75,24 +65,18 @@ def test_times_are_medians_over_rounds_and_shares_are_of_the_copy_ceiling(demo):
 
 def test_a_ratio_pairs_rounds_and_has_the_verdict_of_judge(demo):
     (found,) = view(MODEL).comparison.to_dict("records")
-    verdict = judge(TIMES[FA3], TIMES[FA2], noise=0.0)
+    verdict = judge(demo[FA3], demo[FA2], noise=0.0)
     assert (found["backend"], found["against"], found["verdict"]) == (FA3, FA2, "slower")
     assert (found["ratio"], found["low"]) == (verdict.ratio.ratio, verdict.ratio.low)
     assert (found["pairs"], found["margin"]) == (3, verdict.margin)
-
-
-def test_the_other_way_round_it_is_faster(demo):
     (found,) = view(MODEL, against=FA3).comparison.to_dict("records")
     assert (found["backend"], found["verdict"]) == (FA2, "faster")
 
 
 def test_kernels_are_those_of_the_trace(demo):
     seen = view(MODEL, backends=(FA2,))
-    found = seen.kernels.to_dict("records")
-    assert [(k["kernel"], k["launches"], k["us"]) for k in found] == [
-        ("AttendKernel", 1.0, 8.25),
-        ("MergeKernel", 2.0, 1.5),
-    ]
+    kernels = [(k.kernel, k.launches, k.us) for k in seen.kernels.itertuples()]
+    assert kernels == [("AttendKernel", 1.0, 8.25), ("MergeKernel", 2.0, 1.5)]
     assert seen.comparison.empty
 
 
@@ -124,19 +108,15 @@ def test_a_failure_is_a_word_in_its_row_and_a_note_with_its_reason(
     assert f"sdpa: {status}: {reason}" in seen.notes
     assert seen.comparison.empty
     assert EVIL not in seen._repr_html_()
+    with pytest.raises(ValueError, match="view must hold a backend that was measured ok"):
+        view(MODEL, backends=("sdpa",)).figure()
 
 
 def test_what_data_says_is_escaped_wherever_it_stands(make_record, monkeypatch, replayed):
-    publish(monkeypatch, "demo", QWEN, backends=(EVIL,))
-    kernels = ({"name": EVIL, "launches": 1.0, "gpu_us": 1.0},)
-    machine = {**GPU, "gpu": EVIL}
-    record = make_record(
-        study="demo", item=timed(EVIL, QWEN), kernels=kernels, kernel_family=EVIL, machine=machine
-    )
-    monkeypatch.setattr(
-        sources, "source_of", lambda *_: sources.Shelf("demo", record.machine_slug, (record,))
-    )
-    monkeypatch.setattr("attnlib.lab.view.source_of", sources.source_of)
+    said = {"kernels": ({"name": EVIL, "launches": 1.0, "gpu_us": 1.0},), "kernel_family": EVIL}
+    record = make_record(item=timed(EVIL, QWEN), machine={**GPU, "gpu": EVIL}, **said)
+    shelf = sources.Shelf("demo", record.machine_slug, (record,))
+    monkeypatch.setattr("attnlib.lab.view.source_of", lambda *_: shelf)
     page = view(MODEL)._repr_html_()
     assert page.count("&lt;img src=x onerror=alert(1)&gt;") >= 4
     assert EVIL not in page
@@ -150,21 +130,20 @@ def test_a_throttled_record_is_left_out_and_counted(demo, make_record):
     assert any(note.startswith("1 records were taken while the GPU was thr") for note in seen.notes)
 
 
-def test_without_ceilings_there_is_no_share_and_a_note_says_so(make_record, monkeypatch, replayed):
-    publish(monkeypatch, "demo", QWEN, backends=(FA2,))
-    keep(make_record, "demo", timed(FA2, QWEN), 100.0)
+def test_without_ceilings_there_is_no_share_and_of_one_round_no_interval(bare):
     seen = view(MODEL)
     assert seen.floor_us != seen.floor_us and seen.times.share.isna().all()
     assert "No share of a ceiling: these records hold no ceiling." in seen.notes
-
-
-def test_one_round_is_compared_without_an_interval(make_record, monkeypatch, replayed):
-    publish(monkeypatch, "demo", QWEN, backends=(FA2, FA3))
-    for backend in (FA2, FA3):
-        keep(make_record, "demo", timed(backend, QWEN), TIMES[backend][0])
-    seen = view(MODEL)
     assert seen.comparison.verdict.tolist() == ["ambiguous"]
     assert "one round" in repr(seen)
+
+
+def test_with_a_copy_ceiling_alone_the_bytes_are_the_ceiling(bare, make_record):
+    keep(make_record, "demo", timed("copy", None, ""), 1000.0, work_per_call=COPY_BYTES)
+    seen = view(MODEL)
+    assert seen.floor_us == pytest.approx(decode_cost(QWEN).io_bytes / (COPY_BYTES / 1000.0))
+    assert "No matmul ceiling on record: the ceiling is that of the bytes." in seen.notes
+    assert "matmul" not in dict(seen.facts)["ceilings, measured"]
 
 
 def test_latent_attention_has_the_ceiling_that_binds_it(make_record, monkeypatch, replayed):
@@ -197,26 +176,19 @@ def test_another_librarys_backend_is_compared_whatever_flashinfers_release(publi
     assert seen.comparison.backend.tolist() == ["flashinfer-mla-fa3", "flashmla-dense"]
 
 
-def test_with_a_copy_ceiling_alone_the_bytes_are_the_ceiling(make_record, monkeypatch, replayed):
-    publish(monkeypatch, "demo", QWEN, backends=(FA2,))
-    keep(make_record, "demo", timed("copy", None, ""), 1000.0, work_per_call=COPY_BYTES)
-    keep(make_record, "demo", timed(FA2, QWEN), 100.0)
-    seen = view(MODEL)
-    assert seen.floor_us == pytest.approx(decode_cost(QWEN).io_bytes / (COPY_BYTES / 1000.0))
-    assert "No matmul ceiling on record: the ceiling is that of the bytes." in seen.notes
-    assert "matmul" not in dict(seen.facts)["ceilings, measured"]
-
-
 def test_the_call_gives_the_same_view_again(demo):
     seen = view(MODEL, against=FA3)
     again = eval(seen.call, {"attnlib": attnlib})
     assert again.choices == seen.choices and repr(again) == repr(seen)
 
 
-def test_the_view_says_that_records_serve_it_and_whose(demo):
+def test_the_card_says_that_records_serve_it_and_numbers_stand_right_words_left(demo):
     said = "Served from records: study demo, Test GPU 0badcafe, measured 2026-01-02."
-    assert view(MODEL).served.startswith(said)
-    assert said in view(MODEL)._repr_html_()
+    seen = view(MODEL)
+    page = seen._repr_html_()
+    assert seen.served.startswith(said) and said in page
+    assert "<td>318.0</td><td class='words'>fa3</td>" in page
+    assert "<th scope='col'>us</th><th scope='col' class='words'>ran</th>" in page
 
 
 @pytest.mark.parametrize("case", HEADLINE, ids=lambda case: case.key)
@@ -226,14 +198,11 @@ def test_the_published_ratios_are_those_of_the_report(frame, case):
     asked = {"release": REGRESSED, "records": "fa3_decode_regression", **sizes}
     seen = view(model, backends=(FA2, FA3), **asked)
     (found,) = seen.comparison.to_dict("records")
-    known = rows.decode_rows(rows.of_cases(frame, [case]), release=REGRESSED)
-    (ratio,) = rows.ratios(known, FA3, FA2).to_dict("records")
-    assert (found["ratio"], found["low"], found["pairs"]) == (
-        ratio["ratio"],
-        ratio["low"],
-        ratio["pairs"],
-    )
-    assert by_backend(seen.times)[FA2]["us"] == rows.medians(known)[FA2].item()
+    known = rows.decode_rows(frame[frame.case == case], release=REGRESSED)
+    (ratio,) = rows.over(known, FA3, FA2).to_dict("records")
+    for value in ("ratio", "low", "pairs"):
+        assert found[value] == ratio[value]
+    assert by_backend(seen.times)[FA2]["us"] == rows.times(known)[FA2].item()
     assert set(seen.samples.id) <= set(frame.id)
 
 
@@ -242,14 +211,9 @@ def test_a_view_of_records_loads_no_torch_and_no_widgets():
         "import attnlib, sys; attnlib.view()._repr_html_(); "
         "print(sorted({'torch', 'ipywidgets', 'triton'} & set(sys.modules)))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", probe],
-        cwd=ROOT,
-        env={"ATTNLIB_MODE": "replay", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    env = {"ATTNLIB_MODE": "replay", "PYTHONPATH": str(ROOT)}
+    asked = {"cwd": ROOT, "env": env, "capture_output": True, "text": True, "timeout": 120}
+    done = subprocess.run([sys.executable, "-c", probe], **asked)
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
 
 
@@ -262,21 +226,11 @@ def test_in_live_mode_the_call_measures_what_is_missing(instant_jobs, monkeypatc
     assert len(instant_jobs.jobs) == 3, "all was on record"
 
 
-def test_numbers_stand_right_and_words_left(demo):
-    page = view(MODEL)._repr_html_()
-    assert "<td>318.0</td><td class='words'>fa3</td>" in page
-    assert "<th scope='col'>us</th><th scope='col' class='words'>ran</th>" in page
-
-
-def test_without_a_gpu_live_is_refused_with_the_reason(without_gpu):
+def test_what_only_a_gpu_can_answer_is_refused_with_the_reason(without_gpu, monkeypatch):
     with pytest.raises(RuntimeError, match="must be measured on a CUDA GPU: no CUDA GPU is here"):
         view(MODEL, records="live")
-
-
-def test_a_model_without_records_says_that_only_a_gpu_can_answer(replayed):
-    with pytest.raises(
-        ValueError, match="no records on Qwen3-0.6B .* measured live only, on a GPU"
-    ):
+    monkeypatch.setenv("ATTNLIB_MODE", "replay")
+    with pytest.raises(ValueError, match="no records on Qwen3-0.6B .* live only, on a GPU"):
         view(MODEL)
 
 
@@ -285,19 +239,10 @@ def test_the_figure_has_a_dot_a_round_and_names_its_records(demo):
     figure = seen.figure()
     (axis,) = figure.axes
     dots = [line for line in axis.lines if line.get_marker() == "o"]
-    assert sorted(x for line in dots for x in line.get_xdata()) == sorted(
-        (*TIMES[FA2], *TIMES[FA3])
-    )
+    assert sorted(x for line in dots for x in line.get_xdata()) == sorted((*demo[FA2], *demo[FA3]))
     assert any(line.get_xdata()[0] == seen.floor_us for line in axis.lines)
     footer = figure.texts[-1].get_text()
     assert footer.startswith("demo: Test GPU 0badcafe, ") and "\n6 records, " in footer
-
-
-def test_a_figure_needs_one_time_at_least(demo, make_record):
-    failed = {"status": "refused", "reason": "no", "oracle_error": None}
-    keep(make_record, "demo", timed("sdpa", QWEN), 0.0, **failed)
-    with pytest.raises(ValueError, match="view must hold a backend that was measured ok"):
-        view(MODEL, backends=("sdpa",)).figure()
 
 
 def test_what_this_gpu_has_not_measured_is_an_empty_view(monkeypatch):
@@ -316,8 +261,3 @@ def test_a_backend_that_was_not_measured_beside_the_others_is_named(make_record,
     seen = look(gpu, narrow(gpu, {"model": MODEL}).choices)
     assert seen.times.ran.tolist() == ["fa2", "not on record"]
     assert f"Not on record for these choices: {FA3}." in seen.notes
-
-
-def test_choices_say_their_rounds_only_where_they_count(demo):
-    assert "rounds" not in view(MODEL).call
-    assert "rounds=3" in replace(view(MODEL).choices, records="live").call

@@ -25,7 +25,7 @@ from attnlib.kinds.item import Item
 from attnlib.run import cluster, store
 from attnlib.run.cluster import measure_on_cluster, share_out
 from attnlib.run.jobs import Job
-from attnlib.run.study import Grid, Study
+from attnlib.run.study import Grid, Study, Sweep
 
 distributed = pytest.importorskip("distributed", reason="attnlib[cluster] is not installed")
 
@@ -138,7 +138,7 @@ def test_a_killed_dask_worker_loses_no_record_and_repeats_none(two_gpus) -> None
             target=kill_after_first_record, args=("pretended-x", killed), daemon=True
         )
         killer.start()
-        counts = measure_on_cluster(STUDY, client)
+        counts = measure_on_cluster(STUDY, client, Sweep())
         killer.join()
         assert pid_of(client, "x") != killed
         assert counts == {"ok": 2 * len(CASES)}
@@ -149,17 +149,17 @@ def test_a_killed_dask_worker_loses_no_record_and_repeats_none(two_gpus) -> None
         assert len(records) == 2 * len(CASES)
         homes = {(record.item.case, record.machine["gpu_id"]) for record in records}
         assert len(homes) == len(CASES)
-        assert measure_on_cluster(STUDY, client) == counts
+        assert measure_on_cluster(STUDY, client, Sweep()) == counts
         assert lines == {machine: lines_of(machine) for machine in lines}
 
 
 def test_two_workers_on_one_gpu_are_refused(two_gpus) -> None:
     with cluster_of("x", "x") as client:
         with pytest.raises(ValueError, match="a GPU of its own, .* both have 'x'"):
-            measure_on_cluster(STUDY, client)
+            measure_on_cluster(STUDY, client, Sweep())
 
 
 def test_a_worker_without_the_resource_is_refused(two_gpus) -> None:
     with cluster_of("x", resources={}) as client:
         with pytest.raises(ValueError, match="started with --resources GPU=1, .* has none"):
-            measure_on_cluster(STUDY, client)
+            measure_on_cluster(STUDY, client, Sweep())

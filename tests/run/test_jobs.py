@@ -22,14 +22,15 @@ from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.item import Item
 from attnlib.run import jobs, store
-from attnlib.run.jobs import Job, StoppedError, repeat_command, run_job
+from attnlib.run.jobs import Job, StoppedError, Watch, repeat_command, run_job
 from attnlib.run.record import Record
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLED, SLEEPS, CONTEXT_LOST, OUT_OF_MEMORY, TORN = 24, 40, 56, 72, 88
 FAULTS = f"""
 import os, signal, sys, time
-from attnlib import backends, store
+from attnlib.core import backends
+from attnlib.run import store
 
 def kill():
     print("last words of /opt/engine/kernel.so", file=sys.stderr, flush=True)
@@ -105,7 +106,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
             limit_s = 1.0 if sum(found.done) == 3 else 120.0
             patch.setattr(jobs, "ITEM_TIMEOUT_S", limit_s)
 
-        run_job(job_of("demo", 16, KILLED, 32, SLEEPS, 48), MACHINE, found.faults, on_done=on_done)
+        run_job(job_of("demo", 16, KILLED, 32, SLEEPS, 48), MACHINE, found.faults, Watch(on_done))
         found.records = records_of("demo")
         yield found
 
@@ -179,9 +180,9 @@ def test_a_worker_killed_while_it_writes_costs_its_item_and_no_other(run) -> Non
 
 def test_a_stop_kills_the_worker_and_leaves_its_item_without_a_record(run) -> None:
     done: list[int] = []
-    options = {"on_done": done.append, "stop": lambda: bool(sum(done))}
+    watch = Watch(done.append, stop=lambda: bool(sum(done)))
     with pytest.raises(StoppedError):
-        run_job(job_of("stopped", 16, SLEEPS, 32), MACHINE, run.faults, **options)
+        run_job(job_of("stopped", 16, SLEEPS, 32), MACHINE, run.faults, watch)
     found = {
         item.case.spec.head_dim: record.status for item, record in records_of("stopped").items()
     }
@@ -191,12 +192,12 @@ def test_a_stop_kills_the_worker_and_leaves_its_item_without_a_record(run) -> No
 SWEEP = """
 import json, sys
 from pathlib import Path
-from attnlib.run.jobs import Job, run_job
-from attnlib.run.record import Item
+from attnlib.kinds.item import Item
+from attnlib.run.jobs import Job, Watch, run_job
 form, faults = json.loads(sys.argv[1]), Path(sys.argv[2])
 items = tuple(Item.from_dict(item) for item in form["items"])
 job, held = Job("orphan", 0, "cpu", "", items), (int(sys.argv[3]),)
-run_job(job, form["machine"], faults, held=held)
+run_job(job, form["machine"], faults, Watch(held=held))
 """
 
 

@@ -15,9 +15,9 @@ import pytest
 
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase
-from attnlib.run import lock, study
+from attnlib.run import lock
 from attnlib.run.lock import hold_gpu, lock_path
-from attnlib.run.study import Grid, Study
+from attnlib.run.study import Grid, Study, Sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 HOLDER = """
@@ -103,12 +103,12 @@ def test_a_worker_that_does_not_end_is_not_waited_for_for_ever(monkeypatch) -> N
 def test_two_sweeps_on_one_machine_exclude_each_other(instant_jobs) -> None:
     with holder("cpu") as first:
         with pytest.raises(RuntimeError, match=f"GPU 'cpu' must be .* process {first.pid} holds"):
-            study.measure(TINY)
+            Sweep().measure(TINY)
     assert instant_jobs.jobs == []
-    assert study.measure(TINY) == 1
+    assert Sweep().measure(TINY) == 1
 
 
 def test_a_study_with_nothing_to_measure_needs_no_lock(instant_jobs) -> None:
-    assert study.measure(TINY) == 1
+    assert Sweep().measure(TINY) == 1
     with holder("cpu"):
-        assert study.measure(TINY) == 0
+        assert Sweep().measure(TINY) == 0

@@ -22,8 +22,8 @@ from attnlib.run.record import Record, machine_slug
 from attnlib.run.study import (
     Grid,
     Study,
+    Sweep,
     load_or_measure,
-    measure,
     mode,
     record_machine,
     record_name,
@@ -48,6 +48,10 @@ def grid_of(*cases: DecodeCase, **fields: Any) -> Grid:
 
 TINY = study_of(grid_of(SMALL, LARGE, FP8, rounds=2))
 MIXED = study_of(grid_of(SMALL, headline=True), grid_of(LARGE, rounds=3))
+
+
+def measure(study: Study, **options: Any) -> int:
+    return Sweep(**options).measure(study)
 
 
 def cases_of(job: Any) -> list[DecodeCase]:

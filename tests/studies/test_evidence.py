@@ -19,6 +19,7 @@ def frame(*ratios: float, rounds: int = 3, **more: object) -> pd.DataFrame:
     return pd.DataFrame(
         [
             {
+                "case": case,
                 **case.to_dict(),
                 "case": case,
                 "heads": case.spec.heads,

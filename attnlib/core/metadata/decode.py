@@ -1,5 +1,12 @@
 """Decode metadata in one launch: lengths, their prefix sum, and every request's page table.
 
+- `cache_seqlens[i] = seq_lens[i] + delta`
+- `cu_seqlens_k[i + 1] = sum(seq_lens[: i + 1] + delta)`
+- `page_table[i, p] = req_to_token[req_pool_indices[i], p * page_size] // page_size`
+- `swa_page_table[i, p] = swa_slot_map[that slot] // page_size`
+
+for `p < min(max_pages, ceil(cache_seqlens[i] / page_size))`.
+
 One Triton kernel. Program 0 writes the lengths and scans them, block by block; nobody waits for
 it. The others copy pages: a row's programs take its blocks of columns in turn and stop at the last
 live page, so work follows the lengths and not the table's width. A row needs nothing from the
@@ -14,16 +21,15 @@ import torch
 import triton
 import triton.language as tl
 
-from .launch import DirectLaunches, Known, remember, require_launchable
-from .lengths import scan_width, write_lengths
-from .require import MAX_INT32, require_decode, signature
-from .rows import copy_row
+from .device import copy_row, scan_width, wait_for_predecessor, write_lengths
+from .launch import Derived, Grid, Launcher
+from .require import StepTensors, require_decode
 
 MANY_ROWS = 1024
 
 
 class Tiling(NamedTuple):
-    """Columns a block, warps a program, and blocks that a program takes in turn."""
+    """Columns of a block, warps of a program, and blocks that a program takes in turn."""
 
     cols: int
     warps: int
@@ -36,7 +42,10 @@ GATHER_SMALL, GATHER_LARGE, GATHER_HUGE = Tiling(128, 4, 1), Tiling(256, 8, 4), 
 
 
 def tiling_of(batch: int, max_pages: int, page_size: int) -> Tiling:
-    """How rows are cut into programs; limits found on an H200 over 29 sizes.
+    """How rows are cut into programs.
+
+    The limits were found by hand on an H200, over 29 sizes, and no record holds that search: where
+    one is wrong, study `decode_metadata` shows it as a size at which a rival is faster.
 
     Many short rows are bound by the rate at which programs start: one warp each. A small table is
     latency, so every word gets a thread of its own at once; a large one traffic, so that fewer and
@@ -54,14 +63,18 @@ def tiling_of(batch: int, max_pages: int, page_size: int) -> Tiling:
 
 @triton.jit(do_not_specialize=["batch", "delta", "max_pages", "pool_rows", "num_slots"])
 def decode_metadata_kernel(
-    seq_lens,
-    req_pool_indices,
-    req_to_token,
-    cache_seqlens,
-    cu_seqlens_k,
-    page_table,
-    swa_slot_map,
-    swa_page_table,
+    # inputs
+    seq_lens_ptr,  # [batch] int32 or int64
+    req_pool_indices_ptr,  # [batch] int32 or int64
+    req_to_token_ptr,  # [pool_rows, token_stride] int32
+    # outputs
+    cache_seqlens_ptr,  # [batch] int32
+    cu_seqlens_k_ptr,  # [batch + 1] int32
+    page_table_ptr,  # [batch, table_stride] int32
+    # of a sliding window, both or neither: an input and an output
+    swa_slot_map_ptr,  # [num_slots] int32
+    swa_page_table_ptr,  # as page_table
+    # sizes
     batch,
     delta,
     max_pages,
@@ -69,6 +82,7 @@ def decode_metadata_kernel(
     num_slots,
     token_stride,
     table_stride,
+    # structure
     SHIFT: tl.constexpr,
     HAS_SWA: tl.constexpr,
     VECTOR: tl.constexpr,
@@ -76,37 +90,43 @@ def decode_metadata_kernel(
     COLS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """See `build_decode_metadata`; SHIFT = log2(page_size), COLS columns a block."""
-    if OVERLAP == 2:
-        tl.extra.cuda.gdc_launch_dependents()
-    if OVERLAP:
-        tl.extra.cuda.gdc_wait()
+    """See `build_decode_metadata`; SHIFT = log2(page_size), blocks of COLS columns."""
+    wait_for_predecessor(OVERLAP)
     if tl.program_id(0) == 0:
         if tl.program_id(1) == 0:
-            write_lengths(seq_lens, cache_seqlens, cu_seqlens_k, batch, delta, SCAN)
+            write_lengths(seq_lens_ptr, cache_seqlens_ptr, cu_seqlens_k_ptr, batch, delta, SCAN)
     else:
-        copy_row(
-            tl.program_id(0) - 1,
-            seq_lens,
-            req_pool_indices,
-            req_to_token,
-            page_table,
-            swa_slot_map,
-            swa_page_table,
-            delta,
-            max_pages,
-            pool_rows,
-            num_slots,
-            token_stride,
-            table_stride,
-            SHIFT,
-            HAS_SWA,
-            VECTOR,
-            COLS,
-        )
+        row = tl.program_id(0) - 1
+        inputs = (seq_lens_ptr, req_pool_indices_ptr, req_to_token_ptr)
+        tables = (page_table_ptr, swa_slot_map_ptr, swa_page_table_ptr)
+        sizes = (delta, max_pages, pool_rows, num_slots, token_stride, table_stride)
+        copy_row(row, *inputs, *tables, *sizes, SHIFT, HAS_SWA, VECTOR, COLS)
 
 
-_KNOWN: dict[tuple[Any, ...], Known] = {}
+def derive(t: StepTensors, page_size: int, lead: int = 1, flags: tuple[Any, ...] = ()) -> Derived:
+    """The launch of a kernel that copies rows, after `lead` programs of dimension 0.
+
+    `flags` are constants of the kernel between SCAN and COLS.
+    """
+    batch, (pool_rows, max_ctx), columns = (
+        len(t.seq_lens),
+        t.req_to_token.shape,
+        t.page_table.shape[1],
+    )
+    num_slots = 0 if t.swa_slot_map is None else len(t.swa_slot_map)
+    vector = 1 if max_ctx % 4 or columns % 4 else 4
+    shift = page_size.bit_length() - 1
+    constants = (shift, t.swa_slot_map is not None, vector, scan_width(batch), *flags)
+
+    def cut(seq_len_delta: int, max_pages: int) -> tuple[Grid, tuple[Any, ...], int]:
+        cols, warps, turns = tiling_of(batch, max_pages, page_size)
+        programs = -(-max_pages // (cols * turns)) or 1
+        return (lead + batch, programs), (*constants, cols), warps
+
+    return Derived(batch, (pool_rows, num_slots, max_ctx, columns), cut)
+
+
+LAUNCHER = Launcher(decode_metadata_kernel, StepTensors, require_decode, derive)
 
 
 def build_decode_metadata(
@@ -158,54 +178,4 @@ def build_decode_metadata(
         swa_slot_map,
         swa_page_table,
     )
-    known = _KNOWN.get(signature(tensors, page_size))
-    # What a signature does not hold is looked at in every call.
-    if (
-        known is None
-        or type(max_pages) is not int
-        or not 0 <= max_pages <= known.reachable
-        or type(seq_len_delta) is not int
-        or not 0 <= seq_len_delta <= MAX_INT32
-        or seq_lens.data_ptr() == cache_seqlens.data_ptr()
-    ):
-        known = _check(tensors, page_size, max_pages, seq_len_delta)
-    tiling = tiling_of(known.batch, max_pages, page_size)
-    programs = -(-max_pages // (tiling.cols * tiling.turns)) or 1
-    grid = (1 + known.batch, programs)
-    numbers = (known.batch, seq_len_delta, max_pages, *known.scalars)
-    known.launches(grid, tensors, numbers, (*known.constants, tiling.cols), tiling.warps)
-
-
-def _check(tensors: tuple[Any, ...], page_size: int, max_pages: int, seq_len_delta: int) -> Known:
-    known = checked(tensors, page_size, max_pages, seq_len_delta)
-    return remember(_KNOWN, signature(tensors, page_size), known)
-
-
-def checked(tensors: tuple[Any, ...], page_size: int, max_pages: int, seq_len_delta: int) -> Known:
-    """What follows from arguments of `build_decode_metadata`, which may raise as it does.
-
-    `tensors` are the first eight parameters of its kernel, in order.
-    """
-    names = decode_metadata_kernel.arg_names[: len(tensors)]
-    reachable = require_decode(
-        **dict(zip(names, tensors, strict=True)),
-        page_size=page_size,
-        max_pages=max_pages,
-        seq_len_delta=seq_len_delta,
-    )
-    require_launchable(tensors[0].device)
-    return _derive(tensors, page_size, reachable)
-
-
-def _derive(tensors: tuple[Any, ...], page_size: int, reachable: int) -> Known:
-    batch, (pool_rows, max_ctx), columns = len(tensors[0]), tensors[2].shape, tensors[5].shape[1]
-    slot_map = tensors[6]
-    num_slots = 0 if slot_map is None else len(slot_map)
-    vector = 1 if max_ctx % 4 or columns % 4 else 4
-    return Known(
-        batch=batch,
-        reachable=reachable,
-        scalars=(pool_rows, num_slots, max_ctx, columns),
-        constants=(page_size.bit_length() - 1, slot_map is not None, vector, scan_width(batch)),
-        launches=DirectLaunches(decode_metadata_kernel, tensors[0].device),
-    )
+    LAUNCHER.launch(tensors, (page_size,), (seq_len_delta, max_pages))

@@ -1,4 +1,15 @@
-"""Metadata of speculative decoding, a launch each: draft steps by top-k, and their verification.
+"""Metadata of speculative decoding, one launch each: draft steps by top-k, and verification.
+
+Of a draft, with row `r = i * topk + branch` of request `i` and `pages = cache_loc // page_size`:
+
+- `cache_seqlens[r] = decode_length + last_page_lens[i]`
+- `page_table[r] = [page for page, _ in itertools.groupby(pages[r, :decode_length])]`
+
+Of the verification:
+
+- `cache_seqlens[i] = seq_lens[i] + num_draft_tokens`
+- `cu_seqlens_q[i] = i * num_draft_tokens`
+- `cu_seqlens_k[i + 1] = sum(cache_seqlens[: i + 1])`
 
 While a draft decodes, each of a request's `topk` branches attends to its own new tokens as if it
 were a sequence: the last, partly filled page of the request's cache, copied for the branch, and the
@@ -7,16 +18,13 @@ tokens after it. Verification then runs all drafted tokens of a request as one q
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
-from .draft_arguments import require_draft, require_verify
-from .launch import DirectLaunches, Known, remember, require_launchable
-from .lengths import scan_width, write_lengths
-from .require import signature
+from .device import scan_width, wait_for_predecessor, write_lengths
+from .launch import Derived, Launcher
+from .require import DraftTensors, VerifyTensors, require_draft, require_verify
 
 TILE = 512
 """Slots that a program looks at in one turn: short rows share it."""
@@ -32,31 +40,32 @@ def load_pages(slots, wanted, SHIFT: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_rows", "decode_length", "topk", "slot_stride", "table_stride"])
 def draft_metadata_kernel(
-    cache_loc,
-    last_page_lens,
-    cache_seqlens,
-    page_table,
+    # inputs
+    cache_loc_ptr,  # [num_rows, slot_stride] int32 or int64
+    last_page_lens_ptr,  # [num_rows / topk] int32 or int64
+    # outputs
+    cache_seqlens_ptr,  # [num_rows] int32
+    page_table_ptr,  # [num_rows, table_stride] int32
+    # sizes
     num_rows,
     decode_length,
     topk,
     slot_stride,
     table_stride,
+    # structure
     SHIFT: tl.constexpr,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """See `build_draft_metadata`; SHIFT = log2(page_size), ROWS x COLS slots a turn."""
-    if OVERLAP == 2:
-        tl.extra.cuda.gdc_launch_dependents()
-    if OVERLAP:
-        tl.extra.cuda.gdc_wait()
+    wait_for_predecessor(OVERLAP)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = rows < num_rows
-    last = tl.load(last_page_lens + rows // topk, mask=inside, other=0).to(tl.int32)
-    tl.store(cache_seqlens + rows, last + decode_length, mask=inside)
-    slots = (cache_loc + rows.to(tl.int64) * slot_stride)[:, None]
-    table = (page_table + rows.to(tl.int64) * table_stride)[:, None]
+    last = tl.load(last_page_lens_ptr + rows // topk, mask=inside, other=0).to(tl.int32)
+    tl.store(cache_seqlens_ptr + rows, last + decode_length, mask=inside)
+    slots = (cache_loc_ptr + rows.to(tl.int64) * slot_stride)[:, None]
+    table = (page_table_ptr + rows.to(tl.int64) * table_stride)[:, None]
     written = tl.zeros([ROWS], tl.int32)
     for start in range(0, decode_length, COLS):
         cols = (start + tl.arange(0, COLS))[None, :]
@@ -71,29 +80,50 @@ def draft_metadata_kernel(
 
 @triton.jit(do_not_specialize=["batch", "num_draft_tokens"])
 def verify_metadata_kernel(
-    seq_lens,
-    cache_seqlens,
-    cu_seqlens_q,
-    cu_seqlens_k,
+    # input
+    seq_lens_ptr,  # [batch] int32 or int64
+    # outputs
+    cache_seqlens_ptr,  # [batch] int32
+    cu_seqlens_q_ptr,  # [batch + 1] int32
+    cu_seqlens_k_ptr,  # [batch + 1] int32
+    # sizes
     batch,
     num_draft_tokens,
+    # structure
     SCAN: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """See `build_verify_metadata`; program 0 scans the lengths, the others count queries."""
-    if OVERLAP == 2:
-        tl.extra.cuda.gdc_launch_dependents()
-    if OVERLAP:
-        tl.extra.cuda.gdc_wait()
+    wait_for_predecessor(OVERLAP)
     if tl.program_id(0) == 0:
-        write_lengths(seq_lens, cache_seqlens, cu_seqlens_k, batch, num_draft_tokens, SCAN)
+        write_lengths(
+            seq_lens_ptr, cache_seqlens_ptr, cu_seqlens_k_ptr, batch, num_draft_tokens, SCAN
+        )
     else:
         ends = (tl.program_id(0) - 1) * SCAN + tl.arange(0, SCAN)
-        tl.store(cu_seqlens_q + ends, ends * num_draft_tokens, mask=ends <= batch)
+        tl.store(cu_seqlens_q_ptr + ends, ends * num_draft_tokens, mask=ends <= batch)
 
 
-_KNOWN_DRAFTS: dict[tuple[Any, ...], Known] = {}
-_KNOWN_VERIFIES: dict[tuple[Any, ...], Known] = {}
+def derive_draft(t: DraftTensors, page_size: int) -> Derived:
+    """The launch of the draft's kernel, the same for any numbers."""
+    (rows, slots), columns = t.cache_loc.shape, t.page_table.shape[1]
+    cols = min(MAX_COLS, max(MIN_COLS, triton.next_power_of_2(slots)))
+    rows_per_program = TILE // cols
+    grid = (max(1, -(-rows // rows_per_program)), 1)
+    cut = (grid, (page_size.bit_length() - 1, rows_per_program, cols), WARPS)
+    return Derived(rows, (slots, columns), lambda decode_length, topk: cut)
+
+
+def derive_verify(t: VerifyTensors) -> Derived:
+    """The launch of the verification's kernel, the same for any `num_draft_tokens`."""
+    batch = len(t.seq_lens)
+    scan = scan_width(batch)
+    cut = ((1 + -(-(batch + 1) // scan), 1), (scan,), WARPS)
+    return Derived(batch, (), lambda num_draft_tokens: cut)
+
+
+DRAFTS = Launcher(draft_metadata_kernel, DraftTensors, require_draft, derive_draft)
+VERIFIES = Launcher(verify_metadata_kernel, VerifyTensors, require_verify, derive_verify)
 
 
 def build_draft_metadata(
@@ -129,44 +159,7 @@ def build_draft_metadata(
     SGLang's `draft_decode_set_expand_metadata`, for the slots that its callers pass since 0.5.14.
     """
     tensors = (cache_loc, last_page_lens, cache_seqlens, page_table)
-    known = _KNOWN_DRAFTS.get(signature(tensors, page_size))
-    # What a signature does not hold is looked at in every call.
-    if (
-        known is None
-        or type(decode_length) is not int
-        or not 0 <= decode_length <= known.reachable
-        or type(topk) is not int
-        or topk < 1
-        or len(last_page_lens) * topk != known.batch
-        or cache_loc.data_ptr() == page_table.data_ptr()
-        or last_page_lens.data_ptr() == cache_seqlens.data_ptr()
-    ):
-        known = _check_draft(tensors, decode_length, topk, page_size)
-    programs = -(-known.batch // known.constants[1])
-    numbers = (known.batch, decode_length, topk, *known.scalars)
-    known.launches((max(1, programs), 1), tensors, numbers, known.constants, known.warps)
-
-
-def _check_draft(tensors: tuple[Any, ...], decode_length: int, topk: int, page_size: int) -> Known:
-    names = draft_metadata_kernel.arg_names[: len(tensors)]
-    reachable = require_draft(
-        **dict(zip(names, tensors, strict=True)),
-        decode_length=decode_length,
-        topk=topk,
-        page_size=page_size,
-    )
-    device, ((rows, slots), columns) = tensors[0].device, (tensors[0].shape, tensors[3].shape[1])
-    require_launchable(device)
-    cols = min(MAX_COLS, max(MIN_COLS, triton.next_power_of_2(slots)))
-    known = Known(
-        batch=rows,
-        reachable=reachable,
-        scalars=(slots, columns),
-        constants=(page_size.bit_length() - 1, TILE // cols, cols),
-        launches=DirectLaunches(draft_metadata_kernel, device),
-        warps=WARPS,
-    )
-    return remember(_KNOWN_DRAFTS, signature(tensors, page_size), known)
+    DRAFTS.launch(tensors, (page_size,), (decode_length, topk))
 
 
 def build_verify_metadata(
@@ -192,30 +185,4 @@ def build_verify_metadata(
     target-verify branch of SGLang's FlashAttention backend, with topk 1.
     """
     tensors = (seq_lens, cache_seqlens, cu_seqlens_q, cu_seqlens_k)
-    known = _KNOWN_VERIFIES.get(signature(tensors, None))
-    if (
-        known is None
-        or type(num_draft_tokens) is not int
-        or not 1 <= num_draft_tokens <= known.reachable
-        or seq_lens.data_ptr() == cache_seqlens.data_ptr()
-    ):
-        known = _check_verify(tensors, num_draft_tokens)
-    grid = (1 + -(-(known.batch + 1) // known.constants[0]), 1)
-    known.launches(grid, tensors, (known.batch, num_draft_tokens), known.constants, known.warps)
-
-
-def _check_verify(tensors: tuple[Any, ...], num_draft_tokens: int) -> Known:
-    names = verify_metadata_kernel.arg_names[: len(tensors)]
-    named = dict(zip(names, tensors, strict=True))
-    reachable = require_verify(**named, num_draft_tokens=num_draft_tokens)
-    batch, device = len(tensors[0]), tensors[0].device
-    require_launchable(device)
-    known = Known(
-        batch=batch,
-        reachable=reachable,
-        scalars=(),
-        constants=(scan_width(batch),),
-        launches=DirectLaunches(verify_metadata_kernel, device),
-        warps=WARPS,
-    )
-    return remember(_KNOWN_VERIFIES, signature(tensors, None), known)
+    VERIFIES.launch(tensors, (), (num_draft_tokens,))

@@ -1,5 +1,10 @@
 """FlashInfer's page arrays in one launch: `kv_indptr`, `kv_indices` and `kv_last_page_len`.
 
+- `pages[i] = min(max_pages, ceil((seq_lens[i] + delta) / page_size))`
+- `kv_indptr[i + 1] = sum(pages[: i + 1])`
+- `kv_indices[kv_indptr[i] + p] = req_to_token[req_pool_indices[i], p * page_size] // page_size`
+- `kv_last_page_len[i] = min(page_size, seq_lens[i] + delta - (pages[i] - 1) * page_size)`
+
 One Triton kernel. A row's pages start where those of the rows before it end. Every program sums the
 lengths before its own rows itself: they lie in the L2 cache, and waiting for another program would
 cost more. Program 0 scans them all and writes the two small arrays; nobody waits for it either.
@@ -18,16 +23,16 @@ import torch
 import triton
 import triton.language as tl
 
-from .launch import DirectLaunches, Known, remember, require_launchable
-from .lengths import load_lengths, scan_width
-from .require import MAX_INT32, require_kv_indices, signature
+from .device import load_lengths, scan_width, wait_for_predecessor
+from .launch import Derived, Grid, Launcher
+from .require import MAX_INT32, PageArrays, require_kv_indices
 
 SMALL_GRID = 1024
 """Tiles up to which each has a program of its own, as for page tables."""
-ROWS_A_PROGRAM = 512
+ROWS_PER_PROGRAM = 512
 """Requests of a batch for each row that a program takes, up to MAX_ROWS."""
 MAX_ROWS = 8
-LENGTHS_A_WARP = 512
+LENGTHS_PER_WARP = 512
 """Lengths scanned at once: with twice as many, registers halve the programs that are resident."""
 
 
@@ -39,20 +44,20 @@ def live_pages(lens, max_pages, SHIFT: tl.constexpr):
 
 
 @triton.jit
-def pages_before(seq_lens, end, delta, max_pages, SHIFT: tl.constexpr, SCAN: tl.constexpr):
+def pages_before(seq_lens_ptr, end, delta, max_pages, SHIFT: tl.constexpr, SCAN: tl.constexpr):
     """Pages of the requests before `end`."""
     total = 0
     for start in range(0, end, SCAN):
-        lens = load_lengths(seq_lens, start + tl.arange(0, SCAN), end, delta)
+        lens = load_lengths(seq_lens_ptr, start + tl.arange(0, SCAN), end, delta)
         total += tl.sum(live_pages(lens, max_pages, SHIFT), 0)
     return total
 
 
 @triton.jit
 def write_counts(
-    seq_lens,
-    kv_indptr,
-    kv_last_page_len,
+    seq_lens_ptr,
+    kv_indptr_ptr,
+    kv_last_page_len_ptr,
     batch,
     delta,
     max_pages,
@@ -60,15 +65,15 @@ def write_counts(
     SCAN: tl.constexpr,
 ):
     """`kv_indptr` and `kv_last_page_len`, block by block."""
-    tl.store(kv_indptr, 0)
+    tl.store(kv_indptr_ptr, 0)
     total = 0
     for start in range(0, batch, SCAN):
         rows = start + tl.arange(0, SCAN)
-        lens = load_lengths(seq_lens, rows, batch, delta)
+        lens = load_lengths(seq_lens_ptr, rows, batch, delta)
         pages = live_pages(lens, max_pages, SHIFT)
         last = tl.minimum(lens - ((pages - 1) << SHIFT), 1 << SHIFT)
-        tl.store(kv_last_page_len + rows, tl.where(pages > 0, last, 0), mask=rows < batch)
-        tl.store(kv_indptr + 1 + rows, total + tl.cumsum(pages, 0), mask=rows < batch)
+        tl.store(kv_last_page_len_ptr + rows, tl.where(pages > 0, last, 0), mask=rows < batch)
+        tl.store(kv_indptr_ptr + 1 + rows, total + tl.cumsum(pages, 0), mask=rows < batch)
         total += tl.sum(pages, 0)
 
 
@@ -85,18 +90,22 @@ def load_slots(tokens, cols, readable, SHIFT: tl.constexpr):
     do_not_specialize=["batch", "delta", "max_pages", "pool_rows", "token_stride", "capacity"]
 )
 def kv_indices_kernel(
-    seq_lens,
-    req_pool_indices,
-    req_to_token,
-    kv_indptr,
-    kv_indices,
-    kv_last_page_len,
+    # inputs
+    seq_lens_ptr,  # [batch] int32 or int64
+    req_pool_indices_ptr,  # [batch] int32 or int64
+    req_to_token_ptr,  # [pool_rows, token_stride] int32
+    # outputs
+    kv_indptr_ptr,  # [batch + 1] int32
+    kv_indices_ptr,  # [capacity] int32
+    kv_last_page_len_ptr,  # [batch] int32
+    # sizes
     batch,
     delta,
     max_pages,
     pool_rows,
     token_stride,
     capacity,
+    # structure
     SHIFT: tl.constexpr,
     SCAN: tl.constexpr,
     ROWS: tl.constexpr,
@@ -104,31 +113,37 @@ def kv_indices_kernel(
     OVERLAP: tl.constexpr,
 ):
     """See `build_kv_indices`; SHIFT = log2(page_size), ROWS x COLS pages a tile."""
-    if OVERLAP == 2:
-        tl.extra.cuda.gdc_launch_dependents()
-    if OVERLAP:
-        tl.extra.cuda.gdc_wait()
+    wait_for_predecessor(OVERLAP)
     begin = tl.program_id(1) * COLS
     if tl.program_id(0) == 0:
         if begin == 0:
             write_counts(
-                seq_lens, kv_indptr, kv_last_page_len, batch, delta, max_pages, SHIFT, SCAN
+                seq_lens_ptr,
+                kv_indptr_ptr,
+                kv_last_page_len_ptr,
+                batch,
+                delta,
+                max_pages,
+                SHIFT,
+                SCAN,
             )
     else:
         first = (tl.program_id(0) - 1) * ROWS
         rows = first + tl.arange(0, ROWS)
-        pages = live_pages(load_lengths(seq_lens, rows, batch, delta), max_pages, SHIFT)
+        pages = live_pages(load_lengths(seq_lens_ptr, rows, batch, delta), max_pages, SHIFT)
         longest = tl.max(pages, 0)
         if begin < longest:
-            pool = tl.load(req_pool_indices + rows, mask=rows < batch, other=-1).to(tl.int64)
+            pool = tl.load(req_pool_indices_ptr + rows, mask=rows < batch, other=-1).to(tl.int64)
             readable = tl.where((pool >= 0) & (pool < pool_rows), pages, 0)
-            tokens = req_to_token + pool * token_stride
+            tokens = req_to_token_ptr + pool * token_stride
             slots = load_slots(tokens, begin + tl.arange(0, COLS), readable, SHIFT)
-            before = pages_before(seq_lens, first, delta, max_pages, SHIFT, SCAN)
+            before = pages_before(seq_lens_ptr, first, delta, max_pages, SHIFT, SCAN)
             starts = tl.zeros_like(pages) + before
             if ROWS > 1:
                 above = first + tl.arange(0, ROWS)
-                taller = live_pages(load_lengths(seq_lens, above, batch, delta), max_pages, SHIFT)
+                taller = live_pages(
+                    load_lengths(seq_lens_ptr, above, batch, delta), max_pages, SHIFT
+                )
                 earlier = above[None, :] < rows[:, None]
                 starts += tl.sum(tl.where(earlier, taller[None, :], 0), 1)
             step = tl.num_programs(1) * COLS
@@ -136,11 +151,29 @@ def kv_indices_kernel(
                 cols = start + tl.arange(0, COLS)
                 words = starts[:, None] + cols[None, :]
                 live = (cols[None, :] < pages[:, None]) & (words < capacity)
-                tl.store(kv_indices + words, slots >> SHIFT, mask=live)
+                tl.store(kv_indices_ptr + words, slots >> SHIFT, mask=live)
                 slots = load_slots(tokens, cols + step, readable, SHIFT)
 
 
-_KNOWN: dict[tuple[Any, ...], Known] = {}
+def derive(t: PageArrays, page_size: int) -> Derived:
+    """The launch of the kernel; a program takes several tiles in turn where the grid is large."""
+    batch, (pool_rows, max_ctx) = len(t.seq_lens), t.req_to_token.shape
+    rows = min(MAX_ROWS, triton.next_power_of_2(max(1, -(-batch // ROWS_PER_PROGRAM))))
+    tile, warps, turns = (1024, 4, 2) if page_size == 1 else (512, 8, 4)
+    groups, cols, turns = -(-batch // rows), tile // rows, max(turns, rows)
+    scan = min(scan_width(batch), LENGTHS_PER_WARP * warps)
+    constants = (page_size.bit_length() - 1, scan, rows, cols)
+
+    def cut(seq_len_delta: int, max_pages: int) -> tuple[Grid, tuple[Any, ...], int]:
+        blocks = -(-max_pages // cols)
+        if groups * blocks > SMALL_GRID:
+            blocks = -(-blocks // turns)
+        return (1 + groups, max(1, blocks)), constants, warps
+
+    return Derived(batch, (pool_rows, max_ctx, min(len(t.kv_indices), MAX_INT32)), cut)
+
+
+LAUNCHER = Launcher(kv_indices_kernel, PageArrays, require_kv_indices, derive)
 
 
 def build_kv_indices(
@@ -193,52 +226,4 @@ def build_kv_indices(
         kv_indices,
         kv_last_page_len,
     )
-    known = _KNOWN.get(signature(tensors, page_size))
-    # What a signature does not hold is looked at in every call.
-    if (
-        known is None
-        or type(max_pages) is not int
-        or not 0 <= max_pages <= known.reachable
-        or type(seq_len_delta) is not int
-        or not 0 <= seq_len_delta <= MAX_INT32
-        or seq_lens.data_ptr() in (kv_indptr.data_ptr(), kv_last_page_len.data_ptr())
-    ):
-        known = _check(tensors, page_size, max_pages, seq_len_delta)
-    rows, cols = known.constants[-2:]
-    groups, blocks = -(-known.batch // rows), -(-max_pages // cols)
-    if groups * blocks > SMALL_GRID:
-        blocks = -(-blocks // known.turns)
-    numbers = (known.batch, seq_len_delta, max_pages, *known.scalars)
-    known.launches((1 + groups, max(1, blocks)), tensors, numbers, known.constants, known.warps)
-
-
-def _check(tensors: tuple[Any, ...], page_size: int, max_pages: int, seq_len_delta: int) -> Known:
-    names = kv_indices_kernel.arg_names[: len(tensors)]
-    reachable = require_kv_indices(
-        **dict(zip(names, tensors, strict=True)),
-        page_size=page_size,
-        max_pages=max_pages,
-        seq_len_delta=seq_len_delta,
-    )
-    device = tensors[0].device
-    require_launchable(device)
-    known = _derive(tensors, page_size, reachable, device)
-    return remember(_KNOWN, signature(tensors, page_size), known)
-
-
-def _derive(
-    tensors: tuple[Any, ...], page_size: int, reachable: int, device: torch.device
-) -> Known:
-    batch, (pool_rows, max_ctx) = len(tensors[0]), tensors[2].shape
-    rows = min(MAX_ROWS, triton.next_power_of_2(max(1, -(-batch // ROWS_A_PROGRAM))))
-    tile, warps, turns = (1024, 4, 2) if page_size == 1 else (512, 8, 4)
-    scan = min(scan_width(batch), LENGTHS_A_WARP * warps)
-    return Known(
-        batch=batch,
-        reachable=reachable,
-        scalars=(pool_rows, max_ctx, min(len(tensors[4]), MAX_INT32)),
-        constants=(page_size.bit_length() - 1, scan, rows, tile // rows),
-        launches=DirectLaunches(kv_indices_kernel, device),
-        warps=warps,
-        turns=max(turns, rows),
-    )
+    LAUNCHER.launch(tensors, (page_size,), (seq_len_delta, max_pages))

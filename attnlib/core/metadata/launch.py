@@ -1,25 +1,27 @@
-"""Launch an already compiled Triton kernel directly: the one place that knows how Triton does it.
+"""Launch Triton kernels: check a signature once, then call the compiled kernel's own launcher.
 
 `kernel[grid](...)` binds arguments and looks its cache up at every call, which takes longer than a
-short kernel runs. `DirectLaunches` keeps what the first call found and calls the compiled kernel's
-own launcher. It relies on the launcher's first nine arguments, which `require_known_launcher`
-compares with what it was written for (Triton 3.6 and 3.7), so another Triton is an error and not a
-wrong launch.
+short kernel runs. A `Launcher` keeps what the first call found, per signature (shapes, dtypes,
+device), and calls the compiled kernel directly. It relies on the first nine arguments of Triton's
+launcher, which `require_known_launcher` compares with what it was written for (Triton 3.6 and 3.7),
+so another Triton is an error and not a wrong launch.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from triton import knobs
 from triton.runtime import driver
+
+from .require import EveryCall
 
 LAUNCHER_ARGUMENTS = (
     "gridX",
@@ -39,7 +41,8 @@ NO_OVERLAP, WAIT, WAIT_AND_LET_START = 0, 1, 2
 """Programmatic dependent launch: none; start early and wait for the kernel before; let the kernel
 after us start early too, which only pays while our whole grid is on the GPU at once."""
 
-
+Tensors = tuple[Any, ...]
+Grid = tuple[int, int]
 _OVERLAPPING = ContextVar("overlapping", default=True)
 
 
@@ -53,79 +56,142 @@ def without_overlap() -> Iterator[None]:
         _OVERLAPPING.reset(token)
 
 
-class DirectLaunches:
-    """Launches of one kernel whose arguments differ in values and addresses only.
+class Derived(NamedTuple):
+    """What follows from a signature: `cut(*numbers)` is (grid, constants, warps) of a call."""
 
-    The caller makes one for each signature (shapes, dtypes): what Triton would compile another
-    kernel for, except constants, warps, the pointers' alignment and the overlap, which are told
-    apart here. The kernel's last parameter is the overlap.
-    """
-
-    def __init__(self, kernel: Any, device: torch.device) -> None:
-        self._kernel = kernel
-        self._index = device.index or 0
-        self._slots = _slots(device)
-        self._ready: dict[tuple[Any, ...], _Ready] = {}
-
-    def __call__(
-        self,
-        grid: tuple[int, int],
-        tensors: tuple[torch.Tensor | None, ...],
-        numbers: tuple[int, ...],
-        constants: tuple[Any, ...],
-        num_warps: int,
-    ) -> None:
-        """Launch on the current stream: tensors, then numbers, constants and the overlap."""
-        overlap = self._overlap(grid[0] * grid[1])
-        key = (overlap, num_warps, constants)
-        pointers, seen = [], 0
-        for tensor in tensors:
-            pointer = None if tensor is None else tensor.data_ptr()
-            pointers.append(pointer)
-            seen |= pointer or 0
-        aligned = not seen % ACCESS_BYTES
-        ready = self._ready.get(key) if aligned else None
-        if ready is not None:
-            ready(grid, self._index, (*pointers, *numbers, *constants, overlap))
-            return
-        options = {"launch_pdl": True} if overlap else {}
-        arguments = (*tensors, *numbers, *constants, overlap)
-        compiled = self._kernel[grid](*arguments, num_warps=num_warps, **options)
-        if aligned and not interpreting():
-            self._ready[key] = _Ready(compiled)
-
-    def _overlap(self, programs: int) -> int:
-        # A waiting successor takes slots that programs of ours have not had yet.
-        if not self._slots or not _OVERLAPPING.get():
-            return NO_OVERLAP
-        return WAIT_AND_LET_START if programs <= self._slots else WAIT
+    batch: int
+    scalars: tuple[int, ...]
+    cut: Callable[..., tuple[Grid, tuple[Any, ...], int]]
 
 
 @dataclass(frozen=True)
-class Known:
-    """A signature that has passed every check, and what follows from it.
+class _Known:
+    """A signature that has passed every check, and its compiled kernels."""
 
-    `reachable` is the largest `max_pages` (or `decode_length`) that its tensors have room for.
+    bounds: tuple[tuple[int, int], ...]
+    apart: tuple[tuple[int, int], ...]
+    batch: int
+    scalars: tuple[int, ...]
+    cut: Callable[..., tuple[Grid, tuple[Any, ...], int]]
+    device: int
+    slots: int
+    ready: dict[tuple[Any, ...], _Ready] = field(default_factory=dict)
+
+    def takes(self, numbers: tuple[int, ...], pointers: list[int | None]) -> bool:
+        """Whether a call has passed what its signature does not hold."""
+        for number, (low, high) in zip(numbers, self.bounds):  # noqa: B905 (strict is 0.2 us)
+            if type(number) is not int or not low <= number <= high:
+                return False
+        for one, other in self.apart:
+            if pointers[one] == pointers[other]:
+                return False
+        return True
+
+
+class Launcher:
+    """Launches `kernel` for its builder: the one place that checks, remembers and launches.
+
+    A call is tensors, fixed arguments (hashable, part of the signature) and numbers (runtime
+    values). The kernel's parameters are the tensors, then batch, numbers, `Derived.scalars`,
+    constants, and last the overlap. `bundle` names the tensors. `require(bundle, *fixed, *numbers)`
+    raises for a wrong call and says what every call is looked at for; `derive(bundle, *fixed)` says
+    what follows. Neither is called again for a known signature.
     """
 
-    batch: int
-    reachable: int
-    scalars: tuple[int, ...]
-    constants: tuple[Any, ...]
-    launches: DirectLaunches = field(compare=False)
-    warps: int = 4
-    turns: int = 1
+    def __init__(
+        self,
+        kernel: Any,
+        bundle: Callable[..., Any],
+        require: Callable[..., EveryCall],
+        derive: Callable[..., Derived],
+    ) -> None:
+        self.kernel = kernel
+        self.known: dict[tuple[Any, ...] | None, _Known] = {}
+        self._bundle, self._require, self._derive = bundle, require, derive
+
+    def launch(self, tensors: Tensors, fixed: tuple[Any, ...], numbers: tuple[int, ...]) -> None:
+        """Launch on the current stream, or raise as `require` does with nothing launched."""
+        signature, pointers, aligned = signed(tensors, fixed)
+        known = self.known.get(signature)
+        if known is None or not known.takes(numbers, pointers):
+            known = self._checked(signature, tensors, fixed, numbers)
+        grid, constants, warps = known.cut(*numbers)
+        overlap = overlap_of(grid[0] * grid[1], known.slots)
+        key = (overlap, warps, constants)
+        ready = known.ready.get(key) if aligned else None
+        if ready is not None:
+            values = (*pointers, known.batch, *numbers, *known.scalars, *constants, overlap)
+            ready.launch(grid, known.device, values)
+            return
+        options = {"launch_pdl": True} if overlap else {}
+        values = (*tensors, known.batch, *numbers, *known.scalars, *constants, overlap)
+        compiled = self.kernel[grid](*values, num_warps=warps, **options)
+        if aligned and not interpreting():
+            known.ready[key] = _Ready(compiled)
+
+    def _checked(
+        self,
+        signature: tuple[Any, ...] | None,
+        tensors: Tensors,
+        fixed: tuple[Any, ...],
+        numbers: tuple[int, ...],
+    ) -> _Known:
+        bundle = self._bundle(*tensors)
+        bounds, apart = self._require(bundle, *fixed, *numbers)
+        device = bundle[0].device
+        require_launchable(device)
+        batch, scalars, cut = self._derive(bundle, *fixed)
+        known = _Known(bounds, apart, batch, scalars, cut, device.index or 0, _slots(device))
+        return known if signature is None else self.known.setdefault(signature, known)
 
 
-def remember(
-    cache: dict[tuple[Any, ...], Known], signature: tuple[Any, ...] | None, known: Known
-) -> Known:
-    """Keep `known` for the next call with its signature; one without is checked every time."""
-    return known if signature is None else cache.setdefault(signature, known)
+def signed(
+    tensors: Tensors, fixed: tuple[Any, ...]
+) -> tuple[tuple[Any, ...] | None, list[int | None], bool]:
+    """All of a call that checks on tensors look at, but values and addresses; hashable. Then the
+    addresses, and whether all are multiples of ACCESS_BYTES.
+
+    The first is None where something cannot be right (no tensor, holes, several devices), and off
+    CUDA devices: then there is nothing to remember. Every step that no graph replays makes it, so
+    it is one loop.
+    """
+    parts: list[Any] = list(fixed)
+    pointers: list[int | None] = []
+    say, point, bits = parts.append, pointers.append, 0
+    for value in fixed:
+        say(type(value))
+    try:
+        device = tensors[0].get_device()
+        say(device)
+        for tensor in tensors:
+            if tensor is None:
+                say(None)
+                point(None)
+                continue
+            if not tensor.is_contiguous() or tensor.get_device() != device:
+                return None, pointers, False
+            say(tensor.shape)
+            say(tensor.dtype)
+            pointer = tensor.data_ptr()
+            point(pointer)
+            bits |= pointer
+    except AttributeError:
+        return None, pointers, False
+    return tuple(parts) if device >= 0 else None, pointers, not bits % ACCESS_BYTES
+
+
+def overlap_of(programs: int, slots: int) -> int:
+    """The overlap of a launch, where `slots` programs are on the GPU at once, 0 if none overlap.
+
+    A waiting successor takes slots that programs of ours have not had yet.
+    """
+    if not slots or not _OVERLAPPING.get():
+        return NO_OVERLAP
+    return WAIT_AND_LET_START if programs <= slots else WAIT
 
 
 def _slots(device: torch.device) -> int:
-    """Programs that are on the GPU at once, two a multiprocessor; 0 where none can overlap."""
+    """Programs that are on the GPU at once, two per multiprocessor; 0 where none can overlap."""
     if interpreting() or torch.cuda.get_device_capability(device)[0] < HOPPER:
         return 0
     return 2 * torch.cuda.get_device_properties(device).multi_processor_count
@@ -141,20 +207,18 @@ class _Ready:
         self._function = compiled.function
         self._packed = compiled.packed_metadata
 
-    def __call__(self, grid: tuple[int, int], device: int, arguments: tuple[Any, ...]) -> None:
+    def launch(self, grid: Grid, device: int, values: tuple[Any, ...]) -> None:
         # Triton takes an integer for a pointer as it is.
-        hooks = knobs.runtime
-        if _idle(hooks.launch_enter_hook) and _idle(hooks.launch_exit_hook):
-            stream = driver.active.get_current_stream(device)
-            fixed = (stream, self._function, self._packed, None, None, None)
-            self._run(grid[0], grid[1], 1, *fixed, *arguments)
-        else:
-            self._compiled[(*grid, 1)](*arguments)
+        if heard(knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook):
+            self._compiled[(*grid, 1)](*values)
+            return
+        stream = driver.active.get_current_stream(device)
+        self._run(*grid, 1, stream, self._function, self._packed, None, None, None, *values)
 
 
-def _idle(hook: Any) -> bool:
-    """Whether nobody hears of launches: no hook, or a chain of none, which costs two calls."""
-    return hook is None or not getattr(hook, "calls", True)
+def heard(enter: Any, leave: Any) -> bool:
+    """Whether somebody hears of launches: a hook, or a chain of them that is not empty."""
+    return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
 
 
 def require_known_launcher(launcher: Any) -> None:

@@ -3,47 +3,160 @@
 Checked on the host, before anything is launched, from shapes, dtypes, strides and devices alone: a
 value on the GPU cannot be looked at without waiting for it. What the kernels do about values out of
 range stands in their docstrings; none of them reads or writes outside a tensor because of one.
+
+A builder's tensors travel in one frozen bundle, in the order of its kernel's first parameters. The
+`require_` function of a bundle raises ValueError or TypeError naming the argument, or returns what
+must be looked at in every call.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 INT32 = (torch.int32,)
 INTEGERS = (torch.int32, torch.int64)
 MAX_INT32 = 2**31 - 1
+IN_EITHER = {"seq_lens", "req_pool_indices", "cache_loc", "last_page_lens"}
+"""Tensors of engines that may be int32 or int64; all others are int32."""
+
+Size = int | None
+"""Of one dimension; None is any."""
 
 
-def signature(tensors: tuple[Any, ...], page_size: Any) -> tuple[Any, ...] | None:
-    """All of a call that the checks on tensors look at, but values and addresses; hashable.
+class StepTensors(NamedTuple):
+    """Of `build_decode_metadata` and `build_step_metadata`; the window's pair and `words` may be
+    absent."""
 
-    None where something cannot be right (no tensor, holes, several devices), and off CUDA devices:
-    then there is nothing to remember. Short, because every step that no graph replays makes it.
+    seq_lens: torch.Tensor
+    req_pool_indices: torch.Tensor
+    req_to_token: torch.Tensor
+    cache_seqlens: torch.Tensor
+    cu_seqlens_k: torch.Tensor
+    page_table: torch.Tensor
+    swa_slot_map: torch.Tensor | None = None
+    swa_page_table: torch.Tensor | None = None
+    words: torch.Tensor | None = None
+
+
+class PageArrays(NamedTuple):
+    """Of `build_kv_indices`."""
+
+    seq_lens: torch.Tensor
+    req_pool_indices: torch.Tensor
+    req_to_token: torch.Tensor
+    kv_indptr: torch.Tensor
+    kv_indices: torch.Tensor
+    kv_last_page_len: torch.Tensor
+
+
+class DraftTensors(NamedTuple):
+    """Of `build_draft_metadata`."""
+
+    cache_loc: torch.Tensor
+    last_page_lens: torch.Tensor
+    cache_seqlens: torch.Tensor
+    page_table: torch.Tensor
+
+
+class VerifyTensors(NamedTuple):
+    """Of `build_verify_metadata`."""
+
+    seq_lens: torch.Tensor
+    cache_seqlens: torch.Tensor
+    cu_seqlens_q: torch.Tensor
+    cu_seqlens_k: torch.Tensor
+
+
+class EveryCall(NamedTuple):
+    """What shapes do not tell, so that every call is looked at for it.
+
+    `bounds` are the least and the largest value of each number. `apart` are pairs of positions in
+    the bundle whose tensors must not start at one address, because other programs still read the
+    one while the other is written.
     """
-    parts = [type(page_size), page_size]
-    say = parts.append
-    try:
-        device = tensors[0].get_device()
-        say(device)
-        for tensor in tensors:
-            if tensor is None:
-                say(None)
-                continue
-            if not tensor.is_contiguous() or tensor.get_device() != device:
-                return None
-            say(tensor.shape)
-            say(tensor.dtype)
-    except AttributeError:
-        return None
-    return tuple(parts) if device >= 0 else None
+
+    bounds: tuple[tuple[int, int], ...]
+    apart: tuple[tuple[int, int], ...]
+
+
+def require_decode(t: StepTensors, page_size: int, seq_len_delta: int, max_pages: int) -> EveryCall:
+    """Raise unless these are arguments of `build_decode_metadata`."""
+    batch = _require_requests(t)
+    sizes: dict[str, tuple[Size, ...]] = {
+        "cache_seqlens": (batch,),
+        "cu_seqlens_k": (batch + 1,),
+        "page_table": (batch, None),
+    }
+    _require_sizes(t, sizes)
+    if (t.swa_slot_map is None) != (t.swa_page_table is None):
+        missing = "swa_slot_map" if t.swa_slot_map is None else "swa_page_table"
+        raise ValueError(f"{missing} must be given where the other one of the SWA pair is")
+    if t.swa_slot_map is not None:
+        _require_sizes(t, {"swa_slot_map": (None,), "swa_page_table": tuple(t.page_table.shape)})
+    columns = t.page_table.shape[1]
+    because = f"page_table has {columns} columns"
+    bounds = _require_page_numbers(t, page_size, (seq_len_delta, max_pages), columns, because)
+    require_one_device(_present(t))
+    return EveryCall(bounds, (_require_apart(t, "seq_lens", "cache_seqlens"),))
+
+
+def require_kv_indices(
+    t: PageArrays, page_size: int, seq_len_delta: int, max_pages: int
+) -> EveryCall:
+    """Raise unless these are arguments of `build_kv_indices`."""
+    batch = _require_requests(t)
+    _require_sizes(
+        t, {"kv_indptr": (batch + 1,), "kv_indices": (None,), "kv_last_page_len": (batch,)}
+    )
+    room, because = MAX_INT32 // max(1, batch), f"int32 counts the pages of {batch} requests"
+    bounds = _require_page_numbers(t, page_size, (seq_len_delta, max_pages), room, because)
+    require_one_device(_present(t))
+    outputs = ("kv_indptr", "kv_last_page_len")
+    return EveryCall(bounds, tuple(_require_apart(t, "seq_lens", name) for name in outputs))
+
+
+def require_draft(t: DraftTensors, page_size: int, decode_length: int, topk: int) -> EveryCall:
+    """Raise unless these are arguments of `build_draft_metadata`."""
+    _require_sizes(t, {"last_page_lens": (None,)})
+    require_int("topk", topk, 1)
+    rows = t.last_page_lens.shape[0] * topk
+    _require_sizes(
+        t, {"cache_loc": (rows, None), "cache_seqlens": (rows,), "page_table": (rows, None)}
+    )
+    _require_page_size(page_size)
+    require_int("decode_length", decode_length, 0)
+    slots, columns = t.cache_loc.shape[1], t.page_table.shape[1]
+    reachable = min(slots, columns)
+    if decode_length > reachable:
+        raise ValueError(
+            f"decode_length must be <= {reachable} (cache_loc has {slots} columns, page_table "
+            f"{columns}, and each token may start a page), got {decode_length}"
+        )
+    require_one_device(_present(t))
+    pairs = (("cache_loc", "page_table"), ("last_page_lens", "cache_seqlens"))
+    apart = tuple(_require_apart(t, *pair) for pair in pairs)
+    return EveryCall(((0, reachable), (topk, topk)), apart)
+
+
+def require_verify(t: VerifyTensors, num_draft_tokens: int) -> EveryCall:
+    """Raise unless these are arguments of `build_verify_metadata`."""
+    _require_sizes(t, {"seq_lens": (None,)})
+    batch = t.seq_lens.shape[0]
+    sums = (batch + 1,)
+    _require_sizes(t, {"cache_seqlens": (batch,), "cu_seqlens_q": sums, "cu_seqlens_k": sums})
+    countable = MAX_INT32 // max(1, batch)
+    require_int("num_draft_tokens", num_draft_tokens, 1, countable)
+    require_one_device(_present(t))
+    apart = _require_apart(t, "seq_lens", "cache_seqlens")
+    return EveryCall(((1, countable),), (apart,))
 
 
 def require_tensor(
-    name: str, tensor: object, shape: tuple[int | None, ...], dtypes: tuple[torch.dtype, ...]
+    name: str, tensor: object, shape: tuple[Size, ...], dtypes: tuple[torch.dtype, ...]
 ) -> None:
-    """Raise unless `tensor` has this shape (None: any size), one of `dtypes`, no holes."""
+    """Raise unless `tensor` has this shape, one of `dtypes`, and no holes."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
     sizes = tuple(tensor.shape)
@@ -76,166 +189,56 @@ def require_int(name: str, value: object, low: int, high: int = MAX_INT32) -> No
         raise ValueError(f"{name} must be an integer in {low}..{high}, got {value!r}")
 
 
-def require_page_size(page_size: object) -> None:
-    """Raise unless `page_size` is a power of two."""
-    require_int("page_size", page_size, 1)
-    if page_size & (page_size - 1):
-        raise ValueError(f"page_size must be a power of two, got {page_size}")
+def _present(bundle: Any) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, tensor in bundle._asdict().items() if tensor is not None}
 
 
-def require_apart(source: str, sources: torch.Tensor, target: str, targets: torch.Tensor) -> None:
-    """Raise if an output is its own input: other programs still read what one has written."""
-    if sources.numel() and sources.data_ptr() == targets.data_ptr():
-        raise ValueError(f"{target} must not share memory with {source}, both start at one address")
+def _require_sizes(bundle: Any, sizes: dict[str, tuple[Size, ...]]) -> None:
+    for name, size in sizes.items():
+        dtypes = INTEGERS if name in IN_EITHER else INT32
+        require_tensor(name, getattr(bundle, name), size, dtypes)
 
 
-def require_rows(
-    seq_lens: torch.Tensor, req_pool_indices: torch.Tensor, req_to_token: torch.Tensor
-) -> int:
-    """Check what every builder reads from; the batch size."""
-    require_tensor("seq_lens", seq_lens, (None,), INTEGERS)
-    batch = seq_lens.shape[0]
-    require_tensor("req_pool_indices", req_pool_indices, (batch,), INTEGERS)
-    require_tensor("req_to_token", req_to_token, (None, None), INT32)
+def _require_requests(t: StepTensors | PageArrays) -> int:
+    """Check what the builders of page tables read from; the batch size."""
+    _require_sizes(t, {"seq_lens": (None,)})
+    batch = t.seq_lens.shape[0]
+    _require_sizes(t, {"req_pool_indices": (batch,), "req_to_token": (None, None)})
     return batch
 
 
-def require_reachable(
-    max_pages: object, page_size: int, max_ctx: int, room: int, because: str
-) -> int:
-    """Raise unless there is room for `max_pages` and `req_to_token` holds their first tokens.
-
-    Returns the largest value that passes.
-    """
+def _require_page_numbers(
+    t: StepTensors | PageArrays,
+    page_size: int,
+    numbers: tuple[int, int],
+    room: int,
+    because: str,
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Check page size, length delta and `max_pages`: there must be `room` for so many pages, and
+    `req_to_token` must hold their first tokens. Returns the values that both numbers may have."""
+    seq_len_delta, max_pages = numbers
+    _require_page_size(page_size)
+    require_int("seq_len_delta", seq_len_delta, 0)
     require_int("max_pages", max_pages, 0)
+    max_ctx = t.req_to_token.shape[1]
     reachable = min(room, -(-max_ctx // page_size))
     if max_pages > reachable:
         raise ValueError(
             f"max_pages must be <= {reachable} ({because}, req_to_token "
             f"{max_ctx} tokens a request, page_size {page_size}), got {max_pages}"
         )
-    return reachable
+    return (0, MAX_INT32), (0, reachable)
 
 
-def require_decode(
-    *,
-    seq_lens: torch.Tensor,
-    req_pool_indices: torch.Tensor,
-    req_to_token: torch.Tensor,
-    cache_seqlens: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    page_table: torch.Tensor,
-    page_size: int,
-    max_pages: int,
-    seq_len_delta: int,
-    swa_slot_map: torch.Tensor | None,
-    swa_page_table: torch.Tensor | None,
-) -> int:
-    """Raise ValueError or TypeError unless these are arguments of `build_decode_metadata`.
-
-    Returns the largest `max_pages` that these tensors have room for.
-    """
-    batch = require_rows(seq_lens, req_pool_indices, req_to_token)
-    require_tensor("cache_seqlens", cache_seqlens, (batch,), INT32)
-    require_tensor("cu_seqlens_k", cu_seqlens_k, (batch + 1,), INT32)
-    require_tensor("page_table", page_table, (batch, None), INT32)
-    require_page_size(page_size)
-    require_int("seq_len_delta", seq_len_delta, 0)
-    max_ctx, columns = req_to_token.shape[1], page_table.shape[1]
-    because = f"page_table has {columns} columns"
-    reachable = require_reachable(max_pages, page_size, max_ctx, columns, because)
-    tensors = {
-        "seq_lens": seq_lens,
-        "req_pool_indices": req_pool_indices,
-        "req_to_token": req_to_token,
-        "cache_seqlens": cache_seqlens,
-        "cu_seqlens_k": cu_seqlens_k,
-        "page_table": page_table,
-    }
-    if (swa_slot_map is None) != (swa_page_table is None):
-        missing = "swa_slot_map" if swa_slot_map is None else "swa_page_table"
-        raise ValueError(f"{missing} must be given where the other one of the SWA pair is")
-    if swa_slot_map is not None:
-        require_tensor("swa_slot_map", swa_slot_map, (None,), INT32)
-        require_tensor("swa_page_table", swa_page_table, tuple(page_table.shape), INT32)
-        tensors |= {"swa_slot_map": swa_slot_map, "swa_page_table": swa_page_table}
-    require_one_device(tensors)
-    require_apart("seq_lens", seq_lens, "cache_seqlens", cache_seqlens)
-    return reachable
+def _require_page_size(page_size: int) -> None:
+    require_int("page_size", page_size, 1)
+    if page_size & (page_size - 1):
+        raise ValueError(f"page_size must be a power of two, got {page_size}")
 
 
-_CHECKED: set[tuple[Any, ...]] = set()
-
-
-def require_decode_once(
-    *, page_size: int, max_pages: int, seq_len_delta: int, **tensors: torch.Tensor | None
-) -> None:
-    """`require_decode`, for a signature and these numbers once: rivals are timed without it."""
-    form = signature(tuple(tensors.values()), page_size)
-    lens, out = tensors["seq_lens"], tensors["cache_seqlens"]
-    key = (form, type(max_pages), max_pages, type(seq_len_delta), seq_len_delta)
-    if form is None or key not in _CHECKED or lens.data_ptr() == out.data_ptr():
-        numbers = {"max_pages": max_pages, "seq_len_delta": seq_len_delta}
-        require_decode(**tensors, page_size=page_size, **numbers)
-        if form is not None:
-            _CHECKED.add(key)
-
-
-def require_kv_indices(
-    *,
-    seq_lens: torch.Tensor,
-    req_pool_indices: torch.Tensor,
-    req_to_token: torch.Tensor,
-    kv_indptr: torch.Tensor,
-    kv_indices: torch.Tensor,
-    kv_last_page_len: torch.Tensor,
-    page_size: int,
-    max_pages: int,
-    seq_len_delta: int,
-) -> int:
-    """Raise ValueError or TypeError unless these are arguments of `build_kv_indices`.
-
-    Returns the largest `max_pages` that these tensors have room for.
-    """
-    batch = require_rows(seq_lens, req_pool_indices, req_to_token)
-    require_tensor("kv_indptr", kv_indptr, (batch + 1,), INT32)
-    require_tensor("kv_indices", kv_indices, (None,), INT32)
-    require_tensor("kv_last_page_len", kv_last_page_len, (batch,), INT32)
-    require_page_size(page_size)
-    require_int("seq_len_delta", seq_len_delta, 0)
-    because = f"int32 counts the pages of {batch} requests"
-    max_ctx, room = req_to_token.shape[1], MAX_INT32 // max(1, batch)
-    reachable = require_reachable(max_pages, page_size, max_ctx, room, because)
-    require_one_device(
-        {
-            "seq_lens": seq_lens,
-            "req_pool_indices": req_pool_indices,
-            "req_to_token": req_to_token,
-            "kv_indptr": kv_indptr,
-            "kv_indices": kv_indices,
-            "kv_last_page_len": kv_last_page_len,
-        }
-    )
-    require_apart("seq_lens", seq_lens, "kv_indptr", kv_indptr)
-    require_apart("seq_lens", seq_lens, "kv_last_page_len", kv_last_page_len)
-    return reachable
-
-
-def require_vector(name: str, tensor: torch.Tensor, length: int) -> None:
-    """Raise unless `tensor` is [length] int32, contiguous."""
-    if tensor.shape != (length,) or tensor.dtype != torch.int32 or not tensor.is_contiguous():
-        raise ValueError(
-            f"{name} must be [{length}] int32, contiguous, got {list(tensor.shape)} "
-            f"{tensor.dtype}{'' if tensor.is_contiguous() else ', not contiguous'}"
-        )
-
-
-def require_room(out: torch.Tensor, size: int, device: torch.device) -> None:
-    """Raise unless `out` is a contiguous buffer of at least `size` int32 on `device`."""
-    if out.ndim != 1 or out.dtype != torch.int32 or not out.is_contiguous() or len(out) < size:
-        raise ValueError(
-            f"out must be [>= {size}] int32, contiguous, got {list(out.shape)} {out.dtype}"
-            f"{'' if out.is_contiguous() else ', not contiguous'}"
-        )
-    if out.device != device:
-        raise ValueError(f"out must be on the device of seq_lens, {device}, got {out.device}")
+def _require_apart(bundle: Any, source: str, target: str) -> tuple[int, int]:
+    """Raise if an output is its own input; their positions in the bundle."""
+    read, written = getattr(bundle, source), getattr(bundle, target)
+    if read.numel() and read.data_ptr() == written.data_ptr():
+        raise ValueError(f"{target} must not share memory with {source}, both start at one address")
+    return bundle._fields.index(source), bundle._fields.index(target)

@@ -14,21 +14,23 @@ The kernel that follows may start before this one has ended, if it was launched 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
 from ..schedule.fa3 import SchedulerFacts, SchedulerMetadata, reserve
 from ..schedule.splits import BATCHES_PER_CTA, blocks_in_l2, layout_of, scheduled_heads
-from .decode import checked, tiling_of
-from .launch import DirectLaunches, Known
-from .lengths import write_lengths
-from .require import MAX_INT32, require_one_device, require_tensor, signature
-from .rows import copy_row
-from .splits_triton import ROWS, write_schedule
+from . import decode
+from .device import ROWS, copy_row, wait_for_predecessor, write_lengths, write_schedule
+from .launch import Derived, Launcher
+from .require import (
+    INT32,
+    EveryCall,
+    StepTensors,
+    require_decode,
+    require_one_device,
+    require_tensor,
+)
 
 __all__ = ["SchedulerFacts", "SchedulerMetadata", "build_step_metadata", "reserve"]
 
@@ -40,15 +42,20 @@ __all__ = ["SchedulerFacts", "SchedulerMetadata", "build_step_metadata", "reserv
     ]
 )
 def step_metadata_kernel(
-    seq_lens,
-    req_pool_indices,
-    req_to_token,
-    cache_seqlens,
-    cu_seqlens_k,
-    page_table,
-    swa_slot_map,
-    swa_page_table,
-    words,
+    # inputs
+    seq_lens_ptr,  # [batch] int32 or int64
+    req_pool_indices_ptr,  # [batch] int32 or int64
+    req_to_token_ptr,  # [pool_rows, token_stride] int32
+    # outputs
+    cache_seqlens_ptr,  # [batch] int32
+    cu_seqlens_k_ptr,  # [batch + 1] int32
+    page_table_ptr,  # [batch, table_stride] int32
+    # of a sliding window, both or neither: an input and an output
+    swa_slot_map_ptr,  # [num_slots] int32
+    swa_page_table_ptr,  # as page_table
+    # output: the schedule, as `splits.layout_of` lays it out
+    words_ptr,  # [2 to 4 times batch rounded up to 4, and 1] int32
+    # sizes
     batch,
     delta,
     max_pages,
@@ -57,6 +64,7 @@ def step_metadata_kernel(
     num_slots,
     token_stride,
     table_stride,
+    # what FA3's host decides
     split_cap,
     m_blocks,
     block_n,
@@ -64,6 +72,7 @@ def step_metadata_kernel(
     sms,
     l2_blocks,
     unpacked,
+    # structure
     SHIFT: tl.constexpr,
     HAS_SWA: tl.constexpr,
     VECTOR: tl.constexpr,
@@ -75,48 +84,67 @@ def step_metadata_kernel(
     OVERLAP: tl.constexpr,
 ):
     """See `build_step_metadata`; `lead` programs of dimension 0 come before the rows'."""
-    if OVERLAP == 2:
-        tl.extra.cuda.gdc_launch_dependents()
-    if OVERLAP:
-        tl.extra.cuda.gdc_wait()
+    wait_for_predecessor(OVERLAP)
     part = tl.program_id(0)
     if part >= lead:
-        copy_row(
-            part - lead,
-            seq_lens,
-            req_pool_indices,
-            req_to_token,
-            page_table,
-            swa_slot_map,
-            swa_page_table,
-            delta,
-            max_pages,
-            pool_rows,
-            num_slots,
-            token_stride,
-            table_stride,
-            SHIFT,
-            HAS_SWA,
-            VECTOR,
-            COLS,
-        )
+        inputs = (seq_lens_ptr, req_pool_indices_ptr, req_to_token_ptr)
+        tables = (page_table_ptr, swa_slot_map_ptr, swa_page_table_ptr)
+        sizes = (delta, max_pages, pool_rows, num_slots, token_stride, table_stride)
+        copy_row(part - lead, *inputs, *tables, *sizes, SHIFT, HAS_SWA, VECTOR, COLS)
     elif tl.program_id(1) == 0:
         if part == 0:
-            write_lengths(seq_lens, cache_seqlens, cu_seqlens_k, batch, delta, SCAN)
+            write_lengths(seq_lens_ptr, cache_seqlens_ptr, cu_seqlens_k_ptr, batch, delta, SCAN)
         else:
+            step = (seq_lens_ptr, words_ptr, batch, delta)
             facts = (split_cap, m_blocks, block_n, heads, sms, l2_blocks, unpacked)
-            write_schedule(part - 1, seq_lens, words, batch, delta, *facts, SORTS, SWIZZLES, SPAN)
+            write_schedule(part - 1, *step, *facts, SORTS, SWIZZLES, SPAN)
 
 
-@dataclass(frozen=True)
-class _Step:
-    """A known signature, and how many programs come before those of the rows."""
+def require_step(
+    t: StepTensors, page_size: int, facts: SchedulerFacts, seq_len_delta: int, max_pages: int
+) -> EveryCall:
+    """Raise unless these are arguments of `build_step_metadata`, and `facts` of the same step."""
+    every_call = require_decode(t._replace(words=None), page_size, seq_len_delta, max_pages)
+    batch, columns = t.page_table.shape
+    wanted = {
+        "batch_size": batch,
+        "page_size": page_size,
+        "max_seqlen_k": columns * page_size,
+        "max_seqlen_q": 1,
+        "varlen_q": False,
+    }
+    for name, value in wanted.items():
+        if (given := getattr(facts, name)) != value:
+            raise ValueError(
+                f"scheduler must be for a decode step of {name} {value}, as page_table "
+                f"[{batch}, {columns}] and page_size {page_size} make it, got {name} {given}"
+            )
+    require_tensor("scheduler.words", t.words, (layout_of(facts).size,), INT32)
+    require_one_device({"seq_lens": t.seq_lens, "scheduler.words": t.words})
+    return every_call
 
-    known: Known
-    lead: int
+
+def derive(t: StepTensors, page_size: int, facts: SchedulerFacts) -> Derived:
+    """The launch of the kernel: that of the rows, after programs for lengths and schedule."""
+    batch = len(t.seq_lens)
+    query_rows = facts.group_size if facts.packs else 1
+    schedule = (
+        facts.split_cap if batch <= BATCHES_PER_CTA else 1,
+        -(-query_rows // facts.tile[0]),
+        facts.tile[1],
+        scheduled_heads(facts),
+        facts.usable_sms,
+        blocks_in_l2(facts),
+        1 if facts.packs else facts.group_size,
+    )
+    span = max(32, triton.next_power_of_2(min(batch, BATCHES_PER_CTA)))
+    flags = (not facts.is_local, facts.is_causal or facts.is_local, span)
+    lead = 1 + -(-batch // ROWS.value)
+    rows = decode.derive(t, page_size, lead, flags)
+    return rows._replace(scalars=(lead, *rows.scalars, *schedule))
 
 
-_KNOWN: dict[tuple[Any, ...], _Step] = {}
+LAUNCHER = Launcher(step_metadata_kernel, StepTensors, require_step, derive)
 
 
 def build_step_metadata(
@@ -145,6 +173,8 @@ def build_step_metadata(
     replay schedules the lengths as they are then. Lengths beyond `max_seqlen_k` are not looked at.
     If all lengths are 0 every request gets one split, where the library divides by zero.
     """
+    if not isinstance(scheduler, SchedulerMetadata):
+        raise TypeError(f"scheduler must be SchedulerMetadata, got {type(scheduler).__name__}")
     tensors = (
         seq_lens,
         req_pool_indices,
@@ -154,83 +184,7 @@ def build_step_metadata(
         page_table,
         swa_slot_map,
         swa_page_table,
+        scheduler.words,
     )
-    if not isinstance(scheduler, SchedulerMetadata):
-        raise TypeError(f"scheduler must be SchedulerMetadata, got {type(scheduler).__name__}")
-    words = scheduler.words
-    step = _KNOWN.get((signature((*tensors, words), page_size), scheduler.facts))
-    # What a signature does not hold is looked at in every call.
-    if (
-        step is None
-        or type(max_pages) is not int
-        or not 0 <= max_pages <= step.known.reachable
-        or type(seq_len_delta) is not int
-        or not 0 <= seq_len_delta <= MAX_INT32
-        or seq_lens.data_ptr() == cache_seqlens.data_ptr()
-    ):
-        step = _check(tensors, page_size, max_pages, seq_len_delta, scheduler)
-    known = step.known
-    tiling = tiling_of(known.batch, max_pages, page_size)
-    programs = -(-max_pages // (tiling.cols * tiling.turns)) or 1
-    grid = (step.lead + known.batch, programs)
-    numbers = (known.batch, seq_len_delta, max_pages, step.lead, *known.scalars)
-    constants = (*known.constants, tiling.cols)
-    known.launches(grid, (*tensors, words), numbers, constants, tiling.warps)
+    LAUNCHER.launch(tensors, (page_size, scheduler.facts), (seq_len_delta, max_pages))
     scheduler.mark_written()
-
-
-def _check(
-    tensors: tuple[Any, ...],
-    page_size: int,
-    max_pages: int,
-    seq_len_delta: int,
-    scheduler: SchedulerMetadata,
-) -> _Step:
-    known = checked(tensors, page_size, max_pages, seq_len_delta)
-    facts, words = scheduler.facts, scheduler.words
-    _require_step(facts, known.batch, page_size, tensors[5].shape[1])
-    require_tensor("scheduler.words", words, (layout_of(facts).size,), (torch.int32,))
-    require_one_device({"seq_lens": tensors[0], "scheduler.words": words})
-    step = _derive(known, facts, tensors[0].device)
-    form = signature((*tensors, words), page_size)
-    return step if form is None else _KNOWN.setdefault((form, facts), step)
-
-
-def _require_step(facts: SchedulerFacts, batch: int, page_size: int, columns: int) -> None:
-    """Raise unless these are facts of the step that the other arguments describe."""
-    wanted = {
-        "batch_size": batch,
-        "page_size": page_size,
-        "max_seqlen_k": columns * page_size,
-        "max_seqlen_q": 1,
-        "varlen_q": False,
-    }
-    for name, value in wanted.items():
-        if (given := getattr(facts, name)) != value:
-            raise ValueError(
-                f"scheduler must be for a decode step of {name} {value}, as page_table "
-                f"[{batch}, {columns}] and page_size {page_size} make it, got {name} {given}"
-            )
-
-
-def _derive(known: Known, facts: SchedulerFacts, device: torch.device) -> _Step:
-    rows = facts.group_size if facts.packs else 1
-    one_cta = known.batch <= BATCHES_PER_CTA
-    schedule = (
-        facts.split_cap if one_cta else 1,
-        -(-rows // facts.tile[0]),
-        facts.tile[1],
-        scheduled_heads(facts),
-        facts.usable_sms,
-        blocks_in_l2(facts),
-        1 if facts.packs else facts.group_size,
-    )
-    span = max(32, triton.next_power_of_2(min(known.batch, BATCHES_PER_CTA)))
-    flags = (not facts.is_local, facts.is_causal or facts.is_local)
-    changed = replace(
-        known,
-        launches=DirectLaunches(step_metadata_kernel, device),
-        scalars=(*known.scalars, *schedule),
-        constants=(*known.constants, *flags, span),
-    )
-    return _Step(changed, 1 + -(-known.batch // ROWS.value))

@@ -32,7 +32,6 @@ from functools import lru_cache
 
 import torch
 
-from ..metadata.require import require_room, require_vector
 from . import library
 from .splits import SchedulerFacts, layout_of, max_words, plan_splits
 
@@ -152,7 +151,7 @@ def precompute(
     settled = facts.settled
     _require_packing(facts)
     if out is not None:
-        require_room(out, layout_of(settled).size, seq_lens.device)
+        _require_room(out, layout_of(settled).size, seq_lens.device)
     words = _checked_words(settled, seq_lens, seq_lens_cpu, cu_seqlens_q)
     if out is not None:
         out[: len(words)].copy_(words)
@@ -176,7 +175,7 @@ def reserve(
     size = layout_of(settled).size
     if out is None:
         out = torch.empty(size, dtype=torch.int32, device=device)
-    require_room(out, size, device)
+    _require_room(out, size, device)
     metadata = SchedulerMetadata(out.zero_()[:size], settled)
     metadata._writes.clear()
     return metadata
@@ -227,7 +226,7 @@ def _checked_words(
     seq_lens_cpu: Sequence[int] | torch.Tensor | None,
     cu_seqlens_q: torch.Tensor | None,
 ) -> torch.Tensor:
-    require_vector("seq_lens", seq_lens, settled.batch_size)
+    _require_vector("seq_lens", seq_lens, settled.batch_size)
     _require_lengths(settled, seq_lens_cpu)
     if (cu_seqlens_q is not None) != settled.varlen_q:
         raise ValueError(
@@ -235,7 +234,7 @@ def _checked_words(
             f"{'none' if cu_seqlens_q is None else 'some'} with varlen_q={settled.varlen_q}"
         )
     if cu_seqlens_q is not None:
-        require_vector("cu_seqlens_q", cu_seqlens_q, settled.batch_size + 1)
+        _require_vector("cu_seqlens_q", cu_seqlens_q, settled.batch_size + 1)
     _require_sm_count(settled, seq_lens.device)
     words = ask_library(settled, seq_lens, cu_seqlens_q)
     size = layout_of(settled).size
@@ -296,3 +295,20 @@ def _require_lengths(
             f"seq_lens_cpu must lie in 1..{facts.max_seqlen_k} (page-table width x page_size), "
             f"got {low}..{high}"
         )
+
+
+def _require_vector(name: str, tensor: torch.Tensor, length: int) -> None:
+    if tensor.shape != (length,) or tensor.dtype != torch.int32 or not tensor.is_contiguous():
+        raise ValueError(f"{name} must be [{length}] int32, contiguous, got {_form(tensor)}")
+
+
+def _require_room(out: torch.Tensor, size: int, device: torch.device) -> None:
+    if out.ndim != 1 or out.dtype != torch.int32 or not out.is_contiguous() or len(out) < size:
+        raise ValueError(f"out must be [>= {size}] int32, contiguous, got {_form(out)}")
+    if out.device != device:
+        raise ValueError(f"out must be on the device of seq_lens, {device}, got {out.device}")
+
+
+def _form(tensor: torch.Tensor) -> str:
+    holes = "" if tensor.is_contiguous() else ", not contiguous"
+    return f"{list(tensor.shape)} {tensor.dtype}{holes}"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from ...core.spec import LENGTHS, AttnSpec, _require_positive_int
+from ...core.spec import LENGTHS, AttnSpec, require_int, require_word
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,9 @@ class DecodeCase:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _require_positive_int("batch_size", self.batch_size)
-        _require_positive_int("kv_len", self.kv_len)
-        if self.lengths not in LENGTHS:
-            raise ValueError(f"lengths must be one of {', '.join(LENGTHS)}, got {self.lengths!r}")
+        require_int("batch_size", self.batch_size)
+        require_int("kv_len", self.kv_len)
+        require_word("lengths", self.lengths, LENGTHS)
 
     @property
     def label(self) -> str:
@@ -53,8 +52,8 @@ class DecodeCase:
 
     def to_dict(self) -> dict[str, Any]:
         """Flat dict of the case: the spec's fields and its own."""
-        flat = asdict(self)
-        return {**flat.pop("spec"), **flat}
+        flat = dict(vars(self))
+        return {**vars(flat.pop("spec")), **flat}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> DecodeCase:

@@ -12,19 +12,20 @@ import triton
 import triton.language as tl
 
 from ...core.metadata.launch import require_launchable
-from ...core.metadata.require import require_decode_once
+from ...core.metadata.require import StepTensors
+from .eager import require_decode_once
 
 
 @triton.jit
 def serial_metadata_kernel(
-    seq_lens,
-    req_pool_indices,
-    req_to_token,
-    cache_seqlens,
-    cu_seqlens_k,
-    page_table,
-    swa_slot_map,
-    swa_page_table,
+    seq_lens_ptr,
+    req_pool_indices_ptr,
+    req_to_token_ptr,
+    cache_seqlens_ptr,
+    cu_seqlens_k_ptr,
+    page_table_ptr,
+    swa_slot_map_ptr,
+    swa_page_table_ptr,
     batch,
     max_pages,
     token_stride,
@@ -39,61 +40,39 @@ def serial_metadata_kernel(
     if row == 0 and block == 0:
         total = 0
         for request in range(batch):
-            length = (tl.load(seq_lens + request) + DELTA).to(tl.int32)
-            tl.store(cache_seqlens + request, length)
-            tl.store(cu_seqlens_k + request, total)
+            length = (tl.load(seq_lens_ptr + request) + DELTA).to(tl.int32)
+            tl.store(cache_seqlens_ptr + request, length)
+            tl.store(cu_seqlens_k_ptr + request, total)
             total += length
-        tl.store(cu_seqlens_k + batch, total)
+        tl.store(cu_seqlens_k_ptr + batch, total)
     cols = block * COLS + tl.arange(0, COLS)
     inside = cols < max_pages
-    source = tl.load(req_pool_indices + row).to(tl.int64) * token_stride
-    slots = tl.load(req_to_token + source + cols.to(tl.int64) * PAGE, mask=inside)
+    source = tl.load(req_pool_indices_ptr + row).to(tl.int64) * token_stride
+    slots = tl.load(req_to_token_ptr + source + cols.to(tl.int64) * PAGE, mask=inside)
     target = row.to(tl.int64) * table_stride + cols
-    tl.store(page_table + target, slots // PAGE, mask=inside)
+    tl.store(page_table_ptr + target, slots // PAGE, mask=inside)
     if HAS_SWA:
-        moved = tl.load(swa_slot_map + slots, mask=inside)
-        tl.store(swa_page_table + target, moved // PAGE, mask=inside)
+        moved = tl.load(swa_slot_map_ptr + slots, mask=inside)
+        tl.store(swa_page_table_ptr + target, moved // PAGE, mask=inside)
 
 
 def build_decode_metadata(
-    *,
-    seq_lens: torch.Tensor,
-    req_pool_indices: torch.Tensor,
-    req_to_token: torch.Tensor,
-    cache_seqlens: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    page_table: torch.Tensor,
-    page_size: int,
-    max_pages: int,
-    seq_len_delta: int = 0,
-    swa_slot_map: torch.Tensor | None = None,
-    swa_page_table: torch.Tensor | None = None,
+    *, page_size: int, max_pages: int, seq_len_delta: int = 0, **tensors: torch.Tensor | None
 ) -> None:
     """As `core.metadata.decode.build_decode_metadata`, all `max_pages` columns, slots >= 0."""
-    tensors = {
-        "seq_lens": seq_lens,
-        "req_pool_indices": req_pool_indices,
-        "req_to_token": req_to_token,
-        "cache_seqlens": cache_seqlens,
-        "cu_seqlens_k": cu_seqlens_k,
-        "page_table": page_table,
-        "swa_slot_map": swa_slot_map,
-        "swa_page_table": swa_page_table,
-    }
-    require_decode_once(
-        **tensors, page_size=page_size, max_pages=max_pages, seq_len_delta=seq_len_delta
-    )
-    require_launchable(seq_lens.device)
-    has_swa = swa_slot_map is not None
+    t = StepTensors(**tensors)
+    require_decode_once(t, page_size, seq_len_delta, max_pages)
+    require_launchable(t.seq_lens.device)
+    has_swa = t.swa_slot_map is not None
     cols, warps = (256, 8) if page_size == 1 and not has_swa else (128, 4)
-    batch = len(seq_lens)
+    batch = len(t.seq_lens)
     grid = (max(1, batch), max(1, triton.cdiv(max_pages, cols)))
     serial_metadata_kernel[grid](
-        *tensors.values(),
+        *t[:-1],
         batch,
         max_pages if batch else 0,
-        req_to_token.shape[1],
-        page_table.shape[1],
+        t.req_to_token.shape[1],
+        t.page_table.shape[1],
         DELTA=seq_len_delta,
         PAGE=page_size,
         HAS_SWA=has_swa,

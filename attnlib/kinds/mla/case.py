@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from ...core.spec import LENGTHS, MlaSpec, _require_int
+from ...core.spec import LENGTHS, MlaSpec, require_int, require_word
 from ..form import _from_fields
 
 
@@ -21,9 +21,8 @@ class MlaCase:
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "kv_len"):
-            _require_int(name, getattr(self, name), 1)
-        if self.lengths not in LENGTHS:
-            raise ValueError(f"lengths must be one of {', '.join(LENGTHS)}, got {self.lengths!r}")
+            require_int(name, getattr(self, name))
+        require_word("lengths", self.lengths, LENGTHS)
 
     @property
     def label(self) -> str:

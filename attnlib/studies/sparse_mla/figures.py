@@ -10,8 +10,9 @@ import pandas as pd
 from ...draw import charts, style
 from ...draw.style import Look
 from ...kinds.cost import Ceilings, mla_cost
+from ...run.frame import over
 from .model import first_lost_token, pool_tokens
-from .rows import FA3, FLASHMLA, FLASHMLA_DENSE, NEW, OLD, case_of, mla_records, over, sparse_rows
+from .rows import FA3, FLASHMLA, FLASHMLA_DENSE, NEW, OLD, in_format, mla_records, sparse_rows
 from .tables import BOTH, FORMAT_OF, against_bounds
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def bound_chart(frame: pd.DataFrame, limit: Ceilings) -> Figure:
     """Measured time over the bound, commonest kv_len; hollow where the L2 holds the tokens."""
     table = _commonest(against_bounds(sparse_rows(frame), limit))
     table = table[table.design.isin(BOTH)]
-    read = [mla_cost(case_of(r, FORMAT_OF[r.design])).kv_bytes for _, r in table.iterrows()]
+    read = [mla_cost(in_format(r.case, FORMAT_OF[r.design])).kv_bytes for r in table.itertuples()]
     hollow = "tokens fit the L2"
     table = table.assign(**{hollow: np.array(read) <= frame.l2_mib.max() * 2**20})
     figure, (axis,) = charts.panels(
@@ -108,7 +109,7 @@ def overflow_chart(frame: pd.DataFrame) -> Figure:
     old, new, flashmla = OUTCOMES
     library = np.where(rows.release == OLD, old, new)
     library = np.where(rows.backend.isin((FLASHMLA, FLASHMLA_DENSE)), flashmla, library)
-    tokens = [pool_tokens(case_of(row, "bfloat16")) / 1e6 for _, row in rows.iterrows()]
+    tokens = [pool_tokens(case) / 1e6 for case in rows.case]
     aside = [ASIDE ** (list(OUTCOMES).index(name) - 1) for name in library]
     rows = rows.assign(library=library, millions=np.multiply(tokens, aside))
     figure, (axis,) = charts.panels(

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from attnlib.run import overlay
-from attnlib.run.overlay import overlay_for, parse_overlay
+from attnlib.run import releases
+from attnlib.run.releases import overlay_for, parse_overlay
 
 
 @pytest.fixture(autouse=True)
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(overlay, "ROOT", tmp_path / "overlays")
+    monkeypatch.setattr(releases, "ROOT", tmp_path / "overlays")
     return tmp_path / "overlays"
 
 
@@ -135,7 +135,7 @@ def test_with_a_folder_of_wheels_no_index_is_asked(wheels, monkeypatch) -> None:
         asked.append(env)
         return subprocess.CompletedProcess(command, 1, "", "refused")
 
-    monkeypatch.setattr(overlay.subprocess, "run", refuse)
+    monkeypatch.setattr(releases.subprocess, "run", refuse)
     with pytest.raises(RuntimeError, match="refused"):
         overlay_for("attnlib-probe", "1.0")
     assert (asked[0]["PIP_NO_INDEX"], asked[0]["PIP_FIND_LINKS"]) == ("1", str(wheels))
@@ -148,7 +148,7 @@ def test_an_install_that_fails_leaves_nothing_and_tells_pips_words(wheels, root)
 
 
 def test_an_install_without_its_companion_leaves_nothing(wheels, root, monkeypatch) -> None:
-    monkeypatch.setattr(overlay, "COMPANIONS", {"attnlib-probe": ("attnlib-mate<2",)})
+    monkeypatch.setattr(releases, "COMPANIONS", {"attnlib-probe": ("attnlib-mate<2",)})
     build_wheel(wheels, "attnlib-probe", "1.0")
     build_wheel(wheels, "attnlib-mate", "2.0")
     with pytest.raises(RuntimeError, match="attnlib-mate"):
@@ -157,7 +157,7 @@ def test_an_install_without_its_companion_leaves_nothing(wheels, root, monkeypat
 
 
 def test_a_wheel_is_installed_once_with_its_companion(wheels, root, monkeypatch) -> None:
-    monkeypatch.setattr(overlay, "COMPANIONS", {"attnlib-probe": ("attnlib-mate<2",)})
+    monkeypatch.setattr(releases, "COMPANIONS", {"attnlib-probe": ("attnlib-mate<2",)})
     for name, version in (("probe", "1.0"), ("probe", "1.1"), ("mate", "1.5"), ("mate", "2.0")):
         build_wheel(wheels, f"attnlib-{name}", version)
     folder = overlay_for("attnlib-probe", "1.0")
@@ -165,5 +165,5 @@ def test_a_wheel_is_installed_once_with_its_companion(wheels, root, monkeypatch)
     assert (folder / "attnlib_probe.py").read_text() == "VERSION = '1.0'\n"
     assert (folder / "attnlib_mate.py").read_text() == "VERSION = '1.5'\n"
     assert list(root.iterdir()) == [folder]
-    monkeypatch.setattr(overlay.subprocess, "run", lambda *a, **k: pytest.fail("installed again"))
+    monkeypatch.setattr(releases.subprocess, "run", lambda *a, **k: pytest.fail("installed again"))
     assert overlay_for("attnlib-probe", "1.0") == folder

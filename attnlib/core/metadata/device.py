@@ -1,0 +1,179 @@
+"""Device functions that several metadata kernels share.
+
+- `cache_seqlens[i] = seq_lens[i] + delta`, `cu_seqlens_k[i + 1] = sum(cache_seqlens[: i + 1])`
+- `page_table[i, p] = req_to_token[req_pool_indices[i], p * page_size] // page_size`
+- `swa_page_table[i, p] = swa_slot_map[that slot] // page_size`
+- `words`: the schedule that `splits.plan_splits` gives, as FlashAttention-3 would write it
+
+Rows of pages are copied four words at a time. The load is bounded by the row's end rounded up to
+four, which stays inside `req_to_token`; the store is exact, in whole vectors and then word by word.
+
+The library sorts its requests. Here a request's place is the number of those ahead of it, counted:
+programs of a few requests need nothing from each other that way, equal requests keep their order,
+and each program sums the batch's blocks for itself. For one query token per request, where every
+request has as many query tiles: then KV blocks of a split decide the order, causal or not.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..schedule.splits import BATCHES_PER_CTA
+
+MAX_SCAN = 4096
+"""Lengths scanned at once; a larger batch takes several turns."""
+CTA = tl.constexpr(BATCHES_PER_CTA)
+ROWS = tl.constexpr(8)
+"""Requests that one program schedules: it compares each with all others at once, in registers that
+the copying programs must not pay for. A block lies in one CTA's share of the library's order."""
+
+
+def scan_width(batch: int) -> int:
+    """Lengths per turn for a batch: a power of two in 32..MAX_SCAN."""
+    return min(MAX_SCAN, max(32, triton.next_power_of_2(batch)))
+
+
+@triton.jit
+def wait_for_predecessor(OVERLAP: tl.constexpr):
+    """Where launches overlap: let the next kernel start, and wait for the one before."""
+    if OVERLAP == 2:
+        tl.extra.cuda.gdc_launch_dependents()
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def load_lengths(seq_lens_ptr, rows, end, delta):
+    """Lengths + delta of `rows`, int32; 0 from row `end` on, where nothing is read."""
+    return tl.load(seq_lens_ptr + rows, mask=rows < end, other=-delta).to(tl.int32) + delta
+
+
+@triton.jit
+def write_lengths(
+    seq_lens_ptr, cache_seqlens_ptr, cu_seqlens_k_ptr, batch, delta, SCAN: tl.constexpr
+):
+    """`cache_seqlens` = lengths + delta, `cu_seqlens_k` = 0 and their running sums; int32."""
+    tl.store(cu_seqlens_k_ptr, 0)
+    total = 0
+    for start in range(0, batch, SCAN):
+        rows = start + tl.arange(0, SCAN)
+        lens = load_lengths(seq_lens_ptr, rows, batch, delta)
+        tl.store(cache_seqlens_ptr + rows, lens, mask=rows < batch)
+        tl.store(cu_seqlens_k_ptr + 1 + rows, total + tl.cumsum(lens, 0), mask=rows < batch)
+        total += tl.sum(lens, 0)
+
+
+@triton.jit
+def store_live(target, cols, values, live, VECTOR: tl.constexpr):
+    """Store `values` in columns below `live`: whole vectors first, so that those stay vectors."""
+    whole = tl.multiple_of(live // VECTOR * VECTOR, VECTOR)
+    tl.store(target + cols, values, mask=cols < whole)
+    if VECTOR > 1:
+        tl.store(target + cols, values, mask=(cols >= whole) & (cols < live))
+
+
+@triton.jit
+def copy_row(
+    row,
+    seq_lens_ptr,
+    req_pool_indices_ptr,
+    req_to_token_ptr,
+    page_table_ptr,
+    swa_slot_map_ptr,
+    swa_page_table_ptr,
+    delta,
+    max_pages,
+    pool_rows,
+    num_slots,
+    token_stride,
+    table_stride,
+    SHIFT: tl.constexpr,
+    HAS_SWA: tl.constexpr,
+    VECTOR: tl.constexpr,
+    COLS: tl.constexpr,
+):
+    """The live pages of request `row`, shared out over the programs of dimension 1."""
+    length = tl.load(seq_lens_ptr + row).to(tl.int32) + delta
+    pool_row = tl.load(req_pool_indices_ptr + row).to(tl.int64)
+    known = (pool_row >= 0) & (pool_row < pool_rows)
+    tokens = req_to_token_ptr + pool_row * token_stride
+    target = row.to(tl.int64) * table_stride
+    live = tl.minimum((length + (1 << SHIFT) - 1) >> SHIFT, max_pages)
+    readable = tl.multiple_of((live + VECTOR - 1) // VECTOR * VECTOR, VECTOR)
+    for start in range(tl.program_id(1) * COLS, live, tl.num_programs(1) * COLS):
+        cols = tl.multiple_of(start, COLS) + tl.arange(0, COLS)
+        inside = cols < (readable if SHIFT == 0 else live)
+        slots = tl.load(tokens + (cols.to(tl.int64) << SHIFT), mask=inside & known, other=-1)
+        store_live(page_table_ptr + target, cols, slots >> SHIFT, live, VECTOR)
+        if HAS_SWA:
+            mapped = (cols < live) & (slots >= 0) & (slots < num_slots)
+            moved = tl.load(swa_slot_map_ptr + slots, mask=mapped, other=-1)
+            store_live(swa_page_table_ptr + target, cols, moved >> SHIFT, live, VECTOR)
+
+
+@triton.jit
+def write_schedule(
+    block,
+    seq_lens_ptr,
+    words_ptr,
+    batch,
+    delta,
+    split_cap,
+    m_blocks,
+    block_n,
+    heads,
+    sms,
+    l2_blocks,
+    unpacked,
+    SORTS: tl.constexpr,
+    SWIZZLES: tl.constexpr,
+    SPAN: tl.constexpr,
+):
+    """The words of requests `block` * ROWS and up; SPAN holds all that they are ordered among."""
+    rows = block * ROWS + tl.arange(0, ROWS)
+    first = block * ROWS // CTA * CTA
+    others = first + tl.arange(0, SPAN)
+    inside = (others < batch) & (others < first + CTA)
+    blocks = kv_blocks(seq_lens_ptr, rows, rows < batch, delta, block_n)
+    others_blocks = kv_blocks(seq_lens_ptr, others, inside, delta, block_n)
+    # In float32 and in this order: the library rounds after each step.
+    work = (tl.sum(others_blocks, 0) * m_blocks).to(tl.float32) * 1.1 * heads.to(tl.float32)
+    share = tl.ceil(tl.div_rn(work, sms.to(tl.float32))).to(tl.int32)
+    share = tl.maximum(share, 1)
+    splits = tl.maximum(tl.minimum((blocks + share - 1) // share, split_cap), 1)
+    each = (blocks + splits - 1) // splits
+    places = rows
+    if SORTS:
+        others_splits = tl.minimum((others_blocks + share - 1) // share, split_cap)
+        others_splits = tl.maximum(others_splits, 1)
+        others_each = (others_blocks + others_splits - 1) // others_splits
+        others_each = tl.where(inside, others_each, -1)
+        earlier = others[None, :] < rows[:, None]
+        ahead = others_each[None, :] > each[:, None]
+        ahead |= (others_each[None, :] == each[:, None]) & earlier
+        places = tl.where(rows < batch, first + tl.sum(ahead.to(tl.int32), 1), rows)
+    padded = (batch + 3) // 4 * 4
+    live, room = rows < batch, rows < padded
+    tl.store(words_ptr + places, tl.where(live, splits, 0), mask=room)
+    tl.store(words_ptr + padded + places, tl.where(live, m_blocks, 0), mask=room)
+    end = 2 * padded
+    if SORTS:
+        tl.store(words_ptr + end + places, tl.where(live, rows, 0), mask=room)
+        end += padded
+    if SWIZZLES:
+        fit = l2_blocks // tl.maximum(each, 1)
+        in_l2 = tl.where(fit >= 4, 4, tl.where(fit >= 2, 2, 1))
+        in_l2 = tl.where(fit >= 16, 16, tl.where(fit >= 8, 8, in_l2))
+        in_l2 = tl.minimum(in_l2 * unpacked, heads)
+        tl.store(words_ptr + end + places, tl.where(live, in_l2, 0), mask=room)
+        end += padded
+    if block == 0:
+        tl.store(words_ptr + end, 0)
+
+
+@triton.jit
+def kv_blocks(seq_lens_ptr, rows, inside, delta, block_n):
+    """Blocks of `block_n` tokens that each of `rows` has; 0 outside."""
+    lens = tl.load(seq_lens_ptr + rows, mask=inside, other=-delta).to(tl.int32) + delta
+    return (lens + block_n - 1) // block_n
