@@ -25,7 +25,6 @@ def records(case: ExtendCase, name: str, factor: float, *, family: str = "") -> 
             "case": case,
             **case.to_dict(),
             **same,
-            "case": case,
             "id": f"{case.label} {name} {round_}",
             "backend": f"flashinfer-prefill-{name}",
             "timer": usual_timer(case.mode),

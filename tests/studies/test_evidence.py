@@ -21,7 +21,6 @@ def frame(*ratios: float, rounds: int = 3, **more: object) -> pd.DataFrame:
             {
                 "case": case,
                 **case.to_dict(),
-                "case": case,
                 "heads": case.spec.heads,
                 "id": f"{backend}-{case.kv_len}-{round_}",
                 "backend": backend,

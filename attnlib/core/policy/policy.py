@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from ..spec import AttnSpec
-from .plans import lengths, plan
+from .plans import Lengths, lengths, plan
 from .times import Gpu, Rates, load_of, predict
 
 SCHEMA, KIND = 2, "attnlib decode policy"
@@ -96,9 +96,7 @@ class Policy:
     points: Mapping[AttnSpec, tuple[Point, ...]]
     rates: Mapping[AttnSpec, Mapping[str, Rates]]
 
-    def choose(
-        self, spec: AttnSpec, seq_lens: Sequence[int], *, backends: Sequence[str] = ()
-    ) -> Pick:
+    def choose(self, spec: AttnSpec, seq_lens: Lengths, *, backends: Sequence[str] = ()) -> Pick:
         """The fastest of `backends` (default: all measured) for requests of `seq_lens` tokens.
 
         Raises ValueError for lengths below 1, an unknown backend, or a spec that was not measured,

@@ -31,7 +31,7 @@ SHORT_CTX = 128
 
 def speedup_at_source_case(frame: pd.DataFrame, figure: float) -> Finding:
     """Op by op takes `figure` times SGLang's fused kernel at its case, in a graph and eagerly."""
-    said, values, records = [], [], []
+    said, values, records = list[str](), list[float](), list[str]()
     for timer, mode in (("graph", "in a graph"), ("eager", "launched eagerly")):
         rows = frame[(frame.study == EAGER) == (timer == "eager")]
         rows = metadata_rows(rows, timer=timer)
