@@ -170,7 +170,7 @@ def test_a_write_that_breaks_off_leaves_the_old_report_and_nothing_else(tmp_path
     out.write_text("the old one")
     monkeypatch.setattr("os.replace", lambda *names: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
-        build.write_whole(out, "the new one")
+        html.write_whole(out, "the new one")
     assert [path.read_text() for path in tmp_path.iterdir()] == ["the old one"]
 
 
@@ -204,5 +204,5 @@ def test_a_widget_leaves_what_it_shows_without_its_kernel(tmp_path):
     class_ = "class W:\n    def _repr_mimebundle_(self, **k):\n        return "
     bundle = f"{{{html.WIDGET!r}: {{'model_id': 'f00'}}, 'text/html': '<b>shown</b>'}}"
     path = write_notebook(tmp_path, "01_widget", f"{class_}{bundle}\nW()")
-    (output,) = build.execute(path).cells[1].outputs
+    (output,) = html.execute(path).cells[1].outputs
     assert set(output.data) == {"text/html", "text/plain"}
