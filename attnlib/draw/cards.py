@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
-MAX_ROWS = 20
+MAX_ROWS, NO_BAR = 20, -1.0
 TEMPLATES = Path(__file__).with_name("templates")
 STYLE = (TEMPLATES / "card.css").read_text(encoding="utf-8")
 
@@ -79,7 +79,7 @@ def _shown(caption: str, table: pd.DataFrame, bars: Sequence[float]) -> tuple[ob
     """Caption, names and kinds of columns, rows each with its bar, and what is left out."""
     head = table.head(MAX_ROWS)
     kinds = [_kind([str(word) for word in head[name]]) for name in table]
-    widths = [min(1.0, max(0.0, bar)) for bar in bars[: len(head)]] or [None] * len(head)
+    widths = [min(1.0, max(0.0, bar)) for bar in bars[: len(head)]] or [NO_BAR] * len(head)
     rows = list(zip(head.to_numpy().tolist(), widths, strict=True))
     names = [*table, ""] if len(bars) else [*table]
     return caption, names, [*kinds, ""], rows, _left_out(table)

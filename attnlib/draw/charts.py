@@ -41,34 +41,32 @@ NEIGHBOURS = np.array([(0, 1), (0, -1), (1, 0), (-1, 0)])
 
 
 class Sizes(NamedTuple):
-    """The columns of a map: across, up, and one panel per value; and the words for each.
-
-    `words` are two labels with units, and a panel's title with `{}` for the value.
-    """
+    """The columns of a map: across, up, a panel per value; labels; a panel's title with `{}`."""
 
     x: str
     y: str
     panel: str
-    words: tuple[str, str, str]
+    words: tuple[str, str]
+    title: str
 
 
 def panels(
     titles: Sequence[str],
     size: tuple[float, float],
     source: pd.DataFrame | str,
+    words: tuple[str, str] = ("", ""),
     *,
     title: str = "",
-    x: str = "",
-    y: str = "",
     columns: int = 0,
     share: str = "",
     legend: float = 0.0,
 ) -> tuple[Figure, list[Axes]]:
     """A figure of `size` inches with a panel per title, and its footer.
 
-    `source` is the frame of the records drawn, or a line where no record is. `title` stands over
-    all panels, `x` under each, `y` beside the first of each row of `columns` panels (0: all in
-    one). `share` names the axes that panels share, `legend` is inches more for `legend_below`.
+    `source` is the frame of the records drawn, or a line where no record is. `words` label the x
+    axis of each panel, and the y axis of the first in each row of `columns` (0: all in one row);
+    `title` stands over them all, `share` names the axes they share. `legend` is inches more, for
+    `legend_below`.
     """
     import matplotlib.pyplot as plt
 
@@ -85,7 +83,7 @@ def panels(
     figure, made = plt.subplot_mosaic(cells, figsize=whole, height_ratios=heights, **shared)
     axes = [made[name] for name in names]
     for place, (axis, own) in enumerate(zip(axes, titles, strict=True)):
-        axis.set(title=own, xlabel=x, ylabel="" if place % columns else y)
+        axis.set(title=own, xlabel=words[0], ylabel="" if place % columns else words[1])
     if title:
         style.add_title(figure, title)
     style.add_footer(figure, source)
@@ -126,13 +124,13 @@ def dots(
         if interval:
             middle = own[x if interval == "x" else y]
             reach = [(middle - own.low).clip(lower=0), (own.high - middle).clip(lower=0)]
-            bars = {f"{interval}err": [part.fillna(0) for part in reach]}
+            bars: dict[str, Any] = {f"{interval}err": [part.fillna(0) for part in reach]}
             axis.errorbar(own[x], own[y], fmt="none", ecolor=look.color, elinewidth=1, **bars)
         if hollow:
             # Filled ones first: a legend shows the first.
             own = own.sort_values(hollow, kind="stable")
             options["facecolors"] = np.where(own[hollow], "none", look.color)
-        drawn = {"s": size**2, "marker": look.marker, "color": look.color} | options
+        drawn: dict[str, Any] = {"s": size**2, "marker": look.marker, "color": look.color} | options
         axis.scatter(own[x], own[y], label=look.label or str(name), **drawn)
 
 
@@ -168,15 +166,24 @@ def lines(axis: Axes, wide: pd.DataFrame, looks: Mapping[str, Look]) -> None:
     axis.minorticks_off()
 
 
-def against(axis: Axes, rows: pd.DataFrame, x: str, y: str, hollow: str = "", **kinds: Any) -> None:
+def against(
+    axis: Axes,
+    rows: pd.DataFrame,
+    x: str,
+    y: str,
+    kinds: Mapping[str, str],
+    *,
+    hollow: str = "",
+    **looks: Any,
+) -> None:
     """Measured against predicted: a dot per row on log axes, and the line where both are equal.
 
-    `kinds` are seaborn's `hue`, `style`, `palette` and `markers`. `hollow` is a column, named as
-    the legend shall say it, that says which dots are not filled.
+    `kinds` are columns, seaborn's `hue` and `style`; `looks` its `palette` and `markers`. `hollow`
+    is a column, named as the legend shall say it, that says which dots are not filled.
     """
     import seaborn as sns
 
-    sns.scatterplot(rows, x=x, y=y, ax=axis, **kinds)
+    sns.scatterplot(rows, x=x, y=y, ax=axis, **kinds, **looks)
     if hollow:
         points = axis.collections[0]
         edges = np.asarray(points.get_facecolor())
@@ -210,8 +217,7 @@ def heatmap(
     from matplotlib.colors import LogNorm, Normalize
 
     parts = list(found.groupby(sizes.panel, observed=True))
-    x, y, heading = sizes.words
-    titles = [heading.format(value) for value, _ in parts] or [""]
+    titles = [sizes.title.format(value) for value, _ in parts] or [""]
     figure, axes = panels(titles, (inches[0] * len(titles), inches[1]), drawn, title=title)
     axes[0].set_visible(bool(parts))
     colors = {"cmap": style.BOTH_WAYS if ends[0] < 1 < ends[1] else style.ONE_WAY}
@@ -231,7 +237,7 @@ def heatmap(
         )
         axis.tick_params(axis="y", rotation=0)
         axis.grid(visible=False)
-        axis.set(xlabel=x, ylabel="" if axis is not axes[0] else y)
+        axis.set(xlabel=sizes.words[0], ylabel=sizes.words[1] if axis is axes[0] else "")
     return figure
 
 
@@ -247,10 +253,9 @@ def crossover_map(found: pd.DataFrame, drawn: pd.DataFrame, sizes: Sizes, *, tit
         raise ValueError("found must hold a ratio to draw, it holds none")
     parts = list(found.groupby(sizes.panel))
     columns, rows = (sorted(found[name].unique()) for name in (sizes.x, sizes.y))
-    x, y, heading = sizes.words
-    titles = [heading.format(value) for value, _ in parts]
+    titles = [sizes.title.format(value) for value, _ in parts]
     inches = (1.2 + len(parts) * (0.6 + 0.52 * len(columns)), 1.7 + 0.36 * len(rows))
-    figure, axes = panels(titles, inches, drawn, title=title, x=x, y=y, legend=LEGEND_INCHES)
+    figure, axes = panels(titles, inches, drawn, sizes.words, title=title, legend=LEGEND_INCHES)
     for axis, (_, part) in zip(axes, parts, strict=True):
         cells = part.groupby([sizes.y, sizes.x])[["ratio", "low", "high"]].mean()
         kinds = np.full((len(rows), len(columns)), np.nan)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import numpy as np
 import pandas as pd
 
 if TYPE_CHECKING:
@@ -187,11 +188,12 @@ def _settled(figure: Figure) -> Iterator[None]:
     for _ in range(SETTLING):
         engine.execute(figure)
     for axis in figure.axes:
-        bounds = axis.get_position(original=True).bounds
-        axis.set_position([round(value, SEEN_DIGITS) for value in bounds])
+        left, low, width, height = np.round(axis.get_position(original=True).bounds, SEEN_DIGITS)
+        axis.set_position((left, low, width, height))
         axis.set_in_layout(True)
     for text in figure.texts:
-        text.set_position([round(value, SEEN_DIGITS) for value in text.get_position()])
+        x, y = np.round(text.get_position(), SEEN_DIGITS)
+        text.set_position((x, y))
     figure.set_layout_engine("none")
     try:
         yield

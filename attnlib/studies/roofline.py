@@ -59,15 +59,22 @@ def roofline(frame: pd.DataFrame, limit: Ceilings, release: str) -> Figure:
     if table.empty:
         raise ValueError(f"frame must hold decode records of release {release!r}, it has none")
     title = f"Decode under the measured roofs, FlashInfer {release}"
-    words = {
-        "x": "useful FLOP per byte that must be moved (kernels of a case side by side)",
-        "y": "useful TFLOP/s",
-    }
+    flops = "useful FLOP per byte that must be moved (kernels of a case side by side)"
     drawn = decode_rows(frame, release=release)
-    figure, (axis,) = charts.panels([title], (7.5, 4.6), drawn, **words)
+    figure, (axis,) = charts.panels([title], (7.5, 4.6), drawn, (flops, "useful TFLOP/s"))
     table["place"] = table.intensity * NUDGE ** charts.spread(table.family, 2)
-    looks, thin = style.family_looks(FAMILIES), {"linewidths": 0.7, "zorder": 3}
-    charts.dots(axis, table, "place", "tflops", by="family", looks=looks, hollow="in_l2", **thin)
+    looks = style.family_looks(FAMILIES)
+    charts.dots(
+        axis,
+        table,
+        "place",
+        "tflops",
+        by="family",
+        looks=looks,
+        hollow="in_l2",
+        linewidths=0.7,
+        zorder=3,
+    )
     _draw_roofs(axis, limit, low=table.intensity.min() / 1.6)
     style.log_axes(axis, "x", "y")
     axis.set_ylim(table.tflops.min() / 2, limit.matmul_tflops * 2.5)

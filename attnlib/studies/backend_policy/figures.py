@@ -7,7 +7,7 @@ fastest there; where a dot differs from its ground, measurement and interpolatio
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -49,9 +49,8 @@ def policy_map(frame: pd.DataFrame, specs: Sequence[AttnSpec], *, pool: str) -> 
         [f"{spec.heads} heads, page {spec.page_size}" for spec in specs],
         (1 + 2.6 * len(specs), 3.6),
         decode_rows(frame),
+        ("batch, requests", "mean length, tokens"),
         title="Decode: fastest backend, measured (dots) and chosen (ground)",
-        x="batch, requests",
-        y="mean length, tokens",
     )
     for axis, spec in zip(axes, specs, strict=True):
         _draw_map(axis, policy, spec, POOLS[pool])
@@ -70,7 +69,7 @@ def regret_chart(frame: pd.DataFrame, *, pool: str) -> Figure:
     title = f"Regret in {lost.case.nunique()} held-out decode cases, backends {pool}"
     xlabel = "time of the choice over the fastest, less 1 (log)"
     size = (7, 0.9 + 0.38 * len(mean))
-    figure, (axis,) = charts.panels([""], size, drawn, title=title, x=xlabel)
+    figure, (axis,) = charts.panels([""], size, drawn, (xlabel, ""), title=title)
     places = {rule: place for place, rule in enumerate(mean.index)}
     shown = lost.assign(place=lost.rule.map(places), shown=lost.regret.clip(lower=LOST))
     looks = {name: style.Look(style.OTHER, "o") for name in places}
@@ -107,9 +106,9 @@ def _draw_map(axis: Axes, policy: Policy, spec: AttnSpec, backends: Sequence[str
     x, y = np.geomspace(*xlim, CELLS), np.geomspace(*ylim, CELLS)
     chosen = [[choice(batch, length) for batch in x] for length in y]
     ground = ListedColormap([LOOKS[NAMES[name]].color for name in backends])
-    ends = {"vmin": -0.5, "vmax": len(backends) - 0.5}
-    axis.pcolormesh(x, y, chosen, cmap=ground, alpha=style.PALE, rasterized=True, **ends)
-    edge = {"edgecolor": "white", "linewidth": 0.4}
+    mesh = axis.pcolormesh(x, y, chosen, cmap=ground, alpha=style.PALE, rasterized=True)
+    mesh.set_clim(-0.5, len(backends) - 0.5)
+    edge: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.4}
     charts.dots(axis, found, "batch", "length", by="fastest", looks=LOOKS, **edge)
     style.log_axes(axis, "x", "y")
     axis.set(xlim=xlim, ylim=ylim)

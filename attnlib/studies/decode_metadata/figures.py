@@ -42,8 +42,8 @@ PANELS = {
     "page size 16, batch 4,096": {"page_size": 16, "batch_size": 4096},
 }
 """What a panel of `designs_chart` holds fixed; the third size is across."""
-WORDS = {"batch_size": "batch, requests", "max_ctx": "context, tokens", "page_size": "page size {}"}
-SIZES = charts.Sizes("batch_size", "max_ctx", "page_size", tuple(WORDS.values()))
+BATCH, CONTEXT = "batch, requests", "context, tokens"
+SIZES = charts.Sizes("batch_size", "max_ctx", "page_size", (BATCH, CONTEXT), "page size {}")
 MIN_POINTS = 3
 """A line through fewer sizes says nothing: such a panel is left out."""
 PAGES = (1, 16, 256)
@@ -61,10 +61,10 @@ def designs_chart(frame: pd.DataFrame, limit: Ceilings) -> Figure:
             (across,) = {SIZES.x, SIZES.y} - set(fixed)
             parts[title] = part.set_index(across).sort_index()
     size, unit = (9, 3.6 * -(-len(parts) // 2)), "time of one call in a graph, us"
-    figure, axes = charts.panels(list(parts), size, drawn, y=unit, columns=2)
+    figure, axes = charts.panels(list(parts), size, drawn, ("", unit), columns=2)
     for axis, part in zip(axes, parts.values(), strict=True):
         charts.lines(axis, part, LOOKS)
-        axis.set_xlabel(WORDS[part.index.name])
+        axis.set_xlabel(BATCH if part.index.name == SIZES.x else CONTEXT)
         style.log_axes(axis, "y")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=6)
     return figure

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 LOOKS = style.family_looks(FAMILIES)
 BOUNDS = {"tensor cores": style.VERMILION, "traffic": style.BLUE}
 SIZES = charts.Sizes(
-    "batch_size", "kv_len", "heads", ("batch, requests", "kv_len, tokens", "{} heads")
+    "batch_size", "kv_len", "heads", ("batch, requests", "kv_len, tokens"), "{} heads"
 )
 WRAPPERS = {AUTO: "BatchDecode wrapper, auto", GRAPH_AUTO: "CUDAGraph wrapper"}
 
@@ -44,8 +44,8 @@ def release_chart(frame: pd.DataFrame) -> Figure:
     """`auto` over pinned fa2 by release: a dot per case, coloured by the kernel that ran."""
     rows, releases, drawn = tables.by_release(frame), release_order(frame), decode_rows(frame)
     drawn = drawn[drawn.backend.isin((FA2, *WRAPPERS))]
-    words = {"x": "FlashInfer release", "y": "run time of auto / fa2 (log)"}
-    figure, axes = charts.panels([*WRAPPERS.values()], (9, 3.8), drawn, share="y", **words)
+    words = ("FlashInfer release", "run time of auto / fa2 (log)")
+    figure, axes = charts.panels([*WRAPPERS.values()], (9, 3.8), drawn, words, share="y")
     for axis, backend in zip(axes, WRAPPERS, strict=True):
         own = rows[rows.backend == backend]
         # The cases of a release stand side by side, in one order.
@@ -64,8 +64,8 @@ def prediction_chart(frame: pd.DataFrame, limit: Ceilings, release: str) -> Figu
     table, drawn = tables.predictions(frame, limit, release), decode_rows(frame, release=release)
     title = "fa3 decode: predicted from its schedule, no fitted constant"
     figure, (axis,) = charts.panels([title], (6, 4.6), drawn[drawn.backend == FA3])
-    kinds = {"hue": "bound by", "palette": BOUNDS, "style": "heads"}
-    charts.against(axis, table, "predicted", "measured", **kinds)
+    kinds = {"hue": "bound by", "style": "heads"}
+    charts.against(axis, table, "predicted", "measured", kinds, palette=BOUNDS)
     axis.set(xlabel="predicted, us", ylabel="measured, us")
     return figure
 
@@ -73,8 +73,8 @@ def prediction_chart(frame: pd.DataFrame, limit: Ceilings, release: str) -> Figu
 def floor_chart(frame: pd.DataFrame, limit: Ceilings, release: str) -> Figure:
     """Time over the floor of bytes / copy bandwidth, by cached bytes: a dot per case and kernel."""
     table, drawn = tables.over_floor(frame, limit, release), decode_rows(frame, release=release)
-    words = {"x": "KV bytes of the batch, MiB", "y": "run time / floor"}
-    figure, (axis,) = charts.panels(["Distance from the memory floor"], (7, 4.2), drawn, **words)
+    words = ("KV bytes of the batch, MiB", "run time / floor")
+    figure, (axis,) = charts.panels(["Distance from the memory floor"], (7, 4.2), drawn, words)
     charts.dots(axis, table, "mib", "over_floor", by="family", looks=LOOKS)
     axis.axhline(1, **style.RULE)
     style.log_axes(axis, "x", "y")

@@ -22,7 +22,7 @@ def ratio_chart(words: pd.DataFrame, drawn: pd.DataFrame, *, label: str) -> Figu
         raise ValueError("words must hold a case that was judged, it holds none")
     size, xlabel = (7, 1.6 + 0.26 * len(words)), "ratio, with its 95 % interval over rounds"
     legend = charts.LEGEND_INCHES
-    figure, (axis,) = charts.panels([""], size, drawn, title=label, x=xlabel, legend=legend)
+    figure, (axis,) = charts.panels([""], size, drawn, (xlabel, ""), title=label, legend=legend)
     margin = words.margin.max()
     axis.axvspan(1 / (1 + margin), 1 + margin, color="0.92", linewidth=0, label="margin")
     axis.axvline(1, **style.RULE)

@@ -39,7 +39,7 @@ def savings_chart(frame: pd.DataFrame, layers: int = 64) -> Figure:
     drawn = drawn[drawn.backend.isin((EACH, ONCE)) & (drawn.layers == layers)]
     parts = {f"{layers} layers, page size {page}": own for page, own in table.groupby("page_size")}
     size, unit = (4.8 * len(parts), 4.2), "saved, us per step"
-    figure, axes = charts.panels(list(parts), size, drawn, x=LENGTH, y=unit, share="y")
+    figure, axes = charts.panels(list(parts), size, drawn, (LENGTH, unit), share="y")
     for axis, own in zip(axes, parts.values(), strict=True):
         looks = style.looks(sorted(own.batch_size.unique()))
         aside = charts.spread(own.batch_size, 0.12 * (len(looks) - 1))
@@ -62,7 +62,7 @@ def share_chart(frame: pd.DataFrame) -> Figure:
         "How much of the prepare kernels' time is saved",
         "saved / ((layers - 1) x prepare)",
     )
-    figure, (axis,) = charts.panels([title], (6.4, 4.0), drawn, x=LENGTH, y=unit)
+    figure, (axis,) = charts.panels([title], (6.4, 4.0), drawn, (LENGTH, unit))
     within = table.groupby("layers").share.transform(lambda own: charts.spread(own.index, 0.12))
     aside = charts.spread(table.layers, 0.5) + within
     table = table.assign(place=_by_length(axis, table) + aside)
@@ -118,14 +118,14 @@ def _tiles_figure(
         f"cap {facts.split_cap}; cost = blocks"
     )
     time = f"time, KV blocks of {facts.tile[1]} tokens"
-    figure, axes = charts.panels(list(parts), size, note, x=time, y="SM", share=share)
+    figure, axes = charts.panels(list(parts), size, note, (time, "SM"), share=share)
     for axis, tiles in zip(axes, parts.values(), strict=True):
         # Hues for the first few requests that are taken, then greys by turns.
         taken = dict.fromkeys(tile.request for tile in tiles)
         colors = dict(zip(taken, chain(style.PALETTE, cycle(style.GREYS)), strict=False))
         work = pd.DataFrame(vars(tile) for tile in tiles if tile.blocks)
-        look = {"color": list(work.request.map(colors)), "edgecolor": "white", "linewidth": 0.25}
-        axis.barh(work.sm, work.blocks, left=work.start, height=1.0, **look)
+        shown = work.request.map(colors)
+        axis.barh(work.sm, work.blocks, 1.0, work.start, color=shown, edgecolor="white", lw=0.25)
         axis.set_ylim(facts.usable_sms - 0.5, -0.5)
         axis.grid(visible=False)
     return figure

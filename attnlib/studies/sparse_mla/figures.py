@@ -28,7 +28,7 @@ HEAD_MARKERS = {16: "o", 32: "s", 64: "D", 128: "^"}
 PANELS = ((2048, 256), (2048, 64), (512, 64), (2048, 1))
 """(top_k, batch) of the panels over heads: outside the L2 first."""
 HEADS = "query heads per GPU"
-SIZES = charts.Sizes("batch_size", "num_qo_heads", "top_k", ("batch", HEADS, "top-k {}"))
+SIZES = charts.Sizes("batch_size", "num_qo_heads", "top_k", ("batch", HEADS), "top-k {}")
 FACTOR = 2**1.3
 """Either way, where the colours of `ratio_heatmap` end."""
 OUTCOMES = {
@@ -56,7 +56,7 @@ def heads_chart(frame: pd.DataFrame, limit: Ceilings) -> Figure:
     }
     parts = {name: part for name, part in parts.items() if part.num_qo_heads.nunique() > 1}
     size, unit = (2.4 * len(parts) + 1.4, 3.2), "time of one call in a graph, us"
-    figure, axes = charts.panels(list(parts), size, frame, x=HEADS, y=unit)
+    figure, axes = charts.panels(list(parts), size, frame, (HEADS, unit))
     for axis, part in zip(axes, parts.values(), strict=True):
         wide = part.pivot(index="num_qo_heads", columns="design", values=["us", "bound_us"])
         charts.lines(axis, wide.us.join(wide.bound_us.add_prefix("bound of ")), LOOKS)
@@ -76,8 +76,8 @@ def bound_chart(frame: pd.DataFrame, limit: Ceilings) -> Figure:
     table["tokens fit the L2"] = np.array(read) <= frame.l2_mib.max() * 2**20
     title = "Time of a call over the longer of its bounds"
     figure, (axis,) = charts.panels([title], (6.4, 4.6), frame)
-    kinds = {"hue": "design", "palette": COLORS, "style": "heads", "markers": HEAD_MARKERS}
-    charts.against(axis, table, "bound_us", "us", hollow="tokens fit the L2", **kinds)
+    kinds, looks = {"hue": "design", "style": "heads"}, {"palette": COLORS, "markers": HEAD_MARKERS}
+    charts.against(axis, table, "bound_us", "us", kinds, hollow="tokens fit the L2", **looks)
     axis.set(xlabel="bound, us", ylabel="measured, us")
     return figure
 
@@ -92,9 +92,9 @@ def overflow_chart(frame: pd.DataFrame) -> Figure:
     library = np.where(rows.backend.isin((FLASHMLA, FLASHMLA_DENSE)), flashmla, library)
     aside = pd.Series(library).map({old: 1 / ASIDE, new: 1.0, flashmla: ASIDE})
     rows = rows.assign(library=library, millions=tokens * aside.to_numpy())
-    words = {"x": "tokens in the cache of a layer, millions", "y": "worst row's relative error"}
+    words = ("tokens in the cache of a layer, millions", "worst row's relative error")
     title, limit = "Worst error by size of the cache", first_lost_token()
-    figure, (axis,) = charts.panels([title], (6.4, 3.6), frame, **words)
+    figure, (axis,) = charts.panels([title], (6.4, 3.6), frame, words)
     charts.dots(axis, rows, "millions", "oracle_error", by="library", looks=OUTCOMES)
     axis.axvline(limit / 1e6, color="0.35", linestyle="--", linewidth=1, label=f"token {limit:,}")
     style.log_axes(axis, "x", "y")
