@@ -15,7 +15,7 @@ from .run import cluster, store, study
 from .run.bisect import Bisection, bisect
 from .run.record import machine_slug
 from .run.releases import parse_overlay
-from .select import command as explain
+from .select import text as explain
 from .studies import STUDIES
 
 FAILED, USAGE = 1, 2

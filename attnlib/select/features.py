@@ -1,25 +1,23 @@
-"""The feature table, `data/backend_features.md`: the selection is run, no source is parsed.
+"""The feature table, `data/backend_features.md`: `explain` is run over a grid of calls.
 
-`markdown()` explains every (library, release, mode, layer, dtype, GPU) of a grid and writes down
-what is picked, with notes that say why; then it asks the tables of limits what each backend can
-run. `python -m attnlib features` writes the file; a test holds it current.
+`markdown()` asks for every library, release, mode, layer, dtype and GPU what is picked, with notes
+that say why; then the limits say what each backend can run. `python -m attnlib features` writes the
+file; a test holds it current.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby, product
 from pathlib import Path
 
 from packaging.version import Version
 
+from ..core.backends.limits import LATENT_MODES
 from ..core.spec import AttnSpec
-from . import GPUS, LIBRARIES, Call, Choice, explain
-from .choice import facts_of
-from .libraries import Library
-from .rules import limits_of
-from .situation import DECODE_MODES, LATENT_MODES, PREFILL_MODES
+from .explain import Choice, explain
+from .facts import DECODE_MODES, GPUS, PREFILL_MODES, Call, facts_of
+from .libraries import LIBRARIES, Library
 
 PATH = Path(__file__).resolve().parents[2] / "data" / "backend_features.md"
 FP8 = "float8_e4m3fn"
@@ -28,20 +26,23 @@ DTYPES = {
     "bf16, FP8 cache": ("bfloat16", FP8),
     "FP8": (FP8, FP8),
 }
+KINDS = {"flashinfer": tuple(DTYPES), "mini-sglang": ("bf16",)}
+ENGINE_KINDS = ("bf16", "bf16, FP8 cache")
+"""The dtypes of a library's rows, and of an engine's, whose models have 16 bits."""
 HEADS = {"32/8 heads": (32, 8), "32/32 heads": (32, 32)}
-ENGINE_DTYPES = {name: DTYPES[name] for name in ("bf16", "bf16, FP8 cache")}
-CALLS = {"flashinfer": DTYPES, "mini-sglang": {"bf16": DTYPES["bf16"]}}
-"""The dtypes of a library's rows where they are not an engine's, whose models have 16 bits."""
-UNREAD = ("trtllm-gen", "cute-dsl", "cudnn")
-"""FlashInfer's backends of which only GPU and mode were read, outside MLA."""
 LATENT_HEADS = {"128 heads": (128, 1), "16 heads": (16, 1)}
-HEAD_DIM, LATENT_HEAD_DIM, PAGE_SIZE, LATENT_PAGE_SIZE, TOPK = 128, 576, 16, 64, 2048
+SIZES, LATENT_SIZES, TOPK = (128, 16), (576, 64), 2048
+"""head_dim and page size of the layers; tokens that sparse MLA chooses."""
 DECODE_STEP, PROMPTS = (8192,) * 16, (2048,) * 4
 PROBED_HEAD_DIMS, PROBED_PAGES = (64, 96, 128, 192, 256, 512), (1, 16, 32, 64, 128)
 READ = ("flashinfer", "vllm")
 """Libraries whose backends' limits were read."""
+UNREAD = ("trtllm-gen", "cute-dsl", "cudnn")
+"""FlashInfer's backends of which only GPU and mode were read, outside MLA."""
 MEASURED_GPU = "sm90"
-MEASURED = {("flashinfer", mode): ("fa2", "fa3") for mode in (*PREFILL_MODES, *LATENT_MODES)}
+MEASURED: dict[tuple[str, str], tuple[str, ...]] = {
+    ("flashinfer", mode): ("fa2", "fa3") for mode in (*PREFILL_MODES, *LATENT_MODES)
+}
 MEASURED["flashinfer", "decode"] = ("fa2", "fa3", "cuda-cores")
 """What the records of this repository time, by library and mode, all on an H200."""
 
@@ -56,7 +57,7 @@ so when one backend is preferred over another, and what keeps a pick from runnin
 
 - Decode and MLA: {len(DECODE_STEP)} requests of {DECODE_STEP[0]:,} tokens; prefill: {len(PROMPTS)}
   prompts of {PROMPTS[0]:,}.
-- head_dim {HEAD_DIM}, pages of {PAGE_SIZE} tokens; MLA 512 + 64, pages of {LATENT_PAGE_SIZE};
+- head_dim {SIZES[0]}, pages of {SIZES[1]} tokens; MLA 512 + 64, pages of {LATENT_SIZES[1]};
   sparse: the top {TOPK:,}.
 - Only {MEASURED_GPU} (an H200) is measured in this repository, every other column is read in the
   releases.
@@ -74,26 +75,23 @@ here**. SGLang's backends have checks of their own that were not all read, so th
 Row = tuple[str, ...]
 
 
-@dataclass
 class Notes:
-    """Numbered notes, each text once, and under which of them a backend was picked last."""
+    """Numbered notes, each text once, and under which of them a newest release picks a backend."""
 
-    numbers: dict[str, int] = field(default_factory=dict)
-    picked: dict[tuple[str, str, str], dict[int, None]] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+        self.picked: dict[tuple[str, str, str], set[int]] = {}
 
-    def of(self, choice: Choice) -> list[int]:
+    def of(self, library: Library, choice: Choice) -> set[int]:
         """The notes of a choice: the rows that decided, and its problem."""
         rows = [r for r in choice.reasons if r.matched and r.kind != "limit"]
         orders = [f"`{r.subject}`: " if ">" in r.subject else "" for r in rows]
         texts = [f"{order}{r.why}. *{r.source}*" for order, r in zip(orders, rows, strict=True)]
         texts += [f"**!** {choice.problem}."] if choice.problem else []
-        return [self.numbers.setdefault(text, len(self.numbers) + 1) for text in texts]
-
-    def remember(self, library: Library, choice: Choice, notes: list[int]) -> None:
-        """Keep the notes under which the library's newest release picks a backend."""
+        found = {self.numbers.setdefault(text, len(self.numbers) + 1) for text in texts}
         if not choice.problem and choice.library.endswith(library.releases[-1:] or ("",)):
-            key = (library.name, choice.mode, choice.backend)
-            self.picked.setdefault(key, {}).update(dict.fromkeys(notes))
+            self.picked.setdefault((library.name, choice.mode, choice.backend), set()).update(found)
+        return found
 
 
 def write(path: Path | None = None) -> Path:
@@ -106,132 +104,106 @@ def write(path: Path | None = None) -> Path:
 def markdown() -> str:
     """The whole file."""
     notes = Notes()
-    picks = [line for library in LIBRARIES.values() for line in _picks(library, notes)]
-    footnotes = [f"{number}. {text}" for text, number in notes.numbers.items()]
-    able = [line for library in LIBRARIES.values() for line in _abilities(library, notes)]
-    parts = (INTRODUCTION, *picks, "## Notes\n", *footnotes, ABILITIES, *able)
-    return "\n".join(parts).rstrip() + "\n"
+    lines = [INTRODUCTION]
+    for library in LIBRARIES.values():
+        tables = {mode: tuple(_picks(library, mode, notes)) for mode in library.modes}
+        head = ("call", "releases", *GPUS, "notes")
+        lines += [f"## {library.name}\n", *_sections(library.name, head, tables)]
+    lines += ["## Notes\n", *(f"{number}. {text}" for text, number in notes.numbers.items())]
+    lines.append(ABILITIES)
+    for library in (LIBRARIES[name] for name in READ):
+        tables = {mode: tuple(_abilities(library, mode, notes)) for mode in library.modes}
+        head = ("backend", "GPUs", "dtypes", "head_dim", "pages", "picked", "measured")
+        lines += _sections(f"{library.name}=={library.releases[-1]}", head, tables)
+    return "\n".join(lines).rstrip() + "\n"
 
 
-def _picks(library: Library, notes: Notes) -> Iterator[str]:
-    yield f"## {library.name}\n"
-    tables = [(mode, tuple(_pick_rows(library, mode, notes))) for mode in library.modes]
+def _sections(title: str, head: Row, tables: Mapping[str, tuple[Row, ...]]) -> Iterator[str]:
+    """A table for each mode; modes with the same table share it."""
     for modes, rows in _alike(tables):
-        yield f"### {library.name}: {', '.join(modes)}\n"
-        yield from _table(("call", "releases", *GPUS, "notes"), rows)
+        yield f"### {title}: {', '.join(modes)}\n"
+        ruler = "---|" * len(head)
+        yield f"| {' | '.join(head)} |"
+        yield f"|{ruler}"
+        yield from (f"| {' | '.join(row)} |" for row in rows)
+        yield ""
 
 
-def _alike(tables: list[tuple[str, tuple[Row, ...]]]) -> list[tuple[list[str], tuple[Row, ...]]]:
+def _alike(tables: Mapping[str, tuple[Row, ...]]) -> list[tuple[list[str], tuple[Row, ...]]]:
     """Names of the tables that are the same, in the order of the first of each."""
     same: dict[tuple[Row, ...], list[str]] = {}
-    for name, rows in tables:
+    for name, rows in tables.items():
         same.setdefault(rows, []).append(name)
     return [(names, rows) for rows, names in same.items()]
 
 
-def _pick_rows(library: Library, mode: str, notes: Notes) -> Iterator[Row]:
+def _picks(library: Library, mode: str, notes: Notes) -> Iterator[Row]:
     """A row for each dtype, layers that are picked alike in one, and run of releases."""
     heads = LATENT_HEADS if mode in LATENT_MODES else HEADS
-    for kind, dtypes in CALLS.get(library.name, ENGINE_DTYPES).items():
-        tables = [
-            (layer, tuple(_spans(library, mode, _spec(mode, heads[layer], dtypes), notes)))
-            for layer in heads
-        ]
+    sizes = LATENT_SIZES if mode in LATENT_MODES else SIZES
+    for kind in KINDS.get(library.name, ENGINE_KINDS):
+        tables = {
+            layer: tuple(_spans(library, mode, AttnSpec(*counts, *sizes, *DTYPES[kind]), notes))
+            for layer, counts in heads.items()
+        }
         for layers, spans in _alike(tables):
             name = kind if len(layers) == len(heads) else f"{kind}, {layers[0]}"
             yield from ((name, *span) for span in spans)
 
 
-def _spec(mode: str, heads: tuple[int, int], dtypes: tuple[str, str]) -> AttnSpec:
-    latent = mode in LATENT_MODES
-    sizes = (LATENT_HEAD_DIM, LATENT_PAGE_SIZE) if latent else (HEAD_DIM, PAGE_SIZE)
-    return AttnSpec(*heads, *sizes, *dtypes)
-
-
-def _call(mode: str, **more: bool) -> Call:
-    lens = DECODE_STEP if mode in DECODE_MODES else PROMPTS
-    topk = TOPK if mode == "sparse_mla" else 0
-    return Call(kv_lens=lens, causal=mode not in LATENT_MODES, topk=topk, **more)
-
-
 def _spans(library: Library, mode: str, spec: AttnSpec, notes: Notes) -> Iterator[Row]:
     """One row for each run of releases that pick alike on every GPU."""
-    picks = [
-        (release, *_picked(library, release, mode, spec, notes))
-        for release in library.releases or ("main",)
-    ]
+    picks = []
+    for release in library.releases or ("main",):
+        named = f"{library.name}=={release}" if library.releases else library.name
+        choices = [
+            explain(spec, mode=mode, gpu=gpu, library=named, call=_call(mode), env={})
+            for gpu in GPUS
+        ]
+        numbers = set().union(*(notes.of(library, choice) for choice in choices))
+        picks.append((release, tuple(map(_cell, choices)), numbers))
     for cells, run in groupby(picks, key=lambda pick: pick[1]):
-        together = list(run)
-        first, last = together[0][0], together[-1][0]
-        numbers = sorted({number for _, _, found in together for number in found})
-        span = first if first == last else f"{first} to {last}"
-        yield (span, *cells, ", ".join(map(str, numbers)))
+        releases, _, found = zip(*run, strict=True)
+        span = releases[0] if len(releases) == 1 else f"{releases[0]} to {releases[-1]}"
+        yield (span, *cells, _words(set().union(*found), ", "))
 
 
-def _picked(
-    library: Library, release: str, mode: str, spec: AttnSpec, notes: Notes
-) -> tuple[Row, list[int]]:
-    """What a release picks on each GPU, and the notes of these choices."""
-    named = f"{library.name}=={release}" if library.releases else library.name
-    cells, numbers = [], []
-    for gpu in GPUS:
-        choice = explain(spec, mode=mode, gpu=gpu, library=named, call=_call(mode), env={})
-        inner = f" ({choice.kernel or 'none'})" if choice.inner else ""
-        failed = " **!**" if choice.problem and choice.backend else ""
-        cells.append(f"{choice.backend or '*none*'}{inner}{failed}")
-        found = notes.of(choice)
-        notes.remember(library, choice, found)
-        numbers += found
-    return tuple(cells), numbers
+def _cell(choice: Choice) -> str:
+    inner = f" ({choice.kernel or 'none'})" if choice.inner else ""
+    failed = " **!**" if choice.problem and choice.backend else ""
+    return f"{choice.backend or '*none*'}{inner}{failed}"
 
 
-def _abilities(library: Library, notes: Notes) -> Iterator[str]:
-    """What the limits of the newest release leave to each backend, a row a backend."""
-    if library.name not in READ:
-        return
-    tables = [(mode, tuple(_ability_rows(library, mode, notes))) for mode in library.modes]
-    for modes, rows in _alike(tables):
-        yield f"### {library.name}=={library.releases[-1]}: {', '.join(modes)}\n"
-        head = ("backend", "GPUs", "dtypes", "head_dim", "pages", "picked", "measured")
-        yield from _table(head, rows)
+def _call(mode: str, *, pinned_page: bool = False) -> Call:
+    lens = DECODE_STEP if mode in DECODE_MODES else PROMPTS
+    topk = TOPK if mode == "sparse_mla" else 0
+    return Call(kv_lens=lens, causal=mode not in LATENT_MODES, topk=topk, pinned_page=pinned_page)
 
 
-def _ability_rows(library: Library, mode: str, notes: Notes) -> Iterator[Row]:
+def _abilities(library: Library, mode: str, notes: Notes) -> Iterator[Row]:
+    """What the limits of the newest release leave to each backend, a row for each."""
+    latent = mode in LATENT_MODES
+    heads = LATENT_HEADS["128 heads"] if latent else HEADS["32/8 heads"]
+    head_dims = (512, LATENT_SIZES[0]) if latent else PROBED_HEAD_DIMS
+    release = Version(library.releases[-1])
+    probes = []
+    for case in product(GPUS, DTYPES, head_dims, PROBED_PAGES):
+        gpu, kind, head_dim, page = case
+        spec, call = AttnSpec(*heads, head_dim, page, *DTYPES[kind]), _call(mode, pinned_page=True)
+        probes.append((case, facts_of(spec, call, mode=mode, gpu=gpu, release=release)))
     for backend in library.backends[mode]:
-        able = [case for case in _probes(mode) if _can_run(library, mode, backend, case)]
+        able = [case for case, facts in probes if not library.limits_of(backend, facts)]
         if not able:
             continue
-        gpus, kinds, dims, pages = (tuple(dict.fromkeys(c)) for c in zip(*able, strict=True))
+        gpus, kinds, dims, pages = (dict.fromkeys(column) for column in zip(*able, strict=True))
         timed = backend in MEASURED.get((library.name, mode), ())
         told = "H200" if timed else "no" if MEASURED_GPU in gpus else "**not measured here**"
-        picked = notes.picked.get((library.name, mode, backend), {})
-        numbers = ", ".join(map(str, sorted(picked))) or "only by name"
-        rest = ("; ".join(kinds), _words(dims), _words(pages))
-        if backend in UNREAD and mode not in LATENT_MODES:
+        picked = notes.picked.get((library.name, mode, backend), ())
+        rest: Row = ("; ".join(kinds), _words(dims), _words(pages))
+        if backend in UNREAD and not latent:
             rest = ("not read",) * len(rest)
-        yield (backend, " ".join(gpus), *rest, numbers, told)
+        yield (backend, " ".join(gpus), *rest, _words(picked, ", ") or "only by name", told)
 
 
-def _probes(mode: str) -> Iterable[tuple[str, str, int, int]]:
-    dims = (512, LATENT_HEAD_DIM) if mode in LATENT_MODES else PROBED_HEAD_DIMS
-    return product(GPUS, DTYPES, dims, PROBED_PAGES)
-
-
-def _can_run(library: Library, mode: str, backend: str, case: tuple[str, str, int, int]) -> bool:
-    gpu, kind, head_dim, page = case
-    heads = LATENT_HEADS["128 heads"] if mode in LATENT_MODES else HEADS["32/8 heads"]
-    spec = AttnSpec(*heads, head_dim, page, *DTYPES[kind])
-    release = Version(library.releases[-1])
-    facts = facts_of(spec, _call(mode, pinned_page=True), mode=mode, gpu=gpu, release=release)
-    return not limits_of(library.limits, backend, facts)
-
-
-def _words(numbers: tuple[int, ...]) -> str:
-    return " ".join(str(number) for number in sorted(numbers))
-
-
-def _table(head: Row, rows: Iterable[Row]) -> Iterator[str]:
-    yield f"| {' | '.join(head)} |"
-    yield f"|{'---|' * len(head)}"
-    yield from (f"| {' | '.join(row)} |" for row in rows)
-    yield ""
+def _words(numbers: Iterable[int], between: str = " ") -> str:
+    return between.join(map(str, sorted(numbers)))

@@ -1,118 +1,170 @@
 """The libraries whose choices can be explained: their releases, modes, backends and tables.
 
-A policy is `auto`, the library's own rule; for FlashInfer also an engine's rule of how it calls
-FlashInfer; or the name of a backend, asked for by name.
+The tables are data/rules/*.yaml; its README.md says how a row is written. A document there adds to
+the library that it names, so an engine's file may also say how the engine calls FlashInfer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from packaging.version import Version
+import yaml
+from packaging.version import InvalidVersion, Version
 
-from . import flashinfer, flashinfer_limits, sglang, vllm, vllm_limits
-from .rules import Condition, Rule, before, one_of, since
+from ..core.backends import limits
+from .facts import FLAGS, MODES, NUMBERS, Facts
+from .rules import Reason, Rule, conditions
 
-Tables = Mapping[str, tuple[Rule, ...]]
+FOLDER = Path(__file__).resolve().parents[2] / "data" / "rules"
 AUTO = "auto"
+FLASHINFER = "flashinfer"
+MAIN = "main"
+"""Stands for the release of a library that has none."""
+KEYS = (
+    *("library", "aliases", "releases", "calls", "backends", "by_rule_only", "shared"),
+    *("policies", "limits"),
+)
+ROW = ("when", "choose", "cannot", "rest", "sets", "why", "source", "rows")
 
 
-@dataclass(frozen=True)
+class RuleError(ValueError):
+    """A file of rules says what nobody understands; names the file and the row."""
+
+
+@dataclass
 class Library:
     """One library: `policies` maps a policy to its tables by mode, `backends` a mode to names.
 
-    `limits` are rows of what a backend cannot run: where a rule names several, the next one that
-    can is taken; where it names one, the library takes it all the same. `inner` rows name the
-    library and the policy that a backend calls in turn.
+    A policy is `auto`, the library's own rule, or, for FlashInfer, an engine's rule of how it calls
+    FlashInfer. `limits` are rows of what a backend cannot run. `calls` names the library and the
+    policy that a backend of a release calls in turn.
     """
 
     name: str
-    releases: tuple[str, ...]
-    policies: Mapping[str, Tables]
-    backends: Mapping[str, tuple[str, ...]]
+    aliases: tuple[str, ...] = ()
+    releases: tuple[str, ...] = ()
+    policies: dict[str, dict[str, tuple[Rule, ...]]] = field(default_factory=dict)
+    backends: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    by_rule_only: tuple[str, ...] = ()
     limits: tuple[Rule, ...] = ()
-    inner: tuple[Rule, ...] = ()
-    aliases: tuple[str, ...] = field(default=())
+    calls: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
 
     @property
     def modes(self) -> tuple[str, ...]:
         """The modes that the library's rules speak of."""
-        return tuple(self.policies[AUTO])
+        return tuple(mode for mode in MODES if mode in self.policies[AUTO])
 
     def policies_for(self, mode: str) -> tuple[str, ...]:
         """Every policy there is in a mode, backends asked for by name included."""
         named = tuple(name for name, tables in self.policies.items() if mode in tables)
         return (*named, *self.backends[mode])
 
-
-def _releases(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
-
-def _calls(backend: str, library: str, policy: str, *when: Condition) -> Rule:
-    return Rule((one_of("backend", backend), *when), (library, policy), "", library)
-
-
-def _sglang_inner() -> tuple[Rule, ...]:
-    rows, pins = [], sglang.PINS
-    for place, (release, pinned) in enumerate(pins):
-        policy = "sglang" if Version(release) >= Version(sglang.FIRST_PINNED) else OLD_SGLANG
-        until = [before(pins[place + 1][0])] if place + 1 < len(pins) else []
-        rows.append(_calls("flashinfer", f"flashinfer=={pinned}", policy, since(release), *until))
-    return tuple(rows)
+    def limits_of(self, backend: str, facts: Facts) -> tuple[Reason, ...]:
+        """Every row that keeps `backend` from running the call."""
+        shared = limits.limits_of(backend, facts) if self.name == FLASHINFER else ()
+        found = [(why, f"FlashInfer {source}") for _, _, why, source in shared]
+        rows = (row for row in self.limits if backend in row.then)
+        found += [(row.why, row.source) for row in rows if row.failing(facts) is None]
+        return tuple(Reason("limit", backend, True, why, source) for why, source in found)
 
 
-OLD_SGLANG = f"sglang<{sglang.FIRST_PINNED}"
-FLASHINFER = Library(
-    "flashinfer",
-    _releases(
-        "0.2.0.post1 0.2.0.post2 0.2.1 0.2.1.post1 0.2.1.post2 0.2.2 0.2.2.post1 0.2.3 0.2.4 "
-        "0.2.5 0.2.6 0.2.6.post1 0.2.7 0.2.7.post1 0.2.8 0.2.9 0.2.10 0.2.11 0.2.11.post1 "
-        "0.2.11.post2 0.2.11.post3 0.2.12 0.2.13 0.2.14 0.2.14.post1 0.3.0 0.3.0.post1 0.3.1 "
-        "0.3.1.post1 0.4.0 0.4.1 0.5.0 0.5.1 0.5.2 0.5.3 0.6.0 0.6.1 0.6.2 0.6.3 0.6.4 0.6.5 "
-        "0.6.6 0.6.7 0.6.7.post1 0.6.7.post2 0.6.7.post3 0.6.8 0.6.8.post1 0.6.9 0.6.10 "
-        "0.6.10.post1 0.6.11 0.6.11.post1 0.6.11.post2 0.6.11.post3 0.6.12 0.6.13 0.6.14 0.6.15 "
-        "0.6.15.post1 0.6.16 0.6.16.post1 0.6.16.post2 0.6.16.post3 0.6.16.post4 0.6.17 0.6.18 "
-        "0.6.18.post1 0.7.0 0.7.0.post1 0.7.1 0.7.2 0.7.2.post1"
-    ),
-    {
-        AUTO: flashinfer.AUTO,
-        "sglang": sglang.PINNED_POLICY,
-        OLD_SGLANG: sglang.UNPINNED_POLICY,
-        "mini-sglang": sglang.MINI_POLICY,
-        "vllm": vllm.POLICY,
-    },
-    flashinfer_limits.BACKENDS,
-    flashinfer_limits.LIMITS,
-    aliases=("flashinfer-python",),
-)
-NEWEST_FLASHINFER = FLASHINFER.releases[-1]
-SGLANG = Library(
-    "sglang",
-    tuple(release for release, _ in sglang.PINS),
-    {AUTO: sglang.AUTO},
-    sglang.BACKENDS,
-    sglang.LIMITS,
-    inner=_sglang_inner(),
-)
-MINI_SGLANG = Library(
-    "mini-sglang",
-    (),
-    {AUTO: sglang.MINI_AUTO},
-    sglang.MINI_BACKENDS,
-    sglang.MINI_LIMITS,
-    inner=(_calls("fi", f"flashinfer=={NEWEST_FLASHINFER}", "mini-sglang"),),
-)
-VLLM = Library(
-    "vllm",
-    ("0.33.0",),
-    {AUTO: vllm.AUTO},
-    vllm.BACKENDS,
-    vllm_limits.LIMITS,
-    inner=(_calls("FLASHINFER", f"flashinfer=={vllm.FLASHINFER_RELEASE}", "vllm"),),
-)
-LIBRARIES = {library.name: library for library in (FLASHINFER, SGLANG, MINI_SGLANG, VLLM)}
+def load(folder: Path = FOLDER) -> dict[str, Library]:
+    """Every library by name, from all files of a folder; raises RuleError for what is wrong."""
+    documents = [(path.name, d) for path in sorted(folder.glob("*.yaml")) for d in _read(path)]
+    found: dict[str, Library] = {}
+    for place, document in documents:
+        unknown = ", ".join(set(document) - set(KEYS))
+        if unknown or "library" not in document:
+            got = unknown or "no library"
+            raise RuleError(f"{place}: keys must be {', '.join(KEYS)}, got {got}")
+        library = found.setdefault(document["library"], Library(document["library"]))
+        _describe(library, document)
+    for place, document in documents:
+        _fill(found[document["library"]], document, place)
+    return found
+
+
+def _read(path: Path) -> Iterator[dict[str, Any]]:
+    # The loader written in C is ten times as fast; where PyYAML has none, the other does the same.
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return yaml.load_all(path.read_text(), Loader=loader)  # noqa: S506 - both are safe loaders
+
+
+def _describe(library: Library, document: Mapping[str, Any]) -> None:
+    """Names and releases, which the rows of any file may then use."""
+    library.aliases += tuple(document.get("aliases", ()))
+    library.releases += tuple(document.get("releases", "").split())
+    library.by_rule_only += tuple(document.get("by_rule_only", "").split())
+    for modes, names in document.get("backends", {}).items():
+        library.backends |= dict.fromkeys(modes.split(), tuple(names.split()))
+    called = document.get("calls", {"backend": "", "releases": {}})
+    library.releases += tuple(r for r in called["releases"] if r != MAIN)
+    for release, (target, policy) in called["releases"].items():
+        library.calls[called["backend"], release] = (target, policy)
+
+
+def _fill(library: Library, document: Mapping[str, Any], place: str) -> None:
+    known = {AUTO, *library.by_rule_only, *(n for ns in library.backends.values() for n in ns)}
+    for policy, tables in document.get("policies", {}).items():
+        for modes, rows in tables.items():
+            where = f"{place}, {policy}, {modes}"
+            table = tuple(_rows(rows, "choose", known, where))
+            if set(modes.split()) - set(MODES):
+                raise RuleError(f"{where}: modes must be of {', '.join(MODES)}")
+            if table[-1].when:
+                raise RuleError(f"{where}: the last row must have no condition")
+            library.policies.setdefault(policy, {}).update(dict.fromkeys(modes.split(), table))
+    library.limits += tuple(_rows(document.get("limits", []), "cannot", known, f"{place}, limits"))
+
+
+def _rows(
+    written: list[dict[str, Any]],
+    verb: str,
+    known: set[str],
+    place: str,
+    given: Mapping[str, Any] = {},  # noqa: B006 - never changed
+) -> Iterator[Rule]:
+    """The rows of a table. What a row with `rows` of its own says holds for each of those."""
+    for number, row in enumerate(written, 1):
+        where = f"{place}, row {number}"
+        if unknown := set(row) - set(ROW):
+            raise RuleError(f"{where}: keys must be {', '.join(ROW)}, got {', '.join(unknown)}")
+        said = {**given, **row, "when": [given.get("when", []), row.get("when", [])]}
+        inner = said.pop("rows", None)
+        if inner is None:
+            yield _rule(said, verb, known, where)
+        else:
+            yield from _rows(inner, verb, known, where, said)
+
+
+def _rule(said: Mapping[str, Any], verb: str, known: set[str], where: str) -> Rule:
+    names = _flat(said.get(verb, []))
+    names += [name for name in _flat(said.get("rest", [])) if name not in names]
+    sets = said.get("sets", {})
+    for wrong, message in (
+        (not names, f"{verb} must name a backend"),
+        (set(names) - known, f"no such backend: {', '.join(set(names) - known)}"),
+        (not said.get("why"), "why must be said"),
+        (not said.get("source"), "source must be said"),
+        (set(sets) - {*FLAGS, *NUMBERS}, f"no such fact: {', '.join(sets)}"),
+    ):
+        if wrong:
+            raise RuleError(f"{where}: {message}")
+    try:
+        when = conditions(said["when"])
+    except ValueError as error:
+        raise RuleError(f"{where}: {error}") from error
+    return Rule(when, tuple(names), said["why"], said["source"], sets)
+
+
+def _flat(names: Any) -> list[str]:
+    return [names] if isinstance(names, str) else [n for part in names for n in _flat(part)]
+
+
+LIBRARIES = load()
 
 
 def find(text: str) -> tuple[Library, Version | None]:
@@ -121,27 +173,18 @@ def find(text: str) -> tuple[Library, Version | None]:
     Raises ValueError naming the libraries, or the releases, that there are.
     """
     name, _, release = text.partition("==")
-    named = [lib for lib in LIBRARIES.values() if name in (lib.name, *lib.aliases)]
-    if not named:
+    library = next((lib for lib in LIBRARIES.values() if name in (lib.name, *lib.aliases)), None)
+    if library is None:
         known = ", ".join(LIBRARIES)
         raise ValueError(f"library must be one of {known} (with ==RELEASE), got {text!r}")
-    (library,) = named
-    known = {Version(r): r for r in library.releases}
-    if not library.releases and not release:
-        return library, None
-    if not library.releases:
+    if not library.releases and release:
         raise ValueError(f"{name} has no releases: give library={name!r}, got {text!r}")
-    wanted = release if _is_version(release) else "0"
-    if Version(wanted) not in known:
+    if not library.releases:
+        return library, None
+    try:
+        place = [Version(r) for r in library.releases].index(Version(release))
+    except (InvalidVersion, ValueError):
         raise ValueError(
             f"release of {name} must be one of {', '.join(library.releases)}, got {release!r}"
-        )
-    return library, Version(wanted)
-
-
-def _is_version(text: str) -> bool:
-    try:
-        Version(text)
-    except ValueError:
-        return False
-    return True
+        ) from None
+    return library, Version(library.releases[place])

@@ -1,52 +1,41 @@
 """Rules as data: conditions on facts, rows made of them, and a walk that says why each row fails.
 
-A `Facts` is one situation, flat: names to values. A `Condition` compares one fact with a constant;
-a `Rule` is a row: all its conditions hold, and it names what is chosen (`then`, best first), or,
-in a table of limits, what cannot run. `first_match` walks a table from the top and keeps a
-`Reason` for every row it looked at.
+A condition as it is written (data/rules/README.md), and as it is read here:
+
+| written | read as |
+|---|---|
+| `fp8_kv`, `not fp8_kv` | a fact of `FLAGS` that is true, or false |
+| `since 0.6.4`, `before 0.6.4` | a bound of the release |
+| `gpu in sm90 sm100` | a fact, one of `COMPARISONS`, values |
+| `{any: [A, [B, C]]}` | A, or B and C |
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from packaging.version import Version
 
+from .facts import FLAGS, NUMBERS, WORDS, Facts
 
-class UnknownFactError(ValueError):
-    """A rule asked for a fact that the caller did not give."""
-
-
-class Facts(Mapping[str, Any]):
-    """What is known of one situation, by name.
-
-    What follows from lengths is None without them; asking for it raises UnknownFactError.
-    """
-
-    def __init__(self, known: Mapping[str, Any]) -> None:
-        self._known = dict(known)
-
-    def __getitem__(self, name: str) -> Any:
-        value = self._known[name]
-        if value is None:
-            raise UnknownFactError(
-                f"a rule asks for {name}: give call=Call(kv_lens=(...)), the tokens of each "
-                "request (as an argument: --call kv_lens=8192x16)"
-            )
-        return value
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._known)
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def but(self, **changed: Any) -> Facts:
-        """The same facts with some of them changed."""
-        return Facts(self._known | changed)
+COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
+    "is": operator.eq,
+    "is not": operator.ne,
+    "in": lambda have, among: have in among,
+    "not in": lambda have, among: have not in among,
+    ">=": operator.ge,
+    ">": operator.gt,
+    "<=": operator.le,
+    "<": operator.lt,
+    "a multiple of": lambda have, of: have % of == 0,
+    "not a multiple of": lambda have, of: have % of != 0,
+    "divides": lambda have, whole: whole % have == 0,
+    "does not divide": lambda have, whole: whole % have != 0,
+}
+RELEASES = {"since": ">=", "before": "<"}
 
 
 @dataclass(frozen=True)
@@ -62,12 +51,21 @@ class Condition:
         return COMPARISONS[self.op](facts[self.fact], self.value)
 
     def __str__(self) -> str:
+        if self.fact in FLAGS:
+            return f"{'with' if self.value else 'without'} {FLAGS[self.fact]}"
         values = self.value if isinstance(self.value, tuple) else (self.value,)
-        return f"{self.fact.replace('_', ' ')} {self.op} {', '.join(map(_word, values))}"
+        return f"{self.fact.replace('_', ' ')} {self.op} {', '.join(map(str, values))}"
 
     def miss(self, facts: Facts) -> str:
         """Why it does not hold, in words."""
-        return f"needs {self}; it is {_word(facts[self.fact])}"
+        if self.fact not in FLAGS:
+            return f"needs {self}; it is {facts[self.fact]}"
+        return f"only {self}; this call {'is without' if self.value else f'has {self._pronoun}'}"
+
+    @property
+    def _pronoun(self) -> str:
+        thing = FLAGS[self.fact]
+        return "one" if thing.startswith(("a ", "an ")) else "them" if thing[-1] == "s" else "it"
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Rule:
-    """One row: where all of `when` holds, `then` is chosen, best first.
+    """One row: where all of `when` holds, `then` is chosen, best first, or cannot run (a limit).
 
     `source` is where it is written: a pull request, or a file of the release that it was read in.
     `sets` are facts that the choice itself changes, for the tables that are asked next.
@@ -102,7 +100,7 @@ class Rule:
     then: tuple[str, ...]
     why: str
     source: str
-    sets: tuple[tuple[str, Any], ...] = ()
+    sets: Mapping[str, Any] = field(default_factory=dict)
 
     def failing(self, facts: Facts) -> Condition | Group | None:
         """The first condition that does not hold, or None where the row matches."""
@@ -123,8 +121,11 @@ class Reason:
     source: str
 
 
-def first_match(rules: Iterable[Rule], facts: Facts) -> tuple[Rule | None, tuple[Reason, ...]]:
-    """The first row that matches, and a reason for every row looked at on the way."""
+def first_match(rules: Iterable[Rule], facts: Facts) -> tuple[Rule, tuple[Reason, ...]]:
+    """The first row that matches, and a reason for every row looked at on the way.
+
+    Raises LookupError if none does, which a table whose last row has no condition rules out.
+    """
     reasons = []
     for rule in rules:
         failing = rule.failing(facts)
@@ -132,95 +133,55 @@ def first_match(rules: Iterable[Rule], facts: Facts) -> tuple[Rule | None, tuple
         reasons.append(Reason("rule", " > ".join(rule.then), failing is None, why, rule.source))
         if failing is None:
             return rule, tuple(reasons)
-    return None, tuple(reasons)
+    raise LookupError("no row of the table matches")
 
 
-def limits_of(limits: Iterable[Rule], backend: str, facts: Facts) -> tuple[Reason, ...]:
-    """Every row of a table of limits that keeps `backend` from running this case."""
-    rows = (limit for limit in limits if backend in limit.then)
-    return tuple(
-        Reason("limit", backend, True, row.why, row.source)
-        for row in rows
-        if row.failing(facts) is None
-    )
+def conditions(written: Any) -> tuple[Condition | Group, ...]:
+    """The conditions of a row's `when`: all of a list, nested lists included.
+
+    Raises ValueError for a fact, a comparison or a value that nobody knows.
+    """
+    if isinstance(written, str):
+        return (_condition(written),)
+    if isinstance(written, list):
+        return tuple(condition for part in written for condition in conditions(part))
+    if isinstance(written, dict) and list(written) == ["any"]:
+        parts = (conditions(part) for part in written["any"])
+        return (Group("or", tuple(p[0] if len(p) == 1 else Group("and", p) for p in parts)),)
+    raise ValueError(f"a condition must be text, a list or {{any: [...]}}, got {written!r}")
 
 
-def one_of(fact: str, *values: Any) -> Condition:
-    """`fact` is one of `values`."""
-    return Condition(fact, "in", values) if len(values) > 1 else Condition(fact, "is", values[0])
+def _condition(text: str) -> Condition:
+    fact, _, rest = text.partition(" ")
+    if text.removeprefix("not ") in FLAGS:
+        return Condition(text.removeprefix("not "), "is", not text.startswith("not "))
+    if fact in RELEASES:
+        return Condition("release", RELEASES[fact], _value("release", rest))
+    if fact not in (*WORDS, *NUMBERS, "head_dims"):
+        raise ValueError(f"no such fact in {text!r}; there are {_facts()}")
+    named = [op for op in COMPARISONS if rest.startswith(f"{op} ")]
+    if not named:
+        raise ValueError(f"no such comparison in {text!r}; there are {', '.join(COMPARISONS)}")
+    op = max(named, key=len)
+    values = tuple(_value(fact, word) for word in rest.removeprefix(op).split())
+    if op in ("in", "not in"):
+        return Condition(fact, op, values)
+    if len(values) != 1:
+        raise ValueError(f"{op} takes one value, got {text!r}")
+    return Condition(fact, op, values[0])
 
 
-def none_of(fact: str, *values: Any) -> Condition:
-    """`fact` is none of `values`."""
-    single = len(values) == 1
-    return Condition(fact, "is not", values[0]) if single else Condition(fact, "not in", values)
+def _value(fact: str, word: str) -> Any:
+    if fact == "release":
+        return Version(word)
+    if fact == "head_dims" and word.replace("/", "", 1).isdigit():
+        return word
+    if fact in WORDS and word in WORDS[fact]:
+        return word
+    if fact in NUMBERS and word.replace("_", "").isdigit():
+        return int(word)
+    raise ValueError(f"{fact} must be {', '.join(WORDS.get(fact, ('a number',)))}, got {word!r}")
 
 
-def at_least(fact: str, value: Any) -> Condition:
-    """`fact` >= `value`."""
-    return Condition(fact, ">=", value)
-
-
-def at_most(fact: str, value: Any) -> Condition:
-    """`fact` <= `value`."""
-    return Condition(fact, "<=", value)
-
-
-def below(fact: str, value: Any) -> Condition:
-    """`fact` < `value`."""
-    return Condition(fact, "<", value)
-
-
-def above(fact: str, value: Any) -> Condition:
-    """`fact` > `value`."""
-    return Condition(fact, ">", value)
-
-
-def since(release: str) -> Condition:
-    """The library's release is `release` or newer."""
-    return Condition("release", ">=", Version(release))
-
-
-def before(release: str) -> Condition:
-    """The library's release is older than `release`."""
-    return Condition("release", "<", Version(release))
-
-
-def yes(fact: str) -> Condition:
-    """`fact` is true."""
-    return Condition(fact, "is", True)
-
-
-def no(fact: str) -> Condition:
-    """`fact` is false."""
-    return Condition(fact, "is", False)
-
-
-def either(*conditions: Condition | Group) -> Group:
-    """Any of the conditions holds."""
-    return Group("or", conditions)
-
-
-def both(*conditions: Condition | Group) -> Group:
-    """All of the conditions hold."""
-    return Group("and", conditions)
-
-
-def _word(value: Any) -> str:
-    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
-
-
-COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
-    "is": operator.eq,
-    "is not": operator.ne,
-    "in": lambda have, among: have in among,
-    "not in": lambda have, among: have not in among,
-    ">=": operator.ge,
-    ">": operator.gt,
-    "<=": operator.le,
-    "<": operator.lt,
-    "a multiple of": lambda have, of: have % of == 0,
-    "not a multiple of": lambda have, of: have % of != 0,
-    "divides": lambda have, whole: whole % have == 0,
-    "does not divide": lambda have, whole: whole % have != 0,
-}
+def _facts() -> str:
+    return ", ".join((*FLAGS, *WORDS, *NUMBERS, "head_dims"))

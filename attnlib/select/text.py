@@ -1,16 +1,64 @@
-"""A choice as text, and calls and layers from text: what the command line needs."""
+"""A choice as text, and the command `explain`: what it takes and what it answers."""
 
 from __future__ import annotations
 
+import argparse
+import json
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
 from ..core.spec import AttnSpec
-from .choice import Choice
-from .situation import Call
+from .explain import Choice, explain
+from .facts import GPUS, MODES, Call
+from .libraries import AUTO, LIBRARIES
 
 COLUMNS = ("", "chosen", "why, or why not", "source")
+REQUIRED: Mapping[str, str] = {
+    "library": f"{', '.join(LIBRARIES)}, with ==RELEASE where it has releases",
+    "gpu": ", ".join(GPUS),
+    "mode": ", ".join(MODES),
+    "heads": "query and KV heads, such as 32/8",
+}
 _FIELDS = {field.name: str(field.type) for field in fields(Call)}
+_EXPECTED = {"bool": "yes or no", "int": "a number", "tuple[int, ...]": "as 8192x16 or 10,20"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Give `parser` the arguments of `explain`."""
+    for name, meaning in REQUIRED.items():
+        parser.add_argument(f"--{name}", required=True, metavar=name.upper(), help=meaning)
+    default = "default: %(default)s"
+    parser.add_argument(
+        "--policy", default=AUTO, help=f"an engine's rule, or a backend's name; {default}"
+    )
+    parser.add_argument("--head-dim", type=int, default=128, metavar="N", help=default)
+    parser.add_argument("--page-size", type=int, default=16, metavar="N", help=default)
+    parser.add_argument("--dtype", default="bfloat16", help=f"the query's; {default}")
+    parser.add_argument("--kv-dtype", default="", help="the cache's; default: the query's")
+    parser.add_argument(
+        "--call",
+        action="append",
+        default=[],
+        metavar="FIELD[=VALUE]",
+        help="what else is asked, such as graph, topk=2048, kv_lens=8192x16; repeatable; fields: "
+        + ", ".join(_FIELDS),
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+
+
+def answer(options: argparse.Namespace) -> str:
+    """One choice explained, as text or JSON; raises what `explain` and the parsers raise."""
+    sizes = {name: getattr(options, name) for name in ("head_dim", "page_size", "dtype")}
+    choice = explain(
+        parse_layer(options.heads, kv_dtype=options.kv_dtype, **sizes),
+        mode=options.mode,
+        gpu=options.gpu,
+        library=options.library,
+        policy=options.policy,
+        call=parse_call(options.call),
+    )
+    return json.dumps(to_dict(choice), indent=2) if options.json else render(choice)
 
 
 def render(choice: Choice) -> str:
@@ -82,6 +130,3 @@ def _setting(text: str) -> tuple[str, Any]:
         raise ValueError(f"{name} must be {_EXPECTED[kind]}, got {value!r}")
     lengths = tuple(int(number) for number in numbers)
     return name, lengths[0] if kind == "int" else lengths
-
-
-_EXPECTED = {"bool": "yes or no", "int": "a number", "tuple[int, ...]": "as 8192x16 or 10,20"}

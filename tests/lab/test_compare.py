@@ -17,31 +17,16 @@ def made(times, *, device="cuda", machine=GPU, host_us=50.0):
     """A profile by hand: `times` has the kernel times (us) of each call, by name."""
     kind = "kernel" if device == "cuda" else "operator"
     calls = len(next(iter(times.values())))
-    found, clock = [], 0.0
+    spans, clock = [], 0.0
     for call in range(calls):
-        for name, us in times.items():
-            for length in us[call]:
-                correlation = len(found)
-                found.append(
-                    Span(kind, name, "stream 7", clock, length, length, call, 0, correlation)
-                )
-                clock += length + 1.0
-    return Profile(
-        name="made by hand",
-        device=device,
-        note="",
-        machine=machine,
-        threads=1,
-        torch_version="0",
-        taken_at="2026-01-02T03:04:05+00:00",
-        calls=calls,
-        ran=calls,
-        cuda_graph=False,
-        spans=tuple(found),
-        host_us=(host_us,) * calls,
-        wall_us=2 * host_us,
-        packed_trace=b"",
-    )
+        for name, length in ((name, us) for name, every in times.items() for us in every[call]):
+            spans.append(Span(kind, name, "7", clock, length, length, call, 0, launch=len(spans)))
+            clock += length + 1.0
+    told = {"name": "made by hand", "note": "", "threads": 1, "torch_version": "0"}
+    ran = {"taken_at": "2026-01-02T03:04:05+00:00", "calls": calls, "ran": calls}
+    host = {"host_us": (host_us,) * calls, "wall_us": 2 * host_us, "packed_trace": b""}
+    where = {"device": device, "machine": machine, "cuda_graph": False}
+    return Profile(**told, **ran, **host, **where, spans=tuple(spans))
 
 
 def each(*calls):

@@ -14,6 +14,7 @@ from traitlets.config import Config
 from attnlib.lab.profile import Profile
 
 mpl.use("agg")
+OPTIONS = ("--calls", "--warmup", "--device", "--graph", "--timeline", "--trace", "--into")
 
 
 @pytest.fixture
@@ -50,16 +51,13 @@ def test_the_cells_profile_is_the_cells_output(shell):
     assert shell.user_ns["y"].shape == (16, 16)
 
 
-def test_options_keep_the_profile_and_write_the_trace(shell, tmp_path):
-    run(shell, "%%attn_profile --calls 1 --into before --trace t.json\nx.relu()").raise_error()
-    assert shell.user_ns["before"].calls == 1
-    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
-
-
-def test_a_timeline_is_shown_when_asked_for(shell, monkeypatch):
+def test_options_keep_the_profile_write_the_trace_and_show_a_timeline(shell, tmp_path, monkeypatch):
     shown = []
     monkeypatch.setattr("attnlib.lab.magic.display", shown.append)
-    run(shell, "%%attn_profile --calls 1 --timeline\nx.relu()").raise_error()
+    line = "%%attn_profile --calls 1 --into before --trace t.json --timeline"
+    run(shell, f"{line}\nx.relu()").raise_error()
+    assert shell.user_ns["before"].calls == 1
+    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     assert [type(figure).__name__ for figure in shown] == ["Figure"]
 
 
@@ -77,8 +75,7 @@ def test_a_timeline_is_shown_when_asked_for(shell, monkeypatch):
 def test_a_wrong_option_is_one_line_that_lists_the_valid_ones(shell, says, line, words):
     (seen,) = says(f"%%attn_profile {line}\nran = True").strip().splitlines()
     assert seen.startswith("UsageError: %%attn_profile: ") and words in seen
-    valid = "--calls, --warmup, --device, --graph, --timeline, --trace, --into"
-    assert seen.endswith(f"valid options: {valid}")
+    assert seen.endswith(f"valid options: {', '.join(OPTIONS)}")
     assert "ran" not in shell.user_ns
 
 
@@ -101,16 +98,12 @@ def test_a_runtime_error_of_the_cell_is_not_taken_for_a_choice_of_ours(says):
     assert "RuntimeError: mine" in seen and "UsageError" not in seen and "raise Runtime" in seen
 
 
-def test_a_cell_that_is_no_python_says_where(says):
+def test_a_cell_that_is_no_python_says_where_and_an_empty_one_is_refused(says):
     seen = says("%%attn_profile\nx +")
     assert "SyntaxError" in seen and "x +" in seen
-
-
-def test_an_empty_cell_is_refused(says):
     assert "the cell must hold code" in says("%%attn_profile\n  \n\n")
 
 
 def test_the_magics_help_lists_its_options(shell):
     text = shell.find_magic("attn_profile", "cell").__doc__
-    for option in ("--calls", "--warmup", "--device", "--graph", "--timeline", "--trace", "--into"):
-        assert option in text
+    assert all(option in text for option in OPTIONS)

@@ -32,11 +32,15 @@ def taken(x, without_gpu):
     return attnlib.profile(softmax_of_a_product, x, calls=4, warmup=2)
 
 
-def test_a_profile_names_the_operators_that_ran_and_how_often(taken):
+def test_a_profile_names_the_operators_that_ran_and_how_often_and_times_add_up(taken):
     table = taken.table().set_index("CPU operator")
     assert table.calls[["aten::mm", "aten::_softmax"]].tolist() == [1, 1]
     assert (table.us >= 0).all() and table.share.sum() == pytest.approx(1, abs=0.01)
     assert table.us.is_monotonic_decreasing
+    assert taken.launches == len([span for span in taken.work if span.call == 0])
+    assert taken.busy_us == pytest.approx(taken.time_us, rel=1e-3)
+    assert all(gap.length_us > 0 for gap in taken.gaps) and 0 < taken.busy_share <= 1
+    assert len(taken.host_us) == 4 and min(taken.host_us) > 0 and taken.wall_us > 0
 
 
 def test_a_profile_without_a_gpu_never_speaks_of_kernels_but_to_deny_them(taken):
@@ -44,15 +48,6 @@ def test_a_profile_without_a_gpu_never_speaks_of_kernels_but_to_deny_them(taken)
     for shown in (repr(taken), taken._repr_html_()):
         assert "These are CPU operators, not kernels: " in shown
         assert "no kernels" in shown and "GPU busy" not in shown and "launches" not in shown
-
-
-def test_times_add_up(taken):
-    mine = [span for span in taken.work if span.call == 0]
-    assert taken.launches == len(mine)
-    assert taken.busy_us == pytest.approx(taken.time_us, rel=1e-3)
-    assert all(gap.length_us > 0 for gap in taken.gaps)
-    assert 0 < taken.busy_share <= 1
-    assert len(taken.host_us) == 4 and min(taken.host_us) > 0 and taken.wall_us > 0
 
 
 @pytest.mark.parametrize(("warmup", "ran"), [(0, 3 + 3), (2, 2 + 3 + 1 + 3)])
@@ -111,19 +106,17 @@ def test_a_gpu_that_the_profiler_does_not_see_is_no_reason_to_show_operators(x, 
         attnlib.profile(softmax_of_a_product, x, calls=1)
 
 
-def test_a_saved_trace_is_what_perfetto_reads_and_names_no_machine(taken, tmp_path):
-    path = taken.save_trace(tmp_path / "step.json")
-    found = json.loads(path.read_text())
+def test_a_saved_trace_is_what_perfetto_reads_compressed_or_not_and_names_no_machine(
+    taken, tmp_path
+):
+    found = json.loads(taken.save_trace(tmp_path / "step.json").read_text())
     names = {event["name"] for event in found["traceEvents"]}
     assert {"aten::mm", "aten::_softmax"} <= names
     assert not {"host_name", "traceName"} & set(found)
-    assert os.listdir(tmp_path) == ["step.json"]
-
-
-def test_a_trace_can_be_saved_compressed_the_same_each_time(taken, tmp_path):
     first, second = (taken.save_trace(tmp_path / name) for name in ("a.json.gz", "b.json.gz"))
     assert first.read_bytes() == second.read_bytes()
-    assert json.loads(gzip.decompress(first.read_bytes()))["traceEvents"]
+    assert json.loads(gzip.decompress(first.read_bytes())) == found
+    assert sorted(os.listdir(tmp_path)) == ["a.json.gz", "b.json.gz", "step.json"]
 
 
 def test_a_trace_that_cannot_be_written_leaves_the_old_one_whole(taken, tmp_path, monkeypatch):
@@ -148,21 +141,18 @@ def test_names_are_escaped(x, without_gpu):
     assert "<b>" not in shown and "<script>" not in shown
 
 
-def test_a_timeline_has_a_lane_for_the_host_and_one_for_the_operators(taken):
-    axis = taken.timeline(call=0).axes[0]
-    assert [label.get_text() for label in axis.get_yticklabels()] == ["host", "main thread"]
-    assert "us" in axis.get_xlabel()
-    with pytest.raises(ValueError, match=r"call must be 0\.\.3, got 4"):
-        taken.timeline(call=4)
-
-
-def test_a_timeline_says_where_it_is_from_and_is_closed_for_pyplot(taken):
+def test_a_timeline_has_lanes_says_where_it_is_from_and_is_closed_for_pyplot(taken):
     import matplotlib.pyplot as plt
 
     before = plt.get_fignums()
-    (footer,) = taken.timeline().texts
+    figure = taken.timeline(call=0)
+    axis, (footer,) = figure.axes[0], figure.texts
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["host", "main thread"]
+    assert "us" in axis.get_xlabel()
     assert torch.__version__ in footer.get_text() and taken.taken_at[:10] in footer.get_text()
     assert plt.get_fignums() == before
+    with pytest.raises(ValueError, match=r"call must be 0\.\.3, got 4"):
+        taken.timeline(call=4)
 
 
 def test_profiling_says_nothing_on_stderr(taken, capfd):
@@ -178,7 +168,7 @@ class TestOnAGpu:
     def y(self):
         return torch.zeros(2**20, device="cuda")
 
-    def test_kernels_are_named_counted_and_timed(self, y):
+    def test_kernels_are_named_counted_and_timed_and_times_add_up(self, y):
         taken = attnlib.profile(lambda: (y.add_(1), y.mul_(2), y.sin_()), calls=5)
         assert (taken.device, taken.note) == ("cuda", "")
         assert (taken.launches, taken.host_launches, taken.graph_launches) == (3, 3, 0)
@@ -187,13 +177,9 @@ class TestOnAGpu:
         assert table.launches.sum() == 3 and (table.us > 0).all()
         assert {span.call for span in taken.work} == set(range(5))
         assert taken.machine["gpu"] == torch.cuda.get_device_name()
-
-    def test_gaps_and_times_add_up(self, y):
-        taken = attnlib.profile(lambda: (y.add_(1), y.mul_(2)), calls=5)
         assert all(gap.length_us > 0 for gap in taken.gaps) and taken.gap_us >= 0
         assert 0 < taken.busy_us <= taken.time_us * (1 + 1e-6)
-        assert taken.busy_us <= taken.wall_us
-        assert 0 < taken.busy_share <= 1
+        assert taken.busy_us <= taken.wall_us and 0 < taken.busy_share <= 1
 
     def test_a_replay_is_one_launch_of_a_graph(self, y):
         taken = attnlib.profile(lambda: (y.add_(1), y.mul_(2)), calls=5, warmup=1, cuda_graph=True)

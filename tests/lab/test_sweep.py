@@ -74,11 +74,16 @@ def faulty(faults, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{faults}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
 
 
+@pytest.fixture
+def instant_cpu(instant_jobs, monkeypatch):
+    monkeypatch.setattr("attnlib.lab.sources.describe", study.describe)
+
+
 def rounds_of(jobs):
     return [(job.round, [item.backend for item in job.items]) for job in jobs]
 
 
-def test_two_rounds_are_two_processes_and_the_odd_one_runs_in_reverse(instant_jobs):
+def test_two_rounds_are_two_processes_and_the_odd_one_runs_in_reverse(instant_cpu):
     known = replace(CHOICES, rounds=3)
     jobs = missing_rounds(ThisGpu("cpu", ("copy",)), known)
     forth = ["copy", "sdpa", "flashinfer-fa2"]
@@ -86,8 +91,7 @@ def test_two_rounds_are_two_processes_and_the_odd_one_runs_in_reverse(instant_jo
     assert {job.study for job in jobs} == {STUDY}
 
 
-def test_what_is_on_record_is_not_measured_again(instant_jobs, monkeypatch):
-    monkeypatch.setattr("attnlib.lab.sources.describe", study.describe)
+def test_what_is_on_record_is_not_measured_again(instant_cpu):
     assert measure_missing(CPU, CHOICES) == 4
     assert measure_missing(CPU, CHOICES) == 0
     assert rounds_of(missing_rounds(CPU, replace(CHOICES, rounds=3))) == [
@@ -95,23 +99,20 @@ def test_what_is_on_record_is_not_measured_again(instant_jobs, monkeypatch):
     ]
 
 
-def test_a_round_is_never_filled_up_by_another_process(instant_jobs, monkeypatch):
-    monkeypatch.setattr("attnlib.lab.sources.describe", study.describe)
+def test_a_round_is_never_filled_up_by_another_process(instant_cpu):
     assert measure_missing(CPU, replace(ALONE, rounds=2)) == 2
     assert [number for number, _ in rounds_of(missing_rounds(CPU, CHOICES))] == [2, 3]
     other = replace(CHOICES, kv_len=32)
     assert [number for number, _ in rounds_of(missing_rounds(CPU, other))] == [0, 1]
 
 
-def test_a_release_is_flashinfers_and_no_other_librarys(instant_jobs, monkeypatch):
-    monkeypatch.setattr("attnlib.lab.sources.describe", study.describe)
+def test_a_release_is_flashinfers_and_no_other_librarys(instant_cpu):
     known = replace(CHOICES, release="0.6.3")
     items = [item for job in missing_rounds(CPU, known) for item in job.items]
     assert {(i.backend, i.release) for i in items} == {("sdpa", ""), ("flashinfer-fa2", "0.6.3")}
 
 
-def test_progress_ends_at_its_total(instant_jobs, monkeypatch):
-    monkeypatch.setattr("attnlib.lab.sources.describe", study.describe)
+def test_progress_ends_at_its_total(instant_cpu):
     seen = []
     measure_missing(CPU, CHOICES, on_progress=lambda done, total: seen.append((done, total)))
     assert seen == [(0, 4), (1, 4), (2, 4), (3, 4), (4, 4)]
@@ -137,12 +138,7 @@ def test_stopping_kills_the_worker_and_leaves_whole_records(faulty):
     path = store.journal_path(STUDY, CPU.machine)
     before = path.read_bytes()
     ended = []
-    sweep = Sweep(
-        CPU,
-        replace(ALONE, page_size=HANGS),
-        on_progress=lambda done, total: None,
-        on_end=ended.append,
-    )
+    sweep = Sweep(CPU, replace(ALONE, page_size=HANGS), on_progress=print, on_end=ended.append)
     sweep.start()
     deadline = time.monotonic() + 60
     while path.read_bytes() == before and time.monotonic() < deadline:

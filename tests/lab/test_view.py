@@ -41,6 +41,14 @@ MODEL = "Qwen3-0.6B"
 EVIL = "<img src=x onerror=alert(1)>"
 
 
+@pytest.fixture
+def bare(make_record, monkeypatch, replayed):
+    """One round of fa2 and fa3, without ceilings."""
+    publish(monkeypatch, "demo", QWEN, backends=(FA2, FA3))
+    for backend in (FA2, FA3):
+        keep(make_record, "demo", timed(backend, QWEN), 100.0)
+
+
 def by_backend(table):
     return table.set_index("backend").to_dict("index")
 
@@ -67,11 +75,8 @@ def test_a_ratio_pairs_rounds_and_has_the_verdict_of_judge(demo):
 
 def test_kernels_are_those_of_the_trace(demo):
     seen = view(MODEL, backends=(FA2,))
-    found = seen.kernels.to_dict("records")
-    assert [(k["kernel"], k["launches"], k["us"]) for k in found] == [
-        ("AttendKernel", 1.0, 8.25),
-        ("MergeKernel", 2.0, 1.5),
-    ]
+    kernels = [(k.kernel, k.launches, k.us) for k in seen.kernels.itertuples()]
+    assert kernels == [("AttendKernel", 1.0, 8.25), ("MergeKernel", 2.0, 1.5)]
     assert seen.comparison.empty
 
 
@@ -103,19 +108,15 @@ def test_a_failure_is_a_word_in_its_row_and_a_note_with_its_reason(
     assert f"sdpa: {status}: {reason}" in seen.notes
     assert seen.comparison.empty
     assert EVIL not in seen._repr_html_()
+    with pytest.raises(ValueError, match="view must hold a backend that was measured ok"):
+        view(MODEL, backends=("sdpa",)).figure()
 
 
 def test_what_data_says_is_escaped_wherever_it_stands(make_record, monkeypatch, replayed):
-    publish(monkeypatch, "demo", QWEN, backends=(EVIL,))
-    kernels = ({"name": EVIL, "launches": 1.0, "gpu_us": 1.0},)
-    machine = {**GPU, "gpu": EVIL}
-    record = make_record(
-        study="demo", item=timed(EVIL, QWEN), kernels=kernels, kernel_family=EVIL, machine=machine
-    )
-    monkeypatch.setattr(
-        sources, "source_of", lambda *_: sources.Shelf("demo", record.machine_slug, (record,))
-    )
-    monkeypatch.setattr("attnlib.lab.view.source_of", sources.source_of)
+    said = {"kernels": ({"name": EVIL, "launches": 1.0, "gpu_us": 1.0},), "kernel_family": EVIL}
+    record = make_record(item=timed(EVIL, QWEN), machine={**GPU, "gpu": EVIL}, **said)
+    shelf = sources.Shelf("demo", record.machine_slug, (record,))
+    monkeypatch.setattr("attnlib.lab.view.source_of", lambda *_: shelf)
     page = view(MODEL)._repr_html_()
     assert page.count("&lt;img src=x onerror=alert(1)&gt;") >= 4
     assert EVIL not in page
@@ -129,21 +130,20 @@ def test_a_throttled_record_is_left_out_and_counted(demo, make_record):
     assert any(note.startswith("1 records were taken while the GPU was thr") for note in seen.notes)
 
 
-def test_without_ceilings_there_is_no_share_and_a_note_says_so(make_record, monkeypatch, replayed):
-    publish(monkeypatch, "demo", QWEN, backends=(FA2,))
-    keep(make_record, "demo", timed(FA2, QWEN), 100.0)
+def test_without_ceilings_there_is_no_share_and_of_one_round_no_interval(bare):
     seen = view(MODEL)
     assert seen.floor_us != seen.floor_us and seen.times.share.isna().all()
     assert "No share of a ceiling: these records hold no ceiling." in seen.notes
-
-
-def test_one_round_is_compared_without_an_interval(make_record, monkeypatch, replayed):
-    publish(monkeypatch, "demo", QWEN, backends=(FA2, FA3))
-    for backend in (FA2, FA3):
-        keep(make_record, "demo", timed(backend, QWEN), 100.0)
-    seen = view(MODEL)
     assert seen.comparison.verdict.tolist() == ["ambiguous"]
     assert "one round" in repr(seen)
+
+
+def test_with_a_copy_ceiling_alone_the_bytes_are_the_ceiling(bare, make_record):
+    keep(make_record, "demo", timed("copy", None, ""), 1000.0, work_per_call=COPY_BYTES)
+    seen = view(MODEL)
+    assert seen.floor_us == pytest.approx(decode_cost(QWEN).io_bytes / (COPY_BYTES / 1000.0))
+    assert "No matmul ceiling on record: the ceiling is that of the bytes." in seen.notes
+    assert "matmul" not in dict(seen.facts)["ceilings, measured"]
 
 
 def test_latent_attention_has_the_ceiling_that_binds_it(make_record, monkeypatch, replayed):
@@ -176,16 +176,6 @@ def test_another_librarys_backend_is_compared_whatever_flashinfers_release(publi
     assert seen.comparison.backend.tolist() == ["flashinfer-mla-fa3", "flashmla-dense"]
 
 
-def test_with_a_copy_ceiling_alone_the_bytes_are_the_ceiling(make_record, monkeypatch, replayed):
-    publish(monkeypatch, "demo", QWEN, backends=(FA2,))
-    keep(make_record, "demo", timed("copy", None, ""), 1000.0, work_per_call=COPY_BYTES)
-    keep(make_record, "demo", timed(FA2, QWEN), 100.0)
-    seen = view(MODEL)
-    assert seen.floor_us == pytest.approx(decode_cost(QWEN).io_bytes / (COPY_BYTES / 1000.0))
-    assert "No matmul ceiling on record: the ceiling is that of the bytes." in seen.notes
-    assert "matmul" not in dict(seen.facts)["ceilings, measured"]
-
-
 def test_the_call_gives_the_same_view_again(demo):
     seen = view(MODEL, against=FA3)
     again = eval(seen.call, {"attnlib": attnlib})
@@ -210,11 +200,8 @@ def test_the_published_ratios_are_those_of_the_report(frame, case):
     (found,) = seen.comparison.to_dict("records")
     known = rows.decode_rows(rows.of_cases(frame, [case]), release=REGRESSED)
     (ratio,) = rows.ratios(known, FA3, FA2).to_dict("records")
-    assert (found["ratio"], found["low"], found["pairs"]) == (
-        ratio["ratio"],
-        ratio["low"],
-        ratio["pairs"],
-    )
+    for value in ("ratio", "low", "pairs"):
+        assert found[value] == ratio[value]
     assert by_backend(seen.times)[FA2]["us"] == rows.medians(known)[FA2].item()
     assert set(seen.samples.id) <= set(frame.id)
 
@@ -224,14 +211,9 @@ def test_a_view_of_records_loads_no_torch_and_no_widgets():
         "import attnlib, sys; attnlib.view()._repr_html_(); "
         "print(sorted({'torch', 'ipywidgets', 'triton'} & set(sys.modules)))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", probe],
-        cwd=ROOT,
-        env={"ATTNLIB_MODE": "replay", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    env = {"ATTNLIB_MODE": "replay", "PYTHONPATH": str(ROOT)}
+    asked = {"cwd": ROOT, "env": env, "capture_output": True, "text": True, "timeout": 120}
+    done = subprocess.run([sys.executable, "-c", probe], **asked)
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
 
 
@@ -244,15 +226,11 @@ def test_in_live_mode_the_call_measures_what_is_missing(instant_jobs, monkeypatc
     assert len(instant_jobs.jobs) == 3, "all was on record"
 
 
-def test_without_a_gpu_live_is_refused_with_the_reason(without_gpu):
+def test_what_only_a_gpu_can_answer_is_refused_with_the_reason(without_gpu, monkeypatch):
     with pytest.raises(RuntimeError, match="must be measured on a CUDA GPU: no CUDA GPU is here"):
         view(MODEL, records="live")
-
-
-def test_a_model_without_records_says_that_only_a_gpu_can_answer(replayed):
-    with pytest.raises(
-        ValueError, match="no records on Qwen3-0.6B .* measured live only, on a GPU"
-    ):
+    monkeypatch.setenv("ATTNLIB_MODE", "replay")
+    with pytest.raises(ValueError, match="no records on Qwen3-0.6B .* live only, on a GPU"):
         view(MODEL)
 
 
@@ -265,13 +243,6 @@ def test_the_figure_has_a_dot_a_round_and_names_its_records(demo):
     assert any(line.get_xdata()[0] == seen.floor_us for line in axis.lines)
     footer = figure.texts[-1].get_text()
     assert footer.startswith("demo: Test GPU 0badcafe, ") and "\n6 records, " in footer
-
-
-def test_a_figure_needs_one_time_at_least(demo, make_record):
-    failed = {"status": "refused", "reason": "no", "oracle_error": None}
-    keep(make_record, "demo", timed("sdpa", QWEN), 0.0, **failed)
-    with pytest.raises(ValueError, match="view must hold a backend that was measured ok"):
-        view(MODEL, backends=("sdpa",)).figure()
 
 
 def test_what_this_gpu_has_not_measured_is_an_empty_view(monkeypatch):

@@ -7,17 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from support.explorer_records import (
-    FA2,
-    FA3,
-    LATENT,
-    QWEN,
-    go_live,
-    keep,
-    keep_ceilings,
-    publish,
-    timed,
-)
+from support.explorer_records import FA2, FA3, LATENT, go_live, keep, publish, timed
 
 pytest.importorskip("ipywidgets")
 
@@ -42,11 +32,6 @@ ON_CPU = {
 
 
 @pytest.fixture
-def replayed(monkeypatch):
-    monkeypatch.setenv("ATTNLIB_MODE", "replay")
-
-
-@pytest.fixture
 def published(published_records):
     return explore()
 
@@ -63,10 +48,11 @@ def box_of(explorer, name):
     return next(box for box in explorer.backends.children if box.description == name)
 
 
-def test_it_opens_with_the_view_that_the_call_gives(published):
+def test_it_opens_with_the_view_that_the_call_gives_or_at_the_choices_asked_for(published):
     assert repr(published.view) == repr(view())
     assert published.view.choices.model == "Llama-3.1-8B"
     assert "Served from records: study fa3_decode_regression" in published.served.value
+    assert explore("Qwen3-32B at TP 4", batch=1, kv_len=32768).view.choices.kv_len == 32768
 
 
 def test_every_control_has_its_label_and_the_whole_has_its_class(published):
@@ -150,27 +136,23 @@ def test_no_backend_at_all_is_a_sentence(published):
     assert published.view.choices.backends == (FA2,)
 
 
-def test_measuring_without_a_gpu_shows_the_reason_and_goes_on(
-    published_records, without_gpu, monkeypatch
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        ("auto", "Nothing is measured here: no CUDA GPU is here: torch sees none."),
+        ("live", "live needs a CUDA GPU"),
+    ],
+)
+def test_without_a_gpu_it_shows_why_and_leaves_the_records_to_be_chosen(
+    published_records, without_gpu, monkeypatch, mode, words
 ):
-    monkeypatch.setenv("ATTNLIB_MODE", "auto")
+    monkeypatch.setenv("ATTNLIB_MODE", mode)
     explorer = explore()
     explorer.controls["records"].value = "live"
-    assert "Nothing is measured here: no CUDA GPU is here: torch sees none." in explorer.shown.value
+    assert words in explorer.shown.value and explorer.view is None
     assert explorer.measure.disabled and explorer.live_row.layout.display == "flex"
     explorer.controls["records"].value = "fa3_decode_regression"
     assert explorer.view is not None and explorer.live_row.layout.display == "none"
-
-
-def test_live_mode_without_a_gpu_shows_why_and_leaves_the_records_to_be_chosen(
-    published_records, without_gpu, monkeypatch
-):
-    monkeypatch.setenv("ATTNLIB_MODE", "live")
-    explorer = explore()
-    assert "live needs a CUDA GPU" in explorer.shown.value
-    assert explorer.view is None
-    explorer.controls["records"].value = "fa3_decode_regression"
-    assert explorer.view is not None
 
 
 def test_an_error_of_whatever_kind_is_shown_escaped_and_not_raised(published, monkeypatch):
@@ -182,21 +164,13 @@ def test_an_error_of_whatever_kind_is_shown_escaped_and_not_raised(published, mo
     assert "OSError: &lt;b&gt;disk&lt;/b&gt; on fire" in published.shown.value
 
 
-def test_the_figure_is_an_image_that_says_its_numbers(published):
-    assert published.picture.value.startswith(
-        "<img alt='Time of one call: flashinfer-auto 488.6 us"
-    )
-    assert "src='data:image/png;base64,iVBOR" in published.picture.value
-
-
-def test_who_cannot_show_widgets_sees_the_view(published):
+def test_the_figure_says_its_numbers_and_who_cannot_show_widgets_sees_the_view(published):
+    picture = published.picture.value
+    assert picture.startswith("<img alt='Time of one call: flashinfer-auto 488.6 us")
+    assert "src='data:image/png;base64,iVBOR" in picture
     bundle = published._repr_mimebundle_()
     assert bundle["text/plain"] == repr(published.view)
     assert "Served from records" in bundle["text/html"] and "<table>" in bundle["text/html"]
-
-
-def test_it_opens_at_the_choices_asked_for(published_records):
-    assert explore("Qwen3-32B at TP 4", batch=1, kv_len=32768).view.choices.kv_len == 32768
 
 
 @pytest.mark.parametrize(
@@ -251,6 +225,9 @@ def test_measuring_fills_the_view_and_says_what_could_not_run():
 def test_a_measurement_that_is_stopped_says_so_and_can_be_taken_up_again():
     explorer = Explorer(ON_CPU, CPU)
     explorer.measure.click()
+    first = explorer._sweep
+    explorer.start()
+    assert explorer._sweep is first, "a second click does not measure twice"
     explorer.stop.click()
     assert explorer.wait(60)
     assert "Stopped. What was measured is kept" in explorer.status.value
@@ -259,20 +236,7 @@ def test_a_measurement_that_is_stopped_says_so_and_can_be_taken_up_again():
     assert explorer.view.times.rounds[0] == 1
 
 
-def test_a_second_click_does_not_measure_twice():
-    explorer = Explorer(ON_CPU, CPU)
-    explorer.measure.click()
-    first = explorer._sweep
-    explorer.start()
-    assert explorer._sweep is first
-    explorer.stop_now()
-    assert explorer.wait(60)
-
-
-def test_a_shape_that_cannot_be_is_a_sentence(make_record, monkeypatch, replayed):
-    publish(monkeypatch, "demo", QWEN, backends=(FA2,))
-    keep_ceilings(make_record, "demo")
-    keep(make_record, "demo", timed(FA2, QWEN), 100.0)
+def test_a_shape_that_cannot_be_is_a_sentence():
     explorer = Explorer({"model": MODEL, "records": "live", "page_size": 3}, CPU)
     assert "page_size must be a power of two, got 3" in explorer.shown.value
 

@@ -26,21 +26,17 @@ import importlib
 from typing import Any
 
 import torch
-from packaging.version import Version
 
 from ..batch import DecodeBatch, PagedKV
 from ..extend import ExtendBatch
 from ..spec import CUSTOM_MASKS, AttnSpec
 from .base import Backend, Plan, installed_version
+from .limits import why_not
 from .table import Entry
 
 WORKSPACE_BYTES = 512 * 2**20
 """FlashInfer recommends 128 MiB; in a graph those do not hold fa2's partial outputs of 148 requests
 and 64 heads, nor of 4096 query rows, 32 heads and group size 4. Must be zero at first use."""
-FP8_QUERY_RELEASE = "0.6.0"
-HEAD_DIMS = (64, 128, 256)
-CUDA_CORE_GROUP_SIZES = (1, 2, 3, 4, 8)
-"""DISPATCH_GQA_GROUP_SIZE of include/flashinfer/utils.cuh."""
 MASK_BITS = 8
 
 
@@ -90,18 +86,9 @@ class Decode(Backend[DecodeBatch, PagedKV]):
 
     @classmethod
     def unsupported(cls, entry: Entry, spec: AttnSpec, mask: str) -> str:
-        """Other head_dims and group sizes than FlashInfer compiles; FP8 queries of some kernels."""
-        if entry.asks == "cuda-cores" and spec.group_size not in CUDA_CORE_GROUP_SIZES:
-            return f"group size must be one of {CUDA_CORE_GROUP_SIZES}, got {spec.group_size}"
-        fp8 = spec.dtype.startswith("float8")
-        if fp8 and entry.asks in ("fa2", "cuda-cores"):
-            return f"{entry.asks} takes no FP8 query, got {spec.dtype}"
-        if spec.head_dim not in HEAD_DIMS:
-            return f"head_dim must be one of {HEAD_DIMS}, got {spec.head_dim}"
-        release = installed_version(entry.distribution) or "0"
-        if fp8 and Version(release) < Version(FP8_QUERY_RELEASE):
-            return f"an FP8 query needs {entry.distribution}>={FP8_QUERY_RELEASE} (o_data_type)"
-        return ""
+        """What the table of limits says of the kernels that the mode asks for."""
+        release = installed_version(entry.distribution)
+        return why_not(entry.asks, spec, mode="decode", release=release)
 
 
 class GraphDecode(Decode):
@@ -153,17 +140,11 @@ class Prefill(Backend[ExtendBatch, PagedKV]):
 
     @classmethod
     def unsupported(cls, entry: Entry, spec: AttnSpec, mask: str) -> str:
-        """Other head_dims than FlashInfer compiles, FP8 queries, and masks or dtypes of fa3."""
-        if entry.asks == "fa3" and mask in CUSTOM_MASKS:
-            return f"fa3 takes no custom mask, got {mask}"
-        if entry.asks == "fa3" and spec.dtype != spec.kv_dtype:
-            return f"fa3 wants one dtype, got {spec.dtype}/{spec.kv_dtype}"
-        if spec.head_dim not in HEAD_DIMS:
-            return f"head_dim must be one of {HEAD_DIMS}, got {spec.head_dim}"
-        # Their scales are not passed.
+        """FP8 queries, whose scales are not passed, and what the table of limits says."""
         if "float8" in spec.dtype:
             return f"dtype must be bfloat16 or float16, got {spec.dtype}"
-        return ""
+        release, custom = installed_version(entry.distribution), mask in CUSTOM_MASKS and mask
+        return why_not(entry.asks, spec, mode="prefill_paged", release=release, custom_mask=custom)
 
 
 def reported_backend(wrapper: Any) -> str:

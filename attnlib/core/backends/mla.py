@@ -26,9 +26,10 @@ import torch.nn.functional as F  # noqa: N812 - the field's own name
 from ..mla import NO_TOKEN, MlaBatch, attended_pages, require_pages
 from ..schedule import flashmla
 from ..schedule.flashmla import GuardedSchedMeta
-from ..spec import LATENT_DIM, MLA_HEAD_DIM, ROPE_DIM, MlaSpec
-from .base import Backend, Plan, lacks_gpu, require_same_table
+from ..spec import LATENT_DIM, MLA_HEAD_DIM, ROPE_DIM, AttnSpec, MlaSpec
+from .base import Backend, Plan, installed_version, lacks_gpu, require_same_table
 from .flashinfer import reported_backend
+from .limits import why_not
 from .table import Entry
 
 WORKSPACE_BYTES = 128 * 2**20
@@ -92,8 +93,11 @@ class FlashInferMla(Backend[MlaBatch, torch.Tensor]):
 
     @classmethod
     def unsupported(cls, entry: Entry, spec: MlaSpec, mask: str) -> str:
-        """Another cache format than the kernels read."""
-        return _other_format(spec, "bfloat16")
+        """Another cache format than the kernels read, and what the table of limits says."""
+        layer = AttnSpec(spec.num_qo_heads, 1, MLA_HEAD_DIM, spec.page_size)
+        release = installed_version(entry.distribution)
+        limit = why_not(entry.asks, layer, mode="mla", release=release)
+        return _other_format(spec, "bfloat16") or limit
 
 
 @dataclass(frozen=True)

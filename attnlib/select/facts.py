@@ -11,16 +11,19 @@
 | mla | latent attention: all heads over one cache row of 512 + 64 (`head_dim` 576, one KV head) |
 | sparse_mla | the same over `topk` chosen tokens |
 
-Records call the modes of `extend_case` the same. GPUs are compute capabilities, with CUDA 12.8 or
-newer.
+Records call an engine's modes the same. GPUs are compute capabilities, with CUDA 12.8 or newer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.spec import AttnSpec
+from packaging.version import Version
+
+from ..core.backends.limits import LATENT_MODES, layer_facts
+from ..core.spec import ELEMENT_BYTES, AttnSpec
 
 GPUS = {
     "sm80": "A100",
@@ -30,11 +33,75 @@ GPUS = {
     "sm103": "B300",
     "sm120": "RTX PRO 6000, RTX 5090",
 }
-DECODE_MODES = ("decode", "mla", "sparse_mla")
-LATENT_MODES = ("mla", "sparse_mla")
-PAGED_PREFILL_MODES = ("prefill_paged", "target_verify", "draft_extend", "dllm_extend")
-PREFILL_MODES = (*PAGED_PREFILL_MODES, "prefill_ragged")
-MODES = ("decode", *PREFILL_MODES, "mla", "sparse_mla")
+DECODE_MODES = ("decode", *LATENT_MODES)
+PREFILL_MODES = ("prefill_paged", "target_verify", "draft_extend", "dllm_extend", "prefill_ragged")
+MODES = ("decode", *PREFILL_MODES, *LATENT_MODES)
+
+
+FLAGS = {
+    "graph": "a CUDA graph",
+    "tensor_cores": "tensor cores",
+    "causal": "a causal mask",
+    "custom_mask": "a custom mask",
+    "window": "a sliding window",
+    "softcap": "a logits soft cap",
+    "sinks": "attention sinks",
+    "positions": "a position encoding",
+    "fp16_qk": "FP16 reduction of QK",
+    "fixed_split": "a fixed split",
+    "block_tables": "a block table of the caller's own",
+    "packed": "packed tensors",
+    "base2_lse": "a base-2 LSE",
+    "pinned_page": "a page size of the user's",
+    "piecewise_graph": "a piecewise graph",
+    "cubins": "NVIDIA's cubins",
+    "cudnn": "cuDNN",
+    "fp8_query": "an FP8 query",
+    "fp8_kv": "an FP8 cache",
+    "one_dtype": "one dtype for query and cache",
+    "one_head_dim": "one head_dim for K and V",
+    "one_q_len": "as many query tokens for each request",
+    "same_lens": "as many query tokens as cached ones",
+    "near_prefill": "almost as many query tokens as cached ones",
+}
+"""What is true or false of a call, in words."""
+WORDS: dict[str, tuple[str, ...]] = {
+    "gpu": tuple(GPUS),
+    "mode": MODES,
+    "dtype": tuple(ELEMENT_BYTES),
+    "kv_dtype": tuple(ELEMENT_BYTES),
+}
+"""The facts that are one of a few words."""
+
+
+class UnknownFactError(ValueError):
+    """A rule asked for a fact that the caller did not give."""
+
+
+class Facts(Mapping[str, Any]):
+    """What is known of one call, by name; asking for what only lengths tell raises without them."""
+
+    def __init__(self, known: Mapping[str, Any]) -> None:
+        self._known = dict(known)
+
+    def __getitem__(self, name: str) -> Any:
+        value = self._known[name]
+        if value is None:
+            raise UnknownFactError(
+                f"a rule asks for {name}: give call=Call(kv_lens=(...)), the tokens of each "
+                "request (as an argument: --call kv_lens=8192x16)"
+            )
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def but(self, changed: Mapping[str, Any]) -> Facts:
+        """The same facts with some of them changed."""
+        return Facts({**self._known, **changed})
 
 
 @dataclass(frozen=True)
@@ -99,55 +166,39 @@ class Call:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
 
 
-def describe(spec: AttnSpec, call: Call, *, mode: str, gpu: str) -> dict[str, Any]:
-    """Every fact of the call by name; None where it follows from lengths that were not given.
+def facts_of(spec: AttnSpec, call: Call, *, mode: str, gpu: str, release: Version | None) -> Facts:
+    """Every fact of the call by name; those that follow from lengths are unknown without them.
 
     Raises ValueError for a layer or a call that the mode cannot have.
     """
-    _check(spec, call, mode)
-    flags = {name: value for name, value in vars(call).items() if isinstance(value, bool)}
-    head_dim_vo = call.head_dim_vo or spec.head_dim
-    return {
-        **flags,
-        "gpu": gpu,
-        "mode": mode,
-        "dtype": spec.dtype,
-        "kv_dtype": spec.kv_dtype,
-        "fp8_query": spec.dtype.startswith("float8"),
-        "fp8_kv": spec.kv_dtype.startswith("float8"),
-        "one_dtype": spec.dtype == spec.kv_dtype,
-        "heads": spec.num_qo_heads,
-        "kv_heads": spec.num_kv_heads,
-        "group_size": spec.group_size,
-        "head_dim": spec.head_dim,
-        "head_dims": (spec.head_dim, head_dim_vo),
-        "one_head_dim": spec.head_dim == head_dim_vo,
-        "page_size": spec.page_size,
-        "block_size": spec.page_size if call.pinned_page else 0,
-        "topk": call.topk,
-        "eagle_topk": call.eagle_topk,
-        **_lengths(spec, call, mode),
-    }
-
-
-def _check(spec: AttnSpec, call: Call, mode: str) -> None:
     if mode in LATENT_MODES and spec.num_kv_heads != 1:
         raise ValueError(f"num_kv_heads must be 1 in mode {mode}, got {spec.num_kv_heads}")
     if mode == "sparse_mla" and call.topk < 1:
         raise ValueError(f"topk must be >= 1 in mode {mode}, got {call.topk}")
+    head_dim_vo = call.head_dim_vo or spec.head_dim
+    return Facts(
+        {
+            **{name: value for name, value in vars(call).items() if name in FLAGS},
+            **layer_facts(spec),
+            **_lengths(spec, call, mode),
+            "gpu": gpu,
+            "mode": mode,
+            "release": release,
+            "head_dims": f"{spec.head_dim}/{head_dim_vo}",
+            "one_head_dim": spec.head_dim == head_dim_vo,
+            "block_size": spec.page_size if call.pinned_page else 0,
+            "topk": call.topk,
+            "eagle_topk": call.eagle_topk,
+        }
+    )
 
 
 def _lengths(spec: AttnSpec, call: Call, mode: str) -> dict[str, Any]:
-    names = "batch_size total_q max_q min_q one_q_len total_kv min_kv max_kv same_lens work"
-    names += " output_work q_tile q_tiles kv_units q_rows near_prefill"
     decode = mode in DECODE_MODES
-    if not call.kv_lens:
-        guess = {"max_q": 1, "min_q": 1, "one_q_len": True, "q_rows": spec.group_size}
-        return dict.fromkeys(names.split()) | (guess if decode else {})
-    kv = call.kv_lens
+    kv = call.kv_lens or (1,)
     q = call.q_lens or ((1,) * len(kv) if decode else kv)
     heads, total_q, total_kv = spec.num_qo_heads, sum(q), sum(kv)
-    return {
+    found = {
         "batch_size": len(kv),
         "total_q": total_q,
         "max_q": max(q),
@@ -165,3 +216,15 @@ def _lengths(spec: AttnSpec, call: Call, mode: str) -> dict[str, Any]:
         "q_rows": max(q) * spec.group_size,
         "near_prefill": (4 if heads <= 8 else 2) * total_q + 32 * len(kv) >= total_kv,
     }
+    if call.kv_lens:
+        return found
+    # Without lengths a decode step still has one query token for each request.
+    guessed = ("max_q", "min_q", "one_q_len", "q_rows") if decode else ()
+    return {name: value if name in guessed else None for name, value in found.items()}
+
+
+_EXAMPLE = facts_of(
+    AttnSpec(1, 1, 64, 1), Call(kv_lens=(1,)), mode="decode", gpu="sm90", release=Version("0")
+)
+NUMBERS = tuple(name for name, value in _EXAMPLE.items() if type(value) is int)
+"""The facts that are numbers. The others: `release`, and `head_dims` of K and V (192/128)."""

@@ -4,7 +4,7 @@
 what `explain` says. To check another release, give it a folder and put that first:
 
     pip install --no-deps --target DIR flashinfer-python==0.6.3
-    PYTHONPATH=DIR pytest tests/test_select_flashinfer.py
+    PYTHONPATH=DIR pytest tests/select/test_flashinfer.py
 
 Checked so, in agreement: all releases that `explain` knows but 0.2.6, 0.2.7.post1, 0.2.11.post1,
 0.2.11.post3, 0.2.13, 0.2.14.post1, 0.3.0.post1, 0.3.1.post1, 0.6.7.post1, 0.6.7.post2, 0.6.16.post2

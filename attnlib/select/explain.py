@@ -1,19 +1,24 @@
-"""`explain`: the backend a library picks for one call, with a reason for every row considered."""
+"""`explain`: the backend a library picks for one call, with a reason for every row considered.
+
+A user may pin a backend by environment variable: ATTNLIB_PREFILL_BACKEND acts in the prefill modes
+(paged, ragged, verify and the extends, as SGLang's prefill_backend does), ATTNLIB_DECODE_BACKEND in
+decode and MLA. The name is a backend of the library that is asked about (say SGLang), not of the
+FlashInfer that it calls.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from packaging.version import Version
-
 from ..core.spec import AttnSpec
-from .libraries import AUTO, Library, find
-from .overrides import override_for
-from .rules import Facts, Reason, Rule, first_match, limits_of
-from .situation import GPUS, MODES, Call, describe
+from .facts import DECODE_MODES, GPUS, MODES, Call, Facts, facts_of
+from .libraries import AUTO, MAIN, Library, find
+from .rules import Reason, first_match
 
 NO_CALL = Call()
+PREFILL_VARIABLE, DECODE_VARIABLE = "ATTNLIB_PREFILL_BACKEND", "ATTNLIB_DECODE_BACKEND"
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,13 @@ class Choice:
         return [r for r in self.reasons if r.matched and r.kind != "limit"][-1]
 
 
+@dataclass(frozen=True)
+class _Picked:
+    order: tuple[str, ...]
+    reasons: tuple[Reason, ...]
+    problem: str = ""
+
+
 def explain(
     spec: AttnSpec,
     *,
@@ -69,10 +81,15 @@ def explain(
     _require("gpu", gpu, tuple(GPUS))
     _require(f"policy of {found.name} in mode {mode}", policy, found.policies_for(mode))
     facts = facts_of(spec, call, mode=mode, gpu=gpu, release=release)
-    asked = _asked_for(found, mode, policy, env)
-    picked = _pinned(found, asked, facts) if asked else _walked(found, mode, policy, facts)
+    asked = _asked_for(found, mode, policy, os.environ if env is None else env)
+    picked = _pinned(found, asked, facts) if asked else _walked(found, policy, facts)
     backend = picked.order[0] if picked.order else ""
-    inner = _inner(found, facts.but(backend=backend), spec, call)
+    inner = None
+    target, inner_policy = found.calls.get((backend, str(release or MAIN)), ("", ""))
+    if target and mode in find(target)[0].modes:
+        inner = explain(
+            spec, mode=mode, gpu=gpu, library=target, policy=inner_policy, call=call, env={}
+        )
     return Choice(
         library=found.name if release is None else f"{found.name}=={release}",
         mode=mode,
@@ -80,41 +97,25 @@ def explain(
         policy=policy,
         backend=backend,
         order=picked.order,
-        reasons=(*picked.reasons, *(inner.reasons if inner else ())),
+        reasons=picked.reasons + (inner.reasons if inner else ()),
         problem=picked.problem or (inner.problem if inner else ""),
         inner=inner,
     )
 
 
-def facts_of(spec: AttnSpec, call: Call, *, mode: str, gpu: str, release: Version | None) -> Facts:
-    """What the tables of a library's release may ask of the call."""
-    return Facts({**describe(spec, call, mode=mode, gpu=gpu), "release": release, "backend": None})
-
-
-def _asked_for(
-    library: Library, mode: str, policy: str, env: Mapping[str, str] | None
-) -> Reason | None:
+def _asked_for(library: Library, mode: str, policy: str, env: Mapping[str, str]) -> Reason | None:
     """The backend asked for by name, by an override or by the policy, as the first reason."""
-    override = override_for(mode, env)
-    if override:
-        _require(override.variable, override.backend, library.backends[mode])
-        why = f"{override.variable}={override.backend}"
-        return Reason("override", override.backend, True, why, "environment")
+    variable = DECODE_VARIABLE if mode in DECODE_MODES else PREFILL_VARIABLE
+    if backend := env.get(variable, "").strip():
+        _require(variable, backend, library.backends[mode])
+        return Reason("override", backend, True, f"{variable}={backend}", "environment")
     if policy in library.backends[mode] and policy not in library.policies:
         return Reason("policy", policy, True, f"policy {policy}: asked for by name", "policy")
     return None
 
 
-@dataclass(frozen=True)
-class _Picked:
-    order: tuple[str, ...]
-    reasons: tuple[Reason, ...]
-    problem: str = ""
-
-
 def _pinned(library: Library, asked: Reason, facts: Facts) -> _Picked:
-    limits = limits_of(library.limits, asked.subject, facts)
-    if limits:
+    if limits := library.limits_of(asked.subject, facts):
         reasons = "; ".join(f"{limit.why} ({limit.source})" for limit in limits)
         raise RuntimeError(
             f"{asked.why}: {asked.subject} cannot run {facts['mode']} on {facts['gpu']}: {reasons}"
@@ -122,41 +123,23 @@ def _pinned(library: Library, asked: Reason, facts: Facts) -> _Picked:
     return _Picked((asked.subject,), (asked,))
 
 
-def _walked(library: Library, mode: str, policy: str, facts: Facts) -> _Picked:
-    rule, reasons = _match(library.policies[policy][mode], facts)
-    facts = facts.but(**dict(rule.sets))
-    if policy != AUTO and rule.then == (AUTO,):
-        facts = facts.but(tensor_cores=True)
-        rule, more = _match(library.policies[AUTO][mode], facts)
-        reasons = (*reasons, *more)
-    limits = {name: limits_of(library.limits, name, facts) for name in rule.then}
+def _walked(library: Library, policy: str, facts: Facts) -> _Picked:
+    """A row that names one backend is taken at its word; one that names several falls through."""
+    rule, reasons = first_match(library.policies[policy][facts["mode"]], facts)
+    facts = facts.but(rule.sets)
+    if rule.then == (AUTO,):
+        rule, more = first_match(library.policies[AUTO][facts["mode"]], facts)
+        reasons += more
+    limits = {name: library.limits_of(name, facts) for name in rule.then}
     able = tuple(name for name in rule.then if not limits[name])
     passed_over = rule.then[: rule.then.index(able[0])] if able else rule.then
-    reasons = (*reasons, *(limit for name in passed_over for limit in limits[name]))
+    reasons += tuple(limit for name in passed_over for limit in limits[name])
     if able:
         return _Picked(able, reasons)
-    if len(rule.then) > 1:
-        problem = "; ".join(f"{name}: {limits[name][0].why}" for name in rule.then)
-        return _Picked((), reasons, problem)
-    (name,) = rule.then
-    return _Picked(rule.then, reasons, "; ".join(f"{name}: {row.why}" for row in limits[name]))
-
-
-def _match(rules: tuple[Rule, ...], facts: Facts) -> tuple[Rule, tuple[Reason, ...]]:
-    rule, reasons = first_match(rules, facts)
-    if rule is None:
-        raise AssertionError("a table must end with a row that always matches")
-    return rule, reasons
-
-
-def _inner(library: Library, facts: Facts, spec: AttnSpec, call: Call) -> Choice | None:
-    """The choice of the library that the chosen backend calls, with what that one is told."""
-    row, _ = first_match(library.inner, facts)
-    if row is None or facts["mode"] not in find(row.then[0])[0].modes:
-        return None
-    target, policy = row.then
-    asked = {"mode": facts["mode"], "gpu": facts["gpu"], "library": target, "policy": policy}
-    return explain(spec, call=call, env={}, **asked)
+    alone = len(rule.then) == 1
+    told = [row for name in rule.then for row in (limits[name] if alone else limits[name][:1])]
+    problem = "; ".join(f"{row.subject}: {row.why}" for row in told)
+    return _Picked(rule.then if alone else (), reasons, problem)
 
 
 def _require(name: str, value: str, valid: tuple[str, ...]) -> None:

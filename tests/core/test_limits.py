@@ -1,0 +1,131 @@
+"""One table of limits: wrappers and `explain` give one answer, and it is the library's own."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from attnlib.core.backends import TABLE, flashinfer, mla, unsupported
+from attnlib.core.backends.base import installed_version
+from attnlib.core.backends.limits import why_not
+from attnlib.core.spec import MLA_HEAD_DIM, AttnSpec, MlaSpec
+from attnlib.select import Call, explain
+
+FP8 = "float8_e4m3fn"
+RELEASES = ("0.5.3", "0.6.3", "0.6.13", "0.6.18", "0.7.2.post1")
+DTYPES = (("bfloat16", ""), ("bfloat16", FP8), ("bfloat16", "float16"), (FP8, FP8))
+HEADS = ((8, 8), (32, 8), (40, 8), (48, 8), (16, 1))
+LAYERS = [
+    AttnSpec(*heads, head_dim, 16, *dtypes)
+    for heads, head_dim, dtypes in product(HEADS, (64, 96, 128, 256, 512), DTYPES)
+]
+LATENT_LAYERS = [MlaSpec(heads, top_k, 64) for heads in (16, 128) for top_k in (0, 64)]
+PINNED = [e for e in TABLE.values() if e.name.startswith("flashinfer") and e.asks != "auto"]
+MODES = {"decode": "decode", "extend": "prefill_paged", "mla": "mla"}
+
+
+def refused_by_explain(kernel: str, layer: AttnSpec, mode: str, release: str) -> bool:
+    """Whether a backend asked for by name raises."""
+    asked = {"mode": mode, "gpu": "sm90", "library": f"flashinfer=={release}", "policy": kernel}
+    try:
+        explain(layer, call=Call(causal=mode != "mla"), env={}, **asked)
+    except RuntimeError:
+        return True
+    return False
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    def pretend(release: str) -> None:
+        for module in (flashinfer, mla):
+            monkeypatch.setattr(module, "installed_version", lambda _: release)
+
+    return pretend
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("entry", PINNED, ids=lambda entry: entry.name)
+def test_a_wrapper_refuses_what_explain_refuses(entry, release, installed):
+    installed(release)
+    for spec in LATENT_LAYERS if entry.plans == "mla" else LAYERS:
+        layer = AttnSpec(spec.num_qo_heads, 1, MLA_HEAD_DIM, 64) if entry.plans == "mla" else spec
+        if entry.plans == "extend" and "float8" in layer.dtype:
+            assert unsupported(entry.name, spec).startswith("dtype must be")
+            continue
+        said = refused_by_explain(entry.asks, layer, MODES[entry.plans], release)
+        assert bool(unsupported(entry.name, spec)) == said, spec
+
+
+@pytest.mark.parametrize(
+    ("release", "group_sizes"),
+    [
+        ("0.6.17", {1, 2, 3, 4, 8}),
+        ("0.6.18", {1, 2, 3, 4, 6, 8}),
+        ("0.7.1", {1, 2, 3, 4, 6, 8, 16}),
+    ],
+)
+def test_cuda_cores_gain_group_sizes_with_releases(release, group_sizes, installed):
+    installed(release)
+    name = "flashinfer-cuda-cores"
+    able = {n for n in range(1, 33) if not unsupported(name, AttnSpec(n, 1, 128, 16))}
+    assert able == group_sizes
+
+
+@pytest.mark.parametrize(
+    ("release", "backend", "able"),
+    [
+        ("0.6.13", "flashinfer-fa2", False),
+        ("0.6.14", "flashinfer-fa2", True),
+        ("0.6.14", "flashinfer-prefill-fa2", True),
+        ("0.6.14", "flashinfer-auto", True),
+        ("0.7.2.post1", "flashinfer-cuda-cores", True),
+        ("0.7.2.post1", "flashinfer-fa3", False),
+    ],
+)
+def test_head_dim_512_is_for_fa2_and_cuda_cores(release, backend, able, installed):
+    installed(release)
+    assert bool(unsupported(backend, AttnSpec(8, 2, 512, 16))) != able
+
+
+def test_auto_is_refused_only_what_neither_of_its_kernels_can_run(installed):
+    installed("0.6.3")
+    assert unsupported("flashinfer-auto", AttnSpec(8, 2, 128, 16, FP8)) == ""
+    assert "head_dim must be" in unsupported("flashinfer-auto", AttnSpec(8, 2, 96, 16))
+    installed("0.5.3")
+    assert "no FP8 query" in unsupported("flashinfer-auto", AttnSpec(8, 2, 128, 16, FP8))
+
+
+def test_a_reason_ends_with_the_value_that_it_is_about():
+    reason = why_not("cuda-cores", AttnSpec(40, 8, 128, 16), mode="decode", release="")
+    assert reason == "group size must be 1, 2, 3, 4, 6, 8 or 16, got 5"
+
+
+@pytest.mark.parametrize(("gpu", "refused"), [("", False), ("sm90", False), ("sm100", True)])
+def test_an_unknown_gpu_is_not_held_against_a_kernel(gpu, refused):
+    layer = AttnSpec(8, 2, 128, 16)
+    assert bool(why_not("fa3", layer, mode="decode", release="", gpu=gpu)) == refused
+
+
+def header() -> str:
+    """include/flashinfer/utils.cuh of the installed FlashInfer; the package is not imported."""
+    found = importlib.util.find_spec("flashinfer")
+    if found is None:
+        pytest.skip("needs FlashInfer: pip install flashinfer-python")
+    folder = Path(found.submodule_search_locations[0])
+    return (folder / "data/include/flashinfer/utils.cuh").read_text()
+
+
+def test_group_sizes_and_head_dims_are_those_of_the_installed_header():
+    text, release = header(), installed_version("flashinfer-python")
+    sizes = set(map(int, re.findall(r"constexpr size_t GROUP_SIZE = (\d+);", text)))
+    head_dims = set(map(int, re.findall(r"constexpr size_t HEAD_DIM = (\d+);", text)))
+
+    def able(layer: AttnSpec) -> bool:
+        return not why_not("cuda-cores", layer, mode="decode", release=release)
+
+    assert {n for n in range(1, 65) if able(AttnSpec(n, 1, 128, 16))} == sizes
+    assert {n for n in range(16, 1025, 16) if able(AttnSpec(4, 1, n, 16))} == head_dims

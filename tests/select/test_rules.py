@@ -1,0 +1,178 @@
+"""Files of rules: read as they are written, and refused where nobody understands them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from packaging.version import Version
+
+from attnlib.core.spec import AttnSpec
+from attnlib.select import LIBRARIES, Call
+from attnlib.select.facts import FLAGS, facts_of
+from attnlib.select.libraries import FOLDER, Library, RuleError, load
+from attnlib.select.rules import COMPARISONS, Condition, Group, conditions
+
+FILE = """\
+library: toy
+releases: 0.1.0 0.2.0
+backends: {decode: plain quick}
+policies:
+  auto:
+    decode:
+      - {choose: quick, when: [gpu is sm90], why: it is quick, source: toy.py}
+      - {choose: plain, why: it runs anywhere, source: toy.py}
+limits:
+  - {cannot: quick, when: [head_dim not in 64 128], why: "64 or 128", source: toy.py}
+"""
+LAYER = AttnSpec(32, 8, 128, 16)
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Callable[[str], dict[str, Library]]:
+    def load_text(text: str) -> dict[str, Library]:
+        (tmp_path / "toy.yaml").write_text(text)
+        return load(tmp_path)
+
+    return load_text
+
+
+def facts(spec: AttnSpec = LAYER, mode: str = "decode", **call):
+    return facts_of(spec, Call(**call), mode=mode, gpu="sm90", release=Version("1"))
+
+
+def test_a_file_becomes_a_library(read):
+    toy = read(FILE)["toy"]
+    assert toy.releases == ("0.1.0", "0.2.0") and toy.modes == ("decode",)
+    assert [row.then for row in toy.policies["auto"]["decode"]] == [("quick",), ("plain",)]
+    assert [r.why for r in toy.limits_of("quick", facts(AttnSpec(32, 8, 96, 16)))] == ["64 or 128"]
+    assert not toy.limits_of("quick", facts())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("gpu is sm90", "gpus is sm90", "auto, decode, row 1: no such fact in 'gpus is sm90'"),
+        (
+            "gpu is sm90",
+            "gpu has sm90",
+            "row 1: no such comparison in 'gpu has sm90'; there are is",
+        ),
+        ("gpu is sm90", "gpu is sm91", "gpu must be sm80, sm89, .*, got 'sm91'"),
+        ("gpu is sm90", "gpu is sm90 sm100", "is takes one value"),
+        ("gpu is sm90", "heads >= few", "heads must be a number, got 'few'"),
+        ("gpu is sm90", "head_dims is wide", "head_dims must be a number, got 'wide'"),
+        ("gpu is sm90", "since spring", "Invalid version: 'spring'"),
+        ("[gpu is sm90]", "[{all: [graph]}]", "must be text, a list or"),
+        ("choose: quick", "choose: fast", "row 1: no such backend: fast"),
+        ("choose: quick, ", "", "row 1: choose must name a backend"),
+        ("why: it is quick, ", "", "row 1: why must be said"),
+        (", source: toy.py", "", "row 1: source must be said"),
+        ("why: it is quick", "reason: it is quick", "keys must be when, choose, .*, got reason"),
+        ("{choose: plain", "{when: [graph], choose: plain", "the last row must have no condition"),
+        ("{choose: plain", "{sets: {speed: 1}, choose: plain", "row 2: no such fact: speed"),
+        ("    decode:\n", "    decoding:\n", "modes must be of decode, prefill_paged"),
+        ("head_dim not in 64", "head_dim not of 64", "limits, row 1: no such comparison"),
+        ("cannot: quick", "cannot: fast", "limits, row 1: no such backend: fast"),
+        ("library: toy\n", "", "keys must be library, .*, got no library"),
+        ("releases:", "versions:", "keys must be library, .*, got versions"),
+    ],
+)
+def test_what_nobody_understands_is_refused_with_file_and_row(old, new, message, read):
+    assert old in FILE
+    with pytest.raises(RuleError, match=f"toy.yaml.*{message}"):
+        read(FILE.replace(old, new, 1))
+
+
+def test_a_row_with_rows_gives_them_what_it_says_itself(read):
+    block = """\
+      - when: [graph]
+        source: toy.py
+        rest: [quick, plain]
+        rows:
+          - {choose: plain, when: [sinks], why: sinks}
+          - {why: no sinks, source: other.py}
+"""
+    table = read(FILE.replace("    decode:\n", f"    decode:\n{block}"))["toy"].policies["auto"][
+        "decode"
+    ]
+    assert [row.then for row in table[:2]] == [("plain", "quick"), ("quick", "plain")]
+    assert [row.source for row in table[:2]] == ["toy.py", "other.py"]
+    assert [c.fact for c in table[0].when] == ["graph", "sinks"]
+
+
+def test_a_document_adds_to_the_library_that_it_names(read):
+    more = FILE.replace("auto:", "engine:").replace("decode: plain quick", "mla: quick")
+    toy = read(f"{FILE}---\n{more.replace('releases: 0.1.0 0.2.0', 'by_rule_only: odd')}")["toy"]
+    assert list(toy.policies) == ["auto", "engine"] and set(toy.backends) == {"decode", "mla"}
+
+
+@pytest.mark.parametrize(
+    ("written", "read_as"),
+    [
+        ("fp8_kv", Condition("fp8_kv", "is", True)),
+        ("not fp8_kv", Condition("fp8_kv", "is", False)),
+        ("heads not a multiple of 4", Condition("heads", "not a multiple of", 4)),
+        ("work <= 2_097_152", Condition("work", "<=", 2**21)),
+        ("head_dims in 64/64 192/128", Condition("head_dims", "in", ("64/64", "192/128"))),
+        ({"any": ["graph"]}, Group("or", (Condition("graph", "is", True),))),
+    ],
+)
+def test_a_condition_is_read_as_it_is_written(written, read_as):
+    assert conditions(written) == (read_as,)
+
+
+def test_nested_lists_are_all_of_them_and_any_is_one():
+    one, group = conditions([["graph"], {"any": ["sinks", ["heads is 1", "not causal"]]}])
+    assert one.fact == "graph"
+    assert str(group) == "(with attention sinks or (heads is 1 and without a causal mask))"
+    assert not group.holds(facts()) and group.holds(facts(sinks=True))
+    assert group.miss(facts()) == f"needs {group}"
+
+
+@pytest.mark.parametrize(
+    ("written", "why"),
+    [
+        ("not tensor_cores", "only without tensor cores; this call has them"),
+        ("not fp8_query", "only without an FP8 query; this call has one"),
+        ("not cudnn", "only without cuDNN; this call has it"),
+        ("graph", "only with a CUDA graph; this call is without"),
+        ("gpu in sm80 sm89", "needs gpu in sm80, sm89; it is sm90"),
+    ],
+)
+def test_a_condition_says_in_words_why_it_does_not_hold(written, why):
+    (condition,) = conditions(written)
+    assert condition.miss(facts(AttnSpec(32, 8, 128, 16, "float8_e4m3fn"))) == why
+
+
+@pytest.mark.parametrize("op", COMPARISONS)
+def test_every_comparison_is_read_whole(op):
+    (condition,) = conditions(f"heads {op} 8")
+    assert condition.op == op
+
+
+def test_every_fact_that_is_true_or_false_has_words():
+    found = {name for name, value in facts(kv_lens=(8,)).items() if isinstance(value, bool)}
+    assert found == set(FLAGS)
+
+
+def test_every_file_and_every_library_is_read():
+    assert set(LIBRARIES) == {"flashinfer", "sglang", "mini-sglang", "vllm"}
+    documents = [line for path in FOLDER.glob("*.yaml") for line in path.read_text().splitlines()]
+    named = {line.removeprefix("library: ") for line in documents if line.startswith("library: ")}
+    assert named == set(LIBRARIES)
+
+
+def test_what_an_engine_calls_is_a_release_and_a_policy_of_flashinfer():
+    flashinfer = LIBRARIES["flashinfer"]
+    for library in LIBRARIES.values():
+        for target, policy in library.calls.values():
+            assert re.sub("flashinfer==", "", target) in flashinfer.releases
+            assert policy in flashinfer.policies
+
+
+def test_mini_sglang_which_has_no_releases_calls_the_newest_flashinfer():
+    ((target, _),) = LIBRARIES["mini-sglang"].calls.values()
+    assert target == f"flashinfer=={LIBRARIES['flashinfer'].releases[-1]}"

@@ -1,0 +1,49 @@
+"""The command `explain`: a choice as text and data, a layer and a call from text."""
+
+from __future__ import annotations
+
+import pytest
+
+from attnlib.core.spec import AttnSpec
+from attnlib.select import Call, explain
+from attnlib.select.text import headline, parse_call, parse_layer, render, to_dict
+
+BF16 = AttnSpec(32, 8, 128, 16)
+
+
+def test_a_choice_renders_as_a_table_and_as_data():
+    choice = explain(BF16, mode="decode", gpu="sm80", library="sglang==0.5.8", env={})
+    text = render(choice)
+    assert text.splitlines()[0] == (
+        "sglang==0.5.8, decode on sm80, policy auto: flashinfer, which runs fa2"
+    )
+    assert "SGLang flashinfer_backend.py, 0.5.8" in text
+    assert to_dict(choice)["reasons"][-1]["matched"] is True
+
+
+def test_an_override_is_named_where_the_policy_would_be():
+    choice = explain(
+        BF16,
+        mode="decode",
+        gpu="sm90",
+        library="flashinfer==0.6.3",
+        env={"ATTNLIB_DECODE_BACKEND": "fa2"},
+    )
+    assert headline(choice) == "flashinfer==0.6.3, decode on sm90, ATTNLIB_DECODE_BACKEND=fa2: fa2"
+
+
+def test_a_call_is_read_from_text():
+    call = parse_call(["graph", "kv_lens=8192x3", "q_lens=1,2,4", "topk=2048", "causal=no"])
+    assert call == Call(graph=True, kv_lens=(8192,) * 3, q_lens=(1, 2, 4), topk=2048, causal=False)
+
+
+@pytest.mark.parametrize("text", ["speed", "topk=many", "graph=8", "kv_lens=8192xx3"])
+def test_a_call_that_is_none_is_refused(text):
+    with pytest.raises(ValueError, match="must be"):
+        parse_call([text])
+
+
+def test_a_layer_is_read_from_text():
+    assert parse_layer("32/8", head_dim=128, page_size=16) == BF16
+    with pytest.raises(ValueError, match="heads must be QUERY/KV"):
+        parse_layer("32", head_dim=128, page_size=16)
