@@ -28,7 +28,7 @@ HEAD_MARKERS = {16: "o", 32: "s", 64: "D", 128: "^"}
 PANELS = ((2048, 256), (2048, 64), (512, 64), (2048, 1))
 """(top_k, batch) of the panels over heads: outside the L2 first."""
 HEADS = "query heads per GPU"
-SIZES = charts.Sizes("batch_size", "num_qo_heads", "top_k", ("batch", HEADS), "top-k {}")
+SIZES = charts.Sizes("batch_size", "num_qo_heads", "top_k", ("batch, requests", HEADS), "top-k {}")
 FACTOR = 2**1.3
 """Either way, where the colours of `ratio_heatmap` end."""
 OUTCOMES = {
