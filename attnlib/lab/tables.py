@@ -138,7 +138,7 @@ def comparison(found: Found) -> pd.DataFrame:
     for name in found.choices.backends:
         if name == against or not {name, against} <= measured:
             continue
-        for _, above, below in rows.paired_times(found.good, name, against, by=["study"]):
+        for _, above, below in rows.paired_times(found.good, name, against):
             verdict = judge(above, below, noise=found.noise)
             said = {"verdict": verdict.word, "margin": verdict.margin}
             table.append({"backend": name, "against": against, **vars(verdict.ratio), **said})

@@ -1,23 +1,23 @@
-"""From a study's frame to the rows and ratios that tables and figures share.
+"""From a study's frame to the rows, times and ratios that tables and figures share.
 
-A frame is what `study.load_or_measure` gives, one row a record. Ratios pair two backends round by
-round, within one case, release and timer; nothing else is ever divided. All of them refuse rows of
-different GPUs, power limits, timers or schemas (`store.require_comparable`).
+A frame is what `study.load_or_measure` gives, one row per record (`store.frame`). Ratios pair two
+backends round by round, within one case, release and timer; nothing else is ever divided. All of
+them refuse rows of different GPUs, power limits, timers or schemas (`store.require_comparable`).
+A table per case has the column `case` and the case's own columns, in the order of `COLUMNS`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
-from ..core.spec import AttnSpec
+from ..kinds.cases import Case
 from ..kinds.cost import Ceilings
-from ..kinds.decode.case import DecodeCase
 from ..kinds.item import Item
-from ..measure.stats import paired_ratio
+from ..measure.stats import judge
 from .store import require_comparable
 
 if TYPE_CHECKING:
@@ -25,6 +25,28 @@ if TYPE_CHECKING:
 
 CASE = ["heads", "head_dim", "dtype", "kv_dtype", "page_size", "batch_size", "kv_len", "lengths"]
 SHAPE = ["heads", "page_size", "batch_size", "kv_len"]
+COUNTS = (
+    *("num_qo_heads", "num_kv_heads", "top_k", "head_dim", "page_size", "batch_size", "kv_len"),
+    *("q_len", "layers", "max_ctx", "seq_len_delta", "pool_size", "topk", "draft_tokens", "seed"),
+)
+"""Columns of a case that are integers."""
+COLUMNS = tuple(
+    dict.fromkeys(
+        (
+            "builder",
+            "heads",
+            "num_qo_heads",
+            "top_k",
+            *CASE,
+            "mode",
+            "mask",
+            "group",
+            *COUNTS,
+            "swa",
+        )
+    )
+)
+"""Columns that say what a case is, in the order in which tables are sorted by them."""
 FA2, FA3, AUTO = "flashinfer-fa2", "flashinfer-fa3", "flashinfer-auto"
 GRAPH_AUTO, CUDA_CORES = "flashinfer-graph-auto", "flashinfer-cuda-cores"
 LABELS = {FA2: "fa2", FA3: "fa3", AUTO: "auto", CUDA_CORES: "CUDA cores"}
@@ -51,79 +73,98 @@ def ceilings(frame: pd.DataFrame, needed: Sequence[str] = ("copy", "matmul")) ->
     )
 
 
+def good_rows(frame: pd.DataFrame, timer: str = "graph") -> pd.DataFrame:
+    """Records of one timer that are ok and not throttled, counts of their cases as integers."""
+    return whole_counts(frame[(frame.timer == timer) & (frame.status == "ok") & ~frame.throttled])
+
+
 def decode_rows(
     frame: pd.DataFrame, *, release: str | None = None, timer: str = "graph"
 ) -> pd.DataFrame:
-    """Decode records that are ok and not throttled, of one timer and (if named) one release."""
-    rows = frame[frame.heads.notna() & (frame.status == "ok") & (frame.timer == timer)]
-    rows = rows[~rows.throttled]
-    if release is not None:
-        rows = rows[rows.release == release]
-    counts = ["num_qo_heads", "num_kv_heads", "head_dim", "page_size", "batch_size", "kv_len"]
-    return rows.astype({name: int for name in (*counts, "seed")})
+    """`good_rows` of attention with heads, of one timer and (if named) one release."""
+    rows = frame[frame.heads.notna()]
+    return good_rows(rows if release is None else rows[rows.release == release], timer)
 
 
-def of_cases(frame: pd.DataFrame, cases: Iterable[DecodeCase]) -> pd.DataFrame:
-    """The rows of `frame` that measure one of `cases`, in the frame's order."""
-    wanted = set(cases)
-    decode = frame[frame.heads.notna()]
-    measured = [case_of(row) in wanted for _, row in decode.iterrows()]
-    return decode.loc[np.array(measured, dtype=bool)]
+def whole_counts(rows: pd.DataFrame) -> pd.DataFrame:
+    """`rows` with `COUNTS` as integers, which cases that lack them made floats in the frame."""
+    return rows.astype({name: int for name in COUNTS if name in rows and rows[name].notna().all()})
 
 
 def of_study(frame: pd.DataFrame, study: Study) -> pd.DataFrame:
-    """The decode rows that `study` asks for: of a frame that another study lends, its own part."""
+    """The rows that `study` asks for: of a frame that another study lends, its own part."""
     wanted = {item for grid in study.grids for item in grid.items()}
-    decode = frame[frame.heads.notna()]
-    asked = [
-        Item(row.backend, row.timer, case_of(row), row.release) in wanted
-        for _, row in decode.iterrows()
-    ]
-    return decode.loc[np.array(asked, dtype=bool)]
+    asked = zip(frame.backend, frame.timer, frame.case, frame.release, strict=True)
+    return frame.loc[np.array([Item(*each) in wanted for each in asked], dtype=bool)]
 
 
-def medians(rows: pd.DataFrame, value: str = "run_us", *, by: Sequence[str] = CASE) -> pd.DataFrame:
-    """Median of `value` over rounds: one row a case (columns `by`), one column a backend."""
+def cases_of(rows: pd.DataFrame) -> pd.DataFrame:
+    """A row per case: `case` and its own columns, in the order of `COLUMNS`."""
+    names = [name for name in COLUMNS if name in rows and rows[name].notna().all()]
+    found = rows.drop_duplicates("case")[["case", *names]]
+    return found.sort_values(names, kind="stable", ignore_index=True)
+
+
+def times(rows: pd.DataFrame, value: str = "run_us") -> pd.DataFrame:
+    """Median of `value` over rounds: a row per case, a column per backend."""
     require_comparable(rows)
-    return rows.pivot_table(index=list(by), columns="backend", values=value, aggfunc="median")
+    wide = rows.pivot_table(
+        index="case", columns="backend", values=value, aggfunc="median", sort=False
+    )
+    return cases_of(rows).merge(wide.sort_index(axis=1).reset_index(), on="case")
 
 
-def ratios(
-    rows: pd.DataFrame, numerator: str, denominator: str, *, by: Sequence[str] = CASE
+def over(
+    rows: pd.DataFrame, numerator: str, denominator: str, *, noise: float = 0.0
 ) -> pd.DataFrame:
-    """Paired ratio of two backends' run times, a row a case: ratio, low, high, pairs (rounds)."""
-    found = [
-        case | vars(paired_ratio(above, below))
-        for case, above, below in paired_times(rows, numerator, denominator, by=by)
-    ]
-    return pd.DataFrame(found, columns=[*by, "ratio", "low", "high", "pairs"])
+    """Paired ratio of two backends' run times and the verdict on `numerator`, a row per case.
+
+    Columns: the case's, ratio, low, high, pairs (rounds), verdict, margin (`stats.judge`; `noise`
+    is the machine's A/A).
+    """
+    found = []
+    for case, above, below in paired_times(rows, numerator, denominator):
+        judged = judge(above, below, noise=noise)
+        told = {"verdict": judged.word, "margin": judged.margin}
+        found.append({"case": case, **vars(judged.ratio), **told})
+    names = ["case", "ratio", "low", "high", "pairs", "verdict", "margin"]
+    return cases_of(rows).merge(pd.DataFrame(found, columns=names), on="case")
 
 
 def paired_times(
-    rows: pd.DataFrame, numerator: str, denominator: str, *, by: Sequence[str] = CASE
-) -> Iterator[tuple[dict[str, Any], list[float], list[float]]]:
-    """Case by case (columns `by`): its fields, and both backends' times of rounds that have both.
+    rows: pd.DataFrame, numerator: str, denominator: str
+) -> Iterator[tuple[Case, list[float], list[float]]]:
+    """Case by case: both backends' times of rounds that have both.
 
     ValueError for rows that must not be compared (`store.require_comparable`).
     """
     require_comparable(rows[rows.backend.isin((numerator, denominator))])
-    wide = rows.pivot_table(index=[*by, "round"], columns="backend", values="run_us")
+    wide = rows.pivot_table(index=["case", "round"], columns="backend", values="run_us", sort=False)
     wide = wide.reindex(columns=[numerator, denominator]).dropna()
-    for key, group in wide.groupby(level=list(by)):
-        case = dict(zip(by, key, strict=True))
-        yield case, group[numerator].tolist(), group[denominator].tolist()
+    pairs = {
+        case: group.sort_index(level="round") for case, group in wide.groupby("case", sort=False)
+    }
+    for case in (case for case in cases_of(rows).case if case in pairs):
+        yield case, pairs[case][numerator].tolist(), pairs[case][denominator].tolist()
 
 
 def same_against_same(rows: pd.DataFrame) -> pd.DataFrame:
-    """A/A: each case and backend against itself, round 1 over 0, 3 over 2, ...: a row a pair."""
+    """A/A: each case and backend against itself, round 1 over 0, 3 over 2, ...: a row per pair."""
     require_comparable(rows)
-    wide = rows.pivot_table(index=[*CASE, "backend"], columns="round", values="run_us")
+    wide = rows.pivot_table(
+        index=["case", "backend"], columns="round", values="run_us", sort=False
+    ).sort_index(axis=1)
     even, odd = wide[wide.columns[0::2]], wide[wide.columns[1::2]]
     pairs = [
         (odd[after] / even[before]).rename("ratio").reset_index().assign(pair=number)
         for number, (before, after) in enumerate(zip(even, odd, strict=False))
     ]
     return pd.concat(pairs, ignore_index=True).dropna(subset="ratio")
+
+
+def launches(rows: pd.DataFrame, name: str = "") -> pd.Series:
+    """Launches per call, by the trace, of kernels and copies whose name contains `name`."""
+    return rows.kernels.map(lambda found: sum(k.launches for k in found if name in k.name))
 
 
 def release_order(frame: pd.DataFrame) -> list[str]:
@@ -133,10 +174,10 @@ def release_order(frame: pd.DataFrame) -> list[str]:
     return sorted((r for r in frame.release.unique() if r), key=Version)
 
 
-def case_of(row: pd.Series) -> DecodeCase:
-    """The `DecodeCase` of a row with the case columns (seed 0 where it has none)."""
-    qo, kv = (int(n) for n in row.heads.split("/"))
-    spec = AttnSpec(qo, kv, int(row.head_dim), int(row.page_size), row["dtype"], row.kv_dtype)
-    return DecodeCase(
-        spec, int(row.batch_size), int(row.kv_len), row.lengths, int(row.get("seed", 0))
-    )
+def intervals(table: pd.DataFrame, decimals: int = 2) -> list[str]:
+    """The 95 % interval of each row of `low` and `high`, in words."""
+    bounds = zip(table.low, table.high, strict=True)
+    return [
+        f"{low:.{decimals}f} to {high:.{decimals}f}" if low == low else "one round"
+        for low, high in bounds
+    ]

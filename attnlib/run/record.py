@@ -21,7 +21,7 @@ import math
 import re
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..kinds.item import Item
 
@@ -33,6 +33,14 @@ THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
 """Hardware slowdown, software and hardware thermal slowdown, power brake: the machine is not well,
 and a measurement taken then says nothing of the kernel."""
 STATUSES = ("ok", "incorrect", "refused", "error", "crashed", "timeout")
+
+
+class Kernel(NamedTuple):
+    """One kernel of a call, by the trace: launches per call, GPU microseconds per call."""
+
+    name: str
+    launches: float
+    gpu_us: float
 
 
 @dataclass(frozen=True)

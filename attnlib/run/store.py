@@ -44,7 +44,7 @@ from ..kinds.mla.case import MlaCase
 from ..kinds.step.case import StepCase
 from ..measure.files import write_whole
 from . import parquet
-from .record import Record
+from .record import Kernel, Record
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -165,7 +165,11 @@ def load(study: str, machine: str) -> pd.DataFrame:
 
 
 def frame(records: Iterable[Record]) -> pd.DataFrame:
-    """One row a record: identity, case fields, status, medians (us), kernels, oracle, versions."""
+    """One row per record: identity, case, status, medians (us), kernels, oracle, GPU.
+
+    `case` holds the `Case` itself (None for a ceiling) and its fields stand beside it, for tables
+    and axes; `kernels` holds a tuple of `Kernel`.
+    """
     import pandas as pd
 
     return pd.DataFrame([_row(record) for record in records])
@@ -326,13 +330,14 @@ def _row(record: Record) -> dict[str, Any]:
         "backend": item.backend,
         "release": item.release,
         "timer": item.timer,
+        "case": case,
         **(case.to_dict() if case else {}),
         "heads": _heads(case),
         "status": record.status,
         "reason": record.reason,
         "reported_backend": record.reported_backend,
         "kernel_family": record.kernel_family,
-        "kernels": ", ".join(_kernel_label(kernel) for kernel in record.kernels),
+        "kernels": tuple(Kernel(**kernel) for kernel in record.kernels),
         "kernel_us": round(sum(kernel["gpu_us"] for kernel in record.kernels), 3),
         "run_us": float(np.median(record.run_us)) if record.run_us else float("nan"),
         "plan_us": float(np.median(record.plan_us)) if record.plan_us else float("nan"),
@@ -356,11 +361,6 @@ def _row(record: Record) -> dict[str, Any]:
 def _heads(case: Case | None) -> str | None:
     decode = case.decode if isinstance(case, StepCase) else case
     return decode.spec.heads if isinstance(decode, DecodeCase | MlaCase | ExtendCase) else None
-
-
-def _kernel_label(kernel: dict[str, Any]) -> str:
-    launches = kernel["launches"]
-    return kernel["name"] if launches == 1 else f"{kernel['name']} x{launches:g}"
 
 
 def _versions_seen(records: list[Record]) -> dict[str, list[str]]:

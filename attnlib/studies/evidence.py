@@ -22,7 +22,7 @@ import pandas as pd
 
 from ..kinds.decode.case import DecodeCase
 from ..measure import stats
-from ..run.frame import CASE, decode_rows, of_cases, paired_times, release_order
+from ..run.frame import decode_rows, paired_times, release_order
 
 CONFIRMED, REFUTED, PARTLY = "confirmed", "refuted", "partly"
 NOT_HERE, OPEN = "not measurable here", "open"
@@ -121,11 +121,10 @@ def figure_word(values: Sequence[float], figure: float) -> str:
     return PARTLY if min(values) <= figure <= max(values) else REFUTED
 
 
-def judge_rows(rows: pd.DataFrame, pair: tuple[str, str], by: Sequence[str]) -> Judged:
-    """Verdict of `pair[0]` over `pair[1]`, case by case (columns `by`), and the rows' records."""
+def judge_rows(rows: pd.DataFrame, pair: tuple[str, str]) -> Judged:
+    """Verdict of `pair[0]` over `pair[1]`, case by case, and the rows' records."""
     verdicts = [
-        stats.judge(above, below, noise=NOISE)
-        for _, above, below in paired_times(rows, *pair, by=by)
+        stats.judge(above, below, noise=NOISE) for _, above, below in paired_times(rows, *pair)
     ]
     return Judged(tuple(verdicts), tuple(rows.id))
 
@@ -135,7 +134,7 @@ def judge_cases(
 ) -> Judged:
     """Verdict of `pair[0]` over `pair[1]` in one release, case by case, as `case_rows` has them."""
     rows = decode_rows(case_rows(frame, cases, pair, release))
-    judged = judge_rows(rows, pair, CASE)
+    judged = judge_rows(rows, pair)
     if not judged.verdicts:
         raise MissingRecordsError(f"{' and '.join(pair)} of {release} have no round that is ok")
     return judged
@@ -149,8 +148,8 @@ def case_rows(
     Raises MissingRecordsError unless every case has every backend in each of its rounds.
     """
     named = frame.backend.isin(backends) & (frame.release == release) & (frame.timer == "graph")
-    rows = of_cases(frame[named], cases)
-    rounds = rows.groupby(CASE)["round"].nunique()
+    rows = frame[named & frame.case.isin(cases)]
+    rounds = rows.groupby("case", sort=False)["round"].nunique()
     if len(rounds) < len(set(cases)) or len(rows) != len(backends) * rounds.sum():
         raise MissingRecordsError(
             f"{' and '.join(backends)} of {release}: {len(rows)} records of {len(set(cases))} "
@@ -166,8 +165,9 @@ def ran_rows(
 
     Raises MissingRecordsError unless every case is on record in every release.
     """
-    rows = of_cases(frame[(frame.backend == backend) & frame.release.isin(releases)], cases)
-    have, want = len(rows.drop_duplicates([*CASE, "release"])), len(cases) * len(releases)
+    named = (frame.backend == backend) & frame.release.isin(releases)
+    rows = frame[named & frame.case.isin(cases)]
+    have, want = len(rows.drop_duplicates(["case", "release"])), len(cases) * len(releases)
     if have != want:
         raise MissingRecordsError(f"{backend}: {have} of {want} records in {', '.join(releases)}")
     order = {release: place for place, release in enumerate(release_order(frame))}

@@ -15,7 +15,7 @@ import pandas as pd
 from ..core.backends.table import FAMILIES
 from ..draw import charts, style
 from ..kinds.cost import Ceilings, decode_cost
-from ..run.frame import CASE, case_of, decode_rows
+from ..run.frame import CASE, cases_of, decode_rows
 from ..run.store import require_comparable
 
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ def roofline_table(frame: pd.DataFrame, release: str) -> pd.DataFrame:
     """
     rows = decode_rows(frame, release=release)
     require_comparable(rows)
-    times = rows.groupby([*CASE, "kernel_family"], sort=False)
+    times = rows.groupby(["case", "kernel_family"], sort=False)
     times = times.agg({"run_us": "median", "l2_mib": "max"}).reset_index()
-    costs = [decode_cost(case_of(row)) for _, row in times.iterrows()]
+    costs = times.case.map(decode_cost)
     flops, io_bytes = (
         np.array([getattr(c, name) for c in costs], float) for name in ("flops", "io_bytes")
     )
@@ -46,7 +46,8 @@ def roofline_table(frame: pd.DataFrame, release: str) -> pd.DataFrame:
         "gbps": io_bytes / times.run_us / 1e3,
         "in_l2": io_bytes <= times.l2_mib * 2**20,
     }
-    return pd.concat([times[CASE], pd.DataFrame(reached)], axis=1)
+    named = times[["case"]].merge(cases_of(rows)[["case", *CASE]], on="case")
+    return pd.concat([named[CASE], pd.DataFrame(reached)], axis=1)
 
 
 def roofline(frame: pd.DataFrame, limit: Ceilings, release: str) -> Figure:

@@ -10,9 +10,9 @@ from attnlib.core.backends import base
 from attnlib.core.backends.table import FAMILIES, named_by
 from attnlib.core.batch import DecodeBatch, PagedKV
 from attnlib.core.spec import AttnSpec
+from attnlib.kinds.call import Workload
 from attnlib.kinds.decode.case import DecodeCase
-from attnlib.kinds.decode.oracle import Oracle
-from attnlib.kinds.decode.workload import DecodeWorkload, build_workload
+from attnlib.kinds.decode.measure import Oracle, build_workload
 from attnlib.kinds.lengths import sample_seq_lens
 
 FLASHINFER = tuple(name for name in backends.BACKENDS if name.startswith("flashinfer"))
@@ -32,7 +32,7 @@ def assert_matches_oracle(name: str, case: DecodeCase, device: str) -> None:
     assert str(out.dtype) == f"torch.{case.spec.out_dtype}"
 
 
-def shorter(work: DecodeWorkload) -> DecodeBatch:
+def shorter(work: Workload) -> DecodeBatch:
     """The same page table and batch size with other lengths and rows in another order."""
     lens = torch.from_numpy(sample_seq_lens(work.case)).flip(0) // 3 + 1
     return DecodeBatch.build(work.case.spec, lens.int(), work.batch.page_table.flip(0).contiguous())

@@ -14,9 +14,9 @@ from attnlib.core.batch import DecodeBatch, PagedKV
 from attnlib.core.schedule import library
 from attnlib.core.schedule.fa3 import max_words, precompute
 from attnlib.core.spec import AttnSpec
+from attnlib.kinds.call import Workload
 from attnlib.kinds.decode.case import DecodeCase
-from attnlib.kinds.decode.oracle import Oracle
-from attnlib.kinds.decode.workload import DecodeWorkload, build_workload
+from attnlib.kinds.decode.measure import Oracle, build_workload
 from attnlib.measure.trace import kernel_family, trace_kernels
 
 MODES = ("fa3", "fa3-precomputed")
@@ -28,7 +28,7 @@ def cpu_backend(name: str) -> fa3.Fa3:
     return backends.backend_class(name)(backends.TABLE[name], device="cpu")
 
 
-def build(case: DecodeCase, q_len: int, device: str) -> tuple[DecodeWorkload, torch.Tensor]:
+def build(case: DecodeCase, q_len: int, device: str) -> tuple[Workload, torch.Tensor]:
     """The workload, and queries [bs * q_len, heads, head_dim]."""
     work = build_workload(case, device=device)
     if q_len == 1:
@@ -37,7 +37,7 @@ def build(case: DecodeCase, q_len: int, device: str) -> tuple[DecodeWorkload, to
     return work, build_workload(rows, device=device).q
 
 
-def long_enough(work: DecodeWorkload, q_len: int) -> DecodeBatch:
+def long_enough(work: Workload, q_len: int) -> DecodeBatch:
     """The batch with no request shorter than its queries."""
     lens = work.batch.seq_lens_cpu.clamp(min=q_len)
     return DecodeBatch.build(work.case.spec, lens, work.batch.page_table)

@@ -15,9 +15,9 @@ from attnlib.core.backends import base
 from attnlib.core.mla import MlaBatch
 from attnlib.core.schedule import flashmla
 from attnlib.core.spec import MlaSpec
+from attnlib.kinds.call import Workload
 from attnlib.kinds.mla.case import MlaCase
-from attnlib.kinds.mla.reference import MlaOracle
-from attnlib.kinds.mla.workload import MlaWorkload, build_mla_batch, build_mla_workload
+from attnlib.kinds.mla.measure import MlaOracle, build_mla_batch, build_mla_workload
 
 FLASHINFER = ("flashinfer-mla-fa2", "flashinfer-mla-fa3")
 SPARSE = (*FLASHINFER, "flashmla-sparse-fp8")
@@ -62,9 +62,9 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> FakeFlashMla:
 def assert_matches_oracle(name: str, case: MlaCase) -> None:
     work = build_mla_workload(case, device=DEVICE)
     backend = backends.create(name, case.spec, device=DEVICE)
-    out = backend.run(work.q, work.cache, backend.plan(work.batch))
+    out = backend.run(work.q, work.kv, backend.plan(work.batch))
     assert (out.shape, out.dtype) == ((*work.q.shape[:2], 512), torch.bfloat16)
-    verdict = MlaOracle(work.q, work.cache, work.batch).check(out)
+    verdict = MlaOracle(work.q, work.kv, work.batch).check(out)
     assert verdict.passed, f"{name} on {case.label}: {verdict}"
 
 
@@ -92,13 +92,13 @@ def test_a_replan_in_place_serves_the_new_batch(name, top_k, cuda_graph, fakes) 
     work = build_mla_workload(case, device="cpu")
     backend = backends.create(name, case.spec, device="cpu", cuda_graph=cuda_graph)
     plan = backend.plan(work.batch)
-    backend.run(work.q, work.cache, plan)
+    backend.run(work.q, work.kv, plan)
     other = flipped(work.batch)
     again = backend.plan(other, out=plan)
-    oracle = MlaOracle(work.q, work.cache, other)
+    oracle = MlaOracle(work.q, work.kv, other)
     # The first plan's buffers hold the new batch: they are what a captured graph reads.
     for held in (again, plan):
-        assert oracle.check(backend.run(work.q, work.cache, held)).passed
+        assert oracle.check(backend.run(work.q, work.kv, held)).passed
 
 
 def test_under_cuda_graphs_flashinfer_has_room_for_every_token(fakes) -> None:
@@ -119,7 +119,7 @@ def test_a_replan_of_another_shape_is_refused(name, top_k, fakes) -> None:
         backend.plan(longer, out=plan)
 
 
-def with_wrong_index(work: MlaWorkload) -> tuple[MlaBatch, int]:
+def with_wrong_index(work: Workload) -> tuple[MlaBatch, int]:
     """A batch whose first request names the token after its last."""
     length = int(work.batch.paged.seq_lens_cpu[0])
     chosen = work.batch.chosen.clone()
@@ -137,8 +137,8 @@ def assert_refuses_wrong_index(name: str) -> None:
     plan = backend.plan(work.batch)
     with pytest.raises(ValueError, match=words):
         backend.plan(wrong, out=plan)
-    out = backend.run(work.q, work.cache, plan)
-    assert MlaOracle(work.q, work.cache, work.batch).check(out).passed
+    out = backend.run(work.q, work.kv, plan)
+    assert MlaOracle(work.q, work.kv, work.batch).check(out).passed
 
 
 @pytest.mark.parametrize("name", SPARSE)
@@ -153,7 +153,7 @@ def test_a_cache_without_the_planned_pages_is_refused_before_the_call(name, top_
     backend = backends.create(name, case.spec, device="cpu")
     plan = backend.plan(work.batch)
     with pytest.raises(ValueError, match="cache must have the pages that the plan names"):
-        backend.run(work.q, work.cache[:2], plan)
+        backend.run(work.q, work.kv[:2], plan)
     assert fakes.calls == []
 
 
@@ -248,13 +248,13 @@ def test_a_graph_replays_with_a_batch_changed_in_place(name, top_k) -> None:
     work = build_mla_workload(case, device="cuda")
     backend = backends.create(name, case.spec, cuda_graph=True)
     plan = backend.plan(work.batch)
-    backend.run(work.q, work.cache, plan)
+    backend.run(work.q, work.kv, plan)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = backend.run(work.q, work.cache, plan)
+        out = backend.run(work.q, work.kv, plan)
     for batch in (work.batch, flipped(work.batch), work.batch):
         backend.plan(batch, out=plan)
         out.fill_(float("nan"))
         graph.replay()
-        assert MlaOracle(work.q, work.cache, batch).check(out).passed
+        assert MlaOracle(work.q, work.kv, batch).check(out).passed

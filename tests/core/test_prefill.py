@@ -20,10 +20,10 @@ from attnlib.core.backends.table import FAMILY_OF
 from attnlib.core.batch import PagedKV
 from attnlib.core.schedule import library
 from attnlib.core.spec import AttnSpec
+from attnlib.kinds.call import Workload
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.extend.case import ExtendCase
-from attnlib.kinds.extend.reference import ExtendOracle
-from attnlib.kinds.extend.workload import ExtendWorkload, build_extend_batch, build_extend_workload
+from attnlib.kinds.extend.measure import ExtendOracle, build_extend_batch, build_extend_workload
 from attnlib.measure.trace import kernel_family, trace_kernels
 
 NAMES = backends.EXTEND_BACKENDS
@@ -66,7 +66,7 @@ def able(name: str) -> str:
     return name
 
 
-def other(case: ExtendCase) -> ExtendWorkload:
+def other(case: ExtendCase) -> Workload:
     """Another step of the same engine: as many requests over the same table, other lengths.
 
     The second step's case is drawn with another seed; its longest request is as long.
@@ -74,7 +74,7 @@ def other(case: ExtendCase) -> ExtendWorkload:
     return build_extend_workload(replace(case, cached=replace(case.cached, seed=7)), device=DEVICE)
 
 
-def first_and_second(case: ExtendCase) -> tuple[ExtendWorkload, ExtendWorkload]:
+def first_and_second(case: ExtendCase) -> tuple[Workload, Workload]:
     """Two steps, the one with more query rows first: it sets what a graph has room for."""
     steps = (build_extend_workload(case, device=DEVICE), other(case))
     most, least = sorted(steps, key=lambda work: -work.batch.rows)
@@ -262,13 +262,13 @@ def test_a_graph_replays_with_lengths_changed_in_place(name, case) -> None:
         assert verdict.passed, f"{name} on {work.case.label}: {verdict}"
 
 
-def held_cache(*steps: ExtendWorkload) -> PagedKV:
+def held_cache(*steps: Workload) -> PagedKV:
     """A cache with room for the pages of each step."""
     most = max(steps, key=lambda work: work.kv.num_pages).kv
     return PagedKV(torch.zeros_like(most.k_cache), torch.zeros_like(most.v_cache))
 
 
-def load(work: ExtendWorkload, q: torch.Tensor, kv: PagedKV) -> None:
+def load(work: Workload, q: torch.Tensor, kv: PagedKV) -> None:
     """Put a step's query and cache where the graph reads them.
 
     What is left over would win every softmax that saw it.

@@ -26,7 +26,7 @@ SIZES = charts.Sizes("x", "y", "p", ("batch, requests", "context, tokens"), "pag
 
 @pytest.fixture
 def broken(frame):
-    story = rows.decode_rows(rows.of_cases(frame, HEADLINE), release=REGRESSED)
+    story = rows.decode_rows(frame[frame.case.isin(HEADLINE)], release=REGRESSED)
     return story[story.backend.isin((rows.AUTO, rows.FA2))]
 
 
@@ -126,7 +126,7 @@ def test_a_map_has_a_cell_per_size_and_its_line_where_faster_meets_slower(broken
 def test_the_published_map_says_what_the_table_of_crossovers_says(rival):
     frame = store.load(STUDY.name, STUDY.reference_machine)
     figure = metadata_figures.crossover_map(frame[frame.timer == "graph"], rival)
-    found = metadata_rows.over(metadata_rows.metadata_rows(frame), rival, metadata_rows.OPS)
+    found = rows.over(metadata_rows.metadata_rows(frame), rival, metadata_rows.OPS)
     panels = [axis for axis in figure.axes if axis.patches]
     assert len(panels) == found.page_size.nunique()
     names = found.batch_size.map(style.short_count), found.max_ctx.map(style.short_count)

@@ -2,43 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
+from support.frames import CASE, frame, ran, timed
 
-from attnlib.core.spec import AttnSpec
 from attnlib.kinds.cost import Ceilings
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.run import frame as rows
 from attnlib.run.study import Grid, Study
 from attnlib.studies.fa3_decode_regression import tables
 
-CASE = DecodeCase(AttnSpec(8, 2, 128, 16), batch_size=4, kv_len=1024)
-
-
-def frame(*entries: dict, case: DecodeCase = CASE) -> pd.DataFrame:
-    """Rows as `store.load` gives them: backend, round and run_us, the rest alike."""
-    same = {
-        **case.to_dict(),
-        "heads": case.spec.heads,
-        "release": "0.6.3",
-        "timer": "graph",
-        "status": "ok",
-        "round": 0,
-        "num_sms": 132,
-        "throttled": False,
-        "gpu_id": "0badcafe",
-        "power_limit_w": 700,
-        "schema": 1,
-    }
-    return pd.DataFrame([{**same, **entry} for entry in entries])
-
-
-def timed(backend: str, round_: int, run_us: float, **more: object) -> dict:
-    return {"backend": backend, "round": round_, "run_us": run_us, **more}
-
 
 def test_ratios_pair_round_by_round_and_not_by_pool():
-    found = rows.ratios(
+    found = rows.over(
         frame(timed("a", 0, 2.0), timed("b", 0, 1.0), timed("a", 1, 40.0), timed("b", 1, 20.0)),
         "a",
         "b",
@@ -56,16 +34,16 @@ def test_nothing_is_divided_or_tabled_across_what_moves_times(column, other):
     limit = frame(timed("copy", 0, 2.0, **work), timed("matmul", 0, 1.0, **work, **{column: other}))
     refused = rf"{column} must be the same .*, got .* and {other!r}"
     with pytest.raises(ValueError, match=refused):
-        rows.ratios(mixed, "a", "b")
+        rows.over(mixed, "a", "b")
     with pytest.raises(ValueError, match=refused):
-        rows.medians(mixed)
+        rows.times(mixed)
     with pytest.raises(ValueError, match=refused):
         rows.ceilings(limit)
 
 
 def test_a_third_backend_from_elsewhere_does_not_stand_in_the_way_of_a_ratio():
     found = frame(timed("a", 0, 2.0), timed("b", 0, 1.0), timed("c", 0, 9.0, gpu_id="deadbeef"))
-    assert rows.ratios(found, "a", "b").ratio.item() == pytest.approx(2.0)
+    assert rows.over(found, "a", "b").ratio.item() == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("table", ["over_floor", "across_releases"])
@@ -77,12 +55,12 @@ def test_tables_that_divide_or_line_up_rows_refuse_two_gpus(table):
 
 
 def test_a_round_that_lacks_one_side_is_left_out_of_the_ratio():
-    found = rows.ratios(frame(timed("a", 0, 3.0), timed("b", 0, 1.0), timed("a", 1, 9.0)), "a", "b")
+    found = rows.over(frame(timed("a", 0, 3.0), timed("b", 0, 1.0), timed("a", 1, 9.0)), "a", "b")
     assert (found.ratio.item(), found.pairs.item()) == (pytest.approx(3.0), 1)
 
 
 def test_a_backend_that_is_not_there_gives_an_empty_table_with_columns():
-    found = rows.ratios(frame(timed("a", 0, 3.0)), "a", "b")
+    found = rows.over(frame(timed("a", 0, 3.0)), "a", "b")
     assert found.empty and "ratio" in found
 
 
@@ -92,26 +70,27 @@ def test_only_ok_rows_of_one_timer_and_release_are_decode_rows():
         timed("b", 0, 1.0, timer="eager"),
         timed("c", 0, float("nan"), status="incorrect"),
         timed("d", 0, 1.0, release="0.6.4"),
-        timed("e", 0, 1.0, heads=None),
+        timed("e", 0, 1.0, heads=None, case=None),
     )
     assert rows.decode_rows(mixed, release="0.6.3").backend.tolist() == ["a"]
     assert rows.decode_rows(mixed, timer="eager").backend.tolist() == ["b"]
 
 
-def test_of_cases_keeps_the_rows_of_those_cases_only():
-    other = DecodeCase(CASE.spec, 4, 2048, seed=3)
-    both = pd.concat([frame(timed("a", 0, 1.0)), frame(timed("b", 0, 1.0), case=other)])
-    assert rows.of_cases(both, [other]).backend.tolist() == ["b"]
+def test_cases_with_another_seed_or_length_are_cases_of_their_own_in_order():
+    longer, other = replace(CASE, kv_len=2048), replace(CASE, seed=3)
+    found = rows.times(
+        pd.concat(frame(timed("a", 0, us), case=c) for c, us in ((longer, 3.0), (other, 2.0)))
+    )
+    assert found.case.tolist() == [other, longer] and found.a.tolist() == [2.0, 3.0]
+    assert found[rows.SHAPE].to_numpy().tolist() == [["8/2", 16, 4, 1024], ["8/2", 16, 4, 2048]]
 
 
-def test_of_cases_keeps_the_columns_where_there_is_nothing_to_keep():
-    nothing = frame(timed("a", 0, 1.0)).iloc[:0]
-    assert list(rows.of_cases(nothing, [CASE]).columns) == list(nothing.columns)
-
-
-def test_a_case_survives_the_way_through_a_frame():
-    case = DecodeCase(AttnSpec(6, 3, 64, 1, "float16", "float8_e4m3fn"), 3, 77, "ragged", 9)
-    assert rows.case_of(frame(timed("a", 0, 1.0), case=case).iloc[0]) == case
+def test_launches_are_those_of_the_trace_by_name():
+    found = frame(
+        timed("a", 0, 1.0, kernels=ran("one", "two", "two")), timed("b", 0, 1.0, kernels=())
+    )
+    assert rows.launches(found).tolist() == [3, 0]
+    assert rows.launches(found, "tw").tolist() == [2, 0]
 
 
 def test_ceilings_are_work_over_time_in_their_units():

@@ -16,7 +16,7 @@ import pytest
 from attnlib.kinds.extend.case import ExtendCase
 from attnlib.kinds.item import Item
 from attnlib.run import store
-from attnlib.run.record import SCHEMA, Record
+from attnlib.run.record import SCHEMA, Kernel, Record
 
 ROOT = Path(__file__).resolve().parents[2]
 MACHINE = "test-gpu-0badcafe"
@@ -183,6 +183,7 @@ def test_a_loaded_row_holds_case_medians_kernels_and_oracle(make_record) -> None
     store.append(record)
     row = store.load("demo", MACHINE).iloc[0].to_dict()
     expected = {
+        "case": record.item.case,
         **record.item.case.to_dict(),
         "id": record.id,
         "study": "demo",
@@ -194,7 +195,7 @@ def test_a_loaded_row_holds_case_medians_kernels_and_oracle(make_record) -> None
         "status": "ok",
         "reported_backend": "fa2",
         "kernel_family": "fa2",
-        "kernels": "AttendKernel, MergeKernel x2",
+        "kernels": (Kernel("AttendKernel", 1.0, 8.25), Kernel("MergeKernel", 2.0, 1.5)),
         "kernel_us": 9.75,
         "run_us": 11.0,
         "plan_us": 45.0,

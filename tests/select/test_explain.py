@@ -8,7 +8,6 @@ import pytest
 
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.extend import case as extend_case
-from attnlib.run import frame as rows
 from attnlib.run import store
 from attnlib.select import GPUS, LIBRARIES, MODES, Call, UnknownFactError, explain
 from attnlib.studies.fa3_decode_regression.study import REFERENCE_MACHINE
@@ -399,10 +398,8 @@ FAILED = ("error", "refused")
 def test_what_ran_on_an_h200_is_what_the_tables_say(study, machine):
     frame = store.load(study, machine)
     ran = frame[frame.backend.isin(POLICY) & (frame.status == "ok")]
-    ran = ran.drop_duplicates(["backend", "release", *rows.CASE, "reported_backend"])
-    said = [
-        auto(rows.case_of(r).spec, r.release, policy=POLICY[r.backend]) for _, r in ran.iterrows()
-    ]
+    ran = ran.drop_duplicates(["backend", "release", "case", "reported_backend"])
+    said = [auto(r.case.spec, r.release, policy=POLICY[r.backend]) for _, r in ran.iterrows()]
     assert [c.kernel for c in said] == ran.kernel_family.tolist()
     assert [c.problem for c in said] == [""] * len(ran)
     told = [t if t != "auto" else c.kernel for t, c in zip(ran.reported_backend, said, strict=True)]
@@ -413,7 +410,7 @@ def test_what_ran_on_an_h200_is_what_the_tables_say(study, machine):
 def test_what_auto_could_not_run_on_an_h200_has_a_problem():
     frame = store.load("auto_resolution", REFERENCE_MACHINE)
     failed = frame[frame.status.isin(FAILED)]
-    said = [auto(rows.case_of(r).spec, r.release) for _, r in failed.iterrows()]
+    said = [auto(r.case.spec, r.release) for _, r in failed.iterrows()]
     assert len(said) == 2
     assert all(choice.problem for choice in said)
 
@@ -421,11 +418,11 @@ def test_what_auto_could_not_run_on_an_h200_has_a_problem():
 @pytest.mark.usefixtures("published_records")
 def test_what_an_h200_refused_by_name_raises():
     frame = store.load("fa3_decode_regression", REFERENCE_MACHINE)
-    failed = frame[frame.status.isin(FAILED)].drop_duplicates(["backend", "release", *rows.CASE])
+    failed = frame[frame.status.isin(FAILED)].drop_duplicates(["backend", "release", "case"])
     assert len(failed) > 0
     for _, row in failed.iterrows():
         with pytest.raises(RuntimeError, match="cannot run decode on sm90"):
-            auto(rows.case_of(row).spec, row.release, policy=POLICY[row.backend])
+            auto(row.case.spec, row.release, policy=POLICY[row.backend])
 
 
 def test_records_and_rules_call_the_modes_the_same():

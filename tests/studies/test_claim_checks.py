@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 import pandas as pd
 import pytest
+from support.frames import ran
 
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.run.frame import AUTO, FA2, FA3, GRAPH_AUTO
@@ -43,13 +44,14 @@ def rows(
     same |= {"backend": backend, "gpu_id": "0badcafe", "power_limit_w": 700, "schema": 1}
     return [
         {
+            "case": case,
             **case.to_dict(),
             "heads": case.spec.heads,
             "id": f"{backend} {release} {case.label} {round_}",
             "round": round_,
             "run_us": 100.0 * factor(case),
             "kernel_family": "fa2",
-            "kernels": f"{kernel}, Merge x2",
+            "kernels": ran(kernel, "Merge", "Merge"),
             **same,
             **more,
         }
@@ -168,8 +170,10 @@ def test_one_round_leaves_a_claim_open():
 @pytest.mark.parametrize("name", ["fa3_kernel_name", "fa2_kernel_name"])
 def test_a_kernel_name_is_the_whole_name(name):
     assert said(name, SLOW) == "confirmed"
-    assert said(name, SLOW.assign(kernels="FP8" + SLOW.kernels)) == "refuted"
-    assert said(name, SLOW.assign(kernels=SLOW.kernels.where(SLOW["round"] == 0, "X"))) == "partly"
+    longer = [ran(*(f"FP8{kernel.name}" for kernel in kernels)) for kernels in SLOW.kernels]
+    assert said(name, SLOW.assign(kernels=longer)) == "refuted"
+    some = [k if r == 0 else ran("X") for k, r in zip(SLOW.kernels, SLOW["round"], strict=True)]
+    assert said(name, SLOW.assign(kernels=some)) == "partly"
 
 
 def test_a_pin_that_ran_something_else_is_refuted():

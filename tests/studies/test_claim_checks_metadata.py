@@ -7,6 +7,7 @@ from itertools import product
 
 import pandas as pd
 import pytest
+from support.frames import ran
 
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.cases import Case
@@ -20,11 +21,11 @@ from attnlib.studies.evidence import MissingRecordsError
 from attnlib.studies.fa3_decode_regression.checks import CHECKS
 
 DESIGNS = {
-    ("metadata-eager", ""): "scan, gather x12",
-    ("metadata-serial", ""): "serial_metadata_kernel",
-    ("metadata-fused", ""): "decode_metadata_kernel",
-    ("sglang-metadata", "0.5.14"): FAST_PATH,
-    ("sglang-metadata", "0.5.23"): "_fused_decode_metadata_kernel",
+    ("metadata-eager", ""): ("scan", *["gather"] * 12),
+    ("metadata-serial", ""): ("serial_metadata_kernel",),
+    ("metadata-fused", ""): ("decode_metadata_kernel",),
+    ("sglang-metadata", "0.5.14"): (FAST_PATH,),
+    ("sglang-metadata", "0.5.23"): ("_fused_decode_metadata_kernel",),
 }
 SIZES = tuple(dict.fromkeys((*METADATA, *METADATA_SWEEP)))
 MERGED = ("sglang-metadata", "0.5.14")
@@ -34,7 +35,7 @@ Times = Callable[[tuple[str, str], MetadataCase], float]
 def row(case: Case, backend: str, run_us: float, **more: object) -> dict:
     same = {"release": "", "timer": "graph", "status": "ok", "throttled": False, "gpu_id": "0bad"}
     same |= {"power_limit_w": 700, "schema": 1, "heads": None, "oracle_error": 0.0, "layers": None}
-    told = {**same, **case.to_dict(), "backend": backend, "run_us": run_us, **more}
+    told = {**same, "case": case, **case.to_dict(), "backend": backend, "run_us": run_us, **more}
     return {**told, "id": " ".join(str(told[n]) for n in ("study", "backend", "release", "timer"))}
 
 
@@ -43,11 +44,11 @@ def metadata(times: Times, *, study: str = "decode_metadata", cases=SIZES) -> pd
     timer = "eager" if study.endswith("eager") else "graph"
     found = []
     for case, design, round_ in product(cases, DESIGNS, (0, 1)):
-        kernel = DESIGNS[design]
+        names = DESIGNS[design]
         if design == MERGED and case.page_size > 1:
-            kernel = GENERAL_PATH
+            names = (GENERAL_PATH,)
         more = {"study": study, "release": design[1], "timer": timer, "round": round_}
-        found.append(row(case, design[0], times(design, case), kernels=kernel, **more))
+        found.append(row(case, design[0], times(design, case), kernels=ran(*names), **more))
     return pd.DataFrame(found)
 
 
@@ -66,11 +67,11 @@ def steps(saved: float, *, once_zeros: int = 0, once_prepares: int = 1) -> pd.Da
     found = []
     for batch, timer, round_ in product((1, 16), ("graph", "eager"), (0, 1)):
         decode = DecodeCase(AttnSpec(16, 2, 128, 64), batch, 2048, "ragged")
-        case, layers = StepCase(decode, LAYERS), f"FlashAttnFwdSm90 x{LAYERS}"
-        zeros = f", zero x{once_zeros}" if once_zeros else ""
+        case, layers = StepCase(decode, LAYERS), ["FlashAttnFwdSm90"] * LAYERS
+        once = [f"{PREPARE}_kernel"] * once_prepares + ["zero"] * once_zeros
         kernels = {
-            "fa3-step-each": f"{layers}, {PREPARE}_kernel x{LAYERS}",
-            "fa3-step-once": f"{layers}, {PREPARE}_kernel x{once_prepares}{zeros}",
+            "fa3-step-each": ran(*layers, *[f"{PREPARE}_kernel"] * LAYERS),
+            "fa3-step-once": ran(*layers, *once),
         }
         more = {"study": "scheduler_metadata", "timer": timer, "round": round_, "heads": "16/2"}
         found += [
@@ -123,7 +124,17 @@ def test_launches_are_counted_from_the_trace():
     frame = metadata(speedup(5.0))
     assert said("one_launch", frame) == "confirmed"
     merged = frame.release == "0.5.14"
-    assert said("one_launch", frame.assign(kernels=frame.kernels.mask(merged, "a, b"))) == "partly"
+    assert (
+        said(
+            "one_launch",
+            frame.assign(
+                kernels=[
+                    ran("a", "b") if m else k for m, k in zip(merged, frame.kernels, strict=True)
+                ]
+            ),
+        )
+        == "partly"
+    )
     assert said("fused_kernels", frame, 2.0) == "confirmed"
     assert said("fused_kernels", frame, 1.0) == "refuted"
 
@@ -132,9 +143,13 @@ def test_each_path_runs_where_it_should():
     frame = metadata(speedup(5.0))
     merged = frame.release == "0.5.14"
     assert said("fast_path_for_page_one", frame) == "confirmed"
-    general = frame.assign(kernels=frame.kernels.mask(merged, GENERAL_PATH))
+    paths = zip(merged, frame.kernels, strict=True)
+    general = frame.assign(kernels=[ran(GENERAL_PATH) if m else k for m, k in paths])
     assert said("fast_path_for_page_one", general) == "partly"
-    assert said("fast_path_for_page_one", frame.assign(kernels="other")) == "refuted"
+    assert (
+        said("fast_path_for_page_one", frame.assign(kernels=[ran("other")] * len(frame)))
+        == "refuted"
+    )
 
 
 def test_page_sizes_without_a_window_leave_the_claim_open_and_a_wrong_word_refutes_it():

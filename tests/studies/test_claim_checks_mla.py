@@ -29,7 +29,16 @@ def records(ratio: Ratio) -> pd.DataFrame:
         ):
             case = MlaCase(MlaSpec(heads, top_k, kv_format=kv_format), batch, kv_len)
             told = {"backend": backend, "release": release, "run_us": us, "round": round_}
-            found.append({**same, "power_limit_w": 700, **case.to_dict(), **told})
+            found.append(
+                {
+                    **same,
+                    "power_limit_w": 700,
+                    "heads": None,
+                    "case": case,
+                    **case.to_dict(),
+                    **told,
+                }
+            )
     return pd.DataFrame(found).assign(id=lambda frame: frame.index.astype(str))
 
 

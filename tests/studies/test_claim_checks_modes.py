@@ -22,6 +22,7 @@ def records(case: ExtendCase, name: str, factor: float, *, family: str = "") -> 
     same |= {"power_limit_w": 700, "kernel_family": family or name, "heads": case.spec.heads}
     return [
         {
+            "case": case,
             **case.to_dict(),
             **same,
             "id": f"{case.label} {name} {round_}",

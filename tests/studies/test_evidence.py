@@ -18,6 +18,7 @@ def frame(*ratios: float, rounds: int = 3, **more: object) -> pd.DataFrame:
     return pd.DataFrame(
         [
             {
+                "case": case,
                 **case.to_dict(),
                 "heads": case.spec.heads,
                 "id": f"{backend}-{case.kv_len}-{round_}",

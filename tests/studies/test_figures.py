@@ -48,7 +48,7 @@ style.save(roofline.roofline(frame, rows.ceilings(frame), "0.6.4"), sys.argv[1])
 
 
 def test_the_heat_map_shows_every_case_of_the_grid_with_its_number(frame):
-    wide = rows.of_cases(frame, WIDE)
+    wide = frame[frame.case.isin(WIDE)]
     figure = figures.slowdown_heatmap(wide, REGRESSED, page_size=16)
     grid = tables.slowdown_grid(wide, REGRESSED)
     shown = sorted(float(text.get_text()) for axis in figure.axes for text in axis.texts)
@@ -85,14 +85,14 @@ def test_a_figure_that_cannot_be_written_leaves_the_old_one_whole(
 
 
 def test_the_release_chart_has_a_dot_for_each_case_release_and_wrapper(frame):
-    top = rows.of_cases(frame, HEADLINE)
+    top = frame[frame.case.isin(HEADLINE)]
     figure = figures.release_chart(top)
     points = [c for a in figure.axes for c in a.collections if isinstance(c, PathCollection)]
     assert sum(len(point.get_offsets()) for point in points) == len(HEADLINE) * 4 * 2
 
 
 def test_the_floor_chart_labels_the_three_kernel_families(frame, limit):
-    figure = figures.floor_chart(rows.of_cases(frame, WIDE), limit, REGRESSED)
+    figure = figures.floor_chart(frame[frame.case.isin(WIDE)], limit, REGRESSED)
     labels = figure.axes[0].get_legend_handles_labels()[1]
     assert labels == ["cuda-cores", "fa2", "fa3"]
 
@@ -216,23 +216,23 @@ def test_a_source_names_every_gpu_and_the_first_and_last_day(frame):
 
 
 def test_the_headline_table_holds_every_headline_case_once(frame, limit):
-    table = tables.headline(rows.of_cases(frame, HEADLINE), limit, REGRESSED)
+    table = tables.headline(frame[frame.case.isin(HEADLINE)], limit, REGRESSED)
     assert len(table) == len(HEADLINE)
     assert (table.floor > 0).all() and (table[["fa2", "fa3", "auto"]] > 0).all(axis=None)
 
 
 def test_the_floor_is_bytes_over_the_measured_copy_rate(frame, limit):
-    table = tables.headline(rows.of_cases(frame, HEADLINE), limit, REGRESSED)
+    table = tables.headline(frame[frame.case.isin(HEADLINE)], limit, REGRESSED)
     row = table[(table.heads == "32/8") & (table.batch_size == 128)].iloc[0]
     kv_bytes = 2 * 2 * 128 * 8 * 128 * 4096
     assert row.floor == pytest.approx(kv_bytes / (limit.copy_gbps * 1e3), rel=0.01)
 
 
 def test_live_headline_records_alone_fill_every_table(frame, limit):
-    top = rows.of_cases(frame[frame.timer == "graph"], HEADLINE)
+    top = frame[(frame.timer == "graph") & frame.case.isin(HEADLINE)]
     assert tables.launch_modes(top, REGRESSED)["fa2 eager"].isna().all()
-    assert rows.of_cases(top, VARIANTS).empty
-    assert tables.variants(rows.of_cases(top, VARIANTS), FIXED).empty
+    assert top[top.case.isin(VARIANTS)].empty
+    assert tables.variants(top[top.case.isin(VARIANTS)], FIXED).empty
 
 
 def test_a_rule_table_has_a_column_for_each_gpu_generation():
@@ -242,7 +242,7 @@ def test_a_rule_table_has_a_column_for_each_gpu_generation():
 
 
 def test_a_roofline_shows_every_case_and_family_at_its_useful_work(frame):
-    top = rows.of_cases(frame, HEADLINE)
+    top = frame[frame.case.isin(HEADLINE)]
     table = roofline.roofline_table(top, REGRESSED)
     assert len(table) == len(HEADLINE) * 3
     row = table[(table.family == "fa2") & (table.heads == "32/8") & (table.batch_size == 128)]
@@ -254,14 +254,14 @@ def test_a_roofline_shows_every_case_and_family_at_its_useful_work(frame):
 
 
 def test_no_kernel_passes_the_roof_unless_the_l2_holds_its_bytes(frame, limit):
-    table = roofline.roofline_table(rows.of_cases(frame, WIDE), REGRESSED)
+    table = roofline.roofline_table(frame[frame.case.isin(WIDE)], REGRESSED)
     beyond = table[(table.gbps > 1.1 * limit.copy_gbps) | (table.tflops > limit.matmul_tflops)]
     assert beyond.in_l2.all()
     assert table.in_l2.any() and not table.in_l2.all()
 
 
 def test_the_roofs_are_the_measured_ceilings_and_only_those(frame, limit):
-    figure = roofline.roofline(rows.of_cases(frame, HEADLINE), limit, REGRESSED)
+    figure = roofline.roofline(frame[frame.case.isin(HEADLINE)], limit, REGRESSED)
     axis = figure.axes[0]
     labels = axis.get_legend_handles_labels()[1]
     assert labels[:3] == ["cuda-cores", "fa2", "fa3"]

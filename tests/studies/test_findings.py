@@ -38,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("published_records")
 
 @pytest.fixture
 def wide(frame):
-    return rows.of_cases(frame, WIDE)
+    return frame[frame.case.isin(WIDE)]
 
 
 def resolved_us(query: str, kv: str, release: str) -> float:
@@ -62,7 +62,7 @@ def test_notebook_02_places_decode_under_its_roofs(wide, limit):
 
 def test_notebook_03_names_the_verdict_that_lies_nearest_to_its_margin(frame):
     floor = trust.floor_of(store.load("measurement_trust", TRUST_MACHINE))
-    broken = rows.decode_rows(rows.of_cases(frame, HEADLINE), release=REGRESSED)
+    broken = rows.decode_rows(frame[frame.case.isin(HEADLINE)], release=REGRESSED)
     words = trust.verdicts(broken, rows.AUTO, rows.FA2, floor=floor)
     assert set(words.verdict) == {"slower"} and (words.low > 1 + words.margin).all()
     nearest = words.loc[words.low.idxmin()]
@@ -97,7 +97,7 @@ def test_notebook_02_answers_with_the_grids_median_and_worst(wide):
 
 
 def test_notebook_02_gives_the_range_of_the_headline_shapes(frame, limit):
-    table = tables.headline(rows.of_cases(frame, HEADLINE), limit, REGRESSED)
+    table = tables.headline(frame[frame.case.isin(HEADLINE)], limit, REGRESSED)
     low, high = table["fa3 / fa2"].min(), table["fa3 / fa2"].max()
     assert f"runs from {low:.2f}, for multi-head attention" in prose("02")
     assert f"to {high:.1f}, for one long request" in prose("02")
@@ -124,7 +124,7 @@ def test_notebook_02_says_what_fp8_still_costs():
 
 
 def test_auto_takes_fa2s_time_in_every_fixed_release(frame):
-    summary = tables.release_summary(rows.of_cases(frame, HEADLINE))
+    summary = tables.release_summary(frame[frame.case.isin(HEADLINE)])
     fixed = summary[summary.release != REGRESSED]
     assert set(fixed["ran"]) == {"fa2"}
     assert fixed.lowest.min() > 0.97 and fixed.highest.max() < 1.03
@@ -182,7 +182,7 @@ def test_notebook_03_gives_the_ceilings_gain_and_launch(trusted):
 
 
 def test_notebook_03_judges_the_regression_and_its_fix(frame, trusted):
-    floor, top = trust.floor_of(trusted), rows.of_cases(frame, HEADLINE)
+    floor, top = trust.floor_of(trusted), frame[frame.case.isin(HEADLINE)]
     for release, word in ((REGRESSED, "slower"), (FIXED, "same")):
         judged = trust.verdicts(
             rows.decode_rows(top, release=release), rows.AUTO, rows.FA2, floor=floor

@@ -56,7 +56,7 @@ def test_notebook_05_answers_with_the_sources_case(studied, bounds):
 
 
 def test_notebook_05_is_ahead_at_every_size_and_says_where_it_is_not_certain(studied, best):
-    times = metadata_rows.times(metadata_rows.metadata_rows(studied))
+    times = rows.times(metadata_rows.metadata_rows(studied))
     assert (times[FUSED] < times[[OPS, *RIVALS]].min(axis=1)).all()
     assert f"no rival's median is shorter at any of {len(best)} sizes" in prose("05")
     clear = (best.high < 1).sum()
@@ -67,7 +67,7 @@ def test_notebook_05_is_ahead_at_every_size_and_says_where_it_is_not_certain(stu
 
 
 def test_notebook_05_says_where_the_map_of_the_newest_kernel_turns(studied):
-    found = metadata_rows.over(metadata_rows.metadata_rows(studied), TODAY, OPS)
+    found = rows.over(metadata_rows.metadata_rows(studied), TODAY, OPS)
     large = found[found.page_size == 256]
     assert (large[large.batch_size < 512].high < 1).all()
     assert (large[large.batch_size >= 512].low > 1).all() and large.batch_size.max() > 512
@@ -103,7 +103,7 @@ def test_notebook_05_says_how_near_the_floor_fused_is(studied, bounds):
 
 def test_notebook_05_says_where_fusing_loses(studied, best):
     decode = metadata_rows.metadata_rows(studied)
-    lost = {name: metadata_rows.over(decode, name, OPS) for name in RIVALS}
+    lost = {name: rows.over(decode, name, OPS) for name in RIVALS}
     count = {name: (found.low > 1).sum() for name, found in lost.items()}
     said = (
         f"at {count[MERGED]} of {len(best)} sizes as merged and at {count[TODAY]} of them today, "
@@ -112,7 +112,7 @@ def test_notebook_05_says_where_fusing_loses(studied, best):
     assert said in prose("05")
     shortest = metadata.crossovers(studied).query("max_ctx == 128")
     assert set(shortest[list(RIVALS)].to_numpy().ravel()) == {"512"}
-    serial = metadata_rows.over(decode, SERIAL, MERGED)
+    serial = rows.over(decode, SERIAL, MERGED)
     assert serial.ratio.median() == pytest.approx(1, abs=0.05), "a fair stand-in, in a graph"
 
 
@@ -125,10 +125,10 @@ def test_notebook_05_says_what_the_overlap_gives(studied):
     )
     assert said in prose("05")
     decode = metadata_rows.metadata_rows(studied)
-    even = metadata_rows.over(decode, ALONE, MERGED).set_index(SIZES).loc[ONE_REQUEST]
+    even = rows.over(decode, ALONE, MERGED).set_index(SIZES).loc[ONE_REQUEST]
     assert even.low < 1 < even.high
     larger = table.drop(index=[ONE_REQUEST])
-    today = metadata_rows.times(decode).set_index(SIZES)[TODAY]
+    today = rows.times(decode).set_index(SIZES)[TODAY]
     assert (larger[ALONE] < larger[MERGED]).all()
     assert (larger[ALONE] < today.loc[larger.index]).all()
 
@@ -187,7 +187,7 @@ def test_in_large_steps_the_gpu_is_at_its_power_limit_and_metadata_takes_a_tenth
     wide = large[(large.batch_size == 512) & (large.page_size == 1)]
     times = wide.pivot_table(index="round", columns="backend", values="run_us")
     assert (times[FUSED] > times[OPS]).all()
-    alone = metadata_rows.times(metadata_rows.metadata_rows(studied)).set_index(SIZES)
+    alone = rows.times(metadata_rows.metadata_rows(studied)).set_index(SIZES)
     assert 90 < alone.loc[(512, 1, 8192), OPS] < 110
 
 

@@ -8,7 +8,7 @@ from test_findings import prose
 from attnlib.core.mla import NO_TOKEN
 from attnlib.core.spec import MLA_TOKEN_BYTES
 from attnlib.kinds.lengths import sample_page_table
-from attnlib.kinds.mla.workload import sample_chosen
+from attnlib.kinds.mla.measure import sample_chosen
 from attnlib.run import frame as rows
 from attnlib.run import store
 from attnlib.studies.mla_overflow import study as mla_overflow
@@ -16,7 +16,7 @@ from attnlib.studies.sparse_mla import rows as mla_rows
 from attnlib.studies.sparse_mla import tables as mla
 from attnlib.studies.sparse_mla.model import OFFSETS, first_lost_token, lost_share
 from attnlib.studies.sparse_mla.rows import FA2, FA3, FLASHMLA, FLASHMLA_DENSE, SHAPE
-from attnlib.studies.sparse_mla.study import HEADLINE, HEADLINE_SHAPES, STUDY
+from attnlib.studies.sparse_mla.study import HEADLINE, STUDY
 
 pytestmark = pytest.mark.usefixtures("published_records")
 KEY = ["heads", "top_k", "batch", "kv_len"]
@@ -29,28 +29,23 @@ def studied(published_records):
 
 
 @pytest.fixture
-def records(published_records):
-    return store.read(STUDY.name, STUDY.reference_machine)
-
-
-@pytest.fixture
 def bounds(studied):
     return rows.ceilings(studied, ("copy", "read", "matmul"))
 
 
 @pytest.fixture
 def verdicts(studied):
-    return mla_rows.judged(mla_rows.sparse_rows(studied), FA3, FLASHMLA)
+    return rows.over(mla_rows.sparse_rows(studied), FA3, FLASHMLA)
 
 
 @pytest.fixture
 def headline(studied, bounds):
-    return mla.side_by_side(studied, HEADLINE_SHAPES, bounds).set_index("heads")
+    return mla.side_by_side(studied, HEADLINE, bounds).set_index("heads")
 
 
 @pytest.fixture
-def kernels(records):
-    return mla.parts(records).set_index(KEY)
+def kernels(studied):
+    return mla.parts(studied).set_index(KEY)
 
 
 @pytest.fixture
@@ -117,7 +112,7 @@ def test_notebook_09_says_where_flashmla_wins(studied, verdicts):
     lost = verdicts[verdicts.verdict == "slower"]
     assert set(lost.num_qo_heads) == {64, 128} and set(lost.top_k) == {512}
     assert lost.batch_size.max() == 8
-    table = mla_rows.times(mla_rows.sparse_rows(studied)).merge(lost[SHAPE])
+    table = rows.times(mla_rows.sparse_rows(studied)).merge(lost[SHAPE])
     calls = table[[FA3, FLASHMLA]].to_numpy()
     said = f"by up to {lost.ratio.max():.2f} times: calls of {span(calls)} us"
     assert said in prose("09")
@@ -144,7 +139,7 @@ def test_notebook_09_says_what_bounds_each_kernel(studied, bounds):
         f"of the matmul rate; with 128 heads that is {table['TFLOP/s, padded'][FLASHMLA, 128]} "
     )
     assert said + "TFLOP/s" in prose("09")
-    least = mla_rows.times(mla_rows.sparse_rows(studied))[[FA3, FLASHMLA]].min().min()
+    least = rows.times(mla_rows.sparse_rows(studied))[[FA3, FLASHMLA]].min().min()
     assert f"A call takes at least {least:.1f} us" in prose("09")
 
 
@@ -175,7 +170,7 @@ def test_notebook_09_finds_no_effect_of_the_context(studied):
     table = mla.by_context(studied).set_index(["library", "heads", "batch"])
     assert len(table) == 8
     sparse = table[[name for name in table if name.startswith("sparse")]]
-    times = mla_rows.times(mla_rows.sparse_rows(studied))
+    times = rows.times(mla_rows.sparse_rows(studied))
     times = times[(times.top_k == 2048) & times.num_qo_heads.isin((16, 128))]
     times = times[times.batch_size.isin((1, 64))].groupby(["num_qo_heads", "batch_size"])
     apart = (times[[FA3, FLASHMLA]].max() / times[[FA3, FLASHMLA]].min()).max().max()
@@ -192,7 +187,7 @@ def test_notebook_09_finds_no_effect_of_the_context(studied):
 def test_the_wrong_records_are_those_that_32_bit_offsets_predict(studied, wrong):
     old = mla_rows.mla_records(studied)
     old = old[old.release == "0.6.4"]
-    shares = [lost_share(mla_rows.case_of(row, "bfloat16")) for _, row in old.iterrows()]
+    shares = [lost_share(case) for case in old.case]
     assert [share > 0 for share in shares] == (old.status == "incorrect").tolist()
     assert f"{100 * max(shares):.1f} % of them are lost" in prose("09")
     assert f"from token {first_lost_token():,} on the product wraps at 2^32" in prose("09")
@@ -200,8 +195,7 @@ def test_the_wrong_records_are_those_that_32_bit_offsets_predict(studied, wrong)
 
 
 def test_every_request_of_a_wrong_record_has_lost_tokens(wrong):
-    for _, row in wrong.drop_duplicates([*SHAPE[1:]]).iterrows():
-        case = mla_rows.case_of(row, "bfloat16")
+    for case in wrong.drop_duplicates([*SHAPE[1:]]).case:
         chosen, table = sample_chosen(case), sample_page_table(case).astype("int64")
         assert (chosen != NO_TOKEN).all()
         pages = table[[[i] for i in range(len(table))], chosen // case.spec.page_size]
@@ -224,7 +218,7 @@ def test_notebook_09_says_what_the_fix_costs(studied):
     assert fa3.slower == 0 and fa2.slower == 1
     said = f"its ratios run from {fa3.lowest:.2f} to {fa3.highest:.2f} around {fa3['median']:.2f}"
     assert said in prose("09")
-    found = mla_rows.judged(mla_rows.sparse_rows(studied), FA2, mla_rows.OLD_FA2)
+    found = rows.over(mla_rows.sparse_rows(studied), FA2, mla_rows.OLD_FA2)
     slower = found[found.verdict == "slower"].ratio
     assert f"One of {len(found)} shapes of fa2 did, by {100 * (slower.max() - 1):.0f} %" in prose(
         "09"
@@ -232,7 +226,7 @@ def test_notebook_09_says_what_the_fix_costs(studied):
 
 
 def test_notebook_09_sets_fa3_beside_fa2(studied):
-    found = mla_rows.judged(mla_rows.sparse_rows(studied), FA3, FA2)
+    found = rows.over(mla_rows.sparse_rows(studied), FA3, FA2)
     faster = (found.verdict == "faster").sum()
     said = f"{span(found.ratio, 2)} of fa2's time, faster in {faster} of {len(found)} shapes"
     assert said in prose("09")

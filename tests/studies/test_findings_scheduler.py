@@ -32,11 +32,6 @@ def steps(published_records):
 
 
 @pytest.fixture
-def records(published_records):
-    return store.read(STUDY.name, STUDY.reference_machine)
-
-
-@pytest.fixture
 def saved(steps):
     return scheduler.savings(steps)
 
@@ -67,7 +62,7 @@ def test_notebook_06_answers_with_the_saving_of_64_layers(deep):
 
 
 def test_notebook_06_counts_the_kernels_of_a_step(records):
-    table = scheduler.kernels_per_step(records)
+    table = scheduler.kernels_per_step(steps)
     assert (table.prepare[table.way == "each"] == table.layers[table.way == "each"]).all()
     assert (table.prepare[table.way == "once"] == 1).all()
     assert "64 prepare kernels a step become 1, and so for 32 and 80 layers" in prose("06")
@@ -124,13 +119,13 @@ def test_notebook_06_refutes_the_expected_share(saved, records):
     claim = f"It is {span(share)} %, {share.median():.0f} % in the median, half of the shapes "
     assert claim + f"between {low:.0f} and {high:.0f} %, and in none of them 90 %" in prose("06")
     assert (saved.share < scheduler.NEEDED_SHARE).all()
-    accounts = scheduler.accounts(records)
+    accounts = scheduler.accounts(steps)
     traced = 100 * (accounts.saved / accounts.prepare).max()
     assert f"the largest share with 64 layers is {traced:.0f} %" in prose("06")
 
 
 def test_notebook_06_says_where_the_rest_goes(records):
-    table = scheduler.accounts_summary(records).set_index("kv_len")
+    table = scheduler.accounts_summary(steps).set_index("kv_len")
     split, whole = table.loc[2048], table.loc[512]
     assert f"the trace shows {split.prepare:.0f} us less of prepare kernels" in prose("06")
     assert f"But {-split.hidden:.0f} us of that time ran beside other kernels" in prose("06")
@@ -138,7 +133,7 @@ def test_notebook_06_says_where_the_rest_goes(records):
         f"{-whole.zeroing:.0f} us besides, and of {whole.prepare:.0f} us {whole.saved:.0f} remain"
     )
     assert f"the zeroing kernels take {rest}" in prose("06")
-    parts = scheduler.time_by_kernel(records)
+    parts = scheduler.time_by_kernel(steps)
     one = parts[(parts.batch_size == 1) & (parts.page_size == 64)].set_index(["way", "kv_len"])
     assert (one.loc["each"].hidden > 0).all() and one.hidden["once", 512] < 0
 
@@ -183,7 +178,7 @@ def test_notebook_07_counts_calls_that_overrun_their_buffers(bare):
 
 def test_notebook_07_says_that_no_process_died(published_records):
     frame = store.load(MISFITS.name, MISFITS.reference_machine)
-    assert set(frame.status) == {"ok", "incorrect", "error", "refused"}
+    assert set(steps.status) == {"ok", "incorrect", "error", "refused"}
     assert not frame.reported_backend.eq("crashed").any() and "No process died" in prose("07")
 
 

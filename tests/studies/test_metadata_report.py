@@ -26,7 +26,7 @@ def of(study: Study, *, headline: bool) -> pd.DataFrame:
     asked = {(job.round, item) for job in study.jobs(headline=headline) for item in job.items}
     found = store.read(study.name, study.reference_machine)
     kept = [record for record in found if (record.round, record.item) in asked]
-    return pd.DataFrame([store._row(record) for record in kept])
+    return store.frame(kept)
 
 
 @pytest.fixture(params=[False, True], ids=["published", "live"])
@@ -53,20 +53,9 @@ def test_every_table_and_figure_stands_on_what_a_live_notebook_measures(frames):
     assert metadata_figures.advantage_heatmap(frame).axes
 
 
-def test_launches_are_added_up_over_a_label():
-    labels = pd.Series(["a, b x4, c x2", "a", "a x1.5, b"])
-    assert metadata_rows.launches(labels).tolist() == [7, 1, 2.5]
-    assert metadata_rows.launches_of(labels, "b").tolist() == [4, 0, 1]
-
-
 def test_two_releases_of_one_library_are_two_designs(published_records):
     names = set(metadata_rows.metadata_rows(of(STUDY, headline=False)).backend)
     assert names == {OPS, SERIAL, FUSED, "fused, no overlap", "SGLang 0.5.14", "SGLang 0.5.23"}
-
-
-def test_a_case_survives_the_way_through_a_frame(published_records):
-    found = metadata_rows.metadata_rows(of(STUDY, headline=True))
-    assert {metadata_rows.case_of(row) for _, row in found.iterrows()} == set(METADATA[:6])
 
 
 def test_the_floor_is_a_launch_until_bytes_take_longer():
@@ -81,7 +70,7 @@ def test_the_floor_is_a_launch_until_bytes_take_longer():
 def test_the_best_rival_is_the_one_that_comes_closest(published_records):
     found = metadata_rows.metadata_rows(of(STUDY, headline=True))
     best = metadata_rows.against_best(found).set_index(SIZES)
-    each = {n: metadata_rows.over(found, FUSED, n).set_index(SIZES).ratio for n in (OPS, SERIAL)}
+    each = {n: rows.over(found, FUSED, n).set_index(SIZES).ratio for n in (OPS, SERIAL)}
     assert (best.ratio == pd.DataFrame(each).max(axis=1)).all()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import matplotlib
-import pandas as pd
 import pytest
 
 from attnlib.core.spec import MlaSpec
@@ -16,7 +15,7 @@ from attnlib.studies.sparse_mla import figures as mla_figures
 from attnlib.studies.sparse_mla import rows as mla_rows
 from attnlib.studies.sparse_mla import tables as mla
 from attnlib.studies.sparse_mla.model import predict_mla
-from attnlib.studies.sparse_mla.study import HEADLINE_SHAPES, STUDY
+from attnlib.studies.sparse_mla.study import HEADLINE, STUDY
 
 matplotlib.use("agg")
 LIMIT = Ceilings(copy_gbps=4000.0, matmul_tflops=800.0, num_sms=132, read_gbps=4000.0)
@@ -38,7 +37,7 @@ def seen(request, published_records):
         found = [record for record in found if (record.round, record.item) in asked]
     if request.param == "live without FlashMLA":
         found = [record for record in found if not record.item.backend.startswith("flashmla")]
-    return request.param, found, pd.DataFrame([store._row(record) for record in found])
+    return request.param, store.frame(found)
 
 
 @pytest.fixture
@@ -60,10 +59,10 @@ def measured(make_record):
 
 
 def test_every_table_and_figure_stands_on_what_a_live_notebook_measures(seen):
-    name, records, frame = seen
+    name, frame = seen
     limit = rows.ceilings(frame, ("copy", "read", "matmul"))
     for table in (
-        mla.side_by_side(frame, HEADLINE_SHAPES, limit),
+        mla.side_by_side(frame, HEADLINE, limit),
         mla.reached(frame, limit),
         mla.by_heads(frame),
         mla.by_context(frame),
@@ -72,7 +71,7 @@ def test_every_table_and_figure_stands_on_what_a_live_notebook_measures(seen):
         mla.kernel_counts(frame),
     ):
         assert len(table) and not table.isna().all().any()
-    for table in (mla.verdict_counts(frame), mla.parts(records)):
+    for table in (mla.verdict_counts(frame), mla.parts(frame)):
         assert table.empty == (name == "live without FlashMLA")
     for table in (mla.exceptions(frame), mla.tensor_or_data(frame)):
         assert table.empty == (name != "published")
@@ -86,7 +85,9 @@ def test_times_stand_beside_the_share_of_their_own_bound(measured):
     frame = measured(16, 64, new=[40.0, 44.0, 42.0], flashmla=[80.0, 88.0, 84.0])
     frame = measured(16, 1, new=[1.0], flashmla=[9.0])
     # fa2 was not measured: its column is left out.
-    (row,) = mla.side_by_side(frame, [(16, 2048, 64, 32768)], LIMIT).to_dict("records")
+    (row,) = mla.side_by_side(frame, [MlaCase(MlaSpec(16, 2048), 64, 32768)], LIMIT).to_dict(
+        "records"
+    )
     assert (row[FA3], row[FLASHMLA], row["fa3 / FlashMLA"], row["rounds"]) == (42.0, 84.0, 0.5, 3)
     for design, kv_format in ((FA3, "bfloat16"), (FLASHMLA, "fp8-656")):
         bound = predict_mla(MlaCase(MlaSpec(16, 2048, 64, kv_format), 64, 32768), LIMIT).bound_us
@@ -144,7 +145,7 @@ def test_flashmlas_kernels_are_named_by_what_they_do(make_record):
         "elementwise_kernel": 3.5,
     }
     kernels = tuple({"name": n, "launches": 1.0, "gpu_us": us} for n, us in names.items())
-    (row,) = mla.parts([make_record(item=item, kernels=kernels)]).to_dict("records")
+    (row,) = mla.parts(store.frame([make_record(item=item, kernels=kernels)])).to_dict("records")
     assert (row["attention"], row["combine"], row["query copy"]) == (30.0, 8.0, 3.5)
 
 

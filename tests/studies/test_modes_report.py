@@ -42,7 +42,7 @@ def of(*, headline: bool) -> pd.DataFrame:
     asked = {(job.round, item) for job in STUDY.jobs(headline=headline) for item in job.items}
     found = store.read(STUDY.name, STUDY.reference_machine)
     kept = [record for record in found if (record.round, record.item) in asked]
-    return pd.DataFrame([store._row(record) for record in kept])
+    return store.frame(kept)
 
 
 def made(
@@ -54,6 +54,7 @@ def made(
     return pd.DataFrame(
         [
             {
+                "case": case,
                 **case.to_dict(),
                 "heads": case.spec.heads,
                 "backend": backend,
@@ -111,10 +112,9 @@ def test_the_published_records_fill_every_table_and_every_mode(published_records
     assert shapes == len(asked)
 
 
-def test_a_case_survives_the_way_through_a_frame(published_records):
+def test_every_case_of_the_study_is_a_row(published_records):
     found = modes_rows.mode_rows(of(headline=False))
-    asked = {case for grid in STUDY.grids for case in grid.cases}
-    assert {modes_rows.case_of(row) for _, row in found.iterrows()} == asked
+    assert set(found.case) == {case for grid in STUDY.grids for case in grid.cases}
 
 
 def test_modes_are_shown_the_way_engines_call_them():
@@ -141,7 +141,7 @@ def test_decode_is_a_mode_of_one_query_by_the_same_short_names():
     assert found[["group", "q_len", "mask", "backend"]].drop_duplicates().to_numpy().tolist() == [
         ["decode", 1, "causal", FA3]
     ]
-    assert modes_rows.case_of(found.iloc[0]) == DECODE
+    assert set(found.case) == {DECODE}
 
 
 def test_two_timers_are_never_divided():
@@ -149,7 +149,7 @@ def test_two_timers_are_never_divided():
     both = pd.concat([modes_rows.mode_rows(frame, timer) for timer in (GRAPH, EAGER)])
     assert modes_rows.over(both, FA2, FA3).empty
     with pytest.raises(ValueError, match="timer must be the same"):
-        rows.ratios(both, FA2, FA3, by=modes_rows.BY)
+        rows.over(both, FA2, FA3)
 
 
 def test_a_summary_counts_the_verdicts_of_a_mode():

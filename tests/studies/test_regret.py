@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 import pytest
 
 from attnlib.run import store
-from attnlib.run.frame import CUDA_CORES, FA2, FA3, of_cases
+from attnlib.run.frame import CUDA_CORES, FA2, FA3
 from attnlib.studies.backend_policy import figures as regret_figures
 from attnlib.studies.backend_policy import tables as regret
 from attnlib.studies.backend_policy.study import (
@@ -130,7 +130,7 @@ def test_every_case_has_one_fastest_backend(frame):
 
 
 def test_the_few_cases_of_a_live_notebook_are_enough_for_every_table(frame):
-    few = of_cases(frame, HEADLINE_CASES)
+    few = frame[frame.case.isin(HEADLINE_CASES)]
     assert set(regret.regrets(few).rule) == set(regret.regrets(frame).rule)
     assert regret.confidence_table(few, pool="with FA3").choices.sum() == len(SPECS)
     assert regret.fastest(few, pool="FlashInfer")[["fa2", "fa3", "CUDA cores"]].sum().sum() == 110

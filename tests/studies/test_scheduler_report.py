@@ -51,25 +51,25 @@ def steps(make_record):
         store.append(record("fa3-step-once", round_, 88.0 + late, 4, **once))
         store.append(record("fa3-prepare", round_, 5.0, 1, **{PREPARE: (1, 4.0)}))
     (machine,) = store.machines("demo")
-    return store.load("demo", machine), store.read("demo", machine)
+    return store.load("demo", machine)
 
 
 def test_a_saving_pairs_rounds_and_is_set_beside_the_prepare_kernels(steps):
-    (row,) = scheduler.savings(steps[0]).itertuples()
+    (row,) = scheduler.savings(steps).itertuples()
     assert (row.layers, row.kv_len, row.saved, row.rounds) == (4, 512, 12.0, 2)
     assert (row.low, row.high) == (12.0, 12.0)
     assert row.share == pytest.approx(12 / (3 * 5)) and row.gain == pytest.approx(100 * 12 / 102)
 
 
 def test_kernels_of_a_step_are_counted_by_way(steps):
-    table = scheduler.kernels_per_step(steps[1]).set_index("way")
+    table = scheduler.kernels_per_step(steps).set_index("way")
     assert table.prepare.to_dict() == {"each": 4, "once": 1}
     assert table.zeroing.to_dict() == {"each": 0, "once": 4}
-    assert scheduler.one_split_up_to(steps[0]) == 512
+    assert scheduler.one_split_up_to(steps) == 512
 
 
 def test_accounts_sum_to_the_saving(steps):
-    (row,) = scheduler.accounts(steps[1], layers=4).itertuples()
+    (row,) = scheduler.accounts(steps, layers=4).itertuples()
     assert (row.prepare, row.zeroing, row.others, row.saved) == (15.0, -3.0, 0.0, 12.0)
     assert row.prepare + row.zeroing + row.hidden + row.others == row.saved
 
@@ -82,19 +82,16 @@ def published(published_records):
 
 def headline_rows(frame):
     """What a live notebook has: the headline grids, no eager step."""
-    cases = {case.key for grid in STUDIES["scheduler_metadata"].grids[-2:] for case in grid.cases}
-    rows = store.read("scheduler_metadata", STUDIES["scheduler_metadata"].reference_machine)
-    kept = [r for r in rows if not r.item.case or r.item.case.key in cases]
-    kept = [record for record in kept if record.item.timer == "graph"]
-    return frame[frame.id.isin([record.id for record in kept])], kept
+    cases = {case for grid in STUDIES["scheduler_metadata"].grids[-2:] for case in grid.cases}
+    return frame[(frame.case.isna() | frame.case.isin(cases)) & (frame.timer == "graph")]
 
 
 def test_tables_and_figures_stand_with_the_headline_rows_alone(published):
-    frame, records = headline_rows(published)
+    frame = headline_rows(published)
     assert 0 < len(scheduler.savings_table(frame)) < 10
     assert scheduler.savings_table(frame, timer="eager").empty
-    assert len(scheduler.summary(frame)) <= 2 and len(scheduler.kernels_per_step(records)) <= 4
-    assert scheduler.accounts_summary(records).saved.notna().all()
+    assert len(scheduler.summary(frame)) <= 2 and len(scheduler.kernels_per_step(frame)) <= 4
+    assert scheduler.accounts_summary(frame).saved.notna().all()
     schedule.savings_chart(frame)
     schedule.share_chart(frame)
 

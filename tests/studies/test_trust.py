@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 import pytest
-from test_rows import frame, timed
+from support.frames import frame, timed
 
 from attnlib.run import frame as rows
 from attnlib.studies.measurement_trust import tables as trust

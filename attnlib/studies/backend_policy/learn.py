@@ -16,7 +16,8 @@ from ...core.spec import AttnSpec
 from ...kinds.decode.case import DecodeCase
 from ...kinds.lengths import sample_seq_lens
 from ...run import store
-from ...run.frame import CASE, case_of, decode_rows, medians
+from ...run.frame import decode_rows
+from ...run.frame import times as median_times
 from ...run.study import record_machine
 from .. import STUDIES
 
@@ -163,12 +164,8 @@ def _load(backend: str, spec: AttnSpec, seq_lens: Sequence[int], gpu: Gpu) -> Lo
 
 def case_times(rows: pd.DataFrame) -> dict[DecodeCase, dict[str, float]]:
     """Each case's median time of every backend that ran it, in us, from `rows.decode_rows`."""
-    wide = medians(rows).reset_index()
-    backends = [name for name in wide.columns if name not in CASE]
-    return {
-        case_of(row): row[backends].dropna().astype(float).round(3).to_dict()
-        for _, row in wide.iterrows()
-    }
+    wide = median_times(rows).set_index("case")[sorted(rows.backend.unique())]
+    return {case: row.dropna().astype(float).round(3).to_dict() for case, row in wide.iterrows()}
 
 
 def _releases(rows: pd.DataFrame) -> dict[str, str]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import pandas as pd
 
 from ...kinds.metadata.case import MetadataCase
-from ...run.frame import decode_rows, paired_times
+from ...run.frame import decode_rows, launches, paired_times
 from ..decode_metadata_eager.study import SOURCE_CASE
 from ..evidence import (
     ABOUT,
@@ -26,17 +26,12 @@ from ..evidence import (
     vote,
 )
 from .rows import (
-    BY,
     FUSED,
     MERGED,
     OPS,
     SERIAL,
-    STEP_BY,
     TODAY,
-    launches,
-    launches_of,
     metadata_rows,
-    of_sizes,
 )
 from .study import METADATA, METADATA_SWEEP
 
@@ -88,7 +83,7 @@ def speedup_at_all_sizes(frame: pd.DataFrame, figure: float | None) -> Finding:
 def one_launch(frame: pd.DataFrame, _: float | None) -> Finding:
     """Many launches op by op are one in SGLang's fused kernel."""
     rows = _needed(metadata_rows(frame), METADATA, (OPS, MERGED))
-    counts = launches(rows.kernels)
+    counts = launches(rows)
     many, one = counts[rows.backend == OPS], counts[rows.backend == MERGED]
     held = int((many > 1).sum() + (one == 1).sum())
     measured = f"{many.min():.0f} to {many.max():.0f} launches, then {one.max():.0f}"
@@ -99,7 +94,8 @@ def one_launch(frame: pd.DataFrame, _: float | None) -> Finding:
 def fused_kernels(frame: pd.DataFrame, figure: float | None) -> Finding:
     """So many different kernels ran in the release that has them as merged."""
     rows = _needed(metadata_rows(frame), METADATA, (MERGED, TODAY))
-    names = {name: sorted(set(rows[rows.backend == name].kernels)) for name in (MERGED, TODAY)}
+    kernels = {name: rows[rows.backend == name].kernels.explode() for name in (MERGED, TODAY)}
+    names = {name: sorted({kernel.name for kernel in ran}) for name, ran in kernels.items()}
     word = CONFIRMED if len(names[MERGED]) == figure else REFUTED
     reason = f"{TODAY} runs {len(names[TODAY])}: {', '.join(names[TODAY])}."
     return Finding(word, reason, ", ".join(names[MERGED]), records=tuple(rows.id))
@@ -109,7 +105,8 @@ def fast_path_for_page_one(frame: pd.DataFrame, _: float | None) -> Finding:
     """The special kernel runs at page_size 1, the general one elsewhere."""
     rows = _needed(metadata_rows(frame), METADATA_SWEEP, (MERGED,))
     expected = rows.page_size.map(lambda page: FAST_PATH if page == 1 else GENERAL_PATH)
-    held = int((rows.kernels == expected).sum())
+    ran = rows.kernels.map(lambda kernels: ", ".join(kernel.name for kernel in kernels))
+    held = int((ran == expected).sum())
     reason = (
         f"So say {held} of {len(rows)} traces; whether it is faster than the general kernel would "
         f"be there, none says."
@@ -149,8 +146,8 @@ def time_grows_with_batch(frame: pd.DataFrame, _: float | None) -> Finding:
 def launches_saved(frame: pd.DataFrame, figure: float | None) -> Finding:
     """A step of 64 layers has `figure` launches fewer when the schedule is made once."""
     rows = _steps(frame)
-    saved = _difference(rows, launches(rows.kernels))
-    prepares = _difference(rows, launches_of(rows.kernels, PREPARE))
+    saved = _difference(rows, launches(rows))
+    prepares = _difference(rows, launches(rows, PREPARE))
     held = int((saved == figure).sum())
     reason = (
         f"{PREPARE} falls by {prepares.min():.0f} to {prepares.max():.0f}, but all launches of the "
@@ -184,7 +181,7 @@ def no_layer_prepares(frame: pd.DataFrame, _: float | None) -> Finding:
     rows = rows[rows.backend == ONCE]
     if rows.empty:
         raise MissingRecordsError(f"{ONCE} has no record that is ok")
-    held = int((launches_of(rows.kernels, PREPARE) == 1).sum())
+    held = int((launches(rows, PREPARE) == 1).sum())
     layers = ", ".join(f"{n:.0f}" for n in sorted(rows.layers.unique()))
     reason = f"{held} of {len(rows)} traces of steps of {layers} layers have one {PREPARE}."
     return Finding(vote(held, len(rows) - held), reason, "1 a step", records=tuple(rows.id))
@@ -216,15 +213,15 @@ def _judge(
     timer: str = "graph",
 ) -> Judged:
     rows = _needed(metadata_rows(frame, timer=timer), cases, pair)
-    return judge_rows(rows, pair, BY)
+    return judge_rows(rows, pair)
 
 
 def _needed(
     rows: pd.DataFrame, cases: Sequence[MetadataCase], designs: Sequence[str]
 ) -> pd.DataFrame:
     """Rows of `designs` at `cases`; MissingRecordsError unless all have as many rounds."""
-    found = of_sizes(rows[rows.backend.isin(designs)], cases)
-    counts = found.groupby([*BY, "backend"]).size()
+    found = rows[rows.backend.isin(designs) & rows.case.isin(cases)]
+    counts = found.groupby(["case", "backend"], sort=False).size()
     if len(counts) != len(cases) * len(designs) or counts.nunique() != 1:
         raise MissingRecordsError(
             f"{' and '.join(designs)}: {len(found)} records of {len(cases)} sizes, one lacks some"
@@ -235,21 +232,22 @@ def _needed(
 def _steps(frame: pd.DataFrame, *, timer: str = "graph") -> pd.DataFrame:
     rows = decode_rows(frame, timer=timer)
     rows = rows[rows.backend.isin((EACH, ONCE)) & (rows.layers == LAYERS)]
-    if rows.empty or rows.groupby([*STEP_BY, "backend"]).size().nunique() != 1:
+    if rows.empty or rows.groupby(["case", "backend"], sort=False).size().nunique() != 1:
         raise MissingRecordsError(f"steps of {LAYERS} layers, timer {timer}: a shape lacks some")
     return rows
 
 
 def _difference(rows: pd.DataFrame, counts: pd.Series) -> pd.Series:
     """Shape by shape, how many more `EACH` has than `ONCE`."""
-    by = [*STEP_BY, "backend"]
-    wide = rows.assign(count=counts).groupby(by)["count"].median().unstack("backend")
+    wide = rows.assign(count=counts).pivot_table(
+        index="case", columns="backend", values="count", aggfunc="median", sort=False
+    )
     return wide[EACH] - wide[ONCE]
 
 
 def _saved(rows: pd.DataFrame) -> pd.Series:
     """Shape by shape, the mean over rounds of what `ONCE` saves, in us."""
-    found = paired_times(rows, EACH, ONCE, by=STEP_BY)
+    found = paired_times(rows, EACH, ONCE)
     return pd.Series([(pd.Series(each) - pd.Series(once)).mean() for _, each, once in found])
 
 

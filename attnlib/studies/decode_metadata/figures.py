@@ -9,6 +9,7 @@ import pandas as pd
 from ...draw import charts, style
 from ...draw.style import Look
 from ...kinds.cost import Ceilings
+from ...run.frame import over, times
 from .rows import (
     FUSED,
     MERGED,
@@ -16,10 +17,7 @@ from .rows import (
     SERIAL,
     TODAY,
     against_best,
-    case_of,
     metadata_rows,
-    over,
-    times,
 )
 from .tables import floor_us
 
@@ -53,7 +51,7 @@ def designs_chart(frame: pd.DataFrame, limit: Ceilings) -> Figure:
     """Time of each design over batch and over context, log axes, with the floor of each size."""
     drawn = metadata_rows(frame)
     table = times(drawn)
-    table["floor"] = [floor_us(case_of(row), limit) for _, row in table.iterrows()]
+    table["floor"] = [floor_us(case, limit) for case in table.case]
     parts = {}
     for title, fixed in PANELS.items():
         part = table[(table[list(fixed)] == pd.Series(fixed)).all(axis=1)]

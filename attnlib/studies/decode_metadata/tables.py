@@ -13,28 +13,19 @@ import pandas as pd
 
 from ...kinds.cost import Ceilings, metadata_cost
 from ...kinds.metadata.case import MetadataCase
-from ...measure.stats import judge
-from ...run.frame import medians, paired_times, ratios
-from ..fa3_decode_regression.tables import intervals
+from ...run.frame import intervals, launches, over, times
 from .rows import (
     ALONE,
-    BY,
     FUSED,
     MERGED,
     OPS,
     RIVALS,
     SERIAL,
     SIZES,
-    STEP_BY,
     TODAY,
     against_best,
-    case_of,
-    launches,
     metadata_rows,
-    of_sizes,
-    over,
     step_rows,
-    times,
 )
 
 NEVER = "never"
@@ -93,7 +84,7 @@ def launch_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Launches a call of every builder and design, as traced: fewest and most over the records."""
     parts = [metadata_rows(frame, name) for name in BUILDERS]
     rows = pd.concat(parts)
-    counts = rows.assign(count=launches(rows.kernels).round().astype(int))
+    counts = rows.assign(count=launches(rows).round().astype(int))
     grouped = counts.groupby(["builder", "backend"])["count"].agg(["size", "min", "max"])
     shown = grouped.set_axis(["records", "fewest", "most"], axis=1).reset_index()
     return shown.assign(builder=shown.builder.map(BUILDERS)).rename(columns={"backend": "design"})
@@ -103,9 +94,9 @@ def side_by_side(
     frame: pd.DataFrame, cases: Iterable[MetadataCase], limit: Ceilings
 ) -> pd.DataFrame:
     """Time (us) of each design at `cases`, beside the floor, and fused over the floor."""
-    rows = of_sizes(metadata_rows(frame), cases)
-    table = times(rows)
-    floors = np.array([floor_us(case_of(row), limit) for _, row in table.iterrows()])
+    rows = metadata_rows(frame)
+    table = times(rows[rows.case.isin(cases)]).sort_values(SIZES, ignore_index=True)
+    floors = np.array([floor_us(case, limit) for case in table.case])
     shown = [name for name in (OPS, *RIVALS, FUSED) if name in table]
     return (
         pd.concat([table[SIZES].assign(floor=floors), table[shown]], axis=1)
@@ -116,7 +107,8 @@ def side_by_side(
 
 def speedups(frame: pd.DataFrame, cases: Iterable[MetadataCase]) -> pd.DataFrame:
     """How many times as long as fused each other design takes, with its interval over rounds."""
-    rows = of_sizes(metadata_rows(frame), cases)
+    rows = metadata_rows(frame)
+    rows = rows[rows.case.isin(cases)]
     table = rows[SIZES].drop_duplicates().sort_values(SIZES)
     for name in (OPS, *RIVALS):
         found = over(rows, name, FUSED)
@@ -147,7 +139,7 @@ def crossovers(frame: pd.DataFrame) -> pd.DataFrame:
 def worst(frame: pd.DataFrame, count: int = 5) -> pd.DataFrame:
     """The cases where fused has the least advantage over its best rival, the least first."""
     rows = metadata_rows(frame)
-    found = against_best(rows).merge(times(rows)[[*BY, FUSED]], on=BY)
+    found = against_best(rows).merge(times(rows)[["case", FUSED]], on="case")
     found = found.sort_values("ratio", ascending=False).head(count).reset_index(drop=True)
     shown = found[[*SIZES, "rival", FUSED, "ratio"]].round({FUSED: 2, "ratio": 3})
     return shown.assign(**{"95 %": intervals(found), "rounds": found.pairs})
@@ -156,7 +148,8 @@ def worst(frame: pd.DataFrame, count: int = 5) -> pd.DataFrame:
 def overlap(frame: pd.DataFrame) -> pd.DataFrame:
     """What starting before the neighbour has ended gives: fused without it over fused with it."""
     rows = metadata_rows(frame)
-    found = over(rows, ALONE, FUSED).merge(times(rows), on=BY)
+    designs = times(rows).set_index("case")[sorted(rows.backend.unique())]
+    found = over(rows, ALONE, FUSED).join(designs, on="case").sort_values(SIZES, ignore_index=True)
     shown = found[SIZES].assign(
         **{name: found[name].round(2) for name in (MERGED, ALONE, FUSED) if name in found}
     )
@@ -166,10 +159,9 @@ def overlap(frame: pd.DataFrame) -> pd.DataFrame:
 def strided(frame: pd.DataFrame, limit: Ceilings) -> pd.DataFrame:
     """Cases of page_size >= 16 that outgrow the L2, against fetched bytes and a bare gather."""
     table = times(metadata_rows(frame))
-    cases = [case_of(row) for _, row in table.iterrows()]
-    costs = [metadata_cost(case) for case in cases]
+    costs = [metadata_cost(case) for case in table.case]
     table["MiB"] = [cost.fetch_bytes / 2**20 for cost in costs]
-    table["fetched / copy"] = [fetch_us(case, limit) for case in cases]
+    table["fetched / copy"] = [fetch_us(case, limit) for case in table.case]
     table["bare gather"] = [cost.words / limit.gather_per_us for cost in costs]
     table = table[(table.page_size >= 16) & (table.MiB > frame.l2_mib.max())]
     shown = ["MiB", "fetched / copy", "bare gather", *(n for n in (TODAY, FUSED) if n in table)]
@@ -192,13 +184,13 @@ def other_builders(frame: pd.DataFrame) -> pd.DataFrame:
     found = []
     for name in (n for n in BUILDERS if n != "decode" and n in set(frame.builder)):
         rows = metadata_rows(frame, name)
-        ratio, fused = over(rows, OPS, FUSED), rows[rows.backend == FUSED].groupby(BY).run_us
+        ratio, table = over(rows, OPS, FUSED), times(rows)
         found.append(
             {
                 "builder": BUILDERS[name],
                 "cases": len(ratio),
-                "fused, us": _range(fused.median()),
-                "op by op, us": _range(rows[rows.backend == OPS].groupby(BY).run_us.median()),
+                "fused, us": _range(table[FUSED]),
+                "op by op, us": _range(table[OPS]),
                 "least": ratio.ratio.min(),
                 "median": ratio.ratio.median(),
                 "most": ratio.ratio.max(),
@@ -210,7 +202,7 @@ def other_builders(frame: pd.DataFrame) -> pd.DataFrame:
 def eager_table(frame: pd.DataFrame) -> pd.DataFrame:
     """One call launched by Python: wall time, the GPU's part of it as traced, and over fused."""
     rows = metadata_rows(frame, timer="eager")
-    rows = rows.assign(launches=launches(rows.kernels))
+    rows = rows.assign(launches=launches(rows))
     grouped = rows.groupby("backend")
     table = grouped.agg(rounds=("round", "size"), launches=("launches", "median"))
     table["wall"] = grouped.run_us.median()
@@ -227,17 +219,13 @@ def eager_table(frame: pd.DataFrame) -> pd.DataFrame:
 def step_table(frame: pd.DataFrame) -> pd.DataFrame:
     """A step's layers with each design's metadata, us; op by op over fused, and its verdict."""
     rows = step_rows(frame)
-    table = medians(rows, by=STEP_BY).reset_index().rename_axis(columns=None)
-    found = ratios(rows, OPS, FUSED, by=STEP_BY)
-    words = [
-        judge(above, below, noise=0.0).word
-        for _, above, below in paired_times(rows, OPS, FUSED, by=STEP_BY)
-    ]
+    table, found = times(rows), over(rows, OPS, FUSED)
     keys = ["layers", "batch_size", "page_size", "kv_len"]
-    clocks = rows.groupby(STEP_BY).sm_clock_mhz.median().round().astype(int).reset_index(drop=True)
+    clocks = table.case.map(rows.groupby("case", sort=False).sm_clock_mhz.median())
     shown = table.reindex(columns=[*keys, OPS, SERIAL, FUSED]).round(0)
     told = {"op by op / fused": found.ratio.round(3), "95 %": intervals(found)}
-    return shown.assign(**told, **{"op by op is": words, "SM MHz": clocks})
+    told |= {"op by op is": found.verdict, "SM MHz": clocks.round().astype(int)}
+    return shown.assign(**told)
 
 
 def _with_intervals(found: pd.DataFrame) -> list[tuple[pd.Series, str]]:

@@ -22,7 +22,7 @@ from ..evidence import (
     judge_rows,
     vote,
 )
-from .rows import AUTO, BY, FA2, FA3, mode_rows, plain
+from .rows import AUTO, FA2, FA3, mode_rows, plain
 
 STUDY = "engine_modes"
 EVERY = tuple(MODES)
@@ -119,7 +119,7 @@ def _of_modes(frame: pd.DataFrame, modes: Sequence[str]) -> pd.DataFrame:
 
 def _with_auto(rows: pd.DataFrame) -> pd.DataFrame:
     """Of both backends the records of cases and rounds in which `auto` ran too."""
-    return rows[rows.groupby([*BY, "round"]).backend.transform("nunique") == 2]
+    return rows[rows.groupby(["case", "round"], sort=False).backend.transform("nunique") == 2]
 
 
 def _families(rows: pd.DataFrame) -> str:
@@ -127,7 +127,7 @@ def _families(rows: pd.DataFrame) -> str:
 
 
 def _judge(rows: pd.DataFrame, pair: tuple[str, str]) -> Judged:
-    parts = [judge_rows(part, pair, BY) for _, part in rows.groupby("timer")]
+    parts = [judge_rows(part, pair) for _, part in rows.groupby("timer")]
     judged = sum(parts, Judged((), ()))
     if not judged.verdicts:
         raise MissingRecordsError(f"{' and '.join(pair)} have no round that both are ok in")

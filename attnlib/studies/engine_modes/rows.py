@@ -8,16 +8,12 @@ cache held a prefix. Decode has one query a request and no mask to choose.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 import pandas as pd
 
 from ...core.spec import CUSTOM_MASKS
-from ...kinds.decode.case import DecodeCase
-from ...kinds.extend.case import ExtendCase
-from ...run.frame import CASE, decode_rows, ratios
-from ...run.frame import case_of as decode_case_of
+from ...run import frame as frames
+from ...run.frame import decode_rows
 
 FA2, FA3, AUTO, LIBRARY = "fa2", "fa3", "auto", "library"
 NAMES = {
@@ -38,7 +34,6 @@ GROUPS = (*FEW, *MANY)
 GRAPH, EAGER = "graph", "profiler"
 PLANNED = {GRAPH: "for a graph", EAGER: "for eager"}
 """Timer -> how its calls were planned."""
-BY = [*CASE, "mode", "mask", "q_len", "group"]
 SIZES = ["group", "heads", "page_size", "q_len", "batch_size", "kv_len"]
 
 
@@ -46,7 +41,7 @@ def mode_rows(frame: pd.DataFrame, timer: str | None = None) -> pd.DataFrame:
     """Attention records that are ok and not throttled, of one timer, or of each mode's usual one.
 
     The usual one is that of the way an engine calls a mode: in a graph for few queries a request,
-    planned for eager in prefill. Columns `BY`, and those of the frame.
+    planned for eager in prefill. Columns of the frame, and `group`.
     """
     rows = pd.concat([decode_rows(frame, timer=name) for name in (GRAPH, EAGER)])
     # A frame of decode alone has no such columns, one of all modes has gaps in them.
@@ -74,23 +69,16 @@ def plain(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def over(rows: pd.DataFrame, numerator: str, denominator: str) -> pd.DataFrame:
-    """Paired ratio of two backends, a row a case and timer: `BY`, timer, ratio, low, high, pairs.
-
-    In the order of `GROUPS`.
-    """
-    found = [
-        ratios(part, numerator, denominator, by=BY).assign(timer=timer)
-        for timer, part in rows.groupby("timer")
-    ]
-    if not found:
-        return pd.DataFrame(columns=[*BY, "ratio", "low", "high", "pairs", "timer"])
+    """`frame.over` of each timer: a row a case and timer, in the order of `GROUPS`."""
+    parts = list(rows.groupby("timer")) or [(GRAPH, rows)]
+    found = [frames.over(part, numerator, denominator).assign(timer=t) for t, part in parts]
     return in_order(pd.concat([part for part in found if len(part)] or found[:1]))
 
 
 def times(rows: pd.DataFrame, value: str = "run_us") -> pd.DataFrame:
-    """Median of `value` (us) over rounds: a row a case and timer, a column a backend."""
-    wide = rows.pivot_table(index=[*BY, "timer"], columns="backend", values=value, aggfunc="median")
-    return in_order(wide.reset_index().rename_axis(columns=None))
+    """`frame.times` of each timer: a row a case and timer, a column a backend, in that order."""
+    parts = list(rows.groupby("timer")) or [(GRAPH, rows)]
+    return in_order(pd.concat([frames.times(part, value).assign(timer=t) for t, part in parts]))
 
 
 def in_order(table: pd.DataFrame) -> pd.DataFrame:
@@ -98,18 +86,3 @@ def in_order(table: pd.DataFrame) -> pd.DataFrame:
     places = table.group.map(GROUPS.index) if len(table) else table.group
     ordered = table.assign(place=places).sort_values(["place", *SIZES[1:]], kind="stable")
     return ordered.drop(columns="place").reset_index(drop=True)
-
-
-def of_modes(rows: pd.DataFrame, cases: Iterable[DecodeCase | ExtendCase]) -> pd.DataFrame:
-    """The rows that measure one of `cases`."""
-    wanted = set(cases)
-    measured = [case_of(row) in wanted for _, row in rows.iterrows()]
-    return rows.loc[np.array(measured, dtype=bool)]
-
-
-def case_of(row: pd.Series) -> DecodeCase | ExtendCase:
-    """The case of a row with the columns `BY`."""
-    cached = decode_case_of(row)
-    if row["mode"] == DECODE:
-        return cached
-    return ExtendCase(cached, row["mode"], int(row.q_len), row["mask"])

@@ -8,6 +8,7 @@ are then the profiler's kernel times). What was not measured leaves its rows out
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -15,12 +16,9 @@ import pandas as pd
 from ...kinds.cost import Ceilings, DecodeCost, decode_cost, extend_cost, fa2_tile_rows, predict_fa3
 from ...kinds.decode.case import DecodeCase
 from ...kinds.extend.case import ExtendCase
-from ...measure.stats import Verdict, judge
-from ...run.frame import paired_times
-from ..fa3_decode_regression.tables import intervals
+from ...run.frame import cases_of, intervals
 from .rows import (
     AUTO,
-    BY,
     DECODE,
     EAGER,
     FA2,
@@ -32,10 +30,8 @@ from .rows import (
     MANY,
     PLANNED,
     SIZES,
-    case_of,
     in_order,
     mode_rows,
-    of_modes,
     over,
     plain,
     times,
@@ -86,8 +82,9 @@ def headline(
     frame: pd.DataFrame, cases: Iterable[DecodeCase | ExtendCase], limit: Ceilings
 ) -> pd.DataFrame:
     """Roof, times (us) of what was measured at `cases`, and fa2 / fa3 with its 95 % interval."""
-    rows = of_modes(mode_rows(frame), cases)
-    table = over(rows, FA2, FA3).merge(times(rows), on=[*BY, "timer"])
+    rows = mode_rows(frame)
+    rows = rows[rows.case.isin(cases)]
+    table = _with_times(over(rows, FA2, FA3), rows)
     roofs = roofs_us(table, limit)
     shown = [name for name in (FA2, FA3, LIBRARY) if name in table]
     told = {RATIO: table.ratio.round(2), "95 %": intervals(table), "rounds": table.pairs}
@@ -97,20 +94,18 @@ def headline(
 
 
 def roofs_us(table: pd.DataFrame, limit: Ceilings) -> np.ndarray:
-    """The roof (us) of each row of a table with the columns `BY`."""
-    return np.array([_cost(case_of(row)).roof_us(limit) for _, row in table.iterrows()])
+    """The roof (us) of each row's case."""
+    return np.array([_cost(case).roof_us(limit) for case in table.case])
 
 
 def summary(frame: pd.DataFrame) -> pd.DataFrame:
     """By group: shapes by verdict on fa2 against fa3, and the least, median and most fa2 / fa3."""
-    rows, found = plain(mode_rows(frame)), []
-    for group, judged in _judged(rows).items():
-        words = [verdict.word for verdict in judged]
-        values = pd.Series([verdict.ratio.ratio for verdict in judged])
-        counts = {f"fa2 {word}": words.count(word) for word in WORDS}
-        span = {"least": values.min(), "median": values.median(), "most": values.max()}
-        found.append({"group": group, "shapes": len(words)} | counts | span)
-    return pd.DataFrame(found).round(2)
+    found = over(plain(mode_rows(frame)), FA2, FA3)
+    counts = pd.crosstab(found.group, found.verdict).reindex(columns=WORDS, fill_value=0)
+    grouped = found.groupby("group", sort=False).ratio
+    spread = grouped.agg(["min", "median", "max"]).set_axis(["least", "median", "most"], axis=1)
+    table = pd.concat([grouped.size().rename("shapes"), counts.add_prefix("fa2 "), spread], axis=1)
+    return table.round(2).reset_index().rename_axis(columns=None)
 
 
 def exceptions(frame: pd.DataFrame) -> pd.DataFrame:
@@ -128,7 +123,7 @@ def regrets(frame: pd.DataFrame) -> pd.DataFrame:
     A row a group, and `worst`, the worst shape of all; a policy's time is that of the backend that
     it names, pinned.
     """
-    table = times(plain(mode_rows(frame))).reindex(columns=[*BY, FA2, FA3]).dropna()
+    table = times(plain(mode_rows(frame))).reindex(columns=["group", FA2, FA3]).dropna()
     best = table[[FA2, FA3]].min(axis=1)
     lost = pd.DataFrame({name: _chosen(table, to_fa3) / best for name, to_fa3 in POLICIES.items()})
     means = np.exp(np.log(lost).groupby(table.group).mean())
@@ -143,9 +138,10 @@ def one_tile(frame: pd.DataFrame, limit: Ceilings, *, kv_len: int = 8192) -> pd.
     """
     rows = plain(mode_rows(frame, GRAPH))
     chosen = (rows.heads == "32/8") & (rows.page_size == 1) & (rows.kv_len == kv_len)
-    table = times(rows[chosen]).reindex(columns=[*BY, FA2, FA3])
-    table = table[table.q_len <= TILE_ROWS].dropna().sort_values(["batch_size", "q_len"])
-    told = [predict_fa3(_cached(case_of(row)), limit).run_us for _, row in table.iterrows()]
+    table = times(rows[chosen])
+    table = table[table.q_len <= TILE_ROWS].dropna(subset=[FA2, FA3])
+    table = table.sort_values(["batch_size", "q_len"])
+    told = [predict_fa3(_cached(case), limit).run_us for case in table.case]
     shown = table[["batch_size", "q_len", "mode", FA2, FA3]].assign(predicted=told)
     shown["fa3 / predicted"] = shown[FA3] / shown.predicted
     return shown.round({FA2: 1, FA3: 1, "predicted": 1, "fa3 / predicted": 2}).reset_index(
@@ -174,9 +170,9 @@ def resolved(frame: pd.DataFrame) -> pd.DataFrame:
     parts = pd.concat([mode_rows(frame, timer) for timer in (GRAPH, EAGER)])
     if AUTO not in set(parts.backend):
         return pd.DataFrame(columns=["mode", "mask", "planned", "ran", "auto / fa2"])
-    families = parts[parts.backend == AUTO].groupby([*BY, "timer"]).kernel_family.first()
-    found = over(parts, AUTO, FA2).merge(families.reset_index(), on=[*BY, "timer"])
-    found = found.merge(times(parts), on=[*BY, "timer"])
+    ran = parts[parts.backend == AUTO].drop_duplicates(["case", "timer"])
+    found = over(parts, AUTO, FA2).merge(ran[["case", "timer", "kernel_family"]])
+    found = _with_times(found, parts)
     told = {
         "planned": found.timer.map(PLANNED),
         "ran": found.kernel_family,
@@ -197,13 +193,15 @@ def plans(frame: pd.DataFrame) -> pd.DataFrame:
     parts = pd.concat([mode_rows(frame, timer) for timer in (GRAPH, EAGER)])
     few = parts[parts.group.isin(FEW) & (parts["mode"] != DECODE) & parts.backend.isin((FA2, FA3))]
     wide = few.pivot_table(
-        index=[*BY, "backend"], columns="timer", values="kernel_us", aggfunc="median"
+        index=["case", "backend"], columns="timer", values="kernel_us", aggfunc="median", sort=False
     )
-    wide = wide.reindex(columns=[GRAPH, EAGER]).dropna().reset_index()
-    table = in_order(wide.rename_axis(columns=None))
+    wide = wide.reindex(columns=[GRAPH, EAGER]).dropna().rename_axis(columns=None)
+    table = in_order(cases_of(few).merge(wide.reset_index(), on="case"))
     ratio = (table[GRAPH] / table[EAGER]).round(2)
     tiles = {
-        f"tile {PLANNED[timer]}": [_tile(row, timer) for _, row in table.iterrows()]
+        f"tile {PLANNED[timer]}": [
+            _tile(case, name, timer) for case, name in zip(table.case, table.backend, strict=True)
+        ]
         for timer in (GRAPH, EAGER)
     }
     traced = {PLANNED[timer]: table[timer].round(1) for timer in (GRAPH, EAGER)}
@@ -219,11 +217,12 @@ def masks(frame: pd.DataFrame) -> pd.DataFrame:
     """
     rows = mode_rows(frame, GRAPH)
     rows = rows[(rows.backend == FA2) & (rows["mode"] == "target_verify")]
-    rows = rows.assign(backend=rows["mask"], mask="any")
+    pairs = [replace(case, mask="causal") for case in rows.case]
+    rows = rows.assign(backend=rows["mask"], mask="any", case=pairs)
     found = over(rows, "chain", "causal")
     if found.empty:
         return pd.DataFrame(columns=["causal", "chain", "tree", "chain / causal", "95 %"])
-    table = found.merge(times(rows), on=[*BY, "timer"])
+    table = _with_times(found, rows)
     told = {"chain / causal": table.ratio.round(2), "95 %": intervals(table)}
     sizes = ["heads", "q_len", "batch_size", "kv_len"]
     return table[[*sizes, "causal", "chain", "tree"]].round(1).assign(**told)
@@ -235,7 +234,7 @@ def library(frame: pd.DataFrame) -> pd.DataFrame:
     `ratio` is the better one's median time over the library's; above 1 the library is faster.
     """
     columns = ["group", "shapes", "library first", "least", "median", "most"]
-    table = times(plain(mode_rows(frame))).reindex(columns=[*BY, FA2, FA3, LIBRARY]).dropna()
+    table = times(plain(mode_rows(frame))).reindex(columns=["group", FA2, FA3, LIBRARY]).dropna()
     if table.empty:
         return pd.DataFrame(columns=columns)
     ratio = table[[FA2, FA3]].min(axis=1) / table[LIBRARY]
@@ -264,19 +263,15 @@ def _one_tile_us(cached: DecodeCase, q_len: int, limit: Ceilings) -> float:
     return predict_fa3(cached, limit).run_us if q_len <= TILE_ROWS else float("nan")
 
 
-def _judged(rows: pd.DataFrame) -> dict[str, list[Verdict]]:
-    found: dict[str, list[Verdict]] = {}
-    for group in (group for group in GROUPS if group in set(rows.group)):
-        pairs = paired_times(rows[rows.group == group], FA2, FA3, by=BY)
-        found[group] = [judge(above, below, noise=0.0) for _, above, below in pairs]
-    return {group: judged for group, judged in found.items() if judged}
+def _with_times(found: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+    """`found` with the times of every backend that it has a case and timer of."""
+    names = sorted(rows.backend.unique())
+    return found.merge(times(rows)[["case", "timer", *names]], on=["case", "timer"])
 
 
 def _chosen(table: pd.DataFrame, to_fa3: tuple[str, ...]) -> pd.Series:
     return table[FA3].where(table.group.isin(to_fa3), table[FA2])
 
 
-def _tile(row: pd.Series, timer: str) -> int:
-    if row.backend == FA3:
-        return TILE_ROWS
-    return fa2_tile_rows(case_of(row), cuda_graph=timer == GRAPH)
+def _tile(case: ExtendCase, backend: str, timer: str) -> int:
+    return TILE_ROWS if backend == FA3 else fa2_tile_rows(case, cuda_graph=timer == GRAPH)

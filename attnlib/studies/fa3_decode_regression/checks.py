@@ -218,7 +218,7 @@ def _somewhere(judged: Judged, *words: str) -> Finding:
 
 def _kernel_named(frame: pd.DataFrame, backend: str, name: str) -> Finding:
     rows = decode_rows(case_rows(frame, HEADLINE, (backend,), REGRESSED))
-    kernels = rows.kernels.str.replace(r" x[\d.]+", "", regex=True).str.split(", ")
+    kernels = rows.kernels.map(lambda ran: [kernel.name for kernel in ran])
     held = int(sum(name in row for row in kernels))
     seen = ", ".join(sorted({kernel for row in kernels for kernel in row}))
     reason = f"The kernel is in {held} of {len(rows)} traces of {backend} {REGRESSED}."

@@ -21,11 +21,12 @@ from ...run.frame import (
     GRAPH_AUTO,
     LABELS,
     SHAPE,
-    case_of,
+    cases_of,
     decode_rows,
-    medians,
-    ratios,
+    intervals,
+    over,
     release_order,
+    times,
 )
 from ...run.store import require_comparable
 from ...select import GPUS, Choice, explain
@@ -53,17 +54,17 @@ def ceiling_table(limit: Ceilings) -> pd.DataFrame:
 def headline(frame: pd.DataFrame, limit: Ceilings, release: str) -> pd.DataFrame:
     """Memory floor and time of every mode, and fa3 / fa2 with its 95 % interval over rounds."""
     rows = decode_rows(frame, release=release)
-    table = ratios(rows, FA3, FA2).merge(medians(rows).reset_index(), on=CASE)
-    floors = [decode_cost(case_of(row)).floor_us(limit) for _, row in table.iterrows()]
-    times = table[[FA2, FA3, AUTO, CUDA_CORES]].rename(columns=LABELS).round(1)
+    table = over(rows, FA3, FA2).merge(times(rows)[["case", FA2, FA3, AUTO, CUDA_CORES]], on="case")
+    floors = [decode_cost(case).floor_us(limit) for case in table.case]
+    measured = table[[FA2, FA3, AUTO, CUDA_CORES]].rename(columns=LABELS).round(1)
     verdict = {"fa3 / fa2": table.ratio.round(2), "95 %": intervals(table), "rounds": table.pairs}
-    shown = pd.concat([table[SHAPE].assign(floor=np.round(floors, 1)), times], axis=1)
+    shown = pd.concat([table[SHAPE].assign(floor=np.round(floors, 1)), measured], axis=1)
     return shown.assign(**verdict)
 
 
 def slowdown_grid(frame: pd.DataFrame, release: str) -> pd.DataFrame:
     """fa3 / fa2 of every case with head_dim 128, bfloat16 and equal lengths."""
-    return ratios(slowdown_rows(frame, release), FA3, FA2)[[*SHAPE, "ratio"]]
+    return over(slowdown_rows(frame, release), FA3, FA2)[[*SHAPE, "ratio"]]
 
 
 def slowdown_rows(frame: pd.DataFrame, release: str) -> pd.DataFrame:
@@ -89,12 +90,12 @@ def extremes(grid: pd.DataFrame, count: int = 4) -> pd.DataFrame:
 def predictions(frame: pd.DataFrame, limit: Ceilings, release: str) -> pd.DataFrame:
     """What fa3's schedule predicts (`cost.predict_fa3`) beside what was measured."""
     rows = decode_rows(frame, release=release)
-    times = medians(rows[rows.backend == FA3]).reset_index()
-    found = [predict_fa3(case_of(row), limit) for _, row in times.iterrows()]
-    table = pd.concat([times[CASE], pd.DataFrame([vars(p) for p in found])], axis=1)
+    measured = times(rows[rows.backend == FA3])
+    found = [predict_fa3(case, limit) for case in measured.case]
+    table = pd.concat([measured[CASE], pd.DataFrame([vars(p) for p in found])], axis=1)
     table["bound by"] = np.where(table.tensor_us >= table.traffic_us, "tensor cores", "traffic")
     table["predicted"] = [prediction.run_us for prediction in found]
-    table["measured"] = times[FA3]
+    table["measured"] = measured[FA3]
     return table.assign(error=table.measured / table.predicted)
 
 
@@ -110,14 +111,13 @@ def over_floor(frame: pd.DataFrame, limit: Ceilings, release: str) -> pd.DataFra
     """Time over memory floor of each case and kernel family, with the batch's KV bytes in MiB."""
     rows = decode_rows(frame, release=release)
     require_comparable(rows)
-    times = rows.groupby([*CASE, "kernel_family"], sort=False).run_us.median().reset_index()
-    costs = [decode_cost(case_of(row)) for _, row in times.iterrows()]
-    floors = np.array([cost.floor_us(limit) for cost in costs])
+    found = rows.groupby(["case", "kernel_family"], sort=False).run_us.median().reset_index()
+    costs = found.case.map(decode_cost)
     return pd.DataFrame(
         {
-            "family": times.kernel_family,
+            "family": found.kernel_family,
             "mib": [cost.kv_bytes / 2**20 for cost in costs],
-            "over_floor": times.run_us / floors,
+            "over_floor": found.run_us / [cost.floor_us(limit) for cost in costs],
         }
     )
 
@@ -139,12 +139,12 @@ def clocks(frame: pd.DataFrame, release: str) -> pd.DataFrame:
 def launch_modes(frame: pd.DataFrame, release: str) -> pd.DataFrame:
     """fa2 and fa3 captured in a graph and launched eagerly, and the host time of their plan()."""
     parts = {"": ("graph", "run_us"), " eager": ("eager", "run_us"), " plan": ("graph", "plan_us")}
-    columns = {}
+    shown = cases_of(decode_rows(frame, release=release))[["case", *SHAPE]]
     for suffix, (timer, value) in parts.items():
         rows = decode_rows(frame, release=release, timer=timer)
-        wide = medians(rows, value).reindex(columns=[FA2, FA3])
-        columns |= {LABELS[name] + suffix: wide[name].round(1) for name in (FA2, FA3)}
-    return pd.DataFrame(columns).reset_index()[[*SHAPE, *sorted(columns)]]
+        wide = times(rows, value).set_index("case").reindex(columns=[FA2, FA3]).round(1)
+        shown = shown.join(wide.rename(columns=LABELS).add_suffix(suffix), on="case")
+    return shown[[*SHAPE, *sorted(shown.columns.drop(["case", *SHAPE]))]]
 
 
 def by_release(frame: pd.DataFrame) -> pd.DataFrame:
@@ -153,8 +153,8 @@ def by_release(frame: pd.DataFrame) -> pd.DataFrame:
     for release in release_order(frame):
         rows = decode_rows(frame, release=release)
         for backend in (AUTO, GRAPH_AUTO):
-            families = rows[rows.backend == backend].groupby(CASE).kernel_family.first()
-            found = ratios(rows, backend, FA2).merge(families, on=CASE)
+            ran = rows[rows.backend == backend].drop_duplicates("case")[["case", "kernel_family"]]
+            found = over(rows, backend, FA2).merge(ran, on="case")
             tables.append(found.assign(release=release, backend=backend))
     return pd.concat(tables, ignore_index=True)
 
@@ -184,7 +184,7 @@ def across_releases(frame: pd.DataFrame, backend: str) -> pd.DataFrame:
 def variants(frame: pd.DataFrame, release: str) -> pd.DataFrame:
     """fa3 / fa2 beyond the grid: other head_dims, dtypes, page size 64, unequal lengths."""
     rows = decode_rows(frame, release=release)
-    found = ratios(rows, FA3, FA2)
+    found = over(rows, FA3, FA2)
     columns = ["heads", "head_dim", "dtype", "page_size", "batch_size", "kv_len", "lengths"]
     return found[columns].assign(**{"fa3 / fa2": found.ratio.round(2)})
 
@@ -208,7 +208,7 @@ def resolution(frame: pd.DataFrame) -> pd.DataFrame:
     order = {release: place for place, release in enumerate(release_order(frame))}
     rows = rows.assign(place=rows.release.map(order))
     rows = rows.sort_values(["dtype", "kv_dtype", "place"]).reset_index(drop=True)
-    rules = [_auto(case_of(r).spec, r.release, "sm90") for _, r in rows.iterrows()]
+    rules = [_auto(row.case.spec, row.release, "sm90") for row in rows.itertuples()]
     return pd.DataFrame(
         {
             "query": rows.dtype,
@@ -217,7 +217,7 @@ def resolution(frame: pd.DataFrame) -> pd.DataFrame:
             "rule": [rule.backend for rule in rules],
             "said": rows.reported_backend,
             "ran": rows.kernel_family.where(rows.status == "ok", rows.status),
-            "kernel": rows.kernels.str.split(",").str[0],
+            "kernel": rows.kernels.map(lambda kernels: kernels[0].name if kernels else ""),
             "run_us": rows.run_us.round(1),
         }
     )
@@ -228,9 +228,3 @@ def bisection(found: Bisection) -> pd.DataFrame:
     steps = pd.DataFrame([step.to_dict() for step in found.steps])
     columns = ["release", "ran", "ratio", "95 %", "verdict", "rounds"]
     return steps.assign(**{"95 %": intervals(steps)}).round({"ratio": 2})[columns]
-
-
-def intervals(table: pd.DataFrame) -> list[str]:
-    """The 95 % interval of each row of `low` and `high`, in words."""
-    bounds = zip(table.low, table.high, strict=True)
-    return [f"{low:.2f} to {high:.2f}" if low == low else "one round" for low, high in bounds]

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from ...kinds.cost import decode_cost
-from ...measure.stats import aa_noise, judge
-from ...run.frame import SHAPE, case_of, decode_rows, paired_times, same_against_same
+from ...measure.stats import aa_noise
+from ...run.frame import SHAPE, cases_of, decode_rows, over, same_against_same
 
 TIMERS = ("profiler", "graph", "graph-cold", "eager")
 AGREE = 0.02
@@ -40,13 +40,7 @@ def floor_of(frame: pd.DataFrame) -> float:
 
 def timer_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Median time of each case and backend by each timer, and graph over profiler."""
-    rows = pd.concat([decode_rows(frame, timer=timer) for timer in TIMERS])
-    wide = rows.pivot_table(
-        index=[*SHAPE, "backend"], columns="timer", values="run_us", aggfunc="median"
-    )
-    wide = wide.reindex(columns=list(TIMERS)).sort_values("profiler")
-    shown = wide.round(1).assign(**{"graph / profiler": (wide.graph / wide.profiler).round(3)})
-    return shown.reset_index().rename_axis(columns=None)
+    return _by_timer(frame).drop(columns="case")
 
 
 def agreement(frame: pd.DataFrame) -> pd.DataFrame:
@@ -60,9 +54,8 @@ def agreement(frame: pd.DataFrame) -> pd.DataFrame:
 
 def cold_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Cold over warm L2 by case and backend, with the KV bytes of the case in MiB."""
-    table = timer_table(frame)
-    table = table.assign(head_dim=128, dtype="bfloat16", kv_dtype="bfloat16", lengths="fixed")
-    mib = [decode_cost(case_of(row)).kv_bytes / 2**20 for _, row in table.iterrows()]
+    table = _by_timer(frame)
+    mib = [decode_cost(case).kv_bytes / 2**20 for case in table.case]
     ratio = (table["graph-cold"] / table.graph).round(2)
     shown = table[[*SHAPE, "backend", "graph", "graph-cold"]]
     return shown.assign(mib=np.round(mib, 1), ratio=ratio).sort_values(["mib", *SHAPE, "backend"])
@@ -73,13 +66,20 @@ def verdicts(rows: pd.DataFrame, numerator: str, denominator: str, *, floor: flo
 
     ValueError if there is no case that both have a round of.
     """
-    found = []
-    for case, above, below in paired_times(rows, numerator, denominator):
-        verdict = judge(above, below, noise=floor)
-        words = {"margin": verdict.margin, "verdict": verdict.word}
-        found.append(case | vars(verdict.ratio) | words)
-    if not found:
+    found = over(rows, numerator, denominator, noise=floor)
+    if found.empty:
         raise ValueError(
             f"rows must hold a case of both {numerator!r} and {denominator!r}, none is"
         )
-    return pd.DataFrame(found)
+    return found
+
+
+def _by_timer(frame: pd.DataFrame) -> pd.DataFrame:
+    rows = pd.concat([decode_rows(frame, timer=timer) for timer in TIMERS])
+    wide = rows.pivot_table(
+        index=["case", "backend"], columns="timer", values="run_us", aggfunc="median", sort=False
+    )
+    wide = wide.reindex(columns=list(TIMERS)).rename_axis(columns=None)
+    shown = wide.round(1).assign(**{"graph / profiler": (wide.graph / wide.profiler).round(3)})
+    table = cases_of(rows)[["case", *SHAPE]].merge(shown.reset_index(), on="case")
+    return table.sort_values([*SHAPE, "backend"]).sort_values("profiler", ignore_index=True)

@@ -8,15 +8,11 @@ size.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
-
 import numpy as np
 import pandas as pd
 
 from ...measure.stats import paired_gap
-from ...run.frame import decode_rows, paired_times
-from ...run.record import Record
+from ...run.frame import cases_of, decode_rows, intervals, launches, paired_times
 
 EACH, ONCE, PREPARE = "fa3-step-each", "fa3-step-once", "fa3-prepare"
 STEP = ["layers", "page_size", "kv_len", "batch_size"]
@@ -42,13 +38,11 @@ def savings(frame: pd.DataFrame, *, timer: str = "graph") -> pd.DataFrame:
     """
     rows, alone = decode_rows(frame, timer=timer), prepare_us(frame)
     found = [
-        {**_step_of(layers, case), **_saving(each, once)}
-        for layers, group in rows.groupby("layers")
-        for case, each, once in paired_times(group, EACH, ONCE)
+        {"case": case, **_saving(each, once)} for case, each, once in paired_times(rows, EACH, ONCE)
     ]
-    names = [*STEP, "each", "once", "saved", "low", "high", "rounds"]
-    table = pd.DataFrame(found, columns=names).sort_values(STEP, ignore_index=True)
-    table = table.astype({name: int for name in (*STEP, "rounds")} | dict.fromkeys(TIMES, float))
+    saved = pd.DataFrame(found, columns=["case", *TIMES, "rounds"])
+    table = cases_of(rows).merge(saved, on="case").sort_values(STEP, ignore_index=True)
+    table = table[[*STEP, *TIMES, "rounds"]].astype({name: float for name in TIMES})
     table["prepare"] = table.batch_size.map(alone).astype(float)
     table["share"] = table.saved / ((table.layers - 1) * table.prepare)
     return table.assign(gain=100 * table.saved / table.each)
@@ -65,10 +59,7 @@ def savings_table(frame: pd.DataFrame, layers: int = 64, *, timer: str = "graph"
     table = savings(frame, timer=timer)
     table = table[table.layers == layers].reset_index(drop=True)
     shown = table[[*STEP[1:], "each", "once", "saved"]].round(0)
-    shown["95 %"] = [
-        f"{row.low:.0f} to {row.high:.0f}" if row.low == row.low else "one round"
-        for row in table.itertuples()
-    ]
+    shown["95 %"] = intervals(table, decimals=0)
     shown["gain, %"] = table.gain.round(1)
     return shown if timer == "eager" else shown.assign(share=table.share.round(2))
 
@@ -93,41 +84,39 @@ def summary(frame: pd.DataFrame) -> pd.DataFrame:
 
 def one_split_up_to(frame: pd.DataFrame) -> int:
     """The longest kv_len whose steps zero the counter by a kernel of its own; 0 if none does."""
-    zeroing = frame.backend.eq(ONCE) & frame.kernels.str.contains("vectorized_elementwise")
-    return int(frame[zeroing].kv_len.max()) if zeroing.any() else 0
+    zeroing = frame[frame.backend.eq(ONCE) & (launches(frame, "vectorized_elementwise") > 0)]
+    return int(zeroing.kv_len.max()) if len(zeroing) else 0
 
 
-def kernels_per_step(records: Iterable[Record]) -> pd.DataFrame:
+def kernels_per_step(frame: pd.DataFrame) -> pd.DataFrame:
     """Kernels of a step by the trace, launches each: a row a way, number of layers and zeroing."""
-    found = pd.DataFrame([_launches(record) for record in _steps(records)])
-    kinds = [name for name in PARTS.values() if name in found.columns]
+    found, kinds = _steps(frame, "launches")
     keys = ["layers", "way", *kinds]
-    counted = found[keys].fillna(0).astype({name: int for name in kinds}).value_counts(sort=False)
+    counted = found[keys].astype({name: int for name in kinds}).value_counts(sort=False)
     return counted.rename("records").reset_index().sort_values(keys, ignore_index=True)
 
 
-def time_by_kernel(records: Iterable[Record], *, layers: int = 64) -> pd.DataFrame:
+def time_by_kernel(frame: pd.DataFrame, *, layers: int = 64) -> pd.DataFrame:
     """Microseconds a step by kernel, of a trace; `sum` of them, the `step` untraced, `hidden`.
 
     `hidden` is sum - step: how long two kernels ran at once, less the gaps between kernels, so
     that a negative one is time in which none ran. Median over rounds; graph timer.
     """
-    rows = [_times(record) for record in _steps(records) if record.item.case.layers == layers]
-    found = pd.DataFrame(rows).fillna(0.0)
-    table = found.groupby([*STEP[1:], "way"]).median()
-    kinds = [name for name in PARTS.values() if name in table.columns]
+    found, kinds = _steps(frame[frame.layers == layers], "gpu_us")
+    table = found.groupby([*STEP[1:], "way"])[[*kinds, "run_us"]].median()
+    table = table.rename(columns={"run_us": "step"})
     table["sum"] = table[kinds].sum(axis=1)
     table["hidden"] = table["sum"] - table["step"]
     return table[[*kinds, "sum", "step", "hidden"]].reset_index()
 
 
-def accounts(records: Iterable[Record], *, layers: int = 64) -> pd.DataFrame:
+def accounts(frame: pd.DataFrame, *, layers: int = 64) -> pd.DataFrame:
     """Where the saving comes from and goes, us a step: a row a case, parts that sum to `saved`.
 
     `prepare` is what its kernels took less; `zeroing` is what that kernel takes more; `hidden` is
     what ran behind other kernels and so could not be saved; `others` is attention and combine.
     """
-    table = time_by_kernel(records, layers=layers).set_index([*STEP[1:], "way"])
+    table = time_by_kernel(frame, layers=layers).set_index([*STEP[1:], "way"])
     each, once = (table.xs(way, level="way") for way in ("each", "once"))
     change = each - once
     zeroing = change.get("zeroing", 0.0 * change["step"])
@@ -137,15 +126,11 @@ def accounts(records: Iterable[Record], *, layers: int = 64) -> pd.DataFrame:
     return found.assign(saved=change["step"]).reset_index()
 
 
-def accounts_summary(records: Iterable[Record], *, layers: int = 64) -> pd.DataFrame:
+def accounts_summary(frame: pd.DataFrame, *, layers: int = 64) -> pd.DataFrame:
     """`accounts` by kv_len: the median over batch and page sizes."""
-    found = accounts(records, layers=layers)
+    found = accounts(frame, layers=layers)
     kinds = ["prepare", "zeroing", "hidden", "others", "saved"]
     return found.groupby("kv_len")[kinds].median().round(0).reset_index()
-
-
-def _step_of(layers: float, case: dict[str, Any]) -> dict[str, int]:
-    return {"layers": int(layers), **{name: int(case[name]) for name in STEP[1:]}}
 
 
 def _saving(each: list[float], once: list[float]) -> dict[str, float]:
@@ -160,24 +145,13 @@ def _saving(each: list[float], once: list[float]) -> dict[str, float]:
     }
 
 
-def _steps(records: Iterable[Record]) -> Iterator[Record]:
-    """Records of a step in a graph, either way, that are ok and not throttled."""
-    for record in records:
-        right = record.status == "ok" and not record.throttled and record.item.timer == "graph"
-        if right and record.item.backend in (EACH, ONCE):
-            yield record
-
-
-def _names(record: Record) -> dict[str, Any]:
-    case, way = record.item.case, record.item.backend.removeprefix("fa3-step-")
-    step = {name: getattr(case.decode, name) for name in ("kv_len", "batch_size")}
-    return {"layers": case.layers, "page_size": case.decode.spec.page_size, **step, "way": way}
-
-
-def _launches(record: Record) -> dict[str, Any]:
-    return _names(record) | {PARTS[k["name"]]: k["launches"] for k in record.kernels}
-
-
-def _times(record: Record) -> dict[str, Any]:
-    parts = {PARTS[kernel["name"]]: kernel["gpu_us"] for kernel in record.kernels}
-    return {**_names(record), **parts, "step": float(np.median(record.run_us))}
+def _steps(frame: pd.DataFrame, value: str) -> tuple[pd.DataFrame, list[str]]:
+    """Steps in a graph, either way, with `value` of each part as traced; and which parts ran."""
+    rows = decode_rows(frame)
+    rows = rows[rows.backend.isin((EACH, ONCE))]
+    traced = [
+        {PARTS[kernel.name]: getattr(kernel, value) for kernel in ran} for ran in rows.kernels
+    ]
+    parts = pd.DataFrame(traced, index=rows.index).fillna(0.0)
+    found = rows.assign(way=rows.backend.str.removeprefix("fa3-step-")).join(parts)
+    return found, [name for name in PARTS.values() if name in parts]

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 import pandas as pd
 
 from ..evidence import NOT_HERE, Finding, Judged, MissingRecordsError, judge_rows
-from .rows import BY, FA3, FLASHMLA, NEW, of_shapes, sparse_rows
-from .study import HEADS, SPARSE_SHAPES
+from .rows import FA3, FLASHMLA, NEW, sparse_rows
+from .study import BFLOAT16, HEADS
 
 SPARSE = "sparse_mla"
 TP_HEADS = {1: 128, 2: 64, 4: 32, 8: 16}
@@ -73,12 +73,16 @@ def _not_here(said: str) -> Finding:
 
 def _judge(frame: pd.DataFrame, heads: Sequence[int], *, least_batch: int = 1) -> Judged:
     """fa3 against FlashMLA, shape by shape; MissingRecordsError where one lacks a round."""
-    shapes = [s for s in SPARSE_SHAPES if s[0] in heads and s[2] >= least_batch]
-    rows = of_shapes(sparse_rows(frame), shapes)
-    rows = rows[rows.backend.isin((FA3, FLASHMLA))]
-    counts = rows.groupby([*BY, "backend"]).size()
+    shapes = [
+        case
+        for case in BFLOAT16
+        if case.spec.num_qo_heads in heads and case.batch_size >= least_batch
+    ]
+    rows = sparse_rows(frame)
+    rows = rows[rows.backend.isin((FA3, FLASHMLA)) & rows.case.isin(shapes)]
+    counts = rows.groupby(["case", "backend"], sort=False).size()
     if len(counts) != 2 * len(shapes) or counts.nunique() != 1:
         raise MissingRecordsError(
             f"{FA3} and {FLASHMLA}: {len(rows)} records of {len(shapes)} shapes, one lacks some"
         )
-    return judge_rows(rows, (FA3, FLASHMLA), BY)
+    return judge_rows(rows, (FA3, FLASHMLA))

@@ -10,8 +10,9 @@ import pandas as pd
 from ...draw import charts, style
 from ...draw.style import Look
 from ...kinds.cost import Ceilings, mla_cost
+from ...run.frame import over
 from .model import first_lost_token, pool_tokens
-from .rows import FA3, FLASHMLA, FLASHMLA_DENSE, NEW, OLD, case_of, mla_records, over, sparse_rows
+from .rows import FA3, FLASHMLA, FLASHMLA_DENSE, NEW, OLD, in_format, mla_records, sparse_rows
 from .tables import BOTH, FORMAT_OF, against_bounds
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def bound_chart(frame: pd.DataFrame, limit: Ceilings) -> Figure:
     """Measured time over the bound, commonest kv_len; hollow where the L2 holds the tokens."""
     table = _commonest(against_bounds(sparse_rows(frame), limit))
     table = table[table.design.isin(BOTH)]
-    read = [mla_cost(case_of(row, FORMAT_OF[row.design])).kv_bytes for _, row in table.iterrows()]
+    read = [mla_cost(in_format(r.case, FORMAT_OF[r.design])).kv_bytes for r in table.itertuples()]
     table = table.rename(columns={"num_qo_heads": "heads"})
     table["tokens fit the L2"] = np.array(read) <= frame.l2_mib.max() * 2**20
     title = "Time of a call over the longer of its bounds"
@@ -86,7 +87,7 @@ def overflow_chart(frame: pd.DataFrame) -> Figure:
     """Worst relative error of a record over the tokens of its cache, with the 32-bit limit."""
     rows = mla_records(frame)
     rows = rows[rows.oracle_error.notna()]
-    tokens = [pool_tokens(case_of(row, "bfloat16")) / 1e6 for _, row in rows.iterrows()]
+    tokens = [pool_tokens(case) / 1e6 for case in rows.case]
     old, new, flashmla = OUTCOMES
     library = np.where(rows.release == OLD, old, new)
     library = np.where(rows.backend.isin((FLASHMLA, FLASHMLA_DENSE)), flashmla, library)

@@ -1,25 +1,20 @@
-"""Rows of MLA studies: a design a library and release, shapes without the cache's format.
+"""Rows of MLA studies: one design per library and release, whatever the cache's format.
 
-As in `rows`, nothing is drawn here. The libraries read different caches, so a shape (`BY`) leaves
-`kv_format` out: both formats of a shape hold the same tokens, one of them quantised.
+The libraries read different caches that hold the same tokens, one of them quantised. So that both
+pair up, `case` is here the one over a bfloat16 cache, of either; `in_format` gives the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import replace
 
-import numpy as np
 import pandas as pd
 
-from ...core.spec import MlaSpec
 from ...kinds.mla.case import MlaCase
-from ...measure.stats import judge
-from ...run.frame import medians, paired_times, ratios
+from ...run.frame import whole_counts
 from .study import FLASHINFER_RELEASES
 
 SHAPE = ["num_qo_heads", "top_k", "batch_size", "kv_len"]
-REST = ["page_size", "seed"]
-BY = [*SHAPE, *REST, "lengths"]
 OLD, NEW = FLASHINFER_RELEASES
 FA2, FA3, OLD_FA2, OLD_FA3 = f"fa2 {NEW}", f"fa3 {NEW}", f"fa2 {OLD}", f"fa3 {OLD}"
 FLASHMLA, FLASHMLA_DENSE = "FlashMLA FP8", "FlashMLA bf16"
@@ -29,15 +24,14 @@ DESIGNS = {
     "flashmla-sparse-fp8": FLASHMLA,
     "flashmla-dense": FLASHMLA_DENSE,
 }
-FLOOR = 0.0
-"""An A/A floor is one machine's, and this one has none: `stats.MIN_EFFECT` holds."""
 
 
 def mla_records(frame: pd.DataFrame) -> pd.DataFrame:
     """MLA records of timer `graph`, whatever their status; `backend` is the design."""
     rows = frame[frame.backend.isin(DESIGNS) & (frame.timer == "graph")]
     names = rows.backend.map(DESIGNS) + rows.release.map(lambda r: f" {r}" if r else "")
-    return rows.assign(backend=names).astype({name: int for name in (*SHAPE, *REST)})
+    cases = [in_format(case, "bfloat16") for case in rows.case]
+    return whole_counts(rows.assign(backend=names, case=cases).drop(columns=["heads", "kv_format"]))
 
 
 def mla_rows(frame: pd.DataFrame) -> pd.DataFrame:
@@ -52,33 +46,6 @@ def sparse_rows(frame: pd.DataFrame) -> pd.DataFrame:
     return rows[rows.top_k > 0]
 
 
-def of_shapes(rows: pd.DataFrame, shapes: Iterable[tuple[int, ...]]) -> pd.DataFrame:
-    """The rows whose `SHAPE` is one of `shapes`, in their order."""
-    wanted = set(shapes)
-    kept = [tuple(shape) in wanted for shape in rows[SHAPE].to_numpy().tolist()]
-    return rows.loc[np.array(kept, dtype=bool)]
-
-
-def case_of(row: pd.Series, kv_format: str) -> MlaCase:
-    """The `MlaCase` of a row with the columns `BY`, over a cache of `kv_format`."""
-    heads, top_k, batch, kv_len, page_size, seed = (int(row[name]) for name in (*SHAPE, *REST))
-    return MlaCase(MlaSpec(heads, top_k, page_size, kv_format), batch, kv_len, row.lengths, seed)
-
-
-def times(rows: pd.DataFrame) -> pd.DataFrame:
-    """Median time (us) over rounds: a row a shape with the columns `BY`, a column a design."""
-    return medians(rows, by=BY).reset_index().rename_axis(columns=None)
-
-
-def over(rows: pd.DataFrame, numerator: str, denominator: str) -> pd.DataFrame:
-    """Paired ratio of two designs, a row a shape: `BY`, ratio, low, high, pairs (rounds)."""
-    return ratios(rows, numerator, denominator, by=BY)
-
-
-def judged(rows: pd.DataFrame, numerator: str, denominator: str) -> pd.DataFrame:
-    """`over` with the verdict on `numerator` in the column `verdict`."""
-    words = [
-        judge(above, below, noise=FLOOR).word
-        for _, above, below in paired_times(rows, numerator, denominator, by=BY)
-    ]
-    return over(rows, numerator, denominator).assign(verdict=words)
+def in_format(case: MlaCase, kv_format: str) -> MlaCase:
+    """`case` over a cache of `kv_format`: the same tokens."""
+    return replace(case, spec=replace(case.spec, kv_format=kv_format))

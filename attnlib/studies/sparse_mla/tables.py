@@ -7,7 +7,6 @@ graph. A design or shape that was not measured leaves its column or row out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -15,11 +14,9 @@ import pandas as pd
 from ...core.spec import MLA_TOKEN_BYTES
 from ...kinds.cost import Ceilings, mla_cost
 from ...kinds.mla.case import MlaCase
-from ...run.record import Record
-from ..fa3_decode_regression.tables import intervals
+from ...run.frame import intervals, over, times
 from .model import lost_share, padded_flops, pool_tokens, predict_mla
 from .rows import (
-    BY,
     FA2,
     FA3,
     FLASHMLA,
@@ -27,14 +24,10 @@ from .rows import (
     OLD_FA2,
     OLD_FA3,
     SHAPE,
-    case_of,
-    judged,
+    in_format,
     mla_records,
     mla_rows,
-    of_shapes,
-    over,
     sparse_rows,
-    times,
 )
 
 ALL_HEADS = 128
@@ -73,7 +66,7 @@ def counted(cases: Iterable[MlaCase], limit: Ceilings) -> pd.DataFrame:
     for case in cases:
         spec = case.spec
         row: dict[str, Any] = {"heads": spec.num_qo_heads, "batch": case.batch_size}
-        both = {name: replace(case, spec=replace(spec, kv_format=f)) for f, name in FORMATS.items()}
+        both = {name: in_format(case, kv_format) for kv_format, name in FORMATS.items()}
         bounds = {name: predict_mla(other, limit) for name, other in both.items()}
         row |= {f"MiB {name}": mla_cost(other).kv_bytes / MIB for name, other in both.items()}
         row |= {f"memory {name}": bound.memory_us for name, bound in bounds.items()}
@@ -91,25 +84,27 @@ def against_bounds(rows: pd.DataFrame, limit: Ceilings) -> pd.DataFrame:
     """
     table, found = times(rows), []
     for name, form in ((n, f) for n, f in FORMAT_OF.items() if n in table):
-        for _, row in table[table[name].notna()].iterrows():
-            case = case_of(row, form)
-            rates = {
-                "bound_us": predict_mla(case, limit).bound_us,
-                "gbps": mla_cost(case).io_bytes / row[name] / 1e3,
-                "tflops": padded_flops(case) / row[name] / 1e6,
-            }
-            found.append({**row[BY], "design": name, "us": row[name], **rates})
-    return pd.DataFrame(found, columns=[*BY, "design", "us", "bound_us", "gbps", "tflops"])
+        known = table[table[name].notna()]
+        cases, us = known.case.map(lambda case, form=form: in_format(case, form)), known[name]
+        found.append(
+            known[["case", *SHAPE]].assign(
+                design=name,
+                us=us,
+                bound_us=cases.map(lambda case: predict_mla(case, limit).bound_us),
+                gbps=cases.map(lambda case: mla_cost(case).io_bytes) / us / 1e3,
+                tflops=cases.map(padded_flops) / us / 1e6,
+            )
+        )
+    return pd.concat(found, ignore_index=True)
 
 
-def side_by_side(
-    frame: pd.DataFrame, shapes: Iterable[tuple[int, ...]], limit: Ceilings
-) -> pd.DataFrame:
+def side_by_side(frame: pd.DataFrame, cases: Iterable[MlaCase], limit: Ceilings) -> pd.DataFrame:
     """Times of the newer release's kernels and FlashMLA, and their bounds over them.
 
     100 % `of bound` is as fast as the rates of this GPU allow.
     """
-    rows = of_shapes(sparse_rows(frame), shapes)
+    rows = sparse_rows(frame)
+    rows = rows[rows.case.isin(cases)]
     table, found, bounds = times(rows), over(rows, FA3, FLASHMLA), against_bounds(rows, limit)
     shown = table[[*SHAPE, *_there(table, [FA2, *BOTH])]].round(1)
     for name in _there(table, BOTH):
@@ -123,12 +118,12 @@ def side_by_side(
 
 def verdict_counts(frame: pd.DataFrame) -> pd.DataFrame:
     """fa3 against FlashMLA by heads: shapes by verdict, and the spread of the ratios."""
-    return _short(_counts(judged(sparse_rows(frame), FA3, FLASHMLA), "num_qo_heads"))
+    return _short(_counts(over(sparse_rows(frame), FA3, FLASHMLA), "num_qo_heads"))
 
 
 def exceptions(frame: pd.DataFrame) -> pd.DataFrame:
     """The shapes where fa3 is not faster than FlashMLA, with interval and verdict."""
-    found = judged(sparse_rows(frame), FA3, FLASHMLA)
+    found = over(sparse_rows(frame), FA3, FLASHMLA)
     found = found[found.verdict != "faster"].reset_index(drop=True)
     told = {"95 %": intervals(found), "fa3 is": found.verdict}
     return _short(found[[*SHAPE, "ratio"]].round(2).assign(**told))
@@ -152,16 +147,14 @@ def reached(frame: pd.DataFrame, limit: Ceilings) -> pd.DataFrame:
     return _short(shown)
 
 
-def parts(records: Iterable[Record]) -> pd.DataFrame:
+def parts(frame: pd.DataFrame) -> pd.DataFrame:
     """FlashMLA's kernels as traced, us a call: batches of 64 and more, the medians over rounds."""
-    found = []
-    for record in records:
-        if record.item.backend == "flashmla-sparse-fp8" and record.status == "ok":
-            case = record.item.case
-            named = {PARTS[k["name"]]: k["gpu_us"] for k in record.kernels if k["name"] in PARTS}
-            found.append({**_shape(case), **dict.fromkeys(PARTS.values(), 0.0), **named})
+    rows = sparse_rows(frame)
+    rows = rows[rows.backend == FLASHMLA]
     kinds = list(dict.fromkeys(PARTS.values()))
-    table = pd.DataFrame(found, columns=[*SHAPE, *kinds]).groupby(SHAPE).median().reset_index()
+    named = [{PARTS[k.name]: k.gpu_us for k in ran if k.name in PARTS} for ran in rows.kernels]
+    traced = pd.DataFrame(named, columns=kinds, index=rows.index).fillna(0.0)
+    table = rows[SHAPE].join(traced).groupby(SHAPE).median().reset_index()
     shown = table[table.batch_size >= 64].sort_values([*SHAPE[1:], SHAPE[0]])
     return _short(shown.round(1).reset_index(drop=True))
 
@@ -228,8 +221,7 @@ def overflow(frame: pd.DataFrame) -> pd.DataFrame:
     """
     rows = mla_records(frame)
     rows = rows[rows.status.isin(("ok", "incorrect"))]
-    cases = [case_of(row, "bfloat16") for _, row in rows.iterrows()]
-    rows = rows.assign(tokens=[pool_tokens(c) for c in cases], lost=[lost_share(c) for c in cases])
+    rows = rows.assign(tokens=rows.case.map(pool_tokens), lost=rows.case.map(lost_share))
     found = []
     for (tokens, lost), group in rows.groupby(["tokens", "lost"]):
         row = {"tokens": tokens, "GiB bf16": tokens * MLA_TOKEN_BYTES["bfloat16"] / GIB}
@@ -249,13 +241,13 @@ def release_counts(frame: pd.DataFrame) -> pd.DataFrame:
     """The newer release over the older one, kernel by kernel, where both are right."""
     rows = sparse_rows(frame)
     pairs = {"fa2": (FA2, OLD_FA2), "fa3": (FA3, OLD_FA3)}
-    found = [judged(rows, *pair).assign(kernel=name) for name, pair in pairs.items()]
+    found = [over(rows, *pair).assign(kernel=name) for name, pair in pairs.items()]
     return _counts(pd.concat(found, ignore_index=True), "kernel")
 
 
 def kernel_counts(frame: pd.DataFrame) -> pd.DataFrame:
     """fa3 over fa2 of the newer release, by heads."""
-    return _short(_counts(judged(sparse_rows(frame), FA3, FA2), "num_qo_heads"))
+    return _short(_counts(over(sparse_rows(frame), FA3, FA2), "num_qo_heads"))
 
 
 def _counts(found: pd.DataFrame, by: str) -> pd.DataFrame:
@@ -268,11 +260,6 @@ def _counts(found: pd.DataFrame, by: str) -> pd.DataFrame:
 
 def _there(table: pd.DataFrame, names: Sequence[str]) -> list[str]:
     return [name for name in names if name in table]
-
-
-def _shape(case: MlaCase) -> dict[str, int]:
-    sizes = (case.spec.num_qo_heads, case.spec.top_k, case.batch_size, case.kv_len)
-    return dict(zip(SHAPE, sizes, strict=True))
 
 
 def _thousands(kv_len: int) -> str:
