@@ -102,7 +102,7 @@ def bounded(draw, *arguments):
 
 
 def ratio_chart(frame):
-    judged = rows.decode_rows(rows.of_cases(frame, HEADLINE), release=REGRESSED)
+    judged = rows.decode_rows(frame[frame.case.isin(HEADLINE)], release=REGRESSED)
     judged = judged[judged.backend.isin((rows.AUTO, rows.FA2))]
     words = trust.verdicts(judged, rows.AUTO, rows.FA2, floor=0.05)
     return trust_figures.ratio_chart(words, judged, label="auto / fa2")
@@ -112,7 +112,7 @@ def ratio_chart(frame):
 DRAWN = {
     "fa3_decode_regression": (
         lambda frame: figures.slowdown_heatmap(frame, REGRESSED, page_size=16),
-        lambda frame: figures.release_chart(rows.of_cases(frame, HEADLINE)),
+        lambda frame: figures.release_chart(frame[frame.case.isin(HEADLINE)]),
         bounded(figures.prediction_chart, REGRESSED),
         bounded(figures.floor_chart, REGRESSED),
         bounded(roofline.roofline, REGRESSED),
