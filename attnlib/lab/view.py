@@ -29,14 +29,8 @@ if TYPE_CHECKING:
 
 FOOTER = "us is microseconds; share is the time at the ceiling over the time taken."
 ROW_INCHES = 0.36
-FORMATS = {
-    "us": ",.1f",
-    "launches": "g",
-    "plan_us": ",.0f",
-    "share": ".0%",
-    "ratio": ".2f",
-    "margin": ".1%",
-}
+SHARES = {"share": ".0%", "margin": ".1%"}
+FORMATS = {"us": ",.1f", "plan_us": ",.0f", "launches": "g", "ratio": ".2f", **SHARES}
 """How a column is rounded for reading; the others are words and counts."""
 
 
