@@ -18,7 +18,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ..schedule.fa3 import SchedulerFacts, SchedulerMetadata, reserve
+from ..schedule.fa3 import SchedulerMetadata
+from ..schedule.facts import SchedulerFacts
 from ..schedule.splits import BATCHES_PER_CTA, blocks_in_l2, layout_of, scheduled_heads
 from . import decode
 from .device import ROWS, copy_row, wait_for_predecessor, write_lengths, write_schedule
@@ -31,8 +32,6 @@ from .require import (
     require_one_device,
     require_tensor,
 )
-
-__all__ = ["SchedulerFacts", "SchedulerMetadata", "build_step_metadata", "reserve"]
 
 
 @triton.jit(
