@@ -26,6 +26,7 @@ from support.metadata_cases import (
     reserved,
 )
 
+from attnlib.core import backends
 from attnlib.core.backends import fa3
 from attnlib.core.batch import DecodeBatch
 from attnlib.core.metadata import step as one_launch
@@ -297,7 +298,7 @@ def test_attention_takes_the_words_at_the_cap_that_they_were_made_for(fake_fa3) 
 
 @pytest.fixture
 def on_hopper() -> None:
-    reason = fa3.Fa3.unavailable()
+    reason = backends.unavailable("fa3")
     if reason:
         pytest.skip(reason)
 
