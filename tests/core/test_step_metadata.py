@@ -32,14 +32,9 @@ from attnlib.core.batch import DecodeBatch
 from attnlib.core.metadata import step as one_launch
 from attnlib.core.metadata.step import build_step_metadata
 from attnlib.core.schedule import library
-from attnlib.core.schedule.fa3 import (
-    SchedulerFacts,
-    SchedulerMetadata,
-    max_words,
-    precompute,
-    reserve,
-)
-from attnlib.core.schedule.splits import PADDING, plan_splits
+from attnlib.core.schedule.fa3 import SchedulerMetadata, precompute, reserve
+from attnlib.core.schedule.facts import SchedulerFacts
+from attnlib.core.schedule.splits import PADDING, max_words, plan_splits
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.decode.measure import Oracle, build_workload
