@@ -20,8 +20,7 @@ from ..measure.files import write_whole
 from ..run import store
 from ..studies import STUDIES
 from ..studies.fa3_decode_regression.study import REGRESSED
-from . import build as html
-from . import refresh
+from . import build
 from .page import render
 
 if TYPE_CHECKING:
@@ -56,8 +55,8 @@ def new_study(name: str, root: Path = ROOT) -> list[Path]:
         for file, template in MODULES.items():
             write_whole(home / file, module_text(name, template).encode())
         with _replaying():
-            executed = html.execute(path, notebook_of(name, number=path.name[:2]))
-        refresh.write_notebook(path, executed)
+            executed = build.execute(path, notebook_of(name, number=path.name[:2]))
+        build.write_notebook(path, executed)
     except BaseException:
         shutil.rmtree(home, ignore_errors=True)
         path.unlink(missing_ok=True)
