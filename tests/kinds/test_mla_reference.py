@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attnlib.core.mla import MlaBatch
-from attnlib.core.mla_format import dequantize
+from attnlib.kinds.mla.format import dequantize
 from attnlib.core.spec import MlaSpec
 from attnlib.kinds.call import Workload
 from attnlib.kinds.mla.case import MlaCase

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from attnlib.core.mla_format import quantize
+from attnlib.kinds.mla.format import quantize
 from attnlib.core.spec import MlaSpec
 from attnlib.kinds.cost import mla_cache_bytes, mla_cost
 from attnlib.kinds.lengths import sample_seq_lens

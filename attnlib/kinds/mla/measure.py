@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from ...core.mla import NO_TOKEN, MlaBatch
-from ...core.mla_format import dequantize, quantize
+from .format import dequantize, quantize
 from ...core.spec import LATENT_DIM, MLA_HEAD_DIM
 from ..call import CallSubject, Workload
 from ..check import Judge
