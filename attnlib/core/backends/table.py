@@ -1,7 +1,7 @@
 """What we know of each backend, in one place: a row per mode of a library. Needs no torch.
 
 `create` finds a backend's class here, a trace the kernels that prove a family, a study the
-distribution whose releases it compares, `select` the words of engines, a figure color and label.
+distribution whose releases it compares, `select` the words of engines, tables the label.
 """
 
 from __future__ import annotations
@@ -48,34 +48,24 @@ RECORDED = tuple(
 
 @dataclass(frozen=True)
 class Family:
-    """A kernel family: function names that prove it, whether it needs Hopper, look in figures."""
+    """A kernel family: the function names that prove it, and whether it needs Hopper."""
 
     kernels: tuple[str, ...]
     hopper: bool = False
-    color: str = ""
-    marker: str = ""
 
 
 FAMILIES = {
-    "fa2": Family(
-        ("BatchPrefillWithPagedKVCacheKernel", "BatchPrefillWithRaggedKVCacheKernel"),
-        color="#0072B2",
-        marker="o",
-    ),
-    "fa3": Family(
-        ("PrefillWithKVCacheKernel", "FP8PrefillWithKVCacheKernel"),
-        hopper=True,
-        color="#D55E00",
-        marker="^",
-    ),
-    "cuda-cores": Family(("BatchDecodeWithPagedKVCacheKernel",), color="#009E73", marker="s"),
+    "fa2": Family(("BatchPrefillWithPagedKVCacheKernel", "BatchPrefillWithRaggedKVCacheKernel")),
+    "fa3": Family(("PrefillWithKVCacheKernel", "FP8PrefillWithKVCacheKernel"), hopper=True),
+    "cuda-cores": Family(("BatchDecodeWithPagedKVCacheKernel",)),
     "flash-attn-3": Family(("FlashAttnFwdSm90",), hopper=True),
     "mla-fa2": Family(("BatchMLAPagedAttentionKernel",)),
     "mla-fa3": Family(("BatchMLAPageAttentionHopperKernel",), hopper=True),
     "flashmla-dense": Family(("flash_fwd_splitkv_mla_kernel",), hopper=True),
     "flashmla-sparse": Family(("flash_fwd_splitkv_mla_fp8_sparse_kernel",), hopper=True),
 }
-"""fa2, fa3 and cuda-cores are FlashInfer's; flash-attn-3 is FlashAttention-3 itself."""
+"""fa2, fa3 and cuda-cores are FlashInfer's; flash-attn-3 is FlashAttention-3 itself. Their looks in
+figures are `draw.style.FAMILIES`."""
 
 FAMILY_OF = {kernel: name for name, family in FAMILIES.items() for kernel in family.kernels}
 """Function name of a kernel -> the family that it proves."""

@@ -17,13 +17,13 @@ from ...core.spec import AttnSpec
 from ...draw import charts, style
 from ...run.frame import decode_rows
 from .learn import policy_of
-from .tables import MEASURED, NAMES, POOLS, regrets
+from .tables import LABELS, MEASURED, POOLS, regrets
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LOOKS = style.looks(NAMES[name] for name in POOLS["with FA3"])
+LOOKS = style.looks(LABELS[name] for name in POOLS["with FA3"])
 CELLS = 30
 """Choices along each side of a map."""
 EVEN = 2.2
@@ -53,7 +53,7 @@ def policy_map(frame: pd.DataFrame, specs: Sequence[AttnSpec], *, pool: str) -> 
     )
     for axis, spec in zip(axes, specs, strict=True):
         _draw_map(axis, policy, spec, POOLS[pool])
-    handles = style.handles({NAMES[name]: LOOKS[NAMES[name]] for name in POOLS[pool]})
+    handles = style.handles({LABELS[name]: LOOKS[LABELS[name]] for name in POOLS[pool]})
     figure.legend(handles=handles, loc="outside upper right", ncols=len(handles), frameon=False)
     return figure
 
@@ -91,11 +91,11 @@ def _draw_map(axis: Axes, policy: Policy, spec: AttnSpec, backends: Sequence[str
     batches, lengths = ((sizes[name].min() / 1.2, sizes[name].max() * 1.2) for name in sizes)
     x, y = (np.geomspace(*ends, CELLS) for ends in (batches, lengths))
     chosen = [[backends.index(_choice(policy, spec, b, n, backends)) for b in x] for n in y]
-    ground = ListedColormap([LOOKS[NAMES[name]].color for name in backends])
+    ground = ListedColormap([LOOKS[LABELS[name]].color for name in backends])
     look = {"cmap": ground, "vmin": -0.5, "vmax": len(backends) - 0.5, "alpha": style.PALE}
     axis.pcolormesh(x, y, chosen, rasterized=True, **look)
     fastest = [min((p.run_us[n], n) for n in p.run_us if n in backends)[1] for p in points]
-    rows = sizes.assign(fastest=[NAMES[name] for name in fastest])
+    rows = sizes.assign(fastest=[LABELS[name] for name in fastest])
     edge = {"edgecolor": "white", "linewidth": 0.4}
     charts.dots(axis, rows, x="batch", y="mean", by="fastest", looks=LOOKS, **edge)
     style.log_axes(axis, "x", "y")
