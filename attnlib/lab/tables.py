@@ -198,12 +198,9 @@ def _ceilings(records: Sequence[Record]) -> tuple[Ceilings | None, str]:
 
 
 def _noise(records: Sequence[Record]) -> float:
-    machine = records[0].machine_slug if records else ""
-    if machine not in store.machines(TRUST):
-        return 0.0
     try:
-        return trust.floor_of(store.load(TRUST, machine))
-    except ValueError:
+        return trust.floor_of(store.load(TRUST, records[0].machine_slug)) if records else 0.0
+    except (FileNotFoundError, ValueError):
         return 0.0
 
 
