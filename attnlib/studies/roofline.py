@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from ..core.backends.table import FAMILIES
 from ..draw import charts, style
 from ..kinds.cost import Ceilings, decode_cost
 from ..run.frame import CASE, cases_of, decode_rows
@@ -58,17 +59,23 @@ def roofline(frame: pd.DataFrame, limit: Ceilings, release: str) -> Figure:
     table = roofline_table(frame, release)
     if table.empty:
         raise ValueError(f"frame must hold decode records of release {release!r}, it has none")
-    figure, (axis,) = charts.panels(
-        [f"Decode under the measured roofs, FlashInfer {release}"],
-        (7.5, 4.6),
-        source=decode_rows(frame, release=release),
-        x="useful FLOP per byte that must be moved (kernels of a case side by side)",
-        y="useful TFLOP/s",
+    title = f"Decode under the measured roofs, FlashInfer {release}"
+    flops = "useful FLOP per byte that must be moved (kernels of a case side by side)"
+    drawn = decode_rows(frame, release=release)
+    figure, (axis,) = charts.panels([title], (7.5, 4.6), drawn, (flops, "useful TFLOP/s"))
+    table["place"] = table.intensity * NUDGE ** charts.spread(table.family, 2)
+    looks = style.family_looks(FAMILIES)
+    charts.dots(
+        axis,
+        table,
+        "place",
+        "tflops",
+        by="family",
+        looks=looks,
+        hollow="in_l2",
+        linewidths=0.7,
+        zorder=3,
     )
-    aside = NUDGE ** charts.spread(table.family, 2)
-    placed = table.assign(place=table.intensity * aside)
-    look = {"hollow": "in_l2", "linewidths": 0.7, "zorder": 3}
-    charts.dots(axis, placed, x="place", y="tflops", by="family", looks=style.FAMILIES, **look)
     _draw_roofs(axis, limit, low=table.intensity.min() / 1.6)
     style.log_axes(axis, "x", "y")
     axis.set_ylim(table.tflops.min() / 2, limit.matmul_tflops * 2.5)

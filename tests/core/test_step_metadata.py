@@ -26,19 +26,15 @@ from support.metadata_cases import (
     reserved,
 )
 
+from attnlib.core import backends
 from attnlib.core.backends import fa3
 from attnlib.core.batch import DecodeBatch
 from attnlib.core.metadata import step as one_launch
 from attnlib.core.metadata.step import build_step_metadata
 from attnlib.core.schedule import library
-from attnlib.core.schedule.fa3 import (
-    SchedulerFacts,
-    SchedulerMetadata,
-    max_words,
-    precompute,
-    reserve,
-)
-from attnlib.core.schedule.splits import PADDING, plan_splits
+from attnlib.core.schedule.fa3 import SchedulerMetadata, precompute, reserve
+from attnlib.core.schedule.facts import SchedulerFacts
+from attnlib.core.schedule.splits import PADDING, max_words, plan_splits
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.decode.measure import Oracle, build_workload
@@ -302,7 +298,7 @@ def test_attention_takes_the_words_at_the_cap_that_they_were_made_for(fake_fa3) 
 
 @pytest.fixture
 def on_hopper() -> None:
-    reason = fa3.Fa3.unavailable()
+    reason = backends.unavailable("fa3")
     if reason:
         pytest.skip(reason)
 

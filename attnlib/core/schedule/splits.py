@@ -93,11 +93,6 @@ class SplitPlan:
     """Values of `blocks_per_sm` that another rounding would give; empty if it is certain."""
 
     @property
-    def num_ctas(self) -> int:
-        """CTAs of the prepare kernel; more than one means that nothing is split."""
-        return math.ceil(self.facts.batch_size / BATCHES_PER_CTA)
-
-    @property
     def layout(self) -> Layout:
         """Where the parts lie in the tensor."""
         return layout_of(self.facts)

@@ -25,8 +25,9 @@ import torch
 from ...core import backends
 from ...core.backends.fa3 import attend, facts_of, launch
 from ...core.batch import DecodeBatch, PagedKV
-from ...core.schedule.fa3 import SchedulerFacts, ask_library, max_words, precompute
-from ...core.schedule.splits import layout_of
+from ...core.schedule.fa3 import ask_library, precompute
+from ...core.schedule.facts import SchedulerFacts
+from ...core.schedule.splits import layout_of, max_words
 from ...measure.timer import run_timer
 from ..base import Bench, timed_fields
 from ..decode.measure import Oracle, build_workload

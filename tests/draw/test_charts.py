@@ -1,4 +1,4 @@
-"""Ratios as pictures: every case is there, in its place, under the word that its interval earns."""
+"""Shapes of figures: every row is there, in its place, under the word that its interval earns."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.collections import PathCollection
 from matplotlib.patches import Rectangle
 
-from attnlib.draw import charts
+from attnlib.draw import charts, style
 from attnlib.draw.charts import FASTER, SLOWER, UNDECIDED
 from attnlib.run import frame as rows
 from attnlib.run import store
@@ -16,12 +17,11 @@ from attnlib.studies.decode_metadata import figures as metadata_figures
 from attnlib.studies.decode_metadata import rows as metadata_rows
 from attnlib.studies.decode_metadata.study import STUDY
 from attnlib.studies.fa3_decode_regression.study import HEADLINE, REGRESSED
-from attnlib.studies.measurement_trust import figures as trust_figures
-from attnlib.studies.measurement_trust import tables as trust
+from attnlib.studies.measurement_trust import figures, tables
 
 mpl.use("agg")
 pytestmark = pytest.mark.usefixtures("published_records")
-LABELS = charts.Labels("batch, requests", "context, tokens", "page size {}")
+SIZES = charts.Sizes("x", "y", "p", ("batch, requests", "context, tokens"), "page size {}")
 
 
 @pytest.fixture
@@ -32,12 +32,18 @@ def broken(frame):
 
 @pytest.fixture
 def words(broken):
-    return trust.verdicts(broken, rows.AUTO, rows.FA2, floor=0.05)
+    return tables.verdicts(broken, rows.AUTO, rows.FA2, floor=0.05)
 
 
-def drawn_map(found, drawn):
-    options = {"axes": ("x", "y"), "panel": "p", "title": "t", "labels": LABELS}
-    return charts.crossover_map(found, drawn, **options)
+def dots(axis):
+    """Row -> (ratio, low, high, label) of every dot with its bar."""
+    points = [drawn for drawn in axis.collections if isinstance(drawn, PathCollection)]
+    found = {}
+    for point, container in zip(points, axis.containers, strict=True):
+        bars = container[2][0].get_segments()
+        for (x, y), bar in zip(point.get_offsets(), bars, strict=True):
+            found[int(y)] = (x, *bar[:, 0], point.get_label())
+    return found
 
 
 def cells(axis):
@@ -52,36 +58,39 @@ def cells(axis):
 def test_every_judged_case_is_a_dot_at_its_ratio_with_its_interval(words, broken):
     every = ["slower", "faster", "same", "ambiguous"] * 2
     words = words.assign(verdict=every[: len(words)])
-    axis = trust_figures.ratio_chart(words, broken, label="auto / fa2").axes[0]
-    found = {}
-    for container in axis.containers:
-        dots, bars = container[0], container[2][0]
-        for x, y, bar in zip(*dots.get_data(), bars.get_segments(), strict=True):
-            found[int(y)] = (x, *bar[:, 0], container.get_label())
+    found = dots(figures.ratio_chart(words, broken, label="auto / fa2").axes[0])
     assert len(found) == len(words) == len(HEADLINE)
     for place, row in enumerate(words.itertuples()):
         assert found[place][:3] == pytest.approx((row.ratio, row.low, row.high))
         assert found[place][3] == row.verdict
 
 
-def test_a_verdict_has_a_marker_of_its_own_beside_its_colour():
-    assert len({look.marker for look in charts.WORDS.values()}) == 4
-    assert set(charts.WORDS) == {"slower", "faster", "same", "ambiguous"}
+def test_one_round_is_a_dot_without_a_bar(words, broken):
+    alone = words[:1].assign(low=np.nan, high=np.nan)
+    ((ratio, start, end, _),) = dots(figures.ratio_chart(alone, broken, label="l").axes[0]).values()
+    assert ratio == start == end == alone.ratio[0]
+
+
+def test_every_look_has_a_marker_of_its_own_beside_its_colour():
+    assert set(charts.VERDICTS) == {"slower", "faster", "same", "ambiguous"}
+    for looks in (charts.VERDICTS, style.looks("abcdefg"), metadata_figures.LOOKS):
+        assert len({look.color for look in looks.values()}) == len(looks)
+        assert len({(look.marker, look.hollow) for look in looks.values()}) == len(looks)
     assert len({hatch for _, hatch, _ in charts.CELLS.values()}) == 3
 
 
-def test_one_round_is_a_dot_without_a_bar(words, broken):
-    alone = words[:1].assign(low=np.nan, high=np.nan)
-    (container,) = trust_figures.ratio_chart(alone, broken, label="l").axes[0].containers
-    ((start, end),) = container[2][0].get_segments()[0].T[:1]
-    assert start == end == alone.ratio[0]
+def test_a_name_without_a_look_is_drawn_all_the_same():
+    (axis,) = charts.panels(["t"], (3, 3), "by hand")[1]
+    table = pd.DataFrame({"x": [1, 2], "y": [1, 2], "kind": ["new", "known"]})
+    charts.dots(axis, table, "x", "y", by="kind", looks=style.looks(["known", "absent"]))
+    assert axis.get_legend_handles_labels()[1] == ["known", "new"]
 
 
 def test_nothing_judged_and_nothing_found_are_refused(words, broken):
     with pytest.raises(ValueError, match="words must hold a case"):
-        trust_figures.ratio_chart(words[:0], broken, label="l")
+        figures.ratio_chart(words[:0], broken, label="l")
     with pytest.raises(ValueError, match="found must hold a ratio"):
-        drawn_map(pd.DataFrame({"ratio": []}), broken)
+        charts.crossover_map(pd.DataFrame({"ratio": []}), broken, SIZES, title="t")
 
 
 @pytest.mark.parametrize(
@@ -98,31 +107,19 @@ def test_an_interval_that_holds_one_or_is_none_decides_nothing(low, high, kind):
     assert charts.cell_kind(low, high) == kind
 
 
-def test_a_map_has_a_cell_a_size_and_its_line_where_faster_meets_slower(broken):
+def test_a_map_has_a_cell_per_size_and_its_line_where_faster_meets_slower(broken):
     table = [(1, 10, 0.5), (2, 10, 1.0), (4, 10, 2.0), (1, 20, 0.5), (4, 20, 2.0), (2, 20, 3.0)]
     found = pd.DataFrame(table, columns=["x", "y", "ratio"]).assign(p=7)
     found = found.assign(low=found.ratio - 0.1, high=found.ratio + 0.1)
-    axis = drawn_map(found, broken).axes[0]
-    assert cells(axis) == {
-        (0, 0): FASTER,
-        (1, 0): UNDECIDED,
-        (2, 0): SLOWER,
-        (0, 1): FASTER,
-        (1, 1): SLOWER,
-        (2, 1): SLOWER,
-    }
+    axis = charts.crossover_map(found, broken, SIZES, title="t").axes[0]
+    below = {(0, 0): FASTER, (1, 0): UNDECIDED, (2, 0): SLOWER}
+    assert cells(axis) == below | {(0, 1): FASTER, (1, 1): SLOWER, (2, 1): SLOWER}
     (line,) = axis.lines
     assert line.get_xdata().tolist() == [0.5, 0.5] and sorted(line.get_ydata()) == [0.5, 1.5]
-    assert sorted(text.get_text() for text in axis.texts) == [
-        "0.50",
-        "0.50",
-        "1.00",
-        "2.00",
-        "2.00",
-        "3.00",
-    ]
+    numbers = sorted(text.get_text() for text in axis.texts)
+    assert numbers == ["0.50", "0.50", "1.00", "2.00", "2.00", "3.00"]
     assert axis.get_title(loc="left") == "page size 7"
-    assert (axis.get_xlabel(), axis.get_ylabel()) == (LABELS.x, LABELS.y)
+    assert (axis.get_xlabel(), axis.get_ylabel()) == SIZES.words
 
 
 @pytest.mark.parametrize("rival", [metadata_rows.SERIAL, metadata_rows.TODAY])
@@ -132,15 +129,11 @@ def test_the_published_map_says_what_the_table_of_crossovers_says(rival):
     found = rows.over(metadata_rows.metadata_rows(frame), rival, metadata_rows.OPS)
     panels = [axis for axis in figure.axes if axis.patches]
     assert len(panels) == found.page_size.nunique()
+    names = found.batch_size.map(style.short_count), found.max_ctx.map(style.short_count)
     for axis, (_, part) in zip(panels, found.groupby("page_size"), strict=True):
-        shown = cells(axis)
-        batches = [label.get_text() for label in axis.get_xticklabels()]
-        contexts = [label.get_text() for label in axis.get_yticklabels()]
-        for (across, up), kind in shown.items():
-            short = metadata_figures.style.short_count
-            (row,) = part[
-                (part.batch_size.map(short) == batches[int(across)])
-                & (part.max_ctx.map(short) == contexts[int(up)])
-            ].itertuples()
+        shown, ticks = cells(axis), (axis.get_xticklabels(), axis.get_yticklabels())
+        for place, kind in shown.items():
+            batch, context = (t[int(at)].get_text() for t, at in zip(ticks, place, strict=True))
+            (row,) = part[(names[0] == batch) & (names[1] == context)].itertuples()
             assert kind == charts.cell_kind(row.low, row.high)
-        assert len(shown) == len(batches) * len(contexts) == 20
+        assert len(shown) == len(ticks[0]) * len(ticks[1]) == 20
