@@ -48,24 +48,34 @@ RECORDED = tuple(
 
 @dataclass(frozen=True)
 class Family:
-    """A kernel family: the function names that prove it, and whether it needs Hopper."""
+    """A kernel family: function names that prove it, whether it needs Hopper, look in figures."""
 
     kernels: tuple[str, ...]
     hopper: bool = False
+    color: str = ""
+    marker: str = ""
 
 
 FAMILIES = {
-    "fa2": Family(("BatchPrefillWithPagedKVCacheKernel", "BatchPrefillWithRaggedKVCacheKernel")),
-    "fa3": Family(("PrefillWithKVCacheKernel", "FP8PrefillWithKVCacheKernel"), hopper=True),
-    "cuda-cores": Family(("BatchDecodeWithPagedKVCacheKernel",)),
+    "fa2": Family(
+        ("BatchPrefillWithPagedKVCacheKernel", "BatchPrefillWithRaggedKVCacheKernel"),
+        color="#0072B2",
+        marker="o",
+    ),
+    "fa3": Family(
+        ("PrefillWithKVCacheKernel", "FP8PrefillWithKVCacheKernel"),
+        hopper=True,
+        color="#D55E00",
+        marker="^",
+    ),
+    "cuda-cores": Family(("BatchDecodeWithPagedKVCacheKernel",), color="#009E73", marker="s"),
     "flash-attn-3": Family(("FlashAttnFwdSm90",), hopper=True),
     "mla-fa2": Family(("BatchMLAPagedAttentionKernel",)),
     "mla-fa3": Family(("BatchMLAPageAttentionHopperKernel",), hopper=True),
     "flashmla-dense": Family(("flash_fwd_splitkv_mla_kernel",), hopper=True),
     "flashmla-sparse": Family(("flash_fwd_splitkv_mla_fp8_sparse_kernel",), hopper=True),
 }
-"""fa2, fa3 and cuda-cores are FlashInfer's; flash-attn-3 is FlashAttention-3 itself. Their looks in
-figures are `draw.style.FAMILIES`."""
+"""fa2, fa3 and cuda-cores are FlashInfer's; flash-attn-3 is FlashAttention-3 itself."""
 
 FAMILY_OF = {kernel: name for name, family in FAMILIES.items() for kernel in family.kernels}
 """Function name of a kernel -> the family that it proves."""
