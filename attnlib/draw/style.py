@@ -35,8 +35,10 @@ IDLE, OTHER, HOST, LAUNCH, HATCH = "0.90", "0.55", "0.75", "0.25", "0.75"
 """Greys: nothing ran; ran, but is not named; the host in a call; the host launching; hatches."""
 GREYS = ("0.55", "0.70", "0.82")
 """By turns, for what comes after the palette's last colour."""
-RULE: dict[str, Any] = {"color": "0.3", "linewidth": 1}
-"""The line at 1, or at what was expected."""
+INK, LINE, BAND, SEAM = "0.1", "0.3", "0.92", "0.85"
+"""Of marks, of lines to compare with, of a margin, and between rows."""
+RULE: dict[str, Any] = {"color": LINE, "linewidth": 1}
+"""The line at 1, or at what was expected; a bound; a limit."""
 SETTINGS: dict[str, Any] = {
     "figure.dpi": 110,
     "savefig.dpi": 200,
@@ -76,7 +78,7 @@ class Look(NamedTuple):
     hollow: bool = False
 
 
-UNNAMED = Look("0.4", "D")
+UNNAMED = Look(OTHER, "D")
 
 
 def looks(names: Iterable[T]) -> dict[T, Look]:
