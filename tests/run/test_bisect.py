@@ -233,7 +233,7 @@ def test_the_machines_own_noise_widens_the_margin(lab) -> None:
     lab.us = {"0.6.0": 10.5}
     assert run(bad="0.6.0").changed == "0.6.0"
     with pytest.raises(ValueError, match="it is same"):
-        run(bad="0.6.0", floor=0.08)
+        run(bad="0.6.0", noise=0.08)
 
 
 @pytest.mark.parametrize("status", ["error", "crashed", "refused", "incorrect", "timeout"])
