@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 from ..run import store
 from ..studies import STUDIES
 from ..studies.fa3_decode_regression.study import REGRESSED
-from . import build as html
-from . import refresh
+from . import build
 from .page import render
 
 if TYPE_CHECKING:
@@ -53,10 +52,10 @@ def new_study(name: str, root: Path = ROOT) -> list[Path]:
     try:
         home.mkdir()
         for file, template in MODULES.items():
-            html.write_whole(home / file, module_text(name, template))
+            build.write_whole(home / file, module_text(name, template))
         with _replaying():
-            executed = html.execute(path, notebook_of(name, number=path.name[:2]))
-        refresh.write_notebook(path, executed)
+            executed = build.execute(path, notebook_of(name, number=path.name[:2]))
+        build.write_notebook(path, executed)
     except BaseException:
         shutil.rmtree(home, ignore_errors=True)
         path.unlink(missing_ok=True)

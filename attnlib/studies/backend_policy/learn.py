@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from ...core.policy.plans import plan
+from ...core.policy.plans import Lengths, plan
 from ...core.policy.policy import Pick, Point, Policy
 from ...core.policy.times import KNOTS, START, Calls, Gpu, Load, Rates, load_of, predict
 from ...core.spec import AttnSpec
@@ -33,7 +33,7 @@ _Measured: TypeAlias = tuple[DecodeCase, tuple[tuple[str, float], ...]]
 
 def measured(
     spec: AttnSpec,
-    seq_lens: Sequence[int],
+    seq_lens: Lengths,
     *,
     backends: Sequence[str] = (),
     policy: Policy | None = None,
@@ -102,7 +102,7 @@ def fastest_counts(frame: pd.DataFrame) -> dict[AttnSpec, dict[str, int]]:
 
 
 def learn(
-    spec: AttnSpec, measured: Sequence[tuple[Sequence[int], Mapping[str, float]]], gpu: Gpu
+    spec: AttnSpec, measured: Sequence[tuple[Lengths, Mapping[str, float]]], gpu: Gpu
 ) -> tuple[tuple[Point, ...], dict[str, Rates]]:
     """Points and rates of `spec` from lengths and each backend's microseconds, case by case.
 
@@ -146,7 +146,8 @@ def fit(loads: Sequence[Load], run_us: Sequence[float]) -> Rates:
         return np.concatenate([np.log(calls.run_us(x) / times), pulled, steps])
 
     found = np.exp(least_squares(left, first, method="lm").x).tolist()
-    return Rates(*found[:known], token_ns=tuple(1e3 * us for us in found[known:]))
+    told = dict(zip(START, found, strict=False))
+    return Rates(**told, token_ns=tuple(1e3 * us for us in found[known:]))
 
 
 # A report asks for the same policy in every table and figure.
@@ -158,7 +159,7 @@ def _learn(
     return learn(spec, cases, gpu)
 
 
-def _load(backend: str, spec: AttnSpec, seq_lens: Sequence[int], gpu: Gpu) -> Load:
+def _load(backend: str, spec: AttnSpec, seq_lens: Lengths, gpu: Gpu) -> Load:
     return load_of(plan(backend, spec, seq_lens, num_sms=gpu.num_sms), spec, seq_lens, gpu)
 
 
