@@ -17,7 +17,7 @@ import numpy as np
 
 from ...core.schedule.facts import SchedulerFacts
 from ...core.schedule.splits import BATCHES_PER_CTA, SplitPlan, plan_splits
-from .words import TIE, WHY, candidates, words_of
+from .words import TIE, WHY, candidates, certain_words, words_of
 
 KINDS = ("fixed", "uniform", "skewed", "zeros", "edges", "few")
 COMMITTED = (
@@ -114,7 +114,7 @@ def _total(counts: dict[str, int]) -> int:
 
 def _wrong_words(plan: SplitPlan, words: np.ndarray) -> dict[str, int]:
     """Specified words that differ, per part, and the positions that no tie explains."""
-    model = words_of(plan)
+    model = certain_words(plan)
     differs = (words != model.values) & model.specified
     bounds = [*plan.layout.parts.items(), ("end", plan.layout.size)]
     spans = zip(bounds, bounds[1:], strict=False)

@@ -49,9 +49,9 @@ class Words:
 
 def words_of(plan: SplitPlan) -> Words:
     """The tensor that the library would hand out, with the reason of every open word."""
-    words = _certain_words(plan)
+    words = certain_words(plan)
     for other in candidates(plan)[1:]:
-        theirs = _certain_words(other)
+        theirs = certain_words(other)
         differs = (words.values != theirs.values) | (words.why != theirs.why)
         words.why[differs & (words.why == SPECIFIED)] = ROUNDING
     return words
@@ -81,7 +81,8 @@ def heads_in_l2(plan: SplitPlan) -> np.ndarray:
     return np.minimum(heads, scheduled_heads(facts))
 
 
-def _certain_words(plan: SplitPlan) -> Words:
+def certain_words(plan: SplitPlan) -> Words:
+    """The words of a plan whose rounding is not in doubt."""
     layout, batch_size = plan.layout, plan.facts.batch_size
     values = np.zeros(layout.size, np.int32)
     why = np.full(layout.size, PADDING, np.uint8)
