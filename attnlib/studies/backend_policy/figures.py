@@ -77,7 +77,7 @@ def regret_chart(frame: pd.DataFrame, *, pool: str) -> Figure:
     charts.dots(axis, shown, "shown", "place", by="rule", looks=looks, alpha=0.6, linewidth=0)
     charts.categories(axis, "y", places)
     place = np.array(list(places.values()))
-    axis.vlines(mean.clip(lower=LOST), place - 0.35, place + 0.35, color="0.1", linewidth=2)
+    axis.vlines(mean.clip(lower=LOST), place - 0.35, place + 0.35, color=style.INK, linewidth=2)
     axis.set_xscale("log")
     axis.set_xticks(list(SHARES), list(SHARES.values()))
     axis.minorticks_off()
