@@ -25,7 +25,7 @@ VERDICTS = {
     "slower": Look(style.VERMILION, "^"),
     "faster": Look(style.BLUE, "v"),
     "same": Look(style.GREEN, "o"),
-    "ambiguous": Look("0.45", "D"),
+    "ambiguous": Look(style.OTHER, "D"),
 }
 FASTER, UNDECIDED, SLOWER = 0, 1, 2
 CELLS = {
@@ -37,6 +37,8 @@ CELLS = {
 FURNITURE_INCHES = 1.2
 """Height of a figure beside its panels and legend: title, ticks, labels and footer."""
 LEGEND_INCHES = 0.25
+DOTS_ABOVE = 3
+"""The layer of dots: above the lines that they are compared with."""
 NEIGHBOURS = np.array([(0, 1), (0, -1), (1, 0), (-1, 0)])
 
 
@@ -130,8 +132,9 @@ def dots(
             # Filled ones first: a legend shows the first.
             own = own.sort_values(hollow, kind="stable")
             options["facecolors"] = np.where(own[hollow], "none", look.color)
-        drawn: dict[str, Any] = {"s": size**2, "marker": look.marker, "color": look.color} | options
-        axis.scatter(own[x], own[y], label=look.label or str(name), **drawn)
+        drawn: dict[str, Any] = {"s": size**2, "marker": look.marker, "color": look.color}
+        label = look.label or str(name)
+        axis.scatter(own[x], own[y], label=label, zorder=DOTS_ABOVE, **drawn | options)
 
 
 def spread(keys: pd.Series | pd.Index, width: float) -> np.ndarray:
@@ -189,9 +192,9 @@ def against(
         edges = np.asarray(points.get_facecolor())
         faces = edges * np.where(rows[[hollow]], [1, 1, 1, 0], 1)
         points.set(edgecolors=edges, facecolors=faces, linewidths=1)
-        axis.scatter([], [], facecolors="none", edgecolors="0.2", label=hollow)
+        axis.scatter([], [], facecolors="none", edgecolors=style.LINE, label=hollow)
     ends = [rows[x].min() / 1.5, rows[x].max() * 1.5]
-    axis.plot(ends, ends, color="0.4", linewidth=1)
+    axis.plot(ends, ends, **style.RULE)
     style.log_axes(axis, "x", "y")
     axis.legend()
 
@@ -298,4 +301,4 @@ def _draw_border(axis: Axes, kinds: np.ndarray) -> None:
             if beyond[tuple(cell + 1 + step)] == FASTER:
                 middle, along = cell + step / 2, step[::-1] / 2
                 y, x = np.array([middle - along, middle + along]).T
-                axis.plot(x, y, color="0.1", linewidth=2)
+                axis.plot(x, y, color=style.INK, linewidth=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
+
+from ..measure.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,8 +35,10 @@ IDLE, OTHER, HOST, LAUNCH, HATCH = "0.90", "0.55", "0.75", "0.25", "0.75"
 """Greys: nothing ran; ran, but is not named; the host in a call; the host launching; hatches."""
 GREYS = ("0.55", "0.70", "0.82")
 """By turns, for what comes after the palette's last colour."""
-RULE: dict[str, Any] = {"color": "0.3", "linewidth": 1}
-"""The line at 1, or at what was expected."""
+INK, LINE, BAND, SEAM = "0.1", "0.3", "0.92", "0.85"
+"""Of marks, of lines to compare with, of a margin, and between rows."""
+RULE: dict[str, Any] = {"color": LINE, "linewidth": 1}
+"""The line at 1, or at what was expected; a bound; a limit."""
 SETTINGS: dict[str, Any] = {
     "figure.dpi": 110,
     "savefig.dpi": 200,
@@ -73,7 +78,7 @@ class Look(NamedTuple):
     hollow: bool = False
 
 
-UNNAMED = Look("0.4", "D")
+UNNAMED = Look(OTHER, "D")
 
 
 def looks(names: Iterable[T]) -> dict[T, Look]:
@@ -162,15 +167,10 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
     path = Path(path)
     if path.suffix not in UNDATED:
         raise ValueError(f"path must end in {' or '.join(UNDATED)}, got {path.name!r}")
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
-    try:
-        with mpl.rc_context(SETTINGS), _settled(figure):
-            kind = path.suffix[1:]
-            figure.savefig(unfinished, format=kind, metadata=UNDATED[path.suffix])
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return path.resolve()
+    drawn = io.BytesIO()
+    with mpl.rc_context(SETTINGS), _settled(figure):
+        figure.savefig(drawn, format=path.suffix[1:], metadata=UNDATED[path.suffix])
+    return write_whole(path, drawn.getvalue()).resolve()
 
 
 @contextmanager

@@ -106,18 +106,12 @@ def times(found: Found) -> pd.DataFrame:
         good = found.good[found.good.backend == name]
         status = [r.status for r in found.mine if r.item.backend == name] or ["not on record"]
         families = ", ".join(sorted(set(good.kernel_family) - {""})) or NOTHING
-        us = float(good.run_us.median())
-        row = {
-            "backend": name,
-            "us": us,
-            "ran": families if len(good) else status[-1],
-            "launches": sum(k["launches"] for k in _newest_kernels(found, name)) or math.nan,
-            "plan_us": float(good.plan_us.median()),
-            "rounds": len(good),
-            "share": found.floor_us / us,
-        }
-        table.append(row)
-    return pd.DataFrame(table)
+        ran = families if len(good) else status[-1]
+        us, plan_us = float(good.run_us.median()), float(good.plan_us.median())
+        launches = sum(k["launches"] for k in _newest_kernels(found, name)) or math.nan
+        table.append((name, us, ran, launches, plan_us, len(good), found.floor_us / us))
+    columns = ["backend", "us", "ran", "launches", "plan_us", "rounds", "share"]
+    return pd.DataFrame(table, columns=columns)
 
 
 def kernels(found: Found) -> pd.DataFrame:

@@ -10,12 +10,12 @@ was built, so two builds from the same records, with the same pinned packages, a
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..draw import style
+from ..measure.files import beside, write_whole
 from ..run import store
 from ..run.study import mode, record_machine
 from ..studies import STUDIES, claims
@@ -56,7 +56,7 @@ def build_report(
         studies = [study for study in studies if any(study in page.shown for page in pages)]
         names_of = {study.study for study in studies}
         checked = [each for each in checked if names_of & {*claims.studies_of(each.claim)}]
-    write_whole(out, render_page(pages, checked, studies, part=part))
+    write_whole(out, render_page(pages, checked, studies, part=part).encode())
     return out.resolve()
 
 
@@ -91,7 +91,7 @@ def write_notebook(path: Path, notebook: NotebookNode) -> None:
 
     # What names the interpreter of the day would make a diff on every machine.
     notebook.metadata = {name: notebook.metadata[name] for name in KEPT_METADATA}
-    write_whole(path, nbformat.writes(notebook) + "\n")
+    write_whole(path, f"{nbformat.writes(notebook)}\n".encode())
 
 
 def choose_notebooks(folder: Path, only: Sequence[str] = ()) -> list[Path]:
@@ -155,32 +155,18 @@ def render_notebook(path: Path, names: Sequence[str] = ()) -> Page:
     return Page(path.stem, notebook_fragment(notebook, path.stem, shown=names), shown)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a text file whole or leave what was there; nothing is left beside it."""
-    unfinished = _beside(path)
-    try:
-        unfinished.write_text(text, encoding="utf-8")
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
 def _require_writable(out: Path) -> None:
     """ValueError unless a file can be made beside `out` and put in its place."""
     if out.is_dir():
         raise ValueError(f"out must be a file to write, {out} is a folder")
     if not out.parent.is_dir():
         raise ValueError(f"out must be in a folder that there is, got {out}")
-    probe = _beside(out)
+    probe = beside(out)
     try:
         probe.touch()
         probe.unlink()
     except OSError as error:
         raise ValueError(f"out must be in a folder to write to, got {out}: {error}") from error
-
-
-def _beside(path: Path) -> Path:
-    return path.with_name(f"{path.name}.{os.getpid()}.unfinished")
 
 
 def _leave_out_machine(notebook: NotebookNode) -> None:

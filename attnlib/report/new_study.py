@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..measure.files import write_whole
 from ..run import store
 from ..studies import STUDIES
 from ..studies.fa3_decode_regression.study import REGRESSED
@@ -52,7 +53,7 @@ def new_study(name: str, root: Path = ROOT) -> list[Path]:
     try:
         home.mkdir()
         for file, template in MODULES.items():
-            build.write_whole(home / file, module_text(name, template))
+            write_whole(home / file, module_text(name, template).encode())
         with _replaying():
             executed = build.execute(path, notebook_of(name, number=path.name[:2]))
         build.write_notebook(path, executed)

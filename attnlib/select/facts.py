@@ -2,7 +2,7 @@
 
 | mode | the call |
 |---|---|
-| decode | one query token a request (or a few), over a paged cache |
+| decode | one query token per request (or a few), over a paged cache |
 | prefill_paged | whole prompts or their tails, over a paged cache |
 | prefill_ragged | the same over keys and values that lie in one row, no cache |
 | target_verify | the target model checks drafted tokens (paged; a tree needs a custom mask) |
@@ -129,7 +129,7 @@ FLAGS: dict[str, str] = {
     "fp8_kv": "an FP8 cache",
     "one_dtype": "one dtype for query and cache",
     "one_head_dim": "one head_dim for K and V",
-    "one_q_len": "as many query tokens for each request",
+    "one_q_len": "equally many query tokens per request",
     "same_lens": "as many query tokens as cached ones",
     "near_prefill": "almost as many query tokens as cached ones",
 }

@@ -51,7 +51,7 @@ def roofline_table(frame: pd.DataFrame, release: str) -> pd.DataFrame:
 
 
 def roofline(frame: pd.DataFrame, limit: Ceilings, release: str) -> Figure:
-    """Intensity against TFLOP/s, a dot a case and kernel family, hollow where the L2 holds it.
+    """Intensity against TFLOP/s, a dot per case and kernel family, hollow where the L2 holds it.
 
     The roofs are the measured copy, read and matmul ceilings of the same records; one that the
     study did not measure is not drawn. ValueError if there is no decode record of `release`.
@@ -65,17 +65,7 @@ def roofline(frame: pd.DataFrame, limit: Ceilings, release: str) -> Figure:
     figure, (axis,) = charts.panels([title], (7.5, 4.6), drawn, (flops, "useful TFLOP/s"))
     table["place"] = table.intensity * NUDGE ** charts.spread(table.family, 2)
     looks = style.family_looks(FAMILIES)
-    charts.dots(
-        axis,
-        table,
-        "place",
-        "tflops",
-        by="family",
-        looks=looks,
-        hollow="in_l2",
-        linewidths=0.7,
-        zorder=3,
-    )
+    charts.dots(axis, table, "place", "tflops", by="family", looks=looks, hollow="in_l2")
     _draw_roofs(axis, limit, low=table.intensity.min() / 1.6)
     style.log_axes(axis, "x", "y")
     axis.set_ylim(table.tflops.min() / 2, limit.matmul_tflops * 2.5)
@@ -93,6 +83,6 @@ def _draw_roofs(axis: Axes, limit: Ceilings, *, low: float) -> None:
         if np.isfinite(gbps):
             ends = np.array([low, flat * 1e3 / gbps])
             label = f"{name}, {gbps:,.0f} GB/s"
-            axis.plot(ends, ends * gbps / 1e3, line, color="0.25", linewidth=1, label=label)
+            axis.plot(ends, ends * gbps / 1e3, line, **style.RULE, label=label)
     label = f"bf16 matmul, {flat:,.0f} TFLOP/s"
-    axis.plot([ridge, 6 * ridge], [flat, flat], color="0.25", linewidth=2, label=label)
+    axis.plot([ridge, 6 * ridge], [flat, flat], color=style.LINE, linewidth=2, label=label)

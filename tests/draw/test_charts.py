@@ -95,13 +95,8 @@ def test_nothing_judged_and_nothing_found_are_refused(words, broken):
 
 @pytest.mark.parametrize(
     ("low", "high", "kind"),
-    [
-        (0.8, 0.99, FASTER),
-        (0.8, 1.0, UNDECIDED),
-        (1.0, 1.2, UNDECIDED),
-        (1.01, 1.2, SLOWER),
-        (float("nan"), float("nan"), UNDECIDED),
-    ],
+    [(0.8, 0.99, FASTER), (0.8, 1, UNDECIDED), (1, 1.2, UNDECIDED), (1.01, 1.2, SLOWER)]
+    + [(float("nan"), float("nan"), UNDECIDED)],
 )
 def test_an_interval_that_holds_one_or_is_none_decides_nothing(low, high, kind):
     assert charts.cell_kind(low, high) == kind
@@ -129,11 +124,12 @@ def test_the_published_map_says_what_the_table_of_crossovers_says(rival):
     found = rows.over(metadata_rows.metadata_rows(frame), rival, metadata_rows.OPS)
     panels = [axis for axis in figure.axes if axis.patches]
     assert len(panels) == found.page_size.nunique()
-    names = found.batch_size.map(style.short_count), found.max_ctx.map(style.short_count)
-    for axis, (_, part) in zip(panels, found.groupby("page_size"), strict=True):
+    short = found.assign(b=found.batch_size.map(style.short_count))
+    short = short.assign(c=found.max_ctx.map(style.short_count))
+    for axis, (_, part) in zip(panels, short.groupby("page_size"), strict=True):
         shown, ticks = cells(axis), (axis.get_xticklabels(), axis.get_yticklabels())
         for place, kind in shown.items():
             batch, context = (t[int(at)].get_text() for t, at in zip(ticks, place, strict=True))
-            (row,) = part[(names[0] == batch) & (names[1] == context)].itertuples()
+            (row,) = part[(part.b == batch) & (part.c == context)].itertuples()
             assert kind == charts.cell_kind(row.low, row.high)
         assert len(shown) == len(ticks[0]) * len(ticks[1]) == 20

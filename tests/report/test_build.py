@@ -170,7 +170,7 @@ def test_a_write_that_breaks_off_leaves_the_old_report_and_nothing_else(tmp_path
     out.write_text("the old one")
     monkeypatch.setattr("os.replace", lambda *names: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
-        html.write_whole(out, "the new one")
+        html.write_whole(out, b"the new one")
     assert [path.read_text() for path in tmp_path.iterdir()] == ["the old one"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.extend import case as extend_case
 from attnlib.run import store
-from attnlib.select import GPUS, LIBRARIES, MODES, Call, UnknownFactError, explain
+from attnlib.select import LIBRARIES, MODES, Call, UnknownFactError, explain
 from attnlib.studies.fa3_decode_regression.study import REFERENCE_MACHINE
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "records"
@@ -21,7 +20,6 @@ FP8_CACHE = AttnSpec(32, 8, 128, 16, "bfloat16", FP8)
 LATENT = AttnSpec(128, 1, 576, 64)
 AFFECTED = ("0.6.0", "0.6.1", "0.6.2", "0.6.3")
 HEALTHY = ("0.2.0.post1", "0.5.3", "0.6.4", "0.6.13", "0.7.0", "0.7.2.post1")
-OTHER_GPUS = [gpu for gpu in GPUS if gpu != "sm90"]
 STEP = Call(kv_lens=(8192,) * 16)
 NO_CALL = Call()
 VLLM, SPARSE = ("vllm==0.33.0", "auto"), {"topk": 2048}
@@ -38,9 +36,6 @@ def engine(library, spec, gpu, mode="decode", policy="auto", **call):
 
 # FlashInfer's auto
 
-VERIFY_KERNEL = AttnSpec(4, 1, 256, 1, "bfloat16", FP8)
-PROMPTS = Call(kv_lens=(2048,) * 4)
-LATENT_STEP = Call(kv_lens=STEP.kv_lens, causal=False)
 MASKED = Call(custom_mask=True)
 CUDA_CORES = Call(tensor_cores=False)
 
@@ -48,16 +43,7 @@ PICKS = [
     # 16-bit decode on Hopper is fa3 in the affected releases, and fa2 in every other one.
     *(("decode", BF16, "sm90", release, NO_CALL, "fa3") for release in AFFECTED),
     *(("decode", BF16, "sm90", release, NO_CALL, "fa2") for release in HEALTHY),
-    # No other GPU ever gets fa3 for decode.
-    *(
-        ("decode", spec, gpu, release, NO_CALL, "fa2")
-        for spec, gpu, release in product(
-            (BF16, FP8_BOTH, FP8_CACHE), OTHER_GPUS, (*AFFECTED, *HEALTHY)
-        )
-    ),
     # FP8 queries keep fa3 after the fix; an FP8 cache with a 16-bit query left it.
-    ("decode", FP8_BOTH, "sm90", "0.5.3", NO_CALL, "fa2"),
-    ("decode", FP8_BOTH, "sm90", "0.6.3", NO_CALL, "fa3"),
     ("decode", FP8_BOTH, "sm90", "0.7.1", NO_CALL, "fa3"),
     ("decode", FP8_CACHE, "sm90", "0.6.3", NO_CALL, "fa3"),
     ("decode", FP8_CACHE, "sm90", "0.6.4", NO_CALL, "fa2"),
@@ -65,26 +51,11 @@ PICKS = [
     ("decode", BF16, "sm90", "0.2.0.post1", CUDA_CORES, "cuda-cores"),
     ("decode", BF16, "sm90", "0.6.3", CUDA_CORES, "cuda-cores"),
     ("decode", BF16, "sm90", "0.7.2.post1", CUDA_CORES, "cuda-cores"),
-    # Prefill on Hopper is fa3 in every release; a custom mask keeps verify on fa2.
-    ("prefill_paged", BF16, "sm90", "0.2.0.post1", NO_CALL, "fa3"),
-    ("prefill_paged", BF16, "sm90", "0.6.4", NO_CALL, "fa3"),
-    ("prefill_paged", BF16, "sm90", "0.7.2.post1", NO_CALL, "fa3"),
+    # A custom mask keeps verify on fa2.
+    ("target_verify", BF16, "sm90", "0.7.2.post1", NO_CALL, "fa3"),
     ("target_verify", BF16, "sm90", "0.7.2.post1", MASKED, "fa2"),
-    # Ragged prefill on Blackwell walks cudnn and cutlass from 0.7.1.
-    ("prefill_ragged", BF16, "sm100", "0.7.0", PROMPTS, "fa2"),
-    ("prefill_ragged", BF16, "sm100", "0.7.1", PROMPTS, "cudnn"),
-    ("prefill_ragged", BF16, "sm103", "0.7.1", PROMPTS, "cudnn"),
-    ("prefill_ragged", BF16, "sm120", "0.7.1", PROMPTS, "fa2"),
-    ("prefill_ragged", BF16, "sm90", "0.7.1", PROMPTS, "fa3"),
-    # MLA is chosen by GPU, and from 0.7.1 by work.
-    ("mla", LATENT, "sm90", "0.2.2", LATENT_STEP, "fa3"),
-    ("mla", LATENT, "sm80", "0.7.0", LATENT_STEP, "fa2"),
-    ("mla", LATENT, "sm100", "0.7.0", LATENT_STEP, "fa2"),
-    ("mla", LATENT, "sm100", "0.7.1", LATENT_STEP, "trtllm-gen"),
-    ("mla", LATENT, "sm103", "0.7.1", LATENT_STEP, "fa2"),
-    ("mla", LATENT, "sm103", "0.7.2", LATENT_STEP, "trtllm-gen"),
-    ("mla", LATENT, "sm120", "0.7.2", LATENT_STEP, "fa2"),
 ]
+"""What test_features holds too, for all libraries, GPUs, modes and dtypes, is said here once."""
 
 
 @pytest.mark.parametrize(("mode", "spec", "gpu", "release", "call", "backend"), PICKS)
@@ -100,7 +71,8 @@ def test_a_pick_that_cannot_run_says_so_and_is_not_replaced():
 
 
 def test_the_verify_kernel_that_hides_behind_fa2_is_told_of():
-    choice = auto(VERIFY_KERNEL, "0.7.2.post1", mode="target_verify", call=MASKED)
+    spec = AttnSpec(4, 1, 256, 1, "bfloat16", FP8)
+    choice = auto(spec, "0.7.2.post1", mode="target_verify", call=MASKED)
     assert choice.backend == "fa2"
     assert "eagle_verify_fp8kv_sm90" in choice.decided_by.why
 
@@ -121,7 +93,6 @@ def test_a_rule_that_asks_for_lengths_says_how_to_give_them():
 
 OLD_SGLANG, NEW_SGLANG = ("flashinfer==0.6.1", "sglang<0.5.9"), ("flashinfer==0.6.3", "sglang")
 MINI = ("flashinfer==0.6.3", "mini-sglang")
-LATENT_FP8 = AttnSpec(128, 1, 576, 64, "bfloat16", FP8)
 SMALL_PAGES = AttnSpec(128, 1, 576, 16, "bfloat16", FP8)
 GROUPS = {(8, 8): "cuda-cores", (24, 8): "cuda-cores", (32, 8): "fa2", (56, 8): "fa2"}
 NO_FLAGS: dict[str, object] = {}
@@ -136,7 +107,7 @@ KERNELS = [
         (*OLD_SGLANG, BF16, "sm90", mode, NO_FLAGS, "fa2")
         for mode in ("prefill_paged", "draft_extend", "dllm_extend")
     ),
-    # Tensor cores begin at four query heads a KV head; SGLang uses them for every FP8 cache.
+    # Tensor cores begin at four query heads per KV head; SGLang uses them for every FP8 cache.
     *(
         (*policy, AttnSpec(*heads, 128, 16), "sm90", "decode", NO_FLAGS, kernel)
         for policy in (NEW_SGLANG, MINI)
@@ -145,32 +116,19 @@ KERNELS = [
     (*NEW_SGLANG, AttnSpec(8, 8, 128, 16, "bfloat16", FP8), "sm90", "decode", NO_FLAGS, "fa2"),
     # SGLang chooses by GPU, and FlashInfer within by its pins.
     ("sglang==0.5.23", "auto", BF16, "sm80", "decode", NO_FLAGS, "flashinfer fa2"),
-    ("sglang==0.5.23", "auto", BF16, "sm90", "decode", NO_FLAGS, "fa3"),
-    ("sglang==0.5.23", "auto", BF16, "sm100", "decode", NO_FLAGS, "trtllm_mha"),
-    ("sglang==0.5.23", "auto", BF16, "sm120", "decode", NO_FLAGS, "flashinfer fa2"),
     # Speculation with branches sends SGLang on Hopper to FlashInfer.
     ("sglang==0.5.23", "auto", BF16, "sm90", "decode", {"eagle_topk": 4}, "flashinfer fa2"),
-    # mini-sglang takes consumer Blackwell for a datacenter GPU.
-    ("mini-sglang", "auto", BF16, "sm120", "decode", NO_FLAGS, "trtllm"),
-    ("mini-sglang", "auto", BF16, "sm90", "prefill_paged", NO_FLAGS, "fa"),
-    ("mini-sglang", "auto", BF16, "sm90", "decode", NO_FLAGS, "fi fa2"),
     # vLLM takes the first of its list that passes its checks.
     (*VLLM, LATENT, "sm90", "mla", NO_FLAGS, "FLASH_ATTN_MLA"),
-    (*VLLM, LATENT_FP8, "sm90", "mla", NO_FLAGS, "FLASHMLA"),
-    (*VLLM, LATENT, "sm80", "mla", NO_FLAGS, "TRITON_MLA"),
-    (*VLLM, LATENT, "sm90", "sparse_mla", SPARSE, "FLASH_ATTN_MLA_SPARSE"),
     (*VLLM, AttnSpec(128, 1, 512, 64), "sm90", "sparse_mla", SPARSE, "FLASHINFER_MLA_SPARSE_SM90"),
     (*VLLM, LATENT, "sm80", "sparse_mla", SPARSE, ""),
-    (*VLLM, BF16, "sm90", "decode", NO_FLAGS, "FLASH_ATTN"),
     # It orders sparse MLA over a 16-bit cache on Blackwell by heads.
     (*VLLM, AttnSpec(16, 1, 576, 64), "sm100", "sparse_mla", SPARSE, "FLASH_ATTN_MLA_SPARSE_FA4"),
     (*VLLM, AttnSpec(32, 1, 576, 64), "sm100", "sparse_mla", SPARSE, "FLASHMLA_SPARSE"),
-    (*VLLM, LATENT, "sm100", "sparse_mla", SPARSE, "FLASHMLA_SPARSE"),
     # A block size of the user's can cost it a better backend.
     (*VLLM, SMALL_PAGES, "sm90", "mla", NO_FLAGS, "FLASHMLA"),
     (*VLLM, SMALL_PAGES, "sm90", "mla", {"pinned_page": True}, "TRITON_MLA"),
     # Without NVIDIA's cubins its FlashInfer falls back to auto.
-    (*VLLM, BF16, "sm100", "decode", NO_FLAGS, "FLASHINFER trtllm-gen"),
     (*VLLM, FP8_CACHE, "sm120", "decode", NO_FLAGS, "FLASHINFER xqa"),
     (*VLLM, FP8_CACHE, "sm120", "decode", {"cubins": False}, "FLASHINFER fa2"),
 ]

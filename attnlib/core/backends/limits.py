@@ -112,7 +112,7 @@ def _fa3(call: Facts) -> Iterator[Row]:
     why = "does not split the KV, so cannot fix it"
     yield call["fixed_split"], "fixed_split", why, "scheduler.cuh"
     many = decode and call["max_q"] > 1
-    yield many, "max_q", "decodes one query token a request", "decode.py"
+    yield many, "max_q", "decodes one query token per request", "decode.py"
     yield latent and fp8_query, "dtypes", "MLA takes no FP8 query", "_fa_common.py"
     old, why = _before(call, "0.6.14"), "MLA over an FP8 cache needs 0.6.14"
     yield latent and fp8_kv and old, "dtypes", why, "mla/_core.py, 0.6.14"
@@ -133,7 +133,7 @@ def _latent(call: Facts) -> Iterator[Row]:
 def _cuda_cores(call: Facts) -> Iterator[Row]:
     group, groups = call["group_size"], {1, 2, 3, 4, 8}  # DISPATCH_GQA_GROUP_SIZE of utils.cuh
     yield call["fp8_query"], "dtypes", "takes no FP8 query", "decode.cuh"
-    yield call["max_q"] > 1, "max_q", "decodes one query token a request", "decode.py"
+    yield call["max_q"] > 1, "max_q", "decodes one query token per request", "decode.py"
     other = call["head_dim"] not in (64, 128, 256, 512)
     yield other, "head_dim", "head_dim must be 64, 128, 256 or 512", "utils.cuh"
     other = group not in groups and _before(call, "0.6.18")

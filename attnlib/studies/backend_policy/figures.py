@@ -17,13 +17,13 @@ from ...core.spec import AttnSpec
 from ...draw import charts, style
 from ...run.frame import decode_rows
 from .learn import policy_of
-from .tables import MEASURED, NAMES, POOLS, regrets
+from .tables import LABELS, MEASURED, POOLS, regrets
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LOOKS = style.looks(NAMES[name] for name in POOLS["with FA3"])
+LOOKS = style.looks(LABELS[name] for name in POOLS["with FA3"])
 CELLS = 30
 """Choices along each side of a map."""
 EVEN = 2.2
@@ -44,7 +44,7 @@ def policy_map(frame: pd.DataFrame, specs: Sequence[AttnSpec], *, pool: str) -> 
 
     if not specs:
         raise ValueError("specs must hold at least one, it holds none")
-    policy, looks = policy_of(frame), {NAMES[name]: LOOKS[NAMES[name]] for name in POOLS[pool]}
+    policy, looks = policy_of(frame), {LABELS[name]: LOOKS[LABELS[name]] for name in POOLS[pool]}
     figure, axes = charts.panels(
         [f"{spec.heads} heads, page {spec.page_size}" for spec in specs],
         (1 + 2.6 * len(specs), 3.6),
@@ -77,7 +77,7 @@ def regret_chart(frame: pd.DataFrame, *, pool: str) -> Figure:
     charts.dots(axis, shown, "shown", "place", by="rule", looks=looks, alpha=0.6, linewidth=0)
     charts.categories(axis, "y", places)
     place = np.array(list(places.values()))
-    axis.vlines(mean.clip(lower=LOST), place - 0.35, place + 0.35, color="0.1", linewidth=2)
+    axis.vlines(mean.clip(lower=LOST), place - 0.35, place + 0.35, color=style.INK, linewidth=2)
     axis.set_xscale("log")
     axis.set_xticks(list(SHARES), list(SHARES.values()))
     axis.minorticks_off()
@@ -95,7 +95,7 @@ def _draw_map(axis: Axes, policy: Policy, spec: AttnSpec, backends: Sequence[str
         {
             "batch": point.batch_size,
             "length": point.mean_len,
-            "fastest": NAMES[min((point.run_us[n], n) for n in point.run_us if n in backends)[1]],
+            "fastest": LABELS[min((point.run_us[n], n) for n in point.run_us if n in backends)[1]],
         }
         for point in policy.points[spec]
         if point.longest <= EVEN * point.mean_len
@@ -105,7 +105,7 @@ def _draw_map(axis: Axes, policy: Policy, spec: AttnSpec, backends: Sequence[str
     )
     x, y = np.geomspace(*xlim, CELLS), np.geomspace(*ylim, CELLS)
     chosen = [[choice(batch, length) for batch in x] for length in y]
-    ground = ListedColormap([LOOKS[NAMES[name]].color for name in backends])
+    ground = ListedColormap([LOOKS[LABELS[name]].color for name in backends])
     mesh = axis.pcolormesh(x, y, chosen, cmap=ground, alpha=style.PALE, rasterized=True)
     mesh.set_clim(-0.5, len(backends) - 0.5)
     edge: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.4}

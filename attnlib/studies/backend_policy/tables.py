@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from ...core.backends.table import named_by
-from ...core.gpu import FA2_CTAS
+from ...core.gpu import FA2_CTAS, REFERENCE
 from ...core.policy.policy import Policy
 from ...kinds.decode.case import DecodeCase
 from ...kinds.lengths import sample_seq_lens
@@ -26,7 +26,6 @@ from .study import FLASHINFER, HELD_OUT_CASES, KNOWN_CASES, POLICY_RELEASE, SPEC
 
 FA3_LIBRARY = "fa3"
 POOLS = {"FlashInfer": FLASHINFER, "with FA3": (*FLASHINFER, FA3_LIBRARY)}
-NAMES = LABELS | {FA3_LIBRARY: "FlashAttention-3"}
 MEASURED = "measured"
 EXPLAINED = {
     "FlashInfer 0.6.3 auto": ("flashinfer==0.6.3", "auto"),
@@ -37,7 +36,6 @@ EXPLAINED = {
 }
 """Rule -> library and policy for `select.explain`. vLLM's own use of FlashInfer is XQA's kernels on
 Hopper, which were not measured."""
-GPU = "sm90"
 FEWER = (10, 20, 35, 70)
 """Known cases a layer; every so many of them in their order, which spreads any number evenly."""
 LONG, MANY = 16384, 12
@@ -93,8 +91,12 @@ def worst_choices(frame: pd.DataFrame, *, pool: str, rule: str = MEASURED) -> pd
     lost = lost[(lost.rule == rule) & (lost.regret > 0.01)]
     times = case_times(decode_rows(frame))
     rows = [
-        {"case": row.case.key, "chosen": NAMES[row.chosen], "regret, %": round(row.regret * 100, 1)}
-        | {NAMES[n]: us for n, us in times[row.case].items() if n in POOLS[pool]}
+        {
+            "case": row.case.key,
+            "chosen": LABELS[row.chosen],
+            "regret, %": round(row.regret * 100, 1),
+        }
+        | {LABELS[n]: us for n, us in times[row.case].items() if n in POOLS[pool]}
         for row in lost.sort_values("regret", ascending=False).itertuples()
     ]
     return pd.DataFrame(rows).round(2)
@@ -129,7 +131,7 @@ def misfit_table(frame: pd.DataFrame) -> pd.DataFrame:
     for name in policy.backends:
         points = [p for each in policy.points.values() for p in each if name in p.run_us]
         off = np.abs(np.expm1([point.log_error(name) for point in points])) * 100
-        told = {"backend": NAMES[name], "cases": len(points), "median, %": np.median(off)}
+        told = {"backend": LABELS[name], "cases": len(points), "median, %": np.median(off)}
         rows.append(told | {"95th percentile, %": np.quantile(off, 0.95)})
     return pd.DataFrame(rows).round(1)
 
@@ -152,7 +154,7 @@ def fastest(frame: pd.DataFrame, *, pool: str) -> pd.DataFrame:
     """In how many cases, known and held out, each backend is the fastest: a row a layer."""
     rows = [
         {"heads": case.spec.heads, "group": case.spec.group_size, "page size": case.spec.page_size}
-        | {"fastest": NAMES[min((us, n) for n, us in found.items() if n in POOLS[pool])[1]]}
+        | {"fastest": LABELS[min((us, n) for n, us in found.items() if n in POOLS[pool])[1]]}
         for case, found in case_times(decode_rows(frame)).items()
     ]
     table = pd.DataFrame(rows)
@@ -178,7 +180,7 @@ def one_long_request(frame: pd.DataFrame) -> pd.DataFrame:
         tiles = case.batch_size * case.spec.num_kv_heads
         told = {"heads": case.spec.heads, "batch": case.batch_size, "longest": case.kv_len}
         told |= {"requests x KV heads": tiles, "splits": "yes" if tiles < slots else "no"}
-        told |= {"fa2": times.get(FA2, np.nan), "fastest": NAMES[best], "us": times[best]}
+        told |= {"fa2": times.get(FA2, np.nan), "fastest": LABELS[best], "us": times[best]}
         rows.append(told)
     table = pd.DataFrame(rows).sort_values(["requests x KV heads", "longest"])
     return table.assign(ratio=table.fa2 / table.us).round(2).reset_index(drop=True)
@@ -199,7 +201,7 @@ def _measured(policy: Policy, backends: Sequence[str], case: DecodeCase) -> str:
 
 def _explained(library: str, policy: str, case: DecodeCase) -> str:
     call = Call(kv_lens=tuple(sample_seq_lens(case).tolist()), graph=True)
-    asked = {"mode": "decode", "gpu": GPU, "library": library, "policy": policy}
+    asked = {"mode": "decode", "gpu": REFERENCE, "library": library, "policy": policy}
     choice = explain(case.spec, call=call, env={}, **asked)
     backend = named_by(library, choice.kernel, latent=False)
     known = POOLS["with FA3"]

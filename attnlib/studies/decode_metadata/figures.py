@@ -30,7 +30,7 @@ LOOKS = {
     MERGED: Look(style.PURPLE, "^", size=6),
     TODAY: Look(style.BLUE, "D", size=4),
     FUSED: Look(style.GREEN, "o", size=5),
-    "floor": Look("0.35"),
+    "floor": Look(style.LINE),
 }
 """Of designs, three of which often lie on one line, and of the floor."""
 PANELS = {

@@ -68,5 +68,5 @@ def _by_mode(
     charts.categories(axis, "y", (f"{group}\n({how})" for group, how in launched.items()))
     axis.axvline(1, **style.RULE)
     for edge in range(1, len(groups)):
-        axis.axhline(edge - 0.5, color="0.85", linewidth=0.8)
+        axis.axhline(edge - 0.5, color=style.SEAM, linewidth=0.8)
     return figure, axis, placed

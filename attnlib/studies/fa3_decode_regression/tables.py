@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from ...core.gpu import REFERENCE, SLOW_MHZ
 from ...kinds.cost import Ceilings, decode_cost, predict_fa3
 from ...run.frame import (
     AUTO,
@@ -34,9 +35,6 @@ from ...select import GPUS, Choice, explain
 if TYPE_CHECKING:
     from ...core.spec import AttnSpec
     from ...run.bisect import Bisection
-
-SLOW_MHZ = 1900
-"""SM clocks below this are a step down from the 1965 to 1980 MHz that an idle-cool H200 holds."""
 
 
 def ceiling_table(limit: Ceilings) -> pd.DataFrame:
@@ -192,7 +190,7 @@ def variants(frame: pd.DataFrame, release: str) -> pd.DataFrame:
 def rule_table(releases: list[str], spec: AttnSpec) -> pd.DataFrame:
     """What `auto` means for decode of `spec`, by release and GPU generation (`select`)."""
     columns = {gpu: [_auto(spec, release, gpu).backend for release in releases] for gpu in GPUS}
-    decided = [_auto(spec, release, "sm90").decided_by for release in releases]
+    decided = [_auto(spec, release, REFERENCE).decided_by for release in releases]
     why = [f"{row.why} ({row.source.removeprefix('FlashInfer ')})" for row in decided]
     return pd.DataFrame({"release": releases, **columns, "why, on Hopper": why})
 
@@ -208,7 +206,7 @@ def resolution(frame: pd.DataFrame) -> pd.DataFrame:
     order = {release: place for place, release in enumerate(release_order(frame))}
     rows = rows.assign(place=rows.release.map(order))
     rows = rows.sort_values(["dtype", "kv_dtype", "place"]).reset_index(drop=True)
-    rules = [_auto(row.case.spec, row.release, "sm90") for row in rows.itertuples()]
+    rules = [_auto(row.case.spec, row.release, REFERENCE) for row in rows.itertuples()]
     return pd.DataFrame(
         {
             "query": rows.dtype,

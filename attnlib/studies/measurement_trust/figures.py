@@ -24,7 +24,7 @@ def ratio_chart(words: pd.DataFrame, drawn: pd.DataFrame, *, label: str) -> Figu
     legend = charts.LEGEND_INCHES
     figure, (axis,) = charts.panels([""], size, drawn, (xlabel, ""), title=label, legend=legend)
     margin = words.margin.max()
-    axis.axvspan(1 / (1 + margin), 1 + margin, color="0.92", linewidth=0, label="margin")
+    axis.axvspan(1 / (1 + margin), 1 + margin, color=style.BAND, linewidth=0, label="margin")
     axis.axvline(1, **style.RULE)
     rows, looks = words.assign(place=range(len(words))), charts.VERDICTS
     charts.dots(axis, rows, "ratio", "place", by="verdict", looks=looks, interval="x", size=5)

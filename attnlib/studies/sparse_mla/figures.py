@@ -97,7 +97,7 @@ def overflow_chart(frame: pd.DataFrame) -> Figure:
     title, limit = "Worst error by size of the cache", first_lost_token()
     figure, (axis,) = charts.panels([title], (6.4, 3.6), frame, words)
     charts.dots(axis, rows, "millions", "oracle_error", by="library", looks=OUTCOMES)
-    axis.axvline(limit / 1e6, color="0.35", linestyle="--", linewidth=1, label=f"token {limit:,}")
+    axis.axvline(limit / 1e6, **style.RULE, linestyle="--", label=f"token {limit:,}")
     style.log_axes(axis, "x", "y")
     axis.legend(loc="best", frameon=True)
     return figure
