@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -11,6 +11,7 @@ from attnlib.core.spec import AttnSpec, MlaSpec
 from attnlib.kinds.cases import KINDS, case_from_dict
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.extend.case import MODES, ExtendCase
+from attnlib.kinds.form import NamedCase, later
 from attnlib.kinds.item import Item
 from attnlib.kinds.metadata.case import MetadataCase
 from attnlib.kinds.mismatch.case import MismatchCase
@@ -73,6 +74,17 @@ def test_a_field_that_lacks_and_one_too_many_are_refused(case, lost) -> None:
     del form[lost]
     with pytest.raises(ValueError, match=f"must have the fields .*'{lost}'"):
         case_from_dict(form)
+
+
+def test_a_field_that_came_later_stays_out_of_the_form_at_its_default() -> None:
+    @dataclass(frozen=True)
+    class Grown(NamedCase):
+        batch_size: int
+        cap: int = later(0)
+
+    assert Grown(3).to_dict() == {"batch_size": 3}
+    assert Grown.from_dict({"batch_size": 3}) == Grown(3)
+    assert Grown.from_dict(Grown(3, 32).to_dict()) == Grown(3, 32)
 
 
 @pytest.mark.parametrize(
