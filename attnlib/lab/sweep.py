@@ -49,7 +49,7 @@ def missing_rounds(gpu: ThisGpu, choices: Choices) -> list[Job]:
 
 
 def _round(gpu: ThisGpu, choices: Choices, number: int) -> Job:
-    ceilings = [Item(name, "graph") for name in gpu.ceilings]
+    ceilings: list[Item[Any]] = [Item(name, "graph") for name in gpu.ceilings]
     timed = [
         Item(name, choices.timer, choices.case, release_of(name, choices.release))
         for name in choices.backends

@@ -60,7 +60,7 @@ def counted(cases: Iterable[DecodeCase | ExtendCase], limit: Ceilings) -> pd.Dat
     found = []
     for case in cases:
         cost, name, q_len = _cost(case), getattr(case, "mode", DECODE), getattr(case, "q_len", 1)
-        cached = getattr(case, "cached", case)
+        cached = case.cached if isinstance(case, ExtendCase) else case
         found.append(
             {
                 "mode": name,

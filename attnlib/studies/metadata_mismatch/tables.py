@@ -22,8 +22,8 @@ def mismatch_table(frame: pd.DataFrame) -> pd.DataFrame:
         runs = frame[frame.name == mismatch.name]
         if not runs.empty:
             splits = predict_splits(mismatch, num_sms=num_sms)
-            found.append((mismatch.name, splits.in_metadata, splits.right, splits.cap))
-            found[-1] += (splits.overrun, *_outcomes(runs))
+            counts = (splits.in_metadata, splits.right, splits.cap, splits.overrun)
+            found.append((mismatch.name, *counts, *_outcomes(runs)))
     table = pd.DataFrame(found, columns=[*COLUMNS, "relative error", "with the guard"])
     table["overruns"] = table.overruns.map({True: "yes", False: ""})
     return table.round({"relative error": 4})
