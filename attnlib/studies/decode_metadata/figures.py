@@ -58,8 +58,9 @@ def designs_chart(frame: pd.DataFrame, limit: Ceilings) -> Figure:
         if len(part) >= MIN_POINTS:
             (across,) = {SIZES.x, SIZES.y} - set(fixed)
             parts[title] = part.set_index(across).sort_index()
-    size, unit = (9, 3.6 * -(-len(parts) // 2)), "time of one call in a graph, us"
-    figure, axes = charts.panels(list(parts), size, drawn, ("", unit), columns=2)
+    size = (9, 3.6 * -(-len(parts) // 2))
+    words = ("", "time of one call in a graph, us")
+    figure, axes = charts.panels(list(parts), size, drawn, words, columns=2)
     for axis, part in zip(axes, parts.values(), strict=True):
         charts.lines(axis, part, LOOKS)
         axis.set_xlabel(BATCH if part.index.name == SIZES.x else CONTEXT)

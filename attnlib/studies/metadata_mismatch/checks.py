@@ -17,7 +17,6 @@ from ..evidence import (
     REFUTED,
     Finding,
     MissingRecordsError,
-    checks_of,
     vote,
 )
 
@@ -69,11 +68,6 @@ def one_gpu_is_right(frame: pd.DataFrame) -> Finding:
     )
     verdict = vote(right, len(rows) - right)
     return Finding(verdict, reason, f"{right} of {len(rows)} right", records=tuple(rows.id))
-
-
-CHECKS = checks_of(
-    ["metadata_mismatch"], stale_lengths_mislead, splits_overrun_buffers, one_gpu_is_right
-)
 
 
 def _unguarded(frame: pd.DataFrame, names: Sequence[str]) -> tuple[pd.DataFrame, list[Splits]]:
