@@ -28,8 +28,8 @@ from .launch import Derived, Grid, Launcher
 from .require import MAX_INT32, PageArrays, require_kv_indices
 
 SMALL_GRID = 1024
-"""Tiles up to which each has a program of its own. This and the sizes below were found by hand on an
-H200; where one is wrong, study `decode_metadata` shows it (see `decode.tiling_of`)."""
+"""Tiles up to which each has a program of its own. As `decode.tiling_of`, found by hand on an H200
+without a record, and so are the sizes below: study `decode_metadata` shows where one is wrong."""
 ROWS_PER_PROGRAM = 512
 """Requests of a batch for each row that a program takes, up to MAX_ROWS."""
 MAX_ROWS = 8
