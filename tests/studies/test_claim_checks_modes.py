@@ -7,7 +7,7 @@ import pytest
 
 from attnlib.kinds.extend.case import ExtendCase
 from attnlib.studies.engine_modes import study as engine_modes
-from attnlib.studies.engine_modes.rows import AUTO, FA2, FA3, usual_timer
+from attnlib.studies.engine_modes.tables import AUTO, FA2, FA3, usual_timer
 from attnlib.studies.evidence import MissingRecordsError
 from attnlib.studies.fa3_decode_regression.checks import CHECKS
 

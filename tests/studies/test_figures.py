@@ -18,9 +18,9 @@ from attnlib.draw import style
 from attnlib.run import frame as rows
 from attnlib.run import store
 from attnlib.select import GPUS
-from attnlib.studies import STUDIES, roofline
+from attnlib.studies import STUDIES, auto_resolution, roofline
 from attnlib.studies.decode_metadata import figures as metadata_figures
-from attnlib.studies.decode_metadata.rows import TODAY
+from attnlib.studies.decode_metadata.tables import TODAY
 from attnlib.studies.fa3_decode_regression import figures, tables
 from attnlib.studies.fa3_decode_regression.study import FIXED, HEADLINE, REGRESSED, VARIANTS, WIDE
 from attnlib.studies.measurement_trust import figures as trust_figures
@@ -258,7 +258,7 @@ def test_live_headline_records_alone_fill_every_table(frame, limit):
 
 
 def test_a_rule_table_has_a_column_for_each_gpu_generation():
-    row = tables.rule_table(["0.6.3"], HEADLINE[0].spec).iloc[0]
+    row = auto_resolution.rule_table(["0.6.3"], HEADLINE[0].spec).iloc[0]
     found = {gpu: row[gpu] for gpu in GPUS}
     assert found == dict.fromkeys(GPUS, "fa2") | {"sm90": "fa3"}
 

@@ -11,7 +11,7 @@ import pytest
 from attnlib.run import frame as rows
 from attnlib.run import store
 from attnlib.run.bisect import bisect
-from attnlib.studies import STUDIES, roofline
+from attnlib.studies import STUDIES, auto_resolution, roofline
 from attnlib.studies.fa3_decode_regression import tables
 from attnlib.studies.fa3_decode_regression.study import (
     FIXED,
@@ -42,7 +42,7 @@ def wide(frame):
 
 
 def resolved_us(query: str, kv: str, release: str) -> float:
-    seen = tables.resolution(store.load("auto_resolution", REFERENCE_MACHINE))
+    seen = auto_resolution.resolution(store.load("auto_resolution", REFERENCE_MACHINE))
     (row,) = seen[
         (seen["query"] == query) & (seen.kv == kv) & (seen.release == release)
     ].itertuples()
@@ -75,7 +75,7 @@ def test_notebook_01_names_the_price_of_the_resolution():
 
 
 def test_notebook_01_lists_the_releases_that_ran_fa3_and_no_other():
-    seen = tables.resolution(store.load("auto_resolution", REFERENCE_MACHINE))
+    seen = auto_resolution.resolution(store.load("auto_resolution", REFERENCE_MACHINE))
     sixteen = seen[(seen["query"] == BF16) & (seen.kv == BF16)]
     fa3 = sixteen[sixteen["ran"] == "fa3"].release.tolist()
     assert fa3 == ["0.6.0", "0.6.1", "0.6.2", "0.6.3"]

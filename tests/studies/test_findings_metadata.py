@@ -8,9 +8,9 @@ from test_findings import prose
 from attnlib.run import frame as rows
 from attnlib.run import store
 from attnlib.studies import STUDIES, claims
-from attnlib.studies.decode_metadata import rows as metadata_rows
 from attnlib.studies.decode_metadata import tables as metadata
-from attnlib.studies.decode_metadata.rows import (
+from attnlib.studies.decode_metadata.study import METADATA
+from attnlib.studies.decode_metadata.tables import (
     ALONE,
     FUSED,
     MERGED,
@@ -20,7 +20,6 @@ from attnlib.studies.decode_metadata.rows import (
     SIZES,
     TODAY,
 )
-from attnlib.studies.decode_metadata.study import METADATA
 
 pytestmark = pytest.mark.usefixtures("published_records")
 SOURCE, ONE_REQUEST, LARGEST = (32, 1, 8192), (1, 1, 8192), (4096, 16, 32768)
@@ -43,7 +42,7 @@ def bounds(studied):
 
 @pytest.fixture
 def best(studied):
-    return metadata_rows.against_best(metadata_rows.metadata_rows(studied))
+    return metadata.against_best(metadata.metadata_rows(studied))
 
 
 def test_notebook_05_answers_with_the_sources_case(studied, bounds):
@@ -56,7 +55,7 @@ def test_notebook_05_answers_with_the_sources_case(studied, bounds):
 
 
 def test_notebook_05_is_ahead_at_every_size_and_says_where_it_is_not_certain(studied, best):
-    times = rows.times(metadata_rows.metadata_rows(studied))
+    times = rows.times(metadata.metadata_rows(studied))
     assert (times[FUSED] < times[[OPS, *RIVALS]].min(axis=1)).all()
     assert f"no rival's median is shorter at any of {len(best)} sizes" in prose("05")
     clear = (best.high < 1).sum()
@@ -67,7 +66,7 @@ def test_notebook_05_is_ahead_at_every_size_and_says_where_it_is_not_certain(stu
 
 
 def test_notebook_05_says_where_the_map_of_the_newest_kernel_turns(studied):
-    found = rows.over(metadata_rows.metadata_rows(studied), TODAY, OPS)
+    found = rows.over(metadata.metadata_rows(studied), TODAY, OPS)
     large = found[found.page_size == 256]
     assert (large[large.batch_size < 512].high < 1).all()
     assert (large[large.batch_size >= 512].low > 1).all() and large.batch_size.max() > 512
@@ -102,7 +101,7 @@ def test_notebook_05_says_how_near_the_floor_fused_is(studied, bounds):
 
 
 def test_notebook_05_says_where_fusing_loses(studied, best):
-    decode = metadata_rows.metadata_rows(studied)
+    decode = metadata.metadata_rows(studied)
     lost = {name: rows.over(decode, name, OPS) for name in RIVALS}
     count = {name: (found.low > 1).sum() for name, found in lost.items()}
     said = (
@@ -124,7 +123,7 @@ def test_notebook_05_says_what_the_overlap_gives(studied):
         f"us, where SGLang's merged kernel takes {row[MERGED]:.2f}, in rounds too far apart"
     )
     assert said in prose("05")
-    decode = metadata_rows.metadata_rows(studied)
+    decode = metadata.metadata_rows(studied)
     even = rows.over(decode, ALONE, MERGED).set_index(SIZES).loc[ONE_REQUEST]
     assert even.low < 1 < even.high
     larger = table.drop(index=[ONE_REQUEST])
@@ -181,13 +180,13 @@ def test_notebook_05_says_what_a_step_gains_and_where_it_does_not(studied):
 
 
 def test_in_large_steps_the_gpu_is_at_its_power_limit_and_metadata_takes_a_tenth_of_a_ms(studied):
-    steps = metadata_rows.step_rows(studied)
+    steps = metadata.step_rows(studied)
     large = steps[steps.batch_size > 1]
     assert large.power_capped.all()
     wide = large[(large.batch_size == 512) & (large.page_size == 1)]
     times = wide.pivot_table(index="round", columns="backend", values="run_us")
     assert (times[FUSED] > times[OPS]).all()
-    alone = rows.times(metadata_rows.metadata_rows(studied)).set_index(SIZES)
+    alone = rows.times(metadata.metadata_rows(studied)).set_index(SIZES)
     assert 90 < alone.loc[(512, 1, 8192), OPS] < 110
 
 

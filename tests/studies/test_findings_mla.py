@@ -12,11 +12,10 @@ from attnlib.kinds.mla.workload import sample_chosen
 from attnlib.run import frame as rows
 from attnlib.run import store
 from attnlib.studies.mla_overflow import study as mla_overflow
-from attnlib.studies.sparse_mla import rows as mla_rows
 from attnlib.studies.sparse_mla import tables as mla
 from attnlib.studies.sparse_mla.model import OFFSETS, first_lost_token, lost_share
-from attnlib.studies.sparse_mla.rows import FA2, FA3, FLASHMLA, FLASHMLA_DENSE, SHAPE
 from attnlib.studies.sparse_mla.study import HEADLINE, STUDY
+from attnlib.studies.sparse_mla.tables import FA2, FA3, FLASHMLA, FLASHMLA_DENSE, SHAPE
 
 pytestmark = pytest.mark.usefixtures("published_records")
 KEY = ["heads", "top_k", "batch", "kv_len"]
@@ -35,7 +34,7 @@ def bounds(studied):
 
 @pytest.fixture
 def verdicts(studied):
-    return rows.over(mla_rows.sparse_rows(studied), FA3, FLASHMLA)
+    return rows.over(mla.sparse_rows(studied), FA3, FLASHMLA)
 
 
 @pytest.fixture
@@ -50,7 +49,7 @@ def kernels(studied):
 
 @pytest.fixture
 def wrong(studied):
-    found = mla_rows.mla_records(studied)
+    found = mla.mla_records(studied)
     return found[found.status == "incorrect"]
 
 
@@ -112,7 +111,7 @@ def test_notebook_09_says_where_flashmla_wins(studied, verdicts):
     lost = verdicts[verdicts.verdict == "slower"]
     assert set(lost.num_qo_heads) == {64, 128} and set(lost.top_k) == {512}
     assert lost.batch_size.max() == 8
-    table = rows.times(mla_rows.sparse_rows(studied)).merge(lost[SHAPE])
+    table = rows.times(mla.sparse_rows(studied)).merge(lost[SHAPE])
     calls = table[[FA3, FLASHMLA]].to_numpy()
     said = f"by up to {lost.ratio.max():.2f} times: calls of {span(calls)} us"
     assert said in prose("09")
@@ -139,7 +138,7 @@ def test_notebook_09_says_what_bounds_each_kernel(studied, bounds):
         f"of the matmul rate; with 128 heads that is {table['TFLOP/s, padded'][FLASHMLA, 128]} "
     )
     assert said + "TFLOP/s" in prose("09")
-    least = rows.times(mla_rows.sparse_rows(studied))[[FA3, FLASHMLA]].min().min()
+    least = rows.times(mla.sparse_rows(studied))[[FA3, FLASHMLA]].min().min()
     assert f"A call takes at least {least:.1f} us" in prose("09")
 
 
@@ -170,7 +169,7 @@ def test_notebook_09_finds_no_effect_of_the_context(studied):
     table = mla.by_context(studied).set_index(["library", "heads", "batch"])
     assert len(table) == 8
     sparse = table[[name for name in table if name.startswith("sparse")]]
-    times = rows.times(mla_rows.sparse_rows(studied))
+    times = rows.times(mla.sparse_rows(studied))
     times = times[(times.top_k == 2048) & times.num_qo_heads.isin((16, 128))]
     times = times[times.batch_size.isin((1, 64))].groupby(["num_qo_heads", "batch_size"])
     apart = (times[[FA3, FLASHMLA]].max() / times[[FA3, FLASHMLA]].min()).max().max()
@@ -181,11 +180,11 @@ def test_notebook_09_finds_no_effect_of_the_context(studied):
     saved = 100 * (1 - short / dense)
     said = f"saves fa3 {saved[fa3]:.0f} % of that, and FlashMLA, which changes to its FP8 kernel, "
     assert said + f"{saved[flashmla]:.0f} %" in prose("09")
-    assert FLASHMLA_DENSE in set(mla_rows.mla_rows(studied).backend)
+    assert FLASHMLA_DENSE in set(mla.mla_rows(studied).backend)
 
 
 def test_the_wrong_records_are_those_that_32_bit_offsets_predict(studied, wrong):
-    old = mla_rows.mla_records(studied)
+    old = mla.mla_records(studied)
     old = old[old.release == "0.6.4"]
     shares = [lost_share(case) for case in old.case]
     assert [share > 0 for share in shares] == (old.status == "incorrect").tolist()
@@ -218,7 +217,7 @@ def test_notebook_09_says_what_the_fix_costs(studied):
     assert fa3.slower == 0 and fa2.slower == 1
     said = f"its ratios run from {fa3.lowest:.2f} to {fa3.highest:.2f} around {fa3['median']:.2f}"
     assert said in prose("09")
-    found = rows.over(mla_rows.sparse_rows(studied), FA2, mla_rows.OLD_FA2)
+    found = rows.over(mla.sparse_rows(studied), FA2, mla.OLD_FA2)
     slower = found[found.verdict == "slower"].ratio
     assert f"One of {len(found)} shapes of fa2 did, by {100 * (slower.max() - 1):.0f} %" in prose(
         "09"
@@ -226,7 +225,7 @@ def test_notebook_09_says_what_the_fix_costs(studied):
 
 
 def test_notebook_09_sets_fa3_beside_fa2(studied):
-    found = rows.over(mla_rows.sparse_rows(studied), FA3, FA2)
+    found = rows.over(mla.sparse_rows(studied), FA3, FA2)
     faster = (found.verdict == "faster").sum()
     said = f"{span(found.ratio, 2)} of fa2's time, faster in {faster} of {len(found)} shapes"
     assert said in prose("09")
@@ -234,7 +233,7 @@ def test_notebook_09_sets_fa3_beside_fa2(studied):
 
 def test_notebook_09_says_which_caches_fit_the_l2(studied):
     assert studied.l2_mib.max() == 60 and "the L2 of 60 MiB" in prose("09")
-    table = mla_rows.mla_records(studied)
+    table = mla.mla_records(studied)
     table = table[table.top_k > 0]
     mib = table.top_k * table.batch_size * table.kv_format.map(MLA_TOKEN_BYTES) / 2**20
     fits = (table.batch_size <= 8) | ((table.batch_size == 64) & (table.top_k == 512))

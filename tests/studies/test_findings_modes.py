@@ -9,10 +9,9 @@ from test_findings import prose
 from attnlib.run import frame as rows
 from attnlib.run import store
 from attnlib.studies import STUDIES, claims
-from attnlib.studies.engine_modes import rows as modes_rows
 from attnlib.studies.engine_modes import study as engine_modes
 from attnlib.studies.engine_modes import tables as modes
-from attnlib.studies.engine_modes.rows import FA2, FA3, FEW, GRAPH, LIBRARY, MANY, PREFIX
+from attnlib.studies.engine_modes.tables import FA2, FA3, FEW, GRAPH, LIBRARY, MANY, PREFIX
 
 pytestmark = pytest.mark.usefixtures("published_records")
 MACHINE = STUDIES["engine_modes"].reference_machine
@@ -31,7 +30,7 @@ def bounds(studied):
 
 @pytest.fixture
 def ratio(studied):
-    return modes_rows.over(modes_rows.plain(modes_rows.mode_rows(studied)), FA2, FA3)
+    return modes.over(modes.plain(modes.mode_rows(studied)), FA2, FA3)
 
 
 def pick(table: pd.DataFrame, **wanted: object) -> pd.DataFrame:
@@ -175,7 +174,7 @@ def test_notebook_08_says_what_a_graph_costs_fa2(studied):
     (source,) = pick(fa2, **SOURCE).to_dict("records")
     assert (source["tile for a graph"], source["tile for eager"]) == (128, 16)
     assert f"the 32 requests take {source['for eager']:.0f} us, as long as the roof" in prose("08")
-    graph, eager = (modes_rows.times(modes_rows.mode_rows(studied, t)) for t in (GRAPH, "profiler"))
+    graph, eager = (modes.times(modes.mode_rows(studied, t)) for t in (GRAPH, "profiler"))
     where = {**SOURCE, "heads": "32/8", "page_size": 1, "kv_len": 8192}
     two_timers = pick(graph, **where).fa2.item() / pick(eager, **where).fa2.item()
     assert f"would give {two_timers:.2f} and contain two timers" in prose("08")
@@ -213,7 +212,7 @@ def test_notebook_08_says_where_the_library_is_first(studied):
     table = modes.library(studied)
     said = f"the library is first at {table['library first'].sum()} of {table.shapes.sum()} shapes"
     assert said in prose("08")
-    times = modes_rows.times(modes_rows.plain(modes_rows.mode_rows(studied)))
+    times = modes.times(modes.plain(modes.mode_rows(studied)))
     times = times[times[LIBRARY].notna() & times["mode"].isin(("target_verify", "draft_extend"))]
     first = times[LIBRARY] < times[[FA2, FA3]].min(axis=1)
     assert first[times.batch_size > 1].all() and set(times.batch_size) == {1, 32, 128}
@@ -242,7 +241,7 @@ def test_notebook_08_says_what_zeroing_costs_flashinfer():
 def test_notebook_08_says_that_fa2_loses_verification_by_its_plan(studied):
     (eager,) = pick(modes.plans(studied), backend=FA2, **SOURCE)["for eager"]
     where = {**SOURCE, "heads": "32/8", "page_size": 1, "kv_len": 8192}
-    traced = modes_rows.times(modes_rows.mode_rows(studied, GRAPH), "kernel_us")
+    traced = modes.times(modes.mode_rows(studied, GRAPH), "kernel_us")
     its = pick(traced, **where)[LIBRARY].item()
     said = f"its kernels take {eager:.0f} us for 32 requests and 4 drafts, where the library's take"
     assert f"{said} {its:.0f}, traced alike" in prose("08")

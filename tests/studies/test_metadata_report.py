@@ -11,10 +11,9 @@ from attnlib.run import frame as rows
 from attnlib.run import store
 from attnlib.run.study import Study
 from attnlib.studies.decode_metadata import figures as metadata_figures
-from attnlib.studies.decode_metadata import rows as metadata_rows
 from attnlib.studies.decode_metadata import tables as metadata
-from attnlib.studies.decode_metadata.rows import FUSED, OPS, SERIAL, SIZES
 from attnlib.studies.decode_metadata.study import METADATA, STUDY
+from attnlib.studies.decode_metadata.tables import FUSED, OPS, SERIAL, SIZES
 from attnlib.studies.decode_metadata_eager.study import STUDY as EAGER
 
 matplotlib.use("agg")
@@ -54,7 +53,7 @@ def test_every_table_and_figure_stands_on_what_a_live_notebook_measures(frames):
 
 
 def test_two_releases_of_one_library_are_two_designs(published_records):
-    names = set(metadata_rows.metadata_rows(of(STUDY, headline=False)).backend)
+    names = set(metadata.metadata_rows(of(STUDY, headline=False)).backend)
     assert names == {OPS, SERIAL, FUSED, "fused, no overlap", "SGLang 0.5.14", "SGLang 0.5.23"}
 
 
@@ -68,11 +67,11 @@ def test_the_floor_is_a_launch_until_bytes_take_longer():
 
 
 def test_the_best_rival_is_the_one_that_comes_closest(published_records):
-    found = metadata_rows.metadata_rows(of(STUDY, headline=True))
-    best = metadata_rows.against_best(found).set_index(SIZES)
+    found = metadata.metadata_rows(of(STUDY, headline=True))
+    best = metadata.against_best(found).set_index(SIZES)
     each = {n: rows.over(found, FUSED, n).set_index(SIZES).ratio for n in (OPS, SERIAL)}
     assert (best.ratio == pd.DataFrame(each).max(axis=1)).all()
 
 
 def test_a_study_with_no_step_has_no_step_rows(published_records):
-    assert metadata_rows.step_rows(of(STUDY, headline=True)).empty
+    assert metadata.step_rows(of(STUDY, headline=True)).empty

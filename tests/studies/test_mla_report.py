@@ -12,14 +12,13 @@ from attnlib.kinds.mla.case import MlaCase
 from attnlib.run import frame as rows
 from attnlib.run import store
 from attnlib.studies.sparse_mla import figures as mla_figures
-from attnlib.studies.sparse_mla import rows as mla_rows
 from attnlib.studies.sparse_mla import tables as mla
 from attnlib.studies.sparse_mla.model import predict_mla
 from attnlib.studies.sparse_mla.study import HEADLINE, STUDY
 
 matplotlib.use("agg")
 LIMIT = Ceilings(copy_gbps=4000.0, matmul_tflops=800.0, num_sms=132, read_gbps=4000.0)
-FA3, FLASHMLA = mla_rows.FA3, mla_rows.FLASHMLA
+FA3, FLASHMLA = mla.FA3, mla.FLASHMLA
 LIBRARIES = {
     "old": ("flashinfer-mla-fa3", "0.6.4", "bfloat16"),
     "new": ("flashinfer-mla-fa3", "0.6.13", "bfloat16"),

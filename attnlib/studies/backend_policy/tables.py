@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from ...core.backends.table import named_by
-from ...core.gpu import FA2_CTAS
+from ...core.gpu import FA2_CTAS, REFERENCE
 from ...core.policy.policy import Policy
 from ...kinds.decode.case import DecodeCase
 from ...kinds.lengths import sample_seq_lens
@@ -37,7 +37,6 @@ EXPLAINED = {
 }
 """Rule -> library and policy for `select.explain`. vLLM's own use of FlashInfer is XQA's kernels on
 Hopper, which were not measured."""
-GPU = "sm90"
 FEWER = (10, 20, 35, 70)
 """Known cases a layer; every so many of them in their order, which spreads any number evenly."""
 LONG, MANY = 16384, 12
@@ -199,7 +198,7 @@ def _measured(policy: Policy, backends: Sequence[str], case: DecodeCase) -> str:
 
 def _explained(library: str, policy: str, case: DecodeCase) -> str:
     call = Call(kv_lens=tuple(sample_seq_lens(case).tolist()), graph=True)
-    asked = {"mode": "decode", "gpu": GPU, "library": library, "policy": policy}
+    asked = {"mode": "decode", "gpu": REFERENCE, "library": library, "policy": policy}
     choice = explain(case.spec, call=call, env={}, **asked)
     backend = named_by(library, choice.kernel, latent=False)
     known = POOLS["with FA3"]

@@ -25,7 +25,8 @@ from ..evidence import (
     judge_rows,
     vote,
 )
-from .rows import (
+from .study import METADATA, METADATA_SWEEP
+from .tables import (
     FUSED,
     MERGED,
     OPS,
@@ -33,7 +34,6 @@ from .rows import (
     TODAY,
     metadata_rows,
 )
-from .study import METADATA, METADATA_SWEEP
 
 DECODE, EAGER, SCHEDULE = "decode_metadata", "decode_metadata_eager", "scheduler_metadata"
 FAST_PATH, GENERAL_PATH = "_fused_metadata_kernel_ps1_no_swa", "_fused_metadata_kernel_general"

@@ -1,7 +1,8 @@
 """The tables of the metadata studies: what a step's metadata must cost, and what it does cost.
 
-`limit` is what `rows.ceilings` found in the same study. Tables stand on graph replays unless they
-say otherwise; a design or size that was not measured leaves its column or row out.
+`limit` is what `frame.ceilings` found in the same study. Tables stand on graph replays unless they
+say otherwise; a design or size that was not measured leaves its column or row out. In rows of this
+study `backend` holds the design's name, so that two releases of one library are two designs.
 """
 
 from __future__ import annotations
@@ -13,21 +14,23 @@ import pandas as pd
 
 from ...kinds.cost import Ceilings, metadata_cost
 from ...kinds.metadata.case import MetadataCase
-from ...run.frame import intervals, launches, over, times
-from .rows import (
-    ALONE,
-    FUSED,
-    MERGED,
-    OPS,
-    RIVALS,
-    SERIAL,
-    SIZES,
-    TODAY,
-    against_best,
-    metadata_rows,
-    step_rows,
-)
+from ...run.frame import decode_rows, good_rows, intervals, launches, over, times
 
+SIZES = ["batch_size", "page_size", "max_ctx"]
+OPS, SERIAL, FUSED, ALONE = "op by op", "serial", "fused", "fused, no overlap"
+MERGED, TODAY = "SGLang 0.5.14", "SGLang 0.5.23"
+"""The fused kernels as SGLang merged them, and its newest."""
+RIVALS = (SERIAL, MERGED, TODAY)
+DESIGNS = {
+    "metadata-eager": OPS,
+    "metadata-serial": SERIAL,
+    "metadata-fused": FUSED,
+    "metadata-fused-alone": ALONE,
+    "sglang-metadata": "SGLang",
+    "fa3-step-eager": OPS,
+    "fa3-step-serial": SERIAL,
+    "fa3-step-fused": FUSED,
+}
 NEVER = "never"
 BUILDERS = {
     "decode": "page table",
@@ -35,6 +38,36 @@ BUILDERS = {
     "draft": "draft tree",
     "verify": "target verify",
 }
+
+
+def metadata_rows(
+    frame: pd.DataFrame, builder: str = "decode", *, timer: str = "graph"
+) -> pd.DataFrame:
+    """Records of a builder that are ok and not throttled, of one timer; `backend` is the design."""
+    return _named(good_rows(frame[frame.builder == builder], timer)).astype({"swa": bool})
+
+
+def step_rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """Records of whole steps that are ok and not throttled, graph timer; `backend` is the design.
+
+    Of a frame that has no step, none.
+    """
+    if "layers" not in frame:
+        return frame.iloc[:0].assign(layers=None)
+    return _named(decode_rows(frame[frame.layers.notna()]))
+
+
+def against_best(rows: pd.DataFrame) -> pd.DataFrame:
+    """`FUSED` over the rival that comes closest to it or beats it, case by case, named."""
+    there = [name for name in (OPS, *RIVALS) if name in set(rows.backend)]
+    found = pd.concat([over(rows, FUSED, name).assign(rival=name) for name in there])
+    worst = found.sort_values(["ratio", "rival"], ascending=False).drop_duplicates("case")
+    return worst.sort_values(SIZES, kind="stable", ignore_index=True)
+
+
+def _named(rows: pd.DataFrame) -> pd.DataFrame:
+    names = rows.backend.map(DESIGNS) + rows.release.map(lambda r: f" {r}" if r else "")
+    return rows.assign(backend=names)
 
 
 def counted(cases: Iterable[MetadataCase], limit: Ceilings) -> pd.DataFrame:
@@ -68,16 +101,6 @@ def fetch_us(case: MetadataCase, limit: Ceilings) -> float:
 def floor_us(case: MetadataCase, limit: Ceilings) -> float:
     """`fetch_us`, or the time of an empty kernel if that is longer."""
     return max(limit.launch_us, fetch_us(case, limit))
-
-
-def ceiling_table(limit: Ceilings) -> pd.DataFrame:
-    """The ceilings that bound metadata."""
-    rates = {
-        "copy (read + write)": f"{limit.copy_gbps:,.0f} GB/s",
-        "empty kernel in a graph": f"{limit.launch_us:.2f} us",
-        "bare gather, one word in 64 bytes": f"{limit.gather_per_us / 1e3:.1f} words/ns",
-    }
-    return pd.DataFrame({"ceiling": rates.keys(), "measured": rates.values()})
 
 
 def launch_table(frame: pd.DataFrame) -> pd.DataFrame:

@@ -22,7 +22,7 @@ from ..evidence import (
     judge_rows,
     vote,
 )
-from .rows import AUTO, FA2, FA3, mode_rows, plain
+from .tables import AUTO, FA2, FA3, mode_rows, plain
 
 STUDY = "engine_modes"
 EVERY = tuple(MODES)

@@ -9,8 +9,7 @@ import pandas as pd
 from ...draw import charts, style
 from ...draw.style import Look
 from ...kinds.cost import Ceilings
-from .rows import FA2, FA3, GROUPS, LIBRARY, MANY, mode_rows, over, plain, times
-from .tables import roofs_us
+from .tables import FA2, FA3, GROUPS, LIBRARY, MANY, mode_rows, over, plain, roofs_us, times
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from ..parts import parts
 
-__getattr__ = parts(__name__, "study", "tables", "figures", "checks", "rows", "model")
+__getattr__ = parts(__name__, "study", "tables", "figures", "checks", "model")

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 import pandas as pd
 
 from ..evidence import NOT_HERE, Finding, Judged, MissingRecordsError, judge_rows
-from .rows import FA3, FLASHMLA, NEW, sparse_rows
 from .study import BFLOAT16, HEADS
+from .tables import FA3, FLASHMLA, NEW, sparse_rows
 
 SPARSE = "sparse_mla"
 TP_HEADS = {1: 128, 2: 64, 4: 32, 8: 16}

@@ -1,12 +1,18 @@
 """The tables of sparse MLA decode: what a call must take, what it takes, and where it is wrong.
 
-`limit` is what `rows.ceilings` found in the same study. Times are microseconds of one call in a
-graph. A design or shape that was not measured leaves its column or row out.
+`limit` is what `frame.ceilings` found in the same study. Times are microseconds of one call in a
+graph. A design or shape that was not measured leaves its column or row out. In rows of this study
+`backend` holds the design's name, one per library and release.
+
+The libraries read different caches that hold the same tokens, one of them quantised. So that both
+pair up, `case` is in these rows the one over a bfloat16 cache, of either; `in_format` gives the
+other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -14,22 +20,20 @@ import pandas as pd
 from ...core.spec import MLA_TOKEN_BYTES
 from ...kinds.cost import Ceilings, mla_cost
 from ...kinds.mla.case import MlaCase
-from ...run.frame import intervals, over, times
+from ...run.frame import intervals, over, times, whole_counts
 from .model import lost_share, padded_flops, pool_tokens, predict_mla
-from .rows import (
-    FA2,
-    FA3,
-    FLASHMLA,
-    FLASHMLA_DENSE,
-    OLD_FA2,
-    OLD_FA3,
-    SHAPE,
-    in_format,
-    mla_records,
-    mla_rows,
-    sparse_rows,
-)
+from .study import FLASHINFER_RELEASES
 
+SHAPE = ["num_qo_heads", "top_k", "batch_size", "kv_len"]
+OLD, NEW = FLASHINFER_RELEASES
+FA2, FA3, OLD_FA2, OLD_FA3 = f"fa2 {NEW}", f"fa3 {NEW}", f"fa2 {OLD}", f"fa3 {OLD}"
+FLASHMLA, FLASHMLA_DENSE = "FlashMLA FP8", "FlashMLA bf16"
+DESIGNS = {
+    "flashinfer-mla-fa2": "fa2",
+    "flashinfer-mla-fa3": "fa3",
+    "flashmla-sparse-fp8": FLASHMLA,
+    "flashmla-dense": FLASHMLA_DENSE,
+}
 ALL_HEADS = 128
 """DeepSeek's query heads, of which tensor parallelism gives a GPU its share."""
 LAYERS = 61
@@ -46,6 +50,31 @@ PARTS = {
 }
 """Kernel in FlashMLA's traces -> what it does; PyTorch copies by one or the other kernel."""
 MIB, GIB = 2.0**20, 2.0**30
+
+
+def mla_records(frame: pd.DataFrame) -> pd.DataFrame:
+    """MLA records of timer `graph`, whatever their status; `backend` is the design."""
+    rows = frame[frame.backend.isin(DESIGNS) & (frame.timer == "graph")]
+    names = rows.backend.map(DESIGNS) + rows.release.map(lambda r: f" {r}" if r else "")
+    cases = [in_format(case, "bfloat16") for case in rows.case]
+    return whole_counts(rows.assign(backend=names, case=cases).drop(columns=["heads", "kv_format"]))
+
+
+def mla_rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """The same that are ok and not throttled."""
+    rows = mla_records(frame)
+    return rows[(rows.status == "ok") & ~rows.throttled]
+
+
+def sparse_rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """`mla_rows` over chosen tokens."""
+    rows = mla_rows(frame)
+    return rows[rows.top_k > 0]
+
+
+def in_format(case: MlaCase, kv_format: str) -> MlaCase:
+    """`case` over a cache of `kv_format`: the same tokens."""
+    return replace(case, spec=replace(case.spec, kv_format=kv_format))
 
 
 def memory_table() -> pd.DataFrame:
