@@ -7,7 +7,7 @@ NOTEBOOKS := notebooks/
 LAB_FLAGS :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup report test notebooks lab clean
+.PHONY: help setup report lint quick test notebooks lab clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -28,9 +28,15 @@ $(STAMP): requirements.txt pyproject.toml
 report: $(STAMP) ## build the HTML report, build/report/index.html
 	$(BIN)/python -m attnlib report
 
-test: $(STAMP) ## lint, run the tests, then re-run every notebook in replay mode
+lint: $(STAMP) ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check attnlib tests
+	$(BIN)/mypy attnlib
+
+quick: lint ## lint, and all tests that start no notebook and no browser
+	$(BIN)/python -m pytest -n 2 tests --ignore tests/browser
+
+test: lint ## lint, run the tests, then re-run every notebook in replay mode
 	$(BIN)/python -m pytest -n 2 tests
 	ATTNLIB_MODE=replay $(BIN)/python -m pytest --nbval --nbval-current-env \
 	    --nbval-sanitize-with tests/nbval_sanitize.cfg -n 2 --dist loadscope notebooks

@@ -1,50 +1,65 @@
 """attnlib: reproduce, explain and prove fixes of attention-backend regressions.
 
-The names below are the public surface of a notebook; each is imported on first use, so that
-``import attnlib`` costs nothing and needs neither torch nor matplotlib.
+The names of `HOME` here, in `attnlib.core` and in `attnlib.studies` are the public ones: README and
+notebooks import nothing deeper. Each is imported on first use, so that `import attnlib` costs
+nothing and needs neither torch nor matplotlib.
 """
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "AttnSpec": "attnlib.core.spec",
-    "DecodeBatch": "attnlib.core.batch",
-    "DecodeCase": "attnlib.kinds.decode.case",
-    "PagedKV": "attnlib.core.batch",
-    "available": "attnlib.core.backends",
-    "create": "attnlib.core.backends",
-    "Study": "attnlib.run.study",
-    "load_or_measure": "attnlib.run.study",
-    "mode": "attnlib.run.study",
-    "compare": "attnlib.lab.compare",
-    "profile": "attnlib.lab.profile",
-    "explore": "attnlib.lab.widgets",
-    "view": "attnlib.lab.view",
-    "STUDIES": "attnlib.studies",
-    "load": "attnlib.run.store",
+HOME = {
+    "AttnSpec": "core.spec",
+    "DecodeBatch": "core.batch",
+    "DecodeCase": "kinds.decode.case",
+    "PagedKV": "core.batch",
+    "STUDIES": "studies",
+    "Study": "run.study",
+    "available": "core.backends",
+    "bisect": "run.bisect",
+    "build_workload": "kinds.decode.measure",
+    "compare": "lab.compare",
+    "create": "core.backends",
+    "diagnose": "doctor",
+    "explore": "lab.widgets",
+    "load": "run.store",
+    "load_or_measure": "run.study",
+    "mode": "run.study",
+    "profile": "lab.profile",
+    "record_machine": "run.study",
+    "record_name": "run.study",
+    "sample_seq_lens": "kinds.lengths",
+    "save": "draw.style",
+    "view": "lab.view",
 }
+"""Public name -> the module that has it."""
 
-__all__ = [*sorted(_HOME), "__version__"]
+
+def late(package: str, homes: dict[str, str]) -> Callable[[str], Any]:
+    """A `__getattr__` for `package` that imports the module of a name when it is asked for."""
+
+    def find(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"{package} has no {name!r}; it has {', '.join(sorted(homes))}")
+        return getattr(importlib.import_module(f"{__name__}.{homes[name]}"), name)
+
+    return find
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name from its home module when it is first asked for."""
-    if name not in _HOME:
-        raise AttributeError(f"attnlib has no {name!r}; it has {', '.join(sorted(_HOME))}")
-    return getattr(importlib.import_module(_HOME[name]), name)
+__getattr__ = late(__name__, HOME)
 
 
 def __dir__() -> list[str]:
-    return list(__all__)
+    return [*sorted(HOME), "__version__"]
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """`%load_ext attnlib`: the cell magic `%%attn_profile` (`magic`)."""
+    """`%load_ext attnlib`: the cell magic `%%attn_profile` (`lab.magic`)."""
     from .lab.magic import register
 
     register(shell)

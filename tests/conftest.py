@@ -26,7 +26,7 @@ from attnlib.core.schedule import library, splits
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.cost import Ceilings
 from attnlib.kinds.decode.case import DecodeCase
-from attnlib.kinds.decode.reference import attend
+from attnlib.kinds.decode.measure import attend
 from attnlib.kinds.item import Item
 from attnlib.run import frame as rows
 from attnlib.run import store, study

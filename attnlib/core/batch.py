@@ -36,6 +36,10 @@ class PagedKV:
         """Pages in the pool."""
         return self.k_cache.shape[0]
 
+    def clone(self) -> PagedKV:
+        """A copy with memory of its own."""
+        return PagedKV(self.k_cache.clone(), self.v_cache.clone())
+
 
 @dataclass(frozen=True)
 class DecodeBatch:

@@ -6,8 +6,8 @@ The last case's tensors are kept for its neighbours. `plan_us` is a replan in pl
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -19,39 +19,45 @@ from ..core.backends.table import FAMILY_OF
 from ..measure.timer import ROTATING, cold_copies, run_timer, time_host
 from ..measure.trace import kernel_family, trace_kernels
 from .base import Bench, oracle_fields, timed_fields
-from .check import OracleCheck
+from .check import Judge
 from .cost import DecodeCost
 from .item import Item
 
 MEMORY_GIB_UNKNOWN = 4.0
 Case = TypeVar("Case")
-Work = TypeVar("Work")
 
 
-class CallSubject(ABC, Generic[Case, Work]):
-    """Measures one call of a backend. A kind's `Work` has `case`, `batch` and `q`."""
+@dataclass(frozen=True)
+class Workload(Generic[Case]):
+    """Everything one attention call needs: `batch`, the query `q`, and the cache `kv`.
+
+    `kv` is a `PagedKV`, or the latent cache of MLA; shapes stand with the batch's class.
+    """
+
+    case: Case
+    batch: Any
+    q: torch.Tensor
+    kv: Any
+
+
+class CallSubject(Generic[Case]):
+    """Measures one call of a backend. A kind names its tensors, its oracle and its cost."""
 
     plans: ClassVar[str]
     """What its backends plan: one of `backends.table.PLANS`."""
+    build: ClassVar[Callable[..., Workload[Any]]]
+    """The case's tensors on a device."""
+    oracle: ClassVar[Callable[..., Judge]]
+    """The judge of outputs, of query, cache and batch."""
+    cost: ClassVar[Callable[[Any], DecodeCost]]
+    """Bytes and FLOPs of a call of the case."""
     memory_share: ClassVar[float] = 0.75
     """Of the GPU's memory a case may fill with K and V; the oracle and workspaces need the rest."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
-        self._work: Work | None = None
-        self._check: Callable[[torch.Tensor], OracleCheck] | None = None
-
-    @abstractmethod
-    def build(self, case: Case) -> tuple[Work, Callable[[torch.Tensor], OracleCheck]]:
-        """The case's tensors on the bench's device, and the oracle's check of an output."""
-
-    @abstractmethod
-    def caches(self, work: Work, count: int) -> list[Any]:
-        """The cache that `run` takes, and copies of it: `count` in all."""
-
-    @abstractmethod
-    def cost(self, case: Case) -> DecodeCost:
-        """Bytes and FLOPs of a call."""
+        self._work: Workload[Case] | None = None
+        self._judge: Judge | None = None
 
     def mask(self, case: Case) -> str:
         """Who sees whom in a call of the case."""
@@ -72,7 +78,7 @@ class CallSubject(ABC, Generic[Case, Work]):
         if reason:
             return {"status": "refused", "reason": reason}
         timer = run_timer(item.timer)
-        work, check = self._workload(case)
+        work, judge = self._workload(case)
         backend = backends.create(
             *(entry.name, case.spec),
             mask=mask,
@@ -80,8 +86,8 @@ class CallSubject(ABC, Generic[Case, Work]):
             cuda_graph=item.timer.startswith("graph"),
         )
         plan = backend.plan(work.batch)
-        run = partial(backend.run, work.q, self.caches(work, 1)[0], plan)
-        verdict = check(run())
+        run = partial(backend.run, work.q, work.kv, plan)
+        verdict = judge.check(run())
         seen = {"reported_backend": plan.reported_backend, **oracle_fields(verdict)}
         if not verdict.passed:
             reason = f"row error {verdict.error:.3g} over budget {verdict.budget:.3g}"
@@ -101,20 +107,21 @@ class CallSubject(ABC, Generic[Case, Work]):
         }
 
     def _rotation(
-        self, backend: Backend, plan: Plan, work: Work
+        self, backend: Backend, plan: Plan, work: Workload[Case]
     ) -> list[Callable[[], torch.Tensor]]:
         """Calls over as many copies of the cache as a cold L2 takes; refuses if they do not fit."""
         read = self.cost(work.case).kv_bytes
         copies = cold_copies(read, int(self.bench.machine["l2_mib"] * 2**20))
         if reason := self._too_large(work.case, copies):
             raise ValueError(f"a cold L2 needs {copies} copies: {reason}")
-        return [partial(backend.run, work.q, kv, plan) for kv in self.caches(work, copies)]
+        return [partial(backend.run, work.q, kv, plan) for kv in cache_copies(work.kv, copies)]
 
-    def _workload(self, case: Case) -> tuple[Work, Callable[[torch.Tensor], OracleCheck]]:
-        if self._work is None or self._work.case != case:
-            self._work = self._check = None
-            self._work, self._check = self.build(case)
-        return self._work, self._check
+    def _workload(self, case: Case) -> tuple[Workload[Case], Judge]:
+        if self._work is None or self._judge is None or self._work.case != case:
+            self._work = self._judge = None
+            self._work = work = self.build(case, device=self.bench.device)
+            self._judge = self.oracle(work.q, work.kv, work.batch)
+        return self._work, self._judge
 
     def _too_large(self, case: Case, copies: int) -> str:
         limit = self.bench.machine.get("memory_gib", MEMORY_GIB_UNKNOWN) * self.memory_share
@@ -122,6 +129,6 @@ class CallSubject(ABC, Generic[Case, Work]):
         return "" if needed <= limit else f"KV needs {needed:.1f} GiB, limit {limit:.1f} GiB"
 
 
-def paged_copies(kv: Any, count: int) -> list[Any]:
-    """A `PagedKV` and clones of it: `count` in all."""
-    return [kv, *(type(kv)(kv.k_cache.clone(), kv.v_cache.clone()) for _ in range(count - 1))]
+def cache_copies(kv: Any, count: int) -> list[Any]:
+    """A cache and clones of it: `count` in all."""
+    return [kv, *(kv.clone() for _ in range(count - 1))]

@@ -19,26 +19,21 @@ from typing import Any
 from .decode.case import DecodeCase
 from .extend.case import ExtendCase
 from .metadata.case import MetadataCase
-from .mismatch.name import MismatchCase
+from .mismatch.case import MismatchCase
 from .mla.case import MlaCase
 from .step.case import StepCase
 
 Case = DecodeCase | MetadataCase | StepCase | MismatchCase | MlaCase | ExtendCase
-KINDS: dict[str, Any] = {
-    "metadata": MetadataCase,
-    "step": StepCase,
-    "mismatch": MismatchCase,
-    "mla": MlaCase,
-    "extend": ExtendCase,
+KINDS = {
+    cls.kind: cls for cls in (MetadataCase, StepCase, MismatchCase, MlaCase, ExtendCase, DecodeCase)
 }
 
 
 def case_from_dict(form: dict[str, Any]) -> Case:
     """The case of a record's JSON; ValueError for an unknown kind or fields that do not fit."""
-    if "kind" not in form:
-        return DecodeCase.from_dict(form)
     flat = dict(form)
-    kind = flat.pop("kind")
+    kind = flat.pop("kind", "")
     if kind not in KINDS:
-        raise ValueError(f"kind of a case must be one of {', '.join(KINDS)}, got {kind!r}")
+        known = ", ".join(filter(None, KINDS))
+        raise ValueError(f"kind of a case must be one of {known}, got {kind!r}")
     return KINDS[kind].from_dict(flat)

@@ -1,13 +1,77 @@
-"""The JSON form of a case: its fields, flat."""
+"""What all kinds of case share: names for people and command lines, and a flat JSON form."""
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import Any
+from dataclasses import MISSING, Field, field, fields
+from typing import Any, ClassVar, Self
+
+_LATER = {"later": True}
 
 
-def _from_fields(cls: Any, form: dict[str, Any]) -> Any:
-    names = sorted(f.name for f in fields(cls))
-    if sorted(form) != names:
-        raise ValueError(f"a {cls.__name__} must have the fields {names}, got {sorted(form)}")
-    return cls(**form)
+def later(default: Any) -> Any:
+    """A dataclass field that older records lack: at its default it stays out of the JSON form.
+
+    So records written before the field keep their ids, which are hashes of that form.
+    """
+    return field(default=default, metadata=_LATER)
+
+
+class NamedCase:
+    """Base of the frozen dataclasses that say what is measured.
+
+    `kind` stands in the JSON form; decode, which came first, has none. `inner` names the field
+    that is a noun of its own, and its class: its fields stand flat beside the case's.
+    """
+
+    kind: ClassVar[str] = ""
+    inner: ClassVar[tuple[str, Any]] = ("", None)
+
+    @property
+    def label(self) -> str:
+        """A short name for tables and progress bars."""
+        raise NotImplementedError
+
+    @property
+    def key(self) -> str:
+        """A stable name without spaces, for command lines."""
+        return self.label.replace(" ", ",")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Flat dict of the case: its kind, the inner noun's fields and its own."""
+        return ({"kind": self.kind} if self.kind else {}) | _flat(self)
+
+    @classmethod
+    def from_dict(cls, form: dict[str, Any]) -> Self:
+        """Inverse of `to_dict`, less the kind; ValueError on a missing or unknown field."""
+        known = _all_fields(cls)
+        needed = {f.name for f in known if f.metadata != _LATER}
+        if needed - set(form) or set(form) - {f.name for f in known}:
+            raise ValueError(
+                f"a {cls.__name__} must have the fields {sorted(needed)}, got {sorted(form)}"
+            )
+        return _build(cls, form)
+
+
+def _own_fields(cls: Any) -> list[Field[Any]]:
+    return [f for f in fields(cls) if f.name != getattr(cls, "inner", ("",))[0]]
+
+
+def _all_fields(cls: Any) -> list[Field[Any]]:
+    noun = getattr(cls, "inner", ("", None))[1]
+    return [*(_all_fields(noun) if noun else []), *_own_fields(cls)]
+
+
+def _flat(noun: Any) -> dict[str, Any]:
+    name = getattr(noun, "inner", ("",))[0]
+    form = _flat(getattr(noun, name)) if name else {}
+    for f in _own_fields(type(noun)):
+        value = getattr(noun, f.name)
+        if f.metadata != _LATER or value != f.default or f.default is MISSING:
+            form[f.name] = value
+    return form
+
+
+def _build(cls: Any, form: dict[str, Any]) -> Any:
+    name, noun = getattr(cls, "inner", ("", None))
+    own = {f.name: form[f.name] for f in _own_fields(cls) if f.name in form}
+    return cls(**({name: _build(noun, form)} if name else {}), **own)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -35,9 +35,11 @@ FORMATS = ("{:g}", "{:g}", "{:,.2f}", "{:,.2f}", "{:+,.2f}")
 """Of the numbers of a table's row."""
 
 
-@dataclass(frozen=True)
-class Change:
-    """A kernel (or CPU operator) in both profiles: launches and microseconds per call, a then b."""
+class Change(NamedTuple):
+    """A kernel (or CPU operator) in both profiles: launches and microseconds per call.
+
+    `more_us` is what b takes more than a.
+    """
 
     name: str
     word: str
@@ -45,11 +47,7 @@ class Change:
     launches_b: float
     us_a: float
     us_b: float
-
-    @property
-    def more_us(self) -> float:
-        """Microseconds per call that b takes more than a."""
-        return self.us_b - self.us_a
+    more_us: float
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -64,13 +62,9 @@ class Difference:
         """A row per name: what became of it, launches and time per call in a and b."""
         import pandas as pd
 
-        rows = [
-            (c.name, c.word, c.launches_a, c.launches_b, c.us_a, c.us_b, c.more_us)
-            for c in self.changes
-        ]
         counts = [f"{self.a.launch_word} {side}" for side in "ab"]
         names = [self.a.row_word, "change", *counts, "us a", "us b", "b - a"]
-        return pd.DataFrame(rows, columns=names).round(3)
+        return pd.DataFrame(self.changes, columns=names).round(3)
 
     def totals(self) -> pd.DataFrame:
         """A row per quantity of the whole call: in a, in b, the difference and the ratio."""
@@ -123,31 +117,23 @@ def compare(a: Profile, b: Profile) -> Difference:
     """
     for name, given in (("a", a), ("b", b)):
         if not isinstance(given, Profile):
-            raise TypeError(
-                f"{name} must be a Profile (attnlib.profile), got {type(given).__name__}"
-            )
+            got = type(given).__name__
+            raise TypeError(f"{name} must be a Profile (attnlib.profile), got {got}")
     if a.device != b.device:
-        raise ValueError(
-            "a and b must both be of kernels or of operators: "
-            f"a is of {a.row_word}s, b of {b.row_word}s"
-        )
+        kinds = f"a is of {a.row_word}s, b of {b.row_word}s"
+        raise ValueError(f"a and b must both be of kernels or of operators: {kinds}")
     if a.machine != b.machine:
         raise ValueError(f"a and b must be of one GPU, got {a.machine} and {b.machine}")
     times_a, times_b = (per_call(p.work, p.calls) for p in (a, b))
     counts_a, counts_b = (Counter(span.name for span in p.work) for p in (a, b))
-    changes = [
-        Change(
-            name,
-            _word(times_a.get(name), times_b.get(name)),
-            counts_a[name] / a.calls,
-            counts_b[name] / b.calls,
-            float(np.mean(times_a.get(name, 0.0))),
-            float(np.mean(times_b.get(name, 0.0))),
-        )
-        for name in {**times_a, **times_b}
-    ]
-    ordered = sorted(changes, key=lambda change: (-abs(change.more_us), change.name))
-    return Difference(a, b, tuple(ordered))
+    changes = []
+    for name in {**times_a, **times_b}:
+        word = _word(times_a.get(name), times_b.get(name))
+        us_a, us_b = (float(np.mean(times.get(name, 0.0))) for times in (times_a, times_b))
+        launches = (counts_a[name] / a.calls, counts_b[name] / b.calls)
+        changes.append(Change(name, word, *launches, us_a, us_b, us_b - us_a))
+    changes.sort(key=lambda change: (-abs(change.more_us), change.name))
+    return Difference(a, b, tuple(changes))
 
 
 def _word(before: list[float] | None, after: list[float] | None) -> str:

@@ -131,16 +131,15 @@ class Profile:
 
         rows = [(span.name, span.self_us) for span in self.work]
         us = pd.DataFrame(rows, columns=[self.row_word, "us"]).groupby(self.row_word, sort=False).us
-        table = pd.DataFrame(
-            {
-                self.launch_word: us.size() / self.calls,
-                "us": us.sum() / self.calls,
-                "share": us.sum() / us.sum().sum(),
-                "us each": us.sum() / us.size(),
-                "shortest": us.min(),
-                "longest": us.max(),
-            }
-        )
+        columns = {
+            self.launch_word: us.size() / self.calls,
+            "us": us.sum() / self.calls,
+            "share": us.sum() / us.sum().sum(),
+            "us each": us.sum() / us.size(),
+            "shortest": us.min(),
+            "longest": us.max(),
+        }
+        table = pd.DataFrame(columns)
         return table.sort_values("us", ascending=False, kind="stable").round(3).reset_index()
 
     def timeline(self, call: int | None = None) -> Figure:
@@ -217,14 +216,14 @@ class Profile:
 
 def _facts(taken: Profile) -> list[tuple[str, str]]:
     """What the table does not hold, label and value."""
-    gpu = taken.device == "cuda"
     host = f"{median(taken.host_us):,.1f} us until a call returns (median)"
-    every = "until the GPU is done" if gpu else "on average"
-    about = _gpu_facts(taken) if gpu else _cpu_facts(taken)
-    return [*about, ("untraced", f"{host}, {taken.wall_us:,.1f} us a call {every}")]
-
-
-def _gpu_facts(taken: Profile) -> list[tuple[str, str]]:
+    wall = f"{taken.wall_us:,.1f} us a call"
+    if taken.device == "cpu":
+        return [
+            ("operators", f"{taken.time_us:,.1f} us, as traced"),
+            ("between operators", f"{taken.gap_us:,.1f} us of Python and others, as traced"),
+            ("untraced", f"{host}, {wall} on average"),
+        ]
     inner = [gap for gap in taken.gaps if gap.call != NO_CALL]
     gaps = f"{taken.gap_us:,.1f} us in {len(inner) / taken.calls:g} gaps, as traced"
     if inner:
@@ -240,13 +239,7 @@ def _gpu_facts(taken: Profile) -> list[tuple[str, str]]:
         ("GPU", f"{taken.time_us:,.1f} us of kernels, busy for {taken.busy_us:,.1f} us"),
         ("between kernels", gaps),
         ("GPU busy", f"{100 * taken.busy_share:.0f} % of the untraced time: {slower}"),
-    ]
-
-
-def _cpu_facts(taken: Profile) -> list[tuple[str, str]]:
-    return [
-        ("operators", f"{taken.time_us:,.1f} us, as traced"),
-        ("between operators", f"{taken.gap_us:,.1f} us of Python and others, as traced"),
+        ("untraced", f"{host}, {wall} until the GPU is done"),
     ]
 
 

@@ -20,7 +20,6 @@ from packaging.version import Version
 from ..core.backends.table import BACKENDS, COMPARED, MLA_BACKENDS
 from ..core.spec import LENGTHS
 from ..kinds.decode.case import DecodeCase
-from ..kinds.item import Item
 from ..kinds.mla.case import MlaCase
 from ..run import store
 from ..run.record import Record, machine_slug
@@ -99,22 +98,22 @@ class Shelf:
     def _places(self) -> tuple[dict[str, Any], ...]:
         """Where each record of a call lies on the axes, with its model and backend."""
         items = [record.item for record in self.records]
-        return tuple(_place(i, i.case) for i in items if isinstance(i.case, DecodeCase | MlaCase))
-
-
-def _place(item: Item, case: DecodeCase | MlaCase) -> dict[str, Any]:
-    return {
-        # Another seed has other lengths: it is no choice.
-        "model": "" if case.seed else model_of(case),
-        "backends": item.backend,
-        "release": item.release,
-        "timer": item.timer,
-        "variant": variant_of(case.spec),
-        "page_size": case.spec.page_size,
-        "lengths": case.lengths,
-        "batch": case.batch_size,
-        "kv_len": case.kv_len,
-    }
+        calls = [(item, item.case) for item in items if isinstance(item.case, DecodeCase | MlaCase)]
+        return tuple(
+            {
+                "model": model_of(case),
+                "backends": item.backend,
+                "release": item.release,
+                "timer": item.timer,
+                "variant": variant_of(case.spec),
+                "page_size": case.spec.page_size,
+                "lengths": case.lengths,
+                "batch": case.batch_size,
+                "kv_len": case.kv_len,
+            }
+            for item, case in calls
+            if not case.seed
+        )
 
 
 @dataclass(frozen=True)
@@ -135,9 +134,8 @@ class ThisGpu:
 
     def usual(self, axis: str, before: Mapping[str, Any]) -> Any:
         """The first; of backends FlashInfer's two kernels."""
-        return (
-            self.options("usual", before) if axis == "backends" else self.options(axis, before)[0]
-        )
+        offered = self.options("usual" if axis == "backends" else axis, before)
+        return offered if axis == "backends" else offered[0]
 
     def unavailable(self) -> str:
         """Why nothing can be measured here: no GPU, or records were asked for."""

@@ -108,7 +108,9 @@ class Explorer(w.VBox):
                 found = self._narrowed = narrow(source, self._asked, strict=False)
                 self._offer_narrowed(found, source)
                 if reason := source.unavailable():
-                    self._show_problem(f"{self._no_records()}Nothing is measured here: {reason}.")
+                    model, why = self._asked["model"], f"Nothing is measured here: {reason}."
+                    lacks = f"No records on {model}: measured live only, on a GPU. "
+                    self._show_problem(why if studies_of(model) else lacks + why)
                 else:
                     self._show(look(source, found.choices, notes + found.notes))
             except Exception as error:
@@ -203,9 +205,7 @@ class Explorer(w.VBox):
     def _offer_narrowed(self, found: Narrowed, source: Source) -> None:
         for axis in (*AXES, "against"):
             value = getattr(found.choices, axis)
-            self._offer(
-                axis, [(_said(axis, option), option) for option in found.options[axis]], value
-            )
+            self._offer(axis, [(_said(option), option) for option in found.options[axis]], value)
             if self._asked.get(axis) is not None:
                 self._asked[axis] = value
         names = found.options["backends"]
@@ -233,10 +233,6 @@ class Explorer(w.VBox):
         self.shown.value = as_html(replace(view.card(), notes=view.notes))
         self.picture.value = view.image() if len(view.samples) else ""
 
-    def _no_records(self) -> str:
-        model = self._asked["model"]
-        return "" if studies_of(model) else f"No records on {model}: measured live only, on a GPU. "
-
     def _show_problem(self, words: str) -> None:
         self.view, self._words = None, words
         self.served.value = self.picture.value = ""
@@ -261,7 +257,6 @@ class Explorer(w.VBox):
         self.status.value = f"<span role='status'>{html.escape(words)}</span>"
 
 
-def _said(axis: str, value: Any) -> str:
-    if axis == "release":
-        return value or "as installed"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+def _said(value: str | int) -> str:
+    # Only a release may be empty: that of the library as it is installed.
+    return f"{value:,}" if isinstance(value, int) else value or "as installed"

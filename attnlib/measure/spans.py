@@ -4,8 +4,8 @@ A trace is the dict of a Chrome trace file, as torch.profiler (Kineto) exports i
 
 | category | becomes |
 |---|---|
-| `kernel`, `gpu_memcpy`, `gpu_memset` | GPU work, a lane a stream |
-| `cpu_op` | an operator, a lane a thread; on no account a kernel |
+| `kernel`, `gpu_memcpy`, `gpu_memset` | GPU work, a lane per stream |
+| `cpu_op` | an operator, a lane per thread; never a kernel |
 | `cuda_runtime`, `cuda_driver` | the launch that GPU work carries the correlation id of |
 | `user_annotation` named `CALL` | one call of the profiled function, on the host |
 

@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median
 
 import torch
 
@@ -40,16 +39,11 @@ COLD_L2_MULTIPLE = 2
 
 @dataclass(frozen=True)
 class Timing:
-    """Samples in microseconds a call, with the timer that took them and K."""
+    """Samples in microseconds per call, with the timer that took them and K."""
 
     timer: str
     calls_per_sample: int
     samples_us: tuple[float, ...]
-
-    @property
-    def median_us(self) -> float:
-        """Median sample, microseconds a call."""
-        return median(self.samples_us)
 
 
 def time_graph(call: Call) -> Timing:
@@ -99,10 +93,10 @@ def time_host(call: Call, *, samples: int = PLAN_SAMPLES) -> Timing:
 
 
 def time_loop(call: Call, calls: int, *, gpu: bool) -> tuple[tuple[float, ...], float]:
-    """Run `calls` calls in a row: host time of each until it returns, and wall time a call.
+    """Run `calls` calls in a row: host time of each until it returns, and wall time per call.
 
     Microseconds. Nothing waits between the calls; with `gpu` the wall time ends when the GPU has
-    ended the last one. The wall time a call is never less than what the GPU needs for it.
+    ended the last one. The wall time per call is never less than what the GPU needs for it.
     """
     _wait(gpu)
     marks = [time.perf_counter_ns()]

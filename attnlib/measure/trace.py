@@ -28,7 +28,7 @@ CUTLASS_KERNEL = re.compile(r"\bdevice_kernel<(?:[\w:]*\benable_\w+<)?(?:\w+::)*
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel of a call: function name, launches a call, GPU microseconds a call."""
+    """One kernel of a call: function name, launches per call, GPU microseconds per call."""
 
     name: str
     launches: float

@@ -1,103 +1,180 @@
-"""Backends against the oracle: SDPA anywhere, FlashInfer's modes on a GPU."""
+"""One contract for every backend: right outputs, replans in place, graphs, and honest refusals.
+
+On the CPU the libraries are stand-ins that read what the libraries read, on a GPU they run.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from support.backend_calls import (
+    ALL_MODES,
+    CALLS,
+    DECODE,
+    DENSE,
+    EXTEND,
+    MLA,
+    MODES,
+    PAGED,
+    SPARSE,
+    SPEC,
+    able,
+    assert_matches_oracle,
+    assert_replays,
+    backend_for,
+    call_of,
+    mla_case,
+    spec_of,
+    two_steps,
+)
 
 from attnlib.core import backends
 from attnlib.core.backends import base
-from attnlib.core.backends.table import FAMILIES, named_by
+from attnlib.core.backends.table import FAMILIES, FAMILY_OF, entry_of, named_by
 from attnlib.core.batch import DecodeBatch, PagedKV
-from attnlib.core.spec import AttnSpec
+from attnlib.core.schedule import flashmla, library
+from attnlib.core.spec import AttnSpec, MlaSpec
 from attnlib.kinds.decode.case import DecodeCase
-from attnlib.kinds.decode.oracle import Oracle
-from attnlib.kinds.decode.workload import DecodeWorkload, build_workload
-from attnlib.kinds.lengths import sample_seq_lens
+from attnlib.kinds.extend.case import ExtendCase
+from attnlib.kinds.mla.case import MlaCase
+from attnlib.measure.trace import kernel_family, trace_kernels
 
 FLASHINFER = tuple(name for name in backends.BACKENDS if name.startswith("flashinfer"))
-GROUP_SIZES = range(1, 9)
+HOPPER_ONLY = [name for name, entry in backends.TABLE.items() if entry.hopper]
 
 
-def spec_of(group_size: int, page_size: int, head_dim: int = 128, dtype: str = "bfloat16"):
-    return AttnSpec(2 * group_size, 2, head_dim, page_size, dtype)
+def named(value: object) -> str:
+    return getattr(value, "key", str(value))
 
 
-def assert_matches_oracle(name: str, case: DecodeCase, device: str) -> None:
-    work = build_workload(case, device=device)
-    backend = backends.create(name, case.spec, device=device)
-    out = backend.run(work.q, work.kv, backend.plan(work.batch))
-    verdict = Oracle(work.q, work.kv, work.batch).check(out)
-    assert verdict.passed, f"{name} on {case.label}: {verdict}"
-    assert str(out.dtype) == f"torch.{case.spec.out_dtype}"
+def each(calls: list) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(("name", "case"), calls, ids=named)
 
 
-def shorter(work: DecodeWorkload) -> DecodeBatch:
-    """The same page table and batch size with other lengths and rows in another order."""
-    lens = torch.from_numpy(sample_seq_lens(work.case)).flip(0) // 3 + 1
-    return DecodeBatch.build(work.case.spec, lens.int(), work.batch.page_table.flip(0).contiguous())
+@pytest.mark.parametrize("cuda_graph", [False, True])
+@each(CALLS)
+def test_a_library_is_handed_what_the_oracle_attends_to(name, case, cuda_graph, libraries) -> None:
+    assert_matches_oracle(name, case, "cpu", cuda_graph=cuda_graph)
 
 
-@pytest.mark.parametrize("group_size", GROUP_SIZES)
+@pytest.mark.parametrize("cuda_graph", [False, True])
+@each(CALLS)
+def test_a_replan_in_place_serves_the_new_step(name, case, cuda_graph, libraries) -> None:
+    first, second = two_steps(case, "cpu")
+    backend = backend_for(name, case, "cpu", cuda_graph=cuda_graph)
+    plan = backend.plan(first.batch)
+    backend.run(first.q, first.cache, plan)
+    for step in (second, first):
+        again = backend.plan(step.batch, out=plan)
+        # The first plan's buffers hold the new step: they are what a captured graph reads.
+        for held in (again, plan):
+            step.assert_right(backend.run(step.q, step.cache, held))
+
+
+@each([(name, case) for name, case in CALLS if case in (DECODE, MODES[5]) or (name, case) in MLA])
+def test_a_replan_of_another_shape_is_refused(name, case, libraries) -> None:
+    backend = backend_for(name, case, "cpu")
+    plan = backend.plan(call_of(case, "cpu").batch)
+    several = isinstance(case, ExtendCase)
+    longer = replace(case, cached=PAGED) if several else replace(case, kv_len=300)
+    changed = [replace(longer, cached=replace(PAGED, kv_len=300))] if several else [longer]
+    changed += [replace(case, mode="dllm_extend", mask="full")] if several else []
+    for other in changed:
+        with pytest.raises(ValueError, match="out must be a plan o(ver|f the same spec, mask)"):
+            backend.plan(call_of(other, "cpu").batch, out=plan)
+
+
+@each([pair for pair in ALL_MODES if pair not in EXTEND])
+def test_fa3_refuses_a_custom_mask(name, case, libraries) -> None:
+    with pytest.raises(RuntimeError, match=f"takes no custom mask, got {case.mask}"):
+        backend_for(name, case, "cpu")
+
+
+@pytest.mark.parametrize("group_size", range(1, 9))
 @pytest.mark.parametrize("page_size", [1, 16, 64])
-def test_sdpa_matches_the_oracle_for_every_page_and_group_size(page_size, group_size):
+def test_sdpa_matches_the_oracle_for_every_page_and_group_size(page_size, group_size) -> None:
     case = DecodeCase(spec_of(group_size, page_size, 64), 3, 70, "ragged")
     assert_matches_oracle("sdpa", case, "cpu")
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_sdpa_matches_the_oracle_for_every_head_dim_and_dtype(head_dim, dtype):
+def test_sdpa_matches_the_oracle_for_every_head_dim_and_dtype(head_dim, dtype) -> None:
     assert_matches_oracle("sdpa", DecodeCase(spec_of(4, 16, head_dim, dtype), 2, 33), "cpu")
 
 
-def test_sdpa_replanned_in_place_serves_the_new_lengths():
-    case = DecodeCase(spec_of(4, 16, 64), 5, 96, "ragged")
-    work = build_workload(case, device="cpu")
-    backend = backends.create("sdpa", case.spec, device="cpu")
-    plan = backend.plan(work.batch)
-    tokens = plan.state.tokens
-    again = backend.plan(shorter(work), out=plan)
-    assert again.state.tokens is tokens
-    out = backend.run(work.q, work.kv, again)
-    assert Oracle(work.q, work.kv, shorter(work)).check(out).passed
-
-
-def test_sdpa_refuses_to_replan_over_a_table_of_another_width():
-    backend = backends.create("sdpa", spec_of(1, 16), device="cpu")
-    wide = build_workload(DecodeCase(spec_of(1, 16), 2, 64), device="cpu").batch
-    narrow = build_workload(DecodeCase(spec_of(1, 16), 2, 16), device="cpu").batch
-    with pytest.raises(ValueError, match=r"out must be a plan over \[2, 16\] tokens"):
-        backend.plan(narrow, out=backend.plan(wide))
-
-
-def test_what_lies_in_unused_pages_never_reaches_sdpas_output():
+def test_what_lies_in_unused_pages_never_reaches_sdpas_output() -> None:
     case = DecodeCase(spec_of(1, 4, 64), 2, 8, "ragged")
-    work = build_workload(case, device="cpu")
-    k, v = (torch.cat([torch.full_like(c[:1], float("nan")), c]) for c in vars(work.kv).values())
-    batch = DecodeBatch.build(
-        case.spec, torch.tensor([3, 8]).int(), torch.tensor([[1, 0], [2, 3]]).int()
-    )
-    backend = backends.create("sdpa", case.spec, device="cpu")
-    out = backend.run(work.q, PagedKV(k, v), backend.plan(batch))
-    assert torch.isfinite(out).all()
+    call = call_of(case, "cpu")
+    k, v = (torch.cat([torch.full_like(c[:1], float("nan")), c]) for c in call.tensors[1:])
+    table = torch.tensor([[1, 0], [2, 3]]).int()
+    batch = DecodeBatch.build(case.spec, torch.tensor([3, 8]).int(), table)
+    backend = backend_for("sdpa", case, "cpu")
+    assert torch.isfinite(backend.run(call.q, PagedKV(k, v), backend.plan(batch))).all()
 
 
-def test_an_unknown_backend_lists_the_valid_names():
-    with pytest.raises(ValueError, match=r"one of sdpa, flashinfer-auto.*got 'fa9'"):
+@pytest.mark.parametrize(
+    ("plans", "words"),
+    [
+        ("", "one of sdpa, flashinfer-auto.*got 'fa9'"),
+        ("decode", "one of sdpa.* for decode, got 'fa9'"),
+        ("mla", "one of flashinfer-mla-fa2.* for mla, got 'fa9'"),
+        ("extend", "one of flashinfer-prefill-auto.* for extend, got 'fa9'"),
+    ],
+)
+def test_an_unknown_backend_lists_the_valid_names(plans, words) -> None:
+    with pytest.raises(ValueError, match=words):
+        entry_of("fa9", plans)
+    with pytest.raises(ValueError, match="got 'fa9'"):
         backends.backend_class("fa9")
 
 
-def test_a_missing_library_is_refused_with_its_install_line(monkeypatch):
+@pytest.mark.parametrize(("name", "plans"), [("fa3", "mla"), ("flashmla-dense", "decode")])
+def test_a_backend_of_another_kind_is_unknown(name, plans) -> None:
+    with pytest.raises(ValueError, match=f"for {plans}, got '{name}'"):
+        entry_of(name, plans)
+
+
+@pytest.mark.parametrize("name", [name for name in backends.TABLE if name != "sdpa"])
+def test_a_missing_library_is_refused_with_its_install_line(name, monkeypatch) -> None:
     monkeypatch.setattr(base, "installed_version", lambda _: "")
-    with pytest.raises(RuntimeError, match="pip install flashinfer-python"):
-        backends.create("flashinfer-fa2", spec_of(1, 16))
+    monkeypatch.setattr(flashmla.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(library, "find_module", lambda: "")
+    spec = MlaSpec(16) if "mla" in name else SPEC
+    install = "flashinfer-python|sgl-flash-mla|tokenspeed-fa3"
+    with pytest.raises(RuntimeError, match=f"{name} cannot run .*pip install ({install})"):
+        backends.create(name, spec)
 
 
-def test_fa3_is_refused_on_a_release_that_would_silently_run_fa2(monkeypatch):
+def test_fa3_is_refused_on_a_release_that_would_silently_run_fa2(monkeypatch) -> None:
     monkeypatch.setattr(base, "installed_version", lambda _: "0.5.3")
     with pytest.raises(RuntimeError, match=r"0.5.3 has no flashinfer-fa3.*>=0.6.0"):
-        backends.create("flashinfer-fa3", spec_of(1, 16))
+        backends.create("flashinfer-fa3", SPEC)
+
+
+@pytest.mark.parametrize("name", HOPPER_ONLY)
+def test_another_gpu_than_hopper_is_refused(name, monkeypatch) -> None:
+    monkeypatch.setattr(base, "installed_version", lambda _: "0.6.4")
+    monkeypatch.setattr(library, "find_module", lambda: "flash_attn_interface")
+    monkeypatch.setattr(flashmla, "unavailable", lambda: "")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (10, 0))
+    assert backends.unavailable(name) == "needs compute capability 9.x (Hopper), got 10.0"
+
+
+@pytest.mark.parametrize("name", [name for name in backends.TABLE if name != "sdpa"])
+def test_without_a_gpu_a_backend_says_so(name, monkeypatch, without_gpu) -> None:
+    monkeypatch.setattr(base, "installed_version", lambda _: "0.6.4")
+    monkeypatch.setattr(library, "find_module", lambda: "flash_attn_interface")
+    monkeypatch.setattr(flashmla.importlib.util, "find_spec", lambda _: object())
+    reason = "needs a CUDA GPU (torch.cuda.is_available() is False)"
+    assert backends.unavailable(name) == reason
+
+
+FP8 = {"dtype": "float8_e4m3fn", "kv_dtype": "float8_e4m3fn"}
+MIXED = {"dtype": "bfloat16", "kv_dtype": "float8_e4m3fn"}
 
 
 @pytest.mark.parametrize(
@@ -106,32 +183,54 @@ def test_fa3_is_refused_on_a_release_that_would_silently_run_fa2(monkeypatch):
         ("flashinfer-cuda-cores", spec_of(5, 16), "group size must be"),
         ("flashinfer-cuda-cores", spec_of(7, 16), "group size must be"),
         ("flashinfer-fa2", spec_of(1, 16, 96), "head_dim must be"),
-        ("flashinfer-fa2", spec_of(1, 16, dtype="float8_e4m3fn"), "no FP8 query"),
-        ("sdpa", spec_of(1, 16, dtype="float8_e4m3fn"), "no FP8 tensors"),
+        ("flashinfer-fa2", replace(SPEC, **FP8), "no FP8 query"),
+        ("sdpa", replace(SPEC, **FP8), "no FP8 tensors"),
+        ("flashinfer-prefill-fa2", replace(SPEC, head_dim=96), "head_dim must be"),
+        ("flashinfer-prefill-fa3", replace(SPEC, head_dim=80), "head_dim must be"),
+        ("flashinfer-prefill-auto", replace(SPEC, **FP8), "dtype must be"),
+        ("flashinfer-prefill-fa3", replace(SPEC, **MIXED), "got bfloat16/float8_e4m3fn"),
+        ("fa3", replace(SPEC, **MIXED), "must share a dtype"),
+        ("fa3", replace(SPEC, head_dim=320), "multiple of 8 up to 256, got 320"),
+        ("fa3", replace(SPEC, head_dim=72, **FP8), "head_dim must be a multiple of 16"),
+        ("fa3-extend", replace(SPEC, head_dim=264), "multiple of 8 up to 256"),
+        ("flashinfer-mla-fa2", MlaSpec(16, 64, 64, "fp8-656"), "kv_format must be bfloat16"),
+        ("flashinfer-mla-fa3", MlaSpec(16, 0, 64, "fp8-656"), "kv_format must be bfloat16"),
+        ("flashmla-dense", MlaSpec(16, 64), "top_k must be 0, got 64"),
+        ("flashmla-dense", MlaSpec(16, 0, 16), "page_size must be 64, got 16"),
+        ("flashmla-dense", MlaSpec(16, 0, 64, "fp8-656"), "kv_format must be bfloat16"),
+        ("flashmla-sparse-fp8", MlaSpec(16, 0, 64, "fp8-656"), "top_k must be at least 1, got 0"),
+        ("flashmla-sparse-fp8", MlaSpec(129, 64, 64, "fp8-656"), "at most 128, got 129"),
+        ("flashmla-sparse-fp8", MlaSpec(16, 64), "kv_format must be fp8-656, got bfloat16"),
     ],
 )
-def test_a_spec_that_the_library_cannot_run_is_refused_with_the_reason(name, spec, words):
+def test_a_spec_that_a_library_cannot_run_is_refused_with_the_reason(
+    name, spec, words, libraries
+) -> None:
     assert words in backends.unsupported(name, spec)
+    with pytest.raises(RuntimeError, match=f"{name} cannot run"):
+        backends.create(name, spec, device="cpu")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn"])
+def test_every_dtype_and_head_dim_of_decode_is_taken_by_fa3(dtype) -> None:
+    for head_dim in (64, 128, 256):
+        assert backends.unsupported("fa3", AttnSpec(8, 2, head_dim, 1, dtype)) == ""
 
 
 @pytest.mark.parametrize("name", backends.TABLE)
-def test_every_entry_has_its_class_and_a_family_that_a_kernel_proves(name):
+def test_every_entry_has_its_class_and_a_family_that_a_kernel_proves(name) -> None:
     entry = backends.TABLE[name]
     assert issubclass(backends.backend_class(name), base.Backend)
     assert entry.family in ("", *FAMILIES)
     assert entry.hopper == ("fa3" in name or name.startswith("flashmla"))
 
 
-def test_available_names_every_backend_and_says_why_not():
+def test_available_names_every_backend_and_says_why_not() -> None:
     found = backends.available()
-    assert tuple(found) == (
-        *backends.BACKENDS,
-        *backends.MLA_BACKENDS,
-        *backends.EXTEND_BACKENDS,
-    )
+    assert set(found) == {*backends.BACKENDS, *backends.MLA_BACKENDS, *backends.EXTEND_BACKENDS}
     assert found["sdpa"] == ""
     if not torch.cuda.is_available():
-        assert all(found[name] for name in FLASHINFER)
+        assert all(found[name] for name in found if name != "sdpa")
 
 
 @pytest.mark.parametrize(
@@ -144,70 +243,87 @@ def test_available_names_every_backend_and_says_why_not():
         ("vllm==0.33.0", "FLASH_ATTN", False, "fa3"),
         ("vllm==0.33.0", "FLASHMLA", True, "flashmla-dense"),
         ("vllm==0.33.0", "FLASHMLA_SPARSE", True, "flashmla-sparse-fp8"),
+        ("sglang==0.5.23", "fa3", True, ""),
+        ("vllm==0.33.0", "TRITON_ATTN", False, ""),
     ],
 )
-def test_words_of_kernels_that_we_have_name_a_backend_of_ours(library, word, latent, backend):
+def test_a_librarys_word_for_a_kernel_names_our_backend_if_we_have_it(
+    library, word, latent, backend
+) -> None:
     assert named_by(library, word, latent=latent) == backend
-    assert backend in (backends.MLA_BACKENDS if latent else backends.BACKENDS)
+    assert backend in ("", *(backends.MLA_BACKENDS if latent else backends.BACKENDS))
 
 
-def test_sglangs_fa3_for_mla_and_unknown_words_are_not_ours():
-    assert named_by("sglang==0.5.23", "fa3", latent=True) == ""
-    assert named_by("vllm==0.33.0", "TRITON_ATTN", latent=False) == ""
-
-
-def test_installed_version_of_a_missing_distribution_is_empty():
+def test_installed_version_of_a_missing_distribution_is_empty() -> None:
     assert base.installed_version("no-such-distribution") == ""
 
 
-def flashinfer_case(name: str, group_size: int, page_size: int, lengths: str) -> DecodeCase:
-    case = DecodeCase(spec_of(group_size, page_size), 7, 1500, lengths)
-    reason = backends.unavailable(name) or backends.unsupported(name, case.spec)
-    if reason:
+def gpu_calls() -> list[tuple[str, object]]:
+    """Every backend over the shapes that its library says it takes."""
+    decode = [n for n in FLASHINFER if n != "flashinfer-graph-auto"]
+    shapes = [(group, page) for group in range(1, 9) for page in (1, 16, 64)]
+    calls = [(n, DecodeCase(spec_of(*s), 7, 1500, "ragged")) for n in decode for s in shapes]
+    for head_dim, dtype in ((64, "float16"), (256, "bfloat16")):
+        spec = spec_of(4, 16, head_dim, dtype)
+        calls += [(n, DecodeCase(spec, 5, 999, "ragged")) for n in decode]
+    long = DecodeCase(AttnSpec(32, 8, 128, 16), 4, 20000, "skewed")
+    calls += [(n, long) for n in ("flashinfer-fa2", "flashinfer-cuda-cores", "sdpa")]
+    wide = (("prefill_paged", 300), ("prefill_ragged", 3000), ("dllm_extend", 32))
+    for heads in ((32, 8), (8, 1), (16, 2)):
+        cached = DecodeCase(AttnSpec(*heads, 128, 1), 3, 3000, "ragged")
+        cases = [ExtendCase(cached, mode, q_len) for mode, q_len in wide]
+        calls += [(n, case) for n in backends.EXTEND_BACKENDS for case in cases]
+    return calls + [(name, case) for name, case in mla_gpu_calls()]
+
+
+def mla_gpu_calls() -> list[tuple[str, MlaCase]]:
+    sizes = {"batch_size": 9, "kv_len": 3000}
+    sparse = [(128, 2048), (64, 512), (32, 512), (16, 70), (8, 1)]
+    dense = [(heads, 0) for heads in (128, 64, 32, 16, 8)]
+    calls = []
+    for lengths in ("fixed", "ragged", "skewed"):
+        for names, shapes in ((SPARSE, sparse), (DENSE, dense)):
+            calls += [(n, mla_case(n, *s, lengths=lengths, **sizes)) for n in names for s in shapes]
+    for name in SPARSE:
+        for batch_size, kv_len in ((1, 131072), (64, 8192)):
+            large = {"batch_size": batch_size, "kv_len": kv_len, "lengths": "fixed"}
+            calls.append((name, mla_case(name, 16, 2048, **large)))
+        case = mla_case(name)
+        specs = [replace(case.spec, page_size=n) for n in (1, 16, 256)]
+        calls += [(name, replace(case, spec=spec)) for spec in specs]
+    return calls
+
+
+@pytest.mark.gpu
+@each(gpu_calls())
+def test_on_a_gpu_a_backend_matches_the_oracle(name, case) -> None:
+    if reason := backends.unsupported(able(name), case.spec):
         pytest.skip(reason)
-    return case
+    assert_matches_oracle(name, case, "cuda")
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", [n for n in FLASHINFER if n != "flashinfer-graph-auto"])
-@pytest.mark.parametrize("page_size", [1, 16, 64])
-@pytest.mark.parametrize("group_size", GROUP_SIZES)
-def test_flashinfer_matches_the_oracle(name, group_size, page_size):
-    assert_matches_oracle(name, flashinfer_case(name, group_size, page_size, "ragged"), "cuda")
+@pytest.mark.parametrize("cuda_graph", [False, True], ids=["eager", "graph"])
+@each(EXTEND)
+def test_on_a_gpu_every_mode_matches_the_oracle(name, case, cuda_graph) -> None:
+    assert_matches_oracle(able(name), case, "cuda", cuda_graph=cuda_graph)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", [n for n in FLASHINFER if n != "flashinfer-graph-auto"])
-@pytest.mark.parametrize(("head_dim", "dtype"), [(64, "float16"), (256, "bfloat16")])
-def test_flashinfer_matches_the_oracle_for_other_head_dims(name, head_dim, dtype):
-    spec = spec_of(4, 16, head_dim, dtype)
-    reason = backends.unavailable(name)
-    if reason:
-        pytest.skip(reason)
-    assert_matches_oracle(name, DecodeCase(spec, 5, 999, "ragged"), "cuda")
+@each(
+    [(n, DecodeCase(spec_of(4, 16), 7, 1500, "ragged")) for n in backends.BACKENDS]
+    + EXTEND
+    + [(name, replace(case, batch_size=7, kv_len=3000)) for name, case in MLA]
+)
+def test_a_graph_replays_with_a_step_changed_in_place(name, case) -> None:
+    assert_replays(able(name), case)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", backends.BACKENDS)
-def test_a_graph_replays_with_lengths_changed_in_place(name):
-    case = flashinfer_case(name, 4, 16, "ragged")
-    work = build_workload(case, device="cuda")
-    backend = backends.create(name, case.spec, cuda_graph=True)
-    plan = backend.plan(work.batch)
-    backend.run(work.q, work.kv, plan)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = backend.run(work.q, work.kv, plan)
-    for batch in (work.batch, shorter(work), work.batch):
-        backend.plan(batch, out=plan)
-        out.fill_(float("nan"))
-        graph.replay()
-        assert Oracle(work.q, work.kv, batch).check(out).passed
-
-
-@pytest.mark.gpu
-def test_cases_skewed_and_long_match_the_oracle():
-    spec = AttnSpec(32, 8, 128, 16)
-    for name in ("flashinfer-fa2", "flashinfer-cuda-cores", "sdpa"):
-        assert_matches_oracle(name, DecodeCase(spec, 4, 20000, "skewed"), "cuda")
+@each([(name, case) for name, case in EXTEND if name.startswith("flashinfer")])
+def test_the_family_of_every_mode_is_what_the_library_says(name, case) -> None:
+    call, backend = call_of(case, "cuda"), backend_for(able(name), case, "cuda")
+    plan = backend.plan(call.batch)
+    kernels = trace_kernels(lambda: backend.run(call.q, call.cache, plan))
+    family = kernel_family((kernel.name for kernel in kernels), FAMILY_OF)
+    assert family == plan.reported_backend

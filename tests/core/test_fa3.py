@@ -11,12 +11,11 @@ from attnlib.core import backends
 from attnlib.core.backends import fa3
 from attnlib.core.backends.table import FAMILY_OF
 from attnlib.core.batch import DecodeBatch, PagedKV
-from attnlib.core.schedule import library
 from attnlib.core.schedule.fa3 import max_words, precompute
 from attnlib.core.spec import AttnSpec
+from attnlib.kinds.call import Workload
 from attnlib.kinds.decode.case import DecodeCase
-from attnlib.kinds.decode.oracle import Oracle
-from attnlib.kinds.decode.workload import DecodeWorkload, build_workload
+from attnlib.kinds.decode.measure import Oracle, build_workload
 from attnlib.measure.trace import kernel_family, trace_kernels
 
 MODES = ("fa3", "fa3-precomputed")
@@ -28,7 +27,7 @@ def cpu_backend(name: str) -> fa3.Fa3:
     return backends.backend_class(name)(backends.TABLE[name], device="cpu")
 
 
-def build(case: DecodeCase, q_len: int, device: str) -> tuple[DecodeWorkload, torch.Tensor]:
+def build(case: DecodeCase, q_len: int, device: str) -> tuple[Workload, torch.Tensor]:
     """The workload, and queries [bs * q_len, heads, head_dim]."""
     work = build_workload(case, device=device)
     if q_len == 1:
@@ -37,7 +36,7 @@ def build(case: DecodeCase, q_len: int, device: str) -> tuple[DecodeWorkload, to
     return work, build_workload(rows, device=device).q
 
 
-def long_enough(work: DecodeWorkload, q_len: int) -> DecodeBatch:
+def long_enough(work: Workload, q_len: int) -> DecodeBatch:
     """The batch with no request shorter than its queries."""
     lens = work.batch.seq_lens_cpu.clamp(min=q_len)
     return DecodeBatch.build(work.case.spec, lens, work.batch.page_table)
@@ -63,16 +62,6 @@ def windowed(kv: PagedKV, batch: DecodeBatch, left: int) -> tuple[PagedKV, Decod
     return PagedKV(*views), DecodeBatch.build(one, lens, rows)
 
 
-@pytest.mark.parametrize("name", MODES)
-def test_a_backend_gives_the_librarys_output_for_its_plan(fake_fa3, name):
-    work = build_workload(CASE, device="cpu")
-    backend = cpu_backend(name)
-    plan = backend.plan(work.batch)
-    out = backend.run(work.q, work.kv, plan)
-    assert Oracle(work.q, work.kv, work.batch).check(out).passed
-    assert plan.reported_backend == f"flash-attn-3 ({library.supplier()})"
-
-
 def test_precomputed_metadata_is_asked_for_once_and_given_to_every_call(fake_fa3):
     work = build_workload(CASE, device="cpu")
     backend = cpu_backend("fa3-precomputed")
@@ -93,27 +82,6 @@ def test_without_metadata_the_library_prepares_each_call_itself(fake_fa3):
     assert fake_fa3.asked == []
     assert fake_fa3.launched[0]["scheduler_metadata"] is None
     assert fake_fa3.launched[0]["num_splits"] == 0
-
-
-@pytest.mark.parametrize("name", MODES)
-def test_replanning_in_place_serves_new_lengths_from_the_same_buffers(fake_fa3, name):
-    work = build_workload(CASE, device="cpu")
-    backend = cpu_backend(name)
-    plan = backend.plan(work.batch)
-    held = plan.state.batch.page_table, plan.state.batch.seq_lens
-    for batch in (changed(work.batch), work.batch):
-        again = backend.plan(batch, out=plan)
-        now = again.state.batch.page_table, again.state.batch.seq_lens
-        assert all(a is b for a, b in zip(held, now, strict=True))
-        out = backend.run(work.q, work.kv, plan)
-        assert Oracle(work.q, work.kv, batch).check(out).passed
-
-
-def test_replanning_over_another_table_is_refused(fake_fa3):
-    backend = cpu_backend("fa3-precomputed")
-    wide, narrow = (build_workload(replace(CASE, kv_len=n), device="cpu").batch for n in (90, 20))
-    with pytest.raises(ValueError, match=r"out must be a plan over page_table \[3, 2\]"):
-        backend.plan(narrow, out=backend.plan(wide))
 
 
 def test_several_queries_a_request_see_one_token_more_each(fake_fa3):
@@ -151,42 +119,6 @@ def test_the_facts_of_a_batch_are_those_of_its_call(fake_fa3):
     metadata = precompute(fa3.facts_of(work.batch, **options), work.batch.seq_lens)
     fa3.attend(q, work.kv, long_enough(work, 2), metadata=metadata, **options)
     assert fake_fa3.launched[0]["window_size"] == (7, 0)
-
-
-def test_a_missing_library_is_refused_with_its_install_line(monkeypatch):
-    monkeypatch.setattr(library, "find_module", lambda: "")
-    with pytest.raises(RuntimeError, match="not installed: pip install tokenspeed-fa3"):
-        backends.create("fa3", CASE.spec)
-
-
-def test_without_a_gpu_the_backend_says_so(monkeypatch, without_gpu):
-    monkeypatch.setattr(library, "find_module", lambda: "flash_attn_interface")
-    assert backends.unavailable("fa3") == "needs a CUDA GPU (torch.cuda.is_available() is False)"
-
-
-def test_another_architecture_than_hopper_is_refused(monkeypatch):
-    monkeypatch.setattr(library, "find_module", lambda: "flash_attn_interface")
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (10, 0))
-    assert backends.unavailable("fa3") == "needs compute capability 9.x (Hopper), got 10.0"
-
-
-@pytest.mark.parametrize(
-    ("spec", "words"),
-    [
-        (AttnSpec(8, 2, 128, 16, "bfloat16", "float8_e4m3fn"), "must share a dtype"),
-        (AttnSpec(8, 2, 320, 16), "head_dim must be a multiple of 8 up to 256, got 320"),
-        (AttnSpec(8, 2, 72, 16, "float8_e4m3fn"), "head_dim must be a multiple of 16"),
-    ],
-)
-def test_a_spec_that_the_library_cannot_run_is_refused_with_the_reason(spec, words):
-    assert words in backends.unsupported("fa3", spec)
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn"])
-def test_every_dtype_and_head_dim_of_decode_is_supported(dtype):
-    for head_dim in (64, 128, 256):
-        assert backends.unsupported("fa3", AttnSpec(8, 2, head_dim, 1, dtype)) == ""
 
 
 @pytest.fixture

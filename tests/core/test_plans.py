@@ -133,7 +133,7 @@ CALLS = [
 def test_flashinfers_own_plan_has_these_items(backend):
     import torch
 
-    from attnlib.kinds.decode.workload import build_batch
+    from attnlib.kinds.decode.measure import build_batch
     from attnlib.kinds.lengths import sample_seq_lens
 
     sms = torch.cuda.get_device_properties(0).multi_processor_count

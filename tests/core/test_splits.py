@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import drawn_calls
 
 from attnlib.core.schedule import splits
 from attnlib.core.schedule.splits import PADDING, TIE, SchedulerFacts, max_words, plan_splits
@@ -148,7 +149,7 @@ def test_a_buffer_for_a_batch_holds_every_layout(max_batch_size, words):
 
 @given(st.integers(0, 10_000))
 def test_every_plan_keeps_its_cap_and_orders_each_request_once(seed):
-    call = next(vectors.draw_calls(seed, num_sms=SMS, hdim96=False))
+    call = next(drawn_calls.draw_calls(seed, num_sms=SMS, hdim96=False))
     lens, q_lens = call.lengths()
     plan, settled = plan_splits(call.facts, lens, q_lens), call.facts.settled
     assert 1 <= plan.num_splits.min() <= plan.num_splits.max() <= max(1, call.facts.split_cap)

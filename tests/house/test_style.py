@@ -11,6 +11,7 @@ import io
 import re
 import statistics
 import tokenize
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,10 +26,17 @@ MEDIAN_LINES, P90_LINES, MAX_LINES = 10, 30, 60
 MAX_LINES_TRITON = (
     90  # a kernel and its launcher are one piece of work, with arguments by the dozen
 )
-MAX_FILE_LINES = 300
+MAX_FILE_LINES = 400
+MAX_FILES_PER_FOLDER = 12
+# The budgets of the whole: decisions, so that the next thousand lines are one. Raise one with its
+# reason in the commit.
+MAX_ROOMS = 9  # and four front doors
+MAX_PACKAGE_LINES = 19_000
+MAX_CORE_LINES = 4_800  # what an engine imports
+MAX_TEST_LINES = 15_500
 MAX_POSITIONAL = 5
 MAX_COMMENT_SHARE = 0.12
-MAY_PRINT = re.compile(r"attnlib/(cli|__main__|worker)\.py")
+MAY_PRINT = re.compile(r"attnlib/(cli|__main__|run/worker)\.py")
 
 # "path" or "path::function" -> (its own limit, why it may): a dated debt, not a habit.
 FILE_EXCEPTIONS: dict[str, tuple[int, str]] = {}
@@ -106,8 +114,32 @@ def test_no_function_is_longer_than_its_limit() -> None:
     assert long == {}
 
 
-def test_no_module_is_longer_than_three_hundred_lines() -> None:
-    lengths = {name: len(path.read_text().splitlines()) for name, path in MODULES.items()}
+LENGTHS = {name: len(path.read_text().splitlines()) for name, path in MODULES.items()}
+
+
+def test_the_package_keeps_to_its_budget_of_lines() -> None:
+    assert sum(LENGTHS.values()) <= MAX_PACKAGE_LINES
+
+
+def test_what_an_engine_imports_keeps_to_its_budget_of_lines() -> None:
+    core = sum(count for name, count in LENGTHS.items() if name.startswith("attnlib/core/"))
+    assert core <= MAX_CORE_LINES
+
+
+def test_the_tests_keep_to_their_budget_of_lines() -> None:
+    tests = (ROOT / "tests").rglob("*.py")
+    assert sum(len(path.read_text().splitlines()) for path in tests) <= MAX_TEST_LINES
+
+
+def test_rooms_and_folders_stay_few_and_small() -> None:
+    folders = Counter(Path(name).parent.as_posix() for name in MODULES)
+    rooms = {folder.split("/")[1] for folder in folders if "/" in folder}
+    assert len(rooms) <= MAX_ROOMS, rooms
+    assert {folder: n for folder, n in folders.items() if n > MAX_FILES_PER_FOLDER} == {}
+
+
+def test_no_module_is_longer_than_its_limit() -> None:
+    lengths = LENGTHS
     limits = {name: FILE_EXCEPTIONS.get(name, (MAX_FILE_LINES,))[0] for name in MODULES}
     assert {name: n for name, n in lengths.items() if n > limits[name]} == {}
 
@@ -173,7 +205,8 @@ def project_texts() -> Iterator[Path]:
         ".css",
     }
     folders = ("attnlib", "notebooks", "tests", "data", ".ci")
-    found = [*ROOT.iterdir(), *(p for folder in folders for p in (ROOT / folder).rglob("*"))]
+    top = (path for path in ROOT.iterdir() if path.name != ".git")
+    found = [*top, *(p for folder in folders for p in (ROOT / folder).rglob("*"))]
     skipped = {"__pycache__", ".ipynb_checkpoints"}
     for path in sorted(found):
         if path.is_file() and path.suffix in suffixes and not skipped & set(path.parts):

@@ -9,7 +9,7 @@ from attnlib.kinds.cases import case_from_dict
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.item import Item
 from attnlib.kinds.metadata.case import MetadataCase
-from attnlib.kinds.mismatch.name import MismatchCase
+from attnlib.kinds.mismatch.case import MismatchCase
 from attnlib.kinds.mla.case import MlaCase
 from attnlib.kinds.step.case import StepCase
 

@@ -11,22 +11,22 @@ import torch
 from attnlib.core.backends import create
 from attnlib.core.batch import DecodeBatch, PagedKV
 from attnlib.core.spec import AttnSpec
+from attnlib.kinds.call import Workload
 from attnlib.kinds.check import BUDGET_FACTOR, OracleCheck, worst_row_error
 from attnlib.kinds.decode.case import DecodeCase
-from attnlib.kinds.decode.oracle import Oracle
-from attnlib.kinds.decode.workload import DecodeWorkload, build_workload
+from attnlib.kinds.decode.measure import Oracle, build_workload
 
 FP8 = "float8_e4m3fn"
 DTYPES = [("bfloat16", ""), ("float16", ""), ("bfloat16", FP8), (FP8, FP8)]
 
 
-def build(dtype: str, kv_dtype: str = "", *, kv_len: int = 40) -> DecodeWorkload:
+def build(dtype: str, kv_dtype: str = "", *, kv_len: int = 40) -> Workload:
     spec = AttnSpec(8, 2, 64, 16, dtype, kv_dtype)
     return build_workload(DecodeCase(spec, 3, kv_len, "ragged"), device="cpu")
 
 
 def kernel(
-    work: DecodeWorkload,
+    work: Workload,
     *,
     kv: PagedKV | None = None,
     batch: DecodeBatch | None = None,
@@ -44,45 +44,45 @@ def kernel(
     return torch.stack(rows).to(getattr(torch, spec.out_dtype))
 
 
-def changed(work: DecodeWorkload, change: Callable[[torch.Tensor], object]) -> torch.Tensor:
+def changed(work: Workload, change: Callable[[torch.Tensor], object]) -> torch.Tensor:
     out = kernel(work)
     change(out)
     return out
 
 
-def last_token_dropped(work: DecodeWorkload) -> torch.Tensor:
+def last_token_dropped(work: Workload) -> torch.Tensor:
     batch = work.batch
     shorter = DecodeBatch.build(batch.spec, batch.seq_lens_cpu - 1, batch.page_table)
     return kernel(work, batch=shorter)
 
 
-def one_page_swapped(work: DecodeWorkload) -> torch.Tensor:
+def one_page_swapped(work: Workload) -> torch.Tensor:
     table = work.batch.page_table.clone()
     table[0, 0], table[1, 0] = work.batch.page_table[1, 0], work.batch.page_table[0, 0]
     return kernel(work, batch=DecodeBatch.build(work.batch.spec, work.batch.seq_lens_cpu, table))
 
 
-def kv_heads_swapped(work: DecodeWorkload) -> torch.Tensor:
+def kv_heads_swapped(work: Workload) -> torch.Tensor:
     return kernel(work, kv=PagedKV(work.kv.k_cache.flip(2), work.kv.v_cache.flip(2)))
 
 
-def scale_off_by_two_percent(work: DecodeWorkload) -> torch.Tensor:
+def scale_off_by_two_percent(work: Workload) -> torch.Tensor:
     return kernel(work, scale=1.02)
 
 
-def row_of_zeros(work: DecodeWorkload) -> torch.Tensor:
+def row_of_zeros(work: Workload) -> torch.Tensor:
     return changed(work, lambda out: out[2, 5].zero_())
 
 
-def nan(work: DecodeWorkload) -> torch.Tensor:
+def nan(work: Workload) -> torch.Tensor:
     return changed(work, lambda out: out[1, 2, :1].fill_(math.nan))
 
 
-def infinity(work: DecodeWorkload) -> torch.Tensor:
+def infinity(work: Workload) -> torch.Tensor:
     return changed(work, lambda out: out[1, 2, :1].fill_(math.inf))
 
 
-def head_of_another_request(work: DecodeWorkload) -> torch.Tensor:
+def head_of_another_request(work: Workload) -> torch.Tensor:
     return changed(work, lambda out: out[0, 3].copy_(out[1, 3]))
 
 
@@ -100,7 +100,7 @@ MUTATIONS = (
 SEEN = [(d, m) for d in DTYPES for m in MUTATIONS if (d[0], m) != (FP8, scale_off_by_two_percent)]
 
 
-def judge(work: DecodeWorkload, out: torch.Tensor) -> OracleCheck:
+def judge(work: Workload, out: torch.Tensor) -> OracleCheck:
     return Oracle(work.q, work.kv, work.batch).check(out)
 
 

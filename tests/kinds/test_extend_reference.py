@@ -11,25 +11,25 @@ import torch.nn.functional as F  # noqa: N812 - the field's own name
 
 from attnlib.core.batch import PagedKV
 from attnlib.core.spec import AttnSpec
+from attnlib.kinds.call import Workload
 from attnlib.kinds.decode.case import DecodeCase
-from attnlib.kinds.decode.reference import attend, gather_tokens
-from attnlib.kinds.extend import reference as extend_reference
+from attnlib.kinds.decode.measure import attend, gather_tokens
+from attnlib.kinds.extend import measure as extend_reference
 from attnlib.kinds.extend.case import MODES, ExtendCase
-from attnlib.kinds.extend.reference import ExtendOracle, attend_extend
-from attnlib.kinds.extend.workload import ExtendWorkload, build_extend_workload
+from attnlib.kinds.extend.measure import ExtendOracle, attend_extend, build_extend_workload
 
 CACHED = DecodeCase(AttnSpec(6, 2, 16, 4), 4, 50, "ragged", seed=1)
 PAIRS = [(mode, mask) for mode, masks in MODES.items() for mask in masks]
 
 
-def workload(mode: str, mask: str = "", **spec: int) -> ExtendWorkload:
+def workload(mode: str, mask: str = "", **spec: int) -> Workload:
     ragged = mode == "prefill_ragged"
     sizes = {"page_size": 1} if ragged else {}
     cached = replace(CACHED, spec=replace(CACHED.spec, **spec, **sizes))
     return build_extend_workload(ExtendCase(cached, mode, 50 if ragged else 7, mask), device="cpu")
 
 
-def sdpa(work: ExtendWorkload) -> torch.Tensor:
+def sdpa(work: Workload) -> torch.Tensor:
     """torch's own attention in float64, request by request, with a mask made from the mode."""
     batch, out, done = work.batch, [], 0
     for i, q in enumerate(work.q.double().split(batch.q_lens_cpu.tolist())):
@@ -76,7 +76,7 @@ def test_a_chain_is_causal_and_a_tree_is_not() -> None:
     assert not torch.allclose(causal, tree, rtol=1e-3)
 
 
-def as_bfloat16(work: ExtendWorkload, **changes) -> torch.Tensor:
+def as_bfloat16(work: Workload, **changes) -> torch.Tensor:
     return attend_extend(work.q, work.kv, replace(work.batch, **changes)).bfloat16()
 
 
@@ -86,21 +86,21 @@ def test_an_output_rounded_as_a_kernel_must_passes(mode: str, mask: str) -> None
     assert ExtendOracle(work.q, work.kv, work.batch).check(as_bfloat16(work)).passed
 
 
-def another_mask(work: ExtendWorkload) -> torch.Tensor:
+def another_mask(work: Workload) -> torch.Tensor:
     mask = "full" if work.batch.mask != "full" else "causal"
     return as_bfloat16(work, mask=mask, custom_mask=None)
 
 
-def a_wrong_cache(work: ExtendWorkload) -> torch.Tensor:
+def a_wrong_cache(work: Workload) -> torch.Tensor:
     kv = PagedKV(work.kv.k_cache.flip(0), work.kv.v_cache)
     return attend_extend(work.q, kv, work.batch).bfloat16()
 
 
-def a_neighbours_row(work: ExtendWorkload) -> torch.Tensor:
+def a_neighbours_row(work: Workload) -> torch.Tensor:
     return as_bfloat16(work).roll(1, 0)
 
 
-def a_missing_row(work: ExtendWorkload) -> torch.Tensor:
+def a_missing_row(work: Workload) -> torch.Tensor:
     out = as_bfloat16(work)
     out[-1] = float("nan")
     return out

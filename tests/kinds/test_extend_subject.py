@@ -15,9 +15,7 @@ from attnlib.kinds.base import Bench
 from attnlib.kinds.cost import extend_cost
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.extend.case import MODES, ExtendCase
-from attnlib.kinds.extend.measure import ExtendSubject
-from attnlib.kinds.extend.reference import attend_extend
-from attnlib.kinds.extend.workload import build_extend_workload
+from attnlib.kinds.extend.measure import ExtendSubject, attend_extend, build_extend_workload
 from attnlib.kinds.item import Item
 from attnlib.run.record import Record
 

@@ -12,7 +12,7 @@ from attnlib.core.spec import AttnSpec
 from attnlib.kinds.cost import extend_cost
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.extend.case import MODES, ExtendCase
-from attnlib.kinds.extend.workload import build_extend_batch, build_extend_workload
+from attnlib.kinds.extend.measure import build_extend_batch, build_extend_workload
 from attnlib.kinds.lengths import sample_drafts, sample_extend_lens
 
 CACHED = DecodeCase(AttnSpec(4, 2, 16, 4), 20, 60, "ragged", seed=3)

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from attnlib.core.backends import fa3
-from attnlib.kinds.mismatch import run as mismatch
-from attnlib.kinds.mismatch.run import MISMATCHES, run_one
+from attnlib.kinds.mismatch import measure as mismatch
+from attnlib.kinds.mismatch.measure import MISMATCHES, run_one
 
 HARMLESS = ("none", "lengths-grown", "lengths-shrunk")
 NAMES = [case.name for case in MISMATCHES]

@@ -12,12 +12,11 @@ from attnlib.core import backends
 from attnlib.core.spec import MlaSpec
 from attnlib.kinds import call
 from attnlib.kinds.base import Bench
+from attnlib.kinds.call import Workload
 from attnlib.kinds.cost import mla_cost
 from attnlib.kinds.item import Item
 from attnlib.kinds.mla.case import MlaCase
-from attnlib.kinds.mla.measure import MlaSubject
-from attnlib.kinds.mla.reference import attend_mla
-from attnlib.kinds.mla.workload import MlaWorkload, build_mla_workload
+from attnlib.kinds.mla.measure import MlaSubject, attend_mla, build_mla_workload
 
 SPARSE = MlaCase(MlaSpec(16, 70, 64, "fp8-656"), 3, 300, "ragged")
 SHAPES = {
@@ -86,5 +85,5 @@ def test_the_subject_keeps_the_tensors_of_its_last_case() -> None:
     kept = MlaSubject(Bench("cpu", {}, {}))
     work, oracle = kept._workload(SPARSE)
     assert kept._workload(SPARSE) == (work, oracle)
-    assert isinstance(work, MlaWorkload)
-    assert torch.equal(work.cache, build_mla_workload(SPARSE, device="cpu").cache)
+    assert isinstance(work, Workload)
+    assert torch.equal(work.kv, build_mla_workload(SPARSE, device="cpu").kv)

@@ -12,9 +12,9 @@ from attnlib.core.mla_format import quantize
 from attnlib.core.spec import MlaSpec
 from attnlib.kinds.cost import mla_cache_bytes, mla_cost
 from attnlib.kinds.lengths import sample_seq_lens
-from attnlib.kinds.mla import workload as mla_workload
+from attnlib.kinds.mla import measure as mla_workload
 from attnlib.kinds.mla.case import MlaCase
-from attnlib.kinds.mla.workload import build_mla_workload, sample_chosen
+from attnlib.kinds.mla.measure import build_mla_workload, sample_chosen
 
 CASE = MlaCase(MlaSpec(2, 40, 16), 6, 90, "ragged", seed=4)
 
@@ -36,7 +36,7 @@ def test_the_same_case_gives_the_same_tokens_and_another_seed_others() -> None:
     assert (sample_chosen(CASE) == sample_chosen(CASE)).all()
     assert (sample_chosen(CASE) != sample_chosen(replace(CASE, seed=5))).any()
     one, two = (build_mla_workload(CASE, device="cpu") for _ in range(2))
-    assert torch.equal(one.q, two.q) and torch.equal(one.cache, two.cache)
+    assert torch.equal(one.q, two.q) and torch.equal(one.kv, two.kv)
 
 
 def test_both_formats_hold_the_same_tokens() -> None:
@@ -44,14 +44,14 @@ def test_both_formats_hold_the_same_tokens() -> None:
     packed = build_mla_workload(
         replace(CASE, spec=replace(CASE.spec, kv_format="fp8-656")), device="cpu"
     )
-    assert torch.equal(packed.cache, quantize(plain.cache))
+    assert torch.equal(packed.kv, quantize(plain.kv))
     assert torch.equal(packed.q, plain.q)
     assert torch.equal(packed.batch.chosen, plain.batch.chosen)
 
 
 def test_a_cache_made_in_pieces_is_filled_to_its_end(monkeypatch) -> None:
     monkeypatch.setattr(mla_workload, "CHUNK_TOKENS", 48)
-    cache = build_mla_workload(CASE, device="cpu").cache
+    cache = build_mla_workload(CASE, device="cpu").kv
     assert cache.shape[1:] == (16, 576)
     assert bool((cache.float().std(dim=(1, 2)) > 0.9).all())
 
@@ -80,4 +80,4 @@ def test_a_short_request_costs_no_more_than_it_has() -> None:
 
 def test_the_cache_of_a_case_is_whole_pages() -> None:
     work = build_mla_workload(CASE, device="cpu")
-    assert mla_cache_bytes(CASE) == work.cache.numel() * 2
+    assert mla_cache_bytes(CASE) == work.kv.numel() * 2

@@ -10,9 +10,9 @@ import torch
 
 from attnlib.core.batch import DecodeBatch, PagedKV
 from attnlib.core.spec import AttnSpec
+from attnlib.kinds.call import Workload
 from attnlib.kinds.decode.case import DecodeCase
-from attnlib.kinds.decode.reference import attend, gather_tokens
-from attnlib.kinds.decode.workload import DecodeWorkload, build_workload
+from attnlib.kinds.decode.measure import attend, build_workload, gather_tokens
 
 CASE = DecodeCase(AttnSpec(4, 2, 64, 16), batch_size=3, kv_len=70, lengths="ragged", seed=1)
 
@@ -32,7 +32,7 @@ def token_rows(cache: np.ndarray, row: np.ndarray, length: int, head: int) -> np
     return np.stack([cache[row[t // page_size], t % page_size, head] for t in range(length)])
 
 
-def dense_attention(work: DecodeWorkload) -> np.ndarray:
+def dense_attention(work: Workload) -> np.ndarray:
     """softmax(q K^T / sqrt(d)) V for every request and query head, in float64."""
     q, k_cache, v_cache = wide(work.q), wide(work.kv.k_cache), wide(work.kv.v_cache)
     table, lens = work.batch.page_table.numpy(), work.batch.seq_lens.tolist()
@@ -46,7 +46,7 @@ def dense_attention(work: DecodeWorkload) -> np.ndarray:
     return out
 
 
-def assert_matches_dense(work: DecodeWorkload) -> None:
+def assert_matches_dense(work: Workload) -> None:
     out = attend(work.q, work.kv, work.batch)
     assert out.dtype == torch.float64
     np.testing.assert_allclose(out.numpy(), dense_attention(work), rtol=0, atol=1e-12)
@@ -79,7 +79,7 @@ def test_where_a_page_lies_does_not_matter() -> None:
     assert torch.equal(attend(work.q, moved, batch), attend(work.q, work.kv, work.batch))
 
 
-def poisoned(work: DecodeWorkload) -> tuple[PagedKV, DecodeBatch]:
+def poisoned(work: Workload) -> tuple[PagedKV, DecodeBatch]:
     """NaN in every slot that holds no live token, a page that nobody uses in front of the pool."""
     spec = work.batch.spec
     live = torch.zeros(work.kv.num_pages, spec.page_size, dtype=torch.bool)

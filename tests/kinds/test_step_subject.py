@@ -9,8 +9,8 @@ from attnlib.core.spec import AttnSpec
 from attnlib.kinds.base import Bench
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.item import Item
-from attnlib.kinds.mismatch.name import MismatchCase
-from attnlib.kinds.mismatch.run import MISMATCHES
+from attnlib.kinds.mismatch.case import MismatchCase
+from attnlib.kinds.mismatch.measure import MISMATCHES
 from attnlib.kinds.step.case import StepCase
 from attnlib.kinds.step.measure import ALONE, BACKENDS, StepSubject
 from attnlib.run.record import Record

@@ -10,7 +10,7 @@ import torch
 
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase
-from attnlib.kinds.decode.workload import build_batch, build_workload
+from attnlib.kinds.decode.measure import build_batch, build_workload
 from attnlib.kinds.lengths import MODELS, SKEW, model_spec, sample_seq_lens
 
 SPEC = AttnSpec(8, 2, 16, 4)

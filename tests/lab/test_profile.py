@@ -145,8 +145,7 @@ def test_a_timeline_has_lanes_says_where_it_is_from_and_is_closed_for_pyplot(tak
     import matplotlib.pyplot as plt
 
     before = plt.get_fignums()
-    figure = taken.timeline(call=0)
-    axis, (footer,) = figure.axes[0], figure.texts
+    axis, (footer,) = taken.timeline(call=0).axes[0], taken.timeline().texts
     assert [label.get_text() for label in axis.get_yticklabels()] == ["host", "main thread"]
     assert "us" in axis.get_xlabel()
     assert torch.__version__ in footer.get_text() and taken.taken_at[:10] in footer.get_text()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from support.explorer_records import FA2, FA3, LATENT, MACHINE, QWEN, keep, other, publish, timed
+from support.explorer_records import FA2, FA3, LATENT, MACHINE, QWEN, keep, publish, timed
 
 from attnlib.lab.choices import AXES, LIVE, MLA, ROUNDS
 from attnlib.lab.sources import Shelf, ThisGpu, narrow, source_of, studies_of, why_not_live
@@ -17,7 +19,7 @@ LATENT_MODEL = {"model": MLA}
 @pytest.fixture
 def shelf(make_record):
     """Qwen3-0.6B: fa2 and fa3 at batch 16, fa2 alone at batch 4 and 4,096 tokens."""
-    short = other(QWEN, batch_size=4, kv_len=4096)
+    short = replace(QWEN, batch_size=4, kv_len=4096)
     items = (timed(FA3, QWEN), timed(FA2, QWEN), timed(FA2, short))
     return Shelf("demo", MACHINE, tuple(make_record(item=item) for item in items))
 
@@ -53,13 +55,13 @@ def test_releases_are_in_the_order_of_versions(make_record):
 
 
 def test_a_case_with_another_seed_is_no_choice(make_record):
-    item = timed(FA2, other(QWEN, seed=5, batch_size=2))
+    item = timed(FA2, replace(QWEN, seed=5, batch_size=2))
     assert Shelf("demo", MACHINE, (make_record(item=item),)).options("batch", MODEL) == ()
 
 
 def test_records_that_grew_are_read_again(demo, make_record):
     assert source_of("Qwen3-0.6B", "demo").options("batch", MODEL) == (16,)
-    keep(make_record, "demo", timed(FA2, other(QWEN, batch_size=64)), 100.0)
+    keep(make_record, "demo", timed(FA2, replace(QWEN, batch_size=64)), 100.0)
     assert source_of("Qwen3-0.6B", "demo").options("batch", MODEL) == (16, 64)
 
 

@@ -9,13 +9,11 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from attnlib.kinds.item import Item
-from attnlib.lab.choices import Choices
-from attnlib.lab.sources import STUDY, ThisGpu
+from attnlib.lab.sources import STUDY, ThisGpu, narrow
 from attnlib.lab.sweep import Sweep, measure_missing, missing_rounds
 from attnlib.run import store, study
 
@@ -45,33 +43,16 @@ def create_or_fail(name, spec, **options):
 backends.create = create_or_fail
 """
 CPU = ThisGpu("cpu", ())
-CHOICES = Choices(
-    model="Qwen3-0.6B",
-    records="live",
-    release="",
-    timer="host",
-    variant="bfloat16",
-    page_size=1,
-    lengths="fixed",
-    batch=1,
-    kv_len=16,
-    backends=("sdpa", "flashinfer-fa2"),
-    against="sdpa",
-    rounds=2,
-)
+ASKED = {"model": "Qwen3-0.6B", "timer": "host", "page_size": 1, "batch": 1, "kv_len": 16}
+BACKENDS = ("sdpa", "flashinfer-fa2")
+CHOICES = narrow(CPU, {**ASKED, "backends": BACKENDS, "against": "sdpa", "rounds": 2}).choices
 ALONE = replace(CHOICES, backends=("sdpa",), rounds=1)
 
 
-@pytest.fixture(scope="module")
-def faults(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("faults")
-    (folder / "sitecustomize.py").write_text(FAULTS)
-    return folder
-
-
 @pytest.fixture
-def faulty(faults, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", f"{faults}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+def faulty(tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text(FAULTS)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
 
 
 @pytest.fixture
@@ -94,9 +75,8 @@ def test_two_rounds_are_two_processes_and_the_odd_one_runs_in_reverse(instant_cp
 def test_what_is_on_record_is_not_measured_again(instant_cpu):
     assert measure_missing(CPU, CHOICES) == 4
     assert measure_missing(CPU, CHOICES) == 0
-    assert rounds_of(missing_rounds(CPU, replace(CHOICES, rounds=3))) == [
-        (2, ["sdpa", "flashinfer-fa2"])
-    ]
+    more = missing_rounds(CPU, replace(CHOICES, rounds=3))
+    assert rounds_of(more) == [(2, ["sdpa", "flashinfer-fa2"])]
 
 
 def test_a_round_is_never_filled_up_by_another_process(instant_cpu):

@@ -8,7 +8,7 @@ from test_findings import prose
 from attnlib.core.mla import NO_TOKEN
 from attnlib.core.spec import MLA_TOKEN_BYTES
 from attnlib.kinds.lengths import sample_page_table
-from attnlib.kinds.mla.workload import sample_chosen
+from attnlib.kinds.mla.measure import sample_chosen
 from attnlib.run import frame as rows
 from attnlib.run import store
 from attnlib.studies.mla_overflow import study as mla_overflow

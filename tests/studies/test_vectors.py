@@ -6,11 +6,12 @@ import itertools
 
 import numpy as np
 import pytest
+from support import drawn_calls
 
 from attnlib.core.schedule.splits import SchedulerFacts, plan_splits
 from attnlib.studies.scheduler_metadata import vectors
 
-CALLS = list(itertools.islice(vectors.draw_calls(7, num_sms=132, hdim96=False), 300))
+CALLS = list(itertools.islice(drawn_calls.draw_calls(7, num_sms=132, hdim96=False), 300))
 
 
 def model_words(call: vectors.Call) -> np.ndarray:
@@ -18,7 +19,7 @@ def model_words(call: vectors.Call) -> np.ndarray:
 
 
 def test_the_same_seed_draws_the_same_calls():
-    again = vectors.draw_calls(7, num_sms=132, hdim96=False)
+    again = drawn_calls.draw_calls(7, num_sms=132, hdim96=False)
     assert list(itertools.islice(again, 300)) == CALLS
 
 
@@ -34,11 +35,12 @@ def test_calls_reach_every_regime():
 def test_a_file_reads_back_as_written_and_is_byte_identical(tmp_path):
     words = [model_words(call) for call in CALLS[:20]]
     lines = [
-        {**call.to_dict(), "words": w.tolist()} for call, w in zip(CALLS[:20], words, strict=True)
+        {**drawn_calls.to_line(call), "words": w.tolist()}
+        for call, w in zip(CALLS[:20], words, strict=True)
     ]
-    lines.append({**CALLS[20].to_dict(), "refused": "not built"})
+    lines.append({**drawn_calls.to_line(CALLS[20]), "refused": "not built"})
     for name in ("a", "b"):
-        vectors.write(tmp_path / name, [{"gpu": "Test GPU"}, *lines])
+        drawn_calls.write(tmp_path / name, [{"gpu": "Test GPU"}, *lines])
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     header, found = vectors.read(tmp_path / "a")
     assert header == {"gpu": "Test GPU"}

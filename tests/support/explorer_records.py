@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,14 +21,8 @@ FA2, FA3 = "flashinfer-fa2", "flashinfer-fa3"
 MLA_FA2, DENSE = "flashinfer-mla-fa2", "flashmla-dense"
 QWEN = DecodeCase(AttnSpec(16, 8, 128, 16), batch_size=16, kv_len=8192)
 LATENT = MlaCase(MlaSpec(128), batch_size=16, kv_len=8192)
-GPU = {
-    "gpu": "Test GPU",
-    "gpu_id": "0badcafe",
-    "num_sms": 4,
-    "compute_capability": "9.0",
-    "l2_mib": 60.0,
-    "power_limit_w": 700,
-}
+GPU = {"gpu": "Test GPU", "gpu_id": "0badcafe", "num_sms": 4, "compute_capability": "9.0"}
+GPU |= {"l2_mib": 60.0, "power_limit_w": 700}
 MACHINE = "test-gpu-0badcafe"
 COPY_BYTES, MATMUL_FLOPS = 4e9, 7e11
 """Work of a ceiling of 1,000 us: 4,000 GB/s and 700 TFLOP/s."""
@@ -58,11 +51,6 @@ def keep_ceilings(make: Callable[..., Record], study: str) -> None:
 def timed(backend: str, case: Case | None, release: str = "0.6.3") -> Item:
     """An item of timer `graph`."""
     return Item(backend, "graph", case, release)
-
-
-def other(case: DecodeCase, **changes: Any) -> DecodeCase:
-    """The case with other sizes."""
-    return replace(case, **changes)
 
 
 def go_live(patch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,8 @@
 """Ask FlashAttention-3 on this GPU for the metadata of random calls, and compare it with the model.
 
-    python tests/make_vectors.py OUT.jsonl.gz --count 2400 --seed 0
+    python tests/support/make_vectors.py OUT.jsonl.gz --count 2400 --seed 0
 
-Writes the vectors that `tests/test_splits.py` reads, and says where model and library disagree.
+Writes the vectors that `tests/core/test_splits.py` reads; says where model and library disagree.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 import torch
+from support import drawn_calls
 
 from attnlib.core.backends.base import installed_version
-from attnlib.core.schedule import library
+from attnlib.core.schedule import fa3, library
 from attnlib.core.schedule.splits import WHY
 from attnlib.studies.scheduler_metadata import vectors
 
@@ -31,35 +33,16 @@ DEVICE = "cuda"
 
 def ask_library(call: vectors.Call) -> dict[str, Any]:
     """The line of one call: its words, or the refusal."""
-    facts, (seq_lens, q_lens) = call.facts, call.lengths()
+    seq_lens, q_lens = call.lengths()
     cu_seqlens_q = None
     if q_lens is not None:
         sums = np.concatenate([[0], np.cumsum(q_lens)]).astype(np.int32)
         cu_seqlens_q = torch.from_numpy(sums).to(DEVICE)
-    ask = library.load().get_scheduler_metadata
     try:
-        words = ask(
-            facts.batch_size,
-            facts.max_seqlen_q,
-            facts.max_seqlen_k,
-            facts.num_qo_heads,
-            facts.num_kv_heads,
-            facts.head_dim,
-            torch.from_numpy(seq_lens).to(DEVICE),
-            qkv_dtype=getattr(torch, facts.dtype),
-            headdim_v=facts.head_dim_v,
-            cu_seqlens_q=cu_seqlens_q,
-            page_size=facts.page_size,
-            causal=facts.causal,
-            window_size=facts.window,
-            has_softcap=facts.has_softcap,
-            num_splits=facts.num_splits,
-            pack_gqa=facts.pack_gqa,
-            sm_margin=facts.sm_margin,
-        )
+        words = fa3.ask_library(call.facts, torch.from_numpy(seq_lens).to(DEVICE), cu_seqlens_q)
     except RuntimeError as error:
-        return {**call.to_dict(), "refused": str(error).splitlines()[0][:200]}
-    return {**call.to_dict(), "words": words.cpu().tolist()}
+        return {**drawn_calls.to_line(call), "refused": str(error).splitlines()[0][:200]}
+    return {**drawn_calls.to_line(call), "words": words.cpu().tolist()}
 
 
 def header(seed: int, count: int) -> dict[str, Any]:
@@ -90,7 +73,7 @@ def describe(call: vectors.Call, words: np.ndarray) -> str:
         at = np.flatnonzero((words != model.values) & model.specified)[:8]
         wrong = [(int(i), int(words[i]), int(model.values[i])) for i in at]
     told = {
-        "call": call.to_dict(),
+        "call": drawn_calls.to_line(call),
         "seq_lens": lengths[0][:8].tolist(),
         "q_lens": None if lengths[1] is None else lengths[1][:8].tolist(),
         "tile": facts.tile,
@@ -139,9 +122,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     head = header(options.seed, options.count)
-    calls = vectors.draw_calls(options.seed, num_sms=head["num_sms"], hdim96=head["hdim96"])
+    calls = drawn_calls.draw_calls(options.seed, num_sms=head["num_sms"], hdim96=head["hdim96"])
     lines = [ask_library(call) for call in itertools.islice(calls, options.count)]
-    vectors.write(options.out, [head, *lines])
+    drawn_calls.write(options.out, [head, *lines])
     refusals = Counter(line["refused"] for line in lines if "refused" in line)
     print(json.dumps(head))
     print(f"{options.out}: {options.out.stat().st_size / 2**20:.2f} MiB; refusals {refusals}")

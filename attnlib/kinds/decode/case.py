@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
 from ...core.spec import LENGTHS, AttnSpec, require_int, require_word
+from ..form import NamedCase
 
 
 @dataclass(frozen=True)
-class DecodeCase:
-    """A seeded decode workload: who it is, not its tensors (`workload` builds those).
+class DecodeCase(NamedCase):
+    """The description of a seeded decode workload; `measure.build_workload` builds its tensors.
 
     `kv_len` is the longest request's length in tokens; `lengths` is one of
     fixed (all `kv_len`), ragged (uniform in 1..kv_len) or skewed (one `kv_len`, the others 1/32).
     """
 
+    inner: ClassVar = ("spec", AttnSpec)
     spec: AttnSpec
     batch_size: int
     kv_len: int
@@ -49,20 +51,3 @@ class DecodeCase:
         parts += [s.dtypes] if s.dtypes != "bfloat16" else []
         parts += [self.lengths] if self.lengths != "fixed" else []
         return ",".join([*parts, f"seed{self.seed}"] if self.seed else parts)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Flat dict of the case: the spec's fields and its own."""
-        flat = dict(vars(self))
-        return {**vars(flat.pop("spec")), **flat}
-
-    @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> DecodeCase:
-        """Inverse of `to_dict`; raises ValueError on a missing or unknown field."""
-        names = ("num_qo_heads", "num_kv_heads", "head_dim", "page_size", "dtype", "kv_dtype")
-        own = ("batch_size", "kv_len", "lengths", "seed")
-        if set(fields) != {*names, *own}:
-            raise ValueError(
-                f"case must have the fields {sorted((*names, *own))}, got {sorted(fields)}"
-            )
-        spec = AttnSpec(**{name: fields[name] for name in names})
-        return cls(spec, **{name: fields[name] for name in own})

@@ -1,4 +1,4 @@
-"""Attention calls with several query tokens a request: named, seeded cases, mode by mode.
+"""Attention calls with several query tokens per request: named, seeded cases, mode by mode.
 
 | mode | queries of a request | mask, the usual one first |
 |---|---|---|
@@ -17,11 +17,12 @@ which passes a custom mask wherever it verifies drafts. No torch here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import ClassVar
 
-from ...core.spec import AttnSpec
+from ...core.spec import AttnSpec, require_word
 from ..decode.case import DecodeCase
+from ..form import NamedCase
 
 MODES = {
     "prefill_paged": ("causal",),
@@ -34,21 +35,22 @@ MODES = {
 
 
 @dataclass(frozen=True)
-class ExtendCase:
-    """A seeded call of `mode` with up to `q_len` query tokens a request.
+class ExtendCase(NamedCase):
+    """A seeded call of `mode` with up to `q_len` query tokens per request.
 
     `cached` says the rest as of a decode step: spec, batch, and the tokens a request has after the
     call, at least as many as it has queries. An empty `mask` becomes the mode's usual one.
     """
 
+    kind: ClassVar = "extend"
+    inner: ClassVar = ("cached", DecodeCase)
     cached: DecodeCase
     mode: str
     q_len: int
     mask: str = ""
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise ValueError(f"mode must be one of {', '.join(MODES)}, got {self.mode!r}")
+        require_word("mode", self.mode, MODES)
         masks = MODES[self.mode]
         object.__setattr__(self, "mask", self.mask or masks[0])
         if self.mask not in masks:
@@ -87,21 +89,3 @@ class ExtendCase:
         """A name without spaces for command lines."""
         mask = "" if self.mask == MODES[self.mode][0] else f",{self.mask}"
         return f"{self.mode},q{self.q_len}{mask},{self.cached.key}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Flat dict of the case with its kind."""
-        own = {name: getattr(self, name) for name in _OWN}
-        return {"kind": "extend", **self.cached.to_dict(), **own}
-
-    @classmethod
-    def from_dict(cls, form: dict[str, Any]) -> ExtendCase:
-        """Inverse of `to_dict`, less the kind."""
-        missing = [name for name in _OWN if name not in form]
-        if missing:
-            raise ValueError(f"an ExtendCase must have the fields {_OWN}, lacks {missing}")
-        own = {name: form[name] for name in _OWN}
-        rest = {name: value for name, value in form.items() if name not in _OWN}
-        return cls(DecodeCase.from_dict(rest), **own)
-
-
-_OWN = tuple(f.name for f in fields(ExtendCase) if f.name != "cached")

@@ -1,41 +1,133 @@
-"""Calls with several queries a request. `plan_us` holds the packing of a custom mask into bits."""
+"""Calls with several queries per request: tensors, oracle, measurement.
+
+`plan_us` holds the packing of a custom mask into bits. The oracle is masked softmax in float64: for
+request i with K and V of its n tokens, query row r of its q rows, and the tokens S(r) it sees,
+
+    out[r, h] = softmax(softmax_scale * q[r, h] K[S(r)]^T) V[S(r)]
+
+S(r) is every token up to n - q + r under the causal mask, all n under the full one, and where the
+row of `custom_mask` says so under a custom one. Rows are taken a block at a time, so that the
+scores fit into memory; nothing is split along the tokens.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
-from ...core.batch import PagedKV
-from ..call import CallSubject, paged_copies
-from ..check import OracleCheck
-from ..cost import DecodeCost, extend_cost
+from ...core.batch import DecodeBatch, PagedKV
+from ...core.extend import ExtendBatch
+from ...core.spec import CUSTOM_MASKS
+from ..call import CallSubject, Workload
+from ..check import Judge
+from ..cost import extend_cost
+from ..decode.measure import gather_tokens, round_probs
+from ..lengths import normal_values, sample_drafts, sample_extend_lens, shuffled_pages
 from .case import ExtendCase
-from .reference import ExtendOracle
-from .workload import ExtendWorkload, build_extend_workload
 
 
-class ExtendSubject(CallSubject[ExtendCase, ExtendWorkload]):
-    """Measures one call of a backend."""
+def build_extend_batch(case: ExtendCase, *, device: str) -> ExtendBatch:
+    """Lengths, page table and mask of `case` on `device`; pages of a ragged call are in order."""
+    q_lens, kv_lens = sample_extend_lens(case)
+    seed = None if case.ragged else case.cached.seed + 1
+    table = shuffled_pages(kv_lens, case.spec.page_size, seed)
+    lens = torch.from_numpy(kv_lens)
+    paged = DecodeBatch.build(case.spec, lens, torch.from_numpy(table).to(device))
+    drafts = torch.from_numpy(sample_drafts(case)) if case.mask in CUSTOM_MASKS else None
+    return ExtendBatch.build(
+        paged, torch.from_numpy(q_lens), mask=case.mask, drafts=drafts, ragged=case.ragged
+    )
+
+
+def build_extend_workload(case: ExtendCase, *, device: str) -> Workload[ExtendCase]:
+    """Batch, query and cache on `device`; values are standard normal, as in `build_workload`."""
+    batch = build_extend_batch(case, device=device)
+    spec = case.spec
+    generator = torch.Generator(device=device).manual_seed(case.cached.seed)
+    q = normal_values((batch.rows, spec.num_qo_heads, spec.head_dim), spec.dtype, generator)
+    pages = batch.paged.kv_indices.shape[0]
+    shape = (pages, spec.page_size, spec.num_kv_heads, spec.head_dim)
+    kv = PagedKV(*(normal_values(shape, spec.kv_dtype, generator) for _ in range(2)))
+    batch.check_inputs(q, kv)
+    return Workload(case, batch, q, kv)
+
+
+BLOCK_SCORES = 2**28
+"""Scores of a block of rows, all heads: 2 GiB in float64."""
+
+
+class ExtendOracle(Judge):
+    """Reference output and budget of one call, computed once, for any number of outputs."""
+
+    def __init__(self, q: torch.Tensor, kv: PagedKV, batch: ExtendBatch) -> None:
+        low = attend_extend(q, kv, batch, probs_dtype=q.dtype)
+        out_dtype = getattr(torch, batch.spec.out_dtype)
+        super().__init__(attend_extend(q, kv, batch), low.to(out_dtype))
+
+
+def attend_extend(
+    q: torch.Tensor,
+    kv: PagedKV,
+    batch: ExtendBatch,
+    *,
+    probs_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Output [rows, num_qo_heads, head_dim] float64 of `q` over `kv`, both as in `extend`.
+
+    With `probs_dtype` the unnormalised probabilities are rounded to it, as in `reference.attend`.
+    """
+    batch.check_inputs(q, kv)
+    out = torch.empty(q.shape, dtype=torch.float64, device=q.device)
+    starts = batch.qo_indptr.tolist()
+    for i, n in enumerate(batch.paged.seq_lens_cpu.tolist()):
+        k, v = gather_tokens(kv, batch.paged, i)
+        block = max(1, BLOCK_SCORES // (q.shape[1] * n))
+        for first in range(starts[i], starts[i + 1], block):
+            rows = slice(first, min(first + block, starts[i + 1]))
+            sees = _visible(batch, i, range(rows.start - starts[i], rows.stop - starts[i]))
+            scale = batch.spec.softmax_scale
+            out[rows] = _attend_rows(q[rows].double() * scale, k, v, sees, probs_dtype)
+    return out
+
+
+def _visible(batch: ExtendBatch, index: int, rows: range) -> torch.Tensor:
+    """Which tokens the rows of one request see, [rows, tokens] bool."""
+    n, q_len = int(batch.paged.seq_lens_cpu[index]), int(batch.q_lens_cpu[index])
+    device = batch.paged.page_table.device
+    if batch.custom_mask is not None:
+        sizes = (batch.q_lens_cpu.long() * batch.paged.seq_lens_cpu).cumsum(0)
+        end = int(sizes[index])
+        own = batch.custom_mask[end - q_len * n : end].view(q_len, n)
+        return own[rows.start : rows.stop]
+    if batch.mask == "full":
+        return torch.ones((len(rows), n), dtype=torch.bool, device=device)
+    last = torch.arange(rows.start, rows.stop, device=device) + n - q_len
+    return torch.arange(n, device=device) <= last[:, None]
+
+
+def _attend_rows(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    sees: torch.Tensor,
+    probs_dtype: torch.dtype | None,
+) -> torch.Tensor:
+    grouped = q.view(len(q), k.shape[1], -1, q.shape[-1])
+    scores = torch.einsum("rhgd,nhd->hgrn", grouped, k).masked_fill_(~sees, float("-inf"))
+    probs = scores.sub_(scores.amax(-1, keepdim=True)).exp_()
+    weights = probs if probs_dtype is None else round_probs(probs, probs_dtype)
+    out = torch.einsum("hgrn,nhd->hgrd", weights, v) / probs.sum(-1, keepdim=True)
+    return out.permute(2, 0, 1, 3).reshape(q.shape)
+
+
+class ExtendSubject(CallSubject[ExtendCase]):
+    """Measures one attention call of a backend."""
 
     memory_share = 0.6
     plans = "extend"
+    build = staticmethod(build_extend_workload)
+    oracle = ExtendOracle
+    cost = staticmethod(extend_cost)
 
     def mask(self, case: ExtendCase) -> str:
         """The mask that the mode has, or that the case asks for."""
         return case.mask
-
-    def build(
-        self, case: ExtendCase
-    ) -> tuple[ExtendWorkload, Callable[[torch.Tensor], OracleCheck]]:
-        """Queries, keys, values and batch, and attention in float64."""
-        work = build_extend_workload(case, device=self.bench.device)
-        return work, ExtendOracle(work.q, work.kv, work.batch).check
-
-    def caches(self, work: ExtendWorkload, count: int) -> list[PagedKV]:
-        """K and V and copies of them."""
-        return paged_copies(work.kv, count)
-
-    def cost(self, case: ExtendCase) -> DecodeCost:
-        """Bytes and FLOPs of a call."""
-        return extend_cost(case)

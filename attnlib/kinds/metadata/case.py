@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import ClassVar
 
-from ...core.spec import LENGTHS
-from ..form import _from_fields
+from ...core.spec import LENGTHS, require_int, require_page_size, require_word
+from ..form import NamedCase
 
 BUILDERS = ("decode", "kv_indices", "draft", "verify")
 
 
 @dataclass(frozen=True)
-class MetadataCase:
+class MetadataCase(NamedCase):
     """The metadata of one step: which arrays (`builder`), for how many requests, how long.
 
     Requests have `lengths` as in `DecodeCase`, up to `max_ctx` tokens. Their pool of request rows
@@ -21,6 +21,7 @@ class MetadataCase:
     `topk` branches of `draft_tokens` each.
     """
 
+    kind: ClassVar = "metadata"
     builder: str
     batch_size: int
     page_size: int
@@ -34,16 +35,11 @@ class MetadataCase:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, valid in (("builder", BUILDERS), ("lengths", LENGTHS)):
-            if getattr(self, name) not in valid:
-                raise ValueError(
-                    f"{name} must be one of {', '.join(valid)}, got {getattr(self, name)!r}"
-                )
-        for name in ("batch_size", "page_size", "max_ctx", "pool_size", "topk", "draft_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be an integer >= 1, got {getattr(self, name)!r}")
-        if self.page_size & (self.page_size - 1):
-            raise ValueError(f"page_size must be a power of two, got {self.page_size}")
+        require_word("builder", self.builder, BUILDERS)
+        require_word("lengths", self.lengths, LENGTHS)
+        for name in ("batch_size", "max_ctx", "pool_size", "topk", "draft_tokens"):
+            require_int(name, getattr(self, name))
+        require_page_size(self.page_size)
 
     @property
     def max_pages(self) -> int:
@@ -62,17 +58,3 @@ class MetadataCase:
         ]
         head = f"{self.builder} batch {self.batch_size} page {self.page_size} ctx {self.max_ctx}"
         return head + "".join(rest)
-
-    @property
-    def key(self) -> str:
-        """`label` without spaces, for command lines."""
-        return self.label.replace(" ", ",")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Flat dict of the case with its kind."""
-        return {"kind": "metadata", **asdict(self)}
-
-    @classmethod
-    def from_dict(cls, form: dict[str, Any]) -> MetadataCase:
-        """Inverse of `to_dict`, less the kind."""
-        return _from_fields(cls, form)

@@ -1,13 +1,14 @@
 """Scheduler metadata that does not fit its attention call: which cases there are, by their facts.
 
-`mismatch` runs them. The facts of both calls follow from a case alone, so `plan_splits` says
-without a GPU what the metadata holds, what it should hold, and what the call allocates for.
+`measure` runs them, each in a process of its own. The facts of both calls follow from a case
+alone, so `plan_splits` says without a GPU what the metadata holds,
+what it should hold, and what the call allocates for.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from ...core.schedule.facts import SchedulerFacts
 from ...core.schedule.splits import plan_splits
 from ...core.spec import AttnSpec
 from ..decode.case import DecodeCase
+from ..form import NamedCase
 from ..lengths import sample_seq_lens
 
 
@@ -35,6 +37,20 @@ class Mismatch:
     told_tokens: int = 0
     call_tokens: int = 0
     in_buffer: bool = False
+
+
+@dataclass(frozen=True)
+class MismatchCase(NamedCase):
+    """An entry of `MISMATCHES` by name, with the guard or past it."""
+
+    kind: ClassVar = "mismatch"
+    name: str
+    guard: bool
+
+    @property
+    def label(self) -> str:
+        """A short name for tables and progress bars."""
+        return f"{self.name} {'guarded' if self.guard else 'unguarded'}"
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,37 @@
-"""Metadata that does not fit its call: run once in a process of its own, judged, named."""
+"""Failure injection: metadata that does not fit its attention call, each case in its own process.
+
+`run_one` runs a case, with the guard or past it, and judges the output by the oracle. Past the
+guard it may read and write out of bounds, so the caller takes the death of its process as an
+outcome.
+
+| outcome | meaning |
+|---|---|
+| refused by the guard | ValueError before the launch, the field named |
+| refused by the library | its own check of the tensor's length |
+| crashed | a CUDA error: the process is lost |
+| wrong | outside the oracle's budget, or not finite |
+| harmless | within the budget |
+"""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+import torch
+
 from ...core import backends
+from ...core.backends.fa3 import attend, facts_of, launch
+from ...core.batch import DecodeBatch, PagedKV
+from ...core.schedule.fa3 import SchedulerFacts, ask_library, max_words, precompute
+from ...core.schedule.splits import layout_of
 from ...measure.timer import run_timer
 from ..base import Bench, timed_fields
+from ..decode.measure import Oracle, build_workload
 from ..item import Item
-from .run import run_one
+from .case import MISMATCHES, Mismatch, told_facts
 
 STATUS = {
     "refused by the guard": "refused",
@@ -43,3 +66,119 @@ class MismatchSubject:
             return {"status": STATUS[found["outcome"]], "reason": reason, **seen}
         timing = run_timer(item.timer)(found["call"])
         return timed_fields(timing, kernels=(), work_per_call=0.0) | {"reason": splits, **seen}
+
+
+@dataclass(frozen=True)
+class _Call:
+    """Inputs of the attention call: `q` [bs * q_len, heads, head_dim], cache, batch and facts."""
+
+    q: torch.Tensor
+    kv: PagedKV
+    batch: DecodeBatch
+    facts: SchedulerFacts
+    q_len: int
+
+
+def find(name: str) -> Mismatch:
+    """The case called `name`; raises ValueError listing the names there are."""
+    by_name = {case.name: case for case in MISMATCHES}
+    if name not in by_name:
+        raise ValueError(f"name must be one of {', '.join(by_name)}, got {name!r}")
+    return by_name[name]
+
+
+def run_one(name: str, *, guard: bool, device: str = "cuda") -> dict[str, Any]:
+    """Run one case and judge it: `outcome`, `reason`, `relative_error`, and the splits.
+
+    `splits_in_metadata` and `splits_right` are the most splits of any request that the metadata
+    holds and should hold. `cap_of_call` is what the attention call allocates for: it `overruns`
+    its buffers where the metadata holds more, whatever becomes of the output. Where an output came
+    back, `call` makes it again.
+    """
+    mismatch = find(name)
+    call = _build_call(mismatch, device)
+    told = told_facts(mismatch, call.facts)
+    told_lens = _told_lengths(mismatch, call, told)
+    words = ask_library(told, told_lens)
+    found = {
+        "name": name,
+        "what": mismatch.what,
+        "guard": guard,
+        "splits_in_metadata": _most_splits(words, told),
+        "splits_right": _most_splits(ask_library(call.facts, call.batch.seq_lens), call.facts),
+        "cap_of_call": call.facts.split_cap,
+        "overruns": 1 < call.facts.split_cap < _most_splits(words, told),
+        "relative_error": None,
+        "budget": None,
+        "reason": "",
+    }
+    oracle = Oracle(call.q, call.kv, call.batch.query_rows(call.q_len))
+    attention = partial(_past_the_guard, mismatch, call, words)
+    if guard:
+        attention = partial(_guarded, mismatch, call, told, told_lens)
+    try:
+        verdict = oracle.check(attention())
+    except (ValueError, RuntimeError) as error:
+        return found | _refusal(error)
+    return found | {
+        "outcome": "harmless" if verdict.passed else "wrong",
+        "relative_error": verdict.error if math.isfinite(verdict.error) else None,
+        "budget": verdict.budget,
+        "call": attention,
+    }
+
+
+def _build_call(mismatch: Mismatch, device: str) -> _Call:
+    work = build_workload(mismatch.case, device=device)
+    q_len = mismatch.call.get("q_len", 1)
+    batch, q = work.batch, work.q
+    if mismatch.call_tokens:
+        lens = torch.full_like(batch.seq_lens_cpu, mismatch.call_tokens)
+        batch = DecodeBatch.build(batch.spec, lens, batch.page_table)
+    if q_len > 1:
+        rows = replace(mismatch.case, batch_size=batch.batch_size * q_len, kv_len=1)
+        q = build_workload(rows, device=device).q
+    return _Call(q, work.kv, batch, facts_of(batch, **mismatch.call), q_len)
+
+
+def _told_lengths(mismatch: Mismatch, call: _Call, told: SchedulerFacts) -> torch.Tensor:
+    lens = call.batch.seq_lens
+    if mismatch.told_tokens:
+        lens = torch.full_like(lens, mismatch.told_tokens)
+    elif mismatch.call_tokens:
+        lens = torch.full_like(lens, mismatch.case.kv_len)
+    rounds = -(-told.batch_size // len(lens))
+    return lens.repeat(rounds)[: told.batch_size].contiguous()
+
+
+def _most_splits(words: torch.Tensor, facts: SchedulerFacts) -> int:
+    return int(words[: facts.batch_size].max())
+
+
+def _placed(mismatch: Mismatch, call: _Call, words: torch.Tensor) -> torch.Tensor:
+    if not mismatch.in_buffer:
+        return words
+    buffer = words.new_zeros(layout_of(call.facts).size)
+    buffer[: len(words)] = words
+    return buffer
+
+
+def _past_the_guard(mismatch: Mismatch, call: _Call, words: torch.Tensor) -> torch.Tensor:
+    placed = _placed(mismatch, call, words)
+    return launch(call.q, call.kv, call.batch, call.facts, words=placed)
+
+
+def _guarded(
+    mismatch: Mismatch, call: _Call, told: SchedulerFacts, lens: torch.Tensor
+) -> torch.Tensor:
+    buffer = lens.new_zeros(max_words(call.facts.batch_size)) if mismatch.in_buffer else None
+    metadata = precompute(told, lens, out=buffer)
+    return attend(call.q, call.kv, call.batch, metadata=metadata, **mismatch.call)
+
+
+def _refusal(error: ValueError | RuntimeError) -> dict[str, str]:
+    reason = " ".join(str(error).split())[:300]
+    if isinstance(error, ValueError):
+        return {"outcome": "refused by the guard", "reason": reason}
+    lost = "CUDA error" in reason or type(error).__name__ == "AcceleratorError"
+    return {"outcome": "crashed" if lost else "refused by the library", "reason": reason}

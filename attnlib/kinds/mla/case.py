@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import ClassVar
 
 from ...core.spec import LENGTHS, MlaSpec, require_int, require_word
-from ..form import _from_fields
+from ..form import NamedCase
 
 
 @dataclass(frozen=True)
-class MlaCase:
+class MlaCase(NamedCase):
     """A seeded MLA decode step: requests of up to `kv_len` tokens, `lengths` as in `DecodeCase`."""
 
+    kind: ClassVar = "mla"
+    inner: ClassVar = ("spec", MlaSpec)
     spec: MlaSpec
     batch_size: int
     kv_len: int
@@ -35,21 +37,3 @@ class MlaCase:
             f"mla {s.num_qo_heads} heads {chosen} {s.kv_format} page {s.page_size} "
             f"batch {self.batch_size} kv_len {self.kv_len}{tail}"
         )
-
-    @property
-    def key(self) -> str:
-        """`label` without spaces, for command lines."""
-        return self.label.replace(" ", ",")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Flat dict of the case with its kind."""
-        flat = asdict(self)
-        return {"kind": "mla", **flat.pop("spec"), **flat}
-
-    @classmethod
-    def from_dict(cls, form: dict[str, Any]) -> MlaCase:
-        """Inverse of `to_dict`, less the kind."""
-        names = {f.name for f in fields(MlaSpec)}
-        own = {name: value for name, value in form.items() if name not in names}
-        spec = _from_fields(MlaSpec, {name: form[name] for name in names & set(form)})
-        return _from_fields(cls, {"spec": spec, **own})

@@ -1,39 +1,129 @@
-"""MLA decode. `plan_us` holds the check of chosen tokens and their slots.
+"""Multi-head latent attention: tensors, oracle, measurement.
 
-What FlashMLA computes of a schedule is made once, by the checked call before any timing.
+`plan_us` holds the check of chosen tokens and their slots; what FlashMLA computes of a schedule is
+made once, by the checked call before any timing. Chosen tokens are uniform over the request and in
+no order: an indexer's are clustered, so this is the hardest case for the memory system.
+
+The oracle attends over the tokens K [n, 576] of the dequantised cache (all of a request's, or the
+chosen ones in their order), in float64:
+
+    out[i, h] = softmax(softmax_scale * q[i, h] K^T) K[:, :512]
+
+from page table and places, not from the slots that the kernels are given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+import numpy as np
 import torch
 
-from ..call import CallSubject
-from ..check import OracleCheck
-from ..cost import DecodeCost, mla_cache_bytes, mla_cost
+from ...core.mla import NO_TOKEN, MlaBatch
+from ...core.mla_format import dequantize, quantize
+from ...core.spec import LATENT_DIM, MLA_HEAD_DIM
+from ..call import CallSubject, Workload
+from ..check import Judge
+from ..cost import mla_cache_bytes, mla_cost
+from ..lengths import sample_page_table, sample_seq_lens
 from .case import MlaCase
-from .reference import MlaOracle
-from .workload import MlaWorkload, build_mla_workload
+
+CHUNK_TOKENS = 2**18
+"""Tokens drawn and quantised at a time: the float32 copies must not need the cache's room again."""
 
 
-class MlaSubject(CallSubject[MlaCase, MlaWorkload]):
+def sample_chosen(case: MlaCase) -> np.ndarray:
+    """Chosen places [bs, top_k] int32: distinct, below the request's length, -1 after the last."""
+    rng = np.random.default_rng(case.seed + 2)
+    chosen = np.full((case.batch_size, case.spec.top_k), NO_TOKEN, dtype=np.int32)
+    for row, length in zip(chosen, sample_seq_lens(case), strict=True):
+        count = min(len(row), int(length))
+        row[:count] = rng.choice(int(length), count, replace=False)
+    return chosen
+
+
+def build_mla_batch(case: MlaCase, *, device: str) -> MlaBatch:
+    """Lengths, page table and chosen tokens of `case` on `device`."""
+    lens = torch.from_numpy(sample_seq_lens(case))
+    table = torch.from_numpy(sample_page_table(case)).to(device)
+    chosen = torch.from_numpy(sample_chosen(case)).to(device) if case.spec.top_k else None
+    return MlaBatch.build(case.spec, lens, table, chosen)
+
+
+def build_mla_workload(case: MlaCase, *, device: str) -> Workload[MlaCase]:
+    """Batch, query and cache on `device`; values are standard normal before any quantisation.
+
+    Both cache formats of a shape and seed hold the same tokens, one of them quantised.
+    """
+    batch = build_mla_batch(case, device=device)
+    spec = case.spec
+    generator = torch.Generator(device=device).manual_seed(case.seed)
+    q = _normal((case.batch_size, spec.num_qo_heads, MLA_HEAD_DIM), generator)
+    num_pages = batch.paged.kv_indices.shape[0]
+    fp8 = spec.kv_format != "bfloat16"
+    cache = torch.empty(
+        (num_pages, spec.page_size, spec.token_bytes if fp8 else MLA_HEAD_DIM),
+        dtype=torch.uint8 if fp8 else torch.bfloat16,
+        device=device,
+    )
+    for pages in cache.split(max(1, CHUNK_TOKENS // spec.page_size)):
+        tokens = _normal((*pages.shape[:2], MLA_HEAD_DIM), generator)
+        pages.copy_(quantize(tokens) if fp8 else tokens)
+    batch.check_inputs(q, cache)
+    return Workload(case, batch, q, cache)
+
+
+def _normal(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.bfloat16, device=generator.device, generator=generator)
+
+
+class MlaOracle(Judge):
+    """Reference output and budget of one MLA call, computed once, for any number of outputs."""
+
+    def __init__(self, q: torch.Tensor, cache: torch.Tensor, batch: MlaBatch) -> None:
+        low = attend_mla(q, cache, batch, probs_dtype=torch.bfloat16)
+        super().__init__(attend_mla(q, cache, batch), low.bfloat16())
+
+
+def attend_mla(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    batch: MlaBatch,
+    *,
+    probs_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Output [bs, num_qo_heads, 512] float64 of `q` over `cache`, both as in `mla`.
+
+    With `probs_dtype` the unnormalised probabilities are rounded to it, as in `reference.attend`.
+    """
+    batch.check_inputs(q, cache)
+    rows = []
+    for i in range(batch.batch_size):
+        tokens = gather_latent(cache, batch, i)
+        scores = batch.spec.softmax_scale * (q[i].double() @ tokens.T)
+        probs = torch.exp(scores - scores.amax(-1, keepdim=True))
+        weights = probs if probs_dtype is None else probs.to(probs_dtype).double()
+        rows.append(weights @ tokens[:, :LATENT_DIM] / probs.sum(-1, keepdim=True))
+    return torch.stack(rows)
+
+
+def gather_latent(cache: torch.Tensor, batch: MlaBatch, index: int) -> torch.Tensor:
+    """Attended tokens [n, 576] float64 of one request, dequantised."""
+    page_size, length = batch.spec.page_size, int(batch.paged.seq_lens_cpu[index])
+    places = torch.arange(length, device=cache.device)
+    if batch.chosen is not None:
+        row = batch.chosen[index]
+        places = row[row != NO_TOKEN].long()
+    pages = batch.paged.page_table[index].long()[places // page_size]
+    tokens = cache[pages, places % page_size]
+    return (dequantize(tokens) if tokens.dtype == torch.uint8 else tokens).double()
+
+
+class MlaSubject(CallSubject[MlaCase]):
     """Measures one MLA call of a backend."""
 
     plans = "mla"
-
-    def build(self, case: MlaCase) -> tuple[MlaWorkload, Callable[[torch.Tensor], OracleCheck]]:
-        """Query, latent cache and batch, and attention in float64 over the dequantised cache."""
-        work = build_mla_workload(case, device=self.bench.device)
-        return work, MlaOracle(work.q, work.cache, work.batch).check
-
-    def caches(self, work: MlaWorkload, count: int) -> list[torch.Tensor]:
-        """The latent cache and copies of it."""
-        return [work.cache, *(work.cache.clone() for _ in range(count - 1))]
-
-    def cost(self, case: MlaCase) -> DecodeCost:
-        """Bytes and FLOPs of a call."""
-        return mla_cost(case)
+    build = staticmethod(build_mla_workload)
+    oracle = MlaOracle
+    cost = staticmethod(mla_cost)
 
     def cache_bytes(self, case: MlaCase) -> int:
         """Bytes of the whole cache: a sparse call reads but a part of it."""

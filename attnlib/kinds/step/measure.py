@@ -34,9 +34,10 @@ from ...core.schedule.fa3 import SchedulerMetadata, precompute, reserve
 from ...measure.timer import cold_copies, run_timer
 from ...measure.trace import trace_kernels
 from ..base import Bench, oracle_fields, timed_fields
+from ..call import Workload, cache_copies
 from ..cost import decode_cost
-from ..decode.oracle import Oracle
-from ..decode.workload import DecodeWorkload, build_workload
+from ..decode.case import DecodeCase
+from ..decode.measure import Oracle, build_workload
 from ..item import Item
 from .case import StepCase
 
@@ -102,13 +103,10 @@ class StepSubject:
         self._caches = self._copies(work, case)
         self._case = case
 
-    def _copies(self, work: DecodeWorkload, case: StepCase) -> list[PagedKV]:
+    def _copies(self, work: Workload[DecodeCase], case: StepCase) -> list[PagedKV]:
         l2_bytes = int(self.bench.machine["l2_mib"] * 2**20)
         copies = min(case.layers, cold_copies(decode_cost(case.decode).kv_bytes, l2_bytes))
-        clones = [
-            PagedKV(work.kv.k_cache.clone(), work.kv.v_cache.clone()) for _ in range(copies - 1)
-        ]
-        return [work.kv, *clones]
+        return cache_copies(work.kv, copies)
 
     def _schedule(self) -> SchedulerMetadata:
         return precompute(self._facts, self._work.batch.seq_lens)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from ...kinds.mismatch.case import MISMATCHES
-from ...kinds.mismatch.name import MismatchCase
+from ...kinds.mismatch.case import MISMATCHES, MismatchCase
 from ...run.study import Grid, Study
 
 MISMATCH_NAMES = tuple(mismatch.name for mismatch in MISMATCHES)

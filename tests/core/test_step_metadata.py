@@ -1,7 +1,4 @@
-"""All metadata of a step in one launch: the oracle's words, and the library's schedule.
-
-Without a GPU Triton's interpreter runs the kernel, on a sample of the library's own schedules.
-"""
+"""What is special to the step's one launch: the schedule's words, whose they are, and their use."""
 
 from __future__ import annotations
 
@@ -16,14 +13,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import drawn_calls
 from support.metadata_cases import (
     DEVICE,
-    MISSED,
+    ON_GPU,
     POISON,
+    SMS,
     Shape,
     arguments,
-    assert_right,
-    upstream_shapes,
+    assert_schedule,
+    facts_of,
+    reserved,
 )
 
 from attnlib.core.backends import fa3
@@ -37,50 +37,20 @@ from attnlib.core.schedule.fa3 import (
     max_words,
     precompute,
     reserve,
-    sm_count,
 )
 from attnlib.core.schedule.splits import PADDING, plan_splits
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase
-from attnlib.kinds.decode.oracle import Oracle
-from attnlib.kinds.decode.workload import build_workload
+from attnlib.kinds.decode.measure import Oracle, build_workload
 from attnlib.kinds.step.measure import over_own_buffers
 from attnlib.studies.scheduler_metadata import vectors
 
-ON_GPU = DEVICE == "cuda"
-SMS = sm_count(torch.device("cuda")) if ON_GPU else 132
-VECTORS = vectors.COMMITTED
-SHAPES = {**upstream_shapes(), **MISSED}
-if not ON_GPU:
-    SHAPES = {name: s for name, s in SHAPES.items() if s.batch * s.max_pages < 10_000}
 needs_the_stand_in = pytest.mark.skipif(ON_GPU, reason="FakeFa3 and the interpreter run on the CPU")
-
-
-def facts_of(call: dict[str, Any], **changes: Any) -> SchedulerFacts:
-    """Facts of Llama-3.1-8B's attention over the page table of `call`."""
-    batch, columns = call["page_table"].shape
-    page_size = call["page_size"]
-    facts = SchedulerFacts(
-        batch, 32, 8, 128, 1, columns * page_size, SMS, page_size=page_size, causal=True
-    )
-    return replace(facts, **changes)
-
-
-def poisoned(facts: SchedulerFacts) -> SchedulerMetadata:
-    scheduler = reserve(facts, torch.device(DEVICE))
-    scheduler.words.fill_(POISON)
-    return scheduler
-
-
-def assert_schedule(scheduler: SchedulerMetadata, lens: torch.Tensor) -> None:
-    """Every word the model's, which is the library's where the library writes one."""
-    words = plan_splits(scheduler.facts, lens.cpu().numpy()).words()
-    np.testing.assert_array_equal(scheduler.words.cpu().numpy(), words.values)
 
 
 def schedule(facts: SchedulerFacts, lens: np.ndarray, delta: int = 0) -> SchedulerMetadata:
     """The words of `lens`, by a call that has no page to copy: any width, little memory."""
-    scheduler = poisoned(facts)
+    scheduler = reserved(facts)
     build_step_metadata(**without_pages(facts, lens, delta), scheduler=scheduler)
     return scheduler
 
@@ -100,45 +70,15 @@ def without_pages(facts: SchedulerFacts, lens: np.ndarray, delta: int = 0) -> di
     }
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_every_word_of_both_is_right_and_every_tail_is_untouched(name: str) -> None:
-    call = arguments(SHAPES[name])
-    scheduler = poisoned(facts_of(call))
-    build_step_metadata(**call, scheduler=scheduler)
-    assert_right(call)
-    assert_schedule(scheduler, call["cache_seqlens"])
-
-
-@given(data=st.data())
-@settings(max_examples=60)
-def test_random_steps_are_right(data: st.DataObject) -> None:
-    draw = data.draw
-    shape = Shape(
-        batch=draw(st.integers(1, 64)),
-        max_seq_len=draw(st.integers(1, 700)),
-        page_size=2 ** draw(st.integers(0, 8)),
-        delta=draw(st.integers(0, 9)),
-        swa=draw(st.booleans()),
-        lens_dtype=draw(st.sampled_from((torch.int32, torch.int64))),
-        extra_columns=draw(st.integers(0, 9)),
-        seed=draw(st.integers(0, 1000)),
-    )
-    call = arguments(shape)
-    scheduler = poisoned(facts_of(call, causal=draw(st.booleans())))
-    build_step_metadata(**call, scheduler=scheduler)
-    assert_right(call)
-    assert_schedule(scheduler, call["cache_seqlens"])
-
-
 @st.composite
 def decode_facts(draw: st.DrawFn) -> SchedulerFacts:
-    heads = draw(st.sampled_from([*vectors.HEADS, (256, 1), (512, 2)]))
+    heads = draw(st.sampled_from([*drawn_calls.HEADS, (256, 1), (512, 2)]))
     page_size = 2 ** draw(st.integers(4, 9))
     windowed = draw(st.booleans())
     return SchedulerFacts(
         draw(st.integers(1, 64)),
         *heads,
-        draw(st.sampled_from(vectors.HEAD_DIMS)),
+        draw(st.sampled_from(drawn_calls.HEAD_DIMS)),
         1,
         page_size * draw(st.integers(1, 4096)),
         SMS,
@@ -223,7 +163,7 @@ def in_domain(facts: SchedulerFacts) -> bool:
 
 def library_schedules() -> list[tuple[vectors.Call, np.ndarray]]:
     """All committed calls that the kernel supports on a GPU; off it those that take no time."""
-    header, found = vectors.read(VECTORS)
+    header, found = vectors.read(vectors.COMMITTED)
     if ON_GPU and header["num_sms"] != SMS:
         pytest.skip(f"the vectors are of {header['num_sms']} multiprocessors, this GPU has {SMS}")
     known = [(c, words) for c, words in found if words is not None and in_domain(c.facts)]
@@ -244,17 +184,6 @@ def test_the_words_are_those_that_the_library_wrote() -> None:
         assert not mine[~written].any()
 
 
-def test_the_same_words_take_new_lengths() -> None:
-    call = arguments(Shape(6, 4000, 4))
-    scheduler = poisoned(facts_of(call))
-    for shift in (0, 13, 1900):
-        call["page_table"].fill_(POISON)
-        call["seq_lens"].copy_(call["seq_lens"].flip(0) - shift)
-        build_step_metadata(**call, scheduler=scheduler)
-        assert_right(call)
-        assert_schedule(scheduler, call["cache_seqlens"])
-
-
 WRONG: dict[str, tuple[Callable[[SchedulerFacts], dict[str, Any]], str]] = {
     "another batch": (lambda f: {"batch_size": 5}, "batch_size 4, as page_table [4, 26]"),
     "another page": (lambda f: {"page_size": 8}, "page_size 4, as page_table"),
@@ -268,28 +197,14 @@ WRONG: dict[str, tuple[Callable[[SchedulerFacts], dict[str, Any]], str]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_metadata_of_another_step_is_refused_before_anything_is_written(name: str) -> None:
     call = arguments(Shape(4, 64, 4))
-    right = poisoned(facts_of(call))
+    right = reserved(facts_of(call))
     build_step_metadata(**call, scheduler=right)
     call["cache_seqlens"].fill_(POISON)
     change, message = WRONG[name]
-    wrong = poisoned(replace(right.facts, **change(right.facts)))
+    wrong = reserved(replace(right.facts, **change(right.facts)))
     with pytest.raises(ValueError, match=re.escape(message)):
         build_step_metadata(**call, scheduler=wrong)
     assert (call["cache_seqlens"] == POISON).all() and (wrong.words == POISON).all()
-
-
-def test_a_wrong_argument_of_the_decode_metadata_is_named_as_there() -> None:
-    call = arguments(Shape(4, 64, 4))
-    scheduler = poisoned(facts_of(call))
-    build_step_metadata(**call, scheduler=scheduler)
-    for change, message in (
-        ({"max_pages": 99}, "max_pages must be <= 18"),
-        ({"seq_len_delta": -1}, "seq_len_delta must be an integer"),
-        ({"seq_lens": call["seq_lens"].float()}, "seq_lens must be [any] int32 or int64"),
-        ({"page_table": call["page_table"][:, :12]}, "page_table must be contiguous"),
-    ):
-        with pytest.raises(ValueError, match=re.escape(message)):
-            build_step_metadata(**call | change, scheduler=scheduler)
 
 
 def test_words_that_cannot_be_the_librarys_are_refused() -> None:
@@ -402,7 +317,7 @@ def assert_words_of_library(scheduler: SchedulerMetadata, lens: torch.Tensor) ->
 @pytest.mark.gpu
 def test_the_words_are_those_that_the_library_writes_now(on_hopper) -> None:
     rng = np.random.default_rng(11)
-    calls = vectors.draw_calls(11, num_sms=SMS, hdim96=library.has_hdim96())
+    calls = drawn_calls.draw_calls(11, num_sms=SMS, hdim96=library.has_hdim96())
     for facts in itertools.islice((c.facts for c in calls if in_domain(c.facts)), 300):
         lens = rng.integers(1, facts.max_seqlen_k + 1, facts.batch_size)
         scheduler = schedule(facts, lens)
@@ -455,17 +370,3 @@ def test_other_facts_and_lengths_compile_nothing_once_the_structure_is_known() -
         for delta in (0, 1, 16):
             schedule(replace(facts, **changes), np.full(6, 4000), delta)
     assert compiled() == before
-
-
-@pytest.mark.gpu
-def test_the_direct_launch_writes_what_tritons_own_launch_writes() -> None:
-    call = arguments(Shape(50, 4000, 2))
-    scheduler = poisoned(facts_of(call))
-    for clear in (False, False, True):
-        if clear:
-            one_launch.LAUNCHER.known.clear()
-        call["page_table"].fill_(POISON)
-        scheduler.words.fill_(POISON)
-        build_step_metadata(**call, scheduler=scheduler)
-        assert_right(call)
-        assert_schedule(scheduler, call["cache_seqlens"])

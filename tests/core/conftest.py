@@ -1,0 +1,40 @@
+"""Stand-ins on the CPU for the libraries behind our backends."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support.extend_fakes import FakeFlashAttention, FakePaged, FakePrefill, FakeRagged
+from support.mla_fakes import FakeFlashMla, FakeWrapper
+
+from attnlib.core import backends
+from attnlib.core.backends import flashinfer
+from attnlib.core.schedule import flashmla
+
+
+@pytest.fixture
+def libraries(monkeypatch: pytest.MonkeyPatch, fake_fa3) -> SimpleNamespace:
+    """The libraries on the CPU: FlashInfer's wrappers as they are made, and FlashMLA."""
+    if torch.cuda.is_available():
+        pytest.skip("the libraries' stand-ins are for machines without a GPU")
+    FakePrefill.made, FakeWrapper.made = [], []
+    module = SimpleNamespace(
+        BatchPrefillWithPagedKVCacheWrapper=FakePaged,
+        BatchPrefillWithRaggedKVCacheWrapper=FakeRagged,
+    )
+    monkeypatch.setitem(sys.modules, "flashinfer", module)
+    latent = SimpleNamespace(BatchMLAPagedAttentionWrapper=FakeWrapper)
+    monkeypatch.setitem(sys.modules, "flashinfer.mla", latent)
+    found = SimpleNamespace(prefill=FakePrefill.made, mla=FakeWrapper.made, flashmla=FakeFlashMla())
+    monkeypatch.setattr(flashmla, "load", lambda: found.flashmla)
+    several, one = FakeFlashAttention(), fake_fa3.flash_attn_with_kvcache
+    fake_fa3.flash_attn_varlen_func = several.flash_attn_varlen_func
+    fake_fa3.flash_attn_with_kvcache = lambda *tensors, **options: (
+        several.flash_attn_with_kvcache if "cu_seqlens_q" in options else one
+    )(*tensors, **options)
+    monkeypatch.setattr(flashinfer, "WORKSPACE_BYTES", 16)
+    monkeypatch.setattr(backends, "unavailable", lambda name: "")
+    return found

@@ -1,0 +1,317 @@
+"""What every metadata builder promises, ours and the op-by-op baselines: one test per promise."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.metadata_cases import BUILDERS, POISON, Builder, Call, poison
+
+from attnlib.core.metadata import launch
+from attnlib.core.metadata.require import IN_EITHER
+from attnlib.core.schedule.fa3 import SchedulerMetadata
+from attnlib.kinds.metadata import eager
+
+OURS = [pytest.param(b, b.ours, id=name) for name, b in BUILDERS.items()]
+ALL = OURS + [
+    pytest.param(b, b.eager, id=f"{name}-eager") for name, b in BUILDERS.items() if b.eager
+]
+EVERY_SHAPE = [
+    pytest.param(builder, build, shape, id=f"{p.id}-{name}")
+    for p in ALL
+    for builder, build in [p.values]
+    for name, shape in builder.shapes.items()
+]
+ours = pytest.mark.parametrize(("builder", "build"), OURS)
+all_builds = pytest.mark.parametrize(("builder", "build"), ALL)
+Build = Callable[..., None]
+
+
+def check(builder: Builder, build: Build, call: Call) -> None:
+    """Every word; the op-by-op decode metadata alone fills the columns past the live ones."""
+    builder.assert_right(call, tails=build is not eager.build_decode_metadata)
+
+
+def renew(builder: Builder, call: Call, shape: Any) -> None:
+    """Other inputs in the same buffers, and poison in the outputs."""
+    for name, tensor in builder.arguments(shape).items():
+        if torch.is_tensor(tensor) and name not in builder.outputs:
+            call[name].copy_(tensor)
+    poison(call, builder.outputs)
+
+
+@pytest.mark.parametrize(("builder", "build", "shape"), EVERY_SHAPE)
+def test_every_word_is_right_and_every_tail_is_untouched(
+    builder: Builder, build: Build, shape: Any
+) -> None:
+    call = builder.arguments(shape)
+    build(**call)
+    check(builder, build, call)
+
+
+@pytest.mark.parametrize("builder", BUILDERS.values(), ids=BUILDERS)
+@given(data=st.data())
+@settings(max_examples=60)
+def test_random_calls_are_right(builder: Builder, data: st.DataObject) -> None:
+    call = builder.arguments(data.draw(builder.drawn))
+    for build in filter(None, (builder.ours, builder.eager)):
+        poison(call, builder.outputs)
+        build(**call)
+        check(builder, build, call)
+
+
+@all_builds
+def test_an_empty_batch_writes_the_first_prefix_sum(builder: Builder, build: Build) -> None:
+    if builder.empty is None:
+        pytest.skip("FA3 has no schedule for an empty batch")
+    call = builder.arguments(builder.empty)
+    build(**call)
+    check(builder, build, call)
+
+
+@all_builds
+def test_the_same_buffers_take_another_call(builder: Builder, build: Build) -> None:
+    call = builder.arguments(builder.small)
+    build(**call)
+    for seed, sizes in enumerate(builder.sizes, 1):
+        renew(builder, call, replace(builder.small, seed=seed))
+        build(**call | sizes)
+        check(builder, build, call | sizes)
+
+
+@ours
+def test_buffers_off_a_16_byte_address_are_right(builder: Builder, build: Build) -> None:
+    call = builder.arguments(builder.small)
+    for name, tensor in call.items():
+        if torch.is_tensor(tensor):
+            flat = tensor.flatten()
+            call[name] = torch.cat([flat[:1], flat])[1:].view_as(tensor)
+    build(**call)
+    build(**call)
+    check(builder, build, call)
+
+
+def wrong_tensors(call: Call, name: str) -> Iterator[tuple[Any, str]]:
+    """Values that no builder takes for its tensor `name`, each with the start of its error."""
+    tensor = call[name]
+    first = next(other for other in call if torch.is_tensor(call[other]))
+    yield [1, 2], f"{name} must be a tensor, got list"
+    yield tensor.float(), f"{name} must be ["
+    yield tensor.short(), f"{name} must be ["
+    yield tensor[None], f"{name} must be ["
+    yield torch.stack([tensor, tensor], -1)[..., 0], f"{name} must be contiguous"
+    if name not in IN_EITHER:
+        yield tensor.long(), f"{name} must be ["
+    if name != first:
+        yield tensor.to("meta"), f"{name} must be on {first}'s device"
+
+
+WRONG: dict[str, list[tuple[str, Any, str]]] = {
+    "pages": [
+        ("req_pool_indices", lambda c: c["req_pool_indices"][:3], "[4] int32 or int64, got [3]"),
+        ("page_size", 3, "a power of two, got 3"),
+        ("page_size", 0, "an integer in 1..2147483647, got 0"),
+        ("page_size", 4.0, "an integer in 1.."),
+        ("max_pages", -1, "an integer in 0.."),
+        ("max_pages", True, "an integer in 0.."),
+        ("seq_len_delta", -1, "an integer in 0..2147483647, got -1"),
+        ("seq_len_delta", 1.0, "an integer in 0.."),
+    ],
+    "tables": [
+        ("seq_lens", lambda c: c["seq_lens"].float(), "[any] int32 or int64, got [4] float32"),
+        ("cu_seqlens_k", lambda c: c["cu_seqlens_k"][:-1], "[5] int32, got [4] int32"),
+        ("page_table", lambda c: c["page_table"][:, :12], "contiguous (a copy would not be the"),
+        ("page_table", lambda c: c["page_table"][:3], "[4, any] int32, got [3"),
+        (
+            "max_pages",
+            99,
+            "<= 18 (page_table has 26 columns, req_to_token 72 tokens a request, page_size 4), "
+            "got 99",
+        ),
+        ("swa_page_table", None, "given where the other one of the SWA pair is"),
+        ("swa_slot_map", None, "given where the other one of the SWA pair is"),
+        (
+            "swa_page_table",
+            lambda c: c["swa_page_table"][:, :5].contiguous(),
+            "[4, 26] int32, got [4, 5] int32",
+        ),
+        ("cache_seqlens = seq_lens", "cache_seqlens", "not share memory with seq_lens"),
+    ],
+    "kv_indices": [
+        ("kv_indices", None, "a tensor, got NoneType"),
+        ("req_to_token", lambda c: c["req_to_token"][:, :70], "contiguous"),
+        ("kv_indptr", lambda c: c["kv_indptr"][:-1], "[5] int32, got [4] int32"),
+        ("kv_indices", lambda c: c["kv_indices"][::2], "contiguous (a copy would not be the"),
+        ("kv_last_page_len", lambda c: c["kv_last_page_len"][:3], "[4] int32, got [3] int32"),
+        (
+            "max_pages",
+            19,
+            "<= 18 (int32 counts the pages of 4 requests, req_to_token 72 tokens a request, "
+            "page_size 4), got 19",
+        ),
+        ("kv_last_page_len = seq_lens", "kv_last_page_len", "not share memory with seq_lens"),
+        ("kv_indptr = seq_lens", "kv_indptr", "not share memory with seq_lens"),
+    ],
+    "draft": [
+        ("cache_loc", lambda c: c["cache_loc"][:6], "[8, any] int32 or int64, got [6, 6] int64"),
+        ("cache_seqlens", lambda c: c["cache_seqlens"][:4], "[8] int32, got [4] int32"),
+        ("page_table", lambda c: c["page_table"][:, :5], "contiguous (a copy would not be the"),
+        ("decode_length", 7, "<= 6 (cache_loc has 6 columns, page_table 6, and each token may"),
+        ("decode_length", -1, "an integer in 0.."),
+        ("decode_length", 2.0, "an integer in 0.."),
+        ("topk", 0, "an integer in 1.."),
+        ("topk", True, "an integer in 1.."),
+        ("topk", 2.0, "an integer in 1.."),
+        ("page_size", 3, "a power of two, got 3"),
+        ("page_size", 4.0, "an integer in 1.."),
+        ("page_table = cache_loc", "page_table", "not share memory with cache_loc"),
+        ("cache_seqlens = last_page_lens", "cache_seqlens", "not share memory with last_page_lens"),
+    ],
+    "verify": [
+        ("seq_lens", None, "a tensor, got NoneType"),
+        ("cu_seqlens_q", lambda c: c["cu_seqlens_q"][:-1], "[4] int32, got [3] int32"),
+        ("cu_seqlens_k", lambda c: c["cu_seqlens_k"][:-1], "[4] int32, got [3] int32"),
+        ("num_draft_tokens", 0, "an integer in 1..715827882, got 0"),
+        ("num_draft_tokens", 2**30, "an integer in 1..715827882, got 1073741824"),
+        ("num_draft_tokens", lambda c: c["seq_lens"], "an integer in 1.."),
+        ("cache_seqlens = seq_lens", "cache_seqlens", "not share memory with seq_lens"),
+    ],
+}
+"""Per set of arguments: the argument, its value or how it follows from the right call, and what the
+error says after "must be" or "must". `a = b` puts input b into output a's memory."""
+GROUPS = {
+    "decode": ("pages", "tables"),
+    "step": ("pages", "tables"),
+    "kv_indices": ("pages", "kv_indices"),
+    "draft": ("draft",),
+    "verify": ("verify",),
+}
+
+
+def wrong_calls(builder: Builder, call: Call) -> Iterator[tuple[dict[str, Any], str]]:
+    """Arguments to change in a right call, and what the error must say."""
+    for name in [name for name in call if torch.is_tensor(call[name])]:
+        yield from (({name: value}, message) for value, message in wrong_tensors(call, name))
+    (kind,) = (name for name, known in BUILDERS.items() if known is builder)
+    for name, value, said in (entry for group in GROUPS[kind] for entry in WRONG[group]):
+        output, shares, source = name.partition(" = ")
+        if shares:
+            # The input takes the output's memory: outputs are int32, which both may be.
+            yield {source: call[output][: len(call[source])]}, f"{output} must {said}"
+        else:
+            given = value(call) if callable(value) else value
+            yield {name: given}, f"{name} must be {said}"
+
+
+@all_builds
+def test_a_wrong_argument_is_named_before_anything_is_written(
+    builder: Builder, build: Build
+) -> None:
+    call = builder.arguments(builder.small)
+    # From now on the signature of the right call is known.
+    build(**call)
+    poison(call, builder.outputs)
+    for change, message in wrong_calls(builder, call):
+        with pytest.raises((ValueError, TypeError), match=re.escape(message)):
+            build(**call | change)
+        for name in builder.outputs:
+            output = getattr(call.get(name), "words", call.get(name))
+            assert output is None or (output == POISON).all(), message
+
+
+@ours
+def test_without_a_gpu_and_without_the_interpreter_it_says_so(
+    builder: Builder, build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "interpreting", lambda: False)
+    call = builder.arguments(builder.small)
+    on_cpu = {name: value.cpu() for name, value in call.items() if torch.is_tensor(value)}
+    if made := call.get("scheduler"):
+        on_cpu["scheduler"] = SchedulerMetadata(made.words.cpu(), made.facts)
+    with pytest.raises(ValueError, match="must be on a CUDA device .or set TRITON_INTERPRET=1"):
+        build(**call | on_cpu)
+
+
+def captured(run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = run()
+    return graph, made
+
+
+@pytest.mark.gpu
+@all_builds
+@pytest.mark.parametrize("size", ["small", "large"])
+def test_a_graph_replays_with_inputs_changed_in_place(
+    builder: Builder, build: Build, size: str
+) -> None:
+    shape = getattr(builder, size)
+    call = builder.arguments(shape)
+    build(**call)
+    graph, _ = captured(lambda: build(**call))
+    for seed in (1, 2, 3):
+        renew(builder, call, replace(shape, seed=seed))
+        graph.replay()
+        check(builder, build, call)
+
+
+@pytest.mark.gpu
+@ours
+def test_calls_in_a_row_each_see_what_the_one_before_wrote(builder: Builder, build: Build) -> None:
+    # Overlapping launches: a call must wait for the kernel that changes its input.
+    call = builder.arguments(builder.small)
+    call[builder.stepped].clamp_(max=20)
+
+    def clone(value: Any) -> Any:
+        if isinstance(value, SchedulerMetadata):
+            return SchedulerMetadata(value.words.clone(), value.facts)
+        return value.clone() if torch.is_tensor(value) else value
+
+    def steps() -> list[Call]:
+        seen = []
+        for _ in range(20):
+            call[builder.stepped].add_(1)
+            build(**call)
+            seen.append({name: clone(value) for name, value in call.items()})
+        return seen
+
+    build(**call)
+    graph, seen = captured(steps)
+    poison(call, builder.outputs)
+    graph.replay()
+    for step in seen:
+        check(builder, build, step)
+
+
+@pytest.mark.gpu
+@ours
+def test_another_size_compiles_nothing(builder: Builder, build: Build) -> None:
+    def compiled() -> int:
+        return sum(len(cache[0]) for cache in builder.launcher.kernel.device_caches.values())
+
+    build(**builder.arguments(builder.small))
+    before = compiled()
+    for sizes in builder.sizes:
+        build(**builder.arguments(builder.small) | sizes)
+        build(**builder.arguments(replace(builder.small, batch=9)) | sizes)
+    assert compiled() == before
+
+
+@pytest.mark.gpu
+@ours
+def test_the_direct_launch_writes_what_tritons_own_launch_writes(
+    builder: Builder, build: Build
+) -> None:
+    call = builder.arguments(builder.large)
+    for forget in (True, False, False, True):
+        if forget:
+            builder.launcher.known.clear()
+        poison(call, builder.outputs)
+        build(**call)
+        check(builder, build, call)

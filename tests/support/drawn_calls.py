@@ -1,0 +1,108 @@
+"""Random calls for FlashAttention-3's scheduler metadata, and how a vector file is written."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import MISSING, asdict, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attnlib.core.schedule.splits import SchedulerFacts, plan_splits
+from attnlib.studies.scheduler_metadata.vectors import KINDS, Call, LengthSpec
+
+HEADS = (
+    *((32, 8), (32, 32), (8, 1), (16, 2), (64, 8), (28, 4), (40, 8), (5, 1), (6, 6), (128, 1)),
+    *((16, 16), (12, 4), (96, 8), (1, 1), (24, 3), (16, 1), (2, 2), (14, 2), (64, 64)),
+)
+HEAD_DIMS = (64, 64, 128, 128, 128, 128, 256, 192, 96, 80, 112, 32, 160)
+VALUE_DIMS = {192: (128,), 64: (256, 512)}
+PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 80, 96, 112, 160, 176, 192, 224, 512)
+QUERY_LENGTHS = (2, 3, 4, 5, 8, 16, 64, 129, 512, 1000, 4096)
+LONGEST = 2**20
+
+
+def draw_calls(seed: int, *, num_sms: int, hdim96: bool) -> Iterator[Call]:
+    """Random calls without end, the same for the same arguments; all that the model accepts."""
+    rng = np.random.default_rng(seed)
+    while True:
+        try:
+            call = _draw_call(rng, num_sms, hdim96)
+            plan_splits(call.facts, *call.lengths())
+        except ValueError:
+            continue
+        yield call
+
+
+def write(path: Path, lines: Iterable[dict[str, Any]]) -> None:
+    """Write JSON lines gzipped; the same lines give the same bytes."""
+    text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+    path.write_bytes(gzip.compress(text.encode(), mtime=0))
+
+
+def to_line(call: Call) -> dict[str, Any]:
+    """JSON form; what is usual goes unsaid."""
+    told = {f.name: getattr(call.facts, f.name) for f in fields(call.facts)}
+    usual = {f.name: f.default for f in fields(call.facts) if f.default is not MISSING}
+    return {
+        "facts": {k: v for k, v in told.items() if k not in usual or v != usual[k]},
+        "seq_lens": asdict(call.seq_lens),
+        "q_lens": asdict(call.q_lens) if call.q_lens else None,
+    }
+
+
+def _draw_call(rng: np.random.Generator, num_sms: int, hdim96: bool) -> Call:
+    def pick(options: tuple[Any, ...]) -> Any:
+        return options[rng.integers(len(options))]
+
+    def chance(share: float) -> bool:
+        return bool(rng.random() < share)
+
+    heads, head_dim = pick(HEADS), pick(HEAD_DIMS)
+    dtype = pick(("bfloat16", "bfloat16", "bfloat16", "float16", "float8_e4m3fn"))
+    head_dim_v = pick(VALUE_DIMS[head_dim]) if head_dim in VALUE_DIMS and chance(0.1) else head_dim
+    page_size = pick(PAGE_SIZES) if chance(0.75) else None
+    most = 1 + _log_uniform(rng, LONGEST if chance(0.1) else 2**17)
+    if page_size and chance(0.8):
+        most = -(-most // page_size) * page_size
+    max_q = 1 if chance(0.6) else pick(QUERY_LENGTHS)
+    window = (-1, -1)
+    if chance(0.25):
+        window = (_log_uniform(rng, most) if chance(0.9) else -1, pick((0, 0, -1, 3, 100)))
+    facts = SchedulerFacts(
+        batch_size=_draw_batch_size(rng),
+        num_qo_heads=heads[0],
+        num_kv_heads=heads[1],
+        head_dim=head_dim,
+        max_seqlen_q=max_q,
+        max_seqlen_k=most,
+        num_sms=num_sms,
+        page_size=page_size,
+        dtype=dtype,
+        head_dim_v=head_dim_v,
+        causal=chance(0.6),
+        window=window,
+        has_softcap=chance(0.1),
+        varlen_q=chance(0.25),
+        pack_gqa=None if chance(0.88) else chance(0.5),
+        num_splits=0 if chance(0.7) else int(rng.integers(1, 256)) if chance(0.8) else 1,
+        sm_margin=0 if chance(0.85) else int(rng.integers(1, num_sms)),
+        hdim96=hdim96,
+    )
+    q_lens = LengthSpec(pick(KINDS), max_q, int(rng.integers(2**31))) if facts.varlen_q else None
+    return Call(facts, LengthSpec(pick(KINDS), most, int(rng.integers(2**31))), q_lens)
+
+
+def _draw_batch_size(rng: np.random.Generator) -> int:
+    share = rng.random()
+    bounds = ((0.6, 1, 17), (0.85, 17, 129), (0.94, 129, 601), (1.0, 601, 2001))
+    low, high = next((low, high) for upto, low, high in bounds if share < upto)
+    return int(rng.integers(low, high))
+
+
+def _log_uniform(rng: np.random.Generator, high: int) -> int:
+    """An integer in 0..high - 1, every order of magnitude as likely."""
+    return int(np.exp(rng.uniform(0, np.log(high)))) - 1 if high > 1 else 0
