@@ -8,12 +8,13 @@ import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
+from support.frames import row
+from support.published import live, published
 
 from attnlib.kinds.cost import Ceilings, extend_cost, predict_fa3
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.extend.case import ExtendCase
 from attnlib.run import frame as rows
-from attnlib.run import store
 from attnlib.studies.engine_modes import figures as modes_figures
 from attnlib.studies.engine_modes import study as engine_modes
 from attnlib.studies.engine_modes import tables as modes
@@ -36,37 +37,14 @@ NEW, TAIL = engine_modes.PREFILLS[0], engine_modes.PREFILLS[2]
 CHAIN, TREE, CAUSAL = engine_modes.MASKED[-2], engine_modes.MASKED[1], engine_modes.VERIFIES[-2]
 
 
-def of(*, headline: bool) -> pd.DataFrame:
-    """The published records, or only those that live notebooks measure."""
-    asked = {(job.round, item) for job in STUDY.jobs(headline=headline) for item in job.items}
-    found = store.read(STUDY.name, STUDY.reference_machine)
-    kept = [record for record in found if (record.round, record.item) in asked]
-    return store.frame(kept)
-
-
 def made(
     times: dict[tuple[DecodeCase | ExtendCase, str, str], float], *, rounds: Iterable[int] = (0, 1)
 ) -> pd.DataFrame:
     """Records of (case, backend, timer), each round its time and exactly so; traced, twice that."""
-    same = {"status": "ok", "throttled": False, "release": "", "gpu_id": "0badcafe"}
-    same |= {"power_limit_w": 700, "schema": 1, "kernel_family": "fa2", "gpu": "G", "study": "s"}
     return pd.DataFrame(
-        [
-            {
-                "case": case,
-                **case.to_dict(),
-                "heads": case.spec.heads,
-                "backend": backend,
-                "timer": timer,
-                "round": round_,
-                "run_us": time,
-                "kernel_us": 2 * time,
-                "started_at": "2026-01-02",
-                **same,
-            }
-            for (case, backend, timer), time in times.items()
-            for round_ in rounds
-        ]
+        row(case, backend, round_, us, timer=timer, release="", kernel_us=2 * us)
+        for (case, backend, timer), us in times.items()
+        for round_ in rounds
     )
 
 
@@ -74,9 +52,9 @@ def prefill(name: str) -> str:
     return f"flashinfer-prefill-{name}"
 
 
-@pytest.fixture(params=[False, True], ids=["published", "live"])
-def frame(request, published_records):
-    return of(headline=request.param)
+@pytest.fixture(params=[published, live])
+def frame(request):
+    return request.param("engine_modes")
 
 
 def test_every_table_and_figure_stands_on_what_a_live_notebook_measures(frame):
@@ -95,8 +73,8 @@ def test_every_table_and_figure_stands_on_what_a_live_notebook_measures(frame):
     assert modes_figures.roof_chart(frame, limit).axes
 
 
-def test_the_published_records_fill_every_table_and_every_mode(published_records):
-    frame = of(headline=False)
+def test_the_published_records_fill_every_table_and_every_mode():
+    frame = published("engine_modes")
     for name in ("exceptions", "resolved", "plans", "masks", "library"):
         assert len(getattr(modes, name)(frame))
     assert modes.summary(frame).group.tolist() == list(GROUPS)
@@ -111,8 +89,8 @@ def test_the_published_records_fill_every_table_and_every_mode(published_records
     assert shapes == len(asked)
 
 
-def test_every_case_of_the_study_is_a_row(published_records):
-    found = modes.mode_rows(of(headline=False))
+def test_every_case_of_the_study_is_a_row():
+    found = modes.mode_rows(published("engine_modes"))
     assert set(found.case) == {case for grid in STUDY.grids for case in grid.cases}
 
 
@@ -173,9 +151,9 @@ def test_a_policy_costs_its_backends_time_over_the_better_one():
     assert lost.loc["worst"].tolist() == [4, 4, 4, 4, 1]
 
 
-def test_auto_of_the_policies_is_what_auto_ran(published_records):
+def test_auto_of_the_policies_is_what_auto_ran():
     """The policy is a rule; where `auto` was measured it ran what the rule says."""
-    parts = pd.concat(modes.mode_rows(of(headline=False), timer) for timer in (GRAPH, EAGER))
+    parts = pd.concat(modes.mode_rows(published("engine_modes"), timer) for timer in (GRAPH, EAGER))
     ran = modes.plain(parts[parts.backend == "auto"])
     to_fa3 = ran.group.isin(modes.POLICIES["auto of 0.6.4"])
     assert (ran.kernel_family == np.where(to_fa3, "fa3", "fa2")).all()

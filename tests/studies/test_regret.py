@@ -6,8 +6,8 @@ import math
 
 import matplotlib.pyplot as plt
 import pytest
+from support.published import published
 
-from attnlib.run import store
 from attnlib.run.frame import CUDA_CORES, FA2, FA3
 from attnlib.studies.backend_policy import figures as regret_figures
 from attnlib.studies.backend_policy import tables as regret
@@ -17,13 +17,12 @@ from attnlib.studies.backend_policy.study import (
     HELD_OUT_CASES,
     KNOWN,
     SPECS,
-    STUDY,
 )
 
 
 @pytest.fixture(scope="module")
 def frame():
-    return store.load(STUDY.name, STUDY.reference_machine)
+    return published("backend_policy")
 
 
 @pytest.fixture(scope="module")
