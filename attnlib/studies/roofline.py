@@ -48,18 +48,18 @@ def roofline_table(frame: pd.DataFrame, release: str) -> pd.DataFrame:
     times = rows.groupby(["case", "kernel_family"], sort=False)
     times = times.agg({"run_us": "median", "l2_mib": "max"}).reset_index()
     costs = times.case.map(decode_cost)
-    flops, io_bytes = (
-        np.array([getattr(c, name) for c in costs], float) for name in ("flops", "io_bytes")
+    flops, io_bytes = costs.map(lambda cost: cost.flops), costs.map(lambda cost: cost.io_bytes)
+    return (
+        times[["case"]]
+        .merge(cases_of(rows)[["case", *CASE]])[CASE]
+        .assign(
+            family=times.kernel_family,
+            intensity=flops / io_bytes,
+            tflops=flops / times.run_us / 1e6,
+            gbps=io_bytes / times.run_us / 1e3,
+            in_l2=io_bytes <= times.l2_mib * 2**20,
+        )
     )
-    reached = {
-        "family": times.kernel_family,
-        "intensity": flops / io_bytes,
-        "tflops": flops / times.run_us / 1e6,
-        "gbps": io_bytes / times.run_us / 1e3,
-        "in_l2": io_bytes <= times.l2_mib * 2**20,
-    }
-    named = times[["case"]].merge(cases_of(rows)[["case", *CASE]], on="case")
-    return pd.concat([named[CASE], pd.DataFrame(reached)], axis=1)
 
 
 def roofline(frame: pd.DataFrame, limit: Ceilings, release: str) -> Figure:
@@ -80,8 +80,17 @@ def roofline(frame: pd.DataFrame, limit: Ceilings, release: str) -> Figure:
     )
     aside = NUDGE ** charts.spread(table.family, 2)
     placed = table.assign(place=table.intensity * aside)
-    look = {"hollow": "in_l2", "linewidths": 0.7, "zorder": 3}
-    charts.dots(axis, placed, x="place", y="tflops", by="family", looks=style.FAMILIES, **look)
+    charts.dots(
+        axis,
+        placed,
+        x="place",
+        y="tflops",
+        by="family",
+        looks=style.FAMILIES,
+        hollow="in_l2",
+        linewidths=0.7,
+        zorder=3,
+    )
     _draw_roofs(axis, limit, low=table.intensity.min() / 1.6)
     style.log_axes(axis, "x", "y")
     axis.set_ylim(table.tflops.min() / 2, limit.matmul_tflops * 2.5)
