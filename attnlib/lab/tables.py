@@ -202,7 +202,7 @@ def _noise(records: Sequence[Record]) -> float:
     if machine not in store.machines(TRUST):
         return 0.0
     try:
-        return trust.floor_of(store.load(TRUST, machine))
+        return trust.noise_of(store.load(TRUST, machine))
     except ValueError:
         return 0.0
 

@@ -32,7 +32,7 @@ def broken(frame):
 
 @pytest.fixture
 def words(broken):
-    return trust.verdicts(broken, rows.AUTO, rows.FA2, floor=0.05)
+    return trust.verdicts(broken, rows.AUTO, rows.FA2, noise=0.05)
 
 
 def drawn_map(found, drawn):

@@ -133,7 +133,7 @@ def ratio_chart():
     story = headline_of("fa3_decode_regression")
     judged = rows.decode_rows(story, release=REGRESSED)
     judged = judged[judged.backend.isin((rows.AUTO, rows.FA2))]
-    words = trust.verdicts(judged, rows.AUTO, rows.FA2, floor=0.05)
+    words = trust.verdicts(judged, rows.AUTO, rows.FA2, noise=0.05)
     return trust_figures.ratio_chart(words, judged, label="auto / fa2")
 
 

@@ -50,9 +50,9 @@ def test_notebook_02_places_decode_under_its_roofs(wide, limit):
 
 
 def test_notebook_03_names_the_verdict_that_lies_nearest_to_its_margin(frame):
-    floor = trust.floor_of(published("measurement_trust"))
+    noise = trust.noise_of(published("measurement_trust"))
     broken = rows.decode_rows(frame[frame.case.isin(HEADLINE)], release=REGRESSED)
-    words = trust.verdicts(broken, rows.AUTO, rows.FA2, floor=floor)
+    words = trust.verdicts(broken, rows.AUTO, rows.FA2, noise=noise)
     assert set(words.verdict) == {"slower"} and (words.low > 1 + words.margin).all()
     nearest = words.loc[words.low.idxmin()]
     says("03", f"the nearest, {nearest.heads} heads, begins at {nearest.low:.2f}")
@@ -137,9 +137,9 @@ def trusted():
     return published("measurement_trust")
 
 
-def test_notebook_03_answers_with_the_aa_floor_and_its_pairs(trusted):
-    pairs, floor = trust.aa_pairs(trusted), trust.floor_of(trusted)
-    says("03", f"differs by less than {100 * floor:.1f} % in 95 % of {len(pairs)} pairs")
+def test_notebook_03_answers_with_the_aa_noise_and_its_pairs(trusted):
+    pairs, noise = trust.aa_pairs(trusted), trust.noise_of(trusted)
+    says("03", f"differs by less than {100 * noise:.1f} % in 95 % of {len(pairs)} pairs")
     assert (pairs.ratio - 1).abs().median() < 0.01
 
 
@@ -171,16 +171,16 @@ def test_notebook_03_gives_the_ceilings_gain_and_launch(trusted):
 
 
 def test_notebook_03_judges_the_regression_and_its_fix(frame, trusted):
-    floor, top = trust.floor_of(trusted), frame[frame.case.isin(HEADLINE)]
+    noise, top = trust.noise_of(trusted), frame[frame.case.isin(HEADLINE)]
     for release, word in ((REGRESSED, "slower"), (FIXED, "same")):
         judged = trust.verdicts(
-            rows.decode_rows(top, release=release), rows.AUTO, rows.FA2, floor=floor
+            rows.decode_rows(top, release=release), rows.AUTO, rows.FA2, noise=noise
         )
         assert set(judged.verdict) == {word}
         says("03", f"{word} in {len(judged)} of 7 shapes")
 
 
-def test_a_floor_of_aa_pairs_has_no_throttled_record(trusted):
+def test_aa_noise_has_no_throttled_record(trusted):
     assert not trusted.throttled.any()
 
 

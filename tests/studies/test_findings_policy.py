@@ -54,7 +54,7 @@ def test_the_worst_choices_are_told(lost):
 
 
 def test_plans_and_rates_fit_as_told(studied):
-    table = regret.misfit_table(studied)
+    table = regret.plan_errors(studied)
     off = table["median, %"]
     tells(f"within {off.min()} to {off.max()} % of what plan and rates say")
     assert table.set_index("backend")["median, %"].idxmax() == "CUDA cores"

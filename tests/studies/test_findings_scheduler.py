@@ -13,7 +13,7 @@ from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.lengths import sample_seq_lens
 from attnlib.kinds.mismatch.case import MISMATCHES, call_facts, predict_splits, told_facts
 from attnlib.studies import STUDIES
-from attnlib.studies.metadata_mismatch import tables as misfits
+from attnlib.studies.metadata_mismatch import tables as mismatches
 from attnlib.studies.scheduler_metadata import figures as schedule
 from attnlib.studies.scheduler_metadata import tables as scheduler
 from attnlib.studies.scheduler_metadata.tiles import assign_tiles
@@ -44,7 +44,7 @@ def deep(saved):
 @pytest.fixture
 def bare():
     """Mismatches with their outcomes."""
-    return misfits.mismatch_table(published("metadata_mismatch"))
+    return mismatches.mismatch_table(published("metadata_mismatch"))
 
 
 def test_notebook_06_answers_with_the_saving_of_64_layers(deep):

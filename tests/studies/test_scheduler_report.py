@@ -16,7 +16,7 @@ from attnlib.kinds.item import Item
 from attnlib.kinds.mismatch.case import MISMATCHES, call_facts, predict_splits
 from attnlib.kinds.step.case import StepCase
 from attnlib.run import store
-from attnlib.studies.metadata_mismatch import tables as misfits
+from attnlib.studies.metadata_mismatch import tables as mismatches
 from attnlib.studies.scheduler_metadata import figures as schedule
 from attnlib.studies.scheduler_metadata import tables as scheduler
 from attnlib.studies.scheduler_metadata.tiles import assign_tiles, balance
@@ -160,7 +160,7 @@ def test_the_models_splits_are_those_that_the_gpu_recorded(outcomes):
 
 def test_the_mismatch_table_shows_what_was_run_and_no_more(outcomes):
     some = outcomes[(outcomes.name == "head-counts") & ~outcomes.guard.astype(bool)]
-    (row,) = misfits.mismatch_table(some).to_dict("records")
+    (row,) = mismatches.mismatch_table(some).to_dict("records")
     assert (row["past the guard"], row["with the guard"]) == ("wrong", "not run")
     assert (row["overruns"], row["splits in metadata"]) == ("yes", 86)
 

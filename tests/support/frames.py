@@ -32,13 +32,13 @@ SAME = {
 }
 
 
-def row(case: Case, backend: str, round_: int, run_us: float, **told: object) -> dict:
+def row(case: Case, backend: str, round_: int, run_us: float, /, **told: object) -> dict:
     """A record's row, as `store.frame` has it, less what no test asks for."""
     fields = {"case": case, **case.to_dict(), "heads": store._heads(case)}
     return {**SAME, **fields, "backend": backend, "round": round_, "run_us": run_us, **told}
 
 
-def timed(backend: str, round_: int, run_us: float, **told: object) -> dict:
+def timed(backend: str, round_: int, run_us: float, /, **told: object) -> dict:
     return row(CASE, backend, round_, run_us, **told)
 
 

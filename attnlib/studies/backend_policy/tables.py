@@ -110,7 +110,7 @@ def learning_table(frame: pd.DataFrame, *, pool: str) -> pd.DataFrame:
     return pd.DataFrame(rows).round(SHOWN)
 
 
-def misfit_table(frame: pd.DataFrame) -> pd.DataFrame:
+def plan_errors(frame: pd.DataFrame) -> pd.DataFrame:
     """How far measured times lie from those by plan and rates, before near cases correct them.
 
     A row a backend, over all layers: cases, and quantiles of measured over predicted, less 1, in

@@ -62,7 +62,7 @@ def _by_mode(
     """A panel with a row per mode and a line at 1, and `table` with the `place` of each dot."""
     groups = [group for group in GROUPS if group in set(table.group)]
     aside = table.groupby("group").group.transform(lambda own: charts.spread(own.index, SPREAD))
-    placed = table.assign(place=table.group.map(groups.index).astype(int) + aside.astype(float))
+    placed = table.assign(place=table.group.astype(object).map(groups.index) + aside.astype(float))
     size = (8.5, 1.3 + 0.6 * len(groups))
     figure, (axis,) = charts.panels([title], size, source=frame)
     names = [f"{group}\n({'eager' if group in MANY else 'in a graph'})" for group in groups]
