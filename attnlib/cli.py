@@ -290,7 +290,7 @@ def _new_study(options: argparse.Namespace) -> int:
 
 
 def _refresh(_: argparse.Namespace) -> int:
-    from .report.refresh import refresh
+    from .report.build import refresh
 
     for path in refresh():
         print(f"written {path}")

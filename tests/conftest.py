@@ -33,6 +33,7 @@ from attnlib.run import store, study
 from attnlib.run.jobs import Job, Watch
 from attnlib.run.record import Record
 from attnlib.studies.fa3_decode_regression.study import REFERENCE_MACHINE
+from attnlib.studies.scheduler_metadata.words import words_of
 
 SWITCHES = (
     "ATTNLIB_MODE",
@@ -196,7 +197,7 @@ class FakeFa3:
         )
         q_lens = None if cu_seqlens_q is None else cu_seqlens_q.diff().numpy()
         plan = splits.plan_splits(facts, seq_lens.numpy(), q_lens)
-        return torch.from_numpy(plan.words().values)
+        return torch.from_numpy(words_of(plan).values)
 
     def flash_attn_with_kvcache(
         self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, **options: Any

@@ -4,7 +4,7 @@
 |---|---|
 | `q` | [bs, num_qo_heads, 576] bfloat16, absorbed: 512 latent values, then 64 rotary ones |
 | cache, `bfloat16` | [num_pages, page_size, 576] bfloat16, tokens laid out as a query head is |
-| cache, `fp8-656` | [num_pages, page_size, 656] uint8, layout in `mla_format` |
+| cache, `fp8-656` | [num_pages, page_size, 656] uint8: latent in FP8, 4 scales, rotary bfloat16 |
 | output | [bs, num_qo_heads, 512] bfloat16 |
 
 `chosen` names tokens by their place in the request, as an indexer does. Kernels want slots, places

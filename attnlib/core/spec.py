@@ -24,7 +24,7 @@ MASKS = ("causal", "full", *CUSTOM_MASKS)
 LATENT_DIM, ROPE_DIM = 512, 64
 MLA_HEAD_DIM = LATENT_DIM + ROPE_DIM
 MLA_TOKEN_BYTES = {"bfloat16": 2 * MLA_HEAD_DIM, "fp8-656": 656}
-"""Bytes of a cached token by its format; `mla_format` has the layout of the second."""
+"""Bytes of a cached token by its format; `fp8-656` is that of `attnlib.kinds.mla.format`."""
 DEEPSEEK_QK_DIM = 192
 """Width of a DeepSeek-V2/V3 query head before weight absorption: 128 plain, 64 rotary."""
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import numpy as np
 import pandas as pd
 
+from ..measure.files import write_whole
+
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -22,7 +25,7 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F
 BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, YELLOW = PALETTE
 SHAPES = ("o", "^", "s", "D", "v", "P", "X")
 """A marker for each colour of the palette, for print in grey."""
-PALE_BLUE, PALE_ORANGE = "#BFDDF0", "#F6CBA8"
+WHITE, PALE_BLUE, PALE_ORANGE = "#FFFFFF", "#BFDDF0", "#F6CBA8"
 """Grounds that a number is written on."""
 PALE = 0.35
 """Opacity of a ground under dots of the same colours."""
@@ -30,9 +33,13 @@ ONE_WAY, BOTH_WAYS = "cividis", "PuOr"
 """Colour maps: of ratios on one side of 1, and of ratios on both."""
 IDLE, OTHER, HOST, LAUNCH, HATCH = "0.90", "0.55", "0.75", "0.25", "0.75"
 """Greys: nothing ran; ran, but is not named; the host in a call; the host launching; hatches."""
-RULE = {"color": "0.3", "linewidth": 1}
-"""The line at 1, or at what was expected."""
-SETTINGS = {
+GREYS = ("0.55", "0.70", "0.82")
+"""By turns, for what comes after the palette's last colour."""
+INK, LINE, BAND, SEAM = "0.1", "0.3", "0.92", "0.85"
+"""Of marks, of lines to compare with, of a margin, and between rows."""
+RULE: dict[str, Any] = {"color": LINE, "linewidth": 1}
+"""The line at 1, or at what was expected; a bound; a limit."""
+SETTINGS: dict[str, Any] = {
     "figure.dpi": 110,
     "savefig.dpi": 200,
     "font.size": 9,
@@ -45,7 +52,10 @@ SETTINGS = {
 
 SETTLING, SEEN_DIGITS = 3, 6
 """Layouts until nothing moves but rounding errors; digits of a position in a figure's width."""
-UNDATED = {".png": {"Software": None}, ".svg": {"Date": None, "Creator": None}}
+UNDATED: dict[str, dict[str, None]] = {
+    ".png": {"Software": None},
+    ".svg": {"Date": None, "Creator": None},
+}
 """What matplotlib must leave out of a file, so that it does not change with the day."""
 FEW = 3
 """Records whose ids all stand in a footer."""
@@ -68,10 +78,7 @@ class Look(NamedTuple):
     hollow: bool = False
 
 
-UNNAMED = Look("0.4", "D")
-FAMILIES = {"cuda-cores": Look(GREEN, "s"), "fa2": Look(BLUE, "o"), "fa3": Look(VERMILION, "^")}
-"""Of FlashInfer's kernels."""
-COLORS = {name: look.color for name, look in FAMILIES.items()}
+UNNAMED = Look(OTHER, "D")
 
 
 def looks(names: Iterable[T]) -> dict[T, Look]:
@@ -80,14 +87,10 @@ def looks(names: Iterable[T]) -> dict[T, Look]:
     return {name: Look(*pair) for name, pair in zip(names, pairs, strict=False)}
 
 
-def handles(shown: Mapping[str, Look]) -> list[Artist]:
-    """What a legend of dots shows."""
-    from matplotlib.lines import Line2D
-
-    return [
-        Line2D([], [], marker=look.marker, color=look.color, linestyle="", label=look.label or name)
-        for name, look in shown.items()
-    ]
+def family_looks(families: Mapping[str, Any]) -> dict[str, Look]:
+    """The looks that a table of kernel families (`core.backends.table`) gives some of them."""
+    known = {name: family for name, family in sorted(families.items()) if family.color}
+    return {name: Look(family.color, family.marker) for name, family in known.items()}
 
 
 def apply() -> None:
@@ -127,9 +130,9 @@ def add_footer(figure: Figure, source: pd.DataFrame | str) -> None:
     """Under the figure, so that it can travel alone: study, GPU, days and records, or a line."""
     known = [source] if isinstance(source, str) else [source_line(source), records_line(source.id)]
     height = LINE_INCHES * (len(known) + 0.5) / figure.get_size_inches()[1]
-    figure.get_layout_engine().set(rect=(0, height, 1, 1 - height))
-    look = {"fontsize": 7, "color": "0.35", "ha": "left", "va": "bottom"}
-    figure.text(0.005, 0.005, "\n".join(known), **look)
+    engine: Any = figure.get_layout_engine()
+    engine.set(rect=(0, height, 1, 1 - height))
+    figure.text(0.005, 0.005, "\n".join(known), fontsize=7, color="0.35", ha="left", va="bottom")
 
 
 def source_line(frame: pd.DataFrame) -> str:
@@ -164,15 +167,10 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
     path = Path(path)
     if path.suffix not in UNDATED:
         raise ValueError(f"path must end in {' or '.join(UNDATED)}, got {path.name!r}")
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
-    try:
-        with mpl.rc_context(SETTINGS), _settled(figure):
-            kind = path.suffix[1:]
-            figure.savefig(unfinished, format=kind, metadata=UNDATED[path.suffix])
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return path.resolve()
+    drawn = io.BytesIO()
+    with mpl.rc_context(SETTINGS), _settled(figure):
+        figure.savefig(drawn, format=path.suffix[1:], metadata=UNDATED[path.suffix])
+    return write_whole(path, drawn.getvalue()).resolve()
 
 
 @contextmanager
@@ -190,11 +188,12 @@ def _settled(figure: Figure) -> Iterator[None]:
     for _ in range(SETTLING):
         engine.execute(figure)
     for axis in figure.axes:
-        bounds = axis.get_position(original=True).bounds
-        axis.set_position([round(value, SEEN_DIGITS) for value in bounds])
+        left, low, width, height = np.round(axis.get_position(original=True).bounds, SEEN_DIGITS)
+        axis.set_position((left, low, width, height))
         axis.set_in_layout(True)
     for text in figure.texts:
-        text.set_position([round(value, SEEN_DIGITS) for value in text.get_position()])
+        x, y = np.round(text.get_position(), SEEN_DIGITS)
+        text.set_position((x, y))
     figure.set_layout_engine("none")
     try:
         yield

@@ -46,8 +46,8 @@ def draw_timeline(spans: Sequence[Span], *, title: str, footer: str) -> Figure:
     figure, (axis,) = charts.panels(
         [title],
         (9, charts.FURNITURE_INCHES + LANE_INCHES * len(lanes)),
-        source=footer,
-        x="time since the start of the call, us (as traced)",
+        footer,
+        ("time since the start of the call, us (as traced)", ""),
         legend=0.1 + LINE_INCHES * (len(looks) + len(HOST_LOOKS)) / LEGEND_COLUMNS,
     )
     for place, lane in enumerate(lanes.values()):

@@ -7,10 +7,11 @@ A subject is made once a process and keeps the tensors of its last case for the 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .base import Subject
+    from .base import Bench, Subject
 
 _CLASSES = {
     "DecodeCase": ("decode.measure", "DecodeSubject"),
@@ -23,7 +24,7 @@ _CLASSES = {
 }
 
 
-def subject_class(case: object) -> type[Subject]:
+def subject_class(case: object) -> Callable[[Bench], Subject]:
     """The class that measures items with such a case; None is a ceiling's."""
     module, cls = _CLASSES[type(case).__name__]
     return getattr(importlib.import_module(f"{__name__}.{module}"), cls)

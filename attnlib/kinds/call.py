@@ -45,11 +45,11 @@ class CallSubject(Generic[Case]):
 
     plans: ClassVar[str]
     """What its backends plan: one of `backends.table.PLANS`."""
-    build: ClassVar[Callable[..., Workload[Any]]]
+    build: ClassVar[staticmethod[..., Workload[Any]]]
     """The case's tensors on a device."""
     oracle: ClassVar[Callable[..., Judge]]
     """The judge of outputs, of query, cache and batch."""
-    cost: ClassVar[Callable[[Any], DecodeCost]]
+    cost: ClassVar[staticmethod[[Any], DecodeCost]]
     """Bytes and FLOPs of a call of the case."""
     memory_share: ClassVar[float] = 0.75
     """Of the GPU's memory a case may fill with K and V; the oracle and workspaces need the rest."""

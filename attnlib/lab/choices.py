@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, fields
 
-from ..core.spec import AttnSpec, MlaSpec
+from ..core.spec import AttnSpec, MlaSpec, require_int
 from ..kinds.cases import Case
 from ..kinds.decode.case import DecodeCase
 from ..kinds.lengths import MODELS
@@ -68,8 +68,7 @@ class Choices:
         if self.against not in self.backends:
             have = ", ".join(self.backends)
             raise ValueError(f"against must be one of the backends {have}, got {self.against!r}")
-        if type(self.rounds) is not int or self.rounds < 1:
-            raise ValueError(f"rounds must be an integer >= 1, got {self.rounds!r}")
+        require_int("rounds", self.rounds)
 
     @property
     def case(self) -> DecodeCase | MlaCase:

@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from ..core.spec import require_int, require_word
 from ..draw.cards import Card, as_html, as_text
 from ..measure.files import write_whole
 from ..measure.spans import NO_CALL, Gap, Span, busy_us, find_gaps, gpu_work, operators
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
 DEVICES = ("auto", "cuda", "cpu")
 CALLS, WARM_UP = 10, 3
 TIMES = ("us", "us each", "shortest", "longest")
+BLIND = (
+    "torch.profiler saw no CUDA call, not even its own: is CUPTI in use by another tool? "
+    "device='cpu' shows the operators"
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -173,9 +178,8 @@ class Profile:
         not writable.
         """
         path, trace = Path(path), self.packed_trace
-        return write_whole(
-            path, trace if path.suffix == ".gz" else gzip.decompress(trace)
-        ).resolve()
+        whole = write_whole(path, trace if path.suffix == ".gz" else gzip.decompress(trace))
+        return whole.resolve()
 
     @property
     def headline(self) -> str:
@@ -268,7 +272,11 @@ def profile(
 
     from ..measure import machine, spans, timer, trace
 
-    _require_arguments(fn, calls, warmup, device)
+    if not callable(fn):
+        raise TypeError(f"fn must be callable, got {type(fn).__name__}: pass it, do not call it")
+    require_int("calls", calls)
+    require_int("warmup", warmup, least=0)
+    require_word("device", device, DEVICES)
     no_gpu = _why_no_gpu(device)
     if no_gpu and device == "cuda":
         raise RuntimeError(f"device='cuda' cannot be had: {no_gpu}")
@@ -287,10 +295,7 @@ def profile(
     host_us, wall_us = timer.time_loop(subject, calls, gpu=not no_gpu)
     events = trace.trace_calls(subject, calls, gpu=not no_gpu, settle=min(1, warmup))
     if not no_gpu and not spans.saw_cuda(events):
-        raise RuntimeError(
-            "torch.profiler saw no CUDA call, not even its own: is CUPTI in use by another tool? "
-            "device='cpu' shows the operators"
-        )
+        raise RuntimeError(BLIND)
     found = spans.read_spans(events, shorten=trace.short_name)
     on_gpu = bool(gpu_work(found))
     if (device == "cuda" or cuda_graph) and not on_gpu:
@@ -313,16 +318,6 @@ def profile(
         wall_us=wall_us,
         packed_trace=gzip.compress(json.dumps(events).encode(), mtime=0),
     )
-
-
-def _require_arguments(fn: object, calls: int, warmup: int, device: str) -> None:
-    if not callable(fn):
-        raise TypeError(f"fn must be callable, got {type(fn).__name__}: pass it, do not call it")
-    for name, value, least in (("calls", calls, 1), ("warmup", warmup, 0)):
-        if not isinstance(value, int) or value < least:
-            raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
-    if device not in DEVICES:
-        raise ValueError(f"device must be one of {', '.join(DEVICES)}, got {device!r}")
 
 
 def _why_no_gpu(device: str) -> str:

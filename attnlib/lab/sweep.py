@@ -17,7 +17,7 @@ from typing import Any
 
 from ..kinds.item import Item
 from ..run import study
-from ..run.jobs import Job, StoppedError, never
+from ..run.jobs import Job, StoppedError
 from .choices import Choices
 from .sources import STUDY, ThisGpu, release_of
 
@@ -25,20 +25,13 @@ Progress = Callable[[int, int], object]
 """Called with items done and items in all."""
 
 
-def measure_missing(
-    gpu: ThisGpu,
-    choices: Choices,
-    *,
-    on_progress: Progress | None = None,
-    stop: Callable[[], bool] | None = None,
-) -> int:
+def measure_missing(gpu: ThisGpu, choices: Choices, **options: Any) -> int:
     """Measure the rounds that `choices` lack; returns how many items were measured.
 
-    Raises StoppedError once `stop` says so, RuntimeError while another sweep measures on this GPU.
+    `options` are those of `study.Sweep`. Raises StoppedError once its `stop` says so, RuntimeError
+    while another sweep measures on this GPU.
     """
-    progress = partial(_Bar, on_progress) if on_progress else None
-    sweep = study.Sweep(progress=progress, stop=stop or never)
-    return sweep.run(missing_rounds(gpu, choices))
+    return study.Sweep(**options).run(missing_rounds(gpu, choices))
 
 
 def missing_rounds(gpu: ThisGpu, choices: Choices) -> list[Job]:
@@ -56,7 +49,7 @@ def missing_rounds(gpu: ThisGpu, choices: Choices) -> list[Job]:
 
 
 def _round(gpu: ThisGpu, choices: Choices, number: int) -> Job:
-    ceilings = [Item(name, "graph") for name in gpu.ceilings]
+    ceilings: list[Item[Any]] = [Item(name, "graph") for name in gpu.ceilings]
     timed = [
         Item(name, choices.timer, choices.case, release_of(name, choices.release))
         for name in choices.backends
@@ -99,9 +92,9 @@ class Sweep(Thread):
     ) -> None:
         super().__init__(daemon=True)
         self._asked_to_stop, self._over = Event(), Event()
+        how = {"progress": partial(_Bar, on_progress), "stop": self._asked_to_stop.is_set}
+        self._measure = partial(measure_missing, gpu, choices, **how)
         self._on_end = on_end
-        stop = self._asked_to_stop.is_set
-        self._measure = partial(measure_missing, gpu, choices, on_progress=on_progress, stop=stop)
 
     def run(self) -> None:
         """Measure, then say how it ended; `start` calls it."""

@@ -106,18 +106,12 @@ def times(found: Found) -> pd.DataFrame:
         good = found.good[found.good.backend == name]
         status = [r.status for r in found.mine if r.item.backend == name] or ["not on record"]
         families = ", ".join(sorted(set(good.kernel_family) - {""})) or NOTHING
-        us = float(good.run_us.median())
-        row = {
-            "backend": name,
-            "us": us,
-            "ran": families if len(good) else status[-1],
-            "launches": sum(k["launches"] for k in _newest_kernels(found, name)) or math.nan,
-            "plan_us": float(good.plan_us.median()),
-            "rounds": len(good),
-            "share": found.floor_us / us,
-        }
-        table.append(row)
-    return pd.DataFrame(table)
+        ran = families if len(good) else status[-1]
+        us, plan_us = float(good.run_us.median()), float(good.plan_us.median())
+        launches = sum(k["launches"] for k in _newest_kernels(found, name)) or math.nan
+        table.append((name, us, ran, launches, plan_us, len(good), found.floor_us / us))
+    columns = ["backend", "us", "ran", "launches", "plan_us", "rounds", "share"]
+    return pd.DataFrame(table, columns=columns)
 
 
 def kernels(found: Found) -> pd.DataFrame:
@@ -198,12 +192,9 @@ def _ceilings(records: Sequence[Record]) -> tuple[Ceilings | None, str]:
 
 
 def _noise(records: Sequence[Record]) -> float:
-    machine = records[0].machine_slug if records else ""
-    if machine not in store.machines(TRUST):
-        return 0.0
     try:
-        return trust.noise_of(store.load(TRUST, machine))
-    except ValueError:
+        return trust.noise_of(store.load(TRUST, records[0].machine_slug)) if records else 0.0
+    except (FileNotFoundError, ValueError):
         return 0.0
 
 

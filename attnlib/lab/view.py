@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from ..core.backends.table import FAMILIES
 from ..draw import style
 from ..draw.cards import Card, as_html, as_text
 from ..studies.fa3_decode_regression.tables import intervals
@@ -28,14 +29,8 @@ if TYPE_CHECKING:
 
 FOOTER = "us is microseconds; share is the time at the ceiling over the time taken."
 ROW_INCHES = 0.36
-FORMATS = {
-    "us": ",.1f",
-    "launches": "g",
-    "plan_us": ",.0f",
-    "share": ".0%",
-    "ratio": ".2f",
-    "margin": ".1%",
-}
+SHARES = {"share": ".0%", "margin": ".1%"}
+FORMATS = {"us": ",.1f", "plan_us": ",.0f", "launches": "g", "ratio": ".2f", **SHARES}
 """How a column is rounded for reading; the others are words and counts."""
 
 
@@ -97,10 +92,11 @@ class View:
         if table.empty:
             raise ValueError("view must hold a backend that was measured ok, it has none")
         style.apply()
+        looks = style.family_looks(FAMILIES)
         figure = make(figsize=(7.2, 1.6 + ROW_INCHES * len(table)), layout="constrained")
         axis = figure.subplots()
         for place, row in enumerate(table.itertuples()):
-            color = style.COLORS.get(row.ran, "0.55")
+            color = looks[row.ran].color if row.ran in looks else style.OTHER
             axis.barh(place, row.us, height=0.55, color=color, alpha=0.35)
             rounds = self.samples[self.samples.backend == row.backend].run_us
             axis.plot(rounds, [place] * len(rounds), "o", color=color, markersize=4)
@@ -108,7 +104,7 @@ class View:
         if self.floor_us == self.floor_us:
             axis.axvline(self.floor_us, color="0.2", linewidth=1)
             marks += ", the line the time at the ceiling"
-        names = table.backend + [f"\n({ran})" if ran in style.COLORS else "" for ran in table.ran]
+        names = table.backend + [f"\n({ran})" if ran in looks else "" for ran in table.ran]
         axis.set_yticks(range(len(table)), names)
         axis.grid(visible=False, axis="y")
         axis.set_xlim(left=0)

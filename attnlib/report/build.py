@@ -5,26 +5,33 @@
 where each study's numbers come from (`page`, `provenance`). With `only` it makes the same of some
 notebooks, with the claims that their studies judge. Nothing in the file depends on when or where it
 was built, so two builds from the same records, with the same pinned packages, are byte-identical.
+`refresh` brings what is committed up to date: the notebooks' outputs and README's figure.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..run.study import mode
-from ..studies import claims
+from ..draw import style
+from ..measure.files import beside, write_whole
+from ..run import store
+from ..run.study import mode, record_machine
+from ..studies import STUDIES, claims
+from ..studies.fa3_decode_regression.figures import slowdown_heatmap
+from ..studies.fa3_decode_regression.study import REGRESSED
 from .fragment import notebook_fragment
 from .page import Page, render_page
-from .provenance import Shown, published, studies_of
+from .provenance import published, studies_of
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
 ROOT = Path(__file__).resolve().parents[2]
 CELL_TIMEOUT_S = 1800
+README_FIGURE = ROOT / "data" / "figures" / "fa3_decode_slowdown.png"
+KEPT_METADATA = ("kernelspec",)
 MACHINE_TAG = "nbval-ignore-output"
 LEFT_OUT = "(depends on the machine, so it is left out of a replayed report: run the notebook)"
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -44,10 +51,47 @@ def build_report(
     names = [path.stem for path in paths]
     pages = [render_notebook(path, names) for path in paths]
     part = f"notebooks {', '.join(page.number for page in pages)}" if only else ""
-    studies = [shown for shown in published() if not only or _is_shown(shown, pages)]
-    checked = [c for c in claims.verdicts() if not only or _is_judged(c.claim, studies)]
-    write_whole(out, render_page(pages, checked, studies, part=part))
+    studies, checked = published(), claims.verdicts()
+    if only:
+        studies = [study for study in studies if any(study in page.shown for page in pages)]
+        names_of = {study.study for study in studies}
+        checked = [each for each in checked if names_of & {*claims.studies_of(each.claim)}]
+    write_whole(out, render_page(pages, checked, studies, part=part).encode())
     return out.resolve()
+
+
+def refresh(notebooks: Path = ROOT / "notebooks") -> list[Path]:
+    """Execute every notebook in place and redraw the figure; returns the files written.
+
+    Raises RuntimeError unless in replay mode: committed outputs come from committed records.
+    """
+    if mode() != "replay":
+        raise RuntimeError("refresh must run with ATTNLIB_MODE=replay, this is live mode")
+    paths = sorted(notebooks.glob("*.ipynb"))
+    for path in paths:
+        write_notebook(path, execute(path))
+    draw_readme_figure(README_FIGURE)
+    return [*paths, README_FIGURE]
+
+
+def draw_readme_figure(path: Path) -> None:
+    """The slowdown heat map of the published study, page size 16, as a PNG."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    study = STUDIES["fa3_decode_regression"]
+    frame = store.load(study.name, record_machine(study))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    style.save(slowdown_heatmap(frame, REGRESSED, page_size=16), path)
+
+
+def write_notebook(path: Path, notebook: NotebookNode) -> None:
+    """Write an executed notebook, whole or not at all, without the metadata of this machine."""
+    import nbformat
+
+    # What names the interpreter of the day would make a diff on every machine.
+    notebook.metadata = {name: notebook.metadata[name] for name in KEPT_METADATA}
+    write_whole(path, f"{nbformat.writes(notebook)}\n".encode())
 
 
 def choose_notebooks(folder: Path, only: Sequence[str] = ()) -> list[Path]:
@@ -111,32 +155,18 @@ def render_notebook(path: Path, names: Sequence[str] = ()) -> Page:
     return Page(path.stem, notebook_fragment(notebook, path.stem, shown=names), shown)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a text file whole or leave what was there; nothing is left beside it."""
-    unfinished = _beside(path)
-    try:
-        unfinished.write_text(text, encoding="utf-8")
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
 def _require_writable(out: Path) -> None:
     """ValueError unless a file can be made beside `out` and put in its place."""
     if out.is_dir():
         raise ValueError(f"out must be a file to write, {out} is a folder")
     if not out.parent.is_dir():
         raise ValueError(f"out must be in a folder that there is, got {out}")
-    probe = _beside(out)
+    probe = beside(out)
     try:
         probe.touch()
         probe.unlink()
     except OSError as error:
         raise ValueError(f"out must be in a folder to write to, got {out}: {error}") from error
-
-
-def _beside(path: Path) -> Path:
-    return path.with_name(f"{path.name}.{os.getpid()}.unfinished")
 
 
 def _leave_out_machine(notebook: NotebookNode) -> None:
@@ -148,11 +178,3 @@ def _leave_out_machine(notebook: NotebookNode) -> None:
     for cell in notebook.cells:
         if MACHINE_TAG in cell.metadata.get("tags", ()):
             cell.outputs = [note]
-
-
-def _is_shown(shown: Shown, pages: Sequence[Page]) -> bool:
-    return any(shown in page.shown for page in pages)
-
-
-def _is_judged(claim: claims.Claim, studies: Sequence[Shown]) -> bool:
-    return bool({study.study for study in studies} & {*claims.studies_of(claim)})

@@ -123,7 +123,7 @@ def _describe_figures(soup: BeautifulSoup, anchor: str) -> None:
         by = f", drawn by {drawn[0]}" if drawn else ""
         under = f": {heading.get_text()}" if heading else ""
         image["alt"] = f"Figure {number} of notebook {anchor[:2]}{by}{under}"
-        image.attrs |= _png_size(image.get("src", ""))
+        image.attrs |= _png_size(str(image.get("src", "")))
 
 
 def _png_size(source: str) -> dict[str, str]:
@@ -178,7 +178,7 @@ def _split(soup: BeautifulSoup, anchor: str) -> Fragment:
     if heading:
         heading.decompose()
     bold = soup.select_one("p > strong")
-    if bold:
+    if bold and bold.parent:
         bold.parent["class"] = "finding"
     return Fragment(question, bold.decode_contents() if bold else "", str(soup))
 

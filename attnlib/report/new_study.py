@@ -16,11 +16,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..measure.files import write_whole
 from ..run import store
 from ..studies import STUDIES
 from ..studies.fa3_decode_regression.study import REGRESSED
-from . import build as html
-from . import refresh
+from . import build
 from .page import render
 
 if TYPE_CHECKING:
@@ -53,10 +53,10 @@ def new_study(name: str, root: Path = ROOT) -> list[Path]:
     try:
         home.mkdir()
         for file, template in MODULES.items():
-            html.write_whole(home / file, module_text(name, template))
+            write_whole(home / file, module_text(name, template).encode())
         with _replaying():
-            executed = html.execute(path, notebook_of(name, number=path.name[:2]))
-        refresh.write_notebook(path, executed)
+            executed = build.execute(path, notebook_of(name, number=path.name[:2]))
+        build.write_notebook(path, executed)
     except BaseException:
         shutil.rmtree(home, ignore_errors=True)
         path.unlink(missing_ok=True)

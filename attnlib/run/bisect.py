@@ -30,7 +30,7 @@ import numpy as np
 from packaging.version import Version
 
 from ..core.backends.table import BACKENDS, COMPARED
-from ..kinds.decode.case import DecodeCase
+from ..kinds.cases import Case
 from ..kinds.item import Item
 from ..measure.stats import Verdict, judge
 from . import store
@@ -80,7 +80,7 @@ class Bisection:
 
     package: str
     study: str
-    case: DecodeCase
+    case: Case
     backend: str
     good: str
     bad: str
@@ -125,7 +125,7 @@ class Rounds:
     study: str
     machine: str
     backend: str
-    case: DecodeCase
+    case: Case
     measure: Callable[[int, Item], object] | None = None
     on_round: Callable[[str], object] | None = None
 
@@ -176,7 +176,7 @@ class Rounds:
 
 def bisect(
     study: Study,
-    case: DecodeCase,
+    case: Case,
     *,
     package: str,
     good: str,
@@ -332,9 +332,7 @@ def _in_order(good: str, bad: str) -> tuple[str, str]:
     return (good, bad) if a < b else (bad, good)
 
 
-def _require_askable(
-    study: Study, case: DecodeCase, package: str, backend: str, *, rounds: int
-) -> None:
+def _require_askable(study: Study, case: Case, package: str, backend: str, *, rounds: int) -> None:
     prefixes = dict.fromkeys(name.partition("-")[0] for name in BACKENDS)
     packages = [COMPARED[prefix] for prefix in prefixes if prefix in COMPARED]
     if package not in packages:

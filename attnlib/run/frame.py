@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from ..core.backends.table import TABLE
 from ..kinds.cases import Case
 from ..kinds.cost import Ceilings
 from ..kinds.item import Item
@@ -49,7 +50,7 @@ COLUMNS = tuple(
 """Columns that say what a case is, in the order in which tables are sorted by them."""
 FA2, FA3, AUTO = "flashinfer-fa2", "flashinfer-fa3", "flashinfer-auto"
 GRAPH_AUTO, CUDA_CORES = "flashinfer-graph-auto", "flashinfer-cuda-cores"
-LABELS = {FA2: "fa2", FA3: "fa3", AUTO: "auto", CUDA_CORES: "CUDA cores"}
+LABELS = {entry.name: entry.label for entry in TABLE.values() if entry.label}
 
 
 def ceilings(frame: pd.DataFrame, needed: Sequence[str] = ("copy", "matmul")) -> Ceilings:

@@ -44,7 +44,7 @@ class Worker:
         self.device = job["device"]
         self.machine = describe_machine(self.device)
         self.versions = describe_versions(RECORDED)
-        self._subjects: dict[type[Subject], Subject] = {}
+        self._subjects: dict[object, Subject] = {}
 
     def measure(self, item: Item) -> Record:
         """The record of one item; every failure that leaves the process sane becomes a status."""

@@ -12,13 +12,4 @@ from .facts import GPUS, MODES, Call, UnknownFactError
 from .libraries import LIBRARIES
 from .rules import Reason
 
-__all__ = [
-    "GPUS",
-    "LIBRARIES",
-    "MODES",
-    "Call",
-    "Choice",
-    "Reason",
-    "UnknownFactError",
-    "explain",
-]
+__all__ = ["GPUS", "LIBRARIES", "MODES", "Call", "Choice", "Reason", "UnknownFactError", "explain"]

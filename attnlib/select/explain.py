@@ -126,7 +126,7 @@ def _pinned(library: Library, asked: Reason, facts: Facts) -> _Picked:
 def _walked(library: Library, policy: str, facts: Facts) -> _Picked:
     """A row that names one backend is taken at its word; one that names several falls through."""
     rule, reasons = first_match(library.policies[policy][facts["mode"]], facts)
-    facts = facts.but(rule.sets)
+    facts = Facts({**facts, **rule.sets})
     if rule.then == (AUTO,):
         rule, more = first_match(library.policies[AUTO][facts["mode"]], facts)
         reasons += more

@@ -2,7 +2,7 @@
 
 | mode | the call |
 |---|---|
-| decode | one query token a request (or a few), over a paged cache |
+| decode | one query token per request (or a few), over a paged cache |
 | prefill_paged | whole prompts or their tails, over a paged cache |
 | prefill_ragged | the same over keys and values that lie in one row, no cache |
 | target_verify | the target model checks drafted tokens (paged; a tree needs a custom mask) |
@@ -16,8 +16,7 @@ Records call an engine's modes the same. GPUs are compute capabilities, with CUD
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from packaging.version import Version
@@ -36,35 +35,6 @@ GPUS = {
 DECODE_MODES = ("decode", *LATENT_MODES)
 PREFILL_MODES = ("prefill_paged", "target_verify", "draft_extend", "dllm_extend", "prefill_ragged")
 MODES = ("decode", *PREFILL_MODES, *LATENT_MODES)
-
-
-FLAGS = {
-    "graph": "a CUDA graph",
-    "tensor_cores": "tensor cores",
-    "causal": "a causal mask",
-    "custom_mask": "a custom mask",
-    "window": "a sliding window",
-    "softcap": "a logits soft cap",
-    "sinks": "attention sinks",
-    "positions": "a position encoding",
-    "fp16_qk": "FP16 reduction of QK",
-    "fixed_split": "a fixed split",
-    "block_tables": "a block table of the caller's own",
-    "packed": "packed tensors",
-    "base2_lse": "a base-2 LSE",
-    "pinned_page": "a page size of the user's",
-    "piecewise_graph": "a piecewise graph",
-    "cubins": "NVIDIA's cubins",
-    "cudnn": "cuDNN",
-    "fp8_query": "an FP8 query",
-    "fp8_kv": "an FP8 cache",
-    "one_dtype": "one dtype for query and cache",
-    "one_head_dim": "one head_dim for K and V",
-    "one_q_len": "as many query tokens for each request",
-    "same_lens": "as many query tokens as cached ones",
-    "near_prefill": "almost as many query tokens as cached ones",
-}
-"""What is true or false of a call, in words."""
 WORDS: dict[str, tuple[str, ...]] = {
     "gpu": tuple(GPUS),
     "mode": MODES,
@@ -78,14 +48,11 @@ class UnknownFactError(ValueError):
     """A rule asked for a fact that the caller did not give."""
 
 
-class Facts(Mapping[str, Any]):
+class Facts(dict[str, Any]):
     """What is known of one call, by name; asking for what only lengths tell raises without them."""
 
-    def __init__(self, known: Mapping[str, Any]) -> None:
-        self._known = dict(known)
-
     def __getitem__(self, name: str) -> Any:
-        value = self._known[name]
+        value = super().__getitem__(name)
         if value is None:
             raise UnknownFactError(
                 f"a rule asks for {name}: give call=Call(kv_lens=(...)), the tokens of each "
@@ -93,15 +60,10 @@ class Facts(Mapping[str, Any]):
             )
         return value
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._known)
 
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def but(self, changed: Mapping[str, Any]) -> Facts:
-        """The same facts with some of them changed."""
-        return Facts({**self._known, **changed})
+def _flag(words: str, default: bool = False) -> Any:
+    """A field that is true or false of a call, and what a reason calls it."""
+    return field(default=default, metadata={"words": words})
 
 
 @dataclass(frozen=True)
@@ -113,17 +75,12 @@ class Call:
     | `kv_lens` | tokens of each request; most rules never ask |
     | `q_lens` | query tokens of each request; default: 1 in decode and MLA, `kv_lens` in prefill |
     | `head_dim_vo` | V's head_dim where it is not K's (ragged prefill of MLA: 192, 128) |
-    | `graph` | planned for a CUDA graph |
+    | `topk` | chosen tokens of sparse MLA |
+    | `eagle_topk` | branches of speculative decoding; 0 is none |
     | `tensor_cores` | FlashInfer's use_tensor_cores; an engine's rule decides it itself |
-    | `causal`, `custom_mask`, `window` | the mask asked for |
-    | `softcap`, `sinks`, `positions` | logits soft cap, attention sinks, position encoding |
-    | `fp16_qk` | FP16 reduction of QK allowed |
     | `fixed_split` | KV splits fixed or switched off (batch invariance) |
     | `block_tables` | the caller owns the block table (FlashInfer asks in a graph) |
     | `packed` | query and cache as one tensor each (MLA; the flat `plan` of old takes them split) |
-    | `base2_lse` | a base-2 LSE is asked for (MLA) |
-    | `topk` | chosen tokens of sparse MLA |
-    | `eagle_topk` | branches of speculative decoding; 0 is none |
     | `pinned_page` | the user fixed page_size; else the engine may choose another |
     | `piecewise_graph` | SGLang's piecewise CUDA graph for prefill |
     | `cubins` | NVIDIA's cubins can be downloaded (trtllm-gen, XQA) |
@@ -133,25 +90,25 @@ class Call:
     kv_lens: tuple[int, ...] = ()
     q_lens: tuple[int, ...] = ()
     head_dim_vo: int = 0
-    graph: bool = False
-    tensor_cores: bool = True
-    causal: bool = True
-    custom_mask: bool = False
-    window: bool = False
-    softcap: bool = False
-    sinks: bool = False
-    positions: bool = False
-    fp16_qk: bool = False
-    fixed_split: bool = False
-    block_tables: bool = False
-    packed: bool = True
-    base2_lse: bool = False
+    graph: bool = _flag("a CUDA graph")
+    tensor_cores: bool = _flag("tensor cores", default=True)
+    causal: bool = _flag("a causal mask", default=True)
+    custom_mask: bool = _flag("a custom mask")
+    window: bool = _flag("a sliding window")
+    softcap: bool = _flag("a logits soft cap")
+    sinks: bool = _flag("attention sinks")
+    positions: bool = _flag("a position encoding")
+    fp16_qk: bool = _flag("FP16 reduction of QK")
+    fixed_split: bool = _flag("a fixed split")
+    block_tables: bool = _flag("a block table of the caller's own")
+    packed: bool = _flag("packed tensors", default=True)
+    base2_lse: bool = _flag("a base-2 LSE")
     topk: int = 0
     eagle_topk: int = 0
-    pinned_page: bool = False
-    piecewise_graph: bool = False
-    cubins: bool = True
-    cudnn: bool = True
+    pinned_page: bool = _flag("a page size of the user's")
+    piecewise_graph: bool = _flag("a piecewise graph")
+    cubins: bool = _flag("NVIDIA's cubins", default=True)
+    cudnn: bool = _flag("cuDNN", default=True)
 
     def __post_init__(self) -> None:
         if self.q_lens and len(self.q_lens) != len(self.kv_lens):
@@ -164,6 +121,19 @@ class Call:
         for name in ("head_dim_vo", "topk", "eagle_topk"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
+
+
+FLAGS: dict[str, str] = {
+    **{flag.name: flag.metadata["words"] for flag in fields(Call) if flag.metadata},
+    "fp8_query": "an FP8 query",
+    "fp8_kv": "an FP8 cache",
+    "one_dtype": "one dtype for query and cache",
+    "one_head_dim": "one head_dim for K and V",
+    "one_q_len": "equally many query tokens per request",
+    "same_lens": "as many query tokens as cached ones",
+    "near_prefill": "almost as many query tokens as cached ones",
+}
+"""What is true or false of a call, in words."""
 
 
 def facts_of(spec: AttnSpec, call: Call, *, mode: str, gpu: str, release: Version | None) -> Facts:

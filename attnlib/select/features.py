@@ -94,11 +94,10 @@ class Notes:
         return found
 
 
-def write(path: Path | None = None) -> Path:
-    """Write the table to `path` (default: `PATH`) and return it."""
-    path = path or PATH
-    path.write_text(markdown())
-    return path
+def write() -> Path:
+    """Write the table to `PATH` and return that."""
+    PATH.write_text(markdown())
+    return PATH
 
 
 def markdown() -> str:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from packaging.version import InvalidVersion, Version
+from packaging.utils import canonicalize_version
+from packaging.version import Version
 
 from ..core.backends import limits
 from .facts import FLAGS, MODES, NUMBERS, Facts
@@ -23,11 +24,8 @@ AUTO = "auto"
 FLASHINFER = "flashinfer"
 MAIN = "main"
 """Stands for the release of a library that has none."""
-KEYS = (
-    *("library", "aliases", "releases", "calls", "backends", "by_rule_only", "shared"),
-    *("policies", "limits"),
-)
-ROW = ("when", "choose", "cannot", "rest", "sets", "why", "source", "rows")
+KEYS = "library aliases releases calls backends by_rule_only shared policies limits".split()
+ROW = "when choose cannot rest sets why source rows".split()
 
 
 class RuleError(ValueError):
@@ -175,16 +173,14 @@ def find(text: str) -> tuple[Library, Version | None]:
     name, _, release = text.partition("==")
     library = next((lib for lib in LIBRARIES.values() if name in (lib.name, *lib.aliases)), None)
     if library is None:
-        known = ", ".join(LIBRARIES)
-        raise ValueError(f"library must be one of {known} (with ==RELEASE), got {text!r}")
+        names = ", ".join(LIBRARIES) or f"none, without {FOLDER}"
+        raise ValueError(f"library must be one of {names} (with ==RELEASE), got {text!r}")
     if not library.releases and release:
         raise ValueError(f"{name} has no releases: give library={name!r}, got {text!r}")
     if not library.releases:
         return library, None
-    try:
-        place = [Version(r) for r in library.releases].index(Version(release))
-    except (InvalidVersion, ValueError):
-        raise ValueError(
-            f"release of {name} must be one of {', '.join(library.releases)}, got {release!r}"
-        ) from None
-    return library, Version(library.releases[place])
+    known = {canonicalize_version(r): r for r in library.releases}
+    if canonicalize_version(release) not in known:
+        read = ", ".join(library.releases)
+        raise ValueError(f"release of {name} must be one of {read}, got {release!r}")
+    return library, Version(known[canonicalize_version(release)])

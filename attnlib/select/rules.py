@@ -1,13 +1,6 @@
 """Rules as data: conditions on facts, rows made of them, and a walk that says why each row fails.
 
-A condition as it is written (data/rules/README.md), and as it is read here:
-
-| written | read as |
-|---|---|
-| `fp8_kv`, `not fp8_kv` | a fact of `FLAGS` that is true, or false |
-| `since 0.6.4`, `before 0.6.4` | a bound of the release |
-| `gpu in sm90 sm100` | a fact, one of `COMPARISONS`, values |
-| `{any: [A, [B, C]]}` | A, or B and C |
+data/rules/README.md says how they are written.
 """
 
 from __future__ import annotations
@@ -158,7 +151,8 @@ def _condition(text: str) -> Condition:
     if fact in RELEASES:
         return Condition("release", RELEASES[fact], _value("release", rest))
     if fact not in (*WORDS, *NUMBERS, "head_dims"):
-        raise ValueError(f"no such fact in {text!r}; there are {_facts()}")
+        known = ", ".join((*FLAGS, *WORDS, *NUMBERS, "head_dims"))
+        raise ValueError(f"no such fact in {text!r}; there are {known}")
     named = [op for op in COMPARISONS if rest.startswith(f"{op} ")]
     if not named:
         raise ValueError(f"no such comparison in {text!r}; there are {', '.join(COMPARISONS)}")
@@ -181,7 +175,3 @@ def _value(fact: str, word: str) -> Any:
     if fact in NUMBERS and word.replace("_", "").isdigit():
         return int(word)
     raise ValueError(f"{fact} must be {', '.join(WORDS.get(fact, ('a number',)))}, got {word!r}")
-
-
-def _facts() -> str:
-    return ", ".join((*FLAGS, *WORDS, *NUMBERS, "head_dims"))

@@ -2,13 +2,16 @@
 
 A study is a folder: `study.py` holds its question, grids and published machine (no torch, no
 pandas), `tables.py`, `figures.py` and `checks.py` what is made of its records.
-`from attnlib.studies import NAME` gives all of it as one name; `STUDIES` lists the studies.
+`from attnlib.studies import NAME` gives all of it as one name, each module imported when a name of
+it is first asked for; `STUDIES` lists the studies.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+from types import ModuleType
+from typing import Any
 
 from ..run.study import Study
 
@@ -23,10 +26,21 @@ def discover() -> dict[str, Study]:
 
 
 def _study_of(name: str) -> Study:
-    study = getattr(importlib.import_module(f"{__name__}.{name}.study"), "STUDY", None)
+    folder = importlib.import_module(f"{__name__}.{name}")
+    study = getattr(importlib.import_module(f"{folder.__name__}.study"), "STUDY", None)
     if not isinstance(study, Study) or study.name != name:
         raise ValueError(f"attnlib/studies/{name}/study.py must hold STUDY, a Study named {name!r}")
+    folder.__getattr__ = lambda asked: _part(folder, asked)  # type: ignore[method-assign]
     return study
+
+
+def _part(folder: ModuleType, asked: str) -> Any:
+    modules = [found.name for found in pkgutil.iter_modules(folder.__path__)]
+    for name in () if asked.startswith("_") else modules:
+        module = importlib.import_module(f"{folder.__name__}.{name}")
+        if hasattr(module, asked):
+            return getattr(module, asked)
+    raise AttributeError(f"{folder.__name__} has no {asked!r} in {', '.join(modules)}")
 
 
 STUDIES = discover()

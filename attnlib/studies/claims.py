@@ -1,7 +1,8 @@
 """Published claims, one by one: what was said, and what the records say of it.
 
-`data/claims.yaml` holds the claims, `claim_checks` how each is checked, `evidence` what a verdict
-means. A claim whose records are not there is `open` and says so; nothing is filled in for it.
+`data/claims.yaml` holds the claims. Each says what it expects of the records (`expected`), or names
+a function in the `checks.py` of a study; `evidence` says what a verdict means. A claim whose
+records are not there is `open` and says so; nothing is filled in for it.
 """
 
 from __future__ import annotations
@@ -9,30 +10,24 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from inspect import getmembers, isfunction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from ..run import store
 from ..run.study import Study, record_machine
 from . import STUDIES
-from .evidence import NOT_HERE, OPEN, Finding, MissingRecordsError
-from .fa3_decode_regression.checks import CHECKS
-
-if TYPE_CHECKING:
-    import pandas as pd
+from .evidence import NOT_HERE, OPEN, Check, Finding, MissingRecordsError
+from .expected import Expected, expected
 
 CLAIMS = Path(__file__).resolve().parents[2] / "data" / "claims.yaml"
 UNCHECKED = {"open": OPEN, "elsewhere": NOT_HERE}
 """What `check` may say in place of a check: no study measures it yet; no record of ours can."""
-COMPARING = (
-    "figure_at_long_lengths",
-    "speedup_at_source_case",
-    "speedup_at_all_sizes",
-    "microseconds_saved",
-    "launches_saved",
-    "fused_kernels",
-)
-"""Checks that compare with a figure, so that a claim without one cannot ask them."""
 SHOWN_RECORDS = 4
 COLUMNS = ("id", "claimed", "measured", "verdict")
 
@@ -64,7 +59,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class Claim:
-    """One published claim; `figure` is None where it can only be right or wrong."""
+    """One published claim; `figure` is None where it can only be right or wrong.
+
+    `check` is the name of a check, one of `UNCHECKED`, or the fields of an `expected.Expected`.
+    """
 
     id: str
     source: Source
@@ -72,7 +70,7 @@ class Claim:
     shape: str
     figure: Figure | None
     measured_on: str
-    check: str
+    check: str | dict[str, Any]
     note: str
 
     @property
@@ -131,13 +129,33 @@ def verdicts(machine: str | None = None, ids: Sequence[str] = ()) -> list[Checke
 
 def studies_of(claim: Claim) -> tuple[str, ...]:
     """The studies whose records judge a claim; none for one that nothing checks."""
-    return CHECKS[claim.check][0] if claim.check in CHECKS else ()
+    check = check_of(claim)
+    return check.studies if check else ()
+
+
+def check_of(claim: Claim) -> Check | Expected | None:
+    """What judges a claim; None for one that nothing checks."""
+    if isinstance(claim.check, dict):
+        return expected(f"claim {claim.id!r}", claim.check)
+    return checks().get(claim.check)
+
+
+@cache
+def checks() -> dict[str, Check]:
+    """The checks of all studies, by name: the public functions of their `checks.py`."""
+    found: dict[str, Check] = {}
+    for study in STUDIES:
+        if find_spec(f"{__package__}.{study}.checks"):
+            module = import_module(f"{__package__}.{study}.checks")
+            reads = getattr(module, "READS", {})
+            for name, function in getmembers(module, isfunction):
+                if function.__module__ == module.__name__ and not name.startswith("_"):
+                    found[name] = Check(reads.get(name, (study,)), function)
+    return found
 
 
 def as_frame(checked: Iterable[CheckedClaim]) -> pd.DataFrame:
     """A row a claim: id, claimed, measured, verdict, for a notebook."""
-    import pandas as pd
-
     rows = [(c.claim.id, c.claim.claimed, c.finding.measured, c.finding.verdict) for c in checked]
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
@@ -179,35 +197,37 @@ def render_details(checked: CheckedClaim) -> str:
         "verdict": finding.verdict,
         "because": finding.reason,
         "note": claim.note,
-        "check": claim.check,
+        "check": _words(claim.check),
         "records": ", ".join(shown) or "none",
     }
     return "\n".join([claim.id, *(f"  {name:<12}{text}" for name, text in lines.items())])
 
 
+def _words(check: str | dict[str, Any]) -> str:
+    if isinstance(check, str):
+        return check
+    return ", ".join(f"{name}: {value}" for name, value in check.items() if name != "says")
+
+
 def _records(study: Study, machine: str | None) -> pd.DataFrame:
     place = machine or record_machine(study)
     if place != study.reference_machine and place not in store.machines(study.name):
-        import pandas as pd
-
         return pd.DataFrame()
     return store.load(study.name, place)
 
 
 def _find(claim: Claim, frames: dict[str, Any]) -> Finding:
-    if claim.check in UNCHECKED:
-        return Finding(UNCHECKED[claim.check], claim.note)
-    import pandas as pd
-
-    studies, check = CHECKS[claim.check]
+    check = check_of(claim)
+    if check is None:
+        return Finding(UNCHECKED[str(claim.check)], claim.note)
     try:
-        for study in studies:
+        for study in check.studies:
             if frames[study].empty:
                 raise MissingRecordsError(f"this machine has none of {study}")
-        frame = pd.concat([frames[study] for study in studies], ignore_index=True)
-        return check(frame, claim.figure.value if claim.figure else None)
+        frame = pd.concat([frames[study] for study in check.studies], ignore_index=True)
+        return check.find(frame, claim.figure.value if claim.figure else None)
     except MissingRecordsError as error:
-        return Finding(OPEN, f"Records of {' or '.join(studies)} are missing: {error}.")
+        return Finding(OPEN, f"Records of {' or '.join(check.studies)} are missing: {error}.")
 
 
 def _source(name: str, entry: Any) -> Source:
@@ -222,11 +242,14 @@ def _claim(number: int, entry: Any, sources: dict[str, Source]) -> Claim:
         if not isinstance(entry[name], str) or not entry[name].strip():
             raise ValueError(f"{name} of {named} must be a text, got {entry[name]!r}")
     _require_known(f"source of {named}", entry["source"], sources)
-    _require_known(f"check of {named}", entry["check"], {**UNCHECKED, **CHECKS})
+    if not isinstance(entry["check"], dict):
+        _require_known(f"check of {named}", entry["check"], {**UNCHECKED, **checks()})
     figure = _figure(named, entry["figure"])
-    if entry["check"] in COMPARING and figure is None:
+    claim = Claim(**{**entry, "source": sources[entry["source"]], "figure": figure})
+    check = check_of(claim)
+    if check and check.needs_figure and figure is None:
         raise ValueError(f"figure of {named} must be a number, its check compares with it")
-    return Claim(**{**entry, "source": sources[entry["source"]], "figure": figure})
+    return claim
 
 
 def _figure(named: str, entry: Any) -> Figure | None:

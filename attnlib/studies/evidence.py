@@ -9,28 +9,29 @@
 | not measurable here | no GPU on record can show it |
 
 A timed case is decided by `measure.stats.judge` over paired rounds, so one round decides nothing.
-`claim_checks` puts the questions.
+A side of a comparison is a backend, or a backend of one release: `flashinfer-fa2==0.6.3`.
+`expected` puts the questions that data/claims.yaml writes down, `checks` of a study all others.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from inspect import signature
 
 import pandas as pd
 
-from ..kinds.decode.case import DecodeCase
+from ..kinds.cases import Case
 from ..measure import stats
-from ..run.frame import decode_rows, paired_times, release_order
+from ..run.frame import good_rows, paired_times
 
 CONFIRMED, REFUTED, PARTLY = "confirmed", "refuted", "partly"
 NOT_HERE, OPEN = "not measurable here", "open"
-VERDICTS = (CONFIRMED, REFUTED, PARTLY, NOT_HERE, OPEN)
 ABOUT = 1.25
 """What "approximately" allows: a quarter either way."""
 NOISE = 0.0
-"""An A/A floor is one machine's, and the reference machine has none: `stats.MIN_EFFECT` holds."""
+"""A/A noise is one machine's, and the reference machine has none: `stats.MIN_EFFECT` holds."""
 
 
 class MissingRecordsError(ValueError):
@@ -52,6 +53,28 @@ class Finding:
     low: float | None = None
     high: float | None = None
     records: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Check:
+    """A function that judges a claim, and the studies whose records it reads.
+
+    Every public function of a study's `checks.py` is one. It takes the records, one below the
+    other, and a second argument if it compares them with the figure that the claim names. Raises
+    MissingRecordsError where they lack something.
+    """
+
+    studies: tuple[str, ...]
+    function: Callable[..., Finding]
+
+    @property
+    def needs_figure(self) -> bool:
+        """Whether it compares with a figure."""
+        return len(signature(self.function).parameters) > 1
+
+    def find(self, frame: pd.DataFrame, figure: float | None) -> Finding:
+        """What the records say."""
+        return self.function(frame, figure) if self.needs_figure else self.function(frame)
 
 
 @dataclass(frozen=True)
@@ -80,6 +103,15 @@ class Judged:
         """The cases' ratios."""
         return pd.Series([verdict.ratio.ratio for verdict in self.verdicts])
 
+    def vote(self, *words: str) -> str:
+        """`vote` of the cases: those of `words` for it, those that are decided else against."""
+        support, undecided = self.count(*words), self.count("ambiguous")
+        return vote(support, len(self.verdicts) - support - undecided, undecided)
+
+    def somewhere(self, *words: str) -> str:
+        """Confirmed by one case of `words`; refuted if there is none, nor one undecided."""
+        return CONFIRMED if self.count(*words) else OPEN if self.count("ambiguous") else REFUTED
+
     def finding(self, verdict: str, reason: str) -> Finding:
         """A Finding with the spread of the ratios."""
         if len(self.verdicts) == 1:
@@ -97,6 +129,11 @@ class Judged:
         return Finding(verdict, reason, measured, ratio.ratio, ratio.low, ratio.high, self.records)
 
 
+def together(parts: Iterable[Judged]) -> Judged:
+    """The cases of all of `parts`."""
+    return sum(parts, Judged((), ()))
+
+
 def vote(support: int, against: int, undecided: int = 0) -> str:
     """The verdict of so many cases, by the table above. ValueError without a case."""
     cases = support + against + undecided
@@ -109,67 +146,71 @@ def vote(support: int, against: int, undecided: int = 0) -> str:
     return PARTLY if support else REFUTED
 
 
+def counted(rows: pd.DataFrame, holds: Iterable[bool], says: str, measured: str = "") -> Finding:
+    """The vote of records, each for the claim or against it; `{held}` in `says` is how many."""
+    held = sum(map(bool, holds))
+    reason = says.replace("{held}", f"{held} of {len(rows)}")
+    return Finding(vote(held, len(rows) - held), reason, measured, records=tuple(rows.id))
+
+
+def near(values: Iterable[float], figure: float) -> int:
+    """How many of `values` are about as large as `figure` (`ABOUT`)."""
+    return sum(figure / ABOUT <= value <= figure * ABOUT for value in values)
+
+
 def figure_word(values: Sequence[float], figure: float) -> str:
     """The verdict on a claimed figure, of a case's value each.
 
-    Those about as large (`ABOUT`) vote for it, the others against. With none it is `partly` while
-    it lies between the smallest and the largest, else refuted.
+    Those about as large vote for it, the others against. With none it is `partly` while it lies
+    between the smallest and the largest, else refuted.
     """
-    near = sum(figure / ABOUT <= value <= figure * ABOUT for value in values)
-    if near:
-        return vote(near, len(values) - near)
+    held = near(values, figure)
+    if held:
+        return vote(held, len(values) - held)
     return PARTLY if min(values) <= figure <= max(values) else REFUTED
 
 
-def judge_rows(rows: pd.DataFrame, pair: tuple[str, str]) -> Judged:
-    """Verdict of `pair[0]` over `pair[1]`, case by case, and the rows' records."""
-    verdicts = [
-        stats.judge(above, below, noise=NOISE) for _, above, below in paired_times(rows, *pair)
+def of_sides(frame: pd.DataFrame, *sides: str, timer: str = "graph") -> pd.DataFrame:
+    """Records of `sides` with this timer, whatever their status; `backend` is the side's name."""
+    rows = frame[frame.timer == timer]
+    named = {side: side.partition("==")[::2] for side in sides}
+    found = [
+        rows[(rows.backend == backend) & (rows.release == (release or rows.release))]
+        for backend, release in named.values()
     ]
+    return pd.concat([part.assign(backend=s) for s, part in zip(named, found, strict=True)])
+
+
+def needed(rows: pd.DataFrame, cases: Sequence[Case], backends: Sequence[str]) -> pd.DataFrame:
+    """The rows of `backends` at `cases`, in the frame's order.
+
+    Raises MissingRecordsError unless every case has every backend in each of its rounds.
+    """
+    found = rows[rows.backend.isin(backends) & rows.case.isin(cases)].sort_index(kind="stable")
+    rounds = found.groupby("case", sort=False)["round"].nunique()
+    if len(rounds) < len(set(cases)) or len(found) != len(backends) * rounds.sum():
+        raise MissingRecordsError(
+            f"{' and '.join(backends)}: {len(found)} records of {len(set(cases))} shapes, "
+            f"one lacks some"
+        )
+    return found
+
+
+def judge_rows(rows: pd.DataFrame, pair: tuple[str, str]) -> Judged:
+    """Verdict of `pair[0]` over `pair[1]`, case by case, and the rows' records.
+
+    Raises MissingRecordsError where they share no round.
+    """
+    times = [(above, below) for _, above, below in paired_times(rows, *pair)]
+    if not times:
+        raise MissingRecordsError(f"{' and '.join(pair)} have no round that both are ok in")
+    verdicts = (stats.judge(above, below, noise=NOISE) for above, below in times)
     return Judged(tuple(verdicts), tuple(rows.id))
 
 
 def judge_cases(
-    frame: pd.DataFrame, cases: Sequence[DecodeCase], pair: tuple[str, str], release: str
+    frame: pd.DataFrame, cases: Sequence[Case], pair: tuple[str, str], *, timer: str = "graph"
 ) -> Judged:
-    """Verdict of `pair[0]` over `pair[1]` in one release, case by case, as `case_rows` has them."""
-    rows = decode_rows(case_rows(frame, cases, pair, release))
-    judged = judge_rows(rows, pair)
-    if not judged.verdicts:
-        raise MissingRecordsError(f"{' and '.join(pair)} of {release} have no round that is ok")
-    return judged
-
-
-def case_rows(
-    frame: pd.DataFrame, cases: Sequence[DecodeCase], backends: Sequence[str], release: str
-) -> pd.DataFrame:
-    """Records of timer `graph`, whatever their status.
-
-    Raises MissingRecordsError unless every case has every backend in each of its rounds.
-    """
-    named = frame.backend.isin(backends) & (frame.release == release) & (frame.timer == "graph")
-    rows = frame[named & frame.case.isin(cases)]
-    rounds = rows.groupby("case", sort=False)["round"].nunique()
-    if len(rounds) < len(set(cases)) or len(rows) != len(backends) * rounds.sum():
-        raise MissingRecordsError(
-            f"{' and '.join(backends)} of {release}: {len(rows)} records of {len(set(cases))} "
-            f"shapes, a shape lacks one"
-        )
-    return rows
-
-
-def ran_rows(
-    frame: pd.DataFrame, cases: Sequence[DecodeCase], backend: str, releases: Sequence[str]
-) -> pd.DataFrame:
-    """Records of `backend`, oldest release first; `ran` is the traced family, or what went wrong.
-
-    Raises MissingRecordsError unless every case is on record in every release.
-    """
-    named = (frame.backend == backend) & frame.release.isin(releases)
-    rows = frame[named & frame.case.isin(cases)]
-    have, want = len(rows.drop_duplicates(["case", "release"])), len(cases) * len(releases)
-    if have != want:
-        raise MissingRecordsError(f"{backend}: {have} of {want} records in {', '.join(releases)}")
-    order = {release: place for place, release in enumerate(release_order(frame))}
-    ran = rows.kernel_family.where(rows.status == "ok", rows.status)
-    return rows.assign(ran=ran).sort_values("release", key=lambda r: r.map(order), kind="stable")
+    """Verdict of one side over the other, case by case; MissingRecordsError as `needed` does."""
+    rows = needed(of_sides(frame, *pair, timer=timer), cases, pair)
+    return judge_rows(good_rows(rows, timer), pair)

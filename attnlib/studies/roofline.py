@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from ..core.backends.table import FAMILIES
 from ..draw import charts, style
 from ..kinds.cost import Ceilings, decode_cost
 from ..run.frame import CASE, cases_of, decode_rows
@@ -47,23 +48,20 @@ def roofline_table(frame: pd.DataFrame, release: str) -> pd.DataFrame:
     require_comparable(rows)
     times = rows.groupby(["case", "kernel_family"], sort=False)
     times = times.agg({"run_us": "median", "l2_mib": "max"}).reset_index()
+    times = times.merge(cases_of(rows)[["case", *CASE]], on="case", how="left")
     costs = times.case.map(decode_cost)
     flops, io_bytes = costs.map(lambda cost: cost.flops), costs.map(lambda cost: cost.io_bytes)
-    return (
-        times[["case"]]
-        .merge(cases_of(rows)[["case", *CASE]])[CASE]
-        .assign(
-            family=times.kernel_family,
-            intensity=flops / io_bytes,
-            tflops=flops / times.run_us / 1e6,
-            gbps=io_bytes / times.run_us / 1e3,
-            in_l2=io_bytes <= times.l2_mib * 2**20,
-        )
+    return times[CASE].assign(
+        family=times.kernel_family,
+        intensity=flops / io_bytes,
+        tflops=flops / times.run_us / 1e6,
+        gbps=io_bytes / times.run_us / 1e3,
+        in_l2=io_bytes <= times.l2_mib * 2**20,
     )
 
 
 def roofline(frame: pd.DataFrame, limit: Ceilings, release: str) -> Figure:
-    """Intensity against TFLOP/s, a dot a case and kernel family, hollow where the L2 holds it.
+    """Intensity against TFLOP/s, a dot per case and kernel family, hollow where the L2 holds it.
 
     The roofs are the measured copy, read and matmul ceilings of the same records; one that the
     study did not measure is not drawn. ValueError if there is no decode record of `release`.
@@ -71,26 +69,13 @@ def roofline(frame: pd.DataFrame, limit: Ceilings, release: str) -> Figure:
     table = roofline_table(frame, release)
     if table.empty:
         raise ValueError(f"frame must hold decode records of release {release!r}, it has none")
-    figure, (axis,) = charts.panels(
-        [f"Decode under the measured roofs, FlashInfer {release}"],
-        (7.5, 4.6),
-        source=decode_rows(frame, release=release),
-        x="useful FLOP per byte that must be moved (kernels of a case side by side)",
-        y="useful TFLOP/s",
-    )
-    aside = NUDGE ** charts.spread(table.family, 2)
-    placed = table.assign(place=table.intensity * aside)
-    charts.dots(
-        axis,
-        placed,
-        x="place",
-        y="tflops",
-        by="family",
-        looks=style.FAMILIES,
-        hollow="in_l2",
-        linewidths=0.7,
-        zorder=3,
-    )
+    title = f"Decode under the measured roofs, FlashInfer {release}"
+    flops = "useful FLOP per byte that must be moved (kernels of a case side by side)"
+    drawn = decode_rows(frame, release=release)
+    figure, (axis,) = charts.panels([title], (7.5, 4.6), drawn, (flops, "useful TFLOP/s"))
+    table["place"] = table.intensity * NUDGE ** charts.spread(table.family, 2)
+    looks = style.family_looks(FAMILIES)
+    charts.dots(axis, table, "place", "tflops", by="family", looks=looks, hollow="in_l2")
     _draw_roofs(axis, limit, low=table.intensity.min() / 1.6)
     style.log_axes(axis, "x", "y")
     axis.set_ylim(table.tflops.min() / 2, limit.matmul_tflops * 2.5)
@@ -108,6 +93,6 @@ def _draw_roofs(axis: Axes, limit: Ceilings, *, low: float) -> None:
         if np.isfinite(gbps):
             ends = np.array([low, flat * 1e3 / gbps])
             label = f"{name}, {gbps:,.0f} GB/s"
-            axis.plot(ends, ends * gbps / 1e3, line, color="0.25", linewidth=1, label=label)
+            axis.plot(ends, ends * gbps / 1e3, line, **style.RULE, label=label)
     label = f"bf16 matmul, {flat:,.0f} TFLOP/s"
-    axis.plot([ridge, 6 * ridge], [flat, flat], color="0.25", linewidth=2, label=label)
+    axis.plot([ridge, 6 * ridge], [flat, flat], color=style.LINE, linewidth=2, label=label)

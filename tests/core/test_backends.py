@@ -261,9 +261,9 @@ def test_installed_version_of_a_missing_distribution_is_empty() -> None:
 def gpu_calls() -> list[tuple[str, object]]:
     """Every backend over the shapes that its library says it takes."""
     decode = [n for n in FLASHINFER if n != "flashinfer-graph-auto"]
-    shapes = [(group, page) for group in range(1, 9) for page in (1, 16, 64)]
+    shapes = [(group, page) for group in (*range(1, 9), 16) for page in (1, 16, 64)]
     calls = [(n, DecodeCase(spec_of(*s), 7, 1500, "ragged")) for n in decode for s in shapes]
-    for head_dim, dtype in ((64, "float16"), (256, "bfloat16")):
+    for head_dim, dtype in ((64, "float16"), (256, "bfloat16"), (512, "bfloat16")):
         spec = spec_of(4, 16, head_dim, dtype)
         calls += [(n, DecodeCase(spec, 5, 999, "ragged")) for n in decode]
     long = DecodeCase(AttnSpec(32, 8, 128, 16), 4, 20000, "skewed")

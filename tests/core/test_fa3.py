@@ -11,7 +11,8 @@ from attnlib.core import backends
 from attnlib.core.backends import fa3
 from attnlib.core.backends.table import FAMILY_OF
 from attnlib.core.batch import DecodeBatch, PagedKV
-from attnlib.core.schedule.fa3 import max_words, precompute
+from attnlib.core.schedule.fa3 import precompute
+from attnlib.core.schedule.splits import max_words
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.call import Workload
 from attnlib.kinds.decode.case import DecodeCase

@@ -9,8 +9,9 @@ import torch
 
 from attnlib.core.schedule import fa3 as scheduler
 from attnlib.core.schedule import library
-from attnlib.core.schedule.fa3 import SchedulerFacts, SchedulerMetadata, max_words, precompute
-from attnlib.core.schedule.splits import layout_of
+from attnlib.core.schedule.fa3 import SchedulerMetadata, precompute
+from attnlib.core.schedule.facts import SchedulerFacts
+from attnlib.core.schedule.splits import layout_of, max_words
 
 CPU = torch.device("cpu")
 FACTS = SchedulerFacts(3, 32, 8, 128, 1, 4096, 132, page_size=16, causal=True)

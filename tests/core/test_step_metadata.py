@@ -26,24 +26,21 @@ from support.metadata_cases import (
     reserved,
 )
 
+from attnlib.core import backends
 from attnlib.core.backends import fa3
 from attnlib.core.batch import DecodeBatch
 from attnlib.core.metadata import step as one_launch
 from attnlib.core.metadata.step import build_step_metadata
 from attnlib.core.schedule import library
-from attnlib.core.schedule.fa3 import (
-    SchedulerFacts,
-    SchedulerMetadata,
-    max_words,
-    precompute,
-    reserve,
-)
-from attnlib.core.schedule.splits import PADDING, plan_splits
+from attnlib.core.schedule.fa3 import SchedulerMetadata, precompute, reserve
+from attnlib.core.schedule.facts import SchedulerFacts
+from attnlib.core.schedule.splits import max_words, plan_splits
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.decode.measure import Oracle, build_workload
 from attnlib.kinds.step.measure import over_own_buffers
 from attnlib.studies.scheduler_metadata import vectors
+from attnlib.studies.scheduler_metadata.words import PADDING, words_of
 
 needs_the_stand_in = pytest.mark.skipif(ON_GPU, reason="FakeFa3 and the interpreter run on the CPU")
 
@@ -150,7 +147,7 @@ def test_over_992_requests_nothing_is_split_and_each_ctas_share_is_sorted_alone(
 def test_lengths_of_zero_alone_give_one_split_each(num_splits: int) -> None:
     facts = SchedulerFacts(5, 32, 8, 128, 1, 4096, SMS, page_size=16, num_splits=num_splits)
     scheduler = schedule(facts, np.zeros(5, int))
-    unsplit = plan_splits(replace(facts, num_splits=1), np.zeros(5, int)).words()
+    unsplit = words_of(plan_splits(replace(facts, num_splits=1), np.zeros(5, int)))
     assert scheduler.words.tolist() == unsplit.values.tolist()
 
 
@@ -178,7 +175,7 @@ def test_the_words_are_those_that_the_library_wrote() -> None:
     assert len(chosen) > (350 if ON_GPU else 200)
     for call, words in chosen:
         lens, _ = call.lengths()
-        written = plan_splits(call.facts, lens).words().why != PADDING
+        written = words_of(plan_splits(call.facts, lens)).why != PADDING
         mine = schedule(call.facts, lens).words.cpu().numpy()
         np.testing.assert_array_equal(mine[written], words[written], err_msg=str(call))
         assert not mine[~written].any()
@@ -302,14 +299,14 @@ def test_attention_takes_the_words_at_the_cap_that_they_were_made_for(fake_fa3) 
 
 @pytest.fixture
 def on_hopper() -> None:
-    reason = fa3.Fa3.unavailable()
+    reason = backends.unavailable("fa3")
     if reason:
         pytest.skip(reason)
 
 
 def assert_words_of_library(scheduler: SchedulerMetadata, lens: torch.Tensor) -> None:
     """The library's own words, but for the padding, which it leaves as it was."""
-    written = plan_splits(scheduler.facts, lens.cpu().numpy()).words().why != PADDING
+    written = words_of(plan_splits(scheduler.facts, lens.cpu().numpy())).why != PADDING
     theirs = precompute(scheduler.facts, lens).words.cpu().numpy()
     np.testing.assert_array_equal(scheduler.words.cpu().numpy()[written], theirs[written])
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from attnlib.core.backends import fa3
+from attnlib.core import backends
 from attnlib.kinds.mismatch import measure as mismatch
 from attnlib.kinds.mismatch.measure import MISMATCHES, run_one
 
@@ -85,7 +85,7 @@ def test_a_finite_but_wrong_output_is_wrong(fake_fa3, monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", NAMES)
 def test_on_a_gpu_the_guard_refuses_every_mismatch_and_costs_no_right_call(name):
-    if reason := fa3.Fa3.unavailable():
+    if reason := backends.unavailable("fa3"):
         pytest.skip(reason)
     found = run_one(name, guard=True)
     expected = "harmless" if name in HARMLESS else "refused by the guard"

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from attnlib.core.mla import MlaBatch
-from attnlib.core.mla_format import dequantize
 from attnlib.core.spec import MlaSpec
 from attnlib.kinds.call import Workload
 from attnlib.kinds.mla.case import MlaCase
+from attnlib.kinds.mla.format import dequantize
 from attnlib.kinds.mla.measure import MlaOracle, attend_mla, build_mla_workload
 
 FORMATS = ("bfloat16", "fp8-656")

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from attnlib.core.mla_format import quantize
 from attnlib.core.spec import MlaSpec
 from attnlib.kinds.cost import mla_cache_bytes, mla_cost
 from attnlib.kinds.lengths import sample_seq_lens
 from attnlib.kinds.mla import measure as mla_workload
 from attnlib.kinds.mla.case import MlaCase
+from attnlib.kinds.mla.format import quantize
 from attnlib.kinds.mla.measure import build_mla_workload, sample_chosen
 
 CASE = MlaCase(MlaSpec(2, 40, 16), 6, 90, "ragged", seed=4)

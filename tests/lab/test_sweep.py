@@ -94,8 +94,9 @@ def test_a_release_is_flashinfers_and_no_other_librarys(instant_cpu):
 
 def test_progress_ends_at_its_total(instant_cpu):
     seen = []
-    measure_missing(CPU, CHOICES, on_progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(0, 4), (1, 4), (2, 4), (3, 4), (4, 4)]
+    told = {"on_progress": lambda done, total: seen.append((done, total)), "on_end": seen.append}
+    Sweep(CPU, CHOICES, **told).run()
+    assert seen == [(0, 4), (1, 4), (2, 4), (3, 4), (4, 4), "Measured 4 items."]
 
 
 def test_a_record_says_the_call_that_measures_it_again():
@@ -113,7 +114,7 @@ def test_running_out_of_memory_is_a_record_and_no_error(faulty):
     assert record.status == "error" and "CUDA out of memory" in record.reason
 
 
-def test_stopping_kills_the_worker_and_leaves_whole_records(faulty):
+def test_stopping_kills_the_worker_leaves_whole_records_and_frees_the_gpu(faulty):
     measure_missing(CPU, ALONE)
     path = store.journal_path(STUDY, CPU.machine)
     before = path.read_bytes()
@@ -130,14 +131,7 @@ def test_stopping_kills_the_worker_and_leaves_whole_records(faulty):
     assert ended == ["Stopped. What was measured is kept; the rest is measured next time."]
     assert path.read_bytes() == before
     assert b"calls_per_sam" in store.torn_path(STUDY, CPU.machine).read_bytes()
-
-
-def test_after_a_stop_the_same_gpu_can_be_measured_on(faulty):
-    sweep = Sweep(CPU, replace(ALONE, page_size=HANGS), on_progress=print, on_end=print)
-    sweep.stop()
-    sweep.start()
-    assert sweep.wait(60)
-    assert measure_missing(CPU, ALONE) == 1
+    assert measure_missing(CPU, replace(ALONE, rounds=2)) == 1
 
 
 def test_what_goes_wrong_in_the_thread_is_told_and_not_raised(monkeypatch):

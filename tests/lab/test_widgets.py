@@ -14,6 +14,7 @@ pytest.importorskip("ipywidgets")
 from attnlib import explore, view
 from attnlib.lab import sources, widgets
 from attnlib.lab.sources import ThisGpu
+from attnlib.lab.view import look
 from attnlib.lab.widgets import CSS_CLASS, DESCRIPTIONS, Explorer
 from attnlib.studies import STUDIES
 from attnlib.studies.fa3_decode_regression.study import HEADLINE
@@ -63,13 +64,6 @@ def test_every_control_has_its_label_and_the_whole_has_its_class(published):
     assert CSS_CLASS in published._dom_classes
 
 
-def test_a_control_changes_the_view_and_the_call_that_it_shows(published):
-    published.controls["kv_len"].value = 4096
-    assert published.view.choices.kv_len == 4096
-    assert "kv_len=4096" in published.shown.value
-    assert repr(view(kv_len=4096)) == repr(published.view)
-
-
 def test_controls_offer_what_is_on_record_and_nothing_else(published):
     published.controls["release"].value = "0.7.2.post1"
     mine = [case for case in HEADLINE if case.spec.heads == "32/8" and case.spec.page_size == 16]
@@ -84,6 +78,12 @@ def test_a_choice_that_no_longer_holds_is_replaced_and_said(published):
     assert "batch 64 is not on record with these choices, 16 is shown." in published.shown.value
     published.controls["timer"].value = "eager"
     assert "is not on record" not in published.shown.value, "said once"
+    published.controls["records"].value = "auto_resolution"
+    assert published.view.choices.records == "auto_resolution"
+    published.controls["model"].value = "Qwen3-32B at TP 4"
+    assert published.view.choices.records == "fa3_decode_regression", "the first that has it"
+    said = "Study auto_resolution has no records on Qwen3-32B at TP 4."
+    assert said in published.shown.value
 
 
 def test_a_model_without_records_says_so_and_the_next_choice_works(published, monkeypatch):
@@ -95,15 +95,6 @@ def test_a_model_without_records_says_so_and_the_next_choice_works(published, mo
     assert "attnlib.view(" in published.shown.value
     published.controls["model"].value = "Qwen3-32B at TP 4"
     assert published.view.choices.case.spec.heads == "16/2"
-
-
-def test_a_study_that_the_next_model_lacks_is_replaced_and_said(published):
-    published.controls["records"].value = "auto_resolution"
-    assert published.view.choices.records == "auto_resolution"
-    published.controls["model"].value = "Qwen3-32B at TP 4"
-    assert published.view.choices.records == "fa3_decode_regression", "the first that has it"
-    said = "Study auto_resolution has no records on Qwen3-32B at TP 4."
-    assert said in published.shown.value
 
 
 def test_latent_attention_is_usable_as_soon_as_a_study_has_it(make_record, monkeypatch, replayed):
@@ -201,11 +192,13 @@ def test_on_a_gpu_it_opens_to_measure_there(instant_jobs, monkeypatch):
     assert "rounds=4" in explorer.shown.value
 
 
-def test_one_choice_draws_one_view(published, monkeypatch):
+def test_a_choice_draws_one_view_and_shows_its_call(published, monkeypatch):
     drawn = []
-    monkeypatch.setattr(widgets, "look", lambda *asked: drawn.append(asked) or view())
-    published.controls["release"].value = "0.7.2.post1"
-    assert len(drawn) == 1
+    monkeypatch.setattr(widgets, "look", lambda *asked: drawn.append(asked) or look(*asked))
+    published.controls["kv_len"].value = 4096
+    assert len(drawn) == 1 and published.view.choices.kv_len == 4096
+    assert "kv_len=4096" in published.shown.value
+    assert repr(view(kv_len=4096)) == repr(published.view)
 
 
 def test_measuring_fills_the_view_and_says_what_could_not_run():

@@ -9,7 +9,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from attnlib.report import build as html
-from attnlib.report import provenance, refresh
+from attnlib.report import provenance
 from attnlib.studies import claims
 
 GOOD = "import matplotlib.pyplot as plt\n_ = plt.plot([1, 2])\nplt.show()"
@@ -170,7 +170,7 @@ def test_a_write_that_breaks_off_leaves_the_old_report_and_nothing_else(tmp_path
     out.write_text("the old one")
     monkeypatch.setattr("os.replace", lambda *names: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
-        html.write_whole(out, "the new one")
+        html.write_whole(out, b"the new one")
     assert [path.read_text() for path in tmp_path.iterdir()] == ["the old one"]
 
 
@@ -190,14 +190,14 @@ def test_a_folder_without_notebooks_is_refused(tmp_path):
 
 
 def test_refresh_refuses_to_write_live_outputs(monkeypatch, tmp_path):
-    monkeypatch.setattr(refresh, "mode", lambda: "live")
+    monkeypatch.setattr(html, "mode", lambda: "live")
     with pytest.raises(RuntimeError, match="ATTNLIB_MODE=replay"):
-        refresh.refresh(tmp_path)
+        html.refresh(tmp_path)
 
 
 def test_the_readme_figure_is_drawn_from_the_committed_records(tmp_path):
-    refresh.draw_readme_figure(tmp_path / "figure.png")
-    assert (tmp_path / "figure.png").read_bytes() == refresh.README_FIGURE.read_bytes()
+    html.draw_readme_figure(tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").read_bytes() == html.README_FIGURE.read_bytes()
 
 
 def test_a_widget_leaves_what_it_shows_without_its_kernel(tmp_path):

@@ -75,30 +75,34 @@ def job_of(study: str, *head_dims: int) -> Job:
     return Job(study, 3, "cpu", "", tuple(item_of(head_dim) for head_dim in head_dims))
 
 
-def records_of(study: str) -> dict[Item, Record]:
-    """The study's records by item, whichever machine wrote them: dead workers leave that to us."""
+def records_of(study: str) -> dict[int, Record]:
+    """By head_dim, whichever machine wrote them: we write for dead workers."""
     found = [r for machine in store.machines(study) for r in store.read(study, machine)]
-    assert len({record.item for record in found}) == len(found)
-    return {record.item: record for record in found}
+    by_head_dim = {record.item.case.spec.head_dim: record for record in found}
+    assert len(by_head_dim) == len(found)
+    return by_head_dim
+
+
+def statuses_of(study: str) -> dict[int, str]:
+    return {head_dim: record.status for head_dim, record in records_of(study).items()}
 
 
 @dataclass
 class Run:
-    """A data folder of its own, the overlay with the faults, and what a job left behind."""
+    """The overlay with the faults, and what a job left behind."""
 
-    data: Path
     faults: Path
-    records: dict[Item, Record]
+    records: dict[int, Record]
     done: list[int]
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """One job with a good item before, between and after one that is killed and one that sleeps."""
-    found = Run(tmp_path_factory.mktemp("data"), tmp_path_factory.mktemp("faults"), {}, [])
+    found = Run(tmp_path_factory.mktemp("faults"), {}, [])
     (found.faults / "sitecustomize.py").write_text(FAULTS)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ATTNLIB_DATA", str(found.data))
+        patch.setenv("ATTNLIB_DATA", str(tmp_path_factory.mktemp("data")))
 
         def on_done(count: int) -> None:
             found.done.append(count)
@@ -111,70 +115,46 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         yield found
 
 
-def test_every_item_of_a_job_gets_one_record(run) -> None:
-    assert set(run.records) == {item_of(n) for n in (16, KILLED, 32, SLEEPS, 48)}
+def test_every_item_of_a_job_gets_one_record_and_good_ones_are_measured(run) -> None:
+    statuses = {head_dim: record.status for head_dim, record in run.records.items()}
+    assert statuses == {16: "ok", KILLED: "crashed", 32: "ok", SLEEPS: "timeout", 48: "ok"}
     assert {record.round for record in run.records.values()} == {3}
+    assert sum(run.done) == 5, "the dead ones are counted too"
 
 
-@pytest.mark.parametrize("head_dim", [16, 32, 48])
-def test_items_beside_a_fatal_one_are_measured(run, head_dim) -> None:
-    assert run.records[item_of(head_dim)].status == "ok"
-
-
-def test_a_killed_worker_costs_its_item_and_the_record_says_how_it_died(run) -> None:
-    record = run.records[item_of(KILLED)]
-    assert (record.status, record.run_us) == ("crashed", ())
-    assert record.reason.startswith("signal SIGKILL; last words of ")
-    assert record.reason.endswith("kernel.so")
-
-
-def test_a_record_of_a_death_names_no_folder_of_the_machine(run) -> None:
-    assert "/opt/engine" not in run.records[item_of(KILLED)].reason
-
-
-def test_an_item_that_gives_no_answer_times_out(run) -> None:
-    record = run.records[item_of(SLEEPS)]
-    assert (record.status, record.run_us) == ("timeout", ())
-    assert record.reason.startswith("timeout after 1 s")
-
-
-def test_a_record_of_a_death_names_machine_time_and_command(run) -> None:
-    record = run.records[item_of(KILLED)]
-    assert record.machine == MACHINE
-    assert record.command == "python -m attnlib measure demo"
-    assert record.started_at.endswith("+00:00")
-
-
-def test_progress_counts_every_item_once_the_dead_ones_too(run) -> None:
-    assert sum(run.done) == 5
+def test_a_record_of_a_death_says_how_and_names_machine_time_command_and_no_folder(run) -> None:
+    killed, slept = run.records[KILLED], run.records[SLEEPS]
+    assert killed.run_us == slept.run_us == ()
+    assert killed.reason == "signal SIGKILL; last words of kernel.so"
+    assert slept.reason.startswith("timeout after 1 s")
+    assert killed.machine == MACHINE
+    assert killed.command == "python -m attnlib measure demo"
+    assert killed.started_at.endswith("+00:00")
 
 
 def test_a_lost_context_costs_its_item_and_the_rest_goes_on_in_a_new_process(run) -> None:
     run_job(job_of("lost", CONTEXT_LOST, 16), MACHINE, run.faults)
-    found = {item.case.spec.head_dim: record.status for item, record in records_of("lost").items()}
-    assert found == {CONTEXT_LOST: "crashed", 16: "ok"}
+    assert statuses_of("lost") == {CONTEXT_LOST: "crashed", 16: "ok"}
 
 
 def test_running_out_of_memory_costs_its_item_and_not_even_the_process(run, monkeypatch) -> None:
     started = []
-    popen = jobs.subprocess.Popen
+    popen = subprocess.Popen
     monkeypatch.setattr(
         jobs.subprocess, "Popen", lambda *a, **k: started.append(a) or popen(*a, **k)
     )
     run_job(job_of("memory", 16, OUT_OF_MEMORY, 32), MACHINE, run.faults)
-    found = {item.case.spec.head_dim: record for item, record in records_of("memory").items()}
-    statuses = {head_dim: record.status for head_dim, record in found.items()}
-    assert statuses == {16: "ok", OUT_OF_MEMORY: "error", 32: "ok"}
-    assert found[OUT_OF_MEMORY].reason.startswith("OutOfMemoryError: CUDA out of memory. Tried")
+    assert statuses_of("memory") == {16: "ok", OUT_OF_MEMORY: "error", 32: "ok"}
+    reason = records_of("memory")[OUT_OF_MEMORY].reason
+    assert reason.startswith("OutOfMemoryError: CUDA out of memory. Tried")
     assert len(started) == 1
 
 
 def test_a_worker_killed_while_it_writes_costs_its_item_and_no_other(run) -> None:
-    (machine,) = {record.machine_slug for record in run.records.values() if record.status == "ok"}
+    machine = run.records[16].machine_slug
     here = {**MACHINE, "cpu": machine.removeprefix("cpu-")}
     run_job(job_of("torn", 16, TORN, 32), here, run.faults)
-    found = {item.case.spec.head_dim: record.status for item, record in records_of("torn").items()}
-    assert found == {16: "ok", TORN: "crashed", 32: "ok"}
+    assert statuses_of("torn") == {16: "ok", TORN: "crashed", 32: "ok"}
     assert b"calls_per_sam" in store.torn_path("torn", machine).read_bytes()
 
 
@@ -183,10 +163,7 @@ def test_a_stop_kills_the_worker_and_leaves_its_item_without_a_record(run) -> No
     watch = Watch(done.append, stop=lambda: bool(sum(done)))
     with pytest.raises(StoppedError):
         run_job(job_of("stopped", 16, SLEEPS, 32), MACHINE, run.faults, watch)
-    found = {
-        item.case.spec.head_dim: record.status for item, record in records_of("stopped").items()
-    }
-    assert found == {16: "ok"}
+    assert statuses_of("stopped") == {16: "ok"}
 
 
 SWEEP = """
@@ -216,7 +193,7 @@ def test_a_worker_does_not_outlive_the_sweep_that_started_it(run, data) -> None:
     sweep.wait()
     assert select.select([alive], [], [], 20.0)[0] and os.read(alive, 1) == b""
     os.close(alive)
-    assert [record.status for record in records_of("orphan").values()] == ["ok"]
+    assert statuses_of("orphan") == {16: "ok"}
 
 
 def test_a_worker_that_cannot_even_start_is_an_error_and_no_record(tmp_path) -> None:
@@ -231,14 +208,6 @@ def test_a_job_without_items_starts_no_process(monkeypatch) -> None:
     run_job(job_of("demo"), MACHINE, None)
 
 
-def test_a_job_keeps_what_it_is_when_items_are_taken_out() -> None:
-    job = job_of("demo", 16, 32)
-    assert job.with_items(job.items[1:]) == replace(job, items=(item_of(32),))
-
-
-def test_the_command_of_a_record_quotes_the_studys_name() -> None:
+def test_the_command_of_a_record_is_the_jobs_own_or_quotes_the_studys_name() -> None:
     assert repeat_command(job_of("a b")) == "python -m attnlib measure 'a b'"
-
-
-def test_a_job_may_bring_the_command_that_repeats_it() -> None:
     assert repeat_command(replace(job_of("a"), command="make a")) == "make a"

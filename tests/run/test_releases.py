@@ -1,4 +1,4 @@
-"""Overlays: a release in a folder of its own, complete or not there at all. No network."""
+"""Releases: which there are, and each in a folder of its own or not there at all. No network."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from attnlib.run import releases
-from attnlib.run.releases import overlay_for, parse_overlay
+from attnlib.run.releases import available_releases, overlay_for, parse_overlay
+
+PACKAGE = "flashinfer-python"
 
 
 @pytest.fixture(autouse=True)
@@ -63,19 +65,14 @@ def build_wheel(folder: Path, name: str, version: str) -> None:
             wheel.writestr(path, text)
 
 
+@pytest.mark.parametrize("name", ["old", "a=b", "a==b", "with space"])
 def test_a_folder_given_by_hand_is_parsed_to_its_requirement_and_full_path(
-    tmp_path, monkeypatch
+    tmp_path, monkeypatch, name
 ) -> None:
-    hand_made(tmp_path / "old", "attnlib-probe", "1.0")
+    hand_made(tmp_path / name, "attnlib-probe", "1.0")
     monkeypatch.chdir(tmp_path)
-    found = parse_overlay("attnlib-probe==1.0=old")
-    assert found == ("attnlib-probe==1.0", tmp_path / "old")
-
-
-@pytest.mark.parametrize("name", ["a=b", "a==b", "with space"])
-def test_a_folder_given_by_hand_may_have_any_name(tmp_path, name) -> None:
-    folder = hand_made(tmp_path / name, "attnlib-probe", "1.0")
-    assert parse_overlay(f"attnlib-probe==1.0={folder}") == ("attnlib-probe==1.0", folder)
+    found = parse_overlay(f"attnlib-probe==1.0={name}")
+    assert found == ("attnlib-probe==1.0", tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -87,26 +84,24 @@ def test_what_is_no_overlay_is_refused_with_the_form_it_must_have(argument) -> N
         parse_overlay(argument)
 
 
-def test_a_folder_with_another_release_is_refused_naming_what_it_has(tmp_path) -> None:
-    folder = hand_made(tmp_path / "old", "attnlib-probe", "2.0")
-    words = r"must hold attnlib-probe 1\.0, it has .*attnlib-probe.*2\.0"
+@pytest.mark.parametrize(
+    ("made", "has"),
+    [
+        (lambda folder: hand_made(folder, "attnlib-probe", "2.0"), r".*attnlib-probe.*2\.0"),
+        (lambda folder: folder.mkdir(), r"\{\}"),
+        (lambda folder: None, r"\{\}"),
+        (lambda folder: (folder / "attnlib_probe-1.0.dist-info").mkdir(parents=True), ""),
+    ],
+    ids=["another release", "empty", "missing", "lost its metadata"],
+)
+def test_a_folder_without_the_release_is_refused_naming_what_it_has(tmp_path, made, has) -> None:
+    folder = tmp_path / "old"
+    made(folder)
+    words = rf"old must hold attnlib-probe 1\.0, it has {has}"
     with pytest.raises(ValueError, match=words):
         parse_overlay(f"attnlib-probe==1.0={folder}")
     with pytest.raises(ValueError, match=words):
         overlay_for("attnlib-probe", "1.0", {"attnlib-probe==1.0": folder})
-
-
-@pytest.mark.parametrize("name", ["empty", "missing"])
-def test_a_folder_without_any_package_is_refused(tmp_path, name) -> None:
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=rf"{name} must hold attnlib-probe 1\.0, it has \{{\}}"):
-        parse_overlay(f"attnlib-probe==1.0={tmp_path / name}")
-
-
-def test_a_folder_with_a_package_that_lost_its_metadata_is_refused(tmp_path) -> None:
-    (tmp_path / "old" / "attnlib_probe-1.0.dist-info").mkdir(parents=True)
-    with pytest.raises(ValueError, match=r"must hold attnlib-probe 1\.0"):
-        parse_overlay(f"attnlib-probe==1.0={tmp_path / 'old'}")
 
 
 def test_a_folder_given_by_hand_is_used_as_it_is(tmp_path, root) -> None:
@@ -167,3 +162,69 @@ def test_a_wheel_is_installed_once_with_its_companion(wheels, root, monkeypatch)
     assert list(root.iterdir()) == [folder]
     monkeypatch.setattr(releases.subprocess, "run", lambda *a, **k: pytest.fail("installed again"))
     assert overlay_for("attnlib-probe", "1.0") == folder
+
+
+# Which there are
+
+
+def name_wheel(folder: Path, version: str, tag: str = "py3-none-any") -> None:
+    (folder / f"flashinfer_python-{version}-{tag}.whl").touch()
+
+
+@pytest.fixture
+def named_wheels(wheels, monkeypatch) -> Path:
+    """The folder of wheels, without an index or a release of the environment."""
+    monkeypatch.setattr(releases, "installed_release", lambda package: "")
+    monkeypatch.setattr(releases, "index_releases", lambda package: pytest.fail("index asked"))
+    return wheels
+
+
+def test_releases_are_read_from_the_names_of_wheels_in_the_order_of_versions(named_wheels) -> None:
+    for version in ("0.10.0", "0.6.3", "0.7.2.post1", "0.7.2", "0.7.2rc1"):
+        name_wheel(named_wheels, version)
+    (named_wheels / "apache_tvm_ffi-0.1-py3-none-any.whl").touch()
+    (named_wheels / "notes.txt").touch()
+    assert available_releases(PACKAGE) == ["0.6.3", "0.7.2", "0.7.2.post1", "0.10.0"]
+    assert "0.7.2rc1" in available_releases(PACKAGE, early=True)
+
+
+@pytest.mark.parametrize("tag", ["cp27-cp27m-win32", "py3-none-macosx_11_0_arm64"])
+def test_a_wheel_for_another_machine_is_refused_unless_one_for_this_stands_by(
+    named_wheels, tag
+) -> None:
+    name_wheel(named_wheels, "0.6.3", tag)
+    with pytest.raises(ValueError, match=f"for this Python and platform, got .*0.6.3-{tag}"):
+        available_releases(PACKAGE)
+    name_wheel(named_wheels, "0.6.3")
+    assert available_releases(PACKAGE) == ["0.6.3"]
+
+
+def test_overlays_stand_beside_wheels_and_the_environments_release(
+    named_wheels, monkeypatch
+) -> None:
+    name_wheel(named_wheels, "0.6.1")
+    monkeypatch.setattr(releases, "installed_release", lambda package: "0.7.2")
+    given = [f"{PACKAGE}==0.6.3", f"{PACKAGE}==0.6.4rc1"]
+    assert available_releases(PACKAGE, given) == ["0.6.1", "0.6.3", "0.6.4rc1", "0.7.2"]
+    monkeypatch.delenv("ATTNLIB_WHEELS")
+    assert available_releases(PACKAGE, given) == ["0.6.3", "0.6.4rc1", "0.7.2"]
+
+
+def test_what_pip_prints_is_parsed_to_releases_oldest_first() -> None:
+    text = (
+        "flashinfer-python (0.7.2.post1)\n"
+        "Available versions: 0.7.2.post1, 0.7.2, 0.7.2rc1, 0.6.10, 0.6.3\n"
+        "  INSTALLED: 0.7.2.post1\n  LATEST:    0.7.2.post1\n"
+    )
+    assert releases.parse_index(text) == ["0.6.3", "0.6.10", "0.7.2rc1", "0.7.2", "0.7.2.post1"]
+
+
+@pytest.mark.parametrize(
+    ("code", "out", "words"),
+    [(1, "", "could not list .*: ERROR: no such thing"), (0, "odd", "got 'odd'")],
+)
+def test_an_index_that_does_not_answer_is_told_in_pips_words(code, out, words, monkeypatch) -> None:
+    done = subprocess.CompletedProcess([], code, out, "ERROR: no\n such thing\n")
+    monkeypatch.setattr(releases.subprocess, "run", lambda *a, **k: done)
+    with pytest.raises(RuntimeError, match=words):
+        releases.index_releases(PACKAGE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from attnlib.core.backends import TABLE
 from attnlib.core.backends.sdpa import Sdpa
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.cost import decode_cost
-from attnlib.kinds.decode import measure as decode
 from attnlib.kinds.decode.case import DecodeCase
+from attnlib.kinds.decode.measure import DecodeSubject, build_workload
 from attnlib.kinds.item import Item
 from attnlib.measure.timer import PLAN_SAMPLES
 from attnlib.run import store, worker
@@ -42,10 +43,7 @@ def sdpa_gives(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
 
 
 def sdpa_raises(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    def fail(*_: Any) -> None:
-        raise error
-
-    monkeypatch.setattr(Sdpa, "run", fail)
+    monkeypatch.setattr(Sdpa, "run", lambda *_: (_ for _ in ()).throw(error))
 
 
 def job_file(folder: Path, items: list[Item]) -> Path:
@@ -61,6 +59,7 @@ def test_a_right_output_gets_times_an_oracle_and_a_pedigree() -> None:
     assert (record.study, record.round, record.item) == ("demo", 2, ITEM)
     assert len(record.run_us) == len(record.plan_us) == PLAN_SAMPLES
     assert 0 < record.oracle_error <= record.oracle_budget
+    assert record.oracle_error == measure().oracle_error, "another worker sees the same"
     assert record.oracle_rows == 3 * 4
     assert record.work_per_call == decode_cost(CASE).io_bytes
     assert (record.reported_backend, record.kernel_family, record.kernels) == ("sdpa", "", ())
@@ -68,10 +67,6 @@ def test_a_right_output_gets_times_an_oracle_and_a_pedigree() -> None:
     assert record.machine["gpu_id"] == "cpu"
     assert record.command == "repeat me"
     assert record.started_at.endswith("+00:00")
-
-
-def test_two_workers_see_the_same_error_in_the_same_case() -> None:
-    assert measure().oracle_error == measure().oracle_error
 
 
 def test_a_wrong_output_is_incorrect_and_has_no_times(monkeypatch) -> None:
@@ -90,26 +85,21 @@ def test_an_output_of_nan_is_incorrect_and_can_be_written_down(monkeypatch) -> N
     assert Record.from_json(record.to_json()) == record
 
 
-def test_an_exception_of_the_backend_is_an_error_with_its_type_and_words(monkeypatch) -> None:
-    sdpa_raises(monkeypatch, TypeError("plan() got an unexpected keyword"))
+@pytest.mark.parametrize(
+    ("error", "status", "reason"),
+    [
+        (TypeError("plan() got an odd keyword"), "error", "TypeError: plan() got an odd keyword"),
+        (OSError("no\n  '/opt/engine/lib/kernel.so'"), "error", "OSError: no 'kernel.so'"),
+        (RuntimeError("CUDA error: lost"), "crashed", "RuntimeError: CUDA error: lost"),
+    ],
+    ids=["an error", "one line without folders", "a lost CUDA context"],
+)
+def test_an_exception_of_the_backend_has_its_type_and_words(
+    monkeypatch, error, status, reason
+) -> None:
+    sdpa_raises(monkeypatch, error)
     record = measure()
-    assert record.status == "error"
-    assert record.reason == "TypeError: plan() got an unexpected keyword"
-
-
-def test_the_words_of_an_error_are_one_line_without_folders_of_the_machine(monkeypatch) -> None:
-    sdpa_raises(monkeypatch, OSError("cannot open\n  '/opt/engine/lib/kernel.so'"))
-    assert measure().reason == "OSError: cannot open 'kernel.so'"
-
-
-def test_a_lost_cuda_context_is_a_crash(monkeypatch) -> None:
-    sdpa_raises(monkeypatch, RuntimeError("CUDA error: an illegal memory access was encountered"))
-    assert measure().status == "crashed"
-
-
-def test_the_words_of_an_error_are_told_once(monkeypatch) -> None:
-    sdpa_raises(monkeypatch, RuntimeError("CUDA error: an illegal memory access was encountered"))
-    assert measure().reason.count("illegal memory access") == 1
+    assert (record.status, record.reason, record.run_us) == (status, reason, ())
 
 
 def test_a_compilers_complaint_is_told_however_long_its_command_line(monkeypatch) -> None:
@@ -121,42 +111,34 @@ def test_a_compilers_complaint_is_told_however_long_its_command_line(monkeypatch
     assert len(reason) < 1000
 
 
-def test_a_spec_that_the_backend_cannot_run_is_refused_with_the_reason() -> None:
-    record = measure(with_spec(kv_dtype="float8_e4m3fn"))
-    assert record.status == "refused"
-    assert record.reason == "SDPA takes no FP8 tensors, got bfloat16/float8_e4m3fn"
+FP8 = {"kv_dtype": "float8_e4m3fn"}
+LONG = replace(ITEM, case=replace(CASE, kv_len=2**26, lengths="fixed"))
 
 
-def test_a_backend_that_cannot_run_here_is_refused_with_the_reason(without_gpu) -> None:
-    record = measure(replace(ITEM, backend="flashinfer-fa2"))
-    assert record.status == "refused"
-    assert "not installed" in record.reason or "needs a CUDA GPU" in record.reason
-
-
-def test_a_case_that_cannot_fit_is_refused_before_it_is_built(monkeypatch) -> None:
-    monkeypatch.setattr(decode, "build_workload", lambda *a, **k: pytest.fail("was built"))
-    record = measure(replace(ITEM, case=replace(CASE, kv_len=2**26, lengths="fixed")))
-    assert record.status == "refused"
-    assert record.reason == "KV needs 24.0 GiB, limit 3.0 GiB"
-
-
-def test_an_unknown_backend_and_timer_are_errors_that_list_the_known_ones() -> None:
-    assert "one of sdpa, flashinfer-auto" in measure(replace(ITEM, backend="fa9")).reason
-    record = measure(replace(ITEM, timer="cupti"))
-    assert (record.status, record.run_us) == ("error", ())
-    assert "one of graph, graph-cold, eager, profiler, host" in record.reason
-
-
-def test_a_timer_that_needs_a_gpu_is_not_replaced_by_another(without_gpu) -> None:
-    record = measure(replace(ITEM, timer="graph"))
-    assert record.status == "error"
-    assert "timer 'graph' needs a CUDA GPU" in record.reason
-
-
-def test_another_release_than_asked_for_is_never_measured() -> None:
-    record = measure(replace(ITEM, release="0.0.1"))
-    assert (record.status, record.run_us) == ("error", ())
-    assert f"release must be torch 0.0.1, imported was {torch.__version__}" in record.reason
+@pytest.mark.parametrize(
+    ("item", "status", "words"),
+    [
+        (with_spec(**FP8), "refused", r"SDPA takes no FP8 tensors, got bfloat16/float8_e4m3fn$"),
+        (replace(ITEM, backend="flashinfer-fa2"), "refused", "not installed|needs a CUDA GPU"),
+        (LONG, "refused", r"KV needs 24\.0 GiB, limit 3\.0 GiB$"),
+        (replace(ITEM, backend="fa9"), "error", "one of sdpa, flashinfer-auto"),
+        (replace(ITEM, timer="cupti"), "error", "one of graph, graph-cold, eager, profiler, host"),
+        (replace(ITEM, timer="graph"), "error", "timer 'graph' needs a CUDA GPU"),
+        (
+            replace(ITEM, release="0.0.1"),
+            "error",
+            rf"release must be torch 0\.0\.1, imported was {re.escape(torch.__version__)}",
+        ),
+    ],
+)
+def test_what_cannot_be_measured_as_asked_is_never_replaced(
+    without_gpu, monkeypatch, item, status, words
+) -> None:
+    if item == LONG:
+        monkeypatch.setattr(DecodeSubject, "build", lambda *a, **k: pytest.fail("was built"))
+    record = measure(item)
+    assert (record.status, record.run_us) == (status, ())
+    assert re.search(words, record.reason)
 
 
 def test_the_release_asked_for_is_measured() -> None:
@@ -172,10 +154,12 @@ def test_a_kernel_family_that_was_pinned_and_did_not_run_gets_no_time(monkeypatc
 
 def test_neighbours_of_one_case_share_its_tensors(monkeypatch) -> None:
     built: list[DecodeCase] = []
-    build = decode.build_workload
-    monkeypatch.setattr(
-        decode, "build_workload", lambda case, **to: built.append(case) or build(case, **to)
-    )
+
+    def build(case: DecodeCase, **to: str) -> object:
+        built.append(case)
+        return build_workload(case, **to)
+
+    monkeypatch.setattr(DecodeSubject, "build", staticmethod(build))
     own, other = Worker(JOB), with_spec(head_dim=32)
     statuses = [own.measure(item).status for item in (ITEM, ITEM, other, ITEM)]
     assert statuses == ["ok"] * 4

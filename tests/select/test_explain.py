@@ -9,7 +9,7 @@ import pytest
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.extend import case as extend_case
 from attnlib.run import store
-from attnlib.select import GPUS, LIBRARIES, MODES, Call, UnknownFactError, explain
+from attnlib.select import LIBRARIES, MODES, Call, UnknownFactError, explain
 from attnlib.studies.fa3_decode_regression.study import REFERENCE_MACHINE
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "records"
@@ -21,6 +21,8 @@ LATENT = AttnSpec(128, 1, 576, 64)
 AFFECTED = ("0.6.0", "0.6.1", "0.6.2", "0.6.3")
 HEALTHY = ("0.2.0.post1", "0.5.3", "0.6.4", "0.6.13", "0.7.0", "0.7.2.post1")
 STEP = Call(kv_lens=(8192,) * 16)
+NO_CALL = Call()
+VLLM, SPARSE = ("vllm==0.33.0", "auto"), {"topk": 2048}
 
 
 def auto(spec, release, gpu="sm90", mode="decode", **more):
@@ -34,34 +36,31 @@ def engine(library, spec, gpu, mode="decode", policy="auto", **call):
 
 # FlashInfer's auto
 
+MASKED = Call(custom_mask=True)
+CUDA_CORES = Call(tensor_cores=False)
 
-@pytest.mark.parametrize("release", AFFECTED)
-def test_sixteen_bit_decode_on_hopper_is_fa3_in_the_affected_releases(release):
-    assert auto(BF16, release).backend == "fa3"
-
-
-@pytest.mark.parametrize("release", HEALTHY)
-def test_sixteen_bit_decode_on_hopper_is_fa2_in_every_other_release(release):
-    assert auto(BF16, release).backend == "fa2"
-
-
-@pytest.mark.parametrize("release", (*AFFECTED, *HEALTHY))
-@pytest.mark.parametrize("gpu", [gpu for gpu in GPUS if gpu != "sm90"])
-@pytest.mark.parametrize("spec", [BF16, FP8_BOTH, FP8_CACHE])
-def test_no_gpu_but_hopper_ever_gets_fa3_for_decode(release, gpu, spec):
-    assert auto(spec, release, gpu).backend == "fa2"
-
-
-@pytest.mark.parametrize(
-    ("release", "backend"), [("0.5.3", "fa2"), ("0.6.3", "fa3"), ("0.7.1", "fa3")]
-)
-def test_fp8_queries_on_hopper_keep_fa3_after_the_fix(release, backend):
-    assert auto(FP8_BOTH, release).backend == backend
+PICKS = [
+    # 16-bit decode on Hopper is fa3 in the affected releases, and fa2 in every other one.
+    *(("decode", BF16, "sm90", release, NO_CALL, "fa3") for release in AFFECTED),
+    *(("decode", BF16, "sm90", release, NO_CALL, "fa2") for release in HEALTHY),
+    # FP8 queries keep fa3 after the fix; an FP8 cache with a 16-bit query left it.
+    ("decode", FP8_BOTH, "sm90", "0.7.1", NO_CALL, "fa3"),
+    ("decode", FP8_CACHE, "sm90", "0.6.3", NO_CALL, "fa3"),
+    ("decode", FP8_CACHE, "sm90", "0.6.4", NO_CALL, "fa2"),
+    # Without tensor cores, backend= does not matter.
+    ("decode", BF16, "sm90", "0.2.0.post1", CUDA_CORES, "cuda-cores"),
+    ("decode", BF16, "sm90", "0.6.3", CUDA_CORES, "cuda-cores"),
+    ("decode", BF16, "sm90", "0.7.2.post1", CUDA_CORES, "cuda-cores"),
+    # A custom mask keeps verify on fa2.
+    ("target_verify", BF16, "sm90", "0.7.2.post1", NO_CALL, "fa3"),
+    ("target_verify", BF16, "sm90", "0.7.2.post1", MASKED, "fa2"),
+]
+"""What test_features holds too, for all libraries, GPUs, modes and dtypes, is said here once."""
 
 
-@pytest.mark.parametrize(("release", "backend"), [("0.6.3", "fa3"), ("0.6.4", "fa2")])
-def test_an_fp8_cache_with_a_16_bit_query_left_fa3_in_0_6_4(release, backend):
-    assert auto(FP8_CACHE, release).backend == backend
+@pytest.mark.parametrize(("mode", "spec", "gpu", "release", "call", "backend"), PICKS)
+def test_flashinfers_auto_picks_what_its_release_says(mode, spec, gpu, release, call, backend):
+    assert auto(spec, release, gpu, mode, call=call).backend == backend
 
 
 def test_a_pick_that_cannot_run_says_so_and_is_not_replaced():
@@ -71,61 +70,11 @@ def test_a_pick_that_cannot_run_says_so_and_is_not_replaced():
     assert not auto(FP8_CACHE, "0.6.4").problem
 
 
-@pytest.mark.parametrize("release", ["0.2.0.post1", "0.6.3", "0.7.2.post1"])
-def test_without_tensor_cores_backend_does_not_matter(release):
-    choice = auto(BF16, release, call=Call(tensor_cores=False))
-    assert choice.backend == "cuda-cores"
-
-
-@pytest.mark.parametrize(
-    ("release", "backend"), [("0.2.0.post1", "fa3"), ("0.6.4", "fa3"), ("0.7.2.post1", "fa3")]
-)
-def test_prefill_on_hopper_is_fa3_in_every_release(release, backend):
-    assert auto(BF16, release, mode="prefill_paged").backend == backend
-
-
-def test_a_custom_mask_keeps_verify_on_fa2():
-    masked = Call(custom_mask=True)
-    assert auto(BF16, "0.7.2.post1", mode="target_verify", call=masked).backend == "fa2"
-
-
 def test_the_verify_kernel_that_hides_behind_fa2_is_told_of():
     spec = AttnSpec(4, 1, 256, 1, "bfloat16", FP8)
-    choice = auto(spec, "0.7.2.post1", mode="target_verify", call=Call(custom_mask=True))
+    choice = auto(spec, "0.7.2.post1", mode="target_verify", call=MASKED)
     assert choice.backend == "fa2"
     assert "eagle_verify_fp8kv_sm90" in choice.decided_by.why
-
-
-@pytest.mark.parametrize(
-    ("gpu", "release", "backend"),
-    [
-        ("sm100", "0.7.0", "fa2"),
-        ("sm100", "0.7.1", "cudnn"),
-        ("sm103", "0.7.1", "cudnn"),
-        ("sm120", "0.7.1", "fa2"),
-        ("sm90", "0.7.1", "fa3"),
-    ],
-)
-def test_ragged_prefill_on_blackwell_walks_cudnn_and_cutlass_from_0_7_1(gpu, release, backend):
-    call = Call(kv_lens=(2048,) * 4)
-    assert auto(BF16, release, gpu, "prefill_ragged", call=call).backend == backend
-
-
-@pytest.mark.parametrize(
-    ("gpu", "release", "backend"),
-    [
-        ("sm90", "0.2.2", "fa3"),
-        ("sm80", "0.7.0", "fa2"),
-        ("sm100", "0.7.0", "fa2"),
-        ("sm100", "0.7.1", "trtllm-gen"),
-        ("sm103", "0.7.1", "fa2"),
-        ("sm103", "0.7.2", "trtllm-gen"),
-        ("sm120", "0.7.2", "fa2"),
-    ],
-)
-def test_mla_is_chosen_by_gpu_and_from_0_7_1_by_work(gpu, release, backend):
-    call = Call(kv_lens=STEP.kv_lens, causal=False)
-    assert auto(LATENT, release, gpu, "mla", call=call).backend == backend
 
 
 def test_an_order_falls_through_to_the_next_that_can_and_says_who_could_not():
@@ -142,112 +91,68 @@ def test_a_rule_that_asks_for_lengths_says_how_to_give_them():
 
 # Engines
 
+OLD_SGLANG, NEW_SGLANG = ("flashinfer==0.6.1", "sglang<0.5.9"), ("flashinfer==0.6.3", "sglang")
+MINI = ("flashinfer==0.6.3", "mini-sglang")
+SMALL_PAGES = AttnSpec(128, 1, 576, 16, "bfloat16", FP8)
+GROUPS = {(8, 8): "cuda-cores", (24, 8): "cuda-cores", (32, 8): "fa2", (56, 8): "fa2"}
+NO_FLAGS: dict[str, object] = {}
 
-def test_sglang_pins_fa2_since_0_5_9_and_left_decode_to_auto_before():
-    before = engine("flashinfer==0.6.1", BF16, "sm90", policy="sglang<0.5.9")
-    since = engine("flashinfer==0.6.3", BF16, "sm90", policy="sglang")
-    assert (before.backend, since.backend) == ("fa3", "fa2")
-    assert since.decided_by.source == "SGLang #18364"
+KERNELS = [
+    # SGLang pins fa2 since 0.5.9, and left decode and verify to auto before.
+    (*OLD_SGLANG, BF16, "sm90", "decode", NO_FLAGS, "fa3"),
+    (*NEW_SGLANG, BF16, "sm90", "decode", NO_FLAGS, "fa2"),
+    (*OLD_SGLANG, BF16, "sm90", "target_verify", NO_FLAGS, "fa3"),
+    (*NEW_SGLANG, BF16, "sm90", "target_verify", NO_FLAGS, "fa2"),
+    *(
+        (*OLD_SGLANG, BF16, "sm90", mode, NO_FLAGS, "fa2")
+        for mode in ("prefill_paged", "draft_extend", "dllm_extend")
+    ),
+    # Tensor cores begin at four query heads per KV head; SGLang uses them for every FP8 cache.
+    *(
+        (*policy, AttnSpec(*heads, 128, 16), "sm90", "decode", NO_FLAGS, kernel)
+        for policy in (NEW_SGLANG, MINI)
+        for heads, kernel in GROUPS.items()
+    ),
+    (*NEW_SGLANG, AttnSpec(8, 8, 128, 16, "bfloat16", FP8), "sm90", "decode", NO_FLAGS, "fa2"),
+    # SGLang chooses by GPU, and FlashInfer within by its pins.
+    ("sglang==0.5.23", "auto", BF16, "sm80", "decode", NO_FLAGS, "flashinfer fa2"),
+    # Speculation with branches sends SGLang on Hopper to FlashInfer.
+    ("sglang==0.5.23", "auto", BF16, "sm90", "decode", {"eagle_topk": 4}, "flashinfer fa2"),
+    # vLLM takes the first of its list that passes its checks.
+    (*VLLM, LATENT, "sm90", "mla", NO_FLAGS, "FLASH_ATTN_MLA"),
+    (*VLLM, AttnSpec(128, 1, 512, 64), "sm90", "sparse_mla", SPARSE, "FLASHINFER_MLA_SPARSE_SM90"),
+    (*VLLM, LATENT, "sm80", "sparse_mla", SPARSE, ""),
+    # It orders sparse MLA over a 16-bit cache on Blackwell by heads.
+    (*VLLM, AttnSpec(16, 1, 576, 64), "sm100", "sparse_mla", SPARSE, "FLASH_ATTN_MLA_SPARSE_FA4"),
+    (*VLLM, AttnSpec(32, 1, 576, 64), "sm100", "sparse_mla", SPARSE, "FLASHMLA_SPARSE"),
+    # A block size of the user's can cost it a better backend.
+    (*VLLM, SMALL_PAGES, "sm90", "mla", NO_FLAGS, "FLASHMLA"),
+    (*VLLM, SMALL_PAGES, "sm90", "mla", {"pinned_page": True}, "TRITON_MLA"),
+    # Without NVIDIA's cubins its FlashInfer falls back to auto.
+    (*VLLM, FP8_CACHE, "sm120", "decode", NO_FLAGS, "FLASHINFER xqa"),
+    (*VLLM, FP8_CACHE, "sm120", "decode", {"cubins": False}, "FLASHINFER fa2"),
+]
 
 
-@pytest.mark.parametrize("mode", ["prefill_paged", "draft_extend", "dllm_extend"])
-def test_sglang_pinned_its_other_wrappers_already(mode):
-    assert engine("flashinfer==0.6.1", BF16, "sm90", mode, "sglang<0.5.9").backend == "fa2"
+@pytest.mark.parametrize(("library", "policy", "spec", "gpu", "mode", "call", "chosen"), KERNELS)
+def test_an_engine_runs_what_its_rules_say(library, policy, spec, gpu, mode, call, chosen):
+    choice = engine(library, spec, gpu, mode, policy, **call)
+    names = (choice.backend, choice.kernel) if choice.inner else (choice.backend,)
+    assert " ".join(names) == chosen
 
 
-def test_sglang_left_verify_to_auto_until_0_5_8():
-    assert (
-        engine("flashinfer==0.6.1", BF16, "sm90", "target_verify", "sglang<0.5.9").backend == "fa3"
+def test_the_row_that_pins_sglang_to_fa2_names_its_pull_request():
+    assert engine("flashinfer==0.6.3", BF16, "sm90", policy="sglang").decided_by.source == (
+        "SGLang #18364"
     )
-    assert engine("flashinfer==0.6.3", BF16, "sm90", "target_verify", "sglang").backend == "fa2"
-
-
-@pytest.mark.parametrize("policy", ["sglang", "mini-sglang"])
-@pytest.mark.parametrize(
-    ("heads", "kernel"),
-    [((8, 8), "cuda-cores"), ((24, 8), "cuda-cores"), ((32, 8), "fa2"), ((56, 8), "fa2")],
-)
-def test_tensor_cores_begin_at_four_query_heads_a_kv_head(policy, heads, kernel):
-    spec = AttnSpec(*heads, 128, 16)
-    assert engine("flashinfer==0.6.3", spec, "sm90", policy=policy).kernel == kernel
-
-
-def test_sglang_uses_tensor_cores_for_every_fp8_cache():
-    spec = AttnSpec(8, 8, 128, 16, "bfloat16", FP8)
-    assert engine("flashinfer==0.6.3", spec, "sm90", policy="sglang").backend == "fa2"
-
-
-@pytest.mark.parametrize(
-    ("gpu", "backend", "kernel"),
-    [
-        ("sm80", "flashinfer", "fa2"),
-        ("sm90", "fa3", "fa3"),
-        ("sm100", "trtllm_mha", "trtllm_mha"),
-        ("sm120", "flashinfer", "fa2"),
-    ],
-)
-def test_sglang_chooses_by_gpu_and_flashinfer_within_by_its_pins(gpu, backend, kernel):
-    choice = engine("sglang==0.5.23", BF16, gpu)
-    assert (choice.backend, choice.kernel) == (backend, kernel)
-
-
-def test_speculation_with_branches_sends_sglang_on_hopper_to_flashinfer():
-    assert engine("sglang==0.5.23", BF16, "sm90", eagle_topk=4).backend == "flashinfer"
-
-
-def test_mini_sglang_takes_consumer_blackwell_for_a_datacenter_gpu():
-    assert engine("mini-sglang", BF16, "sm120").backend == "trtllm"
-    assert engine("mini-sglang", BF16, "sm90", "prefill_paged").backend == "fa"
-    assert engine("mini-sglang", BF16, "sm90").kernel == "fa2"
 
 
 @pytest.mark.parametrize("heads", [16, 32, 64, 128])
 def test_vllm_puts_flashinfer_sparse_mla_first_for_an_fp8_cache_on_blackwell(heads):
     spec = AttnSpec(heads, 1, 576, 64, "bfloat16", FP8)
-    choice = engine("vllm==0.33.0", spec, "sm100", "sparse_mla", topk=2048)
+    choice = engine("vllm==0.33.0", spec, "sm100", "sparse_mla", **SPARSE)
     assert choice.backend == "FLASHINFER_MLA_SPARSE"
     assert choice.decided_by.source == "vLLM #37252"
-
-
-@pytest.mark.parametrize(
-    ("heads", "backend"),
-    [(16, "FLASH_ATTN_MLA_SPARSE_FA4"), (32, "FLASHMLA_SPARSE"), (128, "FLASHMLA_SPARSE")],
-)
-def test_vllm_orders_sparse_mla_over_a_16_bit_cache_by_heads(heads, backend):
-    spec = AttnSpec(heads, 1, 576, 64)
-    assert engine("vllm==0.33.0", spec, "sm100", "sparse_mla", topk=2048).backend == backend
-
-
-@pytest.mark.parametrize(
-    ("spec", "mode", "gpu", "backend"),
-    [
-        (LATENT, "mla", "sm90", "FLASH_ATTN_MLA"),
-        (AttnSpec(128, 1, 576, 64, "bfloat16", FP8), "mla", "sm90", "FLASHMLA"),
-        (LATENT, "mla", "sm80", "TRITON_MLA"),
-        (LATENT, "sparse_mla", "sm90", "FLASH_ATTN_MLA_SPARSE"),
-        (AttnSpec(128, 1, 512, 64), "sparse_mla", "sm90", "FLASHINFER_MLA_SPARSE_SM90"),
-        (LATENT, "sparse_mla", "sm80", ""),
-        (BF16, "decode", "sm90", "FLASH_ATTN"),
-        (BF16, "decode", "sm100", "FLASHINFER"),
-        (FP8_CACHE, "decode", "sm120", "FLASHINFER"),
-    ],
-)
-def test_vllm_takes_the_first_of_its_list_that_passes_its_checks(spec, mode, gpu, backend):
-    assert engine("vllm==0.33.0", spec, gpu, mode, topk=2048).backend == backend
-
-
-def test_a_block_size_of_the_users_can_cost_vllm_a_better_backend():
-    free = engine("vllm==0.33.0", AttnSpec(128, 1, 576, 16, "bfloat16", FP8), "sm90", "mla")
-    assert free.backend == "FLASHMLA"
-    spec = AttnSpec(128, 1, 576, 16, "bfloat16", FP8)
-    pinned = engine("vllm==0.33.0", spec, "sm90", "mla", pinned_page=True)
-    assert pinned.backend == "TRITON_MLA"
-
-
-def test_without_nvidias_cubins_vllm_falls_back_to_flashinfers_auto():
-    online = engine("vllm==0.33.0", FP8_CACHE, "sm120")
-    offline = engine("vllm==0.33.0", FP8_CACHE, "sm120", cubins=False)
-    assert (online.kernel, offline.kernel) == ("xqa", "fa2")
 
 
 # Reasons

@@ -13,26 +13,27 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.collections import PathCollection
 
 from attnlib.draw import style
 from attnlib.run import frame as rows
 from attnlib.run import store
 from attnlib.select import GPUS
-from attnlib.studies import STUDIES, auto_resolution, roofline
-from attnlib.studies.decode_metadata import figures as metadata_figures
-from attnlib.studies.decode_metadata.tables import TODAY
+from attnlib.studies import (
+    STUDIES,
+    auto_resolution,
+    decode_metadata,
+    engine_modes,
+    measurement_trust,
+    roofline,
+    scheduler_metadata,
+    sparse_mla,
+)
 from attnlib.studies.fa3_decode_regression import figures, tables
 from attnlib.studies.fa3_decode_regression.study import FIXED, HEADLINE, REGRESSED, VARIANTS, WIDE
-from attnlib.studies.measurement_trust import figures as trust_figures
-from attnlib.studies.measurement_trust import tables as trust
-from attnlib.studies.scheduler_metadata import figures as schedule
 
 mpl.use("agg")
-
-
 pytestmark = pytest.mark.usefixtures("published_records")
-
-
 ROOT = Path(__file__).resolve().parents[2]
 DRAW = """
 import sys
@@ -44,24 +45,21 @@ style.save(roofline.roofline(frame, rows.ceilings(frame), "0.6.4"), sys.argv[1])
 """
 
 
-def test_the_heat_map_shows_every_case_of_the_grid_with_its_number(frame):
-    wide = frame[frame.case.isin(WIDE)]
+@pytest.fixture
+def top(frame):
+    return frame[frame.case.isin(HEADLINE)]
+
+
+@pytest.fixture
+def wide(frame):
+    return frame[frame.case.isin(WIDE)]
+
+
+def test_the_heat_map_shows_every_case_of_the_grid_with_its_number(wide):
     figure = figures.slowdown_heatmap(wide, REGRESSED, page_size=16)
     grid = tables.slowdown_grid(wide, REGRESSED)
     shown = sorted(float(text.get_text()) for axis in figure.axes for text in axis.texts)
     assert shown == sorted(round(r, 1) for r in grid[grid.page_size == 16].ratio)
-
-
-@pytest.mark.parametrize("suffix", ["png", "svg"])
-def test_two_drawings_of_the_same_records_are_the_same_bytes(frame, limit, suffix, tmp_path):
-    first, second = (
-        style.save(figures.prediction_chart(frame, limit, REGRESSED), tmp_path / f"{n}.{suffix}")
-        for n in "ab"
-    )
-    assert first.read_bytes() == second.read_bytes()
-    assert style.save(figures.prediction_chart(frame, limit, REGRESSED), first) == first
-    assert first.read_bytes() == second.read_bytes()
-    assert sorted(os.listdir(tmp_path)) == [f"a.{suffix}", f"b.{suffix}"]
 
 
 def test_another_process_draws_the_same_svg(tmp_path):
@@ -76,105 +74,86 @@ def test_another_process_draws_the_same_svg(tmp_path):
     assert drawn[0] == drawn[1] and b"<svg" in drawn[0]
 
 
-def test_a_figure_is_saved_as_png_or_svg_and_as_nothing_else(frame, limit, tmp_path):
+def test_a_figure_is_saved_as_png_or_svg_and_as_nothing_else(wide, tmp_path):
     with pytest.raises(ValueError, match=r"path must end in \.png or \.svg, got 'a\.pdf'"):
-        style.save(figures.prediction_chart(frame, limit, REGRESSED), tmp_path / "a.pdf")
+        style.save(figures.slowdown_heatmap(wide, REGRESSED, page_size=16), tmp_path / "a.pdf")
     assert os.listdir(tmp_path) == []
 
 
-def test_a_figure_that_cannot_be_written_leaves_the_old_one_whole(
-    frame, limit, tmp_path, monkeypatch
-):
+def test_a_figure_that_cannot_be_written_leaves_the_old_one_whole(wide, tmp_path, monkeypatch):
     path = tmp_path / "a.png"
     path.write_text("old")
     monkeypatch.setattr("os.replace", lambda *names: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
-        style.save(figures.prediction_chart(frame, limit, REGRESSED), path)
+        style.save(figures.slowdown_heatmap(wide, REGRESSED, page_size=16), path)
     assert path.read_text() == "old" and os.listdir(tmp_path) == ["a.png"]
 
 
-def test_the_release_chart_has_a_dot_for_each_case_release_and_wrapper(frame):
-    top = frame[frame.case.isin(HEADLINE)]
-    figure = figures.release_chart(top)
-    dots = sum(len(c[0].get_xdata()) for axis in figure.axes for c in axis.containers)
-    assert dots == len(HEADLINE) * 4 * 2
+def test_the_release_chart_has_a_dot_for_each_case_release_and_wrapper(top):
+    axes = figures.release_chart(top).axes
+    points = [c for a in axes for c in a.collections if isinstance(c, PathCollection)]
+    assert sum(len(point.get_offsets()) for point in points) == len(HEADLINE) * 4 * 2
 
 
-def test_the_floor_chart_labels_the_three_kernel_families(frame, limit):
-    figure = figures.floor_chart(frame[frame.case.isin(WIDE)], limit, REGRESSED)
-    labels = figure.axes[0].get_legend_handles_labels()[1]
-    assert labels == ["cuda-cores", "fa2", "fa3"]
+def test_the_floor_chart_labels_the_three_kernel_families(wide, limit):
+    axis = figures.floor_chart(wide, limit, REGRESSED).axes[0]
+    assert axis.get_legend_handles_labels()[1] == ["cuda-cores", "fa2", "fa3"]
+
+
+def bounded(draw, *arguments):
+    return lambda frame: draw(frame, rows.ceilings(frame, ("copy",)), *arguments)
+
+
+def ratio_chart(frame):
+    judged = rows.decode_rows(frame[frame.case.isin(HEADLINE)], release=REGRESSED)
+    judged = judged[judged.backend.isin((rows.AUTO, rows.FA2))]
+    words = measurement_trust.verdicts(judged, rows.AUTO, rows.FA2, noise=0.05)
+    return measurement_trust.ratio_chart(words, judged, label="auto / fa2")
+
+
+# Study -> its figures of records.
+DRAWN = {
+    "fa3_decode_regression": (
+        lambda frame: figures.slowdown_heatmap(frame, REGRESSED, page_size=16),
+        lambda frame: figures.release_chart(frame[frame.case.isin(HEADLINE)]),
+        bounded(figures.prediction_chart, REGRESSED),
+        bounded(figures.floor_chart, REGRESSED),
+        bounded(roofline.roofline, REGRESSED),
+        ratio_chart,
+    ),
+    "decode_metadata": (
+        bounded(decode_metadata.designs_chart),
+        decode_metadata.advantage_heatmap,
+        lambda frame: decode_metadata.crossover_map(frame, decode_metadata.TODAY),
+    ),
+    "scheduler_metadata": (scheduler_metadata.savings_chart, scheduler_metadata.share_chart),
+    "engine_modes": (engine_modes.ratio_chart, bounded(engine_modes.roof_chart)),
+    "sparse_mla": (
+        sparse_mla.ratio_heatmap,
+        bounded(sparse_mla.heads_chart),
+        bounded(sparse_mla.bound_chart),
+        sparse_mla.overflow_chart,
+    ),
+}
+EVERY = [(study, place) for study, drawn in DRAWN.items() for place in range(len(drawn))]
+WORDS = r"us|tokens|requests|MiB|TFLOP/s|FLOP per byte|release|ratio|time|floor|heads per GPU"
+UNITS = re.compile(rf"\b({WORDS})\b|/")
 
 
 @cache
 def of_study(name):
-    return store.load(name, STUDIES[name].reference_machine)
+    frame = store.load(name, STUDIES[name].reference_machine)
+    return frame[frame.timer == "graph"] if name == "decode_metadata" else frame
 
 
-def headline_of(name):
-    frame = of_study(name)
-    return frame[frame.case.isin(HEADLINE)]
-
-
-def heat_map():
-    return figures.slowdown_heatmap(of_study("fa3_decode_regression"), REGRESSED, page_size=16)
-
-
-def release_chart():
-    return figures.release_chart(headline_of("fa3_decode_regression"))
-
-
-def with_ceilings(draw):
-    frame = of_study("fa3_decode_regression")
-    return draw(frame[frame.case.isin(WIDE)], rows.ceilings(frame), REGRESSED)
-
-
-def ratio_chart():
-    story = headline_of("fa3_decode_regression")
-    judged = rows.decode_rows(story, release=REGRESSED)
-    judged = judged[judged.backend.isin((rows.AUTO, rows.FA2))]
-    words = trust.verdicts(judged, rows.AUTO, rows.FA2, noise=0.05)
-    return trust_figures.ratio_chart(words, judged, label="auto / fa2")
-
-
-def metadata_frame():
-    frame = of_study("decode_metadata")
-    return frame[frame.timer == "graph"]
-
-
-def designs():
-    frame = metadata_frame()
-    return metadata_figures.designs_chart(frame, rows.ceilings(frame, ("copy",)))
-
-
-def crossover_map():
-    return metadata_figures.crossover_map(metadata_frame(), TODAY)
-
-
-# Every figure of records -> the study that it shows.
-DRAWN = {
-    heat_map: "fa3_decode_regression",
-    release_chart: "fa3_decode_regression",
-    partial(with_ceilings, figures.prediction_chart): "fa3_decode_regression",
-    partial(with_ceilings, figures.floor_chart): "fa3_decode_regression",
-    partial(with_ceilings, roofline.roofline): "fa3_decode_regression",
-    ratio_chart: "fa3_decode_regression",
-    designs: "decode_metadata",
-    lambda: metadata_figures.advantage_heatmap(metadata_frame()): "decode_metadata",
-    crossover_map: "decode_metadata",
-    lambda: schedule.savings_chart(of_study("scheduler_metadata")): "scheduler_metadata",
-    lambda: schedule.share_chart(of_study("scheduler_metadata")): "scheduler_metadata",
-}
-UNITS = re.compile(r"\b(us|tokens|requests|MiB|TFLOP/s|FLOP per byte|release|ratio|time|floor)\b|/")
-
-
-@pytest.fixture(scope="module", params=DRAWN.items(), ids=range(len(DRAWN)))
+@pytest.fixture(scope="module", params=EVERY, ids=lambda found: f"{found[0]}-{found[1]}")
 def drawn(request):
     """What draws a figure, one that was shown already, as in a notebook, and its study."""
-    draw, study = request.param
+    study, place = request.param
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("ATTNLIB_DATA", raising=False)
         patch.setenv("ATTNLIB_MODE", "replay")
+        draw = partial(DRAWN[study][place], of_study(study))
         figure = draw()
         figure.canvas.draw()
         yield draw, figure, study
@@ -202,17 +181,19 @@ def test_no_words_of_a_figure_run_into_its_footer_or_off_its_edge(drawn):
 
 def test_every_figure_is_the_same_bytes_however_often_it_was_shown_and_saved(drawn, tmp_path):
     draw, shown, _ = drawn
-    orders = {shown: ("png", "svg"), draw(): ("svg", "png")}
+    orders = {shown: ("png", "svg", "png"), draw(): ("svg", "png")}
     for number, (figure, order) in enumerate(orders.items()):
         for suffix in order:
-            style.save(figure, tmp_path / f"{number}.{suffix}")
+            path = tmp_path / f"{number}.{suffix}"
+            assert style.save(figure, path) == path
+    assert sorted(os.listdir(tmp_path)) == ["0.png", "0.svg", "1.png", "1.svg"]
     for suffix in ("png", "svg"):
         first, second = ((tmp_path / f"{number}.{suffix}").read_bytes() for number in (0, 1))
         assert first == second
 
 
 def test_a_footer_counts_the_records_that_are_drawn_and_no_others(frame):
-    footer = heat_map().texts[-1].get_text()
+    footer = figures.slowdown_heatmap(frame, REGRESSED, page_size=16).texts[-1].get_text()
     grid = tables.slowdown_rows(frame, REGRESSED)
     drawn = grid[grid.page_size == 16]
     assert len(drawn) == drawn.id.nunique() < len(frame)
@@ -237,34 +218,32 @@ def test_a_source_names_every_gpu_and_the_first_and_last_day(frame):
     assert line.endswith(" to 2027-01-01")
 
 
-def test_the_headline_table_holds_every_headline_case_once(frame, limit):
-    table = tables.headline(frame[frame.case.isin(HEADLINE)], limit, REGRESSED)
+def test_the_headline_table_holds_every_headline_case_once(top, limit):
+    table = tables.headline(top, limit, REGRESSED)
     assert len(table) == len(HEADLINE)
     assert (table.floor > 0).all() and (table[["fa2", "fa3", "auto"]] > 0).all(axis=None)
 
 
-def test_the_floor_is_bytes_over_the_measured_copy_rate(frame, limit):
-    table = tables.headline(frame[frame.case.isin(HEADLINE)], limit, REGRESSED)
+def test_the_floor_is_bytes_over_the_measured_copy_rate(top, limit):
+    table = tables.headline(top, limit, REGRESSED)
     row = table[(table.heads == "32/8") & (table.batch_size == 128)].iloc[0]
     kv_bytes = 2 * 2 * 128 * 8 * 128 * 4096
     assert row.floor == pytest.approx(kv_bytes / (limit.copy_gbps * 1e3), rel=0.01)
 
 
-def test_live_headline_records_alone_fill_every_table(frame, limit):
-    top = frame[(frame.timer == "graph") & frame.case.isin(HEADLINE)]
+def test_live_headline_records_alone_fill_every_table(top):
+    top = top[top.timer == "graph"]
     assert tables.launch_modes(top, REGRESSED)["fa2 eager"].isna().all()
     assert top[top.case.isin(VARIANTS)].empty
     assert tables.variants(top[top.case.isin(VARIANTS)], FIXED).empty
 
 
 def test_a_rule_table_has_a_column_for_each_gpu_generation():
-    row = auto_resolution.rule_table(["0.6.3"], HEADLINE[0].spec).iloc[0]
-    found = {gpu: row[gpu] for gpu in GPUS}
-    assert found == dict.fromkeys(GPUS, "fa2") | {"sm90": "fa3"}
+    (row,) = auto_resolution.rule_table(["0.6.3"], HEADLINE[0].spec).to_dict("records")
+    assert {gpu: row[gpu] for gpu in GPUS} == dict.fromkeys(GPUS, "fa2") | {"sm90": "fa3"}
 
 
-def test_a_roofline_shows_every_case_and_family_at_its_useful_work(frame):
-    top = frame[frame.case.isin(HEADLINE)]
+def test_a_roofline_shows_every_case_and_family_at_its_useful_work(top):
     table = roofline.roofline_table(top, REGRESSED)
     assert len(table) == len(HEADLINE) * 3
     row = table[(table.family == "fa2") & (table.heads == "32/8") & (table.batch_size == 128)]
@@ -275,16 +254,15 @@ def test_a_roofline_shows_every_case_and_family_at_its_useful_work(frame):
     assert row.intensity.item() == pytest.approx(4, rel=0.01)  # the group size, for 16-bit KV
 
 
-def test_no_kernel_passes_the_roof_unless_the_l2_holds_its_bytes(frame, limit):
-    table = roofline.roofline_table(frame[frame.case.isin(WIDE)], REGRESSED)
+def test_no_kernel_passes_the_roof_unless_the_l2_holds_its_bytes(wide, limit):
+    table = roofline.roofline_table(wide, REGRESSED)
     beyond = table[(table.gbps > 1.1 * limit.copy_gbps) | (table.tflops > limit.matmul_tflops)]
     assert beyond.in_l2.all()
     assert table.in_l2.any() and not table.in_l2.all()
 
 
-def test_the_roofs_are_the_measured_ceilings_and_only_those(frame, limit):
-    figure = roofline.roofline(frame[frame.case.isin(HEADLINE)], limit, REGRESSED)
-    axis = figure.axes[0]
+def test_the_roofs_are_the_measured_ceilings_and_only_those(top, limit):
+    (axis,) = roofline.roofline(top, limit, REGRESSED).axes
     labels = axis.get_legend_handles_labels()[1]
     assert labels[:3] == ["cuda-cores", "fa2", "fa3"]
     copy, matmul = f"copy, {limit.copy_gbps:,.0f} GB/s", f"{limit.matmul_tflops:,.0f} TFLOP/s"

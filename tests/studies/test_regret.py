@@ -116,7 +116,7 @@ def test_a_policy_of_all_known_cases_is_the_one_that_is_judged(frame):
 
 def test_predictions_by_plan_lie_near_what_was_measured(frame):
     table = regret.plan_errors(frame).set_index("backend")
-    assert set(table.index) == set(regret.NAMES.values()) - {"auto"}
+    assert set(table.index) == set(regret.LABELS.values()) - {"auto"}
     refused = 4
     assert table.cases["CUDA cores"] == (len(SPECS) - refused) * (KNOWN + HELD_OUT)
     assert table["median, %"].max() < 5

@@ -10,12 +10,13 @@ from support import drawn_calls
 
 from attnlib.core.schedule.splits import SchedulerFacts, plan_splits
 from attnlib.studies.scheduler_metadata import vectors
+from attnlib.studies.scheduler_metadata.words import candidates, words_of
 
 CALLS = list(itertools.islice(drawn_calls.draw_calls(7, num_sms=132, hdim96=False), 300))
 
 
 def model_words(call: vectors.Call) -> np.ndarray:
-    return plan_splits(call.facts, *call.lengths()).words().values
+    return words_of(plan_splits(call.facts, *call.lengths())).values
 
 
 def test_the_same_seed_draws_the_same_calls():
@@ -101,7 +102,7 @@ def test_where_rounding_leaves_a_choice_the_words_must_follow_one_of_them():
     facts = SchedulerFacts(1, 8, 1, 128, 1, 15360, 132, page_size=1)
     call = vectors.Call(facts, vectors.LengthSpec("fixed", 15360, 0), None)
     plan = plan_splits(facts, *call.lengths())
-    splits = [int(candidate.num_splits[0]) for candidate in plan.candidates]
+    splits = [int(candidate.num_splits[0]) for candidate in candidates(plan)]
     assert splits == [103, 60]
     words = model_words(call)
     for n, wrong in ((103, {}), (60, {}), (80, {"num_splits": 1, "ties": 1})):

@@ -24,8 +24,8 @@ from support import drawn_calls
 
 from attnlib.core.backends.base import installed_version
 from attnlib.core.schedule import fa3, library
-from attnlib.core.schedule.splits import WHY
 from attnlib.studies.scheduler_metadata import vectors
+from attnlib.studies.scheduler_metadata.words import WHY, candidates, words_of
 
 SHOWN = 20
 DEVICE = "cuda"
@@ -67,7 +67,7 @@ def describe(call: vectors.Call, words: np.ndarray) -> str:
     """Everything about a call that the model got wrong."""
     facts, lengths = call.facts, call.lengths()
     plan = vectors.plan_splits(facts, *lengths)
-    model = plan.words()
+    model = words_of(plan)
     wrong = []
     if words.shape == model.values.shape:
         at = np.flatnonzero((words != model.values) & model.specified)[:8]
@@ -82,7 +82,7 @@ def describe(call: vectors.Call, words: np.ndarray) -> str:
         "packs": facts.packs,
         "cap": facts.split_cap,
         "blocks_per_sm": plan.blocks_per_sm,
-        "alternatives": plan.alternatives,
+        "alternatives": [other.blocks_per_sm for other in candidates(plan)[1:]],
         "layout": plan.layout.parts,
         "size": (len(words), plan.layout.size),
         "at, library, model": wrong,

@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 
 from attnlib.core.metadata import decode, draft, kv_indices, step
 from attnlib.core.metadata.launch import Launcher
-from attnlib.core.schedule.fa3 import SchedulerFacts, SchedulerMetadata, reserve, sm_count
+from attnlib.core.schedule.fa3 import SchedulerMetadata, reserve, sm_count
+from attnlib.core.schedule.facts import SchedulerFacts
 from attnlib.core.schedule.splits import plan_splits
 from attnlib.kinds.metadata import eager, oracle
+from attnlib.studies.scheduler_metadata.words import words_of
 
 POISON = -77
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -205,7 +207,7 @@ def assert_right(call: Call, *, tails: bool = True) -> None:
 
 def assert_schedule(scheduler: SchedulerMetadata, lens: torch.Tensor) -> None:
     """Every word the model's, which is the library's where the library writes one."""
-    words = plan_splits(scheduler.facts, lens.cpu().numpy()).words()
+    words = words_of(plan_splits(scheduler.facts, lens.cpu().numpy()))
     np.testing.assert_array_equal(scheduler.words.cpu().numpy(), words.values)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from attnlib.core.mla_format import dequantize
+from attnlib.kinds.mla.format import dequantize
 
 
 def softmax_over(q: torch.Tensor, tokens: torch.Tensor, scale: float) -> torch.Tensor:

@@ -1,10 +1,7 @@
 """FlashAttention-3 itself (`flash_attn_with_kvcache`), over pages.
 
-| backend | scheduler metadata | in `run` |
-|---|---|---|
-| fa3 | by every call | prepare kernel, attention, combine where KV is split |
-| fa3-precomputed | by `plan`, once | attention, combine; no prepare kernel |
-| fa3-extend | by every call | the same for an `ExtendBatch`, paged or ragged |
+fa3 and fa3-extend prepare a schedule in every call, by a kernel of its own; fa3-precomputed does it
+once, in `plan`. Both combine partial outputs where KV is split.
 
 `attend` is the call beneath both, also for several query tokens per request and sliding windows.
 Query and cache share a dtype, FP8 included (its output is bfloat16). Not FlashInfer's fa3, which is
@@ -34,7 +31,7 @@ MAX_HEAD_DIM = 256
 
 @dataclass(frozen=True)
 class _Step:
-    """Buffers of one plan: `batch` with its own `seq_lens` and `page_table`, and the metadata."""
+    """Buffers of a plan: `batch` with its own `seq_lens` and `page_table`, and the metadata."""
 
     batch: DecodeBatch
     metadata: SchedulerMetadata | None
@@ -107,8 +104,7 @@ class Fa3(_FlashAttention[DecodeBatch]):
         mine.seq_lens.copy_(batch.seq_lens)
         if step.metadata is not None:
             step.metadata.renew(mine.seq_lens, seq_lens_cpu=batch.seq_lens_cpu)
-        own = replace(batch, seq_lens=mine.seq_lens, page_table=mine.page_table)
-        return _Step(own, step.metadata)
+        return step
 
 
 class Fa3Precomputed(Fa3):

@@ -1,15 +1,8 @@
 """FlashInfer's decode and prefill wrappers, in every mode that an engine can ask for.
 
-| backend | asks for | runs, bf16 on Hopper |
-|---|---|---|
-| flashinfer-fa2 | backend="fa2", tensor cores | fa2 |
-| flashinfer-fa3 | backend="fa3", tensor cores | fa3, from 0.6.0 |
-| flashinfer-auto | backend="auto", tensor cores | fa3 in 0.6.0..0.6.3, else fa2 |
-| flashinfer-cuda-cores | use_tensor_cores=False (ignores `backend`) | cuda-cores |
-| flashinfer-graph-auto | the CUDA-graph class, which takes no backend | as auto |
-| flashinfer-prefill-fa2 | backend="fa2" | fa2 |
-| flashinfer-prefill-fa3 | backend="fa3" | fa3; takes no custom mask |
-| flashinfer-prefill-auto | backend="auto" | fa3, and fa2 under a custom mask |
+fa2 and fa3 are asked for by `backend`, cuda-cores by `use_tensor_cores=False`, which ignores it. In
+bf16 on Hopper `auto` decodes by fa3 in 0.6.0 to 0.6.3, by fa2 before and since; it prefills by fa3,
+under a custom mask by fa2. The CUDA-graph class (graph-auto) takes no backend.
 
 Rules of the releases read in their decode.py, 0.5.3 to 0.7.2.post1; prefill's arguments are those
 that 0.6.3 to 0.7.2.post1 share. `plan` copies prefix sums to the host, and packs a custom mask into

@@ -3,13 +3,14 @@
 The wrappers ask it in `unsupported`, and `select.explain` before it says that a backend can run a
 call. The library's `auto` asks nobody: it may pick what cannot run. Read in the releases' headers
 and wrappers, or seen in the records of an H200.
-A row: does it keep the kernel from running this call, the fact that it is about, why, and the file
-or pull request of FlashInfer that says so.
+
+A row: whether it keeps the kernel from running the call, the fact that it is about, why, and the
+file or pull request of FlashInfer that says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
@@ -52,8 +53,8 @@ def why_not(kernel: str, spec: AttnSpec, *, mode: str, release: str, **more: Any
     `kernel` is fa2, fa3, cuda-cores, or auto, which may take fa2 or fa3. `mode` is one of
     `select.MODES`, `more` are facts in which the call is not `PLAIN`. No `release` is the newest.
     """
-    facts = {**layer_facts(spec), **PLAIN, "mode": mode, "release": Version(release or "9999")}
-    facts |= more
+    asked = {"mode": mode, "release": Version(release or "9999"), **more}
+    facts = {**layer_facts(spec), **PLAIN, **asked}
     kernels = ("fa2", "fa3") if kernel == "auto" else (kernel,)
     rows = [next(limits_of(name, facts), None) for name in kernels]
     if rows[0] is None or None in rows:
@@ -111,7 +112,7 @@ def _fa3(call: Facts) -> Iterator[Row]:
     why = "does not split the KV, so cannot fix it"
     yield call["fixed_split"], "fixed_split", why, "scheduler.cuh"
     many = decode and call["max_q"] > 1
-    yield many, "max_q", "decodes one query token a request", "decode.py"
+    yield many, "max_q", "decodes one query token per request", "decode.py"
     yield latent and fp8_query, "dtypes", "MLA takes no FP8 query", "_fa_common.py"
     old, why = _before(call, "0.6.14"), "MLA over an FP8 cache needs 0.6.14"
     yield latent and fp8_kv and old, "dtypes", why, "mla/_core.py, 0.6.14"
@@ -132,7 +133,7 @@ def _latent(call: Facts) -> Iterator[Row]:
 def _cuda_cores(call: Facts) -> Iterator[Row]:
     group, groups = call["group_size"], {1, 2, 3, 4, 8}  # DISPATCH_GQA_GROUP_SIZE of utils.cuh
     yield call["fp8_query"], "dtypes", "takes no FP8 query", "decode.cuh"
-    yield call["max_q"] > 1, "max_q", "decodes one query token a request", "decode.py"
+    yield call["max_q"] > 1, "max_q", "decodes one query token per request", "decode.py"
     other = call["head_dim"] not in (64, 128, 256, 512)
     yield other, "head_dim", "head_dim must be 64, 128, 256 or 512", "utils.cuh"
     other = group not in groups and _before(call, "0.6.18")
@@ -145,8 +146,4 @@ def _cuda_cores(call: Facts) -> Iterator[Row]:
     yield group not in groups | {6, 16}, "group_size", why, "utils.cuh, 0.7.1"
 
 
-TABLE: dict[str, Callable[[Facts], Iterator[Row]]] = {
-    "fa2": _fa2,
-    "fa3": _fa3,
-    "cuda-cores": _cuda_cores,
-}
+TABLE = {"fa2": _fa2, "fa3": _fa3, "cuda-cores": _cuda_cores}

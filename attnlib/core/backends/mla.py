@@ -1,11 +1,7 @@
 """Multi-head latent attention: FlashInfer's wrapper and FlashMLA's Hopper kernels.
 
-| backend | cache | attends to | kernel |
-|---|---|---|---|
-| flashinfer-mla-fa2 | bfloat16 | all tokens, or the chosen ones | mla-fa2 |
-| flashinfer-mla-fa3 | bfloat16 | the same | mla-fa3 (Hopper) |
-| flashmla-dense | bfloat16 | all tokens, page_size 64 | flashmla-dense (Hopper) |
-| flashmla-sparse-fp8 | fp8-656 | the chosen ones | flashmla-sparse (Hopper) |
+FlashInfer's backends and flashmla-dense read a bfloat16 cache, flashmla-sparse-fp8 one of fp8-656;
+flashmla-dense attends to all tokens, flashmla-sparse-fp8 to the chosen ones, FlashInfer to either.
 
 FlashInfer has no sparse decode of its own: pages of one token, and the chosen tokens are the pages.
 FlashMLA's Hopper kernels are those behind `use_legacy=True`. Its sparse one has 64 or 128 heads:
@@ -17,7 +13,7 @@ Shapes are in `attnlib.core.mla`.
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -41,16 +37,11 @@ SPARSE_BLOCK = 64
 """TOPK_BLOCK_SIZE of FlashMLA's sm90 sparse kernel; top-k must be a multiple."""
 
 
-@dataclass(frozen=True)
-class _FlashInferStep:
-    """A wrapper, and the highest page of the cache that its plan names."""
-
-    wrapper: Any
-    highest_page: int
-
-
 class FlashInferMla(Backend[MlaBatch, torch.Tensor]):
-    """BatchMLAPagedAttentionWrapper: fa2 for any GPU from Ampere on, fa3 for Hopper."""
+    """BatchMLAPagedAttentionWrapper: fa2 for any GPU from Ampere on, fa3 for Hopper.
+
+    A plan's state is the wrapper, and the highest page of the cache that the plan names.
+    """
 
     def plan(self, batch: MlaBatch, out: Plan[MlaBatch] | None = None) -> Plan[MlaBatch]:
         """FlashInfer's own plan, after chosen tokens were checked; `out` replans in place.
@@ -60,22 +51,22 @@ class FlashInferMla(Backend[MlaBatch, torch.Tensor]):
         tokens = attended_pages(batch)
         if out is not None:
             _require_alike(out.batch, batch)
-        wrapper = self._wrapper(batch) if out is None else out.state.wrapper
+        wrapper = self._wrapper(batch) if out is None else out.state[0]
         rows = torch.arange(batch.batch_size + 1, dtype=torch.int32, device=self.device)
         wrapper.plan(
             *(rows, tokens.kv_indptr, tokens.kv_indices, tokens.kv_lens),
             *(batch.spec.num_qo_heads, LATENT_DIM, ROPE_DIM, tokens.page_size),
             *(False, batch.spec.softmax_scale, torch.bfloat16, torch.bfloat16),
         )
-        pages = int(tokens.kv_indices.max()) * tokens.page_size // batch.spec.page_size
-        return Plan(batch, reported_backend(wrapper), _FlashInferStep(wrapper, pages))
+        highest_page = int(tokens.kv_indices.max()) * tokens.page_size // batch.spec.page_size
+        return Plan(batch, reported_backend(wrapper), (wrapper, highest_page))
 
     def run(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan[MlaBatch]) -> torch.Tensor:
         """FlashInfer's own run over views of `q` and `cache`: [bs, num_qo_heads, 512]."""
-        require_pages(cache, plan.state.highest_page)
+        wrapper, highest_page = plan.state
+        require_pages(cache, highest_page)
         pages = cache.view(-1, 1, MLA_HEAD_DIM) if plan.batch.spec.top_k else cache
-        halves = (x[part] for x in (q, pages) for part in (LATENT, ROPE))
-        return plan.state.wrapper.run(*halves)
+        return wrapper.run(*(x[part] for x in (q, pages) for part in (LATENT, ROPE)))
 
     def _wrapper(self, batch: MlaBatch) -> Any:
         cls = importlib.import_module("flashinfer.mla").BatchMLAPagedAttentionWrapper
@@ -135,11 +126,10 @@ class FlashMlaDense(_FlashMla):
             step = _FlashMlaStep(highest, paged.seq_lens.clone(), paged.page_table.clone())
             return Plan(batch, self.entry.name, step)
         _require_alike(out.batch, batch)
-        held = out.state
-        held.seq_lens.copy_(paged.seq_lens)
-        held.page_table.copy_(paged.page_table)
-        held.meta.refill(held.seq_lens)
-        step = _FlashMlaStep(highest, held.seq_lens, held.page_table, meta=held.meta)
+        step = replace(out.state, highest_page=highest)
+        step.seq_lens.copy_(paged.seq_lens)
+        step.page_table.copy_(paged.page_table)
+        step.meta.refill(step.seq_lens)
         return Plan(batch, self.entry.name, step)
 
     def run(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan[MlaBatch]) -> torch.Tensor:
@@ -179,10 +169,8 @@ class FlashMlaSparse(_FlashMla):
             step = _FlashMlaStep(highest, indices=indices, q=_padded_query(batch))
             return Plan(batch, self.entry.name, step)
         _require_alike(out.batch, batch)
-        held = out.state
-        held.indices.copy_(indices)
-        step = _FlashMlaStep(highest, indices=held.indices, q=held.q, meta=held.meta)
-        return Plan(batch, self.entry.name, step)
+        out.state.indices.copy_(indices)
+        return Plan(batch, self.entry.name, replace(out.state, highest_page=highest))
 
     def run(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan[MlaBatch]) -> torch.Tensor:
         """Copy the query where heads are padded, then one sparse call: [bs, num_qo_heads, 512]."""

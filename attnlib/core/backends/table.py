@@ -1,7 +1,7 @@
 """What we know of each backend, in one place: a row per mode of a library. Needs no torch.
 
 `create` finds a backend's class here, a trace the kernels that prove a family, a study the
-distribution whose releases it compares, `select` the words of engines, a figure color and label.
+distribution whose releases it compares, `select` the words of engines, tables the label.
 """
 
 from __future__ import annotations

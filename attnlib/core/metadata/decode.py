@@ -155,7 +155,7 @@ def build_decode_metadata(
     | `page_table` | [bs, >= max_pages] int32, out | first slot of each page // page_size |
     | `page_size` | power of two | tokens of a KV page |
     | `max_pages` | int >= 0 | columns that may be written |
-    | `seq_len_delta` | int >= 0 | a runtime value: another one compiles nothing |
+    | `seq_len_delta` | int >= 0 | added to every length |
     | `swa_slot_map` | [slots] int32 | slot of the full pool -> slot of the window's pool |
     | `swa_page_table` | as `page_table`, out | of the translated slots; with the map, or neither |
 
@@ -164,9 +164,8 @@ def build_decode_metadata(
     divided; slot -1 stays -1. A pool row outside `req_to_token` gives pages of -1, a slot outside
     the map too: neither is read.
 
-    All tensors contiguous, on one device. Raises ValueError or TypeError naming the argument before
-    anything is launched. Capturable: a replay reads lengths and rows as they are then. Semantics:
-    SGLang's `normal_decode_set_metadata`, with its live-page bound of 0.5.18 and later.
+    Else as all of `core.metadata`. Semantics: SGLang's `normal_decode_set_metadata`, with its
+    live-page bound of 0.5.18 and later.
     """
     tensors = (
         seq_lens,

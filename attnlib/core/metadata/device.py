@@ -1,10 +1,5 @@
 """Device functions that several metadata kernels share.
 
-- `cache_seqlens[i] = seq_lens[i] + delta`, `cu_seqlens_k[i + 1] = sum(cache_seqlens[: i + 1])`
-- `page_table[i, p] = req_to_token[req_pool_indices[i], p * page_size] // page_size`
-- `swa_page_table[i, p] = swa_slot_map[that slot] // page_size`
-- `words`: the schedule that `splits.plan_splits` gives, as FlashAttention-3 would write it
-
 Rows of pages are copied four words at a time. The load is bounded by the row's end rounded up to
 four, which stays inside `req_to_token`; the store is exact, in whole vectors and then word by word.
 

@@ -144,7 +144,7 @@ def build_draft_metadata(
     | `last_page_lens` | [bs] int32 or int64 | tokens copied from the request's last page |
     | `cache_seqlens` | [bs * topk] int32, out | `decode_length` + the request's last page |
     | `page_table` | [bs * topk, >= decode_length] int32, out | pages of the branch, each once |
-    | `decode_length` | int >= 0 | drafted tokens that count; a runtime value |
+    | `decode_length` | int >= 0 | drafted tokens that count |
     | `topk` | int >= 1 | branches of a request, one row after another |
     | `page_size` | power of two | tokens of a KV page |
 
@@ -154,9 +154,8 @@ def build_draft_metadata(
     `decode_length` beyond the table's width (where SGLang before 0.5.14 wrote into the next row) or
     beyond that of `cache_loc` is refused.
 
-    All tensors contiguous, on one device. Raises ValueError or TypeError naming the argument before
-    anything is launched. Capturable: a replay reads slots and lengths as they are then. Semantics:
-    SGLang's `draft_decode_set_expand_metadata`, for the slots that its callers pass since 0.5.14.
+    Else as all of `core.metadata`. Semantics: SGLang's `draft_decode_set_expand_metadata`, for the
+    slots that its callers pass since 0.5.14.
     """
     tensors = (cache_loc, last_page_lens, cache_seqlens, page_table)
     DRAFTS.launch(tensors, (page_size,), (decode_length, topk))
@@ -175,14 +174,13 @@ def build_verify_metadata(
     | argument | shape, dtype | |
     |---|---|---|
     | `seq_lens` | [bs] int32 or int64 | tokens in the cache before the drafted ones |
-    | `num_draft_tokens` | int >= 1 | drafted tokens of each request; a runtime value |
+    | `num_draft_tokens` | int >= 1 | drafted tokens of each request |
     | `cache_seqlens` | [bs] int32, out | `seq_lens + num_draft_tokens` |
     | `cu_seqlens_q` | [bs + 1] int32, out | 0, num_draft_tokens, 2 * num_draft_tokens, ... |
     | `cu_seqlens_k` | [bs + 1] int32, out | 0 and the running sums of `cache_seqlens` |
 
-    All tensors contiguous, on one device. Raises ValueError or TypeError naming the argument before
-    anything is launched. Capturable: a replay reads the lengths as they are then. Semantics: the
-    target-verify branch of SGLang's FlashAttention backend, with topk 1.
+    As all of `core.metadata`. Semantics: the target-verify branch of SGLang's FlashAttention
+    backend, with topk 1.
     """
     tensors = (seq_lens, cache_seqlens, cu_seqlens_q, cu_seqlens_k)
     VERIFIES.launch(tensors, (), (num_draft_tokens,))

@@ -200,21 +200,17 @@ def build_kv_indices(
     | `kv_last_page_len` | [bs] int32, out | tokens in the last page, 1..page_size; 0: no page |
     | `page_size` | power of two | tokens of a KV page |
     | `max_pages` | int >= 0 | pages of a request that count; further ones are cut off |
-    | `seq_len_delta` | int >= 0 | a runtime value: another one compiles nothing |
+    | `seq_len_delta` | int >= 0 | added to every length |
 
-    A request has ceil((seq_len + delta) / page_size) pages, at most `max_pages`; one that is cut
-    off ends in a full page, so the three arrays always agree on its length. A page is the first
-    slot of the page // page_size; slot -1 stays -1, and a pool row outside `req_to_token`, which
-    is not read, gives pages of -1. An empty request has no page and a last page of 0 tokens:
-    FlashInfer's kernels do not look at it, and its `get_seq_lens` adds it to 0 full pages.
+    A request that `max_pages` cuts off ends in a full page, so the three arrays always agree on its
+    length. Slot -1 gives page -1, and so does a pool row outside `req_to_token`, which is not read.
+    An empty request has no page and a last page of 0 tokens: FlashInfer's kernels do not look at
+    it, and its `get_seq_lens` adds it to 0 full pages.
 
-    Words of `kv_indices` from `kv_indptr[bs]` on are left untouched. Nothing is written past its
-    end either, and what does not fit is dropped: the host cannot know the sum of the pages, and
-    engines share a buffer smaller than bs * max_pages. `kv_indptr` counts dropped pages too, so
-    `kv_indptr[bs] > capacity` shows it. A sum beyond int32 is refused, by bs * max_pages.
-
-    All tensors contiguous, on one device. Raises ValueError or TypeError naming the argument before
-    anything is launched. Capturable: a replay reads lengths and rows as they are then. Semantics:
+    Words of `kv_indices` from `kv_indptr[bs]` on are left untouched. What does not fit is dropped:
+    the host cannot know the sum of the pages, and engines share a buffer smaller than
+    bs * max_pages. `kv_indptr` counts dropped pages too, so `kv_indptr[bs] > capacity` shows it.
+    A sum beyond int32 is refused, by bs * max_pages. Else as all of `core.metadata`. Semantics:
     SGLang's cumulative sum and `create_flashinfer_kv_indices_triton`, which know page size 1 only,
     with FlashInfer's `plan` for the other page sizes.
     """

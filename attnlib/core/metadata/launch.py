@@ -21,22 +21,15 @@ import triton
 from triton import knobs
 from triton.runtime import driver
 
+from ..gpu import HOPPER
 from .require import EveryCall
 
 LAUNCHER_ARGUMENTS = (
-    "gridX",
-    "gridY",
-    "gridZ",
-    "stream",
-    "function",
-    "kernel_metadata",
-    "launch_metadata",
-    "launch_enter_hook",
-    "launch_exit_hook",
+    *("gridX", "gridY", "gridZ", "stream", "function", "kernel_metadata"),
+    *("launch_metadata", "launch_enter_hook", "launch_exit_hook"),
 )
 ACCESS_BYTES = 16
 """Of the widest load; Triton compiles another kernel for pointers that are no multiples of it."""
-HOPPER = 9
 NO_OVERLAP, WAIT, WAIT_AND_LET_START = 0, 1, 2
 """Programmatic dependent launch: none; start early and wait for the kernel before; let the kernel
 after us start early too, which only pays while our whole grid is on the GPU at once."""

@@ -84,17 +84,13 @@ class EveryCall(NamedTuple):
 def require_decode(t: StepTensors, page_size: int, seq_len_delta: int, max_pages: int) -> EveryCall:
     """Raise unless these are arguments of `build_decode_metadata`."""
     batch = _require_requests(t)
-    sizes: dict[str, tuple[Size, ...]] = {
-        "cache_seqlens": (batch,),
-        "cu_seqlens_k": (batch + 1,),
-        "page_table": (batch, None),
-    }
-    _require_sizes(t, sizes)
+    sums = (batch + 1,)
+    _require_sizes(t, cache_seqlens=(batch,), cu_seqlens_k=sums, page_table=(batch, None))
     if (t.swa_slot_map is None) != (t.swa_page_table is None):
         missing = "swa_slot_map" if t.swa_slot_map is None else "swa_page_table"
         raise ValueError(f"{missing} must be given where the other one of the SWA pair is")
     if t.swa_slot_map is not None:
-        _require_sizes(t, {"swa_slot_map": (None,), "swa_page_table": tuple(t.page_table.shape)})
+        _require_sizes(t, swa_slot_map=(None,), swa_page_table=tuple(t.page_table.shape))
     columns = t.page_table.shape[1]
     because = f"page_table has {columns} columns"
     bounds = _require_page_numbers(t, page_size, (seq_len_delta, max_pages), columns, because)
@@ -107,9 +103,8 @@ def require_kv_indices(
 ) -> EveryCall:
     """Raise unless these are arguments of `build_kv_indices`."""
     batch = _require_requests(t)
-    _require_sizes(
-        t, {"kv_indptr": (batch + 1,), "kv_indices": (None,), "kv_last_page_len": (batch,)}
-    )
+    sums = (batch + 1,)
+    _require_sizes(t, kv_indptr=sums, kv_indices=(None,), kv_last_page_len=(batch,))
     room, because = MAX_INT32 // max(1, batch), f"int32 counts the pages of {batch} requests"
     bounds = _require_page_numbers(t, page_size, (seq_len_delta, max_pages), room, because)
     require_one_device(_present(t))
@@ -119,12 +114,10 @@ def require_kv_indices(
 
 def require_draft(t: DraftTensors, page_size: int, decode_length: int, topk: int) -> EveryCall:
     """Raise unless these are arguments of `build_draft_metadata`."""
-    _require_sizes(t, {"last_page_lens": (None,)})
+    _require_sizes(t, last_page_lens=(None,))
     require_int("topk", topk, 1)
     rows = t.last_page_lens.shape[0] * topk
-    _require_sizes(
-        t, {"cache_loc": (rows, None), "cache_seqlens": (rows,), "page_table": (rows, None)}
-    )
+    _require_sizes(t, cache_loc=(rows, None), cache_seqlens=(rows,), page_table=(rows, None))
     _require_page_size(page_size)
     require_int("decode_length", decode_length, 0)
     slots, columns = t.cache_loc.shape[1], t.page_table.shape[1]
@@ -142,10 +135,10 @@ def require_draft(t: DraftTensors, page_size: int, decode_length: int, topk: int
 
 def require_verify(t: VerifyTensors, num_draft_tokens: int) -> EveryCall:
     """Raise unless these are arguments of `build_verify_metadata`."""
-    _require_sizes(t, {"seq_lens": (None,)})
+    _require_sizes(t, seq_lens=(None,))
     batch = t.seq_lens.shape[0]
     sums = (batch + 1,)
-    _require_sizes(t, {"cache_seqlens": (batch,), "cu_seqlens_q": sums, "cu_seqlens_k": sums})
+    _require_sizes(t, cache_seqlens=(batch,), cu_seqlens_q=sums, cu_seqlens_k=sums)
     countable = MAX_INT32 // max(1, batch)
     require_int("num_draft_tokens", num_draft_tokens, 1, countable)
     require_one_device(_present(t))
@@ -193,7 +186,7 @@ def _present(bundle: Any) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in bundle._asdict().items() if tensor is not None}
 
 
-def _require_sizes(bundle: Any, sizes: dict[str, tuple[Size, ...]]) -> None:
+def _require_sizes(bundle: Any, **sizes: tuple[Size, ...]) -> None:
     for name, size in sizes.items():
         dtypes = INTEGERS if name in IN_EITHER else INT32
         require_tensor(name, getattr(bundle, name), size, dtypes)
@@ -201,9 +194,9 @@ def _require_sizes(bundle: Any, sizes: dict[str, tuple[Size, ...]]) -> None:
 
 def _require_requests(t: StepTensors | PageArrays) -> int:
     """Check what the builders of page tables read from; the batch size."""
-    _require_sizes(t, {"seq_lens": (None,)})
+    _require_sizes(t, seq_lens=(None,))
     batch = t.seq_lens.shape[0]
-    _require_sizes(t, {"req_pool_indices": (batch,), "req_to_token": (None, None)})
+    _require_sizes(t, req_pool_indices=(batch,), req_to_token=(None, None))
     return batch
 
 

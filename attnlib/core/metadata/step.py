@@ -18,7 +18,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ..schedule.fa3 import SchedulerFacts, SchedulerMetadata, reserve
+from ..schedule.fa3 import SchedulerMetadata
+from ..schedule.facts import SchedulerFacts
 from ..schedule.splits import BATCHES_PER_CTA, blocks_in_l2, layout_of, scheduled_heads
 from . import decode
 from .device import ROWS, copy_row, wait_for_predecessor, write_lengths, write_schedule
@@ -31,8 +32,6 @@ from .require import (
     require_one_device,
     require_tensor,
 )
-
-__all__ = ["SchedulerFacts", "SchedulerMetadata", "build_step_metadata", "reserve"]
 
 
 @triton.jit(
@@ -169,9 +168,8 @@ def build_step_metadata(
     the page table's whole width; causal or not, with a window or not. Its words become those that
     the library would write for these lengths, padding zero. All other arguments as there.
 
-    Raises ValueError or TypeError naming the argument before anything is launched. Capturable: a
-    replay schedules the lengths as they are then. Lengths beyond `max_seqlen_k` are not looked at.
-    If all lengths are 0 every request gets one split, where the library divides by zero.
+    Lengths beyond `max_seqlen_k` are not looked at. If all lengths are 0 every request gets one
+    split, where the library divides by zero. Else as all of `core.metadata`.
     """
     if not isinstance(scheduler, SchedulerMetadata):
         raise TypeError(f"scheduler must be SchedulerMetadata, got {type(scheduler).__name__}")

@@ -16,6 +16,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -24,6 +25,8 @@ from ..schedule.facts import SchedulerFacts
 from ..schedule.splits import plan_splits, split_blocks
 from ..spec import ELEMENT_BYTES, AttnSpec
 
+Lengths: TypeAlias = Sequence[int] | np.ndarray
+"""Tokens of each request, [bs]."""
 MIN_CHUNK = 128
 """FlashInfer cuts no KV chunk below so many tokens, or a page."""
 FA2_ROWS = 16
@@ -52,7 +55,7 @@ class WorkPlan:
     merged: bool
 
 
-def plan(backend: str, spec: AttnSpec, seq_lens: Sequence[int], *, num_sms: int) -> WorkPlan:
+def plan(backend: str, spec: AttnSpec, seq_lens: Lengths, *, num_sms: int) -> WorkPlan:
     """The work plan of `backend` for one query token of each request, lengths in tokens.
 
     Raises ValueError for a backend without a rule here, listing those that have one, for lengths
@@ -63,7 +66,7 @@ def plan(backend: str, spec: AttnSpec, seq_lens: Sequence[int], *, num_sms: int)
     return PLANS[backend](spec, lengths(seq_lens), num_sms)
 
 
-def lengths(seq_lens: Sequence[int]) -> np.ndarray:
+def lengths(seq_lens: Lengths) -> np.ndarray:
     """`seq_lens` as int64 [bs]; ValueError unless they are one or more lengths of at least 1."""
     lens = np.asarray(seq_lens, np.int64)
     if lens.ndim != 1 or lens.size == 0 or lens.min() < 1:

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from ..spec import AttnSpec
-from .plans import lengths, plan
+from .plans import Lengths, lengths, plan
 from .times import Gpu, Rates, load_of, predict
 
 SCHEMA, KIND = 2, "attnlib decode policy"
@@ -96,9 +96,7 @@ class Policy:
     points: Mapping[AttnSpec, tuple[Point, ...]]
     rates: Mapping[AttnSpec, Mapping[str, Rates]]
 
-    def choose(
-        self, spec: AttnSpec, seq_lens: Sequence[int], *, backends: Sequence[str] = ()
-    ) -> Pick:
+    def choose(self, spec: AttnSpec, seq_lens: Lengths, *, backends: Sequence[str] = ()) -> Pick:
         """The fastest of `backends` (default: all measured) for requests of `seq_lens` tokens.
 
         Raises ValueError for lengths below 1, an unknown backend, or a spec that was not measured,
@@ -160,13 +158,12 @@ class Policy:
 
 def save(policy: Policy, path: Path) -> Path:
     """Write `policy` as one JSON file, whole or not at all; raises OSError where it cannot."""
-    form = {"schema": SCHEMA, "kind": KIND}
-    form |= {name: getattr(policy, name) for name in SINGLE}
-    form["releases"] = dict(policy.releases)
+    form: dict[str, Any] = {"schema": SCHEMA, "kind": KIND}
+    form |= {name: getattr(policy, name) for name in (*SINGLE, "releases")}
     form["specs"] = [
         {
             **asdict(spec),
-            "points": [_point_form(point) for point in points],
+            "points": [asdict(point) for point in points],
             "rates": {name: asdict(rates) for name, rates in policy.rates[spec].items()},
         }
         for spec, points in policy.points.items()
@@ -184,11 +181,10 @@ def load(path: Path) -> Policy:
         raise ValueError(f"{path.name} must be a {KIND!r} of schema {SCHEMA}, got {found}")
     points, rates = {}, {}
     for entry in form["specs"]:
-        flat = dict(entry)
-        measured = tuple(Point(**point) for point in flat.pop("points"))
-        fitted = {name: _rates_of(form) for name, form in flat.pop("rates").items()}
-        spec = AttnSpec(**flat)
-        points[spec], rates[spec] = measured, fitted
+        measured, fitted = entry.pop("points"), entry.pop("rates")
+        spec = AttnSpec(**entry)
+        points[spec] = tuple(Point(**point) for point in measured)
+        rates[spec] = {name: _rates_of(each) for name, each in fitted.items()}
     told = {name: form[name] for name in (*SINGLE, "releases")}
     return Policy(**told, points=points, rates=rates)
 
@@ -220,16 +216,6 @@ def _inside(points: tuple[Point, ...], place: np.ndarray) -> bool:
 
 def _place(batch_size: int, mean_len: float, longest: int) -> np.ndarray:
     return SCALE * np.log2([batch_size, mean_len, longest / mean_len])
-
-
-def _point_form(point: Point) -> dict[str, Any]:
-    return {
-        "batch_size": point.batch_size,
-        "mean_len": point.mean_len,
-        "longest": point.longest,
-        "run_us": dict(point.run_us),
-        "predicted_us": dict(point.predicted_us),
-    }
 
 
 def _rates_of(form: Mapping[str, Any]) -> Rates:

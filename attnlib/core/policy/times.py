@@ -29,7 +29,7 @@ import numpy as np
 
 from ..gpu import L2_SHARE, L2_SLOPE
 from ..spec import ELEMENT_BYTES, AttnSpec
-from .plans import WorkPlan
+from .plans import Lengths, WorkPlan
 
 KNOTS = (1 / 128, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0, 12.0)
 """Running items over SMs at which latency is fitted; between them it is interpolated over logs."""
@@ -83,7 +83,7 @@ class Load:
     merged: bool
 
 
-def load_of(plan: WorkPlan, spec: AttnSpec, seq_lens: Sequence[int], gpu: Gpu) -> Load:
+def load_of(plan: WorkPlan, spec: AttnSpec, seq_lens: Lengths, gpu: Gpu) -> Load:
     """The load of `plan`, made for requests of `seq_lens` tokens on `gpu`."""
     begin, end = _schedule(plan.items, plan.slots)
     moments, place = np.unique(np.concatenate([begin, end]), return_inverse=True)

@@ -33,19 +33,8 @@ from functools import lru_cache
 import torch
 
 from . import library
-from .splits import SchedulerFacts, layout_of, max_words, plan_splits
-
-__all__ = [
-    "SchedulerFacts",
-    "SchedulerMetadata",
-    "ask_library",
-    "current_stream",
-    "max_words",
-    "plan_splits",
-    "precompute",
-    "reserve",
-    "sm_count",
-]
+from .facts import SchedulerFacts
+from .splits import layout_of
 
 Stream = tuple[bool, int]
 """(whether the stream is capturing, its handle)."""
@@ -77,7 +66,7 @@ class SchedulerMetadata:
         recorded at the first use; another one is refused until `hand_over` or `renew`.
         """
         if call.settled != self.facts:
-            raise ValueError(_misfit(self.facts, call))
+            raise ValueError(_mismatch(self.facts, call))
         if device != self.device:
             raise ValueError(
                 f"device must be that of the scheduler metadata, {self.device}, got {device}"
@@ -145,7 +134,7 @@ def precompute(
     `seq_lens` [batch_size] int32 is the KV tokens of each request on the GPU. `seq_lens_cpu`, if
     given, is checked to lie in 1..max_seqlen_k; lengths on the GPU are not read. `cu_seqlens_q`
     [batch_size + 1] int32 goes with `facts.varlen_q`. `out` [>= words] int32 is the caller's
-    buffer (`max_words` sizes it); the words are its head, and its tail becomes zero.
+    buffer (`splits.max_words` sizes it); the words are its head, and its tail becomes zero.
     Raises ValueError naming the argument, what it must be and what it was, before any launch.
     """
     settled = facts.settled
@@ -251,7 +240,7 @@ def _writes(words: torch.Tensor) -> int | None:
     return None if words.is_inference() else words._version
 
 
-def _misfit(made_for: SchedulerFacts, call: SchedulerFacts) -> str:
+def _mismatch(made_for: SchedulerFacts, call: SchedulerFacts) -> str:
     told = [
         f"{name} must be {mine!r}, got {theirs!r}"
         for name, (mine, theirs) in made_for.differences(call).items()
@@ -297,18 +286,18 @@ def _require_lengths(
         )
 
 
-def _require_vector(name: str, tensor: torch.Tensor, length: int) -> None:
-    if tensor.shape != (length,) or tensor.dtype != torch.int32 or not tensor.is_contiguous():
-        raise ValueError(f"{name} must be [{length}] int32, contiguous, got {_form(tensor)}")
+def _require_vector(name: str, tensor: torch.Tensor, length: int, *, more: bool = False) -> None:
+    """Raise unless `tensor` is [length] int32 without holes; longer is fine with `more`."""
+    fits = tensor.ndim == 1 and (len(tensor) == length or more and len(tensor) > length)
+    if not fits or tensor.dtype != torch.int32 or not tensor.is_contiguous():
+        holes = "" if tensor.is_contiguous() else ", not contiguous"
+        raise ValueError(
+            f"{name} must be [{'>= ' * more}{length}] int32, contiguous, "
+            f"got {list(tensor.shape)} {tensor.dtype}{holes}"
+        )
 
 
 def _require_room(out: torch.Tensor, size: int, device: torch.device) -> None:
-    if out.ndim != 1 or out.dtype != torch.int32 or not out.is_contiguous() or len(out) < size:
-        raise ValueError(f"out must be [>= {size}] int32, contiguous, got {_form(out)}")
+    _require_vector("out", out, size, more=True)
     if out.device != device:
         raise ValueError(f"out must be on the device of seq_lens, {device}, got {out.device}")
-
-
-def _form(tensor: torch.Tensor) -> str:
-    holes = "" if tensor.is_contiguous() else ", not contiguous"
-    return f"{list(tensor.shape)} {tensor.dtype}{holes}"

@@ -2,8 +2,9 @@
 
 Two calls meet over scheduler metadata: the one that writes it and the attention that reads it. Each
 derives tiles, packing and the split cap from its own arguments, so the metadata is right only if
-both have the same facts. Rules read in hopper/flash_api.cpp and hopper/heuristics.h (2025-08 and
-later), for compute capability 9.0; float32 where they use float. No torch, no GPU.
+both have the same facts. Rules read in hopper/flash_api.cpp, hopper/heuristics.h and
+hopper/tile_size.h (2025-08 and later), for compute capability 9.0; float32 where they use float.
+No torch, no GPU.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ from functools import cached_property
 
 import numpy as np
 
-from .tiles import MAX_HEAD_DIM, TileTraits, round_head_dim, round_head_dim_v, tile_size
+from ..spec import ELEMENT_BYTES
 
-ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
+HEAD_DIMS = (64, 96, 128, 192, 256)
+"""Head dims that kernels are compiled for; V alone may also have 512."""
 MAX_SPLITS = 128
 """What the heuristic gives at most; an explicit num_splits may be larger."""
 MAX_NUM_SPLITS = 255
 """The scheduler keeps a split count in 8 bits, so that 256, which the call accepts, wraps."""
 L2_BYTES = 50 * 2**20
+"""What the heuristic takes an L2 cache to hold, whatever the GPU has."""
 FULL = (-1, -1)
 INT32_MAX = 2**31 - 1
 
@@ -73,7 +76,7 @@ class SchedulerFacts:
         object.__setattr__(self, "window", tuple(self.window))
         for name in ("batch_size", "num_qo_heads", "num_kv_heads", "max_seqlen_q", "max_seqlen_k"):
             _require_range(name, getattr(self, name), 1, INT32_MAX)
-        _require_range("head_dim", self.head_dim, 1, MAX_HEAD_DIM)
+        _require_range("head_dim", self.head_dim, 1, HEAD_DIMS[-1])
         _require_range("head_dim_v", self.head_dim_v, 1, 512)
         _require_range("num_splits", self.num_splits, 0, MAX_NUM_SPLITS)
         _require_range("num_sms", self.num_sms, 1, INT32_MAX)
@@ -154,7 +157,7 @@ class SchedulerFacts:
         """Whether pages are loaded by TMA: whole tiles a page, and more rows than one tile."""
         if self.page_size is None:
             return False
-        block_m, block_n = self._tile(paged_gather=False)
+        block_m, block_n = self._tile(gathers=False)
         return self.page_size % block_n == 0 and self.max_seqlen_q * self.group_size > block_m
 
     @property
@@ -164,8 +167,8 @@ class SchedulerFacts:
 
     @cached_property
     def tile(self) -> tuple[int, int]:
-        """(block_m, block_n) of the kernel that runs."""
-        return self._tile(paged_gather=self.paged_gather)
+        """(block_m, block_n) of the kernel that runs: query rows, with packed heads, and tokens."""
+        return self._tile(gathers=self.paged_gather)
 
     @cached_property
     def split_cap(self) -> int:
@@ -208,25 +211,44 @@ class SchedulerFacts:
         pairs = {f.name: (getattr(mine, f.name), getattr(others, f.name)) for f in fields(mine)}
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
-    def _tile(self, *, paged_gather: bool) -> tuple[int, int]:
-        rounded = round_head_dim(self.head_dim, hdim96=self.hdim96)
-        same = self.head_dim_v == self.head_dim
-        return tile_size(
-            TileTraits(
-                rounded,
-                rounded if same else round_head_dim_v(self.head_dim_v),
-                self.element_bytes,
-                self.is_causal,
-                self.is_local,
-                paged_gather,
-                self.has_softcap,
-            )
-        )
+    def _tile(self, *, gathers: bool) -> tuple[int, int]:
+        compiled = [dim for dim in HEAD_DIMS if self.hdim96 or dim != 96]
+        dim = next(dim for dim in compiled if dim >= self.head_dim)
+        if self.element_bytes == 1:
+            return _tile_fp8(self, dim, gathers)
+        dim_v = next((dim for dim in HEAD_DIMS if dim >= self.head_dim_v), 512)
+        return _tile_16_bit(self, dim, dim if self.head_dim_v == self.head_dim else dim_v, gathers)
 
     def _packing_pays(self) -> bool:
         alone = _tile_efficiency(self.max_seqlen_q, self.tile[0])
         packed = _tile_efficiency(self.max_seqlen_q * self.group_size, self.tile[0])
         return float(alone) < 0.9 * float(packed)
+
+
+def _tile_16_bit(call: SchedulerFacts, dim: int, dim_v: int, gathers: bool) -> tuple[int, int]:
+    narrow = call.is_local or gathers
+    if dim <= 64:
+        wide_v = {512: (64, 64), 256: (128, 96)}
+        return wide_v.get(dim_v, (192, 128 if narrow or call.is_causal else 192))
+    if dim <= 96:
+        return 192, 128 if narrow else 144
+    if dim <= 128:
+        return 128, 128 if narrow or call.is_causal else 176
+    if dim <= 192:
+        plain = 128 if dim_v <= 128 else 112
+        return 128, 96 if narrow else plain
+    return 128, 64 if call.is_local else 80
+
+
+def _tile_fp8(call: SchedulerFacts, dim: int, gathers: bool) -> tuple[int, int]:
+    if dim <= 96:
+        return 192, 160 if dim <= 64 else 128
+    if dim <= 128:
+        plain = 192 if call.has_softcap and call.is_local else 224
+        return 128, 160 if gathers else plain
+    if dim <= 192:
+        return 128, 128 if call.is_local and (gathers or call.has_softcap) else 160
+    return 128, 64 if call.is_local else 128
 
 
 def _tile_efficiency(rows: int, block_m: int) -> np.float32:

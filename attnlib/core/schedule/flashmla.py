@@ -120,7 +120,7 @@ class GuardedSchedMeta:
             self._lengths = {name: (t, _writes(t)) for name, t in given.items() if t is not None}
             return
         if call != self.made_for:
-            raise ValueError(_misfit(self.made_for, call))
+            raise ValueError(_mismatch(self.made_for, call))
         for name, tensor in given.items():
             _require_untouched(name, tensor, self._lengths.get(name))
 
@@ -180,13 +180,13 @@ def load() -> Any:
         raise RuntimeError(f"flash_mla cannot be loaded: {error}") from error
 
 
-def _misfit(made_for: MlaFacts, call: MlaFacts) -> str:
-    pairs = {f.name: (getattr(made_for, f.name), getattr(call, f.name)) for f in fields(call)}
-    told = [f"{n} must be {mine!r}, got {theirs!r}" for n, (mine, theirs) in pairs.items()]
-    differing = [
-        t for t, (mine, theirs) in zip(told, pairs.values(), strict=True) if mine != theirs
+def _mismatch(made_for: MlaFacts, call: MlaFacts) -> str:
+    told = [
+        f"{f.name} must be {mine!r}, got {theirs!r}"
+        for f in fields(call)
+        if (mine := getattr(made_for, f.name)) != (theirs := getattr(call, f.name))
     ]
-    return f"FlashMLA's schedule does not fit the call: {'; '.join(differing)}; renew() it"
+    return f"FlashMLA's schedule does not fit the call: {'; '.join(told)}; renew() it"
 
 
 def _require_untouched(
@@ -199,10 +199,10 @@ def _require_untouched(
         raise ValueError(f"{name} must be given as when the schedule was made: {was}, got {now}")
     first, writes = held
     if (tensor.data_ptr(), tensor.shape) != (first.data_ptr(), first.shape):
+        was, now = (f"{t.data_ptr():#x} {list(t.shape)}" for t in (first, tensor))
         raise ValueError(
-            f"{name} must be the tensor that FlashMLA's schedule was made from, "
-            f"{first.data_ptr():#x} {list(first.shape)}, got {tensor.data_ptr():#x} "
-            f"{list(tensor.shape)}; renew() it"
+            f"{name} must be the tensor that FlashMLA's schedule was made from, {was}, got {now}; "
+            "renew() it"
         )
     if _writes(tensor) != writes:
         raise ValueError(

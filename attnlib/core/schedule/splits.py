@@ -13,9 +13,6 @@ What the host decides is in `facts`; here is what `prepare_varlen_num_blocks_ker
 
 B4 is the batch size rounded up to 4. A block of 992 requests is scheduled by one CTA; with more
 than one CTA (batch over 992) every request gets one split and each CTA sorts its own requests.
-
-Three kinds of words are left open, and `Words.why` says which: PADDING is never written, TIE
-depends on which of two equal sort keys comes first, ROUNDING on how the GPU rounds one quotient.
 """
 
 from __future__ import annotations
@@ -31,11 +28,7 @@ from .facts import INT32_MAX, SchedulerFacts
 BATCHES_PER_CTA = 992
 """31 requests a warp (lane 31 only looks ahead), 32 warps."""
 MARGIN = np.float32(1.1)
-ROUNDING_SLACK = 2.0**-21
-"""Relative error allowed to the fast division: 4 units in the last place of a float32."""
 SWIZZLE_L2_BYTES = 8 * 2**20
-SPECIFIED, PADDING, TIE, ROUNDING = range(4)
-WHY = ("specified", "padding", "tie", "rounding")
 
 
 @dataclass(frozen=True)
@@ -61,23 +54,6 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Words:
-    """The tensor: `values` [n] int32, and `why` [n] uint8, an index into `WHY`."""
-
-    values: np.ndarray
-    why: np.ndarray
-
-    @property
-    def specified(self) -> np.ndarray:
-        """[n] bool: whether the word follows from the rules alone."""
-        return self.why == SPECIFIED
-
-    def counts(self) -> dict[str, int]:
-        """Words a reason, `specified` among them."""
-        return {name: int((self.why == code).sum()) for code, name in enumerate(WHY)}
-
-
-@dataclass(frozen=True)
 class SplitPlan:
     """What one prepare kernel decides; arrays are [batch_size] int64, by request.
 
@@ -89,13 +65,6 @@ class SplitPlan:
     num_n_blocks: np.ndarray
     num_splits: np.ndarray
     blocks_per_sm: int | None
-    alternatives: tuple[int, ...]
-    """Values of `blocks_per_sm` that another rounding would give; empty if it is certain."""
-
-    @property
-    def num_ctas(self) -> int:
-        """CTAs of the prepare kernel; more than one means that nothing is split."""
-        return math.ceil(self.facts.batch_size / BATCHES_PER_CTA)
 
     @property
     def layout(self) -> Layout:
@@ -123,65 +92,6 @@ class SplitPlan:
             return requests
         return np.lexsort((-self.sort_keys, requests // BATCHES_PER_CTA))
 
-    @cached_property
-    def heads_in_l2(self) -> np.ndarray:
-        """Heads whose KV blocks share 8 MiB of L2, [batch_size] by request."""
-        facts = self.facts
-        fit = blocks_in_l2(facts)
-        blocks = np.maximum(self.blocks_per_split, 1)
-        heads = np.ones_like(blocks)
-        for count in (2, 4, 8, 16):
-            heads[blocks * count <= fit] = count
-        if not facts.packs:
-            heads *= facts.group_size
-        return np.minimum(heads, scheduled_heads(facts))
-
-    @property
-    def candidates(self) -> tuple[SplitPlan, ...]:
-        """This plan without its doubt, then those of the other roundings: one of them is right."""
-        sizes = () if self.blocks_per_sm is None else (self.blocks_per_sm, *self.alternatives)
-        made = (_split(self.facts, self.num_m_blocks, self.num_n_blocks, n) for n in sizes)
-        return tuple(made) or (self,)
-
-    def words(self) -> Words:
-        """The tensor that the library would hand out, with the reason of every open word."""
-        words = self._certain_words()
-        for other in self.candidates[1:]:
-            theirs = other._certain_words()
-            differs = (words.values != theirs.values) | (words.why != theirs.why)
-            words.why[differs & (words.why == SPECIFIED)] = ROUNDING
-        return words
-
-    def _certain_words(self) -> Words:
-        values = np.zeros(self.layout.size, np.int32)
-        why = np.full(self.layout.size, PADDING, np.uint8)
-        parts = {
-            "num_splits": self.num_splits,
-            "num_m_blocks": self.num_m_blocks,
-            "batch_order": np.arange(self.facts.batch_size),
-            "heads_in_l2": self.heads_in_l2,
-        }
-        for name, at in self.layout.parts.items():
-            if name in parts:
-                end = at + self.facts.batch_size
-                values[at:end] = parts[name][self.batch_order]
-                why[at:end] = np.where(self._open_to_ties(parts[name]), TIE, SPECIFIED)
-        why[-1] = SPECIFIED
-        return Words(values, why)
-
-    def _open_to_ties(self, part: np.ndarray) -> np.ndarray:
-        """Positions [batch_size] whose value depends on the order of equal keys."""
-        if self.facts.is_local:
-            return np.zeros(len(part), bool)
-        order = self.batch_order
-        runs = np.stack([order // BATCHES_PER_CTA, self.sort_keys[order]])
-        starts = np.append(True, (np.diff(runs) != 0).any(0))
-        run = np.cumsum(starts) - 1
-        first = part[order][starts]
-        varied = np.zeros(len(first), bool)
-        np.logical_or.at(varied, run, part[order] != first[run])
-        return varied[run]
-
 
 def plan_splits(
     facts: SchedulerFacts, seq_lens: np.ndarray, q_lens: np.ndarray | None = None
@@ -204,9 +114,9 @@ def plan_splits(
     rows = rows * (facts.group_size if facts.packs else 1)
     m_blocks, n_blocks = -(-rows // block_m), -(-kv // block_n)
     if facts.batch_size > BATCHES_PER_CTA or facts.split_cap == 1:
-        return _split(facts, m_blocks, n_blocks, None)
-    nearest, alternatives = _blocks_per_sm(facts, int((m_blocks * n_blocks).sum()))
-    return _split(facts, m_blocks, n_blocks, nearest, alternatives)
+        return SplitPlan(facts, m_blocks, n_blocks, np.ones_like(n_blocks), None)
+    share = work_share(facts, int((m_blocks * n_blocks).sum()))
+    return split_by(facts, m_blocks, n_blocks, math.ceil(share))
 
 
 def split_blocks(total: int, splits: int) -> list[int]:
@@ -246,22 +156,16 @@ def scheduled_heads(facts: SchedulerFacts) -> int:
     return facts.num_kv_heads if facts.packs else facts.num_qo_heads
 
 
-def _split(
-    facts: SchedulerFacts,
-    m_blocks: np.ndarray,
-    n_blocks: np.ndarray,
-    blocks_per_sm: int | None,
-    alternatives: tuple[int, ...] = (),
+def split_by(
+    facts: SchedulerFacts, m_blocks: np.ndarray, n_blocks: np.ndarray, blocks_per_sm: int
 ) -> SplitPlan:
-    if blocks_per_sm is None:
-        splits = np.ones_like(n_blocks)
-    else:
-        splits = np.clip(-(-n_blocks // blocks_per_sm), 1, facts.split_cap)
-    return SplitPlan(facts, m_blocks, n_blocks, splits, blocks_per_sm, alternatives)
+    """The plan in which no split has more than `blocks_per_sm` KV blocks, up to the cap."""
+    splits = np.clip(-(-n_blocks // blocks_per_sm), 1, facts.split_cap)
+    return SplitPlan(facts, m_blocks, n_blocks, splits, blocks_per_sm)
 
 
-def _blocks_per_sm(facts: SchedulerFacts, total_blocks: int) -> tuple[int, tuple[int, ...]]:
-    """The KV blocks that one SM should get, and the values that a rougher division might give."""
+def work_share(facts: SchedulerFacts, total_blocks: int) -> np.float32:
+    """The KV blocks that one SM should get, before it is rounded up; float32 as in the library."""
     if total_blocks == 0:
         raise ValueError(
             "seq_lens must hold a length above zero: FA3 divides by the sum of blocks, got zeros"
@@ -272,10 +176,7 @@ def _blocks_per_sm(facts: SchedulerFacts, total_blocks: int) -> tuple[int, tuple
             f"overflows, got {total_blocks}"
         )
     work = np.float32(total_blocks) * MARGIN * np.float32(scheduled_heads(facts))
-    share = np.float32(work / np.float32(facts.usable_sms))
-    near = {math.ceil(float(share) * (1 + slack)) for slack in (-ROUNDING_SLACK, ROUNDING_SLACK)}
-    nearest = math.ceil(share)
-    return nearest, tuple(sorted(near - {nearest}))
+    return np.float32(work / np.float32(facts.usable_sms))
 
 
 def _lengths(name: str, values: np.ndarray, batch_size: int, most: int) -> np.ndarray:

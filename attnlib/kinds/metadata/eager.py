@@ -40,7 +40,7 @@ def build_decode_metadata(
     first_tokens = _first_tokens(t.seq_lens.device, max_pages, page_size)
     slots = t.req_to_token[t.req_pool_indices[:, None], first_tokens[None, :]]
     t.page_table[:, :max_pages].copy_(slots // page_size)
-    if t.swa_slot_map is not None:
+    if t.swa_slot_map is not None and t.swa_page_table is not None:
         t.swa_page_table[:, :max_pages].copy_(t.swa_slot_map[slots.long()] // page_size)
 
 

@@ -68,7 +68,7 @@ class MetadataSubject:
         self._case: MetadataCase | None = None
         self._call: _Call | None = None
 
-    def measure(self, item: Item) -> dict[str, Any]:
+    def measure(self, item: Item[MetadataCase]) -> dict[str, Any]:
         """Compare every live word with the oracle, then trace and time the call."""
         able = [name for name, modules in MODULES.items() if item.case.builder in modules]
         if item.backend not in able:
@@ -106,13 +106,14 @@ class MetadataSubject:
         return timed_fields(timing, kernels=kernels, work_per_call=work) | verdict
 
     def _prepared(self, case: MetadataCase) -> _Call:
-        if case != self._case:
+        call = self._call if case == self._case else None
+        if call is None:
             self._case = self._call = None
-            self._call = _CALLS[case.builder](case, self.bench.device)
-            self._case = case
-        for output in self._call.outputs.values():
+            call = _CALLS[case.builder](case, self.bench.device)
+            self._case, self._call = case, call
+        for output in call.outputs.values():
             output.fill_(POISON)
-        return self._call
+        return call
 
 
 def _function(builder: str) -> str:
@@ -141,7 +142,11 @@ def _kv_indices_call(case: MetadataCase, device: str) -> _Call:
 
 def _draft_call(case: MetadataCase, device: str) -> _Call:
     slots = build_draft_slots(case, device=device)
-    numbers = {"decode_length": case.draft_tokens, "topk": case.topk, "page_size": case.page_size}
+    numbers: dict[str, Any] = {
+        "decode_length": case.draft_tokens,
+        "topk": case.topk,
+        "page_size": case.page_size,
+    }
     lens, rows = oracle.draft_metadata(*_on_host(slots), **numbers)
     wanted = {
         "cache_seqlens": [np.asarray(lens)],
@@ -169,7 +174,7 @@ _CALLS = {
 }
 
 
-def _page_numbers(case: MetadataCase) -> dict[str, int]:
+def _page_numbers(case: MetadataCase) -> dict[str, Any]:
     return {
         "page_size": case.page_size,
         "max_pages": case.max_pages,

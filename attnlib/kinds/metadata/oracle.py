@@ -43,7 +43,8 @@ def kv_indices(
     seq_len_delta: int = 0,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """`kv_indptr` [bs + 1], `kv_indices` [pages] and `kv_last_page_len` [bs], 0 without a page."""
-    kv_indptr, pages, last_page_len = [0], [], []
+    pages: list[np.ndarray] = []
+    kv_indptr, last_page_len = [0], []
     for length, pool_row in zip(seq_lens, req_pool_indices, strict=True):
         tokens = min(max(0, int(length) + seq_len_delta), max_pages * page_size)
         first_slots = req_to_token[pool_row, :tokens:page_size].astype(np.int64)

@@ -81,6 +81,8 @@ def _function() -> tuple[Callable[..., Any], bool]:
     if reason:
         raise RuntimeError(reason)
     spec = importlib.util.spec_from_file_location("sglang_metadata", _file())
+    if spec is None or spec.loader is None:
+        raise RuntimeError(f"{_file()} cannot be loaded as a module")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     function = module.normal_decode_set_metadata

@@ -25,13 +25,14 @@ import torch
 from ...core import backends
 from ...core.backends.fa3 import attend, facts_of, launch
 from ...core.batch import DecodeBatch, PagedKV
-from ...core.schedule.fa3 import SchedulerFacts, ask_library, max_words, precompute
-from ...core.schedule.splits import layout_of
+from ...core.schedule.fa3 import ask_library, precompute
+from ...core.schedule.facts import SchedulerFacts
+from ...core.schedule.splits import layout_of, max_words
 from ...measure.timer import run_timer
 from ..base import Bench, timed_fields
 from ..decode.measure import Oracle, build_workload
 from ..item import Item
-from .case import MISMATCHES, Mismatch, told_facts
+from .case import MISMATCHES, Mismatch, MismatchCase, told_facts
 
 STATUS = {
     "refused by the guard": "refused",
@@ -47,7 +48,7 @@ class MismatchSubject:
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
 
-    def measure(self, item: Item) -> dict[str, Any]:
+    def measure(self, item: Item[MismatchCase]) -> dict[str, Any]:
         """One attention call with metadata of another call's facts."""
         missing = backends.unavailable("fa3")
         if missing:

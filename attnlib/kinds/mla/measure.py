@@ -18,13 +18,13 @@ import numpy as np
 import torch
 
 from ...core.mla import NO_TOKEN, MlaBatch
-from ...core.mla_format import dequantize, quantize
 from ...core.spec import LATENT_DIM, MLA_HEAD_DIM
 from ..call import CallSubject, Workload
 from ..check import Judge
 from ..cost import mla_cache_bytes, mla_cost
 from ..lengths import sample_page_table, sample_seq_lens
 from .case import MlaCase
+from .format import dequantize, quantize
 
 CHUNK_TOKENS = 2**18
 """Tokens drawn and quantised at a time: the float32 copies must not need the cache's room again."""

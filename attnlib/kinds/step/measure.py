@@ -64,7 +64,7 @@ class StepSubject:
         self.bench = bench
         self._case: StepCase | None = None
 
-    def measure(self, item: Item) -> dict[str, Any]:
+    def measure(self, item: Item[StepCase]) -> dict[str, Any]:
         """Check the last layer's output by the oracle, then trace and time the step."""
         if item.backend not in BACKENDS:
             raise ValueError(

@@ -1,7 +1,1 @@
-"""What `auto` resolves to, release by release: the names of its parts (`..parts`)."""
-
-from __future__ import annotations
-
-from ..parts import parts
-
-__getattr__ = parts(__name__, "study", "tables")
+"""What `auto` resolves to, release by release."""

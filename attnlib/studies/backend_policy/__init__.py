@@ -1,7 +1,1 @@
-"""Which decode backend is fastest, and a policy that knows: the names of its parts (`..parts`)."""
-
-from __future__ import annotations
-
-from ..parts import parts
-
-__getattr__ = parts(__name__, "study", "tables", "figures", "learn")
+"""Which decode backend is fastest, and a policy that knows."""

@@ -7,7 +7,7 @@ fastest there; where a dot differs from its ground, measurement and interpolatio
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -17,13 +17,13 @@ from ...core.spec import AttnSpec
 from ...draw import charts, style
 from ...run.frame import decode_rows
 from .learn import policy_of
-from .tables import MEASURED, NAMES, POOLS, regrets
+from .tables import LABELS, MEASURED, POOLS, regrets
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LOOKS = style.looks(NAMES[name] for name in POOLS["with FA3"])
+LOOKS = style.looks(LABELS[name] for name in POOLS["with FA3"])
 CELLS = 30
 """Choices along each side of a map."""
 EVEN = 2.2
@@ -40,41 +40,44 @@ def policy_map(frame: pd.DataFrame, specs: Sequence[AttnSpec], *, pool: str) -> 
     ragged lengths, at their mean. Raises ValueError if `specs` is empty or holds one that the frame
     lacks.
     """
+    from matplotlib.lines import Line2D
+
     if not specs:
         raise ValueError("specs must hold at least one, it holds none")
-    policy = policy_of(frame)
+    policy, looks = policy_of(frame), {LABELS[name]: LOOKS[LABELS[name]] for name in POOLS[pool]}
     figure, axes = charts.panels(
         [f"{spec.heads} heads, page {spec.page_size}" for spec in specs],
         (1 + 2.6 * len(specs), 3.6),
-        source=decode_rows(frame),
+        decode_rows(frame),
+        ("batch, requests", "mean length, tokens"),
         title="Decode: fastest backend, measured (dots) and chosen (ground)",
-        x="batch, requests",
-        y="mean length, tokens",
     )
     for axis, spec in zip(axes, specs, strict=True):
         _draw_map(axis, policy, spec, POOLS[pool])
-    handles = style.handles({NAMES[name]: LOOKS[NAMES[name]] for name in POOLS[pool]})
-    figure.legend(handles=handles, loc="outside upper right", ncols=len(handles), frameon=False)
+    dots = [
+        Line2D([], [], marker=look.marker, color=look.color, linestyle="", label=name)
+        for name, look in looks.items()
+    ]
+    figure.legend(handles=dots, loc="outside upper right", ncols=len(dots), frameon=False)
     return figure
 
 
 def regret_chart(frame: pd.DataFrame, *, pool: str) -> Figure:
     """A row per rule: every held-out case's regret as a dot, the geometric mean as a line."""
-    lost = regrets(frame, (pool,))
+    lost, drawn = regrets(frame, (pool,)), decode_rows(frame)
     mean = np.expm1(np.log1p(lost.regret).groupby(lost.rule).mean()).sort_values()
-    figure, (axis,) = charts.panels(
-        [""],
-        (7, 0.9 + 0.38 * len(mean)),
-        source=decode_rows(frame),
-        title=f"Regret in {lost.case.nunique()} held-out decode cases, backends {pool}",
-        x="time of the choice over the fastest, less 1 (log)",
-    )
-    for place, (rule, value) in enumerate(mean.items()):
-        shown = lost[lost.rule == rule].regret.clip(lower=LOST)
-        color = style.BLUE if rule == MEASURED else style.OTHER
-        axis.scatter(shown, np.full(len(shown), place), s=12, color=color, alpha=0.6, linewidth=0)
-        axis.plot([max(value, LOST)] * 2, [place - 0.35, place + 0.35], color="0.1", linewidth=2)
-    charts.categories(axis, "y", mean.index)
+    title = f"Regret in {lost.case.nunique()} held-out decode cases, backends {pool}"
+    xlabel = "time of the choice over the fastest, less 1 (log)"
+    size = (7, 0.9 + 0.38 * len(mean))
+    figure, (axis,) = charts.panels([""], size, drawn, (xlabel, ""), title=title)
+    places = {rule: place for place, rule in enumerate(mean.index)}
+    shown = lost.assign(place=lost.rule.map(places), shown=lost.regret.clip(lower=LOST))
+    looks = {name: style.Look(style.OTHER, "o") for name in places}
+    looks[MEASURED] = style.Look(style.BLUE, "o")
+    charts.dots(axis, shown, "shown", "place", by="rule", looks=looks, alpha=0.6, linewidth=0)
+    charts.categories(axis, "y", places)
+    place = np.array(list(places.values()))
+    axis.vlines(mean.clip(lower=LOST), place - 0.35, place + 0.35, color=style.INK, linewidth=2)
     axis.set_xscale("log")
     axis.set_xticks(list(SHARES), list(SHARES.values()))
     axis.minorticks_off()
@@ -84,27 +87,29 @@ def regret_chart(frame: pd.DataFrame, *, pool: str) -> Figure:
 def _draw_map(axis: Axes, policy: Policy, spec: AttnSpec, backends: Sequence[str]) -> None:
     from matplotlib.colors import ListedColormap
 
-    points = [point for point in policy.points[spec] if point.longest <= EVEN * point.mean_len]
-    sizes = pd.DataFrame(
-        {"batch": [p.batch_size for p in points], "mean": [p.mean_len for p in points]}
+    def choice(batch: float, length: float) -> int:
+        lens = [max(1, round(length))] * max(1, round(batch))
+        return backends.index(policy.choose(spec, lens, backends=backends).backend)
+
+    found = pd.DataFrame(
+        {
+            "batch": point.batch_size,
+            "length": point.mean_len,
+            "fastest": LABELS[min((point.run_us[n], n) for n in point.run_us if n in backends)[1]],
+        }
+        for point in policy.points[spec]
+        if point.longest <= EVEN * point.mean_len
     )
-    batches, lengths = ((sizes[name].min() / 1.2, sizes[name].max() * 1.2) for name in sizes)
-    x, y = (np.geomspace(*ends, CELLS) for ends in (batches, lengths))
-    chosen = [[backends.index(_choice(policy, spec, b, n, backends)) for b in x] for n in y]
-    ground = ListedColormap([LOOKS[NAMES[name]].color for name in backends])
-    look = {"cmap": ground, "vmin": -0.5, "vmax": len(backends) - 0.5, "alpha": style.PALE}
-    axis.pcolormesh(x, y, chosen, rasterized=True, **look)
-    fastest = [min((p.run_us[n], n) for n in p.run_us if n in backends)[1] for p in points]
-    rows = sizes.assign(fastest=[NAMES[name] for name in fastest])
-    edge = {"edgecolor": "white", "linewidth": 0.4}
-    charts.dots(axis, rows, x="batch", y="mean", by="fastest", looks=LOOKS, **edge)
+    xlim, ylim = (
+        (found[name].min() / 1.2, found[name].max() * 1.2) for name in ("batch", "length")
+    )
+    x, y = np.geomspace(*xlim, CELLS), np.geomspace(*ylim, CELLS)
+    chosen = [[choice(batch, length) for batch in x] for length in y]
+    ground = ListedColormap([LOOKS[LABELS[name]].color for name in backends])
+    mesh = axis.pcolormesh(x, y, chosen, cmap=ground, alpha=style.PALE, rasterized=True)
+    mesh.set_clim(-0.5, len(backends) - 0.5)
+    edge: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.4}
+    charts.dots(axis, found, "batch", "length", by="fastest", looks=LOOKS, **edge)
     style.log_axes(axis, "x", "y")
-    axis.set(xlim=batches, ylim=lengths)
+    axis.set(xlim=xlim, ylim=ylim)
     axis.grid(visible=False)
-
-
-def _choice(
-    policy: Policy, spec: AttnSpec, batch: float, length: float, backends: Sequence[str]
-) -> str:
-    lens = [max(1, round(length))] * max(1, round(batch))
-    return policy.choose(spec, lens, backends=backends).backend

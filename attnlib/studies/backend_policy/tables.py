@@ -26,7 +26,6 @@ from .study import FLASHINFER, HELD_OUT_CASES, KNOWN_CASES, POLICY_RELEASE, SPEC
 
 FA3_LIBRARY = "fa3"
 POOLS = {"FlashInfer": FLASHINFER, "with FA3": (*FLASHINFER, FA3_LIBRARY)}
-NAMES = LABELS | {FA3_LIBRARY: "FlashAttention-3"}
 MEASURED = "measured"
 EXPLAINED = {
     "FlashInfer 0.6.3 auto": ("flashinfer==0.6.3", "auto"),
@@ -82,8 +81,12 @@ def worst_choices(frame: pd.DataFrame, *, pool: str, rule: str = MEASURED) -> pd
     lost = lost[(lost.rule == rule) & (lost.regret > 0.01)]
     times = case_times(decode_rows(frame))
     rows = [
-        {"case": row.case.key, "chosen": NAMES[row.chosen], "regret, %": round(row.regret * 100, 1)}
-        | {NAMES[n]: us for n, us in times[row.case].items() if n in POOLS[pool]}
+        {
+            "case": row.case.key,
+            "chosen": LABELS[row.chosen],
+            "regret, %": round(row.regret * 100, 1),
+        }
+        | {LABELS[n]: us for n, us in times[row.case].items() if n in POOLS[pool]}
         for row in lost.sort_values("regret", ascending=False).itertuples()
     ]
     return pd.DataFrame(rows).round(2)
@@ -121,7 +124,7 @@ def plan_errors(frame: pd.DataFrame) -> pd.DataFrame:
     for name in policy.backends:
         points = [p for each in policy.points.values() for p in each if name in p.run_us]
         off = np.abs(np.expm1([point.log_error(name) for point in points])) * 100
-        told = {"backend": NAMES[name], "cases": len(points), "median, %": np.median(off)}
+        told = {"backend": LABELS[name], "cases": len(points), "median, %": np.median(off)}
         rows.append(told | {"95th percentile, %": np.quantile(off, 0.95)})
     return pd.DataFrame(rows).round(1)
 
@@ -143,7 +146,7 @@ def fastest(frame: pd.DataFrame, *, pool: str) -> pd.DataFrame:
     """In how many cases, known and held out, each backend is the fastest: a row a layer."""
     rows = [
         {"heads": case.spec.heads, "group": case.spec.group_size, "page size": case.spec.page_size}
-        | {"fastest": NAMES[min((us, n) for n, us in found.items() if n in POOLS[pool])[1]]}
+        | {"fastest": LABELS[min((us, n) for n, us in found.items() if n in POOLS[pool])[1]]}
         for case, found in case_times(decode_rows(frame)).items()
     ]
     table = pd.DataFrame(rows)
@@ -166,7 +169,7 @@ def one_long_request(frame: pd.DataFrame) -> pd.DataFrame:
         tiles = case.batch_size * case.spec.num_kv_heads
         told = {"heads": case.spec.heads, "batch": case.batch_size, "longest": case.kv_len}
         told |= {"requests x KV heads": tiles, "splits": "yes" if tiles < slots else "no"}
-        told |= {"fa2": times.get(FA2, np.nan), "fastest": NAMES[best], "us": times[best]}
+        told |= {"fa2": times.get(FA2, np.nan), "fastest": LABELS[best], "us": times[best]}
         rows.append(told)
     table = pd.DataFrame(rows).sort_values(["requests x KV heads", "longest"])
     return table.assign(ratio=table.fa2 / table.us).round(2).reset_index(drop=True)

@@ -1,4 +1,4 @@
-"""Figures of the study `engine_modes`: each draws one table of `modes_rows`."""
+"""Figures of the study `engine_modes`: each draws one table of `rows`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from ...core.backends.table import FAMILIES
 from ...draw import charts, style
 from ...draw.style import Look
 from ...kinds.cost import Ceilings
@@ -21,8 +22,8 @@ HEADS = {
     "8/1": Look(style.ORANGE, "s", "8/1 heads"),
 }
 BACKENDS = {
-    FA2: Look(style.BLUE, "o", "FlashInfer fa2"),
-    FA3: Look(style.VERMILION, "s", "FlashInfer fa3"),
+    FA2: Look(FAMILIES["fa2"].color, "o", "FlashInfer fa2"),
+    FA3: Look(FAMILIES["fa3"].color, "s", "FlashInfer fa3"),
     LIBRARY: Look(style.GREEN, "^", "FlashAttention-3"),
 }
 SPREAD = 0.7
@@ -32,10 +33,8 @@ SPREAD = 0.7
 def ratio_chart(frame: pd.DataFrame) -> Figure:
     """fa2 / fa3 of every shape, a row per mode; right of 1 fa3 is faster. Bars: 95 % intervals."""
     table = over(plain(mode_rows(frame)), FA2, FA3)
-    figure, axis, placed = _by_mode(
-        frame, table, "Which of FlashInfer's kernels is faster, by mode"
-    )
-    charts.dots(axis, placed, x="ratio", y="place", by="heads", looks=HEADS, interval="x")
+    figure, axis, rows = _by_mode(frame, table, "Which of FlashInfer's kernels is faster, by mode")
+    charts.dots(axis, rows, "ratio", "place", by="heads", looks=HEADS, interval="x")
     axis.set_xlabel("run time of fa2 / run time of fa3   (right of 1: fa3 is faster)")
     style.log_axes(axis, "x")
     axis.legend(loc="lower left", frameon=True)
@@ -45,11 +44,11 @@ def ratio_chart(frame: pd.DataFrame) -> Figure:
 def roof_chart(frame: pd.DataFrame, limit: Ceilings) -> Figure:
     """Run time over the roof of bytes and FLOPs of every shape, a row per mode."""
     table = times(plain(mode_rows(frame)))
-    figure, axis, placed = _by_mode(frame, table, "Distance from the roof, by mode")
+    figure, axis, rows = _by_mode(frame, table, "Distance from the roof, by mode")
     there = [name for name in BACKENDS if name in table]
-    shares = placed[there].div(roofs_us(table, limit), axis=0).assign(place=placed.place)
+    shares = rows[there].div(roofs_us(table, limit), axis=0).assign(place=rows.place)
     rows = shares.melt("place", var_name="backend", value_name="share")
-    charts.dots(axis, rows, x="share", y="place", by="backend", looks=BACKENDS)
+    charts.dots(axis, rows, "share", "place", by="backend", looks=BACKENDS)
     axis.set_xlabel("run time / roof   (1: the memory or the tensor cores are busy)")
     style.log_axes(axis, "x")
     axis.legend(loc="lower right", frameon=True)
@@ -63,11 +62,10 @@ def _by_mode(
     groups = [group for group in GROUPS if group in set(table.group)]
     aside = table.groupby("group").group.transform(lambda own: charts.spread(own.index, SPREAD))
     placed = table.assign(place=table.group.astype(object).map(groups.index) + aside.astype(float))
-    size = (8.5, 1.3 + 0.6 * len(groups))
-    figure, (axis,) = charts.panels([title], size, source=frame)
-    names = [f"{group}\n({'eager' if group in MANY else 'in a graph'})" for group in groups]
-    charts.categories(axis, "y", names)
+    figure, (axis,) = charts.panels([title], (8.5, 1.3 + 0.6 * len(groups)), frame)
+    launched = {group: "eager" if group in MANY else "in a graph" for group in groups}
+    charts.categories(axis, "y", (f"{group}\n({how})" for group, how in launched.items()))
     axis.axvline(1, **style.RULE)
     for edge in range(1, len(groups)):
-        axis.axhline(edge - 0.5, color="0.85", linewidth=0.8)
+        axis.axhline(edge - 0.5, color=style.SEAM, linewidth=0.8)
     return figure, axis, placed

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from ...core.backends.table import FAMILIES
 from ...draw import charts, style
 from ...kinds.cost import Ceilings
 from ...run.frame import AUTO, FA2, FA3, GRAPH_AUTO, SHAPE, decode_rows, release_order
@@ -14,23 +15,25 @@ from . import tables
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+LOOKS = style.family_looks(FAMILIES)
 BOUNDS = {"tensor cores": style.VERMILION, "traffic": style.BLUE}
+SIZES = charts.Sizes(
+    "batch_size", "kv_len", "heads", ("batch, requests", "kv_len, tokens"), "{} heads"
+)
+WRAPPERS = {AUTO: "BatchDecode wrapper, auto", GRAPH_AUTO: "CUDAGraph wrapper"}
 
 
 def slowdown_heatmap(frame: pd.DataFrame, release: str, *, page_size: int) -> Figure:
     """fa3 / fa2 over batch size and kv_len, a panel for each head count, one colour scale."""
-    grid = tables.slowdown_grid(frame, release)
+    grid, drawn = tables.slowdown_grid(frame, release), tables.slowdown_rows(frame, release)
     grid = grid[grid.page_size == page_size]
     mildest_first = list(tables.slowdown_summary(grid).index)
-    drawn = tables.slowdown_rows(frame, release)
     return charts.heatmap(
         grid.assign(heads=pd.Categorical(grid.heads, mildest_first)),
         drawn[drawn.page_size == page_size],
-        axes=("batch_size", "kv_len"),
-        panel="heads",
-        labels=charts.Labels("batch, requests", "kv_len, tokens", "{} heads"),
+        SIZES,
         title=f"FlashInfer {release}: run time of fa3 / fa2, page size {page_size}",
-        size=(3.0, 3.4),
+        inches=(3.0, 3.4),
         ends=(1.0, max(2.0, grid.ratio.max())),
         log=True,
         digits=1,
@@ -40,22 +43,15 @@ def slowdown_heatmap(frame: pd.DataFrame, release: str, *, page_size: int) -> Fi
 def release_chart(frame: pd.DataFrame) -> Figure:
     """`auto` over pinned fa2 by release: a dot per case, coloured by the kernel that ran."""
     rows, releases, drawn = tables.by_release(frame), release_order(frame), decode_rows(frame)
-    titles = {AUTO: "BatchDecode wrapper, auto", GRAPH_AUTO: "CUDAGraph wrapper"}
-    figure, axes = charts.panels(
-        list(titles.values()),
-        (9, 3.8),
-        source=drawn[drawn.backend.isin((FA2, *titles))],
-        x="FlashInfer release",
-        y="run time of auto / fa2 (log)",
-        share="y",
-    )
-    for axis, backend in zip(axes, titles, strict=True):
+    drawn = drawn[drawn.backend.isin((FA2, *WRAPPERS))]
+    words = ("FlashInfer release", "run time of auto / fa2 (log)")
+    figure, axes = charts.panels([*WRAPPERS.values()], (9, 3.8), drawn, words, share="y")
+    for axis, backend in zip(axes, WRAPPERS, strict=True):
         own = rows[rows.backend == backend]
         # The cases of a release stand side by side, in one order.
         aside = charts.spread(pd.MultiIndex.from_frame(own[SHAPE]), 0.5)
         own = own.assign(place=own.release.map(releases.index) + aside)
-        looks = style.FAMILIES
-        charts.dots(axis, own, x="place", y="ratio", by="kernel_family", looks=looks, interval="y")
+        charts.dots(axis, own, "place", "ratio", by="kernel_family", looks=LOOKS, interval="y")
         axis.axhline(1, **style.RULE)
         charts.categories(axis, "x", releases)
         style.log_axes(axis, "y")
@@ -65,43 +61,21 @@ def release_chart(frame: pd.DataFrame) -> Figure:
 
 def prediction_chart(frame: pd.DataFrame, limit: Ceilings, release: str) -> Figure:
     """Measured fa3 time over the time its schedule predicts; the line is a perfect prediction."""
-    drawn = decode_rows(frame, release=release)
-    figure, (axis,) = charts.panels(
-        ["fa3 decode: predicted from its schedule, no fitted constant"],
-        (6, 4.6),
-        source=drawn[drawn.backend == FA3],
-    )
-    charts.against(
-        axis,
-        tables.predictions(frame, limit, release),
-        x="predicted",
-        y="measured",
-        color="bound by",
-        marker="heads",
-        palette=BOUNDS,
-    )
+    table, drawn = tables.predictions(frame, limit, release), decode_rows(frame, release=release)
+    title = "fa3 decode: predicted from its schedule, no fitted constant"
+    figure, (axis,) = charts.panels([title], (6, 4.6), drawn[drawn.backend == FA3])
+    kinds = {"hue": "bound by", "style": "heads"}
+    charts.against(axis, table, "predicted", "measured", kinds, palette=BOUNDS)
     axis.set(xlabel="predicted, us", ylabel="measured, us")
     return figure
 
 
 def floor_chart(frame: pd.DataFrame, limit: Ceilings, release: str) -> Figure:
     """Time over the floor of bytes / copy bandwidth, by cached bytes: a dot per case and kernel."""
-    figure, (axis,) = charts.panels(
-        ["Distance from the memory floor"],
-        (7, 4.2),
-        source=decode_rows(frame, release=release),
-        x="KV bytes of the batch, MiB",
-        y="run time / floor",
-    )
-    table = tables.over_floor(frame, limit, release)
-    charts.dots(
-        axis,
-        table,
-        x="mib",
-        y="over_floor",
-        by="family",
-        looks=style.FAMILIES,
-    )
+    table, drawn = tables.over_floor(frame, limit, release), decode_rows(frame, release=release)
+    words = ("KV bytes of the batch, MiB", "run time / floor")
+    figure, (axis,) = charts.panels(["Distance from the memory floor"], (7, 4.2), drawn, words)
+    charts.dots(axis, table, "mib", "over_floor", by="family", looks=LOOKS)
     axis.axhline(1, **style.RULE)
     style.log_axes(axis, "x", "y")
     axis.legend(title="kernel")

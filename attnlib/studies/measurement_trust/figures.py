@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -20,29 +20,20 @@ def ratio_chart(words: pd.DataFrame, drawn: pd.DataFrame, *, label: str) -> Figu
     """
     if words.empty:
         raise ValueError("words must hold a case that was judged, it holds none")
-    figure, (axis,) = charts.panels(
-        [""],
-        (7, 1.6 + 0.26 * len(words)),
-        source=drawn,
-        title=label,
-        x="ratio, with its 95 % interval over rounds",
-        legend=charts.LEGEND_INCHES,
-    )
+    size, xlabel = (7, 1.6 + 0.26 * len(words)), "ratio, with its 95 % interval over rounds"
+    legend = charts.LEGEND_INCHES
+    figure, (axis,) = charts.panels([""], size, drawn, (xlabel, ""), title=label, legend=legend)
     margin = words.margin.max()
-    axis.axvspan(1 / (1 + margin), 1 + margin, color="0.92", linewidth=0, label="margin")
+    axis.axvspan(1 / (1 + margin), 1 + margin, color=style.BAND, linewidth=0, label="margin")
     axis.axvline(1, **style.RULE)
-    rows = words.assign(place=range(len(words)))
-    charts.dots(
-        axis, rows, x="ratio", y="place", by="verdict", looks=charts.WORDS, interval="x", size=5
-    )
-    charts.categories(axis, "y", (_case_label(row) for row in words.itertuples()))
+    rows, looks = words.assign(place=range(len(words))), charts.VERDICTS
+    charts.dots(axis, rows, "ratio", "place", by="verdict", looks=looks, interval="x", size=5)
+    names = [
+        f"{case.heads} heads, page size {case.page_size}, "
+        f"batch {case.batch_size:,}, {case.kv_len:,} tokens"
+        for case in words.itertuples()
+    ]
+    charts.categories(axis, "y", names)
     style.log_axes(axis, "x")
     charts.legend_below(figure, axis.get_legend_handles_labels()[0])
     return figure
-
-
-def _case_label(row: Any) -> str:
-    return (
-        f"{row.heads} heads, page size {row.page_size}, "
-        f"batch {row.batch_size:,}, {row.kv_len:,} tokens"
-    )

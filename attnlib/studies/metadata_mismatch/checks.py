@@ -1,28 +1,32 @@
-"""The checks of published claims about scheduler metadata that went stale under DP attention.
+"""Checks of claims about scheduler metadata that went stale under DP attention.
 
-As in `claim_checks`, a check computes from records alone: those of the study `metadata_mismatch`,
-one GPU given metadata that does not fit its call, past the guard. SGLang's engine is not run.
+The records are of one GPU given metadata that does not fit its call, past the guard. SGLang's
+engine is not run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pandas as pd
 
 from ...kinds.mismatch.case import MISMATCHES, Splits, predict_splits
-from ..evidence import CONFIRMED, PARTLY, REFUTED, Finding, MissingRecordsError, vote
+from ..evidence import (
+    CONFIRMED,
+    PARTLY,
+    REFUTED,
+    Finding,
+    MissingRecordsError,
+    vote,
+)
 
-MISFITS = "metadata_mismatch"
 HARMLESS = "harmless"
 LENGTHS = ("lengths-grown", "lengths-shrunk")
 ONE_GPU = ("none", *LENGTHS)
 """What metadata can meet on one GPU with one set of head counts: itself, and other lengths."""
 
-Check = Callable[[pd.DataFrame, float | None], Finding]
 
-
-def stale_lengths_mislead(frame: pd.DataFrame, _: float | None) -> Finding:
+def stale_lengths_mislead(frame: pd.DataFrame) -> Finding:
     """Metadata of other lengths has other splits than the call would make, and harms it."""
     rows, splits = _unguarded(frame, LENGTHS)
     differ = sum(each.in_metadata != each.right for each in splits)
@@ -39,7 +43,7 @@ def stale_lengths_mislead(frame: pd.DataFrame, _: float | None) -> Finding:
     return Finding(verdict, reason + ".", measured, records=(*rows.id, *heads.id))
 
 
-def splits_overrun_buffers(frame: pd.DataFrame, _: float | None) -> Finding:
+def splits_overrun_buffers(frame: pd.DataFrame) -> Finding:
     """Metadata with more splits than the call's buffers hold gives wrong output or a crash."""
     rows, splits = _unguarded(frame, [mismatch.name for mismatch in MISMATCHES])
     over = rows[[each.overrun for each in splits]]
@@ -54,7 +58,7 @@ def splits_overrun_buffers(frame: pd.DataFrame, _: float | None) -> Finding:
     return Finding(verdict, reason, f"{harmed} of {len(over)} wrong", records=tuple(over.id))
 
 
-def one_gpu_is_right(frame: pd.DataFrame, _: float | None) -> Finding:
+def one_gpu_is_right(frame: pd.DataFrame) -> Finding:
     """With one set of head counts, reused metadata gives the right output at any lengths."""
     rows, _ = _unguarded(frame, ONE_GPU)
     right = int((rows.reported_backend == HARMLESS).sum())
@@ -64,13 +68,6 @@ def one_gpu_is_right(frame: pd.DataFrame, _: float | None) -> Finding:
     )
     verdict = vote(right, len(rows) - right)
     return Finding(verdict, reason, f"{right} of {len(rows)} right", records=tuple(rows.id))
-
-
-CHECKS: dict[str, tuple[tuple[str, ...], Check]] = {
-    check.__name__: ((MISFITS,), check)
-    for check in (stale_lengths_mislead, splits_overrun_buffers, one_gpu_is_right)
-}
-"""Name in data/claims.yaml -> the studies it reads and the check."""
 
 
 def _unguarded(frame: pd.DataFrame, names: Sequence[str]) -> tuple[pd.DataFrame, list[Splits]]:

@@ -5,9 +5,9 @@ The first two draw records; the others draw the model, for which nothing is meas
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, cycle
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+LENGTH = "kv_len, tokens"
 BATCHES, LENGTHS = (1, 4, 16, 64, 128), (512, 2048, 8192, 32768, 131072)
 
 
@@ -35,17 +36,19 @@ def savings_chart(frame: pd.DataFrame, layers: int = 64) -> Figure:
     """
     table, drawn = savings(frame), decode_rows(frame)
     table = table[table.layers == layers]
-    pages = sorted(table.page_size.unique())
-    figure, axes = charts.panels(
-        [f"{layers} layers, page size {page}" for page in pages],
-        (4.8 * len(pages), 4.2),
-        source=drawn[drawn.backend.isin((EACH, ONCE)) & (drawn.layers == layers)],
-        x="kv_len, tokens",
-        y="saved, us per step",
-        share="y",
-    )
-    for axis, page in zip(axes, pages, strict=True):
-        _draw_savings(axis, table[table.page_size == page])
+    drawn = drawn[drawn.backend.isin((EACH, ONCE)) & (drawn.layers == layers)]
+    parts = {f"{layers} layers, page size {page}": own for page, own in table.groupby("page_size")}
+    size, unit = (4.8 * len(parts), 4.2), "saved, us per step"
+    figure, axes = charts.panels(list(parts), size, drawn, (LENGTH, unit), share="y")
+    for axis, own in zip(axes, parts.values(), strict=True):
+        looks = style.looks(sorted(own.batch_size.unique()))
+        aside = charts.spread(own.batch_size, 0.12 * (len(looks) - 1))
+        own = own.assign(place=_by_length(axis, own) + aside)
+        charts.dots(axis, own, "place", "saved", by="batch_size", looks=looks, interval="y")
+        axis.axhline(0, **style.RULE)
+        axis.axhline(SGLANG_SAVES_US, **style.RULE, linestyle="--")
+        left = axis.get_yaxis_transform()
+        axis.text(0.01, SGLANG_SAVES_US + 4, "SGLang's #21104", fontsize=8, transform=left)
     axes[0].set_ylim(table.saved.min() - 150, max(table.saved.max(), SGLANG_SAVES_US) + 150)
     axes[-1].legend(title="batch size", ncols=3, loc="lower left", frameon=True)
     return figure
@@ -54,22 +57,19 @@ def savings_chart(frame: pd.DataFrame, layers: int = 64) -> Figure:
 def share_chart(frame: pd.DataFrame) -> Figure:
     """Share of (layers - 1) x the prepare kernel's own time that is saved: a dot per case."""
     table, drawn = savings(frame).dropna(subset="share"), decode_rows(frame)
-    lengths = sorted(table.kv_len.unique())
-    figure, (axis,) = charts.panels(
-        ["How much of the prepare kernels' time is saved"],
-        (6.4, 4.0),
-        source=drawn[drawn.backend.isin((EACH, ONCE, PREPARE))],
-        x="kv_len, tokens",
-        y="saved / ((layers - 1) x prepare)",
+    drawn = drawn[drawn.backend.isin((EACH, ONCE, PREPARE))]
+    title, unit = (
+        "How much of the prepare kernels' time is saved",
+        "saved / ((layers - 1) x prepare)",
     )
+    figure, (axis,) = charts.panels([title], (6.4, 4.0), drawn, (LENGTH, unit))
     within = table.groupby("layers").share.transform(lambda own: charts.spread(own.index, 0.12))
     aside = charts.spread(table.layers, 0.5) + within
-    table = table.assign(place=table.kv_len.map(lengths.index) + aside)
+    table = table.assign(place=_by_length(axis, table) + aside)
     looks = style.looks(sorted(table.layers.unique()))
-    charts.dots(axis, table, x="place", y="share", by="layers", looks=looks)
+    charts.dots(axis, table, "place", "share", by="layers", looks=looks)
     axis.axhline(NEEDED_SHARE, **style.RULE, linestyle="--")
     axis.text(-0.2, NEEDED_SHARE + 0.01, "expected at least", va="bottom")
-    charts.categories(axis, "x", (f"{length:,}" for length in lengths))
     axis.set_ylim(0, 1.15)
     axis.legend(title="layers", loc="upper right", ncols=3, frameon=True)
     return figure
@@ -102,92 +102,66 @@ def stale_chart(facts: SchedulerFacts, told: Sequence[int], attended: Sequence[i
     return _tiles_figure(facts, parts, (8.4, 4.2), share="xy")
 
 
+def _by_length(axis: Axes, table: pd.DataFrame) -> pd.Series:
+    """Name the lengths of `table` on the x axis, evenly apart; the place of each row's length."""
+    lengths = sorted(table.kv_len.unique())
+    charts.categories(axis, "x", (f"{length:,}" for length in lengths))
+    return table.kv_len.map(lengths.index)
+
+
+def _tiles_figure(
+    facts: SchedulerFacts, parts: Mapping[str, list[Tile]], size: tuple[float, float], share: str
+) -> Figure:
+    note = (
+        f"model, not a measurement: {facts.num_qo_heads}/{facts.num_kv_heads} heads, "
+        f"head_dim {facts.head_dim}, batch {facts.batch_size}, {facts.usable_sms} SMs, "
+        f"cap {facts.split_cap}; cost = blocks"
+    )
+    time = f"time, KV blocks of {facts.tile[1]} tokens"
+    figure, axes = charts.panels(list(parts), size, note, (time, "SM"), share=share)
+    for axis, tiles in zip(axes, parts.values(), strict=True):
+        # Hues for the first few requests that are taken, then greys by turns.
+        taken = dict.fromkeys(tile.request for tile in tiles)
+        colors = dict(zip(taken, chain(style.PALETTE, cycle(style.GREYS)), strict=False))
+        work = pd.DataFrame(vars(tile) for tile in tiles if tile.blocks)
+        shown = work.request.map(colors)
+        axis.barh(work.sm, work.blocks, 1.0, work.start, color=shown, edgecolor="white", lw=0.25)
+        axis.set_ylim(facts.usable_sms - 0.5, -0.5)
+        axis.grid(visible=False)
+    return figure
+
+
 def split_table(facts: SchedulerFacts) -> pd.DataFrame:
     """Splits of a request where all are as long as the table: kv_len down, batch size across."""
-    rows = {}
-    for length in LENGTHS:
-        wide = [_resized(facts, batch, length) for batch in BATCHES]
-        rows[length] = [
-            int(plan_splits(each, np.full(each.batch_size, length)).num_splits[0]) for each in wide
-        ] + [wide[0].split_cap]
-    table = pd.DataFrame(rows, index=[*BATCHES, "cap"]).T
+
+    def splits(batch: int, length: int) -> int:
+        sized = replace(facts, batch_size=batch, max_seqlen_k=length)
+        return int(plan_splits(sized, np.full(batch, length)).num_splits[0])
+
+    caps = [replace(facts, batch_size=1, max_seqlen_k=length).split_cap for length in LENGTHS]
+    found = {batch: [splits(batch, length) for length in LENGTHS] for batch in BATCHES}
+    table = pd.DataFrame(found | {"cap": caps}, index=LENGTHS)
     return table.rename_axis(index="kv_len", columns="batch size")
 
 
 def model_agreement() -> pd.DataFrame:
     """The model's words beside those that FA3 wrote on a GPU, over all committed calls.
 
-    A row a kind of word: how many, how many contradict the model, and how many of the open ones
+    A row per kind of word: how many, how many contradict the model, and how many of the open ones
     came out as the model chose.
     """
     _, calls = vectors.read(vectors.COMMITTED)
     judged = [vectors.compare(call, words) for call, words in calls if words is not None]
-    words, alike = _summed(each.counts for each in judged), _summed(j.open_alike for j in judged)
-    wrong = sum(_summed(each.wrong for each in judged).values())
+    words, alike = (
+        pd.DataFrame(getattr(each, name) for each in judged).sum()
+        for name in ("counts", "open_alike")
+    )
+    wrong = sum(sum(each.wrong.values()) for each in judged)
     table = pd.DataFrame({"calls": len(judged), "words": words, "as the model chose": alike})
     table["contradict it"] = pd.Series({"specified": wrong, "tie": 0, "rounding": 0})
     return table.loc[["specified", "tie", "rounding", "padding"]].astype("Int64")
 
 
-def _summed(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
-    total: Counter[str] = Counter()
-    for each in counts:
-        total.update(each)
-    return total
-
-
-def _resized(facts: SchedulerFacts, batch_size: int, max_seqlen_k: int) -> SchedulerFacts:
-    return replace(facts, batch_size=batch_size, max_seqlen_k=max_seqlen_k)
-
-
-def _draw_savings(axis: Axes, table: pd.DataFrame) -> None:
-    lengths, batches = (sorted(table[name].unique()) for name in ("kv_len", "batch_size"))
-    aside = charts.spread(table.batch_size, 0.12 * (len(batches) - 1))
-    table = table.assign(place=table.kv_len.map(lengths.index) + aside)
-    looks = style.looks(batches)
-    charts.dots(axis, table, x="place", y="saved", by="batch_size", looks=looks, interval="y")
-    axis.axhline(0, **style.RULE)
-    axis.axhline(SGLANG_SAVES_US, **style.RULE, linestyle="--")
-    place = axis.get_yaxis_transform()
-    axis.text(0.01, SGLANG_SAVES_US + 4, "SGLang's #21104", fontsize=8, transform=place)
-    charts.categories(axis, "x", (f"{length:,}" for length in lengths))
-
-
-def _tiles_figure(
-    facts: SchedulerFacts, parts: Mapping[str, list[Tile]], size: tuple[float, float], share: str
-) -> Figure:
-    heads = f"{facts.num_qo_heads}/{facts.num_kv_heads}"
-    note = (
-        f"model, not a measurement: {heads} heads, head_dim {facts.head_dim}, batch "
-        f"{facts.batch_size}, {facts.usable_sms} SMs, cap {facts.split_cap}; cost = blocks"
-    )
-    time = f"time, KV blocks of {facts.tile[1]} tokens"
-    figure, axes = charts.panels(list(parts), size, source=note, x=time, y="SM", share=share)
-    for axis, tiles in zip(axes, parts.values(), strict=True):
-        colours, worked = _colours(tiles), [tile for tile in tiles if tile.blocks]
-        axis.barh(
-            [tile.sm for tile in worked],
-            [tile.blocks for tile in worked],
-            left=[tile.start for tile in worked],
-            height=1.0,
-            color=[colours[tile.request] for tile in worked],
-            edgecolor="white",
-            linewidth=0.25,
-        )
-        axis.set_ylim(facts.usable_sms - 0.5, -0.5)
-        axis.grid(visible=False)
-    return figure
-
-
 def _span(values: np.ndarray) -> str:
     low, high = int(values.min()), int(values.max())
     return f"{low}" if low == high else f"{low} to {high}"
-
-
-def _colours(tiles: list[Tile]) -> dict[int, object]:
-    """A colour a request: hues for the first few taken, then greys by turns."""
-    taken = list(dict.fromkeys(tile.request for tile in tiles))
-    greys = ("0.55", "0.70", "0.82")
-    colours: dict[int, object] = dict(zip(taken, style.PALETTE, strict=False))
-    later = taken[len(style.PALETTE) :]
-    return colours | {request: greys[at % len(greys)] for at, request in enumerate(later)}

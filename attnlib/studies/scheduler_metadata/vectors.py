@@ -15,14 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from ...core.schedule.splits import (
-    BATCHES_PER_CTA,
-    TIE,
-    WHY,
-    SchedulerFacts,
-    SplitPlan,
-    plan_splits,
-)
+from ...core.schedule.facts import SchedulerFacts
+from ...core.schedule.splits import BATCHES_PER_CTA, SplitPlan, plan_splits
+from .words import TIE, WHY, candidates, certain_words, words_of
 
 KINDS = ("fixed", "uniform", "skewed", "zeros", "edges", "few")
 COMMITTED = (
@@ -90,10 +85,10 @@ def compare(call: Call, words: np.ndarray) -> Comparison:
     Where rounding leaves a choice, the whole tensor must follow from one of the candidates.
     """
     plan = plan_splits(call.facts, *call.lengths())
-    model = plan.words()
+    model = words_of(plan)
     if words.shape != model.values.shape:
         return Comparison({"size": 1}, model.counts(), {})
-    wrong = min((_wrong_words(candidate, words) for candidate in plan.candidates), key=_total)
+    wrong = min((_wrong_words(candidate, words) for candidate in candidates(plan)), key=_total)
     alike = {
         name: int(((model.why == code) & (words == model.values)).sum())
         for code, name in enumerate(WHY)
@@ -119,7 +114,7 @@ def _total(counts: dict[str, int]) -> int:
 
 def _wrong_words(plan: SplitPlan, words: np.ndarray) -> dict[str, int]:
     """Specified words that differ, per part, and the positions that no tie explains."""
-    model = plan.words()
+    model = certain_words(plan)
     differs = (words != model.values) & model.specified
     bounds = [*plan.layout.parts.items(), ("end", plan.layout.size)]
     spans = zip(bounds, bounds[1:], strict=False)

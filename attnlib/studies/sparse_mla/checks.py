@@ -1,21 +1,19 @@
-"""The checks of published claims about sparse MLA: vLLM's default for FP8 caches on Blackwell.
+"""Checks of claims about sparse MLA: vLLM's default for FP8 caches on Blackwell.
 
 No Blackwell GPU is on record, so none of them is decided here. A check says what was compared in
-its place, on a Hopper GPU, with other kernels and another cache on FlashInfer's side, computed from
-the records of the study `sparse_mla`.
+its place, on a Hopper GPU, with other kernels and another cache on FlashInfer's side.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pandas as pd
 
-from ..evidence import NOT_HERE, Finding, Judged, MissingRecordsError, judge_rows
+from ..evidence import NOT_HERE, Finding, Judged, judge_rows, needed
 from .study import BFLOAT16, HEADS
 from .tables import FA3, FLASHMLA, NEW, sparse_rows
 
-SPARSE = "sparse_mla"
 TP_HEADS = {1: 128, 2: 64, 4: 32, 8: 16}
 """Tensor parallelism -> query heads a GPU, of DeepSeek's 128."""
 MANY = 64
@@ -26,45 +24,31 @@ INSTEAD = (
     f"with FlashMLA over an FP8 one;"
 )
 
-Check = Callable[[pd.DataFrame, float | None], Finding]
 
-
-def sparse_default_faster(frame: pd.DataFrame, _: float | None) -> Finding:
+def sparse_default_faster(frame: pd.DataFrame) -> Finding:
     """FlashInfer's sparse MLA over an FP8 cache is faster than FlashMLA's."""
     return _not_here(f"FlashInfer is {_judge(frame, HEADS).counts}.")
 
 
-def sparse_faster_at_tp_1_4_8(frame: pd.DataFrame, _: float | None) -> Finding:
+def sparse_faster_at_tp_1_4_8(frame: pd.DataFrame) -> Finding:
     """So is the served model, at three degrees of tensor parallelism."""
     heads = [TP_HEADS[degree] for degree in (1, 4, 8)]
     said = f"with {', '.join(map(str, heads))} heads FlashInfer is {_judge(frame, heads).counts}."
     return _not_here(f"{said} No model was served.")
 
 
-def sparse_slower_at_tp_2(frame: pd.DataFrame, _: float | None) -> Finding:
+def sparse_slower_at_tp_2(frame: pd.DataFrame) -> Finding:
     """At the fourth degree it is slightly slower with many requests."""
     judged = _judge(frame, (TP_HEADS[2],), least_batch=MANY)
     said = f"with {TP_HEADS[2]} heads and {MANY} requests or more FlashInfer is {judged.counts}."
     return _not_here(f"{said} No model was served.")
 
 
-def sparse_bad_at_tp_2(frame: pd.DataFrame, _: float | None) -> Finding:
+def sparse_bad_at_tp_2(frame: pd.DataFrame) -> Finding:
     """FlashInfer's kernel does worse with 64 heads than with more or fewer."""
     medians = {heads: _judge(frame, (heads,)).ratios.median() for heads in HEADS}
     said = ", ".join(f"{ratio:.2f} with {heads}" for heads, ratio in medians.items())
     return _not_here(f"its time over FlashMLA's, in the median of shapes, is {said} heads.")
-
-
-CHECKS: dict[str, tuple[tuple[str, ...], Check]] = {
-    check.__name__: ((SPARSE,), check)
-    for check in (
-        sparse_default_faster,
-        sparse_faster_at_tp_1_4_8,
-        sparse_slower_at_tp_2,
-        sparse_bad_at_tp_2,
-    )
-}
-"""Name in data/claims.yaml -> the studies it reads and the check."""
 
 
 def _not_here(said: str) -> Finding:
@@ -78,11 +62,4 @@ def _judge(frame: pd.DataFrame, heads: Sequence[int], *, least_batch: int = 1) -
         for case in BFLOAT16
         if case.spec.num_qo_heads in heads and case.batch_size >= least_batch
     ]
-    rows = sparse_rows(frame)
-    rows = rows[rows.backend.isin((FA3, FLASHMLA)) & rows.case.isin(shapes)]
-    counts = rows.groupby(["case", "backend"], sort=False).size()
-    if len(counts) != 2 * len(shapes) or counts.nunique() != 1:
-        raise MissingRecordsError(
-            f"{FA3} and {FLASHMLA}: {len(rows)} records of {len(shapes)} shapes, one lacks some"
-        )
-    return judge_rows(rows, (FA3, FLASHMLA))
+    return judge_rows(needed(sparse_rows(frame), shapes, (FA3, FLASHMLA)), (FA3, FLASHMLA))

@@ -55,7 +55,7 @@ def mla_records(frame: pd.DataFrame) -> pd.DataFrame:
     """MLA records of timer `graph`, whatever their status; `backend` is the design."""
     rows = frame[frame.backend.isin(DESIGNS) & (frame.timer == "graph")]
     rows = rows.assign(case=[in_format(case, "bfloat16") for case in rows.case])
-    return whole_counts(by_design(rows, DESIGNS).drop(columns=["heads", "kv_format"]))
+    return whole_counts(by_design(rows, DESIGNS).drop(columns="heads"))
 
 
 def mla_rows(frame: pd.DataFrame) -> pd.DataFrame:
@@ -203,7 +203,8 @@ def tensor_or_data(frame: pd.DataFrame) -> pd.DataFrame:
     table = times(sparse_rows(frame)).reindex(columns=[*SHAPE, *BOTH])
     table = table.assign(GPUs=ALL_HEADS // table.num_qo_heads, requests=table.batch_size)
     shared, own = table[table.GPUs > 1], table[table.GPUs == 1]
-    shared = shared.assign(batch_size=shared.requests / shared.GPUs)
+    shared = shared[shared.requests % shared.GPUs == 0]
+    shared = shared.assign(batch_size=shared.requests // shared.GPUs)
     both = shared.merge(own, on=["top_k", "kv_len", "batch_size"], suffixes=("", ": DP"))
     shown = both[["GPUs", "requests", "top_k"]]
     for name in BOTH:

@@ -7,11 +7,11 @@ from itertools import product
 
 import pandas as pd
 import pytest
+from support.ledger import judged
 
 from attnlib.core.spec import MlaSpec
 from attnlib.kinds.mla.case import MlaCase
 from attnlib.studies.evidence import NOT_HERE, MissingRecordsError
-from attnlib.studies.sparse_mla.checks import CHECKS
 from attnlib.studies.sparse_mla.study import SPARSE_SHAPES
 
 Ratio = Callable[[int, int], float]
@@ -33,9 +33,9 @@ def records(ratio: Ratio) -> pd.DataFrame:
                 {
                     **same,
                     "power_limit_w": 700,
-                    "heads": None,
-                    "case": case,
                     **case.to_dict(),
+                    "case": case,
+                    "heads": case.spec.heads,
                     **told,
                 }
             )
@@ -43,7 +43,7 @@ def records(ratio: Ratio) -> pd.DataFrame:
 
 
 def said(check: str, frame: pd.DataFrame) -> str:
-    finding = CHECKS[check][1](frame, None)
+    finding = judged(check, frame)
     assert (finding.verdict, finding.records, finding.measured) == (NOT_HERE, (), "")
     assert "no Blackwell GPU is on record" in finding.reason
     assert "0.6.13's fa3 over a bfloat16 cache with FlashMLA over an FP8 one" in finding.reason
@@ -53,36 +53,38 @@ def said(check: str, frame: pd.DataFrame) -> str:
 @pytest.mark.parametrize(("us", "word"), [(0.5, "faster"), (2.0, "slower"), (1.0, "same")])
 def test_every_shape_is_counted_and_nothing_is_decided(us, word):
     frame = records(lambda heads, batch: us)
-    assert f"FlashInfer is {word} in 40 of 40 shapes." in said("sparse_default_faster", frame)
+    assert f"FlashInfer is {word} in 40 of 40 shapes." in said("better-performance", frame)
 
 
 def test_each_degree_of_parallelism_stands_on_its_own_heads():
     frame = records(lambda heads, batch: 2.0 if heads == 64 else 0.5)
-    others = said("sparse_faster_at_tp_1_4_8", frame)
+    others = said("pareto", frame)
     assert "with 128, 32, 16 heads FlashInfer is faster in 32 of 32 shapes." in others
     assert "slower in 8, " not in others and "No model was served." in others
 
 
 def test_many_requests_are_judged_without_the_few():
     frame = records(lambda heads, batch: 2.0 if heads == 64 and batch >= 64 else 0.5)
-    reason = said("sparse_slower_at_tp_2", frame)
+    reason = said("tp2-slightly-worse", frame)
     assert "64 heads and 64 requests or more FlashInfer is slower in 4 of 4 shapes." in reason
 
 
 def test_the_medians_stand_by_heads():
     frame = records(lambda heads, batch: heads / 100)
-    reason = said("sparse_bad_at_tp_2", frame)
+    reason = said("tp2-unusually-bad", frame)
     assert "is 1.28 with 128, 0.64 with 64, 0.32 with 32, 0.16 with 16 heads." in reason
 
 
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize(
+    "check", ["better-performance", "pareto", "tp2-slightly-worse", "tp2-unusually-bad"]
+)
 @pytest.mark.parametrize("backend", ["flashinfer-mla-fa3", "flashmla-sparse-fp8"])
 def test_a_lost_round_or_a_lost_shape_is_missing(check, backend):
     frame = records(lambda heads, batch: 1.0)
     mine = frame[(frame.backend == backend) & (frame.release != "0.6.4")]
     place = mine[(mine.num_qo_heads == 64) & (mine.batch_size == 64)]
-    if check == "sparse_faster_at_tp_1_4_8":
+    if check == "pareto":
         place = mine[mine.num_qo_heads == 32]
     for lost in (place.index[:1], place.index):
         with pytest.raises(MissingRecordsError, match="one lacks some"):
-            CHECKS[check][1](frame.drop(lost), None)
+            judged(check, frame.drop(lost))

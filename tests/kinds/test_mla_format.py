@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnlib.core.mla_format import TILE, TILES, dequantize, quantize, tile_scales
+from attnlib.kinds.mla.format import TILE, TILES, dequantize, quantize, tile_scales
 
 E4M3 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
 FINITE = E4M3[torch.isfinite(E4M3.float())]

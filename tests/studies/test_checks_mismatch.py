@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pandas as pd
 import pytest
+from support.ledger import judged
 
 from attnlib.kinds.mismatch.case import MISMATCHES, predict_splits
 from attnlib.studies.evidence import MissingRecordsError
-from attnlib.studies.fa3_decode_regression.checks import CHECKS
 from attnlib.studies.metadata_mismatch.checks import HARMLESS, LENGTHS, ONE_GPU
 
 OVERRUNS = {m.name for m in MISMATCHES if predict_splits(m, num_sms=132).overrun}
@@ -35,27 +35,27 @@ def ran(wrong: set[str], *, without: str = "") -> pd.DataFrame:
 @pytest.mark.parametrize(
     ("check", "wrong", "verdict"),
     [
-        ("stale_lengths_mislead", set(), "partly"),
-        ("stale_lengths_mislead", set(LENGTHS), "confirmed"),
-        ("splits_overrun_buffers", OVERRUNS, "confirmed"),
-        ("splits_overrun_buffers", set(sorted(OVERRUNS)[:1]), "partly"),
-        ("splits_overrun_buffers", {"batch-grown"}, "refuted"),
-        ("one_gpu_is_right", {"head-counts"}, "confirmed"),
-        ("one_gpu_is_right", {"lengths-grown"}, "partly"),
-        ("one_gpu_is_right", set(ONE_GPU), "refuted"),
+        ("stale-metadata", set(), "partly"),
+        ("stale-metadata", set(LENGTHS), "confirmed"),
+        ("out-of-bounds", OVERRUNS, "confirmed"),
+        ("out-of-bounds", set(sorted(OVERRUNS)[:1]), "partly"),
+        ("out-of-bounds", {"batch-grown"}, "refuted"),
+        ("single-gpu-unaffected", {"head-counts"}, "confirmed"),
+        ("single-gpu-unaffected", {"lengths-grown"}, "partly"),
+        ("single-gpu-unaffected", set(ONE_GPU), "refuted"),
     ],
 )
 def test_outputs_past_the_guard_decide(check, wrong, verdict):
-    finding = CHECKS[check][1](ran(wrong), None)
+    finding = judged(check, ran(wrong))
     assert finding.verdict == verdict
     assert finding.records and not [name for name in finding.records if name.endswith("True")]
 
 
-def test_there_are_misfits_that_overrun_buffers_and_others():
+def test_there_are_mismatchs_that_overrun_buffers_and_others():
     assert 1 < len(OVERRUNS) < len(MISMATCHES)
 
 
-@pytest.mark.parametrize("check", ["stale_lengths_mislead", "one_gpu_is_right"])
-def test_a_misfit_that_was_not_run_leaves_its_claim_open(check):
+@pytest.mark.parametrize("check", ["stale-metadata", "single-gpu-unaffected"])
+def test_a_mismatch_that_was_not_run_leaves_its_claim_open(check):
     with pytest.raises(MissingRecordsError, match="lengths-shrunk"):
-        CHECKS[check][1](ran(set(), without="lengths-shrunk"), None)
+        judged(check, ran(set(), without="lengths-shrunk"))

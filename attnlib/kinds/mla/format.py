@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import torch
 
-from .spec import LATENT_DIM, MLA_HEAD_DIM, MLA_TOKEN_BYTES
+from ...core.spec import LATENT_DIM, MLA_HEAD_DIM, MLA_TOKEN_BYTES
 
 TILE = 128
 TILES = LATENT_DIM // TILE

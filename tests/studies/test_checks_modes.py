@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pandas as pd
 import pytest
+from support.ledger import judged
 
 from attnlib.kinds.extend.case import ExtendCase
 from attnlib.studies.engine_modes import study as engine_modes
 from attnlib.studies.engine_modes.tables import AUTO, FA2, FA3, usual_timer
 from attnlib.studies.evidence import MissingRecordsError
-from attnlib.studies.fa3_decode_regression.checks import CHECKS
 
 CASES = {case.mode: case for case in engine_modes.ONE_OF_EACH if case.mask != "tree"}
 TREE = engine_modes.MASKED[1]
@@ -54,16 +54,16 @@ def verified(causal: float, tree: float) -> pd.DataFrame:
 @pytest.mark.parametrize(
     ("check", "factors", "verdict"),
     [
-        ("all_prefill_pins_gain", dict.fromkeys(CASES, 0.5), "confirmed"),
-        ("all_prefill_pins_gain", EVEN | {"draft_extend": 0.5}, "partly"),
-        ("all_prefill_pins_gain", EVEN, "refuted"),
-        ("pin_loses_somewhere", dict.fromkeys(CASES, 0.5), "refuted"),
-        ("pin_loses_somewhere", dict.fromkeys(CASES, 0.5) | {"prefill_ragged": 2.0}, "confirmed"),
-        ("pin_in_paged_prefill", EVEN, "confirmed"),
+        ("all-prefill-backends", dict.fromkeys(CASES, 0.5), "confirmed"),
+        ("all-prefill-backends", EVEN | {"draft_extend": 0.5}, "partly"),
+        ("all-prefill-backends", EVEN, "refuted"),
+        ("gain-not-everywhere", dict.fromkeys(CASES, 0.5), "refuted"),
+        ("gain-not-everywhere", dict.fromkeys(CASES, 0.5) | {"prefill_ragged": 2.0}, "confirmed"),
+        ("paged-prefill", EVEN, "confirmed"),
     ],
 )
 def test_times_by_mode_decide(check, factors, verdict):
-    finding = CHECKS[check][1](measured(factors), None)
+    finding = judged(check, measured(factors))
     assert finding.verdict == verdict
     assert finding.records
 
@@ -71,17 +71,16 @@ def test_times_by_mode_decide(check, factors, verdict):
 @pytest.mark.parametrize(
     ("check", "mode"),
     [
-        ("pin_in_paged_prefill", "prefill_paged"),
-        ("pin_in_draft_extend", "draft_extend"),
-        ("pin_in_dllm_extend", "dllm_extend"),
+        ("paged-prefill", "prefill_paged"),
+        ("draft-extend", "draft_extend"),
+        ("dllm-extend", "dllm_extend"),
     ],
 )
 def test_a_pin_that_ran_another_kernel_is_refuted_and_its_time_is_told(check, mode):
-    ran = CHECKS[check][1]
-    finding = ran(measured({mode: 2.0}), None)
+    finding = judged(check, measured({mode: 2.0}))
     assert (finding.verdict, finding.value) == ("confirmed", 2.0)
     assert "slower in 1 of 1 shapes" in finding.reason
-    assert ran(measured({mode: 2.0}, ran="fa3"), None).verdict == "refuted"
+    assert judged(check, measured({mode: 2.0}, ran="fa3")).verdict == "refuted"
 
 
 @pytest.mark.parametrize(
@@ -89,7 +88,7 @@ def test_a_pin_that_ran_another_kernel_is_refuted_and_its_time_is_told(check, mo
     [(2.0, 2.0, "confirmed"), (2.0, 1.0, "partly"), (1.0, 1.0, "refuted")],
 )
 def test_a_pin_for_verification_gains_where_auto_is_slower(causal, tree, verdict):
-    finding = CHECKS["verify_pin_gains"][1](verified(causal, tree), None)
+    finding = judged("prefill-verify", verified(causal, tree))
     assert finding.verdict == verdict
     assert "under a causal mask auto runs fa3" in finding.reason
     assert "under a tree mask auto runs fa2" in finding.reason
@@ -99,17 +98,17 @@ def test_a_pin_for_verification_gains_where_auto_is_slower(causal, tree, verdict
 def test_one_round_decides_nothing():
     frame = measured(dict.fromkeys(CASES, 0.5))
     once = frame[frame["round"] == 0]
-    for check in ("all_prefill_pins_gain", "pin_loses_somewhere"):
-        assert CHECKS[check][1](once, None).verdict == "open"
+    for check in ("all-prefill-backends", "gain-not-everywhere"):
+        assert judged(check, once).verdict == "open"
 
 
-@pytest.mark.parametrize("check", ["pin_in_draft_extend", "all_prefill_pins_gain"])
+@pytest.mark.parametrize("check", ["draft-extend", "all-prefill-backends"])
 def test_a_mode_that_was_not_measured_leaves_its_claim_open(check):
     factors = {mode: 1.0 for mode in CASES if mode != "draft_extend"}
     with pytest.raises(MissingRecordsError, match="no round"):
-        CHECKS[check][1](measured(factors), None)
+        judged(check, measured(factors))
 
 
 def test_verification_without_auto_leaves_its_claim_open():
     with pytest.raises(MissingRecordsError, match="auto and fa2"):
-        CHECKS["verify_pin_gains"][1](measured(EVEN), None)
+        judged("prefill-verify", measured(EVEN))

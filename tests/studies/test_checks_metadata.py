@@ -8,24 +8,25 @@ from itertools import product
 import pandas as pd
 import pytest
 from support.frames import ran
+from support.ledger import verdict
 
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.cases import Case
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.metadata.case import MetadataCase
 from attnlib.kinds.step.case import StepCase
-from attnlib.studies.decode_metadata.checks import FAST_PATH, GENERAL_PATH, LAYERS, PREPARE
+from attnlib.studies.decode_metadata.checks import FAST_PATH, GENERAL_PATH
 from attnlib.studies.decode_metadata.study import METADATA, METADATA_SWEEP
 from attnlib.studies.decode_metadata_eager.study import SOURCE_CASE
 from attnlib.studies.evidence import MissingRecordsError
-from attnlib.studies.fa3_decode_regression.checks import CHECKS
+from attnlib.studies.scheduler_metadata.checks import LAYERS, PREPARE
 
 DESIGNS = {
-    ("metadata-eager", ""): ("scan", *["gather"] * 12),
-    ("metadata-serial", ""): ("serial_metadata_kernel",),
-    ("metadata-fused", ""): ("decode_metadata_kernel",),
-    ("sglang-metadata", "0.5.14"): (FAST_PATH,),
-    ("sglang-metadata", "0.5.23"): ("_fused_decode_metadata_kernel",),
+    ("metadata-eager", ""): ran("scan", *["gather"] * 12),
+    ("metadata-serial", ""): ran("serial_metadata_kernel"),
+    ("metadata-fused", ""): ran("decode_metadata_kernel"),
+    ("sglang-metadata", "0.5.14"): ran(FAST_PATH),
+    ("sglang-metadata", "0.5.23"): ran("_fused_decode_metadata_kernel"),
 }
 SIZES = tuple(dict.fromkeys((*METADATA, *METADATA_SWEEP)))
 MERGED = ("sglang-metadata", "0.5.14")
@@ -35,7 +36,7 @@ Times = Callable[[tuple[str, str], MetadataCase], float]
 def row(case: Case, backend: str, run_us: float, **more: object) -> dict:
     same = {"release": "", "timer": "graph", "status": "ok", "throttled": False, "gpu_id": "0bad"}
     same |= {"power_limit_w": 700, "schema": 1, "heads": None, "oracle_error": 0.0, "layers": None}
-    told = {**same, "case": case, **case.to_dict(), "backend": backend, "run_us": run_us, **more}
+    told = {**same, **case.to_dict(), "case": case, "backend": backend, "run_us": run_us, **more}
     return {**told, "id": " ".join(str(told[n]) for n in ("study", "backend", "release", "timer"))}
 
 
@@ -44,11 +45,11 @@ def metadata(times: Times, *, study: str = "decode_metadata", cases=SIZES) -> pd
     timer = "eager" if study.endswith("eager") else "graph"
     found = []
     for case, design, round_ in product(cases, DESIGNS, (0, 1)):
-        names = DESIGNS[design]
+        kernel = DESIGNS[design]
         if design == MERGED and case.page_size > 1:
-            names = (GENERAL_PATH,)
+            kernel = ran(GENERAL_PATH)
         more = {"study": study, "release": design[1], "timer": timer, "round": round_}
-        found.append(row(case, design[0], times(design, case), kernels=ran(*names), **more))
+        found.append(row(case, design[0], times(design, case), kernels=kernel, **more))
     return pd.DataFrame(found)
 
 
@@ -81,10 +82,6 @@ def steps(saved: float, *, once_zeros: int = 0, once_prepares: int = 1) -> pd.Da
     return pd.DataFrame(found)
 
 
-def said(name: str, frame: pd.DataFrame, figure: float | None = None) -> str:
-    return CHECKS[name][1](frame, figure).verdict
-
-
 @pytest.mark.parametrize(
     ("graph", "eager", "word"),
     [
@@ -96,90 +93,81 @@ def said(name: str, frame: pd.DataFrame, figure: float | None = None) -> str:
     ],
 )
 def test_a_speedup_is_judged_in_a_graph_and_eagerly(graph, eager, word):
-    assert said("speedup_at_source_case", both(graph, eager), 4.78) == word
+    assert verdict("4-78x", both(graph, eager)) == word
 
 
 def test_a_speedup_without_its_eager_records_is_missing_them():
-    with pytest.raises(MissingRecordsError, match="0 records of 1 sizes"):
-        said("speedup_at_source_case", metadata(speedup(5.0)), 4.78)
+    with pytest.raises(MissingRecordsError, match="0 records of 1 shapes"):
+        verdict("4-78x", metadata(speedup(5.0)))
 
 
 @pytest.mark.parametrize(("ratio", "word"), [(5.0, "confirmed"), (2.0, "refuted")])
 def test_a_typical_speedup_is_judged_at_all_sizes(ratio, word):
-    assert said("speedup_at_all_sizes", metadata(speedup(ratio)), 5.2) == word
+    assert verdict("5-2x", metadata(speedup(ratio))) == word
 
 
 def test_a_typical_speedup_that_some_sizes_reach_holds_partly():
     frame = metadata(lambda d, case: speedup(5.0 if case.batch_size == 32 else 2.0)(d, case))
-    assert said("speedup_at_all_sizes", frame, 5.2) == "partly"
+    assert verdict("5-2x", frame) == "partly"
 
 
 def test_a_lost_round_of_one_design_is_missing():
     frame = metadata(speedup(5.0))
     with pytest.raises(MissingRecordsError, match="one lacks some"):
-        said("speedup_at_all_sizes", frame.drop(frame[frame.release == "0.5.14"].index[0]), 5.2)
+        verdict("5-2x", frame.drop(frame[frame.release == "0.5.14"].index[0]))
 
 
 def test_launches_are_counted_from_the_trace():
     frame = metadata(speedup(5.0))
-    assert said("one_launch", frame) == "confirmed"
+    assert verdict("sequential-operations", frame) == "confirmed"
     merged = frame.release == "0.5.14"
+    several = pd.Series([ran("a", "b")] * len(frame))
     assert (
-        said(
-            "one_launch",
-            frame.assign(
-                kernels=[
-                    ran("a", "b") if m else k for m, k in zip(merged, frame.kernels, strict=True)
-                ]
-            ),
-        )
+        verdict("sequential-operations", frame.assign(kernels=frame.kernels.mask(merged, several)))
         == "partly"
     )
-    assert said("fused_kernels", frame, 2.0) == "confirmed"
-    assert said("fused_kernels", frame, 1.0) == "refuted"
+    assert verdict("two-kernels", frame, 2.0) == "confirmed"
+    assert verdict("two-kernels", frame, 1.0) == "refuted"
 
 
 def test_each_path_runs_where_it_should():
     frame = metadata(speedup(5.0))
     merged = frame.release == "0.5.14"
-    assert said("fast_path_for_page_one", frame) == "confirmed"
-    paths = zip(merged, frame.kernels, strict=True)
-    general = frame.assign(kernels=[ran(GENERAL_PATH) if m else k for m, k in paths])
-    assert said("fast_path_for_page_one", general) == "partly"
-    assert (
-        said("fast_path_for_page_one", frame.assign(kernels=[ran("other")] * len(frame)))
-        == "refuted"
-    )
+    assert verdict("fast-path", frame) == "confirmed"
+    everywhere = pd.Series([ran(GENERAL_PATH)] * len(frame))
+    general = frame.assign(kernels=frame.kernels.mask(merged, everywhere))
+    assert verdict("fast-path", general) == "partly"
+    assert verdict("fast-path", frame.assign(kernels=[ran("other")] * len(frame))) == "refuted"
 
 
 def test_page_sizes_without_a_window_leave_the_claim_open_and_a_wrong_word_refutes_it():
     frame = metadata(speedup(5.0))
-    assert said("every_page_size", frame) == "open"
-    assert said("every_page_size", frame.assign(oracle_error=1.0)) == "refuted"
+    assert verdict("general-path", frame) == "open"
+    assert verdict("general-path", frame.assign(oracle_error=1.0)) == "refuted"
 
 
 @pytest.mark.parametrize(("power", "word"), [(1.0, "confirmed"), (0.5, "refuted")])
 def test_a_serial_sum_grows_as_the_batch_does(power, word):
     frame = metadata(lambda design, case: case.batch_size ** (power if design == MERGED else 0.3))
-    assert said("time_grows_with_batch", frame) == word
+    assert verdict("serial-prefix-sum", frame) == word
 
 
 @pytest.mark.parametrize(("zeros", "word"), [(0, "confirmed"), (LAYERS, "refuted")])
 def test_launches_that_come_in_place_of_the_saved_ones_count(zeros, word):
-    assert said("launches_saved", steps(200.0, once_zeros=zeros), 63.0) == word
+    assert verdict("63-calls", steps(200.0, once_zeros=zeros)) == word
 
 
 @pytest.mark.parametrize(("saved", "word"), [(200.0, "confirmed"), (100.0, "refuted")])
 def test_saved_time_is_held_to_a_quarter_either_way(saved, word):
-    assert said("microseconds_saved", steps(saved), 215.0) == word
+    assert verdict("215us", steps(saved)) == word
 
 
 def test_saved_time_needs_both_timers():
     frame = steps(200.0)
     with pytest.raises(MissingRecordsError, match="timer eager: a shape lacks some"):
-        said("microseconds_saved", frame[frame.timer == "graph"], 215.0)
+        verdict("215us", frame[frame.timer == "graph"])
 
 
 @pytest.mark.parametrize(("prepares", "word"), [(1, "confirmed"), (64, "refuted")])
 def test_layers_must_not_prepare_again(prepares, word):
-    assert said("no_layer_prepares", steps(200.0, once_prepares=prepares), 0.0) == word
+    assert verdict("per-layer-calls-gone", steps(200.0, once_prepares=prepares)) == word

@@ -1,0 +1,82 @@
+"""Checks of claims about FA3's schedule, made once a step in place of once a layer."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from ...run.frame import decode_rows, launches, paired_times
+from ..evidence import (
+    Finding,
+    MissingRecordsError,
+    counted,
+    figure_word,
+    near,
+    vote,
+)
+
+LAYERS = 64
+EACH, ONCE, PREPARE = "fa3-step-each", "fa3-step-once", "prepare_varlen_num_blocks"
+
+
+def launches_saved(frame: pd.DataFrame, figure: float) -> Finding:
+    """A step of 64 layers has `figure` launches fewer when the schedule is made once."""
+    rows = _steps(frame)
+    saved = _difference(rows, launches(rows))
+    prepares = _difference(rows, launches(rows, PREPARE))
+    held = int((saved == figure).sum())
+    reason = (
+        f"{PREPARE} falls by {prepares.min():.0f} to {prepares.max():.0f}, but all launches of the "
+        f"step fall by {figure:g} in {held} of {len(saved)} shapes only: where requests are not "
+        f"split, each layer clears the schedule's semaphore with a launch of its own."
+    )
+    measured = f"{saved.min():.0f} to {saved.max():.0f} launches fewer"
+    return Finding(vote(held, len(saved) - held), reason, measured, records=tuple(rows.id))
+
+
+def microseconds_saved(frame: pd.DataFrame, figure: float) -> Finding:
+    """A step of 64 layers, in a graph, saves `figure` us, the rounds' paired differences."""
+    rows, eager = _steps(frame), _steps(frame, timer="eager")
+    saved, outside = _saved(rows), _saved(eager)
+    held = near(saved, figure)
+    low, middle, high = saved.min(), saved.median(), saved.max()
+    reason = (
+        f"{held} of {len(saved)} shapes are within a quarter of {figure:g} us. Launched eagerly "
+        f"the step takes {-outside.max():.0f} to {-outside.min():.0f} us longer with it "
+        f"made once. The attention of one GPU of four, nothing else of a step."
+    )
+    measured = f"{low:.0f} to {high:.0f} us, median {middle:.0f}"
+    word = figure_word(saved.tolist(), figure)
+    return Finding(word, reason, measured, middle, low, high, (*rows.id, *eager.id))
+
+
+def no_layer_prepares(frame: pd.DataFrame) -> Finding:
+    """With the schedule made once, a step has one prepare kernel, whatever its layers."""
+    rows = decode_rows(frame)
+    rows = rows[rows.backend == ONCE]
+    if rows.empty:
+        raise MissingRecordsError(f"{ONCE} has no record that is ok")
+    layers = ", ".join(f"{n:.0f}" for n in sorted(rows.layers.unique()))
+    says = f"{{held}} traces of steps of {layers} layers have one {PREPARE}."
+    return counted(rows, launches(rows, PREPARE) == 1, says, "1 a step")
+
+
+def _steps(frame: pd.DataFrame, *, timer: str = "graph") -> pd.DataFrame:
+    rows = decode_rows(frame, timer=timer)
+    rows = rows[rows.backend.isin((EACH, ONCE)) & (rows.layers == LAYERS)]
+    if rows.empty or rows.groupby(["case", "backend"], sort=False).size().nunique() != 1:
+        raise MissingRecordsError(f"steps of {LAYERS} layers, timer {timer}: a shape lacks some")
+    return rows
+
+
+def _difference(rows: pd.DataFrame, counts: pd.Series) -> pd.Series:
+    """Shape by shape, how many more `EACH` has than `ONCE`."""
+    wide = rows.assign(count=counts).pivot_table(
+        index="case", columns="backend", values="count", aggfunc="median", sort=False
+    )
+    return wide[EACH] - wide[ONCE]
+
+
+def _saved(rows: pd.DataFrame) -> pd.Series:
+    """Shape by shape, the mean over rounds of what `ONCE` saves, in us."""
+    found = paired_times(rows, EACH, ONCE)
+    return pd.Series([(pd.Series(each) - pd.Series(once)).mean() for _, each, once in found])
