@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
@@ -77,6 +80,12 @@ def test_every_look_has_a_marker_of_its_own_beside_its_colour():
         assert len({look.color for look in looks.values()}) == len(looks)
         assert len({(look.marker, look.hollow) for look in looks.values()}) == len(looks)
     assert len({hatch for _, hatch, _ in charts.CELLS.values()}) == 3
+
+
+def test_colours_stand_in_one_file_and_those_of_kernels_in_their_table():
+    package = Path(charts.__file__).parents[1]
+    colored = {p for p in package.rglob("*.py") if re.search('"#[0-9A-Fa-f]{6}"', p.read_text())}
+    assert colored == {package / "draw/style.py", package / "core/backends/table.py"}
 
 
 def test_a_name_without_a_look_is_drawn_all_the_same():

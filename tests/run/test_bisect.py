@@ -143,16 +143,6 @@ def test_an_ambiguous_verdict_doubles_the_rounds_and_then_fails(start, counts) -
     assert asked == counts
 
 
-def test_a_noisy_verdict_takes_more_rounds_and_a_clear_one_takes_none() -> None:
-    def noisy(count: int) -> list[tuple[float, float]]:
-        return [(1.0, 1.3 if number % 2 else 1.05) for number in range(count)]
-
-    noisy_one = settle(noisy, rounds=2)
-    assert noisy_one.word == "slower" and noisy_one.ratio.pairs > 2
-    clear = settle(lambda count: [(1.0, 2.0 * w) for w in WOBBLE[:count]], rounds=3)
-    assert (clear.word, clear.ratio.pairs) == ("slower", 3)
-
-
 # A bisection
 
 
@@ -179,8 +169,11 @@ def test_the_first_fast_release_after_a_bad_one_is_found_too(lab) -> None:
 @pytest.mark.parametrize("change", range(1, len(EACH)))
 def test_the_change_is_found_wherever_it_lies(lab, change) -> None:
     lab.us = {name: 10.0 if number < change else 12.0 for number, name in enumerate(EACH)}
-    assert run(good=EACH[0], bad=EACH[-1], rounds=2).changed == EACH[change]
-    assert run(good=EACH[0], bad=EACH[-1], rounds=2).changed == EACH[change]
+    found = run(good=EACH[0], bad=EACH[-1], rounds=2)
+    assert found.changed == EACH[change]
+    lab.jobs.clear()
+    assert run(good=EACH[0], bad=EACH[-1], rounds=2) == found
+    assert lab.jobs == [], "nothing is measured again"
 
 
 def test_rounds_run_a_b_b_a_and_are_numbered_on_through_the_steps(lab) -> None:
@@ -189,11 +182,6 @@ def test_rounds_run_a_b_b_a_and_are_numbered_on_through_the_steps(lab) -> None:
     first = [(0, good), (0, "0.6.1"), (1, "0.6.1"), (1, good)]
     assert lab.order == [*first, (2, good), (2, "0.6.0"), (3, "0.6.0"), (3, good)]
     assert all(len(job.items) == 1 and job.study == "bisect_demo" for job in lab.jobs)
-
-
-def test_a_finished_bisection_measures_nothing_again(lab) -> None:
-    assert run() == run()
-    assert len(lab.jobs) == 3 * 3 * 2
 
 
 def test_a_round_cut_short_is_left_out_and_a_new_one_taken(lab) -> None:
@@ -245,7 +233,7 @@ def test_the_machines_own_noise_widens_the_margin(lab) -> None:
     lab.us = {"0.6.0": 10.5}
     assert run(bad="0.6.0").changed == "0.6.0"
     with pytest.raises(ValueError, match="it is same"):
-        run(bad="0.6.0", floor=0.08)
+        run(bad="0.6.0", noise=0.08)
 
 
 @pytest.mark.parametrize("status", ["error", "crashed", "refused", "incorrect", "timeout"])

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-HEADS = {
+BY_HEADS = {
     "32/8": Look(style.BLUE, "o", "32/8 heads"),
     "16/2": Look(style.GREEN, "D", "16/2 heads"),
     "8/1": Look(style.ORANGE, "s", "8/1 heads"),
@@ -34,7 +34,7 @@ def ratio_chart(frame: pd.DataFrame) -> Figure:
     """fa2 / fa3 of every shape, a row per mode; right of 1 fa3 is faster. Bars: 95 % intervals."""
     table = over(plain(mode_rows(frame)), FA2, FA3)
     figure, axis, rows = _by_mode(frame, table, "Which of FlashInfer's kernels is faster, by mode")
-    charts.dots(axis, rows, "ratio", "place", by="heads", looks=HEADS, interval="x")
+    charts.dots(axis, rows, "ratio", "place", by="heads", looks=BY_HEADS, interval="x")
     axis.set_xlabel("run time of fa2 / run time of fa3   (right of 1: fa3 is faster)")
     style.log_axes(axis, "x")
     axis.legend(loc="lower left", frameon=True)
