@@ -115,45 +115,10 @@ def test_a_batch_refuses_what_does_not_describe_a_decode_step(
         DecodeBatch.build(SPEC, seq_lens, page_table)
 
 
-def cache(*, page_size: int = 4, heads: int = 2, dim: int = 16, dtype: str = "bfloat16"):
-    return torch.zeros(3, page_size, heads, dim, dtype=getattr(torch, dtype))
-
-
-Q = torch.zeros(2, 8, 16, dtype=torch.bfloat16)
-
-
-@pytest.mark.parametrize(
-    ("argument", "got", "q", "kv"),
-    [
-        ("q", "[8, 2, 16]", Q.transpose(0, 1).reshape(8, 2, 16), PagedKV(cache(), cache())),
-        ("q", "[1, 8, 16]", Q[:1], PagedKV(cache(), cache())),
-        ("q", "torch.float32", Q.float(), PagedKV(cache(), cache())),
-        ("k_cache", "[3, 8, 2, 16]", Q, PagedKV(cache(page_size=8), cache(page_size=8))),
-        ("k_cache", "[3, 4, 8, 16]", Q, PagedKV(cache(heads=8), cache(heads=8))),
-        ("k_cache", "[3, 4, 2, 32]", Q, PagedKV(cache(dim=32), cache(dim=32))),
-        ("k_cache", "torch.float16", Q, PagedKV(cache(dtype="float16"), cache())),
-        ("v_cache", "torch.float32", Q, PagedKV(cache(), cache(dtype="float32"))),
-    ],
-)
-def test_tensors_that_do_not_fit_the_batch_are_refused(argument, got, q, kv) -> None:
-    batch = DecodeBatch.build(SPEC, int32([4, 4]), int32([[0], [1]]))
-    with refused(argument, got):
-        batch.check_inputs(q, kv)
-
-
-@pytest.mark.parametrize("away", ["q", "k_cache", "v_cache"])
-def test_tensors_on_two_devices_are_refused(away) -> None:
-    batch = DecodeBatch.build(SPEC, int32([4, 4]), int32([[0], [1]]))
-    tensors = {"q": Q, "k_cache": cache(), "v_cache": cache()}
-    tensors[away] = tensors[away].to("meta")
-    with pytest.raises(ValueError, match="must .*one device, got .*meta"):
-        batch.check_inputs(tensors["q"], PagedKV(tensors["k_cache"], tensors["v_cache"]))
-
-
-@pytest.mark.parametrize("v_cache", [cache(dim=32), cache()[0]], ids=["shape", "dimensions"])
+@pytest.mark.parametrize("v_cache", [torch.zeros(3, 4, 2, 32), torch.zeros(4, 2, 16)])
 def test_a_cache_whose_halves_differ_is_refused(v_cache) -> None:
     with refused("k_cache and v_cache", list(v_cache.shape)[-1]):
-        PagedKV(cache(), v_cache)
+        PagedKV(torch.zeros(3, 4, 2, 16), v_cache)
 
 
 def test_a_specs_facts_follow_from_its_fields() -> None:

@@ -10,7 +10,7 @@ from support.ledger import judged, row
 
 from attnlib.kinds.extend.case import ExtendCase
 from attnlib.studies.engine_modes import study as engine_modes
-from attnlib.studies.engine_modes.rows import AUTO, FA2, FA3, usual_timer
+from attnlib.studies.engine_modes.tables import AUTO, FA2, FA3, usual_timer
 from attnlib.studies.evidence import MissingRecordsError
 
 CASES = {case.mode: case for case in engine_modes.ONE_OF_EACH if case.mask != "tree"}
