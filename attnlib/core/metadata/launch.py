@@ -146,23 +146,23 @@ def signed(tensors: Tensors, fixed: tuple[Any, ...]) -> tuple[Signature, list[in
     """
     parts: list[Any] = list(fixed)
     pointers: list[int | None] = []
-    say, point, bits = parts.append, pointers.append, 0
+    bits = 0
     for value in fixed:
-        say(type(value))
+        parts.append(type(value))
     try:
         device = tensors[0].get_device()
-        say(device)
+        parts.append(device)
         for tensor in tensors:
             if tensor is None:
-                say(None)
-                point(None)
+                parts.append(None)
+                pointers.append(None)
                 continue
             if not tensor.is_contiguous() or tensor.get_device() != device:
                 return None, pointers, False
-            say(tensor.shape)
-            say(tensor.dtype)
+            parts.append(tensor.shape)
+            parts.append(tensor.dtype)
             pointer = tensor.data_ptr()
-            point(pointer)
+            pointers.append(pointer)
             bits |= pointer
     except AttributeError:
         return None, pointers, False
