@@ -10,8 +10,7 @@ from ...core.backends.table import FAMILIES
 from ...draw import charts, style
 from ...draw.style import Look
 from ...kinds.cost import Ceilings
-from .rows import FA2, FA3, GROUPS, LIBRARY, MANY, mode_rows, over, plain, times
-from .tables import roofs_us
+from .tables import FA2, FA3, GROUPS, LIBRARY, MANY, mode_rows, over, plain, roofs_us, times
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,7 +61,7 @@ def _by_mode(
     """A panel with a row per mode and a line at 1, and `table` with the `place` of each dot."""
     groups = [group for group in GROUPS if group in set(table.group)]
     aside = table.groupby("group").group.transform(lambda own: charts.spread(own.index, SPREAD))
-    placed = table.assign(place=table.group.map(groups.index) + aside.astype(float))
+    placed = table.assign(place=table.group.astype(object).map(groups.index) + aside.astype(float))
     figure, (axis,) = charts.panels([title], (8.5, 1.3 + 0.6 * len(groups)), frame)
     launched = {group: "eager" if group in MANY else "in a graph" for group in groups}
     charts.categories(axis, "y", (f"{group}\n({how})" for group, how in launched.items()))

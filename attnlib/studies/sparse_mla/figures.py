@@ -12,8 +12,19 @@ from ...draw.style import Look
 from ...kinds.cost import Ceilings, mla_cost
 from ...run.frame import over
 from .model import first_lost_token, pool_tokens
-from .rows import FA3, FLASHMLA, FLASHMLA_DENSE, NEW, OLD, in_format, mla_records, sparse_rows
-from .tables import BOTH, FORMAT_OF, against_bounds
+from .tables import (
+    BOTH,
+    FA3,
+    FLASHMLA,
+    FLASHMLA_DENSE,
+    FORMAT_OF,
+    NEW,
+    OLD,
+    against_bounds,
+    in_format,
+    mla_records,
+    sparse_rows,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
