@@ -193,7 +193,7 @@ def _ceilings(records: Sequence[Record]) -> tuple[Ceilings | None, str]:
 
 def _noise(records: Sequence[Record]) -> float:
     try:
-        return trust.floor_of(store.load(TRUST, records[0].machine_slug)) if records else 0.0
+        return trust.noise_of(store.load(TRUST, records[0].machine_slug)) if records else 0.0
     except (FileNotFoundError, ValueError):
         return 0.0
 

@@ -13,17 +13,17 @@ from dataclasses import asdict, dataclass, fields
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from inspect import getmembers, isfunction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from ..run import store
 from ..run.study import Study, record_machine
 from . import STUDIES
 from .evidence import NOT_HERE, OPEN, Check, Finding, MissingRecordsError
 from .expected import Expected, expected
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 CLAIMS = Path(__file__).resolve().parents[2] / "data" / "claims.yaml"
 UNCHECKED = {"open": OPEN, "elsewhere": NOT_HERE}
@@ -142,18 +142,20 @@ def check_of(claim: Claim) -> Check | Expected | None:
 
 @cache
 def checks() -> dict[str, Check]:
-    """The checks of all studies, by name."""
+    """The checks of all studies, by name: the public functions of their `checks.py`."""
     found: dict[str, Check] = {}
-    for name in STUDIES:
-        if find_spec(f"{__package__}.{name}.checks"):
-            found |= import_module(f"{__package__}.{name}.checks").CHECKS
+    for study in STUDIES:
+        if find_spec(f"{__package__}.{study}.checks"):
+            module = import_module(f"{__package__}.{study}.checks")
+            reads = getattr(module, "READS", {})
+            for name, function in getmembers(module, isfunction):
+                if function.__module__ == module.__name__ and not name.startswith("_"):
+                    found[name] = Check(reads.get(name, (study,)), function)
     return found
 
 
 def as_frame(checked: Iterable[CheckedClaim]) -> pd.DataFrame:
     """A row a claim: id, claimed, measured, verdict, for a notebook."""
-    import pandas as pd
-
     rows = [(c.claim.id, c.claim.claimed, c.finding.measured, c.finding.verdict) for c in checked]
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
@@ -210,8 +212,6 @@ def _words(check: str | dict[str, Any]) -> str:
 def _records(study: Study, machine: str | None) -> pd.DataFrame:
     place = machine or record_machine(study)
     if place != study.reference_machine and place not in store.machines(study.name):
-        import pandas as pd
-
         return pd.DataFrame()
     return store.load(study.name, place)
 
@@ -220,8 +220,6 @@ def _find(claim: Claim, frames: dict[str, Any]) -> Finding:
     check = check_of(claim)
     if check is None:
         return Finding(UNCHECKED[str(claim.check)], claim.note)
-    import pandas as pd
-
     try:
         for study in check.studies:
             if frames[study].empty:

@@ -59,8 +59,9 @@ class Finding:
 class Check:
     """A function that judges a claim, and the studies whose records it reads.
 
-    It takes these records, one below the other, and a second argument if it compares them with the
-    figure that the claim names. Raises MissingRecordsError where they lack something.
+    Every public function of a study's `checks.py` is one. It takes the records, one below the
+    other, and a second argument if it compares them with the figure that the claim names. Raises
+    MissingRecordsError where they lack something.
     """
 
     studies: tuple[str, ...]
@@ -74,11 +75,6 @@ class Check:
     def find(self, frame: pd.DataFrame, figure: float | None) -> Finding:
         """What the records say."""
         return self.function(frame, figure) if self.needs_figure else self.function(frame)
-
-
-def checks_of(studies: Sequence[str], *functions: Callable[..., Finding]) -> dict[str, Check]:
-    """Checks that read `studies`, by the names that data/claims.yaml calls them."""
-    return {each.__name__: Check(tuple(studies), each) for each in functions}
 
 
 @dataclass(frozen=True)
@@ -148,6 +144,13 @@ def vote(support: int, against: int, undecided: int = 0) -> str:
     if not against:
         return CONFIRMED
     return PARTLY if support else REFUTED
+
+
+def counted(rows: pd.DataFrame, holds: Iterable[bool], says: str, measured: str = "") -> Finding:
+    """The vote of records, each for the claim or against it; `{held}` in `says` is how many."""
+    held = sum(map(bool, holds))
+    reason = says.replace("{held}", f"{held} of {len(rows)}")
+    return Finding(vote(held, len(rows) - held), reason, measured, records=tuple(rows.id))
 
 
 def near(values: Iterable[float], figure: float) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Collection, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from itertools import product
 from string import Formatter
 from typing import Any
@@ -23,13 +23,13 @@ from .evidence import (
     Finding,
     Judged,
     MissingRecordsError,
+    counted,
     figure_word,
     judge_cases,
     near,
     needed,
     of_sides,
     together,
-    vote,
 )
 
 WORDS = ("slower", "faster", "same", "about")
@@ -76,20 +76,16 @@ class Expected:
         if self.expect:
             parts = (judge_cases(frame, cases, pair) for pair in self.pairs)
             return self._of_times(together(parts), frame, figure)
-        rows = ran_rows(frame, cases, self.backend[0], [*self.ran]) if self.ran else None
-        if rows is not None:
-            words = rows.release.map(lambda release: self.ran[release].split(" or "))
-            holds = [ran in families for ran, families in zip(rows["ran"], words, strict=True)]
-            seen = _families(rows)
-        else:
-            sides = [side for side, _ in self.pairs]
-            rows = good_rows(needed(of_sides(frame, *sides), cases, sides))
-            names = [{kernel.name for kernel in kernels} for kernels in rows.kernels]
-            holds = [self.kernel in found for found in names]
-            seen = ", ".join(sorted(set().union(*names)))
-        held = sum(holds)
-        reason = self.says.format(held=f"{held} of {len(rows)}")
-        return Finding(vote(held, len(rows) - held), reason, seen, records=tuple(rows.id))
+        if self.ran:
+            rows = ran_rows(frame, cases, self.backend[0], [*self.ran])
+            known = rows.release.map(lambda release: self.ran[release].split(" or "))
+            holds = [ran in families for ran, families in zip(rows["ran"], known, strict=True)]
+            return counted(rows, holds, self.says, _families(rows))
+        sides = [side for side, _ in self.pairs]
+        rows = good_rows(needed(of_sides(frame, *sides), cases, sides))
+        names = [{kernel.name for kernel in kernels} for kernels in rows.kernels]
+        holds = [self.kernel in found for found in names]
+        return counted(rows, holds, self.says, ", ".join(sorted(set().union(*names))))
 
     def _of_times(self, judged: Judged, frame: pd.DataFrame, figure: float | None) -> Finding:
         told: dict[str, Any] = {name: judged.count(name) for name in ("slower", "faster", "same")}
@@ -111,12 +107,11 @@ class Expected:
 
 def expected(named: str, entry: dict[str, Any]) -> Expected:
     """The check of `named` (a claim); ValueError with that name for whatever is not known."""
-    known = {each.name: each for each in fields(Expected)}
     for name in entry:
-        _require(f"check of {named}", name, known)
-    for name, each in known.items():
-        if each.default is each.default_factory is MISSING and name not in entry:
-            raise ValueError(f"check of {named} must have {name}, it has {', '.join(entry)}")
+        _require(f"check of {named}", name, [each.name for each in fields(Expected)])
+    lacks = [name for name in ("study", "cases", "backend", "says") if name not in entry]
+    if lacks:
+        raise ValueError(f"check of {named} must have {lacks[0]}, it has {', '.join(entry)}")
     if sum(name in entry for name in ("expect", "ran", "kernel")) != 1:
         raise ValueError(f"check of {named} must have one of expect, ran and kernel")
     if ("over" in entry) != ("expect" in entry):

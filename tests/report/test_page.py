@@ -25,14 +25,21 @@ def replay(monkeypatch) -> None:
 def evil():
     """A claim with markup in each text that is shown."""
     claim = claims.load_claims()[0]
-    claim = replace(claim, quote=EVIL, source=replace(claim.source, repo=EVIL))
+    source, figure = replace(claim.source, repo=EVIL), claims.Figure(2.0, EVIL)
+    claim = replace(claim, id=EVIL, quote=EVIL, source=source, figure=figure)
     return claims.CheckedClaim(claim, Finding("open", EVIL, measured=EVIL))
 
 
 def test_every_text_of_a_claim_is_escaped(evil) -> None:
     text = page.render_page([], [evil], [], part="")
     assert EVIL not in text and "<b onclick" not in text
-    assert text.count(ESCAPED) == 5  # quote, reason, measured, and the source twice
+    assert text.count(ESCAPED) == 7  # id, quote, figure, reason, measured, and the source twice
+
+
+@pytest.mark.parametrize("word", ["confirmed", "not measurable here"])
+def test_a_verdict_is_a_word_and_not_a_colour_alone(evil, word) -> None:
+    text = page.render_page([], [replace(evil, finding=Finding(word, "so"))], [], part="")
+    assert f"<b class='{word.replace(' ', '-')}'>{word}</b>" in text
 
 
 def test_claims_stand_under_the_pull_request_that_made_them() -> None:

@@ -21,6 +21,7 @@ from attnlib.run import store
 from attnlib.select import GPUS
 from attnlib.studies import (
     STUDIES,
+    auto_resolution,
     decode_metadata,
     engine_modes,
     measurement_trust,
@@ -106,7 +107,7 @@ def bounded(draw, *arguments):
 def ratio_chart(frame):
     judged = rows.decode_rows(frame[frame.case.isin(HEADLINE)], release=REGRESSED)
     judged = judged[judged.backend.isin((rows.AUTO, rows.FA2))]
-    words = measurement_trust.verdicts(judged, rows.AUTO, rows.FA2, floor=0.05)
+    words = measurement_trust.verdicts(judged, rows.AUTO, rows.FA2, noise=0.05)
     return measurement_trust.ratio_chart(words, judged, label="auto / fa2")
 
 
@@ -238,7 +239,7 @@ def test_live_headline_records_alone_fill_every_table(top):
 
 
 def test_a_rule_table_has_a_column_for_each_gpu_generation():
-    (row,) = tables.rule_table(["0.6.3"], HEADLINE[0].spec).to_dict("records")
+    (row,) = auto_resolution.rule_table(["0.6.3"], HEADLINE[0].spec).to_dict("records")
     assert {gpu: row[gpu] for gpu in GPUS} == dict.fromkeys(GPUS, "fa2") | {"sm90": "fa3"}
 
 

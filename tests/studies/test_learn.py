@@ -8,6 +8,7 @@ import pytest
 from attnlib.core.policy.plans import PLANS, plan
 from attnlib.core.policy.times import Gpu, Load, Rates, load_of, predict
 from attnlib.core.spec import AttnSpec
+from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.lengths import sample_seq_lens
 from attnlib.run import store
 from attnlib.run.frame import decode_rows
@@ -57,7 +58,7 @@ def held_out(frame, backends) -> tuple[np.ndarray, np.ndarray]:
     for case in HELD_OUT_CASES:
         truth = truths[case]
         lens = sample_seq_lens(case).tolist()
-        pick = measured.measured(case.spec, lens, backends=backends, policy=policy)
+        pick = policy.choose(case.spec, lens, backends=backends)
         best = min(us for name, us in truth.items() if name in backends)
         found.append((truth[pick.backend] / best, pick.confidence))
     regret, confidence = zip(*found, strict=True)
@@ -102,11 +103,13 @@ TRUTH = Rates(
 
 
 def test_what_was_measured_teaches_points_and_rates():
-    calls = ([50] * 3, [4000] * 9, [700], [90_000, 5])
-    cases = [(lens, times_of(lens)) for lens in calls]
+    sizes = [(3, 50), (9, 4000), (1, 700), (2, 90_000)]
+    cases = [
+        (DecodeCase(SPEC, batch, kv_len), times_of([kv_len] * batch)) for batch, kv_len in sizes
+    ]
     del cases[2][1]["fa3"]
-    points, rates = measured.learn(SPEC, cases, H200)
-    assert [(p.batch_size, p.longest) for p in points] == [(3, 50), (9, 4000), (1, 700), (2, 90000)]
+    points, rates = measured.learn(SPEC, tuple((c, tuple(us.items())) for c, us in cases), H200)
+    assert [(p.batch_size, p.longest) for p in points] == sizes
     assert [len(p.run_us) for p in points] == [2, 2, 1, 2] and len(rates) == 2
     assert max(abs(p.log_error(name)) for p in points for name in p.run_us) < 0.1
 

@@ -1,7 +1,7 @@
 """All metadata of a decode step in one launch: lengths, page table and FA3's schedule.
 
     scheduler = reserve(facts, device)               # room for the schedule's words, once
-    build_step_metadata(..., scheduler=scheduler)    # one kernel a step
+    build_step_metadata(..., scheduler=scheduler)    # one kernel per step
     for layer in layers:
         attend(..., metadata=scheduler)              # no prepare kernel, guarded as ever
 

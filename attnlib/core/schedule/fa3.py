@@ -1,6 +1,6 @@
-"""FlashAttention-3's scheduler metadata: precomputed once a step, and guarded against misuse.
+"""FlashAttention-3's scheduler metadata: precomputed once per step, and guarded against misuse.
 
-    metadata = precompute(facts, seq_lens)                # one kernel, instead of one a layer
+    metadata = precompute(facts, seq_lens)                # one kernel, instead of one per layer
     for layer in layers:
         attend(..., metadata=metadata)                    # checks `require_fits`, then launches
 

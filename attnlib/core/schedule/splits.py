@@ -26,7 +26,7 @@ import numpy as np
 from .facts import INT32_MAX, SchedulerFacts
 
 BATCHES_PER_CTA = 992
-"""31 requests a warp (lane 31 only looks ahead), 32 warps."""
+"""31 requests per warp (lane 31 only looks ahead), 32 warps."""
 MARGIN = np.float32(1.1)
 SWIZZLE_L2_BYTES = 8 * 2**20
 

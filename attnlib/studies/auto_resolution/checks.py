@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from ...select import explain
-from ..evidence import NOT_HERE, Finding, checks_of
+from ..evidence import NOT_HERE, Finding
 from ..fa3_decode_regression.study import AFFECTED
 from .study import RESOLUTION_CASES
 
@@ -23,6 +23,3 @@ def sm100_by_rule(_: pd.DataFrame) -> Finding:
         f"No SM100 GPU is on record; the rules read in FlashInfer's source give "
         f"{' and '.join(sorted(said))} there in {releases}.",
     )
-
-
-CHECKS = checks_of(["auto_resolution"], sm100_by_rule)

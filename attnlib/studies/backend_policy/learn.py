@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from ...core.policy.plans import Lengths, plan
-from ...core.policy.policy import Pick, Point, Policy
+from ...core.policy.plans import plan
+from ...core.policy.policy import Point, Policy
 from ...core.policy.times import KNOTS, START, Calls, Gpu, Load, Rates, load_of, predict
 from ...core.spec import AttnSpec
 from ...kinds.decode.case import DecodeCase
@@ -28,21 +28,8 @@ STUDY = "backend_policy"
 PULL, SMOOTH = 0.05, 0.3
 """Weights in a fit of a rate's log distance from `START`, and of latency's from its neighbours."""
 
-_Measured: TypeAlias = tuple[DecodeCase, tuple[tuple[str, float], ...]]
-
-
-def measured(
-    spec: AttnSpec,
-    seq_lens: Lengths,
-    *,
-    backends: Sequence[str] = (),
-    policy: Policy | None = None,
-) -> Pick:
-    """The fastest of `backends` for decoding requests of `seq_lens` tokens, as measured here.
-
-    `policy` defaults to `current()`. Raises as that and `Policy.choose` do.
-    """
-    return (policy or current()).choose(spec, seq_lens, backends=backends)
+Measured: TypeAlias = tuple[DecodeCase, tuple[tuple[str, float], ...]]
+"""A case, and the time of each backend that ran it."""
 
 
 def current() -> Policy:
@@ -73,13 +60,13 @@ def policy_of(frame: pd.DataFrame, cases: Iterable[DecodeCase] = ()) -> Policy:
     if rows.empty:
         raise ValueError("frame must hold a decode case that ran ok, it has none")
     wanted = set(cases)
-    found: dict[AttnSpec, list[_Measured]] = {}
+    found: dict[AttnSpec, list[Measured]] = {}
     for case, times in case_times(rows).items():
         if not wanted or case in wanted:
             found.setdefault(case.spec, []).append((case, tuple(times.items())))
     first = rows.iloc[0]
     gpu = Gpu(int(first.num_sms), float(first.l2_mib))
-    learnt = {spec: _learn(spec, tuple(cases), gpu) for spec, cases in found.items()}
+    learnt = {spec: learn(spec, tuple(cases), gpu) for spec, cases in found.items()}
     return Policy(
         gpu=str(first.gpu),
         gpu_id=str(first.gpu_id),
@@ -101,23 +88,28 @@ def fastest_counts(frame: pd.DataFrame) -> dict[AttnSpec, dict[str, int]]:
     return {spec: dict(Counter(names).most_common()) for spec, names in won.items()}
 
 
+# A report asks for the same policy in every table and figure.
+@lru_cache(maxsize=64)
 def learn(
-    spec: AttnSpec, measured: Sequence[tuple[Lengths, Mapping[str, float]]], gpu: Gpu
+    spec: AttnSpec, measured: tuple[Measured, ...], gpu: Gpu
 ) -> tuple[tuple[Point, ...], dict[str, Rates]]:
-    """Points and rates of `spec` from lengths and each backend's microseconds, case by case.
+    """Points and rates of `spec` from each backend's microseconds, case by case.
 
-    Raises ValueError for a backend whose plan is not known (`decode_plan.PLANS`).
+    Raises ValueError for a backend whose plan is not known (`plans.PLANS`).
     """
+    lens = [sample_seq_lens(case) for case, _ in measured]
+    times = [dict(run_us) for _, run_us in measured]
     rates, predicted = {}, [dict[str, float]() for _ in measured]
-    for name in sorted({name for _, run_us in measured for name in run_us}):
-        ran = [place for place, (_, run_us) in enumerate(measured) if name in run_us]
-        loads = [_load(name, spec, measured[place][0], gpu) for place in ran]
-        rates[name] = fit(loads, [measured[place][1][name] for place in ran])
-        for place, us in zip(ran, predict(rates[name], loads).tolist(), strict=True):
-            predicted[place][name] = round(us, 3)
+    for name in sorted({name for run_us in times for name in run_us}):
+        ran = [place for place, run_us in enumerate(times) if name in run_us]
+        plans = [(plan(name, spec, lens[at], num_sms=gpu.num_sms), lens[at]) for at in ran]
+        loads = [load_of(made, spec, each, gpu) for made, each in plans]
+        rates[name] = fit(loads, [times[at][name] for at in ran])
+        for at, us in zip(ran, predict(rates[name], loads).tolist(), strict=True):
+            predicted[at][name] = round(us, 3)
     points = (
-        Point(len(lens), round(float(np.mean(lens)), 1), int(np.max(lens)), dict(run_us), by_rates)
-        for (lens, run_us), by_rates in zip(measured, predicted, strict=True)
+        Point(len(each), round(float(np.mean(each)), 1), int(np.max(each)), run_us, by_rates)
+        for each, run_us, by_rates in zip(lens, times, predicted, strict=True)
     )
     return tuple(points), rates
 
@@ -148,19 +140,6 @@ def fit(loads: Sequence[Load], run_us: Sequence[float]) -> Rates:
     found = np.exp(least_squares(left, first, method="lm").x).tolist()
     told = dict(zip(START, found, strict=False))
     return Rates(**told, token_ns=tuple(1e3 * us for us in found[known:]))
-
-
-# A report asks for the same policy in every table and figure.
-@lru_cache(maxsize=64)
-def _learn(
-    spec: AttnSpec, measured: tuple[_Measured, ...], gpu: Gpu
-) -> tuple[tuple[Point, ...], dict[str, Rates]]:
-    cases = [(sample_seq_lens(case), dict(times)) for case, times in measured]
-    return learn(spec, cases, gpu)
-
-
-def _load(backend: str, spec: AttnSpec, seq_lens: Lengths, gpu: Gpu) -> Load:
-    return load_of(plan(backend, spec, seq_lens, num_sms=gpu.num_sms), spec, seq_lens, gpu)
 
 
 def case_times(rows: pd.DataFrame) -> dict[DecodeCase, dict[str, float]]:

@@ -12,17 +12,19 @@ from ..evidence import (
     OPEN,
     REFUTED,
     Finding,
-    checks_of,
+    counted,
     figure_word,
     judge_rows,
     near,
     needed,
     vote,
 )
-from .rows import FUSED, MERGED, OPS, SERIAL, TODAY, metadata_rows
 from .study import METADATA, METADATA_SWEEP
+from .tables import FUSED, MERGED, OPS, SERIAL, TODAY, metadata_rows
 
 EAGER = "decode_metadata_eager"
+READS = {"speedup_at_source_case": ("decode_metadata", EAGER)}
+"""Checks that read more than this study's records."""
 FAST_PATH, GENERAL_PATH = "_fused_metadata_kernel_ps1_no_swa", "_fused_metadata_kernel_general"
 MANY = (512, 4096)
 """Batches between which a serial prefix sum must show, at a page or less of context a request."""
@@ -60,10 +62,8 @@ def one_launch(frame: pd.DataFrame) -> Finding:
     rows = needed(metadata_rows(frame), METADATA, (OPS, MERGED))
     counts = launches(rows)
     many, one = counts[rows.backend == OPS], counts[rows.backend == MERGED]
-    held = int((many > 1).sum() + (one == 1).sum())
     measured = f"{many.min():.0f} to {many.max():.0f} launches, then {one.max():.0f}"
-    reason = f"So say {held} of {len(rows)} traces."
-    return Finding(vote(held, len(rows) - held), reason, measured, records=tuple(rows.id))
+    return counted(rows, [*(many > 1), *(one == 1)], "So say {held} traces.", measured)
 
 
 def fused_kernels(frame: pd.DataFrame, figure: float) -> Finding:
@@ -81,12 +81,11 @@ def fast_path_for_page_one(frame: pd.DataFrame) -> Finding:
     rows = needed(metadata_rows(frame), METADATA_SWEEP, (MERGED,))
     expected = rows.page_size.map(lambda page: FAST_PATH if page == 1 else GENERAL_PATH)
     ran = rows.kernels.map(lambda kernels: ", ".join(kernel.name for kernel in kernels))
-    held = int((ran == expected).sum())
-    reason = (
-        f"So say {held} of {len(rows)} traces; whether it is faster than the general kernel would "
-        f"be there, none says."
+    says = (
+        "So say {held} traces; whether it is faster than the general kernel would be there, none "
+        "says."
     )
-    return Finding(vote(held, len(rows) - held), reason, records=tuple(rows.id))
+    return counted(rows, ran == expected, says)
 
 
 def every_page_size(frame: pd.DataFrame) -> Finding:
@@ -116,13 +115,3 @@ def time_grows_with_batch(frame: pd.DataFrame) -> Finding:
     )
     word = vote(held, len(grown[MERGED]) - held)
     return Finding(word, reason, f"{low:.1f} to {high:.1f} x", records=tuple(rows.id))
-
-
-CHECKS = checks_of(["decode_metadata", EAGER], speedup_at_source_case) | checks_of(
-    ["decode_metadata"],
-    one_launch,
-    fused_kernels,
-    fast_path_for_page_one,
-    every_page_size,
-    time_grows_with_batch,
-)

@@ -16,11 +16,10 @@ from ..evidence import (
     REFUTED,
     Finding,
     Judged,
-    checks_of,
     judge_rows,
     together,
 )
-from .rows import AUTO, FA2, FA3, mode_rows, plain
+from .tables import AUTO, FA2, FA3, mode_rows, plain
 
 EVERY = tuple(MODES)
 """Every mode that goes through FlashInfer's prefill wrappers."""
@@ -66,17 +65,6 @@ def pin_loses_somewhere(frame: pd.DataFrame) -> Finding:
     judged, said = _by_mode(frame)
     reason = f"fa2 is {judged.counts}. Shapes where it is the faster: {said}."
     return judged.finding(judged.somewhere("same", "slower"), reason)
-
-
-CHECKS = checks_of(
-    ["engine_modes"],
-    pin_in_paged_prefill,
-    pin_in_draft_extend,
-    pin_in_dllm_extend,
-    verify_pin_gains,
-    all_prefill_pins_gain,
-    pin_loses_somewhere,
-)
 
 
 def _pinned(frame: pd.DataFrame, mode: str) -> Finding:

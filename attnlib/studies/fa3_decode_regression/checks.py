@@ -7,7 +7,7 @@ from dataclasses import replace
 import pandas as pd
 
 from ...run.frame import AUTO, FA2
-from ..evidence import Finding, checks_of, judge_cases, together
+from ..evidence import Finding, judge_cases, together
 from .study import BEFORE, HEADLINE, REGRESSED
 
 
@@ -24,6 +24,3 @@ def slower_before_fix(frame: pd.DataFrame) -> Finding:
     medians = ", ".join(f"{p.ratios.median():.2f} x in {release}" for release, p in parts.items())
     # One median over both releases would describe neither.
     return replace(found, measured=f"median {medians}", value=None)
-
-
-CHECKS = checks_of(["fa3_decode_regression"], slower_before_fix)

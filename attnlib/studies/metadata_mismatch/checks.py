@@ -17,7 +17,6 @@ from ..evidence import (
     REFUTED,
     Finding,
     MissingRecordsError,
-    checks_of,
     vote,
 )
 
@@ -50,7 +49,7 @@ def splits_overrun_buffers(frame: pd.DataFrame) -> Finding:
     over = rows[[each.overrun for each in splits]]
     harmed = int((over.reported_backend != HARMLESS).sum())
     reason = (
-        f"By the model {len(over)} misfits have more splits than the call's buffers hold: "
+        f"By the model {len(over)} mismatches have more splits than the call's buffers hold: "
         f"{', '.join(over.name)}. {harmed} of them gave wrong output, {len(over) - harmed} right "
         f"output by luck, {(over.status == 'crashed').sum()} crashed. Which address the combine "
         f"kernel read is not observed."
@@ -69,11 +68,6 @@ def one_gpu_is_right(frame: pd.DataFrame) -> Finding:
     )
     verdict = vote(right, len(rows) - right)
     return Finding(verdict, reason, f"{right} of {len(rows)} right", records=tuple(rows.id))
-
-
-CHECKS = checks_of(
-    ["metadata_mismatch"], stale_lengths_mislead, splits_overrun_buffers, one_gpu_is_right
-)
 
 
 def _unguarded(frame: pd.DataFrame, names: Sequence[str]) -> tuple[pd.DataFrame, list[Splits]]:

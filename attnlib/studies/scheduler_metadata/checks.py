@@ -8,7 +8,7 @@ from ...run.frame import decode_rows, launches, paired_times
 from ..evidence import (
     Finding,
     MissingRecordsError,
-    checks_of,
+    counted,
     figure_word,
     near,
     vote,
@@ -55,13 +55,9 @@ def no_layer_prepares(frame: pd.DataFrame) -> Finding:
     rows = rows[rows.backend == ONCE]
     if rows.empty:
         raise MissingRecordsError(f"{ONCE} has no record that is ok")
-    held = int((launches(rows, PREPARE) == 1).sum())
     layers = ", ".join(f"{n:.0f}" for n in sorted(rows.layers.unique()))
-    reason = f"{held} of {len(rows)} traces of steps of {layers} layers have one {PREPARE}."
-    return Finding(vote(held, len(rows) - held), reason, "1 a step", records=tuple(rows.id))
-
-
-CHECKS = checks_of(["scheduler_metadata"], launches_saved, microseconds_saved, no_layer_prepares)
+    says = f"{{held}} traces of steps of {layers} layers have one {PREPARE}."
+    return counted(rows, launches(rows, PREPARE) == 1, says, "1 a step")
 
 
 def _steps(frame: pd.DataFrame, *, timer: str = "graph") -> pd.DataFrame:

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from ..evidence import NOT_HERE, Finding, Judged, checks_of, judge_rows, needed
-from .rows import FA3, FLASHMLA, NEW, sparse_rows
+from ..evidence import NOT_HERE, Finding, Judged, judge_rows, needed
 from .study import BFLOAT16, HEADS
+from .tables import FA3, FLASHMLA, NEW, sparse_rows
 
 TP_HEADS = {1: 128, 2: 64, 4: 32, 8: 16}
 """Tensor parallelism -> query heads a GPU, of DeepSeek's 128."""
@@ -49,15 +49,6 @@ def sparse_bad_at_tp_2(frame: pd.DataFrame) -> Finding:
     medians = {heads: _judge(frame, (heads,)).ratios.median() for heads in HEADS}
     said = ", ".join(f"{ratio:.2f} with {heads}" for heads, ratio in medians.items())
     return _not_here(f"its time over FlashMLA's, in the median of shapes, is {said} heads.")
-
-
-CHECKS = checks_of(
-    ["sparse_mla"],
-    sparse_default_faster,
-    sparse_faster_at_tp_1_4_8,
-    sparse_slower_at_tp_2,
-    sparse_bad_at_tp_2,
-)
 
 
 def _not_here(said: str) -> Finding:
