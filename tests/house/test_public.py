@@ -16,7 +16,7 @@ from attnlib import core, studies
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = {"claims", "roofline"}  # of `attnlib.studies`, beside the studies themselves
 PUBLIC = {
-    "attnlib": {*attnlib.HOME, "__version__"},
+    "attnlib": {*attnlib.HOME, "doctor", "__version__"},
     "attnlib.core": set(core.HOME),
     "attnlib.studies": {"STUDIES", *studies.STUDIES, *MODULES},
 }
