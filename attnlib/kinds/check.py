@@ -18,6 +18,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ..core.batch import DecodeBatch, PagedKV, require_tensor
+
 BUDGET_FACTOR = 3.0
 """Kernels also round partial sums of splits and use fast exponentials; on record: 0.6 to 1.5."""
 
@@ -62,3 +64,24 @@ def worst_row_error(out: torch.Tensor, reference: torch.Tensor) -> float:
         return float("inf")
     errors = (wide - reference).norm(dim=-1) / reference.norm(dim=-1)
     return float(errors.max())
+
+
+def require_inputs(
+    q: torch.Tensor, kv: PagedKV, batch: DecodeBatch, *, rows: int | None = None
+) -> None:
+    """ValueError unless `q` [rows, num_qo_heads, head_dim] and `kv` fit the batch, on its device.
+
+    There are as many rows as requests where `rows` is None.
+    """
+    s = batch.spec
+    shape = (kv.num_pages, s.page_size, s.num_kv_heads, s.head_dim)
+    q_shape = (batch.batch_size if rows is None else rows, s.num_qo_heads, s.head_dim)
+    require_tensor("q", q, q_shape, s.dtype)
+    require_tensor("k_cache", kv.k_cache, shape, s.kv_dtype)
+    require_tensor("v_cache", kv.v_cache, shape, s.kv_dtype)
+    devices = [t.device for t in (q, kv.k_cache, kv.v_cache, batch.page_table)]
+    if len(set(devices)) > 1:
+        raise ValueError(
+            "q, k_cache, v_cache and page_table must be on one device, "
+            f"got {', '.join(map(str, devices))}"
+        )

@@ -133,15 +133,10 @@ def execute(path: Path, notebook: NotebookNode | None = None) -> NotebookNode:
         client.execute()
     except CellExecutionError as error:
         raise RuntimeError(f"{path.name} failed: {error.ename}: {error.evalue}") from error
-    _drop_widgets(notebook)
+    for output in (output for cell in notebook.cells for output in cell.get("outputs", ())):
+        # Without the kernel that made it a widget is an error message.
+        output.get("data", {}).pop(WIDGET, None)
     return notebook
-
-
-def _drop_widgets(notebook: NotebookNode) -> None:
-    # Without the kernel that made it a widget is an error message.
-    outputs = (o for cell in notebook.cells for o in cell.get("outputs", ()) if "data" in o)
-    for output in outputs:
-        output.data.pop(WIDGET, None)
 
 
 def render_notebook(path: Path, names: Sequence[str] = ()) -> Page:
@@ -171,10 +166,9 @@ def _require_writable(out: Path) -> None:
 
 def _leave_out_machine(notebook: NotebookNode) -> None:
     """Replace outputs that depend on the machine, or two machines would build two reports."""
-    from nbformat.v4 import output_from_msg
+    from nbformat.v4 import new_output
 
-    content = {"name": "stdout", "text": LEFT_OUT}
-    note = output_from_msg({"header": {"msg_type": "stream"}, "content": content})
+    note = new_output("stream", name="stdout", text=LEFT_OUT)
     for cell in notebook.cells:
         if MACHINE_TAG in cell.metadata.get("tags", ()):
             cell.outputs = [note]

@@ -185,14 +185,14 @@ def bisect(
     rounds: int = 3,
     releases: Sequence[str] = (),
     overlays: dict[str, Path] | None = None,
-    floor: float = 0.0,
+    noise: float = 0.0,
     on_round: Callable[[str], object] | None = None,
 ) -> Bisection:
     """Find the first release of `package` between `good` and `bad` at which `case` changed speed.
 
     Live it measures what is not on record; in replay mode it goes through the records again.
     `releases` are those to search; without them, those on record (replay, no overlays given) or
-    those that can be had (`available_releases`). `floor` is the machine's A/A, for `judge`;
+    those that can be had (`available_releases`). `noise` is the machine's A/A, for `judge`;
     `on_round` is told of each round measured.
     Raises ValueError for what cannot be asked and for ends that do not differ, RuntimeError for a
     release that fails or stays ambiguous, FileNotFoundError for records that replay lacks.
@@ -214,10 +214,10 @@ def bisect(
         sweep.run([Job(name, number, study.device, item.release, (item,), asked.command)])
 
     source = replace(source, measure=measure if live else None, on_round=on_round)
-    return search(asked, source, floor=floor)
+    return search(asked, source, noise=noise)
 
 
-def search(asked: Bisection, source: Rounds, *, floor: float) -> Bisection:
+def search(asked: Bisection, source: Rounds, *, noise: float) -> Bisection:
     """`asked` with the steps and the answer, from rounds that `source` has or measures."""
     reference, last = asked.releases[0], asked.releases[-1]
     steps: dict[str, Step] = {}
@@ -226,7 +226,7 @@ def search(asked: Bisection, source: Rounds, *, floor: float) -> Bisection:
         if release == reference:
             return False
         if release not in steps:
-            steps[release] = _step(source, asked, release, floor=floor)
+            steps[release] = _step(source, asked, release, noise=noise)
         return steps[release].verdict.word == asked.word
 
     if not differs(last):
@@ -239,14 +239,10 @@ def search(asked: Bisection, source: Rounds, *, floor: float) -> Bisection:
 
 
 def first_changed(releases: Sequence[str], differs: Callable[[str], bool]) -> str:
-    """The first of `releases` that differs, if one change lies between them: binary search.
+    """The first of `releases` that differs, by binary search.
 
-    Raises ValueError unless the first does not differ and the last does.
+    The first one must not differ and the last one must; one change lies between them.
     """
-    if len(releases) < 2 or differs(releases[0]) or not differs(releases[-1]):
-        raise ValueError(
-            f"releases must not differ at the first and differ at the last, got {list(releases)}"
-        )
     low, high = 0, len(releases) - 1
     while high - low > 1:
         middle = (low + high) // 2
@@ -261,7 +257,7 @@ def settle(
     times: Callable[[int], Sequence[tuple[float, float]]],
     *,
     rounds: int,
-    floor: float = 0.0,
+    noise: float = 0.0,
     name: str = "",
 ) -> Verdict:
     """The verdict on (reference, candidate) times, with more rounds while it is ambiguous.
@@ -272,7 +268,7 @@ def settle(
     count = rounds
     while True:
         pairs = times(count)
-        verdict = judge([new for _, new in pairs], [old for old, _ in pairs], noise=floor)
+        verdict = judge([new for _, new in pairs], [old for old, _ in pairs], noise=noise)
         if verdict.word != "ambiguous":
             return verdict
         if len(pairs) >= ROUND_LIMIT:
@@ -301,14 +297,14 @@ def recorded_releases(source: Rounds, first: str, last: str) -> list[str]:
     )
 
 
-def _step(source: Rounds, asked: Bisection, release: str, *, floor: float) -> Step:
+def _step(source: Rounds, asked: Bisection, release: str, *, noise: float) -> Step:
     reference = asked.releases[0]
 
     def times(count: int) -> list[tuple[float, float]]:
         pairs = source.at_least(count, reference, release)
         return [(float(np.median(a.run_us)), float(np.median(b.run_us))) for a, b in pairs]
 
-    verdict = settle(times, rounds=asked.rounds, floor=floor, name=release)
+    verdict = settle(times, rounds=asked.rounds, noise=noise, name=release)
     pairs = source.pairs(reference, release)
     return Step(release, verdict, _families(b for _, b in pairs), _families(a for a, _ in pairs))
 

@@ -67,9 +67,9 @@ class Watch:
     """What goes on beside a job.
 
     `on_done` is told how many more items are done. `stop` is asked all the time: once it says so,
-    the worker is killed, what its item left of a line is set aside, and StoppedError raised. That
-    item has no record: it did not fail. `held` are file descriptors of locks that the workers hold
-    too, should they outlive us.
+    the worker is killed, a half line is set aside, and StoppedError raised. The item that was being
+    measured has no record: it did not fail. `held` are file descriptors of locks that the workers
+    hold too, should they outlive us.
     """
 
     on_done: Callable[[int], object] = lambda count: None

@@ -1,4 +1,4 @@
-"""One sweep a GPU: a file lock that two sweeps on one GPU cannot both hold.
+"""One sweep per GPU: a file lock that two sweeps on one GPU cannot both hold.
 
 Two sweeps at once would time each other. The lock is `flock` on a file in the temporary folder,
 keyed by the GPU's id: two checkouts with two data folders still meet there. The kernel gives it up

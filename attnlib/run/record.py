@@ -45,7 +45,7 @@ class Kernel(NamedTuple):
 
 @dataclass(frozen=True)
 class Record:
-    """One item of one round of a study on one machine. Times in microseconds a call."""
+    """One item of one round of a study on one machine. Times in microseconds per call."""
 
     study: str
     round: int

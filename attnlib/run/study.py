@@ -42,7 +42,7 @@ class Grid:
     """A product of cases, backends, releases and timers, over `rounds` fresh processes.
 
     Live notebooks measure only grids marked `headline`; `attnlib measure` measures all. Items of
-    an `isolated` grid have a process each: what one of them does to memory is not the next one's.
+    an `isolated` grid have a process each, so that what one does to memory is not the next one's.
     """
 
     cases: tuple[Case, ...]

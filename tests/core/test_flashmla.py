@@ -13,15 +13,23 @@ from attnlib.core.schedule.flashmla import GuardedSchedMeta
 
 
 class FakeFlashMla:
-    """Makes empty schedules and notes which one each call was given."""
+    """Makes schedules with memory of their own; notes which each call and each refill was given."""
 
     def __init__(self) -> None:
-        self.made: list[object] = []
-        self.given: list[object] = []
+        self.made: list[Any] = []
+        self.given: list[Any] = []
+        self.asked: list[tuple[Any, ...]] = []
 
-    def get_mla_metadata(self) -> tuple[object, None]:
-        self.made.append(SimpleNamespace())
+    def get_mla_metadata(self) -> tuple[Any, None]:
+        words, splits = (torch.zeros(size, dtype=torch.int32) for size in ((1, 2), 2))
+        self.made.append(SimpleNamespace(tile_scheduler_metadata=words, num_splits=splits))
         return self.made[-1], None
+
+    def get_mla_decoding_metadata(
+        self, seq_lens: torch.Tensor, *sizes: int, **options: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.asked.append((*sizes, options))
+        return seq_lens[None], seq_lens
 
     def flash_mla_with_kvcache(self, q: torch.Tensor, *arguments: Any, **options: Any) -> Any:
         self.given.append(arguments[4])
@@ -196,37 +204,15 @@ def test_dense_decode_refuses_lengths_written_after_its_schedule(on_gpu):
     assert torch.equal(refilled, fresh) and not torch.equal(refilled, first)
 
 
-def test_a_dense_schedule_is_refilled_in_the_memory_that_a_graph_reads(monkeypatch):
-    library = Schedules()
-    monkeypatch.setattr(flashmla, "load", lambda: library)
+def test_a_dense_schedule_is_refilled_in_the_memory_that_a_graph_reads(fake):
     meta, call = GuardedSchedMeta(), Call()
     meta.refill(call.seq_lens)
-    assert meta.made_for is None and library.asked == []
+    assert meta.made_for is None and fake.asked == []
     call.dense(meta)
-    words, splits = library.made[0].tile_scheduler_metadata, library.made[0].num_splits
+    words, splits = fake.made[0].tile_scheduler_metadata, fake.made[0].num_splits
     call.seq_lens.fill_(90)
     meta.refill(call.seq_lens)
     assert (words.tolist(), splits.tolist()) == ([[90, 90]], [90, 90])
-    assert library.asked == [(64, 1, 64, {"use_legacy": True})]
+    assert fake.asked == [(64, 1, 64, {"use_legacy": True})]
     call.dense(meta)
-    assert len(library.made) == 1
-
-
-class Schedules(FakeFlashMla):
-    """Schedules with memory of their own, and a note of what each refill asked for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: list[tuple[Any, ...]] = []
-
-    def get_mla_metadata(self) -> tuple[object, None]:
-        meta, _ = super().get_mla_metadata()
-        meta.tile_scheduler_metadata = torch.zeros(1, 2, dtype=torch.int32)
-        meta.num_splits = torch.zeros(2, dtype=torch.int32)
-        return meta, None
-
-    def get_mla_decoding_metadata(
-        self, seq_lens: torch.Tensor, *sizes: int, **options: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        self.asked.append((*sizes, options))
-        return seq_lens[None], seq_lens
+    assert len(fake.made) == 1

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
@@ -14,7 +17,7 @@ from attnlib.draw.charts import FASTER, SLOWER, UNDECIDED
 from attnlib.run import frame as rows
 from attnlib.run import store
 from attnlib.studies.decode_metadata import figures as metadata_figures
-from attnlib.studies.decode_metadata import rows as metadata_rows
+from attnlib.studies.decode_metadata import tables as metadata
 from attnlib.studies.decode_metadata.study import STUDY
 from attnlib.studies.fa3_decode_regression.study import HEADLINE, REGRESSED
 from attnlib.studies.measurement_trust import figures, tables
@@ -32,7 +35,7 @@ def broken(frame):
 
 @pytest.fixture
 def words(broken):
-    return tables.verdicts(broken, rows.AUTO, rows.FA2, floor=0.05)
+    return tables.verdicts(broken, rows.AUTO, rows.FA2, noise=0.05)
 
 
 def dots(axis):
@@ -79,6 +82,12 @@ def test_every_look_has_a_marker_of_its_own_beside_its_colour():
     assert len({hatch for _, hatch, _ in charts.CELLS.values()}) == 3
 
 
+def test_colours_stand_in_one_file_and_those_of_kernels_in_their_table():
+    package = Path(charts.__file__).parents[1]
+    colored = {p for p in package.rglob("*.py") if re.search('"#[0-9A-Fa-f]{6}"', p.read_text())}
+    assert colored == {package / "draw/style.py", package / "core/backends/table.py"}
+
+
 def test_a_name_without_a_look_is_drawn_all_the_same():
     (axis,) = charts.panels(["t"], (3, 3), "by hand")[1]
     table = pd.DataFrame({"x": [1, 2], "y": [1, 2], "kind": ["new", "known"]})
@@ -117,11 +126,11 @@ def test_a_map_has_a_cell_per_size_and_its_line_where_faster_meets_slower(broken
     assert (axis.get_xlabel(), axis.get_ylabel()) == SIZES.words
 
 
-@pytest.mark.parametrize("rival", [metadata_rows.SERIAL, metadata_rows.TODAY])
+@pytest.mark.parametrize("rival", [metadata.SERIAL, metadata.TODAY])
 def test_the_published_map_says_what_the_table_of_crossovers_says(rival):
     frame = store.load(STUDY.name, STUDY.reference_machine)
     figure = metadata_figures.crossover_map(frame[frame.timer == "graph"], rival)
-    found = rows.over(metadata_rows.metadata_rows(frame), rival, metadata_rows.OPS)
+    found = rows.over(metadata.metadata_rows(frame), rival, metadata.OPS)
     panels = [axis for axis in figure.axes if axis.patches]
     assert len(panels) == found.page_size.nunique()
     short = found.assign(b=found.batch_size.map(style.short_count))

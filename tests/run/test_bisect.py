@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import shlex
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ from attnlib.run.jobs import Job
 from attnlib.run.lock import hold_gpu
 from attnlib.run.study import Grid, Study
 from attnlib.studies import STUDIES
-from attnlib.studies.fa3_decode_regression import tables
 
 GPU = {"gpu": "Test GPU", "gpu_id": "0badcafe", "num_sms": 4}
 SLUG = "test-gpu-0badcafe"
@@ -122,14 +122,6 @@ def test_the_search_finds_every_position_in_logarithmically_many_steps(count) ->
         assert len(asked) == len(set(asked)) <= 2 + math.ceil(math.log2(count - 1))
 
 
-@pytest.mark.parametrize(
-    ("names", "changed"), [([], ""), (["a"], "a"), (["a", "b"], ""), (["a", "b"], "ab")]
-)
-def test_a_search_without_a_change_between_its_ends_is_refused(names, changed) -> None:
-    with pytest.raises(ValueError, match="not differ at the first and differ at the last"):
-        first_changed(names, lambda name: name in changed)
-
-
 @pytest.mark.parametrize(("start", "counts"), [(3, [3, 6, 12]), (1, [1, 2, 4, 8, 12]), (20, [20])])
 def test_an_ambiguous_verdict_doubles_the_rounds_and_then_fails(start, counts) -> None:
     asked: list[int] = []
@@ -141,16 +133,6 @@ def test_an_ambiguous_verdict_doubles_the_rounds_and_then_fails(start, counts) -
     with pytest.raises(RuntimeError, match=f"0.6.1 must get a verdict, .* {counts[-1]} rounds"):
         settle(noisy, rounds=start, name="0.6.1")
     assert asked == counts
-
-
-def test_a_noisy_verdict_takes_more_rounds_and_a_clear_one_takes_none() -> None:
-    def noisy(count: int) -> list[tuple[float, float]]:
-        return [(1.0, 1.3 if number % 2 else 1.05) for number in range(count)]
-
-    noisy_one = settle(noisy, rounds=2)
-    assert noisy_one.word == "slower" and noisy_one.ratio.pairs > 2
-    clear = settle(lambda count: [(1.0, 2.0 * w) for w in WOBBLE[:count]], rounds=3)
-    assert (clear.word, clear.ratio.pairs) == ("slower", 3)
 
 
 # A bisection
@@ -179,8 +161,11 @@ def test_the_first_fast_release_after_a_bad_one_is_found_too(lab) -> None:
 @pytest.mark.parametrize("change", range(1, len(EACH)))
 def test_the_change_is_found_wherever_it_lies(lab, change) -> None:
     lab.us = {name: 10.0 if number < change else 12.0 for number, name in enumerate(EACH)}
-    assert run(good=EACH[0], bad=EACH[-1], rounds=2).changed == EACH[change]
-    assert run(good=EACH[0], bad=EACH[-1], rounds=2).changed == EACH[change]
+    found = run(good=EACH[0], bad=EACH[-1], rounds=2)
+    assert found.changed == EACH[change]
+    lab.jobs.clear()
+    assert run(good=EACH[0], bad=EACH[-1], rounds=2) == found
+    assert lab.jobs == [], "nothing is measured again"
 
 
 def test_rounds_run_a_b_b_a_and_are_numbered_on_through_the_steps(lab) -> None:
@@ -189,11 +174,6 @@ def test_rounds_run_a_b_b_a_and_are_numbered_on_through_the_steps(lab) -> None:
     first = [(0, good), (0, "0.6.1"), (1, "0.6.1"), (1, good)]
     assert lab.order == [*first, (2, good), (2, "0.6.0"), (3, "0.6.0"), (3, good)]
     assert all(len(job.items) == 1 and job.study == "bisect_demo" for job in lab.jobs)
-
-
-def test_a_finished_bisection_measures_nothing_again(lab) -> None:
-    assert run() == run()
-    assert len(lab.jobs) == 3 * 3 * 2
 
 
 def test_a_round_cut_short_is_left_out_and_a_new_one_taken(lab) -> None:
@@ -245,7 +225,7 @@ def test_the_machines_own_noise_widens_the_margin(lab) -> None:
     lab.us = {"0.6.0": 10.5}
     assert run(bad="0.6.0").changed == "0.6.0"
     with pytest.raises(ValueError, match="it is same"):
-        run(bad="0.6.0", floor=0.08)
+        run(bad="0.6.0", noise=0.08)
 
 
 @pytest.mark.parametrize("status", ["error", "crashed", "refused", "incorrect", "timeout"])
@@ -326,40 +306,28 @@ def test_pre_releases_of_the_index_are_searched_only_if_an_end_is_one(lab, monke
 
 def test_the_command_prints_steps_answer_and_how_to_repeat_it(lab, capsys) -> None:
     assert cli.main(command()) == 0
-    lines = capsys.readouterr().out.splitlines()
+    printed = capsys.readouterr().out
+    lines = printed.splitlines()
     table = lines[lines.index("") + 1 : -3]
     assert table[0].split() == ["release", "ran", "ratio", "95", "%", "verdict", "rounds"]
-    assert [row.split()[:3] for row in table[1:]] == [
-        [release, "fa3", "4.0"] for release in ("0.6.3", "0.6.1", "0.6.0")
+    assert [[*row.split()[:3], *row.split()[-2:]] for row in table[1:]] == [
+        [release, "fa3", "4.0", "slower", "3"] for release in ("0.6.3", "0.6.1", "0.6.0")
     ]
     assert len({len(row) for row in table}) == 1
     assert lines[-2] == "first slower release: 0.6.0"
     assert lines[-1] == f"repeat with: {run().command}"
-
-
-def test_the_printed_command_is_one_that_repeats_the_search(lab, capsys) -> None:
-    cli.main(command(good="0.7.2.post1"))
-    first = capsys.readouterr().out
-    assert "first faster release: 0.6.4" in first
-    again = first.splitlines()[-1].removeprefix("repeat with: python -m attnlib ").split()
-    assert cli.main(again) == 0
-    assert capsys.readouterr().out == first
+    assert cli.main(shlex.split(run().command)[3:]) == 0
+    assert capsys.readouterr().out == printed
 
 
 def test_the_command_takes_the_label_of_a_case_and_prints_json(lab, capsys) -> None:
     assert cli.main([*command(case=CASE.label), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["changed"], found["word"], found["case"]) == ("0.6.0", "slower", CASE.key)
-    assert found["steps"][0] | {"low": 0, "high": 0, "ratio": 4} == {
-        "release": "0.6.3",
-        "ran": "fa3",
-        "reference_ran": "fa2",
-        "ratio": 4,
-        "low": 0,
-        "high": 0,
-        "verdict": "slower",
-        "rounds": 3,
-    }
+    step = found["steps"][0]
+    assert step.pop("low") <= step.pop("ratio") <= step.pop("high")
+    assert step.pop("release") == "0.6.3" and step.pop("verdict") == "slower"
+    assert step == {"ran": "fa3", "reference_ran": "fa2", "rounds": 3}
 
 
 def test_releases_given_are_searched_and_no_index_is_asked(lab, monkeypatch, capsys) -> None:
@@ -439,10 +407,3 @@ def test_without_a_gpu_and_without_records_one_line_says_so(lab, fails, monkeypa
         "release 0.5.3, 0.6.3 must be on record to be replayed, "
         f"in 'bisect_demo' on '{SLUG}' are: none"
     )
-
-
-def test_the_table_for_notebooks_has_a_row_a_step(lab) -> None:
-    table = tables.bisection(run())
-    assert table.columns.tolist() == ["release", "ran", "ratio", "95 %", "verdict", "rounds"]
-    assert table.release.tolist() == ["0.6.3", "0.6.1", "0.6.0"]
-    assert set(table.rounds) == {3} and set(table.verdict) == {"slower"}

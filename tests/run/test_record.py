@@ -150,51 +150,34 @@ def test_a_record_whose_identity_was_edited_is_refused(make_record, fields) -> N
         Record.from_json(edited(make_record(), **fields))
 
 
-def identities(record: Record) -> dict[str, Record]:
-    """The record with one field of its identity changed, each."""
-    item = record.item
-    items = {
-        "backend": replace(item, backend="flashinfer-fa3"),
-        "timer": replace(item, timer="eager"),
-        "release": replace(item, release="0.6.4"),
-        "case": replace(item, case=None),
-    }
-    own = {"batch_size": 4, "kv_len": 41, "lengths": "fixed", "seed": 6}
-    items |= {n: replace(item, case=replace(item.case, **{n: v})) for n, v in own.items()}
-    spec = {
-        "num_qo_heads": 4,
-        "num_kv_heads": 1,
-        "head_dim": 128,
-        "page_size": 32,
-        "dtype": "float16",
-        "kv_dtype": "float8_e4m3fn",
-    }
-    for name, value in spec.items():
-        changed = replace(item.case.spec, **{name: value})
-        items[name] = replace(item, case=replace(item.case, spec=changed))
-    others = {name: replace(record, item=changed) for name, changed in items.items()}
-    others["study"] = replace(record, study="other")
-    others["round"] = replace(record, round=1)
-    others["gpu_id"] = replace(record, machine={**record.machine, "gpu_id": "deadbeef"})
-    return others
+OTHER_CASE = {
+    **{"num_qo_heads": 4, "num_kv_heads": 1, "head_dim": 128, "page_size": 32},
+    **{"dtype": "float16", "kv_dtype": "float8_e4m3fn"},
+    **{"batch_size": 4, "kv_len": 41, "lengths": "fixed", "seed": 6},
+}
 
 
 def test_the_id_changes_with_every_field_of_the_identity(make_record) -> None:
     record = make_record()
-    ids = {name: other.id for name, other in identities(record).items()}
-    assert len({record.id, *ids.values()}) == 1 + len(ids), ids
+    item, form = record.item, record.item.case.to_dict()
+    assert set(OTHER_CASE) == set(form)
+    cases = [DecodeCase.from_dict({**form, name: value}) for name, value in OTHER_CASE.items()]
+    other_item = {"backend": "flashinfer-fa3", "timer": "eager", "release": "0.6.4"}
+    items = [replace(item, case=case) for case in (*cases, None)]
+    items += [replace(item, **{name: value}) for name, value in other_item.items()]
+    machine = {**record.machine, "gpu_id": "deadbeef"}
+    other = {"study": "other", "round": 1, "machine": machine}
+    others = [replace(record, item=changed) for changed in items]
+    others += [replace(record, **{name: value}) for name, value in other.items()]
+    assert len({each.id for each in (record, *others)}) == 1 + len(others) == 18
 
 
 def test_the_id_does_not_change_with_what_was_found(make_record) -> None:
-    record = make_record()
-    found = [
-        make_record(run_us=(99.0,)),
-        make_record(status="timeout"),
-        make_record(started_at="2026-02-03T00:00:00+00:00"),
-        make_record(versions={"torch": "3.0"}),
-        make_record(machine={**record.machine, "driver": "600.1"}),
-    ]
-    assert {other.id for other in found} == {record.id}
+    machine = {**make_record().machine, "driver": "600.1"}
+    found = {"run_us": (99.0,), "started_at": "2026-02-03T00:00:00+00:00", "machine": machine}
+    others = [make_record(**{name: value}) for name, value in found.items()]
+    others.append(make_record(status="timeout", versions={"torch": "3.0"}))
+    assert {other.id for other in others} == {make_record().id}
 
 
 def test_an_item_survives_its_dict_form() -> None:

@@ -247,6 +247,7 @@ record, first, kills = Record.from_json(sys.argv[1]), int(sys.argv[2]), int(sys.
 chance = random.Random(first)
 
 def write(report, next_round):
+    os.write(report, b"!")
     while True:
         long = replace(record, round=next_round, reason=f"{next_round} " * 4_000)
         store.append(long)
@@ -260,6 +261,7 @@ for kill in range(kills):
     if not child:
         write(report, first + 1_000 * kill)
     os.close(report)
+    os.read(receive, 1)  # it has begun: on a busy machine that takes longer than the rest
     time.sleep(chance.uniform(0.0, 0.03))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)

@@ -7,10 +7,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,7 +18,7 @@ from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.item import Item
 from attnlib.run import store, study
-from attnlib.run.record import Record, machine_slug
+from attnlib.run.record import machine_slug
 from attnlib.run.study import (
     Grid,
     Study,
@@ -63,79 +63,26 @@ def with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study, "_has_cuda", lambda: True)
 
 
-class Bar:
-    """A progress bar that remembers."""
-
-    def __init__(self, *, total: int, unit: str, desc: str) -> None:
-        self.total, self.desc, self.seen, self.closed = total, desc, 0, False
-
-    def update(self, count: int) -> None:
-        self.seen += count
-
-    def close(self) -> None:
-        self.closed = True
-
-
-@dataclass
-class Measured:
-    """What one real run of TINY, in two worker processes, returned and left in its data folder."""
-
-    data: Path
-    count: int = 0
-    bars: list[Bar] = field(default_factory=list)
-    records: list[Record] = field(default_factory=list)
-    machine: str = ""
-
-
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measured]:
-    found = Measured(tmp_path_factory.mktemp("measured"))
-
-    def bar(**options: Any) -> Bar:
-        found.bars.append(Bar(**options))
-        return found.bars[-1]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ATTNLIB_DATA", str(found.data))
-        found.count = measure(TINY, progress=bar)
-        (found.machine,) = store.machines("demo")
-        found.records = store.read("demo", found.machine)
-    yield found
-
-
-@pytest.fixture
-def measured_data(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> Measured:
-    """The run's own data folder, as the one in use."""
-    monkeypatch.setenv("ATTNLIB_DATA", str(measured.data))
-    return measured
-
-
-def test_a_study_is_measured_end_to_end_into_records(measured) -> None:
-    assert measured.count == len(measured.records) == 2 * 3
-    order = [(record.round, record.item.case) for record in measured.records]
+def test_a_study_is_measured_end_to_end_and_replayed(tmp_path, monkeypatch) -> None:
+    progress = Mock()
+    assert measure(TINY, progress=progress) == 2 * 3
+    progress.assert_called_once_with(total=6, unit="item", desc="demo")
+    assert sum(call.args[0] for call in progress().update.call_args_list) == 6
+    progress().close.assert_called_once_with()
+    (machine,) = store.machines("demo")
+    records = store.read("demo", machine)
+    order = [(record.round, record.item.case) for record in records]
     assert order == [(0, c) for c in (SMALL, LARGE, FP8)] + [(1, c) for c in (FP8, LARGE, SMALL)]
-    for record in measured.records:
+    for record in records:
         assert record.status == ("refused" if record.item.case == FP8 else "ok")
         assert {"python", "torch"} <= set(record.versions)
-        assert record.machine_slug == measured.machine
         assert record.command == "python -m attnlib measure demo"
-    (bar,) = measured.bars
-    assert (bar.total, bar.seen, bar.desc, bar.closed) == (6, 6, "demo", True)
-
-
-def test_a_study_that_is_complete_measures_nothing_again_and_replays(
-    measured_data, monkeypatch
-) -> None:
     assert measure(TINY) == 0
     monkeypatch.setenv("ATTNLIB_MODE", "replay")
-    monkeypatch.setenv("ATTNLIB_MACHINE", measured_data.machine)
-    assert load_or_measure(TINY)["id"].tolist() == [r.id for r in measured_data.records]
-
-
-def test_the_machine_is_described_from_any_folder(measured, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("ATTNLIB_MACHINE", machine)
+    assert load_or_measure(TINY)["id"].tolist() == [record.id for record in records]
     monkeypatch.chdir(tmp_path)
-    found = study.describe.__wrapped__("cpu")
-    assert machine_slug(found) == measured.machine
+    assert machine_slug(study.describe.__wrapped__("cpu")) == machine, "from any folder"
 
 
 def test_a_sweep_that_was_cut_off_resumes_with_what_is_missing(instant_jobs) -> None:
@@ -238,16 +185,11 @@ def test_ceilings_are_measured_in_every_round_unless_the_study_needs_none(ceilin
     assert sorted((i for i in items if i.case is None), key=str) == sorted(expected, key=str)
 
 
-@pytest.mark.parametrize("rounds", [0, -1])
-def test_a_study_of_no_rounds_is_refused(instant_jobs, rounds) -> None:
-    with pytest.raises(ValueError, match=f"rounds must be >= 1, got {rounds}"):
-        measure(TINY, rounds=rounds)
-    assert instant_jobs.jobs == []
-
-
-def test_a_gpu_study_without_a_gpu_is_not_measured(instant_jobs, without_gpu) -> None:
+def test_a_gpu_study_without_a_gpu_or_rounds_is_not_measured(instant_jobs, without_gpu) -> None:
     with pytest.raises(RuntimeError, match="study 'demo' must be measured on a CUDA GPU"):
         measure(replace(TINY, device="cuda"))
+    with pytest.raises(ValueError, match="rounds must be >= 1, got 0"):
+        measure(TINY, rounds=0)
     assert instant_jobs.jobs == []
 
 

@@ -6,8 +6,8 @@ import math
 
 import matplotlib.pyplot as plt
 import pytest
+from support.published import published
 
-from attnlib.run import store
 from attnlib.run.frame import CUDA_CORES, FA2, FA3
 from attnlib.studies.backend_policy import figures as regret_figures
 from attnlib.studies.backend_policy import tables as regret
@@ -17,13 +17,12 @@ from attnlib.studies.backend_policy.study import (
     HELD_OUT_CASES,
     KNOWN,
     SPECS,
-    STUDY,
 )
 
 
 @pytest.fixture(scope="module")
 def frame():
-    return store.load(STUDY.name, STUDY.reference_machine)
+    return published("backend_policy")
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +115,7 @@ def test_a_policy_of_all_known_cases_is_the_one_that_is_judged(frame):
 
 
 def test_predictions_by_plan_lie_near_what_was_measured(frame):
-    table = regret.misfit_table(frame).set_index("backend")
+    table = regret.plan_errors(frame).set_index("backend")
     assert set(table.index) == set(regret.LABELS.values()) - {"auto"}
     refused = 4
     assert table.cases["CUDA cores"] == (len(SPECS) - refused) * (KNOWN + HELD_OUT)

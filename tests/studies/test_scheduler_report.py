@@ -5,6 +5,7 @@ from __future__ import annotations
 import matplotlib
 import numpy as np
 import pytest
+from support.published import live, published
 
 from attnlib.core.schedule.facts import SchedulerFacts
 from attnlib.core.schedule.splits import plan_splits
@@ -15,8 +16,7 @@ from attnlib.kinds.item import Item
 from attnlib.kinds.mismatch.case import MISMATCHES, call_facts, predict_splits
 from attnlib.kinds.step.case import StepCase
 from attnlib.run import store
-from attnlib.studies import STUDIES
-from attnlib.studies.metadata_mismatch import tables as misfits
+from attnlib.studies.metadata_mismatch import tables as mismatches
 from attnlib.studies.scheduler_metadata import figures as schedule
 from attnlib.studies.scheduler_metadata import tables as scheduler
 from attnlib.studies.scheduler_metadata.tiles import assign_tiles, balance
@@ -74,20 +74,8 @@ def test_accounts_sum_to_the_saving(steps):
     assert row.prepare + row.zeroing + row.hidden + row.others == row.saved
 
 
-@pytest.fixture
-def published(published_records):
-    study = STUDIES["scheduler_metadata"]
-    return store.load(study.name, study.reference_machine)
-
-
-def headline_rows(frame):
-    """What a live notebook has: the headline grids, no eager step."""
-    cases = {case for grid in STUDIES["scheduler_metadata"].grids[-2:] for case in grid.cases}
-    return frame[(frame.case.isna() | frame.case.isin(cases)) & (frame.timer == "graph")]
-
-
-def test_tables_and_figures_stand_with_the_headline_rows_alone(published):
-    frame = headline_rows(published)
+def test_tables_and_figures_stand_with_the_headline_rows_alone():
+    frame = live("scheduler_metadata")
     assert 0 < len(scheduler.savings_table(frame)) < 10
     assert scheduler.savings_table(frame, timer="eager").empty
     assert len(scheduler.summary(frame)) <= 2 and len(scheduler.kernels_per_step(frame)) <= 4
@@ -96,8 +84,9 @@ def test_tables_and_figures_stand_with_the_headline_rows_alone(published):
     schedule.share_chart(frame)
 
 
-def test_one_round_has_no_interval(published):
-    table = scheduler.savings_table(published[published["round"] == 0])
+def test_one_round_has_no_interval():
+    frame = published("scheduler_metadata")
+    table = scheduler.savings_table(frame[frame["round"] == 0])
     assert set(table["95 %"]) == {"one round"}
 
 
@@ -155,9 +144,8 @@ def test_splits_fall_with_the_batch_and_never_pass_the_cap():
 
 
 @pytest.fixture
-def outcomes(published_records):
-    study = STUDIES["metadata_mismatch"]
-    return store.load(study.name, study.reference_machine)
+def outcomes():
+    return published("metadata_mismatch")
 
 
 def test_the_models_splits_are_those_that_the_gpu_recorded(outcomes):
@@ -172,7 +160,7 @@ def test_the_models_splits_are_those_that_the_gpu_recorded(outcomes):
 
 def test_the_mismatch_table_shows_what_was_run_and_no_more(outcomes):
     some = outcomes[(outcomes.name == "head-counts") & ~outcomes.guard.astype(bool)]
-    (row,) = misfits.mismatch_table(some).to_dict("records")
+    (row,) = mismatches.mismatch_table(some).to_dict("records")
     assert (row["past the guard"], row["with the guard"]) == ("wrong", "not run")
     assert (row["overruns"], row["splits in metadata"]) == ("yes", 86)
 

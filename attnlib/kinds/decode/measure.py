@@ -15,7 +15,7 @@ import torch
 
 from ...core.batch import DecodeBatch, PagedKV
 from ..call import CallSubject, Workload
-from ..check import Judge
+from ..check import Judge, require_inputs
 from ..cost import decode_cost
 from ..lengths import normal_values, sample_page_table, sample_seq_lens
 from .case import DecodeCase
@@ -41,7 +41,7 @@ def build_workload(case: DecodeCase, *, device: str) -> Workload[DecodeCase]:
         normal_values(shape, spec.kv_dtype, generator),
         normal_values(shape, spec.kv_dtype, generator),
     )
-    batch.check_inputs(q, kv)
+    require_inputs(q, kv, batch)
     return Workload(case, batch, q, kv)
 
 
@@ -57,7 +57,7 @@ def attend(
     With `probs_dtype` the unnormalised probabilities are rounded to it, as kernels do before
     their second matrix product; the result then shows what that rounding alone costs.
     """
-    batch.check_inputs(q, kv)
+    require_inputs(q, kv, batch)
     rows = [
         _attend_one(q[i], *gather_tokens(kv, batch, i), batch.spec.softmax_scale, probs_dtype)
         for i in range(batch.batch_size)

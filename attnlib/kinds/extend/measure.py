@@ -18,7 +18,7 @@ from ...core.batch import DecodeBatch, PagedKV
 from ...core.extend import ExtendBatch
 from ...core.spec import CUSTOM_MASKS
 from ..call import CallSubject, Workload
-from ..check import Judge
+from ..check import Judge, require_inputs
 from ..cost import extend_cost
 from ..decode.measure import gather_tokens, round_probs
 from ..lengths import normal_values, sample_drafts, sample_extend_lens, shuffled_pages
@@ -47,7 +47,7 @@ def build_extend_workload(case: ExtendCase, *, device: str) -> Workload[ExtendCa
     pages = batch.paged.kv_indices.shape[0]
     shape = (pages, spec.page_size, spec.num_kv_heads, spec.head_dim)
     kv = PagedKV(*(normal_values(shape, spec.kv_dtype, generator) for _ in range(2)))
-    batch.check_inputs(q, kv)
+    require_inputs(q, kv, batch.paged, rows=batch.rows)
     return Workload(case, batch, q, kv)
 
 
@@ -75,7 +75,7 @@ def attend_extend(
 
     With `probs_dtype` the unnormalised probabilities are rounded to it, as in `reference.attend`.
     """
-    batch.check_inputs(q, kv)
+    require_inputs(q, kv, batch.paged, rows=batch.rows)
     out = torch.empty(q.shape, dtype=torch.float64, device=q.device)
     starts = batch.qo_indptr.tolist()
     for i, n in enumerate(batch.paged.seq_lens_cpu.tolist()):

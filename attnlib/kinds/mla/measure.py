@@ -17,7 +17,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ...core.mla import NO_TOKEN, MlaBatch
+from ...core.batch import require_tensor
+from ...core.mla import NO_TOKEN, MlaBatch, require_pages
 from ...core.spec import LATENT_DIM, MLA_HEAD_DIM
 from ..call import CallSubject, Workload
 from ..check import Judge
@@ -67,12 +68,25 @@ def build_mla_workload(case: MlaCase, *, device: str) -> Workload[MlaCase]:
     for pages in cache.split(max(1, CHUNK_TOKENS // spec.page_size)):
         tokens = _normal((*pages.shape[:2], MLA_HEAD_DIM), generator)
         pages.copy_(quantize(tokens) if fp8 else tokens)
-    batch.check_inputs(q, cache)
+    require_latent_inputs(q, cache, batch)
     return Workload(case, batch, q, cache)
 
 
 def _normal(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     return torch.randn(shape, dtype=torch.bfloat16, device=generator.device, generator=generator)
+
+
+def require_latent_inputs(q: torch.Tensor, cache: torch.Tensor, batch: MlaBatch) -> None:
+    """ValueError unless `q` and `cache` have the shapes and dtypes that `core.mla` says.
+
+    The page table's highest live page must be in the cache; asking that synchronises.
+    """
+    spec = batch.spec
+    fp8 = spec.kv_format != "bfloat16"
+    cache_shape = (cache.shape[0], spec.page_size, spec.token_bytes if fp8 else MLA_HEAD_DIM)
+    require_tensor("q", q, (batch.batch_size, spec.num_qo_heads, MLA_HEAD_DIM), "bfloat16")
+    require_tensor("cache", cache, cache_shape, "uint8" if fp8 else "bfloat16")
+    require_pages(cache, int(batch.paged.kv_indices.max()))
 
 
 class MlaOracle(Judge):
@@ -94,7 +108,7 @@ def attend_mla(
 
     With `probs_dtype` the unnormalised probabilities are rounded to it, as in `reference.attend`.
     """
-    batch.check_inputs(q, cache)
+    require_latent_inputs(q, cache, batch)
     rows = []
     for i in range(batch.batch_size):
         tokens = gather_latent(cache, batch, i)

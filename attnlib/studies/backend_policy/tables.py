@@ -14,7 +14,6 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from ...core.backends.table import named_by
 from ...core.gpu import FA2_CTAS, REFERENCE
 from ...core.policy.policy import Policy
 from ...kinds.decode.case import DecodeCase
@@ -52,24 +51,17 @@ def regrets(frame: pd.DataFrame, pools: Iterable[str] = POOLS) -> pd.DataFrame:
     A rule is judged in the pools that hold all of its choices; `regret` is NaN where what it chose
     has no time.
     """
-    times = case_times(decode_rows(frame))
-    cases = [case for case in HELD_OUT_CASES if case in times]
+    times, policy = _held_out(frame), policy_of(frame, KNOWN_CASES)
     found = []
-    policy = policy_of(frame, KNOWN_CASES)
     for pool, backends in ((pool, POOLS[pool]) for pool in pools):
-        for name, choose in _rules(policy, backends).items():
-            chosen = [choose(case) for case in cases]
-            if set(chosen) <= set(backends):
-                lost = [
-                    _lost(times[case], backend, backends)
-                    for case, backend in zip(cases, chosen, strict=True)
+        for rule, choose in _rules(policy, backends).items():
+            chosen = {case: choose(case) for case in times}
+            if set(chosen.values()) <= set(backends):
+                found += [
+                    (case, name, _lost(times[case], name, backends), pool, rule)
+                    for case, name in chosen.items()
                 ]
-                found.append(
-                    pd.DataFrame({"case": cases, "chosen": chosen, "regret": lost}).assign(
-                        pool=pool, rule=name
-                    )
-                )
-    return pd.concat(found, ignore_index=True)
+    return pd.DataFrame(found, columns=["case", "chosen", "regret", "pool", "rule"])
 
 
 def regret_table(frame: pd.DataFrame) -> pd.DataFrame:
@@ -79,10 +71,7 @@ def regret_table(frame: pd.DataFrame) -> pd.DataFrame:
     """
     groups = regrets(frame).groupby(["pool", "rule"], sort=False)
     rows = [{"pool": p, "rule": r} | _summary(group.regret) for (p, r), group in groups]
-    table = pd.DataFrame(rows)
-    order = table.groupby("pool", sort=False)["mean, %"].rank()
-    table = table.assign(order=order).sort_values(["pool", "order"]).drop(columns="order")
-    return table.round(SHOWN).reset_index(drop=True)
+    return pd.DataFrame(rows).sort_values(["pool", "mean, %"], ignore_index=True).round(SHOWN)
 
 
 def worst_choices(frame: pd.DataFrame, *, pool: str, rule: str = MEASURED) -> pd.DataFrame:
@@ -108,19 +97,22 @@ def learning_table(frame: pd.DataFrame, *, pool: str) -> pd.DataFrame:
     Columns as in `regret_table`, and `known`, the cases of each layer that it learned from.
     """
     times, backends = case_times(decode_rows(frame)), POOLS[pool]
-    cases = [case for case in HELD_OUT_CASES if case in times]
+    held_out = _held_out(frame)
     layers = [[case for case in KNOWN_CASES if case in times and case.spec == s] for s in SPECS]
     most = min(map(len, layers))
     rows = []
     for count in (*(count for count in FEWER if count < most), most):
         known = [case for layer in layers for case in layer[:: most // count][:count]]
         policy = policy_of(frame, known)
-        lost = [_lost(times[case], _measured(policy, backends, case), backends) for case in cases]
+        lost = [
+            _lost(run_us, _measured(policy, backends, case), backends)
+            for case, run_us in held_out.items()
+        ]
         rows.append({"known": count} | _summary(pd.Series(lost)))
     return pd.DataFrame(rows).round(SHOWN)
 
 
-def misfit_table(frame: pd.DataFrame) -> pd.DataFrame:
+def plan_errors(frame: pd.DataFrame) -> pd.DataFrame:
     """How far measured times lie from those by plan and rates, before near cases correct them.
 
     A row a backend, over all layers: cases, and quantiles of measured over predicted, less 1, in
@@ -138,11 +130,10 @@ def misfit_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 def confidence_table(frame: pd.DataFrame, *, pool: str) -> pd.DataFrame:
     """How often a choice of so much confidence was the fastest, in the held-out cases."""
-    policy, times = policy_of(frame, KNOWN_CASES), case_times(decode_rows(frame))
-    rows = []
-    for case in (case for case in HELD_OUT_CASES if case in times):
+    policy, rows = policy_of(frame, KNOWN_CASES), []
+    for case, run_us in _held_out(frame).items():
         pick = policy.choose(case.spec, sample_seq_lens(case).tolist(), backends=POOLS[pool])
-        rows.append((pick.confidence, _lost(times[case], pick.backend, POOLS[pool]) == 0))
+        rows.append((pick.confidence, _lost(run_us, pick.backend, POOLS[pool]) == 0))
     found = pd.DataFrame(rows, columns=["confidence", "right"])
     edges = [0.5, 0.9, 0.99, 1.0]
     bins = pd.cut(found.confidence, edges, labels=["up to 0.9", "to 0.99", "above"])
@@ -158,11 +149,8 @@ def fastest(frame: pd.DataFrame, *, pool: str) -> pd.DataFrame:
         for case, found in case_times(decode_rows(frame)).items()
     ]
     table = pd.DataFrame(rows)
-    return (
-        pd.crosstab([table.group, table.heads, table["page size"]], table.fastest)
-        .rename_axis(columns=None)
-        .reset_index()
-    )
+    wide = pd.crosstab([table.group, table.heads, table["page size"]], table.fastest)
+    return wide.rename_axis(columns=None).reset_index()
 
 
 def one_long_request(frame: pd.DataFrame) -> pd.DataFrame:
@@ -186,6 +174,12 @@ def one_long_request(frame: pd.DataFrame) -> pd.DataFrame:
     return table.assign(ratio=table.fa2 / table.us).round(2).reset_index(drop=True)
 
 
+def _held_out(frame: pd.DataFrame) -> dict[DecodeCase, dict[str, float]]:
+    """Times (us) by backend of the held-out cases that were measured."""
+    times = case_times(decode_rows(frame))
+    return {case: times[case] for case in HELD_OUT_CASES if case in times}
+
+
 def _rules(policy: Policy, backends: Sequence[str]) -> dict[str, Rule]:
     return {
         MEASURED: partial(_measured, policy, backends),
@@ -203,11 +197,10 @@ def _explained(library: str, policy: str, case: DecodeCase) -> str:
     call = Call(kv_lens=tuple(sample_seq_lens(case).tolist()), graph=True)
     asked = {"mode": "decode", "gpu": REFERENCE, "library": library, "policy": policy}
     choice = explain(case.spec, call=call, env={}, **asked)
-    backend = named_by(library, choice.kernel, latent=False)
     known = POOLS["with FA3"]
-    if backend not in known:
+    if choice.ours not in known:
         raise ValueError(f"{library} must choose one of {', '.join(known)}, got {choice.kernel!r}")
-    return backend
+    return choice.ours
 
 
 def _summary(lost: pd.Series) -> dict[str, float]:

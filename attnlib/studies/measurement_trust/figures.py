@@ -20,13 +20,19 @@ def ratio_chart(words: pd.DataFrame, drawn: pd.DataFrame, *, label: str) -> Figu
     """
     if words.empty:
         raise ValueError("words must hold a case that was judged, it holds none")
-    size, xlabel = (7, 1.6 + 0.26 * len(words)), "ratio, with its 95 % interval over rounds"
-    legend = charts.LEGEND_INCHES
-    figure, (axis,) = charts.panels([""], size, drawn, (xlabel, ""), title=label, legend=legend)
+    figure, (axis,) = charts.panels(
+        [""],
+        (7, 1.6 + 0.26 * len(words)),
+        drawn,
+        ("ratio, with its 95 % interval over rounds", ""),
+        title=label,
+        legend=charts.LEGEND_INCHES,
+    )
     margin = words.margin.max()
     axis.axvspan(1 / (1 + margin), 1 + margin, color=style.BAND, linewidth=0, label="margin")
     axis.axvline(1, **style.RULE)
-    rows, looks = words.assign(place=range(len(words))), charts.VERDICTS
+    rows = words.assign(place=range(len(words)))
+    looks = charts.VERDICTS
     charts.dots(axis, rows, "ratio", "place", by="verdict", looks=looks, interval="x", size=5)
     names = [
         f"{case.heads} heads, page size {case.page_size}, "

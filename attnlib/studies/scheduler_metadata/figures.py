@@ -38,8 +38,8 @@ def savings_chart(frame: pd.DataFrame, layers: int = 64) -> Figure:
     table = table[table.layers == layers]
     drawn = drawn[drawn.backend.isin((EACH, ONCE)) & (drawn.layers == layers)]
     parts = {f"{layers} layers, page size {page}": own for page, own in table.groupby("page_size")}
-    size, unit = (4.8 * len(parts), 4.2), "saved, us per step"
-    figure, axes = charts.panels(list(parts), size, drawn, (LENGTH, unit), share="y")
+    size, words = (4.8 * len(parts), 4.2), (LENGTH, "saved, us per step")
+    figure, axes = charts.panels(list(parts), size, drawn, words, share="y")
     for axis, own in zip(axes, parts.values(), strict=True):
         looks = style.looks(sorted(own.batch_size.unique()))
         aside = charts.spread(own.batch_size, 0.12 * (len(looks) - 1))
@@ -58,11 +58,12 @@ def share_chart(frame: pd.DataFrame) -> Figure:
     """Share of (layers - 1) x the prepare kernel's own time that is saved: a dot per case."""
     table, drawn = savings(frame).dropna(subset="share"), decode_rows(frame)
     drawn = drawn[drawn.backend.isin((EACH, ONCE, PREPARE))]
-    title, unit = (
-        "How much of the prepare kernels' time is saved",
-        "saved / ((layers - 1) x prepare)",
+    figure, (axis,) = charts.panels(
+        ["How much of the prepare kernels' time is saved"],
+        (6.4, 4.0),
+        drawn,
+        (LENGTH, "saved / ((layers - 1) x prepare)"),
     )
-    figure, (axis,) = charts.panels([title], (6.4, 4.0), drawn, (LENGTH, unit))
     within = table.groupby("layers").share.transform(lambda own: charts.spread(own.index, 0.12))
     aside = charts.spread(table.layers, 0.5) + within
     table = table.assign(place=_by_length(axis, table) + aside)

@@ -12,8 +12,19 @@ from ...draw.style import Look
 from ...kinds.cost import Ceilings, mla_cost
 from ...run.frame import over
 from .model import first_lost_token, pool_tokens
-from .rows import FA3, FLASHMLA, FLASHMLA_DENSE, NEW, OLD, in_format, mla_records, sparse_rows
-from .tables import BOTH, FORMAT_OF, against_bounds
+from .tables import (
+    BOTH,
+    FA3,
+    FLASHMLA,
+    FLASHMLA_DENSE,
+    FORMAT_OF,
+    NEW,
+    OLD,
+    against_bounds,
+    in_format,
+    mla_records,
+    sparse_rows,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,8 +39,8 @@ LOOKS = {
 HEAD_MARKERS = {16: "o", 32: "s", 64: "D", 128: "^"}
 PANELS = ((2048, 256), (2048, 64), (512, 64), (2048, 1))
 """(top_k, batch) of the panels over heads: outside the L2 first."""
-HEADS = "query heads per GPU"
-SIZES = charts.Sizes("batch_size", "num_qo_heads", "top_k", ("batch, requests", HEADS), "top-k {}")
+PER_GPU = "query heads per GPU"
+MAP = charts.Sizes("batch_size", "num_qo_heads", "top_k", ("batch, requests", PER_GPU), "top-k {}")
 FACTOR = 2**1.3
 """Either way, where the colours of `ratio_heatmap` end."""
 OUTCOMES = {
@@ -43,9 +54,15 @@ ASIDE = 1.08
 
 def ratio_heatmap(frame: pd.DataFrame) -> Figure:
     """fa3 over FlashMLA at the commonest kv_len: a panel per top-k; below 1 fa3 is faster."""
-    found, ends = _commonest(over(sparse_rows(frame), FA3, FLASHMLA)), (1 / FACTOR, FACTOR)
-    title = "time of FlashInfer fa3 (bf16) / FlashMLA (FP8)"
-    return charts.heatmap(found, frame, SIZES, title=title, inches=(4.2, 2.9), ends=ends, log=True)
+    return charts.heatmap(
+        _commonest(over(sparse_rows(frame), FA3, FLASHMLA)),
+        frame,
+        MAP,
+        title="Time of FlashInfer fa3 (bf16) / FlashMLA (FP8)",
+        inches=(4.2, 2.9),
+        ends=(1 / FACTOR, FACTOR),
+        log=True,
+    )
 
 
 def heads_chart(frame: pd.DataFrame, limit: Ceilings) -> Figure:
@@ -56,15 +73,15 @@ def heads_chart(frame: pd.DataFrame, limit: Ceilings) -> Figure:
         for top_k, batch in PANELS
     }
     parts = {name: part for name, part in parts.items() if part.num_qo_heads.nunique() > 1}
-    size, unit = (2.4 * len(parts) + 1.4, 3.2), "time of one call in a graph, us"
-    figure, axes = charts.panels(list(parts), size, frame, (HEADS, unit))
+    size = (2.4 * len(parts) + 1.4, 3.2)
+    words = (PER_GPU, "time of one call in a graph, us")
+    figure, axes = charts.panels(list(parts), size, frame, words)
     for axis, part in zip(axes, parts.values(), strict=True):
         wide = part.pivot(index="num_qo_heads", columns="design", values=["us", "bound_us"])
         charts.lines(axis, wide.us.join(wide.bound_us.add_prefix("bound of ")), LOOKS)
         axis.set_ylim(bottom=0)
-    columns = 4 if len(parts) > 1 else 2
-    shown = axes[0].get_legend_handles_labels()
-    figure.legend(*shown, loc="outside upper center", ncols=columns)
+    handles = axes[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside upper center", ncols=4 if len(parts) > 1 else 2)
     return figure
 
 
@@ -77,7 +94,8 @@ def bound_chart(frame: pd.DataFrame, limit: Ceilings) -> Figure:
     table["tokens fit the L2"] = np.array(read) <= frame.l2_mib.max() * 2**20
     title = "Time of a call over the longer of its bounds"
     figure, (axis,) = charts.panels([title], (6.4, 4.6), frame)
-    kinds, looks = {"hue": "design", "style": "heads"}, {"palette": COLORS, "markers": HEAD_MARKERS}
+    kinds = {"hue": "design", "style": "heads"}
+    looks = {"palette": COLORS, "markers": HEAD_MARKERS}
     charts.against(axis, table, "bound_us", "us", kinds, hollow="tokens fit the L2", **looks)
     axis.set(xlabel="bound, us", ylabel="measured, us")
     return figure
@@ -94,9 +112,9 @@ def overflow_chart(frame: pd.DataFrame) -> Figure:
     aside = pd.Series(library).map({old: 1 / ASIDE, new: 1.0, flashmla: ASIDE})
     rows = rows.assign(library=library, millions=tokens * aside.to_numpy())
     words = ("tokens in the cache of a layer, millions", "worst row's relative error")
-    title, limit = "Worst error by size of the cache", first_lost_token()
-    figure, (axis,) = charts.panels([title], (6.4, 3.6), frame, words)
+    figure, (axis,) = charts.panels(["Worst error by size of the cache"], (6.4, 3.6), frame, words)
     charts.dots(axis, rows, "millions", "oracle_error", by="library", looks=OUTCOMES)
+    limit = first_lost_token()
     axis.axvline(limit / 1e6, **style.RULE, linestyle="--", label=f"token {limit:,}")
     style.log_axes(axis, "x", "y")
     axis.legend(loc="best", frameon=True)
