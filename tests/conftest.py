@@ -15,6 +15,9 @@ import pytest
 import torch
 from hypothesis import settings
 
+# One thread per process, and per process that a test starts: two workers share few cores.
+os.environ["OMP_NUM_THREADS"] = "1"
+torch.set_num_threads(1)
 if not torch.cuda.is_available():
     # Before a kernel is defined: without a GPU Triton runs it in Python.
     os.environ["TRITON_INTERPRET"] = "1"
