@@ -15,9 +15,6 @@ import pytest
 import torch
 from hypothesis import settings
 
-# One thread per process, and per process that a test starts: two workers share few cores.
-os.environ["OMP_NUM_THREADS"] = "1"
-torch.set_num_threads(1)
 if not torch.cuda.is_available():
     # Before a kernel is defined: without a GPU Triton runs it in Python.
     os.environ["TRITON_INTERPRET"] = "1"
@@ -37,6 +34,10 @@ from attnlib.run.jobs import Job, Watch
 from attnlib.run.record import Record
 from attnlib.studies.fa3_decode_regression.study import REFERENCE_MACHINE
 from attnlib.studies.scheduler_metadata.words import words_of
+
+# One thread per process, and per process that a test starts: two workers share few cores.
+os.environ["OMP_NUM_THREADS"] = "1"
+torch.set_num_threads(1)
 
 SWITCHES = (
     "ATTNLIB_MODE",
