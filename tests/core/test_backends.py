@@ -6,6 +6,7 @@ On the CPU the libraries are stand-ins that read what the libraries read, on a G
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -252,7 +253,10 @@ def gpu_calls() -> list[tuple[str, object]]:
         cached = DecodeCase(AttnSpec(*heads, 128, 1), 3, 3000, "ragged")
         cases = [ExtendCase(cached, mode, q_len) for mode, q_len in wide]
         calls += [(n, case) for n in backends.EXTEND_BACKENDS for case in cases]
-    return calls + [(name, case) for name, case in mla_gpu_calls()]
+    kinds = product((64, 128, 256), (1, 16, 64, 256), ("bfloat16", "float16", "float8_e4m3fn"))
+    cases = [DecodeCase(AttnSpec(16, 2, *kind), 7, 3000, "ragged") for kind in kinds]
+    calls += [(n, case) for n in ("fa3", "fa3-precomputed") for case in cases]
+    return calls + list(mla_gpu_calls())
 
 
 def mla_gpu_calls() -> list[tuple[str, MlaCase]]:
