@@ -11,14 +11,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from ...kinds.extend.case import MODES
-from ..evidence import (
-    CONFIRMED,
-    REFUTED,
-    Finding,
-    Judged,
-    judge_rows,
-    together,
-)
+from ..evidence import CONFIRMED, REFUTED, Finding, Judged, judge_rows, together
 from .tables import AUTO, FA2, FA3, mode_rows, plain
 
 EVERY = tuple(MODES)

@@ -5,14 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from ...run.frame import decode_rows, launches, paired_times
-from ..evidence import (
-    Finding,
-    MissingRecordsError,
-    counted,
-    figure_word,
-    near,
-    vote,
-)
+from ..evidence import Finding, MissingRecordsError, counted, figure_word, near, vote
 
 LAYERS = 64
 EACH, ONCE, PREPARE = "fa3-step-each", "fa3-step-once", "prepare_varlen_num_blocks"
