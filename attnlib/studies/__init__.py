@@ -38,8 +38,11 @@ def _part(folder: ModuleType, asked: str) -> Any:
     modules = [found.name for found in pkgutil.iter_modules(folder.__path__)]
     for name in () if asked.startswith("_") else modules:
         module = importlib.import_module(f"{folder.__name__}.{name}")
-        if hasattr(module, asked):
-            return getattr(module, asked)
+        value = getattr(module, asked, None)
+        # A function of another room, which a module only uses, is none of the study's.
+        borrowed = callable(value) and not value.__module__.startswith(folder.__name__)
+        if hasattr(module, asked) and not borrowed:
+            return value
     raise AttributeError(f"{folder.__name__} has no {asked!r} in {', '.join(modules)}")
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from attnlib.core.scheduler.facts import SchedulerFacts
-from attnlib.core.scheduler.splits import plan_splits
 from support.published import prose, published, says, span
 
+from attnlib.core.schedule.facts import SchedulerFacts
+from attnlib.core.schedule.splits import plan_splits
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.lengths import sample_seq_lens

@@ -76,14 +76,11 @@ def test_times_stand_beside_the_share_of_their_own_bound(measured):
     frame = measured(16, 64, new=[40.0, 44.0, 42.0], flashmla=[80.0, 88.0, 84.0])
     frame = measured(16, 1, new=[1.0], flashmla=[9.0])
     # fa2 was not measured: its column is left out.
-    (row,) = mla.side_by_side(frame, [MlaCase(MlaSpec(16, 2048), 64, 32768)], LIMIT).to_dict(
-        "records"
-    )
+    case = MlaCase(MlaSpec(16, 2048), 64, 32768)
+    (row,) = mla.side_by_side(frame, [case], LIMIT).to_dict("records")
     assert (row[FA3], row[FLASHMLA], row["fa3 / FlashMLA"], row["rounds"]) == (42.0, 84.0, 0.5, 3)
     for design, kv_format in ((FA3, "bfloat16"), (FLASHMLA, "fp8-656")):
-        bound = mla.predict_mla(
-            MlaCase(MlaSpec(16, 2048, 64, kv_format), 64, 32768), LIMIT
-        ).bound_us
+        bound = mla.predict_mla(mla.in_format(case, kv_format), LIMIT).bound_us
         assert row[f"{design}: of bound, %"] == round(100 * bound / row[design])
     assert "fa2 0.6.13" not in row
 

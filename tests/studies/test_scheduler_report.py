@@ -5,10 +5,10 @@ from __future__ import annotations
 import matplotlib
 import numpy as np
 import pytest
-from attnlib.core.scheduler.facts import SchedulerFacts
-from attnlib.core.scheduler.splits import plan_splits
 from support.published import live, published
 
+from attnlib.core.schedule.facts import SchedulerFacts
+from attnlib.core.schedule.splits import plan_splits
 from attnlib.core.spec import AttnSpec
 from attnlib.draw import style
 from attnlib.kinds.decode.case import DecodeCase
