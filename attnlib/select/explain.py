@@ -12,6 +12,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..core.backends.limits import LATENT_MODES
+from ..core.backends.table import TABLE
 from ..core.spec import AttnSpec
 from .facts import DECODE_MODES, GPUS, MODES, Call, Facts, facts_of
 from .libraries import AUTO, MAIN, Library, find
@@ -44,6 +46,20 @@ class Choice:
     def kernel(self) -> str:
         """The backend that computes in the end: the innermost choice."""
         return self.inner.kernel if self.inner else self.backend
+
+    @property
+    def ours(self) -> str:
+        """Our name for `kernel`, or the empty string where we have none.
+
+        FlashInfer's own words always have a name of ours, measured or not.
+        """
+        latent = self.mode in LATENT_MODES
+        if self.library.startswith("flashinfer"):
+            return f"flashinfer-mla-{self.kernel}" if latent else f"flashinfer-{self.kernel}"
+        # SGLang's fa3 on MLA is another kernel of that library, which is not ours.
+        plans = ("mla",) if latent else ("decode",)
+        found = (e.name for e in TABLE.values() if self.kernel in e.words and e.plans in plans)
+        return next(found, "")
 
     @property
     def decided_by(self) -> Reason:

@@ -35,11 +35,8 @@ def test_question_and_finding_are_taken_from_the_first_cell() -> None:
     found = fragment()
     assert (found.question, found.finding) == ("What is it?", "It is <code>5</code>.")
     assert "What is it?" not in found.body and 'class="finding"' in found.body
-
-
-def test_a_notebook_that_asks_nothing_is_called_by_its_name() -> None:
-    found = fragment(first="Only words.")
-    assert (found.question, found.finding) == ("03_slug", "")
+    nothing = fragment(first="Only words.")
+    assert (nothing.question, nothing.finding) == ("03_slug", ""), "called by its name"
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from attnlib.core.backends import TABLE
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.extend import case as extend_case
 from attnlib.run import store
-from attnlib.select import LIBRARIES, MODES, Call, UnknownFactError, explain
+from attnlib.select import LIBRARIES, MODES, Call, Choice, UnknownFactError, explain
 from attnlib.studies.fa3_decode_regression.study import REFERENCE_MACHINE
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "records"
@@ -346,3 +347,22 @@ def test_what_auto_ran_in_the_modes_of_an_engine_is_what_the_tables_say():
         call = Call(custom_mask=case["mask"] in ("tree", "chain"))
         said = auto(spec, release, mode=case["mode"], call=call)
         assert said.kernel == record["kernel_family"] == record["reported_backend"], case
+
+
+@pytest.mark.parametrize(
+    ("library", "word", "mode", "ours"),
+    [
+        ("flashinfer==0.6.4", "fa2", "decode", "flashinfer-fa2"),
+        ("flashinfer==0.6.4", "cuda-cores", "decode", "flashinfer-cuda-cores"),
+        ("flashinfer==0.6.4", "fa3", "mla", "flashinfer-mla-fa3"),
+        ("sglang==0.5.23", "fa3", "decode", "fa3"),
+        ("vllm==0.33.0", "FLASH_ATTN", "decode", "fa3"),
+        ("vllm==0.33.0", "FLASHMLA", "mla", "flashmla-dense"),
+        ("vllm==0.33.0", "FLASHMLA_SPARSE", "sparse_mla", "flashmla-sparse-fp8"),
+        ("sglang==0.5.23", "fa3", "mla", ""),
+        ("vllm==0.33.0", "TRITON_ATTN", "decode", ""),
+    ],
+)
+def test_a_word_for_a_kernel_names_our_backend_if_we_have_it(library, word, mode, ours):
+    assert Choice(library, mode, "sm90", "auto", word, (word,), ()).ours == ours
+    assert ours in ("", *TABLE)

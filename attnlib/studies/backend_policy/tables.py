@@ -14,7 +14,6 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from ...core.backends.table import named_by
 from ...core.gpu import FA2_CTAS, REFERENCE
 from ...core.policy.policy import Policy
 from ...kinds.decode.case import DecodeCase
@@ -198,11 +197,10 @@ def _explained(library: str, policy: str, case: DecodeCase) -> str:
     call = Call(kv_lens=tuple(sample_seq_lens(case).tolist()), graph=True)
     asked = {"mode": "decode", "gpu": REFERENCE, "library": library, "policy": policy}
     choice = explain(case.spec, call=call, env={}, **asked)
-    backend = named_by(library, choice.kernel, latent=False)
     known = POOLS["with FA3"]
-    if backend not in known:
+    if choice.ours not in known:
         raise ValueError(f"{library} must choose one of {', '.join(known)}, got {choice.kernel!r}")
-    return backend
+    return choice.ours
 
 
 def _summary(lost: pd.Series) -> dict[str, float]:
