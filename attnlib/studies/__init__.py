@@ -40,11 +40,8 @@ def _part(folder: ModuleType, asked: str) -> Any:
     modules = sorted(found, key=lambda name: (name == "checks", name))
     for name in () if asked.startswith("_") else modules:
         module = importlib.import_module(f"{folder.__name__}.{name}")
-        value = getattr(module, asked, None)
-        # A function of another room, which a module only uses, is none of the study's.
-        borrowed = callable(value) and not value.__module__.startswith(folder.__name__)
-        if hasattr(module, asked) and not borrowed:
-            return value
+        if hasattr(module, asked):
+            return getattr(module, asked)
     raise AttributeError(f"{folder.__name__} has no {asked!r} in {', '.join(modules)}")
 
 
