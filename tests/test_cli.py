@@ -1,7 +1,5 @@
 """The commands: help, exit status, and one line where something that may fail does."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -68,7 +66,7 @@ def fails(capsys):
         ["features"],
     ],
 )
-def test_help_is_given_for_every_command(command, capsys) -> None:
+def test_help_is_given_for_every_command(command, capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.main([*command, "--help"])
     assert stopped.value.code == 0
@@ -86,14 +84,14 @@ def test_help_is_given_for_every_command(command, capsys) -> None:
 )
 def test_a_report_that_cannot_be_is_one_line_and_leaves_nothing(
     fails, tmp_path, monkeypatch, arguments, said
-) -> None:
+):
     monkeypatch.chdir(tmp_path)
     out = [] if "--out" in arguments else ["--out", "report.html"]
     assert said in fails("report", *arguments, *out)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_part_of_the_report_is_asked_for_by_number(tmp_path, monkeypatch, capsys) -> None:
+def test_a_part_of_the_report_is_asked_for_by_number(tmp_path, monkeypatch, capsys):
     asked = {}
     monkeypatch.setattr("attnlib.report.build.build_report", lambda out, **how: asked.update(how))
     monkeypatch.chdir(tmp_path)
@@ -102,7 +100,7 @@ def test_a_part_of_the_report_is_asked_for_by_number(tmp_path, monkeypatch, caps
     assert (tmp_path / "build" / "report").is_dir()
 
 
-def test_help_of_measure_lists_the_studies(capsys) -> None:
+def test_help_of_measure_lists_the_studies(capsys):
     with pytest.raises(SystemExit):
         cli.main(["measure", "--help"])
     words = "".join(capsys.readouterr().out.split())
@@ -112,18 +110,18 @@ def test_help_of_measure_lists_the_studies(capsys) -> None:
 @pytest.mark.parametrize(
     "arguments", [[], ["profile"], ["measure"], ["measure", "auto_resolution", "--rounds", "two"]]
 )
-def test_a_command_line_that_is_no_command_exits_with_usage(arguments, capsys) -> None:
+def test_a_command_line_that_is_no_command_exits_with_usage(arguments, capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.main(arguments)
     assert stopped.value.code == cli.USAGE
     assert "usage: " in capsys.readouterr().err
 
 
-def test_an_unknown_study_lists_the_studies_in_one_line(fails) -> None:
+def test_an_unknown_study_lists_the_studies_in_one_line(fails):
     assert fails("measure", "nope").endswith(f"one of {', '.join(STUDIES)}, got 'nope'")
 
 
-def test_the_module_itself_is_the_command() -> None:
+def test_the_module_itself_is_the_command():
     command = [sys.executable, "-m", "attnlib", "measure", "nope"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
@@ -131,26 +129,26 @@ def test_the_module_itself_is_the_command() -> None:
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_measuring_without_a_gpu_fails_in_one_line(fails, without_gpu, name) -> None:
+def test_measuring_without_a_gpu_fails_in_one_line(fails, without_gpu, name):
     assert fails("measure", name).endswith("must be measured on a CUDA GPU, none is here")
 
 
-def test_a_bad_overlay_fails_in_one_line(fails) -> None:
+def test_a_bad_overlay_fails_in_one_line(fails):
     assert "NAME==VERSION=DIR, got 'x'" in fails("measure", "auto_resolution", "--overlay", "x")
 
 
-def test_no_rounds_fail_in_one_line(fails, tiny) -> None:
+def test_no_rounds_fail_in_one_line(fails, tiny):
     assert fails("measure", "tiny", "--rounds", "0").endswith("rounds must be >= 1, got 0")
 
 
-def test_a_line_that_is_no_record_fails_in_one_line(fails, tiny) -> None:
+def test_a_line_that_is_no_record_fails_in_one_line(fails, tiny):
     path = store.journal_path("tiny", "cpu-test64")
     path.parent.mkdir(parents=True)
     path.write_text('{"schema": 1\n')
     assert f"{path} line 1 must be a record" in fails("measure", "tiny")
 
 
-def test_a_line_that_a_killed_sweep_cut_short_is_set_aside_and_said(tiny, capsys) -> None:
+def test_a_line_that_a_killed_sweep_cut_short_is_set_aside_and_said(tiny, capsys):
     assert cli.main(["measure", "tiny"]) == 0
     path, torn = store.journal_path("tiny", "cpu-test64"), store.torn_path("tiny", "cpu-test64")
     path.write_bytes(path.read_bytes()[:-20])
@@ -162,7 +160,7 @@ def test_a_line_that_a_killed_sweep_cut_short_is_set_aside_and_said(tiny, capsys
     assert len(store.read("tiny", "cpu-test64")) == 2
 
 
-def test_an_unknown_mode_fails_in_one_line(fails, without_gpu, monkeypatch) -> None:
+def test_an_unknown_mode_fails_in_one_line(fails, without_gpu, monkeypatch):
     monkeypatch.setenv("ATTNLIB_MODE", "fast")
     assert "ATTNLIB_MODE must be one of auto, live, replay, got 'fast'" in fails("doctor")
 
@@ -171,20 +169,20 @@ def test_an_unknown_mode_fails_in_one_line(fails, without_gpu, monkeypatch) -> N
     ("options", "measured"),
     [([], [[8, 9]]), (["--headline"], [[8]]), (["--rounds", "2"], [[8, 9], [9, 8]])],
 )
-def test_measure_does_what_its_options_say(tiny, options, measured, monkeypatch) -> None:
+def test_measure_does_what_its_options_say(tiny, options, measured, monkeypatch):
     monkeypatch.setenv("ATTNLIB_MACHINE", "cpu-test64")
     assert cli.main(["measure", "tiny", *options]) == 0
     assert [[item.case.kv_len for item in job.items] for job in tiny.jobs] == measured
 
 
-def test_measure_counts_items_and_names_the_file_it_wrote(tiny, capsys) -> None:
+def test_measure_counts_items_and_names_the_file_it_wrote(tiny, capsys):
     assert cli.main(["measure", "tiny"]) == 0
     path = store.journal_path("tiny", "cpu-test64")
     assert capsys.readouterr().out == f"2 items measured; records in {path}\n"
     assert path.exists()
 
 
-def test_measure_on_a_cluster_says_what_is_on_record(tiny, monkeypatch, capsys) -> None:
+def test_measure_on_a_cluster_says_what_is_on_record(tiny, monkeypatch, capsys):
     asked = []
 
     def measure_on_cluster(chosen, client, sweep):
@@ -199,13 +197,13 @@ def test_measure_on_a_cluster_says_what_is_on_record(tiny, monkeypatch, capsys) 
     assert tiny.jobs == []
 
 
-def test_a_cluster_without_the_library_fails_in_one_line(fails, tiny, monkeypatch) -> None:
+def test_a_cluster_without_the_library_fails_in_one_line(fails, tiny, monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     line = fails("measure", "tiny", "--cluster", "tcp://127.0.0.1:1")
     assert line.endswith('pip install "attnlib[cluster]"')
 
 
-def test_doctor_says_for_every_backend_whether_it_can_run(without_gpu, capsys) -> None:
+def test_doctor_says_for_every_backend_whether_it_can_run(without_gpu, capsys):
     assert cli.main(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
     for name in (*backends.BACKENDS, *backends.MLA_BACKENDS):
@@ -213,7 +211,7 @@ def test_doctor_says_for_every_backend_whether_it_can_run(without_gpu, capsys) -
         assert line.split(maxsplit=1)[1] == (backends.available()[name] or "ready")
 
 
-def test_doctor_in_json_can_be_parsed(without_gpu, capsys) -> None:
+def test_doctor_in_json_can_be_parsed(without_gpu, capsys):
     assert cli.main(["doctor", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["backends"] == backends.available()
@@ -223,7 +221,7 @@ def test_doctor_in_json_can_be_parsed(without_gpu, capsys) -> None:
 EXPLAIN = ("explain", "--library", "flashinfer==0.6.3", "--mode", "decode", "--heads", "32/8")
 
 
-def test_explain_prints_the_choice_and_every_row(capsys) -> None:
+def test_explain_prints_the_choice_and_every_row(capsys):
     assert cli.main([*EXPLAIN, "--gpu", "sm90"]) == 0
     first, *rest = capsys.readouterr().out.splitlines()
     assert first == "flashinfer==0.6.3, decode on sm90, policy auto: fa3"
@@ -231,7 +229,7 @@ def test_explain_prints_the_choice_and_every_row(capsys) -> None:
     assert rest[-1].endswith("FlashInfer #2148")
 
 
-def test_explain_as_json_has_the_kernel_and_the_reasons(capsys) -> None:
+def test_explain_as_json_has_the_kernel_and_the_reasons(capsys):
     asked = ["--library", "sglang==0.5.23", "--gpu", "sm80", "--call", "graph", "--json"]
     assert cli.main([*EXPLAIN, *asked]) == 0
     said = json.loads(capsys.readouterr().out)
@@ -251,23 +249,23 @@ def test_explain_as_json_has_the_kernel_and_the_reasons(capsys) -> None:
         (("--gpu", "sm80", "--policy", "best"), "policy of flashinfer in mode decode must be one"),
     ],
 )
-def test_explain_of_what_nobody_knows_fails_in_one_line(fails, asked, reason) -> None:
+def test_explain_of_what_nobody_knows_fails_in_one_line(fails, asked, reason):
     assert reason in fails(*EXPLAIN, *asked)
 
 
-def test_explain_holds_an_override_to_the_call_and_never_falls_back(fails, monkeypatch) -> None:
+def test_explain_holds_an_override_to_the_call_and_never_falls_back(fails, monkeypatch):
     monkeypatch.setenv("ATTNLIB_DECODE_BACKEND", "fa3")
     said = fails(*EXPLAIN, "--gpu", "sm100")
     assert "ATTNLIB_DECODE_BACKEND=fa3: fa3 cannot run decode on sm100" in said
 
 
-def test_explain_says_how_lengths_are_given(fails) -> None:
+def test_explain_says_how_lengths_are_given(fails):
     latent = ("--mode", "mla", "--heads", "128/1", "--head-dim", "576", "--page-size", "64")
     asked = (*latent, "--library", "flashinfer==0.7.2", "--gpu", "sm100")
     assert "--call kv_lens=" in fails(*EXPLAIN, *asked)
 
 
-def test_features_writes_the_table(tmp_path, monkeypatch, capsys) -> None:
+def test_features_writes_the_table(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("attnlib.select.features.PATH", tmp_path / "features.md")
     assert cli.main(["features"]) == 0
     assert (tmp_path / "features.md").read_text().startswith("# Which backend, where")

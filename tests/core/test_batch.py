@@ -1,7 +1,5 @@
 """The nouns: what they refuse, what they derive, and that garbage beyond a row cannot matter."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Iterator
@@ -82,12 +80,12 @@ def assert_derives_csr(lens: list[int], page_size: int, *, spare: int, garbage: 
         ("kv_dtype", "int8"),
     ],
 )
-def test_a_spec_refuses_a_bad_field_by_name_requirement_and_value(argument, value) -> None:
+def test_a_spec_refuses_a_bad_field_by_name_requirement_and_value(argument, value):
     with refused(argument, repr(value)):
         replace(SPEC, **{argument: value})
 
 
-def test_an_unknown_word_lists_the_valid_ones() -> None:
+def test_an_unknown_word_lists_the_valid_ones():
     with pytest.raises(ValueError, match="one of bfloat16, float16, float8_e4m3fn, got"):
         replace(SPEC, dtype="half")
 
@@ -108,9 +106,7 @@ def test_an_unknown_word_lists_the_valid_ones() -> None:
         ("page_table", "-1", int32([5, 4]), int32([[0, -1], [1, 2]])),
     ],
 )
-def test_a_batch_refuses_what_does_not_describe_a_decode_step(
-    argument, got, seq_lens, page_table
-) -> None:
+def test_a_batch_refuses_what_does_not_describe_a_decode_step(argument, got, seq_lens, page_table):
     with refused(argument, got):
         DecodeBatch.build(SPEC, seq_lens, page_table)
 
@@ -135,14 +131,14 @@ Q = torch.zeros(2, 8, 16, dtype=torch.bfloat16)
         ("v_cache", "torch.float32", Q, PagedKV(cache(), cache(dtype="float32"))),
     ],
 )
-def test_tensors_that_do_not_fit_the_batch_are_refused(argument, got, q, kv) -> None:
+def test_tensors_that_do_not_fit_the_batch_are_refused(argument, got, q, kv):
     batch = DecodeBatch.build(SPEC, int32([4, 4]), int32([[0], [1]]))
     with refused(argument, got):
         batch.check_inputs(q, kv)
 
 
 @pytest.mark.parametrize("away", ["q", "k_cache", "v_cache"])
-def test_tensors_on_two_devices_are_refused(away) -> None:
+def test_tensors_on_two_devices_are_refused(away):
     batch = DecodeBatch.build(SPEC, int32([4, 4]), int32([[0], [1]]))
     tensors = {"q": Q, "k_cache": cache(), "v_cache": cache()}
     tensors[away] = tensors[away].to("meta")
@@ -151,12 +147,12 @@ def test_tensors_on_two_devices_are_refused(away) -> None:
 
 
 @pytest.mark.parametrize("v_cache", [cache(dim=32), cache()[0]], ids=["shape", "dimensions"])
-def test_a_cache_whose_halves_differ_is_refused(v_cache) -> None:
+def test_a_cache_whose_halves_differ_is_refused(v_cache):
     with refused("k_cache and v_cache", list(v_cache.shape)[-1]):
         PagedKV(cache(), v_cache)
 
 
-def test_a_specs_facts_follow_from_its_fields() -> None:
+def test_a_specs_facts_follow_from_its_fields():
     spec = AttnSpec(32, 8, 64, 16)
     assert (spec.group_size, spec.heads, spec.softmax_scale) == (4, "32/8", 0.125)
     assert (spec.kv_dtype, spec.out_dtype) == ("bfloat16", "bfloat16")
@@ -166,7 +162,7 @@ def test_a_specs_facts_follow_from_its_fields() -> None:
 
 @pytest.mark.parametrize("page_size", [1, 4, 64])
 @pytest.mark.parametrize("batch_size", [1, 3, 17, 257])
-def test_the_ragged_page_list_is_exact_around_every_page_boundary(batch_size, page_size) -> None:
+def test_the_ragged_page_list_is_exact_around_every_page_boundary(batch_size, page_size):
     edges = [n for n in (page_size + 1, 1, page_size, page_size - 1) if n]
     lens = [edges[i % len(edges)] for i in range(batch_size)]
     assert_derives_csr(lens, page_size, spare=1, garbage=-1)
@@ -178,12 +174,12 @@ def test_the_ragged_page_list_is_exact_around_every_page_boundary(batch_size, pa
     spare=st.integers(0, 3),
     garbage=st.sampled_from([-1, 0, HUGE, -HUGE]),
 )
-def test_the_ragged_page_list_is_exact_for_any_lengths(lens, page_size, spare, garbage) -> None:
+def test_the_ragged_page_list_is_exact_for_any_lengths(lens, page_size, spare, garbage):
     assert_derives_csr(lens, page_size, spare=spare, garbage=garbage)
 
 
 @pytest.mark.parametrize("garbage", [-1, HUGE])
-def test_what_stands_past_the_live_pages_changes_nothing(garbage) -> None:
+def test_what_stands_past_the_live_pages_changes_nothing(garbage):
     lens = [1, 9, 4]
     dirty = int32(shuffled_table(lens, 4, spare=2, garbage=garbage))
     clean = dirty.masked_fill(dirty == garbage, 0)

@@ -1,7 +1,5 @@
 """The batch of several queries a request: prefix sums, masks, refusals, buffers of a replan."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -35,7 +33,7 @@ def in_order(*lens: int) -> DecodeBatch:
     return DecodeBatch.build(spec, int32(*lens), table)
 
 
-def test_prefix_sums_and_sizes_follow_from_the_queries() -> None:
+def test_prefix_sums_and_sizes_follow_from_the_queries():
     batch = ExtendBatch.build(paged(*LENS), int32(2, 4, 1))
     assert batch.qo_indptr.tolist() == [0, 2, 6, 7]
     assert batch.qo_indptr.dtype == torch.int32
@@ -43,7 +41,7 @@ def test_prefix_sums_and_sizes_follow_from_the_queries() -> None:
     assert batch.custom_mask is None
 
 
-def test_a_custom_mask_is_what_is_before_the_drafts_and_the_drafts_request_by_request() -> None:
+def test_a_custom_mask_is_what_is_before_the_drafts_and_the_drafts_request_by_request():
     drafts = torch.tensor([[[1, 0], [0, 1]], [[1, 0], [1, 1]]]).bool()
     batch = ExtendBatch.build(paged(3, 2), int32(2, 2), mask="tree", drafts=drafts)
     assert batch.custom_mask.int().tolist() == [1, 1, 0, 1, 0, 1, 1, 0, 1, 1]
@@ -80,12 +78,12 @@ def test_a_custom_mask_is_what_is_before_the_drafts_and_the_drafts_request_by_re
         (int32(*LENS), {"ragged": True}, "page_table must name pages of one token in order"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(q_lens, options, words) -> None:
+def test_what_does_not_fit_is_refused_by_name(q_lens, options, words):
     with pytest.raises(ValueError, match=words):
         ExtendBatch.build(paged(*LENS), q_lens, **options)
 
 
-def test_a_ragged_batch_has_its_tokens_in_order_and_all_as_queries() -> None:
+def test_a_ragged_batch_has_its_tokens_in_order_and_all_as_queries():
     assert ExtendBatch.build(in_order(*LENS), int32(*LENS), ragged=True).rows == sum(LENS)
     with pytest.raises(ValueError, match="q_lens must be the requests' tokens"):
         ExtendBatch.build(in_order(*LENS), int32(9, 4, 5), ragged=True)
@@ -95,7 +93,7 @@ def test_a_ragged_batch_has_its_tokens_in_order_and_all_as_queries() -> None:
 
 
 @pytest.mark.parametrize("name", ["q", "k_cache", "v_cache"])
-def test_inputs_of_another_shape_or_dtype_are_refused(name: str) -> None:
+def test_inputs_of_another_shape_or_dtype_are_refused(name):
     batch = ExtendBatch.build(paged(*LENS), int32(2, 4, 1))
     right = {"q": (7, 4, 16), "k_cache": (9, 4, 2, 16), "v_cache": (9, 4, 2, 16)}
     given = {n: torch.zeros(shape, dtype=torch.bfloat16) for n, shape in right.items()}
@@ -105,7 +103,7 @@ def test_inputs_of_another_shape_or_dtype_are_refused(name: str) -> None:
         batch.check_inputs(given["q"], PagedKV(given["k_cache"], given["v_cache"]))
 
 
-def test_a_clone_is_overwritten_in_place_and_the_original_is_not() -> None:
+def test_a_clone_is_overwritten_in_place_and_the_original_is_not():
     first = ExtendBatch.build(paged(*LENS), int32(2, 4, 1))
     turned = replace(first.paged, page_table=first.paged.page_table.flip(0).contiguous())
     table = turned.page_table
@@ -119,13 +117,13 @@ def test_a_clone_is_overwritten_in_place_and_the_original_is_not() -> None:
     assert first.paged.seq_lens.tolist() == list(LENS)
 
 
-def test_ragged_buffers_take_other_lengths() -> None:
+def test_ragged_buffers_take_other_lengths():
     held = ExtendBatch.build(in_order(9, 4, 6), int32(9, 4, 6), ragged=True).cloned()
     held.overwrite(ExtendBatch.build(in_order(5, 8, 1), int32(5, 8, 1), ragged=True))
     assert held.qo_indptr.tolist() == held.paged.kv_indptr.tolist() == [0, 5, 13, 14]
 
 
-def test_a_batch_that_is_not_alike_or_has_more_queries_is_refused() -> None:
+def test_a_batch_that_is_not_alike_or_has_more_queries_is_refused():
     held = ExtendBatch.build(paged(*LENS), int32(2, 4, 1)).cloned()
     for other in (
         ExtendBatch.build(paged(*LENS), int32(2, 4, 1), mask="full"),

@@ -1,7 +1,5 @@
 """What the host of FlashAttention-3 makes of a call: mask, tile, packing, split cap."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

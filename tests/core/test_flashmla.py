@@ -1,7 +1,5 @@
 """FlashMLA's schedule under guard: the first call's facts and lengths, and no others."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,7 +27,7 @@ class FakeFlashMla:
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> FakeFlashMla:
+def fake(monkeypatch):
     library = FakeFlashMla()
     monkeypatch.setattr(flashmla, "load", lambda: library)
     return library
@@ -157,7 +155,7 @@ def test_a_missing_library_comes_with_its_install_line(monkeypatch):
 
 
 @pytest.fixture
-def on_gpu() -> None:
+def on_gpu():
     reason = flashmla.unavailable()
     if reason:
         pytest.skip(reason)
@@ -225,8 +223,6 @@ class Schedules(FakeFlashMla):
         meta.num_splits = torch.zeros(2, dtype=torch.int32)
         return meta, None
 
-    def get_mla_decoding_metadata(
-        self, seq_lens: torch.Tensor, *sizes: int, **options: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def get_mla_decoding_metadata(self, seq_lens, *sizes, **options):
         self.asked.append((*sizes, options))
         return seq_lens[None], seq_lens

@@ -1,7 +1,5 @@
 """Where FlashAttention-3 comes from, and what is said when it does not come."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 
@@ -11,7 +9,7 @@ from attnlib.core.schedule import library
 
 
 @pytest.fixture(autouse=True)
-def forget() -> None:
+def forget():
     library.load.cache_clear()
     library.has_hdim96.cache_clear()
     yield

@@ -1,7 +1,5 @@
 """The batch of latent attention: slots, and what is refused before a kernel would read it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -26,13 +24,13 @@ def changed(row: int, column: int, value: int) -> torch.Tensor:
     return chosen
 
 
-def test_a_slot_is_page_times_page_size_plus_offset() -> None:
+def test_a_slot_is_page_times_page_size_plus_offset():
     slots = batch_with(CHOSEN).slots()
     assert slots.tolist() == [[9, 20, 23], [30, -1, 29]]
     assert slots.dtype == torch.int32
 
 
-def test_chosen_tokens_are_pages_of_one_token_without_the_padding() -> None:
+def test_chosen_tokens_are_pages_of_one_token_without_the_padding():
     pages = attended_pages(batch_with(CHOSEN))
     assert pages.kv_indptr.tolist() == [0, 3, 5]
     assert pages.kv_indices.tolist() == [9, 20, 23, 30, 29]
@@ -41,7 +39,7 @@ def test_chosen_tokens_are_pages_of_one_token_without_the_padding() -> None:
     assert {tensor.dtype for tensor in tensors} == {torch.int32}
 
 
-def test_a_dense_batch_attends_to_its_pages() -> None:
+def test_a_dense_batch_attends_to_its_pages():
     pages = attended_pages(MlaBatch.build(MlaSpec(2, page_size=4), LENS, TABLE))
     assert pages.kv_indptr.tolist() == [0, 2, 3]
     assert pages.kv_indices.tolist() == [5, 2, 7]
@@ -57,14 +55,14 @@ def test_a_dense_batch_attends_to_its_pages() -> None:
         (0, 0, 2**31 - 1, r"got 2147483647 in column 0"),
     ],
 )
-def test_a_place_outside_its_request_is_refused(row, column, value, words) -> None:
+def test_a_place_outside_its_request_is_refused(row, column, value, words):
     batch = batch_with(changed(row, column, value))
     for ask in (batch.slots, lambda: attended_pages(batch)):
         with pytest.raises(ValueError, match=words):
             ask()
 
 
-def test_a_request_without_any_token_is_refused() -> None:
+def test_a_request_without_any_token_is_refused():
     chosen = CHOSEN.clone()
     chosen[1] = -1
     with pytest.raises(ValueError, match="at least one token of every request.*request 1"):
@@ -81,22 +79,22 @@ def test_a_request_without_any_token_is_refused() -> None:
         (SPEC, CHOSEN.to("meta"), "chosen must be on page_table's device, cpu, got meta"),
     ],
 )
-def test_chosen_tokens_that_do_not_fit_the_spec_are_refused(spec, chosen, words) -> None:
+def test_chosen_tokens_that_do_not_fit_the_spec_are_refused(spec, chosen, words):
     with pytest.raises(ValueError, match=words):
         MlaBatch.build(spec, LENS, TABLE, chosen)
 
 
-def test_a_dense_batch_has_no_slots() -> None:
+def test_a_dense_batch_has_no_slots():
     with pytest.raises(ValueError, match="got None"):
         MlaBatch.build(MlaSpec(2, page_size=4), LENS, TABLE).slots()
 
 
-def test_a_length_beyond_the_page_table_is_refused() -> None:
+def test_a_length_beyond_the_page_table_is_refused():
     with pytest.raises(ValueError, match=r"seq_lens must lie in 1\.\.8"):
         MlaBatch.build(SPEC, LENS + 3, TABLE, CHOSEN)
 
 
-def test_a_plan_that_names_a_page_the_cache_lacks_is_refused() -> None:
+def test_a_plan_that_names_a_page_the_cache_lacks_is_refused():
     require_pages(torch.zeros(8, 4), 7)
     with pytest.raises(ValueError, match="up to 8, got 8 pages"):
         require_pages(torch.zeros(8, 4), 8)
@@ -109,7 +107,7 @@ def test_a_plan_that_names_a_page_the_cache_lacks_is_refused() -> None:
         ("fp8-656", r"cache must be \[\d+, 16, 656\] uint8"),
     ],
 )
-def test_inputs_of_another_format_are_refused(kv_format: str, words: str) -> None:
+def test_inputs_of_another_format_are_refused(kv_format, words):
     work = build_mla_workload(MlaCase(MlaSpec(2, 8, 16, kv_format), 2, 40), device="cpu")
     with pytest.raises(ValueError, match=words):
         work.batch.check_inputs(work.q, work.kv[..., :512])
@@ -119,7 +117,7 @@ def test_inputs_of_another_format_are_refused(kv_format: str, words: str) -> Non
         work.batch.check_inputs(work.q, work.kv[:-1])
 
 
-def test_slots_of_a_workload_are_distinct_and_live() -> None:
+def test_slots_of_a_workload_are_distinct_and_live():
     batch = build_mla_batch(MlaCase(MlaSpec(2, 50, 16), 5, 90, "ragged"), device="cpu")
     slots = batch.slots()
     live = slots[slots >= 0]

@@ -1,7 +1,5 @@
 """Work plans of decode calls: nothing is lost, rules at their edges, and the library agrees."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -172,13 +170,13 @@ def _chunks_of(wrapper, case, valid_at: int, chunk_at: int, tiles_at: int) -> li
     return parts * case.spec.num_kv_heads
 
 
-def _fa2_items(wrapper, case, sms) -> list[int]:
+def _fa2_items(wrapper, case, sms):
     # PrefillPlanInfo: 4 request_indices, 6 kv_tile_indices, 9 kv_chunk_size, 12 block_valid_mask
     parts = _chunks_of(wrapper, case, valid_at=12, chunk_at=9, tiles_at=(4, 6))
     return sorted(-(-part // 128) * 128 + FA2_ITEM_TOKENS for part in parts)
 
 
-def _cuda_core_items(wrapper, case, sms) -> list[int]:
+def _cuda_core_items(wrapper, case, sms):
     # DecodePlanInfo: 3 request_indices, 4 kv_tile_indices, 6 block_valid_mask, 7 kv_chunk_size,
     # 9 split_kv; unsplit plans have neither mask nor padding
     info = [int(word) for word in wrapper._plan_info]
@@ -195,7 +193,7 @@ def _cuda_core_items(wrapper, case, sms) -> list[int]:
     return sorted(part + CUDA_CORE_ITEM_TOKENS for part in parts)
 
 
-def _fa3_items(wrapper, case, sms) -> list[int]:
+def _fa3_items(wrapper, case, sms):
     # PrefillPlanSM90Info: 4 kv_len, 6 work_indptr
     info = [int(word) for word in wrapper._plan_info]
     ends = _words(wrapper, info[6], sms + 1)

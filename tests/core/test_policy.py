@@ -1,7 +1,5 @@
 """A policy: rates choose, near cases correct them, the file is whole or not there."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

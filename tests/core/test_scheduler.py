@@ -1,7 +1,5 @@
 """Scheduler metadata: made once a step, reused by any number of layers, refused where unfit."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -9,7 +7,7 @@ import torch
 
 from attnlib.core.schedule import fa3 as scheduler
 from attnlib.core.schedule import library
-from attnlib.core.schedule.fa3 import SchedulerMetadata, precompute
+from attnlib.core.schedule.fa3 import precompute
 from attnlib.core.schedule.facts import SchedulerFacts
 from attnlib.core.schedule.splits import layout_of, max_words
 
@@ -19,7 +17,7 @@ LENS = torch.tensor([4096, 70, 900], dtype=torch.int32)
 
 
 @pytest.fixture
-def metadata(fake_fa3) -> SchedulerMetadata:
+def metadata(fake_fa3):
     return precompute(FACTS, LENS)
 
 

@@ -1,7 +1,5 @@
 """The model of the scheduler metadata, against known schedules and the library's own words."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

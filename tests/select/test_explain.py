@@ -1,7 +1,5 @@
 """The choices: as the releases have them, with reasons, and as the H200 records saw them run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The feature table: current, complete, and honest about what was measured."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 

@@ -11,8 +11,6 @@ Checked so, in agreement: all releases that `explain` knows but 0.2.6, 0.2.7.pos
 and 0.6.16.post3, which are taken for their neighbours.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from itertools import product
@@ -43,7 +41,7 @@ MLA_CALLS = (
 
 
 @pytest.fixture(scope="session")
-def release() -> Version:
+def release():
     """The FlashInfer that is installed, or first on PYTHONPATH; imported only for these tests."""
     found = installed()
     if not found:
@@ -52,7 +50,7 @@ def release() -> Version:
 
 
 @pytest.fixture
-def since(release: Version):
+def since(release):
     """Skip a test of what came with a later release."""
 
     def require(first: str, why: str) -> None:
@@ -63,13 +61,11 @@ def since(release: Version):
 
 
 @pytest.fixture
-def differences(release: Version):
+def differences(release):
     return lambda mode, gpu, cases: different(f"flashinfer=={release}", mode, gpu, cases)
 
 
-def different(
-    library: str, mode: str, gpu: str, cases: Iterator[tuple[AttnSpec, Call]]
-) -> list[str]:
+def different(library, mode, gpu, cases):
     """Where the library resolves otherwise; a call it refuses must have a `problem`."""
     found = []
     with as_if_on(gpu):

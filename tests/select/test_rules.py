@@ -1,10 +1,5 @@
 """Files of rules: read as they are written, and refused where nobody understands them."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 from packaging.version import Version
 
@@ -30,7 +25,7 @@ LAYER = AttnSpec(32, 8, 128, 16)
 
 
 @pytest.fixture
-def read(tmp_path: Path) -> Callable[[str], dict[str, Library]]:
+def read(tmp_path):
     def load_text(text: str) -> dict[str, Library]:
         (tmp_path / "toy.yaml").write_text(text)
         return load(tmp_path)

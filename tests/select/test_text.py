@@ -1,7 +1,5 @@
 """The command `explain`: a choice as text and data, a layer and a call from text."""
 
-from __future__ import annotations
-
 import pytest
 
 from attnlib.core.spec import AttnSpec

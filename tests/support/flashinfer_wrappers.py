@@ -6,8 +6,6 @@ and says which backend was asked for. Works with every release from 0.2.0 to 0.7
 them ask for a GPU's properties already at import, so `installed` imports them.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import inspect
@@ -156,7 +154,7 @@ def _properties(gpu: str) -> SimpleNamespace:
     )
 
 
-def _asked(backend: object, *_: object, **__: object) -> None:
+def _asked(backend, *_, **__):
     # 0.2.0.post1 has a getter for each backend; fa2's is given the dtypes first.
     raise Resolved(backend if isinstance(backend, str) else "fa2")
 

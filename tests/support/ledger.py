@@ -1,7 +1,5 @@
 """What a published claim says of records that a test has made up."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import pandas as pd
