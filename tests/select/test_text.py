@@ -12,21 +12,15 @@ BF16 = AttnSpec(32, 8, 128, 16)
 def test_a_choice_renders_as_a_table_and_as_data():
     choice = explain(BF16, mode="decode", gpu="sm80", library="sglang==0.5.8", env={})
     text = render(choice)
-    assert text.splitlines()[0] == (
-        "sglang==0.5.8, decode on sm80, policy auto: flashinfer, which runs fa2"
-    )
+    first = "sglang==0.5.8, decode on sm80, policy auto: flashinfer, which runs fa2"
+    assert text.splitlines()[0] == first
     assert "SGLang flashinfer_backend.py, 0.5.8" in text
     assert to_dict(choice)["reasons"][-1]["matched"] is True
 
 
 def test_an_override_is_named_where_the_policy_would_be():
-    choice = explain(
-        BF16,
-        mode="decode",
-        gpu="sm90",
-        library="flashinfer==0.6.3",
-        env={"ATTNLIB_DECODE_BACKEND": "fa2"},
-    )
+    env = {"ATTNLIB_DECODE_BACKEND": "fa2"}
+    choice = explain(BF16, mode="decode", gpu="sm90", library="flashinfer==0.6.3", env=env)
     assert headline(choice) == "flashinfer==0.6.3, decode on sm90, ATTNLIB_DECODE_BACKEND=fa2: fa2"
 
 
