@@ -18,16 +18,9 @@ from attnlib.studies import STUDIES
 
 ROOT = Path(__file__).resolve().parents[1]
 CASES = tuple(DecodeCase(AttnSpec(4, 2, 16, 4), 1, kv_len) for kv_len in (8, 9))
-TINY = Study(
-    name="tiny",
-    question="?",
-    grids=(
-        Grid(CASES[:1], ("sdpa",), timers=("host",), headline=True),
-        Grid(CASES[1:], ("sdpa",), timers=("host",)),
-    ),
-    device="cpu",
-    ceilings=(),
-)
+HEADLINE = Grid(CASES[:1], ("sdpa",), timers=("host",), headline=True)
+GRIDS = (HEADLINE, Grid(CASES[1:], ("sdpa",), timers=("host",)))
+TINY = Study(name="tiny", question="?", grids=GRIDS, device="cpu", ceilings=())
 
 
 @pytest.fixture
@@ -52,25 +45,18 @@ def fails(capsys):
     return run
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        [],
-        ["doctor"],
-        ["measure"],
-        ["bisect"],
-        ["claims"],
-        ["report"],
-        ["new-study"],
-        ["explain"],
-        ["features"],
-    ],
-)
-def test_help_is_given_for_every_command(command, capsys):
+COMMANDS = "doctor measure bisect claims report new-study explain features".split()
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)])
+def test_help_is_given_for_every_command_and_lists_the_studies(command, capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.main([*command, "--help"])
+    told = capsys.readouterr().out
     assert stopped.value.code == 0
-    assert " ".join(["usage: python -m attnlib", *command]) in capsys.readouterr().out
+    assert " ".join(["usage: python -m attnlib", *command]) in told
+    words = "".join(told.split())
+    assert command != ["measure"] or all(name in words for name in STUDIES)
 
 
 @pytest.mark.parametrize(
@@ -100,13 +86,6 @@ def test_a_part_of_the_report_is_asked_for_by_number(tmp_path, monkeypatch, caps
     assert (tmp_path / "build" / "report").is_dir()
 
 
-def test_help_of_measure_lists_the_studies(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["measure", "--help"])
-    words = "".join(capsys.readouterr().out.split())
-    assert all(name in words for name in STUDIES)
-
-
 @pytest.mark.parametrize(
     "arguments", [[], ["profile"], ["measure"], ["measure", "auto_resolution", "--rounds", "two"]]
 )
@@ -115,10 +94,6 @@ def test_a_command_line_that_is_no_command_exits_with_usage(arguments, capsys):
         cli.main(arguments)
     assert stopped.value.code == cli.USAGE
     assert "usage: " in capsys.readouterr().err
-
-
-def test_an_unknown_study_lists_the_studies_in_one_line(fails):
-    assert fails("measure", "nope").endswith(f"one of {', '.join(STUDIES)}, got 'nope'")
 
 
 def test_the_module_itself_is_the_command():
@@ -133,12 +108,18 @@ def test_measuring_without_a_gpu_fails_in_one_line(fails, without_gpu, name):
     assert fails("measure", name).endswith("must be measured on a CUDA GPU, none is here")
 
 
-def test_a_bad_overlay_fails_in_one_line(fails):
-    assert "NAME==VERSION=DIR, got 'x'" in fails("measure", "auto_resolution", "--overlay", "x")
-
-
-def test_no_rounds_fail_in_one_line(fails, tiny):
-    assert fails("measure", "tiny", "--rounds", "0").endswith("rounds must be >= 1, got 0")
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nope"], f"one of {', '.join([*STUDIES, 'tiny'])}, got 'nope'"),
+        (["auto_resolution", "--overlay", "x"], "NAME==VERSION=DIR, got 'x'"),
+        (["tiny", "--rounds", "0"], "rounds must be >= 1, got 0"),
+        (["tiny", "--cluster", "tcp://127.0.0.1:1"], 'pip install "attnlib[cluster]"'),
+    ],
+)
+def test_what_cannot_be_measured_fails_in_one_line(fails, tiny, monkeypatch, arguments, said):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    assert fails("measure", *arguments).endswith(said)
 
 
 def test_a_line_that_is_no_record_fails_in_one_line(fails, tiny):
@@ -169,16 +150,14 @@ def test_an_unknown_mode_fails_in_one_line(fails, without_gpu, monkeypatch):
     ("options", "measured"),
     [([], [[8, 9]]), (["--headline"], [[8]]), (["--rounds", "2"], [[8, 9], [9, 8]])],
 )
-def test_measure_does_what_its_options_say(tiny, options, measured, monkeypatch):
+def test_measure_does_what_its_options_say_and_names_the_file_it_wrote(
+    tiny, options, measured, monkeypatch, capsys
+):
     monkeypatch.setenv("ATTNLIB_MACHINE", "cpu-test64")
     assert cli.main(["measure", "tiny", *options]) == 0
     assert [[item.case.kv_len for item in job.items] for job in tiny.jobs] == measured
-
-
-def test_measure_counts_items_and_names_the_file_it_wrote(tiny, capsys):
-    assert cli.main(["measure", "tiny"]) == 0
-    path = store.journal_path("tiny", "cpu-test64")
-    assert capsys.readouterr().out == f"2 items measured; records in {path}\n"
+    path, count = store.journal_path("tiny", "cpu-test64"), len(sum(measured, []))
+    assert capsys.readouterr().out == f"{count} items measured; records in {path}\n"
     assert path.exists()
 
 
@@ -197,27 +176,18 @@ def test_measure_on_a_cluster_says_what_is_on_record(tiny, monkeypatch, capsys):
     assert tiny.jobs == []
 
 
-def test_a_cluster_without_the_library_fails_in_one_line(fails, tiny, monkeypatch):
-    monkeypatch.setitem(sys.modules, "distributed", None)
-    line = fails("measure", "tiny", "--cluster", "tcp://127.0.0.1:1")
-    assert line.endswith('pip install "attnlib[cluster]"')
-
-
 def test_doctor_says_for_every_backend_whether_it_can_run(without_gpu, capsys):
     assert cli.main(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
     for name in (*backends.BACKENDS, *backends.MLA_BACKENDS):
         (line,) = [line for line in lines if line.split()[:1] == [name]]
         assert line.split(maxsplit=1)[1] == (backends.available()[name] or "ready")
-
-
-def test_doctor_in_json_can_be_parsed(without_gpu, capsys):
     assert cli.main(["doctor", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["backends"] == backends.available()
-    assert found["mode"] == "replay"
+    assert (found["backends"], found["mode"]) == (backends.available(), "replay")
 
 
+LATENT = ("--mode", "mla", "--heads", "128/1", "--head-dim", "576", "--page-size", "64")
 EXPLAIN = ("explain", "--library", "flashinfer==0.6.3", "--mode", "decode", "--heads", "32/8")
 
 
@@ -225,8 +195,7 @@ def test_explain_prints_the_choice_and_every_row(capsys):
     assert cli.main([*EXPLAIN, "--gpu", "sm90"]) == 0
     first, *rest = capsys.readouterr().out.splitlines()
     assert first == "flashinfer==0.6.3, decode on sm90, policy auto: fa3"
-    assert rest[-1].startswith("yes  fa3 ")
-    assert rest[-1].endswith("FlashInfer #2148")
+    assert rest[-1].startswith("yes  fa3 ") and rest[-1].endswith("FlashInfer #2148")
 
 
 def test_explain_as_json_has_the_kernel_and_the_reasons(capsys):
@@ -247,6 +216,7 @@ def test_explain_as_json_has_the_kernel_and_the_reasons(capsys):
         (("--gpu", "sm80", "--policy", "fa3"), "fa3 cannot run decode on sm80"),
         (("--gpu", "sm80", "--mode", "chunk"), "mode must be one of decode"),
         (("--gpu", "sm80", "--policy", "best"), "policy of flashinfer in mode decode must be one"),
+        ((*LATENT, "--library", "flashinfer==0.7.2", "--gpu", "sm100"), "--call kv_lens="),
     ],
 )
 def test_explain_of_what_nobody_knows_fails_in_one_line(fails, asked, reason):
@@ -255,14 +225,8 @@ def test_explain_of_what_nobody_knows_fails_in_one_line(fails, asked, reason):
 
 def test_explain_holds_an_override_to_the_call_and_never_falls_back(fails, monkeypatch):
     monkeypatch.setenv("ATTNLIB_DECODE_BACKEND", "fa3")
-    said = fails(*EXPLAIN, "--gpu", "sm100")
-    assert "ATTNLIB_DECODE_BACKEND=fa3: fa3 cannot run decode on sm100" in said
-
-
-def test_explain_says_how_lengths_are_given(fails):
-    latent = ("--mode", "mla", "--heads", "128/1", "--head-dim", "576", "--page-size", "64")
-    asked = (*latent, "--library", "flashinfer==0.7.2", "--gpu", "sm100")
-    assert "--call kv_lens=" in fails(*EXPLAIN, *asked)
+    said = "ATTNLIB_DECODE_BACKEND=fa3: fa3 cannot run decode on sm100"
+    assert said in fails(*EXPLAIN, "--gpu", "sm100")
 
 
 def test_features_writes_the_table(tmp_path, monkeypatch, capsys):

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ def refused(argument: str, got: object) -> Iterator[None]:
     """One ValueError, not a chain: the argument, what it must be, and what it was."""
     words = rf"(?s)^{argument} must .+got .*{re.escape(str(got))}"
     with pytest.raises(ValueError, match=words) as caught:
-        yield
+        yield caught
     assert caught.value.__context__ is None
 
 
@@ -31,28 +32,19 @@ def int32(values: list) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-def pages_of(length: int, page_size: int) -> int:
-    return -(-length // page_size)
-
-
 def shuffled_table(lens: list[int], page_size: int, *, spare: int, garbage: int) -> list[list[int]]:
     """A page table of distinct pages in random order; dead columns and spare ones hold garbage."""
-    used = [pages_of(n, page_size) for n in lens]
+    used = [-(-n // page_size) for n in lens]
     pool = random.Random(0).sample(range(2 * sum(used)), sum(used))
     width = max(used) + spare
     return [[pool.pop() for _ in range(n)] + [garbage] * (width - n) for n in used]
 
 
 def csr(lens: list[int], table: list[list[int]], page_size: int) -> tuple[list, list, list]:
-    """kv_indptr, kv_indices and kv_last_page_len, token by token."""
-    indptr, indices, last = [0], [], []
-    for row, length in zip(table, lens, strict=True):
-        for token in range(length):
-            if token % page_size == 0:
-                indices.append(row[token // page_size])
-        indptr.append(len(indices))
-        last.append((length - 1) % page_size + 1)
-    return indptr, indices, last
+    """kv_indptr, kv_indices and kv_last_page_len, page by page."""
+    pages = [row[: -(-n // page_size)] for row, n in zip(table, lens, strict=True)]
+    indptr = [0, *accumulate(map(len, pages))]
+    return indptr, sum(pages, []), [(n - 1) % page_size + 1 for n in lens]
 
 
 def assert_derives_csr(lens: list[int], page_size: int, *, spare: int, garbage: int) -> None:
@@ -81,13 +73,10 @@ def assert_derives_csr(lens: list[int], page_size: int, *, spare: int, garbage: 
     ],
 )
 def test_a_spec_refuses_a_bad_field_by_name_requirement_and_value(argument, value):
-    with refused(argument, repr(value)):
+    with refused(argument, repr(value)) as caught:
         replace(SPEC, **{argument: value})
-
-
-def test_an_unknown_word_lists_the_valid_ones():
-    with pytest.raises(ValueError, match="one of bfloat16, float16, float8_e4m3fn, got"):
-        replace(SPEC, dtype="half")
+    if argument == "dtype":
+        assert "one of bfloat16, float16, float8_e4m3fn, got" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -111,42 +100,36 @@ def test_a_batch_refuses_what_does_not_describe_a_decode_step(argument, got, seq
         DecodeBatch.build(SPEC, seq_lens, page_table)
 
 
-def cache(*, page_size: int = 4, heads: int = 2, dim: int = 16, dtype: str = "bfloat16"):
-    return torch.zeros(3, page_size, heads, dim, dtype=getattr(torch, dtype))
+def cache(*shape: int, dtype: str = "bfloat16"):
+    return torch.zeros(3, *(shape or (4, 2, 16)), dtype=getattr(torch, dtype))
 
 
 Q = torch.zeros(2, 8, 16, dtype=torch.bfloat16)
+STEP = DecodeBatch.build(SPEC, int32([4, 4]), int32([[0], [1]]))
 
 
 @pytest.mark.parametrize(
-    ("argument", "got", "q", "kv"),
+    ("argument", "got", "q", "k", "v"),
     [
-        ("q", "[8, 2, 16]", Q.transpose(0, 1).reshape(8, 2, 16), PagedKV(cache(), cache())),
-        ("q", "[1, 8, 16]", Q[:1], PagedKV(cache(), cache())),
-        ("q", "torch.float32", Q.float(), PagedKV(cache(), cache())),
-        ("k_cache", "[3, 8, 2, 16]", Q, PagedKV(cache(page_size=8), cache(page_size=8))),
-        ("k_cache", "[3, 4, 8, 16]", Q, PagedKV(cache(heads=8), cache(heads=8))),
-        ("k_cache", "[3, 4, 2, 32]", Q, PagedKV(cache(dim=32), cache(dim=32))),
-        ("k_cache", "torch.float16", Q, PagedKV(cache(dtype="float16"), cache())),
-        ("v_cache", "torch.float32", Q, PagedKV(cache(), cache(dtype="float32"))),
+        ("q", "[8, 2, 16]", Q.transpose(0, 1).reshape(8, 2, 16), cache(), cache()),
+        ("q", "[1, 8, 16]", Q[:1], cache(), cache()),
+        ("q", "torch.float32", Q.float(), cache(), cache()),
+        ("k_cache", "[3, 8, 2, 16]", Q, cache(8, 2, 16), cache(8, 2, 16)),
+        ("k_cache", "[3, 4, 8, 16]", Q, cache(4, 8, 16), cache(4, 8, 16)),
+        ("k_cache", "[3, 4, 2, 32]", Q, cache(4, 2, 32), cache(4, 2, 32)),
+        ("k_cache", "torch.float16", Q, cache(dtype="float16"), cache()),
+        ("v_cache", "torch.float32", Q, cache(), cache(dtype="float32")),
+        ("q, k_cache, v_cache and page_table", "meta", Q.to("meta"), cache(), cache()),
+        ("q, k_cache, v_cache and page_table", "meta", Q, cache().to("meta"), cache()),
+        ("q, k_cache, v_cache and page_table", "meta", Q, cache(), cache().to("meta")),
     ],
 )
-def test_tensors_that_do_not_fit_the_batch_are_refused(argument, got, q, kv):
-    batch = DecodeBatch.build(SPEC, int32([4, 4]), int32([[0], [1]]))
+def test_tensors_that_do_not_fit_the_batch_are_refused(argument, got, q, k, v):
     with refused(argument, got):
-        batch.check_inputs(q, kv)
+        STEP.check_inputs(q, PagedKV(k, v))
 
 
-@pytest.mark.parametrize("away", ["q", "k_cache", "v_cache"])
-def test_tensors_on_two_devices_are_refused(away):
-    batch = DecodeBatch.build(SPEC, int32([4, 4]), int32([[0], [1]]))
-    tensors = {"q": Q, "k_cache": cache(), "v_cache": cache()}
-    tensors[away] = tensors[away].to("meta")
-    with pytest.raises(ValueError, match="must .*one device, got .*meta"):
-        batch.check_inputs(tensors["q"], PagedKV(tensors["k_cache"], tensors["v_cache"]))
-
-
-@pytest.mark.parametrize("v_cache", [cache(dim=32), cache()[0]], ids=["shape", "dimensions"])
+@pytest.mark.parametrize("v_cache", [cache(4, 2, 32), cache()[0]], ids=["shape", "dimensions"])
 def test_a_cache_whose_halves_differ_is_refused(v_cache):
     with refused("k_cache and v_cache", list(v_cache.shape)[-1]):
         PagedKV(cache(), v_cache)

@@ -25,12 +25,9 @@ def paged(*lens: int, page_size: int = 4) -> DecodeBatch:
 
 def in_order(*lens: int) -> DecodeBatch:
     """Pages of one token, numbered through the requests."""
-    spec, table = replace(SPEC, page_size=1), torch.zeros((len(lens), max(lens)), dtype=torch.int32)
-    first = 0
-    for row, n in zip(table, lens, strict=True):
-        row[:n] = torch.arange(first, first + n)
-        first += n
-    return DecodeBatch.build(spec, int32(*lens), table)
+    rows = torch.arange(sum(lens), dtype=torch.int32).split(lens)
+    table = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    return DecodeBatch.build(replace(SPEC, page_size=1), int32(*lens), table)
 
 
 def test_prefix_sums_and_sizes_follow_from_the_queries():
@@ -47,40 +44,32 @@ def test_a_custom_mask_is_what_is_before_the_drafts_and_the_drafts_request_by_re
     assert batch.custom_mask.int().tolist() == [1, 1, 0, 1, 0, 1, 1, 0, 1, 1]
 
 
+TREE = {"mask": "tree", "drafts": torch.ones(3, 2, 2).bool()}
+WIDE = {"mask": "chain", "drafts": torch.ones(3, 2, 3).bool()}
+
+
 @pytest.mark.parametrize(
     ("q_lens", "options", "words"),
     [
-        (int32(1, 1, 1), {"mask": "window"}, "mask must be one of causal, full, tree, chain, got"),
-        (int32(1, 5, 1), {}, r"q_lens must lie in 1..4 \(tokens\) for request 1, got 5"),
-        (int32(1, 1, 0), {}, r"q_lens must lie in 1..6 \(tokens\) for request 2, got 0"),
-        (int32(1, 1), {}, r"q_lens must be \[3\] int32, got \[2\]"),
-        (int32(1, 1, 1).long(), {}, r"q_lens must be \[3\] int32, got \[3\] torch.int64"),
-        (
-            int32(1, 1, 1),
-            {"mask": "tree"},
-            "drafts must be given exactly for .*, got None for tree",
-        ),
-        (
-            int32(2, 2, 2),
-            {"drafts": torch.ones(3, 2, 2).bool()},
-            "drafts must be given exactly for .* got a tensor for causal",
-        ),
-        (
-            int32(2, 2, 1),
-            {"mask": "tree", "drafts": torch.ones(3, 2, 2).bool()},
-            "q_lens must be alike for a custom mask",
-        ),
-        (
-            int32(2, 2, 2),
-            {"mask": "chain", "drafts": torch.ones(3, 2, 3).bool()},
-            r"drafts must be \[3, 2, 2\] bool, got \[3, 2, 3\]",
-        ),
-        (int32(*LENS), {"ragged": True}, "page_table must name pages of one token in order"),
+        ((1, 1, 1), {"mask": "window"}, "mask must be one of causal, full, tree, chain, got"),
+        ((1, 5, 1), {}, r"q_lens must lie in 1..4 \(tokens\) for request 1, got 5"),
+        ((1, 1, 0), {}, r"q_lens must lie in 1..6 \(tokens\) for request 2, got 0"),
+        ((1, 1), {}, r"q_lens must be \[3\] int32, got \[2\]"),
+        ((1, 1, 1), {"mask": "tree"}, "drafts must be given exactly for .*, got None for tree"),
+        ((2, 2, 2), TREE | {"mask": "causal"}, "exactly for .* got a tensor for causal"),
+        ((2, 2, 1), TREE, "q_lens must be alike for a custom mask"),
+        ((2, 2, 2), WIDE, r"drafts must be \[3, 2, 2\] bool, got \[3, 2, 3\]"),
+        (LENS, {"ragged": True}, "page_table must name pages of one token in order"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(q_lens, options, words):
     with pytest.raises(ValueError, match=words):
-        ExtendBatch.build(paged(*LENS), q_lens, **options)
+        ExtendBatch.build(paged(*LENS), int32(*q_lens), **options)
+
+
+def test_query_lengths_of_another_dtype_are_refused():
+    with pytest.raises(ValueError, match=r"q_lens must be \[3\] int32, got \[3\] torch.int64"):
+        ExtendBatch.build(paged(*LENS), int32(1, 1, 1).long())
 
 
 def test_a_ragged_batch_has_its_tokens_in_order_and_all_as_queries():
