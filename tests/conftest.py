@@ -35,6 +35,10 @@ from attnlib.run.record import Record
 from attnlib.studies.fa3_decode_regression.study import REFERENCE_MACHINE
 from attnlib.studies.scheduler_metadata.words import words_of
 
+# One thread per process, and per process that a test starts: two workers share few cores.
+os.environ["OMP_NUM_THREADS"] = "1"
+torch.set_num_threads(1)
+
 SWITCHES = (
     "ATTNLIB_MODE",
     "ATTNLIB_MACHINE",

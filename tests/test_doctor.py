@@ -1,8 +1,5 @@
 """The doctor: what is here, what cannot run and why, in a dict and in lines."""
 
-import json
-
-import pytest
 import torch
 
 from attnlib.core.backends import BACKENDS, EXTEND_BACKENDS, MLA_BACKENDS
@@ -18,21 +15,19 @@ def test_every_backend_is_listed_with_its_reason(without_gpu):
     assert all("not installed" in why or "needs a CUDA GPU" in why for why in found.values())
 
 
-def test_findings_are_plain_json_of_a_cpu_that_replays_with_what_it_imports(without_gpu):
+def test_versions_are_those_that_are_imported_and_the_mode_is_as_asked(without_gpu, monkeypatch):
+    monkeypatch.setenv("ATTNLIB_MODE", "replay")
     found = diagnose()
-    assert (found["machine"]["gpu"], found["machine"]["gpu_id"]) == ("", "cpu")
-    assert (found["mode"], found["mode_asked"]) == ("replay", "auto")
-    assert found["versions"]["torch"] == torch.__version__
-    assert {"python", "numpy", "cuda"} <= set(found["versions"])
-    assert json.loads(json.dumps(found)) == found
+    assert render(found).startswith("mode      replay (ATTNLIB_MODE=replay)")
+    versions = found["versions"]
+    assert versions["torch"] == torch.__version__
+    assert {"python", "numpy", "cuda"} <= set(versions)
 
 
 def test_the_text_holds_all_findings_in_aligned_lines(without_gpu, make_record):
     first, *others = STUDIES
     store.append(make_record(study=first))
-    listed = diagnose()
-    assert listed["studies"] == {first: ["test-gpu-0badcafe"], **{n: [] for n in others}}
-    lines = render(listed).splitlines()
+    lines = render(diagnose()).splitlines()
     assert lines[0] == "mode      replay (ATTNLIB_MODE=auto)"
     assert lines[1] == "machine   no CUDA GPU (cpu)"
     start = lines.index("backends") + 1
@@ -58,14 +53,9 @@ def test_a_gpu_is_called_by_its_name():
         "policy": {"none": "no records"},
     }
     text = render(found)
-    for word in ("machine   NVIDIA H200 (1a2b3c4d)", "ready", "needs Hopper"):
-        assert word in text
-
-
-@pytest.mark.parametrize("mode", ["replay", "auto"])
-def test_the_mode_asked_for_is_shown_beside_the_one_in_force(without_gpu, monkeypatch, mode):
-    monkeypatch.setenv("ATTNLIB_MODE", mode)
-    assert render(diagnose()).startswith(f"mode      replay (ATTNLIB_MODE={mode})")
+    assert "machine   NVIDIA H200 (1a2b3c4d)" in text
+    assert "ready" in text
+    assert "needs Hopper" in text
 
 
 def test_the_published_policy_is_told_layer_by_layer(without_gpu, monkeypatch):

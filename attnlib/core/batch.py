@@ -104,24 +104,6 @@ class DecodeBatch:
         lens = (self.seq_lens_cpu[:, None] - unseen).flatten()
         return DecodeBatch.build(self.spec, lens, self.page_table.repeat_interleave(q_len, 0))
 
-    def check_inputs(self, q: torch.Tensor, kv: PagedKV, *, rows: int | None = None) -> None:
-        """ValueError unless `q` [rows, num_qo_heads, head_dim] and `kv` fit this batch.
-
-        There are as many rows as requests where `rows` is None.
-        """
-        s = self.spec
-        rows = self.batch_size if rows is None else rows
-        cache_shape = (kv.num_pages, s.page_size, s.num_kv_heads, s.head_dim)
-        require_tensor("q", q, (rows, s.num_qo_heads, s.head_dim), s.dtype)
-        require_tensor("k_cache", kv.k_cache, cache_shape, s.kv_dtype)
-        require_tensor("v_cache", kv.v_cache, cache_shape, s.kv_dtype)
-        devices = [t.device for t in (q, kv.k_cache, kv.v_cache, self.page_table)]
-        if len(set(devices)) > 1:
-            raise ValueError(
-                f"q, k_cache, v_cache and page_table must be on one device, "
-                f"got {', '.join(map(str, devices))}"
-            )
-
 
 def require_tensor(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: str) -> None:
     """ValueError unless `tensor`, called `name`, has this shape and torch dtype name."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from .batch import DecodeBatch, PagedKV, require_tensor
+from .batch import DecodeBatch, require_tensor
 from .spec import CUSTOM_MASKS, MASKS, AttnSpec, require_word
 
 
@@ -111,10 +111,6 @@ class ExtendBatch:
                 "out must be a plan of the same spec, mask, form, batch_size and page_table "
                 f"columns, {traits(given)}, got {traits(self)}"
             )
-
-    def check_inputs(self, q: torch.Tensor, kv: PagedKV) -> None:
-        """ValueError unless `q` [rows, num_qo_heads, head_dim] and `kv` fit this batch."""
-        self.paged.check_inputs(q, kv, rows=self.rows)
 
 
 def _custom_mask(paged: DecodeBatch, drafts: torch.Tensor) -> torch.Tensor:

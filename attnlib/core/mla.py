@@ -73,18 +73,6 @@ class MlaBatch:
         slots = pages * page_size + places % page_size
         return torch.where(chosen == NO_TOKEN, NO_TOKEN, slots).int()
 
-    def check_inputs(self, q: torch.Tensor, cache: torch.Tensor) -> None:
-        """ValueError unless `q` and `cache` have the shapes and dtypes of the module's table.
-
-        The page table's highest live page must be in the cache; asking that synchronises.
-        """
-        spec = self.spec
-        fp8 = spec.kv_format != "bfloat16"
-        cache_shape = (cache.shape[0], spec.page_size, spec.token_bytes if fp8 else MLA_HEAD_DIM)
-        require_tensor("q", q, (self.batch_size, spec.num_qo_heads, MLA_HEAD_DIM), "bfloat16")
-        require_tensor("cache", cache, cache_shape, "uint8" if fp8 else "bfloat16")
-        require_pages(cache, int(self.paged.kv_indices.max()))
-
 
 @dataclass(frozen=True)
 class AttendedPages:

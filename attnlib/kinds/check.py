@@ -14,9 +14,14 @@ about 0.009 sees up to n = 4,500; a wrong head, page or scale moves it by order 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+
+from ..core.batch import DecodeBatch, PagedKV, require_tensor
+from ..core.spec import FP8_OUT_DTYPE
 
 BUDGET_FACTOR = 3.0
 """Kernels also round partial sums of splits and use fast exponentials; on record: 0.6 to 1.5."""
@@ -37,15 +42,19 @@ class OracleCheck:
 
 
 class Judge:
-    """`reference` [rows, heads, dim] float64 and the budget that `low_precision` gives it.
+    """The `reference` [rows, heads, dim] float64 of one call, computed once, and its `budget`.
 
-    `low_precision` is the same output with a kernel's unavoidable roundings, in its output dtype.
+    `attend` is the oracle of the call's kind; with `probs_dtype` it rounds as a kernel must.
     """
 
-    def __init__(self, reference: torch.Tensor, low_precision: torch.Tensor) -> None:
-        self.reference = reference
-        least = torch.finfo(low_precision.dtype).eps / 2
-        self.budget = max(least, BUDGET_FACTOR * worst_row_error(low_precision, reference))
+    def __init__(
+        self, attend: Callable[..., torch.Tensor], q: torch.Tensor, kv: Any, batch: Any
+    ) -> None:
+        low = attend(q, kv, batch, probs_dtype=q.dtype)
+        self.reference = attend(q, kv, batch)
+        low = low.to(getattr(torch, FP8_OUT_DTYPE) if q.dtype.itemsize == 1 else q.dtype)
+        least = torch.finfo(low.dtype).eps / 2
+        self.budget = max(least, BUDGET_FACTOR * worst_row_error(low, self.reference))
 
     def check(self, out: torch.Tensor) -> OracleCheck:
         """Judge `out` [bs, num_qo_heads, head_dim]; a wrong shape is an error, not a verdict."""
@@ -62,3 +71,24 @@ def worst_row_error(out: torch.Tensor, reference: torch.Tensor) -> float:
         return float("inf")
     errors = (wide - reference).norm(dim=-1) / reference.norm(dim=-1)
     return float(errors.max())
+
+
+def require_inputs(
+    q: torch.Tensor, kv: PagedKV, batch: DecodeBatch, *, rows: int | None = None
+) -> None:
+    """ValueError unless `q` [rows, num_qo_heads, head_dim] and `kv` fit the batch, on its device.
+
+    There are as many rows as requests where `rows` is None.
+    """
+    s = batch.spec
+    shape = (kv.num_pages, s.page_size, s.num_kv_heads, s.head_dim)
+    q_shape = (batch.batch_size if rows is None else rows, s.num_qo_heads, s.head_dim)
+    require_tensor("q", q, q_shape, s.dtype)
+    require_tensor("k_cache", kv.k_cache, shape, s.kv_dtype)
+    require_tensor("v_cache", kv.v_cache, shape, s.kv_dtype)
+    devices = [t.device for t in (q, kv.k_cache, kv.v_cache, batch.page_table)]
+    if len(set(devices)) > 1:
+        raise ValueError(
+            "q, k_cache, v_cache and page_table must be on one device, "
+            f"got {', '.join(map(str, devices))}"
+        )

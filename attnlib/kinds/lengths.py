@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..core.spec import AttnSpec
 from .decode.case import DecodeCase
 from .extend.case import ExtendCase
 from .metadata.case import MetadataCase
@@ -31,13 +30,6 @@ MODELS = {
     "llama-2-7b": (32, 32, 128),
 }
 """Attention shapes a GPU sees: (num_qo_heads, num_kv_heads, head_dim), after tensor parallelism."""
-
-
-def model_spec(model: str, *, page_size: int, dtype: str = "bfloat16") -> AttnSpec:
-    """The `AttnSpec` of a named model shape; raises ValueError listing the names it knows."""
-    if model not in MODELS:
-        raise ValueError(f"model must be one of {', '.join(MODELS)}, got {model!r}")
-    return AttnSpec(*MODELS[model], page_size=page_size, dtype=dtype)
 
 
 def sample_seq_lens(case: DecodeCase | MetadataCase | MlaCase) -> np.ndarray:

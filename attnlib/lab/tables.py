@@ -16,7 +16,6 @@ from typing import Any
 import pandas as pd
 from packaging.version import Version
 
-from ..core.backends.table import named_by
 from ..core.spec import MLA_HEAD_DIM, AttnSpec, MlaSpec
 from ..kinds.cost import Ceilings, DecodeCost, decode_cost, mla_cost
 from ..kinds.mla.case import MlaCase
@@ -160,7 +159,7 @@ def _rule(spec: AttnSpec | MlaSpec, library: str, gpu: str) -> tuple[str, str]:
 
     By our name where we have the backend, else by the library's own word.
     """
-    mode, call, latent = "decode", Call(), isinstance(spec, MlaSpec)
+    mode, call = "decode", Call()
     if isinstance(spec, MlaSpec):
         mode, call = "sparse_mla" if spec.top_k else "mla", Call(topk=spec.top_k)
         kv_dtype = "bfloat16" if spec.kv_format == "bfloat16" else "float8_e4m3fn"
@@ -171,8 +170,10 @@ def _rule(spec: AttnSpec | MlaSpec, library: str, gpu: str) -> tuple[str, str]:
         return NOTHING, f"no rule on record says: {error}"
     if choice.problem:
         return NOTHING, f"cannot run it: {choice.problem}"
-    ours = named_by(library, choice.kernel, latent=latent)
-    return ours or choice.kernel or NOTHING, f"{choice.decided_by.why} ({choice.decided_by.source})"
+    return (
+        choice.ours or choice.kernel or NOTHING,
+        f"{choice.decided_by.why} ({choice.decided_by.source})",
+    )
 
 
 def _good_rows(records: Sequence[Record]) -> pd.DataFrame:
@@ -193,7 +194,7 @@ def _ceilings(records: Sequence[Record]) -> tuple[Ceilings | None, str]:
 
 def _noise(records: Sequence[Record]) -> float:
     try:
-        return trust.floor_of(store.load(TRUST, records[0].machine_slug)) if records else 0.0
+        return trust.noise_of(store.load(TRUST, records[0].machine_slug)) if records else 0.0
     except (FileNotFoundError, ValueError):
         return 0.0
 

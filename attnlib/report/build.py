@@ -1,11 +1,7 @@
 """The report: every notebook executed, in one HTML file that loads nothing from anywhere.
 
-`build_report` runs the notebooks (live on a CUDA GPU, replayed elsewhere), converts each
-(`fragment`), and puts before them their findings and the table of published claims, and after them
-where each study's numbers come from (`page`, `provenance`). With `only` it makes the same of some
-notebooks, with the claims that their studies judge. Nothing in the file depends on when or where it
-was built, so two builds from the same records, with the same pinned packages, are byte-identical.
-`refresh` brings what is committed up to date: the notebooks' outputs and README's figure.
+Notebooks run live on a CUDA GPU and replay elsewhere. Nothing in the file depends on when or where
+it was built: two builds from the same records, with the same pinned packages, are byte-identical.
 """
 
 from __future__ import annotations
@@ -40,7 +36,9 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 def build_report(
     out: Path, notebooks: Path = ROOT / "notebooks", *, only: Sequence[str] = ()
 ) -> Path:
-    """Execute `notebooks`/*.ipynb, or those numbered `only`, and write the report to `out`.
+    """Execute `notebooks`/*.ipynb and write the report to `out`: findings, claims, notebooks, data.
+
+    Of those numbered `only` it has the same, with the claims that their studies judge.
 
     Returns its absolute path. Raises ValueError, before anything is run, for a number that no
     notebook has and for an `out` that cannot be written; RuntimeError naming the notebook and the
@@ -133,15 +131,10 @@ def execute(path: Path, notebook: NotebookNode | None = None) -> NotebookNode:
         client.execute()
     except CellExecutionError as error:
         raise RuntimeError(f"{path.name} failed: {error.ename}: {error.evalue}") from error
-    _drop_widgets(notebook)
+    for output in (output for cell in notebook.cells for output in cell.get("outputs", ())):
+        # Without the kernel that made it a widget is an error message.
+        output.get("data", {}).pop(WIDGET, None)
     return notebook
-
-
-def _drop_widgets(notebook: NotebookNode) -> None:
-    # Without the kernel that made it a widget is an error message.
-    outputs = (o for cell in notebook.cells for o in cell.get("outputs", ()) if "data" in o)
-    for output in outputs:
-        output.data.pop(WIDGET, None)
 
 
 def render_notebook(path: Path, names: Sequence[str] = ()) -> Page:
@@ -171,10 +164,9 @@ def _require_writable(out: Path) -> None:
 
 def _leave_out_machine(notebook: NotebookNode) -> None:
     """Replace outputs that depend on the machine, or two machines would build two reports."""
-    from nbformat.v4 import output_from_msg
+    from nbformat.v4 import new_output
 
-    content = {"name": "stdout", "text": LEFT_OUT}
-    note = output_from_msg({"header": {"msg_type": "stream"}, "content": content})
+    note = new_output("stream", name="stdout", text=LEFT_OUT)
     for cell in notebook.cells:
         if MACHINE_TAG in cell.metadata.get("tags", ()):
             cell.outputs = [note]

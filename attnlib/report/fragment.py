@@ -54,7 +54,7 @@ def notebook_fragment(
     The question is the first heading and leaves the body; the finding is the first bold sentence
     (empty if there is none) and stays.
     """
-    soup = _parse(_converted(notebook))
+    soup = _converted(notebook)
     _remove_active(soup)
     _fold_code(soup)
     _name_headings(soup, anchor)
@@ -64,21 +64,12 @@ def notebook_fragment(
     return _split(soup, anchor)
 
 
-def _converted(notebook: NotebookNode) -> str:
+def _converted(notebook: NotebookNode) -> BeautifulSoup:
+    from bs4 import BeautifulSoup
     from nbconvert import HTMLExporter
 
-    exporter = HTMLExporter(
-        template_name="basic",
-        exclude_input_prompt=True,
-        exclude_output_prompt=True,
-    )
-    body, _ = exporter.from_notebook_node(notebook)
-    return body
-
-
-def _parse(body: str) -> BeautifulSoup:
-    from bs4 import BeautifulSoup
-
+    without = {"exclude_input_prompt": True, "exclude_output_prompt": True}
+    body, _ = HTMLExporter(template_name="basic", **without).from_notebook_node(notebook)
     return BeautifulSoup(body, "html.parser")
 
 

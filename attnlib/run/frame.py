@@ -87,6 +87,12 @@ def decode_rows(
     return good_rows(rows if release is None else rows[rows.release == release], timer)
 
 
+def by_design(rows: pd.DataFrame, designs: dict[str, str]) -> pd.DataFrame:
+    """`rows` with the design's name for `backend`, and the release of a library with several."""
+    names = rows.backend.map(designs) + rows.release.map(lambda r: f" {r}" if r else "")
+    return rows.assign(backend=names)
+
+
 def whole_counts(rows: pd.DataFrame) -> pd.DataFrame:
     """`rows` with `COUNTS` as integers, which cases that lack them made floats in the frame."""
     return rows.astype({name: int for name in COUNTS if name in rows and rows[name].notna().all()})
@@ -166,6 +172,19 @@ def same_against_same(rows: pd.DataFrame) -> pd.DataFrame:
 def launches(rows: pd.DataFrame, name: str = "") -> pd.Series:
     """Launches per call, by the trace, of kernels and copies whose name contains `name`."""
     return rows.kernels.map(lambda found: sum(k.launches for k in found if name in k.name))
+
+
+def spread(values: pd.Series, by: pd.Series) -> pd.DataFrame:
+    """How many `values` there are per value of `by`, the least, the median and the most."""
+    found = values.groupby(by).agg(["size", "min", "median", "max"])
+    return found.set_axis(["shapes", "least", "median", "most"], axis=1)
+
+
+def tally(found: pd.DataFrame, by: str) -> pd.DataFrame:
+    """`spread` of the ratios that `over` found, and how many have each verdict."""
+    counts = pd.crosstab(found[by], found.verdict).rename_axis(columns=None)
+    table = spread(found.ratio, found[by]).round(2)
+    return pd.concat([table[["shapes"]], counts, table.iloc[:, 1:]], axis=1).reset_index()
 
 
 def release_order(frame: pd.DataFrame) -> list[str]:

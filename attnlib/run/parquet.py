@@ -14,6 +14,7 @@ is so. The same records give the same bytes from the same release of pyarrow. A 
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -90,7 +91,8 @@ def schema_table(files: Iterable[bytes]) -> str:
     seen: dict[str, str] = {}
     for data in files:
         schema = parquet.read_schema(pa.BufferReader(data))
-        seen |= {column.name: str(column.type).replace("element: ", "") for column in schema}
+        # What an item of a list is called depends on the release of pyarrow.
+        seen |= {c.name: re.sub("<(element|item): ", "<", str(c.type)) for c in schema}
     lines = ["| column | type | meaning |", "|---|---|---|"]
     for name, meaning in MEANING.items():
         of_dict = sorted(column for column in seen if column.startswith(f"{name}."))

@@ -59,39 +59,29 @@ def wheel_releases(folder: Path, distribution: str) -> list[str]:
     Raises ValueError for a release whose wheels are all for another Python or platform.
     """
     here = frozenset(sys_tags())
-    fits: dict[str, bool] = {}
-    names: dict[str, str] = {}
+    unfit: dict[str, str] = {}
     for path in sorted(folder.glob("*.whl")):
         name, version, _, tags = parse_wheel_filename(path.name)
         if name == canonicalize_name(distribution):
-            release = str(version)
-            fits[release] = fits.get(release, False) or not here.isdisjoint(tags)
-            names[release] = path.name
-    foreign = [names[release] for release, fit in fits.items() if not fit]
-    if foreign:
+            fits = not here.isdisjoint(tags) or unfit.get(str(version)) == ""
+            unfit[str(version)] = "" if fits else path.name
+    wrong = [wheel for wheel in unfit.values() if wheel]
+    if wrong:
         raise ValueError(
-            f"ATTNLIB_WHEELS must hold wheels for this Python and platform, got {foreign[0]}"
+            f"ATTNLIB_WHEELS must hold wheels for this Python and platform, got {wrong[0]}"
         )
-    return ordered(fits)
+    return ordered(unfit)
 
 
 def index_releases(distribution: str) -> list[str]:
     """Releases on the package index, pre-releases too; RuntimeError with pip's words."""
     command = [sys.executable, "-m", "pip", "index", "versions", "--pre", distribution]
     done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        words = " ".join(done.stderr.split())[-300:]
+    listed = re.search(r"^Available versions: (.*)$", done.stdout, re.MULTILINE)
+    if done.returncode or listed is None:
+        words = " ".join(f"{done.stdout} {done.stderr}".split())[-300:]
         raise RuntimeError(f"pip could not list the releases of {distribution}: {words}")
-    return parse_index(done.stdout)
-
-
-def parse_index(text: str) -> list[str]:
-    """The releases in what `pip index versions` prints; RuntimeError where it has none."""
-    for line in text.splitlines():
-        head, _, tail = line.partition(":")
-        if head.strip() == "Available versions":
-            return ordered(part.strip() for part in tail.split(",") if part.strip())
-    raise RuntimeError(f"pip index versions must list available versions, got {text.strip()!r}")
+    return ordered(listed[1].split(", "))
 
 
 def releases_between(releases: Iterable[str], first: str, last: str) -> list[str]:

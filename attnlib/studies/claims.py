@@ -172,10 +172,8 @@ def choose(claims: list[Claim], ids: Sequence[str]) -> list[Claim]:
 
 def render_table(checked: Iterable[CheckedClaim]) -> str:
     """A line a claim, in aligned columns, with a head."""
-    rows = [COLUMNS]
-    rows += [
-        (c.claim.id, c.claim.claimed, c.finding.measured or "-", c.finding.verdict) for c in checked
-    ]
+    found = as_frame(checked).replace({"measured": {"": "-"}})
+    rows = [COLUMNS, *found.itertuples(index=False)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     return "\n".join(lines)

@@ -26,8 +26,21 @@ NUDGE = 1.06
 """Factor between the families' places on the intensity axis: a case has one intensity for all."""
 
 
+def ceiling_table(limit: Ceilings) -> pd.DataFrame:
+    """The ceilings that were measured."""
+    rates = {
+        "copy (read + write)": f"{limit.copy_gbps:,.0f} GB/s",
+        "read": f"{limit.read_gbps:,.0f} GB/s",
+        "bf16 matmul": f"{limit.matmul_tflops:.0f} TFLOP/s",
+        "empty kernel in a graph": f"{limit.launch_us:.2f} us",
+        "bare gather, one word in 64 bytes": f"{limit.gather_per_us / 1e3:.1f} words/ns",
+    }
+    known = {name: rate for name, rate in rates.items() if not rate.startswith("nan")}
+    return pd.DataFrame({"ceiling": known.keys(), "measured": known.values()})
+
+
 def roofline_table(frame: pd.DataFrame, release: str) -> pd.DataFrame:
-    """A row a case and kernel family: FLOP/byte, TFLOP/s, GB/s, and whether its bytes fit the L2.
+    """A row per case and kernel family: FLOP/byte, TFLOP/s, GB/s, and whether its bytes fit the L2.
 
     Rates are useful work over the median time of the rounds, graph timer.
     """
@@ -35,19 +48,16 @@ def roofline_table(frame: pd.DataFrame, release: str) -> pd.DataFrame:
     require_comparable(rows)
     times = rows.groupby(["case", "kernel_family"], sort=False)
     times = times.agg({"run_us": "median", "l2_mib": "max"}).reset_index()
+    times = times.merge(cases_of(rows)[["case", *CASE]], on="case", how="left")
     costs = times.case.map(decode_cost)
-    flops, io_bytes = (
-        np.array([getattr(c, name) for c in costs], float) for name in ("flops", "io_bytes")
+    flops, io_bytes = costs.map(lambda cost: cost.flops), costs.map(lambda cost: cost.io_bytes)
+    return times[CASE].assign(
+        family=times.kernel_family,
+        intensity=flops / io_bytes,
+        tflops=flops / times.run_us / 1e6,
+        gbps=io_bytes / times.run_us / 1e3,
+        in_l2=io_bytes <= times.l2_mib * 2**20,
     )
-    reached = {
-        "family": times.kernel_family,
-        "intensity": flops / io_bytes,
-        "tflops": flops / times.run_us / 1e6,
-        "gbps": io_bytes / times.run_us / 1e3,
-        "in_l2": io_bytes <= times.l2_mib * 2**20,
-    }
-    named = times[["case"]].merge(cases_of(rows)[["case", *CASE]], on="case")
-    return pd.concat([named[CASE], pd.DataFrame(reached)], axis=1)
 
 
 def roofline(frame: pd.DataFrame, limit: Ceilings, release: str) -> Figure:

@@ -6,6 +6,7 @@ On the CPU the libraries are stand-ins that read what the libraries read, on a G
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ from support.backend_calls import (
 
 from attnlib.core import backends
 from attnlib.core.backends import base
-from attnlib.core.backends.table import FAMILIES, FAMILY_OF, entry_of, named_by
+from attnlib.core.backends.table import FAMILIES, FAMILY_OF, entry_of
 from attnlib.core.batch import DecodeBatch, PagedKV
 from attnlib.core.schedule import flashmla, library
 from attnlib.core.spec import AttnSpec, MlaSpec
@@ -233,27 +234,6 @@ def test_available_names_every_backend_and_says_why_not() -> None:
         assert all(found[name] for name in found if name != "sdpa")
 
 
-@pytest.mark.parametrize(
-    ("library", "word", "latent", "backend"),
-    [
-        ("flashinfer==0.6.4", "fa2", False, "flashinfer-fa2"),
-        ("flashinfer==0.6.4", "cuda-cores", False, "flashinfer-cuda-cores"),
-        ("flashinfer==0.6.4", "fa3", True, "flashinfer-mla-fa3"),
-        ("sglang==0.5.23", "fa3", False, "fa3"),
-        ("vllm==0.33.0", "FLASH_ATTN", False, "fa3"),
-        ("vllm==0.33.0", "FLASHMLA", True, "flashmla-dense"),
-        ("vllm==0.33.0", "FLASHMLA_SPARSE", True, "flashmla-sparse-fp8"),
-        ("sglang==0.5.23", "fa3", True, ""),
-        ("vllm==0.33.0", "TRITON_ATTN", False, ""),
-    ],
-)
-def test_a_librarys_word_for_a_kernel_names_our_backend_if_we_have_it(
-    library, word, latent, backend
-) -> None:
-    assert named_by(library, word, latent=latent) == backend
-    assert backend in ("", *(backends.MLA_BACKENDS if latent else backends.BACKENDS))
-
-
 def test_installed_version_of_a_missing_distribution_is_empty() -> None:
     assert base.installed_version("no-such-distribution") == ""
 
@@ -273,7 +253,10 @@ def gpu_calls() -> list[tuple[str, object]]:
         cached = DecodeCase(AttnSpec(*heads, 128, 1), 3, 3000, "ragged")
         cases = [ExtendCase(cached, mode, q_len) for mode, q_len in wide]
         calls += [(n, case) for n in backends.EXTEND_BACKENDS for case in cases]
-    return calls + [(name, case) for name, case in mla_gpu_calls()]
+    kinds = product((64, 128, 256), (1, 16, 64, 256), ("bfloat16", "float16", "float8_e4m3fn"))
+    cases = [DecodeCase(AttnSpec(16, 2, *kind), 7, 3000, "ragged") for kind in kinds]
+    calls += [(n, case) for n in ("fa3", "fa3-precomputed") for case in cases]
+    return calls + list(mla_gpu_calls())
 
 
 def mla_gpu_calls() -> list[tuple[str, MlaCase]]:

@@ -100,39 +100,10 @@ def test_a_batch_refuses_what_does_not_describe_a_decode_step(argument, got, seq
         DecodeBatch.build(SPEC, seq_lens, page_table)
 
 
-def cache(*shape: int, dtype: str = "bfloat16"):
-    return torch.zeros(3, *(shape or (4, 2, 16)), dtype=getattr(torch, dtype))
-
-
-Q = torch.zeros(2, 8, 16, dtype=torch.bfloat16)
-STEP = DecodeBatch.build(SPEC, int32([4, 4]), int32([[0], [1]]))
-
-
-@pytest.mark.parametrize(
-    ("argument", "got", "q", "k", "v"),
-    [
-        ("q", "[8, 2, 16]", Q.transpose(0, 1).reshape(8, 2, 16), cache(), cache()),
-        ("q", "[1, 8, 16]", Q[:1], cache(), cache()),
-        ("q", "torch.float32", Q.float(), cache(), cache()),
-        ("k_cache", "[3, 8, 2, 16]", Q, cache(8, 2, 16), cache(8, 2, 16)),
-        ("k_cache", "[3, 4, 8, 16]", Q, cache(4, 8, 16), cache(4, 8, 16)),
-        ("k_cache", "[3, 4, 2, 32]", Q, cache(4, 2, 32), cache(4, 2, 32)),
-        ("k_cache", "torch.float16", Q, cache(dtype="float16"), cache()),
-        ("v_cache", "torch.float32", Q, cache(), cache(dtype="float32")),
-        ("q, k_cache, v_cache and page_table", "meta", Q.to("meta"), cache(), cache()),
-        ("q, k_cache, v_cache and page_table", "meta", Q, cache().to("meta"), cache()),
-        ("q, k_cache, v_cache and page_table", "meta", Q, cache(), cache().to("meta")),
-    ],
-)
-def test_tensors_that_do_not_fit_the_batch_are_refused(argument, got, q, k, v):
-    with refused(argument, got):
-        STEP.check_inputs(q, PagedKV(k, v))
-
-
-@pytest.mark.parametrize("v_cache", [cache(4, 2, 32), cache()[0]], ids=["shape", "dimensions"])
+@pytest.mark.parametrize("v_cache", [torch.zeros(3, 4, 2, 32), torch.zeros(4, 2, 16)])
 def test_a_cache_whose_halves_differ_is_refused(v_cache):
     with refused("k_cache and v_cache", list(v_cache.shape)[-1]):
-        PagedKV(cache(), v_cache)
+        PagedKV(torch.zeros(3, 4, 2, 16), v_cache)
 
 
 def test_a_specs_facts_follow_from_its_fields():

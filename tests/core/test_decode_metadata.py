@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.metadata_cases import DECODE, POISON, Shape, arguments, assert_right
+from support.metadata_cases import POISON, STEPS, Shape, arguments, assert_right
 
 from attnlib.core.metadata.decode import build_decode_metadata
 from attnlib.kinds.metadata import eager
@@ -12,7 +12,7 @@ from attnlib.kinds.metadata import eager
 
 @pytest.mark.parametrize("name", ["page_size_16_with_swa", "slots_of_minus_one", "odd_widths"])
 def test_the_op_by_op_code_fills_all_columns_up_to_max_pages(name: str) -> None:
-    call = arguments(DECODE.shapes[name])
+    call = arguments(STEPS[name])
     eager.build_decode_metadata(**call)
     assert (call["page_table"][:, : call["max_pages"]] != POISON).all()
     assert (call["page_table"][:, call["max_pages"] :] == POISON).all()

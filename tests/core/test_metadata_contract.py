@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.metadata_cases import BUILDERS, POISON, Builder, Call, poison
+from support.metadata_cases import BUILDERS, POISON, Builder, Call, compiled, poison
 
 from attnlib.core.metadata import launch
 from attnlib.core.metadata.require import IN_EITHER
@@ -292,15 +292,12 @@ def test_calls_in_a_row_each_see_what_the_one_before_wrote(builder: Builder, bui
 @pytest.mark.gpu
 @ours
 def test_another_size_compiles_nothing(builder: Builder, build: Build) -> None:
-    def compiled() -> int:
-        return sum(len(cache[0]) for cache in builder.launcher.kernel.device_caches.values())
-
     build(**builder.arguments(builder.small))
-    before = compiled()
+    before = compiled(builder)
     for sizes in builder.sizes:
         build(**builder.arguments(builder.small) | sizes)
         build(**builder.arguments(replace(builder.small, batch=9)) | sizes)
-    assert compiled() == before
+    assert compiled(builder) == before
 
 
 @pytest.mark.gpu

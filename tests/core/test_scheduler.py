@@ -10,7 +10,7 @@ from attnlib.core.schedule import fa3 as scheduler
 from attnlib.core.schedule import library
 from attnlib.core.schedule.fa3 import precompute
 from attnlib.core.schedule.facts import SchedulerFacts
-from attnlib.core.schedule.splits import layout_of, max_words
+from attnlib.core.schedule.splits import max_words, num_words
 
 CPU = torch.device("cpu")
 FACTS = SchedulerFacts(3, 32, 8, 128, 1, 4096, 132, page_size=16, causal=True)
@@ -25,7 +25,7 @@ def metadata(fake_fa3):
 def test_both_calls_are_given_the_same_explicit_cap(fake_fa3, metadata):
     assert FACTS.num_splits == 0 and metadata.facts.num_splits == FACTS.split_cap == 14
     assert fake_fa3.asked[0]["num_splits"] == 14
-    assert len(metadata.words) == layout_of(FACTS).size == 17
+    assert len(metadata.words) == num_words(FACTS) == 17
 
 
 def test_one_kernel_serves_any_number_of_layers(fake_fa3, metadata):

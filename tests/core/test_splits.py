@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from support import drawn_calls
 
 from attnlib.core.schedule import splits
-from attnlib.core.schedule.splits import SchedulerFacts, max_words, plan_splits
+from attnlib.core.schedule.splits import SchedulerFacts, max_words, num_words, plan_splits
 from attnlib.studies.scheduler_metadata import vectors
 from attnlib.studies.scheduler_metadata import words as reasons
-from attnlib.studies.scheduler_metadata.words import SPECIFIED, TIE, candidates, words_of
+from attnlib.studies.scheduler_metadata.words import SPECIFIED, TIE, candidates, parts_of, words_of
 
 VECTORS = vectors.COMMITTED
 SMS = 132
@@ -68,8 +68,8 @@ def test_one_long_request_among_short_ones_is_split_alone():
 )
 def test_the_layout_has_a_part_where_the_mask_needs_it_and_the_semaphore_last(changes, parts):
     plan = uniform(decode(5, (32, 8), 4096, **changes))
-    end = plan.layout.size - 1
-    assert plan.layout.parts == {**parts, "semaphore": end}
+    end = num_words(plan.facts) - 1
+    assert parts_of(plan.facts) == {**parts, "semaphore": end}
     words = words_of(plan)
     assert end == 8 * len(parts) and len(words.values) <= max_words(5)
     assert words.values[-1] == 0 and words.specified[-1]
@@ -149,7 +149,7 @@ def test_every_plan_keeps_its_cap_and_orders_each_request_once(seed):
     assert 1 <= plan.num_splits.min() <= plan.num_splits.max() <= max(1, call.facts.split_cap)
     assert sorted(plan.batch_order) == list(range(call.facts.batch_size))
     words = words_of(plan)
-    assert len(words.values) == plan.layout.size <= max_words(call.facts.batch_size)
+    assert len(words.values) == num_words(call.facts) <= max_words(call.facts.batch_size)
     assert np.array_equal(words.values, words_of(plan_splits(settled, lens, q_lens)).values)
 
 

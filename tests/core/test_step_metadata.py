@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,17 +18,19 @@ from support.metadata_cases import (
     ON_GPU,
     POISON,
     SMS,
+    STEP,
     Shape,
     arguments,
     assert_schedule,
+    compiled,
     facts_of,
+    poisoned,
     reserved,
 )
 
 from attnlib.core import backends
 from attnlib.core.backends import fa3
 from attnlib.core.batch import DecodeBatch
-from attnlib.core.metadata import step as one_launch
 from attnlib.core.metadata.step import build_step_metadata
 from attnlib.core.schedule import library
 from attnlib.core.schedule.fa3 import SchedulerMetadata, precompute, reserve
@@ -42,6 +43,7 @@ from attnlib.kinds.step.measure import over_own_buffers
 from attnlib.studies.scheduler_metadata import vectors
 from attnlib.studies.scheduler_metadata.words import PADDING, words_of
 
+SMALL = Shape(4, 64, 4)
 needs_the_stand_in = pytest.mark.skipif(ON_GPU, reason="FakeFa3 and the interpreter run on the CPU")
 
 
@@ -181,31 +183,32 @@ def test_the_words_are_those_that_the_library_wrote() -> None:
         assert not mine[~written].any()
 
 
-WRONG: dict[str, tuple[Callable[[SchedulerFacts], dict[str, Any]], str]] = {
-    "another batch": (lambda f: {"batch_size": 5}, "batch_size 4, as page_table [4, 26]"),
-    "another page": (lambda f: {"page_size": 8}, "page_size 4, as page_table"),
-    "a contiguous cache": (lambda f: {"page_size": None}, "page_size 4, as page_table"),
-    "another width": (lambda f: {"max_seqlen_k": f.max_seqlen_k - 4}, "got max_seqlen_k 100"),
-    "two query tokens": (lambda f: {"max_seqlen_q": 2}, "max_seqlen_q 1, as page_table"),
-    "query offsets": (lambda f: {"varlen_q": True}, "varlen_q False, as page_table"),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_metadata_of_another_step_is_refused_before_anything_is_written(name: str) -> None:
-    call = arguments(Shape(4, 64, 4))
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size": 5}, "batch_size 4, as page_table [4, 26]"),
+        ({"page_size": 8}, "page_size 4, as page_table"),
+        ({"page_size": None}, "page_size 4, as page_table"),
+        ({"max_seqlen_k": 100}, "max_seqlen_k 104, as page_table"),
+        ({"max_seqlen_q": 2}, "max_seqlen_q 1, as page_table"),
+        ({"varlen_q": True}, "varlen_q False, as page_table"),
+    ],
+)
+def test_metadata_of_another_step_is_refused_before_anything_is_written(
+    changes: dict[str, Any], message: str
+) -> None:
+    call = arguments(SMALL)
     right = reserved(facts_of(call))
     build_step_metadata(**call, scheduler=right)
     call["cache_seqlens"].fill_(POISON)
-    change, message = WRONG[name]
-    wrong = reserved(replace(right.facts, **change(right.facts)))
+    wrong = reserved(replace(right.facts, **changes))
     with pytest.raises(ValueError, match=re.escape(message)):
         build_step_metadata(**call, scheduler=wrong)
     assert (call["cache_seqlens"] == POISON).all() and (wrong.words == POISON).all()
 
 
 def test_words_that_cannot_be_the_librarys_are_refused() -> None:
-    call = arguments(Shape(4, 64, 4))
+    call = arguments(SMALL)
     facts = facts_of(call).settled
     words = torch.zeros(17, dtype=torch.int32, device=DEVICE)
     for wrong, message in (
@@ -219,32 +222,23 @@ def test_words_that_cannot_be_the_librarys_are_refused() -> None:
         build_step_metadata(**call, scheduler=words)
 
 
-def test_words_only_reserved_are_refused_until_written() -> None:
-    call = arguments(Shape(4, 64, 4))
+def test_words_are_refused_until_written_and_after_a_foreign_write() -> None:
+    call = arguments(SMALL)
     facts = facts_of(call)
     scheduler = reserve(facts, call["seq_lens"].device)
-    with pytest.raises(ValueError, match="words must be written before they are used"):
-        scheduler.require_fits(facts, device=scheduler.device)
-    build_step_metadata(**call, scheduler=scheduler)
-    scheduler.require_fits(facts, device=scheduler.device)
     assert scheduler.facts == facts.settled and facts.num_splits == 0
-
-
-def test_a_foreign_write_is_refused_and_the_next_launch_accepted() -> None:
-    call = arguments(Shape(4, 64, 4))
-    facts = facts_of(call)
-    scheduler = reserve(facts, call["seq_lens"].device)
-    build_step_metadata(**call, scheduler=scheduler)
-    scheduler.words.add_(1)
-    with pytest.raises(ValueError, match="words must be those of this scheduler metadata"):
+    refusals = ("written before they are used", "those of this scheduler metadata")
+    for refusal in refusals:
+        with pytest.raises(ValueError, match=f"words must be {refusal}"):
+            scheduler.require_fits(facts, device=scheduler.device)
+        build_step_metadata(**call, scheduler=scheduler)
         scheduler.require_fits(facts, device=scheduler.device)
-    build_step_metadata(**call, scheduler=scheduler)
-    scheduler.require_fits(facts, device=scheduler.device)
-    assert_schedule(scheduler, call["cache_seqlens"])
+        assert_schedule(scheduler, call["cache_seqlens"])
+        scheduler.words.add_(1)
 
 
 def test_a_launch_into_a_shared_buffer_takes_it_from_the_step_before() -> None:
-    buffer = torch.full((max_words(8),), POISON, dtype=torch.int32, device=DEVICE)
+    buffer = poisoned(max_words(8))
     calls = [arguments(Shape(batch, 64, 4)) for batch in (4, 8)]
     facts = [facts_of(call) for call in calls]
     small, large = (reserve(f, buffer.device, out=buffer) for f in facts)
@@ -259,7 +253,7 @@ def test_a_launch_into_a_shared_buffer_takes_it_from_the_step_before() -> None:
 
 
 def test_a_launch_forgets_the_stream_of_the_step_before() -> None:
-    call = arguments(Shape(4, 64, 4))
+    call = arguments(SMALL)
     facts = facts_of(call)
     scheduler = reserve(facts, call["seq_lens"].device)
     for stream in ((False, 0x10), (False, 0x20)):
@@ -268,7 +262,7 @@ def test_a_launch_forgets_the_stream_of_the_step_before() -> None:
 
 
 def test_a_reservation_is_checked_like_a_precomputed_one() -> None:
-    call = arguments(Shape(4, 64, 4))
+    call = arguments(SMALL)
     facts, device = facts_of(call), call["seq_lens"].device
     with pytest.raises(ValueError, match="pack_gqa must be None or True"):
         reserve(replace(facts, pack_gqa=False), device)
@@ -356,14 +350,10 @@ def test_a_graph_of_a_step_replays_with_new_lengths(on_hopper, batch_size, page_
 
 @pytest.mark.gpu
 def test_other_facts_and_lengths_compile_nothing_once_the_structure_is_known() -> None:
-    def compiled() -> int:
-        caches = one_launch.step_metadata_kernel.device_caches.values()
-        return sum(len(cache[0]) for cache in caches)
-
     facts = SchedulerFacts(6, 32, 8, 128, 1, 4096, SMS, page_size=16, causal=True)
     schedule(facts, np.full(6, 900))
-    before = compiled()
+    before = compiled(STEP)
     for changes in ({"num_splits": 3}, {"head_dim": 80}, {"num_qo_heads": 16, "num_kv_heads": 1}):
         for delta in (0, 1, 16):
             schedule(replace(facts, **changes), np.full(6, 4000), delta)
-    assert compiled() == before
+    assert compiled(STEP) == before

@@ -17,7 +17,7 @@ from attnlib.draw.charts import FASTER, SLOWER, UNDECIDED
 from attnlib.run import frame as rows
 from attnlib.run import store
 from attnlib.studies.decode_metadata import figures as metadata_figures
-from attnlib.studies.decode_metadata import rows as metadata_rows
+from attnlib.studies.decode_metadata import tables as metadata
 from attnlib.studies.decode_metadata.study import STUDY
 from attnlib.studies.fa3_decode_regression.study import HEADLINE, REGRESSED
 from attnlib.studies.measurement_trust import figures, tables
@@ -35,7 +35,7 @@ def broken(frame):
 
 @pytest.fixture
 def words(broken):
-    return tables.verdicts(broken, rows.AUTO, rows.FA2, floor=0.05)
+    return tables.verdicts(broken, rows.AUTO, rows.FA2, noise=0.05)
 
 
 def dots(axis):
@@ -126,11 +126,11 @@ def test_a_map_has_a_cell_per_size_and_its_line_where_faster_meets_slower(broken
     assert (axis.get_xlabel(), axis.get_ylabel()) == SIZES.words
 
 
-@pytest.mark.parametrize("rival", [metadata_rows.SERIAL, metadata_rows.TODAY])
+@pytest.mark.parametrize("rival", [metadata.SERIAL, metadata.TODAY])
 def test_the_published_map_says_what_the_table_of_crossovers_says(rival):
     frame = store.load(STUDY.name, STUDY.reference_machine)
     figure = metadata_figures.crossover_map(frame[frame.timer == "graph"], rival)
-    found = rows.over(metadata_rows.metadata_rows(frame), rival, metadata_rows.OPS)
+    found = rows.over(metadata.metadata_rows(frame), rival, metadata.OPS)
     panels = [axis for axis in figure.axes if axis.patches]
     assert len(panels) == found.page_size.nunique()
     short = found.assign(b=found.batch_size.map(style.short_count))

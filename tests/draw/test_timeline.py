@@ -20,11 +20,8 @@ def lanes(*spans: Span) -> list[str]:
     return [label.get_text() for label in figure.axes[0].get_yticklabels()]
 
 
-def test_gpu_work_has_a_lane_a_stream_and_its_operators_none() -> None:
+def test_gpu_work_has_a_lane_per_stream_and_operators_are_the_work_only_without_it() -> None:
     assert lanes(CALL, OPERATOR, LAUNCH, KERNEL, COPY) == ["host", "stream 7", "stream 9"]
-
-
-def test_without_gpu_work_the_operators_are_the_work() -> None:
     assert lanes(CALL, OPERATOR) == ["host", "main thread"]
 
 

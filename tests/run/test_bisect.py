@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import shlex
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ from attnlib.run.jobs import Job
 from attnlib.run.lock import hold_gpu
 from attnlib.run.study import Grid, Study
 from attnlib.studies import STUDIES
-from attnlib.studies.fa3_decode_regression import tables
 
 GPU = {"gpu": "Test GPU", "gpu_id": "0badcafe", "num_sms": 4}
 SLUG = "test-gpu-0badcafe"
@@ -120,14 +120,6 @@ def test_the_search_finds_every_position_in_logarithmically_many_steps(count) ->
 
         assert first_changed(names, differs) == str(change)
         assert len(asked) == len(set(asked)) <= 2 + math.ceil(math.log2(count - 1))
-
-
-@pytest.mark.parametrize(
-    ("names", "changed"), [([], ""), (["a"], "a"), (["a", "b"], ""), (["a", "b"], "ab")]
-)
-def test_a_search_without_a_change_between_its_ends_is_refused(names, changed) -> None:
-    with pytest.raises(ValueError, match="not differ at the first and differ at the last"):
-        first_changed(names, lambda name: name in changed)
 
 
 @pytest.mark.parametrize(("start", "counts"), [(3, [3, 6, 12]), (1, [1, 2, 4, 8, 12]), (20, [20])])
@@ -314,40 +306,28 @@ def test_pre_releases_of_the_index_are_searched_only_if_an_end_is_one(lab, monke
 
 def test_the_command_prints_steps_answer_and_how_to_repeat_it(lab, capsys) -> None:
     assert cli.main(command()) == 0
-    lines = capsys.readouterr().out.splitlines()
+    printed = capsys.readouterr().out
+    lines = printed.splitlines()
     table = lines[lines.index("") + 1 : -3]
     assert table[0].split() == ["release", "ran", "ratio", "95", "%", "verdict", "rounds"]
-    assert [row.split()[:3] for row in table[1:]] == [
-        [release, "fa3", "4.0"] for release in ("0.6.3", "0.6.1", "0.6.0")
+    assert [[*row.split()[:3], *row.split()[-2:]] for row in table[1:]] == [
+        [release, "fa3", "4.0", "slower", "3"] for release in ("0.6.3", "0.6.1", "0.6.0")
     ]
     assert len({len(row) for row in table}) == 1
     assert lines[-2] == "first slower release: 0.6.0"
     assert lines[-1] == f"repeat with: {run().command}"
-
-
-def test_the_printed_command_is_one_that_repeats_the_search(lab, capsys) -> None:
-    cli.main(command(good="0.7.2.post1"))
-    first = capsys.readouterr().out
-    assert "first faster release: 0.6.4" in first
-    again = first.splitlines()[-1].removeprefix("repeat with: python -m attnlib ").split()
-    assert cli.main(again) == 0
-    assert capsys.readouterr().out == first
+    assert cli.main(shlex.split(run().command)[3:]) == 0
+    assert capsys.readouterr().out == printed
 
 
 def test_the_command_takes_the_label_of_a_case_and_prints_json(lab, capsys) -> None:
     assert cli.main([*command(case=CASE.label), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["changed"], found["word"], found["case"]) == ("0.6.0", "slower", CASE.key)
-    assert found["steps"][0] | {"low": 0, "high": 0, "ratio": 4} == {
-        "release": "0.6.3",
-        "ran": "fa3",
-        "reference_ran": "fa2",
-        "ratio": 4,
-        "low": 0,
-        "high": 0,
-        "verdict": "slower",
-        "rounds": 3,
-    }
+    step = found["steps"][0]
+    assert step.pop("low") <= step.pop("ratio") <= step.pop("high")
+    assert step.pop("release") == "0.6.3" and step.pop("verdict") == "slower"
+    assert step == {"ran": "fa3", "reference_ran": "fa2", "rounds": 3}
 
 
 def test_releases_given_are_searched_and_no_index_is_asked(lab, monkeypatch, capsys) -> None:
@@ -427,10 +407,3 @@ def test_without_a_gpu_and_without_records_one_line_says_so(lab, fails, monkeypa
         "release 0.5.3, 0.6.3 must be on record to be replayed, "
         f"in 'bisect_demo' on '{SLUG}' are: none"
     )
-
-
-def test_the_table_for_notebooks_has_a_row_a_step(lab) -> None:
-    table = tables.bisection(run())
-    assert table.columns.tolist() == ["release", "ran", "ratio", "95 %", "verdict", "rounds"]
-    assert table.release.tolist() == ["0.6.3", "0.6.1", "0.6.0"]
-    assert set(table.rounds) == {3} and set(table.verdict) == {"slower"}

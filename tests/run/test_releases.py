@@ -210,21 +210,29 @@ def test_overlays_stand_beside_wheels_and_the_environments_release(
     assert available_releases(PACKAGE, given) == ["0.6.3", "0.6.4rc1", "0.7.2"]
 
 
-def test_what_pip_prints_is_parsed_to_releases_oldest_first() -> None:
+def pip_says(monkeypatch, code: int, out: str, err: str = "") -> None:
+    done = subprocess.CompletedProcess([], code, out, err)
+    monkeypatch.setattr(releases.subprocess, "run", lambda *a, **k: done)
+
+
+def test_what_pip_prints_is_parsed_to_releases_oldest_first(monkeypatch) -> None:
     text = (
         "flashinfer-python (0.7.2.post1)\n"
         "Available versions: 0.7.2.post1, 0.7.2, 0.7.2rc1, 0.6.10, 0.6.3\n"
         "  INSTALLED: 0.7.2.post1\n  LATEST:    0.7.2.post1\n"
     )
-    assert releases.parse_index(text) == ["0.6.3", "0.6.10", "0.7.2rc1", "0.7.2", "0.7.2.post1"]
+    pip_says(monkeypatch, 0, text)
+    found = releases.index_releases(PACKAGE)
+    assert found == ["0.6.3", "0.6.10", "0.7.2rc1", "0.7.2", "0.7.2.post1"]
 
 
 @pytest.mark.parametrize(
-    ("code", "out", "words"),
-    [(1, "", "could not list .*: ERROR: no such thing"), (0, "odd", "got 'odd'")],
+    ("said", "words"),
+    [((1, "", "ERROR: no\n such thing\n"), "ERROR: no such thing"), ((0, "odd"), "odd")],
 )
-def test_an_index_that_does_not_answer_is_told_in_pips_words(code, out, words, monkeypatch) -> None:
-    done = subprocess.CompletedProcess([], code, out, "ERROR: no\n such thing\n")
-    monkeypatch.setattr(releases.subprocess, "run", lambda *a, **k: done)
-    with pytest.raises(RuntimeError, match=words):
+def test_an_index_that_does_not_answer_is_told_in_pips_words(said, words, monkeypatch) -> None:
+    pip_says(monkeypatch, *said)
+    with pytest.raises(
+        RuntimeError, match=f"pip could not list the releases of {PACKAGE}: {words}"
+    ):
         releases.index_releases(PACKAGE)

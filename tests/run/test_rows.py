@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pandas as pd
 import pytest
-from support.frames import CASE, frame, ran, timed
+from support.frames import CASE, frame, ran, row, timed
 
 from attnlib.kinds.cost import Ceilings
 from attnlib.kinds.decode.case import DecodeCase
@@ -78,9 +77,7 @@ def test_only_ok_rows_of_one_timer_and_release_are_decode_rows():
 
 def test_cases_with_another_seed_or_length_are_cases_of_their_own_in_order():
     longer, other = replace(CASE, kv_len=2048), replace(CASE, seed=3)
-    found = rows.times(
-        pd.concat(frame(timed("a", 0, us), case=c) for c, us in ((longer, 3.0), (other, 2.0)))
-    )
+    found = rows.times(frame(row(longer, "a", 0, 3.0), row(other, "a", 0, 2.0)))
     assert found.case.tolist() == [other, longer] and found.a.tolist() == [2.0, 3.0]
     assert found[rows.SHAPE].to_numpy().tolist() == [["8/2", 16, 4, 1024], ["8/2", 16, 4, 2048]]
 

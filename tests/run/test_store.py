@@ -246,13 +246,21 @@ from attnlib.run.record import Record
 record, first, kills = Record.from_json(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 chance = random.Random(first)
 
+def append(round_):
+    store.append(replace(record, round=round_, reason=f"{round_} " * 4_000))
+
 def write(report, next_round):
+    os.write(report, b"!")
     while True:
-        long = replace(record, round=next_round, reason=f"{next_round} " * 4_000)
-        store.append(long)
+        append(next_round)
         os.write(report, b"%d\\n" % next_round)
         next_round += 1
 
+began = time.monotonic()
+for round_ in range(990, 995):
+    append(first + round_)
+# Four writes, which on a busy machine take long.
+span_s = (time.monotonic() - began) * 4 / 5
 reported = []
 for kill in range(kills):
     receive, report = os.pipe()
@@ -260,7 +268,8 @@ for kill in range(kills):
     if not child:
         write(report, first + 1_000 * kill)
     os.close(report)
-    time.sleep(chance.uniform(0.0, 0.03))
+    os.read(receive, 1)
+    time.sleep(chance.uniform(0.0, span_s))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     with os.fdopen(receive) as pipe:

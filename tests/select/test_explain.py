@@ -8,6 +8,7 @@ from attnlib.core.spec import AttnSpec
 from attnlib.kinds.extend import case as extend_case
 from attnlib.run import store
 from attnlib.select import LIBRARIES, MODES, Call, UnknownFactError, explain
+from attnlib.select.text import headline
 from attnlib.studies.fa3_decode_regression.study import REFERENCE_MACHINE
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "records"
@@ -168,9 +169,8 @@ def pinned(spec, mode, gpu, env, library="flashinfer==0.6.3"):
 
 def test_an_override_acts_and_is_the_first_reason():
     choice = pinned(BF16, "decode", "sm90", {"ATTNLIB_DECODE_BACKEND": "fa2"})
-    first = choice.reasons[0]
-    assert choice.backend == "fa2"
-    assert (first.kind, first.why) == ("override", "ATTNLIB_DECODE_BACKEND=fa2")
+    assert (choice.backend, choice.reasons[0].kind) == ("fa2", "override")
+    assert headline(choice) == "flashinfer==0.6.3, decode on sm90, ATTNLIB_DECODE_BACKEND=fa2: fa2"
 
 
 def test_an_override_comes_from_the_environment(monkeypatch):

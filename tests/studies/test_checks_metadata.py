@@ -8,10 +8,9 @@ from itertools import product
 import pandas as pd
 import pytest
 from support.frames import ran
-from support.ledger import verdict
+from support.ledger import row, verdict
 
 from attnlib.core.spec import AttnSpec
-from attnlib.kinds.cases import Case
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.metadata.case import MetadataCase
 from attnlib.kinds.step.case import StepCase
@@ -33,13 +32,6 @@ MERGED = ("sglang-metadata", "0.5.14")
 Times = Callable[[tuple[str, str], MetadataCase], float]
 
 
-def row(case: Case, backend: str, run_us: float, **more: object) -> dict:
-    same = {"release": "", "timer": "graph", "status": "ok", "throttled": False, "gpu_id": "0bad"}
-    same |= {"power_limit_w": 700, "schema": 1, "heads": None, "oracle_error": 0.0, "layers": None}
-    told = {**same, **case.to_dict(), "case": case, "backend": backend, "run_us": run_us, **more}
-    return {**told, "id": " ".join(str(told[n]) for n in ("study", "backend", "release", "timer"))}
-
-
 def metadata(times: Times, *, study: str = "decode_metadata", cases=SIZES) -> pd.DataFrame:
     """Two rounds of each design at each case."""
     timer = "eager" if study.endswith("eager") else "graph"
@@ -49,6 +41,7 @@ def metadata(times: Times, *, study: str = "decode_metadata", cases=SIZES) -> pd
         if design == MERGED and case.page_size > 1:
             kernel = ran(GENERAL_PATH)
         more = {"study": study, "release": design[1], "timer": timer, "round": round_}
+        more |= {"oracle_error": 0.0, "layers": None}
         found.append(row(case, design[0], times(design, case), kernels=kernel, **more))
     return pd.DataFrame(found)
 

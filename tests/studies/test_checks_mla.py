@@ -7,7 +7,7 @@ from itertools import product
 
 import pandas as pd
 import pytest
-from support.ledger import judged
+from support.ledger import judged, row
 
 from attnlib.core.spec import MlaSpec
 from attnlib.kinds.mla.case import MlaCase
@@ -20,7 +20,6 @@ Ratio = Callable[[int, int], float]
 def records(ratio: Ratio) -> pd.DataFrame:
     """Three rounds of both kernels at each shape: fa3 takes `ratio`, FlashMLA 1 us."""
     found = []
-    same = {"timer": "graph", "status": "ok", "throttled": False, "gpu_id": "0bad", "schema": 1}
     for (heads, top_k, batch, kv_len), round_ in product(SPARSE_SHAPES, range(3)):
         for backend, release, kv_format, us in (
             ("flashinfer-mla-fa3", "0.6.13", "bfloat16", ratio(heads, batch)),
@@ -28,18 +27,8 @@ def records(ratio: Ratio) -> pd.DataFrame:
             ("flashmla-sparse-fp8", "", "fp8-656", 1.0),
         ):
             case = MlaCase(MlaSpec(heads, top_k, kv_format=kv_format), batch, kv_len)
-            told = {"backend": backend, "release": release, "run_us": us, "round": round_}
-            found.append(
-                {
-                    **same,
-                    "power_limit_w": 700,
-                    **case.to_dict(),
-                    "case": case,
-                    "heads": case.spec.heads,
-                    **told,
-                }
-            )
-    return pd.DataFrame(found).assign(id=lambda frame: frame.index.astype(str))
+            found.append(row(case, backend, us, release=release, round=round_))
+    return pd.DataFrame(found)
 
 
 def said(check: str, frame: pd.DataFrame) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pandas as pd
 import pytest
-from support.ledger import judged
+from support.ledger import judged, row
 
 from attnlib.kinds.extend.case import ExtendCase
 from attnlib.studies.engine_modes import study as engine_modes
-from attnlib.studies.engine_modes.rows import AUTO, FA2, FA3, usual_timer
+from attnlib.studies.engine_modes.tables import AUTO, FA2, FA3, usual_timer
 from attnlib.studies.evidence import MissingRecordsError
 
 CASES = {case.mode: case for case in engine_modes.ONE_OF_EACH if case.mask != "tree"}
@@ -18,28 +20,16 @@ EVEN = dict.fromkeys(CASES, 1.0)
 
 def records(case: ExtendCase, name: str, factor: float, *, family: str = "") -> list[dict]:
     """Three rounds of a backend, each `factor` times 100 us and exactly so."""
-    same = {"status": "ok", "throttled": False, "release": "", "gpu_id": "0badcafe", "schema": 1}
-    same |= {"power_limit_w": 700, "kernel_family": family or name, "heads": case.spec.heads}
-    return [
-        {
-            "case": case,
-            **case.to_dict(),
-            **same,
-            "id": f"{case.label} {name} {round_}",
-            "backend": f"flashinfer-prefill-{name}",
-            "timer": usual_timer(case.mode),
-            "round": round_,
-            "run_us": 100.0 * factor,
-        }
-        for round_ in range(3)
-    ]
+    ran = {"kernel_family": family or name, "timer": usual_timer(case.mode)}
+    backend = f"flashinfer-prefill-{name}"
+    return [row(case, backend, 100.0 * factor, round=n, **ran) for n in range(3)]
 
 
 def measured(factors: dict[str, float], *, ran: str = "fa2") -> pd.DataFrame:
     """fa2 at `factors` of fa3's time, mode by mode; a pin to fa2 runs `ran`."""
     found = [records(CASES[mode], FA3, 1.0) for mode in factors]
     found += [records(CASES[mode], FA2, factor, family=ran) for mode, factor in factors.items()]
-    return pd.DataFrame([row for part in found for row in part])
+    return pd.DataFrame(list(chain(*found)))
 
 
 def verified(causal: float, tree: float) -> pd.DataFrame:
@@ -48,7 +38,7 @@ def verified(causal: float, tree: float) -> pd.DataFrame:
     found = [records(case, FA2, 1.0) for case in (CASES["target_verify"], TREE, alone)]
     found += [records(CASES["target_verify"], AUTO, causal, family="fa3")]
     found += [records(TREE, AUTO, tree, family="fa2")]
-    return pd.DataFrame([row for part in found for row in part])
+    return pd.DataFrame(list(chain(*found)))
 
 
 @pytest.mark.parametrize(

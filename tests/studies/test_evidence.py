@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 import pytest
+from support.ledger import row
 
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase
@@ -16,28 +17,12 @@ AUTO = "flashinfer-auto"
 
 def frame(*ratios: float, rounds: int = 3, **more: object) -> pd.DataFrame:
     """Both backends of PAIR for each case, `ratios` apart, in rounds that differ by a little."""
+    told = {"release": "0.6.3", "kernel_family": "fa2"} | more
     return pd.DataFrame(
         [
-            {
-                "case": case,
-                **case.to_dict(),
-                "heads": case.spec.heads,
-                "id": f"{backend}-{case.kv_len}-{round_}",
-                "backend": backend,
-                "release": "0.6.3",
-                "timer": "graph",
-                "status": "ok",
-                "throttled": False,
-                "gpu_id": "0badcafe",
-                "power_limit_w": 700,
-                "schema": 1,
-                "kernel_family": "fa2",
-                "round": round_,
-                "run_us": 100.0 * (ratio if backend == AUTO else 1.0) * (1 + round_ / 100),
-                **more,
-            }
+            row(case, backend, 100.0 * slower * (1 + round_ / 100), round=round_, **told)
             for case, ratio in zip(CASES, ratios, strict=True)
-            for backend in (AUTO, "flashinfer-fa2")
+            for backend, slower in ((AUTO, ratio), ("flashinfer-fa2", 1.0))
             for round_ in range(rounds)
         ]
     )

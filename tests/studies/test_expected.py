@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import pandas as pd
 import pytest
 from support.frames import ran
-from support.ledger import judged, verdict
+from support.ledger import judged, row, verdict
 
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.run.frame import AUTO, FA2, FA3, GRAPH_AUTO
@@ -35,21 +35,11 @@ def rows(
 ) -> list[dict]:
     """Two rounds of one backend and release, each `factor` times 100 us and exactly so."""
     kernel = KERNELS.get(backend, "BatchPrefillWithPagedKVCacheKernel")
-    same = {"release": release, "timer": "graph", "status": "ok", "throttled": False}
-    same |= {"backend": backend, "gpu_id": "0badcafe", "power_limit_w": 700, "schema": 1}
-    same |= {"kernel_family": "fa2", "kernels": ran(kernel, "Merge", "Merge")} | more
+    told = {"release": release, "kernel_family": "fa2", "kernels": ran(kernel, "Merge", "Merge")}
     return [
-        {
-            **case.to_dict(),
-            "case": case,
-            "heads": case.spec.heads,
-            "id": f"{backend} {release} {case.label} {round_}",
-            "round": round_,
-            "run_us": 100.0 * factor(case),
-            **same,
-        }
+        row(case, backend, 100.0 * factor(case), round=n, **(told | more))
         for case in dict.fromkeys(cases)
-        for round_ in (0, 1)
+        for n in (0, 1)
     ]
 
 

@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-import nbformat
 import pytest
+from support.published import NOTEBOOKS, prose, published, says
 
 from attnlib.run import frame as rows
-from attnlib.run import store
 from attnlib.run.bisect import bisect
-from attnlib.studies import STUDIES, roofline
-from attnlib.studies.fa3_decode_regression import tables
-from attnlib.studies.fa3_decode_regression.study import (
-    FIXED,
-    HEADLINE,
-    REFERENCE_MACHINE,
-    REGRESSED,
-    WIDE,
-)
-from attnlib.studies.measurement_trust import tables as trust
-from attnlib.studies.measurement_trust.study import TRUST_MACHINE
+from attnlib.studies import STUDIES, auto_resolution, roofline
+from attnlib.studies import fa3_decode_regression as tables
+from attnlib.studies import measurement_trust as trust
+from attnlib.studies.fa3_decode_regression.study import FIXED, HEADLINE, REGRESSED, WIDE
 
-FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 FP8, BF16 = "float8_e4m3fn", "bfloat16"
-
-
-def prose(name: str) -> str:
-    (path,) = FOLDER.glob(f"{name}*.ipynb")
-    cells = nbformat.read(path, as_version=4).cells
-    return "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
 
 
 pytestmark = pytest.mark.usefixtures("published_records")
@@ -42,7 +26,7 @@ def wide(frame):
 
 
 def resolved_us(query: str, kv: str, release: str) -> float:
-    seen = tables.resolution(store.load("auto_resolution", REFERENCE_MACHINE))
+    seen = auto_resolution.resolution(published("auto_resolution"))
     (row,) = seen[
         (seen["query"] == query) & (seen.kv == kv) & (seen.release == release)
     ].itertuples()
@@ -61,66 +45,67 @@ def test_notebook_02_places_decode_under_its_roofs(wide, limit):
 
 
 def test_notebook_03_names_the_verdict_that_lies_nearest_to_its_margin(frame):
-    floor = trust.floor_of(store.load("measurement_trust", TRUST_MACHINE))
+    noise = trust.noise_of(published("measurement_trust"))
     broken = rows.decode_rows(frame[frame.case.isin(HEADLINE)], release=REGRESSED)
-    words = trust.verdicts(broken, rows.AUTO, rows.FA2, floor=floor)
+    words = trust.verdicts(broken, rows.AUTO, rows.FA2, noise=noise)
     assert set(words.verdict) == {"slower"} and (words.low > 1 + words.margin).all()
     nearest = words.loc[words.low.idxmin()]
-    assert f"the nearest, {nearest.heads} heads, begins at {nearest.low:.2f}" in prose("03")
+    says("03", f"the nearest, {nearest.heads} heads, begins at {nearest.low:.2f}")
 
 
 def test_notebook_01_names_the_price_of_the_resolution():
     before, during = resolved_us(BF16, BF16, "0.5.3"), resolved_us(BF16, BF16, "0.6.3")
-    assert f"takes {before:.0f} us on 0.5.3 and {during:.0f} us on 0.6.3" in prose("01")
+    says("01", f"takes {before:.0f} us on 0.5.3 and {during:.0f} us on 0.6.3")
 
 
 def test_notebook_01_lists_the_releases_that_ran_fa3_and_no_other():
-    seen = tables.resolution(store.load("auto_resolution", REFERENCE_MACHINE))
+    seen = auto_resolution.resolution(published("auto_resolution"))
     sixteen = seen[(seen["query"] == BF16) & (seen.kv == BF16)]
     fa3 = sixteen[sixteen["ran"] == "fa3"].release.tolist()
     assert fa3 == ["0.6.0", "0.6.1", "0.6.2", "0.6.3"]
     assert set(sixteen[sixteen["ran"] == "fa2"].release) == {"0.5.3", "0.6.4", "0.7.2.post1"}
-    assert "releases 0.6.0 to 0.6.3, and fa2 in 0.5.3, 0.6.4 and 0.7.2.post1" in prose("01")
+    says("01", "releases 0.6.0 to 0.6.3, and fa2 in 0.5.3, 0.6.4 and 0.7.2.post1")
 
 
 def test_notebook_02_answers_with_the_grids_median_and_worst(wide):
     grid = tables.slowdown_grid(wide, REGRESSED)
-    answer = (
+    says(
+        "02",
         f"{grid.ratio.median():.1f} times as long as fa2 in the median of {len(grid)} shapes "
-        f"and up to {grid.ratio.max():.0f} times at worst"
+        f"and up to {grid.ratio.max():.0f} times at worst",
     )
-    assert answer in prose("02")
     wins = grid[grid.ratio < 1]
-    assert f"in {len(wins)} of the {len(grid)} shapes it wins" in prose("02")
-    assert f"down to {grid.ratio.min():.2f} of fa2's time" in prose("02")
+    says("02", f"in {len(wins)} of the {len(grid)} shapes it wins")
+    says("02", f"down to {grid.ratio.min():.2f} of fa2's time")
     assert set(wins.heads) == {"32/32"} and set(wins.batch_size) == {4}
 
 
 def test_notebook_02_gives_the_range_of_the_headline_shapes(frame, limit):
     table = tables.headline(frame[frame.case.isin(HEADLINE)], limit, REGRESSED)
     low, high = table["fa3 / fa2"].min(), table["fa3 / fa2"].max()
-    assert f"runs from {low:.2f}, for multi-head attention" in prose("02")
-    assert f"to {high:.1f}, for one long request" in prose("02")
+    says("02", f"runs from {low:.2f}, for multi-head attention")
+    says("02", f"to {high:.1f}, for one long request")
     beaten = (table["CUDA cores"] < table.fa3).sum()
-    assert f"beats fa3 in {beaten} of these 7 shapes" in prose("02")
+    says("02", f"beats fa3 in {beaten} of these 7 shapes")
     assert (table.rounds >= 3).all()
 
 
 def test_notebook_02_says_how_well_the_schedule_predicts(frame, limit):
     low, high = tables.predictions(frame, limit, REGRESSED).error.quantile([0.1, 0.9])
-    assert f"lies between {low:.2f} and {high:.2f} for 80 % of them" in prose("02")
+    says("02", f"lies between {low:.2f} and {high:.2f} for 80 % of them")
 
 
 def test_notebook_02_says_how_far_the_clocks_fell(wide):
     slow = tables.clocks(wide, REGRESSED)["below 1900 MHz, %"]
-    claim = f"{slow['fa3']} % of fa3's measurements end below 1900 MHz, {slow['fa2']} % of fa2's"
-    assert claim in prose("02")
+    says(
+        "02", f"{slow['fa3']} % of fa3's measurements end below 1900 MHz, {slow['fa2']} % of fa2's"
+    )
 
 
 def test_notebook_02_says_what_fp8_still_costs():
     slow, fast = resolved_us(FP8, FP8, "0.6.4"), resolved_us(BF16, FP8, "0.6.4")
-    assert f"{slow:.0f} us, where a bf16 query" in prose("02")
-    assert f"fa2 in {fast:.0f} us" in prose("02")
+    says("02", f"{slow:.0f} us, where a bf16 query")
+    says("02", f"fa2 in {fast:.0f} us")
 
 
 def test_auto_takes_fa2s_time_in_every_fixed_release(frame):
@@ -138,26 +123,25 @@ def test_every_published_number_passed_its_oracle(frame):
 
 
 def test_the_prose_has_no_unfilled_placeholder():
-    for path in FOLDER.glob("*.ipynb"):
+    for path in NOTEBOOKS.glob("*.ipynb"):
         assert not re.search(r"@\w+@", prose(path.stem))
 
 
 @pytest.fixture
-def trusted(published_records):
-    return store.load("measurement_trust", TRUST_MACHINE)
+def trusted():
+    return published("measurement_trust")
 
 
-def test_notebook_03_answers_with_the_aa_floor_and_its_pairs(trusted):
-    pairs, floor = trust.aa_pairs(trusted), trust.floor_of(trusted)
-    answer = f"differs by less than {100 * floor:.1f} % in 95 % of {len(pairs)} pairs"
-    assert answer in prose("03")
+def test_notebook_03_answers_with_the_aa_noise_and_its_pairs(trusted):
+    pairs, noise = trust.aa_pairs(trusted), trust.noise_of(trusted)
+    says("03", f"differs by less than {100 * noise:.1f} % in 95 % of {len(pairs)} pairs")
     assert (pairs.ratio - 1).abs().median() < 0.01
 
 
 def test_notebook_03_says_how_often_graph_and_profiler_agree(trusted):
     table = trust.agreement(trusted)
     agree = table["within 2 %"]
-    assert f"on {agree['flashinfer-fa3']} of {table.cases['flashinfer-fa3']} of fa3" in prose("03")
+    says("03", f"on {agree['flashinfer-fa3']} of {table.cases['flashinfer-fa3']} of fa3")
     for name in ("flashinfer-fa2", "flashinfer-cuda-cores"):
         assert agree[name] == table.cases[name]
 
@@ -165,33 +149,33 @@ def test_notebook_03_says_how_often_graph_and_profiler_agree(trusted):
 def test_notebook_03_says_what_graph_mode_costs_the_cuda_cores(trusted):
     table = trust.timer_table(trusted).set_index(["backend", "heads", "batch_size"])
     row = table.loc[("flashinfer-cuda-cores", "32/8", 1)]
-    assert f"take {row.graph:.1f} us in a graph and {row.profiler:.1f} in the" in prose("03")
+    says("03", f"take {row.graph:.1f} us in a graph and {row.profiler:.1f} in the")
 
 
 def test_notebook_03_says_what_a_cold_cache_costs_fa2(trusted):
     table = trust.cold_table(trusted)
     fa2 = table[table.backend == "flashinfer-fa2"].set_index("mib").ratio
-    assert f"costs fa2 {100 * (fa2[16.0] - 1):.0f} % at 16 MiB" in prose("03")
+    says("03", f"costs fa2 {100 * (fa2[16.0] - 1):.0f} % at 16 MiB")
     assert (fa2[fa2.index >= 128] <= 1.02).all()
 
 
 def test_notebook_03_gives_the_ceilings_gain_and_launch(trusted):
     limit = rows.ceilings(trusted)
-    assert f"reaches {100 * (limit.read_gbps / limit.copy_gbps - 1):.0f} % more" in prose("03")
-    assert f"costs {limit.launch_us:.2f} us in a graph" in prose("03")
+    says("03", f"reaches {100 * (limit.read_gbps / limit.copy_gbps - 1):.0f} % more")
+    says("03", f"costs {limit.launch_us:.2f} us in a graph")
 
 
 def test_notebook_03_judges_the_regression_and_its_fix(frame, trusted):
-    floor, top = trust.floor_of(trusted), frame[frame.case.isin(HEADLINE)]
+    noise, top = trust.noise_of(trusted), frame[frame.case.isin(HEADLINE)]
     for release, word in ((REGRESSED, "slower"), (FIXED, "same")):
         judged = trust.verdicts(
-            rows.decode_rows(top, release=release), rows.AUTO, rows.FA2, floor=floor
+            rows.decode_rows(top, release=release), rows.AUTO, rows.FA2, noise=noise
         )
         assert set(judged.verdict) == {word}
-        assert f"{word} in {len(judged)} of 7 shapes" in prose("03")
+        says("03", f"{word} in {len(judged)} of 7 shapes")
 
 
-def test_a_floor_of_aa_pairs_has_no_throttled_record(trusted):
+def test_aa_noise_has_no_throttled_record(trusted):
     assert not trusted.throttled.any()
 
 
@@ -204,4 +188,4 @@ def test_notebook_04_names_the_releases_that_the_search_finds(good, bad, changed
     case = study.case_named("32/8,d128,p16,b16,k8192")
     found = bisect(study, case, package="flashinfer-python", good=good, bad=bad)
     assert found.changed == changed
-    assert f"{changed} as the first" in prose("04")
+    says("04", f"{changed} as the first")

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import pandas as pd
+from functools import partial
+
 import pytest
-from test_findings import prose
+from support.published import pick, prose, published, says, span
 
 from attnlib.run import frame as rows
-from attnlib.run import store
 from attnlib.studies import STUDIES, claims
-from attnlib.studies.engine_modes import rows as modes_rows
-from attnlib.studies.engine_modes import study as engine_modes
-from attnlib.studies.engine_modes import tables as modes
-from attnlib.studies.engine_modes.rows import FA2, FA3, FEW, GRAPH, LIBRARY, MANY, PREFIX
+from attnlib.studies import engine_modes as modes
+from attnlib.studies.engine_modes.tables import FA2, FA3, FEW, GRAPH, LIBRARY, MANY, PREFIX
 
 pytestmark = pytest.mark.usefixtures("published_records")
+tells = partial(says, "08")
 MACHINE = STUDIES["engine_modes"].reference_machine
 SOURCE = {"mode": "target_verify", "mask": "causal", "q_len": 4, "batch_size": 32}
 
 
 @pytest.fixture
-def studied(published_records):
-    return store.load("engine_modes", MACHINE)
+def studied():
+    return published("engine_modes")
 
 
 @pytest.fixture
@@ -31,62 +30,51 @@ def bounds(studied):
 
 @pytest.fixture
 def ratio(studied):
-    return modes_rows.over(modes_rows.plain(modes_rows.mode_rows(studied)), FA2, FA3)
-
-
-def pick(table: pd.DataFrame, **wanted: object) -> pd.DataFrame:
-    for name, value in wanted.items():
-        table = table[table[name] == value]
-    return table
-
-
-def span(values: pd.Series, form: str = ".2f") -> str:
-    return f"{values.min():{form}} to {values.max():{form}}"
+    return modes.over(modes.plain(modes.mode_rows(studied)), FA2, FA3)
 
 
 def test_notebook_08_answers_with_shapes_and_what_prefill_pays(studied, ratio):
     counts = modes.summary(studied).set_index("group")
     few, many = counts.loc[list(FEW)], counts.loc[list(MANY)]
     prefill = ratio[ratio.group.isin(MANY)].ratio
-    assert (
+    tells(
         f"faster than fa3 at {few['fa2 faster'].sum()} of {few.shapes.sum()} shapes, and wrong for "
         f"prefill, where it is slower at {many['fa2 slower'].sum()} of {many.shapes.sum()} and "
-        f"takes {prefill.median():.2f} times as long in the median; in decode"
-    ) in prose("08")
-    assert f"More shapes than {len(ratio)}." in prose("08")
+        f"takes {prefill.median():.2f} times as long in the median; in decode",
+    )
+    tells(f"More shapes than {len(ratio)}.")
     assert counts["fa2 same"].sum() == 0
     slow = 1 / ratio[ratio.group.isin(FEW)].ratio
-    said = f"takes up to {slow.max():.0f} times as long as fa2, {slow.median():.1f} times in the"
-    assert said in prose("08")
-    assert f"In prefill fa2 takes up to {prefill.max():.1f} times as long as fa3" in prose("08")
+    tells(f"takes up to {slow.max():.0f} times as long as fa2, {slow.median():.1f} times in the")
+    tells(f"In prefill fa2 takes up to {prefill.max():.1f} times as long as fa3")
 
 
 def test_notebook_08_says_how_near_the_oracle_all_of_it_is(studied):
     worst = (studied.oracle_error / studied.oracle_budget).max()
-    assert f"the largest error is {worst:.2f} of its budget" in prose("08")
+    tells(f"the largest error is {worst:.2f} of its budget")
     assert (studied.status == "ok").all() and set(studied["round"]) == {0, 1, 2}
     assert not studied.throttled.any()
 
 
 def test_notebook_08_counts_before_it_measures(bounds):
     words = bounds.matmul_tflops * 1e3 / bounds.copy_gbps
-    assert f"Above {words:.0f} useful FLOPs a byte" in prose("08")
-    cases = (engine_modes.DECODES[1], *engine_modes.ONE_OF_EACH, *engine_modes.PREFILLS[2::11])
+    tells(f"Above {words:.0f} useful FLOPs a byte")
+    cases = (modes.DECODES[1], *modes.ONE_OF_EACH, *modes.PREFILLS[2::11])
     table = modes.counted(cases, bounds)
     few = table["mode"].isin(FEW)
     assert (table.bound == few.map({True: "memory", False: "matmul"})).all()
-    tail = engine_modes.PREFILLS[2]
+    tail = modes.PREFILLS[2]
     assert tail.cached.batch_size * tail.spec.num_qo_heads == 32 and tail.q_len == 128
-    assert "128 new tokens of one request are 32 tiles for 132 SMs" in prose("08")
+    tells("128 new tokens of one request are 32 tiles for 132 SMs")
 
 
 def test_notebook_08_gives_verification_at_three_lengths(studied, bounds):
-    table = modes.headline(studied, engine_modes.VERIFIES[3:6], bounds)
-    assert f"fa2 takes {span(table['fa2 / fa3'])} of fa3's time" in prose("08")
-    decode = modes.headline(studied, engine_modes.DECODES[1:2], bounds)
+    table = modes.headline(studied, modes.VERIFIES[3:6], bounds)
+    tells(f"fa2 takes {span(table['fa2 / fa3'], 2)} of fa3's time")
+    decode = modes.headline(studied, modes.DECODES[1:2], bounds)
     (alone,) = decode.fa2 / decode.roof
-    said = f"takes {span(table.fa2 / table.roof, '.1f')} times the roof, where its decode takes "
-    assert f"{said}{alone:.2f} (batch 32, 8,192 tokens)" in prose("08")
+    said = f"takes {span(table.fa2 / table.roof, 1)} times the roof, where its decode takes "
+    tells(f"{said}{alone:.2f} (batch 32, 8,192 tokens)")
 
 
 def test_notebook_08_lists_what_is_against_its_mode(studied, ratio):
@@ -94,8 +82,7 @@ def test_notebook_08_lists_what_is_against_its_mode(studied, ratio):
     assert len(against) == 6 and "Six shapes are against their mode." in prose("08")
     tails = pick(against, group=PREFIX)
     assert set(tails.q_len) == {128} and set(tails.batch_size) == {1} and len(tails) == 3
-    said = f"where fa2 takes {span(tails['fa2 / fa3'])} of fa3's time"
-    assert said in prose("08")
+    tells(f"where fa2 takes {span(tails['fa2 / fa3'], 2)} of fa3's time")
     behind = pick(ratio, group=PREFIX)
     heads = behind.heads.str.split("/").str[0].astype(int)
     tiles = behind.batch_size * heads * -(-behind.q_len // 128)
@@ -106,22 +93,22 @@ def test_notebook_08_lists_what_is_against_its_mode(studied, ratio):
     undecided, block = pick(against, group="dllm_extend").itertuples()
     assert undecided.batch_size == 1 and (block.batch_size, block.kv_len) == (8, 1024)
     (value,) = pick(against, group="dllm_extend", batch_size=8)["fa2 / fa3"]
-    assert f"is faster with fa3 ({value:.2f})" in prose("08")
-    assert f"a cache of {8 * 1024 * 2 * 2 * 8 * 128 / 1e6:.0f} MB that fits the L2" in prose("08")
+    tells(f"is faster with fa3 ({value:.2f})")
+    tells(f"a cache of {8 * 1024 * 2 * 2 * 8 * 128 / 1e6:.0f} MB that fits the L2")
     assert "It has 256 tiles, a quarter full" in prose("08") and 8 * 32 == 256
 
 
 def test_notebook_08_says_what_a_pin_costs(studied):
     lost = modes.regrets(studied)
     fa2, auto, rule = lost["fa2 everywhere"], lost["auto of 0.6.4"], lost["fa3 for prefill"]
-    assert (
+    tells(
         f"costs {fa2['prefill_paged']:.2f} in paged prefill of new prompts, {fa2[PREFIX]:.2f} "
-        f"behind a prefix and {fa2['prefill_ragged']:.2f} in ragged prefill"
-    ) in prose("08")
+        f"behind a prefix and {fa2['prefill_ragged']:.2f} in ragged prefill",
+    )
     assert lost.loc["prefill_ragged", "as #18364 left it"] == 1
     assert auto[["decode", "prefill_paged", "prefill_ragged"]].tolist() == [1, 1, 1]
     between = auto[["target_verify", "draft_extend", "dllm_extend"]]
-    assert f"costs {span(between, '.1f')} in the three modes between" in prose("08")
+    tells(f"costs {span(between, 1)} in the three modes between")
     said = f"costs {rule[PREFIX]:.2f} behind a prefix, all of it in the short tails "
     rest = rule.drop([PREFIX, "worst"]).max()
     said += f"({rule['worst']:.2f} at worst), and at most {rest:.2f} elsewhere"
@@ -131,22 +118,20 @@ def test_notebook_08_says_what_a_pin_costs(studied):
 def test_notebook_08_says_that_a_tile_costs_the_same_full_or_empty(studied, bounds):
     table = modes.one_tile(studied, bounds)
     one = pick(table, batch_size=1).set_index("q_len")
-    said = (
+    tells(
         f"fa3 takes {one.fa3[1]:.0f} us for one query of one request, {one.fa3[4]:.0f} for 4 and "
-        f"{one.fa3[32]:.0f} for 32"
+        f"{one.fa3[32]:.0f} for 32",
     )
-    assert said in prose("08")
     apart = table.groupby("batch_size").fa3.agg(lambda times: times.max() / times.min() - 1)
-    assert f"of a batch size lie at most {100 * apart.max():.0f} %" in prose("08")
-    assert f"is met within {span(table['fa3 / predicted'])}" in prose("08")
-    assert f"fa2 grows from {one.fa2[1]:.0f} to {one.fa2[32]:.0f} us" in prose("08")
+    tells(f"of a batch size lie at most {100 * apart.max():.0f} %")
+    tells(f"is met within {span(table['fa3 / predicted'], 2)}")
+    tells(f"fa2 grows from {one.fa2[1]:.0f} to {one.fa2[32]:.0f} us")
 
 
 def test_notebook_08_says_how_near_the_roof_prefill_comes(studied, bounds):
     table = modes.shares(studied, bounds).loc[list(MANY)]
-    said = f"in no prefill does fa2 get past {table['fa2 most'].max():.0f} %"
-    assert said in prose("08")
-    assert f"fa3 reaches {table['fa3 most'].max():.0f} %" in prose("08")
+    tells(f"in no prefill does fa2 get past {table['fa2 most'].max():.0f} %")
+    tells(f"fa3 reaches {table['fa3 most'].max():.0f} %")
 
 
 def test_notebook_08_says_what_auto_is_since_the_fix(studied):
@@ -156,8 +141,10 @@ def test_notebook_08_says_what_auto_is_since_the_fix(studied):
     assert set(middle.ran) == {"fa3"}
     graph = pick(middle, planned="for a graph")["auto / fa2"]
     eager = pick(middle, planned="for eager")["auto / fa2"]
-    said = f"takes {span(graph)} times as long as fa2 in a graph, {span(eager)} "
-    assert said + "planned for eager" in prose("08")
+    tells(
+        f"takes {span(graph, 2)} times as long as fa2 in a graph, "
+        f"{span(eager, 2)} planned for eager",
+    )
     tree = pick(table, mask="tree")
     assert set(tree.ran) == {"fa2"} and tree["auto / fa2"].between(0.98, 1.02).all()
 
@@ -166,19 +153,18 @@ def test_notebook_08_says_what_a_graph_costs_fa2(studied):
     table = modes.plans(studied)
     fa2, fa3 = pick(table, backend=FA2), pick(table, backend=FA3)
     larger = fa2["tile for a graph"] > fa2["tile for eager"]
-    said = (
-        f"Where the graph's tile is larger, fa2 takes {span(fa2[larger].ratio)} times as long; "
-        f"where the tile is the same, {span(fa2[~larger].ratio)}"
+    tells(
+        f"Where the graph's tile is larger, fa2 takes {span(fa2[larger].ratio, 2)} times as long; "
+        f"where the tile is the same, {span(fa2[~larger].ratio, 2)}",
     )
-    assert said in prose("08")
-    assert f"moves by {span(fa3.ratio)}: that much is order and power limit" in prose("08")
+    tells(f"moves by {span(fa3.ratio, 2)}: that much is order and power limit")
     (source,) = pick(fa2, **SOURCE).to_dict("records")
     assert (source["tile for a graph"], source["tile for eager"]) == (128, 16)
-    assert f"the 32 requests take {source['for eager']:.0f} us, as long as the roof" in prose("08")
-    graph, eager = (modes_rows.times(modes_rows.mode_rows(studied, t)) for t in (GRAPH, "profiler"))
+    tells(f"the 32 requests take {source['for eager']:.0f} us, as long as the roof")
+    graph, eager = (modes.times(modes.mode_rows(studied, t)) for t in (GRAPH, "profiler"))
     where = {**SOURCE, "heads": "32/8", "page_size": 1, "kv_len": 8192}
     two_timers = pick(graph, **where).fa2.item() / pick(eager, **where).fa2.item()
-    assert f"would give {two_timers:.2f} and contain two timers" in prose("08")
+    tells(f"would give {two_timers:.2f} and contain two timers")
 
 
 def test_where_the_tile_is_the_same_the_graph_costs_most_where_only_it_merges(studied):
@@ -200,20 +186,19 @@ def test_where_the_tile_is_the_same_the_graph_costs_most_where_only_it_merges(st
 def test_notebook_08_says_what_a_mask_costs(studied):
     table = modes.masks(studied).set_index("batch_size")
     price = table["chain / causal"].loc[[32, 128]]
-    said = f"32 and 128 requests take {span(price, '.1f')} times as long with the mask"
-    assert said in prose("08")
+    tells(f"32 and 128 requests take {span(price, 1)} times as long with the mask")
     apart = (table.tree / table.chain - 1).abs().max()
-    assert f"tree and chain take the same time within {100 * apart + 0.5:.0f} %" in prose("08")
+    tells(f"tree and chain take the same time within {100 * apart + 0.5:.0f} %")
     (tree,) = pick(modes.plans(studied), mask="tree").to_dict("records")
-    times = f"takes {tree['for eager']:.0f} us instead of {tree['for a graph']:,.0f}, traced"
-    assert times in prose("08")
+    tells(f"takes {tree['for eager']:.0f} us instead of {tree['for a graph']:,.0f}, traced")
 
 
 def test_notebook_08_says_where_the_library_is_first(studied):
     table = modes.library(studied)
-    said = f"the library is first at {table['library first'].sum()} of {table.shapes.sum()} shapes"
-    assert said in prose("08")
-    times = modes_rows.times(modes_rows.plain(modes_rows.mode_rows(studied)))
+    tells(
+        f"the library is first at {table['library first'].sum()} of {table.shapes.sum()} shapes",
+    )
+    times = modes.times(modes.plain(modes.mode_rows(studied)))
     times = times[times[LIBRARY].notna() & times["mode"].isin(("target_verify", "draft_extend"))]
     first = times[LIBRARY] < times[[FA2, FA3]].min(axis=1)
     assert first[times.batch_size > 1].all() and set(times.batch_size) == {1, 32, 128}
@@ -224,28 +209,25 @@ def test_notebook_08_says_where_the_library_is_first(studied):
     assert 0.95 < ragged < 1.05
 
 
-def test_notebook_08_says_what_zeroing_costs_flashinfer():
-    found = []
-    for record in store.read("engine_modes", MACHINE):
-        mode = getattr(record.item.case, "mode", "")
-        if mode.startswith("prefill") and record.item.backend.startswith("flashinfer"):
-            times = {kernel["name"]: kernel["gpu_us"] for kernel in record.kernels}
-            whole, zeroing = sum(times.values()), times.get("vectorized_elementwise_kernel", 0.0)
-            found.append((mode, whole, 100 * zeroing / whole))
-    table = pd.DataFrame(found, columns=["mode", "us", "share"])
-    assert (table[table["mode"] == "prefill_ragged"].share == 0).all()
-    long, short = table[table.us > 100].share.max(), table.share.max()
-    said = f"up to {long:.1f} % of the kernel time of prefills over 100 us and up to {short:.0f} %"
-    assert said in prose("08")
+def test_notebook_08_says_what_zeroing_costs_flashinfer(studied):
+    ran = studied[studied["mode"].str.startswith("prefill", na=False)]
+    ran = ran[ran.backend.str.startswith("flashinfer")]
+    zeroing = ran.kernels.map(
+        lambda kernels: sum(k.gpu_us for k in kernels if k.name == "vectorized_elementwise_kernel")
+    )
+    share = 100 * zeroing / ran.kernel_us
+    assert (share[ran["mode"] == "prefill_ragged"] == 0).all()
+    long, short = share[ran.kernel_us > 100].max(), share.max()
+    tells(f"up to {long:.1f} % of the kernel time of prefills over 100 us and up to {short:.0f} %")
 
 
 def test_notebook_08_says_that_fa2_loses_verification_by_its_plan(studied):
     (eager,) = pick(modes.plans(studied), backend=FA2, **SOURCE)["for eager"]
     where = {**SOURCE, "heads": "32/8", "page_size": 1, "kv_len": 8192}
-    traced = modes_rows.times(modes_rows.mode_rows(studied, GRAPH), "kernel_us")
+    traced = modes.times(modes.mode_rows(studied, GRAPH), "kernel_us")
     its = pick(traced, **where)[LIBRARY].item()
     said = f"its kernels take {eager:.0f} us for 32 requests and 4 drafts, where the library's take"
-    assert f"{said} {its:.0f}, traced alike" in prose("08")
+    tells(f"{said} {its:.0f}, traced alike")
 
 
 def test_notebook_08_says_of_the_claims_what_their_verdicts_are():

@@ -5,33 +5,20 @@ from __future__ import annotations
 import matplotlib
 import pandas as pd
 import pytest
+from support.published import live, published
 
 from attnlib.kinds.cost import Ceilings
 from attnlib.run import frame as rows
-from attnlib.run import store
-from attnlib.run.study import Study
-from attnlib.studies.decode_metadata import figures as metadata_figures
-from attnlib.studies.decode_metadata import rows as metadata_rows
-from attnlib.studies.decode_metadata import tables as metadata
-from attnlib.studies.decode_metadata.rows import FUSED, OPS, SERIAL, SIZES
-from attnlib.studies.decode_metadata.study import METADATA, STUDY
-from attnlib.studies.decode_metadata_eager.study import STUDY as EAGER
+from attnlib.studies import decode_metadata as metadata
+from attnlib.studies.decode_metadata.tables import FUSED, OPS, SERIAL, SIZES
 
 matplotlib.use("agg")
 LIMIT = Ceilings(copy_gbps=4000.0, matmul_tflops=1.0, num_sms=132, launch_us=1.0)
 
 
-def of(study: Study, *, headline: bool) -> pd.DataFrame:
-    """The published records of a study, or only those that live notebooks measure."""
-    asked = {(job.round, item) for job in study.jobs(headline=headline) for item in job.items}
-    found = store.read(study.name, study.reference_machine)
-    kept = [record for record in found if (record.round, record.item) in asked]
-    return store.frame(kept)
-
-
-@pytest.fixture(params=[False, True], ids=["published", "live"])
-def frames(request, published_records):
-    return of(STUDY, headline=request.param), of(EAGER, headline=request.param)
+@pytest.fixture(params=[published, live])
+def frames(request):
+    return request.param("decode_metadata"), request.param("decode_metadata_eager")
 
 
 def test_every_table_and_figure_stands_on_what_a_live_notebook_measures(frames):
@@ -39,8 +26,8 @@ def test_every_table_and_figure_stands_on_what_a_live_notebook_measures(frames):
     limit = rows.ceilings(frame, ("copy",))
     for table in (
         metadata.launch_table(frame),
-        metadata.side_by_side(frame, METADATA, limit),
-        metadata.speedups(frame, METADATA),
+        metadata.side_by_side(frame, metadata.METADATA, limit),
+        metadata.speedups(frame, metadata.METADATA),
         metadata.crossovers(frame),
         metadata.worst(frame),
         metadata.strided(frame, limit),
@@ -49,17 +36,17 @@ def test_every_table_and_figure_stands_on_what_a_live_notebook_measures(frames):
         assert len(table) and not table.isna().all().any()
     for table in (metadata.overlap, metadata.other_builders, metadata.step_table):
         assert isinstance(table(frame), pd.DataFrame)
-    assert metadata_figures.designs_chart(frame, limit).axes
-    assert metadata_figures.advantage_heatmap(frame).axes
+    assert metadata.designs_chart(frame, limit).axes
+    assert metadata.advantage_heatmap(frame).axes
 
 
-def test_two_releases_of_one_library_are_two_designs(published_records):
-    names = set(metadata_rows.metadata_rows(of(STUDY, headline=False)).backend)
+def test_two_releases_of_one_library_are_two_designs():
+    names = set(metadata.metadata_rows(published("decode_metadata")).backend)
     assert names == {OPS, SERIAL, FUSED, "fused, no overlap", "SGLang 0.5.14", "SGLang 0.5.23"}
 
 
 def test_the_floor_is_a_launch_until_bytes_take_longer():
-    short, long = METADATA[0], METADATA[6]
+    short, long = metadata.METADATA[0], metadata.METADATA[6]
     assert metadata.floor_us(short, LIMIT) == LIMIT.launch_us
     assert metadata.floor_us(long, LIMIT) == metadata.fetch_us(long, LIMIT) > 50
     counted = metadata.counted([short, long], LIMIT).set_index(SIZES)
@@ -67,12 +54,12 @@ def test_the_floor_is_a_launch_until_bytes_take_longer():
     assert (counted.sectors <= counted.fetched).all()
 
 
-def test_the_best_rival_is_the_one_that_comes_closest(published_records):
-    found = metadata_rows.metadata_rows(of(STUDY, headline=True))
-    best = metadata_rows.against_best(found).set_index(SIZES)
+def test_the_best_rival_is_the_one_that_comes_closest():
+    found = metadata.metadata_rows(live("decode_metadata"))
+    best = metadata.against_best(found).set_index(SIZES)
     each = {n: rows.over(found, FUSED, n).set_index(SIZES).ratio for n in (OPS, SERIAL)}
     assert (best.ratio == pd.DataFrame(each).max(axis=1)).all()
 
 
-def test_a_study_with_no_step_has_no_step_rows(published_records):
-    assert metadata_rows.step_rows(of(STUDY, headline=True)).empty
+def test_a_study_with_no_step_has_no_step_rows():
+    assert metadata.step_rows(live("decode_metadata")).empty

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import matplotlib
+import pandas as pd
 import pytest
+from support.published import live, published
 
 from attnlib.core.spec import MlaSpec
 from attnlib.kinds.cost import Ceilings
@@ -11,15 +13,11 @@ from attnlib.kinds.item import Item
 from attnlib.kinds.mla.case import MlaCase
 from attnlib.run import frame as rows
 from attnlib.run import store
-from attnlib.studies.sparse_mla import figures as mla_figures
-from attnlib.studies.sparse_mla import rows as mla_rows
-from attnlib.studies.sparse_mla import tables as mla
-from attnlib.studies.sparse_mla.model import predict_mla
-from attnlib.studies.sparse_mla.study import HEADLINE, STUDY
+from attnlib.studies import sparse_mla as mla
 
 matplotlib.use("agg")
 LIMIT = Ceilings(copy_gbps=4000.0, matmul_tflops=800.0, num_sms=132, read_gbps=4000.0)
-FA3, FLASHMLA = mla_rows.FA3, mla_rows.FLASHMLA
+FA3, FLASHMLA = mla.FA3, mla.FLASHMLA
 LIBRARIES = {
     "old": ("flashinfer-mla-fa3", "0.6.4", "bfloat16"),
     "new": ("flashinfer-mla-fa3", "0.6.13", "bfloat16"),
@@ -27,17 +25,9 @@ LIBRARIES = {
 }
 
 
-@pytest.fixture(params=["published", "live", "live without FlashMLA"])
-def seen(request, published_records):
-    """The published records, what a live notebook measures, and that without one library."""
-    found = store.read(STUDY.name, STUDY.reference_machine)
-    if request.param != "published":
-        jobs = STUDY.jobs(headline=True)
-        asked = {(job.round, item) for job in jobs for item in job.items}
-        found = [record for record in found if (record.round, record.item) in asked]
-    if request.param == "live without FlashMLA":
-        found = [record for record in found if not record.item.backend.startswith("flashmla")]
-    return request.param, store.frame(found)
+def without_flashmla(name: str) -> pd.DataFrame:
+    frame = live(name)
+    return frame[~frame.backend.str.startswith("flashmla")]
 
 
 @pytest.fixture
@@ -58,11 +48,12 @@ def measured(make_record):
     return measure
 
 
-def test_every_table_and_figure_stands_on_what_a_live_notebook_measures(seen):
-    name, frame = seen
+@pytest.mark.parametrize("of", [published, live, without_flashmla])
+def test_every_table_and_figure_stands_on_what_a_live_notebook_measures(of):
+    frame = of("sparse_mla")
     limit = rows.ceilings(frame, ("copy", "read", "matmul"))
     for table in (
-        mla.side_by_side(frame, HEADLINE, limit),
+        mla.side_by_side(frame, mla.HEADLINE, limit),
         mla.reached(frame, limit),
         mla.by_heads(frame),
         mla.by_context(frame),
@@ -72,25 +63,24 @@ def test_every_table_and_figure_stands_on_what_a_live_notebook_measures(seen):
     ):
         assert len(table) and not table.isna().all().any()
     for table in (mla.verdict_counts(frame), mla.parts(frame)):
-        assert table.empty == (name == "live without FlashMLA")
+        assert table.empty == (of is without_flashmla)
     for table in (mla.exceptions(frame), mla.tensor_or_data(frame)):
-        assert table.empty == (name != "published")
-    assert mla_figures.ratio_heatmap(frame).axes
-    assert mla_figures.heads_chart(frame, limit).axes
-    assert mla_figures.bound_chart(frame, limit).axes
-    assert mla_figures.overflow_chart(frame).axes
+        assert table.empty == (of is not published)
+    assert mla.ratio_heatmap(frame).axes
+    assert mla.heads_chart(frame, limit).axes
+    assert mla.bound_chart(frame, limit).axes
+    assert mla.overflow_chart(frame).axes
 
 
 def test_times_stand_beside_the_share_of_their_own_bound(measured):
     frame = measured(16, 64, new=[40.0, 44.0, 42.0], flashmla=[80.0, 88.0, 84.0])
     frame = measured(16, 1, new=[1.0], flashmla=[9.0])
     # fa2 was not measured: its column is left out.
-    (row,) = mla.side_by_side(frame, [MlaCase(MlaSpec(16, 2048), 64, 32768)], LIMIT).to_dict(
-        "records"
-    )
+    case = MlaCase(MlaSpec(16, 2048), 64, 32768)
+    (row,) = mla.side_by_side(frame, [case], LIMIT).to_dict("records")
     assert (row[FA3], row[FLASHMLA], row["fa3 / FlashMLA"], row["rounds"]) == (42.0, 84.0, 0.5, 3)
     for design, kv_format in ((FA3, "bfloat16"), (FLASHMLA, "fp8-656")):
-        bound = predict_mla(MlaCase(MlaSpec(16, 2048, 64, kv_format), 64, 32768), LIMIT).bound_us
+        bound = mla.predict_mla(mla.in_format(case, kv_format), LIMIT).bound_us
         assert row[f"{design}: of bound, %"] == round(100 * bound / row[design])
     assert "fa2 0.6.13" not in row
 

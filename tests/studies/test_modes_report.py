@@ -8,17 +8,16 @@ import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
+from support.frames import row
+from support.published import live, published
 
 from attnlib.kinds.cost import Ceilings, extend_cost, predict_fa3
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.extend.case import ExtendCase
 from attnlib.run import frame as rows
-from attnlib.run import store
-from attnlib.studies.engine_modes import figures as modes_figures
-from attnlib.studies.engine_modes import rows as modes_rows
-from attnlib.studies.engine_modes import study as engine_modes
-from attnlib.studies.engine_modes import tables as modes
-from attnlib.studies.engine_modes.rows import (
+from attnlib.studies import engine_modes as modes
+from attnlib.studies.engine_modes.study import STUDY
+from attnlib.studies.engine_modes.tables import (
     EAGER,
     FA2,
     FA3,
@@ -29,45 +28,21 @@ from attnlib.studies.engine_modes.rows import (
     MANY,
     PREFIX,
 )
-from attnlib.studies.engine_modes.study import STUDY
 
 matplotlib.use("agg")
-DECODE, VERIFY, DRAFT = engine_modes.DECODES[0], engine_modes.VERIFIES[4], engine_modes.DRAFTS[3]
-NEW, TAIL = engine_modes.PREFILLS[0], engine_modes.PREFILLS[2]
-CHAIN, TREE, CAUSAL = engine_modes.MASKED[-2], engine_modes.MASKED[1], engine_modes.VERIFIES[-2]
-
-
-def of(*, headline: bool) -> pd.DataFrame:
-    """The published records, or only those that live notebooks measure."""
-    asked = {(job.round, item) for job in STUDY.jobs(headline=headline) for item in job.items}
-    found = store.read(STUDY.name, STUDY.reference_machine)
-    kept = [record for record in found if (record.round, record.item) in asked]
-    return store.frame(kept)
+DECODE, VERIFY, DRAFT = modes.DECODES[0], modes.VERIFIES[4], modes.DRAFTS[3]
+NEW, TAIL = modes.PREFILLS[0], modes.PREFILLS[2]
+CHAIN, TREE, CAUSAL = modes.MASKED[-2], modes.MASKED[1], modes.VERIFIES[-2]
 
 
 def made(
     times: dict[tuple[DecodeCase | ExtendCase, str, str], float], *, rounds: Iterable[int] = (0, 1)
 ) -> pd.DataFrame:
     """Records of (case, backend, timer), each round its time and exactly so; traced, twice that."""
-    same = {"status": "ok", "throttled": False, "release": "", "gpu_id": "0badcafe"}
-    same |= {"power_limit_w": 700, "schema": 1, "kernel_family": "fa2", "gpu": "G", "study": "s"}
     return pd.DataFrame(
-        [
-            {
-                "case": case,
-                **case.to_dict(),
-                "heads": case.spec.heads,
-                "backend": backend,
-                "timer": timer,
-                "round": round_,
-                "run_us": time,
-                "kernel_us": 2 * time,
-                "started_at": "2026-01-02",
-                **same,
-            }
-            for (case, backend, timer), time in times.items()
-            for round_ in rounds
-        ]
+        row(case, backend, round_, us, timer=timer, release="", kernel_us=2 * us)
+        for (case, backend, timer), us in times.items()
+        for round_ in rounds
     )
 
 
@@ -75,15 +50,15 @@ def prefill(name: str) -> str:
     return f"flashinfer-prefill-{name}"
 
 
-@pytest.fixture(params=[False, True], ids=["published", "live"])
-def frame(request, published_records):
-    return of(headline=request.param)
+@pytest.fixture(params=[published, live])
+def frame(request):
+    return request.param("engine_modes")
 
 
 def test_every_table_and_figure_stands_on_what_a_live_notebook_measures(frame):
     limit = rows.ceilings(frame)
     for table in (
-        modes.headline(frame, engine_modes.VERIFIES[3:6], limit),
+        modes.headline(frame, modes.VERIFIES[3:6], limit),
         modes.summary(frame),
         modes.regrets(frame),
         modes.one_tile(frame, limit),
@@ -92,12 +67,12 @@ def test_every_table_and_figure_stands_on_what_a_live_notebook_measures(frame):
         assert len(table) and not table.isna().all().any()
     for name in ("exceptions", "resolved", "plans", "masks", "library"):
         assert isinstance(getattr(modes, name)(frame), pd.DataFrame)
-    assert modes_figures.ratio_chart(frame).axes
-    assert modes_figures.roof_chart(frame, limit).axes
+    assert modes.ratio_chart(frame).axes
+    assert modes.roof_chart(frame, limit).axes
 
 
-def test_the_published_records_fill_every_table_and_every_mode(published_records):
-    frame = of(headline=False)
+def test_the_published_records_fill_every_table_and_every_mode():
+    frame = published("engine_modes")
     for name in ("exceptions", "resolved", "plans", "masks", "library"):
         assert len(getattr(modes, name)(frame))
     assert modes.summary(frame).group.tolist() == list(GROUPS)
@@ -112,24 +87,24 @@ def test_the_published_records_fill_every_table_and_every_mode(published_records
     assert shapes == len(asked)
 
 
-def test_every_case_of_the_study_is_a_row(published_records):
-    found = modes_rows.mode_rows(of(headline=False))
+def test_every_case_of_the_study_is_a_row():
+    found = modes.mode_rows(published("engine_modes"))
     assert set(found.case) == {case for grid in STUDY.grids for case in grid.cases}
 
 
 def test_modes_are_shown_the_way_engines_call_them():
     every = {(case, prefill("fa2"), t): 1.0 for case in (VERIFY, NEW) for t in (GRAPH, EAGER)}
-    found = modes_rows.mode_rows(made(every))
+    found = modes.mode_rows(made(every))
     assert set(zip(found["mode"], found.timer, strict=True)) == {
         ("target_verify", GRAPH),
         ("prefill_paged", EAGER),
     }
-    assert set(modes_rows.mode_rows(made(every), EAGER)["mode"]) == set(found["mode"])
+    assert set(modes.mode_rows(made(every), EAGER)["mode"]) == set(found["mode"])
     assert set(FEW) | set(MANY) == set(GROUPS) and not set(FEW) & set(MANY)
 
 
 def test_paged_prefill_is_split_by_whether_there_was_a_prefix():
-    found = modes_rows.mode_rows(made({(c, prefill("fa2"), EAGER): 1.0 for c in (NEW, TAIL)}))
+    found = modes.mode_rows(made({(c, prefill("fa2"), EAGER): 1.0 for c in (NEW, TAIL)}))
     assert dict(zip(found.kv_len, found.group, strict=True)) == {
         NEW.cached.kv_len: "prefill_paged",
         TAIL.cached.kv_len: PREFIX,
@@ -137,7 +112,7 @@ def test_paged_prefill_is_split_by_whether_there_was_a_prefix():
 
 
 def test_decode_is_a_mode_of_one_query_by_the_same_short_names():
-    found = modes_rows.mode_rows(made({(DECODE, "flashinfer-fa3", GRAPH): 1.0}))
+    found = modes.mode_rows(made({(DECODE, "flashinfer-fa3", GRAPH): 1.0}))
     assert found[["group", "q_len", "mask", "backend"]].drop_duplicates().to_numpy().tolist() == [
         ["decode", 1, "causal", FA3]
     ]
@@ -146,14 +121,14 @@ def test_decode_is_a_mode_of_one_query_by_the_same_short_names():
 
 def test_two_timers_are_never_divided():
     frame = made({(VERIFY, prefill("fa2"), GRAPH): 3.0, (VERIFY, prefill("fa3"), EAGER): 1.0})
-    both = pd.concat([modes_rows.mode_rows(frame, timer) for timer in (GRAPH, EAGER)])
-    assert modes_rows.over(both, FA2, FA3).empty
+    both = pd.concat([modes.mode_rows(frame, timer) for timer in (GRAPH, EAGER)])
+    assert modes.over(both, FA2, FA3).empty
     with pytest.raises(ValueError, match="timer must be the same"):
         rows.over(both, FA2, FA3)
 
 
 def test_a_summary_counts_the_verdicts_of_a_mode():
-    slow, fast = engine_modes.VERIFIES[3:5]
+    slow, fast = modes.VERIFIES[3:5]
     times = {(slow, prefill("fa2"), GRAPH): 2.0, (fast, prefill("fa2"), GRAPH): 0.5}
     times |= {(case, prefill("fa3"), GRAPH): 1.0 for case in (slow, fast)}
     (row,) = modes.summary(made(times)).to_dict("records")
@@ -174,10 +149,10 @@ def test_a_policy_costs_its_backends_time_over_the_better_one():
     assert lost.loc["worst"].tolist() == [4, 4, 4, 4, 1]
 
 
-def test_auto_of_the_policies_is_what_auto_ran(published_records):
+def test_auto_of_the_policies_is_what_auto_ran():
     """The policy is a rule; where `auto` was measured it ran what the rule says."""
-    parts = pd.concat(modes_rows.mode_rows(of(headline=False), timer) for timer in (GRAPH, EAGER))
-    ran = modes_rows.plain(parts[parts.backend == "auto"])
+    parts = pd.concat(modes.mode_rows(published("engine_modes"), timer) for timer in (GRAPH, EAGER))
+    ran = modes.plain(parts[parts.backend == "auto"])
     to_fa3 = ran.group.isin(modes.POLICIES["auto of 0.6.4"])
     assert (ran.kernel_family == np.where(to_fa3, "fa3", "fa2")).all()
     assert set(ran.group) >= {*FEW, "prefill_paged", "prefill_ragged"}
@@ -185,11 +160,11 @@ def test_auto_of_the_policies_is_what_auto_ran(published_records):
 
 def test_counts_come_from_lengths_and_predictions_only_for_one_tile():
     limit = Ceilings(copy_gbps=4000.0, matmul_tflops=800.0, num_sms=132)
-    table = modes.counted((DECODE, VERIFY, engine_modes.PREFILLS[-1]), limit)
+    table = modes.counted((DECODE, VERIFY, modes.PREFILLS[-1]), limit)
     assert table.bound.tolist() == ["memory", "memory", "matmul"]
     assert table["fa3 predicted"].isna().tolist() == [False, False, True]
     assert table["fa3 predicted"][1] == round(predict_fa3(VERIFY.cached, limit).run_us, 1)
-    assert table.roof[2] == round(extend_cost(engine_modes.PREFILLS[-1]).flops / 800e6, 1)
+    assert table.roof[2] == round(extend_cost(modes.PREFILLS[-1]).flops / 800e6, 1)
 
 
 def test_plans_are_compared_by_what_the_profiler_saw_of_both():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import matplotlib
 import numpy as np
 import pytest
+from support.published import live, published
 
 from attnlib.core.schedule.facts import SchedulerFacts
 from attnlib.core.schedule.splits import plan_splits
@@ -15,11 +16,8 @@ from attnlib.kinds.item import Item
 from attnlib.kinds.mismatch.case import MISMATCHES, call_facts, predict_splits
 from attnlib.kinds.step.case import StepCase
 from attnlib.run import store
-from attnlib.studies import STUDIES
-from attnlib.studies.metadata_mismatch import tables as misfits
-from attnlib.studies.scheduler_metadata import figures as schedule
-from attnlib.studies.scheduler_metadata import tables as scheduler
-from attnlib.studies.scheduler_metadata.tiles import assign_tiles, balance
+from attnlib.studies import metadata_mismatch as mismatches
+from attnlib.studies import scheduler_metadata as scheduler
 
 matplotlib.use("agg")
 FACTS = SchedulerFacts(4, 16, 2, 128, 1, 8192, num_sms=132, page_size=64, causal=True)
@@ -74,37 +72,26 @@ def test_accounts_sum_to_the_saving(steps):
     assert row.prepare + row.zeroing + row.hidden + row.others == row.saved
 
 
-@pytest.fixture
-def published(published_records):
-    study = STUDIES["scheduler_metadata"]
-    return store.load(study.name, study.reference_machine)
-
-
-def headline_rows(frame):
-    """What a live notebook has: the headline grids, no eager step."""
-    cases = {case for grid in STUDIES["scheduler_metadata"].grids[-2:] for case in grid.cases}
-    return frame[(frame.case.isna() | frame.case.isin(cases)) & (frame.timer == "graph")]
-
-
-def test_tables_and_figures_stand_with_the_headline_rows_alone(published):
-    frame = headline_rows(published)
+def test_tables_and_figures_stand_with_the_headline_rows_alone():
+    frame = live("scheduler_metadata")
     assert 0 < len(scheduler.savings_table(frame)) < 10
     assert scheduler.savings_table(frame, timer="eager").empty
     assert len(scheduler.summary(frame)) <= 2 and len(scheduler.kernels_per_step(frame)) <= 4
     assert scheduler.accounts_summary(frame).saved.notna().all()
-    schedule.savings_chart(frame)
-    schedule.share_chart(frame)
+    scheduler.savings_chart(frame)
+    scheduler.share_chart(frame)
 
 
-def test_one_round_has_no_interval(published):
-    table = scheduler.savings_table(published[published["round"] == 0])
+def test_one_round_has_no_interval():
+    frame = published("scheduler_metadata")
+    table = scheduler.savings_table(frame[frame["round"] == 0])
     assert set(table["95 %"]) == {"one round"}
 
 
 def test_tiles_cover_every_block_once_and_an_sm_does_one_at_a_time():
     lengths = np.array([8192, 300, 5000, 1])
     plan = plan_splits(FACTS, lengths)
-    tiles = assign_tiles(plan)
+    tiles = scheduler.assign_tiles(plan)
     for request, blocks in enumerate(plan.num_n_blocks):
         seen = [
             block
@@ -116,48 +103,47 @@ def test_tiles_cover_every_block_once_and_an_sm_does_one_at_a_time():
     for sm in range(FACTS.num_sms):
         mine = sorted((t for t in tiles if t.sm == sm), key=lambda tile: tile.start)
         assert all(a.end <= b.start for a, b in zip(mine, mine[1:], strict=False))
-    assert 0 < balance(tiles, num_sms=FACTS.num_sms) <= 1
+    assert 0 < scheduler.balance(tiles, num_sms=FACTS.num_sms) <= 1
 
 
 def test_a_stale_plan_still_covers_the_lengths_of_the_call():
     told, attended = np.full(4, 64), np.array([8192, 300, 5000, 1])
-    tiles = assign_tiles(plan_splits(FACTS, told), attended)
+    tiles = scheduler.assign_tiles(plan_splits(FACTS, told), attended)
     work = sum(tile.blocks for tile in tiles if tile.head == 0)
     assert work == (-(-attended // FACTS.tile[1])).sum()
-    shrunk = assign_tiles(plan_splits(FACTS, attended), told)
+    shrunk = scheduler.assign_tiles(plan_splits(FACTS, attended), told)
     assert sum(tile.blocks for tile in shrunk if tile.head == 0) == 4
     assert min(tile.blocks for tile in shrunk) == 0
 
 
 def test_the_pictures_of_the_model_name_what_they_show():
     batches = {"even": [4096] * 4, "one long": [8192, 1, 1, 1]}
-    figure = schedule.tile_chart(FACTS, batches)
+    figure = scheduler.tile_chart(FACTS, batches)
     assert [axis.get_title(loc="left").split(":")[0] for axis in figure.axes] == list(batches)
     assert "model, not a measurement" in figure.texts[-1].get_text()
-    figure = schedule.stale_chart(FACTS, [64] * 4, [8192] * 4)
+    figure = scheduler.stale_chart(FACTS, [64] * 4, [8192] * 4)
     assert "stale" in figure.axes[1].get_title(loc="left")
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_the_pictures_of_the_model_are_the_same_bytes_each_time(suffix, tmp_path):
     for draw in (
-        lambda: schedule.tile_chart(FACTS, {"even": [4096] * 4}),
-        lambda: schedule.stale_chart(FACTS, [64] * 4, [8192] * 4),
+        lambda: scheduler.tile_chart(FACTS, {"even": [4096] * 4}),
+        lambda: scheduler.stale_chart(FACTS, [64] * 4, [8192] * 4),
     ):
         first, second = (style.save(draw(), tmp_path / f"{name}.{suffix}") for name in "ab")
         assert first.read_bytes() == second.read_bytes()
 
 
 def test_splits_fall_with_the_batch_and_never_pass_the_cap():
-    table = schedule.split_table(FACTS)
+    table = scheduler.split_table(FACTS)
     assert (table[[1, 4, 16, 64, 128]].diff(axis=1).iloc[:, 1:] <= 0).all(axis=None)
     assert (table[1] <= table.cap).all()
 
 
 @pytest.fixture
-def outcomes(published_records):
-    study = STUDIES["metadata_mismatch"]
-    return store.load(study.name, study.reference_machine)
+def outcomes():
+    return published("metadata_mismatch")
 
 
 def test_the_models_splits_are_those_that_the_gpu_recorded(outcomes):
@@ -172,7 +158,7 @@ def test_the_models_splits_are_those_that_the_gpu_recorded(outcomes):
 
 def test_the_mismatch_table_shows_what_was_run_and_no_more(outcomes):
     some = outcomes[(outcomes.name == "head-counts") & ~outcomes.guard.astype(bool)]
-    (row,) = misfits.mismatch_table(some).to_dict("records")
+    (row,) = mismatches.mismatch_table(some).to_dict("records")
     assert (row["past the guard"], row["with the guard"]) == ("wrong", "not run")
     assert (row["overruns"], row["splits in metadata"]) == ("yes", 86)
 
@@ -185,4 +171,4 @@ def test_an_overrun_needs_buffers_to_overrun():
 
 def test_the_vectors_are_the_projects_whatever_folder_holds_the_records(tmp_path, monkeypatch):
     monkeypatch.setenv("ATTNLIB_DATA", str(tmp_path))
-    assert schedule.model_agreement().calls.sum() > 0
+    assert scheduler.model_agreement().calls.sum() > 0

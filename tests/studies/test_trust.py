@@ -29,9 +29,9 @@ def test_the_aa_table_speaks_in_percent_whichever_round_was_slower():
     assert table.loc["b", "largest %"] == 0
 
 
-def test_the_floor_needs_enough_pairs():
+def test_the_noise_needs_enough_pairs():
     with pytest.raises(ValueError, match="at least 8 A/A pairs, got 1"):
-        trust.floor_of(frame(*rounds_of("a", 100, 101)))
+        trust.noise_of(frame(*rounds_of("a", 100, 101)))
 
 
 @pytest.fixture
@@ -65,15 +65,15 @@ def test_the_cold_table_gives_bytes_and_ratio(timed_four_ways):
     assert (row.ratio, row.mib) == (1.49, 2 * 2 * 128 * 2 * 4 * 1024 / 2**20)
 
 
-def test_verdicts_judge_case_by_case_with_the_floor_as_margin():
+def test_verdicts_judge_case_by_case_with_the_noise_as_margin():
     both = frame(*rounds_of("a", 2.0, 2.0, 2.0), *rounds_of("b", 1.0, 1.0, 1.0))
-    found = trust.verdicts(both, "a", "b", floor=0.03).iloc[0]
+    found = trust.verdicts(both, "a", "b", noise=0.03).iloc[0]
     assert (found.verdict, found.margin, found.ratio) == ("slower", 0.03, 2.0)
 
 
 def test_a_verdict_without_a_common_case_is_refused():
     with pytest.raises(ValueError, match="rows must hold a case of both 'a' and 'b', none is"):
-        trust.verdicts(frame(*rounds_of("a", 1.0, 1.0)), "a", "b", floor=0.0)
+        trust.verdicts(frame(*rounds_of("a", 1.0, 1.0)), "a", "b", noise=0.0)
 
 
 def test_a_throttled_record_is_left_out_of_every_comparison():

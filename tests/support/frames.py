@@ -5,33 +5,43 @@ from collections import Counter
 import pandas as pd
 
 from attnlib.core.spec import AttnSpec
+from attnlib.kinds.cases import Case
 from attnlib.kinds.decode.case import DecodeCase
+from attnlib.run import store
 from attnlib.run.record import Kernel
 
 CASE = DecodeCase(AttnSpec(8, 2, 128, 16), batch_size=4, kv_len=1024)
 
 
-def frame(*entries: dict, case: DecodeCase = CASE) -> pd.DataFrame:
-    """Rows as `store.load` gives them: backend, round and run_us, the rest alike."""
-    same = {
-        "case": case,
-        **case.to_dict(),
-        "heads": case.spec.heads,
-        "release": "0.6.3",
-        "timer": "graph",
-        "status": "ok",
-        "round": 0,
-        "num_sms": 132,
-        "throttled": False,
-        "gpu_id": "0badcafe",
-        "power_limit_w": 700,
-        "schema": 1,
-    }
-    return pd.DataFrame([{**same, **entry} for entry in entries])
+SAME = {
+    "release": "0.6.3",
+    "timer": "graph",
+    "status": "ok",
+    "num_sms": 132,
+    "throttled": False,
+    "gpu": "Test GPU",
+    "gpu_id": "0badcafe",
+    "power_limit_w": 700,
+    "schema": 1,
+    "study": "demo",
+    "kernel_family": "fa2",
+    "kernels": (),
+    "started_at": "2026-01-02",
+}
 
 
-def timed(backend: str, round_: int, run_us: float, **more: object) -> dict:
-    return {"backend": backend, "round": round_, "run_us": run_us, **more}
+def row(case: Case, backend: str, round_: int, run_us: float, /, **told: object) -> dict:
+    """A record's row, as `store.frame` has it, less what no test asks for."""
+    fields = {"case": case, **case.to_dict(), "heads": store._heads(case)}
+    return {**SAME, **fields, "backend": backend, "round": round_, "run_us": run_us, **told}
+
+
+def timed(backend: str, round_: int, run_us: float, /, **told: object) -> dict:
+    return row(CASE, backend, round_, run_us, **told)
+
+
+def frame(*rows: dict) -> pd.DataFrame:
+    return pd.DataFrame(rows)
 
 
 def ran(*names: str) -> tuple[Kernel, ...]:

@@ -23,7 +23,7 @@ from support import drawn_calls
 from attnlib.core.backends.base import installed_version
 from attnlib.core.schedule import fa3, library
 from attnlib.studies.scheduler_metadata import vectors
-from attnlib.studies.scheduler_metadata.words import WHY, candidates, words_of
+from attnlib.studies.scheduler_metadata.words import WHY, candidates, parts_of, words_of
 
 SHOWN = 20
 DEVICE = "cuda"
@@ -81,8 +81,8 @@ def describe(call: vectors.Call, words: np.ndarray) -> str:
         "cap": facts.split_cap,
         "blocks_per_sm": plan.blocks_per_sm,
         "alternatives": [other.blocks_per_sm for other in candidates(plan)[1:]],
-        "layout": plan.layout.parts,
-        "size": (len(words), plan.layout.size),
+        "layout": parts_of(facts),
+        "size": (len(words), len(model.values)),
         "at, library, model": wrong,
     }
     return json.dumps(told, default=str)

@@ -27,6 +27,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ON_GPU = DEVICE == "cuda"
 SMS = sm_count(torch.device("cuda")) if ON_GPU else 132
 Call = dict[str, Any]
+READ = ("seq_lens", "req_pool_indices", "req_to_token", "page_size", "max_pages", "seq_len_delta")
+"""What the builders of page tables read, and their oracles."""
 
 
 @dataclass(frozen=True)
@@ -191,9 +193,7 @@ def verify_arguments(shape: Verify) -> Call:
 def assert_right(call: Call, *, tails: bool = True) -> None:
     """Every word of a decode step: the oracle's where live, poison elsewhere if `tails`."""
     have = on_host(call)
-    inputs = ("seq_lens", "req_pool_indices", "req_to_token", "page_size", "max_pages")
-    optional = ("seq_len_delta", "swa_slot_map")
-    given = {name: have[name] for name in (*inputs, *optional) if name in have}
+    given = {name: have[name] for name in (*READ, "swa_slot_map") if name in have}
     cache_seqlens, cu_seqlens_k, full, swa = oracle.decode_metadata(**given)
     np.testing.assert_array_equal(have["cache_seqlens"], cache_seqlens)
     np.testing.assert_array_equal(have["cu_seqlens_k"], cu_seqlens_k)
@@ -220,9 +220,7 @@ def assert_step_right(call: Call, *, tails: bool = True) -> None:
 def assert_kv_right(call: Call, *, tails: bool = True) -> None:
     """Every word of the three arrays: the oracle's where live and within, poison after."""
     have = on_host(call)
-    inputs = ("seq_lens", "req_pool_indices", "req_to_token")
-    numbers = ("page_size", "max_pages", "seq_len_delta")
-    found = oracle.kv_indices(**{name: have[name] for name in (*inputs, *numbers)})
+    found = oracle.kv_indices(**{name: have[name] for name in READ if name in have})
     kv_indptr, pages, last_page_len = found
     np.testing.assert_array_equal(have["kv_indptr"], kv_indptr)
     np.testing.assert_array_equal(have["kv_last_page_len"], last_page_len)
@@ -249,35 +247,26 @@ def assert_verify_right(call: Call, *, tails: bool = True) -> None:
         assert call[name].tolist() == words.tolist(), name
 
 
-def upstream_shapes() -> dict[str, Shape]:
-    """The configurations of the sixteen tests that came with SGLang's fused kernel."""
-    plain = Shape(1, 1, shuffled=False)
-    sizes = {
-        "page_size_1_small": (2, 128, 1),
-        "page_size_1_medium": (16, 256, 1),
-        "page_size_1_large": (64, 512, 1),
-        "page_size_1_with_seq_len_delta": (8, 200, 1, 5),
-        "page_size_16_small": (4, 256, 16),
-        "page_size_16_medium": (16, 512, 16),
-        "page_size_64_small": (4, 512, 64),
-        "page_size_64_medium": (32, 1024, 64),
-        "page_size_64_with_delta": (8, 512, 64, 3),
-        "page_size_16_with_swa": (8, 256, 16, 0, True),
-        "page_size_64_with_swa": (16, 512, 64, 0, True),
-        "page_size_64_with_swa_and_delta": (8, 400, 64, 2, True),
-        "batch_size_1": (1, 128, 1),
-        "batch_size_1_page_size_64": (1, 256, 64),
-        "max_seq_pages_small": (2, 10, 64),
-        "varied_sequence_lengths": (8, 512, 64),
-    }
-    sizes |= {f"page_size_{2**n}": (4, 256, 2**n) for n in range(8)}
-    fields = ("batch", "max_seq_len", "page_size", "delta", "swa")
-    return {
-        name: replace(plain, **dict(zip(fields, size, strict=False)))
-        for name, size in sizes.items()
-    }
-
-
+UPSTREAM = {
+    "page_size_1_small": (2, 128, 1),
+    "page_size_1_medium": (16, 256, 1),
+    "page_size_1_large": (64, 512, 1),
+    "page_size_1_with_seq_len_delta": (8, 200, 1, 5),
+    "page_size_16_small": (4, 256, 16),
+    "page_size_16_medium": (16, 512, 16),
+    "page_size_64_small": (4, 512, 64),
+    "page_size_64_medium": (32, 1024, 64),
+    "page_size_64_with_delta": (8, 512, 64, 3),
+    "page_size_16_with_swa": (8, 256, 16, 0, True),
+    "page_size_64_with_swa": (16, 512, 64, 0, True),
+    "page_size_64_with_swa_and_delta": (8, 400, 64, 2, True),
+    "batch_size_1": (1, 128, 1),
+    "batch_size_1_page_size_64": (1, 256, 64),
+    "max_seq_pages_small": (2, 10, 64),
+    "varied_sequence_lengths": (8, 512, 64),
+    **{f"page_size_{2**n}": (4, 256, 2**n) for n in range(8)},
+}
+"""The configurations of the sixteen tests that came with SGLang's fused kernel."""
 MISSED = {
     "page_size_1_with_swa": Shape(8, 300, 1, swa=True),
     "int32_lengths_and_int64_rows": Shape(9, 70, 4, lens_dtype=torch.int32, rows_dtype=torch.int64),
@@ -293,11 +282,11 @@ MISSED = {
     "batch_beyond_one_scan": Shape(4100, 3, 1, extra_columns=0),
 }
 """What the sixteen leave out."""
+STEPS = {**{name: Shape(*sizes, shuffled=False) for name, sizes in UPSTREAM.items()}, **MISSED}
 
 
 KV_SHAPES = {
-    **{name: shape for name, shape in upstream_shapes().items() if not shape.swa},
-    **{name: replace(shape, swa=False) for name, shape in MISSED.items()},
+    **{name: replace(s, swa=False) for name, s in STEPS.items() if name in MISSED or not s.swa},
     "two_rows_per_program": Shape(515, 90, 1),
     "four_rows_per_program": Shape(1037, 40, 2, holes=True),
     "eight_rows_per_program_page_size_1": Shape(2051, 9, 1),
@@ -369,6 +358,11 @@ class Builder:
     sizes: tuple[dict[str, int], ...]
 
 
+def compiled(builder: Builder) -> int:
+    """Kernels that Triton has compiled for `builder` in this process."""
+    return sum(len(cache[0]) for cache in builder.launcher.kernel.device_caches.values())
+
+
 PAGES = {
     "drawn": drawn_shapes(swa=True),
     "small": Shape(4, 64, 4, swa=True),
@@ -393,7 +387,7 @@ DECODE = Builder(
     TABLES,
     arguments,
     assert_right,
-    {**upstream_shapes(), **MISSED},
+    STEPS,
     **PAGES,
 )
 STEP = Builder(
@@ -403,7 +397,7 @@ STEP = Builder(
     (*TABLES, "scheduler"),
     step_arguments,
     assert_step_right,
-    {n: s for n, s in DECODE.shapes.items() if ON_GPU or s.batch * s.max_pages < 10_000},
+    {n: s for n, s in STEPS.items() if ON_GPU or s.batch * s.max_pages < 10_000},
     **PAGES | {"empty": None, "drawn": drawn_shapes(swa=True, least=1)},
 )
 KV_INDICES = Builder(

@@ -160,16 +160,3 @@ def entry_of(name: str, plans: str = "") -> Entry:
         kind = f" for {plans}" if plans else ""
         raise ValueError(f"backend must be one of {', '.join(names)}{kind}, got {name!r}")
     return TABLE[name]
-
-
-def named_by(library: str, word: str, *, latent: bool) -> str:
-    """Our backend for a `word` of `library` (`flashinfer==0.6.3`, ...); empty if we have none.
-
-    FlashInfer's own words always have a name of ours, measured or not; `latent` is for MLA.
-    """
-    if library.startswith("flashinfer"):
-        return f"flashinfer-mla-{word}" if latent else f"flashinfer-{word}"
-    # SGLang's fa3 on MLA is another kernel of that library, which is not ours.
-    plans = {"mla"} if latent and word == "fa3" else {"decode", "mla"}
-    found = (e.name for e in _ENTRIES if word in e.words and e.plans in plans)
-    return next(found, "")

@@ -28,7 +28,8 @@ from .launch import Derived, Grid, Launcher
 from .require import MAX_INT32, PageArrays, require_kv_indices
 
 SMALL_GRID = 1024
-"""Tiles up to which each has a program of its own, as for page tables."""
+"""Tiles up to which each has a program of its own. As `decode.tiling_of`, found by hand on an H200
+without a record, and so are the sizes below: study `decode_metadata` shows where one is wrong."""
 ROWS_PER_PROGRAM = 512
 """Requests of a batch for each row that a program takes, up to MAX_ROWS."""
 MAX_ROWS = 8
@@ -112,7 +113,7 @@ def kv_indices_kernel(
     COLS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """See `build_kv_indices`; SHIFT = log2(page_size), ROWS x COLS pages a tile."""
+    """See `build_kv_indices`; SHIFT = log2(page_size), tiles of ROWS x COLS pages."""
     wait_for_predecessor(OVERLAP)
     begin = tl.program_id(1) * COLS
     if tl.program_id(0) == 0:

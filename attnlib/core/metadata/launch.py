@@ -35,7 +35,12 @@ NO_OVERLAP, WAIT, WAIT_AND_LET_START = 0, 1, 2
 after us start early too, which only pays while our whole grid is on the GPU at once."""
 
 Tensors = tuple[Any, ...]
+Numbers = tuple[int, ...]
 Grid = tuple[int, int]
+Signature = tuple[Any, ...] | None
+"""All of a call that checks on tensors look at, but values and addresses; hashable. None where
+something cannot be right (no tensor, holes, several devices), and off CUDA devices: then there is
+nothing to remember."""
 _OVERLAPPING = ContextVar("overlapping", default=True)
 
 
@@ -70,7 +75,7 @@ class _Known:
     slots: int
     ready: dict[tuple[Any, ...], _Ready] = field(default_factory=dict)
 
-    def takes(self, numbers: tuple[int, ...], pointers: list[int | None]) -> bool:
+    def takes(self, numbers: Numbers, pointers: list[int | None]) -> bool:
         """Whether a call has passed what its signature does not hold."""
         for number, (low, high) in zip(numbers, self.bounds):  # noqa: B905 (strict is 0.2 us)
             if type(number) is not int or not low <= number <= high:
@@ -99,10 +104,10 @@ class Launcher:
         derive: Callable[..., Derived],
     ) -> None:
         self.kernel = kernel
-        self.known: dict[tuple[Any, ...] | None, _Known] = {}
+        self.known: dict[Signature, _Known] = {}
         self._bundle, self._require, self._derive = bundle, require, derive
 
-    def launch(self, tensors: Tensors, fixed: tuple[Any, ...], numbers: tuple[int, ...]) -> None:
+    def launch(self, tensors: Tensors, fixed: tuple[Any, ...], numbers: Numbers) -> None:
         """Launch on the current stream, or raise as `require` does with nothing launched."""
         signature, pointers, aligned = signed(tensors, fixed)
         known = self.known.get(signature)
@@ -123,11 +128,7 @@ class Launcher:
             known.ready[key] = _Ready(compiled)
 
     def _checked(
-        self,
-        signature: tuple[Any, ...] | None,
-        tensors: Tensors,
-        fixed: tuple[Any, ...],
-        numbers: tuple[int, ...],
+        self, signature: Signature, tensors: Tensors, fixed: tuple[Any, ...], numbers: Numbers
     ) -> _Known:
         bundle = self._bundle(*tensors)
         bounds, apart = self._require(bundle, *fixed, *numbers)
@@ -138,35 +139,30 @@ class Launcher:
         return known if signature is None else self.known.setdefault(signature, known)
 
 
-def signed(
-    tensors: Tensors, fixed: tuple[Any, ...]
-) -> tuple[tuple[Any, ...] | None, list[int | None], bool]:
-    """All of a call that checks on tensors look at, but values and addresses; hashable. Then the
-    addresses, and whether all are multiples of ACCESS_BYTES.
+def signed(tensors: Tensors, fixed: tuple[Any, ...]) -> tuple[Signature, list[int | None], bool]:
+    """The signature, the addresses, and whether those are all multiples of ACCESS_BYTES.
 
-    The first is None where something cannot be right (no tensor, holes, several devices), and off
-    CUDA devices: then there is nothing to remember. Every step that no graph replays makes it, so
-    it is one loop.
+    One loop, because every step that no graph replays makes it.
     """
     parts: list[Any] = list(fixed)
     pointers: list[int | None] = []
-    say, point, bits = parts.append, pointers.append, 0
+    bits = 0
     for value in fixed:
-        say(type(value))
+        parts.append(type(value))
     try:
         device = tensors[0].get_device()
-        say(device)
+        parts.append(device)
         for tensor in tensors:
             if tensor is None:
-                say(None)
-                point(None)
+                parts.append(None)
+                pointers.append(None)
                 continue
             if not tensor.is_contiguous() or tensor.get_device() != device:
                 return None, pointers, False
-            say(tensor.shape)
-            say(tensor.dtype)
+            parts.append(tensor.shape)
+            parts.append(tensor.dtype)
             pointer = tensor.data_ptr()
-            point(pointer)
+            pointers.append(pointer)
             bits |= pointer
     except AttributeError:
         return None, pointers, False
@@ -184,7 +180,8 @@ def overlap_of(programs: int, slots: int) -> int:
 
 
 def _slots(device: torch.device) -> int:
-    """Programs that are on the GPU at once, two per multiprocessor; 0 where none can overlap."""
+    """Programs that surely are on the GPU at once, two per multiprocessor (LOG.md, 2026-11-21,
+    overlapping launches); 0 where none can overlap."""
     if interpreting() or torch.cuda.get_device_capability(device)[0] < HOPPER:
         return 0
     return 2 * torch.cuda.get_device_properties(device).multi_processor_count

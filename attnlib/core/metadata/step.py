@@ -1,7 +1,7 @@
 """All metadata of a decode step in one launch: lengths, page table and FA3's schedule.
 
     scheduler = reserve(facts, device)               # room for the schedule's words, once
-    build_step_metadata(..., scheduler=scheduler)    # one kernel a step
+    build_step_metadata(..., scheduler=scheduler)    # one kernel per step
     for layer in layers:
         attend(..., metadata=scheduler)              # no prepare kernel, guarded as ever
 
@@ -20,7 +20,7 @@ import triton.language as tl
 
 from ..schedule.fa3 import SchedulerMetadata
 from ..schedule.facts import SchedulerFacts
-from ..schedule.splits import BATCHES_PER_CTA, blocks_in_l2, layout_of, scheduled_heads
+from ..schedule.splits import BATCHES_PER_CTA, blocks_in_l2, num_words, scheduled_heads
 from . import decode
 from .device import ROWS, copy_row, wait_for_predecessor, write_lengths, write_schedule
 from .launch import Derived, Launcher
@@ -52,7 +52,7 @@ def step_metadata_kernel(
     # of a sliding window, both or neither: an input and an output
     swa_slot_map_ptr,  # [num_slots] int32
     swa_page_table_ptr,  # as page_table
-    # output: the schedule, as `splits.layout_of` lays it out
+    # output: the schedule, laid out as `splits` says
     words_ptr,  # [2 to 4 times batch rounded up to 4, and 1] int32
     # sizes
     batch,
@@ -118,7 +118,7 @@ def require_step(
                 f"scheduler must be for a decode step of {name} {value}, as page_table "
                 f"[{batch}, {columns}] and page_size {page_size} make it, got {name} {given}"
             )
-    require_tensor("scheduler.words", t.words, (layout_of(facts).size,), INT32)
+    require_tensor("scheduler.words", t.words, (num_words(facts),), INT32)
     require_one_device({"seq_lens": t.seq_lens, "scheduler.words": t.words})
     return every_call
 

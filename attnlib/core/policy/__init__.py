@@ -1,1 +1,1 @@
-"""The fastest decode backend for given lengths: work plans, times, choice. NumPy alone."""
+"""The fastest decode backend for given lengths: plans, their times, the policy. NumPy alone."""

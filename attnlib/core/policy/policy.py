@@ -1,14 +1,14 @@
 """Which backend decodes fastest, by measurement: rates of a GPU, and what its nearest cases add.
 
 For each backend a batch's time is predicted from its work plan with rates fitted to the measured
-cases (`decode_time`). The `NEIGHBOURS` nearest of them correct it, by the mean of their measured
+cases (`times`). The `NEIGHBOURS` nearest of them correct it, by the mean of their measured
 over predicted times; near is in (log2 of batch size, log2 of mean length, log2 of longest over
 mean), and nearer ones count more. The lowest time is chosen. How sure that is follows from its lead
 over the second and from how much the neighbours differ.
 
 Constants were chosen by leaving out measured cases, never on held-out ones (LOG.md, 2026-11-21). A
-policy is plain data: `save` writes it as JSON, `load` needs NumPy alone. `measured` makes one from
-records.
+policy is plain data: `save` writes it as JSON, `load` needs NumPy alone. The study
+`backend_policy` makes one from records.
 """
 
 from __future__ import annotations
@@ -184,7 +184,8 @@ def load(path: Path) -> Policy:
         measured, fitted = entry.pop("points"), entry.pop("rates")
         spec = AttnSpec(**entry)
         points[spec] = tuple(Point(**point) for point in measured)
-        rates[spec] = {name: _rates_of(each) for name, each in fitted.items()}
+        lists = {name: tuple(each.pop("token_ns")) for name, each in fitted.items()}
+        rates[spec] = {n: Rates(**each, token_ns=lists[n]) for n, each in fitted.items()}
     told = {name: form[name] for name in (*SINGLE, "releases")}
     return Policy(**told, points=points, rates=rates)
 
@@ -216,10 +217,6 @@ def _inside(points: tuple[Point, ...], place: np.ndarray) -> bool:
 
 def _place(batch_size: int, mean_len: float, longest: int) -> np.ndarray:
     return SCALE * np.log2([batch_size, mean_len, longest / mean_len])
-
-
-def _rates_of(form: Mapping[str, Any]) -> Rates:
-    return Rates(**{**form, "token_ns": tuple(form["token_ns"])})
 
 
 def _spec_word(spec: AttnSpec) -> str:

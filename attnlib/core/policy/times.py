@@ -1,6 +1,6 @@
 """How long a decode call takes by its work plan, with rates fitted to measured calls.
 
-Items of a `decode_plan.WorkPlan` start in order, each in the slot that is free first. While `busy`
+Items of a `plans.WorkPlan` start in order, each in the slot that is free first. While `busy`
 of them run, each passes a token in
 
     us_per_token = hypot(latency(busy), busy x token_bytes x read x missed / memory_gbps)

@@ -1,6 +1,6 @@
-"""FlashAttention-3's scheduler metadata: precomputed once a step, and guarded against misuse.
+"""FlashAttention-3's scheduler metadata: precomputed once per step, and guarded against misuse.
 
-    metadata = precompute(facts, seq_lens)                # one kernel, instead of one a layer
+    metadata = precompute(facts, seq_lens)                # one kernel, instead of one per layer
     for layer in layers:
         attend(..., metadata=metadata)                    # checks `require_fits`, then launches
 
@@ -34,7 +34,7 @@ import torch
 
 from . import library
 from .facts import SchedulerFacts
-from .splits import layout_of
+from .splits import num_words
 
 Stream = tuple[bool, int]
 """(whether the stream is capturing, its handle)."""
@@ -140,7 +140,7 @@ def precompute(
     settled = facts.settled
     _require_packing(facts)
     if out is not None:
-        _require_room(out, layout_of(settled).size, seq_lens.device)
+        _require_room(out, num_words(settled), seq_lens.device)
     words = _checked_words(settled, seq_lens, seq_lens_cpu, cu_seqlens_q)
     if out is not None:
         out[: len(words)].copy_(words)
@@ -161,7 +161,7 @@ def reserve(
     # "cuda" means the current device: a tensor on it knows which.
     device = torch.empty(0, device=device).device
     _require_sm_count(settled, device)
-    size = layout_of(settled).size
+    size = num_words(settled)
     if out is None:
         out = torch.empty(size, dtype=torch.int32, device=device)
     _require_room(out, size, device)
@@ -226,7 +226,7 @@ def _checked_words(
         _require_vector("cu_seqlens_q", cu_seqlens_q, settled.batch_size + 1)
     _require_sm_count(settled, seq_lens.device)
     words = ask_library(settled, seq_lens, cu_seqlens_q)
-    size = layout_of(settled).size
+    size = num_words(settled)
     if words.shape != (size,):
         raise RuntimeError(
             f"{library.supplier()} must lay metadata out in {size} words, as FlashAttention-3 does "

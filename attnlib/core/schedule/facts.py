@@ -154,7 +154,7 @@ class SchedulerFacts:
 
     @cached_property
     def pagedkv_tma(self) -> bool:
-        """Whether pages are loaded by TMA: whole tiles a page, and more rows than one tile."""
+        """Whether pages are loaded by TMA: whole tiles per page, and more rows than one tile."""
         if self.page_size is None:
             return False
         block_m, block_n = self._tile(gathers=False)

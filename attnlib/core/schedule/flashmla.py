@@ -4,7 +4,7 @@ FlashMLA fills the object at its first call and reuses it at every other. It com
 the sparse path, none on the dense one, and never the lengths that the schedule was cut from: its
 documentation says that stale reuse is silent. `GuardedSchedMeta` remembers all of it and refuses.
 
-    meta = GuardedSchedMeta()                       # or meta.renew(), once a step
+    meta = GuardedSchedMeta()                       # or meta.renew(), once per step
     out, lse = meta.attend(q, k_cache, block_table, cache_seqlens, head_dim_v, indices=indices)
 
 Lengths are not read, which would synchronise: they must be the same tensor, not written since

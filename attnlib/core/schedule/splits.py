@@ -26,31 +26,9 @@ import numpy as np
 from .facts import INT32_MAX, SchedulerFacts
 
 BATCHES_PER_CTA = 992
-"""31 requests a warp (lane 31 only looks ahead), 32 warps."""
+"""31 requests per warp (lane 31 only looks ahead), 32 warps."""
 MARGIN = np.float32(1.1)
 SWIZZLE_L2_BYTES = 8 * 2**20
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Offsets of each part in words, None where it is absent; `size` is the tensor's length."""
-
-    num_splits: int
-    num_m_blocks: int
-    batch_order: int | None
-    heads_in_l2: int | None
-    semaphore: int
-
-    @property
-    def size(self) -> int:
-        """Words of the tensor; the attention call refuses any other length."""
-        return self.semaphore + 1
-
-    @property
-    def parts(self) -> dict[str, int]:
-        """Offsets of the parts that are there, in order."""
-        names = ("num_splits", "num_m_blocks", "batch_order", "heads_in_l2", "semaphore")
-        return {name: at for name in names if (at := getattr(self, name)) is not None}
 
 
 @dataclass(frozen=True)
@@ -65,11 +43,6 @@ class SplitPlan:
     num_n_blocks: np.ndarray
     num_splits: np.ndarray
     blocks_per_sm: int | None
-
-    @property
-    def layout(self) -> Layout:
-        """Where the parts lie in the tensor."""
-        return layout_of(self.facts)
 
     @cached_property
     def blocks_per_split(self) -> np.ndarray:
@@ -125,17 +98,10 @@ def split_blocks(total: int, splits: int) -> list[int]:
     return [min(share, max(0, total - split * share)) for split in range(splits)]
 
 
-def layout_of(facts: SchedulerFacts) -> Layout:
-    """Where the parts of the tensor of `facts` lie."""
-    padded = -(-facts.batch_size // 4) * 4
-    sorts, swizzles = not facts.is_local, facts.is_causal or facts.is_local
-    return Layout(
-        num_splits=0,
-        num_m_blocks=padded,
-        batch_order=2 * padded if sorts else None,
-        heads_in_l2=(2 + sorts) * padded if swizzles else None,
-        semaphore=(2 + sorts + swizzles) * padded,
-    )
+def num_words(facts: SchedulerFacts) -> int:
+    """Words of the tensor of `facts`; the attention call refuses any other length."""
+    parts = 2 + (not facts.is_local) + (facts.is_causal or facts.is_local)
+    return parts * (-(-facts.batch_size // 4) * 4) + 1
 
 
 def max_words(max_batch_size: int) -> int:

@@ -109,7 +109,7 @@ class MetadataSubject:
         call = self._call if case == self._case else None
         if call is None:
             self._case = self._call = None
-            call = _CALLS[case.builder](case, self.bench.device)
+            call = _build_call(case, self.bench.device)
             self._case, self._call = case, call
         for output in call.outputs.values():
             output.fill_(POISON)
@@ -120,76 +120,43 @@ def _function(builder: str) -> str:
     return "build_kv_indices" if builder == "kv_indices" else f"build_{builder}_metadata"
 
 
-def _decode_call(case: MetadataCase, device: str) -> _Call:
-    pool = build_request_pool(case, device=device)
-    numbers = _page_numbers(case)
-    lens, sums, rows, _ = oracle.decode_metadata(*_on_host(pool), **numbers)
-    wanted = {"cache_seqlens": [lens], "cu_seqlens_k": [sums], "page_table": rows}
-    table = (case.batch_size, case.max_pages)
-    sizes = {"cache_seqlens": lens.shape, "cu_seqlens_k": sums.shape, "page_table": table}
-    return _Call(pool, _outputs(sizes, device), numbers, wanted)
-
-
-def _kv_indices_call(case: MetadataCase, device: str) -> _Call:
-    pool = build_request_pool(case, device=device)
-    numbers = _page_numbers(case)
-    found = oracle.kv_indices(*_on_host(pool), **numbers)
-    names = ("kv_indptr", "kv_indices", "kv_last_page_len")
-    wanted = {name: [words] for name, words in zip(names, found, strict=True)}
-    sizes = {name: words.shape for name, (words,) in wanted.items()}
-    return _Call(pool, _outputs(sizes, device), numbers, wanted)
-
-
-def _draft_call(case: MetadataCase, device: str) -> _Call:
-    slots = build_draft_slots(case, device=device)
-    numbers: dict[str, Any] = {
-        "decode_length": case.draft_tokens,
-        "topk": case.topk,
-        "page_size": case.page_size,
-    }
-    lens, rows = oracle.draft_metadata(*_on_host(slots), **numbers)
-    wanted = {
-        "cache_seqlens": [np.asarray(lens)],
-        "page_table": [np.asarray(row, dtype=np.int64) for row in rows],
-    }
-    sizes = {"cache_seqlens": (len(rows),), "page_table": (len(rows), case.draft_tokens + 1)}
-    return _Call(slots, _outputs(sizes, device), numbers, wanted)
-
-
-def _verify_call(case: MetadataCase, device: str) -> _Call:
-    lens = build_request_pool(case, device=device)["seq_lens"]
-    numbers = {"num_draft_tokens": case.draft_tokens}
-    found = oracle.verify_metadata(lens.cpu().numpy(), case.draft_tokens)
-    names = ("cache_seqlens", "cu_seqlens_q", "cu_seqlens_k")
-    wanted = {name: [words] for name, words in zip(names, found, strict=True)}
-    sizes = {name: words.shape for name, (words,) in wanted.items()}
-    return _Call({"seq_lens": lens}, _outputs(sizes, device), numbers, wanted)
-
-
-_CALLS = {
-    "decode": _decode_call,
-    "kv_indices": _kv_indices_call,
-    "draft": _draft_call,
-    "verify": _verify_call,
+_ORACLES: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
+    "decode": (oracle.decode_metadata, ("cache_seqlens", "cu_seqlens_k", "page_table")),
+    "kv_indices": (oracle.kv_indices, ("kv_indptr", "kv_indices", "kv_last_page_len")),
+    "draft": (oracle.draft_metadata, ("cache_seqlens", "page_table")),
+    "verify": (oracle.verify_metadata, ("cache_seqlens", "cu_seqlens_q", "cu_seqlens_k")),
 }
+"""Builder -> its oracle, and the outputs that the oracle gives first."""
 
 
-def _page_numbers(case: MetadataCase) -> dict[str, Any]:
-    return {
-        "page_size": case.page_size,
-        "max_pages": case.max_pages,
-        "seq_len_delta": case.seq_len_delta,
-    }
+def _build_call(case: MetadataCase, device: str) -> _Call:
+    """The call of a case's builder; a page table is compared row by row, where it is live."""
+    inputs, numbers = _inputs(case, device)
+    judge, names = _ORACLES[case.builder]
+    found = judge(*(tensor.cpu().numpy() for tensor in inputs.values()), **numbers)
+    wanted: dict[str, list[np.ndarray]] = {}
+    outputs = {}
+    for name, words in zip(names, found, strict=False):
+        if name == "page_table":
+            wanted[name] = [np.asarray(row, dtype=np.int64) for row in words]
+            width = case.max_pages if case.builder == "decode" else case.draft_tokens + 1
+            size: tuple[int, ...] = (len(words), width)
+        else:
+            wanted[name], size = [words], words.shape
+        outputs[name] = torch.empty(size, dtype=torch.int32, device=device)
+    return _Call(inputs, outputs, numbers, wanted)
 
 
-def _on_host(tensors: dict[str, torch.Tensor]) -> list[np.ndarray]:
-    return [tensor.cpu().numpy() for tensor in tensors.values()]
-
-
-def _outputs(sizes: dict[str, tuple[int, ...]], device: str) -> dict[str, torch.Tensor]:
-    return {
-        name: torch.empty(size, dtype=torch.int32, device=device) for name, size in sizes.items()
-    }
+def _inputs(case: MetadataCase, device: str) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
+    """Tensors and numbers that the case's builder and its oracle take."""
+    if case.builder == "draft":
+        numbers = {"decode_length": case.draft_tokens, "topk": case.topk}
+        return build_draft_slots(case, device=device), numbers | {"page_size": case.page_size}
+    pool = build_request_pool(case, device=device)
+    if case.builder == "verify":
+        return {"seq_lens": pool["seq_lens"]}, {"num_draft_tokens": case.draft_tokens}
+    names = ("page_size", "max_pages", "seq_len_delta")
+    return pool, {name: getattr(case, name) for name in names}
 
 
 def _overlap(backend: str) -> AbstractContextManager[None]:

@@ -35,7 +35,7 @@ def serial_metadata_kernel(
     HAS_SWA: tl.constexpr,
     COLS: tl.constexpr,
 ):
-    """Prefix sum in program (0, 0), then one row and one block of COLS columns a program."""
+    """Prefix sum in program (0, 0), then one row and one block of COLS columns per program."""
     row, block = tl.program_id(0), tl.program_id(1)
     if row == 0 and block == 0:
         total = 0

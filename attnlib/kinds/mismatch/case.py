@@ -1,8 +1,8 @@
 """Scheduler metadata that does not fit its attention call: which cases there are, by their facts.
 
-`measure` runs them, each in a process of its own. The facts of both calls follow from a case
-alone, so `plan_splits` says without a GPU what the metadata holds,
-what it should hold, and what the call allocates for.
+`measure` runs them, each in a process of its own. The facts of both calls follow from a case alone,
+so `plan_splits` says without a GPU what the metadata holds and should hold, and what the call
+allocates for.
 """
 
 from __future__ import annotations
@@ -30,13 +30,17 @@ class Mismatch:
     """
 
     name: str
-    what: str
     case: DecodeCase
     told: dict[str, Any] = field(default_factory=dict)
     call: dict[str, Any] = field(default_factory=dict)
     told_tokens: int = 0
     call_tokens: int = 0
     in_buffer: bool = False
+
+    @property
+    def what(self) -> str:
+        """What does not fit, in words."""
+        return WHAT[self.name]
 
 
 @dataclass(frozen=True)
@@ -75,95 +79,58 @@ def _case(heads: tuple[int, int], batch_size: int, kv_len: int, **spec: Any) -> 
 
 
 LONG = _case((16, 4), 1, 32768)
+GROWN = _case((16, 2), 1, 8000)
 SHORT_MQA = _case((8, 1), 1, 1024)
+WIDE_MQA = replace(SHORT_MQA, kv_len=32768)
+FP8_MQA = _case((8, 1), 1, 1024, dtype="float8_e4m3fn")
 EIGHT = replace(_case((8, 2), 8, 4096), lengths="ragged")
 FIVE = replace(EIGHT, batch_size=5)
 ROWS = _case((32, 1), 2, 4096)
+WHAT = {
+    "none": "nothing differs",
+    "lengths-grown": "64 tokens told, 8000 attended",
+    "lengths-shrunk": "8000 tokens told, 64 attended",
+    "head-counts": "head counts divided by the tensor-parallel size, 4, instead of 1",
+    "cap-in-call-only": "num_splits=2 given to attention only",
+    "cap-in-metadata-only": "num_splits=64 given to the metadata",
+    "narrower-table": "metadata for a table of 32768 tokens, attention over one of 1024",
+    "wider-table": "metadata for a table of 1024 tokens, attention over one of 32768",
+    "batch-grown": "metadata of 5 requests, attention of 8",
+    "batch-shrunk": "metadata of 8 requests, attention of 5",
+    "batch-resized": "metadata of 3 requests, attention of 8",
+    "graph-padding": "metadata of 3 requests in the buffer of a graph of 8",
+    "dtype-fp8-told": "metadata for FP8, a bf16 cache",
+    "dtype-bf16-told": "metadata for bf16, an FP8 cache",
+    "head-dim": "metadata for head_dim 256, attention with 128",
+    "window": "metadata for a sliding window, attention without",
+    "causal": "metadata without a causal mask, attention with",
+    "query-length": "metadata for 1 query token, attention with 8",
+    "packing": "metadata with pack_gqa=False, where the kernel packs regardless",
+    "sm-margin": "metadata for half the SMs",
+}
+"""What does not fit, by the name of a mismatch."""
 
 MISMATCHES = (
-    Mismatch("none", "nothing differs", LONG),
-    Mismatch("lengths-grown", "64 tokens told, 8000 attended", _case((16, 2), 1, 8000), {}, {}, 64),
-    Mismatch(
-        "lengths-shrunk",
-        "8000 tokens told, 64 attended",
-        _case((16, 2), 1, 8000),
-        call_tokens=64,
-    ),
-    Mismatch(
-        "head-counts",
-        "head counts divided by the tensor-parallel size, 4, instead of 1",
-        LONG,
-        {"num_qo_heads": 4, "num_kv_heads": 1},
-    ),
-    Mismatch(
-        "cap-in-call-only", "num_splits=2 given to attention only", LONG, {}, {"num_splits": 2}
-    ),
-    Mismatch(
-        "cap-in-metadata-only", "num_splits=64 given to the metadata", LONG, {"num_splits": 64}
-    ),
-    Mismatch(
-        "narrower-table",
-        "metadata for a table of 32768 tokens, attention over one of 1024",
-        SHORT_MQA,
-        {"max_seqlen_k": 32768},
-    ),
-    Mismatch(
-        "wider-table",
-        "metadata for a table of 1024 tokens, attention over one of 32768",
-        replace(SHORT_MQA, kv_len=32768),
-        {"max_seqlen_k": 1024},
-        told_tokens=1024,
-        call_tokens=1024,
-    ),
-    Mismatch("batch-grown", "metadata of 5 requests, attention of 8", EIGHT, {"batch_size": 5}),
-    Mismatch("batch-shrunk", "metadata of 8 requests, attention of 5", FIVE, {"batch_size": 8}),
-    Mismatch("batch-resized", "metadata of 3 requests, attention of 8", EIGHT, {"batch_size": 3}),
-    Mismatch(
-        "graph-padding",
-        "metadata of 3 requests in the buffer of a graph of 8",
-        EIGHT,
-        {"batch_size": 3},
-        in_buffer=True,
-    ),
-    Mismatch(
-        "dtype-fp8-told", "metadata for FP8, a bf16 cache", SHORT_MQA, {"dtype": "float8_e4m3fn"}
-    ),
-    Mismatch(
-        "dtype-bf16-told",
-        "metadata for bf16, an FP8 cache",
-        _case((8, 1), 1, 1024, dtype="float8_e4m3fn"),
-        {"dtype": "bfloat16"},
-    ),
-    Mismatch(
-        "head-dim",
-        "metadata for head_dim 256, attention with 128",
-        SHORT_MQA,
-        {"head_dim": 256, "head_dim_v": 256},
-        {"causal": False},
-    ),
-    Mismatch(
-        "window",
-        "metadata for a sliding window, attention without",
-        EIGHT,
-        {"window": (1023, 0)},
-        {"causal": False},
-    ),
-    Mismatch("causal", "metadata without a causal mask, attention with", LONG, {"causal": False}),
-    Mismatch(
-        "query-length",
-        "metadata for 1 query token, attention with 8",
-        ROWS,
-        {"max_seqlen_q": 1},
-        {"q_len": 8},
-    ),
-    Mismatch(
-        "packing",
-        "metadata with pack_gqa=False, where the kernel packs regardless",
-        ROWS,
-        {"pack_gqa": False},
-        {"q_len": 8},
-    ),
-    Mismatch("sm-margin", "metadata for half the SMs", LONG, {"sm_margin": 66}),
+    Mismatch("none", LONG),
+    Mismatch("lengths-grown", GROWN, told_tokens=64),
+    Mismatch("lengths-shrunk", GROWN, call_tokens=64),
+    Mismatch("head-counts", LONG, {"num_qo_heads": 4, "num_kv_heads": 1}),
+    Mismatch("cap-in-call-only", LONG, call={"num_splits": 2}),
+    Mismatch("cap-in-metadata-only", LONG, {"num_splits": 64}),
+    Mismatch("narrower-table", SHORT_MQA, {"max_seqlen_k": 32768}),
+    Mismatch("wider-table", WIDE_MQA, {"max_seqlen_k": 1024}, told_tokens=1024, call_tokens=1024),
+    Mismatch("batch-grown", EIGHT, {"batch_size": 5}),
+    Mismatch("batch-shrunk", FIVE, {"batch_size": 8}),
+    Mismatch("batch-resized", EIGHT, {"batch_size": 3}),
+    Mismatch("graph-padding", EIGHT, {"batch_size": 3}, in_buffer=True),
+    Mismatch("dtype-fp8-told", SHORT_MQA, {"dtype": "float8_e4m3fn"}),
+    Mismatch("dtype-bf16-told", FP8_MQA, {"dtype": "bfloat16"}),
+    Mismatch("head-dim", SHORT_MQA, {"head_dim": 256, "head_dim_v": 256}, {"causal": False}),
+    Mismatch("window", EIGHT, {"window": (1023, 0)}, {"causal": False}),
+    Mismatch("causal", LONG, {"causal": False}),
+    Mismatch("query-length", ROWS, {"max_seqlen_q": 1}, {"q_len": 8}),
+    Mismatch("packing", ROWS, {"pack_gqa": False}, {"q_len": 8}),
+    Mismatch("sm-margin", LONG, {"sm_margin": 66}),
 )
 
 

@@ -27,7 +27,7 @@ from ...core.backends.fa3 import attend, facts_of, launch
 from ...core.batch import DecodeBatch, PagedKV
 from ...core.schedule.fa3 import ask_library, precompute
 from ...core.schedule.facts import SchedulerFacts
-from ...core.schedule.splits import layout_of, max_words
+from ...core.schedule.splits import max_words, num_words
 from ...measure.timer import run_timer
 from ..base import Bench, timed_fields
 from ..decode.measure import Oracle, build_workload
@@ -159,7 +159,7 @@ def _most_splits(words: torch.Tensor, facts: SchedulerFacts) -> int:
 def _placed(mismatch: Mismatch, call: _Call, words: torch.Tensor) -> torch.Tensor:
     if not mismatch.in_buffer:
         return words
-    buffer = words.new_zeros(layout_of(call.facts).size)
+    buffer = words.new_zeros(num_words(call.facts))
     buffer[: len(words)] = words
     return buffer
 

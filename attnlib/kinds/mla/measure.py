@@ -14,14 +14,18 @@ from page table and places, not from the slots that the kernels are given.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 
-from ...core.mla import NO_TOKEN, MlaBatch
+from ...core.batch import require_tensor
+from ...core.mla import NO_TOKEN, MlaBatch, require_pages
 from ...core.spec import LATENT_DIM, MLA_HEAD_DIM
 from ..call import CallSubject, Workload
 from ..check import Judge
 from ..cost import mla_cache_bytes, mla_cost
+from ..decode.measure import attend_rows
 from ..lengths import sample_page_table, sample_seq_lens
 from .case import MlaCase
 from .format import dequantize, quantize
@@ -67,7 +71,7 @@ def build_mla_workload(case: MlaCase, *, device: str) -> Workload[MlaCase]:
     for pages in cache.split(max(1, CHUNK_TOKENS // spec.page_size)):
         tokens = _normal((*pages.shape[:2], MLA_HEAD_DIM), generator)
         pages.copy_(quantize(tokens) if fp8 else tokens)
-    batch.check_inputs(q, cache)
+    require_latent_inputs(q, cache, batch)
     return Workload(case, batch, q, cache)
 
 
@@ -75,12 +79,17 @@ def _normal(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     return torch.randn(shape, dtype=torch.bfloat16, device=generator.device, generator=generator)
 
 
-class MlaOracle(Judge):
-    """Reference output and budget of one MLA call, computed once, for any number of outputs."""
+def require_latent_inputs(q: torch.Tensor, cache: torch.Tensor, batch: MlaBatch) -> None:
+    """ValueError unless `q` and `cache` have the shapes and dtypes that `core.mla` says.
 
-    def __init__(self, q: torch.Tensor, cache: torch.Tensor, batch: MlaBatch) -> None:
-        low = attend_mla(q, cache, batch, probs_dtype=torch.bfloat16)
-        super().__init__(attend_mla(q, cache, batch), low.bfloat16())
+    The page table's highest live page must be in the cache; asking that synchronises.
+    """
+    spec = batch.spec
+    fp8 = spec.kv_format != "bfloat16"
+    cache_shape = (cache.shape[0], spec.page_size, spec.token_bytes if fp8 else MLA_HEAD_DIM)
+    require_tensor("q", q, (batch.batch_size, spec.num_qo_heads, MLA_HEAD_DIM), "bfloat16")
+    require_tensor("cache", cache, cache_shape, "uint8" if fp8 else "bfloat16")
+    require_pages(cache, int(batch.paged.kv_indices.max()))
 
 
 def attend_mla(
@@ -94,15 +103,13 @@ def attend_mla(
 
     With `probs_dtype` the unnormalised probabilities are rounded to it, as in `reference.attend`.
     """
-    batch.check_inputs(q, cache)
+    require_latent_inputs(q, cache, batch)
     rows = []
     for i in range(batch.batch_size):
         tokens = gather_latent(cache, batch, i)
-        scores = batch.spec.softmax_scale * (q[i].double() @ tokens.T)
-        probs = torch.exp(scores - scores.amax(-1, keepdim=True))
-        weights = probs if probs_dtype is None else probs.to(probs_dtype).double()
-        rows.append(weights @ tokens[:, :LATENT_DIM] / probs.sum(-1, keepdim=True))
-    return torch.stack(rows)
+        k, v, scale = tokens[:, None], tokens[:, None, :LATENT_DIM], batch.spec.softmax_scale
+        rows.append(attend_rows(q[i : i + 1], k, v, scale, probs_dtype=probs_dtype))
+    return torch.cat(rows)
 
 
 def gather_latent(cache: torch.Tensor, batch: MlaBatch, index: int) -> torch.Tensor:
@@ -115,6 +122,10 @@ def gather_latent(cache: torch.Tensor, batch: MlaBatch, index: int) -> torch.Ten
     pages = batch.paged.page_table[index].long()[places // page_size]
     tokens = cache[pages, places % page_size]
     return (dequantize(tokens) if tokens.dtype == torch.uint8 else tokens).double()
+
+
+MlaOracle = partial(Judge, attend_mla)
+"""The judge of an MLA call, of query, cache and batch."""
 
 
 class MlaSubject(CallSubject[MlaCase]):

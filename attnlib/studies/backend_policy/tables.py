@@ -14,7 +14,6 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from ...core.backends.table import named_by
 from ...core.gpu import FA2_CTAS, REFERENCE
 from ...core.policy.policy import Policy
 from ...kinds.decode.case import DecodeCase
@@ -37,7 +36,7 @@ EXPLAINED = {
 """Rule -> library and policy for `select.explain`. vLLM's own use of FlashInfer is XQA's kernels on
 Hopper, which were not measured."""
 FEWER = (10, 20, 35, 70)
-"""Known cases a layer; every so many of them in their order, which spreads any number evenly."""
+"""known cases per layer; every so many of them in their order, which spreads any number evenly."""
 LONG, MANY = 16384, 12
 """Tokens of a long request, and requests of a batch, that a table of skewed batches begins at."""
 SHOWN = {"mean, %": 2, "worst, %": 1}
@@ -47,42 +46,32 @@ Rule = Callable[[DecodeCase], str]
 
 
 def regrets(frame: pd.DataFrame, pools: Iterable[str] = POOLS) -> pd.DataFrame:
-    """A row a pool, rule and held-out case: the `chosen` backend, its time over the best's, less 1.
+    """A row per pool, rule and held-out case: the `chosen` backend, its time over the best, less 1.
 
     A rule is judged in the pools that hold all of its choices; `regret` is NaN where what it chose
     has no time.
     """
-    times = case_times(decode_rows(frame))
-    cases = [case for case in HELD_OUT_CASES if case in times]
+    times, policy = _held_out(frame), policy_of(frame, KNOWN_CASES)
     found = []
-    policy = policy_of(frame, KNOWN_CASES)
     for pool, backends in ((pool, POOLS[pool]) for pool in pools):
-        for name, choose in _rules(policy, backends).items():
-            chosen = [choose(case) for case in cases]
-            if set(chosen) <= set(backends):
-                lost = [
-                    _lost(times[case], backend, backends)
-                    for case, backend in zip(cases, chosen, strict=True)
+        for rule, choose in _rules(policy, backends).items():
+            chosen = {case: choose(case) for case in times}
+            if set(chosen.values()) <= set(backends):
+                found += [
+                    (case, name, _lost(times[case], name, backends), pool, rule)
+                    for case, name in chosen.items()
                 ]
-                found.append(
-                    pd.DataFrame({"case": cases, "chosen": chosen, "regret": lost}).assign(
-                        pool=pool, rule=name
-                    )
-                )
-    return pd.concat(found, ignore_index=True)
+    return pd.DataFrame(found, columns=["case", "chosen", "regret", "pool", "rule"])
 
 
 def regret_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """A row a pool and rule: held-out cases, geometric mean and worst regret in percent.
+    """A row per pool and rule: held-out cases, geometric mean and worst regret in percent.
 
     `over 5 %` counts cases that lose more than that.
     """
     groups = regrets(frame).groupby(["pool", "rule"], sort=False)
     rows = [{"pool": p, "rule": r} | _summary(group.regret) for (p, r), group in groups]
-    table = pd.DataFrame(rows)
-    order = table.groupby("pool", sort=False)["mean, %"].rank()
-    table = table.assign(order=order).sort_values(["pool", "order"]).drop(columns="order")
-    return table.round(SHOWN).reset_index(drop=True)
+    return pd.DataFrame(rows).sort_values(["pool", "mean, %"], ignore_index=True).round(SHOWN)
 
 
 def worst_choices(frame: pd.DataFrame, *, pool: str, rule: str = MEASURED) -> pd.DataFrame:
@@ -94,7 +83,7 @@ def worst_choices(frame: pd.DataFrame, *, pool: str, rule: str = MEASURED) -> pd
         {
             "case": row.case.key,
             "chosen": LABELS[row.chosen],
-            "regret, %": round(row.regret * 100, 1),
+            "regret, %": round(100 * row.regret, 1),
         }
         | {LABELS[n]: us for n, us in times[row.case].items() if n in POOLS[pool]}
         for row in lost.sort_values("regret", ascending=False).itertuples()
@@ -108,22 +97,25 @@ def learning_table(frame: pd.DataFrame, *, pool: str) -> pd.DataFrame:
     Columns as in `regret_table`, and `known`, the cases of each layer that it learned from.
     """
     times, backends = case_times(decode_rows(frame)), POOLS[pool]
-    cases = [case for case in HELD_OUT_CASES if case in times]
+    held_out = _held_out(frame)
     layers = [[case for case in KNOWN_CASES if case in times and case.spec == s] for s in SPECS]
     most = min(map(len, layers))
     rows = []
     for count in (*(count for count in FEWER if count < most), most):
         known = [case for layer in layers for case in layer[:: most // count][:count]]
         policy = policy_of(frame, known)
-        lost = [_lost(times[case], _measured(policy, backends, case), backends) for case in cases]
+        lost = [
+            _lost(run_us, _measured(policy, backends, case), backends)
+            for case, run_us in held_out.items()
+        ]
         rows.append({"known": count} | _summary(pd.Series(lost)))
     return pd.DataFrame(rows).round(SHOWN)
 
 
-def misfit_table(frame: pd.DataFrame) -> pd.DataFrame:
+def plan_errors(frame: pd.DataFrame) -> pd.DataFrame:
     """How far measured times lie from those by plan and rates, before near cases correct them.
 
-    A row a backend, over all layers: cases, and quantiles of measured over predicted, less 1, in
+    A row per backend, over all layers: cases, and quantiles of measured over predicted, less 1, in
     percent without sign.
     """
     policy = policy_of(frame)
@@ -138,11 +130,10 @@ def misfit_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 def confidence_table(frame: pd.DataFrame, *, pool: str) -> pd.DataFrame:
     """How often a choice of so much confidence was the fastest, in the held-out cases."""
-    policy, times = policy_of(frame, KNOWN_CASES), case_times(decode_rows(frame))
-    rows = []
-    for case in (case for case in HELD_OUT_CASES if case in times):
+    policy, rows = policy_of(frame, KNOWN_CASES), []
+    for case, run_us in _held_out(frame).items():
         pick = policy.choose(case.spec, sample_seq_lens(case).tolist(), backends=POOLS[pool])
-        rows.append((pick.confidence, _lost(times[case], pick.backend, POOLS[pool]) == 0))
+        rows.append((pick.confidence, _lost(run_us, pick.backend, POOLS[pool]) == 0))
     found = pd.DataFrame(rows, columns=["confidence", "right"])
     edges = [0.5, 0.9, 0.99, 1.0]
     bins = pd.cut(found.confidence, edges, labels=["up to 0.9", "to 0.99", "above"])
@@ -151,25 +142,22 @@ def confidence_table(frame: pd.DataFrame, *, pool: str) -> pd.DataFrame:
 
 
 def fastest(frame: pd.DataFrame, *, pool: str) -> pd.DataFrame:
-    """In how many cases, known and held out, each backend is the fastest: a row a layer."""
+    """In how many cases, known and held out, each backend is the fastest: a row per layer."""
     rows = [
         {"heads": case.spec.heads, "group": case.spec.group_size, "page size": case.spec.page_size}
         | {"fastest": LABELS[min((us, n) for n, us in found.items() if n in POOLS[pool])[1]]}
         for case, found in case_times(decode_rows(frame)).items()
     ]
     table = pd.DataFrame(rows)
-    return (
-        pd.crosstab([table.group, table.heads, table["page size"]], table.fastest)
-        .rename_axis(columns=None)
-        .reset_index()
-    )
+    wide = pd.crosstab([table.group, table.heads, table["page size"]], table.fastest)
+    return wide.rename_axis(columns=None).reset_index()
 
 
 def one_long_request(frame: pd.DataFrame) -> pd.DataFrame:
     """Batches of one long request among many short ones: fa2's time beside the fastest backend's.
 
     `splits` is FlashInfer's rule for a graph: fa2 splits requests while requests x KV heads are
-    fewer than two blocks a SM (`PrefillSplitQOKVIndptr` in scheduler.cuh, 0.6.4).
+    fewer than two blocks per SM (`PrefillSplitQOKVIndptr` in scheduler.cuh, 0.6.4).
     """
     slots = FA2_CTAS * int(frame.num_sms.max())
     rows = []
@@ -184,6 +172,12 @@ def one_long_request(frame: pd.DataFrame) -> pd.DataFrame:
         rows.append(told)
     table = pd.DataFrame(rows).sort_values(["requests x KV heads", "longest"])
     return table.assign(ratio=table.fa2 / table.us).round(2).reset_index(drop=True)
+
+
+def _held_out(frame: pd.DataFrame) -> dict[DecodeCase, dict[str, float]]:
+    """Times (us) by backend of the held-out cases that were measured."""
+    times = case_times(decode_rows(frame))
+    return {case: times[case] for case in HELD_OUT_CASES if case in times}
 
 
 def _rules(policy: Policy, backends: Sequence[str]) -> dict[str, Rule]:
@@ -203,11 +197,10 @@ def _explained(library: str, policy: str, case: DecodeCase) -> str:
     call = Call(kv_lens=tuple(sample_seq_lens(case).tolist()), graph=True)
     asked = {"mode": "decode", "gpu": REFERENCE, "library": library, "policy": policy}
     choice = explain(case.spec, call=call, env={}, **asked)
-    backend = named_by(library, choice.kernel, latent=False)
     known = POOLS["with FA3"]
-    if backend not in known:
+    if choice.ours not in known:
         raise ValueError(f"{library} must choose one of {', '.join(known)}, got {choice.kernel!r}")
-    return backend
+    return choice.ours
 
 
 def _summary(lost: pd.Series) -> dict[str, float]:

@@ -19,8 +19,8 @@ from ..evidence import (
     needed,
     vote,
 )
-from .rows import FUSED, MERGED, OPS, SERIAL, TODAY, metadata_rows
 from .study import METADATA, METADATA_SWEEP
+from .tables import FUSED, MERGED, OPS, SERIAL, TODAY, metadata_rows
 
 EAGER = "decode_metadata_eager"
 READS = {"speedup_at_source_case": ("decode_metadata", EAGER)}

@@ -10,16 +10,16 @@ from ...draw import charts, style
 from ...draw.style import Look
 from ...kinds.cost import Ceilings
 from ...run.frame import over, times
-from .rows import (
+from .tables import (
     FUSED,
     MERGED,
     OPS,
     SERIAL,
     TODAY,
     against_best,
+    floor_us,
     metadata_rows,
 )
-from .tables import floor_us
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,7 +41,7 @@ PANELS = {
 }
 """What a panel of `designs_chart` holds fixed; the third size is across."""
 BATCH, CONTEXT = "batch, requests", "context, tokens"
-SIZES = charts.Sizes("batch_size", "max_ctx", "page_size", (BATCH, CONTEXT), "page size {}")
+MAP = charts.Sizes("batch_size", "max_ctx", "page_size", (BATCH, CONTEXT), "page size {}")
 MIN_POINTS = 3
 """A line through fewer sizes says nothing: such a panel is left out."""
 PAGES = (1, 16, 256)
@@ -56,14 +56,14 @@ def designs_chart(frame: pd.DataFrame, limit: Ceilings) -> Figure:
     for title, fixed in PANELS.items():
         part = table[(table[list(fixed)] == pd.Series(fixed)).all(axis=1)]
         if len(part) >= MIN_POINTS:
-            (across,) = {SIZES.x, SIZES.y} - set(fixed)
+            (across,) = {MAP.x, MAP.y} - set(fixed)
             parts[title] = part.set_index(across).sort_index()
     size = (9, 3.6 * -(-len(parts) // 2))
     words = ("", "time of one call in a graph, us")
     figure, axes = charts.panels(list(parts), size, drawn, words, columns=2)
     for axis, part in zip(axes, parts.values(), strict=True):
         charts.lines(axis, part, LOOKS)
-        axis.set_xlabel(BATCH if part.index.name == SIZES.x else CONTEXT)
+        axis.set_xlabel(BATCH if part.index.name == MAP.x else CONTEXT)
         style.log_axes(axis, "y")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=6)
     return figure
@@ -78,7 +78,7 @@ def advantage_heatmap(frame: pd.DataFrame) -> Figure:
     found = against_best(drawn)
     found = _common(found[found.page_size.isin(PAGES)])
     title = "Time of fused / its best rival: below 1 fused is faster"
-    return charts.heatmap(found, drawn, SIZES, title=title, inches=(3.4, 3.2), ends=(0.0, 1.0))
+    return charts.heatmap(found, drawn, MAP, title=title, inches=(3.4, 3.2), ends=(0.0, 1.0))
 
 
 def crossover_map(frame: pd.DataFrame, rival: str) -> Figure:
@@ -91,13 +91,13 @@ def crossover_map(frame: pd.DataFrame, rival: str) -> Figure:
     found = _common(over(rows, rival, OPS))
     drawn = rows[rows.max_ctx.isin(found.max_ctx) & rows.batch_size.isin(found.batch_size)]
     title = f"Time of {rival} / op by op: fusing loses where it is above 1"
-    return charts.crossover_map(found, drawn, SIZES, title=title)
+    return charts.crossover_map(found, drawn, MAP, title=title)
 
 
 def _common(found: pd.DataFrame) -> pd.DataFrame:
     """The batches, and contexts, that most page sizes' grids hold; all where none is shared."""
     kept, pages = found, found.page_size.nunique()
-    for name in (SIZES.x, SIZES.y):
+    for name in (MAP.x, MAP.y):
         held = kept.groupby(name).page_size.transform("nunique")
         kept = kept[held > pages / 2]
     return found if kept.empty else kept

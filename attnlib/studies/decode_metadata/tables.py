@@ -1,7 +1,8 @@
 """The tables of the metadata studies: what a step's metadata must cost, and what it does cost.
 
-`limit` is what `rows.ceilings` found in the same study. Tables stand on graph replays unless they
-say otherwise; a design or size that was not measured leaves its column or row out.
+`limit` is what `frame.ceilings` found in the same study. Tables stand on graph replays unless they
+say otherwise; a design or size that was not measured leaves its column or row out. In rows of this
+study `backend` holds the design's name, so that two releases of one library are two designs.
 """
 
 from __future__ import annotations
@@ -13,21 +14,23 @@ import pandas as pd
 
 from ...kinds.cost import Ceilings, metadata_cost
 from ...kinds.metadata.case import MetadataCase
-from ...run.frame import intervals, launches, over, times
-from .rows import (
-    ALONE,
-    FUSED,
-    MERGED,
-    OPS,
-    RIVALS,
-    SERIAL,
-    SIZES,
-    TODAY,
-    against_best,
-    metadata_rows,
-    step_rows,
-)
+from ...run.frame import by_design, decode_rows, good_rows, intervals, launches, over, times
 
+SIZES = ["batch_size", "page_size", "max_ctx"]
+OPS, SERIAL, FUSED, ALONE = "op by op", "serial", "fused", "fused, no overlap"
+MERGED, TODAY = "SGLang 0.5.14", "SGLang 0.5.23"
+"""The fused kernels as SGLang merged them, and its newest."""
+RIVALS = (SERIAL, MERGED, TODAY)
+DESIGNS = {
+    "metadata-eager": OPS,
+    "metadata-serial": SERIAL,
+    "metadata-fused": FUSED,
+    "metadata-fused-alone": ALONE,
+    "sglang-metadata": "SGLang",
+    "fa3-step-eager": OPS,
+    "fa3-step-serial": SERIAL,
+    "fa3-step-fused": FUSED,
+}
 NEVER = "never"
 BUILDERS = {
     "decode": "page table",
@@ -35,6 +38,32 @@ BUILDERS = {
     "draft": "draft tree",
     "verify": "target verify",
 }
+
+
+def metadata_rows(
+    frame: pd.DataFrame, builder: str = "decode", *, timer: str = "graph"
+) -> pd.DataFrame:
+    """Records of a builder that are ok and not throttled, of one timer; `backend` is the design."""
+    rows = good_rows(frame[frame.builder == builder], timer)
+    return by_design(rows, DESIGNS).astype({"swa": bool})
+
+
+def step_rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """Records of whole steps that are ok and not throttled, graph timer; `backend` is the design.
+
+    Of a frame that has no step, none.
+    """
+    if "layers" not in frame:
+        return frame.iloc[:0].assign(layers=None)
+    return by_design(decode_rows(frame[frame.layers.notna()]), DESIGNS)
+
+
+def against_best(rows: pd.DataFrame) -> pd.DataFrame:
+    """`FUSED` over the rival that comes closest to it or beats it, case by case, named."""
+    there = [name for name in (OPS, *RIVALS) if name in set(rows.backend)]
+    found = pd.concat([over(rows, FUSED, name).assign(rival=name) for name in there])
+    worst = found.sort_values(["ratio", "rival"], ascending=False).drop_duplicates("case")
+    return worst.sort_values(SIZES, kind="stable", ignore_index=True)
 
 
 def counted(cases: Iterable[MetadataCase], limit: Ceilings) -> pd.DataFrame:
@@ -70,20 +99,9 @@ def floor_us(case: MetadataCase, limit: Ceilings) -> float:
     return max(limit.launch_us, fetch_us(case, limit))
 
 
-def ceiling_table(limit: Ceilings) -> pd.DataFrame:
-    """The ceilings that bound metadata."""
-    rates = {
-        "copy (read + write)": f"{limit.copy_gbps:,.0f} GB/s",
-        "empty kernel in a graph": f"{limit.launch_us:.2f} us",
-        "bare gather, one word in 64 bytes": f"{limit.gather_per_us / 1e3:.1f} words/ns",
-    }
-    return pd.DataFrame({"ceiling": rates.keys(), "measured": rates.values()})
-
-
 def launch_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """Launches a call of every builder and design, as traced: fewest and most over the records."""
-    parts = [metadata_rows(frame, name) for name in BUILDERS]
-    rows = pd.concat(parts)
+    """Launches per call of every builder and design, as traced: fewest and most over records."""
+    rows = pd.concat([metadata_rows(frame, name) for name in BUILDERS])
     counts = rows.assign(count=launches(rows).round().astype(int))
     grouped = counts.groupby(["builder", "backend"])["count"].agg(["size", "min", "max"])
     shown = grouped.set_axis(["records", "fewest", "most"], axis=1).reset_index()
@@ -97,12 +115,9 @@ def side_by_side(
     rows = metadata_rows(frame)
     table = times(rows[rows.case.isin(cases)]).sort_values(SIZES, ignore_index=True)
     floors = np.array([floor_us(case, limit) for case in table.case])
-    shown = [name for name in (OPS, *RIVALS, FUSED) if name in table]
-    return (
-        pd.concat([table[SIZES].assign(floor=floors), table[shown]], axis=1)
-        .round(2)
-        .assign(**{"fused / floor": (table[FUSED] / floors).round(2)})
-    )
+    designs = table[[name for name in (OPS, *RIVALS, FUSED) if name in table]]
+    shown = table[SIZES].assign(floor=floors, **designs, **{"fused / floor": table[FUSED] / floors})
+    return shown.round(2)
 
 
 def speedups(frame: pd.DataFrame, cases: Iterable[MetadataCase]) -> pd.DataFrame:
@@ -112,16 +127,16 @@ def speedups(frame: pd.DataFrame, cases: Iterable[MetadataCase]) -> pd.DataFrame
     table = rows[SIZES].drop_duplicates().sort_values(SIZES)
     for name in (OPS, *RIVALS):
         found = over(rows, name, FUSED)
-        words = [f"{row.ratio:.2f} ({said})" for row, said in _with_intervals(found)]
-        found = found[SIZES].assign(**{name: words})
-        table = table.merge(found, on=SIZES, how="left") if words else table
+        pairs = zip(found.ratio, intervals(found), strict=True)
+        words = {name: [f"{ratio:.2f} ({said})" for ratio, said in pairs]}
+        table = table.merge(found[SIZES].assign(**words), how="left") if len(found) else table
     return table.reset_index(drop=True)
 
 
 def crossovers(frame: pd.DataFrame) -> pd.DataFrame:
     """Where fusing loses: the first batch whose interval lies above op by op, and the last ratio.
 
-    A row a page size and context, a pair of columns a rival.
+    A row per page size and context, a pair of columns per rival.
     """
     rows, table = metadata_rows(frame), pd.DataFrame()
     keys = ["page_size", "max_ctx"]
@@ -150,9 +165,7 @@ def overlap(frame: pd.DataFrame) -> pd.DataFrame:
     rows = metadata_rows(frame)
     designs = times(rows).set_index("case")[sorted(rows.backend.unique())]
     found = over(rows, ALONE, FUSED).join(designs, on="case").sort_values(SIZES, ignore_index=True)
-    shown = found[SIZES].assign(
-        **{name: found[name].round(2) for name in (MERGED, ALONE, FUSED) if name in found}
-    )
+    shown = found[[*SIZES, *(n for n in (MERGED, ALONE, FUSED) if n in found)]].round(2)
     return shown.assign(**{"without / with": found.ratio.round(2), "95 %": intervals(found)})
 
 
@@ -164,19 +177,11 @@ def strided(frame: pd.DataFrame, limit: Ceilings) -> pd.DataFrame:
     table["fetched / copy"] = [fetch_us(case, limit) for case in table.case]
     table["bare gather"] = [cost.words / limit.gather_per_us for cost in costs]
     table = table[(table.page_size >= 16) & (table.MiB > frame.l2_mib.max())]
+    table = table.sort_values(["page_size", "MiB"], ignore_index=True)
     shown = ["MiB", "fetched / copy", "bare gather", *(n for n in (TODAY, FUSED) if n in table)]
-    measured = table[FUSED]
-    return (
-        pd.concat([table[SIZES], table[shown].round(1)], axis=1)
-        .assign(
-            **{
-                "fused / copy": (measured / table["fetched / copy"]).round(2),
-                "fused / gather": (measured / table["bare gather"]).round(2),
-            }
-        )
-        .sort_values(["page_size", "MiB"])
-        .reset_index(drop=True)
-    )
+    over_copy, over_gather = (table[FUSED] / table[name] for name in shown[1:3])
+    told = {"fused / copy": over_copy.round(2), "fused / gather": over_gather.round(2)}
+    return table[[*SIZES, *shown]].round(1).assign(**told)
 
 
 def other_builders(frame: pd.DataFrame) -> pd.DataFrame:
@@ -184,18 +189,10 @@ def other_builders(frame: pd.DataFrame) -> pd.DataFrame:
     found = []
     for name in (n for n in BUILDERS if n != "decode" and n in set(frame.builder)):
         rows = metadata_rows(frame, name)
-        ratio, table = over(rows, OPS, FUSED), times(rows)
-        found.append(
-            {
-                "builder": BUILDERS[name],
-                "cases": len(ratio),
-                "fused, us": _range(table[FUSED]),
-                "op by op, us": _range(table[OPS]),
-                "least": ratio.ratio.min(),
-                "median": ratio.ratio.median(),
-                "most": ratio.ratio.max(),
-            }
-        )
+        ratio, table = over(rows, OPS, FUSED).ratio, times(rows)
+        told = {"fused, us": _range(table[FUSED]), "op by op, us": _range(table[OPS])}
+        span = {"least": ratio.min(), "median": ratio.median(), "most": ratio.max()}
+        found.append({"builder": BUILDERS[name], "cases": len(ratio)} | told | span)
     return pd.DataFrame(found).round(1)
 
 
@@ -226,11 +223,6 @@ def step_table(frame: pd.DataFrame) -> pd.DataFrame:
     told = {"op by op / fused": found.ratio.round(3), "95 %": intervals(found)}
     told |= {"op by op is": found.verdict, "SM MHz": clocks.round().astype(int)}
     return shown.assign(**told)
-
-
-def _with_intervals(found: pd.DataFrame) -> list[tuple[pd.Series, str]]:
-    pairs = zip(found.iterrows(), intervals(found), strict=True)
-    return [(row, said) for (_, row), said in pairs]
 
 
 def _range(values: pd.Series) -> str:

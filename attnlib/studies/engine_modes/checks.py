@@ -19,7 +19,7 @@ from ..evidence import (
     judge_rows,
     together,
 )
-from .rows import AUTO, FA2, FA3, mode_rows, plain
+from .tables import AUTO, FA2, FA3, mode_rows, plain
 
 EVERY = tuple(MODES)
 """Every mode that goes through FlashInfer's prefill wrappers."""

@@ -10,14 +10,13 @@ from ...core.backends.table import FAMILIES
 from ...draw import charts, style
 from ...draw.style import Look
 from ...kinds.cost import Ceilings
-from .rows import FA2, FA3, GROUPS, LIBRARY, MANY, mode_rows, over, plain, times
-from .tables import roofs_us
+from .tables import FA2, FA3, GROUPS, LIBRARY, MANY, mode_rows, over, plain, roofs_us, times
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-HEADS = {
+BY_HEADS = {
     "32/8": Look(style.BLUE, "o", "32/8 heads"),
     "16/2": Look(style.GREEN, "D", "16/2 heads"),
     "8/1": Look(style.ORANGE, "s", "8/1 heads"),
@@ -35,7 +34,7 @@ def ratio_chart(frame: pd.DataFrame) -> Figure:
     """fa2 / fa3 of every shape, a row per mode; right of 1 fa3 is faster. Bars: 95 % intervals."""
     table = over(plain(mode_rows(frame)), FA2, FA3)
     figure, axis, rows = _by_mode(frame, table, "Which of FlashInfer's kernels is faster, by mode")
-    charts.dots(axis, rows, "ratio", "place", by="heads", looks=HEADS, interval="x")
+    charts.dots(axis, rows, "ratio", "place", by="heads", looks=BY_HEADS, interval="x")
     axis.set_xlabel("run time of fa2 / run time of fa3   (right of 1: fa3 is faster)")
     style.log_axes(axis, "x")
     axis.legend(loc="lower left", frameon=True)
@@ -62,7 +61,7 @@ def _by_mode(
     """A panel with a row per mode and a line at 1, and `table` with the `place` of each dot."""
     groups = [group for group in GROUPS if group in set(table.group)]
     aside = table.groupby("group").group.transform(lambda own: charts.spread(own.index, SPREAD))
-    placed = table.assign(place=table.group.map(groups.index) + aside.astype(float))
+    placed = table.assign(place=table.group.astype(object).map(groups.index) + aside.astype(float))
     figure, (axis,) = charts.panels([title], (8.5, 1.3 + 0.6 * len(groups)), frame)
     launched = {group: "eager" if group in MANY else "in a graph" for group in groups}
     charts.categories(axis, "y", (f"{group}\n({how})" for group, how in launched.items()))

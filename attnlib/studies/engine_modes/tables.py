@@ -1,8 +1,12 @@
 """The tables of the study `engine_modes`: which backend for which mode, and what a pin costs.
 
-`limit` is what `rows.ceilings` found in the same study. Unless a table says otherwise a mode is
-shown as engines call it: few queries a request in a CUDA graph, prefill planned for eager (times
+`limit` is what `frame.ceilings` found in the same study. Unless a table says otherwise a mode is
+shown as engines call it: few queries per request in a CUDA graph, prefill planned for eager (times
 are then the profiler's kernel times). What was not measured leaves its rows out.
+
+In rows of this study `backend` holds a short name: fa2 and fa3 are FlashInfer's, whichever wrapper
+a mode goes through, `library` is FlashAttention-3 itself. `group` is the mode, with paged prefill
+split by whether the cache held a prefix. Decode has one query per request and no mask to choose.
 """
 
 from __future__ import annotations
@@ -13,33 +17,36 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
+from ...core.spec import CUSTOM_MASKS
 from ...kinds.cost import Ceilings, DecodeCost, decode_cost, extend_cost, fa2_tile_rows, predict_fa3
 from ...kinds.decode.case import DecodeCase
 from ...kinds.extend.case import ExtendCase
-from ...run.frame import cases_of, intervals
-from .rows import (
-    AUTO,
-    DECODE,
-    EAGER,
-    FA2,
-    FA3,
-    FEW,
-    GRAPH,
-    GROUPS,
-    LIBRARY,
-    MANY,
-    PLANNED,
-    SIZES,
-    in_order,
-    mode_rows,
-    over,
-    plain,
-    times,
-)
+from ...run import frame as frames
+from ...run.frame import cases_of, decode_rows, intervals, spread, tally
 
+FA2, FA3, AUTO, LIBRARY = "fa2", "fa3", "auto", "library"
+NAMES = {
+    "flashinfer-fa2": FA2,
+    "flashinfer-fa3": FA3,
+    "flashinfer-auto": AUTO,
+    "flashinfer-prefill-fa2": FA2,
+    "flashinfer-prefill-fa3": FA3,
+    "flashinfer-prefill-auto": AUTO,
+    "fa3-extend": LIBRARY,
+}
+DECODE, PREFIX = "decode", "prefill_paged, prefix"
+FEW = (DECODE, "target_verify", "draft_extend", "dllm_extend")
+"""Groups with few queries per request, which engines capture in CUDA graphs."""
+MANY = ("prefill_paged", PREFIX, "prefill_ragged")
+"""Groups of prefill, which engines launch eagerly."""
+GROUPS = (*FEW, *MANY)
+GRAPH, EAGER = "graph", "profiler"
+PLANNED = {GRAPH: "for a graph", EAGER: "for eager"}
+"""Timer -> how its calls were planned."""
+SIZES = ["group", "heads", "page_size", "q_len", "batch_size", "kv_len"]
 RATIO = "fa2 / fa3"
 TILE_ROWS = 128
-"""Query rows of fa3's tile at head_dim 128; up to as many queries a request are one tile a head."""
+"""Query rows of fa3's tile at head_dim 128; up to as many per request are one tile per head."""
 POLICIES: dict[str, tuple[str, ...]] = {
     "fa2 everywhere": (),
     "as #18364 left it": ("prefill_ragged",),
@@ -48,31 +55,78 @@ POLICIES: dict[str, tuple[str, ...]] = {
     "fa3 for prefill": MANY,
 }
 """Policy -> the groups that it gives to fa3, under no custom mask; the others go to fa2."""
-WORDS = ("slower", "same", "ambiguous", "faster")
+WORDS = {word: f"fa2 {word}" for word in ("slower", "same", "ambiguous", "faster")}
+
+
+def mode_rows(frame: pd.DataFrame, timer: str | None = None) -> pd.DataFrame:
+    """Attention records that are ok and not throttled, of one timer, or of each mode's usual one.
+
+    The usual one is that of the way an engine calls a mode: in a graph for few queries per request,
+    planned for eager in prefill. Columns of the frame, and `group`.
+    """
+    rows = pd.concat([decode_rows(frame, timer=name) for name in (GRAPH, EAGER)])
+    # A frame of decode alone has no such columns, one of all modes has gaps in them.
+    known = {"mode": DECODE, "mask": "causal", "q_len": 1}
+    rows = rows.reindex(columns=list(dict.fromkeys([*frame.columns, *known])))
+    objects = rows.astype(dict.fromkeys(known, object))
+    rows = objects.assign(**{name: objects[name].fillna(usual) for name, usual in known.items()})
+    prefixed = (rows["mode"] == "prefill_paged") & (rows.q_len < rows.kv_len)
+    group = pd.Categorical(rows["mode"].mask(prefixed, PREFIX), GROUPS, ordered=True)
+    rows = rows.assign(backend=rows.backend.map(NAMES), group=group).astype({"q_len": int})
+    return rows[rows.timer == (timer or rows.group.map(usual_timer))]
+
+
+def usual_timer(group: str) -> str:
+    """The timer of the way in which an engine calls a group's mode."""
+    return EAGER if group in MANY else GRAPH
+
+
+def plain(rows: pd.DataFrame) -> pd.DataFrame:
+    """Without the rows of a custom mask, which only fa2 takes."""
+    return rows[~rows["mask"].isin(CUSTOM_MASKS)]
+
+
+def over(rows: pd.DataFrame, numerator: str, denominator: str) -> pd.DataFrame:
+    """`frame.over` of each timer: a row per case and timer, in the order of `GROUPS`."""
+    parts = list(rows.groupby("timer")) or [(GRAPH, rows)]
+    found = [frames.over(part, numerator, denominator).assign(timer=t) for t, part in parts]
+    return in_order(pd.concat([part for part in found if len(part)] or found[:1]))
+
+
+def times(rows: pd.DataFrame, value: str = "run_us") -> pd.DataFrame:
+    """`frame.times` of each timer: a row per case and timer, a column per backend, so ordered."""
+    parts = list(rows.groupby("timer")) or [(GRAPH, rows)]
+    return in_order(pd.concat([frames.times(part, value).assign(timer=t) for t, part in parts]))
+
+
+def in_order(table: pd.DataFrame) -> pd.DataFrame:
+    """Rows in the order of `GROUPS`, then of heads, queries, batch and tokens."""
+    return table.sort_values(SIZES, kind="stable", ignore_index=True)
 
 
 def counted(cases: Iterable[DecodeCase | ExtendCase], limit: Ceilings) -> pd.DataFrame:
     """What each case must do, from its lengths alone: FLOPs, bytes, roof, and which bounds it.
 
-    `fa3 predicted` is the time that its schedule implies where a request is one tile a head
+    `fa3 predicted` is the time that its schedule implies where a request is one tile per head
     (`predict_fa3`; no tile of 128 rows is fuller than `full, %`); NaN for longer ones.
     """
     found = []
     for case in cases:
-        cost, name, q_len = _cost(case), getattr(case, "mode", DECODE), getattr(case, "q_len", 1)
-        cached = case.cached if isinstance(case, ExtendCase) else case
+        cost, cached, q_len = _cost(case), _cached(case), getattr(case, "q_len", 1)
+        one_tile = predict_fa3(cached, limit).run_us if q_len <= TILE_ROWS else float("nan")
+        memory = cost.floor_us(limit) == cost.roof_us(limit)
         found.append(
             {
-                "mode": name,
+                "mode": getattr(case, "mode", DECODE),
                 "q_len": q_len,
                 "batch_size": cached.batch_size,
                 "kv_len": cached.kv_len,
                 "GFLOP": cost.flops / 1e9,
                 "MB": cost.io_bytes / 1e6,
-                "bound": _bound(cost, limit),
+                "bound": "memory" if memory else "matmul",
                 "roof": cost.roof_us(limit),
                 "full, %": 100 * min(1.0, q_len / TILE_ROWS),
-                "fa3 predicted": _one_tile_us(cached, q_len, limit),
+                "fa3 predicted": one_tile,
             }
         )
     return pd.DataFrame(found).round(1)
@@ -86,11 +140,9 @@ def headline(
     rows = rows[rows.case.isin(cases)]
     table = _with_times(over(rows, FA2, FA3), rows)
     roofs = roofs_us(table, limit)
-    shown = [name for name in (FA2, FA3, LIBRARY) if name in table]
+    shown = table[SIZES].assign(roof=roofs, **table[_backends(table)]).round(1)
     told = {RATIO: table.ratio.round(2), "95 %": intervals(table), "rounds": table.pairs}
-    return (
-        pd.concat([table[SIZES].assign(roof=roofs), table[shown]], axis=1).round(1).assign(**told)
-    )
+    return shown.assign(**told)
 
 
 def roofs_us(table: pd.DataFrame, limit: Ceilings) -> np.ndarray:
@@ -100,12 +152,9 @@ def roofs_us(table: pd.DataFrame, limit: Ceilings) -> np.ndarray:
 
 def summary(frame: pd.DataFrame) -> pd.DataFrame:
     """By group: shapes by verdict on fa2 against fa3, and the least, median and most fa2 / fa3."""
-    found = over(plain(mode_rows(frame)), FA2, FA3)
-    counts = pd.crosstab(found.group, found.verdict).reindex(columns=WORDS, fill_value=0)
-    grouped = found.groupby("group", sort=False).ratio
-    spread = grouped.agg(["min", "median", "max"]).set_axis(["least", "median", "most"], axis=1)
-    table = pd.concat([grouped.size().rename("shapes"), counts.add_prefix("fa2 "), spread], axis=1)
-    return table.round(2).reset_index().rename_axis(columns=None)
+    table = tally(over(plain(mode_rows(frame)), FA2, FA3), "group").rename(columns=WORDS)
+    columns = ["group", "shapes", *WORDS.values(), "least", "median", "most"]
+    return table.reindex(columns=columns, fill_value=0)
 
 
 def exceptions(frame: pd.DataFrame) -> pd.DataFrame:
@@ -120,63 +169,54 @@ def exceptions(frame: pd.DataFrame) -> pd.DataFrame:
 def regrets(frame: pd.DataFrame) -> pd.DataFrame:
     """What a policy costs: its time over the better of fa2 and fa3, geometric mean over shapes.
 
-    A row a group, and `worst`, the worst shape of all; a policy's time is that of the backend that
-    it names, pinned.
+    A row per group, and `worst`, the worst shape of all; a policy's time is that of the backend
+    that it names, pinned.
     """
     table = times(plain(mode_rows(frame))).reindex(columns=["group", FA2, FA3]).dropna()
     best = table[[FA2, FA3]].min(axis=1)
-    lost = pd.DataFrame({name: _chosen(table, to_fa3) / best for name, to_fa3 in POLICIES.items()})
+    chosen = {
+        name: table[FA3].where(table.group.isin(to_fa3), table[FA2])
+        for name, to_fa3 in POLICIES.items()
+    }
+    lost = pd.DataFrame(chosen).div(best, axis=0)
     means = np.exp(np.log(lost).groupby(table.group).mean())
-    means = means.reindex([group for group in GROUPS if group in means.index])
     return pd.concat([means, lost.max().rename("worst").to_frame().T]).round(2)
 
 
 def one_tile(frame: pd.DataFrame, limit: Ceilings, *, kv_len: int = 8192) -> pd.DataFrame:
-    """fa3 over queries a request, as long as they fit one tile: predicted and measured, us.
+    """fa3 over queries per request, as long as they fit one tile: predicted and measured, us.
 
     In a graph, 32/8 heads, page size 1, `kv_len` tokens; fa2 beside it.
     """
     rows = plain(mode_rows(frame, GRAPH))
     chosen = (rows.heads == "32/8") & (rows.page_size == 1) & (rows.kv_len == kv_len)
-    table = times(rows[chosen])
-    table = table[table.q_len <= TILE_ROWS].dropna(subset=[FA2, FA3])
-    table = table.sort_values(["batch_size", "q_len"])
-    told = [predict_fa3(_cached(case), limit).run_us for case in table.case]
-    shown = table[["batch_size", "q_len", "mode", FA2, FA3]].assign(predicted=told)
-    shown["fa3 / predicted"] = shown[FA3] / shown.predicted
-    return shown.round({FA2: 1, FA3: 1, "predicted": 1, "fa3 / predicted": 2}).reset_index(
-        drop=True
-    )
+    table = times(rows[chosen & (rows.q_len <= TILE_ROWS)]).dropna(subset=[FA2, FA3])
+    table = table.sort_values(["batch_size", "q_len"], ignore_index=True)
+    told = np.array([predict_fa3(_cached(case), limit).run_us for case in table.case])
+    shown = table[["batch_size", "q_len", "mode", FA2, FA3]].assign(predicted=told).round(1)
+    return shown.assign(**{"fa3 / predicted": (table[FA3] / told).round(2)})
 
 
 def shares(frame: pd.DataFrame, limit: Ceilings) -> pd.DataFrame:
     """Share of the roof (%) that each backend reaches: least, median, most of a group's shapes."""
     table = times(plain(mode_rows(frame)))
-    roofs, found = roofs_us(table, limit), {}
-    for name in (name for name in (FA2, FA3, LIBRARY) if name in table):
-        share = (100 * roofs / table[name]).groupby(table.group)
-        for word, value in (
-            ("least", share.min()),
-            ("median", share.median()),
-            ("most", share.max()),
-        ):
-            found[f"{name} {word}"] = value
-    shown = pd.DataFrame(found).round(0)
-    return shown.reindex([group for group in GROUPS if group in shown.index])
+    found = [
+        spread(100 * roofs_us(table, limit) / table[name], table.group).add_prefix(f"{name} ")
+        for name in _backends(table)
+    ]
+    return pd.concat(found, axis=1).round(0).filter(regex="least|median|most")
 
 
 def resolved(frame: pd.DataFrame) -> pd.DataFrame:
     """What `auto` ran in each mode and how its plan was made, beside fa2 and fa3, us."""
     parts = pd.concat([mode_rows(frame, timer) for timer in (GRAPH, EAGER)])
-    if AUTO not in set(parts.backend):
-        return pd.DataFrame(columns=["mode", "mask", "planned", "ran", "auto / fa2"])
     ran = parts[parts.backend == AUTO].drop_duplicates(["case", "timer"])
     found = over(parts, AUTO, FA2).merge(ran[["case", "timer", "kernel_family"]])
     found = _with_times(found, parts)
     told = {
         "planned": found.timer.map(PLANNED),
         "ran": found.kernel_family,
-        **{name: found[name].round(1) for name in (AUTO, FA2, FA3)},
+        **found.reindex(columns=[AUTO, FA2, FA3]).round(1),
         "auto / fa2": found.ratio.round(2),
         "95 %": intervals(found),
     }
@@ -198,16 +238,15 @@ def plans(frame: pd.DataFrame) -> pd.DataFrame:
     wide = wide.reindex(columns=[GRAPH, EAGER]).dropna().rename_axis(columns=None)
     table = in_order(cases_of(few).merge(wide.reset_index(), on="case"))
     ratio = (table[GRAPH] / table[EAGER]).round(2)
+    named = list(zip(table.case, table.backend, strict=True))
     tiles = {
-        f"tile {PLANNED[timer]}": [
-            _tile(case, name, timer) for case, name in zip(table.case, table.backend, strict=True)
-        ]
-        for timer in (GRAPH, EAGER)
+        f"tile {how}": [_tile(case, name, timer) for case, name in named]
+        for timer, how in PLANNED.items()
     }
-    traced = {PLANNED[timer]: table[timer].round(1) for timer in (GRAPH, EAGER)}
+    traced = {how: table[timer].round(1) for timer, how in PLANNED.items()}
     shown = table[["backend", "mode", "mask", "q_len", "batch_size"]]
     shown = shown.assign(**tiles, **traced, ratio=ratio)
-    return shown.sort_values("backend", kind="stable").reset_index(drop=True)
+    return shown.sort_values("backend", kind="stable", ignore_index=True)
 
 
 def masks(frame: pd.DataFrame) -> pd.DataFrame:
@@ -219,13 +258,10 @@ def masks(frame: pd.DataFrame) -> pd.DataFrame:
     rows = rows[(rows.backend == FA2) & (rows["mode"] == "target_verify")]
     pairs = [replace(case, mask="causal") for case in rows.case]
     rows = rows.assign(backend=rows["mask"], mask="any", case=pairs)
-    found = over(rows, "chain", "causal")
-    if found.empty:
-        return pd.DataFrame(columns=["causal", "chain", "tree", "chain / causal", "95 %"])
-    table = _with_times(found, rows)
+    table = _with_times(over(rows, "chain", "causal"), rows)
     told = {"chain / causal": table.ratio.round(2), "95 %": intervals(table)}
     sizes = ["heads", "q_len", "batch_size", "kv_len"]
-    return table[[*sizes, "causal", "chain", "tree"]].round(1).assign(**told)
+    return table.reindex(columns=[*sizes, "causal", "chain", "tree"]).round(1).assign(**told)
 
 
 def library(frame: pd.DataFrame) -> pd.DataFrame:
@@ -233,18 +269,11 @@ def library(frame: pd.DataFrame) -> pd.DataFrame:
 
     `ratio` is the better one's median time over the library's; above 1 the library is faster.
     """
-    columns = ["group", "shapes", "library first", "least", "median", "most"]
     table = times(plain(mode_rows(frame))).reindex(columns=["group", FA2, FA3, LIBRARY]).dropna()
-    if table.empty:
-        return pd.DataFrame(columns=columns)
     ratio = table[[FA2, FA3]].min(axis=1) / table[LIBRARY]
-    grouped = ratio.groupby(table.group)
-    first = (ratio > 1).groupby(table.group).sum()
-    parts = [grouped.size(), first, grouped.min(), grouped.median(), grouped.max()]
-    shown = pd.concat(parts, axis=1).round(2).reset_index().set_axis(columns, axis=1)
-    return (
-        shown.set_index("group").reindex(g for g in GROUPS if g in set(shown.group)).reset_index()
-    )
+    shown = spread(ratio, table.group).round(2)
+    shown.insert(1, "library first", (ratio > 1).groupby(table.group).sum())
+    return shown.reset_index()
 
 
 def _cost(case: DecodeCase | ExtendCase) -> DecodeCost:
@@ -255,22 +284,14 @@ def _cached(case: DecodeCase | ExtendCase) -> DecodeCase:
     return case if isinstance(case, DecodeCase) else case.cached
 
 
-def _bound(cost: DecodeCost, limit: Ceilings) -> str:
-    return "memory" if cost.floor_us(limit) == cost.roof_us(limit) else "matmul"
-
-
-def _one_tile_us(cached: DecodeCase, q_len: int, limit: Ceilings) -> float:
-    return predict_fa3(cached, limit).run_us if q_len <= TILE_ROWS else float("nan")
+def _backends(table: pd.DataFrame) -> list[str]:
+    return [name for name in (FA2, FA3, LIBRARY) if name in table]
 
 
 def _with_times(found: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     """`found` with the times of every backend that it has a case and timer of."""
     names = sorted(rows.backend.unique())
     return found.merge(times(rows)[["case", "timer", *names]], on=["case", "timer"])
-
-
-def _chosen(table: pd.DataFrame, to_fa3: tuple[str, ...]) -> pd.Series:
-    return table[FA3].where(table.group.isin(to_fa3), table[FA2])
 
 
 def _tile(case: ExtendCase, backend: str, timer: str) -> int:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 LOOKS = style.family_looks(FAMILIES)
 BOUNDS = {"tensor cores": style.VERMILION, "traffic": style.BLUE}
-SIZES = charts.Sizes(
+MAP = charts.Sizes(
     "batch_size", "kv_len", "heads", ("batch, requests", "kv_len, tokens"), "{} heads"
 )
 WRAPPERS = {AUTO: "BatchDecode wrapper, auto", GRAPH_AUTO: "CUDAGraph wrapper"}
@@ -31,7 +31,7 @@ def slowdown_heatmap(frame: pd.DataFrame, release: str, *, page_size: int) -> Fi
     return charts.heatmap(
         grid.assign(heads=pd.Categorical(grid.heads, mildest_first)),
         drawn[drawn.page_size == page_size],
-        SIZES,
+        MAP,
         title=f"FlashInfer {release}: run time of fa3 / fa2, page size {page_size}",
         inches=(3.0, 3.4),
         ends=(1.0, max(2.0, grid.ratio.max())),

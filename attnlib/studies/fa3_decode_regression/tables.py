@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from ...core.gpu import REFERENCE, SLOW_MHZ
+from ...core.gpu import SLOW_MHZ
 from ...kinds.cost import Ceilings, decode_cost, predict_fa3
 from ...run.frame import (
     AUTO,
@@ -30,23 +30,9 @@ from ...run.frame import (
     times,
 )
 from ...run.store import require_comparable
-from ...select import GPUS, Choice, explain
 
 if TYPE_CHECKING:
-    from ...core.spec import AttnSpec
     from ...run.bisect import Bisection
-
-
-def ceiling_table(limit: Ceilings) -> pd.DataFrame:
-    """The measured ceilings."""
-    rates = {
-        "copy (read + write)": f"{limit.copy_gbps:,.0f} GB/s",
-        "read": f"{limit.read_gbps:,.0f} GB/s",
-        "bf16 matmul": f"{limit.matmul_tflops:.0f} TFLOP/s",
-        "empty kernel in a graph": f"{limit.launch_us:.2f} us",
-    }
-    known = {name: rate for name, rate in rates.items() if not rate.startswith("nan")}
-    return pd.DataFrame({"ceiling": known.keys(), "measured": known.values()})
 
 
 def headline(frame: pd.DataFrame, limit: Ceilings, release: str) -> pd.DataFrame:
@@ -158,7 +144,7 @@ def by_release(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def release_summary(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row a release and wrapper: the kernels that ran, and auto / fa2 over the cases."""
+    """One row per release and wrapper: the kernels that ran, and auto / fa2 over the cases."""
     grouped = by_release(frame).groupby(["release", "backend"], sort=False)
     summary = grouped.agg(
         ran=("kernel_family", lambda names: ", ".join(sorted(set(names)))),
@@ -171,7 +157,7 @@ def release_summary(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def across_releases(frame: pd.DataFrame, backend: str) -> pd.DataFrame:
-    """Times of one backend, a column a release."""
+    """Times of one backend, a column per release."""
     rows = decode_rows(frame)
     rows = rows[rows.backend == backend]
     require_comparable(rows)
@@ -185,40 +171,6 @@ def variants(frame: pd.DataFrame, release: str) -> pd.DataFrame:
     found = over(rows, FA3, FA2)
     columns = ["heads", "head_dim", "dtype", "page_size", "batch_size", "kv_len", "lengths"]
     return found[columns].assign(**{"fa3 / fa2": found.ratio.round(2)})
-
-
-def rule_table(releases: list[str], spec: AttnSpec) -> pd.DataFrame:
-    """What `auto` means for decode of `spec`, by release and GPU generation (`select`)."""
-    columns = {gpu: [_auto(spec, release, gpu).backend for release in releases] for gpu in GPUS}
-    decided = [_auto(spec, release, REFERENCE).decided_by for release in releases]
-    why = [f"{row.why} ({row.source.removeprefix('FlashInfer ')})" for row in decided]
-    return pd.DataFrame({"release": releases, **columns, "why, on Hopper": why})
-
-
-def _auto(spec: AttnSpec, release: str, gpu: str) -> Choice:
-    library = f"flashinfer=={release}"
-    return explain(spec, mode="decode", gpu=gpu, library=library, env={})
-
-
-def resolution(frame: pd.DataFrame) -> pd.DataFrame:
-    """What the rule says, what the library said and what ran, by dtype and release."""
-    rows = frame[frame.backend == AUTO]
-    order = {release: place for place, release in enumerate(release_order(frame))}
-    rows = rows.assign(place=rows.release.map(order))
-    rows = rows.sort_values(["dtype", "kv_dtype", "place"]).reset_index(drop=True)
-    rules = [_auto(row.case.spec, row.release, REFERENCE) for row in rows.itertuples()]
-    return pd.DataFrame(
-        {
-            "query": rows.dtype,
-            "kv": rows.kv_dtype,
-            "release": rows.release,
-            "rule": [rule.backend for rule in rules],
-            "said": rows.reported_backend,
-            "ran": rows.kernel_family.where(rows.status == "ok", rows.status),
-            "kernel": rows.kernels.map(lambda kernels: kernels[0].name if kernels else ""),
-            "run_us": rows.run_us.round(1),
-        }
-    )
 
 
 def bisection(found: Bisection) -> pd.DataFrame:

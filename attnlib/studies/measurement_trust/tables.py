@@ -1,6 +1,6 @@
 """Tables of the measurement itself: A/A noise, timers against each other, verdicts.
 
-Frames are those of the study `measurement_trust`, a row a record.
+Frames are those of the study `measurement_trust`, a row per record.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def aa_table(frame: pd.DataFrame) -> pd.DataFrame:
     return table.set_axis(["pairs", "median %", "95th %", "largest %"], axis=1).round(2)
 
 
-def floor_of(frame: pd.DataFrame) -> float:
-    """The machine's A/A floor over all backends and cases, as a fraction."""
+def noise_of(frame: pd.DataFrame) -> float:
+    """The machine's A/A noise over all backends and cases, as a fraction."""
     return aa_noise(aa_pairs(frame).ratio.tolist())
 
 
@@ -61,12 +61,12 @@ def cold_table(frame: pd.DataFrame) -> pd.DataFrame:
     return shown.assign(mib=np.round(mib, 1), ratio=ratio).sort_values(["mib", *SHAPE, "backend"])
 
 
-def verdicts(rows: pd.DataFrame, numerator: str, denominator: str, *, floor: float) -> pd.DataFrame:
+def verdicts(rows: pd.DataFrame, numerator: str, denominator: str, *, noise: float) -> pd.DataFrame:
     """Verdict on `numerator` against `denominator`, case by case, with interval and margin.
 
     ValueError if there is no case that both have a round of.
     """
-    found = over(rows, numerator, denominator, noise=floor)
+    found = over(rows, numerator, denominator, noise=noise)
     if found.empty:
         raise ValueError(
             f"rows must hold a case of both {numerator!r} and {denominator!r}, none is"

@@ -49,7 +49,7 @@ def splits_overrun_buffers(frame: pd.DataFrame) -> Finding:
     over = rows[[each.overrun for each in splits]]
     harmed = int((over.reported_backend != HARMLESS).sum())
     reason = (
-        f"By the model {len(over)} misfits have more splits than the call's buffers hold: "
+        f"By the model {len(over)} mismatches have more splits than the call's buffers hold: "
         f"{', '.join(over.name)}. {harmed} of them gave wrong output, {len(over) - harmed} right "
         f"output by luck, {(over.status == 'crashed').sum()} crashed. Which address the combine "
         f"kernel read is not observed."

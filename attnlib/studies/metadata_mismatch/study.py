@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import product
 
 from ...kinds.mismatch.case import MISMATCHES, MismatchCase
+from ...kinds.mismatch.case import call_facts as call_facts
+from ...kinds.mismatch.case import told_facts as told_facts
 from ...run.study import Grid, Study
 
 MISMATCH_NAMES = tuple(mismatch.name for mismatch in MISMATCHES)

@@ -6,11 +6,14 @@ import pandas as pd
 
 from ...kinds.mismatch.case import MISMATCHES, predict_splits
 
-COLUMNS = ["name", "splits in metadata", "right", "cap of the call", "overruns", "past the guard"]
+COLUMNS = [
+    *("name", "splits in metadata", "right", "cap of the call", "overruns", "past the guard"),
+    *("relative error", "with the guard"),
+]
 
 
 def mismatch_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """A row a mismatch that was run: splits, outcome past the guard and with it, relative error.
+    """A row per mismatch that was run: splits, outcome past the guard and with it, relative error.
 
     Splits are those of the request with the most, by the model (`plan_splits`). `overruns` says
     whether they are more than the call's buffers hold. Outcomes are measured; a missing one is
@@ -22,11 +25,11 @@ def mismatch_table(frame: pd.DataFrame) -> pd.DataFrame:
         runs = frame[frame.name == mismatch.name]
         if not runs.empty:
             splits = predict_splits(mismatch, num_sms=num_sms)
-            counts = (splits.in_metadata, splits.right, splits.cap, splits.overrun)
-            found.append((mismatch.name, *counts, *_outcomes(runs)))
-    table = pd.DataFrame(found, columns=[*COLUMNS, "relative error", "with the guard"])
-    table["overruns"] = table.overruns.map({True: "yes", False: ""})
-    return table.round({"relative error": 4})
+            told = (splits.in_metadata, splits.right, splits.cap, "yes" if splits.overrun else "")
+            bare, guarded = runs[~runs.guard.astype(bool)], runs[runs.guard.astype(bool)]
+            error = float(bare.oracle_error.iloc[0]) if len(bare) else float("nan")
+            found.append((mismatch.name, *told, _outcome(bare), error, _outcome(guarded)))
+    return pd.DataFrame(found, columns=COLUMNS).round({"relative error": 4})
 
 
 def outcomes(frame: pd.DataFrame) -> pd.DataFrame:
@@ -46,12 +49,6 @@ def guard_messages(frame: pd.DataFrame) -> pd.DataFrame:
 def descriptions() -> pd.DataFrame:
     """The mismatches: name, and what differs between the metadata and the call."""
     return pd.DataFrame([(each.name, each.what) for each in MISMATCHES], columns=["name", "what"])
-
-
-def _outcomes(runs: pd.DataFrame) -> tuple[str, float, str]:
-    bare, guarded = runs[~runs.guard.astype(bool)], runs[runs.guard.astype(bool)]
-    error = float(bare.oracle_error.iloc[0]) if len(bare) else float("nan")
-    return _outcome(bare), error, _outcome(guarded)
 
 
 def _outcome(runs: pd.DataFrame) -> str:

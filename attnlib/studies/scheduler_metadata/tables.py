@@ -32,14 +32,16 @@ SGLANG_SAVES_US = 215.0
 
 
 def savings(frame: pd.DataFrame, *, timer: str = "graph") -> pd.DataFrame:
-    """What a step saves, a row a case: each and once in us, saved with low and high, gain in %.
+    """What a step saves, a row per case: each and once in us, saved with low and high, gain in %.
 
     `share` is the saving over (layers - 1) x `prepare`; NaN where that kernel was not measured.
     """
     rows, alone = decode_rows(frame, timer=timer), prepare_us(frame)
-    found = [
-        {"case": case, **_saving(each, once)} for case, each, once in paired_times(rows, EACH, ONCE)
-    ]
+    found = []
+    for case, each, once in paired_times(rows, EACH, ONCE):
+        gap = paired_gap(each, once)
+        told = (np.median(each), np.median(once), gap.mean, gap.low, gap.high)
+        found.append((case, *told, gap.pairs))
     saved = pd.DataFrame(found, columns=["case", *TIMES, "rounds"])
     table = cases_of(rows).merge(saved, on="case").sort_values(STEP, ignore_index=True)
     table = table[[*STEP, *TIMES, "rounds"]].astype({name: float for name in TIMES})
@@ -69,16 +71,10 @@ def summary(frame: pd.DataFrame) -> pd.DataFrame:
     table = savings(frame)
     table = table.assign(zeroing=np.where(table.kv_len <= one_split_up_to(frame), "yes", "no"))
     grouped = table.assign(sure=table.low > 0).groupby(["layers", "zeroing"])
-    found = {
-        "steps": grouped.size(),
-        "faster": grouped.sure.sum(),
-        "least saved": grouped.saved.min().round(0),
-        "median saved": grouped.saved.median().round(0),
-        "most saved": grouped.saved.max().round(0),
-        "least share": grouped.share.min().round(2),
-        "median share": grouped.share.median().round(2),
-        "most share": grouped.share.max().round(2),
-    }
+    found = {"steps": grouped.size(), "faster": grouped.sure.sum()}
+    for name, digits in {"saved": 0, "share": 2}.items():
+        for word, value in (("least", "min"), ("median", "median"), ("most", "max")):
+            found[f"{word} {name}"] = grouped[name].agg(value).round(digits)
     return pd.DataFrame(found).reset_index()
 
 
@@ -89,7 +85,7 @@ def one_split_up_to(frame: pd.DataFrame) -> int:
 
 
 def kernels_per_step(frame: pd.DataFrame) -> pd.DataFrame:
-    """Kernels of a step by the trace, launches each: a row a way, number of layers and zeroing."""
+    """Launches of each kernel per step, as traced: a row per way, number of layers and zeroing."""
     found, kinds = _steps(frame, "launches")
     keys = ["layers", "way", *kinds]
     counted = found[keys].astype({name: int for name in kinds}).value_counts(sort=False)
@@ -97,7 +93,7 @@ def kernels_per_step(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def time_by_kernel(frame: pd.DataFrame, *, layers: int = 64) -> pd.DataFrame:
-    """Microseconds a step by kernel, of a trace; `sum` of them, the `step` untraced, `hidden`.
+    """Microseconds per step by kernel, of a trace; `sum` of them, the `step` untraced, `hidden`.
 
     `hidden` is sum - step: how long two kernels ran at once, less the gaps between kernels, so
     that a negative one is time in which none ran. Median over rounds; graph timer.
@@ -111,7 +107,7 @@ def time_by_kernel(frame: pd.DataFrame, *, layers: int = 64) -> pd.DataFrame:
 
 
 def accounts(frame: pd.DataFrame, *, layers: int = 64) -> pd.DataFrame:
-    """Where the saving comes from and goes, us a step: a row a case, parts that sum to `saved`.
+    """Where the saving comes from and goes, us per step: a row per case, parts that sum to `saved`.
 
     `prepare` is what its kernels took less; `zeroing` is what that kernel takes more; `hidden` is
     what ran behind other kernels and so could not be saved; `others` is attention and combine.
@@ -131,18 +127,6 @@ def accounts_summary(frame: pd.DataFrame, *, layers: int = 64) -> pd.DataFrame:
     found = accounts(frame, layers=layers)
     kinds = ["prepare", "zeroing", "hidden", "others", "saved"]
     return found.groupby("kv_len")[kinds].median().round(0).reset_index()
-
-
-def _saving(each: list[float], once: list[float]) -> dict[str, float]:
-    gap = paired_gap(each, once)
-    return {
-        "each": float(np.median(each)),
-        "once": float(np.median(once)),
-        "saved": gap.mean,
-        "low": gap.low,
-        "high": gap.high,
-        "rounds": gap.pairs,
-    }
 
 
 def _steps(frame: pd.DataFrame, value: str) -> tuple[pd.DataFrame, list[str]]:

@@ -1,6 +1,6 @@
 """Which SM works on which tile: FA3's persistent scheduler over a plan, as list scheduling.
 
-The attention kernel has one CTA an SM. The first tiles go to the CTAs in turn; after that a CTA
+The attention kernel has one CTA per SM. The first tiles go to the CTAs in turn; after that a CTA
 that is done takes the next tile off a counter. Tiles come in the plan's batch order; within a
 request block by block of query rows inside a split, splits inside a head
 (hopper/tile_scheduler.hpp, VarlenDynamicPersistentTileScheduler). A tile's cost is counted here in

@@ -17,7 +17,7 @@ import numpy as np
 
 from ...core.schedule.facts import SchedulerFacts
 from ...core.schedule.splits import BATCHES_PER_CTA, SplitPlan, plan_splits
-from .words import TIE, WHY, candidates, certain_words, words_of
+from .words import TIE, WHY, candidates, certain_words, parts_of, words_of
 
 KINDS = ("fixed", "uniform", "skewed", "zeros", "edges", "few")
 COMMITTED = (
@@ -116,7 +116,7 @@ def _wrong_words(plan: SplitPlan, words: np.ndarray) -> dict[str, int]:
     """Specified words that differ, per part, and the positions that no tie explains."""
     model = certain_words(plan)
     differs = (words != model.values) & model.specified
-    bounds = [*plan.layout.parts.items(), ("end", plan.layout.size)]
+    bounds = [*parts_of(plan.facts).items(), ("end", len(words))]
     spans = zip(bounds, bounds[1:], strict=False)
     wrong = {name: int(differs[at:end].sum()) for (name, at), (_, end) in spans}
     wrong["ties"] = _unexplained_positions(plan, words)
@@ -125,12 +125,12 @@ def _wrong_words(plan: SplitPlan, words: np.ndarray) -> dict[str, int]:
 
 def _unexplained_positions(plan: SplitPlan, words: np.ndarray) -> int:
     """Positions whose request does not belong there, or whose other words are not its own."""
-    layout, batch_size = plan.layout, plan.facts.batch_size
-    if layout.batch_order is None:
+    parts, batch_size = parts_of(plan.facts), plan.facts.batch_size
+    if "batch_order" not in parts:
         return 0
     splits, m_blocks, order = (
-        words[at : at + batch_size]
-        for at in (layout.num_splits, layout.num_m_blocks, layout.batch_order)
+        words[parts[name] : parts[name] + batch_size]
+        for name in ("num_splits", "num_m_blocks", "batch_order")
     )
     requests = np.arange(batch_size)
     if not np.array_equal(np.sort(order), requests):

@@ -15,10 +15,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...core.schedule.facts import SchedulerFacts
 from ...core.schedule.splits import (
     BATCHES_PER_CTA,
     SplitPlan,
     blocks_in_l2,
+    num_words,
     scheduled_heads,
     split_by,
     work_share,
@@ -45,6 +47,15 @@ class Words:
     def counts(self) -> dict[str, int]:
         """Words per reason, `specified` among them."""
         return {name: int((self.why == code).sum()) for code, name in enumerate(WHY)}
+
+
+def parts_of(facts: SchedulerFacts) -> dict[str, int]:
+    """Offsets of the parts that are there, in order; last the semaphore, one word."""
+    padded = -(-facts.batch_size // 4) * 4
+    order = () if facts.is_local else ("batch_order",)
+    heads = ("heads_in_l2",) if facts.is_causal or facts.is_local else ()
+    names = ("num_splits", "num_m_blocks", *order, *heads, "semaphore")
+    return {name: at * padded for at, name in enumerate(names)}
 
 
 def words_of(plan: SplitPlan) -> Words:
@@ -83,16 +94,16 @@ def heads_in_l2(plan: SplitPlan) -> np.ndarray:
 
 def certain_words(plan: SplitPlan) -> Words:
     """The words of a plan whose rounding is not in doubt."""
-    layout, batch_size = plan.layout, plan.facts.batch_size
-    values = np.zeros(layout.size, np.int32)
-    why = np.full(layout.size, PADDING, np.uint8)
+    batch_size, size = plan.facts.batch_size, num_words(plan.facts)
+    values = np.zeros(size, np.int32)
+    why = np.full(size, PADDING, np.uint8)
     parts = {
         "num_splits": plan.num_splits,
         "num_m_blocks": plan.num_m_blocks,
         "batch_order": np.arange(batch_size),
         "heads_in_l2": heads_in_l2(plan),
     }
-    for name, at in layout.parts.items():
+    for name, at in parts_of(plan.facts).items():
         if name in parts:
             end = at + batch_size
             values[at:end] = parts[name][plan.batch_order]

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import pandas as pd
 
 from ..evidence import NOT_HERE, Finding, Judged, judge_rows, needed
-from .rows import FA3, FLASHMLA, NEW, sparse_rows
 from .study import BFLOAT16, HEADS
+from .tables import FA3, FLASHMLA, NEW, sparse_rows
 
 TP_HEADS = {1: 128, 2: 64, 4: 32, 8: 16}
 """Tensor parallelism -> query heads a GPU, of DeepSeek's 128."""

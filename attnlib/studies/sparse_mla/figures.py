@@ -12,8 +12,19 @@ from ...draw.style import Look
 from ...kinds.cost import Ceilings, mla_cost
 from ...run.frame import over
 from .model import first_lost_token, pool_tokens
-from .rows import FA3, FLASHMLA, FLASHMLA_DENSE, NEW, OLD, in_format, mla_records, sparse_rows
-from .tables import BOTH, FORMAT_OF, against_bounds
+from .tables import (
+    BOTH,
+    FA3,
+    FLASHMLA,
+    FLASHMLA_DENSE,
+    FORMAT_OF,
+    NEW,
+    OLD,
+    against_bounds,
+    in_format,
+    mla_records,
+    sparse_rows,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,8 +39,8 @@ LOOKS = {
 HEAD_MARKERS = {16: "o", 32: "s", 64: "D", 128: "^"}
 PANELS = ((2048, 256), (2048, 64), (512, 64), (2048, 1))
 """(top_k, batch) of the panels over heads: outside the L2 first."""
-HEADS = "query heads per GPU"
-SIZES = charts.Sizes("batch_size", "num_qo_heads", "top_k", ("batch, requests", HEADS), "top-k {}")
+PER_GPU = "query heads per GPU"
+MAP = charts.Sizes("batch_size", "num_qo_heads", "top_k", ("batch, requests", PER_GPU), "top-k {}")
 FACTOR = 2**1.3
 """Either way, where the colours of `ratio_heatmap` end."""
 OUTCOMES = {
@@ -46,7 +57,7 @@ def ratio_heatmap(frame: pd.DataFrame) -> Figure:
     return charts.heatmap(
         _commonest(over(sparse_rows(frame), FA3, FLASHMLA)),
         frame,
-        SIZES,
+        MAP,
         title="Time of FlashInfer fa3 (bf16) / FlashMLA (FP8)",
         inches=(4.2, 2.9),
         ends=(1 / FACTOR, FACTOR),
@@ -63,7 +74,7 @@ def heads_chart(frame: pd.DataFrame, limit: Ceilings) -> Figure:
     }
     parts = {name: part for name, part in parts.items() if part.num_qo_heads.nunique() > 1}
     size = (2.4 * len(parts) + 1.4, 3.2)
-    words = (HEADS, "time of one call in a graph, us")
+    words = (PER_GPU, "time of one call in a graph, us")
     figure, axes = charts.panels(list(parts), size, frame, words)
     for axis, part in zip(axes, parts.values(), strict=True):
         wide = part.pivot(index="num_qo_heads", columns="design", values=["us", "bound_us"])

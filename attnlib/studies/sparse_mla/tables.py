@@ -1,35 +1,38 @@
 """The tables of sparse MLA decode: what a call must take, what it takes, and where it is wrong.
 
-`limit` is what `rows.ceilings` found in the same study. Times are microseconds of one call in a
-graph. A design or shape that was not measured leaves its column or row out.
+`limit` is what `frame.ceilings` found in the same study. Times are microseconds of one call in a
+graph. A design or shape that was not measured leaves its column or row out. In rows of this study
+`backend` holds the design's name, one per library and release.
+
+The libraries read different caches that hold the same tokens, one of them quantised. So that both
+pair up, `case` is in these rows the one over a bfloat16 cache, of either; `in_format` gives the
+other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import replace
 
 import pandas as pd
 
 from ...core.spec import MLA_TOKEN_BYTES
 from ...kinds.cost import Ceilings, mla_cost
 from ...kinds.mla.case import MlaCase
-from ...run.frame import intervals, over, times
+from ...run.frame import by_design, intervals, over, tally, times, whole_counts
 from .model import lost_share, padded_flops, pool_tokens, predict_mla
-from .rows import (
-    FA2,
-    FA3,
-    FLASHMLA,
-    FLASHMLA_DENSE,
-    OLD_FA2,
-    OLD_FA3,
-    SHAPE,
-    in_format,
-    mla_records,
-    mla_rows,
-    sparse_rows,
-)
+from .study import FLASHINFER_RELEASES
 
+SHAPE = ["num_qo_heads", "top_k", "batch_size", "kv_len"]
+OLD, NEW = FLASHINFER_RELEASES
+FA2, FA3, OLD_FA2, OLD_FA3 = f"fa2 {NEW}", f"fa3 {NEW}", f"fa2 {OLD}", f"fa3 {OLD}"
+FLASHMLA, FLASHMLA_DENSE = "FlashMLA FP8", "FlashMLA bf16"
+DESIGNS = {
+    "flashinfer-mla-fa2": "fa2",
+    "flashinfer-mla-fa3": "fa3",
+    "flashmla-sparse-fp8": FLASHMLA,
+    "flashmla-dense": FLASHMLA_DENSE,
+}
 ALL_HEADS = 128
 """DeepSeek's query heads, of which tensor parallelism gives a GPU its share."""
 LAYERS = 61
@@ -48,6 +51,30 @@ PARTS = {
 MIB, GIB = 2.0**20, 2.0**30
 
 
+def mla_records(frame: pd.DataFrame) -> pd.DataFrame:
+    """MLA records of timer `graph`, whatever their status; `backend` is the design."""
+    rows = frame[frame.backend.isin(DESIGNS) & (frame.timer == "graph")]
+    rows = rows.assign(case=[in_format(case, "bfloat16") for case in rows.case])
+    return whole_counts(by_design(rows, DESIGNS).drop(columns="heads"))
+
+
+def mla_rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """The same that are ok and not throttled."""
+    rows = mla_records(frame)
+    return rows[(rows.status == "ok") & ~rows.throttled]
+
+
+def sparse_rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """`mla_rows` over chosen tokens."""
+    rows = mla_rows(frame)
+    return rows[rows.top_k > 0]
+
+
+def in_format(case: MlaCase, kv_format: str) -> MlaCase:
+    """`case` over a cache of `kv_format`: the same tokens."""
+    return replace(case, spec=replace(case.spec, kv_format=kv_format))
+
+
 def memory_table() -> pd.DataFrame:
     """What a token costs in each format, and how many fit, from the formats alone."""
     sizes = pd.Series(MLA_TOKEN_BYTES)
@@ -64,8 +91,7 @@ def counted(cases: Iterable[MlaCase], limit: Ceilings) -> pd.DataFrame:
     """Bytes and bounds of each shape in both formats; `FP8 gains` is what the bounds allow."""
     found = []
     for case in cases:
-        spec = case.spec
-        row: dict[str, Any] = {"heads": spec.num_qo_heads, "batch": case.batch_size}
+        row: dict[str, float] = {"heads": case.spec.num_qo_heads, "batch": case.batch_size}
         both = {name: in_format(case, kv_format) for kv_format, name in FORMATS.items()}
         bounds = {name: predict_mla(other, limit) for name, other in both.items()}
         row |= {f"MiB {name}": mla_cost(other).kv_bytes / MIB for name, other in both.items()}
@@ -78,24 +104,20 @@ def counted(cases: Iterable[MlaCase], limit: Ceilings) -> pd.DataFrame:
 
 
 def against_bounds(rows: pd.DataFrame, limit: Ceilings) -> pd.DataFrame:
-    """A row a shape and design with a bound: us, bound_us, and the rates that it reaches.
+    """A row per shape and design with a bound: us, bound_us, and the rates that it reaches.
 
     `gbps` counts bytes that must be read, `tflops` matrix products of whole tiles.
     """
-    table, found = times(rows), []
-    for name, form in ((n, f) for n, f in FORMAT_OF.items() if n in table):
-        known = table[table[name].notna()]
-        cases, us = known.case.map(lambda case, form=form: in_format(case, form)), known[name]
-        found.append(
-            known[["case", *SHAPE]].assign(
-                design=name,
-                us=us,
-                bound_us=cases.map(lambda case: predict_mla(case, limit).bound_us),
-                gbps=cases.map(lambda case: mla_cost(case).io_bytes) / us / 1e3,
-                tflops=cases.map(padded_flops) / us / 1e6,
-            )
-        )
-    return pd.concat(found, ignore_index=True)
+    table = times(rows)
+    table = table.melt(["case", *SHAPE], _there(table, FORMAT_OF), "design", "us").dropna()
+    named = zip(table.case, table.design, strict=True)
+    cases = pd.Series([in_format(case, FORMAT_OF[name]) for case, name in named], table.index)
+    return table.assign(
+        case=cases,
+        bound_us=cases.map(lambda case: predict_mla(case, limit).bound_us),
+        gbps=cases.map(lambda case: mla_cost(case).io_bytes) / table.us / 1e3,
+        tflops=cases.map(padded_flops) / table.us / 1e6,
+    ).reset_index(drop=True)
 
 
 def side_by_side(frame: pd.DataFrame, cases: Iterable[MlaCase], limit: Ceilings) -> pd.DataFrame:
@@ -118,7 +140,7 @@ def side_by_side(frame: pd.DataFrame, cases: Iterable[MlaCase], limit: Ceilings)
 
 def verdict_counts(frame: pd.DataFrame) -> pd.DataFrame:
     """fa3 against FlashMLA by heads: shapes by verdict, and the spread of the ratios."""
-    return _short(_counts(over(sparse_rows(frame), FA3, FLASHMLA), "num_qo_heads"))
+    return _counts(over(sparse_rows(frame), FA3, FLASHMLA), "num_qo_heads")
 
 
 def exceptions(frame: pd.DataFrame) -> pd.DataFrame:
@@ -135,20 +157,18 @@ def reached(frame: pd.DataFrame, limit: Ceilings) -> pd.DataFrame:
     rows = rows[rows.top_k == rows.top_k.max()]
     table = against_bounds(rows[rows.batch_size == rows.batch_size.max()], limit)
     table = table[table.design.isin(BOTH)].reset_index(drop=True)
-    shown = table[["design", *SHAPE]].assign(
-        **{
-            "us": table.us.round(1),
-            "GB/s": table.gbps.round().astype(int),
-            "of read, %": (100 * table.gbps / limit.read_gbps).round().astype(int),
-            "TFLOP/s, padded": table.tflops.round().astype(int),
-            "of matmul, %": (100 * table.tflops / limit.matmul_tflops).round().astype(int),
-        }
-    )
-    return _short(shown)
+    rates = {
+        "GB/s": table.gbps,
+        "of read, %": 100 * table.gbps / limit.read_gbps,
+        "TFLOP/s, padded": table.tflops,
+        "of matmul, %": 100 * table.tflops / limit.matmul_tflops,
+    }
+    whole = {name: rate.round().astype(int) for name, rate in rates.items()}
+    return _short(table[["design", *SHAPE]].assign(us=table.us.round(1), **whole))
 
 
 def parts(frame: pd.DataFrame) -> pd.DataFrame:
-    """FlashMLA's kernels as traced, us a call: batches of 64 and more, the medians over rounds."""
+    """FlashMLA's kernels as traced, us per call: batches of 64 and more, medians over rounds."""
     rows = sparse_rows(frame)
     rows = rows[rows.backend == FLASHMLA]
     kinds = list(dict.fromkeys(PARTS.values()))
@@ -160,7 +180,7 @@ def parts(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_heads(frame: pd.DataFrame) -> pd.DataFrame:
-    """Time by heads a GPU, and what the fewest cost of the most; shapes with all head counts."""
+    """Time by heads per GPU, and what the fewest cost of the most; shapes with all head counts."""
     rows, found = sparse_rows(frame), []
     for name in (n for n in BOTH if n in set(rows.backend)):
         wide = rows[rows.backend == name].pivot_table(
@@ -180,22 +200,18 @@ def tensor_or_data(frame: pd.DataFrame) -> pd.DataFrame:
     Only where both are on record with the same tokens: 128 / N heads at a batch of N times that
     of all 128 heads.
     """
-    rows = sparse_rows(frame)
-    table = times(rows).reindex(columns=[*SHAPE, *BOTH])
-    whole = table[table.num_qo_heads == ALL_HEADS]
-    found = []
-    for _, shared in table[table.num_qo_heads < ALL_HEADS].iterrows():
-        gpus = ALL_HEADS // int(shared.num_qo_heads)
-        same = (whole.top_k == shared.top_k) & (whole.kv_len == shared.kv_len)
-        for _, own in whole[same & (whole.batch_size * gpus == shared.batch_size)].iterrows():
-            row = {"GPUs": gpus, "requests": int(shared.batch_size), "top_k": int(shared.top_k)}
-            for name in BOTH:
-                row |= {f"{name}: TP": round(shared[name], 1), f"{name}: DP": round(own[name], 1)}
-                row |= {f"{name}: TP / DP": round(shared[name] / own[name], 2)}
-            found.append(row)
-    names = [f"{name}: {part}" for name in BOTH for part in ("TP", "DP", "TP / DP")]
-    table = pd.DataFrame(found, columns=["GPUs", "requests", "top_k", *names])
-    return table.sort_values(["GPUs", "requests", "top_k"], ignore_index=True)
+    table = times(sparse_rows(frame)).reindex(columns=[*SHAPE, *BOTH])
+    table = table.assign(GPUs=ALL_HEADS // table.num_qo_heads, requests=table.batch_size)
+    shared, own = table[table.GPUs > 1], table[table.GPUs == 1]
+    shared = shared[shared.requests % shared.GPUs == 0]
+    shared = shared.assign(batch_size=shared.requests // shared.GPUs)
+    both = shared.merge(own, on=["top_k", "kv_len", "batch_size"], suffixes=("", ": DP"))
+    shown = both[["GPUs", "requests", "top_k"]]
+    for name in BOTH:
+        tensor, data = both[name], both[f"{name}: DP"]
+        times_us = {f"{name}: TP": tensor.round(1), f"{name}: DP": data.round(1)}
+        shown = shown.assign(**times_us, **{f"{name}: TP / DP": (tensor / data).round(2)})
+    return shown.sort_values(["GPUs", "requests", "top_k"], ignore_index=True)
 
 
 def by_context(frame: pd.DataFrame) -> pd.DataFrame:
@@ -203,7 +219,8 @@ def by_context(frame: pd.DataFrame) -> pd.DataFrame:
     rows = mla_rows(frame)
     rows = rows[rows.backend.isin((*BOTH, FLASHMLA_DENSE))]
     rows = rows[rows.top_k.isin((0, rows.top_k.max()))].sort_values(["top_k", "kv_len"])
-    kinds = rows.top_k.map(lambda k: "sparse " if k else "dense ") + rows.kv_len.map(_thousands)
+    tokens = (rows.kv_len // 1024).astype(str) + "k"
+    kinds = rows.top_k.map(lambda k: "sparse " if k else "dense ") + tokens
     rows = rows.assign(kind=kinds, library=rows.backend.str.partition(" ")[0])
     keys = ["library", "num_qo_heads", "batch_size"]
     table = rows.pivot_table(index=keys, columns="kind", values="run_us", aggfunc="median")
@@ -221,19 +238,15 @@ def overflow(frame: pd.DataFrame) -> pd.DataFrame:
     """
     rows = mla_records(frame)
     rows = rows[rows.status.isin(("ok", "incorrect"))]
-    rows = rows.assign(tokens=rows.case.map(pool_tokens), lost=rows.case.map(lost_share))
+    rows = rows.assign(tokens=rows.case.map(pool_tokens), lost=100 * rows.case.map(lost_share))
     found = []
     for (tokens, lost), group in rows.groupby(["tokens", "lost"]):
         row = {"tokens": tokens, "GiB bf16": tokens * MLA_TOKEN_BYTES["bfloat16"] / GIB}
-        row |= {"lost, %": 100 * lost}
-        old = group.backend.isin((OLD_FA2, OLD_FA3))
-        for label, part in (
-            (OLD_FA3.split()[1], group[old]),
-            (FA3.split()[1], group[group.backend.isin((FA2, FA3))]),
-            ("FlashMLA", group[group.backend.isin((FLASHMLA, FLASHMLA_DENSE))]),
-        ):
-            row[label] = f"{(part.status == 'incorrect').sum()} of {len(part)}"
-        found.append(row | {"worst row": group[old].oracle_error.max()})
+        row |= {"lost, %": lost}
+        for label, release in ((OLD, OLD), (NEW, NEW), ("FlashMLA", "")):
+            wrong = group[group.release == release].status == "incorrect"
+            row[label] = f"{wrong.sum()} of {len(wrong)}"
+        found.append(row | {"worst row": group[group.release == OLD].oracle_error.max()})
     return pd.DataFrame(found).round({"GiB bf16": 2, "lost, %": 1, "worst row": 3})
 
 
@@ -247,23 +260,16 @@ def release_counts(frame: pd.DataFrame) -> pd.DataFrame:
 
 def kernel_counts(frame: pd.DataFrame) -> pd.DataFrame:
     """fa3 over fa2 of the newer release, by heads."""
-    return _short(_counts(over(sparse_rows(frame), FA3, FA2), "num_qo_heads"))
+    return _counts(over(sparse_rows(frame), FA3, FA2), "num_qo_heads")
 
 
 def _counts(found: pd.DataFrame, by: str) -> pd.DataFrame:
-    counts = pd.crosstab(found[by], found.verdict).rename_axis(columns=None)
-    spread = found.groupby(by).ratio.agg(["size", "min", "median", "max"]).round(2)
-    spread.columns = ["shapes", "lowest", "median", "highest"]
-    shown = pd.concat([spread[["shapes"]], counts, spread.iloc[:, 1:]], axis=1)
-    return shown.reset_index().sort_values(by, ascending=False, ignore_index=True)
+    table = tally(found, by).sort_values(by, ascending=False, ignore_index=True)
+    return _short(table.rename(columns={"least": "lowest", "most": "highest"}))
 
 
-def _there(table: pd.DataFrame, names: Sequence[str]) -> list[str]:
+def _there(table: pd.DataFrame, names: Iterable[str]) -> list[str]:
     return [name for name in names if name in table]
-
-
-def _thousands(kv_len: int) -> str:
-    return f"{kv_len // 1024}k"
 
 
 def _short(table: pd.DataFrame) -> pd.DataFrame:
