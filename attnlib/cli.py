@@ -61,7 +61,10 @@ def build_parser() -> argparse.ArgumentParser:
         "--out", type=Path, default=DEFAULT_REPORT, metavar="FILE", help="default: %(default)s"
     )
     report.add_argument(
-        "--only", type=_listed, metavar="N,N,...", help="only these notebooks, such as 02,05"
+        "--only",
+        type=lambda text: text.split(","),
+        metavar="N,N,...",
+        help="only these notebooks, such as 02,05",
     )
     policy = commands.add_parser(
         "policy", help="write which decode backend is fastest, as measured, for an engine to load"
@@ -261,10 +264,6 @@ def _report(options: argparse.Namespace) -> int:
         DEFAULT_REPORT.parent.mkdir(parents=True, exist_ok=True)
     print(f"report written to {build_report(options.out, only=options.only or ())}")
     return 0
-
-
-def _listed(text: str) -> list[str]:
-    return text.split(",")
 
 
 def _policy(options: argparse.Namespace) -> int:
