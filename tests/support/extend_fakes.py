@@ -4,17 +4,11 @@ They read what the libraries read (prefix sums, pages, packed mask bits), never 
 and compute plain softmax. Each checks what its library demands.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import torch
 
 
-def softmax_rows(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sees: torch.Tensor, scale: float
-) -> torch.Tensor:
+def softmax_rows(q, k, v, sees, scale):
     """[rows, heads, dim] over [tokens, kv_heads, dim] where `sees` [rows, tokens]: like `q`."""
     group = q.shape[1] // k.shape[1]
     k, v = (x.double().repeat_interleave(group, 1) for x in (k, v))
@@ -23,7 +17,7 @@ def softmax_rows(
     return torch.einsum("hrn,nhd->rhd", probs, v).to(q.dtype)
 
 
-def causal(rows: int, tokens: int) -> torch.Tensor:
+def causal(rows, tokens):
     """[rows, tokens] bool, the last row sees the last token."""
     return torch.ones(rows, tokens, dtype=torch.bool).tril(tokens - rows)
 
@@ -31,27 +25,16 @@ def causal(rows: int, tokens: int) -> torch.Tensor:
 class FakePrefill:
     """What both wrappers of FlashInfer 0.6.4 have: buffers, packed masks, run over requests."""
 
-    made: list[FakePrefill]
     positional: tuple[str, ...]
 
-    def __init__(
-        self, workspace: torch.Tensor, kv_layout: str = "NHD", use_cuda_graph: bool = False, **given
-    ) -> None:
+    def __init__(self, workspace, kv_layout="NHD", use_cuda_graph=False, **given):
         assert kv_layout == "NHD"
         self._backend = given.pop("backend")
         self.buffers = given if use_cuda_graph else {}
         self.max_rows = 0
         self.made.append(self)
 
-    def plan(
-        self,
-        *arguments: Any,
-        causal: bool = False,
-        custom_mask: torch.Tensor | None = None,
-        sm_scale: float,
-        q_data_type: torch.dtype,
-        kv_data_type: torch.dtype,
-    ) -> None:
+    def plan(self, *arguments, causal=False, custom_mask=None, sm_scale, q_data_type, kv_data_type):
         told = dict(zip(self.positional, arguments, strict=True))
         self.sizes = {name: told.pop(name) for name in list(told) if name.startswith(("num", "p"))}
         assert all(tensor.dtype == torch.int32 for tensor in told.values())
@@ -68,13 +51,13 @@ class FakePrefill:
         if masked:
             self._pack(custom_mask)
 
-    def _hold(self, name: str, value: torch.Tensor) -> torch.Tensor:
+    def _hold(self, name, value):
         paged = "" if name == "qo_indptr" or not hasattr(self, "paged") else "paged_"
         held = self.buffers.get(f"{paged}{name}_buf", torch.empty_like(value))
         held[: len(value)].copy_(value)
         return held
 
-    def _pack(self, mask: torch.Tensor) -> None:
+    def _pack(self, mask):
         assert mask.dtype == torch.bool and mask.ndim == 1
         sizes = self.q_lens() * self.kv_lens()
         assert int(sizes.sum()) == len(mask)
@@ -85,10 +68,10 @@ class FakePrefill:
         self.packed = self.buffers.get("custom_mask_buf", torch.empty_like(packed))
         self.packed[: len(packed)].copy_(packed)
 
-    def q_lens(self) -> torch.Tensor:
+    def q_lens(self):
         return self.tensors["qo_indptr"].diff()
 
-    def sees(self) -> list[torch.Tensor]:
+    def sees(self):
         """Mask [rows, tokens] of each request, custom bits before the causal flag."""
         shapes = list(zip(self.q_lens().tolist(), self.kv_lens().tolist(), strict=True))
         if self.packed is None:
@@ -99,7 +82,7 @@ class FakePrefill:
         pairs = zip(bits, shapes, strict=True)
         return [torch.from_numpy(b[: r * n].astype(bool)).view(r, n) for b, (r, n) in pairs]
 
-    def attend(self, q: torch.Tensor, tokens: list[tuple[torch.Tensor, ...]]) -> torch.Tensor:
+    def attend(self, q, tokens):
         assert len(q) == self.rows, "q must have the planned rows"
         queries = q.split(self.q_lens().tolist())
         each = zip(queries, tokens, self.sees(), strict=True)
@@ -115,11 +98,11 @@ class FakePaged(FakePrefill):
         *("num_qo_heads", "num_kv_heads", "num_dim", "page_size"),
     )
 
-    def kv_lens(self) -> torch.Tensor:
+    def kv_lens(self):
         pages = self.tensors["kv_indptr"].diff()
         return (pages - 1) * self.sizes["page_size"] + self.tensors["kv_last_page_len"]
 
-    def run(self, q: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def run(self, q, cache):
         starts, lens = self.tensors["kv_indptr"].tolist(), self.kv_lens().tolist()
         tokens = []
         for i, n in enumerate(lens):
@@ -133,10 +116,10 @@ class FakeRagged(FakePrefill):
 
     positional = ("qo_indptr", "kv_indptr", "num_qo_heads", "num_kv_heads", "num_dim")
 
-    def kv_lens(self) -> torch.Tensor:
+    def kv_lens(self):
         return self.tensors["kv_indptr"].diff()
 
-    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def run(self, q, k, v):
         assert k.ndim == v.ndim == 3
         lens = self.kv_lens().tolist()
         total = sum(lens)
@@ -146,9 +129,7 @@ class FakeRagged(FakePrefill):
 class FakeFlashAttention:
     """FlashAttention-3's two calls, as `attnlib.core.backends.fa3.Fa3Extend` makes them."""
 
-    def flash_attn_with_kvcache(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, **given: Any
-    ) -> torch.Tensor:
+    def flash_attn_with_kvcache(self, q, k_cache, v_cache, **given):
         page_size, lens = k_cache.shape[1], given["cache_seqlens"].tolist()
         tokens = []
         for row, n in zip(given["page_table"].long(), lens, strict=True):
@@ -156,16 +137,14 @@ class FakeFlashAttention:
             tokens.append([c[pages].flatten(0, 1)[:n] for c in (k_cache, v_cache)])
         return self._attend(q, tokens, given["cu_seqlens_q"], given["max_seqlen_q"], given)
 
-    def flash_attn_varlen_func(self, *arguments: Any, **given: Any) -> torch.Tensor:
+    def flash_attn_varlen_func(self, *arguments, **given):
         q, k, v, q_sums, k_sums, longest_q, longest_k = arguments
         lens = k_sums.diff().tolist()
         assert max(lens) <= longest_k
         parts = (x[: sum(lens)].split(lens) for x in (k, v))
         return self._attend(q, list(zip(*parts, strict=True)), q_sums, longest_q, given)
 
-    def _attend(
-        self, q: torch.Tensor, tokens: list, q_sums: torch.Tensor, longest: int, given: dict
-    ) -> torch.Tensor:
+    def _attend(self, q, tokens, q_sums, longest, given):
         lens = q_sums.diff().tolist()
         assert max(lens) <= longest
         out = []

@@ -5,8 +5,6 @@
 Writes the vectors that `tests/core/test_splits.py` reads; says where model and library disagree.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

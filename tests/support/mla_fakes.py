@@ -4,8 +4,6 @@ They read what the libraries read: FlashInfer ragged pages, FlashMLA slots or a 
 checks what its kernel demands.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +12,7 @@ import torch
 from attnlib.kinds.mla.format import dequantize
 
 
-def softmax_over(q: torch.Tensor, tokens: torch.Tensor, scale: float) -> torch.Tensor:
+def softmax_over(q, tokens, scale):
     """[heads, 576] over tokens [n, 576]: [heads, 512] bfloat16."""
     scores = scale * q.double() @ tokens.double().T
     return (torch.softmax(scores, -1) @ tokens[:, :512].double()).bfloat16()
@@ -23,31 +21,27 @@ def softmax_over(q: torch.Tensor, tokens: torch.Tensor, scale: float) -> torch.T
 class FakeWrapper:
     """BatchMLAPagedAttentionWrapper of FlashInfer 0.6.4: signature and buffers."""
 
-    made: list[FakeWrapper]
-
-    def __init__(
-        self, workspace: torch.Tensor, use_cuda_graph: bool = False, **options: Any
-    ) -> None:
+    def __init__(self, workspace, use_cuda_graph=False, **options):
         self._backend = options.pop("backend")
         self.buffers = options if use_cuda_graph else {}
         self.made.append(self)
 
     def plan(
         self,
-        qo_indptr: torch.Tensor,
-        kv_indptr: torch.Tensor,
-        kv_indices: torch.Tensor,
-        kv_len_arr: torch.Tensor,
-        num_heads: int,
-        head_dim_ckv: int,
-        head_dim_kpe: int,
-        page_size: int,
-        causal: bool,
-        sm_scale: float,
-        q_data_type: torch.dtype,
-        kv_data_type: torch.dtype,
-        use_profiler: bool = False,
-    ) -> None:
+        qo_indptr,
+        kv_indptr,
+        kv_indices,
+        kv_len_arr,
+        num_heads,
+        head_dim_ckv,
+        head_dim_kpe,
+        page_size,
+        causal,
+        sm_scale,
+        q_data_type,
+        kv_data_type,
+        use_profiler=False,
+    ):
         given = locals()
         assert (head_dim_ckv, head_dim_kpe, causal, use_profiler) == (512, 64, False, False)
         assert qo_indptr.tolist() == list(range(len(kv_len_arr) + 1))
@@ -59,7 +53,7 @@ class FakeWrapper:
             self.tensors[name] = held
         self.heads, self.page_size, self.scale = num_heads, page_size, sm_scale
 
-    def run(self, *parts: torch.Tensor) -> torch.Tensor:
+    def run(self, *parts):
         q_nope, q_pe, ckv, kpe = parts
         assert ckv.shape[1] == kpe.shape[1] == self.page_size and q_nope.shape[1] == self.heads
         q, cache = torch.cat([q_nope, q_pe], -1), torch.cat([ckv, kpe], -1)
@@ -74,22 +68,18 @@ class FakeWrapper:
 class FakeFlashMla:
     """`flash_mla` on Hopper; dense schedules carry their lengths and are believed, not checked."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.calls: list[dict[str, Any]] = []
         self.heads: list[int] = []
 
-    def get_mla_metadata(self) -> tuple[Any, None]:
+    def get_mla_metadata(self):
         return SimpleNamespace(tile_scheduler_metadata=None, num_splits=None), None
 
-    def get_mla_decoding_metadata(
-        self, seqlens_k: torch.Tensor, rows: int, h_k: int, h_q: int, *, use_legacy: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def get_mla_decoding_metadata(self, seqlens_k, rows, h_k, h_q, *, use_legacy):
         assert use_legacy and h_k == 1 and rows == h_q
         return seqlens_k.clone(), seqlens_k.clone()
 
-    def flash_mla_with_kvcache(
-        self, q: torch.Tensor, k_cache: torch.Tensor, *arguments: Any, **options: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def flash_mla_with_kvcache(self, q, k_cache, *arguments, **options):
         table, lens, head_dim_v, meta = arguments
         assert options.pop("use_legacy") and head_dim_v == 512 and q.shape[1] == 1
         assert k_cache.shape[2] == 1
@@ -102,9 +92,7 @@ class FakeFlashMla:
         ]
         return torch.stack(rows)[:, None], q
 
-    def _dense(
-        self, cache: torch.Tensor, table: torch.Tensor, lens: torch.Tensor, meta: Any, _: None
-    ) -> list[torch.Tensor]:
+    def _dense(self, cache, table, lens, meta, _):
         assert cache.shape[1] == 64 and cache.dtype == torch.bfloat16
         if meta.num_splits is None:
             meta.tile_scheduler_metadata, meta.num_splits = lens.clone(), lens.clone()
@@ -112,9 +100,7 @@ class FakeFlashMla:
         pages = zip(table.long(), lens.tolist(), strict=True)
         return [cache[row[: -(-n // 64)]].flatten(0, 1)[:n] for row, n in pages]
 
-    def _sparse(
-        self, cache: torch.Tensor, table: None, lens: None, meta: Any, indices: torch.Tensor
-    ) -> list[torch.Tensor]:
+    def _sparse(self, cache, table, lens, meta, indices):
         assert (table, lens) == (None, None) and cache.dtype == torch.float8_e4m3fn
         assert indices.shape[1:] == (1, -(-indices.shape[2] // 64) * 64)
         assert self.heads[-1] in (64, 128) and indices.dtype == torch.int32
