@@ -1,7 +1,5 @@
 """The command `explain`: a choice as text and data, a layer and a call from text."""
 
-from __future__ import annotations
-
 import pytest
 
 from attnlib.core.spec import AttnSpec
@@ -14,9 +12,8 @@ BF16 = AttnSpec(32, 8, 128, 16)
 def test_a_choice_renders_as_a_table_and_as_data():
     choice = explain(BF16, mode="decode", gpu="sm80", library="sglang==0.5.8", env={})
     text = render(choice)
-    assert text.splitlines()[0] == (
-        "sglang==0.5.8, decode on sm80, policy auto: flashinfer, which runs fa2"
-    )
+    first = "sglang==0.5.8, decode on sm80, policy auto: flashinfer, which runs fa2"
+    assert text.splitlines()[0] == first
     assert "SGLang flashinfer_backend.py, 0.5.8" in text
     assert to_dict(choice)["reasons"][-1]["matched"] is True
 
