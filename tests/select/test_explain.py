@@ -137,11 +137,6 @@ def test_an_engine_runs_what_its_rules_say(library, policy, spec, gpu, mode, cal
     assert " ".join(names) == chosen
 
 
-def test_the_row_that_pins_sglang_to_fa2_names_its_pull_request():
-    choice = engine("flashinfer==0.6.3", BF16, "sm90", policy="sglang")
-    assert choice.decided_by.source == "SGLang #18364"
-
-
 @pytest.mark.parametrize("heads", [16, 32, 64, 128])
 def test_vllm_puts_flashinfer_sparse_mla_first_for_an_fp8_cache_on_blackwell(heads):
     spec = AttnSpec(heads, 1, 576, 64, "bfloat16", FP8)
@@ -310,10 +305,6 @@ def test_what_an_h200_refused_by_name_raises(frame):
     for _, row in failed.iterrows():
         with pytest.raises(RuntimeError, match="cannot run decode on sm90"):
             auto(row.case.spec, row.release, policy=POLICY[row.backend])
-
-
-def test_records_and_rules_call_the_modes_the_same():
-    assert set(extend_case.MODES) <= set(MODES)
 
 
 @pytest.mark.usefixtures("published_records")

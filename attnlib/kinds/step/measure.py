@@ -104,9 +104,6 @@ class StepSubject:
         self._caches = cache_copies(work.kv, copies)
         self._case = case
 
-    def _schedule(self) -> SchedulerMetadata:
-        return precompute(self._facts, self._work.batch.seq_lens)
-
     def _run_layers(self, batch: DecodeBatch, prepare: Prepare, layers: int) -> torch.Tensor:
         metadata = prepare()
         for layer in range(layers):
@@ -119,7 +116,7 @@ class StepSubject:
         if backend == "fa3-step-each":
             return self._work.batch, lambda: None
         if backend == "fa3-step-once":
-            return self._work.batch, self._schedule
+            return self._work.batch, partial(precompute, self._facts, self._work.batch.seq_lens)
         batch, arguments = over_own_buffers(self._work.batch)
         if backend == ONE_LAUNCH:
             scheduler = reserve(self._facts, batch.seq_lens.device)
