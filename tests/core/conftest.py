@@ -12,7 +12,7 @@ from support.mla_fakes import FakeFlashMla, FakeWrapper
 
 from attnlib.core import backends
 from attnlib.core.backends import flashinfer
-from attnlib.core.schedule import flashmla
+from attnlib.core.schedule import library
 
 
 @pytest.fixture
@@ -29,7 +29,8 @@ def libraries(monkeypatch: pytest.MonkeyPatch, fake_fa3) -> SimpleNamespace:
     latent = SimpleNamespace(BatchMLAPagedAttentionWrapper=FakeWrapper)
     monkeypatch.setitem(sys.modules, "flashinfer.mla", latent)
     found = SimpleNamespace(prefill=FakePrefill.made, mla=FakeWrapper.made, flashmla=FakeFlashMla())
-    monkeypatch.setattr(flashmla, "load", lambda: found.flashmla)
+    loaded = {library.FA3: fake_fa3, library.FLASHMLA: found.flashmla}
+    monkeypatch.setattr(library, "load", lambda name=library.FA3: loaded[name])
     several, one = FakeFlashAttention(), fake_fa3.flash_attn_with_kvcache
     fake_fa3.flash_attn_varlen_func = several.flash_attn_varlen_func
     fake_fa3.flash_attn_with_kvcache = lambda *tensors, **options: (

@@ -56,7 +56,7 @@ def test_a_custom_mask_is_what_is_before_the_drafts_and_the_drafts_request_by_re
         (int32(1, 5, 1), {}, r"q_lens must lie in 1..4 \(tokens\) for request 1, got 5"),
         (int32(1, 1, 0), {}, r"q_lens must lie in 1..6 \(tokens\) for request 2, got 0"),
         (int32(1, 1), {}, r"q_lens must be \[3\] int32, got \[2\]"),
-        (int32(1, 1, 1).long(), {}, r"q_lens must be \[3\] int32, got \[3\] torch.int64"),
+        (int32(1, 1, 1).long(), {}, r"q_lens must be \[3\] int32, got \[3\] int64"),
         (
             int32(1, 1, 1),
             {"mask": "tree"},
