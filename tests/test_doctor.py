@@ -1,10 +1,5 @@
 """The doctor: what is here, what cannot run and why, in a dict and in lines."""
 
-from __future__ import annotations
-
-import json
-
-import pytest
 import torch
 
 from attnlib.core.backends import BACKENDS, EXTEND_BACKENDS, MLA_BACKENDS
@@ -13,37 +8,23 @@ from attnlib.run import store
 from attnlib.studies import STUDIES
 
 
-def test_every_backend_is_listed_with_its_reason(without_gpu) -> None:
+def test_every_backend_is_listed_with_its_reason(without_gpu):
     found = diagnose()["backends"]
     assert tuple(found) == (*BACKENDS, *MLA_BACKENDS, *EXTEND_BACKENDS)
     assert found.pop("sdpa") == ""
     assert all("not installed" in why or "needs a CUDA GPU" in why for why in found.values())
 
 
-def test_without_a_gpu_the_machine_is_a_cpu_that_replays(without_gpu) -> None:
+def test_versions_are_those_that_are_imported_and_the_mode_is_as_asked(without_gpu, monkeypatch):
+    monkeypatch.setenv("ATTNLIB_MODE", "replay")
     found = diagnose()
-    assert (found["machine"]["gpu"], found["machine"]["gpu_id"]) == ("", "cpu")
-    assert (found["mode"], found["mode_asked"]) == ("replay", "auto")
-
-
-def test_versions_are_those_that_are_imported(without_gpu) -> None:
-    versions = diagnose()["versions"]
+    assert render(found).startswith("mode      replay (ATTNLIB_MODE=replay)")
+    versions = found["versions"]
     assert versions["torch"] == torch.__version__
     assert {"python", "numpy", "cuda"} <= set(versions)
 
 
-def test_studies_are_listed_with_the_machines_on_record(without_gpu, make_record) -> None:
-    first, *others = STUDIES
-    store.append(make_record(study=first))
-    assert diagnose()["studies"] == {first: ["test-gpu-0badcafe"], **{n: [] for n in others}}
-
-
-def test_findings_are_plain_json(without_gpu) -> None:
-    found = diagnose()
-    assert json.loads(json.dumps(found)) == found
-
-
-def test_the_text_holds_all_findings_in_aligned_lines(without_gpu, make_record) -> None:
+def test_the_text_holds_all_findings_in_aligned_lines(without_gpu, make_record):
     first, *others = STUDIES
     store.append(make_record(study=first))
     lines = render(diagnose()).splitlines()
@@ -61,7 +42,7 @@ def test_the_text_holds_all_findings_in_aligned_lines(without_gpu, make_record) 
     assert found == {first: "test-gpu-0badcafe"} | {name: "none" for name in others}
 
 
-def test_a_gpu_is_called_by_its_name() -> None:
+def test_a_gpu_is_called_by_its_name():
     found = {
         "mode": "live",
         "mode_asked": "live",
@@ -77,15 +58,7 @@ def test_a_gpu_is_called_by_its_name() -> None:
     assert "needs Hopper" in text
 
 
-@pytest.mark.parametrize("mode", ["replay", "auto"])
-def test_the_mode_asked_for_is_shown_beside_the_one_in_force(
-    without_gpu, monkeypatch, mode
-) -> None:
-    monkeypatch.setenv("ATTNLIB_MODE", mode)
-    assert render(diagnose()).startswith(f"mode      replay (ATTNLIB_MODE={mode})")
-
-
-def test_the_published_policy_is_told_layer_by_layer(without_gpu, monkeypatch) -> None:
+def test_the_published_policy_is_told_layer_by_layer(without_gpu, monkeypatch):
     monkeypatch.delenv("ATTNLIB_DATA")
     won = diagnose()["policy"]
     assert len(won) == 10

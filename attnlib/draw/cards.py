@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -44,19 +45,26 @@ class Card:
 
 def as_html(card: Card) -> str:
     """The card as an HTML fragment that carries its own style and loads nothing."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
+    tables = [_shown(*table) for table in card.tables]
+    page = render(TEMPLATES / "card.html", card=card, tables=tables, style=Markup(STYLE))
+    return page.removesuffix("\n")
+
+
+def render(template: Path, **values: Any) -> str:
+    """A template, filled in: escaped in `.html`; a value that is missing raises."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
+        loader=FileSystemLoader(template.parent),
+        autoescape=template.suffix == ".html",
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
-    template = environment.get_template("card.html")
-    tables = [_shown(*table) for table in card.tables]
-    return template.render(card=card, tables=tables, style=Markup(STYLE))
+    return environment.get_template(template.name).render(values)
 
 
 def as_text(card: Card) -> str:

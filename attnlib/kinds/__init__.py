@@ -13,18 +13,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .base import Bench, Subject
 
-_CLASSES = {
-    "DecodeCase": ("decode.measure", "DecodeSubject"),
-    "MetadataCase": ("metadata.measure", "MetadataSubject"),
-    "StepCase": ("step.measure", "StepSubject"),
-    "MismatchCase": ("mismatch.measure", "MismatchSubject"),
-    "MlaCase": ("mla.measure", "MlaSubject"),
-    "ExtendCase": ("extend.measure", "ExtendSubject"),
-    "NoneType": ("ceiling", "CeilingSubject"),
-}
-
 
 def subject_class(case: object) -> Callable[[Bench], Subject]:
-    """The class that measures items with such a case; None is a ceiling's."""
-    module, cls = _CLASSES[type(case).__name__]
-    return getattr(importlib.import_module(f"{__name__}.{module}"), cls)
+    """The class that measures items with such a case, of its folder; None is a ceiling's."""
+    name = type(case).__name__.removesuffix("Case") if case else "Ceiling"
+    module = f"{name.lower()}.measure" if case else "ceiling"
+    return getattr(importlib.import_module(f"{__name__}.{module}"), f"{name}Subject")

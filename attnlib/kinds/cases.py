@@ -1,15 +1,6 @@
-"""What can be measured: named, seeded cases, and their JSON form.
+"""What can be measured: the named, seeded cases of every kind, and their JSON form.
 
-| kind | case | what a call is |
-|---|---|---|
-| `decode` | `DecodeCase` | one attention call over a paged cache |
-| `metadata` | `MetadataCase` | one step's metadata, before its first layer |
-| `step` | `StepCase` | the attention of a whole decode step, layer after layer |
-| `mismatch` | `MismatchCase` | an attention call whose metadata does not fit it |
-| `mla` | `MlaCase` | one multi-head latent attention call, dense or over chosen tokens |
-| `extend` | `ExtendCase` | one attention call with several queries per request |
-
-A kind stands in the JSON of every case but `decode`, which came first. No torch here.
+The kind stands in the JSON of every case but `DecodeCase`, which came first. No torch here.
 """
 
 from __future__ import annotations

@@ -14,11 +14,14 @@ about 0.009 sees up to n = 4,500; a wrong head, page or scale moves it by order 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from ..core.batch import DecodeBatch, PagedKV, require_tensor
+from ..core.spec import FP8_OUT_DTYPE
 
 BUDGET_FACTOR = 3.0
 """Kernels also round partial sums of splits and use fast exponentials; on record: 0.6 to 1.5."""
@@ -39,15 +42,19 @@ class OracleCheck:
 
 
 class Judge:
-    """`reference` [rows, heads, dim] float64 and the budget that `low_precision` gives it.
+    """The `reference` [rows, heads, dim] float64 of one call, computed once, and its `budget`.
 
-    `low_precision` is the same output with a kernel's unavoidable roundings, in its output dtype.
+    `attend` is the oracle of the call's kind; with `probs_dtype` it rounds as a kernel must.
     """
 
-    def __init__(self, reference: torch.Tensor, low_precision: torch.Tensor) -> None:
-        self.reference = reference
-        least = torch.finfo(low_precision.dtype).eps / 2
-        self.budget = max(least, BUDGET_FACTOR * worst_row_error(low_precision, reference))
+    def __init__(
+        self, attend: Callable[..., torch.Tensor], q: torch.Tensor, kv: Any, batch: Any
+    ) -> None:
+        low = attend(q, kv, batch, probs_dtype=q.dtype)
+        self.reference = attend(q, kv, batch)
+        low = low.to(getattr(torch, FP8_OUT_DTYPE) if q.dtype.itemsize == 1 else q.dtype)
+        least = torch.finfo(low.dtype).eps / 2
+        self.budget = max(least, BUDGET_FACTOR * worst_row_error(low, self.reference))
 
     def check(self, out: torch.Tensor) -> OracleCheck:
         """Judge `out` [bs, num_qo_heads, head_dim]; a wrong shape is an error, not a verdict."""

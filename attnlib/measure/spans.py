@@ -77,7 +77,8 @@ def read_spans(trace: Mapping[str, Any], *, shorten: Callable[[str], str]) -> tu
     `shorten` gives the name that GPU work is called by (`trace.short_name`).
     """
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
-    marks = sorted((e for e in events if _is_call(e)), key=lambda event: event["ts"])
+    marked = [e for e in events if (e.get("cat"), e.get("name")) == ("user_annotation", CALL)]
+    marks = sorted(marked, key=lambda event: event["ts"])
     if not marks:
         raise ValueError(f"trace must mark each call as {CALL!r}, it marks none")
     calls = _Calls(marks)
@@ -161,10 +162,6 @@ class _Calls:
 
     def spans(self) -> list[Span]:
         return [self.span(mark, kind="call", lane="host") for mark in self.marks]
-
-
-def _is_call(event: Event) -> bool:
-    return event.get("cat") == "user_annotation" and event["name"] == CALL
 
 
 def _gpu_work(events: list[Event], calls: _Calls) -> tuple[list[Span], list[Span]]:

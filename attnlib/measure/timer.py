@@ -19,11 +19,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import torch
 
-from .trace import kernel_times
+from .trace import kernel_times, repeat
 
 Call = Callable[[], object]
 SAMPLE_US = 2000.0
@@ -72,12 +73,7 @@ def time_eager(call: Call) -> Timing:
     """Time `call` launched from Python, events around K calls in a row, L2 warm."""
     warm_up(call)
     calls = _calls_per_sample(_eager_us(call, 4) / 4)
-
-    def burst() -> None:
-        for _ in range(calls):
-            call()
-
-    return Timing("eager", calls, _sample(burst, calls))
+    return Timing("eager", calls, _sample(partial(repeat, call, calls), calls))
 
 
 def time_profiler(call: Call) -> Timing:
@@ -115,8 +111,7 @@ def warm_up(call: Call) -> None:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(WARM_UP_CALLS):
-            call()
+        repeat(call, WARM_UP_CALLS)
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
 
@@ -173,11 +168,7 @@ def _calls_per_sample(call_us: float) -> int:
 
 def _eager_us(call: Call, calls: int) -> float:
     """The quickest of some bursts: after one hiccup of the host a sample would be one call long."""
-
-    def burst() -> None:
-        for _ in range(calls):
-            call()
-
+    burst = partial(repeat, call, calls)
     burst()
     return min(_event_us(burst) for _ in range(CALIBRATIONS))
 

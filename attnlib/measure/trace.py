@@ -88,7 +88,7 @@ def trace_calls(
     """
 
     def run() -> None:
-        _repeat(call, settle)
+        repeat(call, settle)
         if gpu:
             torch.cuda.synchronize()
         for _ in range(calls):
@@ -107,7 +107,7 @@ def trace_calls(
 def _profile(call: Callable[[], object], calls: int) -> list[tuple[str, float]]:
     call()
     torch.cuda.synchronize()
-    profile = _record(lambda: _repeat(call, calls), [ProfilerActivity.CUDA])
+    profile = _record(lambda: repeat(call, calls), [ProfilerActivity.CUDA])
     on_gpu = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
     if not on_gpu:
         raise RuntimeError("torch.profiler saw no GPU activity: is CUPTI in use by another tool?")
@@ -115,7 +115,8 @@ def _profile(call: Callable[[], object], calls: int) -> list[tuple[str, float]]:
     return [(event.name, event.time_range.elapsed_us()) for event in on_gpu]
 
 
-def _repeat(call: Callable[[], object], calls: int) -> None:
+def repeat(call: Callable[[], object], calls: int) -> None:
+    """Call it so often, one call after the other."""
     for _ in range(calls):
         call()
 

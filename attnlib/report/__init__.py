@@ -1,3 +1,1 @@
 """From records to what is read: tables, figures, HTML. Sees rows, never tensors; needs no torch."""
-
-from __future__ import annotations

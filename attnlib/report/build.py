@@ -1,11 +1,7 @@
 """The report: every notebook executed, in one HTML file that loads nothing from anywhere.
 
-`build_report` runs the notebooks (live on a CUDA GPU, replayed elsewhere), converts each
-(`fragment`), and puts before them their findings and the table of published claims, and after them
-where each study's numbers come from (`page`, `provenance`). With `only` it makes the same of some
-notebooks, with the claims that their studies judge. Nothing in the file depends on when or where it
-was built, so two builds from the same records, with the same pinned packages, are byte-identical.
-`refresh` brings what is committed up to date: the notebooks' outputs and README's figure.
+Notebooks run live on a CUDA GPU and replay elsewhere. Nothing in the file depends on when or where
+it was built: two builds from the same records, with the same pinned packages, are byte-identical.
 """
 
 from __future__ import annotations
@@ -40,7 +36,9 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 def build_report(
     out: Path, notebooks: Path = ROOT / "notebooks", *, only: Sequence[str] = ()
 ) -> Path:
-    """Execute `notebooks`/*.ipynb, or those numbered `only`, and write the report to `out`.
+    """Execute `notebooks`/*.ipynb and write the report to `out`: findings, claims, notebooks, data.
+
+    Of those numbered `only` it has the same, with the claims that their studies judge.
 
     Returns its absolute path. Raises ValueError, before anything is run, for a number that no
     notebook has and for an `out` that cannot be written; RuntimeError naming the notebook and the

@@ -14,13 +14,12 @@ is so. The same records give the same bytes from the same release of pyarrow. A 
 from __future__ import annotations
 
 import io
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from ..kinds.item import Item
-from .record import MEANING, Record
+from .record import Record
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,8 +63,7 @@ def encode(records: Sequence[Record]) -> bytes:
 def decode(data: bytes) -> list[Record]:
     """The records of a file that `encode` made.
 
-    Raises ValueError for bytes that are no such file, and for a record that is not right, with its
-    row.
+    Raises ValueError for bytes that are no such file, and for the row of a record not right.
     """
     import pyarrow as pa
     from pyarrow import parquet
@@ -81,24 +79,6 @@ def decode(data: bytes) -> list[Record]:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"row {row} must be a record: {error}") from error
     return records
-
-
-def schema_table(files: Iterable[bytes]) -> str:
-    """The columns of published files as the Markdown table of data/README.md: type, meaning."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    seen: dict[str, str] = {}
-    for data in files:
-        schema = parquet.read_schema(pa.BufferReader(data))
-        # What an item of a list is called depends on the release of pyarrow.
-        seen |= {c.name: re.sub("<(element|item): ", "<", str(c.type)) for c in schema}
-    lines = ["| column | type | meaning |", "|---|---|---|"]
-    for name, meaning in MEANING.items():
-        of_dict = sorted(column for column in seen if column.startswith(f"{name}."))
-        lines.append(f"| `{name}{'.*' if of_dict else ''}` | {seen.get(name, '')} | {meaning} |")
-        lines += [f"| `{column}` | {seen[column]} | |" for column in of_dict]
-    return "\n".join(lines)
 
 
 def _arrow_types() -> dict[str, pa.DataType]:

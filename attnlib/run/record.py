@@ -81,7 +81,12 @@ class Record:
         _require_times("run_us", self.run_us)
         _require_times("plan_us", self.plan_us)
         if self.status == "ok" and self.item.case is not None:
-            _require_oracle(self.oracle_error, self.oracle_budget)
+            error, budget = self.oracle_error, self.oracle_budget
+            if error is None or budget is None or not math.isfinite(error) or not error <= budget:
+                raise ValueError(
+                    f"oracle_error must be finite and within oracle_budget for status ok, "
+                    f"got {error} of {budget}"
+                )
 
     @cached_property
     def id(self) -> str:
@@ -89,20 +94,18 @@ class Record:
         return record_id(self.study, self.round, self.item, self.machine["gpu_id"])
 
     @property
-    def throttle_reasons(self) -> int:
-        """NVML's reasons (bits) before or after the measurement."""
-        states = (self.state_before, self.state_after)
-        return states[0].get("throttle_reasons", 0) | states[1].get("throttle_reasons", 0)
-
-    @property
     def throttled(self) -> bool:
         """Taken on a machine that was not well: marked, and left out of every comparison."""
-        return bool(self.throttle_reasons & THROTTLED)
+        return self._slowed_by(THROTTLED)
 
     @property
     def power_capped(self) -> bool:
         """Taken at the power limit."""
-        return bool(self.throttle_reasons & POWER_CAP)
+        return self._slowed_by(POWER_CAP)
+
+    def _slowed_by(self, reasons: int) -> bool:
+        states = (self.state_before, self.state_after)
+        return any(state.get("throttle_reasons", 0) & reasons for state in states)
 
     @property
     def machine_slug(self) -> str:
@@ -110,7 +113,7 @@ class Record:
         return machine_slug(self.machine)
 
     def to_form(self) -> dict[str, Any]:
-        """The fields of `MEANING` with their values, as JSON has them."""
+        """The id, the fields and, flat beside them, those of the item, as JSON has them."""
         flat = {f.name: getattr(self, f.name) for f in fields(self)}
         item = flat.pop("item").to_dict()
         return {"id": self.id, **flat, **item}
@@ -130,7 +133,7 @@ class Record:
             raise ValueError(
                 f"schema must be an integer <= {SCHEMA}, got {schema!r}: update attnlib"
             )
-        wrong = sorted((form.keys() - MEANING.keys()) | (_REQUIRED - form.keys()))
+        wrong = sorted((form.keys() - _KNOWN) | (_REQUIRED - form.keys()))
         if wrong:
             raise ValueError(f"a record must have the fields of data/README.md; differs in {wrong}")
         flat = dict(form)
@@ -150,48 +153,11 @@ class Record:
 
 
 _ITEM_FIELDS = {f.name for f in fields(Item)}
+_FIELDS = [f for f in (*fields(Record), *fields(Item)) if f.name != "item"]
+_KNOWN = {"id", *(f.name for f in _FIELDS)}
 _REQUIRED = {"id", "schema"} | {
-    f.name
-    for f in (*fields(Record), *fields(Item))
-    if f.name != "item" and f.default is MISSING and f.default_factory is MISSING
+    f.name for f in _FIELDS if f.default is MISSING and f.default_factory is MISSING
 }
-MEANING = {
-    "id": "16 hex digits of SHA-256 over study, round, backend, timer, case, release and GPU",
-    "schema": "version of this table",
-    "study": "name in `attnlib.studies`; `bisect_` and that name: the steps of a version bisect; "
-    "`explorer`: what the explorer measured",
-    "round": "number of the fresh process: the unit of statistics",
-    "backend": "what was asked for: a backend, a design of the metadata, or a ceiling (`copy`, "
-    "`matmul`)",
-    "release": "release of the backend's distribution; empty where none is compared",
-    "timer": "`graph`, `graph-cold`, `eager`, `profiler` or `host`; "
-    "`attnlib/measure/timer.py` says what each of them times",
-    "case": "the workload, as `attnlib/kinds` describes it; none of a ceiling, no `kind` of a "
-    "decode case",
-    "status": "`ok`, `incorrect`, `refused`, `error`, `crashed` or `timeout`; only `ok` has times",
-    "reason": "why it is not `ok`",
-    "reported_backend": "the library's own word for what it chose, after `plan`; of a mismatch, "
-    "what came of it",
-    "kernel_family": "what the traced kernel names prove to have run: `fa2`, `fa3`, `cuda-cores`, "
-    "`flash-attn-3`, `mla-fa2`, `mla-fa3`, `flashmla-dense`, `flashmla-sparse`; or empty",
-    "kernels": "every kernel of a call: its name, launches per call and microseconds per call "
-    "(torch.profiler)",
-    "run_us": "microseconds of a call of `run`, a value per sample",
-    "calls_per_sample": "calls between the two events of a sample",
-    "plan_us": "microseconds of the host in a call of `plan`, a value per call",
-    "oracle_error": "worst relative L2 error of an output row against float64; of metadata, how "
-    "many words differ",
-    "oracle_budget": "the largest `oracle_error` with which the record is `ok`",
-    "oracle_rows": "output rows (request, query head) that were checked",
-    "work_per_call": "bytes that a call must move (attention, `copy`), or FLOPs (`matmul`)",
-    "machine": "what was measured on; `gpu_id` is a hash of the GPU's UUID",
-    "state_before": "clocks (MHz), temperature (C), power (W) and throttle reasons (bits of NVML)",
-    "state_after": "the same, after the measurement",
-    "versions": "Python, CUDA and the libraries that decide a number, as far as they are installed",
-    "command": "the command that measures the study again",
-    "started_at": "UTC, ISO 8601",
-}
-"""Field of a record on disk -> what it is. data/README.md has this table."""
 
 
 def record_id(study: str, round_: int, item: Item, gpu_id: str) -> str:
@@ -216,12 +182,3 @@ def _require_times(name: str, times: tuple[float, ...]) -> None:
     bad = [t for t in times if not (isinstance(t, int | float) and math.isfinite(t) and t > 0)]
     if bad:
         raise ValueError(f"{name} must be finite microseconds > 0, got {bad[0]!r}")
-
-
-def _require_oracle(error: float | None, budget: float | None) -> None:
-    passed = error is not None and budget is not None and math.isfinite(error) and error <= budget
-    if not passed:
-        raise ValueError(
-            f"oracle_error must be finite and within oracle_budget for status ok, "
-            f"got {error} of {budget}"
-        )

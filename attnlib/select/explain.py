@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ..core.backends.limits import LATENT_MODES
 from ..core.backends.table import TABLE
-from ..core.spec import AttnSpec
+from ..core.spec import AttnSpec, require_word
 from .facts import DECODE_MODES, GPUS, MODES, Call, Facts, facts_of
 from .libraries import AUTO, MAIN, Library, find
 from .rules import Reason, first_match
@@ -92,10 +92,10 @@ def explain(
     RuntimeError for a backend asked for by name that cannot run the call.
     """
     found, release = find(library)
-    _require("mode", mode, MODES)
-    _require(f"mode of {found.name}", mode, found.modes)
-    _require("gpu", gpu, tuple(GPUS))
-    _require(f"policy of {found.name} in mode {mode}", policy, found.policies_for(mode))
+    require_word("mode", mode, MODES)
+    require_word(f"mode of {found.name}", mode, found.modes)
+    require_word("gpu", gpu, GPUS)
+    require_word(f"policy of {found.name} in mode {mode}", policy, found.policies_for(mode))
     facts = facts_of(spec, call, mode=mode, gpu=gpu, release=release)
     asked = _asked_for(found, mode, policy, os.environ if env is None else env)
     picked = _pinned(found, asked, facts) if asked else _walked(found, policy, facts)
@@ -123,7 +123,7 @@ def _asked_for(library: Library, mode: str, policy: str, env: Mapping[str, str])
     """The backend asked for by name, by an override or by the policy, as the first reason."""
     variable = DECODE_VARIABLE if mode in DECODE_MODES else PREFILL_VARIABLE
     if backend := env.get(variable, "").strip():
-        _require(variable, backend, library.backends[mode])
+        require_word(variable, backend, library.backends[mode])
         return Reason("override", backend, True, f"{variable}={backend}", "environment")
     if policy in library.backends[mode] and policy not in library.policies:
         return Reason("policy", policy, True, f"policy {policy}: asked for by name", "policy")
@@ -156,8 +156,3 @@ def _walked(library: Library, policy: str, facts: Facts) -> _Picked:
     told = [row for name in rule.then for row in (limits[name] if alone else limits[name][:1])]
     problem = "; ".join(f"{row.subject}: {row.why}" for row in told)
     return _Picked(rule.then if alone else (), reasons, problem)
-
-
-def _require(name: str, value: str, valid: tuple[str, ...]) -> None:
-    if value not in valid:
-        raise ValueError(f"{name} must be one of {', '.join(valid)}, got {value!r}")

@@ -40,7 +40,7 @@ def ceiling_table(limit: Ceilings) -> pd.DataFrame:
 
 
 def roofline_table(frame: pd.DataFrame, release: str) -> pd.DataFrame:
-    """A row a case and kernel family: FLOP/byte, TFLOP/s, GB/s, and whether its bytes fit the L2.
+    """A row per case and kernel family: FLOP/byte, TFLOP/s, GB/s, and whether its bytes fit the L2.
 
     Rates are useful work over the median time of the rounds, graph timer.
     """

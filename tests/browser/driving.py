@@ -1,17 +1,13 @@
 """What browser tests share: Debian's Chromium, axe, and a JupyterLab that `make lab` started.
 
-A test that shows something in a notebook writes it, runs it as a user would, and looks:
+A test that shows something in a notebook runs its cells as a user would, and looks:
 
-    name = lab.write("shown", "import attnlib", "attnlib.explore()")
-    lab.open(page, name)
-    lab.run_all(page, name)
+    lab.run(page, "import attnlib", "attnlib.explore()")
     page.get_by_label("page size").select_option("16")
 
 Where Chromium or its driver is missing, tests skip and say what to install; with
 ATTNLIB_BROWSER=required they fail instead, so that CI cannot lose them unnoticed.
 """
-
-from __future__ import annotations
 
 import importlib.util
 import json
@@ -23,18 +19,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 from urllib.request import Request, urlopen
 
 import nbformat
 import pytest
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+from nbformat.v4 import new_code_cell, new_notebook
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = ROOT / "notebooks"
@@ -59,22 +51,19 @@ SWITCHES = ("ATTNLIB_DATA", "ATTNLIB_MACHINE", "ATTNLIB_WHEELS", "JUPYTER_TOKEN"
 """What would change the lab: the test's own data folder, the caller's switches, an outer make's."""
 
 
-def chromium_or_skip() -> str:
+def chromium_or_skip():
     """Chromium's path; skips without it or its driver, fails where browsers are required."""
     found = next(filter(None, map(shutil.which, CHROMIUM)), None)
     lacking = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if found and not lacking:
         return found
-    reason = (
-        f"needs {', '.join(lacking)}: pip install -r requirements.txt"
-        if lacking
-        else "needs Chromium: apt-get install chromium"
-    )
+    installs = ("Chromium: apt-get install chromium", f"{lacking}: pip install -r requirements.txt")
+    reason = f"needs {installs[bool(lacking)]}"
     (pytest.fail if os.environ.get("ATTNLIB_BROWSER") == "required" else pytest.skip)(reason)
 
 
 @contextmanager
-def headless_chromium() -> Iterator[Browser]:
+def headless_chromium():
     """The system's Chromium, driven; root needs it without its sandbox."""
     path = chromium_or_skip()
     from playwright.sync_api import sync_playwright
@@ -86,16 +75,12 @@ def headless_chromium() -> Iterator[Browser]:
         browser.close()
 
 
-def severe_violations(page: Page) -> list[str]:
+def severe_violations(page):
     """What axe-core finds serious or critical on the page as it is shown: rule, impact, where."""
     from axe_playwright_python.sync_playwright import Axe
 
-    found = Axe().run(page).response["violations"]
-    return [
-        f"{rule['id']} ({rule['impact']}): {rule['nodes'][0]['html'][:200]}"
-        for rule in found
-        if rule["impact"] in SEVERE
-    ]
+    found = [r for r in Axe().run(page).response["violations"] if r["impact"] in SEVERE]
+    return [f"{r['id']} ({r['impact']}): {r['nodes'][0]['html'][:200]}" for r in found]
 
 
 @dataclass(frozen=True)
@@ -107,32 +92,23 @@ class Lab:
     pid: int
     folder: Path
 
-    def write(self, name: str, *sources: str) -> str:
-        """A new notebook of these code cells in the lab's folder; returns its file's name."""
-        cells = [nbformat.v4.new_code_cell(source) for source in sources]
-        kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-        notebook = nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel})
-        nbformat.write(notebook, self.folder / f"{name}.ipynb")
-        return f"{name}.ipynb"
+    def run(self, page, *cells):
+        """Run > Run All Cells in a new notebook of these, until each has run or one has failed.
 
-    def copy(self, path: Path) -> str:
-        """A notebook of the project without its outputs; returns its file's name."""
-        notebook = nbformat.read(path, as_version=4)
-        for cell in notebook.cells:
+        A string is a code cell; outputs are taken off before. The notebook as saved.
+        """
+        name = f"{time.monotonic_ns()}.ipynb"
+        cells = [new_code_cell(cell) if isinstance(cell, str) else cell for cell in cells]
+        for cell in cells:
             if cell.cell_type == "code":
                 cell.outputs, cell.execution_count = [], None
-        nbformat.write(notebook, self.folder / path.name)
-        return path.name
-
-    def open(self, page: Page, name: str) -> None:
-        """Open a notebook in JupyterLab and wait for its kernel."""
+        kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+        notebook = new_notebook(cells=cells, metadata={"kernelspec": kernel})
+        nbformat.write(notebook, self.folder / name)
         page.goto(f"{self.url}lab/tree/{name}?reset&token={self.token}")
         # The toolbar's circle looks idle before there is a kernel; the status bar names it.
         ready = page.locator("#jp-main-statusbar").get_by_text(READY)
         ready.wait_for(timeout=1000 * START_S)
-
-    def run_all(self, page: Page, name: str) -> nbformat.NotebookNode:
-        """Run > Run All Cells, until each has run or one has failed; the notebook as saved."""
         choose(page, "Run", "Run All Cells")
         page.wait_for_function(ALL_RUN, timeout=1000 * RUN_S)
         before = (self.folder / name).stat().st_mtime_ns
@@ -143,7 +119,7 @@ class Lab:
             page.wait_for_timeout(1000 * STEP_S)
         return notebook
 
-    def _saved(self, name: str, *, since: int) -> nbformat.NotebookNode | None:
+    def _saved(self, name, *, since):
         """The notebook as saved after `since`; None before, and while its file is half written."""
         path = self.folder / name
         if path.stat().st_mtime_ns == since:
@@ -153,32 +129,32 @@ class Lab:
         except nbformat.reader.NotJSONError:
             return None
 
-    def stop_kernels(self) -> None:
+    def stop_kernels(self):
         """End every kernel, so that one notebook's memory is not the next one's."""
         for kernel in self.ask("api/kernels"):
             self.ask(f"api/kernels/{kernel['id']}", method="DELETE")
 
-    def ask(self, path: str, method: str = "GET") -> Any:
+    def ask(self, path, method="GET"):
         """The answer of the server's own interface, with the token."""
         head = {"Authorization": f"token {self.token}"}
         with urlopen(Request(self.url + path, headers=head, method=method)) as answer:
             return json.loads(answer.read() or "null")
 
 
-def choose(page: Page, menu: str, entry: str) -> None:
+def choose(page, menu, entry):
     """An entry of JupyterLab's menu bar, clicked as a user does."""
     page.locator("#jp-MainMenu").get_by_text(menu, exact=True).click()
     page.locator(".lm-Menu-itemLabel").get_by_text(entry, exact=True).click()
 
 
-def errors_of(notebook: nbformat.NotebookNode) -> list[str]:
+def errors_of(notebook):
     """The errors that its cells show."""
     outputs = [o for cell in notebook.cells for o in cell.get("outputs", ())]
     return [f"{o.ename}: {o.evalue}" for o in outputs if o.output_type == "error"]
 
 
 @contextmanager
-def running_lab(folder: Path) -> Iterator[Lab]:
+def running_lab(folder):
     """JupyterLab as `make lab` starts it, in replay mode, with none of the user's settings."""
     work = folder / "notebooks"
     work.mkdir()
@@ -187,30 +163,23 @@ def running_lab(folder: Path) -> Iterator[Lab]:
     flags = ["--allow-root"] if os.geteuid() == 0 else []
     # Two servers that look for a free port at once take the same one, and one of them gives up.
     command.append(f"LAB_FLAGS={' '.join([*flags, f'--ServerApp.port={_free_port()}'])}")
-    log = (folder / "lab.log").open("w")
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=_environment(folder),
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    try:
-        yield _wait_for(process, folder, work)
-    finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait(START_S)
-        log.close()
+    how = {"cwd": ROOT, "env": _environment(folder), "start_new_session": True}
+    with (folder / "lab.log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, **how)
+        try:
+            yield _wait_for(process, folder, work)
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait(START_S)
 
 
-def _free_port() -> int:
+def _free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
-def _environment(folder: Path) -> dict[str, str]:
+def _environment(folder):
     for name, chosen in SETTINGS.items():
         path = folder / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
         path.parent.mkdir(parents=True)
@@ -218,16 +187,17 @@ def _environment(folder: Path) -> dict[str, str]:
     own = {
         "ATTNLIB_MODE": "replay",
         "BROWSER": "true",  # `make lab` opens one; this one shows nothing
-        "JUPYTER_CONFIG_DIR": str(folder / "config"),
-        "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
-        "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"),
-        "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces"),
+        **{f"JUPYTER_{name.upper()}_DIR": str(folder / name) for name in ("config", "runtime")},
+        **{
+            f"JUPYTERLAB_{name.upper()}_DIR": str(folder / name)
+            for name in ("settings", "workspaces")
+        },
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }
     return {name: v for name, v in os.environ.items() if name not in SWITCHES} | own
 
 
-def _wait_for(process: subprocess.Popen[bytes], folder: Path, work: Path) -> Lab:
+def _wait_for(process, folder, work):
     until = time.monotonic() + START_S
     while time.monotonic() < until and process.poll() is None:
         for path in folder.glob("runtime/jpserver-*.json"):

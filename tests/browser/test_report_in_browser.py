@@ -3,10 +3,7 @@
 It is made of the outputs that are committed with the notebooks; nbval holds those to the records.
 """
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
 
 import nbformat
 import pytest
@@ -15,7 +12,7 @@ from driving import NOTEBOOKS, severe_violations
 from attnlib.report import build as html
 
 pytestmark = pytest.mark.browser
-PHONE = {"width": 390, "height": 844}
+STEMS = [path.stem for path in sorted(NOTEBOOKS.glob("*.ipynb"))]
 OPEN_ALL = "document.querySelectorAll('details').forEach(each => each.open = true)"
 DEAD_LINKS = """[...document.querySelectorAll('a[href^="#"]')]
     .map(link => decodeURIComponent(link.getAttribute('href').slice(1)))
@@ -25,7 +22,7 @@ REPEATED_IDS = """[...document.querySelectorAll('[id]')].map(each => each.id)
 
 
 @pytest.fixture(scope="module")
-def report(browser, tmp_path_factory) -> Path:
+def report(browser, tmp_path_factory):
     """The whole report; `browser` first, so that it is not built for a skip."""
     out = tmp_path_factory.mktemp("report") / "index.html"
     with pytest.MonkeyPatch.context() as patch:
@@ -44,34 +41,33 @@ def shown(page, report):
     return page, asked
 
 
-def test_the_file_opens_without_a_request_to_anywhere_else(shown, report) -> None:
+def test_the_file_opens_without_a_request_to_anywhere_else(shown, report):
     page, asked = shown
     page.evaluate("Promise.all([...document.images].map(image => image.decode()))")
     assert [url for url in asked if not url.startswith("data:")] == [report.as_uri()]
     assert page.title().startswith("Attention backends")
 
 
-def test_every_link_into_the_page_has_its_end_and_no_id_stands_twice(shown) -> None:
+def test_every_link_into_the_page_has_its_end_and_no_id_stands_twice(shown):
     page, _ = shown
     assert page.evaluate(DEAD_LINKS) == []
     assert page.evaluate(REPEATED_IDS) == []
-    assert page.locator('a[href^="#"]').count() > 3 * len(list(NOTEBOOKS.glob("*.ipynb")))
+    assert page.locator('a[href^="#"]').count() > 3 * len(STEMS)
     outside = page.locator('a:not([href^="#"])').evaluate_all("all => all.map(a => a.href)")
     assert all(re.match(r"https://", address) for address in outside)
 
 
-def test_a_finding_leads_to_its_notebook(shown) -> None:
+def test_a_finding_leads_to_its_notebook(shown):
     page, _ = shown
-    stems = [path.stem for path in sorted(NOTEBOOKS.glob("*.ipynb"))]
     links = page.locator("ol.findings a")
-    assert links.evaluate_all("all => all.map(a => a.hash.slice(1))") == stems
-    assert page.locator("ol.findings p").count() == len(stems)
+    assert links.evaluate_all("all => all.map(a => a.hash.slice(1))") == STEMS
+    assert page.locator("ol.findings p").count() == len(STEMS)
     links.last.click()
-    top = page.locator(f"[id='{stems[-1]}']").evaluate("e => e.getBoundingClientRect().top")
+    top = page.locator(f"[id='{STEMS[-1]}']").evaluate("e => e.getBoundingClientRect().top")
     assert 0 <= top < 200
 
 
-def test_code_is_folded_and_opens_by_key(shown) -> None:
+def test_code_is_folded_and_opens_by_key(shown):
     page, _ = shown
     first = page.locator("details.code").first
     assert not first.locator("pre").is_visible()
@@ -80,29 +76,19 @@ def test_code_is_folded_and_opens_by_key(shown) -> None:
     assert first.locator("pre").is_visible()
 
 
-def test_axe_finds_nothing_serious_on_a_desktop(shown) -> None:
-    assert severe_violations(shown[0]) == []
-
-
-def test_axe_finds_nothing_serious_on_a_phone_with_all_code_open(shown) -> None:
+@pytest.mark.parametrize(("width", "opened"), [(1280, False), (390, False), (390, True)])
+def test_axe_finds_nothing_serious_and_a_page_scrolls_in_one_direction(shown, width, opened):
     page, _ = shown
-    page.set_viewport_size(PHONE)
-    page.evaluate(OPEN_ALL)
-    assert severe_violations(page) == []
-
-
-@pytest.mark.parametrize("opened", [False, True], ids=["folded", "open"])
-def test_a_phone_scrolls_the_page_in_one_direction_only(shown, opened) -> None:
-    page, _ = shown
-    page.set_viewport_size(PHONE)
+    page.set_viewport_size({"width": width, "height": 844})
     if opened:
         page.evaluate(OPEN_ALL)
-    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    assert severe_violations(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.evaluate("window.scrollTo(500, 0)")
     assert page.evaluate("window.scrollX") == 0
 
 
-def test_on_paper_nothing_is_wider_than_the_sheet(shown) -> None:
+def test_on_paper_nothing_is_wider_than_the_sheet_and_it_prints(shown, tmp_path):
     page, _ = shown
     page.set_viewport_size({"width": 695, "height": 1000})  # A4 less its margins, at 96 a inch
     page.emulate_media(media="print")
@@ -111,17 +97,13 @@ def test_on_paper_nothing_is_wider_than_the_sheet(shown) -> None:
         .filter(e => e.getClientRects().length && e.getBoundingClientRect().right > innerWidth + 1)
         .map(e => e.outerHTML.slice(0, 200))"""
     assert page.evaluate(wide) == []
-
-
-def test_it_prints_to_a_pdf_of_many_pages(shown, tmp_path) -> None:
-    page, _ = shown
     page.pdf(path=tmp_path / "report.pdf", prefer_css_page_size=True)
     printed = (tmp_path / "report.pdf").read_bytes()
     assert printed.startswith(b"%PDF-")
-    assert len(re.findall(rb"/Type\s*/Page\b", printed)) > len(list(NOTEBOOKS.glob("*.ipynb")))
+    assert len(re.findall(rb"/Type\s*/Page\b", printed)) > len(STEMS)
 
 
-def test_a_page_with_a_fault_is_noticed(page) -> None:
+def test_a_page_with_a_fault_is_noticed(page):
     page.set_content("<main><h1>Fault</h1><img src='data:,'><a href='#gone'>gone</a></main>")
     assert "image-alt (critical)" in " ".join(severe_violations(page))
     assert page.evaluate(DEAD_LINKS) == ["gone"]

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.extend_fakes import FakeFlashAttention, FakePaged, FakePrefill, FakeRagged
-from support.mla_fakes import FakeFlashMla, FakeWrapper
+from support import library_fakes as fakes
 
 from attnlib.core import backends
 from attnlib.core.backends import flashinfer
@@ -20,18 +19,18 @@ def libraries(monkeypatch: pytest.MonkeyPatch, fake_fa3) -> SimpleNamespace:
     """The libraries on the CPU: FlashInfer's wrappers as they are made, and FlashMLA."""
     if torch.cuda.is_available():
         pytest.skip("the libraries' stand-ins are for machines without a GPU")
-    FakePrefill.made, FakeWrapper.made = [], []
+    fakes.FakeWrapper.made = []
     module = SimpleNamespace(
-        BatchPrefillWithPagedKVCacheWrapper=FakePaged,
-        BatchPrefillWithRaggedKVCacheWrapper=FakeRagged,
+        BatchPrefillWithPagedKVCacheWrapper=fakes.FakePaged,
+        BatchPrefillWithRaggedKVCacheWrapper=fakes.FakeRagged,
     )
     monkeypatch.setitem(sys.modules, "flashinfer", module)
-    latent = SimpleNamespace(BatchMLAPagedAttentionWrapper=FakeWrapper)
+    latent = SimpleNamespace(BatchMLAPagedAttentionWrapper=fakes.FakeMla)
     monkeypatch.setitem(sys.modules, "flashinfer.mla", latent)
-    found = SimpleNamespace(prefill=FakePrefill.made, mla=FakeWrapper.made, flashmla=FakeFlashMla())
+    found = SimpleNamespace(wrappers=fakes.FakeWrapper.made, flashmla=fakes.FakeFlashMla())
     loaded = {library.FA3: fake_fa3, library.FLASHMLA: found.flashmla}
     monkeypatch.setattr(library, "load", lambda name=library.FA3: loaded[name])
-    several, one = FakeFlashAttention(), fake_fa3.flash_attn_with_kvcache
+    several, one = fakes.FakeFlashAttention(), fake_fa3.flash_attn_with_kvcache
     fake_fa3.flash_attn_varlen_func = several.flash_attn_varlen_func
     fake_fa3.flash_attn_with_kvcache = lambda *tensors, **options: (
         several.flash_attn_with_kvcache if "cu_seqlens_q" in options else one

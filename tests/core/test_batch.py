@@ -1,12 +1,11 @@
 """The nouns: what they refuse, what they derive, and that garbage beyond a row cannot matter."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 import torch
@@ -25,7 +24,7 @@ def refused(argument: str, got: object) -> Iterator[None]:
     """One ValueError, not a chain: the argument, what it must be, and what it was."""
     words = rf"(?s)^{argument} must .+got .*{re.escape(str(got))}"
     with pytest.raises(ValueError, match=words) as caught:
-        yield
+        yield caught
     assert caught.value.__context__ is None
 
 
@@ -33,28 +32,19 @@ def int32(values: list) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-def pages_of(length: int, page_size: int) -> int:
-    return -(-length // page_size)
-
-
 def shuffled_table(lens: list[int], page_size: int, *, spare: int, garbage: int) -> list[list[int]]:
     """A page table of distinct pages in random order; dead columns and spare ones hold garbage."""
-    used = [pages_of(n, page_size) for n in lens]
+    used = [-(-n // page_size) for n in lens]
     pool = random.Random(0).sample(range(2 * sum(used)), sum(used))
     width = max(used) + spare
     return [[pool.pop() for _ in range(n)] + [garbage] * (width - n) for n in used]
 
 
 def csr(lens: list[int], table: list[list[int]], page_size: int) -> tuple[list, list, list]:
-    """kv_indptr, kv_indices and kv_last_page_len, token by token."""
-    indptr, indices, last = [0], [], []
-    for row, length in zip(table, lens, strict=True):
-        for token in range(length):
-            if token % page_size == 0:
-                indices.append(row[token // page_size])
-        indptr.append(len(indices))
-        last.append((length - 1) % page_size + 1)
-    return indptr, indices, last
+    """kv_indptr, kv_indices and kv_last_page_len, page by page."""
+    pages = [row[: -(-n // page_size)] for row, n in zip(table, lens, strict=True)]
+    indptr = [0, *accumulate(map(len, pages))]
+    return indptr, sum(pages, []), [(n - 1) % page_size + 1 for n in lens]
 
 
 def assert_derives_csr(lens: list[int], page_size: int, *, spare: int, garbage: int) -> None:
@@ -82,14 +72,11 @@ def assert_derives_csr(lens: list[int], page_size: int, *, spare: int, garbage: 
         ("kv_dtype", "int8"),
     ],
 )
-def test_a_spec_refuses_a_bad_field_by_name_requirement_and_value(argument, value) -> None:
-    with refused(argument, repr(value)):
+def test_a_spec_refuses_a_bad_field_by_name_requirement_and_value(argument, value):
+    with refused(argument, repr(value)) as caught:
         replace(SPEC, **{argument: value})
-
-
-def test_an_unknown_word_lists_the_valid_ones() -> None:
-    with pytest.raises(ValueError, match="one of bfloat16, float16, float8_e4m3fn, got"):
-        replace(SPEC, dtype="half")
+    if argument == "dtype":
+        assert "one of bfloat16, float16, float8_e4m3fn, got" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -108,20 +95,18 @@ def test_an_unknown_word_lists_the_valid_ones() -> None:
         ("page_table", "-1", int32([5, 4]), int32([[0, -1], [1, 2]])),
     ],
 )
-def test_a_batch_refuses_what_does_not_describe_a_decode_step(
-    argument, got, seq_lens, page_table
-) -> None:
+def test_a_batch_refuses_what_does_not_describe_a_decode_step(argument, got, seq_lens, page_table):
     with refused(argument, got):
         DecodeBatch.build(SPEC, seq_lens, page_table)
 
 
 @pytest.mark.parametrize("v_cache", [torch.zeros(3, 4, 2, 32), torch.zeros(4, 2, 16)])
-def test_a_cache_whose_halves_differ_is_refused(v_cache) -> None:
+def test_a_cache_whose_halves_differ_is_refused(v_cache):
     with refused("k_cache and v_cache", list(v_cache.shape)[-1]):
         PagedKV(torch.zeros(3, 4, 2, 16), v_cache)
 
 
-def test_a_specs_facts_follow_from_its_fields() -> None:
+def test_a_specs_facts_follow_from_its_fields():
     spec = AttnSpec(32, 8, 64, 16)
     assert (spec.group_size, spec.heads, spec.softmax_scale) == (4, "32/8", 0.125)
     assert (spec.kv_dtype, spec.out_dtype) == ("bfloat16", "bfloat16")
@@ -131,7 +116,7 @@ def test_a_specs_facts_follow_from_its_fields() -> None:
 
 @pytest.mark.parametrize("page_size", [1, 4, 64])
 @pytest.mark.parametrize("batch_size", [1, 3, 17, 257])
-def test_the_ragged_page_list_is_exact_around_every_page_boundary(batch_size, page_size) -> None:
+def test_the_ragged_page_list_is_exact_around_every_page_boundary(batch_size, page_size):
     edges = [n for n in (page_size + 1, 1, page_size, page_size - 1) if n]
     lens = [edges[i % len(edges)] for i in range(batch_size)]
     assert_derives_csr(lens, page_size, spare=1, garbage=-1)
@@ -143,12 +128,12 @@ def test_the_ragged_page_list_is_exact_around_every_page_boundary(batch_size, pa
     spare=st.integers(0, 3),
     garbage=st.sampled_from([-1, 0, HUGE, -HUGE]),
 )
-def test_the_ragged_page_list_is_exact_for_any_lengths(lens, page_size, spare, garbage) -> None:
+def test_the_ragged_page_list_is_exact_for_any_lengths(lens, page_size, spare, garbage):
     assert_derives_csr(lens, page_size, spare=spare, garbage=garbage)
 
 
 @pytest.mark.parametrize("garbage", [-1, HUGE])
-def test_what_stands_past_the_live_pages_changes_nothing(garbage) -> None:
+def test_what_stands_past_the_live_pages_changes_nothing(garbage):
     lens = [1, 9, 4]
     dirty = int32(shuffled_table(lens, 4, spare=2, garbage=garbage))
     clean = dirty.masked_fill(dirty == garbage, 0)

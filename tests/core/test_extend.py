@@ -1,7 +1,5 @@
 """The batch of several queries a request: prefix sums, masks, refusals, buffers of a replan."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -27,15 +25,12 @@ def paged(*lens: int, page_size: int = 4) -> DecodeBatch:
 
 def in_order(*lens: int) -> DecodeBatch:
     """Pages of one token, numbered through the requests."""
-    spec, table = replace(SPEC, page_size=1), torch.zeros((len(lens), max(lens)), dtype=torch.int32)
-    first = 0
-    for row, n in zip(table, lens, strict=True):
-        row[:n] = torch.arange(first, first + n)
-        first += n
-    return DecodeBatch.build(spec, int32(*lens), table)
+    rows = torch.arange(sum(lens), dtype=torch.int32).split(lens)
+    table = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    return DecodeBatch.build(replace(SPEC, page_size=1), int32(*lens), table)
 
 
-def test_prefix_sums_and_sizes_follow_from_the_queries() -> None:
+def test_prefix_sums_and_sizes_follow_from_the_queries():
     batch = ExtendBatch.build(paged(*LENS), int32(2, 4, 1))
     assert batch.qo_indptr.tolist() == [0, 2, 6, 7]
     assert batch.qo_indptr.dtype == torch.int32
@@ -43,49 +38,41 @@ def test_prefix_sums_and_sizes_follow_from_the_queries() -> None:
     assert batch.custom_mask is None
 
 
-def test_a_custom_mask_is_what_is_before_the_drafts_and_the_drafts_request_by_request() -> None:
+def test_a_custom_mask_is_what_is_before_the_drafts_and_the_drafts_request_by_request():
     drafts = torch.tensor([[[1, 0], [0, 1]], [[1, 0], [1, 1]]]).bool()
     batch = ExtendBatch.build(paged(3, 2), int32(2, 2), mask="tree", drafts=drafts)
     assert batch.custom_mask.int().tolist() == [1, 1, 0, 1, 0, 1, 1, 0, 1, 1]
 
 
+TREE = {"mask": "tree", "drafts": torch.ones(3, 2, 2).bool()}
+WIDE = {"mask": "chain", "drafts": torch.ones(3, 2, 3).bool()}
+
+
 @pytest.mark.parametrize(
     ("q_lens", "options", "words"),
     [
-        (int32(1, 1, 1), {"mask": "window"}, "mask must be one of causal, full, tree, chain, got"),
-        (int32(1, 5, 1), {}, r"q_lens must lie in 1..4 \(tokens\) for request 1, got 5"),
-        (int32(1, 1, 0), {}, r"q_lens must lie in 1..6 \(tokens\) for request 2, got 0"),
-        (int32(1, 1), {}, r"q_lens must be \[3\] int32, got \[2\]"),
-        (int32(1, 1, 1).long(), {}, r"q_lens must be \[3\] int32, got \[3\] int64"),
-        (
-            int32(1, 1, 1),
-            {"mask": "tree"},
-            "drafts must be given exactly for .*, got None for tree",
-        ),
-        (
-            int32(2, 2, 2),
-            {"drafts": torch.ones(3, 2, 2).bool()},
-            "drafts must be given exactly for .* got a tensor for causal",
-        ),
-        (
-            int32(2, 2, 1),
-            {"mask": "tree", "drafts": torch.ones(3, 2, 2).bool()},
-            "q_lens must be alike for a custom mask",
-        ),
-        (
-            int32(2, 2, 2),
-            {"mask": "chain", "drafts": torch.ones(3, 2, 3).bool()},
-            r"drafts must be \[3, 2, 2\] bool, got \[3, 2, 3\]",
-        ),
-        (int32(*LENS), {"ragged": True}, "page_table must name pages of one token in order"),
+        ((1, 1, 1), {"mask": "window"}, "mask must be one of causal, full, tree, chain, got"),
+        ((1, 5, 1), {}, r"q_lens must lie in 1..4 \(tokens\) for request 1, got 5"),
+        ((1, 1, 0), {}, r"q_lens must lie in 1..6 \(tokens\) for request 2, got 0"),
+        ((1, 1), {}, r"q_lens must be \[3\] int32, got \[2\]"),
+        ((1, 1, 1), {"mask": "tree"}, "drafts must be given exactly for .*, got None for tree"),
+        ((2, 2, 2), TREE | {"mask": "causal"}, "exactly for .* got a tensor for causal"),
+        ((2, 2, 1), TREE, "q_lens must be alike for a custom mask"),
+        ((2, 2, 2), WIDE, r"drafts must be \[3, 2, 2\] bool, got \[3, 2, 3\]"),
+        (LENS, {"ragged": True}, "page_table must name pages of one token in order"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(q_lens, options, words) -> None:
+def test_what_does_not_fit_is_refused_by_name(q_lens, options, words):
     with pytest.raises(ValueError, match=words):
-        ExtendBatch.build(paged(*LENS), q_lens, **options)
+        ExtendBatch.build(paged(*LENS), int32(*q_lens), **options)
 
 
-def test_a_ragged_batch_has_its_tokens_in_order_and_all_as_queries() -> None:
+def test_query_lengths_of_another_dtype_are_refused():
+    with pytest.raises(ValueError, match=r"q_lens must be \[3\] int32, got \[3\] int64"):
+        ExtendBatch.build(paged(*LENS), int32(1, 1, 1).long())
+
+
+def test_a_ragged_batch_has_its_tokens_in_order_and_all_as_queries():
     assert ExtendBatch.build(in_order(*LENS), int32(*LENS), ragged=True).rows == sum(LENS)
     with pytest.raises(ValueError, match="q_lens must be the requests' tokens"):
         ExtendBatch.build(in_order(*LENS), int32(9, 4, 5), ragged=True)
@@ -94,7 +81,7 @@ def test_a_ragged_batch_has_its_tokens_in_order_and_all_as_queries() -> None:
         ExtendBatch.build(shuffled, int32(*LENS), ragged=True)
 
 
-def test_a_clone_is_overwritten_in_place_and_the_original_is_not() -> None:
+def test_a_clone_is_overwritten_in_place_and_the_original_is_not():
     first = ExtendBatch.build(paged(*LENS), int32(2, 4, 1))
     turned = replace(first.paged, page_table=first.paged.page_table.flip(0).contiguous())
     table = turned.page_table
@@ -108,13 +95,13 @@ def test_a_clone_is_overwritten_in_place_and_the_original_is_not() -> None:
     assert first.paged.seq_lens.tolist() == list(LENS)
 
 
-def test_ragged_buffers_take_other_lengths() -> None:
+def test_ragged_buffers_take_other_lengths():
     held = ExtendBatch.build(in_order(9, 4, 6), int32(9, 4, 6), ragged=True).cloned()
     held.overwrite(ExtendBatch.build(in_order(5, 8, 1), int32(5, 8, 1), ragged=True))
     assert held.qo_indptr.tolist() == held.paged.kv_indptr.tolist() == [0, 5, 13, 14]
 
 
-def test_a_batch_that_is_not_alike_or_has_more_queries_is_refused() -> None:
+def test_a_batch_that_is_not_alike_or_has_more_queries_is_refused():
     held = ExtendBatch.build(paged(*LENS), int32(2, 4, 1)).cloned()
     for other in (
         ExtendBatch.build(paged(*LENS), int32(2, 4, 1), mask="full"),

@@ -1,7 +1,5 @@
 """What the host of FlashAttention-3 makes of a call: mask, tile, packing, split cap."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -11,6 +9,7 @@ from hypothesis import strategies as st
 from attnlib.core.schedule.facts import SchedulerFacts
 
 DECODE = SchedulerFacts(4, 32, 8, 128, 1, 4096, 132, page_size=16, causal=True)
+FP8 = {"dtype": "float8_e4m3fn"}
 
 
 @st.composite
@@ -55,12 +54,12 @@ def calls(draw: st.DrawFn) -> SchedulerFacts:
         ({"head_dim": 192, "head_dim_v": 128, "page_size": None}, (128, 128)),
         ({"head_dim": 256}, (128, 80)),
         ({"head_dim": 256, "window": (100, 0)}, (128, 64)),
-        ({"dtype": "float8_e4m3fn"}, (128, 160)),
-        ({"dtype": "float8_e4m3fn", "page_size": None}, (128, 224)),
-        ({"dtype": "float8_e4m3fn", "head_dim": 64}, (192, 160)),
-        ({"dtype": "float8_e4m3fn", "head_dim": 96}, (192, 128)),
-        ({"dtype": "float8_e4m3fn", "head_dim": 192, "window": (9, 0)}, (128, 128)),
-        ({"dtype": "float8_e4m3fn", "head_dim": 256}, (128, 128)),
+        (FP8, (128, 160)),
+        (FP8 | {"page_size": None}, (128, 224)),
+        (FP8 | {"head_dim": 64}, (192, 160)),
+        (FP8 | {"head_dim": 96}, (192, 128)),
+        (FP8 | {"head_dim": 192, "window": (9, 0)}, (128, 128)),
+        (FP8 | {"head_dim": 256}, (128, 128)),
     ],
 )
 def test_the_tile_follows_head_dim_dtype_mask_and_how_pages_are_read(changes, tile):
@@ -114,14 +113,9 @@ def test_query_heads_are_packed_where_they_must_be_and_where_it_pays(changes, pa
     assert replace(DECODE, **changes).packs is packs
 
 
-@pytest.mark.parametrize(
-    ("tokens", "cap"), [(512, 1), (513, 5), (4096, 14), (32768, 15), (131072, 15)]
-)
-def test_the_split_cap_comes_from_the_page_tables_width(tokens, cap):
-    assert replace(DECODE, max_seqlen_k=tokens).split_cap == cap
-
-
-def test_an_explicit_number_of_splits_is_the_cap():
+def test_the_split_cap_comes_from_the_page_tables_width_or_is_the_number_asked_for():
+    widths = (512, 513, 4096, 32768, 131072)
+    assert [replace(DECODE, max_seqlen_k=n).split_cap for n in widths] == [1, 5, 14, 15, 15]
     assert replace(DECODE, num_splits=200).split_cap == 200
 
 
@@ -154,16 +148,10 @@ def test_settling_twice_changes_nothing_and_decides_the_same(call):
     assert call.differences(settled) == {}
 
 
-def test_differences_name_the_fields_and_both_values():
+def test_differences_name_the_fields_and_both_values_but_of_flags_that_the_library_drops():
     other = replace(DECODE, num_qo_heads=8, num_kv_heads=2)
-    assert DECODE.differences(other) == {
-        "num_qo_heads": (32, 8),
-        "num_kv_heads": (8, 2),
-        "num_splits": (14, 28),
-    }
-
-
-def test_flags_that_the_library_drops_are_no_difference():
+    heads = {"num_qo_heads": (32, 8), "num_kv_heads": (8, 2)}
+    assert DECODE.differences(other) == heads | {"num_splits": (14, 28)}
     narrow = replace(DECODE, head_dim=64, head_dim_v=64)
     assert narrow.differences(replace(narrow, causal=False)) == {}
     assert list(DECODE.differences(replace(DECODE, causal=False))) == ["causal"]

@@ -1,7 +1,5 @@
 """Where FlashAttention-3 comes from, and what is said when it does not come."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 
@@ -11,7 +9,7 @@ from attnlib.core.schedule import library
 
 
 @pytest.fixture(autouse=True)
-def forget() -> None:
+def forget():
     library.load.cache_clear()
     library.has_hdim96.cache_clear()
     yield
@@ -19,8 +17,10 @@ def forget() -> None:
     library.has_hdim96.cache_clear()
 
 
-def only(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
-    monkeypatch.setattr(library, "_found", lambda package: package in packages)
+@pytest.fixture
+def only(monkeypatch):
+    """Say which packages there are."""
+    return lambda *there: monkeypatch.setattr(library, "_found", lambda name: name in there)
 
 
 @pytest.mark.parametrize(
@@ -32,8 +32,8 @@ def only(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
         (("sgl_kernel", "flash_attn_interface"), "flash_attn_interface"),
     ],
 )
-def test_the_module_is_flash_attentions_own_or_sglangs(monkeypatch, packages, module):
-    only(monkeypatch, *packages)
+def test_the_module_is_flash_attentions_own_or_sglangs(only, packages, module):
+    only(*packages)
     assert library.find_module() == module
 
 
@@ -45,20 +45,20 @@ def test_the_module_is_flash_attentions_own_or_sglangs(monkeypatch, packages, mo
         ({}, library.NO_DISTRIBUTION),
     ],
 )
-def test_the_supplier_is_the_distribution_that_owns_the_module(monkeypatch, owners, supplier):
-    only(monkeypatch, "flash_attn_interface")
+def test_the_supplier_is_the_distribution_that_owns_the_module(only, monkeypatch, owners, supplier):
+    only("flash_attn_interface")
     monkeypatch.setattr(library.metadata, "packages_distributions", lambda: owners)
     assert library.supplier() == supplier
 
 
-def test_a_missing_library_comes_with_its_install_line(monkeypatch):
-    only(monkeypatch)
+def test_a_missing_library_comes_with_its_install_line(only):
+    only()
     with pytest.raises(RuntimeError, match=r"not installed: pip install tokenspeed-fa3"):
         library.load()
 
 
-def test_a_library_that_does_not_load_says_why(monkeypatch):
-    only(monkeypatch, "flash_attn_interface")
+def test_a_library_that_does_not_load_says_why(only, monkeypatch):
+    only("flash_attn_interface")
 
     def fail(name: str) -> None:
         raise OSError("libcudart.so.13: cannot open shared object file")
@@ -68,13 +68,11 @@ def test_a_library_that_does_not_load_says_why(monkeypatch):
         library.load()
 
 
-@pytest.mark.parametrize(("disabled", "has"), [(True, False), (False, True)])
-def test_the_build_flags_say_whether_head_dim_96_is_there(monkeypatch, disabled, has):
+@pytest.mark.parametrize(("disabled", "has"), [(True, False), (False, True), (None, True)])
+def test_the_build_flags_say_whether_head_dim_96_is_there_as_it_is_without_any(
+    monkeypatch, disabled, has
+):
     flags = {"build_flags": {"FLASHATTENTION_DISABLE_HDIM96": disabled}}
-    monkeypatch.setitem(sys.modules, "flash_attn_config", SimpleNamespace(CONFIG=flags))
+    config = None if disabled is None else SimpleNamespace(CONFIG=flags)
+    monkeypatch.setitem(sys.modules, "flash_attn_config", config)
     assert library.has_hdim96() is has
-
-
-def test_a_build_without_flags_has_head_dim_96(monkeypatch):
-    monkeypatch.setitem(sys.modules, "flash_attn_config", None)
-    assert library.has_hdim96() is True

@@ -1,7 +1,5 @@
 """The batch of latent attention: slots, and what is refused before a kernel would read it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -16,24 +14,24 @@ LENS = torch.tensor([6, 3], dtype=torch.int32)
 CHOSEN = torch.tensor([[5, 0, 3], [2, -1, 1]], dtype=torch.int32)
 
 
-def batch_with(chosen: torch.Tensor) -> MlaBatch:
+DENSE = MlaBatch.build(MlaSpec(2, page_size=4), LENS, TABLE)
+
+
+def batch_with(places: dict[tuple[int, int], int]) -> MlaBatch:
+    """The sparse batch, with these places (row, column) in place of its own."""
+    chosen = CHOSEN.clone()
+    for place, token in places.items():
+        chosen[place] = token
     return MlaBatch.build(SPEC, LENS, TABLE, chosen)
 
 
-def changed(row: int, column: int, value: int) -> torch.Tensor:
-    chosen = CHOSEN.clone()
-    chosen[row, column] = value
-    return chosen
+def test_a_slot_is_page_times_page_size_plus_offset():
+    slots = batch_with({}).slots()
+    assert slots.tolist() == [[9, 20, 23], [30, -1, 29]] and slots.dtype == torch.int32
 
 
-def test_a_slot_is_page_times_page_size_plus_offset() -> None:
-    slots = batch_with(CHOSEN).slots()
-    assert slots.tolist() == [[9, 20, 23], [30, -1, 29]]
-    assert slots.dtype == torch.int32
-
-
-def test_chosen_tokens_are_pages_of_one_token_without_the_padding() -> None:
-    pages = attended_pages(batch_with(CHOSEN))
+def test_chosen_tokens_are_pages_of_one_token_without_the_padding():
+    pages = attended_pages(batch_with({}))
     assert pages.kv_indptr.tolist() == [0, 3, 5]
     assert pages.kv_indices.tolist() == [9, 20, 23, 30, 29]
     assert (pages.kv_lens.tolist(), pages.page_size) == ([3, 2], 1)
@@ -41,34 +39,28 @@ def test_chosen_tokens_are_pages_of_one_token_without_the_padding() -> None:
     assert {tensor.dtype for tensor in tensors} == {torch.int32}
 
 
-def test_a_dense_batch_attends_to_its_pages() -> None:
-    pages = attended_pages(MlaBatch.build(MlaSpec(2, page_size=4), LENS, TABLE))
+def test_a_dense_batch_attends_to_its_pages():
+    pages = attended_pages(DENSE)
     assert pages.kv_indptr.tolist() == [0, 2, 3]
     assert pages.kv_indices.tolist() == [5, 2, 7]
     assert (pages.kv_lens.tolist(), pages.page_size) == ([6, 3], 4)
 
 
 @pytest.mark.parametrize(
-    ("row", "column", "value", "words"),
+    ("places", "words"),
     [
-        (0, 1, 6, r"in 0\.\.5 for request 0 of 6 tokens, or be -1 for none, got 6 in column 1"),
-        (1, 2, 3, r"in 0\.\.2 for request 1 of 3 tokens, or be -1 for none, got 3 in column 2"),
-        (1, 0, -2, r"in 0\.\.2 for request 1 of 3 tokens.* got -2 in column 0"),
-        (0, 0, 2**31 - 1, r"got 2147483647 in column 0"),
+        ({(0, 1): 6}, r"in 0\.\.5 for request 0 of 6 tokens, or be -1 for none, got 6 in column 1"),
+        ({(1, 2): 3}, r"in 0\.\.2 for request 1 of 3 tokens, or be -1 for none, got 3 in column 2"),
+        ({(1, 0): -2}, r"in 0\.\.2 for request 1 of 3 tokens.* got -2 in column 0"),
+        ({(0, 0): 2**31 - 1}, r"got 2147483647 in column 0"),
+        ({(1, 0): -1, (1, 2): -1}, "at least one token of every request.*request 1"),
     ],
 )
-def test_a_place_outside_its_request_is_refused(row, column, value, words) -> None:
-    batch = batch_with(changed(row, column, value))
+def test_a_place_outside_its_request_or_a_request_without_a_token_is_refused(places, words):
+    batch = batch_with(places)
     for ask in (batch.slots, lambda: attended_pages(batch)):
         with pytest.raises(ValueError, match=words):
             ask()
-
-
-def test_a_request_without_any_token_is_refused() -> None:
-    chosen = CHOSEN.clone()
-    chosen[1] = -1
-    with pytest.raises(ValueError, match="at least one token of every request.*request 1"):
-        batch_with(chosen).slots()
 
 
 @pytest.mark.parametrize(
@@ -81,28 +73,25 @@ def test_a_request_without_any_token_is_refused() -> None:
         (SPEC, CHOSEN.to("meta"), "chosen must be on page_table's device, cpu, got meta"),
     ],
 )
-def test_chosen_tokens_that_do_not_fit_the_spec_are_refused(spec, chosen, words) -> None:
+def test_chosen_tokens_that_do_not_fit_the_spec_are_refused(spec, chosen, words):
     with pytest.raises(ValueError, match=words):
         MlaBatch.build(spec, LENS, TABLE, chosen)
 
 
-def test_a_dense_batch_has_no_slots() -> None:
+def test_a_dense_batch_has_no_slots_and_a_length_beyond_the_page_table_is_refused():
     with pytest.raises(ValueError, match="got None"):
-        MlaBatch.build(MlaSpec(2, page_size=4), LENS, TABLE).slots()
-
-
-def test_a_length_beyond_the_page_table_is_refused() -> None:
+        DENSE.slots()
     with pytest.raises(ValueError, match=r"seq_lens must lie in 1\.\.8"):
         MlaBatch.build(SPEC, LENS + 3, TABLE, CHOSEN)
 
 
-def test_a_plan_that_names_a_page_the_cache_lacks_is_refused() -> None:
+def test_a_plan_that_names_a_page_the_cache_lacks_is_refused():
     require_pages(torch.zeros(8, 4), 7)
     with pytest.raises(ValueError, match="up to 8, got 8 pages"):
         require_pages(torch.zeros(8, 4), 8)
 
 
-def test_slots_of_a_workload_are_distinct_and_live() -> None:
+def test_slots_of_a_workload_are_distinct_and_live():
     batch = build_mla_batch(MlaCase(MlaSpec(2, 50, 16), 5, 90, "ragged"), device="cpu")
     slots = batch.slots()
     live = slots[slots >= 0]

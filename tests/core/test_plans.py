@@ -1,9 +1,10 @@
 """Work plans of decode calls: nothing is lost, rules at their edges, and the library agrees."""
 
-from __future__ import annotations
+from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +20,8 @@ from attnlib.core.policy.plans import (
 )
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase
+from attnlib.kinds.decode.measure import build_batch
+from attnlib.kinds.lengths import sample_seq_lens
 
 SPEC = AttnSpec(16, 8, 128, 16)
 SMS = 132
@@ -131,36 +134,24 @@ CALLS = [
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", ["flashinfer-fa2", "flashinfer-cuda-cores", "flashinfer-fa3"])
 def test_flashinfers_own_plan_has_these_items(backend):
-    import torch
-
-    from attnlib.kinds.decode.measure import build_batch
-    from attnlib.kinds.lengths import sample_seq_lens
-
     sms = torch.cuda.get_device_properties(0).multi_processor_count
-    ran = 0
-    for case in CALLS:
-        unknown = "cuda" in backend and case.spec.group_size not in CUDA_CORE_CTAS
-        if unknown or unsupported(backend, case.spec):
-            continue
+    groups = CUDA_CORE_CTAS if "cuda" in backend else range(64)
+    cases = [c for c in CALLS if c.spec.group_size in groups and not unsupported(backend, c.spec)]
+    assert len(cases) >= 40
+    for case in cases:
         batch = build_batch(case, device="cuda")
         wrapper, _ = create(backend, case.spec, cuda_graph=True).plan(batch).state
         expected = plan(backend, case.spec, sample_seq_lens(case), num_sms=sms)
         assert FOUND[backend](wrapper, case, sms) == sorted(expected.items.tolist()), case.key
-        ran += 1
-    assert ran >= 40
 
 
 def _words(wrapper, offset: int, count: int, dtype="int32") -> list[int]:
-    import torch
-
     raw = wrapper._int_workspace_buffer[offset : offset + count * getattr(torch, dtype).itemsize]
     return raw.view(getattr(torch, dtype)).tolist()
 
 
 def _chunks_of(wrapper, case, valid_at: int, chunk_at: int, tiles_at: int) -> list[int]:
     """Tokens of each chunk that the library planned, for all heads."""
-    from attnlib.kinds.lengths import sample_seq_lens
-
     info = [int(word) for word in wrapper._plan_info]
     valid = _words(wrapper, info[valid_at], info[0], "bool")
     requests = _words(wrapper, info[tiles_at[0]], info[0])
@@ -172,13 +163,13 @@ def _chunks_of(wrapper, case, valid_at: int, chunk_at: int, tiles_at: int) -> li
     return parts * case.spec.num_kv_heads
 
 
-def _fa2_items(wrapper, case, sms) -> list[int]:
+def _fa2_items(wrapper, case, sms):
     # PrefillPlanInfo: 4 request_indices, 6 kv_tile_indices, 9 kv_chunk_size, 12 block_valid_mask
     parts = _chunks_of(wrapper, case, valid_at=12, chunk_at=9, tiles_at=(4, 6))
     return sorted(-(-part // 128) * 128 + FA2_ITEM_TOKENS for part in parts)
 
 
-def _cuda_core_items(wrapper, case, sms) -> list[int]:
+def _cuda_core_items(wrapper, case, sms):
     # DecodePlanInfo: 3 request_indices, 4 kv_tile_indices, 6 block_valid_mask, 7 kv_chunk_size,
     # 9 split_kv; unsplit plans have neither mask nor padding
     info = [int(word) for word in wrapper._plan_info]
@@ -186,8 +177,6 @@ def _cuda_core_items(wrapper, case, sms) -> list[int]:
     tiles = case.batch_size * case.spec.num_kv_heads
     assert info[9] == (tiles < planned * sms)
     if not info[9]:
-        from attnlib.kinds.lengths import sample_seq_lens
-
         parts = sample_seq_lens(case).tolist() * case.spec.num_kv_heads
     else:
         assert info[0] == planned * sms // case.spec.num_kv_heads
@@ -195,15 +184,13 @@ def _cuda_core_items(wrapper, case, sms) -> list[int]:
     return sorted(part + CUDA_CORE_ITEM_TOKENS for part in parts)
 
 
-def _fa3_items(wrapper, case, sms) -> list[int]:
+def _fa3_items(wrapper, case, sms):
     # PrefillPlanSM90Info: 4 kv_len, 6 work_indptr
     info = [int(word) for word in wrapper._plan_info]
     ends = _words(wrapper, info[6], sms + 1)
     lens = _words(wrapper, info[4], ends[-1])
-    costs = [
-        sum(-(-length // 96) * 96 + 96 for length in lens[begin:end])
-        for begin, end in zip(ends, ends[1:], strict=False)
-    ]
+    each = (lens[begin:end] for begin, end in pairwise(ends))
+    costs = [sum(-(-length // 96) * 96 + 96 for length in part) for part in each]
     return sorted(cost for cost in costs if cost)
 
 

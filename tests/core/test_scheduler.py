@@ -1,7 +1,6 @@
 """Scheduler metadata: made once a step, reused by any number of layers, refused where unfit."""
 
-from __future__ import annotations
-
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 
 from attnlib.core.schedule import fa3 as scheduler
 from attnlib.core.schedule import library
-from attnlib.core.schedule.fa3 import SchedulerMetadata, precompute
+from attnlib.core.schedule.fa3 import precompute
 from attnlib.core.schedule.facts import SchedulerFacts
 from attnlib.core.schedule.splits import max_words, num_words
 
@@ -19,7 +18,7 @@ LENS = torch.tensor([4096, 70, 900], dtype=torch.int32)
 
 
 @pytest.fixture
-def metadata(fake_fa3) -> SchedulerMetadata:
+def metadata(fake_fa3):
     return precompute(FACTS, LENS)
 
 
@@ -54,45 +53,44 @@ def test_the_attention_calls_own_write_to_the_counter_is_no_takeover(metadata):
     metadata.require_fits(FACTS, device=CPU)
 
 
-# What differs at the attention call -> the words of the refusal.
+# What differs at the attention call, and what it must be.
 MISFITS = {
-    "batch_size": ({"batch_size": 4}, "batch_size must be 3, got 4"),
-    "num_qo_heads": ({"num_qo_heads": 64}, "num_qo_heads must be 32, got 64"),
-    "num_kv_heads": ({"num_kv_heads": 2}, "num_kv_heads must be 8, got 2"),
-    "head_dim": ({"head_dim": 120}, "head_dim must be 128, got 120"),
-    "head_dim_v": ({"head_dim_v": 64}, "head_dim_v must be 128, got 64"),
-    "dtype": ({"dtype": "float16"}, "dtype must be 'bfloat16', got 'float16'"),
-    "causal": ({"causal": False}, "causal must be True, got False"),
-    "window": ({"window": (99, 0)}, r"window must be \(-1, -1\), got \(99, 0\)"),
-    "page_size": ({"page_size": 32}, "page_size must be 16, got 32"),
-    "narrower": ({"max_seqlen_k": 1024}, "page-table width of 256, got 64"),
-    "wider": ({"max_seqlen_k": 8192}, "max_seqlen_k must be 4096, got 8192"),
-    "num_splits": ({"num_splits": 2}, "num_splits must be 14, got 2"),
-    "num_sms": ({"num_sms": 114}, "num_sms must be 132, got 114"),
-    "sm_margin": ({"sm_margin": 8}, "sm_margin must be 0, got 8"),
-    "has_softcap": ({"has_softcap": True}, "has_softcap must be False, got True"),
-    "pack_gqa": ({"pack_gqa": False}, "pack_gqa must be True, got False"),
-    "max_seqlen_q": ({"max_seqlen_q": 2}, "max_seqlen_q must be 1, got 2"),
-    "varlen_q": ({"varlen_q": True}, "varlen_q must be False, got True"),
+    "batch_size": (4, "3"),
+    "num_qo_heads": (64, "32"),
+    "num_kv_heads": (2, "8"),
+    "head_dim": (120, "128"),
+    "head_dim_v": (64, "128"),
+    "dtype": ("float16", "'bfloat16'"),
+    "causal": (False, "True"),
+    "window": ((99, 0), "(-1, -1)"),
+    "page_size": (32, "16"),
+    "max_seqlen_k": (8192, "4096"),
+    "num_splits": (2, "14"),
+    "num_sms": (114, "132"),
+    "sm_margin": (8, "0"),
+    "has_softcap": (True, "False"),
+    "pack_gqa": (False, "True"),
+    "max_seqlen_q": (2, "1"),
+    "varlen_q": (True, "False"),
 }
 
 
 @pytest.mark.parametrize("name", MISFITS)
 def test_a_call_that_differs_is_refused_with_the_field_and_both_values(metadata, name):
-    changes, words = MISFITS[name]
+    got, must = MISFITS[name]
+    words = re.escape(f"{name} must be {must}, got {got!r}")
     with pytest.raises(ValueError, match=f"does not fit the call: .*{words}"):
-        metadata.require_fits(replace(FACTS, **changes), device=CPU)
+        metadata.require_fits(replace(FACTS, **{name: got}), device=CPU)
+
+
+def test_a_narrower_page_table_is_refused_in_its_own_words(metadata):
+    with pytest.raises(ValueError, match="page-table width of 256, got 64"):
+        metadata.require_fits(replace(FACTS, max_seqlen_k=1024), device=CPU)
 
 
 def test_every_fact_that_two_calls_must_share_is_guarded():
-    fields = {name for changes, _ in MISFITS.values() for name in changes}
     # One process has one build, so hdim96 cannot differ between its calls.
-    assert set(SchedulerFacts.__dataclass_fields__) - fields == {"hdim96"}
-
-
-def test_every_field_that_differs_is_named(metadata):
-    with pytest.raises(ValueError, match=r"num_qo_heads .* num_kv_heads .* num_splits must be 14"):
-        metadata.require_fits(replace(FACTS, num_qo_heads=8, num_kv_heads=2), device=CPU)
+    assert set(SchedulerFacts.__dataclass_fields__) - set(MISFITS) == {"hdim96"}
 
 
 def test_head_counts_of_another_parallel_size_are_refused(fake_fa3):
@@ -101,7 +99,8 @@ def test_head_counts_of_another_parallel_size_are_refused(fake_fa3):
     divided = replace(facts, num_qo_heads=4, num_kv_heads=1)
     metadata = precompute(divided, torch.tensor([32768], dtype=torch.int32))
     assert (int(metadata.words[0]), facts.split_cap) == (86, 29)
-    with pytest.raises(ValueError, match="num_qo_heads must be 4, got 16; num_kv_heads must be 1"):
+    words = "num_qo_heads must be 4, got 16; num_kv_heads must be 1, .* num_splits must be 109"
+    with pytest.raises(ValueError, match=words):
         metadata.require_fits(facts, device=CPU)
 
 
@@ -117,13 +116,11 @@ def test_a_second_stream_is_refused_until_handed_over(metadata):
         metadata.require_fits(FACTS, device=CPU, stream=(False, 0x20))
     metadata.hand_over()
     metadata.require_fits(FACTS, device=CPU, stream=(False, 0x20))
-
-
-def test_capturing_after_a_warm_up_is_no_second_stream_but_two_captures_are(metadata):
-    metadata.require_fits(FACTS, device=CPU, stream=(False, 0x10))
-    metadata.require_fits(FACTS, device=CPU, stream=(True, 0x20))
+    # Capturing after a warm-up is no second stream; a second capture is.
+    metadata.require_fits(FACTS, device=CPU, stream=(True, 0x30))
     with pytest.raises(ValueError, match="stream must be"):
-        metadata.require_fits(FACTS, device=CPU, stream=(True, 0x30))
+        metadata.require_fits(FACTS, device=CPU, stream=(True, 0x40))
+    assert scheduler.current_stream(CPU) is None
 
 
 def test_renewing_writes_new_lengths_into_the_same_words(fake_fa3, metadata):
@@ -190,7 +187,3 @@ def test_a_library_with_another_layout_is_an_error_not_an_answer(fake_fa3, monke
     monkeypatch.setattr(library, "supplier", lambda: "flash-attn-3")
     with pytest.raises(RuntimeError, match=r"flash-attn-3 must lay metadata out in 17 words"):
         precompute(FACTS, LENS)
-
-
-def test_off_the_gpu_there_is_no_stream():
-    assert scheduler.current_stream(CPU) is None

@@ -1,7 +1,5 @@
 """Times of decode calls: schedules and the law, both by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

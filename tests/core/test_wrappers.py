@@ -36,7 +36,7 @@ def test_under_cuda_graphs_prefill_has_room_for_the_whole_table(libraries) -> No
     case = MODES[2]
     batch = call_of(case, "cpu").batch
     backend_for("flashinfer-prefill-fa2", case, "cpu", cuda_graph=True).plan(batch)
-    buffers, columns = libraries.prefill[-1].buffers, batch.paged.page_table.shape[1]
+    buffers, columns = libraries.wrappers[-1].buffers, batch.paged.page_table.shape[1]
     assert len(buffers["paged_kv_indices_buf"]) == 5 * columns
     assert len(buffers["custom_mask_buf"]) == 5 * -(-6 * columns * 16 // 8)
 
@@ -45,7 +45,7 @@ def test_under_cuda_graphs_prefill_has_room_for_the_whole_table(libraries) -> No
 def test_without_a_custom_mask_the_library_is_given_no_buffer_for_one(case, libraries) -> None:
     backend = backend_for("flashinfer-prefill-fa2", case, "cpu", cuda_graph=True)
     backend.plan(call_of(case, "cpu").batch)
-    buffers = libraries.prefill[-1].buffers
+    buffers = libraries.wrappers[-1].buffers
     assert buffers and "custom_mask_buf" not in buffers
 
 
@@ -74,7 +74,7 @@ def test_flashmla_sparse_pads_heads_to_what_its_kernel_has(heads, run, libraries
 def test_under_cuda_graphs_mla_has_room_for_every_token(top_k, room, libraries) -> None:
     case = mla_case(DENSE[0], top_k=top_k)
     backend_for(DENSE[0], case, "cpu", cuda_graph=True).plan(call_of(case, "cpu").batch)
-    assert len(libraries.mla[-1].buffers["kv_indices"]) == room
+    assert len(libraries.wrappers[-1].buffers["kv_indices"]) == room
 
 
 def with_wrong_index(batch: MlaBatch) -> tuple[MlaBatch, int]:

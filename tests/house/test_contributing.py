@@ -1,7 +1,5 @@
 """CONTRIBUTING.md: every step has its check, and names only what there is."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path
@@ -13,15 +11,7 @@ from attnlib import cli
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", TEXT, re.M | re.S))
-PLACEHOLDER = re.compile(r"NAME|NN_|<machine>")
-
-
-def steps(section):
-    return re.split(r"^\d+\. ", SECTIONS[section], flags=re.M)[1:]
-
-
-def code():
-    return re.findall(r"`([^`]+)`", TEXT)
+CODE = re.findall(r"`([^`]+)`", TEXT)
 
 
 def test_there_is_a_checklist_for_a_backend_a_kernel_and_a_study():
@@ -30,26 +20,27 @@ def test_there_is_a_checklist_for_a_backend_a_kernel_and_a_study():
 
 @pytest.mark.parametrize("section", SECTIONS)
 def test_every_step_ends_with_the_command_that_checks_it(section):
-    assert len(steps(section)) >= 7
-    for step in steps(section):
+    steps = re.split(r"^\d+\. ", SECTIONS[section], flags=re.M)[1:]
+    assert len(steps) >= 7
+    for step in steps:
         assert re.search(r"^ +Check: .*`[^`]+`$", step.strip(), re.M), step
 
 
 def test_every_file_it_names_is_there():
-    words = {word for part in code() for word in part.split()}
-    paths = {word for word in words if "/" in word and not PLACEHOLDER.search(word)}
+    words = {word for part in CODE for word in part.split()}
+    paths = {word for word in words if "/" in word and not re.search(r"NAME|NN_|<machine>", word)}
     paths -= {".venv/bin/activate"}  # `make setup` makes it
     paths |= set(re.findall(r"\]\(([^)]+)\)", TEXT))
     assert paths and [path for path in sorted(paths) if not (ROOT / path).exists()] == []
 
 
 def test_every_command_of_ours_is_one_that_there_is():
-    commands = [part for part in code() if part.startswith("python -m attnlib ")]
+    commands = [part for part in CODE if part.startswith("python -m attnlib ")]
     parser = cli.build_parser()
     assert commands and all(parser.parse_args(shlex.split(part)[3:]) for part in commands)
 
 
 def test_every_make_target_is_one_that_there_is():
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
-    named = {part.removeprefix("make ") for part in code() if part.startswith("make ")}
+    named = {part.removeprefix("make ") for part in CODE if part.startswith("make ")}
     assert named and named <= targets

@@ -4,8 +4,6 @@ Imports inside functions count too. Inside a room no circle of modules is allowe
 one may use another's `study` and `tables`.
 """
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys
@@ -34,16 +32,12 @@ ROOMS: dict[str, tuple[str, ...]] = {
 FRONT_DOORS = ("", "__main__", "cli")  # may import any room, late
 
 
-def module_files() -> dict[str, Path]:
-    """Every module of the package, named relative to it; the package itself is ''."""
-    files = {}
-    for path in sorted((ROOT / PACKAGE).rglob("*.py")):
-        parts = path.relative_to(ROOT / PACKAGE).with_suffix("").parts
-        files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return files
-
-
-FILES = module_files()
+PATHS = {path: path.relative_to(ROOT / PACKAGE) for path in (ROOT / PACKAGE).rglob("*.py")}
+FILES = {
+    ".".join((at.parent if at.stem == "__init__" else at.with_suffix("")).parts): path
+    for path, at in sorted(PATHS.items())
+}
+"""Every module of the package, named relative to it; the package itself is ''."""
 TREES = {module: ast.parse(path.read_text()) for module, path in FILES.items()}
 
 
@@ -100,12 +94,12 @@ def loaded_by(statement: str, watched: str) -> str:
     return result.stdout.strip()
 
 
-def test_every_module_stands_in_a_room() -> None:
+def test_every_module_stands_in_a_room():
     assert {room_of(module) for module in FILES} == {*ROOMS, *FRONT_DOORS}
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_a_room_imports_only_rooms_below_it(room: str) -> None:
+def test_a_room_imports_only_rooms_below_it(room):
     allowed = {room, *ROOMS[room]}
     strays = {
         f"{module} -> {name}"
@@ -117,7 +111,7 @@ def test_a_room_imports_only_rooms_below_it(room: str) -> None:
     assert strays == set()
 
 
-def test_modules_import_one_another_in_no_circle() -> None:
+def test_modules_import_one_another_in_no_circle():
     parents = {module: {n for n in names if n != module} for module, names in IMPORTS.items()}
     try:
         TopologicalSorter(parents).prepare()
@@ -125,7 +119,7 @@ def test_modules_import_one_another_in_no_circle() -> None:
         pytest.fail(f"a circle: {' <- '.join(error.args[1])}")
 
 
-def test_the_rooms_stand_on_few_floors() -> None:
+def test_the_rooms_stand_on_few_floors():
     floors: dict[str, int] = {}
     for room in TopologicalSorter(ROOMS).static_order():
         floors[room] = 1 + max((floors[below] for below in ROOMS[room]), default=-1)
@@ -135,7 +129,7 @@ def test_the_rooms_stand_on_few_floors() -> None:
 
 
 @pytest.mark.parametrize("module", ["", "core.backends", "kinds"])
-def test_a_module_that_lists_many_others_imports_them_late(module: str) -> None:
+def test_a_module_that_lists_many_others_imports_them_late(module):
     at_once = own_imports(outside_functions(TREES[module]), FILES[module])
     nouns = {"core.spec", "core.backends.base", "kinds.base"}
     assert at_once - nouns - {"", "core.backends.table"} == set()
@@ -154,5 +148,5 @@ LIGHT = {
 
 
 @pytest.mark.parametrize("statement", LIGHT)
-def test_what_needs_no_heavy_library_loads_none(statement: str) -> None:
+def test_what_needs_no_heavy_library_loads_none(statement):
     assert loaded_by(statement, LIGHT[statement]) == ""

@@ -1,7 +1,5 @@
 """The notebooks as readers find them: executed in order, answer first, findings after outputs."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

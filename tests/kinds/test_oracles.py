@@ -254,30 +254,32 @@ def test_an_mla_output_rounded_as_a_kernel_must_passes(top_k: int, kv_format: st
     assert 0.002 < found.budget < 0.02
 
 
+def filled(work: Workload, place: Any, value: float) -> torch.Tensor:
+    out = rounded(work)
+    out[place] = value
+    return out
+
+
 def another_mask(work: Workload) -> torch.Tensor:
     mask = "full" if work.batch.mask != "full" else "causal"
     return rounded(work, batch=replace(work.batch, mask=mask, custom_mask=None))
 
 
-def a_wrong_cache(work: Workload) -> torch.Tensor:
-    return rounded(work, kv=PagedKV(work.kv.k_cache.flip(0), work.kv.v_cache))
+PLANTED = {
+    "another mask": another_mask,
+    "a wrong cache": lambda work: rounded(
+        work, kv=PagedKV(work.kv.k_cache.flip(0), work.kv.v_cache)
+    ),
+    "a neighbour's row": lambda work: rounded(work).roll(1, 0),
+    "a missing row": lambda work: filled(work, -1, float("nan")),
+}
 
 
-def a_neighbours_row(work: Workload) -> torch.Tensor:
-    return rounded(work).roll(1, 0)
-
-
-def a_missing_row(work: Workload) -> torch.Tensor:
-    out = rounded(work)
-    out[-1] = float("nan")
-    return out
-
-
-@pytest.mark.parametrize("mutate", [another_mask, a_wrong_cache, a_neighbours_row, a_missing_row])
+@pytest.mark.parametrize("mistake", PLANTED)
 @pytest.mark.parametrize(("mode", "mask"), PAIRS)
-def test_a_wrong_output_fails(mode: str, mask: str, mutate: Callable) -> None:
+def test_a_wrong_output_fails(mode: str, mask: str, mistake: str) -> None:
     work = extended(mode, mask)
-    assert not verdict(work, mutate(work)).passed
+    assert not verdict(work, PLANTED[mistake](work)).passed
 
 
 def choosing(work: Workload, place: int) -> torch.Tensor:
@@ -286,17 +288,9 @@ def choosing(work: Workload, place: int) -> torch.Tensor:
     return rounded(work, batch=replace(work.batch, chosen=chosen))
 
 
-def without_a_token(work: Workload) -> torch.Tensor:
-    return choosing(work, -1)
-
-
 def with_a_neighbour(work: Workload) -> torch.Tensor:
     length = int(work.batch.paged.seq_lens_cpu[0])
     return choosing(work, min(set(range(length)) - set(work.batch.chosen[0].tolist())))
-
-
-def with_scale_of_576(work: Workload) -> torch.Tensor:
-    return rounded(work, q=(work.q.double() * (192 / 576) ** 0.5).bfloat16())
 
 
 def without_rotary(work: Workload) -> torch.Tensor:
@@ -311,34 +305,20 @@ def with_scales_swapped(work: Workload) -> torch.Tensor:
     return rounded(work, kv=cache)
 
 
-def from_the_unquantised_cache(_: Workload) -> torch.Tensor:
-    return rounded(latent(kv_format="bfloat16"))
+PLANTED_MLA = {
+    "without a token": lambda work: choosing(work, -1),
+    "with a neighbour": with_a_neighbour,
+    "scale of 576": lambda work: rounded(work, q=(work.q.double() * (192 / 576) ** 0.5).bfloat16()),
+    "without rotary": without_rotary,
+    "scales swapped": with_scales_swapped,
+    "the unquantised cache": lambda _: rounded(latent(kv_format="bfloat16")),
+    "heads swapped": lambda work: rounded(work).flip(1),
+    "an unwritten row": lambda work: filled(work, (2, 1), 0),
+    "a NaN": lambda work: filled(work, (3, 2, 511), float("nan")),
+}
 
 
-def with_heads_swapped(work: Workload) -> torch.Tensor:
-    return rounded(work).flip(1)
-
-
-def with_an_unwritten_row(work: Workload) -> torch.Tensor:
-    out = rounded(work)
-    out[2, 1] = 0
-    return out
-
-
-def with_a_nan(work: Workload) -> torch.Tensor:
-    out = rounded(work)
-    out[3, 2, 511] = float("nan")
-    return out
-
-
-@pytest.mark.parametrize(
-    "mutate",
-    [
-        *(without_a_token, with_a_neighbour, with_scale_of_576, without_rotary),
-        *(with_scales_swapped, from_the_unquantised_cache, with_heads_swapped),
-        *(with_an_unwritten_row, with_a_nan),
-    ],
-)
-def test_a_wrong_mla_output_is_over_budget(mutate: Callable[[Workload], torch.Tensor]) -> None:
+@pytest.mark.parametrize("mistake", PLANTED_MLA)
+def test_a_wrong_mla_output_is_over_budget(mistake: str) -> None:
     work = latent()
-    assert not verdict(work, mutate(work)).passed
+    assert not verdict(work, PLANTED_MLA[mistake](work)).passed

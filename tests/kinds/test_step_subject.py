@@ -10,12 +10,10 @@ from attnlib.kinds.base import Bench
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.item import Item
 from attnlib.kinds.mismatch.case import MismatchCase
-from attnlib.kinds.mismatch.measure import MISMATCHES
 from attnlib.kinds.step.case import StepCase
 from attnlib.kinds.step.measure import ALONE, BACKENDS, StepSubject
 from attnlib.run.record import Record
 from attnlib.run.worker import Worker
-from attnlib.studies.metadata_mismatch.study import MISMATCH_NAMES
 
 STEP = StepCase(DecodeCase(AttnSpec(16, 2, 128, 16), 5, 300, "ragged"), 4)
 LAYERS = {
@@ -32,10 +30,6 @@ LAYERS = {
 def measure(item: Item, device: str) -> Record:
     job = {"study": "demo", "round": 0, "device": device, "command": "repeat me"}
     return Worker(job).measure(item)
-
-
-def test_every_mismatch_is_in_the_study() -> None:
-    assert [mismatch.name for mismatch in MISMATCHES] == list(MISMATCH_NAMES)
 
 
 def test_an_unknown_way_of_making_a_step_lists_the_ways_there_are() -> None:

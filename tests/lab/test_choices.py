@@ -11,16 +11,7 @@ from attnlib.core.spec import AttnSpec, MlaSpec
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.mla.case import MlaCase
 from attnlib.kinds.step.case import StepCase
-from attnlib.lab.choices import (
-    LINE,
-    MLA,
-    NAMES,
-    Choices,
-    model_of,
-    require_model,
-    spec_of,
-    variant_of,
-)
+from attnlib.lab.choices import LINE, MLA, Choices, model_of, spec_of, variant_of
 
 LLAMA = AttnSpec(32, 8, 128, 16)
 CHOICES = Choices(
@@ -62,21 +53,22 @@ def test_what_is_no_call_of_a_named_model_has_no_name():
     assert model_of(None) == ""
 
 
-def test_an_unknown_model_gets_the_list_of_names():
-    with pytest.raises(ValueError, match="one of Llama-3.1-8B, .*DeepSeek MLA; got 'GPT-7'"):
-        require_model("GPT-7")
-    assert len(NAMES) == len(set(NAMES))
+READABLE = "variant of DeepSeek MLA must be as '128 heads, dense"
 
 
-@pytest.mark.parametrize("variant", ["", "dense", "128 heads, all, bfloat16"])
-def test_a_variant_that_cannot_be_read_is_answered_with_two_that_can(variant):
-    with pytest.raises(ValueError, match="variant of DeepSeek MLA must be as '128 heads, dense"):
-        spec_of(MLA, variant=variant, page_size=64)
-
-
-def test_a_dtype_that_is_none_is_refused_by_name():
-    with pytest.raises(ValueError, match="dtype must be one of bfloat16.*got 'int3'"):
-        spec_of("Llama-3.1-8B", variant="int3", page_size=16)
+@pytest.mark.parametrize(
+    ("model", "variant", "words"),
+    [
+        ("GPT-7", "bfloat16", "one of Llama-3.1-8B, .*DeepSeek MLA; got 'GPT-7'"),
+        *((MLA, variant, READABLE) for variant in ("", "dense", "128 heads, all, bfloat16")),
+        ("Llama-3.1-8B", "int3", "dtype must be one of bfloat16.*got 'int3'"),
+    ],
+)
+def test_a_model_or_variant_that_cannot_be_read_is_answered_with_those_that_can(
+    model, variant, words
+):
+    with pytest.raises(ValueError, match=words):
+        spec_of(model, variant=variant, page_size=64)
 
 
 def test_the_case_is_the_models_with_the_chosen_sizes():

@@ -245,15 +245,6 @@ def test_the_figure_has_a_dot_a_round_and_names_its_records(demo):
     assert footer.startswith("demo: Test GPU 0badcafe, ") and "\n6 records, " in footer
 
 
-def test_what_this_gpu_has_not_measured_is_an_empty_view(monkeypatch):
-    gpu = ThisGpu("cpu", ())
-    monkeypatch.setattr(sources, "describe", lambda device: {"gpu": "", "cpu": "test64"})
-    seen = look(gpu, narrow(gpu, {"model": MODEL}).choices)
-    assert seen.served == "Measures here; not on record yet."
-    assert seen.times.ran.tolist() == ["not on record"] * 2
-    assert not list(store.data_root().rglob("*.jsonl"))
-
-
 def test_a_backend_that_was_not_measured_beside_the_others_is_named(make_record, monkeypatch):
     go_live(monkeypatch)
     gpu = ThisGpu()

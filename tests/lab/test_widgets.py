@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from support.explorer_records import FA2, FA3, LATENT, go_live, keep, publish, timed
+from support.explorer_records import FA2, FA3, go_live
 
 pytest.importorskip("ipywidgets")
 
@@ -16,6 +16,7 @@ from attnlib.lab import sources, widgets
 from attnlib.lab.sources import ThisGpu
 from attnlib.lab.view import look
 from attnlib.lab.widgets import CSS_CLASS, DESCRIPTIONS, Explorer
+from attnlib.run import store
 from attnlib.studies import STUDIES
 from attnlib.studies.fa3_decode_regression.study import HEADLINE
 
@@ -97,16 +98,6 @@ def test_a_model_without_records_says_so_and_the_next_choice_works(published, mo
     assert published.view.choices.case.spec.heads == "16/2"
 
 
-def test_latent_attention_is_usable_as_soon_as_a_study_has_it(make_record, monkeypatch, replayed):
-    explorer = explore("DeepSeek MLA")
-    assert "No records on DeepSeek MLA" in explorer.shown.value
-    publish(monkeypatch, "latent", LATENT, backends=("flashmla-dense",))
-    keep(make_record, "latent", timed("flashmla-dense", LATENT, ""), 80.0)
-    explorer.refresh()
-    assert explorer.view.choices.records == "latent"
-    assert checked(explorer) == ("flashmla-dense",)
-
-
 def test_backends_are_checked_and_unchecked_one_by_one(published):
     box_of(published, FA3).value = False
     assert FA3 not in checked(published)
@@ -182,6 +173,8 @@ def test_on_a_gpu_it_opens_to_measure_there(instant_jobs, monkeypatch):
     explorer = explore(MODEL)
     assert explorer.controls["records"].value == "live"
     assert explorer.served.value == "<b>Measures here; not on record yet.</b>"
+    assert explorer.view.times.ran.tolist() == ["not on record"] * 2
+    assert not list(store.data_root().rglob("*.jsonl")), "to look writes nothing"
     explorer.measure.click()
     assert explorer.wait(60)
     assert explorer.view.times.rounds.tolist() == [3, 3]
@@ -227,11 +220,6 @@ def test_a_measurement_that_is_stopped_says_so_and_can_be_taken_up_again():
     explorer.measure.click()
     assert explorer.wait(120)
     assert explorer.view.times.rounds[0] == 1
-
-
-def test_a_shape_that_cannot_be_is_a_sentence():
-    explorer = Explorer({"model": MODEL, "records": "live", "page_size": 3}, CPU)
-    assert "page_size must be a power of two, got 3" in explorer.shown.value
 
 
 def test_without_ipywidgets_the_install_line_is_the_error(tmp_path):

@@ -1,7 +1,5 @@
 """The report: one file, nothing loaded from elsewhere, the same bytes every time."""
 
-from __future__ import annotations
-
 import re
 
 import nbformat
@@ -45,32 +43,30 @@ def build(folder, name, **options):
 
 
 @pytest.fixture(scope="module")
-def built(folder):
-    return build(folder, "a.html"), build(folder, "b.html")
+def text(folder):
+    """The report of two notebooks."""
+    return build(folder, "a.html").decode()
 
 
-@pytest.fixture(scope="module")
-def part(folder):
-    return build(folder, "part.html", only=["2"]).decode()
+def test_two_builds_from_the_same_records_are_the_same_bytes(folder, text):
+    assert build(folder, "b.html") == text.encode()
 
 
-def test_two_builds_from_the_same_records_are_the_same_bytes(built):
-    assert built[0] == built[1]
-
-
-def test_the_report_loads_nothing_and_what_data_says_is_escaped(built):
-    text = built[0].decode()
+def test_the_report_loads_nothing_and_its_figures_stand_in_the_file_itself(text):
     assert not re.findall(r"<(?:script|link|iframe)\b", text)
     assert not re.findall(r'src\s*=\s*["\'](?!data:)', text)
     assert "@import" not in text and "url(http" not in text
     assert "content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'\"" in text
     assert 'src="data:image/png;base64,' in text
     assert "No description has been provided" not in text
+
+
+def test_what_data_says_is_escaped(text):
+    assert "<script>alert(1)</script>" not in text
     assert "Is 01_first bold &amp; right?</a>" in text
 
 
-def test_every_notebook_has_its_finding_before_the_claims_and_its_way_on(built):
-    text = built[0].decode()
+def test_every_notebook_has_its_finding_before_the_claims_and_its_way_on(text):
     finding = "<p>On an H200, 1 &amp; 2 are <code>less</code> than 3.</p>"
     assert text.count(finding) == 2
     assert text.rindex(finding) < text.index('<section id="claims"')
@@ -78,8 +74,7 @@ def test_every_notebook_has_its_finding_before_the_claims_and_its_way_on(built):
     assert '<a href="#01_first">Previous: Is 01_first bold &amp; right?</a>' in text
 
 
-def test_every_study_has_its_provenance_and_the_command_that_repeats_it(built):
-    text = built[0].decode()
+def test_every_study_has_its_provenance_and_the_command_that_repeats_it(text):
     shown = provenance.published()
     assert {"auto_resolution", "bisect_fa3_decode_regression"} <= {each.study for each in shown}
     for each in shown:
@@ -88,31 +83,35 @@ def test_every_study_has_its_provenance_and_the_command_that_repeats_it(built):
     assert "NVIDIA H200" in text
 
 
-def test_a_notebook_says_how_to_repeat_what_it_shows(built):
-    (block,) = re.findall(r"<aside.*?</aside>", built[0].decode(), re.S)
+def test_a_notebook_says_how_to_repeat_what_it_shows(text):
+    (block,) = re.findall(r"<aside.*?</aside>", text, re.S)
     assert "aria-label='Repeat notebook 02'" in block
     assert "<pre>python -m attnlib measure auto_resolution</pre>" in block
     assert "<a href='#study-auto_resolution'>" in block
 
 
-def test_every_claim_stands_between_the_findings_and_the_notebooks(built):
-    text = built[0].decode()
-    marks = ('<section id="findings"', '<section id="claims"', '<section id="01_first"')
-    place = [text.index(mark) for mark in (*marks, '<section id="provenance"')]
+def test_every_claim_stands_between_the_findings_and_the_notebooks(text):
+    place = [
+        text.index(f'<section id="{n}"') for n in ("findings", "claims", "01_first", "provenance")
+    ]
     assert place == sorted(place)
     for claim in claims.load_claims():
         assert text.count(f"id='claim-{claim.id}'") == 1
 
 
-def test_a_part_holds_its_notebooks_their_studies_if_any_and_the_claims_these_judge(folder, part):
+def test_a_part_holds_its_notebooks_their_studies_and_the_claims_these_judge(folder):
+    part = build(folder, "part.html", only=["2"]).decode()
     assert '<section id="02_second"' in part and "01_first" not in part
     assert "<b>This file is a part:</b> notebooks 02." in part
     assert re.findall(r"id='study-(\w+)'", part) == ["auto_resolution"]
     judged = [c.id for c in claims.load_claims() if "auto_resolution" in claims.studies_of(c)]
     assert re.findall(r"id='claim-([\w-]+)'", part) == judged != []
-    without = build(folder, "first.html", only=["01"]).decode()
-    assert 'id="claims"' not in without and 'href="#claims"' not in without
-    assert not re.findall(r"id='study-", without)
+
+
+def test_a_part_without_a_study_has_no_claims(folder):
+    text = build(folder, "first.html", only=["01"]).decode()
+    assert 'id="claims"' not in text and 'href="#claims"' not in text
+    assert not re.findall(r"id='study-", text)
 
 
 @pytest.mark.parametrize("only", [["03"], ["01", "x"], [""], ["-1"], ["01_first"]])
@@ -127,20 +126,14 @@ def test_numbers_come_in_the_notebooks_order_and_once(folder):
     assert [path.stem for path in found] == ["01_first", "02_second"]
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("gone/a.html", "out must be in a folder that there is"),
-        ("file/a.html", "out must be in a folder that there is"),
-        (".", "out must be a file to write"),
-    ],
-)
+@pytest.mark.parametrize("name", ["gone/a.html", "file/a.html", "."])
 def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(
-    tmp_path, folder, monkeypatch, name, said
+    tmp_path, folder, monkeypatch, name
 ):
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setattr(html, "execute", lambda path: pytest.fail("was run"))
-    with pytest.raises(ValueError, match=said):
+    said = "a file to write" if name == "." else "in a folder that there is"
+    with pytest.raises(ValueError, match=f"out must be {said}"):
         html.build_report(tmp_path / name, folder)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
@@ -155,8 +148,7 @@ def test_a_folder_without_leave_to_write_is_refused_by_name(tmp_path, folder, mo
 
 
 def test_a_write_that_breaks_off_leaves_the_old_report_and_nothing_else(tmp_path, monkeypatch):
-    out = tmp_path / "index.html"
-    out.write_text("the old one")
+    (out := tmp_path / "index.html").write_text("the old one")
     monkeypatch.setattr("os.replace", lambda *names: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
         html.write_whole(out, b"the new one")
@@ -165,8 +157,7 @@ def test_a_write_that_breaks_off_leaves_the_old_report_and_nothing_else(tmp_path
 
 def test_a_failing_cell_names_the_notebook_and_leaves_the_old_report(tmp_path):
     write_notebook(tmp_path, "02_bad", "1 / 0")
-    out = tmp_path / "index.html"
-    out.write_text("the old one")
+    (out := tmp_path / "index.html").write_text("the old one")
     with pytest.raises(RuntimeError, match="02_bad.ipynb failed: ZeroDivisionError"):
         html.build_report(out, tmp_path)
     assert out.read_text() == "the old one"

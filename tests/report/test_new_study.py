@@ -1,7 +1,5 @@
 """A new study: refused whole or written whole; in a copy of the tree it passes our own tests."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -9,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from nbformat.v4 import new_notebook
 
 from attnlib import cli, studies
 from attnlib.report import build
@@ -17,7 +16,6 @@ from attnlib.run import store
 from attnlib.studies import STUDIES
 
 ROOT = Path(__file__).resolve().parents[2]
-COPIED = ("attnlib", "tests", "notebooks", "pyproject.toml")
 NAME = "a_question_of_the_tests"
 NBVAL = ("--nbval", "--nbval-current-env", "--nbval-sanitize-with", "tests/nbval_sanitize.cfg")
 
@@ -40,29 +38,20 @@ def files(tree):
 
 
 NO_SLUGS = ["", "Upper", "two words", "a-b", "_a", "a_", "a__b", "1a", "class", "bisect_x", "../x"]
+TAKEN = ["fa3_decode_regression", "an_old_question", "left_over", "recorded"]
 
 
-@pytest.mark.parametrize("name", [*NO_SLUGS, "a" * 41])
-def test_a_name_that_is_no_slug_is_refused(tree, name):
-    before = files(tree)
-    with pytest.raises(ValueError, match="NAME must be lower-case words joined by _"):
-        recipe.new_study(name, tree)
-    assert files(tree) == before
-
-
-@pytest.mark.parametrize("name", ["fa3_decode_regression", "an_old_question", "left_over"])
-def test_a_name_that_is_taken_is_refused(tree, name):
+@pytest.mark.parametrize("name", [*NO_SLUGS, "a" * 41, *TAKEN])
+def test_a_name_that_is_no_slug_or_taken_is_refused(tree, monkeypatch, name):
     (tree / "attnlib" / "studies" / "left_over").mkdir()
+    recorded = {"recorded": ["some-gpu"]}
+    monkeypatch.setattr(store, "machines", lambda study: recorded.get(study, []))
     before = files(tree)
-    with pytest.raises(ValueError, match="NAME must be new, there is already"):
+    said = "new, there is already" if name in TAKEN else "lower-case words joined by _"
+    said = "new, there is already records on some-gpu" if name == "recorded" else said
+    with pytest.raises(ValueError, match=f"NAME must be {said}"):
         recipe.new_study(name, tree)
     assert files(tree) == before
-
-
-def test_a_name_that_has_records_is_refused(tree, monkeypatch):
-    monkeypatch.setattr(store, "machines", lambda study: ["some-gpu"])
-    with pytest.raises(ValueError, match="there is already records on some-gpu"):
-        recipe.new_study(NAME, tree)
 
 
 def test_a_folder_that_is_no_checkout_is_refused(tmp_path):
@@ -110,37 +99,26 @@ def test_a_study_folder_must_hold_its_study(tmp_path, monkeypatch):
 
 
 def test_an_executed_notebook_is_written_without_the_machines_metadata(tmp_path):
-    from nbformat.v4 import new_notebook
-
-    kernel = {"kernelspec": recipe.KERNEL}
     language = {"language_info": {"name": "python", "version": "3.11.7"}}
-    found = new_notebook(metadata=kernel | language)
+    found = new_notebook(metadata={"kernelspec": recipe.KERNEL} | language)
     build.write_notebook(tmp_path / "n.ipynb", found)
     assert "3.11.7" not in (tmp_path / "n.ipynb").read_text()
 
 
 def run_in(folder, *arguments):
     environment = {name: value for name, value in os.environ.items() if "ATTNLIB" not in name}
-    done = subprocess.run(
-        [sys.executable, "-m", *arguments],
-        cwd=folder,
-        env=environment | {"PYTHONPATH": str(folder), "ATTNLIB_MODE": "replay"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    environment |= {"PYTHONPATH": str(folder), "ATTNLIB_MODE": "replay"}
+    how = {"cwd": folder, "env": environment, "capture_output": True, "text": True, "timeout": 300}
+    done = subprocess.run([sys.executable, "-m", *arguments], **how)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def test_a_new_study_runs_under_nbval_at_once_and_passes_our_own_tests(tmp_path):
-    for name in COPIED:
-        source = ROOT / name
-        if source.is_dir():
-            left_out = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints")
-            shutil.copytree(source, tmp_path / name, ignore=left_out)
-        else:
-            shutil.copy(source, tmp_path / name)
+    left_out = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints")
+    for name in ("attnlib", "tests", "notebooks"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=left_out)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
     (tmp_path / "data").symlink_to(ROOT / "data")
     told = run_in(tmp_path, "attnlib", "new-study", NAME)
     (notebook,) = tmp_path.glob(f"notebooks/*_{NAME}.ipynb")

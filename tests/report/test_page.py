@@ -1,7 +1,5 @@
 """The page around the notebooks: its table of claims, its ways, and what it escapes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -17,7 +15,7 @@ ESCAPED = "&lt;b onclick=&#39;x&#39;&gt;&#34;&amp;"
 
 
 @pytest.fixture(autouse=True)
-def replay(monkeypatch) -> None:
+def replay(monkeypatch):
     monkeypatch.setenv("ATTNLIB_MODE", "replay")
 
 
@@ -30,22 +28,21 @@ def evil():
     return claims.CheckedClaim(claim, Finding("open", EVIL, measured=EVIL))
 
 
-def test_every_text_of_a_claim_is_escaped(evil) -> None:
+def test_every_text_of_a_claim_is_escaped(evil):
     text = page.render_page([], [evil], [], part="")
     assert EVIL not in text and "<b onclick" not in text
     assert text.count(ESCAPED) == 7  # id, quote, figure, reason, measured, and the source twice
 
 
 @pytest.mark.parametrize("word", ["confirmed", "not measurable here"])
-def test_a_verdict_is_a_word_and_not_a_colour_alone(evil, word) -> None:
+def test_a_verdict_is_a_word_and_not_a_colour_alone(evil, word):
     text = page.render_page([], [replace(evil, finding=Finding(word, "so"))], [], part="")
     assert f"<b class='{word.replace(' ', '-')}'>{word}</b>" in text
 
 
-def test_claims_stand_under_the_pull_request_that_made_them() -> None:
-    checked = [
-        claims.CheckedClaim(claim, Finding("open", "not yet")) for claim in claims.load_claims()
-    ]
+def test_claims_stand_under_the_pull_request_that_made_them():
+    finding = Finding("open", "not yet")
+    checked = [claims.CheckedClaim(claim, finding) for claim in claims.load_claims()]
     text = page.render_page([], checked, [], part="")
     sources = list(dict.fromkeys(each.claim.source for each in checked))
     assert text.count("<tbody") == len(sources)
@@ -54,7 +51,7 @@ def test_claims_stand_under_the_pull_request_that_made_them() -> None:
     assert f"say of it: {len(checked)} open." in text
 
 
-def test_a_notebooks_question_is_escaped_wherever_it_is_named() -> None:
+def test_a_notebooks_question_is_escaped_wherever_it_is_named():
     pages = [page.Page(name, Fragment(EVIL, "", ""), ()) for name in ("01_a", "02_b")]
     text = page.render_page(pages, [], [], part="")
     assert "<b onclick" not in text
@@ -62,7 +59,7 @@ def test_a_notebooks_question_is_escaped_wherever_it_is_named() -> None:
     assert text.count(ESCAPED) == 2 * 5
 
 
-def test_the_page_says_whether_its_numbers_were_measured_for_it(monkeypatch) -> None:
+def test_the_page_says_whether_its_numbers_were_measured_for_it(monkeypatch):
     said = {}
     for mode in page.MODES:
         monkeypatch.setattr(page, "mode", lambda mode=mode: mode)
@@ -71,6 +68,6 @@ def test_the_page_says_whether_its_numbers_were_measured_for_it(monkeypatch) -> 
     assert "Measured on the GPU that built this page" in said["live"]
 
 
-def test_a_template_that_lacks_a_value_raises_instead_of_leaving_a_gap() -> None:
+def test_a_template_that_lacks_a_value_raises_instead_of_leaving_a_gap():
     with pytest.raises(UndefinedError, match="'release' is undefined"):
         page.render("study.py.txt", name="x", lender="y", machine="z")

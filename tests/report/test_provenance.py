@@ -1,7 +1,5 @@
 """Which studies a notebook shows, and that a page says no more of them than there is."""
 
-from __future__ import annotations
-
 import pytest
 
 from attnlib.report import provenance
@@ -12,38 +10,28 @@ from attnlib.run import store
 from attnlib.studies import STUDIES
 
 
-def test_a_study_is_shown_where_code_names_it() -> None:
-    sources = [
-        "frame = load_or_measure(STUDIES['auto_resolution'])",
-        'store.read("decode_metadata")',
-    ]
-    assert studies_of(sources) == ["auto_resolution", "decode_metadata"]
+def test_a_study_is_shown_where_code_names_it_and_a_search_shows_its_records_too():
+    code = ["load_or_measure(STUDIES['auto_resolution'])", 'store.read("decode_metadata")']
+    assert studies_of(code) == ["auto_resolution", "decode_metadata"]
     assert studies_of(["auto_resolution = 1", "%load_ext attnlib"]) == []
-
-
-def test_a_search_over_releases_shows_the_records_of_the_search_too() -> None:
-    named = 'study = STUDIES["fa3_decode_regression"]'
+    named, both = 'study = STUDIES["fa3_decode_regression"]', "bisect_fa3_decode_regression"
     assert studies_of([named]) == ["fa3_decode_regression"]
-    both = ["fa3_decode_regression", "bisect_fa3_decode_regression"]
-    assert studies_of([named, "bisect(study, case)"]) == both
+    assert studies_of([named, "bisect(study, case)"]) == ["fa3_decode_regression", both]
 
 
-def test_all_published_studies_and_searches_are_listed(published_records) -> None:
+def test_all_published_studies_and_searches_are_listed(published_records):
     names = [shown.study for shown in provenance.published()]
     assert [name for name in names if name in STUDIES] == list(STUDIES)
     assert "bisect_fa3_decode_regression" in names
 
 
 @pytest.fixture
-def evil(make_record, monkeypatch) -> Shown:
+def evil(make_record, monkeypatch):
     """A study whose records carry markup wherever a string of theirs is shown."""
     monkeypatch.setenv("ATTNLIB_MODE", "replay")
     machine = {"gpu": "Test GPU", "gpu_id": "1", "cpu": "<i>cpu</i>"}
-    record = make_record(
-        command="python -m attnlib <b>x</b> && y",
-        machine=machine,
-        versions={"<u>v</u>": "<s>1</s>"},
-    )
+    command, versions = "python -m attnlib <b>x</b> && y", {"<u>v</u>": "<s>1</s>"}
+    record = make_record(command=command, machine=machine, versions=versions)
     store.append(record)
     return Shown("demo", record.machine_slug, "is <em>it</em>?")
 
@@ -53,7 +41,7 @@ def shown_by(study) -> str:
     return render_page([Page("07_x", Fragment("?", "", ""), (study,))], [], [study], part="")
 
 
-def test_every_string_of_a_record_is_escaped(evil) -> None:
+def test_every_string_of_a_record_is_escaped(evil):
     text = shown_by(evil)
     for tag in ("<b>x", "<i>cpu", "<u>v", "<s>1", "<em>it"):
         assert tag not in text
@@ -61,14 +49,14 @@ def test_every_string_of_a_record_is_escaped(evil) -> None:
     assert text.count("python -m attnlib &lt;b&gt;x&lt;/b&gt; &amp;&amp; y") == 2
 
 
-def test_a_live_page_says_which_studies_this_gpu_has_not_measured(monkeypatch) -> None:
+def test_a_live_page_says_which_studies_this_gpu_has_not_measured(monkeypatch):
     monkeypatch.setattr(provenance, "mode", lambda: "live")
     shown = Shown("auto_resolution", "test-gpu-1", "?")
     text = shown_by(shown)
     assert "auto_resolution: not measured on this GPU.</p>" in text and "<aside" not in text
 
 
-def test_published_records_that_are_gone_are_an_error(monkeypatch) -> None:
+def test_published_records_that_are_gone_are_an_error(monkeypatch):
     monkeypatch.setenv("ATTNLIB_MODE", "replay")
     with pytest.raises(FileNotFoundError, match="no records of study 'auto_resolution'"):
         shown_by(Shown("auto_resolution", "test-gpu-1", "?"))

@@ -1,7 +1,5 @@
 """The feature table: current, complete, and honest about what was measured."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 
@@ -68,11 +66,7 @@ def timed_in(study: str) -> pd.DataFrame:
 @pytest.mark.usefixtures("published_records")
 def test_what_the_table_calls_measured_is_on_record():
     decode, extend, latent = map(timed_in, ("fa3_decode_regression", "engine_modes", "sparse_mla"))
-    found = {"decode": set(decode.kernel_family)}
-    found |= {mode: set(rows.kernel_family) for mode, rows in extend.groupby("mode")}
-    for mode, rows in (
-        ("mla", latent[latent.top_k == 0]),
-        ("sparse_mla", latent[latent.top_k > 0]),
-    ):
-        found[mode] = set(rows.kernel_family)
+    modes = {"decode": decode, **dict(list(extend.groupby("mode")))}
+    modes |= {"mla": latent[latent.top_k == 0], "sparse_mla": latent[latent.top_k > 0]}
+    found = {mode: set(rows.kernel_family) for mode, rows in modes.items()}
     assert found == {mode: set(names) for (_, mode), names in features.MEASURED.items()}

@@ -11,8 +11,6 @@ Checked so, in agreement: all releases that `explain` knows but 0.2.6, 0.2.7.pos
 and 0.6.16.post3, which are taken for their neighbours.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from itertools import product
@@ -43,7 +41,7 @@ MLA_CALLS = (
 
 
 @pytest.fixture(scope="session")
-def release() -> Version:
+def release():
     """The FlashInfer that is installed, or first on PYTHONPATH; imported only for these tests."""
     found = installed()
     if not found:
@@ -52,7 +50,7 @@ def release() -> Version:
 
 
 @pytest.fixture
-def since(release: Version):
+def since(release):
     """Skip a test of what came with a later release."""
 
     def require(first: str, why: str) -> None:
@@ -63,30 +61,42 @@ def since(release: Version):
 
 
 @pytest.fixture
-def differences(release: Version):
-    return lambda mode, gpu, cases: different(f"flashinfer=={release}", mode, gpu, cases)
-
-
-def different(
-    library: str, mode: str, gpu: str, cases: Iterator[tuple[AttnSpec, Call]]
-) -> list[str]:
+def differences(release):
     """Where the library resolves otherwise; a call it refuses must have a `problem`."""
-    found = []
-    with as_if_on(gpu):
-        for spec, call in cases:
-            choice = explain(spec, mode=mode, gpu=gpu, library=library, call=call, env={})
-            try:
-                taken = resolve(spec, call, mode=mode)
-            except (ValueError, NotImplementedError) as error:
-                taken = choice.backend if choice.problem else f"refused: {error}"
-            if taken != choice.backend:
-                found.append(f"{spec} {call}: said {choice.backend!r}, taken {taken!r}")
-    return found
+
+    def find(mode: str, gpu: str, cases) -> list[str]:
+        found, library = [], f"flashinfer=={release}"
+        with as_if_on(gpu):
+            for spec, call in cases:
+                choice = explain(spec, mode=mode, gpu=gpu, library=library, call=call, env={})
+                try:
+                    taken = resolve(spec, call, mode=mode)
+                except (ValueError, NotImplementedError) as error:
+                    taken = choice.backend if choice.problem else f"refused: {error}"
+                if taken != choice.backend:
+                    found.append(f"{spec} {call}: said {choice.backend!r}, taken {taken!r}")
+        return found
+
+    return find
 
 
-def layers() -> Iterator[AttnSpec]:
-    for heads, head_dim, dtypes in product(((32, 8), (8, 8)), HEAD_DIMS, DTYPES):
-        yield AttnSpec(*heads, head_dim, 16, *dtypes)
+LONG, SHORT = {"kv_lens": (300, 300)}, {"kv_lens": (200, 200)}
+CALLS = {
+    "decode": (Call(), Call(tensor_cores=False), Call(positions=True)),
+    "prefill_paged": (
+        Call(),
+        *(Call(**{n: True}) for n in ("custom_mask", "positions", "fp16_qk")),
+    ),
+    "prefill_ragged": (
+        Call(**LONG),
+        Call(**LONG, q_lens=(1, 1)),
+        Call(**SHORT, fp16_qk=True),
+        *(
+            Call(**LONG, **{n: True})
+            for n in ("fp16_qk", "graph", "window", "custom_mask", "sinks")
+        ),
+    ),
+}
 
 
 def test_the_installed_release_is_one_that_was_read(release):
@@ -96,9 +106,11 @@ def test_the_installed_release_is_one_that_was_read(release):
 
 
 @pytest.mark.parametrize("gpu", GPUS)
-def test_decode_resolves_as_the_table_says(gpu, differences):
-    calls = (Call(), Call(tensor_cores=False), Call(positions=True))
-    assert differences("decode", gpu, product(layers(), calls)) == []
+@pytest.mark.parametrize("mode", CALLS)
+def test_decode_and_prefill_resolve_as_the_table_says(mode, gpu, differences):
+    layers = product(((32, 8), (8, 8)), HEAD_DIMS, DTYPES)
+    specs = [AttnSpec(*heads, head_dim, 16, *dtypes) for heads, head_dim, dtypes in layers]
+    assert differences(mode, gpu, product(specs, CALLS[mode])) == []
 
 
 @pytest.mark.parametrize("gpu", ["sm90", "sm100", "sm103"])
@@ -114,26 +126,6 @@ def test_decode_of_several_tokens_resolves_as_the_table_says(gpu, differences, s
         if not how or (page == 16 and head_dim == 128 and q == 4)
     )
     assert differences("decode", gpu, cases) == []
-
-
-@pytest.mark.parametrize("gpu", GPUS)
-def test_paged_prefill_resolves_as_the_table_says(gpu, differences):
-    calls = (Call(), Call(custom_mask=True), Call(positions=True), Call(fp16_qk=True))
-    assert differences("prefill_paged", gpu, product(layers(), calls)) == []
-
-
-@pytest.mark.parametrize("gpu", GPUS)
-def test_ragged_prefill_resolves_as_the_table_says(gpu, differences):
-    long, short = (300, 300), (200, 200)
-    calls = (
-        Call(kv_lens=long),
-        Call(kv_lens=long, fp16_qk=True),
-        Call(kv_lens=short, fp16_qk=True),
-        Call(kv_lens=long, q_lens=(1, 1)),
-        Call(kv_lens=long, graph=True),
-        *(Call(kv_lens=long, **{name: True}) for name in ("window", "custom_mask", "sinks")),
-    )
-    assert differences("prefill_ragged", gpu, product(layers(), calls)) == []
 
 
 @pytest.mark.parametrize("gpu", GPUS)
@@ -165,10 +157,8 @@ def random_steps(count: int) -> Iterator[tuple[int, Call]]:
         longest_q = draw.choice((1, 1, 1, 2, 4, 8, 16, 32, 128, 512))
         q_lens = tuple(draw.choice((longest_q, max(1, longest_q - 1))) for _ in range(batch))
         flags = {name: draw.random() < 0.5 for name in ("graph", "causal", "base2_lse")}
-        yield (
-            draw.choice((4, 8, 16, 20, 32, 64, 128)),
-            Call(kv_lens=kv_lens, q_lens=q_lens, **flags),
-        )
+        call = Call(kv_lens=kv_lens, q_lens=q_lens, **flags)
+        yield draw.choice((4, 8, 16, 20, 32, 64, 128)), call
 
 
 @pytest.mark.parametrize("gpu", ["sm80", "sm90", "sm100", "sm103", "sm120"])

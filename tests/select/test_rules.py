@@ -1,10 +1,5 @@
 """Files of rules: read as they are written, and refused where nobody understands them."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 from packaging.version import Version
 
@@ -30,7 +25,7 @@ LAYER = AttnSpec(32, 8, 128, 16)
 
 
 @pytest.fixture
-def read(tmp_path: Path) -> Callable[[str], dict[str, Library]]:
+def read(tmp_path):
     def load_text(text: str) -> dict[str, Library]:
         (tmp_path / "toy.yaml").write_text(text)
         return load(tmp_path)
@@ -54,11 +49,7 @@ def test_a_file_becomes_a_library(read):
     ("old", "new", "message"),
     [
         ("gpu is sm90", "gpus is sm90", "auto, decode, row 1: no such fact in 'gpus is sm90'"),
-        (
-            "gpu is sm90",
-            "gpu has sm90",
-            "row 1: no such comparison in 'gpu has sm90'; there are is",
-        ),
+        ("gpu is sm90", "gpu has sm90", "1: no such comparison in 'gpu has sm90'; there are is"),
         ("gpu is sm90", "gpu is sm91", "gpu must be sm80, sm89, .*, got 'sm91'"),
         ("gpu is sm90", "gpu is sm90 sm100", "is takes one value"),
         ("gpu is sm90", "heads >= few", "heads must be a number, got 'few'"),
@@ -94,9 +85,8 @@ def test_a_row_with_rows_gives_them_what_it_says_itself(read):
           - {choose: plain, when: [sinks], why: sinks}
           - {why: no sinks, source: other.py}
 """
-    table = read(FILE.replace("    decode:\n", f"    decode:\n{block}"))["toy"].policies["auto"][
-        "decode"
-    ]
+    toy = read(FILE.replace("    decode:\n", f"    decode:\n{block}"))["toy"]
+    table = toy.policies["auto"]["decode"]
     assert [row.then for row in table[:2]] == [("plain", "quick"), ("quick", "plain")]
     assert [row.source for row in table[:2]] == ["toy.py", "other.py"]
     assert [c.fact for c in table[0].when] == ["graph", "sinks"]
@@ -146,10 +136,9 @@ def test_a_condition_says_in_words_why_it_does_not_hold(written, why):
     assert condition.miss(facts(AttnSpec(32, 8, 128, 16, "float8_e4m3fn"))) == why
 
 
-@pytest.mark.parametrize("op", COMPARISONS)
-def test_every_comparison_is_read_whole(op):
-    (condition,) = conditions(f"heads {op} 8")
-    assert condition.op == op
+def test_every_comparison_is_read_whole():
+    for op in COMPARISONS:
+        assert conditions(f"heads {op} 8")[0].op == op
 
 
 def test_every_fact_that_is_true_or_false_has_words():
@@ -163,8 +152,6 @@ def test_what_an_engine_calls_is_a_release_and_a_policy_of_flashinfer():
         for target, policy in library.calls.values():
             assert target.removeprefix("flashinfer==") in flashinfer.releases
             assert policy in flashinfer.policies
-
-
-def test_mini_sglang_which_has_no_releases_calls_the_newest_flashinfer():
+    # Mini-SGLang, which has no releases, calls the newest.
     ((target, _),) = LIBRARIES["mini-sglang"].calls.values()
-    assert target == f"flashinfer=={LIBRARIES['flashinfer'].releases[-1]}"
+    assert target == f"flashinfer=={flashinfer.releases[-1]}"

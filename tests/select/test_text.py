@@ -1,12 +1,10 @@
 """The command `explain`: a choice as text and data, a layer and a call from text."""
 
-from __future__ import annotations
-
 import pytest
 
 from attnlib.core.spec import AttnSpec
 from attnlib.select import Call, explain
-from attnlib.select.text import headline, parse_call, parse_layer, render, to_dict
+from attnlib.select.text import parse_call, parse_layer, render, to_dict
 
 BF16 = AttnSpec(32, 8, 128, 16)
 
@@ -14,22 +12,10 @@ BF16 = AttnSpec(32, 8, 128, 16)
 def test_a_choice_renders_as_a_table_and_as_data():
     choice = explain(BF16, mode="decode", gpu="sm80", library="sglang==0.5.8", env={})
     text = render(choice)
-    assert text.splitlines()[0] == (
-        "sglang==0.5.8, decode on sm80, policy auto: flashinfer, which runs fa2"
-    )
+    first = "sglang==0.5.8, decode on sm80, policy auto: flashinfer, which runs fa2"
+    assert text.splitlines()[0] == first
     assert "SGLang flashinfer_backend.py, 0.5.8" in text
     assert to_dict(choice)["reasons"][-1]["matched"] is True
-
-
-def test_an_override_is_named_where_the_policy_would_be():
-    choice = explain(
-        BF16,
-        mode="decode",
-        gpu="sm90",
-        library="flashinfer==0.6.3",
-        env={"ATTNLIB_DECODE_BACKEND": "fa2"},
-    )
-    assert headline(choice) == "flashinfer==0.6.3, decode on sm90, ATTNLIB_DECODE_BACKEND=fa2: fa2"
 
 
 def test_a_call_is_read_from_text():

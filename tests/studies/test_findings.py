@@ -10,14 +10,9 @@ from support.published import NOTEBOOKS, prose, published, says
 from attnlib.run import frame as rows
 from attnlib.run.bisect import bisect
 from attnlib.studies import STUDIES, auto_resolution, roofline
-from attnlib.studies.fa3_decode_regression import tables
-from attnlib.studies.fa3_decode_regression.study import (
-    FIXED,
-    HEADLINE,
-    REGRESSED,
-    WIDE,
-)
-from attnlib.studies.measurement_trust import tables as trust
+from attnlib.studies import fa3_decode_regression as tables
+from attnlib.studies import measurement_trust as trust
+from attnlib.studies.fa3_decode_regression.study import FIXED, HEADLINE, REGRESSED, WIDE
 
 FP8, BF16 = "float8_e4m3fn", "bfloat16"
 

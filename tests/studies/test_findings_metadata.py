@@ -9,8 +9,7 @@ from support.published import prose, published, says
 
 from attnlib.run import frame as rows
 from attnlib.studies import claims
-from attnlib.studies.decode_metadata import tables as metadata
-from attnlib.studies.decode_metadata.study import METADATA
+from attnlib.studies import decode_metadata as metadata
 from attnlib.studies.decode_metadata.tables import (
     ALONE,
     FUSED,
@@ -44,7 +43,7 @@ def best(studied):
 
 
 def test_notebook_05_answers_with_the_sources_case(studied, bounds):
-    row = metadata.side_by_side(studied, METADATA, bounds).set_index(SIZES).loc[SOURCE]
+    row = metadata.side_by_side(studied, metadata.METADATA, bounds).set_index(SIZES).loc[SOURCE]
     tells(
         f"in {row[FUSED]:.2f} us, where op by op takes {row[OPS]:.1f} us and SGLang 0.5.23 takes "
         f"{row[TODAY]:.2f} us (batch 32, page size 1, 8,192 tokens, in a graph)",
@@ -83,7 +82,7 @@ def test_notebook_05_counts_launches_as_traced(studied, bounds):
 
 
 def test_notebook_05_counts_bytes(bounds):
-    table = metadata.counted(METADATA, bounds).set_index(SIZES)
+    table = metadata.counted(metadata.METADATA, bounds).set_index(SIZES)
     row = table.loc[LARGEST]
     times = row.fetched / row.needed
     tells(f"needs {row.needed:.0f} MiB and fetches {row.fetched:.0f}, {times:.1f} times")
@@ -92,7 +91,7 @@ def test_notebook_05_counts_bytes(bounds):
 
 
 def test_notebook_05_says_how_near_the_floor_fused_is(studied, bounds):
-    near = metadata.side_by_side(studied, METADATA, bounds)["fused / floor"]
+    near = metadata.side_by_side(studied, metadata.METADATA, bounds)["fused / floor"]
     tells(f"Fused takes {near.min():.2f} to {near.max():.2f} times the floor")
 
 

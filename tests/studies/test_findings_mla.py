@@ -12,11 +12,8 @@ from attnlib.core.spec import MLA_TOKEN_BYTES
 from attnlib.kinds.lengths import sample_page_table
 from attnlib.kinds.mla.measure import sample_chosen
 from attnlib.run import frame as rows
-from attnlib.run import store
-from attnlib.studies.mla_overflow import study as mla_overflow
-from attnlib.studies.sparse_mla import tables as mla
-from attnlib.studies.sparse_mla.model import OFFSETS, first_lost_token, lost_share
-from attnlib.studies.sparse_mla.study import HEADLINE
+from attnlib.studies import mla_overflow
+from attnlib.studies import sparse_mla as mla
 from attnlib.studies.sparse_mla.tables import FA2, FA3, FLASHMLA, FLASHMLA_DENSE, SHAPE
 
 pytestmark = pytest.mark.usefixtures("published_records")
@@ -42,7 +39,7 @@ def verdicts(studied):
 
 @pytest.fixture
 def headline(studied, bounds):
-    return mla.side_by_side(studied, HEADLINE, bounds).set_index("heads")
+    return mla.side_by_side(studied, mla.HEADLINE, bounds).set_index("heads")
 
 
 @pytest.fixture
@@ -78,7 +75,7 @@ def test_notebook_09_counts_the_wrong_records(studied, wrong):
 
 
 def test_notebook_09_predicts_from_the_bounds(bounds):
-    table = mla.counted(HEADLINE, bounds).set_index("heads")
+    table = mla.counted(mla.HEADLINE, bounds).set_index("heads")
     gains = table["FP8 gains"]
     tells(f"can be {span(gains[gains.index <= 64], 2)} times as fast")
     assert gains[128] == 1 and "FP8 gains nothing" in prose("09")
@@ -187,11 +184,11 @@ def test_notebook_09_finds_no_effect_of_the_context(studied):
 def test_the_wrong_records_are_those_that_32_bit_offsets_predict(studied, wrong):
     old = mla.mla_records(studied)
     old = old[old.release == "0.6.4"]
-    shares = [lost_share(case) for case in old.case]
+    shares = [mla.lost_share(case) for case in old.case]
     assert [share > 0 for share in shares] == (old.status == "incorrect").tolist()
     tells(f"{100 * max(shares):.1f} % of them are lost")
-    tells(f"from token {first_lost_token():,} on the product wraps at 2^32")
-    assert OFFSETS * 2 == 8 * 2**30 and "cache exceeds 8 GiB" in prose("09")
+    tells(f"from token {mla.first_lost_token():,} on the product wraps at 2^32")
+    assert mla.OFFSETS * 2 == 8 * 2**30 and "cache exceeds 8 GiB" in prose("09")
 
 
 def test_every_request_of_a_wrong_record_has_lost_tokens(wrong):
@@ -200,7 +197,7 @@ def test_every_request_of_a_wrong_record_has_lost_tokens(wrong):
         assert (chosen != NO_TOKEN).all()
         pages = table[[[i] for i in range(len(table))], chosen // case.spec.page_size]
         slots = pages * case.spec.page_size + chosen % case.spec.page_size
-        assert (slots >= first_lost_token()).any(axis=1).all()
+        assert (slots >= mla.first_lost_token()).any(axis=1).all()
 
 
 def test_notebook_09_says_how_wrong_the_rows_are(wrong):
@@ -248,10 +245,9 @@ def test_notebook_09_leaves_the_claims_of_blackwell_undecided(verdicts):
     assert set(many.verdict) == {"faster"}
 
 
-def test_notebook_09_meets_the_limit_within_one_request(published_records):
-    edge = store.load(mla_overflow.STUDY.name, mla_overflow.STUDY.reference_machine)
-    within, beyond = mla.overflow(edge).to_dict("records")
-    assert within["tokens"] < first_lost_token() < beyond["tokens"]
+def test_notebook_09_meets_the_limit_within_one_request():
+    within, beyond = mla.overflow(published("mla_overflow")).to_dict("records")
+    assert within["tokens"] < mla.first_lost_token() < beyond["tokens"]
     assert beyond["tokens"] - within["tokens"] == mla_overflow.KV_LEN
     assert (within["0.6.4"], beyond["0.6.4"]) == ("0 of 6", "6 of 6")
     assert (within["0.6.13"], beyond["0.6.13"]) == ("0 of 6", "0 of 6")

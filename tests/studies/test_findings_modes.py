@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
-import pandas as pd
 import pytest
 from support.published import pick, prose, published, says, span
 
 from attnlib.run import frame as rows
-from attnlib.run import store
 from attnlib.studies import STUDIES, claims
-from attnlib.studies.engine_modes import study as engine_modes
-from attnlib.studies.engine_modes import tables as modes
+from attnlib.studies import engine_modes as modes
 from attnlib.studies.engine_modes.tables import FA2, FA3, FEW, GRAPH, LIBRARY, MANY, PREFIX
 
 pytestmark = pytest.mark.usefixtures("published_records")
@@ -62,19 +59,19 @@ def test_notebook_08_says_how_near_the_oracle_all_of_it_is(studied):
 def test_notebook_08_counts_before_it_measures(bounds):
     words = bounds.matmul_tflops * 1e3 / bounds.copy_gbps
     tells(f"Above {words:.0f} useful FLOPs a byte")
-    cases = (engine_modes.DECODES[1], *engine_modes.ONE_OF_EACH, *engine_modes.PREFILLS[2::11])
+    cases = (modes.DECODES[1], *modes.ONE_OF_EACH, *modes.PREFILLS[2::11])
     table = modes.counted(cases, bounds)
     few = table["mode"].isin(FEW)
     assert (table.bound == few.map({True: "memory", False: "matmul"})).all()
-    tail = engine_modes.PREFILLS[2]
+    tail = modes.PREFILLS[2]
     assert tail.cached.batch_size * tail.spec.num_qo_heads == 32 and tail.q_len == 128
     tells("128 new tokens of one request are 32 tiles for 132 SMs")
 
 
 def test_notebook_08_gives_verification_at_three_lengths(studied, bounds):
-    table = modes.headline(studied, engine_modes.VERIFIES[3:6], bounds)
+    table = modes.headline(studied, modes.VERIFIES[3:6], bounds)
     tells(f"fa2 takes {span(table['fa2 / fa3'], 2)} of fa3's time")
-    decode = modes.headline(studied, engine_modes.DECODES[1:2], bounds)
+    decode = modes.headline(studied, modes.DECODES[1:2], bounds)
     (alone,) = decode.fa2 / decode.roof
     said = f"takes {span(table.fa2 / table.roof, 1)} times the roof, where its decode takes "
     tells(f"{said}{alone:.2f} (batch 32, 8,192 tokens)")
@@ -212,20 +209,16 @@ def test_notebook_08_says_where_the_library_is_first(studied):
     assert 0.95 < ragged < 1.05
 
 
-def test_notebook_08_says_what_zeroing_costs_flashinfer():
-    found = []
-    for record in store.read("engine_modes", MACHINE):
-        mode = getattr(record.item.case, "mode", "")
-        if mode.startswith("prefill") and record.item.backend.startswith("flashinfer"):
-            times = {kernel["name"]: kernel["gpu_us"] for kernel in record.kernels}
-            whole, zeroing = sum(times.values()), times.get("vectorized_elementwise_kernel", 0.0)
-            found.append((mode, whole, 100 * zeroing / whole))
-    table = pd.DataFrame(found, columns=["mode", "us", "share"])
-    assert (table[table["mode"] == "prefill_ragged"].share == 0).all()
-    long, short = table[table.us > 100].share.max(), table.share.max()
-    tells(
-        f"up to {long:.1f} % of the kernel time of prefills over 100 us and up to {short:.0f} %",
+def test_notebook_08_says_what_zeroing_costs_flashinfer(studied):
+    ran = studied[studied["mode"].str.startswith("prefill", na=False)]
+    ran = ran[ran.backend.str.startswith("flashinfer")]
+    zeroing = ran.kernels.map(
+        lambda kernels: sum(k.gpu_us for k in kernels if k.name == "vectorized_elementwise_kernel")
     )
+    share = 100 * zeroing / ran.kernel_us
+    assert (share[ran["mode"] == "prefill_ragged"] == 0).all()
+    long, short = share[ran.kernel_us > 100].max(), share.max()
+    tells(f"up to {long:.1f} % of the kernel time of prefills over 100 us and up to {short:.0f} %")
 
 
 def test_notebook_08_says_that_fa2_loses_verification_by_its_plan(studied):

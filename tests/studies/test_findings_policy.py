@@ -12,9 +12,7 @@ from attnlib.core.gpu import FA2_CTAS
 from attnlib.kinds.lengths import sample_seq_lens
 from attnlib.run import frame as rows
 from attnlib.run.frame import CUDA_CORES, FA2, FA3
-from attnlib.studies.backend_policy import learn as measured
-from attnlib.studies.backend_policy import tables as regret
-from attnlib.studies.backend_policy.study import KNOWN_CASES, SPECS
+from attnlib.studies import backend_policy as regret
 
 pytestmark = pytest.mark.usefixtures("published_records")
 tells = partial(says, "08")
@@ -72,7 +70,7 @@ def test_what_fewer_batches_teach_is_told(studied):
 
 def test_where_flashattention_3_wins_is_told(studied):
     won, slots = {True: [], False: []}, FA2_CTAS * int(studied.num_sms.max())
-    for case, times in measured.case_times(rows.decode_rows(studied)).items():
+    for case, times in regret.case_times(rows.decode_rows(studied)).items():
         if case.spec.group_size >= 3:
             blocks = case.batch_size * case.spec.num_kv_heads
             won[slots < blocks <= 2 * slots].append(min(times, key=times.get) == regret.FA3_LIBRARY)
@@ -84,13 +82,13 @@ def test_where_flashattention_3_wins_is_told(studied):
 
 
 def test_what_known_cases_lose_when_left_out_is_told(studied):
-    truths = measured.case_times(rows.decode_rows(studied))
+    truths = regret.case_times(rows.decode_rows(studied))
     lost = {pool: [] for pool in regret.POOLS}
     for fold in range(7):
-        policy = measured.policy_of(
-            studied, [c for i, c in enumerate(KNOWN_CASES) if i % 7 != fold]
+        policy = regret.policy_of(
+            studied, [c for i, c in enumerate(regret.KNOWN_CASES) if i % 7 != fold]
         )
-        for case in KNOWN_CASES[fold::7]:
+        for case in regret.KNOWN_CASES[fold::7]:
             lens = sample_seq_lens(case)
             for pool, backends in regret.POOLS.items():
                 chosen = policy.choose(case.spec, lens, backends=backends).backend
@@ -126,7 +124,7 @@ def test_refused_groups_are_told(studied):
 def test_where_fa3_wins_is_told(studied):
     won = [
         case
-        for case, times in measured.case_times(rows.decode_rows(studied)).items()
+        for case, times in regret.case_times(rows.decode_rows(studied)).items()
         if min(times, key=times.get) == FA3
     ]
     requests, longest = max(c.batch_size for c in won), max(c.kv_len for c in won)
@@ -152,6 +150,6 @@ def test_the_step_of_fa2_lies_where_requests_are_no_longer_split(studied):
 
 
 def test_the_choice_for_an_engine_is_told(studied):
-    pick = measured.policy_of(studied).choose(SPECS[3], [8192] * 32)
+    pick = regret.policy_of(studied).choose(regret.SPECS[3], [8192] * 32)
     assert (pick.backend, pick.inside) == (FA2, True)
     tells(f"predicted at {pick.slowdown[regret.FA3_LIBRARY]:.2f} of its time")

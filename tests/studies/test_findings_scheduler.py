@@ -13,12 +13,9 @@ from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.lengths import sample_seq_lens
 from attnlib.kinds.mismatch.case import MISMATCHES, call_facts, predict_splits, told_facts
 from attnlib.studies import STUDIES
-from attnlib.studies.metadata_mismatch import tables as mismatches
-from attnlib.studies.scheduler_metadata import figures as schedule
-from attnlib.studies.scheduler_metadata import tables as scheduler
-from attnlib.studies.scheduler_metadata.tiles import assign_tiles
+from attnlib.studies import metadata_mismatch as mismatches
+from attnlib.studies import scheduler_metadata as scheduler
 
-STUDY, MISFITS = STUDIES["scheduler_metadata"], STUDIES["metadata_mismatch"]
 SGLANG_TOKENS_PER_S = 131.41
 FACTS = SchedulerFacts(16, 16, 2, 128, 1, 32768, num_sms=132, page_size=64, causal=True)
 
@@ -200,7 +197,7 @@ def test_notebook_07_says_what_the_guard_refuses_beyond_need(bare):
 
 
 def test_notebook_07_says_how_exact_the_model_is():
-    words = schedule.model_agreement().loc["specified"]
+    words = scheduler.model_agreement().loc["specified"]
     assert words["contradict it"] == 0
     says("07", f"for {words.calls:,} random calls an H200's library wrote {words.words:,} words")
 
@@ -209,7 +206,7 @@ def test_notebook_07_says_what_stale_lengths_cost_by_the_model():
     case = DecodeCase(AttnSpec(16, 2, 128, 64), 16, 32768, "ragged")
     ragged = sample_seq_lens(case)
     fresh, stale = (
-        max(tile.end for tile in assign_tiles(plan_splits(FACTS, lengths), ragged))
+        max(tile.end for tile in scheduler.assign_tiles(plan_splits(FACTS, lengths), ragged))
         for lengths in (ragged, np.full(16, 1024))
     )
     says("07", f"in {stale} blocks' time where a fresh schedule takes {fresh}")

@@ -9,9 +9,7 @@ from support.published import live, published
 
 from attnlib.kinds.cost import Ceilings
 from attnlib.run import frame as rows
-from attnlib.studies.decode_metadata import figures as metadata_figures
-from attnlib.studies.decode_metadata import tables as metadata
-from attnlib.studies.decode_metadata.study import METADATA
+from attnlib.studies import decode_metadata as metadata
 from attnlib.studies.decode_metadata.tables import FUSED, OPS, SERIAL, SIZES
 
 matplotlib.use("agg")
@@ -28,8 +26,8 @@ def test_every_table_and_figure_stands_on_what_a_live_notebook_measures(frames):
     limit = rows.ceilings(frame, ("copy",))
     for table in (
         metadata.launch_table(frame),
-        metadata.side_by_side(frame, METADATA, limit),
-        metadata.speedups(frame, METADATA),
+        metadata.side_by_side(frame, metadata.METADATA, limit),
+        metadata.speedups(frame, metadata.METADATA),
         metadata.crossovers(frame),
         metadata.worst(frame),
         metadata.strided(frame, limit),
@@ -38,8 +36,8 @@ def test_every_table_and_figure_stands_on_what_a_live_notebook_measures(frames):
         assert len(table) and not table.isna().all().any()
     for table in (metadata.overlap, metadata.other_builders, metadata.step_table):
         assert isinstance(table(frame), pd.DataFrame)
-    assert metadata_figures.designs_chart(frame, limit).axes
-    assert metadata_figures.advantage_heatmap(frame).axes
+    assert metadata.designs_chart(frame, limit).axes
+    assert metadata.advantage_heatmap(frame).axes
 
 
 def test_two_releases_of_one_library_are_two_designs():
@@ -48,7 +46,7 @@ def test_two_releases_of_one_library_are_two_designs():
 
 
 def test_the_floor_is_a_launch_until_bytes_take_longer():
-    short, long = METADATA[0], METADATA[6]
+    short, long = metadata.METADATA[0], metadata.METADATA[6]
     assert metadata.floor_us(short, LIMIT) == LIMIT.launch_us
     assert metadata.floor_us(long, LIMIT) == metadata.fetch_us(long, LIMIT) > 50
     counted = metadata.counted([short, long], LIMIT).set_index(SIZES)

@@ -13,10 +13,7 @@ from attnlib.kinds.item import Item
 from attnlib.kinds.mla.case import MlaCase
 from attnlib.run import frame as rows
 from attnlib.run import store
-from attnlib.studies.sparse_mla import figures as mla_figures
-from attnlib.studies.sparse_mla import tables as mla
-from attnlib.studies.sparse_mla.model import predict_mla
-from attnlib.studies.sparse_mla.study import HEADLINE
+from attnlib.studies import sparse_mla as mla
 
 matplotlib.use("agg")
 LIMIT = Ceilings(copy_gbps=4000.0, matmul_tflops=800.0, num_sms=132, read_gbps=4000.0)
@@ -56,7 +53,7 @@ def test_every_table_and_figure_stands_on_what_a_live_notebook_measures(of):
     frame = of("sparse_mla")
     limit = rows.ceilings(frame, ("copy", "read", "matmul"))
     for table in (
-        mla.side_by_side(frame, HEADLINE, limit),
+        mla.side_by_side(frame, mla.HEADLINE, limit),
         mla.reached(frame, limit),
         mla.by_heads(frame),
         mla.by_context(frame),
@@ -69,22 +66,21 @@ def test_every_table_and_figure_stands_on_what_a_live_notebook_measures(of):
         assert table.empty == (of is without_flashmla)
     for table in (mla.exceptions(frame), mla.tensor_or_data(frame)):
         assert table.empty == (of is not published)
-    assert mla_figures.ratio_heatmap(frame).axes
-    assert mla_figures.heads_chart(frame, limit).axes
-    assert mla_figures.bound_chart(frame, limit).axes
-    assert mla_figures.overflow_chart(frame).axes
+    assert mla.ratio_heatmap(frame).axes
+    assert mla.heads_chart(frame, limit).axes
+    assert mla.bound_chart(frame, limit).axes
+    assert mla.overflow_chart(frame).axes
 
 
 def test_times_stand_beside_the_share_of_their_own_bound(measured):
     frame = measured(16, 64, new=[40.0, 44.0, 42.0], flashmla=[80.0, 88.0, 84.0])
     frame = measured(16, 1, new=[1.0], flashmla=[9.0])
     # fa2 was not measured: its column is left out.
-    (row,) = mla.side_by_side(frame, [MlaCase(MlaSpec(16, 2048), 64, 32768)], LIMIT).to_dict(
-        "records"
-    )
+    case = MlaCase(MlaSpec(16, 2048), 64, 32768)
+    (row,) = mla.side_by_side(frame, [case], LIMIT).to_dict("records")
     assert (row[FA3], row[FLASHMLA], row["fa3 / FlashMLA"], row["rounds"]) == (42.0, 84.0, 0.5, 3)
     for design, kv_format in ((FA3, "bfloat16"), (FLASHMLA, "fp8-656")):
-        bound = predict_mla(MlaCase(MlaSpec(16, 2048, 64, kv_format), 64, 32768), LIMIT).bound_us
+        bound = mla.predict_mla(mla.in_format(case, kv_format), LIMIT).bound_us
         assert row[f"{design}: of bound, %"] == round(100 * bound / row[design])
     assert "fa2 0.6.13" not in row
 

@@ -15,9 +15,7 @@ from attnlib.kinds.cost import Ceilings, extend_cost, predict_fa3
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.extend.case import ExtendCase
 from attnlib.run import frame as rows
-from attnlib.studies.engine_modes import figures as modes_figures
-from attnlib.studies.engine_modes import study as engine_modes
-from attnlib.studies.engine_modes import tables as modes
+from attnlib.studies import engine_modes as modes
 from attnlib.studies.engine_modes.study import STUDY
 from attnlib.studies.engine_modes.tables import (
     EAGER,
@@ -32,9 +30,9 @@ from attnlib.studies.engine_modes.tables import (
 )
 
 matplotlib.use("agg")
-DECODE, VERIFY, DRAFT = engine_modes.DECODES[0], engine_modes.VERIFIES[4], engine_modes.DRAFTS[3]
-NEW, TAIL = engine_modes.PREFILLS[0], engine_modes.PREFILLS[2]
-CHAIN, TREE, CAUSAL = engine_modes.MASKED[-2], engine_modes.MASKED[1], engine_modes.VERIFIES[-2]
+DECODE, VERIFY, DRAFT = modes.DECODES[0], modes.VERIFIES[4], modes.DRAFTS[3]
+NEW, TAIL = modes.PREFILLS[0], modes.PREFILLS[2]
+CHAIN, TREE, CAUSAL = modes.MASKED[-2], modes.MASKED[1], modes.VERIFIES[-2]
 
 
 def made(
@@ -60,7 +58,7 @@ def frame(request):
 def test_every_table_and_figure_stands_on_what_a_live_notebook_measures(frame):
     limit = rows.ceilings(frame)
     for table in (
-        modes.headline(frame, engine_modes.VERIFIES[3:6], limit),
+        modes.headline(frame, modes.VERIFIES[3:6], limit),
         modes.summary(frame),
         modes.regrets(frame),
         modes.one_tile(frame, limit),
@@ -69,8 +67,8 @@ def test_every_table_and_figure_stands_on_what_a_live_notebook_measures(frame):
         assert len(table) and not table.isna().all().any()
     for name in ("exceptions", "resolved", "plans", "masks", "library"):
         assert isinstance(getattr(modes, name)(frame), pd.DataFrame)
-    assert modes_figures.ratio_chart(frame).axes
-    assert modes_figures.roof_chart(frame, limit).axes
+    assert modes.ratio_chart(frame).axes
+    assert modes.roof_chart(frame, limit).axes
 
 
 def test_the_published_records_fill_every_table_and_every_mode():
@@ -130,7 +128,7 @@ def test_two_timers_are_never_divided():
 
 
 def test_a_summary_counts_the_verdicts_of_a_mode():
-    slow, fast = engine_modes.VERIFIES[3:5]
+    slow, fast = modes.VERIFIES[3:5]
     times = {(slow, prefill("fa2"), GRAPH): 2.0, (fast, prefill("fa2"), GRAPH): 0.5}
     times |= {(case, prefill("fa3"), GRAPH): 1.0 for case in (slow, fast)}
     (row,) = modes.summary(made(times)).to_dict("records")
@@ -162,11 +160,11 @@ def test_auto_of_the_policies_is_what_auto_ran():
 
 def test_counts_come_from_lengths_and_predictions_only_for_one_tile():
     limit = Ceilings(copy_gbps=4000.0, matmul_tflops=800.0, num_sms=132)
-    table = modes.counted((DECODE, VERIFY, engine_modes.PREFILLS[-1]), limit)
+    table = modes.counted((DECODE, VERIFY, modes.PREFILLS[-1]), limit)
     assert table.bound.tolist() == ["memory", "memory", "matmul"]
     assert table["fa3 predicted"].isna().tolist() == [False, False, True]
     assert table["fa3 predicted"][1] == round(predict_fa3(VERIFY.cached, limit).run_us, 1)
-    assert table.roof[2] == round(extend_cost(engine_modes.PREFILLS[-1]).flops / 800e6, 1)
+    assert table.roof[2] == round(extend_cost(modes.PREFILLS[-1]).flops / 800e6, 1)
 
 
 def test_plans_are_compared_by_what_the_profiler_saw_of_both():

@@ -9,15 +9,7 @@ import pytest
 from support.published import published
 
 from attnlib.run.frame import CUDA_CORES, FA2, FA3
-from attnlib.studies.backend_policy import figures as regret_figures
-from attnlib.studies.backend_policy import tables as regret
-from attnlib.studies.backend_policy.study import (
-    HEADLINE_CASES,
-    HELD_OUT,
-    HELD_OUT_CASES,
-    KNOWN,
-    SPECS,
-)
+from attnlib.studies import backend_policy as regret
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +28,7 @@ def of_rule(lost, rule, pool="FlashInfer"):
 
 def test_a_rule_is_judged_in_every_held_out_case_or_not_at_all(lost):
     counts = lost.groupby(["pool", "rule"]).case.nunique()
-    assert set(counts) == {len(HELD_OUT_CASES)}
+    assert set(counts) == {len(regret.HELD_OUT_CASES)}
 
 
 def test_rules_that_choose_the_library_are_judged_only_where_it_is_in_the_pool(lost):
@@ -101,13 +93,13 @@ def test_the_worst_choices_show_all_times_and_the_loss_follows(frame):
 def test_confident_choices_are_right_and_doubtful_ones_less_often(frame):
     table = regret.confidence_table(frame, pool="with FA3")
     share = (table.fastest / table.choices).tolist()
-    assert table.choices.sum() == len(HELD_OUT_CASES)
+    assert table.choices.sum() == len(regret.HELD_OUT_CASES)
     assert share == sorted(share) and share[-1] == 1 and share[0] < 1
 
 
 def test_a_policy_of_all_known_cases_is_the_one_that_is_judged(frame):
     table = regret.learning_table(frame, pool="FlashInfer")
-    assert table.known.tolist() == [*regret.FEWER, KNOWN]
+    assert table.known.tolist() == [*regret.FEWER, regret.KNOWN]
     judged = regret.regret_table(frame).iloc[0]
     told = ["cases", "mean, %", "worst, %", "over 5 %"]
     assert judged.rule == regret.MEASURED
@@ -117,34 +109,34 @@ def test_a_policy_of_all_known_cases_is_the_one_that_is_judged(frame):
 def test_predictions_by_plan_lie_near_what_was_measured(frame):
     table = regret.plan_errors(frame).set_index("backend")
     assert set(table.index) == set(regret.LABELS.values()) - {"auto"}
-    refused = 4
-    assert table.cases["CUDA cores"] == (len(SPECS) - refused) * (KNOWN + HELD_OUT)
+    cases, refused = regret.KNOWN + regret.HELD_OUT, 4
+    assert table.cases["CUDA cores"] == (len(regret.SPECS) - refused) * cases
     assert table["median, %"].max() < 5
 
 
 def test_every_case_has_one_fastest_backend(frame):
     table = regret.fastest(frame, pool="FlashInfer")
-    assert len(table) == len(SPECS)
-    assert set(table[["fa2", "fa3", "CUDA cores"]].sum(axis=1)) == {KNOWN + HELD_OUT}
+    assert len(table) == len(regret.SPECS)
+    assert set(table[["fa2", "fa3", "CUDA cores"]].sum(axis=1)) == {regret.KNOWN + regret.HELD_OUT}
 
 
 def test_the_few_cases_of_a_live_notebook_are_enough_for_every_table(frame):
-    few = frame[frame.case.isin(HEADLINE_CASES)]
+    few = frame[frame.case.isin(regret.HEADLINE_CASES)]
     assert set(regret.regrets(few).rule) == set(regret.regrets(frame).rule)
-    assert regret.confidence_table(few, pool="with FA3").choices.sum() == len(SPECS)
+    assert regret.confidence_table(few, pool="with FA3").choices.sum() == len(regret.SPECS)
     assert regret.fastest(few, pool="FlashInfer")[["fa2", "fa3", "CUDA cores"]].sum().sum() == 110
     assert regret.learning_table(few, pool="with FA3").known.tolist() == [10]
-    assert len(regret_figures.policy_map(few, SPECS[:1], pool="FlashInfer").axes) == 1
+    assert len(regret.policy_map(few, regret.SPECS[:1], pool="FlashInfer").axes) == 1
     plt.close("all")
 
 
 def test_figures_draw_every_rule_and_every_layer_asked_for(frame):
-    chart = regret_figures.regret_chart(frame, pool="with FA3")
+    chart = regret.regret_chart(frame, pool="with FA3")
     assert [t.get_text() for t in chart.axes[0].get_yticklabels()][0] == regret.MEASURED
-    assert len(regret_figures.policy_map(frame, SPECS[:2], pool="with FA3").axes) == 2
+    assert len(regret.policy_map(frame, regret.SPECS[:2], pool="with FA3").axes) == 2
     plt.close("all")
 
 
 def test_a_map_of_no_layer_is_refused(frame):
     with pytest.raises(ValueError, match="specs must hold at least one"):
-        regret_figures.policy_map(frame, [], pool="FlashInfer")
+        regret.policy_map(frame, [], pool="FlashInfer")

@@ -16,10 +16,8 @@ from attnlib.kinds.item import Item
 from attnlib.kinds.mismatch.case import MISMATCHES, call_facts, predict_splits
 from attnlib.kinds.step.case import StepCase
 from attnlib.run import store
-from attnlib.studies.metadata_mismatch import tables as mismatches
-from attnlib.studies.scheduler_metadata import figures as schedule
-from attnlib.studies.scheduler_metadata import tables as scheduler
-from attnlib.studies.scheduler_metadata.tiles import assign_tiles, balance
+from attnlib.studies import metadata_mismatch as mismatches
+from attnlib.studies import scheduler_metadata as scheduler
 
 matplotlib.use("agg")
 FACTS = SchedulerFacts(4, 16, 2, 128, 1, 8192, num_sms=132, page_size=64, causal=True)
@@ -80,8 +78,8 @@ def test_tables_and_figures_stand_with_the_headline_rows_alone():
     assert scheduler.savings_table(frame, timer="eager").empty
     assert len(scheduler.summary(frame)) <= 2 and len(scheduler.kernels_per_step(frame)) <= 4
     assert scheduler.accounts_summary(frame).saved.notna().all()
-    schedule.savings_chart(frame)
-    schedule.share_chart(frame)
+    scheduler.savings_chart(frame)
+    scheduler.share_chart(frame)
 
 
 def test_one_round_has_no_interval():
@@ -93,7 +91,7 @@ def test_one_round_has_no_interval():
 def test_tiles_cover_every_block_once_and_an_sm_does_one_at_a_time():
     lengths = np.array([8192, 300, 5000, 1])
     plan = plan_splits(FACTS, lengths)
-    tiles = assign_tiles(plan)
+    tiles = scheduler.assign_tiles(plan)
     for request, blocks in enumerate(plan.num_n_blocks):
         seen = [
             block
@@ -105,40 +103,40 @@ def test_tiles_cover_every_block_once_and_an_sm_does_one_at_a_time():
     for sm in range(FACTS.num_sms):
         mine = sorted((t for t in tiles if t.sm == sm), key=lambda tile: tile.start)
         assert all(a.end <= b.start for a, b in zip(mine, mine[1:], strict=False))
-    assert 0 < balance(tiles, num_sms=FACTS.num_sms) <= 1
+    assert 0 < scheduler.balance(tiles, num_sms=FACTS.num_sms) <= 1
 
 
 def test_a_stale_plan_still_covers_the_lengths_of_the_call():
     told, attended = np.full(4, 64), np.array([8192, 300, 5000, 1])
-    tiles = assign_tiles(plan_splits(FACTS, told), attended)
+    tiles = scheduler.assign_tiles(plan_splits(FACTS, told), attended)
     work = sum(tile.blocks for tile in tiles if tile.head == 0)
     assert work == (-(-attended // FACTS.tile[1])).sum()
-    shrunk = assign_tiles(plan_splits(FACTS, attended), told)
+    shrunk = scheduler.assign_tiles(plan_splits(FACTS, attended), told)
     assert sum(tile.blocks for tile in shrunk if tile.head == 0) == 4
     assert min(tile.blocks for tile in shrunk) == 0
 
 
 def test_the_pictures_of_the_model_name_what_they_show():
     batches = {"even": [4096] * 4, "one long": [8192, 1, 1, 1]}
-    figure = schedule.tile_chart(FACTS, batches)
+    figure = scheduler.tile_chart(FACTS, batches)
     assert [axis.get_title(loc="left").split(":")[0] for axis in figure.axes] == list(batches)
     assert "model, not a measurement" in figure.texts[-1].get_text()
-    figure = schedule.stale_chart(FACTS, [64] * 4, [8192] * 4)
+    figure = scheduler.stale_chart(FACTS, [64] * 4, [8192] * 4)
     assert "stale" in figure.axes[1].get_title(loc="left")
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_the_pictures_of_the_model_are_the_same_bytes_each_time(suffix, tmp_path):
     for draw in (
-        lambda: schedule.tile_chart(FACTS, {"even": [4096] * 4}),
-        lambda: schedule.stale_chart(FACTS, [64] * 4, [8192] * 4),
+        lambda: scheduler.tile_chart(FACTS, {"even": [4096] * 4}),
+        lambda: scheduler.stale_chart(FACTS, [64] * 4, [8192] * 4),
     ):
         first, second = (style.save(draw(), tmp_path / f"{name}.{suffix}") for name in "ab")
         assert first.read_bytes() == second.read_bytes()
 
 
 def test_splits_fall_with_the_batch_and_never_pass_the_cap():
-    table = schedule.split_table(FACTS)
+    table = scheduler.split_table(FACTS)
     assert (table[[1, 4, 16, 64, 128]].diff(axis=1).iloc[:, 1:] <= 0).all(axis=None)
     assert (table[1] <= table.cap).all()
 
@@ -173,4 +171,4 @@ def test_an_overrun_needs_buffers_to_overrun():
 
 def test_the_vectors_are_the_projects_whatever_folder_holds_the_records(tmp_path, monkeypatch):
     monkeypatch.setenv("ATTNLIB_DATA", str(tmp_path))
-    assert schedule.model_agreement().calls.sum() > 0
+    assert scheduler.model_agreement().calls.sum() > 0

@@ -1,7 +1,5 @@
 """Calls of backends, one form for decode, extend and MLA: batch, query, cache, and the oracle."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -96,12 +94,12 @@ class Call:
         paged = isinstance(self.cache, PagedKV)
         return (self.q, *((self.cache.k_cache, self.cache.v_cache) if paged else (self.cache,)))
 
-    def with_tensors(self, tensors: tuple[torch.Tensor, ...]) -> Call:
+    def with_tensors(self, tensors: tuple[torch.Tensor, ...]) -> "Call":
         cache = PagedKV(*tensors[1:]) if len(tensors) > 2 else tensors[1]
         return replace(self, q=tensors[0], cache=cache)
 
 
-def call_of(case: Case, device: str) -> Call:
+def call_of(case: Case, device: str) -> "Call":
     """The seeded call of a case."""
     work = KINDS[type(case)][0](case, device=device)
     return Call(case, work.batch, work.q, work.kv)

@@ -1,7 +1,5 @@
 """Random calls for FlashAttention-3's scheduler metadata, and how a vector file is written."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Made-up records for the explorer's tests: a study of a model, on a GPU that is none."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

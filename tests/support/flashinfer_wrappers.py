@@ -6,8 +6,6 @@ and says which backend was asked for. Works with every release from 0.2.0 to 0.7
 them ask for a GPU's properties already at import, so `installed` imports them.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import inspect
@@ -20,16 +18,9 @@ from unittest import mock
 import torch
 
 from attnlib.core.spec import AttnSpec
-from attnlib.select import Call
+from attnlib.select import GPUS, Call
 
-CAPABILITY = {
-    "sm80": (8, 0),
-    "sm89": (8, 9),
-    "sm90": (9, 0),
-    "sm100": (10, 0),
-    "sm103": (10, 3),
-    "sm120": (12, 0),
-}
+CAPABILITY = {gpu: divmod(int(gpu[2:]), 10) for gpu in GPUS}
 SHARED_MEMORY = {"sm80": 167936, "sm89": 102400, "sm120": 102400}
 CUDA = "13.0"
 CKV, KPE = 512, 64
@@ -42,6 +33,12 @@ MODULES = (
     "cute_dsl.attention.monolithic.mla_decode",
     "cute_dsl.attention.wrappers.batch_mla",
 )
+SUPPORTED = (
+    *(f"cudnn_frontend_{what}" for what in ("serves_frost_decode", "leads_short_caches")),
+    *("cudnn_frontend_frost_runtime_available", "_cudnn_supports_direct_seqlens"),
+    "is_cute_dsl_arch_supported",
+)
+"""Questions that are answered with yes."""
 
 
 class Resolved(Exception):  # noqa: N818 - it is an answer, not an error
@@ -57,11 +54,8 @@ def installed() -> str:
         return ""
     with ExitStack() as stack:
         if not torch.cuda.is_available():
-            stand_in = {
-                "current_device": 0,
-                "get_device_capability": CAPABILITY["sm90"],
-                "get_device_properties": _properties("sm90"),
-            }
+            stand_in = {"current_device": 0, "get_device_capability": CAPABILITY["sm90"]}
+            stand_in["get_device_properties"] = _properties("sm90")
             for name, value in stand_in.items():
                 stack.enter_context(mock.patch.object(torch.cuda, name, lambda *_, v=value: v))
         return importlib.import_module("flashinfer").__version__
@@ -126,12 +120,8 @@ def as_if_on(gpu: str) -> Iterator[None]:
         "get_trtllm_gen_fmha_module": _says("trtllm-gen"),
         "_get_compiled_mla_kernel": _says("cute-dsl-monolithic"),
         "_compile_mla_kernel": _says("cute-dsl-modular"),
-        "cudnn_frontend_serves_frost_decode": lambda _: True,
-        "cudnn_frontend_leads_short_caches": lambda: True,
-        "cudnn_frontend_frost_runtime_available": lambda *_: True,
         "_CUDNN_GRAPH_AVAILABLE": True,
-        "_cudnn_supports_direct_seqlens": lambda *_: True,
-        "is_cute_dsl_arch_supported": lambda *_: True,
+        **dict.fromkeys(SUPPORTED, lambda *_: True),
     }
     if gpu == "sm120":  # XQA's check wants a CUDA device besides
         replaced["_validate_xqa_device_capability"] = lambda _: None
@@ -156,7 +146,7 @@ def _properties(gpu: str) -> SimpleNamespace:
     )
 
 
-def _asked(backend: object, *_: object, **__: object) -> None:
+def _asked(backend, *_, **__):
     # 0.2.0.post1 has a getter for each backend; fa2's is given the dtypes first.
     raise Resolved(backend if isinstance(backend, str) else "fa2")
 
@@ -172,13 +162,9 @@ def _unpinned(empty):
     return lambda *args, **kwargs: empty(*args, **{**kwargs, "pin_memory": False})
 
 
-def _workspace() -> torch.Tensor:
-    return torch.zeros(2**20, dtype=torch.uint8)
-
-
 @functools.cache
-def _large_workspace() -> torch.Tensor:
-    return torch.zeros(130 * 2**20, dtype=torch.uint8)  # XQA refuses less than 128 MiB
+def _workspace(mib: int = 1) -> torch.Tensor:
+    return torch.zeros(mib * 2**20, dtype=torch.uint8)
 
 
 def _sums(lengths: tuple[int, ...]) -> torch.Tensor:
@@ -189,24 +175,20 @@ def _lengths(spec: AttnSpec, call: Call, *, decode: bool) -> SimpleNamespace:
     kv = call.kv_lens or (300, 300)
     q = call.q_lens or ((1,) * len(kv) if decode else kv)
     pages = tuple(-(-n // spec.page_size) for n in kv)
+    last = [n - (p - 1) * spec.page_size for n, p in zip(kv, pages, strict=True)]
+    indices = torch.arange(sum(pages), dtype=torch.int32)
     return SimpleNamespace(
         q=q,
         kv=kv,
         qo_indptr=_sums(q),
         kv_indptr=_sums(kv),
         page_indptr=_sums(pages),
-        indices=torch.arange(sum(pages), dtype=torch.int32),
-        last=torch.tensor(
-            [n - (p - 1) * spec.page_size for n, p in zip(kv, pages, strict=True)],
-            dtype=torch.int32,
-        ),
-        table=_table(pages),
+        indices=indices,
+        last=torch.tensor(last, dtype=torch.int32),
+        table=torch.nn.utils.rnn.pad_sequence(indices.split(pages), batch_first=True),
+        mask=torch.zeros(sum(a * b for a, b in zip(q, kv, strict=True)), dtype=torch.uint8),
+        heads=(spec.num_qo_heads, spec.num_kv_heads, spec.head_dim),
     )
-
-
-def _table(pages: tuple[int, ...]) -> torch.Tensor:
-    rows = torch.arange(sum(pages), dtype=torch.int32).split(pages)
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
 def _keywords(plan, spec: AttnSpec, call: Call, **more: object) -> dict:
@@ -230,15 +212,11 @@ def _decode(spec: AttnSpec, call: Call) -> tuple:
     from flashinfer.decode import BatchDecodeWithPagedKVCacheWrapper
 
     lens = _lengths(spec, call, decode=True)
-    buffers = {
-        "use_cuda_graph": True,
-        "paged_kv_indptr_buffer": lens.page_indptr.clone(),
-        "paged_kv_indices_buffer": lens.indices.clone(),
-        "paged_kv_last_page_len_buffer": lens.last.clone(),
-    }
-    wrapper = BatchDecodeWithPagedKVCacheWrapper(
-        _workspace(), "NHD", use_tensor_cores=call.tensor_cores, **(buffers if call.graph else {})
-    )
+    held = {"indptr": lens.page_indptr, "indices": lens.indices, "last_page_len": lens.last}
+    buffers = {f"paged_kv_{name}_buffer": table.clone() for name, table in held.items()}
+    options = {"use_cuda_graph": True, **buffers} if call.graph else {}
+    options["use_tensor_cores"] = call.tensor_cores
+    wrapper = BatchDecodeWithPagedKVCacheWrapper(_workspace(), "NHD", **options)
     if hasattr(wrapper, "_plan_cudnn"):
         wrapper._plan_cudnn = _says("cudnn")
     more = {"q_len_per_req": lens.q[0]}
@@ -246,14 +224,8 @@ def _decode(spec: AttnSpec, call: Call) -> tuple:
     more |= {"block_tables": lens.table} if call.block_tables else {}
     # From 0.6.18 plan() takes **kwargs and hands them on to _plan_impl().
     keywords = _keywords(getattr(wrapper, "_plan_impl", wrapper.plan), spec, call, **more)
-    heads = (spec.num_qo_heads, spec.num_kv_heads, spec.head_dim, spec.page_size)
-    return wrapper, lambda: wrapper.plan(
-        lens.page_indptr, lens.indices, lens.last, *heads, **keywords
-    )
-
-
-def _mask(lens: SimpleNamespace) -> torch.Tensor:
-    return torch.zeros(sum(a * b for a, b in zip(lens.q, lens.kv, strict=True)), dtype=torch.uint8)
+    tables = (lens.page_indptr, lens.indices, lens.last)
+    return wrapper, lambda: wrapper.plan(*tables, *lens.heads, spec.page_size, **keywords)
 
 
 def _paged(spec: AttnSpec, call: Call) -> tuple:
@@ -261,33 +233,27 @@ def _paged(spec: AttnSpec, call: Call) -> tuple:
 
     lens = _lengths(spec, call, decode=False)
     wrapper = BatchPrefillWithPagedKVCacheWrapper(_workspace(), "NHD")
-    mask = {"packed_custom_mask": _mask(lens)} if call.custom_mask else {}
+    mask = {"packed_custom_mask": lens.mask} if call.custom_mask else {}
     keywords = _keywords(wrapper.plan, spec, call, causal=True, **mask)
-    heads = (spec.num_qo_heads, spec.num_kv_heads, spec.head_dim, spec.page_size)
     tables = (lens.qo_indptr, lens.page_indptr, lens.indices, lens.last)
-    return wrapper, lambda: wrapper.plan(*tables, *heads, **keywords)
+    return wrapper, lambda: wrapper.plan(*tables, *lens.heads, spec.page_size, **keywords)
 
 
 def _ragged(spec: AttnSpec, call: Call) -> tuple:
     from flashinfer.prefill import BatchPrefillWithRaggedKVCacheWrapper
 
     lens = _lengths(spec, call, decode=False)
-    buffers = {
-        "use_cuda_graph": True,
-        "qo_indptr_buf": lens.qo_indptr.clone(),
-        "kv_indptr_buf": lens.kv_indptr.clone(),
-    }
-    wrapper = BatchPrefillWithRaggedKVCacheWrapper(
-        _workspace(), "NHD", **(buffers if call.graph else {})
-    )
+    buffers = {"qo_indptr_buf": lens.qo_indptr.clone(), "kv_indptr_buf": lens.kv_indptr.clone()}
+    options = {"use_cuda_graph": True, **buffers} if call.graph else {}
+    wrapper = BatchPrefillWithRaggedKVCacheWrapper(_workspace(), "NHD", **options)
     more: dict = {"causal": True}
-    more |= {"packed_custom_mask": _mask(lens)} if call.custom_mask else {}
+    more |= {"packed_custom_mask": lens.mask} if call.custom_mask else {}
     more |= {"head_dim_vo": call.head_dim_vo} if call.head_dim_vo else {}
     if call.sinks:
         wrapper._sinks = torch.zeros(spec.num_qo_heads)
     keywords = _keywords(wrapper.plan, spec, call, **more)
-    heads = (spec.num_qo_heads, spec.num_kv_heads, spec.head_dim)
-    return wrapper, lambda: wrapper.plan(lens.qo_indptr, lens.kv_indptr, *heads, **keywords)
+    tables = (lens.qo_indptr, lens.kv_indptr)
+    return wrapper, lambda: wrapper.plan(*tables, *lens.heads, **keywords)
 
 
 def _mla(spec: AttnSpec, call: Call) -> tuple:
@@ -301,10 +267,8 @@ def _mla(spec: AttnSpec, call: Call) -> tuple:
         "kv_len_arr": torch.tensor(lens.kv, dtype=torch.int32),
     }
     reserved = {name: table.clone() for name, table in tables.items()}
-    wrapper = BatchMLAPagedAttentionWrapper(
-        _large_workspace(),
-        **({"use_cuda_graph": True, **reserved} if call.graph else {}),
-    )
+    graph = {"use_cuda_graph": True, **reserved} if call.graph else {}
+    wrapper = BatchMLAPagedAttentionWrapper(_workspace(130), **graph)  # XQA wants >= 128 MiB
     more: dict = {
         "num_heads": spec.num_qo_heads,
         "head_dim_ckv": CKV,

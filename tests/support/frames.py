@@ -1,7 +1,5 @@
 """Frames of made-up records, as `store.frame` gives them."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pandas as pd

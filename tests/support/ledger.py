@@ -1,7 +1,5 @@
 """Records that a test makes up, and what a published claim says of them."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import pandas as pd

@@ -1,19 +1,13 @@
 """A backend that computes the oracle's own output, and a worker that measures it without a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
 
-import pytest
 import torch
 
 from attnlib.core import backends
 from attnlib.kinds import call
-from attnlib.kinds.item import Item
-from attnlib.run.record import Record
 from attnlib.run.worker import Worker
 
 
@@ -30,14 +24,14 @@ class OracleBackend:
     missing: str = ""
     refusal: str = ""
 
-    def plan(self, batch: Any, out: Any = None) -> Any:
+    def plan(self, batch, out=None):
         return SimpleNamespace(batch=batch, reported_backend="oracle")
 
-    def run(self, q: torch.Tensor, kv: Any, plan: Any) -> torch.Tensor:
+    def run(self, q, kv, plan):
         return (self.attend(q, kv, plan.batch) * self.factor).bfloat16()
 
 
-def measure_with(backend: OracleBackend, item: Item, monkeypatch: pytest.MonkeyPatch) -> Record:
+def measure_with(backend, item, monkeypatch):
     """The record of `item`, run by `backend` in place of its own."""
     monkeypatch.setattr(backends, "unavailable", lambda name: backend.missing)
     monkeypatch.setattr(
@@ -49,7 +43,7 @@ def measure_with(backend: OracleBackend, item: Item, monkeypatch: pytest.MonkeyP
     return measure(item, "cpu")
 
 
-def measure(item: Item, device: str) -> Record:
+def measure(item, device):
     """The record that a worker makes of `item`."""
     job = {"study": "demo", "round": 0, "device": device, "command": "repeat me"}
     return Worker(job).measure(item)

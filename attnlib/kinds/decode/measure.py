@@ -11,6 +11,8 @@ No batching, no splitting, no online softmax: nothing in common with the kernels
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from ...core.batch import DecodeBatch, PagedKV
@@ -33,16 +35,19 @@ def build_workload(case: DecodeCase, *, device: str) -> Workload[DecodeCase]:
     Zeros would hide unwritten outputs and run the tensor cores cooler than an engine does.
     """
     batch = build_batch(case, device=device)
-    spec = case.spec
-    generator = torch.Generator(device=device).manual_seed(case.seed)
-    q = normal_values((case.batch_size, spec.num_qo_heads, spec.head_dim), spec.dtype, generator)
-    shape = (batch.kv_indices.shape[0], spec.page_size, spec.num_kv_heads, spec.head_dim)
-    kv = PagedKV(
-        normal_values(shape, spec.kv_dtype, generator),
-        normal_values(shape, spec.kv_dtype, generator),
-    )
-    require_inputs(q, kv, batch)
+    q, kv = draw_inputs(batch, rows=case.batch_size, seed=case.seed)
     return Workload(case, batch, q, kv)
+
+
+def draw_inputs(batch: DecodeBatch, *, rows: int, seed: int) -> tuple[torch.Tensor, PagedKV]:
+    """A query of `rows` rows, and a cache that the batch's pages fill, where its page table is."""
+    spec = batch.spec
+    generator = torch.Generator(device=batch.page_table.device).manual_seed(seed)
+    q = normal_values((rows, spec.num_qo_heads, spec.head_dim), spec.dtype, generator)
+    shape = (batch.kv_indices.shape[0], spec.page_size, spec.num_kv_heads, spec.head_dim)
+    kv = PagedKV(*(normal_values(shape, spec.kv_dtype, generator) for _ in range(2)))
+    require_inputs(q, kv, batch, rows=rows)
+    return q, kv
 
 
 def attend(
@@ -58,11 +63,12 @@ def attend(
     their second matrix product; the result then shows what that rounding alone costs.
     """
     require_inputs(q, kv, batch)
+    scale = batch.spec.softmax_scale
     rows = [
-        _attend_one(q[i], *gather_tokens(kv, batch, i), batch.spec.softmax_scale, probs_dtype)
+        attend_rows(q[i : i + 1], *gather_tokens(kv, batch, i), scale, probs_dtype=probs_dtype)
         for i in range(batch.batch_size)
     ]
-    return torch.stack(rows)
+    return torch.cat(rows)
 
 
 def gather_tokens(kv: PagedKV, batch: DecodeBatch, index: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -74,20 +80,27 @@ def gather_tokens(kv: PagedKV, batch: DecodeBatch, index: int) -> tuple[torch.Te
     return k, v
 
 
-def _attend_one(
+def attend_rows(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     softmax_scale: float,
+    *,
     probs_dtype: torch.dtype | None,
+    sees: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    num_kv_heads = k.shape[1]
-    grouped = q.double().view(num_kv_heads, -1, q.shape[-1])
-    scores = softmax_scale * torch.einsum("hgd,nhd->hgn", grouped, k)
-    probs = torch.exp(scores - scores.amax(-1, keepdim=True))
+    """Output [rows, heads, dim of v] float64 of rows of queries over K and V of one request.
+
+    `sees` [rows, tokens] bool says which tokens a row attends to, all of them if it is None.
+    """
+    grouped = q.double().view(len(q), k.shape[1], -1, q.shape[-1])
+    scores = torch.einsum("rhgd,nhd->hgrn", grouped, k).mul_(softmax_scale)
+    if sees is not None:
+        scores.masked_fill_(~sees, float("-inf"))
+    probs = scores.sub_(scores.amax(-1, keepdim=True)).exp_()
     weights = probs if probs_dtype is None else round_probs(probs, probs_dtype)
-    out = torch.einsum("hgn,nhd->hgd", weights, v) / probs.sum(-1, keepdim=True)
-    return out.reshape(q.shape)
+    out = torch.einsum("hgrn,nhd->hgrd", weights, v) / probs.sum(-1, keepdim=True)
+    return out.permute(2, 0, 1, 3).reshape(*q.shape[:2], -1)
 
 
 def round_probs(probs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -97,12 +110,8 @@ def round_probs(probs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return (probs * scale).to(dtype).double() / scale
 
 
-class Oracle(Judge):
-    """Reference output and budget of one call, computed once, for any number of outputs."""
-
-    def __init__(self, q: torch.Tensor, kv: PagedKV, batch: DecodeBatch) -> None:
-        low = attend(q, kv, batch, probs_dtype=q.dtype)
-        super().__init__(attend(q, kv, batch), low.to(getattr(torch, batch.spec.out_dtype)))
+Oracle = partial(Judge, attend)
+"""The judge of a decode call, of query, cache and batch."""
 
 
 class DecodeSubject(CallSubject[DecodeCase]):

@@ -12,6 +12,8 @@ scores fit into memory; nothing is split along the tokens.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from ...core.batch import DecodeBatch, PagedKV
@@ -20,8 +22,8 @@ from ...core.spec import CUSTOM_MASKS
 from ..call import CallSubject, Workload
 from ..check import Judge, require_inputs
 from ..cost import extend_cost
-from ..decode.measure import gather_tokens, round_probs
-from ..lengths import normal_values, sample_drafts, sample_extend_lens, shuffled_pages
+from ..decode.measure import attend_rows, draw_inputs, gather_tokens
+from ..lengths import sample_drafts, sample_extend_lens, shuffled_pages
 from .case import ExtendCase
 
 
@@ -41,27 +43,12 @@ def build_extend_batch(case: ExtendCase, *, device: str) -> ExtendBatch:
 def build_extend_workload(case: ExtendCase, *, device: str) -> Workload[ExtendCase]:
     """Batch, query and cache on `device`; values are standard normal, as in `build_workload`."""
     batch = build_extend_batch(case, device=device)
-    spec = case.spec
-    generator = torch.Generator(device=device).manual_seed(case.cached.seed)
-    q = normal_values((batch.rows, spec.num_qo_heads, spec.head_dim), spec.dtype, generator)
-    pages = batch.paged.kv_indices.shape[0]
-    shape = (pages, spec.page_size, spec.num_kv_heads, spec.head_dim)
-    kv = PagedKV(*(normal_values(shape, spec.kv_dtype, generator) for _ in range(2)))
-    require_inputs(q, kv, batch.paged, rows=batch.rows)
+    q, kv = draw_inputs(batch.paged, rows=batch.rows, seed=case.cached.seed)
     return Workload(case, batch, q, kv)
 
 
 BLOCK_SCORES = 2**28
 """Scores of a block of rows, all heads: 2 GiB in float64."""
-
-
-class ExtendOracle(Judge):
-    """Reference output and budget of one call, computed once, for any number of outputs."""
-
-    def __init__(self, q: torch.Tensor, kv: PagedKV, batch: ExtendBatch) -> None:
-        low = attend_extend(q, kv, batch, probs_dtype=q.dtype)
-        out_dtype = getattr(torch, batch.spec.out_dtype)
-        super().__init__(attend_extend(q, kv, batch), low.to(out_dtype))
 
 
 def attend_extend(
@@ -85,7 +72,7 @@ def attend_extend(
             rows = slice(first, min(first + block, starts[i + 1]))
             sees = _visible(batch, i, range(rows.start - starts[i], rows.stop - starts[i]))
             scale = batch.spec.softmax_scale
-            out[rows] = _attend_rows(q[rows].double() * scale, k, v, sees, probs_dtype)
+            out[rows] = attend_rows(q[rows], k, v, scale, probs_dtype=probs_dtype, sees=sees)
     return out
 
 
@@ -104,19 +91,8 @@ def _visible(batch: ExtendBatch, index: int, rows: range) -> torch.Tensor:
     return torch.arange(n, device=device) <= last[:, None]
 
 
-def _attend_rows(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    sees: torch.Tensor,
-    probs_dtype: torch.dtype | None,
-) -> torch.Tensor:
-    grouped = q.view(len(q), k.shape[1], -1, q.shape[-1])
-    scores = torch.einsum("rhgd,nhd->hgrn", grouped, k).masked_fill_(~sees, float("-inf"))
-    probs = scores.sub_(scores.amax(-1, keepdim=True)).exp_()
-    weights = probs if probs_dtype is None else round_probs(probs, probs_dtype)
-    out = torch.einsum("hgrn,nhd->hgrd", weights, v) / probs.sum(-1, keepdim=True)
-    return out.permute(2, 0, 1, 3).reshape(q.shape)
+ExtendOracle = partial(Judge, attend_extend)
+"""The judge of such a call, of query, cache and batch."""
 
 
 class ExtendSubject(CallSubject[ExtendCase]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,12 +23,11 @@ from .case import MetadataCase
 from .workload import build_draft_slots, build_request_pool
 
 POISON = -77
-_CORE = "core.metadata"
 FUSED = {
-    "decode": f"{_CORE}.decode",
-    "kv_indices": f"{_CORE}.kv_indices",
-    "draft": f"{_CORE}.draft",
-    "verify": f"{_CORE}.draft",
+    "decode": "core.metadata.decode",
+    "kv_indices": "core.metadata.kv_indices",
+    "draft": "core.metadata.draft",
+    "verify": "core.metadata.draft",
 }
 MODULES = {
     "metadata-eager": dict.fromkeys(FUSED, "kinds.metadata.eager"),
@@ -81,13 +80,15 @@ class MetadataSubject:
             return {"status": "refused", "reason": reason}
         self.bench.require_release(sglang_kernel.DISTRIBUTION, item.release)
         timer = run_timer(item.timer)
-        with _overlap(item.backend):
+        alone = item.backend == "metadata-fused-alone"
+        with without_overlap() if alone else nullcontext():
             return self._timed(item, timer)
 
     def _timed(self, item: Item, timer: Callable[..., Any]) -> dict[str, Any]:
         call = self._prepared(item.case)
         module = importlib.import_module(f"attnlib.{MODULES[item.backend][item.case.builder]}")
-        build = getattr(module, _function(item.case.builder))
+        whole = "_metadata" if item.case.builder != "kv_indices" else ""
+        build = getattr(module, f"build_{item.case.builder}{whole}")
         arguments = {**call.inputs, **call.outputs, **call.numbers}
 
         def run() -> None:
@@ -114,10 +115,6 @@ class MetadataSubject:
         for output in call.outputs.values():
             output.fill_(POISON)
         return call
-
-
-def _function(builder: str) -> str:
-    return "build_kv_indices" if builder == "kv_indices" else f"build_{builder}_metadata"
 
 
 _ORACLES: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
@@ -157,7 +154,3 @@ def _inputs(case: MetadataCase, device: str) -> tuple[dict[str, torch.Tensor], d
         return {"seq_lens": pool["seq_lens"]}, {"num_draft_tokens": case.draft_tokens}
     names = ("page_size", "max_pages", "seq_len_delta")
     return pool, {name: getattr(case, name) for name in names}
-
-
-def _overlap(backend: str) -> AbstractContextManager[None]:
-    return without_overlap() if backend == "metadata-fused-alone" else nullcontext()

@@ -92,23 +92,19 @@ def run_one(name: str, *, guard: bool, device: str = "cuda") -> dict[str, Any]:
     """Run one case and judge it: `outcome`, `reason`, `relative_error`, and the splits.
 
     `splits_in_metadata` and `splits_right` are the most splits of any request that the metadata
-    holds and should hold. `cap_of_call` is what the attention call allocates for: it `overruns`
-    its buffers where the metadata holds more, whatever becomes of the output. Where an output came
-    back, `call` makes it again.
+    holds and should hold. `cap_of_call` is what the attention call allocates for. Where an output
+    came back, `call` makes it again.
     """
     mismatch = find(name)
     call = _build_call(mismatch, device)
     told = told_facts(mismatch, call.facts)
     told_lens = _told_lengths(mismatch, call, told)
     words = ask_library(told, told_lens)
+    right = ask_library(call.facts, call.batch.seq_lens)
     found = {
-        "name": name,
-        "what": mismatch.what,
-        "guard": guard,
-        "splits_in_metadata": _most_splits(words, told),
-        "splits_right": _most_splits(ask_library(call.facts, call.batch.seq_lens), call.facts),
+        "splits_in_metadata": int(words[: told.batch_size].max()),
+        "splits_right": int(right[: call.facts.batch_size].max()),
         "cap_of_call": call.facts.split_cap,
-        "overruns": 1 < call.facts.split_cap < _most_splits(words, told),
         "relative_error": None,
         "budget": None,
         "reason": "",
@@ -152,21 +148,12 @@ def _told_lengths(mismatch: Mismatch, call: _Call, told: SchedulerFacts) -> torc
     return lens.repeat(rounds)[: told.batch_size].contiguous()
 
 
-def _most_splits(words: torch.Tensor, facts: SchedulerFacts) -> int:
-    return int(words[: facts.batch_size].max())
-
-
-def _placed(mismatch: Mismatch, call: _Call, words: torch.Tensor) -> torch.Tensor:
-    if not mismatch.in_buffer:
-        return words
-    buffer = words.new_zeros(num_words(call.facts))
-    buffer[: len(words)] = words
-    return buffer
-
-
 def _past_the_guard(mismatch: Mismatch, call: _Call, words: torch.Tensor) -> torch.Tensor:
-    placed = _placed(mismatch, call, words)
-    return launch(call.q, call.kv, call.batch, call.facts, words=placed)
+    if mismatch.in_buffer:
+        buffer = words.new_zeros(num_words(call.facts))
+        buffer[: len(words)] = words
+        words = buffer
+    return launch(call.q, call.kv, call.batch, call.facts, words=words)
 
 
 def _guarded(

@@ -14,6 +14,8 @@ from page table and places, not from the slots that the kernels are given.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 
@@ -23,6 +25,7 @@ from ...core.spec import LATENT_DIM, MLA_HEAD_DIM
 from ..call import CallSubject, Workload
 from ..check import Judge
 from ..cost import mla_cache_bytes, mla_cost
+from ..decode.measure import attend_rows
 from ..lengths import sample_page_table, sample_seq_lens
 from .case import MlaCase
 from .format import dequantize, quantize
@@ -89,14 +92,6 @@ def require_latent_inputs(q: torch.Tensor, cache: torch.Tensor, batch: MlaBatch)
     require_pages(cache, int(batch.paged.kv_indices.max()))
 
 
-class MlaOracle(Judge):
-    """Reference output and budget of one MLA call, computed once, for any number of outputs."""
-
-    def __init__(self, q: torch.Tensor, cache: torch.Tensor, batch: MlaBatch) -> None:
-        low = attend_mla(q, cache, batch, probs_dtype=torch.bfloat16)
-        super().__init__(attend_mla(q, cache, batch), low.bfloat16())
-
-
 def attend_mla(
     q: torch.Tensor,
     cache: torch.Tensor,
@@ -112,11 +107,9 @@ def attend_mla(
     rows = []
     for i in range(batch.batch_size):
         tokens = gather_latent(cache, batch, i)
-        scores = batch.spec.softmax_scale * (q[i].double() @ tokens.T)
-        probs = torch.exp(scores - scores.amax(-1, keepdim=True))
-        weights = probs if probs_dtype is None else probs.to(probs_dtype).double()
-        rows.append(weights @ tokens[:, :LATENT_DIM] / probs.sum(-1, keepdim=True))
-    return torch.stack(rows)
+        k, v, scale = tokens[:, None], tokens[:, None, :LATENT_DIM], batch.spec.softmax_scale
+        rows.append(attend_rows(q[i : i + 1], k, v, scale, probs_dtype=probs_dtype))
+    return torch.cat(rows)
 
 
 def gather_latent(cache: torch.Tensor, batch: MlaBatch, index: int) -> torch.Tensor:
@@ -129,6 +122,10 @@ def gather_latent(cache: torch.Tensor, batch: MlaBatch, index: int) -> torch.Ten
     pages = batch.paged.page_table[index].long()[places // page_size]
     tokens = cache[pages, places % page_size]
     return (dequantize(tokens) if tokens.dtype == torch.uint8 else tokens).double()
+
+
+MlaOracle = partial(Judge, attend_mla)
+"""The judge of an MLA call, of query, cache and batch."""
 
 
 class MlaSubject(CallSubject[MlaCase]):

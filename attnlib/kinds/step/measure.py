@@ -34,9 +34,8 @@ from ...core.schedule.fa3 import SchedulerMetadata, precompute, reserve
 from ...measure.timer import cold_copies, run_timer
 from ...measure.trace import trace_kernels
 from ..base import Bench, oracle_fields, timed_fields
-from ..call import Workload, cache_copies
+from ..call import cache_copies
 from ..cost import decode_cost
-from ..decode.case import DecodeCase
 from ..decode.measure import Oracle, build_workload
 from ..item import Item
 from .case import StepCase
@@ -100,16 +99,10 @@ class StepSubject:
         self._work = work
         self._oracle = Oracle(work.q, work.kv, work.batch)
         self._facts = facts_of(work.batch)
-        self._caches = self._copies(work, case)
-        self._case = case
-
-    def _copies(self, work: Workload[DecodeCase], case: StepCase) -> list[PagedKV]:
         l2_bytes = int(self.bench.machine["l2_mib"] * 2**20)
         copies = min(case.layers, cold_copies(decode_cost(case.decode).kv_bytes, l2_bytes))
-        return cache_copies(work.kv, copies)
-
-    def _schedule(self) -> SchedulerMetadata:
-        return precompute(self._facts, self._work.batch.seq_lens)
+        self._caches = cache_copies(work.kv, copies)
+        self._case = case
 
     def _run_layers(self, batch: DecodeBatch, prepare: Prepare, layers: int) -> torch.Tensor:
         metadata = prepare()
@@ -123,7 +116,7 @@ class StepSubject:
         if backend == "fa3-step-each":
             return self._work.batch, lambda: None
         if backend == "fa3-step-once":
-            return self._work.batch, self._schedule
+            return self._work.batch, partial(precompute, self._facts, self._work.batch.seq_lens)
         batch, arguments = over_own_buffers(self._work.batch)
         if backend == ONE_LAUNCH:
             scheduler = reserve(self._facts, batch.seq_lens.device)

@@ -36,7 +36,7 @@ EXPLAINED = {
 """Rule -> library and policy for `select.explain`. vLLM's own use of FlashInfer is XQA's kernels on
 Hopper, which were not measured."""
 FEWER = (10, 20, 35, 70)
-"""Known cases a layer; every so many of them in their order, which spreads any number evenly."""
+"""known cases per layer; every so many of them in their order, which spreads any number evenly."""
 LONG, MANY = 16384, 12
 """Tokens of a long request, and requests of a batch, that a table of skewed batches begins at."""
 SHOWN = {"mean, %": 2, "worst, %": 1}
@@ -46,7 +46,7 @@ Rule = Callable[[DecodeCase], str]
 
 
 def regrets(frame: pd.DataFrame, pools: Iterable[str] = POOLS) -> pd.DataFrame:
-    """A row a pool, rule and held-out case: the `chosen` backend, its time over the best's, less 1.
+    """A row per pool, rule and held-out case: the `chosen` backend, its time over the best, less 1.
 
     A rule is judged in the pools that hold all of its choices; `regret` is NaN where what it chose
     has no time.
@@ -65,7 +65,7 @@ def regrets(frame: pd.DataFrame, pools: Iterable[str] = POOLS) -> pd.DataFrame:
 
 
 def regret_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """A row a pool and rule: held-out cases, geometric mean and worst regret in percent.
+    """A row per pool and rule: held-out cases, geometric mean and worst regret in percent.
 
     `over 5 %` counts cases that lose more than that.
     """
@@ -83,7 +83,7 @@ def worst_choices(frame: pd.DataFrame, *, pool: str, rule: str = MEASURED) -> pd
         {
             "case": row.case.key,
             "chosen": LABELS[row.chosen],
-            "regret, %": round(row.regret * 100, 1),
+            "regret, %": round(100 * row.regret, 1),
         }
         | {LABELS[n]: us for n, us in times[row.case].items() if n in POOLS[pool]}
         for row in lost.sort_values("regret", ascending=False).itertuples()
@@ -115,7 +115,7 @@ def learning_table(frame: pd.DataFrame, *, pool: str) -> pd.DataFrame:
 def plan_errors(frame: pd.DataFrame) -> pd.DataFrame:
     """How far measured times lie from those by plan and rates, before near cases correct them.
 
-    A row a backend, over all layers: cases, and quantiles of measured over predicted, less 1, in
+    A row per backend, over all layers: cases, and quantiles of measured over predicted, less 1, in
     percent without sign.
     """
     policy = policy_of(frame)
@@ -142,7 +142,7 @@ def confidence_table(frame: pd.DataFrame, *, pool: str) -> pd.DataFrame:
 
 
 def fastest(frame: pd.DataFrame, *, pool: str) -> pd.DataFrame:
-    """In how many cases, known and held out, each backend is the fastest: a row a layer."""
+    """In how many cases, known and held out, each backend is the fastest: a row per layer."""
     rows = [
         {"heads": case.spec.heads, "group": case.spec.group_size, "page size": case.spec.page_size}
         | {"fastest": LABELS[min((us, n) for n, us in found.items() if n in POOLS[pool])[1]]}
@@ -157,7 +157,7 @@ def one_long_request(frame: pd.DataFrame) -> pd.DataFrame:
     """Batches of one long request among many short ones: fa2's time beside the fastest backend's.
 
     `splits` is FlashInfer's rule for a graph: fa2 splits requests while requests x KV heads are
-    fewer than two blocks a SM (`PrefillSplitQOKVIndptr` in scheduler.cuh, 0.6.4).
+    fewer than two blocks per SM (`PrefillSplitQOKVIndptr` in scheduler.cuh, 0.6.4).
     """
     slots = FA2_CTAS * int(frame.num_sms.max())
     rows = []

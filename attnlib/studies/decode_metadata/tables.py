@@ -100,7 +100,7 @@ def floor_us(case: MetadataCase, limit: Ceilings) -> float:
 
 
 def launch_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """Launches a call of every builder and design, as traced: fewest and most over the records."""
+    """Launches per call of every builder and design, as traced: fewest and most over records."""
     rows = pd.concat([metadata_rows(frame, name) for name in BUILDERS])
     counts = rows.assign(count=launches(rows).round().astype(int))
     grouped = counts.groupby(["builder", "backend"])["count"].agg(["size", "min", "max"])
@@ -136,7 +136,7 @@ def speedups(frame: pd.DataFrame, cases: Iterable[MetadataCase]) -> pd.DataFrame
 def crossovers(frame: pd.DataFrame) -> pd.DataFrame:
     """Where fusing loses: the first batch whose interval lies above op by op, and the last ratio.
 
-    A row a page size and context, a pair of columns a rival.
+    A row per page size and context, a pair of columns per rival.
     """
     rows, table = metadata_rows(frame), pd.DataFrame()
     keys = ["page_size", "max_ctx"]

@@ -36,7 +36,7 @@ NAMES = {
 }
 DECODE, PREFIX = "decode", "prefill_paged, prefix"
 FEW = (DECODE, "target_verify", "draft_extend", "dllm_extend")
-"""Groups with few queries a request, which engines capture in CUDA graphs."""
+"""Groups with few queries per request, which engines capture in CUDA graphs."""
 MANY = ("prefill_paged", PREFIX, "prefill_ragged")
 """Groups of prefill, which engines launch eagerly."""
 GROUPS = (*FEW, *MANY)
@@ -46,7 +46,7 @@ PLANNED = {GRAPH: "for a graph", EAGER: "for eager"}
 SIZES = ["group", "heads", "page_size", "q_len", "batch_size", "kv_len"]
 RATIO = "fa2 / fa3"
 TILE_ROWS = 128
-"""Query rows of fa3's tile at head_dim 128; up to as many queries a request are one tile a head."""
+"""Query rows of fa3's tile at head_dim 128; up to as many per request are one tile per head."""
 POLICIES: dict[str, tuple[str, ...]] = {
     "fa2 everywhere": (),
     "as #18364 left it": ("prefill_ragged",),
@@ -61,7 +61,7 @@ WORDS = {word: f"fa2 {word}" for word in ("slower", "same", "ambiguous", "faster
 def mode_rows(frame: pd.DataFrame, timer: str | None = None) -> pd.DataFrame:
     """Attention records that are ok and not throttled, of one timer, or of each mode's usual one.
 
-    The usual one is that of the way an engine calls a mode: in a graph for few queries a request,
+    The usual one is that of the way an engine calls a mode: in a graph for few queries per request,
     planned for eager in prefill. Columns of the frame, and `group`.
     """
     rows = pd.concat([decode_rows(frame, timer=name) for name in (GRAPH, EAGER)])
@@ -87,14 +87,14 @@ def plain(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def over(rows: pd.DataFrame, numerator: str, denominator: str) -> pd.DataFrame:
-    """`frame.over` of each timer: a row a case and timer, in the order of `GROUPS`."""
+    """`frame.over` of each timer: a row per case and timer, in the order of `GROUPS`."""
     parts = list(rows.groupby("timer")) or [(GRAPH, rows)]
     found = [frames.over(part, numerator, denominator).assign(timer=t) for t, part in parts]
     return in_order(pd.concat([part for part in found if len(part)] or found[:1]))
 
 
 def times(rows: pd.DataFrame, value: str = "run_us") -> pd.DataFrame:
-    """`frame.times` of each timer: a row a case and timer, a column a backend, in that order."""
+    """`frame.times` of each timer: a row per case and timer, a column per backend, so ordered."""
     parts = list(rows.groupby("timer")) or [(GRAPH, rows)]
     return in_order(pd.concat([frames.times(part, value).assign(timer=t) for t, part in parts]))
 
@@ -107,7 +107,7 @@ def in_order(table: pd.DataFrame) -> pd.DataFrame:
 def counted(cases: Iterable[DecodeCase | ExtendCase], limit: Ceilings) -> pd.DataFrame:
     """What each case must do, from its lengths alone: FLOPs, bytes, roof, and which bounds it.
 
-    `fa3 predicted` is the time that its schedule implies where a request is one tile a head
+    `fa3 predicted` is the time that its schedule implies where a request is one tile per head
     (`predict_fa3`; no tile of 128 rows is fuller than `full, %`); NaN for longer ones.
     """
     found = []
@@ -169,8 +169,8 @@ def exceptions(frame: pd.DataFrame) -> pd.DataFrame:
 def regrets(frame: pd.DataFrame) -> pd.DataFrame:
     """What a policy costs: its time over the better of fa2 and fa3, geometric mean over shapes.
 
-    A row a group, and `worst`, the worst shape of all; a policy's time is that of the backend that
-    it names, pinned.
+    A row per group, and `worst`, the worst shape of all; a policy's time is that of the backend
+    that it names, pinned.
     """
     table = times(plain(mode_rows(frame))).reindex(columns=["group", FA2, FA3]).dropna()
     best = table[[FA2, FA3]].min(axis=1)
@@ -184,7 +184,7 @@ def regrets(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def one_tile(frame: pd.DataFrame, limit: Ceilings, *, kv_len: int = 8192) -> pd.DataFrame:
-    """fa3 over queries a request, as long as they fit one tile: predicted and measured, us.
+    """fa3 over queries per request, as long as they fit one tile: predicted and measured, us.
 
     In a graph, 32/8 heads, page size 1, `kv_len` tokens; fa2 beside it.
     """
@@ -210,15 +210,13 @@ def shares(frame: pd.DataFrame, limit: Ceilings) -> pd.DataFrame:
 def resolved(frame: pd.DataFrame) -> pd.DataFrame:
     """What `auto` ran in each mode and how its plan was made, beside fa2 and fa3, us."""
     parts = pd.concat([mode_rows(frame, timer) for timer in (GRAPH, EAGER)])
-    if AUTO not in set(parts.backend):
-        return pd.DataFrame(columns=["mode", "mask", "planned", "ran", "auto / fa2"])
     ran = parts[parts.backend == AUTO].drop_duplicates(["case", "timer"])
     found = over(parts, AUTO, FA2).merge(ran[["case", "timer", "kernel_family"]])
     found = _with_times(found, parts)
     told = {
         "planned": found.timer.map(PLANNED),
         "ran": found.kernel_family,
-        **{name: found[name].round(1) for name in (AUTO, FA2, FA3)},
+        **found.reindex(columns=[AUTO, FA2, FA3]).round(1),
         "auto / fa2": found.ratio.round(2),
         "95 %": intervals(found),
     }
@@ -260,13 +258,10 @@ def masks(frame: pd.DataFrame) -> pd.DataFrame:
     rows = rows[(rows.backend == FA2) & (rows["mode"] == "target_verify")]
     pairs = [replace(case, mask="causal") for case in rows.case]
     rows = rows.assign(backend=rows["mask"], mask="any", case=pairs)
-    found = over(rows, "chain", "causal")
-    if found.empty:
-        return pd.DataFrame(columns=["causal", "chain", "tree", "chain / causal", "95 %"])
-    table = _with_times(found, rows)
+    table = _with_times(over(rows, "chain", "causal"), rows)
     told = {"chain / causal": table.ratio.round(2), "95 %": intervals(table)}
     sizes = ["heads", "q_len", "batch_size", "kv_len"]
-    return table[[*sizes, "causal", "chain", "tree"]].round(1).assign(**told)
+    return table.reindex(columns=[*sizes, "causal", "chain", "tree"]).round(1).assign(**told)
 
 
 def library(frame: pd.DataFrame) -> pd.DataFrame:

@@ -144,7 +144,7 @@ def by_release(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def release_summary(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row a release and wrapper: the kernels that ran, and auto / fa2 over the cases."""
+    """One row per release and wrapper: the kernels that ran, and auto / fa2 over the cases."""
     grouped = by_release(frame).groupby(["release", "backend"], sort=False)
     summary = grouped.agg(
         ran=("kernel_family", lambda names: ", ".join(sorted(set(names)))),
@@ -157,7 +157,7 @@ def release_summary(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def across_releases(frame: pd.DataFrame, backend: str) -> pd.DataFrame:
-    """Times of one backend, a column a release."""
+    """Times of one backend, a column per release."""
     rows = decode_rows(frame)
     rows = rows[rows.backend == backend]
     require_comparable(rows)

@@ -1,6 +1,6 @@
 """Tables of the measurement itself: A/A noise, timers against each other, verdicts.
 
-Frames are those of the study `measurement_trust`, a row a record.
+Frames are those of the study `measurement_trust`, a row per record.
 """
 
 from __future__ import annotations

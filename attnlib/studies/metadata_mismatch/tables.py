@@ -13,7 +13,7 @@ COLUMNS = [
 
 
 def mismatch_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """A row a mismatch that was run: splits, outcome past the guard and with it, relative error.
+    """A row per mismatch that was run: splits, outcome past the guard and with it, relative error.
 
     Splits are those of the request with the most, by the model (`plan_splits`). `overruns` says
     whether they are more than the call's buffers hold. Outcomes are measured; a missing one is

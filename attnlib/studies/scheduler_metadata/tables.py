@@ -32,7 +32,7 @@ SGLANG_SAVES_US = 215.0
 
 
 def savings(frame: pd.DataFrame, *, timer: str = "graph") -> pd.DataFrame:
-    """What a step saves, a row a case: each and once in us, saved with low and high, gain in %.
+    """What a step saves, a row per case: each and once in us, saved with low and high, gain in %.
 
     `share` is the saving over (layers - 1) x `prepare`; NaN where that kernel was not measured.
     """
@@ -85,7 +85,7 @@ def one_split_up_to(frame: pd.DataFrame) -> int:
 
 
 def kernels_per_step(frame: pd.DataFrame) -> pd.DataFrame:
-    """Kernels of a step by the trace, launches each: a row a way, number of layers and zeroing."""
+    """Launches of each kernel per step, as traced: a row per way, number of layers and zeroing."""
     found, kinds = _steps(frame, "launches")
     keys = ["layers", "way", *kinds]
     counted = found[keys].astype({name: int for name in kinds}).value_counts(sort=False)
@@ -93,7 +93,7 @@ def kernels_per_step(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def time_by_kernel(frame: pd.DataFrame, *, layers: int = 64) -> pd.DataFrame:
-    """Microseconds a step by kernel, of a trace; `sum` of them, the `step` untraced, `hidden`.
+    """Microseconds per step by kernel, of a trace; `sum` of them, the `step` untraced, `hidden`.
 
     `hidden` is sum - step: how long two kernels ran at once, less the gaps between kernels, so
     that a negative one is time in which none ran. Median over rounds; graph timer.
@@ -107,7 +107,7 @@ def time_by_kernel(frame: pd.DataFrame, *, layers: int = 64) -> pd.DataFrame:
 
 
 def accounts(frame: pd.DataFrame, *, layers: int = 64) -> pd.DataFrame:
-    """Where the saving comes from and goes, us a step: a row a case, parts that sum to `saved`.
+    """Where the saving comes from and goes, us per step: a row per case, parts that sum to `saved`.
 
     `prepare` is what its kernels took less; `zeroing` is what that kernel takes more; `hidden` is
     what ran behind other kernels and so could not be saved; `others` is attention and combine.

@@ -104,7 +104,7 @@ def counted(cases: Iterable[MlaCase], limit: Ceilings) -> pd.DataFrame:
 
 
 def against_bounds(rows: pd.DataFrame, limit: Ceilings) -> pd.DataFrame:
-    """A row a shape and design with a bound: us, bound_us, and the rates that it reaches.
+    """A row per shape and design with a bound: us, bound_us, and the rates that it reaches.
 
     `gbps` counts bytes that must be read, `tflops` matrix products of whole tiles.
     """
@@ -168,7 +168,7 @@ def reached(frame: pd.DataFrame, limit: Ceilings) -> pd.DataFrame:
 
 
 def parts(frame: pd.DataFrame) -> pd.DataFrame:
-    """FlashMLA's kernels as traced, us a call: batches of 64 and more, the medians over rounds."""
+    """FlashMLA's kernels as traced, us per call: batches of 64 and more, medians over rounds."""
     rows = sparse_rows(frame)
     rows = rows[rows.backend == FLASHMLA]
     kinds = list(dict.fromkeys(PARTS.values()))
@@ -180,7 +180,7 @@ def parts(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_heads(frame: pd.DataFrame) -> pd.DataFrame:
-    """Time by heads a GPU, and what the fewest cost of the most; shapes with all head counts."""
+    """Time by heads per GPU, and what the fewest cost of the most; shapes with all head counts."""
     rows, found = sparse_rows(frame), []
     for name in (n for n in BOTH if n in set(rows.backend)):
         wide = rows[rows.backend == name].pivot_table(
