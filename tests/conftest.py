@@ -216,7 +216,7 @@ class FakeFa3:
 def fake_fa3(monkeypatch):
     """FlashAttention-3 of the model and the oracle, as on a GPU of 132 multiprocessors."""
     fake = FakeFa3()
-    monkeypatch.setattr(library, "load", lambda: fake)
+    monkeypatch.setattr(library, "load", lambda *_: fake)
     monkeypatch.setattr(library, "has_hdim96", lambda: True)
     for module in (fa3, scheduler):
         monkeypatch.setattr(module, "sm_count", lambda device: SMS)
