@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from typing import Any
 
@@ -17,8 +18,19 @@ def describe_machine(device: str = "cuda") -> dict[str, Any]:
     """
     if device == "cpu":
         return {"gpu": "", "gpu_id": "cpu", "cpu": platform.machine(), "cores": os.cpu_count()}
-    with _Nvml() as gpu:
-        return gpu.describe()
+    with _gpu() as (nvml, handle, properties):
+        return {
+            "gpu": properties.name,
+            "gpu_id": _short_id(f"GPU-{properties.uuid}"),
+            "compute_capability": f"{properties.major}.{properties.minor}",
+            "num_sms": properties.multi_processor_count,
+            "memory_gib": round(properties.total_memory / 2**30, 1),
+            "l2_mib": round(properties.L2_cache_size / 2**20, 1),
+            "driver": nvml.nvmlSystemGetDriverVersion(),
+            "power_limit_w": nvml.nvmlDeviceGetPowerManagementLimit(handle) // 1000,
+            "max_sm_clock_mhz": nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM),
+            "cores": os.cpu_count(),
+        }
 
 
 def identify_gpu() -> dict[str, str]:
@@ -36,8 +48,14 @@ def describe_state(device: str = "cuda") -> dict[str, Any]:
     """What changes: SM and memory clocks (MHz), temperature (C), power (W), throttle reasons."""
     if device == "cpu":
         return {}
-    with _Nvml() as gpu:
-        return gpu.state()
+    with _gpu() as (nvml, handle, _):
+        return {
+            "sm_clock_mhz": nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+            "memory_clock_mhz": nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
+            "temperature_c": nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+            "power_w": nvml.nvmlDeviceGetPowerUsage(handle) // 1000,
+            "throttle_reasons": nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
+        }
 
 
 def describe_versions(distributions: Iterable[str]) -> dict[str, str]:
@@ -60,49 +78,20 @@ def _short_id(uuid: str) -> str:
     return hashlib.sha256(uuid.encode()).hexdigest()[:8]
 
 
-class _Nvml:
-    """The GPU that CUDA calls device 0, seen through NVML."""
+@contextmanager
+def _gpu() -> Iterator[tuple[Any, Any, Any]]:
+    """NVML, its handle of the GPU that CUDA calls device 0, and what torch says of that GPU."""
+    import pynvml
+    import torch
 
-    def __enter__(self) -> _Nvml:
-        import pynvml
-        import torch
-
-        if not torch.cuda.is_available():
-            raise RuntimeError(
-                "device must be 'cpu' here: no CUDA GPU (torch.cuda.is_available() is False)"
-            )
-        pynvml.nvmlInit()
-        self._nvml = pynvml
-        self._properties = torch.cuda.get_device_properties(0)
+    if not torch.cuda.is_available():
+        raise RuntimeError(
+            "device must be 'cpu' here: no CUDA GPU (torch.cuda.is_available() is False)"
+        )
+    pynvml.nvmlInit()
+    try:
+        properties = torch.cuda.get_device_properties(0)
         # CUDA_VISIBLE_DEVICES reorders devices; only the UUID names the same GPU to both.
-        self._uuid = f"GPU-{self._properties.uuid}"
-        self._handle = pynvml.nvmlDeviceGetHandleByUUID(self._uuid)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._nvml.nvmlShutdown()
-
-    def describe(self) -> dict[str, Any]:
-        nvml, handle, properties = self._nvml, self._handle, self._properties
-        return {
-            "gpu": properties.name,
-            "gpu_id": _short_id(self._uuid),
-            "compute_capability": f"{properties.major}.{properties.minor}",
-            "num_sms": properties.multi_processor_count,
-            "memory_gib": round(properties.total_memory / 2**30, 1),
-            "l2_mib": round(properties.L2_cache_size / 2**20, 1),
-            "driver": nvml.nvmlSystemGetDriverVersion(),
-            "power_limit_w": nvml.nvmlDeviceGetPowerManagementLimit(handle) // 1000,
-            "max_sm_clock_mhz": nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM),
-            "cores": os.cpu_count(),
-        }
-
-    def state(self) -> dict[str, Any]:
-        nvml, handle = self._nvml, self._handle
-        return {
-            "sm_clock_mhz": nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
-            "memory_clock_mhz": nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
-            "temperature_c": nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
-            "power_w": nvml.nvmlDeviceGetPowerUsage(handle) // 1000,
-            "throttle_reasons": nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
-        }
+        yield pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{properties.uuid}"), properties
+    finally:
+        pynvml.nvmlShutdown()

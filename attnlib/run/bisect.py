@@ -115,65 +115,6 @@ class Bisection:
         }
 
 
-@dataclass(frozen=True)
-class Rounds:
-    """The paired rounds of one backend and case: those on record and, with `measure`, new ones.
-
-    `measure(number, item)` puts a record of the item in that round into the store; None in replay.
-    """
-
-    study: str
-    machine: str
-    backend: str
-    case: Case
-    measure: Callable[[int, Item], object] | None = None
-    on_round: Callable[[str], object] | None = None
-
-    def records(self) -> list[Record]:
-        """The records of this backend and case, oldest first."""
-        mine = (self.backend, TIMER, self.case)
-        found = store.find(self.study, self.machine)
-        return [r for r in found if (r.item.backend, r.item.timer, r.item.case) == mine]
-
-    def pairs(self, reference: str, candidate: str) -> list[tuple[Record, Record]]:
-        """(reference, candidate) of every whole round of the two in which both are ok."""
-        rounds: dict[int, dict[str, Record]] = {}
-        for record in self.records():
-            rounds.setdefault(record.round, {})[record.item.release] = record
-        whole = [seen for _, seen in sorted(rounds.items()) if set(seen) == {reference, candidate}]
-        pairs = [(seen[reference], seen[candidate]) for seen in whole]
-        return [pair for pair in pairs if all(r.status == "ok" and not r.throttled for r in pair)]
-
-    def at_least(self, count: int, reference: str, candidate: str) -> list[tuple[Record, Record]]:
-        """`pairs`, of which there must be `count`: measured now where missing.
-
-        Raises RuntimeError for a release that fails, FileNotFoundError in replay for records that
-        are not there.
-        """
-        found = self.pairs(reference, candidate)
-        if len(found) < count and self.measure is None:
-            raise FileNotFoundError(
-                f"release {candidate} must have {count} rounds against {reference} on record to "
-                f"be replayed, it has {len(found)} in {self.study!r} on {self.machine!r}"
-            )
-        for _ in range(count - len(found)):
-            number = 1 + max((record.round for record in self.records()), default=-1)
-            for release in (candidate, reference) if number % 2 else (reference, candidate):
-                self._measure(number, release)
-            if self.on_round:
-                self.on_round(f"round {number}: {candidate} against {reference}")
-        return self.pairs(reference, candidate)
-
-    def _measure(self, number: int, release: str) -> None:
-        if self.measure:
-            self.measure(number, Item(self.backend, TIMER, self.case, release))
-        for record in self.records():
-            mine = (record.round, record.item.release) == (number, release)
-            if mine and record.status != "ok":
-                words = " ".join(record.reason.split())
-                raise RuntimeError(f"release {release} must run, it was {record.status}: {words}")
-
-
 def bisect(
     study: Study,
     case: Case,
@@ -201,41 +142,94 @@ def bisect(
     first, last = _in_order(good, bad)
     live, name, sweep = mode() == "live", PREFIX + study.name, Sweep(overlays=overlays or {})
     published = study.bisect_machine or study.reference_machine
-    source = Rounds(name, machine_shown(name, study.device, published), backend, case)
+    machine = machine_shown(name, study.device, published)
     if not releases and (live or overlays):
         early = any(Version(end).is_prerelease for end in (first, last))
         releases = available_releases(package, sweep.overlays, early=early)
-    known = releases or recorded_releases(source, first, last)
-    inside = tuple(releases_between(known, first, last))
+    if not releases:
+        records = _records(name, machine, backend, case)
+        releases = recorded_releases(records, first, last, where=f"{name!r} on {machine!r}")
+    inside = tuple(releases_between(releases, first, last))
     ends = (inside[0], inside[-1]) if good == first else (inside[-1], inside[0])
-    asked = Bisection(package, study.name, case, backend, *ends, inside, source.machine, rounds)
-
-    def measure(number: int, item: Item) -> None:
-        sweep.run([Job(name, number, study.device, item.release, (item,), asked.command)])
-
-    source = replace(source, measure=measure if live else None, on_round=on_round)
-    return search(asked, source, noise=noise)
+    asked = Bisection(package, study.name, case, backend, *ends, inside, machine, rounds)
+    return _Search(asked, study.device, noise, sweep if live else None, on_round).run()
 
 
-def search(asked: Bisection, source: Rounds, *, noise: float) -> Bisection:
-    """`asked` with the steps and the answer, from rounds that `source` has or measures."""
-    reference, last = asked.releases[0], asked.releases[-1]
-    steps: dict[str, Step] = {}
+@dataclass(frozen=True)
+class _Search:
+    """A bisection under way, from the rounds on record and, with a `sweep`, new ones."""
 
-    def differs(release: str) -> bool:
-        if release == reference:
-            return False
-        if release not in steps:
-            steps[release] = _step(source, asked, release, noise=noise)
-        return steps[release].verdict.word == asked.word
+    asked: Bisection
+    device: str
+    noise: float
+    sweep: Sweep | None
+    on_round: Callable[[str], object] | None
 
-    if not differs(last):
-        verdict = steps[last].verdict
-        raise ValueError(
-            f"release {last} must be {asked.word} than {reference}, it is {_words(verdict)}"
-        )
-    changed = first_changed(asked.releases, differs)
-    return replace(asked, steps=tuple(steps.values()), changed=changed)
+    def run(self) -> Bisection:
+        asked, steps = self.asked, list[Step]()
+
+        def differs(release: str) -> bool:
+            steps.append(self.step(release))
+            return steps[-1].verdict.word == asked.word
+
+        reference, last = asked.releases[0], asked.releases[-1]
+        if not differs(last):
+            words = _words(steps[0].verdict)
+            raise ValueError(f"release {last} must be {asked.word} than {reference}, it is {words}")
+        changed = first_changed(asked.releases, differs)
+        return replace(asked, steps=tuple(steps), changed=changed)
+
+    def step(self, release: str) -> Step:
+        def times(count: int) -> list[tuple[float, float]]:
+            pairs = self.at_least(count, release)
+            return [(float(np.median(a.run_us)), float(np.median(b.run_us))) for a, b in pairs]
+
+        verdict = settle(times, rounds=self.asked.rounds, noise=self.noise, name=release)
+        references, candidates = zip(*self.pairs(release), strict=True)
+        return Step(release, verdict, _families(candidates), _families(references))
+
+    def records(self) -> list[Record]:
+        asked = self.asked
+        return _records(PREFIX + asked.study, asked.machine, asked.backend, asked.case)
+
+    def pairs(self, release: str) -> list[tuple[Record, Record]]:
+        """(reference, candidate) of every whole round of the two in which both are ok."""
+        rounds: dict[int, dict[str, Record]] = {}
+        for record in self.records():
+            rounds.setdefault(record.round, {})[record.item.release] = record
+        both = (self.asked.releases[0], release)
+        whole = [seen for _, seen in sorted(rounds.items()) if set(seen) == set(both)]
+        pairs = [(seen[both[0]], seen[both[1]]) for seen in whole]
+        return [pair for pair in pairs if all(r.status == "ok" and not r.throttled for r in pair)]
+
+    def at_least(self, count: int, release: str) -> list[tuple[Record, Record]]:
+        """`pairs`, of which there must be `count`: measured now where missing."""
+        found, reference = self.pairs(release), self.asked.releases[0]
+        if len(found) >= count:
+            return found
+        if self.sweep is None:
+            raise FileNotFoundError(
+                f"release {release} must have {count} rounds against {reference} on record to be "
+                f"replayed, it has {len(found)} in {PREFIX + self.asked.study!r} on "
+                f"{self.asked.machine!r}"
+            )
+        start = 1 + max((record.round for record in self.records()), default=-1)
+        for number in range(start, start + count - len(found)):
+            for side in (release, reference) if number % 2 else (reference, release):
+                self.measure(self.sweep, number, side)
+            if self.on_round:
+                self.on_round(f"round {number}: {release} against {reference}")
+        return self.pairs(release)
+
+    def measure(self, sweep: Sweep, number: int, release: str) -> None:
+        asked = self.asked
+        item = Item(asked.backend, TIMER, asked.case, release)
+        name = PREFIX + asked.study
+        sweep.run([Job(name, number, self.device, release, (item,), asked.command)])
+        for record in self.records():
+            if (record.round, record.item) == (number, item) and record.status != "ok":
+                words = " ".join(record.reason.split())
+                raise RuntimeError(f"release {release} must run, it was {record.status}: {words}")
 
 
 def first_changed(releases: Sequence[str], differs: Callable[[str], bool]) -> str:
@@ -276,14 +270,15 @@ def settle(
         count = min(2 * len(pairs), ROUND_LIMIT)
 
 
-def recorded_releases(source: Rounds, first: str, last: str) -> list[str]:
-    """The releases that the newest search on record from `first` to `last` went through.
+def recorded_releases(records: Sequence[Record], first: str, last: str, *, where: str) -> list[str]:
+    """The releases that the newest search in `records` from `first` to `last` went through.
 
-    Raises FileNotFoundError saying which release is not on record, or that no search has both.
+    Raises FileNotFoundError saying which release is not on record `where`, or that no search has
+    both.
     """
     ends = {Version(first), Version(last)}
     seen: set[Version] = set()
-    for record in reversed(source.records()):
+    for record in reversed(records):
         asked = RELEASES.search(record.command)
         listed = asked[1].split(",") if asked else []
         seen |= set(map(Version, listed))
@@ -292,21 +287,14 @@ def recorded_releases(source: Rounds, first: str, last: str) -> list[str]:
     missing = ", ".join(map(str, sorted(ends - seen))) or f"{first} to {last}"
     have = ", ".join(map(str, sorted(seen))) or "none"
     raise FileNotFoundError(
-        f"release {missing} must be on record to be replayed, in {source.study!r} on "
-        f"{source.machine!r} are: {have}"
+        f"release {missing} must be on record to be replayed, in {where} are: {have}"
     )
 
 
-def _step(source: Rounds, asked: Bisection, release: str, *, noise: float) -> Step:
-    reference = asked.releases[0]
-
-    def times(count: int) -> list[tuple[float, float]]:
-        pairs = source.at_least(count, reference, release)
-        return [(float(np.median(a.run_us)), float(np.median(b.run_us))) for a, b in pairs]
-
-    verdict = settle(times, rounds=asked.rounds, noise=noise, name=release)
-    pairs = source.pairs(reference, release)
-    return Step(release, verdict, _families(b for _, b in pairs), _families(a for a, _ in pairs))
+def _records(study: str, machine: str, backend: str, case: Case) -> list[Record]:
+    mine = (backend, TIMER, case)
+    found = store.find(study, machine)
+    return [r for r in found if (r.item.backend, r.item.timer, r.item.case) == mine]
 
 
 def _families(records: Iterable[Record]) -> str:

@@ -21,7 +21,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..kinds.cases import Case
@@ -86,7 +86,7 @@ def share_out(jobs: list[Job], on_record: dict[str, Counter[Case]]) -> list[tupl
     for job in jobs:
         for gpu_id in load:
             items = tuple(i for i in job.items if i.case is None or home[i.case] == gpu_id)
-            shares += [(gpu_id, job.with_items(items))] if items else []
+            shares += [(gpu_id, replace(job, items=items))] if items else []
     return shares
 
 

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,41 +48,26 @@ class Job:
     items: tuple[Item, ...]
     command: str = ""
 
-    def with_items(self, items: tuple[Item, ...]) -> Job:
-        """The same job with fewer items."""
-        return replace(self, items=items)
-
     def id_of(self, item: Item, machine: dict[str, Any]) -> str:
         """The id of the item's record on a machine."""
         return record_id(self.study, self.round, item, machine["gpu_id"])
 
 
-def never() -> bool:
-    """The `stop` of what is not to be stopped."""
-    return False
-
-
 @dataclass(frozen=True)
 class Watch:
-    """What goes on beside a job.
+    """What goes on beside a job: `on_done` is told how many more items are done.
 
-    `on_done` is told how many more items are done. `stop` is asked all the time: once it says so,
-    the worker is killed, a half line is set aside, and StoppedError raised. The item that was being
-    measured has no record: it did not fail. `held` are file descriptors of locks that the workers
-    hold too, should they outlive us.
+    `stop` is asked all the time: once it says so, the worker is killed, a half line is set aside,
+    and StoppedError raised. The item that was being measured has no record: it did not fail.
+    `held` are file descriptors of locks that the workers hold too, should they outlive us.
     """
 
     on_done: Callable[[int], object] = lambda count: None
-    stop: Callable[[], bool] = never
+    stop: Callable[[], bool] | None = None
     held: tuple[int, ...] = ()
 
 
-UNWATCHED = Watch()
-
-
-def run_job(
-    job: Job, machine: dict[str, Any], overlay: Path | None, watch: Watch = UNWATCHED
-) -> None:
+def run_job(job: Job, machine: dict[str, Any], overlay: Path | None, watch: Watch) -> None:
     """Run `job` to its end, in as many processes as it takes; one record per item, always."""
     left = list(enumerate(job.items))
     while left:
@@ -108,9 +93,11 @@ def _run_process(
         progress, log = Path(scratch, "progress"), Path(scratch, "log")
         progress.touch()
         path = Path(scratch, "job.json")
-        path.write_text(json.dumps(_job_form(job, left, progress)))
+        form = {name: getattr(job, name) for name in ("study", "round", "device")}
+        form |= {"command": repeat_command(job), "progress": str(progress)}
+        form |= {"items": [(number, item.to_dict()) for number, item in left]}
+        path.write_text(json.dumps(form))
         command = [sys.executable, "-m", "attnlib.run.worker", "--end-with-stdin", str(path)]
-        environment = worker_environment(overlay)
         with (
             log.open("wb") as out,
             subprocess.Popen(
@@ -118,7 +105,7 @@ def _run_process(
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env=environment,
+                env=worker_environment(overlay),
                 pass_fds=watch.held,
             ) as process,
         ):
@@ -132,17 +119,16 @@ def _wait(process: subprocess.Popen[bytes], progress: Path, watch: Watch) -> str
     seen, last = 0, time.monotonic()
     while process.poll() is None:
         time.sleep(POLL_S)
-        if watch.stop():
-            process.kill()
-            process.wait()
-            raise StoppedError
+        stopped = watch.stop and watch.stop()
         count = len(_read_progress(progress)[0])
-        if count > seen:
+        if count > seen and not stopped:
             watch.on_done(count - seen)
             seen, last = count, time.monotonic()
-        if time.monotonic() - last > ITEM_TIMEOUT_S:
+        if stopped or time.monotonic() - last > ITEM_TIMEOUT_S:
             process.kill()
             process.wait()
+            if stopped:
+                raise StoppedError
             return f"timeout after {ITEM_TIMEOUT_S:.0f} s"
     watch.on_done(len(_read_progress(progress)[0]) - seen)
     code = process.returncode
@@ -158,17 +144,6 @@ def _read_progress(progress: Path) -> tuple[set[int], int | None]:
         if word == "done":
             done.add(int(number))
     return done, started
-
-
-def _job_form(job: Job, left: list[tuple[int, Item]], progress: Path) -> dict[str, Any]:
-    return {
-        "study": job.study,
-        "round": job.round,
-        "device": job.device,
-        "command": repeat_command(job),
-        "items": [(number, item.to_dict()) for number, item in left],
-        "progress": str(progress),
-    }
 
 
 def repeat_command(job: Job) -> str:

@@ -39,10 +39,14 @@ def encode(records: Sequence[Record]) -> bytes:
 
     if not records:
         raise ValueError("records must be at least one to be published, got none")
-    rows = [_flat(record.to_form()) for record in records]
+    rows = [record.to_form() for record in records]
+    for row in rows:
+        for group in MEMBERS:
+            members = row.pop(group) or {}
+            row |= {f"{group}.{member}": value for member, value in members.items()}
     types = _arrow_types()
-    members = sorted({name for row in rows for name in row} - set(types))
-    columns = {name: [row.get(name) for row in rows] for name in (*types, *members)}
+    others = sorted({name for row in rows for name in row} - set(types))
+    columns = {name: [row.get(name) for row in rows] for name in (*types, *others)}
     try:
         table = pa.table({n: pa.array(column, types.get(n)) for n, column in columns.items()})
     except pa.ArrowException as error:
@@ -98,14 +102,6 @@ def _arrow_types() -> dict[str, pa.DataType]:
     named = {each.name: str(each.type) for each in (*fields(Record), *fields(Item))}
     ours = {name: arrow[kind] for name, kind in named.items() if name not in ("item", *MEMBERS)}
     return {"id": pa.string(), **ours}
-
-
-def _flat(form: dict[str, Any]) -> dict[str, Any]:
-    """A record's form with a column per member of its dicts."""
-    flat = {name: value for name, value in form.items() if name not in MEMBERS}
-    for name in MEMBERS:
-        flat |= {f"{name}.{member}": value for member, value in (form[name] or {}).items()}
-    return flat
 
 
 def _forms(table: pa.Table) -> Iterator[dict[str, Any]]:

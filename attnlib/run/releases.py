@@ -191,9 +191,11 @@ def _install(requirement: str, target: Path) -> Path:
         # Not a resolver's job: --no-deps, or an old release would bring its own torch.
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
         wanted = [requirement, *COMPANIONS.get(distribution, ())]
+        folder = wheel_folder()
+        sources = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder)} if folder else {}
         done = subprocess.run(
             [*command, "--target", f"{scratch}/site", *wanted],
-            env={**os.environ, **_pip_sources()},
+            env={**os.environ, **sources},
             capture_output=True,
             text=True,
         )
@@ -206,8 +208,3 @@ def _install(requirement: str, target: Path) -> Path:
             if not target.is_dir():
                 raise
     return target
-
-
-def _pip_sources() -> dict[str, str]:
-    folder = wheel_folder()
-    return {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder)} if folder else {}

@@ -199,13 +199,15 @@ def provenance(study: str, machine: str) -> dict[str, Any]:
     files = [each(study, machine) for each in (published_path, journal_path)]
     files = [path for path in files if path.exists() and path.stat().st_size]
     days = sorted(record.started_at[:10] for record in records)
+    names = sorted({name for record in records for name in record.versions})
+    seen = {name: {r.versions[name] for r in records if name in r.versions} for name in names}
     return {
         "study": study,
         "file": ", ".join(path.relative_to(data_root().parent).as_posix() for path in files),
         "sha256": ", ".join(hashlib.sha256(path.read_bytes()).hexdigest() for path in files),
         "records": len(records),
         "machine": records[-1].machine,
-        "versions": _versions_seen(records),
+        "versions": {name: sorted(versions) for name, versions in seen.items()},
         "measured": days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}",
         "commands": sorted({record.command for record in records}),
     }
@@ -253,7 +255,7 @@ def _stat(path: Path) -> os.stat_result | None:
 
 @lru_cache(maxsize=64)
 def _decoded(path: Path, machine: str, stamp: tuple[object, ...]) -> tuple[Record, ...]:
-    """The records of a published file, parsed once per process; a later file has another stamp."""
+    # Parsed once per process; a later file has another stamp.
     try:
         records = parquet.decode(path.read_bytes())
         for row, record in enumerate(records):
@@ -361,11 +363,3 @@ def _row(record: Record) -> dict[str, Any]:
 def _heads(case: Case | None) -> str | None:
     decode = case.decode if isinstance(case, StepCase) else case
     return decode.spec.heads if isinstance(decode, DecodeCase | MlaCase | ExtendCase) else None
-
-
-def _versions_seen(records: list[Record]) -> dict[str, list[str]]:
-    seen: dict[str, set[str]] = {}
-    for record in records:
-        for name, version in record.versions.items():
-            seen.setdefault(name, set()).add(version)
-    return {name: sorted(versions) for name, versions in sorted(seen.items())}

@@ -1,9 +1,7 @@
 """A study: grids of cases x backends x releases x timers, in rounds; measured once, then loaded.
 
-`load_or_measure(study)` is what notebooks call. In replay mode it loads the records of the
-machine that the study was published from. In live mode it first measures what is missing on this
-GPU, each (round, release) in a fresh subprocess; odd rounds run in reverse order, so that a drift
-of the GPU does not favour one side (A B B A).
+Each (round, release) has a fresh process; odd rounds run in reverse order, so that a drift of the
+GPU does not favour one side (A B B A).
 
 `ATTNLIB_MODE` = auto (live where torch sees a CUDA GPU, else replay) | live | replay.
 """
@@ -17,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +24,7 @@ from ..core.backends.table import COMPARED
 from ..kinds.cases import Case
 from ..kinds.item import Item
 from . import store
-from .jobs import Job, Watch, never, run_job, worker_environment
+from .jobs import Job, Watch, run_job, worker_environment
 from .lock import hold_gpu
 from .record import machine_slug
 from .releases import overlay_for
@@ -185,7 +183,7 @@ class Sweep:
     overlays: dict[str, Path] = field(default_factory=dict)
     retry: bool = False
     progress: Any = None
-    stop: Callable[[], bool] = never
+    stop: Callable[[], bool] | None = None
 
     def measure(self, study: Study) -> int:
         """Measure what `study` lacks; returns how many items were measured.
@@ -247,7 +245,7 @@ class Sweep:
         left = []
         for job in jobs:
             items = tuple(item for item in job.items if job.id_of(item, machine) not in have)
-            left += [job.with_items(items)] if items else []
+            left += [replace(job, items=items)] if items else []
         return left
 
 

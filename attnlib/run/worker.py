@@ -51,10 +51,14 @@ class Worker:
         before = describe_state(self.device)
         started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         try:
-            found = self._subject(item).measure(item)
+            cls = subject_class(item.case)
+            if cls not in self._subjects:
+                self._subjects[cls] = cls(Bench(self.device, self.machine, self.versions))
+            found = self._subjects[cls].measure(item)
         except Exception as error:
-            status = "crashed" if _context_lost(error) else "error"
-            found = {"status": status, "reason": _reason(error)}
+            # These leave the CUDA context unusable; an out-of-memory error does not.
+            lost = "CUDA error" in str(error) or type(error).__name__ == "AcceleratorError"
+            found = {"status": "crashed" if lost else "error", "reason": _reason(error)}
         return Record(
             study=self.job["study"],
             round=self.job["round"],
@@ -67,12 +71,6 @@ class Worker:
             state_after=describe_state(self.device),
             **found,
         )
-
-    def _subject(self, item: Item) -> Subject:
-        cls = subject_class(item.case)
-        if cls not in self._subjects:
-            self._subjects[cls] = cls(Bench(self.device, self.machine, self.versions))
-        return self._subjects[cls]
 
 
 def run_job(path: Path) -> int:
@@ -98,11 +96,6 @@ def _reason(error: Exception) -> str:
     if complaint is None or complaint[0].strip() in told:
         return told
     return f"{told} ... {complaint[0].strip()[:REASON_LENGTH]}"
-
-
-def _context_lost(error: Exception) -> bool:
-    # These leave the CUDA context unusable; an out-of-memory error does not.
-    return "CUDA error" in str(error) or type(error).__name__ == "AcceleratorError"
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -35,10 +35,6 @@ MAX_POSITIONAL = 5
 MAX_COMMENT_SHARE = 0.12
 MAY_PRINT = re.compile(r"attnlib/(cli|__main__|run/worker)\.py")
 
-# "path" or "path::function" -> (its own limit, why it may): a dated debt, not a habit.
-FILE_EXCEPTIONS: dict[str, tuple[int, str]] = {}
-FUNCTION_EXCEPTIONS: dict[str, tuple[int, str]] = {}
-
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -66,9 +62,7 @@ def is_launcher(function: Function) -> bool:
     return any(name.endswith("_kernel") for name in launched)
 
 
-def line_limit(name: str, function: Function) -> int:
-    if name in FUNCTION_EXCEPTIONS:
-        return FUNCTION_EXCEPTIONS[name][0]
+def line_limit(function: Function) -> int:
     return MAX_LINES_TRITON if is_kernel(function) or is_launcher(function) else MAX_LINES
 
 
@@ -101,7 +95,7 @@ def test_half_of_the_functions_fit_in_ten_lines_and_nine_in_ten_in_thirty():
 
 
 def test_no_function_is_longer_than_its_limit():
-    found = [(name, code_lines(f), line_limit(name, f)) for name, f in every_function()]
+    found = [(name, code_lines(f), line_limit(f)) for name, f in every_function()]
     assert [each for each in found if each[1] > each[2]] == []
 
 
@@ -124,14 +118,7 @@ def test_rooms_and_folders_stay_few_and_small():
 
 
 def test_no_module_is_longer_than_its_limit():
-    limits = {name: FILE_EXCEPTIONS.get(name, (MAX_FILE_LINES,))[0] for name in MODULES}
-    assert {name: n for name, n in LENGTHS.items() if n > limits[name]} == {}
-
-
-def test_an_exception_names_something_that_exists_and_says_why():
-    known = {*MODULES, *(name for name, _ in every_function())}
-    exceptions = FILE_EXCEPTIONS | FUNCTION_EXCEPTIONS
-    assert [name for name, (_, why) in exceptions.items() if name not in known or not why] == []
+    assert {name: n for name, n in LENGTHS.items() if n > MAX_FILE_LINES} == {}
 
 
 def test_a_function_takes_at_most_five_positional_arguments():

@@ -133,7 +133,7 @@ def test_a_record_of_a_death_says_how_and_names_machine_time_command_and_no_fold
 
 
 def test_a_lost_context_costs_its_item_and_the_rest_goes_on_in_a_new_process(run) -> None:
-    run_job(job_of("lost", CONTEXT_LOST, 16), MACHINE, run.faults)
+    run_job(job_of("lost", CONTEXT_LOST, 16), MACHINE, run.faults, Watch())
     assert statuses_of("lost") == {CONTEXT_LOST: "crashed", 16: "ok"}
 
 
@@ -143,7 +143,7 @@ def test_running_out_of_memory_costs_its_item_and_not_even_the_process(run, monk
     monkeypatch.setattr(
         jobs.subprocess, "Popen", lambda *a, **k: started.append(a) or popen(*a, **k)
     )
-    run_job(job_of("memory", 16, OUT_OF_MEMORY, 32), MACHINE, run.faults)
+    run_job(job_of("memory", 16, OUT_OF_MEMORY, 32), MACHINE, run.faults, Watch())
     assert statuses_of("memory") == {16: "ok", OUT_OF_MEMORY: "error", 32: "ok"}
     reason = records_of("memory")[OUT_OF_MEMORY].reason
     assert reason.startswith("OutOfMemoryError: CUDA out of memory. Tried")
@@ -153,7 +153,7 @@ def test_running_out_of_memory_costs_its_item_and_not_even_the_process(run, monk
 def test_a_worker_killed_while_it_writes_costs_its_item_and_no_other(run) -> None:
     machine = run.records[16].machine_slug
     here = {**MACHINE, "cpu": machine.removeprefix("cpu-")}
-    run_job(job_of("torn", 16, TORN, 32), here, run.faults)
+    run_job(job_of("torn", 16, TORN, 32), here, run.faults, Watch())
     assert statuses_of("torn") == {16: "ok", TORN: "crashed", 32: "ok"}
     assert b"calls_per_sam" in store.torn_path("torn", machine).read_bytes()
 
@@ -199,13 +199,13 @@ def test_a_worker_does_not_outlive_the_sweep_that_started_it(run, data) -> None:
 def test_a_worker_that_cannot_even_start_is_an_error_and_no_record(tmp_path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import os; os.write(2, b'broken'); os._exit(3)")
     with pytest.raises(RuntimeError, match="died before its first item: exit status 3; broken"):
-        run_job(job_of("demo", 16), MACHINE, tmp_path)
+        run_job(job_of("demo", 16), MACHINE, tmp_path, Watch())
     assert store.machines("demo") == []
 
 
 def test_a_job_without_items_starts_no_process(monkeypatch) -> None:
     monkeypatch.setattr(jobs.subprocess, "Popen", lambda *a, **k: pytest.fail("started"))
-    run_job(job_of("demo"), MACHINE, None)
+    run_job(job_of("demo"), MACHINE, None, Watch())
 
 
 def test_the_command_of_a_record_is_the_jobs_own_or_quotes_the_studys_name() -> None:

@@ -60,7 +60,7 @@ def attend_extend(
 ) -> torch.Tensor:
     """Output [rows, num_qo_heads, head_dim] float64 of `q` over `kv`, both as in `extend`.
 
-    With `probs_dtype` the unnormalised probabilities are rounded to it, as in `reference.attend`.
+    With `probs_dtype` the unnormalised probabilities are rounded to it, as for decode.
     """
     require_inputs(q, kv, batch.paged, rows=batch.rows)
     out = torch.empty(q.shape, dtype=torch.float64, device=q.device)

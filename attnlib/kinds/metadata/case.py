@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import ClassVar
 
 from ...core.spec import LENGTHS, require_int, require_page_size, require_word
@@ -49,12 +49,7 @@ class MetadataCase(NamedCase):
     @property
     def label(self) -> str:
         """A short name for tables and progress bars."""
-        usual = MetadataCase(self.builder, self.batch_size, self.page_size, self.max_ctx)
-        said = ("builder", "batch_size", "page_size", "max_ctx")
-        rest = [
-            f" {f.name} {getattr(self, f.name)}"
-            for f in fields(self)
-            if f.name not in said and getattr(self, f.name) != getattr(usual, f.name)
-        ]
+        values = [(f, getattr(self, f.name)) for f in fields(self)]
+        odd = [f" {f.name} {value}" for f, value in values if f.default not in (MISSING, value)]
         head = f"{self.builder} batch {self.batch_size} page {self.page_size} ctx {self.max_ctx}"
-        return head + "".join(rest)
+        return head + "".join(odd)

@@ -101,7 +101,7 @@ def attend_mla(
 ) -> torch.Tensor:
     """Output [bs, num_qo_heads, 512] float64 of `q` over `cache`, both as in `mla`.
 
-    With `probs_dtype` the unnormalised probabilities are rounded to it, as in `reference.attend`.
+    With `probs_dtype` the unnormalised probabilities are rounded to it, as for decode.
     """
     require_latent_inputs(q, cache, batch)
     rows = []
