@@ -3,12 +3,11 @@
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 from hypothesis import settings
@@ -25,7 +24,6 @@ from attnlib.core.batch import DecodeBatch, PagedKV
 from attnlib.core.schedule import fa3 as scheduler
 from attnlib.core.schedule import library, splits
 from attnlib.core.spec import AttnSpec
-from attnlib.kinds.cost import Ceilings
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.decode.measure import attend
 from attnlib.kinds.item import Item
@@ -56,7 +54,7 @@ settings.load_profile("repeatable")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def own_temporary_folder(tmp_path_factory):
     """Locks of GPUs lie in the temporary folder: parallel test runs must not exclude each other."""
     folder = tmp_path_factory.mktemp("temporary")
     with pytest.MonkeyPatch.context() as patch:
@@ -66,7 +64,7 @@ def own_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
 
 
 @pytest.fixture(autouse=True)
-def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def data(tmp_path, monkeypatch):
     """The test's own data folder; the published records need `delenv("ATTNLIB_DATA")`."""
     monkeypatch.setenv("ATTNLIB_DATA", str(tmp_path / "data"))
     for name in SWITCHES:
@@ -75,7 +73,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def closed_figures() -> Iterator[None]:
+def closed_figures():
     """Figures that a test leaves open are closed: matplotlib warns of many, and we would fail."""
     yield
     if pyplot := sys.modules.get("matplotlib.pyplot"):
@@ -83,32 +81,32 @@ def closed_figures() -> Iterator[None]:
 
 
 @pytest.fixture
-def published_records(monkeypatch: pytest.MonkeyPatch) -> None:
+def published_records(monkeypatch):
     """The committed records, replayed, in place of the test's own data folder."""
     monkeypatch.delenv("ATTNLIB_DATA", raising=False)
     monkeypatch.setenv("ATTNLIB_MODE", "replay")
 
 
 @pytest.fixture
-def frame(published_records: None) -> pd.DataFrame:
+def frame(published_records):
     """The published regression study, a row per record."""
     return store.load("fa3_decode_regression", REFERENCE_MACHINE)
 
 
 @pytest.fixture
-def limit(frame: pd.DataFrame) -> Ceilings:
+def limit(frame):
     """The ceilings of the published regression study."""
     return rows.ceilings(frame)
 
 
 @pytest.fixture
-def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_gpu(monkeypatch):
     """No CUDA GPU, even where there is one."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
 
 
 @pytest.fixture
-def make_record() -> Callable[..., Record]:
+def make_record():
     """A right record, less what the overrides change; a status other than ok takes its times."""
 
     def make(**overrides: Any) -> Record:
@@ -164,9 +162,7 @@ class InstantJobs:
 
 
 @pytest.fixture
-def instant_jobs(
-    make_record: Callable[..., Record], monkeypatch: pytest.MonkeyPatch
-) -> InstantJobs:
+def instant_jobs(make_record, monkeypatch):
     """`Sweep.measure` without processes, on a CPU called `cpu-test64`."""
     jobs = InstantJobs(make_record)
     monkeypatch.setattr(study, "run_job", jobs.run)
@@ -218,9 +214,7 @@ class FakeFa3:
         plan = splits.plan_splits(facts, seq_lens.numpy(), q_lens)
         return torch.from_numpy(words_of(plan).values)
 
-    def flash_attn_with_kvcache(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, **options: Any
-    ) -> torch.Tensor:
+    def flash_attn_with_kvcache(self, q, k_cache, v_cache, **options):
         self.launched.append(options)
         dtype = str(q.dtype).removeprefix("torch.")
         spec = AttnSpec(q.shape[2], k_cache.shape[2], q.shape[3], k_cache.shape[1], dtype)
@@ -231,10 +225,10 @@ class FakeFa3:
 
 
 @pytest.fixture
-def fake_fa3(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeFa3]:
+def fake_fa3(monkeypatch):
     """FlashAttention-3 of the model and the oracle, as on a GPU of 132 multiprocessors."""
     fake = FakeFa3()
-    monkeypatch.setattr(library, "load", lambda: fake)
+    monkeypatch.setattr(library, "load", lambda *_: fake)
     monkeypatch.setattr(library, "has_hdim96", lambda: True)
     for module in (fa3, scheduler):
         monkeypatch.setattr(module, "sm_count", lambda device: SMS)

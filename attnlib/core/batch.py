@@ -1,20 +1,12 @@
-"""What a decode step attends over, with every shape documented here, once.
-
-| noun | what it is |
-|---|---|
-| `DecodeBatch` | one step's lengths and page tables on a device |
-| `PagedKV` | the paged cache, k_cache and v_cache [num_pages, page_size, num_kv_heads, head_dim] |
-"""
+"""What a decode step attends over: a cache of pages, and the lengths and page tables of a step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from .spec import AttnSpec, require_int
+import torch
 
-if TYPE_CHECKING:
-    import torch
+from .spec import AttnSpec, require_between, require_int
 
 
 @dataclass(frozen=True)
@@ -76,15 +68,16 @@ class DecodeBatch:
         shape or dtype, a length below 1 or beyond the page table, a negative live page.
         """
         lens = seq_lens.detach().cpu()
-        _require_table("seq_lens", lens, ndim=1)
-        _require_table("page_table", page_table, ndim=2)
-        _require_lengths(spec, lens, page_table)
-        device = page_table.device
+        require_tensor("page_table", page_table, (None, None), "int32")
+        (bs, columns), device = page_table.shape, page_table.device
+        require_tensor("seq_lens", lens, (max(1, bs),), "int32")
+        why = " (page_table columns x page_size)"
+        require_between("seq_lens", lens, 1, columns * spec.page_size, why)
         pages = (lens + spec.page_size - 1) // spec.page_size
         kv_indptr = lens.new_zeros(lens.shape[0] + 1)
         kv_indptr[1:] = pages.cumsum(0)
-        columns = page_table.new_ones(page_table.shape).cumsum(1) - 1
-        kv_indices = page_table[columns < pages.to(device)[:, None]].contiguous()
+        live = torch.arange(columns, device=device) < pages.to(device)[:, None]
+        kv_indices = page_table[live].contiguous()
         if kv_indices.min().item() < 0:
             raise ValueError(
                 f"page_table must hold pages >= 0 in live columns, got {kv_indices.min().item()}"
@@ -105,31 +98,30 @@ class DecodeBatch:
         return DecodeBatch.build(self.spec, lens, self.page_table.repeat_interleave(q_len, 0))
 
 
-def require_tensor(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: str) -> None:
-    """ValueError unless `tensor`, called `name`, has this shape and torch dtype name."""
-    if tuple(tensor.shape) != shape or str(tensor.dtype) != f"torch.{dtype}":
+def require_tensor(
+    name: str,
+    tensor: object,
+    shape: tuple[int | None, ...],
+    *dtypes: str,
+    contiguous: bool = False,
+) -> None:
+    """Raise unless `tensor` has this shape (None is any size) and one of these torch dtypes.
+
+    ValueError; TypeError for what is no tensor.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+    sizes, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+    fits = len(sizes) == len(shape) and all(
+        want in (None, have) for want, have in zip(shape, sizes, strict=True)
+    )
+    if dtype not in dtypes or not fits:
+        form = ", ".join("any" if size is None else str(size) for size in shape)
         raise ValueError(
-            f"{name} must be {list(shape)} {dtype}, got {list(tensor.shape)} {tensor.dtype}"
+            f"{name} must be [{form}] {' or '.join(dtypes)}, got {list(sizes)} {dtype}"
         )
-
-
-def _require_table(name: str, tensor: torch.Tensor, *, ndim: int) -> None:
-    if tensor.ndim != ndim or str(tensor.dtype) != "torch.int32":
+    if contiguous and not tensor.is_contiguous():
         raise ValueError(
-            f"{name} must be a {ndim}-d int32 tensor, got {tensor.ndim}-d {tensor.dtype}"
-        )
-
-
-def _require_lengths(spec: AttnSpec, lens: torch.Tensor, page_table: torch.Tensor) -> None:
-    bs, capacity = page_table.shape[0], page_table.shape[1] * spec.page_size
-    if lens.shape[0] < 1 or lens.shape[0] != bs:
-        raise ValueError(
-            "seq_lens must have one entry for each of page_table's rows, at least one, "
-            f"got {lens.shape[0]} for {bs} rows"
-        )
-    low, high = int(lens.min()), int(lens.max())
-    if low < 1 or high > capacity:
-        raise ValueError(
-            f"seq_lens must lie in 1..{capacity} (page_table columns x page_size), "
-            f"got {low}..{high}"
+            f"{name} must be contiguous (a copy would not be the caller's buffer), "
+            f"got strides {tensor.stride()} for shape {sizes}"
         )

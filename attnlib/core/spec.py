@@ -13,6 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+INT32_MAX = 2**31 - 1
 ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 FP8_OUT_DTYPE = "bfloat16"
 LENGTHS = ("fixed", "ragged", "skewed")
@@ -49,11 +50,7 @@ class AttnSpec:
         object.__setattr__(self, "kv_dtype", self.kv_dtype or self.dtype)
         for name in ("num_qo_heads", "num_kv_heads", "head_dim"):
             require_int(name, getattr(self, name))
-        if self.num_qo_heads % self.num_kv_heads:
-            raise ValueError(
-                f"num_qo_heads must be a multiple of num_kv_heads ({self.num_kv_heads}), "
-                f"got {self.num_qo_heads}"
-            )
+        require_groups(self.num_qo_heads, self.num_kv_heads)
         require_page_size(self.page_size)
         for name in ("dtype", "kv_dtype"):
             require_word(name, getattr(self, name), ELEMENT_BYTES)
@@ -120,10 +117,18 @@ class MlaSpec:
         return f"{self.num_qo_heads}/1"
 
 
-def require_int(name: str, value: Any, *, least: int = 1) -> None:
-    """ValueError unless `value` is an integer, no bool, and at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
+def require_int(name: str, value: Any, *, least: int = 1, most: int = INT32_MAX) -> None:
+    """ValueError unless `value` is an integer, no bool, in least..most."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        span = f">= {least}" if most == INT32_MAX else f"in {least}..{most}"
+        raise ValueError(f"{name} must be an integer {span}, got {value!r}")
+
+
+def require_between(name: str, values: Any, least: int, most: int, why: str = "") -> None:
+    """ValueError unless all of `values`, an array or a tensor, lie in least..most."""
+    low, high = int(values.min()), int(values.max())
+    if low < least or high > most:
+        raise ValueError(f"{name} must lie in {least}..{most}{why}, got {low}..{high}")
 
 
 def require_word(name: str, value: Any, words: Collection[str]) -> None:
@@ -137,3 +142,11 @@ def require_page_size(value: Any) -> None:
     require_int("page_size", value)
     if value & (value - 1):
         raise ValueError(f"page_size must be a power of two, got {value}")
+
+
+def require_groups(num_qo_heads: int, num_kv_heads: int) -> None:
+    """ValueError unless every KV head serves as many query heads."""
+    if num_qo_heads % num_kv_heads:
+        raise ValueError(
+            f"num_qo_heads must be a multiple of num_kv_heads ({num_kv_heads}), got {num_qo_heads}"
+        )

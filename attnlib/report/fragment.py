@@ -87,8 +87,9 @@ def _fold_code(soup: BeautifulSoup) -> None:
         lines = [line for line in area.get_text().splitlines() if line.strip()]
         calls = [line.strip() for line in lines if not line.startswith(("plt.show", " ", ")"))]
         details, summary = soup.new_tag("details", attrs={"class": "code"}), soup.new_tag("summary")
-        summary.append("code: ")
-        summary.append(_with_text(soup, "code", calls[-1] if calls else ""))
+        shown = soup.new_tag("code")
+        shown.string = calls[-1] if calls else ""
+        summary.extend(["code: ", shown])
         area.wrap(details)
         details.insert(0, summary)
 
@@ -172,9 +173,3 @@ def _split(soup: BeautifulSoup, anchor: str) -> Fragment:
     if bold and bold.parent:
         bold.parent["class"] = "finding"
     return Fragment(question, bold.decode_contents() if bold else "", str(soup))
-
-
-def _with_text(soup: BeautifulSoup, name: str, text: str) -> Tag:
-    element = soup.new_tag(name)
-    element.string = text
-    return element

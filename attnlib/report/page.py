@@ -44,11 +44,6 @@ class Page:
         return self.anchor.split("_")[0]
 
     @property
-    def question(self) -> str:
-        """The notebook's question, as text."""
-        return self.fragment.question
-
-    @property
     def on_record(self) -> list[Shown]:
         """Those of its studies that have records."""
         return [study for study in self.shown if study.on_record]
@@ -64,11 +59,15 @@ def render_page(
     pages: Sequence[Page], checked: Sequence[CheckedClaim], studies: Iterable[Shown], *, part: str
 ) -> str:
     """The whole HTML document; `part` says which notebooks these are, if not all."""
+    from pygments.formatters import HtmlFormatter
+
+    own = (TEMPLATES / "page.css").read_text(encoding="utf-8")
+    highlight = HtmlFormatter(style="default").get_style_defs(".highlight")
     by_source = groupby(checked, key=lambda each: each.claim.source)
     return render(
         "page.html",
         title=TITLE,
-        style=Markup(_style()),
+        style=Markup(f"{own}{cards.STYLE}{highlight}"),
         part=part,
         mode=MODES[mode()],
         pages=pages,
@@ -87,10 +86,3 @@ def claims_tally(checked: Iterable[CheckedClaim]) -> str:
     """How many claims got which verdict, most first: `40 open, 10 confirmed, ...`."""
     counted = Counter(claim.finding.verdict for claim in checked).most_common()
     return ", ".join(f"{count} {verdict}" for verdict, count in counted)
-
-
-def _style() -> str:
-    from pygments.formatters import HtmlFormatter
-
-    own = (TEMPLATES / "page.css").read_text(encoding="utf-8")
-    return f"{own}{cards.STYLE}{HtmlFormatter(style='default').get_style_defs('.highlight')}"

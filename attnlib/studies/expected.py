@@ -19,6 +19,7 @@ from ..kinds.cases import Case
 from ..run.frame import good_rows, release_order
 from . import STUDIES
 from .evidence import (
+    CONFIRMED,
     REFUTED,
     Finding,
     Judged,
@@ -32,8 +33,8 @@ from .evidence import (
     together,
 )
 
-WORDS = ("slower", "faster", "same", "about")
-LISTS = ("backend", "release", "expect")
+WORDS = ("slower", "faster", "same", "about", "any")
+LISTS = ("cases", "backend", "release", "expect")
 TOLD = ("figure", "where", "near", "count", "counts", "slower", "faster", "same", "held")
 """What `says` may name."""
 
@@ -43,14 +44,15 @@ class Expected:
     """A check of one claim; the fields are those of data/README.md."""
 
     study: str
-    cases: str
+    cases: tuple[str, ...]
     backend: tuple[str, ...]
     says: str
     release: tuple[str, ...] = ("",)
     expect: tuple[str, ...] = ()
     over: str = ""
     somewhere: bool = False
-    pinned: str = ""
+    timer: str = "graph"
+    pinned: dict[str, str] = field(default_factory=dict)
     ran: dict[str, str] = field(default_factory=dict)
     kernel: str = ""
 
@@ -72,14 +74,15 @@ class Expected:
 
     def find(self, frame: pd.DataFrame, figure: float | None) -> Finding:
         """What the study's records say; MissingRecordsError where one lacks."""
-        cases = _cases(self.study)[self.cases]
+        known = _cases(self.study)
+        cases = [case for name in self.cases for case in known[name]]
         if self.expect:
-            parts = (judge_cases(frame, cases, pair) for pair in self.pairs)
+            parts = (judge_cases(frame, cases, pair, timer=self.timer) for pair in self.pairs)
             return self._of_times(together(parts), frame, figure)
         if self.ran:
             rows = ran_rows(frame, cases, self.backend[0], [*self.ran])
-            known = rows.release.map(lambda release: self.ran[release].split(" or "))
-            holds = [ran in families for ran, families in zip(rows["ran"], known, strict=True)]
+            both = zip(rows["ran"], rows.release, strict=True)
+            holds = [ran in self.ran[release].split(" or ") for ran, release in both]
             return counted(rows, holds, self.says, _families(rows))
         sides = [side for side, _ in self.pairs]
         rows = good_rows(needed(of_sides(frame, *sides), cases, sides))
@@ -91,6 +94,7 @@ class Expected:
         told: dict[str, Any] = {name: judged.count(name) for name in ("slower", "faster", "same")}
         told |= {"count": len(judged.verdicts), "counts": judged.counts}
         word = (judged.somewhere if self.somewhere else judged.vote)(*self.expect)
+        word = CONFIRMED if self.expect == ("any",) else word
         if figure is not None:
             inside = judged.ratios.min() <= figure <= judged.ratios.max()
             told |= {"figure": f"{figure:g}", "where": "inside" if inside else "outside"}
@@ -98,8 +102,8 @@ class Expected:
         if figure is not None and self.needs_figure:
             word = figure_word(judged.ratios.tolist(), figure)
         if self.pinned:
-            rows = frame[frame.id.isin(judged.records) & (frame.backend == self.over)]
-            held = int((rows.kernel_family == self.pinned).sum())
+            rows = frame[frame.id.isin(judged.records) & frame.backend.isin(self.pinned)]
+            held = int((rows.kernel_family == rows.backend.map(self.pinned)).sum())
             told["held"] = f"{held} of {len(rows)}"
             word = word if held == len(rows) else REFUTED
         return judged.finding(word, self.says.format(**told))
@@ -117,10 +121,11 @@ def expected(named: str, entry: dict[str, Any]) -> Expected:
     if ("over" in entry) != ("expect" in entry):
         raise ValueError(f"check of {named} must have over if it has expect, and only then")
     _require(f"study in the check of {named}", entry["study"], STUDIES)
-    _require(f"cases in the check of {named}", entry["cases"], _cases(entry["study"]))
     lists = {name: entry[name] for name in LISTS if name in entry}
     lists = {n: tuple(v) if isinstance(v, list) else (v,) for n, v in lists.items()}
     found = Expected(**{"release": () if "ran" in entry else ("",), **entry, **lists})
+    for name in found.cases:
+        _require(f"cases in the check of {named}", name, _cases(found.study))
     for word in found.expect:
         _require(f"expect in the check of {named}", word, WORDS)
     for _, told, _, _ in Formatter().parse(found.says):

@@ -11,7 +11,7 @@ from support import library_fakes as fakes
 
 from attnlib.core import backends
 from attnlib.core.backends import flashinfer
-from attnlib.core.schedule import flashmla
+from attnlib.core.schedule import library
 
 
 @pytest.fixture
@@ -28,7 +28,8 @@ def libraries(monkeypatch: pytest.MonkeyPatch, fake_fa3) -> SimpleNamespace:
     latent = SimpleNamespace(BatchMLAPagedAttentionWrapper=fakes.FakeMla)
     monkeypatch.setitem(sys.modules, "flashinfer.mla", latent)
     found = SimpleNamespace(wrappers=fakes.FakeWrapper.made, flashmla=fakes.FakeFlashMla())
-    monkeypatch.setattr(flashmla, "load", lambda: found.flashmla)
+    loaded = {library.FA3: fake_fa3, library.FLASHMLA: found.flashmla}
+    monkeypatch.setattr(library, "load", lambda name=library.FA3: loaded[name])
     several, one = fakes.FakeFlashAttention(), fake_fa3.flash_attn_with_kvcache
     fake_fa3.flash_attn_varlen_func = several.flash_attn_varlen_func
     fake_fa3.flash_attn_with_kvcache = lambda *tensors, **options: (

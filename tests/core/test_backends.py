@@ -35,7 +35,7 @@ from attnlib.core import backends
 from attnlib.core.backends import base
 from attnlib.core.backends.table import FAMILIES, FAMILY_OF, entry_of
 from attnlib.core.batch import DecodeBatch, PagedKV
-from attnlib.core.schedule import flashmla, library
+from attnlib.core.schedule import library
 from attnlib.core.spec import AttnSpec, MlaSpec
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.extend.case import ExtendCase
@@ -141,8 +141,7 @@ def test_a_backend_of_another_kind_is_unknown(name, plans) -> None:
 @pytest.mark.parametrize("name", [name for name in backends.TABLE if name != "sdpa"])
 def test_a_missing_library_is_refused_with_its_install_line(name, monkeypatch) -> None:
     monkeypatch.setattr(base, "installed_version", lambda _: "")
-    monkeypatch.setattr(flashmla.importlib.util, "find_spec", lambda _: None)
-    monkeypatch.setattr(library, "find_module", lambda: "")
+    monkeypatch.setattr(library, "find_module", lambda name: "")
     spec = MlaSpec(16) if "mla" in name else SPEC
     install = "flashinfer-python|sgl-flash-mla|tokenspeed-fa3"
     with pytest.raises(RuntimeError, match=f"{name} cannot run .*pip install ({install})"):
@@ -158,8 +157,7 @@ def test_fa3_is_refused_on_a_release_that_would_silently_run_fa2(monkeypatch) ->
 @pytest.mark.parametrize("name", HOPPER_ONLY)
 def test_another_gpu_than_hopper_is_refused(name, monkeypatch) -> None:
     monkeypatch.setattr(base, "installed_version", lambda _: "0.6.4")
-    monkeypatch.setattr(library, "find_module", lambda: "flash_attn_interface")
-    monkeypatch.setattr(flashmla, "unavailable", lambda: "")
+    monkeypatch.setattr(library, "find_module", lambda name: "flash_attn_interface")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (10, 0))
     assert backends.unavailable(name) == "needs compute capability 9.x (Hopper), got 10.0"
@@ -168,8 +166,7 @@ def test_another_gpu_than_hopper_is_refused(name, monkeypatch) -> None:
 @pytest.mark.parametrize("name", [name for name in backends.TABLE if name != "sdpa"])
 def test_without_a_gpu_a_backend_says_so(name, monkeypatch, without_gpu) -> None:
     monkeypatch.setattr(base, "installed_version", lambda _: "0.6.4")
-    monkeypatch.setattr(library, "find_module", lambda: "flash_attn_interface")
-    monkeypatch.setattr(flashmla.importlib.util, "find_spec", lambda _: object())
+    monkeypatch.setattr(library, "find_module", lambda name: "flash_attn_interface")
     reason = "needs a CUDA GPU (torch.cuda.is_available() is False)"
     assert backends.unavailable(name) == reason
 

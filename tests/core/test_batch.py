@@ -82,12 +82,12 @@ def test_a_spec_refuses_a_bad_field_by_name_requirement_and_value(argument, valu
 @pytest.mark.parametrize(
     ("argument", "got", "seq_lens", "page_table"),
     [
-        ("seq_lens", "torch.int64", torch.tensor([4, 4]), int32([[0], [1]])),
-        ("seq_lens", "2-d", int32([[4], [4]]), int32([[0], [1]])),
-        ("page_table", "torch.int64", int32([4, 4]), torch.tensor([[0], [1]])),
-        ("page_table", "1-d", int32([4, 4]), int32([0, 1])),
-        ("seq_lens", "0 for 0 rows", int32([]), int32([]).reshape(0, 1)),
-        ("seq_lens", "1 for 2 rows", int32([4]), int32([[0], [1]])),
+        ("seq_lens", "[2] int64", torch.tensor([4, 4]), int32([[0], [1]])),
+        ("seq_lens", "[2, 1] int32", int32([[4], [4]]), int32([[0], [1]])),
+        ("page_table", "[2, 1] int64", int32([4, 4]), torch.tensor([[0], [1]])),
+        ("page_table", "[2] int32", int32([4, 4]), int32([0, 1])),
+        ("seq_lens", "[0] int32", int32([]), int32([]).reshape(0, 1)),
+        ("seq_lens", "[1] int32", int32([4]), int32([[0], [1]])),
         ("seq_lens", "0..4", int32([4, 0]), int32([[0], [1]])),
         ("seq_lens", "-3..4", int32([4, -3]), int32([[0], [1]])),
         ("seq_lens", "4..5", int32([4, 5]), int32([[0], [1]])),

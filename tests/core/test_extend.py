@@ -68,7 +68,7 @@ def test_what_does_not_fit_is_refused_by_name(q_lens, options, words):
 
 
 def test_query_lengths_of_another_dtype_are_refused():
-    with pytest.raises(ValueError, match=r"q_lens must be \[3\] int32, got \[3\] torch.int64"):
+    with pytest.raises(ValueError, match=r"q_lens must be \[3\] int32, got \[3\] int64"):
         ExtendBatch.build(paged(*LENS), int32(1, 1, 1).long())
 
 

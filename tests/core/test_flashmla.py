@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from attnlib.core.schedule import flashmla
+from attnlib.core import backends
+from attnlib.core.schedule import library
 from attnlib.core.schedule.flashmla import GuardedSchedMeta
 
 
@@ -32,9 +33,9 @@ class FakeFlashMla:
 
 @pytest.fixture
 def fake(monkeypatch):
-    library = FakeFlashMla()
-    monkeypatch.setattr(flashmla, "load", lambda: library)
-    return library
+    made = FakeFlashMla()
+    monkeypatch.setattr(library, "load", lambda name: made)
+    return made
 
 
 class Call:
@@ -153,17 +154,15 @@ def test_tensors_of_the_wrong_rank_are_refused_by_name(call):
 
 
 def test_a_missing_library_comes_with_its_install_line(monkeypatch):
-    monkeypatch.setattr(flashmla.importlib.util, "find_spec", lambda _: None)
-    flashmla.load.cache_clear()
-    assert flashmla.unavailable() == "FlashMLA is not installed: pip install sgl-flash-mla"
+    monkeypatch.setattr(library, "find_module", lambda _: "")
+    library.load.cache_clear()
     with pytest.raises(RuntimeError, match="pip install sgl-flash-mla"):
         GuardedSchedMeta().attend(*[torch.zeros(1, 1, 1, 1)] * 2, None, None, 512)
 
 
 @pytest.fixture
 def on_gpu():
-    reason = flashmla.unavailable()
-    if reason:
+    if reason := backends.unavailable("flashmla-dense"):
         pytest.skip(reason)
 
 

@@ -149,7 +149,7 @@ def test_another_file_is_refused(tmp_path, text):
 def test_an_engine_can_choose_without_torch_or_pandas(tmp_path):
     path = save(policy(), tmp_path / "policy.json")
     code = f"""if True:
-        import sys; from pathlib import Path; from attnlib.core.batch import AttnSpec
+        import sys; from pathlib import Path; from attnlib.core.spec import AttnSpec
         from attnlib.core.policy.policy import load
         found = load(Path({str(path)!r})).choose(AttnSpec(32, 8, 128, 16), [4096] * 8)
         print(found.backend, sorted({{'torch', 'pandas', 'matplotlib'}} & set(sys.modules)))"""

@@ -59,16 +59,10 @@ def is_installed(name: str) -> bool:
 
 def marker_holds(requirement: Requirement, python: str, extras: frozenset[str]) -> bool:
     """Whether Linux x86-64 with this Python needs the requirement, given the extras asked for."""
-    linux = {
-        "implementation_name": "cpython",
-        "os_name": "posix",
-        "platform_machine": "x86_64",
-        "platform_python_implementation": "CPython",
-        "platform_system": "Linux",
-        "python_full_version": f"{python}.0",
-        "python_version": python,
-        "sys_platform": "linux",
-    }
+    linux = {"os_name": "posix", "platform_machine": "x86_64", "sys_platform": "linux"}
+    linux |= {"implementation_name": "cpython", "platform_python_implementation": "CPython"}
+    linux |= {"platform_system": "Linux", "python_full_version": f"{python}.0"}
+    linux |= {"python_version": python}
     marker = requirement.marker
     return marker is None or any(marker.evaluate(linux | {"extra": x}) for x in {"", *extras})
 

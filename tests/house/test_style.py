@@ -35,10 +35,6 @@ MAX_POSITIONAL = 5
 MAX_COMMENT_SHARE = 0.12
 MAY_PRINT = re.compile(r"attnlib/(cli|__main__|run/worker)\.py")
 
-# "path" or "path::function" -> (its own limit, why it may): a dated debt, not a habit.
-FILE_EXCEPTIONS: dict[str, tuple[int, str]] = {}
-FUNCTION_EXCEPTIONS: dict[str, tuple[int, str]] = {}
-
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -66,9 +62,7 @@ def is_launcher(function: Function) -> bool:
     return any(name.endswith("_kernel") for name in launched)
 
 
-def line_limit(name: str, function: Function) -> int:
-    if name in FUNCTION_EXCEPTIONS:
-        return FUNCTION_EXCEPTIONS[name][0]
+def line_limit(function: Function) -> int:
     return MAX_LINES_TRITON if is_kernel(function) or is_launcher(function) else MAX_LINES
 
 
@@ -101,7 +95,7 @@ def test_half_of_the_functions_fit_in_ten_lines_and_nine_in_ten_in_thirty():
 
 
 def test_no_function_is_longer_than_its_limit():
-    found = [(name, code_lines(f), line_limit(name, f)) for name, f in every_function()]
+    found = [(name, code_lines(f), line_limit(f)) for name, f in every_function()]
     assert [each for each in found if each[1] > each[2]] == []
 
 
@@ -116,22 +110,17 @@ def test_package_core_and_tests_keep_to_their_budgets_of_lines():
     assert {name: n for name, n in lines.items() if n > most[name]} == {}
 
 
-def test_rooms_and_folders_stay_few_and_small():
+def test_rooms_and_folders_stay_few_and_small_and_none_is_named_after_nothing():
     folders = Counter(Path(name).parent.as_posix() for name in MODULES)
     rooms = {folder.split("/")[1] for folder in folders if "/" in folder}
     assert len(rooms) <= MAX_ROOMS, rooms
+    vague = {"utils", "util", "helpers", "common", "misc"}
+    assert [name for name, path in MODULES.items() if path.stem in vague] == []
     assert {folder: n for folder, n in folders.items() if n > MAX_FILES_PER_FOLDER} == {}
 
 
 def test_no_module_is_longer_than_its_limit():
-    limits = {name: FILE_EXCEPTIONS.get(name, (MAX_FILE_LINES,))[0] for name in MODULES}
-    assert {name: n for name, n in LENGTHS.items() if n > limits[name]} == {}
-
-
-def test_an_exception_names_something_that_exists_and_says_why():
-    known = {*MODULES, *(name for name, _ in every_function())}
-    exceptions = FILE_EXCEPTIONS | FUNCTION_EXCEPTIONS
-    assert [name for name, (_, why) in exceptions.items() if name not in known or not why] == []
+    assert {name: n for name, n in LENGTHS.items() if n > MAX_FILE_LINES} == {}
 
 
 def test_a_function_takes_at_most_five_positional_arguments():
@@ -151,11 +140,6 @@ def test_a_module_opens_with_a_docstring_and_postponed_annotations(name):
     is_pure_docstring = name.endswith("__init__.py") and len(tree.body) == 1
     imports = (ast.unparse(node) for node in tree.body if isinstance(node, ast.ImportFrom))
     assert is_pure_docstring or "from __future__ import annotations" in imports
-
-
-def test_no_module_is_named_after_nothing():
-    vague = {"utils", "util", "helpers", "common", "misc"}
-    assert [name for name, path in MODULES.items() if path.stem in vague] == []
 
 
 def test_only_the_command_line_and_the_worker_print():

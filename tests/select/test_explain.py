@@ -33,8 +33,6 @@ def engine(library, spec, gpu, mode="decode", policy="auto", **call):
     return explain(spec, mode=mode, gpu=gpu, library=library, policy=policy, call=asked, env={})
 
 
-# FlashInfer's auto
-
 MASKED = Call(custom_mask=True)
 CUDA_CORES = Call(tensor_cores=False)
 CUDA_CORE_RELEASES = ("0.2.0.post1", "0.6.3", "0.7.2.post1")
@@ -84,8 +82,6 @@ def test_a_rule_that_asks_for_lengths_says_how_to_give_them():
     with pytest.raises(UnknownFactError, match=r"asks for work: give call=Call\(kv_lens="):
         auto(LATENT, "0.7.2", "sm100", "mla")
 
-
-# Engines
 
 OLD_SGLANG, NEW_SGLANG = ("flashinfer==0.6.1", "sglang<0.5.9"), ("flashinfer==0.6.3", "sglang")
 MINI = ("flashinfer==0.6.3", "mini-sglang")
@@ -145,17 +141,11 @@ def test_vllm_puts_flashinfer_sparse_mla_first_for_an_fp8_cache_on_blackwell(hea
     assert found == ("FLASHINFER_MLA_SPARSE", "vLLM #37252")
 
 
-# Reasons
-
-
 def test_every_row_on_the_way_is_among_the_reasons_with_why_it_failed():
     reasons = auto(BF16, "0.6.4").reasons
     assert [r.matched for r in reasons] == [False] * (len(reasons) - 1) + [True]
     assert reasons[1].why == "only without tensor cores; this call has them"
     assert "release < 0.6.0" in reasons[3].why and "it is 0.6.4" in reasons[3].why
-
-
-# Overrides
 
 
 def pinned(spec, mode, gpu, env, library="flashinfer==0.6.3"):
@@ -218,9 +208,6 @@ def test_a_policy_that_names_a_backend_is_held_to_its_limits_too():
         auto(BF16, "0.5.3", policy="fa3")
 
 
-# Bad input
-
-
 RELEASES = "release of flashinfer must be one of 0.2.0.post1.*got"
 
 
@@ -265,8 +252,6 @@ def test_a_call_that_cannot_be_is_refused(fields, message):
 def test_every_mode_of_the_table_is_one_of_flashinfers():
     assert set(LIBRARIES["flashinfer"].modes) == set(MODES)
 
-
-# What ran on H200s
 
 NAMES = ("auto", "graph-auto", "fa2", "fa3", "cuda-cores")
 POLICY = {f"flashinfer-{name}": name.removeprefix("graph-") for name in NAMES}

@@ -18,7 +18,7 @@ from attnlib.studies.decode_metadata.checks import FAST_PATH, GENERAL_PATH
 from attnlib.studies.decode_metadata.study import METADATA, METADATA_SWEEP
 from attnlib.studies.decode_metadata_eager.study import SOURCE_CASE
 from attnlib.studies.evidence import MissingRecordsError
-from attnlib.studies.scheduler_metadata.checks import LAYERS, PREPARE
+from attnlib.studies.scheduler_metadata.checks import KERNEL, LAYERS
 
 DESIGNS = {
     ("metadata-eager", ""): ran("scan", *["gather"] * 12),
@@ -62,9 +62,9 @@ def steps(saved: float, *, once_zeros: int = 0, once_prepares: int = 1) -> pd.Da
     for batch, timer, round_ in product((1, 16), ("graph", "eager"), (0, 1)):
         decode = DecodeCase(AttnSpec(16, 2, 128, 64), batch, 2048, "ragged")
         case, layers = StepCase(decode, LAYERS), ["FlashAttnFwdSm90"] * LAYERS
-        once = [f"{PREPARE}_kernel"] * once_prepares + ["zero"] * once_zeros
+        once = [f"{KERNEL}_kernel"] * once_prepares + ["zero"] * once_zeros
         kernels = {
-            "fa3-step-each": ran(*layers, *[f"{PREPARE}_kernel"] * LAYERS),
+            "fa3-step-each": ran(*layers, *[f"{KERNEL}_kernel"] * LAYERS),
             "fa3-step-once": ran(*layers, *once),
         }
         more = {"study": "scheduler_metadata", "timer": timer, "round": round_, "heads": "16/2"}

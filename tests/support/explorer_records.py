@@ -47,7 +47,7 @@ def keep_ceilings(make: Callable[..., Record], study: str) -> None:
 
 
 def timed(backend: str, case: Case | None, release: str = "0.6.3") -> Item:
-    """An item of timer `graph`."""
+
     return Item(backend, "graph", case, release)
 
 

@@ -4,8 +4,6 @@ Outputs are poisoned, so that a word left alone shows. Without a GPU Triton's in
 same kernels (TRITON_INTERPRET=1, set by conftest).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any

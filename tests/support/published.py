@@ -1,7 +1,5 @@
 """The published records and the prose about them, read once."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 

@@ -48,15 +48,7 @@ class _FlashAttention(Backend[Batch, PagedKV]):
     @classmethod
     def unavailable(cls, entry: Entry) -> str:
         """The library missing or not loadable, no CUDA GPU, or none of compute capability 9.x."""
-        if not library.find_module():
-            return f"FlashAttention-3 is not installed: {library.INSTALL}"
-        if reason := lacks_gpu(entry):
-            return reason
-        try:
-            library.load()
-        except RuntimeError as error:
-            return str(error)
-        return ""
+        return library.missing(library.FA3) or lacks_gpu(entry) or library.broken(library.FA3)
 
     @classmethod
     def unsupported(cls, entry: Entry, spec: AttnSpec, mask: str) -> str:

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the field's own name
 
 from ..mla import NO_TOKEN, MlaBatch, attended_pages, require_pages
-from ..schedule import flashmla
+from ..schedule import library
 from ..schedule.flashmla import GuardedSchedMeta
 from ..spec import LATENT_DIM, MLA_HEAD_DIM, ROPE_DIM, AttnSpec, MlaSpec
 from .base import Backend, Plan, installed_version, lacks_gpu, require_same_table
@@ -113,7 +113,8 @@ class _FlashMla(Backend[MlaBatch, torch.Tensor]):
     @classmethod
     def unavailable(cls, entry: Entry) -> str:
         """FlashMLA missing or not loadable, no CUDA GPU, or none of compute capability 9.x."""
-        return flashmla.unavailable() or lacks_gpu(entry)
+        source = library.FLASHMLA
+        return library.missing(source) or lacks_gpu(entry) or library.broken(source)
 
 
 class FlashMlaDense(_FlashMla):

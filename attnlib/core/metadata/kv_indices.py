@@ -23,9 +23,10 @@ import torch
 import triton
 import triton.language as tl
 
+from ..spec import INT32_MAX
 from .device import load_lengths, scan_width, wait_for_predecessor
 from .launch import Derived, Grid, Launcher
-from .require import MAX_INT32, PageArrays, require_kv_indices
+from .require import PageArrays, require_kv_indices
 
 SMALL_GRID = 1024
 """Tiles up to which each has a program of its own. As `decode.tiling_of`, found by hand on an H200
@@ -171,7 +172,7 @@ def derive(t: PageArrays, page_size: int) -> Derived:
             blocks = -(-blocks // turns)
         return (1 + groups, max(1, blocks)), constants, warps
 
-    return Derived(batch, (pool_rows, max_ctx, min(len(t.kv_indices), MAX_INT32)), cut)
+    return Derived(batch, (pool_rows, max_ctx, min(len(t.kv_indices), INT32_MAX)), cut)
 
 
 LAUNCHER = Launcher(kv_indices_kernel, PageArrays, require_kv_indices, derive)

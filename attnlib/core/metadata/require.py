@@ -15,14 +15,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-INT32 = (torch.int32,)
-INTEGERS = (torch.int32, torch.int64)
-MAX_INT32 = 2**31 - 1
+from ..batch import require_tensor
+from ..spec import INT32_MAX, require_int, require_page_size
+
 IN_EITHER = {"seq_lens", "req_pool_indices", "cache_loc", "last_page_lens"}
 """Tensors of engines that may be int32 or int64; all others are int32."""
-
-Size = int | None
-"""Of one dimension; None is any."""
 
 
 class StepTensors(NamedTuple):
@@ -105,7 +102,7 @@ def require_kv_indices(
     batch = _require_requests(t)
     sums = (batch + 1,)
     _require_sizes(t, kv_indptr=sums, kv_indices=(None,), kv_last_page_len=(batch,))
-    room, because = MAX_INT32 // max(1, batch), f"int32 counts the pages of {batch} requests"
+    room, because = INT32_MAX // max(1, batch), f"int32 counts the pages of {batch} requests"
     bounds = _require_page_numbers(t, page_size, (seq_len_delta, max_pages), room, because)
     require_one_device(_present(t))
     outputs = ("kv_indptr", "kv_last_page_len")
@@ -115,11 +112,11 @@ def require_kv_indices(
 def require_draft(t: DraftTensors, page_size: int, decode_length: int, topk: int) -> EveryCall:
     """Raise unless these are arguments of `build_draft_metadata`."""
     _require_sizes(t, last_page_lens=(None,))
-    require_int("topk", topk, 1)
+    require_int("topk", topk)
     rows = t.last_page_lens.shape[0] * topk
     _require_sizes(t, cache_loc=(rows, None), cache_seqlens=(rows,), page_table=(rows, None))
-    _require_page_size(page_size)
-    require_int("decode_length", decode_length, 0)
+    require_page_size(page_size)
+    require_int("decode_length", decode_length, least=0)
     slots, columns = t.cache_loc.shape[1], t.page_table.shape[1]
     reachable = min(slots, columns)
     if decode_length > reachable:
@@ -139,33 +136,11 @@ def require_verify(t: VerifyTensors, num_draft_tokens: int) -> EveryCall:
     batch = t.seq_lens.shape[0]
     sums = (batch + 1,)
     _require_sizes(t, cache_seqlens=(batch,), cu_seqlens_q=sums, cu_seqlens_k=sums)
-    countable = MAX_INT32 // max(1, batch)
-    require_int("num_draft_tokens", num_draft_tokens, 1, countable)
+    countable = INT32_MAX // max(1, batch)
+    require_int("num_draft_tokens", num_draft_tokens, most=countable)
     require_one_device(_present(t))
     apart = _require_apart(t, "seq_lens", "cache_seqlens")
     return EveryCall(((1, countable),), (apart,))
-
-
-def require_tensor(
-    name: str, tensor: object, shape: tuple[Size, ...], dtypes: tuple[torch.dtype, ...]
-) -> None:
-    """Raise unless `tensor` has this shape, one of `dtypes`, and no holes."""
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
-    sizes = tuple(tensor.shape)
-    fits = len(sizes) == len(shape) and all(
-        want in (None, have) for want, have in zip(shape, sizes, strict=True)
-    )
-    if tensor.dtype not in dtypes or not fits:
-        wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        form = ", ".join("any" if size is None else str(size) for size in shape)
-        got = f"[{', '.join(map(str, sizes))}] {str(tensor.dtype).removeprefix('torch.')}"
-        raise ValueError(f"{name} must be [{form}] {wanted}, got {got}")
-    if not tensor.is_contiguous():
-        raise ValueError(
-            f"{name} must be contiguous (a copy would not be the caller's buffer), "
-            f"got strides {tensor.stride()} for shape {sizes}"
-        )
 
 
 def require_one_device(tensors: dict[str, torch.Tensor]) -> None:
@@ -176,20 +151,14 @@ def require_one_device(tensors: dict[str, torch.Tensor]) -> None:
             raise ValueError(f"{name} must be on {first}'s device {device}, got {tensor.device}")
 
 
-def require_int(name: str, value: object, low: int, high: int = MAX_INT32) -> None:
-    """Raise unless `value` is an int in low..high."""
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ValueError(f"{name} must be an integer in {low}..{high}, got {value!r}")
-
-
 def _present(bundle: Any) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in bundle._asdict().items() if tensor is not None}
 
 
-def _require_sizes(bundle: Any, **sizes: tuple[Size, ...]) -> None:
+def _require_sizes(bundle: Any, **sizes: tuple[int | None, ...]) -> None:
     for name, size in sizes.items():
-        dtypes = INTEGERS if name in IN_EITHER else INT32
-        require_tensor(name, getattr(bundle, name), size, dtypes)
+        dtypes = ("int32", "int64") if name in IN_EITHER else ("int32",)
+        require_tensor(name, getattr(bundle, name), size, *dtypes, contiguous=True)
 
 
 def _require_requests(t: StepTensors | PageArrays) -> int:
@@ -210,9 +179,9 @@ def _require_page_numbers(
     """Check page size, length delta and `max_pages`: there must be `room` for so many pages, and
     `req_to_token` must hold their first tokens. Returns the values that both numbers may have."""
     seq_len_delta, max_pages = numbers
-    _require_page_size(page_size)
-    require_int("seq_len_delta", seq_len_delta, 0)
-    require_int("max_pages", max_pages, 0)
+    require_page_size(page_size)
+    require_int("seq_len_delta", seq_len_delta, least=0)
+    require_int("max_pages", max_pages, least=0)
     max_ctx = t.req_to_token.shape[1]
     reachable = min(room, -(-max_ctx // page_size))
     if max_pages > reachable:
@@ -220,13 +189,7 @@ def _require_page_numbers(
             f"max_pages must be <= {reachable} ({because}, req_to_token "
             f"{max_ctx} tokens a request, page_size {page_size}), got {max_pages}"
         )
-    return (0, MAX_INT32), (0, reachable)
-
-
-def _require_page_size(page_size: int) -> None:
-    require_int("page_size", page_size, 1)
-    if page_size & (page_size - 1):
-        raise ValueError(f"page_size must be a power of two, got {page_size}")
+    return (0, INT32_MAX), (0, reachable)
 
 
 def _require_apart(bundle: Any, source: str, target: str) -> tuple[int, int]:

@@ -18,20 +18,14 @@ import torch
 import triton
 import triton.language as tl
 
+from ..batch import require_tensor
 from ..schedule.fa3 import SchedulerMetadata
 from ..schedule.facts import SchedulerFacts
 from ..schedule.splits import BATCHES_PER_CTA, blocks_in_l2, num_words, scheduled_heads
 from . import decode
 from .device import ROWS, copy_row, wait_for_predecessor, write_lengths, write_schedule
 from .launch import Derived, Launcher
-from .require import (
-    INT32,
-    EveryCall,
-    StepTensors,
-    require_decode,
-    require_one_device,
-    require_tensor,
-)
+from .require import EveryCall, StepTensors, require_decode, require_one_device
 
 
 @triton.jit(
@@ -118,7 +112,7 @@ def require_step(
                 f"scheduler must be for a decode step of {name} {value}, as page_table "
                 f"[{batch}, {columns}] and page_size {page_size} make it, got {name} {given}"
             )
-    require_tensor("scheduler.words", t.words, (num_words(facts),), INT32)
+    require_tensor("scheduler.words", t.words, (num_words(facts),), "int32", contiguous=True)
     require_one_device({"seq_lens": t.seq_lens, "scheduler.words": t.words})
     return every_call
 

@@ -14,6 +14,7 @@ FlashInfer's rules are those of its scheduler.cuh (0.6.4) for a plan in a CUDA g
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -116,19 +117,19 @@ def chunk_pages(pages: np.ndarray, *, most: int, page_size: int) -> int:
 
     At least 128 tokens or a page; as long as the longest where requests alone are more than `most`.
     """
-    low, high = max(MIN_CHUNK // page_size, 1), int(pages.max())
-    while low < high:
-        middle = (low + high) // 2
-        if int((-(-pages // middle)).sum()) > most:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+    least = max(MIN_CHUNK // page_size, 1)
+    sizes = range(least, int(pages.max()))
+    fits = bisect_left(sizes, True, key=lambda size: int((-(-pages // size)).sum()) <= most)
+    return least + fits
 
 
 def _fa2(spec: AttnSpec, seq_lens: np.ndarray, num_sms: int) -> WorkPlan:
     parts, splits = _chunks(spec, seq_lens, FA2_CTAS * num_sms)
-    tile = _fa2_tile_tokens(spec)
+    # KV tokens of a tile of 16 query rows: what fits the shared memory of two CTAs an SM.
+    row_bytes = spec.head_dim * ELEMENT_BYTES[spec.dtype]
+    room = SM_SHARED_BYTES // FA2_CTAS - FA2_ROWS * row_bytes
+    fit = room // (FA2_WARP_TOKENS * 2 * spec.head_dim * ELEMENT_BYTES[spec.kv_dtype])
+    tile = FA2_WARP_TOKENS * max(size for size in (1, 2, 4, 8) if size <= max(fit, 1))
     items = -(-parts // tile) * tile + FA2_ITEM_TOKENS
     return WorkPlan(items, FA2_CTAS * num_sms, int(parts.sum()), splits, merged=True)
 
@@ -192,14 +193,6 @@ def _chunks(spec: AttnSpec, seq_lens: np.ndarray, ctas: int) -> tuple[np.ndarray
     parts = np.full(counts.sum(), size)
     parts[np.cumsum(counts) - 1] = seq_lens - (counts - 1) * size
     return np.tile(parts, spec.num_kv_heads), int(counts.max())
-
-
-def _fa2_tile_tokens(spec: AttnSpec) -> int:
-    """KV tokens of a tile of 16 query rows: what fits the shared memory of two CTAs an SM."""
-    row_bytes = spec.head_dim * ELEMENT_BYTES[spec.dtype]
-    room = SM_SHARED_BYTES // FA2_CTAS - FA2_ROWS * row_bytes
-    fit = room // (FA2_WARP_TOKENS * 2 * spec.head_dim * ELEMENT_BYTES[spec.kv_dtype])
-    return FA2_WARP_TOKENS * max(size for size in (1, 2, 4, 8) if size <= max(fit, 1))
 
 
 PLANS: dict[str, Callable[[AttnSpec, np.ndarray, int], WorkPlan]] = {

@@ -103,29 +103,38 @@ class Policy:
         listing those that were.
         """
         lens = lengths(seq_lens)
-        points = self._points(spec)
+        if spec not in self.points:
+            have = "; ".join(_spec_word(each) for each in self.points)
+            raise ValueError(f"spec must be one that was measured: {have}; got {_spec_word(spec)}")
         asked = self._asked(backends)
-        able = [name for name in asked if any(name in point.run_us for point in points)]
+        able = [name for name in asked if any(name in p.run_us for p in self.points[spec])]
         if not able:
             raise ValueError(f"backends must hold one that ran {spec}, got {', '.join(asked)}")
         place = _place(lens.size, float(lens.mean()), int(lens.max()))
         # A case in which one of them failed says nothing about which is the faster.
-        points = tuple(point for point in points if set(able) <= set(point.run_us))
+        points = tuple(point for point in self.points[spec] if set(able) <= set(point.run_us))
         if not points:
             raise ValueError(f"backends must share a case that all ran, {', '.join(able)} do not")
-        nearest, weights = _nearest(points, place)
+        places = np.array([point.place for point in points])
+        octaves = np.sqrt(((places - place) ** 2).sum(axis=1))
+        near = np.argsort(octaves, kind="stable")[:NEIGHBOURS]
+        nearest = tuple(points[i] for i in near)
+        weights = 1 / (octaves[near] + NEAREST_OCTAVES) ** 2
+        weights /= weights.sum()
         predicted, spread = {}, {}
         for name in able:
             errors = np.array([point.log_error(name) for point in nearest])
             mean = float(weights @ errors)
-            predicted[name] = math.log(self._by_rates(spec, lens, name)) + mean
+            made = plan(name, spec, lens, num_sms=self.num_sms)
+            load = load_of(made, spec, lens, Gpu(self.num_sms, self.l2_mib))
+            predicted[name] = math.log(predict(self.rates[spec][name], [load])[0]) + mean
             spread[name] = math.sqrt(weights @ (errors - mean) ** 2)
         order = sorted(able, key=lambda name: predicted[name])
         return Pick(
             backend=order[0],
             slowdown={name: math.exp(predicted[name] - predicted[order[0]]) for name in order},
             confidence=_confidence(order, predicted, spread),
-            inside=_inside(points, place),
+            inside=bool(((places.min(0) <= place) & (place <= places.max(0))).all()),
             refused=tuple(name for name in asked if name not in able),
             nearest=nearest,
         )
@@ -135,17 +144,6 @@ class Policy:
         """Every backend that ran at least one case, sorted."""
         points = (point for points in self.points.values() for point in points)
         return tuple(sorted({name for point in points for name in point.run_us}))
-
-    def _by_rates(self, spec: AttnSpec, seq_lens: np.ndarray, backend: str) -> float:
-        made = plan(backend, spec, seq_lens, num_sms=self.num_sms)
-        found = load_of(made, spec, seq_lens, Gpu(self.num_sms, self.l2_mib))
-        return float(predict(self.rates[spec][backend], [found])[0])
-
-    def _points(self, spec: AttnSpec) -> tuple[Point, ...]:
-        if spec not in self.points:
-            have = "; ".join(_spec_word(each) for each in self.points)
-            raise ValueError(f"spec must be one that was measured: {have}; got {_spec_word(spec)}")
-        return self.points[spec]
 
     def _asked(self, backends: Sequence[str]) -> tuple[str, ...]:
         unknown = [name for name in backends if name not in self.backends]
@@ -190,14 +188,6 @@ def load(path: Path) -> Policy:
     return Policy(**told, points=points, rates=rates)
 
 
-def _nearest(points: tuple[Point, ...], place: np.ndarray) -> tuple[tuple[Point, ...], np.ndarray]:
-    """The `NEIGHBOURS` nearest points, nearest first, and their weights, which sum to one."""
-    octaves = np.sqrt(((np.array([point.place for point in points]) - place) ** 2).sum(axis=1))
-    near = np.argsort(octaves, kind="stable")[:NEIGHBOURS]
-    weights = 1 / (octaves[near] + NEAREST_OCTAVES) ** 2
-    return tuple(points[i] for i in near), weights / weights.sum()
-
-
 def _confidence(
     order: list[str], predicted: Mapping[str, float], spread: Mapping[str, float]
 ) -> float:
@@ -208,11 +198,6 @@ def _confidence(
     lead = predicted[second] - predicted[first]
     unsure = math.sqrt(spread[first] ** 2 + spread[second] ** 2 + NOISE**2)
     return 0.5 * (1 + math.erf(lead / unsure / math.sqrt(2)))
-
-
-def _inside(points: tuple[Point, ...], place: np.ndarray) -> bool:
-    places = np.array([point.place for point in points])
-    return bool((places.min(axis=0) <= place).all() and (place <= places.max(axis=0)).all())
 
 
 def _place(batch_size: int, mean_len: float, longest: int) -> np.ndarray:

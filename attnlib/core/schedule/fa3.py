@@ -32,6 +32,8 @@ from functools import lru_cache
 
 import torch
 
+from ..batch import require_tensor
+from ..spec import require_between
 from . import library
 from .facts import SchedulerFacts
 from .splits import num_words
@@ -73,17 +75,17 @@ class SchedulerMetadata:
             )
         if not self._writes:
             raise ValueError("words must be written before they are used, got words only reserved")
-        if self._writes != [_writes(self.words)]:
+        if self._writes != [writes(self.words)]:
             raise ValueError(
                 f"words must be those of this scheduler metadata, written {self._writes[0]} times, "
-                f"got a buffer written {_writes(self.words)} times: something else is in it now"
+                f"got a buffer written {writes(self.words)} times: something else is in it now"
             )
         if stream is not None:
             self._require_stream(*stream)
 
     def mark_used(self) -> None:
         """Take the words as they are for one's own: an attention call resets the counter."""
-        self._writes[:] = [_writes(self.words)]
+        self._writes[:] = [writes(self.words)]
 
     def mark_written(self) -> None:
         """The same after a kernel whose writes PyTorch does not see: whoever else has words in the
@@ -215,7 +217,7 @@ def _checked_words(
     seq_lens_cpu: Sequence[int] | torch.Tensor | None,
     cu_seqlens_q: torch.Tensor | None,
 ) -> torch.Tensor:
-    _require_vector("seq_lens", seq_lens, settled.batch_size)
+    require_tensor("seq_lens", seq_lens, (settled.batch_size,), "int32", contiguous=True)
     _require_lengths(settled, seq_lens_cpu)
     if (cu_seqlens_q is not None) != settled.varlen_q:
         raise ValueError(
@@ -223,7 +225,8 @@ def _checked_words(
             f"{'none' if cu_seqlens_q is None else 'some'} with varlen_q={settled.varlen_q}"
         )
     if cu_seqlens_q is not None:
-        _require_vector("cu_seqlens_q", cu_seqlens_q, settled.batch_size + 1)
+        sums = (settled.batch_size + 1,)
+        require_tensor("cu_seqlens_q", cu_seqlens_q, sums, "int32", contiguous=True)
     _require_sm_count(settled, seq_lens.device)
     words = ask_library(settled, seq_lens, cu_seqlens_q)
     size = num_words(settled)
@@ -235,7 +238,7 @@ def _checked_words(
     return words
 
 
-def _writes(words: torch.Tensor) -> int | None:
+def writes(words: torch.Tensor) -> int | None:
     """PyTorch's count of writes to the buffer beneath; a tensor of inference mode has none."""
     return None if words.is_inference() else words._version
 
@@ -278,26 +281,13 @@ def _require_lengths(
             f"seq_lens_cpu must be [{facts.batch_size}] on the cpu, "
             f"got {list(lens.shape)} on {lens.device}"
         )
-    low, high = int(lens.min()), int(lens.max())
-    if low < 1 or high > facts.max_seqlen_k:
-        raise ValueError(
-            f"seq_lens_cpu must lie in 1..{facts.max_seqlen_k} (page-table width x page_size), "
-            f"got {low}..{high}"
-        )
-
-
-def _require_vector(name: str, tensor: torch.Tensor, length: int, *, more: bool = False) -> None:
-    """Raise unless `tensor` is [length] int32 without holes; longer is fine with `more`."""
-    fits = tensor.ndim == 1 and (len(tensor) == length or more and len(tensor) > length)
-    if not fits or tensor.dtype != torch.int32 or not tensor.is_contiguous():
-        holes = "" if tensor.is_contiguous() else ", not contiguous"
-        raise ValueError(
-            f"{name} must be [{'>= ' * more}{length}] int32, contiguous, "
-            f"got {list(tensor.shape)} {tensor.dtype}{holes}"
-        )
+    why = " (page-table width x page_size)"
+    require_between("seq_lens_cpu", lens, 1, facts.max_seqlen_k, why)
 
 
 def _require_room(out: torch.Tensor, size: int, device: torch.device) -> None:
-    _require_vector("out", out, size, more=True)
+    require_tensor("out", out, (None,), "int32", contiguous=True)
+    if len(out) < size:
+        raise ValueError(f"out must be [>= {size}] int32, got {list(out.shape)}")
     if out.device != device:
         raise ValueError(f"out must be on the device of seq_lens, {device}, got {out.device}")

@@ -15,7 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ..spec import ELEMENT_BYTES
+from ..spec import ELEMENT_BYTES, INT32_MAX, require_groups, require_int, require_word
 
 HEAD_DIMS = (64, 96, 128, 192, 256)
 """Head dims that kernels are compiled for; V alone may also have 512."""
@@ -26,7 +26,6 @@ MAX_NUM_SPLITS = 255
 L2_BYTES = 50 * 2**20
 """What the heuristic takes an L2 cache to hold, whatever the GPU has."""
 FULL = (-1, -1)
-INT32_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -75,23 +74,17 @@ class SchedulerFacts:
         object.__setattr__(self, "head_dim_v", self.head_dim_v or self.head_dim)
         object.__setattr__(self, "window", tuple(self.window))
         for name in ("batch_size", "num_qo_heads", "num_kv_heads", "max_seqlen_q", "max_seqlen_k"):
-            _require_range(name, getattr(self, name), 1, INT32_MAX)
-        _require_range("head_dim", self.head_dim, 1, HEAD_DIMS[-1])
-        _require_range("head_dim_v", self.head_dim_v, 1, 512)
-        _require_range("num_splits", self.num_splits, 0, MAX_NUM_SPLITS)
-        _require_range("num_sms", self.num_sms, 1, INT32_MAX)
-        _require_range("sm_margin", self.sm_margin, 0, self.num_sms - 1)
+            require_int(name, getattr(self, name))
+        require_int("head_dim", self.head_dim, most=HEAD_DIMS[-1])
+        require_int("head_dim_v", self.head_dim_v, most=512)
+        require_int("num_splits", self.num_splits, least=0, most=MAX_NUM_SPLITS)
+        require_int("num_sms", self.num_sms)
+        require_int("sm_margin", self.sm_margin, least=0, most=self.num_sms - 1)
         for side in self.window:
-            _require_range("window", side, -1, INT32_MAX)
-        if self.page_size is not None:
-            _require_range("page_size", self.page_size, 1, INT32_MAX)
-        if self.num_qo_heads % self.num_kv_heads:
-            raise ValueError(
-                f"num_qo_heads must be a multiple of num_kv_heads ({self.num_kv_heads}), "
-                f"got {self.num_qo_heads}"
-            )
-        if self.dtype not in ELEMENT_BYTES:
-            raise ValueError(f"dtype must be one of {', '.join(ELEMENT_BYTES)}, got {self.dtype!r}")
+            require_int("window", side, least=-1)
+        require_int("page_size", 1 if self.page_size is None else self.page_size)
+        require_groups(self.num_qo_heads, self.num_kv_heads)
+        require_word("dtype", self.dtype, ELEMENT_BYTES)
         if self.kv_head_bytes > INT32_MAX:
             most = INT32_MAX // (self.kv_head_bytes // self.max_seqlen_k)
             raise ValueError(
@@ -279,9 +272,3 @@ def _tokens_loaded(facts: SchedulerFacts, block_m: int) -> int:
     if window is None:
         return facts.max_seqlen_k
     return max(0, min(facts.max_seqlen_k, sum(window) + 1 + block_m))
-
-
-def _require_range(name: str, value: object, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        span = f"an integer >= {low}" if high == INT32_MAX else f"an integer in {low}..{high}"
-        raise ValueError(f"{name} must be {span}, got {value!r}")

@@ -14,15 +14,14 @@ replayed graph, a tensor made in inference mode.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
 from typing import Any
 
 import torch
 
-INSTALL = "pip install sgl-flash-mla"
+from . import library
+from .fa3 import writes
+
 OPTIONS = ("causal", "is_fp8_kvcache", "enable_batch_invariant", "use_legacy", "kv_format")
 LENGTHS = ("cache_seqlens", "topk_length", "extra_topk_length")
 
@@ -73,11 +72,11 @@ class GuardedSchedMeta:
 
         Raises ValueError, with nothing launched, where the schedule was made for another call.
         """
-        library = load()
+        flash_mla = library.load(library.FLASHMLA)
         self.require_fits(facts_of(q, k_cache, head_dim_v, options), cache_seqlens, options)
         if self._meta is None:
-            self._meta = library.get_mla_metadata()[0]
-        return library.flash_mla_with_kvcache(
+            self._meta = flash_mla.get_mla_metadata()[0]
+        return flash_mla.flash_mla_with_kvcache(
             q, k_cache, block_table, cache_seqlens, head_dim_v, self._meta, **options
         )
 
@@ -97,12 +96,12 @@ class GuardedSchedMeta:
             return self.renew()
         legacy = dict(call.options).get("use_legacy", False)
         rows = call.q_len * call.num_qo_heads // call.num_kv_heads
-        made = load().get_mla_decoding_metadata(
+        made = library.load(library.FLASHMLA).get_mla_decoding_metadata(
             cache_seqlens, rows, call.num_kv_heads, call.num_qo_heads, use_legacy=legacy
         )
         self._meta.tile_scheduler_metadata.copy_(made[0])
         self._meta.num_splits.copy_(made[1])
-        self._lengths = {"cache_seqlens": (cache_seqlens, _writes(cache_seqlens))}
+        self._lengths = {"cache_seqlens": (cache_seqlens, writes(cache_seqlens))}
 
     def require_fits(
         self, call: MlaFacts, cache_seqlens: torch.Tensor | None, options: dict[str, Any]
@@ -117,7 +116,7 @@ class GuardedSchedMeta:
         given["cache_seqlens"] = cache_seqlens if dense else None
         if self.made_for is None:
             self.made_for = call
-            self._lengths = {name: (t, _writes(t)) for name, t in given.items() if t is not None}
+            self._lengths = {name: (t, writes(t)) for name, t in given.items() if t is not None}
             return
         if call != self.made_for:
             raise ValueError(_mismatch(self.made_for, call))
@@ -156,30 +155,6 @@ def facts_of(
     )
 
 
-def unavailable() -> str:
-    """Why FlashMLA cannot run here (and what to install), or the empty string."""
-    if importlib.util.find_spec("flash_mla") is None:
-        return f"FlashMLA is not installed: {INSTALL}"
-    if not torch.cuda.is_available():
-        return "needs a CUDA GPU (torch.cuda.is_available() is False)"
-    try:
-        load()
-    except RuntimeError as error:
-        return str(error)
-    return ""
-
-
-@lru_cache(maxsize=1)
-def load() -> Any:
-    """The module `flash_mla`; RuntimeError saying what to install, or why it does not load."""
-    if importlib.util.find_spec("flash_mla") is None:
-        raise RuntimeError(f"FlashMLA is not installed: {INSTALL}")
-    try:
-        return importlib.import_module("flash_mla")
-    except (ImportError, OSError) as error:
-        raise RuntimeError(f"flash_mla cannot be loaded: {error}") from error
-
-
 def _mismatch(made_for: MlaFacts, call: MlaFacts) -> str:
     told = [
         f"{f.name} must be {mine!r}, got {theirs!r}"
@@ -197,19 +172,15 @@ def _require_untouched(
     if tensor is None or held is None:
         was, now = ("none" if t is None else "a tensor" for t in (held, tensor))
         raise ValueError(f"{name} must be given as when the schedule was made: {was}, got {now}")
-    first, writes = held
+    first, written = held
     if (tensor.data_ptr(), tensor.shape) != (first.data_ptr(), first.shape):
         was, now = (f"{t.data_ptr():#x} {list(t.shape)}" for t in (first, tensor))
         raise ValueError(
             f"{name} must be the tensor that FlashMLA's schedule was made from, {was}, got {now}; "
             "renew() it"
         )
-    if _writes(tensor) != writes:
+    if writes(tensor) != written:
         raise ValueError(
-            f"{name} must not change under FlashMLA's schedule: written {writes} times when it was "
-            f"made, got {_writes(tensor)}; renew() it"
+            f"{name} must not change under FlashMLA's schedule: written {written} times when it "
+            f"was made, got {writes(tensor)}; renew() it"
         )
-
-
-def _writes(tensor: torch.Tensor) -> int | None:
-    return None if tensor.is_inference() else tensor._version

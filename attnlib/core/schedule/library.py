@@ -1,7 +1,7 @@
-"""Where FlashAttention-3 comes from: its Python module, and the distribution that supplied it.
+"""Where FlashAttention-3 and FlashMLA come from: Python modules, and who supplied them.
 
-The module is `flash_attn_interface` (distributions flash-attn-3 and tokenspeed-fa3) or
-`sgl_kernel.flash_attn` (sgl-kernel). Asking which one there is imports neither.
+FlashAttention-3 is `flash_attn_interface` (distributions flash-attn-3 and tokenspeed-fa3) or
+`sgl_kernel.flash_attn` (sgl-kernel). Asking whether a module is there imports none.
 """
 
 from __future__ import annotations
@@ -13,34 +13,52 @@ from functools import lru_cache
 from importlib import metadata
 from typing import Any
 
-MODULES = ("flash_attn_interface", "sgl_kernel.flash_attn")
-INSTALL = "pip install tokenspeed-fa3 (or flash-attn-3, or sgl-kernel)"
+FA3, FLASHMLA = "FlashAttention-3", "FlashMLA"
+MODULES = {FA3: ("flash_attn_interface", "sgl_kernel.flash_attn"), FLASHMLA: ("flash_mla",)}
+INSTALL = {
+    FA3: "pip install tokenspeed-fa3 (or flash-attn-3, or sgl-kernel)",
+    FLASHMLA: "pip install sgl-flash-mla",
+}
 NO_DISTRIBUTION = "flash-attn-3"
-"""The name that stands where no distribution claims the module, or none is there."""
+"""The name that stands where no distribution claims FlashAttention-3, or none is there."""
 
 
-def find_module() -> str:
+def find_module(library: str = FA3) -> str:
     """Name of the module that would be loaded, or the empty string."""
-    return next((name for name in MODULES if _found(name.partition(".")[0])), "")
+    return next((name for name in MODULES[library] if _found(name.partition(".")[0])), "")
 
 
 def supplier() -> str:
-    """The distribution that supplies the module, as package indexes spell it: tokenspeed-fa3."""
+    """The distribution that supplies FlashAttention-3, as package indexes spell it."""
     package = find_module().partition(".")[0]
     names = metadata.packages_distributions().get(package, []) if package else []
     return re.sub(r"[-_.]+", "-", names[0]).lower() if names else NO_DISTRIBUTION
 
 
-@lru_cache(maxsize=1)
-def load() -> Any:
+def missing(library: str) -> str:
+    """What to install, or the empty string."""
+    return "" if find_module(library) else f"{library} is not installed: {INSTALL[library]}"
+
+
+def broken(library: str) -> str:
+    """Why it does not load, or the empty string."""
+    try:
+        load(library)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+@lru_cache(maxsize=len(MODULES))
+def load(library: str = FA3) -> Any:
     """The module; RuntimeError saying what to install, or why the import failed."""
-    name = find_module()
-    if not name:
-        raise RuntimeError(f"FlashAttention-3 is not installed: {INSTALL}")
+    if reason := missing(library):
+        raise RuntimeError(reason)
+    name = find_module(library)
     try:
         return importlib.import_module(name)
     except (ImportError, OSError) as error:
-        raise RuntimeError(f"{name} of {supplier()} cannot be loaded: {error}") from error
+        raise RuntimeError(f"{name} cannot be loaded: {error}") from error
 
 
 @lru_cache(maxsize=1)

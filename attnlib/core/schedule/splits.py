@@ -23,7 +23,8 @@ from functools import cached_property
 
 import numpy as np
 
-from .facts import INT32_MAX, SchedulerFacts
+from ..spec import INT32_MAX, require_between, require_int
+from .facts import SchedulerFacts
 
 BATCHES_PER_CTA = 992
 """31 requests per warp (lane 31 only looks ahead), 32 warps."""
@@ -106,8 +107,7 @@ def num_words(facts: SchedulerFacts) -> int:
 
 def max_words(max_batch_size: int) -> int:
     """Words that hold the metadata of any call with at most `max_batch_size` requests."""
-    if max_batch_size < 1:
-        raise ValueError(f"max_batch_size must be an integer >= 1, got {max_batch_size!r}")
+    require_int("max_batch_size", max_batch_size)
     return 4 * (-(-max_batch_size // 4) * 4) + 1
 
 
@@ -151,7 +151,5 @@ def _lengths(name: str, values: np.ndarray, batch_size: int, most: int) -> np.nd
         raise ValueError(
             f"{name} must be [{batch_size}] integers, got {list(lens.shape)} {lens.dtype}"
         )
-    low, high = int(lens.min()), int(lens.max())
-    if low < 0 or high > most:
-        raise ValueError(f"{name} must lie in 0..{most}, got {low}..{high}")
+    require_between(name, lens, 0, most)
     return lens.astype(np.int64)

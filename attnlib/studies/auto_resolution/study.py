@@ -15,16 +15,10 @@ from ..fa3_decode_regression.study import (
     REGRESSED,
 )
 
-
-def _fp8(kv_dtype: str, dtype: str) -> DecodeCase:
-    return DecodeCase(AttnSpec(32, 8, 128, 16, dtype, kv_dtype), 16, 8192)
-
-
-RESOLUTION_CASES = (
-    DecodeCase(AttnSpec(32, 8, 128, 16), 16, 8192),
-    DecodeCase(AttnSpec(32, 8, 128, 16, "float16"), 16, 8192),
-    _fp8("float8_e4m3fn", "bfloat16"),
-    _fp8("float8_e4m3fn", "float8_e4m3fn"),
+FP8 = "float8_e4m3fn"
+RESOLUTION_CASES = tuple(
+    DecodeCase(AttnSpec(32, 8, 128, 16, *dtypes), 16, 8192)
+    for dtypes in ((), ("float16",), ("bfloat16", FP8), (FP8, FP8))
 )
 BF16 = RESOLUTION_CASES[:1]
 

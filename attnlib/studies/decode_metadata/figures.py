@@ -10,16 +10,7 @@ from ...draw import charts, style
 from ...draw.style import Look
 from ...kinds.cost import Ceilings
 from ...run.frame import over, times
-from .tables import (
-    FUSED,
-    MERGED,
-    OPS,
-    SERIAL,
-    TODAY,
-    against_best,
-    floor_us,
-    metadata_rows,
-)
+from .tables import FUSED, MERGED, OPS, SERIAL, TODAY, against_best, floor_us, metadata_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -23,6 +23,7 @@ from ...kinds.decode.case import DecodeCase
 from ...kinds.extend.case import ExtendCase
 from ...run import frame as frames
 from ...run.frame import cases_of, decode_rows, intervals, spread, tally
+from .study import EAGER, GRAPH
 
 FA2, FA3, AUTO, LIBRARY = "fa2", "fa3", "auto", "library"
 NAMES = {
@@ -40,7 +41,6 @@ FEW = (DECODE, "target_verify", "draft_extend", "dllm_extend")
 MANY = ("prefill_paged", PREFIX, "prefill_ragged")
 """Groups of prefill, which engines launch eagerly."""
 GROUPS = (*FEW, *MANY)
-GRAPH, EAGER = "graph", "profiler"
 PLANNED = {GRAPH: "for a graph", EAGER: "for eager"}
 """Timer -> how its calls were planned."""
 SIZES = ["group", "heads", "page_size", "q_len", "batch_size", "kv_len"]

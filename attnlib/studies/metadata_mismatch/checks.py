@@ -11,14 +11,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from ...kinds.mismatch.case import MISMATCHES, Splits, predict_splits
-from ..evidence import (
-    CONFIRMED,
-    PARTLY,
-    REFUTED,
-    Finding,
-    MissingRecordsError,
-    vote,
-)
+from ..evidence import CONFIRMED, PARTLY, REFUTED, Finding, MissingRecordsError, vote
 
 HARMLESS = "harmless"
 LENGTHS = ("lengths-grown", "lengths-shrunk")

@@ -10,15 +10,15 @@ from ...kinds.mismatch.case import told_facts as told_facts
 from ...run.study import Grid, Study
 
 MISMATCH_NAMES = tuple(mismatch.name for mismatch in MISMATCHES)
-MISFITS = tuple(MismatchCase(name, guard) for guard, name in product((False, True), MISMATCH_NAMES))
+CASES = tuple(MismatchCase(name, guard) for guard, name in product((False, True), MISMATCH_NAMES))
 
 STUDY = Study(
     name="metadata_mismatch",
     question="What happens when FA3's metadata does not fit the call, and who notices?",
     grids=(
-        Grid(MISFITS, ("fa3",), timers=("eager",), isolated=True),
+        Grid(CASES, ("fa3",), timers=("eager",), isolated=True),
         Grid(
-            tuple(case for case in MISFITS if case.name == "head-counts"),
+            tuple(case for case in CASES if case.name == "head-counts"),
             ("fa3",),
             timers=("eager",),
             headline=True,

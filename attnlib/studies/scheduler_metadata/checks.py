@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import pandas as pd
 
-from ...run.frame import decode_rows, launches, paired_times
-from ..evidence import (
-    Finding,
-    MissingRecordsError,
-    counted,
-    figure_word,
-    near,
-    vote,
-)
+from ...run.frame import decode_rows, launches
+from ..evidence import Finding, MissingRecordsError, counted, figure_word, near, vote
+from .tables import EACH, ONCE, savings
 
 LAYERS = 64
-EACH, ONCE, PREPARE = "fa3-step-each", "fa3-step-once", "prepare_varlen_num_blocks"
+KERNEL = "prepare_varlen_num_blocks"
 
 
 def launches_saved(frame: pd.DataFrame, figure: float) -> Finding:
     """A step of 64 layers has `figure` launches fewer when the schedule is made once."""
     rows = _steps(frame)
     saved = _difference(rows, launches(rows))
-    prepares = _difference(rows, launches(rows, PREPARE))
+    prepares = _difference(rows, launches(rows, KERNEL))
     held = int((saved == figure).sum())
     reason = (
-        f"{PREPARE} falls by {prepares.min():.0f} to {prepares.max():.0f}, but all launches of the "
+        f"{KERNEL} falls by {prepares.min():.0f} to {prepares.max():.0f}, but all launches of the "
         f"step fall by {figure:g} in {held} of {len(saved)} shapes only: where requests are not "
         f"split, each layer clears the schedule's semaphore with a launch of its own."
     )
@@ -36,7 +30,7 @@ def launches_saved(frame: pd.DataFrame, figure: float) -> Finding:
 def microseconds_saved(frame: pd.DataFrame, figure: float) -> Finding:
     """A step of 64 layers, in a graph, saves `figure` us, the rounds' paired differences."""
     rows, eager = _steps(frame), _steps(frame, timer="eager")
-    saved, outside = _saved(rows), _saved(eager)
+    saved, outside = savings(rows).saved, savings(eager, timer="eager").saved
     held = near(saved, figure)
     low, middle, high = saved.min(), saved.median(), saved.max()
     reason = (
@@ -56,8 +50,8 @@ def no_layer_prepares(frame: pd.DataFrame) -> Finding:
     if rows.empty:
         raise MissingRecordsError(f"{ONCE} has no record that is ok")
     layers = ", ".join(f"{n:.0f}" for n in sorted(rows.layers.unique()))
-    says = f"{{held}} traces of steps of {layers} layers have one {PREPARE}."
-    return counted(rows, launches(rows, PREPARE) == 1, says, "1 a step")
+    says = f"{{held}} traces of steps of {layers} layers have one {KERNEL}."
+    return counted(rows, launches(rows, KERNEL) == 1, says, "1 a step")
 
 
 def _steps(frame: pd.DataFrame, *, timer: str = "graph") -> pd.DataFrame:
@@ -74,9 +68,3 @@ def _difference(rows: pd.DataFrame, counts: pd.Series) -> pd.Series:
         index="case", columns="backend", values="count", aggfunc="median", sort=False
     )
     return wide[EACH] - wide[ONCE]
-
-
-def _saved(rows: pd.DataFrame) -> pd.Series:
-    """Shape by shape, the mean over rounds of what `ONCE` saves, in us."""
-    found = paired_times(rows, EACH, ONCE)
-    return pd.Series([(pd.Series(each) - pd.Series(once)).mean() for _, each, once in found])

@@ -6,7 +6,6 @@ The first two draw records; the others draw the model, for which nothing is meas
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import chain, cycle
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,6 @@ from ...core.schedule.facts import SchedulerFacts
 from ...core.schedule.splits import plan_splits
 from ...draw import charts, style
 from ...run.frame import decode_rows
-from . import vectors
 from .tables import EACH, NEEDED_SHARE, ONCE, PREPARE, SGLANG_SAVES_US, savings
 from .tiles import Tile, assign_tiles, balance
 
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LENGTH = "kv_len, tokens"
-BATCHES, LENGTHS = (1, 4, 16, 64, 128), (512, 2048, 8192, 32768, 131072)
 
 
 def savings_chart(frame: pd.DataFrame, layers: int = 64) -> Figure:
@@ -87,7 +84,9 @@ def tile_chart(facts: SchedulerFacts, batches: Mapping[str, Sequence[int]]) -> F
         tiles = assign_tiles(plan)
         busy = 100 * balance(tiles, num_sms=facts.usable_sms)
         counted = f"{len(tiles)} tiles, {busy:.0f} % busy"
-        parts[f"{name}: {_span(plan.num_splits)} splits\n{counted}"] = tiles
+        least, most = plan.num_splits.min(), plan.num_splits.max()
+        splits = f"{least}" if least == most else f"{least} to {most}"
+        parts[f"{name}: {splits} splits\n{counted}"] = tiles
     return _tiles_figure(facts, parts, (3.6 * len(batches), 4.6), share="y")
 
 
@@ -130,39 +129,3 @@ def _tiles_figure(
         axis.set_ylim(facts.usable_sms - 0.5, -0.5)
         axis.grid(visible=False)
     return figure
-
-
-def split_table(facts: SchedulerFacts) -> pd.DataFrame:
-    """Splits of a request where all are as long as the table: kv_len down, batch size across."""
-
-    def splits(batch: int, length: int) -> int:
-        sized = replace(facts, batch_size=batch, max_seqlen_k=length)
-        return int(plan_splits(sized, np.full(batch, length)).num_splits[0])
-
-    caps = [replace(facts, batch_size=1, max_seqlen_k=length).split_cap for length in LENGTHS]
-    found = {batch: [splits(batch, length) for length in LENGTHS] for batch in BATCHES}
-    table = pd.DataFrame(found | {"cap": caps}, index=LENGTHS)
-    return table.rename_axis(index="kv_len", columns="batch size")
-
-
-def model_agreement() -> pd.DataFrame:
-    """The model's words beside those that FA3 wrote on a GPU, over all committed calls.
-
-    A row per kind of word: how many, how many contradict the model, and how many of the open ones
-    came out as the model chose.
-    """
-    _, calls = vectors.read(vectors.COMMITTED)
-    judged = [vectors.compare(call, words) for call, words in calls if words is not None]
-    words, alike = (
-        pd.DataFrame(getattr(each, name) for each in judged).sum()
-        for name in ("counts", "open_alike")
-    )
-    wrong = sum(sum(each.wrong.values()) for each in judged)
-    table = pd.DataFrame({"calls": len(judged), "words": words, "as the model chose": alike})
-    table["contradict it"] = pd.Series({"specified": wrong, "tie": 0, "rounding": 0})
-    return table.loc[["specified", "tie", "rounding", "padding"]].astype("Int64")
-
-
-def _span(values: np.ndarray) -> str:
-    low, high = int(values.min()), int(values.max())
-    return f"{low}" if low == high else f"{low} to {high}"

@@ -8,13 +8,21 @@ size.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 
+from ...core.schedule.facts import SchedulerFacts
+from ...core.schedule.splits import plan_splits
 from ...measure.stats import paired_gap
 from ...run.frame import cases_of, decode_rows, intervals, launches, paired_times
+from .study import EACH_OR_ONCE
+from .vectors import COMMITTED, compare, read
 
-EACH, ONCE, PREPARE = "fa3-step-each", "fa3-step-once", "fa3-prepare"
+EACH, ONCE = EACH_OR_ONCE
+PREPARE = "fa3-prepare"
+BATCHES, LENGTHS = (1, 4, 16, 64, 128), (512, 2048, 8192, 32768, 131072)
 STEP = ["layers", "page_size", "kv_len", "batch_size"]
 TIMES = ("each", "once", "saved", "low", "high")
 PARTS = {
@@ -127,6 +135,37 @@ def accounts_summary(frame: pd.DataFrame, *, layers: int = 64) -> pd.DataFrame:
     found = accounts(frame, layers=layers)
     kinds = ["prepare", "zeroing", "hidden", "others", "saved"]
     return found.groupby("kv_len")[kinds].median().round(0).reset_index()
+
+
+def split_table(facts: SchedulerFacts) -> pd.DataFrame:
+    """Splits of a request where all are as long as the table: kv_len down, batch size across."""
+
+    def splits(batch: int, length: int) -> int:
+        sized = replace(facts, batch_size=batch, max_seqlen_k=length)
+        return int(plan_splits(sized, np.full(batch, length)).num_splits[0])
+
+    caps = [replace(facts, batch_size=1, max_seqlen_k=length).split_cap for length in LENGTHS]
+    found = {batch: [splits(batch, length) for length in LENGTHS] for batch in BATCHES}
+    table = pd.DataFrame(found | {"cap": caps}, index=LENGTHS)
+    return table.rename_axis(index="kv_len", columns="batch size")
+
+
+def model_agreement() -> pd.DataFrame:
+    """The model's words beside those that FA3 wrote on a GPU, over all committed calls.
+
+    A row per kind of word: how many, how many contradict the model, and how many of the open ones
+    came out as the model chose.
+    """
+    _, calls = read(COMMITTED)
+    judged = [compare(call, words) for call, words in calls if words is not None]
+    words, alike = (
+        pd.DataFrame(getattr(each, name) for each in judged).sum()
+        for name in ("counts", "open_alike")
+    )
+    wrong = sum(sum(each.wrong.values()) for each in judged)
+    table = pd.DataFrame({"calls": len(judged), "words": words, "as the model chose": alike})
+    table["contradict it"] = pd.Series({"specified": wrong, "tie": 0, "rounding": 0})
+    return table.loc[["specified", "tie", "rounding", "padding"]].astype("Int64")
 
 
 def _steps(frame: pd.DataFrame, value: str) -> tuple[pd.DataFrame, list[str]]:

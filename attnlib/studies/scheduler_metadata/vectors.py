@@ -88,7 +88,10 @@ def compare(call: Call, words: np.ndarray) -> Comparison:
     model = words_of(plan)
     if words.shape != model.values.shape:
         return Comparison({"size": 1}, model.counts(), {})
-    wrong = min((_wrong_words(candidate, words) for candidate in candidates(plan)), key=_total)
+    wrong = min(
+        (_wrong_words(candidate, words) for candidate in candidates(plan)),
+        key=lambda counts: sum(counts.values()),
+    )
     alike = {
         name: int(((model.why == code) & (words == model.values)).sum())
         for code, name in enumerate(WHY)
@@ -106,10 +109,6 @@ def read(path: Path) -> tuple[dict[str, Any], list[tuple[Call, np.ndarray | None
         array = None if words is None else np.array(words, np.int32)
         found.append((Call.from_dict(line), array))
     return header, found
-
-
-def _total(counts: dict[str, int]) -> int:
-    return sum(counts.values())
 
 
 def _wrong_words(plan: SplitPlan, words: np.ndarray) -> dict[str, int]:
@@ -141,10 +140,6 @@ def _unexplained_positions(plan: SplitPlan, words: np.ndarray) -> int:
     return int((~right).sum())
 
 
-def _zeros(rng: np.random.Generator, high: int, n: int) -> np.ndarray:
-    return rng.integers(1, high + 1, n) * (rng.random(n) < 0.7)
-
-
 def _edges(rng: np.random.Generator, high: int, n: int) -> np.ndarray:
     near = rng.integers(0, high // 64 + 1, n) * 64 + rng.integers(-1, 2, n)
     return np.clip(near, 1, high)
@@ -160,7 +155,7 @@ _DRAW = {
     "fixed": lambda rng, high, n: np.full(n, high),
     "uniform": lambda rng, high, n: rng.integers(1, high + 1, n),
     "skewed": _skewed,
-    "zeros": _zeros,
+    "zeros": lambda rng, high, n: rng.integers(1, high + 1, n) * (rng.random(n) < 0.7),
     "edges": _edges,
     "few": lambda rng, high, n: rng.choice(rng.integers(1, high + 1, 3), n),
 }
