@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import pytest
 from support.published import NOTEBOOKS, prose, published, says
@@ -15,6 +16,7 @@ from attnlib.studies import measurement_trust as trust
 from attnlib.studies.fa3_decode_regression.study import FIXED, HEADLINE, REGRESSED, WIDE
 
 FP8, BF16 = "float8_e4m3fn", "bfloat16"
+says_01, says_02, says_03 = (partial(says, number) for number in ("01", "02", "03"))
 
 
 pytestmark = pytest.mark.usefixtures("published_records")
@@ -50,12 +52,12 @@ def test_notebook_03_names_the_verdict_that_lies_nearest_to_its_margin(frame):
     words = trust.verdicts(broken, rows.AUTO, rows.FA2, noise=noise)
     assert set(words.verdict) == {"slower"} and (words.low > 1 + words.margin).all()
     nearest = words.loc[words.low.idxmin()]
-    says("03", f"the nearest, {nearest.heads} heads, begins at {nearest.low:.2f}")
+    says_03(f"the nearest, {nearest.heads} heads, begins at {nearest.low:.2f}")
 
 
 def test_notebook_01_names_the_price_of_the_resolution():
     before, during = resolved_us(BF16, BF16, "0.5.3"), resolved_us(BF16, BF16, "0.6.3")
-    says("01", f"takes {before:.0f} us on 0.5.3 and {during:.0f} us on 0.6.3")
+    says_01(f"takes {before:.0f} us on 0.5.3 and {during:.0f} us on 0.6.3")
 
 
 def test_notebook_01_lists_the_releases_that_ran_fa3_and_no_other():
@@ -64,48 +66,45 @@ def test_notebook_01_lists_the_releases_that_ran_fa3_and_no_other():
     fa3 = sixteen[sixteen["ran"] == "fa3"].release.tolist()
     assert fa3 == ["0.6.0", "0.6.1", "0.6.2", "0.6.3"]
     assert set(sixteen[sixteen["ran"] == "fa2"].release) == {"0.5.3", "0.6.4", "0.7.2.post1"}
-    says("01", "releases 0.6.0 to 0.6.3, and fa2 in 0.5.3, 0.6.4 and 0.7.2.post1")
+    says_01("releases 0.6.0 to 0.6.3, and fa2 in 0.5.3, 0.6.4 and 0.7.2.post1")
 
 
 def test_notebook_02_answers_with_the_grids_median_and_worst(wide):
     grid = tables.slowdown_grid(wide, REGRESSED)
-    says(
-        "02",
+    says_02(
         f"{grid.ratio.median():.1f} times as long as fa2 in the median of {len(grid)} shapes "
         f"and up to {grid.ratio.max():.0f} times at worst",
     )
     wins = grid[grid.ratio < 1]
-    says("02", f"in {len(wins)} of the {len(grid)} shapes it wins")
-    says("02", f"down to {grid.ratio.min():.2f} of fa2's time")
+    says_02(f"in {len(wins)} of the {len(grid)} shapes it wins")
+    says_02(f"down to {grid.ratio.min():.2f} of fa2's time")
     assert set(wins.heads) == {"32/32"} and set(wins.batch_size) == {4}
 
 
 def test_notebook_02_gives_the_range_of_the_headline_shapes(frame, limit):
     table = tables.headline(frame[frame.case.isin(HEADLINE)], limit, REGRESSED)
     low, high = table["fa3 / fa2"].min(), table["fa3 / fa2"].max()
-    says("02", f"runs from {low:.2f}, for multi-head attention")
-    says("02", f"to {high:.1f}, for one long request")
+    says_02(f"runs from {low:.2f}, for multi-head attention")
+    says_02(f"to {high:.1f}, for one long request")
     beaten = (table["CUDA cores"] < table.fa3).sum()
-    says("02", f"beats fa3 in {beaten} of these 7 shapes")
+    says_02(f"beats fa3 in {beaten} of these 7 shapes")
     assert (table.rounds >= 3).all()
 
 
 def test_notebook_02_says_how_well_the_schedule_predicts(frame, limit):
     low, high = tables.predictions(frame, limit, REGRESSED).error.quantile([0.1, 0.9])
-    says("02", f"lies between {low:.2f} and {high:.2f} for 80 % of them")
+    says_02(f"lies between {low:.2f} and {high:.2f} for 80 % of them")
 
 
 def test_notebook_02_says_how_far_the_clocks_fell(wide):
     slow = tables.clocks(wide, REGRESSED)["below 1900 MHz, %"]
-    says(
-        "02", f"{slow['fa3']} % of fa3's measurements end below 1900 MHz, {slow['fa2']} % of fa2's"
-    )
+    says_02(f"{slow['fa3']} % of fa3's measurements end below 1900 MHz, {slow['fa2']} % of fa2's")
 
 
 def test_notebook_02_says_what_fp8_still_costs():
     slow, fast = resolved_us(FP8, FP8, "0.6.4"), resolved_us(BF16, FP8, "0.6.4")
-    says("02", f"{slow:.0f} us, where a bf16 query")
-    says("02", f"fa2 in {fast:.0f} us")
+    says_02(f"{slow:.0f} us, where a bf16 query")
+    says_02(f"fa2 in {fast:.0f} us")
 
 
 def test_auto_takes_fa2s_time_in_every_fixed_release(frame):
@@ -134,14 +133,14 @@ def trusted():
 
 def test_notebook_03_answers_with_the_aa_noise_and_its_pairs(trusted):
     pairs, noise = trust.aa_pairs(trusted), trust.noise_of(trusted)
-    says("03", f"differs by less than {100 * noise:.1f} % in 95 % of {len(pairs)} pairs")
+    says_03(f"differs by less than {100 * noise:.1f} % in 95 % of {len(pairs)} pairs")
     assert (pairs.ratio - 1).abs().median() < 0.01
 
 
 def test_notebook_03_says_how_often_graph_and_profiler_agree(trusted):
     table = trust.agreement(trusted)
     agree = table["within 2 %"]
-    says("03", f"on {agree['flashinfer-fa3']} of {table.cases['flashinfer-fa3']} of fa3")
+    says_03(f"on {agree['flashinfer-fa3']} of {table.cases['flashinfer-fa3']} of fa3")
     for name in ("flashinfer-fa2", "flashinfer-cuda-cores"):
         assert agree[name] == table.cases[name]
 
@@ -149,20 +148,20 @@ def test_notebook_03_says_how_often_graph_and_profiler_agree(trusted):
 def test_notebook_03_says_what_graph_mode_costs_the_cuda_cores(trusted):
     table = trust.timer_table(trusted).set_index(["backend", "heads", "batch_size"])
     row = table.loc[("flashinfer-cuda-cores", "32/8", 1)]
-    says("03", f"take {row.graph:.1f} us in a graph and {row.profiler:.1f} in the")
+    says_03(f"take {row.graph:.1f} us in a graph and {row.profiler:.1f} in the")
 
 
 def test_notebook_03_says_what_a_cold_cache_costs_fa2(trusted):
     table = trust.cold_table(trusted)
     fa2 = table[table.backend == "flashinfer-fa2"].set_index("mib").ratio
-    says("03", f"costs fa2 {100 * (fa2[16.0] - 1):.0f} % at 16 MiB")
+    says_03(f"costs fa2 {100 * (fa2[16.0] - 1):.0f} % at 16 MiB")
     assert (fa2[fa2.index >= 128] <= 1.02).all()
 
 
 def test_notebook_03_gives_the_ceilings_gain_and_launch(trusted):
     limit = rows.ceilings(trusted)
-    says("03", f"reaches {100 * (limit.read_gbps / limit.copy_gbps - 1):.0f} % more")
-    says("03", f"costs {limit.launch_us:.2f} us in a graph")
+    says_03(f"reaches {100 * (limit.read_gbps / limit.copy_gbps - 1):.0f} % more")
+    says_03(f"costs {limit.launch_us:.2f} us in a graph")
 
 
 def test_notebook_03_judges_the_regression_and_its_fix(frame, trusted):
@@ -172,7 +171,7 @@ def test_notebook_03_judges_the_regression_and_its_fix(frame, trusted):
             rows.decode_rows(top, release=release), rows.AUTO, rows.FA2, noise=noise
         )
         assert set(judged.verdict) == {word}
-        says("03", f"{word} in {len(judged)} of 7 shapes")
+        says_03(f"{word} in {len(judged)} of 7 shapes")
 
 
 def test_aa_noise_has_no_throttled_record(trusted):

@@ -45,7 +45,7 @@ def test_notebook_05_answers_with_the_sources_case(studied, bounds):
     row = metadata.side_by_side(studied, metadata.METADATA, bounds).set_index(SIZES).loc[SOURCE]
     tells(
         f"in {row[FUSED]:.2f} us, where op by op takes {row[OPS]:.1f} us and SGLang 0.5.23 takes "
-        f"{row[TODAY]:.2f} us (batch 32, page size 1, 8,192 tokens, in a graph)",
+        f"{row[TODAY]:.2f} us (batch 32, page size 1, 8,192 tokens, in a graph)"
     )
 
 
@@ -100,7 +100,7 @@ def test_notebook_05_says_where_fusing_loses(studied, best):
     count = {name: (found.low > 1).sum() for name, found in lost.items()}
     tells(
         f"at {count[MERGED]} of {len(best)} sizes as merged and at {count[TODAY]} of them today, "
-        f"by up to {lost[MERGED].ratio.max():.0f} times; `serial` at {count[SERIAL]}",
+        f"by up to {lost[MERGED].ratio.max():.0f} times; `serial` at {count[SERIAL]}"
     )
     shortest = metadata.crossovers(studied).query("max_ctx == 128")
     assert set(shortest[list(RIVALS)].to_numpy().ravel()) == {"512"}
@@ -113,7 +113,7 @@ def test_notebook_05_says_what_the_overlap_gives(studied):
     row = table.loc[ONE_REQUEST]
     tells(
         f"without it the call takes {row['without / with']:.2f} times as long, {row[ALONE]:.2f} "
-        f"us, where SGLang's merged kernel takes {row[MERGED]:.2f}, in rounds too far apart",
+        f"us, where SGLang's merged kernel takes {row[MERGED]:.2f}, in rounds too far apart"
     )
     decode = metadata.metadata_rows(studied)
     even = rows.over(decode, ALONE, MERGED).set_index(SIZES).loc[ONE_REQUEST]
@@ -138,7 +138,7 @@ def test_notebook_05_gives_the_other_builders(studied):
     arrays, draft, verify = table["median"]
     tells(
         f"{arrays:.0f}, {draft:.0f} and {verify:.1f} times in the median, at least "
-        f"{table.least.min():.1f} everywhere",
+        f"{table.least.min():.1f} everywhere"
     )
 
 
@@ -147,7 +147,7 @@ def test_notebook_05_gives_eager_wall_times():
     wall, gpu = table.wall, table["GPU, traced"]
     tells(
         f"fused takes {wall[FUSED]:.1f} us of it for {gpu[FUSED]:.1f} us of GPU work, "
-        f"op by op {wall[OPS]:.1f} us for {gpu[OPS]:.1f}",
+        f"op by op {wall[OPS]:.1f} us for {gpu[OPS]:.1f}"
     )
     tells(f"launch path takes SGLang {wall[MERGED]:.1f} us")
     tells(f"slower one to launch, {wall[TODAY]:.1f} us")

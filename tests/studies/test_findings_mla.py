@@ -58,7 +58,7 @@ def test_notebook_09_answers_with_the_shapes_that_flashinfer_wins(verdicts, wron
     sizes = MLA_TOKEN_BYTES["bfloat16"] / MLA_TOKEN_BYTES["fp8-656"]
     tells(
         f"in {faster} of {len(verdicts)} shapes, {verdicts.ratio.median():.2f} of its time in the "
-        f"median, although it reads {sizes:.2f} times the bytes",
+        f"median, although it reads {sizes:.2f} times the bytes"
     )
     (tokens,) = (wrong.batch_size * wrong.kv_len).unique()
     tells(f"silently wrong on caches of {tokens / 1e6:.1f} million tokens")
@@ -69,9 +69,7 @@ def test_notebook_09_counts_the_wrong_records(studied, wrong):
     assert set(studied.status) == {"ok", "incorrect"}
     tells(f"{len(wrong)} records of FlashInfer 0.6.4 are `incorrect`")
     right = studied[(studied.release == "0.6.4") & (studied.status == "ok")]
-    tells(
-        f"{len(wrong)} of {len(wrong)} records of 0.6.4 are wrong, its {len(right)} others right",
-    )
+    tells(f"{len(wrong)} of {len(wrong)} records of 0.6.4 are wrong, its {len(right)} others right")
 
 
 def test_notebook_09_predicts_from_the_bounds(bounds):
@@ -139,9 +137,7 @@ def test_notebook_09_says_what_bounds_each_kernel(studied, bounds):
 
 def test_notebook_09_says_what_fewer_heads_buy(studied, kernels):
     table = mla.by_heads(studied).set_index("design")["16 / 128"]
-    tells(
-        f"fa3 takes {span(table[FA3], 2)} of the time and FlashMLA {span(table[FLASHMLA], 2)}.",
-    )
+    tells(f"fa3 takes {span(table[FA3], 2)} of the time and FlashMLA {span(table[FLASHMLA], 2)}.")
     wide = mla.by_heads(studied).set_index(["design", "top_k", "batch"])
     row = wide.loc[FLASHMLA, 512, 64]
     tells(f"{row[128]:.1f} us with 128, {row[16]:.1f} with 16")
@@ -154,9 +150,7 @@ def test_notebook_09_compares_tensor_with_data_parallelism(studied):
     table = mla.tensor_or_data(studied).set_index(["GPUs", "requests", "top_k"])
     ratios = {name: table[f"{name}: TP / DP"] for name in (FA3, FLASHMLA)}
     four, eight, short = (4, 256, 2048), (8, 64, 2048), (8, 64, 512)
-    tells(
-        f"TP takes fa3 {ratios[FA3][four]:.2f} and FlashMLA {ratios[FLASHMLA][four]:.2f} times",
-    )
+    tells(f"TP takes fa3 {ratios[FA3][four]:.2f} and FlashMLA {ratios[FLASHMLA][four]:.2f} times")
     tells(f"it is {ratios[FA3][eight]:.2f} and {ratios[FLASHMLA][eight]:.2f}, of which")
     tells(f"fa3 gains from TP there ({ratios[FA3][short]:.2f})")
 
@@ -176,7 +170,7 @@ def test_notebook_09_finds_no_effect_of_the_context(studied):
     saved = 100 * (1 - short / dense)
     tells(
         f"saves fa3 {saved[fa3]:.0f} % of that, and FlashMLA, which changes to its FP8 kernel, "
-        f"{saved[flashmla]:.0f} %",
+        f"{saved[flashmla]:.0f} %"
     )
     assert FLASHMLA_DENSE in set(mla.mla_rows(studied).backend)
 
@@ -213,9 +207,7 @@ def test_notebook_09_says_what_the_fix_costs(studied):
     table = mla.release_counts(studied).set_index("kernel")
     fa2, fa3 = table.loc["fa2"], table.loc["fa3"]
     assert fa3.slower == 0 and fa2.slower == 1
-    tells(
-        f"its ratios run from {fa3.lowest:.2f} to {fa3.highest:.2f} around {fa3['median']:.2f}",
-    )
+    tells(f"its ratios run from {fa3.lowest:.2f} to {fa3.highest:.2f} around {fa3['median']:.2f}")
     found = rows.over(mla.sparse_rows(studied), FA2, mla.OLD_FA2)
     slower = found[found.verdict == "slower"].ratio
     assert f"One of {len(found)} shapes of fa2 did, by {100 * (slower.max() - 1):.0f} %" in prose(
@@ -254,5 +246,5 @@ def test_notebook_09_meets_the_limit_within_one_request():
     tells(
         f"right in 6 of 6 records with {within['tokens']:,} tokens, and wrong in 6 of 6 with "
         f"{beyond['tokens']:,}, of which {beyond['lost, %']:.1f} % lie behind the limit. The worst "
-        f"row is off by {beyond['worst row']:.2f}",
+        f"row is off by {beyond['worst row']:.2f}"
     )

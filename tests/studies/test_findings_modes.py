@@ -40,7 +40,7 @@ def test_notebook_08_answers_with_shapes_and_what_prefill_pays(studied, ratio):
     tells(
         f"faster than fa3 at {few['fa2 faster'].sum()} of {few.shapes.sum()} shapes, and wrong for "
         f"prefill, where it is slower at {many['fa2 slower'].sum()} of {many.shapes.sum()} and "
-        f"takes {prefill.median():.2f} times as long in the median; in decode",
+        f"takes {prefill.median():.2f} times as long in the median; in decode"
     )
     tells(f"More shapes than {len(ratio)}.")
     assert counts["fa2 same"].sum() == 0
@@ -103,7 +103,7 @@ def test_notebook_08_says_what_a_pin_costs(studied):
     fa2, auto, rule = lost["fa2 everywhere"], lost["auto of 0.6.4"], lost["fa3 for prefill"]
     tells(
         f"costs {fa2['prefill_paged']:.2f} in paged prefill of new prompts, {fa2[PREFIX]:.2f} "
-        f"behind a prefix and {fa2['prefill_ragged']:.2f} in ragged prefill",
+        f"behind a prefix and {fa2['prefill_ragged']:.2f} in ragged prefill"
     )
     assert lost.loc["prefill_ragged", "as #18364 left it"] == 1
     assert auto[["decode", "prefill_paged", "prefill_ragged"]].tolist() == [1, 1, 1]
@@ -120,7 +120,7 @@ def test_notebook_08_says_that_a_tile_costs_the_same_full_or_empty(studied, boun
     one = pick(table, batch_size=1).set_index("q_len")
     tells(
         f"fa3 takes {one.fa3[1]:.0f} us for one query of one request, {one.fa3[4]:.0f} for 4 and "
-        f"{one.fa3[32]:.0f} for 32",
+        f"{one.fa3[32]:.0f} for 32"
     )
     apart = table.groupby("batch_size").fa3.agg(lambda times: times.max() / times.min() - 1)
     tells(f"of a batch size lie at most {100 * apart.max():.0f} %")
@@ -143,7 +143,7 @@ def test_notebook_08_says_what_auto_is_since_the_fix(studied):
     eager = pick(middle, planned="for eager")["auto / fa2"]
     tells(
         f"takes {span(graph, 2)} times as long as fa2 in a graph, "
-        f"{span(eager, 2)} planned for eager",
+        f"{span(eager, 2)} planned for eager"
     )
     tree = pick(table, mask="tree")
     assert set(tree.ran) == {"fa2"} and tree["auto / fa2"].between(0.98, 1.02).all()
@@ -155,7 +155,7 @@ def test_notebook_08_says_what_a_graph_costs_fa2(studied):
     larger = fa2["tile for a graph"] > fa2["tile for eager"]
     tells(
         f"Where the graph's tile is larger, fa2 takes {span(fa2[larger].ratio, 2)} times as long; "
-        f"where the tile is the same, {span(fa2[~larger].ratio, 2)}",
+        f"where the tile is the same, {span(fa2[~larger].ratio, 2)}"
     )
     tells(f"moves by {span(fa3.ratio, 2)}: that much is order and power limit")
     (source,) = pick(fa2, **SOURCE).to_dict("records")
@@ -195,9 +195,7 @@ def test_notebook_08_says_what_a_mask_costs(studied):
 
 def test_notebook_08_says_where_the_library_is_first(studied):
     table = modes.library(studied)
-    tells(
-        f"the library is first at {table['library first'].sum()} of {table.shapes.sum()} shapes",
-    )
+    tells(f"the library is first at {table['library first'].sum()} of {table.shapes.sum()} shapes")
     times = modes.times(modes.plain(modes.mode_rows(studied)))
     times = times[times[LIBRARY].notna() & times["mode"].isin(("target_verify", "draft_extend"))]
     first = times[LIBRARY] < times[[FA2, FA3]].min(axis=1)

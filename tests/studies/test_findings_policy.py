@@ -75,9 +75,7 @@ def test_where_flashattention_3_wins_is_told(studied):
             blocks = case.batch_size * case.spec.num_kv_heads
             won[slots < blocks <= 2 * slots].append(min(times, key=times.get) == regret.FA3_LIBRARY)
     inside, outside = won[True], won[False]
-    tells(
-        f"fastest of {sum(inside)} of the {len(inside)} batches with {slots + 1} to {2 * slots}",
-    )
+    tells(f"fastest of {sum(inside)} of the {len(inside)} batches with {slots + 1} to {2 * slots}")
     tells(f"and of {sum(outside)} of the other {len(outside)}")
 
 
@@ -98,7 +96,7 @@ def test_what_known_cases_lose_when_left_out_is_told(studied):
     tells(
         f"Of the {len(ours)} known ones, left out by sevenths, {(ours > 0.05).sum()} lose more "
         f"than 5 % among FlashInfer's kernels and {(all_ > 0.05).sum()} with FlashAttention-3, "
-        f"up to {100 * ours.max():.0f} and {100 * all_.max():.0f} %",
+        f"up to {100 * ours.max():.0f} and {100 * all_.max():.0f} %"
     )
 
 
@@ -108,7 +106,7 @@ def test_the_counts_of_fastest_are_those_of_the_table(studied):
     tells(
         f"{total.sum()} batches each kernel is the fastest in. fa2 has {total['fa2']}, CUDA cores "
         f"{total['CUDA cores']}, FlashAttention-3 {total['FlashAttention-3']} and FlashInfer's fa3 "
-        f"{total['fa3']}",
+        f"{total['fa3']}"
     )
     few = table[table.group <= 2]
     assert (few["CUDA cores"] > few[["fa2", "fa3", "FlashAttention-3"]].sum(axis=1)).all()
