@@ -74,32 +74,23 @@ class MlaBatch:
         return torch.where(chosen == NO_TOKEN, NO_TOKEN, slots).int()
 
 
-@dataclass(frozen=True)
-class AttendedPages:
+def attended_pages(
+    batch: MlaBatch,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
     """What each request attends to, ragged: whole pages, or chosen tokens as pages of one token.
 
-    `kv_indptr` [bs + 1] int32, prefix sums in pages; `kv_indices` [pages] int32; `kv_lens` [bs]
-    int32, tokens.
+    Prefix sums in pages [bs + 1] int32, pages [n] int32, tokens of each request [bs] int32, and
+    tokens of a page. Of a sparse batch after `slots` has checked it.
     """
-
-    kv_indptr: torch.Tensor
-    kv_indices: torch.Tensor
-    kv_lens: torch.Tensor
-    page_size: int
-
-
-def attended_pages(batch: MlaBatch) -> AttendedPages:
-    """The ragged form of `batch`; of a sparse one after `slots` has checked it."""
     paged = batch.paged
     if batch.chosen is None:
-        page_size = batch.spec.page_size
-        return AttendedPages(paged.kv_indptr, paged.kv_indices, paged.seq_lens, page_size)
+        return paged.kv_indptr, paged.kv_indices, paged.seq_lens, batch.spec.page_size
     slots = batch.slots()
     live = slots != NO_TOKEN
     counts = live.sum(1, dtype=torch.int32)
     kv_indptr = torch.zeros_like(paged.kv_indptr)
     kv_indptr[1:] = counts.cumsum(0)
-    return AttendedPages(kv_indptr, slots[live], counts, 1)
+    return kv_indptr, slots[live], counts, 1
 
 
 def require_pages(cache: torch.Tensor, highest: int) -> None:

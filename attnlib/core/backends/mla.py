@@ -20,10 +20,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the field's own name
 
 from ..mla import NO_TOKEN, MlaBatch, attended_pages, require_pages
-from ..schedule import library
 from ..schedule.flashmla import GuardedSchedMeta
+from ..schedule.library import FLASHMLA
 from ..spec import LATENT_DIM, MLA_HEAD_DIM, ROPE_DIM, AttnSpec, MlaSpec
-from .base import Backend, Plan, installed_version, lacks_gpu, require_same_table
+from .base import Backend, Plan, installed_version, require_same_table
 from .flashinfer import reported_backend
 from .limits import why_not
 from .table import Entry
@@ -48,17 +48,17 @@ class FlashInferMla(Backend[MlaBatch, torch.Tensor]):
 
         Under CUDA graphs `out` must have as many requests, columns and pages. Synchronises.
         """
-        tokens = attended_pages(batch)
+        sums, pages, lens, page_size = attended_pages(batch)
         if out is not None:
             _require_alike(out.batch, batch)
         wrapper = self._wrapper(batch) if out is None else out.state[0]
         rows = torch.arange(batch.batch_size + 1, dtype=torch.int32, device=self.device)
         wrapper.plan(
-            *(rows, tokens.kv_indptr, tokens.kv_indices, tokens.kv_lens),
-            *(batch.spec.num_qo_heads, LATENT_DIM, ROPE_DIM, tokens.page_size),
+            *(rows, sums, pages, lens),
+            *(batch.spec.num_qo_heads, LATENT_DIM, ROPE_DIM, page_size),
             *(False, batch.spec.softmax_scale, torch.bfloat16, torch.bfloat16),
         )
-        highest_page = int(tokens.kv_indices.max()) * tokens.page_size // batch.spec.page_size
+        highest_page = int(pages.max()) * page_size // batch.spec.page_size
         return Plan(batch, reported_backend(wrapper), (wrapper, highest_page))
 
     def run(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan[MlaBatch]) -> torch.Tensor:
@@ -110,11 +110,7 @@ class _FlashMlaStep:
 class _FlashMla(Backend[MlaBatch, torch.Tensor]):
     """flash_mla_with_kvcache. The first `run` of a plan also makes its schedule, on the GPU."""
 
-    @classmethod
-    def unavailable(cls, entry: Entry) -> str:
-        """FlashMLA missing or not loadable, no CUDA GPU, or none of compute capability 9.x."""
-        source = library.FLASHMLA
-        return library.missing(source) or lacks_gpu(entry) or library.broken(source)
+    source = FLASHMLA
 
 
 class FlashMlaDense(_FlashMla):
