@@ -5,7 +5,7 @@
 | `copy` | elementwise kernel over 4 GiB, out of place | bytes read plus bytes written |
 | `read` | sum of 4 GiB, a reduction that writes next to nothing | bytes read |
 | `matmul` | 8192 x 8192 x 8192 bf16 product of random data, cuBLAS | 2 n^3 FLOPs |
-| `launch` | an empty Triton kernel, hundreds in one graph | launches |
+| `launch` | an empty Triton kernel, hundreds in one graph: what each kernel costs | launches |
 | `gather` | 2 M words, one in every 64 bytes of 2 GiB, read and stored densely | words |
 
 The copy is a kernel (negation), not a memcpy: inside a graph a memcpy node goes to a copy engine,
@@ -37,27 +37,27 @@ def gather_kernel(source, target, STRIDE: tl.constexpr, BLOCK: tl.constexpr) -> 
     tl.store(target + words, tl.load(source + words * STRIDE))
 
 
-def copy_call() -> tuple[Callable[[], object], float]:
-    """A copying kernel and the bytes it moves (read plus written)."""
+Ceiling = tuple[Callable[[], object], float]
+"""The call that is timed, and what it counts."""
+
+
+def _copy() -> Ceiling:
     source = torch.randn(COPY_BYTES // 2, dtype=torch.bfloat16, device="cuda")
     target = torch.empty_like(source)
     return lambda: torch.neg(source, out=target), 2.0 * COPY_BYTES
 
 
-def read_call() -> tuple[Callable[[], object], float]:
-    """A reduction and the bytes it reads."""
+def _read() -> Ceiling:
     source = torch.randn(COPY_BYTES // 4, dtype=torch.float32, device="cuda")
     out = torch.empty((), dtype=torch.float32, device="cuda")
     return lambda: torch.sum(source, dim=0, out=out), float(COPY_BYTES)
 
 
-def launch_call() -> tuple[Callable[[], object], float]:
-    """One launch of a kernel that does nothing: what every kernel of a graph costs at least."""
+def _launch() -> Ceiling:
     return lambda: do_nothing_kernel[(1,)](), 1.0
 
 
-def gather_call() -> tuple[Callable[[], object], float]:
-    """A bare strided gather and its words: each costs a fetch of its own, `FETCH_BYTES`."""
+def _gather() -> Ceiling:
     source = torch.zeros(512 * 2**20, dtype=torch.int32, device="cuda")
     target = torch.empty(GATHER_WORDS, dtype=torch.int32, device="cuda")
     grid = (GATHER_WORDS // GATHER_BLOCK,)
@@ -65,19 +65,18 @@ def gather_call() -> tuple[Callable[[], object], float]:
     return lambda: gather_kernel[grid](source, target, **constants), float(GATHER_WORDS)
 
 
-def matmul_call() -> tuple[Callable[[], object], float]:
-    """A bf16 matrix product and its FLOPs; random data, because zeros run faster."""
-    a, b = (
-        torch.randn(MATMUL_SIZE, MATMUL_SIZE, device="cuda", dtype=torch.bfloat16) for _ in range(2)
-    )
+def _matmul() -> Ceiling:
+    # Random data, because zeros run faster.
+    size = (2, MATMUL_SIZE, MATMUL_SIZE)
+    a, b = torch.randn(size, device="cuda", dtype=torch.bfloat16)
     out = torch.empty_like(a)
     return lambda: torch.mm(a, b, out=out), 2.0 * MATMUL_SIZE**3
 
 
 CEILINGS = {
-    "copy": copy_call,
-    "read": read_call,
-    "matmul": matmul_call,
-    "launch": launch_call,
-    "gather": gather_call,
+    "copy": _copy,
+    "read": _read,
+    "matmul": _matmul,
+    "launch": _launch,
+    "gather": _gather,
 }

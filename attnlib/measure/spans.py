@@ -84,7 +84,8 @@ def read_spans(trace: Mapping[str, Any], *, shorten: Callable[[str], str]) -> tu
     calls = _Calls(marks)
     work, launches = _gpu_work(events, calls)
     named = [replace(span, name=shorten(span.name)) for span in work]
-    spans = [*calls.spans(), *launches, *named, *_operators(events, calls)]
+    own = [calls.span(mark, kind="call", lane="host") for mark in marks]
+    spans = [*own, *launches, *named, *_operators(events, calls)]
     return tuple(sorted(spans, key=lambda span: (span.start_us, span.depth)))
 
 
@@ -160,9 +161,6 @@ class _Calls:
         start, length = event["ts"] - self.origin, event.get("dur", 0.0)
         return Span(kind, event["name"], lane, start, length, length, self.at(event["ts"]))
 
-    def spans(self) -> list[Span]:
-        return [self.span(mark, kind="call", lane="host") for mark in self.marks]
-
 
 def _gpu_work(events: list[Event], calls: _Calls) -> tuple[list[Span], list[Span]]:
     """GPU work that the calls launched, and those launches.
@@ -170,12 +168,17 @@ def _gpu_work(events: list[Event], calls: _Calls) -> tuple[list[Span], list[Span
     Work without a known launch is counted for the last call that had started.
     """
     work = [event for event in events if event.get("cat") in GPU_WORK]
-    launches = _launches(events)
+    launches: dict[int, Event] = {}
+    # Of nested API calls with one correlation id the first, the outer one, is the launch.
+    for event in sorted((e for e in events if e.get("cat") in LAUNCHES), key=lambda e: e["ts"]):
+        launches.setdefault(event.get("args", {}).get("correlation", -1), event)
     devices = {event["args"].get("device", 0) for event in work}
     spans = []
     for event in work:
         args = event["args"]
-        span = calls.span(event, kind=GPU_WORK[event["cat"]], lane=_stream(args, devices))
+        device = f"GPU {args.get('device', 0)}, " if len(devices) > 1 else ""
+        lane = f"{device}stream {args.get('stream', '?')}"
+        span = calls.span(event, kind=GPU_WORK[event["cat"]], lane=lane)
         launch = launches.get(args.get("correlation", -1))
         # Graphs of different captures have different ids, work outside of any has 0 or none.
         in_graph = bool(args.get("graph id")) or "GraphLaunch" in (launch or {}).get("name", "")
@@ -186,19 +189,6 @@ def _gpu_work(events: list[Event], calls: _Calls) -> tuple[list[Span], list[Span
     used = {span.launch for span in spans}
     launched = (event for number, event in launches.items() if number in used)
     return spans, [calls.span(event, kind="launch", lane="host") for event in launched]
-
-
-def _stream(args: Mapping[str, Any], devices: set[int]) -> str:
-    stream = f"stream {args.get('stream', '?')}"
-    return stream if len(devices) == 1 else f"GPU {args.get('device', 0)}, {stream}"
-
-
-def _launches(events: list[Event]) -> dict[int, Event]:
-    """The first host event of each correlation id: of nested API calls that is the outer one."""
-    found: dict[int, Event] = {}
-    for event in sorted((e for e in events if e.get("cat") in LAUNCHES), key=lambda e: e["ts"]):
-        found.setdefault(event.get("args", {}).get("correlation", -1), event)
-    return found
 
 
 def _operators(events: list[Event], calls: _Calls) -> list[Span]:

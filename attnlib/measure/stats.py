@@ -6,7 +6,7 @@ is taken round by round: exp(mean(log(a_r / b_r))).
 
 Its interval is Student's t over the rounds' log ratios. A percentile bootstrap would be usual, and
 with the three rounds of a quick study it is wrong: it holds the truth 74 % of the time where it
-claims 95 % (tests/test_stats.py simulates it).
+claims 95 % (tests/measure/test_stats.py simulates it).
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
 
     With one pair there is no spread to judge by: low and high are NaN, not a false certainty.
     """
-    _require_pairs("numerators and denominators", numerators, denominators)
-    logs = np.log(np.asarray(numerators, float) / np.asarray(denominators, float))
+    above, below = _paired("numerators and denominators", numerators, denominators)
+    logs = np.log(above / below)
     ratio = float(np.exp(logs.mean()))
     reach = float(np.exp(_reach(logs)))
     return Ratio(ratio, ratio / reach, ratio * reach, len(logs))
@@ -103,17 +103,18 @@ def paired_gap(minuends: Sequence[float], subtrahends: Sequence[float]) -> Gap:
 
     ValueError if the lengths differ or are 0; with one pair low and high are NaN.
     """
-    _require_pairs("minuends and subtrahends", minuends, subtrahends)
-    gaps = np.asarray(minuends, float) - np.asarray(subtrahends, float)
+    left, right = _paired("minuends and subtrahends", minuends, subtrahends)
+    gaps = left - right
     mean, reach = float(gaps.mean()), _reach(gaps)
     return Gap(mean, mean - reach, mean + reach, len(gaps))
 
 
-def _require_pairs(names: str, left: Sequence[float], right: Sequence[float]) -> None:
+def _paired(names: str, left: Sequence[float], right: Sequence[float]) -> list[np.ndarray]:
     if len(left) != len(right) or not len(left):
         raise ValueError(
             f"{names} must be equally many, at least one, got {len(left)} and {len(right)}"
         )
+    return [np.asarray(left, float), np.asarray(right, float)]
 
 
 def _reach(values: np.ndarray) -> float:

@@ -126,12 +126,6 @@ def capture(rotation: Sequence[Call], turns: int = 1) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def require_cuda(timer: str) -> None:
-    """Raise RuntimeError unless a CUDA GPU is there to be timed."""
-    if not torch.cuda.is_available():
-        raise RuntimeError(f"timer {timer!r} needs a CUDA GPU, torch.cuda.is_available() is False")
-
-
 RUN_TIMERS: dict[str, Callable[..., Timing]] = {
     "graph": time_graph,
     "graph-cold": time_graph_cold,
@@ -147,8 +141,8 @@ def run_timer(name: str) -> Callable[..., Timing]:
     """The timer called `name`; ValueError lists the valid names, RuntimeError if it needs a GPU."""
     if name not in RUN_TIMERS:
         raise ValueError(f"timer must be one of {', '.join(RUN_TIMERS)}, got {name!r}")
-    if name != "host":
-        require_cuda(name)
+    if name != "host" and not torch.cuda.is_available():
+        raise RuntimeError(f"timer {name!r} needs a CUDA GPU, torch.cuda.is_available() is False")
     return RUN_TIMERS[name]
 
 

@@ -19,6 +19,8 @@ from .facts import DECODE_MODES, GPUS, MODES, Call, Facts, facts_of
 from .libraries import AUTO, MAIN, Library, find
 from .rules import Reason, first_match
 
+Picked = tuple[tuple[str, ...], tuple[Reason, ...], str]
+"""The order, the reasons and the problem of a choice."""
 NO_CALL = Call()
 PREFILL_VARIABLE, DECODE_VARIABLE = "ATTNLIB_PREFILL_BACKEND", "ATTNLIB_DECODE_BACKEND"
 
@@ -67,13 +69,6 @@ class Choice:
         return [r for r in self.reasons if r.matched and r.kind != "limit"][-1]
 
 
-@dataclass(frozen=True)
-class _Picked:
-    order: tuple[str, ...]
-    reasons: tuple[Reason, ...]
-    problem: str = ""
-
-
 def explain(
     spec: AttnSpec,
     *,
@@ -98,8 +93,10 @@ def explain(
     require_word(f"policy of {found.name} in mode {mode}", policy, found.policies_for(mode))
     facts = facts_of(spec, call, mode=mode, gpu=gpu, release=release)
     asked = _asked_for(found, mode, policy, os.environ if env is None else env)
-    picked = _pinned(found, asked, facts) if asked else _walked(found, policy, facts)
-    backend = picked.order[0] if picked.order else ""
+    order, reasons, problem = (
+        _pinned(found, asked, facts) if asked else _walked(found, policy, facts)
+    )
+    backend = order[0] if order else ""
     inner = None
     target, inner_policy = found.calls.get((backend, str(release or MAIN)), ("", ""))
     if target and mode in find(target)[0].modes:
@@ -112,9 +109,9 @@ def explain(
         gpu=gpu,
         policy=policy,
         backend=backend,
-        order=picked.order,
-        reasons=picked.reasons + (inner.reasons if inner else ()),
-        problem=picked.problem or (inner.problem if inner else ""),
+        order=order,
+        reasons=reasons + (inner.reasons if inner else ()),
+        problem=problem or (inner.problem if inner else ""),
         inner=inner,
     )
 
@@ -130,16 +127,16 @@ def _asked_for(library: Library, mode: str, policy: str, env: Mapping[str, str])
     return None
 
 
-def _pinned(library: Library, asked: Reason, facts: Facts) -> _Picked:
+def _pinned(library: Library, asked: Reason, facts: Facts) -> Picked:
     if limits := library.limits_of(asked.subject, facts):
         reasons = "; ".join(f"{limit.why} ({limit.source})" for limit in limits)
         raise RuntimeError(
             f"{asked.why}: {asked.subject} cannot run {facts['mode']} on {facts['gpu']}: {reasons}"
         )
-    return _Picked((asked.subject,), (asked,))
+    return (asked.subject,), (asked,), ""
 
 
-def _walked(library: Library, policy: str, facts: Facts) -> _Picked:
+def _walked(library: Library, policy: str, facts: Facts) -> Picked:
     """A row that names one backend is taken at its word; one that names several falls through."""
     rule, reasons = first_match(library.policies[policy][facts["mode"]], facts)
     facts = Facts({**facts, **rule.sets})
@@ -151,8 +148,8 @@ def _walked(library: Library, policy: str, facts: Facts) -> _Picked:
     passed_over = rule.then[: rule.then.index(able[0])] if able else rule.then
     reasons += tuple(limit for name in passed_over for limit in limits[name])
     if able:
-        return _Picked(able, reasons)
+        return able, reasons, ""
     alone = len(rule.then) == 1
     told = [row for name in rule.then for row in (limits[name] if alone else limits[name][:1])]
     problem = "; ".join(f"{row.subject}: {row.why}" for row in told)
-    return _Picked(rule.then if alone else (), reasons, problem)
+    return rule.then if alone else (), reasons, problem

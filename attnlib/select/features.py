@@ -20,6 +20,7 @@ from .facts import DECODE_MODES, GPUS, PREFILL_MODES, Call, facts_of
 from .libraries import LIBRARIES, Library
 
 PATH = Path(__file__).resolve().parents[2] / "data" / "backend_features.md"
+TEMPLATE = Path(__file__).parent / "templates" / PATH.name
 FP8 = "float8_e4m3fn"
 DTYPES = {
     "bf16": ("bfloat16", "bfloat16"),
@@ -45,32 +46,6 @@ MEASURED: dict[tuple[str, str], tuple[str, ...]] = {
 }
 MEASURED["flashinfer", "decode"] = ("fa2", "fa3", "cuda-cores")
 """What the records of this repository time, by library and mode, all on an H200."""
-
-INTRODUCTION = f"""# Which backend, where
-
-Made by `python -m attnlib features`: the selection is run, no source is parsed. Do not edit.
-
-A cell is what the library picks for one call of a fresh wrapper, with CUDA 12.8 or newer. Where
-an engine's backend calls FlashInfer, the kernel follows in brackets. **!** marks a pick that cannot
-run the call, *none* a call that no backend runs. The notes say which row of the rules decided, and
-so when one backend is preferred over another, and what keeps a pick from running.
-
-- Decode and MLA: {len(DECODE_STEP)} requests of {DECODE_STEP[0]:,} tokens; prefill: {len(PROMPTS)}
-  prompts of {PROMPTS[0]:,}.
-- head_dim {SIZES[0]}, pages of {SIZES[1]} tokens; MLA 512 + 64, pages of {LATENT_SIZES[1]};
-  sparse: the top {TOPK:,}.
-- Only {MEASURED_GPU} (an H200) is measured in this repository, every other column is read in the
-  releases.
-"""
-ABILITIES = f"""
-## What each backend can run
-
-Asked of the tables of limits, for the newest release, over head_dim {PROBED_HEAD_DIMS[0]} to
-{PROBED_HEAD_DIMS[-1]} (MLA: 512 and 576) and pages of {PROBED_PAGES[0]} to {PROBED_PAGES[-1]}: a
-value is listed if some call with it can run. *picked* names the notes above under which the library
-itself takes the backend for these calls. What does not run on {MEASURED_GPU} is **not measured
-here**. SGLang's backends have checks of their own that were not all read, so they are not listed.
-"""
 
 Row = tuple[str, ...]
 
@@ -101,31 +76,23 @@ def write() -> Path:
 
 
 def markdown() -> str:
-    """The whole file."""
+    """The whole file: `TEMPLATE`, which names the constants above, with the tables and notes."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     notes = Notes()
-    lines = [INTRODUCTION]
+    picks = []
     for library in LIBRARIES.values():
-        tables = {mode: tuple(_picks(library, mode, notes)) for mode in library.modes}
-        head = ("call", "releases", *GPUS, "notes")
-        lines += [f"## {library.name}\n", *_sections(library.name, head, tables)]
-    lines += ["## Notes\n", *(f"{number}. {text}" for text, number in notes.numbers.items())]
-    lines.append(ABILITIES)
+        by_mode = {mode: tuple(_picks(library, mode, notes)) for mode in library.modes}
+        picks.append((library.name, _alike(by_mode)))
+    abilities = []
     for library in (LIBRARIES[name] for name in READ):
-        tables = {mode: tuple(_abilities(library, mode, notes)) for mode in library.modes}
-        head = ("backend", "GPUs", "dtypes", "head_dim", "pages", "picked", "measured")
-        lines += _sections(f"{library.name}=={library.releases[-1]}", head, tables)
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def _sections(title: str, head: Row, tables: Mapping[str, tuple[Row, ...]]) -> Iterator[str]:
-    """A table for each mode; modes with the same table share it."""
-    for modes, rows in _alike(tables):
-        yield f"### {title}: {', '.join(modes)}\n"
-        ruler = "---|" * len(head)
-        yield f"| {' | '.join(head)} |"
-        yield f"|{ruler}"
-        yield from (f"| {' | '.join(row)} |" for row in rows)
-        yield ""
+        by_mode = {mode: tuple(_abilities(library, mode, notes)) for mode in library.modes}
+        abilities.append((f"{library.name}=={library.releases[-1]}", _alike(by_mode)))
+    loader = FileSystemLoader(TEMPLATE.parent)
+    environment = Environment(loader=loader, trim_blocks=True, undefined=StrictUndefined)
+    constants = {name: value for name, value in globals().items() if name.isupper()}
+    tables = {"picks": picks, "abilities": abilities, "notes": notes.numbers}
+    return environment.get_template(TEMPLATE.name).render(constants, **tables).rstrip() + "\n"
 
 
 def _alike(tables: Mapping[str, tuple[Row, ...]]) -> list[tuple[list[str], tuple[Row, ...]]]:

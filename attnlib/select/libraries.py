@@ -71,7 +71,13 @@ class Library:
 
 def load(folder: Path = FOLDER) -> dict[str, Library]:
     """Every library by name, from all files of a folder; raises RuleError for what is wrong."""
-    documents = [(path.name, d) for path in sorted(folder.glob("*.yaml")) for d in _read(path)]
+    # The loader written in C is ten times as fast; where PyYAML has none, the other does the same.
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    documents = [
+        (path.name, document)
+        for path in sorted(folder.glob("*.yaml"))
+        for document in yaml.load_all(path.read_text(), Loader=loader)  # noqa: S506 - both safe
+    ]
     found: dict[str, Library] = {}
     for place, document in documents:
         unknown = ", ".join(set(document) - set(KEYS))
@@ -83,12 +89,6 @@ def load(folder: Path = FOLDER) -> dict[str, Library]:
     for place, document in documents:
         _fill(found[document["library"]], document, place)
     return found
-
-
-def _read(path: Path) -> Iterator[dict[str, Any]]:
-    # The loader written in C is ten times as fast; where PyYAML has none, the other does the same.
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return yaml.load_all(path.read_text(), Loader=loader)  # noqa: S506 - both are safe loaders
 
 
 def _describe(library: Library, document: Mapping[str, Any]) -> None:

@@ -53,12 +53,9 @@ class Condition:
         """Why it does not hold, in words."""
         if self.fact not in FLAGS:
             return f"needs {self}; it is {facts[self.fact]}"
-        return f"only {self}; this call {'is without' if self.value else f'has {self._pronoun}'}"
-
-    @property
-    def _pronoun(self) -> str:
         thing = FLAGS[self.fact]
-        return "one" if thing.startswith(("a ", "an ")) else "them" if thing[-1] == "s" else "it"
+        one = "one" if thing.startswith(("a ", "an ")) else "them" if thing[-1] == "s" else "it"
+        return f"only {self}; this call {'is without' if self.value else f'has {one}'}"
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from triton import knobs
 from triton.backends.nvidia.driver import CudaLauncher
 
 from attnlib.core.metadata import launch
+from attnlib.core.metadata.decode import build_decode_metadata
 from attnlib.core.metadata.launch import require_known_launcher, require_launchable
 
 
@@ -58,20 +60,16 @@ def test_only_hooks_that_somebody_hears_are_called(hook, heard):
 @pytest.mark.gpu
 def test_a_launch_hook_still_hears_of_direct_launches():
     from support.metadata_cases import Shape, arguments
-    from triton import knobs
 
-    from attnlib.core.metadata.decode import build_decode_metadata
+    heard, call, hooks = [], arguments(Shape(3, 100)), knobs.runtime.launch_enter_hook
 
-    heard: list[str] = []
-
-    def hear(told: object) -> None:
+    def hear(told):
         heard.append(told.get()["name"])
 
-    call = arguments(Shape(3, 100))
     build_decode_metadata(**call)
-    knobs.runtime.launch_enter_hook.add(hear)
+    hooks.add(hear)
     try:
         build_decode_metadata(**call)
     finally:
-        knobs.runtime.launch_enter_hook.remove(hear)
+        hooks.remove(hear)
     assert heard == ["decode_metadata_kernel"]

@@ -62,9 +62,8 @@ def test_fa2_splits_until_its_two_ctas_an_sm_are_taken(requests, splits):
 
 def test_fa2_pads_a_chunk_to_tiles_of_what_its_shared_memory_holds():
     for head_dim, tile in ((64, 256), (128, 128), (256, 64)):
-        spec = AttnSpec(8, 8, head_dim, 1)
-        (one, *_) = plan("flashinfer-fa2", spec, [tile + 1] * 300, num_sms=SMS).items
-        assert one == 2 * tile + FA2_ITEM_TOKENS
+        made = plan("flashinfer-fa2", AttnSpec(8, 8, head_dim, 1), [tile + 1] * 300, num_sms=SMS)
+        assert made.items[0] == 2 * tile + FA2_ITEM_TOKENS
 
 
 def test_fa3_reads_the_cache_once_a_query_head_and_gives_it_to_one_sm():

@@ -110,10 +110,12 @@ def test_package_core_and_tests_keep_to_their_budgets_of_lines():
     assert {name: n for name, n in lines.items() if n > most[name]} == {}
 
 
-def test_rooms_and_folders_stay_few_and_small():
+def test_rooms_and_folders_stay_few_and_small_and_none_is_named_after_nothing():
     folders = Counter(Path(name).parent.as_posix() for name in MODULES)
     rooms = {folder.split("/")[1] for folder in folders if "/" in folder}
     assert len(rooms) <= MAX_ROOMS, rooms
+    vague = {"utils", "util", "helpers", "common", "misc"}
+    assert [name for name, path in MODULES.items() if path.stem in vague] == []
     assert {folder: n for folder, n in folders.items() if n > MAX_FILES_PER_FOLDER} == {}
 
 
@@ -138,11 +140,6 @@ def test_a_module_opens_with_a_docstring_and_postponed_annotations(name):
     is_pure_docstring = name.endswith("__init__.py") and len(tree.body) == 1
     imports = (ast.unparse(node) for node in tree.body if isinstance(node, ast.ImportFrom))
     assert is_pure_docstring or "from __future__ import annotations" in imports
-
-
-def test_no_module_is_named_after_nothing():
-    vague = {"utils", "util", "helpers", "common", "misc"}
-    assert [name for name, path in MODULES.items() if path.stem in vague] == []
 
 
 def test_only_the_command_line_and_the_worker_print():

@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 
+from ...core.metadata import decode, draft, kv_indices
 from ...core.metadata.launch import without_overlap
 from ...measure.timer import run_timer
 from ...measure.trace import trace_kernels
 from ..base import Bench, timed_fields
 from ..cost import metadata_cost
 from ..item import Item
-from . import oracle
-from . import sglang as sglang_kernel
+from . import eager, oracle, serial, sglang
 from .case import MetadataCase
 from .workload import build_draft_slots, build_request_pool
 
 POISON = -77
-FUSED = {
-    "decode": "core.metadata.decode",
-    "kv_indices": "core.metadata.kv_indices",
-    "draft": "core.metadata.draft",
-    "verify": "core.metadata.draft",
-}
-MODULES = {
-    "metadata-eager": dict.fromkeys(FUSED, "kinds.metadata.eager"),
+FUSED = {"decode": decode, "kv_indices": kv_indices, "draft": draft, "verify": draft}
+MODULES: dict[str, dict[str, ModuleType]] = {
+    "metadata-eager": dict.fromkeys(FUSED, eager),
     "metadata-fused": FUSED,
     "metadata-fused-alone": FUSED,
-    "metadata-serial": {"decode": "kinds.metadata.serial"},
-    "sglang-metadata": {"decode": "kinds.metadata.sglang"},
+    "metadata-serial": {"decode": serial},
+    "sglang-metadata": {"decode": sglang},
 }
-"""Backend name -> builder -> module of `attnlib`. `alone` starts after its neighbour has ended,
+"""Backend name -> builder -> its module. `alone` starts after its neighbour has ended,
 so that a comparison shows what the overlap of launches gives."""
 
 
@@ -44,6 +40,7 @@ so that a comparison shows what the overlap of launches gives."""
 class _Call:
     """A builder's inputs and outputs, its numbers, and the first words that each row must have."""
 
+    case: MetadataCase
     inputs: dict[str, torch.Tensor]
     outputs: dict[str, torch.Tensor]
     numbers: dict[str, int]
@@ -64,7 +61,6 @@ class MetadataSubject:
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
-        self._case: MetadataCase | None = None
         self._call: _Call | None = None
 
     def measure(self, item: Item[MetadataCase]) -> dict[str, Any]:
@@ -75,10 +71,10 @@ class MetadataSubject:
                 f"backend must be one of {', '.join(able)} for {item.case.builder} metadata, "
                 f"got {item.backend!r}"
             )
-        reason = sglang_kernel.unavailable() if item.backend == "sglang-metadata" else ""
+        reason = sglang.unavailable() if item.backend == "sglang-metadata" else ""
         if reason:
             return {"status": "refused", "reason": reason}
-        self.bench.require_release(sglang_kernel.DISTRIBUTION, item.release)
+        self.bench.require_release(sglang.DISTRIBUTION, item.release)
         timer = run_timer(item.timer)
         alone = item.backend == "metadata-fused-alone"
         with without_overlap() if alone else nullcontext():
@@ -86,18 +82,14 @@ class MetadataSubject:
 
     def _timed(self, item: Item, timer: Callable[..., Any]) -> dict[str, Any]:
         call = self._prepared(item.case)
-        module = importlib.import_module(f"attnlib.{MODULES[item.backend][item.case.builder]}")
+        module = MODULES[item.backend][item.case.builder]
         whole = "_metadata" if item.case.builder != "kv_indices" else ""
         build = getattr(module, f"build_{item.case.builder}{whole}")
-        arguments = {**call.inputs, **call.outputs, **call.numbers}
-
-        def run() -> None:
-            build(**arguments)
-
+        run = partial(build, **call.inputs, **call.outputs, **call.numbers)
         run()
         wrong = call.wrong_words()
-        verdict = {"oracle_error": float(wrong), "oracle_budget": 0.0}
-        verdict["oracle_rows"] = item.case.batch_size
+        rows = item.case.batch_size
+        verdict = {"oracle_error": float(wrong), "oracle_budget": 0.0, "oracle_rows": rows}
         if wrong:
             return {"status": "incorrect", "reason": f"{wrong} words differ", **verdict}
         # Timed before it is traced: the profiler's callbacks stay on, and slow every launch.
@@ -107,14 +99,12 @@ class MetadataSubject:
         return timed_fields(timing, kernels=kernels, work_per_call=work) | verdict
 
     def _prepared(self, case: MetadataCase) -> _Call:
-        call = self._call if case == self._case else None
-        if call is None:
-            self._case = self._call = None
-            call = _build_call(case, self.bench.device)
-            self._case, self._call = case, call
-        for output in call.outputs.values():
+        if self._call is None or self._call.case != case:
+            self._call = None
+            self._call = _build_call(case, self.bench.device)
+        for output in self._call.outputs.values():
             output.fill_(POISON)
-        return call
+        return self._call
 
 
 _ORACLES: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
@@ -141,7 +131,7 @@ def _build_call(case: MetadataCase, device: str) -> _Call:
         else:
             wanted[name], size = [words], words.shape
         outputs[name] = torch.empty(size, dtype=torch.int32, device=device)
-    return _Call(inputs, outputs, numbers, wanted)
+    return _Call(case, inputs, outputs, numbers, wanted)
 
 
 def _inputs(case: MetadataCase, device: str) -> tuple[dict[str, torch.Tensor], dict[str, int]]:

@@ -77,9 +77,6 @@ def _file() -> Path | None:
 
 @cache
 def _function() -> tuple[Callable[..., Any], bool]:
-    reason = unavailable()
-    if reason:
-        raise RuntimeError(reason)
     spec = importlib.util.spec_from_file_location("sglang_metadata", _file())
     if spec is None or spec.loader is None:
         raise RuntimeError(f"{_file()} cannot be loaded as a module")

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import torch
 
-from .case import MetadataCase
-
-if TYPE_CHECKING:
-    import torch
 from ..lengths import sample_seq_lens
+from .case import MetadataCase
 
 SLOTS = 2**20
 """KV slots that a request pool's tokens point into."""
@@ -22,8 +18,6 @@ def build_request_pool(case: MetadataCase, *, device: str) -> dict[str, torch.Te
     `seq_lens` [bs] int64, `req_pool_indices` [bs] int64, a shuffled choice of the pool's rows, and
     `req_to_token` [pool, max_ctx] int32, random KV slots.
     """
-    import torch
-
     rows = max(case.batch_size, case.pool_size)
     chosen = np.random.default_rng(case.seed + 1).permutation(rows)[: case.batch_size]
     generator = torch.Generator(device=device).manual_seed(case.seed)
@@ -44,8 +38,6 @@ def build_draft_slots(case: MetadataCase, *, device: str) -> dict[str, torch.Ten
     `cache_loc` [bs * topk, draft_tokens] int64 and `last_page_lens` [bs] int32, tokens in the last
     page. Branches start in pages of their own, as a copied last page makes them.
     """
-    import torch
-
     last = sample_seq_lens(case) % case.page_size
     branches = case.batch_size * case.topk
     pages_each = case.draft_tokens // case.page_size + 2
