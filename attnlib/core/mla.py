@@ -67,7 +67,21 @@ class MlaBatch:
         chosen, page_size = self.chosen, self.spec.page_size
         if chosen is None:
             raise ValueError("chosen must be given where slots are asked for, got None (top_k 0)")
-        _require_places(chosen, self.paged)
+        lens = self.paged.seq_lens
+        wrong = (chosen < NO_TOKEN) | (chosen >= lens[:, None])
+        if bool(wrong.any()):
+            row, column = wrong.nonzero()[0].tolist()
+            length = int(lens[row])
+            raise ValueError(
+                f"chosen must lie in 0..{length - 1} for request {row} of {length} tokens, or be "
+                f"{NO_TOKEN} for none, got {int(chosen[row, column])} in column {column}"
+            )
+        empty = (chosen == NO_TOKEN).all(1)
+        if bool(empty.any()):
+            raise ValueError(
+                "chosen must name at least one token of every request, "
+                f"got none for request {int(empty.nonzero()[0])}"
+            )
         places = chosen.clamp(min=0).long()
         pages = self.paged.page_table.long().gather(1, places // page_size)
         slots = pages * page_size + places % page_size
@@ -114,21 +128,4 @@ def _require_chosen(spec: MlaSpec, page_table: torch.Tensor, chosen: torch.Tenso
     if chosen.device != page_table.device:
         raise ValueError(
             f"chosen must be on page_table's device, {page_table.device}, got {chosen.device}"
-        )
-
-
-def _require_places(chosen: torch.Tensor, paged: DecodeBatch) -> None:
-    wrong = (chosen < NO_TOKEN) | (chosen >= paged.seq_lens[:, None])
-    if bool(wrong.any()):
-        row, column = wrong.nonzero()[0].tolist()
-        length = int(paged.seq_lens_cpu[row])
-        raise ValueError(
-            f"chosen must lie in 0..{length - 1} for request {row} of {length} tokens, or be "
-            f"{NO_TOKEN} for none, got {int(chosen[row, column])} in column {column}"
-        )
-    empty = (chosen == NO_TOKEN).all(1)
-    if bool(empty.any()):
-        raise ValueError(
-            "chosen must name at least one token of every request, "
-            f"got none for request {int(empty.nonzero()[0])}"
         )

@@ -121,13 +121,6 @@ def test_the_facts_of_a_batch_are_those_of_its_call(fake_fa3):
     assert fake_fa3.launched[0]["window_size"] == (7, 0)
 
 
-@pytest.fixture
-def on_hopper() -> None:
-    reason = backends.unavailable("fa3")
-    if reason:
-        pytest.skip(reason)
-
-
 def assert_right(q, kv, batch: DecodeBatch, out: torch.Tensor) -> None:
     verdict = Oracle(q, kv, batch).check(out)
     assert verdict.passed, str(verdict)

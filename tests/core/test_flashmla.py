@@ -153,13 +153,6 @@ def test_tensors_of_the_wrong_rank_are_refused_by_name(call):
         call.sparse()
 
 
-def test_a_missing_library_comes_with_its_install_line(monkeypatch):
-    monkeypatch.setattr(library, "find_module", lambda _: "")
-    library.load.cache_clear()
-    with pytest.raises(RuntimeError, match="pip install sgl-flash-mla"):
-        GuardedSchedMeta().attend(*[torch.zeros(1, 1, 1, 1)] * 2, None, None, 512)
-
-
 @pytest.fixture
 def on_gpu():
     if reason := backends.unavailable("flashmla-dense"):

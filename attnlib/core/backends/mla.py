@@ -163,8 +163,12 @@ class FlashMlaSparse(_FlashMla):
         highest = int(slots.max()) // batch.spec.page_size
         indices = F.pad(slots, (0, -batch.spec.top_k % SPARSE_BLOCK), value=NO_TOKEN)[:, None]
         if out is None:
-            step = _FlashMlaStep(highest, indices=indices, q=_padded_query(batch))
-            return Plan(batch, self.entry.name, step)
+            heads = next(count for count in SPARSE_HEADS if batch.spec.num_qo_heads <= count)
+            q = None
+            if heads > batch.spec.num_qo_heads:
+                shape = (batch.batch_size, 1, heads, MLA_HEAD_DIM)
+                q = torch.zeros(shape, dtype=torch.bfloat16, device=indices.device)
+            return Plan(batch, self.entry.name, _FlashMlaStep(highest, indices=indices, q=q))
         _require_alike(out.batch, batch)
         out.state.indices.copy_(indices)
         return Plan(batch, self.entry.name, replace(out.state, highest_page=highest))
@@ -196,19 +200,9 @@ class FlashMlaSparse(_FlashMla):
         return _other_format(spec, "fp8-656")
 
 
-def _padded_query(batch: MlaBatch) -> torch.Tensor | None:
-    heads = batch.spec.num_qo_heads
-    padded = next(count for count in SPARSE_HEADS if heads <= count)
-    if padded == heads:
-        return None
-    shape = (batch.batch_size, 1, padded, MLA_HEAD_DIM)
-    return torch.zeros(shape, dtype=torch.bfloat16, device=batch.paged.page_table.device)
-
-
 def _other_format(spec: MlaSpec, read: str) -> str:
     return "" if spec.kv_format == read else f"kv_format must be {read}, got {spec.kv_format}"
 
 
 def _require_alike(held: MlaBatch, given: MlaBatch) -> None:
-    pairs = [(batch.spec, batch.paged.page_table) for batch in (held, given)]
-    require_same_table(*pairs)
+    require_same_table(*((batch.spec, batch.paged.page_table) for batch in (held, given)))
