@@ -16,6 +16,9 @@ if not torch.cuda.is_available():
     # Before a kernel is defined: without a GPU Triton runs it in Python.
     os.environ["TRITON_INTERPRET"] = "1"
 
+from support.studies import CPU
+
+from attnlib import cli
 from attnlib.core.backends import fa3
 from attnlib.core.batch import DecodeBatch, PagedKV
 from attnlib.core.schedule import fa3 as scheduler
@@ -43,7 +46,6 @@ SWITCHES = (
     "ATTNLIB_DECODE_BACKEND",
 )
 GPU = {"gpu": "Test GPU", "gpu_id": "0badcafe", "num_sms": 4}
-CPU = {"gpu": "", "gpu_id": "cpu", "cpu": "test64", "cores": 2}
 SMS = 132
 NO_TIMES = {"run_us": (), "plan_us": (), "calls_per_sample": 0, "kernels": ()}
 
@@ -87,7 +89,7 @@ def published_records(monkeypatch):
 
 @pytest.fixture
 def frame(published_records):
-    """The published regression study, a row a record."""
+    """The published regression study, a row per record."""
     return store.load("fa3_decode_regression", REFERENCE_MACHINE)
 
 
@@ -144,7 +146,7 @@ def _right_record() -> Record:
 
 
 class InstantJobs:
-    """Stands in for worker processes: a record an item at once, and a note of what was asked."""
+    """Stands in for worker processes: a record per item at once, and a note of what was asked."""
 
     def __init__(self, make: Callable[..., Record]) -> None:
         self.make = make
@@ -166,6 +168,21 @@ def instant_jobs(make_record, monkeypatch):
     monkeypatch.setattr(study, "run_job", jobs.run)
     monkeypatch.setattr(study, "describe", lambda device: CPU)
     return jobs
+
+
+@pytest.fixture
+def fails(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a command that must fail as expected; returns its one line on stderr."""
+
+    def run(*arguments: str) -> str:
+        assert cli.main(arguments) == cli.FAILED
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        (line,) = printed.err.splitlines()
+        assert line.startswith(f"attnlib {arguments[0]}: ")
+        return line
+
+    return run
 
 
 class FakeFa3:
@@ -199,13 +216,8 @@ class FakeFa3:
 
     def flash_attn_with_kvcache(self, q, k_cache, v_cache, **options):
         self.launched.append(options)
-        spec = AttnSpec(
-            q.shape[2],
-            k_cache.shape[2],
-            q.shape[3],
-            k_cache.shape[1],
-            str(q.dtype).removeprefix("torch."),
-        )
+        dtype = str(q.dtype).removeprefix("torch.")
+        spec = AttnSpec(q.shape[2], k_cache.shape[2], q.shape[3], k_cache.shape[1], dtype)
         batch = DecodeBatch.build(spec, options["cache_seqlens"], options["page_table"])
         rows_seen = batch.query_rows(q.shape[1])
         out = attend(q.flatten(0, 1), PagedKV(k_cache, v_cache), rows_seen)

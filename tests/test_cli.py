@@ -7,21 +7,18 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from support.studies import SPEC, grid_of, study_of
 
 from attnlib import cli
 from attnlib.core import backends
-from attnlib.core.spec import AttnSpec
 from attnlib.doctor import diagnose
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.run import store
-from attnlib.run.study import Grid, Study
 from attnlib.studies import STUDIES
 
 ROOT = Path(__file__).resolve().parents[1]
-CASES = tuple(DecodeCase(AttnSpec(4, 2, 16, 4), 1, kv_len) for kv_len in (8, 9))
-HEADLINE = Grid(CASES[:1], ("sdpa",), timers=("host",), headline=True)
-GRIDS = (HEADLINE, Grid(CASES[1:], ("sdpa",), timers=("host",)))
-TINY = Study(name="tiny", question="?", grids=GRIDS, device="cpu", ceilings=())
+CASES = tuple(DecodeCase(SPEC, 1, kv_len) for kv_len in (8, 9))
+TINY = study_of(grid_of(CASES[0], headline=True), grid_of(CASES[1]), name="tiny")
 
 
 @pytest.fixture
@@ -29,21 +26,6 @@ def tiny(instant_jobs, without_gpu, monkeypatch):
     """A study of two cases that this machine measures at once, under the name `tiny`."""
     monkeypatch.setitem(STUDIES, "tiny", TINY)
     return instant_jobs
-
-
-@pytest.fixture
-def fails(capsys):
-    """Run a command that must fail as expected; returns its one line on stderr."""
-
-    def run(*arguments: str) -> str:
-        assert cli.main(arguments) == cli.FAILED
-        printed = capsys.readouterr()
-        assert printed.out == ""
-        (line,) = printed.err.splitlines()
-        assert line.startswith(f"attnlib {arguments[0]}: ")
-        return line
-
-    return run
 
 
 COMMANDS = "doctor measure bisect claims report new-study explain features".split()

@@ -43,6 +43,20 @@ class Card:
         return [(self.caption, self.table, self.bars), *more]
 
 
+class Shown:
+    """Something with a card: shown as HTML in JupyterLab, as text elsewhere."""
+
+    def card(self) -> Card:
+        """What is shown."""
+        raise NotImplementedError
+
+    def _repr_html_(self) -> str:
+        return as_html(self.card())
+
+    def __repr__(self) -> str:
+        return as_text(self.card())
+
+
 def as_html(card: Card) -> str:
     """The card as an HTML fragment that carries its own style and loads nothing."""
     from markupsafe import Markup

@@ -1,6 +1,6 @@
 """What a worker measures, by the kind of an item's case; each subject is imported when needed.
 
-A subject is made once a process and keeps the tensors of its last case for the case's neighbours.
+A subject is made once per process and keeps the tensors of its last case for the case's neighbours.
 `measure(item)` gives the fields of a record that are its own: status, samples, kernels, the check.
 """
 

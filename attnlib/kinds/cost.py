@@ -105,7 +105,7 @@ def decode_cost(case: DecodeCase) -> DecodeCost:
 
 
 def extend_cost(case: ExtendCase) -> DecodeCost:
-    """Bytes and useful FLOPs of a call with several queries a request.
+    """Bytes and useful FLOPs of a call with several queries per request.
 
     FLOPs are those of the (query, token) pairs that the mask lets through. A custom mask is read
     once, a bit a pair; K and V that are not paged have no page-table entries.

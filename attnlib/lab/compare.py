@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..draw.cards import Card, as_html, as_text
+from ..draw.cards import Card, Shown
 from ..measure.spans import per_call
 from ..measure.stats import MIN_EFFECT
 from .profile import Profile
@@ -51,7 +51,7 @@ class Change(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Difference:
+class Difference(Shown):
     """From profile `a` to profile `b`: a `Change` per name, the largest difference first."""
 
     a: Profile
@@ -86,27 +86,24 @@ class Difference:
         ]
         return found if gpu else [found[0], *found[2:]]
 
-    def _card(self) -> Card:
+    def card(self) -> Card:
+        """The changes, and what they come to for the whole call."""
         table = self.table()
         numbers = zip(table.columns[2:], FORMATS, strict=True)
         words = {name: table[name].map(form.format) for name, form in numbers}
         tally = table.change.value_counts()
         said = ", ".join(f"{count} {word}" for word, count in tally.items()) or "nothing ran"
-        notes = [note for note in dict.fromkeys((self.a.note, self.b.note, NO_VERDICT)) if note]
+        facts = []
+        for name, a, b in self._totals():
+            facts.append((name, f"{a:,.6g} to {b:,.6g}" + (f" ({b / a:.2f} x)" if a else "")))
         return Card(
             title=f"{self.a.name} (a) to {self.b.name} (b): {self.a.row_word}s {said}",
-            notes=notes,
-            facts=[(name, _from_to(before, after)) for name, before, after in self._totals()],
+            notes=[note for note in dict.fromkeys((self.a.note, self.b.note, NO_VERDICT)) if note],
+            facts=facts,
             table=table.assign(**words),
             caption=f"{self.a.row_word}s of a call, times in microseconds",
             footer=f"a: {self.a.origin}; b: {self.b.origin}",
         )
-
-    def _repr_html_(self) -> str:
-        return as_html(self._card())
-
-    def __repr__(self) -> str:
-        return as_text(self._card())
 
 
 def compare(a: Profile, b: Profile) -> Difference:
@@ -148,8 +145,3 @@ def _word(before: list[float] | None, after: list[float] | None) -> str:
     if low_b > high_a:
         return "slower"
     return "faster" if high_b < low_a else "ambiguous"
-
-
-def _from_to(before: float, after: float) -> str:
-    change = f" ({after / before:.2f} x)" if before else ""
-    return f"{before:,.6g} to {after:,.6g}{change}"

@@ -15,6 +15,7 @@ import datetime
 import gzip
 import json
 import os
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +24,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ..core.spec import require_int, require_word
-from ..draw.cards import Card, as_html, as_text
+from ..draw.cards import Card, Shown
 from ..measure.files import write_whole
 from ..measure.spans import NO_CALL, Gap, Span, busy_us, find_gaps, gpu_work, operators
 
@@ -41,14 +42,13 @@ BLIND = (
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Profile:
+class Profile(Shown):
     """What `calls` calls of one callable ran, microseconds per call unless a name says otherwise.
 
     `device` is `cuda` where the rows are kernels, copies and fills of the GPU, `cpu` where they are
     operators of the host, and `note` says why. `host_us` are untraced samples of the time until a
     call returns, `wall_us` the untraced time per call when calls follow each other. `ran` is how
-    often the callable itself was called: with `cuda_graph` it is captured once and then replayed.
-    `packed_trace` is the Chrome trace, compressed.
+    often the callable itself was called. `packed_trace` is the Chrome trace, compressed.
     """
 
     name: str
@@ -98,13 +98,13 @@ class Profile:
 
     @cached_property
     def gaps(self) -> tuple[Gap, ...]:
-        """Times in which none ran, over all calls, as traced; `call` is -1 between two calls."""
-        return find_gaps(self.work)
+        """Times within a call in which none ran, over all calls, as traced."""
+        return tuple(gap for gap in find_gaps(self.work) if gap.call != NO_CALL)
 
     @property
     def gap_us(self) -> float:
         """Gaps within a call, added up, as traced."""
-        return sum(gap.length_us for gap in self.gaps if gap.call != NO_CALL) / self.calls
+        return sum(gap.length_us for gap in self.gaps) / self.calls
 
     @property
     def busy_share(self) -> float:
@@ -150,26 +150,24 @@ class Profile:
     def timeline(self, call: int | None = None) -> Figure:
         """One call drawn to scale, a lane per stream: by default the one of median length.
 
-        The figure is closed for pyplot, so that a notebook shows it once; `style.save` writes it
-        as PNG or SVG. ValueError for a call that was not profiled.
+        The figure is closed for pyplot, so that a notebook shows it once. ValueError for a call
+        that was not profiled.
         """
         from ..draw.timeline import draw_timeline
 
         if call is not None and not 0 <= call < self.calls:
             raise ValueError(f"call must be 0..{self.calls - 1}, got {call}")
-        chosen = self._median_call() if call is None else call
-        spans = [span for span in self.spans if span.call == chosen]
-        return draw_timeline(spans, title=f"{self.name}: {self.headline}", footer=self.origin)
-
-    def _median_call(self) -> int:
-        """The call whose time from the host's start to its last work's end is the median one."""
+        calls: dict[int, list[Span]] = defaultdict(list)
+        for span in self.spans:
+            calls[span.call].append(span)
 
         def length_us(call: int) -> float:
-            mine = [span for span in self.spans if span.call == call]
-            start = next(span.start_us for span in mine if span.kind == "call")
-            return max(span.end_us for span in mine) - start
+            start = next(span.start_us for span in calls[call] if span.kind == "call")
+            return max(span.end_us for span in calls[call]) - start
 
-        return sorted(range(self.calls), key=length_us)[self.calls // 2]
+        if call is None:
+            call = sorted(range(self.calls), key=length_us)[self.calls // 2]
+        return draw_timeline(calls[call], title=f"{self.name}: {self.headline}", footer=self.origin)
 
     def save_trace(self, path: str | os.PathLike[str]) -> Path:
         """Write the Chrome trace, for Perfetto or chrome://tracing; returns its absolute path.
@@ -196,7 +194,8 @@ class Profile:
         day = self.taken_at[:10]
         return f"{where}, torch {self.torch_version}, {day}, {how} {self.calls} times"
 
-    def _card(self) -> Card:
+    def card(self) -> Card:
+        """The table, and what it does not hold."""
         table = self.table()
         words = {name: table[name].map("{:,.2f}".format) for name in TIMES}
         words[self.launch_word] = table[self.launch_word].map("{:g}".format)
@@ -204,47 +203,38 @@ class Profile:
         return Card(
             title=f"{self.name}: {self.headline}",
             notes=[self.note] if self.note else [],
-            facts=_facts(self),
+            facts=self._facts(),
             table=table.assign(**words),
             caption=f"{self.row_word}s of a call, times in microseconds",
             footer=f"{self.origin}; the callable itself ran {self.ran} times",
             bars=table.share.tolist(),
         )
 
-    def _repr_html_(self) -> str:
-        return as_html(self._card())
-
-    def __repr__(self) -> str:
-        return as_text(self._card())
-
-
-def _facts(taken: Profile) -> list[tuple[str, str]]:
-    """What the table does not hold, label and value."""
-    host = f"{median(taken.host_us):,.1f} us until a call returns (median)"
-    wall = f"{taken.wall_us:,.1f} us a call"
-    if taken.device == "cpu":
+    def _facts(self) -> list[tuple[str, str]]:
+        host = f"{median(self.host_us):,.1f} us until a call returns (median)"
+        wall = f"{self.wall_us:,.1f} us a call"
+        if self.device == "cpu":
+            return [
+                ("operators", f"{self.time_us:,.1f} us, as traced"),
+                ("between operators", f"{self.gap_us:,.1f} us of Python and others, as traced"),
+                ("untraced", f"{host}, {wall} on average"),
+            ]
+        gaps = f"{self.gap_us:,.1f} us in {len(self.gaps) / self.calls:g} gaps, as traced"
+        if self.gaps:
+            longest = max(self.gaps, key=lambda gap: gap.length_us)
+            gaps += f"; longest {longest.length_us:,.1f} us, {longest.after} to {longest.before}"
+        launched = f"{self.host_launches:g} by the host"
+        if self.graph_launches:
+            launched += f", {self.graph_launches:g} of them of a CUDA graph"
+        waits = median(self.host_us) > self.busy_us
+        slower = "the GPU waits for the host" if waits else "the host is ahead"
         return [
-            ("operators", f"{taken.time_us:,.1f} us, as traced"),
-            ("between operators", f"{taken.gap_us:,.1f} us of Python and others, as traced"),
-            ("untraced", f"{host}, {wall} on average"),
+            ("launches", f"{self.launches:g} kernels, copies and fills; {launched}"),
+            ("GPU", f"{self.time_us:,.1f} us of kernels, busy for {self.busy_us:,.1f} us"),
+            ("between kernels", gaps),
+            ("GPU busy", f"{100 * self.busy_share:.0f} % of the untraced time: {slower}"),
+            ("untraced", f"{host}, {wall} until the GPU is done"),
         ]
-    inner = [gap for gap in taken.gaps if gap.call != NO_CALL]
-    gaps = f"{taken.gap_us:,.1f} us in {len(inner) / taken.calls:g} gaps, as traced"
-    if inner:
-        longest = max(inner, key=lambda gap: gap.length_us)
-        gaps += f"; longest {longest.length_us:,.1f} us, {longest.after} to {longest.before}"
-    launched = f"{taken.host_launches:g} by the host"
-    if taken.graph_launches:
-        launched += f", {taken.graph_launches:g} of them of a CUDA graph"
-    waits = median(taken.host_us) > taken.busy_us
-    slower = "the GPU waits for the host" if waits else "the host is ahead"
-    return [
-        ("launches", f"{taken.launches:g} kernels, copies and fills; {launched}"),
-        ("GPU", f"{taken.time_us:,.1f} us of kernels, busy for {taken.busy_us:,.1f} us"),
-        ("between kernels", gaps),
-        ("GPU busy", f"{100 * taken.busy_share:.0f} % of the untraced time: {slower}"),
-        ("untraced", f"{host}, {wall} until the GPU is done"),
-    ]
 
 
 def profile(

@@ -79,7 +79,7 @@ class Sweep(Thread):
     """`measure_missing` in a thread of its own, which a notebook's kernel does not wait for.
 
     `on_end` is called last, in that thread, with a sentence that says how it ended. Nothing that
-    goes wrong is raised there: the sentence has the reason.
+    goes wrong is raised there: the sentence has the reason. `is_running` until then.
     """
 
     def __init__(
@@ -91,10 +91,9 @@ class Sweep(Thread):
         on_end: Callable[[str], object],
     ) -> None:
         super().__init__(daemon=True)
-        self._asked_to_stop, self._over = Event(), Event()
+        self.is_running, self._asked_to_stop, self._on_end = True, Event(), on_end
         how = {"progress": partial(_Bar, on_progress), "stop": self._asked_to_stop.is_set}
         self._measure = partial(measure_missing, gpu, choices, **how)
-        self._on_end = on_end
 
     def run(self) -> None:
         """Measure, then say how it ended; `start` calls it."""
@@ -106,17 +105,12 @@ class Sweep(Thread):
         except Exception as error:
             # Whatever it is belongs into the view: here nobody would see it.
             words = f"Not measured: {type(error).__name__}: {error}"
-        self._over.set()
+        self.is_running = False
         self._on_end(words)
 
     def stop(self) -> None:
         """Ask it to end: the running worker is killed, what is on record stays."""
         self._asked_to_stop.set()
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it still measures; no longer when `on_end` is called."""
-        return self.is_alive() and not self._over.is_set()
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until `on_end` has returned; whether it has."""

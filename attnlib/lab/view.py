@@ -17,12 +17,12 @@ import pandas as pd
 
 from ..core.backends.table import FAMILIES
 from ..draw import style
-from ..draw.cards import Card, as_html, as_text
+from ..draw.cards import Card, Shown
+from ..kinds.cost import Ceilings
 from ..studies.fa3_decode_regression.tables import intervals
-from . import tables
 from .choices import LIVE, NAMES, Choices
 from .sources import Source, ThisGpu, narrow, source_of
-from .tables import NOTHING, Found
+from .tables import NOTHING, Tables
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,30 +35,13 @@ FORMATS = {"us": ",.1f", "plan_us": ",.0f", "launches": "g", "ratio": ".2f", **S
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class View:
+class View(Tables, Shown):
     """What is on record of `choices`: a table for each question, `notes` for what to mind.
 
-    | table | a row | columns |
-    |---|---|---|
-    | `times` | a backend | time, share of the ceiling, what ran, launches, plan, rounds |
-    | `kernels` | a kernel of a backend | launches per call, time each |
-    | `comparison` | a backend against `choices.against` | ratio, interval, rounds, verdict |
-    | `rules` | a library's release | what its rule picks, why, and how long that took |
-    | `samples` | a round of a backend that is ok | its record's id, its median time |
-
-    `floor_us` is the time at the ceiling, NaN where the records have none.
+    `known` are notes of whoever made the choices.
     """
 
-    choices: Choices
-    served: str
-    notes: tuple[str, ...]
-    facts: tuple[tuple[str, str], ...]
-    times: pd.DataFrame
-    kernels: pd.DataFrame
-    comparison: pd.DataFrame
-    rules: pd.DataFrame
-    samples: pd.DataFrame
-    floor_us: float
+    known: tuple[str, ...] = ()
 
     @property
     def call(self) -> str:
@@ -128,7 +111,7 @@ class View:
         return Card(
             title=f"{self.choices.model}: {self.choices.case.label}",
             notes=(self.served, *self.notes),
-            facts=self.facts,
+            facts=[*self.facts.items()],
             table=_in_words(self.times, launches="kernels a call", plan_us="plan, us"),
             caption="Time of one call: median over the rounds, a fresh process each",
             bars=share.fillna(0).tolist() if share.notna().any() else [],
@@ -141,11 +124,54 @@ class View:
             code=self.call,
         )
 
-    def _repr_html_(self) -> str:
-        return as_html(self.card())
+    @property
+    def served(self) -> str:
+        """Who answers, in a sentence."""
+        days = sorted({record.started_at[:10] for record in self.mine})
+        when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}" if days else "not yet"
+        gpu = f"{self.machine.get('gpu') or 'CPU'} {self.machine.get('gpu_id', '')}".strip()
+        name = self.source.name
+        if name != LIVE:
+            return f"Served from records: study {name}, {gpu}, measured {when}. No GPU is used."
+        return f"Measured here, on {gpu}, {when}." if days else "Measures here; not on record yet."
 
-    def __repr__(self) -> str:
-        return as_text(self.card())
+    @property
+    def facts(self) -> dict[str, str]:
+        """What the case must cost, and at which ceilings."""
+        said = {
+            "must move": f"{self.cost.io_bytes / 1e6:,.4g} MB",
+            "useful work": f"{self.cost.flops / 1e9:,.4g} GFLOP",
+        }
+        bounds = self.bounds_us
+        if isinstance(self.limit, Ceilings):
+            said["ceilings, measured"] = f"copy {self.limit.copy_gbps:,.0f} GB/s"
+            if "FLOPs" in bounds:
+                rate = f", bf16 matmul {self.limit.matmul_tflops:,.0f} TFLOP/s"
+                said["ceilings, measured"] += rate
+            longest = max(bounds, key=lambda name: bounds[name])
+            said["time at the ceiling"] = f"{self.floor_us:,.1f} us, by {longest}"
+        return said
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What to mind: failures with their reasons, what was left out, what is missing."""
+        failed = {(r.item.backend, r.status, r.reason) for r in self.mine if r.status != "ok"}
+        said = [f"{backend}: {status}: {reason}" for backend, status, reason in sorted(failed)]
+        seen = {record.item.backend for record in self.mine}
+        absent = ", ".join(name for name in self.choices.backends if name not in seen)
+        if seen and absent:
+            said.append(f"Not on record for these choices: {absent}.")
+        throttled = sum(record.throttled for record in self.mine)
+        if throttled:
+            said.append(f"{throttled} records were taken while the GPU was throttled: left out.")
+        if isinstance(self.limit, Ceilings):
+            if "FLOPs" not in self.bounds_us:
+                said.append("No matmul ceiling on record: the ceiling is that of the bytes.")
+            if self.cost.io_bytes <= self.machine.get("l2_mib", 0) * 2**20:
+                said.append("The bytes fit the L2 cache, which is faster than the copy ceiling.")
+        elif len(self.samples):
+            said.append(f"No share of a ceiling: {self.limit}.")
+        return (*self.known, *said)
 
 
 def view(
@@ -184,68 +210,11 @@ def view(
     return look(source, choices)
 
 
-def look(source: Source, choices: Choices, notes: Sequence[str] = ()) -> View:
+def look(source: Source, choices: Choices, known: Sequence[str] = ()) -> View:
     """What is on record of `choices`, and nothing measured; ValueError for an impossible shape."""
-    found = tables.gather(source, choices)
-    return View(
-        choices=choices,
-        served=_served(source, found),
-        notes=(*notes, *_notes(found)),
-        facts=tuple(_facts(found).items()),
-        times=tables.times(found),
-        kernels=tables.kernels(found),
-        comparison=tables.comparison(found),
-        rules=tables.rules(found),
-        samples=found.good[[*tables.SAMPLE]].reset_index(drop=True),
-        floor_us=found.floor_us,
-    )
-
-
-def _served(source: Source, found: Found) -> str:
-    """Who answers, in a sentence."""
-    days = sorted({record.started_at[:10] for record in found.mine})
-    when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}" if days else "not yet"
-    gpu = f"{found.machine.get('gpu') or 'CPU'} {found.machine.get('gpu_id', '')}".strip()
-    if source.name == LIVE:
-        return f"Measured here, on {gpu}, {when}." if days else "Measures here; not on record yet."
-    return f"Served from records: study {source.name}, {gpu}, measured {when}. No GPU is used."
-
-
-def _facts(found: Found) -> dict[str, str]:
-    """What the case must cost, and at which ceilings."""
-    said = {
-        "must move": f"{found.cost.io_bytes / 1e6:,.4g} MB",
-        "useful work": f"{found.cost.flops / 1e9:,.4g} GFLOP",
-    }
-    if found.limit:
-        bounds = found.bounds_us
-        rates = [f"copy {found.limit.copy_gbps:,.0f} GB/s"]
-        if "FLOPs" in bounds:
-            rates.append(f"bf16 matmul {found.limit.matmul_tflops:,.0f} TFLOP/s")
-        said["ceilings, measured"] = ", ".join(rates)
-        longest = max(bounds, key=lambda name: bounds[name])
-        said["time at the ceiling"] = f"{found.floor_us:,.1f} us, by {longest}"
-    return said
-
-
-def _notes(found: Found) -> list[str]:
-    """What to mind: failures with their reasons, what was left out, what is missing."""
-    failed = {(r.item.backend, r.status, r.reason) for r in found.mine if r.status != "ok"}
-    said = [f"{backend}: {status}: {reason}" for backend, status, reason in sorted(failed)]
-    seen = {record.item.backend for record in found.mine}
-    absent = ", ".join(name for name in found.choices.backends if name not in seen)
-    if seen and absent:
-        said.append(f"Not on record for these choices: {absent}.")
-    throttled = sum(record.throttled for record in found.mine)
-    if throttled:
-        said.append(f"{throttled} records were taken while the GPU was throttled: left out.")
-    if found.limit is None and len(found.good):
-        said.append(f"No share of a ceiling: {found.why_no_limit}.")
-    if found.limit and "FLOPs" not in found.bounds_us:
-        said.append("No matmul ceiling on record: the ceiling is that of the bytes.")
-    if found.limit and found.cost.io_bytes <= found.machine.get("l2_mib", 0) * 2**20:
-        said.append("The bytes fit the L2 cache, which is faster than the copy ceiling.")
-    return said
+    asked, records = (choices.case, choices.timer), source.records
+    around = tuple(record for record in records if (record.item.case, record.item.timer) == asked)
+    return View(choices, source, records, around, tuple(known))
 
 
 def _in_words(table: pd.DataFrame, **headings: str) -> pd.DataFrame:

@@ -67,6 +67,12 @@ class Expected:
         return "about" in self.expect
 
     @property
+    def asked(self) -> list[Case]:
+        """The cases that it names."""
+        known = _cases(self.study)
+        return [case for name in self.cases for case in known[name]]
+
+    @property
     def pairs(self) -> list[tuple[str, str]]:
         """Every backend and what it is compared with, release by release."""
         asked = product(self.release or self.ran, self.backend)
@@ -74,8 +80,7 @@ class Expected:
 
     def find(self, frame: pd.DataFrame, figure: float | None) -> Finding:
         """What the study's records say; MissingRecordsError where one lacks."""
-        known = _cases(self.study)
-        cases = [case for name in self.cases for case in known[name]]
+        cases = self.asked
         if self.expect:
             parts = (judge_cases(frame, cases, pair, timer=self.timer) for pair in self.pairs)
             return self._of_times(together(parts), frame, figure)

@@ -143,7 +143,7 @@ def test_with_a_copy_ceiling_alone_the_bytes_are_the_ceiling(bare, make_record):
     seen = view(MODEL)
     assert seen.floor_us == pytest.approx(decode_cost(QWEN).io_bytes / (COPY_BYTES / 1000.0))
     assert "No matmul ceiling on record: the ceiling is that of the bytes." in seen.notes
-    assert "matmul" not in dict(seen.facts)["ceilings, measured"]
+    assert "matmul" not in seen.facts["ceilings, measured"]
 
 
 def test_latent_attention_has_the_ceiling_that_binds_it(make_record, monkeypatch, replayed):
@@ -156,7 +156,7 @@ def test_latent_attention_has_the_ceiling_that_binds_it(make_record, monkeypatch
     flops_us, bytes_us = cost.flops / (MATMUL_FLOPS / 1000), cost.io_bytes / (COPY_BYTES / 1000)
     assert flops_us > bytes_us, "128 heads share what they read"
     assert seen.floor_us == pytest.approx(flops_us)
-    assert dict(seen.facts)["time at the ceiling"].endswith("by FLOPs")
+    assert seen.facts["time at the ceiling"].endswith("by FLOPs")
     assert by_backend(seen.times)[DENSE]["us"] == 100.0
     assert seen.comparison.backend.tolist() == [DENSE]
     chosen = seen.rules.set_index("library").chooses

@@ -96,23 +96,20 @@ def test_names_of_gpu_work_are_shortened_by_the_given_rule():
 
 
 @pytest.mark.parametrize(
-    ("launched_by", "arguments"),
-    [("cudaGraphLaunch", {}), ("cudaGraphLaunch_ptsz", {}), ("", {"graph id": 3})],
+    ("launched_by", "graph", "in_graph"),
+    [
+        ("cudaGraphLaunch", None, True),
+        ("cudaGraphLaunch_ptsz", None, True),
+        ("", 3, True),
+        ("cudaLaunchKernel", 0, False),
+    ],
 )
-def test_kernels_of_a_graph_share_one_launch_and_say_so(launched_by, arguments):
-    events = [call(0.0)]
-    if launched_by:
-        events.append(launch(5.0, correlation=1, name=launched_by))
-    events += [kernel("k", 20 + i, 0.5, correlation=1, **arguments) for i in range(3)]
-    found = work(*events)
-    assert [(span.in_graph, span.launch) for span in found] == [(True, 1)] * 3
-
-
-def test_work_outside_of_graphs_is_not_taken_for_a_graphs():
-    (span,) = work(
-        call(0), launch(1, correlation=1), kernel("k", 9, 1, correlation=1, **{"graph id": 0})
-    )
-    assert not span.in_graph
+def test_kernels_of_a_graph_share_one_launch_and_say_so(launched_by, graph, in_graph):
+    launches = [launch(5.0, correlation=1, name=launched_by)] if launched_by else []
+    arguments = {} if graph is None else {"graph id": graph}
+    kernels = [kernel("k", 20 + i, 0.5, correlation=1, **arguments) for i in range(3)]
+    found = work(call(0.0), *launches, *kernels)
+    assert [(span.in_graph, span.launch) for span in found] == [(in_graph, 1)] * 3
 
 
 def test_nested_api_calls_of_one_launch_give_one_launch_the_outer_one():
@@ -127,15 +124,16 @@ def test_a_trace_that_holds_no_cuda_call_proves_no_absence_of_kernels():
     assert not spans.saw_cuda({"traceEvents": [call(0.0), event("cpu_op", "aten::mm", 1, 2)]})
 
 
-def test_streams_are_lanes_and_devices_are_named_where_there_are_several():
-    one = work(
-        call(0), kernel("a", 1, 1, correlation=1), kernel("b", 1, 1, correlation=2, stream=9)
-    )
-    two = work(
-        call(0), kernel("a", 1, 1, correlation=1), kernel("b", 1, 1, correlation=2, device=1)
-    )
-    assert [span.lane for span in one] == ["stream 7", "stream 9"]
-    assert [span.lane for span in two] == ["GPU 0, stream 7", "GPU 1, stream 7"]
+@pytest.mark.parametrize(
+    ("other", "lanes"),
+    [
+        ({"stream": 9}, ["stream 7", "stream 9"]),
+        ({"device": 1}, ["GPU 0, stream 7", "GPU 1, stream 7"]),
+    ],
+)
+def test_streams_are_lanes_and_devices_are_named_where_there_are_several(other, lanes):
+    first, second = kernel("a", 1, 1, correlation=1), kernel("b", 1, 1, correlation=2, **other)
+    assert [span.lane for span in work(call(0), first, second)] == lanes
 
 
 def test_an_operators_own_time_is_without_the_operators_it_calls():

@@ -1,7 +1,5 @@
 """The version bisect: the search, the rounds of a step, and what is told when it cannot be done."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -11,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.studies import hand_made
 
 from attnlib import cli
 from attnlib.core.spec import AttnSpec
@@ -23,18 +22,13 @@ from attnlib.run.lock import hold_gpu
 from attnlib.run.study import Grid, Study
 from attnlib.studies import STUDIES
 
-GPU = {"gpu": "Test GPU", "gpu_id": "0badcafe", "num_sms": 4}
+GPU = {"gpu": "Test GPU", "gpu_id": "0badcafe"}
 SLUG = "test-gpu-0badcafe"
 PACKAGE = "flashinfer-python"
 CASE = DecodeCase(AttnSpec(8, 2, 64, 16), 3, 40)
 OTHER = replace(CASE, kv_len=41)
-DEMO = Study(
-    "demo",
-    "?",
-    (Grid((CASE, OTHER), ("flashinfer-auto",)),),
-    reference_machine=SLUG,
-    ceilings=False,
-)
+GRID = Grid((CASE, OTHER), ("flashinfer-auto",))
+DEMO = Study("demo", "?", (GRID,), reference_machine=SLUG, ceilings=())
 EACH = ["0.5.3", "0.6.0", "0.6.1", "0.6.2", "0.6.3", "0.6.4", "0.7.2", "0.7.2.post1"]
 SLOW = {"0.6.0", "0.6.1", "0.6.2", "0.6.3"}
 WOBBLE = (1.0, 1.001, 0.999)
@@ -91,25 +85,11 @@ def command(**options: Any) -> list[str]:
     return ["bisect", *itertools.chain(*((f"--{name}", value) for name, value in asked.items()))]
 
 
-@pytest.fixture
-def fails(capsys):
-    """Run a bisect that must fail as expected; returns its one line on stderr."""
-
-    def run_it(*more: str, **options: Any) -> str:
-        assert cli.main([*command(**options), *more]) == cli.FAILED
-        printed = capsys.readouterr()
-        assert printed.out == ""
-        (line,) = printed.err.splitlines()
-        return line.removeprefix("attnlib bisect: ")
-
-    return run_it
-
-
 # The search
 
 
 @pytest.mark.parametrize("count", range(2, 18))
-def test_the_search_finds_every_position_in_logarithmically_many_steps(count) -> None:
+def test_the_search_finds_every_position_in_logarithmically_many_steps(count):
     names = [str(number) for number in range(count)]
     for change in range(1, count):
         asked: list[str] = []
@@ -123,7 +103,7 @@ def test_the_search_finds_every_position_in_logarithmically_many_steps(count) ->
 
 
 @pytest.mark.parametrize(("start", "counts"), [(3, [3, 6, 12]), (1, [1, 2, 4, 8, 12]), (20, [20])])
-def test_an_ambiguous_verdict_doubles_the_rounds_and_then_fails(start, counts) -> None:
+def test_an_ambiguous_verdict_doubles_the_rounds_and_then_fails(start, counts):
     asked: list[int] = []
 
     def noisy(count: int) -> list[tuple[float, float]]:
@@ -138,28 +118,31 @@ def test_an_ambiguous_verdict_doubles_the_rounds_and_then_fails(start, counts) -
 # A bisection
 
 
-def test_the_first_slower_release_is_found_with_its_steps(lab) -> None:
-    found = run()
-    assert (found.changed, found.word, found.machine) == ("0.6.0", "slower", SLUG)
-    assert found.releases == ("0.5.3", "0.6.0", "0.6.1", "0.6.2", "0.6.3")
-    assert [step.release for step in found.steps] == ["0.6.3", "0.6.1", "0.6.0"]
+@pytest.mark.parametrize(
+    ("good", "steps", "word", "family", "ratio"),
+    [
+        ("0.5.3", ["0.6.3", "0.6.1", "0.6.0"], "slower", "fa3", 4.0),
+        ("0.7.2.post1", ["0.7.2.post1", "0.6.4"], "faster", "fa2", 0.25),
+    ],
+)
+def test_the_first_slower_or_faster_release_is_found_with_its_steps(
+    lab, good, steps, word, family, ratio
+):
+    found = run(good=good)
+    assert (found.changed, found.word, found.machine) == (steps[-1], word, SLUG)
+    assert (found.good, found.bad) == (good, "0.6.3")
+    first, last = sorted(map(EACH.index, (good, "0.6.3")))
+    assert list(found.releases) == EACH[first : last + 1]
+    assert [step.release for step in found.steps] == steps
     for step in found.steps:
-        assert (step.verdict.word, step.verdict.ratio.pairs) == ("slower", 3)
-        assert step.verdict.ratio.ratio == pytest.approx(4)
-        assert (step.kernel_family, step.reference_family) == ("fa3", "fa2")
-
-
-def test_the_first_fast_release_after_a_bad_one_is_found_too(lab) -> None:
-    found = run(good="0.7.2.post1", bad="0.6.3")
-    assert (found.changed, found.word) == ("0.6.4", "faster")
-    assert (found.good, found.bad) == ("0.7.2.post1", "0.6.3")
-    assert {step.verdict.word for step in found.steps} == {"faster"}
-    assert {step.reference_family for step in found.steps} == {"fa3"}
-    assert found.steps[-1].kernel_family == "fa2"
+        assert (step.verdict.word, step.verdict.ratio.pairs) == (word, 3)
+        assert step.verdict.ratio.ratio == pytest.approx(ratio)
+        assert {step.kernel_family, step.reference_family} == {"fa2", "fa3"}
+        assert step.kernel_family == family
 
 
 @pytest.mark.parametrize("change", range(1, len(EACH)))
-def test_the_change_is_found_wherever_it_lies(lab, change) -> None:
+def test_the_change_is_found_wherever_it_lies(lab, change):
     lab.us = {name: 10.0 if number < change else 12.0 for number, name in enumerate(EACH)}
     found = run(good=EACH[0], bad=EACH[-1], rounds=2)
     assert found.changed == EACH[change]
@@ -168,7 +151,7 @@ def test_the_change_is_found_wherever_it_lies(lab, change) -> None:
     assert lab.jobs == [], "nothing is measured again"
 
 
-def test_rounds_run_a_b_b_a_and_are_numbered_on_through_the_steps(lab) -> None:
+def test_rounds_run_a_b_b_a_and_are_numbered_on_through_the_steps(lab):
     run(bad="0.6.1", rounds=2)
     good = "0.5.3"
     first = [(0, good), (0, "0.6.1"), (1, "0.6.1"), (1, good)]
@@ -176,7 +159,7 @@ def test_rounds_run_a_b_b_a_and_are_numbered_on_through_the_steps(lab) -> None:
     assert all(len(job.items) == 1 and job.study == "bisect_demo" for job in lab.jobs)
 
 
-def test_a_round_cut_short_is_left_out_and_a_new_one_taken(lab) -> None:
+def test_a_round_cut_short_is_left_out_and_a_new_one_taken(lab):
     run(bad="0.6.0", rounds=2)
     path = store.journal_path("bisect_demo", SLUG)
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))
@@ -185,7 +168,7 @@ def test_a_round_cut_short_is_left_out_and_a_new_one_taken(lab) -> None:
     assert lab.order == [(2, "0.5.3"), (2, "0.6.0")]
 
 
-def test_rounds_of_another_search_do_not_count_for_a_pair(lab) -> None:
+def test_rounds_of_another_search_do_not_count_for_a_pair(lab):
     run()
     lab.jobs.clear()
     found = run(good="0.6.4", bad="0.6.3")
@@ -193,14 +176,14 @@ def test_rounds_of_another_search_do_not_count_for_a_pair(lab) -> None:
     assert [round_ for round_, _ in lab.order] == [9, 9, 10, 10, 11, 11]
 
 
-def test_an_ambiguous_step_takes_more_rounds_until_it_is_clear(lab) -> None:
+def test_an_ambiguous_step_takes_more_rounds_until_it_is_clear(lab):
     lab.us, lab.noise = {"0.6.0": 11.0}, {"0.6.0": (1.0, 1.1)}
     (step,) = run(bad="0.6.0", rounds=2).steps
     assert (step.verdict.word, step.verdict.ratio.pairs) == ("slower", 4)
     assert len(lab.jobs) == 2 * 4
 
 
-def test_a_step_that_stays_ambiguous_fails_and_names_the_release(lab) -> None:
+def test_a_step_that_stays_ambiguous_fails_and_names_the_release(lab):
     lab.us, lab.noise = {"0.6.1": 15.0}, {"0.6.1": (1.0, 0.4)}
     with pytest.raises(RuntimeError, match=r"release 0\.6\.1 must get .*ambiguous after 12 rounds"):
         run()
@@ -215,13 +198,13 @@ def test_a_step_that_stays_ambiguous_fails_and_names_the_release(lab) -> None:
         ("0.6.3", "0.7.2", r"0\.7\.2 must be slower than 0\.6\.3, it is faster"),
     ],
 )
-def test_ends_that_do_not_differ_as_asked_stop_the_search(lab, good, bad, words) -> None:
+def test_ends_that_do_not_differ_as_asked_stop_the_search(lab, good, bad, words):
     with pytest.raises(ValueError, match=words):
         run(good=good, bad=bad)
     assert len(lab.jobs) == 6
 
 
-def test_the_machines_own_noise_widens_the_margin(lab) -> None:
+def test_the_machines_own_noise_widens_the_margin(lab):
     lab.us = {"0.6.0": 10.5}
     assert run(bad="0.6.0").changed == "0.6.0"
     with pytest.raises(ValueError, match="it is same"):
@@ -229,7 +212,7 @@ def test_the_machines_own_noise_widens_the_margin(lab) -> None:
 
 
 @pytest.mark.parametrize("status", ["error", "crashed", "refused", "incorrect", "timeout"])
-def test_a_release_that_fails_stops_the_search_in_one_line_and_is_tried_again(lab, status) -> None:
+def test_a_release_that_fails_stops_the_search_in_one_line_and_is_tried_again(lab, status):
     lab.failing = {"0.6.1": status}
     with pytest.raises(RuntimeError, match=f"^release 0.6.1 must run, it was {status}: no luck$"):
         run()
@@ -254,7 +237,7 @@ def replay(lab, monkeypatch):
 @pytest.mark.parametrize(
     ("good", "bad", "changed"), [("0.5.3", "0.6.3", "0.6.0"), ("0.7.2.post1", "0.6.3", "0.6.4")]
 )
-def test_replay_goes_the_way_of_the_search_on_record(replay, good, bad, changed) -> None:
+def test_replay_goes_the_way_of_the_search_on_record(replay, good, bad, changed):
     found = run(good=good, bad=bad)
     assert found.changed == changed
     assert f" --releases {','.join(found.releases)}" in found.command
@@ -273,26 +256,26 @@ def test_replay_goes_the_way_of_the_search_on_record(replay, good, bad, changed)
         ({"releases": ["0.5.3", "0.6.2", "0.6.3"]}, r"release 0\.6\.2 must have 3 rounds"),
     ],
 )
-def test_replay_says_which_release_is_not_on_record(replay, options, words) -> None:
+def test_replay_says_which_release_is_not_on_record(replay, options, words):
     with pytest.raises(FileNotFoundError, match=words):
         run(**options)
 
 
-def test_replay_shows_the_machine_asked_for(replay, monkeypatch) -> None:
+def test_replay_shows_the_machine_asked_for(replay, monkeypatch):
     assert run().command in store.provenance("bisect_demo", SLUG)["commands"]
     monkeypatch.setenv("ATTNLIB_MACHINE", "another-gpu")
     with pytest.raises(FileNotFoundError, match="in 'bisect_demo' on 'another-gpu' are: none"):
         run()
 
 
-def test_replay_never_takes_a_search_that_was_cut_short_for_an_answer(replay) -> None:
+def test_replay_never_takes_a_search_that_was_cut_short_for_an_answer(replay):
     path = store.journal_path("bisect_demo", SLUG)
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:6]))
     with pytest.raises(FileNotFoundError, match=r"release 0\.6\.1 must have 3 rounds"):
         run()
 
 
-def test_pre_releases_of_the_index_are_searched_only_if_an_end_is_one(lab, monkeypatch) -> None:
+def test_pre_releases_of_the_index_are_searched_only_if_an_end_is_one(lab, monkeypatch):
     monkeypatch.setattr(releases, "index_releases", lambda package: [*EACH, "0.6.1rc1", "0.6.0rc2"])
     assert not any("rc" in release for release in run().releases)
     lab.us = {"0.6.1rc1": 40.0, "0.6.0rc2": 40.0}
@@ -304,7 +287,7 @@ def test_pre_releases_of_the_index_are_searched_only_if_an_end_is_one(lab, monke
 # The command
 
 
-def test_the_command_prints_steps_answer_and_how_to_repeat_it(lab, capsys) -> None:
+def test_the_command_prints_steps_answer_and_how_to_repeat_it(lab, capsys):
     assert cli.main(command()) == 0
     printed = capsys.readouterr().out
     lines = printed.splitlines()
@@ -320,7 +303,7 @@ def test_the_command_prints_steps_answer_and_how_to_repeat_it(lab, capsys) -> No
     assert capsys.readouterr().out == printed
 
 
-def test_the_command_takes_the_label_of_a_case_and_prints_json(lab, capsys) -> None:
+def test_the_command_takes_the_label_of_a_case_and_prints_json(lab, capsys):
     assert cli.main([*command(case=CASE.label), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["changed"], found["word"], found["case"]) == ("0.6.0", "slower", CASE.key)
@@ -330,25 +313,23 @@ def test_the_command_takes_the_label_of_a_case_and_prints_json(lab, capsys) -> N
     assert step == {"ran": "fa3", "reference_ran": "fa2", "rounds": 3}
 
 
-def test_releases_given_are_searched_and_no_index_is_asked(lab, monkeypatch, capsys) -> None:
+def test_releases_given_are_searched_and_no_index_is_asked(lab, monkeypatch, capsys):
     monkeypatch.setattr(releases, "index_releases", lambda package: pytest.fail("index asked"))
     assert cli.main(command(releases="0.6.3, 0.5.3,0.6.1")) == 0
     assert "first slower release: 0.6.1" in capsys.readouterr().out
 
 
-def test_a_search_does_not_measure_on_a_gpu_that_another_sweep_holds(lab, fails) -> None:
+def test_a_search_does_not_measure_on_a_gpu_that_another_sweep_holds(lab, fails):
     with hold_gpu(GPU["gpu_id"]):
-        assert "must be measured by one sweep at a time" in fails()
+        assert "must be measured by one sweep at a time" in fails(*command())
     assert lab.jobs == []
 
 
-def test_overlays_given_are_searched_used_and_repeated(lab, tmp_path, monkeypatch, capsys) -> None:
+def test_overlays_given_are_searched_used_and_repeated(lab, tmp_path, monkeypatch, capsys):
     given: list[str] = []
     for release in ("0.5.3", "0.6.1", "0.6.3", "0.7.2"):
-        info = tmp_path / release / f"flashinfer_python-{release}.dist-info"
-        info.mkdir(parents=True)
-        (info / "METADATA").write_text(f"Name: {PACKAGE}\nVersion: {release}\n")
-        given += ["--overlay", f"{PACKAGE}=={release}={tmp_path / release}"]
+        folder = hand_made(tmp_path / release, PACKAGE, release)
+        given += ["--overlay", f"{PACKAGE}=={release}={folder}"]
     used: dict[str, Path] = {}
     monkeypatch.setattr(
         studying, "overlay_for", lambda name, release, folders: used.update(folders)
@@ -380,30 +361,25 @@ def test_overlays_given_are_searched_used_and_repeated(lab, tmp_path, monkeypatc
         ({"releases": "0.5.3,x"}, "release must be a version such as 0.6.3, got 'x'"),
     ],
 )
-def test_what_cannot_be_asked_fails_in_one_line(
-    lab, fails, tmp_path, monkeypatch, options, words
-) -> None:
+def test_what_cannot_be_asked_fails_in_one_line(lab, fails, tmp_path, monkeypatch, options, words):
     monkeypatch.chdir(tmp_path)
-    assert words in fails(**options)
+    assert words in fails(*command(**options))
     assert lab.jobs == []
 
 
-def test_an_overlay_of_another_package_fails_in_one_line(lab, fails, tmp_path) -> None:
-    info = tmp_path / "probe-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: probe\nVersion: 1.0\n")
-    told = fails(overlay=f"probe==1.0={tmp_path}")
+def test_an_overlay_of_another_package_fails_in_one_line(lab, fails, tmp_path):
+    told = fails(*command(overlay=f"probe==1.0={hand_made(tmp_path, 'probe', '1.0')}"))
     assert f"overlay must be of {PACKAGE}, got probe==1.0" in told
 
 
-def test_a_case_that_the_study_does_not_have_is_refused(lab) -> None:
+def test_a_case_that_the_study_does_not_have_is_refused(lab):
     with pytest.raises(ValueError, match="case must be one of study 'demo'"):
         bisect(DEMO, replace(CASE, batch_size=9), package=PACKAGE, good="0.5.3", bad="0.6.3")
 
 
-def test_without_a_gpu_and_without_records_one_line_says_so(lab, fails, monkeypatch) -> None:
+def test_without_a_gpu_and_without_records_one_line_says_so(lab, fails, monkeypatch):
     monkeypatch.setattr(studying, "_has_cuda", lambda: False)
-    assert fails() == (
-        "release 0.5.3, 0.6.3 must be on record to be replayed, "
+    assert fails(*command()) == (
+        "attnlib bisect: release 0.5.3, 0.6.3 must be on record to be replayed, "
         f"in 'bisect_demo' on '{SLUG}' are: none"
     )

@@ -4,8 +4,6 @@ The cluster is of this machine, on the loopback: a nanny for each of two CPUs th
 two GPUs, by a sitecustomize module that stands first on the path of their worker processes.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -18,25 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.studies import SPEC, grid_of, study_of
 
-from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.item import Item
 from attnlib.run import cluster, store
 from attnlib.run.cluster import measure_on_cluster, share_out
 from attnlib.run.jobs import Job
-from attnlib.run.study import Grid, Study, Sweep
+from attnlib.run.study import Sweep
 
 distributed = pytest.importorskip("distributed", reason="attnlib[cluster] is not installed")
 
-CASES = tuple(DecodeCase(AttnSpec(4, 2, 16, 4), 1, kv_len) for kv_len in range(8, 14))
-STUDY = Study(
-    name="demo",
-    question="?",
-    grids=(Grid(CASES, ("sdpa",), timers=("host",), rounds=2),),
-    device="cpu",
-    ceilings=False,
-)
+CASES = tuple(DecodeCase(SPEC, 1, kv_len) for kv_len in range(8, 14))
+STUDY = study_of(grid_of(*CASES, rounds=2))
 TWO_GPUS = """
 import os
 from attnlib.measure import machine
@@ -58,7 +50,7 @@ def cases_by_gpu(shares: list[tuple[str, Job]]) -> list[tuple[str, int, list]]:
     return [(gpu_id, job.round, [item.case for item in job.items]) for gpu_id, job in shares]
 
 
-def test_all_rounds_of_a_case_go_to_one_gpu_and_the_load_is_even() -> None:
+def test_all_rounds_of_a_case_go_to_one_gpu_and_the_load_is_even():
     jobs = [job_of(*CASES[:4]), job_of(*CASES[3::-1], round_=1)]
     a, b, c, d = CASES[:4]
     assert cases_by_gpu(share_out(jobs, {"x": Counter(), "y": Counter()})) == [
@@ -69,18 +61,18 @@ def test_all_rounds_of_a_case_go_to_one_gpu_and_the_load_is_even() -> None:
     ]
 
 
-def test_a_case_stays_on_the_gpu_that_has_records_of_it() -> None:
+def test_a_case_stays_on_the_gpu_that_has_records_of_it():
     a, b, c = CASES[:3]
     known = {"x": Counter(), "y": Counter({a: 1, c: 2})}
     assert cases_by_gpu(share_out([job_of(a, b, c)], known)) == [("x", 0, [b]), ("y", 0, [a, c])]
 
 
-def test_ceilings_are_measured_on_every_gpu() -> None:
+def test_ceilings_are_measured_on_every_gpu():
     shares = share_out([job_of(None), job_of(CASES[0])], {"x": Counter(), "y": Counter()})
     assert cases_by_gpu(shares) == [("x", 0, [None]), ("y", 0, [None]), ("x", 0, [CASES[0]])]
 
 
-def test_without_the_library_its_install_line_is_given(monkeypatch) -> None:
+def test_without_the_library_its_install_line_is_given(monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(RuntimeError, match=r'pip install "attnlib\[cluster\]"'):
         cluster.connect("tcp://127.0.0.1:1")
@@ -131,7 +123,7 @@ def pid_of(client: Any, gpu: str) -> int:
     return client.run(os.getpid, workers=[address])[address]
 
 
-def test_a_killed_dask_worker_loses_no_record_and_repeats_none(two_gpus) -> None:
+def test_a_killed_dask_worker_loses_no_record_and_repeats_none(two_gpus):
     with cluster_of("x", "y") as client:
         killed = pid_of(client, "x")
         killer = threading.Thread(
@@ -153,13 +145,13 @@ def test_a_killed_dask_worker_loses_no_record_and_repeats_none(two_gpus) -> None
         assert lines == {machine: lines_of(machine) for machine in lines}
 
 
-def test_two_workers_on_one_gpu_are_refused(two_gpus) -> None:
+def test_two_workers_on_one_gpu_are_refused(two_gpus):
     with cluster_of("x", "x") as client:
         with pytest.raises(ValueError, match="a GPU of its own, .* both have 'x'"):
             measure_on_cluster(STUDY, client, Sweep())
 
 
-def test_a_worker_without_the_resource_is_refused(two_gpus) -> None:
+def test_a_worker_without_the_resource_is_refused(two_gpus):
     with cluster_of("x", resources={}) as client:
         with pytest.raises(ValueError, match="started with --resources GPU=1, .* has none"):
             measure_on_cluster(STUDY, client, Sweep())

@@ -4,8 +4,6 @@ Faults come through the overlay, which stands first on the worker's path: a site
 that makes `backends.create` fail at chosen head_dims.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import select
@@ -115,14 +113,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         yield found
 
 
-def test_every_item_of_a_job_gets_one_record_and_good_ones_are_measured(run) -> None:
+def test_every_item_of_a_job_gets_one_record_and_good_ones_are_measured(run):
     statuses = {head_dim: record.status for head_dim, record in run.records.items()}
     assert statuses == {16: "ok", KILLED: "crashed", 32: "ok", SLEEPS: "timeout", 48: "ok"}
     assert {record.round for record in run.records.values()} == {3}
     assert sum(run.done) == 5, "the dead ones are counted too"
 
 
-def test_a_record_of_a_death_says_how_and_names_machine_time_command_and_no_folder(run) -> None:
+def test_a_record_of_a_death_says_how_and_names_machine_time_command_and_no_folder(run):
     killed, slept = run.records[KILLED], run.records[SLEEPS]
     assert killed.run_us == slept.run_us == ()
     assert killed.reason == "signal SIGKILL; last words of kernel.so"
@@ -132,12 +130,12 @@ def test_a_record_of_a_death_says_how_and_names_machine_time_command_and_no_fold
     assert killed.started_at.endswith("+00:00")
 
 
-def test_a_lost_context_costs_its_item_and_the_rest_goes_on_in_a_new_process(run) -> None:
+def test_a_lost_context_costs_its_item_and_the_rest_goes_on_in_a_new_process(run):
     run_job(job_of("lost", CONTEXT_LOST, 16), MACHINE, run.faults, Watch())
     assert statuses_of("lost") == {CONTEXT_LOST: "crashed", 16: "ok"}
 
 
-def test_running_out_of_memory_costs_its_item_and_not_even_the_process(run, monkeypatch) -> None:
+def test_running_out_of_memory_costs_its_item_and_not_even_the_process(run, monkeypatch):
     started = []
     popen = subprocess.Popen
     monkeypatch.setattr(
@@ -150,7 +148,7 @@ def test_running_out_of_memory_costs_its_item_and_not_even_the_process(run, monk
     assert len(started) == 1
 
 
-def test_a_worker_killed_while_it_writes_costs_its_item_and_no_other(run) -> None:
+def test_a_worker_killed_while_it_writes_costs_its_item_and_no_other(run):
     machine = run.records[16].machine_slug
     here = {**MACHINE, "cpu": machine.removeprefix("cpu-")}
     run_job(job_of("torn", 16, TORN, 32), here, run.faults, Watch())
@@ -158,7 +156,7 @@ def test_a_worker_killed_while_it_writes_costs_its_item_and_no_other(run) -> Non
     assert b"calls_per_sam" in store.torn_path("torn", machine).read_bytes()
 
 
-def test_a_stop_kills_the_worker_and_leaves_its_item_without_a_record(run) -> None:
+def test_a_stop_kills_the_worker_and_leaves_its_item_without_a_record(run):
     done: list[int] = []
     watch = Watch(done.append, stop=lambda: bool(sum(done)))
     with pytest.raises(StoppedError):
@@ -178,7 +176,7 @@ run_job(job, form["machine"], faults, Watch(held=held))
 """
 
 
-def test_a_worker_does_not_outlive_the_sweep_that_started_it(run, data) -> None:
+def test_a_worker_does_not_outlive_the_sweep_that_started_it(run, data):
     # The second item sleeps for a minute: a worker that lived on would still hold the pipe's end.
     items = [item_of(head_dim).to_dict() for head_dim in (16, SLEEPS)]
     form = json.dumps({"items": items, "machine": MACHINE})
@@ -196,18 +194,18 @@ def test_a_worker_does_not_outlive_the_sweep_that_started_it(run, data) -> None:
     assert statuses_of("orphan") == {16: "ok"}
 
 
-def test_a_worker_that_cannot_even_start_is_an_error_and_no_record(tmp_path) -> None:
+def test_a_worker_that_cannot_even_start_is_an_error_and_no_record(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import os; os.write(2, b'broken'); os._exit(3)")
     with pytest.raises(RuntimeError, match="died before its first item: exit status 3; broken"):
         run_job(job_of("demo", 16), MACHINE, tmp_path, Watch())
     assert store.machines("demo") == []
 
 
-def test_a_job_without_items_starts_no_process(monkeypatch) -> None:
+def test_a_job_without_items_starts_no_process(monkeypatch):
     monkeypatch.setattr(jobs.subprocess, "Popen", lambda *a, **k: pytest.fail("started"))
     run_job(job_of("demo"), MACHINE, None, Watch())
 
 
-def test_the_command_of_a_record_is_the_jobs_own_or_quotes_the_studys_name() -> None:
+def test_the_command_of_a_record_is_the_jobs_own_or_quotes_the_studys_name():
     assert repeat_command(job_of("a b")) == "python -m attnlib measure 'a b'"
     assert repeat_command(replace(job_of("a"), command="make a")) == "make a"

@@ -1,7 +1,5 @@
 """The lock of a GPU: one sweep at a time, and no death leaves it locked."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -12,12 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support.studies import SPEC, grid_of, study_of
 
-from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.run import lock
 from attnlib.run.lock import hold_gpu, lock_path
-from attnlib.run.study import Grid, Study, Sweep
+from attnlib.run.study import Sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 HOLDER = """
@@ -30,14 +28,7 @@ with hold_gpu("demo") as held:
     print("held", flush=True)
     sys.stdin.read()
 """
-CASE = DecodeCase(AttnSpec(4, 2, 16, 4), batch_size=1, kv_len=8)
-TINY = Study(
-    name="demo",
-    question="?",
-    grids=(Grid((CASE,), ("sdpa",), timers=("host",)),),
-    device="cpu",
-    ceilings=False,
-)
+TINY = study_of(grid_of(DecodeCase(SPEC, batch_size=1, kv_len=8)))
 
 
 @contextmanager
@@ -50,7 +41,7 @@ def holder(gpu_id: str = "demo", *arguments: str) -> Iterator[subprocess.Popen[s
         yield process
 
 
-def test_a_second_sweep_is_refused_at_once_with_the_pid_of_the_first() -> None:
+def test_a_second_sweep_is_refused_at_once_with_the_pid_of_the_first():
     with holder() as first:
         before = time.monotonic()
         with pytest.raises(RuntimeError, match=f"one sweep at a time, process {first.pid} holds"):
@@ -59,13 +50,13 @@ def test_a_second_sweep_is_refused_at_once_with_the_pid_of_the_first() -> None:
         assert time.monotonic() - before < lock.LAST_WORKER_S / 10
 
 
-def test_another_gpu_is_free() -> None:
+def test_another_gpu_is_free():
     with holder(), hold_gpu("another"):
         assert lock_path("another").read_text() == str(os.getpid())
 
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_a_holder_that_is_killed_in_whatever_way_lets_go(sent) -> None:
+def test_a_holder_that_is_killed_in_whatever_way_lets_go(sent):
     with holder() as first:
         first.send_signal(sent)
         first.wait()
@@ -73,7 +64,7 @@ def test_a_holder_that_is_killed_in_whatever_way_lets_go(sent) -> None:
             pass
 
 
-def test_a_block_that_raises_lets_go() -> None:
+def test_a_block_that_raises_lets_go():
     with pytest.raises(KeyError):
         with hold_gpu("demo"):
             raise KeyError
@@ -81,7 +72,7 @@ def test_a_block_that_raises_lets_go() -> None:
         pass
 
 
-def test_the_last_worker_of_a_killed_sweep_is_waited_for() -> None:
+def test_the_last_worker_of_a_killed_sweep_is_waited_for():
     with holder("demo", "worker") as first:
         before = time.monotonic()
         first.kill()
@@ -90,7 +81,7 @@ def test_the_last_worker_of_a_killed_sweep_is_waited_for() -> None:
             assert time.monotonic() - before > 0.5
 
 
-def test_a_worker_that_does_not_end_is_not_waited_for_for_ever(monkeypatch) -> None:
+def test_a_worker_that_does_not_end_is_not_waited_for_for_ever(monkeypatch):
     monkeypatch.setattr(lock, "LAST_WORKER_S", 0.1)
     with holder("demo", "worker") as first:
         first.kill()
@@ -100,7 +91,7 @@ def test_a_worker_that_does_not_end_is_not_waited_for_for_ever(monkeypatch) -> N
                 pytest.fail("held by two")
 
 
-def test_two_sweeps_on_one_machine_exclude_each_other(instant_jobs) -> None:
+def test_two_sweeps_on_one_machine_exclude_each_other(instant_jobs):
     with holder("cpu") as first:
         with pytest.raises(RuntimeError, match=f"GPU 'cpu' must be .* process {first.pid} holds"):
             Sweep().measure(TINY)
@@ -108,7 +99,7 @@ def test_two_sweeps_on_one_machine_exclude_each_other(instant_jobs) -> None:
     assert Sweep().measure(TINY) == 1
 
 
-def test_a_study_with_nothing_to_measure_needs_no_lock(instant_jobs) -> None:
+def test_a_study_with_nothing_to_measure_needs_no_lock(instant_jobs):
     assert Sweep().measure(TINY) == 1
     with holder("cpu"):
         assert Sweep().measure(TINY) == 0

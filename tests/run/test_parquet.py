@@ -1,7 +1,5 @@
 """Published records: exact in Parquet, read together with the journal, described and small."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re
@@ -13,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pyarrow.parquet
 import pytest
+from support.records import MACHINE, OTHER, append, demo_path, tear
 
 from attnlib import cli
 from attnlib.core.backends.table import FAMILIES
@@ -24,7 +23,6 @@ from attnlib.run import parquet, store
 from attnlib.run.record import STATUSES, Record
 
 ROOT = Path(__file__).resolve().parents[2]
-MACHINE = "test-gpu-0badcafe"
 README = (ROOT / "data" / "README.md").read_text()
 PUBLISHED = sorted((ROOT / "data" / "records").glob("*/*.parquet"))
 MAX_DATA_BYTES, MAX_FILE_BYTES = 4_000_000, 1_000_000
@@ -34,34 +32,27 @@ MAX_DATA_BYTES, MAX_FILE_BYTES = 4_000_000, 1_000_000
 def some_records(make_record) -> list[Record]:
     """A case of two kinds, a ceiling, a failure, and what a CPU leaves empty."""
     record = make_record(oracle_error=1e-17 / 3, started_at="2026-01-02T03:04:05+00:00")
-    several = Item(
-        "flashinfer-prefill-fa2", "graph", ExtendCase(record.item.case, "dllm_extend", 4)
-    )
+    extend = ExtendCase(record.item.case, "dllm_extend", 4)
+    several = Item("flashinfer-prefill-fa2", "graph", extend)
     ceiling = make_record(item=Item("copy", "graph"), oracle_error=None, oracle_budget=None)
     crash = make_record(round=1, status="crashed", reason='signal SIGKILL; "last\nwords" é')
     bare = make_record(round=2, versions={}, state_before={}, kernels=(), plan_us=())
     return [record, replace(record, item=several), ceiling, crash, bare]
 
 
-def append(*records: Record) -> list[Record]:
-    for record in records:
-        store.append(record)
-    return list(records)
-
-
 # The format
 
 
-def test_records_survive_their_columns_exactly_and_in_order(make_record) -> None:
+def test_records_survive_their_columns_exactly_and_in_order(make_record):
     records = some_records(make_record)
     found = parquet.decode(parquet.encode(records))
     assert [record.to_json() for record in found] == [record.to_json() for record in records]
     assert [record.id for record in found] == [record.id for record in records]
 
 
-def test_records_without_any_case_or_version_survive_too(make_record) -> None:
-    item = Item("copy", "graph")
-    records = [make_record(item=item, versions={}, state_before={}, state_after={})]
+def test_records_without_any_case_or_version_survive_too(make_record):
+    none = {"versions": {}, "state_before": {}, "state_after": {}}
+    records = [make_record(item=Item("copy", "graph"), **none)]
     assert parquet.decode(parquet.encode(records)) == records
 
 
@@ -74,7 +65,7 @@ print(hashlib.sha256(data).hexdigest())
 """
 
 
-def test_the_same_records_give_the_same_bytes_in_any_process(make_record) -> None:
+def test_the_same_records_give_the_same_bytes_in_any_process(make_record):
     records = some_records(make_record)
     lines = "".join(record.to_json() + "\n" for record in records)
     done = subprocess.run(
@@ -88,21 +79,17 @@ def test_the_same_records_give_the_same_bytes_in_any_process(make_record) -> Non
     [
         ([{"cores": None}], "must survive its columns"),
         ([{"cores": 2}, {"cores": "two"}], "must be of one type"),
+        ([], "must be at least one"),
     ],
 )
-def test_what_the_columns_cannot_hold_is_refused(make_record, machines, words) -> None:
+def test_what_the_columns_cannot_hold_is_refused(make_record, machines, words):
     gpu = make_record().machine
     records = [make_record(round=n, machine=gpu | more) for n, more in enumerate(machines)]
     with pytest.raises(ValueError, match=words):
         parquet.encode(records)
 
 
-def test_no_records_are_not_published() -> None:
-    with pytest.raises(ValueError, match="must be at least one"):
-        parquet.encode([])
-
-
-def test_a_row_that_is_no_record_and_a_file_that_is_none_are_named(make_record, tmp_path) -> None:
+def test_a_row_that_is_no_record_and_a_file_that_is_none_are_named(make_record, tmp_path):
     table = pd.read_parquet(published(make_record()))
     path = store.published_path("demo", MACHINE)
     for words, changed in {
@@ -122,7 +109,7 @@ def test_a_row_that_is_no_record_and_a_file_that_is_none_are_named(make_record, 
         store.read("demo", MACHINE)
 
 
-def test_a_file_older_than_a_column_with_a_default_loads(make_record) -> None:
+def test_a_file_older_than_a_column_with_a_default_loads(make_record):
     record = make_record(work_per_call=0.0, calls_per_sample=0)
     path = published(record)
     pd.read_parquet(path).drop(columns=["work_per_call", "calls_per_sample"]).to_parquet(path)
@@ -137,7 +124,7 @@ def published(*records: Record) -> Path:
     return store.publish("demo")
 
 
-def test_publishing_moves_the_journal_into_one_file(make_record) -> None:
+def test_publishing_moves_the_journal_into_one_file(make_record):
     records = some_records(make_record)
     path = published(*records)
     assert path == store.published_path("demo", MACHINE)
@@ -146,7 +133,7 @@ def test_publishing_moves_the_journal_into_one_file(make_record) -> None:
     assert store.machines("demo") == [MACHINE]
 
 
-def test_the_journal_stands_over_what_was_published_before_it(make_record) -> None:
+def test_the_journal_stands_over_what_was_published_before_it(make_record):
     first, second, third = (make_record(round=n) for n in range(3))
     published(first, second)
     again, late = make_record(run_us=(99.0,)), third
@@ -158,7 +145,7 @@ def test_the_journal_stands_over_what_was_published_before_it(make_record) -> No
     assert store.read("demo", MACHINE) == before
 
 
-def test_published_again_in_parts_or_at_once_the_bytes_are_the_same(make_record) -> None:
+def test_published_again_in_parts_or_at_once_the_bytes_are_the_same(make_record):
     records = some_records(make_record)
     at_once = published(*records).read_bytes()
     store.published_path("demo", MACHINE).unlink()
@@ -166,19 +153,16 @@ def test_published_again_in_parts_or_at_once_the_bytes_are_the_same(make_record)
     assert published(*records[2:]).read_bytes() == at_once
 
 
-def test_a_torn_line_is_set_aside_and_the_rest_published(make_record) -> None:
+def test_a_torn_line_is_set_aside_and_the_rest_published(make_record):
     (record,) = append(make_record())
-    with store.journal_path("demo", MACHINE).open("ab") as file:
-        file.write(b'{"half')
+    tear(b'{"half')
     store.publish("demo")
     assert store.read("demo", MACHINE) == [record]
     assert store.torn_path("demo", MACHINE).read_bytes() == b'{"half\n'
 
 
 @pytest.mark.parametrize("dies", ["os.replace", "pathlib.Path.unlink"])
-def test_publishing_cut_short_loses_nothing_and_can_be_repeated(
-    make_record, monkeypatch, dies
-) -> None:
+def test_publishing_cut_short_loses_nothing_and_can_be_repeated(make_record, monkeypatch, dies):
     records = append(*some_records(make_record))
     with monkeypatch.context() as patch:
         patch.setattr(dies, lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -187,7 +171,7 @@ def test_publishing_cut_short_loses_nothing_and_can_be_repeated(
     assert store.read("demo", MACHINE) == records
     store.publish("demo")
     assert store.read("demo", MACHINE) == records
-    assert not store.journal_path("demo", MACHINE).exists()
+    assert not demo_path().exists()
 
 
 WRITER = """
@@ -201,7 +185,7 @@ for round_ in range(60):
 """
 
 
-def test_a_writer_loses_nothing_while_its_journal_is_published_again_and_again(make_record) -> None:
+def test_a_writer_loses_nothing_while_its_journal_is_published_again_and_again(make_record):
     command = [sys.executable, "-c", WRITER, make_record().to_json()]
     times = 0
     with subprocess.Popen(command, cwd=ROOT) as writer:
@@ -213,10 +197,10 @@ def test_a_writer_loses_nothing_while_its_journal_is_published_again_and_again(m
     assert [record.round for record in store.read("demo", MACHINE)] == list(range(60))
 
 
-def test_a_machine_must_be_named_where_several_have_a_journal(make_record) -> None:
+def test_a_machine_must_be_named_where_several_have_a_journal(make_record):
     with pytest.raises(FileNotFoundError, match="'demo' has no journal to be published"):
         store.publish("demo")
-    append(make_record(), make_record(machine={"gpu": "Other", "gpu_id": "1"}))
+    append(make_record(), make_record(machine=OTHER))
     with pytest.raises(ValueError, match=f"must be named, one of other-1, {MACHINE}"):
         store.publish("demo")
     assert store.publish("demo", "other-1").parent.name == "other-1"
@@ -224,7 +208,7 @@ def test_a_machine_must_be_named_where_several_have_a_journal(make_record) -> No
         store.publish("demo", "other-1")
 
 
-def test_the_command_publishes_and_says_where(make_record, capsys) -> None:
+def test_the_command_publishes_and_says_where(make_record, capsys):
     append(make_record())
     assert cli.main(["publish", "demo"]) == 0
     path = store.published_path("demo", MACHINE)
@@ -232,7 +216,7 @@ def test_the_command_publishes_and_says_where(make_record, capsys) -> None:
     assert cli.main(["publish", "demo"]) == cli.FAILED
 
 
-def test_a_published_file_is_parsed_once_and_a_new_one_again(make_record, monkeypatch) -> None:
+def test_a_published_file_is_parsed_once_and_a_new_one_again(make_record, monkeypatch):
     path = published(make_record())
     seen = []
     decode = parquet.decode
@@ -251,13 +235,13 @@ def test_a_published_file_is_parsed_once_and_a_new_one_again(make_record, monkey
     assert store.load("demo", MACHINE).run_us[0] == 11.0
 
 
-def test_a_writer_needs_no_pyarrow(make_record) -> None:
+def test_a_writer_needs_no_pyarrow(make_record):
     code = f"import sys; sys.modules['pyarrow'] = None\n{WRITER}"
     done = subprocess.run([sys.executable, "-c", code, make_record().to_json()], cwd=ROOT)
     assert done.returncode == 0
 
 
-def test_provenance_names_the_published_file_and_a_journal_that_adds_to_it(make_record) -> None:
+def test_provenance_names_the_published_file_and_a_journal_that_adds_to_it(make_record):
     path = published(make_record())
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     found = store.provenance("demo", MACHINE)
@@ -272,7 +256,7 @@ def test_provenance_names_the_published_file_and_a_journal_that_adds_to_it(make_
 
 
 @pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_what_is_published_reads_and_survives_being_published_again(path, monkeypatch) -> None:
+def test_what_is_published_reads_and_survives_being_published_again(path, monkeypatch):
     monkeypatch.delenv("ATTNLIB_DATA")
     records = store.read(path.stem, path.parent.name)
     assert len({record.id for record in records}) == len(records)
@@ -280,7 +264,7 @@ def test_what_is_published_reads_and_survives_being_published_again(path, monkey
     assert len(records) > 1000 or parquet.decode(parquet.encode(records)) == records
 
 
-def test_the_data_stay_small() -> None:
+def test_the_data_stay_small():
     sizes = {path: path.stat().st_size for path in (ROOT / "data").rglob("*") if path.is_file()}
     assert sum(sizes.values()) <= MAX_DATA_BYTES
     assert {path.name: size for path, size in sizes.items() if size > MAX_FILE_BYTES} == {}
@@ -293,7 +277,7 @@ MEANING = dict(
 )
 
 
-def test_the_readme_has_the_columns_of_the_published_files() -> None:
+def test_the_readme_has_the_columns_of_the_published_files():
     seen: dict[str, str] = {}
     for path in PUBLISHED:
         # What an item of a list is called depends on the release of pyarrow.
@@ -308,14 +292,14 @@ def test_the_readme_has_the_columns_of_the_published_files() -> None:
     assert seen == {}
 
 
-def test_every_field_of_a_record_has_a_meaning_that_names_what_there_is(make_record) -> None:
+def test_every_field_of_a_record_has_a_meaning_that_names_what_there_is(make_record):
     assert set(MEANING) == set(make_record().to_form())
     named = {"timer": RUN_TIMERS, "status": STATUSES, "kernel_family": FAMILIES}
     for field, names in named.items():
         assert [name for name in names if f"`{name}`" not in MEANING[field]] == []
 
 
-def test_the_example_of_the_readme_runs_with_pandas_alone() -> None:
+def test_the_example_of_the_readme_runs_with_pandas_alone():
     (code,) = re.findall(r"```python\n(.*?)```", README, re.S)
     code += "import sys\nassert 'attnlib' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

@@ -1,7 +1,5 @@
 """A record: exact in JSON, known by its content, and no time without a check."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace
@@ -23,7 +21,7 @@ def edited(record: Record, **fields: object) -> str:
     return json.dumps({**json.loads(record.to_json()), **fields})
 
 
-def test_a_record_a_ceiling_and_a_failure_survive_json_exactly(make_record) -> None:
+def test_a_record_a_ceiling_and_a_failure_survive_json_exactly(make_record):
     ceiling = make_record(item=CEILING, oracle_error=None, oracle_budget=None)
     crash = make_record(status="crashed", reason="signal SIGKILL; last words\nof two lines")
     for record in (make_record(round=2, reason="none"), ceiling, crash):
@@ -35,7 +33,7 @@ SAMPLES = st.lists(st.floats(1e-3, 1e12), min_size=1, max_size=5)
 
 
 @given(samples=SAMPLES, reason=st.text())
-def test_samples_and_words_survive_json_to_the_last_bit(samples, reason) -> None:
+def test_samples_and_words_survive_json_to_the_last_bit(samples, reason):
     record = Record(
         study="demo",
         round=0,
@@ -53,7 +51,7 @@ def test_samples_and_words_survive_json_to_the_last_bit(samples, reason) -> None
     assert Record.from_json(line) == record
 
 
-def test_json_is_one_line_with_sorted_keys_and_the_id(make_record) -> None:
+def test_json_is_one_line_with_sorted_keys_and_the_id(make_record):
     line = make_record().to_json()
     flat = json.loads(line)
     assert "\n" not in line
@@ -63,7 +61,7 @@ def test_json_is_one_line_with_sorted_keys_and_the_id(make_record) -> None:
 
 
 @pytest.mark.parametrize("schema", [SCHEMA + 1, "1", None])
-def test_a_newer_schema_is_refused_with_what_to_do(make_record, schema) -> None:
+def test_a_newer_schema_is_refused_with_what_to_do(make_record, schema):
     line = edited(make_record(), schema=schema, field_of_the_future=1)
     with pytest.raises(ValueError, match=rf"schema must .* <= {SCHEMA}, got .*update attnlib"):
         Record.from_json(line)
@@ -78,17 +76,17 @@ def without(record: Record, *names: str) -> str:
 
 
 @pytest.mark.parametrize("name", sorted(REQUIRED))
-def test_a_missing_field_is_named(make_record, name) -> None:
+def test_a_missing_field_is_named(make_record, name):
     with pytest.raises(ValueError, match=name):
         Record.from_json(without(make_record(), name))
 
 
-def test_an_unknown_field_is_named(make_record) -> None:
+def test_an_unknown_field_is_named(make_record):
     with pytest.raises(ValueError, match="fields .*speedup"):
         Record.from_json(edited(make_record(), speedup=2.0))
 
 
-def test_a_line_older_than_a_field_with_a_default_loads_with_it(make_record) -> None:
+def test_a_line_older_than_a_field_with_a_default_loads_with_it(make_record):
     plain = make_record(status="error", oracle_error=None, oracle_budget=None, oracle_rows=0)
     plain = replace(plain, item=CEILING, reported_backend="", kernel_family="", work_per_call=0.0)
     plain = replace(plain, state_before={}, state_after={})
@@ -99,13 +97,13 @@ def test_a_line_older_than_a_field_with_a_default_loads_with_it(make_record) -> 
 
 @pytest.mark.parametrize("time", [math.nan, math.inf, -1.0, 0.0, "12", None])
 @pytest.mark.parametrize("field", ["run_us", "plan_us"])
-def test_a_time_that_is_no_time_is_refused(make_record, field, time) -> None:
+def test_a_time_that_is_no_time_is_refused(make_record, field, time):
     with pytest.raises(ValueError, match=f"{field} must be finite microseconds > 0, got"):
         make_record(**{field: (10.0, time)})
 
 
 @pytest.mark.parametrize("status", STATUSES)
-def test_there_are_samples_exactly_with_ok(make_record, status) -> None:
+def test_there_are_samples_exactly_with_ok(make_record, status):
     samples = () if status == "ok" else (10.0,)
     words = f"run_us must .* {len(samples)} samples with status '{status}'"
     with pytest.raises(ValueError, match=words):
@@ -124,12 +122,12 @@ def test_there_are_samples_exactly_with_ok(make_record, status) -> None:
         (math.inf, math.inf),
     ],
 )
-def test_ok_without_an_oracle_that_passed_is_refused(make_record, error, budget) -> None:
+def test_ok_without_an_oracle_that_passed_is_refused(make_record, error, budget):
     with pytest.raises(ValueError, match="oracle_error must be finite and within oracle_budget"):
         make_record(oracle_error=error, oracle_budget=budget)
 
 
-def test_an_unknown_status_lists_the_known_ones(make_record) -> None:
+def test_an_unknown_status_lists_the_known_ones(make_record):
     with pytest.raises(ValueError, match="status must be one of ok, incorrect, .*, got 'slow'"):
         make_record(status="slow")
 
@@ -145,7 +143,7 @@ def test_an_unknown_status_lists_the_known_ones(make_record) -> None:
         {"machine": {"gpu": "Test GPU", "gpu_id": "deadbeef"}},
     ],
 )
-def test_a_record_whose_identity_was_edited_is_refused(make_record, fields) -> None:
+def test_a_record_whose_identity_was_edited_is_refused(make_record, fields):
     with pytest.raises(ValueError, match="id must be the content key [0-9a-f]{16}, got"):
         Record.from_json(edited(make_record(), **fields))
 
@@ -157,7 +155,7 @@ OTHER_CASE = {
 }
 
 
-def test_the_id_changes_with_every_field_of_the_identity(make_record) -> None:
+def test_the_id_changes_with_every_field_of_the_identity(make_record):
     record = make_record()
     item, form = record.item, record.item.case.to_dict()
     assert set(OTHER_CASE) == set(form)
@@ -172,7 +170,7 @@ def test_the_id_changes_with_every_field_of_the_identity(make_record) -> None:
     assert len({each.id for each in (record, *others)}) == 1 + len(others) == 18
 
 
-def test_the_id_does_not_change_with_what_was_found(make_record) -> None:
+def test_the_id_does_not_change_with_what_was_found(make_record):
     machine = {**make_record().machine, "driver": "600.1"}
     found = {"run_us": (99.0,), "started_at": "2026-02-03T00:00:00+00:00", "machine": machine}
     others = [make_record(**{name: value}) for name, value in found.items()]
@@ -180,12 +178,12 @@ def test_the_id_does_not_change_with_what_was_found(make_record) -> None:
     assert {other.id for other in others} == {make_record().id}
 
 
-def test_an_item_survives_its_dict_form() -> None:
+def test_an_item_survives_its_dict_form():
     for item in (CEILING, Item("flashinfer-fa2", "eager", CASE, "0.6.3")):
         assert Item.from_dict(json.loads(json.dumps(item.to_dict()))) == item
 
 
-def test_a_machines_folder_names_its_gpu_and_tells_two_of_them_apart() -> None:
+def test_a_machines_folder_names_its_gpu_and_tells_two_of_them_apart():
     one, two = ({"gpu": "NVIDIA H200 NVL", "gpu_id": key} for key in ("aa11", "bb22"))
     assert (machine_slug(one), machine_slug(two)) == (
         "nvidia-h200-nvl-aa11",

@@ -1,7 +1,5 @@
 """Releases: which there are, and each in a folder of its own or not there at all. No network."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re
@@ -11,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from support.studies import hand_made, metadata_of
 
 from attnlib.run import releases
 from attnlib.run.releases import available_releases, overlay_for, parse_overlay
@@ -31,18 +30,6 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setenv("ATTNLIB_WHEELS", str(folder))
     return folder
-
-
-def hand_made(folder: Path, name: str, version: str) -> Path:
-    """A folder that holds a distribution's metadata, as `pip install --target` leaves it."""
-    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(metadata_of(name, version))
-    return folder
-
-
-def metadata_of(name: str, version: str) -> str:
-    return f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
 
 
 def record_line(path: str, text: str) -> str:
@@ -68,7 +55,7 @@ def build_wheel(folder: Path, name: str, version: str) -> None:
 @pytest.mark.parametrize("name", ["old", "a=b", "a==b", "with space"])
 def test_a_folder_given_by_hand_is_parsed_to_its_requirement_and_full_path(
     tmp_path, monkeypatch, name
-) -> None:
+):
     hand_made(tmp_path / name, "attnlib-probe", "1.0")
     monkeypatch.chdir(tmp_path)
     found = parse_overlay(f"attnlib-probe==1.0={name}")
@@ -78,7 +65,7 @@ def test_a_folder_given_by_hand_is_parsed_to_its_requirement_and_full_path(
 @pytest.mark.parametrize(
     "argument", ["", "probe", "probe==1.0", "probe==1.0=", "==1.0=old", "probe=1.0=old", "probe=="]
 )
-def test_what_is_no_overlay_is_refused_with_the_form_it_must_have(argument) -> None:
+def test_what_is_no_overlay_is_refused_with_the_form_it_must_have(argument):
     words = rf"--overlay must be NAME==VERSION=DIR, got {re.escape(repr(argument))}"
     with pytest.raises(ValueError, match=words):
         parse_overlay(argument)
@@ -94,7 +81,7 @@ def test_what_is_no_overlay_is_refused_with_the_form_it_must_have(argument) -> N
     ],
     ids=["another release", "empty", "missing", "lost its metadata"],
 )
-def test_a_folder_without_the_release_is_refused_naming_what_it_has(tmp_path, made, has) -> None:
+def test_a_folder_without_the_release_is_refused_naming_what_it_has(tmp_path, made, has):
     folder = tmp_path / "old"
     made(folder)
     words = rf"old must hold attnlib-probe 1\.0, it has {has}"
@@ -104,26 +91,22 @@ def test_a_folder_without_the_release_is_refused_naming_what_it_has(tmp_path, ma
         overlay_for("attnlib-probe", "1.0", {"attnlib-probe==1.0": folder})
 
 
-def test_a_folder_given_by_hand_is_used_as_it_is(tmp_path, root) -> None:
+def test_a_folder_given_by_hand_and_the_environments_release_are_used_as_they_are(tmp_path, root):
     folder = hand_made(tmp_path / "old", "attnlib-probe", "1.0")
     assert overlay_for("attnlib-probe", "1.0", {"attnlib-probe==1.0": folder}) == folder
-    assert not root.exists()
-
-
-def test_the_release_of_the_environment_needs_no_overlay(root) -> None:
     assert overlay_for("pytest", metadata.version("pytest")) is None
     assert overlay_for("pytest", "") is None
     assert not root.exists()
 
 
-def test_a_folder_of_wheels_that_is_missing_is_refused(tmp_path, root, monkeypatch) -> None:
+def test_a_folder_of_wheels_that_is_missing_is_refused(tmp_path, root, monkeypatch):
     monkeypatch.setenv("ATTNLIB_WHEELS", str(tmp_path / "nowhere"))
     with pytest.raises(ValueError, match="ATTNLIB_WHEELS must name a folder of wheels, .*nowhere"):
         overlay_for("attnlib-probe", "1.0")
     assert list(root.iterdir()) == []
 
 
-def test_with_a_folder_of_wheels_no_index_is_asked(wheels, monkeypatch) -> None:
+def test_with_a_folder_of_wheels_no_index_is_asked(wheels, monkeypatch):
     asked: list[dict[str, str]] = []
 
     def refuse(command: list[str], *, env: dict[str, str], **_: object):
@@ -136,22 +119,26 @@ def test_with_a_folder_of_wheels_no_index_is_asked(wheels, monkeypatch) -> None:
     assert (asked[0]["PIP_NO_INDEX"], asked[0]["PIP_FIND_LINKS"]) == ("1", str(wheels))
 
 
-def test_an_install_that_fails_leaves_nothing_and_tells_pips_words(wheels, root) -> None:
-    with pytest.raises(RuntimeError, match=r"(?s)install attnlib-probe==1\.0: .*No matching"):
-        overlay_for("attnlib-probe", "1.0")
-    assert list(root.iterdir()) == []
-
-
-def test_an_install_without_its_companion_leaves_nothing(wheels, root, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        ({}, r"(?s)install attnlib-probe==1\.0: .*No matching"),
+        ({"probe": "1.0", "mate": "2.0"}, "mate"),
+    ],
+    ids=["no wheel", "no companion"],
+)
+def test_an_install_that_fails_leaves_nothing_and_tells_pips_words(
+    wheels, root, monkeypatch, made, words
+):
     monkeypatch.setattr(releases, "COMPANIONS", {"attnlib-probe": ("attnlib-mate<2",)})
-    build_wheel(wheels, "attnlib-probe", "1.0")
-    build_wheel(wheels, "attnlib-mate", "2.0")
-    with pytest.raises(RuntimeError, match="attnlib-mate"):
+    for name, version in made.items():
+        build_wheel(wheels, f"attnlib-{name}", version)
+    with pytest.raises(RuntimeError, match=words):
         overlay_for("attnlib-probe", "1.0")
     assert list(root.iterdir()) == []
 
 
-def test_a_wheel_is_installed_once_with_its_companion(wheels, root, monkeypatch) -> None:
+def test_a_wheel_is_installed_once_with_its_companion(wheels, root, monkeypatch):
     monkeypatch.setattr(releases, "COMPANIONS", {"attnlib-probe": ("attnlib-mate<2",)})
     for name, version in (("probe", "1.0"), ("probe", "1.1"), ("mate", "1.5"), ("mate", "2.0")):
         build_wheel(wheels, f"attnlib-{name}", version)
@@ -179,7 +166,7 @@ def named_wheels(wheels, monkeypatch) -> Path:
     return wheels
 
 
-def test_releases_are_read_from_the_names_of_wheels_in_the_order_of_versions(named_wheels) -> None:
+def test_releases_are_read_from_the_names_of_wheels_in_the_order_of_versions(named_wheels):
     for version in ("0.10.0", "0.6.3", "0.7.2.post1", "0.7.2", "0.7.2rc1"):
         name_wheel(named_wheels, version)
     (named_wheels / "apache_tvm_ffi-0.1-py3-none-any.whl").touch()
@@ -189,9 +176,7 @@ def test_releases_are_read_from_the_names_of_wheels_in_the_order_of_versions(nam
 
 
 @pytest.mark.parametrize("tag", ["cp27-cp27m-win32", "py3-none-macosx_11_0_arm64"])
-def test_a_wheel_for_another_machine_is_refused_unless_one_for_this_stands_by(
-    named_wheels, tag
-) -> None:
+def test_a_wheel_for_another_machine_is_refused_unless_one_for_this_stands_by(named_wheels, tag):
     name_wheel(named_wheels, "0.6.3", tag)
     with pytest.raises(ValueError, match=f"for this Python and platform, got .*0.6.3-{tag}"):
         available_releases(PACKAGE)
@@ -199,9 +184,7 @@ def test_a_wheel_for_another_machine_is_refused_unless_one_for_this_stands_by(
     assert available_releases(PACKAGE) == ["0.6.3"]
 
 
-def test_overlays_stand_beside_wheels_and_the_environments_release(
-    named_wheels, monkeypatch
-) -> None:
+def test_overlays_stand_beside_wheels_and_the_environments_release(named_wheels, monkeypatch):
     name_wheel(named_wheels, "0.6.1")
     monkeypatch.setattr(releases, "installed_release", lambda package: "0.7.2")
     given = [f"{PACKAGE}==0.6.3", f"{PACKAGE}==0.6.4rc1"]
@@ -215,7 +198,7 @@ def pip_says(monkeypatch, code: int, out: str, err: str = "") -> None:
     monkeypatch.setattr(releases.subprocess, "run", lambda *a, **k: done)
 
 
-def test_what_pip_prints_is_parsed_to_releases_oldest_first(monkeypatch) -> None:
+def test_what_pip_prints_is_parsed_to_releases_oldest_first(monkeypatch):
     text = (
         "flashinfer-python (0.7.2.post1)\n"
         "Available versions: 0.7.2.post1, 0.7.2, 0.7.2rc1, 0.6.10, 0.6.3\n"
@@ -230,7 +213,7 @@ def test_what_pip_prints_is_parsed_to_releases_oldest_first(monkeypatch) -> None
     ("said", "words"),
     [((1, "", "ERROR: no\n such thing\n"), "ERROR: no such thing"), ((0, "odd"), "odd")],
 )
-def test_an_index_that_does_not_answer_is_told_in_pips_words(said, words, monkeypatch) -> None:
+def test_an_index_that_does_not_answer_is_told_in_pips_words(said, words, monkeypatch):
     pip_says(monkeypatch, *said)
     with pytest.raises(
         RuntimeError, match=f"pip could not list the releases of {PACKAGE}: {words}"

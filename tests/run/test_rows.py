@@ -1,7 +1,5 @@
 """Rows and ratios: what may be divided by what, and what is left out."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

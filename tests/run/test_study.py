@@ -1,7 +1,6 @@
 """Studies: what runs in which order, what is measured again, and whose numbers are shown."""
 
-from __future__ import annotations
-
+import itertools
 import json
 import os
 import subprocess
@@ -13,37 +12,17 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from support.studies import SPEC, grid_of, hand_made, study_of
 
-from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.item import Item
 from attnlib.run import store, study
 from attnlib.run.record import machine_slug
-from attnlib.run.study import (
-    Grid,
-    Study,
-    Sweep,
-    load_or_measure,
-    mode,
-    record_machine,
-    record_name,
-)
+from attnlib.run.study import Study, Sweep, load_or_measure, mode, record_machine, record_name
 
-SPEC = AttnSpec(4, 2, 16, 4)
 SMALL, LARGE = DecodeCase(SPEC, 1, 8), DecodeCase(SPEC, 2, 12, "ragged")
 FP8 = DecodeCase(replace(SPEC, kv_dtype="float8_e4m3fn"), 1, 8)
 CPU_SLUG = "cpu-test64"
-
-
-def study_of(*grids: Grid, **fields: Any) -> Study:
-    return Study(
-        **{"name": "demo", "question": "?", "device": "cpu", "ceilings": (), **fields}
-        | {"grids": grids}
-    )
-
-
-def grid_of(*cases: DecodeCase, **fields: Any) -> Grid:
-    return Grid(cases, **{"backends": ("sdpa",), "timers": ("host",), **fields})
 
 
 TINY = study_of(grid_of(SMALL, LARGE, FP8, rounds=2))
@@ -63,7 +42,7 @@ def with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study, "_has_cuda", lambda: True)
 
 
-def test_a_study_is_measured_end_to_end_and_replayed(tmp_path, monkeypatch) -> None:
+def test_a_study_is_measured_end_to_end_and_replayed(tmp_path, monkeypatch):
     progress = Mock()
     assert measure(TINY, progress=progress) == 2 * 3
     progress.assert_called_once_with(total=6, unit="item", desc="demo")
@@ -85,7 +64,7 @@ def test_a_study_is_measured_end_to_end_and_replayed(tmp_path, monkeypatch) -> N
     assert machine_slug(study.describe.__wrapped__("cpu")) == machine, "from any folder"
 
 
-def test_a_sweep_that_was_cut_off_resumes_with_what_is_missing(instant_jobs) -> None:
+def test_a_sweep_that_was_cut_off_resumes_with_what_is_missing(instant_jobs):
     assert measure(TINY) == 6
     path = store.journal_path("demo", CPU_SLUG)
     lines = path.read_text().splitlines(keepends=True)
@@ -99,7 +78,7 @@ def test_a_sweep_that_was_cut_off_resumes_with_what_is_missing(instant_jobs) -> 
 KILLED_SWEEP = "import test_study; test_study.measure(test_study.TINY)"
 
 
-def test_a_sweep_killed_in_the_middle_resumes_and_repeats_nothing(data) -> None:
+def test_a_sweep_killed_in_the_middle_resumes_and_repeats_nothing(data):
     folder = Path(__file__).parent
     paths = os.pathsep.join([str(folder), str(folder.parent), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": paths}
@@ -117,21 +96,19 @@ def test_a_sweep_killed_in_the_middle_resumes_and_repeats_nothing(data) -> None:
     assert measure(TINY) == 0
 
 
-def test_a_failure_counts_as_measured_unless_it_is_to_be_tried_again(
-    instant_jobs, make_record
-) -> None:
+def test_a_failure_counts_as_measured_unless_it_is_to_be_tried_again(instant_jobs, make_record):
     failed = make_record(item=Item("sdpa", "host", SMALL), machine=study.describe("cpu"))
     store.append(replace(failed, status="crashed", run_us=(), plan_us=()))
     assert measure(study_of(grid_of(SMALL))) == 0
     assert measure(study_of(grid_of(SMALL)), retry=True) == 1
 
 
-def test_records_of_another_machine_do_not_count_as_measured(instant_jobs, make_record) -> None:
+def test_records_of_another_machine_do_not_count_as_measured(instant_jobs, make_record):
     store.append(make_record(item=Item("sdpa", "host", SMALL)))
     assert measure(study_of(grid_of(SMALL))) == 1
 
 
-def test_what_was_published_counts_as_measured(instant_jobs) -> None:
+def test_what_was_published_counts_as_measured(instant_jobs):
     measure(TINY)
     store.publish("demo")
     assert measure(TINY) == 0
@@ -139,27 +116,19 @@ def test_what_was_published_counts_as_measured(instant_jobs) -> None:
     assert len(store.read("demo", CPU_SLUG)) == 9
 
 
-def test_rounds_are_outermost_and_odd_ones_run_backwards() -> None:
+def test_rounds_are_outermost_and_odd_ones_run_backwards():
     releases = ("0.6.3", "0.6.4")
     jobs = study_of(grid_of(SMALL, LARGE, releases=releases, rounds=2)).jobs(headline=False)
-    assert [(job.round, job.release) for job in jobs] == [
-        (0, "0.6.3"),
-        (0, "0.6.4"),
-        (1, "0.6.4"),
-        (1, "0.6.3"),
-    ]
+    order = [(0, "0.6.3"), (0, "0.6.4"), (1, "0.6.4"), (1, "0.6.3")]
+    assert [(job.round, job.release) for job in jobs] == order
     assert [cases_of(job) for job in jobs] == [[SMALL, LARGE]] * 2 + [[LARGE, SMALL]] * 2
     assert {item.release for item in jobs[1].items} == {"0.6.4"}
 
 
-def test_a_grid_is_the_product_of_its_parts_case_by_case() -> None:
+def test_a_grid_is_the_product_of_its_parts_case_by_case():
     grid = grid_of(SMALL, LARGE, backends=("a", "b"), timers=("graph", "eager"))
-    assert [(i.case, i.backend, i.timer) for i in grid.items()] == [
-        (case, backend, timer)
-        for case in (SMALL, LARGE)
-        for backend in ("a", "b")
-        for timer in ("graph", "eager")
-    ]
+    expected = list(itertools.product((SMALL, LARGE), ("a", "b"), ("graph", "eager")))
+    assert [(i.case, i.backend, i.timer) for i in grid.items()] == expected
 
 
 @pytest.mark.parametrize(
@@ -172,20 +141,20 @@ def test_a_grid_is_the_product_of_its_parts_case_by_case() -> None:
     ],
     ids=["an item of two grids", "its own rounds", "headline grids", "rounds asked for"],
 )
-def test_a_round_has_each_item_of_its_grids_once(grids, options, cases) -> None:
+def test_a_round_has_each_item_of_its_grids_once(grids, options, cases):
     jobs = study_of(*grids).jobs(**{"headline": False, **options})
     assert [cases_of(job) for job in jobs] == cases
 
 
 @pytest.mark.parametrize("ceilings", [("copy", "matmul"), ("read",), ()])
-def test_ceilings_are_measured_in_every_round_unless_the_study_needs_none(ceilings) -> None:
+def test_ceilings_are_measured_in_every_round_unless_the_study_needs_none(ceilings):
     demo = study_of(grid_of(SMALL, releases=("0.6.4",), rounds=2), ceilings=ceilings)
     items = [item for job in demo.jobs(headline=False) for item in job.items]
     expected = [Item(name, "graph") for name in ceilings] * 2
     assert sorted((i for i in items if i.case is None), key=str) == sorted(expected, key=str)
 
 
-def test_a_gpu_study_without_a_gpu_or_rounds_is_not_measured(instant_jobs, without_gpu) -> None:
+def test_a_gpu_study_without_a_gpu_or_rounds_is_not_measured(instant_jobs, without_gpu):
     with pytest.raises(RuntimeError, match="study 'demo' must be measured on a CUDA GPU"):
         measure(replace(TINY, device="cuda"))
     with pytest.raises(ValueError, match="rounds must be >= 1, got 0"):
@@ -193,25 +162,21 @@ def test_a_gpu_study_without_a_gpu_or_rounds_is_not_measured(instant_jobs, witho
     assert instant_jobs.jobs == []
 
 
-def test_jobs_run_with_the_folder_given_for_their_release(instant_jobs, tmp_path) -> None:
-    info = tmp_path / "flashinfer_python-9.9.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: flashinfer-python\nVersion: 9.9\n")
+def test_jobs_run_with_the_folder_given_for_their_release(instant_jobs, tmp_path):
+    hand_made(tmp_path, "flashinfer-python", "9.9")
     demo = study_of(grid_of(SMALL, backends=("flashinfer-fa2",), releases=("9.9",)))
     measure(demo, overlays={"flashinfer-python==9.9": tmp_path})
     assert instant_jobs.overlays == [tmp_path]
 
 
-def test_a_release_of_a_backend_that_has_none_is_refused_by_name(instant_jobs) -> None:
+def test_a_release_of_a_backend_that_has_none_is_refused_by_name(instant_jobs):
     with pytest.raises(ValueError, match="sdpa"):
         measure(study_of(grid_of(SMALL, releases=("2.0",))))
 
 
 @pytest.mark.parametrize("cuda", [True, False])
 @pytest.mark.parametrize("asked", [None, "auto", "live", "replay"])
-def test_the_mode_is_live_where_there_is_a_gpu_unless_replay_is_asked_for(
-    asked, cuda, monkeypatch
-) -> None:
+def test_the_mode_is_live_where_there_is_a_gpu_unless_replay_is_asked_for(asked, cuda, monkeypatch):
     monkeypatch.setattr(study, "_has_cuda", lambda: cuda)
     if asked:
         monkeypatch.setenv("ATTNLIB_MODE", asked)
@@ -222,7 +187,7 @@ def test_the_mode_is_live_where_there_is_a_gpu_unless_replay_is_asked_for(
         assert mode() == ("live" if cuda and asked != "replay" else "replay")
 
 
-def test_an_unknown_mode_lists_the_known_ones(monkeypatch) -> None:
+def test_an_unknown_mode_lists_the_known_ones(monkeypatch):
     monkeypatch.setenv("ATTNLIB_MODE", "Live")
     with pytest.raises(ValueError, match="ATTNLIB_MODE must be one of auto, .*, got 'Live'"):
         mode()
@@ -230,7 +195,7 @@ def test_an_unknown_mode_lists_the_known_ones(monkeypatch) -> None:
 
 def test_replay_takes_the_studys_machine_unless_another_is_named_and_live_this_one(
     without_gpu, instant_jobs, monkeypatch
-) -> None:
+):
     published = replace(TINY, reference_machine="nvidia-h200-1a2b3c4d")
     assert record_machine(published) == "nvidia-h200-1a2b3c4d"
     monkeypatch.setenv("ATTNLIB_MACHINE", "another-gpu")
@@ -239,7 +204,7 @@ def test_replay_takes_the_studys_machine_unless_another_is_named_and_live_this_o
     assert record_machine(published) == CPU_SLUG
 
 
-def test_a_study_without_a_machine_lists_those_that_have_it(without_gpu, make_record) -> None:
+def test_a_study_without_a_machine_lists_those_that_have_it(without_gpu, make_record):
     with pytest.raises(ValueError, match="'demo' has no published records; .*one of: none"):
         load_or_measure(TINY)
     store.append(make_record())
@@ -247,43 +212,39 @@ def test_a_study_without_a_machine_lists_those_that_have_it(without_gpu, make_re
         load_or_measure(TINY)
 
 
-def test_a_study_that_is_not_measured_yet_replays_the_records_it_names(
-    without_gpu, make_record
-) -> None:
+def test_a_study_that_is_not_measured_yet_replays_the_records_it_names(without_gpu, make_record):
     store.append(make_record(study="lender"))
     draft = replace(TINY, borrows=("lender", "test-gpu-0badcafe"))
     assert record_name(draft) == "lender"
     assert set(load_or_measure(draft).study) == {"lender"}
 
 
-def test_live_borrows_no_records(instant_jobs, with_gpu) -> None:
+def test_live_borrows_no_records(instant_jobs, with_gpu):
     headline = replace(TINY.grids[0], headline=True)
     draft = replace(TINY, grids=(headline,), borrows=("lender", "somewhere"))
     assert record_name(draft) == TINY.name
     assert set(load_or_measure(draft).study) == {TINY.name}
 
 
-def test_a_study_has_records_of_its_own_or_borrows_some() -> None:
+def test_a_study_has_records_of_its_own_or_borrows_some():
     with pytest.raises(ValueError, match="must have reference_machine or borrows, not both"):
         replace(TINY, reference_machine="a", borrows=("lender", "b"))
 
 
-def test_replay_never_measures(instant_jobs, with_gpu, monkeypatch) -> None:
+def test_replay_never_measures(instant_jobs, with_gpu, monkeypatch):
     monkeypatch.setenv("ATTNLIB_MODE", "replay")
     with pytest.raises(FileNotFoundError, match="no records of study 'demo' on 'somewhere'"):
         load_or_measure(replace(TINY, reference_machine="somewhere"))
     assert instant_jobs.jobs == []
 
 
-def test_live_measures_headline_cases_and_shows_all_that_is_on_record(
-    instant_jobs, with_gpu
-) -> None:
+def test_live_measures_headline_cases_and_shows_all_that_is_on_record(instant_jobs, with_gpu):
     assert load_or_measure(MIXED)["kv_len"].tolist() == [SMALL.kv_len]
     measure(MIXED)
     assert len(load_or_measure(MIXED)) == 1 + 3
 
 
-def test_a_case_is_found_by_its_key_or_label_and_an_unknown_one_lists_the_keys() -> None:
+def test_a_case_is_found_by_its_key_or_label_and_an_unknown_one_lists_the_keys():
     assert TINY.cases == study_of(grid_of(SMALL, LARGE), grid_of(LARGE, FP8)).cases
     for case in TINY.cases:
         assert TINY.case_named(case.key) == TINY.case_named(case.label) == case
@@ -292,11 +253,8 @@ def test_a_case_is_found_by_its_key_or_label_and_an_unknown_one_lists_the_keys()
         TINY.case_named("x")
 
 
-def test_items_of_an_isolated_grid_have_a_process_each() -> None:
-    grids = (
-        Grid(TINY.cases[:2], ("sdpa",), timers=("host",)),
-        Grid(TINY.cases[:2], ("other",), timers=("host",), isolated=True),
-    )
-    jobs = replace(TINY, grids=grids, ceilings=()).jobs(headline=False)
+def test_items_of_an_isolated_grid_have_a_process_each():
+    alone = grid_of(SMALL, LARGE, backends=("other",), isolated=True)
+    jobs = study_of(grid_of(SMALL, LARGE), alone).jobs(headline=False)
     assert sorted(len(job.items) for job in jobs) == [1, 1, 2]
     assert all(job.release == "" for job in jobs)

@@ -1,7 +1,5 @@
 """The worker, in this process and on the CPU: no check, no time, and every failure has a name."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace
@@ -53,7 +51,7 @@ def job_file(folder: Path, items: list[Item]) -> Path:
     return path
 
 
-def test_a_right_output_gets_times_an_oracle_and_a_pedigree() -> None:
+def test_a_right_output_gets_times_an_oracle_and_a_pedigree():
     record = measure()
     assert (record.status, record.reason) == ("ok", "")
     assert (record.study, record.round, record.item) == ("demo", 2, ITEM)
@@ -69,7 +67,7 @@ def test_a_right_output_gets_times_an_oracle_and_a_pedigree() -> None:
     assert record.started_at.endswith("+00:00")
 
 
-def test_a_wrong_output_is_incorrect_and_has_no_times(monkeypatch) -> None:
+def test_a_wrong_output_is_incorrect_and_has_no_times(monkeypatch):
     sdpa_gives(monkeypatch, lambda out: out * 1.1)
     record = measure()
     assert record.status == "incorrect"
@@ -78,7 +76,7 @@ def test_a_wrong_output_is_incorrect_and_has_no_times(monkeypatch) -> None:
     assert f"over budget {record.oracle_budget:.3g}" in record.reason
 
 
-def test_an_output_of_nan_is_incorrect_and_can_be_written_down(monkeypatch) -> None:
+def test_an_output_of_nan_is_incorrect_and_can_be_written_down(monkeypatch):
     sdpa_gives(monkeypatch, lambda out: out * float("nan"))
     record = measure()
     assert (record.status, record.oracle_error) == ("incorrect", None)
@@ -94,15 +92,13 @@ def test_an_output_of_nan_is_incorrect_and_can_be_written_down(monkeypatch) -> N
     ],
     ids=["an error", "one line without folders", "a lost CUDA context"],
 )
-def test_an_exception_of_the_backend_has_its_type_and_words(
-    monkeypatch, error, status, reason
-) -> None:
+def test_an_exception_of_the_backend_has_its_type_and_words(monkeypatch, error, status, reason):
     sdpa_raises(monkeypatch, error)
     record = measure()
     assert (record.status, record.reason, record.run_us) == (status, reason, ())
 
 
-def test_a_compilers_complaint_is_told_however_long_its_command_line(monkeypatch) -> None:
+def test_a_compilers_complaint_is_told_however_long_its_command_line(monkeypatch):
     log = f"Ninja build failed: nvcc {'-DX ' * 400}\nprefill.cu(7): error: no such trait\nmore"
     sdpa_raises(monkeypatch, RuntimeError(log))
     reason = measure().reason
@@ -133,7 +129,7 @@ LONG = replace(ITEM, case=replace(CASE, kv_len=2**26, lengths="fixed"))
 )
 def test_what_cannot_be_measured_as_asked_is_never_replaced(
     without_gpu, monkeypatch, item, status, words
-) -> None:
+):
     if item == LONG:
         monkeypatch.setattr(DecodeSubject, "build", lambda *a, **k: pytest.fail("was built"))
     record = measure(item)
@@ -141,18 +137,18 @@ def test_what_cannot_be_measured_as_asked_is_never_replaced(
     assert re.search(words, record.reason)
 
 
-def test_the_release_asked_for_is_measured() -> None:
+def test_the_release_asked_for_is_measured():
     assert measure(replace(ITEM, release=torch.__version__)).status == "ok"
 
 
-def test_a_kernel_family_that_was_pinned_and_did_not_run_gets_no_time(monkeypatch) -> None:
+def test_a_kernel_family_that_was_pinned_and_did_not_run_gets_no_time(monkeypatch):
     monkeypatch.setitem(TABLE, "sdpa", replace(TABLE["sdpa"], family="fa3"))
     record = measure()
     assert (record.status, record.run_us) == ("error", ())
     assert record.reason.endswith("asked for fa3, but none ran")
 
 
-def test_neighbours_of_one_case_share_its_tensors(monkeypatch) -> None:
+def test_neighbours_of_one_case_share_its_tensors(monkeypatch):
     built: list[DecodeCase] = []
 
     def build(case: DecodeCase, **to: str) -> object:
@@ -166,7 +162,7 @@ def test_neighbours_of_one_case_share_its_tensors(monkeypatch) -> None:
     assert built == [CASE, other.case, CASE]
 
 
-def test_a_job_is_measured_in_order_with_a_record_for_each_item(tmp_path) -> None:
+def test_a_job_is_measured_in_order_with_a_record_for_each_item(tmp_path):
     items = [ITEM, with_spec(kv_dtype="float8_e4m3fn"), with_spec(head_dim=32)]
     assert worker.main([str(job_file(tmp_path, items))]) == 0
     records = store.read("demo", Worker(JOB).measure(ITEM).machine_slug)
@@ -176,7 +172,7 @@ def test_a_job_is_measured_in_order_with_a_record_for_each_item(tmp_path) -> Non
     assert lines == [f"{word} {n}" for n in (7, 8, 9) for word in ("start", "done")]
 
 
-def test_a_record_is_on_disk_before_its_item_is_called_done(tmp_path, monkeypatch) -> None:
+def test_a_record_is_on_disk_before_its_item_is_called_done(tmp_path, monkeypatch):
     seen: list[str] = []
     monkeypatch.setattr(
         worker.store, "append", lambda record: seen.append((tmp_path / "progress").read_text())
@@ -185,14 +181,14 @@ def test_a_record_is_on_disk_before_its_item_is_called_done(tmp_path, monkeypatc
     assert seen == ["start 7\n"]
 
 
-def test_a_job_stops_where_the_process_is_no_longer_sane(tmp_path, monkeypatch) -> None:
+def test_a_job_stops_where_the_process_is_no_longer_sane(tmp_path, monkeypatch):
     sdpa_raises(monkeypatch, RuntimeError("CUDA error: device-side assert triggered"))
     assert worker.main([str(job_file(tmp_path, [ITEM, ITEM]))]) == CONTEXT_LOST
     lines = (tmp_path / "progress").read_text().splitlines()
     assert lines == ["start 7", "done 7"]
 
 
-def test_the_machine_is_described_in_json(capsys) -> None:
+def test_the_machine_is_described_in_json(capsys):
     assert worker.main(["--describe", "cpu"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["gpu"], found["gpu_id"]) == ("", "cpu")

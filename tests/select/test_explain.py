@@ -17,46 +17,12 @@ BF16 = AttnSpec(32, 8, 128, 16)
 FP8_BOTH = AttnSpec(32, 8, 128, 16, FP8)
 FP8_CACHE = AttnSpec(32, 8, 128, 16, "bfloat16", FP8)
 LATENT = AttnSpec(128, 1, 576, 64)
-AFFECTED = ("0.6.0", "0.6.1", "0.6.2", "0.6.3")
-HEALTHY = ("0.2.0.post1", "0.5.3", "0.6.4", "0.6.13", "0.7.0", "0.7.2.post1")
 STEP = Call(kv_lens=(8192,) * 16)
-NO_CALL = Call()
 VLLM, SPARSE = ("vllm==0.33.0", "auto"), {"topk": 2048}
 
 
 def auto(spec, release, gpu="sm90", mode="decode", **more):
     return explain(spec, mode=mode, gpu=gpu, library=f"flashinfer=={release}", env={}, **more)
-
-
-def engine(library, spec, gpu, mode="decode", policy="auto", **call):
-    asked = Call(**call)
-    return explain(spec, mode=mode, gpu=gpu, library=library, policy=policy, call=asked, env={})
-
-
-MASKED = Call(custom_mask=True)
-CUDA_CORES = Call(tensor_cores=False)
-CUDA_CORE_RELEASES = ("0.2.0.post1", "0.6.3", "0.7.2.post1")
-
-PICKS = [
-    # 16-bit decode on Hopper is fa3 in the affected releases, and fa2 in every other one.
-    *(("decode", BF16, release, NO_CALL, "fa3") for release in AFFECTED),
-    *(("decode", BF16, release, NO_CALL, "fa2") for release in HEALTHY),
-    # FP8 queries keep fa3 after the fix; an FP8 cache with a 16-bit query left it.
-    ("decode", FP8_BOTH, "0.7.1", NO_CALL, "fa3"),
-    ("decode", FP8_CACHE, "0.6.3", NO_CALL, "fa3"),
-    ("decode", FP8_CACHE, "0.6.4", NO_CALL, "fa2"),
-    # Without tensor cores, backend= does not matter.
-    *(("decode", BF16, release, CUDA_CORES, "cuda-cores") for release in CUDA_CORE_RELEASES),
-    # A custom mask keeps verify on fa2.
-    ("target_verify", BF16, "0.7.2.post1", NO_CALL, "fa3"),
-    ("target_verify", BF16, "0.7.2.post1", MASKED, "fa2"),
-]
-"""What test_features holds too, for all libraries, GPUs, modes and dtypes, is said here once."""
-
-
-@pytest.mark.parametrize(("mode", "spec", "release", "call", "backend"), PICKS)
-def test_flashinfers_auto_picks_what_its_release_says(mode, spec, release, call, backend):
-    assert auto(spec, release, mode=mode, call=call).backend == backend
 
 
 def test_a_pick_that_cannot_run_says_so_and_is_not_replaced():
@@ -67,7 +33,7 @@ def test_a_pick_that_cannot_run_says_so_and_is_not_replaced():
 
 def test_the_verify_kernel_that_hides_behind_fa2_is_told_of():
     spec = AttnSpec(4, 1, 256, 1, "bfloat16", FP8)
-    choice = auto(spec, "0.7.2.post1", mode="target_verify", call=MASKED)
+    choice = auto(spec, "0.7.2.post1", mode="target_verify", call=Call(custom_mask=True))
     assert choice.backend == "fa2" and "eagle_verify_fp8kv_sm90" in choice.decided_by.why
 
 
@@ -88,8 +54,18 @@ MINI = ("flashinfer==0.6.3", "mini-sglang")
 SMALL_PAGES = AttnSpec(128, 1, 576, 16, "bfloat16", FP8)
 GROUPS = {(8, 8): "cuda-cores", (24, 8): "cuda-cores", (32, 8): "fa2", (56, 8): "fa2"}
 NO_FLAGS: dict[str, object] = {}
+FLASHINFER = "FLASHINFER_MLA_SPARSE"
+NEWEST = ("flashinfer==0.7.2.post1", "auto")
 
 KERNELS = [
+    # Without tensor cores, backend= of FlashInfer does not matter.
+    *(
+        (f"flashinfer=={r}", "auto", BF16, "sm90", "decode", {"tensor_cores": False}, "cuda-cores")
+        for r in ("0.2.0.post1", "0.6.3", "0.7.2.post1")
+    ),
+    # A custom mask keeps verify on fa2.
+    (*NEWEST, BF16, "sm90", "target_verify", NO_FLAGS, "fa3"),
+    (*NEWEST, BF16, "sm90", "target_verify", {"custom_mask": True}, "fa2"),
     # SGLang pins fa2 since 0.5.9, and left decode and verify to auto before.
     (*OLD_SGLANG, BF16, "sm90", "decode", NO_FLAGS, "fa3"),
     (*NEW_SGLANG, BF16, "sm90", "decode", NO_FLAGS, "fa2"),
@@ -117,6 +93,11 @@ KERNELS = [
     # It orders sparse MLA over a 16-bit cache on Blackwell by heads.
     (*VLLM, AttnSpec(16, 1, 576, 64), "sm100", "sparse_mla", SPARSE, "FLASH_ATTN_MLA_SPARSE_FA4"),
     (*VLLM, AttnSpec(32, 1, 576, 64), "sm100", "sparse_mla", SPARSE, "FLASHMLA_SPARSE"),
+    # Over an FP8 cache FlashInfer's comes first, at every head count.
+    *(
+        (*VLLM, AttnSpec(n, 1, 576, 64, "bfloat16", FP8), "sm100", "sparse_mla", SPARSE, FLASHINFER)
+        for n in (16, 32, 64, 128)
+    ),
     # A block size of the user's can cost it a better backend.
     (*VLLM, SMALL_PAGES, "sm90", "mla", NO_FLAGS, "FLASHMLA"),
     (*VLLM, SMALL_PAGES, "sm90", "mla", {"pinned_page": True}, "TRITON_MLA"),
@@ -128,17 +109,10 @@ KERNELS = [
 
 @pytest.mark.parametrize(("library", "policy", "spec", "gpu", "mode", "call", "chosen"), KERNELS)
 def test_an_engine_runs_what_its_rules_say(library, policy, spec, gpu, mode, call, chosen):
-    choice = engine(library, spec, gpu, mode, policy, **call)
+    asked = {"mode": mode, "gpu": gpu, "policy": policy, "call": Call(**call), "env": {}}
+    choice = explain(spec, library=library, **asked)
     names = (choice.backend, choice.kernel) if choice.inner else (choice.backend,)
     assert " ".join(names) == chosen
-
-
-@pytest.mark.parametrize("heads", [16, 32, 64, 128])
-def test_vllm_puts_flashinfer_sparse_mla_first_for_an_fp8_cache_on_blackwell(heads):
-    spec = AttnSpec(heads, 1, 576, 64, "bfloat16", FP8)
-    choice = engine("vllm==0.33.0", spec, "sm100", "sparse_mla", **SPARSE)
-    found = (choice.backend, choice.decided_by.source)
-    assert found == ("FLASHINFER_MLA_SPARSE", "vLLM #37252")
 
 
 def test_every_row_on_the_way_is_among_the_reasons_with_why_it_failed():

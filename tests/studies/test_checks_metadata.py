@@ -94,22 +94,6 @@ def test_a_speedup_without_its_eager_records_is_missing_them():
         verdict("4-78x", metadata(speedup(5.0)))
 
 
-@pytest.mark.parametrize(("ratio", "word"), [(5.0, "confirmed"), (2.0, "refuted")])
-def test_a_typical_speedup_is_judged_at_all_sizes(ratio, word):
-    assert verdict("5-2x", metadata(speedup(ratio))) == word
-
-
-def test_a_typical_speedup_that_some_sizes_reach_holds_partly():
-    frame = metadata(lambda d, case: speedup(5.0 if case.batch_size == 32 else 2.0)(d, case))
-    assert verdict("5-2x", frame) == "partly"
-
-
-def test_a_lost_round_of_one_design_is_missing():
-    frame = metadata(speedup(5.0))
-    with pytest.raises(MissingRecordsError, match="one lacks some"):
-        verdict("5-2x", frame.drop(frame[frame.release == "0.5.14"].index[0]))
-
-
 def test_launches_are_counted_from_the_trace():
     frame = metadata(speedup(5.0))
     assert verdict("sequential-operations", frame) == "confirmed"

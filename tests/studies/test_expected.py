@@ -7,170 +7,160 @@ from collections.abc import Callable, Iterable
 import pandas as pd
 import pytest
 from support.frames import ran
-from support.ledger import judged, row, verdict
+from support.ledger import judged, published, row, verdict
 
-from attnlib.kinds.decode.case import DecodeCase
-from attnlib.run.frame import AUTO, FA2, FA3, GRAPH_AUTO
-from attnlib.studies import expected
-from attnlib.studies.auto_resolution.study import RESOLUTION_CASES
-from attnlib.studies.evidence import MissingRecordsError
-from attnlib.studies.fa3_decode_regression.study import (
-    AFFECTED,
-    BEFORE,
-    FIXED,
-    HEADLINE,
-    NEWEST,
-    REGRESSED,
-    WIDE,
-)
+from attnlib.kinds.cases import Case
+from attnlib.run.frame import AUTO, FA2, FA3
+from attnlib.studies import claims, expected
+from attnlib.studies.evidence import ABOUT, MissingRecordsError
+from attnlib.studies.fa3_decode_regression.study import BEFORE, HEADLINE, LONG, REGRESSED
 
-RELEASES = (BEFORE, REGRESSED, FIXED, NEWEST)
-LONG = [case for case in HEADLINE if case.kv_len >= 8192]
-KERNELS = {FA3: "PrefillWithKVCacheKernel"}
-Factor = Callable[[DecodeCase], float]
+CHECKS = {name: claims.check_of(claim) for name, claim in published().items()}
+DATA = {name: each for name, each in CHECKS.items() if isinstance(each, expected.Expected)}
+TIMES = [name for name, check in DATA.items() if check.expect]
+RAN = [name for name, check in DATA.items() if check.ran]
+NAMES = [name for name, check in DATA.items() if check.kernel]
+VERDICTS = {"faster": 0.5, "same": 1.0, "slower": 2.0}
+"""Verdict -> a time over another's of which it is said."""
+Factor = Callable[[Case], float]
 
 
-def rows(
-    cases: Iterable[DecodeCase], backend: str, release: str, factor: Factor, **more: object
-) -> list[dict]:
-    """Two rounds of one backend and release, each `factor` times 100 us and exactly so."""
-    kernel = KERNELS.get(backend, "BatchPrefillWithPagedKVCacheKernel")
-    told = {"release": release, "kernel_family": "fa2", "kernels": ran(kernel, "Merge", "Merge")}
+def rows(cases: Iterable[Case], side: str, factor: Factor, **told: object) -> list[dict]:
+    """Two rounds of a side at each case, `factor` times 100 us and exactly so."""
+    backend, _, release = side.partition("==")
     return [
-        row(case, backend, 100.0 * factor(case), round=n, **(told | more))
-        for case in dict.fromkeys(cases)
+        row(case, backend, 100.0 * factor(case), round=n, release=release, **told)
+        for case in cases
         for n in (0, 1)
     ]
 
 
-def by_place(cases: tuple[DecodeCase, ...], factors: dict[int, float], rest: float) -> Factor:
-    """A factor for some places in `cases`, `rest` for the others."""
-    chosen = {cases[place]: factor for place, factor in factors.items()}
-    return lambda case: chosen.get(case, rest)
-
-
-def regression(factor: Factor, **by_release: Factor) -> pd.DataFrame:
-    """fa2 at 1, everything else at `factor`, in all four releases; fa3 over the wide grid."""
-    cases = (*HEADLINE, *WIDE)
-    found = rows(cases, FA2, REGRESSED, lambda _: 1.0) + rows(cases, FA3, REGRESSED, factor)
-    for release in RELEASES:
-        for backend in (AUTO, GRAPH_AUTO):
-            found += rows(HEADLINE, backend, release, by_release.get(release, factor))
-        if release != REGRESSED:
-            found += rows(HEADLINE, FA2, release, lambda _: 1.0)
-    return pd.DataFrame(found)
-
-
-def resolution(family: Callable[[str, DecodeCase], str]) -> pd.DataFrame:
-    """What `auto` ran, by release and case."""
+def timed(check: expected.Expected, factor: Factor) -> pd.DataFrame:
+    """Both sides of all that a check compares, the first `factor` times the second."""
     found = []
-    for release in (BEFORE, *AFFECTED, FIXED, NEWEST):
-        for case in RESOLUTION_CASES:
-            how = {"kernel_family": family(release, case)}
-            found += rows([case], AUTO, release, lambda _: 1.0, **how)[:1]
+    for above, below in check.pairs:
+        for side, times in ((above, factor), (below, lambda _: 1.0)):
+            pin = check.pinned.get(side.partition("==")[0], "")
+            found += rows(check.asked, side, times, timer=check.timer, kernel_family=pin)
+    return pd.DataFrame(found).drop_duplicates("id", ignore_index=True)
+
+
+def resolved(check: expected.Expected, family: Callable[[str, Case], str]) -> pd.DataFrame:
+    """What a backend ran, by release and case."""
+    found = []
+    for release, case in ((release, case) for release in check.ran for case in check.asked):
+        how = {"kernel_family": family(release, case)}
+        found += rows([case], f"{check.backend[0]}=={release}", lambda _: 1.0, **how)[:1]
     return pd.DataFrame(found)
 
 
-SLOW, EVEN = regression(lambda _: 5.0), regression(lambda _: 1.0)
-MIXED = regression(
-    lambda case: 1.0 if case in (HEADLINE[0], WIDE[3]) else 5.0, **{BEFORE: lambda _: 1.0}
-)
-FA3_EVERYWHERE, FA2_EVERYWHERE = resolution(lambda *_: "fa3"), resolution(lambda *_: "fa2")
-AS_IT_WAS = resolution(
-    lambda release, case: (
-        "fa3" if release in AFFECTED or case.spec.dtype.startswith("float8") else "fa2"
-    )
-)
+def of(name: str, frame: pd.DataFrame) -> str:
+    """The verdict on a claim, by its whole name."""
+    figure = published()[name].figure
+    return DATA[name].find(frame, figure.value if figure else None).verdict
+
+
+@pytest.mark.parametrize("name", [name for name in TIMES if "about" not in DATA[name].expect])
+def test_a_claim_about_times_holds_where_all_cases_say_so_and_partly_where_some_do(name):
+    check = DATA[name]
+    for word, factor in VERDICTS.items():
+        holds = {word, "any"} & {*check.expect}
+        assert of(name, timed(check, lambda _, us=factor: us)) == (
+            "confirmed" if holds else "refuted"
+        )
+    first = check.asked[0]
+    some = timed(check, lambda case: 2.0 if case == first else 0.5)
+    always = check.somewhere or check.expect == ("any",)
+    assert of(name, some) == ("confirmed" if always else "partly")
+    once = some[some["round"] == 0]
+    assert of(name, once) == ("confirmed" if check.expect == ("any",) else "open")
+
+
+@pytest.mark.parametrize("name", [name for name in TIMES if "about" in DATA[name].expect])
+def test_a_figure_is_held_to_a_quarter_either_way(name):
+    check, figure = DATA[name], published()[name].figure.value
+    inside, outside = 0.99 * ABOUT, 1.01 * ABOUT
+    for factor, word in ((1.0, "confirmed"), (inside, "confirmed"), (outside, "refuted")):
+        assert of(name, timed(check, lambda _, us=figure * factor: us)) == word
+        assert of(name, timed(check, lambda _, us=figure / factor: us)) == word
+    first, *_ = check.asked
+    some = timed(check, lambda case: figure if case == first else 0.5)
+    assert of(name, some) == "partly"
+    around = timed(check, lambda case: 0.5 if case == first else 2 * figure)
+    assert of(name, around) == "partly", "inside the range, at no shape"
+
+
+@pytest.mark.parametrize("name", TIMES)
+def test_a_lost_record_leaves_a_claim_open(name):
+    frame = timed(DATA[name], lambda _: 2.0)
+    with pytest.raises(MissingRecordsError, match="one lacks some"):
+        of(name, frame.drop(frame.index[0]))
+
+
+@pytest.mark.parametrize("name", [name for name in TIMES if DATA[name].pinned])
+def test_a_pin_that_ran_something_else_is_refuted(name):
+    check = DATA[name]
+    frame = timed(check, lambda _: 2.0)
+    assert of(name, frame) == "confirmed"
+    frame.loc[frame.backend.isin(check.pinned).idxmax(), "kernel_family"] = "fa3"
+    assert of(name, frame) == "refuted", "one record is enough"
+
+
+@pytest.mark.parametrize("name", RAN)
+def test_a_claim_about_kernels_holds_where_each_release_ran_what_it_should(name):
+    check = DATA[name]
+    for place in (0, -1):
+        right = {release: told.split(" or ")[place] for release, told in check.ran.items()}
+        assert of(name, resolved(check, lambda release, _, ran=right: ran[release])) == "confirmed"
+    assert of(name, resolved(check, lambda *_: "cudnn")) == "refuted"
+    last = (list(check.ran)[-1], check.asked[-1])
+    some = resolved(check, lambda *each: "cudnn" if each == last else right[each[0]])
+    one = len(some) == 1
+    assert of(name, some) == ("refuted" if one else "partly")
+    with pytest.raises(MissingRecordsError, match=rf"{AUTO}: \d+ of {len(some)} records in "):
+        of(name, some[:-1])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_kernel_name_is_the_whole_name(name):
+    check = DATA[name]
+    ((side, _),) = check.pairs
+    whole, longer = ran(check.kernel, "Merge", "Merge"), ran(f"FP8{check.kernel}")
+    frame = pd.DataFrame(rows(check.asked, side, lambda _: 1.0, kernels=whole))
+    assert of(name, frame) == "confirmed"
+    assert of(name, frame.assign(kernels=[longer] * len(frame))) == "refuted"
+    first = frame.kernels.where(frame["round"] == 0, pd.Series([longer] * len(frame)))
+    assert of(name, frame.assign(kernels=first)) == "partly"
 
 
 @pytest.mark.parametrize(
-    ("claim", "slow", "mixed", "even"),
-    [
-        ("prior-to-064", "confirmed", "partly", "refuted"),
-        ("upgrade-resolves", "refuted", "partly", "confirmed"),
-        ("cuda-graph-wrapper", "confirmed", "partly", "refuted"),
-        ("root-cause", "confirmed", "partly", "refuted"),
-        ("fa3-is-slow", "confirmed", "partly", "refuted"),
-        ("less-optimal-somewhere", "confirmed", "confirmed", "refuted"),
-        ("pin-backend-fa2", "confirmed", "partly", "refuted"),
-    ],
+    ("before", "since", "word"), [(5, 5, "confirmed"), (1, 5, "partly"), (1, 1, "refuted")]
 )
-def test_a_check_of_times_says_each_word(claim, slow, mixed, even):
-    assert [verdict(claim, frame) for frame in (SLOW, MIXED, EVEN)] == [slow, mixed, even]
+def test_both_releases_before_the_fix_must_be_slow(before, since, word):
+    found = []
+    for release, factor in ((BEFORE, before), (REGRESSED, since)):
+        found += rows(HEADLINE, f"{AUTO}=={release}", lambda _, us=factor: us)
+        found += rows(HEADLINE, f"{FA2}=={release}", lambda _: 1.0)
+    assert verdict("prior-to-064", pd.DataFrame(found)) == word
 
 
-@pytest.mark.parametrize(
-    ("claim", "fa3", "history", "fa2"),
-    [
-        ("auto-defaults-to-fa3", "confirmed", "partly", "refuted"),
-        ("auto-fa3-since-06", "partly", "confirmed", "partly"),
-        ("hopper-falls-to-fa3", "confirmed", "confirmed", "refuted"),
-        ("new-auto-is-fa2", "refuted", "partly", "confirmed"),
-        ("auto-is-fa3-or-fa2", "confirmed", "confirmed", "confirmed"),
-    ],
-)
-def test_a_check_of_kernels_says_each_word(claim, fa3, history, fa2):
-    frames = (FA3_EVERYWHERE, AS_IT_WAS, FA2_EVERYWHERE)
-    assert [verdict(claim, frame) for frame in frames] == [fa3, history, fa2]
-
-
-def test_a_third_backend_refutes_that_there_are_two():
-    assert verdict("auto-is-fa3-or-fa2", resolution(lambda *_: "cudnn")) == "refuted"
-
-
-@pytest.mark.parametrize(
-    ("figure", "word"), [(5.0, "confirmed"), (5.9, "confirmed"), (2.0, "refuted"), (9.0, "refuted")]
-)
-def test_a_figure_is_held_to_a_quarter_either_way(figure, word):
-    assert verdict("fa3-5x-slower", SLOW, figure) == word
-
-
-def test_a_figure_that_only_some_shapes_reach_holds_partly():
-    frame = regression(by_place(HEADLINE, {1: 5.0, 4: 30.0}, 1.2))
-    assert HEADLINE[1] in LONG and HEADLINE[4] in LONG
-    assert verdict("fa3-5x-slower", frame, 5.0) == "partly"
-    assert verdict("fa3-5x-slower", frame, 12.0) == "partly", "inside the range, at no shape"
-
-
-def test_short_sequences_have_no_say_in_a_claim_about_long_ones():
-    short = {place: 1.0 for place, case in enumerate(HEADLINE) if case not in LONG}
-    assert verdict("fa3-5x-slower", regression(by_place(HEADLINE, short, 5.0))) == "confirmed"
-
-
-@pytest.mark.parametrize("claim", ["fa3-is-slow", "less-optimal-somewhere"])
-def test_one_round_leaves_a_claim_open(claim):
-    assert verdict(claim, SLOW[SLOW["round"] == 0]) == "open"
-
-
-@pytest.mark.parametrize("claim", ["fa3-kernel-name", "fa2-kernel-name"])
-def test_a_kernel_name_is_the_whole_name(claim):
-    assert verdict(claim, SLOW) == "confirmed"
-    longer = SLOW.kernels.map(lambda kernels: ran(f"FP8{kernels[0].name}"))
-    assert verdict(claim, SLOW.assign(kernels=longer)) == "refuted"
-    other = SLOW.kernels.where(SLOW["round"] == 0, pd.Series([ran("X")] * len(SLOW)))
-    assert verdict(claim, SLOW.assign(kernels=other)) == "partly"
-
-
-def test_a_pin_that_ran_something_else_is_refuted():
-    other = SLOW.kernel_family.where(SLOW["round"] == 0, "fa3")
-    assert verdict("pin-backend-fa2", SLOW.assign(kernel_family=other)) == "refuted"
+def test_long_sequences_are_those_of_8192_tokens_and_more():
+    assert DATA["mini-sglang-99-fa3-5x-slower"].asked == [*LONG]
+    assert {case.kv_len >= 8192 for case in LONG} == {True} and len(LONG) < len(HEADLINE)
 
 
 def test_what_ran_is_the_family_or_what_went_wrong_oldest_release_first():
-    failed = AS_IT_WAS.status.where(AS_IT_WAS.release != NEWEST, "error")
-    found = judged("auto-is-fa3-or-fa2", AS_IT_WAS.assign(status=failed).iloc[::-1])
+    check = DATA["sglang-18364-auto-is-fa3-or-fa2"]
+    frame = resolved(check, lambda release, _: "fa3" if "0.6.0" <= release < "0.6.4" else "fa2")
+    failed = frame.status.mask(frame.release == "0.7.2.post1", "error")
+    found = judged("auto-is-fa3-or-fa2", frame.assign(status=failed).iloc[::-1])
     assert (
         found.measured == "error: 0.7.2.post1; fa2: 0.5.3, 0.6.4; fa3: 0.6.0, 0.6.1, 0.6.2, 0.6.3"
     )
 
 
-def test_a_release_that_is_not_on_record_is_noticed():
-    with pytest.raises(MissingRecordsError, match=r"flashinfer-auto: 4 of 8 records in 0\.6\.4, 0"):
-        judged("new-auto-is-fa2", AS_IT_WAS[AS_IT_WAS.release != FIXED])
-
-
 def test_blackwell_is_read_in_the_rules_and_stands_on_no_record():
-    found = judged("sm100-never-fa3", FA2_EVERYWHERE)
+    found = judged("sm100-never-fa3", pd.DataFrame())
     assert (found.verdict, found.records) == ("not measurable here", ())
     assert "give fa2 there" in found.reason
 

@@ -8,7 +8,6 @@ import pytest
 from support.published import prose, published, says
 
 from attnlib.run import frame as rows
-from attnlib.studies import claims
 from attnlib.studies import decode_metadata as metadata
 from attnlib.studies.decode_metadata.tables import (
     ALONE,
@@ -181,10 +180,3 @@ def test_in_large_steps_the_gpu_is_at_its_power_limit_and_metadata_takes_a_tenth
     assert (times[FUSED] > times[OPS]).all()
     alone = rows.times(metadata.metadata_rows(studied)).set_index(SIZES)
     assert 90 < alone.loc[(512, 1, 8192), OPS] < 110
-
-
-def test_notebook_05_says_of_the_claims_what_their_verdicts_are():
-    size, typical = claims.verdicts(ids=["sglang-20778-4-78x", "sglang-20778-5-2x"])
-    assert (size.finding.verdict, typical.finding.verdict) == ("partly", "partly")
-    assert "within a quarter of 1 of them" in size.finding.reason
-    assert typical.finding.low < 1 < typical.finding.high

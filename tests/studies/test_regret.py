@@ -90,8 +90,10 @@ def test_the_worst_choices_show_all_times_and_the_loss_follows(frame):
     )
 
 
-def test_confident_choices_are_right_and_doubtful_ones_less_often(frame):
-    table = regret.confidence_table(frame, pool="with FA3")
+@pytest.mark.parametrize("pool", regret.POOLS)
+def test_confident_choices_are_right_and_doubtful_ones_less_often(frame, pool):
+    table = regret.confidence_table(frame, pool=pool)
+    assert table.choices.iloc[-1] >= 40
     share = (table.fastest / table.choices).tolist()
     assert table.choices.sum() == len(regret.HELD_OUT_CASES)
     assert share == sorted(share) and share[-1] == 1 and share[0] < 1

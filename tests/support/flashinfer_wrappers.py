@@ -79,7 +79,7 @@ def mla_order(spec: AttnSpec, call: Call, *, gpu: str) -> tuple[str, ...]:
     """The order in which 0.7.1 and newer try the MLA backends on that GPU."""
     from flashinfer.mla._batch_mla import _auto_policy
 
-    names = {"sm100": "sm100", "sm103": "sm100", "sm80": "sm80", "sm90": "sm90", "sm120": "sm12x"}
+    names = {"sm103": "sm100", "sm120": "sm12x"}
     q_lens = call.q_lens or (1,) * len(call.kv_lens)
     csr = SimpleNamespace(
         qo_indptr=_sums(q_lens), kv_len_arr=torch.tensor(call.kv_lens, dtype=torch.int32)
@@ -91,13 +91,7 @@ def mla_order(spec: AttnSpec, call: Call, *, gpu: str) -> tuple[str, ...]:
         lse_mode="base2" if call.base2_lse else "none",
         _use_cuda_graph=call.graph,
     )
-    return getattr(_auto_policy, f"ordered_{names[gpu]}_backends")(args)
-
-
-def modules() -> list:
-    """FlashInfer's loaded modules."""
-    found = dict(sys.modules)
-    return [m for name, m in found.items() if name.split(".")[0] == "flashinfer" and m]
+    return getattr(_auto_policy, f"ordered_{names.get(gpu, gpu)}_backends")(args)
 
 
 @contextmanager
@@ -126,11 +120,14 @@ def as_if_on(gpu: str) -> Iterator[None]:
     if gpu == "sm120":  # XQA's check wants a CUDA device besides
         replaced["_validate_xqa_device_capability"] = lambda _: None
     with ExitStack() as stack:
-        for module in modules():
+        loaded = [m for name, m in sys.modules.items() if name.split(".")[0] == "flashinfer" and m]
+        for module in loaded:
             for name in set(replaced) & set(vars(module)):
                 stack.enter_context(mock.patch.object(module, name, replaced[name]))
         stack.enter_context(mock.patch.object(torch.version, "cuda", CUDA))
-        stack.enter_context(mock.patch.object(torch, "empty", _unpinned(torch.empty)))
+        empty = torch.empty
+        unpinned = lambda *args, **more: empty(*args, **{**more, "pin_memory": False})  # noqa: E731
+        stack.enter_context(mock.patch.object(torch, "empty", unpinned))
         _stop_mla_backends(stack)
         yield
 
@@ -156,10 +153,6 @@ def _says(backend: str):
         raise Resolved(backend)
 
     return stop
-
-
-def _unpinned(empty):
-    return lambda *args, **kwargs: empty(*args, **{**kwargs, "pin_memory": False})
 
 
 @functools.cache

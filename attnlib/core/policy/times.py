@@ -139,7 +139,7 @@ class Calls:
         """Microseconds [calls] by rates `x`."""
         start, merge, item, split, gbps = np.exp(x[: len(START)])
         latency = np.exp(self.between @ x[len(START) :])
-        # GB/s are 1e3 bytes a microsecond.
+        # GB/s are 1e3 bytes per microsecond.
         traffic = self.moved / (gbps * 1e3)
         alone, hidden = np.hypot(latency, traffic), np.maximum(latency, traffic)
         spent = (self.tokens * (alone + self.overlap * (hidden - alone))).sum(axis=1)

@@ -57,7 +57,7 @@ def _few(
     page_size: int = 1,
     mask: str = "",
 ) -> tuple[ExtendCase, ...]:
-    """A few queries a request over `sizes`: batches x kv_lens."""
+    """A few queries per request over `sizes`: batches x kv_lens."""
     return tuple(
         ExtendCase(_cached(heads, batch, kv_len, page_size), mode, q_len, mask)
         for batch, kv_len in product(*sizes)

@@ -1,4 +1,4 @@
-"""Checks of claims about FA3's schedule, made once a step in place of once a layer."""
+"""Checks of claims about FA3's schedule, made once per step in place of once per layer."""
 
 from __future__ import annotations
 

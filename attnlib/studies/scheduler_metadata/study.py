@@ -1,4 +1,4 @@
-"""FlashAttention-3's scheduler metadata: in every layer, or once a step."""
+"""FlashAttention-3's scheduler metadata: in every layer, or once per step."""
 
 from __future__ import annotations
 

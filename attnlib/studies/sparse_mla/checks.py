@@ -15,7 +15,7 @@ from .study import BFLOAT16, HEADS
 from .tables import FA3, FLASHMLA, NEW, sparse_rows
 
 TP_HEADS = {1: 128, 2: 64, 4: 32, 8: 16}
-"""Tensor parallelism -> query heads a GPU, of DeepSeek's 128."""
+"""Tensor parallelism -> query heads per GPU, of DeepSeek's 128."""
 MANY = 64
 """Requests from which the source's "higher concurrency" is read; it gives no number."""
 WHY = "It is about Blackwell's kernels, and no Blackwell GPU is on record."
