@@ -16,6 +16,7 @@ from .run import cluster, store, study
 from .run.bisect import Bisection, bisect
 from .run.record import machine_slug
 from .run.releases import parse_overlay
+from .select import features
 from .select import text as explain
 from .studies import STUDIES
 
@@ -182,12 +183,6 @@ def _refresh(_: argparse.Namespace) -> None:
         print(f"written {path}")
 
 
-def _features(_: argparse.Namespace) -> None:
-    from .select.features import write
-
-    print(f"written {write()}")
-
-
 def _of(help: str, **options: Any) -> dict[str, Any]:
     return {"help": help, **options}
 
@@ -282,5 +277,8 @@ COMMANDS = {
         "which backend a library picks for a call, and why, rule by rule",
         description="Explain the choice of a release read by this workbench; needs no GPU.",
     ),
-    "features": Command(_features, "write the table of backends, data/backend_features.md"),
+    "features": Command(
+        lambda _: print(f"written {features.write()}"),
+        "write the table of backends, data/backend_features.md",
+    ),
 }

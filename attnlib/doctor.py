@@ -19,8 +19,13 @@ def diagnose() -> dict[str, Any]:
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        found_mode = mode()
+    except RuntimeError as error:
+        # Who asks the doctor may well have asked for a mode that cannot be had here.
+        found_mode = f"none: {error}"
     return {
-        "mode": _mode(),
+        "mode": found_mode,
         "mode_asked": os.environ.get("ATTNLIB_MODE", "auto"),
         "machine": describe_machine(device),
         "versions": describe_versions(RECORDED),
@@ -28,14 +33,6 @@ def diagnose() -> dict[str, Any]:
         "studies": {name: machines(name) for name in STUDIES},
         "policy": _policy(),
     }
-
-
-def _mode() -> str:
-    # Who asks the doctor may well have asked for a mode that cannot be had here.
-    try:
-        return mode()
-    except RuntimeError as error:
-        return f"none: {error}"
 
 
 def _policy() -> dict[str, str]:

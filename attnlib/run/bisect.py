@@ -317,11 +317,11 @@ def _in_order(good: str, bad: str) -> tuple[str, str]:
 
 
 def _require_askable(study: Study, case: Case, package: str, backend: str, *, rounds: int) -> None:
-    prefixes = dict.fromkeys(name.partition("-")[0] for name in BACKENDS)
-    packages = [COMPARED[prefix] for prefix in prefixes if prefix in COMPARED]
-    if package not in packages:
-        raise ValueError(f"package must be one of {', '.join(packages)}, got {package!r}")
-    able = [name for name in BACKENDS if COMPARED.get(name.partition("-")[0]) == package]
+    packages = {name: COMPARED.get(name.partition("-")[0]) for name in BACKENDS}
+    known = list(dict.fromkeys(filter(None, packages.values())))
+    if package not in known:
+        raise ValueError(f"package must be one of {', '.join(known)}, got {package!r}")
+    able = [name for name in BACKENDS if packages[name] == package]
     if backend not in able:
         raise ValueError(f"backend must be one of {', '.join(able)} for {package}, got {backend!r}")
     if rounds < 1:

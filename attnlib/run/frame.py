@@ -31,22 +31,8 @@ COUNTS = (
     *("q_len", "layers", "max_ctx", "seq_len_delta", "pool_size", "topk", "draft_tokens", "seed"),
 )
 """Columns of a case that are integers."""
-COLUMNS = tuple(
-    dict.fromkeys(
-        (
-            "builder",
-            "heads",
-            "num_qo_heads",
-            "top_k",
-            *CASE,
-            "mode",
-            "mask",
-            "group",
-            *COUNTS,
-            "swa",
-        )
-    )
-)
+_FIRST = ("builder", "heads", "num_qo_heads", "top_k", *CASE)
+COLUMNS = tuple(dict.fromkeys((*_FIRST, "mode", "mask", "group", *COUNTS, "swa")))
 """Columns that say what a case is, in the order in which tables are sorted by them."""
 FA2, FA3, AUTO = "flashinfer-fa2", "flashinfer-fa3", "flashinfer-auto"
 GRAPH_AUTO, CUDA_CORES = "flashinfer-graph-auto", "flashinfer-cuda-cores"

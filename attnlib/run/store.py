@@ -87,7 +87,7 @@ def torn_path(study: str, machine: str) -> Path:
 
 
 def append(record: Record) -> Path:
-    """Add `record` to its file; on return it is on disk, whole. A torn last line is set aside."""
+    """Add `record` to its journal; on return it is on disk, whole."""
     path = journal_path(record.study, record.machine_slug)
     path.parent.mkdir(parents=True, exist_ok=True)
     line = (record.to_json() + "\n").encode()
@@ -146,7 +146,12 @@ def publish(study: str, machine: str = "") -> Path:
     every record is in the published file or in the journal. Raises FileNotFoundError without a
     journal, ValueError for several machines and for what `read` and `parquet.encode` refuse.
     """
-    machine = machine or _machine_to_publish(study)
+    found = [machine] if machine else machines(study, [".jsonl"])
+    if len(found) > 1:
+        raise ValueError(f"machine must be named, one of {', '.join(found)} for study {study!r}")
+    if not found:
+        raise FileNotFoundError(f"study {study!r} has no journal to be published")
+    (machine,) = found
     journal, path = journal_path(study, machine), published_path(study, machine)
     if not journal.exists():
         raise FileNotFoundError(f"study {study!r} must have a journal on {machine!r}: no {journal}")
@@ -211,15 +216,6 @@ def provenance(study: str, machine: str) -> dict[str, Any]:
         "measured": days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}",
         "commands": sorted({record.command for record in records}),
     }
-
-
-def _machine_to_publish(study: str) -> str:
-    found = machines(study, [".jsonl"])
-    if len(found) > 1:
-        raise ValueError(f"machine must be named, one of {', '.join(found)} for study {study!r}")
-    if not found:
-        raise FileNotFoundError(f"study {study!r} has no journal to be published")
-    return found[0]
 
 
 def _newest(published: Iterable[Record], late: Iterable[Record]) -> list[Record]:
@@ -304,18 +300,17 @@ def _sync(file: IO[bytes]) -> None:
 
 
 def _parsed(path: Path, machine: str, lines: list[bytes]) -> list[Record]:
-    return [_parse(f"{path} line {number}", machine, line) for number, line in enumerate(lines, 1)]
-
-
-def _parse(where: str, machine: str, line: bytes) -> Record:
-    if not line.endswith(b"\n"):
-        raise ValueError(f"{where} must be a whole record, it is cut short: remove it")
-    try:
-        record = Record.from_json(line.decode())
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{where} must be a record: {error}") from error
-    _require_machine(record, machine, where)
-    return record
+    records = []
+    for number, line in enumerate(lines, 1):
+        where = f"{path} line {number}"
+        if not line.endswith(b"\n"):
+            raise ValueError(f"{where} must be a whole record, it is cut short: remove it")
+        try:
+            records.append(Record.from_json(line.decode()))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{where} must be a record: {error}") from error
+        _require_machine(records[-1], machine, where)
+    return records
 
 
 def _require_machine(record: Record, machine: str, where: str) -> None:
@@ -325,31 +320,24 @@ def _require_machine(record: Record, machine: str, where: str) -> None:
 
 def _row(record: Record) -> dict[str, Any]:
     item, case = record.item, record.item.case
+
+    def named(noun: object, *names: str) -> dict[str, Any]:
+        return {name: getattr(noun, name) for name in names}
+
     return {
-        "id": record.id,
-        "study": record.study,
-        "round": record.round,
-        "backend": item.backend,
-        "release": item.release,
-        "timer": item.timer,
-        "case": case,
+        **named(record, "id", "study", "round"),
+        **named(item, "backend", "release", "timer", "case"),
         **(case.to_dict() if case else {}),
         "heads": _heads(case),
-        "status": record.status,
-        "reason": record.reason,
-        "reported_backend": record.reported_backend,
-        "kernel_family": record.kernel_family,
+        **named(record, "status", "reason", "reported_backend", "kernel_family"),
         "kernels": tuple(Kernel(**kernel) for kernel in record.kernels),
         "kernel_us": round(sum(kernel["gpu_us"] for kernel in record.kernels), 3),
         "run_us": float(np.median(record.run_us)) if record.run_us else float("nan"),
         "plan_us": float(np.median(record.plan_us)) if record.plan_us else float("nan"),
         "samples": len(record.run_us),
-        "oracle_error": record.oracle_error,
-        "oracle_budget": record.oracle_budget,
-        "work_per_call": record.work_per_call,
+        **named(record, "oracle_error", "oracle_budget", "work_per_call"),
         "sm_clock_mhz": record.state_after.get("sm_clock_mhz", float("nan")),
-        "throttled": record.throttled,
-        "power_capped": record.power_capped,
+        **named(record, "throttled", "power_capped"),
         "gpu": record.machine["gpu"],
         "gpu_id": record.machine["gpu_id"],
         "power_limit_w": record.machine.get("power_limit_w", 0),

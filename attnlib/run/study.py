@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,11 +54,9 @@ class Grid:
 
     def items(self) -> Iterator[Item]:
         """Every item of one round, case by case, so that a worker builds each case once."""
-        for release in self.releases:
-            for case in self.cases:
-                for backend in self.backends:
-                    for timer in self.timers:
-                        yield Item(backend, timer, case, release)
+        for release, case in product(self.releases, self.cases):
+            for backend, timer in product(self.backends, self.timers):
+                yield Item(backend, timer, case, release)
 
 
 @dataclass(frozen=True)
@@ -148,10 +147,7 @@ def record_name(study: Study) -> str:
 
 
 def record_machine(study: Study) -> str:
-    """Whose records to show: this GPU's when live, else `ATTNLIB_MACHINE` or the study's own.
-
-    Of a study that borrows, its lender's machine.
-    """
+    """Whose records to show: this GPU's (live), `ATTNLIB_MACHINE`, its own or its lender's."""
     own = study.borrows[1] if study.borrows else study.reference_machine
     return machine_shown(study.name, study.device, own)
 
