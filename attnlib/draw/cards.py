@@ -85,16 +85,12 @@ def as_text(card: Card) -> str:
     """The card as aligned lines."""
     width = max((len(label) for label, _ in card.facts), default=0)
     facts = [f"  {label:<{width}}  {value}" for label, value in card.facts]
-    (_, first, _), *more = card.tables
-    body = [_text_table(first), *_left_out(first)]
-    for caption, table, _ in more:
-        body += ["", f"{caption}:", _text_table(table), *_left_out(table)]
+    body = []
+    for place, (caption, table, _) in enumerate(card.tables):
+        rows = table.head(MAX_ROWS).to_string(index=False) if len(table) else "  (nothing)"
+        body += ["", *([f"{caption}:"] if place else []), rows, *_left_out(table)]
     code = [card.code, ""] if card.code else []
-    return "\n".join([card.title, *card.notes, *facts, "", *body, "", *code, card.footer])
-
-
-def _text_table(table: pd.DataFrame) -> str:
-    return table.head(MAX_ROWS).to_string(index=False) if len(table) else "  (nothing)"
+    return "\n".join([card.title, *card.notes, *facts, *body, "", *code, card.footer])
 
 
 def _shown(caption: str, table: pd.DataFrame, bars: Sequence[float]) -> tuple[object, ...]:

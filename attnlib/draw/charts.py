@@ -87,7 +87,7 @@ def panels(
     for place, (axis, own) in enumerate(zip(axes, titles, strict=True)):
         axis.set(title=own, xlabel=words[0], ylabel="" if place % columns else words[1])
     if title:
-        style.add_title(figure, title)
+        figure.suptitle(title, fontsize=11, fontweight="bold", x=0.01, ha="left")
     style.add_footer(figure, source)
     return figure, axes
 
@@ -250,7 +250,7 @@ def crossover_map(found: pd.DataFrame, drawn: pd.DataFrame, sizes: Sizes, *, tit
     A cell says what its interval does; the thick line runs where faster meets slower. Raises
     ValueError if `found` holds no ratio.
     """
-    from matplotlib.patches import Patch
+    from matplotlib.patches import Patch, Rectangle
 
     if found.empty:
         raise ValueError("found must hold a ratio to draw, it holds none")
@@ -263,9 +263,13 @@ def crossover_map(found: pd.DataFrame, drawn: pd.DataFrame, sizes: Sizes, *, tit
         cells = part.groupby([sizes.y, sizes.x])[["ratio", "low", "high"]].mean()
         kinds = np.full((len(rows), len(columns)), np.nan)
         for (row, column), (ratio, low, high) in cells.iterrows():
-            place = rows.index(row), columns.index(column)
-            kinds[place] = cell_kind(low, high)
-            _draw_cell(axis, place, kinds[place], ratio)
+            up, across = rows.index(row), columns.index(column)
+            kinds[up, across] = kind = cell_kind(low, high)
+            fill, hatch, _ = CELLS[kind]
+            corner = (across - 0.5, up - 0.5)
+            axis.add_patch(Rectangle(corner, 1, 1, fc=fill, hatch=hatch, ec=style.HATCH))
+            number = f"{ratio:.2f}" if ratio < 10 else f"{ratio:.1f}"
+            axis.text(across, up, number, ha="center", va="center", fontsize=7)
         _draw_border(axis, kinds)
         axis.set_xticks(range(len(columns)), [style.short_count(size) for size in columns])
         axis.set_yticks(range(len(rows)), [style.short_count(size) for size in rows])
@@ -281,16 +285,6 @@ def crossover_map(found: pd.DataFrame, drawn: pd.DataFrame, sizes: Sizes, *, tit
 def cell_kind(low: float, high: float) -> int:
     """Whether an interval lies below 1, above it, or neither; one round decides nothing."""
     return FASTER if high < 1 else SLOWER if low > 1 else UNDECIDED
-
-
-def _draw_cell(axis: Axes, place: tuple[int, int], kind: int, ratio: float) -> None:
-    from matplotlib.patches import Rectangle
-
-    (up, across), (fill, hatch, _) = place, CELLS[kind]
-    corner = (across - 0.5, up - 0.5)
-    axis.add_patch(Rectangle(corner, 1, 1, fc=fill, hatch=hatch, ec=style.HATCH))
-    number = f"{ratio:.2f}" if ratio < 10 else f"{ratio:.1f}"
-    axis.text(across, up, number, ha="center", va="center", fontsize=7)
 
 
 def _draw_border(axis: Axes, kinds: np.ndarray) -> None:

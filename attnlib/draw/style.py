@@ -49,7 +49,6 @@ SETTINGS: dict[str, Any] = {
     "svg.hashsalt": "attnlib",
     "svg.fonttype": "path",
 }
-
 SETTLING, SEEN_DIGITS = 3, 6
 """Layouts until nothing moves but rounding errors; digits of a position in a figure's width."""
 UNDATED: dict[str, dict[str, None]] = {
@@ -95,11 +94,9 @@ def family_looks(families: Mapping[str, Any]) -> dict[str, Look]:
 
 def apply() -> None:
     """Set seaborn's and matplotlib's defaults; figures call it before they draw."""
-    import matplotlib as mpl
     import seaborn as sns
 
     sns.set_theme(context="paper", style="whitegrid", rc=SETTINGS)
-    mpl.rcParams.update(SETTINGS)
 
 
 def log_axes(axis: Axes, *which: str) -> None:
@@ -119,11 +116,6 @@ def log_axes(axis: Axes, *which: str) -> None:
 def short_count(value: int) -> str:
     """`16k` for 16384 and its like, other numbers in full."""
     return f"{value // 1024}k" if value >= 1024 and value % 1024 == 0 else f"{value:,}"
-
-
-def add_title(figure: Figure, text: str) -> None:
-    """A title over all panels of a figure, where those of single panels begin."""
-    figure.suptitle(text, fontsize=11, fontweight="bold", x=0.01, ha="left")
 
 
 def add_footer(figure: Figure, source: pd.DataFrame | str) -> None:

@@ -25,7 +25,7 @@ OTHERS = "all others"
 LABELLED_GAPS = 3
 MIN_LABELLED = 0.04
 """Part of the axis that a gap must take to carry its length."""
-NAME_LENGTH = 44
+NAME_LENGTH, ENDS = 44, 20
 LANE_INCHES, LINE_INCHES, LEGEND_COLUMNS = 0.42, 0.17, 2
 
 
@@ -42,7 +42,14 @@ def draw_timeline(spans: Sequence[Span], *, title: str, footer: str) -> Figure:
     work = [span for span in gpu_work(spans) or operators(spans) if span.depth == 0]
     if not work:
         raise ValueError("spans must hold a kernel or an operator to draw, they hold none")
-    lanes, looks = _lanes(spans, work), _looks(work)
+    # The host first, then streams or threads by their first span.
+    lanes: dict[str, list[Span]] = defaultdict(list)
+    for span in spans:
+        if span.kind in HOST_LOOKS:
+            lanes["host"].append(span)
+    for span in work:
+        lanes[span.lane].append(span)
+    looks = _looks(work)
     figure, (axis,) = charts.panels(
         [title],
         (9, charts.FURNITURE_INCHES + LANE_INCHES * len(lanes)),
@@ -63,36 +70,21 @@ def draw_timeline(spans: Sequence[Span], *, title: str, footer: str) -> Figure:
     return figure
 
 
-def _lanes(spans: Sequence[Span], work: Sequence[Span]) -> dict[str, list[Span]]:
-    """What each lane shows: the host first, then streams or threads by their first span."""
-    lanes: dict[str, list[Span]] = defaultdict(list)
-    for span in spans:
-        if span.kind in HOST_LOOKS:
-            lanes["host"].append(span)
-    for span in work:
-        lanes[span.lane].append(span)
-    return dict(lanes)
-
-
 def _looks(work: Sequence[Span]) -> dict[str, dict[str, Any]]:
     """The look of each name that ran longest, in that order, and last of all others."""
     ran: dict[str, list[float]] = defaultdict(list)
     for span in work:
         ran[span.name].append(span.length_us)
     longest = sorted(ran, key=lambda name: (-sum(ran[name]), name))
-    looks = {
-        name: {"label": f"{_short(name)}: {len(ran[name])} x, {sum(ran[name]):,.1f} us", "color": c}
-        for name, c in zip(longest, style.PALETTE[:NAMED], strict=False)
-    }
+    looks = {}
+    for name, color in zip(longest, style.PALETTE[:NAMED], strict=False):
+        # Both ends of a long name tell most: `autograd::engine::...AddmmBackward0`.
+        short = name if len(name) <= NAME_LENGTH else f"{name[:ENDS]}...{name[-ENDS:]}"
+        label = f"{short}: {len(ran[name])} x, {sum(ran[name]):,.1f} us"
+        looks[name] = {"label": label, "color": color}
     # The edge keeps a kernel of a microsecond visible in a call of milliseconds.
     looks[OTHERS] = {"label": OTHERS, "color": style.OTHER}
     return {name: look | {"linewidth": 0.4} for name, look in looks.items()}
-
-
-def _short(name: str) -> str:
-    """Both ends of a long name, which tell most: `autograd::engine::...AddmmBackward0`."""
-    half = NAME_LENGTH // 2 - 2
-    return name if len(name) <= NAME_LENGTH else f"{name[:half]}...{name[-half:]}"
 
 
 def _draw_lane(

@@ -17,17 +17,14 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from ..draw.cards import Card, Shown
 from ..measure.spans import per_call
 from ..measure.stats import MIN_EFFECT
 from .profile import Profile
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 NO_VERDICT = "Two profiles show what changed; a verdict on speed takes rounds in fresh processes."
 MIDDLE_HALF = (25, 75)
@@ -35,41 +32,23 @@ FORMATS = ("{:g}", "{:g}", "{:,.2f}", "{:,.2f}", "{:+,.2f}")
 """Of the numbers of a table's row."""
 
 
-class Change(NamedTuple):
-    """A kernel (or CPU operator) in both profiles: launches and microseconds per call.
-
-    `more_us` is what b takes more than a.
-    """
-
-    name: str
-    word: str
-    launches_a: float
-    launches_b: float
-    us_a: float
-    us_b: float
-    more_us: float
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Difference(Shown):
-    """From profile `a` to profile `b`: a `Change` per name, the largest difference first."""
+    """From profile `a` to profile `b`; `changes` has a row per name."""
 
     a: Profile
     b: Profile
-    changes: tuple[Change, ...]
+    changes: pd.DataFrame
 
     def table(self) -> pd.DataFrame:
-        """A row per name: what became of it, launches and time per call in a and b."""
-        import pandas as pd
+        """A row per name: what became of it, launches and us per call in a and b, b - a in us.
 
-        counts = [f"{self.a.launch_word} {side}" for side in "ab"]
-        names = [self.a.row_word, "change", *counts, "us a", "us b", "b - a"]
-        return pd.DataFrame(self.changes, columns=names).round(3)
+        The largest difference comes first.
+        """
+        return self.changes.round(3)
 
     def totals(self) -> pd.DataFrame:
         """A row per quantity of the whole call: in a, in b, the difference and the ratio."""
-        import pandas as pd
-
         table = pd.DataFrame(self._totals(), columns=["a call", "a", "b"])
         return table.assign(**{"b - a": table.b - table.a, "b / a": table.b / table.a}).round(3)
 
@@ -123,14 +102,16 @@ def compare(a: Profile, b: Profile) -> Difference:
         raise ValueError(f"a and b must be of one GPU, got {a.machine} and {b.machine}")
     times_a, times_b = (per_call(p.work, p.calls) for p in (a, b))
     counts_a, counts_b = (Counter(span.name for span in p.work) for p in (a, b))
-    changes = []
+    rows = []
     for name in {**times_a, **times_b}:
         word = _word(times_a.get(name), times_b.get(name))
         us_a, us_b = (float(np.mean(times.get(name, 0.0))) for times in (times_a, times_b))
         launches = (counts_a[name] / a.calls, counts_b[name] / b.calls)
-        changes.append(Change(name, word, *launches, us_a, us_b, us_b - us_a))
-    changes.sort(key=lambda change: (-abs(change.more_us), change.name))
-    return Difference(a, b, tuple(changes))
+        rows.append((name, word, *launches, us_a, us_b, us_b - us_a))
+    rows.sort(key=lambda row: (-abs(row[-1]), row[0]))
+    counts = [f"{a.launch_word} {side}" for side in "ab"]
+    columns = [a.row_word, "change", *counts, "us a", "us b", "b - a"]
+    return Difference(a, b, pd.DataFrame(rows, columns=columns))
 
 
 def _word(before: list[float] | None, after: list[float] | None) -> str:

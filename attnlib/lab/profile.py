@@ -23,13 +23,14 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
+
 from ..core.spec import require_int, require_word
 from ..draw.cards import Card, Shown
 from ..measure.files import write_whole
 from ..measure.spans import NO_CALL, Gap, Span, busy_us, find_gaps, gpu_work, operators
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
 DEVICES = ("auto", "cuda", "cpu")
@@ -132,8 +133,6 @@ class Profile(Shown):
         An operator's time is its own, without that of the operators it calls. Names are without
         template arguments, and kernels of one name share a row.
         """
-        import pandas as pd
-
         rows = [(span.name, span.self_us) for span in self.work]
         us = pd.DataFrame(rows, columns=[self.row_word, "us"]).groupby(self.row_word, sort=False).us
         columns = {

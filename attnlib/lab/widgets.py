@@ -3,14 +3,6 @@
 The controls offer what the source has for the choices before them, and say what they changed. The
 view carries the call that repeats it. What cannot be shown or measured is a sentence in the view:
 no error leaves a callback, so the kernel lives on.
-
-| attribute | widgets |
-|---|---|
-| `controls` | a dropdown for each name of `DESCRIPTIONS`, which has its label |
-| `backends` | a checkbox each, labelled with the backend's name |
-| `rounds`, `measure`, `stop`, `bar` | shown where this GPU is the source |
-| `status`, `served` | how a measurement goes, and who answers |
-| `picture`, `shown` | the view's figure, the view |
 """
 
 from __future__ import annotations
@@ -77,7 +69,11 @@ def explore(model: str = NAMES[0], **asked: Any) -> Explorer:
 
 
 class Explorer(w.VBox):
-    """The widgets. `view` is what they show now; `gpu` is what measures in live mode."""
+    """The widgets: a control for each name of `DESCRIPTIONS`, a checkbox for each backend.
+
+    `live_row` is shown where this GPU is the source. `view` is what is shown now; `gpu` is what
+    measures in live mode.
+    """
 
     def __init__(self, asked: dict[str, Any], gpu: ThisGpu | None = None) -> None:
         self.gpu = gpu or ThisGpu()
@@ -89,13 +85,13 @@ class Explorer(w.VBox):
         self._lock = RLock()
         self.controls = {name: self._dropdown(name) for name in DESCRIPTIONS}
         self.backends = w.HBox(layout=ROW)
-        self._make_live_row()
+        self.live_row = self._make_live_row()
         self.served, self.shown, self.picture = w.HTML(), w.HTML(), w.HTML()
         self.shown.add_class(f"{CSS_CLASS}-view")
         self.picture.add_class(f"{CSS_CLASS}-figure")
-        choosing = w.HBox([*self.controls.values()], layout=ROW)
-        chosen = [w.HTML(INTRODUCTION), choosing, self.backends, self.live_row]
-        super().__init__([*chosen, self.served, self.picture, self.shown])
+        controls = w.HBox([*self.controls.values()], layout=ROW)
+        rows = [w.HTML(INTRODUCTION), controls, self.backends, self.live_row]
+        super().__init__([*rows, self.served, self.picture, self.shown])
         self.add_class(CSS_CLASS)
         self.refresh()
 
@@ -112,7 +108,11 @@ class Explorer(w.VBox):
                     lacks = f"No records on {model}: measured live only, on a GPU. "
                     self._show_problem(why if studies_of(model) else lacks + why)
                 else:
-                    self._show(look(source, found.choices, notes + found.notes))
+                    view = self.view = look(source, found.choices, notes + found.notes)
+                    self._words = repr(view)
+                    self.served.value = f"<b>{html.escape(view.served)}</b>"
+                    self.shown.value = as_html(replace(view.card(), notes=view.notes))
+                    self.picture.value = view.image() if len(view.samples) else ""
             except Exception as error:
                 # Whatever it is: a callback that raises would show nothing at all.
                 self._show_problem(f"{type(error).__name__}: {error}")
@@ -155,7 +155,7 @@ class Explorer(w.VBox):
         control.observe(lambda change: self._choose(name, change["new"]), "value")
         return control
 
-    def _make_live_row(self) -> None:
+    def _make_live_row(self) -> w.HBox:
         rounds = self._asked.get("rounds") or ROUNDS
         sizes = {"value": rounds, "min": 1, "max": max(MAX_ROUNDS, rounds)}
         layout = {"width": "150px"}
@@ -168,8 +168,7 @@ class Explorer(w.VBox):
         self.rounds.observe(lambda change: self._choose("rounds", change["new"]), "value")
         self.measure.on_click(self.start)
         self.stop.on_click(self.stop_now)
-        row = [self.rounds, self.measure, self.stop, self.bar, self.status]
-        self.live_row = w.HBox(row, layout=ROW)
+        return w.HBox([self.rounds, self.measure, self.stop, self.bar, self.status], layout=ROW)
 
     def _choose(self, name: str, value: Any) -> None:
         with self._lock:
@@ -182,13 +181,13 @@ class Explorer(w.VBox):
             picked = tuple(box.description for box in self.backends.children if box.value)
             if self._quiet:
                 return
-            if not picked:
+            if picked:
+                if self._asked.get("against") not in picked:
+                    self._asked["against"] = None
+                self._choose("backends", picked)
+            else:
                 self._narrowed = None
                 self._show_problem("Check at least one backend.")
-                return
-            if self._asked.get("against") not in picked:
-                self._asked["against"] = None
-            self._choose("backends", picked)
 
     def _choose_source(self) -> tuple[Source, tuple[str, ...]]:
         """The source, and a note if it is not the one that was chosen for another model."""
@@ -205,12 +204,20 @@ class Explorer(w.VBox):
     def _offer_narrowed(self, found: Narrowed, source: Source) -> None:
         for axis in (*AXES, "against"):
             value = getattr(found.choices, axis)
-            self._offer(axis, [(_said(option), option) for option in found.options[axis]], value)
+            # Only a release may be empty: that of the library as it is installed.
+            named = [
+                (f"{o:,}" if isinstance(o, int) else o or "as installed", o)
+                for o in found.options[axis]
+            ]
+            self._offer(axis, named, value)
             if self._asked.get(axis) is not None:
                 self._asked[axis] = value
         names = found.options["backends"]
         if tuple(box.description for box in self.backends.children) != names:
-            self.backends.children = [self._checkbox(name) for name in names]
+            look = {"indent": False, "layout": {"width": CHECKBOX_WIDTH}}
+            self.backends.children = [w.Checkbox(description=name, **look) for name in names]
+            for box in self.backends.children:
+                box.observe(self._choose_backends, "value")
         for box in self.backends.children:
             box.value = box.description in found.choices.backends
         self.live_row.layout.display = "flex" if source.name == LIVE else "none"
@@ -221,17 +228,6 @@ class Explorer(w.VBox):
         if tuple(control.options) != tuple(options):
             control.options = options
         control.value = value
-
-    def _checkbox(self, name: str) -> w.Checkbox:
-        box = w.Checkbox(description=name, indent=False, layout={"width": CHECKBOX_WIDTH})
-        box.observe(self._choose_backends, "value")
-        return box
-
-    def _show(self, view: View) -> None:
-        self.view, self._words = view, repr(view)
-        self.served.value = f"<b>{html.escape(view.served)}</b>"
-        self.shown.value = as_html(replace(view.card(), notes=view.notes))
-        self.picture.value = view.image() if len(view.samples) else ""
 
     def _show_problem(self, words: str) -> None:
         self.view, self._words = None, words
@@ -255,8 +251,3 @@ class Explorer(w.VBox):
 
     def _say(self, words: str) -> None:
         self.status.value = f"<span role='status'>{html.escape(words)}</span>"
-
-
-def _said(value: str | int) -> str:
-    # Only a release may be empty: that of the library as it is installed.
-    return f"{value:,}" if isinstance(value, int) else value or "as installed"

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import attnlib
-from attnlib.draw import style
 from attnlib.measure import trace
 from attnlib.measure.timer import WARM_UP_CALLS
 
@@ -130,17 +129,6 @@ def test_a_trace_that_cannot_be_written_leaves_the_old_one_whole(taken, tmp_path
         taken.save_trace(tmp_path / "nowhere" / "step.json")
 
 
-def test_names_are_escaped(x, without_gpu):
-    def marked():
-        with torch.profiler.record_function("<script>alert(1)</script>"):
-            torch.ops.aten.relu(x)
-
-    taken = attnlib.profile(marked, calls=1, name="<b>me</b> & 'you'")
-    shown = taken._repr_html_()
-    assert "&lt;b&gt;me&lt;/b&gt; &amp;" in shown
-    assert "<b>" not in shown and "<script>" not in shown
-
-
 def test_a_timeline_has_lanes_says_where_it_is_from_and_is_closed_for_pyplot(taken):
     import matplotlib.pyplot as plt
 
@@ -228,11 +216,6 @@ class TestOnAGpu:
             attnlib.profile(step, calls=5, cuda_graph=graph) for graph in (False, True)
         )
         found = attnlib.compare(eager, replay)
-        assert not {"gone", "new"} & {change.word for change in found.changes}
+        assert not {"gone", "new"} & set(found.changes.change)
         launches = found.totals().set_index("a call").loc["launches by the host"]
         assert (launches.a, launches.b) == (2, 1)
-
-    def test_two_drawings_of_a_profile_are_the_same_bytes(self, y, tmp_path):
-        taken = attnlib.profile(lambda: y.add_(1), calls=2)
-        first, second = (style.save(taken.timeline(), tmp_path / f"{n}.svg") for n in "ab")
-        assert first.read_bytes() == second.read_bytes()

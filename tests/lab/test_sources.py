@@ -9,7 +9,7 @@ from support.explorer_records import FA2, FA3, LATENT, MACHINE, QWEN, keep, publ
 
 from attnlib.lab.choices import AXES, LIVE, MLA, ROUNDS
 from attnlib.lab.sources import Shelf, ThisGpu, narrow, source_of, studies_of, why_not_live
-from attnlib.studies.fa3_decode_regression.study import HEADLINE, REFERENCE_MACHINE, WIDE
+from attnlib.studies.fa3_decode_regression.study import REFERENCE_MACHINE
 
 LLAMA = "Llama-3.1-8B"
 MODEL = {"model": "Qwen3-0.6B"}
@@ -31,13 +31,6 @@ def test_published_studies_serve_a_model_that_they_hold_and_the_first_answers(pu
     assert "fa3_decode_regression" not in {**studies_of("Qwen3-0.6B"), **studies_of(MLA)}
 
 
-def test_the_published_shapes_are_those_that_can_be_chosen(published_records):
-    source, model = source_of("Llama-2-7B", "fa3_decode_regression"), {"model": "Llama-2-7B"}
-    cases = {case for case in (*WIDE, *HEADLINE) if case.spec.heads == "32/32"}
-    assert set(source.options("batch", model)) == {case.batch_size for case in cases}
-    assert set(source.options("kv_len", model)) == {case.kv_len for case in cases}
-
-
 def test_a_choice_narrows_those_after_it(shelf):
     assert shelf.options("batch", MODEL) == (4, 16)
     assert shelf.options("backends", {**MODEL, "batch": 4}) == (FA2,)
@@ -45,15 +38,13 @@ def test_a_choice_narrows_those_after_it(shelf):
     assert shelf.usual("batch", MODEL) == 16
 
 
-def test_releases_are_in_the_order_of_versions(make_record):
+def test_releases_are_in_the_order_of_versions_and_another_seed_is_no_choice(make_record):
     releases = ("0.6.10", "0.6.9", "0.6.3")
-    records = tuple(make_record(item=timed(FA2, QWEN, release)) for release in releases)
-    assert Shelf("demo", MACHINE, records).options("release", MODEL) == releases[::-1]
-
-
-def test_a_case_with_another_seed_is_no_choice(make_record):
-    item = timed(FA2, replace(QWEN, seed=5, batch_size=2))
-    assert Shelf("demo", MACHINE, (make_record(item=item),)).options("batch", MODEL) == ()
+    other = replace(QWEN, seed=5, batch_size=2)
+    items = [timed(FA2, other), *(timed(FA2, QWEN, release) for release in releases)]
+    shelf = Shelf("demo", MACHINE, tuple(make_record(item=item) for item in items))
+    assert shelf.options("release", MODEL) == releases[::-1]
+    assert shelf.options("batch", MODEL) == (QWEN.batch_size,)
 
 
 def test_records_that_grew_are_read_again(demo, make_record):
