@@ -3,7 +3,6 @@
 | room | holds |
 |---|---|
 | `spec`, `batch`, `extend`, `mla` | attention layers and the batches of a call |
-| `mla_format` | the FP8 token of latent attention |
 | `backends` | two verbs, `plan` and `run`; one table of what is known of each |
 | `metadata` | a step's metadata in one Triton launch |
 | `schedule` | models and guards of FlashAttention-3's and FlashMLA's schedules |

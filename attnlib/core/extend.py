@@ -70,7 +70,14 @@ class ExtendBatch:
         """
         require_word("mask", mask, MASKS)
         lens = q_lens.detach().cpu()
-        _require_q_lens(lens, paged)
+        require_tensor("q_lens", lens, (paged.batch_size,), "int32")
+        wrong = (lens < 1) | (lens > paged.seq_lens_cpu)
+        if bool(wrong.any()):
+            row = int(wrong.nonzero()[0])
+            raise ValueError(
+                f"q_lens must lie in 1..{int(paged.seq_lens_cpu[row])} (tokens) for request {row}, "
+                f"got {int(lens[row])}"
+            )
         if ragged:
             _require_in_order(lens, paged)
         _require_drafts(mask, drafts, lens)
@@ -120,17 +127,6 @@ def _custom_mask(paged: DecodeBatch, drafts: torch.Tensor) -> torch.Tensor:
         before = own.new_ones((q_len, length - q_len))
         parts.append(torch.cat([before, own], 1).flatten())
     return torch.cat(parts).to(paged.page_table.device)
-
-
-def _require_q_lens(lens: torch.Tensor, paged: DecodeBatch) -> None:
-    require_tensor("q_lens", lens, (paged.batch_size,), "int32")
-    wrong = (lens < 1) | (lens > paged.seq_lens_cpu)
-    if bool(wrong.any()):
-        row = int(wrong.nonzero()[0])
-        raise ValueError(
-            f"q_lens must lie in 1..{int(paged.seq_lens_cpu[row])} (tokens) for request {row}, "
-            f"got {int(lens[row])}"
-        )
 
 
 def _require_in_order(lens: torch.Tensor, paged: DecodeBatch) -> None:

@@ -67,39 +67,44 @@ class MlaBatch:
         chosen, page_size = self.chosen, self.spec.page_size
         if chosen is None:
             raise ValueError("chosen must be given where slots are asked for, got None (top_k 0)")
-        _require_places(chosen, self.paged)
+        lens = self.paged.seq_lens
+        wrong = (chosen < NO_TOKEN) | (chosen >= lens[:, None])
+        if bool(wrong.any()):
+            row, column = wrong.nonzero()[0].tolist()
+            length = int(lens[row])
+            raise ValueError(
+                f"chosen must lie in 0..{length - 1} for request {row} of {length} tokens, or be "
+                f"{NO_TOKEN} for none, got {int(chosen[row, column])} in column {column}"
+            )
+        empty = (chosen == NO_TOKEN).all(1)
+        if bool(empty.any()):
+            raise ValueError(
+                "chosen must name at least one token of every request, "
+                f"got none for request {int(empty.nonzero()[0])}"
+            )
         places = chosen.clamp(min=0).long()
         pages = self.paged.page_table.long().gather(1, places // page_size)
         slots = pages * page_size + places % page_size
         return torch.where(chosen == NO_TOKEN, NO_TOKEN, slots).int()
 
 
-@dataclass(frozen=True)
-class AttendedPages:
+def attended_pages(
+    batch: MlaBatch,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
     """What each request attends to, ragged: whole pages, or chosen tokens as pages of one token.
 
-    `kv_indptr` [bs + 1] int32, prefix sums in pages; `kv_indices` [pages] int32; `kv_lens` [bs]
-    int32, tokens.
+    Prefix sums in pages [bs + 1] int32, pages [n] int32, tokens of each request [bs] int32, and
+    tokens of a page. Of a sparse batch after `slots` has checked it.
     """
-
-    kv_indptr: torch.Tensor
-    kv_indices: torch.Tensor
-    kv_lens: torch.Tensor
-    page_size: int
-
-
-def attended_pages(batch: MlaBatch) -> AttendedPages:
-    """The ragged form of `batch`; of a sparse one after `slots` has checked it."""
     paged = batch.paged
     if batch.chosen is None:
-        page_size = batch.spec.page_size
-        return AttendedPages(paged.kv_indptr, paged.kv_indices, paged.seq_lens, page_size)
+        return paged.kv_indptr, paged.kv_indices, paged.seq_lens, batch.spec.page_size
     slots = batch.slots()
     live = slots != NO_TOKEN
     counts = live.sum(1, dtype=torch.int32)
     kv_indptr = torch.zeros_like(paged.kv_indptr)
     kv_indptr[1:] = counts.cumsum(0)
-    return AttendedPages(kv_indptr, slots[live], counts, 1)
+    return kv_indptr, slots[live], counts, 1
 
 
 def require_pages(cache: torch.Tensor, highest: int) -> None:
@@ -123,21 +128,4 @@ def _require_chosen(spec: MlaSpec, page_table: torch.Tensor, chosen: torch.Tenso
     if chosen.device != page_table.device:
         raise ValueError(
             f"chosen must be on page_table's device, {page_table.device}, got {chosen.device}"
-        )
-
-
-def _require_places(chosen: torch.Tensor, paged: DecodeBatch) -> None:
-    wrong = (chosen < NO_TOKEN) | (chosen >= paged.seq_lens[:, None])
-    if bool(wrong.any()):
-        row, column = wrong.nonzero()[0].tolist()
-        length = int(paged.seq_lens_cpu[row])
-        raise ValueError(
-            f"chosen must lie in 0..{length - 1} for request {row} of {length} tokens, or be "
-            f"{NO_TOKEN} for none, got {int(chosen[row, column])} in column {column}"
-        )
-    empty = (chosen == NO_TOKEN).all(1)
-    if bool(empty.any()):
-        raise ValueError(
-            "chosen must name at least one token of every request, "
-            f"got none for request {int(empty.nonzero()[0])}"
         )

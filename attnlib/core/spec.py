@@ -1,10 +1,4 @@
-"""Attention layers as nouns: head counts, page size, dtypes. Frozen; no torch.
-
-| noun | what it is |
-|---|---|
-| `AttnSpec` | a layer of multi-head, grouped-query or multi-query attention |
-| `MlaSpec` | a layer of multi-head latent attention (MLA), after weight absorption |
-"""
+"""Attention layers as nouns (head counts, page size, dtypes), and what checks a field. No torch."""
 
 from __future__ import annotations
 
@@ -32,7 +26,7 @@ DEEPSEEK_QK_DIM = 192
 
 @dataclass(frozen=True)
 class AttnSpec:
-    """One attention layer of a decode step.
+    """A layer of multi-head, grouped-query or multi-query attention.
 
     `dtype` is the query's, `kv_dtype` the cache's (default: the same); both are torch dtype names
     out of `ELEMENT_BYTES`. `page_size` is the tokens of a KV page, a power of two.
@@ -83,7 +77,7 @@ class AttnSpec:
 
 @dataclass(frozen=True)
 class MlaSpec:
-    """One MLA layer after weight absorption: all query heads read one latent KV head.
+    """Latent attention (MLA) after weight absorption: all query heads read one latent KV head.
 
     A token is 512 latent values, which are key and value, and 64 rotary ones, key only. Query and
     output are bfloat16. `top_k` tokens of each request are attended to, all of them where it is 0.

@@ -82,10 +82,10 @@ def time_profiler(call: Call) -> Timing:
     return Timing("profiler", 1, tuple(round(sum(times), 3) for times in samples))
 
 
-def time_host(call: Call, *, samples: int = PLAN_SAMPLES) -> Timing:
+def time_host(call: Call) -> Timing:
     """Host time of `call` until it returns; GPU work pending before it is waited for first."""
     call()
-    return Timing("host", 1, tuple(_host_us(call) for _ in range(samples)))
+    return Timing("host", 1, tuple(_host_us(call) for _ in range(PLAN_SAMPLES)))
 
 
 def time_loop(call: Call, calls: int, *, gpu: bool) -> tuple[tuple[float, ...], float]:

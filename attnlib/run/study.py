@@ -147,7 +147,7 @@ def record_name(study: Study) -> str:
 
 
 def record_machine(study: Study) -> str:
-    """Whose records to show: this GPU's when live, else `ATTNLIB_MACHINE`, its own or its lender's."""
+    """Whose records to show: this GPU's (live), `ATTNLIB_MACHINE`, its own or its lender's."""
     own = study.borrows[1] if study.borrows else study.reference_machine
     return machine_shown(study.name, study.device, own)
 

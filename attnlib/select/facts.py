@@ -1,17 +1,7 @@
 """What a rule may ask of one attention call: the GPU, the mode, the layer and how it is called.
 
-| mode | the call |
-|---|---|
-| decode | one query token per request (or a few), over a paged cache |
-| prefill_paged | whole prompts or their tails, over a paged cache |
-| prefill_ragged | the same over keys and values that lie in one row, no cache |
-| target_verify | the target model checks drafted tokens (paged; a tree needs a custom mask) |
-| draft_extend | the draft model catches up with accepted tokens (paged) |
-| dllm_extend | a diffusion model extends by one block (paged) |
-| mla | latent attention: all heads over one cache row of 512 + 64 (`head_dim` 576, one KV head) |
-| sparse_mla | the same over `topk` chosen tokens |
-
-Records call an engine's modes the same. GPUs are compute capabilities, with CUDA 12.8 or newer.
+Modes stand in data/rules/README.md; records call an engine's modes the same. GPUs are compute
+capabilities, with CUDA 12.8 or newer.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from ..run import store
 from ..run.study import Study, record_machine
 from . import STUDIES
 from .evidence import NOT_HERE, OPEN, Check, Finding, MissingRecordsError
-from .expected import Expected, expected
+from .expected import Expected, expected, require_known
 
 CLAIMS = Path(__file__).resolve().parents[2] / "data" / "claims.yaml"
 UNCHECKED = {"open": OPEN, "elsewhere": NOT_HERE}
@@ -239,9 +239,9 @@ def _claim(number: int, entry: Any, sources: dict[str, Source]) -> Claim:
     for name in ("id", "quote", "shape", "measured_on", "note"):
         if not isinstance(entry[name], str) or not entry[name].strip():
             raise ValueError(f"{name} of {named} must be a text, got {entry[name]!r}")
-    _require_known(f"source of {named}", entry["source"], sources)
+    require_known(f"source of {named}", entry["source"], sources)
     if not isinstance(entry["check"], dict):
-        _require_known(f"check of {named}", entry["check"], {**UNCHECKED, **checks()})
+        require_known(f"check of {named}", entry["check"], {**UNCHECKED, **checks()})
     figure = _figure(named, entry["figure"])
     claim = Claim(**{**entry, "source": sources[entry["source"]], "figure": figure})
     check = check_of(claim)
@@ -258,11 +258,6 @@ def _figure(named: str, entry: Any) -> Figure | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"value in the figure of {named} must be a number, got {value!r}")
     return Figure(float(value), str(entry["unit"]))
-
-
-def _require_known(what: str, name: Any, known: dict[str, Any]) -> None:
-    if not isinstance(name, str) or name not in known:
-        raise ValueError(f"{what} must be one of {', '.join(known)}, got {name!r}")
 
 
 def _require_fields(what: str, entry: Any, names: Sequence[str]) -> None:

@@ -113,20 +113,20 @@ class Judged:
         return CONFIRMED if self.count(*words) else OPEN if self.count("ambiguous") else REFUTED
 
     def finding(self, verdict: str, reason: str) -> Finding:
-        """A Finding with the spread of the ratios."""
-        if len(self.verdicts) == 1:
-            return self._of_one_case(verdict, reason)
-        low, value, high = (float(x) for x in self.ratios.quantile([0, 0.5, 1]))
-        measured = f"{low:.2f} to {high:.2f} x, median {value:.2f}"
+        """A Finding with the spread of the ratios; of one case with its interval."""
+        low: float | None
+        high: float | None
+        one = self.verdicts[0].ratio
+        if len(self.verdicts) > 1:
+            low, value, high = (float(x) for x in self.ratios.quantile([0, 0.5, 1]))
+            measured = f"{low:.2f} to {high:.2f} x, median {value:.2f}"
+        elif one.pairs > 1:
+            low, value, high = one.low, one.ratio, one.high
+            measured = f"{value:.2f} x, {low:.2f} to {high:.2f}"
+        else:
+            low, value, high = None, one.ratio, None
+            measured = f"{value:.2f} x, one round"
         return Finding(verdict, reason, measured, value, low, high, self.records)
-
-    def _of_one_case(self, verdict: str, reason: str) -> Finding:
-        ratio = self.verdicts[0].ratio
-        if ratio.pairs == 1:
-            measured = f"{ratio.ratio:.2f} x, one round"
-            return Finding(verdict, reason, measured, ratio.ratio, records=self.records)
-        measured = f"{ratio.ratio:.2f} x, {ratio.low:.2f} to {ratio.high:.2f}"
-        return Finding(verdict, reason, measured, ratio.ratio, ratio.low, ratio.high, self.records)
 
 
 def together(parts: Iterable[Judged]) -> Judged:

@@ -117,7 +117,7 @@ class Expected:
 def expected(named: str, entry: dict[str, Any]) -> Expected:
     """The check of `named` (a claim); ValueError with that name for whatever is not known."""
     for name in entry:
-        _require(f"check of {named}", name, [each.name for each in fields(Expected)])
+        require_known(f"check of {named}", name, [each.name for each in fields(Expected)])
     lacks = [name for name in ("study", "cases", "backend", "says") if name not in entry]
     if lacks:
         raise ValueError(f"check of {named} must have {lacks[0]}, it has {', '.join(entry)}")
@@ -125,16 +125,16 @@ def expected(named: str, entry: dict[str, Any]) -> Expected:
         raise ValueError(f"check of {named} must have one of expect, ran and kernel")
     if ("over" in entry) != ("expect" in entry):
         raise ValueError(f"check of {named} must have over if it has expect, and only then")
-    _require(f"study in the check of {named}", entry["study"], STUDIES)
+    require_known(f"study in the check of {named}", entry["study"], STUDIES)
     lists = {name: entry[name] for name in LISTS if name in entry}
     lists = {n: tuple(v) if isinstance(v, list) else (v,) for n, v in lists.items()}
     found = Expected(**{"release": () if "ran" in entry else ("",), **entry, **lists})
     for name in found.cases:
-        _require(f"cases in the check of {named}", name, _cases(found.study))
+        require_known(f"cases in the check of {named}", name, _cases(found.study))
     for word in found.expect:
-        _require(f"expect in the check of {named}", word, WORDS)
+        require_known(f"expect in the check of {named}", word, WORDS)
     for _, told, _, _ in Formatter().parse(found.says):
-        _require(f"says in the check of {named}", told, (*TOLD, None))
+        require_known(f"says in the check of {named}", told, (*TOLD, None))
     measured = {
         (name, release)
         for grid in STUDIES[found.study].grids
@@ -142,14 +142,15 @@ def expected(named: str, entry: dict[str, Any]) -> Expected:
     }
     for side in dict.fromkeys(side for pair in found.pairs for side in pair if side):
         backend, _, release = side.partition("==")
-        _require(f"backend in the check of {named}", backend, [name for name, _ in measured])
+        require_known(f"backend in the check of {named}", backend, [name for name, _ in measured])
         if release and (backend, release) not in measured:
             raise ValueError(f"release in the check of {named} must be measured, {side} is not")
     return found
 
 
-def _require(what: str, name: Any, known: Collection[Any]) -> None:
-    if name not in known:
+def require_known(what: str, name: Any, known: Collection[Any]) -> None:
+    """ValueError, with those that are known, for another name."""
+    if not isinstance(name, str | None) or name not in known:
         said = ", ".join(dict.fromkeys(str(each) for each in known if each))
         raise ValueError(f"{what} must be one of {said}, got {name!r}")
 

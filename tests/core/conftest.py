@@ -38,3 +38,9 @@ def libraries(monkeypatch: pytest.MonkeyPatch, fake_fa3) -> SimpleNamespace:
     monkeypatch.setattr(flashinfer, "WORKSPACE_BYTES", 16)
     monkeypatch.setattr(backends, "unavailable", lambda name: "")
     return found
+
+
+@pytest.fixture
+def on_hopper() -> None:
+    if reason := backends.unavailable("fa3"):
+        pytest.skip(reason)

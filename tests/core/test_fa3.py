@@ -68,11 +68,11 @@ def test_precomputed_metadata_is_asked_for_once_and_given_to_every_call(fake_fa3
     plan = backend.plan(work.batch)
     for _ in range(3):
         backend.run(work.q, work.kv, plan)
-    words = plan.state.metadata.words
+    words = plan.state[1].words
     assert len(fake_fa3.asked) == 1
     assert all(call["scheduler_metadata"] is words for call in fake_fa3.launched)
     caps = {call["num_splits"] for call in (*fake_fa3.asked, *fake_fa3.launched)}
-    assert caps == {plan.state.metadata.facts.num_splits} and 0 not in caps
+    assert caps == {plan.state[1].facts.num_splits} and 0 not in caps
 
 
 def test_without_metadata_the_library_prepares_each_call_itself(fake_fa3):
@@ -119,13 +119,6 @@ def test_the_facts_of_a_batch_are_those_of_its_call(fake_fa3):
     metadata = precompute(fa3.facts_of(work.batch, **options), work.batch.seq_lens)
     fa3.attend(q, work.kv, long_enough(work, 2), metadata=metadata, **options)
     assert fake_fa3.launched[0]["window_size"] == (7, 0)
-
-
-@pytest.fixture
-def on_hopper() -> None:
-    reason = backends.unavailable("fa3")
-    if reason:
-        pytest.skip(reason)
 
 
 def assert_right(q, kv, batch: DecodeBatch, out: torch.Tensor) -> None:

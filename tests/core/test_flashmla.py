@@ -103,7 +103,7 @@ def test_the_dense_path_is_guarded_where_flashmla_checks_nothing(fake):
 
 @pytest.mark.parametrize("options", [{"enable_batch_invariant": True}, {"kv_format": "V4"}])
 def test_other_options_are_refused(call, options):
-    with pytest.raises(ValueError, match="options must be"):
+    with pytest.raises(ValueError, match="must be None, got"):
         call.sparse(**options)
 
 
@@ -151,13 +151,6 @@ def test_tensors_of_the_wrong_rank_are_refused_by_name(call):
     call.q = call.q[:, 0]
     with pytest.raises(ValueError, match=r"q must be \[bs, q_len, .* got \[2, 64, 576\]"):
         call.sparse()
-
-
-def test_a_missing_library_comes_with_its_install_line(monkeypatch):
-    monkeypatch.setattr(library, "find_module", lambda _: "")
-    library.load.cache_clear()
-    with pytest.raises(RuntimeError, match="pip install sgl-flash-mla"):
-        GuardedSchedMeta().attend(*[torch.zeros(1, 1, 1, 1)] * 2, None, None, 512)
 
 
 @pytest.fixture

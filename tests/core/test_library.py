@@ -51,10 +51,14 @@ def test_the_supplier_is_the_distribution_that_owns_the_module(only, monkeypatch
     assert library.supplier() == supplier
 
 
-def test_a_missing_library_comes_with_its_install_line(only):
+@pytest.mark.parametrize(
+    ("name", "install"),
+    [(library.FA3, "tokenspeed-fa3 .or flash-attn-3, or"), (library.FLASHMLA, "sgl-flash-mla$")],
+)
+def test_a_missing_library_comes_with_its_install_line(only, name, install):
     only()
-    with pytest.raises(RuntimeError, match=r"not installed: pip install tokenspeed-fa3"):
-        library.load()
+    with pytest.raises(RuntimeError, match=f"{name} is not installed: pip install {install}"):
+        library.load(name)
 
 
 def test_a_library_that_does_not_load_says_why(only, monkeypatch):

@@ -31,19 +31,15 @@ def test_a_slot_is_page_times_page_size_plus_offset():
 
 
 def test_chosen_tokens_are_pages_of_one_token_without_the_padding():
-    pages = attended_pages(batch_with({}))
-    assert pages.kv_indptr.tolist() == [0, 3, 5]
-    assert pages.kv_indices.tolist() == [9, 20, 23, 30, 29]
-    assert (pages.kv_lens.tolist(), pages.page_size) == ([3, 2], 1)
-    tensors = (pages.kv_indptr, pages.kv_indices, pages.kv_lens)
-    assert {tensor.dtype for tensor in tensors} == {torch.int32}
+    *tensors, page_size = attended_pages(batch_with({}))
+    assert [tensor.tolist() for tensor in tensors] == [[0, 3, 5], [9, 20, 23, 30, 29], [3, 2]]
+    assert page_size == 1 and {tensor.dtype for tensor in tensors} == {torch.int32}
 
 
 def test_a_dense_batch_attends_to_its_pages():
-    pages = attended_pages(DENSE)
-    assert pages.kv_indptr.tolist() == [0, 2, 3]
-    assert pages.kv_indices.tolist() == [5, 2, 7]
-    assert (pages.kv_lens.tolist(), pages.page_size) == ([6, 3], 4)
+    *tensors, page_size = attended_pages(DENSE)
+    assert [tensor.tolist() for tensor in tensors] == [[0, 2, 3], [5, 2, 7], [6, 3]]
+    assert page_size == 4
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,6 @@ from support.metadata_cases import (
     reserved,
 )
 
-from attnlib.core import backends
 from attnlib.core.backends import fa3
 from attnlib.core.batch import DecodeBatch
 from attnlib.core.metadata.step import build_step_metadata
@@ -230,9 +229,9 @@ def test_words_are_refused_until_written_and_after_a_foreign_write() -> None:
     refusals = ("written before they are used", "those of this scheduler metadata")
     for refusal in refusals:
         with pytest.raises(ValueError, match=f"words must be {refusal}"):
-            scheduler.require_fits(facts, device=scheduler.device)
+            scheduler.require_fits(facts, device=scheduler.words.device)
         build_step_metadata(**call, scheduler=scheduler)
-        scheduler.require_fits(facts, device=scheduler.device)
+        scheduler.require_fits(facts, device=scheduler.words.device)
         assert_schedule(scheduler, call["cache_seqlens"])
         scheduler.words.add_(1)
 
@@ -258,7 +257,7 @@ def test_a_launch_forgets_the_stream_of_the_step_before() -> None:
     scheduler = reserve(facts, call["seq_lens"].device)
     for stream in ((False, 0x10), (False, 0x20)):
         build_step_metadata(**call, scheduler=scheduler)
-        scheduler.require_fits(facts, device=scheduler.device, stream=stream)
+        scheduler.require_fits(facts, device=scheduler.words.device, stream=stream)
 
 
 def test_a_reservation_is_checked_like_a_precomputed_one() -> None:
@@ -289,13 +288,6 @@ def test_attention_takes_the_words_at_the_cap_that_they_were_made_for(fake_fa3) 
     assert {seen["num_splits"] for seen in fake_fa3.launched} == {scheduler.facts.num_splits}
     assert all(seen["scheduler_metadata"] is scheduler.words for seen in fake_fa3.launched)
     assert torch.equal(scheduler.words, precompute(fa3.facts_of(own), own.seq_lens).words)
-
-
-@pytest.fixture
-def on_hopper() -> None:
-    reason = backends.unavailable("fa3")
-    if reason:
-        pytest.skip(reason)
 
 
 def assert_words_of_library(scheduler: SchedulerMetadata, lens: torch.Tensor) -> None:

@@ -35,7 +35,8 @@ def test_the_host_timers_unit_is_the_microsecond(without_gpu, monkeypatch) -> No
     clock_ns = iter([0, 1_500_000, 2_000_000, 2_000_250, 5_000_000, 5_007_000])
     with monkeypatch.context() as patch:
         patch.setattr(timer.time, "perf_counter_ns", lambda: next(clock_ns))
-        timing = time_host(lambda: None, samples=3)
+        patch.setattr(timer, "PLAN_SAMPLES", 3)
+        timing = time_host(lambda: None)
     assert timing.samples_us == (1500.0, 0.25, 7.0)
 
 

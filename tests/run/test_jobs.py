@@ -10,18 +10,20 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support.studies import CPU
 
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.item import Item
+from attnlib.measure.machine import describe_machine
 from attnlib.run import jobs, store
 from attnlib.run.jobs import Job, StoppedError, Watch, repeat_command, run_job
-from attnlib.run.record import Record
+from attnlib.run.record import Record, machine_slug
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLED, SLEEPS, CONTEXT_LOST, OUT_OF_MEMORY, TORN = 24, 40, 56, 72, 88
@@ -42,7 +44,7 @@ def run_out_of_memory():
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 TiB. GPU 0 has ...")
 
 def die_writing():
-    (path,) = store.data_root().glob("records/*/torn.jsonl")
+    (path,) = store.data_root().glob("records/*/demo.jsonl")
     with path.open("ab") as file:
         file.write(b'{{"backend":"sdpa","calls_per_sam')
     kill()
@@ -62,7 +64,6 @@ def create_or_fail(name, spec, **options):
 
 backends.create = create_or_fail
 """
-MACHINE = {"gpu": "", "gpu_id": "cpu", "cpu": "test64", "cores": 2}
 
 
 def item_of(head_dim: int) -> Item:
@@ -90,17 +91,24 @@ class Run:
     """The overlay with the faults, and what a job left behind."""
 
     faults: Path
-    records: dict[int, Record]
-    done: list[int]
+    machine: dict[str, Any]
+    started: list[object] = field(default_factory=list)
+    done: list[int] = field(default_factory=list)
+    records: dict[int, Record] = field(default_factory=dict)
+    torn: bytes = b""
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """One job with a good item before, between and after one that is killed and one that sleeps."""
-    found = Run(tmp_path_factory.mktemp("faults"), {}, [])
+def run(tmp_path_factory):
+    """One job with an item of each fault, and a good one before, between and after them."""
+    found = Run(tmp_path_factory.mktemp("faults"), describe_machine("cpu"))
     (found.faults / "sitecustomize.py").write_text(FAULTS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ATTNLIB_DATA", str(tmp_path_factory.mktemp("data")))
+        popen = subprocess.Popen
+        patch.setattr(
+            jobs.subprocess, "Popen", lambda *a, **k: found.started.append(a) or popen(*a, **k)
+        )
 
         def on_done(count: int) -> None:
             found.done.append(count)
@@ -108,16 +116,25 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
             limit_s = 1.0 if sum(found.done) == 3 else 120.0
             patch.setattr(jobs, "ITEM_TIMEOUT_S", limit_s)
 
-        run_job(job_of("demo", 16, KILLED, 32, SLEEPS, 48), MACHINE, found.faults, Watch(on_done))
+        faults = (KILLED, 32, SLEEPS, TORN, CONTEXT_LOST, OUT_OF_MEMORY)
+        run_job(job_of("demo", 16, *faults, 48), found.machine, found.faults, Watch(on_done))
         found.records = records_of("demo")
+        found.torn = store.torn_path("demo", machine_slug(found.machine)).read_bytes()
         yield found
 
 
 def test_every_item_of_a_job_gets_one_record_and_good_ones_are_measured(run):
     statuses = {head_dim: record.status for head_dim, record in run.records.items()}
-    assert statuses == {16: "ok", KILLED: "crashed", 32: "ok", SLEEPS: "timeout", 48: "ok"}
+    bad = {KILLED: "crashed", SLEEPS: "timeout", TORN: "crashed", CONTEXT_LOST: "crashed"}
+    assert statuses == {16: "ok", 32: "ok", 48: "ok", OUT_OF_MEMORY: "error"} | bad
     assert {record.round for record in run.records.values()} == {3}
-    assert sum(run.done) == 5, "the dead ones are counted too"
+    assert sum(run.done) == 8, "the dead ones are counted too"
+
+
+def test_a_death_costs_its_process_and_running_out_of_memory_not_even_that(run):
+    assert len(run.started) == 1 + 4
+    reason = run.records[OUT_OF_MEMORY].reason
+    assert reason.startswith("OutOfMemoryError: CUDA out of memory. Tried")
 
 
 def test_a_record_of_a_death_says_how_and_names_machine_time_command_and_no_folder(run):
@@ -125,42 +142,20 @@ def test_a_record_of_a_death_says_how_and_names_machine_time_command_and_no_fold
     assert killed.run_us == slept.run_us == ()
     assert killed.reason == "signal SIGKILL; last words of kernel.so"
     assert slept.reason.startswith("timeout after 1 s")
-    assert killed.machine == MACHINE
+    assert killed.machine == run.machine
     assert killed.command == "python -m attnlib measure demo"
     assert killed.started_at.endswith("+00:00")
 
 
-def test_a_lost_context_costs_its_item_and_the_rest_goes_on_in_a_new_process(run):
-    run_job(job_of("lost", CONTEXT_LOST, 16), MACHINE, run.faults, Watch())
-    assert statuses_of("lost") == {CONTEXT_LOST: "crashed", 16: "ok"}
-
-
-def test_running_out_of_memory_costs_its_item_and_not_even_the_process(run, monkeypatch):
-    started = []
-    popen = subprocess.Popen
-    monkeypatch.setattr(
-        jobs.subprocess, "Popen", lambda *a, **k: started.append(a) or popen(*a, **k)
-    )
-    run_job(job_of("memory", 16, OUT_OF_MEMORY, 32), MACHINE, run.faults, Watch())
-    assert statuses_of("memory") == {16: "ok", OUT_OF_MEMORY: "error", 32: "ok"}
-    reason = records_of("memory")[OUT_OF_MEMORY].reason
-    assert reason.startswith("OutOfMemoryError: CUDA out of memory. Tried")
-    assert len(started) == 1
-
-
-def test_a_worker_killed_while_it_writes_costs_its_item_and_no_other(run):
-    machine = run.records[16].machine_slug
-    here = {**MACHINE, "cpu": machine.removeprefix("cpu-")}
-    run_job(job_of("torn", 16, TORN, 32), here, run.faults, Watch())
-    assert statuses_of("torn") == {16: "ok", TORN: "crashed", 32: "ok"}
-    assert b"calls_per_sam" in store.torn_path("torn", machine).read_bytes()
+def test_a_line_that_a_worker_was_writing_when_it_was_killed_is_set_aside(run):
+    assert run.torn == b'{"backend":"sdpa","calls_per_sam\n'
 
 
 def test_a_stop_kills_the_worker_and_leaves_its_item_without_a_record(run):
     done: list[int] = []
     watch = Watch(done.append, stop=lambda: bool(sum(done)))
     with pytest.raises(StoppedError):
-        run_job(job_of("stopped", 16, SLEEPS, 32), MACHINE, run.faults, watch)
+        run_job(job_of("stopped", 16, SLEEPS, 32), CPU, run.faults, watch)
     assert statuses_of("stopped") == {16: "ok"}
 
 
@@ -179,7 +174,7 @@ run_job(job, form["machine"], faults, Watch(held=held))
 def test_a_worker_does_not_outlive_the_sweep_that_started_it(run, data):
     # The second item sleeps for a minute: a worker that lived on would still hold the pipe's end.
     items = [item_of(head_dim).to_dict() for head_dim in (16, SLEEPS)]
-    form = json.dumps({"items": items, "machine": MACHINE})
+    form = json.dumps({"items": items, "machine": CPU})
     alive, held = os.pipe()
     command = [sys.executable, "-c", SWEEP, form, str(run.faults), str(held)]
     sweep = subprocess.Popen(command, cwd=ROOT, pass_fds=(held,))
@@ -197,13 +192,13 @@ def test_a_worker_does_not_outlive_the_sweep_that_started_it(run, data):
 def test_a_worker_that_cannot_even_start_is_an_error_and_no_record(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import os; os.write(2, b'broken'); os._exit(3)")
     with pytest.raises(RuntimeError, match="died before its first item: exit status 3; broken"):
-        run_job(job_of("demo", 16), MACHINE, tmp_path, Watch())
+        run_job(job_of("demo", 16), CPU, tmp_path, Watch())
     assert store.machines("demo") == []
 
 
 def test_a_job_without_items_starts_no_process(monkeypatch):
     monkeypatch.setattr(jobs.subprocess, "Popen", lambda *a, **k: pytest.fail("started"))
-    run_job(job_of("demo"), MACHINE, None, Watch())
+    run_job(job_of("demo"), CPU, None, Watch())
 
 
 def test_the_command_of_a_record_is_the_jobs_own_or_quotes_the_studys_name():

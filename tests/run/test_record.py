@@ -51,13 +51,10 @@ def test_samples_and_words_survive_json_to_the_last_bit(samples, reason):
     assert Record.from_json(line) == record
 
 
-def test_json_is_one_line_with_sorted_keys_and_the_id(make_record):
-    line = make_record().to_json()
-    flat = json.loads(line)
-    assert "\n" not in line
+def test_json_has_sorted_keys_the_id_and_the_schema(make_record):
+    flat = json.loads(make_record().to_json())
     assert list(flat) == sorted(flat)
-    assert flat["id"] == make_record().id
-    assert flat["schema"] == SCHEMA
+    assert (flat["id"], flat["schema"]) == (make_record().id, SCHEMA)
 
 
 @pytest.mark.parametrize("schema", [SCHEMA + 1, "1", None])
@@ -178,15 +175,8 @@ def test_the_id_does_not_change_with_what_was_found(make_record):
     assert {other.id for other in others} == {make_record().id}
 
 
-def test_an_item_survives_its_dict_form():
-    for item in (CEILING, Item("flashinfer-fa2", "eager", CASE, "0.6.3")):
-        assert Item.from_dict(json.loads(json.dumps(item.to_dict()))) == item
-
-
 def test_a_machines_folder_names_its_gpu_and_tells_two_of_them_apart():
     one, two = ({"gpu": "NVIDIA H200 NVL", "gpu_id": key} for key in ("aa11", "bb22"))
-    assert (machine_slug(one), machine_slug(two)) == (
-        "nvidia-h200-nvl-aa11",
-        "nvidia-h200-nvl-bb22",
-    )
+    assert machine_slug(one) == "nvidia-h200-nvl-aa11"
+    assert machine_slug(two) == "nvidia-h200-nvl-bb22"
     assert machine_slug({"gpu": "", "gpu_id": "cpu", "cpu": "x86_64"}) == "cpu-x86_64"

@@ -82,14 +82,10 @@ KERNELS = [
         for heads, kernel in GROUPS.items()
     ),
     (*NEW_SGLANG, AttnSpec(8, 8, 128, 16, "bfloat16", FP8), "sm90", "decode", NO_FLAGS, "fa2"),
-    # SGLang chooses by GPU, and FlashInfer within by its pins.
-    ("sglang==0.5.23", "auto", BF16, "sm80", "decode", NO_FLAGS, "flashinfer fa2"),
     # Speculation with branches sends SGLang on Hopper to FlashInfer.
     ("sglang==0.5.23", "auto", BF16, "sm90", "decode", {"eagle_topk": 4}, "flashinfer fa2"),
     # vLLM takes the first of its list that passes its checks.
-    (*VLLM, LATENT, "sm90", "mla", NO_FLAGS, "FLASH_ATTN_MLA"),
     (*VLLM, AttnSpec(128, 1, 512, 64), "sm90", "sparse_mla", SPARSE, "FLASHINFER_MLA_SPARSE_SM90"),
-    (*VLLM, LATENT, "sm80", "sparse_mla", SPARSE, ""),
     # It orders sparse MLA over a 16-bit cache on Blackwell by heads.
     (*VLLM, AttnSpec(16, 1, 576, 64), "sm100", "sparse_mla", SPARSE, "FLASH_ATTN_MLA_SPARSE_FA4"),
     (*VLLM, AttnSpec(32, 1, 576, 64), "sm100", "sparse_mla", SPARSE, "FLASHMLA_SPARSE"),

@@ -110,7 +110,7 @@ def test_every_claim_has_the_verdict_on_record_stands_on_records_and_says_why(pu
     assert fallen() == []
     found = {checked.claim.id: checked.finding for checked in claims.verdicts()}
     known = yaml.safe_load(Path(__file__).with_name("verdicts.yaml").read_text())
-    assert {name: finding.verdict for name, finding in found.items()} == known
+    assert {name: [each.verdict, each.measured] for name, each in found.items()} == known
     assert [f.reason for f in found.values() if not f.reason.endswith((".", '."'))] == []
 
 

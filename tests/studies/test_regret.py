@@ -6,7 +6,7 @@ import math
 
 import matplotlib.pyplot as plt
 import pytest
-from support.published import published
+from support.published import live, published
 
 from attnlib.run.frame import CUDA_CORES, FA2, FA3
 from attnlib.studies import backend_policy as regret
@@ -123,7 +123,7 @@ def test_every_case_has_one_fastest_backend(frame):
 
 
 def test_the_few_cases_of_a_live_notebook_are_enough_for_every_table(frame):
-    few = frame[frame.case.isin(regret.HEADLINE_CASES)]
+    few = live("backend_policy")
     assert set(regret.regrets(few).rule) == set(regret.regrets(frame).rule)
     assert regret.confidence_table(few, pool="with FA3").choices.sum() == len(regret.SPECS)
     assert regret.fastest(few, pool="FlashInfer")[["fa2", "fa3", "CUDA cores"]].sum().sum() == 110

@@ -90,8 +90,8 @@ def _draw_call(rng: np.random.Generator, num_sms: int, hdim96: bool) -> Call:
         sm_margin=0 if chance(0.85) else int(rng.integers(1, num_sms)),
         hdim96=hdim96,
     )
-    q_lens = LengthSpec(pick(KINDS), max_q, int(rng.integers(2**31))) if facts.varlen_q else None
-    return Call(facts, LengthSpec(pick(KINDS), most, int(rng.integers(2**31))), q_lens)
+    q_lens = LengthSpec(pick([*KINDS]), max_q, int(rng.integers(2**31))) if facts.varlen_q else None
+    return Call(facts, LengthSpec(pick([*KINDS]), most, int(rng.integers(2**31))), q_lens)
 
 
 def _draw_batch_size(rng: np.random.Generator) -> int:

@@ -9,7 +9,7 @@
 |---|---|---|---|
 | decode | `DecodeBatch` | [bs, num_qo_heads, head_dim] | `PagedKV` |
 | extend | `ExtendBatch` | [rows, num_qo_heads, head_dim] | `PagedKV` |
-| mla | `MlaBatch` | [bs, num_qo_heads, 576] | tensor, see `attnlib.mla` |
+| mla | `MlaBatch` | [bs, num_qo_heads, 576] | tensor, see `core.mla` |
 
 With `out`, `plan` writes into that plan's buffers, so a CUDA graph captured over
 `run(q, cache, out)` sees the new lengths at its next replay.
@@ -20,12 +20,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from packaging.version import Version
 
 from ..gpu import HOPPER
+from ..schedule import library
 from .table import Entry
 
 Batch = TypeVar("Batch")
@@ -49,7 +50,10 @@ class Backend(ABC, Generic[Batch, Cache]):
     """A wrapper of one library, in the mode that `entry` says.
 
     `cuda_graph=True` asks for buffers fixed at the first `plan`, as engines need them for capture.
+    `source` is the library's name in `schedule.library`, where modules say whether it is there.
     """
+
+    source: ClassVar[str] = ""
 
     def __init__(self, entry: Entry, *, device: str, cuda_graph: bool = False) -> None:
         self.entry = entry
@@ -67,22 +71,21 @@ class Backend(ABC, Generic[Batch, Cache]):
     @classmethod
     def unavailable(cls, entry: Entry) -> str:
         """Why the mode cannot run here (and what to install), or the empty string."""
-        return _not_installed(entry) or lacks_gpu(entry)
+        name, since = entry.distribution, entry.since or entry.library.since
+        if cls.source:
+            lacks = library.missing(cls.source)
+        elif not (version := installed_version(name)):
+            lacks = f"{name} is not installed: pip install {name}"
+        elif since and Version(version) < Version(since):
+            lacks = f'{name} {version} has no {entry.name}: pip install "{name}>={since}"'
+        else:
+            lacks = ""
+        return lacks or _lacks_gpu(entry) or (cls.source and library.broken(cls.source))
 
     @classmethod
     @abstractmethod
     def unsupported(cls, entry: Entry, spec: Any, mask: str) -> str:
         """Why the mode cannot run `spec` under `mask` (library rules), or the empty string."""
-
-
-def lacks_gpu(entry: Entry) -> str:
-    """What the GPU here lacks for a mode: itself, or Hopper's instructions (wgmma)."""
-    if not torch.cuda.is_available():
-        return "needs a CUDA GPU (torch.cuda.is_available() is False)"
-    major, minor = torch.cuda.get_device_capability()
-    if entry.hopper and major != HOPPER:
-        return f"needs compute capability 9.x (Hopper), got {major}.{minor}"
-    return ""
 
 
 def require_same_table(held: tuple[Any, torch.Tensor], given: tuple[Any, torch.Tensor]) -> None:
@@ -103,11 +106,11 @@ def installed_version(distribution: str) -> str:
         return ""
 
 
-def _not_installed(entry: Entry) -> str:
-    name, since = entry.distribution, entry.since or entry.library.since
-    version = installed_version(name)
-    if not version:
-        return f"{name} is not installed: pip install {name}"
-    if since and Version(version) < Version(since):
-        return f'{name} {version} has no {entry.name}: pip install "{name}>={since}"'
+def _lacks_gpu(entry: Entry) -> str:
+    """What the GPU here lacks for a mode: itself, or Hopper's instructions (wgmma)."""
+    if not torch.cuda.is_available():
+        return "needs a CUDA GPU (torch.cuda.is_available() is False)"
+    major, minor = torch.cuda.get_device_capability()
+    if entry.hopper and major != HOPPER:
+        return f"needs compute capability 9.x (Hopper), got {major}.{minor}"
     return ""

@@ -10,7 +10,7 @@ another kernel: the trace calls this one flash-attn-3.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -22,33 +22,21 @@ from ..schedule import library
 from ..schedule.fa3 import SchedulerMetadata, current_stream, precompute, sm_count
 from ..schedule.facts import FULL, SchedulerFacts
 from ..spec import CUSTOM_MASKS, AttnSpec
-from .base import Backend, Batch, Plan, lacks_gpu, require_same_table
+from .base import Backend, Batch, Plan, require_same_table
 from .table import Entry
 
-FAMILY = "flash-attn-3"
 MAX_HEAD_DIM = 256
-
-
-@dataclass(frozen=True)
-class _Step:
-    """Buffers of a plan: `batch` with its own `seq_lens` and `page_table`, and the metadata."""
-
-    batch: DecodeBatch
-    metadata: SchedulerMetadata | None
 
 
 class _FlashAttention(Backend[Batch, PagedKV]):
     """What the modes share: where the library is, and what it takes."""
 
+    source = library.FA3
+
     @staticmethod
     def reported() -> str:
         """What a plan reports: the kernel family, and the distribution that it came with."""
-        return f"{FAMILY} ({library.supplier()})"
-
-    @classmethod
-    def unavailable(cls, entry: Entry) -> str:
-        """The library missing or not loadable, no CUDA GPU, or none of compute capability 9.x."""
-        return library.missing(library.FA3) or lacks_gpu(entry) or library.broken(library.FA3)
+        return f"flash-attn-3 ({library.supplier()})"
 
     @classmethod
     def unsupported(cls, entry: Entry, spec: AttnSpec, mask: str) -> str:
@@ -66,7 +54,10 @@ class _FlashAttention(Backend[Batch, PagedKV]):
 
 
 class Fa3(_FlashAttention[DecodeBatch]):
-    """Every call prepares its own schedule, as engines did until they precomputed it."""
+    """Every call prepares its own schedule, as engines did until they precomputed it.
+
+    A plan's state is the batch with lengths and page table of its own, and the metadata or None.
+    """
 
     precomputes: ClassVar[bool] = False
 
@@ -75,28 +66,24 @@ class Fa3(_FlashAttention[DecodeBatch]):
 
         `out` must have the same page-table shape: a graph holds its buffers.
         """
-        step = self._first(batch) if out is None else self._again(batch, out.state)
-        return Plan(batch, self.reported(), step)
+        if out is not None:
+            own, metadata = out.state
+            require_same_table((own.spec, own.page_table), (batch.spec, batch.page_table))
+            own.page_table.copy_(batch.page_table)
+            own.seq_lens.copy_(batch.seq_lens)
+            if metadata is not None:
+                metadata.renew(own.seq_lens, seq_lens_cpu=batch.seq_lens_cpu)
+            return Plan(batch, self.reported(), out.state)
+        own = replace(batch, seq_lens=batch.seq_lens.clone(), page_table=batch.page_table.clone())
+        metadata = None
+        if self.precomputes:
+            metadata = precompute(facts_of(own), own.seq_lens, seq_lens_cpu=batch.seq_lens_cpu)
+        return Plan(batch, self.reported(), (own, metadata))
 
     def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> torch.Tensor:
         """`attend` with the plan's buffers."""
-        return attend(q, cache, plan.state.batch, metadata=plan.state.metadata)
-
-    def _first(self, batch: DecodeBatch) -> _Step:
-        own = replace(batch, seq_lens=batch.seq_lens.clone(), page_table=batch.page_table.clone())
-        if not self.precomputes:
-            return _Step(own, None)
-        facts = facts_of(own)
-        return _Step(own, precompute(facts, own.seq_lens, seq_lens_cpu=batch.seq_lens_cpu))
-
-    def _again(self, batch: DecodeBatch, step: _Step) -> _Step:
-        mine = step.batch
-        require_same_table((mine.spec, mine.page_table), (batch.spec, batch.page_table))
-        mine.page_table.copy_(batch.page_table)
-        mine.seq_lens.copy_(batch.seq_lens)
-        if step.metadata is not None:
-            step.metadata.renew(mine.seq_lens, seq_lens_cpu=batch.seq_lens_cpu)
-        return step
+        own, metadata = plan.state
+        return attend(q, cache, own, metadata=metadata)
 
 
 class Fa3Precomputed(Fa3):

@@ -39,7 +39,7 @@ class Decode(Backend[DecodeBatch, PagedKV]):
     def plan(self, batch: DecodeBatch, out: Plan[DecodeBatch] | None = None) -> Plan[DecodeBatch]:
         """FlashInfer's own plan; with `out`, its wrapper replans in its fixed buffers."""
         spec = batch.spec
-        wrapper, scales = out.state if out is not None else self._build_state(batch)
+        wrapper, scales = (self._wrapper(batch), self._scales(spec)) if out is None else out.state
         dtypes = {
             "q_data_type": getattr(torch, spec.dtype),
             "kv_data_type": getattr(torch, spec.kv_dtype),
@@ -60,13 +60,11 @@ class Decode(Backend[DecodeBatch, PagedKV]):
     def _tensor_cores(self) -> bool:
         return self.entry.asks != "cuda-cores"
 
-    def _build_state(self, batch: DecodeBatch) -> tuple[Any, tuple[torch.Tensor, ...]]:
-        scales: tuple[torch.Tensor, ...] = ()
-        # An FP8 query needs its scale, K's and V's, one per head; made here, not in every run.
-        if batch.spec.dtype.startswith("float8"):
-            heads = (batch.spec.num_qo_heads, batch.spec.num_kv_heads, batch.spec.num_kv_heads)
-            scales = tuple(torch.ones(n, device=self.device) for n in heads)
-        return self._wrapper(batch), scales
+    def _scales(self, spec: AttnSpec) -> tuple[torch.Tensor, ...]:
+        """Those of an FP8 query, K and V, one per head; made here, not in every run."""
+        fp8 = spec.dtype.startswith("float8")
+        heads = (spec.num_qo_heads, spec.num_kv_heads, spec.num_kv_heads) if fp8 else ()
+        return tuple(torch.ones(n, device=self.device) for n in heads)
 
     def _wrapper(self, batch: DecodeBatch) -> Any:
         arguments: dict[str, Any] = {"use_tensor_cores": self._tensor_cores}

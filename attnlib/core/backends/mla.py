@@ -20,10 +20,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the field's own name
 
 from ..mla import NO_TOKEN, MlaBatch, attended_pages, require_pages
-from ..schedule import library
 from ..schedule.flashmla import GuardedSchedMeta
+from ..schedule.library import FLASHMLA
 from ..spec import LATENT_DIM, MLA_HEAD_DIM, ROPE_DIM, AttnSpec, MlaSpec
-from .base import Backend, Plan, installed_version, lacks_gpu, require_same_table
+from .base import Backend, Plan, installed_version, require_same_table
 from .flashinfer import reported_backend
 from .limits import why_not
 from .table import Entry
@@ -48,17 +48,17 @@ class FlashInferMla(Backend[MlaBatch, torch.Tensor]):
 
         Under CUDA graphs `out` must have as many requests, columns and pages. Synchronises.
         """
-        tokens = attended_pages(batch)
+        sums, pages, lens, page_size = attended_pages(batch)
         if out is not None:
             _require_alike(out.batch, batch)
         wrapper = self._wrapper(batch) if out is None else out.state[0]
         rows = torch.arange(batch.batch_size + 1, dtype=torch.int32, device=self.device)
         wrapper.plan(
-            *(rows, tokens.kv_indptr, tokens.kv_indices, tokens.kv_lens),
-            *(batch.spec.num_qo_heads, LATENT_DIM, ROPE_DIM, tokens.page_size),
+            *(rows, sums, pages, lens),
+            *(batch.spec.num_qo_heads, LATENT_DIM, ROPE_DIM, page_size),
             *(False, batch.spec.softmax_scale, torch.bfloat16, torch.bfloat16),
         )
-        highest_page = int(tokens.kv_indices.max()) * tokens.page_size // batch.spec.page_size
+        highest_page = int(pages.max()) * page_size // batch.spec.page_size
         return Plan(batch, reported_backend(wrapper), (wrapper, highest_page))
 
     def run(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan[MlaBatch]) -> torch.Tensor:
@@ -110,11 +110,7 @@ class _FlashMlaStep:
 class _FlashMla(Backend[MlaBatch, torch.Tensor]):
     """flash_mla_with_kvcache. The first `run` of a plan also makes its schedule, on the GPU."""
 
-    @classmethod
-    def unavailable(cls, entry: Entry) -> str:
-        """FlashMLA missing or not loadable, no CUDA GPU, or none of compute capability 9.x."""
-        source = library.FLASHMLA
-        return library.missing(source) or lacks_gpu(entry) or library.broken(source)
+    source = FLASHMLA
 
 
 class FlashMlaDense(_FlashMla):
@@ -167,8 +163,12 @@ class FlashMlaSparse(_FlashMla):
         highest = int(slots.max()) // batch.spec.page_size
         indices = F.pad(slots, (0, -batch.spec.top_k % SPARSE_BLOCK), value=NO_TOKEN)[:, None]
         if out is None:
-            step = _FlashMlaStep(highest, indices=indices, q=_padded_query(batch))
-            return Plan(batch, self.entry.name, step)
+            heads = next(count for count in SPARSE_HEADS if batch.spec.num_qo_heads <= count)
+            q = None
+            if heads > batch.spec.num_qo_heads:
+                shape = (batch.batch_size, 1, heads, MLA_HEAD_DIM)
+                q = torch.zeros(shape, dtype=torch.bfloat16, device=indices.device)
+            return Plan(batch, self.entry.name, _FlashMlaStep(highest, indices=indices, q=q))
         _require_alike(out.batch, batch)
         out.state.indices.copy_(indices)
         return Plan(batch, self.entry.name, replace(out.state, highest_page=highest))
@@ -200,19 +200,9 @@ class FlashMlaSparse(_FlashMla):
         return _other_format(spec, "fp8-656")
 
 
-def _padded_query(batch: MlaBatch) -> torch.Tensor | None:
-    heads = batch.spec.num_qo_heads
-    padded = next(count for count in SPARSE_HEADS if heads <= count)
-    if padded == heads:
-        return None
-    shape = (batch.batch_size, 1, padded, MLA_HEAD_DIM)
-    return torch.zeros(shape, dtype=torch.bfloat16, device=batch.paged.page_table.device)
-
-
 def _other_format(spec: MlaSpec, read: str) -> str:
     return "" if spec.kv_format == read else f"kv_format must be {read}, got {spec.kv_format}"
 
 
 def _require_alike(held: MlaBatch, given: MlaBatch) -> None:
-    pairs = [(batch.spec, batch.paged.page_table) for batch in (held, given)]
-    require_same_table(*pairs)
+    require_same_table(*((batch.spec, batch.paged.page_table) for batch in (held, given)))

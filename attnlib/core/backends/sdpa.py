@@ -25,7 +25,12 @@ class Sdpa(Backend[DecodeBatch, PagedKV]):
 
     def plan(self, batch: DecodeBatch, out: Plan[DecodeBatch] | None = None) -> Plan[DecodeBatch]:
         """Token indices and mask of `batch`; `out` must have the same page-table width."""
-        gathered = _gathered(batch, self.device)
+        page_size = batch.spec.page_size
+        columns = torch.arange(batch.page_table.shape[1] * page_size, device=self.device)
+        tokens = batch.page_table.long()[:, columns // page_size] * page_size + columns % page_size
+        mask = columns < batch.seq_lens[:, None]
+        # Dead columns gather the row's first token: finite, where an unused page may hold anything.
+        gathered = torch.where(mask, tokens, tokens[:, :1]), mask[:, None, None, :]
         if out is None:
             return Plan(batch, self.entry.name, gathered)
         for held, given in zip(out.state, gathered, strict=True):
@@ -53,12 +58,3 @@ class Sdpa(Backend[DecodeBatch, PagedKV]):
         """FP8 tensors have no SDPA kernel."""
         fp8 = "float8" in spec.dtype or "float8" in spec.kv_dtype
         return f"SDPA takes no FP8 tensors, got {spec.dtype}/{spec.kv_dtype}" if fp8 else ""
-
-
-def _gathered(batch: DecodeBatch, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    page_size = batch.spec.page_size
-    columns = torch.arange(batch.page_table.shape[1] * page_size, device=device)
-    tokens = batch.page_table.long()[:, columns // page_size] * page_size + columns % page_size
-    mask = columns < batch.seq_lens[:, None]
-    # Dead columns gather the row's first token: finite, where an unused page may hold anything.
-    return torch.where(mask, tokens, tokens[:, :1]), mask[:, None, None, :]

@@ -108,11 +108,8 @@ def derive(t: StepTensors, page_size: int, lead: int = 1, flags: tuple[Any, ...]
 
     `flags` are constants of the kernel between SCAN and COLS.
     """
-    batch, (pool_rows, max_ctx), columns = (
-        len(t.seq_lens),
-        t.req_to_token.shape,
-        t.page_table.shape[1],
-    )
+    batch, (pool_rows, max_ctx) = len(t.seq_lens), t.req_to_token.shape
+    columns = t.page_table.shape[1]
     num_slots = 0 if t.swa_slot_map is None else len(t.swa_slot_map)
     vector = 1 if max_ctx % 4 or columns % 4 else 4
     shift = page_size.bit_length() - 1

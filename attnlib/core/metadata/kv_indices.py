@@ -216,12 +216,5 @@ def build_kv_indices(
     SGLang's cumulative sum and `create_flashinfer_kv_indices_triton`, which know page size 1 only,
     with FlashInfer's `plan` for the other page sizes.
     """
-    tensors = (
-        seq_lens,
-        req_pool_indices,
-        req_to_token,
-        kv_indptr,
-        kv_indices,
-        kv_last_page_len,
-    )
+    tensors = (seq_lens, req_pool_indices, req_to_token, kv_indptr, kv_indices, kv_last_page_len)
     LAUNCHER.launch(tensors, (page_size,), (seq_len_delta, max_pages))

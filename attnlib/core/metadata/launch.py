@@ -37,6 +37,7 @@ after us start early too, which only pays while our whole grid is on the GPU at 
 Tensors = tuple[Any, ...]
 Numbers = tuple[int, ...]
 Grid = tuple[int, int]
+Launch = Callable[[Grid, int, tuple[Any, ...]], None]
 Signature = tuple[Any, ...] | None
 """All of a call that checks on tensors look at, but values and addresses; hashable. None where
 something cannot be right (no tensor, holes, several devices), and off CUDA devices: then there is
@@ -73,7 +74,7 @@ class _Known:
     cut: Callable[..., tuple[Grid, tuple[Any, ...], int]]
     device: int
     slots: int
-    ready: dict[tuple[Any, ...], _Ready] = field(default_factory=dict)
+    ready: dict[tuple[Any, ...], Launch] = field(default_factory=dict)
 
     def takes(self, numbers: Numbers, pointers: list[int | None]) -> bool:
         """Whether a call has passed what its signature does not hold."""
@@ -119,13 +120,13 @@ class Launcher:
         ready = known.ready.get(key) if aligned else None
         if ready is not None:
             values = (*pointers, known.batch, *numbers, *known.scalars, *constants, overlap)
-            ready.launch(grid, known.device, values)
+            ready(grid, known.device, values)
             return
         options = {"launch_pdl": True} if overlap else {}
         values = (*tensors, known.batch, *numbers, *known.scalars, *constants, overlap)
         compiled = self.kernel[grid](*values, num_warps=warps, **options)
         if aligned and not interpreting():
-            known.ready[key] = _Ready(compiled)
+            known.ready[key] = _ready(compiled)
 
     def _checked(
         self, signature: Signature, tensors: Tensors, fixed: tuple[Any, ...], numbers: Numbers
@@ -187,23 +188,20 @@ def _slots(device: torch.device) -> int:
     return 2 * torch.cuda.get_device_properties(device).multi_processor_count
 
 
-class _Ready:
-    """A compiled kernel with what its launcher wants at every call."""
+def _ready(compiled: Any) -> Launch:
+    """Launch a compiled kernel with what its own launcher wants at every call."""
+    require_known_launcher(compiled.run)
+    run, function, packed = compiled.run, compiled.function, compiled.packed_metadata
 
-    def __init__(self, compiled: Any) -> None:
-        require_known_launcher(compiled.run)
-        self._compiled = compiled
-        self._run = compiled.run
-        self._function = compiled.function
-        self._packed = compiled.packed_metadata
-
-    def launch(self, grid: Grid, device: int, values: tuple[Any, ...]) -> None:
+    def launch(grid: Grid, device: int, values: tuple[Any, ...]) -> None:
         # Triton takes an integer for a pointer as it is.
         if heard(knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook):
-            self._compiled[(*grid, 1)](*values)
+            compiled[(*grid, 1)](*values)
             return
         stream = driver.active.get_current_stream(device)
-        self._run(*grid, 1, stream, self._function, self._packed, None, None, None, *values)
+        run(*grid, 1, stream, function, packed, None, None, None, *values)
+
+    return launch
 
 
 def heard(enter: Any, leave: Any) -> bool:

@@ -11,6 +11,7 @@ must be looked at in every call.
 
 from __future__ import annotations
 
+from collections import namedtuple
 from typing import Any, NamedTuple
 
 import torch
@@ -37,33 +38,14 @@ class StepTensors(NamedTuple):
     words: torch.Tensor | None = None
 
 
-class PageArrays(NamedTuple):
-    """Of `build_kv_indices`."""
-
-    seq_lens: torch.Tensor
-    req_pool_indices: torch.Tensor
-    req_to_token: torch.Tensor
-    kv_indptr: torch.Tensor
-    kv_indices: torch.Tensor
-    kv_last_page_len: torch.Tensor
-
-
-class DraftTensors(NamedTuple):
-    """Of `build_draft_metadata`."""
-
-    cache_loc: torch.Tensor
-    last_page_lens: torch.Tensor
-    cache_seqlens: torch.Tensor
-    page_table: torch.Tensor
-
-
-class VerifyTensors(NamedTuple):
-    """Of `build_verify_metadata`."""
-
-    seq_lens: torch.Tensor
-    cache_seqlens: torch.Tensor
-    cu_seqlens_q: torch.Tensor
-    cu_seqlens_k: torch.Tensor
+PageArrays = namedtuple(
+    "PageArrays", "seq_lens req_pool_indices req_to_token kv_indptr kv_indices kv_last_page_len"
+)
+"""Of `build_kv_indices`."""
+DraftTensors = namedtuple("DraftTensors", "cache_loc last_page_lens cache_seqlens page_table")
+"""Of `build_draft_metadata`."""
+VerifyTensors = namedtuple("VerifyTensors", "seq_lens cache_seqlens cu_seqlens_q cu_seqlens_k")
+"""Of `build_verify_metadata`."""
 
 
 class EveryCall(NamedTuple):
@@ -91,7 +73,7 @@ def require_decode(t: StepTensors, page_size: int, seq_len_delta: int, max_pages
     columns = t.page_table.shape[1]
     because = f"page_table has {columns} columns"
     bounds = _require_page_numbers(t, page_size, (seq_len_delta, max_pages), columns, because)
-    require_one_device(_present(t))
+    require_one_device(t._asdict())
     return EveryCall(bounds, (_require_apart(t, "seq_lens", "cache_seqlens"),))
 
 
@@ -104,7 +86,7 @@ def require_kv_indices(
     _require_sizes(t, kv_indptr=sums, kv_indices=(None,), kv_last_page_len=(batch,))
     room, because = INT32_MAX // max(1, batch), f"int32 counts the pages of {batch} requests"
     bounds = _require_page_numbers(t, page_size, (seq_len_delta, max_pages), room, because)
-    require_one_device(_present(t))
+    require_one_device(t._asdict())
     outputs = ("kv_indptr", "kv_last_page_len")
     return EveryCall(bounds, tuple(_require_apart(t, "seq_lens", name) for name in outputs))
 
@@ -124,7 +106,7 @@ def require_draft(t: DraftTensors, page_size: int, decode_length: int, topk: int
             f"decode_length must be <= {reachable} (cache_loc has {slots} columns, page_table "
             f"{columns}, and each token may start a page), got {decode_length}"
         )
-    require_one_device(_present(t))
+    require_one_device(t._asdict())
     pairs = (("cache_loc", "page_table"), ("last_page_lens", "cache_seqlens"))
     apart = tuple(_require_apart(t, *pair) for pair in pairs)
     return EveryCall(((0, reachable), (topk, topk)), apart)
@@ -138,21 +120,17 @@ def require_verify(t: VerifyTensors, num_draft_tokens: int) -> EveryCall:
     _require_sizes(t, cache_seqlens=(batch,), cu_seqlens_q=sums, cu_seqlens_k=sums)
     countable = INT32_MAX // max(1, batch)
     require_int("num_draft_tokens", num_draft_tokens, most=countable)
-    require_one_device(_present(t))
+    require_one_device(t._asdict())
     apart = _require_apart(t, "seq_lens", "cache_seqlens")
     return EveryCall(((1, countable),), (apart,))
 
 
-def require_one_device(tensors: dict[str, torch.Tensor]) -> None:
-    """Raise unless all tensors are on the same device."""
-    first, device = next((name, tensor.device) for name, tensor in tensors.items())
+def require_one_device(tensors: dict[str, torch.Tensor | None]) -> None:
+    """Raise unless all tensors, or those that are given, are on the first one's device."""
+    first, device = next((name, t.device) for name, t in tensors.items() if t is not None)
     for name, tensor in tensors.items():
-        if tensor.device != device:
+        if tensor is not None and tensor.device != device:
             raise ValueError(f"{name} must be on {first}'s device {device}, got {tensor.device}")
-
-
-def _present(bundle: Any) -> dict[str, torch.Tensor]:
-    return {name: tensor for name, tensor in bundle._asdict().items() if tensor is not None}
 
 
 def _require_sizes(bundle: Any, **sizes: tuple[int | None, ...]) -> None:

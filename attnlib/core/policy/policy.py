@@ -106,7 +106,10 @@ class Policy:
         if spec not in self.points:
             have = "; ".join(_spec_word(each) for each in self.points)
             raise ValueError(f"spec must be one that was measured: {have}; got {_spec_word(spec)}")
-        asked = self._asked(backends)
+        if unknown := [name for name in backends if name not in self.backends]:
+            known = ", ".join(self.backends)
+            raise ValueError(f"backends must be of {known}, got {', '.join(unknown)}")
+        asked = tuple(backends) or self.backends
         able = [name for name in asked if any(name in p.run_us for p in self.points[spec])]
         if not able:
             raise ValueError(f"backends must hold one that ran {spec}, got {', '.join(asked)}")
@@ -144,14 +147,6 @@ class Policy:
         """Every backend that ran at least one case, sorted."""
         points = (point for points in self.points.values() for point in points)
         return tuple(sorted({name for point in points for name in point.run_us}))
-
-    def _asked(self, backends: Sequence[str]) -> tuple[str, ...]:
-        unknown = [name for name in backends if name not in self.backends]
-        if unknown:
-            raise ValueError(
-                f"backends must be of {', '.join(self.backends)}, got {', '.join(unknown)}"
-            )
-        return tuple(backends) or self.backends
 
 
 def save(policy: Policy, path: Path) -> Path:

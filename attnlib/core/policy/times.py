@@ -96,10 +96,14 @@ def load_of(plan: WorkPlan, spec: AttnSpec, seq_lens: Lengths, gpu: Gpu) -> Load
     token_bytes = 2 * spec.head_dim * ELEMENT_BYTES[spec.kv_dtype]
     cache = float(np.sum(seq_lens)) * spec.num_kv_heads * token_bytes
     read = plan.tokens / float(plan.items.sum())
+    # When the same call is replayed back to back. Of a cache twice the L2 nothing is left when it
+    # is read again; more would overflow.
+    fill = cache / (L2_SHARE * gpu.l2_mib * 2**20)
+    missed = 1 - 1 / (1 + min(fill, 2.0) ** L2_SLOPE)
     return Load(
         busy=busy / gpu.num_sms,
         tokens=tokens,
-        moved=busy * read * token_bytes * _missed(cache, gpu),
+        moved=busy * read * token_bytes * missed,
         overlap=_overlap(plan) if plan.slots > gpu.num_sms else 0.0,
         items=len(plan.items),
         splits=plan.splits,
@@ -159,10 +163,3 @@ def _overlap(plan: WorkPlan) -> float:
     _, counts = np.unique(plan.items, return_counts=True)
     behind = max(0.0, 1 - plan.slots / len(plan.items))
     return behind * (1 - float(((counts / counts.sum()) ** 2).sum()))
-
-
-def _missed(cache_bytes: float, gpu: Gpu) -> float:
-    """Share of a cache that comes from memory when the same call is replayed back to back."""
-    fill = cache_bytes / (L2_SHARE * gpu.l2_mib * 2**20)
-    # Of a cache twice the L2 nothing is left when it is read again; more would overflow.
-    return 1 - 1 / (1 + min(fill, 2.0) ** L2_SLOPE)

@@ -29,6 +29,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import TypeAlias
 
 import torch
 
@@ -40,6 +41,8 @@ from .splits import num_words
 
 Stream = tuple[bool, int]
 """(whether the stream is capturing, its handle)."""
+HostLengths: TypeAlias = Sequence[int] | torch.Tensor | None
+"""Tokens of each request, [batch_size], on the host."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,11 +57,6 @@ class SchedulerMetadata:
     def __post_init__(self) -> None:
         self.mark_used()
 
-    @property
-    def device(self) -> torch.device:
-        """Where the words are."""
-        return self.words.device
-
     def require_fits(
         self, call: SchedulerFacts, *, device: torch.device, stream: Stream | None = None
     ) -> None:
@@ -69,10 +67,8 @@ class SchedulerMetadata:
         """
         if call.settled != self.facts:
             raise ValueError(_mismatch(self.facts, call))
-        if device != self.device:
-            raise ValueError(
-                f"device must be that of the scheduler metadata, {self.device}, got {device}"
-            )
+        if device != (own := self.words.device):
+            raise ValueError(f"device must be that of the scheduler metadata, {own}, got {device}")
         if not self._writes:
             raise ValueError("words must be written before they are used, got words only reserved")
         if self._writes != [writes(self.words)]:
@@ -80,8 +76,15 @@ class SchedulerMetadata:
                 f"words must be those of this scheduler metadata, written {self._writes[0]} times, "
                 f"got a buffer written {writes(self.words)} times: something else is in it now"
             )
-        if stream is not None:
-            self._require_stream(*stream)
+        if stream is None:
+            return
+        capturing, handle = stream
+        known = self._streams.setdefault(capturing, handle)
+        if known != handle:
+            raise ValueError(
+                f"stream must be the one that used this scheduler metadata first, {known:#x}, got "
+                f"{handle:#x}: attention calls that share metadata must not overlap"
+            )
 
     def mark_used(self) -> None:
         """Take the words as they are for one's own: an attention call resets the counter."""
@@ -98,7 +101,7 @@ class SchedulerMetadata:
         self,
         seq_lens: torch.Tensor,
         *,
-        seq_lens_cpu: Sequence[int] | torch.Tensor | None = None,
+        seq_lens_cpu: HostLengths = None,
         cu_seqlens_q: torch.Tensor | None = None,
     ) -> None:
         """Write the metadata of new lengths into the same words, for the next step or replay.
@@ -114,20 +117,12 @@ class SchedulerMetadata:
         """Forget the stream; the caller has ordered its work before that of the next stream."""
         self._streams.clear()
 
-    def _require_stream(self, capturing: bool, handle: int) -> None:
-        known = self._streams.setdefault(capturing, handle)
-        if known != handle:
-            raise ValueError(
-                f"stream must be the one that used this scheduler metadata first, {known:#x}, got "
-                f"{handle:#x}: attention calls that share metadata must not overlap"
-            )
-
 
 def precompute(
     facts: SchedulerFacts,
     seq_lens: torch.Tensor,
     *,
-    seq_lens_cpu: Sequence[int] | torch.Tensor | None = None,
+    seq_lens_cpu: HostLengths = None,
     cu_seqlens_q: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> SchedulerMetadata:
@@ -214,11 +209,19 @@ def ask_library(
 def _checked_words(
     settled: SchedulerFacts,
     seq_lens: torch.Tensor,
-    seq_lens_cpu: Sequence[int] | torch.Tensor | None,
+    seq_lens_cpu: HostLengths,
     cu_seqlens_q: torch.Tensor | None,
 ) -> torch.Tensor:
     require_tensor("seq_lens", seq_lens, (settled.batch_size,), "int32", contiguous=True)
-    _require_lengths(settled, seq_lens_cpu)
+    if seq_lens_cpu is not None:
+        lens = torch.as_tensor(seq_lens_cpu)
+        if lens.device.type != "cpu" or lens.shape != (settled.batch_size,):
+            raise ValueError(
+                f"seq_lens_cpu must be [{settled.batch_size}] on the cpu, "
+                f"got {list(lens.shape)} on {lens.device}"
+            )
+        why = " (page-table width x page_size)"
+        require_between("seq_lens_cpu", lens, 1, settled.max_seqlen_k, why)
     if (cu_seqlens_q is not None) != settled.varlen_q:
         raise ValueError(
             f"cu_seqlens_q must be given if and only if facts.varlen_q, got "
@@ -268,21 +271,6 @@ def _require_sm_count(facts: SchedulerFacts, device: torch.device) -> None:
         raise ValueError(
             f"num_sms must be that of {device}, {sm_count(device)}, got {facts.num_sms}"
         )
-
-
-def _require_lengths(
-    facts: SchedulerFacts, seq_lens_cpu: Sequence[int] | torch.Tensor | None
-) -> None:
-    if seq_lens_cpu is None:
-        return
-    lens = torch.as_tensor(seq_lens_cpu)
-    if lens.device.type != "cpu" or lens.shape != (facts.batch_size,):
-        raise ValueError(
-            f"seq_lens_cpu must be [{facts.batch_size}] on the cpu, "
-            f"got {list(lens.shape)} on {lens.device}"
-        )
-    why = " (page-table width x page_size)"
-    require_between("seq_lens_cpu", lens, 1, facts.max_seqlen_k, why)
 
 
 def _require_room(out: torch.Tensor, size: int, device: torch.device) -> None:

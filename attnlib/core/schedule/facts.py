@@ -146,17 +146,15 @@ class SchedulerFacts:
         return self.mask[1] is not None
 
     @cached_property
-    def pagedkv_tma(self) -> bool:
-        """Whether pages are loaded by TMA: whole tiles per page, and more rows than one tile."""
+    def paged_gather(self) -> bool:
+        """Whether pages are gathered by address, as nearly every decode does.
+
+        TMA loads them where a page is whole tiles and there are more rows than those of one tile.
+        """
         if self.page_size is None:
             return False
         block_m, block_n = self._tile(gathers=False)
-        return self.page_size % block_n == 0 and self.max_seqlen_q * self.group_size > block_m
-
-    @property
-    def paged_gather(self) -> bool:
-        """Whether pages are gathered by address, as nearly every decode does."""
-        return self.page_size is not None and not self.pagedkv_tma
+        return self.page_size % block_n != 0 or self.max_seqlen_q * self.group_size <= block_m
 
     @cached_property
     def tile(self) -> tuple[int, int]:
@@ -184,7 +182,14 @@ class SchedulerFacts:
             return self.pack_gqa
         if self.must_pack:
             return True
-        return self.group_size > 1 and (self.varlen_q or self._packing_pays())
+        if self.varlen_q or self.group_size == 1:
+            return self.group_size > 1
+        # Packing pays where it leaves less of the tiles idle; in float32, as the library does.
+        rows, packed = self.max_seqlen_q, self.max_seqlen_q * self.group_size
+        alone, together = (
+            np.float32(n) / np.float32(-(-n // self.tile[0]) * self.tile[0]) for n in (rows, packed)
+        )
+        return float(alone) < 0.9 * float(together)
 
     @cached_property
     def settled(self) -> SchedulerFacts:
@@ -211,11 +216,6 @@ class SchedulerFacts:
             return _tile_fp8(self, dim, gathers)
         dim_v = next((dim for dim in HEAD_DIMS if dim >= self.head_dim_v), 512)
         return _tile_16_bit(self, dim, dim if self.head_dim_v == self.head_dim else dim_v, gathers)
-
-    def _packing_pays(self) -> bool:
-        alone = _tile_efficiency(self.max_seqlen_q, self.tile[0])
-        packed = _tile_efficiency(self.max_seqlen_q * self.group_size, self.tile[0])
-        return float(alone) < 0.9 * float(packed)
 
 
 def _tile_16_bit(call: SchedulerFacts, dim: int, dim_v: int, gathers: bool) -> tuple[int, int]:
@@ -244,10 +244,6 @@ def _tile_fp8(call: SchedulerFacts, dim: int, gathers: bool) -> tuple[int, int]:
     return 128, 64 if call.is_local else 128
 
 
-def _tile_efficiency(rows: int, block_m: int) -> np.float32:
-    return np.float32(rows) / np.float32(math.ceil(rows / block_m) * block_m)
-
-
 def _heuristic_cap(facts: SchedulerFacts) -> int:
     block_m, block_n = facts.tile
     sms = facts.usable_sms
@@ -257,7 +253,10 @@ def _heuristic_cap(facts: SchedulerFacts) -> int:
         masked = facts.is_causal or facts.is_local
         twice_over = facts.kv_head_bytes > L2_BYTES and m_blocks >= 2 * sms and not masked
         return min(math.ceil(facts.kv_head_bytes / L2_BYTES), MAX_SPLITS) if twice_over else 1
-    n_blocks = math.ceil(_tokens_loaded(facts, block_m) / block_n)
+    loaded, window = facts.max_seqlen_k, facts.mask[1]
+    if window is not None:
+        loaded = max(0, min(loaded, sum(window) + 1 + block_m))
+    n_blocks = math.ceil(loaded / block_n)
     if n_blocks <= 4:
         return 1
     splits = np.arange(1, min(MAX_SPLITS, sms, n_blocks) + 1)
@@ -265,10 +264,3 @@ def _heuristic_cap(facts: SchedulerFacts) -> int:
     efficiency = waves / np.ceil(waves)
     good = efficiency.astype(np.float64) >= 0.85 * np.float64(efficiency.max())
     return int(splits[np.argmax(good)])
-
-
-def _tokens_loaded(facts: SchedulerFacts, block_m: int) -> int:
-    window = facts.mask[1]
-    if window is None:
-        return facts.max_seqlen_k
-    return max(0, min(facts.max_seqlen_k, sum(window) + 1 + block_m))

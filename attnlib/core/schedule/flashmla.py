@@ -14,7 +14,7 @@ replayed graph, a tensor made in inference mode.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,39 +23,13 @@ from . import library
 from .fa3 import writes
 
 OPTIONS = ("causal", "is_fp8_kvcache", "enable_batch_invariant", "use_legacy", "kv_format")
-LENGTHS = ("cache_seqlens", "topk_length", "extra_topk_length")
-
-
-@dataclass(frozen=True)
-class MlaFacts:
-    """One call: shapes, dtypes and options that the schedule, or the kernel behind it, depends on.
-
-    `token_width` is the last dimension of the cache: elements, or bytes of a quantised token.
-    `topk` and the fields of the extra cache are None where there is none.
-    """
-
-    batch_size: int
-    q_len: int
-    num_qo_heads: int
-    num_kv_heads: int
-    head_dim: int
-    head_dim_v: int
-    page_size: int
-    token_width: int
-    dtype: str
-    kv_dtype: str
-    device: str
-    topk: int | None
-    extra_page_size: int | None
-    extra_topk: int | None
-    options: tuple[tuple[str, Any], ...]
 
 
 @dataclass
 class GuardedSchedMeta:
     """FlashMLA's schedule with the facts and the lengths of its first call."""
 
-    made_for: MlaFacts | None = None
+    made_for: dict[str, Any] | None = None
     _meta: Any = field(default=None, repr=False)
     _lengths: dict[str, tuple[torch.Tensor, int | None]] = field(default_factory=dict, repr=False)
 
@@ -94,41 +68,51 @@ class GuardedSchedMeta:
         call = self.made_for
         if call is None or self._meta is None:
             return self.renew()
-        legacy = dict(call.options).get("use_legacy", False)
-        rows = call.q_len * call.num_qo_heads // call.num_kv_heads
+        heads, kv_heads = call["num_qo_heads"], call["num_kv_heads"]
+        rows, legacy = call["q_len"] * heads // kv_heads, bool(call["use_legacy"])
         made = library.load(library.FLASHMLA).get_mla_decoding_metadata(
-            cache_seqlens, rows, call.num_kv_heads, call.num_qo_heads, use_legacy=legacy
+            cache_seqlens, rows, kv_heads, heads, use_legacy=legacy
         )
         self._meta.tile_scheduler_metadata.copy_(made[0])
         self._meta.num_splits.copy_(made[1])
         self._lengths = {"cache_seqlens": (cache_seqlens, writes(cache_seqlens))}
 
     def require_fits(
-        self, call: MlaFacts, cache_seqlens: torch.Tensor | None, options: dict[str, Any]
+        self, call: dict[str, Any], cache_seqlens: torch.Tensor | None, options: dict[str, Any]
     ) -> None:
         """Raise ValueError unless `call` is the first one, or like it, with untouched lengths.
 
         The lengths that count are topk_length and extra_topk_length; without `indices` (dense
         attention) cache_seqlens.
         """
-        dense = options.get("indices") is None
-        given = {name: options.get(name) for name in LENGTHS[1:]}
-        given["cache_seqlens"] = cache_seqlens if dense else None
+        given = {name: options.get(name) for name in ("topk_length", "extra_topk_length")}
+        given["cache_seqlens"] = cache_seqlens if options.get("indices") is None else None
         if self.made_for is None:
             self.made_for = call
             self._lengths = {name: (t, writes(t)) for name, t in given.items() if t is not None}
             return
-        if call != self.made_for:
-            raise ValueError(_mismatch(self.made_for, call))
+        told = [
+            f"{name} must be {mine!r}, got {call[name]!r}"
+            for name, mine in self.made_for.items()
+            if mine != call[name]
+        ]
+        if told:
+            raise ValueError(
+                f"FlashMLA's schedule does not fit the call: {'; '.join(told)}; renew() it"
+            )
         for name, tensor in given.items():
             _require_untouched(name, tensor, self._lengths.get(name))
 
 
 def facts_of(
     q: torch.Tensor, k_cache: torch.Tensor, head_dim_v: int, options: dict[str, Any]
-) -> MlaFacts:
-    """Facts of a call with `q` [bs, q_len, num_qo_heads, head_dim] over `k_cache`
-    [num_pages, page_size, num_kv_heads, token_width] and its keyword options."""
+) -> dict[str, Any]:
+    """Shapes, dtypes and options that the schedule, or the kernel behind it, depends on.
+
+    Of a call with `q` [bs, q_len, num_qo_heads, head_dim] over `k_cache` [num_pages, page_size,
+    num_kv_heads, token_width] (elements, or bytes of a quantised token) and its keyword options.
+    What is not given is None.
+    """
     if q.ndim != 4 or k_cache.ndim != 4:
         raise ValueError(
             "q must be [bs, q_len, num_qo_heads, head_dim] and k_cache [num_pages, page_size, "
@@ -136,32 +120,23 @@ def facts_of(
         )
     indices, extra = options.get("indices"), options.get("extra_indices_in_kvcache")
     extra_cache = options.get("extra_k_cache")
-    return MlaFacts(
-        batch_size=q.shape[0],
-        q_len=q.shape[1],
-        num_qo_heads=q.shape[2],
-        num_kv_heads=k_cache.shape[2],
-        head_dim=q.shape[3],
-        head_dim_v=head_dim_v,
-        page_size=k_cache.shape[1],
-        token_width=k_cache.shape[3],
-        dtype=str(q.dtype).removeprefix("torch."),
-        kv_dtype=str(k_cache.dtype).removeprefix("torch."),
-        device=str(q.device),
-        topk=None if indices is None else indices.shape[-1],
-        extra_page_size=None if extra_cache is None else extra_cache.shape[1],
-        extra_topk=None if extra is None else extra.shape[-1],
-        options=tuple((name, options[name]) for name in OPTIONS if name in options),
-    )
-
-
-def _mismatch(made_for: MlaFacts, call: MlaFacts) -> str:
-    told = [
-        f"{f.name} must be {mine!r}, got {theirs!r}"
-        for f in fields(call)
-        if (mine := getattr(made_for, f.name)) != (theirs := getattr(call, f.name))
-    ]
-    return f"FlashMLA's schedule does not fit the call: {'; '.join(told)}; renew() it"
+    return {
+        "batch_size": q.shape[0],
+        "q_len": q.shape[1],
+        "num_qo_heads": q.shape[2],
+        "num_kv_heads": k_cache.shape[2],
+        "head_dim": q.shape[3],
+        "head_dim_v": head_dim_v,
+        "page_size": k_cache.shape[1],
+        "token_width": k_cache.shape[3],
+        "dtype": q.dtype,
+        "kv_dtype": k_cache.dtype,
+        "device": q.device,
+        "topk": None if indices is None else indices.shape[-1],
+        "extra_page_size": None if extra_cache is None else extra_cache.shape[1],
+        "extra_topk": None if extra is None else extra.shape[-1],
+        **{name: options.get(name) for name in OPTIONS},
+    }
 
 
 def _require_untouched(

@@ -58,7 +58,8 @@ def load(library: str = FA3) -> Any:
     try:
         return importlib.import_module(name)
     except (ImportError, OSError) as error:
-        raise RuntimeError(f"{name} cannot be loaded: {error}") from error
+        owner = f" of {supplier()}" if library == FA3 else ""
+        raise RuntimeError(f"{name}{owner} cannot be loaded: {error}") from error
 
 
 @lru_cache(maxsize=1)

@@ -121,15 +121,12 @@ def _build_call(case: MetadataCase, device: str) -> _Call:
     inputs, numbers = _inputs(case, device)
     judge, names = _ORACLES[case.builder]
     found = judge(*(tensor.cpu().numpy() for tensor in inputs.values()), **numbers)
-    wanted: dict[str, list[np.ndarray]] = {}
-    outputs = {}
+    width = case.max_pages if case.builder == "decode" else case.draft_tokens + 1
+    wanted, outputs = {}, {}
     for name, words in zip(names, found, strict=False):
-        if name == "page_table":
-            wanted[name] = [np.asarray(row, dtype=np.int64) for row in words]
-            width = case.max_pages if case.builder == "decode" else case.draft_tokens + 1
-            size: tuple[int, ...] = (len(words), width)
-        else:
-            wanted[name], size = [words], words.shape
+        table = name == "page_table"
+        wanted[name] = [np.asarray(row, dtype=np.int64) for row in words] if table else [words]
+        size = (len(words), width) if table else words.shape
         outputs[name] = torch.empty(size, dtype=torch.int32, device=device)
     return _Call(case, inputs, outputs, numbers, wanted)
 

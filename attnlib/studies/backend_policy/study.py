@@ -81,7 +81,6 @@ FLASHINFER = ("flashinfer-fa2", "flashinfer-fa3", "flashinfer-cuda-cores")
 KNOWN_CASES = tuple(case for spec in SPECS for case in known_cases(spec))
 HELD_OUT_CASES = tuple(case for spec in SPECS for case in held_out_cases(spec))
 HEADLINE_KNOWN, HEADLINE_HELD_OUT = KNOWN_CASES[:: KNOWN // 10], HELD_OUT_CASES[::HELD_OUT]
-HEADLINE_CASES = (*HEADLINE_KNOWN, *HEADLINE_HELD_OUT)
 """For a live notebook: ten cases a spec to learn from, one to judge by."""
 
 

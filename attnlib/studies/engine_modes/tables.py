@@ -240,7 +240,10 @@ def plans(frame: pd.DataFrame) -> pd.DataFrame:
     ratio = (table[GRAPH] / table[EAGER]).round(2)
     named = list(zip(table.case, table.backend, strict=True))
     tiles = {
-        f"tile {how}": [_tile(case, name, timer) for case, name in named]
+        f"tile {how}": [
+            TILE_ROWS if name == FA3 else fa2_tile_rows(case, cuda_graph=timer == GRAPH)
+            for case, name in named
+        ]
         for timer, how in PLANNED.items()
     }
     traced = {how: table[timer].round(1) for timer, how in PLANNED.items()}
@@ -292,7 +295,3 @@ def _with_times(found: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     """`found` with the times of every backend that it has a case and timer of."""
     names = sorted(rows.backend.unique())
     return found.merge(times(rows)[["case", "timer", *names]], on=["case", "timer"])
-
-
-def _tile(case: ExtendCase, backend: str, timer: str) -> int:
-    return TILE_ROWS if backend == FA3 else fa2_tile_rows(case, cuda_graph=timer == GRAPH)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from ...core.spec import AttnSpec
+from ...core.spec import LENGTHS, AttnSpec
 from ...kinds.cost import decode_cost
 from ...kinds.decode.case import DecodeCase
 from ...run.study import Grid, Study
@@ -30,12 +30,6 @@ def _case(heads: tuple[int, int], page_size: int, batch_size: int, kv_len: int) 
     return DecodeCase(AttnSpec(*heads, head_dim=128, page_size=page_size), batch_size, kv_len)
 
 
-def _wide_grid() -> tuple[DecodeCase, ...]:
-    shapes = product(HEADS, (1, 16), (1, 4, 16, 64, 128), (1024, 4096, 16384, 65536, 131072))
-    cases = (_case(heads, page, batch, kv_len) for heads, page, batch, kv_len in shapes)
-    return tuple(case for case in cases if decode_cost(case).kv_bytes <= KV_LIMIT_BYTES)
-
-
 HEADLINE = (
     _case((32, 8), 1, 1, 4096),
     _case((32, 8), 16, 16, 8192),
@@ -48,18 +42,15 @@ HEADLINE = (
 LONG = tuple(case for case in HEADLINE if case.kv_len >= 8192)
 """Those by which a claim about "long" sequences is judged; its source gives no length."""
 
-
-def _variants() -> tuple[DecodeCase, ...]:
-    """Other head_dims, dtypes, page sizes and ragged lengths, beyond the wide grid's."""
-    small = DecodeCase(AttnSpec(16, 4, 64, 64, "float16"), 16, 8192, "ragged")
-    large = DecodeCase(AttnSpec(16, 4, 256, 16), 16, 8192)
-    spec = AttnSpec(32, 8, 128, 64)
-    usual = [DecodeCase(spec, 64, 8192, lengths) for lengths in ("fixed", "ragged", "skewed")]
-    return (small, large, *usual)
-
-
-WIDE = _wide_grid()
-VARIANTS = _variants()
+_LENGTHS = (1024, 4096, 16384, 65536, 131072)
+_GRID = (_case(*sizes) for sizes in product(HEADS, (1, 16), (1, 4, 16, 64, 128), _LENGTHS))
+WIDE = tuple(case for case in _GRID if decode_cost(case).kv_bytes <= KV_LIMIT_BYTES)
+VARIANTS = (
+    DecodeCase(AttnSpec(16, 4, 64, 64, "float16"), 16, 8192, "ragged"),
+    DecodeCase(AttnSpec(16, 4, 256, 16), 16, 8192),
+    *(DecodeCase(AttnSpec(32, 8, 128, 64), 64, 8192, name) for name in LENGTHS),
+)
+"""Other head_dims, dtypes, page sizes and lengths, beyond the wide grid's."""
 
 TRUST_MACHINE = "nvidia-h200-5b90d8cb"
 """The GPU of `measurement_trust` and of the published bisects: another H200."""

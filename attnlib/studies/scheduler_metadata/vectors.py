@@ -19,11 +19,31 @@ from ...core.schedule.facts import SchedulerFacts
 from ...core.schedule.splits import BATCHES_PER_CTA, SplitPlan, plan_splits
 from .words import TIE, WHY, candidates, certain_words, parts_of, words_of
 
-KINDS = ("fixed", "uniform", "skewed", "zeros", "edges", "few")
 COMMITTED = (
     Path(__file__).resolve().parents[3] / "data" / "vectors" / "fa3_scheduler_metadata.jsonl.gz"
 )
 """The real library's schedules: part of the project, wherever its records may be."""
+
+
+def _edges(rng: np.random.Generator, high: int, n: int) -> np.ndarray:
+    near = rng.integers(0, high // 64 + 1, n) * 64 + rng.integers(-1, 2, n)
+    return np.clip(near, 1, high)
+
+
+def _skewed(rng: np.random.Generator, high: int, n: int) -> np.ndarray:
+    lens = np.full(n, max(1, high // 32))
+    lens[rng.integers(n)] = high
+    return lens
+
+
+KINDS = {
+    "fixed": lambda rng, high, n: np.full(n, high),
+    "uniform": lambda rng, high, n: rng.integers(1, high + 1, n),
+    "skewed": _skewed,
+    "zeros": lambda rng, high, n: rng.integers(1, high + 1, n) * (rng.random(n) < 0.7),
+    "edges": _edges,
+    "few": lambda rng, high, n: rng.choice(rng.integers(1, high + 1, 3), n),
+}
 
 
 @dataclass(frozen=True)
@@ -37,7 +57,7 @@ class LengthSpec:
     def sample(self, batch_size: int) -> np.ndarray:
         """The lengths, [batch_size] int32."""
         rng = np.random.default_rng(self.seed)
-        lens = _DRAW[self.kind](rng, self.high, batch_size)
+        lens = KINDS[self.kind](rng, self.high, batch_size)
         if not lens.any():
             lens[0] = self.high
         return lens.astype(np.int32)
@@ -138,24 +158,3 @@ def _unexplained_positions(plan: SplitPlan, words: np.ndarray) -> int:
     right &= order // BATCHES_PER_CTA == requests // BATCHES_PER_CTA
     right &= (splits == plan.num_splits[order]) & (m_blocks == plan.num_m_blocks[order])
     return int((~right).sum())
-
-
-def _edges(rng: np.random.Generator, high: int, n: int) -> np.ndarray:
-    near = rng.integers(0, high // 64 + 1, n) * 64 + rng.integers(-1, 2, n)
-    return np.clip(near, 1, high)
-
-
-def _skewed(rng: np.random.Generator, high: int, n: int) -> np.ndarray:
-    lens = np.full(n, max(1, high // 32))
-    lens[rng.integers(n)] = high
-    return lens
-
-
-_DRAW = {
-    "fixed": lambda rng, high, n: np.full(n, high),
-    "uniform": lambda rng, high, n: rng.integers(1, high + 1, n),
-    "skewed": _skewed,
-    "zeros": lambda rng, high, n: rng.integers(1, high + 1, n) * (rng.random(n) < 0.7),
-    "edges": _edges,
-    "few": lambda rng, high, n: rng.choice(rng.integers(1, high + 1, 3), n),
-}
