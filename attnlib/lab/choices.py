@@ -44,9 +44,8 @@ class Choices:
     """One view's choices, all of them made.
 
     `records` is the study that serves, or `live`. `release` is FlashInfer's, empty for the one that
-    is installed; backends of other libraries have none. `against` is the backend that the others
-    are compared with. `rounds` counts in live mode only: fresh processes that must have measured
-    all of `backends`.
+    is installed. `against` is the backend that the others are compared with. `rounds` counts in
+    live mode only: fresh processes that must have measured all of `backends`.
     """
 
     model: str

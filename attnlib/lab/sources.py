@@ -68,10 +68,7 @@ class Shelf:
     is_open = False
 
     def options(self, axis: str, before: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The values of `axis`, or the backends, on record with the choices `before` it, in order.
-
-        `before` has the model, and axes that come earlier. Releases are in order of versions.
-        """
+        """The values of `axis`, or backends, on record with the choices `before` it, in order."""
         order = (lambda release: Version(release or "0")) if axis == "release" else None
         return tuple(sorted(self._counted(axis, before), key=order))
 
@@ -97,8 +94,7 @@ class Shelf:
     @cached_property
     def _places(self) -> tuple[dict[str, Any], ...]:
         """Where each record of a call lies on the axes, with its model and backend."""
-        items = [record.item for record in self.records]
-        calls = [(item, item.case) for item in items if isinstance(item.case, DecodeCase | MlaCase)]
+        calls = ((r.item, r.item.case) for r in self.records)
         return tuple(
             {
                 "model": model_of(case),
@@ -112,7 +108,7 @@ class Shelf:
                 "kv_len": case.kv_len,
             }
             for item, case in calls
-            if not case.seed
+            if isinstance(case, DecodeCase | MlaCase) and not case.seed
         )
 
 
@@ -243,22 +239,19 @@ def narrow(source: Source, asked: Mapping[str, Any], *, strict: bool = True) -> 
     options: dict[str, tuple[Any, ...]] = {}
     notes: list[str] = []
 
-    def refuse(axis: str, wish: Any, instead: Any) -> None:
+    def refuse(axis: str, wish: Any, instead: str) -> None:
         if strict:
-            have = ", ".join(repr(option) for option in options[axis])
-            raise ValueError(
-                f"{axis} must be one of {have}: {source.name!r} has no other for the choices "
-                f"before it; got {wish!r}"
-            )
-        shown = f", {instead!r} is shown" if instead else ""
+            have = ", ".join(map(repr, options[axis]))
+            why = f"{source.name!r} has no other for the choices before it"
+            raise ValueError(f"{axis} must be one of {have}: {why}; got {wish!r}")
         name = axis.replace("_", " ")
-        notes.append(f"{name} {wish!r} is not on record with these choices{shown}.")
+        notes.append(f"{name} {wish!r} is not on record with these choices{instead}.")
 
     def choose(axis: str, usual: Any) -> None:
         wish = asked.get(axis)
         made[axis] = wish if wish in options[axis] else usual
         if wish is not None and wish != made[axis]:
-            refuse(axis, wish, usual)
+            refuse(axis, wish, f", {usual!r} is shown" if usual else "")
 
     for axis in AXES:
         options[axis] = source.options(axis, made)

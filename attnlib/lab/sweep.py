@@ -45,19 +45,16 @@ def missing_rounds(gpu: ThisGpu, choices: Choices) -> list[Job]:
             seen[record.round].add(item.backend)
     whole = sum(set(choices.backends) <= backends for backends in seen.values())
     first = 1 + max(seen, default=-1)
-    return [_round(gpu, choices, n) for n in range(first, first + choices.rounds - whole)]
-
-
-def _round(gpu: ThisGpu, choices: Choices, number: int) -> Job:
-    ceilings: list[Item[Any]] = [Item(name, "graph") for name in gpu.ceilings]
-    timed = [
-        Item(name, choices.timer, choices.case, release_of(name, choices.release))
-        for name in choices.backends
+    items: list[Item[Any]] = [Item(name, "graph") for name in gpu.ceilings]
+    for name in choices.backends:
+        items.append(Item(name, choices.timer, case, release_of(name, choices.release)))
+    call = " ".join(choices.call.split())
+    same = {"device": gpu.device, "release": choices.release}
+    same["command"] = f"python -c {shlex.quote(f'import attnlib; {call}')}"
+    return [
+        Job(STUDY, number, items=tuple(items[:: -1 if number % 2 else 1]), **same)
+        for number in range(first, first + choices.rounds - whole)
     ]
-    items = [*ceilings, *timed][:: -1 if number % 2 else 1]
-    flat = " ".join(choices.call.split())
-    command = f"python -c {shlex.quote(f'import attnlib; {flat}')}"
-    return Job(STUDY, number, gpu.device, choices.release, tuple(items), command)
 
 
 class _Bar:

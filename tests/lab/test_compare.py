@@ -34,10 +34,6 @@ def each(*calls):
     return [[us] for us in calls]
 
 
-def words(a, b):
-    return compare(made({"k": a}), made({"k": b})).changes.change.tolist()
-
-
 @pytest.mark.parametrize(
     ("a", "b", "word"),
     [
@@ -51,7 +47,7 @@ def words(a, b):
     ],
 )
 def test_a_change_is_called_by_its_time_a_call(a, b, word):
-    assert words(a, b) == [word]
+    assert compare(made({"k": a}), made({"k": b})).changes.change.tolist() == [word]
 
 
 def test_kernels_gone_and_new_are_named_with_their_launches_the_largest_difference_first():
