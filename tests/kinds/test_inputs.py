@@ -31,12 +31,12 @@ def cache(*, page_size: int = 4, heads: int = 2, dim: int = 16, dtype: str = "bf
     [
         ("q", "[8, 2, 16]", Q.transpose(0, 1).reshape(8, 2, 16), cache(), cache()),
         ("q", "[1, 8, 16]", Q[:1], cache(), cache()),
-        ("q", "torch.float32", Q.float(), cache(), cache()),
+        ("q", "float32", Q.float(), cache(), cache()),
         ("k_cache", "[3, 8, 2, 16]", Q, cache(page_size=8), cache(page_size=8)),
         ("k_cache", "[3, 4, 8, 16]", Q, cache(heads=8), cache(heads=8)),
         ("k_cache", "[3, 4, 2, 32]", Q, cache(dim=32), cache(dim=32)),
-        ("k_cache", "torch.float16", Q, cache(dtype="float16"), cache()),
-        ("v_cache", "torch.float32", Q, cache(), cache(dtype="float32")),
+        ("k_cache", "float16", Q, cache(dtype="float16"), cache()),
+        ("v_cache", "float32", Q, cache(), cache(dtype="float32")),
     ],
 )
 def test_tensors_that_do_not_fit_the_batch_are_refused(argument, got, q, k, v) -> None:
