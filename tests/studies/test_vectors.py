@@ -27,7 +27,8 @@ def test_the_same_seed_draws_the_same_calls():
 def test_calls_reach_every_regime():
     facts = [call.facts for call in CALLS]
     assert {f.is_causal for f in facts} == {f.is_local for f in facts} == {True, False}
-    assert {f.packs for f in facts} == {f.paged_gather for f in facts if f.page_size} == {True, False}
+    assert {f.packs for f in facts} == {True, False}
+    assert {f.paged_gather for f in facts if f.page_size} == {True, False}
     assert {f.varlen_q for f in facts} == {f.page_size is None for f in facts} == {True, False}
     assert min(f.batch_size for f in facts) == 1 and max(f.batch_size for f in facts) > 992
     assert {f.dtype for f in facts} == {"bfloat16", "float16", "float8_e4m3fn"}
