@@ -77,6 +77,8 @@ def _file() -> Path | None:
 
 @cache
 def _function() -> tuple[Callable[..., Any], bool]:
+    if reason := unavailable():
+        raise RuntimeError(reason)
     spec = importlib.util.spec_from_file_location("sglang_metadata", _file())
     if spec is None or spec.loader is None:
         raise RuntimeError(f"{_file()} cannot be loaded as a module")
