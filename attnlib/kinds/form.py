@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, Field, field, fields
+from dataclasses import Field, field, fields
 from typing import Any, ClassVar, Self
 
 _LATER = {"later": True}
@@ -52,26 +52,31 @@ class NamedCase:
         return _build(cls, form)
 
 
+def _inner(noun: Any) -> tuple[str, Any]:
+    """The field and the class of the noun within; a layer's spec has none."""
+    return getattr(noun, "inner", ("", None))
+
+
 def _own_fields(cls: Any) -> list[Field[Any]]:
-    return [f for f in fields(cls) if f.name != getattr(cls, "inner", ("",))[0]]
+    return [f for f in fields(cls) if f.name != _inner(cls)[0]]
 
 
 def _all_fields(cls: Any) -> list[Field[Any]]:
-    noun = getattr(cls, "inner", ("", None))[1]
+    _, noun = _inner(cls)
     return [*(_all_fields(noun) if noun else []), *_own_fields(cls)]
 
 
 def _flat(noun: Any) -> dict[str, Any]:
-    name = getattr(noun, "inner", ("",))[0]
+    name, _ = _inner(noun)
     form = _flat(getattr(noun, name)) if name else {}
     for f in _own_fields(type(noun)):
         value = getattr(noun, f.name)
-        if f.metadata != _LATER or value != f.default or f.default is MISSING:
+        if f.metadata != _LATER or value != f.default:
             form[f.name] = value
     return form
 
 
 def _build(cls: Any, form: dict[str, Any]) -> Any:
-    name, noun = getattr(cls, "inner", ("", None))
+    name, noun = _inner(cls)
     own = {f.name: form[f.name] for f in _own_fields(cls) if f.name in form}
     return cls(**({name: _build(noun, form)} if name else {}), **own)

@@ -37,7 +37,7 @@ REASON_LENGTH = 300
 
 
 class Worker:
-    """Measures the items of one job, each by its kind's subject (`subjects`)."""
+    """Measures the items of one job, each by its kind's subject (`kinds`)."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self.job = job

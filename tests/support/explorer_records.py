@@ -27,7 +27,7 @@ COPY_BYTES, MATMUL_FLOPS = 4e9, 7e11
 
 
 def publish(patch: pytest.MonkeyPatch, name: str, *cases: Case, backends: tuple[str, ...]) -> None:
-    """Put a study of these cases, published from the test GPU, into the catalog."""
+    """Put a study of these cases, published from the test GPU, in place of ours."""
     found = Study(name, "?", (Grid(cases, backends),), reference_machine=MACHINE)
     patch.setattr(sources, "STUDIES", {name: found})
 

@@ -39,7 +39,7 @@ STATUS = {
     "refused by the library": "error",
     "wrong": "incorrect",
 }
-"""Outcome of `mismatch.run_one` -> status of the record; a crash is an error that poisons."""
+"""Outcome of `run_one` -> status of the record; a crash is an error that poisons."""
 
 
 class MismatchSubject:

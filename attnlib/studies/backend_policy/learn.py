@@ -143,7 +143,7 @@ def fit(loads: Sequence[Load], run_us: Sequence[float]) -> Rates:
 
 
 def case_times(rows: pd.DataFrame) -> dict[DecodeCase, dict[str, float]]:
-    """Each case's median time of every backend that ran it, in us, from `rows.decode_rows`."""
+    """Each case's median time of every backend that ran it, in us, from `frame.decode_rows`."""
     wide = median_times(rows).set_index("case")[sorted(rows.backend.unique())]
     return {case: row.dropna().astype(float).round(3).to_dict() for case, row in wide.iterrows()}
 

@@ -1,4 +1,4 @@
-"""Figures of the study `decode_metadata`: each draws one table of `tables` or `rows`."""
+"""Figures of the study `decode_metadata`: each draws one table of `tables`."""
 
 from __future__ import annotations
 

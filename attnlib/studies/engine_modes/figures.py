@@ -1,4 +1,4 @@
-"""Figures of the study `engine_modes`: each draws one table of `rows`."""
+"""Figures of the study `engine_modes`: each draws one table of `tables`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The tables of the notebooks: plain DataFrames, rounded, times in microseconds.
 
-`limit` is what `rows.ceilings` found in the same study. Each table stands on rows of the `graph`
+`limit` is what `frame.ceilings` found in the same study. Each table stands on rows of the `graph`
 timer unless it says otherwise.
 """
 

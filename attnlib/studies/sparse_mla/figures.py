@@ -1,4 +1,4 @@
-"""Figures of the study `sparse_mla`: each draws one table of `tables` or `rows`."""
+"""Figures of the study `sparse_mla`: each draws one table of `tables`."""
 
 from __future__ import annotations
 
