@@ -36,11 +36,15 @@ class Subject(Protocol):
 
 def oracle_fields(verdict: OracleCheck) -> dict[str, Any]:
     """A record's fields for the oracle's verdict; JSON has no infinity, so None stands for it."""
-    return {
+    found = {
         "oracle_error": verdict.error if verdict.error != float("inf") else None,
         "oracle_budget": verdict.budget,
         "oracle_rows": verdict.rows,
     }
+    if verdict.passed:
+        return found
+    reason = f"row error {verdict.error:.3g} over budget {verdict.budget:.3g}"
+    return {"status": "incorrect", "reason": reason, **found}
 
 
 def timed_fields(
