@@ -5,8 +5,6 @@ notebooks import nothing deeper. Each is imported on first use, so that `import 
 nothing and needs neither torch nor matplotlib.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from typing import Any

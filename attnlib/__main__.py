@@ -1,7 +1,5 @@
 """`python -m attnlib`."""
 
-from __future__ import annotations
-
 import sys
 
 from .cli import main

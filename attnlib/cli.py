@@ -1,7 +1,5 @@
 """The commands, `python -m attnlib COMMAND`. Exit status 0 only on success."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """What is here: machine, versions, backends and why not. Text for people, a dict for scripts."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

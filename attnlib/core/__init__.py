@@ -10,8 +10,6 @@
 | `gpu` | what the code believes of a GPU |
 """
 
-from __future__ import annotations
-
 from .. import late
 
 HOME = {

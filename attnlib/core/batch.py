@@ -1,7 +1,5 @@
 """What a decode step attends over: a cache of pages, and the lengths and page tables of a step."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +26,7 @@ class PagedKV:
         """Pages in the pool."""
         return self.k_cache.shape[0]
 
-    def clone(self) -> PagedKV:
+    def clone(self) -> "PagedKV":
         """A copy with memory of its own."""
         return PagedKV(self.k_cache.clone(), self.v_cache.clone())
 
@@ -61,7 +59,9 @@ class DecodeBatch:
         return self.seq_lens_cpu.shape[0]
 
     @classmethod
-    def build(cls, spec: AttnSpec, seq_lens: torch.Tensor, page_table: torch.Tensor) -> DecodeBatch:
+    def build(
+        cls, spec: AttnSpec, seq_lens: torch.Tensor, page_table: torch.Tensor
+    ) -> "DecodeBatch":
         """Check `seq_lens` [bs] int32 and `page_table` [bs, max_pages] int32, derive the rest.
 
         The result lives on `page_table.device`. Raises ValueError for an empty batch, a wrong
@@ -86,7 +86,7 @@ class DecodeBatch:
         sums = kv_indptr.to(device)
         return cls(spec, lens, page_table, lens.to(device), sums, kv_indices, last)
 
-    def query_rows(self, q_len: int) -> DecodeBatch:
+    def query_rows(self, q_len: int) -> "DecodeBatch":
         """What each of `q_len` causal queries of a request sees, as a batch of one-query requests.
 
         Row i * q_len + j is query j of request i; the last query sees the whole length. Raises

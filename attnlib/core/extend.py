@@ -10,8 +10,6 @@ The queries of a request are its last tokens. In a causal mask a query sees its 
 before it, in a full one every token; a custom mask says bit by bit what it sees.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,7 +60,7 @@ class ExtendBatch:
         mask: str = "causal",
         drafts: torch.Tensor | None = None,
         ragged: bool = False,
-    ) -> ExtendBatch:
+    ) -> "ExtendBatch":
         """Check `q_lens` [bs] int32 against `paged`, and derive the rest.
 
         `drafts` [bs, q_len, q_len] bool, for custom masks only: which drafts each draft sees; every
@@ -86,13 +84,13 @@ class ExtendBatch:
         custom = None if drafts is None else _custom_mask(paged, drafts)
         return cls(paged, lens, qo_indptr, mask, custom, ragged)
 
-    def cloned(self) -> ExtendBatch:
+    def cloned(self) -> "ExtendBatch":
         """The same batch with lengths, prefix sums and page table in buffers of its own."""
         names = ("seq_lens", "page_table", "kv_indptr")
         paged = replace(self.paged, **{name: getattr(self.paged, name).clone() for name in names})
         return replace(self, paged=paged, qo_indptr=self.qo_indptr.clone())
 
-    def overwrite(self, given: ExtendBatch) -> None:
+    def overwrite(self, given: "ExtendBatch") -> None:
         """Copy the buffers of `given` into this batch's, whose host lengths stay as they are.
 
         ValueError unless it is alike (`require_alike`), with no more queries per request.
@@ -106,7 +104,7 @@ class ExtendBatch:
         for name in ("seq_lens", "kv_indptr", *([] if self.ragged else ["page_table"])):
             getattr(self.paged, name).copy_(getattr(given.paged, name))
 
-    def require_alike(self, given: ExtendBatch) -> None:
+    def require_alike(self, given: "ExtendBatch") -> None:
         """ValueError unless `given` may be planned in this one's place: only lengths may differ."""
 
         def traits(batch: ExtendBatch) -> tuple[Any, ...]:

@@ -3,8 +3,6 @@
 What CUDA reports (SMs, L2, memory) is asked for, and stands in every record.
 """
 
-from __future__ import annotations
-
 REFERENCE = "sm90"
 """Architecture of the published records, as `select` spells it: they are of an H200."""
 HOPPER = 9

@@ -11,8 +11,6 @@
 in the cache (page * page_size + offset), and read whatever a slot says: `slots` refuses first.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -48,7 +46,7 @@ class MlaBatch:
         seq_lens: torch.Tensor,
         page_table: torch.Tensor,
         chosen: torch.Tensor | None = None,
-    ) -> MlaBatch:
+    ) -> "MlaBatch":
         """Check `seq_lens` [bs] and `page_table` [bs, max_pages] int32 as `DecodeBatch` does.
 
         Of `chosen` only shape, dtype and device are looked at; its values are in `slots`.

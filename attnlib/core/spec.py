@@ -1,7 +1,5 @@
 """Attention layers as nouns (head counts, page size, dtypes), and what checks a field. No torch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The template escapes every string on it: kernel names hold `<`, and a function's
 Colours are those of the theme, so that a card is readable in the dark one too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ A kind of case says which backends it has, how to build its tensors and oracle, 
 The last case's tensors are kept for its neighbours. `plan_us` is a replan in place.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -45,11 +43,11 @@ class CallSubject(Generic[Case]):
 
     plans: ClassVar[str]
     """What its backends plan: one of `backends.table.PLANS`."""
-    build: ClassVar[staticmethod[..., Workload[Any]]]
+    build: ClassVar["staticmethod[..., Workload[Any]]"]
     """The case's tensors on a device."""
     oracle: ClassVar[Callable[..., Judge]]
     """The judge of outputs, of query, cache and batch."""
-    cost: ClassVar[staticmethod[[Any], DecodeCost]]
+    cost: ClassVar["staticmethod[[Any], DecodeCost]"]
     """Bytes and FLOPs of a call of the case."""
     memory_share: ClassVar[float] = 0.75
     """Of the GPU's memory a case may fill with K and V; the oracle and workspaces need the rest."""

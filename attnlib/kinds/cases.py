@@ -3,8 +3,6 @@
 The kind stands in the JSON of every case but `DecodeCase`, which came first. No torch here.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from .decode.case import DecodeCase

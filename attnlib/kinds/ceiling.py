@@ -1,7 +1,5 @@
 """Ceilings: what the GPU reaches at best, in the same study as what is judged by it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..measure import ceilings

@@ -11,8 +11,6 @@ never pass. One dropped token of n moves a row by about 1 / sqrt(e n), which the
 about 0.009 sees up to n = 4,500; a wrong head, page or scale moves it by order 1.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

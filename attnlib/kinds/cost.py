@@ -21,8 +21,6 @@ requests longest first. So
 where SM rate is the bf16 matmul rate measured on the same GPU, over its SMs. No fitted constant.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

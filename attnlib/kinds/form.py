@@ -1,7 +1,5 @@
 """What all kinds of case share: names for people and command lines, and a flat JSON form."""
 
-from __future__ import annotations
-
 from dataclasses import Field, field, fields
 from typing import Any, ClassVar, Self
 

@@ -1,7 +1,5 @@
 """What is to be measured: the identity of a record, less its study, round and machine."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -34,7 +32,7 @@ class Item(Generic[CaseT]):
         }
 
     @classmethod
-    def from_dict(cls, form: dict[str, Any]) -> Item[Any]:
+    def from_dict(cls, form: dict[str, Any]) -> "Item[Any]":
         """Inverse of `to_dict`; a form may lack a field that has a default."""
         case = form.get("case")
         return cls(**{**form, "case": case_from_dict(case) if case else None})

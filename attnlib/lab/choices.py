@@ -8,8 +8,6 @@ A model is the attention that one GPU has of it. What its name leaves open, `var
 | latent attention (MLA) | query heads, tokens attended to, cache: `128 heads, dense, bfloat16` |
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, fields
 

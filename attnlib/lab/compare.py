@@ -12,8 +12,6 @@ Two profiles are two runs in one process or two: enough to see what changed, too
 verdict on speed, which takes rounds in fresh processes (`study`).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from statistics import median

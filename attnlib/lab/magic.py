@@ -1,7 +1,5 @@
 """The cell magic `%%attn_profile`, after `%load_ext attnlib`: the profile of a notebook's cell."""
 
-from __future__ import annotations
-
 import argparse
 from functools import partial
 from pathlib import Path

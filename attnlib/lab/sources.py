@@ -5,8 +5,6 @@ it has measured is kept in records of the study `explorer`, which is not publish
 from what was asked for to choices that a source can answer.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections import Counter

@@ -6,8 +6,6 @@ backends, is never filled up later by another process. A failed backend has a re
 and counts: asking for one more round measures it again.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections import defaultdict
 from collections.abc import Callable

@@ -5,8 +5,6 @@ that must move at the copy bandwidth, the useful FLOPs at the matmul rate, both 
 GPU in the same study. Nothing is compared but rounds that hold both backends.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass

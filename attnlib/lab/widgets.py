@@ -5,8 +5,6 @@ view carries the call that repeats it. What cannot be shown or measured is a sen
 no error leaves a callback, so the kernel lives on.
 """
 
-from __future__ import annotations
-
 import html
 from dataclasses import replace
 from threading import RLock
@@ -52,7 +50,7 @@ INTRODUCTION = (
 """JupyterLab keeps the bare arrow keys to itself, so a closed list does not get them."""
 
 
-def explore(model: str = NAMES[0], **asked: Any) -> Explorer:
+def explore(model: str = NAMES[0], **asked: Any) -> "Explorer":
     """Controls and a view, to be shown by a notebook. Arguments are those of `attnlib.view`.
 
     ValueError for an unknown model, study or argument; a size that is not on record is said in the

@@ -12,8 +12,6 @@ The copy is a kernel (negation), not a memcpy: inside a graph a memcpy node goes
 which on an H200 reaches 2.8 TB/s where a kernel reaches 4 and more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

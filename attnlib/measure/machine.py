@@ -1,7 +1,5 @@
 """The machine and its state: what a number was measured on. NVML for the GPU, never guessed."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

@@ -12,8 +12,6 @@ A trace is the dict of a Chrome trace file, as torch.profiler (Kineto) exports i
 Times are microseconds from the start of the first call.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping

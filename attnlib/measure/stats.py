@@ -9,8 +9,6 @@ with the three rounds of a quick study it is wrong: it holds the truth 74 % of t
 claims 95 % (tests/measure/test_stats.py simulates it).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache

@@ -14,8 +14,6 @@ what fits into the L2 (60 MB on an H200) is read from it. The cold one is given 
 copies as `cold_copies` says: between two uses of a copy, twice the L2 has been read.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ family off the names. CUTLASS launches its kernels as `device_kernel<Kernel>`; t
 kernel's.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -5,8 +5,6 @@ that would be loaded. Its templates escape every string that they are not told i
 that is the notebooks' own, which `fragment` has made safe, and the style.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

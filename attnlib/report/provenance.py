@@ -4,8 +4,6 @@ A study is shown by a notebook that names it in its code; one that searches rele
 records of that search too.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace

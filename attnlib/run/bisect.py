@@ -17,8 +17,6 @@ backend and case, so a round belongs to one pair of releases; a round cut short 
 none. That is how a search resumes after it was stopped.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence

@@ -5,8 +5,6 @@ it had started gets a record that says how (exit status or signal, last words of
 rest of the job goes on in a new process. If we die, it dies too: its stdin is a pipe of ours.
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 import os

@@ -6,8 +6,6 @@ when the last process that holds it is gone, in whatever way. A worker holds its
 (`jobs`), so a sweep that was killed keeps the GPU until the last of its workers has ended.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import tempfile

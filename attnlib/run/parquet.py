@@ -92,14 +92,14 @@ def _arrow_types() -> dict[str, pa.DataType]:
     double = pa.float64()
     kernel = pa.struct([("name", pa.string()), ("launches", double), ("gpu_us", double)])
     arrow = {
-        "str": pa.string(),
-        "int": pa.int64(),
-        "float": double,
-        "float | None": double,
-        "tuple[float, ...]": pa.list_(double),
-        "tuple[dict[str, Any], ...]": pa.list_(kernel),
+        str: pa.string(),
+        int: pa.int64(),
+        float: double,
+        float | None: double,
+        tuple[float, ...]: pa.list_(double),
+        tuple[dict[str, Any], ...]: pa.list_(kernel),
     }
-    named = {each.name: str(each.type) for each in (*fields(Record), *fields(Item))}
+    named: dict[str, Any] = {each.name: each.type for each in (*fields(Record), *fields(Item))}
     ours = {name: arrow[kind] for name, kind in named.items() if name not in ("item", *MEMBERS)}
     return {"id": pa.string(), **ours}
 

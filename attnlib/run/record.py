@@ -13,8 +13,6 @@ is `ok` only when the oracle's error lies within its budget.
 | timeout | no answer within the item's time limit |
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -123,7 +121,7 @@ class Record:
         return json.dumps(self.to_form(), sort_keys=True, allow_nan=False, separators=(",", ":"))
 
     @classmethod
-    def from_form(cls, form: dict[str, Any]) -> Record:
+    def from_form(cls, form: dict[str, Any]) -> "Record":
         """Inverse of `to_form`. Records older than a field that has a default load with it.
 
         Raises ValueError for a newer schema, a field that is missing or unknown, and a wrong id.
@@ -147,7 +145,7 @@ class Record:
         return record
 
     @classmethod
-    def from_json(cls, line: str) -> Record:
+    def from_json(cls, line: str) -> "Record":
         """Inverse of `to_json`; ValueError as of `from_form`."""
         return cls.from_form(json.loads(line))
 

@@ -16,8 +16,6 @@ and all else stay the environment's. Wheels come from the package index, or from
 `ATTNLIB_WHEELS` names and then from nowhere else. A folder appears only when it is complete.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -10,8 +10,6 @@ With `--end-with-stdin` it exits when its parent closes stdin, so that an orphan
 the GPU without the lock.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import json

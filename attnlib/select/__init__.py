@@ -5,8 +5,6 @@ SGLang, mini-sglang, vLLM. `facts` says what a rule may ask, `rules` what a row 
 reads the tables, data/rules/*.yaml. Nothing here imports torch.
 """
 
-from __future__ import annotations
-
 from .explain import Choice, explain
 from .facts import GPUS, MODES, Call, UnknownFactError
 from .libraries import LIBRARIES

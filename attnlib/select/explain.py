@@ -6,8 +6,6 @@ decode and MLA. The name is a backend of the library that is asked about (say SG
 FlashInfer that it calls.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -42,7 +40,7 @@ class Choice:
     order: tuple[str, ...]
     reasons: tuple[Reason, ...]
     problem: str = ""
-    inner: Choice | None = None
+    inner: "Choice | None" = None
 
     @property
     def kernel(self) -> str:

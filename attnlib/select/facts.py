@@ -4,8 +4,6 @@ Modes stand in data/rules/README.md; records call an engine's modes the same. GP
 capabilities, with CUDA 12.8 or newer.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, fields
 from typing import Any
 

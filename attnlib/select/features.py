@@ -5,8 +5,6 @@ that say why; then the limits say what each backend can run. `python -m attnlib 
 file; a test holds it current.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby, product
 from pathlib import Path

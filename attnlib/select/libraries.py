@@ -4,8 +4,6 @@ The tables are data/rules/*.yaml; its README.md says how a row is written. A doc
 the library that it names, so an engine's file may also say how the engine calls FlashInfer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -3,8 +3,6 @@
 data/rules/README.md says how they are written.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -63,7 +61,7 @@ class Group:
     """Conditions joined by `or` (any of them) or `and` (all); `of` may hold groups again."""
 
     joint: str
-    of: tuple[Condition | Group, ...]
+    of: "tuple[Condition | Group, ...]"
 
     def holds(self, facts: Facts) -> bool:
         """Does any, or do all of them, hold?"""

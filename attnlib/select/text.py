@@ -1,7 +1,5 @@
 """A choice as text, and the command `explain`: what it takes and what it answers."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Mapping
@@ -20,8 +18,12 @@ REQUIRED: Mapping[str, str] = {
     "mode": ", ".join(MODES),
     "heads": "query and KV heads, such as 32/8",
 }
-_FIELDS = {field.name: str(field.type) for field in fields(Call)}
-_EXPECTED = {"bool": "yes or no", "int": "a number", "tuple[int, ...]": "as 8192x16 or 10,20"}
+_FIELDS = {field.name: field.type for field in fields(Call)}
+_EXPECTED: dict[Any, str] = {
+    bool: "yes or no",
+    int: "a number",
+    tuple[int, ...]: "as 8192x16 or 10,20",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -122,11 +124,11 @@ def _setting(text: str) -> tuple[str, Any]:
     kind = _FIELDS.get(name)
     if kind is None:
         raise ValueError(f"a call's field must be one of {', '.join(_FIELDS)}, got {name!r}")
-    if kind == "bool" and (value in ("yes", "no") or not given):
+    if kind is bool and (value in ("yes", "no") or not given):
         return name, value != "no"
     length, times, count = value.partition("x")
     numbers = [length] * int(count) if times and count.isdigit() else value.split(",")
-    if kind == "bool" or not all(number.isdigit() for number in numbers):
+    if kind is bool or not all(number.isdigit() for number in numbers):
         raise ValueError(f"{name} must be {_EXPECTED[kind]}, got {value!r}")
     lengths = tuple(int(number) for number in numbers)
-    return name, lengths[0] if kind == "int" else lengths
+    return name, lengths[0] if kind is int else lengths

@@ -6,8 +6,6 @@ pandas), `tables.py`, `figures.py` and `checks.py` what is made of its records.
 it is first asked for; `STUDIES` lists the studies.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from types import ModuleType

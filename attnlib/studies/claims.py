@@ -5,8 +5,6 @@ a function in the `checks.py` of a study; `evidence` says what a verdict means. 
 records are not there is `open` and says so; nothing is filled in for it.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields

@@ -13,8 +13,6 @@ A side of a comparison is a backend, or a backend of one release: `flashinfer-fa
 `expected` puts the questions that data/claims.yaml writes down, `checks` of a study all others.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -84,7 +82,7 @@ class Judged:
     verdicts: tuple[stats.Verdict, ...]
     records: tuple[str, ...]
 
-    def __add__(self, other: Judged) -> Judged:
+    def __add__(self, other: "Judged") -> "Judged":
         return Judged(self.verdicts + other.verdicts, self.records + other.records)
 
     def count(self, *words: str) -> int:

@@ -4,8 +4,6 @@ data/README.md has the fields. A check expects one of three things: a time (`exp
 family each release ran (`ran`), or that every trace has a kernel of some name (`kernel`).
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields

@@ -1,7 +1,5 @@
 """Stand-ins on the CPU for the libraries behind our backends."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 

@@ -3,8 +3,6 @@
 On the CPU the libraries are stand-ins that read what the libraries read, on a GPU they run.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 

@@ -1,7 +1,5 @@
 """What is special to decode metadata: rows, slots and lengths at the edges, and the baseline."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support.metadata_cases import POISON, STEPS, Shape, arguments, assert_right

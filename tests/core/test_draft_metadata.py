@@ -1,7 +1,5 @@
 """What is special to drafts: SGLang's own cases, pages that come again, and rows kept apart."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """FlashAttention-3 over pages: the call and its guard on the CPU, the kernels on a GPU."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

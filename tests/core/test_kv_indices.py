@@ -1,7 +1,5 @@
 """What is special to FlashInfer's page arrays: empty requests, full last pages, and no room."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """One table of limits: wrappers and `explain` give one answer, and it is the library's own."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from itertools import product

@@ -1,7 +1,5 @@
 """What every metadata builder promises, ours and the op-by-op baselines: one test per promise."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What is special to the step's one launch: the schedule's words, whose they are, and their use."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What single wrappers do beyond the contract of `test_backends`: buffers, padding, checks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

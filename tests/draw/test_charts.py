@@ -1,7 +1,5 @@
 """Shapes of figures: every row is there, in its place, under the word that its interval earns."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

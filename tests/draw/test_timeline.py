@@ -1,7 +1,5 @@
 """The timeline: which lanes there are, whatever else the trace holds."""
 
-from __future__ import annotations
-
 import pytest
 
 from attnlib.draw import style

@@ -1,7 +1,5 @@
 """The public names: listed once, all there, and the only ones that README and notebooks import."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

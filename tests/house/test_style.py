@@ -28,9 +28,9 @@ MAX_FILES_PER_FOLDER = 12
 # The budgets of the whole: decisions, so that the next thousand lines are one. Raise one with its
 # reason in the commit.
 MAX_ROOMS = 9  # and four front doors
-MAX_PACKAGE_LINES = 19_800  # on the way to 19,000
+MAX_PACKAGE_LINES = 19_560  # on the way to 19,000
 MAX_CORE_LINES = 4_800  # what an engine imports
-MAX_TEST_LINES = 17_960  # on the way to 15,500
+MAX_TEST_LINES = 17_830  # on the way to 15,500
 MAX_POSITIONAL = 5
 MAX_COMMENT_SHARE = 0.12
 MAY_PRINT = re.compile(r"attnlib/(cli|__main__|run/worker)\.py")
@@ -134,12 +134,8 @@ def test_every_argument_and_every_return_is_annotated():
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_module_opens_with_a_docstring_and_postponed_annotations(name):
-    tree = TREES[name]
-    assert ast.get_docstring(tree), "say what, why, and the contract"
-    is_pure_docstring = name.endswith("__init__.py") and len(tree.body) == 1
-    imports = (ast.unparse(node) for node in tree.body if isinstance(node, ast.ImportFrom))
-    assert is_pure_docstring or "from __future__ import annotations" in imports
+def test_a_module_opens_with_a_docstring(name):
+    assert ast.get_docstring(TREES[name]), "say what, why, and the contract"
 
 
 def test_only_the_command_line_and_the_worker_print():

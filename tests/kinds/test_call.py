@@ -1,7 +1,5 @@
 """One attention call in the worker, kind by kind: judged, timed, named, refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One contract for all kinds of case: names, JSON, and refusals that name the field."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """The check tells right from wrong: honest rounding passes, every planted mistake fails."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Costs: counted by hand, plans against brute force, the fa3 model against its own claims."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from itertools import product

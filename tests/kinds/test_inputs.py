@@ -1,7 +1,5 @@
 """Query and cache that do not fit their batch are refused before an oracle reads them."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Metadata in the worker: every word is checked before a time is taken."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Injected failures: each case differs as it says, and the guard refuses all but the harmless."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The 656-byte token: where its bytes lie, what is exact, what is refused."""
 
-from __future__ import annotations
-
 import struct
 
 import pytest

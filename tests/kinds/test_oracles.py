@@ -1,7 +1,5 @@
 """The oracles against second ones, written otherwise, and able to fail: decode, extend and MLA."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Steps of layers in the worker, and calls whose metadata does not fit."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Workloads: the same seed gives the same call anywhere, and its data is worth attending over."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Records made up for a view, and the published ones in replay mode."""
 
-from __future__ import annotations
-
 import pytest
 from support.explorer_records import FA2, FA3, QWEN, keep, keep_ceilings, publish, timed
 

@@ -1,7 +1,5 @@
 """Choices: named models and their shapes, the case that they make, the call that says them."""
 
-from __future__ import annotations
-
 import ast
 from dataclasses import fields, replace
 

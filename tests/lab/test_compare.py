@@ -1,7 +1,5 @@
 """What changed between two profiles: words, launches, totals. Spans by hand, and a real pair."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The numbers in the prose of the explorer's notebook are those of the committed records."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import nbformat

@@ -1,7 +1,5 @@
 """`%%attn_profile` in a real IPython shell: what it shows, keeps, writes, and how it fails."""
 
-from __future__ import annotations
-
 import json
 import re
 

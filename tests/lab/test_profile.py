@@ -1,7 +1,5 @@
 """Profiles of real callables: CPU operators anywhere, and on a GPU what really ran."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

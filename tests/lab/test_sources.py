@@ -1,7 +1,5 @@
 """Who answers: records offer what they hold, this GPU takes any size; and how wishes are met."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -4,8 +4,6 @@ Faults come through a sitecustomize module on PYTHONPATH, by page size: a worker
 memory, and one that hangs in the middle of writing a record.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from dataclasses import replace

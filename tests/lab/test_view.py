@@ -1,7 +1,5 @@
 """The view: its numbers are those of the records, its words are escaped, its call repeats it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The explorer's controls: what they offer, what they show, and that no choice ends the kernel."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

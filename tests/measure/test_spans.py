@@ -3,8 +3,6 @@
 No measurement: the times are round numbers, so that each sum can be checked by eye.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from attnlib.measure import spans

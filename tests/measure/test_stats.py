@@ -1,7 +1,5 @@
 """Ratios of paired rounds: right where the answer is known, honest where there is too little."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Timers: each by its own name, none stands in for another, all in microseconds."""
 
-from __future__ import annotations
-
 from functools import partial
 from statistics import median
 

@@ -1,7 +1,5 @@
 """Kernel names as CUDA tools spell them, down to the family they prove."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The checks about metadata: each says its words of records made to be so."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import product
 

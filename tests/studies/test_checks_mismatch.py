@@ -1,7 +1,5 @@
 """The checks about metadata that does not fit: each says its words of records made to be so."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 from support.ledger import judged

@@ -1,7 +1,5 @@
 """The checks about sparse MLA: never decided without Blackwell, and they say what was compared."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import product
 

@@ -1,7 +1,5 @@
 """The checks about pinning fa2: each says its words of records made to be so."""
 
-from __future__ import annotations
-
 from itertools import chain
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """The ledger of claims: whole, sourced, and each verdict standing on records that exist."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Evidence: how cases vote, and when records are not enough to say anything."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 from support.ledger import row

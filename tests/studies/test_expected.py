@@ -1,7 +1,5 @@
 """Checks that are data: each says confirmed, refuted or partly of records made to be so."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 import pandas as pd

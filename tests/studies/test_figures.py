@@ -1,7 +1,5 @@
 """Figures and tables of the published study: the data beside each picture, and stable bytes."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The numbers in the prose of notebooks and README are those of the committed records."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The numbers in the prose of the notebook on sparse MLA are those of the committed records."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """The numbers in the prose of the notebook on backends and modes are those of the records."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """The numbers about the decode policy in the notebook on backends are those of the records."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

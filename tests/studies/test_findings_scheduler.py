@@ -1,7 +1,5 @@
 """The numbers in the prose of notebooks 06 and 07 are those of the committed records."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The measured policy: its regret and confidence, and a fit that finds the rates of its times."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

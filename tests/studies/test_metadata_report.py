@@ -1,7 +1,5 @@
 """Tables and figures of metadata: right where all is there, and whole where designs are missing."""
 
-from __future__ import annotations
-
 import matplotlib
 import pandas as pd
 import pytest

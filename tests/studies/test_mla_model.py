@@ -1,7 +1,5 @@
 """The model of MLA calls: bounds counted by hand, and 32-bit offsets computed in 32 bits."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

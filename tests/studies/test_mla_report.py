@@ -1,7 +1,5 @@
 """Tables and figures of sparse MLA: right on made-up records, whole where designs are missing."""
 
-from __future__ import annotations
-
 import matplotlib
 import pandas as pd
 import pytest

@@ -1,7 +1,5 @@
 """Rows, tables and figures of all modes: right where all is there, whole where only some are."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import matplotlib

@@ -1,7 +1,5 @@
 """What rules lose: each rule chooses as its library does, and regret is time over the best."""
 
-from __future__ import annotations
-
 import math
 
 import matplotlib.pyplot as plt

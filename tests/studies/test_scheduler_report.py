@@ -1,7 +1,5 @@
 """Tables and pictures of FA3's schedule: on made-up steps, with rows missing, and by the model."""
 
-from __future__ import annotations
-
 import matplotlib
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """The studies: what they promise to cover, and that what is published is there and whole."""
 
-from __future__ import annotations
-
 import pytest
 
 from attnlib.run import store

@@ -1,7 +1,5 @@
 """Tables of the measurement itself, on frames whose answer is known."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 from support.frames import frame, timed

@@ -1,7 +1,5 @@
 """Vector files: drawn the same everywhere, read back as written, and judged without mercy."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -15,8 +15,6 @@ With `out`, `plan` writes into that plan's buffers, so a CUDA graph captured ove
 `run(q, cache, out)` sees the new lengths at its next replay.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from importlib import metadata

@@ -8,8 +8,6 @@ Query and cache share a dtype, FP8 included (its output is bfloat16). Not FlashI
 another kernel: the trace calls this one flash-attn-3.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, ClassVar

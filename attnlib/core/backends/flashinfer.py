@@ -13,8 +13,6 @@ Under CUDA graphs a prefill's first plan sets how many query rows there may be. 
 for the case that one request has them all; its workspace grows with rows x group size x heads.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

@@ -10,8 +10,6 @@ top-k in multiples of 64 too: more columns of -1. It checks no index, so `plan` 
 Shapes are in `attnlib.core.mla`.
 """
 
-from __future__ import annotations
-
 import importlib
 from dataclasses import dataclass, field, replace
 from typing import Any

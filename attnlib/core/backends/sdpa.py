@@ -5,8 +5,6 @@ dense tensors (which doubles the traffic: this is the baseline, not a contender)
 Gathering has a fixed shape for a fixed page table, so it can be captured in a CUDA graph.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field's own name
 

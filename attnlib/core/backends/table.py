@@ -4,8 +4,6 @@
 distribution whose releases it compares, `select` the words of engines, tables the label.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 PLANS = ("decode", "mla", "extend")

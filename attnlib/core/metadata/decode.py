@@ -13,8 +13,6 @@ live page, so work follows the lengths and not the table's width. A row needs no
 prefix sum, which is why the scan is off every other program's path.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

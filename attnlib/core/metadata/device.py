@@ -9,8 +9,6 @@ and each program sums the batch's blocks for itself. For one query token per req
 request has as many query tiles: then KV blocks of a split decide the order, causal or not.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -16,8 +16,6 @@ were a sequence: the last, partly filled page of the request's cache, copied for
 tokens after it. Verification then runs all drafted tokens of a request as one query.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

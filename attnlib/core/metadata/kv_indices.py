@@ -15,8 +15,6 @@ whole lines however they are aligned, and exact. The larger the batch, the more 
 more turns a program takes, so that summing stays small beside copying.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -7,8 +7,6 @@ launcher, which `require_known_launcher` compares with what it was written for (
 so another Triton is an error and not a wrong launch.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

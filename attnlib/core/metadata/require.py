@@ -9,8 +9,6 @@ A builder's tensors travel in one frozen bundle, in the order of its kernel's fi
 must be looked at in every call.
 """
 
-from __future__ import annotations
-
 from collections import namedtuple
 from typing import Any, NamedTuple
 

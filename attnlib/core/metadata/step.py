@@ -12,8 +12,6 @@ The kernel that follows may start before this one has ended, if it was launched 
 (programmatic dependent launch). FA3's attention, given metadata, is not: it starts afterwards.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -11,8 +11,6 @@ FlashInfer's rules are those of its scheduler.cuh (0.6.4) for a plan in a CUDA g
 `tests/core/test_plans.py` holds them to the library.
 """
 
-from __future__ import annotations
-
 import heapq
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -106,7 +104,7 @@ class _SmCost(int):
 
     sm: int
 
-    def __new__(cls, cost: int, sm: int) -> _SmCost:
+    def __new__(cls, cost: int, sm: int) -> "_SmCost":
         made = super().__new__(cls, cost)
         made.sm = sm
         return made

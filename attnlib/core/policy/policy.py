@@ -11,8 +11,6 @@ policy is plain data: `save` writes it as JSON, `load` needs NumPy alone. The st
 `backend_policy` makes one from records.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

@@ -18,8 +18,6 @@ Rates are of one backend and spec: a page size or group changes the kernel. The 
 to measured times, on `Calls.run_us`.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Sequence

@@ -24,8 +24,6 @@ is at capture and in eager calls, not at replay.
 request runs on few SMs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache

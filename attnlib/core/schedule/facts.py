@@ -7,8 +7,6 @@ hopper/tile_size.h (2025-08 and later), for compute capability 9.0; float32 wher
 No torch, no GPU.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -192,7 +190,7 @@ class SchedulerFacts:
         return float(alone) < 0.9 * float(together)
 
     @cached_property
-    def settled(self) -> SchedulerFacts:
+    def settled(self) -> "SchedulerFacts":
         """The same call with all that the host decides written out: what two calls must share."""
         causal, window = self.mask
         return replace(
@@ -203,7 +201,7 @@ class SchedulerFacts:
             num_splits=self.split_cap,
         )
 
-    def differences(self, other: SchedulerFacts) -> dict[str, tuple[object, object]]:
+    def differences(self, other: "SchedulerFacts") -> dict[str, tuple[object, object]]:
         """Fields that differ once both are settled: name -> (this one's, the other's)."""
         mine, others = self.settled, other.settled
         pairs = {f.name: (getattr(mine, f.name), getattr(others, f.name)) for f in fields(mine)}

@@ -12,8 +12,6 @@ Lengths are not read, which would synchronise: they must be the same tensor, not
 replayed graph, a tensor made in inference mode.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -4,8 +4,6 @@ FlashAttention-3 is `flash_attn_interface` (distributions flash-attn-3 and token
 `sgl_kernel.flash_attn` (sgl-kernel). Asking whether a module is there imports none.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import re

@@ -15,8 +15,6 @@ B4 is the batch size rounded up to 4. A block of 992 requests is scheduled by on
 than one CTA (batch over 992) every request gets one split and each CTA sorts its own requests.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property

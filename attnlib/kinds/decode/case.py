@@ -1,7 +1,5 @@
 """One decode attention call over a paged cache, as a case. No torch here."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -9,8 +9,6 @@ h // group_size:
 No batching, no splitting, no online softmax: nothing in common with the kernels it judges.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

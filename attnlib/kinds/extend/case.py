@@ -15,8 +15,6 @@ those of the causal mask. The modes are those of SGLang's FlashInfer backend (pu
 which passes a custom mask wherever it verifies drafts. No torch here.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -10,8 +10,6 @@ row of `custom_mask` says so under a custom one. Rows are taken a block at a tim
 scores fit into memory; nothing is split along the tokens.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

@@ -1,7 +1,5 @@
 """The metadata of one step, before its first layer, as a case. No torch here."""
 
-from __future__ import annotations
-
 from dataclasses import MISSING, dataclass, fields
 from typing import ClassVar
 

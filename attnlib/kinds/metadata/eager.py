@@ -5,8 +5,6 @@ the first: lengths, prefix sum, gather of token slots, division by the page size
 window a translation before the division.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

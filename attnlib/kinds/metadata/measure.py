@@ -1,7 +1,5 @@
 """A step's metadata: one builder, one case; every word checked, then traced and timed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass

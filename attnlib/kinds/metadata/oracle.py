@@ -1,7 +1,5 @@
 """What metadata must be, row by row in NumPy: slow, obvious, and independent of the builders."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

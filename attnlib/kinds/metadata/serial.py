@@ -5,8 +5,6 @@ of columns of one row over the table's full width, live or not. It makes the rea
 such a kernel slows with the batch; engines should not use it.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -10,8 +10,6 @@ torch and Triton only, so that file is loaded alone. Read in the releases:
 | from 0.5.21 | the same | `strided_indices` is gone; one kernel from 0.5.23 on |
 """
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 from collections.abc import Callable

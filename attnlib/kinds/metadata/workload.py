@@ -1,7 +1,5 @@
 """Seeded inputs of a metadata builder: a pool of requests, or the slots of drafts."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

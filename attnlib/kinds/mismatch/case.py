@@ -5,8 +5,6 @@ so `plan_splits` says without a GPU what the metadata holds and should hold, and
 allocates for.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 

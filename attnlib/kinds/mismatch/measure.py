@@ -13,8 +13,6 @@ outcome.
 | harmless | within the budget |
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import partial

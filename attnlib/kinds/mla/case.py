@@ -1,7 +1,5 @@
 """One call of multi-head latent attention, dense or over chosen tokens, as a case. No torch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

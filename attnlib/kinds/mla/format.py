@@ -13,8 +13,6 @@ are exact there. An e4m3 value has 4 significant bits and bfloat16 has 8: what `
 the bfloat16 tensor that the kernel sees, to the bit.
 """
 
-from __future__ import annotations
-
 import torch
 
 from ...core.spec import LATENT_DIM, MLA_HEAD_DIM, MLA_TOKEN_BYTES

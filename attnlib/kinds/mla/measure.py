@@ -12,8 +12,6 @@ chosen ones in their order), in float64:
 from page table and places, not from the slots that the kernels are given.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The attention of a whole decode step, layer after layer, as a case. No torch here."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -16,8 +16,6 @@ Layers take turns over copies of the cache, so that between two uses of a copy t
 as far as a model of so many layers would.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from dataclasses import replace

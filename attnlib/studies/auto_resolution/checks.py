@@ -1,7 +1,5 @@
 """The check of what pull requests say of Blackwell's `auto`: read in the rules, not measured."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from ...select import explain

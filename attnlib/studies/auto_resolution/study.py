@@ -1,7 +1,5 @@
 """Which kernel each release's `auto` runs for decode, for 16-bit and FP8 tensors."""
 
-from __future__ import annotations
-
 from ...core.spec import AttnSpec
 from ...kinds.decode.case import DecodeCase
 from ...run.study import Grid, Study

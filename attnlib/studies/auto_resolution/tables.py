@@ -1,7 +1,5 @@
 """Tables of the study `auto_resolution`: what the rule says, and what ran."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pandas as pd

@@ -4,8 +4,6 @@ No shape is round. Batch sizes and lengths are spread evenly over the logarithms
 R2 sequence); the held-out ones are drawn at random and are in none of the policy's records.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

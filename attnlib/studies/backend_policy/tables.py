@@ -5,8 +5,6 @@ those of `select.explain`; the measured policy learns from the study's known cas
 regret depends on what else could have run, so there are two pools of backends.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Checks of claims about SGLang's fused metadata kernel; the op by op it replaced is our own."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from ...run.frame import launches

@@ -4,8 +4,6 @@ The rival `metadata-serial` is the design that SGLang shipped, written anew; SGL
 join where a `sglang` distribution is given as an overlay.
 """
 
-from __future__ import annotations
-
 from itertools import product
 
 from ...core.spec import AttnSpec

@@ -5,8 +5,6 @@ say otherwise; a design or size that was not measured leaves its column or row o
 study `backend` holds the design's name, so that two releases of one library are two designs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

@@ -4,8 +4,6 @@ Each item has a process of its own, and is timed before it is traced: once a pro
 process, its callbacks stay on and slow every launch.
 """
 
-from __future__ import annotations
-
 from ...run.study import Grid, Study
 from ..decode_metadata.study import DESIGNS, METADATA, SGLANG, SGLANG_RELEASES
 

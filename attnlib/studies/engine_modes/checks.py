@@ -4,8 +4,6 @@ In the records FlashInfer 0.6.4 is pinned to fa2 and to fa3, mode by mode. What 
 to its wrappers is no record's business; what a wrapper pinned so runs, and in what time, is.
 """
 
-from __future__ import annotations
-
 import pandas as pd
 
 from ...kinds.extend.case import MODES

@@ -6,8 +6,6 @@ items are timed by the profiler: kernels planned as for an eager call, without t
 launches, which a process that has profiled before would lengthen.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import product
 

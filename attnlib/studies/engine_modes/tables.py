@@ -9,8 +9,6 @@ a mode goes through, `library` is FlashAttention-3 itself. `group` is the mode, 
 split by whether the cache held a prefix. Decode has one query per request and no mask to choose.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 

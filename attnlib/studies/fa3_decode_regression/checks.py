@@ -1,7 +1,5 @@
 """Checks of claims about the regression that no single comparison decides."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pandas as pd

@@ -3,8 +3,6 @@
 The headline cases are measured on every release around the regression, in three rounds.
 """
 
-from __future__ import annotations
-
 from itertools import product
 
 from ...core.spec import LENGTHS, AttnSpec

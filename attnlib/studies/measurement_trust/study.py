@@ -1,7 +1,5 @@
 """Timers against each other, A/A noise, cold caches, on cases that fit a cache or do not."""
 
-from __future__ import annotations
-
 from ...run.study import Grid, Study
 from ..fa3_decode_regression.study import FIXED, PINNED, TRUST_MACHINE, _case
 

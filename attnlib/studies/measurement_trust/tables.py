@@ -3,8 +3,6 @@
 Frames are those of the study `measurement_trust`, a row per record.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 

@@ -4,8 +4,6 @@ The records are of one GPU given metadata that does not fit its call, past the g
 engine is not run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pandas as pd

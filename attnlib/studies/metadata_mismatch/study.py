@@ -1,7 +1,5 @@
 """Scheduler metadata that does not fit its attention call: with the guard, and past it."""
 
-from __future__ import annotations
-
 from itertools import product
 
 from ...kinds.mismatch.case import MISMATCHES, MismatchCase

@@ -1,7 +1,5 @@
 """Tables of the study `metadata_mismatch`: metadata that does not fit, guarded or past it."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from ...kinds.mismatch.case import MISMATCHES, predict_splits

@@ -4,8 +4,6 @@
 cache ends before it and one behind it; the batches differ by one request.
 """
 
-from __future__ import annotations
-
 from ...core.spec import MlaSpec
 from ...kinds.mla.case import MlaCase
 from ...run.study import Grid, Study

@@ -1,7 +1,5 @@
 """All metadata of a step in one launch: what that is worth, alone and before 32 layers."""
 
-from __future__ import annotations
-
 from ...run.study import Grid, Study
 from ..decode_metadata.study import LLAMA_STEPS
 

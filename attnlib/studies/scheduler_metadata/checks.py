@@ -1,7 +1,5 @@
 """Checks of claims about FA3's schedule, made once per step in place of once per layer."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from ...run.frame import decode_rows, launches

@@ -1,7 +1,5 @@
 """FlashAttention-3's scheduler metadata: in every layer, or once per step."""
 
-from __future__ import annotations
-
 from itertools import product
 
 from ...core.spec import AttnSpec

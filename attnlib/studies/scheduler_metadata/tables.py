@@ -6,8 +6,6 @@ rounds. The prepare kernel's own time is that of the kernel alone in a graph, at
 size.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -7,8 +7,6 @@ request block by block of query rows inside a split, splits inside a head
 KV blocks, so times are a model: loads, the epilogue and the combine kernel are left out.
 """
 
-from __future__ import annotations
-
 import heapq
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ each other line is a call and its `words`, or the library's `refused`. Lengths a
 `LengthSpec` regenerates them (NumPy's PCG64), so a file of thousands of calls stays small.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from dataclasses import dataclass
@@ -78,7 +76,7 @@ class Call:
         return self.seq_lens.sample(batch_size), q_lens
 
     @classmethod
-    def from_dict(cls, form: dict[str, Any]) -> Call:
+    def from_dict(cls, form: dict[str, Any]) -> "Call":
         """The call of a line of a vector file, where what is usual goes unsaid."""
         q_lens = LengthSpec(**form["q_lens"]) if form["q_lens"] else None
         return cls(SchedulerFacts(**form["facts"]), LengthSpec(**form["seq_lens"]), q_lens)

@@ -8,8 +8,6 @@
 | rounding | depends on how the GPU rounds one quotient |
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ No Blackwell GPU is on record, so none of them is decided here. A check says wha
 its place, on a Hopper GPU, with other kernels and another cache on FlashInfer's side.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pandas as pd

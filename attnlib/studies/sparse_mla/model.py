@@ -15,8 +15,6 @@ FlashInfer before pull request #3136 computed `index * page_stride` of an int32 
 apart the kernel reads other tokens from `first_lost_token` on.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ...core.spec import MLA_HEAD_DIM

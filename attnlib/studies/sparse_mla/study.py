@@ -5,8 +5,6 @@ alone: the same seed, the same tokens, one of them quantised. Heads are those of
 parallelism 1, 2, 4 and 8 of DeepSeek's 128.
 """
 
-from __future__ import annotations
-
 from itertools import product
 
 from ...core.spec import MlaSpec

@@ -9,8 +9,6 @@ pair up, `case` is in these rows the one over a bfloat16 cache, of either; `in_f
 other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 
