@@ -3,6 +3,8 @@
 What CUDA reports (SMs, L2, memory) is asked for, and stands in every record.
 """
 
+from dataclasses import dataclass
+
 REFERENCE = "sm90"
 """Architecture of the published records, as `select` spells it: they are of an H200."""
 HOPPER = 9
@@ -27,3 +29,34 @@ SECTOR_BYTES = 32
 """The least that the L2 cache hands out."""
 FETCH_BYTES = 64
 """The least that it reads from memory: cudaLimitMaxL2FetchGranularity, and what an H200 takes."""
+
+
+@dataclass(frozen=True)
+class Fa2Rates:
+    """What blocks of fa2 take, for `core.fa2.choice`: whole numbers but for the two rates.
+
+    `memory_gbps` is what all blocks together reach, `block_gbps` one alone; `block_tokens` is what
+    starting a block costs, in tokens. `start_ps`, `merge_ps` per partial row and query head,
+    `deep_ps` per chunk of the longest request and `cut_ps` of any cut are picoseconds. The shares
+    (in 1/1024) and `mixing` say how the last blocks end: see `core.fa2.choice.predicted_ps`.
+    """
+
+    memory_gbps: float
+    block_gbps: float
+    block_tokens: int
+    start_ps: int
+    merge_ps: int
+    deep_ps: int
+    cut_ps: int
+    mean_share: int = 139
+    longest_share: int = 149
+    mixing: int = 96
+
+
+FA2_RATES = {
+    16: Fa2Rates(4986, 39.5, 39, 9_400_000, 707, 23_700, 1_315_000),
+    64: Fa2Rates(4169, 23.6, 31, 5_800_000, 207, 23_700, 1_780_000),
+    128: Fa2Rates(3271, 14.0, 78, 4_300_000, 332, 23_700, 818_000),
+}
+"""Query rows of a block -> rates on an H200, fitted to the chunk sweeps of study `fa2_plan`.
+Elsewhere they are a guess: `attnlib.core.fa2` measures them."""

@@ -1,0 +1,157 @@
+"""Plan for a FlashInfer wrapper of your own, on the GPU.
+
+    wrapper.plan(...)                              # once, as at capture: FlashInfer sets it up
+    planner = Fa2Planner(wrapper, num_qo_heads=32, num_kv_heads=8, head_dim=128, max_seq_len=131072)
+    with torch.cuda.graph(graph):
+        planner.plan(seq_lens)                     # replayed: plans for the lengths of the step
+        for layer in layers:
+            wrapper.run(q, cache)
+
+`wrapper` is a BatchDecodeWithPagedKVCacheWrapper (tensor cores) or a
+BatchPrefillWithPagedKVCacheWrapper of fa2 in CUDA-graph mode. Its page arrays stay its own: fill
+them as before, or by `core.metadata.build_kv_indices`, with the same lengths.
+
+What FlashInfer keeps private is read and set in `_Wrapper` alone.
+"""
+
+from typing import Any
+
+import torch
+
+from ..backends.base import installed_version
+from .choice import PlanShape
+from .kernel import PlanTensors, plan_fa2, tables
+from .library import RELEASES
+from .words import Layout
+
+MAX_TOKENS = 2**24
+"""Of a request: the kernel divides by way of float32."""
+
+
+class _Wrapper:
+    """The attributes of a wrapper that are not public, in releases 0.5.3 to 0.7.2."""
+
+    NAMES = (
+        *("_plan_info", "_int_workspace_buffer", "_float_workspace_buffer", "_fixed_batch_size"),
+        *("_qo_indptr_buf", "_use_cuda_graph", "_backend", "_num_qo_heads", "_num_kv_heads"),
+        *("_window_left", "_cached_q_data_type", "_cached_kv_data_type"),
+    )
+
+    def __init__(self, wrapper: Any) -> None:
+        for name in self.NAMES:
+            if not hasattr(wrapper, name):
+                raise RuntimeError(
+                    f"wrapper must be a paged wrapper of FlashInfer that has been planned once, "
+                    f"got {type(wrapper).__name__} without {name}"
+                )
+            setattr(self, name.removeprefix("_"), getattr(wrapper, name))
+
+
+class Fa2Planner:
+    """See the module. `shape` is what was fixed, `layout` where the words lie."""
+
+    def __init__(
+        self,
+        wrapper: Any,
+        *,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        max_seq_len: int,
+        q_len: int = 1,
+        num_sms: int = 0,
+    ) -> None:
+        """Take over a planned wrapper: `q_len` queries per request, requests of at most
+        `max_seq_len` tokens. `num_sms` SMs are planned for, all of the GPU's if 0.
+
+        Raises RuntimeError for a wrapper or release that is not known, ValueError for one that is
+        not fa2 in CUDA-graph mode, was planned for other heads, or whose workspaces are too small.
+        """
+        _require_release()
+        own = _Wrapper(wrapper)
+        _require_fa2(own)
+        _require_heads(own, num_qo_heads, num_kv_heads)
+        if not 0 < max_seq_len <= MAX_TOKENS:
+            raise ValueError(f"max_seq_len must be in 1..{MAX_TOKENS}, got {max_seq_len}")
+        device = own.int_workspace_buffer.device
+        if not num_sms:
+            num_sms = torch.cuda.get_device_properties(device).multi_processor_count
+        self.shape = PlanShape(
+            num_qo_heads,
+            num_kv_heads,
+            head_dim,
+            own.cached_kv_data_type.itemsize,
+            own.fixed_batch_size,
+            max_seq_len,
+            num_sms,
+            q_len,
+            own.window_left,
+        )
+        self.layout = Layout.of(self.shape)
+        room = own.int_workspace_buffer.view(torch.uint8).flatten()
+        _require_room("int", room, self.layout.int_bytes)
+        floats = own.float_workspace_buffer.view(torch.uint8).flatten()
+        _require_room("float", floats, self.layout.float_bytes)
+        self.wrapper, self.info = wrapper, self.layout.info(self.shape)
+        self._words = room[: self.layout.valid].view(torch.int32)
+        self._valid = room[self.layout.valid : self.layout.int_bytes]
+        self._tables = tables(self.shape, device)
+        self._mark = torch.zeros(1, device=device)
+        own.qo_indptr_buf.copy_(torch.arange(self.shape.max_batch_size + 1) * q_len)
+
+    def plan(
+        self, seq_lens: torch.Tensor, *, seq_len_delta: int = 0, fence: bool = True
+    ) -> None:
+        """Plan for `seq_lens` [bs] int32 or int64 on the GPU, `seq_len_delta` added.
+
+        One launch, capturable, nothing is read back. Fewer requests than the wrapper's are padded
+        with empty ones. `wrapper.run` uses this plan until `wrapper.plan` is called again.
+
+        FlashInfer's kernels read the plan before they wait for the kernel ahead of them
+        (programmatic dependent launch), so another one must come in between: that is `fence`. A
+        model whose projections come in between may go without.
+        """
+        plan_fa2(
+            PlanTensors(seq_lens, *self._tables, self._words, self._valid),
+            self.shape,
+            seq_len_delta=seq_len_delta,
+        )
+        self.wrapper._plan_info = self.info
+        if fence:
+            self._mark.zero_()
+
+
+def _require_release() -> None:
+    found = installed_version("flashinfer-python")
+    if found not in RELEASES:
+        raise RuntimeError(
+            f"flashinfer-python must be a release whose plan is known ({', '.join(RELEASES)}), "
+            f"got {found or 'none'}"
+        )
+
+
+def _require_fa2(own: Any) -> None:
+    if not own.use_cuda_graph or own.backend != "fa2" or len(own.plan_info or ()) != 15:
+        raise ValueError(
+            "wrapper must be fa2 in CUDA-graph mode, planned once (use_cuda_graph=True and "
+            f"backend='fa2'; decode: use_tensor_cores=True), got use_cuda_graph="
+            f"{own.use_cuda_graph}, backend={own.backend!r}, "
+            f"a plan of {len(own.plan_info or ())} integers"
+        )
+
+
+def _require_heads(own: Any, num_qo_heads: int, num_kv_heads: int) -> None:
+    planned = (own.num_qo_heads, own.num_kv_heads)
+    if planned != (num_qo_heads, num_kv_heads):
+        raise ValueError(
+            f"num_qo_heads, num_kv_heads must be those the wrapper was planned for, {planned}, "
+            f"got {(num_qo_heads, num_kv_heads)}"
+        )
+
+
+def _require_room(name: str, buffer: torch.Tensor, needed: int) -> None:
+    if buffer.numel() < needed:
+        raise ValueError(
+            f"the wrapper's {name} workspace must have {needed:,} bytes for this plan, got "
+            f"{buffer.numel():,}: give it a larger one, or a smaller batch"
+        )
