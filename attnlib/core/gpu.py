@@ -33,30 +33,33 @@ FETCH_BYTES = 64
 
 @dataclass(frozen=True)
 class Fa2Rates:
-    """What blocks of fa2 take, for `core.fa2.choice`: whole numbers but for the two rates.
+    """What blocks of fa2 take, for `core.fa2.choice`.
 
     `memory_gbps` is what all blocks together reach, `block_gbps` one alone; `block_tokens` is what
-    starting a block costs, in tokens. `start_ps`, `merge_ps` per partial row and query head,
-    `deep_ps` per chunk of the longest request and `cut_ps` of any cut are picoseconds. The shares
-    (in 1/1024) and `mixing` say how the last blocks end: see `core.fa2.choice.predicted_ps`.
+    starting a block costs, in tokens. Microseconds: `start_us`, `merge_us` per partial row and
+    query head, `deep_us` per part of the longest request, `cut_us` of any cut. The shares and
+    `mixing` say how the last blocks end: see `core.fa2.choice.predicted_us`.
     """
 
     memory_gbps: float
     block_gbps: float
-    block_tokens: int
-    start_ps: int
-    merge_ps: int
-    deep_ps: int
-    cut_ps: int
-    mean_share: int = 139
-    longest_share: int = 149
-    mixing: int = 96
+    block_tokens: float
+    merge_us: float = 5.9e-4
+    cut_us: float = 1.39
+    start_us: float = 9.6
+    deep_us: float = 0.0287
+    mean_share: float = 0.142
+    longest_share: float = 0.137
+    mixing: float = 91.0
 
 
 FA2_RATES = {
-    16: Fa2Rates(4986, 39.5, 39, 9_400_000, 707, 23_700, 1_315_000),
-    64: Fa2Rates(4169, 23.6, 31, 5_800_000, 207, 23_700, 1_780_000),
-    128: Fa2Rates(3271, 14.0, 78, 4_300_000, 332, 23_700, 818_000),
+    16: Fa2Rates(4767, 44.3, 34),
+    64: Fa2Rates(4169, 23.6, 31, 2.1e-4, 1.78, 5.8),
+    128: Fa2Rates(3271, 14.0, 78, 3.3e-4, 0.82, 4.3),
+    (16, 64, 2): Fa2Rates(4007, 54.2, 40, 1.9e-4, 0.71),
+    (16, 256, 2): Fa2Rates(4943, 42.0, 34),
+    (16, 128, 1): Fa2Rates(3129, 12.3, 67, 6.9e-4, 0.64),
 }
-"""Query rows of a block -> rates on an H200, fitted to the chunk sweeps of study `fa2_plan`.
-Elsewhere they are a guess: `attnlib.core.fa2` measures them."""
+"""Query rows of a block, or (rows, head_dim, bytes of a KV element) -> rates on an H200, fitted to
+chunk sweeps there. Elsewhere they are a guess."""

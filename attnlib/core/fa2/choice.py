@@ -1,10 +1,10 @@
 """Into which KV chunks FlashInfer's fa2 should cut a batch: the chunk of the least predicted time.
 
 All requests of a call share one chunk. A shorter one spreads a long request over more blocks and
-ends the last wave sooner; each block and each merged row costs time. The prediction, in whole
-picoseconds so that the GPU's choice is this one bit for bit:
+ends the last wave sooner; each block and each merged row costs time. The prediction, in
+float32 without fused steps, so that the GPU's choice is this one bit for bit:
 
-    rate     blocks share the memory: a token takes `per_token(x)` while x blocks are in flight
+    rate     blocks share the memory: a token takes hypot(x * shared, alone) while x are in flight
     a wave   blocks that fit the slots: the short ones first, then the whole chunks alone
     waves    all tokens at the rate of full slots, then the drain: of equal blocks a last partial
              wave, of uneven ones a share of a block; the more they vary, the more the second
@@ -29,8 +29,6 @@ WHOLE = 32
 LADDER = tuple(
     round(MIN_CHUNK * 1.17**step / CHUNK_STEP) * CHUNK_STEP for step in range(2, WHOLE + 2)
 )
-PARTS = 1024
-"""Shares are counted in 1/1024."""
 TILE_TOKENS = 128
 """Tokens that a block takes at once, at head_dim 128 and 16 bits."""
 EXTRA_WAVES = 8
@@ -92,7 +90,40 @@ class PlanShape:
     @property
     def rates(self) -> Fa2Rates:
         """Constants of the kernels that run this shape."""
-        return FA2_RATES[self.tile]
+        return FA2_RATES.get((self.tile, self.head_dim, self.kv_bytes), FA2_RATES[self.tile])
+
+    @property
+    def copies(self) -> int:
+        """Blocks of the GPU's grid per block of a KV head and query tile."""
+        return self.num_kv_heads * self.q_tiles
+
+    @property
+    def shared_us(self) -> float:
+        """Microseconds per token and block in flight, of memory that all share."""
+        return 2 * self.head_dim * self.kv_bytes / (self.rates.memory_gbps * 1e3)
+
+    @property
+    def alone_us(self) -> float:
+        """Microseconds per token of a block that is alone."""
+        return 2 * self.head_dim * self.kv_bytes / (self.rates.block_gbps * 1e3)
+
+    def us_per_token(self, blocks: np.ndarray) -> np.ndarray:
+        """Microseconds per token while so many blocks are in flight, float32."""
+        shared = np.clip(blocks, f32(1), f32(self.slots)) * f32(self.shared_us)
+        return np.sqrt(shared * shared + f32(self.alone_us**2))
+
+    @property
+    def merge_us(self) -> float:
+        """Microseconds per further part of a request."""
+        return self.rates.merge_us * self.q_len * self.num_qo_heads
+
+    @property
+    def coarse(self) -> int:
+        """Squares are counted in tiles of 128 << coarse tokens, so that int32 holds their sum."""
+        shift, rows = 0, self.max_batch_size
+        while (self.max_seq_len // (TILE_TOKENS << shift) + 1) ** 2 * rows >= INT32_MAX:
+            shift += 1
+        return shift
 
 
 @dataclass(frozen=True)
@@ -121,8 +152,7 @@ def choose(shape: PlanShape, seq_lens: np.ndarray) -> Choice:
     chunks = candidates(lens)
     blocks = -(-lens // chunks[:, None])
     per_head = blocks.sum(1) * shape.q_tiles
-    ps = predicted_ps(shape, lens, chunks)
-    us = np.where(per_head <= shape.max_blocks, ps / 1e6, np.inf)
+    us = np.where(per_head <= shape.max_blocks, predicted_us(shape, lens, chunks), np.inf)
     return Choice(chunks, per_head, us, int(us.argmin()))
 
 
@@ -144,56 +174,52 @@ def candidates(lens: np.ndarray) -> np.ndarray:
     return np.maximum(np.concatenate([equal, np.array(LADDER)]), MIN_CHUNK)
 
 
-def per_token(shape: PlanShape) -> np.ndarray:
-    """Picoseconds per token and block while x blocks are in flight, int64 [slots + 1]; x = 0 is as
-    1. Alone a block waits for its own loads, together blocks share the memory."""
-    rates, x = shape.rates, np.maximum(np.arange(shape.slots + 1), 1)
-    token_bytes = 2 * shape.head_dim * shape.kv_bytes
-    shared = token_bytes * x / (rates.memory_gbps * 1e-3)
-    alone = token_bytes / (rates.block_gbps * 1e-3)
-    return np.rint(np.hypot(shared, alone)).astype(np.int64)
+def predicted_us(shape: PlanShape, lens: np.ndarray, chunks: np.ndarray) -> np.ndarray:
+    """Predicted microseconds of a call for `chunks` [n], float32 [n]; see the module.
 
-
-def predicted_ps(shape: PlanShape, lens: np.ndarray, chunks: np.ndarray) -> np.ndarray:
-    """Predicted picoseconds of a call, int64 [n] for `chunks` [n]; see the module."""
-    rates, table, slots = shape.rates, per_token(shape), shape.slots
-    copies = shape.num_kv_heads * shape.q_tiles
-    live, longest = max((lens > 0).sum(), 1), lens.max(initial=0)
+    Every step rounds to float32, in this order: the kernel takes the same steps.
+    """
+    rates, unit = shape.rates, TILE_TOKENS << shape.coarse
+    longest, live = lens.max(initial=0), max((lens > 0).sum(), 1)
     parts = -(-lens // chunks[:, None])
-    last = lens - (parts - 1) * chunks[:, None]
-    tiles = np.where(lens > 0, -(-last // TILE_TOKENS), 0)
-    n, uncut = parts.sum(1), ((parts == 1) & (lens > 0)).sum(1)
-    ends, squares = tiles.sum(1), (tiles * tiles).sum(1)
+    last = np.where(lens > 0, lens - (parts - 1) * chunks[:, None], 0)
+    n = f32(parts.sum(1))
+    ends = f32((-(-last // TILE_TOKENS)).sum(1))
+    squares = f32(((-(-last // unit)) ** 2).sum(1))
+    own, some, tile = f32(rates.block_tokens), f32(live), f32(TILE_TOKENS)
     # Of one KV head and query tile: tokens that blocks stand for, what starting them costs included
-    own = rates.block_tokens
-    chunk = -(-chunks // TILE_TOKENS) * TILE_TOKENS + own
-    whole = n - live
-    rest = ends * TILE_TOKENS + own * live
-    work = np.maximum(whole * chunk + rest, 1)
-    power = whole * chunk * chunk + squares * TILE_TOKENS**2
-    power = power + 2 * own * TILE_TOKENS * ends + own * own * live
-    longest_block = -(-np.minimum(chunks, longest) // TILE_TOKENS) * TILE_TOKENS + own
+    chunk = f32(-(-chunks // TILE_TOKENS) * TILE_TOKENS) + own
+    whole = n - some
+    rest = ends * tile + some * own
+    work = whole * chunk + rest
+    power = squares * f32(unit * unit) + ends * (2 * own * tile)
+    power = whole * (chunk * chunk) + (power + some * (own * own))
+    longest_block = f32(-(-np.minimum(chunks, longest) // TILE_TOKENS) * TILE_TOKENS) + own
 
-    def at(blocks: np.ndarray) -> np.ndarray:
-        return table[np.clip(blocks, 1, slots)]
-
+    at = shape.us_per_token
+    copies, slots = f32(shape.copies), f32(shape.slots)
     blocks = n * copies
-    mean = rest // live
+    mean = rest / some
     short = np.minimum(mean, chunk)
     one = short * at(blocks) + (chunk - short) * at(whole * copies)
-    even = mean * at(blocks) + (longest_block - mean) * at(blocks // 2)
+    even = mean * at(blocks) + (longest_block - mean) * at(blocks * f32(0.5))
     one = np.where(whole > 0, one, even)
-    waves, left = blocks // slots, blocks % slots
-    full = work * copies * table[slots] // slots
-    partial = work // np.maximum(n, 1) * (at(left) - left * table[slots] // slots)
-    partial = np.where(left > 0, partial, 0)
-    uneven = (rates.mean_share * (power // work) + rates.longest_share * longest_block) * table[1]
-    uneven = uneven // PARTS
-    spread = np.maximum(power * n - work * work, 0) // (work * work // PARTS + 1)
-    weight = np.minimum(rates.mixing * waves * spread, 2**20)
-    drain = (partial * PARTS + weight * uneven) // (PARTS + weight)
-    body = np.where(blocks <= slots, one, full + drain)
-    merged = (n - uncut) * shape.q_len * shape.num_qo_heads * rates.merge_ps
-    deepest = -(-longest // chunks)
-    cut = np.where(deepest > 1, rates.cut_ps, 0)
-    return rates.start_ps + body + merged + deepest * rates.deep_ps + cut
+    waves = np.floor(blocks / slots)
+    left = blocks - waves * slots
+    per_slot = at(slots) / slots
+    partial = work / np.maximum(n, f32(1)) * (at(left) - left * per_slot)
+    partial = np.where(left > 0, partial, f32(0))
+    uneven = (power / work) * f32(rates.mean_share) + longest_block * f32(rates.longest_share)
+    uneven = uneven * at(f32(1))
+    spread = np.maximum(power * n / (work * work) - f32(1), f32(0))
+    weight = waves * f32(rates.mixing) * spread
+    many = work * copies * per_slot + (partial + weight * uneven) / (f32(1) + weight)
+    deepest = f32(-(-longest // chunks))
+    cut = np.where(deepest > 1, f32(rates.cut_us), f32(0))
+    merge = whole * f32(shape.merge_us) + deepest * f32(rates.deep_us)
+    return np.where(blocks <= slots, one, many) + (merge + (cut + f32(rates.start_us)))
+
+
+def f32(value: object) -> np.ndarray:
+    """`value` as float32."""
+    return np.asarray(value, np.float32)

@@ -1,6 +1,6 @@
 """A plan for FlashInfer's fa2 in one launch: the choice of `choice`, the words of `words`.
 
-    chunk        = the candidate with the least predicted time, in whole numbers: that of the twin
+    chunk        = the candidate with the least predicted time, step by step as the twin
     parts[i]     = ceil(len[i] / chunk), 0 of an empty request
     o_indptr     = 0 and running sums of parts * q_len
     merge_indptr = 0 and, per query row, running sums of parts
@@ -8,10 +8,14 @@
 
 Every program chooses for itself, since waiting for another would cost more, then writes its share
 of the blocks: it counts the requests that end before each. All words are written in every launch.
+
+Predicted times are float32 and equal the twin's to the bit: no multiply-add is fused, divisions and
+square roots round to nearest, and sums are sums of integers.
 """
 
 from collections import namedtuple
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -20,16 +24,19 @@ from ..batch import require_tensor
 from ..metadata.launch import Derived, Grid, Launcher
 from ..metadata.require import EveryCall, require_one_device
 from ..spec import INT32_MAX, require_int
-from .choice import CHUNK_STEP, LADDER, MIN_CHUNK, PARTS, TILE_TOKENS, WHOLE, PlanShape, per_token
+from .choice import CHUNK_STEP, LADDER, MIN_CHUNK, TILE_TOKENS, WHOLE, PlanShape, f32
 from .words import Layout
 
-ROWS = 64
-"""Requests that a program looks at at once, for all candidates."""
-BLOCKS = 64
+SCORED = 64
+"""Requests that a program looks at at once for all candidates; LISTED for its own blocks."""
+LISTED = 256
+WIDE = 1024
+"""Requests of which the longest is found at once."""
+BLOCKS = 32
 """Blocks of the grid that a program writes."""
 WARPS = 8
 
-PlanTensors = namedtuple("PlanTensors", "seq_lens ladder table words valid")
+PlanTensors = namedtuple("PlanTensors", "seq_lens ladder words valid")
 
 
 @triton.jit
@@ -40,108 +47,120 @@ def counted_lengths(seq_lens_ptr, rows, batch, delta, most):
 
 
 @triton.jit
-def parts_of(lens, chunks):
-    """ceil(lens / chunks) exactly, for lengths below 2^24: a float's quotient is off by one."""
-    quotient = (lens.to(tl.float32) / chunks.to(tl.float32)).to(tl.int32)
-    rest = lens - quotient * chunks
-    quotient = tl.where(rest < 0, quotient - 1, tl.where(rest >= chunks, quotient + 1, quotient))
-    return quotient + (quotient * chunks < lens).to(tl.int32)
+def parts_of(lens, inverse):
+    """ceil(lens / chunk), given 1 / chunk: half a token from the next whole number, a float32
+    quotient of lengths up to 2^21 cannot reach it."""
+    return ((lens.to(tl.float32) - 0.5) * inverse + 1.0).to(tl.int32)
+
+
+@triton.jit
+def us_per_token(blocks, slots, shared_us, alone):
+    """Microseconds per token while so many blocks are in flight; `alone` is squared."""
+    shared = tl.minimum(tl.maximum(blocks, 1.0), slots) * shared_us
+    return tl.sqrt_rn(shared * shared + alone)
+
+
+@triton.jit
+def predicted_us(n, ends, squares, live, longest, chunks, FACTS: tl.constexpr, UNITS: tl.constexpr):
+    """`choice.predicted_us`, of sums over the batch per candidate [64] int32."""
+    TILE: tl.constexpr = UNITS[0]
+    UNIT: tl.constexpr = UNITS[1]
+    copies: tl.constexpr = FACTS[0]
+    slots: tl.constexpr = FACTS[1]
+    shared_us: tl.constexpr = FACTS[2]
+    alone: tl.constexpr = FACTS[3]
+    own: tl.constexpr = FACTS[4]
+    twice_own: tl.constexpr = FACTS[5]
+    own_squared: tl.constexpr = FACTS[6]
+    n = n.to(tl.float32)
+    ends = ends.to(tl.float32)
+    some = live.to(tl.float32)
+    chunk = ((chunks + (TILE - 1)) // TILE * TILE).to(tl.float32) + own
+    whole = n - some
+    rest = ends * TILE + some * own
+    work = whole * chunk + rest
+    power = squares.to(tl.float32) * (UNIT * UNIT) + ends * twice_own
+    power = whole * (chunk * chunk) + (power + some * own_squared)
+    block = tl.minimum(chunks, longest)
+    longest_block = ((block + (TILE - 1)) // TILE * TILE).to(tl.float32) + own
+    blocks = n * copies
+    mean = tl.div_rn(rest, some)
+    short = tl.minimum(mean, chunk)
+    at_all = us_per_token(blocks, slots, shared_us, alone)
+    at_whole = us_per_token(whole * copies, slots, shared_us, alone)
+    at_half = us_per_token(blocks * 0.5, slots, shared_us, alone)
+    one = short * at_all + (chunk - short) * at_whole
+    one = tl.where(whole > 0, one, mean * at_all + (longest_block - mean) * at_half)
+    waves = tl.floor(tl.div_rn(blocks, slots + blocks * 0.0))
+    left = blocks - waves * slots
+    at_left = us_per_token(left, slots, shared_us, alone)
+    per_slot: tl.constexpr = FACTS[7]
+    partial = tl.div_rn(work, tl.maximum(n, 1.0)) * (at_left - left * per_slot)
+    partial = tl.where(left > 0, partial, 0.0)
+    uneven = tl.div_rn(power, work) * FACTS[8] + longest_block * FACTS[9]
+    uneven = uneven * FACTS[10]
+    spread = tl.maximum(tl.div_rn(power * n, work * work) - 1.0, 0.0)
+    weight = waves * FACTS[11] * spread
+    drain = tl.div_rn(partial + weight * uneven, 1.0 + weight)
+    many = work * copies * per_slot + drain
+    deepest = ((longest + chunks - 1) // chunks).to(tl.float32)
+    cut = tl.where(deepest > 1, FACTS[14], 0.0)
+    merge = whole * FACTS[12] + deepest * FACTS[13]
+    return tl.where(blocks <= slots, one, many) + (merge + (cut + FACTS[15]))
 
 
 @triton.jit
 def chosen_chunk(
     seq_lens_ptr,
     ladder_ptr,
-    table_ptr,
     batch,
     delta,
     most,
     max_blocks,
-    COPIES: tl.constexpr,
     Q_TILES: tl.constexpr,
-    SLOTS: tl.constexpr,
-    RATES: tl.constexpr,
-    SIZES: tl.constexpr,
+    FACTS: tl.constexpr,
+    UNITS: tl.constexpr,
+    SPANS: tl.constexpr,
 ):
-    """`choice.choose(...).chunk` as a scalar; RATES and SIZES are those of `constants_of`."""
-    OWN: tl.constexpr = RATES[0]
-    MERGE: tl.constexpr = RATES[1]
-    DEEP: tl.constexpr = RATES[2]
-    CUT: tl.constexpr = RATES[3]
-    MEAN: tl.constexpr = RATES[4]
-    LONGEST: tl.constexpr = RATES[5]
-    MIXING: tl.constexpr = RATES[6]
-    WHOLES: tl.constexpr = SIZES[0]
-    STEP: tl.constexpr = SIZES[1]
-    LEAST: tl.constexpr = SIZES[2]
-    TILE: tl.constexpr = SIZES[3]
-    SHARE: tl.constexpr = SIZES[4]
-    SPAN: tl.constexpr = SIZES[5]
-
+    """`choice.choose(...).chunk` as a scalar."""
+    TILE: tl.constexpr = UNITS[0]
+    UNIT: tl.constexpr = UNITS[1]
+    STEP: tl.constexpr = UNITS[2]
+    LEAST: tl.constexpr = UNITS[3]
+    WHOLES: tl.constexpr = UNITS[4]
+    FAR: tl.constexpr = SPANS[0]
+    SPAN: tl.constexpr = SPANS[1]
     longest = 0
-    for start in range(0, batch, SPAN):
-        lens = counted_lengths(seq_lens_ptr, start + tl.arange(0, SPAN), batch, delta, most)
+    live = 0
+    for start in range(0, batch, FAR):
+        lens = counted_lengths(seq_lens_ptr, start + tl.arange(0, FAR), batch, delta, most)
         longest = tl.maximum(longest, tl.max(lens, 0))
+        live += tl.sum((lens > 0).to(tl.int32), 0)
     which = tl.arange(0, 2 * WHOLES)
     equal = (tl.maximum(longest, 1) + which) // (which + 1)
     equal = (equal + STEP - 1) // STEP * STEP
     fixed = tl.load(ladder_ptr + which - WHOLES, mask=which >= WHOLES, other=0)
     chunks = tl.maximum(tl.where(which < WHOLES, equal, fixed), LEAST)
-
-    n32 = tl.zeros((2 * WHOLES, SPAN), tl.int32)
-    uncut32 = tl.zeros((2 * WHOLES, SPAN), tl.int32)
-    ends32 = tl.zeros((2 * WHOLES, SPAN), tl.int32)
-    squares64 = tl.zeros((2 * WHOLES, SPAN), tl.int64)
-    live = 0
+    inverse = tl.div_rn(1.0, chunks.to(tl.float32))
+    n = tl.zeros((2 * WHOLES, SPAN), tl.int32)
+    ends = tl.zeros((2 * WHOLES, SPAN), tl.int32)
+    squares = tl.zeros((2 * WHOLES, SPAN), tl.int32)
     for start in range(0, batch, SPAN):
         lens = counted_lengths(seq_lens_ptr, start + tl.arange(0, SPAN), batch, delta, most)
-        live += tl.sum((lens > 0).to(tl.int32), 0)
-        parts = parts_of(lens[None, :], chunks[:, None])
-        last = lens[None, :] - (parts - 1) * chunks[:, None]
-        tiles = tl.where(lens[None, :] > 0, (last + TILE - 1) // TILE, 0)
-        n32 += parts
-        uncut32 += (parts == 1).to(tl.int32)
-        ends32 += tiles
-        squares64 += (tiles * tiles).to(tl.int64)
-    n = tl.sum(n32, 1).to(tl.int64)
-    uncut = tl.sum(uncut32, 1).to(tl.int64)
-    ends = tl.sum(ends32, 1).to(tl.int64)
-    squares = tl.sum(squares64, 1)
-    live = tl.maximum(live, 1).to(tl.int64)
-
-    chunk = ((chunks + TILE - 1) // TILE * TILE + OWN).to(tl.int64)
-    whole = n - live
-    rest = ends * TILE + OWN * live
-    work = tl.maximum(whole * chunk + rest, 1)
-    power = whole * chunk * chunk + squares * (TILE * TILE)
-    power = power + 2 * OWN * TILE * ends + OWN * OWN * live
-    longest_block = tl.minimum(chunks, longest)
-    longest_block = ((longest_block + TILE - 1) // TILE * TILE + OWN).to(tl.int64)
-    blocks = n * COPIES
-    mean = rest // live
-    short = tl.minimum(mean, chunk)
-    at_all = tl.load(table_ptr + tl.minimum(tl.maximum(blocks, 1), SLOTS)).to(tl.int64)
-    at_half = tl.load(table_ptr + tl.minimum(tl.maximum(blocks // 2, 1), SLOTS)).to(tl.int64)
-    at_whole = tl.load(table_ptr + tl.minimum(tl.maximum(whole * COPIES, 1), SLOTS)).to(tl.int64)
-    full_rate = tl.load(table_ptr + SLOTS).to(tl.int64)
-    one_rate = tl.load(table_ptr + 1).to(tl.int64)
-    one = short * at_all + (chunk - short) * at_whole
-    one = tl.where(whole > 0, one, mean * at_all + (longest_block - mean) * at_half)
-    waves = blocks // SLOTS
-    left = blocks % SLOTS
-    at_left = tl.load(table_ptr + tl.maximum(left, 1)).to(tl.int64)
-    full = work * COPIES * full_rate // SLOTS
-    partial = work // tl.maximum(n, 1) * (at_left - left * full_rate // SLOTS)
-    partial = tl.where(left > 0, partial, 0)
-    uneven = (MEAN * (power // work) + LONGEST * longest_block) * one_rate // SHARE
-    spread = tl.maximum(power * n - work * work, 0) // (work * work // SHARE + 1)
-    weight = tl.minimum(MIXING * waves * spread, 1048576)
-    drain = (partial * SHARE + weight * uneven) // (SHARE + weight)
-    deepest = (longest + chunks - 1) // chunks
-    ps = tl.where(blocks <= SLOTS, one, full + drain) + (n - uncut) * MERGE
-    ps = ps + deepest.to(tl.int64) * DEEP + tl.where(deepest > 1, CUT, 0)
-    ps = tl.where(n * Q_TILES <= max_blocks, ps, 9223372036854775807)
-    best = tl.argmin(ps, 0)
+        parts = parts_of(lens[None, :], inverse[:, None])
+        last = lens[None, :] + chunks[:, None] * (1 - parts)
+        last = tl.where(lens[None, :] > 0, last, 0)
+        n += parts
+        ends += (last + (TILE - 1)) // TILE
+        tiles = (last + (UNIT - 1)) // UNIT
+        squares += tiles * tiles
+    n = tl.sum(n, 1)
+    us = predicted_us(
+        *(n, tl.sum(ends, 1), tl.sum(squares, 1), tl.maximum(live, 1), longest, chunks),
+        *(FACTS, UNITS),
+    )
+    us = tl.where(n * Q_TILES <= max_blocks, us, float("inf"))
+    best = tl.argmin(us, 0)
     return tl.sum(tl.where(which == best, chunks, 0), 0)
 
 
@@ -150,7 +169,6 @@ def plan_kernel(
     # inputs
     seq_lens_ptr,  # [batch] int32 or int64
     ladder_ptr,  # [WHOLE] int32, candidates
-    table_ptr,  # [slots + 1] int32, ps per token
     # outputs
     words_ptr,  # int32, laid out as `Layout` says
     valid_ptr,  # [max_blocks] uint8
@@ -161,12 +179,11 @@ def plan_kernel(
     max_blocks,
     max_batch,
     # structure
-    COPIES: tl.constexpr,
     Q_LEN: tl.constexpr,
     Q_TILES: tl.constexpr,
-    SLOTS: tl.constexpr,
-    RATES: tl.constexpr,
-    SIZES: tl.constexpr,
+    FACTS: tl.constexpr,
+    UNITS: tl.constexpr,
+    SPANS: tl.constexpr,
     OFFSETS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -174,14 +191,15 @@ def plan_kernel(
     # The kernel after us may read the words before it waits: it must not start early.
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
-    SPAN: tl.constexpr = SIZES[5]
-    BLOCKS_HERE: tl.constexpr = SIZES[6]
-    Q_SPAN: tl.constexpr = SIZES[7]
+    SPAN: tl.constexpr = SPANS[2]
+    BLOCKS_HERE: tl.constexpr = SPANS[3]
+    Q_SPAN: tl.constexpr = SPANS[4]
     here = tl.program_id(0)
     chunk = chosen_chunk(
-        *(seq_lens_ptr, ladder_ptr, table_ptr, batch, delta, most, max_blocks),
-        *(COPIES, Q_TILES, SLOTS, RATES, SIZES),
+        *(seq_lens_ptr, ladder_ptr, batch, delta, most, max_blocks),
+        *(Q_TILES, FACTS, UNITS, SPANS),
     )
+    inverse = tl.div_rn(1.0, chunk.to(tl.float32))
     block = here * BLOCKS_HERE + tl.arange(0, BLOCKS_HERE)
     request = tl.zeros((BLOCKS_HERE,), tl.int32)
     begin = tl.zeros((BLOCKS_HERE,), tl.int32)
@@ -190,7 +208,7 @@ def plan_kernel(
     o_indptr, merge_indptr = words_ptr + OFFSETS[3], words_ptr + OFFSETS[4]
     for start in range(0, max_batch, SPAN):
         rows = start + tl.arange(0, SPAN)
-        parts = parts_of(counted_lengths(seq_lens_ptr, rows, batch, delta, most), chunk)
+        parts = parts_of(counted_lengths(seq_lens_ptr, rows, batch, delta, most), inverse)
         ends = total + tl.cumsum(parts, 0)
         if start // SPAN % tl.num_programs(0) == here:
             live = rows < max_batch
@@ -233,22 +251,22 @@ def require_plan(t: PlanTensors, shape: PlanShape, seq_len_delta: int) -> EveryC
     require_tensor("words", t.words, (layout.valid // 4,), "int32", contiguous=True)
     require_tensor("valid", t.valid, (shape.max_blocks,), "uint8", contiguous=True)
     require_tensor("ladder", t.ladder, (WHOLE,), "int32", contiguous=True)
-    require_tensor("table", t.table, (shape.slots + 1,), "int32", contiguous=True)
     require_one_device(t._asdict())
     return EveryCall(((0, INT32_MAX),), ())
 
 
 def derive(t: PlanTensors, shape: PlanShape) -> Derived:
     """The launch: a program per BLOCKS blocks of the grid."""
-    rates, layout = shape.rates, Layout.of(shape)
-    own = (rates.block_tokens, rates.merge_ps * shape.q_len * shape.num_qo_heads, rates.deep_ps)
-    shares = (rates.cut_ps, rates.mean_share, rates.longest_share, rates.mixing)
-    sizes = (WHOLE, CHUNK_STEP, MIN_CHUNK, TILE_TOKENS, PARTS, ROWS, BLOCKS)
+    layout, batch = Layout.of(shape), len(t.seq_lens)
+    unit = TILE_TOKENS << shape.coarse
+    wide = max(16, triton.next_power_of_2(max(batch, 1)))
+    listed = max(16, triton.next_power_of_2(shape.max_batch_size))
+    spans = (min(WIDE, wide), min(SCORED, wide), min(LISTED, listed), BLOCKS)
     offsets = (layout.request, layout.q_tile, layout.kv_tile, layout.o_indptr)
     constants = (
-        *(shape.num_kv_heads * shape.q_tiles, shape.q_len, shape.q_tiles, shape.slots),
-        (*own, *shares),
-        (*sizes, triton.next_power_of_2(shape.q_len)),
+        *(shape.q_len, shape.q_tiles, facts_of(shape)),
+        (TILE_TOKENS, unit, CHUNK_STEP, MIN_CHUNK, WHOLE),
+        (*spans, triton.next_power_of_2(shape.q_len)),
         (*offsets, layout.merge_indptr, layout.chunk, layout.rows),
     )
     grid = (-(-shape.max_blocks // BLOCKS), 1)
@@ -257,16 +275,27 @@ def derive(t: PlanTensors, shape: PlanShape) -> Derived:
         return grid, constants, WARPS
 
     most = min(shape.max_seq_len, shape.seen)
-    return Derived(len(t.seq_lens), (most, shape.max_blocks, shape.max_batch_size), cut)
+    return Derived(batch, (most, shape.max_blocks, shape.max_batch_size), cut)
 
 
-LAUNCHER = Launcher(plan_kernel, PlanTensors, require_plan, derive)
+def facts_of(shape: PlanShape) -> tuple[float, ...]:
+    """FACTS of the kernel: what the twin rounds to float32 before the batch is looked at."""
+    rates, own = shape.rates, np.float32(shape.rates.block_tokens)
+    slots = f32(shape.slots)
+    full, first = (shape.us_per_token(f32(x)) for x in (shape.slots, 1))
+    shares = (rates.mean_share, rates.longest_share, first, rates.mixing)
+    costs = (shape.merge_us, rates.deep_us, rates.cut_us, rates.start_us)
+    squared = (2 * own * TILE_TOKENS, own * own, full / slots)
+    known = (shape.copies, shape.slots, shape.shared_us, shape.alone_us**2, own)
+    return tuple(float(f32(fact)) for fact in (*known, *squared, *shares, *costs))
 
 
-def tables(shape: PlanShape, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """The ladder and the table of rates that every launch reads: int32 on `device`."""
-    made = [torch.tensor(list(v), dtype=torch.int32) for v in (LADDER, per_token(shape))]
-    return made[0].to(device), made[1].to(device)
+LAUNCHER = Launcher(plan_kernel, PlanTensors, require_plan, derive, enable_fp_fusion=False)
+
+
+def ladder(device: torch.device) -> torch.Tensor:
+    """The fixed candidates that every launch reads: int32 on `device`."""
+    return torch.tensor(LADDER, dtype=torch.int32).to(device)
 
 
 def plan_fa2(tensors: PlanTensors, shape: PlanShape, *, seq_len_delta: int = 0) -> None:

@@ -20,7 +20,7 @@ import torch
 
 from ..backends.base import installed_version
 from .choice import PlanShape
-from .kernel import PlanTensors, plan_fa2, tables
+from .kernel import PlanTensors, ladder, plan_fa2
 from .library import RELEASES
 from .words import Layout
 
@@ -95,7 +95,7 @@ class Fa2Planner:
         self.wrapper, self.info = wrapper, self.layout.info(self.shape)
         self._words = room[: self.layout.valid].view(torch.int32)
         self._valid = room[self.layout.valid : self.layout.int_bytes]
-        self._tables = tables(self.shape, device)
+        self._ladder = ladder(device)
         self._mark = torch.zeros(1, device=device)
         own.qo_indptr_buf.copy_(torch.arange(self.shape.max_batch_size + 1) * q_len)
 
@@ -112,7 +112,7 @@ class Fa2Planner:
         model whose projections come in between may go without.
         """
         plan_fa2(
-            PlanTensors(seq_lens, *self._tables, self._words, self._valid),
+            PlanTensors(seq_lens, self._ladder, self._words, self._valid),
             self.shape,
             seq_len_delta=seq_len_delta,
         )

@@ -101,8 +101,9 @@ class Launcher:
         bundle: Callable[..., Any],
         require: Callable[..., EveryCall],
         derive: Callable[..., Derived],
+        **options: Any,
     ) -> None:
-        self.kernel = kernel
+        self.kernel, self.options = kernel, options
         self.known: dict[Signature, _Known] = {}
         self._bundle, self._require, self._derive = bundle, require, derive
 
@@ -120,7 +121,7 @@ class Launcher:
             values = (*pointers, known.batch, *numbers, *known.scalars, *constants, overlap)
             ready(grid, known.device, values)
             return
-        options = {"launch_pdl": True} if overlap else {}
+        options = {**self.options, "launch_pdl": True} if overlap else self.options
         values = (*tensors, known.batch, *numbers, *known.scalars, *constants, overlap)
         compiled = self.kernel[grid](*values, num_warps=warps, **options)
         if aligned and not interpreting():
