@@ -4,10 +4,10 @@
     parts[i]     = ceil(len[i] / chunk), 0 of an empty request
     o_indptr     = 0 and running sums of parts * q_len
     merge_indptr = 0 and, per query row, running sums of parts
-    block j      : request r where the blocks before r are at most j, its tile and part j is
+    block j      : of request r its parts, one query tile after another, r after r
 
 Every program chooses for itself, since waiting for another would cost more, then writes its share
-of the blocks: it counts the requests that end before each. All words are written in every launch.
+of the requests and clears its share of the rest. All words are written in every launch.
 
 Predicted times are float32 and equal the twin's to the bit: no multiply-add is fused, divisions and
 square roots round to nearest, and sums are sums of integers.
@@ -27,13 +27,12 @@ from ..spec import INT32_MAX, require_int
 from .choice import CHUNK_STEP, LADDER, MIN_CHUNK, TILE_TOKENS, WHOLE, PlanShape, f32
 from .words import Layout
 
-SCORED = 64
-"""Requests that a program looks at at once for all candidates; LISTED for its own blocks."""
-LISTED = 256
+SCORED = 32
+"""Requests that a program looks at at once for all candidates."""
 WIDE = 1024
-"""Requests of which the longest is found at once."""
-BLOCKS = 32
-"""Blocks of the grid that a program writes."""
+"""Requests that it looks at at once otherwise."""
+REQUESTS, BLOCKS, WIDTH = 32, 128, 64
+"""Requests of which a program writes the blocks, WIDTH at a time, and blocks that it clears."""
 WARPS = 8
 
 PlanTensors = namedtuple("PlanTensors", "seq_lens ladder words valid")
@@ -191,49 +190,59 @@ def plan_kernel(
     # The kernel after us may read the words before it waits: it must not start early.
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
+    FAR: tl.constexpr = SPANS[0]
     SPAN: tl.constexpr = SPANS[2]
     BLOCKS_HERE: tl.constexpr = SPANS[3]
-    Q_SPAN: tl.constexpr = SPANS[4]
+    WIDTH: tl.constexpr = SPANS[4]
+    Q_SPAN: tl.constexpr = SPANS[5]
     here = tl.program_id(0)
     chunk = chosen_chunk(
         *(seq_lens_ptr, ladder_ptr, batch, delta, most, max_blocks),
         *(Q_TILES, FACTS, UNITS, SPANS),
     )
     inverse = tl.div_rn(1.0, chunk.to(tl.float32))
-    block = here * BLOCKS_HERE + tl.arange(0, BLOCKS_HERE)
-    request = tl.zeros((BLOCKS_HERE,), tl.int32)
-    begin = tl.zeros((BLOCKS_HERE,), tl.int32)
-    end = tl.full((BLOCKS_HERE,), 2147483647, tl.int32)
+    programs = tl.num_programs(0)
+    share = (max_batch + programs - 1) // programs
+    before = 0
     total = 0
-    o_indptr, merge_indptr = words_ptr + OFFSETS[3], words_ptr + OFFSETS[4]
-    for start in range(0, max_batch, SPAN):
-        rows = start + tl.arange(0, SPAN)
+    for start in range(0, max_batch, FAR):
+        rows = start + tl.arange(0, FAR)
         parts = parts_of(counted_lengths(seq_lens_ptr, rows, batch, delta, most), inverse)
-        ends = total + tl.cumsum(parts, 0)
-        if start // SPAN % tl.num_programs(0) == here:
-            live = rows < max_batch
-            tl.store(o_indptr + 1 + rows, ends * Q_LEN, mask=live)
-            query = tl.arange(0, Q_SPAN)
-            before = (ends - parts)[:, None] * Q_LEN + (query[None, :] + 1) * parts[:, None]
-            target = merge_indptr + 1 + rows[:, None] * Q_LEN + query[None, :]
-            tl.store(target, before, mask=live[:, None] & (query[None, :] < Q_LEN))
-        ended = ends[None, :] * Q_TILES
-        passed = ended <= block[:, None]
-        request += tl.sum(passed.to(tl.int32), 1)
-        begin = tl.maximum(begin, tl.max(tl.where(passed, ended, 0), 1))
-        end = tl.minimum(end, tl.min(tl.where(passed, 2147483647, ended), 1))
         total += tl.sum(parts, 0)
-    used = block < total * Q_TILES
-    own = tl.where(used, (end - begin) // Q_TILES, 1)
-    within = tl.where(used, block - begin, 0)
-    inside = block < max_blocks
-    tl.store(words_ptr + OFFSETS[0] + block, tl.where(used, request, 0), mask=inside)
-    tl.store(words_ptr + OFFSETS[1] + block, within // own, mask=inside)
-    tl.store(words_ptr + OFFSETS[2] + block, within % own, mask=inside)
-    tl.store(valid_ptr + block, used.to(tl.uint8), mask=inside)
+        before += tl.sum(tl.where(rows < here * share, parts, 0), 0)
+    for start in range(here * share, tl.minimum(here * share + share, max_batch), SPAN):
+        rows = start + tl.arange(0, SPAN)
+        inside = rows < tl.minimum(here * share + share, max_batch)
+        parts = parts_of(counted_lengths(seq_lens_ptr, rows, batch, delta, most), inverse)
+        parts = tl.where(inside, parts, 0)
+        ends = before + tl.cumsum(parts, 0)
+        before += tl.sum(parts, 0)
+        tl.store(words_ptr + OFFSETS[3] + 1 + rows, ends * Q_LEN, mask=inside)
+        query = tl.arange(0, Q_SPAN)
+        sums = (ends - parts)[:, None] * Q_LEN + (query[None, :] + 1) * parts[:, None]
+        target = words_ptr + OFFSETS[4] + 1 + rows[:, None] * Q_LEN + query[None, :]
+        tl.store(target, sums, mask=inside[:, None] & (query[None, :] < Q_LEN))
+        own = tl.maximum(parts, 1)[:, None]
+        for begin in range(0, tl.max(parts, 0) * Q_TILES, WIDTH):
+            within = begin + tl.arange(0, WIDTH)[None, :]
+            live = within < parts[:, None] * Q_TILES
+            block = (ends - parts)[:, None] * Q_TILES + within
+            tl.store(words_ptr + OFFSETS[0] + block, rows[:, None] + within * 0, mask=live)
+            tl.store(words_ptr + OFFSETS[1] + block, within // own, mask=live)
+            tl.store(words_ptr + OFFSETS[2] + block, within % own, mask=live)
+    # What the valid mask ends at once, and the mask itself.
+    for start in range(here * BLOCKS_HERE, max_blocks, programs * BLOCKS_HERE):
+        block = start + tl.arange(0, BLOCKS_HERE)
+        inside = block < max_blocks
+        used = block < total * Q_TILES
+        zero = block * 0
+        tl.store(words_ptr + OFFSETS[0] + block, zero, mask=inside & (used == 0))
+        tl.store(words_ptr + OFFSETS[1] + block, zero, mask=inside & (used == 0))
+        tl.store(words_ptr + OFFSETS[2] + block, zero, mask=inside & (used == 0))
+        tl.store(valid_ptr + block, used.to(tl.uint8), mask=inside)
     if here == 0:
-        tl.store(o_indptr, 0)
-        tl.store(merge_indptr, 0)
+        tl.store(words_ptr + OFFSETS[3], 0)
+        tl.store(words_ptr + OFFSETS[4], 0)
         tl.store(words_ptr + OFFSETS[5], chunk)
         tl.store(words_ptr + OFFSETS[6], max_batch * Q_LEN)
 
@@ -256,12 +265,11 @@ def require_plan(t: PlanTensors, shape: PlanShape, seq_len_delta: int) -> EveryC
 
 
 def derive(t: PlanTensors, shape: PlanShape) -> Derived:
-    """The launch: a program per BLOCKS blocks of the grid."""
+    """The launch: a program per REQUESTS requests."""
     layout, batch = Layout.of(shape), len(t.seq_lens)
     unit = TILE_TOKENS << shape.coarse
     wide = max(16, triton.next_power_of_2(max(batch, 1)))
-    listed = max(16, triton.next_power_of_2(shape.max_batch_size))
-    spans = (min(WIDE, wide), min(SCORED, wide), min(LISTED, listed), BLOCKS)
+    spans = (min(WIDE, wide), min(SCORED, wide), REQUESTS, BLOCKS, WIDTH)
     offsets = (layout.request, layout.q_tile, layout.kv_tile, layout.o_indptr)
     constants = (
         *(shape.q_len, shape.q_tiles, facts_of(shape)),
@@ -269,7 +277,7 @@ def derive(t: PlanTensors, shape: PlanShape) -> Derived:
         (*spans, triton.next_power_of_2(shape.q_len)),
         (*offsets, layout.merge_indptr, layout.chunk, layout.rows),
     )
-    grid = (-(-shape.max_blocks // BLOCKS), 1)
+    grid = (max(-(-shape.max_batch_size // REQUESTS), min(8, -(-shape.max_blocks // BLOCKS))), 1)
 
     def cut(seq_len_delta: int) -> tuple[Grid, tuple[object, ...], int]:
         return grid, constants, WARPS
