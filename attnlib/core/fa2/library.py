@@ -25,7 +25,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ..gpu import CUDA_CORE_CTAS, FA2_CTAS
-from ..spec import INT32_MAX, require_groups, require_int, require_word
+from ..spec import require_groups, require_int, require_word
 
 Lengths: TypeAlias = Sequence[int] | np.ndarray
 """Tokens of each request, [bs]."""
@@ -33,30 +33,23 @@ MIN_CHUNK = 128
 """FlashInfer cuts no KV chunk below so many tokens, or a page."""
 
 _SINCE = {"wide_tiles": "0.6.14", "uniform_q_len": "0.6.16", "row_partials": "0.7.1"}
-RELEASES = tuple(
-    """
-    0.4.0 0.4.1 0.5.0 0.5.1 0.5.2 0.5.3 0.6.0 0.6.1 0.6.2 0.6.3 0.6.4 0.6.5 0.6.6 0.6.7 0.6.7.post1
-    0.6.7.post2 0.6.7.post3 0.6.8 0.6.8.post1 0.6.9 0.6.10 0.6.10.post1 0.6.11 0.6.11.post1
-    0.6.11.post2 0.6.11.post3 0.6.12 0.6.13 0.6.14 0.6.15 0.6.15.post1 0.6.16 0.6.16.post1
-    0.6.16.post2 0.6.16.post3 0.6.16.post4 0.6.17 0.6.18 0.6.18.post1 0.7.0 0.7.0.post1 0.7.1 0.7.2
-    0.7.2.post1
-    """.split()
-)
+RELEASES = """
+0.4.0 0.4.1 0.5.0 0.5.1 0.5.2 0.5.3 0.6.0 0.6.1 0.6.2 0.6.3 0.6.4 0.6.5 0.6.6 0.6.7 0.6.7.post1
+0.6.7.post2 0.6.7.post3 0.6.8 0.6.8.post1 0.6.9 0.6.10 0.6.10.post1 0.6.11 0.6.11.post1 0.6.11.post2
+0.6.11.post3 0.6.12 0.6.13 0.6.14 0.6.15 0.6.15.post1 0.6.16 0.6.16.post1 0.6.16.post2 0.6.16.post3
+0.6.16.post4 0.6.17 0.6.18 0.6.18.post1 0.7.0 0.7.0.post1 0.7.1 0.7.2 0.7.2.post1
+""".split()
 """Releases of FlashInfer whose planner was read, oldest first."""
-FA2_INFO = tuple(
-    """
-    padded_batch_size total_num_rows total_num_rows_offset cta_tile_q request_indices_offset
-    qo_tile_indices_offset kv_tile_indices_offset merge_indptr_offset o_indptr_offset
-    kv_chunk_size_ptr_offset v_offset s_offset block_valid_mask_offset enable_cuda_graph split_kv
-    """.split()
-)
+FA2_INFO = """
+padded_batch_size total_num_rows total_num_rows_offset cta_tile_q request_indices_offset
+qo_tile_indices_offset kv_tile_indices_offset merge_indptr_offset o_indptr_offset
+kv_chunk_size_ptr_offset v_offset s_offset block_valid_mask_offset enable_cuda_graph split_kv
+""".split()
 """Names of `LibraryPlan.info`, in order, of an fa2 plan: PrefillPlanInfo."""
-CUDA_CORE_INFO = tuple(
-    """
-    padded_batch_size v_offset s_offset request_indices_offset kv_tile_indices_offset
-    o_indptr_offset block_valid_mask_offset kv_chunk_size_ptr_offset enable_cuda_graph split_kv
-    """.split()
-)
+CUDA_CORE_INFO = """
+padded_batch_size v_offset s_offset request_indices_offset kv_tile_indices_offset o_indptr_offset
+block_valid_mask_offset kv_chunk_size_ptr_offset enable_cuda_graph split_kv
+""".split()
 """The same of a plan for CUDA cores: DecodePlanInfo."""
 
 
@@ -100,8 +93,9 @@ class LibraryCall:
         for name, least in (("window_left", -1), ("fixed_split_size", -1), ("graph_rows", 0)):
             require_int(name, getattr(self, name), least=least)
         require_word("release", self.release, RELEASES)
-        most = INT32_MAX if self.has("uniform_q_len") else 0
-        require_int("uniform_q_len", self.uniform_q_len, least=0, most=most)
+        require_int("uniform_q_len", self.uniform_q_len, least=0)
+        if self.uniform_q_len and not self.has("uniform_q_len"):
+            raise ValueError(f"release must have uniform_q_len, since 0.6.16, got {self.release!r}")
 
     def has(self, change: str) -> bool:
         """Whether the release is not older than `change`, of the table above."""
@@ -111,6 +105,11 @@ class LibraryCall:
     def group_size(self) -> int:
         """Query heads that share one KV head."""
         return self.num_qo_heads // self.num_kv_heads
+
+    @property
+    def partial_bytes(self) -> int:
+        """Bytes of a partial output of all heads, float32; softmax sums lie behind all of them."""
+        return 4 * self.num_qo_heads * self.head_dim
 
 
 @dataclass(frozen=True)
@@ -147,7 +146,7 @@ def plan_fa2(call: LibraryCall, kv_lens: Lengths, q_lens: Lengths | None = None)
     """The plan of prefill, or of decode on tensor cores: then one query token of each request.
 
     Raises ValueError for lengths that are none, for others than `uniform_q_len` or more than
-    `graph_rows` promise, and for more blocks than a graph has room for.
+    `graph_rows` promise, and for a fixed split that takes more blocks than a graph has.
     """
     pages = -(-_lengths("kv_lens", kv_lens) // call.page_size)
     q_lens = np.ones_like(pages) if q_lens is None else _lengths("q_lens", q_lens)
@@ -156,46 +155,47 @@ def plan_fa2(call: LibraryCall, kv_lens: Lengths, q_lens: Lengths | None = None)
     rows = int(q_lens.sum())
     room = (call.cuda_graph and call.graph_rows) or rows
     if rows > room:
-        raise ValueError(f"q_lens must be {room} tokens at most, as the graph's, got {rows}")
+        raise ValueError(f"q_lens must sum up to {room}, graph_rows, at most, got {rows}")
     most = FA2_CTAS * call.num_sms // call.num_kv_heads
     tile, most_tiles = _query_tile(call, q_lens, room)
     tiles = -(-q_lens * call.group_size // tile)
     chunks, size, split = _kv_chunks(call, pages, tiles, most=most, tile=tile)
-    used = int((tiles * chunks).sum())
-    padded = max(most, most_tiles) if call.cuda_graph else used
-    _require_room(used, padded)
-    partials = padded * tile
+    requests, qo_tiles, kv_tiles = _blocks(tiles, chunks)
+    padded = max(most, most_tiles) if call.cuda_graph else len(requests)
+    if len(requests) > padded:
+        raise ValueError(
+            f"fixed_split_size must give at most {padded} blocks, a graph's, got {len(requests)}"
+        )
+    masked, partials = split, padded * tile
     if call.has("row_partials"):
-        partials = -(-partials // call.group_size)
-    masked = call.cuda_graph if call.has("row_partials") else split
-    info = {"padded_batch_size": padded, "total_num_rows": room, "cta_tile_q": tile}
-    info |= {"enable_cuda_graph": call.cuda_graph, "split_kv": split}
+        masked, partials = call.cuda_graph, -(-partials // call.group_size)
     words = dict.fromkeys(("request_indices", "qo_tile_indices", "kv_tile_indices"), padded)
     words |= {"o_indptr": len(pages) + 1, "kv_chunk_size_ptr": 1}
     words |= {"total_num_rows": 1} if call.cuda_graph else {}
     words |= {"merge_indptr": room + 1} if split else {}
-    info |= _offsets(words, masked) | _float_offsets(call, partials, split)
-    requests, block = _blocks(tiles * chunks)
+    info = _offsets(words, masked) | {"padded_batch_size": padded, "total_num_rows": room}
+    info |= {"cta_tile_q": tile, "enable_cuda_graph": call.cuda_graph, "split_kv": split}
+    info["s_offset"] = split * partials * call.partial_bytes
     return LibraryPlan(
         info=tuple(int(info.get(name, 0)) for name in FA2_INFO),
         request_indices=requests,
-        qo_tile_indices=block // chunks[requests],
-        kv_tile_indices=block % chunks[requests],
+        qo_tile_indices=qo_tiles,
+        kv_tile_indices=kv_tiles,
         o_indptr=_indptr(q_lens * chunks),
         merge_indptr=_indptr(np.repeat(chunks, q_lens)) if split else None,
         kv_chunk_size=size * call.page_size,
         total_num_rows=rows if call.cuda_graph else None,
-        block_valid_mask=np.arange(padded) < used if masked else None,
+        block_valid_mask=np.arange(padded) < len(requests) if masked else None,
     )
 
 
 def plan_cuda_cores(call: LibraryCall, kv_lens: Lengths) -> LibraryPlan:
     """The plan of decode on CUDA cores: one query token of each request.
 
-    Only for kernels whose CTAs per SM are known (`gpu.CUDA_CORE_CTAS`): head_dim 128, 16 bits. This
-    planner reads neither the window nor `disable_split_kv`. Raises ValueError for lengths that are
-    none, another kernel, a fixed split, and more blocks than a graph has room for, which empty
-    requests can make: the library does not check, and overwrites words.
+    For kernels whose CTAs per SM are known (`gpu.CUDA_CORE_CTAS`): head_dim 128, 16 bits. It is
+    the same in all releases, and this planner reads neither window nor `disable_split_kv`. Raises
+    ValueError for lengths that are none, another kernel, a fixed split, and where empty requests
+    take more blocks than a graph has: the library does not look, and overwrites its words.
     """
     if call.head_dim != 128 or call.group_size not in CUDA_CORE_CTAS:
         known = ", ".join(map(str, CUDA_CORE_CTAS))
@@ -208,24 +208,25 @@ def plan_cuda_cores(call: LibraryCall, kv_lens: Lengths) -> LibraryPlan:
     if may_split:
         size = chunk_pages(pages, most=most, page_size=call.page_size)
     chunks = -(-np.maximum(pages, 1) // size)
-    used = int(chunks.sum())
-    split = may_split and (call.cuda_graph or used > len(pages))
-    padded = most if call.cuda_graph and split else used
-    _require_room(used, padded)
+    requests, _, kv_tiles = _blocks(np.ones_like(chunks), chunks)
+    split = may_split and (call.cuda_graph or len(requests) > len(pages))
+    padded = most if call.cuda_graph and split else len(requests)
+    if len(requests) > padded:
+        raise ValueError(f"kv_lens must give at most {padded} blocks, got {len(requests)}")
     words = {"request_indices": padded, "kv_tile_indices": padded, "o_indptr": padded + 1}
-    info = {"padded_batch_size": padded, "enable_cuda_graph": call.cuda_graph, "split_kv": split}
-    info |= _offsets(words | {"kv_chunk_size_ptr": 1}, split) | _float_offsets(call, padded, split)
-    requests, block = _blocks(chunks)
+    info = _offsets(words | {"kv_chunk_size_ptr": 1}, split) | {"padded_batch_size": padded}
+    info |= {"enable_cuda_graph": call.cuda_graph, "split_kv": split}
+    info["s_offset"] = split * padded * call.partial_bytes
     return LibraryPlan(
         info=tuple(int(info.get(name, 0)) for name in CUDA_CORE_INFO),
         request_indices=requests,
         qo_tile_indices=None,
-        kv_tile_indices=block,
+        kv_tile_indices=kv_tiles,
         o_indptr=_indptr(chunks),
         merge_indptr=None,
         kv_chunk_size=size * call.page_size,
         total_num_rows=None,
-        block_valid_mask=np.arange(padded) < used if split else None,
+        block_valid_mask=np.arange(padded) < len(requests) if split else None,
     )
 
 
@@ -295,17 +296,13 @@ def _lengths(name: str, lens: Lengths) -> np.ndarray:
     return found
 
 
-def _require_room(used: int, padded: int) -> None:
-    """ValueError for more blocks than a graph is padded to."""
-    if used > padded:
-        raise ValueError(f"call must need {padded} blocks at most in its graph, got {used}")
-
-
-def _blocks(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Request of each block and which of its blocks it is, where requests have `counts` of them."""
-    requests = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-    first = np.cumsum(counts) - counts
-    return requests, (np.arange(len(requests)) - first[requests]).astype(np.int32)
+def _blocks(tiles: np.ndarray, chunks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Request, query tile and KV chunk of each block, int32, of requests with so many of them."""
+    counts = tiles * chunks
+    requests = np.repeat(np.arange(len(counts)), counts)
+    block = np.arange(len(requests)) - (np.cumsum(counts) - counts)[requests]
+    qo_tiles, kv_tiles = np.divmod(block, chunks[requests])
+    return requests.astype(np.int32), qo_tiles.astype(np.int32), kv_tiles.astype(np.int32)
 
 
 def _indptr(counts: np.ndarray) -> np.ndarray:
@@ -314,20 +311,12 @@ def _indptr(counts: np.ndarray) -> np.ndarray:
 
 
 def _offsets(words: dict[str, int], masked: bool) -> dict[str, int]:
-    """Byte of the int workspace at which each array of so many words begins, and the mask last."""
+    """Byte of the int workspace where each array of so many words begins, and the mask, the last.
+
+    A multiple of 16 but for the chunk size: AlignedAllocator.
+    """
     found, end = {}, 0
-    for name, count in words.items():
-        at = end if name == "kv_chunk_size_ptr" else _aligned(end)
+    for name, count in (words | ({"block_valid_mask": 0} if masked else {})).items():
+        at = end if name == "kv_chunk_size_ptr" else -(-end // 16) * 16
         found[f"{name}_offset"], end = at, at + 4 * count
-    return found | ({"block_valid_mask_offset": _aligned(end)} if masked else {})
-
-
-def _float_offsets(call: LibraryCall, partials: int, split: bool) -> dict[str, int]:
-    """Byte of the float workspace at which partial outputs' softmax sums begin, behind outputs."""
-    size = 4 * call.num_qo_heads * partials * call.head_dim
-    return {"s_offset": _aligned(size)} if split else {}
-
-
-def _aligned(at: int) -> int:
-    """The next multiple of 16 bytes: AlignedAllocator."""
-    return -(-at // 16) * 16
+    return found
