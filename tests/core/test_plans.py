@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnlib.core.backends import create, unsupported
+from attnlib.core.fa2.library import chunk_pages
 from attnlib.core.policy.plans import (
     CUDA_CORE_CTAS,
     CUDA_CORE_ITEM_TOKENS,
     FA2_ITEM_TOKENS,
     PLANS,
-    chunk_pages,
     fa3_sm_tokens,
     plan,
 )

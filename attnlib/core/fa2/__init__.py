@@ -1,0 +1,1 @@
+"""FlashInfer's fa2: a model of the plans that its host planner makes."""

@@ -12,22 +12,17 @@ FlashInfer's rules are those of its scheduler.cuh (0.6.4) for a plan in a CUDA g
 """
 
 import heapq
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 
+from ..fa2.library import Lengths, chunk_pages
 from ..gpu import CUDA_CORE_CTAS, FA2_CTAS, SM_SHARED_BYTES
 from ..schedule.facts import SchedulerFacts
 from ..schedule.splits import plan_splits, split_blocks
 from ..spec import ELEMENT_BYTES, AttnSpec
 
-Lengths: TypeAlias = Sequence[int] | np.ndarray
-"""Tokens of each request, [bs]."""
-MIN_CHUNK = 128
-"""FlashInfer cuts no KV chunk below so many tokens, or a page."""
 FA2_ROWS = 16
 FA2_WARP_TOKENS = 64
 """Tokens that the four warps of a CTA take at once; tiles are 1, 2, 4 or 8 times as long."""
@@ -108,17 +103,6 @@ class _SmCost(int):
         made = super().__new__(cls, cost)
         made.sm = sm
         return made
-
-
-def chunk_pages(pages: np.ndarray, *, most: int, page_size: int) -> int:
-    """Pages of FlashInfer's KV chunks: the fewest that cut requests of `pages` into `most` or less.
-
-    At least 128 tokens or a page; as long as the longest where requests alone are more than `most`.
-    """
-    least = max(MIN_CHUNK // page_size, 1)
-    sizes = range(least, int(pages.max()))
-    fits = bisect_left(sizes, True, key=lambda size: int((-(-pages // size)).sum()) <= most)
-    return least + fits
 
 
 def _fa2(spec: AttnSpec, seq_lens: np.ndarray, num_sms: int) -> WorkPlan:
