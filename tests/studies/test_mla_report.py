@@ -1,7 +1,6 @@
 """Tables and figures of sparse MLA: right on made-up records, whole where designs are missing."""
 
 import matplotlib
-import pandas as pd
 import pytest
 from support.published import live, published
 
@@ -23,7 +22,7 @@ LIBRARIES = {
 }
 
 
-def without_flashmla(name: str) -> pd.DataFrame:
+def without_flashmla(name):
     frame = live(name)
     return frame[~frame.backend.str.startswith("flashmla")]
 

@@ -1,7 +1,5 @@
 """Rows, tables and figures of all modes: right where all is there, whole where only some are."""
 
-from collections.abc import Iterable
-
 import matplotlib
 import numpy as np
 import pandas as pd
@@ -10,8 +8,6 @@ from support.frames import row
 from support.published import live, published
 
 from attnlib.kinds.cost import Ceilings, extend_cost, predict_fa3
-from attnlib.kinds.decode.case import DecodeCase
-from attnlib.kinds.extend.case import ExtendCase
 from attnlib.run import frame as rows
 from attnlib.studies import engine_modes as modes
 from attnlib.studies.engine_modes.study import STUDY
@@ -33,9 +29,7 @@ NEW, TAIL = modes.PREFILLS[0], modes.PREFILLS[2]
 CHAIN, TREE, CAUSAL = modes.MASKED[-2], modes.MASKED[1], modes.VERIFIES[-2]
 
 
-def made(
-    times: dict[tuple[DecodeCase | ExtendCase, str, str], float], *, rounds: Iterable[int] = (0, 1)
-) -> pd.DataFrame:
+def made(times, *, rounds=(0, 1)):
     """Records of (case, backend, timer), each round its time and exactly so; traced, twice that."""
     return pd.DataFrame(
         row(case, backend, round_, us, timer=timer, release="", kernel_us=2 * us)
@@ -44,7 +38,7 @@ def made(
     )
 
 
-def prefill(name: str) -> str:
+def prefill(name):
     return f"flashinfer-prefill-{name}"
 
 

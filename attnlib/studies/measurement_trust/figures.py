@@ -10,8 +10,11 @@ from ...draw import charts, style
 def ratio_chart(words: pd.DataFrame, drawn: pd.DataFrame, *, label: str) -> charts.Figure:
     """A row per case of judged ratios: dot, interval, verdict; the band is the widest margin.
 
-    `drawn` are the records that were judged; `label` says what over what, for the title.
+    `drawn` are the records that were judged; `label` says what over what, for the title. Raises
+    ValueError if `words` holds no case.
     """
+    if words.empty:
+        raise ValueError("words must hold a case that was judged, it holds none")
     size, ratio = (7, 1.6 + 0.26 * len(words)), "ratio, with its 95 % interval over rounds"
     room = charts.LEGEND_INCHES
     figure, (axis,) = charts.panels([""], size, drawn, (ratio, ""), title=label, legend=room)
