@@ -130,6 +130,7 @@ LIGHT = {
     "import attnlib.run.store, attnlib.studies.claims": "torch",
     "import attnlib.studies.fa3_decode_regression.tables": "torch",
     "from attnlib import explore, view": "torch matplotlib",
+    "import attnlib; attnlib.view()._repr_html_()": "torch triton ipywidgets",
     "import attnlib.lab.profile, attnlib.lab.compare": "torch matplotlib",
     "import attnlib.select.text, attnlib.select.features": "torch pandas numpy",
     "import attnlib.run.bisect": "torch matplotlib pandas",
@@ -138,7 +139,7 @@ LIGHT = {
 
 
 @pytest.mark.parametrize("statement", LIGHT)
-def test_what_needs_no_heavy_library_loads_none(statement):
+def test_what_needs_no_heavy_library_loads_none(published_records, statement):
     watched = LIGHT[statement].split()
     probe = f"{statement}; import sys; print(*sorted(set(sys.modules) & set({watched})))"
     how = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 120}
