@@ -1,9 +1,7 @@
 """What notebooks 01 to 05 say without a number; the numbers are `house/test_prose.py`'s."""
 
-import re
-
 import pytest
-from support.published import NOTEBOOKS, prose, published
+from support.published import published
 
 from attnlib.run import frame as rows
 from attnlib.run.bisect import bisect
@@ -18,18 +16,13 @@ pytestmark = pytest.mark.usefixtures("published_records")
 
 
 @pytest.fixture
-def wide(frame):
-    return frame[frame.case.isin(WIDE)]
-
-
-@pytest.fixture
 def top(frame):
     return frame[frame.case.isin(HEADLINE)]
 
 
 @pytest.fixture
-def trusted():
-    return published("measurement_trust")
+def wide(frame):
+    return frame[frame.case.isin(WIDE)]
 
 
 @pytest.fixture
@@ -40,11 +33,6 @@ def built():
 @pytest.fixture
 def builders(built):
     return metadata.metadata_rows(built)
-
-
-def test_the_prose_has_no_unfilled_placeholder():
-    for path in NOTEBOOKS.glob("*.ipynb"):
-        assert not re.search(r"@\w+@", prose(path.stem))
 
 
 def test_01_auto_ran_fa3_in_four_releases_and_no_other():
@@ -83,25 +71,13 @@ def test_02_every_published_number_passed_its_oracle(frame):
     assert set(frame.status) <= {"ok", "refused"}
 
 
-def test_03_half_of_the_pairs_agree_and_none_is_throttled(trusted):
-    assert (trust.aa_pairs(trusted).ratio - 1).abs().median() < 0.01
+def test_03_auto_is_slower_in_all_seven_shapes_and_the_same_when_fixed(top):
+    trusted = published("measurement_trust")
     assert not trusted.throttled.any()
-
-
-def test_03_timers_agree_and_a_large_cache_is_never_warm(trusted):
-    table = trust.agreement(trusted).drop(index="flashinfer-fa3")
-    assert (table["within 2 %"] == table.cases).all()
-    cold = trust.cold_table(trusted).query("backend == 'flashinfer-fa2' and mib >= 128")
-    assert (cold.ratio <= 1.02).all()
-
-
-def test_03_judges_the_regression_and_its_fix(top, trusted):
     for release, word in ((REGRESSED, "slower"), (FIXED, "same")):
         kept, noise = rows.decode_rows(top, release=release), trust.noise_of(trusted)
         judged = trust.verdicts(kept, rows.AUTO, rows.FA2, noise=noise)
         assert judged.verdict.tolist() == [word] * 7
-        if word == "slower":
-            assert judged.heads[judged.low.idxmin()] == "32/32"
 
 
 @pytest.mark.parametrize(
@@ -113,13 +89,10 @@ def test_04_the_search_finds_the_releases_it_names(good, bad, changed):
     assert bisect(study, case, package="flashinfer-python", good=good, bad=bad).changed == changed
 
 
-def test_05_fused_is_ahead_of_every_rival_and_a_single_launch_like_them(built, builders):
+def test_05_fused_is_ahead_of_every_rival_and_serial_a_fair_stand_in(builders):
     times = rows.times(builders)
     assert (times[FUSED] < times[[OPS, SERIAL, MERGED, TODAY]].min(axis=1)).all()
-    table = metadata.launch_table(built)
-    assert set(table[table.design != OPS].most) == {1}
-    serial = rows.over(builders, SERIAL, MERGED)
-    assert serial.ratio.median() == pytest.approx(1, abs=0.05), "a fair stand-in, in a graph"
+    assert rows.over(builders, SERIAL, MERGED).ratio.median() == pytest.approx(1, abs=0.05)
 
 
 def test_05_the_newest_kernel_loses_from_batch_512_on_earlier_with_larger_pages(builders):
