@@ -1,17 +1,13 @@
-"""The published records and the prose about them, read once."""
+"""The published records, read once."""
 
 from functools import cache
-from pathlib import Path
 
-import nbformat
 import pandas as pd
 import pytest
 
 from attnlib.kinds.item import Item
 from attnlib.run import store
 from attnlib.studies import STUDIES
-
-NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 
 
 @cache
@@ -34,25 +30,6 @@ def live(name: str) -> pd.DataFrame:
         )
     ]
     return frame[kept]
-
-
-@cache
-def prose(name: str) -> str:
-    """The markdown of the notebook whose name begins so."""
-    (path,) = NOTEBOOKS.glob(f"{name}*.ipynb")
-    cells = nbformat.read(path, as_version=4).cells
-    return "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
-
-
-def says(name: str, *sentences: str) -> None:
-    """The notebook says all of it, word by word and number by number."""
-    for sentence in sentences:
-        assert sentence in prose(name), f"notebook {name} must say: {sentence}"
-
-
-def span(values: pd.Series, digits: int = 0) -> str:
-    """The least and the most, as prose has them."""
-    return f"{values.min():.{digits}f} to {values.max():.{digits}f}"
 
 
 def pick(table: pd.DataFrame, **wanted: object) -> pd.DataFrame:
