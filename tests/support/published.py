@@ -1,16 +1,12 @@
-"""The published records and the prose about them, read once."""
+"""The published records, read once."""
 
 from functools import cache
-from pathlib import Path
 
-import nbformat
 import pytest
 
 from attnlib.kinds.item import Item
 from attnlib.run import store
 from attnlib.studies import STUDIES
-
-NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 
 
 @cache
@@ -33,25 +29,6 @@ def live(name):
         )
     ]
     return frame[kept]
-
-
-@cache
-def prose(name):
-    """The markdown of the notebook whose name begins so."""
-    (path,) = NOTEBOOKS.glob(f"{name}*.ipynb")
-    cells = nbformat.read(path, as_version=4).cells
-    return "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
-
-
-def says(name, *sentences):
-    """The notebook says all of it, word by word and number by number."""
-    for sentence in sentences:
-        assert sentence in prose(name), f"notebook {name} must say: {sentence}"
-
-
-def span(values, digits=0):
-    """The least and the most, as prose has them."""
-    return f"{values.min():.{digits}f} to {values.max():.{digits}f}"
 
 
 def pick(table, **wanted):
