@@ -13,7 +13,7 @@ NAMES = [case.name for case in MISMATCHES]
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small(monkeypatch):
     """The same cases over at most 2048 tokens: the oracle runs on the CPU here."""
     shrunk = tuple(
         replace(case, case=replace(case.case, kv_len=min(case.case.kv_len, 2048)))
@@ -65,7 +65,7 @@ def test_the_graphs_buffer_has_the_size_that_the_call_expects(fake_fa3):
 def test_an_error_of_the_call_is_told_apart_from_a_lost_process(
     fake_fa3, monkeypatch, error, outcome
 ):
-    def fail(*arguments: object, **options: object) -> None:
+    def fail(*arguments, **options):
         raise error
 
     monkeypatch.setattr(fake_fa3, "flash_attn_with_kvcache", fail)

@@ -10,7 +10,7 @@ from attnlib.measure.stats import CONFIDENCE, aa_noise, judge, paired_gap, paire
 TRUTH = 1.5
 
 
-def experiment(seed: int, rounds: int = 8) -> tuple[np.ndarray, np.ndarray]:
+def experiment(seed, rounds=8):
     """Two backends, one TRUTH times as slow, with 2 % noise each and a drift that both share."""
     rng = np.random.default_rng(seed)
     drift = np.exp(rng.normal(0, 0.3, rounds))
@@ -26,13 +26,13 @@ def experiment(seed: int, rounds: int = 8) -> tuple[np.ndarray, np.ndarray]:
         ([1.0, 1.0, 8.0], [1.0, 1.0, 1.0], 2.0),
     ],
 )
-def test_the_ratio_is_the_geometric_mean_over_pairs(numerators, denominators, ratio) -> None:
+def test_the_ratio_is_the_geometric_mean_over_pairs(numerators, denominators, ratio):
     found = paired_ratio(numerators, denominators)
     assert found.ratio == pytest.approx(ratio)
     assert found.pairs == len(numerators)
 
 
-def test_the_interval_holds_the_ratio_and_the_truth_however_the_gpu_drifted() -> None:
+def test_the_interval_holds_the_ratio_and_the_truth_however_the_gpu_drifted():
     found = paired_ratio(*experiment(3))
     assert found.low < found.ratio < found.high and found.low < TRUTH < found.high
     assert found.high / found.low < 1.1
@@ -42,13 +42,13 @@ def test_the_interval_holds_the_ratio_and_the_truth_however_the_gpu_drifted() ->
 
 # Three rounds are what the published studies have.
 @pytest.mark.parametrize("rounds", [3, 20])
-def test_the_interval_holds_the_truth_about_as_often_as_it_claims(rounds) -> None:
+def test_the_interval_holds_the_truth_about_as_often_as_it_claims(rounds):
     intervals = [paired_ratio(*experiment(seed, rounds)) for seed in range(400)]
     held = sum(found.low <= TRUTH <= found.high for found in intervals) / len(intervals)
     assert held == pytest.approx(CONFIDENCE, abs=0.05)
 
 
-def test_swapping_the_sides_inverts_ratio_and_interval() -> None:
+def test_swapping_the_sides_inverts_ratio_and_interval():
     one, other = experiment(1)
     found, inverse = paired_ratio(one, other), paired_ratio(other, one)
     assert inverse.ratio == pytest.approx(1 / found.ratio)
@@ -56,7 +56,7 @@ def test_swapping_the_sides_inverts_ratio_and_interval() -> None:
 
 
 @pytest.mark.parametrize(("paired", "value"), [(paired_ratio, 3.0), (paired_gap, 2.0)])
-def test_one_pair_gives_no_interval_and_rounds_that_do_not_pair_are_refused(paired, value) -> None:
+def test_one_pair_gives_no_interval_and_rounds_that_do_not_pair_are_refused(paired, value):
     found = paired([3.0], [1.0])
     middle = found.ratio if paired is paired_ratio else found.mean
     assert middle == pytest.approx(value)
@@ -71,20 +71,20 @@ ROUNDS, SAMPLES = 8, 30
 PROCESS_DRIFT, SAMPLE_NOISE = 0.01, 0.007
 
 
-def processes(rng: np.random.Generator, true_us: float) -> np.ndarray:
+def processes(rng, true_us):
     """Samples [rounds, samples]: 1 % drift from process to process, 0.7 % noise within one."""
     drift = rng.normal(0, PROCESS_DRIFT, (ROUNDS, 1))
     noise = rng.normal(0, SAMPLE_NOISE, (ROUNDS, SAMPLES))
     return true_us * np.exp(drift + noise)
 
 
-def pooled_test_finds_a_difference(a: np.ndarray, b: np.ndarray) -> bool:
+def pooled_test_finds_a_difference(a, b):
     """What most scripts do: Welch's test over all samples as if they were independent."""
     error = math.sqrt(a.var(ddof=1) / a.size + b.var(ddof=1) / b.size)
     return abs(a.mean() - b.mean()) / error > 1.96
 
 
-def share(effect: float, finds) -> float:
+def share(effect, finds):
     """How often `finds` says yes of two backends, one slower by `effect`, over 500 experiments."""
     rng = np.random.default_rng(7)
     pairs = ((processes(rng, 100 * (1 + effect)), processes(rng, 100.0)) for _ in range(500))
@@ -100,7 +100,7 @@ def share(effect: float, finds) -> float:
     ],
 )
 def test_how_often_a_verdict_finds_an_effect(effect, words, least, most):
-    def found(a: np.ndarray, b: np.ndarray) -> bool:
+    def found(a, b):
         return judge(np.median(a, axis=1), np.median(b, axis=1), noise=0.0).word in words
 
     assert least <= share(effect, found) <= most
