@@ -185,12 +185,8 @@ def _environment(folder):
         path.write_text(json.dumps(chosen))
     # `make lab` opens a browser; this one shows nothing.
     own = {"ATTNLIB_MODE": "replay", "BROWSER": "true"}
-    for name in (
-        "JUPYTER_CONFIG",
-        "JUPYTER_RUNTIME",
-        "JUPYTERLAB_SETTINGS",
-        "JUPYTERLAB_WORKSPACES",
-    ):
+    places = "JUPYTER_CONFIG JUPYTER_RUNTIME JUPYTERLAB_SETTINGS JUPYTERLAB_WORKSPACES"
+    for name in places.split():
         own[f"{name}_DIR"] = str(folder / name.split("_")[1].lower())
     own["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     return {name: v for name, v in os.environ.items() if name not in SWITCHES} | own
