@@ -67,12 +67,6 @@ def call(fake):
     return made
 
 
-def test_one_schedule_serves_every_layer_of_a_step(fake, call):
-    for _ in range(4):
-        call.sparse()
-    assert len(fake.made) == 1 and fake.given == fake.made * 5
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -84,21 +78,11 @@ def test_one_schedule_serves_every_layer_of_a_step(fake, call):
         ({"topk": 128}, "topk must be 64, got 128"),
     ],
 )
-def test_another_shape_is_refused_and_the_schedule_stays_with_its_call(fake, call, changes, words):
+def test_one_schedule_serves_every_layer_and_another_shape_is_refused(fake, call, changes, words):
     with pytest.raises(ValueError, match=f"does not fit the call: {words}"):
         Call(**changes, meta=call.meta).sparse()
-    assert len(fake.given) == 1
     call.sparse()
-    assert len(fake.made) == 1
-
-
-def test_the_dense_path_is_guarded_where_flashmla_checks_nothing(fake):
-    call = Call()
-    call.dense()
-    with pytest.raises(ValueError, match="batch_size must be 2, got 3"):
-        Call(bs=3, meta=call.meta).dense()
-    with pytest.raises(ValueError, match="topk must be None, got 64"):
-        call.sparse()
+    assert len(fake.made) == 1 and fake.given == fake.made * 2
 
 
 @pytest.mark.parametrize("options", [{"enable_batch_invariant": True}, {"kv_format": "V4"}])
@@ -107,7 +91,11 @@ def test_other_options_are_refused(call, options):
         call.sparse(**options)
 
 
-def test_lengths_written_in_place_are_refused_though_the_tensor_is_the_same(fake, call):
+def test_lengths_written_in_place_other_ones_and_none_are_refused_until_renewed(fake, call):
+    with pytest.raises(ValueError, match="topk_length must be the tensor that"):
+        call.sparse(topk_length=call.topk_length.clone())
+    with pytest.raises(ValueError, match="topk_length must be given as .* a tensor, got none"):
+        call.sparse(topk_length=None)
     call.topk_length.fill_(60)
     with pytest.raises(ValueError, match="topk_length must not change .* written 0 .* got 1"):
         call.sparse()
@@ -116,18 +104,15 @@ def test_lengths_written_in_place_are_refused_though_the_tensor_is_the_same(fake
     assert len(fake.made) == 2
 
 
-def test_other_lengths_are_refused_and_so_is_leaving_them_out(call):
-    with pytest.raises(ValueError, match="topk_length must be the tensor that"):
-        call.sparse(topk_length=call.topk_length.clone())
-    with pytest.raises(ValueError, match="topk_length must be given as .* a tensor, got none"):
-        call.sparse(topk_length=None)
-
-
 def test_dense_attention_depends_on_cache_seqlens_and_sparse_does_not(call):
     call.seq_lens.add_(1)
     call.sparse()
     dense = Call()
     dense.dense()
+    with pytest.raises(ValueError, match="batch_size must be 2, got 3"):
+        Call(bs=3, meta=dense.meta).dense()
+    with pytest.raises(ValueError, match="topk must be None, got 64"):
+        dense.sparse()
     dense.seq_lens.add_(1)
     with pytest.raises(ValueError, match="cache_seqlens must not change"):
         dense.dense()

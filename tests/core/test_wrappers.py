@@ -21,7 +21,7 @@ from attnlib.core.mla import MlaBatch
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def test_auto_reports_fa2_under_a_custom_mask_and_fa3_without(libraries) -> None:
+def test_auto_reports_fa2_under_a_custom_mask_and_fa3_without(libraries):
     reported: dict[str, set[str]] = {}
     for case in MODES:
         backend = backend_for("flashinfer-prefill-auto", case, "cpu")
@@ -30,7 +30,7 @@ def test_auto_reports_fa2_under_a_custom_mask_and_fa3_without(libraries) -> None
     assert reported == {"tree": {"fa2"}, "chain": {"fa2"}, "causal": {"fa3"}, "full": {"fa3"}}
 
 
-def test_under_cuda_graphs_prefill_has_room_for_the_whole_table(libraries) -> None:
+def test_under_cuda_graphs_prefill_has_room_for_the_whole_table(libraries):
     case = MODES[2]
     batch = call_of(case, "cpu").batch
     backend_for("flashinfer-prefill-fa2", case, "cpu", cuda_graph=True).plan(batch)
@@ -40,14 +40,14 @@ def test_under_cuda_graphs_prefill_has_room_for_the_whole_table(libraries) -> No
 
 
 @pytest.mark.parametrize("case", [MODES[0], MODES[-1]])
-def test_without_a_custom_mask_the_library_is_given_no_buffer_for_one(case, libraries) -> None:
+def test_without_a_custom_mask_the_library_is_given_no_buffer_for_one(case, libraries):
     backend = backend_for("flashinfer-prefill-fa2", case, "cpu", cuda_graph=True)
     backend.plan(call_of(case, "cpu").batch)
     buffers = libraries.wrappers[-1].buffers
     assert buffers and "custom_mask_buf" not in buffers
 
 
-def test_flash_attention_refuses_more_queries_than_it_planned_for(libraries) -> None:
+def test_flash_attention_refuses_more_queries_than_it_planned_for(libraries):
     case = MODES[0]
     backend = backend_for("fa3-extend", case, "cpu")
     plan = backend.plan(call_of(case, "cpu").batch)
@@ -57,19 +57,19 @@ def test_flash_attention_refuses_more_queries_than_it_planned_for(libraries) -> 
 
 @pytest.mark.parametrize("top_k", [1, 64, 300])
 @pytest.mark.parametrize("name", SPARSE)
-def test_any_number_of_tokens_may_be_chosen(name, top_k, libraries) -> None:
+def test_any_number_of_tokens_may_be_chosen(name, top_k, libraries):
     assert_matches_oracle(name, mla_case(name, top_k=top_k), "cpu")
 
 
 @pytest.mark.parametrize(("heads", "run"), [(16, 64), (64, 64), (65, 128), (128, 128)])
-def test_flashmla_sparse_pads_heads_to_what_its_kernel_has(heads, run, libraries) -> None:
+def test_flashmla_sparse_pads_heads_to_what_its_kernel_has(heads, run, libraries):
     name = "flashmla-sparse-fp8"
     assert_matches_oracle(name, mla_case(name, heads), "cpu")
     assert libraries.flashmla.heads == [run]
 
 
 @pytest.mark.parametrize(("top_k", "room"), [(70, 3 * 70), (0, 3 * 4)])
-def test_under_cuda_graphs_mla_has_room_for_every_token(top_k, room, libraries) -> None:
+def test_under_cuda_graphs_mla_has_room_for_every_token(top_k, room, libraries):
     case = mla_case(DENSE[0], top_k=top_k)
     backend_for(DENSE[0], case, "cpu", cuda_graph=True).plan(call_of(case, "cpu").batch)
     assert len(libraries.wrappers[-1].buffers["kv_indices"]) == room
@@ -96,20 +96,18 @@ def assert_refuses_wrong_index(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SPARSE)
-def test_an_index_out_of_range_is_refused_and_the_plan_stays_good(name, libraries) -> None:
+def test_an_index_out_of_range_is_refused_and_the_plan_stays_good(name, libraries):
     assert_refuses_wrong_index(name)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", SPARSE)
-def test_on_a_gpu_an_index_out_of_range_is_refused(name) -> None:
+def test_on_a_gpu_an_index_out_of_range_is_refused(name):
     assert_refuses_wrong_index(able(name))
 
 
 @pytest.mark.parametrize(("name", "case"), MLA)
-def test_a_cache_without_the_planned_pages_is_refused_before_the_call(
-    name, case, libraries
-) -> None:
+def test_a_cache_without_the_planned_pages_is_refused_before_the_call(name, case, libraries):
     case = replace(case, lengths="fixed")
     call, backend = call_of(case, "cpu"), backend_for(name, case, "cpu")
     plan = backend.plan(call.batch)

@@ -106,13 +106,13 @@ def test_a_kernel_is_called_by_its_functions_name_and_proves_its_family(name, sh
     assert kernel_family(names, FAMILY_OF) == family
 
 
-def test_a_call_that_ran_two_families_says_so() -> None:
+def test_a_call_that_ran_two_families_says_so():
     names = ["FlashAttnFwdSm90", "PrefillWithKVCacheKernel", "BatchDecodeWithPagedKVCacheKernel"]
     assert kernel_family([*names, *names], FAMILY_OF) == "cuda-cores+fa3+flash-attn-3"
 
 
 @pytest.mark.gpu
-def test_a_trace_names_the_kernels_of_a_call_and_how_often_they_run() -> None:
+def test_a_trace_names_the_kernels_of_a_call_and_how_often_they_run():
     x = torch.zeros(2**20, device="cuda")
     kernels = trace.trace_kernels(lambda: (x.add_(1), x.add_(1), x.mul_(2)))
     assert sum(kernel.launches for kernel in kernels) == 3
@@ -120,7 +120,7 @@ def test_a_trace_names_the_kernels_of_a_call_and_how_often_they_run() -> None:
 
 
 @pytest.mark.gpu
-def test_kernel_times_split_the_calls() -> None:
+def test_kernel_times_split_the_calls():
     x = torch.zeros(2**20, device="cuda")
     times = trace.kernel_times(lambda: (x.add_(1), x.mul_(2)), 5)
     assert [len(each) for each in times] == [2] * 5

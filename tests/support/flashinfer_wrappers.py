@@ -10,15 +10,13 @@ import functools
 import importlib.util
 import inspect
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from types import SimpleNamespace
 from unittest import mock
 
 import torch
 
-from attnlib.core.spec import AttnSpec
-from attnlib.select import GPUS, Call
+from attnlib.select import GPUS
 
 CAPABILITY = {gpu: divmod(int(gpu[2:]), 10) for gpu in GPUS}
 SHARED_MEMORY = {"sm80": 167936, "sm89": 102400, "sm120": 102400}
@@ -45,7 +43,7 @@ class Resolved(Exception):  # noqa: N818 - it is an answer, not an error
     """Stops a plan where it would load the kernels of the backend it has chosen."""
 
 
-def installed() -> str:
+def installed():
     """The release of FlashInfer that is installed, or first on PYTHONPATH; "" without one.
 
     A machine with a GPU answers for itself at import; elsewhere an H200 stands in.
@@ -61,7 +59,7 @@ def installed() -> str:
         return importlib.import_module("flashinfer").__version__
 
 
-def resolve(spec: AttnSpec, call: Call, *, mode: str) -> str:
+def resolve(spec, call, *, mode):
     """The backend that the installed FlashInfer takes for this call, on the GPU of `as_if_on`."""
     planners = {"decode": _decode, "prefill_ragged": _ragged, "mla": _mla, "sparse_mla": _mla}
     wrapper, plan = planners.get(mode, _paged)(spec, call)
@@ -75,7 +73,7 @@ def resolve(spec: AttnSpec, call: Call, *, mode: str) -> str:
     return wrapper._backend
 
 
-def mla_order(spec: AttnSpec, call: Call, *, gpu: str) -> tuple[str, ...]:
+def mla_order(spec, call, *, gpu):
     """The order in which 0.7.1 and newer try the MLA backends on that GPU."""
     from flashinfer.mla._batch_mla import _auto_policy
 
@@ -95,7 +93,7 @@ def mla_order(spec: AttnSpec, call: Call, *, gpu: str) -> tuple[str, ...]:
 
 
 @contextmanager
-def as_if_on(gpu: str) -> Iterator[None]:
+def as_if_on(gpu):
     """Within, FlashInfer takes this machine for one with that GPU."""
     for name in MODULES:
         with suppress(ImportError, AttributeError):  # AttributeError: made for another CuTe DSL
@@ -132,7 +130,7 @@ def as_if_on(gpu: str) -> Iterator[None]:
         yield
 
 
-def _properties(gpu: str) -> SimpleNamespace:
+def _properties(gpu):
     shared = SHARED_MEMORY.get(gpu, 233472)
     return SimpleNamespace(
         major=CAPABILITY[gpu][0],
@@ -148,23 +146,23 @@ def _asked(backend, *_, **__):
     raise Resolved(backend if isinstance(backend, str) else "fa2")
 
 
-def _says(backend: str):
-    def stop(*_: object, **__: object) -> None:
+def _says(backend):
+    def stop(*_, **__):
         raise Resolved(backend)
 
     return stop
 
 
 @functools.cache
-def _workspace(mib: int = 1) -> torch.Tensor:
+def _workspace(mib=1):
     return torch.zeros(mib * 2**20, dtype=torch.uint8)
 
 
-def _sums(lengths: tuple[int, ...]) -> torch.Tensor:
+def _sums(lengths):
     return torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
 
 
-def _lengths(spec: AttnSpec, call: Call, *, decode: bool) -> SimpleNamespace:
+def _lengths(spec, call, *, decode):
     kv = call.kv_lens or (300, 300)
     q = call.q_lens or ((1,) * len(kv) if decode else kv)
     pages = tuple(-(-n // spec.page_size) for n in kv)
@@ -184,7 +182,7 @@ def _lengths(spec: AttnSpec, call: Call, *, decode: bool) -> SimpleNamespace:
     )
 
 
-def _keywords(plan, spec: AttnSpec, call: Call, **more: object) -> dict:
+def _keywords(plan, spec, call, **more):
     """Keywords for a plan(), without those that this release does not know."""
     wanted = {
         "q_data_type": getattr(torch, spec.dtype),
@@ -201,7 +199,7 @@ def _keywords(plan, spec: AttnSpec, call: Call, **more: object) -> dict:
     return {name: value for name, value in wanted.items() if name in known}
 
 
-def _decode(spec: AttnSpec, call: Call) -> tuple:
+def _decode(spec, call):
     from flashinfer.decode import BatchDecodeWithPagedKVCacheWrapper
 
     lens = _lengths(spec, call, decode=True)
@@ -221,7 +219,7 @@ def _decode(spec: AttnSpec, call: Call) -> tuple:
     return wrapper, lambda: wrapper.plan(*tables, *lens.heads, spec.page_size, **keywords)
 
 
-def _paged(spec: AttnSpec, call: Call) -> tuple:
+def _paged(spec, call):
     from flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper
 
     lens = _lengths(spec, call, decode=False)
@@ -232,7 +230,7 @@ def _paged(spec: AttnSpec, call: Call) -> tuple:
     return wrapper, lambda: wrapper.plan(*tables, *lens.heads, spec.page_size, **keywords)
 
 
-def _ragged(spec: AttnSpec, call: Call) -> tuple:
+def _ragged(spec, call):
     from flashinfer.prefill import BatchPrefillWithRaggedKVCacheWrapper
 
     lens = _lengths(spec, call, decode=False)
@@ -249,7 +247,7 @@ def _ragged(spec: AttnSpec, call: Call) -> tuple:
     return wrapper, lambda: wrapper.plan(*tables, *lens.heads, **keywords)
 
 
-def _mla(spec: AttnSpec, call: Call) -> tuple:
+def _mla(spec, call):
     from flashinfer.mla import BatchMLAPagedAttentionWrapper
 
     lens = _lengths(spec, call, decode=True)
@@ -278,7 +276,7 @@ def _mla(spec: AttnSpec, call: Call) -> tuple:
     return wrapper, lambda: wrapper.plan(**tables, **more)
 
 
-def _policy_keywords(spec: AttnSpec, call: Call, tables: dict, lens: SimpleNamespace) -> dict:
+def _policy_keywords(spec, call, tables, lens):
     """What plan() of 0.7.1 and newer is told besides: its metadata object, layouts and dtypes."""
     from flashinfer.mla._batch_mla._contracts import MLAPlanMetadata
 
@@ -300,10 +298,10 @@ def _policy_keywords(spec: AttnSpec, call: Call, tables: dict, lens: SimpleNames
     }
 
 
-def _tried(name: str, backend: type, refusal: type[Exception]) -> SimpleNamespace:
+def _tried(name, backend, refusal):
     """An MLA backend whose preflight is the library's own, and which stops before it is planned."""
 
-    def plan_from_wrapper(arguments: object) -> None:
+    def plan_from_wrapper(arguments):
         try:
             backend.plan_from_wrapper(arguments)
         except refusal:
@@ -316,7 +314,7 @@ def _tried(name: str, backend: type, refusal: type[Exception]) -> SimpleNamespac
     return SimpleNamespace(plan_from_wrapper=plan_from_wrapper, _plan_capabilities=capabilities)
 
 
-def _stop_mla_backends(stack: ExitStack) -> None:
+def _stop_mla_backends(stack):
     with suppress(ImportError):
         from flashinfer.mla._batch_mla import _wrapper
         from flashinfer.mla._batch_mla._auto_policy import _BackendPlanUnsupportedError as refusal

@@ -2,14 +2,10 @@
 
 from functools import cache
 
-import pandas as pd
-
-from attnlib.kinds.cases import Case
 from attnlib.studies import claims
-from attnlib.studies.evidence import Finding
 
 
-def row(case: Case, backend: str, run_us: float, **more: object) -> dict[str, object]:
+def row(case, backend, run_us, **more):
     """One record as `store.frame` has it: of a graph, ok, without a release unless told so."""
     same = {"release": "", "timer": "graph", "round": 0, "status": "ok", "throttled": False}
     same |= {"gpu_id": "0badcafe", "power_limit_w": 700, "schema": 1, "kernel_family": ""}
@@ -21,12 +17,12 @@ def row(case: Case, backend: str, run_us: float, **more: object) -> dict[str, ob
 
 
 @cache
-def published() -> dict[str, claims.Claim]:
+def published():
     """The claims of data/claims.yaml by id."""
     return {claim.id: claim for claim in claims.load_claims()}
 
 
-def judged(slug: str, frame: pd.DataFrame, figure: float | None = None) -> Finding:
+def judged(slug, frame, figure=None):
     """The finding of the claim that ends with `slug`; `figure` in place of its own."""
     (claim,) = [each for name, each in published().items() if name.endswith(f"-{slug}")]
     check, own = claims.check_of(claim), claim.figure.value if claim.figure else None
@@ -34,6 +30,6 @@ def judged(slug: str, frame: pd.DataFrame, figure: float | None = None) -> Findi
     return check.find(frame, own if figure is None else figure)
 
 
-def verdict(slug: str, frame: pd.DataFrame, figure: float | None = None) -> str:
+def verdict(slug, frame, figure=None):
     """The verdict of `judged`."""
     return judged(slug, frame, figure).verdict

@@ -11,7 +11,6 @@ import json
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -29,7 +28,7 @@ SHOWN = 20
 DEVICE = "cuda"
 
 
-def ask_library(call: vectors.Call) -> dict[str, Any]:
+def ask_library(call):
     """The line of one call: its words, or the refusal."""
     seq_lens, q_lens = call.lengths()
     cu_seqlens_q = None
@@ -43,7 +42,7 @@ def ask_library(call: vectors.Call) -> dict[str, Any]:
     return {**drawn_calls.to_line(call), "words": words.cpu().tolist()}
 
 
-def header(seed: int, count: int) -> dict[str, Any]:
+def header(seed, count):
     """What wrote the file."""
     gpu = torch.cuda.get_device_properties(0)
     supplier = library.supplier()
@@ -61,7 +60,7 @@ def header(seed: int, count: int) -> dict[str, Any]:
     }
 
 
-def report(found: list[tuple[vectors.Call, np.ndarray | None]]) -> int:
+def report(found):
     """Print where the model is wrong; returns the number of calls that it got wrong."""
     words_of, alike, bad = Counter(), Counter(), []
     for call, words in found:
@@ -79,7 +78,7 @@ def report(found: list[tuple[vectors.Call, np.ndarray | None]]) -> int:
     return len(bad)
 
 
-def main() -> int:
+def main():
     """Write the file and the report; exit status 1 if the model is wrong anywhere."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
