@@ -56,11 +56,7 @@ WIDE = {"mask": "chain", "drafts": torch.ones(3, 2, 3).bool()}
         (int32(1, 1, 0), {}, r"q_lens must lie in 1..6 \(tokens\) for request 2, got 0"),
         (int32(1, 1), {}, r"q_lens must be \[3\] int32, got \[2\]"),
         (int32(1, 1, 1).long(), {}, r"q_lens must be \[3\] int32, got \[3\] int64"),
-        (
-            int32(1, 1, 1),
-            {"mask": "tree"},
-            "drafts must be given exactly for .*, got None for tree",
-        ),
+        (int32(1, 1, 1), {"mask": "tree"}, "given exactly for .*, got None for tree"),
         (int32(2, 2, 2), TREE | {"mask": "causal"}, "exactly for .* got a tensor for causal"),
         (int32(2, 2, 1), TREE, "q_lens must be alike for a custom mask"),
         (int32(2, 2, 2), WIDE, r"drafts must be \[3, 2, 2\] bool, got \[3, 2, 3\]"),
