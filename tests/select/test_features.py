@@ -1,6 +1,5 @@
 """The feature table: current, complete, and honest about what was measured."""
 
-import pandas as pd
 import pytest
 
 from attnlib.run import store
@@ -11,7 +10,7 @@ TEXT = features.markdown()
 LINES = [*TEXT.splitlines(), ""]
 
 
-def rows_of(heading: str) -> list[list[str]]:
+def rows_of(heading):
     """Cells of the table below a heading, without its head."""
     start = LINES.index(heading) + 2
     stop = next(i for i in range(start, len(LINES)) if not LINES[i].startswith("|"))
@@ -57,7 +56,7 @@ def test_what_only_blackwell_runs_is_marked_as_not_measured():
     assert all(("sm90" in row[1]) != (row[0] in marked) for row in rows)
 
 
-def timed_in(study: str) -> pd.DataFrame:
+def timed_in(study):
     frame = store.load(study, STUDIES[study].reference_machine)
     ours = frame[frame.backend.str.startswith("flashinfer") & (frame.status == "ok")]
     return ours.assign(kernel_family=ours.kernel_family.str.removeprefix("mla-"))
