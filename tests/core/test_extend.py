@@ -77,23 +77,6 @@ def test_a_ragged_batch_has_its_tokens_in_order_and_all_as_queries():
         ExtendBatch.build(shuffled, int32(*LENS), ragged=True)
 
 
-def test_a_clone_is_overwritten_in_place_and_the_original_is_not():
-    first = ExtendBatch.build(paged(*LENS), int32(2, 4, 1))
-    turned = replace(first.paged, page_table=first.paged.page_table.flip(0).contiguous())
-    table = turned.page_table
-    second = ExtendBatch.build(DecodeBatch.build(SPEC, int32(3, 9, 5), table), int32(3, 1, 2))
-    held = first.cloned()
-    buffers = (held.qo_indptr, held.paged.seq_lens, held.paged.page_table, held.paged.kv_indptr)
-    held.overwrite(second)
-    wanted = (second.qo_indptr, second.paged.seq_lens, table, second.paged.kv_indptr)
-    assert all(torch.equal(a, b) for a, b in zip(buffers, wanted, strict=True))
-    assert first.qo_indptr.tolist() == [0, 2, 6, 7]
-    assert first.paged.seq_lens.tolist() == list(LENS)
-    held = ExtendBatch.build(in_order(9, 4, 6), int32(9, 4, 6), ragged=True).cloned()
-    held.overwrite(ExtendBatch.build(in_order(5, 8, 1), int32(5, 8, 1), ragged=True))
-    assert held.qo_indptr.tolist() == held.paged.kv_indptr.tolist() == [0, 5, 13, 14]
-
-
 def test_a_batch_that_is_not_alike_or_has_more_queries_is_refused():
     held = ExtendBatch.build(paged(*LENS), int32(2, 4, 1)).cloned()
     for other in (

@@ -5,8 +5,6 @@ import torch
 
 from attnlib.core.mla import MlaBatch, attended_pages, require_pages
 from attnlib.core.spec import MlaSpec
-from attnlib.kinds.mla.case import MlaCase
-from attnlib.kinds.mla.measure import build_mla_batch
 
 SPEC = MlaSpec(2, top_k=3, page_size=4)
 TABLE = torch.tensor([[5, 2], [7, 0]], dtype=torch.int32)
@@ -85,11 +83,3 @@ def test_a_plan_that_names_a_page_the_cache_lacks_is_refused():
     require_pages(torch.zeros(8, 4), 7)
     with pytest.raises(ValueError, match="up to 8, got 8 pages"):
         require_pages(torch.zeros(8, 4), 8)
-
-
-def test_slots_of_a_workload_are_distinct_and_live():
-    batch = build_mla_batch(MlaCase(MlaSpec(2, 50, 16), 5, 90, "ragged"), device="cpu")
-    slots = batch.slots()
-    live = slots[slots >= 0]
-    assert live.unique().numel() == live.numel()
-    assert set((live // 16).tolist()) <= set(batch.paged.kv_indices.tolist())

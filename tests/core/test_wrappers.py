@@ -55,11 +55,10 @@ def test_any_number_of_tokens_may_be_chosen(name, top_k, libraries):
     assert_matches_oracle(name, mla_case(name, top_k=top_k), "cpu")
 
 
-@pytest.mark.parametrize(("heads", "run"), [(16, 64), (64, 64), (65, 128), (128, 128)])
-def test_flashmla_sparse_pads_heads_to_what_its_kernel_has(heads, run, libraries):
-    name = "flashmla-sparse-fp8"
-    assert_matches_oracle(name, mla_case(name, heads), "cpu")
-    assert libraries.flashmla.heads == [run]
+def test_flashmla_sparse_pads_heads_to_what_its_kernel_has(libraries):
+    for heads in (16, 64, 65, 128):
+        assert_matches_oracle("flashmla-sparse-fp8", mla_case("flashmla-sparse-fp8", heads), "cpu")
+    assert libraries.flashmla.heads == [64, 64, 128, 128]
 
 
 @pytest.mark.parametrize(("top_k", "room"), [(70, 3 * 70), (0, 3 * 4)])
