@@ -7,10 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from nbformat.v4 import new_notebook
 
 from attnlib import studies
-from attnlib.report import build
 from attnlib.report import new_study as recipe
 from attnlib.run import store
 from attnlib.studies import STUDIES
@@ -25,11 +23,10 @@ pytestmark = pytest.mark.usefixtures("published_records")
 @pytest.fixture
 def tree(tmp_path):
     """A checkout with two notebooks and no study."""
-    (tmp_path / "attnlib" / "studies").mkdir(parents=True)
-    folder = tmp_path / "notebooks"
-    folder.mkdir()
-    for name in ("01_first.ipynb", "07_an_old_question.ipynb"):
-        (folder / name).write_text("{}")
+    for folder in ("attnlib/studies", "notebooks"):
+        (tmp_path / folder).mkdir(parents=True)
+    for name in ("01_first", "07_an_old_question"):
+        (tmp_path / "notebooks" / f"{name}.ipynb").write_text("{}")
     return tmp_path
 
 
@@ -77,9 +74,14 @@ def test_a_study_whose_notebook_fails_leaves_nothing_behind(tree, monkeypatch, e
 
 
 def test_the_notebook_takes_the_next_number_and_module_and_it_tell_of_the_lender(tree, monkeypatch):
-    monkeypatch.setattr("attnlib.report.build.execute", lambda path, notebook: notebook)
+    def execute(path, notebook):
+        notebook.metadata["language_info"] = {"name": "python", "version": "3.11.7"}
+        return notebook
+
+    monkeypatch.setattr("attnlib.report.build.execute", execute)
     module, notebook = recipe.new_study(NAME, tree)
     assert (module.name, notebook.name) == ("study.py", f"08_{NAME}.ipynb")
+    assert "3.11.7" not in notebook.read_text(), "nothing of this machine"
     text = module.read_text()
     assert "Not measured yet" in text and f'borrows=("{recipe.LENDER}", ' in text
     assert "TODO" in text and "{" not in text
@@ -95,13 +97,6 @@ def test_a_study_folder_must_hold_its_study(tmp_path, monkeypatch):
     monkeypatch.setattr(studies, "__path__", [str(tmp_path)])
     with pytest.raises(ValueError, match=r"studies/empty_one/study\.py must hold STUDY"):
         studies.discover()
-
-
-def test_an_executed_notebook_is_written_without_the_machines_metadata(tmp_path):
-    language = {"language_info": {"name": "python", "version": "3.11.7"}}
-    found = new_notebook(metadata={"kernelspec": recipe.KERNEL} | language)
-    build.write_notebook(tmp_path / "n.ipynb", found)
-    assert "3.11.7" not in (tmp_path / "n.ipynb").read_text()
 
 
 def run_in(folder, *arguments):
