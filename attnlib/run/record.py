@@ -25,11 +25,9 @@ from ..kinds.item import Item
 
 SCHEMA = 1
 POWER_CAP = 0x4
-"""NVML's throttle reason for the software power cap: the GPU is at its power limit. That is how a
-heavy kernel runs, day after day, so it is shown and not left out."""
+"""NVML's throttle reason for the software power cap."""
 THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
-"""Hardware slowdown, software and hardware thermal slowdown, power brake: the machine is not well,
-and a measurement taken then says nothing of the kernel."""
+"""Hardware slowdown, software and hardware thermal slowdown, power brake."""
 STATUSES = ("ok", "incorrect", "refused", "error", "crashed", "timeout")
 
 

@@ -19,11 +19,7 @@ REQUIRED: Mapping[str, str] = {
     "heads": "query and KV heads, such as 32/8",
 }
 _FIELDS = {field.name: field.type for field in fields(Call)}
-_EXPECTED: dict[Any, str] = {
-    bool: "yes or no",
-    int: "a number",
-    tuple[int, ...]: "as 8192x16 or 10,20",
-}
+_EXPECTED: dict[Any, str] = {bool: "yes or no", int: "a number"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -129,6 +125,7 @@ def _setting(text: str) -> tuple[str, Any]:
     length, times, count = value.partition("x")
     numbers = [length] * int(count) if times and count.isdigit() else value.split(",")
     if kind is bool or not all(number.isdigit() for number in numbers):
-        raise ValueError(f"{name} must be {_EXPECTED[kind]}, got {value!r}")
+        expected = _EXPECTED.get(kind, "as 8192x16 or 10,20")
+        raise ValueError(f"{name} must be {expected}, got {value!r}")
     lengths = tuple(int(number) for number in numbers)
     return name, lengths[0] if kind is int else lengths
