@@ -1,8 +1,7 @@
 """A job: the items of one (round, release), run in a fresh subprocess that may die.
 
-The worker appends each record itself and tells its progress through a file. If it dies, the item
-it had started gets a record that says how (exit status or signal, last words of stderr), and the
-rest of the job goes on in a new process. If we die, it dies too: its stdin is a pipe of ours.
+The `worker` appends each record itself. If it dies, the item it had started gets a record that says
+how, and the rest of the job goes on in a new process. If we die, it dies too: its stdin is ours.
 """
 
 import datetime

@@ -1,16 +1,9 @@
 """One measurement, one frozen Record, one JSON line. data/README.md lists the fields.
 
 No check, no time: a record carries samples only when its status is `ok`, and a record with a case
-is `ok` only when the oracle's error lies within its budget.
-
-| status | meaning |
-|---|---|
-| ok | output right, samples taken |
-| incorrect | output outside the oracle's budget: no samples |
-| refused | the backend, library or GPU says beforehand that it cannot run this |
-| error | a Python exception, in `reason` |
-| crashed | the process died or the CUDA context was lost |
-| timeout | no answer within the item's time limit |
+is `ok` only when the oracle's error lies within its budget; else it is `incorrect`. `refused` is
+what backend, library or GPU says beforehand that it cannot run, `error` a Python exception,
+`crashed` a process that died or lost its CUDA context, `timeout` no answer in the item's time.
 """
 
 import hashlib

@@ -27,21 +27,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, meaning in REQUIRED.items():
         parser.add_argument(f"--{name}", required=True, metavar=name.upper(), help=meaning)
     default = "default: %(default)s"
-    parser.add_argument(
-        "--policy", default=AUTO, help=f"an engine's rule, or a backend's name; {default}"
-    )
+    words = f"an engine's rule, or a backend's name; {default}"
+    parser.add_argument("--policy", default=AUTO, help=words)
     parser.add_argument("--head-dim", type=int, default=128, metavar="N", help=default)
     parser.add_argument("--page-size", type=int, default=16, metavar="N", help=default)
     parser.add_argument("--dtype", default="bfloat16", help=f"the query's; {default}")
     parser.add_argument("--kv-dtype", default="", help="the cache's; default: the query's")
-    parser.add_argument(
-        "--call",
-        action="append",
-        default=[],
-        metavar="FIELD[=VALUE]",
-        help="what else is asked, such as graph, topk=2048, kv_lens=8192x16; repeatable; fields: "
-        + ", ".join(_FIELDS),
-    )
+    words = "what else is asked, such as graph, topk=2048, kv_lens=8192x16; repeatable; fields: "
+    words += ", ".join(_FIELDS)
+    parser.add_argument("--call", action="append", default=[], metavar="FIELD[=VALUE]", help=words)
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
@@ -61,15 +55,12 @@ def answer(options: argparse.Namespace) -> str:
 
 def render(choice: Choice) -> str:
     """The choice in a line or three, then one line for every row that was looked at."""
-    rows = [
-        ("yes" if r.matched and r.kind != "limit" else "no", _short(r.subject), r.why, r.source)
-        for r in choice.reasons
-    ]
-    widths = [max(len(row[i]) for row in (COLUMNS, *rows)) for i in range(len(COLUMNS))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in (COLUMNS, *rows)
-    ]
+    rows = [COLUMNS]
+    for reason in choice.reasons:
+        taken = "yes" if reason.matched and reason.kind != "limit" else "no"
+        rows.append((taken, _short(reason.subject), reason.why, reason.source))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     able = [f"can run it, best first: {', '.join(choice.order)}"] if len(choice.order) > 1 else []
     problem = [f"but it cannot run: {choice.problem}"] if choice.problem else []
     return "\n".join([headline(choice), *able, *problem, "", *lines])

@@ -122,14 +122,10 @@ def test_rounds_run_a_b_b_a_numbered_on_through_the_steps_and_none_is_measured_a
     assert (run(bad="0.6.1", rounds=2), lab.order()) == (found, [])
 
 
-def cut_journal(lines):
-    path = store.journal_path("bisect_demo", SLUG)
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
-
-
 def test_rounds_cut_short_or_of_another_search_do_not_count_for_a_pair(lab):
     run(bad="0.6.0", rounds=2)
-    cut_journal(3)
+    path = store.journal_path("bisect_demo", SLUG)
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))
     lab.order()
     assert run(bad="0.6.0", rounds=2).steps[0].verdict.ratio.pairs == 2
     assert lab.order() == [(2, "0.5.3"), (2, "0.6.0")]
@@ -207,7 +203,7 @@ def test_replay_goes_the_way_of_the_search_on_record(replay, good, changed, rele
     [
         ({"bad": "0.6.9"}, r"release 0\.6\.9 must be on record to be replayed, .*are: 0\.5\.3"),
         ({"bad": "0.7.2"}, r"release 0\.5\.3 to 0\.7\.2 must be on record"),
-        ({"backend": "flashinfer-fa2"}, r"release 0\.5\.3, 0\.6\.3 must be on record .*are: none"),
+        ({"backend": "flashinfer-fa2"}, r"release 0\.5\.3, 0\.6\.3 must .* on '.*' are: none"),
         ({"bad": "0.6.2"}, r"release 0\.6\.2 must have 3 rounds against 0\.5\.3 .* it has 0"),
         ({"rounds": 4}, r"release 0\.6\.3 must have 4 rounds against 0\.5\.3 .* it has 3"),
         ({"releases": ["0.5.3", "0.6.2", "0.6.3"]}, r"release 0\.6\.2 must have 3 rounds"),
@@ -222,12 +218,6 @@ def test_replay_shows_the_machine_asked_for(replay, monkeypatch):
     assert run().command in store.provenance("bisect_demo", SLUG)["commands"]
     monkeypatch.setenv("ATTNLIB_MACHINE", "another-gpu")
     with pytest.raises(FileNotFoundError, match="in 'bisect_demo' on 'another-gpu' are: none"):
-        run()
-
-
-def test_replay_never_takes_a_search_that_was_cut_short_for_an_answer(replay):
-    cut_journal(6)
-    with pytest.raises(FileNotFoundError, match=r"release 0\.6\.1 must have 3 rounds"):
         run()
 
 
@@ -321,11 +311,3 @@ def test_what_cannot_be_asked_fails_in_one_line(lab, fails, tmp_path, monkeypatc
 def test_a_case_that_the_study_does_not_have_is_refused(lab):
     with pytest.raises(ValueError, match="case must be one of study 'demo'"):
         bisect(DEMO, replace(CASE, batch_size=9), **ASKED)
-
-
-def test_without_a_gpu_and_without_records_one_line_says_so(lab, fails, monkeypatch):
-    monkeypatch.setattr(studying, "_has_cuda", lambda: False)
-    assert fails(*command()) == (
-        "attnlib bisect: release 0.5.3, 0.6.3 must be on record to be replayed, "
-        f"in 'bisect_demo' on '{SLUG}' are: none"
-    )
