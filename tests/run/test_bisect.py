@@ -99,8 +99,8 @@ def test_the_search_finds_every_position_in_logarithmically_many_steps(count):
         ("0.7.2.post1", ["0.7.2.post1", "0.6.4"], "faster", "fa2", 0.25),
     ],
 )
-def test_the_first_slower_or_faster_release_is_found_with_its_steps(
-    lab, good, steps, word, family, ratio
+def test_the_first_slower_or_faster_release_is_found_with_its_steps_and_again_in_replay(
+    lab, monkeypatch, good, steps, word, family, ratio
 ):
     found = run(good=good)
     first, last = sorted(map(EACH.index, (good, "0.6.3")))
@@ -112,6 +112,11 @@ def test_the_first_slower_or_faster_release_is_found_with_its_steps(
         assert (step.verdict.word, step.verdict.ratio.pairs) == (word, 3)
         assert step.verdict.ratio.ratio == pytest.approx(ratio)
         assert (step.kernel_family, step.reference_family) == (family, other)
+    lab.order()
+    monkeypatch.setenv("ATTNLIB_MODE", "replay")
+    monkeypatch.setattr(releases, "index_releases", lambda package: pytest.fail("index asked"))
+    assert (run(good=good), lab.order()) == (found, [])
+    assert f" --releases {','.join(found.releases)}" in found.command
 
 
 def test_rounds_run_a_b_b_a_numbered_on_through_the_steps_and_none_is_measured_again(lab):
@@ -179,23 +184,10 @@ def test_a_release_that_fails_stops_the_search_in_one_line_and_is_tried_again(la
 
 @pytest.fixture
 def replay(lab, monkeypatch):
-    """The records of both searches, and then no GPU, no index and no job."""
+    """The records of both searches, in replay mode."""
     run()
     run(good="0.7.2.post1")
-    lab.order()
     monkeypatch.setenv("ATTNLIB_MODE", "replay")
-    monkeypatch.setattr(releases, "index_releases", lambda package: pytest.fail("index asked"))
-    return lab
-
-
-@pytest.mark.parametrize(
-    ("good", "changed", "releases"),
-    [("0.5.3", "0.6.0", EACH[:5]), ("0.7.2.post1", "0.6.4", EACH[4:])],
-)
-def test_replay_goes_the_way_of_the_search_on_record(replay, good, changed, releases):
-    found = run(good=good)
-    assert (found.changed, list(found.releases), replay.jobs) == (changed, releases, [])
-    assert f" --releases {','.join(releases)}" in found.command
 
 
 @pytest.mark.parametrize(

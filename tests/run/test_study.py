@@ -120,8 +120,9 @@ def test_a_grid_is_the_product_of_its_parts_case_by_case():
         (MIXED.grids, {}, [[SMALL, LARGE], [LARGE], [LARGE]]),
         (MIXED.grids, {"headline": True}, [[SMALL]]),
         (MIXED.grids, {"rounds": 2}, [[SMALL, LARGE], [LARGE, SMALL]]),
+        ([grid_of(SMALL), grid_of(LARGE, FP8, isolated=True)], {}, [[SMALL], [LARGE], [FP8]]),
     ],
-    ids=["an item of two grids", "its own rounds", "headline grids", "rounds asked for"],
+    ids=["an item of two grids", "its own rounds", "headline grids", "rounds asked for", "alone"],
 )
 def test_a_round_has_each_item_of_its_grids_once(grids, options, cases):
     assert cases_of(*study_of(*grids).jobs(**{"headline": False, **options})) == cases
@@ -226,9 +227,3 @@ def test_a_case_is_found_by_its_key_or_label_and_an_unknown_one_lists_the_keys()
     keys = "  ".join(case.key for case in TINY.cases)
     with pytest.raises(ValueError, match=f"case must be one of study 'demo': {keys}; got 'x'"):
         TINY.case_named("x")
-
-
-def test_items_of_an_isolated_grid_have_a_process_each():
-    alone = grid_of(SMALL, LARGE, backends=("other",), isolated=True)
-    jobs = study_of(grid_of(SMALL, LARGE), alone).jobs(headline=False)
-    assert sorted(len(job.items) for job in jobs) == [1, 1, 2]
