@@ -10,8 +10,6 @@ nbconvert does the converting. What it leaves to a page is done here, on the par
 | images without a description or a size | both |
 | links to notebooks | to their part of the page, or no link where the page lacks it |
 | scripts, frames, handlers, styles of a cell's own | gone: the page runs nothing |
-
-Nothing in it depends on when or where it was made.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """`python -m attnlib new-study NAME`: a study to start from, that runs at once.
 
-It writes a folder in `studies/` and a notebook, executed. The study asks for a few items of a
-published one and replays its records (`Study.borrows`) until it is measured itself; module and
-notebook say so, and mark with TODO what is the author's to change. CONTRIBUTING.md has the steps.
+The study asks for a few items of a published one and replays its records (`Study.borrows`) until it
+is measured itself; module and notebook say so, and mark with TODO what is the author's to change.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ SETTINGS = ("ATTNLIB_MODE", "ATTNLIB_DATA", "ATTNLIB_MACHINE")
 def new_study(name: str, root: Path = ROOT) -> list[Path]:
     """Write the folder and the executed notebook of a study; returns module and notebook.
 
-    ValueError for a name that is not a slug or is taken; RuntimeError without the notebook
-    libraries, or if the notebook fails. Whatever is raised, nothing is left behind.
+    ValueError for a name that is not a slug or is taken, RuntimeError if the notebook fails.
+    Whatever is raised, nothing is left behind.
     """
     _require_name(name)
     folder = root / "notebooks"
@@ -71,10 +70,7 @@ def module_text(name: str, template: str) -> str:
 
 
 def notebook_of(name: str, *, number: str) -> NotebookNode:
-    """The notebook, not executed: what it says of the lender's records is read from them.
-
-    Of its template the fenced blocks become code cells.
-    """
+    """The notebook, not executed: the fenced blocks of its template become code cells."""
     from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
     found = store.provenance(LENDER, STUDIES[LENDER].reference_machine)
