@@ -45,8 +45,7 @@ def chain(*calls):
 
 
 @pytest.mark.parametrize(
-    ("hook", "heard"),
-    [(None, False), (chain(), False), (chain(print), True), (print, True)],
+    ("hook", "heard"), [(None, False), (chain(), False), (chain(print), True), (print, True)]
 )
 def test_only_hooks_that_somebody_hears_are_called(hook, heard):
     assert launch.heard(hook, None) is launch.heard(chain(), hook) is heard

@@ -8,13 +8,16 @@ import pytest
 from attnlib.core.schedule import library
 
 
+def clear():
+    library.load.cache_clear()
+    library.has_hdim96.cache_clear()
+
+
 @pytest.fixture(autouse=True)
 def forget():
-    library.load.cache_clear()
-    library.has_hdim96.cache_clear()
+    clear()
     yield
-    library.load.cache_clear()
-    library.has_hdim96.cache_clear()
+    clear()
 
 
 @pytest.fixture
@@ -64,7 +67,7 @@ def test_a_missing_library_comes_with_its_install_line(only, name, install):
 def test_a_library_that_does_not_load_says_why(only, monkeypatch):
     only("flash_attn_interface")
 
-    def fail(name: str) -> None:
+    def fail(name):
         raise OSError("libcudart.so.13: cannot open shared object file")
 
     monkeypatch.setattr(library.importlib, "import_module", fail)

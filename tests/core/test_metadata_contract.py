@@ -102,10 +102,7 @@ def wrong_tensors(call, name):
     yield tensor.float(), f"{name} must be ["
     yield tensor.short(), f"{name} must be ["
     yield tensor[None], f"{name} must be ["
-    yield (
-        torch.stack([tensor, tensor], -1)[..., 0],
-        f"{name} must be contiguous (a copy would",
-    )
+    yield (torch.stack([tensor, tensor], -1)[..., 0], f"{name} must be contiguous (a copy would")
     if name not in IN_EITHER:
         yield tensor.long(), f"{name} must be ["
     if name not in OF_ANY_LENGTH:

@@ -16,13 +16,11 @@ from support.backend_calls import (
     mla_case,
 )
 
-from attnlib.core.mla import MlaBatch
-
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def test_auto_reports_fa2_under_a_custom_mask_and_fa3_without(libraries):
-    reported: dict[str, set[str]] = {}
+    reported = {}
     for case in MODES:
         backend = backend_for("flashinfer-prefill-auto", case, "cpu")
         plan = backend.plan(call_of(case, "cpu").batch)
@@ -30,21 +28,17 @@ def test_auto_reports_fa2_under_a_custom_mask_and_fa3_without(libraries):
     assert reported == {"tree": {"fa2"}, "chain": {"fa2"}, "causal": {"fa3"}, "full": {"fa3"}}
 
 
-def test_under_cuda_graphs_prefill_has_room_for_the_whole_table(libraries):
-    case = MODES[2]
+@pytest.mark.parametrize(("case", "masked"), [(MODES[2], 1), (MODES[0], 0), (MODES[-1], 0)])
+def test_under_cuda_graphs_prefill_has_room_for_the_whole_table_and_a_mask_if_any(
+    case, masked, libraries
+):
     batch = call_of(case, "cpu").batch
     backend_for("flashinfer-prefill-fa2", case, "cpu", cuda_graph=True).plan(batch)
     buffers, columns = libraries.wrappers[-1].buffers, batch.paged.page_table.shape[1]
-    assert len(buffers["paged_kv_indices_buf"]) == 5 * columns
-    assert len(buffers["custom_mask_buf"]) == 5 * -(-6 * columns * 16 // 8)
-
-
-@pytest.mark.parametrize("case", [MODES[0], MODES[-1]])
-def test_without_a_custom_mask_the_library_is_given_no_buffer_for_one(case, libraries):
-    backend = backend_for("flashinfer-prefill-fa2", case, "cpu", cuda_graph=True)
-    backend.plan(call_of(case, "cpu").batch)
-    buffers = libraries.wrappers[-1].buffers
-    assert buffers and "custom_mask_buf" not in buffers
+    assert buffers and ("custom_mask_buf" in buffers) == masked
+    if masked:
+        assert len(buffers["paged_kv_indices_buf"]) == 5 * columns
+        assert len(buffers["custom_mask_buf"]) == 5 * -(-6 * columns * 16 // 8)
 
 
 def test_flash_attention_refuses_more_queries_than_it_planned_for(libraries):
@@ -61,11 +55,10 @@ def test_any_number_of_tokens_may_be_chosen(name, top_k, libraries):
     assert_matches_oracle(name, mla_case(name, top_k=top_k), "cpu")
 
 
-@pytest.mark.parametrize(("heads", "run"), [(16, 64), (64, 64), (65, 128), (128, 128)])
-def test_flashmla_sparse_pads_heads_to_what_its_kernel_has(heads, run, libraries):
-    name = "flashmla-sparse-fp8"
-    assert_matches_oracle(name, mla_case(name, heads), "cpu")
-    assert libraries.flashmla.heads == [run]
+def test_flashmla_sparse_pads_heads_to_what_its_kernel_has(libraries):
+    for heads in (16, 64, 65, 128):
+        assert_matches_oracle("flashmla-sparse-fp8", mla_case("flashmla-sparse-fp8", heads), "cpu")
+    assert libraries.flashmla.heads == [64, 64, 128, 128]
 
 
 @pytest.mark.parametrize(("top_k", "room"), [(70, 3 * 70), (0, 3 * 4)])
@@ -75,17 +68,12 @@ def test_under_cuda_graphs_mla_has_room_for_every_token(top_k, room, libraries):
     assert len(libraries.wrappers[-1].buffers["kv_indices"]) == room
 
 
-def with_wrong_index(batch: MlaBatch) -> tuple[MlaBatch, int]:
-    """The batch with the token after the last one of its first request, and that token."""
-    length, chosen = int(batch.paged.seq_lens_cpu[0]), batch.chosen.clone()
-    chosen[0, 1] = length
-    return replace(batch, chosen=chosen), length
-
-
-def assert_refuses_wrong_index(name: str) -> None:
+def assert_refuses_wrong_index(name):
+    """The token after the last one of the first request."""
     call = call_of(mla_case(name), DEVICE)
-    backend = backend_for(name, call.case, DEVICE)
-    wrong, length = with_wrong_index(call.batch)
+    backend, chosen = backend_for(name, call.case, DEVICE), call.batch.chosen.clone()
+    length = chosen[0, 1] = int(call.batch.paged.seq_lens_cpu[0])
+    wrong = replace(call.batch, chosen=chosen)
     words = rf"in 0\.\.{length - 1} for request 0 of {length} tokens.* got {length} in column 1"
     with pytest.raises(ValueError, match=words):
         backend.plan(wrong)

@@ -5,7 +5,7 @@ same kernels (TRITON_INTERPRET=1, set by conftest).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -123,23 +123,20 @@ def arguments(shape: Shape, lens: list[int] | None = None) -> Call:
     return call
 
 
-def facts_of(call: Call, **changes: Any) -> SchedulerFacts:
+def facts_of(call):
     """Facts of Llama-3.1-8B's attention over the page table of `call`."""
-    batch, columns = call["page_table"].shape
-    page_size = call["page_size"]
-    facts = SchedulerFacts(
-        batch, 32, 8, 128, 1, columns * page_size, SMS, page_size=page_size, causal=True
-    )
-    return replace(facts, **changes)
+    (batch, columns), page_size = call["page_table"].shape, call["page_size"]
+    widest = columns * page_size
+    return SchedulerFacts(batch, 32, 8, 128, 1, widest, SMS, page_size=page_size, causal=True)
 
 
-def reserved(facts: SchedulerFacts) -> SchedulerMetadata:
+def reserved(facts):
     scheduler = reserve(facts, torch.device(DEVICE))
     scheduler.words.fill_(POISON)
     return scheduler
 
 
-def step_arguments(shape: Shape) -> Call:
+def step_arguments(shape):
     call = arguments(shape)
     return call | {"scheduler": reserved(facts_of(call))}
 
