@@ -18,10 +18,9 @@ def ran(wrong, *, without=""):
     names = [each.name for each in MISMATCHES if each.name != without]
     frame = pd.DataFrame(product(names, (False, True)), columns=["name", "guard"])
     past = frame.name.isin(wrong) & ~frame.guard
-    told = {"id": frame.name + " " + frame.guard.astype(str), "status": "ok", "num_sms": 132}
-    return frame.assign(reported_backend=past.map({True: "wrong", False: HARMLESS}), **told).assign(
-        oracle_error=22.0
-    )
+    told = {"status": "ok", "num_sms": 132, "oracle_error": 22.0}
+    told["id"] = frame.name + " " + frame.guard.astype(str)
+    return frame.assign(reported_backend=past.map({True: "wrong", False: HARMLESS}), **told)
 
 
 @pytest.mark.parametrize(

@@ -11,16 +11,17 @@ from attnlib.kinds.mla.case import MlaCase
 from attnlib.studies.evidence import NOT_HERE, MissingRecordsError
 from attnlib.studies.sparse_mla.study import SPARSE_SHAPES
 
+FLASHINFER = ("flashinfer-mla-fa3", "bfloat16")
+FLASHMLA = ("flashmla-sparse-fp8", "fp8-656")
+
 
 def records(ratio):
     """Three rounds of both kernels at each shape: fa3 takes `ratio`, FlashMLA 1 us."""
     found = []
     for (heads, top_k, batch, kv_len), round_ in product(SPARSE_SHAPES, range(3)):
-        for backend, release, kv_format, us in (
-            ("flashinfer-mla-fa3", "0.6.13", "bfloat16", ratio(heads, batch)),
-            ("flashinfer-mla-fa3", "0.6.4", "bfloat16", 100.0),
-            ("flashmla-sparse-fp8", "", "fp8-656", 1.0),
-        ):
+        times = {"0.6.13": ratio(heads, batch), "0.6.4": 100.0, "": 1.0}
+        for release, us in times.items():
+            backend, kv_format = FLASHINFER if release else FLASHMLA
             case = MlaCase(MlaSpec(heads, top_k, kv_format=kv_format), batch, kv_len)
             found.append(row(case, backend, us, release=release, round=round_))
     return pd.DataFrame(found)
@@ -63,7 +64,7 @@ def test_the_shapes_that_a_claim_is_about_are_counted_and_nothing_is_decided(che
 @pytest.mark.parametrize(
     "check", ["better-performance", "pareto", "tp2-slightly-worse", "tp2-unusually-bad"]
 )
-@pytest.mark.parametrize("backend", ["flashinfer-mla-fa3", "flashmla-sparse-fp8"])
+@pytest.mark.parametrize("backend", [FLASHINFER[0], FLASHMLA[0]])
 def test_a_lost_round_or_a_lost_shape_is_missing(check, backend):
     frame = records(lambda heads, batch: 1.0)
     mine = frame[(frame.backend == backend) & (frame.release != "0.6.4")]

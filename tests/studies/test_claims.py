@@ -189,26 +189,20 @@ def test_the_command_prints_a_line_a_claim(published, capsys):
     assert cli.main(["claims"]) == 0
     head, *lines = capsys.readouterr().out.splitlines()
     assert head.split() == ["id", "claimed", "measured", "verdict"]
-    column = head.index("verdict")
     assert [line.split()[0] for line in lines] == [claim.id for claim in claims.load_claims()]
-    assert {line[column:] for line in lines} <= set(VERDICTS)
+    assert {line[head.index("verdict") :] for line in lines} <= set(VERDICTS)
 
 
-def test_the_command_shows_all_there_is_on_a_claim(published, capsys):
+def test_the_command_shows_all_there_is_on_a_claim_in_words_and_as_json(published, capsys):
     assert cli.main(["claims", SLUG]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == SLUG
-    told = dict(line.strip().split(maxsplit=1) for line in lines[1:])
-    assert told["source"] == "sgl-project/mini-sglang #99, 2026-03-09"
+    first, *lines = capsys.readouterr().out.splitlines()
+    told = dict(line.strip().split(maxsplit=1) for line in lines)
+    assert (first, told["source"]) == (SLUG, "sgl-project/mini-sglang #99, 2026-03-09")
     assert told["claimed"] == "5 x" and "expect: about" in told["check"]
     assert " and " in told["records"]
-
-
-def test_the_command_prints_json(published, capsys):
     assert cli.main(["claims", "--json", SLUG]) == 0
     (found,) = json.loads(capsys.readouterr().out)
     (checked,) = claims.verdicts(ids=[SLUG])
-    assert found["figure"] == {"value": 5.0, "unit": "x"}
-    assert found["source"]["pull"] == 99
+    assert (found["figure"], found["source"]["pull"]) == ({"value": 5.0, "unit": "x"}, 99)
     assert found["records"] == list(checked.finding.records)
     assert found["low"] <= found["value"] <= found["high"]

@@ -24,11 +24,8 @@ VERDICTS = {"faster": 0.5, "same": 1.0, "slower": 2.0}
 def rows(cases, side, factor, **told):
     """Two rounds of a side at each case, `factor` times 100 us and exactly so."""
     backend, _, release = side.partition("==")
-    return [
-        row(case, backend, 100.0 * factor(case), round=n, release=release, **told)
-        for case in cases
-        for n in (0, 1)
-    ]
+    told |= {"release": release}
+    return [row(c, backend, 100.0 * factor(c), round=n, **told) for c in cases for n in (0, 1)]
 
 
 def timed(check, factor):

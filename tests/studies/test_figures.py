@@ -223,9 +223,7 @@ def test_a_rule_table_has_a_column_for_each_gpu_generation():
     assert {gpu: row[gpu] for gpu in GPUS} == dict.fromkeys(GPUS, "fa2") | {"sm90": "fa3"}
 
 
-def test_a_roofline_shows_useful_work_under_the_roof_unless_the_l2_holds_its_bytes(
-    top, wide, limit
-):
+def test_useful_work_lies_under_the_roof_unless_the_l2_holds_its_bytes(top, wide, limit):
     table = roofline.roofline_table(top, REGRESSED)
     assert len(table) == len(HEADLINE) * 3
     row = pick(table, family="fa2", heads="32/8", batch_size=128)

@@ -89,10 +89,6 @@ def test_a_fit_of_few_calls_stays_near_what_is_usual():
     found = measured.fit(loads, [14.0, 11.0])
     assert 1 < found.start_us < 15 and 2000 < found.memory_gbps < 9000
     assert predict(found, loads) == pytest.approx([14.0, 11.0], rel=0.1)
-
-
-@pytest.mark.parametrize("times", [[], [1.0]])
-def test_a_fit_needs_a_time_for_each_of_its_calls(times):
-    loads = [load("fa3", [10])] * 2 if times else []
-    with pytest.raises(ValueError, match="run_us must have a time for each of one or more loads"):
-        measured.fit(loads, times)
+    for wrong, times in ((loads, [14.0]), ([], [])):
+        with pytest.raises(ValueError, match="must have a time for each of one or more loads"):
+            measured.fit(wrong, times)
