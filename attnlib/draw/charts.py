@@ -66,9 +66,8 @@ def panels(
     """A figure of `size` inches with a panel per title, and its footer.
 
     `source` is the frame of the records drawn, or a line where no record is. `words` label the x
-    axis of each panel, and the y axis of the first in each row of `columns` (0: all in one row);
-    `title` stands over them all, `share` names the axes they share. `legend` is inches more, for
-    `legend_below`.
+    axis of each panel, and the y axis of the first in each row of `columns` (0: all in one row).
+    `share` names the axes they share; `legend` is inches more, for `legend_below`.
     """
     import matplotlib.pyplot as plt
 
@@ -223,21 +222,14 @@ def heatmap(
     titles = [sizes.title.format(value) for value, _ in parts] or [""]
     figure, axes = panels(titles, (inches[0] * len(titles), inches[1]), drawn, title=title)
     axes[0].set_visible(bool(parts))
-    colors = {"cmap": style.BOTH_WAYS if ends[0] < 1 < ends[1] else style.ONE_WAY}
+    colors = style.BOTH_WAYS if ends[0] < 1 < ends[1] else style.ONE_WAY
+    look = {"annot": True, "fmt": f".{digits}f", "annot_kws": {"fontsize": 8}, "linewidths": 0.5}
     for axis, (_, part) in zip(axes, parts, strict=False):
         wide = part.pivot_table(index=sizes.y, columns=sizes.x, values="ratio")
         wide = wide.sort_index(ascending=False).rename(style.short_count)
-        sns.heatmap(
-            wide.rename(columns=style.short_count),
-            ax=axis,
-            norm=(LogNorm if log else Normalize)(*ends),
-            annot=True,
-            fmt=f".{digits}f",
-            annot_kws={"fontsize": 8},
-            cbar=False,
-            linewidths=0.5,
-            **colors,
-        )
+        wide = wide.rename(columns=style.short_count)
+        norm = (LogNorm if log else Normalize)(*ends)
+        sns.heatmap(wide, ax=axis, norm=norm, cmap=colors, cbar=False, **look)
         axis.tick_params(axis="y", rotation=0)
         axis.grid(visible=False)
         axis.set(xlabel=sizes.words[0], ylabel=sizes.words[1] if axis is axes[0] else "")

@@ -138,8 +138,7 @@ def source_line(frame: pd.DataFrame) -> str:
 def records_line(ids: Iterable[str]) -> str:
     """The ids of records: all of a few; of many how many, the ends, and a sum over all.
 
-    The sum is eight hex digits of SHA-256 over the sorted ids, a line each: two figures with one
-    sum show the same records.
+    The sum is eight hex digits of SHA-256 over the sorted ids, a line each.
     """
     every = sorted(set(ids))
     if len(every) <= FEW:
@@ -151,8 +150,7 @@ def records_line(ids: Iterable[str]) -> str:
 def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
     """Write a figure as `.png` or `.svg`, the same bytes each time; returns its absolute path.
 
-    Also if it was shown or saved before. The file is whole or as it was. ValueError for another
-    suffix.
+    The file is whole or as it was. ValueError for another suffix.
     """
     import matplotlib as mpl
 

@@ -1,11 +1,8 @@
 """What was chosen: a named model's case, who answers, which backends; and the call that says so.
 
-A model is the attention that one GPU has of it. What its name leaves open, `variant` says:
-
-| kind of model | `variant` |
-|---|---|
-| grouped-query attention | dtype of query and cache, `bfloat16` or `bfloat16/float8_e4m3fn` |
-| latent attention (MLA) | query heads, tokens attended to, cache: `128 heads, dense, bfloat16` |
+A model is the attention that one GPU has of it. What its name leaves open, `variant` says: the
+dtypes of query and cache, `bfloat16` or `bfloat16/float8_e4m3fn`; of latent attention (MLA) query
+heads, tokens attended to and cache, `128 heads, dense, bfloat16`.
 """
 
 import re
@@ -96,7 +93,7 @@ def model_of(case: Case | None) -> str:
 
 
 def variant_of(spec: AttnSpec | MlaSpec) -> str:
-    """What the model's name leaves open, by the table above."""
+    """What the model's name leaves open."""
     if isinstance(spec, MlaSpec):
         read = f"top {spec.top_k}" if spec.top_k else "dense"
         return f"{spec.num_qo_heads} heads, {read}, {spec.kv_format}"

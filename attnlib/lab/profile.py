@@ -88,11 +88,6 @@ class Profile(Shown):
         """Launches that the host made per call: one for a whole CUDA graph; 0 for operators."""
         return len({span.launch for span in self.work if span.kind != "operator"}) / self.calls
 
-    @property
-    def graph_launches(self) -> float:
-        """Of the host's launches, those of CUDA graphs."""
-        return len({span.launch for span in self.work if span.in_graph}) / self.calls
-
     @cached_property
     def gaps(self) -> tuple[Gap, ...]:
         """Times within a call in which none ran, over all calls, as traced."""
@@ -206,11 +201,10 @@ class Profile(Shown):
             longest = max(self.gaps, key=lambda gap: gap.length_us)
             gaps += f"; longest {longest.length_us:,.1f} us, {longest.after} to {longest.before}"
         launched = f"{self.host_launches:g} by the host"
-        if self.graph_launches:
-            launched += f", {self.graph_launches:g} of them of a CUDA graph"
-        waits = median(self.host_us) > self.busy_us
+        if graphs := {span.launch for span in self.work if span.in_graph}:
+            launched += f", {len(graphs) / self.calls:g} of them of a CUDA graph"
+        waits, share = median(self.host_us) > self.busy_us, self.busy_us / self.wall_us
         slower = "the GPU waits for the host" if waits else "the host is ahead"
-        share = self.busy_us / self.wall_us
         return [
             ("launches", f"{self.launches:g} kernels, copies and fills; {launched}"),
             ("GPU", f"{self.time_us:,.1f} us of kernels, busy for {self.busy_us:,.1f} us"),

@@ -31,7 +31,6 @@ LENDER = "fa3_decode_regression"
 MODULES = {"__init__.py": "init.py.txt", "study.py": "study.py.txt"}
 """File of a study's folder -> its template."""
 MAX_NAME = 40
-MAX_NUMBER = 99
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 SETTINGS = ("ATTNLIB_MODE", "ATTNLIB_DATA", "ATTNLIB_MACHINE")
 
@@ -48,7 +47,8 @@ def new_study(name: str, root: Path = ROOT) -> list[Path]:
     if not folder.is_dir():
         raise ValueError(f"new-study must run in a checkout, {folder} is not a folder")
     _require_unused(name, home, folder)
-    path = folder / f"{_next_number(folder):02d}_{name}.ipynb"
+    numbers = [int(path.name[:2]) for path in folder.glob("[0-9][0-9]_*.ipynb")]
+    path = folder / f"{max(numbers, default=0) + 1:02d}_{name}.ipynb"
     try:
         home.mkdir()
         for file, template in MODULES.items():
@@ -98,14 +98,6 @@ def _require_unused(name: str, home: Path, folder: Path) -> None:
     taken += [f"records on {machine}" for machine in store.machines(name)]
     if taken:
         raise ValueError(f"NAME must be new, there is already {taken[0]}")
-
-
-def _next_number(folder: Path) -> int:
-    numbers = [int(path.name[:2]) for path in folder.glob("[0-9][0-9]_*.ipynb")]
-    number = max(numbers, default=0) + 1
-    if number > MAX_NUMBER:
-        raise ValueError(f"notebooks must have a free number up to {MAX_NUMBER}, none is left")
-    return number
 
 
 @contextmanager

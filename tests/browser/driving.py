@@ -1,10 +1,5 @@
 """What browser tests share: Debian's Chromium, axe, and a JupyterLab that `make lab` started.
 
-A test that shows something in a notebook runs its cells as a user would, and looks:
-
-    lab.run(page, "import attnlib", "attnlib.explore()")
-    page.get_by_label("page size").select_option("16")
-
 Where Chromium or its driver is missing, tests skip and say what to install; with
 ATTNLIB_BROWSER=required they fail instead, so that CI cannot lose them unnoticed.
 """

@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 KILLED, SLEEPS, CONTEXT_LOST, OUT_OF_MEMORY, TORN = 24, 40, 56, 72, 88
 FAULTS = f"""
 import os, signal, sys, time
+import torch
 from attnlib.core import backends
 from attnlib.run import store
 
@@ -36,12 +37,8 @@ def kill():
     print("last words of /opt/engine/kernel.so", file=sys.stderr, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
-def lose_context():
-    raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-def run_out_of_memory():
-    import torch
-    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 TiB. GPU 0 has ...")
+def fail(error):
+    raise error
 
 def die_writing():
     (path,) = store.data_root().glob("records/*/demo.jsonl")
@@ -52,8 +49,8 @@ def die_writing():
 faults = {{
     {KILLED}: kill,
     {SLEEPS}: lambda: time.sleep(60),
-    {CONTEXT_LOST}: lose_context,
-    {OUT_OF_MEMORY}: run_out_of_memory,
+    {CONTEXT_LOST}: lambda: fail(RuntimeError("CUDA error: an illegal memory access was ...")),
+    {OUT_OF_MEMORY}: lambda: fail(torch.OutOfMemoryError("CUDA out of memory. Tried to ...")),
     {TORN}: die_writing,
 }}
 create = backends.create

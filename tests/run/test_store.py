@@ -76,7 +76,6 @@ def test_a_line_that_is_no_record_of_this_machine_is_named_with_its_file(make_re
     first, second, third = demo_path().read_text().splitlines()
     flat = json.loads(second)
     for words, line in {
-        "a record: .*update attnlib": json.dumps({**flat, "schema": SCHEMA + 1}),
         "a record: .*content key": json.dumps({**flat, "round": 9}),
         "a record: page_size": json.dumps(flat | {"case": flat["case"] | {"page_size": 12}}),
         "a record: Expecting": "not json",

@@ -62,17 +62,6 @@ def test_a_study_is_measured_end_to_end_and_replayed(tmp_path, monkeypatch):
     assert machine_slug(study.describe.__wrapped__("cpu")) == machine, "from any folder"
 
 
-def test_a_sweep_that_was_cut_off_resumes_with_what_is_missing(instant_jobs):
-    assert measure(TINY) == 6
-    path = store.journal_path("demo", CPU_SLUG)
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(lines[:2] + lines[4:]))
-    instant_jobs.jobs.clear()
-    assert measure(TINY) == 2
-    assert [job.round for job in instant_jobs.jobs] == [0, 1]
-    assert cases_of(*instant_jobs.jobs) == [[FP8], [FP8]]
-
-
 KILLED_SWEEP = "import test_study; test_study.measure(test_study.TINY)"
 
 
@@ -131,8 +120,9 @@ def test_a_grid_is_the_product_of_its_parts_case_by_case():
         (MIXED.grids, {}, [[SMALL, LARGE], [LARGE], [LARGE]]),
         (MIXED.grids, {"headline": True}, [[SMALL]]),
         (MIXED.grids, {"rounds": 2}, [[SMALL, LARGE], [LARGE, SMALL]]),
+        ([grid_of(SMALL), grid_of(LARGE, FP8, isolated=True)], {}, [[SMALL], [LARGE], [FP8]]),
     ],
-    ids=["an item of two grids", "its own rounds", "headline grids", "rounds asked for"],
+    ids=["an item of two grids", "its own rounds", "headline grids", "rounds asked for", "alone"],
 )
 def test_a_round_has_each_item_of_its_grids_once(grids, options, cases):
     assert cases_of(*study_of(*grids).jobs(**{"headline": False, **options})) == cases
@@ -237,9 +227,3 @@ def test_a_case_is_found_by_its_key_or_label_and_an_unknown_one_lists_the_keys()
     keys = "  ".join(case.key for case in TINY.cases)
     with pytest.raises(ValueError, match=f"case must be one of study 'demo': {keys}; got 'x'"):
         TINY.case_named("x")
-
-
-def test_items_of_an_isolated_grid_have_a_process_each():
-    alone = grid_of(SMALL, LARGE, backends=("other",), isolated=True)
-    jobs = study_of(grid_of(SMALL, LARGE), alone).jobs(headline=False)
-    assert sorted(len(job.items) for job in jobs) == [1, 1, 2]

@@ -114,11 +114,7 @@ LONG = replace(ITEM, case=replace(CASE, kv_len=2**26, lengths="fixed"))
         (replace(ITEM, backend="fa9"), "error", "one of sdpa, flashinfer-auto"),
         (replace(ITEM, timer="cupti"), "error", "one of graph, graph-cold, eager, profiler, host"),
         (replace(ITEM, timer="graph"), "error", "timer 'graph' needs a CUDA GPU"),
-        (
-            replace(ITEM, release="0.0.1"),
-            "error",
-            rf"release must be torch 0\.0\.1, imported was {re.escape(torch.__version__)}",
-        ),
+        (replace(ITEM, release="0.0.1"), "error", r"must be torch 0\.0\.1, imported was \d"),
     ],
 )
 def test_what_cannot_be_measured_as_asked_is_never_replaced(

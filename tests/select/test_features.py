@@ -35,13 +35,6 @@ def test_the_affected_releases_stand_out_in_one_column():
     assert bad[2:8] == ["fa2", "fa2", "fa3", "fa2", "fa2", "fa2"]
 
 
-def test_a_note_says_when_flashinfer_sparse_mla_is_preferred():
-    (row,) = [r for r in rows_of("### vllm: sparse_mla") if r[0] == "bf16, FP8 cache"]
-    assert row[5] == "FLASHINFER_MLA_SPARSE"
-    notes = [line for line in LINES if line.split(". ")[0] in row[8].split(", ")]
-    assert any("FlashInfer first for an FP8 cache" in n and "#37252" in n for n in notes)
-
-
 def test_every_note_is_used_and_every_used_note_is_there():
     told = {n for n in (line.split(". ")[0] for line in LINES) if n.isdigit()}
     headings = [line for line in LINES if line.startswith("### ") and "==" not in line]

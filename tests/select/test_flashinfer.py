@@ -47,33 +47,23 @@ def release():
     return Version(found)
 
 
-@pytest.fixture
-def since(release):
+def since(first, release, why):
     """Skip a test of what came with a later release."""
-
-    def require(first, why):
-        if release < Version(first):
-            pytest.skip(why)
-
-    return require
+    if release < Version(first):
+        pytest.skip(why)
 
 
-@pytest.fixture
-def agree(release):
+def agree(release, mode, gpu, cases):
     """The library resolves as `explain` says; a call that it refuses must have a `problem`."""
-
-    def check(mode, gpu, cases):
-        library = f"flashinfer=={release}"
-        with as_if_on(gpu):
-            for spec, call in cases:
-                choice = explain(spec, mode=mode, gpu=gpu, library=library, call=call, env={})
-                try:
-                    taken = resolve(spec, call, mode=mode)
-                except (ValueError, NotImplementedError) as error:
-                    taken = choice.backend if choice.problem else f"refused: {error}"
-                assert taken == choice.backend, (spec, call)
-
-    return check
+    asked = {"library": f"flashinfer=={release}", "mode": mode, "gpu": gpu, "env": {}}
+    with as_if_on(gpu):
+        for spec, call in cases:
+            choice = explain(spec, call=call, **asked)
+            try:
+                taken = resolve(spec, call, mode=mode)
+            except (ValueError, NotImplementedError) as error:
+                taken = choice.backend if choice.problem else f"refused: {error}"
+            assert taken == choice.backend, (spec, call)
 
 
 def flags(*names):
@@ -93,15 +83,15 @@ CALLS = {
 
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("mode", CALLS)
-def test_decode_and_prefill_resolve_as_the_table_says(mode, gpu, agree):
+def test_decode_and_prefill_resolve_as_the_table_says(mode, gpu, release):
     layers = product(((32, 8), (8, 8)), HEAD_DIMS, DTYPES)
     specs = [AttnSpec(*heads, head_dim, 16, *dtypes) for heads, head_dim, dtypes in layers]
-    agree(mode, gpu, product(specs, CALLS[mode]))
+    agree(release, mode, gpu, product(specs, CALLS[mode]))
 
 
 @pytest.mark.parametrize("gpu", ["sm90", "sm100", "sm103"])
-def test_decode_of_several_tokens_resolves_as_the_table_says(gpu, agree, since):
-    since("0.7.2", "auto does not look at the query tokens until 0.7.2")
+def test_decode_of_several_tokens_resolves_as_the_table_says(gpu, release):
+    since("0.7.2", release, "auto does not look at the query tokens until 0.7.2")
     more = [{}, {"tensor_cores": False}, {"graph": True, "block_tables": True}]
     more += flags("graph", "window", "softcap", "fixed_split")
     shapes = product(((64, 4), (64, 8), (96, 8)), (64, 128, 256), (1, 16), DTYPES[:3])
@@ -111,23 +101,23 @@ def test_decode_of_several_tokens_resolves_as_the_table_says(gpu, agree, since):
         for n, q, how in product((2, 16), (2, 4, 8), more)
         if not how or (page == 16 and head_dim == 128 and q == 4)
     )
-    agree("decode", gpu, cases)
+    agree(release, "decode", gpu, cases)
 
 
 @pytest.mark.parametrize("gpu", GPUS)
-def test_ragged_prefill_of_mla_resolves_as_the_table_says(gpu, agree, since):
-    since("0.2.2", "K and V have one head_dim until 0.2.2")
+def test_ragged_prefill_of_mla_resolves_as_the_table_says(gpu, release):
+    since("0.2.2", release, "K and V have one head_dim until 0.2.2")
     call = Call(kv_lens=(300,), head_dim_vo=128)
-    agree("prefill_ragged", gpu, [(AttnSpec(32, 32, 192, 16, *d), call) for d in DTYPES])
+    agree(release, "prefill_ragged", gpu, [(AttnSpec(32, 32, 192, 16, *d), call) for d in DTYPES])
 
 
 @pytest.mark.parametrize("gpu", GPUS)
-def test_mla_resolves_as_the_table_says(gpu, agree, release, since):
-    since("0.2.2", "MLA has no auto until 0.2.2")
+def test_mla_resolves_as_the_table_says(gpu, release):
+    since("0.2.2", release, "MLA has no auto until 0.2.2")
     calls = MLA_CALLS if release >= Version("0.7.1") else MLA_CALLS[:2]
     sizes = product((16, 96, 128), (1, 64, 128), DTYPES[:4])
     specs = (AttnSpec(heads, 1, 576, page, *dtypes) for heads, page, dtypes in sizes)
-    agree("mla", gpu, product(specs, calls))
+    agree(release, "mla", gpu, product(specs, calls))
 
 
 def random_steps(count):
@@ -145,8 +135,8 @@ def random_steps(count):
 
 
 @pytest.mark.parametrize("gpu", ["sm80", "sm90", "sm100", "sm103", "sm120"])
-def test_the_order_of_mla_backends_is_the_policys(gpu, release, since):
-    since("0.7.1" if gpu == "sm100" else "0.7.2", "no policy by work yet")
+def test_the_order_of_mla_backends_is_the_policys(gpu, release):
+    since("0.7.1" if gpu == "sm100" else "0.7.2", release, "no policy by work yet")
     library = f"flashinfer=={release}"
     for heads, call in random_steps(3000 if gpu == "sm100" else 100):
         spec = AttnSpec(heads, 1, 576, 64)

@@ -40,7 +40,6 @@ def keep_ceilings(make, study):
 
 
 def timed(backend, case, release="0.6.3"):
-
     return Item(backend, "graph", case, release)
 
 

@@ -79,9 +79,7 @@ def mla_order(spec, call, *, gpu):
 
     names = {"sm103": "sm100", "sm120": "sm12x"}
     q_lens = call.q_lens or (1,) * len(call.kv_lens)
-    csr = SimpleNamespace(
-        qo_indptr=_sums(q_lens), kv_len_arr=torch.tensor(call.kv_lens, dtype=torch.int32)
-    )
+    csr = SimpleNamespace(qo_indptr=_sums(q_lens), kv_len_arr=_words(call.kv_lens))
     args = SimpleNamespace(
         csr=lambda: csr,
         num_heads=spec.num_qo_heads,
@@ -104,11 +102,11 @@ def as_if_on(gpu):
         "_get_compute_capability": lambda _: CAPABILITY[gpu],
         "get_device_properties": lambda _: properties,
         "get_device_sm_count": lambda _: 132,
-        "get_batch_prefill_module": _asked,
+        "get_batch_prefill_module": _says(),
         "get_batch_prefill_sm90_module": _says("fa3"),  # 0.2.0.post1
         "get_batch_decode_module": _says("cuda-cores"),
         "get_fmha_module": _says("cutlass"),
-        "get_batch_mla_module": _asked,
+        "get_batch_mla_module": _says(),
         "get_trtllm_gen_fmha_module": _says("trtllm-gen"),
         "_get_compiled_mla_kernel": _says("cute-dsl-monolithic"),
         "_compile_mla_kernel": _says("cute-dsl-modular"),
@@ -141,14 +139,12 @@ def _properties(gpu):
     )
 
 
-def _asked(backend, *_, **__):
+def _says(name=""):
+    """Stops with this backend, or with the one that a getter is asked for."""
+
     # 0.2.0.post1 has a getter for each backend; fa2's is given the dtypes first.
-    raise Resolved(backend if isinstance(backend, str) else "fa2")
-
-
-def _says(backend):
-    def stop(*_, **__):
-        raise Resolved(backend)
+    def stop(backend=None, *_, **__):
+        raise Resolved(name or (backend if isinstance(backend, str) else "fa2"))
 
     return stop
 
@@ -158,8 +154,12 @@ def _workspace(mib=1):
     return torch.zeros(mib * 2**20, dtype=torch.uint8)
 
 
+def _words(values):
+    return torch.tensor(values, dtype=torch.int32)
+
+
 def _sums(lengths):
-    return torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    return _words([0, *lengths]).cumsum(0, dtype=torch.int32)
 
 
 def _lengths(spec, call, *, decode):
@@ -168,6 +168,7 @@ def _lengths(spec, call, *, decode):
     pages = tuple(-(-n // spec.page_size) for n in kv)
     last = [n - (p - 1) * spec.page_size for n, p in zip(kv, pages, strict=True)]
     indices = torch.arange(sum(pages), dtype=torch.int32)
+    mask = torch.zeros(sum(a * b for a, b in zip(q, kv, strict=True)), dtype=torch.uint8)
     return SimpleNamespace(
         q=q,
         kv=kv,
@@ -175,9 +176,9 @@ def _lengths(spec, call, *, decode):
         kv_indptr=_sums(kv),
         page_indptr=_sums(pages),
         indices=indices,
-        last=torch.tensor(last, dtype=torch.int32),
+        last=_words(last),
         table=torch.nn.utils.rnn.pad_sequence(indices.split(pages), batch_first=True),
-        mask=torch.zeros(sum(a * b for a, b in zip(q, kv, strict=True)), dtype=torch.uint8),
+        masks={"packed_custom_mask": mask} if call.custom_mask else {},
         heads=(spec.num_qo_heads, spec.num_kv_heads, spec.head_dim),
     )
 
@@ -205,8 +206,8 @@ def _decode(spec, call):
     lens = _lengths(spec, call, decode=True)
     held = {"indptr": lens.page_indptr, "indices": lens.indices, "last_page_len": lens.last}
     buffers = {f"paged_kv_{name}_buffer": table.clone() for name, table in held.items()}
-    options = {"use_cuda_graph": True, **buffers} if call.graph else {}
-    options["use_tensor_cores"] = call.tensor_cores
+    options = {"use_tensor_cores": call.tensor_cores}
+    options |= {"use_cuda_graph": True, **buffers} if call.graph else {}
     wrapper = BatchDecodeWithPagedKVCacheWrapper(_workspace(), "NHD", **options)
     if hasattr(wrapper, "_plan_cudnn"):
         wrapper._plan_cudnn = _says("cudnn")
@@ -224,8 +225,7 @@ def _paged(spec, call):
 
     lens = _lengths(spec, call, decode=False)
     wrapper = BatchPrefillWithPagedKVCacheWrapper(_workspace(), "NHD")
-    mask = {"packed_custom_mask": lens.mask} if call.custom_mask else {}
-    keywords = _keywords(wrapper.plan, spec, call, causal=True, **mask)
+    keywords = _keywords(wrapper.plan, spec, call, causal=True, **lens.masks)
     tables = (lens.qo_indptr, lens.page_indptr, lens.indices, lens.last)
     return wrapper, lambda: wrapper.plan(*tables, *lens.heads, spec.page_size, **keywords)
 
@@ -237,12 +237,10 @@ def _ragged(spec, call):
     buffers = {"qo_indptr_buf": lens.qo_indptr.clone(), "kv_indptr_buf": lens.kv_indptr.clone()}
     options = {"use_cuda_graph": True, **buffers} if call.graph else {}
     wrapper = BatchPrefillWithRaggedKVCacheWrapper(_workspace(), "NHD", **options)
-    more: dict = {"causal": True}
-    more |= {"packed_custom_mask": lens.mask} if call.custom_mask else {}
-    more |= {"head_dim_vo": call.head_dim_vo} if call.head_dim_vo else {}
+    more = {"head_dim_vo": call.head_dim_vo} if call.head_dim_vo else {}
     if call.sinks:
         wrapper._sinks = torch.zeros(spec.num_qo_heads)
-    keywords = _keywords(wrapper.plan, spec, call, **more)
+    keywords = _keywords(wrapper.plan, spec, call, causal=True, **lens.masks, **more)
     tables = (lens.qo_indptr, lens.kv_indptr)
     return wrapper, lambda: wrapper.plan(*tables, *lens.heads, **keywords)
 
@@ -255,18 +253,14 @@ def _mla(spec, call):
         "qo_indptr": lens.qo_indptr,
         "kv_indptr": lens.page_indptr,
         "kv_indices": lens.indices,
-        "kv_len_arr": torch.tensor(lens.kv, dtype=torch.int32),
+        "kv_len_arr": _words(lens.kv),
     }
     reserved = {name: table.clone() for name, table in tables.items()}
     graph = {"use_cuda_graph": True, **reserved} if call.graph else {}
     wrapper = BatchMLAPagedAttentionWrapper(_workspace(130), **graph)  # XQA wants >= 128 MiB
-    more: dict = {
-        "num_heads": spec.num_qo_heads,
-        "head_dim_ckv": CKV,
-        "head_dim_kpe": KPE,
-        "page_size": spec.page_size,
-        "causal": call.causal,
-        "sm_scale": (128 + KPE) ** -0.5,
+    more = {"num_heads": spec.num_qo_heads, "head_dim_ckv": CKV, "head_dim_kpe": KPE}
+    more |= {"page_size": spec.page_size, "causal": call.causal, "sm_scale": (128 + KPE) ** -0.5}
+    more |= {
         "q_data_type": getattr(torch, spec.dtype),
         "kv_data_type": getattr(torch, spec.kv_dtype),
     }
@@ -283,13 +277,13 @@ def _policy_keywords(spec, call, tables, lens):
     dense = {"cum_seq_lens_q": lens.qo_indptr, "block_tables": lens.table}
     dense["seq_lens"] = tables["kv_len_arr"]
     dual = call.block_tables
-    metadata = MLAPlanMetadata.dual(**tables, **dense) if dual else MLAPlanMetadata.csr(**tables)
     layout = "packed" if call.packed else "split"
     query, cache = (dtype.startswith("float8") for dtype in (spec.dtype, spec.kv_dtype))
-    scales = "bmm-scalar" if query else "kv-per-tensor" if cache else "default"
     return {
-        "metadata": metadata,
-        "scale_mode": scales,
+        "metadata": MLAPlanMetadata.dual(**tables, **dense)
+        if dual
+        else MLAPlanMetadata.csr(**tables),
+        "scale_mode": "bmm-scalar" if query else "kv-per-tensor" if cache else "default",
         "query_layout": layout,
         "kv_cache_layout": layout,
         "output_dtype": getattr(torch, spec.out_dtype),
@@ -304,10 +298,9 @@ def _tried(name, backend, refusal):
     def plan_from_wrapper(arguments):
         try:
             backend.plan_from_wrapper(arguments)
-        except refusal:
-            raise
         except Exception as error:
-            raise Resolved(name) from error
+            if isinstance(error, refusal):
+                raise
         raise Resolved(name)
 
     capabilities = backend._plan_capabilities

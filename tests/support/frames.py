@@ -11,22 +11,9 @@ from attnlib.run.record import Kernel
 
 CASE = DecodeCase(AttnSpec(8, 2, 128, 16), batch_size=4, kv_len=1024)
 
-
-SAME = {
-    "release": "0.6.3",
-    "timer": "graph",
-    "status": "ok",
-    "num_sms": 132,
-    "throttled": False,
-    "gpu": "Test GPU",
-    "gpu_id": "0badcafe",
-    "power_limit_w": 700,
-    "schema": 1,
-    "study": "demo",
-    "kernel_family": "fa2",
-    "kernels": (),
-    "started_at": "2026-01-02",
-}
+SAME = {"study": "demo", "release": "0.6.3", "timer": "graph", "status": "ok", "schema": 1}
+SAME |= {"gpu": "Test GPU", "gpu_id": "0badcafe", "num_sms": 132, "power_limit_w": 700}
+SAME |= {"kernel_family": "fa2", "kernels": (), "throttled": False, "started_at": "2026-01-02"}
 
 
 def row(case, backend, round_, run_us, /, **told):

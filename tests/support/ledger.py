@@ -2,16 +2,14 @@
 
 from functools import cache
 
+from support import frames
+
 from attnlib.studies import claims
 
 
 def row(case, backend, run_us, **more):
-    """One record as `store.frame` has it: of a graph, ok, without a release unless told so."""
-    same = {"release": "", "timer": "graph", "round": 0, "status": "ok", "throttled": False}
-    same |= {"gpu_id": "0badcafe", "power_limit_w": 700, "schema": 1, "kernel_family": ""}
-    heads = getattr(getattr(case, "spec", None), "heads", None)
-    told = {**case.to_dict(), "case": case, "heads": heads, "backend": backend, "run_us": run_us}
-    told = same | told | more
+    """One record as `store.frame` has it: of round 0, without a release unless told so."""
+    told = frames.row(case, backend, 0, run_us, **{"release": "", "kernel_family": "", **more})
     named = (told[name] for name in ("backend", "release", "timer", "round"))
     return {"id": " ".join([case.label, *map(str, named)]), **told}
 

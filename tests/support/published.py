@@ -19,16 +19,10 @@ def published(name):
 
 def live(name):
     """Of `published`, the records that a notebook on a GPU would measure."""
-    jobs = STUDIES[name].jobs(headline=True)
+    jobs, frame = STUDIES[name].jobs(headline=True), published(name)
     asked = {(job.round, item) for job in jobs for item in job.items}
-    frame = published(name)
-    kept = [
-        (round_, Item(*item)) in asked
-        for round_, *item in zip(
-            frame["round"], frame.backend, frame.timer, frame.case, frame.release, strict=True
-        )
-    ]
-    return frame[kept]
+    named = frame[["round", "backend", "timer", "case", "release"]].itertuples(index=False)
+    return frame[[(round_, Item(*item)) in asked for round_, *item in named]]
 
 
 def pick(table, **wanted):
