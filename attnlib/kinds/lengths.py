@@ -1,8 +1,7 @@
 """Seeded lengths, page tables and values: the same case gives the same ones on every machine.
 
-Lengths and page order come from NumPy and need no torch, so that reports can count bytes anywhere;
-values follow torch's generator of their device. Pages are a random permutation of the pool, as an
-engine's allocator leaves them.
+Lengths and pages need no torch, so that reports can count bytes anywhere; values follow torch's
+generator of their device. Pages are a random permutation, as an engine's allocator leaves them.
 """
 
 from __future__ import annotations

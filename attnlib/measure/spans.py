@@ -88,10 +88,7 @@ def read_spans(trace: Mapping[str, Any], *, shorten: Callable[[str], str]) -> tu
 
 
 def saw_cuda(trace: Mapping[str, Any]) -> bool:
-    """Whether a trace holds any call of the CUDA API, such as the synchronisation at its end.
-
-    Without one, no kernel in the trace does not mean that none ran.
-    """
+    """Whether a trace holds any call of the CUDA API; without, no kernel in it proves nothing."""
     return any(event.get("cat") in LAUNCHES for event in trace["traceEvents"])
 
 

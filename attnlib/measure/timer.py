@@ -9,9 +9,8 @@
 | `host` | time until a call returns to Python | perf_counter around one call |
 
 K is chosen so that a sample lasts about `SAMPLE_US`: two events alone read several microseconds,
-which one short kernel between them would carry. Warm timers repeat a call over the same inputs, so
-what fits into the L2 (60 MB on an H200) is read from it. The cold one is given calls over as many
-copies as `cold_copies` says: between two uses of a copy, twice the L2 has been read.
+which one short kernel between them would carry. Warm timers repeat a call over the same inputs; the
+cold one is given calls over as many copies as `cold_copies` says.
 """
 
 import time

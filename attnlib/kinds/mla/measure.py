@@ -1,8 +1,8 @@
 """Multi-head latent attention: tensors, oracle, measurement.
 
-`plan_us` holds the check of chosen tokens and their slots; what FlashMLA computes of a schedule is
-made once, by the checked call before any timing. Chosen tokens are uniform over the request and in
-no order: an indexer's are clustered, so this is the hardest case for the memory system.
+`plan_us` holds the check of chosen tokens and their slots; FlashMLA's schedule is made once, by the
+checked call before any timing. Chosen tokens are uniform over the request and in no order: an
+indexer's are clustered, so this is the hardest case for the memory system.
 
 The oracle attends over the tokens K [n, 576] of the dequantised cache (all of a request's, or the
 chosen ones in their order), in float64:

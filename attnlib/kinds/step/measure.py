@@ -16,7 +16,6 @@ Layers take turns over copies of the cache, so that between two uses of a copy t
 as far as a model of so many layers would.
 """
 
-import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -27,6 +26,7 @@ import torch
 from ...core import backends
 from ...core.backends.fa3 import Fa3, attend, facts_of
 from ...core.batch import DecodeBatch, PagedKV
+from ...core.metadata import decode
 from ...core.metadata.step import build_step_metadata
 from ...core.schedule.fa3 import SchedulerMetadata, precompute, reserve
 from ...measure.timer import cold_copies, run_timer
@@ -36,13 +36,10 @@ from ..call import cache_copies
 from ..cost import decode_cost
 from ..decode.measure import Oracle, build_workload
 from ..item import Item
+from ..metadata import eager, serial
 from .case import StepCase
 
-BUILDERS = {
-    "fa3-step-eager": "kinds.metadata.eager",
-    "fa3-step-serial": "kinds.metadata.serial",
-    "fa3-step-fused": "core.metadata.decode",
-}
+BUILDERS = {"fa3-step-eager": eager, "fa3-step-serial": serial, "fa3-step-fused": decode}
 ONE_LAUNCH = "fa3-step-one-launch"
 ALONE = {
     "fa3-prepare": "fa3-step-once",
@@ -115,8 +112,7 @@ class StepSubject:
             scheduler = reserve(self._facts, batch.seq_lens.device)
             build = partial(build_step_metadata, **arguments, scheduler=scheduler)
             return batch, partial(_after, build, lambda: scheduler)
-        module = importlib.import_module(f"attnlib.{BUILDERS[backend]}")
-        build = partial(module.build_decode_metadata, **arguments)
+        build = partial(BUILDERS[backend].build_decode_metadata, **arguments)
         return batch, partial(_after, build, partial(precompute, self._facts, batch.seq_lens))
 
 
