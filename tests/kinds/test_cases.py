@@ -1,7 +1,7 @@
 """One contract for all kinds of case: names, JSON, and refusals that name the field."""
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 from support.workloads import MASKS, extend_case
