@@ -1,7 +1,7 @@
 """What an engine imports: backends, metadata kernels, schedules and the policy.
 
-`spec`, `batch`, `extend` and `mla` are layers and the batches of a call, `gpu` what is believed of
-one; the other rooms say for themselves what they hold.
+`spec`, `batch`, `extend` and `mla` are attention layers and the batches of a call; `gpu` is what is
+believed of a GPU.
 """
 
 from .. import late

@@ -101,7 +101,7 @@ class DecodeBatch:
 def require_tensor(
     name: str, tensor: object, shape: tuple[int | None, ...], *dtypes: str, contiguous: bool = False
 ) -> None:
-    """ValueError unless a tensor of this shape (None: any size) and dtype; TypeError for others."""
+    """ValueError unless `tensor` has this shape (None: any size) and dtype; TypeError if none."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
     sizes, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")

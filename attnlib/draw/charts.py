@@ -1,8 +1,7 @@
 """The shapes of our figures, and the frame of each: data in, one call, labels.
 
-Tables come with a row per dot or cell. `ratio` is drawn with `low` and `high`, its 95 % interval
-over rounds, NaN where there is one round. `looks` gives each name its colour and marker: colour
-never says anything alone, and a cell of a map has a hatch and its number.
+Tables have a row per dot or cell; `low` and `high` are the 95 % interval of `ratio` over rounds,
+NaN where there is one. Colour says nothing alone: a name has a marker, a cell a hatch and a number.
 """
 
 from __future__ import annotations
@@ -212,8 +211,7 @@ def heatmap(
     """The ratio of each size as colour and number, in panels of so many `inches`.
 
     Colours reach from one of `ends` to the other, by the ratio's logarithm if `log`; where 1 lies
-    between them, it is white. A categorical column orders its panels. Of an empty table one panel
-    is made, and not shown.
+    between them, it is white. Of an empty table one panel is made, and not shown.
     """
     import seaborn as sns
     from matplotlib.colors import LogNorm, Normalize
@@ -239,7 +237,6 @@ def heatmap(
 def crossover_map(found: pd.DataFrame, drawn: pd.DataFrame, sizes: Sizes, *, title: str) -> Figure:
     """Where one way is faster than another and where it is not: a cell per size, a line between.
 
-    A cell says what its interval does; the thick line runs where faster meets slower. Raises
     ValueError if `found` holds no ratio.
     """
     from matplotlib.patches import Patch, Rectangle

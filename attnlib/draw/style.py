@@ -167,8 +167,8 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
 def _settled(figure: Figure) -> Iterator[None]:
     """The figure with its layout done and held, to the last digit that can be seen.
 
-    A constrained layout starts from where the last one left the panels and ends up to a rounding
-    error away, which is enough for other ids in an SVG.
+    A constrained layout starts from where the last one ended, and a rounding error is enough for
+    other ids in an SVG.
     """
     engine, dpi = figure.get_layout_engine(), figure.dpi
     if engine is None:

@@ -28,9 +28,9 @@ LANE_INCHES, LINE_INCHES, LEGEND_COLUMNS = 0.42, 0.17, 2
 
 
 def draw_timeline(spans: Sequence[Span], *, title: str, footer: str) -> Figure:
-    """`spans` of one call, as the trace has them, in microseconds from the call's start.
+    """`spans` of one call, as the trace has them; the figure is closed for pyplot.
 
-    ValueError if there is nothing but the call itself. The figure is closed for pyplot.
+    ValueError if there is nothing but the call itself.
     """
     import matplotlib.pyplot as plt
 

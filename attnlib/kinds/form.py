@@ -1,7 +1,17 @@
 """What all kinds of case share: names for people and command lines, and a flat JSON form."""
 
-from dataclasses import fields
+from dataclasses import Field, field, fields
 from typing import Any, ClassVar, Self
+
+_LATER = {"later": True}
+
+
+def later(default: Any) -> Any:
+    """A dataclass field that older records lack: at its default it stays out of the JSON form.
+
+    So records written before the field keep their ids, which are hashes of that form.
+    """
+    return field(default=default, metadata=_LATER)
 
 
 class NamedCase:
@@ -31,9 +41,12 @@ class NamedCase:
     @classmethod
     def from_dict(cls, form: dict[str, Any]) -> Self:
         """Inverse of `to_dict`, less the kind; ValueError on a missing or unknown field."""
-        needed = sorted(_all_fields(cls))
-        if needed != sorted(form):
-            raise ValueError(f"a {cls.__name__} must have the fields {needed}, got {sorted(form)}")
+        known = _all_fields(cls)
+        needed = {f.name for f in known if f.metadata != _LATER}
+        if needed - set(form) or set(form) - {f.name for f in known}:
+            raise ValueError(
+                f"a {cls.__name__} must have the fields {sorted(needed)}, got {sorted(form)}"
+            )
         return _build(cls, form)
 
 
@@ -42,22 +55,26 @@ def _inner(noun: Any) -> tuple[str, Any]:
     return getattr(noun, "inner", ("", None))
 
 
-def _own_fields(cls: Any) -> list[str]:
-    return [f.name for f in fields(cls) if f.name != _inner(cls)[0]]
+def _own_fields(cls: Any) -> list[Field[Any]]:
+    return [f for f in fields(cls) if f.name != _inner(cls)[0]]
 
 
-def _all_fields(cls: Any) -> list[str]:
+def _all_fields(cls: Any) -> list[Field[Any]]:
     _, noun = _inner(cls)
     return [*(_all_fields(noun) if noun else []), *_own_fields(cls)]
 
 
 def _flat(noun: Any) -> dict[str, Any]:
     name, _ = _inner(noun)
-    own = {field: getattr(noun, field) for field in _own_fields(noun)}
-    return (_flat(getattr(noun, name)) if name else {}) | own
+    form = _flat(getattr(noun, name)) if name else {}
+    for f in _own_fields(type(noun)):
+        value = getattr(noun, f.name)
+        if f.metadata != _LATER or value != f.default:
+            form[f.name] = value
+    return form
 
 
 def _build(cls: Any, form: dict[str, Any]) -> Any:
     name, noun = _inner(cls)
-    own = {field: form[field] for field in _own_fields(cls)}
+    own = {f.name: form[f.name] for f in _own_fields(cls) if f.name in form}
     return cls(**({name: _build(noun, form)} if name else {}), **own)

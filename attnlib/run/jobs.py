@@ -33,10 +33,7 @@ class StoppedError(Exception):
 
 @dataclass(frozen=True)
 class Job:
-    """Items of one round and one release of a study, on one device.
-
-    `command` is what measures them again, where that is not `measure` with the study's name.
-    """
+    """Items of one round and release of a study, which `command` measures if `measure` does not."""
 
     study: str
     round: int

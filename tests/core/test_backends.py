@@ -8,26 +8,8 @@ from itertools import product
 
 import pytest
 import torch
-from support.backend_calls import (
-    ALL_MODES,
-    CALLS,
-    DECODE,
-    DENSE,
-    EXTEND,
-    MLA,
-    MODES,
-    PAGED,
-    SPARSE,
-    SPEC,
-    able,
-    assert_matches_oracle,
-    assert_replays,
-    backend_for,
-    call_of,
-    mla_case,
-    spec_of,
-    two_steps,
-)
+from support import backend_calls as calls
+from support.backend_calls import CALLS, DECODE, DENSE, EXTEND, MLA, MODES, PAGED, SPARSE, SPEC
 
 from attnlib.core import backends
 from attnlib.core.backends import base
@@ -46,21 +28,21 @@ def named(value):
     return getattr(value, "key", str(value))
 
 
-def each(calls):
-    return pytest.mark.parametrize(("name", "case"), calls, ids=named)
+def each(pairs):
+    return pytest.mark.parametrize(("name", "case"), pairs, ids=named)
 
 
 @pytest.mark.parametrize("cuda_graph", [False, True])
 @each(CALLS)
 def test_a_library_is_handed_what_the_oracle_attends_to(name, case, cuda_graph, libraries):
-    assert_matches_oracle(name, case, "cpu", cuda_graph=cuda_graph)
+    calls.assert_matches_oracle(name, case, "cpu", cuda_graph=cuda_graph)
 
 
 @pytest.mark.parametrize("cuda_graph", [False, True])
 @each(CALLS)
 def test_a_replan_in_place_serves_the_new_step(name, case, cuda_graph, libraries):
-    first, second = two_steps(case, "cpu")
-    backend = backend_for(name, case, "cpu", cuda_graph=cuda_graph)
+    first, second = calls.two_steps(case, "cpu")
+    backend = calls.backend_for(name, case, "cpu", cuda_graph=cuda_graph)
     plan = backend.plan(first.batch)
     backend.run(first.q, first.cache, plan)
     for step in (second, first):
@@ -72,39 +54,41 @@ def test_a_replan_in_place_serves_the_new_step(name, case, cuda_graph, libraries
 
 @each([(name, case) for name, case in CALLS if case in (DECODE, MODES[5]) or (name, case) in MLA])
 def test_a_replan_of_another_shape_is_refused(name, case, libraries):
-    backend = backend_for(name, case, "cpu")
-    plan = backend.plan(call_of(case, "cpu").batch)
+    backend = calls.backend_for(name, case, "cpu")
+    plan = backend.plan(calls.call_of(case, "cpu").batch)
     several = isinstance(case, ExtendCase)
     longer = replace(case, cached=PAGED) if several else replace(case, kv_len=300)
     changed = [replace(longer, cached=replace(PAGED, kv_len=300))] if several else [longer]
     changed += [replace(case, mode="dllm_extend", mask="full")] if several else []
     for other in changed:
         with pytest.raises(ValueError, match="out must be a plan o(ver|f the same spec, mask)"):
-            backend.plan(call_of(other, "cpu").batch, out=plan)
+            backend.plan(calls.call_of(other, "cpu").batch, out=plan)
 
 
-@each([pair for pair in ALL_MODES if pair not in EXTEND])
+@each([pair for pair in calls.ALL_MODES if pair not in EXTEND])
 def test_fa3_refuses_a_custom_mask(name, case, libraries):
     with pytest.raises(RuntimeError, match=f"takes no custom mask, got {case.mask}"):
-        backend_for(name, case, "cpu")
+        calls.backend_for(name, case, "cpu")
 
 
-SDPA_SPECS = [spec_of(group, page, 64) for group in range(1, 9) for page in (1, 16, 64)]
-SDPA_SPECS += [spec_of(4, 16, *kind) for kind in product((64, 128, 256), ("bfloat16", "float16"))]
+SDPA_SPECS = [calls.spec_of(group, page, 64) for group in range(1, 9) for page in (1, 16, 64)]
+SDPA_SPECS += [
+    calls.spec_of(4, 16, *kind) for kind in product((64, 128, 256), ("bfloat16", "float16"))
+]
 
 
 @pytest.mark.parametrize("spec", SDPA_SPECS)
 def test_sdpa_matches_the_oracle_for_every_page_group_head_dim_and_dtype(spec):
-    assert_matches_oracle("sdpa", DecodeCase(spec, 3, 70, "ragged"), "cpu")
+    calls.assert_matches_oracle("sdpa", DecodeCase(spec, 3, 70, "ragged"), "cpu")
 
 
 def test_what_lies_in_unused_pages_never_reaches_sdpas_output():
-    case = DecodeCase(spec_of(1, 4, 64), 2, 8, "ragged")
-    call = call_of(case, "cpu")
+    case = DecodeCase(calls.spec_of(1, 4, 64), 2, 8, "ragged")
+    call = calls.call_of(case, "cpu")
     k, v = (torch.cat([torch.full_like(c[:1], float("nan")), c]) for c in call.tensors[1:])
     table = torch.tensor([[1, 0], [2, 3]]).int()
     batch = DecodeBatch.build(case.spec, torch.tensor([3, 8]).int(), table)
-    backend = backend_for("sdpa", case, "cpu")
+    backend = calls.backend_for("sdpa", case, "cpu")
     assert torch.isfinite(backend.run(call.q, PagedKV(k, v), backend.plan(batch))).all()
 
 
@@ -157,8 +141,8 @@ MIXED = {"dtype": "bfloat16", "kv_dtype": "float8_e4m3fn"}
 @pytest.mark.parametrize(
     ("name", "spec", "words"),
     [
-        ("flashinfer-cuda-cores", spec_of(5, 16), "group size must be"),
-        ("flashinfer-fa2", spec_of(1, 16, 96), "head_dim must be"),
+        ("flashinfer-cuda-cores", calls.spec_of(5, 16), "group size must be"),
+        ("flashinfer-fa2", calls.spec_of(1, 16, 96), "head_dim must be"),
         ("flashinfer-fa2", replace(SPEC, **FP8), "no FP8 query"),
         ("sdpa", replace(SPEC, **FP8), "no FP8 tensors"),
         ("flashinfer-prefill-fa3", replace(SPEC, head_dim=80), "head_dim must be"),
@@ -206,56 +190,58 @@ def gpu_calls():
     """Every backend over the shapes that its library says it takes."""
     decode = [n for n in FLASHINFER if n != "flashinfer-graph-auto"]
     shapes = [(group, page) for group in (*range(1, 9), 16) for page in (1, 16, 64)]
-    calls = [(n, DecodeCase(spec_of(*s), 7, 1500, "ragged")) for n in decode for s in shapes]
+    found = [(n, DecodeCase(calls.spec_of(*s), 7, 1500, "ragged")) for n in decode for s in shapes]
     for head_dim, dtype in ((64, "float16"), (256, "bfloat16"), (512, "bfloat16")):
-        spec = spec_of(4, 16, head_dim, dtype)
-        calls += [(n, DecodeCase(spec, 5, 999, "ragged")) for n in decode]
+        spec = calls.spec_of(4, 16, head_dim, dtype)
+        found += [(n, DecodeCase(spec, 5, 999, "ragged")) for n in decode]
     long = DecodeCase(AttnSpec(32, 8, 128, 16), 4, 20000, "skewed")
-    calls += [(n, long) for n in ("flashinfer-fa2", "flashinfer-cuda-cores", "sdpa")]
+    found += [(n, long) for n in ("flashinfer-fa2", "flashinfer-cuda-cores", "sdpa")]
     wide = (("prefill_paged", 300), ("prefill_ragged", 3000), ("dllm_extend", 32))
     for heads in ((32, 8), (8, 1), (16, 2)):
         cached = DecodeCase(AttnSpec(*heads, 128, 1), 3, 3000, "ragged")
         cases = [ExtendCase(cached, mode, q_len) for mode, q_len in wide]
-        calls += [(n, case) for n in backends.EXTEND_BACKENDS for case in cases]
+        found += [(n, case) for n in backends.EXTEND_BACKENDS for case in cases]
     kinds = product((64, 128, 256), (1, 16, 64, 256), ("bfloat16", "float16", "float8_e4m3fn"))
     cases = [DecodeCase(AttnSpec(16, 2, *kind), 7, 3000, "ragged") for kind in kinds]
-    calls += [(n, case) for n in ("fa3", "fa3-precomputed") for case in cases]
-    return calls + list(mla_gpu_calls())
+    found += [(n, case) for n in ("fa3", "fa3-precomputed") for case in cases]
+    return found + list(mla_gpu_calls())
 
 
 def mla_gpu_calls():
     sizes = {"batch_size": 9, "kv_len": 3000}
     sparse = [(128, 2048), (64, 512), (32, 512), (16, 70), (8, 1)]
     dense = [(heads, 0) for heads in (128, 64, 32, 16, 8)]
-    calls = []
+    found = []
     for lengths in ("fixed", "ragged", "skewed"):
         for names, shapes in ((SPARSE, sparse), (DENSE, dense)):
-            calls += [(n, mla_case(n, *s, lengths=lengths, **sizes)) for n in names for s in shapes]
+            found += [
+                (n, calls.mla_case(n, *s, lengths=lengths, **sizes)) for n in names for s in shapes
+            ]
     for name in SPARSE:
         for batch_size, kv_len in ((1, 131072), (64, 8192)):
             large = {"batch_size": batch_size, "kv_len": kv_len, "lengths": "fixed"}
-            calls.append((name, mla_case(name, 16, 2048, **large)))
-        case = mla_case(name)
+            found.append((name, calls.mla_case(name, 16, 2048, **large)))
+        case = calls.mla_case(name)
         specs = [replace(case.spec, page_size=n) for n in (1, 16, 256)]
-        calls += [(name, replace(case, spec=spec)) for spec in specs]
-    return calls
+        found += [(name, replace(case, spec=spec)) for spec in specs]
+    return found
 
 
 @pytest.mark.gpu
 @each(gpu_calls())
 def test_on_a_gpu_a_backend_matches_the_oracle(name, case):
-    if reason := backends.unsupported(able(name), case.spec):
+    if reason := backends.unsupported(calls.able(name), case.spec):
         pytest.skip(reason)
-    assert_matches_oracle(name, case, "cuda")
+    calls.assert_matches_oracle(name, case, "cuda")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("cuda_graph", [False, True], ids=["eager", "graph"])
 @each(EXTEND)
 def test_on_a_gpu_every_mode_matches_the_oracle_and_says_its_family(name, case, cuda_graph):
-    assert_matches_oracle(able(name), case, "cuda", cuda_graph=cuda_graph)
+    calls.assert_matches_oracle(calls.able(name), case, "cuda", cuda_graph=cuda_graph)
     if name.startswith("flashinfer") and not cuda_graph:
-        call, backend = call_of(case, "cuda"), backend_for(name, case, "cuda")
+        call, backend = calls.call_of(case, "cuda"), calls.backend_for(name, case, "cuda")
         plan = backend.plan(call.batch)
         kernels = trace_kernels(lambda: backend.run(call.q, call.cache, plan))
         family = kernel_family((kernel.name for kernel in kernels), FAMILY_OF)
@@ -264,9 +250,9 @@ def test_on_a_gpu_every_mode_matches_the_oracle_and_says_its_family(name, case, 
 
 @pytest.mark.gpu
 @each(
-    [(n, DecodeCase(spec_of(4, 16), 7, 1500, "ragged")) for n in backends.BACKENDS]
+    [(n, DecodeCase(calls.spec_of(4, 16), 7, 1500, "ragged")) for n in backends.BACKENDS]
     + EXTEND
     + [(name, replace(case, batch_size=7, kv_len=3000)) for name, case in MLA]
 )
 def test_a_graph_replays_with_a_step_changed_in_place(name, case):
-    assert_replays(able(name), case)
+    calls.assert_replays(calls.able(name), case)

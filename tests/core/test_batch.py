@@ -121,17 +121,14 @@ def test_the_ragged_page_list_is_exact_for_any_lengths(lens, page_size, spare, g
     assert_derives_csr(lens, page_size, spare, garbage)
 
 
-def test_causal_queries_of_a_request_see_one_token_more_each_and_the_last_sees_all():
+def test_causal_queries_see_one_token_more_each_the_last_all_and_are_no_more_than_tokens():
     table = int32([[0, 1], [2, 3]])
     batch = DecodeBatch.build(SPEC, int32([7, 3]), table)
     rows = batch.query_rows(3)
     assert rows.seq_lens_cpu.tolist() == [5, 6, 7, 1, 2, 3]
     assert torch.equal(rows.page_table, table.repeat_interleave(3, 0))
     assert batch.query_rows(1).seq_lens_cpu.tolist() == [7, 3]
-
-
-def test_a_request_shorter_than_its_queries_is_refused():
-    batch = DecodeBatch.build(SPEC, int32([7, 2]), int32([[0, 1], [2, 3]]))
+    batch = DecodeBatch.build(SPEC, int32([7, 2]), table)
     with refused("seq_lens", "0..7"):
         batch.query_rows(3)
     with refused("q_len", 0):

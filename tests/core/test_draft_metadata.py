@@ -52,15 +52,6 @@ def test_the_cases_of_sglangs_tests_give_their_lengths_and_pages(name, build):
 
 
 @both
-def test_slots_beyond_decode_length_never_reach_the_table(build):
-    # SGLang scattered all of a wider cache_loc, past the end of the row, into the next request's.
-    call = draft_arguments(Draft(2, 2, 3, 1, extra_slots=5, extra_columns=0, stay=0.0))
-    call["cache_loc"].copy_(torch.arange(32).view(4, 8))
-    build(**call)
-    assert call["page_table"].tolist() == [[0, 1, 2], [8, 9, 10], [16, 17, 18], [24, 25, 26]]
-
-
-@both
 def test_a_page_that_comes_again_is_written_again(build):
     call = draft_arguments(Draft(1, 1, 6, 4))
     call["cache_loc"][0, :6] = torch.tensor([9, 8, 20, 11, 10, -1])

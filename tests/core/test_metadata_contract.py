@@ -7,17 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.metadata_cases import (
-    BUILDERS,
-    DECODE,
-    DRAFT,
-    KV_INDICES,
-    POISON,
-    STEP,
-    VERIFY,
-    Builder,
-    poison,
-)
+from support.metadata_cases import BUILDERS, DECODE, DRAFT, KV_INDICES, POISON, STEP, VERIFY, poison
 
 from attnlib.core.metadata import launch
 from attnlib.core.metadata.require import IN_EITHER
@@ -128,7 +118,7 @@ PAGES = [
     ("swa_page_table", lambda c: c["page_table"][:, :5].contiguous(), "[4, 26] int32, got [4, 5]"),
     ("cache_seqlens = seq_lens", ...),
 ]
-WRONG: dict[Builder, list[tuple]] = {
+WRONG = {
     DECODE: PAGES,
     STEP: PAGES,
     KV_INDICES: [

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from attnlib.core.mla import MlaBatch, attended_pages, require_pages
+from attnlib.core.mla import MlaBatch, attended_pages
 from attnlib.core.spec import MlaSpec
 
 SPEC = MlaSpec(2, top_k=3, page_size=4)
@@ -77,9 +77,3 @@ def test_a_dense_batch_has_no_slots_and_a_length_beyond_the_page_table_is_refuse
         DENSE.slots()
     with pytest.raises(ValueError, match=r"seq_lens must lie in 1\.\.8"):
         MlaBatch.build(SPEC, LENS + 3, TABLE, CHOSEN)
-
-
-def test_a_plan_that_names_a_page_the_cache_lacks_is_refused():
-    require_pages(torch.zeros(8, 4), 7)
-    with pytest.raises(ValueError, match="up to 8, got 8 pages"):
-        require_pages(torch.zeros(8, 4), 8)

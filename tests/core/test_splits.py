@@ -34,7 +34,6 @@ SCHEDULES = [
     ((8, 1), 4096, 28, [28, 16, 7, 2], [1, 2, 5, 18]),
     ((8, 1), 32768, 109, [86, 29, 8, 2], [3, 9, 35, 137]),
     ((8, 1), 131072, 109, [109, 30, 8, 2], [9, 35, 137, 547]),
-    ((16, 2), 8192, 55, [32, 13, 4, 1], [2, 5, 18, 69]),
     ((32, 32), 8192, 4, [4, 1, 1, 1], [18, 69, 274, 1093]),
 ]
 
@@ -46,15 +45,6 @@ def test_requests_of_full_width_split_as_the_library_splits_them(heads, width, c
     assert [set(plan.num_splits) for plan in plans] == [{n} for n in each]
     assert [plan.blocks_per_sm for plan in plans] == per_sm
     assert uniform(decode(1, heads, width, num_splits=2)).num_splits.tolist() == [2]
-
-
-def test_one_long_request_among_short_ones_is_split_alone():
-    plan = plan_splits(decode(16, (32, 8), 131072), np.array([131072] + [1024] * 15))
-    assert (plan.num_splits.tolist(), plan.blocks_per_sm) == ([14] + [1] * 15, 77)
-    words = words_of(plan)
-    assert words.values[:16].tolist() == [14] + [1] * 15
-    assert words.values[32:48].tolist() == list(range(16))
-    assert words.why[32:48].tolist() == [SPECIFIED] + [TIE] * 15
 
 
 @pytest.mark.parametrize(
@@ -82,14 +72,6 @@ def test_equal_keys_leave_the_order_open_and_nothing_else_that_is_equal():
     why = words_of(plan).why.reshape(-1)[:-1].reshape(4, 4)
     assert why[2].tolist() == [SPECIFIED, TIE, TIE, TIE]
     assert (why[[0, 1, 3]] == SPECIFIED).all()
-
-
-def test_a_batch_over_992_is_never_split_and_sorted_in_two_halves():
-    lens = np.arange(1, 994)
-    plan = plan_splits(decode(993, (8, 1), 131072), lens)
-    assert set(plan.num_splits) == {1} and plan.blocks_per_sm is None
-    assert plan.batch_order[-1] == 992 and plan.batch_order[0] in range(896, 992)
-    assert plan_splits(decode(992, (8, 1), 131072), lens[:-1]).blocks_per_sm is not None
 
 
 def test_some_zero_lengths_are_fine():

@@ -11,20 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import drawn_calls
-from support.metadata_cases import (
-    DEVICE,
-    ON_GPU,
-    POISON,
-    SMS,
-    STEP,
-    Shape,
-    arguments,
-    assert_schedule,
-    facts_of,
-    poison,
-    poisoned,
-    reserved,
-)
+from support import metadata_cases as cases
+from support.metadata_cases import DEVICE, ON_GPU, POISON, SMS, STEP, Shape
 
 from attnlib.core.backends import fa3
 from attnlib.core.batch import DecodeBatch
@@ -41,12 +29,11 @@ from attnlib.studies.scheduler_metadata import vectors
 from attnlib.studies.scheduler_metadata.words import PADDING, words_of
 
 SMALL = Shape(4, 64, 4)
-needs_the_stand_in = pytest.mark.skipif(ON_GPU, reason="FakeFa3 and the interpreter run on the CPU")
 
 
 def schedule(facts, lens, delta=0):
     """The words of `lens`, by a call that has no page to copy: any width, little memory."""
-    scheduler, batch = reserved(facts), facts.batch_size
+    scheduler, batch = cases.reserved(facts), facts.batch_size
     sizes = {
         "cache_seqlens": (batch,),
         "cu_seqlens_k": (batch + 1,),
@@ -66,7 +53,7 @@ def schedule(facts, lens, delta=0):
 
 
 def assert_models(facts, lens, delta=0):
-    assert_schedule(schedule(facts, lens, delta), torch.from_numpy(lens))
+    cases.assert_schedule(schedule(facts, lens, delta), torch.from_numpy(lens))
 
 
 def in_domain(facts):
@@ -152,8 +139,8 @@ def test_the_words_are_those_that_the_library_wrote():
 def test_metadata_of_another_step_is_refused_before_anything_is_written(changes, message):
     call = STEP.arguments(SMALL)
     build_step_metadata(**call)
-    poison(call, STEP.outputs)
-    wrong = reserved(replace(call["scheduler"].facts, **changes))
+    cases.poison(call, STEP.outputs)
+    wrong = cases.reserved(replace(call["scheduler"].facts, **changes))
     with pytest.raises(ValueError, match=re.escape(message)):
         build_step_metadata(**call | {"scheduler": wrong})
     assert (call["cache_seqlens"] == POISON).all() and (wrong.words == POISON).all()
@@ -162,8 +149,8 @@ def test_metadata_of_another_step_is_refused_before_anything_is_written(changes,
 @pytest.fixture
 def step():
     """A call, its facts, its device, and a reservation for it."""
-    call = arguments(SMALL)
-    facts, device = facts_of(call), call["seq_lens"].device
+    call = cases.arguments(SMALL)
+    facts, device = cases.facts_of(call), call["seq_lens"].device
     return SimpleNamespace(call=call, facts=facts, device=device, made=reserve(facts, device))
 
 
@@ -189,14 +176,14 @@ def test_words_are_refused_until_written_and_after_a_foreign_write(step):
         build_step_metadata(**step.call, scheduler=step.made)
         # A launch forgets the stream of the step before.
         step.made.require_fits(step.facts, device=step.device, stream=(False, stream))
-        assert_schedule(step.made, step.call["cache_seqlens"])
+        cases.assert_schedule(step.made, step.call["cache_seqlens"])
         step.made.words.add_(1)
 
 
 def test_a_launch_into_a_shared_buffer_takes_it_from_the_step_before():
-    buffer = poisoned(max_words(8))
-    calls = [arguments(Shape(batch, 64, 4)) for batch in (4, 8)]
-    facts = [facts_of(call) for call in calls]
+    buffer = cases.poisoned(max_words(8))
+    calls = [cases.arguments(Shape(batch, 64, 4)) for batch in (4, 8)]
+    facts = [cases.facts_of(call) for call in calls]
     small, large = (reserve(f, buffer.device, out=buffer) for f in facts)
     build_step_metadata(**calls[0], scheduler=small)
     assert not buffer[len(small.words) :].any()
@@ -216,7 +203,7 @@ def test_a_reservation_is_checked_like_a_precomputed_one(step):
             reserve(replace(step.facts, num_sms=SMS + 1), step.device)
 
 
-@needs_the_stand_in
+@pytest.mark.skipif(ON_GPU, reason="FakeFa3 and the interpreter run on the CPU")
 def test_attention_takes_the_words_at_the_cap_that_they_were_made_for(fake_fa3):
     work = build_workload(DecodeCase(AttnSpec(8, 2, 64, 16), 5, 300, "ragged"), device="cpu")
     own, call = over_own_buffers(work.batch)

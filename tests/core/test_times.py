@@ -62,7 +62,7 @@ def test_a_cache_that_fits_the_l2_costs_no_memory_traffic(share, missed):
 
 def test_items_that_differ_and_follow_each_other_hide_latency():
     equal, mixed = [100_000] * 2640, [50_000, 150_000] * 1320
-    same, apart, single = (load(i, n) for i, n in ((equal, 264), (mixed, 264), (mixed, 132)))
+    same, apart, single = load(equal, 264), load(mixed, 264), load(mixed, 132)
     assert (same.overlap, single.overlap) == (0.0, 0.0)
     assert apart.overlap == pytest.approx(0.9 * 0.5)
     rates = Rates(5.0, 1.0, 1e-9, 1e-9, 4000.0, (30.0, 30.0))

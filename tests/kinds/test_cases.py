@@ -1,7 +1,7 @@
 """One contract for all kinds of case: names, JSON, and refusals that name the field."""
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 from support.workloads import MASKS, extend_case
@@ -10,6 +10,7 @@ from attnlib.core.spec import AttnSpec, MlaSpec
 from attnlib.kinds.cases import case_from_dict
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.extend.case import ExtendCase
+from attnlib.kinds.form import NamedCase, later
 from attnlib.kinds.item import Item
 from attnlib.kinds.metadata.case import MetadataCase
 from attnlib.kinds.mismatch.case import MismatchCase
@@ -44,6 +45,17 @@ def test_an_unknown_kind_lists_the_kinds_there_are():
     known = "metadata, step, mismatch, mla, extend"
     with pytest.raises(ValueError, match=f"must be one of {known}, got 'prefill'"):
         case_from_dict({"kind": "prefill"})
+
+
+def test_a_field_that_came_later_stays_out_of_the_form_at_its_default():
+    @dataclass(frozen=True)
+    class Grown(NamedCase):
+        batch_size: int
+        cap: int = later(0)
+
+    assert Grown(3).to_dict() == {"batch_size": 3}
+    assert Grown.from_dict({"batch_size": 3}) == Grown(3)
+    assert Grown.from_dict(Grown(3, 32).to_dict()) == Grown(3, 32)
 
 
 @pytest.mark.parametrize(

@@ -262,14 +262,12 @@ def test_overlays_given_are_searched_used_and_repeated(lab, tmp_path, monkeypatc
     for release in ("0.5.3", "0.6.1", "0.6.3", "0.7.2"):
         folder = hand_made(tmp_path / release, PACKAGE, release)
         given += ["--overlay", f"{PACKAGE}=={release}={folder}"]
-    used = {}
-    monkeypatch.setattr(
-        studying, "overlay_for", lambda name, release, folders: used.update(folders)
-    )
+    overlay_for = Mock(return_value=None)
+    monkeypatch.setattr(studying, "overlay_for", overlay_for)
     assert cli.main([*command(), *given]) == 0
     out = capsys.readouterr().out.rstrip()
     assert "first slower release: 0.6.1" in out and out.endswith(" ".join(given))
-    assert used[f"{PACKAGE}==0.6.1"] == tmp_path / "0.6.1"
+    assert overlay_for.call_args.args[2][f"{PACKAGE}==0.6.1"] == tmp_path / "0.6.1"
     assert not any(str(tmp_path) in r.command for r in store.read("bisect_demo", SLUG))
 
 

@@ -39,18 +39,15 @@ def holder(gpu_id="demo", *arguments):
         yield process
 
 
-def test_a_second_sweep_is_refused_at_once_with_the_pid_of_the_first():
+def test_a_second_sweep_is_refused_at_once_with_the_pid_of_the_first_and_another_gpu_is_free():
     with holder() as first:
         before = time.monotonic()
         with pytest.raises(RuntimeError, match=f"one sweep at a time, process {first.pid} holds"):
             with hold_gpu("demo"):
                 pytest.fail("held by two")
         assert time.monotonic() - before < lock.LAST_WORKER_S / 10
-
-
-def test_another_gpu_is_free():
-    with holder(), hold_gpu("another"):
-        assert lock_path("another").read_text() == str(os.getpid())
+        with hold_gpu("another"):
+            assert lock_path("another").read_text() == str(os.getpid())
 
 
 def test_a_block_that_raises_lets_go():

@@ -66,24 +66,15 @@ def test_what_is_no_overlay_is_refused_with_the_form_it_must_have(argument):
         parse_overlay(argument)
 
 
-@pytest.mark.parametrize(
-    ("made", "has"),
-    [
-        (lambda folder: hand_made(folder, "attnlib-probe", "2.0"), r".*attnlib-probe.*2\.0"),
-        (lambda folder: folder.mkdir(), r"\{\}"),
-        (lambda folder: None, r"\{\}"),
-        (lambda folder: (folder / "attnlib_probe-1.0.dist-info").mkdir(parents=True), ""),
-    ],
-    ids=["another release", "empty", "missing", "lost its metadata"],
-)
-def test_a_folder_without_the_release_is_refused_naming_what_it_has(tmp_path, made, has):
-    folder = tmp_path / "old"
-    made(folder)
-    words = rf"old must hold attnlib-probe 1\.0, it has {has}"
-    with pytest.raises(ValueError, match=words):
-        parse_overlay(f"attnlib-probe==1.0={folder}")
-    with pytest.raises(ValueError, match=words):
-        overlay_for("attnlib-probe", "1.0", {"attnlib-probe==1.0": folder})
+def test_a_folder_without_the_release_is_refused_naming_what_it_has(tmp_path):
+    hand_made(tmp_path / "other", "attnlib-probe", "2.0")
+    (tmp_path / "lost" / "attnlib_probe-1.0.dist-info").mkdir(parents=True)
+    for name, has in {"other": r".*attnlib-probe.*2\.0", "missing": r"\{\}", "lost": ""}.items():
+        words = rf"{name} must hold attnlib-probe 1\.0, it has {has}"
+        with pytest.raises(ValueError, match=words):
+            parse_overlay(f"attnlib-probe==1.0={tmp_path / name}")
+        with pytest.raises(ValueError, match=words):
+            overlay_for("attnlib-probe", "1.0", {"attnlib-probe==1.0": tmp_path / name})
 
 
 def test_the_environments_release_is_used_as_it_is(root):

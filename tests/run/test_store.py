@@ -22,23 +22,12 @@ def append_rounds(make_record, count):
     return append(*(make_record(round=round_) for round_ in range(count)))
 
 
-def test_records_are_read_as_they_were_appended(make_record, data):
+def test_records_are_read_as_they_were_appended_and_of_one_id_the_newest(make_record, data):
     path = store.append(make_record())
     assert path == demo_path() == data / "records" / MACHINE / "demo.jsonl"
     assert path.read_text() == make_record().to_json() + "\n"
-    records = append_rounds(make_record, 3)
-    assert store.read("demo", MACHINE) == records
-
-
-def test_of_one_id_the_newest_stands_in_the_place_of_its_time(make_record):
-    _, other, new = append(make_record(), make_record(round=1), make_record(run_us=(99.0,)))
+    other, new = append(make_record(round=1), make_record(run_us=(99.0,)))
     assert store.read("demo", MACHINE) == [other, new]
-    assert len(demo_path().read_text().splitlines()) == 3
-
-
-def test_without_a_named_folder_records_lie_beside_the_package(monkeypatch):
-    monkeypatch.delenv("ATTNLIB_DATA")
-    assert store.data_root() == ROOT / "data"
 
 
 @pytest.mark.parametrize("lines", [0, 2])

@@ -35,11 +35,6 @@ def cases_of(*jobs):
     return [[item.case for item in job.items] for job in jobs]
 
 
-@pytest.fixture
-def with_gpu(monkeypatch):
-    monkeypatch.setattr(study, "_has_cuda", lambda: True)
-
-
 def test_a_study_is_measured_end_to_end_and_replayed(tmp_path, monkeypatch):
     progress = Mock()
     assert measure(TINY, progress=progress) == 2 * 3
@@ -207,17 +202,18 @@ def test_a_study_that_is_not_measured_yet_replays_what_it_borrows_and_live_its_o
         replace(draft, reference_machine="a")
 
 
-def test_replay_never_measures(instant_jobs, with_gpu, monkeypatch):
-    monkeypatch.setenv("ATTNLIB_MODE", "replay")
-    with pytest.raises(FileNotFoundError, match="no records of study 'demo' on 'somewhere'"):
-        load_or_measure(replace(TINY, reference_machine="somewhere"))
-    assert instant_jobs.jobs == []
-
-
-def test_live_measures_headline_cases_and_shows_all_that_is_on_record(instant_jobs, with_gpu):
+def test_live_measures_headline_cases_and_shows_all_that_is_on_record_and_replay_never_measures(
+    instant_jobs, monkeypatch
+):
+    monkeypatch.setattr(study, "_has_cuda", lambda: True)
     assert load_or_measure(MIXED)["kv_len"].tolist() == [SMALL.kv_len]
     measure(MIXED)
     assert len(load_or_measure(MIXED)) == 1 + 3
+    instant_jobs.jobs.clear()
+    monkeypatch.setenv("ATTNLIB_MODE", "replay")
+    with pytest.raises(FileNotFoundError, match="no records of study 'demo' on 'somewhere'"):
+        load_or_measure(replace(MIXED, reference_machine="somewhere"))
+    assert instant_jobs.jobs == []
 
 
 def test_a_case_is_found_by_its_key_or_label_and_an_unknown_one_lists_the_keys():

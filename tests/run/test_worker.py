@@ -58,7 +58,8 @@ def test_a_right_output_gets_times_an_oracle_and_a_pedigree():
     assert (record.study, record.round, record.item) == ("demo", 2, ITEM)
     assert len(record.run_us) == len(record.plan_us) == PLAN_SAMPLES
     assert 0 < record.oracle_error <= record.oracle_budget
-    assert record.oracle_error == measure().oracle_error, "another worker sees the same"
+    again = measure(replace(ITEM, release=torch.__version__))
+    assert again.oracle_error == record.oracle_error, "so does another worker, of this release"
     assert record.oracle_rows == 3 * 4
     assert record.work_per_call == decode_cost(CASE).io_bytes
     assert (record.reported_backend, record.kernel_family, record.kernels) == ("sdpa", "", ())
@@ -125,10 +126,6 @@ def test_what_cannot_be_measured_as_asked_is_never_replaced(
     record = measure(item)
     assert (record.status, record.run_us) == (status, ())
     assert re.search(words, record.reason)
-
-
-def test_the_release_asked_for_is_measured():
-    assert measure(replace(ITEM, release=torch.__version__)).status == "ok"
 
 
 def test_a_kernel_family_that_was_pinned_and_did_not_run_gets_no_time(monkeypatch):

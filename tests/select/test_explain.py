@@ -18,6 +18,7 @@ FP8_CACHE = AttnSpec(32, 8, 128, 16, "bfloat16", FP8)
 LATENT = AttnSpec(128, 1, 576, 64)
 STEP = Call(kv_lens=(8192,) * 16)
 VLLM, SPARSE = ("vllm==0.33.0", "auto"), {"topk": 2048}
+VLLM_MLA = {"mode": "mla", "library": "vllm==0.33.0"}
 
 
 def auto(spec, release, gpu="sm90", mode="decode", **more):
@@ -134,6 +135,7 @@ def test_an_override_acts_and_is_the_first_reason(pinned):
     assert (choice.backend, choice.reasons[0].kind) == ("fa2", "override")
     assert headline(choice) == "flashinfer==0.6.3, decode on sm90, ATTNLIB_DECODE_BACKEND=fa2: fa2"
     assert auto(BF16, "0.6.3").backend == "fa3", "env={} overrides the environment"
+    assert pinned("FLASHINFER_MLA", LATENT, gpu="sm100", **VLLM_MLA).backend == "FLASHINFER_MLA"
 
 
 @pytest.mark.parametrize(
@@ -142,9 +144,6 @@ def test_an_override_acts_and_is_the_first_reason(pinned):
 def test_the_prefill_override_acts_in_prefill_modes_only(pinned, mode):
     assert pinned("fa2", mode=mode).backend == "fa2"
     assert explain(BF16, mode="decode", gpu="sm90", library="flashinfer==0.6.3").backend == "fa3"
-
-
-VLLM_MLA = {"mode": "mla", "library": "vllm==0.33.0"}
 
 
 @pytest.mark.parametrize(
@@ -162,10 +161,6 @@ VLLM_MLA = {"mode": "mla", "library": "vllm==0.33.0"}
 def test_an_override_that_cannot_run_raises_with_the_reason(pinned, backend, spec, asked, why):
     with pytest.raises(RuntimeError, match=rf"DECODE_BACKEND={backend}: {backend} cannot.*{why}"):
         pinned(backend, spec, **asked)
-
-
-def test_an_override_of_an_engine_runs_where_the_engine_can(pinned):
-    assert pinned("FLASHINFER_MLA", LATENT, gpu="sm100", **VLLM_MLA).backend == "FLASHINFER_MLA"
 
 
 @pytest.mark.parametrize("backend", ["fa4", "auto"])

@@ -259,6 +259,8 @@ DRAFT_SHAPES = {
     "page_size_16": Draft(9, 8, 7, 16),
     "int32_slots_int64_lengths": Draft(4, 2, 5, 4, 1, 1, torch.int32, torch.int64),
     "exact_widths": Draft(4, 3, 8, 4, extra_slots=0, extra_columns=0),
+    # SGLang scattered all slots, past the end of a row into the next request's.
+    "more_slots_than_columns": Draft(2, 2, 3, extra_slots=5, extra_columns=0, stay=0.0),
     "wide_buffers": Draft(4, 3, 2, 4, extra_slots=40, extra_columns=70),
     "all_on_one_page": Draft(2, 2, 9, 32, stay=1.0),
     "a_page_each": Draft(2, 2, 9, 32, stay=0.0),

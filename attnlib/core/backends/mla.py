@@ -38,7 +38,7 @@ class FlashInferMla(Backend[MlaBatch, torch.Tensor]):
     """
 
     def plan(self, batch: MlaBatch, out: Plan[MlaBatch] | None = None) -> Plan[MlaBatch]:
-        """FlashInfer's own plan, after chosen tokens were checked; `out` replans in place."""
+        """FlashInfer's own plan, after a check of the chosen; synchronises."""
         sums, pages, lens, page_size = attended_pages(batch)
         if out is not None:
             _require_alike(out.batch, batch)
@@ -144,7 +144,7 @@ class FlashMlaSparse(Backend[MlaBatch, torch.Tensor]):
     source = FLASHMLA
 
     def plan(self, batch: MlaBatch, out: Plan[MlaBatch] | None = None) -> Plan[MlaBatch]:
-        """Check the chosen tokens and turn them into slots; a replan keeps the schedule."""
+        """Check the chosen tokens and turn them into slots; synchronises."""
         slots = batch.slots()
         highest = int(slots.max()) // batch.spec.page_size
         indices = F.pad(slots, (0, -batch.spec.top_k % SPARSE_BLOCK), value=NO_TOKEN)[:, None]

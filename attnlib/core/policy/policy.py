@@ -37,10 +37,8 @@ NOISE = 0.01
 
 @dataclass(frozen=True)
 class Point:
-    """A measured case: its lengths in brief, and each backend's times in microseconds.
-
-    `run_us` is the measured median, `predicted_us` what the fitted rates give for its plan.
-    """
+    """A measured case: its lengths in brief, and microseconds of each backend: the measured median,
+    and what the fitted rates give for its plan."""
 
     batch_size: int
     mean_len: float
