@@ -25,9 +25,9 @@ MAX_FILES_PER_FOLDER = 12
 # The budgets of the whole: decisions, so that the next thousand lines are one. Raise one with its
 # reason in the commit.
 MAX_ROOMS = 9  # and four front doors
-MAX_PACKAGE_LINES = 19_560  # on the way to 19,000
+MAX_PACKAGE_LINES = 19_000
 MAX_CORE_LINES = 4_800  # what an engine imports
-MAX_TEST_LINES = 17_830  # on the way to 15,500
+MAX_TEST_LINES = 15_500
 MAX_POSITIONAL = 5
 MAX_COMMENT_SHARE = 0.12
 MAY_PRINT = re.compile(r"attnlib/(cli|__main__|run/worker)\.py")
