@@ -127,7 +127,11 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("build", "arguments"), HONEST, ids=str)
+def named(value):
+    return getattr(value, "__name__", str(value))
+
+
+@pytest.mark.parametrize(("build", "arguments"), HONEST, ids=named)
 def test_an_output_rounded_as_a_kernel_must_passes(build, arguments):
     work = build(*arguments)
     verdict = judge_of(work).check(rounded(work))
@@ -135,7 +139,7 @@ def test_an_output_rounded_as_a_kernel_must_passes(build, arguments):
     assert verdict.rows == len(work.q) * work.q.shape[1]
 
 
-@pytest.mark.parametrize(("build", "arguments", "mistake"), MISTAKES, ids=str)
+@pytest.mark.parametrize(("build", "arguments", "mistake"), MISTAKES, ids=named)
 def test_a_planted_mistake_fails(build, arguments, mistake):
     work = build(*arguments)
     verdict = judge_of(work).check((PLANTED | PLANTED_EXTEND | PLANTED_MLA)[mistake](work))
