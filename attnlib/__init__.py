@@ -1,8 +1,7 @@
 """attnlib: reproduce, explain and prove fixes of attention-backend regressions.
 
-The names of `HOME` here, in `attnlib.core` and in `attnlib.studies` are the public ones: README and
-notebooks import nothing deeper. Each is imported on first use, so that `import attnlib` costs
-nothing and needs neither torch nor matplotlib.
+The names of `HOME` here, in `attnlib.core` and in `attnlib.studies` are the public ones. Each is
+imported on first use, so that `import attnlib` needs neither torch nor matplotlib.
 """
 
 import importlib

@@ -39,7 +39,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     for name, command in COMMANDS.items():
-        own = commands.add_parser(name, help=command.help, description=command.description)
+        said = command.description or command.help
+        own = commands.add_parser(name, help=command.help, description=said)
         for argument, options in command.arguments.items():
             own.add_argument(argument, **options)
         if name == "explain":
@@ -122,16 +123,13 @@ def _bisect_text(found: Bisection, given: str) -> str:
     from .studies.fa3_decode_regression.tables import bisection
 
     reference = f"{found.releases[0]} ({found.steps[0].reference_family})"
-    lines = [
-        f"{found.backend} of {found.package}, {found.case.label}, on {found.machine}",
-        f"searched {', '.join(found.releases)}; ratio: run time over that of {reference}",
-        "",
-        bisection(found).to_string(index=False),
-        "",
-        f"first {found.word} release: {found.changed}",
-        f"repeat with: {found.command}{given}",
-    ]
-    return "\n".join(lines)
+    return f"""{found.backend} of {found.package}, {found.case.label}, on {found.machine}
+searched {", ".join(found.releases)}; ratio: run time over that of {reference}
+
+{bisection(found).to_string(index=False)}
+
+first {found.word} release: {found.changed}
+repeat with: {found.command}{given}"""
 
 
 def _claims(options: argparse.Namespace) -> None:
@@ -150,7 +148,7 @@ def _report(options: argparse.Namespace) -> None:
     from .report.build import build_report
 
     if options.out == DEFAULT_REPORT:
-        DEFAULT_REPORT.parent.mkdir(parents=True, exist_ok=True)
+        options.out.parent.mkdir(parents=True, exist_ok=True)
     print(f"report written to {build_report(options.out, only=options.only or ())}")
 
 
@@ -160,8 +158,7 @@ def _policy(options: argparse.Namespace) -> None:
 
     found = measured.current()
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    path = policy.save(found, options.out)
-    cases = sum(map(len, found.points.values()))
+    path, cases = policy.save(found, options.out), sum(map(len, found.points.values()))
     print(f"{cases} cases of {len(found.points)} layers on {found.gpu_id} written to {path}")
 
 
@@ -181,6 +178,14 @@ def _refresh(_: argparse.Namespace) -> None:
         print(f"written {path}")
 
 
+def _explain(options: argparse.Namespace) -> None:
+    print(explain.answer(options))
+
+
+def _features(_: argparse.Namespace) -> None:
+    print(f"written {features.write()}")
+
+
 def _of(help: str, **options: Any) -> dict[str, Any]:
     return {"help": help, **options}
 
@@ -190,9 +195,7 @@ OVERLAY = {
     "--overlay": _of(
         "folder that holds this release; otherwise it is installed from the package index "
         "or from the folder of wheels that ATTNLIB_WHEELS names; repeatable",
-        action="append",
-        default=[],
-        metavar="NAME==VERSION=DIR",
+        **{"action": "append", "default": [], "metavar": "NAME==VERSION=DIR"},
     )
 }
 MEASURE = {
@@ -225,23 +228,17 @@ PUBLISH = {
 }
 REPORT = {
     "--out": _of(DEFAULT, type=Path, default=DEFAULT_REPORT, metavar="FILE"),
-    "--only": _of(
-        "only these notebooks, such as 02,05", type=lambda n: n.split(","), metavar="N,N,..."
-    ),
+    "--only": _of("notebooks, such as 02,05", type=lambda n: n.split(","), metavar="N,N,..."),
 }
+CLAIMS = {"ids": _of("show all there is on these claims", nargs="*", metavar="ID"), **JSON}
+POLICY = {"--out": _of(DEFAULT, type=Path, default=Path("build/policy.json"))}
+NEW_STUDY = {"name": _of("lower-case words joined by _", metavar="NAME")}
 COMMANDS = {
-    "doctor": Command(
-        _doctor, "machine, versions, and which backends can run here (and why not)", JSON
-    ),
+    "doctor": Command(_doctor, "machine, versions, which backends can run here, and why not", JSON),
     "measure": Command(
-        _measure,
-        "measure a study on this GPU, resuming where an earlier run stopped",
-        MEASURE,
-        "Measure what a study lacks on this machine; records go to data/records/.",
+        _measure, "measure on this GPU what a study lacks, into data/records/", MEASURE
     ),
-    "publish": Command(
-        _publish, "turn the journal of a study into its published Parquet file", PUBLISH
-    ),
+    "publish": Command(_publish, "turn a study's journal into its published Parquet file", PUBLISH),
     "bisect": Command(
         _bisect,
         "find the first release at which a case became slower, or fast again",
@@ -249,34 +246,13 @@ COMMANDS = {
         "Find the first release slower than --good; with --good after --bad, the first one faster "
         "than --bad. Records go to data/records/, and are replayed without a GPU.",
     ),
-    "claims": Command(
-        _claims,
-        "published claims and what the records of the published GPU say of them",
-        {"ids": _of("show all there is on these claims", nargs="*", metavar="ID"), **JSON},
-    ),
-    "report": Command(
-        _report, "execute every notebook and write one self-contained HTML file", REPORT
-    ),
-    "policy": Command(
-        _policy,
-        "write which decode backend is fastest, as measured, for an engine to load",
-        {"--out": _of(DEFAULT, type=Path, default=Path("build/policy.json"))},
-    ),
-    "new-study": Command(
-        _new_study,
-        "start a study: a module, and a notebook that already runs in replay",
-        {"name": _of("lower-case words joined by _", metavar="NAME")},
-    ),
-    "refresh": Command(
-        _refresh, "re-execute the notebooks in place and redraw README's figure (replay)"
-    ),
+    "claims": Command(_claims, "published claims, and what the published records say", CLAIMS),
+    "report": Command(_report, "execute the notebooks, write one self-contained HTML file", REPORT),
+    "policy": Command(_policy, "write for engines which decode backend was fastest", POLICY),
+    "new-study": Command(_new_study, "start a study: a folder and a notebook that runs", NEW_STUDY),
+    "refresh": Command(_refresh, "re-execute the notebooks, redraw README's figure (replay)"),
     "explain": Command(
-        lambda options: print(explain.answer(options)),
-        "which backend a library picks for a call, and why, rule by rule",
-        description="Explain the choice of a release read by this workbench; needs no GPU.",
+        _explain, "which backend a library picks, and why, rule by rule; needs no GPU"
     ),
-    "features": Command(
-        lambda _: print(f"written {features.write()}"),
-        "write the table of backends, data/backend_features.md",
-    ),
+    "features": Command(_features, "write the table of backends, data/backend_features.md"),
 }

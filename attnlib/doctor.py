@@ -20,8 +20,7 @@ def diagnose() -> dict[str, Any]:
     try:
         found_mode = mode()
     except RuntimeError as error:
-        # Who asks the doctor may well have asked for a mode that cannot be had here.
-        found_mode = f"none: {error}"
+        found_mode = f"none: {error}"  # the mode asked for cannot be had here
     return {
         "mode": found_mode,
         "mode_asked": os.environ.get("ATTNLIB_MODE", "auto"),
@@ -66,5 +65,5 @@ def render(found: dict[str, Any]) -> str:
 
 
 def _aligned(pairs: dict[str, str]) -> list[str]:
-    width = max((len(name) for name in pairs), default=0)
+    width = max(map(len, pairs), default=0)
     return [f"  {name:<{width}}  {value}" for name, value in pairs.items()]

@@ -3,10 +3,7 @@
 import os
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -29,7 +26,6 @@ from attnlib.kinds.decode.measure import attend
 from attnlib.kinds.item import Item
 from attnlib.run import frame as rows
 from attnlib.run import store, study
-from attnlib.run.jobs import Job, Watch
 from attnlib.run.record import Record
 from attnlib.studies.fa3_decode_regression.study import REFERENCE_MACHINE
 from attnlib.studies.scheduler_metadata.words import words_of
@@ -38,13 +34,7 @@ from attnlib.studies.scheduler_metadata.words import words_of
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
 
-SWITCHES = (
-    "ATTNLIB_MODE",
-    "ATTNLIB_MACHINE",
-    "ATTNLIB_WHEELS",
-    "ATTNLIB_PREFILL_BACKEND",
-    "ATTNLIB_DECODE_BACKEND",
-)
+SWITCHES = ("MODE", "MACHINE", "WHEELS", "PREFILL_BACKEND", "DECODE_BACKEND")
 GPU = {"gpu": "Test GPU", "gpu_id": "0badcafe", "num_sms": 4}
 SMS = 132
 NO_TIMES = {"run_us": (), "plan_us": (), "calls_per_sample": 0, "kernels": ()}
@@ -68,7 +58,7 @@ def data(tmp_path, monkeypatch):
     """The test's own data folder; the published records need `delenv("ATTNLIB_DATA")`."""
     monkeypatch.setenv("ATTNLIB_DATA", str(tmp_path / "data"))
     for name in SWITCHES:
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(f"ATTNLIB_{name}", raising=False)
     return tmp_path / "data"
 
 
@@ -109,51 +99,45 @@ def without_gpu(monkeypatch):
 def make_record():
     """A right record, less what the overrides change; a status other than ok takes its times."""
 
-    def make(**overrides: Any) -> Record:
+    def make(**overrides):
         failed = overrides.get("status", "ok") != "ok"
-        return replace(_right_record(), **(NO_TIMES if failed else {}), **overrides)
+        return replace(RIGHT, **(NO_TIMES if failed else {}), **overrides)
 
     return make
 
 
-def _right_record() -> Record:
-    case = DecodeCase(AttnSpec(8, 2, 64, 16), batch_size=3, kv_len=40, lengths="ragged", seed=5)
-    return Record(
-        study="demo",
-        round=0,
-        item=Item("flashinfer-fa2", "graph", case, "0.6.3"),
-        status="ok",
-        machine=GPU,
-        versions={"torch": "2.13.0", "flashinfer-python": "0.6.3"},
-        command="python -m attnlib measure demo",
-        started_at="2026-01-02T03:04:05+00:00",
-        reported_backend="fa2",
-        kernel_family="fa2",
-        kernels=(
-            {"name": "AttendKernel", "launches": 1.0, "gpu_us": 8.25},
-            {"name": "MergeKernel", "launches": 2.0, "gpu_us": 1.5},
-        ),
-        run_us=(10.125, 12.0, 11.0),
-        calls_per_sample=64,
-        plan_us=(50.0, 40.0),
-        oracle_error=0.002,
-        oracle_budget=0.008,
-        oracle_rows=24,
-        work_per_call=4096.0,
-        state_before={"sm_clock_mhz": 1980},
-        state_after={"sm_clock_mhz": 1965},
-    )
+CASE = DecodeCase(AttnSpec(8, 2, 64, 16), batch_size=3, kv_len=40, lengths="ragged", seed=5)
+ORACLE = {"oracle_error": 0.002, "oracle_budget": 0.008, "oracle_rows": 24}
+TIMES = {"run_us": (10.125, 12.0, 11.0), "calls_per_sample": 64, "plan_us": (50.0, 40.0)}
+ATTEND = {"name": "AttendKernel", "launches": 1.0, "gpu_us": 8.25}
+MERGE = {"name": "MergeKernel", "launches": 2.0, "gpu_us": 1.5}
+RIGHT = Record(
+    study="demo",
+    round=0,
+    item=Item("flashinfer-fa2", "graph", CASE, "0.6.3"),
+    status="ok",
+    machine=GPU,
+    versions={"torch": "2.13.0", "flashinfer-python": "0.6.3"},
+    command="python -m attnlib measure demo",
+    started_at="2026-01-02T03:04:05+00:00",
+    reported_backend="fa2",
+    kernel_family="fa2",
+    kernels=(ATTEND, MERGE),
+    work_per_call=4096.0,
+    state_before={"sm_clock_mhz": 1980},
+    state_after={"sm_clock_mhz": 1965},
+    **TIMES,
+    **ORACLE,
+)
 
 
 class InstantJobs:
     """Stands in for worker processes: a record per item at once, and a note of what was asked."""
 
-    def __init__(self, make: Callable[..., Record]) -> None:
-        self.make = make
-        self.jobs: list[Job] = []
-        self.overlays: list[Path | None] = []
+    def __init__(self, make):
+        self.make, self.jobs, self.overlays = make, [], []
 
-    def run(self, job: Job, machine: dict, overlay: Path | None, watch: Watch) -> None:
+    def run(self, job, machine, overlay, watch):
         self.jobs.append(job)
         self.overlays.append(overlay)
         for item in job.items:
@@ -171,10 +155,10 @@ def instant_jobs(make_record, monkeypatch):
 
 
 @pytest.fixture
-def fails(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def fails(capsys):
     """Run a command that must fail as expected; returns its one line on stderr."""
 
-    def run(*arguments: str) -> str:
+    def run(*arguments):
         assert cli.main(arguments) == cli.FAILED
         printed = capsys.readouterr()
         assert printed.out == ""
@@ -191,25 +175,18 @@ class FakeFa3:
     `asked` and `launched` are the arguments of its two calls.
     """
 
-    def __init__(self) -> None:
-        self.asked: list[dict[str, Any]] = []
-        self.launched: list[dict[str, Any]] = []
+    def __init__(self):
+        self.asked, self.launched = [], []
 
-    def get_scheduler_metadata(self, *sizes: Any, **options: Any) -> torch.Tensor:
+    def get_scheduler_metadata(self, *sizes, **options):
         names = ("batch_size", "max_seqlen_q", "max_seqlen_k", "num_qo_heads", "num_kv_heads")
         *sizes, seq_lens = sizes
         told = dict(zip((*names, "head_dim"), sizes, strict=True))
         self.asked.append({**told, **options, "seq_lens": seq_lens})
         cu_seqlens_q = options.pop("cu_seqlens_q")
-        facts = splits.SchedulerFacts(
-            **told,
-            num_sms=SMS,
-            dtype=str(options.pop("qkv_dtype")).removeprefix("torch."),
-            head_dim_v=options.pop("headdim_v"),
-            window=options.pop("window_size"),
-            varlen_q=cu_seqlens_q is not None,
-            **options,
-        )
+        told |= {"num_sms": SMS, "dtype": str(options.pop("qkv_dtype")).removeprefix("torch.")}
+        told |= {"head_dim_v": options.pop("headdim_v"), "window": options.pop("window_size")}
+        facts = splits.SchedulerFacts(**told, varlen_q=cu_seqlens_q is not None, **options)
         q_lens = None if cu_seqlens_q is None else cu_seqlens_q.diff().numpy()
         plan = splits.plan_splits(facts, seq_lens.numpy(), q_lens)
         return torch.from_numpy(words_of(plan).values)

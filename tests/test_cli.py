@@ -28,62 +28,38 @@ def tiny(instant_jobs, without_gpu, monkeypatch):
     return instant_jobs
 
 
-COMMANDS = "doctor measure bisect claims report new-study explain features".split()
-
-
-@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)])
+@pytest.mark.parametrize("command", cli.COMMANDS)
 def test_help_is_given_for_every_command_and_lists_the_studies(command, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        cli.main([*command, "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        cli.main([command, "--help"])
     told = capsys.readouterr().out
-    assert stopped.value.code == 0
-    assert " ".join(["usage: python -m attnlib", *command]) in told
-    words = "".join(told.split())
-    assert command != ["measure"] or all(name in words for name in STUDIES)
+    assert f"usage: python -m attnlib {command}" in told
+    assert command != "measure" or all(name in "".join(told.split()) for name in STUDIES)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--only", "02,99"], "only must be of 01, 02, "),
-        (["--only", ""], "got ''"),
-        (["--out", "gone/report.html"], "out must be in a folder that there is"),
-        (["--out", "."], "out must be a file to write"),
-    ],
-)
-def test_a_report_that_cannot_be_is_one_line_and_leaves_nothing(
-    fails, tmp_path, monkeypatch, arguments, said
+def test_a_report_is_asked_for_by_numbers_and_is_one_line_and_nothing_where_it_cannot_be(
+    fails, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    out = [] if "--out" in arguments else ["--out", "report.html"]
-    assert said in fails("report", *arguments, *out)
+    assert "only must be of 01, 02, " in fails("report", "--only", "02,99", "--out", "report.html")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_part_of_the_report_is_asked_for_by_number(tmp_path, monkeypatch, capsys):
     asked = {}
     monkeypatch.setattr("attnlib.report.build.build_report", lambda out, **how: asked.update(how))
-    monkeypatch.chdir(tmp_path)
     assert cli.main(["report", "--only", "02,05"]) == 0
-    assert asked == {"only": ["02", "05"]}
-    assert (tmp_path / "build" / "report").is_dir()
+    assert asked == {"only": ["02", "05"]} and (tmp_path / "build" / "report").is_dir()
 
 
-@pytest.mark.parametrize(
-    "arguments", [[], ["profile"], ["measure"], ["measure", "auto_resolution", "--rounds", "two"]]
-)
+@pytest.mark.parametrize("arguments", [[], ["profile"], ["measure", "x", "--rounds", "two"]])
 def test_a_command_line_that_is_no_command_exits_with_usage(arguments, capsys):
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises(SystemExit, match=str(cli.USAGE)):
         cli.main(arguments)
-    assert stopped.value.code == cli.USAGE
     assert "usage: " in capsys.readouterr().err
 
 
 def test_the_module_itself_is_the_command():
     command = [sys.executable, "-m", "attnlib", "measure", "nope"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert len(done.stderr.splitlines()) == 1
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -105,14 +81,9 @@ def test_what_cannot_be_measured_fails_in_one_line(fails, tiny, monkeypatch, arg
     assert fails("measure", *arguments).endswith(said)
 
 
-def test_a_line_that_is_no_record_fails_in_one_line(fails, tiny):
-    path = store.journal_path("tiny", "cpu-test64")
-    path.parent.mkdir(parents=True)
-    path.write_text('{"schema": 1\n')
-    assert f"{path} line 1 must be a record" in fails("measure", "tiny")
-
-
-def test_a_line_that_a_killed_sweep_cut_short_is_set_aside_and_said(tiny, capsys):
+def test_a_line_that_a_killed_sweep_cut_short_is_set_aside_and_said_and_no_record_is_an_error(
+    tiny, capsys, fails
+):
     assert cli.main(["measure", "tiny"]) == 0
     path, torn = store.journal_path("tiny", "cpu-test64"), store.torn_path("tiny", "cpu-test64")
     path.write_bytes(path.read_bytes()[:-20])
@@ -122,6 +93,8 @@ def test_a_line_that_a_killed_sweep_cut_short_is_set_aside_and_said(tiny, capsys
     assert printed.out.startswith("1 items measured")
     assert printed.err.endswith(f"lines that killed writers left cut short are in {torn}\n")
     assert len(store.read("tiny", "cpu-test64")) == 2
+    path.write_text('{"schema": 1\n')
+    assert f"{path} line 1 must be a record" in fails("measure", "tiny")
 
 
 def test_an_unknown_mode_fails_in_one_line(fails, without_gpu, monkeypatch):
@@ -141,7 +114,6 @@ def test_measure_does_what_its_options_say_and_names_the_file_it_wrote(
     assert [[item.case.kv_len for item in job.items] for job in tiny.jobs] == measured
     path, count = store.journal_path("tiny", "cpu-test64"), len(sum(measured, []))
     assert capsys.readouterr().out == f"{count} items measured; records in {path}\n"
-    assert path.exists()
 
 
 def test_measure_on_a_cluster_says_what_is_on_record(tiny, monkeypatch, capsys):
@@ -174,14 +146,11 @@ LATENT = ("--mode", "mla", "--heads", "128/1", "--head-dim", "576", "--page-size
 EXPLAIN = ("explain", "--library", "flashinfer==0.6.3", "--mode", "decode", "--heads", "32/8")
 
 
-def test_explain_prints_the_choice_and_every_row(capsys):
+def test_explain_prints_the_choice_and_every_row_or_json_with_kernel_and_reasons(capsys):
     assert cli.main([*EXPLAIN, "--gpu", "sm90"]) == 0
     first, *rest = capsys.readouterr().out.splitlines()
     assert first == "flashinfer==0.6.3, decode on sm90, policy auto: fa3"
     assert rest[-1].startswith("yes  fa3 ") and rest[-1].endswith("FlashInfer #2148")
-
-
-def test_explain_as_json_has_the_kernel_and_the_reasons(capsys):
     asked = ["--library", "sglang==0.5.23", "--gpu", "sm80", "--call", "graph", "--json"]
     assert cli.main([*EXPLAIN, *asked]) == 0
     said = json.loads(capsys.readouterr().out)
@@ -193,8 +162,6 @@ def test_explain_as_json_has_the_kernel_and_the_reasons(capsys):
     ("asked", "reason"),
     [
         (("--gpu", "sm70"), "gpu must be one of sm80"),
-        (("--gpu", "sm90", "--heads", "32"), "heads must be QUERY/KV"),
-        (("--gpu", "sm90", "--call", "speed"), "a call's field must be one of kv_lens"),
         (("--gpu", "sm80", "--policy", "fa3"), "fa3 cannot run decode on sm80"),
         ((*LATENT, "--library", "flashinfer==0.7.2", "--gpu", "sm100"), "--call kv_lens="),
     ],

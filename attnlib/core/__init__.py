@@ -1,13 +1,7 @@
 """What an engine imports: backends, metadata kernels, schedules and the policy.
 
-| room | holds |
-|---|---|
-| `spec`, `batch`, `extend`, `mla` | attention layers and the batches of a call |
-| `backends` | two verbs, `plan` and `run`; one table of what is known of each |
-| `metadata` | a step's metadata in one Triton launch |
-| `schedule` | models and guards of FlashAttention-3's and FlashMLA's schedules |
-| `policy` | the fastest decode backend for given lengths; NumPy alone |
-| `gpu` | what the code believes of a GPU |
+`spec`, `batch`, `extend` and `mla` are attention layers and the batches of a call; `gpu` is what is
+believed of a GPU.
 """
 
 from .. import late

@@ -99,16 +99,9 @@ class DecodeBatch:
 
 
 def require_tensor(
-    name: str,
-    tensor: object,
-    shape: tuple[int | None, ...],
-    *dtypes: str,
-    contiguous: bool = False,
+    name: str, tensor: object, shape: tuple[int | None, ...], *dtypes: str, contiguous: bool = False
 ) -> None:
-    """Raise unless `tensor` has this shape (None is any size) and one of these torch dtypes.
-
-    ValueError; TypeError for what is no tensor.
-    """
+    """ValueError unless `tensor` has this shape (None: any size) and dtype; TypeError if none."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
     sizes, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")

@@ -23,10 +23,10 @@ from .spec import CUSTOM_MASKS, MASKS, AttnSpec, require_word
 class ExtendBatch:
     """One call. Build it with `ExtendBatch.build`, which checks and derives.
 
-    `paged` has the tokens of each request after the call and their pages. `q_lens_cpu` [bs] int32
-    are its queries, on the host, `qo_indptr` [bs + 1] int32 their prefix sums, on the device.
-    `custom_mask` [sum of queries x tokens] bool holds the requests' masks, row by row, and is None
-    but for `CUSTOM_MASKS`. `ragged` says that the pages are single tokens in order.
+    `paged` has the tokens after the call. `q_lens_cpu` [bs] int32 are each request's queries, on
+    the host, `qo_indptr` [bs + 1] int32 their prefix sums, on the device. `custom_mask` [sum of
+    queries x tokens] bool, row by row, is for `CUSTOM_MASKS` alone. `ragged`: the pages are single
+    tokens in order.
     """
 
     paged: DecodeBatch

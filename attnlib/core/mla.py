@@ -7,8 +7,8 @@
 | cache, `fp8-656` | [num_pages, page_size, 656] uint8: latent in FP8, 4 scales, rotary bfloat16 |
 | output | [bs, num_qo_heads, 512] bfloat16 |
 
-`chosen` names tokens by their place in the request, as an indexer does. Kernels want slots, places
-in the cache (page * page_size + offset), and read whatever a slot says: `slots` refuses first.
+Kernels want slots, places in the cache (page * page_size + offset), and read whatever a slot says:
+`slots` makes them of chosen tokens and refuses wrong ones.
 """
 
 from dataclasses import dataclass
@@ -26,8 +26,7 @@ NO_TOKEN = -1
 class MlaBatch:
     """One MLA decode step. Build it with `MlaBatch.build`.
 
-    `paged` holds lengths and pages, as of one KV head; `chosen` is [bs, top_k] int32, tokens by
-    their place in the request, on the page table's device, or None where `spec.top_k` is 0.
+    `chosen` is [bs, top_k] int32, tokens by their place in the request, None where `top_k` is 0.
     """
 
     spec: MlaSpec
@@ -86,13 +85,10 @@ class MlaBatch:
         return torch.where(chosen == NO_TOKEN, NO_TOKEN, slots).int()
 
 
-def attended_pages(
-    batch: MlaBatch,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
+def attended_pages(batch: MlaBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
     """What each request attends to, ragged: whole pages, or chosen tokens as pages of one token.
 
-    Prefix sums in pages [bs + 1] int32, pages [n] int32, tokens of each request [bs] int32, and
-    tokens of a page. Of a sparse batch after `slots` has checked it.
+    Prefix sums in pages [bs + 1], pages [n], tokens of each request [bs], int32; tokens of a page.
     """
     paged = batch.paged
     if batch.chosen is None:

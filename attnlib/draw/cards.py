@@ -1,7 +1,6 @@
 """A card: title, notes, facts and tables, as HTML for JupyterLab and as text for a terminal.
 
-The template escapes every string on it: kernel names hold `<`, and a function's name is the user's.
-Colours are those of the theme, so that a card is readable in the dark one too.
+The template escapes every string, and its colours are those of JupyterLab's theme.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,7 @@
 """The shapes of our figures, and the frame of each: data in, one call, labels.
 
-Tables come with a row per dot or cell. `ratio` is drawn with `low` and `high`, its 95 % interval
-over rounds, NaN where there is one round. `looks` gives each name its colour and marker: colour
-never says anything alone, and a cell of a map has a hatch and its number.
+Tables have a row per dot or cell; `low` and `high` are the 95 % interval of `ratio` over rounds,
+NaN where there is one. Colour says nothing alone: a name has a marker, a cell a hatch and a number.
 """
 
 from __future__ import annotations
@@ -66,9 +65,8 @@ def panels(
     """A figure of `size` inches with a panel per title, and its footer.
 
     `source` is the frame of the records drawn, or a line where no record is. `words` label the x
-    axis of each panel, and the y axis of the first in each row of `columns` (0: all in one row);
-    `title` stands over them all, `share` names the axes they share. `legend` is inches more, for
-    `legend_below`.
+    axis of each panel, and the y axis of the first in each row of `columns` (0: all in one row).
+    `share` names the axes they share; `legend` is inches more, for `legend_below`.
     """
     import matplotlib.pyplot as plt
 
@@ -213,8 +211,7 @@ def heatmap(
     """The ratio of each size as colour and number, in panels of so many `inches`.
 
     Colours reach from one of `ends` to the other, by the ratio's logarithm if `log`; where 1 lies
-    between them, it is white. A categorical column orders its panels. Of an empty table one panel
-    is made, and not shown.
+    between them, it is white. Of an empty table one panel is made, and not shown.
     """
     import seaborn as sns
     from matplotlib.colors import LogNorm, Normalize
@@ -223,21 +220,14 @@ def heatmap(
     titles = [sizes.title.format(value) for value, _ in parts] or [""]
     figure, axes = panels(titles, (inches[0] * len(titles), inches[1]), drawn, title=title)
     axes[0].set_visible(bool(parts))
-    colors = {"cmap": style.BOTH_WAYS if ends[0] < 1 < ends[1] else style.ONE_WAY}
+    colors = style.BOTH_WAYS if ends[0] < 1 < ends[1] else style.ONE_WAY
+    look = {"annot": True, "fmt": f".{digits}f", "annot_kws": {"fontsize": 8}, "linewidths": 0.5}
     for axis, (_, part) in zip(axes, parts, strict=False):
         wide = part.pivot_table(index=sizes.y, columns=sizes.x, values="ratio")
         wide = wide.sort_index(ascending=False).rename(style.short_count)
-        sns.heatmap(
-            wide.rename(columns=style.short_count),
-            ax=axis,
-            norm=(LogNorm if log else Normalize)(*ends),
-            annot=True,
-            fmt=f".{digits}f",
-            annot_kws={"fontsize": 8},
-            cbar=False,
-            linewidths=0.5,
-            **colors,
-        )
+        wide = wide.rename(columns=style.short_count)
+        norm = (LogNorm if log else Normalize)(*ends)
+        sns.heatmap(wide, ax=axis, norm=norm, cmap=colors, cbar=False, **look)
         axis.tick_params(axis="y", rotation=0)
         axis.grid(visible=False)
         axis.set(xlabel=sizes.words[0], ylabel=sizes.words[1] if axis is axes[0] else "")
@@ -247,7 +237,6 @@ def heatmap(
 def crossover_map(found: pd.DataFrame, drawn: pd.DataFrame, sizes: Sizes, *, title: str) -> Figure:
     """Where one way is faster than another and where it is not: a cell per size, a line between.
 
-    A cell says what its interval does; the thick line runs where faster meets slower. Raises
     ValueError if `found` holds no ratio.
     """
     from matplotlib.patches import Patch, Rectangle

@@ -138,8 +138,7 @@ def source_line(frame: pd.DataFrame) -> str:
 def records_line(ids: Iterable[str]) -> str:
     """The ids of records: all of a few; of many how many, the ends, and a sum over all.
 
-    The sum is eight hex digits of SHA-256 over the sorted ids, a line each: two figures with one
-    sum show the same records.
+    The sum is eight hex digits of SHA-256 over the sorted ids, a line each.
     """
     every = sorted(set(ids))
     if len(every) <= FEW:
@@ -151,8 +150,7 @@ def records_line(ids: Iterable[str]) -> str:
 def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
     """Write a figure as `.png` or `.svg`, the same bytes each time; returns its absolute path.
 
-    Also if it was shown or saved before. The file is whole or as it was. ValueError for another
-    suffix.
+    The file is whole or as it was. ValueError for another suffix.
     """
     import matplotlib as mpl
 
@@ -169,8 +167,8 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
 def _settled(figure: Figure) -> Iterator[None]:
     """The figure with its layout done and held, to the last digit that can be seen.
 
-    A constrained layout starts from where the last one left the panels and ends up to a rounding
-    error away, which is enough for other ids in an SVG.
+    A constrained layout starts from where the last one ended, and a rounding error is enough for
+    other ids in an SVG.
     """
     engine, dpi = figure.get_layout_engine(), figure.dpi
     if engine is None:

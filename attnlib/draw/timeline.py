@@ -19,8 +19,6 @@ HOST_LOOKS: dict[str, dict[str, Any]] = {
     "launch": {"color": style.LAUNCH, "linewidth": 0.4, "label": "launch, on the host"},
 }
 """Of the kinds of span that the host's lane shows."""
-NAMED = 7
-"""Names that get a colour of their own, the longest-running first; the rest share a grey."""
 OTHERS = "all others"
 LABELLED_GAPS = 3
 MIN_LABELLED = 0.04
@@ -30,9 +28,9 @@ LANE_INCHES, LINE_INCHES, LEGEND_COLUMNS = 0.42, 0.17, 2
 
 
 def draw_timeline(spans: Sequence[Span], *, title: str, footer: str) -> Figure:
-    """`spans` of one call, as the trace has them, in microseconds from the call's start.
+    """`spans` of one call, as the trace has them; the figure is closed for pyplot.
 
-    ValueError if there is nothing but the call itself. The figure is closed for pyplot.
+    ValueError if there is nothing but the call itself.
     """
     import matplotlib.pyplot as plt
 
@@ -71,13 +69,13 @@ def draw_timeline(spans: Sequence[Span], *, title: str, footer: str) -> Figure:
 
 
 def _looks(work: Sequence[Span]) -> dict[str, dict[str, Any]]:
-    """The look of each name that ran longest, in that order, and last of all others."""
+    """A colour of the palette for each name that ran longest, in that order, and last a grey."""
     ran: dict[str, list[float]] = defaultdict(list)
     for span in work:
         ran[span.name].append(span.length_us)
     longest = sorted(ran, key=lambda name: (-sum(ran[name]), name))
     looks = {}
-    for name, color in zip(longest, style.PALETTE[:NAMED], strict=False):
+    for name, color in zip(longest, style.PALETTE, strict=False):
         # Both ends of a long name tell most: `autograd::engine::...AddmmBackward0`.
         short = name if len(name) <= NAME_LENGTH else f"{name[:ENDS]}...{name[-ENDS:]}"
         label = f"{short}: {len(ran[name])} x, {sum(ran[name]):,.1f} us"

@@ -1,6 +1,5 @@
 """What subjects of one attention call share: check by the oracle, time, time the plan, trace.
 
-A kind of case says which backends it has, how to build its tensors and oracle, and what it costs.
 The last case's tensors are kept for its neighbours. `plan_us` is a replan in place.
 """
 
@@ -27,10 +26,7 @@ Case = TypeVar("Case")
 
 @dataclass(frozen=True)
 class Workload(Generic[Case]):
-    """Everything one attention call needs: `batch`, the query `q`, and the cache `kv`.
-
-    `kv` is a `PagedKV`, or the latent cache of MLA; shapes stand with the batch's class.
-    """
+    """What one attention call needs: `batch`, query `q` and cache `kv`, which MLA has latent."""
 
     case: Case
     batch: Any
@@ -39,16 +35,16 @@ class Workload(Generic[Case]):
 
 
 class CallSubject(Generic[Case]):
-    """Measures one call of a backend. A kind names its tensors, its oracle and its cost."""
+    """Measures one call of a backend.
+
+    A kind names what its backends plan (one of `table.PLANS`), what builds a case's tensors, the
+    oracle's attention over them, and the cost of a call.
+    """
 
     plans: ClassVar[str]
-    """What its backends plan: one of `backends.table.PLANS`."""
     build: ClassVar["staticmethod[..., Workload[Any]]"]
-    """The case's tensors on a device."""
-    oracle: ClassVar[Callable[..., Judge]]
-    """The judge of outputs, of query, cache and batch."""
+    attend: ClassVar["staticmethod[..., torch.Tensor]"]
     cost: ClassVar["staticmethod[[Any], DecodeCost]"]
-    """Bytes and FLOPs of a call of the case."""
     memory_share: ClassVar[float] = 0.75
     """Of the GPU's memory a case may fill with K and V; the oracle and workspaces need the rest."""
 
@@ -57,17 +53,13 @@ class CallSubject(Generic[Case]):
         self._work: Workload[Case] | None = None
         self._judge: Judge | None = None
 
-    def mask(self, case: Case) -> str:
-        """Who sees whom in a call of the case."""
-        return "causal"
-
     def cache_bytes(self, case: Case) -> int:
         """Bytes that the case's cache takes."""
         return self.cost(case).kv_bytes
 
     def measure(self, item: Item) -> dict[str, Any]:
         """Check one call by the oracle, time it and its plan, then trace it."""
-        case, mask = item.case, self.mask(item.case)
+        case, mask = item.case, getattr(item.case, "mask", "causal")
         entry = backends.entry_of(item.backend, self.plans)
         self.bench.require_release(entry.distribution, item.release)
         reason = backends.unavailable(entry.name)
@@ -77,12 +69,8 @@ class CallSubject(Generic[Case]):
             return {"status": "refused", "reason": reason}
         timer = run_timer(item.timer)
         work, judge = self._workload(case)
-        backend = backends.create(
-            *(entry.name, case.spec),
-            mask=mask,
-            device=self.bench.device,
-            cuda_graph=item.timer.startswith("graph"),
-        )
+        graph, device = item.timer.startswith("graph"), self.bench.device
+        backend = backends.create(entry.name, case.spec, mask=mask, device=device, cuda_graph=graph)
         plan = backend.plan(work.batch)
         run = partial(backend.run, work.q, work.kv, plan)
         verdict = judge.check(run())
@@ -92,16 +80,13 @@ class CallSubject(Generic[Case]):
         # Timed before it is traced: the profiler's callbacks stay on, and slow every launch.
         timing = timer(self._rotation(backend, plan, work) if item.timer in ROTATING else run)
         planning = time_host(lambda: backend.plan(work.batch, out=plan))
-        kernels = trace_kernels(run) if self.bench.device == "cuda" else ()
+        kernels = trace_kernels(run) if device == "cuda" else ()
         family = kernel_family((kernel.name for kernel in kernels), FAMILY_OF)
         if entry.family not in ("", family):
             raise RuntimeError(f"asked for {entry.family}, but {family or 'none'} ran")
+        seen |= {"kernel_family": family, "plan_us": planning.samples_us}
         work_bytes = float(self.cost(case).io_bytes)
-        return timed_fields(timing, kernels=kernels, work_per_call=work_bytes) | {
-            "kernel_family": family,
-            "plan_us": planning.samples_us,
-            **seen,
-        }
+        return timed_fields(timing, kernels=kernels, work_per_call=work_bytes) | seen
 
     def _rotation(
         self, backend: Backend, plan: Plan, work: Workload[Case]
@@ -117,7 +102,7 @@ class CallSubject(Generic[Case]):
         if self._work is None or self._judge is None or self._work.case != case:
             self._work = self._judge = None
             self._work = work = self.build(case, device=self.bench.device)
-            self._judge = self.oracle(work.q, work.kv, work.batch)
+            self._judge = Judge(self.attend, work.q, work.kv, work.batch)
         return self._work, self._judge
 
     def _too_large(self, case: Case, copies: int) -> str:

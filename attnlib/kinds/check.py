@@ -74,10 +74,7 @@ def worst_row_error(out: torch.Tensor, reference: torch.Tensor) -> float:
 def require_inputs(
     q: torch.Tensor, kv: PagedKV, batch: DecodeBatch, *, rows: int | None = None
 ) -> None:
-    """ValueError unless `q` [rows, num_qo_heads, head_dim] and `kv` fit the batch, on its device.
-
-    There are as many rows as requests where `rows` is None.
-    """
+    """ValueError unless `q` [rows or bs, num_qo_heads, head_dim] and `kv` fit the batch."""
     s = batch.spec
     shape = (kv.num_pages, s.page_size, s.num_kv_heads, s.head_dim)
     q_shape = (batch.batch_size if rows is None else rows, s.num_qo_heads, s.head_dim)
@@ -86,7 +83,5 @@ def require_inputs(
     require_tensor("v_cache", kv.v_cache, shape, s.kv_dtype)
     devices = [t.device for t in (q, kv.k_cache, kv.v_cache, batch.page_table)]
     if len(set(devices)) > 1:
-        raise ValueError(
-            "q, k_cache, v_cache and page_table must be on one device, "
-            f"got {', '.join(map(str, devices))}"
-        )
+        got = ", ".join(map(str, devices))
+        raise ValueError(f"q, k_cache, v_cache and page_table must be on one device, got {got}")

@@ -1,24 +1,13 @@
-"""What a decode call must cost, counted before it is measured.
+"""What a call must cost, counted before it is measured: `decode_cost` and its like.
 
-Counting (one decode step, n_i = tokens of request i, e = bytes of a KV element):
-
-    kv_bytes = 2 e head_dim num_kv_heads sum(n_i)      every K and V element read once
-    io_bytes = kv_bytes + q and out + kv_indices       the least a kernel can move
-    flops    = 4 head_dim num_qo_heads sum(n_i)        QK^T and PV, useful ones only
-    floor_us = io_bytes / copy bandwidth measured on the same GPU
+`kv_bytes` reads every K and V element once, `io_bytes` adds query, output and indices: the least a
+kernel can move. `flops` are those of QK^T and PV, useful ones only.
 
 FlashInfer's fa3 decode, predicted from its schedule (scheduler.cuh, the same in 0.6.3 and 0.7.2):
-one work item per request and query head, in tiles of 128 query rows of which decode fills one, no
-split of the KV axis. Items go to the SM with the least cost so far, heads outermost, each head's
-requests longest first. So
-
-    busy_sms   = min(num_sms, batch_size num_qo_heads)
-    kv_rereads = group_size                            each query head reads its KV head's cache
-    tensor_us  = 4 head_dim 128 tokens / SM rate       tokens of the busiest SM; 127 rows padding
-    traffic_us = kv_bytes kv_rereads / copy bandwidth
-    fa3_us     = max(tensor_us, traffic_us)
-
-where SM rate is the bf16 matmul rate measured on the same GPU, over its SMs. No fitted constant.
+one work item per request and query head, which reads its KV head's cache again, in tiles of 128
+query rows of which decode fills one, no split of the KV axis. Items go to the SM with the least
+cost so far, heads outermost, each head's requests longest first. Rates are those measured on the
+same GPU; no constant is fitted.
 """
 
 from dataclasses import dataclass
@@ -108,13 +97,11 @@ def extend_cost(case: ExtendCase) -> DecodeCost:
     FLOPs are those of the (query, token) pairs that the mask lets through. A custom mask is read
     once, a bit a pair; K and V that are not paged have no page-table entries.
     """
-    spec, (q_lens, kv_lens) = (
-        case.spec,
-        (lens.astype(np.int64) for lens in sample_extend_lens(case)),
-    )
+    spec, custom_bytes = case.spec, 0
+    q_lens, kv_lens = (lens.astype(np.int64) for lens in sample_extend_lens(case))
     pairs = int((q_lens * kv_lens).sum())
-    custom_bytes = int((-(-q_lens * kv_lens // 8)).sum()) if case.mask in CUSTOM_MASKS else 0
     if case.mask in CUSTOM_MASKS:
+        custom_bytes = int((-(-q_lens * kv_lens // 8)).sum())
         pairs -= int((~sample_drafts(case)).sum())
     elif case.mask == "causal":
         pairs -= int((q_lens * (q_lens - 1) // 2).sum())
@@ -155,14 +142,10 @@ def predict_fa3(case: DecodeCase, ceilings: Ceilings) -> Fa3Prediction:
     tokens, _ = fa3_sm_tokens(seq_lens, spec, num_sms=ceilings.num_sms)
     tile_rows, _ = FA3_TILES[spec.head_dim]
     flops_per_us = ceilings.matmul_tflops * 1e6 / ceilings.num_sms
-    traffic = decode_cost(case).kv_bytes * spec.group_size
-    return Fa3Prediction(
-        work_items=items,
-        busy_sms=min(ceilings.num_sms, items),
-        kv_rereads=spec.group_size,
-        tensor_us=4 * spec.head_dim * tile_rows * int(tokens.max()) / flops_per_us,
-        traffic_us=traffic / (ceilings.copy_gbps * 1e3),
-    )
+    tensor_us = 4 * spec.head_dim * tile_rows * int(tokens.max()) / flops_per_us
+    traffic_us = decode_cost(case).kv_bytes * spec.group_size / (ceilings.copy_gbps * 1e3)
+    busy_sms = min(ceilings.num_sms, items)
+    return Fa3Prediction(items, busy_sms, spec.group_size, tensor_us, traffic_us)
 
 
 def fa2_tile_rows(case: ExtendCase, *, cuda_graph: bool) -> int:
@@ -172,8 +155,7 @@ def fa2_tile_rows(case: ExtendCase, *, cuda_graph: bool) -> int:
     for a CUDA graph by the most that one request could have, all rows but one for each other.
     """
     q_lens, _ = sample_extend_lens(case)
-    rows, requests = int(q_lens.sum()), len(q_lens)
-    longest = rows - requests + 1 if cuda_graph else rows / requests
+    longest = q_lens.sum() - len(q_lens) + 1 if cuda_graph else q_lens.mean()
     packed = int(longest * case.spec.group_size)
     wide = case.spec.head_dim < FA2_WIDE_TILE_BELOW
     return next(tile for above, tile in FA2_TILES if packed > above and (wide or tile < 128))
@@ -183,8 +165,8 @@ def fa2_tile_rows(case: ExtendCase, *, cuda_graph: bool) -> int:
 class MetadataCost:
     """Bytes of one decode step's metadata: what it needs, and what memory moves for it.
 
-    A page's word lies page_size words after its neighbour's, so from page_size 8 on each costs a
-    sector of its own, and from page_size 16 on a memory fetch of its own.
+    A page's word lies page_size words after its neighbour's: from 8 on each costs a sector of its
+    own, from 16 on a memory fetch.
     """
 
     words: int
@@ -195,19 +177,13 @@ class MetadataCost:
 
 def metadata_cost(case: MetadataCase) -> MetadataCost:
     """Bytes of a step's metadata: live words gathered and stored, lengths read and written."""
-    lens = sample_seq_lens(case).astype(np.int64)
-    pages = -(-lens // case.page_size)
-    lengths = case.batch_size * (2 * 8 + 2 * INT32_BYTES)
-    stored = INT32_BYTES * int(pages.sum()) * (2 if case.swa else 1)
+    pages = -(-sample_seq_lens(case).astype(np.int64) // case.page_size)
+    words = int(pages.sum())
+    rest = INT32_BYTES * words * (2 if case.swa else 1) + case.batch_size * (16 + 2 * INT32_BYTES)
 
     def gathered(granule: int) -> int:
         span = (pages - 1) * case.page_size * INT32_BYTES + INT32_BYTES
-        dense = -(-span // granule) * granule
-        return int(np.minimum(dense, pages * granule).sum())
+        return int(np.minimum(-(-span // granule), pages).sum()) * granule
 
-    return MetadataCost(
-        words=int(pages.sum()),
-        needed_bytes=stored + lengths + INT32_BYTES * int(pages.sum()),
-        sector_bytes=stored + lengths + gathered(SECTOR_BYTES),
-        fetch_bytes=stored + lengths + gathered(FETCH_BYTES),
-    )
+    moved = (INT32_BYTES * words, gathered(SECTOR_BYTES), gathered(FETCH_BYTES))
+    return MetadataCost(words, *(rest + each for each in moved))

@@ -1,4 +1,4 @@
-"""What is to be measured: the identity of a record, less its study, round and machine."""
+"""Items: what a study asks for, and a worker measures."""
 
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar

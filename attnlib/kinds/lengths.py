@@ -1,8 +1,7 @@
 """Seeded lengths, page tables and values: the same case gives the same ones on every machine.
 
-Lengths and page order come from NumPy's PCG64 and need no torch, so that reports can count bytes
-anywhere; tensor values follow torch's generator of the device they are made on. Pages are a random
-permutation of the pool, as an engine's allocator leaves them.
+Lengths and pages need no torch, so that reports can count bytes anywhere; values follow torch's
+generator of their device. Pages are a random permutation, as an engine's allocator leaves them.
 """
 
 from __future__ import annotations
@@ -86,8 +85,7 @@ def sample_drafts(case: ExtendCase) -> np.ndarray:
     sees = np.zeros((batch, q_len, q_len), dtype=bool)
     for draft in range(q_len):
         if draft:
-            first = draft - 1 if case.mask == "chain" else 0
-            parents = rng.integers(first, draft, batch)
+            parents = rng.integers(draft - 1 if case.mask == "chain" else 0, draft, batch)
             sees[:, draft] = sees[np.arange(batch), parents]
         sees[:, draft, draft] = True
     return sees
@@ -98,6 +96,5 @@ def normal_values(shape: tuple[int, ...], dtype: str, generator: torch.Generator
     import torch
 
     kind = getattr(torch, dtype)
-    drawn = torch.bfloat16 if dtype.startswith("float8") else kind
-    values = torch.randn(shape, dtype=drawn, device=generator.device, generator=generator)
-    return values.to(kind)
+    drawn = torch.bfloat16 if kind.itemsize == 1 else kind
+    return torch.randn(shape, dtype=drawn, device=generator.device, generator=generator).to(kind)

@@ -1,17 +1,14 @@
 """What was chosen: a named model's case, who answers, which backends; and the call that says so.
 
-A model is the attention that one GPU has of it. What its name leaves open, `variant` says:
-
-| kind of model | `variant` |
-|---|---|
-| grouped-query attention | dtype of query and cache, `bfloat16` or `bfloat16/float8_e4m3fn` |
-| latent attention (MLA) | query heads, tokens attended to, cache: `128 heads, dense, bfloat16` |
+A model is the attention that one GPU has of it. What its name leaves open, `variant` says: the
+dtypes of query and cache, `bfloat16` or `bfloat16/float8_e4m3fn`; of latent attention (MLA) query
+heads, tokens attended to and cache, `128 heads, dense, bfloat16`.
 """
 
 import re
 from dataclasses import dataclass, fields
 
-from ..core.spec import AttnSpec, MlaSpec, require_int
+from ..core.spec import AttnSpec, MlaSpec, require_int, require_word
 from ..kinds.cases import Case
 from ..kinds.decode.case import DecodeCase
 from ..kinds.lengths import MODELS
@@ -41,9 +38,8 @@ LINE, INDENT = 88, "    "
 class Choices:
     """One view's choices, all of them made.
 
-    `records` is the study that serves, or `live`. `release` is FlashInfer's, empty for the one that
-    is installed. `against` is the backend that the others are compared with. `rounds` counts in
-    live mode only: fresh processes that must have measured all of `backends`.
+    `records` is a study, or `live`; `release` is FlashInfer's, empty for the installed one; the
+    other backends are compared with `against`. `rounds` counts in live mode only.
     """
 
     model: str
@@ -62,9 +58,7 @@ class Choices:
     def __post_init__(self) -> None:
         if not self.backends:
             raise ValueError("backends must name at least one backend, got none")
-        if self.against not in self.backends:
-            have = ", ".join(self.backends)
-            raise ValueError(f"against must be one of the backends {have}, got {self.against!r}")
+        require_word("against", self.against, self.backends)
         require_int("rounds", self.rounds)
 
     @property
@@ -87,12 +81,6 @@ class Choices:
         return "\n".join(["attnlib.view(", *(line.rstrip() for line in lines), ")"])
 
 
-def require_model(model: str) -> None:
-    """ValueError listing the names there are, unless `model` is one."""
-    if model not in NAMES:
-        raise ValueError(f"model must be one of {', '.join(NAMES)}; got {model!r}")
-
-
 def model_of(case: Case | None) -> str:
     """The model that a case is of; empty for another shape and another kind of case."""
     if isinstance(case, MlaCase):
@@ -105,7 +93,7 @@ def model_of(case: Case | None) -> str:
 
 
 def variant_of(spec: AttnSpec | MlaSpec) -> str:
-    """What the model's name leaves open, by the table above."""
+    """What the model's name leaves open."""
     if isinstance(spec, MlaSpec):
         read = f"top {spec.top_k}" if spec.top_k else "dense"
         return f"{spec.num_qo_heads} heads, {read}, {spec.kv_format}"
@@ -114,15 +102,13 @@ def variant_of(spec: AttnSpec | MlaSpec) -> str:
 
 def spec_of(model: str, *, variant: str, page_size: int) -> AttnSpec | MlaSpec:
     """The spec of a named model: inverse of `model_of` and `variant_of`; ValueError."""
-    require_model(model)
+    require_word("model", model, NAMES)
     if model != MLA:
         dtype, _, kv_dtype = variant.partition("/")
         return AttnSpec(*_HEADS[model], page_size, dtype, kv_dtype)
     found = _LATENT.fullmatch(variant)
     if not found:
-        raise ValueError(
-            f"variant of {MLA} must be as '128 heads, dense, bfloat16' or "
-            f"'128 heads, top 2048, fp8-656', got {variant!r}"
-        )
+        like = "'128 heads, dense, bfloat16' or '128 heads, top 2048, fp8-656'"
+        raise ValueError(f"variant of {MLA} must be as {like}, got {variant!r}")
     heads, top_k, kv_format = found.groups()
     return MlaSpec(int(heads), int(top_k or 0), page_size, kv_format)

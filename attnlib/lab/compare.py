@@ -7,9 +7,6 @@
 | | calls do not overlap |
 | `same` | its time per call lies within 2 % |
 | `ambiguous` | beyond 2 %, but the calls of the two overlap: profile more calls |
-
-Two profiles are two runs in one process or two: enough to see what changed, too little for a
-verdict on speed, which takes rounds in fresh processes (`study`).
 """
 
 from collections import Counter
@@ -32,17 +29,14 @@ FORMATS = ("{:g}", "{:g}", "{:,.2f}", "{:,.2f}", "{:+,.2f}")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Difference(Shown):
-    """From profile `a` to profile `b`; `changes` has a row per name."""
+    """From profile `a` to profile `b`; `changes` are the rows of `table`, not rounded."""
 
     a: Profile
     b: Profile
     changes: pd.DataFrame
 
     def table(self) -> pd.DataFrame:
-        """A row per name: what became of it, launches and us per call in a and b, b - a in us.
-
-        The largest difference comes first.
-        """
+        """A row per name: its word, launches and us per call in a and b, b - a; largest first."""
         return self.changes.round(3)
 
     def totals(self) -> pd.DataFrame:
@@ -86,8 +80,7 @@ class Difference(Shown):
 def compare(a: Profile, b: Profile) -> Difference:
     """What changed from profile `a` to profile `b`, name by name (`trace.short_name`).
 
-    TypeError for what is no profile; ValueError for kernels against CPU operators, and for two
-    GPUs: they are never compared.
+    TypeError for what is no profile; ValueError for kernels against operators, and for two GPUs.
     """
     for name, given in (("a", a), ("b", b)):
         if not isinstance(given, Profile):

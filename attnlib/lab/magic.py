@@ -3,7 +3,6 @@
 import argparse
 from functools import partial
 from pathlib import Path
-from types import CodeType
 from typing import NoReturn
 
 from IPython.core.error import UsageError
@@ -19,10 +18,8 @@ ABOUT = """Profile the cell: its kernels or, where it uses no GPU, its CPU opera
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line that lists the options, and ends no kernel."""
-
     def error(self, message: str) -> NoReturn:
-        """Raise UsageError, which a notebook shows as one line."""
+        """Raise UsageError, which a notebook shows as one line, and which ends no kernel."""
         options = ", ".join(action.option_strings[0] for action in self._actions)
         raise UsageError(f"%%{NAME}: {message}; valid options: {options}")
 
@@ -64,8 +61,12 @@ def profile_cell(shell: InteractiveShell, line: str, cell: str) -> Profile:
         OPTIONS.error(f"--into must be a name of Python, got {options.into!r}")
     if not cell.strip():
         raise UsageError(f"%%{NAME}: the cell must hold code, it is empty")
+    # Under a name and line numbers that let a traceback show its lines.
+    source = "\n" + shell.transform_cell(cell)
+    number = len(shell.history_manager.input_hist_parsed) - 1
+    filename = shell.compile.cache(source, number, raw_code=f"{NAME} {cell}")
     try:
-        code = _compile(shell, cell)
+        code = shell.compile(source, filename, "exec")
     except SyntaxError as error:
         raise error.with_traceback(None) from None
     given = {"calls": options.calls, "warmup": options.warmup, "device": options.device}
@@ -87,11 +88,3 @@ def profile_cell(shell: InteractiveShell, line: str, cell: str) -> Profile:
     if options.timeline:
         display(taken.timeline())
     return taken
-
-
-def _compile(shell: InteractiveShell, cell: str) -> CodeType:
-    """The cell's code, under a name and line numbers that let a traceback show its lines."""
-    source = "\n" + shell.transform_cell(cell)
-    number = len(shell.history_manager.input_hist_parsed) - 1
-    filename = shell.compile.cache(source, number, raw_code=f"{NAME} {cell}")
-    return shell.compile(source, filename, "exec")

@@ -1,12 +1,8 @@
 """Profile any callable: its kernels, the gaps between them, and the host's time beside the GPU's.
 
-`profile` calls three times over: to warm up, then timed and untraced, then traced. Host and wall
-time are of untraced calls, because tracing slows the host; what ran comes from the trace. Kernels
-are as long traced as untraced; gaps of code that waits for its host are not, so the share of time
-in which the GPU is busy is its traced time over the untraced wall time.
-
-A callable that uses no GPU is profiled by its CPU operators, and every output says that they are
-operators: nothing stands in for a kernel. A `Profile` that was taken needs no torch to be shown.
+Host and wall time are of untraced calls, because tracing slows the host; what ran comes from the
+trace. Kernels are as long traced as untraced; gaps of code that waits for its host are not, so the
+share of time in which the GPU is busy is its traced time over the untraced wall time.
 """
 
 from __future__ import annotations
@@ -46,10 +42,10 @@ BLIND = (
 class Profile(Shown):
     """What `calls` calls of one callable ran, microseconds per call unless a name says otherwise.
 
-    `device` is `cuda` where the rows are kernels, copies and fills of the GPU, `cpu` where they are
-    operators of the host, and `note` says why. `host_us` are untraced samples of the time until a
-    call returns, `wall_us` the untraced time per call when calls follow each other. `ran` is how
-    often the callable itself was called. `packed_trace` is the Chrome trace, compressed.
+    The rows are kernels, copies and fills if `device` is `cuda`, operators of the host if `cpu`:
+    `note` says why. `host_us` are untraced samples of the time until a call returns, `wall_us` is
+    the untraced time per call of many. `ran` counts calls of the callable itself. `packed_trace` is
+    the Chrome trace, compressed. To be shown it needs no torch.
     """
 
     name: str
@@ -74,7 +70,7 @@ class Profile(Shown):
 
     @property
     def time_us(self) -> float:
-        """Kernel times, or the operators' own times, added up."""
+        """Kernel times, or the operators' own, added up."""
         return sum(span.self_us for span in self.work) / self.calls
 
     @property
@@ -92,11 +88,6 @@ class Profile(Shown):
         """Launches that the host made per call: one for a whole CUDA graph; 0 for operators."""
         return len({span.launch for span in self.work if span.kind != "operator"}) / self.calls
 
-    @property
-    def graph_launches(self) -> float:
-        """Of the host's launches, those of CUDA graphs."""
-        return len({span.launch for span in self.work if span.in_graph}) / self.calls
-
     @cached_property
     def gaps(self) -> tuple[Gap, ...]:
         """Times within a call in which none ran, over all calls, as traced."""
@@ -106,16 +97,6 @@ class Profile(Shown):
     def gap_us(self) -> float:
         """Gaps within a call, added up, as traced."""
         return sum(gap.length_us for gap in self.gaps) / self.calls
-
-    @property
-    def busy_share(self) -> float:
-        """Part of the time in which the GPU was busy: traced busy time over untraced wall time.
-
-        Of a CPU profile the part of the traced calls that operators take; the rest is Python's.
-        """
-        if self.device == "cuda":
-            return self.busy_us / self.wall_us
-        return self.busy_us / (self.busy_us + self.gap_us) if self.work else 0.0
 
     @property
     def row_word(self) -> str:
@@ -128,10 +109,9 @@ class Profile(Shown):
         return "launches" if self.device == "cuda" else "calls"
 
     def table(self) -> pd.DataFrame:
-        """A row per kernel (or CPU operator), longest first; `us` per call, the rest per launch.
+        """A row per kernel name (or CPU operator), longest first; `us` per call, others per launch.
 
-        An operator's time is its own, without that of the operators it calls. Names are without
-        template arguments, and kernels of one name share a row.
+        An operator's time is its own, without that of the operators it calls.
         """
         rows = [(span.name, span.self_us) for span in self.work]
         us = pd.DataFrame(rows, columns=[self.row_word, "us"]).groupby(self.row_word, sort=False).us
@@ -149,8 +129,7 @@ class Profile(Shown):
     def timeline(self, call: int | None = None) -> Figure:
         """One call drawn to scale, a lane per stream: by default the one of median length.
 
-        The figure is closed for pyplot, so that a notebook shows it once. ValueError for a call
-        that was not profiled.
+        The figure is closed for pyplot. ValueError for a call that was not profiled.
         """
         from ..draw.timeline import draw_timeline
 
@@ -169,10 +148,9 @@ class Profile(Shown):
         return draw_timeline(calls[call], title=f"{self.name}: {self.headline}", footer=self.origin)
 
     def save_trace(self, path: str | os.PathLike[str]) -> Path:
-        """Write the Chrome trace, for Perfetto or chrome://tracing; returns its absolute path.
+        """Write the Chrome trace, for Perfetto, compressed if `.gz`; returns its absolute path.
 
-        The file is whole or as it was; `.gz` is compressed. OSError if the folder is not there or
-        not writable.
+        OSError if it cannot be written; the file is then as it was.
         """
         path, trace = Path(path), self.packed_trace
         whole = write_whole(path, trace if path.suffix == ".gz" else gzip.decompress(trace))
@@ -223,15 +201,15 @@ class Profile(Shown):
             longest = max(self.gaps, key=lambda gap: gap.length_us)
             gaps += f"; longest {longest.length_us:,.1f} us, {longest.after} to {longest.before}"
         launched = f"{self.host_launches:g} by the host"
-        if self.graph_launches:
-            launched += f", {self.graph_launches:g} of them of a CUDA graph"
-        waits = median(self.host_us) > self.busy_us
+        if graphs := {span.launch for span in self.work if span.in_graph}:
+            launched += f", {len(graphs) / self.calls:g} of them of a CUDA graph"
+        waits, share = median(self.host_us) > self.busy_us, self.busy_us / self.wall_us
         slower = "the GPU waits for the host" if waits else "the host is ahead"
         return [
             ("launches", f"{self.launches:g} kernels, copies and fills; {launched}"),
             ("GPU", f"{self.time_us:,.1f} us of kernels, busy for {self.busy_us:,.1f} us"),
             ("between kernels", gaps),
-            ("GPU busy", f"{100 * self.busy_share:.0f} % of the untraced time: {slower}"),
+            ("GPU busy", f"{100 * share:.0f} % of the untraced time: {slower}"),
             ("untraced", f"{host}, {wall} until the GPU is done"),
         ]
 
@@ -248,14 +226,12 @@ def profile(
     """Profile `fn(*args)`: `warmup` calls, `calls` untraced ones for the clock, `calls` traced.
 
     With any warm-up there is one more, traced and not counted: it pays for the profiler's start.
-
     `device` `auto` shows the kernels that fn runs, or, if it runs none or no CUDA GPU is here, its
     CPU operators, and says so; `cuda` raises then; `cpu` shows the operators whatever else runs.
-    With `cuda_graph` fn is captured once and its replays are profiled: it must be capturable.
+    With `cuda_graph` fn is captured once and its replays are profiled.
 
     The GPU that is waited for is the current device; work on others is traced as far as it ended.
-    TypeError and ValueError name a wrong argument, RuntimeError says what cannot be had here. What
-    fn raises is left as it is.
+    TypeError and ValueError name a wrong argument, RuntimeError says what cannot be had here.
     """
     import torch
 

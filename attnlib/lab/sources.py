@@ -1,8 +1,7 @@
 """Who answers a view: the published records of a study, or this GPU; and what can be chosen there.
 
 Records offer what they hold and nothing else. This GPU offers the usual sizes, and takes any: what
-it has measured is kept in records of the study `explorer`, which is not published. `narrow` goes
-from what was asked for to choices that a source can answer.
+it has measured is kept in records of the study `explorer`, which is not published.
 """
 
 import math
@@ -16,14 +15,14 @@ from typing import Any
 from packaging.version import Version
 
 from ..core.backends.table import BACKENDS, COMPARED, MLA_BACKENDS
-from ..core.spec import LENGTHS
+from ..core.spec import LENGTHS, require_word
 from ..kinds.decode.case import DecodeCase
 from ..kinds.mla.case import MlaCase
 from ..run import store
 from ..run.record import Record, machine_slug
 from ..run.study import describe, mode
 from ..studies import STUDIES
-from .choices import AXES, LIVE, MLA, ROUNDS, Choices, model_of, require_model, variant_of
+from .choices import AXES, LIVE, MLA, NAMES, ROUNDS, Choices, model_of, variant_of
 
 STUDY = "explorer"
 """Whose records hold what was measured here."""
@@ -112,10 +111,7 @@ class Shelf:
 
 @dataclass(frozen=True)
 class ThisGpu:
-    """This machine; `device` and `ceilings` are other than the GPU's in tests only.
-
-    It `is_open`: a value may be chosen that is not among the options.
-    """
+    """This machine. It `is_open`: a value may be chosen that is not among the options."""
 
     device: str = "cuda"
     ceilings: tuple[str, ...] = ("copy", "matmul")
@@ -161,7 +157,7 @@ def fits_release(backend: str, own: str, release: str) -> bool:
 
 def studies_of(model: str) -> dict[str, str]:
     """Study -> machine, of all whose published records hold cases of `model`."""
-    require_model(model)
+    require_word("model", model, NAMES)
     named = os.environ.get("ATTNLIB_MACHINE")
     own = [s for s in STUDIES.values() if not s.borrows and model in map(model_of, s.cases)]
     found = {study.name: named or study.reference_machine for study in own}
@@ -169,18 +165,15 @@ def studies_of(model: str) -> dict[str, str]:
 
 
 def usual_records(model: str) -> str:
-    """Who answers where nobody was asked: live in live mode, also where that cannot be had.
+    """Who answers where nobody was asked: live in live mode, else the first study with the model.
 
-    In replay mode the first study that has the model, and live where none has.
+    Live also where live cannot be had, and where no study has the model.
     """
     return LIVE if _mode()[0] == LIVE else next(iter(studies_of(model)), LIVE)
 
 
 def source_of(model: str, records: str) -> Source:
-    """The source called `records`; empty means `usual_records`.
-
-    ValueError for a study without records of the model, which lists those that have some.
-    """
+    """The source called `records` (empty: `usual_records`); ValueError lists those there are."""
     studies = studies_of(model)
     if not studies and not records and why_not_live():
         raise ValueError(f"no records on {model} are published; it is measured live only, on a GPU")
@@ -229,9 +222,9 @@ class Narrowed:
 def narrow(source: Source, asked: Mapping[str, Any], *, strict: bool = True) -> Narrowed:
     """Choose each axis of `asked["model"]`: as asked (None is no wish), or what is usual.
 
-    An axis offers what the source has for the axes before it. What nobody asked for is a usual size
-    or the nearest to it, else what the source says is usual. A wish that the source cannot answer
-    is a ValueError listing what it has, or, if not `strict`, a note beside the value taken instead.
+    An axis offers what the source has for the axes before it; usual is the size nearest to that of
+    `PREFERRED`, else what the source says. A wish that cannot be had is a ValueError listing what
+    can or, if not `strict`, a note.
     """
     made: dict[str, Any] = {"model": asked["model"]}
     options: dict[str, tuple[Any, ...]] = {}
@@ -258,9 +251,8 @@ def narrow(source: Source, asked: Mapping[str, Any], *, strict: bool = True) -> 
         choose(axis, _usual(source, axis, made, options[axis]))
     options["backends"] = source.options("backends", made)
     wishes = asked.get("backends") or ()
-    for name in wishes:
-        if name not in options["backends"]:
-            refuse("backends", name, "")
+    for name in (name for name in wishes if name not in options["backends"]):
+        refuse("backends", name, "")
     picked = tuple(name for name in options["backends"] if name in wishes)
     made["backends"] = options["against"] = picked or source.usual("backends", made)
     baselines = (name for name in BASELINES if name in options["against"])

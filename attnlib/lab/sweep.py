@@ -1,9 +1,8 @@
 """Measure what a view lacks on this GPU: in fresh processes, round by round, and stoppable.
 
-A round is one process that measures all of the view's backends, so that what is paired was measured
-side by side. Rounds of a case are numbered on: a round that was stopped, or that knew fewer
-backends, is never filled up later by another process. A failed backend has a record that says how,
-and counts: asking for one more round measures it again.
+A round is one process that measures all of the view's backends. Rounds of a case are numbered on:
+one that was stopped, or that knew fewer backends, is never filled up later by another process. A
+failed backend has a record and counts: asking for one more round measures it again.
 """
 
 import shlex
@@ -20,14 +19,13 @@ from .choices import Choices
 from .sources import STUDY, ThisGpu, release_of
 
 Progress = Callable[[int, int], object]
-"""Called with items done and items in all."""
+Ended = Callable[[str], object]
 
 
 def measure_missing(gpu: ThisGpu, choices: Choices, **options: Any) -> int:
     """Measure the rounds that `choices` lack; returns how many items were measured.
 
-    `options` are those of `study.Sweep`. Raises StoppedError once its `stop` says so, RuntimeError
-    while another sweep measures on this GPU.
+    `options` and what is raised are those of `study.Sweep`.
     """
     return study.Sweep(**options).run(missing_rounds(gpu, choices))
 
@@ -73,17 +71,12 @@ class _Bar:
 class Sweep(Thread):
     """`measure_missing` in a thread of its own, which a notebook's kernel does not wait for.
 
-    `on_end` is called last, in that thread, with a sentence that says how it ended. Nothing that
-    goes wrong is raised there: the sentence has the reason. `is_running` until then.
+    `on_progress` is called with the items done and all; `on_end` last, in that thread, with a
+    sentence that says how it ended, or what went wrong: nothing is raised. `is_running` until then.
     """
 
     def __init__(
-        self,
-        gpu: ThisGpu,
-        choices: Choices,
-        *,
-        on_progress: Progress,
-        on_end: Callable[[str], object],
+        self, gpu: ThisGpu, choices: Choices, *, on_progress: Progress, on_end: Ended
     ) -> None:
         super().__init__(daemon=True)
         self.is_running, self._asked_to_stop, self._on_end = True, Event(), on_end
@@ -97,8 +90,7 @@ class Sweep(Thread):
             words = f"Measured {count} items." if count else "All was on record already."
         except StoppedError:
             words = "Stopped. What was measured is kept; the rest is measured next time."
-        except Exception as error:
-            # Whatever it is belongs into the view: here nobody would see it.
+        except Exception as error:  # whatever it is: here nobody would see it
             words = f"Not measured: {type(error).__name__}: {error}"
         self.is_running = False
         self._on_end(words)

@@ -2,7 +2,7 @@
 
 A share is the time at the ceiling over the time taken. The ceiling is the longer of two: the bytes
 that must move at the copy bandwidth, the useful FLOPs at the matmul rate, both measured on the same
-GPU in the same study. Nothing is compared but rounds that hold both backends.
+GPU in the same study.
 """
 
 import math
@@ -98,10 +98,7 @@ class Tables:
 
     @cached_property
     def rules(self) -> pd.DataFrame:
-        """A row per library: what its rule takes, why, and that backend's time if on record.
-
-        FlashInfer's `auto` stands there once per release, engines once.
-        """
+        """A row per engine and release of FlashInfer: its choice, why, that backend's time (us)."""
         gpu = "sm" + self.machine.get("compute_capability", "").replace(".", "")
         releases = {f"flashinfer=={release}": release for release in self._releases()}
         table = []
@@ -181,10 +178,7 @@ class Tables:
 
 
 def _rule(spec: AttnSpec | MlaSpec, library: str, gpu: str) -> tuple[str, str]:
-    """What `library` (`flashinfer==0.6.3`) runs by its own rule on a GPU such as `sm90`, and why.
-
-    By our name where we have the backend, else by the library's own word.
-    """
+    """What `library` runs by its own rule on a GPU such as `sm90`, by our name if any, and why."""
     mode, call = "decode", Call()
     if isinstance(spec, MlaSpec):
         mode, call = "sparse_mla" if spec.top_k else "mla", Call(topk=spec.top_k)
@@ -196,10 +190,8 @@ def _rule(spec: AttnSpec | MlaSpec, library: str, gpu: str) -> tuple[str, str]:
         return NOTHING, f"no rule on record says: {error}"
     if choice.problem:
         return NOTHING, f"cannot run it: {choice.problem}"
-    return (
-        choice.ours or choice.kernel or NOTHING,
-        f"{choice.decided_by.why} ({choice.decided_by.source})",
-    )
+    why = f"{choice.decided_by.why} ({choice.decided_by.source})"
+    return choice.ours or choice.kernel or NOTHING, why
 
 
 def _good_rows(records: Iterable[Record]) -> pd.DataFrame:

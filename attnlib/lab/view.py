@@ -1,8 +1,4 @@
-"""The view of one case: who ran it how fast, against which ceiling, with which kernels, and why.
-
-`view` is what the widgets call too: every view can be had again by its own `call`. A view holds
-plain tables and shows itself as a card in JupyterLab, and as text elsewhere.
-"""
+"""The view of one case: who ran it how fast, against which ceiling, with which kernels, and why."""
 
 from __future__ import annotations
 
@@ -36,10 +32,7 @@ FORMATS = {"us": ",.1f", "plan_us": ",.0f", "launches": "g", "ratio": ".2f", **S
 
 @dataclass(frozen=True, eq=False, repr=False)
 class View(Tables, Shown):
-    """What is on record of `choices`: a table for each question, `notes` for what to mind.
-
-    `known` are notes of whoever made the choices.
-    """
+    """What is on record of `choices`; `known` are notes of whoever made them."""
 
     known: tuple[str, ...] = ()
 
@@ -49,10 +42,7 @@ class View(Tables, Shown):
         return self.choices.call
 
     def figure(self) -> Figure:
-        """Time of each backend, a dot per round, and the ceiling: to save or to show.
-
-        ValueError if no backend was measured ok.
-        """
+        """Time of each backend, a dot per round, and the ceiling; ValueError without a time."""
         import matplotlib.pyplot as plt
 
         return self._draw(plt.figure)
@@ -192,11 +182,10 @@ def view(
     """The view of one decode case of `model` (`choices.NAMES`); what is not said is usual.
 
     `records` is a study whose published records serve it, or `live`: measure on this GPU what is
-    missing of `rounds` rounds, in fresh processes, then show it. By default it is `live` in live
-    mode, and in replay mode the first study that has the model.
+    missing of `rounds` rounds, then show it. By default it is `live` in live mode, and in replay
+    mode the first study that has the model.
 
-    ValueError names an argument that cannot be answered and lists what can; RuntimeError says why
-    nothing can be measured here.
+    ValueError lists what an argument may be; RuntimeError says why nothing can be measured here.
     """
     asked = dict(locals())
     source = source_of(model, asked.pop("records"))

@@ -1,8 +1,6 @@
 """`attnlib.explore()`: controls over `view`, in one line of a notebook.
 
-The controls offer what the source has for the choices before them, and say what they changed. The
-view carries the call that repeats it. What cannot be shown or measured is a sentence in the view:
-no error leaves a callback, so the kernel lives on.
+What cannot be shown or measured is a sentence in the view: no error leaves a callback.
 """
 
 import html
@@ -18,8 +16,9 @@ except ModuleNotFoundError as error:
         "attnlib.view shows the same without it"
     ) from error
 
+from ..core.spec import require_word
 from ..draw.cards import STYLE, as_html
-from .choices import AXES, LIVE, NAMES, ROUNDS, require_model
+from .choices import AXES, LIVE, NAMES, ROUNDS
 from .sources import Narrowed, Source, ThisGpu, narrow, source_of, studies_of, usual_records
 from .sweep import Sweep
 from .view import View, look
@@ -53,13 +52,11 @@ INTRODUCTION = (
 def explore(model: str = NAMES[0], **asked: Any) -> "Explorer":
     """Controls and a view, to be shown by a notebook. Arguments are those of `attnlib.view`.
 
-    ValueError for an unknown model, study or argument; a size that is not on record is said in the
-    view.
+    ValueError for an unknown model, study or argument; the view says if a size is not on record.
     """
-    require_model(model)
+    require_word("model", model, NAMES)
     known = (*DESCRIPTIONS, "backends", "rounds")
-    unknown = [name for name in asked if name not in known]
-    if unknown:
+    if unknown := [name for name in asked if name not in known]:
         raise ValueError(f"explore takes {', '.join(known)}; got {unknown[0]!r}")
     if records := asked.get("records"):
         source_of(model, records)
@@ -69,8 +66,7 @@ def explore(model: str = NAMES[0], **asked: Any) -> "Explorer":
 class Explorer(w.VBox):
     """The widgets: a control for each name of `DESCRIPTIONS`, a checkbox for each backend.
 
-    `live_row` is shown where this GPU is the source. `view` is what is shown now; `gpu` is what
-    measures in live mode.
+    `view` is what is shown now; `gpu` measures in live mode.
     """
 
     def __init__(self, asked: dict[str, Any], gpu: ThisGpu | None = None) -> None:
@@ -111,15 +107,14 @@ class Explorer(w.VBox):
                     self.served.value = f"<b>{html.escape(view.served)}</b>"
                     self.shown.value = as_html(replace(view.card(), notes=view.notes))
                     self.picture.value = view.image() if len(view.samples) else ""
-            except Exception as error:
-                # Whatever it is: a callback that raises would show nothing at all.
+            except Exception as error:  # whatever it is: a callback that raises shows nothing
                 self._show_problem(f"{type(error).__name__}: {error}")
             finally:
                 self._quiet = False
 
     def start(self, *_: object) -> None:
         """Measure what the view lacks, in a thread; `stop_now` ends it."""
-        if self.is_measuring or not self._narrowed:
+        if self._is_measuring() or not self._narrowed:
             return
         choices = self._narrowed.choices
         self._sweep = Sweep(self.gpu, choices, on_progress=self._progress, on_end=self._ended)
@@ -132,11 +127,6 @@ class Explorer(w.VBox):
         if self._sweep:
             self._say("Stopping.")
             self._sweep.stop()
-
-    @property
-    def is_measuring(self) -> bool:
-        """Whether a measurement is under way."""
-        return self._sweep is not None and self._sweep.is_running
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until no measurement is under way and its result is shown; whether it is."""
@@ -201,13 +191,10 @@ class Explorer(w.VBox):
 
     def _offer_narrowed(self, found: Narrowed, source: Source) -> None:
         for axis in (*AXES, "against"):
-            value = getattr(found.choices, axis)
+            options, value = found.options[axis], getattr(found.choices, axis)
             # Only a release may be empty: that of the library as it is installed.
-            named = [
-                (f"{o:,}" if isinstance(o, int) else o or "as installed", o)
-                for o in found.options[axis]
-            ]
-            self._offer(axis, named, value)
+            words = [f"{o:,}" if isinstance(o, int) else o or "as installed" for o in options]
+            self._offer(axis, zip(words, options, strict=True), value)
             if self._asked.get(axis) is not None:
                 self._asked[axis] = value
         names = found.options["backends"]
@@ -219,11 +206,14 @@ class Explorer(w.VBox):
         for box in self.backends.children:
             box.value = box.description in found.choices.backends
         self.live_row.layout.display = "flex" if source.name == LIVE else "none"
-        self.measure.disabled = self.is_measuring or bool(source.unavailable())
+        self.measure.disabled = self._is_measuring() or bool(source.unavailable())
+
+    def _is_measuring(self) -> bool:
+        return self._sweep is not None and self._sweep.is_running
 
     def _offer(self, name: str, options: Any, value: Any) -> None:
         control = self.controls[name]
-        if tuple(control.options) != tuple(options):
+        if control.options != (options := tuple(options)):
             control.options = options
         control.value = value
 

@@ -65,16 +65,9 @@ def _gather() -> Ceiling:
 
 def _matmul() -> Ceiling:
     # Random data, because zeros run faster.
-    size = (2, MATMUL_SIZE, MATMUL_SIZE)
-    a, b = torch.randn(size, device="cuda", dtype=torch.bfloat16)
+    a, b = torch.randn((2, MATMUL_SIZE, MATMUL_SIZE), device="cuda", dtype=torch.bfloat16)
     out = torch.empty_like(a)
     return lambda: torch.mm(a, b, out=out), 2.0 * MATMUL_SIZE**3
 
 
-CEILINGS = {
-    "copy": _copy,
-    "read": _read,
-    "matmul": _matmul,
-    "launch": _launch,
-    "gather": _gather,
-}
+CEILINGS = {"copy": _copy, "read": _read, "matmul": _matmul, "launch": _launch, "gather": _gather}

@@ -32,10 +32,7 @@ def describe_machine(device: str = "cuda") -> dict[str, Any]:
 
 
 def identify_gpu() -> dict[str, str]:
-    """Name and id of the current CUDA device: `gpu` and `gpu_id`, as `describe_machine` has them.
-
-    Needs no NVML, and sees the device that this process works on, be it not the first.
-    """
+    """`gpu` and `gpu_id` of the current CUDA device, be it not the first; needs no NVML."""
     import torch
 
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -83,9 +80,8 @@ def _gpu() -> Iterator[tuple[Any, Any, Any]]:
     import torch
 
     if not torch.cuda.is_available():
-        raise RuntimeError(
-            "device must be 'cpu' here: no CUDA GPU (torch.cuda.is_available() is False)"
-        )
+        why = "no CUDA GPU (torch.cuda.is_available() is False)"
+        raise RuntimeError(f"device must be 'cpu' here: {why}")
     pynvml.nvmlInit()
     try:
         properties = torch.cuda.get_device_properties(0)

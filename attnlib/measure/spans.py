@@ -88,10 +88,7 @@ def read_spans(trace: Mapping[str, Any], *, shorten: Callable[[str], str]) -> tu
 
 
 def saw_cuda(trace: Mapping[str, Any]) -> bool:
-    """Whether a trace holds any call of the CUDA API, such as the synchronisation at its end.
-
-    Without one, no kernel in the trace does not mean that none ran.
-    """
+    """Whether a trace holds any call of the CUDA API; without, no kernel in it proves nothing."""
     return any(event.get("cat") in LAUNCHES for event in trace["traceEvents"])
 
 
@@ -181,9 +178,9 @@ def _gpu_work(events: list[Event], calls: _Calls) -> tuple[list[Span], list[Span
         # Graphs of different captures have different ids, work outside of any has 0 or none.
         in_graph = bool(args.get("graph id")) or "GraphLaunch" in (launch or {}).get("name", "")
         number = calls.at(launch["ts"]) if launch else calls.before(event["ts"])
-        ids = {"launch": args.get("correlation", -1), "in_graph": in_graph}
         if number != NO_CALL:
-            spans.append(replace(span, call=number, **ids))
+            known = {"launch": args.get("correlation", -1), "in_graph": in_graph}
+            spans.append(replace(span, call=number, **known))
     used = {span.launch for span in spans}
     launched = (event for number, event in launches.items() if number in used)
     return spans, [calls.span(event, kind="launch", lane="host") for event in launched]
@@ -194,8 +191,7 @@ def _operators(events: list[Event], calls: _Calls) -> list[Span]:
     for event in events:
         if event.get("cat") == "cpu_op" and calls.at(event["ts"]) != NO_CALL:
             threads[event["tid"]].append(event)
-    main = calls.marks[0]["tid"]
-    rest = sorted(set(threads) - {main})
+    rest = sorted(set(threads) - {calls.marks[0]["tid"]})
     others = {tid: f"thread {number}" for number, tid in enumerate(rest, 2)}
     spans: list[Span] = []
     for tid, found in threads.items():

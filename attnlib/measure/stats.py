@@ -1,12 +1,8 @@
 """Statistics over rounds. The unit is the round (a fresh process), not the sample.
 
-Samples of one process share its clocks, its memory layout and its luck; only another process shows
-another. So a round is its median, a case is the median of its rounds, and a ratio of two backends
-is taken round by round: exp(mean(log(a_r / b_r))).
-
-Its interval is Student's t over the rounds' log ratios. A percentile bootstrap would be usual, and
-with the three rounds of a quick study it is wrong: it holds the truth 74 % of the time where it
-claims 95 % (tests/measure/test_stats.py simulates it).
+Samples of one process share its clocks, its memory layout and its luck. So a round is its median,
+and a ratio of two backends is taken round by round: exp(mean(log(a_r / b_r))), with the interval of
+Student's t over the log ratios. DESIGN.md says why no bootstrap.
 """
 
 from collections.abc import Sequence

@@ -9,9 +9,8 @@
 | `host` | time until a call returns to Python | perf_counter around one call |
 
 K is chosen so that a sample lasts about `SAMPLE_US`: two events alone read several microseconds,
-which one short kernel between them would carry. Warm timers repeat a call over the same inputs, so
-what fits into the L2 (60 MB on an H200) is read from it. The cold one is given calls over as many
-copies as `cold_copies` says: between two uses of a copy, twice the L2 has been read.
+which one short kernel between them would carry. Warm timers repeat a call over the same inputs; the
+cold one is given calls over as many copies as `cold_copies` says.
 """
 
 import time
@@ -38,16 +37,15 @@ COLD_L2_MULTIPLE = 2
 
 @dataclass(frozen=True)
 class Timing:
-    """Samples in microseconds per call, with the timer that took them and K."""
+    """Samples in microseconds per call, and K."""
 
-    timer: str
     calls_per_sample: int
     samples_us: tuple[float, ...]
 
 
 def time_graph(call: Call) -> Timing:
     """Time `call` (capturable, no host synchronisation) inside a CUDA graph, L2 warm."""
-    return _time_replay("graph", [call])
+    return _time_replay([call])
 
 
 def time_graph_cold(rotation: Sequence[Call]) -> Timing:
@@ -55,11 +53,10 @@ def time_graph_cold(rotation: Sequence[Call]) -> Timing:
 
     Every copy is used equally often in a replay; ValueError if one replay cannot hold them all.
     """
-    if not 1 < len(rotation) <= MAX_CALLS_PER_SAMPLE:
-        raise ValueError(
-            f"rotation must hold 2..{MAX_CALLS_PER_SAMPLE} calls for a cold L2, got {len(rotation)}"
-        )
-    return _time_replay("graph-cold", rotation)
+    most, count = MAX_CALLS_PER_SAMPLE, len(rotation)
+    if not 1 < count <= most:
+        raise ValueError(f"rotation must hold 2..{most} calls for a cold L2, got {count}")
+    return _time_replay(rotation)
 
 
 def cold_copies(bytes_read: int, l2_bytes: int) -> int:
@@ -71,26 +68,26 @@ def time_eager(call: Call) -> Timing:
     """Time `call` launched from Python, events around K calls in a row, L2 warm."""
     warm_up(call)
     calls = _calls_per_sample(_eager_us(call, 4) / 4)
-    return Timing("eager", calls, _sample(partial(repeat, call, calls), calls))
+    return Timing(calls, _sample(partial(repeat, call, calls), calls))
 
 
 def time_profiler(call: Call) -> Timing:
     """GPU time of the kernels of `call`, from CUPTI's own clocks: no launch gaps, no events."""
     samples = kernel_times(call, PROFILED_CALLS)
-    return Timing("profiler", 1, tuple(round(sum(times), 3) for times in samples))
+    return Timing(1, tuple(round(sum(times), 3) for times in samples))
 
 
 def time_host(call: Call) -> Timing:
     """Host time of `call` until it returns; GPU work pending before it is waited for first."""
     call()
-    return Timing("host", 1, tuple(_host_us(call) for _ in range(PLAN_SAMPLES)))
+    return Timing(1, tuple(_host_us(call) for _ in range(PLAN_SAMPLES)))
 
 
 def time_loop(call: Call, calls: int, *, gpu: bool) -> tuple[tuple[float, ...], float]:
     """Run `calls` calls in a row: host time of each until it returns, and wall time per call.
 
     Microseconds. Nothing waits between the calls; with `gpu` the wall time ends when the GPU has
-    ended the last one. The wall time per call is never less than what the GPU needs for it.
+    ended the last one.
     """
     _wait(gpu)
     marks = [time.perf_counter_ns()]
@@ -144,14 +141,14 @@ def run_timer(name: str) -> Callable[..., Timing]:
     return RUN_TIMERS[name]
 
 
-def _time_replay(name: str, rotation: Sequence[Call]) -> Timing:
+def _time_replay(rotation: Sequence[Call]) -> Timing:
     for call in rotation:
         warm_up(call)
     turns = max(1, _calls_per_sample(_eager_us(rotation[0], 1)) // len(rotation))
     graph = capture(rotation, turns)
     warm_up(graph.replay)
     calls = turns * len(rotation)
-    return Timing(name, calls, _sample(graph.replay, calls))
+    return Timing(calls, _sample(graph.replay, calls))
 
 
 def _calls_per_sample(call_us: float) -> int:

@@ -1,8 +1,7 @@
 """Which kernels really ran: names, counts and GPU time from torch.profiler (CUPTI).
 
-The only place that talks to torch.profiler. Labels lie, kernels do not: `kernel_family` reads the
-family off the names. CUTLASS launches its kernels as `device_kernel<Kernel>`; the name is then the
-kernel's.
+Labels lie, kernels do not. CUTLASS launches its kernels as `device_kernel<Kernel>`; the name is
+then the kernel's.
 """
 
 import json
@@ -38,10 +37,8 @@ def trace_kernels(call: Callable[[], object]) -> tuple[Kernel, ...]:
     spent: dict[str, list[float]] = defaultdict(list)
     for name, gpu_us in _profile(call, TRACED_CALLS):
         spent[short_name(name)].append(gpu_us)
-    kernels = [
-        Kernel(name, len(times) / TRACED_CALLS, round(sum(times) / TRACED_CALLS, 3))
-        for name, times in spent.items()
-    ]
+    n = TRACED_CALLS
+    kernels = [Kernel(name, len(us) / n, round(sum(us) / n, 3)) for name, us in spent.items()]
     return tuple(sorted(kernels, key=lambda kernel: -kernel.gpu_us))
 
 

@@ -36,13 +36,11 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 def build_report(
     out: Path, notebooks: Path = ROOT / "notebooks", *, only: Sequence[str] = ()
 ) -> Path:
-    """Execute `notebooks`/*.ipynb and write the report to `out`: findings, claims, notebooks, data.
+    """Execute `notebooks`/*.ipynb and write the report to `out`; returns its absolute path.
 
-    Of those numbered `only` it has the same, with the claims that their studies judge.
-
-    Returns its absolute path. Raises ValueError, before anything is run, for a number that no
-    notebook has and for an `out` that cannot be written; RuntimeError naming the notebook and the
-    cell that failed. `out` is then left as it was, and nothing beside it.
+    Of those numbered `only` it has the same, with the claims that their studies judge. ValueError,
+    before anything is run, for a number that no notebook has and an `out` that cannot be written;
+    RuntimeError for a cell that failed. `out` is then left as it was, and nothing beside it.
     """
     paths = choose_notebooks(notebooks, only)
     _require_writable(out)
@@ -59,10 +57,7 @@ def build_report(
 
 
 def refresh(notebooks: Path = ROOT / "notebooks") -> list[Path]:
-    """Execute every notebook in place and redraw the figure; returns the files written.
-
-    Raises RuntimeError unless in replay mode: committed outputs come from committed records.
-    """
+    """Execute every notebook in place, redraw the figure: the files; RuntimeError in live mode."""
     if mode() != "replay":
         raise RuntimeError("refresh must run with ATTNLIB_MODE=replay, this is live mode")
     paths = sorted(notebooks.glob("*.ipynb"))
@@ -87,16 +82,12 @@ def write_notebook(path: Path, notebook: NotebookNode) -> None:
     """Write an executed notebook, whole or not at all, without the metadata of this machine."""
     import nbformat
 
-    # What names the interpreter of the day would make a diff on every machine.
     notebook.metadata = {name: notebook.metadata[name] for name in KEPT_METADATA}
     write_whole(path, f"{nbformat.writes(notebook)}\n".encode())
 
 
 def choose_notebooks(folder: Path, only: Sequence[str] = ()) -> list[Path]:
-    """The notebooks of a folder in their order, or those of these numbers (`2` is `02`).
-
-    ValueError for a folder without any, and for a number that none has: it lists those there are.
-    """
+    """The notebooks of a folder in their order, or those of these numbers (`2` is `02`)."""
     paths = sorted(folder.glob("*.ipynb"))
     if not paths:
         raise ValueError(f"notebooks must be a folder with .ipynb files, got {folder}")
@@ -111,22 +102,17 @@ def choose_notebooks(folder: Path, only: Sequence[str] = ()) -> list[Path]:
 def execute(path: Path, notebook: NotebookNode | None = None) -> NotebookNode:
     """The notebook at `path`, or a new one for it, executed in a fresh kernel of this Python.
 
-    It has no timestamps, and of widgets what they show to whoever cannot show widgets. Raises
-    RuntimeError naming the notebook and the error of the cell that failed.
+    It has no timestamps and no widgets, only what these show to who cannot show widgets.
+    RuntimeError names the notebook and the error of the cell that failed.
     """
     import nbformat
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError
 
     notebook = notebook or nbformat.read(path, as_version=4)
-    client = NotebookClient(
-        notebook,
-        timeout=CELL_TIMEOUT_S,
-        kernel_name="python3",
-        record_timing=False,
-        store_widget_state=False,
-        resources={"metadata": {"path": str(path.parent)}},
-    )
+    how = {"timeout": CELL_TIMEOUT_S, "record_timing": False, "store_widget_state": False}
+    where = {"kernel_name": "python3", "resources": {"metadata": {"path": str(path.parent)}}}
+    client = NotebookClient(notebook, **how, **where)
     try:
         client.execute()
     except CellExecutionError as error:
@@ -142,8 +128,7 @@ def render_notebook(path: Path, names: Sequence[str] = ()) -> Page:
     notebook = execute(path)
     if mode() == "replay":
         _leave_out_machine(notebook)
-    sources = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
-    named = studies_of(sources)
+    named = studies_of(cell.source for cell in notebook.cells if cell.cell_type == "code")
     shown = tuple(study for study in published() if study.study in named)
     return Page(path.stem, notebook_fragment(notebook, path.stem, shown=names), shown)
 

@@ -1,17 +1,6 @@
 """One executed notebook as a piece of the report: HTML that any browser and screen reader takes.
 
-nbconvert does the converting. What it leaves to a page is done here, on the parsed tree:
-
-| as converted | in the report |
-|---|---|
-| code in full | folded, under the line that made the output |
-| headings from h1 on, ids that others have too | from h2 on, ids with the notebook's name |
-| tables, figures and lines wider than a phone | each scrolls by itself, by key too |
-| images without a description or a size | both |
-| links to notebooks | to their part of the page, or no link where the page lacks it |
-| scripts, frames, handlers, styles of a cell's own | gone: the page runs nothing |
-
-Nothing in it depends on when or where it was made.
+nbconvert does the converting; what it leaves to a page is done here, on the parsed tree.
 """
 
 from __future__ import annotations
@@ -152,6 +141,7 @@ def _mark_heads(table: Tag) -> None:
 
 
 def _point_links(soup: BeautifulSoup, anchor: str, shown: Collection[str]) -> None:
+    """To a notebook's part of the page; what is neither there nor on the net is no link."""
     for link in soup.find_all("a"):
         target = str(link.get("href", ""))
         notebook = NOTEBOOK.fullmatch(target)

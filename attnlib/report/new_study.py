@@ -1,8 +1,7 @@
 """`python -m attnlib new-study NAME`: a study to start from, that runs at once.
 
-It writes a folder in `studies/` and a notebook, executed. The study asks for a few items of a
-published one and replays its records (`Study.borrows`) until it is measured itself; module and
-notebook say so, and mark with TODO what is the author's to change. CONTRIBUTING.md has the steps.
+The study asks for a few items of a published one and replays its records (`Study.borrows`) until it
+is measured itself; module and notebook say so, and mark with TODO what is the author's to change.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ LENDER = "fa3_decode_regression"
 MODULES = {"__init__.py": "init.py.txt", "study.py": "study.py.txt"}
 """File of a study's folder -> its template."""
 MAX_NAME = 40
-MAX_NUMBER = 99
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 SETTINGS = ("ATTNLIB_MODE", "ATTNLIB_DATA", "ATTNLIB_MACHINE")
 
@@ -40,8 +38,8 @@ SETTINGS = ("ATTNLIB_MODE", "ATTNLIB_DATA", "ATTNLIB_MACHINE")
 def new_study(name: str, root: Path = ROOT) -> list[Path]:
     """Write the folder and the executed notebook of a study; returns module and notebook.
 
-    ValueError for a name that is not a slug or is taken; RuntimeError without the notebook
-    libraries, or if the notebook fails. Whatever is raised, nothing is left behind.
+    ValueError for a name that is not a slug or is taken, RuntimeError if the notebook fails.
+    Whatever is raised, nothing is left behind.
     """
     _require_name(name)
     folder = root / "notebooks"
@@ -49,7 +47,8 @@ def new_study(name: str, root: Path = ROOT) -> list[Path]:
     if not folder.is_dir():
         raise ValueError(f"new-study must run in a checkout, {folder} is not a folder")
     _require_unused(name, home, folder)
-    path = folder / f"{_next_number(folder):02d}_{name}.ipynb"
+    numbers = [int(path.name[:2]) for path in folder.glob("[0-9][0-9]_*.ipynb")]
+    path = folder / f"{max(numbers, default=0) + 1:02d}_{name}.ipynb"
     try:
         home.mkdir()
         for file, template in MODULES.items():
@@ -71,10 +70,7 @@ def module_text(name: str, template: str) -> str:
 
 
 def notebook_of(name: str, *, number: str) -> NotebookNode:
-    """The notebook, not executed: what it says of the lender's records is read from them.
-
-    Of its template the fenced blocks become code cells.
-    """
+    """The notebook, not executed: the fenced blocks of its template become code cells."""
     from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
     found = store.provenance(LENDER, STUDIES[LENDER].reference_machine)
@@ -102,14 +98,6 @@ def _require_unused(name: str, home: Path, folder: Path) -> None:
     taken += [f"records on {machine}" for machine in store.machines(name)]
     if taken:
         raise ValueError(f"NAME must be new, there is already {taken[0]}")
-
-
-def _next_number(folder: Path) -> int:
-    numbers = [int(path.name[:2]) for path in folder.glob("[0-9][0-9]_*.ipynb")]
-    number = max(numbers, default=0) + 1
-    if number > MAX_NUMBER:
-        raise ValueError(f"notebooks must have a free number up to {MAX_NUMBER}, none is left")
-    return number
 
 
 @contextmanager

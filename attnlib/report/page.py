@@ -1,8 +1,7 @@
 """The report as one HTML page: findings, claims, notebooks, provenance, and the way between them.
 
-The page holds all it needs and says so to the browser: its policy forbids scripts and everything
-that would be loaded. Its templates escape every string that they are not told is HTML already:
-that is the notebooks' own, which `fragment` has made safe, and the style.
+Its templates escape every string that they are not told is HTML already: that is the notebooks'
+own, which `fragment` has made safe, and the style.
 """
 
 from collections import Counter
@@ -49,8 +48,7 @@ class Page:
     @property
     def commands(self) -> list[str]:
         """How to measure what it shows again, each command once."""
-        lines = [line for study in self.on_record for line in study.commands]
-        return list(dict.fromkeys(lines))
+        return list(dict.fromkeys(line for study in self.on_record for line in study.commands))
 
 
 def render_page(
@@ -61,6 +59,7 @@ def render_page(
 
     own = (TEMPLATES / "page.css").read_text(encoding="utf-8")
     highlight = HtmlFormatter(style="default").get_style_defs(".highlight")
+    tally = Counter(claim.finding.verdict for claim in checked).most_common()
     by_source = groupby(checked, key=lambda each: each.claim.source)
     return render(
         "page.html",
@@ -70,7 +69,7 @@ def render_page(
         mode=MODES[mode()],
         pages=pages,
         claims=[(source, list(said)) for source, said in by_source],
-        tally=claims_tally(checked),
+        tally=", ".join(f"{count} {verdict}" for verdict, count in tally),
         studies=list(studies),
     )
 
@@ -78,9 +77,3 @@ def render_page(
 def render(template: str, **values: Any) -> str:
     """A file of `TEMPLATES`, filled in as a card is (`cards.render`)."""
     return cards.render(TEMPLATES / template, **values)
-
-
-def claims_tally(checked: Iterable[CheckedClaim]) -> str:
-    """How many claims got which verdict, most first: `40 open, 10 confirmed, ...`."""
-    counted = Counter(claim.finding.verdict for claim in checked).most_common()
-    return ", ".join(f"{count} {verdict}" for verdict, count in counted)

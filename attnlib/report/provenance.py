@@ -32,7 +32,7 @@ class Shown:
     @property
     def commands(self) -> list[str]:
         """How to measure it again, each command once."""
-        return list(dict.fromkeys(self._found["commands"]))
+        return [*self._found["commands"]]
 
     @property
     def facts(self) -> dict[str, str]:

@@ -1,20 +1,13 @@
 """Which release changed the speed: a binary search whose every step is a verdict over rounds.
 
-The older end is the reference, and each step judges a candidate against it:
-
-| asked | finds |
-|---|---|
-| good < bad | the first release that is `slower` than good |
-| good > bad | the first release that is `faster` than bad |
-
-`ambiguous` doubles the rounds up to `ROUND_LIMIT` and then fails: nothing is guessed. The search
+The older end is the reference, and each step judges a candidate against it: with good < bad it
+finds the first release that is `slower` than good, with good > bad the first `faster` than bad. It
 assumes one change between the ends, and measures first that they differ.
 
 Steps are ordinary records of a study of its own, `bisect_<study>`. Each record's command lists the
-releases searched, so replay goes the same way. Even rounds run the reference first, odd ones the
-candidate, each release in a fresh process (A B B A). Rounds are numbered on through all pairs of a
-backend and case, so a round belongs to one pair of releases; a round cut short or failed belongs to
-none. That is how a search resumes after it was stopped.
+releases searched, so replay goes the same way. Rounds (A B B A) are numbered on through all pairs
+of a backend and case, so a round belongs to one pair of releases; a round cut short or failed
+belongs to none. That is how a search resumes after it was stopped.
 """
 
 import re
@@ -129,7 +122,6 @@ def bisect(
 ) -> Bisection:
     """Find the first release of `package` between `good` and `bad` at which `case` changed speed.
 
-    Live it measures what is not on record; in replay mode it goes through the records again.
     `releases` are those to search; without them, those on record (replay, no overlays given) or
     those that can be had (`available_releases`). `noise` is the machine's A/A, for `judge`;
     `on_round` is told of each round measured.
@@ -178,13 +170,20 @@ class _Search:
         return replace(asked, steps=tuple(steps), changed=changed)
 
     def step(self, release: str) -> Step:
-        def times(count: int) -> list[tuple[float, float]]:
-            pairs = self.at_least(count, release)
-            return [(float(np.median(a.run_us)), float(np.median(b.run_us))) for a, b in pairs]
+        """The verdict on a release, after more and more rounds while it is ambiguous.
 
-        verdict = settle(times, rounds=self.asked.rounds, noise=self.noise, name=release)
-        references, candidates = zip(*self.pairs(release), strict=True)
-        return Step(release, verdict, _families(candidates), _families(references))
+        Near the margin the repeated look makes the 95 % a little generous.
+        """
+        count = self.asked.rounds
+        while True:
+            references, candidates = zip(*self.at_least(count, release), strict=True)
+            verdict = judge(_times(candidates), _times(references), noise=self.noise)
+            if verdict.word != "ambiguous":
+                return Step(release, verdict, _families(candidates), _families(references))
+            if verdict.ratio.pairs >= ROUND_LIMIT:
+                words = _words(verdict)
+                raise RuntimeError(f"release {release} must get a verdict, it stays {words}")
+            count = min(2 * verdict.ratio.pairs, ROUND_LIMIT)
 
     def records(self) -> list[Record]:
         asked = self.asked
@@ -245,34 +244,10 @@ def first_changed(releases: Sequence[str], differs: Callable[[str], bool]) -> st
     return releases[high]
 
 
-def settle(
-    times: Callable[[int], Sequence[tuple[float, float]]],
-    *,
-    rounds: int,
-    noise: float = 0.0,
-    name: str = "",
-) -> Verdict:
-    """The verdict on (reference, candidate) times, with more rounds while it is ambiguous.
-
-    `times(count)` gives at least `count` rounds. Near the margin the repeated look makes the 95 %
-    a little generous. Raises RuntimeError when `ROUND_LIMIT` rounds leave it ambiguous.
-    """
-    count = rounds
-    while True:
-        pairs = times(count)
-        verdict = judge([new for _, new in pairs], [old for old, _ in pairs], noise=noise)
-        if verdict.word != "ambiguous":
-            return verdict
-        if len(pairs) >= ROUND_LIMIT:
-            raise RuntimeError(f"release {name} must get a verdict, it stays {_words(verdict)}")
-        count = min(2 * len(pairs), ROUND_LIMIT)
-
-
 def recorded_releases(records: Sequence[Record], first: str, last: str, *, where: str) -> list[str]:
     """The releases that the newest search in `records` from `first` to `last` went through.
 
-    Raises FileNotFoundError saying which release is not on record `where`, or that no search has
-    both.
+    Raises FileNotFoundError saying what is not on record `where`.
     """
     ends = {Version(first), Version(last)}
     seen: set[Version] = set()
@@ -293,6 +268,10 @@ def _records(study: str, machine: str, backend: str, case: Case) -> list[Record]
     mine = (backend, TIMER, case)
     found = store.find(study, machine)
     return [r for r in found if (r.item.backend, r.item.timer, r.item.case) == mine]
+
+
+def _times(records: Iterable[Record]) -> list[float]:
+    return [float(np.median(record.run_us)) for record in records]
 
 
 def _families(records: Iterable[Record]) -> str:

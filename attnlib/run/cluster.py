@@ -5,14 +5,13 @@
     python -m attnlib measure STUDY --cluster ADDRESS
 
 One Dask worker (with its nanny) per GPU. What is compared must lie on one GPU, so the cases are
-shared out, not the rounds: all backends, releases, timers and rounds of a case go to one GPU, the
-one that has records of it, else the one with the least to do. Ceilings are measured on every GPU.
+shared out, not the rounds: each goes to the GPU that has records of it, else to the one with the
+least to do. Ceilings are measured on every GPU.
 
-A task is one `jobs.Job`, or a GPU's share of it: it runs there as a `Sweep` would, in worker
-processes of its own, under the GPU's lock, and each record is in the store of that machine before
-the task returns (`ATTNLIB_DATA` names one shared folder, or each machine keeps its own). Whoever
-runs a task again first asks the store what is missing. So the death of a Dask worker costs the
-item that it was at: its nanny starts another, and its GPU's tasks go there.
+A task is a GPU's share of a `jobs.Job`. It runs there as a `Sweep` does, and each record is in that
+machine's store before the task returns (`ATTNLIB_DATA` names one shared folder, or each machine
+keeps its own). So the death of a Dask worker costs the item that it was at: its nanny starts
+another, and its GPU's tasks go there.
 """
 
 from __future__ import annotations
@@ -56,9 +55,8 @@ def measure_on_cluster(study: Study, client: Client, sweep: Sweep) -> dict[str, 
     """Measure what `study` lacks on the cluster, as `sweep.measure` would on this machine.
 
     Returns how many of the study's items are on record with each status. Folders of overlays must
-    exist on every worker; `stop` is not asked. Raises ValueError for a cluster that is not one
-    worker per GPU, and, after all that could be measured is on record, RuntimeError for the jobs
-    that failed.
+    exist on every worker. Raises ValueError for a cluster that is not one worker per GPU, and at
+    the end RuntimeError for the jobs that failed.
     """
     jobs = sweep.jobs(study)
     homes = _find_gpus(client, study.device)

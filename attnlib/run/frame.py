@@ -1,9 +1,8 @@
 """From a study's frame to the rows, times and ratios that tables and figures share.
 
-A frame is what `study.load_or_measure` gives, one row per record (`store.frame`). Ratios pair two
-backends round by round, within one case, release and timer; nothing else is ever divided. All of
-them refuse rows of different GPUs, power limits, timers or schemas (`store.require_comparable`).
-A table per case has the column `case` and the case's own columns, in the order of `COLUMNS`.
+A frame has one row per record (`store.frame`). Ratios pair two backends round by round, within one
+case, release and timer, and refuse rows of different GPUs, power limits, timers or schemas. A table
+per case has the column `case` and the case's own columns, in the order of `COLUMNS`.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+from packaging.version import Version
 
 from ..core.backends.table import TABLE
 from ..kinds.cases import Case
@@ -113,7 +113,7 @@ def over(
     """Paired ratio of two backends' run times and the verdict on `numerator`, a row per case.
 
     Columns: the case's, ratio, low, high, pairs (rounds), verdict, margin (`stats.judge`; `noise`
-    is the machine's A/A).
+    is the machine's A/A). ValueError for rows that must not be compared.
     """
     found = []
     for case, above, below in paired_times(rows, numerator, denominator):
@@ -127,10 +127,7 @@ def over(
 def paired_times(
     rows: pd.DataFrame, numerator: str, denominator: str
 ) -> Iterator[tuple[Case, list[float], list[float]]]:
-    """Case by case: both backends' times of rounds that have both.
-
-    ValueError for rows that must not be compared (`store.require_comparable`).
-    """
+    """Case by case: both backends' times of rounds that have both; ValueError as of `over`."""
     require_comparable(rows[rows.backend.isin((numerator, denominator))])
     wide = rows.pivot_table(index=["case", "round"], columns="backend", values="run_us", sort=False)
     wide = wide.reindex(columns=[numerator, denominator]).dropna()
@@ -175,15 +172,11 @@ def tally(found: pd.DataFrame, by: str) -> pd.DataFrame:
 
 def release_order(frame: pd.DataFrame) -> list[str]:
     """The releases in a frame, oldest first."""
-    from packaging.version import Version
-
     return sorted((r for r in frame.release.unique() if r), key=Version)
 
 
 def intervals(table: pd.DataFrame, decimals: int = 2) -> list[str]:
     """The 95 % interval of each row of `low` and `high`, in words."""
     bounds = zip(table.low, table.high, strict=True)
-    return [
-        f"{low:.{decimals}f} to {high:.{decimals}f}" if low == low else "one round"
-        for low, high in bounds
-    ]
+    words = f"{{:.{decimals}f}} to {{:.{decimals}f}}"
+    return [words.format(*both) if both[0] == both[0] else "one round" for both in bounds]

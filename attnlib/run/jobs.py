@@ -1,8 +1,7 @@
 """A job: the items of one (round, release), run in a fresh subprocess that may die.
 
-The worker appends each record itself and tells its progress through a file. If it dies, the item
-it had started gets a record that says how (exit status or signal, last words of stderr), and the
-rest of the job goes on in a new process. If we die, it dies too: its stdin is a pipe of ours.
+The `worker` appends each record itself. If it dies, the item it had started gets a record that says
+how, and the rest of the job goes on in a new process. If we die, it dies too: its stdin is ours.
 """
 
 import datetime
@@ -34,10 +33,7 @@ class StoppedError(Exception):
 
 @dataclass(frozen=True)
 class Job:
-    """Items of one round and one release of a study, on one device.
-
-    `command` is what measures them again, where that is not `measure` with the study's name.
-    """
+    """Items of one round and release of a study, which `command` measures if `measure` does not."""
 
     study: str
     round: int
@@ -55,9 +51,9 @@ class Job:
 class Watch:
     """What goes on beside a job: `on_done` is told how many more items are done.
 
-    `stop` is asked all the time: once it says so, the worker is killed, a half line is set aside,
-    and StoppedError raised. The item that was being measured has no record: it did not fail.
-    `held` are file descriptors of locks that the workers hold too, should they outlive us.
+    Once `stop` says so, the worker is killed and StoppedError raised; the item that was being
+    measured has no record, since it did not fail. `held` are file descriptors of locks that the
+    workers hold too, should they outlive us.
     """
 
     on_done: Callable[[int], object] = lambda count: None
@@ -88,9 +84,8 @@ def _run_process(
 ) -> tuple[set[int], int | None, str]:
     """The numbers of the items done, of the one that was started but not done, and its end."""
     with tempfile.TemporaryDirectory() as scratch:
-        progress, log = Path(scratch, "progress"), Path(scratch, "log")
+        progress, log, path = (Path(scratch, name) for name in ("progress", "log", "job.json"))
         progress.touch()
-        path = Path(scratch, "job.json")
         form = {name: getattr(job, name) for name in ("study", "round", "device")}
         form |= {"command": repeat_command(job), "progress": str(progress)}
         form |= {"items": [(number, item.to_dict()) for number, item in left]}
@@ -134,14 +129,9 @@ def _wait(process: subprocess.Popen[bytes], progress: Path, watch: Watch) -> str
 
 
 def _read_progress(progress: Path) -> tuple[set[int], int | None]:
-    done: set[int] = set()
-    started = None
-    for line in progress.read_text().splitlines():
-        word, number = line.split()
-        started = int(number) if word == "start" else None
-        if word == "done":
-            done.add(int(number))
-    return done, started
+    lines = [line.split() for line in progress.read_text().splitlines()]
+    done = {int(number) for word, number in lines if word == "done"}
+    return done, int(lines[-1][1]) if lines and lines[-1][0] == "start" else None
 
 
 def repeat_command(job: Job) -> str:
@@ -151,11 +141,9 @@ def repeat_command(job: Job) -> str:
 
 def worker_environment(overlay: Path | None = None) -> dict[str, str]:
     """Environment of a worker process: the overlay first, then this very package, then ours."""
-    package_parent = str(Path(__file__).resolve().parents[2])
-    paths = [str(overlay)] if overlay else []
-    paths += [package_parent, os.environ.get("PYTHONPATH", "")]
-    data = {"ATTNLIB_DATA": str(store.data_root().resolve())}
-    return {**os.environ, **data, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    own, others = Path(__file__).resolve().parents[2], os.environ.get("PYTHONPATH")
+    paths = os.pathsep.join(str(path) for path in (overlay, own, others) if path)
+    return {**os.environ, "ATTNLIB_DATA": str(store.data_root().resolve()), "PYTHONPATH": paths}
 
 
 def _record_death(job: Job, machine: dict[str, Any], item: Item, words: str) -> None:

@@ -1,9 +1,9 @@
 """One sweep per GPU: a file lock that two sweeps on one GPU cannot both hold.
 
 Two sweeps at once would time each other. The lock is `flock` on a file in the temporary folder,
-keyed by the GPU's id: two checkouts with two data folders still meet there. The kernel gives it up
-when the last process that holds it is gone, in whatever way. A worker holds its sweep's lock too
-(`jobs`), so a sweep that was killed keeps the GPU until the last of its workers has ended.
+where two checkouts meet. The kernel gives it up when the last process that holds it is gone, in
+whatever way. A worker holds its sweep's lock too (`jobs`), so a sweep that was killed keeps the GPU
+until the last of its workers has ended.
 """
 
 import fcntl

@@ -2,13 +2,11 @@
 
     table = pandas.read_parquet("data/records/<machine>/<study>.parquet")
 
-is useful without this package; data/README.md lists the columns. A record's fields keep their
-names. What is a dict in a record becomes a column per member, named as pandas.json_normalize names
-it: `case.kv_len`, `machine.gpu`, `versions.torch`. A member that a record lacks is null.
-
-Nothing is lost: `decode(encode(records)) == records`, ids included, and `encode` looks whether that
-is so. The same records give the same bytes from the same release of pyarrow. A new field of
-`Record` needs nothing here, unless its annotation is new (`_arrow_types`).
+is useful without this package; data/README.md lists the columns. What is a dict in a record becomes
+a column per member, such as `case.kv_len`; a member that a record lacks is null. Nothing is lost:
+`decode(encode(records)) == records`, and `encode` looks whether that is so. The same records give
+the same bytes from the same release of pyarrow. A new field of `Record` needs nothing here, unless
+its annotation is new (`_arrow_types`).
 """
 
 from __future__ import annotations

@@ -1,16 +1,9 @@
 """One measurement, one frozen Record, one JSON line. data/README.md lists the fields.
 
 No check, no time: a record carries samples only when its status is `ok`, and a record with a case
-is `ok` only when the oracle's error lies within its budget.
-
-| status | meaning |
-|---|---|
-| ok | output right, samples taken |
-| incorrect | output outside the oracle's budget: no samples |
-| refused | the backend, library or GPU says beforehand that it cannot run this |
-| error | a Python exception, in `reason` |
-| crashed | the process died or the CUDA context was lost |
-| timeout | no answer within the item's time limit |
+is `ok` only when the oracle's error lies within its budget; else it is `incorrect`. `refused` is
+what backend, library or GPU says beforehand that it cannot run, `error` a Python exception,
+`crashed` a process that died or lost its CUDA context, `timeout` no answer in the item's time.
 """
 
 import hashlib
@@ -25,11 +18,9 @@ from ..kinds.item import Item
 
 SCHEMA = 1
 POWER_CAP = 0x4
-"""NVML's throttle reason for the software power cap: the GPU is at its power limit. That is how a
-heavy kernel runs, day after day, so it is shown and not left out."""
+"""NVML's throttle reason for the software power cap."""
 THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
-"""Hardware slowdown, software and hardware thermal slowdown, power brake: the machine is not well,
-and a measurement taken then says nothing of the kernel."""
+"""Hardware slowdown, software and hardware thermal slowdown, power brake."""
 STATUSES = ("ok", "incorrect", "refused", "error", "crashed", "timeout")
 
 

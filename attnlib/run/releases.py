@@ -1,19 +1,10 @@
 """Releases of a distribution: which there are, and each in a folder of its own.
 
-| `available_releases` asks | when |
-|---|---|
-| `--overlay` | some are given |
-| wheels in the folder `ATTNLIB_WHEELS` | it is set; beside those given |
-| `pip index versions` | neither |
-
-The release of the environment belongs to each list. Releases are strings that packaging.version can
-order, oldest first. Any other release is an overlay, a folder in front of a worker's sys.path:
-
-    build/overlays/flashinfer-python-0.6.3/
-
-Only the distribution and the companions it cannot be imported without go into the folder; torch
-and all else stay the environment's. Wheels come from the package index, or from the folder that
-`ATTNLIB_WHEELS` names and then from nowhere else. A folder appears only when it is complete.
+Releases are strings that packaging.version can order, oldest first. One that the environment does
+not have is an overlay, a folder in front of a worker's sys.path: `build/overlays/NAME-RELEASE`. It
+appears when it is complete, with the distribution and the companions it cannot be imported without;
+torch and all else stay the environment's. Wheels come from the package index, or from the folder
+that `ATTNLIB_WHEELS` names and then from nowhere else.
 """
 
 import os
@@ -39,6 +30,7 @@ def available_releases(
 ) -> list[str]:
     """The releases that can be had here; `overlays` are requirements `NAME==VERSION` given.
 
+    Beside them the environment's, those in `ATTNLIB_WHEELS`, and the index's if neither is given.
     Pre-releases that nobody gave count only if `early`. Raises ValueError for an overlay of another
     distribution, and what the sources raise.
     """
@@ -83,10 +75,7 @@ def index_releases(distribution: str) -> list[str]:
 
 
 def releases_between(releases: Iterable[str], first: str, last: str) -> list[str]:
-    """The releases from `first` to `last`, oldest first; both must be among them.
-
-    Raises ValueError naming the end that is missing, with the releases there are.
-    """
+    """The releases from `first` to `last`; ValueError with those there are if an end is missing."""
     known = ordered(releases)
     low, high = parse_release("first", first), parse_release("last", last)
     for name, end in ((first, low), (last, high)):
@@ -174,10 +163,8 @@ def _checked(folder: Path, distribution: str, release: str) -> Path:
 def _name_and_version(dist: metadata.Distribution) -> tuple[str, str]:
     # Without metadata the standard library has None; the backport that Dask loads may raise.
     try:
-        fields = dist.metadata
+        fields = dist.metadata or {"Name": "", "Version": ""}
     except FileNotFoundError:
-        fields = None
-    if fields is None:
         return "", ""
     return str(fields["Name"]).replace("_", "-"), str(fields["Version"])
 
@@ -188,15 +175,11 @@ def _install(requirement: str, target: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         # Not a resolver's job: --no-deps, or an old release would bring its own torch.
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
-        wanted = [requirement, *COMPANIONS.get(distribution, ())]
+        command += ["--target", f"{scratch}/site", requirement, *COMPANIONS.get(distribution, ())]
         folder = wheel_folder()
         sources = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder)} if folder else {}
-        done = subprocess.run(
-            [*command, "--target", f"{scratch}/site", *wanted],
-            env={**os.environ, **sources},
-            capture_output=True,
-            text=True,
-        )
+        environment = {**os.environ, **sources}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"pip could not install {requirement}: {done.stderr.strip()[-800:]}")
         try:

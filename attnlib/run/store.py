@@ -6,22 +6,13 @@
 | `<study>.jsonl` | the journal: a record per line | a line at a time, by the workers of a sweep |
 | `<study>.jsonl.torn` | fragments of lines | by the next writer, if one was killed in mid-line |
 
-One folder per machine, so two GPUs never share a table by accident. `read` takes both files
-together; of one id the newest record stands, and the journal is newer. `load` gives a DataFrame, a
-row per record. `<data>` is the repository's data folder, or what `ATTNLIB_DATA` names. No torch.
+`read` takes both files together; of one id the newest record stands, and the journal is newer.
 
 `append` writes one whole line under a lock and syncs it before it returns. A writer may be killed
 at any instant, so the last line of a journal may be cut short. Nobody was told that such a line is
-stored, and under the exclusive lock it can only be a dead writer's:
-
-| who meets a torn last line | does |
-|---|---|
-| `read`, and all that only reads | ValueError with file and line: a copy cut short is no study |
-| `append`, `mend`, `publish` | moves its bytes to `.torn`, syncs, cuts the file to whole lines |
-| a kill between those two steps | leaves both; the next writer sets the same bytes aside again |
-
-So a killed sweep resumes, and what it was writing is measured again; the bytes stay to be seen.
-A line that ends whole and is no record was not left by a kill: all refuse it, and no one moves it.
+stored, and under the exclusive lock it can only be a dead writer's: the next writer sets it aside,
+syncs, and then cuts the file to whole lines. All that only read refuse it, since a copy cut short
+is no study. A line that ends whole and is no record was not left by a kill, and all refuse it.
 """
 
 from __future__ import annotations
@@ -111,7 +102,7 @@ def read(study: str, machine: str) -> list[Record]:
     """Records of a study on a machine, oldest first; of one id the newest stands.
 
     Raises FileNotFoundError naming the machines that have the study, and ValueError naming file
-    and line for a line cut short, a newer schema, a field that is not right or another machine's.
+    and line of what is no whole record of this machine.
     """
     path = journal_path(study, machine)
     # Before the published file: a journal that is published meanwhile is then in both.
@@ -172,8 +163,8 @@ def load(study: str, machine: str) -> pd.DataFrame:
 def frame(records: Iterable[Record]) -> pd.DataFrame:
     """One row per record: identity, case, status, medians (us), kernels, oracle, GPU.
 
-    `case` holds the `Case` itself (None for a ceiling) and its fields stand beside it, for tables
-    and axes; `kernels` holds a tuple of `Kernel`.
+    `case` holds the `Case` itself (None for a ceiling), its fields beside it; `kernels` a tuple of
+    `Kernel`.
     """
     import pandas as pd
 
@@ -181,11 +172,7 @@ def frame(records: Iterable[Record]) -> pd.DataFrame:
 
 
 def require_comparable(rows: pd.DataFrame) -> None:
-    """ValueError unless all rows share GPU, power limit, timer and schema (`COMPARABLE`).
-
-    For whoever divides one row by another or puts them in one comparison. It names the column and
-    two of its values. A machine without a power limit has 0.
-    """
+    """ValueError, naming column and values, unless all rows share what `COMPARABLE` names."""
     for name in COMPARABLE:
         seen = rows[name].unique().tolist()
         if len(seen) > 1:
@@ -273,25 +260,19 @@ def _locked(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _set_torn_line_aside(file: IO[bytes], aside: Path) -> int:
-    whole = _whole_bytes(file)
-    file.seek(whole)
-    torn = file.read()
-    if torn:
-        with aside.open("ab") as kept:
-            kept.write(torn + b"\n")
-            _sync(kept)
-        file.truncate(whole)
-        _sync(file)
-    return len(torn)
-
-
-def _whole_bytes(file: IO[bytes]) -> int:
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - 1))
     if file.read() in (b"", b"\n"):
-        return size
+        return 0
     file.seek(0)
-    return file.read().rfind(b"\n") + 1
+    data = file.read()
+    whole = data.rfind(b"\n") + 1
+    with aside.open("ab") as kept:
+        kept.write(data[whole:] + b"\n")
+        _sync(kept)
+    file.truncate(whole)
+    _sync(file)
+    return size - whole
 
 
 def _sync(file: IO[bytes]) -> None:

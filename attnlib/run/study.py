@@ -1,8 +1,5 @@
 """A study: grids of cases x backends x releases x timers, in rounds; measured once, then loaded.
 
-Each (round, release) has a fresh process; odd rounds run in reverse order, so that a drift of the
-GPU does not favour one side (A B B A).
-
 `ATTNLIB_MODE` = auto (live where torch sees a CUDA GPU, else replay) | live | replay.
 """
 
@@ -64,8 +61,8 @@ class Study:
     """A question with the grids that answer it, and the machine its published records are of.
 
     `bisect_machine` is that of the published records of `bisect_<name>`, where there are any.
-    `borrows` is for a study that has not been measured yet: the published study, and its machine,
-    whose records it replays meanwhile. Its items must be a part of that one's.
+    `borrows` names the published study, and its machine, whose records a study replays while it
+    has not been measured. Its items must be a part of that one's.
     """
 
     name: str
@@ -184,8 +181,7 @@ class Sweep:
     def measure(self, study: Study) -> int:
         """Measure what `study` lacks; returns how many items were measured.
 
-        Raises RuntimeError without a GPU (for a study of device `cuda`), or while another sweep
-        measures on it, and what `jobs` raises.
+        Raises RuntimeError without the GPU, or while another sweep holds it, and what `jobs` does.
         """
         if study.device == "cuda" and not _has_cuda():
             raise RuntimeError(f"study {study.name!r} must be measured on a CUDA GPU, none is here")
@@ -205,10 +201,7 @@ class Sweep:
         return jobs
 
     def run(self, jobs: list[Job]) -> int:
-        """Measure what one study's `jobs` lack; the GPU is held meanwhile (`lock`).
-
-        Returns how many items were measured. With nothing to measure it needs no lock.
-        """
+        """Measure what one study's `jobs` lack, under the GPU's `lock`; returns how many items."""
         if not jobs:
             return 0
         machine = describe(jobs[0].device)

@@ -1,8 +1,7 @@
 """Which backend a library picks for an attention call, and why, rule by rule.
 
-`explain` walks the tables of a library's release: FlashInfer's `auto` and how engines call it,
-SGLang, mini-sglang, vLLM. `facts` says what a rule may ask, `rules` what a row is, `libraries`
-reads the tables, data/rules/*.yaml. Nothing here imports torch.
+`facts` says what a rule may ask, `rules` what a row is, `libraries` reads the tables of each
+library's releases, data/rules/*.yaml, and `explain` walks them.
 """
 
 from .explain import Choice, explain

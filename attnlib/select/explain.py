@@ -1,14 +1,13 @@
 """`explain`: the backend a library picks for one call, with a reason for every row considered.
 
-A user may pin a backend by environment variable: ATTNLIB_PREFILL_BACKEND acts in the prefill modes
-(paged, ragged, verify and the extends, as SGLang's prefill_backend does), ATTNLIB_DECODE_BACKEND in
-decode and MLA. The name is a backend of the library that is asked about (say SGLang), not of the
-FlashInfer that it calls.
+A user may pin a backend by environment variable: ATTNLIB_DECODE_BACKEND acts in decode and MLA,
+ATTNLIB_PREFILL_BACKEND in all other modes, as SGLang's prefill_backend does. The name is a backend
+of the library that is asked about (say SGLang), not of the FlashInfer that it calls.
 """
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..core.backends.limits import LATENT_MODES
 from ..core.backends.table import TABLE
@@ -49,10 +48,7 @@ class Choice:
 
     @property
     def ours(self) -> str:
-        """Our name for `kernel`, or the empty string where we have none.
-
-        FlashInfer's own words always have a name of ours, measured or not.
-        """
+        """Our name for `kernel`, or the empty string where we have none."""
         latent = self.mode in LATENT_MODES
         if self.library.startswith("flashinfer"):
             return f"flashinfer-mla-{self.kernel}" if latent else f"flashinfer-{self.kernel}"
@@ -80,9 +76,9 @@ def explain(
     """Which backend `library` (`flashinfer==0.6.3`, `vllm==0.33.0`, ...) picks for a fresh wrapper.
 
     `policy` is auto, an engine's rule, or a backend's name. `env` holds the overrides (default: the
-    process's environment). Raises ValueError for an unknown library, release, mode, GPU, policy or
-    backend, listing the valid ones, and where a rule asks for lengths that `call` lacks;
-    RuntimeError for a backend asked for by name that cannot run the call.
+    process's environment). Raises ValueError for an unknown name, listing the valid ones, and where
+    a rule asks for lengths that `call` lacks; RuntimeError for a backend asked for by name that
+    cannot run the call.
     """
     found, release = find(library)
     require_word("mode", mode, MODES)
@@ -91,27 +87,17 @@ def explain(
     require_word(f"policy of {found.name} in mode {mode}", policy, found.policies_for(mode))
     facts = facts_of(spec, call, mode=mode, gpu=gpu, release=release)
     asked = _asked_for(found, mode, policy, os.environ if env is None else env)
-    order, reasons, problem = (
-        _pinned(found, asked, facts) if asked else _walked(found, policy, facts)
-    )
+    picked = _pinned(found, asked, facts) if asked else _walked(found, policy, facts)
+    order, reasons, problem = picked
     backend = order[0] if order else ""
-    inner = None
-    target, inner_policy = found.calls.get((backend, str(release or MAIN)), ("", ""))
-    if target and mode in find(target)[0].modes:
-        inner = explain(
-            spec, mode=mode, gpu=gpu, library=target, policy=inner_policy, call=call, env={}
-        )
-    return Choice(
-        library=found.name if release is None else f"{found.name}=={release}",
-        mode=mode,
-        gpu=gpu,
-        policy=policy,
-        backend=backend,
-        order=order,
-        reasons=reasons + (inner.reasons if inner else ()),
-        problem=problem or (inner.problem if inner else ""),
-        inner=inner,
-    )
+    named = found.name if release is None else f"{found.name}=={release}"
+    choice = Choice(named, mode, gpu, policy, backend, order, reasons, problem)
+    target, policy = found.calls.get((backend, str(release or MAIN)), ("", ""))
+    if not target or mode not in find(target)[0].modes:
+        return choice
+    inner = explain(spec, mode=mode, gpu=gpu, library=target, policy=policy, call=call, env={})
+    reasons, problem = reasons + inner.reasons, problem or inner.problem
+    return replace(choice, inner=inner, reasons=reasons, problem=problem)
 
 
 def _asked_for(library: Library, mode: str, policy: str, env: Mapping[str, str]) -> Reason | None:

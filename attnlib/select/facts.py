@@ -1,7 +1,6 @@
 """What a rule may ask of one attention call: the GPU, the mode, the layer and how it is called.
 
-Modes stand in data/rules/README.md; records call an engine's modes the same. GPUs are compute
-capabilities, with CUDA 12.8 or newer.
+data/rules/README.md explains the modes. GPUs are compute capabilities, with CUDA 12.8 or newer.
 """
 
 from dataclasses import dataclass, field, fields
@@ -63,16 +62,14 @@ class Call:
     | `kv_lens` | tokens of each request; most rules never ask |
     | `q_lens` | query tokens of each request; default: 1 in decode and MLA, `kv_lens` in prefill |
     | `head_dim_vo` | V's head_dim where it is not K's (ragged prefill of MLA: 192, 128) |
-    | `topk` | chosen tokens of sparse MLA |
-    | `eagle_topk` | branches of speculative decoding; 0 is none |
+    | `topk`, `eagle_topk` | chosen tokens of sparse MLA; branches of speculative decoding |
     | `tensor_cores` | FlashInfer's use_tensor_cores; an engine's rule decides it itself |
     | `fixed_split` | KV splits fixed or switched off (batch invariance) |
     | `block_tables` | the caller owns the block table (FlashInfer asks in a graph) |
     | `packed` | query and cache as one tensor each (MLA; the flat `plan` of old takes them split) |
     | `pinned_page` | the user fixed page_size; else the engine may choose another |
     | `piecewise_graph` | SGLang's piecewise CUDA graph for prefill |
-    | `cubins` | NVIDIA's cubins can be downloaded (trtllm-gen, XQA) |
-    | `cudnn` | a cuDNN frontend with FROST is there, as FlashInfer 0.7.2 requires |
+    | `cubins`, `cudnn` | NVIDIA's cubins can be downloaded; a cuDNN frontend with FROST is there |
     """
 
     kv_lens: tuple[int, ...] = ()
@@ -134,20 +131,15 @@ def facts_of(spec: AttnSpec, call: Call, *, mode: str, gpu: str, release: Versio
     if mode == "sparse_mla" and call.topk < 1:
         raise ValueError(f"topk must be >= 1 in mode {mode}, got {call.topk}")
     head_dim_vo = call.head_dim_vo or spec.head_dim
+    asked = (*FLAGS, "topk", "eagle_topk")
     return Facts(
-        {
-            **{name: value for name, value in vars(call).items() if name in FLAGS},
-            **layer_facts(spec),
-            **_lengths(spec, call, mode),
-            "gpu": gpu,
-            "mode": mode,
-            "release": release,
-            "head_dims": f"{spec.head_dim}/{head_dim_vo}",
-            "one_head_dim": spec.head_dim == head_dim_vo,
-            "block_size": spec.page_size if call.pinned_page else 0,
-            "topk": call.topk,
-            "eagle_topk": call.eagle_topk,
-        }
+        {name: value for name, value in vars(call).items() if name in asked}
+        | layer_facts(spec)
+        | _lengths(spec, call, mode)
+        | {"gpu": gpu, "mode": mode, "release": release}
+        | {"head_dims": f"{spec.head_dim}/{head_dim_vo}"}
+        | {"one_head_dim": spec.head_dim == head_dim_vo}
+        | {"block_size": spec.page_size if call.pinned_page else 0}
     )
 
 

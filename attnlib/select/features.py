@@ -1,13 +1,13 @@
 """The feature table, `data/backend_features.md`: `explain` is run over a grid of calls.
 
-`markdown()` asks for every library, release, mode, layer, dtype and GPU what is picked, with notes
-that say why; then the limits say what each backend can run. `python -m attnlib features` writes the
-file; a test holds it current.
+What is picked for every library, release, mode, layer, dtype and GPU, with notes that say why; then
+what the limits leave to each backend. `python -m attnlib features` writes it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby, product
 from pathlib import Path
+from typing import Any
 
 from packaging.version import Version
 
@@ -20,11 +20,8 @@ from .libraries import LIBRARIES, Library
 PATH = Path(__file__).resolve().parents[2] / "data" / "backend_features.md"
 TEMPLATE = Path(__file__).parent / "templates" / PATH.name
 FP8 = "float8_e4m3fn"
-DTYPES = {
-    "bf16": ("bfloat16", "bfloat16"),
-    "bf16, FP8 cache": ("bfloat16", FP8),
-    "FP8": (FP8, FP8),
-}
+BF16 = "bfloat16"
+DTYPES = {"bf16": (BF16, BF16), "bf16, FP8 cache": (BF16, FP8), "FP8": (FP8, FP8)}
 KINDS = {"flashinfer": tuple(DTYPES), "mini-sglang": ("bf16",)}
 ENGINE_KINDS = ("bf16", "bf16, FP8 cache")
 """The dtypes of a library's rows, and of an engine's, whose models have 16 bits."""
@@ -120,10 +117,8 @@ def _spans(library: Library, mode: str, spec: AttnSpec, notes: Notes) -> Iterato
     picks = []
     for release in library.releases or ("main",):
         named = f"{library.name}=={release}" if library.releases else library.name
-        choices = [
-            explain(spec, mode=mode, gpu=gpu, library=named, call=_call(mode), env={})
-            for gpu in GPUS
-        ]
+        asked: dict[str, Any] = {"mode": mode, "library": named, "call": _call(mode), "env": {}}
+        choices = [explain(spec, gpu=gpu, **asked) for gpu in GPUS]
         numbers = set().union(*(notes.of(library, choice) for choice in choices))
         picks.append((release, tuple(map(_cell, choices)), numbers))
     for cells, run in groupby(picks, key=lambda pick: pick[1]):

@@ -1,8 +1,4 @@
-"""The libraries whose choices can be explained: their releases, modes, backends and tables.
-
-The tables are data/rules/*.yaml; its README.md says how a row is written. A document there adds to
-the library that it names, so an engine's file may also say how the engine calls FlashInfer.
-"""
+"""The libraries whose choices can be explained, read from data/rules/*.yaml (see its README.md)."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -34,9 +30,8 @@ class RuleError(ValueError):
 class Library:
     """One library: `policies` maps a policy to its tables by mode, `backends` a mode to names.
 
-    A policy is `auto`, the library's own rule, or, for FlashInfer, an engine's rule of how it calls
-    FlashInfer. `limits` are rows of what a backend cannot run. `calls` names the library and the
-    policy that a backend of a release calls in turn.
+    A policy is `auto`, the library's own rule, or an engine's rule of how it calls FlashInfer.
+    `calls` maps a backend and release to the library and policy that it calls in turn.
     """
 
     name: str

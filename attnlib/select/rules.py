@@ -80,7 +80,6 @@ class Group:
 class Rule:
     """One row: where all of `when` holds, `then` is chosen, best first, or cannot run (a limit).
 
-    `source` is where it is written: a pull request, or a file of the release that it was read in.
     `sets` are facts that the choice itself changes, for the tables that are asked next.
     """
 

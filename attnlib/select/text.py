@@ -19,11 +19,7 @@ REQUIRED: Mapping[str, str] = {
     "heads": "query and KV heads, such as 32/8",
 }
 _FIELDS = {field.name: field.type for field in fields(Call)}
-_EXPECTED: dict[Any, str] = {
-    bool: "yes or no",
-    int: "a number",
-    tuple[int, ...]: "as 8192x16 or 10,20",
-}
+_EXPECTED: dict[Any, str] = {bool: "yes or no", int: "a number"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,21 +27,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, meaning in REQUIRED.items():
         parser.add_argument(f"--{name}", required=True, metavar=name.upper(), help=meaning)
     default = "default: %(default)s"
-    parser.add_argument(
-        "--policy", default=AUTO, help=f"an engine's rule, or a backend's name; {default}"
-    )
+    words = f"an engine's rule, or a backend's name; {default}"
+    parser.add_argument("--policy", default=AUTO, help=words)
     parser.add_argument("--head-dim", type=int, default=128, metavar="N", help=default)
     parser.add_argument("--page-size", type=int, default=16, metavar="N", help=default)
     parser.add_argument("--dtype", default="bfloat16", help=f"the query's; {default}")
     parser.add_argument("--kv-dtype", default="", help="the cache's; default: the query's")
-    parser.add_argument(
-        "--call",
-        action="append",
-        default=[],
-        metavar="FIELD[=VALUE]",
-        help="what else is asked, such as graph, topk=2048, kv_lens=8192x16; repeatable; fields: "
-        + ", ".join(_FIELDS),
-    )
+    words = "what else is asked, such as graph, topk=2048, kv_lens=8192x16; repeatable; fields: "
+    words += ", ".join(_FIELDS)
+    parser.add_argument("--call", action="append", default=[], metavar="FIELD[=VALUE]", help=words)
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
@@ -65,15 +55,12 @@ def answer(options: argparse.Namespace) -> str:
 
 def render(choice: Choice) -> str:
     """The choice in a line or three, then one line for every row that was looked at."""
-    rows = [
-        ("yes" if r.matched and r.kind != "limit" else "no", _short(r.subject), r.why, r.source)
-        for r in choice.reasons
-    ]
-    widths = [max(len(row[i]) for row in (COLUMNS, *rows)) for i in range(len(COLUMNS))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in (COLUMNS, *rows)
-    ]
+    rows = [COLUMNS]
+    for reason in choice.reasons:
+        taken = "yes" if reason.matched and reason.kind != "limit" else "no"
+        rows.append((taken, _short(reason.subject), reason.why, reason.source))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     able = [f"can run it, best first: {', '.join(choice.order)}"] if len(choice.order) > 1 else []
     problem = [f"but it cannot run: {choice.problem}"] if choice.problem else []
     return "\n".join([headline(choice), *able, *problem, "", *lines])
@@ -129,6 +116,7 @@ def _setting(text: str) -> tuple[str, Any]:
     length, times, count = value.partition("x")
     numbers = [length] * int(count) if times and count.isdigit() else value.split(",")
     if kind is bool or not all(number.isdigit() for number in numbers):
-        raise ValueError(f"{name} must be {_EXPECTED[kind]}, got {value!r}")
+        expected = _EXPECTED.get(kind, "as 8192x16 or 10,20")
+        raise ValueError(f"{name} must be {expected}, got {value!r}")
     lengths = tuple(int(number) for number in numbers)
     return name, lengths[0] if kind is int else lengths

@@ -14,7 +14,7 @@ from typing import Any
 from ..run.study import Study
 
 FIRST = ("fa3_decode_regression", "auto_resolution", "measurement_trust")
-"""Listed before the others: the regression that all began with is what a view shows first."""
+"""Listed before the others: a view shows the regression first."""
 
 
 def discover() -> dict[str, Study]:
@@ -33,9 +33,9 @@ def _study_of(name: str) -> Study:
 
 
 def _part(folder: ModuleType, asked: str) -> Any:
-    found = {module.name for module in pkgutil.iter_modules(folder.__path__)}
     # What readers ask for comes before what judges claims.
-    modules = sorted(found, key=lambda name: (name == "checks", name))
+    found = pkgutil.iter_modules(folder.__path__)
+    modules = sorted((m.name for m in found), key=lambda name: (name == "checks", name))
     for name in () if asked.startswith("_") else modules:
         module = importlib.import_module(f"{folder.__name__}.{name}")
         if hasattr(module, asked):

@@ -1,11 +1,11 @@
 """Published claims, one by one: what was said, and what the records say of it.
 
 `data/claims.yaml` holds the claims. Each says what it expects of the records (`expected`), or names
-a function in the `checks.py` of a study; `evidence` says what a verdict means. A claim whose
-records are not there is `open` and says so; nothing is filled in for it.
+a function in the `checks.py` of a study; `evidence` says what a verdict means.
 """
 
 import difflib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache
@@ -90,11 +90,7 @@ class CheckedClaim:
 
 
 def load_claims(path: Path = CLAIMS) -> list[Claim]:
-    """The claims of a ledger, in its order.
-
-    Raises ValueError naming the claim for a missing or unknown field, source or check, an empty
-    text, an id used twice, and for a check that needs a figure where the claim has none.
-    """
+    """The claims of a ledger, in its order; ValueError, naming the claim, for one that is wrong."""
     import yaml
 
     try:
@@ -104,20 +100,18 @@ def load_claims(path: Path = CLAIMS) -> list[Claim]:
     _require_fields("the ledger", ledger, ("sources", "claims"))
     sources = {name: _source(name, entry) for name, entry in ledger["sources"].items()}
     claims = [_claim(number, entry, sources) for number, entry in enumerate(ledger["claims"], 1)]
-    seen: set[str] = set()
-    for claim in claims:
-        if claim.id in seen:
-            raise ValueError(f"id must be unique, claim {claim.id!r} stands there twice")
-        seen.add(claim.id)
+    counts = Counter(claim.id for claim in claims)
+    if twice := [name for name, count in counts.items() if count > 1]:
+        raise ValueError(f"id must be unique, claim {twice[0]!r} stands there twice")
     return claims
 
 
 def verdicts(machine: str | None = None, ids: Sequence[str] = ()) -> list[CheckedClaim]:
-    """Every claim (or those of `ids`) with its verdict, each study's from one machine's records.
+    """Every claim (or those of `ids`) with its verdict, from the records of `machine`.
 
-    `machine` defaults to the one that each study is shown from (`study.record_machine`). Where
-    another than the published one lacks a study, its claims are open. Raises ValueError for an
-    unknown id, FileNotFoundError where published records of a study that is asked are not there.
+    By default those that each study is shown from (`study.record_machine`). Where another than the
+    published one lacks a study, its claims are open. ValueError for an unknown id,
+    FileNotFoundError where published records are not there.
     """
     claims = choose(load_claims(), ids)
     names = sorted({study for claim in claims for study in studies_of(claim)})
@@ -153,7 +147,7 @@ def checks() -> dict[str, Check]:
 
 
 def as_frame(checked: Iterable[CheckedClaim]) -> pd.DataFrame:
-    """A row a claim: id, claimed, measured, verdict, for a notebook."""
+    """A row a claim, for a notebook."""
     rows = [(c.claim.id, c.claim.claimed, c.finding.measured, c.finding.verdict) for c in checked]
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
@@ -180,9 +174,11 @@ def render_table(checked: Iterable[CheckedClaim]) -> str:
 def render_details(checked: CheckedClaim) -> str:
     """All there is on one claim, a line a field."""
     claim, finding = checked.claim, checked.finding
-    shown = list(finding.records[:SHOWN_RECORDS])
-    if len(finding.records) > SHOWN_RECORDS:
-        shown.append(f"and {len(finding.records) - SHOWN_RECORDS} more")
+    more = len(finding.records) - SHOWN_RECORDS
+    shown = [*finding.records[:SHOWN_RECORDS], *([f"and {more} more"] if more > 0 else [])]
+    check = claim.check
+    if isinstance(check, dict):
+        check = ", ".join(f"{name}: {value}" for name, value in check.items() if name != "says")
     lines = {
         "source": claim.source.label,
         "quote": claim.quote,
@@ -193,16 +189,10 @@ def render_details(checked: CheckedClaim) -> str:
         "verdict": finding.verdict,
         "because": finding.reason,
         "note": claim.note,
-        "check": _words(claim.check),
+        "check": check,
         "records": ", ".join(shown) or "none",
     }
     return "\n".join([claim.id, *(f"  {name:<12}{text}" for name, text in lines.items())])
-
-
-def _words(check: str | dict[str, Any]) -> str:
-    if isinstance(check, str):
-        return check
-    return ", ".join(f"{name}: {value}" for name, value in check.items() if name != "says")
 
 
 def _records(study: Study, machine: str | None) -> pd.DataFrame:

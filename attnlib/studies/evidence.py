@@ -5,12 +5,11 @@
 | confirmed | all that is decided speaks for the claim |
 | refuted | all that is decided speaks against it |
 | partly | some of each |
-| open | more than half is undecided, or records are missing: nothing to say yet |
+| open | more than half is undecided, or records are missing |
 | not measurable here | no GPU on record can show it |
 
 A timed case is decided by `measure.stats.judge` over paired rounds, so one round decides nothing.
 A side of a comparison is a backend, or a backend of one release: `flashinfer-fa2==0.6.3`.
-`expected` puts the questions that data/claims.yaml writes down, `checks` of a study all others.
 """
 
 from collections import Counter
@@ -55,11 +54,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Check:
-    """A function that judges a claim, and the studies whose records it reads.
+    """A public function of a study's `checks.py`, and the studies whose records it reads.
 
-    Every public function of a study's `checks.py` is one. It takes the records, one below the
-    other, and a second argument if it compares them with the figure that the claim names. Raises
-    MissingRecordsError where they lack something.
+    It takes the records, one below the other, and the claim's figure if it compares with that.
+    Raises MissingRecordsError where records lack.
     """
 
     studies: tuple[str, ...]
@@ -112,18 +110,17 @@ class Judged:
 
     def finding(self, verdict: str, reason: str) -> Finding:
         """A Finding with the spread of the ratios; of one case with its interval."""
-        low: float | None
-        high: float | None
         one = self.verdicts[0].ratio
+        if len(self.verdicts) == 1 and one.pairs == 1:
+            return Finding(
+                verdict, reason, f"{one.ratio:.2f} x, one round", one.ratio, records=self.records
+            )
         if len(self.verdicts) > 1:
             low, value, high = (float(x) for x in self.ratios.quantile([0, 0.5, 1]))
             measured = f"{low:.2f} to {high:.2f} x, median {value:.2f}"
-        elif one.pairs > 1:
+        else:
             low, value, high = one.low, one.ratio, one.high
             measured = f"{value:.2f} x, {low:.2f} to {high:.2f}"
-        else:
-            low, value, high = None, one.ratio, None
-            measured = f"{value:.2f} x, one round"
         return Finding(verdict, reason, measured, value, low, high, self.records)
 
 
@@ -157,13 +154,11 @@ def near(values: Iterable[float], figure: float) -> int:
 
 
 def figure_word(values: Sequence[float], figure: float) -> str:
-    """The verdict on a claimed figure, of a case's value each.
+    """The verdict on a claimed figure, of a case's value each: those that are `near` vote for it.
 
-    Those about as large vote for it, the others against. With none it is `partly` while it lies
-    between the smallest and the largest, else refuted.
+    With none it is `partly` while it lies between the smallest and the largest, else refuted.
     """
-    held = near(values, figure)
-    if held:
+    if held := near(values, figure):
         return vote(held, len(values) - held)
     return PARTLY if min(values) <= figure <= max(values) else REFUTED
 
@@ -195,15 +190,12 @@ def needed(rows: pd.DataFrame, cases: Sequence[Case], backends: Sequence[str]) -
 
 
 def judge_rows(rows: pd.DataFrame, pair: tuple[str, str]) -> Judged:
-    """Verdict of `pair[0]` over `pair[1]`, case by case, and the rows' records.
-
-    Raises MissingRecordsError where they share no round.
-    """
-    times = [(above, below) for _, above, below in paired_times(rows, *pair)]
-    if not times:
+    """`pair[0]` over `pair[1]`, case by case; MissingRecordsError where they share no round."""
+    times = paired_times(rows, *pair)
+    verdicts = tuple(stats.judge(above, below, noise=NOISE) for _, above, below in times)
+    if not verdicts:
         raise MissingRecordsError(f"{' and '.join(pair)} have no round that both are ok in")
-    verdicts = (stats.judge(above, below, noise=NOISE) for above, below in times)
-    return Judged(tuple(verdicts), tuple(rows.id))
+    return Judged(verdicts, tuple(rows.id))
 
 
 def judge_cases(

@@ -1,7 +1,7 @@
 """Checks that are data: what an entry of data/claims.yaml expects of records, and if they show it.
 
-data/README.md has the fields. A check expects one of three things: a time (`expect`), which kernel
-family each release ran (`ran`), or that every trace has a kernel of some name (`kernel`).
+A check expects one of three things: a time (`expect`), which kernel family each release ran
+(`ran`), or that every trace has a kernel of some name (`kernel`).
 """
 
 import importlib
@@ -102,8 +102,7 @@ class Expected:
             inside = judged.ratios.min() <= figure <= judged.ratios.max()
             told |= {"figure": f"{figure:g}", "where": "inside" if inside else "outside"}
             told["near"] = near(judged.ratios, figure)
-        if figure is not None and self.needs_figure:
-            word = figure_word(judged.ratios.tolist(), figure)
+            word = figure_word(judged.ratios.tolist(), figure) if self.needs_figure else word
         if self.pinned:
             rows = frame[frame.id.isin(judged.records) & frame.backend.isin(self.pinned)]
             held = int((rows.kernel_family == rows.backend.map(self.pinned)).sum())
@@ -116,8 +115,7 @@ def expected(named: str, entry: dict[str, Any]) -> Expected:
     """The check of `named` (a claim); ValueError with that name for whatever is not known."""
     for name in entry:
         require_known(f"check of {named}", name, [each.name for each in fields(Expected)])
-    lacks = [name for name in ("study", "cases", "backend", "says") if name not in entry]
-    if lacks:
+    if lacks := [name for name in ("study", "cases", "backend", "says") if name not in entry]:
         raise ValueError(f"check of {named} must have {lacks[0]}, it has {', '.join(entry)}")
     if sum(name in entry for name in ("expect", "ran", "kernel")) != 1:
         raise ValueError(f"check of {named} must have one of expect, ran and kernel")
@@ -180,7 +178,7 @@ def ran_rows(
     have, want = len(rows.drop_duplicates(["case", "release"])), len(cases) * len(releases)
     if have != want:
         raise MissingRecordsError(f"{backend}: {have} of {want} records in {', '.join(releases)}")
-    order = {release: place for place, release in enumerate(release_order(frame))}
+    order = release_order(frame).index
     ran = rows.kernel_family.where(rows.status == "ok", rows.status)
     return rows.assign(ran=ran).sort_values("release", key=lambda r: r.map(order), kind="stable")
 

@@ -1,13 +1,10 @@
 """The roofline: what kernels reach, under the ceilings measured on the same GPU.
 
 A case's intensity is its useful FLOPs over the bytes that it must move (`cost.decode_cost`), the
-same for every kernel that runs it. What a kernel reaches is those FLOPs over its measured time, so
-a kernel that multiplies padding or reads twice lies low, and does not move sideways.
+same for every kernel: one that multiplies padding or reads twice lies low, not sideways.
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -17,10 +14,6 @@ from ..draw import charts, style
 from ..kinds.cost import Ceilings, decode_cost
 from ..run.frame import CASE, cases_of, decode_rows
 from ..run.store import require_comparable
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 NUDGE = 1.06
 """Factor between the families' places on the intensity axis: a case has one intensity for all."""
@@ -60,19 +53,19 @@ def roofline_table(frame: pd.DataFrame, release: str) -> pd.DataFrame:
     )
 
 
-def roofline(frame: pd.DataFrame, limit: Ceilings, release: str) -> Figure:
+def roofline(frame: pd.DataFrame, limit: Ceilings, release: str) -> charts.Figure:
     """Intensity against TFLOP/s, a dot per case and kernel family, hollow where the L2 holds it.
 
-    The roofs are the measured copy, read and matmul ceilings of the same records; one that the
-    study did not measure is not drawn. ValueError if there is no decode record of `release`.
+    A ceiling that the study did not measure is not drawn. ValueError if there is no decode record
+    of `release`.
     """
     table = roofline_table(frame, release)
     if table.empty:
         raise ValueError(f"frame must hold decode records of release {release!r}, it has none")
     title = f"Decode under the measured roofs, FlashInfer {release}"
     flops = "useful FLOP per byte that must be moved (kernels of a case side by side)"
-    drawn = decode_rows(frame, release=release)
-    figure, (axis,) = charts.panels([title], (7.5, 4.6), drawn, (flops, "useful TFLOP/s"))
+    words, drawn = (flops, "useful TFLOP/s"), decode_rows(frame, release=release)
+    figure, (axis,) = charts.panels([title], (7.5, 4.6), drawn, words)
     table["place"] = table.intensity * NUDGE ** charts.spread(table.family, 2)
     looks = style.family_looks(FAMILIES)
     charts.dots(axis, table, "place", "tflops", by="family", looks=looks, hollow="in_l2")
@@ -83,7 +76,7 @@ def roofline(frame: pd.DataFrame, limit: Ceilings, release: str) -> Figure:
     return figure
 
 
-def _draw_roofs(axis: Axes, limit: Ceilings, *, low: float) -> None:
+def _draw_roofs(axis: charts.Axes, limit: Ceilings, *, low: float) -> None:
     """The slopes of memory bandwidth up to the flat roof of matrix products, labelled on them."""
     flat = limit.matmul_tflops
     ridge = flat * 1e3 / limit.copy_gbps

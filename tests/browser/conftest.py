@@ -20,6 +20,14 @@ def page(browser):
     context.close()
 
 
+@pytest.fixture
+def asked(page):
+    """The addresses that the page asks for."""
+    asked = []
+    page.on("request", lambda request: asked.append(request.url))
+    return asked
+
+
 @pytest.fixture(scope="module")
 def server(browser, tmp_path_factory):
     """JupyterLab on a folder of its own; `browser` first, so that it is not started for a skip."""

@@ -1,10 +1,5 @@
 """What browser tests share: Debian's Chromium, axe, and a JupyterLab that `make lab` started.
 
-A test that shows something in a notebook runs its cells as a user would, and looks:
-
-    lab.run(page, "import attnlib", "attnlib.explore()")
-    page.get_by_label("page size").select_option("16")
-
 Where Chromium or its driver is missing, tests skip and say what to install; with
 ATTNLIB_BROWSER=required they fail instead, so that CI cannot lose them unnoticed.
 """
@@ -130,7 +125,7 @@ class Lab:
             return None
 
     def stop_kernels(self):
-        """End every kernel, so that one notebook's memory is not the next one's."""
+        """End every kernel."""
         for kernel in self.ask("api/kernels"):
             self.ask(f"api/kernels/{kernel['id']}", method="DELETE")
 
@@ -183,16 +178,12 @@ def _environment(folder):
         path = folder / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
         path.parent.mkdir(parents=True)
         path.write_text(json.dumps(chosen))
-    own = {
-        "ATTNLIB_MODE": "replay",
-        "BROWSER": "true",  # `make lab` opens one; this one shows nothing
-        **{f"JUPYTER_{name.upper()}_DIR": str(folder / name) for name in ("config", "runtime")},
-        **{
-            f"JUPYTERLAB_{name.upper()}_DIR": str(folder / name)
-            for name in ("settings", "workspaces")
-        },
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-    }
+    # `make lab` opens a browser; this one shows nothing.
+    own = {"ATTNLIB_MODE": "replay", "BROWSER": "true"}
+    places = "JUPYTER_CONFIG JUPYTER_RUNTIME JUPYTERLAB_SETTINGS JUPYTERLAB_WORKSPACES"
+    for name in places.split():
+        own[f"{name}_DIR"] = str(folder / name.split("_")[1].lower())
+    own["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     return {name: v for name, v in os.environ.items() if name not in SWITCHES} | own
 
 

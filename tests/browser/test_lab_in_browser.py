@@ -1,5 +1,6 @@
 """JupyterLab as `make lab` starts it: for this machine only; nbval runs every notebook besides."""
 
+from contextlib import suppress
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import urlopen
@@ -18,19 +19,12 @@ attnlib.profile(step, 1000)"""
 
 def test_the_server_and_all_it_started_listen_on_this_machine_only(lab):
     assert urlsplit(lab.url).hostname in ("127.0.0.1", "localhost")
-    server = psutil.Process(lab.pid)
-    family = [server, *server.children(recursive=True)]
-    addresses = [address for process in family for address in listening(process)]
-    assert addresses and set(addresses) <= {"127.0.0.1", "::1"}
-
-
-def listening(process: psutil.Process) -> list[str]:
-    """The addresses a process listens on; none of one that has ended since it was listed."""
-    try:
-        found = process.net_connections()
-    except psutil.NoSuchProcess:
-        return []
-    return [each.laddr.ip for each in found if each.status == "LISTEN"]
+    server, found = psutil.Process(lab.pid), []
+    for process in (server, *server.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):  # it has ended since it was listed
+            found += process.net_connections()
+    addresses = {each.laddr.ip for each in found if each.status == "LISTEN"}
+    assert addresses and addresses <= {"127.0.0.1", "::1"}
 
 
 def test_without_its_token_the_server_gives_nothing_away(lab):
@@ -45,9 +39,7 @@ def test_without_its_token_the_server_gives_nothing_away(lab):
 
 
 @pytest.mark.parametrize("number", ["02", "10"], ids=["figures", "widgets"])
-def test_a_notebook_runs_to_its_end_in_jupyterlab(lab, page, number):
-    asked = []
-    page.on("request", lambda request: asked.append(request.url))
+def test_a_notebook_runs_to_its_end_in_jupyterlab(lab, page, asked, number):
     (path,) = NOTEBOOKS.glob(f"{number}_*.ipynb")
     notebook = lab.run(page, *nbformat.read(path, as_version=4).cells)
     assert errors_of(notebook) == []
@@ -59,16 +51,12 @@ def test_a_notebook_runs_to_its_end_in_jupyterlab(lab, page, number):
     assert hosts == {urlsplit(lab.url).hostname}
 
 
-def test_a_cell_that_fails_is_noticed(lab, page):
-    notebook = lab.run(page, "1 + 1", "1 / 0", "2 + 2")
+def test_a_profile_shows_itself_in_the_cell_that_took_it_and_a_cell_that_fails_is_noticed(
+    lab, page
+):
+    notebook = lab.run(page, PROFILE, "1 / 0", "2 + 2")
     assert errors_of(notebook) == ["ZeroDivisionError: division by zero"]
-
-
-def test_a_profile_shows_itself_in_the_cell_that_took_it(lab, page):
-    assert errors_of(lab.run(page, PROFILE)) == []
-    card = page.locator(".attnlib-card")
-    card.wait_for()
-    assert "step" in card.locator("h4").inner_text()
+    assert "step" in page.locator(".attnlib-card h4").inner_text()
 
 
 def test_the_explorers_controls_change_its_view(lab, page):

@@ -13,7 +13,7 @@ from attnlib.core.schedule import library
 
 
 @pytest.fixture
-def libraries(monkeypatch: pytest.MonkeyPatch, fake_fa3) -> SimpleNamespace:
+def libraries(monkeypatch, fake_fa3):
     """The libraries on the CPU: FlashInfer's wrappers as they are made, and FlashMLA."""
     if torch.cuda.is_available():
         pytest.skip("the libraries' stand-ins are for machines without a GPU")
@@ -39,6 +39,6 @@ def libraries(monkeypatch: pytest.MonkeyPatch, fake_fa3) -> SimpleNamespace:
 
 
 @pytest.fixture
-def on_hopper() -> None:
+def on_hopper():
     if reason := backends.unavailable("fa3"):
         pytest.skip(reason)

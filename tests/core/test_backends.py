@@ -8,26 +8,8 @@ from itertools import product
 
 import pytest
 import torch
-from support.backend_calls import (
-    ALL_MODES,
-    CALLS,
-    DECODE,
-    DENSE,
-    EXTEND,
-    MLA,
-    MODES,
-    PAGED,
-    SPARSE,
-    SPEC,
-    able,
-    assert_matches_oracle,
-    assert_replays,
-    backend_for,
-    call_of,
-    mla_case,
-    spec_of,
-    two_steps,
-)
+from support import backend_calls as calls
+from support.backend_calls import CALLS, DECODE, DENSE, EXTEND, MLA, MODES, PAGED, SPARSE, SPEC
 
 from attnlib.core import backends
 from attnlib.core.backends import base
@@ -37,32 +19,30 @@ from attnlib.core.schedule import library
 from attnlib.core.spec import AttnSpec, MlaSpec
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.extend.case import ExtendCase
-from attnlib.kinds.mla.case import MlaCase
 from attnlib.measure.trace import kernel_family, trace_kernels
 
 FLASHINFER = tuple(name for name in backends.BACKENDS if name.startswith("flashinfer"))
-HOPPER_ONLY = [name for name, entry in backends.TABLE.items() if entry.hopper]
 
 
-def named(value: object) -> str:
+def named(value):
     return getattr(value, "key", str(value))
 
 
-def each(calls: list) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize(("name", "case"), calls, ids=named)
+def each(pairs):
+    return pytest.mark.parametrize(("name", "case"), pairs, ids=named)
 
 
 @pytest.mark.parametrize("cuda_graph", [False, True])
 @each(CALLS)
-def test_a_library_is_handed_what_the_oracle_attends_to(name, case, cuda_graph, libraries) -> None:
-    assert_matches_oracle(name, case, "cpu", cuda_graph=cuda_graph)
+def test_a_library_is_handed_what_the_oracle_attends_to(name, case, cuda_graph, libraries):
+    calls.assert_matches_oracle(name, case, "cpu", cuda_graph=cuda_graph)
 
 
 @pytest.mark.parametrize("cuda_graph", [False, True])
 @each(CALLS)
-def test_a_replan_in_place_serves_the_new_step(name, case, cuda_graph, libraries) -> None:
-    first, second = two_steps(case, "cpu")
-    backend = backend_for(name, case, "cpu", cuda_graph=cuda_graph)
+def test_a_replan_in_place_serves_the_new_step(name, case, cuda_graph, libraries):
+    first, second = calls.two_steps(case, "cpu")
+    backend = calls.backend_for(name, case, "cpu", cuda_graph=cuda_graph)
     plan = backend.plan(first.batch)
     backend.run(first.q, first.cache, plan)
     for step in (second, first):
@@ -73,44 +53,42 @@ def test_a_replan_in_place_serves_the_new_step(name, case, cuda_graph, libraries
 
 
 @each([(name, case) for name, case in CALLS if case in (DECODE, MODES[5]) or (name, case) in MLA])
-def test_a_replan_of_another_shape_is_refused(name, case, libraries) -> None:
-    backend = backend_for(name, case, "cpu")
-    plan = backend.plan(call_of(case, "cpu").batch)
+def test_a_replan_of_another_shape_is_refused(name, case, libraries):
+    backend = calls.backend_for(name, case, "cpu")
+    plan = backend.plan(calls.call_of(case, "cpu").batch)
     several = isinstance(case, ExtendCase)
     longer = replace(case, cached=PAGED) if several else replace(case, kv_len=300)
     changed = [replace(longer, cached=replace(PAGED, kv_len=300))] if several else [longer]
     changed += [replace(case, mode="dllm_extend", mask="full")] if several else []
     for other in changed:
         with pytest.raises(ValueError, match="out must be a plan o(ver|f the same spec, mask)"):
-            backend.plan(call_of(other, "cpu").batch, out=plan)
+            backend.plan(calls.call_of(other, "cpu").batch, out=plan)
 
 
-@each([pair for pair in ALL_MODES if pair not in EXTEND])
-def test_fa3_refuses_a_custom_mask(name, case, libraries) -> None:
+@each([pair for pair in calls.ALL_MODES if pair not in EXTEND])
+def test_fa3_refuses_a_custom_mask(name, case, libraries):
     with pytest.raises(RuntimeError, match=f"takes no custom mask, got {case.mask}"):
-        backend_for(name, case, "cpu")
+        calls.backend_for(name, case, "cpu")
 
 
-@pytest.mark.parametrize("group_size", range(1, 9))
-@pytest.mark.parametrize("page_size", [1, 16, 64])
-def test_sdpa_matches_the_oracle_for_every_page_and_group_size(page_size, group_size) -> None:
-    case = DecodeCase(spec_of(group_size, page_size, 64), 3, 70, "ragged")
-    assert_matches_oracle("sdpa", case, "cpu")
+SDPA_SPECS = [calls.spec_of(group, page, 64) for group in range(1, 9) for page in (1, 16, 64)]
+SDPA_SPECS += [
+    calls.spec_of(4, 16, *kind) for kind in product((64, 128, 256), ("bfloat16", "float16"))
+]
 
 
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_sdpa_matches_the_oracle_for_every_head_dim_and_dtype(head_dim, dtype) -> None:
-    assert_matches_oracle("sdpa", DecodeCase(spec_of(4, 16, head_dim, dtype), 2, 33), "cpu")
+@pytest.mark.parametrize("spec", SDPA_SPECS)
+def test_sdpa_matches_the_oracle_for_every_page_group_head_dim_and_dtype(spec):
+    calls.assert_matches_oracle("sdpa", DecodeCase(spec, 3, 70, "ragged"), "cpu")
 
 
-def test_what_lies_in_unused_pages_never_reaches_sdpas_output() -> None:
-    case = DecodeCase(spec_of(1, 4, 64), 2, 8, "ragged")
-    call = call_of(case, "cpu")
+def test_what_lies_in_unused_pages_never_reaches_sdpas_output():
+    case = DecodeCase(calls.spec_of(1, 4, 64), 2, 8, "ragged")
+    call = calls.call_of(case, "cpu")
     k, v = (torch.cat([torch.full_like(c[:1], float("nan")), c]) for c in call.tensors[1:])
     table = torch.tensor([[1, 0], [2, 3]]).int()
     batch = DecodeBatch.build(case.spec, torch.tensor([3, 8]).int(), table)
-    backend = backend_for("sdpa", case, "cpu")
+    backend = calls.backend_for("sdpa", case, "cpu")
     assert torch.isfinite(backend.run(call.q, PagedKV(k, v), backend.plan(batch))).all()
 
 
@@ -123,47 +101,37 @@ def test_what_lies_in_unused_pages_never_reaches_sdpas_output() -> None:
         ("extend", "one of flashinfer-prefill-auto.* for extend, got 'fa9'"),
     ],
 )
-def test_an_unknown_backend_lists_the_valid_names(plans, words) -> None:
+def test_an_unknown_backend_lists_the_valid_names(plans, words):
     with pytest.raises(ValueError, match=words):
         entry_of("fa9", plans)
-    with pytest.raises(ValueError, match="got 'fa9'"):
-        backends.backend_class("fa9")
     for name in [e.name for e in backends.TABLE.values() if plans not in ("", e.plans)]:
         with pytest.raises(ValueError, match=f"for {plans}, got '{name}'"):
             entry_of(name, plans)
 
 
 @pytest.mark.parametrize("name", [name for name in backends.TABLE if name != "sdpa"])
-def test_a_missing_library_is_refused_with_its_install_line(name, monkeypatch) -> None:
+def test_a_missing_library_or_gpu_or_one_that_is_no_hopper_is_said(name, monkeypatch, without_gpu):
     monkeypatch.setattr(base, "installed_version", lambda _: "")
     monkeypatch.setattr(library, "find_module", lambda name: "")
     spec = MlaSpec(16) if "mla" in name else SPEC
     install = "flashinfer-python|sgl-flash-mla|tokenspeed-fa3"
     with pytest.raises(RuntimeError, match=f"{name} cannot run .*pip install ({install})"):
         backends.create(name, spec)
+    monkeypatch.setattr(base, "installed_version", lambda _: "0.6.4")
+    monkeypatch.setattr(library, "find_module", lambda name: "flash_attn_interface")
+    lacks_gpu = "needs a CUDA GPU (torch.cuda.is_available() is False)"
+    assert backends.unavailable(name) == lacks_gpu
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (10, 0))
+    if backends.TABLE[name].hopper:
+        lacks = "needs compute capability 9.x (Hopper), got 10.0"
+        assert backends.unavailable(name) == lacks
 
 
-def test_fa3_is_refused_on_a_release_that_would_silently_run_fa2(monkeypatch) -> None:
+def test_fa3_is_refused_on_a_release_that_would_silently_run_fa2(monkeypatch):
     monkeypatch.setattr(base, "installed_version", lambda _: "0.5.3")
     with pytest.raises(RuntimeError, match=r"0.5.3 has no flashinfer-fa3.*>=0.6.0"):
         backends.create("flashinfer-fa3", SPEC)
-
-
-@pytest.mark.parametrize("name", HOPPER_ONLY)
-def test_another_gpu_than_hopper_is_refused(name, monkeypatch) -> None:
-    monkeypatch.setattr(base, "installed_version", lambda _: "0.6.4")
-    monkeypatch.setattr(library, "find_module", lambda name: "flash_attn_interface")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (10, 0))
-    assert backends.unavailable(name) == "needs compute capability 9.x (Hopper), got 10.0"
-
-
-@pytest.mark.parametrize("name", [name for name in backends.TABLE if name != "sdpa"])
-def test_without_a_gpu_a_backend_says_so(name, monkeypatch, without_gpu) -> None:
-    monkeypatch.setattr(base, "installed_version", lambda _: "0.6.4")
-    monkeypatch.setattr(library, "find_module", lambda name: "flash_attn_interface")
-    reason = "needs a CUDA GPU (torch.cuda.is_available() is False)"
-    assert backends.unavailable(name) == reason
 
 
 FP8 = {"dtype": "float8_e4m3fn", "kv_dtype": "float8_e4m3fn"}
@@ -173,12 +141,10 @@ MIXED = {"dtype": "bfloat16", "kv_dtype": "float8_e4m3fn"}
 @pytest.mark.parametrize(
     ("name", "spec", "words"),
     [
-        ("flashinfer-cuda-cores", spec_of(5, 16), "group size must be"),
-        ("flashinfer-cuda-cores", spec_of(7, 16), "group size must be"),
-        ("flashinfer-fa2", spec_of(1, 16, 96), "head_dim must be"),
+        ("flashinfer-cuda-cores", calls.spec_of(5, 16), "group size must be"),
+        ("flashinfer-fa2", calls.spec_of(1, 16, 96), "head_dim must be"),
         ("flashinfer-fa2", replace(SPEC, **FP8), "no FP8 query"),
         ("sdpa", replace(SPEC, **FP8), "no FP8 tensors"),
-        ("flashinfer-prefill-fa2", replace(SPEC, head_dim=96), "head_dim must be"),
         ("flashinfer-prefill-fa3", replace(SPEC, head_dim=80), "head_dim must be"),
         ("flashinfer-prefill-auto", replace(SPEC, **FP8), "dtype must be"),
         ("flashinfer-prefill-fa3", replace(SPEC, **MIXED), "got bfloat16/float8_e4m3fn"),
@@ -187,7 +153,6 @@ MIXED = {"dtype": "bfloat16", "kv_dtype": "float8_e4m3fn"}
         ("fa3", replace(SPEC, head_dim=72, **FP8), "head_dim must be a multiple of 16"),
         ("fa3-extend", replace(SPEC, head_dim=264), "multiple of 8 up to 256"),
         ("flashinfer-mla-fa2", MlaSpec(16, 64, 64, "fp8-656"), "kv_format must be bfloat16"),
-        ("flashinfer-mla-fa3", MlaSpec(16, 0, 64, "fp8-656"), "kv_format must be bfloat16"),
         ("flashmla-dense", MlaSpec(16, 64), "top_k must be 0, got 64"),
         ("flashmla-dense", MlaSpec(16, 0, 16), "page_size must be 64, got 16"),
         ("flashmla-dense", MlaSpec(16, 0, 64, "fp8-656"), "kv_format must be bfloat16"),
@@ -196,109 +161,98 @@ MIXED = {"dtype": "bfloat16", "kv_dtype": "float8_e4m3fn"}
         ("flashmla-sparse-fp8", MlaSpec(16, 64), "kv_format must be fp8-656, got bfloat16"),
     ],
 )
-def test_a_spec_that_a_library_cannot_run_is_refused_with_the_reason(
-    name, spec, words, libraries
-) -> None:
+def test_a_spec_that_a_library_cannot_run_is_refused_with_the_reason(name, spec, words, libraries):
     assert words in backends.unsupported(name, spec)
     with pytest.raises(RuntimeError, match=f"{name} cannot run"):
         backends.create(name, spec, device="cpu")
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn"])
-def test_every_dtype_and_head_dim_of_decode_is_taken_by_fa3(dtype) -> None:
-    for head_dim in (64, 128, 256):
+def test_every_dtype_and_head_dim_of_decode_is_taken_by_fa3():
+    for head_dim, dtype in product((64, 128, 256), ("bfloat16", "float16", "float8_e4m3fn")):
         assert backends.unsupported("fa3", AttnSpec(8, 2, head_dim, 1, dtype)) == ""
 
 
 @pytest.mark.parametrize("name", backends.TABLE)
-def test_every_entry_has_its_class_and_a_family_that_a_kernel_proves(name) -> None:
+def test_every_entry_has_its_class_and_a_family_that_a_kernel_proves(name):
     entry = backends.TABLE[name]
     assert issubclass(backends.backend_class(name), base.Backend)
     assert entry.family in ("", *FAMILIES)
     assert entry.hopper == ("fa3" in name or name.startswith("flashmla"))
 
 
-def test_available_names_every_backend_and_says_why_not() -> None:
+def test_available_names_every_backend_and_says_why_not(without_gpu):
     found = backends.available()
     assert set(found) == {*backends.BACKENDS, *backends.MLA_BACKENDS, *backends.EXTEND_BACKENDS}
-    assert found["sdpa"] == ""
-    if not torch.cuda.is_available():
-        assert all(found[name] for name in found if name != "sdpa")
+    assert {name for name in found if not found[name]} == {"sdpa"}
 
 
-def test_installed_version_of_a_missing_distribution_is_empty() -> None:
-    assert base.installed_version("no-such-distribution") == ""
-
-
-def gpu_calls() -> list[tuple[str, object]]:
+def gpu_calls():
     """Every backend over the shapes that its library says it takes."""
     decode = [n for n in FLASHINFER if n != "flashinfer-graph-auto"]
     shapes = [(group, page) for group in (*range(1, 9), 16) for page in (1, 16, 64)]
-    calls = [(n, DecodeCase(spec_of(*s), 7, 1500, "ragged")) for n in decode for s in shapes]
+    found = [(n, DecodeCase(calls.spec_of(*s), 7, 1500, "ragged")) for n in decode for s in shapes]
     for head_dim, dtype in ((64, "float16"), (256, "bfloat16"), (512, "bfloat16")):
-        spec = spec_of(4, 16, head_dim, dtype)
-        calls += [(n, DecodeCase(spec, 5, 999, "ragged")) for n in decode]
+        spec = calls.spec_of(4, 16, head_dim, dtype)
+        found += [(n, DecodeCase(spec, 5, 999, "ragged")) for n in decode]
     long = DecodeCase(AttnSpec(32, 8, 128, 16), 4, 20000, "skewed")
-    calls += [(n, long) for n in ("flashinfer-fa2", "flashinfer-cuda-cores", "sdpa")]
+    found += [(n, long) for n in ("flashinfer-fa2", "flashinfer-cuda-cores", "sdpa")]
     wide = (("prefill_paged", 300), ("prefill_ragged", 3000), ("dllm_extend", 32))
     for heads in ((32, 8), (8, 1), (16, 2)):
         cached = DecodeCase(AttnSpec(*heads, 128, 1), 3, 3000, "ragged")
         cases = [ExtendCase(cached, mode, q_len) for mode, q_len in wide]
-        calls += [(n, case) for n in backends.EXTEND_BACKENDS for case in cases]
+        found += [(n, case) for n in backends.EXTEND_BACKENDS for case in cases]
     kinds = product((64, 128, 256), (1, 16, 64, 256), ("bfloat16", "float16", "float8_e4m3fn"))
     cases = [DecodeCase(AttnSpec(16, 2, *kind), 7, 3000, "ragged") for kind in kinds]
-    calls += [(n, case) for n in ("fa3", "fa3-precomputed") for case in cases]
-    return calls + list(mla_gpu_calls())
+    found += [(n, case) for n in ("fa3", "fa3-precomputed") for case in cases]
+    return found + list(mla_gpu_calls())
 
 
-def mla_gpu_calls() -> list[tuple[str, MlaCase]]:
+def mla_gpu_calls():
     sizes = {"batch_size": 9, "kv_len": 3000}
     sparse = [(128, 2048), (64, 512), (32, 512), (16, 70), (8, 1)]
     dense = [(heads, 0) for heads in (128, 64, 32, 16, 8)]
-    calls = []
+    found = []
     for lengths in ("fixed", "ragged", "skewed"):
         for names, shapes in ((SPARSE, sparse), (DENSE, dense)):
-            calls += [(n, mla_case(n, *s, lengths=lengths, **sizes)) for n in names for s in shapes]
+            found += [
+                (n, calls.mla_case(n, *s, lengths=lengths, **sizes)) for n in names for s in shapes
+            ]
     for name in SPARSE:
         for batch_size, kv_len in ((1, 131072), (64, 8192)):
             large = {"batch_size": batch_size, "kv_len": kv_len, "lengths": "fixed"}
-            calls.append((name, mla_case(name, 16, 2048, **large)))
-        case = mla_case(name)
+            found.append((name, calls.mla_case(name, 16, 2048, **large)))
+        case = calls.mla_case(name)
         specs = [replace(case.spec, page_size=n) for n in (1, 16, 256)]
-        calls += [(name, replace(case, spec=spec)) for spec in specs]
-    return calls
+        found += [(name, replace(case, spec=spec)) for spec in specs]
+    return found
 
 
 @pytest.mark.gpu
 @each(gpu_calls())
-def test_on_a_gpu_a_backend_matches_the_oracle(name, case) -> None:
-    if reason := backends.unsupported(able(name), case.spec):
+def test_on_a_gpu_a_backend_matches_the_oracle(name, case):
+    if reason := backends.unsupported(calls.able(name), case.spec):
         pytest.skip(reason)
-    assert_matches_oracle(name, case, "cuda")
+    calls.assert_matches_oracle(name, case, "cuda")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("cuda_graph", [False, True], ids=["eager", "graph"])
 @each(EXTEND)
-def test_on_a_gpu_every_mode_matches_the_oracle(name, case, cuda_graph) -> None:
-    assert_matches_oracle(able(name), case, "cuda", cuda_graph=cuda_graph)
+def test_on_a_gpu_every_mode_matches_the_oracle_and_says_its_family(name, case, cuda_graph):
+    calls.assert_matches_oracle(calls.able(name), case, "cuda", cuda_graph=cuda_graph)
+    if name.startswith("flashinfer") and not cuda_graph:
+        call, backend = calls.call_of(case, "cuda"), calls.backend_for(name, case, "cuda")
+        plan = backend.plan(call.batch)
+        kernels = trace_kernels(lambda: backend.run(call.q, call.cache, plan))
+        family = kernel_family((kernel.name for kernel in kernels), FAMILY_OF)
+        assert family == plan.reported_backend
 
 
 @pytest.mark.gpu
 @each(
-    [(n, DecodeCase(spec_of(4, 16), 7, 1500, "ragged")) for n in backends.BACKENDS]
+    [(n, DecodeCase(calls.spec_of(4, 16), 7, 1500, "ragged")) for n in backends.BACKENDS]
     + EXTEND
     + [(name, replace(case, batch_size=7, kv_len=3000)) for name, case in MLA]
 )
-def test_a_graph_replays_with_a_step_changed_in_place(name, case) -> None:
-    assert_replays(able(name), case)
-
-
-@pytest.mark.gpu
-@each([(name, case) for name, case in EXTEND if name.startswith("flashinfer")])
-def test_the_family_of_every_mode_is_what_the_library_says(name, case) -> None:
-    call, backend = call_of(case, "cuda"), backend_for(able(name), case, "cuda")
-    plan = backend.plan(call.batch)
-    kernels = trace_kernels(lambda: backend.run(call.q, call.cache, plan))
-    family = kernel_family((kernel.name for kernel in kernels), FAMILY_OF)
-    assert family == plan.reported_backend
+def test_a_graph_replays_with_a_step_changed_in_place(name, case):
+    calls.assert_replays(calls.able(name), case)

@@ -4,28 +4,20 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.backend_calls import DECODE, backend_for
 
 from attnlib.core import backends
 from attnlib.core.backends import fa3
 from attnlib.core.backends.table import FAMILY_OF
 from attnlib.core.batch import DecodeBatch, PagedKV
 from attnlib.core.schedule.fa3 import precompute
-from attnlib.core.schedule.splits import max_words
 from attnlib.core.spec import AttnSpec
-from attnlib.kinds.call import Workload
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.decode.measure import Oracle, build_workload
 from attnlib.measure.trace import kernel_family, trace_kernels
 
-CASE = DecodeCase(AttnSpec(8, 2, 64, 16), 3, 90, "ragged")
 
-
-def cpu_backend(name: str) -> fa3.Fa3:
-    """A backend without the questions that `create` asks of the machine."""
-    return backends.backend_class(name)(backends.TABLE[name], device="cpu")
-
-
-def build(case: DecodeCase, q_len: int, device: str) -> tuple[Workload, torch.Tensor]:
+def build(case, q_len, device):
     """The workload, and queries [bs * q_len, heads, head_dim]."""
     work = build_workload(case, device=device)
     if q_len == 1:
@@ -34,19 +26,13 @@ def build(case: DecodeCase, q_len: int, device: str) -> tuple[Workload, torch.Te
     return work, build_workload(rows, device=device).q
 
 
-def long_enough(work: Workload, q_len: int) -> DecodeBatch:
+def long_enough(work, q_len):
     """The batch with no request shorter than its queries."""
     lens = work.batch.seq_lens_cpu.clamp(min=q_len)
     return DecodeBatch.build(work.case.spec, lens, work.batch.page_table)
 
 
-def changed(batch: DecodeBatch) -> DecodeBatch:
-    """Other lengths over the same table and its rows in another order."""
-    lens = batch.seq_lens_cpu.flip(0) // 3 + 1
-    return DecodeBatch.build(batch.spec, lens, batch.page_table.flip(0).contiguous())
-
-
-def windowed(kv: PagedKV, batch: DecodeBatch, left: int) -> tuple[PagedKV, DecodeBatch]:
+def windowed(kv, batch, left):
     """Cache and batch in pages of one token that hold each request's last left + 1 tokens."""
     spec = batch.spec
     tokens = torch.arange(spec.page_size, device=batch.page_table.device)
@@ -60,37 +46,31 @@ def windowed(kv: PagedKV, batch: DecodeBatch, left: int) -> tuple[PagedKV, Decod
     return PagedKV(*views), DecodeBatch.build(one, lens, rows)
 
 
-def test_precomputed_metadata_is_asked_for_once_and_given_to_every_call(fake_fa3):
-    work = build_workload(CASE, device="cpu")
-    backend = cpu_backend("fa3-precomputed")
+@pytest.mark.parametrize(("name", "asks"), [("fa3", 0), ("fa3-precomputed", 1)])
+def test_metadata_is_asked_for_once_and_given_to_every_call_or_left_to_each(
+    name, asks, fake_fa3, libraries
+):
+    work, backend = build_workload(DECODE, device="cpu"), backend_for(name, DECODE, "cpu")
     plan = backend.plan(work.batch)
     for _ in range(3):
         backend.run(work.q, work.kv, plan)
-    words = plan.state[1].words
-    assert len(fake_fa3.asked) == 1
+    assert (len(fake_fa3.asked), len(fake_fa3.launched)) == (asks, 3)
+    metadata = plan.state[1]
+    words, cap = (metadata.words, metadata.facts.num_splits) if asks else (None, 0)
     assert all(call["scheduler_metadata"] is words for call in fake_fa3.launched)
-    caps = {call["num_splits"] for call in (*fake_fa3.asked, *fake_fa3.launched)}
-    assert caps == {plan.state[1].facts.num_splits} and 0 not in caps
-
-
-def test_without_metadata_the_library_prepares_each_call_itself(fake_fa3):
-    work = build_workload(CASE, device="cpu")
-    backend = cpu_backend("fa3")
-    backend.run(work.q, work.kv, backend.plan(work.batch))
-    assert fake_fa3.asked == []
-    assert fake_fa3.launched[0]["scheduler_metadata"] is None
-    assert fake_fa3.launched[0]["num_splits"] == 0
+    assert {call["num_splits"] for call in (*fake_fa3.asked, *fake_fa3.launched)} == {cap}
+    assert bool(cap) == bool(asks)
 
 
 def test_several_queries_a_request_see_one_token_more_each(fake_fa3):
-    work, q = build(CASE, 3, "cpu")
+    work, q = build(DECODE, 3, "cpu")
     batch = long_enough(work, 3)
     out = fa3.attend(q, work.kv, batch, q_len=3)
     assert Oracle(q, work.kv, batch.query_rows(3)).check(out).passed
 
 
 def test_queries_that_do_not_fit_the_batch_are_refused(fake_fa3):
-    work = build_workload(CASE, device="cpu")
+    work = build_workload(DECODE, device="cpu")
     with pytest.raises(ValueError, match=r"q must be \[6, .* for 3 requests of q_len 2, got \[3"):
         fa3.attend(work.q, work.kv, work.batch, q_len=2)
     with pytest.raises(ValueError, match="must share head_dim and dtype"):
@@ -99,112 +79,85 @@ def test_queries_that_do_not_fit_the_batch_are_refused(fake_fa3):
 
 
 def test_metadata_of_other_facts_is_refused_before_the_launch(fake_fa3):
-    work = build_workload(CASE, device="cpu")
-    facts = replace(fa3.facts_of(work.batch), num_qo_heads=2, num_kv_heads=1)
-    metadata = precompute(facts, work.batch.seq_lens)
+    work = build_workload(DECODE, device="cpu")
+    facts, seq_lens = fa3.facts_of(work.batch), work.batch.seq_lens
+    tensors = (work.q, work.kv, work.batch)
+    unfit = precompute(replace(facts, num_qo_heads=2, num_kv_heads=1), seq_lens)
     with pytest.raises(ValueError, match="num_qo_heads must be 2, got 8; num_kv_heads must be 1"):
-        fa3.attend(work.q, work.kv, work.batch, metadata=metadata)
-    metadata = precompute(fa3.facts_of(work.batch), work.batch.seq_lens)
+        fa3.attend(*tensors, metadata=unfit)
     for options in ({"num_splits": 3}, {"window": (9, 0)}):
         with pytest.raises(ValueError, match=next(iter(options))):
-            fa3.attend(work.q, work.kv, work.batch, metadata=metadata, **options)
+            fa3.attend(*tensors, metadata=precompute(facts, seq_lens), **options)
     assert fake_fa3.launched == []
 
 
 def test_the_facts_of_a_batch_are_those_of_its_call(fake_fa3):
-    work, q = build(CASE, 2, "cpu")
+    work, q = build(DECODE, 2, "cpu")
     options = {"q_len": 2, "causal": False, "window": (7, 0), "num_splits": 3}
     metadata = precompute(fa3.facts_of(work.batch, **options), work.batch.seq_lens)
     fa3.attend(q, work.kv, long_enough(work, 2), metadata=metadata, **options)
     assert fake_fa3.launched[0]["window_size"] == (7, 0)
 
 
-def assert_right(q, kv, batch: DecodeBatch, out: torch.Tensor) -> None:
+def assert_right(q, kv, batch, out):
     verdict = Oracle(q, kv, batch).check(out)
     assert verdict.passed, str(verdict)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("heads", [(8, 8), (32, 8), (8, 1), (28, 4), (64, 1)])
-@pytest.mark.parametrize("batch_size", [1, 33, 200])
-def test_every_group_size_and_batch_matches_the_oracle(on_hopper, heads, batch_size):
-    case = DecodeCase(AttnSpec(*heads, 128, 16), batch_size, 1500, "skewed")
-    work = build_workload(case, device="cuda")
-    metadata = precompute(fa3.facts_of(work.batch), work.batch.seq_lens)
-    for given in (None, metadata):
-        out = fa3.attend(work.q, work.kv, work.batch, metadata=given)
-        assert_right(work.q, work.kv, work.batch, out)
+GQA = AttnSpec(16, 2, 128, 16)
+GPU_CALLS = [
+    *(
+        (DecodeCase(AttnSpec(*heads, 128, 16), batch_size, 1500, "skewed"), {})
+        for heads in ((8, 8), (32, 8), (8, 1), (28, 4), (64, 1))
+        for batch_size in (1, 33, 200)
+    ),
+    *(
+        (DecodeCase(replace(GQA, page_size=page_size), 5, 1000, "ragged"), {"q_len": q_len})
+        for page_size in (1, 64, 256)
+        for q_len in (2, 5, 64)
+    ),
+    *(
+        (DecodeCase(replace(GQA, head_dim=head_dim), 6, 3000, "ragged"), {"window": (left, 0)})
+        for head_dim in (64, 128, 256)
+        for left in (0, 63, 700)
+    ),
+]
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(("case", "options"), GPU_CALLS)
 @pytest.mark.parametrize("precomputed", [False, True])
-@pytest.mark.parametrize("page_size", [1, 64, 256])
-@pytest.mark.parametrize("q_len", [2, 5, 64])
-def test_several_queries_a_request_match_the_oracle(on_hopper, q_len, page_size, precomputed):
-    case = DecodeCase(AttnSpec(16, 2, 128, page_size), 5, 1000, "ragged")
+def test_on_a_gpu_groups_batches_queries_and_windows_match_the_oracle(
+    on_hopper, case, options, precomputed
+):
+    q_len = options.get("q_len", 1)
     work, q = build(case, q_len, "cuda")
     batch = long_enough(work, q_len)
-    facts = fa3.facts_of(batch, q_len=q_len)
+    facts = fa3.facts_of(batch, **options)
     metadata = precompute(facts, batch.seq_lens) if precomputed else None
-    out = fa3.attend(q, work.kv, batch, q_len=q_len, metadata=metadata)
-    assert_right(q, work.kv, batch.query_rows(q_len), out)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("precomputed", [False, True])
-@pytest.mark.parametrize("left", [0, 63, 700])
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_a_sliding_window_matches_the_oracle(on_hopper, head_dim, left, precomputed):
-    case = DecodeCase(AttnSpec(16, 2, head_dim, 16), 6, 3000, "ragged")
-    work = build_workload(case, device="cuda")
-    window = (left, 0)
-    facts = fa3.facts_of(work.batch, window=window)
-    metadata = precompute(facts, work.batch.seq_lens) if precomputed else None
-    out = fa3.attend(work.q, work.kv, work.batch, window=window, metadata=metadata)
-    assert_right(work.q, *windowed(work.kv, work.batch, left), out)
+    out = fa3.attend(q, work.kv, batch, metadata=metadata, **options)
+    seen = (work.kv, batch.query_rows(q_len))
+    if "window" in options:
+        seen = windowed(*seen, options["window"][0])
+    assert_right(q, *seen, out)
 
 
 @pytest.mark.gpu
 def test_changed_lengths_alone_are_harmless(on_hopper):
-    case = DecodeCase(AttnSpec(16, 2, 128, 16), 8, 8000, "ragged")
-    work = build_workload(case, device="cuda")
-    facts = fa3.facts_of(work.batch)
+    work = build_workload(DecodeCase(GQA, 8, 8000, "ragged"), device="cuda")
+    facts, lens = fa3.facts_of(work.batch), work.batch.seq_lens_cpu.flip(0) // 3 + 1
+    table = work.batch.page_table.flip(0).contiguous()
+    other = DecodeBatch.build(GQA, lens, table)
     for then in (1, 64, 8000):
         stale = precompute(facts, torch.full_like(work.batch.seq_lens, then))
-        for batch in (work.batch, changed(work.batch)):
+        for batch in (work.batch, other):
             out = fa3.attend(work.q, work.kv, batch, metadata=stale)
             assert_right(work.q, work.kv, batch, out)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("num_layers", [1, 8])
-def test_a_graph_of_many_layers_replays_with_metadata_renewed_in_a_buffer(on_hopper, num_layers):
-    case = DecodeCase(AttnSpec(16, 2, 128, 16), 5, 8000, "ragged")
-    work = build_workload(case, device="cuda")
-    own = replace(work.batch, seq_lens=work.batch.seq_lens.clone())
-    buffer = torch.zeros(max_words(16), dtype=torch.int32, device="cuda")
-    metadata = precompute(fa3.facts_of(own), own.seq_lens, out=buffer)
-    fa3.attend(work.q, work.kv, own, metadata=metadata)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        outs = [fa3.attend(work.q, work.kv, own, metadata=metadata) for _ in range(num_layers)]
-    for tokens in (8000, 1, 500, 4096):
-        lens = torch.full_like(own.seq_lens_cpu, tokens)
-        batch = DecodeBatch.build(case.spec, lens, own.page_table)
-        own.seq_lens.copy_(batch.seq_lens)
-        metadata.renew(own.seq_lens)
-        for out in outs:
-            out.fill_(float("nan"))
-        graph.replay()
-        for out in outs:
-            assert_right(work.q, work.kv, batch, out)
-
-
-@pytest.mark.gpu
 def test_the_guard_refuses_during_capture_and_leaves_the_graph_usable(on_hopper):
-    case = DecodeCase(AttnSpec(16, 2, 128, 16), 4, 2000, "ragged")
-    work = build_workload(case, device="cuda")
+    work = build_workload(DecodeCase(GQA, 4, 2000, "ragged"), device="cuda")
     facts = fa3.facts_of(work.batch)
     unfit = precompute(replace(facts, batch_size=3), work.batch.seq_lens[:3].contiguous())
     fit = precompute(facts, work.batch.seq_lens)
@@ -221,7 +174,7 @@ def test_the_guard_refuses_during_capture_and_leaves_the_graph_usable(on_hopper)
 
 @pytest.mark.gpu
 def test_two_streams_may_not_share_metadata(on_hopper):
-    work = build_workload(DecodeCase(AttnSpec(16, 2, 128, 16), 4, 2000), device="cuda")
+    work = build_workload(DecodeCase(GQA, 4, 2000), device="cuda")
     metadata = precompute(fa3.facts_of(work.batch), work.batch.seq_lens)
     fa3.attend(work.q, work.kv, work.batch, metadata=metadata)
     torch.cuda.synchronize()
@@ -236,7 +189,7 @@ def test_two_streams_may_not_share_metadata(on_hopper):
 @pytest.mark.gpu
 @pytest.mark.parametrize(("name", "prepares"), [("fa3", 1), ("fa3-precomputed", 0)])
 def test_the_trace_shows_the_family_and_who_prepares(on_hopper, name, prepares):
-    work = build_workload(DecodeCase(AttnSpec(16, 2, 128, 16), 4, 8000), device="cuda")
+    work = build_workload(DecodeCase(GQA, 4, 8000), device="cuda")
     backend = backends.create(name, work.case.spec)
     plan = backend.plan(work.batch)
     kernels = trace_kernels(lambda: backend.run(work.q, work.kv, plan))

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from attnlib.core import backends
 from attnlib.core.schedule import library
 from attnlib.core.schedule.flashmla import GuardedSchedMeta
 
@@ -67,12 +66,6 @@ def call(fake):
     return made
 
 
-def test_one_schedule_serves_every_layer_of_a_step(fake, call):
-    for _ in range(4):
-        call.sparse()
-    assert len(fake.made) == 1 and fake.given == fake.made * 5
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -84,21 +77,11 @@ def test_one_schedule_serves_every_layer_of_a_step(fake, call):
         ({"topk": 128}, "topk must be 64, got 128"),
     ],
 )
-def test_another_shape_is_refused_and_the_schedule_stays_with_its_call(fake, call, changes, words):
+def test_one_schedule_serves_every_layer_and_another_shape_is_refused(fake, call, changes, words):
     with pytest.raises(ValueError, match=f"does not fit the call: {words}"):
         Call(**changes, meta=call.meta).sparse()
-    assert len(fake.given) == 1
     call.sparse()
-    assert len(fake.made) == 1
-
-
-def test_the_dense_path_is_guarded_where_flashmla_checks_nothing(fake):
-    call = Call()
-    call.dense()
-    with pytest.raises(ValueError, match="batch_size must be 2, got 3"):
-        Call(bs=3, meta=call.meta).dense()
-    with pytest.raises(ValueError, match="topk must be None, got 64"):
-        call.sparse()
+    assert len(fake.made) == 1 and fake.given == fake.made * 2
 
 
 @pytest.mark.parametrize("options", [{"enable_batch_invariant": True}, {"kv_format": "V4"}])
@@ -107,7 +90,11 @@ def test_other_options_are_refused(call, options):
         call.sparse(**options)
 
 
-def test_lengths_written_in_place_are_refused_though_the_tensor_is_the_same(fake, call):
+def test_lengths_written_in_place_other_ones_and_none_are_refused_until_renewed(fake, call):
+    with pytest.raises(ValueError, match="topk_length must be the tensor that"):
+        call.sparse(topk_length=call.topk_length.clone())
+    with pytest.raises(ValueError, match="topk_length must be given as .* a tensor, got none"):
+        call.sparse(topk_length=None)
     call.topk_length.fill_(60)
     with pytest.raises(ValueError, match="topk_length must not change .* written 0 .* got 1"):
         call.sparse()
@@ -116,18 +103,15 @@ def test_lengths_written_in_place_are_refused_though_the_tensor_is_the_same(fake
     assert len(fake.made) == 2
 
 
-def test_other_lengths_are_refused_and_so_is_leaving_them_out(call):
-    with pytest.raises(ValueError, match="topk_length must be the tensor that"):
-        call.sparse(topk_length=call.topk_length.clone())
-    with pytest.raises(ValueError, match="topk_length must be given as .* a tensor, got none"):
-        call.sparse(topk_length=None)
-
-
 def test_dense_attention_depends_on_cache_seqlens_and_sparse_does_not(call):
     call.seq_lens.add_(1)
     call.sparse()
     dense = Call()
     dense.dense()
+    with pytest.raises(ValueError, match="batch_size must be 2, got 3"):
+        Call(bs=3, meta=dense.meta).dense()
+    with pytest.raises(ValueError, match="topk must be None, got 64"):
+        dense.sparse()
     dense.seq_lens.add_(1)
     with pytest.raises(ValueError, match="cache_seqlens must not change"):
         dense.dense()
@@ -151,44 +135,3 @@ def test_tensors_of_the_wrong_rank_are_refused_by_name(call):
     call.q = call.q[:, 0]
     with pytest.raises(ValueError, match=r"q must be \[bs, q_len, .* got \[2, 64, 576\]"):
         call.sparse()
-
-
-@pytest.fixture
-def on_gpu():
-    if reason := backends.unavailable("flashmla-dense"):
-        pytest.skip(reason)
-
-
-@pytest.mark.gpu
-def test_sparse_decode_of_two_layers_runs_under_the_guard_and_other_top_k_does_not(on_gpu):
-    q = torch.randn(2, 1, 64, 576, device="cuda", dtype=torch.bfloat16)
-    k_cache = torch.zeros(4, 64, 1, 656, device="cuda", dtype=torch.uint8)
-    cache = k_cache.view(torch.float8_e4m3fn)
-    indices = torch.arange(128, device="cuda", dtype=torch.int32).expand(2, 1, 128).contiguous()
-    meta = GuardedSchedMeta()
-    for _ in range(2):
-        out, _ = meta.attend(q, cache, None, None, 512, indices=indices, use_legacy=True)
-    assert torch.isfinite(out).all()
-    with pytest.raises(ValueError, match="topk"):
-        meta.attend(q, cache, None, None, 512, indices=indices[..., :64], use_legacy=True)
-
-
-@pytest.mark.gpu
-def test_dense_decode_refuses_lengths_written_after_its_schedule(on_gpu):
-    q = torch.randn(2, 1, 64, 576, device="cuda", dtype=torch.bfloat16)
-    cache = torch.randn(8, 64, 1, 576, device="cuda", dtype=torch.bfloat16)
-    table = torch.arange(8, device="cuda", dtype=torch.int32).view(2, 4)
-    seq_lens = torch.full((2,), 200, device="cuda", dtype=torch.int32)
-
-    def attend(meta):
-        return meta.attend(q, cache, table, seq_lens, 512, use_legacy=True)[0]
-
-    meta = GuardedSchedMeta()
-    first = attend(meta)
-    assert torch.equal(first, attend(meta))
-    seq_lens.fill_(90)
-    with pytest.raises(ValueError, match="cache_seqlens must not change"):
-        attend(meta)
-    meta.refill(seq_lens)
-    refilled = attend(meta)
-    assert torch.equal(refilled, attend(GuardedSchedMeta())) and not torch.equal(refilled, first)

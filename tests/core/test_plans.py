@@ -49,11 +49,8 @@ def test_a_chunk_is_the_smallest_that_fits(lens, page_size, most):
         assert size == least
 
 
-@pytest.mark.parametrize(
-    ("requests", "splits"),
-    # 264 CTAs over 8 KV heads are 33 chunks: 32 requests leave one to split into two, 33 none
-    [(1, 33), (16, 2), (32, 1), (33, 1), (200, 1)],
-)
+# 264 CTAs over 8 KV heads are 33 chunks: 32 requests leave one to split into two, 33 none
+@pytest.mark.parametrize(("requests", "splits"), [(1, 33), (16, 2), (32, 1), (33, 1), (200, 1)])
 def test_fa2_splits_until_its_two_ctas_an_sm_are_taken(requests, splits):
     made = plan("flashinfer-fa2", SPEC, [33 * 128] * requests, num_sms=SMS)
     assert made.splits == splits
@@ -103,23 +100,19 @@ def test_fa3_places_work_as_the_librarys_heap_does(spec, lens, tokens, items):
 
 
 @pytest.mark.parametrize(
-    ("backend", "spec", "message"),
+    ("backend", "spec", "lens", "message"),
     [
-        ("sdpa", SPEC, "backend must be one of flashinfer-fa2, .* got 'sdpa'"),
-        ("flashinfer-cuda-cores", AttnSpec(40, 8, 128, 16), "a group of 1, 2, 3, 4, 8"),
-        ("flashinfer-cuda-cores", AttnSpec(8, 8, 64, 16), "must have head_dim 128"),
-        ("flashinfer-fa3", AttnSpec(8, 8, 96, 16), "head_dim must be one of 64, 128, 256, got 96"),
+        ("sdpa", SPEC, [100], "backend must be one of flashinfer-fa2, .* got 'sdpa'"),
+        ("flashinfer-cuda-cores", AttnSpec(40, 8, 128, 16), [100], "a group of 1, 2, 3, 4, 8"),
+        ("flashinfer-cuda-cores", AttnSpec(8, 8, 64, 16), [100], "must have head_dim 128"),
+        ("flashinfer-fa3", AttnSpec(8, 8, 96, 16), [100], "one of 64, 128, 256, got 96"),
+        *(("fa3", SPEC, lens, "seq_lens must hold lengths >= 1, got") for lens in ([], [5, 0])),
+        ("fa3", SPEC, [[5]], "seq_lens must hold lengths >= 1, got"),
     ],
 )
-def test_what_has_no_known_plan_raises(backend, spec, message):
+def test_what_has_no_known_plan_raises(backend, spec, lens, message):
     with pytest.raises(ValueError, match=message):
-        plan(backend, spec, [100], num_sms=SMS)
-
-
-@pytest.mark.parametrize("lens", [[], [5, 0], [[5]]])
-def test_lengths_that_are_none_raise(lens):
-    with pytest.raises(ValueError, match="seq_lens must hold lengths >= 1, got"):
-        plan("fa3", SPEC, lens, num_sms=SMS)
+        plan(backend, spec, lens, num_sms=SMS)
 
 
 CALLS = [
@@ -140,61 +133,50 @@ def test_flashinfers_own_plan_has_these_items(backend):
     for case in cases:
         batch = build_batch(case, device="cuda")
         wrapper, _ = create(backend, case.spec, cuda_graph=True).plan(batch).state
-        expected = plan(backend, case.spec, sample_seq_lens(case), num_sms=sms)
-        assert FOUND[backend](wrapper, case, sms) == sorted(expected.items.tolist()), case.key
+        planned = Planned(wrapper, case, sms)
+        items = getattr(planned, backend.removeprefix("flashinfer-").replace("-", "_"))()
+        expected = plan(backend, case.spec, planned.lens, num_sms=sms)
+        assert sorted(items) == sorted(expected.items.tolist()), case.key
 
 
-def _words(wrapper, offset: int, count: int, dtype="int32") -> list[int]:
-    raw = wrapper._int_workspace_buffer[offset : offset + count * getattr(torch, dtype).itemsize]
-    return raw.view(getattr(torch, dtype)).tolist()
+class Planned:
+    """What FlashInfer's wrapper planned; `at` is a place in its plan info."""
 
+    def __init__(self, wrapper, case, sms):
+        self.workspace, self.case, self.sms = wrapper._int_workspace_buffer, case, sms
+        self.info = [int(word) for word in wrapper._plan_info]
+        self.lens = sample_seq_lens(case).tolist()
 
-def _chunks_of(wrapper, case, valid_at: int, chunk_at: int, tiles_at: int) -> list[int]:
-    """Tokens of each chunk that the library planned, for all heads."""
-    info = [int(word) for word in wrapper._plan_info]
-    valid = _words(wrapper, info[valid_at], info[0], "bool")
-    requests = _words(wrapper, info[tiles_at[0]], info[0])
-    tiles = _words(wrapper, info[tiles_at[1]], info[0])
-    (chunk,) = _words(wrapper, info[chunk_at], 1)
-    lens = sample_seq_lens(case).tolist()
-    used = [(r, t) for r, t, ok in zip(requests, tiles, valid, strict=True) if ok]
-    parts = [min(chunk, lens[request] - tile * chunk) for request, tile in used]
-    return parts * case.spec.num_kv_heads
+    def words(self, at, count, dtype=torch.int32):
+        offset = self.info[at]
+        return self.workspace[offset : offset + count * dtype.itemsize].view(dtype).tolist()
 
+    def chunks(self, requests_at, tiles_at, valid_at, chunk_at):
+        """Tokens of each chunk, for all heads."""
+        count, (chunk,) = self.info[0], self.words(chunk_at, 1)
+        rows = (self.words(at, count) for at in (requests_at, tiles_at))
+        used = zip(*rows, self.words(valid_at, count, torch.bool), strict=True)
+        parts = [min(chunk, self.lens[request] - tile * chunk) for request, tile, ok in used if ok]
+        return parts * self.case.spec.num_kv_heads
 
-def _fa2_items(wrapper, case, sms):
-    # PrefillPlanInfo: 4 request_indices, 6 kv_tile_indices, 9 kv_chunk_size, 12 block_valid_mask
-    parts = _chunks_of(wrapper, case, valid_at=12, chunk_at=9, tiles_at=(4, 6))
-    return sorted(-(-part // 128) * 128 + FA2_ITEM_TOKENS for part in parts)
+    def fa2(self):
+        # PrefillPlanInfo: 4 request_indices, 6 kv_tile_indices, 9 kv_chunk_size, 12 the mask
+        return [-(-part // 128) * 128 + FA2_ITEM_TOKENS for part in self.chunks(4, 6, 12, 9)]
 
+    def cuda_cores(self):
+        # DecodePlanInfo: 3 request_indices, 4 kv_tile_indices, 6 block_valid_mask, 7 kv_chunk_size,
+        # 9 split_kv; unsplit plans have neither mask nor padding
+        planned, _ = CUDA_CORE_CTAS[self.case.spec.group_size]
+        heads = self.case.spec.num_kv_heads
+        assert self.info[9] == (self.case.batch_size * heads < planned * self.sms)
+        if self.info[9]:
+            assert self.info[0] == planned * self.sms // heads
+        parts = self.chunks(3, 4, 6, 7) if self.info[9] else self.lens * heads
+        return [part + CUDA_CORE_ITEM_TOKENS for part in parts]
 
-def _cuda_core_items(wrapper, case, sms):
-    # DecodePlanInfo: 3 request_indices, 4 kv_tile_indices, 6 block_valid_mask, 7 kv_chunk_size,
-    # 9 split_kv; unsplit plans have neither mask nor padding
-    info = [int(word) for word in wrapper._plan_info]
-    planned, _ = CUDA_CORE_CTAS[case.spec.group_size]
-    tiles = case.batch_size * case.spec.num_kv_heads
-    assert info[9] == (tiles < planned * sms)
-    if not info[9]:
-        parts = sample_seq_lens(case).tolist() * case.spec.num_kv_heads
-    else:
-        assert info[0] == planned * sms // case.spec.num_kv_heads
-        parts = _chunks_of(wrapper, case, valid_at=6, chunk_at=7, tiles_at=(3, 4))
-    return sorted(part + CUDA_CORE_ITEM_TOKENS for part in parts)
-
-
-def _fa3_items(wrapper, case, sms):
-    # PrefillPlanSM90Info: 4 kv_len, 6 work_indptr
-    info = [int(word) for word in wrapper._plan_info]
-    ends = _words(wrapper, info[6], sms + 1)
-    lens = _words(wrapper, info[4], ends[-1])
-    each = (lens[begin:end] for begin, end in pairwise(ends))
-    costs = [sum(-(-length // 96) * 96 + 96 for length in part) for part in each]
-    return sorted(cost for cost in costs if cost)
-
-
-FOUND = {
-    "flashinfer-fa2": _fa2_items,
-    "flashinfer-cuda-cores": _cuda_core_items,
-    "flashinfer-fa3": _fa3_items,
-}
+    def fa3(self):
+        # PrefillPlanSM90Info: 4 kv_len, 6 work_indptr
+        ends = self.words(6, self.sms + 1)
+        lens = self.words(4, ends[-1])
+        each = (lens[begin:end] for begin, end in pairwise(ends))
+        return [sum(-(-n // 96) * 96 + 96 for n in part) for part in each if part]

@@ -4,88 +4,61 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.backend_calls import (
-    DENSE,
-    MLA,
-    MODES,
-    SPARSE,
-    able,
-    assert_matches_oracle,
-    backend_for,
-    call_of,
-    mla_case,
-)
-
-from attnlib.core.mla import MlaBatch
+from support import backend_calls as calls
+from support.backend_calls import DENSE, MLA, MODES, SPARSE
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def test_auto_reports_fa2_under_a_custom_mask_and_fa3_without(libraries) -> None:
-    reported: dict[str, set[str]] = {}
+def test_auto_reports_fa2_under_a_custom_mask_and_fa3_without(libraries):
+    reported = {}
     for case in MODES:
-        backend = backend_for("flashinfer-prefill-auto", case, "cpu")
-        plan = backend.plan(call_of(case, "cpu").batch)
+        backend = calls.backend_for("flashinfer-prefill-auto", case, "cpu")
+        plan = backend.plan(calls.call_of(case, "cpu").batch)
         reported.setdefault(case.mask, set()).add(plan.reported_backend)
     assert reported == {"tree": {"fa2"}, "chain": {"fa2"}, "causal": {"fa3"}, "full": {"fa3"}}
 
 
-def test_under_cuda_graphs_prefill_has_room_for_the_whole_table(libraries) -> None:
-    case = MODES[2]
-    batch = call_of(case, "cpu").batch
-    backend_for("flashinfer-prefill-fa2", case, "cpu", cuda_graph=True).plan(batch)
+@pytest.mark.parametrize(("case", "masked"), [(MODES[2], 1), (MODES[0], 0), (MODES[-1], 0)])
+def test_under_cuda_graphs_prefill_has_room_for_the_whole_table_and_a_mask_if_any(
+    case, masked, libraries
+):
+    batch = calls.call_of(case, "cpu").batch
+    calls.backend_for("flashinfer-prefill-fa2", case, "cpu", cuda_graph=True).plan(batch)
     buffers, columns = libraries.wrappers[-1].buffers, batch.paged.page_table.shape[1]
-    assert len(buffers["paged_kv_indices_buf"]) == 5 * columns
-    assert len(buffers["custom_mask_buf"]) == 5 * -(-6 * columns * 16 // 8)
-
-
-@pytest.mark.parametrize("case", [MODES[0], MODES[-1]])
-def test_without_a_custom_mask_the_library_is_given_no_buffer_for_one(case, libraries) -> None:
-    backend = backend_for("flashinfer-prefill-fa2", case, "cpu", cuda_graph=True)
-    backend.plan(call_of(case, "cpu").batch)
-    buffers = libraries.wrappers[-1].buffers
-    assert buffers and "custom_mask_buf" not in buffers
-
-
-def test_flash_attention_refuses_more_queries_than_it_planned_for(libraries) -> None:
-    case = MODES[0]
-    backend = backend_for("fa3-extend", case, "cpu")
-    plan = backend.plan(call_of(case, "cpu").batch)
-    with pytest.raises(ValueError, match="at most 40, as first planned, got 41"):
-        backend.plan(call_of(replace(case, q_len=41), "cpu").batch, out=plan)
+    assert buffers and ("custom_mask_buf" in buffers) == masked
+    if masked:
+        assert len(buffers["paged_kv_indices_buf"]) == 5 * columns
+        assert len(buffers["custom_mask_buf"]) == 5 * -(-6 * columns * 16 // 8)
 
 
 @pytest.mark.parametrize("top_k", [1, 64, 300])
 @pytest.mark.parametrize("name", SPARSE)
-def test_any_number_of_tokens_may_be_chosen(name, top_k, libraries) -> None:
-    assert_matches_oracle(name, mla_case(name, top_k=top_k), "cpu")
+def test_any_number_of_tokens_may_be_chosen(name, top_k, libraries):
+    calls.assert_matches_oracle(name, calls.mla_case(name, top_k=top_k), "cpu")
 
 
-@pytest.mark.parametrize(("heads", "run"), [(16, 64), (64, 64), (65, 128), (128, 128)])
-def test_flashmla_sparse_pads_heads_to_what_its_kernel_has(heads, run, libraries) -> None:
+def test_flashmla_sparse_pads_heads_to_what_its_kernel_has(libraries):
     name = "flashmla-sparse-fp8"
-    assert_matches_oracle(name, mla_case(name, heads), "cpu")
-    assert libraries.flashmla.heads == [run]
+    for heads in (16, 64, 65, 128):
+        calls.assert_matches_oracle(name, calls.mla_case(name, heads), "cpu")
+    assert libraries.flashmla.heads == [64, 64, 128, 128]
 
 
 @pytest.mark.parametrize(("top_k", "room"), [(70, 3 * 70), (0, 3 * 4)])
-def test_under_cuda_graphs_mla_has_room_for_every_token(top_k, room, libraries) -> None:
-    case = mla_case(DENSE[0], top_k=top_k)
-    backend_for(DENSE[0], case, "cpu", cuda_graph=True).plan(call_of(case, "cpu").batch)
+def test_under_cuda_graphs_mla_has_room_for_every_token(top_k, room, libraries):
+    case = calls.mla_case(DENSE[0], top_k=top_k)
+    batch = calls.call_of(case, "cpu").batch
+    calls.backend_for(DENSE[0], case, "cpu", cuda_graph=True).plan(batch)
     assert len(libraries.wrappers[-1].buffers["kv_indices"]) == room
 
 
-def with_wrong_index(batch: MlaBatch) -> tuple[MlaBatch, int]:
-    """The batch with the token after the last one of its first request, and that token."""
-    length, chosen = int(batch.paged.seq_lens_cpu[0]), batch.chosen.clone()
-    chosen[0, 1] = length
-    return replace(batch, chosen=chosen), length
-
-
-def assert_refuses_wrong_index(name: str) -> None:
-    call = call_of(mla_case(name), DEVICE)
-    backend = backend_for(name, call.case, DEVICE)
-    wrong, length = with_wrong_index(call.batch)
+def assert_refuses_wrong_index(name):
+    """The token after the last one of the first request."""
+    call = calls.call_of(calls.mla_case(name), DEVICE)
+    backend, chosen = calls.backend_for(name, call.case, DEVICE), call.batch.chosen.clone()
+    length = chosen[0, 1] = int(call.batch.paged.seq_lens_cpu[0])
+    wrong = replace(call.batch, chosen=chosen)
     words = rf"in 0\.\.{length - 1} for request 0 of {length} tokens.* got {length} in column 1"
     with pytest.raises(ValueError, match=words):
         backend.plan(wrong)
@@ -96,22 +69,20 @@ def assert_refuses_wrong_index(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SPARSE)
-def test_an_index_out_of_range_is_refused_and_the_plan_stays_good(name, libraries) -> None:
+def test_an_index_out_of_range_is_refused_and_the_plan_stays_good(name, libraries):
     assert_refuses_wrong_index(name)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", SPARSE)
-def test_on_a_gpu_an_index_out_of_range_is_refused(name) -> None:
-    assert_refuses_wrong_index(able(name))
+def test_on_a_gpu_an_index_out_of_range_is_refused(name):
+    assert_refuses_wrong_index(calls.able(name))
 
 
 @pytest.mark.parametrize(("name", "case"), MLA)
-def test_a_cache_without_the_planned_pages_is_refused_before_the_call(
-    name, case, libraries
-) -> None:
+def test_a_cache_without_the_planned_pages_is_refused_before_the_call(name, case, libraries):
     case = replace(case, lengths="fixed")
-    call, backend = call_of(case, "cpu"), backend_for(name, case, "cpu")
+    call, backend = calls.call_of(case, "cpu"), calls.backend_for(name, case, "cpu")
     plan = backend.plan(call.batch)
     with pytest.raises(ValueError, match="cache must have the pages that the plan names"):
         backend.run(call.q, call.cache[:2], plan)

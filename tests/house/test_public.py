@@ -2,7 +2,6 @@
 
 import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
@@ -21,7 +20,7 @@ PUBLIC = {
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
-def code_of(path: Path) -> str:
+def code_of(path):
     """The Python of a notebook, of README's blocks, or of a template's."""
     if path.suffix == ".ipynb":
         cells = nbformat.read(path, as_version=4).cells
@@ -29,7 +28,7 @@ def code_of(path: Path) -> str:
     return "\n".join(re.findall(r"```python\n(.*?)```", path.read_text(), re.S))
 
 
-def imported(code: str) -> Iterator[tuple[str, str]]:
+def imported(code):
     lines = [line for line in code.splitlines() if not line.lstrip().startswith(("%", "!"))]
     for node in ast.walk(ast.parse("\n".join(lines))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("attnlib"):
@@ -39,12 +38,12 @@ def imported(code: str) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name", [*attnlib.HOME, *(f"core.{name}" for name in core.HOME)])
-def test_a_public_name_is_there(name: str) -> None:
+def test_a_public_name_is_there(name):
     module, _, last = name.rpartition(".")
     assert getattr(core if module else attnlib, last) is not None
 
 
-def test_a_name_that_is_not_public_lists_those_that_are() -> None:
+def test_a_name_that_is_not_public_lists_those_that_are():
     with pytest.raises(AttributeError, match=r"attnlib\.core has no 'nothing'; it has AttnSpec"):
         core.nothing  # noqa: B018 - the attribute is asked for
 
@@ -54,7 +53,7 @@ def test_a_name_that_is_not_public_lists_those_that_are() -> None:
     [ROOT / "README.md", ROOT / "attnlib/report/templates/notebook.md", *NOTEBOOKS],
     ids=lambda path: path.name,
 )
-def test_what_readers_see_imports_public_names_alone(path: Path) -> None:
+def test_what_readers_see_imports_public_names_alone(path):
     found = set(imported(code_of(path)))
     assert found
     assert {pair for pair in found if pair[1] not in PUBLIC.get(pair[0], ())} == set()

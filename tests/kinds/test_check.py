@@ -1,161 +1,191 @@
-"""The check tells right from wrong: honest rounding passes, every planted mistake fails."""
+"""The oracle can fail: honest rounding passes, every planted mistake is over the budget."""
 
 import math
-from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
+from support.workloads import MASKS, exact, extend_case, judge_of, rounded, work_of
 
-from attnlib.core.backends import create
 from attnlib.core.batch import DecodeBatch, PagedKV
-from attnlib.core.spec import AttnSpec
-from attnlib.kinds.call import Workload
-from attnlib.kinds.check import BUDGET_FACTOR, OracleCheck, worst_row_error
+from attnlib.core.spec import AttnSpec, MlaSpec
+from attnlib.kinds.check import OracleCheck, worst_row_error
 from attnlib.kinds.decode.case import DecodeCase
-from attnlib.kinds.decode.measure import Oracle, build_workload
+from attnlib.kinds.mla.case import MlaCase
 
 FP8 = "float8_e4m3fn"
 DTYPES = [("bfloat16", ""), ("float16", ""), ("bfloat16", FP8), (FP8, FP8)]
+CACHED = DecodeCase(AttnSpec(6, 2, 16, 4), 4, 50, "ragged", seed=1)
 
 
-def build(dtype: str, kv_dtype: str = "", *, kv_len: int = 40) -> Workload:
-    spec = AttnSpec(8, 2, 64, 16, dtype, kv_dtype)
-    return build_workload(DecodeCase(spec, 3, kv_len, "ragged"), device="cpu")
+def decode(dtype="bfloat16", kv_dtype="", kv_len=40):
+    return work_of(DecodeCase(AttnSpec(8, 2, 64, 16, dtype, kv_dtype), 3, kv_len, "ragged"))
 
 
-def kernel(
-    work: Workload,
-    *,
-    kv: PagedKV | None = None,
-    batch: DecodeBatch | None = None,
-    scale: float = 1.0,
-) -> torch.Tensor:
-    """An honest kernel in float32, its output rounded once; the options make it dishonest."""
-    batch, kv, spec = batch or work.batch, kv or work.kv, work.batch.spec
-    rows = []
-    for i, length in enumerate(batch.seq_lens.tolist()):
-        pages = batch.page_table[i].long()
-        k, v = (c.float()[pages].flatten(0, 1)[:length] for c in (kv.k_cache, kv.v_cache))
-        k, v = (t.repeat_interleave(spec.group_size, 1).transpose(0, 1) for t in (k, v))
-        scores = (k @ work.q[i].float()[:, :, None])[..., 0] * spec.softmax_scale * scale
-        rows.append((torch.softmax(scores, -1)[:, None] @ v)[:, 0])
-    return torch.stack(rows).to(getattr(torch, spec.out_dtype))
+def extended(mode, mask):
+    return work_of(extend_case(CACHED, mode, mask))
 
 
-def changed(work: Workload, change: Callable[[torch.Tensor], object]) -> torch.Tensor:
-    out = kernel(work)
-    change(out)
+def latent(top_k=24, kv_format="fp8-656"):
+    return work_of(MlaCase(MlaSpec(3, top_k, 16, kv_format), 4, 100, "ragged"))
+
+
+def filled(work, place, value):
+    out = rounded(work)
+    out[place] = value
     return out
 
 
-def last_token_dropped(work: Workload) -> torch.Tensor:
+def last_token_dropped(work):
     batch = work.batch
     shorter = DecodeBatch.build(batch.spec, batch.seq_lens_cpu - 1, batch.page_table)
-    return kernel(work, batch=shorter)
+    return rounded(replace(work, batch=shorter))
 
 
-def one_page_swapped(work: Workload) -> torch.Tensor:
+def one_page_swapped(work):
     table = work.batch.page_table.clone()
-    table[0, 0], table[1, 0] = work.batch.page_table[1, 0], work.batch.page_table[0, 0]
-    return kernel(work, batch=DecodeBatch.build(work.batch.spec, work.batch.seq_lens_cpu, table))
+    table[:2, 0] = table[:2, 0].flip(0)
+    batch = DecodeBatch.build(work.batch.spec, work.batch.seq_lens_cpu, table)
+    return rounded(replace(work, batch=batch))
 
 
-def kv_heads_swapped(work: Workload) -> torch.Tensor:
-    return kernel(work, kv=PagedKV(work.kv.k_cache.flip(2), work.kv.v_cache.flip(2)))
+def kv_heads_swapped(work):
+    return rounded(replace(work, kv=PagedKV(work.kv.k_cache.flip(2), work.kv.v_cache.flip(2))))
+
+
+def off_by(scale):
+    return lambda work: rounded(replace(work, q=(work.q.double() * scale).to(work.q.dtype)))
+
+
+def another_mask(work):
+    mask = "full" if work.batch.mask != "full" else "causal"
+    return rounded(replace(work, batch=replace(work.batch, mask=mask, custom_mask=None)))
+
+
+def pages_of_k_swapped(work):
+    return rounded(replace(work, kv=PagedKV(work.kv.k_cache.flip(0), work.kv.v_cache)))
+
+
+def choosing(work, place):
+    chosen = work.batch.chosen.clone()
+    chosen[0, 0] = place
+    return rounded(replace(work, batch=replace(work.batch, chosen=chosen)))
+
+
+def with_a_neighbour(work):
+    length = int(work.batch.paged.seq_lens_cpu[0])
+    return choosing(work, min(set(range(length)) - set(work.batch.chosen[0].tolist())))
+
+
+def without_rotary(work):
+    q = work.q.clone()
+    q[..., 512:] = 0
+    return rounded(replace(work, q=q))
+
+
+def with_scales_swapped(work):
+    cache = work.kv.clone()
+    cache[..., 512:516], cache[..., 516:520] = work.kv[..., 516:520], work.kv[..., 512:516]
+    return rounded(replace(work, kv=cache))
 
 
 PLANTED = {
     "last token dropped": last_token_dropped,
     "one page swapped": one_page_swapped,
     "KV heads swapped": kv_heads_swapped,
-    "scale off by 2 %": lambda work: kernel(work, scale=1.02),
-    "row of zeros": lambda work: changed(work, lambda out: out[2, 5].zero_()),
-    "NaN": lambda work: changed(work, lambda out: out[1, 2, :1].fill_(math.nan)),
-    "infinity": lambda work: changed(work, lambda out: out[1, 2, :1].fill_(math.inf)),
-    "another's head": lambda work: changed(work, lambda out: out[0, 3].copy_(out[1, 3])),
+    "scale off by 2 %": off_by(1.02),
+    "row of zeros": lambda work: filled(work, (2, 5), 0),
+    "NaN": lambda work: filled(work, (1, 2, 0), math.nan),
+    "infinity": lambda work: filled(work, (1, 2, 0), math.inf),
+    "another's head": lambda work: filled(work, (0, 3), rounded(work)[1, 3]),
 }
-# Where even the probabilities are FP8, 2 % drowns in their rounding.
-SEEN = [(d, name) for d in DTYPES for name in PLANTED if (d[0], name) != (FP8, "scale off by 2 %")]
+PLANTED_EXTEND = {
+    "another mask": another_mask,
+    "a wrong cache": pages_of_k_swapped,
+    "a neighbour's row": lambda work: rounded(work).roll(1, 0),
+    "a missing row": lambda work: filled(work, -1, math.nan),
+}
+PLANTED_MLA = {
+    "without a token": lambda work: choosing(work, -1),
+    "with a neighbour": with_a_neighbour,
+    "scale of 576": off_by((192 / 576) ** 0.5),
+    "without rotary": without_rotary,
+    "scales swapped": with_scales_swapped,
+    "the unquantised cache": lambda _: rounded(latent(kv_format="bfloat16")),
+    "heads swapped": lambda work: rounded(work).flip(1),
+}
+HONEST = [
+    *((decode, (*dtypes, kv_len)) for dtypes in DTYPES for kv_len in (1, 40, 1000)),
+    *((extended, pair) for pair in MASKS),
+    *((latent, (top_k, form)) for top_k in (0, 24) for form in ("bfloat16", "fp8-656")),
+]
+MISTAKES = [
+    # Where even the probabilities are FP8, 2 % drowns in their rounding.
+    *((decode, d, m) for d in DTYPES for m in PLANTED if (d[0], m) != (FP8, "scale off by 2 %")),
+    *((extended, pair, mistake) for pair in MASKS for mistake in PLANTED_EXTEND),
+    *((latent, (), mistake) for mistake in PLANTED_MLA),
+]
 
 
-def judge(work: Workload, out: torch.Tensor) -> OracleCheck:
-    return Oracle(work.q, work.kv, work.batch).check(out)
+def named(value):
+    return getattr(value, "__name__", str(value))
 
 
-@pytest.mark.parametrize(("dtype", "kv_dtype"), DTYPES)
-@pytest.mark.parametrize("kv_len", [1, 40, 1000])
-def test_an_honest_kernel_passes(kv_len, dtype, kv_dtype) -> None:
-    work = build(dtype, kv_dtype, kv_len=kv_len)
-    verdict = judge(work, kernel(work))
+@pytest.mark.parametrize(("build", "arguments"), HONEST, ids=named)
+def test_an_output_rounded_as_a_kernel_must_passes(build, arguments):
+    work = build(*arguments)
+    verdict = judge_of(work).check(rounded(work))
     assert verdict.passed, verdict
-    assert verdict.rows == 3 * 8
+    assert verdict.rows == len(work.q) * work.q.shape[1]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_a_real_kernel_passes(dtype) -> None:
-    work = build(dtype)
-    sdpa = create("sdpa", work.batch.spec, device="cpu")
-    verdict = judge(work, sdpa.run(work.q, work.kv, sdpa.plan(work.batch)))
-    assert verdict.passed, verdict
-
-
-@pytest.mark.parametrize(("dtypes", "mistake"), SEEN, ids=str)
-def test_a_planted_mistake_fails(dtypes, mistake) -> None:
-    work = build(*dtypes)
-    verdict = judge(work, PLANTED[mistake](work))
+@pytest.mark.parametrize(("build", "arguments", "mistake"), MISTAKES, ids=named)
+def test_a_planted_mistake_fails(build, arguments, mistake):
+    work = build(*arguments)
+    verdict = judge_of(work).check((PLANTED | PLANTED_EXTEND | PLANTED_MLA)[mistake](work))
     assert not verdict.passed, verdict
 
 
-def test_one_token_of_four_thousand_is_missed_by_a_kernel_and_seen_by_the_check() -> None:
-    spec = AttnSpec(8, 1, 128, 16)
-    work = build_workload(DecodeCase(spec, 1, 4096), device="cpu")
-    assert judge(work, kernel(work)).passed
-    assert not judge(work, last_token_dropped(work)).passed
+def test_one_token_of_four_thousand_is_missed_by_a_kernel_and_seen_by_the_check():
+    work = work_of(DecodeCase(AttnSpec(8, 1, 128, 16), 1, 4096))
+    judge = judge_of(work)
+    assert judge.check(rounded(work)).passed
+    assert not judge.check(last_token_dropped(work)).passed
 
 
-@pytest.mark.parametrize("kv_len", [2, 40, 1000])
-def test_the_budget_lies_between_unavoidable_rounding_and_five_percent(kv_len) -> None:
-    work = build("bfloat16", kv_len=kv_len)
-    oracle = Oracle(work.q, work.kv, work.batch)
-    rounding = worst_row_error(oracle.reference.bfloat16(), oracle.reference)
-    assert BUDGET_FACTOR > 1
-    assert rounding < oracle.budget < 0.05
+@pytest.mark.parametrize(
+    "work", [latent(), *(decode(kv_len=n) for n in (2, 40, 1000))], ids=lambda work: work.case.label
+)
+def test_the_budget_lies_between_unavoidable_rounding_and_five_percent(work):
+    judge = judge_of(work)
+    assert worst_row_error(rounded(work), judge.reference) < judge.budget < 0.05
 
 
-def test_a_finer_dtype_has_a_smaller_budget() -> None:
-    works = [build(dtype) for dtype in (FP8, "bfloat16", "float16")]
-    budgets = [Oracle(w.q, w.kv, w.batch).budget for w in works]
+def test_a_finer_dtype_has_a_smaller_budget():
+    budgets = [judge_of(decode(dtype)).budget for dtype in (FP8, "bfloat16", "float16")]
     assert budgets == sorted(budgets, reverse=True)
 
 
-def test_the_error_is_that_of_the_worst_row() -> None:
+def test_the_error_is_that_of_the_worst_row_and_infinite_if_an_output_is_not_finite():
     reference = torch.ones(2, 3, 4, dtype=torch.float64)
     out = reference.clone()
-    out[1, 2] = 1.25
-    out[0, 0, 0] = 1.1
+    out[1, 2], out[0, 0, 0] = 1.25, 1.1
     assert worst_row_error(out, reference) == 0.25
+    for value in (math.nan, math.inf, -math.inf):
+        out[0, 1, 2] = value
+        assert worst_row_error(out, reference) == math.inf
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_the_error_of_an_output_that_is_not_finite_is_infinite(value) -> None:
-    reference = torch.ones(2, 3, 4, dtype=torch.float64)
-    out = reference.clone()
-    out[0, 1, 2] = value
-    assert worst_row_error(out, reference) == math.inf
-
-
-def test_nothing_infinite_passes_whatever_the_budget() -> None:
+def test_nothing_infinite_passes_whatever_the_budget():
     assert not OracleCheck(error=math.inf, budget=math.inf, rows=1).passed
     assert not OracleCheck(error=math.nan, budget=1.0, rows=1).passed
+    work = decode()
+    out = rounded(work)
+    work.kv.v_cache.fill_(math.nan)  # the oracle is NaN, the output is not
+    assert not judge_of(work).check(out).passed
 
 
-def test_a_cache_that_makes_the_oracle_nan_lets_nothing_pass() -> None:
-    work = build("bfloat16")
-    work.kv.v_cache.fill_(math.nan)
-    assert not judge(work, kernel(work)).passed
-
-
-def test_an_output_of_another_shape_is_an_error_and_no_verdict() -> None:
-    work = build("bfloat16")
+def test_an_output_of_another_shape_is_an_error_and_no_verdict():
+    work = decode()
     with pytest.raises(ValueError, match=r"out must be \[3, 8, 64\], got \[3, 64, 8\]"):
-        judge(work, kernel(work).transpose(1, 2))
+        judge_of(work).check(exact(work).transpose(1, 2))

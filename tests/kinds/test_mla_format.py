@@ -4,8 +4,6 @@ import struct
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from attnlib.kinds.mla.format import TILE, TILES, dequantize, quantize, tile_scales
 
@@ -14,16 +12,12 @@ FINITE = E4M3[torch.isfinite(E4M3.float())]
 POSITIVE_BFLOAT16 = torch.arange(1, 0x7F80, dtype=torch.int16).view(torch.bfloat16)
 
 
-def tokens(*shape: int, seed: int = 0) -> torch.Tensor:
+def tokens(*shape, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, 576, generator=generator).bfloat16()
 
 
-def token_of(latent: torch.Tensor) -> torch.Tensor:
-    return torch.cat([latent.bfloat16(), torch.zeros(64, dtype=torch.bfloat16)])
-
-
-def test_the_bytes_lie_where_the_format_says() -> None:
+def test_the_bytes_lie_where_the_format_says():
     token = tokens(seed=1)
     token[:4] = torch.tensor([448.0, 1.0, -2.0, 0.0])
     token[4:128] = 0
@@ -36,27 +30,22 @@ def test_the_bytes_lie_where_the_format_says() -> None:
 
 
 @pytest.mark.parametrize("exponent", [-13, -3, 0, 1, 7, 20])
-def test_every_e4m3_value_at_every_scale_survives_the_round_trip(exponent: int) -> None:
-    largest = torch.tensor([448.0] * TILES)
-    values = FINITE.float().repeat(3)[: TILES * (TILE - 1)].view(TILES, TILE - 1)
-    latent = torch.cat([largest[:, None], values], 1).flatten() * 2.0**exponent
-    again = dequantize(quantize(token_of(latent)))
+def test_every_e4m3_value_at_every_scale_survives_the_round_trip(exponent):
+    latent = FINITE.float().repeat(3)[: TILES * TILE].view(TILES, TILE)
+    latent[:, 0] = 448  # a tile's largest value decides its scale
+    latent = latent.flatten() * 2.0**exponent
+    again = dequantize(quantize(torch.cat([latent, torch.zeros(64)]).bfloat16()))
     assert torch.equal(again[:512].float(), latent)
 
 
-def test_quantising_what_was_dequantised_gives_the_same_values() -> None:
-    once = dequantize(quantize(tokens(3, 16)))
-    assert torch.equal(dequantize(quantize(once)), once)
-
-
-def test_the_rotary_part_is_kept_to_the_bit_whatever_it_holds() -> None:
+def test_the_rotary_part_is_kept_to_the_bit_whatever_it_holds():
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).short().view(-1, 64)
-    token = torch.cat([torch.zeros(len(bits), 512), torch.zeros(len(bits), 64)], 1).bfloat16()
+    token = torch.zeros(len(bits), 576, dtype=torch.bfloat16)
     token[:, 512:] = bits.view(torch.bfloat16)
     assert torch.equal(dequantize(quantize(token))[:, 512:].view(torch.int16), bits)
 
 
-def test_every_scale_is_the_least_power_of_two_that_fits_or_the_floor() -> None:
+def test_every_scale_is_the_least_power_of_two_that_fits_or_the_floor():
     largest = POSITIVE_BFLOAT16.float()
     scales = tile_scales(largest)
     fraction, _ = torch.frexp(scales)
@@ -67,8 +56,8 @@ def test_every_scale_is_the_least_power_of_two_that_fits_or_the_floor() -> None:
     assert scales.min() == 2.0**-13
 
 
-@pytest.mark.parametrize("magnitude", [1e-30, 1e-3, 1.0, 1e4])
-def test_the_error_of_a_value_is_at_most_half_a_step_of_e4m3(magnitude: float) -> None:
+@pytest.mark.parametrize("magnitude", [0.0, 1e-30, 1e-3, 1.0, 1e4])
+def test_the_error_of_a_value_is_at_most_half_a_step_of_e4m3(magnitude):
     token = (tokens(200).float() * magnitude).bfloat16()
     tiles = token[:, :512].float().unflatten(-1, (TILES, TILE))
     again = dequantize(quantize(token))[:, :512].float().unflatten(-1, (TILES, TILE))
@@ -77,32 +66,27 @@ def test_the_error_of_a_value_is_at_most_half_a_step_of_e4m3(magnitude: float) -
     assert bool(((again - tiles).abs() <= allowed).all())
 
 
-def test_a_tile_of_zeros_stays_zero() -> None:
-    assert not bool(dequantize(quantize(torch.zeros(576, dtype=torch.bfloat16))).any())
-
-
-def test_a_tile_does_not_see_its_neighbours_scale() -> None:
+def test_a_tile_does_not_see_its_neighbours_scale():
     token = tokens(seed=3)
     alone = dequantize(quantize(token))
     token[TILE : 2 * TILE] *= 1000
-    again = dequantize(quantize(token))
-    assert torch.equal(again[:TILE], alone[:TILE])
-    assert torch.equal(again[2 * TILE :], alone[2 * TILE :])
+    differ = dequantize(quantize(token)) != alone
+    assert not bool(differ[:TILE].any()) and not bool(differ[2 * TILE :].any())
 
 
-@given(st.lists(st.integers(1, 4), max_size=3), st.integers(0, 9))
-def test_any_leading_shape_is_kept(shape: list[int], seed: int) -> None:
-    token = tokens(*shape, seed=seed)
-    packed = quantize(token)
-    assert packed.shape == (*shape, 656)
-    assert torch.equal(dequantize(packed), dequantize(packed.clone()))
-    assert dequantize(packed).shape == token.shape
+@pytest.mark.parametrize("shape", [(), (3,), (2, 1, 4)])
+def test_any_leading_shape_is_kept_and_quantising_again_gives_the_same_values(shape):
+    packed = quantize(tokens(*shape))
+    once = dequantize(packed)
+    assert (packed.shape, once.shape) == ((*shape, 656), (*shape, 576))
+    assert torch.equal(dequantize(quantize(once)), once)
 
 
-def test_other_shapes_and_dtypes_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"tokens must be \[..., 576\] bfloat16, got \[2, 512\]"):
-        quantize(torch.zeros(2, 512, dtype=torch.bfloat16))
-    with pytest.raises(ValueError, match="got .* torch.float32"):
-        quantize(torch.zeros(2, 576))
-    with pytest.raises(ValueError, match=r"packed must be \[..., 656\] uint8, got \[2, 576\]"):
-        dequantize(torch.zeros(2, 576, dtype=torch.uint8))
+def test_other_shapes_and_dtypes_are_refused():
+    for call, width, dtype, words in (
+        (quantize, 512, torch.bfloat16, r"tokens must be \[..., 576\] bfloat16, got \[2, 512\]"),
+        (quantize, 576, torch.float32, "got .* torch.float32"),
+        (dequantize, 576, torch.uint8, r"packed must be \[..., 656\] uint8, got \[2, 576\]"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call(torch.zeros(2, width, dtype=dtype))

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.subject_fakes import measure
 
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.base import Bench
@@ -10,8 +11,6 @@ from attnlib.kinds.item import Item
 from attnlib.kinds.mismatch.case import MismatchCase
 from attnlib.kinds.step.case import StepCase
 from attnlib.kinds.step.measure import ALONE, BACKENDS, StepSubject
-from attnlib.run.record import Record
-from attnlib.run.worker import Worker
 
 STEP = StepCase(DecodeCase(AttnSpec(16, 2, 128, 16), 5, 300, "ragged"), 4)
 LAYERS = {
@@ -25,26 +24,21 @@ LAYERS = {
 """Launches of attention, of the library's preparation, of the fused kernel, of ours for all."""
 
 
-def measure(item: Item, device: str) -> Record:
-    job = {"study": "demo", "round": 0, "device": device, "command": "repeat me"}
-    return Worker(job).measure(item)
-
-
-def test_an_unknown_way_of_making_a_step_lists_the_ways_there_are() -> None:
-    record = measure(Item("fa3-step-twice", "host", STEP), "cpu")
+def test_an_unknown_way_of_making_a_step_lists_the_ways_there_are():
+    record = measure(Item("fa3-step-twice", "host", STEP))
     assert "must be one of fa3-step-each, fa3-step-once" in record.reason
 
 
 @pytest.mark.parametrize("case", [STEP, MismatchCase("none", True)])
-def test_without_the_library_a_step_is_refused_with_what_to_install(case, monkeypatch) -> None:
+def test_without_the_library_a_step_is_refused_with_what_to_install(case, monkeypatch):
     monkeypatch.setattr("attnlib.core.backends.unavailable", lambda name: "install it")
-    record = measure(Item("fa3-step-once", "host", case), "cpu")
+    record = measure(Item("fa3-step-once", "host", case))
     assert (record.status, record.reason) == ("refused", "install it")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="FakeFa3 and the interpreter run on the CPU")
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_every_way_of_making_a_step_gives_the_right_output(backend: str, fake_fa3) -> None:
+def test_every_way_of_making_a_step_gives_the_right_output(backend, fake_fa3):
     subject = StepSubject(Bench("cpu", {"l2_mib": 0.01}, {}))
     subject._prepare(STEP)
     batch, prepare = subject._prepared(ALONE.get(backend, backend))
@@ -56,12 +50,12 @@ def test_every_way_of_making_a_step_gives_the_right_output(backend: str, fake_fa
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_step_is_right_and_launches_what_its_name_says(backend: str) -> None:
+def test_a_step_is_right_and_launches_what_its_name_says(backend):
     record = measure(Item(backend, "graph", STEP), "cuda")
     assert record.status == "ok", record.reason
     launched = {kernel["name"]: kernel["launches"] for kernel in record.kernels}
 
-    def of(word: str) -> float:
+    def of(word):
         return sum(count for name, count in launched.items() if word in name)
 
     words = ("FlashAttnFwdSm90", "prepare_varlen", "decode_metadata_kernel", "step_metadata_kernel")
@@ -69,7 +63,7 @@ def test_a_step_is_right_and_launches_what_its_name_says(backend: str) -> None:
 
 
 @pytest.mark.gpu
-def test_a_guarded_mismatch_is_refused_and_a_harmless_one_gets_a_time() -> None:
+def test_a_guarded_mismatch_is_refused_and_a_harmless_one_gets_a_time():
     refused = measure(Item("fa3", "eager", MismatchCase("head-counts", True)), "cuda")
     assert refused.status == "refused"
     assert "num_qo_heads must be 4, got 16" in refused.reason

@@ -12,19 +12,10 @@ from attnlib.kinds.step.case import StepCase
 from attnlib.lab.choices import LINE, MLA, Choices, model_of, spec_of, variant_of
 
 LLAMA = AttnSpec(32, 8, 128, 16)
-CHOICES = Choices(
-    model="Llama-3.1-70B at TP 8",
-    records="demo",
-    release="0.6.3",
-    timer="graph",
-    variant="bfloat16",
-    page_size=16,
-    lengths="ragged",
-    batch=4,
-    kv_len=1024,
-    backends=("flashinfer-fa2", "flashinfer-fa3"),
-    against="flashinfer-fa2",
-)
+TENSORS = {"variant": "bfloat16", "page_size": 16, "lengths": "ragged", "batch": 4, "kv_len": 1024}
+ASKED = {"release": "0.6.3", "timer": "graph", **TENSORS, "against": "flashinfer-fa2"}
+BACKENDS = ("flashinfer-fa2", "flashinfer-fa3")
+CHOICES = Choices("Llama-3.1-70B at TP 8", "demo", backends=BACKENDS, **ASKED)
 
 
 @pytest.mark.parametrize(
@@ -51,26 +42,10 @@ def test_what_is_no_call_of_a_named_model_has_no_name():
     assert model_of(None) == ""
 
 
-READABLE = "variant of DeepSeek MLA must be as '128 heads, dense"
-
-
-@pytest.mark.parametrize(
-    ("model", "variant", "words"),
-    [
-        ("GPT-7", "bfloat16", "one of Llama-3.1-8B, .*DeepSeek MLA; got 'GPT-7'"),
-        *((MLA, variant, READABLE) for variant in ("", "dense", "128 heads, all, bfloat16")),
-        ("Llama-3.1-8B", "int3", "dtype must be one of bfloat16.*got 'int3'"),
-    ],
-)
-def test_a_model_or_variant_that_cannot_be_read_is_answered_with_those_that_can(
-    model, variant, words
-):
-    with pytest.raises(ValueError, match=words):
-        spec_of(model, variant=variant, page_size=64)
-
-
-def test_the_case_is_the_models_with_the_chosen_sizes():
-    assert CHOICES.case == DecodeCase(AttnSpec(8, 1, 128, 16), 4, 1024, "ragged")
+@pytest.mark.parametrize("variant", ["", "dense", "128 heads, all, bfloat16"])
+def test_a_variant_that_cannot_be_read_is_answered_with_those_that_can(variant):
+    with pytest.raises(ValueError, match="variant of DeepSeek MLA must be as '128 heads, dense"):
+        spec_of(MLA, variant=variant, page_size=64)
 
 
 @pytest.mark.parametrize(("records", "unsaid"), [("demo", {"rounds"}), ("live", set())])
@@ -83,7 +58,8 @@ def test_the_call_says_every_choice_and_rounds_only_where_they_count(records, un
     assert said == {name: getattr(chosen, name) for name in names}
 
 
-def test_the_call_fits_a_line_and_breaks_no_name():
+def test_the_case_has_the_chosen_sizes_and_the_call_fits_a_line_and_breaks_no_name():
+    assert CHOICES.case == DecodeCase(AttnSpec(8, 1, 128, 16), 4, 1024, "ragged")
     assert "'Llama-3.1-70B at TP 8'" in CHOICES.call
     assert max(map(len, CHOICES.call.splitlines())) <= LINE
 
@@ -92,9 +68,8 @@ def test_the_call_fits_a_line_and_breaks_no_name():
     ("wrong", "words"),
     [
         ({"backends": ()}, "backends must name at least one"),
-        ({"against": "sdpa"}, "against must be one of the backends .*got 'sdpa'"),
+        ({"against": "sdpa"}, "against must be one of flashinfer-fa2, .*got 'sdpa'"),
         ({"rounds": 0}, "rounds must be an integer >= 1, got 0"),
-        ({"rounds": True}, "rounds must be an integer >= 1, got True"),
     ],
 )
 def test_choices_that_make_no_view_are_refused(wrong, words):

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 
 import matplotlib as mpl
 import pytest
@@ -13,6 +12,7 @@ from attnlib.measure import trace
 from attnlib.measure.timer import WARM_UP_CALLS
 
 mpl.use("agg")
+X = torch.ones(64, 64)
 
 
 def softmax_of_a_product(x):
@@ -20,13 +20,8 @@ def softmax_of_a_product(x):
 
 
 @pytest.fixture
-def x():
-    return torch.ones(64, 64)
-
-
-@pytest.fixture
-def taken(x, without_gpu):
-    return attnlib.profile(softmax_of_a_product, x, calls=4, warmup=2)
+def taken(without_gpu):
+    return attnlib.profile(softmax_of_a_product, X, calls=4, warmup=2)
 
 
 def test_a_profile_names_the_operators_that_ran_and_how_often_and_times_add_up(taken):
@@ -36,15 +31,17 @@ def test_a_profile_names_the_operators_that_ran_and_how_often_and_times_add_up(t
     assert table.us.is_monotonic_decreasing
     assert taken.launches == len([span for span in taken.work if span.call == 0])
     assert taken.busy_us == pytest.approx(taken.time_us, rel=1e-3)
-    assert all(gap.length_us > 0 for gap in taken.gaps) and 0 < taken.busy_share <= 1
+    assert all(gap.length_us > 0 for gap in taken.gaps)
     assert len(taken.host_us) == 4 and min(taken.host_us) > 0 and taken.wall_us > 0
 
 
-def test_a_profile_without_a_gpu_never_speaks_of_kernels_but_to_deny_them(taken):
+def test_a_profile_without_a_gpu_never_speaks_of_kernels_but_to_deny_them(taken, capfd):
     assert (taken.device, taken.row_word, taken.machine["gpu"]) == ("cpu", "CPU operator", "")
     for shown in (repr(taken), taken._repr_html_()):
         assert "These are CPU operators, not kernels: " in shown
         assert "no kernels" in shown and "GPU busy" not in shown and "launches" not in shown
+    trace.trace_calls(lambda: None, 1, gpu=False)
+    assert capfd.readouterr().err == "", "the profiler's own words"
 
 
 @pytest.mark.parametrize(("warmup", "ran"), [(0, 3 + 3), (2, 2 + 3 + 1 + 3)])
@@ -57,7 +54,7 @@ def test_a_profile_tells_how_often_it_called(warmup, ran, without_gpu):
 
 def test_a_callable_that_runs_no_operator_has_an_empty_profile(without_gpu):
     taken = attnlib.profile(lambda: None, calls=2)
-    assert (taken.launches, taken.busy_share, len(taken.table())) == (0, 0, 0)
+    assert (taken.launches, len(taken.table())) == (0, 0)
     assert "(nothing)" in repr(taken) and "<table>" in taken._repr_html_()
     with pytest.raises(ValueError, match="must hold a kernel or an operator"):
         taken.timeline()
@@ -68,52 +65,42 @@ def test_a_callable_that_runs_no_operator_has_an_empty_profile(without_gpu):
     [
         ({"fn": torch.ones(1)}, TypeError, "fn must be callable, got Tensor"),
         ({"calls": 0}, ValueError, "calls must be an integer >= 1, got 0"),
-        ({"calls": 2.5}, ValueError, "calls must be an integer >= 1, got 2.5"),
         ({"warmup": -1}, ValueError, "warmup must be an integer >= 0, got -1"),
         ({"device": "tpu"}, ValueError, "device must be one of auto, cuda, cpu, got 'tpu'"),
         ({"device": "cuda"}, RuntimeError, "device='cuda' cannot be had: "),
         ({"cuda_graph": True}, ValueError, "cuda_graph=True needs kernels to capture: "),
     ],
 )
-def test_what_cannot_be_profiled_is_refused_before_anything_runs(
-    arguments, error, words, without_gpu
-):
-    ran = []
-    given = {"fn": lambda: ran.append(1)} | arguments
+def test_what_cannot_be_profiled_is_refused_before_it_runs(arguments, error, words, without_gpu):
     with pytest.raises(error, match=words):
-        attnlib.profile(given.pop("fn"), **given)
-    assert ran == []
+        attnlib.profile(**{"fn": lambda: pytest.fail("ran"), **arguments})
 
 
-def test_an_error_of_the_callable_is_its_own_and_the_next_profile_works(x, without_gpu):
+def test_an_error_of_the_callable_is_its_own_and_the_next_profile_works(without_gpu):
     with pytest.raises(ZeroDivisionError):
         attnlib.profile(lambda: 1 / 0)
     calls = iter([0, 0, 0, 1])  # raises under the profiler
     with pytest.raises(StopIteration):
         attnlib.profile(lambda: next(calls) and None, calls=2, warmup=1)
-    assert attnlib.profile(softmax_of_a_product, x, calls=1).launches > 0
+    assert attnlib.profile(softmax_of_a_product, X, calls=1).launches > 0
 
 
-def test_a_gpu_that_the_profiler_does_not_see_is_no_reason_to_show_operators(x, monkeypatch):
+def test_a_gpu_that_the_profiler_does_not_see_is_no_reason_to_show_operators(monkeypatch):
     monkeypatch.setattr("attnlib.lab.profile._why_no_gpu", lambda device: "")
     monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
-    cpu_only = trace.trace_calls(lambda: softmax_of_a_product(x), 1, gpu=False)
+    cpu_only = trace.trace_calls(lambda: softmax_of_a_product(X), 1, gpu=False)
     monkeypatch.setattr("attnlib.measure.trace.trace_calls", lambda *given, **known: cpu_only)
     with pytest.raises(RuntimeError, match="saw no CUDA call, not even its own"):
-        attnlib.profile(softmax_of_a_product, x, calls=1)
+        attnlib.profile(softmax_of_a_product, X, calls=1)
 
 
-def test_a_saved_trace_is_what_perfetto_reads_compressed_or_not_and_names_no_machine(
-    taken, tmp_path
-):
+def test_a_saved_trace_is_what_perfetto_reads_and_names_no_machine(taken, tmp_path):
     found = json.loads(taken.save_trace(tmp_path / "step.json").read_text())
-    names = {event["name"] for event in found["traceEvents"]}
-    assert {"aten::mm", "aten::_softmax"} <= names
+    assert {"aten::mm", "aten::_softmax"} <= {event["name"] for event in found["traceEvents"]}
     assert not {"host_name", "traceName"} & set(found)
     first, second = (taken.save_trace(tmp_path / name) for name in ("a.json.gz", "b.json.gz"))
     assert first.read_bytes() == second.read_bytes()
     assert json.loads(gzip.decompress(first.read_bytes())) == found
-    assert sorted(os.listdir(tmp_path)) == ["a.json.gz", "b.json.gz", "step.json"]
 
 
 def test_a_trace_that_cannot_be_written_leaves_the_old_one_whole(taken, tmp_path, monkeypatch):
@@ -122,9 +109,7 @@ def test_a_trace_that_cannot_be_written_leaves_the_old_one_whole(taken, tmp_path
     monkeypatch.setattr("os.replace", lambda *names: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
         taken.save_trace(path)
-    assert path.read_text() == "old" and os.listdir(tmp_path) == ["step.json"]
-    with pytest.raises(FileNotFoundError):
-        taken.save_trace(tmp_path / "nowhere" / "step.json")
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
 
 def test_a_timeline_has_lanes_says_where_it_is_from_and_is_closed_for_pyplot(taken):
@@ -140,11 +125,6 @@ def test_a_timeline_has_lanes_says_where_it_is_from_and_is_closed_for_pyplot(tak
         taken.timeline(call=4)
 
 
-def test_profiling_says_nothing_on_stderr(taken, capfd):
-    trace.trace_calls(lambda: None, 1, gpu=False)
-    assert capfd.readouterr().err == ""
-
-
 @pytest.mark.gpu
 class TestOnAGpu:
     """What only a GPU shows."""
@@ -156,7 +136,8 @@ class TestOnAGpu:
     def test_kernels_are_named_counted_and_timed_and_times_add_up(self, y):
         taken = attnlib.profile(lambda: (y.add_(1), y.mul_(2), y.sin_()), calls=5)
         assert (taken.device, taken.note) == ("cuda", "")
-        assert (taken.launches, taken.host_launches, taken.graph_launches) == (3, 3, 0)
+        assert (taken.launches, taken.host_launches) == (3, 3)
+        assert not any(span.in_graph for span in taken.work)
         table = taken.table()
         assert table.kernel.str.contains("elementwise_kernel").all()
         assert table.launches.sum() == 3 and (table.us > 0).all()
@@ -164,15 +145,14 @@ class TestOnAGpu:
         assert taken.machine["gpu"] == torch.cuda.get_device_name()
         assert all(gap.length_us > 0 for gap in taken.gaps) and taken.gap_us >= 0
         assert 0 < taken.busy_us <= taken.time_us * (1 + 1e-6)
-        assert taken.busy_us <= taken.wall_us and 0 < taken.busy_share <= 1
+        assert taken.busy_us <= taken.wall_us
 
-    def test_a_replay_is_one_launch_of_a_graph(self, y):
+    def test_a_replay_is_one_launch_of_a_graph_and_what_cannot_be_captured_says_so(self, y):
         taken = attnlib.profile(lambda: (y.add_(1), y.mul_(2)), calls=5, warmup=1, cuda_graph=True)
-        assert (taken.launches, taken.host_launches, taken.graph_launches) == (2, 1, 1)
+        assert (taken.launches, taken.host_launches) == (2, 1)
+        assert "1 by the host, 1 of them of a CUDA graph" in repr(taken)
         assert all(span.in_graph for span in taken.work)
         assert taken.ran == 1 + WARM_UP_CALLS + 1  # warm-up, before the capture, the capture
-
-    def test_what_cannot_be_captured_says_so(self, y):
         with pytest.raises(RuntimeError, match="can be captured"):
             attnlib.profile(lambda: y.sum().item(), cuda_graph=True)
 
@@ -193,15 +173,13 @@ class TestOnAGpu:
         lanes = taken.timeline().axes[0].get_yticklabels()
         assert lanes[0].get_text() == "host" and len(lanes) == 3
 
-    def test_a_callable_without_kernels_is_told_apart(self, x):
-        taken = attnlib.profile(softmax_of_a_product, x, calls=2)
+    def test_a_callable_without_kernels_is_told_apart_and_operators_can_be_asked_for(self, y):
+        taken = attnlib.profile(softmax_of_a_product, X, calls=2)
         assert taken.device == "cpu" and "the callable used no GPU" in taken.note
         with pytest.raises(RuntimeError, match="saw no kernel"):
-            attnlib.profile(softmax_of_a_product, x, calls=2, device="cuda")
+            attnlib.profile(softmax_of_a_product, X, calls=2, device="cuda")
         with pytest.raises(RuntimeError, match="cuda_graph=True needs an fn that uses the GPU"):
             attnlib.profile(lambda: None, calls=2, cuda_graph=True)
-
-    def test_operators_alone_can_be_asked_for(self, y):
         taken = attnlib.profile(lambda: y.add_(1), calls=2, device="cpu")
         assert taken.device == "cpu" and "what a GPU did is not shown" in taken.note
         assert "aten::add_" in set(taken.table()["CPU operator"])
@@ -210,10 +188,8 @@ class TestOnAGpu:
         def step():
             y.add_(1), y.mul_(2)
 
-        eager, replay = (
-            attnlib.profile(step, calls=5, cuda_graph=graph) for graph in (False, True)
-        )
-        found = attnlib.compare(eager, replay)
+        replay = attnlib.profile(step, calls=5, cuda_graph=True)
+        found = attnlib.compare(attnlib.profile(step, calls=5), replay)
         assert not {"gone", "new"} & set(found.changes.change)
         launches = found.totals().set_index("a call").loc["launches by the host"]
         assert (launches.a, launches.b) == (2, 1)

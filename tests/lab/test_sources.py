@@ -6,7 +6,7 @@ import pytest
 from support.explorer_records import FA2, FA3, LATENT, MACHINE, QWEN, keep, publish, timed
 
 from attnlib.lab.choices import AXES, LIVE, MLA, ROUNDS
-from attnlib.lab.sources import Shelf, ThisGpu, narrow, source_of, studies_of, why_not_live
+from attnlib.lab.sources import Shelf, ThisGpu, narrow, source_of, studies_of
 from attnlib.studies.fa3_decode_regression.study import REFERENCE_MACHINE
 
 LLAMA = "Llama-3.1-8B"
@@ -22,18 +22,16 @@ def shelf(make_record):
     return Shelf("demo", MACHINE, tuple(make_record(item=item) for item in items))
 
 
-def test_published_studies_serve_a_model_that_they_hold_and_the_first_answers(published_records):
+def test_published_studies_serve_a_model_that_they_hold_and_the_first_answers(
+    published_records, monkeypatch
+):
     source = source_of(LLAMA, "")
     assert (source.name, source.machine) == ("fa3_decode_regression", REFERENCE_MACHINE)
-    assert studies_of(LLAMA)["fa3_decode_regression"] == REFERENCE_MACHINE
     assert "fa3_decode_regression" not in {**studies_of("Qwen3-0.6B"), **studies_of(MLA)}
-
-
-def test_a_choice_narrows_those_after_it(shelf):
-    assert shelf.options("batch", MODEL) == (4, 16)
-    assert shelf.options("backends", {**MODEL, "batch": 4}) == (FA2,)
-    assert shelf.options("backends", {**MODEL, "batch": 16}) == (FA2, FA3)
-    assert shelf.usual("batch", MODEL) == 16
+    with pytest.raises(ValueError, match="records must be one of live, fa3_.*got 'one_launch'"):
+        source_of(LLAMA, "one_launch")
+    monkeypatch.setenv("ATTNLIB_MACHINE", "nvidia-h200-5cbc7574")
+    assert source_of(LLAMA, source.name).machine == "nvidia-h200-5cbc7574"
 
 
 def test_releases_are_in_the_order_of_versions_and_another_seed_is_no_choice(make_record):
@@ -56,8 +54,7 @@ def test_latent_attention_is_served_by_its_study(published_records):
     assert "128 heads, top 2048, fp8-656" in source.options("variant", LATENT_MODEL)
     assert source.options("release", LATENT_MODEL) == ("0.6.4", "0.6.13")
     dense = {**LATENT_MODEL, "variant": "128 heads, dense, bfloat16", "release": "0.6.13"}
-    own = "a backend that has no release of FlashInfer"
-    assert "flashmla-dense" in source.options("backends", dense), own
+    assert "flashmla-dense" in source.options("backends", dense), "it has no FlashInfer's release"
 
 
 def test_a_new_study_of_latent_attention_serves_deepseek(make_record, monkeypatch, replayed):
@@ -70,36 +67,15 @@ def test_a_new_study_of_latent_attention_serves_deepseek(make_record, monkeypatc
     assert source.options("backends", LATENT_MODEL) == ("flashmla-dense",)
 
 
-def test_a_study_without_the_model_is_refused_and_those_with_it_are_listed(published_records):
-    words = "records must be one of live, fa3_decode_.*got 'one_launch'"
-    with pytest.raises(ValueError, match=words):
-        source_of(LLAMA, "one_launch")
-
-
-def test_another_machines_records_are_served_when_it_is_named(published_records, monkeypatch):
-    monkeypatch.setenv("ATTNLIB_MACHINE", "nvidia-h200-5cbc7574")
-    assert source_of(LLAMA, "fa3_decode_regression").machine == "nvidia-h200-5cbc7574"
-
-
-def test_in_live_mode_this_gpu_answers(monkeypatch):
-    monkeypatch.setattr("attnlib.lab.sources.mode", lambda: LIVE)
-    assert source_of("Qwen3-0.6B", "") == ThisGpu()
-    assert ThisGpu().unavailable() == ""
-
-
-def test_live_mode_is_not_swapped_for_records_where_there_is_no_gpu(monkeypatch, without_gpu):
+def test_this_gpu_answers_in_live_mode_and_says_why_it_cannot(without_gpu, monkeypatch):
     monkeypatch.delenv("ATTNLIB_DATA")
-    monkeypatch.setenv("ATTNLIB_MODE", "live")
-    assert source_of(LLAMA, "") == ThisGpu()
-    assert "live needs a CUDA GPU" in ThisGpu().unavailable()
-
-
-def test_replay_mode_or_a_missing_gpu_is_the_reason_that_nothing_is_measured(
-    without_gpu, monkeypatch
-):
-    assert why_not_live() == "no CUDA GPU is here: torch sees none"
-    monkeypatch.setenv("ATTNLIB_MODE", "replay")
-    assert "ATTNLIB_MODE=replay asks for records" in why_not_live() == ThisGpu().unavailable()
+    reasons = {"live": "live needs a CUDA GPU", "replay": "ATTNLIB_MODE=replay asks for records"}
+    for mode, said in {**reasons, "auto": "no CUDA GPU is here: torch sees none"}.items():
+        monkeypatch.setenv("ATTNLIB_MODE", mode)
+        assert said in ThisGpu().unavailable()
+        assert (source_of(LLAMA, "") == ThisGpu()) == (mode == "live"), "not swapped for records"
+    monkeypatch.setattr("attnlib.lab.sources.mode", lambda: LIVE)
+    assert (source_of(LLAMA, ""), ThisGpu().unavailable()) == (ThisGpu(), "")
 
 
 def test_this_gpu_offers_the_usual_and_takes_any_size_and_records_take_none(shelf):
@@ -115,17 +91,19 @@ def test_this_gpu_offers_the_usual_and_takes_any_size_and_records_take_none(shel
         narrow(shelf, {**MODEL, "batch": 7})
 
 
-def test_who_asks_for_nothing_gets_usual_sizes_and_every_backend(shelf):
+def test_who_asks_for_nothing_gets_usual_sizes_and_every_backend_in_their_order(shelf):
     found = narrow(shelf, MODEL)
     assert found.choices.case == QWEN
     assert (found.choices.backends, found.choices.against) == ((FA2, FA3), FA2)
     assert found.choices.rounds == ROUNDS and found.notes == ()
     assert set(found.options) == {*AXES, "backends", "against"}
+    assert narrow(shelf, {**MODEL, "backends": (FA3, FA2)}).choices == found.choices
+    assert narrow(shelf, {**MODEL, "backends": (FA3,)}).choices.against == FA3
 
 
 def test_options_are_of_the_choices_before_them_and_the_nearest_to_the_usual_is_taken(shelf):
     found = narrow(shelf, {**MODEL, "batch": 4})
-    assert found.options["kv_len"] == (4096,) and found.choices.kv_len == 4096
+    assert found.options["kv_len"] == (found.choices.kv_len,) == (4096,)
     assert found.choices.backends == (FA2,)
 
 
@@ -143,8 +121,3 @@ def test_controls_get_a_note_beside_what_is_shown_instead(shelf, wish, note):
     assert found.choices.case == QWEN
     (said,) = found.notes
     assert said.startswith(note)
-
-
-def test_backends_keep_the_order_of_the_options(shelf):
-    assert narrow(shelf, {**MODEL, "backends": (FA3, FA2)}).choices.backends == (FA2, FA3)
-    assert narrow(shelf, {**MODEL, "backends": (FA3,)}).choices.against == FA3

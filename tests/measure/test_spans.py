@@ -6,17 +6,15 @@ No measurement: the times are round numbers, so that each sum can be checked by 
 import pytest
 
 from attnlib.measure import spans
-from attnlib.measure.spans import CALL, NO_CALL, Span, find_gaps, read_spans
+from attnlib.measure.spans import CALL, NO_CALL, Gap, Span, find_gaps, read_spans
 from attnlib.measure.trace import short_name
 
 CLOCK = 4_385_705_362_000.0  # Kineto's clock starts where it likes
 
 
 def event(category, name, start, length, *, tid=1, **arguments):
-    times = {"ts": CLOCK + start, "dur": length}
-    return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": tid, **times} | {
-        "args": arguments
-    }
+    found = {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": tid}
+    return {**found, "ts": CLOCK + start, "dur": length, "args": arguments}
 
 
 def call(start, length=100.0):
@@ -46,28 +44,23 @@ def test_a_trace_that_marks_no_call_is_refused():
 
 
 def test_times_count_from_the_first_call():
-    (first, second) = read(call(1000.0), call(1500.0, 40.0))
-    assert (first.start_us, first.length_us, first.call) == (0.0, 100.0, 0)
-    assert (second.start_us, second.end_us, second.call) == (500.0, 540.0, 1)
+    found = [(each.start_us, each.end_us, each.call) for each in read(call(1000), call(1500, 40))]
+    assert found == [(0, 100, 0), (500, 540, 1)]
 
 
-def test_a_kernel_belongs_to_the_call_that_launched_it_not_to_the_one_it_ran_in():
-    late = kernel("late", 150.0, 10.0, correlation=5)
-    (span,) = work(call(0.0), launch(20.0, correlation=5), call(140.0), late)
-    assert (span.call, span.lane, span.launch) == (0, "stream 7", 5)
-
-
-def test_work_launched_before_the_first_call_is_not_of_the_profile():
-    before = [launch(-50.0, correlation=1), kernel("before", 10.0, 5.0, correlation=1)]
-    (span,) = work(
-        *before, call(0.0), launch(5.0, correlation=2), kernel("k", 20, 1, correlation=2)
-    )
-    assert span.name == "k"
-
-
-def test_work_whose_launch_is_not_in_the_trace_counts_for_the_last_call_that_had_started():
-    found = work(call(0.0), call(200.0), kernel("k", 350.0, 1.0, correlation=9))
-    assert [span.call for span in found] == [1]
+@pytest.mark.parametrize(
+    ("launched", "numbers"),
+    [
+        ([20.0], [0]),  # the call that launched it, not the one it ran in
+        ([-50.0], []),  # before the first call: not of the profile
+        ([], [1]),  # not in the trace: the last call that had started
+    ],
+)
+def test_a_kernel_belongs_to_the_call_that_launched_it(launched, numbers):
+    launches = [launch(start, correlation=5) for start in launched]
+    found = work(*launches, call(0.0), call(140.0), kernel("late", 150.0, 10.0, correlation=5))
+    assert [span.call for span in found] == numbers
+    assert {(span.lane, span.launch) for span in found} <= {("stream 7", 5)}
 
 
 def test_kernels_copies_and_fills_are_gpu_work_and_annotations_are_not():
@@ -84,11 +77,7 @@ def test_kernels_copies_and_fills_are_gpu_work_and_annotations_are_not():
 
 def test_names_of_gpu_work_are_shortened_by_the_given_rule():
     template = "void at::native::elementwise_kernel<4, at::native::FillFunctor<int>>(int, A)"
-    events = [
-        call(0.0),
-        event("cpu_op", "aten::fill_", 1, 2),
-        kernel(template, 9, 1, correlation=1),
-    ]
+    events = [call(0), event("cpu_op", "aten::fill_", 1, 2), kernel(template, 9, 1, correlation=1)]
     found = read_spans({"traceEvents": events}, shorten=short_name)
     assert {span.name for span in found} == {CALL, "aten::fill_", "elementwise_kernel"}
 
@@ -135,56 +124,33 @@ def test_streams_are_lanes_and_devices_are_named_where_there_are_several(other, 
 
 
 def test_an_operators_own_time_is_without_the_operators_it_calls():
-    found = spans.operators(
-        read(
-            call(0.0),
-            event("cpu_op", "aten::softmax", 10.0, 30.0),
-            event("cpu_op", "aten::_softmax", 12.0, 20.0),
-            event("cpu_op", "aten::empty", 13.0, 5.0),
-            event("cpu_op", "aten::add", 40.0, 10.0),
-        )
-    )
-    own = {span.name: (span.self_us, span.depth) for span in found}
-    assert own["aten::softmax"] == (10.0, 0)
-    assert own["aten::_softmax"] == (15.0, 1)
-    assert own["aten::empty"] == (5.0, 2)
-    assert own["aten::add"] == (10.0, 0)
+    times = {"softmax": (10, 30), "_softmax": (12, 20), "empty": (13, 5), "add": (40, 10)}
+    events = [event("cpu_op", name, *time) for name, time in times.items()]
+    found = spans.operators(read(call(0.0), *events))
+    own = [("softmax", 10, 0), ("_softmax", 15, 1), ("empty", 5, 2), ("add", 10, 0)]
+    assert [(span.name, span.self_us, span.depth) for span in found] == own
     assert spans.busy_us(found) == sum(span.self_us for span in found) == 40.0
 
 
 def test_operators_outside_of_the_calls_are_left_out_and_threads_are_lanes():
-    found = spans.operators(
-        read(
-            call(0.0),
-            event("cpu_op", "aten::mm", 10.0, 5.0),
-            event("cpu_op", "aten::mm_backward", 12.0, 5.0, tid=4711),
-            event("cpu_op", "aten::later", 500.0, 5.0),
-        )
-    )
-    assert [(span.name, span.lane) for span in found] == [
-        ("aten::mm", "main thread"),
-        ("aten::mm_backward", "thread 2"),
-    ]
+    events = [event("cpu_op", "aten::mm", 10, 5), event("cpu_op", "aten::later", 500, 5)]
+    other = event("cpu_op", "aten::mm_backward", 12, 5, tid=4711)
+    found = spans.operators(read(call(0.0), *events, other))
+    lanes = {span.name: span.lane for span in found}
+    assert lanes == {"aten::mm": "main thread", "aten::mm_backward": "thread 2"}
 
 
 def of(start, length, name="k", number=0):
     return Span("kernel", name, "stream 7", start, length, length, number)
 
 
-def test_gaps_lie_where_no_lane_is_busy_and_name_their_neighbours():
-    found = find_gaps([of(0, 10, "a"), of(4, 2, "inside"), of(15, 5, "b"), of(18, 7, "c")])
-    ((gap),) = found
-    assert (gap.start_us, gap.length_us, gap.after, gap.before) == (10, 5, "a", "b")
-
-
-def test_a_gap_between_two_calls_is_of_neither():
-    numbers = [gap.call for gap in find_gaps([of(0, 1), of(2, 1), of(9, 1, number=1)])]
-    assert numbers == [0, NO_CALL]
+def test_gaps_lie_where_no_lane_is_busy_name_their_neighbours_and_between_calls_are_of_neither():
+    works = [of(0, 10, "a"), of(4, 2, "inside"), of(15, 5, "b"), of(18, 7, "c"), of(30, 1, "d", 1)]
+    assert find_gaps(works) == (Gap(10, 5, "a", "b", 0), Gap(25, 5, "c", "d", NO_CALL))
 
 
 def test_back_to_back_spans_have_no_gap_however_the_clock_rounds():
-    ends = CLOCK + 10.001
-    assert find_gaps([of(CLOCK, 10.001), of(ends, 1.0)]) == ()
+    assert find_gaps([of(CLOCK, 10.001), of(CLOCK + 10.001, 1.0)]) == ()
 
 
 def test_busy_time_counts_overlapping_lanes_once():

@@ -1,6 +1,7 @@
 """The report: one file, nothing loaded from elsewhere, the same bytes every time."""
 
 import re
+from unittest.mock import Mock
 
 import nbformat
 import pytest
@@ -11,9 +12,7 @@ from attnlib.report import provenance
 from attnlib.studies import claims
 
 GOOD = "import matplotlib.pyplot as plt\n_ = plt.plot([1, 2])\nplt.show()"
-NAMES = 'names = "auto_resolution"'
 ANSWER = "**On an H200, 1 & 2 are `less` than 3.** More is said here."
-
 
 pytestmark = pytest.mark.usefixtures("published_records")
 
@@ -31,7 +30,7 @@ def write_notebook(folder, name, *sources):
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     write_notebook(folder, "01_first", GOOD, "'<script>alert(1)</script>'")
-    write_notebook(folder, "02_second", NAMES)
+    write_notebook(folder, "02_second", 'names = "auto_resolution"')
     return folder
 
 
@@ -48,11 +47,8 @@ def text(folder):
     return build(folder, "a.html").decode()
 
 
-def test_two_builds_from_the_same_records_are_the_same_bytes(folder, text):
+def test_two_builds_are_the_same_bytes_and_load_nothing_not_even_figures(folder, text):
     assert build(folder, "b.html") == text.encode()
-
-
-def test_the_report_loads_nothing_and_its_figures_stand_in_the_file_itself(text):
     assert not re.findall(r"<(?:script|link|iframe)\b", text)
     assert not re.findall(r'src\s*=\s*["\'](?!data:)', text)
     assert "@import" not in text and "url(http" not in text
@@ -70,27 +66,20 @@ def test_every_notebook_has_its_finding_before_the_claims_and_its_way_on_escaped
     assert '<a href="#01_first">Previous: Is 01_first bold &amp; right?</a>' in text
 
 
-def test_every_study_has_its_provenance_and_the_command_that_repeats_it(text):
+def test_every_study_has_its_provenance_and_a_notebook_says_how_to_repeat_what_it_shows(text):
     shown = provenance.published()
-    assert {"auto_resolution", "bisect_fa3_decode_regression"} <= {each.study for each in shown}
     for each in shown:
         assert f"<section class='study' id='study-{each.study}'><h3>{each.study}</h3>" in text
     assert len(re.findall(r"<td>[0-9a-f]{64}</td>", text)) == len(shown)
-    assert "NVIDIA H200" in text
-
-
-def test_a_notebook_says_how_to_repeat_what_it_shows(text):
     (block,) = re.findall(r"<aside.*?</aside>", text, re.S)
-    assert "aria-label='Repeat notebook 02'" in block
+    assert "aria-label='Repeat notebook 02'" in block and "NVIDIA H200" in text
     assert "<pre>python -m attnlib measure auto_resolution</pre>" in block
     assert "<a href='#study-auto_resolution'>" in block
 
 
 def test_every_claim_stands_between_the_findings_and_the_notebooks(text):
-    place = [
-        text.index(f'<section id="{n}"') for n in ("findings", "claims", "01_first", "provenance")
-    ]
-    assert place == sorted(place)
+    sections = re.findall('<section id="([a-z0-9_]+)"', text)
+    assert sections == ["findings", "claims", "01_first", "02_second", "provenance"]
     for claim in claims.load_claims():
         assert text.count(f"id='claim-{claim.id}'") == 1
 
@@ -102,24 +91,16 @@ def test_a_part_holds_its_notebooks_their_studies_and_the_claims_these_judge(fol
     assert re.findall(r"id='study-(\w+)'", part) == ["auto_resolution"]
     judged = [c.id for c in claims.load_claims() if "auto_resolution" in claims.studies_of(c)]
     assert re.findall(r"id='claim-([\w-]+)'", part) == judged != []
-
-
-def test_a_part_without_a_study_has_no_claims(folder):
     text = build(folder, "first.html", only=["01"]).decode()
-    assert 'id="claims"' not in text and 'href="#claims"' not in text
-    assert not re.findall(r"id='study-", text)
+    assert "#claims" not in text and "id='study-" not in text, "it has no study"
 
 
-@pytest.mark.parametrize("only", [["03"], ["01", "x"], [""], ["-1"], ["01_first"]])
-def test_a_number_that_no_notebook_has_is_refused_with_those_there_are(folder, only):
-    with pytest.raises(ValueError, match=rf"only must be of 01, 02, got '{only[-1]}'"):
-        html.build_report(folder / "never.html", folder, only=only)
-    assert not (folder / "never.html").exists()
-
-
-def test_numbers_come_in_the_notebooks_order_and_once(folder):
+def test_numbers_come_in_order_and_once_and_others_are_refused_with_those_there_are(folder):
     found = html.choose_notebooks(folder, [" 2", "01", "02"])
     assert [path.stem for path in found] == ["01_first", "02_second"]
+    for only in (["03"], ["01", "x"], [""], ["-1"], ["01_first"]):
+        with pytest.raises(ValueError, match=rf"only must be of 01, 02, got '{only[-1]}'"):
+            html.choose_notebooks(folder, only)
 
 
 @pytest.mark.parametrize("name", ["gone/a.html", "file/a.html", "."])
@@ -132,23 +113,9 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(
     with pytest.raises(ValueError, match=f"out must be {said}"):
         html.build_report(tmp_path / name, folder)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
-def test_a_folder_without_leave_to_write_is_refused_by_name(tmp_path, folder, monkeypatch):
-    def denied(path):
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(html.Path, "touch", denied)
+    monkeypatch.setattr(html.Path, "touch", Mock(side_effect=PermissionError("Permission denied")))
     with pytest.raises(ValueError, match=r"out must be in a folder to write to, .*Permission"):
         html.build_report(tmp_path / "a.html", folder)
-
-
-def test_a_write_that_breaks_off_leaves_the_old_report_and_nothing_else(tmp_path, monkeypatch):
-    (out := tmp_path / "index.html").write_text("the old one")
-    monkeypatch.setattr("os.replace", lambda *names: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
-        html.write_whole(out, b"the new one")
-    assert [path.read_text() for path in tmp_path.iterdir()] == ["the old one"]
 
 
 def test_a_failing_cell_names_the_notebook_and_leaves_the_old_report(tmp_path):
@@ -158,11 +125,8 @@ def test_a_failing_cell_names_the_notebook_and_leaves_the_old_report(tmp_path):
         html.build_report(out, tmp_path)
     assert out.read_text() == "the old one"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["02_bad.ipynb", "index.html"]
-
-
-def test_a_folder_without_notebooks_is_refused(tmp_path):
     with pytest.raises(ValueError, match="notebooks must be a folder with .ipynb files"):
-        html.build_report(tmp_path / "index.html", tmp_path)
+        html.build_report(out, tmp_path / "gone")
 
 
 def test_refresh_refuses_to_write_live_outputs(monkeypatch, tmp_path):

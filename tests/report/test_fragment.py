@@ -77,15 +77,10 @@ def test_a_figure_says_what_drew_it_and_where_and_how_large_it_is():
     assert (image["width"], image["height"]) == ("640", "480")
 
 
-def test_headings_go_down_one_level_and_carry_the_notebooks_name():
-    (heading,) = soup().find_all(["h1", "h2", "h3"])
-    assert (heading.name, heading["id"]) == ("h3", "03_slug-Why")
-    (link,) = soup().find_all("a")
-    assert link["href"] == "#03_slug-Why"
-
-
-def test_every_id_stands_once_and_only_in_this_notebook():
+def test_headings_go_down_one_level_and_every_id_stands_once_and_has_the_notebooks_name():
     found = soup(shown("a", text__plain="1"), shown("b", text__plain="2"))
+    (heading,), (link,) = found.find_all(["h1", "h2", "h3"]), found.find_all("a")
+    assert (heading.name, heading["id"], link["href"]) == ("h3", "03_slug-Why", "#03_slug-Why")
     ids = [element["id"] for element in found.find_all(id=True)]
     assert len(ids) == len(set(ids)) > 3
     assert all(name.startswith("03_slug-") for name in ids)
@@ -100,17 +95,11 @@ def test_links_lead_to_notebooks_of_the_page_to_the_net_or_nowhere():
     assert [s.get_text() for s in found.find_all("span", title="not in this file")] == [*"bce"]
 
 
-def test_what_may_be_wide_scrolls_in_a_box_that_has_a_name_and_takes_the_keyboard():
-    table = pd.DataFrame({"n": [1]}).to_html()
-    found = soup(shown("t()", text__html=table), shown("f()", image__png=PNG))
-    for name in ("table", "img", "pre"):
-        for element in found.find_all(name):
-            assert element.parent["class"][0] == "scroll" and element.parent["tabindex"] == "0"
-            assert element.parent["role"] == "group" and element.parent["aria-label"]
-
-
-def test_heads_of_a_table_say_of_what_and_empty_ones_are_none():
+def test_what_may_be_wide_scrolls_in_a_named_box_by_key_and_heads_of_a_table_say_of_what():
     table = pd.DataFrame({"n": [1]}, index=["a"]).to_html()
-    found = soup(shown("t()", text__html=table))
+    found = soup(shown("t()", text__html=table), shown("f()", image__png=PNG))
+    for element in found.find_all(["table", "img", "pre"]):
+        assert element.parent["class"][0] == "scroll" and element.parent["tabindex"] == "0"
+        assert element.parent["role"] == "group" and element.parent["aria-label"]
     heads = [(th.get_text(), th["scope"]) for th in found.find_all("th")]
     assert heads == [("n", "col"), ("a", "row")]

@@ -7,10 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from nbformat.v4 import new_notebook
 
-from attnlib import cli, studies
-from attnlib.report import build
+from attnlib import studies
 from attnlib.report import new_study as recipe
 from attnlib.run import store
 from attnlib.studies import STUDIES
@@ -25,11 +23,10 @@ pytestmark = pytest.mark.usefixtures("published_records")
 @pytest.fixture
 def tree(tmp_path):
     """A checkout with two notebooks and no study."""
-    (tmp_path / "attnlib" / "studies").mkdir(parents=True)
-    folder = tmp_path / "notebooks"
-    folder.mkdir()
-    for name in ("01_first.ipynb", "07_an_old_question.ipynb"):
-        (folder / name).write_text("{}")
+    for folder in ("attnlib/studies", "notebooks"):
+        (tmp_path / folder).mkdir(parents=True)
+    for name in ("01_first", "07_an_old_question"):
+        (tmp_path / "notebooks" / f"{name}.ipynb").write_text("{}")
     return tmp_path
 
 
@@ -54,7 +51,8 @@ def test_a_name_that_is_no_slug_or_taken_is_refused(tree, monkeypatch, name):
     assert files(tree) == before
 
 
-def test_a_folder_that_is_no_checkout_is_refused(tmp_path):
+def test_it_is_refused_outside_a_checkout_and_the_command_fails_in_one_line(fails, tmp_path):
+    assert "NAME must be lower-case words" in fails("new-study", "No")
     with pytest.raises(ValueError, match="must run in a checkout"):
         recipe.new_study(NAME, tmp_path)
     assert files(tmp_path) == []
@@ -75,18 +73,21 @@ def test_a_study_whose_notebook_fails_leaves_nothing_behind(tree, monkeypatch, e
     assert files(tree) == before and os.environ["ATTNLIB_MACHINE"] == "mine"
 
 
-def test_the_notebook_takes_the_next_number_and_the_lenders_facts(tree, monkeypatch):
-    monkeypatch.setattr("attnlib.report.build.execute", lambda path, notebook: notebook)
+def test_the_notebook_takes_the_next_number_and_module_and_it_tell_of_the_lender(tree, monkeypatch):
+    def execute(path, notebook):
+        notebook.metadata["language_info"] = {"name": "python", "version": "3.11.7"}
+        return notebook
+
+    monkeypatch.setattr("attnlib.report.build.execute", execute)
     module, notebook = recipe.new_study(NAME, tree)
     assert (module.name, notebook.name) == ("study.py", f"08_{NAME}.ipynb")
+    assert "3.11.7" not in notebook.read_text(), "nothing of this machine"
+    text = module.read_text()
+    assert "Not measured yet" in text and f'borrows=("{recipe.LENDER}", ' in text
+    assert "TODO" in text and "{" not in text
     first = recipe.notebook_of(NAME, number="08").cells[0].source
     found = store.provenance(recipe.LENDER, STUDIES[recipe.LENDER].reference_machine)
     assert found["measured"] in first and found["machine"]["gpu"] in first and "TODO" in first
-
-
-def test_the_command_fails_in_one_line(capsys):
-    assert cli.main(["new-study", "No"]) == cli.FAILED
-    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_a_study_folder_must_hold_its_study(tmp_path, monkeypatch):
@@ -96,13 +97,6 @@ def test_a_study_folder_must_hold_its_study(tmp_path, monkeypatch):
     monkeypatch.setattr(studies, "__path__", [str(tmp_path)])
     with pytest.raises(ValueError, match=r"studies/empty_one/study\.py must hold STUDY"):
         studies.discover()
-
-
-def test_an_executed_notebook_is_written_without_the_machines_metadata(tmp_path):
-    language = {"language_info": {"name": "python", "version": "3.11.7"}}
-    found = new_notebook(metadata={"kernelspec": recipe.KERNEL} | language)
-    build.write_notebook(tmp_path / "n.ipynb", found)
-    assert "3.11.7" not in (tmp_path / "n.ipynb").read_text()
 
 
 def run_in(folder, *arguments):
@@ -125,13 +119,6 @@ def test_a_new_study_runs_under_nbval_at_once_and_passes_our_own_tests(tmp_path)
     assert f"written notebooks/{notebook.name}" in told.splitlines()
     held = ("house/test_notebooks", "house/test_imports", "studies/test_studies", "test_cli")
     tests = [f"tests/{name}.py" for name in held]
-    told = run_in(tmp_path, "pytest", "-q", "-k", NAME, *NBVAL, str(notebook), *tests)
-    assert "passed" in told
+    run_in(tmp_path, "pytest", "-q", "-k", NAME, *NBVAL, str(notebook), *tests)
     for command in (("check",), ("format", "--check")):
         run_in(tmp_path, "ruff", *command, "attnlib", "notebooks")
-
-
-def test_the_module_says_that_its_records_are_borrowed_and_asks_for_a_part_of_them(tree):
-    text = recipe.module_text(NAME, "study.py.txt")
-    assert "Not measured yet" in text and f'borrows=("{recipe.LENDER}", ' in text
-    assert "TODO" in text and "{" not in text

@@ -27,24 +27,17 @@ def test_all_published_studies_and_searches_are_listed(published_records):
     assert "bisect_fa3_decode_regression" in names
 
 
-@pytest.fixture
-def evil(make_record, monkeypatch):
-    """A study whose records carry markup wherever a string of theirs is shown."""
-    monkeypatch.setenv("ATTNLIB_MODE", "replay")
-    machine = {"gpu": "Test GPU", "gpu_id": "1", "cpu": "<i>cpu</i>"}
-    command, versions = "python -m attnlib <b>x</b> && y", {"<u>v</u>": "<s>1</s>"}
-    record = make_record(command=command, machine=machine, versions=versions)
-    store.append(record)
-    return Shown("demo", record.machine_slug, "is <em>it</em>?")
-
-
-def shown_by(study) -> str:
+def shown_by(study):
     """The page of one notebook that shows `study`."""
     return render_page([Page("07_x", Fragment("?", "", ""), (study,))], [], [study], part="")
 
 
-def test_every_string_of_a_record_is_escaped(evil):
-    text = shown_by(evil)
+def test_every_string_of_a_record_is_escaped(make_record, monkeypatch):
+    monkeypatch.setenv("ATTNLIB_MODE", "replay")
+    machine = {"gpu": "Test GPU", "gpu_id": "1", "cpu": "<i>cpu</i>"}
+    command, versions = "python -m attnlib <b>x</b> && y", {"<u>v</u>": "<s>1</s>"}
+    store.append(record := make_record(command=command, machine=machine, versions=versions))
+    text = shown_by(Shown("demo", record.machine_slug, "is <em>it</em>?"))
     for tag in ("<b>x", "<i>cpu", "<u>v", "<s>1", "<em>it"):
         assert tag not in text and html.escape(tag) in text
     assert text.count("python -m attnlib &lt;b&gt;x&lt;/b&gt; &amp;&amp; y") == 2
@@ -52,8 +45,7 @@ def test_every_string_of_a_record_is_escaped(evil):
 
 def test_a_live_page_says_which_studies_this_gpu_has_not_measured(monkeypatch):
     monkeypatch.setattr(provenance, "mode", lambda: "live")
-    shown = Shown("auto_resolution", "test-gpu-1", "?")
-    text = shown_by(shown)
+    text = shown_by(Shown("auto_resolution", "test-gpu-1", "?"))
     assert "auto_resolution: not measured on this GPU.</p>" in text and "<aside" not in text
 
 

@@ -6,19 +6,17 @@ import pytest
 from support.frames import CASE, frame, ran, row, timed
 
 from attnlib.kinds.cost import Ceilings
-from attnlib.kinds.decode.case import DecodeCase
 from attnlib.run import frame as rows
 from attnlib.run.study import Grid, Study
 from attnlib.studies.fa3_decode_regression import tables
 
 
-def test_ratios_pair_round_by_round_and_not_by_pool():
-    found = rows.over(
-        frame(timed("a", 0, 2.0), timed("b", 0, 1.0), timed("a", 1, 40.0), timed("b", 1, 20.0)),
-        "a",
-        "b",
-    )
+def test_ratios_pair_round_by_round_and_leave_out_a_round_that_lacks_one_side():
+    both = [timed("a", 0, 2.0), timed("b", 0, 1.0), timed("a", 1, 40.0), timed("b", 1, 20.0)]
+    found = rows.over(frame(*both, timed("a", 2, 9.0)), "a", "b")
     assert found[["ratio", "low", "high", "pairs"]].to_numpy().tolist() == [[2.0, 2.0, 2.0, 2]]
+    nothing = rows.over(frame(*both), "a", "c")
+    assert nothing.empty and "ratio" in nothing
 
 
 @pytest.mark.parametrize(
@@ -29,13 +27,14 @@ def test_nothing_is_divided_or_tabled_across_what_moves_times(column, other):
     work = {"work_per_call": 1e9}
     mixed = frame(timed("a", 0, 2.0), timed("b", 0, 1.0, **{column: other}))
     limit = frame(timed("copy", 0, 2.0, **work), timed("matmul", 0, 1.0, **work, **{column: other}))
-    refused = rf"{column} must be the same .*, got .* and {other!r}"
-    with pytest.raises(ValueError, match=refused):
-        rows.over(mixed, "a", "b")
-    with pytest.raises(ValueError, match=refused):
-        rows.times(mixed)
-    with pytest.raises(ValueError, match=refused):
-        rows.ceilings(limit)
+    words = rf"{column} must be the same .*, got {timed('a', 0, 2.0)[column]!r} and {other!r}"
+    for call, *arguments in (
+        (rows.over, mixed, "a", "b"),
+        (rows.times, mixed),
+        (rows.ceilings, limit),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call(*arguments)
 
 
 def test_a_third_backend_from_elsewhere_does_not_stand_in_the_way_of_a_ratio():
@@ -49,16 +48,6 @@ def test_tables_that_divide_or_line_up_rows_refuse_two_gpus(table):
     arguments = {"over_floor": (Ceilings(1.0, 1.0, 1), "0.6.3"), "across_releases": ("a",)}[table]
     with pytest.raises(ValueError, match="gpu_id must be the same .*, got 'x' and 'y'"):
         getattr(tables, table)(frame(*both), *arguments)
-
-
-def test_a_round_that_lacks_one_side_is_left_out_of_the_ratio():
-    found = rows.over(frame(timed("a", 0, 3.0), timed("b", 0, 1.0), timed("a", 1, 9.0)), "a", "b")
-    assert (found.ratio.item(), found.pairs.item()) == (pytest.approx(3.0), 1)
-
-
-def test_a_backend_that_is_not_there_gives_an_empty_table_with_columns():
-    found = rows.over(frame(timed("a", 0, 3.0)), "a", "b")
-    assert found.empty and "ratio" in found
 
 
 def test_only_ok_rows_of_one_timer_and_release_are_decode_rows():
@@ -81,26 +70,18 @@ def test_cases_with_another_seed_or_length_are_cases_of_their_own_in_order():
 
 
 def test_launches_are_those_of_the_trace_by_name():
-    found = frame(
-        timed("a", 0, 1.0, kernels=ran("one", "two", "two")), timed("b", 0, 1.0, kernels=())
-    )
+    found = frame(timed("a", 0, 1.0, kernels=ran("one", "two", "two")), timed("b", 0, 1.0))
     assert rows.launches(found).tolist() == [3, 0]
     assert rows.launches(found, "tw").tolist() == [2, 0]
 
 
-def test_ceilings_are_work_over_time_in_their_units():
-    found = rows.ceilings(
-        frame(
-            timed("copy", 0, 2000.0, work_per_call=8.0e9),
-            timed("matmul", 0, 1000.0, work_per_call=8.0e11),
-        )
-    )
+def test_ceilings_are_work_over_time_in_their_units_and_refused_by_name_where_one_lacks():
+    copy, matmul = ("copy", 0, 2000.0), ("matmul", 0, 1000.0)
+    both = frame(timed(*copy, work_per_call=8.0e9), timed(*matmul, work_per_call=8.0e11))
+    found = rows.ceilings(both)
     assert (found.copy_gbps, found.matmul_tflops, found.num_sms) == (4000.0, 800.0, 132)
-
-
-def test_a_study_without_ceilings_is_refused_by_name():
     with pytest.raises(ValueError, match="frame must hold a 'copy' ceiling"):
-        rows.ceilings(frame(timed("a", 0, 1.0)))
+        rows.ceilings(both[1:])
 
 
 def test_releases_are_ordered_as_versions_not_as_words():
@@ -110,13 +91,12 @@ def test_releases_are_ordered_as_versions_not_as_words():
 
 def test_the_rows_of_a_study_are_those_of_its_items_and_no_others():
     found = frame(
-        timed("a", 0, 1.0, timer="graph", release="1"),
-        timed("a", 1, 2.0, timer="graph", release="1"),
-        timed("a", 0, 3.0, timer="eager", release="1"),
-        timed("a", 0, 4.0, timer="graph", release="2"),
-        timed("b", 0, 5.0, timer="graph", release="1"),
+        timed("a", 0, 1.0, release="1"),
+        timed("a", 1, 2.0, release="1"),
+        timed("a", 0, 3.0, release="1", timer="eager"),
+        timed("a", 0, 4.0, release="2"),
+        timed("b", 0, 5.0, release="1"),
     )
-    study = Study(name="demo", question="?", grids=(Grid((CASE,), ("a",), ("1",)),))
-    assert rows.of_study(found, study).run_us.tolist() == [1.0, 2.0]
-    other = DecodeCase(CASE.spec, batch_size=5, kv_len=1024)
-    assert rows.of_study(found, Study("demo", "?", (Grid((other,), ("a",), ("1",)),))).empty
+    for case, times in ((CASE, [1.0, 2.0]), (replace(CASE, batch_size=5), [])):
+        study = Study("demo", "?", (Grid((case,), ("a",), ("1",)),))
+        assert rows.of_study(found, study).run_us.tolist() == times

@@ -2,128 +2,79 @@
 
 import hashlib
 import json
-import math
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from support.records import MACHINE, OTHER, append, demo_path, tear
 
 from attnlib.kinds.extend.case import ExtendCase
 from attnlib.kinds.item import Item
 from attnlib.run import store
-from attnlib.run.record import SCHEMA, Kernel, Record
+from attnlib.run.record import SCHEMA, Kernel
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def append_rounds(make_record, count: int) -> list[Record]:
+def append_rounds(make_record, count):
     return append(*(make_record(round=round_) for round_ in range(count)))
 
 
-def test_records_are_read_as_they_were_appended(make_record, data):
+def test_records_are_read_as_they_were_appended_and_of_one_id_the_newest(make_record, data):
     path = store.append(make_record())
     assert path == demo_path() == data / "records" / MACHINE / "demo.jsonl"
     assert path.read_text() == make_record().to_json() + "\n"
-    records = append_rounds(make_record, 3)
-    assert store.read("demo", MACHINE) == records
-
-
-def test_of_one_id_the_newest_stands_in_the_place_of_its_time(make_record):
-    _, other, new = append(make_record(), make_record(round=1), make_record(run_us=(99.0,)))
+    other, new = append(make_record(round=1), make_record(run_us=(99.0,)))
     assert store.read("demo", MACHINE) == [other, new]
-    assert len(demo_path().read_text().splitlines()) == 3
-
-
-def test_without_a_named_folder_records_lie_beside_the_package(monkeypatch):
-    monkeypatch.delenv("ATTNLIB_DATA")
-    assert store.data_root() == ROOT / "data"
-
-
-@pytest.mark.parametrize("cut", [1, 40], ids=["the newline", "half a line"])
-def test_a_file_cut_short_is_not_read_and_left_as_it_is(make_record, cut):
-    append_rounds(make_record, 3)
-    torn = demo_path().read_bytes()[:-cut]
-    demo_path().write_bytes(torn)
-    with pytest.raises(ValueError, match=r"demo\.jsonl line 3 .*cut short"):
-        store.read("demo", MACHINE)
-    assert demo_path().read_bytes() == torn
 
 
 @pytest.mark.parametrize("lines", [0, 2])
-def test_wherever_a_line_is_cut_the_next_writer_sets_it_aside_and_goes_on(make_record, lines):
+def test_wherever_a_line_is_cut_reading_refuses_it_and_the_next_writer_goes_on(make_record, lines):
     records = append_rounds(make_record, lines)
     whole = demo_path().read_bytes() if lines else b""
     last, late = make_record(round=7).to_json().encode(), make_record(round=8)
     torn_path = store.torn_path("demo", MACHINE)
-    for cut in range(1, len(last) + 1, 29):
+    for cut in (*range(1, len(last), 29), len(last)):
         for path in (demo_path(), torn_path):
             path.unlink(missing_ok=True)
         tear(whole + last[:cut])
+        with pytest.raises(ValueError, match=rf"demo\.jsonl line {lines + 1} .*cut short"):
+            store.read("demo", MACHINE)
+        assert demo_path().read_bytes() == whole + last[:cut]
         store.append(late)
         assert store.read("demo", MACHINE) == [*records, late]
         assert torn_path.read_bytes() == last[:cut] + b"\n"
 
 
-def test_mending_moves_a_torn_line_and_nothing_else(make_record):
+def test_mending_moves_torn_lines_and_nothing_else_to_those_set_aside_before(make_record):
     assert store.mend("demo", MACHINE) == 0
     records = append_rounds(make_record, 2)
     assert store.mend("demo", MACHINE) == 0
     assert not store.torn_path("demo", MACHINE).exists()
-    tear(b'{"half')
-    assert store.mend("demo", MACHINE) == len(b'{"half')
-    assert store.read("demo", MACHINE) == records
-
-
-def test_what_was_set_aside_before_stays(make_record):
-    for words in (b"one", b"two"):
+    for words in (b'{"half', b"two"):
         tear(words)
-        store.append(make_record())
-    assert store.torn_path("demo", MACHINE).read_bytes() == b"one\ntwo\n"
+        assert store.mend("demo", MACHINE) == len(words)
+    assert store.read("demo", MACHINE) == records
+    assert store.torn_path("demo", MACHINE).read_bytes() == b'{"half\ntwo\n'
 
 
-def test_a_record_in_another_machines_folder_is_refused(make_record):
-    tear(make_record(machine=OTHER).to_json().encode() + b"\n")
-    with pytest.raises(ValueError, match=f"line 1 must be of '{MACHINE}', it is of 'other-1'"):
-        store.read("demo", MACHINE)
-
-
-@pytest.mark.parametrize(
-    "other", [{"gpu_id": "deadbeef"}, {"power_limit_w": 350}, {"timer": "eager"}, {"schema": 2}]
-)
-def test_rows_that_differ_where_times_depend_on_it_are_not_compared(other):
-    same = {"gpu_id": "0badcafe", "power_limit_w": 700, "timer": "graph", "schema": 1}
-    store.require_comparable(pd.DataFrame([same, same]))
-    store.require_comparable(pd.DataFrame([same]).iloc[:0])
-    ((column, value),) = other.items()
-    words = f"{column} must be the same .*, got {same[column]!r} and {value!r}"
-    with pytest.raises(ValueError, match=words):
-        store.require_comparable(pd.DataFrame([same, same | other]))
-
-
-def broken_lines(record: Record) -> dict[str, str]:
-    flat = json.loads(record.to_json())
-    return {
-        "update attnlib": json.dumps({**flat, "schema": SCHEMA + 1}),
-        "content key": json.dumps({**flat, "round": 9}),
-        "page_size must be a power": json.dumps(flat | {"case": flat["case"] | {"page_size": 12}}),
-        "Expecting": "not json",
-        "a record": "[1, 2]",
-        "must be a record": "null",
-    }
-
-
-def test_a_line_that_is_no_record_is_named_with_its_file(make_record):
+def test_a_line_that_is_no_record_of_this_machine_is_named_with_its_file(make_record):
     append_rounds(make_record, 3)
     first, second, third = demo_path().read_text().splitlines()
-    for words, line in broken_lines(Record.from_json(second)).items():
+    flat = json.loads(second)
+    for words, line in {
+        "a record: .*content key": json.dumps({**flat, "round": 9}),
+        "a record: page_size": json.dumps(flat | {"case": flat["case"] | {"page_size": 12}}),
+        "a record: Expecting": "not json",
+        "a record: 'list'": "[1, 2]",
+        "a record: 'NoneType'": "null",
+        f"of '{MACHINE}', it is of 'other-1'": make_record(machine=OTHER).to_json(),
+    }.items():
         demo_path().write_text("\n".join([first, line, third, ""]))
-        with pytest.raises(ValueError, match=rf"demo\.jsonl line 2 .*{words}") as caught:
+        with pytest.raises(ValueError, match=rf"^{demo_path()} line 2 must be {words}"):
             store.read("demo", MACHINE)
-        assert str(demo_path()) in str(caught.value)
 
 
 def test_a_study_nobody_measured_is_missing_with_the_machines_that_have_it(make_record):
@@ -145,28 +96,13 @@ def test_a_loaded_row_holds_case_medians_kernels_and_oracle(make_record):
     expected = {
         "case": record.item.case,
         **record.item.case.to_dict(),
-        "id": record.id,
-        "study": "demo",
-        "round": 0,
-        "backend": "flashinfer-fa2",
-        "release": "0.6.3",
-        "timer": "graph",
-        "heads": "8/2",
-        "status": "ok",
-        "reported_backend": "fa2",
-        "kernel_family": "fa2",
+        **{"id": record.id, "study": "demo", "round": 0, "status": "ok", "schema": SCHEMA},
+        **{"backend": "flashinfer-fa2", "release": "0.6.3", "timer": "graph", "heads": "8/2"},
+        **{"reported_backend": "fa2", "kernel_family": "fa2", "kernel_us": 9.75},
         "kernels": (Kernel("AttendKernel", 1.0, 8.25), Kernel("MergeKernel", 2.0, 1.5)),
-        "kernel_us": 9.75,
-        "run_us": 11.0,
-        "plan_us": 45.0,
-        "samples": 3,
-        "oracle_error": 0.002,
-        "oracle_budget": 0.008,
-        "gpu": "Test GPU",
-        "gpu_id": "0badcafe",
-        "power_limit_w": 0,
-        "schema": SCHEMA,
-        "num_sms": 4,
+        **{"run_us": 11.0, "plan_us": 45.0, "samples": 3},
+        **{"oracle_error": 0.002, "oracle_budget": 0.008},
+        **{"gpu": "Test GPU", "gpu_id": "0badcafe", "power_limit_w": 0, "num_sms": 4},
     }
     assert {name: row[name] for name in expected} == expected
 
@@ -187,25 +123,27 @@ def test_failures_and_ceilings_load_beside_times_without_one(make_record):
     store.append(replace(ceiling, plan_us=()))
     table = store.load("demo", MACHINE)
     assert table["status"].tolist() == ["ok", "crashed", "ok"]
-    assert [math.isnan(us) for us in table["run_us"]] == [False, True, False]
-    assert [math.isnan(us) for us in table["plan_us"]] == [False, True, True]
-    assert table["kv_len"].isna().tolist() == [False, False, True]
-    assert table["reason"][1] == "signal SIGSEGV"
+    assert table.run_us.isna().tolist() == [False, True, False]
+    assert table.plan_us.isna().tolist() == [False, True, True]
+    assert table.kv_len.isna().tolist() == [False, False, True]
 
 
-def test_provenance_names_file_hash_machine_versions_and_days(make_record):
+def test_provenance_names_both_files_hashes_machine_versions_and_days(make_record):
     append_rounds(make_record, 2)
     assert store.provenance("demo", MACHINE)["measured"] == "2026-01-02"
+    files = [store.publish("demo"), demo_path()]
     late = {"started_at": "2026-01-04T09:00:00", "versions": {"torch": "2.13.1"}}
     store.append(make_record(round=2, **late))
-    found = store.provenance("demo", MACHINE)
-    assert found["file"] == f"data/records/{MACHINE}/demo.jsonl"
-    assert found["sha256"] == hashlib.sha256(demo_path().read_bytes()).hexdigest()
-    assert found["records"] == 3
-    assert found["machine"] == make_record().machine
-    assert found["versions"]["torch"] == ["2.13.0", "2.13.1"]
-    assert found["measured"] == "2026-01-02 to 2026-01-04"
-    assert found["commands"] == ["python -m attnlib measure demo"]
+    assert store.provenance("demo", MACHINE) == {
+        "study": "demo",
+        "file": f"data/records/{MACHINE}/demo.parquet, data/records/{MACHINE}/demo.jsonl",
+        "sha256": ", ".join(hashlib.sha256(path.read_bytes()).hexdigest() for path in files),
+        "records": 3,
+        "machine": make_record().machine,
+        "versions": {"flashinfer-python": ["0.6.3"], "torch": ["2.13.0", "2.13.1"]},
+        "measured": "2026-01-02 to 2026-01-04",
+        "commands": ["python -m attnlib measure demo"],
+    }
 
 
 # Two processes that import once and fork writers, each killed at a random instant of one of its
@@ -217,7 +155,7 @@ from dataclasses import replace
 from attnlib.run import store
 from attnlib.run.record import Record
 
-record, first, kills = Record.from_json(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+record, kills, first = Record.from_json(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 chance = random.Random(first)
 
 def append(round_):
@@ -253,30 +191,16 @@ print(*reported)
 KILLERS, KILLS_EACH = 2, 100
 
 
-def read_as_far_as_whole() -> list[Record]:
-    """What a reader sees: the file as it is, or, if it says so, the file without its torn line."""
-    try:
-        return store.read("demo", MACHINE)
-    except ValueError as error:
-        assert "cut short" in str(error)
-        assert store.mend("demo", MACHINE) > 0
-        return store.read("demo", MACHINE)
-
-
 def test_writers_killed_at_two_hundred_instants_lose_nothing_they_reported(make_record):
     record = make_record(status="error", reason="r")
-    firsts = [n * 1_000_000 for n in range(KILLERS)]
-    command = [sys.executable, "-c", KILLED_WRITERS, record.to_json()]
+    command = [sys.executable, "-c", KILLED_WRITERS, record.to_json(), str(KILLS_EACH)]
     killers = [
-        subprocess.Popen([*command, str(n), str(KILLS_EACH)], cwd=ROOT, text=True, stdout=-1)
-        for n in firsts
+        subprocess.Popen([*command, str(n * 1_000_000)], cwd=ROOT, text=True, stdout=-1)
+        for n in range(KILLERS)
     ]
     reported = {int(word) for killer in killers for word in killer.communicate()[0].split()}
     assert [killer.returncode for killer in killers] == [0] * KILLERS
-    found = read_as_far_as_whole()
+    found = store.recover("demo", MACHINE)
     assert len(reported) > KILLERS * KILLS_EACH
     assert reported <= {record.round for record in found}
     assert all(record.reason == f"{record.round} " * 4_000 for record in found)
-    late = make_record(round=KILLERS * 1_000_000)
-    store.append(late)
-    assert store.read("demo", MACHINE) == [*found, late]

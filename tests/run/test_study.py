@@ -6,9 +6,9 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -18,28 +18,21 @@ from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.item import Item
 from attnlib.run import store, study
 from attnlib.run.record import machine_slug
-from attnlib.run.study import Study, Sweep, load_or_measure, mode, record_machine, record_name
+from attnlib.run.study import Sweep, load_or_measure, mode, record_machine, record_name
 
 SMALL, LARGE = DecodeCase(SPEC, 1, 8), DecodeCase(SPEC, 2, 12, "ragged")
 FP8 = DecodeCase(replace(SPEC, kv_dtype="float8_e4m3fn"), 1, 8)
 CPU_SLUG = "cpu-test64"
-
-
 TINY = study_of(grid_of(SMALL, LARGE, FP8, rounds=2))
 MIXED = study_of(grid_of(SMALL, headline=True), grid_of(LARGE, rounds=3))
 
 
-def measure(study: Study, **options: Any) -> int:
+def measure(study, **options):
     return Sweep(**options).measure(study)
 
 
-def cases_of(job: Any) -> list[DecodeCase]:
-    return [item.case for item in job.items]
-
-
-@pytest.fixture
-def with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(study, "_has_cuda", lambda: True)
+def cases_of(*jobs):
+    return [[item.case for item in job.items] for job in jobs]
 
 
 def test_a_study_is_measured_end_to_end_and_replayed(tmp_path, monkeypatch):
@@ -64,17 +57,6 @@ def test_a_study_is_measured_end_to_end_and_replayed(tmp_path, monkeypatch):
     assert machine_slug(study.describe.__wrapped__("cpu")) == machine, "from any folder"
 
 
-def test_a_sweep_that_was_cut_off_resumes_with_what_is_missing(instant_jobs):
-    assert measure(TINY) == 6
-    path = store.journal_path("demo", CPU_SLUG)
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(lines[:2] + lines[4:]))
-    instant_jobs.jobs.clear()
-    assert measure(TINY) == 2
-    assert [(job.round, cases_of(job)) for job in instant_jobs.jobs] == [(0, [FP8]), (1, [FP8])]
-    assert measure(TINY) == 0
-
-
 KILLED_SWEEP = "import test_study; test_study.measure(test_study.TINY)"
 
 
@@ -88,31 +70,26 @@ def test_a_sweep_killed_in_the_middle_resumes_and_repeats_nothing(data):
         time.sleep(0.01)
     sweep.kill()
     sweep.wait()
-    count = measure(TINY)
+    assert 0 < measure(TINY) < 6
     (path,) = data.glob("records/*/demo.jsonl")
     ids = [json.loads(line)["id"] for line in path.read_text().splitlines()]
     assert len(ids) == len(set(ids)) == 6
-    assert 0 < count < 6
-    assert measure(TINY) == 0
 
 
 def test_a_failure_counts_as_measured_unless_it_is_to_be_tried_again(instant_jobs, make_record):
-    failed = make_record(item=Item("sdpa", "host", SMALL), machine=study.describe("cpu"))
-    store.append(replace(failed, status="crashed", run_us=(), plan_us=()))
+    item = Item("sdpa", "host", SMALL)
+    store.append(make_record(item=item, machine=study.describe("cpu"), status="crashed"))
     assert measure(study_of(grid_of(SMALL))) == 0
     assert measure(study_of(grid_of(SMALL)), retry=True) == 1
 
 
-def test_records_of_another_machine_do_not_count_as_measured(instant_jobs, make_record):
+def test_what_was_published_counts_as_measured_but_not_by_another_machine(
+    instant_jobs, make_record
+):
     store.append(make_record(item=Item("sdpa", "host", SMALL)))
-    assert measure(study_of(grid_of(SMALL))) == 1
-
-
-def test_what_was_published_counts_as_measured(instant_jobs):
-    measure(TINY)
-    store.publish("demo")
-    assert measure(TINY) == 0
-    assert measure(TINY, rounds=3) == 3
+    assert measure(TINY) == 6
+    store.publish("demo", CPU_SLUG)
+    assert (measure(TINY), measure(TINY, rounds=3)) == (0, 3)
     assert len(store.read("demo", CPU_SLUG)) == 9
 
 
@@ -121,7 +98,7 @@ def test_rounds_are_outermost_and_odd_ones_run_backwards():
     jobs = study_of(grid_of(SMALL, LARGE, releases=releases, rounds=2)).jobs(headline=False)
     order = [(0, "0.6.3"), (0, "0.6.4"), (1, "0.6.4"), (1, "0.6.3")]
     assert [(job.round, job.release) for job in jobs] == order
-    assert [cases_of(job) for job in jobs] == [[SMALL, LARGE]] * 2 + [[LARGE, SMALL]] * 2
+    assert cases_of(*jobs) == [[SMALL, LARGE]] * 2 + [[LARGE, SMALL]] * 2
     assert {item.release for item in jobs[1].items} == {"0.6.4"}
 
 
@@ -138,20 +115,20 @@ def test_a_grid_is_the_product_of_its_parts_case_by_case():
         (MIXED.grids, {}, [[SMALL, LARGE], [LARGE], [LARGE]]),
         (MIXED.grids, {"headline": True}, [[SMALL]]),
         (MIXED.grids, {"rounds": 2}, [[SMALL, LARGE], [LARGE, SMALL]]),
+        ([grid_of(SMALL), grid_of(LARGE, FP8, isolated=True)], {}, [[SMALL], [LARGE], [FP8]]),
     ],
-    ids=["an item of two grids", "its own rounds", "headline grids", "rounds asked for"],
+    ids=["an item of two grids", "its own rounds", "headline grids", "rounds asked for", "alone"],
 )
 def test_a_round_has_each_item_of_its_grids_once(grids, options, cases):
-    jobs = study_of(*grids).jobs(**{"headline": False, **options})
-    assert [cases_of(job) for job in jobs] == cases
+    assert cases_of(*study_of(*grids).jobs(**{"headline": False, **options})) == cases
 
 
 @pytest.mark.parametrize("ceilings", [("copy", "matmul"), ("read",), ()])
 def test_ceilings_are_measured_in_every_round_unless_the_study_needs_none(ceilings):
     demo = study_of(grid_of(SMALL, releases=("0.6.4",), rounds=2), ceilings=ceilings)
-    items = [item for job in demo.jobs(headline=False) for item in job.items]
-    expected = [Item(name, "graph") for name in ceilings] * 2
-    assert sorted((i for i in items if i.case is None), key=str) == sorted(expected, key=str)
+    items = Counter(item for job in demo.jobs(headline=False) for item in job.items)
+    expected = {Item(name, "graph"): 2 for name in ceilings}
+    assert {item: count for item, count in items.items() if item.case is None} == expected
 
 
 def test_a_gpu_study_without_a_gpu_or_rounds_is_not_measured(instant_jobs, without_gpu):
@@ -182,7 +159,7 @@ def test_the_mode_is_live_where_there_is_a_gpu_unless_replay_is_asked_for(asked,
         monkeypatch.setenv("ATTNLIB_MODE", asked)
     if asked == "live" and not cuda:
         with pytest.raises(RuntimeError, match="live needs a CUDA GPU"):
-            load_or_measure(TINY)
+            mode()
     else:
         assert mode() == ("live" if cuda and asked != "replay" else "replay")
 
@@ -212,36 +189,31 @@ def test_a_study_without_a_machine_lists_those_that_have_it(without_gpu, make_re
         load_or_measure(TINY)
 
 
-def test_a_study_that_is_not_measured_yet_replays_the_records_it_names(without_gpu, make_record):
+@pytest.mark.parametrize("cuda", [True, False])
+def test_a_study_that_is_not_measured_yet_replays_what_it_borrows_and_live_its_own(
+    instant_jobs, make_record, monkeypatch, cuda
+):
+    monkeypatch.setattr(study, "_has_cuda", lambda: cuda)
     store.append(make_record(study="lender"))
-    draft = replace(TINY, borrows=("lender", "test-gpu-0badcafe"))
-    assert record_name(draft) == "lender"
-    assert set(load_or_measure(draft).study) == {"lender"}
-
-
-def test_live_borrows_no_records(instant_jobs, with_gpu):
-    headline = replace(TINY.grids[0], headline=True)
-    draft = replace(TINY, grids=(headline,), borrows=("lender", "somewhere"))
-    assert record_name(draft) == TINY.name
-    assert set(load_or_measure(draft).study) == {TINY.name}
-
-
-def test_a_study_has_records_of_its_own_or_borrows_some():
+    draft = replace(MIXED, borrows=("lender", "test-gpu-0badcafe"))
+    assert record_name(draft) == ("demo" if cuda else "lender")
+    assert set(load_or_measure(draft).study) == {record_name(draft)}
     with pytest.raises(ValueError, match="must have reference_machine or borrows, not both"):
-        replace(TINY, reference_machine="a", borrows=("lender", "b"))
+        replace(draft, reference_machine="a")
 
 
-def test_replay_never_measures(instant_jobs, with_gpu, monkeypatch):
-    monkeypatch.setenv("ATTNLIB_MODE", "replay")
-    with pytest.raises(FileNotFoundError, match="no records of study 'demo' on 'somewhere'"):
-        load_or_measure(replace(TINY, reference_machine="somewhere"))
-    assert instant_jobs.jobs == []
-
-
-def test_live_measures_headline_cases_and_shows_all_that_is_on_record(instant_jobs, with_gpu):
+def test_live_measures_headline_cases_and_shows_all_that_is_on_record_and_replay_never_measures(
+    instant_jobs, monkeypatch
+):
+    monkeypatch.setattr(study, "_has_cuda", lambda: True)
     assert load_or_measure(MIXED)["kv_len"].tolist() == [SMALL.kv_len]
     measure(MIXED)
     assert len(load_or_measure(MIXED)) == 1 + 3
+    instant_jobs.jobs.clear()
+    monkeypatch.setenv("ATTNLIB_MODE", "replay")
+    with pytest.raises(FileNotFoundError, match="no records of study 'demo' on 'somewhere'"):
+        load_or_measure(replace(MIXED, reference_machine="somewhere"))
+    assert instant_jobs.jobs == []
 
 
 def test_a_case_is_found_by_its_key_or_label_and_an_unknown_one_lists_the_keys():
@@ -251,10 +223,3 @@ def test_a_case_is_found_by_its_key_or_label_and_an_unknown_one_lists_the_keys()
     keys = "  ".join(case.key for case in TINY.cases)
     with pytest.raises(ValueError, match=f"case must be one of study 'demo': {keys}; got 'x'"):
         TINY.case_named("x")
-
-
-def test_items_of_an_isolated_grid_have_a_process_each():
-    alone = grid_of(SMALL, LARGE, backends=("other",), isolated=True)
-    jobs = study_of(grid_of(SMALL, LARGE), alone).jobs(headline=False)
-    assert sorted(len(job.items) for job in jobs) == [1, 1, 2]
-    assert all(job.release == "" for job in jobs)

@@ -3,8 +3,8 @@
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from math import nan
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -26,29 +26,30 @@ ITEM = Item("sdpa", "host", CASE)
 JOB = {"study": "demo", "round": 2, "device": "cpu", "command": "repeat me"}
 
 
-def measure(item: Item = ITEM) -> Record:
+def measure(item=ITEM):
     return Worker(JOB).measure(item)
 
 
-def with_spec(**fields: Any) -> Item:
+def with_spec(**fields):
     return replace(ITEM, case=replace(CASE, spec=replace(CASE.spec, **fields)))
 
 
-def sdpa_gives(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
-    """Make the backend return `change(out)` instead of its output."""
+def sdpa_gives(monkeypatch, factor):
+    """Make the backend return its output times `factor`."""
     honest = Sdpa.run
-    monkeypatch.setattr(Sdpa, "run", lambda self, *inputs: change(honest(self, *inputs)))
+    monkeypatch.setattr(Sdpa, "run", lambda self, *inputs: honest(self, *inputs) * factor)
 
 
-def sdpa_raises(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    monkeypatch.setattr(Sdpa, "run", lambda *_: (_ for _ in ()).throw(error))
+def sdpa_raises(monkeypatch, error):
+    monkeypatch.setattr(Sdpa, "run", Mock(side_effect=error))
 
 
-def job_file(folder: Path, items: list[Item]) -> Path:
+def run_job(folder, *items):
+    """Exit status and progress of a worker process's job."""
     forms = [(7 + number, item.to_dict()) for number, item in enumerate(items)]
-    path = folder / "job.json"
-    path.write_text(json.dumps({**JOB, "items": forms, "progress": str(folder / "progress")}))
-    return path
+    job, progress = folder / "job.json", folder / "progress"
+    job.write_text(json.dumps({**JOB, "items": forms, "progress": str(progress)}))
+    return worker.main([str(job)]), progress.read_text().splitlines()
 
 
 def test_a_right_output_gets_times_an_oracle_and_a_pedigree():
@@ -57,40 +58,33 @@ def test_a_right_output_gets_times_an_oracle_and_a_pedigree():
     assert (record.study, record.round, record.item) == ("demo", 2, ITEM)
     assert len(record.run_us) == len(record.plan_us) == PLAN_SAMPLES
     assert 0 < record.oracle_error <= record.oracle_budget
-    assert record.oracle_error == measure().oracle_error, "another worker sees the same"
+    again = measure(replace(ITEM, release=torch.__version__))
+    assert again.oracle_error == record.oracle_error, "so does another worker, of this release"
     assert record.oracle_rows == 3 * 4
     assert record.work_per_call == decode_cost(CASE).io_bytes
     assert (record.reported_backend, record.kernel_family, record.kernels) == ("sdpa", "", ())
     assert record.versions["torch"] == torch.__version__
-    assert record.machine["gpu_id"] == "cpu"
-    assert record.command == "repeat me"
+    assert (record.machine["gpu_id"], record.command) == ("cpu", "repeat me")
     assert record.started_at.endswith("+00:00")
 
 
-def test_a_wrong_output_is_incorrect_and_has_no_times(monkeypatch):
-    sdpa_gives(monkeypatch, lambda out: out * 1.1)
+@pytest.mark.parametrize(("factor", "error"), [(1.1, pytest.approx(0.1, abs=0.02)), (nan, None)])
+def test_a_wrong_output_is_incorrect_and_has_no_times(monkeypatch, factor, error):
+    sdpa_gives(monkeypatch, factor)
     record = measure()
-    assert record.status == "incorrect"
-    assert record.run_us == record.plan_us == ()
-    assert record.oracle_error == pytest.approx(0.1, abs=0.02)
+    assert (record.status, record.run_us, record.plan_us) == ("incorrect", (), ())
+    assert record.oracle_error == error
     assert f"over budget {record.oracle_budget:.3g}" in record.reason
-
-
-def test_an_output_of_nan_is_incorrect_and_can_be_written_down(monkeypatch):
-    sdpa_gives(monkeypatch, lambda out: out * float("nan"))
-    record = measure()
-    assert (record.status, record.oracle_error) == ("incorrect", None)
     assert Record.from_json(record.to_json()) == record
 
 
 @pytest.mark.parametrize(
     ("error", "status", "reason"),
     [
-        (TypeError("plan() got an odd keyword"), "error", "TypeError: plan() got an odd keyword"),
         (OSError("no\n  '/opt/engine/lib/kernel.so'"), "error", "OSError: no 'kernel.so'"),
         (RuntimeError("CUDA error: lost"), "crashed", "RuntimeError: CUDA error: lost"),
     ],
-    ids=["an error", "one line without folders", "a lost CUDA context"],
+    ids=["one line without folders", "a lost CUDA context"],
 )
 def test_an_exception_of_the_backend_has_its_type_and_words(monkeypatch, error, status, reason):
     sdpa_raises(monkeypatch, error)
@@ -102,8 +96,9 @@ def test_a_compilers_complaint_is_told_however_long_its_command_line(monkeypatch
     log = f"Ninja build failed: nvcc {'-DX ' * 400}\nprefill.cu(7): error: no such trait\nmore"
     sdpa_raises(monkeypatch, RuntimeError(log))
     reason = measure().reason
-    assert reason.startswith("RuntimeError: Ninja build failed: nvcc")
-    assert reason.endswith("prefill.cu(7): error: no such trait")
+    assert re.match(
+        r"RuntimeError: Ninja build failed: nvcc .*\(7\): error: no such trait$", reason
+    )
     assert len(reason) < 1000
 
 
@@ -120,11 +115,7 @@ LONG = replace(ITEM, case=replace(CASE, kv_len=2**26, lengths="fixed"))
         (replace(ITEM, backend="fa9"), "error", "one of sdpa, flashinfer-auto"),
         (replace(ITEM, timer="cupti"), "error", "one of graph, graph-cold, eager, profiler, host"),
         (replace(ITEM, timer="graph"), "error", "timer 'graph' needs a CUDA GPU"),
-        (
-            replace(ITEM, release="0.0.1"),
-            "error",
-            rf"release must be torch 0\.0\.1, imported was {re.escape(torch.__version__)}",
-        ),
+        (replace(ITEM, release="0.0.1"), "error", r"must be torch 0\.0\.1, imported was \d"),
     ],
 )
 def test_what_cannot_be_measured_as_asked_is_never_replaced(
@@ -137,10 +128,6 @@ def test_what_cannot_be_measured_as_asked_is_never_replaced(
     assert re.search(words, record.reason)
 
 
-def test_the_release_asked_for_is_measured():
-    assert measure(replace(ITEM, release=torch.__version__)).status == "ok"
-
-
 def test_a_kernel_family_that_was_pinned_and_did_not_run_gets_no_time(monkeypatch):
     monkeypatch.setitem(TABLE, "sdpa", replace(TABLE["sdpa"], family="fa3"))
     record = measure()
@@ -149,47 +136,31 @@ def test_a_kernel_family_that_was_pinned_and_did_not_run_gets_no_time(monkeypatc
 
 
 def test_neighbours_of_one_case_share_its_tensors(monkeypatch):
-    built: list[DecodeCase] = []
-
-    def build(case: DecodeCase, **to: str) -> object:
-        built.append(case)
-        return build_workload(case, **to)
-
-    monkeypatch.setattr(DecodeSubject, "build", staticmethod(build))
+    build = Mock(side_effect=build_workload)
+    monkeypatch.setattr(DecodeSubject, "build", build)
     own, other = Worker(JOB), with_spec(head_dim=32)
     statuses = [own.measure(item).status for item in (ITEM, ITEM, other, ITEM)]
     assert statuses == ["ok"] * 4
-    assert built == [CASE, other.case, CASE]
+    assert [call.args for call in build.call_args_list] == [(CASE,), (other.case,), (CASE,)]
 
 
 def test_a_job_is_measured_in_order_with_a_record_for_each_item(tmp_path):
     items = [ITEM, with_spec(kv_dtype="float8_e4m3fn"), with_spec(head_dim=32)]
-    assert worker.main([str(job_file(tmp_path, items))]) == 0
-    records = store.read("demo", Worker(JOB).measure(ITEM).machine_slug)
+    lines = [f"{word} {n}" for n in (7, 8, 9) for word in ("start", "done")]
+    assert run_job(tmp_path, *items) == (0, lines)
+    (machine,) = store.machines("demo")
+    records = store.read("demo", machine)
     assert [record.item for record in records] == items
     assert [record.status for record in records] == ["ok", "refused", "ok"]
-    lines = (tmp_path / "progress").read_text().splitlines()
-    assert lines == [f"{word} {n}" for n in (7, 8, 9) for word in ("start", "done")]
 
 
 def test_a_record_is_on_disk_before_its_item_is_called_done(tmp_path, monkeypatch):
-    seen: list[str] = []
-    monkeypatch.setattr(
-        worker.store, "append", lambda record: seen.append((tmp_path / "progress").read_text())
-    )
-    worker.main([str(job_file(tmp_path, [ITEM]))])
+    seen, progress = [], tmp_path / "progress"
+    monkeypatch.setattr(worker.store, "append", lambda record: seen.append(progress.read_text()))
+    run_job(tmp_path, ITEM)
     assert seen == ["start 7\n"]
 
 
 def test_a_job_stops_where_the_process_is_no_longer_sane(tmp_path, monkeypatch):
     sdpa_raises(monkeypatch, RuntimeError("CUDA error: device-side assert triggered"))
-    assert worker.main([str(job_file(tmp_path, [ITEM, ITEM]))]) == CONTEXT_LOST
-    lines = (tmp_path / "progress").read_text().splitlines()
-    assert lines == ["start 7", "done 7"]
-
-
-def test_the_machine_is_described_in_json(capsys):
-    assert worker.main(["--describe", "cpu"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["gpu"], found["gpu_id"]) == ("", "cpu")
-    assert found["cores"] >= 1
+    assert run_job(tmp_path, ITEM, ITEM) == (CONTEXT_LOST, ["start 7", "done 7"])

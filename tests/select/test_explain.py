@@ -7,18 +7,18 @@ import pytest
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.extend import case as extend_case
 from attnlib.run import store
-from attnlib.select import LIBRARIES, MODES, Call, UnknownFactError, explain
+from attnlib.select import Call, UnknownFactError, explain
 from attnlib.select.text import headline
 from attnlib.studies.fa3_decode_regression.study import REFERENCE_MACHINE
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "records"
 FP8 = "float8_e4m3fn"
 BF16 = AttnSpec(32, 8, 128, 16)
-FP8_BOTH = AttnSpec(32, 8, 128, 16, FP8)
 FP8_CACHE = AttnSpec(32, 8, 128, 16, "bfloat16", FP8)
 LATENT = AttnSpec(128, 1, 576, 64)
 STEP = Call(kv_lens=(8192,) * 16)
 VLLM, SPARSE = ("vllm==0.33.0", "auto"), {"topk": 2048}
+VLLM_MLA = {"mode": "mla", "library": "vllm==0.33.0"}
 
 
 def auto(spec, release, gpu="sm90", mode="decode", **more):
@@ -118,58 +118,55 @@ def test_every_row_on_the_way_is_among_the_reasons_with_why_it_failed():
     assert "release < 0.6.0" in reasons[3].why and "it is 0.6.4" in reasons[3].why
 
 
-def pinned(spec, mode, gpu, env, library="flashinfer==0.6.3"):
-    return explain(spec, mode=mode, gpu=gpu, library=library, env=env)
+@pytest.fixture
+def pinned(monkeypatch):
+    """A choice with an override in the environment, which prefill or decode takes."""
+
+    def choose(backend, spec=BF16, *, mode="decode", gpu="sm90", library="flashinfer==0.6.3"):
+        stage = "DECODE" if mode in ("decode", "mla") else "PREFILL"
+        monkeypatch.setenv(f"ATTNLIB_{stage}_BACKEND", backend)
+        return explain(spec, mode=mode, gpu=gpu, library=library)
+
+    return choose
 
 
-def test_an_override_acts_and_is_the_first_reason():
-    choice = pinned(BF16, "decode", "sm90", {"ATTNLIB_DECODE_BACKEND": "fa2"})
+def test_an_override_acts_and_is_the_first_reason(pinned):
+    choice = pinned("fa2")
     assert (choice.backend, choice.reasons[0].kind) == ("fa2", "override")
     assert headline(choice) == "flashinfer==0.6.3, decode on sm90, ATTNLIB_DECODE_BACKEND=fa2: fa2"
-
-
-def test_an_override_comes_from_the_environment(monkeypatch):
-    monkeypatch.setenv("ATTNLIB_DECODE_BACKEND", "cuda-cores")
-    assert pinned(BF16, "decode", "sm90", None).backend == "cuda-cores"
-
-
-PREFILL_MODES = ("prefill_paged", "target_verify", "draft_extend", "prefill_ragged")
-
-
-@pytest.mark.parametrize("mode", PREFILL_MODES)
-def test_the_prefill_override_acts_in_prefill_modes_only(mode):
-    env = {"ATTNLIB_PREFILL_BACKEND": "fa2"}
-    assert pinned(BF16, mode, "sm90", env).backend == "fa2"
-    assert pinned(BF16, "decode", "sm90", env).backend == "fa3"
+    assert auto(BF16, "0.6.3").backend == "fa3", "env={} overrides the environment"
+    assert pinned("FLASHINFER_MLA", LATENT, gpu="sm100", **VLLM_MLA).backend == "FLASHINFER_MLA"
 
 
 @pytest.mark.parametrize(
-    ("spec", "gpu", "backend", "why"),
+    "mode", ["prefill_paged", "target_verify", "draft_extend", "prefill_ragged"]
+)
+def test_the_prefill_override_acts_in_prefill_modes_only(pinned, mode):
+    assert pinned("fa2", mode=mode).backend == "fa2"
+    assert explain(BF16, mode="decode", gpu="sm90", library="flashinfer==0.6.3").backend == "fa3"
+
+
+@pytest.mark.parametrize(
+    ("backend", "spec", "asked", "why"),
     [
-        (BF16, "sm80", "fa3", "needs compute capability 9.x"),
-        (FP8_CACHE, "sm90", "fa3", "an FP8 cache needs an FP8 query"),
-        (AttnSpec(32, 8, 96, 16), "sm90", "fa3", "head_dim must be"),
-        (AttnSpec(40, 8, 128, 16), "sm90", "cuda-cores", "group size must be 1, 2, 3, 4 or 8"),
-        (FP8_BOTH, "sm90", "fa2", "no FP8 query"),
-        (BF16, "sm90", "trtllm-gen", "needs SM100"),
+        ("fa3", BF16, {"gpu": "sm80"}, "needs compute capability 9.x"),
+        ("fa3", FP8_CACHE, {}, "an FP8 cache needs an FP8 query"),
+        ("fa3", AttnSpec(32, 8, 96, 16), {}, "head_dim must be"),
+        ("cuda-cores", AttnSpec(40, 8, 128, 16), {}, "group size must be 1, 2, 3, 4 or 8"),
+        ("fa2", AttnSpec(32, 8, 128, 16, FP8), {}, "no FP8 query"),
+        ("trtllm-gen", BF16, {}, "needs SM100"),
+        ("FLASHINFER_MLA", LATENT, VLLM_MLA, "run mla on sm90"),
     ],
 )
-def test_an_override_that_cannot_run_raises_with_the_reason(spec, gpu, backend, why):
+def test_an_override_that_cannot_run_raises_with_the_reason(pinned, backend, spec, asked, why):
     with pytest.raises(RuntimeError, match=rf"DECODE_BACKEND={backend}: {backend} cannot.*{why}"):
-        pinned(spec, "decode", gpu, {"ATTNLIB_DECODE_BACKEND": backend})
-
-
-def test_an_override_of_an_engine_is_held_to_the_engines_checks():
-    env = {"ATTNLIB_DECODE_BACKEND": "FLASHINFER_MLA"}
-    with pytest.raises(RuntimeError, match="FLASHINFER_MLA cannot run mla on sm90"):
-        pinned(LATENT, "mla", "sm90", env, library="vllm==0.33.0")
-    assert pinned(LATENT, "mla", "sm100", env, library="vllm==0.33.0").backend == "FLASHINFER_MLA"
+        pinned(backend, spec, **asked)
 
 
 @pytest.mark.parametrize("backend", ["fa4", "auto"])
-def test_an_override_nobody_knows_lists_the_backends(backend):
+def test_an_override_nobody_knows_lists_the_backends(pinned, backend):
     with pytest.raises(ValueError, match=r"DECODE_BACKEND must be one of fa2, fa3, cuda-cores.*'"):
-        pinned(BF16, "decode", "sm90", {"ATTNLIB_DECODE_BACKEND": backend})
+        pinned(backend)
 
 
 def test_a_policy_that_names_a_backend_is_held_to_its_limits_too():
@@ -196,15 +193,9 @@ RELEASES = "release of flashinfer must be one of 0.2.0.post1.*got"
     ],
 )
 def test_what_nobody_knows_is_refused_with_what_there_is(change, message):
-    asked = {
-        "spec": BF16,
-        "mode": "decode",
-        "gpu": "sm90",
-        "library": "flashinfer==0.7.2",
-        **change,
-    }
+    asked = {"spec": BF16, "mode": "decode", "gpu": "sm90", "library": "flashinfer==0.7.2"}
     with pytest.raises(ValueError, match=message):
-        explain(asked.pop("spec"), env={}, **asked)
+        explain(**asked | change, env={})
 
 
 @pytest.mark.parametrize(
@@ -217,10 +208,6 @@ def test_what_nobody_knows_is_refused_with_what_there_is(change, message):
 def test_a_call_that_cannot_be_is_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         Call(**fields)
-
-
-def test_every_mode_of_the_table_is_one_of_flashinfers():
-    assert set(LIBRARIES["flashinfer"].modes) == set(MODES)
 
 
 NAMES = ("auto", "graph-auto", "fa2", "fa3", "cuda-cores")
@@ -239,25 +226,19 @@ def test_what_ran_on_an_h200_is_what_the_tables_say(study, machine):
     frame = store.load(study, machine)
     ran = frame[frame.backend.isin(POLICY) & (frame.status == "ok")]
     ran = ran.drop_duplicates(["backend", "release", "case", "reported_backend"])
-    said = [auto(r.case.spec, r.release, policy=POLICY[r.backend]) for _, r in ran.iterrows()]
-    assert [c.kernel for c in said] == ran.kernel_family.tolist()
-    assert [c.problem for c in said] == [""] * len(ran)
-    told = [t if t != "auto" else c.kernel for t, c in zip(ran.reported_backend, said, strict=True)]
-    assert [c.kernel for c in said] == told
+    for _, row in ran.iterrows():
+        said = auto(row.case.spec, row.release, policy=POLICY[row.backend])
+        assert (said.kernel, said.problem) == (row.kernel_family, "")
+        assert row.reported_backend in (said.kernel, "auto")
 
 
-@pytest.mark.usefixtures("published_records")
-def test_what_auto_could_not_run_on_an_h200_has_a_problem():
-    frame = store.load("auto_resolution", REFERENCE_MACHINE)
-    failed = frame[frame.status.isin(FAILED)]
-    said = [auto(r.case.spec, r.release) for _, r in failed.iterrows()]
-    assert len(said) == 2 and all(choice.problem for choice in said)
-
-
-def test_what_an_h200_refused_by_name_raises(frame):
-    failed = frame[frame.status.isin(FAILED)].drop_duplicates(["backend", "release", "case"])
-    assert len(failed) > 0
-    for _, row in failed.iterrows():
+def test_what_an_h200_could_not_run_has_a_problem_and_raises_by_name(frame):
+    picked = store.load("auto_resolution", REFERENCE_MACHINE)
+    failed = picked[picked.status.isin(FAILED)]
+    assert all(auto(r.case.spec, r.release).problem for _, r in failed.iterrows())
+    named = frame[frame.status.isin(FAILED)].drop_duplicates(["backend", "release", "case"])
+    assert (len(failed), named.empty) == (2, False)
+    for _, row in named.iterrows():
         with pytest.raises(RuntimeError, match="cannot run decode on sm90"):
             auto(row.case.spec, row.release, policy=POLICY[row.backend])
 
@@ -265,12 +246,11 @@ def test_what_an_h200_refused_by_name_raises(frame):
 @pytest.mark.usefixtures("published_records")
 def test_what_auto_ran_in_the_modes_of_an_engine_is_what_the_tables_say():
     (machine,) = store.machines("engine_modes")
-    records = [record.to_form() for record in store.read("engine_modes", machine)]
-    ran = [r for r in records if r["backend"] == "flashinfer-prefill-auto" and r["status"] == "ok"]
-    assert {r["case"]["mode"] for r in ran} == set(extend_case.MODES)
+    records = [r for r in store.read("engine_modes", machine) if r.status == "ok"]
+    ran = [r for r in records if r.item.backend == "flashinfer-prefill-auto"]
+    assert {record.item.case.mode for record in ran} == set(extend_case.MODES)
     for record in ran:
-        case, release = record["case"], record["versions"]["flashinfer-python"]
-        spec = AttnSpec(**{name: case[name] for name in AttnSpec.__dataclass_fields__})
-        call = Call(custom_mask=case["mask"] in ("tree", "chain"))
-        said = auto(spec, release, mode=case["mode"], call=call)
-        assert said.kernel == record["kernel_family"] == record["reported_backend"], case
+        case, release = record.item.case, record.versions["flashinfer-python"]
+        call = Call(custom_mask=case.mask in ("tree", "chain"))
+        said = auto(case.spec, release, mode=case.mode, call=call)
+        assert said.kernel == record.kernel_family == record.reported_backend, case

@@ -1,6 +1,5 @@
 """The checks about metadata: each says its words of records made to be so."""
 
-from collections.abc import Callable
 from itertools import product
 
 import pandas as pd
@@ -10,7 +9,6 @@ from support.ledger import row, verdict
 
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase
-from attnlib.kinds.metadata.case import MetadataCase
 from attnlib.kinds.step.case import StepCase
 from attnlib.studies.decode_metadata.checks import FAST_PATH, GENERAL_PATH
 from attnlib.studies.decode_metadata.study import METADATA, METADATA_SWEEP
@@ -27,49 +25,41 @@ DESIGNS = {
 }
 SIZES = tuple(dict.fromkeys((*METADATA, *METADATA_SWEEP)))
 MERGED = ("sglang-metadata", "0.5.14")
-Times = Callable[[tuple[str, str], MetadataCase], float]
 
 
-def metadata(times: Times, *, study: str = "decode_metadata", cases=SIZES) -> pd.DataFrame:
+def metadata(times, *, study="decode_metadata", cases=SIZES):
     """Two rounds of each design at each case."""
     timer = "eager" if study.endswith("eager") else "graph"
     found = []
     for case, design, round_ in product(cases, DESIGNS, (0, 1)):
-        kernel = DESIGNS[design]
-        if design == MERGED and case.page_size > 1:
-            kernel = ran(GENERAL_PATH)
+        general = design == MERGED and case.page_size > 1
         more = {"study": study, "release": design[1], "timer": timer, "round": round_}
+        more |= {"kernels": ran(GENERAL_PATH) if general else DESIGNS[design]}
         more |= {"oracle_error": 0.0, "layers": None}
-        found.append(row(case, design[0], times(design, case), kernels=kernel, **more))
+        found.append(row(case, design[0], times(design, case), **more))
     return pd.DataFrame(found)
 
 
-def speedup(ratio: float) -> Times:
+def speedup(ratio):
     """Everything takes 1 us, op by op `ratio`."""
     return lambda design, case: ratio if design[0] == "metadata-eager" else 1.0
 
 
-def both(graph: float, eager: float) -> pd.DataFrame:
+def both(graph, eager):
     outside = metadata(speedup(eager), study="decode_metadata_eager", cases=SOURCE_CASE)
     return pd.concat([metadata(speedup(graph)), outside], ignore_index=True)
 
 
-def steps(saved: float, *, once_zeros: int = 0, once_prepares: int = 1) -> pd.DataFrame:
+def steps(saved=200.0, *, once_zeros=0, once_prepares=1):
     """Two shapes of 64 layers, both timers; once a step takes `saved` us less."""
-    found = []
+    prepare, layers, found = f"{KERNEL}_kernel", ["FlashAttnFwdSm90"] * LAYERS, []
+    each = ran(*layers, *[prepare] * LAYERS)
+    once = ran(*layers, *[prepare] * once_prepares, *["zero"] * once_zeros)
     for batch, timer, round_ in product((1, 16), ("graph", "eager"), (0, 1)):
-        decode = DecodeCase(AttnSpec(16, 2, 128, 64), batch, 2048, "ragged")
-        case, layers = StepCase(decode, LAYERS), ["FlashAttnFwdSm90"] * LAYERS
-        once = [f"{KERNEL}_kernel"] * once_prepares + ["zero"] * once_zeros
-        kernels = {
-            "fa3-step-each": ran(*layers, *[f"{KERNEL}_kernel"] * LAYERS),
-            "fa3-step-once": ran(*layers, *once),
-        }
+        case = StepCase(DecodeCase(AttnSpec(16, 2, 128, 64), batch, 2048, "ragged"), LAYERS)
         more = {"study": "scheduler_metadata", "timer": timer, "round": round_, "heads": "16/2"}
-        found += [
-            row(case, name, 1000.0 - saved * (name == "fa3-step-once"), kernels=k, **more)
-            for name, k in kernels.items()
-        ]
+        found.append(row(case, "fa3-step-each", 1000.0, kernels=each, **more))
+        found.append(row(case, "fa3-step-once", 1000.0 - saved, kernels=once, **more))
     return pd.DataFrame(found)
 
 
@@ -92,32 +82,29 @@ def test_a_speedup_without_its_eager_records_is_missing_them():
         verdict("4-78x", metadata(speedup(5.0)))
 
 
-def test_launches_are_counted_from_the_trace():
+@pytest.mark.parametrize(
+    ("check", "kernels", "word"),
+    [
+        ("sequential-operations", None, "confirmed"),
+        ("sequential-operations", ran("a", "b"), "partly"),
+        ("fast-path", None, "confirmed"),
+        ("fast-path", ran(GENERAL_PATH), "partly"),
+        ("fast-path", ran("other"), "refuted"),
+    ],
+)
+def test_the_merged_kernels_are_counted_and_named_as_traced(check, kernels, word):
     frame = metadata(speedup(5.0))
-    assert verdict("sequential-operations", frame) == "confirmed"
-    merged = frame.release == "0.5.14"
-    several = pd.Series([ran("a", "b")] * len(frame))
-    assert (
-        verdict("sequential-operations", frame.assign(kernels=frame.kernels.mask(merged, several)))
-        == "partly"
-    )
+    others = pd.Series([kernels] * len(frame))
+    if kernels:
+        frame["kernels"] = frame.kernels.mask(frame.release == "0.5.14", others)
+    assert verdict(check, frame) == word
+
+
+def test_kernels_are_counted_by_name_and_one_wrong_word_refutes_what_is_open():
+    frame = metadata(speedup(5.0))
     assert verdict("two-kernels", frame, 2.0) == "confirmed"
     assert verdict("two-kernels", frame, 1.0) == "refuted"
-
-
-def test_each_path_runs_where_it_should():
-    frame = metadata(speedup(5.0))
-    merged = frame.release == "0.5.14"
-    assert verdict("fast-path", frame) == "confirmed"
-    everywhere = pd.Series([ran(GENERAL_PATH)] * len(frame))
-    general = frame.assign(kernels=frame.kernels.mask(merged, everywhere))
-    assert verdict("fast-path", general) == "partly"
-    assert verdict("fast-path", frame.assign(kernels=[ran("other")] * len(frame))) == "refuted"
-
-
-def test_page_sizes_without_a_window_leave_the_claim_open_and_a_wrong_word_refutes_it():
-    frame = metadata(speedup(5.0))
-    assert verdict("general-path", frame) == "open"
+    assert verdict("general-path", frame) == "open", "no record has a window"
     assert verdict("general-path", frame.assign(oracle_error=1.0)) == "refuted"
 
 
@@ -127,22 +114,22 @@ def test_a_serial_sum_grows_as_the_batch_does(power, word):
     assert verdict("serial-prefix-sum", frame) == word
 
 
-@pytest.mark.parametrize(("zeros", "word"), [(0, "confirmed"), (LAYERS, "refuted")])
-def test_launches_that_come_in_place_of_the_saved_ones_count(zeros, word):
-    assert verdict("63-calls", steps(200.0, once_zeros=zeros)) == word
-
-
-@pytest.mark.parametrize(("saved", "word"), [(200.0, "confirmed"), (100.0, "refuted")])
-def test_saved_time_is_held_to_a_quarter_either_way(saved, word):
-    assert verdict("215us", steps(saved)) == word
+@pytest.mark.parametrize(
+    ("check", "steps_of", "word"),
+    [
+        ("63-calls", {}, "confirmed"),
+        ("63-calls", {"once_zeros": LAYERS}, "refuted"),
+        ("215us", {}, "confirmed"),
+        ("215us", {"saved": 100.0}, "refuted"),
+        ("per-layer-calls-gone", {}, "confirmed"),
+        ("per-layer-calls-gone", {"once_prepares": LAYERS}, "refuted"),
+    ],
+)
+def test_steps_are_held_to_the_launches_and_the_time_they_save(check, steps_of, word):
+    assert verdict(check, steps(**steps_of)) == word
 
 
 def test_saved_time_needs_both_timers():
-    frame = steps(200.0)
+    frame = steps()
     with pytest.raises(MissingRecordsError, match="timer eager: a shape lacks some"):
         verdict("215us", frame[frame.timer == "graph"])
-
-
-@pytest.mark.parametrize(("prepares", "word"), [(1, "confirmed"), (64, "refuted")])
-def test_layers_must_not_prepare_again(prepares, word):
-    assert verdict("per-layer-calls-gone", steps(200.0, once_prepares=prepares)) == word

@@ -1,13 +1,12 @@
 """Checks that are data: each says confirmed, refuted or partly of records made to be so."""
 
-from collections.abc import Callable, Iterable
+from itertools import product
 
 import pandas as pd
 import pytest
 from support.frames import ran
 from support.ledger import judged, published, row, verdict
 
-from attnlib.kinds.cases import Case
 from attnlib.run.frame import AUTO, FA2, FA3
 from attnlib.studies import claims, expected
 from attnlib.studies.evidence import ABOUT, MissingRecordsError
@@ -20,20 +19,16 @@ RAN = [name for name, check in DATA.items() if check.ran]
 NAMES = [name for name, check in DATA.items() if check.kernel]
 VERDICTS = {"faster": 0.5, "same": 1.0, "slower": 2.0}
 """Verdict -> a time over another's of which it is said."""
-Factor = Callable[[Case], float]
 
 
-def rows(cases: Iterable[Case], side: str, factor: Factor, **told: object) -> list[dict]:
+def rows(cases, side, factor, **told):
     """Two rounds of a side at each case, `factor` times 100 us and exactly so."""
     backend, _, release = side.partition("==")
-    return [
-        row(case, backend, 100.0 * factor(case), round=n, release=release, **told)
-        for case in cases
-        for n in (0, 1)
-    ]
+    told |= {"release": release}
+    return [row(c, backend, 100.0 * factor(c), round=n, **told) for c in cases for n in (0, 1)]
 
 
-def timed(check: expected.Expected, factor: Factor) -> pd.DataFrame:
+def timed(check, factor):
     """Both sides of all that a check compares, the first `factor` times the second."""
     found = []
     for above, below in check.pairs:
@@ -43,16 +38,16 @@ def timed(check: expected.Expected, factor: Factor) -> pd.DataFrame:
     return pd.DataFrame(found).drop_duplicates("id", ignore_index=True)
 
 
-def resolved(check: expected.Expected, family: Callable[[str, Case], str]) -> pd.DataFrame:
+def resolved(check, family):
     """What a backend ran, by release and case."""
-    found = []
-    for release, case in ((release, case) for release in check.ran for case in check.asked):
-        how = {"kernel_family": family(release, case)}
-        found += rows([case], f"{check.backend[0]}=={release}", lambda _: 1.0, **how)[:1]
-    return pd.DataFrame(found)
+    (name,) = check.backend
+    return pd.DataFrame(
+        row(case, name, 100.0, release=release, kernel_family=family(release, case))
+        for release, case in product(check.ran, check.asked)
+    )
 
 
-def of(name: str, frame: pd.DataFrame) -> str:
+def of(name, frame):
     """The verdict on a claim, by its whole name."""
     figure = published()[name].figure
     return DATA[name].find(frame, figure.value if figure else None).verdict
@@ -62,10 +57,8 @@ def of(name: str, frame: pd.DataFrame) -> str:
 def test_a_claim_about_times_holds_where_all_cases_say_so_and_partly_where_some_do(name):
     check = DATA[name]
     for word, factor in VERDICTS.items():
-        holds = {word, "any"} & {*check.expect}
-        assert of(name, timed(check, lambda _, us=factor: us)) == (
-            "confirmed" if holds else "refuted"
-        )
+        holds = "confirmed" if {word, "any"} & {*check.expect} else "refuted"
+        assert of(name, timed(check, lambda _, us=factor: us)) == holds
     first = check.asked[0]
     some = timed(check, lambda case: 2.0 if case == first else 0.5)
     always = check.somewhere or check.expect == ("any",)
@@ -113,8 +106,7 @@ def test_a_claim_about_kernels_holds_where_each_release_ran_what_it_should(name)
     assert of(name, resolved(check, lambda *_: "cudnn")) == "refuted"
     last = (list(check.ran)[-1], check.asked[-1])
     some = resolved(check, lambda *each: "cudnn" if each == last else right[each[0]])
-    one = len(some) == 1
-    assert of(name, some) == ("refuted" if one else "partly")
+    assert of(name, some) == ("refuted" if len(some) == 1 else "partly")
     with pytest.raises(MissingRecordsError, match=rf"{AUTO}: \d+ of {len(some)} records in "):
         of(name, some[:-1])
 
@@ -152,9 +144,8 @@ def test_what_ran_is_the_family_or_what_went_wrong_oldest_release_first():
     frame = resolved(check, lambda release, _: "fa3" if "0.6.0" <= release < "0.6.4" else "fa2")
     failed = frame.status.mask(frame.release == "0.7.2.post1", "error")
     found = judged("auto-is-fa3-or-fa2", frame.assign(status=failed).iloc[::-1])
-    assert (
-        found.measured == "error: 0.7.2.post1; fa2: 0.5.3, 0.6.4; fa3: 0.6.0, 0.6.1, 0.6.2, 0.6.3"
-    )
+    fa3 = "fa3: 0.6.0, 0.6.1, 0.6.2, 0.6.3"
+    assert found.measured == f"error: 0.7.2.post1; fa2: 0.5.3, 0.6.4; {fa3}"
 
 
 def test_blackwell_is_read_in_the_rules_and_stands_on_no_record():
@@ -163,15 +154,8 @@ def test_blackwell_is_read_in_the_rules_and_stands_on_no_record():
     assert "give fa2 there" in found.reason
 
 
-ENTRY = {
-    "study": "fa3_decode_regression",
-    "cases": "headline",
-    "backend": FA3,
-    "release": REGRESSED,
-    "expect": "slower",
-    "over": FA2,
-    "says": "It is {counts}.",
-}
+ENTRY = {"study": "fa3_decode_regression", "cases": "headline", "backend": FA3, "over": FA2}
+ENTRY |= {"release": REGRESSED, "expect": "slower", "says": "It is {counts}."}
 
 
 @pytest.mark.parametrize(

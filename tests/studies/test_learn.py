@@ -4,18 +4,13 @@ import numpy as np
 import pytest
 
 from attnlib.core.policy.plans import PLANS, plan
-from attnlib.core.policy.times import Gpu, Load, Rates, load_of, predict
+from attnlib.core.policy.times import Gpu, Rates, load_of, predict
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.run import store
+from attnlib.studies.backend_policy import FLASHINFER, HELD_OUT_CASES, KNOWN_CASES, SPECS
 from attnlib.studies.backend_policy import learn as measured
-from attnlib.studies.backend_policy.study import (
-    FLASHINFER,
-    HELD_OUT_CASES,
-    KNOWN_CASES,
-    SPECS,
-    STUDY,
-)
+from attnlib.studies.backend_policy.study import STUDY
 
 SPEC, SMS = AttnSpec(16, 8, 128, 16), 132
 H200 = Gpu(num_sms=SMS, l2_mib=60.0)
@@ -33,47 +28,33 @@ def test_no_held_out_case_is_a_known_one():
 
 
 def test_without_a_gpu_the_policy_is_that_of_the_published_machine(without_gpu, monkeypatch):
-    monkeypatch.delenv("ATTNLIB_DATA", raising=False)
+    with pytest.raises(RuntimeError, match="python -m attnlib measure backend_policy"):
+        measured.current()
+    monkeypatch.delenv("ATTNLIB_DATA")
     policy = measured.current()
     assert policy.gpu_id == STUDY.reference_machine.removeprefix("nvidia-h200-")
     assert set(policy.points) == set(SPECS)
     assert policy.releases == dict.fromkeys(FLASHINFER, "0.6.4")
 
 
-def test_a_machine_without_records_is_told_how_to_make_them(without_gpu):
-    with pytest.raises(RuntimeError, match="python -m attnlib measure backend_policy"):
-        measured.current()
-
-
 def test_a_frame_with_two_releases_of_a_backend_is_refused(frame):
     rows = frame[frame.backend == "flashinfer-fa2"].head(2)
-    rows = rows.assign(release=["0.6.3", "0.6.4"])
     with pytest.raises(ValueError, match="two of flashinfer-fa2"):
-        measured.policy_of(rows)
+        measured.policy_of(rows.assign(release=["0.6.3", "0.6.4"]))
 
 
 def test_every_measured_case_has_one_winner(frame):
-    counts = measured.fastest_counts(frame)
-    assert {sum(won.values()) for won in counts.values()} == {
-        len(KNOWN_CASES + HELD_OUT_CASES) // len(SPECS)
-    }
+    counts, cases = measured.fastest_counts(frame), len(KNOWN_CASES + HELD_OUT_CASES)
+    assert {sum(won.values()) for won in counts.values()} == {cases // len(SPECS)}
 
 
-TRUTH = Rates(
-    start_us=6.0,
-    merge_us=1.5,
-    item_us=0.01,
-    split_us=0.02,
-    memory_gbps=4000.0,
-    token_ns=(12.0, 12.0, 13.0, 14.0, 16.0, 20.0),
-)
+SLOW = {"start_us": 6.0, "merge_us": 1.5, "item_us": 0.01, "split_us": 0.02}
+TRUTH = Rates(**SLOW, memory_gbps=4000.0, token_ns=(12.0, 12.0, 13.0, 14.0, 16.0, 20.0))
 
 
 def test_what_was_measured_teaches_points_and_rates():
     sizes = [(3, 50), (9, 4000), (1, 700), (2, 90_000)]
-    cases = [
-        (DecodeCase(SPEC, batch, kv_len), times_of([kv_len] * batch)) for batch, kv_len in sizes
-    ]
+    cases = [(DecodeCase(SPEC, *size), times_of([size[1]] * size[0])) for size in sizes]
     del cases[2][1]["fa3"]
     points, rates = measured.learn(SPEC, tuple((c, tuple(us.items())) for c, us in cases), H200)
     assert [(p.batch_size, p.longest) for p in points] == sizes
@@ -81,24 +62,21 @@ def test_what_was_measured_teaches_points_and_rates():
     assert max(abs(p.log_error(name)) for p in points for name in p.run_us) < 0.1
 
 
-def times_of(lens: list[int]) -> dict[str, float]:
+def times_of(lens):
     """What `TRUTH` says of two backends."""
     names = ("fa3", "flashinfer-fa2")
     return {name: float(predict(TRUTH, [load(name, lens)])[0]) for name in names}
 
 
-def load(backend: str, lens: list[int]) -> Load:
+def load(backend, lens):
     return load_of(plan(backend, SPEC, lens, num_sms=SMS), SPEC, lens, H200)
 
 
 @pytest.mark.parametrize("backend", list(PLANS))
 def test_a_fit_finds_the_times_that_rates_made(backend):
     rng = np.random.default_rng(3)
-    calls = [
-        rng.integers(1, 2 ** rng.integers(7, 15), 2 ** rng.integers(0, 8)).tolist()
-        for _ in range(120)
-    ]
-    loads = [load(backend, lens) for lens in calls]
+    ends = [(2 ** rng.integers(7, 15), 2 ** rng.integers(0, 8)) for _ in range(120)]
+    loads = [load(backend, rng.integers(1, *each).tolist()) for each in ends]
     times = predict(TRUTH, loads)
     found = predict(measured.fit(loads, times), loads)
     assert np.abs(np.log(found / times)).max() < 0.06
@@ -111,10 +89,6 @@ def test_a_fit_of_few_calls_stays_near_what_is_usual():
     found = measured.fit(loads, [14.0, 11.0])
     assert 1 < found.start_us < 15 and 2000 < found.memory_gbps < 9000
     assert predict(found, loads) == pytest.approx([14.0, 11.0], rel=0.1)
-
-
-@pytest.mark.parametrize("times", [[], [1.0]])
-def test_a_fit_needs_a_time_for_each_of_its_calls(times):
-    loads = [load("fa3", [10])] * 2 if times else []
-    with pytest.raises(ValueError, match="run_us must have a time for each of one or more loads"):
-        measured.fit(loads, times)
+    for wrong, times in ((loads, [14.0]), ([], [])):
+        with pytest.raises(ValueError, match="must have a time for each of one or more loads"):
+            measured.fit(wrong, times)

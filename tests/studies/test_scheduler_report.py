@@ -1,5 +1,7 @@
 """Tables and pictures of FA3's schedule: on made-up steps, with rows missing, and by the model."""
 
+from itertools import chain
+
 import matplotlib
 import numpy as np
 import pytest
@@ -29,15 +31,9 @@ def steps(make_record):
 
     def record(backend, round_, run_us, layers, **kernels):
         case = StepCase(DecodeCase(AttnSpec(16, 2, 128, 64), 1, 512, "ragged"), layers)
-        traced = tuple(
-            {"name": name, "launches": float(n), "gpu_us": us} for name, (n, us) in kernels.items()
-        )
-        return make_record(
-            round=round_,
-            item=Item(backend, "graph", case),
-            run_us=(run_us,),
-            kernels=traced,
-        )
+        traced = [{"name": k, "launches": float(n), "gpu_us": us} for k, (n, us) in kernels.items()]
+        told = {"item": Item(backend, "graph", case), "kernels": tuple(traced)}
+        return make_record(round=round_, run_us=(run_us,), **told)
 
     for round_ in (0, 1):
         late = 4.0 * round_
@@ -57,14 +53,11 @@ def test_a_saving_pairs_rounds_and_is_set_beside_the_prepare_kernels(steps):
     assert row.share == pytest.approx(12 / (3 * 5)) and row.gain == pytest.approx(100 * 12 / 102)
 
 
-def test_kernels_of_a_step_are_counted_by_way(steps):
+def test_kernels_of_a_step_are_counted_by_way_and_account_for_the_saving(steps):
     table = scheduler.kernels_per_step(steps).set_index("way")
     assert table.prepare.to_dict() == {"each": 4, "once": 1}
     assert table.zeroing.to_dict() == {"each": 0, "once": 4}
     assert scheduler.one_split_up_to(steps) == 512
-
-
-def test_accounts_sum_to_the_saving(steps):
     (row,) = scheduler.accounts(steps, layers=4).itertuples()
     assert (row.prepare, row.zeroing, row.others, row.saved) == (15.0, -3.0, 0.0, 12.0)
     assert row.prepare + row.zeroing + row.hidden + row.others == row.saved
@@ -76,28 +69,18 @@ def test_tables_and_figures_stand_with_the_headline_rows_alone():
     assert scheduler.savings_table(frame, timer="eager").empty
     assert len(scheduler.summary(frame)) <= 2 and len(scheduler.kernels_per_step(frame)) <= 4
     assert scheduler.accounts_summary(frame).saved.notna().all()
-    scheduler.savings_chart(frame)
-    scheduler.share_chart(frame)
-
-
-def test_one_round_has_no_interval():
-    frame = published("scheduler_metadata")
+    assert scheduler.savings_chart(frame).axes and scheduler.share_chart(frame).axes
     table = scheduler.savings_table(frame[frame["round"] == 0])
     assert set(table["95 %"]) == {"one round"}
 
 
 def test_tiles_cover_every_block_once_and_an_sm_does_one_at_a_time():
-    lengths = np.array([8192, 300, 5000, 1])
-    plan = plan_splits(FACTS, lengths)
+    plan = plan_splits(FACTS, np.array([8192, 300, 5000, 1]))
     tiles = scheduler.assign_tiles(plan)
     for request, blocks in enumerate(plan.num_n_blocks):
-        seen = [
-            block
-            for tile in tiles
-            if tile.request == request and tile.head == 0
-            for block in range(tile.first, tile.first + tile.blocks)
-        ]
-        assert sorted(seen) == list(range(blocks))
+        own = [tile for tile in tiles if (tile.request, tile.head) == (request, 0)]
+        seen = [range(tile.first, tile.first + tile.blocks) for tile in own]
+        assert sorted(chain(*seen)) == list(range(blocks))
     for sm in range(FACTS.num_sms):
         mine = sorted((t for t in tiles if t.sm == sm), key=lambda tile: tile.start)
         assert all(a.end <= b.start for a, b in zip(mine, mine[1:], strict=False))
@@ -114,57 +97,39 @@ def test_a_stale_plan_still_covers_the_lengths_of_the_call():
     assert min(tile.blocks for tile in shrunk) == 0
 
 
-def test_the_pictures_of_the_model_name_what_they_show():
+def test_the_pictures_of_the_model_name_what_they_show_in_the_same_bytes_each_time(tmp_path):
     batches = {"even": [4096] * 4, "one long": [8192, 1, 1, 1]}
     figure = scheduler.tile_chart(FACTS, batches)
     assert [axis.get_title(loc="left").split(":")[0] for axis in figure.axes] == list(batches)
     assert "model, not a measurement" in figure.texts[-1].get_text()
     figure = scheduler.stale_chart(FACTS, [64] * 4, [8192] * 4)
     assert "stale" in figure.axes[1].get_title(loc="left")
-
-
-@pytest.mark.parametrize("suffix", ["png", "svg"])
-def test_the_pictures_of_the_model_are_the_same_bytes_each_time(suffix, tmp_path):
-    for draw in (
-        lambda: scheduler.tile_chart(FACTS, {"even": [4096] * 4}),
-        lambda: scheduler.stale_chart(FACTS, [64] * 4, [8192] * 4),
-    ):
-        first, second = (style.save(draw(), tmp_path / f"{name}.{suffix}") for name in "ab")
-        assert first.read_bytes() == second.read_bytes()
+    again = scheduler.stale_chart(FACTS, [64] * 4, [8192] * 4)
+    first, second = (style.save(f, tmp_path / f"{id(f)}.svg") for f in (figure, again))
+    assert first.read_bytes() == second.read_bytes()
 
 
 def test_splits_fall_with_the_batch_and_never_pass_the_cap():
     table = scheduler.split_table(FACTS)
-    assert (table[[1, 4, 16, 64, 128]].diff(axis=1).iloc[:, 1:] <= 0).all(axis=None)
-    assert (table[1] <= table.cap).all()
+    falling = table[["cap", 1, 4, 16, 64, 128]].diff(axis=1)
+    assert (falling.iloc[:, 1:] <= 0).all(axis=None)
 
 
-@pytest.fixture
-def outcomes():
-    return published("metadata_mismatch")
-
-
-def test_the_models_splits_are_those_that_the_gpu_recorded(outcomes):
+def test_the_models_splits_are_those_that_the_gpu_recorded():
+    outcomes = published("metadata_mismatch")
     told = outcomes[outcomes.reason.str.startswith("splits")]
     assert len(told) >= 20
+    cases = {case.name: case for case in MISMATCHES}
     for row in told.itertuples():
-        case = next(case for case in MISMATCHES if case.name == row.name)
-        splits = predict_splits(case, num_sms=132)
+        splits = predict_splits(cases[row.name], num_sms=132)
         words = f"splits {splits.in_metadata}, right {splits.right}, cap of the call {splits.cap}"
         assert words.startswith(row.reason)
-
-
-def test_the_mismatch_table_shows_what_was_run_and_no_more(outcomes):
     some = outcomes[(outcomes.name == "head-counts") & ~outcomes.guard.astype(bool)]
     (row,) = mismatches.mismatch_table(some).to_dict("records")
     assert (row["past the guard"], row["with the guard"]) == ("wrong", "not run")
     assert (row["overruns"], row["splits in metadata"]) == ("yes", 86)
-
-
-def test_an_overrun_needs_buffers_to_overrun():
-    (none,) = [case for case in MISMATCHES if case.name == "none"]
-    assert call_facts(none, num_sms=132).split_cap == 29
-    assert not predict_splits(none, num_sms=132).overrun
+    assert call_facts(cases["none"], num_sms=132).split_cap == 29
+    assert not predict_splits(cases["none"], num_sms=132).overrun
 
 
 def test_the_vectors_are_the_projects_whatever_folder_holds_the_records(tmp_path, monkeypatch):

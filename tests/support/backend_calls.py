@@ -1,31 +1,21 @@
 """Calls of backends, one form for decode, extend and MLA: batch, query, cache, and the oracle."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 import pytest
 import torch
+from support.workloads import judge_of, work_of
 
 from attnlib.core import backends
-from attnlib.core.backends.base import Backend
 from attnlib.core.batch import DecodeBatch, PagedKV
 from attnlib.core.mla import MlaBatch
 from attnlib.core.spec import AttnSpec, MlaSpec
+from attnlib.kinds.call import Workload
 from attnlib.kinds.decode.case import DecodeCase
-from attnlib.kinds.decode.measure import Oracle, build_workload
 from attnlib.kinds.extend.case import ExtendCase
-from attnlib.kinds.extend.measure import ExtendOracle, build_extend_workload
 from attnlib.kinds.mla.case import MlaCase
-from attnlib.kinds.mla.measure import MlaOracle, build_mla_workload
 
-Case = DecodeCase | ExtendCase | MlaCase
-KINDS: dict[type, tuple[Any, Any]] = {
-    DecodeCase: (build_workload, Oracle),
-    ExtendCase: (build_extend_workload, ExtendOracle),
-    MlaCase: (build_mla_workload, MlaOracle),
-}
-"""Kind of case -> what builds its call, and its oracle."""
 SPEC = AttnSpec(8, 2, 128, 16)
 DECODE = DecodeCase(AttnSpec(8, 2, 64, 16), 3, 90, "ragged")
 PAGED, ONE_TOKEN = (DecodeCase(replace(SPEC, page_size=n), 5, 200, "ragged") for n in (16, 1))
@@ -51,13 +41,13 @@ SPARSE = ("flashinfer-mla-fa2", "flashinfer-mla-fa3", "flashmla-sparse-fp8")
 DENSE = ("flashinfer-mla-fa2", "flashinfer-mla-fa3", "flashmla-dense")
 
 
-def mla_case(name: str, heads: int = 16, top_k: int = 70, **changes) -> MlaCase:
+def mla_case(name, heads=16, top_k=70, **changes):
     kv_format = "fp8-656" if name == "flashmla-sparse-fp8" else "bfloat16"
     sizes = {"batch_size": 3, "kv_len": 200, "lengths": "ragged"} | changes
     return MlaCase(MlaSpec(heads, top_k, 64, kv_format), **sizes)
 
 
-def spec_of(group_size: int, page_size: int, head_dim: int = 128, dtype: str = "bfloat16"):
+def spec_of(group_size, page_size, head_dim=128, dtype="bfloat16"):
     return AttnSpec(2 * group_size, 2, head_dim, page_size, dtype)
 
 
@@ -66,56 +56,40 @@ CALLS = [*((n, DECODE) for n in ("sdpa", "fa3", "fa3-precomputed")), *EXTEND, *M
 """A call of every backend that has a stand-in, or needs none."""
 
 
-LEFT_OVER = 100.0
-"""Fills what a step does not use: it would win every softmax that saw it."""
+class Call(Workload):
+    """What a backend is given, and whether its output is right."""
 
-
-@dataclass(frozen=True)
-class Call:
-    """What a backend is given, and whether its output is right. `rows` are the query's."""
-
-    case: Case
-    batch: Any
-    q: torch.Tensor
-    cache: Any
+    cache = property(lambda self: self.kv)
 
     @cached_property
-    def oracle(self) -> Any:
-        """Attention in float64, once for all outputs."""
-        return KINDS[type(self.case)][1](self.q, self.cache, self.batch)
+    def oracle(self):
+        return judge_of(self)
 
-    def assert_right(self, out: torch.Tensor) -> None:
+    def assert_right(self, out):
         verdict = self.oracle.check(out)
         assert verdict.passed, f"{self.case.label}: {verdict}"
 
     @property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
+    def tensors(self):
         """Query and cache."""
-        paged = isinstance(self.cache, PagedKV)
-        return (self.q, *((self.cache.k_cache, self.cache.v_cache) if paged else (self.cache,)))
-
-    def with_tensors(self, tensors: tuple[torch.Tensor, ...]) -> "Call":
-        cache = PagedKV(*tensors[1:]) if len(tensors) > 2 else tensors[1]
-        return replace(self, q=tensors[0], cache=cache)
+        paged = isinstance(self.kv, PagedKV)
+        return (self.q, *((self.kv.k_cache, self.kv.v_cache) if paged else (self.kv,)))
 
 
-def call_of(case: Case, device: str) -> "Call":
-    """The seeded call of a case."""
-    work = KINDS[type(case)][0](case, device=device)
-    return Call(case, work.batch, work.q, work.kv)
+def call_of(case, device):
+    return Call(**vars(work_of(case, device)))
 
 
-def two_steps(case: Case, device: str) -> tuple[Call, Call]:
+def two_steps(case, device):
     """Steps of one engine over one table, with other lengths; the one with more query rows first.
 
     Of several queries per request, a second seed draws the other step; else requests change places.
     """
     first = call_of(case, device)
     if isinstance(case, ExtendCase):
-        steps = (first, call_of(replace(case, cached=replace(case.cached, seed=7)), device))
-        lens = [step.batch.paged.seq_lens_cpu.tolist() for step in steps]
-        assert lens[0] != lens[1]
-        return tuple(sorted(steps, key=lambda step: -step.batch.rows))
+        other = call_of(replace(case, cached=replace(case.cached, seed=7)), device)
+        assert not torch.equal(first.batch.paged.seq_lens_cpu, other.batch.paged.seq_lens_cpu)
+        return sorted((first, other), key=lambda step: -step.batch.rows)
     if isinstance(case, MlaCase):
         paged, chosen = first.batch.paged, first.batch.chosen
         chosen = None if chosen is None else chosen.flip(0).contiguous()
@@ -128,19 +102,19 @@ def two_steps(case: Case, device: str) -> tuple[Call, Call]:
     return first, replace(first, batch=turned)
 
 
-def backend_for(name: str, case: Case, device: str, *, cuda_graph: bool = False) -> Backend:
+def backend_for(name, case, device, *, cuda_graph=False):
     options = {"mask": case.mask} if isinstance(case, ExtendCase) else {}
     return backends.create(name, case.spec, device=device, cuda_graph=cuda_graph, **options)
 
 
-def able(name: str) -> str:
+def able(name):
     """The name, unless its backend cannot run here: then the test is skipped."""
     if reason := backends.unavailable(name):
         pytest.skip(reason)
     return name
 
 
-def assert_matches_oracle(name: str, case: Case, device: str, *, cuda_graph: bool = False) -> None:
+def assert_matches_oracle(name, case, device, *, cuda_graph=False):
     call, dtype = call_of(case, device), getattr(case.spec, "out_dtype", "bfloat16")
     backend = backend_for(name, case, device, cuda_graph=cuda_graph)
     out = backend.run(call.q, call.cache, backend.plan(call.batch))
@@ -149,13 +123,14 @@ def assert_matches_oracle(name: str, case: Case, device: str, *, cuda_graph: boo
     call.assert_right(out)
 
 
-def assert_replays(name: str, case: Case) -> None:
+def assert_replays(name, case):
     """A CUDA graph over the first step's plan serves each step that is planned into it."""
     first, second = two_steps(case, "cuda")
     backend = backend_for(name, case, "cuda", cuda_graph=True)
     plan = backend.plan(first.batch)
-    most = [max(pair, key=len) for pair in zip(first.tensors, second.tensors, strict=True)]
-    held = first.with_tensors(tuple(torch.zeros_like(x) for x in most))
+    pairs = zip(first.tensors, second.tensors, strict=True)
+    q, *caches = (torch.zeros_like(max(pair, key=len)) for pair in pairs)
+    held = replace(first, q=q, kv=PagedKV(*caches) if len(caches) > 1 else caches[0])
     load(held, first)
     backend.run(held.q, held.cache, plan)
     torch.cuda.synchronize()
@@ -170,8 +145,8 @@ def assert_replays(name: str, case: Case) -> None:
         step.assert_right(out[: len(step.q)])
 
 
-def load(held: Call, step: Call) -> None:
-    """Put a step's query and cache where the graph reads them, and `LEFT_OVER` behind them."""
+def load(held, step):
+    """Put a step where the graph reads it, and behind it what would win every softmax."""
     for mine, given in zip(held.tensors, step.tensors, strict=True):
-        mine.fill_(LEFT_OVER)
+        mine.fill_(100)
         mine[: len(given)].copy_(given)

@@ -2,10 +2,7 @@
 
 import gzip
 import json
-from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, asdict, fields
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -23,7 +20,7 @@ QUERY_LENGTHS = (2, 3, 4, 5, 8, 16, 64, 129, 512, 1000, 4096)
 LONGEST = 2**20
 
 
-def draw_calls(seed: int, *, num_sms: int, hdim96: bool) -> Iterator[Call]:
+def draw_calls(seed, *, num_sms, hdim96):
     """Random calls without end, the same for the same arguments; all that the model accepts."""
     rng = np.random.default_rng(seed)
     while True:
@@ -35,13 +32,13 @@ def draw_calls(seed: int, *, num_sms: int, hdim96: bool) -> Iterator[Call]:
         yield call
 
 
-def write(path: Path, lines: Iterable[dict[str, Any]]) -> None:
+def write(path, lines):
     """Write JSON lines gzipped; the same lines give the same bytes."""
     text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
     path.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
-def to_line(call: Call) -> dict[str, Any]:
+def to_line(call):
     """JSON form; what is usual goes unsaid."""
     told = {f.name: getattr(call.facts, f.name) for f in fields(call.facts)}
     usual = {f.name: f.default for f in fields(call.facts) if f.default is not MISSING}
@@ -52,11 +49,11 @@ def to_line(call: Call) -> dict[str, Any]:
     }
 
 
-def _draw_call(rng: np.random.Generator, num_sms: int, hdim96: bool) -> Call:
-    def pick(options: tuple[Any, ...]) -> Any:
+def _draw_call(rng, num_sms, hdim96):
+    def pick(options):
         return options[rng.integers(len(options))]
 
-    def chance(share: float) -> bool:
+    def chance(share):
         return bool(rng.random() < share)
 
     heads, head_dim = pick(HEADS), pick(HEAD_DIMS)
@@ -94,13 +91,13 @@ def _draw_call(rng: np.random.Generator, num_sms: int, hdim96: bool) -> Call:
     return Call(facts, LengthSpec(pick([*KINDS]), most, int(rng.integers(2**31))), q_lens)
 
 
-def _draw_batch_size(rng: np.random.Generator) -> int:
+def _draw_batch_size(rng):
     share = rng.random()
     bounds = ((0.6, 1, 17), (0.85, 17, 129), (0.94, 129, 601), (1.0, 601, 2001))
     low, high = next((low, high) for upto, low, high in bounds if share < upto)
     return int(rng.integers(low, high))
 
 
-def _log_uniform(rng: np.random.Generator, high: int) -> int:
+def _log_uniform(rng, high):
     """An integer in 0..high - 1, every order of magnitude as likely."""
     return int(np.exp(rng.uniform(0, np.log(high)))) - 1 if high > 1 else 0

@@ -1,18 +1,11 @@
 """Made-up records for the explorer's tests: a study of a model, on a GPU that is none."""
 
-from collections.abc import Callable
-from typing import Any
-
-import pytest
-
 from attnlib.core.spec import AttnSpec, MlaSpec
-from attnlib.kinds.cases import Case
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.item import Item
 from attnlib.kinds.mla.case import MlaCase
 from attnlib.lab import sources
 from attnlib.run import store, study
-from attnlib.run.record import Record
 from attnlib.run.study import Grid, Study
 
 FA2, FA3 = "flashinfer-fa2", "flashinfer-fa3"
@@ -26,13 +19,13 @@ COPY_BYTES, MATMUL_FLOPS = 4e9, 7e11
 """Work of a ceiling of 1,000 us: 4,000 GB/s and 700 TFLOP/s."""
 
 
-def publish(patch: pytest.MonkeyPatch, name: str, *cases: Case, backends: tuple[str, ...]) -> None:
+def publish(patch, name, *cases, backends):
     """Put a study of these cases, published from the test GPU, in place of ours."""
     found = Study(name, "?", (Grid(cases, backends),), reference_machine=MACHINE)
     patch.setattr(sources, "STUDIES", {name: found})
 
 
-def keep(make: Callable[..., Record], study: str, item: Item, us: float, **fields: Any) -> Record:
+def keep(make, study, item, us, **fields):
     """Store a record of `us` microseconds; `fields` as those of a Record."""
     times = {"run_us": (us,)} if fields.get("status", "ok") == "ok" else {}
     record = make(**{"study": study, "item": item, "machine": GPU, **times, **fields})
@@ -40,18 +33,17 @@ def keep(make: Callable[..., Record], study: str, item: Item, us: float, **field
     return record
 
 
-def keep_ceilings(make: Callable[..., Record], study: str) -> None:
+def keep_ceilings(make, study):
     """Store a copy and a matmul ceiling."""
     for name, work in (("copy", COPY_BYTES), ("matmul", MATMUL_FLOPS)):
         keep(make, study, Item(name, "graph"), 1000.0, work_per_call=work)
 
 
-def timed(backend: str, case: Case | None, release: str = "0.6.3") -> Item:
-
+def timed(backend, case, release="0.6.3"):
     return Item(backend, "graph", case, release)
 
 
-def go_live(patch: pytest.MonkeyPatch) -> None:
+def go_live(patch):
     """Live mode on the test GPU; `instant_jobs` stands in for its workers."""
     patch.setattr(sources, "mode", lambda: "live")
     for module in (sources, study):

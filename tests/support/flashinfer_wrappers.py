@@ -10,15 +10,13 @@ import functools
 import importlib.util
 import inspect
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from types import SimpleNamespace
 from unittest import mock
 
 import torch
 
-from attnlib.core.spec import AttnSpec
-from attnlib.select import GPUS, Call
+from attnlib.select import GPUS
 
 CAPABILITY = {gpu: divmod(int(gpu[2:]), 10) for gpu in GPUS}
 SHARED_MEMORY = {"sm80": 167936, "sm89": 102400, "sm120": 102400}
@@ -45,7 +43,7 @@ class Resolved(Exception):  # noqa: N818 - it is an answer, not an error
     """Stops a plan where it would load the kernels of the backend it has chosen."""
 
 
-def installed() -> str:
+def installed():
     """The release of FlashInfer that is installed, or first on PYTHONPATH; "" without one.
 
     A machine with a GPU answers for itself at import; elsewhere an H200 stands in.
@@ -61,7 +59,7 @@ def installed() -> str:
         return importlib.import_module("flashinfer").__version__
 
 
-def resolve(spec: AttnSpec, call: Call, *, mode: str) -> str:
+def resolve(spec, call, *, mode):
     """The backend that the installed FlashInfer takes for this call, on the GPU of `as_if_on`."""
     planners = {"decode": _decode, "prefill_ragged": _ragged, "mla": _mla, "sparse_mla": _mla}
     wrapper, plan = planners.get(mode, _paged)(spec, call)
@@ -75,15 +73,13 @@ def resolve(spec: AttnSpec, call: Call, *, mode: str) -> str:
     return wrapper._backend
 
 
-def mla_order(spec: AttnSpec, call: Call, *, gpu: str) -> tuple[str, ...]:
+def mla_order(spec, call, *, gpu):
     """The order in which 0.7.1 and newer try the MLA backends on that GPU."""
     from flashinfer.mla._batch_mla import _auto_policy
 
     names = {"sm103": "sm100", "sm120": "sm12x"}
     q_lens = call.q_lens or (1,) * len(call.kv_lens)
-    csr = SimpleNamespace(
-        qo_indptr=_sums(q_lens), kv_len_arr=torch.tensor(call.kv_lens, dtype=torch.int32)
-    )
+    csr = SimpleNamespace(qo_indptr=_sums(q_lens), kv_len_arr=_words(call.kv_lens))
     args = SimpleNamespace(
         csr=lambda: csr,
         num_heads=spec.num_qo_heads,
@@ -95,7 +91,7 @@ def mla_order(spec: AttnSpec, call: Call, *, gpu: str) -> tuple[str, ...]:
 
 
 @contextmanager
-def as_if_on(gpu: str) -> Iterator[None]:
+def as_if_on(gpu):
     """Within, FlashInfer takes this machine for one with that GPU."""
     for name in MODULES:
         with suppress(ImportError, AttributeError):  # AttributeError: made for another CuTe DSL
@@ -106,11 +102,11 @@ def as_if_on(gpu: str) -> Iterator[None]:
         "_get_compute_capability": lambda _: CAPABILITY[gpu],
         "get_device_properties": lambda _: properties,
         "get_device_sm_count": lambda _: 132,
-        "get_batch_prefill_module": _asked,
+        "get_batch_prefill_module": _says(),
         "get_batch_prefill_sm90_module": _says("fa3"),  # 0.2.0.post1
         "get_batch_decode_module": _says("cuda-cores"),
         "get_fmha_module": _says("cutlass"),
-        "get_batch_mla_module": _asked,
+        "get_batch_mla_module": _says(),
         "get_trtllm_gen_fmha_module": _says("trtllm-gen"),
         "_get_compiled_mla_kernel": _says("cute-dsl-monolithic"),
         "_compile_mla_kernel": _says("cute-dsl-modular"),
@@ -132,7 +128,7 @@ def as_if_on(gpu: str) -> Iterator[None]:
         yield
 
 
-def _properties(gpu: str) -> SimpleNamespace:
+def _properties(gpu):
     shared = SHARED_MEMORY.get(gpu, 233472)
     return SimpleNamespace(
         major=CAPABILITY[gpu][0],
@@ -143,33 +139,36 @@ def _properties(gpu: str) -> SimpleNamespace:
     )
 
 
-def _asked(backend, *_, **__):
+def _says(name=""):
+    """Stops with this backend, or with the one that a getter is asked for."""
+
     # 0.2.0.post1 has a getter for each backend; fa2's is given the dtypes first.
-    raise Resolved(backend if isinstance(backend, str) else "fa2")
-
-
-def _says(backend: str):
-    def stop(*_: object, **__: object) -> None:
-        raise Resolved(backend)
+    def stop(backend=None, *_, **__):
+        raise Resolved(name or (backend if isinstance(backend, str) else "fa2"))
 
     return stop
 
 
 @functools.cache
-def _workspace(mib: int = 1) -> torch.Tensor:
+def _workspace(mib=1):
     return torch.zeros(mib * 2**20, dtype=torch.uint8)
 
 
-def _sums(lengths: tuple[int, ...]) -> torch.Tensor:
-    return torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+def _words(values):
+    return torch.tensor(values, dtype=torch.int32)
 
 
-def _lengths(spec: AttnSpec, call: Call, *, decode: bool) -> SimpleNamespace:
+def _sums(lengths):
+    return _words([0, *lengths]).cumsum(0, dtype=torch.int32)
+
+
+def _lengths(spec, call, *, decode):
     kv = call.kv_lens or (300, 300)
     q = call.q_lens or ((1,) * len(kv) if decode else kv)
     pages = tuple(-(-n // spec.page_size) for n in kv)
     last = [n - (p - 1) * spec.page_size for n, p in zip(kv, pages, strict=True)]
     indices = torch.arange(sum(pages), dtype=torch.int32)
+    mask = torch.zeros(sum(a * b for a, b in zip(q, kv, strict=True)), dtype=torch.uint8)
     return SimpleNamespace(
         q=q,
         kv=kv,
@@ -177,14 +176,14 @@ def _lengths(spec: AttnSpec, call: Call, *, decode: bool) -> SimpleNamespace:
         kv_indptr=_sums(kv),
         page_indptr=_sums(pages),
         indices=indices,
-        last=torch.tensor(last, dtype=torch.int32),
+        last=_words(last),
         table=torch.nn.utils.rnn.pad_sequence(indices.split(pages), batch_first=True),
-        mask=torch.zeros(sum(a * b for a, b in zip(q, kv, strict=True)), dtype=torch.uint8),
+        masks={"packed_custom_mask": mask} if call.custom_mask else {},
         heads=(spec.num_qo_heads, spec.num_kv_heads, spec.head_dim),
     )
 
 
-def _keywords(plan, spec: AttnSpec, call: Call, **more: object) -> dict:
+def _keywords(plan, spec, call, **more):
     """Keywords for a plan(), without those that this release does not know."""
     wanted = {
         "q_data_type": getattr(torch, spec.dtype),
@@ -201,14 +200,14 @@ def _keywords(plan, spec: AttnSpec, call: Call, **more: object) -> dict:
     return {name: value for name, value in wanted.items() if name in known}
 
 
-def _decode(spec: AttnSpec, call: Call) -> tuple:
+def _decode(spec, call):
     from flashinfer.decode import BatchDecodeWithPagedKVCacheWrapper
 
     lens = _lengths(spec, call, decode=True)
     held = {"indptr": lens.page_indptr, "indices": lens.indices, "last_page_len": lens.last}
     buffers = {f"paged_kv_{name}_buffer": table.clone() for name, table in held.items()}
-    options = {"use_cuda_graph": True, **buffers} if call.graph else {}
-    options["use_tensor_cores"] = call.tensor_cores
+    options = {"use_tensor_cores": call.tensor_cores}
+    options |= {"use_cuda_graph": True, **buffers} if call.graph else {}
     wrapper = BatchDecodeWithPagedKVCacheWrapper(_workspace(), "NHD", **options)
     if hasattr(wrapper, "_plan_cudnn"):
         wrapper._plan_cudnn = _says("cudnn")
@@ -221,35 +220,32 @@ def _decode(spec: AttnSpec, call: Call) -> tuple:
     return wrapper, lambda: wrapper.plan(*tables, *lens.heads, spec.page_size, **keywords)
 
 
-def _paged(spec: AttnSpec, call: Call) -> tuple:
+def _paged(spec, call):
     from flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper
 
     lens = _lengths(spec, call, decode=False)
     wrapper = BatchPrefillWithPagedKVCacheWrapper(_workspace(), "NHD")
-    mask = {"packed_custom_mask": lens.mask} if call.custom_mask else {}
-    keywords = _keywords(wrapper.plan, spec, call, causal=True, **mask)
+    keywords = _keywords(wrapper.plan, spec, call, causal=True, **lens.masks)
     tables = (lens.qo_indptr, lens.page_indptr, lens.indices, lens.last)
     return wrapper, lambda: wrapper.plan(*tables, *lens.heads, spec.page_size, **keywords)
 
 
-def _ragged(spec: AttnSpec, call: Call) -> tuple:
+def _ragged(spec, call):
     from flashinfer.prefill import BatchPrefillWithRaggedKVCacheWrapper
 
     lens = _lengths(spec, call, decode=False)
     buffers = {"qo_indptr_buf": lens.qo_indptr.clone(), "kv_indptr_buf": lens.kv_indptr.clone()}
     options = {"use_cuda_graph": True, **buffers} if call.graph else {}
     wrapper = BatchPrefillWithRaggedKVCacheWrapper(_workspace(), "NHD", **options)
-    more: dict = {"causal": True}
-    more |= {"packed_custom_mask": lens.mask} if call.custom_mask else {}
-    more |= {"head_dim_vo": call.head_dim_vo} if call.head_dim_vo else {}
+    more = {"head_dim_vo": call.head_dim_vo} if call.head_dim_vo else {}
     if call.sinks:
         wrapper._sinks = torch.zeros(spec.num_qo_heads)
-    keywords = _keywords(wrapper.plan, spec, call, **more)
+    keywords = _keywords(wrapper.plan, spec, call, causal=True, **lens.masks, **more)
     tables = (lens.qo_indptr, lens.kv_indptr)
     return wrapper, lambda: wrapper.plan(*tables, *lens.heads, **keywords)
 
 
-def _mla(spec: AttnSpec, call: Call) -> tuple:
+def _mla(spec, call):
     from flashinfer.mla import BatchMLAPagedAttentionWrapper
 
     lens = _lengths(spec, call, decode=True)
@@ -257,18 +253,14 @@ def _mla(spec: AttnSpec, call: Call) -> tuple:
         "qo_indptr": lens.qo_indptr,
         "kv_indptr": lens.page_indptr,
         "kv_indices": lens.indices,
-        "kv_len_arr": torch.tensor(lens.kv, dtype=torch.int32),
+        "kv_len_arr": _words(lens.kv),
     }
     reserved = {name: table.clone() for name, table in tables.items()}
     graph = {"use_cuda_graph": True, **reserved} if call.graph else {}
     wrapper = BatchMLAPagedAttentionWrapper(_workspace(130), **graph)  # XQA wants >= 128 MiB
-    more: dict = {
-        "num_heads": spec.num_qo_heads,
-        "head_dim_ckv": CKV,
-        "head_dim_kpe": KPE,
-        "page_size": spec.page_size,
-        "causal": call.causal,
-        "sm_scale": (128 + KPE) ** -0.5,
+    more = {"num_heads": spec.num_qo_heads, "head_dim_ckv": CKV, "head_dim_kpe": KPE}
+    more |= {"page_size": spec.page_size, "causal": call.causal, "sm_scale": (128 + KPE) ** -0.5}
+    more |= {
         "q_data_type": getattr(torch, spec.dtype),
         "kv_data_type": getattr(torch, spec.kv_dtype),
     }
@@ -278,20 +270,20 @@ def _mla(spec: AttnSpec, call: Call) -> tuple:
     return wrapper, lambda: wrapper.plan(**tables, **more)
 
 
-def _policy_keywords(spec: AttnSpec, call: Call, tables: dict, lens: SimpleNamespace) -> dict:
+def _policy_keywords(spec, call, tables, lens):
     """What plan() of 0.7.1 and newer is told besides: its metadata object, layouts and dtypes."""
     from flashinfer.mla._batch_mla._contracts import MLAPlanMetadata
 
     dense = {"cum_seq_lens_q": lens.qo_indptr, "block_tables": lens.table}
     dense["seq_lens"] = tables["kv_len_arr"]
     dual = call.block_tables
-    metadata = MLAPlanMetadata.dual(**tables, **dense) if dual else MLAPlanMetadata.csr(**tables)
     layout = "packed" if call.packed else "split"
     query, cache = (dtype.startswith("float8") for dtype in (spec.dtype, spec.kv_dtype))
-    scales = "bmm-scalar" if query else "kv-per-tensor" if cache else "default"
     return {
-        "metadata": metadata,
-        "scale_mode": scales,
+        "metadata": MLAPlanMetadata.dual(**tables, **dense)
+        if dual
+        else MLAPlanMetadata.csr(**tables),
+        "scale_mode": "bmm-scalar" if query else "kv-per-tensor" if cache else "default",
         "query_layout": layout,
         "kv_cache_layout": layout,
         "output_dtype": getattr(torch, spec.out_dtype),
@@ -300,23 +292,22 @@ def _policy_keywords(spec: AttnSpec, call: Call, tables: dict, lens: SimpleNames
     }
 
 
-def _tried(name: str, backend: type, refusal: type[Exception]) -> SimpleNamespace:
+def _tried(name, backend, refusal):
     """An MLA backend whose preflight is the library's own, and which stops before it is planned."""
 
-    def plan_from_wrapper(arguments: object) -> None:
+    def plan_from_wrapper(arguments):
         try:
             backend.plan_from_wrapper(arguments)
-        except refusal:
-            raise
         except Exception as error:
-            raise Resolved(name) from error
+            if isinstance(error, refusal):
+                raise
         raise Resolved(name)
 
     capabilities = backend._plan_capabilities
     return SimpleNamespace(plan_from_wrapper=plan_from_wrapper, _plan_capabilities=capabilities)
 
 
-def _stop_mla_backends(stack: ExitStack) -> None:
+def _stop_mla_backends(stack):
     with suppress(ImportError):
         from flashinfer.mla._batch_mla import _wrapper
         from flashinfer.mla._batch_mla._auto_policy import _BackendPlanUnsupportedError as refusal

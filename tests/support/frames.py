@@ -5,45 +5,31 @@ from collections import Counter
 import pandas as pd
 
 from attnlib.core.spec import AttnSpec
-from attnlib.kinds.cases import Case
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.run import store
 from attnlib.run.record import Kernel
 
 CASE = DecodeCase(AttnSpec(8, 2, 128, 16), batch_size=4, kv_len=1024)
 
-
-SAME = {
-    "release": "0.6.3",
-    "timer": "graph",
-    "status": "ok",
-    "num_sms": 132,
-    "throttled": False,
-    "gpu": "Test GPU",
-    "gpu_id": "0badcafe",
-    "power_limit_w": 700,
-    "schema": 1,
-    "study": "demo",
-    "kernel_family": "fa2",
-    "kernels": (),
-    "started_at": "2026-01-02",
-}
+SAME = {"study": "demo", "release": "0.6.3", "timer": "graph", "status": "ok", "schema": 1}
+SAME |= {"gpu": "Test GPU", "gpu_id": "0badcafe", "num_sms": 132, "power_limit_w": 700}
+SAME |= {"kernel_family": "fa2", "kernels": (), "throttled": False, "started_at": "2026-01-02"}
 
 
-def row(case: Case, backend: str, round_: int, run_us: float, /, **told: object) -> dict:
+def row(case, backend, round_, run_us, /, **told):
     """A record's row, as `store.frame` has it, less what no test asks for."""
     fields = {"case": case, **case.to_dict(), "heads": store._heads(case)}
     return {**SAME, **fields, "backend": backend, "round": round_, "run_us": run_us, **told}
 
 
-def timed(backend: str, round_: int, run_us: float, /, **told: object) -> dict:
+def timed(backend, round_, run_us, /, **told):
     return row(CASE, backend, round_, run_us, **told)
 
 
-def frame(*rows: dict) -> pd.DataFrame:
+def frame(*rows):
     return pd.DataFrame(rows)
 
 
-def ran(*names: str) -> tuple[Kernel, ...]:
+def ran(*names):
     """The kernels of a call that launched these: one per name, as often as it stands, 1 us."""
     return tuple(Kernel(name, float(count), 1.0) for name, count in Counter(names).items())

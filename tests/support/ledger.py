@@ -2,31 +2,25 @@
 
 from functools import cache
 
-import pandas as pd
+from support import frames
 
-from attnlib.kinds.cases import Case
 from attnlib.studies import claims
-from attnlib.studies.evidence import Finding
 
 
-def row(case: Case, backend: str, run_us: float, **more: object) -> dict[str, object]:
-    """One record as `store.frame` has it: of a graph, ok, without a release unless told so."""
-    same = {"release": "", "timer": "graph", "round": 0, "status": "ok", "throttled": False}
-    same |= {"gpu_id": "0badcafe", "power_limit_w": 700, "schema": 1, "kernel_family": ""}
-    heads = getattr(getattr(case, "spec", None), "heads", None)
-    told = {**case.to_dict(), "case": case, "heads": heads, "backend": backend, "run_us": run_us}
-    told = same | told | more
+def row(case, backend, run_us, **more):
+    """One record as `store.frame` has it: of round 0, without a release unless told so."""
+    told = frames.row(case, backend, 0, run_us, **{"release": "", "kernel_family": "", **more})
     named = (told[name] for name in ("backend", "release", "timer", "round"))
     return {"id": " ".join([case.label, *map(str, named)]), **told}
 
 
 @cache
-def published() -> dict[str, claims.Claim]:
+def published():
     """The claims of data/claims.yaml by id."""
     return {claim.id: claim for claim in claims.load_claims()}
 
 
-def judged(slug: str, frame: pd.DataFrame, figure: float | None = None) -> Finding:
+def judged(slug, frame, figure=None):
     """The finding of the claim that ends with `slug`; `figure` in place of its own."""
     (claim,) = [each for name, each in published().items() if name.endswith(f"-{slug}")]
     check, own = claims.check_of(claim), claim.figure.value if claim.figure else None
@@ -34,6 +28,6 @@ def judged(slug: str, frame: pd.DataFrame, figure: float | None = None) -> Findi
     return check.find(frame, own if figure is None else figure)
 
 
-def verdict(slug: str, frame: pd.DataFrame, figure: float | None = None) -> str:
+def verdict(slug, frame, figure=None):
     """The verdict of `judged`."""
     return judged(slug, frame, figure).verdict

@@ -1,7 +1,7 @@
 """Stand-ins on the CPU for FlashInfer's wrappers, FlashAttention-3's calls and FlashMLA.
 
 They read what the libraries read (prefix sums, pages, packed mask bits, slots), never a batch of
-ours, and compute plain softmax. Each checks what its library demands.
+ours, and attend request by request. Each checks what its library demands.
 """
 
 from types import SimpleNamespace
@@ -9,28 +9,37 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from attnlib.kinds.decode.measure import attend_rows
 from attnlib.kinds.mla.format import dequantize
 
 
-def softmax_rows(q, k, v, sees, scale):
-    """[rows, heads, dim] over [tokens, kv_heads, dim] where `sees` [rows, tokens]: like `q`."""
-    group = q.shape[1] // k.shape[1]
-    k, v = (x.double().repeat_interleave(group, 1) for x in (k, v))
-    scores = torch.einsum("rhd,nhd->hrn", q.double() * scale, k)
-    probs = torch.softmax(scores.masked_fill(~sees, float("-inf")), -1)
-    return torch.einsum("hrn,nhd->rhd", probs, v).to(q.dtype)
+def attend(q, q_lens, tokens, sees, scale):
+    """Like `q`, of which each request has `q_lens` rows, over its K and V in `tokens`."""
+    assert len(q) == sum(q_lens), "q must have the planned rows"
+    each = zip(q.split(q_lens), tokens, sees, strict=True)
+    rows = ((x, k.double(), v.double(), seen) for x, (k, v), seen in each)
+    out = [attend_rows(*row, scale, probs_dtype=None, sees=seen) for *row, seen in rows]
+    return torch.cat(out).to(q.dtype)
 
 
-def softmax_latent(q, tokens, scale):
-    """[heads, 576] over tokens [n, 576]: [heads, 512]."""
-    sees = torch.ones(1, len(tokens), dtype=torch.bool)
-    return softmax_rows(q[None], tokens[:, None], tokens[:, None, :512], sees, scale)[0]
+def attend_latent(q, tokens, scale):
+    """[bs, heads, 512] of one query per request over its tokens [n, 576]."""
+    kv = [(each[:, None], each[:, None, :512]) for each in tokens]
+    return attend(q, [1] * len(q), kv, [None] * len(q), scale)
 
 
-def mask_of(rows, tokens, causal):
-    """[rows, tokens] bool; causal, the last row sees the last token."""
-    sees = torch.ones(rows, tokens, dtype=torch.bool)
-    return sees.tril(tokens - rows) if causal else sees
+def masks_of(q_lens, kv_lens, causal):
+    """Of each request [rows, tokens] bool; causal, the last row sees the last token."""
+    shapes = zip(q_lens, kv_lens, strict=True)
+    full = (torch.ones(shape, dtype=torch.bool) for shape in shapes)
+    return [sees.tril(sees.shape[1] - len(sees)) if causal else sees for sees in full]
+
+
+def gather(pages, lens, caches):
+    """Of each request, its tokens in each cache; pages beyond its length are not read."""
+    size = caches[0].shape[1]
+    rows = [(row[: -(-n // size)].long(), n) for row, n in zip(pages, lens, strict=True)]
+    return [[cache[row].flatten(0, 1)[:n] for cache in caches] for row, n in rows]
 
 
 class FakeWrapper:
@@ -48,24 +57,19 @@ class FakeWrapper:
 
     def hold(self, arguments):
         """Take a plan's positional arguments: tensors into the buffers, sizes as they are."""
-        told = dict(zip(self.positional, arguments, strict=True))
-        self.tensors, self.sizes = {}, {}
-        for name, value in told.items():
-            if not torch.is_tensor(value):
-                self.sizes[name] = value
-                continue
-            assert value.dtype == torch.int32
-            buffers = (self.buffers.get(n) for n in (name, f"{name}_buf", f"paged_{name}_buf"))
-            held = next((b for b in buffers if b is not None), torch.empty_like(value))
-            held[: len(value)].copy_(value)
-            self.tensors[name] = held
+        self.told = dict(zip(self.positional, arguments, strict=True))
+        for name, value in self.told.items():
+            if torch.is_tensor(value):
+                assert value.dtype == torch.int32
+                buffers = (self.buffers.get(n) for n in (name, f"{name}_buf", f"paged_{name}_buf"))
+                held = next((b for b in buffers if b is not None), torch.empty_like(value))
+                held[: len(value)].copy_(value)
+                self.told[name] = held
 
     def tokens_of(self, lens, *caches):
-        """Of each request, its tokens in each cache."""
-        starts = self.tensors["kv_indptr"].tolist()
-        for i, n in enumerate(lens.tolist()):
-            pages = self.tensors["kv_indices"][starts[i] : starts[i + 1]].long()
-            yield [cache[pages].flatten(0, 1)[:n] for cache in caches]
+        starts = self.told["kv_indptr"].tolist()
+        pages = [self.told["kv_indices"][a:b] for a, b in zip(starts, starts[1:], strict=False)]
+        return gather(pages, lens, caches)
 
 
 class FakePrefill(FakeWrapper):
@@ -73,9 +77,9 @@ class FakePrefill(FakeWrapper):
 
     def plan(self, *arguments, causal=False, custom_mask=None, sm_scale, q_data_type, kv_data_type):
         self.hold(arguments)
-        self.rows = int(self.tensors["qo_indptr"][-1])
-        self.max_rows = self.max_rows or self.rows
-        assert not self.buffers or self.rows <= self.max_rows, "more rows than the first plan"
+        self.q_lens = self.told["qo_indptr"].diff().tolist()
+        self.max_rows = self.max_rows or sum(self.q_lens)
+        assert not self.buffers or sum(self.q_lens) <= self.max_rows, "more rows than the first"
         masked = custom_mask is not None
         assert not self.buffers or masked == ("custom_mask_buf" in self.buffers)
         if self._backend == "auto":
@@ -87,31 +91,22 @@ class FakePrefill(FakeWrapper):
 
     def _pack(self, mask):
         assert mask.dtype == torch.bool and mask.ndim == 1
-        sizes = self.q_lens() * self.kv_lens()
-        assert int(sizes.sum()) == len(mask)
-        parts = mask.split(sizes.tolist())
-        bits = np.concatenate([np.packbits(part.numpy(), bitorder="little") for part in parts])
-        self.packed = self.buffers.get("custom_mask_buf", torch.empty(len(bits), dtype=torch.uint8))
-        self.packed[: len(bits)].copy_(torch.from_numpy(bits))
-
-    def q_lens(self):
-        return self.tensors["qo_indptr"].diff()
-
-    def sees(self):
-        """Mask [rows, tokens] of each request, custom bits before the causal flag."""
-        shapes = list(zip(self.q_lens().tolist(), self.kv_lens().tolist(), strict=True))
-        if self.packed is None:
-            return [mask_of(*shape, self.causal) for shape in shapes]
-        sizes = [-(-rows * tokens // 8) for rows, tokens in shapes]
-        parts = self.packed[: sum(sizes)].split(sizes)
-        bits = [np.unpackbits(part.numpy(), bitorder="little").astype(bool) for part in parts]
-        pairs = zip(bits, shapes, strict=True)
-        return [torch.from_numpy(b[: r * n]).view(r, n) for b, (r, n) in pairs]
+        sizes = [q * n for q, n in zip(self.q_lens, self.kv_lens(), strict=True)]
+        parts = [np.packbits(part.numpy(), bitorder="little") for part in mask.split(sizes)]
+        bits = torch.from_numpy(np.concatenate(parts))
+        self.packed = self.buffers.get("custom_mask_buf", torch.empty_like(bits))
+        self.packed[: len(bits)].copy_(bits)
 
     def attend(self, q, tokens):
-        assert len(q) == self.rows, "q must have the planned rows"
-        each = zip(q.split(self.q_lens().tolist()), tokens, self.sees(), strict=True)
-        return torch.cat([softmax_rows(x, *kv, sees, self.scale) for x, kv, sees in each])
+        """Custom bits stand before the causal flag."""
+        sees = masks_of(self.q_lens, self.kv_lens(), self.causal)
+        if self.packed is not None:
+            parts = self.packed.numpy()
+            for i, mask in enumerate(sees):
+                bits = np.unpackbits(parts, count=mask.numel(), bitorder="little")
+                sees[i] = torch.from_numpy(bits.astype(bool)).view(mask.shape)
+                parts = parts[-(-mask.numel() // 8) :]
+        return attend(q, self.q_lens, tokens, sees, self.scale)
 
 
 class FakePaged(FakePrefill):
@@ -123,8 +118,8 @@ class FakePaged(FakePrefill):
     )
 
     def kv_lens(self):
-        pages = self.tensors["kv_indptr"].diff()
-        return (pages - 1) * self.sizes["page_size"] + self.tensors["kv_last_page_len"]
+        full = (self.told["kv_indptr"].diff() - 1) * self.told["page_size"]
+        return (full + self.told["kv_last_page_len"]).tolist()
 
     def run(self, q, cache):
         return self.attend(q, self.tokens_of(self.kv_lens(), *cache))
@@ -136,11 +131,11 @@ class FakeRagged(FakePrefill):
     positional = ("qo_indptr", "kv_indptr", "num_qo_heads", "num_kv_heads", "head_dim")
 
     def kv_lens(self):
-        return self.tensors["kv_indptr"].diff()
+        return self.told["kv_indptr"].diff().tolist()
 
     def run(self, q, k, v):
         assert k.ndim == v.ndim == 3
-        lens = self.kv_lens().tolist()
+        lens = self.kv_lens()
         return self.attend(q, zip(*(x[: sum(lens)].split(lens) for x in (k, v)), strict=True))
 
 
@@ -155,44 +150,37 @@ class FakeMla(FakeWrapper):
 
     def plan(self, *arguments):
         self.hold(arguments)
-        dims = [self.sizes[name] for name in ("head_dim_ckv", "head_dim_kpe", "causal")]
+        dims = [self.told[name] for name in ("head_dim_ckv", "head_dim_kpe", "causal")]
         assert dims == [512, 64, False]
         assert arguments[0].tolist() == list(range(len(arguments[3]) + 1))
 
     def run(self, q_nope, q_pe, ckv, kpe):
-        assert ckv.shape[1] == kpe.shape[1] == self.sizes["page_size"]
-        assert q_nope.shape[1] == self.sizes["num_heads"]
+        assert ckv.shape[1] == kpe.shape[1] == self.told["page_size"]
+        assert q_nope.shape[1] == self.told["num_heads"]
         q, cache = torch.cat([q_nope, q_pe], -1), torch.cat([ckv, kpe], -1)
-        each = zip(q, self.tokens_of(self.tensors["kv_len_arr"], cache), strict=True)
-        scale = self.sizes["sm_scale"]
-        return torch.stack([softmax_latent(x, *tokens, scale) for x, tokens in each])
+        tokens = self.tokens_of(self.told["kv_len_arr"].tolist(), cache)
+        return attend_latent(q, (each for (each,) in tokens), self.told["sm_scale"])
 
 
 class FakeFlashAttention:
     """FlashAttention-3's two calls, as `attnlib.core.backends.fa3.Fa3Extend` makes them."""
 
     def flash_attn_with_kvcache(self, q, k_cache, v_cache, **given):
-        page_size, lens = k_cache.shape[1], given["cache_seqlens"].tolist()
-        tokens = []
-        for row, n in zip(given["page_table"].long(), lens, strict=True):
-            pages = row[: -(-n // page_size)]
-            tokens.append([c[pages].flatten(0, 1)[:n] for c in (k_cache, v_cache)])
-        return self._attend(q, tokens, given["cu_seqlens_q"], given["max_seqlen_q"], given)
+        lens = given["cache_seqlens"].tolist()
+        tokens = gather(given["page_table"], lens, (k_cache, v_cache))
+        return self._attend(q, lens, tokens, given["cu_seqlens_q"], given["max_seqlen_q"], given)
 
     def flash_attn_varlen_func(self, q, k, v, q_sums, k_sums, longest_q, longest_k, **given):
         lens = k_sums.diff().tolist()
         assert max(lens) <= longest_k
         tokens = zip(*(x[: sum(lens)].split(lens) for x in (k, v)), strict=True)
-        return self._attend(q, tokens, q_sums, longest_q, given)
+        return self._attend(q, lens, tokens, q_sums, longest_q, given)
 
-    def _attend(self, q, tokens, q_sums, longest, given):
+    def _attend(self, q, kv_lens, tokens, q_sums, longest, given):
         lens = q_sums.diff().tolist()
         assert max(lens) <= longest
-        out = []
-        for x, (k, v) in zip(q[: sum(lens)].split(lens), tokens, strict=True):
-            sees = mask_of(len(x), len(k), given["causal"])
-            out.append(softmax_rows(x, k, v, sees, given["softmax_scale"]))
-        return torch.cat(out)
+        sees = masks_of(lens, kv_lens, given["causal"])
+        return attend(q[: sum(lens)], lens, tokens, sees, given["softmax_scale"])
 
 
 class FakeFlashMla:
@@ -215,17 +203,14 @@ class FakeFlashMla:
         self.heads.append(q.shape[2])
         attend = self._dense if "indices" not in options else self._sparse
         tokens = attend(k_cache[:, :, 0], table, lens, meta, options.get("indices"))
-        scale = options["softmax_scale"]
-        rows = [softmax_latent(x[0], t, scale) for x, t in zip(q, tokens, strict=True)]
-        return torch.stack(rows)[:, None], q
+        return attend_latent(q[:, 0], tokens, options["softmax_scale"])[:, None], q
 
     def _dense(self, cache, table, lens, meta, _):
         assert cache.shape[1] == 64 and cache.dtype == torch.bfloat16
         if meta.num_splits is None:
             meta.tile_scheduler_metadata, meta.num_splits = lens.clone(), lens.clone()
         assert meta.num_splits.tolist() == lens.tolist(), "a stale schedule"
-        pages = zip(table.long(), lens.tolist(), strict=True)
-        return [cache[row[: -(-n // 64)]].flatten(0, 1)[:n] for row, n in pages]
+        return [tokens for (tokens,) in gather(table, lens.tolist(), [cache])]
 
     def _sparse(self, cache, table, lens, meta, indices):
         assert (table, lens) == (None, None) and cache.dtype == torch.float8_e4m3fn

@@ -1,8 +1,8 @@
-"""Ask FlashAttention-3 on this GPU for the metadata of random calls, and compare it with the model.
+"""Ask FlashAttention-3 on this GPU for the metadata of random calls.
 
     python tests/support/make_vectors.py OUT.jsonl.gz --count 2400 --seed 0
 
-Writes the vectors that `tests/core/test_splits.py` reads; says where model and library disagree.
+`tests/core/test_splits.py` reads the file, and says where model and library disagree.
 """
 
 import argparse
@@ -11,7 +11,6 @@ import json
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -22,28 +21,25 @@ from support import drawn_calls
 
 from attnlib.core.backends.base import installed_version
 from attnlib.core.schedule import fa3, library
-from attnlib.studies.scheduler_metadata import vectors
-from attnlib.studies.scheduler_metadata.words import candidates
 
-SHOWN = 20
 DEVICE = "cuda"
 
 
-def ask_library(call: vectors.Call) -> dict[str, Any]:
+def ask_library(call):
     """The line of one call: its words, or the refusal."""
     seq_lens, q_lens = call.lengths()
-    cu_seqlens_q = None
+    line, cu_seqlens_q = drawn_calls.to_line(call), None
     if q_lens is not None:
         sums = np.concatenate([[0], np.cumsum(q_lens)]).astype(np.int32)
         cu_seqlens_q = torch.from_numpy(sums).to(DEVICE)
     try:
         words = fa3.ask_library(call.facts, torch.from_numpy(seq_lens).to(DEVICE), cu_seqlens_q)
     except RuntimeError as error:
-        return {**drawn_calls.to_line(call), "refused": str(error).splitlines()[0][:200]}
-    return {**drawn_calls.to_line(call), "words": words.cpu().tolist()}
+        return {**line, "refused": str(error).splitlines()[0][:200]}
+    return {**line, "words": words.cpu().tolist()}
 
 
-def header(seed: int, count: int) -> dict[str, Any]:
+def header(seed, count):
     """What wrote the file."""
     gpu = torch.cuda.get_device_properties(0)
     supplier = library.supplier()
@@ -61,26 +57,7 @@ def header(seed: int, count: int) -> dict[str, Any]:
     }
 
 
-def report(found: list[tuple[vectors.Call, np.ndarray | None]]) -> int:
-    """Print where the model is wrong; returns the number of calls that it got wrong."""
-    words_of, alike, bad = Counter(), Counter(), []
-    for call, words in found:
-        if words is not None:
-            verdict = vectors.compare(call, words)
-            words_of.update(verdict.counts)
-            alike.update(verdict.open_alike)
-            if verdict.wrong:
-                plan = vectors.plan_splits(call.facts, *call.lengths())
-                ways = [way.blocks_per_sm for way in candidates(plan)]
-                bad.append((verdict.wrong, drawn_calls.to_line(call), ways, words[:8].tolist()))
-    print(f"calls {len(found)}, model wrong on {len(bad)}; words {dict(words_of)}")
-    print("open words that came out as the model's default:", dict(alike))
-    print(*(json.dumps(each, default=str) for each in bad[:SHOWN]), sep="\n")
-    return len(bad)
-
-
-def main() -> int:
-    """Write the file and the report; exit status 1 if the model is wrong anywhere."""
+def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--count", type=int, default=2400)
@@ -93,8 +70,7 @@ def main() -> int:
     refusals = Counter(line["refused"] for line in lines if "refused" in line)
     print(json.dumps(head))
     print(f"{options.out}: {options.out.stat().st_size / 2**20:.2f} MiB; refusals {refusals}")
-    return bool(report(vectors.read(options.out)[1]))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

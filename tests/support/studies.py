@@ -1,26 +1,22 @@
 """Small studies of a CPU, and a release's folder as `pip install --target` leaves it."""
 
-from pathlib import Path
-from typing import Any
-
 from attnlib.core.spec import AttnSpec
-from attnlib.kinds.decode.case import DecodeCase
 from attnlib.run.study import Grid, Study
 
 SPEC = AttnSpec(4, 2, 16, 4)
 CPU = {"gpu": "", "gpu_id": "cpu", "cpu": "test64", "cores": 2}
 
 
-def study_of(*grids: Grid, **fields: Any) -> Study:
+def study_of(*grids, **fields):
     fields = {"name": "demo", "question": "?", "device": "cpu", "ceilings": (), **fields}
     return Study(**fields, grids=grids)
 
 
-def grid_of(*cases: DecodeCase, **fields: Any) -> Grid:
+def grid_of(*cases, **fields):
     return Grid(cases, **{"backends": ("sdpa",), "timers": ("host",), **fields})
 
 
-def hand_made(folder: Path, name: str, version: str) -> Path:
+def hand_made(folder, name, version):
     """`folder`, which now holds a distribution's metadata."""
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
@@ -28,5 +24,5 @@ def hand_made(folder: Path, name: str, version: str) -> Path:
     return folder
 
 
-def metadata_of(name: str, version: str) -> str:
+def metadata_of(name, version):
     return f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"

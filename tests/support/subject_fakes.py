@@ -40,10 +40,10 @@ def measure_with(backend, item, monkeypatch):
     monkeypatch.setattr(backends, "create", lambda name, spec, **_: backend)
     ran = backend.family or backends.TABLE[item.backend].family
     monkeypatch.setattr(call, "kernel_family", lambda names, family_of: ran)
-    return measure(item, "cpu")
+    return measure(item)
 
 
-def measure(item, device):
+def measure(item, device="cpu"):
     """The record that a worker makes of `item`."""
     job = {"study": "demo", "round": 0, "device": device, "command": "repeat me"}
     return Worker(job).measure(item)

@@ -1,18 +1,14 @@
 """What a backend is: two verbs, `plan` and `run`, and honest answers about what it cannot do.
 
-| verb | does | costs |
-|---|---|---|
-| `plan(batch, out=None) -> Plan` | all that depends on lengths only | host time, a few copies |
-| `run(q, cache, plan) -> out` | one attention call, output like the query | GPU time |
+`plan(batch, out=None)` does all that depends on lengths only, on the host; with `out` it writes
+into that plan's buffers, so a CUDA graph captured over `run(q, cache, out)` sees the new lengths at
+its next replay. `run(q, cache, plan)` is one attention call; its output is like the query.
 
 | plans | batch | query | cache |
 |---|---|---|---|
 | decode | `DecodeBatch` | [bs, num_qo_heads, head_dim] | `PagedKV` |
 | extend | `ExtendBatch` | [rows, num_qo_heads, head_dim] | `PagedKV` |
 | mla | `MlaBatch` | [bs, num_qo_heads, 576] | tensor, see `core.mla` |
-
-With `out`, `plan` writes into that plan's buffers, so a CUDA graph captured over
-`run(q, cache, out)` sees the new lengths at its next replay.
 """
 
 from abc import ABC, abstractmethod
@@ -33,11 +29,8 @@ Cache = TypeVar("Cache")
 
 @dataclass(frozen=True)
 class Plan(Generic[Batch]):
-    """What `plan` decided.
-
-    `reported_backend` is the library's own word for the kernel family it chose; the kernels that
-    a trace shows are the proof (`measure.trace.kernel_family`). `state` belongs to the backend.
-    """
+    """What `plan` decided; `reported_backend` is the library's own word for its kernel family, and
+    no proof (a trace is), `state` belongs to the backend."""
 
     batch: Batch
     reported_backend: str

@@ -1,11 +1,8 @@
 """FlashAttention-3 itself (`flash_attn_with_kvcache`), over pages.
 
 fa3 and fa3-extend prepare a schedule in every call, by a kernel of its own; fa3-precomputed does it
-once, in `plan`. Both combine partial outputs where KV is split.
-
-`attend` is the call beneath both, also for several query tokens per request and sliding windows.
-Query and cache share a dtype, FP8 included (its output is bfloat16). Not FlashInfer's fa3, which is
-another kernel: the trace calls this one flash-attn-3.
+once, in `plan`. Query and cache share a dtype, FP8 included (its output is bfloat16). Not
+FlashInfer's fa3, which is another kernel: the trace calls this one flash-attn-3.
 """
 
 from dataclasses import replace
@@ -52,10 +49,8 @@ class _FlashAttention(Backend[Batch, PagedKV]):
 
 
 class Fa3(_FlashAttention[DecodeBatch]):
-    """Every call prepares its own schedule, as engines did until they precomputed it.
-
-    A plan's state is the batch with lengths and page table of its own, and the metadata or None.
-    """
+    """Every call prepares its own schedule. A plan's state is the batch with lengths and
+    page table of its own, and the metadata or None."""
 
     precomputes: ClassVar[bool] = False
 

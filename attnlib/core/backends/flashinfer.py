@@ -1,16 +1,12 @@
 """FlashInfer's decode and prefill wrappers, in every mode that an engine can ask for.
 
-fa2 and fa3 are asked for by `backend`, cuda-cores by `use_tensor_cores=False`, which ignores it. In
-bf16 on Hopper `auto` decodes by fa3 in 0.6.0 to 0.6.3, by fa2 before and since; it prefills by fa3,
-under a custom mask by fa2. The CUDA-graph class (graph-auto) takes no backend.
+fa2 and fa3 are asked for by `backend`, cuda-cores by `use_tensor_cores=False`, which ignores it;
+the CUDA-graph class (graph-auto) takes no backend. Rules of the releases read in their decode.py,
+0.5.3 to 0.7.2.post1; prefill's arguments are those that 0.6.3 to 0.7.2.post1 share.
 
-Rules of the releases read in their decode.py, 0.5.3 to 0.7.2.post1; prefill's arguments are those
-that 0.6.3 to 0.7.2.post1 share. `plan` copies prefix sums to the host, and packs a custom mask into
-bits, so it synchronises and cannot be captured; `run` can. A paged prefill's `run` zeroes its
-output first, as the library does for engines.
-
-Under CUDA graphs a prefill's first plan sets how many query rows there may be. fa2 cuts its tiles
-for the case that one request has them all; its workspace grows with rows x group size x heads.
+`plan` copies prefix sums to the host, and packs a custom mask into bits, so it synchronises and
+cannot be captured; `run` can. Under CUDA graphs a prefill's first plan sets how many query rows
+there may be.
 """
 
 import importlib
@@ -90,16 +86,10 @@ class GraphDecode(Decode):
 
 
 class Prefill(Backend[ExtendBatch, PagedKV]):
-    """BatchPrefillWithPagedKVCacheWrapper; of a ragged batch BatchPrefillWithRaggedKVCacheWrapper.
-
-    fa2 takes any mask, packs query heads by group and splits KV; fa3 does neither.
-    """
+    """BatchPrefillWithPagedKVCacheWrapper, or the ragged one of a ragged batch."""
 
     def plan(self, batch: ExtendBatch, out: Plan[ExtendBatch] | None = None) -> Plan[ExtendBatch]:
-        """FlashInfer's own plan; with `out`, its wrapper replans in its fixed buffers.
-
-        `out` must have as many requests, page-table columns and the same mask. Synchronises.
-        """
+        """FlashInfer's own plan; with `out`, which must be alike, its wrapper replans in place."""
         if out is not None:
             out.batch.require_alike(batch)
         wrapper = self._wrapper(batch) if out is None else out.state

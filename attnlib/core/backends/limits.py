@@ -1,11 +1,8 @@
 """What FlashInfer's own kernels cannot run, by release and GPU: one table for all who ask.
 
-The wrappers ask it in `unsupported`, and `select.explain` before it says that a backend can run a
-call. The library's `auto` asks nobody: it may pick what cannot run. Read in the releases' headers
-and wrappers, or seen in the records of an H200.
-
-A row: whether it keeps the kernel from running the call, the fact that it is about, why, and the
-file or pull request of FlashInfer that says so.
+The library's `auto` asks nobody: it may pick what cannot run. A row: whether it keeps the kernel
+from running the call, the fact that it is about, why, and the file or pull request of FlashInfer
+that says so.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """Multi-head latent attention: FlashInfer's wrapper and FlashMLA's Hopper kernels.
 
-FlashInfer's backends and flashmla-dense read a bfloat16 cache, flashmla-sparse-fp8 one of fp8-656;
-flashmla-dense attends to all tokens, flashmla-sparse-fp8 to the chosen ones, FlashInfer to either.
-
 FlashInfer has no sparse decode of its own: pages of one token, and the chosen tokens are the pages.
-FlashMLA's Hopper kernels are those behind `use_legacy=True`. Its sparse one has 64 or 128 heads:
-fewer are padded, and `run` copies the query into the padded buffer, as an engine must. It wants
-top-k in multiples of 64 too: more columns of -1. It checks no index, so `plan` does (`slots`).
-Shapes are in `attnlib.core.mla`.
+FlashMLA's Hopper kernels are those behind `use_legacy=True`. Its sparse one has 64 or 128 heads and
+wants top-k in multiples of 64, so `plan` pads, and `run` copies the query, as an engine must. It
+checks no index, so `plan` does (`slots`). Shapes are in `attnlib.core.mla`.
 """
 
 import importlib
@@ -42,10 +38,7 @@ class FlashInferMla(Backend[MlaBatch, torch.Tensor]):
     """
 
     def plan(self, batch: MlaBatch, out: Plan[MlaBatch] | None = None) -> Plan[MlaBatch]:
-        """FlashInfer's own plan, after chosen tokens were checked; `out` replans in place.
-
-        Under CUDA graphs `out` must have as many requests, columns and pages. Synchronises.
-        """
+        """FlashInfer's own plan, after a check of the chosen; synchronises."""
         sums, pages, lens, page_size = attended_pages(batch)
         if out is not None:
             _require_alike(out.batch, batch)
@@ -105,14 +98,10 @@ class _FlashMlaStep:
     meta: GuardedSchedMeta = field(default_factory=GuardedSchedMeta)
 
 
-class _FlashMla(Backend[MlaBatch, torch.Tensor]):
-    """flash_mla_with_kvcache. The first `run` of a plan also makes its schedule, on the GPU."""
+class FlashMlaDense(Backend[MlaBatch, torch.Tensor]):
+    """All tokens of a bfloat16 cache. The first `run` of a plan makes its schedule, on the GPU."""
 
     source = FLASHMLA
-
-
-class FlashMlaDense(_FlashMla):
-    """All tokens of a bfloat16 cache."""
 
     def plan(self, batch: MlaBatch, out: Plan[MlaBatch] | None = None) -> Plan[MlaBatch]:
         """Copy lengths and page table; with `out` into its buffers, its schedule renewed there."""
@@ -149,14 +138,13 @@ class FlashMlaDense(_FlashMla):
         return _other_format(spec, "bfloat16")
 
 
-class FlashMlaSparse(_FlashMla):
+class FlashMlaSparse(Backend[MlaBatch, torch.Tensor]):
     """Chosen tokens of a cache of 656-byte tokens."""
 
-    def plan(self, batch: MlaBatch, out: Plan[MlaBatch] | None = None) -> Plan[MlaBatch]:
-        """Check the chosen tokens and turn them into slots; with `out` into its buffers.
+    source = FLASHMLA
 
-        The schedule depends on shapes only, so a replan keeps it. Synchronises.
-        """
+    def plan(self, batch: MlaBatch, out: Plan[MlaBatch] | None = None) -> Plan[MlaBatch]:
+        """Check the chosen tokens and turn them into slots; synchronises."""
         slots = batch.slots()
         highest = int(slots.max()) // batch.spec.page_size
         indices = F.pad(slots, (0, -batch.spec.top_k % SPARSE_BLOCK), value=NO_TOKEN)[:, None]

@@ -1,8 +1,7 @@
 """PyTorch's scaled_dot_product_attention over gathered pages: slow, plain, runs anywhere.
 
-`plan` turns the page table into token indices [bs, max_len] and a mask; `run` gathers K and V into
-dense tensors (which doubles the traffic: this is the baseline, not a contender) and calls SDPA.
-Gathering has a fixed shape for a fixed page table, so it can be captured in a CUDA graph.
+`run` gathers K and V into dense tensors, which doubles the traffic: a baseline, not a contender. It
+has a fixed shape for a fixed page table, so it can be captured in a CUDA graph.
 """
 
 import torch

@@ -7,10 +7,9 @@
 
 for `p < min(max_pages, ceil(cache_seqlens[i] / page_size))`.
 
-One Triton kernel. Program 0 writes the lengths and scans them, block by block; nobody waits for
-it. The others copy pages: a row's programs take its blocks of columns in turn and stop at the last
-live page, so work follows the lengths and not the table's width. A row needs nothing from the
-prefix sum, which is why the scan is off every other program's path.
+Program 0 writes the lengths and scans them, block by block; nobody waits for it. The others copy
+pages: a row's programs take its blocks of columns in turn and stop at the last live page, so work
+follows the lengths and not the table's width.
 """
 
 from typing import Any, NamedTuple
@@ -42,12 +41,10 @@ GATHER_SMALL, GATHER_LARGE, GATHER_HUGE = Tiling(128, 4, 1), Tiling(256, 8, 4), 
 def tiling_of(batch: int, max_pages: int, page_size: int) -> Tiling:
     """How rows are cut into programs.
 
-    The limits were found by hand on an H200, over 29 sizes, and no record holds that search: where
-    one is wrong, study `decode_metadata` shows it as a size at which a rival is faster.
-
-    Many short rows are bound by the rate at which programs start: one warp each. A small table is
-    latency, so every word gets a thread of its own at once; a large one traffic, so that fewer and
-    longer programs win. At page_size 1 a row is copied in vectors, else gathered word by word.
+    Found by hand on an H200, over 29 sizes, without a record: where one is wrong, study
+    `decode_metadata` shows it as a size at which a rival is faster. Many short rows are bound by
+    the rate at which programs start, a small table by latency (a thread a word), a large one by
+    traffic (fewer and longer programs).
     """
     if batch >= MANY_ROWS and max_pages <= (512 if page_size == 1 else 1024):
         return SHORT_ROWS
@@ -162,14 +159,6 @@ def build_decode_metadata(
     Else as all of `core.metadata`. Semantics: SGLang's `normal_decode_set_metadata`, with its
     live-page bound of 0.5.18 and later.
     """
-    tensors = (
-        seq_lens,
-        req_pool_indices,
-        req_to_token,
-        cache_seqlens,
-        cu_seqlens_k,
-        page_table,
-        swa_slot_map,
-        swa_page_table,
-    )
+    tables = (page_table, swa_slot_map, swa_page_table)
+    tensors = (seq_lens, req_pool_indices, req_to_token, cache_seqlens, cu_seqlens_k, *tables)
     LAUNCHER.launch(tensors, (page_size,), (seq_len_delta, max_pages))

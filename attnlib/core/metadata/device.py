@@ -1,12 +1,11 @@
 """Device functions that several metadata kernels share.
 
 Rows of pages are copied four words at a time. The load is bounded by the row's end rounded up to
-four, which stays inside `req_to_token`; the store is exact, in whole vectors and then word by word.
+four, which stays inside `req_to_token`; the store is exact.
 
-The library sorts its requests. Here a request's place is the number of those ahead of it, counted:
-programs of a few requests need nothing from each other that way, equal requests keep their order,
-and each program sums the batch's blocks for itself. For one query token per request, where every
-request has as many query tiles: then KV blocks of a split decide the order, causal or not.
+The library sorts its requests. Here a request's place is the number of those ahead of it, counted,
+so programs need nothing from each other and equal requests keep their order. With one query token
+a request all have as many query tiles, so KV blocks of a split decide the order, causal or not.
 """
 
 import triton

@@ -12,8 +12,7 @@ Of the verification:
 - `cu_seqlens_k[i + 1] = sum(cache_seqlens[: i + 1])`
 
 While a draft decodes, each of a request's `topk` branches attends to its own new tokens as if it
-were a sequence: the last, partly filled page of the request's cache, copied for the branch, and the
-tokens after it. Verification then runs all drafted tokens of a request as one query.
+were a sequence: a copy of the last, partly filled page of the request's cache, and what follows.
 """
 
 import torch

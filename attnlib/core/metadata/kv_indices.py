@@ -5,14 +5,13 @@
 - `kv_indices[kv_indptr[i] + p] = req_to_token[req_pool_indices[i], p * page_size] // page_size`
 - `kv_last_page_len[i] = min(page_size, seq_lens[i] + delta - (pages[i] - 1) * page_size)`
 
-One Triton kernel. A row's pages start where those of the rows before it end. Every program sums the
-lengths before its own rows itself: they lie in the L2 cache, and waiting for another program would
-cost more. Program 0 scans them all and writes the two small arrays; nobody waits for it either.
+A row's pages start where those of the rows before it end. Every program sums the lengths before its
+own rows itself: they lie in the L2 cache, and waiting for another program would cost more. Program
+0 scans them all and writes the two small arrays.
 
-A program copies a tile of pages in turn. Its first pages are on their way while it sums. A row
-starts at any word of `kv_indices`, so lanes take neighbouring words, one each: loads and stores are
-whole lines however they are aligned, and exact. The larger the batch, the more rows and the
-more turns a program takes, so that summing stays small beside copying.
+A program copies a tile of pages in turn; its first pages are on their way while it sums. A row
+starts at any word of `kv_indices`, so lanes take neighbouring words, one each. The larger the
+batch, the more rows and turns a program takes, so that summing stays small beside copying.
 """
 
 from typing import Any
@@ -117,16 +116,8 @@ def kv_indices_kernel(
     begin = tl.program_id(1) * COLS
     if tl.program_id(0) == 0:
         if begin == 0:
-            write_counts(
-                seq_lens_ptr,
-                kv_indptr_ptr,
-                kv_last_page_len_ptr,
-                batch,
-                delta,
-                max_pages,
-                SHIFT,
-                SCAN,
-            )
+            counts = (kv_indptr_ptr, kv_last_page_len_ptr)
+            write_counts(seq_lens_ptr, *counts, batch, delta, max_pages, SHIFT, SCAN)
     else:
         first = (tl.program_id(0) - 1) * ROWS
         rows = first + tl.arange(0, ROWS)
@@ -141,9 +132,8 @@ def kv_indices_kernel(
             starts = tl.zeros_like(pages) + before
             if ROWS > 1:
                 above = first + tl.arange(0, ROWS)
-                taller = live_pages(
-                    load_lengths(seq_lens_ptr, above, batch, delta), max_pages, SHIFT
-                )
+                lens = load_lengths(seq_lens_ptr, above, batch, delta)
+                taller = live_pages(lens, max_pages, SHIFT)
                 earlier = above[None, :] < rows[:, None]
                 starts += tl.sum(tl.where(earlier, taller[None, :], 0), 1)
             step = tl.num_programs(1) * COLS
@@ -204,8 +194,7 @@ def build_kv_indices(
 
     A request that `max_pages` cuts off ends in a full page, so the three arrays always agree on its
     length. Slot -1 gives page -1, and so does a pool row outside `req_to_token`, which is not read.
-    An empty request has no page and a last page of 0 tokens: FlashInfer's kernels do not look at
-    it, and its `get_seq_lens` adds it to 0 full pages.
+    An empty request has no page and a last page of 0 tokens.
 
     Words of `kv_indices` from `kv_indptr[bs]` on are left untouched. What does not fit is dropped:
     the host cannot know the sum of the pages, and engines share a buffer smaller than

@@ -3,8 +3,7 @@
 `kernel[grid](...)` binds arguments and looks its cache up at every call, which takes longer than a
 short kernel runs. A `Launcher` keeps what the first call found, per signature (shapes, dtypes,
 device), and calls the compiled kernel directly. It relies on the first nine arguments of Triton's
-launcher, which `require_known_launcher` compares with what it was written for (Triton 3.6 and 3.7),
-so another Triton is an error and not a wrong launch.
+launcher (3.6 and 3.7), so `require_known_launcher` makes another Triton an error.
 """
 
 import inspect
@@ -88,11 +87,10 @@ class _Known:
 class Launcher:
     """Launches `kernel` for its builder: the one place that checks, remembers and launches.
 
-    A call is tensors, fixed arguments (hashable, part of the signature) and numbers (runtime
-    values). The kernel's parameters are the tensors, then batch, numbers, `Derived.scalars`,
-    constants, and last the overlap. `bundle` names the tensors. `require(bundle, *fixed, *numbers)`
-    raises for a wrong call and says what every call is looked at for; `derive(bundle, *fixed)` says
-    what follows. Neither is called again for a known signature.
+    A call is tensors (named by `bundle`), fixed arguments (hashable, part of the signature) and
+    numbers. The kernel's parameters are the tensors, then batch, numbers, `Derived.scalars`,
+    constants, and last the overlap. `require(bundle, *fixed, *numbers)` raises for a wrong call,
+    `derive(bundle, *fixed)` says what follows; neither is called again for a known signature.
     """
 
     def __init__(

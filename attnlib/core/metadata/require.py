@@ -1,12 +1,11 @@
 """What the metadata builders accept, and the one clear error for everything else.
 
-Checked on the host, before anything is launched, from shapes, dtypes, strides and devices alone: a
-value on the GPU cannot be looked at without waiting for it. What the kernels do about values out of
-range stands in their docstrings; none of them reads or writes outside a tensor because of one.
+Checked on the host, from shapes, dtypes, strides and devices alone: a value on the GPU cannot be
+looked at without waiting for it. What the kernels do about values out of range stands in their
+docstrings; none of them reads or writes outside a tensor because of one.
 
-A builder's tensors travel in one frozen bundle, in the order of its kernel's first parameters. The
-`require_` function of a bundle raises ValueError or TypeError naming the argument, or returns what
-must be looked at in every call.
+A builder's tensors travel in one bundle, in the order of its kernel's first parameters. The
+`require_` function of a bundle raises ValueError or TypeError naming the argument.
 """
 
 from collections import namedtuple
@@ -146,11 +145,7 @@ def _require_requests(t: StepTensors | PageArrays) -> int:
 
 
 def _require_page_numbers(
-    t: StepTensors | PageArrays,
-    page_size: int,
-    numbers: tuple[int, int],
-    room: int,
-    because: str,
+    t: StepTensors | PageArrays, page_size: int, numbers: tuple[int, int], room: int, because: str
 ) -> tuple[tuple[int, int], tuple[int, int]]:
     """Check page size, length delta and `max_pages`: there must be `room` for so many pages, and
     `req_to_token` must hold their first tokens. Returns the values that both numbers may have."""

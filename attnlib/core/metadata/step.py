@@ -6,10 +6,7 @@
         attend(..., metadata=scheduler)              # no prepare kernel, guarded as ever
 
 The schedule is what `splits.plan_splits` says, word for word; words that the library never writes
-are 0. It is made by programs of its own, beside those that copy rows.
-
-The kernel that follows may start before this one has ended, if it was launched for that and waits
-(programmatic dependent launch). FA3's attention, given metadata, is not: it starts afterwards.
+are 0. FA3's attention, given metadata, does not overlap the kernel before it: it starts afterwards.
 """
 
 import torch
@@ -165,16 +162,7 @@ def build_step_metadata(
     """
     if not isinstance(scheduler, SchedulerMetadata):
         raise TypeError(f"scheduler must be SchedulerMetadata, got {type(scheduler).__name__}")
-    tensors = (
-        seq_lens,
-        req_pool_indices,
-        req_to_token,
-        cache_seqlens,
-        cu_seqlens_k,
-        page_table,
-        swa_slot_map,
-        swa_page_table,
-        scheduler.words,
-    )
+    tables = (page_table, swa_slot_map, swa_page_table, scheduler.words)
+    tensors = (seq_lens, req_pool_indices, req_to_token, cache_seqlens, cu_seqlens_k, *tables)
     LAUNCHER.launch(tensors, (page_size, scheduler.facts), (seq_len_delta, max_pages))
     scheduler.mark_written()

@@ -37,9 +37,9 @@ with which times of known cases are predicted best."""
 class WorkPlan:
     """Work items of one call: `items` [n] is the cost of each in KV tokens, padding included.
 
-    `slots` items run at a time. All of them read `tokens` KV tokens of single heads, each once.
-    `splits` is the most parts that a request is cut into; `merged` says whether a second kernel
-    puts partial outputs together, which it may do where no request is cut.
+    `slots` items run at a time and read `tokens` KV tokens of single heads, each once. `splits` is
+    the most parts that a request is cut into; `merged` says whether a second kernel puts partial
+    outputs together.
     """
 
     items: np.ndarray
@@ -73,11 +73,10 @@ def fa3_sm_tokens(
 ) -> tuple[np.ndarray, np.ndarray]:
     """KV tokens in whole tiles, and items, that FlashInfer's fa3 plan gives each SM: [num_sms].
 
-    PrefillSM90Plan: a heap of SMs by cost, an item costs 2 tile_rows + kv_len. Because heads are
-    the outer loop, a long request of the last head can land on an SM that is already loaded.
-    Of SMs with equal cost the library's heap has one on top that depends on its history. `heapq`
-    moves elements as std::push_heap and std::pop_heap of libstdc++ do, so with elements that
-    compare by cost alone it takes the same SM. Raises ValueError for a head_dim without a kernel.
+    PrefillSM90Plan: a heap of SMs by cost, an item costs 2 tile_rows + kv_len; heads are the outer
+    loop. Of SMs with equal cost the library's heap has one on top that depends on its history:
+    `heapq` moves elements as libstdc++ does, so with elements that compare by cost alone it takes
+    the same one. Raises ValueError for a head_dim without a kernel.
     """
     if spec.head_dim not in FA3_TILES:
         known = ", ".join(map(str, FA3_TILES))

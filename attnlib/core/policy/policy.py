@@ -1,14 +1,12 @@
 """Which backend decodes fastest, by measurement: rates of a GPU, and what its nearest cases add.
 
-For each backend a batch's time is predicted from its work plan with rates fitted to the measured
-cases (`times`). The `NEIGHBOURS` nearest of them correct it, by the mean of their measured
-over predicted times; near is in (log2 of batch size, log2 of mean length, log2 of longest over
-mean), and nearer ones count more. The lowest time is chosen. How sure that is follows from its lead
-over the second and from how much the neighbours differ.
+A backend's time is predicted from its work plan with rates fitted to the measured cases (`times`).
+The `NEIGHBOURS` nearest cases, in log2 of batch size, mean length and longest over mean, correct it
+by the mean of their measured over predicted times; nearer ones count more. How sure the choice is
+follows from its lead over the second and from how much the neighbours differ.
 
-Constants were chosen by leaving out measured cases, never on held-out ones (LOG.md, 2026-11-21). A
-policy is plain data: `save` writes it as JSON, `load` needs NumPy alone. The study
-`backend_policy` makes one from records.
+Constants were chosen by leaving out measured cases, never on held-out ones (LOG.md, 2026-11-21).
+`save` writes a policy as JSON, `load` needs NumPy alone; study `backend_policy` makes one.
 """
 
 import json
@@ -39,10 +37,8 @@ NOISE = 0.01
 
 @dataclass(frozen=True)
 class Point:
-    """A measured case: its lengths in brief, and each backend's times in microseconds.
-
-    `run_us` is the measured median, `predicted_us` what the fitted rates give for its plan.
-    """
+    """A measured case: its lengths in brief, and microseconds of each backend: the measured median,
+    and what the fitted rates give for its plan."""
 
     batch_size: int
     mean_len: float
@@ -80,8 +76,7 @@ class Pick:
 class Policy:
     """What one GPU measured, spec by spec; `study`, `timer` and `releases` say how.
 
-    `releases` has the release of each backend whose library has several on record. `rates` are
-    those of each backend that ran a spec.
+    `releases` has the release of each backend whose library has several on record.
     """
 
     gpu: str

@@ -13,9 +13,8 @@ for `overlap` of them the larger of both counts instead of `hypot`. A call takes
     run_us = start_us + sum(tokens x us_per_token) + merging
     merging = merge_us + item_us items + split_us (splits - 1)
 
-with `merge_us` only where a second kernel merges partial outputs.
-Rates are of one backend and spec: a page size or group changes the kernel. The workbench fits them
-to measured times, on `Calls.run_us`.
+with `merge_us` only where a second kernel merges partial outputs. Rates are of one backend and
+spec: a page size or group changes the kernel.
 """
 
 import heapq
@@ -33,13 +32,7 @@ KNOTS = (1 / 128, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0, 12.0)
 """Running items over SMs at which latency is fitted; between them it is interpolated over logs."""
 BINS = 48
 """Levels of `busy`, evenly over its logarithm, that moments of a call are gathered in."""
-START = {
-    "start_us": 5.0,
-    "merge_us": 1.0,
-    "item_us": 5e-3,
-    "split_us": 0.02,
-    "memory_gbps": 4200.0,
-}
+START = {"start_us": 5.0, "merge_us": 1.0, "item_us": 5e-3, "split_us": 0.02, "memory_gbps": 4200.0}
 """Rates beside latency: where a fit begins, and what it stays near for lack of evidence."""
 
 

@@ -4,24 +4,21 @@
     for layer in layers:
         attend(..., metadata=metadata)                    # checks `require_fits`, then launches
 
-The attention kernel believes its metadata. Metadata of other facts makes it read and write past its
-buffers, most often without a crash: the output is wrong. So `require_fits` compares the facts of
-the call with those the metadata was made for, on the host: no launch, no synchronisation.
+The attention kernel believes its metadata: that of other facts makes it read and write past its
+buffers, most often without a crash. So `require_fits` compares the facts of the call with those the
+metadata was made for, on the host.
 
-**Lengths may change.** Ranges of KV come from the lengths of the call; old splits only balance
+**Lengths may change**: ranges of KV come from the lengths of the call, old splits only balance
 worse. **The split cap may not**: both calls pass the same explicit `num_splits`, the cap that the
 page table's width gives, so no replay can exceed buffers sized at capture.
 
 **Streams.** The words hold a counter that each attention call uses and resets, so calls that share
-metadata must not overlap. A second stream is refused, and so is a second capturing stream. What the
+metadata must not overlap: a second stream is refused, and so is a second capturing one. What the
 host cannot see: two graphs replayed at once, or another process's use of the buffer.
 
 **Buffers.** One buffer may serve graphs of many batch sizes, one metadata object each: `renew` the
-right one before its replay. Another's words in the buffer are refused wherever Python runs, which
-is at capture and in eager calls, not at replay.
-
-**Over 992 requests** the library splits nothing, whatever the cap: right, but the tail of a long
-request runs on few SMs.
+right one before its replay. Another's words are refused at capture and in eager calls, not at
+replay.
 """
 
 from collections.abc import Sequence
@@ -58,10 +55,10 @@ class SchedulerMetadata:
     def require_fits(
         self, call: SchedulerFacts, *, device: torch.device, stream: Stream | None = None
     ) -> None:
-        """Raise ValueError unless an attention call with these facts may use the metadata.
+        """Raise ValueError, naming what differs, unless a call with these facts may use the words.
 
-        Every field that differs is named with both values. `stream` (from `current_stream`) is
-        recorded at the first use; another one is refused until `hand_over` or `renew`.
+        `stream` (from `current_stream`) is recorded at the first use; another one is refused until
+        `hand_over` or `renew`.
         """
         if call.settled != self.facts:
             raise ValueError(_mismatch(self.facts, call))
@@ -89,8 +86,7 @@ class SchedulerMetadata:
         self._writes[:] = [writes(self.words)]
 
     def mark_written(self) -> None:
-        """The same after a kernel whose writes PyTorch does not see: whoever else has words in the
-        buffer finds that they are gone. The stream is forgotten, as by `renew`."""
+        """The same after a kernel whose writes PyTorch does not see: others' words are gone."""
         torch.autograd.graph.increment_version(self.words)
         self.mark_used()
         self.hand_over()
@@ -102,10 +98,7 @@ class SchedulerMetadata:
         seq_lens_cpu: HostLengths = None,
         cu_seqlens_q: torch.Tensor | None = None,
     ) -> None:
-        """Write the metadata of new lengths into the same words, for the next step or replay.
-
-        Arguments as for `precompute`. The facts stay, so a graph that holds the words stays right.
-        """
+        """Write the metadata of new lengths into the same words; arguments as for `precompute`."""
         words = _checked_words(self.facts, seq_lens, seq_lens_cpu, cu_seqlens_q)
         self.words.copy_(words)
         self.mark_used()
@@ -147,10 +140,7 @@ def precompute(
 def reserve(
     facts: SchedulerFacts, device: torch.device, *, out: torch.Tensor | None = None
 ) -> SchedulerMetadata:
-    """Zeros in the place of metadata, for `build_step_metadata` to write; no call takes them yet.
-
-    `out` and errors as for `precompute`; the cap is fixed in the same way.
-    """
+    """Zeros for `build_step_metadata` to write over; `out`, errors and cap as in `precompute`."""
     settled = facts.settled
     _require_packing(facts)
     # "cuda" means the current device: a tensor on it knows which.
@@ -184,13 +174,8 @@ def ask_library(
 ) -> torch.Tensor:
     """The library's call as it is: nothing checks that the arguments are true. See `precompute`."""
     return library.load().get_scheduler_metadata(
-        facts.batch_size,
-        facts.max_seqlen_q,
-        facts.max_seqlen_k,
-        facts.num_qo_heads,
-        facts.num_kv_heads,
-        facts.head_dim,
-        seq_lens,
+        *(facts.batch_size, facts.max_seqlen_q, facts.max_seqlen_k),
+        *(facts.num_qo_heads, facts.num_kv_heads, facts.head_dim, seq_lens),
         qkv_dtype=getattr(torch, facts.dtype),
         headdim_v=facts.head_dim_v,
         cu_seqlens_q=cu_seqlens_q,

@@ -1,10 +1,9 @@
 """The facts of a FlashAttention-3 call that decide its schedule, and what the host makes of them.
 
-Two calls meet over scheduler metadata: the one that writes it and the attention that reads it. Each
-derives tiles, packing and the split cap from its own arguments, so the metadata is right only if
-both have the same facts. Rules read in hopper/flash_api.cpp, hopper/heuristics.h and
-hopper/tile_size.h (2025-08 and later), for compute capability 9.0; float32 where they use float.
-No torch, no GPU.
+Metadata is right only if the call that writes it and the attention that reads it have the same
+facts, since each derives tiles, packing and the split cap from its own arguments. Rules read in
+hopper/flash_api.cpp, hopper/heuristics.h and hopper/tile_size.h (2025-08 and later), for compute
+capability 9.0; float32 where they use float. No torch, no GPU.
 """
 
 import math
@@ -30,21 +29,12 @@ FULL = (-1, -1)
 class SchedulerFacts:
     """One call, as FlashAttention-3 sees it.
 
-    | field | meaning |
-    |---|---|
-    | `batch_size` | requests, padding included |
-    | `num_qo_heads`, `num_kv_heads` | on this GPU, after any parallelism |
-    | `head_dim`, `head_dim_v` | K's and V's; 0 for V means K's |
-    | `max_seqlen_q` | query tokens of a request, at most |
-    | `max_seqlen_k` | page-table width x page_size, or the width of a contiguous cache |
-    | `num_sms` | multiprocessors of the GPU; `sm_margin` of them are left to others |
-    | `page_size` | tokens of a page, None for a contiguous cache |
-    | `dtype` | of query and cache, a key of `ELEMENT_BYTES` |
-    | `causal`, `window` | as passed; window is (left, right) in tokens, -1 is unlimited |
-    | `varlen_q` | whether cu_seqlens_q is passed |
-    | `pack_gqa` | as passed: None lets the library decide |
-    | `num_splits` | as passed: 0 is the heuristic, else the cap itself, to 255 |
-    | `hdim96` | whether the build has kernels of head_dim 96 |
+    `batch_size` counts padding too, head counts are those of this GPU. `head_dim_v` 0 means K's.
+    `max_seqlen_q` and `max_seqlen_k` are tokens: of the longest query, and of the page table's
+    width x page_size (or of a contiguous cache, whose `page_size` is None). `sm_margin` of the
+    `num_sms` multiprocessors are left to others. `window` is (left, right) tokens, -1 unlimited;
+    `varlen_q` says whether cu_seqlens_q is passed. `pack_gqa` None and `num_splits` 0 let the
+    library decide. `hdim96`: whether the build has kernels of head_dim 96.
 
     Raises ValueError naming the field, what it must be and what it was.
     """
@@ -127,11 +117,8 @@ class SchedulerFacts:
             return True, None
         if (left, right) == FULL:
             return False, None
-        filled = (
-            left if left >= 0 else self.max_seqlen_k - 1,
-            right if right >= 0 else self.max_seqlen_q - 1,
-        )
-        return False, filled
+        most = (self.max_seqlen_k - 1, self.max_seqlen_q - 1)
+        return False, (left if left >= 0 else most[0], right if right >= 0 else most[1])
 
     @property
     def is_causal(self) -> bool:
@@ -161,11 +148,7 @@ class SchedulerFacts:
 
     @cached_property
     def split_cap(self) -> int:
-        """The most splits of any request: `num_splits`, or the heuristic's answer.
-
-        The heuristic pretends that the batch is one request of full width, so neither the batch
-        size nor the lengths matter.
-        """
+        """The most splits of a request: `num_splits`, or the heuristic's for one of full width."""
         return self.num_splits or _heuristic_cap(self)
 
     @property

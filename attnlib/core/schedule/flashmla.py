@@ -1,15 +1,13 @@
 """A guard for FlashMLA's `FlashMLASchedMeta`, which remembers a schedule and not what it is for.
 
-FlashMLA fills the object at its first call and reuses it at every other. It compares some shapes on
-the sparse path, none on the dense one, and never the lengths that the schedule was cut from: its
-documentation says that stale reuse is silent. `GuardedSchedMeta` remembers all of it and refuses.
+FlashMLA fills the object at its first call and reuses it at every other, silently also where shapes
+or lengths are others (its sparse path compares some shapes). `GuardedSchedMeta` refuses.
 
     meta = GuardedSchedMeta()                       # or meta.renew(), once per step
     out, lse = meta.attend(q, k_cache, block_table, cache_seqlens, head_dim_v, indices=indices)
 
-Lengths are not read, which would synchronise: they must be the same tensor, not written since
-(PyTorch counts writes). Writes that PyTorch does not see go undetected: a kernel of one's own, a
-replayed graph, a tensor made in inference mode.
+Lengths are not read, which would synchronise: they must be the same tensor, not written since, as
+far as PyTorch sees writes (not those of a kernel of one's own or a replayed graph).
 """
 
 from dataclasses import dataclass, field
@@ -58,10 +56,8 @@ class GuardedSchedMeta:
         self._lengths.clear()
 
     def refill(self, cache_seqlens: torch.Tensor) -> None:
-        """Write dense attention's schedule for `cache_seqlens` [bs] int32 into the same memory.
-
-        A graph that was captured over `attend` reads it at its next replay, which `renew` would
-        not reach. Before the first call there is nothing to write. Launches, so not in a capture.
+        """Write dense attention's schedule for `cache_seqlens` [bs] int32 into the same memory,
+        where a graph captured over `attend` reads it. Launches, so not in a capture.
         """
         call = self.made_for
         if call is None or self._meta is None:
@@ -80,8 +76,7 @@ class GuardedSchedMeta:
     ) -> None:
         """Raise ValueError unless `call` is the first one, or like it, with untouched lengths.
 
-        The lengths that count are topk_length and extra_topk_length; without `indices` (dense
-        attention) cache_seqlens.
+        Those are topk_length and extra_topk_length, of dense attention cache_seqlens.
         """
         given = {name: options.get(name) for name in ("topk_length", "extra_topk_length")}
         given["cache_seqlens"] = cache_seqlens if options.get("indices") is None else None

@@ -1,7 +1,6 @@
 """Where FlashAttention-3 and FlashMLA come from: Python modules, and who supplied them.
 
-FlashAttention-3 is `flash_attn_interface` (distributions flash-attn-3 and tokenspeed-fa3) or
-`sgl_kernel.flash_attn` (sgl-kernel). Asking whether a module is there imports none.
+Asking whether a module is there imports none.
 """
 
 import importlib

@@ -32,10 +32,8 @@ class DecodeCase(NamedCase):
         """A short name for tables and progress bars."""
         s = self.spec
         tail = "" if self.lengths == "fixed" else f" {self.lengths}"
-        return (
-            f"{s.heads} d{s.head_dim} {s.dtypes} page {s.page_size} "
-            f"batch {self.batch_size} kv_len {self.kv_len}{tail}"
-        )
+        layer = f"{s.heads} d{s.head_dim} {s.dtypes} page {s.page_size}"
+        return f"{layer} batch {self.batch_size} kv_len {self.kv_len}{tail}"
 
     @property
     def key(self) -> str:
@@ -44,8 +42,7 @@ class DecodeCase(NamedCase):
         What is usual goes unsaid: dtype bfloat16, lengths fixed, seed 0.
         """
         s = self.spec
-        parts = [s.heads, f"d{s.head_dim}", f"p{s.page_size}"]
-        parts += [f"b{self.batch_size}", f"k{self.kv_len}"]
-        parts += [s.dtypes] if s.dtypes != "bfloat16" else []
-        parts += [self.lengths] if self.lengths != "fixed" else []
-        return ",".join([*parts, f"seed{self.seed}"] if self.seed else parts)
+        key = f"{s.heads},d{s.head_dim},p{s.page_size},b{self.batch_size},k{self.kv_len}"
+        key += f",{s.dtypes}" if s.dtypes != "bfloat16" else ""
+        key += f",{self.lengths}" if self.lengths != "fixed" else ""
+        return key + (f",seed{self.seed}" if self.seed else "")

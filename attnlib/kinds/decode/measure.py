@@ -1,8 +1,7 @@
 """Decode attention, one query per request over a paged cache: tensors, oracle, measurement.
 
-The oracle takes one request at a time, in float64. For request i with pages p_0..p_m and length n,
-K and V are the first n tokens of the gathered pages; for query head h, with its KV head
-h // group_size:
+The oracle takes one request at a time, in float64. For request i, K and V are the tokens of its
+gathered pages, of KV head h // group_size for query head h:
 
     out[i, h] = softmax(softmax_scale * q[i, h] K^T) V
 
@@ -23,15 +22,12 @@ from .case import DecodeCase
 
 def build_batch(case: DecodeCase, *, device: str) -> DecodeBatch:
     """Lengths and a page table [bs, max_pages] whose live pages are distinct and shuffled."""
-    lens, table = sample_seq_lens(case), sample_page_table(case)
-    return DecodeBatch.build(case.spec, torch.from_numpy(lens), torch.from_numpy(table).to(device))
+    table = torch.from_numpy(sample_page_table(case)).to(device)
+    return DecodeBatch.build(case.spec, torch.from_numpy(sample_seq_lens(case)), table)
 
 
 def build_workload(case: DecodeCase, *, device: str) -> Workload[DecodeCase]:
-    """Batch, query and cache on `device`; values are standard normal, so softmax has real spread.
-
-    Zeros would hide unwritten outputs and run the tensor cores cooler than an engine does.
-    """
+    """Batch, query and cache on `device`, of standard normal values, so softmax has real spread."""
     batch = build_batch(case, device=device)
     q, kv = draw_inputs(batch, rows=case.batch_size, seed=case.seed)
     return Workload(case, batch, q, kv)
@@ -49,11 +45,7 @@ def draw_inputs(batch: DecodeBatch, *, rows: int, seed: int) -> tuple[torch.Tens
 
 
 def attend(
-    q: torch.Tensor,
-    kv: PagedKV,
-    batch: DecodeBatch,
-    *,
-    probs_dtype: torch.dtype | None = None,
+    q: torch.Tensor, kv: PagedKV, batch: DecodeBatch, *, probs_dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """Attention output [bs, num_qo_heads, head_dim] float64 of `q` over `batch`'s pages.
 
@@ -62,18 +54,14 @@ def attend(
     """
     require_inputs(q, kv, batch)
     scale = batch.spec.softmax_scale
-    rows = [
-        attend_rows(q[i : i + 1], *gather_tokens(kv, batch, i), scale, probs_dtype=probs_dtype)
-        for i in range(batch.batch_size)
-    ]
-    return torch.cat(rows)
+    each = ((q[i : i + 1], *gather_tokens(kv, batch, i)) for i in range(batch.batch_size))
+    return torch.cat([attend_rows(*row, scale, probs_dtype=probs_dtype) for row in each])
 
 
 def gather_tokens(kv: PagedKV, batch: DecodeBatch, index: int) -> tuple[torch.Tensor, torch.Tensor]:
     """K and V [seq_len, num_kv_heads, head_dim] float64 of one request, in token order."""
     length = int(batch.seq_lens_cpu[index])
-    num_pages = -(-length // batch.spec.page_size)
-    pages = batch.page_table[index, :num_pages].long()
+    pages = batch.page_table[index, : -(-length // batch.spec.page_size)].long()
     k, v = (cache[pages].flatten(0, 1)[:length].double() for cache in (kv.k_cache, kv.v_cache))
     return k, v
 
@@ -117,5 +105,5 @@ class DecodeSubject(CallSubject[DecodeCase]):
 
     plans = "decode"
     build = staticmethod(build_workload)
-    oracle = Oracle
+    attend = staticmethod(attend)
     cost = staticmethod(decode_cost)

@@ -8,11 +8,10 @@
 | `dllm_extend` | its last `q_len`, a block | full |
 | `prefill_ragged` | all its tokens; K and V are those of the call, contiguous | causal |
 
-Masks align the last query with the last token. In a causal one a query sees its own token and all
-before it, in a full one every token. A tree shows a draft the tokens before the drafts, itself and
-its ancestors. `tree` and `chain` go to the library as a custom mask, bit by bit; a chain's bits are
-those of the causal mask. The modes are those of SGLang's FlashInfer backend (pull request 18364),
-which passes a custom mask wherever it verifies drafts. No torch here.
+Masks align the last query with the last token. A tree shows a draft the tokens before the drafts,
+itself and its ancestors. `tree` and `chain` go to the library as a custom mask, bit by bit; a
+chain's bits are those of the causal mask. The modes are those of SGLang's FlashInfer backend (pull
+request 18364), which passes a custom mask wherever it verifies drafts. No torch here.
 """
 
 from dataclasses import dataclass
@@ -52,18 +51,15 @@ class ExtendCase(NamedCase):
         masks = MODES[self.mode]
         object.__setattr__(self, "mask", self.mask or masks[0])
         if self.mask not in masks:
-            raise ValueError(
-                f"mask must be one of {', '.join(masks)} for {self.mode}, got {self.mask!r}"
-            )
-        longest = self.cached.kv_len
-        if type(self.q_len) is not int or not 1 <= self.q_len <= longest:
-            raise ValueError(
-                f"q_len must be an integer in 1..{longest} (kv_len), got {self.q_len!r}"
-            )
-        if self.ragged and (self.q_len, self.spec.page_size) != (longest, 1):
+            known = ", ".join(masks)
+            raise ValueError(f"mask must be one of {known} for {self.mode}, got {self.mask!r}")
+        longest, q_len, page_size = self.cached.kv_len, self.q_len, self.spec.page_size
+        if type(q_len) is not int or not 1 <= q_len <= longest:
+            raise ValueError(f"q_len must be an integer in 1..{longest} (kv_len), got {q_len!r}")
+        if self.ragged and (q_len, page_size) != (longest, 1):
             raise ValueError(
                 f"q_len must be kv_len ({longest}) and page_size 1 for {self.mode}, "
-                f"got {self.q_len} and {self.spec.page_size}"
+                f"got {q_len} and {page_size}"
             )
 
     @property
@@ -79,11 +75,12 @@ class ExtendCase(NamedCase):
     @property
     def label(self) -> str:
         """A short name for tables and progress bars."""
-        mask = "" if self.mask == MODES[self.mode][0] else f" {self.mask}"
-        return f"{self.mode} q_len {self.q_len}{mask} {self.cached.label}"
+        return f"{self.mode} q_len {self.q_len}{self._unusual(' ')} {self.cached.label}"
 
     @property
     def key(self) -> str:
         """A name without spaces for command lines."""
-        mask = "" if self.mask == MODES[self.mode][0] else f",{self.mask}"
-        return f"{self.mode},q{self.q_len}{mask},{self.cached.key}"
+        return f"{self.mode},q{self.q_len}{self._unusual(',')},{self.cached.key}"
+
+    def _unusual(self, before: str) -> str:
+        return "" if self.mask == MODES[self.mode][0] else before + self.mask

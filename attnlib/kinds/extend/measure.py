@@ -10,15 +10,13 @@ row of `custom_mask` says so under a custom one. Rows are taken a block at a tim
 scores fit into memory; nothing is split along the tokens.
 """
 
-from functools import partial
-
 import torch
 
 from ...core.batch import DecodeBatch, PagedKV
 from ...core.extend import ExtendBatch
 from ...core.spec import CUSTOM_MASKS
 from ..call import CallSubject, Workload
-from ..check import Judge, require_inputs
+from ..check import require_inputs
 from ..cost import extend_cost
 from ..decode.measure import attend_rows, draw_inputs, gather_tokens
 from ..lengths import sample_drafts, sample_extend_lens, shuffled_pages
@@ -29,9 +27,8 @@ def build_extend_batch(case: ExtendCase, *, device: str) -> ExtendBatch:
     """Lengths, page table and mask of `case` on `device`; pages of a ragged call are in order."""
     q_lens, kv_lens = sample_extend_lens(case)
     seed = None if case.ragged else case.cached.seed + 1
-    table = shuffled_pages(kv_lens, case.spec.page_size, seed)
-    lens = torch.from_numpy(kv_lens)
-    paged = DecodeBatch.build(case.spec, lens, torch.from_numpy(table).to(device))
+    table = torch.from_numpy(shuffled_pages(kv_lens, case.spec.page_size, seed)).to(device)
+    paged = DecodeBatch.build(case.spec, torch.from_numpy(kv_lens), table)
     drafts = torch.from_numpy(sample_drafts(case)) if case.mask in CUSTOM_MASKS else None
     return ExtendBatch.build(
         paged, torch.from_numpy(q_lens), mask=case.mask, drafts=drafts, ragged=case.ragged
@@ -50,11 +47,7 @@ BLOCK_SCORES = 2**28
 
 
 def attend_extend(
-    q: torch.Tensor,
-    kv: PagedKV,
-    batch: ExtendBatch,
-    *,
-    probs_dtype: torch.dtype | None = None,
+    q: torch.Tensor, kv: PagedKV, batch: ExtendBatch, *, probs_dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """Output [rows, num_qo_heads, head_dim] float64 of `q` over `kv`, both as in `extend`.
 
@@ -67,9 +60,8 @@ def attend_extend(
         k, v = gather_tokens(kv, batch.paged, i)
         block = max(1, BLOCK_SCORES // (q.shape[1] * n))
         for first in range(starts[i], starts[i + 1], block):
-            rows = slice(first, min(first + block, starts[i + 1]))
+            rows, scale = slice(first, min(first + block, starts[i + 1])), batch.spec.softmax_scale
             sees = _visible(batch, i, range(rows.start - starts[i], rows.stop - starts[i]))
-            scale = batch.spec.softmax_scale
             out[rows] = attend_rows(q[rows], k, v, scale, probs_dtype=probs_dtype, sees=sees)
     return out
 
@@ -79,29 +71,20 @@ def _visible(batch: ExtendBatch, index: int, rows: range) -> torch.Tensor:
     n, q_len = int(batch.paged.seq_lens_cpu[index]), int(batch.q_lens_cpu[index])
     device = batch.paged.page_table.device
     if batch.custom_mask is not None:
-        sizes = (batch.q_lens_cpu.long() * batch.paged.seq_lens_cpu).cumsum(0)
-        end = int(sizes[index])
-        own = batch.custom_mask[end - q_len * n : end].view(q_len, n)
-        return own[rows.start : rows.stop]
+        sizes = batch.q_lens_cpu.long() * batch.paged.seq_lens_cpu
+        end = int(sizes[: index + 1].sum())
+        return batch.custom_mask[end - q_len * n : end].view(q_len, n)[rows.start : rows.stop]
     if batch.mask == "full":
         return torch.ones((len(rows), n), dtype=torch.bool, device=device)
     last = torch.arange(rows.start, rows.stop, device=device) + n - q_len
     return torch.arange(n, device=device) <= last[:, None]
 
 
-ExtendOracle = partial(Judge, attend_extend)
-"""The judge of such a call, of query, cache and batch."""
-
-
 class ExtendSubject(CallSubject[ExtendCase]):
-    """Measures one attention call of a backend."""
+    """Measures a call with several queries per request."""
 
     memory_share = 0.6
     plans = "extend"
     build = staticmethod(build_extend_workload)
-    oracle = ExtendOracle
+    attend = staticmethod(attend_extend)
     cost = staticmethod(extend_cost)
-
-    def mask(self, case: ExtendCase) -> str:
-        """The mask that the mode has, or that the case asks for."""
-        return case.mask

@@ -1,8 +1,7 @@
 """Metadata op by op, as engines had it before they fused it: the baselines, one launch per op.
 
-None waits for the GPU, so all can be captured. SGLang's `normal_decode_set_metadata` up to 0.5.9 is
-the first: lengths, prefix sum, gather of token slots, division by the page size, and for a sliding
-window a translation before the division.
+None waits for the GPU, so all can be captured. The first is SGLang's `normal_decode_set_metadata`
+up to 0.5.9.
 """
 
 from typing import Any
@@ -47,10 +46,8 @@ _CHECKED: set[tuple[Any, ...]] = set()
 
 def require_decode_once(t: StepTensors, page_size: int, seq_len_delta: int, max_pages: int) -> None:
     """`require_decode`, once for a signature and these numbers: rivals are timed without it."""
-    fixed = (page_size, max_pages, seq_len_delta)
-    signature, pointers, _ = signed(t, fixed)
-    cache_seqlens = t._fields.index("cache_seqlens")
-    if signature not in _CHECKED or pointers[0] == pointers[cache_seqlens]:
+    signature, pointers, _ = signed(t, (page_size, max_pages, seq_len_delta))
+    if signature not in _CHECKED or pointers[0] == pointers[t._fields.index("cache_seqlens")]:
         require_decode(t, page_size, seq_len_delta, max_pages)
         if signature is not None:
             _CHECKED.add(signature)
@@ -76,10 +73,9 @@ def build_kv_indices(
 ) -> None:
     """As `core.metadata.kv_indices.build_kv_indices`, word for word.
 
-    The shortest form, a page table indexed by the mask of its live columns (vLLM's builders before
-    `_copy_page_indices_kernel`), makes the host wait for the size of the result. This one looks up
-    each word's request in `kv_indptr` instead, for the first bs * max_pages words. A pool row out
-    of range is an error of the indexing.
+    Masking a page table (vLLM's builders before `_copy_page_indices_kernel`) is shorter, and makes
+    the host wait for the result's size. This looks up each word's request in `kv_indptr` instead,
+    for the first bs * max_pages words. A pool row out of range is an error of the indexing.
     """
     t = PageArrays(**tensors)
     require_kv_indices(t, page_size, seq_len_delta, max_pages)
@@ -120,7 +116,7 @@ def build_verify_metadata(*, num_draft_tokens: int, **tensors: torch.Tensor) -> 
     t = VerifyTensors(**tensors)
     require_verify(t, num_draft_tokens)
     t.cache_seqlens.copy_(t.seq_lens + num_draft_tokens)
-    last = len(t.seq_lens) * num_draft_tokens
-    torch.arange(0, last + 1, num_draft_tokens, out=t.cu_seqlens_q)
+    end = len(t.seq_lens) * num_draft_tokens + 1
+    torch.arange(0, end, num_draft_tokens, out=t.cu_seqlens_q)
     t.cu_seqlens_k[:1].zero_()
     t.cu_seqlens_k[1:].copy_(torch.cumsum(t.cache_seqlens, dim=0, dtype=torch.int32))

@@ -30,8 +30,7 @@ MODULES: dict[str, dict[str, ModuleType]] = {
     "metadata-serial": {"decode": serial},
     "sglang-metadata": {"decode": sglang},
 }
-"""Backend name -> builder -> its module. `alone` starts after its neighbour has ended,
-so that a comparison shows what the overlap of launches gives."""
+"""Backend name -> builder -> its module; `alone` starts after its neighbour has ended."""
 
 
 @dataclass(frozen=True)
@@ -63,30 +62,27 @@ class MetadataSubject:
 
     def measure(self, item: Item[MetadataCase]) -> dict[str, Any]:
         """Compare every live word with the oracle, then trace and time the call."""
-        able = [name for name, modules in MODULES.items() if item.case.builder in modules]
-        if item.backend not in able:
+        builder, backend = item.case.builder, item.backend
+        able = [name for name, modules in MODULES.items() if builder in modules]
+        if backend not in able:
+            known = ", ".join(able)
             raise ValueError(
-                f"backend must be one of {', '.join(able)} for {item.case.builder} metadata, "
-                f"got {item.backend!r}"
+                f"backend must be one of {known} for {builder} metadata, got {backend!r}"
             )
-        reason = sglang.unavailable() if item.backend == "sglang-metadata" else ""
-        if reason:
+        if backend == "sglang-metadata" and (reason := sglang.unavailable()):
             return {"status": "refused", "reason": reason}
         self.bench.require_release(sglang.DISTRIBUTION, item.release)
         timer = run_timer(item.timer)
-        alone = item.backend == "metadata-fused-alone"
-        with without_overlap() if alone else nullcontext():
+        with without_overlap() if backend == "metadata-fused-alone" else nullcontext():
             return self._timed(item, timer)
 
     def _timed(self, item: Item, timer: Callable[..., Any]) -> dict[str, Any]:
-        call = self._prepared(item.case)
-        module = MODULES[item.backend][item.case.builder]
-        whole = "_metadata" if item.case.builder != "kv_indices" else ""
-        build = getattr(module, f"build_{item.case.builder}{whole}")
+        call, builder, rows = self._prepared(item.case), item.case.builder, item.case.batch_size
+        name = f"build_{builder}" if builder == "kv_indices" else f"build_{builder}_metadata"
+        build = getattr(MODULES[item.backend][builder], name)
         run = partial(build, **call.inputs, **call.outputs, **call.numbers)
         run()
         wrong = call.wrong_words()
-        rows = item.case.batch_size
         verdict = {"oracle_error": float(wrong), "oracle_budget": 0.0, "oracle_rows": rows}
         if wrong:
             return {"status": "incorrect", "reason": f"{wrong} words differ", **verdict}
@@ -123,7 +119,7 @@ def _build_call(case: MetadataCase, device: str) -> _Call:
     wanted, outputs = {}, {}
     for name, words in zip(names, found, strict=False):
         table = name == "page_table"
-        wanted[name] = [np.asarray(row, dtype=np.int64) for row in words] if table else [words]
+        wanted[name] = list(map(np.asarray, words)) if table else [words]
         size = (len(words), width) if table else words.shape
         outputs[name] = torch.empty(size, dtype=torch.int32, device=device)
     return _Call(case, inputs, outputs, numbers, wanted)
@@ -137,5 +133,4 @@ def _inputs(case: MetadataCase, device: str) -> tuple[dict[str, torch.Tensor], d
     pool = build_request_pool(case, device=device)
     if case.builder == "verify":
         return {"seq_lens": pool["seq_lens"]}, {"num_draft_tokens": case.draft_tokens}
-    names = ("page_size", "max_pages", "seq_len_delta")
-    return pool, {name: getattr(case, name) for name in names}
+    return pool, {n: getattr(case, n) for n in ("page_size", "max_pages", "seq_len_delta")}

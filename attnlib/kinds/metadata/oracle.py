@@ -26,8 +26,7 @@ def decode_metadata(
         slots = req_to_token[pool_row, : pages * page_size : page_size].astype(np.int64)
         full.append(slots // page_size)
         if swa_slot_map is not None:
-            moved = np.where(slots < 0, -1, swa_slot_map[slots])
-            swa.append(moved // page_size)
+            swa.append(np.where(slots < 0, -1, swa_slot_map[slots]) // page_size)
     return cache_seqlens, cu_seqlens_k, full, swa
 
 

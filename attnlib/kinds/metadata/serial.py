@@ -1,8 +1,7 @@
 """The design that SGLang shipped in 0.5.10, written anew from its description: a rival to measure.
 
 One program walks the batch alone and adds the lengths up one by one; every program copies one block
-of columns of one row over the table's full width, live or not. It makes the reasons visible why
-such a kernel slows with the batch; engines should not use it.
+of columns of one row over the table's full width, live or not. Engines should not use it.
 """
 
 import torch

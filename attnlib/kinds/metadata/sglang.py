@@ -33,9 +33,9 @@ def unavailable() -> str:
         version = metadata.version(DISTRIBUTION)
     except metadata.PackageNotFoundError:
         return f"{DISTRIBUTION} is not installed: pip install --no-deps {DISTRIBUTION}"
-    if _file() is None:
-        return f"{DISTRIBUTION} {version} has no file of its own for the kernel: needs >= 0.5.14"
-    return ""
+    if _file():
+        return ""
+    return f"{DISTRIBUTION} {version} has no file of its own for the kernel: needs >= 0.5.14"
 
 
 def build_decode_metadata(
@@ -52,19 +52,9 @@ def build_decode_metadata(
 ) -> None:
     """SGLang's `normal_decode_set_metadata` of the installed release, without a sliding window."""
     function, takes_strides = _function()
-    strides = (None,) if takes_strides else ()
-    function(
-        cache_seqlens,
-        cu_seqlens_k,
-        page_table,
-        req_to_token,
-        req_pool_indices,
-        *strides,
-        max_pages,
-        seq_lens,
-        seq_len_delta,
-        page_size,
-    )
+    given = [cache_seqlens, cu_seqlens_k, page_table, req_to_token, req_pool_indices]
+    given += [None] if takes_strides else []
+    function(*given, max_pages, seq_lens, seq_len_delta, page_size)
 
 
 def _file() -> Path | None:

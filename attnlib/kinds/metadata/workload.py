@@ -18,15 +18,12 @@ def build_request_pool(case: MetadataCase, *, device: str) -> dict[str, torch.Te
     """
     rows = max(case.batch_size, case.pool_size)
     chosen = np.random.default_rng(case.seed + 1).permutation(rows)[: case.batch_size]
-    generator = torch.Generator(device=device).manual_seed(case.seed)
-    slots = torch.randint(
-        SLOTS, (rows, case.max_ctx), dtype=torch.int32, device=device, generator=generator
-    )
+    seeded = {"generator": torch.Generator(device=device).manual_seed(case.seed), "device": device}
     lens = torch.from_numpy(sample_seq_lens(case).astype(np.int64) - case.seq_len_delta)
     return {
         "seq_lens": lens.clamp_(min=1).to(device),
         "req_pool_indices": torch.from_numpy(chosen).to(device),
-        "req_to_token": slots,
+        "req_to_token": torch.randint(SLOTS, (rows, case.max_ctx), dtype=torch.int32, **seeded),
     }
 
 
@@ -42,7 +39,5 @@ def build_draft_slots(case: MetadataCase, *, device: str) -> dict[str, torch.Ten
     firsts = np.random.default_rng(case.seed).permutation(branches) * pages_each * case.page_size
     starts = firsts + np.repeat(last, case.topk)
     slots = starts[:, None] + np.arange(case.draft_tokens)
-    return {
-        "cache_loc": torch.from_numpy(slots).to(device),
-        "last_page_lens": torch.from_numpy(last).to(device),
-    }
+    found = {"cache_loc": slots, "last_page_lens": last}
+    return {name: torch.from_numpy(words).to(device) for name, words in found.items()}

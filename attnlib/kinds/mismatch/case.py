@@ -1,8 +1,7 @@
 """Scheduler metadata that does not fit its attention call: which cases there are, by their facts.
 
-`measure` runs them, each in a process of its own. The facts of both calls follow from a case alone,
-so `plan_splits` says without a GPU what the metadata holds and should hold, and what the call
-allocates for.
+The facts of both calls follow from a case alone, so `plan_splits` says without a GPU what the
+metadata holds and should hold, and what the call allocates for.
 """
 
 from dataclasses import dataclass, field, replace
@@ -22,9 +21,8 @@ from ..lengths import sample_seq_lens
 class Mismatch:
     """`told` replaces facts in the metadata call; `call` holds `attend`'s own options.
 
-    `told_tokens` and `call_tokens` set every request's length at either call. With `in_buffer`
-    the words lie at the head of a zeroed buffer of the size that the call expects, as engines
-    keep one for their graphs.
+    `told_tokens` and `call_tokens` set every request's length at either call. With `in_buffer` the
+    words lie at the head of a zeroed buffer of the call's size, as engines keep one for graphs.
     """
 
     name: str

@@ -1,8 +1,6 @@
 """Failure injection: metadata that does not fit its attention call, each case in its own process.
 
-`run_one` runs a case, with the guard or past it, and judges the output by the oracle. Past the
-guard it may read and write out of bounds, so the caller takes the death of its process as an
-outcome.
+Past the guard a case may read and write out of bounds: its process may die.
 
 | outcome | meaning |
 |---|---|
@@ -48,8 +46,7 @@ class MismatchSubject:
 
     def measure(self, item: Item[MismatchCase]) -> dict[str, Any]:
         """One attention call with metadata of another call's facts."""
-        missing = backends.unavailable("fa3")
-        if missing:
+        if missing := backends.unavailable("fa3"):
             return {"status": "refused", "reason": missing}
         found = run_one(item.case.name, guard=item.case.guard, device=self.bench.device)
         if found["outcome"] == "crashed":
@@ -69,7 +66,7 @@ class MismatchSubject:
 
 @dataclass(frozen=True)
 class _Call:
-    """Inputs of the attention call: `q` [bs * q_len, heads, head_dim], cache, batch and facts."""
+    """The attention call: `q` [bs * q_len, heads, head_dim], cache, batch and facts."""
 
     q: torch.Tensor
     kv: PagedKV
@@ -87,11 +84,10 @@ def find(name: str) -> Mismatch:
 
 
 def run_one(name: str, *, guard: bool, device: str = "cuda") -> dict[str, Any]:
-    """Run one case and judge it: `outcome`, `reason`, `relative_error`, and the splits.
+    """Run one case and judge it by the oracle: `outcome`, `reason`, `relative_error`, the splits.
 
-    `splits_in_metadata` and `splits_right` are the most splits of any request that the metadata
-    holds and should hold. `cap_of_call` is what the attention call allocates for. Where an output
-    came back, `call` makes it again.
+    `splits_in_metadata`, `splits_right` and `cap_of_call` are as in `Splits`. Where an output came
+    back, `call` makes it again.
     """
     mismatch = find(name)
     call = _build_call(mismatch, device)
@@ -108,9 +104,8 @@ def run_one(name: str, *, guard: bool, device: str = "cuda") -> dict[str, Any]:
         "reason": "",
     }
     oracle = Oracle(call.q, call.kv, call.batch.query_rows(call.q_len))
-    attention = partial(_past_the_guard, mismatch, call, words)
-    if guard:
-        attention = partial(_guarded, mismatch, call, told, told_lens)
+    guarded = partial(_guarded, mismatch, call, told, told_lens)
+    attention = guarded if guard else partial(_past_the_guard, mismatch, call, words)
     try:
         verdict = oracle.check(attention())
     except (ValueError, RuntimeError) as error:
@@ -138,12 +133,9 @@ def _build_call(mismatch: Mismatch, device: str) -> _Call:
 
 def _told_lengths(mismatch: Mismatch, call: _Call, told: SchedulerFacts) -> torch.Tensor:
     lens = call.batch.seq_lens
-    if mismatch.told_tokens:
-        lens = torch.full_like(lens, mismatch.told_tokens)
-    elif mismatch.call_tokens:
-        lens = torch.full_like(lens, mismatch.case.kv_len)
-    rounds = -(-told.batch_size // len(lens))
-    return lens.repeat(rounds)[: told.batch_size].contiguous()
+    if mismatch.told_tokens or mismatch.call_tokens:
+        lens = torch.full_like(lens, mismatch.told_tokens or mismatch.case.kv_len)
+    return lens.repeat(-(-told.batch_size // len(lens)))[: told.batch_size].contiguous()
 
 
 def _past_the_guard(mismatch: Mismatch, call: _Call, words: torch.Tensor) -> torch.Tensor:

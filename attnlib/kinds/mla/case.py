@@ -20,8 +20,8 @@ class MlaCase(NamedCase):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "kv_len"):
-            require_int(name, getattr(self, name))
+        require_int("batch_size", self.batch_size)
+        require_int("kv_len", self.kv_len)
         require_word("lengths", self.lengths, LENGTHS)
 
     @property
@@ -31,7 +31,5 @@ class MlaCase(NamedCase):
         chosen = f"top {s.top_k}" if s.top_k else "dense"
         tail = "" if self.lengths == "fixed" else f" {self.lengths}"
         tail += f" seed {self.seed}" if self.seed else ""
-        return (
-            f"mla {s.num_qo_heads} heads {chosen} {s.kv_format} page {s.page_size} "
-            f"batch {self.batch_size} kv_len {self.kv_len}{tail}"
-        )
+        layer = f"mla {s.num_qo_heads} heads {chosen} {s.kv_format} page {s.page_size}"
+        return f"{layer} batch {self.batch_size} kv_len {self.kv_len}{tail}"

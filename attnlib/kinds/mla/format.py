@@ -28,10 +28,8 @@ ROPE_START = LATENT_DIM + 4 * TILES
 def quantize(tokens: torch.Tensor) -> torch.Tensor:
     """[..., 576] bfloat16 -> [..., 656] uint8; the latent part loses precision, the rest none."""
     if tokens.shape[-1] != MLA_HEAD_DIM or tokens.dtype != torch.bfloat16:
-        raise ValueError(
-            f"tokens must be [..., {MLA_HEAD_DIM}] bfloat16, "
-            f"got {list(tokens.shape)} {tokens.dtype}"
-        )
+        got = f"{list(tokens.shape)} {tokens.dtype}"
+        raise ValueError(f"tokens must be [..., {MLA_HEAD_DIM}] bfloat16, got {got}")
     tiles = tokens[..., :LATENT_DIM].float().unflatten(-1, (TILES, TILE))
     scales = tile_scales(tiles.abs().amax(-1))
     out = tokens.new_empty((*tokens.shape[:-1], TOKEN_BYTES), dtype=torch.uint8)
@@ -45,9 +43,8 @@ def quantize(tokens: torch.Tensor) -> torch.Tensor:
 def dequantize(packed: torch.Tensor) -> torch.Tensor:
     """[..., 656] uint8 -> [..., 576] bfloat16, exact where scales are powers of two."""
     if packed.shape[-1] != TOKEN_BYTES or packed.dtype != torch.uint8:
-        raise ValueError(
-            f"packed must be [..., {TOKEN_BYTES}] uint8, got {list(packed.shape)} {packed.dtype}"
-        )
+        got = f"{list(packed.shape)} {packed.dtype}"
+        raise ValueError(f"packed must be [..., {TOKEN_BYTES}] uint8, got {got}")
     latent = packed[..., :LATENT_DIM].contiguous().view(torch.float8_e4m3fn).float()
     scales = packed[..., LATENT_DIM:ROPE_START].contiguous().view(torch.float32)
     rope = packed[..., ROPE_START:].contiguous().view(torch.bfloat16)

@@ -1,8 +1,8 @@
 """Multi-head latent attention: tensors, oracle, measurement.
 
-`plan_us` holds the check of chosen tokens and their slots; what FlashMLA computes of a schedule is
-made once, by the checked call before any timing. Chosen tokens are uniform over the request and in
-no order: an indexer's are clustered, so this is the hardest case for the memory system.
+`plan_us` holds the check of chosen tokens and their slots; FlashMLA's schedule is made once, by the
+checked call before any timing. Chosen tokens are uniform over the request and in no order: an
+indexer's are clustered, so this is the hardest case for the memory system.
 
 The oracle attends over the tokens K [n, 576] of the dequantised cache (all of a request's, or the
 chosen ones in their order), in float64:
@@ -12,19 +12,16 @@ chosen ones in their order), in float64:
 from page table and places, not from the slots that the kernels are given.
 """
 
-from functools import partial
-
 import numpy as np
 import torch
 
 from ...core.batch import require_tensor
 from ...core.mla import NO_TOKEN, MlaBatch, require_pages
-from ...core.spec import LATENT_DIM, MLA_HEAD_DIM
+from ...core.spec import LATENT_DIM, MLA_HEAD_DIM, MlaSpec
 from ..call import CallSubject, Workload
-from ..check import Judge
 from ..cost import mla_cache_bytes, mla_cost
 from ..decode.measure import attend_rows
-from ..lengths import sample_page_table, sample_seq_lens
+from ..lengths import normal_values, sample_page_table, sample_seq_lens
 from .case import MlaCase
 from .format import dequantize, quantize
 
@@ -58,23 +55,23 @@ def build_mla_workload(case: MlaCase, *, device: str) -> Workload[MlaCase]:
     batch = build_mla_batch(case, device=device)
     spec = case.spec
     generator = torch.Generator(device=device).manual_seed(case.seed)
-    q = _normal((case.batch_size, spec.num_qo_heads, MLA_HEAD_DIM), generator)
+    q = normal_values((case.batch_size, spec.num_qo_heads, MLA_HEAD_DIM), "bfloat16", generator)
     num_pages = batch.paged.kv_indices.shape[0]
-    fp8 = spec.kv_format != "bfloat16"
-    cache = torch.empty(
-        (num_pages, spec.page_size, spec.token_bytes if fp8 else MLA_HEAD_DIM),
-        dtype=torch.uint8 if fp8 else torch.bfloat16,
-        device=device,
-    )
+    width, dtype = _token(spec)
+    shape = (num_pages, spec.page_size, width)
+    cache = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
     for pages in cache.split(max(1, CHUNK_TOKENS // spec.page_size)):
-        tokens = _normal((*pages.shape[:2], MLA_HEAD_DIM), generator)
-        pages.copy_(quantize(tokens) if fp8 else tokens)
+        tokens = normal_values((*pages.shape[:2], MLA_HEAD_DIM), "bfloat16", generator)
+        pages.copy_(quantize(tokens) if dtype == "uint8" else tokens)
     require_latent_inputs(q, cache, batch)
     return Workload(case, batch, q, cache)
 
 
-def _normal(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    return torch.randn(shape, dtype=torch.bfloat16, device=generator.device, generator=generator)
+def _token(spec: MlaSpec) -> tuple[int, str]:
+    """Elements and dtype of a token in the cache."""
+    if spec.kv_format == "bfloat16":
+        return MLA_HEAD_DIM, "bfloat16"
+    return spec.token_bytes, "uint8"
 
 
 def require_latent_inputs(q: torch.Tensor, cache: torch.Tensor, batch: MlaBatch) -> None:
@@ -83,30 +80,26 @@ def require_latent_inputs(q: torch.Tensor, cache: torch.Tensor, batch: MlaBatch)
     The page table's highest live page must be in the cache; asking that synchronises.
     """
     spec = batch.spec
-    fp8 = spec.kv_format != "bfloat16"
-    cache_shape = (cache.shape[0], spec.page_size, spec.token_bytes if fp8 else MLA_HEAD_DIM)
+    width, dtype = _token(spec)
     require_tensor("q", q, (batch.batch_size, spec.num_qo_heads, MLA_HEAD_DIM), "bfloat16")
-    require_tensor("cache", cache, cache_shape, "uint8" if fp8 else "bfloat16")
+    require_tensor("cache", cache, (cache.shape[0], spec.page_size, width), dtype)
     require_pages(cache, int(batch.paged.kv_indices.max()))
 
 
 def attend_mla(
-    q: torch.Tensor,
-    cache: torch.Tensor,
-    batch: MlaBatch,
-    *,
-    probs_dtype: torch.dtype | None = None,
+    q: torch.Tensor, cache: torch.Tensor, batch: MlaBatch, *, probs_dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """Output [bs, num_qo_heads, 512] float64 of `q` over `cache`, both as in `mla`.
 
     With `probs_dtype` the unnormalised probabilities are rounded to it, as for decode.
     """
     require_latent_inputs(q, cache, batch)
-    rows = []
+    rows, scale = [], batch.spec.softmax_scale
     for i in range(batch.batch_size):
-        tokens = gather_latent(cache, batch, i)
-        k, v, scale = tokens[:, None], tokens[:, None, :LATENT_DIM], batch.spec.softmax_scale
-        rows.append(attend_rows(q[i : i + 1], k, v, scale, probs_dtype=probs_dtype))
+        k = gather_latent(cache, batch, i)[:, None]
+        rows.append(
+            attend_rows(q[i : i + 1], k, k[..., :LATENT_DIM], scale, probs_dtype=probs_dtype)
+        )
     return torch.cat(rows)
 
 
@@ -122,16 +115,12 @@ def gather_latent(cache: torch.Tensor, batch: MlaBatch, index: int) -> torch.Ten
     return (dequantize(tokens) if tokens.dtype == torch.uint8 else tokens).double()
 
 
-MlaOracle = partial(Judge, attend_mla)
-"""The judge of an MLA call, of query, cache and batch."""
-
-
 class MlaSubject(CallSubject[MlaCase]):
     """Measures one MLA call of a backend."""
 
     plans = "mla"
     build = staticmethod(build_mla_workload)
-    oracle = MlaOracle
+    attend = staticmethod(attend_mla)
     cost = staticmethod(mla_cost)
 
     def cache_bytes(self, case: MlaCase) -> int:

@@ -16,7 +16,6 @@ Layers take turns over copies of the cache, so that between two uses of a copy t
 as far as a model of so many layers would.
 """
 
-import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -27,6 +26,7 @@ import torch
 from ...core import backends
 from ...core.backends.fa3 import Fa3, attend, facts_of
 from ...core.batch import DecodeBatch, PagedKV
+from ...core.metadata import decode
 from ...core.metadata.step import build_step_metadata
 from ...core.schedule.fa3 import SchedulerMetadata, precompute, reserve
 from ...measure.timer import cold_copies, run_timer
@@ -36,13 +36,10 @@ from ..call import cache_copies
 from ..cost import decode_cost
 from ..decode.measure import Oracle, build_workload
 from ..item import Item
+from ..metadata import eager, serial
 from .case import StepCase
 
-BUILDERS = {
-    "fa3-step-eager": "kinds.metadata.eager",
-    "fa3-step-serial": "kinds.metadata.serial",
-    "fa3-step-fused": "core.metadata.decode",
-}
+BUILDERS = {"fa3-step-eager": eager, "fa3-step-serial": serial, "fa3-step-fused": decode}
 ONE_LAUNCH = "fa3-step-one-launch"
 ALONE = {
     "fa3-prepare": "fa3-step-once",
@@ -63,23 +60,21 @@ class StepSubject:
 
     def measure(self, item: Item[StepCase]) -> dict[str, Any]:
         """Check the last layer's output by the oracle, then trace and time the step."""
-        if item.backend not in BACKENDS:
-            raise ValueError(
-                f"backend must be one of {', '.join(BACKENDS)} for a step, got {item.backend!r}"
-            )
-        case = item.case
+        case, backend, known = item.case, item.backend, ", ".join(BACKENDS)
+        if backend not in BACKENDS:
+            raise ValueError(f"backend must be one of {known} for a step, got {backend!r}")
         reason = backends.unavailable("fa3") or backends.unsupported("fa3", case.decode.spec)
         if reason:
             return {"status": "refused", "reason": reason}
         timer = run_timer(item.timer)
         self._prepare(case)
-        batch, prepare = self._prepared(ALONE.get(item.backend, item.backend))
+        batch, prepare = self._prepared(ALONE.get(backend, backend))
         step = partial(self._run_layers, batch, prepare, case.layers)
         verdict = self._oracle.check(step())
         seen = {"reported_backend": Fa3.reported(), **oracle_fields(verdict)}
         if not verdict.passed:
             return seen
-        timed = prepare if item.backend in ALONE else step
+        timed = prepare if backend in ALONE else step
         # Timed before it is traced: the profiler's callbacks stay on, and slow every launch.
         timing = timer(timed)
         kernels = trace_kernels(timed)
@@ -91,8 +86,7 @@ class StepSubject:
             return
         self._case = None
         self._caches: list[PagedKV] = []
-        work = build_workload(case.decode, device=self.bench.device)
-        self._work = work
+        self._work = work = build_workload(case.decode, device=self.bench.device)
         self._oracle = Oracle(work.q, work.kv, work.batch)
         self._facts = facts_of(work.batch)
         l2_bytes = int(self.bench.machine["l2_mib"] * 2**20)
@@ -118,8 +112,7 @@ class StepSubject:
             scheduler = reserve(self._facts, batch.seq_lens.device)
             build = partial(build_step_metadata, **arguments, scheduler=scheduler)
             return batch, partial(_after, build, lambda: scheduler)
-        module = importlib.import_module(f"attnlib.{BUILDERS[backend]}")
-        build = partial(module.build_decode_metadata, **arguments)
+        build = partial(BUILDERS[backend].build_decode_metadata, **arguments)
         return batch, partial(_after, build, partial(precompute, self._facts, batch.seq_lens))
 
 
@@ -133,11 +126,8 @@ def over_own_buffers(batch: DecodeBatch) -> tuple[DecodeBatch, dict[str, Any]]:
     page_size, width = batch.spec.page_size, batch.page_table.shape[1]
     inside = torch.arange(page_size, device=batch.page_table.device, dtype=torch.int32)
     slots = batch.page_table[:, :, None] * page_size + inside
-    own = replace(
-        batch,
-        seq_lens=torch.zeros_like(batch.seq_lens),
-        page_table=torch.zeros_like(batch.page_table),
-    )
+    zeros = {name: torch.zeros_like(getattr(batch, name)) for name in ("seq_lens", "page_table")}
+    own = replace(batch, **zeros)
     return own, {
         "seq_lens": batch.seq_lens.long(),
         "req_pool_indices": torch.arange(batch.batch_size, device=slots.device),

@@ -3,15 +3,7 @@
 from ...core.spec import AttnSpec
 from ...kinds.decode.case import DecodeCase
 from ...run.study import Grid, Study
-from ..fa3_decode_regression.study import (
-    AFFECTED,
-    AUTO,
-    BEFORE,
-    FIXED,
-    NEWEST,
-    REFERENCE_MACHINE,
-    REGRESSED,
-)
+from ..fa3_decode_regression.study import AFFECTED, AROUND, AUTO, REFERENCE_MACHINE
 
 FP8 = "float8_e4m3fn"
 RESOLUTION_CASES = tuple(
@@ -24,9 +16,9 @@ STUDY = Study(
     name="auto_resolution",
     question="Which kernel does FlashInfer's `auto` run for decode, release by release?",
     grids=(
-        Grid(RESOLUTION_CASES, AUTO, (BEFORE, REGRESSED, FIXED, NEWEST)),
+        Grid(RESOLUTION_CASES, AUTO, AROUND),
         Grid(BF16, AUTO, AFFECTED),
-        Grid(BF16, AUTO, (BEFORE, REGRESSED, FIXED), headline=True),
+        Grid(BF16, AUTO, AROUND[:3], headline=True),
     ),
     reference_machine=REFERENCE_MACHINE,
     ceilings=(),

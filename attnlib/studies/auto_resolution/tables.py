@@ -26,9 +26,8 @@ def _auto(spec: AttnSpec, release: str, gpu: str) -> Choice:
 def resolution(frame: pd.DataFrame) -> pd.DataFrame:
     """What the rule says, what the library said and what ran, by dtype and release."""
     rows = frame[frame.backend == AUTO]
-    order = {release: place for place, release in enumerate(release_order(frame))}
-    rows = rows.assign(place=rows.release.map(order))
-    rows = rows.sort_values(["dtype", "kv_dtype", "place"]).reset_index(drop=True)
+    rows = rows.assign(place=rows.release.map(release_order(frame).index))
+    rows = rows.sort_values(["dtype", "kv_dtype", "place"], ignore_index=True)
     rules = [_auto(row.case.spec, row.release, REFERENCE) for row in rows.itertuples()]
     return pd.DataFrame(
         {

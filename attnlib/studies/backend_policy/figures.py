@@ -1,13 +1,9 @@
-"""Figures of the study `backend_policy`: what the policy chooses where, and what rules lose.
-
-The map's ground is the policy's choice, its dots are measured cases with the backend that was the
-fastest there; where a dot differs from its ground, measurement and interpolation disagree.
-"""
+"""Figures of the study `backend_policy`: what the policy chooses where, and what rules lose."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,10 +15,6 @@ from ...run.frame import decode_rows
 from .learn import policy_of
 from .tables import LABELS, MEASURED, POOLS, regrets
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 LOOKS = style.looks(LABELS[name] for name in POOLS["with FA3"])
 CELLS = 30
 """Choices along each side of a map."""
@@ -33,17 +25,14 @@ LOST = 0.001
 SHARES = {LOST: "up to 0.1 %", 0.01: "1 %", 0.1: "10 %", 1: "100 %", 10: "1000 %"}
 
 
-def policy_map(frame: pd.DataFrame, specs: Sequence[AttnSpec], *, pool: str) -> Figure:
-    """Which backend of `pool` is chosen for requests of equal length, and measured cases.
+def policy_map(frame: pd.DataFrame, specs: Sequence[AttnSpec], *, pool: str) -> charts.Figure:
+    """Which backend of `pool` is chosen for requests of equal length, a panel per spec.
 
-    A panel per spec: batch size across, tokens of each request up. Dots are cases of fixed and of
-    ragged lengths, at their mean. Raises ValueError if `specs` is empty or holds one that the frame
-    lacks.
+    Dots are measured cases of fixed and of ragged lengths, at their mean, with the backend that was
+    the fastest there.
     """
     from matplotlib.lines import Line2D
 
-    if not specs:
-        raise ValueError("specs must hold at least one, it holds none")
     policy, looks = policy_of(frame), {LABELS[name]: LOOKS[LABELS[name]] for name in POOLS[pool]}
     figure, axes = charts.panels(
         [f"{spec.heads} heads, page {spec.page_size}" for spec in specs],
@@ -62,7 +51,7 @@ def policy_map(frame: pd.DataFrame, specs: Sequence[AttnSpec], *, pool: str) -> 
     return figure
 
 
-def regret_chart(frame: pd.DataFrame, *, pool: str) -> Figure:
+def regret_chart(frame: pd.DataFrame, *, pool: str) -> charts.Figure:
     """A row per rule: every held-out case's regret as a dot, the geometric mean as a line."""
     lost, drawn = regrets(frame, (pool,)), decode_rows(frame)
     mean = np.expm1(np.log1p(lost.regret).groupby(lost.rule).mean()).sort_values()
@@ -84,7 +73,7 @@ def regret_chart(frame: pd.DataFrame, *, pool: str) -> Figure:
     return figure
 
 
-def _draw_map(axis: Axes, policy: Policy, spec: AttnSpec, backends: Sequence[str]) -> None:
+def _draw_map(axis: charts.Axes, policy: Policy, spec: AttnSpec, backends: Sequence[str]) -> None:
     from matplotlib.colors import ListedColormap
 
     def choice(batch: float, length: float) -> int:
@@ -101,7 +90,7 @@ def _draw_map(axis: Axes, policy: Policy, spec: AttnSpec, backends: Sequence[str
         if point.longest <= EVEN * point.mean_len
     )
     xlim, ylim = (
-        (found[name].min() / 1.2, found[name].max() * 1.2) for name in ("batch", "length")
+        (column.min() / 1.2, column.max() * 1.2) for column in (found.batch, found.length)
     )
     x, y = np.geomspace(*xlim, CELLS), np.geomspace(*ylim, CELLS)
     chosen = [[choice(batch, length) for batch in x] for length in y]

@@ -1,13 +1,12 @@
 """The policy of a GPU's own records: from the study `backend_policy` to `policy.Policy`."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
+import pandas as pd
 
 from ...core.policy.plans import plan
 from ...core.policy.policy import Point, Policy
@@ -20,9 +19,6 @@ from ...run.frame import decode_rows
 from ...run.frame import times as median_times
 from ...run.study import record_machine
 from .. import STUDIES
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 STUDY = "backend_policy"
 PULL, SMOOTH = 0.05, 0.3
@@ -38,10 +34,7 @@ def current() -> Policy:
 
 
 def records() -> pd.DataFrame:
-    """The study's frame of this GPU; without a GPU that of the published machine.
-
-    Raises RuntimeError where there are no records, with the command that makes them.
-    """
+    """The study's frame of this GPU, or of the published machine; RuntimeError if there is none."""
     machine = record_machine(STUDIES[STUDY])
     if machine not in store.machines(STUDY):
         raise RuntimeError(
@@ -54,7 +47,7 @@ def records() -> pd.DataFrame:
 def policy_of(frame: pd.DataFrame, cases: Iterable[DecodeCase] = ()) -> Policy:
     """The policy of a study's frame: of `cases` if there are any, else of all its decode cases.
 
-    Raises ValueError for rows of different GPUs, timers or schemas, or where no row is ok.
+    Raises ValueError for rows that must not be compared, or where no row is ok.
     """
     rows = decode_rows(frame)
     if rows.empty:
@@ -93,10 +86,7 @@ def fastest_counts(frame: pd.DataFrame) -> dict[AttnSpec, dict[str, int]]:
 def learn(
     spec: AttnSpec, measured: tuple[Measured, ...], gpu: Gpu
 ) -> tuple[tuple[Point, ...], dict[str, Rates]]:
-    """Points and rates of `spec` from each backend's microseconds, case by case.
-
-    Raises ValueError for a backend whose plan is not known (`plans.PLANS`).
-    """
+    """Points and rates of `spec`; ValueError for a backend whose plan is not in `plans.PLANS`."""
     lens = [sample_seq_lens(case) for case, _ in measured]
     times = [dict(run_us) for _, run_us in measured]
     rates, predicted = {}, [dict[str, float]() for _ in measured]
@@ -117,8 +107,7 @@ def learn(
 def fit(loads: Sequence[Load], run_us: Sequence[float]) -> Rates:
     """Rates whose predicted logs lie nearest those of `run_us` in the least squares.
 
-    In logs short and long calls count alike. Knots beyond the busiest moment of all calls are left
-    out. ValueError without calls.
+    Knots beyond the busiest moment of all calls are left out. ValueError without calls.
     """
     from scipy.optimize import least_squares
 
@@ -143,7 +132,7 @@ def fit(loads: Sequence[Load], run_us: Sequence[float]) -> Rates:
 
 
 def case_times(rows: pd.DataFrame) -> dict[DecodeCase, dict[str, float]]:
-    """Each case's median time of every backend that ran it, in us, from `frame.decode_rows`."""
+    """Each case's median time of every backend that ran it, in us."""
     wide = median_times(rows).set_index("case")[sorted(rows.backend.unique())]
     return {case: row.dropna().astype(float).round(3).to_dict() for case, row in wide.iterrows()}
 
@@ -151,7 +140,6 @@ def case_times(rows: pd.DataFrame) -> dict[DecodeCase, dict[str, float]]:
 def _releases(rows: pd.DataFrame) -> dict[str, str]:
     """Release by backend; ValueError for a backend measured in two."""
     found = rows[["backend", "release"]].drop_duplicates()
-    twice = found[found.backend.duplicated()].backend.unique().tolist()
-    if twice:
+    if twice := found[found.backend.duplicated()].backend.tolist():
         raise ValueError(f"frame must hold one release of each backend, it has two of {twice[0]}")
     return {row.backend: row.release for row in found.itertuples() if row.release}

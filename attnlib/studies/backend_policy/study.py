@@ -11,21 +11,11 @@ from ...core.spec import ELEMENT_BYTES, LENGTHS, AttnSpec
 from ...kinds.decode.case import DecodeCase
 from ...run.study import Grid, Study
 
-SPECS = tuple(
-    AttnSpec(qo, kv, head_dim=128, page_size=page)
-    for qo, kv, page in (
-        (32, 32, 16),
-        (16, 8, 1),
-        (24, 8, 16),
-        (32, 8, 1),
-        (40, 8, 16),
-        (12, 2, 16),
-        (28, 4, 1),
-        (8, 1, 16),
-        (16, 2, 64),
-        (64, 4, 16),
-    )
+_SIZES = (
+    *((32, 32, 16), (16, 8, 1), (24, 8, 16), (32, 8, 1), (40, 8, 16)),
+    *((12, 2, 16), (28, 4, 1), (8, 1, 16), (16, 2, 64), (64, 4, 16)),
 )
+SPECS = tuple(AttnSpec(qo, kv, head_dim=128, page_size=page) for qo, kv, page in _SIZES)
 """Groups of 1 to 8 and 16, odd ones too; four of them the CUDA cores refuse."""
 BATCHES, KV_LENS = (1, 256), (64, 65536)
 KV_BYTES_LIMIT = 4 * 2**30

@@ -1,8 +1,7 @@
 """What a rule loses that does not measure: its choice's time over the best one's, case by case.
 
-Rules choose for the held-out cases of the study `backend_policy`. Libraries' and engines' rules are
-those of `select.explain`; the measured policy learns from the study's known cases alone. A rule's
-regret depends on what else could have run, so there are two pools of backends.
+Rules choose for the held-out cases of the study `backend_policy`; the measured policy learns from
+its known cases alone. A rule's regret depends on what else could have run: two pools of backends.
 """
 
 import math
@@ -46,8 +45,7 @@ Rule = Callable[[DecodeCase], str]
 def regrets(frame: pd.DataFrame, pools: Iterable[str] = POOLS) -> pd.DataFrame:
     """A row per pool, rule and held-out case: the `chosen` backend, its time over the best, less 1.
 
-    A rule is judged in the pools that hold all of its choices; `regret` is NaN where what it chose
-    has no time.
+    A rule is judged in pools with all of its choices; `regret` is NaN where a choice has no time.
     """
     times, policy = _held_out(frame), policy_of(frame, KNOWN_CASES)
     found = []
@@ -74,18 +72,12 @@ def regret_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 def worst_choices(frame: pd.DataFrame, *, pool: str, rule: str = MEASURED) -> pd.DataFrame:
     """The cases in which `rule` loses more than 1 % in `pool`, most first, with all times in us."""
-    lost = regrets(frame, (pool,))
+    lost, times = regrets(frame, (pool,)), case_times(decode_rows(frame))
     lost = lost[(lost.rule == rule) & (lost.regret > 0.01)]
-    times = case_times(decode_rows(frame))
-    rows = [
-        {
-            "case": row.case.key,
-            "chosen": LABELS[row.chosen],
-            "regret, %": round(100 * row.regret, 1),
-        }
-        | {LABELS[n]: us for n, us in times[row.case].items() if n in POOLS[pool]}
-        for row in lost.sort_values("regret", ascending=False).itertuples()
-    ]
+    rows = []
+    for case, chosen, regret, *_ in lost.sort_values("regret", ascending=False).itertuples(False):
+        told = {"case": case.key, "chosen": LABELS[chosen], "regret, %": round(100 * regret, 1)}
+        rows.append(told | {LABELS[n]: us for n, us in times[case].items() if n in POOLS[pool]})
     return pd.DataFrame(rows).round(2)
 
 
@@ -94,8 +86,7 @@ def learning_table(frame: pd.DataFrame, *, pool: str) -> pd.DataFrame:
 
     Columns as in `regret_table`, and `known`, the cases of each layer that it learned from.
     """
-    times, backends = case_times(decode_rows(frame)), POOLS[pool]
-    held_out = _held_out(frame)
+    times, held_out, backends = case_times(decode_rows(frame)), _held_out(frame), POOLS[pool]
     layers = [[case for case in KNOWN_CASES if case in times and case.spec == s] for s in SPECS]
     most = min(map(len, layers))
     rows = []
@@ -113,8 +104,7 @@ def learning_table(frame: pd.DataFrame, *, pool: str) -> pd.DataFrame:
 def plan_errors(frame: pd.DataFrame) -> pd.DataFrame:
     """How far measured times lie from those by plan and rates, before near cases correct them.
 
-    A row per backend, over all layers: cases, and quantiles of measured over predicted, less 1, in
-    percent without sign.
+    Quantiles of measured over predicted, less 1, in percent without sign: a row per backend.
     """
     policy = policy_of(frame)
     rows = []
@@ -133,8 +123,7 @@ def confidence_table(frame: pd.DataFrame, *, pool: str) -> pd.DataFrame:
         pick = policy.choose(case.spec, sample_seq_lens(case).tolist(), backends=POOLS[pool])
         rows.append((pick.confidence, _lost(run_us, pick.backend, POOLS[pool]) == 0))
     found = pd.DataFrame(rows, columns=["confidence", "right"])
-    edges = [0.5, 0.9, 0.99, 1.0]
-    bins = pd.cut(found.confidence, edges, labels=["up to 0.9", "to 0.99", "above"])
+    bins = pd.cut(found.confidence, [0.5, 0.9, 0.99, 1.0], labels=["up to 0.9", "to 0.99", "above"])
     counts = found.groupby(bins, observed=False).right.agg(["size", "sum"])
     return counts.rename(columns={"size": "choices", "sum": "fastest"}).reset_index()
 
@@ -157,8 +146,7 @@ def one_long_request(frame: pd.DataFrame) -> pd.DataFrame:
     `splits` is FlashInfer's rule for a graph: fa2 splits requests while requests x KV heads are
     fewer than two blocks per SM (`PrefillSplitQOKVIndptr` in scheduler.cuh, 0.6.4).
     """
-    slots = FA2_CTAS * int(frame.num_sms.max())
-    rows = []
+    slots, rows = FA2_CTAS * int(frame.num_sms.max()), []
     for case, times in case_times(decode_rows(frame)).items():
         if case.lengths != "skewed" or case.kv_len < LONG or case.batch_size < MANY:
             continue

@@ -50,9 +50,8 @@ def speedup_at_source_case(frame: pd.DataFrame, figure: float) -> Finding:
         f"so it has more launches than what was replaced."
     )
     measured = f"{graph:.2f} x in a graph, {eager:.2f} x launched eagerly"
-    return Finding(
-        figure_word(values, figure), reason, measured, records=tuple(dict.fromkeys(records))
-    )
+    word, stands_on = figure_word(values, figure), tuple(dict.fromkeys(records))
+    return Finding(word, reason, measured, records=stands_on)
 
 
 def one_launch(frame: pd.DataFrame) -> Finding:
@@ -79,11 +78,8 @@ def fast_path_for_page_one(frame: pd.DataFrame) -> Finding:
     rows = needed(metadata_rows(frame), METADATA_SWEEP, (MERGED,))
     expected = rows.page_size.map(lambda page: FAST_PATH if page == 1 else GENERAL_PATH)
     ran = rows.kernels.map(lambda kernels: ", ".join(kernel.name for kernel in kernels))
-    says = (
-        "So say {held} traces; whether it is faster than the general kernel would be there, none "
-        "says."
-    )
-    return counted(rows, ran == expected, says)
+    says = "So say {held} traces; whether it is faster than the general kernel would be there, none"
+    return counted(rows, ran == expected, f"{says} says.")
 
 
 def every_page_size(frame: pd.DataFrame) -> Finding:
@@ -98,9 +94,8 @@ def every_page_size(frame: pd.DataFrame) -> Finding:
 
 def time_grows_with_batch(frame: pd.DataFrame) -> Finding:
     """With short requests SGLang's time grows about as the batch does, a parallel scan's less."""
-    rows = metadata_rows(frame)
     cases = [c for c in METADATA_SWEEP if c.max_ctx == SHORT_CTX and c.batch_size in MANY]
-    rows = needed(rows, cases, (MERGED, FUSED))
+    rows = needed(metadata_rows(frame), cases, (MERGED, FUSED))
     growth = MANY[1] / MANY[0]
     times = rows.pivot_table(index=["backend", "page_size"], columns="batch_size", values="run_us")
     grown = times[MANY[1]] / times[MANY[0]]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pandas as pd
 
 from ...draw import charts, style
@@ -11,9 +9,6 @@ from ...draw.style import Look
 from ...kinds.cost import Ceilings
 from ...run.frame import over, times
 from .tables import FUSED, MERGED, OPS, SERIAL, TODAY, against_best, floor_us, metadata_rows
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 LOOKS = {
     OPS: Look(style.VERMILION, "s", size=5),
@@ -23,7 +18,6 @@ LOOKS = {
     FUSED: Look(style.GREEN, "o", size=5),
     "floor": Look(style.LINE),
 }
-"""Of designs, three of which often lie on one line, and of the floor."""
 PANELS = {
     "page size 1, context 8,192": {"page_size": 1, "max_ctx": 8192},
     "page size 256, context 2,048": {"page_size": 256, "max_ctx": 2048},
@@ -38,7 +32,7 @@ MIN_POINTS = 3
 PAGES = (1, 16, 256)
 
 
-def designs_chart(frame: pd.DataFrame, limit: Ceilings) -> Figure:
+def designs_chart(frame: pd.DataFrame, limit: Ceilings) -> charts.Figure:
     """Time of each design over batch and over context, log axes, with the floor of each size."""
     drawn = metadata_rows(frame)
     table = times(drawn)
@@ -60,11 +54,8 @@ def designs_chart(frame: pd.DataFrame, limit: Ceilings) -> Figure:
     return figure
 
 
-def advantage_heatmap(frame: pd.DataFrame) -> Figure:
-    """Fused over its best rival, a panel per page size; below 1 fused is faster.
-
-    Sizes that only a few cases share are left out: `tables.worst` has those too.
-    """
+def advantage_heatmap(frame: pd.DataFrame) -> charts.Figure:
+    """Fused over its best rival, a panel per page size, less sizes that only a few cases share."""
     drawn = metadata_rows(frame)
     found = against_best(drawn)
     found = _common(found[found.page_size.isin(PAGES)])
@@ -72,11 +63,8 @@ def advantage_heatmap(frame: pd.DataFrame) -> Figure:
     return charts.heatmap(found, drawn, MAP, title=title, inches=(3.4, 3.2), ends=(0.0, 1.0))
 
 
-def crossover_map(frame: pd.DataFrame, rival: str) -> Figure:
-    """`rival` over op by op at the sizes of the grid, a panel per page size: where fusing loses.
-
-    Sizes that only a few cases share are left out: `tables.crossovers` counts those too.
-    """
+def crossover_map(frame: pd.DataFrame, rival: str) -> charts.Figure:
+    """`rival` over op by op, a panel per page size, less sizes that only a few cases share."""
     rows = metadata_rows(frame)
     rows = rows[rows.backend.isin((rival, OPS))]
     found = _common(over(rows, rival, OPS))

@@ -1,13 +1,12 @@
 """The tables of the metadata studies: what a step's metadata must cost, and what it does cost.
 
-`limit` is what `frame.ceilings` found in the same study. Tables stand on graph replays unless they
-say otherwise; a design or size that was not measured leaves its column or row out. In rows of this
-study `backend` holds the design's name, so that two releases of one library are two designs.
+Tables stand on graph replays unless they say otherwise; a design or size that was not measured
+leaves its column or row out. In rows of this study `backend` holds the design's name, so that two
+releases of one library are two designs.
 """
 
 from collections.abc import Iterable
 
-import numpy as np
 import pandas as pd
 
 from ...kinds.cost import Ceilings, metadata_cost
@@ -47,10 +46,7 @@ def metadata_rows(
 
 
 def step_rows(frame: pd.DataFrame) -> pd.DataFrame:
-    """Records of whole steps that are ok and not throttled, graph timer; `backend` is the design.
-
-    Of a frame that has no step, none.
-    """
+    """Records of whole steps that are ok and not throttled, graph timer, by design."""
     if "layers" not in frame:
         return frame.iloc[:0].assign(layers=None)
     return by_design(decode_rows(frame[frame.layers.notna()]), DESIGNS)
@@ -73,17 +69,10 @@ def counted(cases: Iterable[MetadataCase], limit: Ceilings) -> pd.DataFrame:
     found = []
     for case in cases:
         cost, mib = metadata_cost(case), 2.0**20
-        found.append(
-            {name: getattr(case, name) for name in SIZES}
-            | {
-                "words": cost.words,
-                "needed": cost.needed_bytes / mib,
-                "sectors": cost.sector_bytes / mib,
-                "fetched": cost.fetch_bytes / mib,
-                "fetched / copy": fetch_us(case, limit),
-                "floor": floor_us(case, limit),
-            }
-        )
+        told = {name: getattr(case, name) for name in SIZES} | {"words": cost.words}
+        told |= {"needed": cost.needed_bytes / mib, "sectors": cost.sector_bytes / mib}
+        told |= {"fetched": cost.fetch_bytes / mib, "fetched / copy": fetch_us(case, limit)}
+        found.append(told | {"floor": floor_us(case, limit)})
     return pd.DataFrame(found).round(2)
 
 
@@ -112,10 +101,9 @@ def side_by_side(
     """Time (us) of each design at `cases`, beside the floor, and fused over the floor."""
     rows = metadata_rows(frame)
     table = times(rows[rows.case.isin(cases)]).sort_values(SIZES, ignore_index=True)
-    floors = np.array([floor_us(case, limit) for case in table.case])
-    designs = table[[name for name in (OPS, *RIVALS, FUSED) if name in table]]
-    shown = table[SIZES].assign(floor=floors, **designs, **{"fused / floor": table[FUSED] / floors})
-    return shown.round(2)
+    table["floor"] = [floor_us(case, limit) for case in table.case]
+    shown = table.filter(items=[*SIZES, "floor", OPS, *RIVALS, FUSED])
+    return shown.assign(**{"fused / floor": table[FUSED] / table.floor}).round(2)
 
 
 def speedups(frame: pd.DataFrame, cases: Iterable[MetadataCase]) -> pd.DataFrame:
@@ -163,7 +151,7 @@ def overlap(frame: pd.DataFrame) -> pd.DataFrame:
     rows = metadata_rows(frame)
     designs = times(rows).set_index("case")[sorted(rows.backend.unique())]
     found = over(rows, ALONE, FUSED).join(designs, on="case").sort_values(SIZES, ignore_index=True)
-    shown = found[[*SIZES, *(n for n in (MERGED, ALONE, FUSED) if n in found)]].round(2)
+    shown = found.filter(items=[*SIZES, MERGED, ALONE, FUSED]).round(2)
     return shown.assign(**{"without / with": found.ratio.round(2), "95 %": intervals(found)})
 
 
@@ -176,10 +164,10 @@ def strided(frame: pd.DataFrame, limit: Ceilings) -> pd.DataFrame:
     table["bare gather"] = [cost.words / limit.gather_per_us for cost in costs]
     table = table[(table.page_size >= 16) & (table.MiB > frame.l2_mib.max())]
     table = table.sort_values(["page_size", "MiB"], ignore_index=True)
-    shown = ["MiB", "fetched / copy", "bare gather", *(n for n in (TODAY, FUSED) if n in table)]
-    over_copy, over_gather = (table[FUSED] / table[name] for name in shown[1:3])
+    shown = [*SIZES, "MiB", "fetched / copy", "bare gather", TODAY, FUSED]
+    over_copy, over_gather = (table[FUSED] / table[name] for name in shown[4:6])
     told = {"fused / copy": over_copy.round(2), "fused / gather": over_gather.round(2)}
-    return table[[*SIZES, *shown]].round(1).assign(**told)
+    return table.filter(items=shown).round(1).assign(**told)
 
 
 def other_builders(frame: pd.DataFrame) -> pd.DataFrame:

@@ -1,7 +1,7 @@
 """Checks of claims about pinning fa2 for every mode of an engine.
 
-In the records FlashInfer 0.6.4 is pinned to fa2 and to fa3, mode by mode. What SGLang's code passes
-to its wrappers is no record's business; what a wrapper pinned so runs, and in what time, is.
+What SGLang's code passes to its wrappers is on no record; what FlashInfer 0.6.4's run, pinned to
+fa2 or fa3, is.
 """
 
 import pandas as pd

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pandas as pd
 
 from ...core.backends.table import FAMILIES
@@ -11,10 +9,6 @@ from ...draw import charts, style
 from ...draw.style import Look
 from ...kinds.cost import Ceilings
 from .tables import FA2, FA3, GROUPS, LIBRARY, MANY, mode_rows, over, plain, roofs_us, times
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 BY_HEADS = {
     "32/8": Look(style.BLUE, "o", "32/8 heads"),
@@ -30,7 +24,7 @@ SPREAD = 0.7
 """Of a group's height that its shapes are spread over, so that dots do not cover others."""
 
 
-def ratio_chart(frame: pd.DataFrame) -> Figure:
+def ratio_chart(frame: pd.DataFrame) -> charts.Figure:
     """fa2 / fa3 of every shape, a row per mode; right of 1 fa3 is faster. Bars: 95 % intervals."""
     table = over(plain(mode_rows(frame)), FA2, FA3)
     figure, axis, rows = _by_mode(frame, table, "Which of FlashInfer's kernels is faster, by mode")
@@ -41,7 +35,7 @@ def ratio_chart(frame: pd.DataFrame) -> Figure:
     return figure
 
 
-def roof_chart(frame: pd.DataFrame, limit: Ceilings) -> Figure:
+def roof_chart(frame: pd.DataFrame, limit: Ceilings) -> charts.Figure:
     """Run time over the roof of bytes and FLOPs of every shape, a row per mode."""
     table = times(plain(mode_rows(frame)))
     figure, axis, rows = _by_mode(frame, table, "Distance from the roof, by mode")
@@ -57,7 +51,7 @@ def roof_chart(frame: pd.DataFrame, limit: Ceilings) -> Figure:
 
 def _by_mode(
     frame: pd.DataFrame, table: pd.DataFrame, title: str
-) -> tuple[Figure, Axes, pd.DataFrame]:
+) -> tuple[charts.Figure, charts.Axes, pd.DataFrame]:
     """A panel with a row per mode and a line at 1, and `table` with the `place` of each dot."""
     groups = [group for group in GROUPS if group in set(table.group)]
     aside = table.groupby("group").group.transform(lambda own: charts.spread(own.index, SPREAD))

@@ -2,12 +2,12 @@
 
 Engines capture decode, verification, draft extension and block diffusion in CUDA graphs and run
 prefill eagerly; the main grids do the same, and a smaller one has each mode the other way. Eager
-items are timed by the profiler: kernels planned as for an eager call, without the gaps between
-launches, which a process that has profiled before would lengthen.
+items are timed by the profiler: without the gaps between launches, which profiling lengthens.
 """
 
 from functools import partial
 from itertools import product
+from typing import TypeAlias
 
 from ...core.spec import AttnSpec
 from ...kinds.cost import extend_cost
@@ -15,24 +15,23 @@ from ...kinds.decode.case import DecodeCase
 from ...kinds.extend.case import ExtendCase
 from ...run.study import Grid, Study
 
-HEADS = {"llama-3.1-8b": (32, 8), "llama-3.1-70b-tp8": (8, 1), "qwen3-32b-tp4": (16, 2)}
-LLAMA, TP8, QWEN = HEADS.values()
+Heads: TypeAlias = tuple[int, int]
+Ints: TypeAlias = tuple[int, ...]
+Sizes: TypeAlias = tuple[Ints, Ints]
+LLAMA, TP8, QWEN = (32, 8), (8, 1), (16, 2)
+"""Heads of Llama-3.1-8B, of Llama-3.1-70B on one GPU of eight, of Qwen3-32B on one of four."""
 MOST_FLOPS = 4e12
 """A longer call would take 10 ms or more, whatever the kernel."""
 MOST_KV_VECTORS = 2**23
 """Tokens x KV heads x requests: 4 GiB of K and V, of which fa3 reads each once a query head."""
 
 
-def _cached(heads: tuple[int, int], batch: int, kv_len: int, page_size: int = 1) -> DecodeCase:
+def _cached(heads: Heads, batch: int, kv_len: int, page_size: int = 1) -> DecodeCase:
     return DecodeCase(AttnSpec(*heads, 128, page_size), batch, kv_len)
 
 
 def _prefills(
-    heads: tuple[int, int],
-    q_lens: tuple[int, ...],
-    batches: tuple[int, ...],
-    page_size: int = 1,
-    mode: str = "prefill_paged",
+    heads: Heads, q_lens: Ints, batches: Ints, page_size: int = 1, mode: str = "prefill_paged"
 ) -> tuple[ExtendCase, ...]:
     """Prefill without and, where it is paged, also with 8,192 tokens before the queries."""
     prefixes = (0, 8192) if mode == "prefill_paged" else (0,)
@@ -47,13 +46,7 @@ _ragged = partial(_prefills, mode="prefill_ragged")
 
 
 def _few(
-    mode: str,
-    heads: tuple[int, int],
-    q_len: int,
-    sizes: tuple[tuple[int, ...], tuple[int, ...]],
-    *,
-    page_size: int = 1,
-    mask: str = "",
+    mode: str, heads: Heads, q_len: int, sizes: Sizes, *, page_size: int = 1, mask: str = ""
 ) -> tuple[ExtendCase, ...]:
     """A few queries per request over `sizes`: batches x kv_lens."""
     return tuple(

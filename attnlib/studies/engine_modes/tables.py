@@ -1,16 +1,15 @@
 """The tables of the study `engine_modes`: which backend for which mode, and what a pin costs.
 
-`limit` is what `frame.ceilings` found in the same study. Unless a table says otherwise a mode is
-shown as engines call it: few queries per request in a CUDA graph, prefill planned for eager (times
-are then the profiler's kernel times). What was not measured leaves its rows out.
-
-In rows of this study `backend` holds a short name: fa2 and fa3 are FlashInfer's, whichever wrapper
-a mode goes through, `library` is FlashAttention-3 itself. `group` is the mode, with paged prefill
-split by whether the cache held a prefix. Decode has one query per request and no mask to choose.
+Unless a table says otherwise a mode is shown as engines call it: few queries per request in a CUDA
+graph, prefill planned for eager (times are then the profiler's kernel times). In rows of this study
+`backend` holds a short name: fa2 and fa3 are FlashInfer's, whichever wrapper a mode goes through,
+`library` is FlashAttention-3 itself. `group` is the mode, with paged prefill split by whether the
+cache held a prefix.
 """
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -24,6 +23,7 @@ from ...run.frame import cases_of, decode_rows, intervals, spread, tally
 from .study import EAGER, GRAPH
 
 FA2, FA3, AUTO, LIBRARY = "fa2", "fa3", "auto", "library"
+PINNED = (FA2, FA3, LIBRARY)
 NAMES = {
     "flashinfer-fa2": FA2,
     "flashinfer-fa3": FA3,
@@ -59,8 +59,7 @@ WORDS = {word: f"fa2 {word}" for word in ("slower", "same", "ambiguous", "faster
 def mode_rows(frame: pd.DataFrame, timer: str | None = None) -> pd.DataFrame:
     """Attention records that are ok and not throttled, of one timer, or of each mode's usual one.
 
-    The usual one is that of the way an engine calls a mode: in a graph for few queries per request,
-    planned for eager in prefill. Columns of the frame, and `group`.
+    Columns of the frame, and `group`.
     """
     rows = pd.concat([decode_rows(frame, timer=name) for name in (GRAPH, EAGER)])
     # A frame of decode alone has no such columns, one of all modes has gaps in them.
@@ -110,7 +109,8 @@ def counted(cases: Iterable[DecodeCase | ExtendCase], limit: Ceilings) -> pd.Dat
     """
     found = []
     for case in cases:
-        cost, cached, q_len = _cost(case), _cached(case), getattr(case, "q_len", 1)
+        cached = case if isinstance(case, DecodeCase) else case.cached
+        cost, q_len = _cost(case), getattr(case, "q_len", 1)
         one_tile = predict_fa3(cached, limit).run_us if q_len <= TILE_ROWS else float("nan")
         memory = cost.floor_us(limit) == cost.roof_us(limit)
         found.append(
@@ -136,9 +136,8 @@ def headline(
     """Roof, times (us) of what was measured at `cases`, and fa2 / fa3 with its 95 % interval."""
     rows = mode_rows(frame)
     rows = rows[rows.case.isin(cases)]
-    table = _with_times(over(rows, FA2, FA3), rows)
-    roofs = roofs_us(table, limit)
-    shown = table[SIZES].assign(roof=roofs, **table[_backends(table)]).round(1)
+    table = _with_times(over(rows, FA2, FA3), rows).assign(roof=lambda t: roofs_us(t, limit))
+    shown = table.filter(items=[*SIZES, "roof", *PINNED]).round(1)
     told = {RATIO: table.ratio.round(2), "95 %": intervals(table), "rounds": table.pairs}
     return shown.assign(**told)
 
@@ -165,18 +164,14 @@ def exceptions(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def regrets(frame: pd.DataFrame) -> pd.DataFrame:
-    """What a policy costs: its time over the better of fa2 and fa3, geometric mean over shapes.
+    """What a policy costs: its time over the better of fa2 and fa3, both pinned.
 
-    A row per group, and `worst`, the worst shape of all; a policy's time is that of the backend
-    that it names, pinned.
+    A row per group, the geometric mean over its shapes, and `worst`, the worst shape of all.
     """
     table = times(plain(mode_rows(frame))).reindex(columns=["group", FA2, FA3]).dropna()
-    best = table[[FA2, FA3]].min(axis=1)
-    chosen = {
-        name: table[FA3].where(table.group.isin(to_fa3), table[FA2])
-        for name, to_fa3 in POLICIES.items()
-    }
-    lost = pd.DataFrame(chosen).div(best, axis=0)
+    fa3 = {name: table.group.isin(groups) for name, groups in POLICIES.items()}
+    chosen = {name: table[FA3].where(taken, table[FA2]) for name, taken in fa3.items()}
+    lost = pd.DataFrame(chosen).div(table[[FA2, FA3]].min(axis=1), axis=0)
     means = np.exp(np.log(lost).groupby(table.group).mean())
     return pd.concat([means, lost.max().rename("worst").to_frame().T]).round(2)
 
@@ -190,7 +185,7 @@ def one_tile(frame: pd.DataFrame, limit: Ceilings, *, kv_len: int = 8192) -> pd.
     chosen = (rows.heads == "32/8") & (rows.page_size == 1) & (rows.kv_len == kv_len)
     table = times(rows[chosen & (rows.q_len <= TILE_ROWS)]).dropna(subset=[FA2, FA3])
     table = table.sort_values(["batch_size", "q_len"], ignore_index=True)
-    told = np.array([predict_fa3(_cached(case), limit).run_us for case in table.case])
+    told = np.array([predict_fa3(getattr(c, "cached", c), limit).run_us for c in table.case])
     shown = table[["batch_size", "q_len", "mode", FA2, FA3]].assign(predicted=told).round(1)
     return shown.assign(**{"fa3 / predicted": (table[FA3] / told).round(2)})
 
@@ -200,7 +195,7 @@ def shares(frame: pd.DataFrame, limit: Ceilings) -> pd.DataFrame:
     table = times(plain(mode_rows(frame)))
     found = [
         spread(100 * roofs_us(table, limit) / table[name], table.group).add_prefix(f"{name} ")
-        for name in _backends(table)
+        for name in table.filter(items=PINNED)
     ]
     return pd.concat(found, axis=1).round(0).filter(regex="least|median|most")
 
@@ -224,9 +219,8 @@ def resolved(frame: pd.DataFrame) -> pd.DataFrame:
 def plans(frame: pd.DataFrame) -> pd.DataFrame:
     """The same call planned for a graph and for eager, few queries: tiles, and time by one tracer.
 
-    Times are those of the kernels that the profiler saw, of both plans, launched one by one; so no
-    two timers meet. `fa3`, whose plan is the same both ways, says what the order and the power
-    limit alone can move.
+    Times are those of the kernels that the profiler saw, so no two timers meet. `fa3`, whose plan
+    is the same both ways, says what the order and the power limit alone can move.
     """
     parts = pd.concat([mode_rows(frame, timer) for timer in (GRAPH, EAGER)])
     few = parts[parts.group.isin(FEW) & (parts["mode"] != DECODE) & parts.backend.isin((FA2, FA3))]
@@ -235,15 +229,10 @@ def plans(frame: pd.DataFrame) -> pd.DataFrame:
     )
     wide = wide.reindex(columns=[GRAPH, EAGER]).dropna().rename_axis(columns=None)
     table = in_order(cases_of(few).merge(wide.reset_index(), on="case"))
-    ratio = (table[GRAPH] / table[EAGER]).round(2)
-    named = list(zip(table.case, table.backend, strict=True))
-    tiles = {
-        f"tile {how}": [
-            TILE_ROWS if name == FA3 else fa2_tile_rows(case, cuda_graph=timer == GRAPH)
-            for case, name in named
-        ]
-        for timer, how in PLANNED.items()
-    }
+    tiles, ratio = {}, (table[GRAPH] / table[EAGER]).round(2)
+    for timer, how in PLANNED.items():
+        rows = table.case.map(partial(fa2_tile_rows, cuda_graph=timer == GRAPH))
+        tiles[f"tile {how}"] = rows.where(table.backend == FA2, TILE_ROWS)
     traced = {how: table[timer].round(1) for timer, how in PLANNED.items()}
     shown = table[["backend", "mode", "mask", "q_len", "batch_size"]]
     shown = shown.assign(**tiles, **traced, ratio=ratio)
@@ -266,10 +255,7 @@ def masks(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def library(frame: pd.DataFrame) -> pd.DataFrame:
-    """FlashAttention-3 itself against the better of FlashInfer's two, by group.
-
-    `ratio` is the better one's median time over the library's; above 1 the library is faster.
-    """
+    """FlashAttention-3 itself: the better of FlashInfer's two over its time, by group."""
     table = times(plain(mode_rows(frame))).reindex(columns=["group", FA2, FA3, LIBRARY]).dropna()
     ratio = table[[FA2, FA3]].min(axis=1) / table[LIBRARY]
     shown = spread(ratio, table.group).round(2)
@@ -279,14 +265,6 @@ def library(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _cost(case: DecodeCase | ExtendCase) -> DecodeCost:
     return decode_cost(case) if isinstance(case, DecodeCase) else extend_cost(case)
-
-
-def _cached(case: DecodeCase | ExtendCase) -> DecodeCase:
-    return case if isinstance(case, DecodeCase) else case.cached
-
-
-def _backends(table: pd.DataFrame) -> list[str]:
-    return [name for name in (FA2, FA3, LIBRARY) if name in table]
 
 
 def _with_times(found: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pandas as pd
 
 from ...core.backends.table import FAMILIES
@@ -11,9 +9,6 @@ from ...draw import charts, style
 from ...kinds.cost import Ceilings
 from ...run.frame import AUTO, FA2, FA3, GRAPH_AUTO, SHAPE, decode_rows, release_order
 from . import tables
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 LOOKS = style.family_looks(FAMILIES)
 BOUNDS = {"tensor cores": style.VERMILION, "traffic": style.BLUE}
@@ -23,7 +18,7 @@ MAP = charts.Sizes(
 WRAPPERS = {AUTO: "BatchDecode wrapper, auto", GRAPH_AUTO: "CUDAGraph wrapper"}
 
 
-def slowdown_heatmap(frame: pd.DataFrame, release: str, *, page_size: int) -> Figure:
+def slowdown_heatmap(frame: pd.DataFrame, release: str, *, page_size: int) -> charts.Figure:
     """fa3 / fa2 over batch size and kv_len, a panel for each head count, one colour scale."""
     grid, drawn = tables.slowdown_grid(frame, release), tables.slowdown_rows(frame, release)
     grid = grid[grid.page_size == page_size]
@@ -40,7 +35,7 @@ def slowdown_heatmap(frame: pd.DataFrame, release: str, *, page_size: int) -> Fi
     )
 
 
-def release_chart(frame: pd.DataFrame) -> Figure:
+def release_chart(frame: pd.DataFrame) -> charts.Figure:
     """`auto` over pinned fa2 by release: a dot per case, coloured by the kernel that ran."""
     rows, releases, drawn = tables.by_release(frame), release_order(frame), decode_rows(frame)
     drawn = drawn[drawn.backend.isin((FA2, *WRAPPERS))]
@@ -59,7 +54,7 @@ def release_chart(frame: pd.DataFrame) -> Figure:
     return figure
 
 
-def prediction_chart(frame: pd.DataFrame, limit: Ceilings, release: str) -> Figure:
+def prediction_chart(frame: pd.DataFrame, limit: Ceilings, release: str) -> charts.Figure:
     """Measured fa3 time over the time its schedule predicts; the line is a perfect prediction."""
     table, drawn = tables.predictions(frame, limit, release), decode_rows(frame, release=release)
     title = "fa3 decode: predicted from its schedule, no fitted constant"
@@ -70,7 +65,7 @@ def prediction_chart(frame: pd.DataFrame, limit: Ceilings, release: str) -> Figu
     return figure
 
 
-def floor_chart(frame: pd.DataFrame, limit: Ceilings, release: str) -> Figure:
+def floor_chart(frame: pd.DataFrame, limit: Ceilings, release: str) -> charts.Figure:
     """Time over the floor of bytes / copy bandwidth, by cached bytes: a dot per case and kernel."""
     table, drawn = tables.over_floor(frame, limit, release), decode_rows(frame, release=release)
     words = ("KV bytes of the batch, MiB", "run time / floor")

@@ -1,7 +1,4 @@
-"""fa3 decode against fa2: a wide grid on the regressed release, and the headline cases around it.
-
-The headline cases are measured on every release around the regression, in three rounds.
-"""
+"""fa3 decode against fa2: a wide grid on the regressed release, headline cases on those around."""
 
 from itertools import product
 
@@ -14,6 +11,7 @@ REFERENCE_MACHINE = "nvidia-h200-bbfefd08"
 """The GPU whose records are published in data/ and shown in replay mode."""
 
 BEFORE, REGRESSED, FIXED, NEWEST = "0.5.3", "0.6.3", "0.6.4", "0.7.2.post1"
+AROUND = (BEFORE, REGRESSED, FIXED, NEWEST)
 AFFECTED = ("0.6.0", "0.6.1", "0.6.2", "0.6.3")
 HEADS = ((32, 8), (16, 2), (8, 1), (32, 32))
 PINNED = ("flashinfer-fa2", "flashinfer-fa3", "flashinfer-cuda-cores")
@@ -60,13 +58,7 @@ STUDY = Study(
         Grid(HEADLINE, ALL_MODES, (REGRESSED,), rounds=3, headline=True),
         Grid(HEADLINE, FIX_PROOF, (FIXED,), rounds=3, headline=True),
         Grid(HEADLINE, ALL_MODES, (BEFORE, FIXED, NEWEST), rounds=3),
-        Grid(
-            HEADLINE,
-            (*PINNED, *AUTO),
-            (BEFORE, REGRESSED, FIXED, NEWEST),
-            timers=("eager",),
-            rounds=3,
-        ),
+        Grid(HEADLINE, (*PINNED, *AUTO), AROUND, timers=("eager",), rounds=3),
         Grid(WIDE, PINNED, (REGRESSED,), rounds=3),
         Grid(WIDE, ("flashinfer-fa2", "flashinfer-fa3"), (REGRESSED,), timers=("eager",)),
         Grid(WIDE, FIX_PROOF[:2], (FIXED,)),

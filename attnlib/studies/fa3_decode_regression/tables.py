@@ -1,18 +1,11 @@
-"""The tables of the notebooks: plain DataFrames, rounded, times in microseconds.
-
-`limit` is what `frame.ceilings` found in the same study. Each table stands on rows of the `graph`
-timer unless it says otherwise.
-"""
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+"""The tables of the study `fa3_decode_regression`: graph timer unless they say otherwise, us."""
 
 import numpy as np
 import pandas as pd
 
 from ...core.gpu import SLOW_MHZ
 from ...kinds.cost import Ceilings, decode_cost, predict_fa3
+from ...run.bisect import Bisection
 from ...run.frame import (
     AUTO,
     CASE,
@@ -31,18 +24,14 @@ from ...run.frame import (
 )
 from ...run.store import require_comparable
 
-if TYPE_CHECKING:
-    from ...run.bisect import Bisection
-
 
 def headline(frame: pd.DataFrame, limit: Ceilings, release: str) -> pd.DataFrame:
     """Memory floor and time of every mode, and fa3 / fa2 with its 95 % interval over rounds."""
-    rows = decode_rows(frame, release=release)
-    table = over(rows, FA3, FA2).merge(times(rows)[["case", FA2, FA3, AUTO, CUDA_CORES]], on="case")
-    floors = [decode_cost(case).floor_us(limit) for case in table.case]
-    measured = table[[FA2, FA3, AUTO, CUDA_CORES]].rename(columns=LABELS).round(1)
+    rows, modes = decode_rows(frame, release=release), [FA2, FA3, AUTO, CUDA_CORES]
+    table = over(rows, FA3, FA2).merge(times(rows)[["case", *modes]], on="case")
+    table["floor"] = [decode_cost(case).floor_us(limit) for case in table.case]
+    shown = table[[*SHAPE, "floor", *modes]].rename(columns=LABELS).round(1)
     verdict = {"fa3 / fa2": table.ratio.round(2), "95 %": intervals(table), "rounds": table.pairs}
-    shown = pd.concat([table[SHAPE].assign(floor=np.round(floors, 1)), measured], axis=1)
     return shown.assign(**verdict)
 
 
@@ -76,10 +65,9 @@ def predictions(frame: pd.DataFrame, limit: Ceilings, release: str) -> pd.DataFr
     rows = decode_rows(frame, release=release)
     measured = times(rows[rows.backend == FA3])
     found = [predict_fa3(case, limit) for case in measured.case]
-    table = pd.concat([measured[CASE], pd.DataFrame([vars(p) for p in found])], axis=1)
+    told = pd.DataFrame({**vars(each), "predicted": each.run_us} for each in found)
+    table = measured[CASE].join(told).assign(measured=measured[FA3])
     table["bound by"] = np.where(table.tensor_us >= table.traffic_us, "tensor cores", "traffic")
-    table["predicted"] = [prediction.run_us for prediction in found]
-    table["measured"] = measured[FA3]
     return table.assign(error=table.measured / table.predicted)
 
 
@@ -87,8 +75,7 @@ def prediction_table(frame: pd.DataFrame, limit: Ceilings, release: str) -> pd.D
     """`predictions`, rounded for reading."""
     table = predictions(frame, limit, release)
     columns = [*SHAPE, "work_items", "busy_sms", "kv_rereads", "bound by", "predicted", "measured"]
-    shown = table[columns].round({"predicted": 1, "measured": 1})
-    return shown.assign(ratio=table.error.round(2))
+    return table[columns].round(1).assign(ratio=table.error.round(2))
 
 
 def over_floor(frame: pd.DataFrame, limit: Ceilings, release: str) -> pd.DataFrame:
@@ -97,12 +84,13 @@ def over_floor(frame: pd.DataFrame, limit: Ceilings, release: str) -> pd.DataFra
     require_comparable(rows)
     found = rows.groupby(["case", "kernel_family"], sort=False).run_us.median().reset_index()
     costs = found.case.map(decode_cost)
-    return pd.DataFrame(
-        {
-            "family": found.kernel_family,
-            "mib": [cost.kv_bytes / 2**20 for cost in costs],
-            "over_floor": found.run_us / [cost.floor_us(limit) for cost in costs],
-        }
+    return (
+        found[["kernel_family"]]
+        .rename(columns={"kernel_family": "family"})
+        .assign(
+            mib=[cost.kv_bytes / 2**20 for cost in costs],
+            over_floor=found.run_us / [cost.floor_us(limit) for cost in costs],
+        )
     )
 
 
@@ -146,14 +134,9 @@ def by_release(frame: pd.DataFrame) -> pd.DataFrame:
 def release_summary(frame: pd.DataFrame) -> pd.DataFrame:
     """One row per release and wrapper: the kernels that ran, and auto / fa2 over the cases."""
     grouped = by_release(frame).groupby(["release", "backend"], sort=False)
-    summary = grouped.agg(
-        ran=("kernel_family", lambda names: ", ".join(sorted(set(names)))),
-        cases=("ratio", "size"),
-        lowest=("ratio", "min"),
-        median=("ratio", "median"),
-        highest=("ratio", "max"),
-    )
-    return summary.round(2).reset_index()
+    ran = grouped.kernel_family.agg(lambda names: ", ".join(sorted(set(names)))).rename("ran")
+    ratios = grouped.ratio.agg(cases="size", lowest="min", median="median", highest="max")
+    return ratios.round(2).assign(ran=ran)[["ran", *ratios]].reset_index()
 
 
 def across_releases(frame: pd.DataFrame, backend: str) -> pd.DataFrame:

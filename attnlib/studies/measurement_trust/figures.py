@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pandas as pd
 
 from ...draw import charts, style
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
-
-def ratio_chart(words: pd.DataFrame, drawn: pd.DataFrame, *, label: str) -> Figure:
+def ratio_chart(words: pd.DataFrame, drawn: pd.DataFrame, *, label: str) -> charts.Figure:
     """A row per case of judged ratios: dot, interval, verdict; the band is the widest margin.
 
-    `drawn` are the records that were judged, for the footer; `label` says what over what, for
-    the title. Raises ValueError if `words` holds no case.
+    `drawn` are the records that were judged; `label` says what over what, for the title. Raises
+    ValueError if `words` holds no case.
     """
     if words.empty:
         raise ValueError("words must hold a case that was judged, it holds none")
-    figure, (axis,) = charts.panels(
-        [""],
-        (7, 1.6 + 0.26 * len(words)),
-        drawn,
-        ("ratio, with its 95 % interval over rounds", ""),
-        title=label,
-        legend=charts.LEGEND_INCHES,
-    )
+    size, ratio = (7, 1.6 + 0.26 * len(words)), "ratio, with its 95 % interval over rounds"
+    room = charts.LEGEND_INCHES
+    figure, (axis,) = charts.panels([""], size, drawn, (ratio, ""), title=label, legend=room)
     margin = words.margin.max()
     axis.axvspan(1 / (1 + margin), 1 + margin, color=style.BAND, linewidth=0, label="margin")
     axis.axvline(1, **style.RULE)

@@ -1,7 +1,4 @@
-"""Tables of the measurement itself: A/A noise, timers against each other, verdicts.
-
-Frames are those of the study `measurement_trust`, a row per record.
-"""
+"""Tables of the measurement itself: A/A noise, timers against each other, verdicts."""
 
 import numpy as np
 import pandas as pd
@@ -53,10 +50,10 @@ def agreement(frame: pd.DataFrame) -> pd.DataFrame:
 def cold_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Cold over warm L2 by case and backend, with the KV bytes of the case in MiB."""
     table = _by_timer(frame)
-    mib = [decode_cost(case).kv_bytes / 2**20 for case in table.case]
+    mib = table.case.map(lambda case: decode_cost(case).kv_bytes / 2**20).round(1)
     ratio = (table["graph-cold"] / table.graph).round(2)
-    shown = table[[*SHAPE, "backend", "graph", "graph-cold"]]
-    return shown.assign(mib=np.round(mib, 1), ratio=ratio).sort_values(["mib", *SHAPE, "backend"])
+    shown = table[[*SHAPE, "backend", "graph", "graph-cold"]].assign(mib=mib, ratio=ratio)
+    return shown.sort_values(["mib", *SHAPE, "backend"])
 
 
 def verdicts(rows: pd.DataFrame, numerator: str, denominator: str, *, noise: float) -> pd.DataFrame:
@@ -66,9 +63,8 @@ def verdicts(rows: pd.DataFrame, numerator: str, denominator: str, *, noise: flo
     """
     found = over(rows, numerator, denominator, noise=noise)
     if found.empty:
-        raise ValueError(
-            f"rows must hold a case of both {numerator!r} and {denominator!r}, none is"
-        )
+        both = f"{numerator!r} and {denominator!r}"
+        raise ValueError(f"rows must hold a case of both {both}, none is")
     return found
 
 

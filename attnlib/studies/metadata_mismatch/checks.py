@@ -1,7 +1,6 @@
 """Checks of claims about scheduler metadata that went stale under DP attention.
 
-The records are of one GPU given metadata that does not fit its call, past the guard. SGLang's
-engine is not run.
+The records are of one GPU given metadata that does not fit its call; SGLang's engine is not run.
 """
 
 from collections.abc import Sequence

@@ -9,19 +9,14 @@ from ...run.study import Grid, Study
 
 MISMATCH_NAMES = tuple(mismatch.name for mismatch in MISMATCHES)
 CASES = tuple(MismatchCase(name, guard) for guard, name in product((False, True), MISMATCH_NAMES))
+HEADLINE = tuple(case for case in CASES if case.name == "head-counts")
 
 STUDY = Study(
     name="metadata_mismatch",
     question="What happens when FA3's metadata does not fit the call, and who notices?",
     grids=(
         Grid(CASES, ("fa3",), timers=("eager",), isolated=True),
-        Grid(
-            tuple(case for case in CASES if case.name == "head-counts"),
-            ("fa3",),
-            timers=("eager",),
-            headline=True,
-            isolated=True,
-        ),
+        Grid(HEADLINE, ("fa3",), timers=("eager",), headline=True, isolated=True),
     ),
     reference_machine="nvidia-h200-68fde87c",
     ceilings=(),

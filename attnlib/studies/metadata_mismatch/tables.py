@@ -13,9 +13,9 @@ COLUMNS = [
 def mismatch_table(frame: pd.DataFrame) -> pd.DataFrame:
     """A row per mismatch that was run: splits, outcome past the guard and with it, relative error.
 
-    Splits are those of the request with the most, by the model (`plan_splits`). `overruns` says
-    whether they are more than the call's buffers hold. Outcomes are measured; a missing one is
-    `not run`. The error is the worst row's, past the guard; NaN is no finite number.
+    Splits are those of the request with the most, by the model; `overruns` says whether they are
+    more than the call's buffers hold. The error is the worst row's, past the guard; NaN is no
+    finite number.
     """
     num_sms = int(frame.num_sms.max())
     found = []

@@ -1,7 +1,5 @@
-"""Where FlashInfer 0.6.4's MLA leaves 32 bits: two caches, on either side of the predicted token.
-
-`mla_model.first_lost_token` says which token is the first that a 32-bit offset cannot reach. One
-cache ends before it and one behind it; the batches differ by one request.
+"""Where FlashInfer 0.6.4's MLA leaves 32 bits: two caches, a request apart, on either side of the
+token that `sparse_mla.first_lost_token` predicts.
 """
 
 from ...core.spec import MlaSpec

@@ -1,13 +1,9 @@
-"""Figures of FA3's schedule: what preparing it once saves, how it splits, which SM does what.
-
-The first two draw records; the others draw the model, for which nothing is measured.
-"""
+"""Figures of FA3's schedule: two draw records, two the model, for which nothing is measured."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import chain, cycle
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -19,14 +15,10 @@ from ...run.frame import decode_rows
 from .tables import EACH, NEEDED_SHARE, ONCE, PREPARE, SGLANG_SAVES_US, savings
 from .tiles import Tile, assign_tiles, balance
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-LENGTH = "kv_len, tokens"
+LENGTH, SHARE = "kv_len, tokens", "saved / ((layers - 1) x prepare)"
 
 
-def savings_chart(frame: pd.DataFrame, layers: int = 64) -> Figure:
+def savings_chart(frame: pd.DataFrame, layers: int = 64) -> charts.Figure:
     """Microseconds saved in a step over kv_len: a panel per page size, a dot per batch size.
 
     Bars are 95 % intervals over rounds; those of very long steps leave the picture.
@@ -51,16 +43,12 @@ def savings_chart(frame: pd.DataFrame, layers: int = 64) -> Figure:
     return figure
 
 
-def share_chart(frame: pd.DataFrame) -> Figure:
+def share_chart(frame: pd.DataFrame) -> charts.Figure:
     """Share of (layers - 1) x the prepare kernel's own time that is saved: a dot per case."""
     table, drawn = savings(frame).dropna(subset="share"), decode_rows(frame)
     drawn = drawn[drawn.backend.isin((EACH, ONCE, PREPARE))]
-    figure, (axis,) = charts.panels(
-        ["How much of the prepare kernels' time is saved"],
-        (6.4, 4.0),
-        drawn,
-        (LENGTH, "saved / ((layers - 1) x prepare)"),
-    )
+    title = "How much of the prepare kernels' time is saved"
+    figure, (axis,) = charts.panels([title], (6.4, 4.0), drawn, (LENGTH, SHARE))
     within = table.groupby("layers").share.transform(lambda own: charts.spread(own.index, 0.12))
     aside = charts.spread(table.layers, 0.5) + within
     table = table.assign(place=_by_length(axis, table) + aside)
@@ -73,7 +61,7 @@ def share_chart(frame: pd.DataFrame) -> Figure:
     return figure
 
 
-def tile_chart(facts: SchedulerFacts, batches: Mapping[str, Sequence[int]]) -> Figure:
+def tile_chart(facts: SchedulerFacts, batches: Mapping[str, Sequence[int]]) -> charts.Figure:
     """Work tiles over SMs, a panel per batch: time in KV blocks to the right, a bar per tile.
 
     `batches` names lengths, as many as `facts.batch_size`; a request keeps its colour.
@@ -83,26 +71,26 @@ def tile_chart(facts: SchedulerFacts, batches: Mapping[str, Sequence[int]]) -> F
         plan = plan_splits(facts, np.array(lengths))
         tiles = assign_tiles(plan)
         busy = 100 * balance(tiles, num_sms=facts.usable_sms)
-        counted = f"{len(tiles)} tiles, {busy:.0f} % busy"
-        least, most = plan.num_splits.min(), plan.num_splits.max()
-        splits = f"{least}" if least == most else f"{least} to {most}"
-        parts[f"{name}: {splits} splits\n{counted}"] = tiles
+        ends = dict.fromkeys((plan.num_splits.min(), plan.num_splits.max()))
+        splits = " to ".join(map(str, ends))
+        parts[f"{name}: {splits} splits\n{len(tiles)} tiles, {busy:.0f} % busy"] = tiles
     return _tiles_figure(facts, parts, (3.6 * len(batches), 4.6), share="y")
 
 
-def stale_chart(facts: SchedulerFacts, told: Sequence[int], attended: Sequence[int]) -> Figure:
+def stale_chart(
+    facts: SchedulerFacts, told: Sequence[int], attended: Sequence[int]
+) -> charts.Figure:
     """Tiles of the lengths `attended`: with their own schedule, and with that of `told`."""
     parts = {}
     for name, lengths in {"fresh": attended, "stale": told}.items():
         plan = plan_splits(facts, np.array(lengths))
         tiles = assign_tiles(plan, np.array(attended))
         last = max(tile.end for tile in tiles)
-        most = f"{plan.num_splits.max()} splits at most, {last} blocks"
-        parts[f"{name} metadata: {most}"] = tiles
+        parts[f"{name} metadata: {plan.num_splits.max()} splits at most, {last} blocks"] = tiles
     return _tiles_figure(facts, parts, (8.4, 4.2), share="xy")
 
 
-def _by_length(axis: Axes, table: pd.DataFrame) -> pd.Series:
+def _by_length(axis: charts.Axes, table: pd.DataFrame) -> pd.Series:
     """Name the lengths of `table` on the x axis, evenly apart; the place of each row's length."""
     lengths = sorted(table.kv_len.unique())
     charts.categories(axis, "x", (f"{length:,}" for length in lengths))
@@ -111,7 +99,7 @@ def _by_length(axis: Axes, table: pd.DataFrame) -> pd.Series:
 
 def _tiles_figure(
     facts: SchedulerFacts, parts: Mapping[str, list[Tile]], size: tuple[float, float], share: str
-) -> Figure:
+) -> charts.Figure:
     note = (
         f"model, not a measurement: {facts.num_qo_heads}/{facts.num_kv_heads} heads, "
         f"head_dim {facts.head_dim}, batch {facts.batch_size}, {facts.usable_sms} SMs, "

@@ -1,9 +1,7 @@
-"""Tables of the study `scheduler_metadata`: a step whose every layer prepares FA3's schedule, and
-one that prepares it once.
+"""Tables of a step whose every layer prepares FA3's schedule, and of one that prepares it once.
 
 A saving pairs the two ways round by round, in microseconds a step, with Student's t interval over
-rounds. The prepare kernel's own time is that of the kernel alone in a graph, at the same batch
-size.
+rounds.
 """
 
 from dataclasses import replace
@@ -50,7 +48,7 @@ def savings(frame: pd.DataFrame, *, timer: str = "graph") -> pd.DataFrame:
         found.append((case, *told, gap.pairs))
     saved = pd.DataFrame(found, columns=["case", *TIMES, "rounds"])
     table = cases_of(rows).merge(saved, on="case").sort_values(STEP, ignore_index=True)
-    table = table[[*STEP, *TIMES, "rounds"]].astype({name: float for name in TIMES})
+    table = table[[*STEP, *TIMES, "rounds"]].astype(dict.fromkeys(TIMES, float))
     table["prepare"] = table.batch_size.map(alone).astype(float)
     table["share"] = table.saved / ((table.layers - 1) * table.prepare)
     return table.assign(gain=100 * table.saved / table.each)
@@ -101,8 +99,8 @@ def kernels_per_step(frame: pd.DataFrame) -> pd.DataFrame:
 def time_by_kernel(frame: pd.DataFrame, *, layers: int = 64) -> pd.DataFrame:
     """Microseconds per step by kernel, of a trace; `sum` of them, the `step` untraced, `hidden`.
 
-    `hidden` is sum - step: how long two kernels ran at once, less the gaps between kernels, so
-    that a negative one is time in which none ran. Median over rounds; graph timer.
+    `hidden` is sum - step: how long two kernels ran at once, less the time in which none ran.
+    Median over rounds; graph timer.
     """
     found, kinds = _steps(frame[frame.layers == layers], "gpu_us")
     table = found.groupby([*STEP[1:], "way"])[[*kinds, "run_us"]].median()
@@ -113,17 +111,15 @@ def time_by_kernel(frame: pd.DataFrame, *, layers: int = 64) -> pd.DataFrame:
 
 
 def accounts(frame: pd.DataFrame, *, layers: int = 64) -> pd.DataFrame:
-    """Where the saving comes from and goes, us per step: a row per case, parts that sum to `saved`.
+    """Where the saving comes from, us per step: a row per case, parts that sum to `saved`.
 
-    `prepare` is what its kernels took less; `zeroing` is what that kernel takes more; `hidden` is
-    what ran behind other kernels and so could not be saved; `others` is attention and combine.
+    `hidden` ran behind other kernels and so could not be saved; `others` is attention and combine.
     """
     table = time_by_kernel(frame, layers=layers).set_index([*STEP[1:], "way"])
     each, once = (table.xs(way, level="way") for way in ("each", "once"))
     change = each - once
-    zeroing = change.get("zeroing", 0.0 * change["step"])
-    found = pd.DataFrame({"prepare": change["prepare"], "zeroing": zeroing})
-    found["hidden"] = -change["hidden"]
+    found = change.reindex(columns=["prepare", "zeroing"], fill_value=0.0)
+    found = found.assign(hidden=-change["hidden"])
     found["others"] = change["step"] - found.sum(axis=1)
     return found.assign(saved=change["step"]).reset_index()
 
@@ -149,10 +145,8 @@ def split_table(facts: SchedulerFacts) -> pd.DataFrame:
 
 
 def model_agreement() -> pd.DataFrame:
-    """The model's words beside those that FA3 wrote on a GPU, over all committed calls.
-
-    A row per kind of word: how many, how many contradict the model, and how many of the open ones
-    came out as the model chose.
+    """By kind of word, over all committed calls: how many, how many came out as the model chose,
+    and how many contradict it.
     """
     _, calls = read(COMMITTED)
     judged = [compare(call, words) for call, words in calls if words is not None]
@@ -170,9 +164,7 @@ def _steps(frame: pd.DataFrame, value: str) -> tuple[pd.DataFrame, list[str]]:
     """Steps in a graph, either way, with `value` of each part as traced; and which parts ran."""
     rows = decode_rows(frame)
     rows = rows[rows.backend.isin((EACH, ONCE))]
-    traced = [
-        {PARTS[kernel.name]: getattr(kernel, value) for kernel in ran} for ran in rows.kernels
-    ]
+    traced = [{PARTS[each.name]: getattr(each, value) for each in ran} for ran in rows.kernels]
     parts = pd.DataFrame(traced, index=rows.index).fillna(0.0)
     found = rows.assign(way=rows.backend.str.removeprefix("fa3-step-")).join(parts)
     return found, [name for name in PARTS.values() if name in parts]

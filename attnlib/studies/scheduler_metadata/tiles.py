@@ -1,10 +1,9 @@
 """Which SM works on which tile: FA3's persistent scheduler over a plan, as list scheduling.
 
-The attention kernel has one CTA per SM. The first tiles go to the CTAs in turn; after that a CTA
-that is done takes the next tile off a counter. Tiles come in the plan's batch order; within a
-request block by block of query rows inside a split, splits inside a head
-(hopper/tile_scheduler.hpp, VarlenDynamicPersistentTileScheduler). A tile's cost is counted here in
-KV blocks, so times are a model: loads, the epilogue and the combine kernel are left out.
+The attention kernel has one CTA per SM; a CTA that is done takes the next tile off a counter. Tiles
+come in the plan's batch order; within a request block by block of query rows inside a split, splits
+inside a head (hopper/tile_scheduler.hpp, VarlenDynamicPersistentTileScheduler). A tile's cost is
+counted in KV blocks, so times are a model.
 """
 
 import heapq
@@ -39,9 +38,8 @@ class Tile:
 def assign_tiles(plan: SplitPlan, seq_lens: np.ndarray | None = None) -> list[Tile]:
     """The tiles in the order in which they are taken, each with its SM and start.
 
-    `seq_lens` [batch_size] are the lengths of the call, where they are not those that the plan was
-    made for: ranges of KV come from them, the number of splits does not. Splits left without a
-    block are tiles of no length.
+    `seq_lens` [batch_size] are the lengths of the call, where they are not those of the plan: the
+    ranges of KV come from them. Splits left without a block are tiles of no length.
     """
     n_blocks = plan.num_n_blocks
     if seq_lens is not None:

@@ -2,7 +2,7 @@
 
 A vector file is gzipped JSON lines. The first line says what wrote it (`gpu`, `num_sms`, versions);
 each other line is a call and its `words`, or the library's `refused`. Lengths are not stored: a
-`LengthSpec` regenerates them (NumPy's PCG64), so a file of thousands of calls stays small.
+`LengthSpec` draws them anew (NumPy's PCG64).
 """
 
 import gzip
@@ -17,9 +17,8 @@ from ...core.schedule.facts import SchedulerFacts
 from ...core.schedule.splits import BATCHES_PER_CTA, SplitPlan, plan_splits
 from .words import TIE, WHY, candidates, certain_words, parts_of, words_of
 
-COMMITTED = (
-    Path(__file__).resolve().parents[3] / "data" / "vectors" / "fa3_scheduler_metadata.jsonl.gz"
-)
+ROOT = Path(__file__).resolve().parents[3]
+COMMITTED = ROOT / "data" / "vectors" / "fa3_scheduler_metadata.jsonl.gz"
 """The real library's schedules: part of the project, wherever its records may be."""
 
 
@@ -72,7 +71,7 @@ class Call:
     def lengths(self) -> tuple[np.ndarray, np.ndarray | None]:
         """KV lengths and query lengths, each [batch_size] int32."""
         batch_size = self.facts.batch_size
-        q_lens = None if self.q_lens is None else self.q_lens.sample(batch_size)
+        q_lens = self.q_lens.sample(batch_size) if self.q_lens else None
         return self.seq_lens.sample(batch_size), q_lens
 
     @classmethod
@@ -88,8 +87,7 @@ class Comparison:
 
     `wrong` counts specified words that differ, per part, and under `ties` positions that no order
     of equal keys explains, at the rounding that fits best. `counts` are words per reason;
-    `open_alike` are the open ones among them that came out as the model's default choice: equal
-    keys in the order of requests.
+    `open_alike` are the open ones that came out as the model chose: equal keys in request order.
     """
 
     wrong: dict[str, int]
@@ -106,10 +104,8 @@ def compare(call: Call, words: np.ndarray) -> Comparison:
     model = words_of(plan)
     if words.shape != model.values.shape:
         return Comparison({"size": 1}, model.counts(), {})
-    wrong = min(
-        (_wrong_words(candidate, words) for candidate in candidates(plan)),
-        key=lambda counts: sum(counts.values()),
-    )
+    found = (_wrong_words(candidate, words) for candidate in candidates(plan))
+    wrong = min(found, key=lambda counts: sum(counts.values()))
     alike = {
         name: int(((model.why == code) & (words == model.values)).sum())
         for code, name in enumerate(WHY)
@@ -121,12 +117,8 @@ def compare(call: Call, words: np.ndarray) -> Comparison:
 def read(path: Path) -> tuple[dict[str, Any], list[tuple[Call, np.ndarray | None]]]:
     """The file's header, and each call with its words (None where the library refused)."""
     header, *lines = (json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines())
-    found = []
-    for line in lines:
-        words = line.get("words")
-        array = None if words is None else np.array(words, np.int32)
-        found.append((Call.from_dict(line), array))
-    return header, found
+    words = [np.array(line["words"], np.int32) if "words" in line else None for line in lines]
+    return header, list(zip(map(Call.from_dict, lines), words, strict=True))
 
 
 def _wrong_words(plan: SplitPlan, words: np.ndarray) -> dict[str, int]:

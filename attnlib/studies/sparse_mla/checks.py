@@ -1,7 +1,6 @@
 """Checks of claims about sparse MLA: vLLM's default for FP8 caches on Blackwell.
 
-No Blackwell GPU is on record, so none of them is decided here. A check says what was compared in
-its place, on a Hopper GPU, with other kernels and another cache on FlashInfer's side.
+No Blackwell GPU is on record, so none is decided; each says what was compared in its place.
 """
 
 from collections.abc import Sequence
@@ -55,9 +54,6 @@ def _not_here(said: str) -> Finding:
 
 def _judge(frame: pd.DataFrame, heads: Sequence[int], *, least_batch: int = 1) -> Judged:
     """fa3 against FlashMLA, shape by shape; MissingRecordsError where one lacks a round."""
-    shapes = [
-        case
-        for case in BFLOAT16
-        if case.spec.num_qo_heads in heads and case.batch_size >= least_batch
-    ]
+    shapes = [case for case in BFLOAT16 if case.spec.num_qo_heads in heads]
+    shapes = [case for case in shapes if case.batch_size >= least_batch]
     return judge_rows(needed(sparse_rows(frame), shapes, (FA3, FLASHMLA)), (FA3, FLASHMLA))

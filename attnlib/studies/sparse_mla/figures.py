@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pandas as pd
 
@@ -26,9 +24,6 @@ from .tables import (
     sparse_rows,
 )
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 COLORS = {FA3: style.BLUE, FLASHMLA: style.VERMILION}
 LOOKS = {
     FA3: Look(COLORS[FA3], "o"),
@@ -38,7 +33,7 @@ LOOKS = {
 }
 HEAD_MARKERS = {16: "o", 32: "s", 64: "D", 128: "^"}
 PANELS = ((2048, 256), (2048, 64), (512, 64), (2048, 1))
-"""(top_k, batch) of the panels over heads: outside the L2 first."""
+"""(top_k, batch) of the panels over heads."""
 PER_GPU = "query heads per GPU"
 MAP = charts.Sizes("batch_size", "num_qo_heads", "top_k", ("batch, requests", PER_GPU), "top-k {}")
 FACTOR = 2**1.3
@@ -52,20 +47,14 @@ ASIDE = 1.08
 """Factor between the libraries' places: most of their dots would lie on one another."""
 
 
-def ratio_heatmap(frame: pd.DataFrame) -> Figure:
+def ratio_heatmap(frame: pd.DataFrame) -> charts.Figure:
     """fa3 over FlashMLA at the commonest kv_len: a panel per top-k; below 1 fa3 is faster."""
-    return charts.heatmap(
-        _commonest(over(sparse_rows(frame), FA3, FLASHMLA)),
-        frame,
-        MAP,
-        title="Time of FlashInfer fa3 (bf16) / FlashMLA (FP8)",
-        inches=(4.2, 2.9),
-        ends=(1 / FACTOR, FACTOR),
-        log=True,
-    )
+    found = _commonest(over(sparse_rows(frame), FA3, FLASHMLA))
+    title, ends = "Time of FlashInfer fa3 (bf16) / FlashMLA (FP8)", (1 / FACTOR, FACTOR)
+    return charts.heatmap(found, frame, MAP, title=title, inches=(4.2, 2.9), ends=ends, log=True)
 
 
-def heads_chart(frame: pd.DataFrame, limit: Ceilings) -> Figure:
+def heads_chart(frame: pd.DataFrame, limit: Ceilings) -> charts.Figure:
     """Time over heads per GPU of both kernels, with the bound of each cache dashed."""
     table = _commonest(against_bounds(sparse_rows(frame), limit))
     parts = {
@@ -85,7 +74,7 @@ def heads_chart(frame: pd.DataFrame, limit: Ceilings) -> Figure:
     return figure
 
 
-def bound_chart(frame: pd.DataFrame, limit: Ceilings) -> Figure:
+def bound_chart(frame: pd.DataFrame, limit: Ceilings) -> charts.Figure:
     """Measured time over the bound, commonest kv_len; hollow where the L2 holds the tokens."""
     table = _commonest(against_bounds(sparse_rows(frame), limit))
     table = table[table.design.isin(BOTH)]
@@ -94,14 +83,13 @@ def bound_chart(frame: pd.DataFrame, limit: Ceilings) -> Figure:
     table["tokens fit the L2"] = np.array(read) <= frame.l2_mib.max() * 2**20
     title = "Time of a call over the longer of its bounds"
     figure, (axis,) = charts.panels([title], (6.4, 4.6), frame)
-    kinds = {"hue": "design", "style": "heads"}
-    looks = {"palette": COLORS, "markers": HEAD_MARKERS}
+    kinds, looks = {"hue": "design", "style": "heads"}, {"palette": COLORS, "markers": HEAD_MARKERS}
     charts.against(axis, table, "bound_us", "us", kinds, hollow="tokens fit the L2", **looks)
     axis.set(xlabel="bound, us", ylabel="measured, us")
     return figure
 
 
-def overflow_chart(frame: pd.DataFrame) -> Figure:
+def overflow_chart(frame: pd.DataFrame) -> charts.Figure:
     """Worst relative error of a record over the tokens of its cache, with the 32-bit limit."""
     rows = mla_records(frame)
     rows = rows[rows.oracle_error.notna()]
@@ -122,5 +110,4 @@ def overflow_chart(frame: pd.DataFrame) -> Figure:
 
 
 def _commonest(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the commonest kv_len."""
     return table[table.kv_len.isin(table.kv_len.mode())]

@@ -1,14 +1,9 @@
-"""What an MLA call must take at least, and which tokens of a cache 32-bit offsets reach. No torch.
+"""What an MLA call must take at least, and which tokens of a cache 32-bit offsets reach.
 
-Counted from a case and the rates of its GPU, with no fitted constant:
-
-    memory_us = io_bytes / read bandwidth         `cost.mla_cost`: each attended token once
-    tensor_us = padded FLOPs / bf16 matmul rate   heads rounded up to tiles of 64 query rows
-    bound_us  = max(memory_us, tensor_us)
-
-Tiles of 64 rows are wgmma's: `cta_tile_q` in FlashInfer's MLAPlan (scheduler.cuh), and the least
-number of heads of FlashMLA's sparse kernel. FP8 tokens become bfloat16 before they are multiplied
-(`mla_format`), so the matmul rate is the same for both caches.
+Bytes are read once at the measured bandwidth; FLOPs run at the bf16 matmul rate, for FP8 caches
+too: their tokens become bfloat16 before they are multiplied. Heads are rounded up to tiles of 64
+query rows: `cta_tile_q` in FlashInfer's MLAPlan (scheduler.cuh), and the least number of heads of
+FlashMLA's sparse kernel.
 
 FlashInfer before pull request #3136 computed `index * page_stride` of an int32 and a uint32
 (mla.cuh, mla_hopper.cuh). The product wraps at 2^32, so in a cache whose tokens are 576 elements
@@ -27,7 +22,7 @@ OFFSETS = 2**32
 
 @dataclass(frozen=True)
 class MlaPrediction:
-    """Microseconds that bytes and padded matrix products take, each by itself."""
+    """Microseconds that bytes and padded matrix products take at least, each by itself."""
 
     memory_us: float
     tensor_us: float

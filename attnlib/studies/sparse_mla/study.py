@@ -1,8 +1,7 @@
 """Sparse MLA decode on one GPU: FlashMLA over an FP8 cache, FlashInfer over a bfloat16 one.
 
-The two libraries read different caches, so the cases come in pairs that differ in `kv_format`
-alone: the same seed, the same tokens, one of them quantised. Heads are those of a GPU under tensor
-parallelism 1, 2, 4 and 8 of DeepSeek's 128.
+The cases come in pairs that differ in `kv_format` alone: the same tokens, one of them quantised.
+Heads are those of a GPU under tensor parallelism 1, 2, 4 and 8 of DeepSeek's 128.
 """
 
 from itertools import product

@@ -1,12 +1,8 @@
 """The tables of sparse MLA decode: what a call must take, what it takes, and where it is wrong.
 
-`limit` is what `frame.ceilings` found in the same study. Times are microseconds of one call in a
-graph. A design or shape that was not measured leaves its column or row out. In rows of this study
-`backend` holds the design's name, one per library and release.
-
-The libraries read different caches that hold the same tokens, one of them quantised. So that both
-pair up, `case` is in these rows the one over a bfloat16 cache, of either; `in_format` gives the
-other.
+Times are microseconds of one call in a graph. A design or shape that was not measured leaves its
+column or row out. In rows of this study `backend` holds the design's name, one per library and
+release, and `case` the one over a bfloat16 cache, so that both libraries pair up.
 """
 
 from collections.abc import Iterable
@@ -75,14 +71,13 @@ def in_format(case: MlaCase, kv_format: str) -> MlaCase:
 
 def memory_table() -> pd.DataFrame:
     """What a token costs in each format, and how many fit, from the formats alone."""
-    sizes = pd.Series(MLA_TOKEN_BYTES)
+    sizes = pd.Series(MLA_TOKEN_BYTES).rename(FORMATS)
     table = {
-        "format": [FORMATS[name] for name in sizes.index],
-        "bytes a token and layer": sizes.to_numpy(),
-        f"KiB a token, {LAYERS} layers": (sizes * LAYERS / 1024).round(1).to_numpy(),
-        "million tokens in 64 GiB": (64 * GIB / (sizes * LAYERS) / 1e6).round(2).to_numpy(),
+        "bytes a token and layer": sizes,
+        f"KiB a token, {LAYERS} layers": (sizes * LAYERS / 1024).round(1),
+        "million tokens in 64 GiB": (64 * GIB / (sizes * LAYERS) / 1e6).round(2),
     }
-    return pd.DataFrame(table)
+    return pd.DataFrame(table).rename_axis("format").reset_index()
 
 
 def counted(cases: Iterable[MlaCase], limit: Ceilings) -> pd.DataFrame:
@@ -106,8 +101,8 @@ def against_bounds(rows: pd.DataFrame, limit: Ceilings) -> pd.DataFrame:
 
     `gbps` counts bytes that must be read, `tflops` matrix products of whole tiles.
     """
-    table = times(rows)
-    table = table.melt(["case", *SHAPE], _there(table, FORMAT_OF), "design", "us").dropna()
+    table = times(rows).filter(items=["case", *SHAPE, *FORMAT_OF])
+    table = table.melt(["case", *SHAPE], var_name="design", value_name="us").dropna()
     named = zip(table.case, table.design, strict=True)
     cases = pd.Series([in_format(case, FORMAT_OF[name]) for case, name in named], table.index)
     return table.assign(
@@ -119,15 +114,12 @@ def against_bounds(rows: pd.DataFrame, limit: Ceilings) -> pd.DataFrame:
 
 
 def side_by_side(frame: pd.DataFrame, cases: Iterable[MlaCase], limit: Ceilings) -> pd.DataFrame:
-    """Times of the newer release's kernels and FlashMLA, and their bounds over them.
-
-    100 % `of bound` is as fast as the rates of this GPU allow.
-    """
+    """Times of the newer release's kernels and FlashMLA, and their bounds over them."""
     rows = sparse_rows(frame)
     rows = rows[rows.case.isin(cases)]
     table, found, bounds = times(rows), over(rows, FA3, FLASHMLA), against_bounds(rows, limit)
-    shown = table[[*SHAPE, *_there(table, [FA2, *BOTH])]].round(1)
-    for name in _there(table, BOTH):
+    shown = table.filter(items=[*SHAPE, FA2, *BOTH]).round(1)
+    for name in table.filter(items=BOTH):
         own = bounds[bounds.design == name]
         shown[f"{name}: of bound, %"] = (100 * own.bound_us / own.us).round().to_numpy(int)
     if found.empty:
@@ -161,8 +153,8 @@ def reached(frame: pd.DataFrame, limit: Ceilings) -> pd.DataFrame:
         "TFLOP/s, padded": table.tflops,
         "of matmul, %": 100 * table.tflops / limit.matmul_tflops,
     }
-    whole = {name: rate.round().astype(int) for name, rate in rates.items()}
-    return _short(table[["design", *SHAPE]].assign(us=table.us.round(1), **whole))
+    shown = table[["design", *SHAPE]].assign(us=table.us.round(1), **rates)
+    return _short(shown.round(dict.fromkeys(rates, 0)).astype(dict.fromkeys(rates, int)))
 
 
 def parts(frame: pd.DataFrame) -> pd.DataFrame:
@@ -195,8 +187,7 @@ def by_heads(frame: pd.DataFrame) -> pd.DataFrame:
 def tensor_or_data(frame: pd.DataFrame) -> pd.DataFrame:
     """Attention of N GPUs: heads shared out (TP, all requests on each), or requests (DP).
 
-    Only where both are on record with the same tokens: 128 / N heads at a batch of N times that
-    of all 128 heads.
+    Both with the same tokens: 128 / N heads at a batch of N times that of all 128 heads.
     """
     table = times(sparse_rows(frame)).reindex(columns=[*SHAPE, *BOTH])
     table = table.assign(GPUs=ALL_HEADS // table.num_qo_heads, requests=table.batch_size)
@@ -229,18 +220,17 @@ def by_context(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def overflow(frame: pd.DataFrame) -> pd.DataFrame:
-    """Records by size of the cache: what 32-bit offsets predict for it, and wrong of all records.
+    """By size of the cache: its share that 32-bit offsets lose, and wrong of all records.
 
-    `lost` is the predicted share of its tokens, in percent; `worst row` the largest relative error
-    of the older release.
+    `worst row` is the largest relative error of the older release.
     """
     rows = mla_records(frame)
     rows = rows[rows.status.isin(("ok", "incorrect"))]
     rows = rows.assign(tokens=rows.case.map(pool_tokens), lost=100 * rows.case.map(lost_share))
     found = []
     for (tokens, lost), group in rows.groupby(["tokens", "lost"]):
-        row = {"tokens": tokens, "GiB bf16": tokens * MLA_TOKEN_BYTES["bfloat16"] / GIB}
-        row |= {"lost, %": lost}
+        size = tokens * MLA_TOKEN_BYTES["bfloat16"] / GIB
+        row = {"tokens": tokens, "GiB bf16": size, "lost, %": lost}
         for label, release in ((OLD, OLD), (NEW, NEW), ("FlashMLA", "")):
             wrong = group[group.release == release].status == "incorrect"
             row[label] = f"{wrong.sum()} of {len(wrong)}"
@@ -264,10 +254,6 @@ def kernel_counts(frame: pd.DataFrame) -> pd.DataFrame:
 def _counts(found: pd.DataFrame, by: str) -> pd.DataFrame:
     table = tally(found, by).sort_values(by, ascending=False, ignore_index=True)
     return _short(table.rename(columns={"least": "lowest", "most": "highest"}))
-
-
-def _there(table: pd.DataFrame, names: Iterable[str]) -> list[str]:
-    return [name for name in names if name in table]
 
 
 def _short(table: pd.DataFrame) -> pd.DataFrame:
