@@ -11,9 +11,10 @@
 BatchPrefillWithPagedKVCacheWrapper of fa2 in CUDA-graph mode. Its page arrays stay its own: fill
 them as before, or by `core.metadata.build_kv_indices`, with the same lengths.
 
-What FlashInfer keeps private is read and set in `_Wrapper` alone.
+What FlashInfer keeps private is named once, in `PRIVATE`.
 """
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -24,27 +25,16 @@ from .kernel import PlanTensors, ladder, plan_fa2
 from .library import RELEASES
 from .words import Layout
 
-MAX_TOKENS = 2**24
+MAX_TOKENS = 2**21
 """Of a request: the kernel divides by way of float32."""
 
 
-class _Wrapper:
-    """The attributes of a wrapper that are not public, in releases 0.5.3 to 0.7.2."""
-
-    NAMES = (
-        *("_plan_info", "_int_workspace_buffer", "_float_workspace_buffer", "_fixed_batch_size"),
-        *("_qo_indptr_buf", "_use_cuda_graph", "_backend", "_num_qo_heads", "_num_kv_heads"),
-        *("_window_left", "_cached_q_data_type", "_cached_kv_data_type"),
-    )
-
-    def __init__(self, wrapper: Any) -> None:
-        for name in self.NAMES:
-            if not hasattr(wrapper, name):
-                raise RuntimeError(
-                    f"wrapper must be a paged wrapper of FlashInfer that has been planned once, "
-                    f"got {type(wrapper).__name__} without {name}"
-                )
-            setattr(self, name.removeprefix("_"), getattr(wrapper, name))
+PRIVATE = (
+    *("_plan_info", "_int_workspace_buffer", "_float_workspace_buffer", "_fixed_batch_size"),
+    *("_qo_indptr_buf", "_use_cuda_graph", "_backend", "_num_qo_heads", "_num_kv_heads"),
+    *("_window_left", "_cached_q_data_type", "_cached_kv_data_type"),
+)
+"""Attributes of a planned wrapper that are not public, the same in all `RELEASES` that can run."""
 
 
 class Fa2Planner:
@@ -68,7 +58,7 @@ class Fa2Planner:
         not fa2 in CUDA-graph mode, was planned for other heads, or whose workspaces are too small.
         """
         _require_release()
-        own = _Wrapper(wrapper)
+        own = _private(wrapper)
         _require_fa2(own)
         _require_heads(own, num_qo_heads, num_kv_heads)
         if not 0 < max_seq_len <= MAX_TOKENS:
@@ -99,9 +89,7 @@ class Fa2Planner:
         self._mark = torch.zeros(1, device=device)
         own.qo_indptr_buf.copy_(torch.arange(self.shape.max_batch_size + 1) * q_len)
 
-    def plan(
-        self, seq_lens: torch.Tensor, *, seq_len_delta: int = 0, fence: bool = True
-    ) -> None:
+    def plan(self, seq_lens: torch.Tensor, *, seq_len_delta: int = 0, fence: bool = True) -> None:
         """Plan for `seq_lens` [bs] int32 or int64 on the GPU, `seq_len_delta` added.
 
         One launch, capturable, nothing is read back. Fewer requests than the wrapper's are padded
@@ -128,6 +116,17 @@ def _require_release() -> None:
             f"flashinfer-python must be a release whose plan is known ({', '.join(RELEASES)}), "
             f"got {found or 'none'}"
         )
+
+
+def _private(wrapper: Any) -> Any:
+    """The `PRIVATE` attributes without their underscore; RuntimeError where one is missing."""
+    for name in PRIVATE:
+        if not hasattr(wrapper, name):
+            raise RuntimeError(
+                f"wrapper must be a paged wrapper of FlashInfer that has been planned once, got "
+                f"{type(wrapper).__name__} without {name}"
+            )
+    return SimpleNamespace(**{name[1:]: getattr(wrapper, name) for name in PRIVATE})
 
 
 def _require_fa2(own: Any) -> None:

@@ -51,9 +51,11 @@ class Layout:
         sizes = (blocks, blocks, blocks, batch + 1, batch * shape.q_len + 1, 1, 1)
         ends = np.cumsum([-(-size * WORD // ALIGN) * ALIGN for size in sizes]).tolist()
         partial = blocks // shape.q_tiles * shape.q_len * shape.num_qo_heads * WORD
-        words = [0, *(end // WORD for end in ends[:-1])]
-        lse = partial * shape.head_dim
-        return cls(*words, ends[-1], ends[-1] + blocks, lse, lse + partial)
+        lse, valid = partial * shape.head_dim, ends[-1]
+        names = ("request", "q_tile", "kv_tile", "o_indptr", "merge_indptr", "chunk", "rows")
+        starts = dict(zip(names, (end // WORD for end in (0, *ends)), strict=False))
+        room = {"int_bytes": valid + blocks, "float_bytes": lse + partial}
+        return cls(**starts, valid=valid, lse=lse, **room)
 
     def info(self, shape: PlanShape) -> list[int]:
         """The 15 integers, as `wrapper._plan_info` holds them."""
