@@ -214,6 +214,7 @@ def predicted_us(shape: PlanShape, lens: np.ndarray, chunks: np.ndarray) -> np.n
     spread = np.maximum(power * n / (work * work) - f32(1), f32(0))
     weight = waves * f32(rates.mixing) * spread
     many = work * copies * per_slot + (partial + weight * uneven) / (f32(1) + weight)
+    many = np.maximum(many, longest_block * at(f32(1)))
     deepest = f32(-(-longest // chunks))
     cut = np.where(deepest > 1, f32(rates.cut_us), f32(0))
     merge = whole * f32(shape.merge_us) + deepest * f32(rates.deep_us)

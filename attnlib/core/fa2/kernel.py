@@ -90,7 +90,7 @@ def predicted_us(n, ends, squares, live, longest, chunks, FACTS: tl.constexpr, U
     at_half = us_per_token(blocks * 0.5, slots, shared_us, alone)
     one = short * at_all + (chunk - short) * at_whole
     one = tl.where(whole > 0, one, mean * at_all + (longest_block - mean) * at_half)
-    waves = tl.floor(tl.div_rn(blocks, slots + blocks * 0.0))
+    waves = tl.floor(tl.div_rn(blocks, blocks * 0.0 + slots))
     left = blocks - waves * slots
     at_left = us_per_token(left, slots, shared_us, alone)
     per_slot: tl.constexpr = FACTS[7]
@@ -101,7 +101,7 @@ def predicted_us(n, ends, squares, live, longest, chunks, FACTS: tl.constexpr, U
     spread = tl.maximum(tl.div_rn(power * n, work * work) - 1.0, 0.0)
     weight = waves * FACTS[11] * spread
     drain = tl.div_rn(partial + weight * uneven, 1.0 + weight)
-    many = work * copies * per_slot + drain
+    many = tl.maximum(work * copies * per_slot + drain, longest_block * FACTS[10])
     deepest = ((longest + chunks - 1) // chunks).to(tl.float32)
     cut = tl.where(deepest > 1, FACTS[14], 0.0)
     merge = whole * FACTS[12] + deepest * FACTS[13]
