@@ -113,6 +113,7 @@ _ENTRIES = (
     Entry("sdpa", "decode", "sdpa:Sdpa"),
     Entry("flashinfer-auto", "decode", "flashinfer:Decode", label="auto"),
     Entry("flashinfer-fa2", "decode", "flashinfer:Decode", "fa2", label="fa2"),
+    Entry("flashinfer-fa2-planned", "decode", "planned:PlannedDecode", "fa2", label="fa2 planned"),
     Entry("flashinfer-fa3", "decode", "flashinfer:Decode", "fa3", "0.6.0", label="fa3"),
     Entry(
         *("flashinfer-cuda-cores", "decode", "flashinfer:Decode", "cuda-cores"), label="CUDA cores"
@@ -132,6 +133,7 @@ _ENTRIES = (
     Entry("flashinfer-prefill-auto", "extend", "flashinfer:Prefill"),
     Entry("flashinfer-prefill-fa2", "extend", "flashinfer:Prefill", "fa2"),
     Entry("flashinfer-prefill-fa3", "extend", "flashinfer:Prefill", "fa3"),
+    Entry("flashinfer-prefill-fa2-planned", "extend", "planned:PlannedPrefill", "fa2"),
     Entry("fa3-extend", "extend", "fa3:Fa3Extend", "flash-attn-3"),
 )
 

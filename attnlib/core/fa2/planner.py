@@ -33,12 +33,14 @@ PRIVATE = (
     *("_plan_info", "_int_workspace_buffer", "_float_workspace_buffer", "_fixed_batch_size"),
     *("_qo_indptr_buf", "_use_cuda_graph", "_backend", "_num_qo_heads", "_num_kv_heads"),
     *("_window_left", "_cached_q_data_type", "_cached_kv_data_type"),
+    *("_paged_kv_indptr_buf", "_paged_kv_indices_buf", "_paged_kv_last_page_len_buf"),
 )
 """Attributes of a planned wrapper that are not public, the same in all `RELEASES` that can run."""
 
 
 class Fa2Planner:
-    """See the module. `shape` is what was fixed, `layout` where the words lie."""
+    """See the module. `shape` is what was fixed, `layout` where the words lie, `page_arrays` the
+    wrapper's buffers for `core.metadata.build_kv_indices`."""
 
     def __init__(
         self,
@@ -82,6 +84,8 @@ class Fa2Planner:
         _require_room("int", room, self.layout.int_bytes)
         floats = own.float_workspace_buffer.view(torch.uint8).flatten()
         _require_room("float", floats, self.layout.float_bytes)
+        names = ("kv_indptr", "kv_indices", "kv_last_page_len")
+        self.page_arrays = {name: getattr(own, f"paged_{name}_buf") for name in names}
         self.wrapper, self.info = wrapper, self.layout.info(self.shape)
         self._words = room[: self.layout.valid].view(torch.int32)
         self._valid = room[self.layout.valid : self.layout.int_bytes]

@@ -1,0 +1,162 @@
+"""A planner takes a wrapper of FlashInfer over, or says why not."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from attnlib.core.fa2 import planner as module
+from attnlib.core.fa2.planner import PRIVATE, Fa2Planner
+from attnlib.core.fa2.words import plan_words
+
+LAYER = {"num_qo_heads": 32, "num_kv_heads": 8, "head_dim": 128, "max_seq_len": 4096}
+
+
+class BatchDecodeWithPagedKVCacheWrapper(SimpleNamespace):
+    """What a planned wrapper holds."""
+
+
+@pytest.fixture
+def wrapper(monkeypatch):
+    monkeypatch.setattr(module, "installed_version", lambda _: "0.6.4")
+    return BatchDecodeWithPagedKVCacheWrapper(
+        _plan_info=list(range(15)),
+        _int_workspace_buffer=torch.zeros(2**20, dtype=torch.uint8),
+        _float_workspace_buffer=torch.zeros(2**24, dtype=torch.uint8),
+        _fixed_batch_size=3,
+        _qo_indptr_buf=torch.zeros(4, dtype=torch.int32),
+        _use_cuda_graph=True,
+        _backend="fa2",
+        _num_qo_heads=32,
+        _num_kv_heads=8,
+        _window_left=-1,
+        _cached_q_data_type=torch.bfloat16,
+        _cached_kv_data_type=torch.bfloat16,
+        _paged_kv_indptr_buf=torch.zeros(4, dtype=torch.int32),
+        _paged_kv_indices_buf=torch.zeros(64, dtype=torch.int32),
+        _paged_kv_last_page_len_buf=torch.zeros(3, dtype=torch.int32),
+    )
+
+
+def test_a_plan_is_in_the_wrappers_workspace_until_it_plans_itself(wrapper):
+    planner = Fa2Planner(wrapper, **LAYER, num_sms=132, q_len=2)
+    assert wrapper._qo_indptr_buf.tolist() == [0, 2, 4, 6]
+    planner.plan(torch.tensor([4096, 10, 0], dtype=torch.int32))
+    assert wrapper._plan_info is planner.info and len(planner.info) == 15
+    assert planner.info[:4] == [planner.shape.max_blocks, 6, planner.layout.rows * 4, 16]
+    words = wrapper._int_workspace_buffer[: planner.layout.valid].view(torch.int32)
+    wanted = plan_words(planner.shape, [4096, 10, 0])
+    assert words[planner.layout.chunk] == wanted.kv_chunk_size
+    begin = planner.layout.o_indptr
+    assert words[begin : begin + 4].tolist() == wanted.o_indptr.tolist()
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_a_wrapper_whose_private_names_have_moved_is_refused(wrapper, name):
+    delattr(wrapper, name)
+    with pytest.raises(RuntimeError, match=f"planned once, got .*Wrapper without {name}"):
+        Fa2Planner(wrapper, **LAYER, num_sms=132)
+
+
+@pytest.mark.parametrize(
+    ("change", "layer", "words"),
+    [
+        ({"_backend": "fa3"}, {}, "wrapper must be fa2 in CUDA-graph mode.*backend='fa3'"),
+        ({"_use_cuda_graph": False}, {}, "got use_cuda_graph=False"),
+        ({"_plan_info": None}, {}, "a plan of 0 integers"),
+        ({"_num_kv_heads": 4}, {}, r"num_qo_heads, num_kv_heads must be .*\(32, 4\)"),
+        ({}, {"max_seq_len": 0}, "max_seq_len must be in 1..2097152, got 0"),
+        ({"_int_workspace_buffer": torch.zeros(99, dtype=torch.uint8)}, {}, "int workspace must"),
+        ({"_float_workspace_buffer": torch.zeros(99, dtype=torch.uint8)}, {}, "float workspace"),
+    ],
+)
+def test_a_wrapper_that_cannot_be_planned_for_is_refused(wrapper, change, layer, words):
+    vars(wrapper).update(change)
+    with pytest.raises(ValueError, match=words):
+        Fa2Planner(wrapper, **(LAYER | layer), num_sms=132)
+
+
+@pytest.mark.parametrize("release", ["", "0.9.9"])
+def test_a_release_whose_plan_is_not_known_is_refused(wrapper, monkeypatch, release):
+    monkeypatch.setattr(module, "installed_version", lambda _: release)
+    with pytest.raises(RuntimeError, match=f"whose plan is known .*0.6.4.*got {release or 'none'}"):
+        Fa2Planner(wrapper, **LAYER, num_sms=132)
+
+
+def page_arrays_of(lens, page_size, pool, seed):
+    """Prefix sums in pages, pages drawn from a pool, and last pages: int32 on the host."""
+    lens = torch.tensor(lens)
+    pages = (lens + page_size - 1) // page_size
+    indptr = torch.zeros(len(lens) + 1, dtype=torch.int32)
+    indptr[1:] = pages.cumsum(0)
+    drawn = torch.randperm(pool, generator=torch.Generator().manual_seed(seed))
+    last = (lens - (pages - 1) * page_size).int()
+    return indptr, drawn[: int(pages.sum())].int(), last
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("q_len", [1, 4])
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("heads", [(32, 8), (5, 1)], ids=str)
+def test_one_graph_replans_itself_for_other_lengths_over_poisoned_workspaces(
+    heads, page_size, q_len
+):
+    flashinfer = pytest.importorskip("flashinfer")
+    batches = ([900, 40, 8000], [q_len] * 3, [20000, 300, 7], [5000] * 3)
+    pool, device = 40000 // page_size, torch.device("cuda", torch.cuda.current_device())
+    floats = torch.zeros(512 * 2**20, dtype=torch.uint8, device=device)
+    sums, pages, last = (x.to(device) for x in page_arrays_of(batches[0], page_size, pool, 0))
+    held = torch.zeros(pool, dtype=torch.int32, device=device)
+    held[: len(pages)] = pages
+    rows = torch.arange(4, dtype=torch.int32) * q_len
+    form = "Decode" if q_len == 1 else "Prefill"
+    suffix = "buffer" if q_len == 1 else "buf"
+    arguments = {
+        f"paged_kv_indptr_{suffix}": sums,
+        f"paged_kv_indices_{suffix}": held,
+        f"paged_kv_last_page_len_{suffix}": last,
+    }
+    arguments |= {"use_tensor_cores": True} if q_len == 1 else {"qo_indptr_buf": rows.to(device)}
+    cls = getattr(flashinfer, f"Batch{form}WithPagedKVCacheWrapper")
+    wrapper = cls(floats, "NHD", use_cuda_graph=True, backend="fa2", **arguments)
+    cache = torch.randn(2, pool, page_size, heads[1], 128, device=device, dtype=torch.bfloat16)
+    q = torch.randn(3 * q_len, heads[0], 128, device=device, dtype=torch.bfloat16)
+    layer = {"q_data_type": torch.bfloat16, "kv_data_type": torch.bfloat16}
+    layer |= {} if q_len == 1 else {"causal": True}
+    wanted = []
+    for seed, lens in enumerate(batches):
+        given = page_arrays_of(lens, page_size, pool, seed)
+        first = () if q_len == 1 else (rows,)
+        wrapper.plan(
+            *first, given[0], given[1].to(device), given[2], *heads, 128, page_size, **layer
+        )
+        out, lse = wrapper.run(q, tuple(cache), return_lse=True)
+        wanted.append((given, out.clone(), lse.clone()))
+
+    planner = Fa2Planner(
+        wrapper,
+        num_qo_heads=heads[0],
+        num_kv_heads=heads[1],
+        head_dim=128,
+        max_seq_len=20000,
+        q_len=q_len,
+    )
+    lens = torch.tensor(batches[0], dtype=torch.int32, device=device)
+    out, lse = torch.empty_like(q), torch.empty(q.shape[:2], device=device)
+    planner.plan(lens)
+    wrapper.run(q, tuple(cache), out=out, lse=lse, return_lse=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        planner.plan(lens)
+        wrapper.run(q, tuple(cache), out=out, lse=lse, return_lse=True)
+    for which in (2, 0, 3, 1, 2):
+        (new_sums, new_pages, new_last), right, right_lse = wanted[which]
+        lens.copy_(torch.tensor(batches[which], dtype=torch.int32))
+        sums.copy_(new_sums)
+        held[: len(new_pages)] = new_pages.to(device)
+        last.copy_(new_last)
+        for buffer in (wrapper._int_workspace_buffer, floats, out.view(torch.uint8)):
+            buffer.fill_(0xFF)
+        graph.replay()
+        torch.testing.assert_close(out, right, atol=2e-2, rtol=0)
+        torch.testing.assert_close(lse, right_lse, atol=1e-2, rtol=0)
