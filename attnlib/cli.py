@@ -228,7 +228,9 @@ PUBLISH = {
 }
 REPORT = {
     "--out": _of(DEFAULT, type=Path, default=DEFAULT_REPORT, metavar="FILE"),
-    "--only": _of("notebooks, such as 02,05", type=lambda n: n.split(","), metavar="N,N,..."),
+    "--only": _of(
+        "only these notebooks, such as 02,05", type=lambda n: n.split(","), metavar="N,N,..."
+    ),
 }
 CLAIMS = {"ids": _of("show all there is on these claims", nargs="*", metavar="ID"), **JSON}
 POLICY = {"--out": _of(DEFAULT, type=Path, default=Path("build/policy.json"))}

@@ -28,10 +28,10 @@ def tiny(instant_jobs, without_gpu, monkeypatch):
     return instant_jobs
 
 
-@pytest.mark.parametrize("command", cli.COMMANDS)
+@pytest.mark.parametrize("command", ["", *cli.COMMANDS])
 def test_help_is_given_for_every_command_and_lists_the_studies(command, capsys):
     with pytest.raises(SystemExit, match="0"):
-        cli.main([command, "--help"])
+        cli.main([*command.split(), "--help"])
     told = capsys.readouterr().out
     assert f"usage: python -m attnlib {command}" in told
     assert command != "measure" or all(name in "".join(told.split()) for name in STUDIES)
@@ -49,7 +49,9 @@ def test_a_report_is_asked_for_by_numbers_and_is_one_line_and_nothing_where_it_c
     assert asked == {"only": ["02", "05"]} and (tmp_path / "build" / "report").is_dir()
 
 
-@pytest.mark.parametrize("arguments", [[], ["profile"], ["measure", "x", "--rounds", "two"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["profile"], ["measure"], ["measure", "x", "--rounds", "two"]]
+)
 def test_a_command_line_that_is_no_command_exits_with_usage(arguments, capsys):
     with pytest.raises(SystemExit, match=str(cli.USAGE)):
         cli.main(arguments)

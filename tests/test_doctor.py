@@ -1,5 +1,6 @@
 """The doctor: what is here, what cannot run and why, in a dict and in lines."""
 
+import pytest
 import torch
 
 from attnlib.core.backends import BACKENDS, EXTEND_BACKENDS, MLA_BACKENDS
@@ -31,6 +32,14 @@ def test_the_text_holds_all_findings_in_aligned_lines(without_gpu, make_record):
     found = dict(line.split(maxsplit=1) for line in lines[lines.index("records") + 1 : -2])
     assert lines[-2].startswith("fastest in decode") and "attnlib measure" in lines[-1]
     assert found == {first: "test-gpu-0badcafe"} | {name: "none" for name in others}
+
+
+@pytest.mark.parametrize("asked", ["replay", "live"])
+def test_the_mode_is_as_asked_or_why_it_cannot_be_had(without_gpu, monkeypatch, asked):
+    monkeypatch.setenv("ATTNLIB_MODE", asked)
+    found = diagnose()
+    assert found["mode"].startswith({"replay": "replay", "live": "none: "}[asked])
+    assert render(found).startswith(f"mode      {found['mode']} (ATTNLIB_MODE={asked})")
 
 
 def test_a_gpu_is_called_by_its_name():

@@ -26,7 +26,8 @@ NO_TOKEN = -1
 class MlaBatch:
     """One MLA decode step. Build it with `MlaBatch.build`.
 
-    `chosen` is [bs, top_k] int32, tokens by their place in the request, None where `top_k` is 0.
+    `chosen` is [bs, top_k] int32, tokens by their place in the request, on the page table's device;
+    None where `top_k` is 0.
     """
 
     spec: MlaSpec
@@ -89,6 +90,7 @@ def attended_pages(batch: MlaBatch) -> tuple[torch.Tensor, torch.Tensor, torch.T
     """What each request attends to, ragged: whole pages, or chosen tokens as pages of one token.
 
     Prefix sums in pages [bs + 1], pages [n], tokens of each request [bs], int32; tokens of a page.
+    Of a sparse batch after `slots` has checked it.
     """
     paged = batch.paged
     if batch.chosen is None:

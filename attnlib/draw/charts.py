@@ -211,7 +211,8 @@ def heatmap(
     """The ratio of each size as colour and number, in panels of so many `inches`.
 
     Colours reach from one of `ends` to the other, by the ratio's logarithm if `log`; where 1 lies
-    between them, it is white. Of an empty table one panel is made, and not shown.
+    between them, it is white. A categorical column orders its panels. Of an empty table one
+    panel is made, and not shown.
     """
     import seaborn as sns
     from matplotlib.colors import LogNorm, Normalize

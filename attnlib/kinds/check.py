@@ -74,7 +74,10 @@ def worst_row_error(out: torch.Tensor, reference: torch.Tensor) -> float:
 def require_inputs(
     q: torch.Tensor, kv: PagedKV, batch: DecodeBatch, *, rows: int | None = None
 ) -> None:
-    """ValueError unless `q` [rows or bs, num_qo_heads, head_dim] and `kv` fit the batch."""
+    """ValueError unless `q` [rows, num_qo_heads, head_dim] and `kv` fit the batch, on its device.
+
+    There are as many rows as requests where `rows` is None.
+    """
     s = batch.spec
     shape = (kv.num_pages, s.page_size, s.num_kv_heads, s.head_dim)
     q_shape = (batch.batch_size if rows is None else rows, s.num_qo_heads, s.head_dim)

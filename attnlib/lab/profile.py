@@ -111,7 +111,8 @@ class Profile(Shown):
     def table(self) -> pd.DataFrame:
         """A row per kernel name (or CPU operator), longest first; `us` per call, others per launch.
 
-        An operator's time is its own, without that of the operators it calls.
+        An operator's time is its own, without that of the operators it calls. Names are without
+        template arguments.
         """
         rows = [(span.name, span.self_us) for span in self.work]
         us = pd.DataFrame(rows, columns=[self.row_word, "us"]).groupby(self.row_word, sort=False).us
@@ -231,7 +232,8 @@ def profile(
     With `cuda_graph` fn is captured once and its replays are profiled.
 
     The GPU that is waited for is the current device; work on others is traced as far as it ended.
-    TypeError and ValueError name a wrong argument, RuntimeError says what cannot be had here.
+    TypeError and ValueError name a wrong argument, RuntimeError says what cannot be had here. What
+    fn raises is left as it is.
     """
     import torch
 

@@ -57,7 +57,10 @@ def build_report(
 
 
 def refresh(notebooks: Path = ROOT / "notebooks") -> list[Path]:
-    """Execute every notebook in place, redraw the figure: the files; RuntimeError in live mode."""
+    """Execute every notebook in place and redraw the figure; returns the files written.
+
+    RuntimeError unless in replay mode: committed outputs come from committed records.
+    """
     if mode() != "replay":
         raise RuntimeError("refresh must run with ATTNLIB_MODE=replay, this is live mode")
     paths = sorted(notebooks.glob("*.ipynb"))
@@ -87,7 +90,10 @@ def write_notebook(path: Path, notebook: NotebookNode) -> None:
 
 
 def choose_notebooks(folder: Path, only: Sequence[str] = ()) -> list[Path]:
-    """The notebooks of a folder in their order, or those of these numbers (`2` is `02`)."""
+    """The notebooks of a folder in their order, or those of these numbers (`2` is `02`).
+
+    ValueError for a folder without any, and for a number that none has: it lists those there are.
+    """
     paths = sorted(folder.glob("*.ipynb"))
     if not paths:
         raise ValueError(f"notebooks must be a folder with .ipynb files, got {folder}")

@@ -1,5 +1,6 @@
 """The report as one HTML page: findings, claims, notebooks, provenance, and the way between them.
 
+Its policy forbids the browser scripts and whatever would be loaded from elsewhere.
 Its templates escape every string that they are not told is HTML already: that is the notebooks'
 own, which `fragment` has made safe, and the style.
 """

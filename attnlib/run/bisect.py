@@ -5,9 +5,10 @@ finds the first release that is `slower` than good, with good > bad the first `f
 assumes one change between the ends, and measures first that they differ.
 
 Steps are ordinary records of a study of its own, `bisect_<study>`. Each record's command lists the
-releases searched, so replay goes the same way. Rounds (A B B A) are numbered on through all pairs
-of a backend and case, so a round belongs to one pair of releases; a round cut short or failed
-belongs to none. That is how a search resumes after it was stopped.
+releases searched, so replay goes the same way. Even rounds run the reference first, odd ones the
+candidate (A B B A), each release in a fresh process. They are numbered on through all pairs of a
+backend and case, so a round belongs to one pair of releases; a round cut short or failed belongs to
+none. That is how a search resumes after it was stopped.
 """
 
 import re
@@ -170,7 +171,7 @@ class _Search:
         return replace(asked, steps=tuple(steps), changed=changed)
 
     def step(self, release: str) -> Step:
-        """The verdict on a release, after more and more rounds while it is ambiguous.
+        """The verdict on a release; `ambiguous` doubles the rounds, up to `ROUND_LIMIT`.
 
         Near the margin the repeated look makes the 95 % a little generous.
         """

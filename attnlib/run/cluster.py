@@ -55,8 +55,8 @@ def measure_on_cluster(study: Study, client: Client, sweep: Sweep) -> dict[str, 
     """Measure what `study` lacks on the cluster, as `sweep.measure` would on this machine.
 
     Returns how many of the study's items are on record with each status. Folders of overlays must
-    exist on every worker. Raises ValueError for a cluster that is not one worker per GPU, and at
-    the end RuntimeError for the jobs that failed.
+    exist on every worker; `sweep.stop` is not asked. Raises ValueError for a cluster that is not
+    one worker per GPU; at the end, with all else on record, RuntimeError for the jobs that failed.
     """
     jobs = sweep.jobs(study)
     homes = _find_gpus(client, study.device)

@@ -1,5 +1,8 @@
 """A study: grids of cases x backends x releases x timers, in rounds; measured once, then loaded.
 
+Each (round, release) has a fresh process; odd rounds run in reverse order, so that a drift of the
+GPU does not favour one side (A B B A).
+
 `ATTNLIB_MODE` = auto (live where torch sees a CUDA GPU, else replay) | live | replay.
 """
 

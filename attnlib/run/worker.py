@@ -3,8 +3,9 @@
     python -m attnlib.run.worker JOB.json          (started by `jobs`, not by hand)
     python -m attnlib.run.worker --describe cuda   prints the machine as JSON
 
-For each item the worker writes `start N` to the job's progress file, measures, appends the record
-to the store, writes `done N`. Whatever kills the process, the parent knows which item did it and
+A job is `{"study", "round", "device", "command", "items": [[N, item], ...], "progress": PATH}`.
+For each item the worker writes `start N` to the progress file, measures, appends the record to the
+store, writes `done N`. Whatever kills the process, the parent knows which item did it and
 goes on with the rest. With `--end-with-stdin` it exits when its parent closes stdin, so that an
 orphan cannot go on using the GPU without the lock.
 """

@@ -62,7 +62,8 @@ class Call:
     | `kv_lens` | tokens of each request; most rules never ask |
     | `q_lens` | query tokens of each request; default: 1 in decode and MLA, `kv_lens` in prefill |
     | `head_dim_vo` | V's head_dim where it is not K's (ragged prefill of MLA: 192, 128) |
-    | `topk`, `eagle_topk` | chosen tokens of sparse MLA; branches of speculative decoding |
+    | `topk` | chosen tokens of sparse MLA |
+    | `eagle_topk` | branches of speculative decoding; 0 is none |
     | `tensor_cores` | FlashInfer's use_tensor_cores; an engine's rule decides it itself |
     | `fixed_split` | KV splits fixed or switched off (batch invariance) |
     | `block_tables` | the caller owns the block table (FlashInfer asks in a graph) |

@@ -31,6 +31,7 @@ class Library:
     """One library: `policies` maps a policy to its tables by mode, `backends` a mode to names.
 
     A policy is `auto`, the library's own rule, or an engine's rule of how it calls FlashInfer.
+    `limits` are rows of what a backend cannot run.
     `calls` maps a backend and release to the library and policy that it calls in turn.
     """
 

@@ -80,6 +80,7 @@ class Group:
 class Rule:
     """One row: where all of `when` holds, `then` is chosen, best first, or cannot run (a limit).
 
+    `source` is the pull request, or the file of the release, that says so.
     `sets` are facts that the choice itself changes, for the tables that are asked next.
     """
 

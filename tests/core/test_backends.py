@@ -184,6 +184,7 @@ def test_available_names_every_backend_and_says_why_not(without_gpu):
     found = backends.available()
     assert set(found) == {*backends.BACKENDS, *backends.MLA_BACKENDS, *backends.EXTEND_BACKENDS}
     assert {name for name in found if not found[name]} == {"sdpa"}
+    assert base.installed_version("no-such-distribution") == ""
 
 
 def gpu_calls():

@@ -11,6 +11,7 @@ from attnlib.core.backends import fa3
 from attnlib.core.backends.table import FAMILY_OF
 from attnlib.core.batch import DecodeBatch, PagedKV
 from attnlib.core.schedule.fa3 import precompute
+from attnlib.core.schedule.splits import max_words
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.decode.measure import Oracle, build_workload
@@ -152,6 +153,31 @@ def test_changed_lengths_alone_are_harmless(on_hopper):
         stale = precompute(facts, torch.full_like(work.batch.seq_lens, then))
         for batch in (work.batch, other):
             out = fa3.attend(work.q, work.kv, batch, metadata=stale)
+            assert_right(work.q, work.kv, batch, out)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_layers", [1, 8])
+def test_a_graph_of_many_layers_replays_with_metadata_renewed_in_a_buffer(on_hopper, num_layers):
+    case = DecodeCase(AttnSpec(16, 2, 128, 16), 5, 8000, "ragged")
+    work = build_workload(case, device="cuda")
+    own = replace(work.batch, seq_lens=work.batch.seq_lens.clone())
+    buffer = torch.zeros(max_words(16), dtype=torch.int32, device="cuda")
+    metadata = precompute(fa3.facts_of(own), own.seq_lens, out=buffer)
+    fa3.attend(work.q, work.kv, own, metadata=metadata)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outs = [fa3.attend(work.q, work.kv, own, metadata=metadata) for _ in range(num_layers)]
+    for tokens in (8000, 1, 500, 4096):
+        lens = torch.full_like(own.seq_lens_cpu, tokens)
+        batch = DecodeBatch.build(case.spec, lens, own.page_table)
+        own.seq_lens.copy_(batch.seq_lens)
+        metadata.renew(own.seq_lens)
+        for out in outs:
+            out.fill_(float("nan"))
+        graph.replay()
+        for out in outs:
             assert_right(work.q, work.kv, batch, out)
 
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from attnlib.core import backends
 from attnlib.core.schedule import library
 from attnlib.core.schedule.flashmla import GuardedSchedMeta
 
@@ -135,3 +136,44 @@ def test_tensors_of_the_wrong_rank_are_refused_by_name(call):
     call.q = call.q[:, 0]
     with pytest.raises(ValueError, match=r"q must be \[bs, q_len, .* got \[2, 64, 576\]"):
         call.sparse()
+
+
+@pytest.fixture
+def on_gpu():
+    if reason := backends.unavailable("flashmla-dense"):
+        pytest.skip(reason)
+
+
+@pytest.mark.gpu
+def test_sparse_decode_of_two_layers_runs_under_the_guard_and_other_top_k_does_not(on_gpu):
+    q = torch.randn(2, 1, 64, 576, device="cuda", dtype=torch.bfloat16)
+    k_cache = torch.zeros(4, 64, 1, 656, device="cuda", dtype=torch.uint8)
+    cache = k_cache.view(torch.float8_e4m3fn)
+    indices = torch.arange(128, device="cuda", dtype=torch.int32).expand(2, 1, 128).contiguous()
+    meta = GuardedSchedMeta()
+    for _ in range(2):
+        out, _ = meta.attend(q, cache, None, None, 512, indices=indices, use_legacy=True)
+    assert torch.isfinite(out).all()
+    with pytest.raises(ValueError, match="topk"):
+        meta.attend(q, cache, None, None, 512, indices=indices[..., :64], use_legacy=True)
+
+
+@pytest.mark.gpu
+def test_dense_decode_refuses_lengths_written_after_its_schedule(on_gpu):
+    q = torch.randn(2, 1, 64, 576, device="cuda", dtype=torch.bfloat16)
+    cache = torch.randn(8, 64, 1, 576, device="cuda", dtype=torch.bfloat16)
+    table = torch.arange(8, device="cuda", dtype=torch.int32).view(2, 4)
+    seq_lens = torch.full((2,), 200, device="cuda", dtype=torch.int32)
+
+    def attend(meta):
+        return meta.attend(q, cache, table, seq_lens, 512, use_legacy=True)[0]
+
+    meta = GuardedSchedMeta()
+    first = attend(meta)
+    assert torch.equal(first, attend(meta))
+    seq_lens.fill_(90)
+    with pytest.raises(ValueError, match="cache_seqlens must not change"):
+        attend(meta)
+    meta.refill(seq_lens)
+    refilled = attend(meta)
+    assert torch.equal(refilled, attend(GuardedSchedMeta())) and not torch.equal(refilled, first)

@@ -3,7 +3,17 @@
 import numpy as np
 import pytest
 import torch
-from support.metadata_cases import KV_INDICES, POISON, Shape, kv_arguments, poisoned
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.metadata_cases import (
+    DRAWN_SHAPES,
+    KV_INDICES,
+    POISON,
+    Shape,
+    kv_arguments,
+    poison,
+    poisoned,
+)
 
 from attnlib.core.metadata.kv_indices import build_kv_indices
 from attnlib.kinds.metadata import eager, oracle
@@ -52,6 +62,27 @@ def test_pages_that_do_not_fit_are_dropped_and_counted(capacity, build):
     KV_INDICES.assert_right(call)
     assert call["kv_indptr"][-1] == 63
     assert (buffer[capacity:] == POISON).all()
+
+
+@given(data=st.data())
+@settings(max_examples=40)
+def test_random_capacities_and_widths_are_right(data):
+    shape = data.draw(DRAWN_SHAPES)
+    capacity = data.draw(st.integers(0, shape.batch * shape.max_pages + 9))
+    call = kv_arguments(shape, capacity=capacity)
+    call["max_pages"] = data.draw(st.integers(0, shape.max_pages))
+    for build in BUILDS:
+        poison(call, KV_INDICES.outputs)
+        build(**call)
+        KV_INDICES.assert_right(call)
+
+
+@pytest.mark.parametrize("capacity", [0, 1, 701, 5000])
+@pytest.mark.parametrize("name", ["two_rows_per_program", "eight_rows_per_program_page_size_1"])
+def test_where_programs_have_several_rows_what_does_not_fit_is_dropped(name, capacity):
+    call = kv_arguments(KV_INDICES.shapes[name], capacity=capacity)
+    build_kv_indices(**call | {"max_pages": call["max_pages"] - 2})
+    KV_INDICES.assert_right(call | {"max_pages": call["max_pages"] - 2})
 
 
 def test_a_pool_row_out_of_range_reads_nothing_and_gives_minus_one():

@@ -120,6 +120,7 @@ def test_renewing_writes_new_lengths_into_the_same_words(fake_fa3, metadata):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        ({"seq_lens": LENS[:2]}, r"seq_lens must be \[3\] int32, got \[2\]"),
         ({"seq_lens": LENS.long()}, r"seq_lens must be \[3\] int32, got \[3\] int64"),
         ({"seq_lens": LENS.repeat(2)[::2]}, "seq_lens must be contiguous"),
         ({"seq_lens_cpu": [1, 0, 3]}, r"seq_lens_cpu must lie in 1..4096 .* got 0..3"),
@@ -127,6 +128,7 @@ def test_renewing_writes_new_lengths_into_the_same_words(fake_fa3, metadata):
         ({"seq_lens_cpu": [1]}, r"seq_lens_cpu must be \[3\] on the cpu, got \[1\]"),
         ({"out": torch.zeros(16).int()}, r"out must be \[>= 17\] int32, got \[16\]"),
         ({"out": torch.zeros(17)}, r"out must be \[any\] int32, got \[17\] float32"),
+        ({"out": torch.zeros(17, 1).int()}, r"out must be \[any\] int32, got \[17, 1\]"),
         ({"out": torch.zeros(40).int()[::2]}, "out must be contiguous"),
         ({"out": torch.zeros(17, device="meta").int()}, "device of seq_lens, cpu, got meta"),
         ({"cu_seqlens_q": LENS}, "cu_seqlens_q must be given if and only if facts.varlen_q"),

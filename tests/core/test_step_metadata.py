@@ -81,6 +81,7 @@ EDGES = [
     ),
     (replace(WIDE, num_qo_heads=256, num_splits=1, pack_gqa=True), SEVERAL),
     (replace(WIDE, num_qo_heads=256, num_splits=1, pack_gqa=False), SEVERAL),
+    (replace(WIDE, num_qo_heads=512, num_kv_heads=2), SEVERAL),
     # Over 992 nothing is split, and each CTA's share is sorted alone.
     (replace(WIDE, batch_size=1001), np.random.default_rng(3).integers(0, 2**17, 1001)),
 ]
@@ -130,6 +131,7 @@ def test_the_words_are_those_that_the_library_wrote():
     ("changes", "message"),
     [
         ({"batch_size": 5}, "batch_size 4, as page_table [4, 26]"),
+        ({"page_size": 8}, "page_size 4, as page_table"),
         ({"page_size": None}, "page_size 4, as page_table"),
         ({"max_seqlen_k": 100}, "max_seqlen_k 104, as page_table"),
         ({"max_seqlen_q": 2}, "max_seqlen_q 1, as page_table"),

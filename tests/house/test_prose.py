@@ -25,7 +25,8 @@ FACTS = {
     "03": ("2 %.", "1 % drift", "at most 5 % of studies"),  # tests/measure/test_stats.py
     "04": ("2 % is",),
     "05": ("8 a live page", "24 a request", "64 bytes", "from page size 16 on each word costs 64"),
-    "06": ("at least 90 %",),
+    "06": ("at least 90 %", "500 tokens in, 8,000 out", "not 215"),
+    "07": ("margin of 1.1", "4 blocks (512 tokens)"),
     "08": ("16, 64 or 128", "132 SMs", "FlashInfer 0.7", "8,192 tokens, 32/8 heads"),
     "09": (
         "128, 64, 32 and 16 query heads",

@@ -15,6 +15,7 @@ from attnlib.kinds.cost import (
 )
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.extend.case import ExtendCase
+from attnlib.kinds.lengths import sample_seq_lens
 from attnlib.kinds.metadata.case import MetadataCase
 
 # 4,000 bytes and 10,000,000 FLOPs a microsecond and SM: round numbers to divide by.
@@ -107,3 +108,9 @@ def test_a_page_word_costs_its_own_sector_from_page_size_8_and_its_own_fetch_fro
     cost = metadata_cost(MetadataCase("decode", 2, page_size, 256 * page_size, "fixed"))
     rest = lengths + 4 * words
     assert astuple(cost) == (words, *(n * words + rest for n in (4, sector, fetch)))
+
+
+def test_the_metadata_needs_each_live_word_read_and_written_once():
+    case = MetadataCase("decode", 7, 4, 1000, seed=3)
+    words = int((-(-sample_seq_lens(case) // 4)).sum())
+    assert metadata_cost(case).needed_bytes == 8 * words + 7 * 24

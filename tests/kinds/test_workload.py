@@ -84,6 +84,7 @@ def test_live_pages_are_distinct_fill_the_pool_and_are_shuffled_but_for_a_ragged
 def test_ragged_lengths_span_one_to_the_longest_and_hold_it():
     lens = sample_seq_lens(replace(RAGGED, batch_size=4000))
     assert (lens[0], lens.min(), lens.max(), lens.dtype) == (100, 1, 100, np.int32)
+    assert lens[1:].mean() == pytest.approx(50.5, abs=2)
 
 
 @pytest.mark.parametrize(

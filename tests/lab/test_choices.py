@@ -46,6 +46,8 @@ def test_what_is_no_call_of_a_named_model_has_no_name():
 def test_a_variant_that_cannot_be_read_is_answered_with_those_that_can(variant):
     with pytest.raises(ValueError, match="variant of DeepSeek MLA must be as '128 heads, dense"):
         spec_of(MLA, variant=variant, page_size=64)
+    with pytest.raises(ValueError, match="one of Llama-3.1-8B, .*DeepSeek MLA, got 'GPT-7'"):
+        spec_of("GPT-7", variant=variant, page_size=64)
 
 
 @pytest.mark.parametrize(("records", "unsaid"), [("demo", {"rounds"}), ("live", set())])

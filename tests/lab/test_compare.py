@@ -40,6 +40,7 @@ def each(*calls):
         (each(10, 10, 10, 10), each(10.1, 10.1, 10.1, 10.1), "same"),
         (each(10, 30, 10, 30), each(12, 40, 12, 40), "ambiguous"),
         (each(10, 10, 10, 10), each(10, 10, 10, 90), "ambiguous"),  # one slow call is no change
+        (each(10), each(12), "slower"),
         ([[5, 5], [5, 5]], each(12, 12), "slower"),
     ],
 )

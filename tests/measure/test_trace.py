@@ -60,6 +60,7 @@ INDEX_SELECT = (
     "void at::native::(anonymous namespace)::indexSelectLargeIndex<c10::BFloat16, long, 2>(T)"
 )
 GEMV = "std::enable_if<!(false), void>::type internal::gemvx::kernel<int, int, float>(Params)"
+MERGE = "void flashinfer::PersistentVariableLengthMergeStatesKernel<8u, 16u>(float*, float*, int)"
 NVJET = "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NNT"
 
 NAMES = [
@@ -77,11 +78,14 @@ NAMES = [
     (FA3_RAGGED, "PrefillWithKVCacheKernel", "fa3"),
     (FA3_FP8, "FP8PrefillWithKVCacheKernel", "fa3"),
     (CUDA_CORES, "BatchDecodeWithPagedKVCacheKernel", "cuda-cores"),
+    (MERGE, "PersistentVariableLengthMergeStatesKernel", ""),
     (INDEX_SELECT, "indexSelectLargeIndex", ""),
     (GEMV, "kernel", ""),
     ("Memset (Device)", "Memset", ""),
     ("Memcpy DtoD (Device -> Device)", "Memcpy DtoD", ""),
     *((bare, bare, "") for bare in ("build_kv_indices_kernel", NVJET, "")),
+    # Beside FlashMLA's, and FlashAttention-2's: no family of ours
+    *((bare, bare, "") for bare in ("flash_fwd_mla_combine_kernel", "flash_fwd_splitkv_kernel")),
 ]
 
 

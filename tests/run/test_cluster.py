@@ -43,21 +43,21 @@ A, B, C, D = CASES[:4]
 
 
 def shares(*jobs, on_record=()):
-    """GPU and cases of each share of jobs of these cases, on GPUs x and y, which has records."""
+    """GPU, round and cases of each share of a round's cases, on GPUs x and y (has records)."""
     items = [[Item("sdpa" if case else "copy", "host", case) for case in job] for job in jobs]
-    made = [Job("demo", 0, "cpu", "", tuple(job)) for job in items]
+    made = [Job("demo", n, "cpu", "", tuple(job)) for n, job in enumerate(items)]
     shared = share_out(made, {"x": Counter(), "y": Counter(on_record)})
-    return [(gpu_id, *(item.case for item in job.items)) for gpu_id, job in shared]
+    return [(gpu_id, job.round, *(item.case for item in job.items)) for gpu_id, job in shared]
 
 
 def test_all_rounds_of_a_case_go_to_one_gpu_and_the_load_is_even():
-    expected = [("x", A, C), ("y", B, D), ("x", C, A), ("y", D, B)]
+    expected = [("x", 0, A, C), ("y", 0, B, D), ("x", 1, C, A), ("y", 1, D, B)]
     assert shares((A, B, C, D), (D, C, B, A)) == expected
 
 
 def test_a_case_stays_on_the_gpu_that_has_records_of_it_and_ceilings_are_measured_on_each():
-    assert shares((A, B, C), on_record=(A, C, C)) == [("x", B), ("y", A, C)]
-    assert shares((None,), (A,)) == [("x", None), ("y", None), ("x", A)]
+    assert shares((A, B, C), on_record=(A, C, C)) == [("x", 0, B), ("y", 0, A, C)]
+    assert shares((None,), (A,)) == [("x", 0, None), ("y", 0, None), ("x", 1, A)]
 
 
 def test_without_the_library_its_install_line_is_given(monkeypatch):

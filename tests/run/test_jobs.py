@@ -159,6 +159,11 @@ def test_a_worker_that_cannot_even_start_is_an_error_and_no_record(tmp_path):
     assert store.machines("demo") == []
 
 
+def test_a_job_without_items_starts_no_process(monkeypatch):
+    monkeypatch.setattr(jobs.subprocess, "Popen", lambda *_, **__: pytest.fail("started"))
+    run_job(job_of("demo"), CPU, None, Watch())
+
+
 def test_the_command_of_a_record_is_the_jobs_own_or_quotes_the_studys_name():
     assert repeat_command(job_of("a b")) == "python -m attnlib measure 'a b'"
     assert repeat_command(replace(job_of("a"), command="make a")) == "make a"

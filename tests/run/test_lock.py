@@ -1,6 +1,7 @@
 """The lock of a GPU: one sweep at a time, and no death leaves it locked."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -48,6 +49,16 @@ def test_a_second_sweep_is_refused_at_once_with_the_pid_of_the_first_and_another
         assert time.monotonic() - before < lock.LAST_WORKER_S / 10
         with hold_gpu("another"):
             assert lock_path("another").read_text() == str(os.getpid())
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_a_holder_that_is_ended_lets_go_at_once(sent, monkeypatch):
+    monkeypatch.setattr(lock, "LAST_WORKER_S", 0)
+    with holder() as first:
+        first.send_signal(sent)
+        first.wait()
+        with hold_gpu("demo"):
+            pass
 
 
 def test_a_block_that_raises_lets_go():

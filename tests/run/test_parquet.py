@@ -99,6 +99,12 @@ def test_a_row_that_is_no_record_and_a_file_that_is_none_are_named(make_record, 
         store.read("demo", MACHINE)
 
 
+def test_a_file_older_than_a_column_with_a_default_loads(make_record):
+    path = published(record := make_record(work_per_call=0.0, calls_per_sample=0))
+    pd.read_parquet(path).drop(columns=["work_per_call", "calls_per_sample"]).to_parquet(path)
+    assert store.read("demo", MACHINE) == [record]
+
+
 def published(*records):
     append(*records)
     return store.publish("demo")

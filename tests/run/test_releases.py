@@ -45,7 +45,7 @@ def build_wheel(folder, name, version):
             wheel.writestr(path, text)
 
 
-@pytest.mark.parametrize("name", ["old", "a==b", "with space"])
+@pytest.mark.parametrize("name", ["old", "a=b", "a==b", "with space"])
 def test_a_folder_given_by_hand_is_parsed_to_its_full_path_and_used(
     tmp_path, root, monkeypatch, name
 ):

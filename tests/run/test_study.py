@@ -57,6 +57,16 @@ def test_a_study_is_measured_end_to_end_and_replayed(tmp_path, monkeypatch):
     assert machine_slug(study.describe.__wrapped__("cpu")) == machine, "from any folder"
 
 
+def test_a_sweep_resumes_with_what_is_missing_wherever_it_is(instant_jobs):
+    assert measure(TINY) == 6
+    path = store.journal_path("demo", CPU_SLUG)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:2] + lines[4:]))
+    instant_jobs.jobs.clear()
+    assert measure(TINY) == 2
+    assert [(job.round, *cases_of(job)) for job in instant_jobs.jobs] == [(0, [FP8]), (1, [FP8])]
+
+
 KILLED_SWEEP = "import test_study; test_study.measure(test_study.TINY)"
 
 

@@ -134,7 +134,9 @@ def test_an_override_acts_and_is_the_first_reason(pinned):
     choice = pinned("fa2")
     assert (choice.backend, choice.reasons[0].kind) == ("fa2", "override")
     assert headline(choice) == "flashinfer==0.6.3, decode on sm90, ATTNLIB_DECODE_BACKEND=fa2: fa2"
-    assert auto(BF16, "0.6.3").backend == "fa3", "env={} overrides the environment"
+    asked = {"spec": BF16, "mode": "decode", "gpu": "sm90", "library": "flashinfer==0.6.3"}
+    for env, backend in (({}, "fa3"), ({"ATTNLIB_DECODE_BACKEND": "cuda-cores"}, "cuda-cores")):
+        assert explain(**asked, env=env).backend == backend, "in place of the environment"
     assert pinned("FLASHINFER_MLA", LATENT, gpu="sm100", **VLLM_MLA).backend == "FLASHINFER_MLA"
 
 

@@ -63,6 +63,12 @@ def test_a_pin_for_verification_gains_where_auto_is_slower(causal, tree, verdict
     assert len(finding.records) == 12, "the shape without auto has no say"
 
 
+@pytest.mark.parametrize("check", ["all-prefill-backends", "gain-not-everywhere"])
+def test_one_round_decides_nothing(check):
+    frame = measured(dict.fromkeys(CASES, 0.5))
+    assert judged(check, frame[frame["round"] == 0]).verdict == "open"
+
+
 def test_a_mode_or_an_auto_that_was_not_measured_leaves_its_claim_open():
     factors = {mode: 1.0 for mode in CASES if mode != "draft_extend"}
     with pytest.raises(MissingRecordsError, match="no round"):

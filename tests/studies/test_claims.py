@@ -173,6 +173,13 @@ def test_a_wrong_entry_is_refused_by_name(ledger, entry, message):
         claims.load_claims(ledger({"id": "b"}, entry))
 
 
+def test_a_missing_field_is_refused(ledger):
+    path = ledger({})
+    path.write_text(path.read_text().replace("  note: n\n", ""))
+    with pytest.raises(ValueError, match="claim 'a' must have the fields"):
+        claims.load_claims(path)
+
+
 def test_what_is_no_yaml_is_refused_in_one_line(tmp_path):
     (tmp_path / "bad.yaml").write_text("claims: [")
     with pytest.raises(ValueError, match="^bad.yaml must be YAML: [^\n]*$"):

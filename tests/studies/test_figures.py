@@ -88,6 +88,11 @@ def test_the_release_chart_has_a_dot_for_each_case_release_and_wrapper(top):
     assert sum(len(point.get_offsets()) for point in points) == len(HEADLINE) * 4 * 2
 
 
+def test_the_floor_chart_labels_the_three_kernel_families(wide, limit):
+    axis = figures.floor_chart(wide, limit, REGRESSED).axes[0]
+    assert axis.get_legend_handles_labels()[1] == ["cuda-cores", "fa2", "fa3"]
+
+
 def bounded(draw, *arguments):
     return lambda frame: draw(frame, rows.ceilings(frame, ("copy",)), *arguments)
 
@@ -246,5 +251,6 @@ def test_the_roofs_are_the_measured_ceilings_and_only_those(top, limit):
     assert labels[3] == copy and labels[4].endswith(matmul) and len(labels) == 5
     slope = next(line for line in axis.lines if line.get_label() == copy)
     assert np.allclose(slope.get_ydata(), slope.get_xdata() * limit.copy_gbps / 1e3)
+    assert "FLOP per byte" in axis.get_xlabel() and "TFLOP/s" in axis.get_ylabel()
     with pytest.raises(ValueError, match=r"decode records of release '9\.9'"):
         roofline.roofline(top, limit, "9.9")

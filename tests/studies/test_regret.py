@@ -44,8 +44,16 @@ def test_a_rule_that_chooses_what_was_not_measured_is_refused(frame, monkeypatch
         regret.regrets(frame, ("FlashInfer",))
 
 
-def test_no_regret_is_negative(lost):
+def test_no_regret_is_negative_the_fastest_has_none_and_a_pool_alone_has_its_own(frame, lost):
     assert (lost.regret.dropna() >= 0).all()
+    assert (regret.regrets(frame.assign(run_us=1.0)).regret == 0).all()
+    both = lost[lost.pool == "with FA3"].reset_index(drop=True)
+    assert regret.regrets(frame, ("with FA3",)).equals(both)
+
+
+def test_a_map_of_no_layer_is_refused(frame):
+    with pytest.raises(ValueError, match="specs must hold at least one"):
+        regret.policy_map(frame, [], pool="FlashInfer")
 
 
 def test_measuring_loses_less_than_every_rule_in_the_geometric_mean(frame, lost):

@@ -5,7 +5,12 @@ import pytest
 from attnlib.run import store
 from attnlib.run.study import record_machine, record_name
 from attnlib.studies import STUDIES
-from attnlib.studies.fa3_decode_regression.study import KV_LIMIT_BYTES, REFERENCE_MACHINE, WIDE
+from attnlib.studies.fa3_decode_regression.study import (
+    HEADLINE,
+    KV_LIMIT_BYTES,
+    REFERENCE_MACHINE,
+    WIDE,
+)
 
 pytestmark = pytest.mark.usefixtures("published_records")
 
@@ -41,3 +46,11 @@ def test_every_decode_record_lists_kernels_samples_and_clocks():
 def test_no_two_cases_of_a_study_share_a_key_or_a_label(study):
     assert len({case.key for case in study.cases}) == len(study.cases)
     assert len({case.label for case in study.cases}) == len(study.cases)
+
+
+def test_headline_cases_have_at_least_three_rounds_of_every_mode_on_record():
+    rounds = {}
+    for record in store.read("fa3_decode_regression", REFERENCE_MACHINE):
+        if record.item.case in HEADLINE and record.status == "ok":
+            rounds.setdefault((record.item.backend, record.item.release), set()).add(record.round)
+    assert rounds and all(len(seen) >= 3 for seen in rounds.values())

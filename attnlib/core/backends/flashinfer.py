@@ -5,8 +5,9 @@ the CUDA-graph class (graph-auto) takes no backend. Rules of the releases read i
 0.5.3 to 0.7.2.post1; prefill's arguments are those that 0.6.3 to 0.7.2.post1 share.
 
 `plan` copies prefix sums to the host, and packs a custom mask into bits, so it synchronises and
-cannot be captured; `run` can. Under CUDA graphs a prefill's first plan sets how many query rows
-there may be.
+cannot be captured; `run` can. A paged prefill's `run` zeroes its output first, as the library does
+for engines. Under CUDA graphs a prefill's first plan sets how many query rows there may be; fa2
+cuts its tiles for the case that one request has them all.
 """
 
 import importlib
@@ -86,10 +87,16 @@ class GraphDecode(Decode):
 
 
 class Prefill(Backend[ExtendBatch, PagedKV]):
-    """BatchPrefillWithPagedKVCacheWrapper, or the ragged one of a ragged batch."""
+    """BatchPrefillWithPagedKVCacheWrapper, or the ragged one of a ragged batch.
+
+    fa2 takes any mask, packs query heads by group and splits KV; fa3 does neither.
+    """
 
     def plan(self, batch: ExtendBatch, out: Plan[ExtendBatch] | None = None) -> Plan[ExtendBatch]:
-        """FlashInfer's own plan; with `out`, which must be alike, its wrapper replans in place."""
+        """FlashInfer's own plan; with `out`, its wrapper replans in its fixed buffers.
+
+        `out` must have as many requests, page-table columns and the same mask. Synchronises.
+        """
         if out is not None:
             out.batch.require_alike(batch)
         wrapper = self._wrapper(batch) if out is None else out.state

@@ -38,7 +38,10 @@ class FlashInferMla(Backend[MlaBatch, torch.Tensor]):
     """
 
     def plan(self, batch: MlaBatch, out: Plan[MlaBatch] | None = None) -> Plan[MlaBatch]:
-        """FlashInfer's own plan, after a check of the chosen; synchronises."""
+        """FlashInfer's own plan, after chosen tokens were checked; `out` replans in place.
+
+        Under CUDA graphs `out` must have as many requests, columns and pages. Synchronises.
+        """
         sums, pages, lens, page_size = attended_pages(batch)
         if out is not None:
             _require_alike(out.batch, batch)
@@ -144,7 +147,10 @@ class FlashMlaSparse(Backend[MlaBatch, torch.Tensor]):
     source = FLASHMLA
 
     def plan(self, batch: MlaBatch, out: Plan[MlaBatch] | None = None) -> Plan[MlaBatch]:
-        """Check the chosen tokens and turn them into slots; synchronises."""
+        """Check the chosen tokens and turn them into slots; with `out` into its buffers.
+
+        The schedule depends on shapes only, so a replan keeps it. Synchronises.
+        """
         slots = batch.slots()
         highest = int(slots.max()) // batch.spec.page_size
         indices = F.pad(slots, (0, -batch.spec.top_k % SPARSE_BLOCK), value=NO_TOKEN)[:, None]

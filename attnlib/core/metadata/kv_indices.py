@@ -194,7 +194,8 @@ def build_kv_indices(
 
     A request that `max_pages` cuts off ends in a full page, so the three arrays always agree on its
     length. Slot -1 gives page -1, and so does a pool row outside `req_to_token`, which is not read.
-    An empty request has no page and a last page of 0 tokens.
+    An empty request has no page and a last page of 0 tokens: FlashInfer's kernels do not look at
+    it, and its `get_seq_lens` adds it to 0 full pages.
 
     Words of `kv_indices` from `kv_indptr[bs]` on are left untouched. What does not fit is dropped:
     the host cannot know the sum of the pages, and engines share a buffer smaller than

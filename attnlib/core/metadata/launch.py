@@ -88,9 +88,10 @@ class Launcher:
     """Launches `kernel` for its builder: the one place that checks, remembers and launches.
 
     A call is tensors (named by `bundle`), fixed arguments (hashable, part of the signature) and
-    numbers. The kernel's parameters are the tensors, then batch, numbers, `Derived.scalars`,
-    constants, and last the overlap. `require(bundle, *fixed, *numbers)` raises for a wrong call,
-    `derive(bundle, *fixed)` says what follows; neither is called again for a known signature.
+    numbers (runtime values). The kernel's parameters are the tensors, then batch, numbers,
+    `Derived.scalars`, constants, and last the overlap. `require(bundle, *fixed, *numbers)` raises
+    for a wrong call and says what every call is looked at for, `derive(bundle, *fixed)` says what
+    follows; neither is called again for a known signature.
     """
 
     def __init__(

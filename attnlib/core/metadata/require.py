@@ -5,7 +5,8 @@ looked at without waiting for it. What the kernels do about values out of range 
 docstrings; none of them reads or writes outside a tensor because of one.
 
 A builder's tensors travel in one bundle, in the order of its kernel's first parameters. The
-`require_` function of a bundle raises ValueError or TypeError naming the argument.
+`require_` function of a bundle raises ValueError or TypeError naming the argument, or returns what
+must be looked at in every call.
 """
 
 from collections import namedtuple

@@ -140,7 +140,10 @@ def precompute(
 def reserve(
     facts: SchedulerFacts, device: torch.device, *, out: torch.Tensor | None = None
 ) -> SchedulerMetadata:
-    """Zeros for `build_step_metadata` to write over; `out`, errors and cap as in `precompute`."""
+    """Zeros in the place of metadata, for `build_step_metadata` to write; no call takes them yet.
+
+    `out`, errors and cap as in `precompute`.
+    """
     settled = facts.settled
     _require_packing(facts)
     # "cuda" means the current device: a tensor on it knows which.

@@ -148,7 +148,8 @@ class SchedulerFacts:
 
     @cached_property
     def split_cap(self) -> int:
-        """The most splits of a request: `num_splits`, or the heuristic's for one of full width."""
+        """The most splits of a request: `num_splits`, or the heuristic's, which pretends that the
+        batch is one request of full width, so neither its size nor its lengths matter."""
         return self.num_splits or _heuristic_cap(self)
 
     @property

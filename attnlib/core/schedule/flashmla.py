@@ -6,8 +6,9 @@ or lengths are others (its sparse path compares some shapes). `GuardedSchedMeta`
     meta = GuardedSchedMeta()                       # or meta.renew(), once per step
     out, lse = meta.attend(q, k_cache, block_table, cache_seqlens, head_dim_v, indices=indices)
 
-Lengths are not read, which would synchronise: they must be the same tensor, not written since, as
-far as PyTorch sees writes (not those of a kernel of one's own or a replayed graph).
+Lengths are not read, which would synchronise: they must be the same tensor, not written since
+(PyTorch counts writes). Writes that PyTorch does not see go undetected: a kernel of one's own, a
+replayed graph, a tensor made in inference mode.
 """
 
 from dataclasses import dataclass, field
@@ -57,7 +58,8 @@ class GuardedSchedMeta:
 
     def refill(self, cache_seqlens: torch.Tensor) -> None:
         """Write dense attention's schedule for `cache_seqlens` [bs] int32 into the same memory,
-        where a graph captured over `attend` reads it. Launches, so not in a capture.
+        where a graph captured over `attend` reads it at its next replay, as `renew` would not
+        reach it. Before the first call there is nothing to write. Launches, so not in a capture.
         """
         call = self.made_for
         if call is None or self._meta is None:

@@ -71,7 +71,8 @@ def plan_splits(
     """The schedule of `seq_lens` [batch_size] tokens of KV and `q_lens` [batch_size] query tokens.
 
     `q_lens` goes with `facts.varlen_q`; without it every request has `max_seqlen_q` tokens.
-    Raises ValueError for wrong shapes and lengths, and a sum of blocks that is 0 or past int32.
+    Raises ValueError for a wrong shape, a length outside 0..max_seqlen_k or 0..max_seqlen_q, and
+    sums of blocks that the kernel cannot divide by: zero, or past int32.
     """
     kv = _lengths("seq_lens", seq_lens, facts.batch_size, facts.max_seqlen_k)
     if (q_lens is not None) != facts.varlen_q:

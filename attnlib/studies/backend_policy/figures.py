@@ -29,10 +29,12 @@ def policy_map(frame: pd.DataFrame, specs: Sequence[AttnSpec], *, pool: str) -> 
     """Which backend of `pool` is chosen for requests of equal length, a panel per spec.
 
     Dots are measured cases of fixed and of ragged lengths, at their mean, with the backend that was
-    the fastest there.
+    the fastest there. Raises ValueError if `specs` is empty or holds one that the frame lacks.
     """
     from matplotlib.lines import Line2D
 
+    if not specs:
+        raise ValueError("specs must hold at least one, it holds none")
     policy, looks = policy_of(frame), {LABELS[name]: LOOKS[LABELS[name]] for name in POOLS[pool]}
     figure, axes = charts.panels(
         [f"{spec.heads} heads, page {spec.page_size}" for spec in specs],
