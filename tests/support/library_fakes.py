@@ -51,6 +51,9 @@ class FakeWrapper:
     def __init__(self, workspace, kv_layout="NHD", use_cuda_graph=False, **given):
         assert kv_layout == "NHD"
         self._backend = given.pop("backend")
+        self._use_cuda_graph, self._window_left, self._plan_info = use_cuda_graph, -1, None
+        self._float_workspace_buffer = workspace
+        self._int_workspace_buffer = torch.zeros(2**21, dtype=torch.uint8)
         self.buffers = given if use_cuda_graph else {}
         self.max_rows = 0
         self.made.append(self)
@@ -65,6 +68,7 @@ class FakeWrapper:
                 held = next((b for b in buffers if b is not None), torch.empty_like(value))
                 held[: len(value)].copy_(value)
                 self.told[name] = held
+                setattr(self, f"_{name}_buf" if name == "qo_indptr" else f"_paged_{name}_buf", held)
 
     def tokens_of(self, lens, *caches):
         starts = self.told["kv_indptr"].tolist()
@@ -86,6 +90,11 @@ class FakePrefill(FakeWrapper):
             self._backend = "fa2" if masked else "fa3"
         assert not (masked and self._backend == "fa3"), "fa3 takes no custom mask"
         self.causal, self.scale, self.packed = causal, sm_scale, None
+        self._fixed_batch_size, self._plan_info = len(self.q_lens), list(range(15))
+        self._num_qo_heads, self._num_kv_heads = (
+            self.told[f"num_{which}_heads"] for which in ("qo", "kv")
+        )
+        self._cached_q_data_type, self._cached_kv_data_type = q_data_type, kv_data_type
         if masked:
             self._pack(custom_mask)
 
@@ -122,7 +131,28 @@ class FakePaged(FakePrefill):
         return (full + self.told["kv_last_page_len"]).tolist()
 
     def run(self, q, cache):
+        if self._plan_info != list(range(15)):
+            self.follow_plan()
         return self.attend(q, self.tokens_of(self.kv_lens(), *cache))
+
+    def follow_plan(self):
+        """Read a plan as the kernels do: its blocks must see each token of each tile once."""
+        blocks, _, _, tile, *offsets = self._plan_info[:10]
+        room = self._int_workspace_buffer
+        words = room.view(torch.int32)
+        request, q_tile, kv_tile = (
+            words[at // 4 : at // 4 + blocks].tolist() for at in offsets[:3]
+        )
+        chunk, valid = int(words[offsets[5] // 4]), room[self._plan_info[12] :][:blocks].tolist()
+        group = self._num_qo_heads // self._num_kv_heads
+        wanted = [
+            (i, a, b)
+            for i, (rows, length) in enumerate(zip(self.q_lens, self.kv_lens(), strict=True))
+            for a in range(-(-rows * group // tile))
+            for b in range(-(-length // chunk))
+        ]
+        found = zip(request, q_tile, kv_tile, valid, strict=True)
+        assert [block[:3] for block in found if block[3]] == wanted
 
 
 class FakeRagged(FakePrefill):
