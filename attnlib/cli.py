@@ -158,7 +158,8 @@ def _policy(options: argparse.Namespace) -> None:
 
     found = measured.current()
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    path, cases = policy.save(found, options.out), sum(map(len, found.points.values()))
+    path = policy.save(found, options.out)
+    cases = sum(map(len, found.points.values()))
     print(f"{cases} cases of {len(found.points)} layers on {found.gpu_id} written to {path}")
 
 
@@ -195,7 +196,9 @@ OVERLAY = {
     "--overlay": _of(
         "folder that holds this release; otherwise it is installed from the package index "
         "or from the folder of wheels that ATTNLIB_WHEELS names; repeatable",
-        **{"action": "append", "default": [], "metavar": "NAME==VERSION=DIR"},
+        action="append",
+        default=[],
+        metavar="NAME==VERSION=DIR",
     )
 }
 MEASURE = {

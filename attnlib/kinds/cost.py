@@ -144,8 +144,13 @@ def predict_fa3(case: DecodeCase, ceilings: Ceilings) -> Fa3Prediction:
     flops_per_us = ceilings.matmul_tflops * 1e6 / ceilings.num_sms
     tensor_us = 4 * spec.head_dim * tile_rows * int(tokens.max()) / flops_per_us
     traffic_us = decode_cost(case).kv_bytes * spec.group_size / (ceilings.copy_gbps * 1e3)
-    busy_sms = min(ceilings.num_sms, items)
-    return Fa3Prediction(items, busy_sms, spec.group_size, tensor_us, traffic_us)
+    return Fa3Prediction(
+        work_items=items,
+        busy_sms=min(ceilings.num_sms, items),
+        kv_rereads=spec.group_size,
+        tensor_us=tensor_us,
+        traffic_us=traffic_us,
+    )
 
 
 def fa2_tile_rows(case: ExtendCase, *, cuda_graph: bool) -> int:
@@ -185,5 +190,9 @@ def metadata_cost(case: MetadataCase) -> MetadataCost:
         span = (pages - 1) * case.page_size * INT32_BYTES + INT32_BYTES
         return int(np.minimum(-(-span // granule), pages).sum()) * granule
 
-    moved = (INT32_BYTES * words, gathered(SECTOR_BYTES), gathered(FETCH_BYTES))
-    return MetadataCost(words, *(rest + each for each in moved))
+    return MetadataCost(
+        words=words,
+        needed_bytes=rest + INT32_BYTES * words,
+        sector_bytes=rest + gathered(SECTOR_BYTES),
+        fetch_bytes=rest + gathered(FETCH_BYTES),
+    )

@@ -251,8 +251,9 @@ def narrow(source: Source, asked: Mapping[str, Any], *, strict: bool = True) -> 
         choose(axis, _usual(source, axis, made, options[axis]))
     options["backends"] = source.options("backends", made)
     wishes = asked.get("backends") or ()
-    for name in (name for name in wishes if name not in options["backends"]):
-        refuse("backends", name, "")
+    for name in wishes:
+        if name not in options["backends"]:
+            refuse("backends", name, "")
     picked = tuple(name for name in options["backends"] if name in wishes)
     made["backends"] = options["against"] = picked or source.usual("backends", made)
     baselines = (name for name in BASELINES if name in options["against"])

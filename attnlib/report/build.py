@@ -116,9 +116,14 @@ def execute(path: Path, notebook: NotebookNode | None = None) -> NotebookNode:
     from nbclient.exceptions import CellExecutionError
 
     notebook = notebook or nbformat.read(path, as_version=4)
-    how = {"timeout": CELL_TIMEOUT_S, "record_timing": False, "store_widget_state": False}
-    where = {"kernel_name": "python3", "resources": {"metadata": {"path": str(path.parent)}}}
-    client = NotebookClient(notebook, **how, **where)
+    client = NotebookClient(
+        notebook,
+        timeout=CELL_TIMEOUT_S,
+        kernel_name="python3",
+        record_timing=False,
+        store_widget_state=False,
+        resources={"metadata": {"path": str(path.parent)}},
+    )
     try:
         client.execute()
     except CellExecutionError as error:

@@ -134,13 +134,17 @@ def facts_of(spec: AttnSpec, call: Call, *, mode: str, gpu: str, release: Versio
     head_dim_vo = call.head_dim_vo or spec.head_dim
     asked = (*FLAGS, "topk", "eagle_topk")
     return Facts(
-        {name: value for name, value in vars(call).items() if name in asked}
-        | layer_facts(spec)
-        | _lengths(spec, call, mode)
-        | {"gpu": gpu, "mode": mode, "release": release}
-        | {"head_dims": f"{spec.head_dim}/{head_dim_vo}"}
-        | {"one_head_dim": spec.head_dim == head_dim_vo}
-        | {"block_size": spec.page_size if call.pinned_page else 0}
+        {
+            **{name: value for name, value in vars(call).items() if name in asked},
+            **layer_facts(spec),
+            **_lengths(spec, call, mode),
+            "gpu": gpu,
+            "mode": mode,
+            "release": release,
+            "head_dims": f"{spec.head_dim}/{head_dim_vo}",
+            "one_head_dim": spec.head_dim == head_dim_vo,
+            "block_size": spec.page_size if call.pinned_page else 0,
+        }
     )
 
 

@@ -31,8 +31,12 @@ LIBRARIES = {
 COMPARED = {word: lib.distributions[0] for word, lib in LIBRARIES.items() if lib.compared}
 """First word of a backend's name -> the distribution whose releases studies compare."""
 
-_SUPPLIERS = (name for library in LIBRARIES.values() for name in library.distributions)
-RECORDED = tuple(dict.fromkeys(("torch", "triton", "apache-tvm-ffi", "numpy", *_SUPPLIERS)))
+RECORDED = tuple(
+    dict.fromkeys(
+        ("torch", "triton", "apache-tvm-ffi", "numpy")
+        + tuple(name for library in LIBRARIES.values() for name in library.distributions)
+    )
+)
 """Distributions whose versions stand in every record."""
 
 
@@ -120,7 +124,9 @@ _ENTRIES = (
     ),
     Entry("flashinfer-graph-auto", "decode", "flashinfer:GraphDecode"),
     Entry(
-        "fa3", "decode", "fa3:Fa3", "flash-attn-3", "", ("fa3", "FLASH_ATTN"), "FlashAttention-3"
+        *("fa3", "decode", "fa3:Fa3", "flash-attn-3"),
+        words=("fa3", "FLASH_ATTN"),
+        label="FlashAttention-3",
     ),
     Entry("fa3-precomputed", "decode", "fa3:Fa3Precomputed", "flash-attn-3"),
     Entry("flashinfer-mla-fa2", "mla", "mla:FlashInferMla", "mla-fa2"),

@@ -159,6 +159,14 @@ def build_decode_metadata(
     Else as all of `core.metadata`. Semantics: SGLang's `normal_decode_set_metadata`, with its
     live-page bound of 0.5.18 and later.
     """
-    tables = (page_table, swa_slot_map, swa_page_table)
-    tensors = (seq_lens, req_pool_indices, req_to_token, cache_seqlens, cu_seqlens_k, *tables)
+    tensors = (
+        seq_lens,
+        req_pool_indices,
+        req_to_token,
+        cache_seqlens,
+        cu_seqlens_k,
+        page_table,
+        swa_slot_map,
+        swa_page_table,
+    )
     LAUNCHER.launch(tensors, (page_size,), (seq_len_delta, max_pages))

@@ -52,9 +52,19 @@ def build_decode_metadata(
 ) -> None:
     """SGLang's `normal_decode_set_metadata` of the installed release, without a sliding window."""
     function, takes_strides = _function()
-    given = [cache_seqlens, cu_seqlens_k, page_table, req_to_token, req_pool_indices]
-    given += [None] if takes_strides else []
-    function(*given, max_pages, seq_lens, seq_len_delta, page_size)
+    strides = (None,) if takes_strides else ()
+    function(
+        cache_seqlens,
+        cu_seqlens_k,
+        page_table,
+        req_to_token,
+        req_pool_indices,
+        *strides,
+        max_pages,
+        seq_lens,
+        seq_len_delta,
+        page_size,
+    )
 
 
 def _file() -> Path | None:

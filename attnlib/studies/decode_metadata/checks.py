@@ -50,8 +50,8 @@ def speedup_at_source_case(frame: pd.DataFrame, figure: float) -> Finding:
         f"so it has more launches than what was replaced."
     )
     measured = f"{graph:.2f} x in a graph, {eager:.2f} x launched eagerly"
-    word, stands_on = figure_word(values, figure), tuple(dict.fromkeys(records))
-    return Finding(word, reason, measured, records=stands_on)
+    word = figure_word(values, figure)
+    return Finding(word, reason, measured, records=tuple(dict.fromkeys(records)))
 
 
 def one_launch(frame: pd.DataFrame) -> Finding:
@@ -78,8 +78,11 @@ def fast_path_for_page_one(frame: pd.DataFrame) -> Finding:
     rows = needed(metadata_rows(frame), METADATA_SWEEP, (MERGED,))
     expected = rows.page_size.map(lambda page: FAST_PATH if page == 1 else GENERAL_PATH)
     ran = rows.kernels.map(lambda kernels: ", ".join(kernel.name for kernel in kernels))
-    says = "So say {held} traces; whether it is faster than the general kernel would be there, none"
-    return counted(rows, ran == expected, f"{says} says.")
+    says = (
+        "So say {held} traces; whether it is faster than the general kernel would be there, none "
+        "says."
+    )
+    return counted(rows, ran == expected, says)
 
 
 def every_page_size(frame: pd.DataFrame) -> Finding:

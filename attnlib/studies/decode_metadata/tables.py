@@ -69,10 +69,17 @@ def counted(cases: Iterable[MetadataCase], limit: Ceilings) -> pd.DataFrame:
     found = []
     for case in cases:
         cost, mib = metadata_cost(case), 2.0**20
-        told = {name: getattr(case, name) for name in SIZES} | {"words": cost.words}
-        told |= {"needed": cost.needed_bytes / mib, "sectors": cost.sector_bytes / mib}
-        told |= {"fetched": cost.fetch_bytes / mib, "fetched / copy": fetch_us(case, limit)}
-        found.append(told | {"floor": floor_us(case, limit)})
+        found.append(
+            {name: getattr(case, name) for name in SIZES}
+            | {
+                "words": cost.words,
+                "needed": cost.needed_bytes / mib,
+                "sectors": cost.sector_bytes / mib,
+                "fetched": cost.fetch_bytes / mib,
+                "fetched / copy": fetch_us(case, limit),
+                "floor": floor_us(case, limit),
+            }
+        )
     return pd.DataFrame(found).round(2)
 
 
