@@ -72,3 +72,33 @@ def test_a_guarded_mismatch_is_refused_and_a_harmless_one_gets_a_time():
     harmless = measure(Item("fa3", "eager", MismatchCase("lengths-grown", True)), "cuda")
     assert harmless.status == "ok", harmless.reason
     assert (harmless.reported_backend, bool(harmless.run_us)) == ("harmless", True)
+
+
+@pytest.mark.parametrize("backend", ENGINE_STEPS)
+def test_an_engines_step_is_right_however_it_is_planned(backend, fake_fa2):
+    subject = StepSubject(Bench("cpu", {"l2_mib": 0.01}, {}))
+    subject._prepare(STEP)
+    step = subject._engine(backend, STEP.layers)
+    for _ in range(2):
+        step.out.zero_()
+        assert subject._oracle.check(step()).passed
+    step.lens.fill_(1)  # the next step's, on the GPU
+    assert backend == "fa2-step-host" or not subject._oracle.check(step()).passed
+
+
+def test_an_engines_step_is_timed_with_the_hosts_part_alone(fake_fa2):
+    subject = StepSubject(Bench("cpu", {"l2_mib": 0.01}, {}))
+    with pytest.raises(ValueError, match="timer must be eager for fa2-step-host, got 'host'"):
+        subject.measure(Item("fa2-step-host", "host", STEP))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ENGINE_STEPS)
+def test_an_engines_step_is_timed_and_plans_in_the_graph_if_it_is_ours(backend):
+    record = measure(Item(backend, "eager", STEP), "cuda")
+    assert record.status == "ok", record.reason
+    launched = {kernel["name"]: kernel["launches"] for kernel in record.kernels}
+    ours = sum(count for name, count in launched.items() if "plan_kernel" in name)
+    assert ours == (backend == "fa2-step-planned")
+    assert bool(record.plan_us) == (backend != "fa2-step-planned")
+    assert (record.kernel_family, launched["BatchPrefillWithPagedKVCacheKernel"]) == ("fa2", 4)

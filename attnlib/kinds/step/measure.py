@@ -66,6 +66,8 @@ class StepSubject:
         case, backend, known = item.case, item.backend, ", ".join(BACKENDS)
         if backend not in BACKENDS:
             raise ValueError(f"backend must be one of {known} for a step, got {backend!r}")
+        if backend in fa2.BACKENDS and item.timer != "eager":
+            raise ValueError(f"timer must be eager for {backend}, got {item.timer!r}")
         library = fa2.BACKENDS.get(backend, "fa3")
         reason = backends.unavailable(library) or backends.unsupported(library, case.decode.spec)
         if reason:
@@ -73,7 +75,7 @@ class StepSubject:
         timer = run_timer(item.timer)
         self._prepare(case)
         if backend in fa2.BACKENDS:
-            return self._engine_step(item)
+            return fa2.timed_step(self._engine(backend, case.layers), item, self._oracle)
         batch, prepare = self._prepared(ALONE.get(backend, backend))
         step = partial(self._run_layers, batch, prepare, case.layers)
         verdict = self._oracle.check(step())
@@ -87,11 +89,10 @@ class StepSubject:
         work = float(decode_cost(case.decode).io_bytes * case.layers)
         return timed_fields(timing, kernels=kernels, work_per_call=work) | seen
 
-    def _engine_step(self, item: Item[StepCase]) -> dict[str, Any]:
+    def _engine(self, backend: str, layers: int) -> fa2.EngineStep:
         _, buffers = over_own_buffers(self._work.batch)
         pool = {name: buffers[name] for name in ("req_pool_indices", "req_to_token")}
-        step = fa2.EngineStep(item.backend, self._work, self._caches, item.case.layers, pool)
-        return fa2.timed_step(step, item, self._oracle)
+        return fa2.EngineStep(backend, self._work, self._caches, layers, pool)
 
     def _prepare(self, case: StepCase) -> None:
         if case == self._case:
