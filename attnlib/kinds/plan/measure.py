@@ -104,12 +104,13 @@ class PlanSubject:
     def _prepared(self, case: PlanCase, name: str) -> _Call:
         if self._call is None or self._call.work.case != case.call:
             self._call = None
-            subject = DecodeSubject if isinstance(case.call, DecodeCase) else ExtendSubject
+            subject: Any = DecodeSubject if isinstance(case.call, DecodeCase) else ExtendSubject
             device = self.bench.device
             work = subject.build(case.call, device=device)
             judge = Judge(subject.attend, work.q, work.kv, work.batch)
-            options = {"mask": "causal", "device": device, "cuda_graph": True}
-            backend = backends.create(name, case.spec, **options)
+            backend = backends.create(
+                name, case.spec, mask="causal", device=device, cuda_graph=True
+            )
             moved = float(subject.cost(case.call).io_bytes)
             self._call = _Call(work, judge, backend, backend.plan(work.batch), moved)
         return self._call

@@ -11,7 +11,7 @@ from itertools import product
 
 import numpy as np
 
-from ...core.fa2.choice import CHUNK_STEP, MIN_CHUNK, PlanShape, predicted_us
+from ...core.fa2.choice import CHUNK_STEP, MIN_CHUNK, PlanShape
 from ...core.spec import ELEMENT_BYTES, AttnSpec
 from ...kinds.cost import decode_cost
 from ...kinds.decode.case import DecodeCase
@@ -83,9 +83,8 @@ KINDS = (
 OTHER_KINDS = ("a wave", "uniform", "one", "short")
 
 
-def _spec(layout: int, turn: int, **changes: str | int) -> AttnSpec:
-    page_size = PAGE_SIZES[(layout + turn) % len(PAGE_SIZES)]
-    return replace(AttnSpec(*HEADS[layout], 128, page_size), **changes)
+def _spec(layout: int, turn: int) -> AttnSpec:
+    return AttnSpec(*HEADS[layout], 128, PAGE_SIZES[(layout + turn) % len(PAGE_SIZES)])
 
 
 SERVED = {
@@ -117,15 +116,13 @@ SIMPLE_GROUPS = tuple(
 ON_CUDA_CORES = _in_turn(SIMPLE_GROUPS, 2)
 EAGER = _in_turn(ALL_LAYOUTS, 1)
 
-VARIANTS: tuple[dict[str, str | int], ...] = (
-    {"head_dim": 64},
-    {"head_dim": 256},
-    {"dtype": "float16", "kv_dtype": "float16"},
-    {"kv_dtype": "float8_e4m3fn"},
+VARIANTS = (
+    AttnSpec(32, 8, 64, 16),
+    AttnSpec(32, 8, 256, 16),
+    AttnSpec(32, 8, 128, 16, "bfloat16", "float8_e4m3fn"),
+    AttnSpec(32, 8, 128, 16, "float16"),
 )
-VARIANT_CASES = tuple(
-    served(kind, replace(LLAMA, **changes)) for changes in VARIANTS for kind in KINDS[:4]
-)
+VARIANT_CASES = tuple(served(kind, spec) for spec in VARIANTS for kind in KINDS[:4])
 
 Q_LENS = (2, 4, 8, 16)
 CACHED = ((64, 32768, "chat"), (32, 8192, "fixed"), (41, 65536, "one_long"), (4, 16384, "fixed"))
@@ -139,15 +136,19 @@ VERIFIES = tuple(
     for place, sizes in enumerate(CACHED)
 )
 
-MOST_CHUNKS, APART, LONGEST_CHUNK = 12, 1.12, 16384
+MOST_CHUNKS, APART, LONGEST_CHUNK = 11, 1.12, 16384
 CUTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
 LADDER = tuple(round(256 * 1.4**step) for step in range(13))
-HOPELESS = 1.5
-"""Chunks are not swept that are predicted to take so many times as long as another."""
+ALONE, SLACK = 0.01, 2048
+"""A block that is alone reaches at most such a share of the memory's rate; tokens of slack."""
 
 
 def sweep(case: DecodeCase | ExtendCase) -> tuple[PlanCase, ...]:
-    """The planner's choice (chunk 0) and chunks around it, as many as the grid has room for."""
+    """The planner's choice (chunk 0), and chunks that the grid has room for.
+
+    Not those of which a block takes twice as long as all tokens must. No constant that the planner
+    chooses by has a say here.
+    """
     decode, q_len = (case.cached, case.q_len) if isinstance(case, ExtendCase) else (case, 1)
     spec, lens = decode.spec, np.maximum(sample_seq_lens(decode), q_len).astype(np.int64)
     shape = PlanShape(
@@ -156,8 +157,7 @@ def sweep(case: DecodeCase | ExtendCase) -> tuple[PlanCase, ...]:
     )
     chunks = _chunks(int(lens.max()))
     fits = (-(-lens // chunks[:, None])).sum(1) * shape.q_tiles <= shape.max_blocks
-    us = predicted_us(shape, lens, chunks)
-    chunks = chunks[fits & (us < us[fits].min() * HOPELESS)]
+    chunks = chunks[fits & (chunks <= 2 * ALONE * lens.sum() * shape.copies + SLACK)]
     places = np.unique(np.linspace(0, len(chunks) - 1, MOST_CHUNKS).round().astype(int))
     return tuple(PlanCase(decode, q_len, chunk) for chunk in (0, *chunks[places].tolist()))
 
@@ -178,7 +178,7 @@ def _whole(tokens: int) -> int:
 SWEPT_SERVED = _in_turn(ALL_LAYOUTS, 4)
 SWEPT_OTHERS = OTHERS[::4]
 SWEPT_VERIFIES = tuple(VERIFIES[step] for step in (0, 5, 10, 15, 17, 20, 31, 36, 41, 46))
-SWEPT_VARIANTS = tuple(c for c in VARIANT_CASES if c.spec.dtype == "bfloat16")
+SWEPT_VARIANTS = VARIANT_CASES[:12]
 SWEEPS = {
     "decode": tuple(p for case in SWEPT_SERVED + SWEPT_OTHERS for p in sweep(case)),
     "several": tuple(p for case in SWEPT_VERIFIES for p in sweep(case)),
