@@ -102,11 +102,10 @@ def _planner(wrapper: object, batch: DecodeBatch, q_len: int) -> Fa2Planner:
     spec = batch.spec
     return Fa2Planner(
         wrapper,
-        num_qo_heads=spec.num_qo_heads,
-        num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
         max_seq_len=batch.page_table.shape[1] * spec.page_size,
         q_len=q_len,
+        page_size=spec.page_size,
     )
 
 
