@@ -1,0 +1,1 @@
+"""KV chunks of FlashInfer's fa2, one after another."""

@@ -1,0 +1,68 @@
+"""One batch under one KV chunk after another: what the planner's rates are learned from."""
+
+import numpy as np
+
+from ...core.fa2.choice import CHUNK_STEP, MIN_CHUNK, PlanShape
+from ...core.spec import ELEMENT_BYTES
+from ...kinds.decode.case import DecodeCase
+from ...kinds.extend.case import ExtendCase
+from ...kinds.lengths import sample_seq_lens
+from ...kinds.plan.case import PlanCase
+from ...run.study import Grid, Study
+from ..fa2_plan.study import ALL_LAYOUTS, NUM_SMS, OTHERS, VARIANT_CASES, VERIFIES, in_turn
+
+MOST_CHUNKS, APART, LONGEST_CHUNK = 11, 1.12, 16384
+CUTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
+LADDER = tuple(round(256 * 1.4**step) for step in range(13))
+ALONE, SLACK = 0.01, 2048
+"""A block that is alone reaches at most such a share of the memory's rate; tokens of slack."""
+
+
+def sweep(case: DecodeCase | ExtendCase) -> tuple[PlanCase, ...]:
+    """The planner's choice (chunk 0), and chunks that the grid has room for.
+
+    Not those of which a block takes twice as long as all tokens must. No constant that the planner
+    chooses by has a say here.
+    """
+    decode, q_len = (case.cached, case.q_len) if isinstance(case, ExtendCase) else (case, 1)
+    spec, lens = decode.spec, np.maximum(sample_seq_lens(decode), q_len).astype(np.int64)
+    shape = PlanShape(
+        *(spec.num_qo_heads, spec.num_kv_heads, spec.head_dim, ELEMENT_BYTES[spec.kv_dtype]),
+        *(len(lens), decode.kv_len, NUM_SMS, q_len),
+    )
+    chunks = _chunks(int(lens.max()))
+    fits = (-(-lens // chunks[:, None])).sum(1) * shape.q_tiles <= shape.max_blocks
+    chunks = chunks[fits & (chunks <= 2 * ALONE * lens.sum() * shape.copies + SLACK)]
+    places = np.unique(np.linspace(0, len(chunks) - 1, MOST_CHUNKS).round().astype(int))
+    return tuple(PlanCase(decode, q_len, chunk) for chunk in (0, *chunks[places].tolist()))
+
+
+def _chunks(longest: int) -> np.ndarray:
+    """Equal cuts of the longest request, and a geometric ladder where it is `APART` from them."""
+    kept = [max(MIN_CHUNK, _whole(-(-longest // cut))) for cut in CUTS]
+    for step in map(_whole, LADDER):
+        far = all(max(step, n) >= min(step, n) * APART for n in kept)
+        kept += [step] if far and step <= min(longest, LONGEST_CHUNK) else []
+    return np.unique(np.array(kept, np.int64))
+
+
+def _whole(tokens: int) -> int:
+    return -(-tokens // CHUNK_STEP) * CHUNK_STEP
+
+
+SWEPT_SERVED = in_turn(ALL_LAYOUTS, 4)
+SWEPT_OTHERS = OTHERS[::4]
+SWEPT_VERIFIES = tuple(VERIFIES[step] for step in (0, 5, 10, 15, 17, 20, 31, 36, 41, 46))
+SWEPT_VARIANTS = VARIANT_CASES[:12]
+SWEEPS = {
+    "decode": tuple(p for case in SWEPT_SERVED + SWEPT_OTHERS for p in sweep(case)),
+    "several": tuple(p for case in SWEPT_VERIFIES for p in sweep(case)),
+    "variants": tuple(p for case in SWEPT_VARIANTS for p in sweep(case)),
+}
+
+STUDY = Study(
+    name="fa2_chunks",
+    question="Which KV chunk is the best, and how near to it does the planner choose?",
+    grids=tuple(Grid(cases, ("fa2-chunk",)) for cases in SWEEPS.values()),
+    ceilings=("copy", "launch"),
+)
