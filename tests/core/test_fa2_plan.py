@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from attnlib.core.fa2.choice import CHUNK_STEP, MIN_CHUNK, PlanShape, choose
-from attnlib.core.fa2.kernel import build_fa2_plan, ladder
+from attnlib.core.fa2.kernel import build_fa2_plan
 from attnlib.core.fa2.words import Layout, plan_words
 from attnlib.kinds.metadata import oracle
 
@@ -29,7 +29,7 @@ POISON = -77
 def arguments(shape, lens):
     words = torch.full((Layout.of(shape).int_bytes // 4,), POISON, dtype=torch.int32)
     lens = torch.tensor(lens, dtype=torch.int32)
-    return {"seq_lens": lens, "ladder": ladder(lens.device), "words": words, "shape": shape}
+    return {"seq_lens": lens, "words": words, "shape": shape}
 
 
 def drawn(shape, seed, count=4):
@@ -153,7 +153,6 @@ def test_the_same_launch_writes_the_page_arrays(page_size):
         ({"seq_lens": torch.zeros(41, dtype=torch.int32)}, "seq_lens must hold at most 40"),
         ({"seq_lens": torch.zeros(4)}, "seq_lens must be"),
         ({"words": torch.zeros(8, dtype=torch.int32)}, "words must be"),
-        ({"ladder": torch.zeros(8, dtype=torch.int32)}, "ladder must be"),
         ({"seq_len_delta": -1}, "seq_len_delta must be"),
         ({"page_size": 16}, "kv_indptr must be a tensor, got NoneType"),
     ],
