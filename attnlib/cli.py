@@ -163,6 +163,26 @@ def _policy(options: argparse.Namespace) -> None:
     print(f"{cases} cases of {len(found.points)} layers on {found.gpu_id} written to {path}")
 
 
+def _rates(_: argparse.Namespace) -> None:
+    from tqdm.auto import tqdm
+
+    from .core.gpu import FA2_RATES
+    from .studies.fa2_plan import learn
+
+    frame = learn.records(tqdm)
+    sweeps = learn.sweeps(frame)
+    found = learn.rates(sweeps)
+    same = all(FA2_RATES.get(key) == rates for key, rates in found.items())
+    chunks = sum(len(sweep.chunks) for sweep in sweeps)
+    print(f"""rates of fa2 on {frame.gpu.iloc[0]}, of {len(sweeps)} sweeps of {chunks} chunks
+time of the chosen chunk over that of the best; core: as core/gpu.py has it
+
+{learn.compared(sweeps, found).round(4).to_string(index=False)}
+
+FA2_RATES of core/gpu.py holds {"the same" if same else "others; in their place"}:
+{learn.source(found)}""")
+
+
 def _new_study(options: argparse.Namespace) -> None:
     from .report.new_study import new_study
 
@@ -254,6 +274,7 @@ COMMANDS = {
     "claims": Command(_claims, "published claims, and what the published records say", CLAIMS),
     "report": Command(_report, "execute the notebooks, write one self-contained HTML file", REPORT),
     "policy": Command(_policy, "write for engines which decode backend was fastest", POLICY),
+    "rates": Command(_rates, "what fa2's blocks take on this GPU, for core/gpu.py, as measured"),
     "new-study": Command(_new_study, "start a study: a folder and a notebook that runs", NEW_STUDY),
     "refresh": Command(_refresh, "re-execute the notebooks, redraw README's figure (replay)"),
     "explain": Command(

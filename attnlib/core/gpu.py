@@ -53,7 +53,7 @@ class Fa2Rates:
     mixing: float = 91.0
 
 
-FA2_RATES = {
+FA2_RATES: dict[int | tuple[int, int, int], Fa2Rates] = {
     16: Fa2Rates(4767, 44.3, 34),
     64: Fa2Rates(5253, 21.5, 16),
     128: Fa2Rates(5265, 10.9, 16),

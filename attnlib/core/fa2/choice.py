@@ -39,7 +39,8 @@ class PlanShape:
     """What is fixed when a step is captured.
 
     `q_len` queries per request, `window` the tokens that a query sees before itself (-1: all).
-    `max_batch_size` requests of at most `max_seq_len` tokens; GPUs of `num_sms` SMs.
+    `max_batch_size` requests of at most `max_seq_len` tokens; GPUs of `num_sms` SMs. `own_rates`
+    take the place of `core.gpu.FA2_RATES`.
     """
 
     num_qo_heads: int
@@ -51,6 +52,7 @@ class PlanShape:
     num_sms: int
     q_len: int = 1
     window: int = -1
+    own_rates: Fa2Rates | None = None
 
     @property
     def tile(self) -> int:
@@ -89,7 +91,8 @@ class PlanShape:
     @property
     def rates(self) -> Fa2Rates:
         """Constants of the kernels that run this shape."""
-        return FA2_RATES.get((self.tile, self.head_dim, self.kv_bytes), FA2_RATES[self.tile])
+        known = FA2_RATES.get((self.tile, self.head_dim, self.kv_bytes), FA2_RATES[self.tile])
+        return known if self.own_rates is None else self.own_rates
 
     @property
     def copies(self) -> int:

@@ -1,0 +1,216 @@
+"""Rates of a GPU for `core.fa2.choice`, learned from its own chunk sweeps.
+
+A sweep is one batch under one chunk after another. Rates are sought at random around those that
+are known, and the candidate stays whose choices lose least; the model's error counts a little, so
+that what no choice depends on is not lost.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, fields, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import pandas as pd
+
+from ...core.fa2.choice import PlanShape, predicted_us
+from ...core.gpu import FA2_RATES, Fa2Rates
+from ...core.spec import ELEMENT_BYTES
+from ...kinds.lengths import sample_seq_lens
+from ...run import store
+from ...run.frame import good_rows
+from ...run.study import Sweep, mode, record_machine
+from .. import STUDIES
+
+STUDY = "fa2_plan"
+SWEPT = "fa2-chunk"
+"""The backend that sweeps are of; of chunk 0 it runs the planner's own choice."""
+Key: TypeAlias = int | tuple[int, int, int]
+"""As of `FA2_RATES`: query rows of a block, or (rows, head_dim, bytes of a KV element)."""
+Rates: TypeAlias = Mapping[Key, Fa2Rates]
+
+FIRST: Key = 16
+"""All constants are learned for it, and the other keys take those that they do not learn."""
+ALL = tuple(field.name for field in fields(Fa2Rates))
+OWN = ("memory_gbps", "block_gbps", "block_tokens")
+"""What every key learns."""
+COSTS = ("merge_us", "cut_us")
+"""What other head_dims and dtypes learn besides."""
+LEAST_SWEEPS = 4
+GENERATIONS, POPULATION = 100, 192
+WIDEST, NARROWEST = 0.3, 0.03
+"""Standard deviation of a constant's logarithm in the first generation and in the last."""
+MOVED = 0.4
+"""Share of the constants that a candidate changes."""
+NEAR = 1.2
+"""The model's error counts where a chunk takes at most so many times the best one's time."""
+DIGITS = 3
+"""Of a learned constant: a choice never hangs on a fourth."""
+
+
+@dataclass(frozen=True, eq=False)
+class ChunkSweep:
+    """A batch of `lens` [bs] tokens: `run_us` [n] under each of `chunks` [n], and `planned_us` as
+    the planner chose when it was measured (NaN: not measured)."""
+
+    label: str
+    shape: PlanShape
+    lens: np.ndarray
+    chunks: np.ndarray
+    run_us: np.ndarray
+    planned_us: float = float("nan")
+
+    @property
+    def key(self) -> Key:
+        """Of the kernels that ran."""
+        shape = self.shape
+        plain = (shape.head_dim, shape.kv_bytes) == (128, 2)
+        return shape.tile if plain else (shape.tile, shape.head_dim, shape.kv_bytes)
+
+    def predicted_us(self, rates: Fa2Rates) -> np.ndarray:
+        """Predicted microseconds [n]; [m, n] of rates whose constants are arrays [m, 1]."""
+        return predicted_us(replace(self.shape, own_rates=rates), self.lens, self.chunks)
+
+
+def records(progress: Any = None) -> pd.DataFrame:
+    """The study's frame of the published machine; on a GPU, of that one, after what its sweeps
+    lack was measured (`progress` is a tqdm-like factory)."""
+    study = STUDIES[STUDY]
+    if mode() == "live":
+        grids = tuple(grid for grid in study.grids if grid.backends == (SWEPT,))
+        Sweep(progress=progress).measure(replace(study, grids=grids, ceilings=()))
+    return store.load(STUDY, record_machine(study))
+
+
+def sweeps(frame: pd.DataFrame) -> list[ChunkSweep]:
+    """The chunk sweeps among the rows of a frame, medians over rounds, in the order of the rows.
+
+    Raises ValueError for rows that must not be compared, and where there is no sweep.
+    """
+    rows = good_rows(frame[frame.backend == SWEPT])
+    if rows.empty:
+        raise ValueError(f"frame must hold records of {SWEPT} that ran ok, it has none")
+    store.require_comparable(rows)
+    batch = rows.case.map(lambda case: replace(case, chunk=0))
+    return [_sweep(group) for _, group in rows.groupby(batch, sort=False)]
+
+
+def _sweep(rows: pd.DataFrame) -> ChunkSweep:
+    case = replace(rows.case.iloc[0], chunk=0)
+    # As `sample_extend_lens`: a request holds its own queries.
+    lens = np.maximum(sample_seq_lens(case.decode).astype(np.int64), case.q_len)
+    us = rows.run_us.groupby(rows.case.map(lambda case: case.chunk)).median()
+    spec = case.decode.spec
+    shape = PlanShape(
+        *(spec.num_qo_heads, spec.num_kv_heads, spec.head_dim, ELEMENT_BYTES[spec.kv_dtype]),
+        *(len(lens), int(lens.max()), int(rows.num_sms.iloc[0]), case.q_len),
+    )
+    own = us.drop(0, errors="ignore")
+    chunks, planned = own.index.to_numpy(np.int64), float(us.get(0, np.nan))
+    return ChunkSweep(case.label, shape, lens, chunks, own.to_numpy(), planned)
+
+
+def rates(sweeps: Sequence[ChunkSweep]) -> dict[Key, Fa2Rates]:
+    """The rates of each key that was swept; the same sweeps give the same rates.
+
+    Raises ValueError for a key of fewer than `LEAST_SWEEPS`, and where `FIRST` is not swept.
+    """
+    groups = {FIRST: [], **by_key(sweeps)}
+    for key, group in groups.items():
+        if len(group) < LEAST_SWEEPS:
+            raise ValueError(
+                f"sweeps must hold {LEAST_SWEEPS} or more of rates {key}, it has {len(group)}"
+            )
+    found = {FIRST: fit(groups.pop(FIRST), FA2_RATES[FIRST], ALL)}
+    for key, group in groups.items():
+        known = FA2_RATES.get(key, FA2_RATES[group[0].shape.tile])
+        start = replace(found[FIRST], **{name: getattr(known, name) for name in OWN})
+        found[key] = fit(group, start, OWN if isinstance(key, int) else (*OWN, *COSTS))
+    return found
+
+
+def by_key(sweeps: Sequence[ChunkSweep]) -> dict[Key, list[ChunkSweep]]:
+    """Sweeps of each key, in their order."""
+    groups: dict[Key, list[ChunkSweep]] = {}
+    for sweep in sweeps:
+        groups.setdefault(sweep.key, []).append(sweep)
+    return groups
+
+
+def fit(sweeps: Sequence[ChunkSweep], start: Fa2Rates, names: Sequence[str]) -> Fa2Rates:
+    """The constants `names` of the least `loss`, the others as in `start`."""
+    draw, least = np.random.default_rng(0), np.inf
+    best = np.log([getattr(start, name) for name in names])
+    for width in np.geomspace(WIDEST, NARROWEST, GENERATIONS):
+        moved = draw.random((POPULATION, len(names))) < MOVED
+        steps = moved * draw.normal(0, width, moved.shape)
+        steps[0] = 0
+        values = np.exp(best + steps).T[:, :, None]
+        losses = loss(sweeps, replace(start, **dict(zip(names, values, strict=True))))
+        at = losses.argmin()
+        if losses[at] < least:
+            least, best = losses[at], best + steps[at]
+    found = (float(f"{value:.{DIGITS}g}") for value in np.exp(best))
+    return replace(start, **dict(zip(names, found, strict=True)))
+
+
+def loss(sweeps: Sequence[ChunkSweep], candidates: Fa2Rates) -> np.ndarray:
+    """What the choices of m candidates lose, [m]: in the mean, at worst, and a little of the
+    model's error."""
+    lost, errors = [], []
+    for sweep in sweeps:
+        us = sweep.predicted_us(candidates)
+        near = sweep.run_us < NEAR * sweep.run_us.min()
+        lost.append(np.log(sweep.run_us[us.argmin(-1)] / sweep.run_us.min()))
+        errors.append(np.abs(np.log(us / sweep.run_us))[:, near])
+    worst = np.sort(lost, axis=0)[-max(3, len(lost) // 30) :]
+    error = np.concatenate(errors, axis=-1)
+    much = 0.08 * np.median(error, -1) + 0.02 * error.mean(-1)
+    return np.mean(lost, axis=0) + 0.2 * worst.mean(0) + much
+
+
+def regret(sweeps: Sequence[ChunkSweep], rates: Rates) -> pd.DataFrame:
+    """A row per sweep: what `rates` choose among its chunks, the best of them, and the ratio.
+
+    Columns: case, key, chosen, chosen_us, best, best_us, ratio, planned_us. Rates are looked up as
+    `FA2_RATES` are.
+    """
+    found = []
+    for sweep in sweeps:
+        known = rates.get(sweep.key, rates[sweep.shape.tile])
+        at, best = sweep.predicted_us(known).argmin(), sweep.run_us.argmin()
+        us = {"chosen_us": sweep.run_us[at], "best_us": sweep.run_us[best]}
+        names = {"case": sweep.label, "key": sweep.key, "chosen": sweep.chunks[at]}
+        row = {**names, "best": sweep.chunks[best], **us, "planned_us": sweep.planned_us}
+        found.append(row | {"ratio": sweep.run_us[at] / sweep.run_us[best]})
+    order = ["case", "key", "chosen", "chosen_us", "best", "best_us", "ratio", "planned_us"]
+    return pd.DataFrame(found, columns=order)
+
+
+def summary(found: pd.DataFrame) -> pd.DataFrame:
+    """Of `regret`: how many sweeps each key has, their geometric mean ratio and the worst."""
+    ratio = found.ratio.groupby(found.key.map(str), sort=False)
+    table = ratio.agg(sweeps="size", mean=lambda r: np.exp(np.log(r).mean()), worst="max")
+    return table.reset_index()
+
+
+def compared(sweeps: Sequence[ChunkSweep], rates: Rates) -> pd.DataFrame:
+    """`summary` of these rates, and mean and worst of those that `core.gpu` holds beside it."""
+    ours, held = (summary(regret(sweeps, each)) for each in (rates, FA2_RATES))
+    return ours.assign(core_mean=held["mean"], core_worst=held.worst)
+
+
+def cross_validated(sweeps: Sequence[ChunkSweep]) -> pd.DataFrame:
+    """`summary` of each half of the sweeps, as it is chosen for by rates of the other half.
+
+    Keys that have too few sweeps for two halves are left out.
+    """
+    groups = [group for group in by_key(sweeps).values() if len(group) >= 2 * LEAST_SWEEPS]
+    halves = [[sweep for group in groups for sweep in group[start::2]] for start in (0, 1)]
+    judged = [regret(half, rates(other)) for half, other in zip(halves, halves[::-1], strict=True)]
+    return summary(pd.concat(judged))
+
+
+def source(rates: Rates) -> str:
+    """The entries of `FA2_RATES` for these rates, as they stand in `core/gpu.py`."""
+    values = {key: ", ".join(f"{value:g}" for value in astuple(rates[key])) for key in rates}
+    return "\n".join(f"    {key}: Fa2Rates({told})," for key, told in values.items())
