@@ -8,8 +8,8 @@ from typing import Any
 INT32_MAX = 2**31 - 1
 ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 FP8_OUT_DTYPE = "bfloat16"
-LENGTHS = ("fixed", "ragged", "skewed")
-"""How the lengths of a batch's requests are drawn."""
+LENGTHS = ("fixed", "ragged", "skewed", "chat", "retrieval", "agents", "one_long")
+"""How the lengths of a batch's requests are drawn: `kinds.lengths`."""
 CUSTOM_MASKS = ("tree", "chain")
 """Masks that a library is given bit by bit."""
 MASKS = ("causal", "full", *CUSTOM_MASKS)

@@ -10,12 +10,12 @@ from .extend.case import ExtendCase
 from .metadata.case import MetadataCase
 from .mismatch.case import MismatchCase
 from .mla.case import MlaCase
+from .plan.case import PlanCase
 from .step.case import StepCase
 
-Case = DecodeCase | MetadataCase | StepCase | MismatchCase | MlaCase | ExtendCase
-KINDS = {
-    cls.kind: cls for cls in (MetadataCase, StepCase, MismatchCase, MlaCase, ExtendCase, DecodeCase)
-}
+Case = DecodeCase | MetadataCase | StepCase | MismatchCase | MlaCase | ExtendCase | PlanCase
+_ALL = (MetadataCase, StepCase, MismatchCase, MlaCase, ExtendCase, PlanCase, DecodeCase)
+KINDS = {cls.kind: cls for cls in _ALL}
 
 
 def case_from_dict(form: dict[str, Any]) -> Case:

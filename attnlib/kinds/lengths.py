@@ -2,6 +2,18 @@
 
 Lengths and pages need no torch, so that reports can count bytes anywhere; values follow torch's
 generator of their device. Pages are a random permutation, as an engine's allocator leaves them.
+
+| lengths | of requests of up to L tokens |
+|---|---|
+| fixed | all L |
+| ragged | one L, the others uniform in 1..L |
+| skewed | one L, the others L / 32 |
+| chat | log-normal, median 1,200 and sigma 1, within 16..L |
+| retrieval | one in 16 L, at least one, anywhere; the others uniform in L/64..L/32 |
+| agents | log-uniform in L/10..L |
+| one_long | one L, the others uniform in L/512..L/128 |
+
+The first request has L tokens, but for chat and agents, whose longest is whatever was drawn.
 """
 
 from __future__ import annotations
@@ -20,6 +32,9 @@ if TYPE_CHECKING:
 
 SKEW = 32
 """In a skewed batch the short requests have kv_len / SKEW tokens: one long chat among many new."""
+CHAT_MEDIAN, CHAT_SIGMA, CHAT_LEAST = 1200, 1.0, 16
+LONG_EVERY = 16
+"""Of a retrieval batch one request in so many is long."""
 
 MODELS = {
     "llama-3.1-8b": (32, 8, 128),
@@ -32,15 +47,25 @@ MODELS = {
 
 
 def sample_seq_lens(case: DecodeCase | MetadataCase | MlaCase) -> np.ndarray:
-    """Lengths [bs] int32 of a case; a ragged batch always holds one of the longest."""
+    """Lengths [bs] int32 of a case, as the module's table says."""
     longest = case.max_ctx if isinstance(case, MetadataCase) else case.kv_len
-    if case.lengths == "fixed":
-        return np.full(case.batch_size, longest, dtype=np.int32)
-    if case.lengths == "skewed":
-        lens = np.full(case.batch_size, max(1, longest // SKEW), dtype=np.int32)
-    else:
-        rng = np.random.default_rng(case.seed)
-        lens = rng.integers(1, longest + 1, case.batch_size, dtype=np.int32)
+    batch, rng = case.batch_size, np.random.default_rng(case.seed)
+    if case.lengths in ("chat", "agents"):
+        if case.lengths == "chat":
+            drawn = np.clip(CHAT_MEDIAN * rng.lognormal(0, CHAT_SIGMA, batch), CHAT_LEAST, None)
+        else:
+            drawn = longest * 10 ** -rng.random(batch)
+        return np.clip(drawn, 1, longest).astype(np.int32)
+    low, high = {
+        "fixed": (longest, longest),
+        "ragged": (1, longest),
+        "skewed": (longest // SKEW, longest // SKEW),
+        "retrieval": (longest // 64, longest // 32),
+        "one_long": (longest // 512, longest // 128),
+    }[case.lengths]
+    lens = rng.integers(max(1, low), max(1, high) + 1, batch, dtype=np.int32)
+    if case.lengths == "retrieval":
+        lens[1 + rng.permutation(batch - 1)[: max(0, batch // LONG_EVERY - 1)]] = longest
     lens[0] = longest
     return lens
 

@@ -32,6 +32,7 @@ from ..kinds.cases import Case
 from ..kinds.decode.case import DecodeCase
 from ..kinds.extend.case import ExtendCase
 from ..kinds.mla.case import MlaCase
+from ..kinds.plan.case import PlanCase
 from ..kinds.step.case import StepCase
 from ..measure.files import write_whole
 from . import parquet
@@ -330,5 +331,5 @@ def _row(record: Record) -> dict[str, Any]:
 
 
 def _heads(case: Case | None) -> str | None:
-    decode = case.decode if isinstance(case, StepCase) else case
+    decode = case.decode if isinstance(case, StepCase | PlanCase) else case
     return decode.spec.heads if isinstance(decode, DecodeCase | MlaCase | ExtendCase) else None

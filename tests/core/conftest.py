@@ -9,6 +9,7 @@ from support import library_fakes as fakes
 
 from attnlib.core import backends
 from attnlib.core.backends import flashinfer
+from attnlib.core.fa2 import planner
 from attnlib.core.schedule import library
 
 
@@ -19,6 +20,7 @@ def libraries(monkeypatch, fake_fa3):
         pytest.skip("the libraries' stand-ins are for machines without a GPU")
     fakes.FakeWrapper.made = []
     module = SimpleNamespace(
+        BatchDecodeWithPagedKVCacheWrapper=fakes.FakeDecode,
         BatchPrefillWithPagedKVCacheWrapper=fakes.FakePaged,
         BatchPrefillWithRaggedKVCacheWrapper=fakes.FakeRagged,
     )
@@ -33,7 +35,10 @@ def libraries(monkeypatch, fake_fa3):
     fake_fa3.flash_attn_with_kvcache = lambda *tensors, **options: (
         several.flash_attn_with_kvcache if "cu_seqlens_q" in options else one
     )(*tensors, **options)
-    monkeypatch.setattr(flashinfer, "WORKSPACE_BYTES", 16)
+    monkeypatch.setattr(flashinfer, "WORKSPACE_BYTES", 2**24)
+    monkeypatch.setattr(planner, "installed_version", lambda _: "0.6.4")
+    small = SimpleNamespace(multi_processor_count=4)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: small)
     monkeypatch.setattr(backends, "unavailable", lambda name: "")
     return found
 

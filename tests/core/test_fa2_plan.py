@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from attnlib.core.fa2.choice import CHUNK_STEP, MIN_CHUNK, PlanShape, choose
-from attnlib.core.fa2.kernel import PlanTensors, ladder, plan_fa2
+from attnlib.core.fa2.kernel import build_fa2_plan, ladder
 from attnlib.core.fa2.words import Layout, plan_words
+from attnlib.kinds.metadata import oracle
 
 SHAPE = PlanShape(32, 8, 128, 2, 40, 131072, 132)
 SHAPES = {
@@ -22,13 +23,13 @@ SHAPES = {
     "odd batch, small GPU": replace(SHAPE, max_batch_size=37, num_sms=16),
     "very long": replace(SHAPE, max_seq_len=2**21),
 }
-WORDS = {
-    "request": "request_indices",
-    "q_tile": "qo_tile_indices",
-    "kv_tile": "kv_tile_indices",
-    "o_indptr": "o_indptr",
-    "merge_indptr": "merge_indptr",
-}
+POISON = -77
+
+
+def arguments(shape, lens):
+    words = torch.full((Layout.of(shape).int_bytes // 4,), POISON, dtype=torch.int32)
+    lens = torch.tensor(lens, dtype=torch.int32)
+    return {"seq_lens": lens, "ladder": ladder(lens.device), "words": words, "shape": shape}
 
 
 def drawn(shape, seed, count=4):
@@ -81,20 +82,14 @@ def test_blocks_see_every_token_of_every_query_tile_once_and_fit(shape):
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_the_kernel_writes_what_the_twin_says_over_any_words_before(shape):
     layout = Layout.of(shape)
-    for poison, lens in enumerate(drawn(shape, 2)):
-        room = torch.full((layout.int_bytes,), 0xFF - poison, dtype=torch.uint8)
-        words, valid = room[: layout.valid].view(torch.int32), room[layout.valid :]
-        delta = poison % 2
+    for turn, lens in enumerate(drawn(shape, 2)):
+        words = torch.full((layout.int_bytes // 4,), POISON - turn, dtype=torch.int32)
+        delta = turn % 2
         given = torch.tensor(lens - delta * (lens > 0), dtype=(torch.int32, torch.int64)[delta])
-        plan_fa2(PlanTensors(given, ladder(given.device), words, valid), shape, seq_len_delta=delta)
-        wanted = plan_words(shape, given.numpy() + delta)
-        for name, array in WORDS.items():
-            expected, begin = getattr(wanted, array), getattr(layout, name)
-            got = words[begin : begin + len(expected)].numpy()
-            assert (got == expected).all(), (name, lens)
-        assert words[layout.chunk] == wanted.kv_chunk_size
-        assert words[layout.rows] == wanted.total_num_rows
-        assert (valid.numpy() == wanted.block_valid_mask).all()
+        call = arguments(shape, lens) | {"seq_lens": given, "words": words}
+        build_fa2_plan(**call, seq_len_delta=delta)
+        wanted = plan_words(shape, given.numpy() + delta).image(layout, POISON - turn)
+        assert np.flatnonzero(words.numpy() != wanted).tolist() == []
 
 
 def test_words_lie_apart_and_aligned():
@@ -127,24 +122,51 @@ def test_candidates_are_whole_steps_and_at_least_what_the_library_takes():
         assert (chunks % CHUNK_STEP == 0).all() and (chunks >= MIN_CHUNK).all()
 
 
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_the_same_launch_writes_the_page_arrays(page_size):
+    shape = replace(SHAPE, max_batch_size=6, max_seq_len=256)
+    lens = np.array([200, 0, 1, 256, 33])
+    call, words = arguments(shape, lens), {}
+    pool = np.arange(8 * 256, dtype=np.int32).reshape(8, 256) * page_size
+    rows = np.array([7, 0, 3, 1, 2])
+    outputs = {"kv_indptr": 7, "kv_indices": 6 * 256, "kv_last_page_len": 6}
+    words = {n: torch.full((size,), POISON, dtype=torch.int32) for n, size in outputs.items()}
+    paged = {"req_pool_indices": torch.tensor(rows), "req_to_token": torch.tensor(pool)}
+    build_fa2_plan(**call, **paged, **words, page_size=page_size)
+    sums, pages, last = oracle.kv_indices(
+        lens, rows, pool, page_size=page_size, max_pages=256 // page_size
+    )
+    assert words["kv_indptr"].tolist() == [*sums, sums[-1]]
+    assert words["kv_last_page_len"].tolist() == [*last, 0]
+    assert words["kv_indices"][: len(pages)].tolist() == pages.tolist()
+    assert (words["kv_indices"][len(pages) :] == POISON).all()
+    wanted = plan_words(shape, lens).image(Layout.of(shape), POISON)
+    assert (call["words"].numpy() == wanted).all()
+    with pytest.raises(ValueError, match=r"kv_indptr must be \[7\] int32"):
+        words["kv_indptr"] = words["kv_indptr"][:6]
+        build_fa2_plan(**call, **paged, **words, page_size=page_size)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"seq_lens": torch.zeros(41, dtype=torch.int32)}, "seq_lens must hold at most 40"),
         ({"seq_lens": torch.zeros(4)}, "seq_lens must be"),
         ({"words": torch.zeros(8, dtype=torch.int32)}, "words must be"),
-        ({"valid": torch.zeros(8, dtype=torch.uint8)}, "valid must be"),
+        ({"ladder": torch.zeros(8, dtype=torch.int32)}, "ladder must be"),
+        ({"seq_len_delta": -1}, "seq_len_delta must be"),
+        ({"page_size": 16}, "kv_indptr must be a tensor, got NoneType"),
     ],
 )
 def test_tensors_that_do_not_fit_are_refused_before_a_launch(change, words):
-    layout = Layout.of(SHAPE)
-    tensors = PlanTensors(
-        torch.ones(40, dtype=torch.int32),
-        ladder(torch.device("cpu")),
-        torch.zeros(layout.valid // 4, dtype=torch.int32),
-        torch.zeros(SHAPE.max_blocks, dtype=torch.uint8),
-    )
-    with pytest.raises(ValueError, match=words):
-        plan_fa2(tensors._replace(**change), SHAPE)
+    with pytest.raises((ValueError, TypeError), match=words):
+        build_fa2_plan(**arguments(SHAPE, np.ones(40)) | change)
     with pytest.raises(ValueError, match="seq_lens must be"):
         choose(SHAPE, np.ones(41, int))
+
+
+def test_a_chunk_of_ones_own_takes_the_place_of_the_choice():
+    words = plan_words(SHAPE, [5000, 300], chunk=1024)
+    assert words.kv_chunk_size == 1024 and words.o_indptr[:3].tolist() == [0, 5, 6]
+    with pytest.raises(ValueError, match="chunk must cut into at most 304 blocks, got 313 of 128"):
+        plan_words(SHAPE, [40_000], chunk=128)

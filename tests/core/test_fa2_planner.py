@@ -9,7 +9,7 @@ from attnlib.core.fa2 import planner as module
 from attnlib.core.fa2.planner import PRIVATE, Fa2Planner
 from attnlib.core.fa2.words import plan_words
 
-LAYER = {"num_qo_heads": 32, "num_kv_heads": 8, "head_dim": 128, "max_seq_len": 4096}
+LAYER = {"head_dim": 128, "max_seq_len": 4096}
 
 
 class BatchDecodeWithPagedKVCacheWrapper(SimpleNamespace):
@@ -44,11 +44,43 @@ def test_a_plan_is_in_the_wrappers_workspace_until_it_plans_itself(wrapper):
     planner.plan(torch.tensor([4096, 10, 0], dtype=torch.int32))
     assert wrapper._plan_info is planner.info and len(planner.info) == 15
     assert planner.info[:4] == [planner.shape.max_blocks, 6, planner.layout.rows * 4, 16]
-    words = wrapper._int_workspace_buffer[: planner.layout.valid].view(torch.int32)
-    wanted = plan_words(planner.shape, [4096, 10, 0])
-    assert words[planner.layout.chunk] == wanted.kv_chunk_size
-    begin = planner.layout.o_indptr
-    assert words[begin : begin + 4].tolist() == wanted.o_indptr.tolist()
+    words = wrapper._int_workspace_buffer[: planner.layout.int_bytes].view(torch.int32)
+    wanted = plan_words(planner.shape, [4096, 10, 0]).image(planner.layout)
+    assert words.tolist() == wanted.tolist()
+    planner.plan_with(torch.tensor([4096, 10]), 512)
+    assert words[planner.layout.chunk] == 512
+
+
+def test_page_arrays_are_written_where_the_wrapper_reads_them(wrapper):
+    pool = {"req_pool_indices": torch.tensor([1, 0, 1]), "req_to_token": torch.arange(8192)}
+    pool["req_to_token"] = pool["req_to_token"].view(2, 4096).int()
+    lens = torch.tensor([40, 16, 1])
+    with pytest.raises(ValueError, match="page_size must be given"):
+        Fa2Planner(wrapper, **LAYER, num_sms=132).plan(lens, **pool)
+    Fa2Planner(wrapper, **LAYER, num_sms=132, page_size=16).plan(lens, **pool, seq_len_delta=1)
+    assert wrapper._paged_kv_indptr_buf.tolist() == [0, 3, 5, 6]
+    assert wrapper._paged_kv_indices_buf[:6].tolist() == [256, 257, 258, 0, 1, 256]
+    assert wrapper._paged_kv_last_page_len_buf.tolist() == [9, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("_num_qo_heads", 64),
+        ("_num_kv_heads", 4),
+        ("_cached_kv_data_type", torch.float16),
+        ("_fixed_batch_size", 4),
+        ("_window_left", 128),
+        ("_int_workspace_buffer", torch.zeros(2**20, dtype=torch.uint8)),
+    ],
+)
+def test_a_wrapper_planned_for_something_else_is_refused_before_the_launch(wrapper, name, other):
+    planner = Fa2Planner(wrapper, **LAYER, num_sms=132)
+    words = wrapper._int_workspace_buffer.clone()
+    setattr(wrapper, name, other)
+    with pytest.raises(ValueError, match=f"as it was taken over, .*: {name} was .*, is "):
+        planner.plan(torch.ones(3, dtype=torch.int32))
+    assert (planner._words.view(torch.uint8) == words[: planner.layout.int_bytes]).all()
 
 
 @pytest.mark.parametrize("name", PRIVATE)
@@ -64,7 +96,6 @@ def test_a_wrapper_whose_private_names_have_moved_is_refused(wrapper, name):
         ({"_backend": "fa3"}, {}, "wrapper must be fa2 in CUDA-graph mode.*backend='fa3'"),
         ({"_use_cuda_graph": False}, {}, "got use_cuda_graph=False"),
         ({"_plan_info": None}, {}, "a plan of 0 integers"),
-        ({"_num_kv_heads": 4}, {}, r"num_qo_heads, num_kv_heads must be .*\(32, 4\)"),
         ({}, {"max_seq_len": 0}, "max_seq_len must be in 1..2097152, got 0"),
         ({"_int_workspace_buffer": torch.zeros(99, dtype=torch.uint8)}, {}, "int workspace must"),
         ({"_float_workspace_buffer": torch.zeros(99, dtype=torch.uint8)}, {}, "float workspace"),
@@ -135,8 +166,6 @@ def test_one_graph_replans_itself_for_other_lengths_over_poisoned_workspaces(
 
     planner = Fa2Planner(
         wrapper,
-        num_qo_heads=heads[0],
-        num_kv_heads=heads[1],
         head_dim=128,
         max_seq_len=20000,
         q_len=q_len,

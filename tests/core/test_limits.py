@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from attnlib.core.backends import TABLE, flashinfer, mla, unsupported
+from attnlib.core.backends import TABLE, flashinfer, mla, planned, unsupported
 from attnlib.core.backends.base import installed_version
 from attnlib.core.backends.limits import why_not
 from attnlib.core.spec import MLA_HEAD_DIM, AttnSpec, MlaSpec
@@ -39,7 +39,7 @@ def refused_by_explain(kernel, layer, mode, release):
 @pytest.fixture
 def installed(monkeypatch):
     def pretend(release):
-        for module in (flashinfer, mla):
+        for module in (flashinfer, mla, planned):
             monkeypatch.setattr(module, "installed_version", lambda _: release)
 
     return pretend
@@ -55,6 +55,7 @@ def test_a_wrapper_refuses_what_explain_refuses(entry, release, installed):
             assert unsupported(entry.name, spec).startswith("dtype must be")
             continue
         said = refused_by_explain(entry.asks, layer, MODES[entry.plans], release)
+        said |= entry.name.endswith("planned") and spec.head_dim not in planned.HEAD_DIMS
         assert bool(unsupported(entry.name, spec)) == said, spec
 
 

@@ -57,6 +57,15 @@ def test_fa2_splits_until_its_two_ctas_an_sm_are_taken(requests, splits):
     assert len(made.items) == requests * splits * SPEC.num_kv_heads
 
 
+@pytest.mark.parametrize("requests", [33, 300])
+def test_our_plan_cuts_one_long_request_among_many_into_shorter_items(requests):
+    lens = [100_000] + [500] * requests
+    ours, theirs = (
+        plan(f"flashinfer-fa2{suffix}", SPEC, lens, num_sms=SMS) for suffix in ("-planned", "")
+    )
+    assert ours.items.max() < theirs.items.max() and ours.tokens == theirs.tokens
+
+
 def test_fa2_pads_a_chunk_to_tiles_of_what_its_shared_memory_holds():
     for head_dim, tile in ((64, 256), (128, 128), (256, 64)):
         made = plan("flashinfer-fa2", AttnSpec(8, 8, head_dim, 1), [tile + 1] * 300, num_sms=SMS)
@@ -124,7 +133,7 @@ CALLS = [
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("backend", ["flashinfer-fa2", "flashinfer-cuda-cores", "flashinfer-fa3"])
+@pytest.mark.parametrize("backend", [name for name in PLANS if name.startswith("flashinfer")])
 def test_flashinfers_own_plan_has_these_items(backend):
     sms = torch.cuda.get_device_properties(0).multi_processor_count
     groups = CUDA_CORE_CTAS if "cuda" in backend else range(64)
@@ -132,7 +141,7 @@ def test_flashinfers_own_plan_has_these_items(backend):
     assert len(cases) >= 40
     for case in cases:
         batch = build_batch(case, device="cuda")
-        wrapper, _ = create(backend, case.spec, cuda_graph=True).plan(batch).state
+        wrapper, *_ = create(backend, case.spec, cuda_graph=True).plan(batch).state
         planned = Planned(wrapper, case, sms)
         items = getattr(planned, backend.removeprefix("flashinfer-").replace("-", "_"))()
         expected = plan(backend, case.spec, planned.lens, num_sms=sms)
@@ -162,6 +171,8 @@ class Planned:
     def fa2(self):
         # PrefillPlanInfo: 4 request_indices, 6 kv_tile_indices, 9 kv_chunk_size, 12 the mask
         return [-(-part // 128) * 128 + FA2_ITEM_TOKENS for part in self.chunks(4, 6, 12, 9)]
+
+    fa2_planned = fa2
 
     def cuda_cores(self):
         # DecodePlanInfo: 3 request_indices, 4 kv_tile_indices, 6 block_valid_mask, 7 kv_chunk_size,

@@ -1,8 +1,10 @@
 """One attention call in the worker, kind by kind: judged, timed, named, refused."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
+from support.backend_calls import takes
 from support.subject_fakes import OracleBackend, measure, measure_with
 from support.workloads import extend_case
 
@@ -87,7 +89,7 @@ SHAPES = {
 }
 CACHED = DecodeCase(AttnSpec(8, 2, 128, 16), 4, 600)
 CASES = [extend_case(CACHED, mode, q_len=8) for mode in MODES]
-ON_A_GPU = [(name, case) for name in backends.EXTEND_BACKENDS for case in CASES]
+ON_A_GPU = [pair for pair in product(backends.EXTEND_BACKENDS, CASES) if takes(*pair)]
 ON_A_GPU += [(name, MlaCase(spec, 8, 4096)) for name, spec in SHAPES.items()]
 
 

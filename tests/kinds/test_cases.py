@@ -15,6 +15,7 @@ from attnlib.kinds.item import Item
 from attnlib.kinds.metadata.case import MetadataCase
 from attnlib.kinds.mismatch.case import MismatchCase
 from attnlib.kinds.mla.case import MlaCase
+from attnlib.kinds.plan.case import PlanCase
 from attnlib.kinds.step.case import StepCase
 
 MIXED = AttnSpec(16, 2, 128, 64, "bfloat16", "float8_e4m3fn")
@@ -26,7 +27,8 @@ MLA = MlaCase(MlaSpec(16, 2048, 64, "fp8-656"), 8, 32768, "ragged", 3)
 CACHED = DecodeCase(AttnSpec(8, 2, 64, 16), 3, 100, "ragged", seed=4)
 
 EXTEND = extend_case(CACHED, "dllm_extend")
-EVERY = (DECODE, METADATA, STEP, MISMATCH, MLA, EXTEND)
+PLAN = PlanCase(CACHED, 4, 512)
+EVERY = (DECODE, METADATA, STEP, MISMATCH, MLA, EXTEND, PLAN)
 """A case of every kind."""
 MORE = [extend_case(CACHED, *pair) for pair in MASKS]
 MORE += [DecodeCase(AttnSpec(8, 2, 128, 1), 4, 100), MlaCase(MlaSpec(128), 1, 100)]
@@ -42,7 +44,7 @@ def test_a_case_survives_its_json_form_and_has_a_name_for_command_lines(case):
 
 
 def test_an_unknown_kind_lists_the_kinds_there_are():
-    known = "metadata, step, mismatch, mla, extend"
+    known = "metadata, step, mismatch, mla, extend, plan"
     with pytest.raises(ValueError, match=f"must be one of {known}, got 'prefill'"):
         case_from_dict({"kind": "prefill"})
 
@@ -78,9 +80,9 @@ def test_a_field_that_lacks_and_one_too_many_are_refused(case, lost):
         (DECODE, "batch_size", 0, "an integer >= 1, got 0"),
         (DECODE, "batch_size", 2.0, "an integer >= 1, got 2.0"),
         (DECODE, "kv_len", -1, "an integer >= 1, got -1"),
-        (DECODE, "lengths", "zipf", "one of fixed, ragged, skewed, got 'zipf'"),
+        (DECODE, "lengths", "zipf", "one of fixed, ragged, skewed, .*, got 'zipf'"),
         (METADATA, "builder", "prefill", "one of decode, kv_indices, draft, verify"),
-        (METADATA, "lengths", "long", "one of fixed, ragged, skewed, got 'long'"),
+        (METADATA, "lengths", "long", "one of fixed, ragged, skewed, .*, got 'long'"),
         (METADATA, "batch_size", 0, "an integer >= 1, got 0"),
         (METADATA, "page_size", 3, "a power of two, got 3"),
         (STEP, "layers", 0, "an integer >= 1, got 0"),
@@ -90,11 +92,13 @@ def test_a_field_that_lacks_and_one_too_many_are_refused(case, lost):
         (MLA, "kv_format", "fp8", "one of bfloat16, fp8-656, got 'fp8'"),
         (MLA, "batch_size", 0, "an integer >= 1, got 0"),
         (MLA, "kv_len", True, "an integer >= 1, got True"),
-        (MLA, "lengths", "long", "one of fixed, ragged, skewed, got 'long'"),
+        (MLA, "lengths", "long", "one of fixed, ragged, skewed, .*, got 'long'"),
         (EXTEND, "mode", "prefill", "one of prefill_paged, .*, got 'prefill'"),
         (EXTEND, "mask", "tree", "one of full for dllm_extend, got 'tree'"),
         (EXTEND, "q_len", 0, r"an integer in 1..100 \(kv_len\), got 0"),
         (EXTEND, "q_len", 101, r"an integer in 1..100 \(kv_len\), got 101"),
+        (PLAN, "q_len", 0, "an integer >= 1, got 0"),
+        (PLAN, "chunk", -64, "an integer >= 0, got -64"),
         (EXTEND, "q_len", True, r"an integer in 1..100 \(kv_len\), got True"),
     ],
 )
@@ -137,6 +141,8 @@ MLA_USUAL = MlaCase(MlaSpec(128), 1, 100)
             f"target_verify q_len 7 causal {CACHED.label}",
             f"target_verify,q7,causal,{CACHED.key}",
         ),
+        (PLAN, f"chunk 512 q_len 4 {CACHED.label}", f"{CACHED.key},q4,chunk512"),
+        (PlanCase(CACHED), f"chunk chosen q_len 1 {CACHED.label}", f"{CACHED.key},q1,chunk0"),
     ],
 )
 def test_names_say_only_what_is_unusual_after_the_shape(case, label, key):

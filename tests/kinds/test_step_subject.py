@@ -10,9 +10,11 @@ from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.item import Item
 from attnlib.kinds.mismatch.case import MismatchCase
 from attnlib.kinds.step.case import StepCase
+from attnlib.kinds.step.fa2 import BACKENDS as ENGINE_STEPS
 from attnlib.kinds.step.measure import ALONE, BACKENDS, StepSubject
 
 STEP = StepCase(DecodeCase(AttnSpec(16, 2, 128, 16), 5, 300, "ragged"), 4)
+FA3_STEPS = [name for name in BACKENDS if name not in ENGINE_STEPS]
 LAYERS = {
     "fa3-step-each": (4, 4, 0, 0),
     "fa3-prepare": (0, 1, 0, 0),
@@ -37,7 +39,7 @@ def test_without_the_library_a_step_is_refused_with_what_to_install(case, monkey
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="FakeFa3 and the interpreter run on the CPU")
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", FA3_STEPS)
 def test_every_way_of_making_a_step_gives_the_right_output(backend, fake_fa3):
     subject = StepSubject(Bench("cpu", {"l2_mib": 0.01}, {}))
     subject._prepare(STEP)
@@ -49,7 +51,7 @@ def test_every_way_of_making_a_step_gives_the_right_output(backend, fake_fa3):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", FA3_STEPS)
 def test_a_step_is_right_and_launches_what_its_name_says(backend):
     record = measure(Item(backend, "graph", STEP), "cuda")
     assert record.status == "ok", record.reason
@@ -70,3 +72,33 @@ def test_a_guarded_mismatch_is_refused_and_a_harmless_one_gets_a_time():
     harmless = measure(Item("fa3", "eager", MismatchCase("lengths-grown", True)), "cuda")
     assert harmless.status == "ok", harmless.reason
     assert (harmless.reported_backend, bool(harmless.run_us)) == ("harmless", True)
+
+
+@pytest.mark.parametrize("backend", ENGINE_STEPS)
+def test_an_engines_step_is_right_however_it_is_planned(backend, fake_fa2):
+    subject = StepSubject(Bench("cpu", {"l2_mib": 0.01}, {}))
+    subject._prepare(STEP)
+    step = subject._engine(backend, STEP.layers)
+    for _ in range(2):
+        step.out.zero_()
+        assert subject._oracle.check(step()).passed
+    step.lens.fill_(1)  # the next step's, on the GPU
+    assert backend == "fa2-step-host" or not subject._oracle.check(step()).passed
+
+
+def test_an_engines_step_is_timed_with_the_hosts_part_alone(fake_fa2):
+    subject = StepSubject(Bench("cpu", {"l2_mib": 0.01}, {}))
+    with pytest.raises(ValueError, match="timer must be eager for fa2-step-host, got 'host'"):
+        subject.measure(Item("fa2-step-host", "host", STEP))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ENGINE_STEPS)
+def test_an_engines_step_is_timed_and_plans_in_the_graph_if_it_is_ours(backend):
+    record = measure(Item(backend, "eager", STEP), "cuda")
+    assert record.status == "ok", record.reason
+    launched = {kernel["name"]: kernel["launches"] for kernel in record.kernels}
+    ours = sum(count for name, count in launched.items() if "plan_kernel" in name)
+    assert ours == (backend == "fa2-step-planned")
+    assert bool(record.plan_us) == (backend != "fa2-step-planned")
+    assert (record.kernel_family, launched["BatchPrefillWithPagedKVCacheKernel"]) == ("fa2", 4)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from support.workloads import MASKS, extend_case, work_of
 
-from attnlib.core.spec import AttnSpec, MlaSpec
+from attnlib.core.spec import LENGTHS, AttnSpec, MlaSpec
 from attnlib.kinds.cost import extend_cost, mla_cache_bytes, mla_cost
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.decode.measure import build_batch
@@ -23,7 +23,6 @@ SPEC = AttnSpec(8, 2, 16, 4)
 RAGGED = DecodeCase(SPEC, batch_size=17, kv_len=100, lengths="ragged", seed=7)
 CACHED = DecodeCase(AttnSpec(4, 2, 16, 4), 20, 60, "ragged", seed=3)
 LATENT = MlaCase(MlaSpec(2, 40, 16), 6, 90, "ragged", seed=4)
-LENGTHS = ("fixed", "ragged", "skewed")
 FP8 = "float8_e4m3fn"
 
 
@@ -94,6 +93,35 @@ def test_ragged_lengths_span_one_to_the_longest_and_hold_it():
 def test_skewed_lengths_are_one_long_request_and_fixed_ones_are_all(lengths, kv_len, short):
     lens = sample_seq_lens(replace(RAGGED, kv_len=kv_len, lengths=lengths))
     assert (lens.tolist(), lens.dtype) == ([kv_len] + [short] * 16, np.int32)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "longest", "median", "within"),
+    [
+        ("chat", 1, 1200, (16, 100_000)),
+        ("agents", 1, 31_623, (10_000, 100_000)),
+        ("retrieval", 250, 2_344, (1_562, 3_125)),
+        ("one_long", 1, 488, (195, 781)),
+    ],
+)
+def test_lengths_that_people_serve_are_spread_as_their_name_says(lengths, longest, median, within):
+    sizes = {"batch_size": 4000, "kv_len": 100_000, "lengths": lengths}
+    lens = sample_seq_lens(replace(RAGGED, **sizes))
+    rest = np.sort(lens)[:-longest]
+    assert (lens.dtype, lens.max() <= 100_000) == (np.int32, True)
+    assert within[0] <= rest.min() and rest.max() <= within[1]
+    assert np.median(rest) == pytest.approx(median, rel=0.05)
+    if lengths in ("retrieval", "one_long"):
+        assert lens[0] == 100_000 and (lens == 100_000).sum() == longest
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 9), (15, 40)])
+def test_small_batches_of_short_requests_keep_to_their_longest(lengths, sizes):
+    batch, kv_len = sizes
+    lens = sample_seq_lens(replace(RAGGED, batch_size=batch, kv_len=kv_len, lengths=lengths))
+    assert len(lens) == batch and 1 <= lens.min() and lens.max() <= kv_len
+    assert lengths in ("chat", "agents") or lens[0] == kv_len
 
 
 @pytest.mark.parametrize(

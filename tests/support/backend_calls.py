@@ -10,7 +10,7 @@ from support.workloads import judge_of, work_of
 from attnlib.core import backends
 from attnlib.core.batch import DecodeBatch, PagedKV
 from attnlib.core.mla import MlaBatch
-from attnlib.core.spec import AttnSpec, MlaSpec
+from attnlib.core.spec import CUSTOM_MASKS, AttnSpec, MlaSpec
 from attnlib.kinds.call import Workload
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.extend.case import ExtendCase
@@ -32,11 +32,24 @@ MODES = (
 )
 """Every mode with several queries per request, over its masks."""
 ALL_MODES = [(name, case) for case in MODES for name in backends.EXTEND_BACKENDS]
+PLANNED = "flashinfer-prefill-fa2-planned"
+
+
+def takes(name, case):
+    """A plan made on the GPU is for paged caches and as many queries of each request."""
+    return name != PLANNED or case.mode not in ("draft_extend", "prefill_ragged")
+
+
 EXTEND = [
     (name, case)
     for name, case in ALL_MODES
-    if case.mask not in ("tree", "chain") or name.endswith(("fa2", "auto"))
+    if takes(name, case) and (case.mask not in CUSTOM_MASKS or name.endswith(("fa2", "auto")))
 ]
+KINDS = (
+    *((64, "float16"), (256, "bfloat16"), (64, "float16", "float8_e4m3fn")),
+    *((dim, "bfloat16", "float8_e4m3fn") for dim in (128, 256)),
+)
+"""head_dim, dtype of the query and of the cache."""
 SPARSE = ("flashinfer-mla-fa2", "flashinfer-mla-fa3", "flashmla-sparse-fp8")
 DENSE = ("flashinfer-mla-fa2", "flashinfer-mla-fa3", "flashmla-dense")
 
@@ -52,7 +65,16 @@ def spec_of(group_size, page_size, head_dim=128, dtype="bfloat16"):
 
 
 MLA = [(n, mla_case(n)) for n in SPARSE] + [(n, mla_case(n, top_k=0)) for n in DENSE]
-CALLS = [*((n, DECODE) for n in ("sdpa", "fa3", "fa3-precomputed")), *EXTEND, *MLA]
+PLANNED_DECODE = [
+    ("flashinfer-fa2-planned", DecodeCase(spec, 3, 1500, "skewed"))
+    for spec in (
+        *(spec_of(group, page) for group, page in ((1, 64), (5, 16), (7, 1), (16, 16))),
+        *(AttnSpec(8, 2, dim, 16, *dtypes) for dim, *dtypes in KINDS),
+    )
+]
+"""Plans of our own for every kind of layer that they take."""
+FAKED = ("sdpa", "fa3", "fa3-precomputed", "flashinfer-fa2-planned")
+CALLS = [*((n, DECODE) for n in FAKED), *PLANNED_DECODE, *EXTEND, *MLA]
 """A call of every backend that has a stand-in, or needs none."""
 
 

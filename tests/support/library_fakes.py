@@ -50,7 +50,7 @@ class FakeWrapper:
 
     def __init__(self, workspace, kv_layout="NHD", use_cuda_graph=False, **given):
         assert kv_layout == "NHD"
-        self._backend = given.pop("backend")
+        self._backend = given.pop("backend", "auto")
         self._use_cuda_graph, self._window_left, self._plan_info = use_cuda_graph, -1, None
         self._float_workspace_buffer = workspace
         self._int_workspace_buffer = torch.zeros(2**21, dtype=torch.uint8)
@@ -136,23 +136,36 @@ class FakePaged(FakePrefill):
         return self.attend(q, self.tokens_of(self.kv_lens(), *cache))
 
     def follow_plan(self):
-        """Read a plan as the kernels do: its blocks must see each token of each tile once."""
-        blocks, _, _, tile, *offsets = self._plan_info[:10]
-        room = self._int_workspace_buffer
-        words = room.view(torch.int32)
-        request, q_tile, kv_tile = (
-            words[at // 4 : at // 4 + blocks].tolist() for at in offsets[:3]
-        )
-        chunk, valid = int(words[offsets[5] // 4]), room[self._plan_info[12] :][:blocks].tolist()
-        group = self._num_qo_heads // self._num_kv_heads
+        """Read a plan as the kernels do: its blocks must see each token of each tile once, and the
+        merge must find their partial rows."""
+        blocks, rows, _, tile, *offsets = self._plan_info[:10]
+        room, group = self._int_workspace_buffer.numpy(), self._num_qo_heads // self._num_kv_heads
+        sizes = (blocks, blocks, blocks, rows + 1, len(self.q_lens) + 1, 1)
+        each = zip(offsets, sizes, strict=True)
+        *tiles, merge, o, (chunk,) = (room.view(np.int32)[at // 4 :][:n] for at, n in each)
+        parts = [-(-length // chunk) for length in self.kv_lens()]
         wanted = [
             (i, a, b)
-            for i, (rows, length) in enumerate(zip(self.q_lens, self.kv_lens(), strict=True))
-            for a in range(-(-rows * group // tile))
-            for b in range(-(-length // chunk))
+            for i, own in enumerate(self.q_lens)
+            for a in range(-(-own * group // tile))
+            for b in range(parts[i])
         ]
-        found = zip(request, q_tile, kv_tile, valid, strict=True)
-        assert [block[:3] for block in found if block[3]] == wanted
+        valid = room[self._plan_info[12] :][:blocks].astype(bool)
+        assert list(zip(*(of[valid].tolist() for of in tiles), strict=True)) == wanted
+        assert merge.tolist() == np.cumsum([0, *np.repeat(parts, self.q_lens)]).tolist()
+        assert o.tolist() == np.cumsum([0, *np.multiply(parts, self.q_lens)]).tolist()
+
+
+class FakeDecode(FakePaged):
+    """BatchDecodeWithPagedKVCacheWrapper on tensor cores: one query of each request."""
+
+    def __init__(self, workspace, use_tensor_cores, **given):
+        assert use_tensor_cores
+        super().__init__(workspace, **{n.replace("_buffer", "_buf"): v for n, v in given.items()})
+
+    def plan(self, *arguments, **given):
+        rows = torch.arange(len(arguments[0]), dtype=torch.int32)
+        super().plan(rows, *arguments, **given)
 
 
 class FakeRagged(FakePrefill):

@@ -22,9 +22,9 @@ from .base import Backend, Plan, installed_version
 from .limits import why_not
 from .table import Entry
 
-WORKSPACE_BYTES = 512 * 2**20
+WORKSPACE_BYTES = 2**30
 """FlashInfer recommends 128 MiB; in a graph those do not hold fa2's partial outputs of 148 requests
-and 64 heads, nor of 4096 query rows, 32 heads and group size 4. Must be zero at first use."""
+and 64 heads, nor 512 those of 256 requests and 128 heads. Must be zero at first use."""
 MASK_BITS = 8
 
 

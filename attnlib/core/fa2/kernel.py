@@ -6,11 +6,9 @@
     merge_indptr = 0 and, per query row, running sums of parts
     block j      : of request r its parts, one query tile after another, r after r
 
-Every program chooses for itself, since waiting for another would cost more, then writes its share
-of the requests and clears its share of the rest. All words are written in every launch.
-
-Predicted times are float32 and equal the twin's to the bit: no multiply-add is fused, divisions and
-square roots round to nearest, and sums are sums of integers.
+Each of `lead` programs chooses for itself, since waiting for another would cost more, then writes
+its share of the requests and clears its share of the rest. All words are written in every launch.
+Further programs write the page arrays, where those are asked for.
 """
 
 from collections import namedtuple
@@ -21,200 +19,74 @@ import triton
 import triton.language as tl
 
 from ..batch import require_tensor
+from ..metadata import kv_indices as pages
+from ..metadata.kv_indices import write_pages
 from ..metadata.launch import Derived, Grid, Launcher
-from ..metadata.require import EveryCall, require_one_device
+from ..metadata.require import EveryCall, PageArrays, require_kv_indices, require_one_device
 from ..spec import INT32_MAX, require_int
 from .choice import CHUNK_STEP, LADDER, MIN_CHUNK, TILE_TOKENS, WHOLE, PlanShape, f32
-from .words import Layout
+from .scores import chosen_chunk, counted_lengths, parts_of
+from .words import WORD, Layout
 
 SCORED = 32
 """Requests that a program looks at at once for all candidates."""
 WIDE = 1024
 """Requests that it looks at at once otherwise."""
-REQUESTS, BLOCKS, WIDTH = 32, 128, 64
-"""Requests of which a program writes the blocks, WIDTH at a time, and blocks that it clears."""
+REQUESTS, BLOCKS, WRITTEN = 32, 128, 2048
+"""Requests of which a program writes the blocks, blocks that it clears, blocks at once."""
 WARPS = 8
 
-PlanTensors = namedtuple("PlanTensors", "seq_lens ladder words valid")
+PlanTensors = namedtuple(
+    "PlanTensors",
+    "seq_lens ladder words req_pool_indices req_to_token kv_indptr kv_indices kv_last_page_len",
+    defaults=(None, None, None, None, None),
+)
 
 
 @triton.jit
-def counted_lengths(seq_lens_ptr, rows, batch, delta, most):
-    """Tokens of requests `rows` that blocks look at, int32; 0 past the batch."""
-    lens = tl.load(seq_lens_ptr + rows, mask=rows < batch, other=-delta).to(tl.int32) + delta
-    return tl.minimum(tl.maximum(lens, 0), most)
-
-
-@triton.jit
-def parts_of(lens, inverse):
-    """ceil(lens / chunk), given 1 / chunk: half a token from the next whole number, a float32
-    quotient of lengths up to 2^21 cannot reach it."""
-    return ((lens.to(tl.float32) - 0.5) * inverse + 1.0).to(tl.int32)
-
-
-@triton.jit
-def us_per_token(blocks, slots, shared_us, alone):
-    """Microseconds per token while so many blocks are in flight; `alone` is squared."""
-    shared = tl.minimum(tl.maximum(blocks, 1.0), slots) * shared_us
-    return tl.sqrt_rn(shared * shared + alone)
-
-
-@triton.jit
-def predicted_us(n, ends, squares, live, longest, chunks, FACTS: tl.constexpr, UNITS: tl.constexpr):
-    """`choice.predicted_us`, of sums over the batch per candidate [64] int32."""
-    TILE: tl.constexpr = UNITS[0]
-    UNIT: tl.constexpr = UNITS[1]
-    copies: tl.constexpr = FACTS[0]
-    slots: tl.constexpr = FACTS[1]
-    shared_us: tl.constexpr = FACTS[2]
-    alone: tl.constexpr = FACTS[3]
-    own: tl.constexpr = FACTS[4]
-    twice_own: tl.constexpr = FACTS[5]
-    own_squared: tl.constexpr = FACTS[6]
-    n = n.to(tl.float32)
-    ends = ends.to(tl.float32)
-    some = live.to(tl.float32)
-    chunk = ((chunks + (TILE - 1)) // TILE * TILE).to(tl.float32) + own
-    whole = n - some
-    rest = ends * TILE + some * own
-    work = whole * chunk + rest
-    power = squares.to(tl.float32) * (UNIT * UNIT) + ends * twice_own
-    power = whole * (chunk * chunk) + (power + some * own_squared)
-    block = tl.minimum(chunks, longest)
-    longest_block = ((block + (TILE - 1)) // TILE * TILE).to(tl.float32) + own
-    blocks = n * copies
-    mean = tl.div_rn(rest, some)
-    short = tl.minimum(mean, chunk)
-    at_all = us_per_token(blocks, slots, shared_us, alone)
-    at_whole = us_per_token(whole * copies, slots, shared_us, alone)
-    at_half = us_per_token(blocks * 0.5, slots, shared_us, alone)
-    one = short * at_all + (chunk - short) * at_whole
-    one = tl.where(whole > 0, one, mean * at_all + (longest_block - mean) * at_half)
-    waves = tl.floor(tl.div_rn(blocks, blocks * 0.0 + slots))
-    left = blocks - waves * slots
-    at_left = us_per_token(left, slots, shared_us, alone)
-    per_slot: tl.constexpr = FACTS[7]
-    partial = tl.div_rn(work, tl.maximum(n, 1.0)) * (at_left - left * per_slot)
-    partial = tl.where(left > 0, partial, 0.0)
-    uneven = tl.div_rn(power, work) * FACTS[8] + longest_block * FACTS[9]
-    uneven = uneven * FACTS[10]
-    spread = tl.maximum(tl.div_rn(power * n, work * work) - 1.0, 0.0)
-    weight = waves * FACTS[11] * spread
-    drain = tl.div_rn(partial + weight * uneven, 1.0 + weight)
-    many = tl.maximum(work * copies * per_slot + drain, longest_block * FACTS[10])
-    deepest = ((longest + chunks - 1) // chunks).to(tl.float32)
-    cut = tl.where(deepest > 1, FACTS[14], 0.0)
-    merge = whole * FACTS[12] + deepest * FACTS[13]
-    return tl.where(blocks <= slots, one, many) + (merge + (cut + FACTS[15]))
-
-
-@triton.jit
-def chosen_chunk(
+def write_plan(
+    here,
+    programs,
     seq_lens_ptr,
     ladder_ptr,
-    batch,
-    delta,
-    most,
-    max_blocks,
-    Q_TILES: tl.constexpr,
-    FACTS: tl.constexpr,
-    UNITS: tl.constexpr,
-    SPANS: tl.constexpr,
-):
-    """`choice.choose(...).chunk` as a scalar."""
-    TILE: tl.constexpr = UNITS[0]
-    UNIT: tl.constexpr = UNITS[1]
-    STEP: tl.constexpr = UNITS[2]
-    LEAST: tl.constexpr = UNITS[3]
-    WHOLES: tl.constexpr = UNITS[4]
-    FAR: tl.constexpr = SPANS[0]
-    SPAN: tl.constexpr = SPANS[1]
-    longest = 0
-    live = 0
-    for start in range(0, batch, FAR):
-        lens = counted_lengths(seq_lens_ptr, start + tl.arange(0, FAR), batch, delta, most)
-        longest = tl.maximum(longest, tl.max(lens, 0))
-        live += tl.sum((lens > 0).to(tl.int32), 0)
-    which = tl.arange(0, 2 * WHOLES)
-    equal = (tl.maximum(longest, 1) + which) // (which + 1)
-    equal = (equal + STEP - 1) // STEP * STEP
-    fixed = tl.load(ladder_ptr + which - WHOLES, mask=which >= WHOLES, other=0)
-    chunks = tl.maximum(tl.where(which < WHOLES, equal, fixed), LEAST)
-    inverse = tl.div_rn(1.0, chunks.to(tl.float32))
-    n = tl.zeros((2 * WHOLES, SPAN), tl.int32)
-    ends = tl.zeros((2 * WHOLES, SPAN), tl.int32)
-    squares = tl.zeros((2 * WHOLES, SPAN), tl.int32)
-    for start in range(0, batch, SPAN):
-        lens = counted_lengths(seq_lens_ptr, start + tl.arange(0, SPAN), batch, delta, most)
-        parts = parts_of(lens[None, :], inverse[:, None])
-        last = lens[None, :] + chunks[:, None] * (1 - parts)
-        last = tl.where(lens[None, :] > 0, last, 0)
-        n += parts
-        ends += (last + (TILE - 1)) // TILE
-        tiles = (last + (UNIT - 1)) // UNIT
-        squares += tiles * tiles
-    n = tl.sum(n, 1)
-    us = predicted_us(
-        *(n, tl.sum(ends, 1), tl.sum(squares, 1), tl.maximum(live, 1), longest, chunks),
-        *(FACTS, UNITS),
-    )
-    us = tl.where(n * Q_TILES <= max_blocks, us, float("inf"))
-    best = tl.argmin(us, 0)
-    return tl.sum(tl.where(which == best, chunks, 0), 0)
-
-
-@triton.jit(do_not_specialize=["batch", "delta", "most", "max_blocks", "max_batch"])
-def plan_kernel(
-    # inputs
-    seq_lens_ptr,  # [batch] int32 or int64
-    ladder_ptr,  # [WHOLE] int32, candidates
-    # outputs
-    words_ptr,  # int32, laid out as `Layout` says
-    valid_ptr,  # [max_blocks] uint8
-    # sizes
+    words_ptr,
     batch,
     delta,
     most,
     max_blocks,
     max_batch,
-    # structure
     Q_LEN: tl.constexpr,
     Q_TILES: tl.constexpr,
     FACTS: tl.constexpr,
     UNITS: tl.constexpr,
     SPANS: tl.constexpr,
     OFFSETS: tl.constexpr,
-    OVERLAP: tl.constexpr,
 ):
-    """See `plan_fa2`; OFFSETS are those of `Layout`."""
-    # The kernel after us may read the words before it waits: it must not start early.
-    if OVERLAP:
-        tl.extra.cuda.gdc_wait()
+    """The share of program `here` in the words; OFFSETS are those of `Layout`."""
     FAR: tl.constexpr = SPANS[0]
     SPAN: tl.constexpr = SPANS[2]
     BLOCKS_HERE: tl.constexpr = SPANS[3]
     WIDTH: tl.constexpr = SPANS[4]
     Q_SPAN: tl.constexpr = SPANS[5]
-    here = tl.program_id(0)
     chunk = chosen_chunk(
         *(seq_lens_ptr, ladder_ptr, batch, delta, most, max_blocks),
         *(Q_TILES, FACTS, UNITS, SPANS),
     )
     inverse = tl.div_rn(1.0, chunk.to(tl.float32))
-    programs = tl.num_programs(0)
     share = (max_batch + programs - 1) // programs
     before = 0
     total = 0
     for start in range(0, max_batch, FAR):
         rows = start + tl.arange(0, FAR)
-        parts = parts_of(counted_lengths(seq_lens_ptr, rows, batch, delta, most), inverse)
+        lens = counted_lengths(seq_lens_ptr, rows, batch, delta, most)
+        parts = parts_of(lens, chunk, inverse)
         total += tl.sum(parts, 0)
         before += tl.sum(tl.where(rows < here * share, parts, 0), 0)
     for start in range(here * share, tl.minimum(here * share + share, max_batch), SPAN):
         rows = start + tl.arange(0, SPAN)
         inside = rows < tl.minimum(here * share + share, max_batch)
-        parts = parts_of(counted_lengths(seq_lens_ptr, rows, batch, delta, most), inverse)
-        parts = tl.where(inside, parts, 0)
+        lens = counted_lengths(seq_lens_ptr, rows, batch, delta, most)
+        parts = tl.where(inside, parts_of(lens, chunk, inverse), 0)
         ends = before + tl.cumsum(parts, 0)
         before += tl.sum(parts, 0)
         tl.store(words_ptr + OFFSETS[3] + 1 + rows, ends * Q_LEN, mask=inside)
@@ -226,20 +98,22 @@ def plan_kernel(
         for begin in range(0, tl.max(parts, 0) * Q_TILES, WIDTH):
             within = begin + tl.arange(0, WIDTH)[None, :]
             live = within < parts[:, None] * Q_TILES
-            block = (ends - parts)[:, None] * Q_TILES + within
-            tl.store(words_ptr + OFFSETS[0] + block, rows[:, None] + within * 0, mask=live)
-            tl.store(words_ptr + OFFSETS[1] + block, within // own, mask=live)
-            tl.store(words_ptr + OFFSETS[2] + block, within % own, mask=live)
-    # What the valid mask ends at once, and the mask itself.
+            tile = within // own if Q_TILES > 1 else within * 0
+            block = words_ptr + (ends - parts)[:, None] * Q_TILES + within
+            tl.store(block + OFFSETS[0], rows[:, None] + within * 0, mask=live)
+            tl.store(block + OFFSETS[1], tile + rows[:, None] * 0, mask=live)
+            tl.store(block + OFFSETS[2], within - tile * own, mask=live)
+    # What the valid mask ends at once, and the mask itself, in whole words.
+    valid_ptr = (words_ptr + OFFSETS[7]).to(tl.pointer_type(tl.uint8))
     for start in range(here * BLOCKS_HERE, max_blocks, programs * BLOCKS_HERE):
         block = start + tl.arange(0, BLOCKS_HERE)
-        inside = block < max_blocks
         used = block < total * Q_TILES
+        idle = (block < max_blocks) & (used == 0)
         zero = block * 0
-        tl.store(words_ptr + OFFSETS[0] + block, zero, mask=inside & (used == 0))
-        tl.store(words_ptr + OFFSETS[1] + block, zero, mask=inside & (used == 0))
-        tl.store(words_ptr + OFFSETS[2] + block, zero, mask=inside & (used == 0))
-        tl.store(valid_ptr + block, used.to(tl.uint8), mask=inside)
+        tl.store(words_ptr + OFFSETS[0] + block, zero, mask=idle)
+        tl.store(words_ptr + OFFSETS[1] + block, zero, mask=idle)
+        tl.store(words_ptr + OFFSETS[2] + block, zero, mask=idle)
+        tl.store(valid_ptr + block, used.to(tl.uint8), mask=block < (max_blocks + 3) // 4 * 4)
     if here == 0:
         tl.store(words_ptr + OFFSETS[3], 0)
         tl.store(words_ptr + OFFSETS[4], 0)
@@ -247,43 +121,119 @@ def plan_kernel(
         tl.store(words_ptr + OFFSETS[6], max_batch * Q_LEN)
 
 
-def require_plan(t: PlanTensors, shape: PlanShape, seq_len_delta: int) -> EveryCall:
+@triton.jit(
+    do_not_specialize=[
+        *("batch", "delta", "lead", "most", "max_blocks", "max_batch"),
+        *("max_pages", "pool_rows", "token_stride", "capacity"),
+    ]
+)
+def plan_kernel(
+    # inputs
+    seq_lens_ptr,  # [batch] int32 or int64
+    ladder_ptr,  # [WHOLE] int32, candidates
+    # output
+    words_ptr,  # int32, laid out as `Layout` says
+    # of the page arrays, all or none: inputs and outputs
+    req_pool_indices_ptr,  # [batch] int32 or int64
+    req_to_token_ptr,  # [pool_rows, token_stride] int32
+    kv_indptr_ptr,  # [max_batch + 1] int32
+    kv_indices_ptr,  # [capacity] int32
+    kv_last_page_len_ptr,  # [max_batch] int32
+    # sizes
+    batch,
+    delta,
+    lead,
+    most,
+    max_blocks,
+    max_batch,
+    max_pages,
+    pool_rows,
+    token_stride,
+    capacity,
+    # structure
+    Q_LEN: tl.constexpr,
+    Q_TILES: tl.constexpr,
+    FACTS: tl.constexpr,
+    UNITS: tl.constexpr,
+    SPANS: tl.constexpr,
+    OFFSETS: tl.constexpr,
+    PAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """See `build_fa2_plan`; `lead` programs of dimension 0 come before those of the pages."""
+    # The kernel after us may read the words before it waits: it must not start early.
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+    part = tl.program_id(0)
+    if part >= lead:
+        if PAGES is not None:
+            inputs = (seq_lens_ptr, req_pool_indices_ptr, req_to_token_ptr)
+            outputs = (kv_indptr_ptr, kv_indices_ptr, kv_last_page_len_ptr)
+            sizes = (batch, max_batch, delta, max_pages, pool_rows, token_stride, capacity)
+            write_pages(part - lead, *inputs, *outputs, *sizes, *PAGES)
+    elif tl.program_id(1) == 0:
+        tensors = (seq_lens_ptr, ladder_ptr, words_ptr)
+        limits = (batch, delta, most, max_blocks, max_batch)
+        constants = (Q_LEN, Q_TILES, FACTS, UNITS, SPANS, OFFSETS)
+        write_plan(part, lead, *tensors, *limits, *constants)
+
+
+def require_plan(t: PlanTensors, shape: PlanShape, page_size: int, seq_len_delta: int) -> EveryCall:
     """Raise unless these are tensors of a plan of `shape`."""
     require_tensor("seq_lens", t.seq_lens, (None,), "int32", "int64", contiguous=True)
-    if t.seq_lens.shape[0] > shape.max_batch_size:
-        raise ValueError(
-            f"seq_lens must hold at most {shape.max_batch_size} requests, as captured, got "
-            f"{t.seq_lens.shape[0]}"
-        )
+    batch, room = t.seq_lens.shape[0], shape.max_batch_size
+    if batch > room:
+        raise ValueError(f"seq_lens must hold at most {room} requests, as captured, got {batch}")
     require_int("seq_len_delta", seq_len_delta, least=0)
-    layout = Layout.of(shape)
-    require_tensor("words", t.words, (layout.valid // 4,), "int32", contiguous=True)
-    require_tensor("valid", t.valid, (shape.max_blocks,), "uint8", contiguous=True)
+    words = Layout.of(shape).int_bytes // WORD
+    require_tensor("words", t.words, (words,), "int32", contiguous=True)
     require_tensor("ladder", t.ladder, (WHOLE,), "int32", contiguous=True)
     require_one_device(t._asdict())
-    return EveryCall(((0, INT32_MAX),), ())
+    apart: tuple[tuple[int, int], ...] = ()
+    if page_size:
+        require_tensor("kv_indptr", t.kv_indptr, (room + 1,), "int32", contiguous=True)
+        require_tensor("kv_last_page_len", t.kv_last_page_len, (room,), "int32", contiguous=True)
+        require_kv_indices(
+            page_arrays(t, batch), page_size, seq_len_delta, -(-shape.max_seq_len // page_size)
+        )
+        apart = tuple((0, t._fields.index(n)) for n in ("kv_indptr", "kv_last_page_len"))
+    return EveryCall(((0, INT32_MAX),), apart)
 
 
-def derive(t: PlanTensors, shape: PlanShape) -> Derived:
-    """The launch: a program per REQUESTS requests."""
-    layout, batch = Layout.of(shape), len(t.seq_lens)
-    unit = TILE_TOKENS << shape.coarse
+def page_arrays(t: PlanTensors, batch: int) -> PageArrays:
+    """What `build_kv_indices` would take of them, of the first `batch` requests."""
+    short = {"kv_indptr": t.kv_indptr[: batch + 1], "kv_last_page_len": t.kv_last_page_len[:batch]}
+    return PageArrays(*(short.get(name, getattr(t, name)) for name in PageArrays._fields))
+
+
+def derive(t: PlanTensors, shape: PlanShape, page_size: int) -> Derived:
+    """The launch: a program per REQUESTS requests, then those of the page arrays."""
+    layout, batch, room = Layout.of(shape), len(t.seq_lens), shape.max_batch_size
     wide = max(16, triton.next_power_of_2(max(batch, 1)))
-    spans = (min(WIDE, wide), min(SCORED, wide), REQUESTS, BLOCKS, WIDTH)
-    offsets = (layout.request, layout.q_tile, layout.kv_tile, layout.o_indptr)
+    rows = min(REQUESTS, triton.next_power_of_2(room))
+    spans = (min(WIDE, wide), min(SCORED, wide), rows, BLOCKS, WRITTEN // rows)
+    bits = TILE_TOKENS.bit_length() - 1
     constants = (
         *(shape.q_len, shape.q_tiles, facts_of(shape)),
-        (TILE_TOKENS, unit, CHUNK_STEP, MIN_CHUNK, WHOLE),
+        (bits, bits + shape.coarse, CHUNK_STEP, MIN_CHUNK, WHOLE),
         (*spans, triton.next_power_of_2(shape.q_len)),
-        (*offsets, layout.merge_indptr, layout.chunk, layout.rows),
+        layout.offsets,
     )
-    grid = (max(-(-shape.max_batch_size // REQUESTS), min(8, -(-shape.max_blocks // BLOCKS))), 1)
+    lead = max(-(-room // REQUESTS), min(8, -(-shape.max_blocks // BLOCKS)))
+    most = -(-shape.max_seq_len // max(page_size, 1))
+    grid: Grid = (lead, 1)
+    tiles: tuple[object, ...] | None = None
+    sizes: tuple[int, ...] = (0, 0, 0)
+    if page_size:
+        _, sizes, cut_pages = pages.derive(page_arrays(t, batch), page_size)
+        (parts, columns), tiles, _ = cut_pages(0, most)
+        grid = (lead + parts, columns)
 
     def cut(seq_len_delta: int) -> tuple[Grid, tuple[object, ...], int]:
-        return grid, constants, WARPS
+        return grid, (*constants, tiles), WARPS
 
-    most = min(shape.max_seq_len, shape.seen)
-    return Derived(batch, (most, shape.max_blocks, shape.max_batch_size), cut)
+    longest = min(shape.max_seq_len, shape.seen)
+    return Derived(batch, (lead, longest, shape.max_blocks, room, most, *sizes), cut)
 
 
 def facts_of(shape: PlanShape) -> tuple[float, ...]:
@@ -306,10 +256,28 @@ def ladder(device: torch.device) -> torch.Tensor:
     return torch.tensor(LADDER, dtype=torch.int32).to(device)
 
 
-def plan_fa2(tensors: PlanTensors, shape: PlanShape, *, seq_len_delta: int = 0) -> None:
-    """Write the plan of `shape` for `seq_lens` [bs] int32 or int64 into `words` and `valid`.
+def build_fa2_plan(
+    *,
+    seq_lens: torch.Tensor,
+    ladder: torch.Tensor,
+    words: torch.Tensor,
+    shape: PlanShape,
+    seq_len_delta: int = 0,
+    req_pool_indices: torch.Tensor | None = None,
+    req_to_token: torch.Tensor | None = None,
+    kv_indptr: torch.Tensor | None = None,
+    kv_indices: torch.Tensor | None = None,
+    kv_last_page_len: torch.Tensor | None = None,
+    page_size: int = 0,
+) -> None:
+    """Write the plan of `shape` for `seq_lens` [bs] int32 or int64 into `words`, in one launch.
 
-    One launch, nothing is read back; capturable. Rows past `seq_lens` are empty. Lengths, delta
-    added, count as at most `max_seq_len`. Raises ValueError or TypeError before the launch.
+    `words` is int32 [`Layout.int_bytes` / 4], `ladder` what `ladder()` gives. Rows past `seq_lens`
+    are empty. Lengths, delta added, count as at most `max_seq_len`. With a `page_size` the same
+    launch writes the page arrays as `build_kv_indices` does, `kv_indptr` [max_batch_size + 1] and
+    `kv_last_page_len` [max_batch_size]; the other five are not looked at without one. Else as all
+    of `core.metadata`.
     """
-    LAUNCHER.launch(tensors, (shape,), (seq_len_delta,))
+    paged = (req_pool_indices, req_to_token, kv_indptr, kv_indices, kv_last_page_len)
+    tensors = (seq_lens, ladder, words, *(paged if page_size else (None,) * 5))
+    LAUNCHER.launch(tensors, (shape, page_size), (seq_len_delta,))

@@ -1,15 +1,15 @@
 """Plan for a FlashInfer wrapper of your own, on the GPU.
 
-    wrapper.plan(...)                              # once, as at capture: FlashInfer sets it up
-    planner = Fa2Planner(wrapper, num_qo_heads=32, num_kv_heads=8, head_dim=128, max_seq_len=131072)
+    wrapper.plan(...)                           # once, as at capture: FlashInfer sets it up
+    planner = Fa2Planner(wrapper, head_dim=128, max_seq_len=131072, page_size=16)
     with torch.cuda.graph(graph):
-        planner.plan(seq_lens)                     # replayed: plans for the lengths of the step
+        planner.plan(seq_lens, req_pool_indices=rows, req_to_token=pool)  # plans in every replay
         for layer in layers:
             wrapper.run(q, cache)
 
 `wrapper` is a BatchDecodeWithPagedKVCacheWrapper (tensor cores) or a
-BatchPrefillWithPagedKVCacheWrapper of fa2 in CUDA-graph mode. Its page arrays stay its own: fill
-them as before, or by `core.metadata.build_kv_indices`, with the same lengths.
+BatchPrefillWithPagedKVCacheWrapper of fa2 in CUDA-graph mode. Without the last two arguments its
+page arrays are not written: fill them as before, for the same lengths.
 
 What FlashInfer keeps private is named once, in `PRIVATE`.
 """
@@ -21,14 +21,12 @@ import torch
 
 from ..backends.base import installed_version
 from .choice import PlanShape
-from .kernel import PlanTensors, ladder, plan_fa2
+from .kernel import LAUNCHER, PlanTensors, ladder
 from .library import RELEASES
-from .words import Layout
+from .words import Layout, plan_words
 
 MAX_TOKENS = 2**21
 """Of a request: the kernel divides by way of float32."""
-
-
 PRIVATE = (
     *("_plan_info", "_int_workspace_buffer", "_float_workspace_buffer", "_fixed_batch_size"),
     *("_qo_indptr_buf", "_use_cuda_graph", "_backend", "_num_qo_heads", "_num_kv_heads"),
@@ -36,41 +34,45 @@ PRIVATE = (
     *("_paged_kv_indptr_buf", "_paged_kv_indices_buf", "_paged_kv_last_page_len_buf"),
 )
 """Attributes of a planned wrapper that are not public, the same in all `RELEASES` that can run."""
+FIXED = (
+    *("_int_workspace_buffer", "_fixed_batch_size", "_num_qo_heads", "_num_kv_heads"),
+    *("_window_left", "_cached_q_data_type", "_cached_kv_data_type"),
+)
+"""Those that must be what they were when the planner took the wrapper over."""
 
 
 class Fa2Planner:
     """See the module. `shape` is what was fixed, `layout` where the words lie, `page_arrays` the
-    wrapper's buffers for `core.metadata.build_kv_indices`."""
+    wrapper's buffers by the names of `core.metadata.build_kv_indices`."""
 
     def __init__(
         self,
         wrapper: Any,
         *,
-        num_qo_heads: int,
-        num_kv_heads: int,
         head_dim: int,
         max_seq_len: int,
         q_len: int = 1,
+        page_size: int = 0,
         num_sms: int = 0,
     ) -> None:
         """Take over a planned wrapper: `q_len` queries per request, requests of at most
-        `max_seq_len` tokens. `num_sms` SMs are planned for, all of the GPU's if 0.
+        `max_seq_len` tokens. `num_sms` SMs are planned for, all of the GPU's if 0. `page_size` is
+        that of the page arrays, where `plan` shall write them.
 
         Raises RuntimeError for a wrapper or release that is not known, ValueError for one that is
-        not fa2 in CUDA-graph mode, was planned for other heads, or whose workspaces are too small.
+        not fa2 in CUDA-graph mode, or whose workspaces or buffers are too small.
         """
         _require_release()
         own = _private(wrapper)
         _require_fa2(own)
-        _require_heads(own, num_qo_heads, num_kv_heads)
         if not 0 < max_seq_len <= MAX_TOKENS:
             raise ValueError(f"max_seq_len must be in 1..{MAX_TOKENS}, got {max_seq_len}")
         device = own.int_workspace_buffer.device
         if not num_sms:
             num_sms = torch.cuda.get_device_properties(device).multi_processor_count
         self.shape = PlanShape(
-            num_qo_heads,
-            num_kv_heads,
+            own.num_qo_heads,
+            own.num_kv_heads,
             head_dim,
             own.cached_kv_data_type.itemsize,
             own.fixed_batch_size,
@@ -86,31 +88,74 @@ class Fa2Planner:
         _require_room("float", floats, self.layout.float_bytes)
         names = ("kv_indptr", "kv_indices", "kv_last_page_len")
         self.page_arrays = {name: getattr(own, f"paged_{name}_buf") for name in names}
+        self.page_size = page_size
         self.wrapper, self.info = wrapper, self.layout.info(self.shape)
-        self._words = room[: self.layout.valid].view(torch.int32)
-        self._valid = room[self.layout.valid : self.layout.int_bytes]
+        self._fixed = [getattr(wrapper, name) for name in FIXED]
+        self._words = room[: self.layout.int_bytes].view(torch.int32)
         self._ladder = ladder(device)
         self._mark = torch.zeros(1, device=device)
         own.qo_indptr_buf.copy_(torch.arange(self.shape.max_batch_size + 1) * q_len)
 
-    def plan(self, seq_lens: torch.Tensor, *, seq_len_delta: int = 0, fence: bool = True) -> None:
+    def plan(
+        self,
+        seq_lens: torch.Tensor,
+        *,
+        seq_len_delta: int = 0,
+        req_pool_indices: torch.Tensor | None = None,
+        req_to_token: torch.Tensor | None = None,
+        fence: bool = True,
+    ) -> None:
         """Plan for `seq_lens` [bs] int32 or int64 on the GPU, `seq_len_delta` added.
 
         One launch, capturable, nothing is read back. Fewer requests than the wrapper's are padded
-        with empty ones. `wrapper.run` uses this plan until `wrapper.plan` is called again.
+        with empty ones. Given `req_pool_indices` [bs] and `req_to_token` [pool, max_ctx], the same
+        launch writes the page arrays, as `build_kv_indices` does. `wrapper.run` uses this plan
+        until `wrapper.plan` is called again.
 
         FlashInfer's kernels read the plan before they wait for the kernel ahead of them
         (programmatic dependent launch), so another one must come in between: that is `fence`. A
         model whose projections come in between may go without.
+
+        Raises ValueError, before the launch, for tensors that do not fit, or once the wrapper was
+        planned for other heads, dtypes, window or workspaces.
         """
-        plan_fa2(
-            PlanTensors(seq_lens, self._ladder, self._words, self._valid),
-            self.shape,
-            seq_len_delta=seq_len_delta,
-        )
+        self._require_same_wrapper()
+        paged: tuple[Any, ...] = (None,) * 5
+        page_size = 0
+        if req_to_token is not None:
+            page_size = self._require_page_size()
+            paged = (req_pool_indices, req_to_token, *self.page_arrays.values())
+        tensors = PlanTensors(seq_lens, self._ladder, self._words, *paged)
+        LAUNCHER.launch(tensors, (self.shape, page_size), (seq_len_delta,))
         self.wrapper._plan_info = self.info
         if fence:
             self._mark.zero_()
+
+    def plan_with(self, seq_lens: torch.Tensor, chunk: int) -> None:
+        """A plan with KV chunks of `chunk` tokens, made on the host for `seq_lens` [bs] there: to
+        try chunks. Raises as `plan_words` does."""
+        self._require_same_wrapper()
+        image = plan_words(self.shape, seq_lens.numpy(), chunk).image(self.layout)
+        self._words.copy_(torch.from_numpy(image))
+        self.wrapper._plan_info = self.info
+
+    def _require_same_wrapper(self) -> None:
+        for name, before in zip(FIXED, self._fixed, strict=True):
+            now = getattr(self.wrapper, name)
+            if now is not before and (name.endswith("buffer") or now != before):
+                raise ValueError(
+                    f"wrapper must be as it was taken over, make a new planner: {name} was "
+                    f"{_short(before)}, is {_short(now)}"
+                )
+
+    def _require_page_size(self) -> int:
+        if not self.page_size:
+            raise ValueError("page_size must be given to the planner that writes page arrays")
+        return self.page_size
+
+
+def _short(value: object) -> object:
+    return f"at {value.data_ptr():#x}" if isinstance(value, torch.Tensor) else value
 
 
 def _require_release() -> None:
@@ -140,15 +185,6 @@ def _require_fa2(own: Any) -> None:
             f"backend='fa2'; decode: use_tensor_cores=True), got use_cuda_graph="
             f"{own.use_cuda_graph}, backend={own.backend!r}, "
             f"a plan of {len(own.plan_info or ())} integers"
-        )
-
-
-def _require_heads(own: Any, num_qo_heads: int, num_kv_heads: int) -> None:
-    planned = (own.num_qo_heads, own.num_kv_heads)
-    if planned != (num_qo_heads, num_kv_heads):
-        raise ValueError(
-            f"num_qo_heads, num_kv_heads must be those the wrapper was planned for, {planned}, "
-            f"got {(num_qo_heads, num_kv_heads)}"
         )
 
 

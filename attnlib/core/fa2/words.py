@@ -54,8 +54,14 @@ class Layout:
         lse, valid = partial * shape.head_dim, ends[-1]
         names = ("request", "q_tile", "kv_tile", "o_indptr", "merge_indptr", "chunk", "rows")
         starts = dict(zip(names, (end // WORD for end in (0, *ends)), strict=False))
-        room = {"int_bytes": valid + blocks, "float_bytes": lse + partial}
+        room = {"int_bytes": valid + -(-blocks // WORD) * WORD, "float_bytes": lse + partial}
         return cls(**starts, valid=valid, lse=lse, **room)
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """In words, in the order of the fields."""
+        starts = (self.request, self.q_tile, self.kv_tile, self.o_indptr, self.merge_indptr)
+        return (*starts, self.chunk, self.rows, self.valid // WORD)
 
     def info(self, shape: PlanShape) -> list[int]:
         """The 15 integers, as `wrapper._plan_info` holds them."""
@@ -82,18 +88,38 @@ class Words:
     total_num_rows: int
     block_valid_mask: np.ndarray
 
+    def image(self, layout: Layout, fill: int = 0) -> np.ndarray:
+        """The words as they lie in the int workspace, int32 [int_bytes // 4]; gaps hold `fill`."""
+        words = np.full(layout.int_bytes // WORD, fill, np.int32)
+        scalars = (np.array([n]) for n in (self.kv_chunk_size, self.total_num_rows))
+        indices = (self.request_indices, self.qo_tile_indices, self.kv_tile_indices)
+        arrays = (*indices, self.o_indptr, self.merge_indptr, *scalars)
+        for begin, array in zip(layout.offsets, arrays, strict=False):
+            words[begin : begin + len(array)] = array
+        mask = words.view(np.uint8)[layout.valid :]
+        mask[:] = 0
+        mask[: len(self.block_valid_mask)] = self.block_valid_mask
+        return words
 
-def plan_words(shape: PlanShape, seq_lens: np.ndarray) -> Words:
-    """What the kernel writes for `seq_lens` [bs] tokens, word for word.
 
-    Rows from bs to `max_batch_size` are empty. Raises as `choose` does.
+def plan_words(shape: PlanShape, seq_lens: np.ndarray, chunk: int = 0) -> Words:
+    """What the kernel writes for `seq_lens` [bs] tokens, word for word; a positive `chunk`, in
+    tokens, takes the place of the choice.
+
+    Rows from bs to `max_batch_size` are empty. Raises as `choose` does, and ValueError for a chunk
+    that cuts into more blocks than the grid has.
     """
     lens = np.zeros(shape.max_batch_size, np.int64)
     given = counted(shape, seq_lens)
     lens[: len(given)] = given
     choice = choose(shape, given)
-    parts = -(-lens // choice.chunk)
+    chunk = chunk or choice.chunk
+    parts = -(-lens // chunk)
     blocks = parts * shape.q_tiles
+    if blocks.sum() > shape.max_blocks:
+        raise ValueError(
+            f"chunk must cut into at most {shape.max_blocks} blocks, got {blocks.sum()} of {chunk}"
+        )
     within = np.arange(blocks.sum()) - np.repeat(np.cumsum(blocks) - blocks, blocks)
     own_parts = np.repeat(parts, blocks)
     padding = (0, shape.max_blocks - len(within))
@@ -105,7 +131,7 @@ def plan_words(shape: PlanShape, seq_lens: np.ndarray) -> Words:
         np.pad(within % np.maximum(own_parts, 1), padding),
         np.concatenate([[0], np.cumsum(parts * shape.q_len)]),
         np.concatenate([[0], np.cumsum(per_row)]),
-        choice.chunk,
+        chunk,
         len(per_row),
         np.pad(np.ones(len(within), np.int64), padding),
     )

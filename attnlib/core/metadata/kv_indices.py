@@ -58,21 +58,23 @@ def write_counts(
     kv_indptr_ptr,
     kv_last_page_len_ptr,
     batch,
+    all_rows,
     delta,
     max_pages,
     SHIFT: tl.constexpr,
     SCAN: tl.constexpr,
 ):
-    """`kv_indptr` and `kv_last_page_len`, block by block."""
+    """`kv_indptr` and `kv_last_page_len`, block by block; rows from `batch` on are empty."""
     tl.store(kv_indptr_ptr, 0)
     total = 0
-    for start in range(0, batch, SCAN):
+    for start in range(0, all_rows, SCAN):
         rows = start + tl.arange(0, SCAN)
         lens = load_lengths(seq_lens_ptr, rows, batch, delta)
         pages = live_pages(lens, max_pages, SHIFT)
         last = tl.minimum(lens - ((pages - 1) << SHIFT), 1 << SHIFT)
-        tl.store(kv_last_page_len_ptr + rows, tl.where(pages > 0, last, 0), mask=rows < batch)
-        tl.store(kv_indptr_ptr + 1 + rows, total + tl.cumsum(pages, 0), mask=rows < batch)
+        inside = rows < all_rows
+        tl.store(kv_last_page_len_ptr + rows, tl.where(pages > 0, last, 0), mask=inside)
+        tl.store(kv_indptr_ptr + 1 + rows, total + tl.cumsum(pages, 0), mask=inside)
         total += tl.sum(pages, 0)
 
 
@@ -82,6 +84,61 @@ def load_slots(tokens, cols, readable, SHIFT: tl.constexpr):
     first_tokens = cols.to(tl.int64) << SHIFT
     live = cols[None, :] < readable[:, None]
     return tl.load(tokens[:, None] + first_tokens[None, :], mask=live, other=-1)
+
+
+@triton.jit
+def write_pages(
+    part,
+    seq_lens_ptr,
+    req_pool_indices_ptr,
+    req_to_token_ptr,
+    kv_indptr_ptr,
+    kv_indices_ptr,
+    kv_last_page_len_ptr,
+    batch,
+    all_rows,
+    delta,
+    max_pages,
+    pool_rows,
+    token_stride,
+    capacity,
+    SHIFT: tl.constexpr,
+    SCAN: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+):
+    """The arrays, by parts: the counts are part 0, each ROWS requests another; programs of
+    dimension 1 share a part's pages."""
+    begin = tl.program_id(1) * COLS
+    if part == 0:
+        if begin == 0:
+            counts = (kv_indptr_ptr, kv_last_page_len_ptr)
+            write_counts(seq_lens_ptr, *counts, batch, all_rows, delta, max_pages, SHIFT, SCAN)
+    else:
+        first = (part - 1) * ROWS
+        rows = first + tl.arange(0, ROWS)
+        pages = live_pages(load_lengths(seq_lens_ptr, rows, batch, delta), max_pages, SHIFT)
+        longest = tl.max(pages, 0)
+        if begin < longest:
+            pool = tl.load(req_pool_indices_ptr + rows, mask=rows < batch, other=-1).to(tl.int64)
+            readable = tl.where((pool >= 0) & (pool < pool_rows), pages, 0)
+            tokens = req_to_token_ptr + pool * token_stride
+            slots = load_slots(tokens, begin + tl.arange(0, COLS), readable, SHIFT)
+            before = pages_before(seq_lens_ptr, first, delta, max_pages, SHIFT, SCAN)
+            starts = tl.zeros_like(pages) + before
+            if ROWS > 1:
+                above = first + tl.arange(0, ROWS)
+                lens = load_lengths(seq_lens_ptr, above, batch, delta)
+                taller = live_pages(lens, max_pages, SHIFT)
+                earlier = above[None, :] < rows[:, None]
+                starts += tl.sum(tl.where(earlier, taller[None, :], 0), 1)
+            step = tl.num_programs(1) * COLS
+            for start in range(begin, longest, step):
+                cols = start + tl.arange(0, COLS)
+                words = starts[:, None] + cols[None, :]
+                live = (cols[None, :] < pages[:, None]) & (words < capacity)
+                tl.store(kv_indices_ptr + words, slots >> SHIFT, mask=live)
+                slots = load_slots(tokens, cols + step, readable, SHIFT)
 
 
 # Unspecialised, another size compiles nothing, and a stride that 16 divides makes no wide loads.
@@ -113,36 +170,10 @@ def kv_indices_kernel(
 ):
     """See `build_kv_indices`; SHIFT = log2(page_size), tiles of ROWS x COLS pages."""
     wait_for_predecessor(OVERLAP)
-    begin = tl.program_id(1) * COLS
-    if tl.program_id(0) == 0:
-        if begin == 0:
-            counts = (kv_indptr_ptr, kv_last_page_len_ptr)
-            write_counts(seq_lens_ptr, *counts, batch, delta, max_pages, SHIFT, SCAN)
-    else:
-        first = (tl.program_id(0) - 1) * ROWS
-        rows = first + tl.arange(0, ROWS)
-        pages = live_pages(load_lengths(seq_lens_ptr, rows, batch, delta), max_pages, SHIFT)
-        longest = tl.max(pages, 0)
-        if begin < longest:
-            pool = tl.load(req_pool_indices_ptr + rows, mask=rows < batch, other=-1).to(tl.int64)
-            readable = tl.where((pool >= 0) & (pool < pool_rows), pages, 0)
-            tokens = req_to_token_ptr + pool * token_stride
-            slots = load_slots(tokens, begin + tl.arange(0, COLS), readable, SHIFT)
-            before = pages_before(seq_lens_ptr, first, delta, max_pages, SHIFT, SCAN)
-            starts = tl.zeros_like(pages) + before
-            if ROWS > 1:
-                above = first + tl.arange(0, ROWS)
-                lens = load_lengths(seq_lens_ptr, above, batch, delta)
-                taller = live_pages(lens, max_pages, SHIFT)
-                earlier = above[None, :] < rows[:, None]
-                starts += tl.sum(tl.where(earlier, taller[None, :], 0), 1)
-            step = tl.num_programs(1) * COLS
-            for start in range(begin, longest, step):
-                cols = start + tl.arange(0, COLS)
-                words = starts[:, None] + cols[None, :]
-                live = (cols[None, :] < pages[:, None]) & (words < capacity)
-                tl.store(kv_indices_ptr + words, slots >> SHIFT, mask=live)
-                slots = load_slots(tokens, cols + step, readable, SHIFT)
+    inputs = (seq_lens_ptr, req_pool_indices_ptr, req_to_token_ptr)
+    outputs = (kv_indptr_ptr, kv_indices_ptr, kv_last_page_len_ptr)
+    sizes = (batch, batch, delta, max_pages, pool_rows, token_stride, capacity)
+    write_pages(tl.program_id(0), *inputs, *outputs, *sizes, SHIFT, SCAN, ROWS, COLS)
 
 
 def derive(t: PageArrays, page_size: int) -> Derived:

@@ -3,11 +3,13 @@
 | backend | an item | at a time on an SM | rule |
 |---|---|---|---|
 | flashinfer-fa2 | a chunk of a request, for a KV head and its group | 2 | PrefillSplitQOKVIndptr |
+| flashinfer-fa2-planned | the same | 2 | `core.fa2.choice` |
 | flashinfer-cuda-cores | the same | 6 to 12 | BatchDecodeWithPagedKVCacheWorkEstimation |
 | flashinfer-fa3 | whole requests of single query heads, as planned | 1 | PrefillSM90Plan |
 | fa3 | a range of KV blocks of a request's head | 1 | `metadata.splits` |
 
-FlashInfer's rules are those of its scheduler.cuh (0.6.4) for a plan in a CUDA graph;
+FlashInfer's rules are those of its scheduler.cuh (0.6.4) for a plan in a CUDA graph, `planned` is
+our plan for as many requests, none longer than these;
 `tests/core/test_plans.py` holds them to the library.
 """
 
@@ -17,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..fa2.choice import PlanShape, choose
 from ..fa2.library import Lengths, chunk_pages
 from ..gpu import CUDA_CORE_CTAS, FA2_CTAS, SM_SHARED_BYTES
 from ..schedule.facts import SchedulerFacts
@@ -105,7 +108,17 @@ class _SmCost(int):
 
 
 def _fa2(spec: AttnSpec, seq_lens: np.ndarray, num_sms: int) -> WorkPlan:
-    parts, splits = _chunks(spec, seq_lens, FA2_CTAS * num_sms)
+    return _fa2_work(spec, seq_lens, _chunk(spec, seq_lens, FA2_CTAS * num_sms), num_sms)
+
+
+def _fa2_planned(spec: AttnSpec, seq_lens: np.ndarray, num_sms: int) -> WorkPlan:
+    layer = (spec.num_qo_heads, spec.num_kv_heads, spec.head_dim, ELEMENT_BYTES[spec.kv_dtype])
+    shape = PlanShape(*layer, len(seq_lens), int(seq_lens.max()), num_sms)
+    return _fa2_work(spec, seq_lens, choose(shape, seq_lens).chunk, num_sms)
+
+
+def _fa2_work(spec: AttnSpec, seq_lens: np.ndarray, chunk: int, num_sms: int) -> WorkPlan:
+    parts, splits = _parts(spec, seq_lens, chunk)
     # KV tokens of a tile of 16 query rows: what fits the shared memory of two CTAs an SM.
     row_bytes = spec.head_dim * ELEMENT_BYTES[spec.dtype]
     room = SM_SHARED_BYTES // FA2_CTAS - FA2_ROWS * row_bytes
@@ -123,7 +136,7 @@ def _cuda_cores(spec: AttnSpec, seq_lens: np.ndarray, num_sms: int) -> WorkPlan:
             f"{', '.join(map(str, CUDA_CORE_CTAS))}, whose CUDA-core kernels are known; got {spec}"
         )
     planned, resident = CUDA_CORE_CTAS[spec.group_size]
-    parts, splits = _chunks(spec, seq_lens, planned * num_sms)
+    parts, splits = _parts(spec, seq_lens, _chunk(spec, seq_lens, planned * num_sms))
     items = parts + CUDA_CORE_ITEM_TOKENS
     merged = len(seq_lens) * spec.num_kv_heads < planned * num_sms
     return WorkPlan(items, resident * num_sms, int(parts.sum()), splits, merged)
@@ -165,19 +178,23 @@ def _fa3(spec: AttnSpec, seq_lens: np.ndarray, num_sms: int) -> WorkPlan:
     return WorkPlan(np.array(items) * tile, num_sms, tokens, splits, merged)
 
 
-def _chunks(spec: AttnSpec, seq_lens: np.ndarray, ctas: int) -> tuple[np.ndarray, int]:
-    """Tokens [n] of FlashInfer's chunks, heads outermost, and the most chunks of a request."""
-    pages = -(-seq_lens // spec.page_size)
-    most = ctas // spec.num_kv_heads
-    size = chunk_pages(pages, most=most, page_size=spec.page_size)
-    counts, size = -(-pages // size), size * spec.page_size
-    parts = np.full(counts.sum(), size)
-    parts[np.cumsum(counts) - 1] = seq_lens - (counts - 1) * size
+def _chunk(spec: AttnSpec, seq_lens: np.ndarray, ctas: int) -> int:
+    """Tokens of FlashInfer's chunks."""
+    pages, most = -(-seq_lens // spec.page_size), ctas // spec.num_kv_heads
+    return chunk_pages(pages, most=most, page_size=spec.page_size) * spec.page_size
+
+
+def _parts(spec: AttnSpec, seq_lens: np.ndarray, chunk: int) -> tuple[np.ndarray, int]:
+    """Tokens [n] of the chunks, heads outermost, and the most chunks of a request."""
+    counts = -(-seq_lens // chunk)
+    parts = np.full(counts.sum(), chunk)
+    parts[np.cumsum(counts) - 1] = seq_lens - (counts - 1) * chunk
     return np.tile(parts, spec.num_kv_heads), int(counts.max())
 
 
 PLANS: dict[str, Callable[[AttnSpec, np.ndarray, int], WorkPlan]] = {
     "flashinfer-fa2": _fa2,
+    "flashinfer-fa2-planned": _fa2_planned,
     "flashinfer-cuda-cores": _cuda_cores,
     "flashinfer-fa3": _flashinfer_fa3,
     "fa3": _fa3,

@@ -11,8 +11,8 @@ from ..form import NamedCase
 class DecodeCase(NamedCase):
     """The description of a seeded decode workload; `measure.build_workload` builds its tensors.
 
-    `kv_len` is the longest request's length in tokens; `lengths` is one of
-    fixed (all `kv_len`), ragged (uniform in 1..kv_len) or skewed (one `kv_len`, the others 1/32).
+    `kv_len` is the most tokens that a request has; `lengths` is one of the distributions of
+    `kinds.lengths`.
     """
 
     inner: ClassVar = ("spec", AttnSpec)

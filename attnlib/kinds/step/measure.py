@@ -12,6 +12,8 @@
 | fa3-two-launches | only the metadata of fa3-step-fused, no layer |
 | fa3-one-launch | only the metadata of fa3-step-one-launch, no layer |
 
+FlashInfer's steps (`fa2`) are whole steps of an engine, from lengths on the GPU to the last layer.
+
 Layers take turns over copies of the cache, so that between two uses of a copy twice the L2 is read,
 as far as a model of so many layers would.
 """
@@ -37,6 +39,7 @@ from ..cost import decode_cost
 from ..decode.measure import Oracle, build_workload
 from ..item import Item
 from ..metadata import eager, serial
+from . import fa2
 from .case import StepCase
 
 BUILDERS = {"fa3-step-eager": eager, "fa3-step-serial": serial, "fa3-step-fused": decode}
@@ -47,7 +50,7 @@ ALONE = {
     "fa3-one-launch": ONE_LAUNCH,
 }
 """Backend that times the metadata only -> the step it is of, which the oracle checks."""
-BACKENDS = ("fa3-step-each", "fa3-step-once", *BUILDERS, ONE_LAUNCH, *ALONE)
+BACKENDS = ("fa3-step-each", "fa3-step-once", *BUILDERS, ONE_LAUNCH, *ALONE, *fa2.BACKENDS)
 Prepare = Callable[[], SchedulerMetadata | None]
 
 
@@ -63,11 +66,16 @@ class StepSubject:
         case, backend, known = item.case, item.backend, ", ".join(BACKENDS)
         if backend not in BACKENDS:
             raise ValueError(f"backend must be one of {known} for a step, got {backend!r}")
-        reason = backends.unavailable("fa3") or backends.unsupported("fa3", case.decode.spec)
+        if backend in fa2.BACKENDS and item.timer != "eager":
+            raise ValueError(f"timer must be eager for {backend}, got {item.timer!r}")
+        library = fa2.BACKENDS.get(backend, "fa3")
+        reason = backends.unavailable(library) or backends.unsupported(library, case.decode.spec)
         if reason:
             return {"status": "refused", "reason": reason}
         timer = run_timer(item.timer)
         self._prepare(case)
+        if backend in fa2.BACKENDS:
+            return fa2.timed_step(self._engine(backend, case.layers), item, self._oracle)
         batch, prepare = self._prepared(ALONE.get(backend, backend))
         step = partial(self._run_layers, batch, prepare, case.layers)
         verdict = self._oracle.check(step())
@@ -81,6 +89,11 @@ class StepSubject:
         work = float(decode_cost(case.decode).io_bytes * case.layers)
         return timed_fields(timing, kernels=kernels, work_per_call=work) | seen
 
+    def _engine(self, backend: str, layers: int) -> fa2.EngineStep:
+        _, buffers = over_own_buffers(self._work.batch)
+        pool = {name: buffers[name] for name in ("req_pool_indices", "req_to_token")}
+        return fa2.EngineStep(backend, self._work, self._caches, layers, pool)
+
     def _prepare(self, case: StepCase) -> None:
         if case == self._case:
             return
@@ -88,7 +101,6 @@ class StepSubject:
         self._caches: list[PagedKV] = []
         self._work = work = build_workload(case.decode, device=self.bench.device)
         self._oracle = Oracle(work.q, work.kv, work.batch)
-        self._facts = facts_of(work.batch)
         l2_bytes = int(self.bench.machine["l2_mib"] * 2**20)
         copies = min(case.layers, cold_copies(decode_cost(case.decode).kv_bytes, l2_bytes))
         self._caches = cache_copies(work.kv, copies)
@@ -105,15 +117,16 @@ class StepSubject:
         """The buffers that a step's layers read, and what a step does before them."""
         if backend == "fa3-step-each":
             return self._work.batch, lambda: None
+        facts = facts_of(self._work.batch)
         if backend == "fa3-step-once":
-            return self._work.batch, partial(precompute, self._facts, self._work.batch.seq_lens)
+            return self._work.batch, partial(precompute, facts, self._work.batch.seq_lens)
         batch, arguments = over_own_buffers(self._work.batch)
         if backend == ONE_LAUNCH:
-            scheduler = reserve(self._facts, batch.seq_lens.device)
+            scheduler = reserve(facts, batch.seq_lens.device)
             build = partial(build_step_metadata, **arguments, scheduler=scheduler)
             return batch, partial(_after, build, lambda: scheduler)
         build = partial(BUILDERS[backend].build_decode_metadata, **arguments)
-        return batch, partial(_after, build, partial(precompute, self._facts, batch.seq_lens))
+        return batch, partial(_after, build, partial(precompute, facts, batch.seq_lens))
 
 
 def _after(build: Callable[[], None], schedule: Prepare) -> SchedulerMetadata | None:

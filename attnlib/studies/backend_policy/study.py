@@ -7,7 +7,7 @@ R2 sequence); the held-out ones are drawn at random and are in none of the polic
 import random
 from dataclasses import replace
 
-from ...core.spec import ELEMENT_BYTES, LENGTHS, AttnSpec
+from ...core.spec import ELEMENT_BYTES, AttnSpec
 from ...kinds.decode.case import DecodeCase
 from ...run.study import Grid, Study
 
@@ -19,6 +19,7 @@ SPECS = tuple(AttnSpec(qo, kv, head_dim=128, page_size=page) for qo, kv, page in
 """Groups of 1 to 8 and 16, odd ones too; four of them the CUDA cores refuse."""
 BATCHES, KV_LENS = (1, 256), (64, 65536)
 KV_BYTES_LIMIT = 4 * 2**30
+LENGTHS = ("fixed", "ragged", "skewed")
 KNOWN, HELD_OUT = 140, 8
 """Cases a spec. Both counts are of cases whose longest possible cache fits the limit."""
 HELD_OUT_ROUNDS = 3

@@ -2,7 +2,7 @@
 
 from itertools import product
 
-from ...core.spec import LENGTHS, AttnSpec
+from ...core.spec import AttnSpec
 from ...kinds.cost import decode_cost
 from ...kinds.decode.case import DecodeCase
 from ...run.study import Grid, Study
@@ -44,7 +44,10 @@ WIDE = tuple(case for case in _GRID if decode_cost(case).kv_bytes <= KV_LIMIT_BY
 VARIANTS = (
     DecodeCase(AttnSpec(16, 4, 64, 64, "float16"), 16, 8192, "ragged"),
     DecodeCase(AttnSpec(16, 4, 256, 16), 16, 8192),
-    *(DecodeCase(AttnSpec(32, 8, 128, 64), 64, 8192, name) for name in LENGTHS),
+    *(
+        DecodeCase(AttnSpec(32, 8, 128, 64), 64, 8192, name)
+        for name in ("fixed", "ragged", "skewed")
+    ),
 )
 """Other head_dims, dtypes, page sizes and lengths, beyond the wide grid's."""
 

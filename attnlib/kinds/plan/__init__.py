@@ -1,0 +1,1 @@
+"""A plan of FlashInfer's fa2."""

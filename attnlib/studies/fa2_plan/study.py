@@ -1,0 +1,230 @@
+"""FlashInfer's fa2 by its own plan and by ours, made on the GPU: the batches that people serve.
+
+A wave is the requests that fill the GPU's slots, one block of each request and KV head in a slot.
+Lengths are drawn by a seed that each layout has; a longest request is halved until K and V of its
+batch fit `MOST_KV_BYTES`.
+"""
+
+import random
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+
+from ...core.fa2.choice import CHUNK_STEP, MIN_CHUNK, PlanShape
+from ...core.spec import ELEMENT_BYTES, AttnSpec
+from ...kinds.cost import decode_cost
+from ...kinds.decode.case import DecodeCase
+from ...kinds.extend.case import ExtendCase
+from ...kinds.lengths import sample_seq_lens
+from ...kinds.plan.case import PlanCase
+from ...kinds.step.case import StepCase
+from ...run.study import Grid, Study
+
+HEADS = (
+    *((32, 8), (28, 4), (64, 8), (16, 2), (8, 1)),
+    *((40, 8), (14, 2), (5, 1), (32, 32), (128, 8)),
+)
+PAGE_SIZES = (16, 1, 64)
+NUM_SMS = 132
+SLOTS = 2 * NUM_SMS
+"""Of an H200, two blocks an SM."""
+MOST_KV_BYTES = 8 * 2**30
+MOST_TABLE = 64 * 2**20
+"""Entries of a page table."""
+LLAMA = AttnSpec(32, 8, 128, 16)
+
+
+def _wave(spec: AttnSpec) -> int:
+    return SLOTS // spec.num_kv_heads
+
+
+def _fitted(case: DecodeCase) -> DecodeCase:
+    """`case`, its longest request halved until the batch fits."""
+    while (
+        decode_cost(case).kv_bytes > MOST_KV_BYTES
+        or case.batch_size * case.kv_len // case.spec.page_size > MOST_TABLE
+    ):
+        case = replace(case, kv_len=case.kv_len // 2)
+    return case
+
+
+def _some_waves(spec: AttnSpec) -> int:
+    """Short requests beside the long one: 1 to 2 waves of them, drawn."""
+    wave = _wave(spec)
+    return random.Random(f"one long {spec.heads}").randint(wave, 2 * wave)
+
+
+def served(kind: str, spec: AttnSpec, seed: int = 0) -> DecodeCase:
+    """The batch of `kind` that people serve, of a layer, or one that they seldom do."""
+    wave = _wave(spec)
+    sizes: dict[str, tuple[int, int, str]] = {
+        "chat of 64": (64, 32768, "chat"),
+        "chat of 256": (256, 32768, "chat"),
+        "retrieval": (32, 65536, "retrieval"),
+        "agents": (24, 100000, "agents"),
+        "one long": (1 + _some_waves(spec), 100000, "one_long"),
+        "past a wave": (int(1.1 * wave) + 1, 2048, "fixed"),
+        "ragged": (int(1.5 * wave), 4096, "ragged"),
+        "four": (4, 16384, "fixed"),
+        "a wave": (wave, 2048, "fixed"),
+        "uniform": (32, 4096, "fixed"),
+        "one": (1, 30000, "fixed"),
+        "short": (64, 200, "ragged"),
+    }
+    return _fitted(DecodeCase(spec, *sizes[kind], seed=seed))
+
+
+KINDS = (
+    *("chat of 64", "one long", "past a wave", "agents"),
+    *("chat of 256", "retrieval", "ragged", "four"),
+)
+"""What people serve."""
+OTHER_KINDS = ("a wave", "uniform", "one", "short")
+
+
+def _spec(layout: int, turn: int) -> AttnSpec:
+    return AttnSpec(*HEADS[layout], 128, PAGE_SIZES[(layout + turn) % len(PAGE_SIZES)])
+
+
+SERVED = {
+    (kind, layout): served(kind, _spec(layout, turn), seed=layout)
+    for layout in range(len(HEADS))
+    for turn, kind in enumerate(KINDS)
+}
+"""(kind, index of the layout) -> case: every kind of every layout."""
+REALISTIC = tuple(SERVED.values())
+OTHERS = tuple(
+    served(kind, _spec((5 * turn + step * 2) % 10, turn), seed=step)
+    for turn, kind in enumerate(OTHER_KINDS)
+    for step in range(5)
+)
+
+
+def _in_turn(layouts: tuple[int, ...], turns: int) -> tuple[DecodeCase, ...]:
+    """Every kind `turns` times, the layouts in turn."""
+    places = list(enumerate(KINDS * turns))
+    return tuple(SERVED[kind, layouts[place % len(layouts)]] for place, kind in places)
+
+
+ALL_LAYOUTS = tuple(range(len(HEADS)))
+COLD = _in_turn(ALL_LAYOUTS, 2)
+SIMPLE_GROUPS = tuple(
+    layout for layout, (qo, kv) in enumerate(HEADS) if qo // kv in (1, 2, 3, 4, 8)
+)
+"""Layouts that the CUDA cores take in every release."""
+ON_CUDA_CORES = _in_turn(SIMPLE_GROUPS, 2)
+EAGER = _in_turn(ALL_LAYOUTS, 1)
+
+VARIANTS = (
+    AttnSpec(32, 8, 64, 16),
+    AttnSpec(32, 8, 256, 16),
+    AttnSpec(32, 8, 128, 16, "bfloat16", "float8_e4m3fn"),
+    AttnSpec(32, 8, 128, 16, "float16"),
+)
+VARIANT_CASES = tuple(served(kind, spec) for spec in VARIANTS for kind in KINDS[:4])
+
+Q_LENS = (2, 4, 8, 16)
+CACHED = ((64, 32768, "chat"), (32, 8192, "fixed"), (41, 65536, "one_long"), (4, 16384, "fixed"))
+VERIFIES = tuple(
+    ExtendCase(
+        _fitted(DecodeCase(_spec((3 * step + place) % 10, step), *sizes, seed=step)),
+        *("target_verify", q_len),
+        mask="causal",
+    )
+    for step, (q_len, _) in enumerate(product(Q_LENS, range(3)))
+    for place, sizes in enumerate(CACHED)
+)
+
+MOST_CHUNKS, APART, LONGEST_CHUNK = 11, 1.12, 16384
+CUTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
+LADDER = tuple(round(256 * 1.4**step) for step in range(13))
+ALONE, SLACK = 0.01, 2048
+"""A block that is alone reaches at most such a share of the memory's rate; tokens of slack."""
+
+
+def sweep(case: DecodeCase | ExtendCase) -> tuple[PlanCase, ...]:
+    """The planner's choice (chunk 0), and chunks that the grid has room for.
+
+    Not those of which a block takes twice as long as all tokens must. No constant that the planner
+    chooses by has a say here.
+    """
+    decode, q_len = (case.cached, case.q_len) if isinstance(case, ExtendCase) else (case, 1)
+    spec, lens = decode.spec, np.maximum(sample_seq_lens(decode), q_len).astype(np.int64)
+    shape = PlanShape(
+        *(spec.num_qo_heads, spec.num_kv_heads, spec.head_dim, ELEMENT_BYTES[spec.kv_dtype]),
+        *(len(lens), decode.kv_len, NUM_SMS, q_len),
+    )
+    chunks = _chunks(int(lens.max()))
+    fits = (-(-lens // chunks[:, None])).sum(1) * shape.q_tiles <= shape.max_blocks
+    chunks = chunks[fits & (chunks <= 2 * ALONE * lens.sum() * shape.copies + SLACK)]
+    places = np.unique(np.linspace(0, len(chunks) - 1, MOST_CHUNKS).round().astype(int))
+    return tuple(PlanCase(decode, q_len, chunk) for chunk in (0, *chunks[places].tolist()))
+
+
+def _chunks(longest: int) -> np.ndarray:
+    """Equal cuts of the longest request, and a geometric ladder where it is `APART` from them."""
+    kept = [max(MIN_CHUNK, _whole(-(-longest // cut))) for cut in CUTS]
+    for step in map(_whole, LADDER):
+        far = all(max(step, n) >= min(step, n) * APART for n in kept)
+        kept += [step] if far and step <= min(longest, LONGEST_CHUNK) else []
+    return np.unique(np.array(kept, np.int64))
+
+
+def _whole(tokens: int) -> int:
+    return -(-tokens // CHUNK_STEP) * CHUNK_STEP
+
+
+SWEPT_SERVED = _in_turn(ALL_LAYOUTS, 4)
+SWEPT_OTHERS = OTHERS[::4]
+SWEPT_VERIFIES = tuple(VERIFIES[step] for step in (0, 5, 10, 15, 17, 20, 31, 36, 41, 46))
+SWEPT_VARIANTS = VARIANT_CASES[:12]
+SWEEPS = {
+    "decode": tuple(p for case in SWEPT_SERVED + SWEPT_OTHERS for p in sweep(case)),
+    "several": tuple(p for case in SWEPT_VERIFIES for p in sweep(case)),
+    "variants": tuple(p for case in SWEPT_VARIANTS for p in sweep(case)),
+}
+
+PLANS = {
+    page_size: tuple(
+        PlanCase(DecodeCase(replace(LLAMA, page_size=page_size), batch, 8192, "ragged"))
+        for batch in (1, 8, 32, 128, 256, 1024)
+    )
+    for page_size in (16, 1)
+}
+STEPS = tuple(
+    StepCase(case, 32)
+    for case in (
+        *(DecodeCase(LLAMA, batch, 8192, "ragged") for batch in (1, 32, 128)),
+        served("chat of 64", LLAMA),
+        DecodeCase(LLAMA, 40, 100000, "one_long"),
+    )
+)
+
+BOTH = ("flashinfer-fa2", "flashinfer-fa2-planned")
+RIVALS = (*BOTH, "fa3-precomputed")
+SEVERAL = ("flashinfer-prefill-fa2", "flashinfer-prefill-fa2-planned")
+PLANNING = ("fa2-plan", "fa2-plan-alone", "fa2-plan-words")
+IN_STEPS = ("fa2-step-copied", "fa2-step-host", "fa2-step-planned")
+
+STUDY = Study(
+    name="fa2_plan",
+    question="How much does FlashInfer's decode gain from a better plan, made on the GPU?",
+    grids=(
+        Grid(COLD, RIVALS, timers=("graph", "graph-cold"), rounds=3),
+        Grid(REALISTIC, RIVALS, rounds=3),
+        Grid(VERIFIES, SEVERAL, timers=("graph", "profiler"), rounds=3),
+        Grid((*PLANS[16], *PLANS[1]), PLANNING, rounds=3),
+        Grid(STEPS, IN_STEPS, timers=("eager",), rounds=3),
+        Grid(OTHERS, RIVALS, rounds=3),
+        Grid(SWEEPS["decode"], ("fa2-chunk",)),
+        Grid(ON_CUDA_CORES, ("flashinfer-cuda-cores",), rounds=3),
+        Grid(VARIANT_CASES, BOTH, rounds=3),
+        Grid(EAGER, BOTH, timers=("profiler",), rounds=3),
+        Grid(PLANS[16][::2], ("fa2-plan",), timers=("eager",), rounds=3, isolated=True),
+        Grid(SWEEPS["several"], ("fa2-chunk",)),
+        Grid(SWEEPS["variants"], ("fa2-chunk",)),
+        Grid(REALISTIC[:10], BOTH, rounds=3, headline=True),
+    ),
+    ceilings=("copy", "launch"),
+)

@@ -1,0 +1,99 @@
+"""Plans of fa2 in the worker: calls by a plan of any chunk, and planning alone, word for word."""
+
+from dataclasses import replace
+
+import pytest
+from support.subject_fakes import measure
+
+from attnlib.core.spec import AttnSpec
+from attnlib.kinds.base import Bench
+from attnlib.kinds.cost import decode_cost, extend_cost
+from attnlib.kinds.decode.case import DecodeCase
+from attnlib.kinds.item import Item
+from attnlib.kinds.plan import measure as module
+from attnlib.kinds.plan.case import PlanCase
+from attnlib.kinds.plan.measure import BACKENDS, PlanSubject
+from attnlib.run.record import Record
+
+DECODE = DecodeCase(AttnSpec(8, 2, 64, 16), 5, 900, "retrieval")
+CASE = PlanCase(DECODE, chunk=256)
+PLANNING = BACKENDS[1:]
+
+
+@pytest.mark.parametrize("chunk", [0, 128, 256, 960])
+@pytest.mark.parametrize("q_len", [1, 3])
+def test_a_call_by_a_plan_of_any_chunk_is_right_and_timed(q_len, chunk, fake_fa2):
+    case = PlanCase(DECODE, q_len, chunk)
+    record = measure(Item("fa2-chunk", "host", case))
+    assert (record.status, record.reason) == ("ok", "")
+    cost = (decode_cost if q_len == 1 else extend_cost)(case.call)
+    assert (record.work_per_call, record.oracle_rows) == (cost.io_bytes, 5 * q_len * 8)
+    assert Record.from_json(record.to_json()) == record
+
+
+def test_chunks_of_one_call_share_its_tensors_and_its_plan(fake_fa2):
+    subject = PlanSubject(Bench("cpu", {}, {}))
+    for chunk in (128, 0, 256):
+        found = subject.measure(Item("fa2-chunk", "host", replace(CASE, chunk=chunk)))
+        assert found["status"] == "ok"
+    assert len(fake_fa2) == 1
+    subject.measure(Item("fa2-chunk", "host", replace(CASE, q_len=2)))
+    assert len(fake_fa2) == 2
+
+
+def test_a_chunk_that_the_grid_has_no_room_for_is_an_error(fake_fa2):
+    record = measure(Item("fa2-chunk", "host", replace(CASE, chunk=1)))
+    assert (record.status, record.run_us) == ("error", ())
+    assert "chunk must cut into at most" in record.reason
+
+
+def test_without_the_library_a_call_is_refused_with_what_to_install(monkeypatch):
+    monkeypatch.setattr("attnlib.core.backends.unavailable", lambda name: "install it")
+    record = measure(Item("fa2-chunk", "host", CASE))
+    assert (record.status, record.reason) == ("refused", "install it")
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("backend", PLANNING)
+def test_planning_alone_is_held_to_every_word(backend, page_size, monkeypatch):
+    monkeypatch.setattr(module, "SMS_UNKNOWN", 4)
+    case = PlanCase(replace(DECODE, spec=replace(DECODE.spec, page_size=page_size)), 2)
+    record = measure(Item(backend, "host", case))
+    assert (record.status, record.reason) == ("ok", "")
+    assert (record.oracle_error, record.oracle_budget, record.oracle_rows) == (0.0, 0.0, 5)
+
+
+@pytest.mark.parametrize("output", ["words", "kv_indptr", "kv_indices", "kv_last_page_len"])
+def test_one_wrong_word_of_a_plan_is_incorrect(output, monkeypatch):
+    honest = module.build_fa2_plan
+
+    def wrong(**call):
+        honest(**call)
+        call[output][0] += 1
+
+    monkeypatch.setattr(module, "build_fa2_plan", wrong)
+    record = measure(Item("fa2-plan", "host", CASE))
+    assert (record.status, record.reason, record.run_us) == ("incorrect", "1 words differ", ())
+
+
+@pytest.mark.parametrize(
+    ("backend", "timer", "words"),
+    [
+        ("fa2", "host", "backend must be one of fa2-chunk, fa2-plan"),
+        ("fa2-chunk", "graph-cold", "timer must not need copies"),
+    ],
+)
+def test_what_measures_no_plan_is_refused(backend, timer, words):
+    record = measure(Item(backend, timer, CASE))
+    assert record.status == "error" and words in record.reason
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("q_len", [1, 4])
+def test_on_a_gpu_every_plan_is_right_and_planning_is_one_launch(backend, q_len):
+    case = PlanCase(DecodeCase(AttnSpec(32, 8, 128, 16), 40, 20000, "one_long"), q_len, 1024)
+    record = measure(Item(backend, "graph", case), "cuda")
+    assert record.status == "ok", record.reason
+    launches = sum(kernel["launches"] for kernel in record.kernels)
+    assert record.kernel_family == "fa2" if backend == "fa2-chunk" else launches == 1
