@@ -10,6 +10,7 @@ HOME = {
     "AttnSpec": "core.spec",
     "DecodeBatch": "core.batch",
     "ExtendBatch": "core.extend",
+    "Fa2Planner": "core.fa2.planner",
     "MlaBatch": "core.mla",
     "MlaSpec": "core.spec",
     "PagedKV": "core.batch",

@@ -26,8 +26,6 @@ HEADER, *LINES = map(json.loads, gzip.decompress(VECTORS.read_bytes()).splitline
 CALL = LibraryCall(32, 8, 128, 16, cuda_graph=True, num_sms=132, release="0.6.4")
 EAGER = replace(CALL, cuda_graph=False)
 MQA = replace(CALL, num_qo_heads=8, num_kv_heads=1)
-MOST = 33
-"""Blocks that two CTAs of each of 132 SMs are for each of 8 KV heads."""
 
 
 def make(line: dict[str, Any], **changes: Any) -> LibraryPlan:
@@ -102,61 +100,16 @@ def test_all_tokens_of_a_request_are_in_one_block_for_each_query_tile():
     assert pairs == [(0, q, kv) for q in range(tiles) for kv in range(chunks)] + [(1, 0, 0)]
     assert plan.merge_indptr.tolist()[-4:] == [40 * chunks + n for n in range(4)]
     assert plan.o_indptr.tolist() == [0, 40 * chunks, 40 * chunks + 3, 40 * chunks + 3]
+    assert plan.total_num_rows is None  # a word of graphs alone
 
 
-@pytest.mark.parametrize(
-    ("changes", "chunks", "size", "split"),
-    [
-        ({}, MOST, 2000, True),
-        ({"window_left": 1023}, 9, 128, True),  # 65 pages: the window and a tile of 16
-        ({"window_left": 0}, 1, 128, True),
-        ({"fixed_split_size": 500}, 9, 8000, True),
-        ({"fixed_split_size": 5000}, 1, 80_000, False),
-        ({"disable_split_kv": True, "fixed_split_size": 500}, 1, -16, False),
-    ],
-)
-def test_how_a_long_request_is_cut(changes, chunks, size, split):
-    plan = plan_fa2(replace(CALL, **changes), [66_000])
-    assert (len(plan.request_indices), plan.kv_chunk_size) == (chunks, size)
-    assert (plan.info[-1], plan.merge_indptr is not None) == (split, split)
-    assert plan.info[0] == MOST and plan.total_num_rows == 1
-
-
-def test_an_eager_plan_that_needs_no_split_has_none():
-    plan = plan_fa2(EAGER, [100] * 5)
-    assert plan.info[-1] == 0 and plan.merge_indptr is plan.block_valid_mask is None
-    assert plan.total_num_rows is None and plan.kv_chunk_size == 128
-
-
-@pytest.mark.parametrize(
-    ("changes", "q_lens", "tile", "padded"),
-    [
-        ({}, [8] * 4, 128, MOST),  # 29 tokens for one request would be 116 rows
-        ({"release": "0.6.16", "uniform_q_len": 8}, [8] * 4, 64, MOST),
-        ({"graph_rows": 400}, [1] * 4, 128, MOST),
-        ({"head_dim": 256}, [8] * 4, 64, MOST),
-        ({"head_dim": 512}, [8] * 4, 64, MOST),
-        ({"head_dim": 512, "release": "0.6.14"}, [8] * 4, 32, MOST),
-        ({}, [1] * 40, 16, 49),
-        ({}, [0] * 39 + [1], 128, 40),  # fewer tokens than requests: the library's uint32 wraps
-        ({"cuda_graph": False}, [8] * 4, 64, 4),
-    ],
-)
-def test_query_tiles(changes, q_lens, tile, padded):
-    plan = plan_fa2(replace(CALL, **changes), [100] * len(q_lens), q_lens)
-    assert (plan.info[3], plan.info[0]) == (tile, padded)
-
-
-def test_partial_outputs_and_masks_of_0_7_1():
-    old, new = (replace(CALL, release=release) for release in ("0.7.0", "0.7.1"))
-    sums = [plan_fa2(call, [5000]).info[11] for call in (old, new)]
-    assert sums == [4 * 32 * MOST * 16 * 128, 4 * 32 * MOST * 4 * 128]
-    for changes, masks in (
-        ({"disable_split_kv": True}, (False, True)),
-        ({"cuda_graph": False}, (True, False)),
-    ):
-        plans = [plan_fa2(replace(call, **changes), [5000]) for call in (old, new)]
-        assert tuple(plan.block_valid_mask is not None for plan in plans) == masks
+def test_rules_change_with_the_releases_in_which_they_were_read():
+    """Seven releases were compiled; what lies between them was read."""
+    for since, head_dim in (("0.6.14", 512), ("0.7.1", 128)):
+        calls = [replace(CALL, release=name, head_dim=head_dim) for name in RELEASES]
+        infos = [plan_fa2(call, [5000] * 4, [8] * 4).info for call in calls]
+        assert [info == infos[0] for info in infos].index(False) == RELEASES.index(since)
+    assert plan_fa2(replace(CALL, release="0.6.16", uniform_q_len=1), [5000]).info[0] == 33
 
 
 @pytest.mark.parametrize(
@@ -164,9 +117,9 @@ def test_partial_outputs_and_masks_of_0_7_1():
     [
         ({"release": "0.7.3"}, ([1],), "release must be .*0.4.0.*0.7.2.post1.*'0.7.3'"),
         (
-            {"uniform_q_len": 1},
+            {"uniform_q_len": 1, "release": "0.6.15.post1"},
             ([1],),
-            "release must have uniform_q_len, since 0.6.16, got '0.6.4'",
+            "release must have uniform_q_len, since 0.6.16, got '0.6.15.post1'",
         ),
         ({"page_size": 0}, ([1],), "page_size must be"),
         ({"num_kv_heads": 5}, ([1],), "num_qo_heads must be"),

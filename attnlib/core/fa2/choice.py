@@ -26,9 +26,8 @@ MIN_CHUNK = 128
 """The library cuts no shorter chunk either."""
 WHOLE = 32
 """The first candidates cut the longest request into 1 to 32 equal chunks; the others are fixed."""
-LADDER = tuple(
-    round(MIN_CHUNK * 1.17**step / CHUNK_STEP) * CHUNK_STEP for step in range(2, WHOLE + 2)
-)
+LADDER = tuple(((4 + rung % 4) << rung // 4) * CHUNK_STEP for rung in range(WHOLE))
+"""256 to 57,344 tokens, four chunks an octave."""
 TILE_TOKENS = 128
 """Tokens that a block takes at once, at head_dim 128 and 16 bits."""
 EXTRA_WAVES = 8

@@ -24,7 +24,7 @@ from ..metadata.kv_indices import write_pages
 from ..metadata.launch import Derived, Grid, Launcher
 from ..metadata.require import EveryCall, PageArrays, require_kv_indices, require_one_device
 from ..spec import INT32_MAX, require_int
-from .choice import CHUNK_STEP, LADDER, MIN_CHUNK, TILE_TOKENS, WHOLE, PlanShape, f32
+from .choice import CHUNK_STEP, MIN_CHUNK, TILE_TOKENS, WHOLE, PlanShape, f32
 from .scores import chosen_chunk, counted_lengths, parts_of
 from .words import WORD, Layout
 
@@ -38,7 +38,7 @@ WARPS = 8
 
 PlanTensors = namedtuple(
     "PlanTensors",
-    "seq_lens ladder words req_pool_indices req_to_token kv_indptr kv_indices kv_last_page_len",
+    "seq_lens words req_pool_indices req_to_token kv_indptr kv_indices kv_last_page_len",
     defaults=(None, None, None, None, None),
 )
 
@@ -48,7 +48,6 @@ def write_plan(
     here,
     programs,
     seq_lens_ptr,
-    ladder_ptr,
     words_ptr,
     batch,
     delta,
@@ -69,7 +68,7 @@ def write_plan(
     WIDTH: tl.constexpr = SPANS[4]
     Q_SPAN: tl.constexpr = SPANS[5]
     chunk = chosen_chunk(
-        *(seq_lens_ptr, ladder_ptr, batch, delta, most, max_blocks),
+        *(seq_lens_ptr, batch, delta, most, max_blocks),
         *(Q_TILES, FACTS, UNITS, SPANS),
     )
     inverse = tl.div_rn(1.0, chunk.to(tl.float32))
@@ -130,7 +129,6 @@ def write_plan(
 def plan_kernel(
     # inputs
     seq_lens_ptr,  # [batch] int32 or int64
-    ladder_ptr,  # [WHOLE] int32, candidates
     # output
     words_ptr,  # int32, laid out as `Layout` says
     # of the page arrays, all or none: inputs and outputs
@@ -157,7 +155,10 @@ def plan_kernel(
     UNITS: tl.constexpr,
     SPANS: tl.constexpr,
     OFFSETS: tl.constexpr,
-    PAGES: tl.constexpr,
+    SHIFT: tl.constexpr,
+    SCAN: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """See `build_fa2_plan`; `lead` programs of dimension 0 come before those of the pages."""
@@ -166,16 +167,15 @@ def plan_kernel(
         tl.extra.cuda.gdc_wait()
     part = tl.program_id(0)
     if part >= lead:
-        if PAGES is not None:
+        if COLS:
             inputs = (seq_lens_ptr, req_pool_indices_ptr, req_to_token_ptr)
             outputs = (kv_indptr_ptr, kv_indices_ptr, kv_last_page_len_ptr)
             sizes = (batch, max_batch, delta, max_pages, pool_rows, token_stride, capacity)
-            write_pages(part - lead, *inputs, *outputs, *sizes, *PAGES)
+            write_pages(part - lead, *inputs, *outputs, *sizes, SHIFT, SCAN, ROWS, COLS)
     elif tl.program_id(1) == 0:
-        tensors = (seq_lens_ptr, ladder_ptr, words_ptr)
+        tensors = (seq_lens_ptr, words_ptr)
         limits = (batch, delta, most, max_blocks, max_batch)
-        constants = (Q_LEN, Q_TILES, FACTS, UNITS, SPANS, OFFSETS)
-        write_plan(part, lead, *tensors, *limits, *constants)
+        write_plan(part, lead, *tensors, *limits, Q_LEN, Q_TILES, FACTS, UNITS, SPANS, OFFSETS)
 
 
 def require_plan(t: PlanTensors, shape: PlanShape, page_size: int, seq_len_delta: int) -> EveryCall:
@@ -187,7 +187,6 @@ def require_plan(t: PlanTensors, shape: PlanShape, page_size: int, seq_len_delta
     require_int("seq_len_delta", seq_len_delta, least=0)
     words = Layout.of(shape).int_bytes // WORD
     require_tensor("words", t.words, (words,), "int32", contiguous=True)
-    require_tensor("ladder", t.ladder, (WHOLE,), "int32", contiguous=True)
     require_one_device(t._asdict())
     apart: tuple[tuple[int, int], ...] = ()
     if page_size:
@@ -209,7 +208,7 @@ def page_arrays(t: PlanTensors, batch: int) -> PageArrays:
 def derive(t: PlanTensors, shape: PlanShape, page_size: int) -> Derived:
     """The launch: a program per REQUESTS requests, then those of the page arrays."""
     layout, batch, room = Layout.of(shape), len(t.seq_lens), shape.max_batch_size
-    wide = max(16, triton.next_power_of_2(max(batch, 1)))
+    wide = triton.next_power_of_2(max(batch, 1))
     rows = min(REQUESTS, triton.next_power_of_2(room))
     spans = (min(WIDE, wide), min(SCORED, wide), rows, BLOCKS, WRITTEN // rows)
     bits = TILE_TOKENS.bit_length() - 1
@@ -222,7 +221,7 @@ def derive(t: PlanTensors, shape: PlanShape, page_size: int) -> Derived:
     lead = max(-(-room // REQUESTS), min(8, -(-shape.max_blocks // BLOCKS)))
     most = -(-shape.max_seq_len // max(page_size, 1))
     grid: Grid = (lead, 1)
-    tiles: tuple[object, ...] | None = None
+    tiles: tuple[object, ...] = (0, 0, 0, 0)
     sizes: tuple[int, ...] = (0, 0, 0)
     if page_size:
         _, sizes, cut_pages = pages.derive(page_arrays(t, batch), page_size)
@@ -230,7 +229,7 @@ def derive(t: PlanTensors, shape: PlanShape, page_size: int) -> Derived:
         grid = (lead + parts, columns)
 
     def cut(seq_len_delta: int) -> tuple[Grid, tuple[object, ...], int]:
-        return grid, (*constants, tiles), WARPS
+        return grid, (*constants, *tiles), WARPS
 
     longest = min(shape.max_seq_len, shape.seen)
     return Derived(batch, (lead, longest, shape.max_blocks, room, most, *sizes), cut)
@@ -251,15 +250,9 @@ def facts_of(shape: PlanShape) -> tuple[float, ...]:
 LAUNCHER = Launcher(plan_kernel, PlanTensors, require_plan, derive, enable_fp_fusion=False)
 
 
-def ladder(device: torch.device) -> torch.Tensor:
-    """The fixed candidates that every launch reads: int32 on `device`."""
-    return torch.tensor(LADDER, dtype=torch.int32).to(device)
-
-
 def build_fa2_plan(
     *,
     seq_lens: torch.Tensor,
-    ladder: torch.Tensor,
     words: torch.Tensor,
     shape: PlanShape,
     seq_len_delta: int = 0,
@@ -272,12 +265,12 @@ def build_fa2_plan(
 ) -> None:
     """Write the plan of `shape` for `seq_lens` [bs] int32 or int64 into `words`, in one launch.
 
-    `words` is int32 [`Layout.int_bytes` / 4], `ladder` what `ladder()` gives. Rows past `seq_lens`
+    `words` is int32 [`Layout.int_bytes` / 4]. Rows past `seq_lens`
     are empty. Lengths, delta added, count as at most `max_seq_len`. With a `page_size` the same
     launch writes the page arrays as `build_kv_indices` does, `kv_indptr` [max_batch_size + 1] and
     `kv_last_page_len` [max_batch_size]; the other five are not looked at without one. Else as all
     of `core.metadata`.
     """
     paged = (req_pool_indices, req_to_token, kv_indptr, kv_indices, kv_last_page_len)
-    tensors = (seq_lens, ladder, words, *(paged if page_size else (None,) * 5))
+    tensors = (seq_lens, words, *(paged if page_size else (None,) * 5))
     LAUNCHER.launch(tensors, (shape, page_size), (seq_len_delta,))

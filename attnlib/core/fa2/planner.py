@@ -21,7 +21,7 @@ import torch
 
 from ..backends.base import installed_version
 from .choice import PlanShape
-from .kernel import LAUNCHER, PlanTensors, ladder
+from .kernel import LAUNCHER, PlanTensors
 from .library import RELEASES
 from .words import Layout, plan_words
 
@@ -92,7 +92,6 @@ class Fa2Planner:
         self.wrapper, self.info = wrapper, self.layout.info(self.shape)
         self._fixed = [getattr(wrapper, name) for name in FIXED]
         self._words = room[: self.layout.int_bytes].view(torch.int32)
-        self._ladder = ladder(device)
         self._mark = torch.zeros(1, device=device)
         own.qo_indptr_buf.copy_(torch.arange(self.shape.max_batch_size + 1) * q_len)
 
@@ -125,7 +124,7 @@ class Fa2Planner:
         if req_to_token is not None:
             page_size = self._require_page_size()
             paged = (req_pool_indices, req_to_token, *self.page_arrays.values())
-        tensors = PlanTensors(seq_lens, self._ladder, self._words, *paged)
+        tensors = PlanTensors(seq_lens, self._words, *paged)
         LAUNCHER.launch(tensors, (self.shape, page_size), (seq_len_delta,))
         self.wrapper._plan_info = self.info
         if fence:

@@ -24,7 +24,7 @@ from ...core import backends
 from ...core.backends.base import Backend, Plan
 from ...core.backends.table import FAMILY_OF
 from ...core.fa2.choice import PlanShape
-from ...core.fa2.kernel import build_fa2_plan, ladder
+from ...core.fa2.kernel import build_fa2_plan
 from ...core.fa2.words import Layout, plan_words
 from ...core.metadata.launch import without_overlap
 from ...core.spec import ELEMENT_BYTES
@@ -156,8 +156,7 @@ class _Planning:
             name: torch.full(words.shape, POISON, dtype=torch.int32, device=device)
             for name, words in wanted.items()
         }
-        fixed = ladder(pool["seq_lens"].device)
-        run = partial(build_fa2_plan, **arguments, **outputs, shape=shape, ladder=fixed)
+        run = partial(build_fa2_plan, **arguments, **outputs, shape=shape)
         return cls(run, outputs, wanted)
 
     def wrong_words(self) -> int:

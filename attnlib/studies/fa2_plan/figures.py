@@ -1,0 +1,176 @@
+"""Figures of the study `fa2_plan`: the first draws the model, for which nothing is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ...core.fa2.choice import choose
+from ...draw import charts, style
+from ...kinds.decode.case import DecodeCase
+from ...kinds.lengths import sample_seq_lens
+from ...kinds.plan.case import PlanCase
+from ...run.frame import FA2
+from .blocks import BY_LIBRARY, BY_US, blocks_of, both_plans, schedule, shape_of
+from .learn import SWEPT, ChunkSweep, sweeps
+from .tables import OURS, VERDICTS, batch_of, decode_rows, gains, mean
+
+SHORT = ("#56B4E9", "#8FCDF0", "#BFDDF0")
+"""By turns, for the short requests of a batch."""
+LONG = style.VERMILION
+RING: dict[str, Any] = {"color": style.VERMILION, "markersize": 11, "fillstyle": "none"}
+"""Around the chosen chunk."""
+TICKS = (256, 1024, 4096, 16384, 65536)
+STEEP = 3
+"""Most over least predicted time from which a log axis shows more."""
+FEW, SEEN = 16, 3.0
+"""So many blocks of the long request are drawn so many slots high."""
+
+
+def slots_chart(case: DecodeCase, num_sms: int) -> charts.Figure:
+    """Blocks on the slots of a GPU over time, by FlashInfer's plan and by ours: a bar per block.
+
+    The longest request of `case` has a colour of its own; the right panel is the left one's shaded
+    part, stretched. List scheduling by the model's rates: no record is drawn.
+    """
+    from matplotlib.patches import Patch
+
+    lens = sample_seq_lens(case)
+    shape = shape_of(case.spec, lens, num_sms)
+    works = {
+        name: schedule(shape, blocks_of(plan, lens))
+        for name, plan in both_plans(case, num_sms).items()
+    }
+    note = f"model, not a measurement, merging left out: {case.label}, {num_sms} SMs of 2 slots"
+    titles = [_title(name, work, shape.slots) for name, work in works.items()]
+    words = ("time by the model, us", "slot: half an SM")
+    figure, axes = charts.panels(
+        titles, (9.6, 5.2), note, words, share="y", legend=charts.LEGEND_INCHES
+    )
+    ends = {name: float(work.end.max()) for name, work in works.items()}
+    for axis, work, end in zip(axes, works.values(), ends.values(), strict=True):
+        _draw_blocks(axis, work, int(lens.argmax()), end)
+        axis.set(xlim=(0, end * 1.02), ylim=(shape.slots + 1, -2))
+    _say_long(axes[0], works[BY_LIBRARY], int(lens.argmax()))
+    axes[0].axvline(ends[BY_US], color=style.INK, linewidth=1.2, linestyle=(0, (4, 2)))
+    axes[0].annotate(
+        f"our plan ends here: {ends[BY_US]:,.0f} us, drawn at the right",
+        *((ends[BY_US], 0.42 * shape.slots), (0.16 * ends[BY_LIBRARY], 0.42 * shape.slots)),
+        arrowprops={"arrowstyle": "->", "color": style.INK},
+        va="center",
+    )
+    colors = {
+        "the long request": LONG,
+        "short ones, by turns": SHORT[1],
+        "nothing runs": style.IDLE,
+    }
+    charts.legend_below(figure, [Patch(color=look, label=name) for name, look in colors.items()])
+    return figure
+
+
+def _title(name: str, work: pd.DataFrame, slots: int) -> str:
+    end = work.end.max()
+    busy = (work.end - work.start).sum() / (slots * end)
+    most = work.tokens.max()
+    return f"{name}: {end:,.0f} us\n{len(work)} blocks, {most:,} tokens at most, {busy:.0%} busy"
+
+
+def _draw_blocks(axis: charts.Axes, work: pd.DataFrame, longest: int, end: float) -> None:
+    axis.axvspan(0, end, color=style.IDLE, zorder=0, linewidth=0)
+    others = [request for request in work.request.unique() if request != longest]
+    colors = dict(zip(others, cycle(SHORT), strict=False)) | {longest: LONG}
+    shown, long = work.request.map(colors), work.request == longest
+    # A bar of one slot in hundreds would not be seen if it were alone in its colour.
+    height = np.where(long & (long.sum() <= FEW), SEEN, 1.0)
+    place, width = work.slot + 0.5, work.end - work.start
+    axis.barh(place, width, height, work.start, color=shown, edgecolor="white", linewidth=0.2)
+    axis.grid(visible=False)
+
+
+def _say_long(axis: charts.Axes, work: pd.DataFrame, longest: int) -> None:
+    own = work[work.request == longest]
+    heads = own["head"].nunique()
+    each = "one block per KV head" if len(own) == heads else f"{len(own)} blocks"
+    axis.annotate(
+        f"the long request, {each}",
+        *((0.55 * own.end.max(), own.slot.min() + 1), (0.55 * own.end.max(), 34)),
+        color=LONG,
+        fontweight="bold",
+        ha="center",
+        arrowprops={"arrowstyle": "-", "color": LONG},
+    )
+
+
+def choice_chart(frame: pd.DataFrame, cases: Sequence[DecodeCase]) -> charts.Figure:
+    """Predicted time of every candidate chunk and the measured ones on top: a panel per batch.
+
+    The ring is the chosen chunk. Raises ValueError for a case that was not swept.
+    """
+    from matplotlib.lines import Line2D
+
+    swept = {sweep.label: sweep for sweep in sweeps(frame)}
+    titles = {PlanCase(case).label: f"{case.spec.heads}, {batch_of(case)}" for case in cases}
+    if lacks := [label for label in titles if label not in swept]:
+        raise ValueError(f"cases must be of sweeps on record, {lacks[0]!r} is not")
+    chunks = frame[frame.backend == SWEPT]
+    drawn = chunks[[replace(case, chunk=0).label in titles for case in chunks.case]]
+    words = ("KV chunk, tokens", "time of a call, us")
+    size = (1 + 3.1 * len(titles), 4.0)
+    figure, axes = charts.panels(
+        [*titles.values()], size, drawn, words, legend=charts.LEGEND_INCHES
+    )
+    for axis, label in zip(axes, titles, strict=True):
+        _draw_choice(axis, swept[label])
+    legend = {
+        "predicted, every candidate": {"color": style.OTHER, "marker": "."},
+        "measured": {"color": style.BLUE, "marker": "o", "linestyle": ""},
+        "chosen": {**RING, "marker": "o", "linestyle": ""},
+    }
+    charts.legend_below(figure, [Line2D([], [], label=n, **look) for n, look in legend.items()])
+    return figure
+
+
+def _draw_choice(axis: charts.Axes, sweep: ChunkSweep) -> None:
+    choice = choose(sweep.shape, sweep.lens)
+    told = pd.Series(choice.us, index=choice.chunks).sort_index()
+    told = told[np.isfinite(told)]
+    axis.plot(told.index, told, ".-", color=style.OTHER, markersize=3, linewidth=1)
+    axis.plot(sweep.chunks, sweep.run_us, "o", color=style.BLUE, markersize=4)
+    axis.plot(choice.chunk, choice.us[choice.best], "o", **RING)
+    style.log_axes(axis, *("x" if told.max() < STEEP * told.min() else "xy"))
+    axis.set_xticks(TICKS, [style.short_count(tick) for tick in TICKS])
+
+
+def gain_chart(frame: pd.DataFrame) -> charts.Figure:
+    """Gain over FlashInfer's plan, a dot per case, a row per batch; the line is the mean."""
+    drawn = decode_rows(frame)
+    drawn = drawn[drawn.backend.isin((FA2, OURS))]
+    found = gains(drawn)
+    means = found.groupby("batch", observed=True).gain.agg(mean).sort_values(ascending=False)
+    places = {batch: place for place, batch in enumerate(means.index)}
+    figure, (axis,) = charts.panels(
+        [""],
+        (8.2, 1.5 + 0.5 * len(places)),
+        drawn,
+        ("FlashInfer's plan over ours, run time (log; right of 1 ours is faster)", ""),
+        title="Decode by the same kernels, two plans",
+    )
+    aside = found.groupby("batch", observed=True).gain.transform(
+        lambda own: charts.spread(own.index, 0.6)
+    )
+    placed = found.assign(place=found.batch.map(places).astype(float) + aside)
+    looks = {word: charts.VERDICTS[word] for word in VERDICTS}
+    charts.dots(axis, placed, "gain", "place", by="verdict", looks=looks, interval="x")
+    axis.axvline(1, **style.RULE)
+    place = np.arange(len(means))
+    axis.vlines(means, place - 0.4, place + 0.4, color=style.INK, linewidth=2)
+    words = [f"{batch}  ({value:.2f})" for batch, value in means.items()]
+    charts.categories(axis, "y", words)
+    style.log_axes(axis, "x")
+    axis.legend(title="ours is", loc="lower right", frameon=True)
+    return figure

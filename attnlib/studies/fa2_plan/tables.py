@@ -1,0 +1,314 @@
+"""Tables of the study `fa2_plan`: what a plan of our own makes of the time of FlashInfer's fa2.
+
+`gain` is the time by another plan, or of another backend, over that by ours: above 1 ours is
+faster. Means over cases are geometric. `batch` names how the lengths of a case are drawn.
+Of the timer `profiler` the library's wrapper is planned for eager; times are of kernels, as traced.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+import pandas as pd
+
+from ...core.fa2.words import plan_words
+from ...core.gpu import FA2_RATES
+from ...kinds.decode.case import DecodeCase
+from ...kinds.lengths import sample_seq_lens
+from ...run import frame as frames
+from ...run.frame import CUDA_CORES, FA2, good_rows, intervals, times
+from .blocks import blocks_of, both_plans, schedule, shape_of, small_example
+from .learn import LEAST_SWEEPS, by_key, cross_validated, regret, sweeps
+from .study import KINDS, OTHER_KINDS, OTHERS, REALISTIC, SERVED, SWEPT_SERVED
+
+OURS, FA3 = "flashinfer-fa2-planned", "fa3-precomputed"
+OURS_MANY, FA2_MANY = "flashinfer-prefill-fa2-planned", "flashinfer-prefill-fa2"
+BETTER = "the better of both"
+PLANNED_PARTS = {
+    "fa2-plan-words": "words alone",
+    "fa2-plan": "all arrays",
+    "fa2-plan-alone": "all, no overlap",
+}
+COPIED, HOST, PLANNED = "fa2-step-copied", "fa2-step-host", "fa2-step-planned"
+WAYS = {COPIED: "copied", HOST: "host", PLANNED: "planned"}
+STEP = ["lengths", "heads", "batch_size", "kv_len", "layers"]
+OUR_KERNEL = "plan_kernel"
+RIVAL_NAMES = {
+    FA2: "FlashInfer's plan",
+    FA3: "FlashAttention-3, precomputed",
+    BETTER: "the better of these two",
+    CUDA_CORES: "CUDA cores",
+}
+USUAL = {"head_dim": 128, "dtype": "bfloat16", "kv_dtype": "bfloat16"}
+"""The layers that all batches are measured with."""
+SIZES = ["batch", "heads", "page_size", "batch_size", "kv_len"]
+VERDICTS = ("faster", "same", "ambiguous", "slower")
+WORTH = 1.02
+"""A gain below this is none: `measure.stats.MIN_EFFECT`."""
+REQUESTS = (8, 40, 80, 140, 300, 600)
+"""Ends of the groups of batches by how many requests they have."""
+EVERY = "all"
+KIND_OF = {case: kind for (kind, _), case in SERVED.items()}
+KIND_OF |= {
+    case: OTHER_KINDS[at * len(OTHER_KINDS) // len(OTHERS)] for at, case in enumerate(OTHERS)
+}
+
+
+def plan_table(case: DecodeCase, num_sms: int) -> pd.DataFrame:
+    """FlashInfer's plan for the case's lengths beside ours, by the model: nothing is measured."""
+    lens = sample_seq_lens(case)
+    shape, found = shape_of(case.spec, lens, num_sms), []
+    for name, plan in both_plans(case, num_sms).items():
+        blocks = blocks_of(plan, lens)
+        work = schedule(shape, blocks)
+        end = work.end.max()
+        told = {
+            "requests": len(lens),
+            "blocks": len(work),
+            "chunk, tokens": plan.kv_chunk_size,
+            "longest block, tokens": int(blocks.tokens.max()),
+            "parts of the long request": int((blocks.request == lens.argmax()).sum()),
+            "model, us": round(end, 1),
+            "slots busy, %": round(100 * (work.end - work.start).sum() / (shape.slots * end)),
+        }
+        found.append({"plan": name} | told)
+    return pd.DataFrame(found)
+
+
+def word_table() -> pd.DataFrame:
+    """Lengths and every word of a plan for `blocks.small_example`; `...` are zeros to the end."""
+    shape, lens = small_example()
+    words = plan_words(shape, lens)
+    names = ("request_indices", "qo_tile_indices", "kv_tile_indices", "block_valid_mask")
+    used = int(words.block_valid_mask.sum())
+    found = {"seq_lens, given": (len(lens), " ".join(map(str, lens)))}
+    found |= {
+        name: (shape.max_blocks, " ".join(map(str, getattr(words, name)[:used])) + " ...")
+        for name in names
+    }
+    for name in ("o_indptr", "merge_indptr", "kv_chunk_size", "total_num_rows"):
+        values = np.atleast_1d(getattr(words, name))
+        found[name] = (len(values), " ".join(map(str, values)))
+    rows = [(name, count, said) for name, (count, said) in found.items()]
+    return pd.DataFrame(rows, columns=["word", "how many", "values"])
+
+
+def decode_rows(frame: pd.DataFrame, timer: str = "graph", **layer: object) -> pd.DataFrame:
+    """Decode calls of whole backends, of the usual layers but for what `layer` says, with `batch`.
+
+    Cases of another kind, and those of planning alone, are left out.
+    """
+    rows = good_rows(frame[[isinstance(case, DecodeCase) for case in frame.case]], timer)
+    return _of_layer(rows, layer or USUAL)
+
+
+def many_rows(frame: pd.DataFrame, timer: str = "graph") -> pd.DataFrame:
+    """Calls with several queries per request, with `batch`; `backend` as in decode."""
+    rows = good_rows(frame[frame.backend.isin((OURS_MANY, FA2_MANY))], timer)
+    rows = rows.assign(backend=rows.backend.map({OURS_MANY: OURS, FA2_MANY: FA2}))
+    return _of_layer(rows, USUAL)
+
+
+def gains(rows: pd.DataFrame, rival: str = FA2) -> pd.DataFrame:
+    """Ours against `rival`, a row per case: its sizes, gain, low, high, pairs, verdict on ours."""
+    if rival == BETTER:
+        rows = _with_better(rows)
+    found = frames.over(rows, OURS, rival)
+    batch = found.case.map(rows.drop_duplicates("case").set_index("case").batch)
+    turned = {"gain": 1 / found.ratio, "low": 1 / found.high, "high": 1 / found.low}
+    found = found.assign(batch=batch.astype(rows.batch.dtype), **turned)
+    return found.drop(columns="ratio").sort_values("batch", kind="stable", ignore_index=True)
+
+
+def gain_table(found: pd.DataFrame, by: str = "batch") -> pd.DataFrame:
+    """`gains` by a column, and over all of them: cases, mean, least, most, and the verdicts."""
+    parts = [*found.groupby(by, sort=by == "batch", observed=True), (EVERY, found)]
+    rows = [
+        {by: name, "cases": len(part), "mean": mean(part.gain)}
+        | {"least": part.gain.min(), "most": part.gain.max()}
+        | {word: int((part.verdict == word).sum()) for word in VERDICTS}
+        for name, part in parts
+        if len(part)
+    ]
+    return pd.DataFrame(rows).round({"mean": 3, "least": 2, "most": 2})
+
+
+def realistic(found: pd.DataFrame) -> pd.DataFrame:
+    """The rows of batches that people serve."""
+    return found[found.case.isin(REALISTIC)]
+
+
+def rival_table(frame: pd.DataFrame, timer: str = "graph") -> pd.DataFrame:
+    """Mean gain over each rival in realistic cases that both ran: a row per batch, one for all."""
+    rows = realistic(decode_rows(frame, timer))
+    found = {name: gain_table(gains(rows, rival)) for rival, name in RIVAL_NAMES.items()}
+    wide = {name: table.set_index("batch")["mean"] for name, table in found.items() if len(table)}
+    return pd.DataFrame(wide).loc[lambda t: [*t.index.drop(EVERY), EVERY]].reset_index()
+
+
+def extremes(found: pd.DataFrame, rows: pd.DataFrame, count: int = 5) -> pd.DataFrame:
+    """The `count` cases of least gain and as many of the largest, with both times in us."""
+    ranked = found.sort_values("gain", ignore_index=True)
+    ends = pd.concat([ranked.head(count), ranked.tail(count)]).drop_duplicates("case")
+    return _shown(ends, rows)
+
+
+def no_gain(found: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+    """The cases whose gain is not worth a word, least first."""
+    return _shown(found[found.gain < WORTH].sort_values("gain", ignore_index=True), rows)
+
+
+def layer_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """Gain over FlashInfer's plan for layers that differ from the usual ones: a row for each."""
+    kinds = frame[["head_dim", "dtype", "kv_dtype"]].dropna().drop_duplicates()
+    others = [kind for kind in kinds.to_dict("records") if kind != USUAL]
+    parts = []
+    for kind in others:
+        name = f"head_dim {kind['head_dim']:.0f}, {kind['dtype']}"
+        name += "" if kind["dtype"] == kind["kv_dtype"] else f", cache {kind['kv_dtype']}"
+        parts.append(gains(decode_rows(frame, **kind)).assign(layer=name))
+    return gain_table(pd.concat(parts), "layer")
+
+
+def many_table(frame: pd.DataFrame, timer: str = "graph") -> pd.DataFrame:
+    """Mean gain by queries per request, a column per batch and one for all, `least` of them all."""
+    found = gains(many_rows(frame, timer))
+    rows = []
+    for q_len, part in (*found.groupby("q_len"), (EVERY, found)):
+        means = part.groupby("batch", observed=True).gain.agg(mean)
+        told = {EVERY: mean(part.gain), "least": part.gain.min(), "cases": len(part)}
+        rows.append({"q_len": q_len} | means.to_dict() | told)
+    return pd.DataFrame(rows).round(2)
+
+
+def swept_cases(kinds: Iterable[str]) -> list[DecodeCase]:
+    """The first case of each kind whose chunks the study sweeps."""
+    return [next(case for case in SWEPT_SERVED if batch_of(case) == kind) for kind in kinds]
+
+
+def sweep_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """The chosen chunk against the best of its sweep, a row per batch swept, worst first.
+
+    `loss` is the time under the chosen chunk over that under the best one, less 1: medians over
+    rounds, the chosen one measured as well. The best of many noisy ones is a little too good.
+    """
+    found = regret(sweeps(frame), FA2_RATES)
+    best = found[["best_us", "planned_us"]].min(axis=1)
+    case = found.case.str.removeprefix("chunk chosen ")
+    found = found.assign(case=case, loss=100 * (found.planned_us / best - 1))
+    found = found.sort_values("loss", ascending=False, ignore_index=True)
+    names = {"planned_us": "chosen, us", "best_us": "best, us", "loss": "loss, %"}
+    shown = ["case", "key", "chosen", "best", *names]
+    return found[shown].rename(columns=names).round({"chosen, us": 1, "best, us": 1, "loss, %": 2})
+
+
+def sweep_summary(frame: pd.DataFrame) -> pd.DataFrame:
+    """`sweep_table` by rates: sweeps, mean and worst loss in %, and how many lose over 2 %."""
+    table = sweep_table(frame)
+    parts = [*table.groupby(table.key.map(str), sort=False), (EVERY, table)]
+    rows = [
+        {"rates": name, "sweeps": len(part), "mean loss, %": 100 * mean(1 + part["loss, %"] / 100)}
+        | {"worst, %": part["loss, %"].max(), "over 2 %": int((part["loss, %"] > 2).sum())}
+        for name, part in parts
+    ]
+    shown = pd.DataFrame(rows).round({"worst, %": 1})
+    return shown.assign(**{"mean loss, %": (shown["mean loss, %"] - 100).round(2)})
+
+
+def cross_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """What each half of the sweeps loses by constants of the other half; empty for few sweeps."""
+    known = sweeps(frame)
+    if max(map(len, by_key(known).values())) < 2 * LEAST_SWEEPS:
+        return pd.DataFrame(columns=["key", "sweeps", "mean", "worst"])
+    return cross_validated(known).round(4)
+
+
+def planning_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """Planning alone in a graph, us, by page and batch size: medians over rounds."""
+    rows = good_rows(frame[frame.backend.isin(PLANNED_PARTS)])
+    rows = rows.assign(backend=rows.backend.map(PLANNED_PARTS))
+    shown = times(rows)[["page_size", "batch_size", *PLANNED_PARTS.values()]]
+    return shown.sort_values(["page_size", "batch_size"], ignore_index=True).round(2)
+
+
+def host_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """Host time of the library's `plan()` in the decode records for a graph, us, by requests."""
+    rows = good_rows(frame[frame.backend == FA2])
+    bins = pd.cut(rows.batch_size, [0, *REQUESTS], labels=[f"up to {most}" for most in REQUESTS])
+    found = frames.spread(rows.plan_us, bins).dropna().round(0)
+    return found.rename(columns={"shapes": "records"}).rename_axis("requests").reset_index()
+
+
+def step_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """Steps in a row with planning included, us a step, and over the one that plans on the GPU.
+
+    `copied` is an engine that copies lengths back for the library's planner, `host` one that knows
+    them; both then replay the layers' graph. `planned` replays one graph that holds all.
+    """
+    rows = _step_rows(frame)
+    table = times(rows)
+    shown = table[[*STEP, *WAYS.values()]].round(0)
+    for name in (WAYS[COPIED], WAYS[HOST]):
+        found = frames.over(rows, name, WAYS[PLANNED])
+        words = [f"{r:.2f} ({i})" for r, i in zip(found.ratio, intervals(found), strict=True)]
+        told = table.case.map(dict(zip(found.case, words, strict=True)))
+        shown = shown.assign(**{f"{name} / {WAYS[PLANNED]}": told})
+    return _in_words(shown)
+
+
+def planning_share(frame: pd.DataFrame) -> pd.DataFrame:
+    """What part of a step is planning: the host's before a replay, or our launch as traced, us."""
+    rows = _step_rows(frame)
+    launch = [sum(k.gpu_us for k in ran if OUR_KERNEL in k.name) for ran in rows.kernels]
+    rows = rows.assign(planning=rows.plan_us.where(rows.backend != WAYS[PLANNED], launch))
+    step, planning = times(rows), times(rows, "planning")
+    shown = step[STEP]
+    for name in WAYS.values():
+        part = (100 * planning[name] / step[name]).round(1)
+        shown = shown.assign(**{f"{name}, us": planning[name].round(1), f"{name}, %": part})
+    return _in_words(shown)
+
+
+def batch_of(case: DecodeCase) -> str:
+    """What a case's lengths are like, in the words of the study."""
+    if case.lengths == "fixed":
+        other = "four" if case.batch_size == 4 else "uniform"
+    else:
+        other = f"chat of {case.batch_size}" if case.lengths == "chat" else case.lengths
+    return KIND_OF.get(case, other.replace("_", " "))
+
+
+def mean(values: pd.Series) -> float:
+    """The geometric mean."""
+    return float(np.exp(np.log(values).mean()))
+
+
+def _of_layer(rows: pd.DataFrame, layer: dict[str, object]) -> pd.DataFrame:
+    rows = rows[(rows[list(layer)] == pd.Series(layer)).all(axis=1)]
+    kinds = [batch_of(getattr(case, "cached", case)) for case in rows.case]
+    return rows.assign(batch=pd.Categorical(kinds, (*KINDS, *OTHER_KINDS), ordered=True))
+
+
+def _with_better(rows: pd.DataFrame) -> pd.DataFrame:
+    """`rows` and, as `BETTER`, those of the faster of fa2's plan and FA3, by medians."""
+    both = rows[rows.backend.isin((FA2, FA3))]
+    median = both.groupby(["case", "backend"], sort=False).run_us.median().unstack()
+    median = median.reindex(columns=[FA2, FA3]).dropna()
+    chosen = both.case.map(median.idxmin(axis=1)) == both.backend
+    return pd.concat([rows, both[chosen].assign(backend=BETTER)])
+
+
+def _step_rows(frame: pd.DataFrame) -> pd.DataFrame:
+    rows = good_rows(frame[frame.backend.isin(WAYS)], "eager")
+    return rows.assign(backend=rows.backend.map(WAYS))
+
+
+def _in_words(table: pd.DataFrame) -> pd.DataFrame:
+    return table.rename(columns={"lengths": "batch"}).sort_values(["batch_size", "batch"])
+
+
+def _shown(found: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+    us = times(rows[rows.backend.isin((OURS, FA2))]).set_index("case")
+    both = {RIVAL_NAMES[FA2]: found.case.map(us[FA2]), "ours": found.case.map(us[OURS])}
+    names = [name for name in ("q_len", *SIZES) if name in found]
+    told = {name: value.round(1) for name, value in both.items()} | {"gain": found.gain.round(3)}
+    return found[names].assign(**told, **{"95 %": intervals(found)})

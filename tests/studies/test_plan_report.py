@@ -1,0 +1,159 @@
+"""Tables and pictures of plans of fa2: by the model, and on made-up records."""
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import pytest
+from support.plans import CHAT, FOUR, LONG, plan_frame
+from support.published import pick
+
+from attnlib.core.fa2.choice import TILE_TOKENS
+from attnlib.core.fa2.library import LibraryCall, plan_fa2
+from attnlib.draw import style
+from attnlib.kinds.lengths import sample_seq_lens
+from attnlib.studies import fa2_plan as plans
+from attnlib.studies.fa2_plan.blocks import BY_LIBRARY, BY_US, both_plans, shape_of, small_example
+from attnlib.studies.fa2_plan.study import KINDS, OTHER_KINDS, OTHERS, REALISTIC
+from attnlib.studies.fa2_plan.tables import BETTER, EVERY, FA3
+
+matplotlib.use("agg")
+SMS = 132
+
+
+@pytest.fixture
+def frame(make_record):
+    return plan_frame(make_record)
+
+
+@pytest.mark.parametrize("name", [BY_LIBRARY, BY_US])
+@pytest.mark.parametrize("case", [LONG, CHAT, FOUR], ids=lambda case: case.key)
+def test_blocks_of_either_plan_cover_every_token_once(case, name):
+    lens = sample_seq_lens(case)
+    blocks = plans.blocks_of(both_plans(case, SMS)[name], lens)
+    assert (blocks.tokens > 0).all()
+    assert (blocks.groupby("request").tokens.sum().reindex(range(len(lens))) == lens).all()
+
+
+def test_a_slot_does_one_block_at_a_time_and_starts_them_in_the_order_of_the_grid():
+    lens = sample_seq_lens(LONG)
+    shape = shape_of(LONG.spec, lens, SMS)
+    work = plans.schedule(shape, plans.blocks_of(both_plans(LONG, SMS)[BY_US], lens))
+    assert work.start.is_monotonic_increasing and work.slot.between(0, shape.slots - 1).all()
+    for _, own in work.groupby("slot"):
+        assert (own.end.to_numpy()[:-1] <= own.start.to_numpy()[1:] + 1e-9).all()
+    assert work.groupby("head").tokens.sum().tolist() == [lens.sum()] * LONG.spec.num_kv_heads
+
+
+def test_a_block_alone_takes_the_models_time_of_its_tokens():
+    lens = np.array([4 * TILE_TOKENS])
+    shape = shape_of(FOUR.spec, lens, SMS)
+    one = plans.schedule(shape, pd.DataFrame({"request": [0], "part": [0], "tokens": lens}))
+    tokens = 4 * TILE_TOKENS + shape.rates.block_tokens
+    in_flight = np.float32(shape.num_kv_heads)
+    assert one.end.max() == pytest.approx(tokens * shape.us_per_token(in_flight), rel=1e-6)
+
+
+def test_one_long_request_is_one_block_by_the_librarys_plan_and_many_by_ours():
+    table = plans.plan_table(LONG, SMS).set_index("plan")
+    parts, longest = table["parts of the long request"], table["longest block, tokens"]
+    assert parts[BY_LIBRARY] == 1 and longest[BY_LIBRARY] == LONG.kv_len
+    assert parts[BY_US] > 20 and longest[BY_US] == table["chunk, tokens"][BY_US]
+    assert table["model, us"][BY_LIBRARY] > 10 * table["model, us"][BY_US]
+
+
+def test_the_words_of_the_small_example_can_be_read():
+    shape, lens = small_example()
+    table = plans.word_table().set_index("word")
+    assert table["how many"]["request_indices"] == shape.max_blocks
+    assert len(table["values"]["o_indptr"].split()) == len(lens) + 1 == 6
+    assert str(lens.argmin()) not in table["values"]["request_indices"].split()
+
+
+def test_every_case_of_the_grids_has_a_kind_and_no_kind_is_empty():
+    kinds = [plans.batch_of(case) for case in (*REALISTIC, *OTHERS)]
+    assert set(kinds) == {*KINDS, *OTHER_KINDS}
+
+
+def test_gains_turn_the_ratio_and_tables_take_the_geometric_mean(frame):
+    rows = plans.decode_rows(frame)
+    table = plans.gain_table(plans.gains(rows)).set_index("batch")
+    assert table["mean"].to_dict() == {"chat of 64": 1.5, "one long": 20, "four": 1, EVERY: 3.107}
+    assert table.loc[EVERY, ["faster", "same", "slower"]].tolist() == [2, 1, 0]
+    rivals = plans.rival_table(frame).set_index("batch")
+    assert rivals[plans.RIVAL_NAMES[BETTER]].to_dict() == rivals[plans.RIVAL_NAMES[FA3]].to_dict()
+    found = plans.gains(rows)
+    assert plans.no_gain(found, rows)["batch"].tolist() == ["four"]
+    assert plans.extremes(found, rows, 1)["batch"].tolist() == ["four", "one long"]
+    cold = plans.gains(plans.decode_rows(frame, "graph-cold"))
+    assert len(cold) == 3 and plans.layer_table(frame).cases.tolist() == [1, 1, 2]
+
+
+def test_without_fa3_no_better_of_both_is_shown(frame):
+    some = frame[frame.backend != FA3]
+    assert not {plans.RIVAL_NAMES[FA3], plans.RIVAL_NAMES[BETTER]} & set(plans.rival_table(some))
+
+
+def test_several_queries_are_compared_under_either_plan_of_the_library(frame):
+    for timer, gain in (("graph", 4), ("profiler", 2)):
+        table = plans.many_table(frame, timer).set_index("q_len")
+        assert (table.drop(columns="cases") == gain).all(axis=None)
+        assert table.cases.to_dict() == {2: 2, 8: 2, EVERY: 4}
+
+
+def test_the_chosen_chunk_is_held_against_the_best_of_its_sweep(frame):
+    table = plans.sweep_table(frame)
+    assert len(table) == 3 and table["loss, %"].between(0, 2).all()
+    summary = plans.sweep_summary(frame).set_index("rates")
+    assert summary.sweeps[EVERY] == 3 and 0 < summary["mean loss, %"][EVERY] < 2
+
+
+def test_planning_and_steps_are_told_apart(frame):
+    assert plans.planning_table(frame)["all arrays"].tolist() == [2.02, 4.04, 8.08]
+    assert plans.host_table(frame).records.sum() == 15
+    (step,) = plans.step_table(frame).to_dict("records")
+    assert (step["copied"], step["planned"]) == (3030, 1717)
+    assert step["host / planned"].startswith("1.53")
+    (share,) = plans.planning_share(frame).to_dict("records")
+    assert (share["copied, us"], share["planned, us"]) == (900, 4)
+    assert share["planned, %"] == pytest.approx(100 * 4 / 1717, abs=0.1)
+
+
+def test_the_picture_of_the_model_says_so_and_is_the_same_bytes_each_time(tmp_path):
+    figure = plans.slots_chart(LONG, SMS)
+    titles = [axis.get_title(loc="left") for axis in figure.axes[:2]]
+    assert [title.split(":")[0] for title in titles] == [BY_LIBRARY, BY_US]
+    assert "model, not a measurement" in figure.texts[-1].get_text()
+    saved = [style.save(plans.slots_chart(LONG, SMS), tmp_path / f"{name}.svg") for name in "ab"]
+    assert saved[0].read_bytes() == saved[1].read_bytes()
+
+
+def test_the_pictures_of_records_have_a_dot_per_case_and_a_panel_per_sweep(frame):
+    (axis,) = plans.gain_chart(frame).axes
+    assert [word.get_text() for word in axis.get_yticklabels()][0] == "one long  (20.00)"
+    assert sum(len(dots.get_offsets()) for dots in axis.collections if len(dots.get_offsets())) >= 3
+    panels = plans.choice_chart(frame, [LONG, CHAT]).axes[:2]
+    assert [axis.get_title(loc="left") for axis in panels] == ["16/2, one long", "16/2, chat of 64"]
+    with pytest.raises(ValueError, match=r"cases must be of sweeps on record"):
+        plans.choice_chart(pick(frame, page_size=16), [LONG])
+
+
+@pytest.mark.parametrize("heads", [(32, 8), (16, 2), (8, 1), (32, 32)])
+def test_from_two_blocks_an_sm_on_the_library_cuts_no_request_in_a_graph(heads):
+    wave = 2 * SMS // heads[1]
+    for batch, cut in ((wave - 1, True), (wave, False), (wave + 1, False)):
+        lens = np.full(batch, 300)
+        lens[0] = 100_000
+        call = LibraryCall(*heads, 128, 16, True, SMS, "0.6.4")
+        parts = plans.blocks_of(plan_fa2(call, lens), lens).groupby("request").size()
+        assert (parts.max() > 1) == cut
+
+
+def test_the_short_requests_are_done_before_our_plan_is_and_then_a_block_a_head_works():
+    lens = sample_seq_lens(LONG)
+    shape = shape_of(LONG.spec, lens, SMS)
+    theirs, ours = (
+        plans.schedule(shape, plans.blocks_of(both_plans(LONG, SMS)[name], lens))
+        for name in (BY_LIBRARY, BY_US)
+    )
+    late = theirs[theirs.end > ours.end.max()]
+    assert set(late.request) == {lens.argmax()} and len(late) == LONG.spec.num_kv_heads
