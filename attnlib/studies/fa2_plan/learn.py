@@ -34,10 +34,8 @@ FIRST: Key = 16
 START = Fa2Rates(4500, 40, 40, 6e-4, 1.4, 9.5, 0.03, 0.14, 0.14, 90)
 """Where its search starts, whatever `FA2_RATES` holds by now: near an H200's."""
 ALL = tuple(field.name for field in fields(Fa2Rates))
-OWN = ("memory_gbps", "block_gbps", "block_tokens")
-"""What every key learns."""
-COSTS = ("merge_us", "cut_us")
-"""What other head_dims and dtypes learn besides."""
+OWN = ("memory_gbps", "block_gbps", "block_tokens", "merge_us", "cut_us")
+"""What every other key learns."""
 LEAST_SWEEPS = 4
 GENERATIONS, POPULATION = 100, 192
 WIDEST, NARROWEST = 0.3, 0.03
@@ -66,6 +64,11 @@ class ChunkSweep:
     run_us: np.ndarray
     planned_us: float = float("nan")
     case: PlanCase | None = None
+
+    @property
+    def label(self) -> str:
+        """The case's name, for tables."""
+        return self.case.label if self.case else ""
 
     @property
     def key(self) -> Key:
@@ -129,8 +132,7 @@ def rates(sweeps: Sequence[ChunkSweep]) -> dict[Key, Fa2Rates]:
                 f"sweeps must hold {LEAST_SWEEPS} or more of rates {key}, it has {len(group)}"
             )
     first = fit(groups.pop(FIRST), START, ALL)
-    names = {key: OWN if isinstance(key, int) else (*OWN, *COSTS) for key in groups}
-    return {FIRST: first} | {key: fit(groups[key], first, names[key]) for key in groups}
+    return {FIRST: first} | {key: fit(group, first, OWN) for key, group in groups.items()}
 
 
 def by_key(sweeps: Sequence[ChunkSweep]) -> dict[Key, list[ChunkSweep]]:

@@ -177,7 +177,7 @@ def _whole(tokens: int) -> int:
 
 SWEPT_SERVED = _in_turn(ALL_LAYOUTS, 4)
 SWEPT_OTHERS = OTHERS[::4]
-SWEPT_VERIFIES = tuple(VERIFIES[step] for step in (0, 5, 10, 15, 17, 20, 31, 36, 41, 46))
+SWEPT_VERIFIES = tuple(VERIFIES[step] for step in (0, 10, 15, 17, 20, 31, 36, 41, 44, 46))
 SWEPT_VARIANTS = VARIANT_CASES[:12]
 SWEEPS = {
     "decode": tuple(p for case in SWEPT_SERVED + SWEPT_OTHERS for p in sweep(case)),
