@@ -167,7 +167,7 @@ def _rates(_: argparse.Namespace) -> None:
     from tqdm.auto import tqdm
 
     from .core.gpu import FA2_RATES
-    from .studies.fa2_plan import learn
+    from .studies.fa2_chunks import learn
 
     frame = learn.records(tqdm)
     sweeps = learn.sweeps(frame)

@@ -72,7 +72,7 @@ class CallSubject(Generic[Case]):
         graph, device = item.timer.startswith("graph"), self.bench.device
         backend = backends.create(entry.name, case.spec, mask=mask, device=device, cuda_graph=graph)
         plan = backend.plan(work.batch)
-        run = partial(backend.run, work.q, work.kv, plan)
+        run = call_of(backend, work.q, work.kv, plan)
         verdict = judge.check(run())
         seen = {"reported_backend": plan.reported_backend, **oracle_fields(verdict)}
         if not verdict.passed:
@@ -96,7 +96,7 @@ class CallSubject(Generic[Case]):
         copies = cold_copies(read, int(self.bench.machine["l2_mib"] * 2**20))
         if reason := self._too_large(work.case, copies):
             raise ValueError(f"a cold L2 needs {copies} copies: {reason}")
-        return [partial(backend.run, work.q, kv, plan) for kv in cache_copies(work.kv, copies)]
+        return [call_of(backend, work.q, kv, plan) for kv in cache_copies(work.kv, copies)]
 
     def _workload(self, case: Case) -> tuple[Workload[Case], Judge]:
         if self._work is None or self._judge is None or self._work.case != case:
@@ -109,6 +109,19 @@ class CallSubject(Generic[Case]):
         limit = self.bench.machine.get("memory_gib", MEMORY_GIB_UNKNOWN) * self.memory_share
         needed = copies * self.cache_bytes(case) / 2**30
         return "" if needed <= limit else f"KV needs {needed:.1f} GiB, limit {limit:.1f} GiB"
+
+
+def call_of(backend: Backend, q: torch.Tensor, kv: Any, plan: Plan) -> Callable[[], torch.Tensor]:
+    """A call for a timer, which orders the streams that it calls from."""
+    run = partial(backend.run, q, kv, plan)
+    if (hand_over := getattr(backend, "hand_over", None)) is None:
+        return run
+
+    def call() -> torch.Tensor:
+        hand_over(plan)
+        return run()
+
+    return call
 
 
 def cache_copies(kv: Any, count: int) -> list[Any]:

@@ -73,7 +73,16 @@ def test_blocks_see_every_token_of_every_query_tile_once_and_fit(shape):
             for tile in range(shape.q_tiles)
             for part in range(count)
         ]
-        assert found == wanted
+        assert sorted(found) == wanted
+        tokens = [
+            min(seen[r] - part * words.kv_chunk_size, words.kv_chunk_size) for r, _, part in found
+        ]
+        last = [part == parts[r] - 1 for r, _, part in found]
+        assert last == sorted(last)
+        eighths = [
+            -(-8 * n // words.kv_chunk_size) for n, ends in zip(tokens, last, strict=True) if ends
+        ]
+        assert eighths == sorted(eighths, reverse=True)
         rows = np.repeat(parts, shape.q_len)
         merged = np.diff(words.merge_indptr)
         assert (merged[: len(rows)] == rows).all() and not merged[len(rows) :].any()
@@ -175,5 +184,5 @@ def test_tensors_that_do_not_fit_are_refused_before_a_launch(change, words):
 def test_a_chunk_of_ones_own_takes_the_place_of_the_choice():
     words = plan_words(SHAPE, [5000, 300], chunk=1024)
     assert words.kv_chunk_size == 1024 and words.o_indptr[:3].tolist() == [0, 5, 6]
-    with pytest.raises(ValueError, match="chunk must cut into at most 304 blocks, got 313 of 128"):
+    with pytest.raises(ValueError, match="chunk must cut into at most 113 blocks, got 313 of 128"):
         plan_words(SHAPE, [40_000], chunk=128)

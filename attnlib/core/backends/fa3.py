@@ -84,6 +84,10 @@ class Fa3Precomputed(Fa3):
 
     precomputes = True
 
+    def hand_over(self, plan: Plan[DecodeBatch]) -> None:
+        """Let another stream run the plan; the caller has ordered its work after the last one's."""
+        plan.state[1].hand_over()
+
 
 class Fa3Extend(_FlashAttention[ExtendBatch]):
     """Several queries per request, as many as each has; no custom mask."""

@@ -52,7 +52,7 @@ def _whole(tokens: int) -> int:
 
 SWEPT_SERVED = in_turn(ALL_LAYOUTS, 4)
 SWEPT_OTHERS = OTHERS[::4]
-SWEPT_VERIFIES = tuple(VERIFIES[step] for step in (0, 5, 10, 15, 17, 20, 31, 36, 41, 46))
+SWEPT_VERIFIES = tuple(VERIFIES[step] for step in (0, 10, 15, 17, 20, 31, 36, 41, 44, 46))
 SWEPT_VARIANTS = VARIANT_CASES[:12]
 SWEEPS = {
     "decode": tuple(p for case in SWEPT_SERVED + SWEPT_OTHERS for p in sweep(case)),
@@ -63,6 +63,9 @@ SWEEPS = {
 STUDY = Study(
     name="fa2_chunks",
     question="Which KV chunk is the best, and how near to it does the planner choose?",
-    grids=tuple(Grid(cases, ("fa2-chunk",)) for cases in SWEEPS.values()),
+    grids=(
+        *(Grid(cases, ("fa2-chunk",)) for cases in SWEEPS.values()),
+        Grid(tuple(p for c in SWEPT_SERVED[:3] for p in sweep(c)), ("fa2-chunk",), headline=True),
+    ),
     ceilings=("copy", "launch"),
 )

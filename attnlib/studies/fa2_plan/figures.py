@@ -16,8 +16,8 @@ from ...kinds.decode.case import DecodeCase
 from ...kinds.lengths import sample_seq_lens
 from ...kinds.plan.case import PlanCase
 from ...run.frame import FA2
+from ..fa2_chunks.learn import SWEPT, ChunkSweep, sweeps
 from .blocks import BY_LIBRARY, BY_US, blocks_of, both_plans, schedule, shape_of
-from .learn import SWEPT, ChunkSweep, sweeps
 from .tables import OURS, VERDICTS, batch_of, decode_rows, gains, mean
 
 SHORT = ("#56B4E9", "#8FCDF0", "#BFDDF0")

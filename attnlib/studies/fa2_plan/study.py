@@ -168,7 +168,12 @@ STUDY = Study(
         Grid(VARIANT_CASES, BOTH, rounds=3),
         Grid(EAGER, BOTH, timers=("profiler",), rounds=3),
         Grid(PLANS[16][::2], ("fa2-plan",), timers=("eager",), rounds=3, isolated=True),
-        Grid(REALISTIC[:10], BOTH, rounds=3, headline=True),
+        Grid((*REALISTIC[:8], SERVED["one long", 3]), BOTH, rounds=3, headline=True),
+        Grid(COLD[:3], BOTH, timers=("graph-cold",), rounds=3, headline=True),
+        Grid(VERIFIES[:4], SEVERAL, timers=("graph", "profiler"), rounds=3, headline=True),
+        Grid(VARIANT_CASES[1::4], BOTH, rounds=3, headline=True),
+        Grid(PLANS[16][::2], PLANNING, rounds=3, headline=True),
+        Grid(STEPS[1:3], IN_STEPS, timers=("eager",), rounds=3, headline=True),
     ),
     ceilings=("copy", "launch"),
 )

@@ -16,9 +16,10 @@ from ...kinds.decode.case import DecodeCase
 from ...kinds.lengths import sample_seq_lens
 from ...run import frame as frames
 from ...run.frame import CUDA_CORES, FA2, good_rows, intervals, times
+from ..fa2_chunks.learn import LEAST_SWEEPS, by_key, cross_validated, regret, sweeps
+from ..fa2_chunks.study import SWEPT_SERVED
 from .blocks import blocks_of, both_plans, schedule, shape_of, small_example
-from .learn import LEAST_SWEEPS, by_key, cross_validated, regret, sweeps
-from .study import KINDS, OTHER_KINDS, OTHERS, REALISTIC, SERVED, SWEPT_SERVED
+from .study import KINDS, OTHER_KINDS, OTHERS, REALISTIC, SERVED
 
 OURS, FA3 = "flashinfer-fa2-planned", "fa3-precomputed"
 OURS_MANY, FA2_MANY = "flashinfer-prefill-fa2-planned", "flashinfer-prefill-fa2"

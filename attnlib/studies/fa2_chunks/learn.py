@@ -1,8 +1,8 @@
 """Rates of a GPU for `core.fa2.choice`, learned from its own chunk sweeps.
 
-A sweep is one batch under one chunk after another. Rates are sought at random around those that
-are known, and the candidate stays whose choices lose least; the model's error counts a little, so
-that what no choice depends on is not lost.
+A sweep is one batch under one chunk after another. Rates are sought at random, and the candidate
+stays whose choices lose least; the model's error counts a little, so that what no choice depends on
+is not lost.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,12 +16,13 @@ from ...core.fa2.choice import PlanShape, predicted_us
 from ...core.gpu import FA2_RATES, Fa2Rates
 from ...core.spec import ELEMENT_BYTES
 from ...kinds.lengths import sample_seq_lens
+from ...kinds.plan.case import PlanCase
 from ...run import store
 from ...run.frame import good_rows
 from ...run.study import Sweep, mode, record_machine
 from .. import STUDIES
 
-STUDY = "fa2_plan"
+STUDY = "fa2_chunks"
 SWEPT = "fa2-chunk"
 """The backend that sweeps are of; of chunk 0 it runs the planner's own choice."""
 Key: TypeAlias = int | tuple[int, int, int]
@@ -30,17 +31,22 @@ Rates: TypeAlias = Mapping[Key, Fa2Rates]
 
 FIRST: Key = 16
 """All constants are learned for it, and the other keys take those that they do not learn."""
+START = Fa2Rates(4500, 40, 40, 6e-4, 1.4, 9.5, 0.03, 0.14, 0.14, 90)
+"""Where its search starts, whatever `FA2_RATES` holds by now: near an H200's."""
 ALL = tuple(field.name for field in fields(Fa2Rates))
-OWN = ("memory_gbps", "block_gbps", "block_tokens")
-"""What every key learns."""
-COSTS = ("merge_us", "cut_us")
-"""What other head_dims and dtypes learn besides."""
+OWN = ("memory_gbps", "block_gbps", "block_tokens", "merge_us", "cut_us")
+"""What every other key learns."""
 LEAST_SWEEPS = 4
 GENERATIONS, POPULATION = 100, 192
 WIDEST, NARROWEST = 0.3, 0.03
 """Standard deviation of a constant's logarithm in the first generation and in the last."""
 MOVED = 0.4
 """Share of the constants that a candidate changes."""
+PULL = 0.002
+"""Weight of a constant's log distance from where its search started, squared: without it a few
+sweeps teach what the next ones deny."""
+ERROR = 0.16, 0.04
+"""Weights of the median and of the mean of the model's error, as logs."""
 NEAR = 1.2
 """The model's error counts where a chunk takes at most so many times the best one's time."""
 DIGITS = 3
@@ -50,14 +56,19 @@ DIGITS = 3
 @dataclass(frozen=True, eq=False)
 class ChunkSweep:
     """A batch of `lens` [bs] tokens: `run_us` [n] under each of `chunks` [n], and `planned_us` as
-    the planner chose when it was measured (NaN: not measured)."""
+    the planner chose when it was measured (NaN: not measured). `case` is that of its chunk 0."""
 
-    label: str
     shape: PlanShape
     lens: np.ndarray
     chunks: np.ndarray
     run_us: np.ndarray
     planned_us: float = float("nan")
+    case: PlanCase | None = None
+
+    @property
+    def label(self) -> str:
+        """The case's name, for tables."""
+        return self.case.label if self.case else ""
 
     @property
     def key(self) -> Key:
@@ -106,7 +117,7 @@ def _sweep(rows: pd.DataFrame) -> ChunkSweep:
     )
     own = us.drop(0, errors="ignore")
     chunks, planned = own.index.to_numpy(np.int64), float(us.get(0, np.nan))
-    return ChunkSweep(case.label, shape, lens, chunks, own.to_numpy(), planned)
+    return ChunkSweep(shape, lens, chunks, own.to_numpy(), planned, case)
 
 
 def rates(sweeps: Sequence[ChunkSweep]) -> dict[Key, Fa2Rates]:
@@ -120,12 +131,8 @@ def rates(sweeps: Sequence[ChunkSweep]) -> dict[Key, Fa2Rates]:
             raise ValueError(
                 f"sweeps must hold {LEAST_SWEEPS} or more of rates {key}, it has {len(group)}"
             )
-    found = {FIRST: fit(groups.pop(FIRST), FA2_RATES[FIRST], ALL)}
-    for key, group in groups.items():
-        known = FA2_RATES.get(key, FA2_RATES[group[0].shape.tile])
-        start = replace(found[FIRST], **{name: getattr(known, name) for name in OWN})
-        found[key] = fit(group, start, OWN if isinstance(key, int) else (*OWN, *COSTS))
-    return found
+    first = fit(groups.pop(FIRST), START, ALL)
+    return {FIRST: first} | {key: fit(group, first, OWN) for key, group in groups.items()}
 
 
 def by_key(sweeps: Sequence[ChunkSweep]) -> dict[Key, list[ChunkSweep]]:
@@ -137,15 +144,16 @@ def by_key(sweeps: Sequence[ChunkSweep]) -> dict[Key, list[ChunkSweep]]:
 
 
 def fit(sweeps: Sequence[ChunkSweep], start: Fa2Rates, names: Sequence[str]) -> Fa2Rates:
-    """The constants `names` of the least `loss`, the others as in `start`."""
+    """The constants `names` of the least `loss`, not far from `start`, the others as there."""
     draw, least = np.random.default_rng(0), np.inf
-    best = np.log([getattr(start, name) for name in names])
+    first = best = np.log([getattr(start, name) for name in names])
     for width in np.geomspace(WIDEST, NARROWEST, GENERATIONS):
         moved = draw.random((POPULATION, len(names))) < MOVED
         steps = moved * draw.normal(0, width, moved.shape)
         steps[0] = 0
         values = np.exp(best + steps).T[:, :, None]
         losses = loss(sweeps, replace(start, **dict(zip(names, values, strict=True))))
+        losses += PULL * ((best + steps - first) ** 2).sum(1)
         at = losses.argmin()
         if losses[at] < least:
             least, best = losses[at], best + steps[at]
@@ -164,7 +172,7 @@ def loss(sweeps: Sequence[ChunkSweep], candidates: Fa2Rates) -> np.ndarray:
         errors.append(np.abs(np.log(us / sweep.run_us))[:, near])
     worst = np.sort(lost, axis=0)[-max(3, len(lost) // 30) :]
     error = np.concatenate(errors, axis=-1)
-    much = 0.08 * np.median(error, -1) + 0.02 * error.mean(-1)
+    much = ERROR[0] * np.median(error, -1) + ERROR[1] * error.mean(-1)
     return np.mean(lost, axis=0) + 0.2 * worst.mean(0) + much
 
 
@@ -179,7 +187,7 @@ def regret(sweeps: Sequence[ChunkSweep], rates: Rates) -> pd.DataFrame:
         known = rates.get(sweep.key, rates[sweep.shape.tile])
         at, best = sweep.predicted_us(known).argmin(), sweep.run_us.argmin()
         us = {"chosen_us": sweep.run_us[at], "best_us": sweep.run_us[best]}
-        names = {"case": sweep.label, "key": sweep.key, "chosen": sweep.chunks[at]}
+        names = {"case": sweep.case, "key": sweep.key, "chosen": sweep.chunks[at]}
         row = {**names, "best": sweep.chunks[best], **us, "planned_us": sweep.planned_us}
         found.append(row | {"ratio": sweep.run_us[at] / sweep.run_us[best]})
     order = ["case", "key", "chosen", "chosen_us", "best", "best_us", "ratio", "planned_us"]
