@@ -11,9 +11,17 @@ from attnlib.core.fa2.choice import TILE_TOKENS
 from attnlib.core.fa2.library import LibraryCall, plan_fa2
 from attnlib.draw import style
 from attnlib.kinds.lengths import sample_seq_lens
+from attnlib.kinds.plan.case import PlanCase
 from attnlib.studies import fa2_plan as plans
 from attnlib.studies.fa2_plan.blocks import BY_LIBRARY, BY_US, both_plans, shape_of, small_example
-from attnlib.studies.fa2_plan.study import KINDS, OTHER_KINDS, OTHERS, REALISTIC
+from attnlib.studies.fa2_plan.study import (
+    KINDS,
+    OTHER_KINDS,
+    OTHER_VERIFIES,
+    OTHERS,
+    REALISTIC,
+    VERIFIES,
+)
 from attnlib.studies.fa2_plan.tables import BETTER, EVERY, FA3
 
 matplotlib.use("agg")
@@ -72,6 +80,8 @@ def test_the_words_of_the_small_example_can_be_read():
 def test_every_case_of_the_grids_has_a_kind_and_no_kind_is_empty():
     kinds = [plans.batch_of(case) for case in (*REALISTIC, *OTHERS)]
     assert set(kinds) == {*KINDS, *OTHER_KINDS}
+    several = {plans.batch_of(case.cached) for case in VERIFIES + OTHER_VERIFIES}
+    assert several == {"chat of 64", "uniform", "one long", "four"}
 
 
 def test_gains_turn_the_ratio_and_tables_take_the_geometric_mean(frame):
@@ -103,6 +113,7 @@ def test_several_queries_are_compared_under_either_plan_of_the_library(frame):
 def test_the_chosen_chunk_is_held_against_the_best_of_its_sweep(frame):
     table = plans.sweep_table(frame)
     assert len(table) == 3 and table["loss, %"].between(0, 2).all()
+    assert set(table.case) == {PlanCase(case).label[13:] for case in (LONG, CHAT, FOUR)}
     summary = plans.sweep_summary(frame).set_index("rates")
     assert summary.sweeps[EVERY] == 3 and 0 < summary["mean loss, %"][EVERY] < 2
 

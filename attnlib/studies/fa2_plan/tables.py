@@ -194,7 +194,7 @@ def sweep_table(frame: pd.DataFrame) -> pd.DataFrame:
     """
     found = regret(sweeps(frame), FA2_RATES)
     best = found[["best_us", "planned_us"]].min(axis=1)
-    case = found.case.str.removeprefix("chunk chosen ")
+    case = [case.label.removeprefix("chunk chosen ") for case in found.case]
     found = found.assign(case=case, loss=100 * (found.planned_us / best - 1))
     found = found.sort_values("loss", ascending=False, ignore_index=True)
     names = {"planned_us": "chosen, us", "best_us": "best, us", "loss": "loss, %"}
