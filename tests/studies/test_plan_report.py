@@ -7,7 +7,6 @@ import pytest
 from support.plans import CHAT, FOUR, LONG, plan_frame
 from support.published import pick
 
-from attnlib.core.fa2.choice import TILE_TOKENS
 from attnlib.core.fa2.library import LibraryCall, plan_fa2
 from attnlib.draw import style
 from attnlib.kinds.lengths import sample_seq_lens
@@ -53,10 +52,10 @@ def test_a_slot_does_one_block_at_a_time_and_starts_them_in_the_order_of_the_gri
 
 
 def test_a_block_alone_takes_the_models_time_of_its_tokens():
-    lens = np.array([4 * TILE_TOKENS])
+    lens = np.array([4 * 128])
     shape = shape_of(FOUR.spec, lens, SMS)
     one = plans.schedule(shape, pd.DataFrame({"request": [0], "part": [0], "tokens": lens}))
-    tokens = 4 * TILE_TOKENS + shape.rates.block_tokens
+    tokens = 4 * 128 + shape.rates.block_tokens
     in_flight = np.float32(shape.num_kv_heads)
     assert one.end.max() == pytest.approx(tokens * shape.us_per_token(in_flight), rel=1e-6)
 
