@@ -5,6 +5,7 @@ from typing import Any
 
 from .core.backends import available
 from .core.backends.table import RECORDED
+from .core.gpu import FA2_RATES_OF
 from .measure.machine import describe_machine, describe_versions
 from .run.store import machines
 from .run.study import mode
@@ -25,6 +26,7 @@ def diagnose() -> dict[str, Any]:
         "mode": found_mode,
         "mode_asked": os.environ.get("ATTNLIB_MODE", "auto"),
         "machine": describe_machine(device),
+        "fa2_rates_of": FA2_RATES_OF,
         "versions": describe_versions(RECORDED),
         "backends": available(),
         "studies": {name: machines(name) for name in STUDIES},
@@ -52,6 +54,7 @@ def render(found: dict[str, Any]) -> str:
     lines = [
         f"mode      {found['mode']} (ATTNLIB_MODE={found['mode_asked']})",
         f"machine   {machine['gpu'] or 'no CUDA GPU'} ({machine['gpu_id']})",
+        *_rates_line(machine["gpu"], found["fa2_rates_of"]),
         "versions",
         *_aligned(found["versions"]),
         "backends",
@@ -62,6 +65,13 @@ def render(found: dict[str, Any]) -> str:
         *_aligned(found["policy"]),
     ]
     return "\n".join(lines)
+
+
+def _rates_line(gpu: str, rates_of: str) -> list[str]:
+    if gpu in ("", rates_of):
+        return []
+    told = f"plans of fa2 use the constants of an {rates_of}"
+    return [f"rates     {told}; `python -m attnlib rates` learns this GPU's own"]
 
 
 def _aligned(pairs: dict[str, str]) -> list[str]:

@@ -61,5 +61,6 @@ FA2_RATES: dict[int | tuple[int, int, int], Fa2Rates] = {
     (16, 256, 2): Fa2Rates(4943, 42.0, 34),
     (16, 128, 1): Fa2Rates(3129, 12.3, 67, 6.9e-4, 0.64),
 }
-"""Query rows of a block, or (rows, head_dim, bytes of a KV element) -> rates on an H200, fitted to
-chunk sweeps there. Elsewhere they are a guess."""
+"""Query rows of a block, or (rows, head_dim, bytes of a KV element) -> rates on `FA2_RATES_OF`,
+fitted to chunk sweeps there. Elsewhere a guess: `python -m attnlib rates` learns them anew."""
+FA2_RATES_OF = "NVIDIA H200"

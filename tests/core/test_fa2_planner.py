@@ -1,5 +1,6 @@
 """A planner takes a wrapper of FlashInfer over, or says why not."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from attnlib.core.fa2 import planner as module
 from attnlib.core.fa2.planner import PRIVATE, Fa2Planner
 from attnlib.core.fa2.words import plan_words
+from attnlib.core.gpu import Fa2Rates
 
 LAYER = {"head_dim": 128, "max_seq_len": 4096}
 
@@ -49,6 +51,33 @@ def test_a_plan_is_in_the_wrappers_workspace_until_it_plans_itself(wrapper):
     assert words.tolist() == wanted.tolist()
     planner.plan_with(torch.tensor([4096, 10]), 512)
     assert words[planner.layout.chunk] == 512
+
+
+OWN = Fa2Rates(4767, 44, 34, cut_us=1e6)
+"""Of a GPU on which nothing is worth a cut."""
+
+
+@pytest.mark.parametrize("rates", [{16: OWN}, {16: Fa2Rates(1, 1, 1), (16, 128, 2): OWN}], ids=len)
+def test_rates_that_are_given_choose_the_chunk(wrapper, rates):
+    planner = Fa2Planner(wrapper, **LAYER, num_sms=132, rates=rates)
+    assert planner.shape.rates == OWN and planner.rates_of == "given"
+    planner.plan(torch.tensor([4096, 10, 7], dtype=torch.int32))
+    shape, words = Fa2Planner(wrapper, **LAYER, num_sms=132).shape, planner._words.tolist()
+    own = plan_words(replace(shape, own_rates=OWN), [4096, 10, 7])
+    assert words == own.image(planner.layout).tolist()
+    assert own.kv_chunk_size == 4096 > plan_words(shape, [4096, 10, 7]).kv_chunk_size
+
+
+def test_rates_of_other_kernels_are_refused(wrapper):
+    with pytest.raises(ValueError, match=r"rates must have 16 or \(16, 128, 2\), got \[64\]"):
+        Fa2Planner(wrapper, **LAYER, num_sms=132, rates={64: OWN})
+
+
+@pytest.mark.parametrize(("here", "more"), [("NVIDIA H200", ""), ("A GPU", ", here is A GPU")])
+def test_a_planner_says_whether_its_rates_are_of_this_gpu(wrapper, monkeypatch, here, more):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: here)
+    planner = Fa2Planner(wrapper, **LAYER, num_sms=132)
+    assert planner.shape.own_rates is None and planner.rates_of == f"NVIDIA H200{more}"
 
 
 def test_page_arrays_are_written_where_the_wrapper_reads_them(wrapper):

@@ -13,7 +13,14 @@ from attnlib.kinds.lengths import sample_seq_lens
 from attnlib.studies import fa2_chunks as chunks
 from attnlib.studies import fa2_plan as plans
 from attnlib.studies.fa2_plan.blocks import BY_LIBRARY, BY_US, both_plans, shape_of, small_example
-from attnlib.studies.fa2_plan.study import KINDS, OTHER_KINDS, OTHERS, REALISTIC
+from attnlib.studies.fa2_plan.study import (
+    KINDS,
+    OTHER_KINDS,
+    OTHER_VERIFIES,
+    OTHERS,
+    REALISTIC,
+    VERIFIES,
+)
 from attnlib.studies.fa2_plan.tables import BETTER, EVERY, FA3
 
 matplotlib.use("agg")
@@ -85,6 +92,8 @@ def test_the_order_of_blocks_changes_the_end_by_the_model_and_never_much_for_the
 def test_every_case_of_the_grids_has_a_kind_and_no_kind_is_empty():
     kinds = [plans.batch_of(case) for case in (*REALISTIC, *OTHERS)]
     assert set(kinds) == {*KINDS, *OTHER_KINDS}
+    several = {plans.batch_of(case.cached) for case in VERIFIES + OTHER_VERIFIES}
+    assert several == {"chat of 64", "uniform", "one long", "four"}
 
 
 def test_gains_turn_the_ratio_and_tables_take_the_geometric_mean(frame):
@@ -130,7 +139,7 @@ def test_the_chosen_chunk_is_held_against_the_best_of_its_sweep(swept):
     assert "crossed mean, %" not in summary
 
 
-def test_frames_of_two_gpus_are_refused(frame, swept):
+def test_frames_of_two_gpus_are_refused(swept):
     with pytest.raises(ValueError, match=r"gpu_id must be the same"):
         chunks.sweeps(pd.concat([swept, swept.assign(gpu_id="0badcafe")]))
 

@@ -14,12 +14,15 @@ page arrays are not written: fill them as before, for the same lengths.
 What FlashInfer keeps private is named once, in `PRIVATE`.
 """
 
+from collections.abc import Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from ..backends.base import installed_version
+from ..gpu import FA2_RATES_OF, Fa2Rates
 from .choice import PlanShape
 from .kernel import LAUNCHER, PlanTensors
 from .library import RELEASES
@@ -56,13 +59,16 @@ class Fa2Planner:
         q_len: int = 1,
         page_size: int = 0,
         num_sms: int = 0,
+        rates: Mapping[Any, Fa2Rates] | None = None,
     ) -> None:
         """Take over a planned wrapper: `q_len` queries per request, requests of at most
         `max_seq_len` tokens. `num_sms` SMs are planned for, all of the GPU's if 0. `page_size` is
-        that of the page arrays, where `plan` shall write them.
+        that of the page arrays, where `plan` shall write them. `rates` are this GPU's, by the keys
+        of `core.gpu.FA2_RATES`, in its place: `python -m attnlib rates` learns and prints them.
 
         Raises RuntimeError for a wrapper or release that is not known, ValueError for one that is
-        not fa2 in CUDA-graph mode, or whose workspaces or buffers are too small.
+        not fa2 in CUDA-graph mode, or whose workspaces or buffers are too small, and for `rates`
+        that have none of its kernels.
         """
         _require_release()
         own = _private(wrapper)
@@ -87,6 +93,8 @@ class Fa2Planner:
             q_len,
             own.window_left,
         )
+        if rates is not None:
+            self.shape = replace(self.shape, own_rates=_rates_for(self.shape, rates))
         self.layout = Layout.of(self.shape)
         room = own.int_workspace_buffer.view(torch.uint8).flatten()
         _require_room("int", room, self.layout.int_bytes)
@@ -100,6 +108,15 @@ class Fa2Planner:
         self._words = room[: self.layout.int_bytes].view(torch.int32)
         self._mark = torch.zeros(1, device=device)
         own.qo_indptr_buf.copy_(torch.arange(self.shape.max_batch_size + 1) * q_len)
+
+    @property
+    def rates_of(self) -> str:
+        """What the constants of the choice are of: `given`, or a GPU, and which one is here if it
+        is another."""
+        if self.shape.own_rates is not None:
+            return "given"
+        here = torch.cuda.get_device_name(self._words.device)
+        return FA2_RATES_OF if here == FA2_RATES_OF else f"{FA2_RATES_OF}, here is {here}"
 
     def plan(
         self,
@@ -157,6 +174,15 @@ class Fa2Planner:
         if not self.page_size:
             raise ValueError("page_size must be given to the planner that writes page arrays")
         return self.page_size
+
+
+def _rates_for(shape: PlanShape, rates: Mapping[Any, Fa2Rates]) -> Fa2Rates:
+    """Those of the kernels that run `shape`, looked up as `PlanShape.rates` does."""
+    key = (shape.tile, shape.head_dim, shape.kv_bytes)
+    found = rates.get(key, rates.get(shape.tile))
+    if found is None:
+        raise ValueError(f"rates must have {shape.tile} or {key}, got {list(rates)}")
+    return found
 
 
 def _short(value: object) -> object:

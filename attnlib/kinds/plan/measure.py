@@ -46,8 +46,6 @@ from .case import PlanCase
 CHUNK, ALONE, WORDS = "fa2-chunk", "fa2-plan-alone", "fa2-plan-words"
 BACKENDS = (CHUNK, "fa2-plan", ALONE, WORDS)
 PAGES = ("kv_indptr", "kv_indices", "kv_last_page_len")
-SMS_UNKNOWN = 132
-"""Multiprocessors to plan for where the machine has none: those of the published records' GPU."""
 
 
 @dataclass(frozen=True)
@@ -116,8 +114,8 @@ class PlanSubject:
         return self._call
 
     def _planning(self, item: Item[PlanCase], timer: Callable[..., Any]) -> dict[str, Any]:
-        num_sms = self.bench.machine.get("num_sms") or SMS_UNKNOWN
-        planning = _Planning.of(item.case, num_sms, self.bench.device, item.backend != WORDS)
+        num_sms, device = self.bench.machine["num_sms"], self.bench.device
+        planning = _Planning.of(item.case, num_sms, device, item.backend != WORDS)
         planning.run()
         wrong, rows = planning.wrong_words(), item.case.decode.batch_size
         verdict = {"oracle_error": float(wrong), "oracle_budget": 0.0, "oracle_rows": rows}

@@ -9,7 +9,16 @@ from ...kinds.extend.case import ExtendCase
 from ...kinds.lengths import sample_seq_lens
 from ...kinds.plan.case import PlanCase
 from ...run.study import Grid, Study
-from ..fa2_plan.study import ALL_LAYOUTS, NUM_SMS, OTHERS, VARIANT_CASES, VERIFIES, in_turn
+from ..fa2_plan.study import (
+    ALL_LAYOUTS,
+    KINDS,
+    NUM_SMS,
+    OTHER_VERIFIES,
+    OTHERS,
+    VARIANT_CASES,
+    VERIFIES,
+    in_turn,
+)
 
 MOST_CHUNKS, APART, LONGEST_CHUNK = 11, 1.12, 16384
 CUTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
@@ -52,8 +61,12 @@ def _whole(tokens: int) -> int:
 
 SWEPT_SERVED = in_turn(ALL_LAYOUTS, 4)
 SWEPT_OTHERS = OTHERS[::4]
-SWEPT_VERIFIES = tuple(VERIFIES[step] for step in (0, 10, 15, 17, 20, 31, 36, 41, 44, 46))
-SWEPT_VARIANTS = VARIANT_CASES[:12]
+SWEPT_VERIFIES = OTHER_VERIFIES + tuple(
+    VERIFIES[step] for step in (0, 5, 8, 15, 18, 21, 35, 42, *range(28, 32), *range(44, 48))
+)
+"""Eight or more of each tile of query rows."""
+SWEPT_VARIANTS = VARIANT_CASES[: 3 * len(KINDS)]
+"""Those that run other kernels: float16 runs bfloat16's."""
 SWEEPS = {
     "decode": tuple(p for case in SWEPT_SERVED + SWEPT_OTHERS for p in sweep(case)),
     "several": tuple(p for case in SWEPT_VERIFIES for p in sweep(case)),

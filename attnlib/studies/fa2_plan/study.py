@@ -118,19 +118,31 @@ VARIANTS = (
     AttnSpec(32, 8, 128, 16, "bfloat16", "float8_e4m3fn"),
     AttnSpec(32, 8, 128, 16, "float16"),
 )
-VARIANT_CASES = tuple(served(kind, spec) for spec in VARIANTS for kind in KINDS[:4])
+VARIANT_CASES = tuple(served(kind, spec) for spec in VARIANTS for kind in KINDS)
 
 Q_LENS = (2, 4, 8, 16)
 CACHED = ((64, 32768, "chat"), (32, 8192, "fixed"), (41, 65536, "one_long"), (4, 16384, "fixed"))
-VERIFIES = tuple(
-    ExtendCase(
-        _fitted(DecodeCase(_spec((3 * step + place) % 10, step), *sizes, seed=step)),
-        *("target_verify", q_len),
-        mask="causal",
+VERIFIED = (LLAMA, AttnSpec(28, 4, 128, 1), AttnSpec(64, 8, 128, 16))
+
+
+def _verify(spec: AttnSpec, q_len: int, sizes: tuple[int, int, str], seed: int) -> ExtendCase:
+    return ExtendCase(
+        _fitted(DecodeCase(spec, *sizes, seed=seed)), "target_verify", q_len, mask="causal"
     )
-    for step, (q_len, _) in enumerate(product(Q_LENS, range(3)))
-    for place, sizes in enumerate(CACHED)
+
+
+VERIFIES = tuple(
+    _verify(spec, q_len, sizes, seed)
+    for (seed, spec), q_len, sizes in product(enumerate(VERIFIED), Q_LENS, CACHED)
 )
+OTHER_VERIFIES = tuple(
+    _verify(
+        AttnSpec(*HEADS[3 + step % 7], 128, PAGE_SIZES[step % 3]),
+        *(Q_LENS[(step + step // 4) % 4], CACHED[step % 4], step),
+    )
+    for step in range(16)
+)
+"""Of the other layouts, each in turn."""
 
 PLANS = {
     page_size: tuple(
@@ -160,7 +172,7 @@ STUDY = Study(
     grids=(
         Grid(COLD, RIVALS, timers=("graph", "graph-cold"), rounds=3),
         Grid(REALISTIC, RIVALS, rounds=3),
-        Grid(VERIFIES, SEVERAL, timers=("graph", "profiler"), rounds=3),
+        Grid((*VERIFIES, *OTHER_VERIFIES), SEVERAL, timers=("graph", "profiler"), rounds=3),
         Grid((*PLANS[16], *PLANS[1]), PLANNING, rounds=3),
         Grid(STEPS, IN_STEPS, timers=("eager",), rounds=3),
         Grid(OTHERS, RIVALS, rounds=3),
@@ -171,7 +183,7 @@ STUDY = Study(
         Grid((*REALISTIC[:8], SERVED["one long", 3]), BOTH, rounds=3, headline=True),
         Grid(COLD[:3], BOTH, timers=("graph-cold",), rounds=3, headline=True),
         Grid(VERIFIES[:4], SEVERAL, timers=("graph", "profiler"), rounds=3, headline=True),
-        Grid(VARIANT_CASES[1::4], BOTH, rounds=3, headline=True),
+        Grid(VARIANT_CASES[1 :: len(KINDS)], BOTH, rounds=3, headline=True),
         Grid(PLANS[16][::2], PLANNING, rounds=3, headline=True),
         Grid(STEPS[1:3], IN_STEPS, timers=("eager",), rounds=3, headline=True),
     ),
