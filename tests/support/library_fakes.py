@@ -151,7 +151,7 @@ class FakePaged(FakePrefill):
             for b in range(parts[i])
         ]
         valid = room[self._plan_info[12] :][:blocks].astype(bool)
-        assert sorted(zip(*(of[valid].tolist() for of in tiles), strict=True)) == wanted
+        assert list(zip(*(of[valid].tolist() for of in tiles), strict=True)) == wanted
         assert merge.tolist() == np.cumsum([0, *np.repeat(parts, self.q_lens)]).tolist()
         assert o.tolist() == np.cumsum([0, *np.multiply(parts, self.q_lens)]).tolist()
 

@@ -4,8 +4,7 @@
     parts[i]     = ceil(len[i] / chunk), 0 of an empty request
     o_indptr     = 0 and running sums of parts * q_len
     merge_indptr = 0 and, per query row, running sums of parts
-    block j      : whole chunks of request after request, one query tile after another; then the
-                   last parts by eighths of a chunk, the most first: what begins late ends soon
+    block j      : of request r its parts, one query tile after another, r after r
 
 Each of `lead` programs chooses for itself, since waiting for another would cost more, then writes
 its share of the requests and clears its share of the rest. All words are written in every launch.
@@ -26,8 +25,8 @@ from ..metadata.launch import Derived, Grid, Launcher
 from ..metadata.require import EveryCall, PageArrays, require_kv_indices, require_one_device
 from ..spec import INT32_MAX, require_int
 from .choice import CHUNK_STEP, MIN_CHUNK, TILE_TOKENS, WHOLE, PlanShape, f32
-from .scores import chosen_chunk, counted_lengths, cuts_of
-from .words import CLASSES, WORD, Layout
+from .scores import chosen_chunk, counted_lengths, parts_of
+from .words import WORD, Layout
 
 SCORED = 32
 """Requests that a program looks at at once for all candidates."""
@@ -42,22 +41,6 @@ PlanTensors = namedtuple(
     "seq_lens words req_pool_indices req_to_token kv_indptr kv_indices kv_last_page_len",
     defaults=(None, None, None, None, None),
 )
-
-
-@triton.jit
-def class_of(lens, cuts, chunk, inverse, CLASSES: tl.constexpr):
-    """Eighths of a chunk that a last part has, less one."""
-    eighths = cuts_of(lens, chunk // CLASSES, inverse * CLASSES)
-    return eighths - cuts * CLASSES
-
-
-@triton.jit
-def write_blocks(words_ptr, place, request, q_tile, kv_tile, inside, OFFSETS: tl.constexpr):
-    """What blocks work on, at `place` of the three arrays."""
-    none = place * 0
-    tl.store(words_ptr + OFFSETS[0] + place, request + none, mask=inside)
-    tl.store(words_ptr + OFFSETS[1] + place, q_tile + none, mask=inside)
-    tl.store(words_ptr + OFFSETS[2] + place, kv_tile + none, mask=inside)
 
 
 @triton.jit
@@ -84,72 +67,51 @@ def write_plan(
     BLOCKS_HERE: tl.constexpr = SPANS[3]
     WIDTH: tl.constexpr = SPANS[4]
     Q_SPAN: tl.constexpr = SPANS[5]
-    Q_TILES_SPAN: tl.constexpr = SPANS[6]
-    CLASSES: tl.constexpr = SPANS[7]
     chunk = chosen_chunk(
         *(seq_lens_ptr, batch, delta, most, max_blocks),
         *(Q_TILES, FACTS, UNITS, SPANS),
     )
     inverse = tl.div_rn(1.0, chunk.to(tl.float32))
     share = (max_batch + programs - 1) // programs
-    first = here * share
-    cuts_before, all_cuts = 0, 0
-    classes = tl.arange(0, CLASSES)
-    counts = tl.zeros((CLASSES, FAR), tl.int32)
+    before = 0
+    total = 0
     for start in range(0, max_batch, FAR):
         rows = start + tl.arange(0, FAR)
         lens = counted_lengths(seq_lens_ptr, rows, batch, delta, most)
-        cuts = cuts_of(lens, chunk, inverse)
-        earlier = rows < first
-        all_cuts += tl.sum(cuts, 0)
-        cuts_before += tl.sum(tl.where(earlier, cuts, 0), 0)
-        # Of each class how many there are, and above 16 bits how many before ours.
-        member = classes[:, None] == class_of(lens, cuts, chunk, inverse, CLASSES)[None, :]
-        one = (lens > 0).to(tl.int32) * (1 + (earlier.to(tl.int32) << 16))
-        counts += tl.where(member, one[None, :], 0)
-    counts = tl.sum(counts, 1)
-    live_before = tl.sum(counts >> 16, 0)
-    total = all_cuts + tl.sum(counts & 0xFFFF, 0)
-    longer = tl.where(classes[None, :] > classes[:, None], (counts & 0xFFFF)[None, :], 0)
-    starts = all_cuts + tl.sum(longer, 1) + (counts >> 16)
-
-    rows = first + tl.arange(0, SPAN)
-    inside = rows < tl.minimum(first + share, max_batch)
-    lens = tl.where(inside, counted_lengths(seq_lens_ptr, rows, batch, delta, most), 0)
-    live = (lens > 0).to(tl.int32)
-    cuts = cuts_of(lens, chunk, inverse)
-    begins = cuts_before + tl.cumsum(cuts, 0) - cuts
-    ends = begins + cuts + live_before + tl.cumsum(live, 0)
-    tl.store(words_ptr + OFFSETS[3] + 1 + rows, ends * Q_LEN, mask=inside)
-    query = tl.arange(0, Q_SPAN)[None, :]
-    parts = (cuts + live)[:, None]
-    sums = (ends[:, None] - parts) * Q_LEN + (query + 1) * parts
-    target = words_ptr + OFFSETS[4] + 1 + rows[:, None] * Q_LEN + query
-    tl.store(target, sums, mask=inside[:, None] & (query < Q_LEN))
-    whole = cuts[:, None]
-    for begin in range(0, tl.max(cuts, 0) * Q_TILES, WIDTH):
-        within = begin + tl.arange(0, WIDTH)[None, :]
-        tile = within // tl.maximum(whole, 1) if Q_TILES > 1 else within * 0
-        block = begins[:, None] * Q_TILES + within
-        cut = within < whole * Q_TILES
-        write_blocks(words_ptr, block, rows[:, None], tile, within - tile * whole, cut, OFFSETS)
-    # A last part comes after those of longer classes, and after earlier ones of its own.
-    own = class_of(lens, cuts, chunk, inverse, CLASSES)
-    place = tl.sum(tl.where(own[:, None] == classes[None, :], starts[None, :], 0), 1)
-    ahead = (rows[None, :] < rows[:, None]) & (own[None, :] == own[:, None])
-    place += tl.sum((ahead & (live > 0)[None, :]).to(tl.int32), 1)
-    tile = tl.arange(0, Q_TILES_SPAN)[None, :]
-    some = (live[:, None] > 0) & (tile < Q_TILES)
-    write_blocks(
-        words_ptr, place[:, None] * Q_TILES + tile, rows[:, None], tile, whole, some, OFFSETS
-    )
+        parts = parts_of(lens, chunk, inverse)
+        total += tl.sum(parts, 0)
+        before += tl.sum(tl.where(rows < here * share, parts, 0), 0)
+    for start in range(here * share, tl.minimum(here * share + share, max_batch), SPAN):
+        rows = start + tl.arange(0, SPAN)
+        inside = rows < tl.minimum(here * share + share, max_batch)
+        lens = counted_lengths(seq_lens_ptr, rows, batch, delta, most)
+        parts = tl.where(inside, parts_of(lens, chunk, inverse), 0)
+        ends = before + tl.cumsum(parts, 0)
+        before += tl.sum(parts, 0)
+        tl.store(words_ptr + OFFSETS[3] + 1 + rows, ends * Q_LEN, mask=inside)
+        query = tl.arange(0, Q_SPAN)
+        sums = (ends - parts)[:, None] * Q_LEN + (query[None, :] + 1) * parts[:, None]
+        target = words_ptr + OFFSETS[4] + 1 + rows[:, None] * Q_LEN + query[None, :]
+        tl.store(target, sums, mask=inside[:, None] & (query[None, :] < Q_LEN))
+        own = tl.maximum(parts, 1)[:, None]
+        for begin in range(0, tl.max(parts, 0) * Q_TILES, WIDTH):
+            within = begin + tl.arange(0, WIDTH)[None, :]
+            live = within < parts[:, None] * Q_TILES
+            tile = within // own if Q_TILES > 1 else within * 0
+            block = words_ptr + (ends - parts)[:, None] * Q_TILES + within
+            tl.store(block + OFFSETS[0], rows[:, None] + within * 0, mask=live)
+            tl.store(block + OFFSETS[1], tile + rows[:, None] * 0, mask=live)
+            tl.store(block + OFFSETS[2], within - tile * own, mask=live)
     # What the valid mask ends at once, and the mask itself, in whole words.
     valid_ptr = (words_ptr + OFFSETS[7]).to(tl.pointer_type(tl.uint8))
     for start in range(here * BLOCKS_HERE, max_blocks, programs * BLOCKS_HERE):
         block = start + tl.arange(0, BLOCKS_HERE)
         used = block < total * Q_TILES
         idle = (block < max_blocks) & (used == 0)
-        write_blocks(words_ptr, block, 0, 0, 0, idle, OFFSETS)
+        zero = block * 0
+        tl.store(words_ptr + OFFSETS[0] + block, zero, mask=idle)
+        tl.store(words_ptr + OFFSETS[1] + block, zero, mask=idle)
+        tl.store(words_ptr + OFFSETS[2] + block, zero, mask=idle)
         tl.store(valid_ptr + block, used.to(tl.uint8), mask=block < (max_blocks + 3) // 4 * 4)
     if here == 0:
         tl.store(words_ptr + OFFSETS[3], 0)
@@ -253,7 +215,7 @@ def derive(t: PlanTensors, shape: PlanShape, page_size: int) -> Derived:
     constants = (
         *(shape.q_len, shape.q_tiles, facts_of(shape)),
         (bits, bits + shape.coarse, CHUNK_STEP, MIN_CHUNK, WHOLE),
-        (*spans, *map(triton.next_power_of_2, (shape.q_len, shape.q_tiles)), CLASSES),
+        (*spans, triton.next_power_of_2(shape.q_len)),
         layout.offsets,
     )
     lead = max(-(-room // REQUESTS), min(8, -(-shape.max_blocks // BLOCKS)))

@@ -30,8 +30,6 @@ from .words import Layout, plan_words
 
 MAX_TOKENS = 2**21
 """Of a request: the kernel divides by way of float32."""
-MAX_REQUESTS = 2**15 - 1
-"""The kernel counts them in 15 bits."""
 PRIVATE = (
     *("_plan_info", "_int_workspace_buffer", "_float_workspace_buffer", "_fixed_batch_size"),
     *("_qo_indptr_buf", "_use_cuda_graph", "_backend", "_num_qo_heads", "_num_kv_heads"),
@@ -75,10 +73,6 @@ class Fa2Planner:
         _require_fa2(own)
         if not 0 < max_seq_len <= MAX_TOKENS:
             raise ValueError(f"max_seq_len must be in 1..{MAX_TOKENS}, got {max_seq_len}")
-        if own.fixed_batch_size > MAX_REQUESTS:
-            raise ValueError(
-                f"wrapper must be for at most {MAX_REQUESTS} requests, got {own.fixed_batch_size}"
-            )
         device = own.int_workspace_buffer.device
         if not num_sms:
             num_sms = torch.cuda.get_device_properties(device).multi_processor_count

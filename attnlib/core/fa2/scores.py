@@ -28,6 +28,12 @@ def cuts_of(lens, chunks, inverse):
 
 
 @triton.jit
+def parts_of(lens, chunks, inverse):
+    """ceil(lens / chunks)."""
+    return cuts_of(lens, chunks, inverse) + (lens > 0).to(tl.int32)
+
+
+@triton.jit
 def us_per_token(blocks, slots, shared_us, alone):
     """Microseconds per token while so many blocks are in flight; `alone` is squared."""
     shared = tl.minimum(tl.maximum(blocks, 1.0), slots) * shared_us

@@ -25,8 +25,6 @@ from .choice import Choice, PlanShape, choose, counted
 ALIGN = 16
 """Bytes, of every word array: as the library's allocator."""
 WORD = 4
-CLASSES = 8
-"""Last parts are ordered by their eighths of a chunk."""
 
 
 @dataclass(frozen=True)
@@ -117,31 +115,23 @@ def plan_words(shape: PlanShape, seq_lens: np.ndarray, chunk: int = 0) -> Words:
     choice = choose(shape, given)
     chunk = chunk or choice.chunk
     parts = -(-lens // chunk)
-    if (blocks := parts.sum() * shape.q_tiles) > shape.max_blocks:
+    blocks = parts * shape.q_tiles
+    if blocks.sum() > shape.max_blocks:
         raise ValueError(
-            f"chunk must cut into at most {shape.max_blocks} blocks, got {blocks} of {chunk}"
+            f"chunk must cut into at most {shape.max_blocks} blocks, got {blocks.sum()} of {chunk}"
         )
-    # Whole chunks come first, then last parts, the longest first: what begins late ends soon.
-    cuts, live = np.maximum(parts - 1, 0), np.flatnonzero(lens)
-    classes = -(-(lens - cuts * chunk) * CLASSES // chunk)
-    last = live[np.argsort(-classes[live], kind="stable")]
-    counts = cuts * shape.q_tiles
-    whole = np.repeat(np.arange(len(lens)), counts)
-    within = np.arange(len(whole)) - np.repeat(np.cumsum(counts) - counts, counts)
-    request = np.concatenate([whole, np.repeat(last, shape.q_tiles)])
-    q_tiles = np.tile(np.arange(shape.q_tiles), len(last))
-    q_tile = np.concatenate([within // cuts[whole], q_tiles])
-    kv_tile = np.concatenate([within % cuts[whole], np.repeat(cuts[last], shape.q_tiles)])
-    padding = (0, shape.max_blocks - blocks)
+    within = np.arange(blocks.sum()) - np.repeat(np.cumsum(blocks) - blocks, blocks)
+    own_parts = np.repeat(parts, blocks)
+    padding = (0, shape.max_blocks - len(within))
     per_row = np.repeat(parts, shape.q_len)
     return Words(
         choice,
-        np.pad(request, padding),
-        np.pad(q_tile, padding),
-        np.pad(kv_tile, padding),
+        np.pad(np.repeat(np.arange(len(lens)), blocks), padding),
+        np.pad(within // np.maximum(own_parts, 1), padding),
+        np.pad(within % np.maximum(own_parts, 1), padding),
         np.concatenate([[0], np.cumsum(parts * shape.q_len)]),
         np.concatenate([[0], np.cumsum(per_row)]),
         chunk,
         len(per_row),
-        np.pad(np.ones(blocks, np.int64), padding),
+        np.pad(np.ones(len(within), np.int64), padding),
     )
