@@ -83,6 +83,6 @@ def schedule(shape: PlanShape, blocks: pd.DataFrame) -> pd.DataFrame:
 
 def small_example() -> tuple[PlanShape, np.ndarray]:
     """Five requests on a GPU of two SMs, whose plan can be read word by word."""
-    lens = np.array([2000, 300, 500, 0, 150])
+    lens = np.array([300, 2000, 0, 1100, 150])
     spec = AttnSpec(8, 2, head_dim=128, page_size=16)
     return replace(shape_of(spec, lens, num_sms=2), max_seq_len=4096), lens
