@@ -20,7 +20,7 @@ from ..fa2_chunks.learn import SWEPT, ChunkSweep, sweeps
 from .blocks import BY_LIBRARY, BY_US, blocks_of, both_plans, schedule, shape_of
 from .tables import OURS, VERDICTS, batch_of, decode_rows, gains, mean
 
-SHORT = ("#56B4E9", "#8FCDF0", "#BFDDF0")
+SHORT = style.SKY, style.PALE_BLUE
 """By turns, for the short requests of a batch."""
 LONG = style.VERMILION
 RING: dict[str, Any] = {"color": style.VERMILION, "markersize": 11, "fillstyle": "none"}
@@ -66,7 +66,7 @@ def slots_chart(case: DecodeCase, num_sms: int) -> charts.Figure:
     )
     colors = {
         "the long request": LONG,
-        "short ones, by turns": SHORT[1],
+        "short ones, by turns": SHORT[0],
         "nothing runs": style.IDLE,
     }
     charts.legend_below(figure, [Patch(color=look, label=name) for name, look in colors.items()])
