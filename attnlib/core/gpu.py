@@ -54,12 +54,12 @@ class Fa2Rates:
 
 
 FA2_RATES: dict[int | tuple[int, int, int], Fa2Rates] = {
-    16: Fa2Rates(4767, 44.3, 34),
-    64: Fa2Rates(5253, 21.5, 16),
-    128: Fa2Rates(5265, 10.9, 16),
-    (16, 64, 2): Fa2Rates(4007, 54.2, 40, 1.9e-4, 0.71),
-    (16, 256, 2): Fa2Rates(4943, 42.0, 34),
-    (16, 128, 1): Fa2Rates(3129, 12.3, 67, 6.9e-4, 0.64),
+    16: Fa2Rates(4680, 45.3, 37, 6.04e-4, 1.35, 8.71, 0.0292, 0.157, 0.141, 78.1),
+    64: Fa2Rates(5580, 19, 36.4, 5.26e-4, 1.14, 8.71, 0.0292, 0.157, 0.141, 78.1),
+    128: Fa2Rates(3260, 12.4, 52.2, 5.74e-4, 1.35, 8.71, 0.0292, 0.157, 0.141, 78.1),
+    (16, 64, 2): Fa2Rates(5100, 26.6, 52.8, 8.24e-4, 1.55, 8.71, 0.0292, 0.157, 0.141, 78.1),
+    (16, 256, 2): Fa2Rates(4930, 36.9, 36.3, 6.04e-4, 1.43, 8.71, 0.0292, 0.157, 0.141, 78.1),
+    (16, 128, 1): Fa2Rates(2680, 16.9, 65.5, 8.75e-4, 1.41, 8.71, 0.0292, 0.157, 0.141, 78.1),
 }
 """Query rows of a block, or (rows, head_dim, bytes of a KV element) -> rates on `FA2_RATES_OF`,
 fitted to chunk sweeps there. Elsewhere a guess: `python -m attnlib rates` learns them anew."""

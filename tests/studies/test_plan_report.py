@@ -4,14 +4,12 @@ import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
-from support.plans import CHAT, FOUR, LONG, plan_frame
-from support.published import pick
+from support.plans import CHAT, FOUR, LONG, chunk_frame, plan_frame
 
-from attnlib.core.fa2.choice import TILE_TOKENS
 from attnlib.core.fa2.library import LibraryCall, plan_fa2
 from attnlib.draw import style
 from attnlib.kinds.lengths import sample_seq_lens
-from attnlib.kinds.plan.case import PlanCase
+from attnlib.studies import fa2_chunks as chunks
 from attnlib.studies import fa2_plan as plans
 from attnlib.studies.fa2_plan.blocks import BY_LIBRARY, BY_US, both_plans, shape_of, small_example
 from attnlib.studies.fa2_plan.study import (
@@ -31,6 +29,11 @@ SMS = 132
 @pytest.fixture
 def frame(make_record):
     return plan_frame(make_record)
+
+
+@pytest.fixture
+def swept(make_record):
+    return chunk_frame(make_record)
 
 
 @pytest.mark.parametrize("name", [BY_LIBRARY, BY_US])
@@ -53,10 +56,10 @@ def test_a_slot_does_one_block_at_a_time_and_starts_them_in_the_order_of_the_gri
 
 
 def test_a_block_alone_takes_the_models_time_of_its_tokens():
-    lens = np.array([4 * TILE_TOKENS])
+    lens = np.array([4 * 128])
     shape = shape_of(FOUR.spec, lens, SMS)
     one = plans.schedule(shape, pd.DataFrame({"request": [0], "part": [0], "tokens": lens}))
-    tokens = 4 * TILE_TOKENS + shape.rates.block_tokens
+    tokens = 4 * 128 + shape.rates.block_tokens
     in_flight = np.float32(shape.num_kv_heads)
     assert one.end.max() == pytest.approx(tokens * shape.us_per_token(in_flight), rel=1e-6)
 
@@ -75,6 +78,14 @@ def test_the_words_of_the_small_example_can_be_read():
     assert table["how many"]["request_indices"] == shape.max_blocks
     assert len(table["values"]["o_indptr"].split()) == len(lens) + 1 == 6
     assert str(lens.argmin()) not in table["values"]["request_indices"].split()
+    tokens = list(map(int, table["values"]["tokens of each block"].split()))
+    assert tokens[0] == lens[0] and sum(tokens) == lens.sum()
+
+
+def test_the_order_of_blocks_changes_the_end_by_the_model_and_never_much_for_the_worse():
+    table = plans.order_table(0, SMS)
+    assert table.batch.tolist() == [*KINDS]
+    assert table.gain.max() > 1.02 and table.gain.min() > 0.98
 
 
 def test_every_case_of_the_grids_has_a_kind_and_no_kind_is_empty():
@@ -94,8 +105,12 @@ def test_gains_turn_the_ratio_and_tables_take_the_geometric_mean(frame):
     found = plans.gains(rows)
     assert plans.no_gain(found, rows)["batch"].tolist() == ["four"]
     assert plans.extremes(found, rows, 1)["batch"].tolist() == ["four", "one long"]
-    cold = plans.gains(plans.decode_rows(frame, "graph-cold"))
-    assert len(cold) == 3 and plans.layer_table(frame).cases.tolist() == [1, 1, 2]
+    assert (rivals[f"{plans.RIVAL_NAMES[FA3]}, cold"] == rivals[plans.RIVAL_NAMES[FA3]]).all()
+    assert plans.layer_table(frame).cases.tolist() == [1, 1, 2]
+    kinds = plans.kinds_table(pd.concat([found, found.assign(case=OTHERS[0], batch="a wave")]))
+    assert kinds.batch.tolist()[-2:] == ["a wave", "all others"] and "all served" in set(
+        kinds.batch
+    )
 
 
 def test_without_fa3_no_better_of_both_is_shown(frame):
@@ -104,22 +119,34 @@ def test_without_fa3_no_better_of_both_is_shown(frame):
 
 
 def test_several_queries_are_compared_under_either_plan_of_the_library(frame):
-    for timer, gain in (("graph", 4), ("profiler", 2)):
-        table = plans.many_table(frame, timer).set_index("q_len")
-        assert (table.drop(columns="cases") == gain).all(axis=None)
-        assert table.cases.to_dict() == {2: 2, 8: 2, EVERY: 4}
+    table = plans.many_table(frame).set_index(["planned for", "q_len"])
+    for word, gain in (("graph", 4), ("eager", 2)):
+        own = table.loc[word]
+        assert (own.drop(columns="cases") == gain).all(axis=None)
+        assert own.cases.to_dict() == {2: 2, 8: 2, EVERY: 4}
 
 
-def test_the_chosen_chunk_is_held_against_the_best_of_its_sweep(frame):
-    table = plans.sweep_table(frame)
-    assert len(table) == 3 and table["loss, %"].between(0, 2).all()
-    assert set(table.case) == {PlanCase(case).label[13:] for case in (LONG, CHAT, FOUR)}
-    summary = plans.sweep_summary(frame).set_index("rates")
-    assert summary.sweeps[EVERY] == 3 and 0 < summary["mean loss, %"][EVERY] < 2
+def test_the_chosen_chunk_is_held_against_the_best_of_its_sweep(swept):
+    table = chunks.sweep_table(swept)
+    assert set(table.batch) == {"one long", "chat of 64", "four"}
+    assert table["loss, %"].is_monotonic_decreasing and (table["loss, %"] == 0).all()
+    slow = swept.case.map(lambda case: case.chunk) == table.chosen[0]
+    swept = swept.assign(run_us=swept.run_us.where(~slow, 1.03 * swept.run_us))
+    summary = chunks.sweep_summary(swept).set_index("kernels")
+    assert summary.sweeps.to_dict() == {"16 query rows": 3, EVERY: 3}
+    assert 0 < summary["mean, %"][EVERY] <= summary["worst, %"][EVERY] <= 3
+    assert "crossed mean, %" not in summary
+
+
+def test_frames_of_two_gpus_are_refused(swept):
+    with pytest.raises(ValueError, match=r"gpu_id must be the same"):
+        chunks.sweeps(pd.concat([swept, swept.assign(gpu_id="0badcafe")]))
 
 
 def test_planning_and_steps_are_told_apart(frame):
-    assert plans.planning_table(frame)["all arrays"].tolist() == [2.02, 4.04, 8.08]
+    planning = plans.planning_table(frame)
+    assert planning["all arrays"].tolist() == [2.02, 4.04, 8.08]
+    assert planning["no graph"].dropna().tolist() == [12.12]
     assert plans.host_table(frame).records.sum() == 15
     (step,) = plans.step_table(frame).to_dict("records")
     assert (step["copied"], step["planned"]) == (3030, 1717)
@@ -134,18 +161,20 @@ def test_the_picture_of_the_model_says_so_and_is_the_same_bytes_each_time(tmp_pa
     titles = [axis.get_title(loc="left") for axis in figure.axes[:2]]
     assert [title.split(":")[0] for title in titles] == [BY_LIBRARY, BY_US]
     assert "model, not a measurement" in figure.texts[-1].get_text()
+    told = [text.get_text() for text in figure.axes[0].texts]
+    assert f"{LONG.spec.num_kv_heads} of {2 * SMS} slots work, the others are idle" in told
     saved = [style.save(plans.slots_chart(LONG, SMS), tmp_path / f"{name}.svg") for name in "ab"]
     assert saved[0].read_bytes() == saved[1].read_bytes()
 
 
-def test_the_pictures_of_records_have_a_dot_per_case_and_a_panel_per_sweep(frame):
+def test_the_pictures_of_records_have_a_dot_per_case_and_a_panel_per_sweep(frame, swept):
     (axis,) = plans.gain_chart(frame).axes
     assert [word.get_text() for word in axis.get_yticklabels()][0] == "one long  (20.00)"
     assert sum(len(dots.get_offsets()) for dots in axis.collections if len(dots.get_offsets())) >= 3
-    panels = plans.choice_chart(frame, [LONG, CHAT]).axes[:2]
+    panels = chunks.choice_chart(swept, [LONG, CHAT]).axes[:2]
     assert [axis.get_title(loc="left") for axis in panels] == ["16/2, one long", "16/2, chat of 64"]
     with pytest.raises(ValueError, match=r"cases must be of sweeps on record"):
-        plans.choice_chart(pick(frame, page_size=16), [LONG])
+        chunks.choice_chart(swept[swept.batch_size == FOUR.batch_size], [LONG])
 
 
 @pytest.mark.parametrize("heads", [(32, 8), (16, 2), (8, 1), (32, 32)])

@@ -1,4 +1,4 @@
-"""Made-up records of the study `fa2_plan`: times follow the model of the choice, and no GPU."""
+"""Made-up records of the studies of plans: times follow the model of the choice, and no GPU."""
 
 from dataclasses import replace
 
@@ -24,11 +24,20 @@ CHUNKS = (256, 512, 1024, 2048, 4096)
 
 def plan_frame(make_record):
     """Three rounds of each kind of record; a factor of `SLOWER` over our time, rounds 1 % apart."""
-    study = "demo"
+    items = (*_decodes(), *_many(), *_plans(), *_steps())
+    return _measured(make_record, "demo", MACHINE, items)
+
+
+def chunk_frame(make_record):
+    """Three rounds of chunk sweeps, on another GPU."""
+    return _measured(make_record, "demo_chunks", MACHINE | {"gpu_id": "deadbeef"}, [*_chunks()])
+
+
+def _measured(make_record, study, machine, items):
     for round_ in range(3):
         drift = 1 + round_ / 100
-        for item, us, more in (*_decodes(), *_many(), *_chunks(), *_plans(), *_steps()):
-            own = {"run_us": (us * drift,), "machine": MACHINE, "study": study, "round": round_}
+        for item, us, more in items:
+            own = {"run_us": (us * drift,), "machine": machine, "study": study, "round": round_}
             store.append(make_record(item=item, **own, **more))
     (machine,) = store.machines(study)
     return store.load(study, machine)
@@ -78,6 +87,7 @@ def _plans():
         yield Item("fa2-plan", "graph", case), us, {}
         yield Item("fa2-plan-alone", "graph", case), us + 0.4, {}
         yield Item("fa2-plan-words", "graph", case), us - 0.5, {}
+    yield Item("fa2-plan", "eager", case), 12.0, {}
 
 
 def _steps():

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..gpu import FA2_CTAS, FA2_RATES, Fa2Rates
+from ..gpu import FA2_CTAS, FA2_RATES, SM_SHARED_BYTES, Fa2Rates
 from ..spec import INT32_MAX
 
 CHUNK_STEP = 64
@@ -28,11 +28,18 @@ WHOLE = 32
 """The first candidates cut the longest request into 1 to 32 equal chunks; the others are fixed."""
 LADDER = tuple(((4 + rung % 4) << rung // 4) * CHUNK_STEP for rung in range(WHOLE))
 """256 to 57,344 tokens, four chunks an octave."""
-TILE_TOKENS = 128
-"""Tokens that a block takes at once, at head_dim 128 and 16 bits."""
 MOST_WAVES = 8
 """Waves of blocks, at most, that a grid has room for beside one block per request and query tile.
 A block that is not used takes 1.7 ns all the same."""
+
+
+def kv_tile(rows: int, head_dim: int, kv_bytes: int) -> int:
+    """KV tokens that a block of `rows` query rows, of 16 bits, takes at once: CTA_TILE_KV of
+    prefill.cuh, what fits the shared memory beside the queries."""
+    warps, q_tiles = (4 if rows == 16 else 1), (2 if rows == 128 else 1)
+    room = SM_SHARED_BYTES // FA2_CTAS - rows * head_dim * 2
+    fit = min(room // (2 * head_dim * 16 * warps * kv_bytes), 8 // q_tiles)
+    return 16 * warps * max(size for size in (1, 2, 4, 8) if size <= max(fit, 1))
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,11 @@ class PlanShape:
         if rows > 64 and self.head_dim < 256:
             return 128
         return 64 if rows > 16 else 16
+
+    @property
+    def tile_tokens(self) -> int:
+        """KV tokens that a block takes at once."""
+        return kv_tile(self.tile, self.head_dim, self.kv_bytes)
 
     @property
     def group_size(self) -> int:
@@ -123,9 +135,9 @@ class PlanShape:
 
     @property
     def coarse(self) -> int:
-        """Squares are counted in tiles of 128 << coarse tokens, so that int32 holds their sum."""
+        """Squares are counted in `tile_tokens` << coarse tokens, so that int32 holds their sum."""
         shift, rows = 0, self.max_batch_size
-        while (self.max_seq_len // (TILE_TOKENS << shift) + 1) ** 2 * rows >= INT32_MAX:
+        while (self.max_seq_len // (self.tile_tokens << shift) + 1) ** 2 * rows >= INT32_MAX:
             shift += 1
         return shift
 
@@ -183,22 +195,23 @@ def predicted_us(shape: PlanShape, lens: np.ndarray, chunks: np.ndarray) -> np.n
 
     Every step rounds to float32, in this order: the kernel takes the same steps.
     """
-    rates, unit = shape.rates, TILE_TOKENS << shape.coarse
+    rates, tokens = shape.rates, shape.tile_tokens
+    unit = tokens << shape.coarse
     longest, live = lens.max(initial=0), max((lens > 0).sum(), 1)
     parts = -(-lens // chunks[:, None])
     last = np.where(lens > 0, lens - (parts - 1) * chunks[:, None], 0)
     n = f32(parts.sum(1))
-    ends = f32((-(-last // TILE_TOKENS)).sum(1))
+    ends = f32((-(-last // tokens)).sum(1))
     squares = f32(((-(-last // unit)) ** 2).sum(1))
-    own, some, tile = f32(rates.block_tokens), f32(live), f32(TILE_TOKENS)
+    own, some, tile = f32(rates.block_tokens), f32(live), f32(tokens)
     # Of one KV head and query tile: tokens that blocks stand for, what starting them costs included
-    chunk = f32(-(-chunks // TILE_TOKENS) * TILE_TOKENS) + own
+    chunk = f32(-(-chunks // tokens) * tokens) + own
     whole = n - some
     rest = ends * tile + some * own
     work = whole * chunk + rest
     power = squares * f32(unit * unit) + ends * (2 * own * tile)
     power = whole * (chunk * chunk) + (power + some * (own * own))
-    longest_block = f32(-(-np.minimum(chunks, longest) // TILE_TOKENS) * TILE_TOKENS) + own
+    longest_block = f32(-(-np.minimum(chunks, longest) // tokens) * tokens) + own
 
     at = shape.us_per_token
     copies, slots = f32(shape.copies), f32(shape.slots)

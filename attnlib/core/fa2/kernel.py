@@ -24,7 +24,7 @@ from ..metadata.kv_indices import write_pages
 from ..metadata.launch import Derived, Grid, Launcher
 from ..metadata.require import EveryCall, PageArrays, require_kv_indices, require_one_device
 from ..spec import INT32_MAX, require_int
-from .choice import CHUNK_STEP, MIN_CHUNK, TILE_TOKENS, WHOLE, PlanShape, f32
+from .choice import CHUNK_STEP, MIN_CHUNK, WHOLE, PlanShape, f32
 from .scores import chosen_chunk, counted_lengths, parts_of
 from .words import WORD, Layout
 
@@ -211,7 +211,7 @@ def derive(t: PlanTensors, shape: PlanShape, page_size: int) -> Derived:
     wide = triton.next_power_of_2(max(batch, 1))
     rows = min(REQUESTS, triton.next_power_of_2(room))
     spans = (min(WIDE, wide), min(SCORED, wide), rows, BLOCKS, WRITTEN // rows)
-    bits = TILE_TOKENS.bit_length() - 1
+    bits = shape.tile_tokens.bit_length() - 1
     constants = (
         *(shape.q_len, shape.q_tiles, facts_of(shape)),
         (bits, bits + shape.coarse, CHUNK_STEP, MIN_CHUNK, WHOLE),
@@ -242,7 +242,7 @@ def facts_of(shape: PlanShape) -> tuple[float, ...]:
     full, first = (shape.us_per_token(f32(x)) for x in (shape.slots, 1))
     shares = (rates.mean_share, rates.longest_share, first, rates.mixing)
     costs = (shape.merge_us, rates.deep_us, rates.cut_us, rates.start_us)
-    squared = (2 * own * TILE_TOKENS, own * own, full / slots)
+    squared = (2 * own * shape.tile_tokens, own * own, full / slots)
     known = (shape.copies, shape.slots, shape.shared_us, shape.alone_us**2, own)
     return tuple(float(f32(fact)) for fact in (*known, *squared, *shares, *costs))
 

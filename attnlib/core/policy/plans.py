@@ -19,16 +19,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..fa2.choice import PlanShape, choose
+from ..fa2.choice import PlanShape, choose, kv_tile
 from ..fa2.library import Lengths, chunk_pages
-from ..gpu import CUDA_CORE_CTAS, FA2_CTAS, SM_SHARED_BYTES
+from ..gpu import CUDA_CORE_CTAS, FA2_CTAS
 from ..schedule.facts import SchedulerFacts
 from ..schedule.splits import plan_splits, split_blocks
 from ..spec import ELEMENT_BYTES, AttnSpec
 
 FA2_ROWS = 16
-FA2_WARP_TOKENS = 64
-"""Tokens that the four warps of a CTA take at once; tiles are 1, 2, 4 or 8 times as long."""
 FA3_TILES = {64: (192, 96), 128: (128, 96), 256: (128, 32)}
 """(query rows, KV tokens) of a tile by head_dim, for a paged cache: prefill_sm90.cuh."""
 FA2_ITEM_TOKENS, CUDA_CORE_ITEM_TOKENS = 128, 16
@@ -119,11 +117,7 @@ def _fa2_planned(spec: AttnSpec, seq_lens: np.ndarray, num_sms: int) -> WorkPlan
 
 def _fa2_work(spec: AttnSpec, seq_lens: np.ndarray, chunk: int, num_sms: int) -> WorkPlan:
     parts, splits = _parts(spec, seq_lens, chunk)
-    # KV tokens of a tile of 16 query rows: what fits the shared memory of two CTAs an SM.
-    row_bytes = spec.head_dim * ELEMENT_BYTES[spec.dtype]
-    room = SM_SHARED_BYTES // FA2_CTAS - FA2_ROWS * row_bytes
-    fit = room // (FA2_WARP_TOKENS * 2 * spec.head_dim * ELEMENT_BYTES[spec.kv_dtype])
-    tile = FA2_WARP_TOKENS * max(size for size in (1, 2, 4, 8) if size <= max(fit, 1))
+    tile = kv_tile(FA2_ROWS, spec.head_dim, ELEMENT_BYTES[spec.kv_dtype])
     items = -(-parts // tile) * tile + FA2_ITEM_TOKENS
     return WorkPlan(items, FA2_CTAS * num_sms, int(parts.sum()), splits, merged=True)
 

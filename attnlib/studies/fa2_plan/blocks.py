@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from ...core.fa2.choice import TILE_TOKENS, PlanShape
+from ...core.fa2.choice import PlanShape
 from ...core.fa2.library import LibraryCall, LibraryPlan, plan_fa2
 from ...core.fa2.words import Words, plan_words
 from ...core.spec import ELEMENT_BYTES, AttnSpec
@@ -60,8 +60,8 @@ def blocks_of(plan: LibraryPlan | Words, lens: np.ndarray) -> pd.DataFrame:
 def schedule(shape: PlanShape, blocks: pd.DataFrame) -> pd.DataFrame:
     """`blocks` of each KV head in turn, with the `slot` of each, its `start` and `end` in us."""
     work = pd.concat([blocks.assign(head=h) for h in range(shape.num_kv_heads)], ignore_index=True)
-    tiles = -(-work.tokens.to_numpy() // TILE_TOKENS)
-    needs = (tiles * TILE_TOKENS + shape.rates.block_tokens).tolist()
+    tiles = -(-work.tokens.to_numpy() // shape.tile_tokens)
+    needs = (tiles * shape.tile_tokens + shape.rates.block_tokens).tolist()
     per_token = shape.us_per_token(np.arange(shape.slots + 1, dtype=np.float32)).tolist()
     free, flight = list(range(shape.slots)), list[tuple[float, int, int]]()
     slot = [0] * len(needs)
@@ -83,6 +83,6 @@ def schedule(shape: PlanShape, blocks: pd.DataFrame) -> pd.DataFrame:
 
 def small_example() -> tuple[PlanShape, np.ndarray]:
     """Five requests on a GPU of two SMs, whose plan can be read word by word."""
-    lens = np.array([2000, 300, 500, 0, 150])
+    lens = np.array([300, 2000, 0, 1100, 150])
     spec = AttnSpec(8, 2, head_dim=128, page_size=16)
     return replace(shape_of(spec, lens, num_sms=2), max_seq_len=4096), lens

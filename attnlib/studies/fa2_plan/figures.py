@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from itertools import cycle
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ...core.fa2.choice import choose
 from ...draw import charts, style
 from ...kinds.decode.case import DecodeCase
 from ...kinds.lengths import sample_seq_lens
-from ...kinds.plan.case import PlanCase
 from ...run.frame import FA2
-from ..fa2_chunks.learn import SWEPT, ChunkSweep, sweeps
 from .blocks import BY_LIBRARY, BY_US, blocks_of, both_plans, schedule, shape_of
-from .tables import OURS, VERDICTS, batch_of, decode_rows, gains, mean
+from .tables import OURS, VERDICTS, decode_rows, gains, mean
 
 SHORT = style.SKY, style.PALE_BLUE
 """By turns, for the short requests of a batch."""
 LONG = style.VERMILION
-RING: dict[str, Any] = {"color": style.VERMILION, "markersize": 11, "fillstyle": "none"}
-"""Around the chosen chunk."""
-TICKS = (256, 1024, 4096, 16384, 65536)
-STEEP = 3
-"""Most over least predicted time from which a log axis shows more."""
 FEW, SEEN = 16, 3.0
 """So many blocks of the long request are drawn so many slots high."""
 
@@ -50,24 +39,28 @@ def slots_chart(case: DecodeCase, num_sms: int) -> charts.Figure:
     titles = [_title(name, work, shape.slots) for name, work in works.items()]
     words = ("time by the model, us", "slot: half an SM")
     figure, axes = charts.panels(
-        titles, (9.6, 5.2), note, words, share="y", legend=charts.LEGEND_INCHES
+        *(titles, (9.6, 5.4), note, words),
+        title="One batch on the slots of a GPU, by two plans",
+        share="y",
+        legend=charts.LEGEND_INCHES,
     )
     ends = {name: float(work.end.max()) for name, work in works.items()}
     for axis, work, end in zip(axes, works.values(), ends.values(), strict=True):
         _draw_blocks(axis, work, int(lens.argmax()), end)
         axis.set(xlim=(0, end * 1.02), ylim=(shape.slots + 1, -2))
     _say_long(axes[0], works[BY_LIBRARY], int(lens.argmax()))
+    _say_idle(axes[0], works[BY_LIBRARY], shape.slots)
     axes[0].axvline(ends[BY_US], color=style.INK, linewidth=1.2, linestyle=(0, (4, 2)))
     axes[0].annotate(
         f"our plan ends here: {ends[BY_US]:,.0f} us, drawn at the right",
-        *((ends[BY_US], 0.42 * shape.slots), (0.16 * ends[BY_LIBRARY], 0.42 * shape.slots)),
+        *((ends[BY_US], 0.3 * shape.slots), (0.16 * ends[BY_LIBRARY], 0.3 * shape.slots)),
         arrowprops={"arrowstyle": "->", "color": style.INK},
         va="center",
     )
     colors = {
         "the long request": LONG,
         "short ones, by turns": SHORT[0],
-        "nothing runs": style.IDLE,
+        "idle: nothing runs": style.IDLE,
     }
     charts.legend_below(figure, [Patch(color=look, label=name) for name, look in colors.items()])
     return figure
@@ -97,7 +90,7 @@ def _say_long(axis: charts.Axes, work: pd.DataFrame, longest: int) -> None:
     heads = own["head"].nunique()
     each = "one block per KV head" if len(own) == heads else f"{len(own)} blocks"
     axis.annotate(
-        f"the long request, {each}",
+        f"the long request: {each}",
         *((0.55 * own.end.max(), own.slot.min() + 1), (0.55 * own.end.max(), 34)),
         color=LONG,
         fontweight="bold",
@@ -106,44 +99,11 @@ def _say_long(axis: charts.Axes, work: pd.DataFrame, longest: int) -> None:
     )
 
 
-def choice_chart(frame: pd.DataFrame, cases: Sequence[DecodeCase]) -> charts.Figure:
-    """Predicted time of every candidate chunk and the measured ones on top: a panel per batch.
-
-    The ring is the chosen chunk. Raises ValueError for a case that was not swept.
-    """
-    from matplotlib.lines import Line2D
-
-    swept = {sweep.label: sweep for sweep in sweeps(frame)}
-    titles = {PlanCase(case).label: f"{case.spec.heads}, {batch_of(case)}" for case in cases}
-    if lacks := [label for label in titles if label not in swept]:
-        raise ValueError(f"cases must be of sweeps on record, {lacks[0]!r} is not")
-    chunks = frame[frame.backend == SWEPT]
-    drawn = chunks[[replace(case, chunk=0).label in titles for case in chunks.case]]
-    words = ("KV chunk, tokens", "time of a call, us")
-    size = (1 + 3.1 * len(titles), 4.0)
-    figure, axes = charts.panels(
-        [*titles.values()], size, drawn, words, legend=charts.LEGEND_INCHES
-    )
-    for axis, label in zip(axes, titles, strict=True):
-        _draw_choice(axis, swept[label])
-    legend = {
-        "predicted, every candidate": {"color": style.OTHER, "marker": "."},
-        "measured": {"color": style.BLUE, "marker": "o", "linestyle": ""},
-        "chosen": {**RING, "marker": "o", "linestyle": ""},
-    }
-    charts.legend_below(figure, [Line2D([], [], label=n, **look) for n, look in legend.items()])
-    return figure
-
-
-def _draw_choice(axis: charts.Axes, sweep: ChunkSweep) -> None:
-    choice = choose(sweep.shape, sweep.lens)
-    told = pd.Series(choice.us, index=choice.chunks).sort_index()
-    told = told[np.isfinite(told)]
-    axis.plot(told.index, told, ".-", color=style.OTHER, markersize=3, linewidth=1)
-    axis.plot(sweep.chunks, sweep.run_us, "o", color=style.BLUE, markersize=4)
-    axis.plot(choice.chunk, choice.us[choice.best], "o", **RING)
-    style.log_axes(axis, *("x" if told.max() < STEEP * told.min() else "xy"))
-    axis.set_xticks(TICKS, [style.short_count(tick) for tick in TICKS])
+def _say_idle(axis: charts.Axes, work: pd.DataFrame, slots: int) -> None:
+    middle = work.end.max() / 2
+    busy = work[(work.start <= middle) & (middle < work.end)].slot.nunique()
+    told = f"{busy} of {slots} slots work, the others are idle"
+    axis.text(middle * 1.1, 0.55 * slots, told, ha="center", color=style.INK, fontweight="bold")
 
 
 def gain_chart(frame: pd.DataFrame) -> charts.Figure:

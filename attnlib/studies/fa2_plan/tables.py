@@ -5,20 +5,15 @@ faster. Means over cases are geometric. `batch` names how the lengths of a case 
 Of the timer `profiler` the library's wrapper is planned for eager; times are of kernels, as traced.
 """
 
-from collections.abc import Iterable
-
 import numpy as np
 import pandas as pd
 
 from ...core.fa2.words import plan_words
-from ...core.gpu import FA2_RATES
 from ...kinds.decode.case import DecodeCase
 from ...kinds.lengths import sample_seq_lens
 from ...run import frame as frames
 from ...run.frame import CUDA_CORES, FA2, good_rows, intervals, times
-from ..fa2_chunks.learn import LEAST_SWEEPS, by_key, cross_validated, regret, sweeps
-from ..fa2_chunks.study import SWEPT_SERVED
-from .blocks import blocks_of, both_plans, schedule, shape_of, small_example
+from .blocks import BY_US, blocks_of, both_plans, schedule, shape_of, small_example
 from .study import KINDS, OTHER_KINDS, OTHERS, REALISTIC, SERVED
 
 OURS, FA3 = "flashinfer-fa2-planned", "fa3-precomputed"
@@ -29,6 +24,7 @@ PLANNED_PARTS = {
     "fa2-plan": "all arrays",
     "fa2-plan-alone": "all, no overlap",
 }
+NO_GRAPH = "no graph"
 COPIED, HOST, PLANNED = "fa2-step-copied", "fa2-step-host", "fa2-step-planned"
 WAYS = {COPIED: "copied", HOST: "host", PLANNED: "planned"}
 STEP = ["lengths", "heads", "batch_size", "kv_len", "layers"]
@@ -75,13 +71,37 @@ def plan_table(case: DecodeCase, num_sms: int) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
+def order_table(layout: int, num_sms: int) -> pd.DataFrame:
+    """Our blocks as planned, request by request, and the longest first: a row per batch.
+
+    `gain` is what the other order would give by the model: nothing is measured.
+    """
+    found = []
+    for kind in KINDS:
+        case = SERVED[kind, layout]
+        lens = sample_seq_lens(case)
+        shape = shape_of(case.spec, lens, num_sms)
+        blocks = blocks_of(both_plans(case, num_sms)[BY_US], lens)
+        longest = blocks.sort_values("tokens", ascending=False, kind="stable")
+        named = {"as planned, us": blocks, "longest first, us": longest}
+        us = {name: schedule(shape, each).end.max() for name, each in named.items()}
+        found.append({"batch": kind, "blocks": len(blocks) * shape.num_kv_heads} | us)
+    table = pd.DataFrame(found).round(1)
+    return table.assign(gain=(table["as planned, us"] / table["longest first, us"]).round(3))
+
+
 def word_table() -> pd.DataFrame:
-    """Lengths and every word of a plan for `blocks.small_example`; `...` are zeros to the end."""
+    """Lengths, tokens of each block, and every word of a plan for `blocks.small_example`.
+
+    `...` are zeros to the end: blocks that are not in use.
+    """
     shape, lens = small_example()
     words = plan_words(shape, lens)
     names = ("request_indices", "qo_tile_indices", "kv_tile_indices", "block_valid_mask")
     used = int(words.block_valid_mask.sum())
+    tokens = blocks_of(words, lens).tokens
     found = {"seq_lens, given": (len(lens), " ".join(map(str, lens)))}
+    found["tokens of each block"] = (used, " ".join(map(str, tokens)))
     found |= {
         name: (shape.max_blocks, " ".join(map(str, getattr(words, name)[:used])) + " ...")
         for name in names
@@ -133,16 +153,32 @@ def gain_table(found: pd.DataFrame, by: str = "batch") -> pd.DataFrame:
     return pd.DataFrame(rows).round({"mean": 3, "least": 2, "most": 2})
 
 
+def kinds_table(found: pd.DataFrame) -> pd.DataFrame:
+    """`gain_table` of the batches that people serve, then of the others, each with all of them."""
+    served = found.case.isin(REALISTIC)
+    named = {"served": found[served], "others": found[~served]}
+    tables = [
+        gain_table(part).replace({"batch": {EVERY: f"all {name}"}}) for name, part in named.items()
+    ]
+    return pd.concat(tables, ignore_index=True)
+
+
 def realistic(found: pd.DataFrame) -> pd.DataFrame:
     """The rows of batches that people serve."""
     return found[found.case.isin(REALISTIC)]
 
 
-def rival_table(frame: pd.DataFrame, timer: str = "graph") -> pd.DataFrame:
-    """Mean gain over each rival in realistic cases that both ran: a row per batch, one for all."""
-    rows = realistic(decode_rows(frame, timer))
-    found = {name: gain_table(gains(rows, rival)) for rival, name in RIVAL_NAMES.items()}
-    wide = {name: table.set_index("batch")["mean"] for name, table in found.items() if len(table)}
+def rival_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """Mean gain over each rival in realistic cases that both ran: a row per batch, one for all.
+
+    The last columns are of the cases whose cache is in memory, not in the L2, at each call.
+    """
+    wide = {}
+    for timer, word in (("graph", ""), ("graph-cold", ", cold")):
+        rows = realistic(decode_rows(frame, timer))
+        for rival, name in RIVAL_NAMES.items():
+            if len(found := gain_table(gains(rows, rival))):
+                wide[name + word] = found.set_index("batch")["mean"]
     return pd.DataFrame(wide).loc[lambda t: [*t.index.drop(EVERY), EVERY]].reset_index()
 
 
@@ -170,65 +206,34 @@ def layer_table(frame: pd.DataFrame) -> pd.DataFrame:
     return gain_table(pd.concat(parts), "layer")
 
 
-def many_table(frame: pd.DataFrame, timer: str = "graph") -> pd.DataFrame:
-    """Mean gain by queries per request, a column per batch and one for all, `least` of them all."""
-    found = gains(many_rows(frame, timer))
+def many_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """Mean gain by queries per request, over the library's plan for a graph and for eager.
+
+    A column per batch and one for all, and the least and the number of all.
+    """
     rows = []
-    for q_len, part in (*found.groupby("q_len"), (EVERY, found)):
-        means = part.groupby("batch", observed=True).gain.agg(mean)
-        told = {EVERY: mean(part.gain), "least": part.gain.min(), "cases": len(part)}
-        rows.append({"q_len": q_len} | means.to_dict() | told)
+    for timer, word in (("graph", "graph"), ("profiler", "eager")):
+        found = gains(many_rows(frame, timer))
+        for q_len, part in (*found.groupby("q_len"), (EVERY, found)):
+            means = part.groupby("batch", observed=True).gain.agg(mean)
+            told = {EVERY: mean(part.gain), "least": part.gain.min(), "cases": len(part)}
+            rows.append({"planned for": word, "q_len": q_len} | means.to_dict() | told)
     return pd.DataFrame(rows).round(2)
 
 
-def swept_cases(kinds: Iterable[str]) -> list[DecodeCase]:
-    """The first case of each kind whose chunks the study sweeps."""
-    return [next(case for case in SWEPT_SERVED if batch_of(case) == kind) for kind in kinds]
-
-
-def sweep_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """The chosen chunk against the best of its sweep, a row per batch swept, worst first.
-
-    `loss` is the time under the chosen chunk over that under the best one, less 1: medians over
-    rounds, the chosen one measured as well. The best of many noisy ones is a little too good.
-    """
-    found = regret(sweeps(frame), FA2_RATES)
-    best = found[["best_us", "planned_us"]].min(axis=1)
-    case = [case.label.removeprefix("chunk chosen ") for case in found.case]
-    found = found.assign(case=case, loss=100 * (found.planned_us / best - 1))
-    found = found.sort_values("loss", ascending=False, ignore_index=True)
-    names = {"planned_us": "chosen, us", "best_us": "best, us", "loss": "loss, %"}
-    shown = ["case", "key", "chosen", "best", *names]
-    return found[shown].rename(columns=names).round({"chosen, us": 1, "best, us": 1, "loss, %": 2})
-
-
-def sweep_summary(frame: pd.DataFrame) -> pd.DataFrame:
-    """`sweep_table` by rates: sweeps, mean and worst loss in %, and how many lose over 2 %."""
-    table = sweep_table(frame)
-    parts = [*table.groupby(table.key.map(str), sort=False), (EVERY, table)]
-    rows = [
-        {"rates": name, "sweeps": len(part), "mean loss, %": 100 * mean(1 + part["loss, %"] / 100)}
-        | {"worst, %": part["loss, %"].max(), "over 2 %": int((part["loss, %"] > 2).sum())}
-        for name, part in parts
-    ]
-    shown = pd.DataFrame(rows).round({"worst, %": 1})
-    return shown.assign(**{"mean loss, %": (shown["mean loss, %"] - 100).round(2)})
-
-
-def cross_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """What each half of the sweeps loses by constants of the other half; empty for few sweeps."""
-    known = sweeps(frame)
-    if max(map(len, by_key(known).values())) < 2 * LEAST_SWEEPS:
-        return pd.DataFrame(columns=["key", "sweeps", "mean", "worst"])
-    return cross_validated(known).round(4)
-
-
 def planning_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """Planning alone in a graph, us, by page and batch size: medians over rounds."""
-    rows = good_rows(frame[frame.backend.isin(PLANNED_PARTS)])
-    rows = rows.assign(backend=rows.backend.map(PLANNED_PARTS))
-    shown = times(rows)[["page_size", "batch_size", *PLANNED_PARTS.values()]]
-    return shown.sort_values(["page_size", "batch_size"], ignore_index=True).round(2)
+    """Planning alone in a graph, us, by page and batch size: medians over rounds.
+
+    The last column starts the launch from Python for each call: with no graph.
+    """
+    rows = frame[frame.backend.isin(PLANNED_PARTS)]
+    rows, sizes = rows.assign(backend=rows.backend.map(PLANNED_PARTS)), ["page_size", "batch_size"]
+    graph, eager = (times(good_rows(rows, timer)) for timer in ("graph", "eager"))
+    shown = graph[[*sizes, *PLANNED_PARTS.values()]]
+    if len(eager):
+        whole = eager.rename(columns={PLANNED_PARTS["fa2-plan"]: NO_GRAPH})
+        shown = shown.merge(whole[[*sizes, NO_GRAPH]], "left")
+    return shown.sort_values(sizes, ignore_index=True).round(2)
 
 
 def host_table(frame: pd.DataFrame) -> pd.DataFrame:
