@@ -65,8 +65,8 @@ class Fa2Planner:
         of `core.gpu.FA2_RATES`, in its place: `python -m attnlib rates` learns and prints them.
 
         Raises RuntimeError for a wrapper or release that is not known, ValueError for one that is
-        not fa2 in CUDA-graph mode, has a custom mask, or whose workspaces or buffers are too small, and for `rates`
-        that have none of its kernels.
+        not fa2 in CUDA-graph mode, has a custom mask or too small workspaces, and for `rates` that
+        have none of its kernels.
         """
         _require_release()
         own = _private(wrapper)
