@@ -25,9 +25,8 @@ from ...core.backends.base import Backend, Plan
 from ...core.backends.table import FAMILY_OF
 from ...core.fa2.choice import PlanShape
 from ...core.fa2.kernel import build_fa2_plan
-from ...core.fa2.words import Layout, plan_words
+from ...core.fa2.words import WORD, Layout, plan_words
 from ...core.metadata.launch import without_overlap
-from ...core.spec import ELEMENT_BYTES
 from ...measure.timer import ROTATING, run_timer
 from ...measure.trace import kernel_family, trace_kernels
 from ..base import Bench, oracle_fields, timed_fields
@@ -138,15 +137,15 @@ class _Planning:
     @classmethod
     def of(cls, case: PlanCase, num_sms: int, device: str, pages: bool) -> "_Planning":
         """Planning for `case`, with the page arrays if `pages`."""
-        shape = plan_shape(case, num_sms)
-        layout, page_size = Layout.of(shape), case.spec.page_size
-        pool = _pool_of(case, device)
+        pool, page_size = _pool_of(case, device), case.spec.page_size
         lens = pool["seq_lens"].cpu().numpy()
-        wanted = {"words": plan_words(shape, lens).image(layout, POISON)}
+        shape = PlanShape.of(case.spec, lens, num_sms, case.q_len)
+        words = plan_words(shape, lens).image(Layout.of(shape).int_bytes // WORD, POISON)
+        wanted = {"words": words}
         arguments: dict[str, Any] = {"seq_lens": pool["seq_lens"]}
         if pages:
             host = (tensor.cpu().numpy() for tensor in pool.values())
-            most = -(-case.decode.kv_len // page_size)
+            most = shape.max_seq_len // page_size
             found = oracle.kv_indices(*host, page_size=page_size, max_pages=most)
             wanted |= dict(zip(PAGES, found, strict=True))
             arguments = pool | {"page_size": page_size}
@@ -168,13 +167,3 @@ def _pool_of(case: PlanCase, device: str) -> dict[str, torch.Tensor]:
     decode = case.decode
     sizes = (decode.batch_size, case.spec.page_size, decode.kv_len, decode.lengths)
     return build_request_pool(MetadataCase("kv_indices", *sizes, seed=decode.seed), device=device)
-
-
-def plan_shape(case: PlanCase, num_sms: int) -> PlanShape:
-    """What is fixed for plans of `case` on a GPU of `num_sms` SMs."""
-    spec, decode = case.spec, case.decode
-    tokens = -(-decode.kv_len // spec.page_size) * spec.page_size
-    return PlanShape(
-        *(spec.num_qo_heads, spec.num_kv_heads, spec.head_dim, ELEMENT_BYTES[spec.kv_dtype]),
-        *(decode.batch_size, tokens, num_sms, case.q_len),
-    )

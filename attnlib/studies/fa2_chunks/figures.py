@@ -31,7 +31,7 @@ def choice_chart(frame: pd.DataFrame, cases: Sequence[DecodeCase]) -> charts.Fig
     """
     from matplotlib.lines import Line2D
 
-    swept = {sweep.label: sweep for sweep in sweeps(frame)}
+    swept = {sweep.case.label: sweep for sweep in sweeps(frame)}
     titles = {PlanCase(case).label: f"{case.spec.heads}, {batch_of(case)}" for case in cases}
     if lacks := [label for label in titles if label not in swept]:
         raise ValueError(f"cases must be of sweeps on record, {lacks[0]!r} is not")
