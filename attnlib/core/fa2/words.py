@@ -78,10 +78,13 @@ def plan_words(shape: PlanShape, seq_lens: np.ndarray, chunk: int = 0) -> Words:
     if blocks > most:
         raise ValueError(f"chunk must cut into at most {most} blocks, got {blocks} of {chunk}")
     indices = block_indices(np.full_like(parts, shape.q_tiles), parts)
+    requests, q_tiles, kv_tiles = (np.pad(index, (0, most - blocks)) for index in indices)
     rows = np.repeat(parts, shape.q_len)
     return Words(
-        Layout.of(shape).info,
-        *(np.pad(index, (0, most - blocks)) for index in indices),
+        info=Layout.of(shape).info,
+        request_indices=requests,
+        qo_tile_indices=q_tiles,
+        kv_tile_indices=kv_tiles,
         o_indptr=prefix_sums(parts * shape.q_len),
         merge_indptr=prefix_sums(rows),
         kv_chunk_size=chunk,

@@ -22,15 +22,14 @@ import torch
 
 from ...core import backends
 from ...core.backends.base import Backend, Plan
-from ...core.backends.table import FAMILY_OF
 from ...core.fa2.choice import PlanShape
 from ...core.fa2.kernel import build_fa2_plan
 from ...core.fa2.words import WORD, Layout, plan_words
 from ...core.metadata.launch import without_overlap
 from ...measure.timer import ROTATING, run_timer
-from ...measure.trace import kernel_family, trace_kernels
-from ..base import Bench, oracle_fields, timed_fields
-from ..call import Workload
+from ...measure.trace import trace_kernels
+from ..base import Bench, timed_fields
+from ..call import Workload, timed_call
 from ..check import Judge
 from ..decode.case import DecodeCase
 from ..decode.measure import DecodeSubject
@@ -88,15 +87,8 @@ class PlanSubject:
         batch = getattr(call.work.batch, "paged", call.work.batch)
         call.plan.state[-1].plan_with(batch.seq_lens_cpu, case.chunk)
         run = partial(call.backend.run, call.work.q, call.work.kv, call.plan)
-        verdict = call.judge.check(run())
-        seen = {"reported_backend": call.plan.reported_backend, **oracle_fields(verdict)}
-        if not verdict.passed:
-            return seen
-        # Timed before it is traced: the profiler's callbacks stay on, and slow every launch.
-        timing = timer(run)
-        kernels = trace_kernels(run) if self.bench.device == "cuda" else ()
-        seen["kernel_family"] = kernel_family((kernel.name for kernel in kernels), FAMILY_OF)
-        return timed_fields(timing, kernels=kernels, work_per_call=call.io_bytes) | seen
+        told = (run, call.judge, call.plan.reported_backend)
+        return timed_call(*told, timer=partial(timer, run), work_per_call=call.io_bytes)
 
     def _prepared(self, case: PlanCase, name: str) -> _Call:
         if self._call is None or self._call.work.case != case.call:

@@ -95,15 +95,12 @@ def word_table() -> pd.DataFrame:
     """
     shape, lens = small_example()
     words = plan_words(shape, lens)
-    names = ("request_indices", "qo_tile_indices", "kv_tile_indices", "block_valid_mask")
-    used = int(words.block_valid_mask.sum())
     tokens = blocks_of(words, lens).tokens
     found = {"seq_lens, given": (len(lens), " ".join(map(str, lens)))}
-    found["tokens of each block"] = (used, " ".join(map(str, tokens)))
-    found |= {
-        name: (shape.max_blocks, " ".join(map(str, getattr(words, name)[:used])) + " ...")
-        for name in names
-    }
+    found["tokens of each block"] = (len(tokens), " ".join(map(str, tokens)))
+    for name in ("request_indices", "qo_tile_indices", "kv_tile_indices", "block_valid_mask"):
+        used = np.asarray(getattr(words, name), int)[: len(tokens)]
+        found[name] = (shape.max_blocks, " ".join(map(str, used)) + " ...")
     for name in ("o_indptr", "merge_indptr", "kv_chunk_size", "total_num_rows"):
         values = np.atleast_1d(getattr(words, name))
         found[name] = (len(values), " ".join(map(str, values)))
