@@ -8,6 +8,7 @@ from support.plans import CHAT, FOUR, LONG, chunk_frame, plan_frame
 
 from attnlib.core.fa2.choice import PlanShape
 from attnlib.core.fa2.library import LibraryCall, plan_fa2
+from attnlib.core.gpu import FA2_RATES
 from attnlib.draw import style
 from attnlib.kinds.lengths import sample_seq_lens
 from attnlib.studies import fa2_chunks as chunks
@@ -131,9 +132,8 @@ def test_several_queries_are_compared_under_either_plan_of_the_library(frame):
 
 
 def test_the_chosen_chunk_is_held_against_the_best_of_its_sweep(swept):
-    table = chunks.sweep_table(swept)
-    assert set(table.batch) == {"one long", "chat of 64", "four"}
-    assert table["loss, %"].is_monotonic_decreasing and (table["loss, %"] == 0).all()
+    table = chunks.regret(chunks.sweeps(swept), FA2_RATES)
+    assert {case.decode for case in table.case} == {LONG, CHAT, FOUR} and (table.ratio == 1).all()
     slow = swept.case.map(lambda case: case.chunk) == table.chosen[0]
     swept = swept.assign(run_us=swept.run_us.where(~slow, 1.03 * swept.run_us))
     summary = chunks.sweep_summary(swept).set_index("kernels")

@@ -188,14 +188,14 @@ def compared(sweeps: Sequence[ChunkSweep], rates: Rates) -> pd.DataFrame:
 
 
 def cross_validated(sweeps: Sequence[ChunkSweep]) -> pd.DataFrame:
-    """`summary` of each half of the sweeps, as it is chosen for by rates of the other half.
+    """`regret` of each half of the sweeps, as it is chosen for by rates of the other half.
 
-    Keys that have too few sweeps for two halves are left out.
+    Keys that have too few sweeps for two halves are left out; empty where all are.
     """
     groups = [group for group in by_key(sweeps).values() if len(group) >= 2 * LEAST_SWEEPS]
     halves = [[sweep for group in groups for sweep in group[start::2]] for start in (0, 1)]
-    judged = [regret(half, rates(other)) for half, other in zip(halves, halves[::-1], strict=True)]
-    return summary(pd.concat(judged))
+    pairs = zip(halves, halves[::-1], strict=True) if groups else ()
+    return pd.concat([pd.DataFrame(), *(regret(half, rates(other)) for half, other in pairs)])
 
 
 def source(rates: Rates) -> str:
