@@ -35,8 +35,9 @@ FETCH_BYTES = 64
 class Fa2Rates:
     """What blocks of fa2 take, for `core.fa2.choice`.
 
-    `memory_gbps` is what all blocks together reach, `block_gbps` one alone; `block_tokens` is what
-    starting a block costs, in tokens. Microseconds: `start_us`, `merge_us` per partial row and
+    `memory_gbps` is what all blocks together reach, `cached_times` as much where K and V fit the
+    `cached_mib` of the L2, `block_gbps` one alone; `block_tokens` is what starting a block costs,
+    in tokens. Microseconds: `start_us`, `merge_us` per partial row and
     query head, `deep_us` per part of the longest request, `cut_us` of any cut. The shares and
     `mixing` say how the last blocks end: see `core.fa2.choice.predicted_us`.
     """
@@ -51,15 +52,23 @@ class Fa2Rates:
     mean_share: float
     longest_share: float
     mixing: float
+    cached_times: float
+    cached_mib: float
 
 
 FA2_RATES: dict[int | tuple[int, int, int], Fa2Rates] = {
-    16: Fa2Rates(4680, 45.3, 37, 6.04e-4, 1.35, 8.71, 0.0292, 0.157, 0.141, 78.1),
-    64: Fa2Rates(5580, 19, 36.4, 5.26e-4, 1.14, 8.71, 0.0292, 0.157, 0.141, 78.1),
-    128: Fa2Rates(3260, 12.4, 52.2, 5.74e-4, 1.35, 8.71, 0.0292, 0.157, 0.141, 78.1),
-    (16, 64, 2): Fa2Rates(5100, 26.6, 52.8, 8.24e-4, 1.55, 8.71, 0.0292, 0.157, 0.141, 78.1),
-    (16, 256, 2): Fa2Rates(4930, 36.9, 36.3, 6.04e-4, 1.43, 8.71, 0.0292, 0.157, 0.141, 78.1),
-    (16, 128, 1): Fa2Rates(2680, 16.9, 65.5, 8.75e-4, 1.41, 8.71, 0.0292, 0.157, 0.141, 78.1),
+    16: Fa2Rates(4800, 43.5, 36.8, 5.82e-4, 1.41, 9.14, 0.0306, 0.148, 0.143, 88.3, 2.17, 50),
+    64: Fa2Rates(4260, 23, 49.5, 3.29e-4, 1.37, 9.14, 0.0306, 0.148, 0.143, 88.3, 2.17, 50),
+    128: Fa2Rates(5320, 9.07, 53.7, 4.75e-4, 1.39, 9.14, 0.0306, 0.148, 0.143, 88.3, 2.17, 50),
+    (16, 64, 2): Fa2Rates(
+        *(4900, 28.4, 52.5, 6.72e-4, 1.46, 9.14, 0.0306, 0.148, 0.143, 88.3, 2.17, 50)
+    ),
+    (16, 256, 2): Fa2Rates(
+        *(4890, 37.3, 29, 5.68e-4, 1.56, 9.14, 0.0306, 0.148, 0.143, 88.3, 2.17, 50)
+    ),
+    (16, 128, 1): Fa2Rates(
+        *(2570, 19.2, 53.1, 6.83e-4, 2.05, 9.14, 0.0306, 0.148, 0.143, 88.3, 2.17, 50)
+    ),
 }
 """Query rows of a block, or (rows, head_dim, bytes of a KV element) -> rates on `FA2_RATES_OF`,
 fitted to chunk sweeps there. Elsewhere a guess: `python -m attnlib rates` learns them anew."""

@@ -26,9 +26,9 @@ SWEPT = "fa2-chunk"
 """The backend that sweeps are of; of chunk 0 it runs the planner's own choice."""
 FIRST: Key = 16
 """All constants are learned for it, and the other keys take those that they do not learn."""
-START = Fa2Rates(4500, 40, 40, 6e-4, 1.4, 9.5, 0.03, 0.14, 0.14, 90)
+START = Fa2Rates(4500, 40, 40, 6e-4, 1.4, 9.5, 0.03, 0.14, 0.14, 90, 1.6, 50)
 """Where its search starts, whatever `FA2_RATES` holds by now: near an H200's."""
-ALL = tuple(field.name for field in fields(Fa2Rates))
+ALL = tuple(field.name for field in fields(Fa2Rates) if field.name != "cached_mib")
 OWN = ("memory_gbps", "block_gbps", "block_tokens", "merge_us", "cut_us")
 """What every other key learns."""
 LEAST_SWEEPS = 4
