@@ -200,5 +200,9 @@ def cross_validated(sweeps: Sequence[ChunkSweep]) -> pd.DataFrame:
 
 def source(rates: Rates) -> str:
     """The entries of `FA2_RATES` for these rates, as they stand in `core/gpu.py`."""
-    values = {key: ", ".join(f"{value:g}" for value in astuple(rates[key])) for key in rates}
-    return "\n".join(f"    {key}: Fa2Rates({told})," for key, told in values.items())
+    lines = []
+    for key, each in rates.items():
+        told = ", ".join(f"{value:g}" for value in astuple(each))
+        line = f"    {key}: Fa2Rates({told}),"
+        lines.append(line if len(line) <= 100 else f"    {key}: Fa2Rates(\n        *({told})\n    ),")
+    return "\n".join(lines)
