@@ -204,5 +204,6 @@ def source(rates: Rates) -> str:
     for key, each in rates.items():
         told = ", ".join(f"{value:g}" for value in astuple(each))
         line = f"    {key}: Fa2Rates({told}),"
-        lines.append(line if len(line) <= 100 else f"    {key}: Fa2Rates(\n        *({told})\n    ),")
+        cut = f"    {key}: Fa2Rates(\n        *({told})\n    ),"
+        lines.append(line if len(line) <= 100 else cut)
     return "\n".join(lines)
