@@ -60,7 +60,7 @@ def _whole(tokens: int) -> int:
     return -(-tokens // CHUNK_STEP) * CHUNK_STEP
 
 
-SWEPT_SERVED = in_turn(ALL_LAYOUTS, 6)
+SWEPT_SERVED = in_turn(ALL_LAYOUTS, 5)
 SWEPT_OTHERS = OTHERS[::4]
 SWEPT_VERIFIES = VERIFIES + OTHER_VERIFIES
 SWEPT_VARIANTS = VARIANT_CASES[: 3 * len(KINDS)] + tuple(
