@@ -89,8 +89,8 @@ class Call:
     | `pinned_page` | the user fixed page_size; else the engine may choose another |
     | `piecewise_graph` | SGLang's piecewise CUDA graph for prefill |
     | `cubins`, `cudnn` | NVIDIA's cubins can be downloaded; a cuDNN frontend with FROST is there |
-    | `auto_cudnn` | FLASHINFER_DECODE_AUTO_CUDNN is not 0 (1 takes an older frontend: say `cudnn`) |
-    | `model` | a name of `MODELS` or an architecture of theirs, if an engine may have rules for it |
+    | `auto_cudnn` | FLASHINFER_DECODE_AUTO_CUDNN is not 0 (1: `cudnn` may be an older frontend) |
+    | `model` | a name or an architecture of `MODELS`, for which an engine may have rules |
     """
 
     kv_lens: tuple[int, ...] = ()

@@ -121,9 +121,7 @@ def _picks(library: Library, mode: str, notes: Notes) -> Iterator[Row]:
             yield from ((name, *span) for span in spans)
 
 
-def _spans(
-    library: Library, mode: str, spec: AttnSpec, call: Call, notes: Notes
-) -> Iterator[Row]:
+def _spans(library: Library, mode: str, spec: AttnSpec, call: Call, notes: Notes) -> Iterator[Row]:
     """One row for each run of releases that pick alike on every GPU."""
     picks = []
     for release in library.releases or ("main",):

@@ -54,7 +54,7 @@ def answer(options: argparse.Namespace) -> str:
 
 
 def render(choice: Choice) -> str:
-    """The choice in a few lines, then one for every row that was looked at, those that hold first."""
+    """The choice in a few lines, then every row that was looked at, those that hold first."""
     rows = [COLUMNS]
     for reason in sorted(choice.reasons, key=lambda reason: not reason.matched):
         taken = "yes" if reason.matched and reason.kind != "limit" else "no"

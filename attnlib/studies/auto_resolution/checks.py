@@ -1,4 +1,4 @@
-"""The checks of claims about code: read in the rules of the releases, beside records of this GPU."""
+"""The checks of claims about code: read in the rules of the releases, beside records."""
 
 from collections.abc import Callable
 
@@ -35,7 +35,9 @@ def hopper_chooses_fa3(frame: pd.DataFrame) -> Finding:
     failed = int((rows.status != "ok").sum())
     holds = (good | (rows.status != "ok")) & pd.Series(chosen, rows.index).eq("fa3")
     says = f"fa3 was chosen in {{held}} records; {failed} of them failed to compile it."
-    return counted(rows, holds, says, f"fa3 chosen in {sum(holds)}, ran in {sum(good)} of {len(rows)}")
+    return counted(
+        rows, holds, says, f"fa3 chosen in {sum(holds)}, ran in {sum(good)} of {len(rows)}"
+    )
 
 
 def _pinned(mode: str, before: str) -> Callable[[pd.DataFrame], Finding]:
