@@ -1,7 +1,8 @@
 """What a rule loses that does not measure: its choice's time over the best one's, case by case.
 
 Rules choose for the held-out cases of the study `backend_policy`, or for known ones left out; the
-measured policy learns from the other known ones. A rule's regret depends on what else could have run: two pools of backends.
+measured policy learns from the other known ones. A rule's regret depends on what else could have
+run: two pools of backends.
 """
 
 import math
@@ -30,8 +31,8 @@ EXPLAINED = {
 }
 """Rule -> library and policy for `select.explain`."""
 EVERY_CALL, PREPARE = "FA3, schedule in every call", "prepare_varlen_num_blocks"
-"""A configuration that no engine runs: those that take FlashAttention-3 make its schedule once a
-step (SGLang 0.5.23 flashattention_backend.py:410-438, vLLM 0.33.0 flash_attn.py:835-949)."""
+"""Not what engines run by default, who make FlashAttention-3's schedule once a step (SGLang 0.5.23
+flashattention_backend.py:409-438, but under DP attention; vLLM 0.33.0 flash_attn.py:835-949)."""
 FOLDS = 7
 LONG, MANY = 16384, 12
 """Tokens of a long request, and requests of a batch, that a table of skewed batches begins at."""
