@@ -14,7 +14,7 @@ def test_a_choice_renders_as_a_table_and_as_data():
     text = render(choice)
     first = "sglang==0.5.8, decode on sm80, policy auto: flashinfer, which runs fa2"
     assert text.splitlines()[0] == first
-    assert "SGLang flashinfer_backend.py, 0.5.8" in text
+    assert "SGLang flashinfer_backend.py:277, 555, 0.5.8" in text
     assert to_dict(choice)["reasons"][-1]["matched"] is True
 
 
