@@ -28,8 +28,10 @@ ENGINE_KINDS = ("bf16", "bf16, FP8 cache")
 """The dtypes of a library's rows, and of an engine's, whose models have 16 bits."""
 HEADS = {"32/8 heads": (32, 8), "32/32 heads": (32, 32)}
 LATENT_HEADS = {"128 heads": (128, 1), "16 heads": (16, 1)}
-FAMILIES = {"sglang": {"mla": ("deepseek",), "sparse_mla": ("glm-dsa",)}}
-FAMILIES["sglang"] |= dict.fromkeys(("decode", *PREFILL_MODES), ("gpt-oss", "qwen3-next"))
+FAMILIES: dict[str, dict[str, tuple[str, ...]]] = {
+    "sglang": {"mla": ("deepseek",), "sparse_mla": ("glm-dsa",)}
+    | dict.fromkeys(("decode", *PREFILL_MODES), ("gpt-oss", "qwen3-next"))
+}
 """Models for which an engine has rules in a mode, a row each: llama4's are gpt-oss's."""
 SIZES, LATENT_SIZES, TOPK = (128, 16), (576, 64), 2048
 """head_dim and page size of the layers; tokens that sparse MLA chooses."""

@@ -26,8 +26,8 @@ MAX_FILES_PER_FOLDER = 12
 # reason in the commit.
 MAX_ROOMS = 9  # and four front doors
 # Since the plans of fa2: the library's and ours with its kernel, their kind of case, two studies;
-# and 65 lines since rules know the model and claims about code are decided by code.
-MAX_PACKAGE_LINES = 21_865
+# and 70 lines since rules know the model and claims about code are decided by code.
+MAX_PACKAGE_LINES = 21_870
 MAX_CORE_LINES = 6_050  # what an engine imports
 MAX_TEST_LINES = 16_070
 MAX_POSITIONAL = 5

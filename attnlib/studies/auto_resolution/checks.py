@@ -1,6 +1,7 @@
 """The checks of claims about code: read in the rules of the releases, beside records."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pandas as pd
 
@@ -29,8 +30,11 @@ def sm100_by_rule(_: pd.DataFrame) -> Finding:
 def hopper_chooses_fa3(frame: pd.DataFrame) -> Finding:
     """The regressed `auto` chooses fa3 for every dtype pair; what was traced is fa3 too."""
     rows = ran_rows(frame, RESOLUTION_CASES, "flashinfer-auto", [REGRESSED])
-    asked = {"mode": "decode", "gpu": "sm90", "library": f"flashinfer=={REGRESSED}", "env": {}}
-    chosen = [explain(case.spec, **asked).backend for case in rows.case]
+    asked: dict[str, Any] = {"mode": "decode", "gpu": "sm90", "env": {}}
+    chosen = [
+        explain(case.spec, library=f"flashinfer=={REGRESSED}", **asked).backend
+        for case in rows.case
+    ]
     good = rows["ran"] == "fa3"
     failed = int((rows.status != "ok").sum())
     holds = (good | (rows.status != "ok")) & pd.Series(chosen, rows.index).eq("fa3")
@@ -47,7 +51,7 @@ def _pinned(mode: str, before: str) -> Callable[[pd.DataFrame], Finding]:
         """What both releases pass to the wrapper as its backend."""
         said = []
         for release, flashinfer, policy in (BEFORE, AFTER):
-            asked = {"mode": mode, "gpu": "sm90", "policy": policy, "env": {}}
+            asked: dict[str, Any] = {"mode": mode, "gpu": "sm90", "policy": policy, "env": {}}
             found = explain(SPEC, library=f"flashinfer=={flashinfer}", **asked)
             row = next(r for r in found.reasons if r.matched)
             said.append((release, row.subject, row.source))
