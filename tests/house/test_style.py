@@ -29,7 +29,7 @@ MAX_ROOMS = 9  # and four front doors
 # and 70 lines since rules know the model and claims about code are decided by code.
 MAX_PACKAGE_LINES = 21_890
 MAX_CORE_LINES = 6_050  # what an engine imports
-MAX_TEST_LINES = 16_070
+MAX_TEST_LINES = 16_100
 MAX_POSITIONAL = 5
 MAX_COMMENT_SHARE = 0.12
 MAY_PRINT = re.compile(r"attnlib/(cli|__main__|run/worker)\.py")
