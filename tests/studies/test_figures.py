@@ -178,8 +178,7 @@ def test_every_figure_is_the_same_bytes_however_often_it_was_shown_and_saved(dra
     if study != "sparse_mla":  # Pixels follow from the SVG: one study's are compared too.
         orders = {figure: ("svg",) for figure in orders}
     for number, (figure, order) in enumerate(orders.items()):
-        for suffix in order:
-            path = tmp_path / f"{number}.{suffix}"
+        for path in (tmp_path / f"{number}.{suffix}" for suffix in order):
             assert style.save(figure, path) == path
     suffixes = sorted(set(order))
     assert sorted(os.listdir(tmp_path)) == [f"{n}.{suffix}" for n in "01" for suffix in suffixes]
