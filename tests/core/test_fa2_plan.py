@@ -109,7 +109,21 @@ def test_what_the_l2_holds_is_predicted_to_be_faster():
 
 def test_a_grid_has_more_room_the_longer_its_calls_may_be_and_none_for_what_cannot_be():
     rooms = [replace(SHAPE, max_seq_len=n).max_blocks for n in (100, 300, 16384, 131072, 2**21)]
-    assert rooms[:2] == [40, 113] and rooms == sorted(rooms) and rooms[-1] == 40 + 6 * 33
+    assert rooms[:2] == [40, 40] and rooms == sorted(rooms) and rooms[-1] == 40 + 6 * 33
+    assert replace(SHAPE, max_batch_size=1, max_seq_len=300).max_blocks == 3
+
+
+def test_the_chunk_that_fills_a_wave_is_left_only_for_one_predicted_to_be_surely_faster():
+    kept = left = 0
+    for tokens in range(1000, 60000, 1000):
+        found = choose(replace(SHAPE, max_batch_size=1, num_kv_heads=2), np.array([tokens]))
+        fills = found.chunks[found.blocks * 2 <= SHAPE.slots].min()
+        least = found.us.min()
+        if found.chunk == fills:
+            kept += least < found.us[found.best] < least * 1.031
+        else:
+            left += least == found.us[found.best] < found.us[found.chunks == fills].min() * 0.97
+    assert kept and left
 
 
 def test_words_lie_apart_and_aligned():

@@ -35,11 +35,16 @@ WHOLE = 32
 """The first candidates cut the longest request into 1 to 32 equal chunks; the others are fixed."""
 LADDER = tuple(((4 + rung % 4) << rung // 4) * CHUNK_STEP for rung in range(WHOLE))
 """256 to 57,344 tokens, four chunks an octave."""
-ROOM_BYTES = 5 * 2**29
+ROOM_BYTES = 3 * 2**29
 """K and V of a call, at the most that was captured, for which the grid has room for a wave more.
 A block that is not used takes 1.7 ns all the same: room is for calls that last."""
+SHORT = 512
+"""Chunks below so many tokens only serve to fill a wave."""
 MOST_WAVES = 6
 """Of blocks that a grid has room for, at most, beside one per request and query tile."""
+LIBRARYS = np.float32(0.97)
+"""The shortest chunk whose blocks fit a wave is about the library's own: it counts as so much
+faster, so that it is left only for one that is surely better."""
 
 
 def kv_tile(rows: int, head_dim: int, kv_bytes: int) -> int:
@@ -105,12 +110,13 @@ class PlanShape:
 
     @property
     def max_blocks(self) -> int:
-        """Blocks of the grid per KV head: two per request, a wave, and more for long calls."""
+        """Blocks of the grid per KV head: two per request or a wave, and waves for long calls."""
         wave, batch = -(-self.slots // self.copies), self.max_batch_size
         longest = min(self.max_seq_len, self.seen)
-        more = wave * batch * longest * self.token_bytes // ROOM_BYTES
-        extra = min(batch + wave + more, MOST_WAVES * wave)
-        return min(batch + extra, batch * -(-longest // MIN_CHUNK)) * self.q_tiles
+        waves = batch * longest * self.token_bytes // ROOM_BYTES
+        extra = min(max(batch, wave - batch) + waves * wave, MOST_WAVES * wave)
+        shortest = min(batch * -(-longest // MIN_CHUNK), wave)
+        return min(batch + extra, max(batch * -(-longest // SHORT), shortest)) * self.q_tiles
 
     @property
     def seen(self) -> int:
@@ -196,7 +202,9 @@ def choose(shape: PlanShape, seq_lens: np.ndarray) -> Choice:
     blocks = -(-lens // chunks[:, None])
     per_head = blocks.sum(1) * shape.q_tiles
     us = np.where(per_head <= shape.max_blocks, predicted_us(shape, lens, chunks), np.inf)
-    return Choice(chunks, per_head, us, int(us.argmin()))
+    fitting = chunks[per_head * shape.num_kv_heads <= shape.slots]
+    score = np.where(chunks == fitting.min(initial=INT32_MAX), us * LIBRARYS, us)
+    return Choice(chunks, per_head, us, int(score.argmin()))
 
 
 def counted(shape: PlanShape, seq_lens: np.ndarray) -> np.ndarray:

@@ -24,7 +24,7 @@ from ..metadata.kv_indices import write_pages
 from ..metadata.launch import Derived, Grid, Launcher
 from ..metadata.require import EveryCall, PageArrays, require_kv_indices, require_one_device
 from ..spec import INT32_MAX, require_int
-from .choice import CHUNK_STEP, WHOLE, PlanShape, f32
+from .choice import CHUNK_STEP, LIBRARYS, WHOLE, PlanShape, f32
 from .library import MIN_CHUNK
 from .scores import chosen_chunk, counted_lengths, parts_of
 from .words import WORD, Layout
@@ -248,7 +248,7 @@ def facts_of(shape: PlanShape) -> tuple[float, ...]:
     for times in (1, rates.cached_times):
         full, first = (shape.us_per_token(f32(x), times != 1) for x in (shape.slots, 1))
         speeds += (shape.us_at(rates.memory_gbps * times), full / slots, first)
-    return tuple(float(f32(x)) for x in (*known, *starts, *shares, *costs, *speeds))
+    return tuple(float(f32(x)) for x in (*known, *starts, *shares, *costs, *speeds, LIBRARYS))
 
 
 LAUNCHER = Launcher(plan_kernel, PlanTensors, require_plan, derive, enable_fp_fusion=False)

@@ -152,6 +152,8 @@ def chosen_chunk(
     known = (tl.maximum(live, 1), tokens <= CACHED, longest, chunks)
     us = predicted_us(sums, *known, FACTS, UNITS)
     us = tl.where(n * Q_TILES <= max_blocks, us, float("inf"))
+    fitting = tl.min(tl.where(n.to(tl.float32) * FACTS[0] <= FACTS[1], chunks, 0x7FFFFFFF), 0)
+    us = tl.where(chunks == fitting, us * FACTS[19], us)
     # The least time, of those the first candidate, in one reduction: times are not negative.
     key = (us.to(tl.int32, bitcast=True).to(tl.int64) << 8) + which
     return (tl.min((key << 24) + chunks, 0) & 0xFFFFFF).to(tl.int32)

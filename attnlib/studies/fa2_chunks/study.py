@@ -17,6 +17,7 @@ from ..fa2_plan.study import (
     NUM_SMS,
     OTHER_VERIFIES,
     OTHERS,
+    SMALL,
     VARIANT_CASES,
     VARIANTS,
     VERIFIES,
@@ -61,7 +62,7 @@ def _whole(tokens: int) -> int:
 
 
 SWEPT_SERVED = in_turn(ALL_LAYOUTS, 5)
-SWEPT_OTHERS = OTHERS[::4]
+SWEPT_OTHERS = OTHERS[::4] + tuple(c for c in SMALL if c not in SWEPT_SERVED + OTHERS[::4])
 SWEPT_VERIFIES = VERIFIES + OTHER_VERIFIES
 SWEPT_VARIANTS = VARIANT_CASES[: 3 * len(KINDS)] + tuple(
     served(kind, replace(spec, num_qo_heads=28, num_kv_heads=4), seed=1)
@@ -79,9 +80,10 @@ STUDY = Study(
     name="fa2_chunks",
     question="Which KV chunk is the best, and how near to it does the planner choose?",
     grids=(
-        *(Grid(cases, ("fa2-chunk",)) for cases in SWEEPS.values()),
+        Grid(SWEEPS["decode"], ("fa2-chunk",), rounds=3),
+        *(Grid(SWEEPS[name], ("fa2-chunk",)) for name in ("several", "variants")),
         Grid(tuple(p for c in SWEPT_SERVED[:3] for p in sweep(c)), ("fa2-chunk",), headline=True),
     ),
-    reference_machine="nvidia-h200-225152d5",
+    reference_machine="nvidia-h200-3ae48288",
     ceilings=("copy", "launch"),
 )
