@@ -36,10 +36,9 @@ class Fa2Rates:
     """What blocks of fa2 take, for `core.fa2.choice`.
 
     `memory_gbps` is what all blocks together reach, `cached_times` as much where K and V fit the
-    `cached_mib` of the L2, `block_gbps` one alone; `block_tokens` is what starting a block costs,
-    in tokens. Microseconds: `start_us`, `merge_us` per partial row and
-    query head, `deep_us` per part of the longest request, `cut_us` of any cut. The shares and
-    `mixing` say how the last blocks end: see `core.fa2.choice.predicted_us`.
+    `cached_mib` of the L2, `block_gbps` one alone; `block_tokens` is what starting a block costs.
+    Microseconds: `start_us`, `merge_us` per partial row and query head, `deep_us` per part of the
+    longest request, `cut_us` of any cut. The shares and `mixing` say how the last blocks end.
     """
 
     memory_gbps: float

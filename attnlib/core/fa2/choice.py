@@ -43,8 +43,7 @@ SHORT = 512
 MOST_WAVES = 6
 """Of blocks that a grid has room for, at most, beside one per request and query tile."""
 LIBRARYS = np.float32(0.97)
-"""The shortest chunk whose blocks fit a wave is about the library's own: it counts as so much
-faster, so that it is left only for one that is surely better."""
+"""Of its predicted time counts for the shortest chunk that fits a wave, about the library's own."""
 
 
 def kv_tile(rows: int, head_dim: int, kv_bytes: int) -> int:

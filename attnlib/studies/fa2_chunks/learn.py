@@ -50,14 +50,15 @@ DIGITS = 3
 
 @dataclass(frozen=True, eq=False)
 class ChunkSweep:
-    """A batch of `lens` [bs] tokens: `run_us` [n] under each of `chunks` [n]; `case`
-    has chunk 0."""
+    """A batch of `lens` [bs] tokens: `run_us` [n] under each of `chunks` [n]; `case` has chunk 0,
+    and `own_us` is its time: that of the planner's own choice."""
 
     case: PlanCase
     shape: PlanShape
     lens: np.ndarray
     chunks: np.ndarray
     run_us: np.ndarray
+    own_us: float = np.nan
 
     @property
     def key(self) -> Key:
@@ -98,9 +99,9 @@ def _sweep(rows: pd.DataFrame) -> ChunkSweep:
     case = replace(rows.case.iloc[0], chunk=0)
     lens = sample_plan_lens(case)
     us = rows.run_us.groupby(rows.case.map(lambda case: case.chunk)).median()
-    us = us.drop(0, errors="ignore")
+    own, us = us.get(0, np.nan), us.drop(0, errors="ignore")
     shape = PlanShape.of(case.spec, lens, int(rows.num_sms.iloc[0]), case.q_len)
-    return ChunkSweep(case, shape, lens, us.index.to_numpy(np.int64), us.to_numpy())
+    return ChunkSweep(case, shape, lens, us.index.to_numpy(np.int64), us.to_numpy(), own)
 
 
 def rates(sweeps: Sequence[ChunkSweep]) -> dict[Key, Fa2Rates]:
@@ -160,10 +161,7 @@ def loss(sweeps: Sequence[ChunkSweep], candidates: Fa2Rates) -> np.ndarray:
 
 
 def regret(sweeps: Sequence[ChunkSweep], rates: Rates) -> pd.DataFrame:
-    """A row per sweep: what `rates` choose among its chunks, the best of them, and the ratio.
-
-    Columns: case, key, chosen, best, chosen_us, best_us, ratio.
-    """
+    """A row per sweep of what `rates` choose: case, key, chosen, best, chosen_us, best_us, ratio."""
     found = []
     for sweep in sweeps:
         told = sweep.predicted_us(sweep.shape.rates_in(rates))

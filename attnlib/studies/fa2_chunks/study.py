@@ -84,6 +84,6 @@ STUDY = Study(
         *(Grid(SWEEPS[name], ("fa2-chunk",)) for name in ("several", "variants")),
         Grid(tuple(p for c in SWEPT_SERVED[:3] for p in sweep(c)), ("fa2-chunk",), headline=True),
     ),
-    reference_machine="nvidia-h200-3ae48288",
+    reference_machine="nvidia-h200-0c2c16ae",
     ceilings=("copy", "launch"),
 )
