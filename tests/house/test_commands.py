@@ -1,4 +1,4 @@
-"""Every command that README, CONTRIBUTING, the tests' README and the notebooks name.
+"""Every command that README, CONTRIBUTING, the tests' README, notebooks and templates name.
 
 Those of `RUN` are run, and README's sessions with the output that they show. The others need a GPU
 or minutes, or write into the project: what would run them reads their words, make in a dry run, and
@@ -22,7 +22,7 @@ from attnlib.studies import STUDIES
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 TEXTS = [README, ROOT / "CONTRIBUTING.md", ROOT / "tests/README.md"]
-TEXTS += sorted((ROOT / "notebooks").glob("*.ipynb"))
+TEXTS += sorted([*(ROOT / "notebooks").glob("*.ipynb"), *(ROOT / ".github").rglob("*.md")])
 RUN = {"bisect", "claims", "doctor", "explain"}
 CLAIM = "sglang-21104-215us"  # for a text's ID
 FILE = r"(?:[\w.]+/)*[\w.]+\.(?:py|cfg|yml)|(?:tests|attnlib|notebooks)/[\w/]*"

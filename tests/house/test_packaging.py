@@ -123,6 +123,12 @@ def test_the_conda_file_installs_the_lock_and_the_project_on_a_python_it_support
     assert python in PYTHONS and SpecifierSet(PROJECT["requires-python"]).contains(python)
 
 
+def test_a_citation_names_the_version_and_license_of_the_package():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {name: cited[name] for name in ("version", "license")}.items() <= PROJECT.items()
+    assert f"## {PROJECT['version']}" in (ROOT / "CHANGELOG.md").read_text()
+
+
 def test_the_running_environment_is_the_locked_one():
     torch_version = Version(Version(metadata.version("torch")).public)
     if torch_version != LOCK["torch"]:
