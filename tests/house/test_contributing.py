@@ -19,9 +19,9 @@ def test_every_step_ends_with_the_command_that_checks_it(section):
         assert re.search(r"^ +Check: .*`[^`]+`$", step.strip(), re.M), step
 
 
-def test_every_file_it_names_is_there():
+def test_every_file_it_names_and_every_link_of_readme_is_there():
     words = {word for part in CODE for word in part.split()}
     paths = {word for word in words if "/" in word and not re.search(r"NAME|NN_|<machine>", word)}
     paths -= {".venv/bin/activate"}  # `make setup` makes it
-    paths |= set(re.findall(r"\]\(([^)]+)\)", TEXT))
+    paths |= set(re.findall(r"\]\(([^)#]+)", TEXT + (ROOT / "README.md").read_text()))
     assert paths and [path for path in sorted(paths) if not (ROOT / path).exists()] == []
