@@ -100,6 +100,16 @@ def test_every_requirement_of_a_locked_package_is_locked_too(python):
     assert complaints(walk(python)) == []
 
 
+def test_the_python_that_make_asks_for_is_one_that_every_locked_package_takes():
+    (least,) = re.findall(r"version_info < \((.+?)\)", (ROOT / "Makefile").read_text())
+    least = least.replace(", ", ".")
+    asked = {
+        name: metadata.metadata(name)["Requires-Python"] for name in LOCK if is_installed(name)
+    }
+    assert {n: a for n, a in asked.items() if a and not SpecifierSet(a).contains(least)} == {}
+    assert f"Python >= {least}" in (ROOT / "README.md").read_text()
+
+
 def test_the_lock_suits_torchs_cuda_build_and_leaves_it_its_own_libraries():
     assert complaints(("torch with CUDA", Requirement(r)) for r in TORCH_SHARED) == []
     assert TORCH_OWN & set(LOCK) == set()
