@@ -13,7 +13,6 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from distributed.cli.dask_worker import main as dask_worker
 from packaging.requirements import Requirement
 
 from attnlib import cli
@@ -70,12 +69,18 @@ def make_reads(words, _):
     subprocess.run(["make", "--dry-run", *words], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
+def dask_reads(words, _):
+    from distributed.cli.dask_worker import main  # late: it changes importlib.metadata
+
+    main.make_context("dask worker", words)
+
+
 READ_BY = {
     "python -m attnlib": attnlib_reads,
     "python -m pytest": lambda words, config: config._parser.parse(words),
     "make": make_reads,
     "pip install": lambda words, _: [Requirement(word) for word in words],
-    "dask worker": lambda words, _: dask_worker.make_context("dask worker", words),
+    "dask worker": dask_reads,
     "conda env create -f": lambda words, _: None,
     "grep": lambda words, _: None,
 }
