@@ -18,8 +18,8 @@ setup: $(STAMP) ## create .venv and install the pinned packages into it
 # The stamp goes first and comes back last: an interrupted install is never taken for a whole one.
 $(STAMP): requirements.txt pyproject.toml
 	@rm -f $@
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11, 5))' || { \
-	    echo 'attnlib needs Python 3.11.5 or newer: make PYTHON=/path/to/python3' >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo 'attnlib needs Python 3.11 or newer: make PYTHON=/path/to/python3' >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --disable-pip-version-check -r requirements.txt
 	$(BIN)/python -m pip install --disable-pip-version-check --no-deps --no-build-isolation -e .
