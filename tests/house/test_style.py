@@ -12,7 +12,7 @@ import tokenize
 from collections import Counter
 from pathlib import Path
 
-from attnlib.run import parquet
+from pyarrow import parquet
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = {p.relative_to(ROOT).as_posix(): p for p in sorted((ROOT / "attnlib").rglob("*.py"))}
@@ -148,10 +148,11 @@ def project_texts():
 
 
 def text_of(path):
-    """What a file says; of published records, their JSON lines."""
+    """What a file says; of published records, a line a row without its times."""
     if path.suffix != ".parquet":
         return path.read_text(errors="replace")
-    return "\n".join(record.to_json() for record in parquet.decode(path.read_bytes()))
+    rows = parquet.read_table(path).drop_columns(["run_us", "plan_us"]).to_pylist()
+    return "\n".join(map(str, rows))
 
 
 # One letter of each host in brackets, so that this line does not name them either.
