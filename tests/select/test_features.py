@@ -17,8 +17,7 @@ def rows_of(heading):
 
 
 def test_the_committed_table_is_current():
-    made = features.markdown()
-    assert features.PATH.read_text() == made, "run: python -m attnlib features"
+    assert features.PATH.read_text() == features.markdown(), "run: python -m attnlib features"
 
 
 def test_every_mode_of_a_library_has_its_place():
