@@ -27,8 +27,8 @@ MAX_FILES_PER_FOLDER = 12
 MAX_ROOMS = 9  # and four front doors
 # Since the plans of fa2: the library's and ours with its kernel, their kind of case, two studies;
 # and 70 lines since rules know the model and claims about code are decided by code. Of tests, 200
-# since every command of the texts is run or read, and README's sessions and pictures are held; of the
-# package, 25 since notebooks replay two at a time.
+# since every command of the texts is run or read, and README's sessions and pictures are held. Of
+# the package, 25 since notebooks replay two at a time.
 MAX_PACKAGE_LINES = 21_915
 MAX_CORE_LINES = 6_050  # what an engine imports
 MAX_TEST_LINES = 16_320
