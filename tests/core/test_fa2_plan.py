@@ -104,6 +104,8 @@ def test_what_the_l2_holds_is_predicted_to_be_faster():
     of = lambda tokens: predicted_us(SHAPE, np.array([tokens]), np.array([512]))  # noqa: E731
     held = SHAPE.cached_tokens
     assert held * SHAPE.token_bytes == 50 * 2**20
+    crowd = PlanShape(1, 1, 64, 1, 8192, 2**21, 132)
+    assert (crowd.cached_tokens + 1) * 8192 <= 2**31 - 1 < 50 * 2**20 // crowd.token_bytes * 8192
     assert of(held) < of(held + 1) < of(held) * SHAPE.rates.cached_times
 
 

@@ -56,7 +56,7 @@ def bare(line):
     return re.sub(r"^([A-Z_]+=\S+ )+| {2,}.*|\[|\]|\.{3}", "", line).strip()
 
 
-def attnlib_reads(words, _):
+def attnlib_reads(words):
     assert words[0] in cli.COMMANDS
     if len(words) == 1:  # a text that speaks of a command, not yet a line to type
         return
@@ -66,20 +66,19 @@ def attnlib_reads(words, _):
     assert study == "NAME" or study in STUDIES
 
 
-def make_reads(words, _):
+def make_reads(words):
     subprocess.run(["make", "--dry-run", *words], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
-def dask_reads(words, _):
+def dask_reads(words):
     from distributed.cli.dask_worker import main  # late: it changes importlib.metadata
 
     main.make_context("dask worker", words)
 
 
-def pytest_reads(words, config):
-    if not config.pluginmanager.has_plugin("nbval"):  # `make` leaves it out of this run
-        config = get_config()
-        config.pluginmanager.load_setuptools_entrypoints("pytest11")
+def pytest_reads(words):
+    config = get_config()  # with all plugins: `make` leaves nbval out of this run
+    config.pluginmanager.load_setuptools_entrypoints("pytest11")
     config._parser.parse(words)
 
 
@@ -87,10 +86,10 @@ READ_BY = {
     "python -m attnlib": attnlib_reads,
     "python -m pytest": pytest_reads,
     "make": make_reads,
-    "pip install": lambda words, _: [Requirement(word) for word in words],
+    "pip install": lambda words: [Requirement(word) for word in words],
     "dask worker": dask_reads,
-    "conda env create -f": lambda words, _: None,
-    "grep": lambda words, _: None,
+    "conda env create -f": lambda words: None,
+    "grep": lambda words: None,
 }
 
 
@@ -102,12 +101,10 @@ COMMANDS = sorted({command for path in TEXTS for command in commands_in(path)})
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_of_the_texts_runs_or_is_read_by_what_runs_it(
-    command, published_records, pytestconfig
-):
+def test_a_command_of_the_texts_runs_or_is_read_by_what_runs_it(command, published_records):
     program = program_of(command)
     assert program, f"no command of {', '.join(READ_BY)}: {command}"
-    READ_BY[program](shlex.split(command.removeprefix(program)), pytestconfig)
+    READ_BY[program](shlex.split(command.removeprefix(program)))
     named = [file for file in re.findall(rf"(?<!\S)({FILE})(?!\S)", command) if "NAME" not in file]
     assert [file for file in named if not (ROOT / file).exists()] == []
 

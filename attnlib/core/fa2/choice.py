@@ -147,17 +147,21 @@ class PlanShape:
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of a batch whose K and V the L2 holds, at most."""
-        return int(self.rates.cached_mib * 2**20) // self.token_bytes
+        """Tokens of a batch whose K and V the L2 holds, at most; int32 counts one more per row."""
+        held = int(self.rates.cached_mib * 2**20) // self.token_bytes
+        return min(held, INT32_MAX // self.max_batch_size - 1)
 
     def us_at(self, gbps: float) -> float:
         """Microseconds per token of a block, at so many bytes per nanosecond."""
         return 2 * self.head_dim * self.kv_bytes / (gbps * 1e3)
 
+    def shared_us(self, cached: bool) -> float:
+        """Microseconds per token and block in flight, of memory or the L2, which all share."""
+        return self.us_at(self.rates.memory_gbps * (self.rates.cached_times if cached else 1))
+
     def us_per_token(self, blocks: np.ndarray, cached: bool = False) -> np.ndarray:
         """Microseconds per token while so many blocks are in flight, float32."""
-        gbps = self.rates.memory_gbps * (self.rates.cached_times if cached else 1)
-        shared = np.clip(blocks, f32(1), f32(self.slots)) * f32(self.us_at(gbps))
+        shared = np.clip(blocks, f32(1), f32(self.slots)) * f32(self.shared_us(cached))
         return np.sqrt(shared * shared + f32(self.us_at(self.rates.block_gbps) ** 2))
 
     @property
@@ -193,8 +197,7 @@ class Choice:
 def choose(shape: PlanShape, seq_lens: np.ndarray) -> Choice:
     """The chunk for requests of `seq_lens` [bs] tokens; 0 is an empty row of a padded batch.
 
-    Lengths beyond the shape's limits count as the limit. Raises ValueError for more requests than
-    `max_batch_size`.
+    Lengths beyond the shape's limits count as those. ValueError for more than `max_batch_size`.
     """
     lens = counted(shape, seq_lens)
     chunks = candidates(lens)

@@ -239,15 +239,14 @@ def derive(t: PlanTensors, shape: PlanShape, page_size: int) -> Derived:
 def facts_of(shape: PlanShape) -> tuple[float, ...]:
     """FACTS of the kernel: what the twin rounds to float32 before the batch is looked at."""
     rates, own = shape.rates, np.float32(shape.rates.block_tokens)
-    slots = f32(shape.slots)
     known = (shape.copies, shape.slots, shape.us_at(rates.block_gbps) ** 2)
     starts = (own, 2 * own * shape.tile_tokens, own * own)
     shares = (rates.mean_share, rates.longest_share, rates.mixing)
     costs = (shape.merge_us, rates.deep_us, rates.cut_us, rates.start_us)
     speeds: tuple[object, ...] = ()
-    for times in (1, rates.cached_times):
-        full, first = (shape.us_per_token(f32(x), times != 1) for x in (shape.slots, 1))
-        speeds += (shape.us_at(rates.memory_gbps * times), full / slots, first)
+    for cached in (False, True):
+        full, first = (shape.us_per_token(f32(x), cached) for x in (shape.slots, 1))
+        speeds += (shape.shared_us(cached), full / f32(shape.slots), first)
     return tuple(float(f32(x)) for x in (*known, *starts, *shares, *costs, *speeds, LIBRARYS))
 
 

@@ -164,12 +164,7 @@ STUDY = Study(
     question="How much does FlashInfer's decode gain from a better plan, made on the GPU?",
     grids=(
         Grid(COLD, RIVALS, timers=("graph", "graph-cold"), rounds=3),
-        Grid(
-            tuple(case for case in SMALL if case not in COLD),
-            BOTH,
-            timers=("graph-cold",),
-            rounds=3,
-        ),
+        Grid(tuple(c for c in SMALL if c not in COLD), BOTH, timers=("graph-cold",), rounds=3),
         Grid(REALISTIC, RIVALS, rounds=3),
         Grid((*VERIFIES, *OTHER_VERIFIES), SEVERAL, timers=("graph", "profiler"), rounds=3),
         Grid((*PLANS[16], *PLANS[1]), PLANNING, rounds=3),
