@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ...core.metadata.eager import write_decode_metadata
 from ...core.metadata.launch import signed
 from ...core.metadata.require import (
     DraftTensors,
@@ -24,21 +25,13 @@ from ...core.metadata.require import (
 def build_decode_metadata(
     *, page_size: int, max_pages: int, seq_len_delta: int = 0, **tensors: torch.Tensor | None
 ) -> None:
-    """As `core.metadata.decode.build_decode_metadata`, and fills all `max_pages` columns.
-
-    Columns past a row's live pages get whatever `req_to_token` holds there. Slot -1 indexes
-    `swa_slot_map` from its end, as in the engines, which keep -1 in the map's last entry.
-    """
+    """As `core.metadata.decode.build_decode_metadata`, and fills all `max_pages` columns, as
+    `core.metadata.eager` says."""
     t = StepTensors(**tensors)
     require_decode_once(t, page_size, seq_len_delta, max_pages)
-    t.cache_seqlens.copy_(t.seq_lens + seq_len_delta)
     t.cu_seqlens_k[:1].zero_()
-    t.cu_seqlens_k[1:].copy_(torch.cumsum(t.cache_seqlens, dim=0, dtype=torch.int32))
     first_tokens = _first_tokens(t.seq_lens.device, max_pages, page_size)
-    slots = t.req_to_token[t.req_pool_indices[:, None], first_tokens[None, :]]
-    t.page_table[:, :max_pages].copy_(slots // page_size)
-    if t.swa_slot_map is not None and t.swa_page_table is not None:
-        t.swa_page_table[:, :max_pages].copy_(t.swa_slot_map[slots.long()] // page_size)
+    write_decode_metadata(t, first_tokens, page_size, seq_len_delta)
 
 
 _CHECKED: set[tuple[Any, ...]] = set()

@@ -1,0 +1,73 @@
+"""Arms of an engine's plugin: what its variables may say, and what this process runs. No torch."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..spec import require_word
+from .capture import Capture
+
+PREFIX = "ATTNLIB_SGLANG_"
+ARMS = {
+    "metadata": ("eager", "sglang", "fused", "one-launch"),
+    "schedule": ("once", "layer"),
+    "decode": ("fa2", "fa3", "planned"),
+}
+CAPTURE = ("capture", "capture_every")
+EVERY = 10
+
+
+@dataclass
+class State:
+    """One process: `arms` that are set, by name, and how often each one ran.
+
+    `capture` is None while nothing is captured. `backend` is the attention backend whose step is
+    being prepared, `scheduled` whether that step's schedule has been written already.
+    """
+
+    arms: dict[str, str] = field(default_factory=dict)
+    calls: Counter[str] = field(default_factory=Counter)
+    capture: Capture | None = None
+    backend: Any = None
+    scheduled: bool = False
+
+    def arm(self, name: str) -> str:
+        """The arm that runs now, counted; the empty string where none is set."""
+        chosen = self.arms.get(name, "")
+        if chosen:
+            self.calls[f"{name}={chosen}"] += 1
+        return chosen
+
+
+STATE = State()
+
+
+def read(env: Mapping[str, str]) -> State:
+    """What the variables of `env` ask for; one that is empty is not set.
+
+    Raises ValueError for a variable or a value that is not known, naming those that are.
+    """
+    variables = {PREFIX + name.upper(): name for name in (*ARMS, *CAPTURE)}
+    given = {name: value for name, value in env.items() if name.startswith(PREFIX) and value}
+    for name in given:
+        require_word("a variable", name, variables)
+    asked = {variables[name]: value for name, value in given.items()}
+    arms = {name: asked[name] for name in ARMS if name in asked}
+    for name, value in arms.items():
+        require_word(PREFIX + name.upper(), value, ARMS[name])
+    require_together(arms)
+    every = asked.get("capture_every", str(EVERY))
+    if not every.isascii() or not every.isdigit() or int(every) < 1:
+        raise ValueError(f"{PREFIX}CAPTURE_EVERY must be a number of steps >= 1, got {every!r}")
+    capture = Capture(asked["capture"], int(every)) if "capture" in asked else None
+    return State(arms, capture=capture)
+
+
+def require_together(arms: Mapping[str, str]) -> None:
+    """Raise ValueError for arms of which one leaves nothing to do for another."""
+    if arms.get("metadata") == "one-launch" and arms.get("schedule") == "layer":
+        raise ValueError(
+            "metadata one-launch writes the schedule of the whole step, so schedule must be once, "
+            "got layer"
+        )
