@@ -101,6 +101,7 @@ def test_page_arrays_are_written_where_the_wrapper_reads_them(wrapper):
         ("_fixed_batch_size", 4),
         ("_window_left", 128),
         ("_int_workspace_buffer", torch.zeros(2**20, dtype=torch.uint8)),
+        ("_float_workspace_buffer", torch.zeros(2**24, dtype=torch.uint8)),
     ],
 )
 def test_a_wrapper_planned_for_something_else_is_refused_before_the_launch(wrapper, name, other):
@@ -124,6 +125,7 @@ def test_a_wrapper_whose_private_names_have_moved_is_refused(wrapper, name):
     [
         ({"_backend": "fa3"}, {}, "wrapper must be fa2 in CUDA-graph mode.*backend='fa3'"),
         ({"_use_cuda_graph": False}, {}, "got use_cuda_graph=False"),
+        ({"_custom_mask_buf": torch.zeros(1)}, {}, "wrapper must not have a custom mask"),
         ({"_plan_info": None}, {}, "a plan of 0 integers"),
         ({}, {"max_seq_len": 0}, "max_seq_len must be in 1..2097152, got 0"),
         ({"_int_workspace_buffer": torch.zeros(99, dtype=torch.uint8)}, {}, "int workspace must"),

@@ -38,8 +38,8 @@ PRIVATE = (
 )
 """Attributes of a planned wrapper that are not public, the same in all `RELEASES` that can run."""
 FIXED = (
-    *("_int_workspace_buffer", "_fixed_batch_size", "_num_qo_heads", "_num_kv_heads"),
-    *("_window_left", "_cached_q_data_type", "_cached_kv_data_type"),
+    *("_int_workspace_buffer", "_float_workspace_buffer", "_fixed_batch_size", "_num_qo_heads"),
+    *("_num_kv_heads", "_window_left", "_cached_q_data_type", "_cached_kv_data_type"),
 )
 """Those that must be what they were when the planner took the wrapper over."""
 
@@ -65,8 +65,8 @@ class Fa2Planner:
         of `core.gpu.FA2_RATES`, in its place: `python -m attnlib rates` learns and prints them.
 
         Raises RuntimeError for a wrapper or release that is not known, ValueError for one that is
-        not fa2 in CUDA-graph mode, or whose workspaces or buffers are too small, and for `rates`
-        that have none of its kernels.
+        not fa2 in CUDA-graph mode, has a custom mask or too small workspaces, and for `rates` that
+        have none of its kernels.
         """
         _require_release()
         own = _private(wrapper)
@@ -193,13 +193,16 @@ def _require_release() -> None:
 
 
 def _private(wrapper: Any) -> Any:
-    """The `PRIVATE` attributes without their underscore; RuntimeError where one is missing."""
+    """The `PRIVATE` attributes without their underscore; RuntimeError where one is missing,
+    ValueError for a custom mask."""
     for name in PRIVATE:
         if not hasattr(wrapper, name):
             raise RuntimeError(
                 f"wrapper must be a paged wrapper of FlashInfer that has been planned once, got "
                 f"{type(wrapper).__name__} without {name}"
             )
+    if getattr(wrapper, "_custom_mask_buf", None) is not None:
+        raise ValueError("wrapper must not have a custom mask, whose bits its own plan would pack")
     return SimpleNamespace(**{name[1:]: getattr(wrapper, name) for name in PRIVATE})
 
 

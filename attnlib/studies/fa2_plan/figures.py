@@ -14,7 +14,7 @@ from ...run.frame import FA2
 from .blocks import BY_LIBRARY, BY_US, blocks_of, both_plans, schedule, shape_of
 from .tables import OURS, VERDICTS, decode_rows, gains, mean
 
-SHORT = ("#56B4E9", "#8FCDF0", "#BFDDF0")
+SHORT = style.SKY, style.PALE_BLUE
 """By turns, for the short requests of a batch."""
 LONG = style.VERMILION
 FEW, SEEN = 16, 3.0
@@ -59,7 +59,7 @@ def slots_chart(case: DecodeCase, num_sms: int) -> charts.Figure:
     )
     colors = {
         "the long request": LONG,
-        "short ones, by turns": SHORT[1],
+        "short ones, by turns": SHORT[0],
         "idle: nothing runs": style.IDLE,
     }
     charts.legend_below(figure, [Patch(color=look, label=name) for name, look in colors.items()])
