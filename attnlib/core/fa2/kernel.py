@@ -202,7 +202,8 @@ def require_plan(t: PlanTensors, shape: PlanShape, page_size: int, seq_len_delta
 def page_arrays(t: PlanTensors, batch: int) -> PageArrays:
     """What `build_kv_indices` would take of them, of the first `batch` requests."""
     short = {"kv_indptr": t.kv_indptr[: batch + 1], "kv_last_page_len": t.kv_last_page_len[:batch]}
-    return PageArrays(*(short.get(name, getattr(t, name)) for name in PageArrays._fields))
+    same = ("seq_lens", "req_pool_indices", "req_to_token", "kv_indices")
+    return PageArrays(**{name: getattr(t, name) for name in same}, **short)
 
 
 def derive(t: PlanTensors, shape: PlanShape, page_size: int) -> Derived:
@@ -224,7 +225,8 @@ def derive(t: PlanTensors, shape: PlanShape, page_size: int) -> Derived:
     tiles: tuple[object, ...] = (0, 0, 0, 0)
     sizes: tuple[int, ...] = (0, 0, 0)
     if page_size:
-        _, sizes, cut_pages = pages.derive(page_arrays(t, batch), page_size)
+        _, scalars, cut_pages = pages.derive(page_arrays(t, batch), page_size)
+        sizes = scalars[:-1]
         (parts, columns), tiles, _ = cut_pages(0, most)
         grid = (lead + parts, columns)
 

@@ -37,8 +37,8 @@ Grid = tuple[int, int]
 Launch = Callable[[Grid, int, tuple[Any, ...]], None]
 Signature = tuple[Any, ...] | None
 """All of a call that checks on tensors look at, but values and addresses; hashable. None where
-something cannot be right (no tensor, holes, several devices), and off CUDA devices: then there is
-nothing to remember."""
+something cannot be right (no tensor, several devices), and off CUDA devices: then there is nothing
+to remember."""
 _OVERLAPPING = ContextVar("overlapping", default=True)
 
 
@@ -66,6 +66,7 @@ class _Known:
 
     bounds: tuple[tuple[int, int], ...]
     apart: tuple[tuple[int, int], ...]
+    apart_if_moved: tuple[tuple[int, int], ...]
     batch: int
     scalars: tuple[int, ...]
     cut: Callable[..., tuple[Grid, tuple[Any, ...], int]]
@@ -80,6 +81,9 @@ class _Known:
                 return False
         for one, other in self.apart:
             if pointers[one] == pointers[other]:
+                return False
+        for one, other in self.apart_if_moved:
+            if pointers[one] == pointers[other] and numbers[0]:
                 return False
         return True
 
@@ -114,8 +118,8 @@ class Launcher:
             known = self._checked(signature, tensors, fixed, numbers)
         grid, constants, warps = known.cut(*numbers)
         overlap = overlap_of(grid[0] * grid[1], known.slots)
-        key = (overlap, warps, constants)
-        ready = known.ready.get(key) if aligned else None
+        key = (overlap, warps, constants, aligned or oddly_aligned(pointers))
+        ready = known.ready.get(key)
         if ready is not None:
             values = (*pointers, known.batch, *numbers, *known.scalars, *constants, overlap)
             ready(grid, known.device, values)
@@ -123,18 +127,18 @@ class Launcher:
         options = {**self.options, "launch_pdl": True} if overlap else self.options
         values = (*tensors, known.batch, *numbers, *known.scalars, *constants, overlap)
         compiled = self.kernel[grid](*values, num_warps=warps, **options)
-        if aligned and not interpreting():
+        if not interpreting():
             known.ready[key] = _ready(compiled)
 
     def _checked(
         self, signature: Signature, tensors: Tensors, fixed: tuple[Any, ...], numbers: Numbers
     ) -> _Known:
         bundle = self._bundle(*tensors)
-        bounds, apart = self._require(bundle, *fixed, *numbers)
+        every_call = self._require(bundle, *fixed, *numbers)
         device = bundle[0].device
         require_launchable(device)
         batch, scalars, cut = self._derive(bundle, *fixed)
-        known = _Known(bounds, apart, batch, scalars, cut, device.index or 0, _slots(device))
+        known = _Known(*every_call, batch, scalars, cut, device.index or 0, _slots(device))
         return known if signature is None else self.known.setdefault(signature, known)
 
 
@@ -156,8 +160,10 @@ def signed(tensors: Tensors, fixed: tuple[Any, ...]) -> tuple[Signature, list[in
                 parts.append(None)
                 pointers.append(None)
                 continue
-            if not tensor.is_contiguous() or tensor.get_device() != device:
+            if tensor.get_device() != device:
                 return None, pointers, False
+            if not tensor.is_contiguous():
+                parts.append(tensor.stride())
             parts.append(tensor.shape)
             parts.append(tensor.dtype)
             pointer = tensor.data_ptr()
@@ -166,6 +172,11 @@ def signed(tensors: Tensors, fixed: tuple[Any, ...]) -> tuple[Signature, list[in
     except AttributeError:
         return None, pointers, False
     return tuple(parts) if device >= 0 else None, pointers, not bits % ACCESS_BYTES
+
+
+def oddly_aligned(pointers: list[int | None]) -> tuple[bool, ...]:
+    """Which addresses are no multiples of ACCESS_BYTES: each choice is a kernel of its own."""
+    return tuple(bool(pointer and pointer % ACCESS_BYTES) for pointer in pointers)
 
 
 def overlap_of(programs: int, slots: int) -> int:
