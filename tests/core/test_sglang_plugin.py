@@ -164,8 +164,9 @@ def test_one_launch_without_a_schedule_says_so_and_so_does_another_layout(loaded
         backend.init_forward_metadata_replay_cuda_graph(3, ROWS, lens)
 
 
-def test_a_map_of_a_sliding_window_is_refused_where_it_is_not_int32(loaded):
-    arguments = loaded(METADATA="fused")
+@pytest.mark.parametrize("arm", ["eager", "fused"])
+def test_a_sliding_window_is_mapped_by_the_pools_int64_map(loaded, arm):
+    arguments = loaded(METADATA=arm)
     backend = arguments.FlashAttentionBackend()
     _, step = captured(backend)
     pool = SimpleNamespace(full_to_swa_index_mapping=torch.arange(400))
@@ -173,11 +174,9 @@ def test_a_map_of_a_sliding_window_is_refused_where_it_is_not_int32(loaded):
         *(step.cache_seqlens_int32, step.cu_seqlens_k, step.page_table, backend.req_to_token),
         *(ROWS, torch.arange(64), 60, LENS, 0, 1, step.page_table.clone(), pool),
     )
-    with pytest.raises(ValueError, match="swa_slot_map must be .*int32, got .*int64"):
-        arguments.normal_decode_set_metadata(*call)
-    sglang.use(metadata="eager")
     arguments.normal_decode_set_metadata(*call)
-    assert call.swa_page_table.tolist() == step.page_table.tolist()
+    for row, length in enumerate(step.cache_seqlens_int32.tolist()):
+        assert call.swa_page_table[row, :length].tolist() == step.page_table[row, :length].tolist()
 
 
 def flashinfer(hooked, **values):

@@ -70,18 +70,20 @@ def compute_schedule(original: Callable[..., Any], *args: Any, **kwargs: Any) ->
     return None if STATE.arm("schedule") == "layer" else original(*args, **kwargs)
 
 
+def _pages(call: MetadataCall) -> int:
+    """At most the columns of the table; a draft step of SGLang may ask for more."""
+    return min(call.max_seq_pages, call.page_table.shape[1])
+
+
 def _tensors(call: MetadataCall) -> dict[str, Any]:
     """By the names of `StepTensors`."""
-    lens, pool = call.cache_seqlens_int32, call.token_to_kv_pool
-    if not call.seq_len_delta and lens.data_ptr() == call.seq_lens.data_ptr():
-        # One buffer under both names: the lengths are there, a kernel may not write what it reads.
-        lens = _scratch(lens)
+    pool = call.token_to_kv_pool
     has_swa = pool is not None and call.swa_page_table is not None
     return {
         "seq_lens": call.seq_lens,
         "req_pool_indices": call.req_pool_indices,
         "req_to_token": call.req_to_token,
-        "cache_seqlens": lens,
+        "cache_seqlens": call.cache_seqlens_int32,
         "cu_seqlens_k": call.cu_seqlens_k,
         "page_table": call.page_table,
         "swa_slot_map": pool.full_to_swa_index_mapping if has_swa else None,
@@ -89,19 +91,8 @@ def _tensors(call: MetadataCall) -> dict[str, Any]:
     }
 
 
-_SCRATCH: dict[tuple[torch.device, int], torch.Tensor] = {}
-
-
-def _scratch(like: torch.Tensor) -> torch.Tensor:
-    """[bs] int32 that nobody reads, one for all steps of this size."""
-    key = (like.device, len(like))
-    if key not in _SCRATCH:
-        _SCRATCH[key] = torch.empty_like(like)
-    return _SCRATCH[key]
-
-
 def _eager(call: MetadataCall) -> None:
-    first_tokens = call.strided_indices[: call.max_seq_pages]
+    first_tokens = call.strided_indices[: _pages(call)]
     t = StepTensors(**_tensors(call))
     write_decode_metadata(t, first_tokens, call.page_size, call.seq_len_delta)
 
@@ -110,7 +101,7 @@ def _fused(call: MetadataCall) -> None:
     build_decode_metadata(
         **_tensors(call),
         page_size=call.page_size,
-        max_pages=call.max_seq_pages,
+        max_pages=_pages(call),
         seq_len_delta=call.seq_len_delta,
     )
 
@@ -122,7 +113,7 @@ def _one_launch(call: MetadataCall) -> None:
     build_step_metadata(
         **_tensors(call),
         page_size=call.page_size,
-        max_pages=call.max_seq_pages,
+        max_pages=_pages(call),
         scheduler=_scheduler(call),
     )
     STATE.scheduled = True
