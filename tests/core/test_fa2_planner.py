@@ -3,13 +3,18 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
+from attnlib.core.batch import DecodeBatch
 from attnlib.core.fa2 import planner as module
+from attnlib.core.fa2.library import FA2_INFO
 from attnlib.core.fa2.planner import PRIVATE, Fa2Planner
 from attnlib.core.fa2.words import plan_words
-from attnlib.core.gpu import Fa2Rates
+from attnlib.core.gpu import FA2_RATES
+from attnlib.core.spec import AttnSpec
+from attnlib.kinds.lengths import shuffled_pages
 
 LAYER = {"head_dim": 128, "max_seq_len": 4096}
 
@@ -45,39 +50,32 @@ def test_a_plan_is_in_the_wrappers_workspace_until_it_plans_itself(wrapper):
     assert wrapper._qo_indptr_buf.tolist() == [0, 2, 4, 6]
     planner.plan(torch.tensor([4096, 10, 0], dtype=torch.int32))
     assert wrapper._plan_info is planner.info and len(planner.info) == 15
-    assert planner.info[:4] == [planner.shape.max_blocks, 6, planner.layout.rows * 4, 16]
+    assert planner.info[:2] + planner.info[3:4] == [planner.shape.max_blocks, 6, 16]
     words = wrapper._int_workspace_buffer[: planner.layout.int_bytes].view(torch.int32)
-    wanted = plan_words(planner.shape, [4096, 10, 0]).image(planner.layout)
+    wanted = plan_words(planner.shape, [4096, 10, 0]).image(len(words))
     assert words.tolist() == wanted.tolist()
     planner.plan_with(torch.tensor([4096, 10]), 512)
-    assert words[planner.layout.chunk] == 512
+    assert words[planner.info[FA2_INFO.index("kv_chunk_size_ptr_offset")] // 4] == 512
 
 
-OWN = Fa2Rates(4767, 44, 34, cut_us=1e6)
+OWN = replace(FA2_RATES[16], cut_us=1e6)
 """Of a GPU on which nothing is worth a cut."""
 
 
-@pytest.mark.parametrize("rates", [{16: OWN}, {16: Fa2Rates(1, 1, 1), (16, 128, 2): OWN}], ids=len)
+@pytest.mark.parametrize("rates", [{16: OWN}, {16: FA2_RATES[16], (16, 128, 2): OWN}], ids=len)
 def test_rates_that_are_given_choose_the_chunk(wrapper, rates):
     planner = Fa2Planner(wrapper, **LAYER, num_sms=132, rates=rates)
-    assert planner.shape.rates == OWN and planner.rates_of == "given"
+    assert planner.shape.rates == OWN
     planner.plan(torch.tensor([4096, 10, 7], dtype=torch.int32))
     shape, words = Fa2Planner(wrapper, **LAYER, num_sms=132).shape, planner._words.tolist()
-    own = plan_words(replace(shape, own_rates=OWN), [4096, 10, 7])
-    assert words == own.image(planner.layout).tolist()
+    own = plan_words(replace(shape, given_rates=OWN), [4096, 10, 7])
+    assert words == own.image(len(words)).tolist()
     assert own.kv_chunk_size == 4096 > plan_words(shape, [4096, 10, 7]).kv_chunk_size
 
 
 def test_rates_of_other_kernels_are_refused(wrapper):
     with pytest.raises(ValueError, match=r"rates must have 16 or \(16, 128, 2\), got \[64\]"):
         Fa2Planner(wrapper, **LAYER, num_sms=132, rates={64: OWN})
-
-
-@pytest.mark.parametrize(("here", "more"), [("NVIDIA H200", ""), ("A GPU", ", here is A GPU")])
-def test_a_planner_says_whether_its_rates_are_of_this_gpu(wrapper, monkeypatch, here, more):
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: here)
-    planner = Fa2Planner(wrapper, **LAYER, num_sms=132)
-    assert planner.shape.own_rates is None and planner.rates_of == f"NVIDIA H200{more}"
 
 
 def test_page_arrays_are_written_where_the_wrapper_reads_them(wrapper):
@@ -145,15 +143,12 @@ def test_a_release_whose_plan_is_not_known_is_refused(wrapper, monkeypatch, rele
         Fa2Planner(wrapper, **LAYER, num_sms=132)
 
 
-def page_arrays_of(lens, page_size, pool, seed):
-    """Prefix sums in pages, pages drawn from a pool, and last pages: int32 on the host."""
-    lens = torch.tensor(lens)
-    pages = (lens + page_size - 1) // page_size
-    indptr = torch.zeros(len(lens) + 1, dtype=torch.int32)
-    indptr[1:] = pages.cumsum(0)
-    drawn = torch.randperm(pool, generator=torch.Generator().manual_seed(seed))
-    last = (lens - (pages - 1) * page_size).int()
-    return indptr, drawn[: int(pages.sum())].int(), last
+def page_arrays_of(lens, page_size, seed):
+    """Prefix sums in pages, shuffled pages, and last pages: int32 on the host."""
+    spec, lens = AttnSpec(1, 1, 128, page_size), np.array(lens, np.int32)
+    table = torch.from_numpy(shuffled_pages(lens, page_size, seed))
+    batch = DecodeBatch.build(spec, torch.from_numpy(lens), table)
+    return batch.kv_indptr, batch.kv_indices, batch.kv_last_page_len
 
 
 @pytest.mark.gpu
@@ -167,7 +162,7 @@ def test_one_graph_replans_itself_for_other_lengths_over_poisoned_workspaces(
     batches = ([900, 40, 8000], [q_len] * 3, [20000, 300, 7], [5000] * 3)
     pool, device = 40000 // page_size, torch.device("cuda", torch.cuda.current_device())
     floats = torch.zeros(512 * 2**20, dtype=torch.uint8, device=device)
-    sums, pages, last = (x.to(device) for x in page_arrays_of(batches[0], page_size, pool, 0))
+    sums, pages, last = (x.to(device) for x in page_arrays_of(batches[0], page_size, 0))
     held = torch.zeros(pool, dtype=torch.int32, device=device)
     held[: len(pages)] = pages
     rows = torch.arange(4, dtype=torch.int32) * q_len
@@ -187,7 +182,7 @@ def test_one_graph_replans_itself_for_other_lengths_over_poisoned_workspaces(
     layer |= {} if q_len == 1 else {"causal": True}
     wanted = []
     for seed, lens in enumerate(batches):
-        given = page_arrays_of(lens, page_size, pool, seed)
+        given = page_arrays_of(lens, page_size, seed)
         first = () if q_len == 1 else (rows,)
         wrapper.plan(
             *first, given[0], given[1].to(device), given[2], *heads, 128, page_size, **layer
@@ -195,12 +190,7 @@ def test_one_graph_replans_itself_for_other_lengths_over_poisoned_workspaces(
         out, lse = wrapper.run(q, tuple(cache), return_lse=True)
         wanted.append((given, out.clone(), lse.clone()))
 
-    planner = Fa2Planner(
-        wrapper,
-        head_dim=128,
-        max_seq_len=20000,
-        q_len=q_len,
-    )
+    planner = Fa2Planner(wrapper, head_dim=128, max_seq_len=20000, q_len=q_len)
     lens = torch.tensor(batches[0], dtype=torch.int32, device=device)
     out, lse = torch.empty_like(q), torch.empty(q.shape[:2], device=device)
     planner.plan(lens)
