@@ -209,7 +209,7 @@ def test_planned_takes_each_graphs_wrapper_over_and_nothing_else_plans_or_fills_
     backend.init_forward_metadata_replay_cuda_graph(3, ROWS, LENS)
     assert wrapper.plans == 1 and wrapper._plan_info is own.info
     words = wrapper._int_workspace_buffer[: own.layout.int_bytes].view(torch.int32)
-    wanted = plan_words(own.shape, LENS.tolist()).image(own.layout)
+    wanted = plan_words(own.shape, LENS.tolist()).image(len(words))
     assert words.tolist() == wanted.tolist()
     assert backend.kv_indptr[:4].tolist() == [0, 33, 34, 94]
     table = backend.indices_updater_decode.req_to_token[ROWS]
