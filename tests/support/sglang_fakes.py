@@ -9,26 +9,35 @@ from types import ModuleType, SimpleNamespace
 
 import torch
 
-ATTENTION = "sglang.srt.layers.attention"
+FLASH = "sglang.srt.layers.attention.flashattention_backend"
+INFER = "sglang.srt.layers.attention.flashinfer_backend"
+REGISTRY = "sglang.srt.plugins.hook_registry"
+RANKS = "sglang.srt.layers.dp_attention"
 CONTEXT, MAX_BS, POOL = 64, 4, 5
-HEADS = {"num_attention_heads": 32, "num_kv_heads": 8, "head_dim": 128}
+LENS, ROWS = torch.tensor([33, 1, 60], dtype=torch.int32), torch.tensor([2, 0, 4])
+DECODE = SimpleNamespace(name="DECODE", is_decode_or_idle=lambda: True)
+
+
+def pool():
+    """Each request's slots, [POOL, CONTEXT + 4] int32: no two rows alike."""
+    return torch.randperm(POOL * (CONTEXT + 4), dtype=torch.int32).view(POOL, -1)
 
 
 class HookType(Enum):
-    BEFORE, AFTER, AROUND, REPLACE = "before", "after", "around", "replace"
+    BEFORE, AFTER, AROUND = "before", "after", "around"
 
 
 class HookRegistry:
     """Registers hooks, and applies them as SGLang does: wrapper functions, in place."""
 
     def __init__(self):
-        self.hooks = []
+        self._hooks, self._patched = {}, set()
 
-    def register(self, target, hook, hook_type=HookType.AFTER):
-        self.hooks.append((target, hook, hook_type))
+    def register(self, target, hook, how):
+        self._hooks[target] = hook, how
 
     def apply_hooks(self):
-        for target, hook, how in self.hooks:
+        for target, (hook, how) in self._hooks.items():
             owner, _, name = target.rpartition(".")
             owner = pkgutil.resolve_name(owner)
             setattr(owner, name, _wrapped(getattr(owner, name), hook, how))
@@ -40,29 +49,18 @@ def _wrapped(original, hook, how):
         if how is HookType.AROUND:
             return hook(original, *args, **kwargs)
         if how is HookType.BEFORE:
-            args, kwargs = hook(*args, **kwargs) or (args, kwargs)
+            hook(*args, **kwargs)
             return original(*args, **kwargs)
-        result = original(*args, **kwargs)
-        changed = hook(result, *args, **kwargs)
-        return result if changed is None else changed
+        return hook(original(*args, **kwargs), *args, **kwargs)
 
     return wrapper
-
-
-DECODE = SimpleNamespace(name="DECODE", is_decode_or_idle=lambda: True)
-VERIFY = SimpleNamespace(name="TARGET_VERIFY", is_decode_or_idle=lambda: False)
-
-
-def pool():
-    """Each request's slots, [POOL, CONTEXT + 4] int32: no two rows alike."""
-    return torch.randperm(POOL * (CONTEXT + 4), dtype=torch.int32).view(POOL, -1)
 
 
 class FlashAttentionBackend:
     """Decode through a graph: the buffers of a batch size at capture, its metadata at replay."""
 
     num_attention_heads, num_kv_heads, head_dim, has_softcap, num_splits = 32, 8, 128, False, 0
-    kv_cache_dtype, use_mla, speculative_step_id = torch.bfloat16, False, 0
+    kv_cache_dtype = torch.bfloat16
 
     def __init__(self, page_size=1):
         self.page_size, self.req_to_token = page_size, pool()
@@ -78,23 +76,25 @@ class FlashAttentionBackend:
         self.schedules += 1
         return torch.full((1 + 4 * -(-batch_size // 4) * 4,), 7, dtype=torch.int32)
 
-    def init_forward_metadata_capture_cuda_graph(self, bs, seq_lens):
+    def init_forward_metadata_capture_cuda_graph(
+        self, bs, num_tokens, req_pool_indices, seq_lens, encoder_lens, forward_mode, spec_info
+    ):
         step = self.decode_cuda_graph_metadata[bs] = SimpleNamespace(
             cache_seqlens_int32=seq_lens.to(torch.int32),
             cu_seqlens_k=torch.zeros(bs + 1, dtype=torch.int32),
             page_table=self.decode_cuda_graph_metadata["page_table"][:bs],
             scheduler_metadata=None,
         )
-        words = self._compute_scheduler_metadata(bs, 1, step.cache_seqlens_int32, None)
-        if words is not None:
+        if spec_info:
+            step.cache_seqlens_int32 = seq_lens.clone()
+        elif (words := self._compute_scheduler_metadata(bs, 1, seq_lens, None)) is not None:
             self._sched_meta_buf[: len(words)] = words
             step.scheduler_metadata = self._sched_meta_buf[: len(words)]
 
-    def init_forward_metadata_replay_cuda_graph(self, bs, req_pool_indices, seq_lens, delta=0):
-        step = self.decode_cuda_graph_metadata[bs]
+    def init_forward_metadata_replay_cuda_graph(self, bs, req_pool_indices, seq_lens, *rest):
+        step, delta = self.decode_cuda_graph_metadata[bs], 2 if rest[3] else 0
         longest = int(seq_lens.max()) + delta
-        module = sys.modules[f"{ATTENTION}.flashattention_backend"]
-        module.normal_decode_set_metadata(
+        sys.modules[FLASH].normal_decode_set_metadata(
             *(step.cache_seqlens_int32, step.cu_seqlens_k, step.page_table, self.req_to_token),
             *(req_pool_indices, self.decode_cuda_graph_metadata["strided_indices"]),
             *(-(-longest // self.page_size), seq_lens, delta, self.page_size, None, None),
@@ -132,83 +132,59 @@ class Wrapper(SimpleNamespace):
     """What FlashInfer's decode wrapper holds: planned once, the private names of a planner."""
 
     def __init__(self, workspace, kv_layout, backend, use_tensor_cores, **graph):
-        self._backend, self.use_tensor_cores, self.plans = backend, use_tensor_cores, 0
-        self._use_cuda_graph = self.is_cuda_graph_enabled = bool(graph)
+        self._backend, self.plans, self._plan_info = backend, 0, None
+        self.is_cuda_graph_enabled = self._use_cuda_graph = graph.pop("use_cuda_graph", False)
         for name, buffer in graph.items():
             setattr(self, f"_{name.removesuffix('fer')}", buffer)
         self._float_workspace_buffer = workspace
         self._int_workspace_buffer = torch.zeros(2**20, dtype=torch.uint8)
         self._num_qo_heads, self._num_kv_heads, self._window_left = 32, 8, -1
         self._cached_q_data_type = self._cached_kv_data_type = torch.bfloat16
-        self._plan_info = None
         if graph:
             self._fixed_batch_size = len(self._paged_kv_last_page_len_buf)
             self._qo_indptr_buf = torch.zeros(self._fixed_batch_size + 1, dtype=torch.int32)
 
-    def begin_forward(self):
+    def begin_forward(self, *args, **kwargs):
         self.plans += 1
         self._plan_info = list(range(15))
 
 
 class FlashInferAttnBackend:
-    decode_use_tensor_cores, num_wrappers, enable_deterministic = True, 1, False
-    max_context_len = CONTEXT
-
-    def __init__(self, model_runner, skip_prefill=False):
-        self.decode_backend = "fa2"
+    def __init__(self, model_runner):
+        self.decode_use_tensor_cores, self.num_wrappers, self.enable_deterministic = True, 1, False
+        self.decode_backend, self.max_context_len = "fa2", CONTEXT
+        self.disable_cuda_graph_kv_split = False
+        vars(self).update(model_runner.backend)
         self.workspace_buffer = torch.zeros(2**24, dtype=torch.uint8)
-        self.kv_indptr = torch.zeros(MAX_BS + 1, dtype=torch.int32)
-        self.kv_indices = torch.zeros(MAX_BS * CONTEXT, dtype=torch.int32)
+        self.kv_indptr = [torch.zeros(MAX_BS + 1, dtype=torch.int32)]
+        self.cuda_graph_kv_indices = [torch.zeros(MAX_BS * CONTEXT, dtype=torch.int32)]
         self.kv_last_page_len = torch.ones(MAX_BS, dtype=torch.int32)
         self.decode_wrappers = [Wrapper(self.workspace_buffer, "NHD", "fa2", True)]
-        module = sys.modules[f"{ATTENTION}.flashinfer_backend"]
-        self.indices_updater_decode = module.FlashInferIndicesUpdaterDecode()
+        self.indices_updater_decode = FlashInferIndicesUpdaterDecode(self)
         self.decode_cuda_graph_metadata = {}
 
-    def init_forward_metadata_capture_cuda_graph(
-        self, bs, num_tokens, req_pool_indices, seq_lens, encoder_lens, forward_mode, spec_info
-    ):
-        if not forward_mode.is_decode_or_idle():
-            return
+    def init_forward_metadata_capture_cuda_graph(self, bs, num_tokens, rows, lens, *rest):
         made = Wrapper(
             *(self.workspace_buffer, "NHD", self.decode_backend, self.decode_use_tensor_cores),
-            paged_kv_indptr_buffer=self.kv_indptr[: bs + 1],
-            paged_kv_indices_buffer=self.kv_indices,
+            use_cuda_graph=True,
+            paged_kv_indptr_buffer=self.kv_indptr[0][: bs + 1],
+            paged_kv_indices_buffer=self.cuda_graph_kv_indices[0],
             paged_kv_last_page_len_buffer=self.kv_last_page_len[:bs],
         )
         self.decode_cuda_graph_metadata[bs] = [made]
-        self._update(bs, req_pool_indices, seq_lens, spec_info)
+        self.init_forward_metadata_replay_cuda_graph(bs, rows, lens)
 
-    def init_forward_metadata_replay_cuda_graph(self, bs, req_pool_indices, seq_lens):
-        self._update(bs, req_pool_indices, seq_lens, None)
-
-    def _update(self, bs, rows, lens, spec_info):
-        wrapper, total = self.decode_cuda_graph_metadata[bs][0], int(lens.sum())
-        self.indices_updater_decode.call_begin_forward(
-            *(wrapper, rows, lens, total, self.kv_indptr, None, spec_info, lens),
-            fixed_split_size=None,
-            disable_split_kv=False,
-        )
+    def init_forward_metadata_replay_cuda_graph(self, bs, rows, lens, *rest):
+        begin = sys.modules[INFER].FlashInferIndicesUpdaterDecode.call_begin_forward
+        (wrapper,) = self.decode_cuda_graph_metadata[bs]
+        begin(self.indices_updater_decode, wrapper, rows, lens, 94, None, None, None, lens)
 
 
 class FlashInferIndicesUpdaterDecode:
-    def __init__(self):
-        self.req_to_token, self.head_dim = pool(), 128
+    def __init__(self, attn_backend):
+        self.req_to_token, self.head_dim, self.attn_backend = pool(), 128, attn_backend
 
-    def call_begin_forward(
-        self,
-        wrapper,
-        req_pool_indices,
-        paged_kernel_lens,
-        paged_kernel_lens_sum,
-        kv_indptr,
-        kv_start_idx,
-        spec_info,
-        seq_lens_cpu,
-        use_sliding_window_kv_pool=False,
-        fixed_split_size=None,
-        disable_split_kv=None,
-    ):
+    def call_begin_forward(self, wrapper, req_pool_indices, paged_kernel_lens, *rest):
         wrapper.begin_forward()
 
 
@@ -218,53 +194,44 @@ class ModelRunner:
     page_size, tp_rank, is_draft_worker = 16, 0, False
     dtype, kv_cache_dtype = torch.bfloat16, torch.float8_e4m3fn
     model_config = SimpleNamespace(
-        **{name: HEADS[name] for name in ("num_attention_heads", "head_dim")},
-        get_num_kv_heads=lambda ranks: HEADS["num_kv_heads"] // ranks,
+        num_attention_heads=32,
+        head_dim=128,
+        get_num_kv_heads=lambda ranks: 8 // ranks,
         attention_arch=SimpleNamespace(name="MHA"),
     )
-    server_args = SimpleNamespace(attention_backend="fa3", disable_cuda_graph=False)
+
+    def __init__(self, backend=(), **server_args):
+        self.backend = dict(backend)
+        given = {"attention_backend": "fa3", "disable_cuda_graph": False}
+        self.server_args = SimpleNamespace(**given | {"speculative_algorithm": None} | server_args)
 
     def forward(self, forward_batch, skip_attn_backend_init=False):
         return "logits"
 
 
-def installed(monkeypatch):
-    """The stand-ins as modules, each class its own copy; the registry of hooks."""
-    registry = HookRegistry()
-    parts = {
-        "sglang.srt.plugins.hook_registry": {"HookRegistry": registry, "HookType": HookType},
-        f"{ATTENTION}.flashattention_backend": _copies(
-            FlashAttentionBackend, normal_decode_set_metadata
-        ),
-        f"{ATTENTION}.flashinfer_backend": _copies(
-            FlashInferAttnBackend, FlashInferIndicesUpdaterDecode
-        ),
+def parts():
+    """What is imported of SGLang, by module; classes are copies, which a hook may change."""
+    ranks = {"get_attention_tp_rank": lambda: 0, "get_attention_tp_size": lambda: 1}
+    return {
+        REGISTRY: {"HookRegistry": HookRegistry(), "HookType": HookType},
+        FLASH: {"normal_decode_set_metadata": normal_decode_set_metadata}
+        | _copies(FlashAttentionBackend),
+        INFER: _copies(FlashInferAttnBackend, FlashInferIndicesUpdaterDecode),
         "sglang.srt.model_executor.model_runner": _copies(ModelRunner),
-        "sglang.srt.layers.dp_attention": {
-            "get_attention_tp_rank": lambda: 0,
-            "get_attention_tp_size": lambda: 1,
-        },
+        RANKS: ranks,
     }
+
+
+def _copies(*classes):
+    return {each.__name__: type(each.__name__, (each,), {}) for each in classes}
+
+
+def installed(monkeypatch, parts):
+    """These parts where Python imports them from, and all their names at once."""
     for path, content in parts.items():
         names = path.split(".")
         for end in range(1, len(names) + 1):
             name = ".".join(names[:end])
-            if not isinstance(sys.modules.get(name), _Module):
-                monkeypatch.setitem(sys.modules, name, _Module(name))
-                if end > 1:
-                    parent = sys.modules[".".join(names[: end - 1])]
-                    setattr(parent, names[end - 1], sys.modules[name])
+            monkeypatch.setitem(sys.modules, name, ModuleType(name))
         vars(sys.modules[path]).update(content)
-    return registry
-
-
-class _Module(ModuleType):
-    __path__ = []
-
-
-def _copies(*things):
-    """Subclasses, which a hook may change without changing the next test's."""
-    return {
-        thing.__name__: type(thing.__name__, (thing,), {}) if isinstance(thing, type) else thing
-        for thing in things
-    }
+    return SimpleNamespace(**{k: v for content in parts.values() for k, v in content.items()})

@@ -14,13 +14,12 @@ ARMS = {
     "schedule": ("once", "layer"),
     "decode": ("fa2", "fa3", "planned"),
 }
-CAPTURE = ("capture", "capture_every")
-EVERY = 10
+EVERY = "10"
 
 
 @dataclass
 class State:
-    """One process: `arms` that are set, by name, and how often each one ran.
+    """Of this process: `arms` that are set, by name, and how often each one ran.
 
     `capture` is None while nothing is captured. `backend` is the attention backend whose step is
     being prepared, `scheduled` whether that step's schedule has been written already.
@@ -44,30 +43,35 @@ STATE = State()
 
 
 def read(env: Mapping[str, str]) -> State:
-    """What the variables of `env` ask for; one that is empty is not set.
-
-    Raises ValueError for a variable or a value that is not known, naming those that are.
-    """
-    variables = {PREFIX + name.upper(): name for name in (*ARMS, *CAPTURE)}
-    given = {name: value for name, value in env.items() if name.startswith(PREFIX) and value}
-    for name in given:
-        require_word("a variable", name, variables)
-    asked = {variables[name]: value for name, value in given.items()}
+    """What the variables of `env` ask for; one that is empty is not set. ValueError as the module
+    says, also for a capture that cannot be written."""
+    known = {PREFIX + name.upper(): name for name in (*ARMS, "capture", "capture_every")}
+    asked = {}
+    for variable, value in env.items():
+        if variable.startswith(PREFIX) and value:
+            require_word("a variable", variable, known)
+            asked[known[variable]] = value
     arms = {name: asked[name] for name in ARMS if name in asked}
     for name, value in arms.items():
         require_word(PREFIX + name.upper(), value, ARMS[name])
     require_together(arms)
-    every = asked.get("capture_every", str(EVERY))
+    every, path = asked.get("capture_every", EVERY), asked.get("capture")
     if not every.isascii() or not every.isdigit() or int(every) < 1:
         raise ValueError(f"{PREFIX}CAPTURE_EVERY must be a number of steps >= 1, got {every!r}")
-    capture = Capture(asked["capture"], int(every)) if "capture" in asked else None
-    return State(arms, capture=capture)
+    if path is None:
+        if "capture_every" in asked:
+            raise ValueError(f"{PREFIX}CAPTURE must be a file where _EVERY is set, got none")
+        return State(arms)
+    try:
+        return State(arms, capture=Capture(path, int(every)))
+    except OSError as error:
+        raise ValueError(f"{PREFIX}CAPTURE must be a file to append to, got {error}") from error
 
 
 def require_together(arms: Mapping[str, str]) -> None:
-    """Raise ValueError for arms of which one leaves nothing to do for another."""
+    """ValueError for arms of which one leaves nothing to do for another."""
     if arms.get("metadata") == "one-launch" and arms.get("schedule") == "layer":
         raise ValueError(
-            "metadata one-launch writes the schedule of the whole step, so schedule must be once, "
-            "got layer"
+            f"{PREFIX}SCHEDULE must be once where metadata is one-launch, which writes the whole "
+            "step's, got 'layer'"
         )

@@ -1,9 +1,11 @@
 """What an engine's steps are like, a JSON object a line: sizes and lengths, no contents, no tokens.
 
-steps = read("steps.jsonl")         # of one engine's traffic, for a study or a policy
+`kinds.captured` makes cases of it.
 """
 
+import fcntl
 import json
+import os
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,19 +17,12 @@ from ..spec import AttnSpec
 class Step:
     """One step of a model, as its attention layers see it.
 
-    | field | meaning |
-    |---|---|
-    | `mode` | the engine's word: `decode`, `extend`, `mixed`, `target_verify`, ... |
-    | `number` | of the steps of this mode in this process, from 0 |
-    | `lengths` | tokens of each request, those of this step included; None: not on the host |
-    | `q_lengths` | query tokens of each request; None: one each, or not on the host |
-    | `batch_size` | requests, without a graph's padding |
-    | `num_qo_heads`, `num_kv_heads`, `head_dim` | of a layer, on this GPU |
-    | `page_size` | the engine's, tokens; FlashInfer's wrappers may be given slots |
-    | `dtype`, `kv_dtype` | torch dtype names |
-    | `kind` | of attention, `mha` (grouped-query too) or `mla` |
-    | `backend`, `release` | of attention, as the engine names it, and the engine's own |
-    | `rank`, `draft` | of the process among those that share the model; a draft model's step |
+    `mode` is the engine's word, `number` counts the steps of one in a process. `lengths` are the
+    tokens of each request, those of this step included (but drafts to verify), None where the host
+    does not know them; `q_lengths` the query tokens, None also where each has one. `batch_size` is
+    without a graph's padding. Heads are those of a layer on this GPU, pages the engine's, dtypes
+    torch names. `kind` is `mha` (grouped-query too) or `mla`, `backend` the engine's name of its
+    attention, `release` its own; `draft` marks a draft model's step.
     """
 
     mode: str
@@ -44,29 +39,28 @@ class Step:
     kind: str
     backend: str
     release: str
-    rank: int = 0
-    draft: bool = False
+    rank: int
+    draft: bool
 
     @property
     def spec(self) -> AttnSpec:
         """The layer; ValueError if it is none of ours (MLA, dtypes)."""
         if self.kind != "mha":
-            raise ValueError(f"kind must be mha for an AttnSpec, got {self.kind!r}")
+            raise ValueError(f"kind must be mha, got {self.kind!r}")
         heads = (self.num_qo_heads, self.num_kv_heads, self.head_dim)
         return AttnSpec(*heads, self.page_size, self.dtype, self.kv_dtype)
 
-    @property
-    def line(self) -> str:
-        """Of a file of steps."""
-        return json.dumps(asdict(self)) + "\n"
-
 
 class Capture:
-    """Appends every `every`-th step of each mode to `path`, the first one included."""
+    """Appends every `every`-th step of each mode to `path`, the first one included.
+
+    OSError at once if it cannot be appended to.
+    """
 
     def __init__(self, path: str, every: int) -> None:
         self.path, self.every = path, every
         self.seen: Counter[str] = Counter()
+        open(path, "ab").close()
 
     def due(self, mode: str) -> int | None:
         """Count a step; its number if it is one to write."""
@@ -75,9 +69,14 @@ class Capture:
         return None if number % self.every else number
 
     def write(self, step: Step) -> None:
-        """One line, at once, so that processes may share a file."""
-        with open(self.path, "a") as file:
-            file.write(step.line)
+        """One line, whole or not at all, whoever else writes; OSError if not at all."""
+        line = (json.dumps(asdict(step)) + "\n").encode()
+        with open(self.path, "ab", buffering=0) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            before = os.fstat(file.fileno()).st_size
+            if (wrote := file.write(line)) != len(line):
+                file.truncate(before)
+                raise OSError(f"{wrote} of {len(line)} bytes had room in {self.path}")
 
 
 def read(path: str | Path) -> list[Step]:

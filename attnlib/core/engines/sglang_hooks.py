@@ -1,13 +1,12 @@
 """What the plugin puts into SGLang: one function a hook point, in the order of `POINTS`.
 
 SGLang's `around` hooks get the function that they wrap first, `before` hooks its arguments, `after`
-hooks its result. Arguments are read by SGLang's names and order, as `Point.arguments` says.
+hooks its result. Arguments are read by SGLang's order.
 """
 
 import logging
 from collections import namedtuple
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from ..metadata.require import StepTensors
 from ..metadata.step import build_step_metadata
 from ..schedule.fa3 import SchedulerMetadata, reserve, sm_count
 from ..schedule.facts import SchedulerFacts
-from .arms import STATE
+from .arms import PREFIX, STATE
 from .capture import Step
 
 logger = logging.getLogger(__name__)
@@ -34,18 +33,6 @@ MetadataCall = namedtuple(
     defaults=(None, None),
 )
 """Of `normal_decode_set_metadata`."""
-CaptureCall = namedtuple(
-    "CaptureCall",
-    "bs num_tokens req_pool_indices seq_lens encoder_lens forward_mode spec_info",
-)
-"""Of `init_forward_metadata_capture_cuda_graph`."""
-BeginCall = namedtuple(
-    "BeginCall",
-    "wrapper req_pool_indices paged_kernel_lens paged_kernel_lens_sum kv_indptr kv_start_idx "
-    "spec_info seq_lens_cpu use_sliding_window_kv_pool fixed_split_size disable_split_kv",
-    defaults=(False, None, None),
-)
-"""Of `FlashInferIndicesUpdaterDecode.call_begin_forward`."""
 
 
 def prepare_step(backend: Any, *_: Any, **__: Any) -> None:
@@ -58,106 +45,69 @@ def set_metadata(original: Callable[..., None], *args: Any, **kwargs: Any) -> No
     arm = STATE.arm("metadata")
     if arm == "sglang":
         original(*args, **kwargs)
+        return
+    call = MetadataCall(*args, **kwargs)
+    tensors, page_size = _tensors(call), call.page_size
+    # At most the table's columns: a draft step of SGLang may ask for more.
+    max_pages = min(call.max_seq_pages, call.page_table.shape[1])
+    if arm == "eager":
+        t, first_tokens = StepTensors(**tensors), call.strided_indices[:max_pages]
+        write_decode_metadata(t, first_tokens, page_size, call.seq_len_delta)
+        return
+    sizes = {"page_size": page_size, "max_pages": max_pages, "seq_len_delta": call.seq_len_delta}
+    if arm == "fused" or call.seq_len_delta:  # a draft step has no schedule
+        build_decode_metadata(**tensors, **sizes)
     else:
-        WRITERS[arm](MetadataCall(*args, **kwargs))
+        build_step_metadata(**tensors, **sizes, scheduler=_scheduler(call))
+        STATE.scheduled = True
 
 
 def compute_schedule(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Around FA3's schedule of a step: None leaves it out."""
-    if STATE.scheduled:
-        STATE.scheduled = False
+    written, STATE.scheduled = STATE.scheduled, False
+    if written or STATE.arm("schedule") == "layer":
         return None
-    return None if STATE.arm("schedule") == "layer" else original(*args, **kwargs)
-
-
-def _pages(call: MetadataCall) -> int:
-    """At most the columns of the table; a draft step of SGLang may ask for more."""
-    return min(call.max_seq_pages, call.page_table.shape[1])
+    return original(*args, **kwargs)
 
 
 def _tensors(call: MetadataCall) -> dict[str, Any]:
     """By the names of `StepTensors`."""
     pool = call.token_to_kv_pool
     has_swa = pool is not None and call.swa_page_table is not None
+    same = ("seq_lens", "req_pool_indices", "req_to_token", "cu_seqlens_k", "page_table")
     return {
-        "seq_lens": call.seq_lens,
-        "req_pool_indices": call.req_pool_indices,
-        "req_to_token": call.req_to_token,
+        **{name: getattr(call, name) for name in same},
         "cache_seqlens": call.cache_seqlens_int32,
-        "cu_seqlens_k": call.cu_seqlens_k,
-        "page_table": call.page_table,
         "swa_slot_map": pool.full_to_swa_index_mapping if has_swa else None,
         "swa_page_table": call.swa_page_table if has_swa else None,
     }
 
 
-def _eager(call: MetadataCall) -> None:
-    first_tokens = call.strided_indices[: _pages(call)]
-    t = StepTensors(**_tensors(call))
-    write_decode_metadata(t, first_tokens, call.page_size, call.seq_len_delta)
-
-
-def _fused(call: MetadataCall) -> None:
-    build_decode_metadata(
-        **_tensors(call),
-        page_size=call.page_size,
-        max_pages=_pages(call),
-        seq_len_delta=call.seq_len_delta,
-    )
-
-
-def _one_launch(call: MetadataCall) -> None:
-    if call.seq_len_delta:  # a draft step
-        _fused(call)
-        return
-    build_step_metadata(
-        **_tensors(call),
-        page_size=call.page_size,
-        max_pages=_pages(call),
-        scheduler=_scheduler(call),
-    )
-    STATE.scheduled = True
-
-
-WRITERS = {"eager": _eager, "fused": _fused, "one-launch": _one_launch}
-
-
 def _scheduler(call: MetadataCall) -> SchedulerMetadata:
     """The words that the graph of this batch size reads, reserved at its first step."""
-    own = STATE.backend.decode_cuda_graph_metadata[len(call.seq_lens)]
-    if not hasattr(own, OWN):
-        setattr(own, OWN, _reserved(STATE.backend, own.scheduler_metadata, call))
-    return getattr(own, OWN)
-
-
-def _reserved(backend: Any, words: torch.Tensor | None, call: MetadataCall) -> SchedulerMetadata:
+    backend, (batch, columns) = STATE.backend, call.page_table.shape
+    own = backend.decode_cuda_graph_metadata[batch]
+    if hasattr(own, OWN):
+        return getattr(own, OWN)
+    words = own.scheduler_metadata
     if words is None:
         raise ValueError(
-            "metadata one-launch must have a schedule to write, which SGLang keeps for "
+            f"{PREFIX}METADATA=one-launch must have a schedule to write, which SGLang keeps for "
             "FlashAttention-3 without MLA, got none: use fused"
         )
-    batch, columns = call.page_table.shape
-    facts = SchedulerFacts(
-        batch_size=batch,
-        num_qo_heads=backend.num_attention_heads,
-        num_kv_heads=backend.num_kv_heads,
-        head_dim=backend.head_dim,
-        max_seqlen_q=1,
-        # The width that the attention call sees, of which it takes its split cap.
-        max_seqlen_k=columns * call.page_size,
-        num_sms=sm_count(words.device),
-        page_size=call.page_size,
-        dtype=_name(backend.kv_cache_dtype),
-        causal=True,
-        has_softcap=backend.has_softcap,
-        num_splits=backend.num_splits,
-    )
+    heads = (backend.num_attention_heads, backend.num_kv_heads, backend.head_dim)
+    # The width that the attention call sees, of which it takes its split cap.
+    sizes = (batch, *heads, 1, columns * call.page_size, sm_count(words.device), call.page_size)
+    own_facts = {name: getattr(backend, name) for name in ("has_softcap", "num_splits")}
+    dtype = _name(backend.kv_cache_dtype)
+    facts = SchedulerFacts(*sizes, dtype=dtype, causal=True, **own_facts)
     made = reserve(facts, words.device, out=words)
     if made.words.shape != words.shape:
         raise ValueError(
             f"SGLang's schedule of {batch} requests must have {len(made.words)} words, as "
             f"FlashAttention-3 lays it out since 2025-08, got {len(words)}"
         )
+    setattr(own, OWN, made)
     return made
 
 
@@ -168,58 +118,43 @@ def pin_decode(_: None, backend: Any, model_runner: Any, *args: Any, **kwargs: A
         return
     if not backend.decode_use_tensor_cores:
         raise ValueError(
-            f"decode {arm} must have tensor cores, which SGLang takes from 4 query heads a KV head "
-            "on (SGLANG_FLASHINFER_USE_TENSOR_CORE=true: always), got none"
+            f"{PREFIX}DECODE={arm} must have tensor cores, which SGLang takes from 4 query heads a "
+            "KV head on (SGLANG_FLASHINFER_USE_TENSOR_CORE=true: always), got none"
         )
     if arm == "fa3":
         backend.decode_backend = "fa3"
-        backend.decode_wrappers = [
-            type(old)(backend.workspace_buffer, "NHD", backend="fa3", use_tensor_cores=True)
-            for old in backend.decode_wrappers
-        ]
+        for place, old in enumerate(backend.decode_wrappers):
+            made = type(old)(backend.workspace_buffer, "NHD", backend="fa3", use_tensor_cores=True)
+            backend.decode_wrappers[place] = made
         return
     reasons = {
         "full self-attention alone": backend.num_wrappers != 1,
         "splits (no --enable-deterministic-inference)": backend.enable_deterministic,
         "CUDA graphs": model_runner.server_args.disable_cuda_graph,
+        "no draft tokens": model_runner.server_args.speculative_algorithm,
     }
     if missing := [name for name, lacks in reasons.items() if lacks]:
-        raise ValueError(f"decode planned must have {' and '.join(missing)}")
+        raise ValueError(f"{PREFIX}DECODE=planned must have {' and '.join(missing)}")
 
 
-def take_over(_: None, backend: Any, *args: Any, **kwargs: Any) -> None:
-    """After FlashInfer's wrapper of a batch size is made and planned, before its graph is."""
-    call = CaptureCall(*args, **kwargs)
-    if STATE.arms["decode"] != "planned" or not call.forward_mode.is_decode_or_idle():
-        return
-    if call.spec_info is not None:
-        raise ValueError("decode planned must be without draft tokens, got speculative decoding")
-    updater = backend.indices_updater_decode
-    for wrapper in backend.decode_cuda_graph_metadata[call.bs]:
-        planner = Fa2Planner(
-            wrapper,
-            head_dim=updater.head_dim,
-            max_seq_len=backend.max_context_len,
-            page_size=1,  # SGLang's indices for FlashInfer are slots, whatever its pages are
-        )
-        setattr(wrapper, OWN, planner)
-        _plan(planner, call.seq_lens, call.req_pool_indices, updater.req_to_token)
-
-
-def begin_forward(original: Callable[..., None], updater: Any, *args: Any, **kwargs: Any) -> None:
-    """Around the page arrays and the plan of one wrapper."""
-    call = BeginCall(*args, **kwargs)
-    planner = getattr(call.wrapper, OWN, None)
+def begin_forward(
+    original: Callable[..., None], updater: Any, wrapper: Any, *args: Any, **kwargs: Any
+) -> None:
+    """Around the page arrays and the plan of one wrapper; a graph's is taken over once planned."""
+    planner = getattr(wrapper, OWN, None)
     if planner is None:
-        original(updater, *args, **kwargs)
-        return
-    STATE.calls["decode=planned, steps"] += 1
-    _plan(planner, call.paged_kernel_lens, call.req_pool_indices, updater.req_to_token)
-
-
-def _plan(planner: Fa2Planner, lens: torch.Tensor, rows: torch.Tensor, pool: torch.Tensor) -> None:
-    """Embedding, norm and projection come before the first attention call: no fence."""
-    planner.plan(lens, req_pool_indices=rows, req_to_token=pool, fence=False)
+        original(updater, wrapper, *args, **kwargs)
+        if STATE.arms["decode"] != "planned" or not wrapper.is_cuda_graph_enabled:
+            return
+        longest = updater.attn_backend.max_context_len
+        # SGLang's indices for FlashInfer are slots, whatever its pages are.
+        planner = Fa2Planner(wrapper, head_dim=updater.head_dim, max_seq_len=longest, page_size=1)
+        setattr(wrapper, OWN, planner)
+    else:
+        STATE.calls["decode=planned, steps"] += 1
+    rows, lens, *_ = args
+    # Embedding, norm and projection come before the first attention call: no fence.
+    planner.plan(lens, req_pool_indices=rows, req_to_token=updater.req_to_token, fence=False)
 
 
 def capture_step(runner: Any, forward_batch: Any, *_: Any, **__: Any) -> None:
@@ -234,7 +169,8 @@ def capture_step(runner: Any, forward_batch: Any, *_: Any, **__: Any) -> None:
             capture.write(step)
     except Exception:
         STATE.capture = None
-        logger.exception("attnlib: no further step is captured, SGLang goes on")
+        said = f"{PREFIX}CAPTURE must be a file to append to, got {capture.path}"
+        logger.exception("attnlib: %s: no further step is captured, SGLang goes on", said)
 
 
 def _described(runner: Any, batch: Any, mode: str, number: int) -> Step | None:
@@ -269,62 +205,19 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-@dataclass(frozen=True)
-class Point:
-    """A hook point: for which `arms`, where, how, with what, and the `arguments` relied on."""
-
-    arms: tuple[str, ...]
-    module: str
-    name: str
-    how: str
-    hook: Callable[..., Any]
-    arguments: tuple[str, ...]
-
-
+Point = namedtuple("Point", "arms path how hook")
 _FA3 = "sglang.srt.layers.attention.flashattention_backend"
 _FLASHINFER = "sglang.srt.layers.attention.flashinfer_backend"
+_PREPARE = f"{_FA3}:FlashAttentionBackend.init_forward_metadata_replay_cuda_graph"
+_SCHEDULE = f"{_FA3}:FlashAttentionBackend._compute_scheduler_metadata"
+_BEGIN = f"{_FLASHINFER}:FlashInferIndicesUpdaterDecode.call_begin_forward"
+_FORWARD = "sglang.srt.model_executor.model_runner:ModelRunner.forward"
 POINTS = (
-    Point(
-        ("metadata",),
-        _FA3,
-        "FlashAttentionBackend.init_forward_metadata_replay_cuda_graph",
-        *("before", prepare_step, ("self",)),
-    ),
-    Point(
-        ("metadata",),
-        _FA3,
-        "normal_decode_set_metadata",
-        *("around", set_metadata, MetadataCall._fields),
-    ),
-    Point(
-        ("metadata", "schedule"),
-        _FA3,
-        "FlashAttentionBackend._compute_scheduler_metadata",
-        *("around", compute_schedule, ("self",)),
-    ),
-    Point(
-        ("decode",),
-        _FLASHINFER,
-        "FlashInferAttnBackend.__init__",
-        *("after", pin_decode, ("self", "model_runner")),
-    ),
-    Point(
-        ("decode",),
-        _FLASHINFER,
-        "FlashInferAttnBackend.init_forward_metadata_capture_cuda_graph",
-        *("after", take_over, ("self", *CaptureCall._fields)),
-    ),
-    Point(
-        ("decode",),
-        _FLASHINFER,
-        "FlashInferIndicesUpdaterDecode.call_begin_forward",
-        *("around", begin_forward, ("self", *BeginCall._fields)),
-    ),
-    Point(
-        ("capture",),
-        "sglang.srt.model_executor.model_runner",
-        "ModelRunner.forward",
-        *("before", capture_step, ("self", "forward_batch")),
-    ),
+    Point("metadata", _PREPARE, "before", prepare_step),
+    Point("metadata", f"{_FA3}:normal_decode_set_metadata", "around", set_metadata),
+    Point("metadata schedule", _SCHEDULE, "around", compute_schedule),
+    Point("decode", f"{_FLASHINFER}:FlashInferAttnBackend.__init__", "after", pin_decode),
+    Point("decode", _BEGIN, "around", begin_forward),
+    Point("capture", _FORWARD, "before", capture_step),
 )
-"""All of them, the same in every release of `sglang.TRIED`."""
+"""For which arms, where, how and with what; the same in every release of `sglang.TRIED`."""

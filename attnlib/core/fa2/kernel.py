@@ -189,14 +189,14 @@ def require_plan(t: PlanTensors, shape: PlanShape, page_size: int, seq_len_delta
     words = Layout.of(shape).int_bytes // WORD
     require_tensor("words", t.words, (words,), "int32", contiguous=True)
     require_one_device(t._asdict())
-    apart: tuple[tuple[int, int], ...] = ()
+    apart: tuple[tuple[int, int, bool], ...] = ()
     if page_size:
         require_tensor("kv_indptr", t.kv_indptr, (room + 1,), "int32", contiguous=True)
         require_tensor("kv_last_page_len", t.kv_last_page_len, (room,), "int32", contiguous=True)
         require_kv_indices(
             page_arrays(t, batch), page_size, seq_len_delta, -(-shape.max_seq_len // page_size)
         )
-        apart = tuple((0, t._fields.index(n)) for n in ("kv_indptr", "kv_last_page_len"))
+        apart = tuple((0, t._fields.index(n), False) for n in ("kv_indptr", "kv_last_page_len"))
     return EveryCall(((0, INT32_MAX),), apart)
 
 

@@ -5,8 +5,6 @@
 - `kv_indices[kv_indptr[i] + p] = req_to_token[req_pool_indices[i], p * page_size] // page_size`
 - `kv_last_page_len[i] = min(page_size, seq_lens[i] + delta - (pages[i] - 1) * page_size)`
 
-With a `kv_start` request i's tokens count from that one: `kv_start[i] + p * page_size` there.
-
 A row's pages start where those of the rows before it end. Every program sums the lengths before its
 own rows itself: they lie in the L2 cache, and waiting for another program would cost more. Program
 0 scans them all and writes the two small arrays.
@@ -243,12 +241,9 @@ def build_kv_indices(
     | `seq_len_delta` | int >= 0 | added to every length |
     | `kv_start` | [bs] int32 or int64 | a request's first token that counts, 0 without |
 
-    `kv_last_page_len` is not written where there is none: with pages of one token engines share
-    one of ones, which a request without a page would spoil for those who do not write it.
-
-    Lengths count from `kv_start`, a multiple of `page_size` (0, or any with pages of one token): a
-    sliding window's beginning, or an encoder's end. Tokens outside a row of `req_to_token` give
-    page -1 and are not read.
+    Without `kv_last_page_len` nothing is written there: with pages of one token engines share one
+    of ones. Lengths count from `kv_start`, a multiple of `page_size`: a sliding window's beginning,
+    or an encoder's end. Tokens outside a row of `req_to_token` give page -1 and are not read.
 
     A request that `max_pages` cuts off ends in a full page, so the three arrays always agree on its
     length. Slot -1 gives page -1, and so does a pool row outside `req_to_token`, which is not read.

@@ -65,8 +65,7 @@ class _Known:
     """A signature that has passed every check, and its compiled kernels."""
 
     bounds: tuple[tuple[int, int], ...]
-    apart: tuple[tuple[int, int], ...]
-    apart_if_moved: tuple[tuple[int, int], ...]
+    apart: tuple[tuple[int, int, bool], ...]
     batch: int
     scalars: tuple[int, ...]
     cut: Callable[..., tuple[Grid, tuple[Any, ...], int]]
@@ -79,11 +78,8 @@ class _Known:
         for number, (low, high) in zip(numbers, self.bounds):  # noqa: B905 (strict is 0.2 us)
             if type(number) is not int or not low <= number <= high:
                 return False
-        for one, other in self.apart:
-            if pointers[one] == pointers[other]:
-                return False
-        for one, other in self.apart_if_moved:
-            if pointers[one] == pointers[other] and numbers[0]:
+        for one, other, may_rest in self.apart:
+            if pointers[one] == pointers[other] and (numbers[0] or not may_rest):
                 return False
         return True
 
@@ -118,8 +114,8 @@ class Launcher:
             known = self._checked(signature, tensors, fixed, numbers)
         grid, constants, warps = known.cut(*numbers)
         overlap = overlap_of(grid[0] * grid[1], known.slots)
-        key = (overlap, warps, constants, aligned or oddly_aligned(pointers))
-        ready = known.ready.get(key)
+        key = (overlap, warps, constants)
+        ready = known.ready.get(key) if aligned else None
         if ready is not None:
             values = (*pointers, known.batch, *numbers, *known.scalars, *constants, overlap)
             ready(grid, known.device, values)
@@ -127,18 +123,18 @@ class Launcher:
         options = {**self.options, "launch_pdl": True} if overlap else self.options
         values = (*tensors, known.batch, *numbers, *known.scalars, *constants, overlap)
         compiled = self.kernel[grid](*values, num_warps=warps, **options)
-        if not interpreting():
+        if aligned and not interpreting():
             known.ready[key] = _ready(compiled)
 
     def _checked(
         self, signature: Signature, tensors: Tensors, fixed: tuple[Any, ...], numbers: Numbers
     ) -> _Known:
         bundle = self._bundle(*tensors)
-        every_call = self._require(bundle, *fixed, *numbers)
+        bounds, apart = self._require(bundle, *fixed, *numbers)
         device = bundle[0].device
         require_launchable(device)
         batch, scalars, cut = self._derive(bundle, *fixed)
-        known = _Known(*every_call, batch, scalars, cut, device.index or 0, _slots(device))
+        known = _Known(bounds, apart, batch, scalars, cut, device.index or 0, _slots(device))
         return known if signature is None else self.known.setdefault(signature, known)
 
 
@@ -172,11 +168,6 @@ def signed(tensors: Tensors, fixed: tuple[Any, ...]) -> tuple[Signature, list[in
     except AttributeError:
         return None, pointers, False
     return tuple(parts) if device >= 0 else None, pointers, not bits % ACCESS_BYTES
-
-
-def oddly_aligned(pointers: list[int | None]) -> tuple[bool, ...]:
-    """Which addresses are no multiples of ACCESS_BYTES: each choice is a kernel of its own."""
-    return tuple(bool(pointer and pointer % ACCESS_BYTES) for pointer in pointers)
 
 
 def overlap_of(programs: int, slots: int) -> int:

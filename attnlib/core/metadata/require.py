@@ -10,6 +10,7 @@ must be looked at in every call.
 """
 
 from collections import namedtuple
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -57,12 +58,11 @@ class EveryCall(NamedTuple):
 
     `bounds` are the least and the largest value of each number. `apart` are pairs of positions in
     the bundle whose tensors must not start at one address, because other programs still read the
-    one while the other is written. Those of `apart_if_moved` may where the first number is 0.
+    one while the other is written; True: they may where the first number, a delta, is 0.
     """
 
     bounds: tuple[tuple[int, int], ...]
-    apart: tuple[tuple[int, int], ...]
-    apart_if_moved: tuple[tuple[int, int], ...] = ()
+    apart: tuple[tuple[int, int, bool], ...]
 
 
 def require_decode(t: StepTensors, page_size: int, seq_len_delta: int, max_pages: int) -> EveryCall:
@@ -85,11 +85,8 @@ def require_decode(t: StepTensors, page_size: int, seq_len_delta: int, max_pages
     bounds = _require_page_numbers(t, page_size, (seq_len_delta, max_pages), columns, because)
     require_one_device(t._asdict())
     # Without a delta int32 lengths are written as they are: who reads them meanwhile sees the same.
-    # Nobody reads the other outputs, so nothing else can race.
-    if t.seq_lens.dtype == torch.int32:
-        pair = _require_apart(t, "seq_lens", "cache_seqlens", bool(seq_len_delta))
-        return EveryCall(bounds, (), (pair,))
-    return EveryCall(bounds, (_require_apart(t, "seq_lens", "cache_seqlens"),))
+    added = seq_len_delta if t.seq_lens.dtype == torch.int32 else None
+    return EveryCall(bounds, (_require_apart(t, "seq_lens", "cache_seqlens", added),))
 
 
 def require_kv_indices(
@@ -99,18 +96,13 @@ def require_kv_indices(
     batch = _require_requests(t)
     sums = (batch + 1,)
     _require_sizes(t, kv_indptr=sums, kv_indices=(None,))
-    given = [n for n in ("kv_last_page_len", "kv_start") if getattr(t, n) is not None]
-    _require_sizes(t, **dict.fromkeys(given, (batch,)))
+    read = [name for name in ("seq_lens", "kv_start") if getattr(t, name) is not None]
+    written = [n for n in ("kv_indptr", "kv_last_page_len") if getattr(t, n) is not None]
+    _require_sizes(t, **dict.fromkeys([*read[1:], *written[1:]], (batch,)))
     room, because = INT32_MAX // max(1, batch), f"int32 counts the pages of {batch} requests"
     bounds = _require_page_numbers(t, page_size, (seq_len_delta, max_pages), room, because)
     require_one_device(t._asdict())
-    pairs = [
-        (source, target)
-        for source in ("seq_lens", "kv_start")
-        for target in ("kv_indptr", "kv_last_page_len")
-        if getattr(t, source) is not None and getattr(t, target) is not None
-    ]
-    return EveryCall(bounds, tuple(_require_apart(t, *pair) for pair in pairs))
+    return EveryCall(bounds, tuple(_require_apart(t, *pair) for pair in product(read, written)))
 
 
 def require_draft(t: DraftTensors, page_size: int, decode_length: int, topk: int) -> EveryCall:
@@ -205,9 +197,11 @@ def _require_page_numbers(
     return (0, INT32_MAX), (0, reachable)
 
 
-def _require_apart(bundle: Any, source: str, target: str, changes: bool = True) -> tuple[int, int]:
-    """Raise if an output is its own input and changes it; their positions in the bundle."""
+def _require_apart(
+    bundle: Any, source: str, target: str, delta: int | None = None
+) -> tuple[int, int, bool]:
+    """Raise if an output is its own input, unless it is that and 0 is added; a pair of `apart`."""
     read, written = getattr(bundle, source), getattr(bundle, target)
-    if changes and read.numel() and read.data_ptr() == written.data_ptr():
+    if delta != 0 and read.numel() and read.data_ptr() == written.data_ptr():
         raise ValueError(f"{target} must not share memory with {source}, both start at one address")
-    return bundle._fields.index(source), bundle._fields.index(target)
+    return bundle._fields.index(source), bundle._fields.index(target), delta is not None
