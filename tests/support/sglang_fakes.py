@@ -191,7 +191,7 @@ class FlashInferIndicesUpdaterDecode:
 class ModelRunner:
     """A rank of Llama-3.1-8B."""
 
-    page_size, tp_rank, is_draft_worker = 16, 0, False
+    page_size, is_draft_worker = 16, False
     dtype, kv_cache_dtype = torch.bfloat16, torch.float8_e4m3fn
     model_config = SimpleNamespace(
         num_attention_heads=32,

@@ -14,7 +14,6 @@ ARMS = {
     "schedule": ("once", "layer"),
     "decode": ("fa2", "fa3", "planned"),
 }
-EVERY = "10"
 
 
 @dataclass
@@ -43,27 +42,23 @@ STATE = State()
 
 
 def read(env: Mapping[str, str]) -> State:
-    """What the variables of `env` ask for; one that is empty is not set. ValueError as the module
-    says, also for a capture that cannot be written."""
-    known = {PREFIX + name.upper(): name for name in (*ARMS, "capture", "capture_every")}
+    """What the variables of `env` ask for; one that is empty is not set.
+
+    ValueError for a variable, a value or two arms that cannot be, or a file that cannot be written.
+    """
+    known = {PREFIX + name.upper(): name for name in (*ARMS, "capture")}
     asked = {}
     for variable, value in env.items():
         if variable.startswith(PREFIX) and value:
             require_word("a variable", variable, known)
-            asked[known[variable]] = value
-    arms = {name: asked[name] for name in ARMS if name in asked}
-    for name, value in arms.items():
-        require_word(PREFIX + name.upper(), value, ARMS[name])
-    require_together(arms)
-    every, path = asked.get("capture_every", EVERY), asked.get("capture")
-    if not every.isascii() or not every.isdigit() or int(every) < 1:
-        raise ValueError(f"{PREFIX}CAPTURE_EVERY must be a number of steps >= 1, got {every!r}")
-    if path is None:
-        if "capture_every" in asked:
-            raise ValueError(f"{PREFIX}CAPTURE must be a file where _EVERY is set, got none")
-        return State(arms)
+            name = known[variable]
+            if name in ARMS:
+                require_word(variable, value, ARMS[name])
+            asked[name] = value
+    path = asked.pop("capture", "")
+    require_together(asked)
     try:
-        return State(arms, capture=Capture(path, int(every)))
+        return State(asked, capture=Capture(path) if path else None)
     except OSError as error:
         raise ValueError(f"{PREFIX}CAPTURE must be a file to append to, got {error}") from error
 

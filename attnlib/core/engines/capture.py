@@ -12,24 +12,26 @@ from pathlib import Path
 
 from ..spec import AttnSpec
 
+EVERY = 10
+"""One step in so many of each mode is captured, the first one included."""
+
 
 @dataclass(frozen=True)
 class Step:
     """One step of a model, as its attention layers see it.
 
-    `mode` is the engine's word, `number` counts the steps of one in a process. `lengths` are the
-    tokens of each request, those of this step included (but drafts to verify), None where the host
-    does not know them; `q_lengths` the query tokens, None also where each has one. `batch_size` is
+    `mode` is the engine's word. `lengths` are the tokens of each request as cases say them,
+    `33+1+60`, those of this step included (but drafts to verify), empty where the host does not
+    know them; `q_lengths` the query tokens, empty also where each request has one. `batch_size` is
     without a graph's padding. Heads are those of a layer on this GPU, pages the engine's, dtypes
     torch names. `kind` is `mha` (grouped-query too) or `mla`, `backend` the engine's name of its
     attention, `release` its own; `draft` marks a draft model's step.
     """
 
     mode: str
-    number: int
     batch_size: int
-    lengths: tuple[int, ...] | None
-    q_lengths: tuple[int, ...] | None
+    lengths: str
+    q_lengths: str
     num_qo_heads: int
     num_kv_heads: int
     head_dim: int
@@ -39,7 +41,6 @@ class Step:
     kind: str
     backend: str
     release: str
-    rank: int
     draft: bool
 
     @property
@@ -52,21 +53,17 @@ class Step:
 
 
 class Capture:
-    """Appends every `every`-th step of each mode to `path`, the first one included.
+    """Appends steps to `path`; OSError at once if it cannot be appended to."""
 
-    OSError at once if it cannot be appended to.
-    """
-
-    def __init__(self, path: str, every: int) -> None:
-        self.path, self.every = path, every
+    def __init__(self, path: str) -> None:
+        self.path = path
         self.seen: Counter[str] = Counter()
         open(path, "ab").close()
 
-    def due(self, mode: str) -> int | None:
-        """Count a step; its number if it is one to write."""
-        number = self.seen[mode]
+    def due(self, mode: str) -> bool:
+        """Count a step, and say whether it is one to write."""
         self.seen[mode] += 1
-        return None if number % self.every else number
+        return not (self.seen[mode] - 1) % EVERY
 
     def write(self, step: Step) -> None:
         """One line, whole or not at all, whoever else writes; OSError if not at all."""
@@ -84,10 +81,7 @@ def read(path: str | Path) -> list[Step]:
     steps = []
     for number, line in enumerate(Path(path).read_text().splitlines(), 1):
         try:
-            values = json.loads(line)
-            for name in ("lengths", "q_lengths"):
-                values[name] = None if values[name] is None else tuple(values[name])
-            steps.append(Step(**values))
-        except (ValueError, KeyError, TypeError) as error:
+            steps.append(Step(**json.loads(line)))
+        except (ValueError, TypeError) as error:
             raise ValueError(f"{path}:{number} must be a captured step, got {error!r}") from None
     return steps

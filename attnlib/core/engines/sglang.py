@@ -14,7 +14,6 @@
 | | `fa3` | FlashInfer's Hopper kernels |
 | | `planned` | fa2; plan and page arrays by `core.Fa2Planner`, one launch on the GPU |
 | `ATTNLIB_SGLANG_CAPTURE` | a file | sampled steps are appended to it, see `capture` |
-| `ATTNLIB_SGLANG_CAPTURE_EVERY` | steps, 10 | one step in so many of each mode |
 
 Metadata and schedule are those of `--attention-backend fa3`, decode that of `flashinfer`; captures
 work with any. Without a variable nothing is hooked. What is not known, and a release of SGLang that

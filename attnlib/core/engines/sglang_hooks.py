@@ -164,8 +164,7 @@ def capture_step(runner: Any, forward_batch: Any, *_: Any, **__: Any) -> None:
         return
     try:
         mode = forward_batch.forward_mode.name.lower()
-        number = capture.due(mode)
-        if number is not None and (step := _described(runner, forward_batch, mode, number)):
+        if capture.due(mode) and (step := _described(runner, forward_batch, mode)):
             capture.write(step)
     except Exception:
         STATE.capture = None
@@ -173,20 +172,18 @@ def capture_step(runner: Any, forward_batch: Any, *_: Any, **__: Any) -> None:
         logger.exception("attnlib: %s: no further step is captured, SGLang goes on", said)
 
 
-def _described(runner: Any, batch: Any, mode: str, number: int) -> Step | None:
+def _described(runner: Any, batch: Any, mode: str) -> Step | None:
     """From what the host knows; None on ranks that share their batch with another one."""
     from sglang.srt.layers.dp_attention import get_attention_tp_rank, get_attention_tp_size
 
     if get_attention_tp_rank():
         return None
     config, ranks = runner.model_config, get_attention_tp_size()
-    lens, queries = batch.seq_lens_cpu, batch.extend_seq_lens_cpu
     return Step(
         mode=mode,
-        number=number,
         batch_size=batch.batch_size,
-        lengths=None if lens is None else tuple(lens.tolist()),
-        q_lengths=None if queries is None else tuple(torch.as_tensor(queries).tolist()),
+        lengths=_said(batch.seq_lens_cpu),
+        q_lengths=_said(batch.extend_seq_lens_cpu),
         num_qo_heads=config.num_attention_heads // ranks,
         num_kv_heads=config.get_num_kv_heads(ranks),
         head_dim=config.head_dim,
@@ -196,9 +193,12 @@ def _described(runner: Any, batch: Any, mode: str, number: int) -> Step | None:
         kind=config.attention_arch.name.lower(),
         backend=str(runner.server_args.attention_backend),
         release=installed_version("sglang"),
-        rank=runner.tp_rank,
         draft=bool(runner.is_draft_worker),
     )
+
+
+def _said(lengths: Any) -> str:
+    return "" if lengths is None else "+".join(map(str, torch.as_tensor(lengths).tolist()))
 
 
 def _name(dtype: torch.dtype) -> str:
