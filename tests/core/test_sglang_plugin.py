@@ -324,6 +324,18 @@ def test_what_cannot_be_switched_says_why(loaded):
         sglang.use(metadata="one-launch")
 
 
+@pytest.mark.skipif(not sglang_code.FOUND, reason="sglang is not installed")
+@pytest.mark.parametrize("point", sglang_hooks.POINTS, ids=lambda point: point.path)
+def test_sglang_has_each_hook_point_with_the_arguments_that_are_read(point):
+    read = {
+        "set_metadata": sglang_hooks.MetadataCall._fields,
+        "begin_forward": ("self", "wrapper", "req_pool_indices", "paged_kernel_lens"),
+        "pin_decode": ("self", "model_runner"),
+        "capture_step": ("self", "forward_batch"),
+    }.get(point.hook.__name__, ("self",))
+    assert tuple(sglang_code.arguments(point.path))[: len(read)] == read
+
+
 def test_the_entry_point_is_sglangs_door():
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     (door,) = project["entry-points"]["sglang.srt.plugins"].values()
