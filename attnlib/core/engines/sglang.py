@@ -34,7 +34,8 @@ from ..spec import require_word
 from .arms import ARMS, PREFIX, STATE, read, require_together
 
 TRIED = ("0.5.11",)
-"""Releases of SGLang whose hook points were read and whose own code has met our kernels."""
+"""Releases of SGLang whose hook points were read and whose own code has met our kernels. To try
+another one, run `tests/core/test_sglang_plugin.py` with its wheel on PYTHONPATH."""
 logger = logging.getLogger(__name__)
 
 
