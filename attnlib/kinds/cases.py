@@ -6,6 +6,7 @@ The kind stands in the JSON of every case but `DecodeCase`, which came first. No
 from typing import Any
 
 from .decode.case import DecodeCase
+from .engine.case import EngineCase
 from .extend.case import ExtendCase
 from .metadata.case import MetadataCase
 from .mismatch.case import MismatchCase
@@ -13,8 +14,20 @@ from .mla.case import MlaCase
 from .plan.case import PlanCase
 from .step.case import StepCase
 
-Case = DecodeCase | MetadataCase | StepCase | MismatchCase | MlaCase | ExtendCase | PlanCase
-_ALL = (MetadataCase, StepCase, MismatchCase, MlaCase, ExtendCase, PlanCase, DecodeCase)
+_ALL = (
+    *(MetadataCase, StepCase, MismatchCase, MlaCase, ExtendCase, PlanCase, EngineCase),
+    DecodeCase,
+)
+Case = (
+    DecodeCase
+    | MetadataCase
+    | StepCase
+    | MismatchCase
+    | MlaCase
+    | ExtendCase
+    | PlanCase
+    | EngineCase
+)
 KINDS = {cls.kind: cls for cls in _ALL}
 
 

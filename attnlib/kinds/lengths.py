@@ -25,6 +25,7 @@ import numpy as np
 
 from ..core.spec import LENGTHS
 from .decode.case import DecodeCase
+from .engine.case import EngineCase
 from .extend.case import ExtendCase
 from .metadata.case import MetadataCase
 from .mla.case import MlaCase
@@ -49,7 +50,7 @@ MODELS = {
 """Attention shapes a GPU sees: (num_qo_heads, num_kv_heads, head_dim), after tensor parallelism."""
 
 
-def sample_seq_lens(case: DecodeCase | MetadataCase | MlaCase) -> np.ndarray:
+def sample_seq_lens(case: DecodeCase | MetadataCase | MlaCase | EngineCase) -> np.ndarray:
     """Lengths [bs] int32 of a case, as the module's table says."""
     if case.lengths not in LENGTHS:
         return said_lengths(case.lengths)
