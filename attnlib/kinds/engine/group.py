@@ -45,7 +45,7 @@ class EngineGroup:
             env=dict(env),
             bufsize=0,
         )
-        self._heard = b""
+        self._heard, self._words = b"", ""
 
     def tell(self, question: Mapping[str, Any]) -> None:
         """Send a line; an engine that has ended is found out by `answer`."""
@@ -78,17 +78,16 @@ class EngineGroup:
             assert pipe
             pipe.close()
         try:
-            return self._guard.wait(2 * GONE_S)
+            code = self._guard.wait(2 * GONE_S)
         except subprocess.TimeoutExpired:
             self._guard.kill()
-            return self._guard.wait()
-
-    @property
-    def _words(self) -> str:
-        """The last words that the group said: of a traceback its last line."""
-        self._log.seek(0)
-        lines = self._log.read().decode(errors="replace").strip().splitlines()
-        return " / ".join(lines[-3:])[-LAST_WORDS:] or "it said nothing"
+            code = self._guard.wait()
+        if not self._log.closed:
+            self._log.seek(0)
+            lines = self._log.read().decode(errors="replace").strip().splitlines()
+            self._words = " / ".join(lines[-3:])[-LAST_WORDS:] or "it said nothing"
+            self._log.close()
+        return code
 
 
 def guard(command: Sequence[str]) -> int:

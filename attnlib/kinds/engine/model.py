@@ -48,9 +48,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 def write_model(folder: Path, name: str) -> None:
     """A model's folder as an engine reads it: config, and a tokenizer of made-up words."""
-    config = _COMMON | CONFIGS[name]
+    config: dict[str, Any] = _COMMON | CONFIGS[name]
     words = {f"t{number}": number for number in range(config["vocab_size"])}
-    tokenizer = {
+    tokenizer: dict[str, Any] = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
