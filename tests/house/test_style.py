@@ -25,10 +25,10 @@ MAX_FILES_PER_FOLDER = 12
 # The budgets of the whole: decisions, so that the next thousand lines are one. Raise one with its
 # reason in the commit.
 MAX_ROOMS = 9  # and four front doors
-# Since SGLang's plugin: its hooks, captures as cases, and kernels that take what an engine passes.
-MAX_PACKAGE_LINES = 22_600
+# Since cases of an engine: processes that die with their worker, SGLang's steps, what kernels promise.
+MAX_PACKAGE_LINES = 23_700
 MAX_CORE_LINES = 6_650  # what an engine imports
-MAX_TEST_LINES = 17_050
+MAX_TEST_LINES = 17_700
 MAX_POSITIONAL = 5
 MAX_COMMENT_SHARE = 0.12
 MAY_PRINT = re.compile(r"attnlib/(cli|__main__|run/worker)\.py")

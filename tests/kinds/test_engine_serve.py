@@ -220,6 +220,8 @@ def test_a_case_draws_lengths_as_others_do_and_names_what_is_wrong():
     }.items():
         with pytest.raises(ValueError, match=f"{wrong} must be .*{said}"):
             EngineCase(**{**vars(case), wrong: 0})
+    with pytest.raises(ValueError, match="tp must be 1 for the driver steps, got 2"):
+        EngineCase("llama-3.1-8b", 1, 9, tp=2)
 
 
 def test_a_setup_sets_its_own_variable_and_no_other(monkeypatch):

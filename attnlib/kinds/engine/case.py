@@ -47,7 +47,7 @@ class EngineCase(NamedCase):
     """`output_len` decode steps of `model` for requests that hold tokens already.
 
     `kv_len` is the longest request's, the others' as `lengths` says (`kinds.lengths`). A `tp` above
-    1 splits the model over so many GPUs of this machine.
+    1 splits the model over so many GPUs of this machine, which only the offline engine drives.
     """
 
     kind: ClassVar = "engine"
@@ -66,6 +66,8 @@ class EngineCase(NamedCase):
             require_int(name, getattr(self, name), least=2 if name == "kv_len" else 1)
         require_int("seed", self.seed, least=0)
         require_word("driver", self.driver, DRIVERS)
+        if self.driver == "steps" and self.tp > 1:
+            raise ValueError(f"tp must be 1 for the driver steps, got {self.tp}")
         require_lengths("lengths", self.lengths, self.batch_size, self.kv_len, LENGTHS)
 
     @property

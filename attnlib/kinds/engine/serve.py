@@ -75,9 +75,9 @@ _OVER_GPUS = {
 
 
 class Steps:
-    """SGLang's synchronous runner of one rank."""
+    """SGLang's synchronous runner, on one GPU."""
 
-    def __init__(self, setup: dict[str, Any], ports: Any = None, rank: int = 0) -> None:
+    def __init__(self, setup: dict[str, Any]) -> None:
         from sglang.srt.plugins import load_plugins
 
         load_plugins()
@@ -90,8 +90,7 @@ class Steps:
         bench._set_envs_and_config(args)
         for name in ("moe", "fp8_gemm", "fp4_gemm"):
             getattr(bench, f"initialize_{name}_config")(args)
-        self.ports = ports or bench.PortArgs.init_new(args)
-        self.runner, _ = bench.load_model(args, self.ports, rank, rank)
+        self.runner, _ = bench.load_model(args, bench.PortArgs.init_new(args), 0, 0)
         self.model = self.runner.torch_runner
         pool = self.model.token_to_kv_pool
         drawn = torch.Generator(pool.k_buffer[0].device).manual_seed(0)
@@ -243,42 +242,16 @@ def _more(now: dict[str, int], before: dict[str, int]) -> dict[str, int]:
     return {name: changed[name] or now[name] for name in now}
 
 
-def _follow(setup: dict[str, Any], ports: Any, rank: int, questions: Any) -> None:
-    """Another rank of the model: takes the same steps, says nothing."""
-    steps = Steps(setup, ports, rank)
-    while True:
-        steps.measure(questions.recv())
-
-
-def _ranks(setup: dict[str, Any]) -> tuple[list[Any], Any]:
-    """Start the other ranks; what sends them questions, and the ports that all share."""
-    import sglang.bench_one_batch as bench
-
-    spawn = torch.multiprocessing.get_context("spawn")
-    ports = bench.PortArgs.init_new(bench.ServerArgs(**server_options(setup)))
-    senders = []
-    for rank in range(1, setup["tp"]):
-        receiver, sender = spawn.Pipe(duplex=False)
-        spawn.Process(target=_follow, args=(setup, ports, rank, receiver), daemon=True).start()
-        senders.append(sender)
-    return senders, ports
-
-
 def main(path: Path) -> None:
     """Serve until stdin ends; what goes wrong is raised, and ends the process."""
     setup = json.loads(path.read_text())
     # SGLang prints: what it says goes to stderr, and answers where stdout was.
     with os.fdopen(os.dup(1), "w", buffering=1) as answers:
         os.dup2(2, 1)
-        offline = setup["driver"] == "offline"
-        senders, ports = ([], None) if offline or setup["tp"] == 1 else _ranks(setup)
-        engine = Offline(setup) if offline else Steps(setup, ports)
+        engine = Offline(setup) if setup["driver"] == "offline" else Steps(setup)
         answers.write('{"ready": true}\n')
         for line in sys.stdin:
-            question = json.loads(line)
-            for sender in senders:
-                sender.send(question)
-            answers.write(json.dumps(engine.measure(question)) + "\n")
+            answers.write(json.dumps(engine.measure(json.loads(line))) + "\n")
 
 
 if __name__ == "__main__":
