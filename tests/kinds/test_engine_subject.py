@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.subject_fakes import measure as measured
 
 from attnlib.kinds.base import Bench
 from attnlib.kinds.engine import measure
@@ -17,6 +18,7 @@ from attnlib.kinds.engine.case import ARMS, SIDE_BY_SIDE, EngineCase
 from attnlib.kinds.engine.group import EngineEndedError, EngineGroup
 from attnlib.kinds.engine.measure import EngineSubject
 from attnlib.kinds.item import Item
+from attnlib.run import parquet, store
 
 ROOT = Path(__file__).resolve().parents[2]
 CASE = EngineCase("llama-3.1-8b", 2, 300, output_len=3)
@@ -101,6 +103,19 @@ def test_one_engine_serves_all_arms_that_take_turns_and_all_cases(subject, tmp_p
             assert found["reported_backend"] == f"metadata={ARMS[arm][2]}, outputs same"
             assert (found["oracle_error"], found["oracle_budget"]) == (0.01, measure.BUDGET)
     assert starts(tmp_path) == ["sglang"]
+
+
+def test_a_record_is_published_with_every_step_and_loaded_with_them(subject, make_record):
+    found = subject().measure(item(timer="profiler"))
+    record = make_record(item=item(timer="profiler"), **found)
+    assert parquet.decode(parquet.encode([record])) == [record]
+    (row,) = store.frame([record]).itertuples()
+    assert (row.steps_us, row.kernels[0].launches, row.model) == (
+        (10.0, 11.0, 12.0),
+        32.0,
+        CASE.model,
+    )
+    assert measured(item()).status == "refused", "no SGLang in this process"
 
 
 def test_other_arms_and_an_offline_engine_have_a_process_each_one_at_a_time(subject, tmp_path):

@@ -1,8 +1,8 @@
 """What fixes of metadata, schedule, kernel choice and plan are worth inside SGLang, a step.
 
 Grids are in the order of the arms' processes, so that each engine starts once a round; odd rounds
-run backwards, A B B A. The three rounds take about 20 minutes of an H200: 17 starts of 30 to 40 s,
-the first with 80 s of compilation, and 120 s of steps a round. Traces come last in a process.
+run backwards, A B B A. The three rounds should take about 20 minutes of an H200: 20 starts of 30 to
+40 s, 3 minutes of compilation, 90 s of steps a round. Traces come last in a process.
 """
 
 from ...kinds.engine.case import SIDE_BY_SIDE, EngineCase
@@ -24,7 +24,7 @@ SERVED = (
 )
 """Lengths that people serve, as in the study `fa2_plan`."""
 TRACED = (METADATA[2],)
-OFFLINE = (EngineCase(LLAMA, 40, 100_000, 256, "offline", lengths="one_long"),)
+OFFLINE = (EngineCase(LLAMA, 40, 100_000, 64, "offline", lengths="one_long"),)
 LAYER, FA2, FA3, PLANNED = (f"sglang-{name}" for name in ("layer", "fa2", "fa3", "planned"))
 HOST, PROFILER = ("host",), ("profiler",)
 
