@@ -123,12 +123,17 @@ def test_a_schedule_is_written_once_a_step_or_left_to_the_layers(loaded, arm, sc
     assert len(engine.HookRegistry._hooks) == 1, "an arm hooks what it needs alone"
 
 
-def test_one_launch_without_a_schedule_says_so_and_so_does_another_layout(loaded):
+def test_one_launch_without_a_schedule_or_its_heads_or_layout_says_so(loaded, monkeypatch):
     backend = loaded(METADATA="one-launch").FlashAttentionBackend()
     lens, step = captured(backend)
     own, step.scheduler_metadata = step.scheduler_metadata, None
     with pytest.raises(ValueError, match="must have a schedule to write, .*: use fused"):
         replay(backend, lens)
+    step.scheduler_metadata = own
+    with monkeypatch.context() as ranks:
+        ranks.setattr(sys.modules[RANKS], "is_dp_attention_enabled", lambda: True)
+        with pytest.raises(ValueError, match="must know the layers' heads, got DP.*: use fused"):
+            replay(backend, lens)
     step.scheduler_metadata = torch.cat([own, own])
     with pytest.raises(ValueError, match="of 3 requests must have 17 words, .*, got 34"):
         replay(backend, lens)

@@ -8,7 +8,6 @@ import torch
 from attnlib import cli
 from attnlib.core.engines import capture
 from attnlib.core.spec import AttnSpec
-from attnlib.kinds.captured import case_of, cases
 from attnlib.kinds.cases import case_from_dict
 from attnlib.kinds.cost import extend_cost
 from attnlib.kinds.decode.case import DecodeCase
@@ -18,6 +17,7 @@ from attnlib.kinds.extend.measure import build_extend_workload
 from attnlib.kinds.lengths import sample_extend_lens, sample_seq_lens
 from attnlib.kinds.metadata.case import MetadataCase
 from attnlib.studies import captured
+from attnlib.studies.captured import case_of, cases
 
 LINES = """\
 {"mode": "extend", "batch_size": 2, "lengths": "40+8", "q_lengths": "30+8", \

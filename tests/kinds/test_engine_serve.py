@@ -226,7 +226,7 @@ def test_a_case_draws_lengths_as_others_do_and_names_what_is_wrong():
 
 def test_a_setup_sets_its_own_variable_and_no_other(monkeypatch):
     monkeypatch.setenv("ATTNLIB_SGLANG_METADATA", "fused")
-    env = Setup("m", "steps", 1, "fa3", "schedule", "layer").environment
+    env = Setup("m", "steps", 1, "sglang-layer").environment
     assert env["ATTNLIB_SGLANG_SCHEDULE"] == "layer" and "ATTNLIB_SGLANG_METADATA" not in env
 
 

@@ -20,6 +20,7 @@ from attnlib.kinds.engine.measure import EngineSubject
 from attnlib.kinds.item import Item
 from attnlib.run import parquet, store
 
+RELEASE = "attnlib.core.backends.base.installed_version"
 ROOT = Path(__file__).resolve().parents[2]
 CASE = EngineCase("llama-3.1-8b", 2, 300, output_len=3)
 ENGINE = """
@@ -72,7 +73,7 @@ def subject(monkeypatch, tmp_path):
         path = tmp_path / "engine.py"
         path.write_text(ENGINE.format(**{"start": "", "case": "", "answer": ""} | code))
         monkeypatch.setattr(measure, "COMMAND", (sys.executable, str(path)))
-        monkeypatch.setattr(measure, "installed_version", lambda name: release)
+        monkeypatch.setattr(RELEASE, lambda name: release)
         monkeypatch.setenv("PYTHONPATH", str(ROOT))
         monkeypatch.setenv("ATTNLIB_SGLANG_CAPTURE", "a user's own")
         for name in ("STARTS", "CHILD"):
@@ -212,7 +213,8 @@ def test_nothing_that_an_engine_started_is_left_when_it_ends(subject, tmp_path, 
     assert gone(int((tmp_path / "CHILD").read_text()))
 
 
-def test_an_engine_dies_with_the_worker_that_is_killed(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_an_engine_dies_with_the_worker_whose_group_is_killed(tmp_path, number):
     started = f"{LEAVES}; print('{{}}', flush=True); time.sleep(100)"
     code = (
         "import os, sys, time; from attnlib.kinds.engine.group import EngineGroup\n"
@@ -221,9 +223,10 @@ def test_an_engine_dies_with_the_worker_that_is_killed(tmp_path):
         "print('up', flush=True); time.sleep(100)"
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT), "CHILD": str(tmp_path / "CHILD")}
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=env) as worker:
+    own = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "start_new_session": True}
+    with subprocess.Popen([sys.executable, "-c", code], env=env, **own) as worker:
         assert worker.stdout.readline() == b"up\n"
-        worker.send_signal(signal.SIGKILL)
+        os.killpg(worker.pid, number)
     assert gone(int((tmp_path / "CHILD").read_text()))
 
 

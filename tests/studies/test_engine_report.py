@@ -152,7 +152,7 @@ def test_prepares_of_a_profile_are_counted_from_traced_steps(once, verdict):
     ]
     finding = checks.profiled_prepares(frame(*traced), 72)
     assert (finding.verdict, finding.measured.split(",")[0]) == (verdict, "576")
-    with pytest.raises(MissingRecordsError, match="must both be traced"):
+    with pytest.raises(MissingRecordsError, match="a shape lacks one by the timer profiler"):
         checks.profiled_prepares(frame(*traced[:1]), 72)
 
 

@@ -212,6 +212,7 @@ class ModelRunner:
 def parts():
     """What is imported of SGLang, by module; classes are copies, which a hook may change."""
     ranks = {"get_attention_tp_rank": lambda: 0, "get_attention_tp_size": lambda: 1}
+    ranks["is_dp_attention_enabled"] = lambda: False
     return {
         REGISTRY: {"HookRegistry": HookRegistry(), "HookType": HookType},
         FLASH: {"normal_decode_set_metadata": normal_decode_set_metadata}

@@ -1,6 +1,6 @@
 """What an engine's steps are like, a JSON object a line: sizes and lengths, no contents, no tokens.
 
-`kinds.captured` makes cases of it.
+`studies.captured` makes cases of it.
 """
 
 import fcntl

@@ -48,7 +48,8 @@ def register() -> None:
         asked = read(os.environ)
         if not asked.arms and asked.capture is None:
             return
-        _require_release()
+        given = " and ".join(name for name in os.environ if name.startswith(PREFIX))
+        require_release(f"unset {given}")
         vars(STATE).update(vars(asked))
         _hook()
     except Exception as error:
@@ -76,15 +77,14 @@ def use(*, metadata: str) -> None:
     STATE.arms["metadata"] = metadata
 
 
-def _require_release() -> None:
+def require_release(remedy: str) -> None:
+    """RuntimeError unless the SGLang that is installed was tried."""
     from ..backends.base import installed_version
 
-    found = installed_version("sglang")
-    if found not in TRIED:
-        given = " and ".join(name for name in os.environ if name.startswith(PREFIX))
+    if (found := installed_version("sglang")) not in TRIED:
         raise RuntimeError(
             f"sglang must be a release that was tried ({', '.join(TRIED)}), got {found or 'none'}: "
-            f"unset {given}"
+            f"{remedy}"
         )
 
 

@@ -95,6 +95,13 @@ def _scheduler(call: MetadataCall) -> SchedulerMetadata:
             f"{PREFIX}METADATA=one-launch must have a schedule to write, which SGLang keeps for "
             "FlashAttention-3 without MLA, got none: use fused"
         )
+    from sglang.srt.layers.dp_attention import is_dp_attention_enabled
+
+    if is_dp_attention_enabled():
+        raise ValueError(
+            f"{PREFIX}METADATA=one-launch must know the layers' heads, got DP attention, for which "
+            "SGLang's backend divides them by ranks that share none: use fused"
+        )
     heads = (backend.num_attention_heads, backend.num_kv_heads, backend.head_dim)
     # The width that the attention call sees, of which it takes its split cap.
     sizes = (batch, *heads, 1, columns * call.page_size, sm_count(words.device), call.page_size)

@@ -4,16 +4,6 @@
 |---|---|
 | steps | one of SGLang's `bench_one_batch`: synchronous, what the host does before it counts |
 | offline | one of SGLang's `Engine`, which schedules ahead: a mean over `output_len` of them |
-
-| backend | SGLang's attention backend | what the plugin makes of it (`core.engines.sglang`) |
-|---|---|---|
-| sglang | fa3 | nothing: metadata by SGLang's kernels, schedule once a step |
-| sglang-eager | fa3 | metadata op by op |
-| sglang-fused | fa3 | metadata by our kernel |
-| sglang-one-launch | fa3 | metadata and schedule by our kernel |
-| sglang-layer | fa3 | schedule in every layer |
-| sglang-fa2, -fa3 | flashinfer | decode by fa2, as SGLang pins it, or by fa3 |
-| sglang-planned | flashinfer | decode by fa2, planned on the GPU |
 """
 
 from dataclasses import dataclass
@@ -34,7 +24,8 @@ ARMS = {
     "sglang-fa3": ("flashinfer", "decode", "fa3"),
     "sglang-planned": ("flashinfer", "decode", "planned"),
 }
-"""Backend -> SGLang's attention backend, and the plugin's variable and value."""
+"""Backend -> SGLang's attention backend, and the plugin's variable and value, as
+`core.engines.sglang` explains them. `sglang` is SGLang's own of each."""
 SIDE_BY_SIDE = tuple(name for name, arm in ARMS.items() if arm[1] == "metadata")
 """Arms that one process alternates step by step; each of the others has a process to itself."""
 REFERENCE = "sglang"

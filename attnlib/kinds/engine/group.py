@@ -43,6 +43,7 @@ class EngineGroup:
             stdout=subprocess.PIPE,
             stderr=self._log,
             env=dict(env),
+            start_new_session=True,  # what ends our own group would end it before the engine
             bufsize=0,
         )
         self._heard, self._words = b"", ""
@@ -74,9 +75,9 @@ class EngineGroup:
 
     def close(self) -> int:
         """End the group, and wait until it is gone; the engine's exit status, 128 + a signal."""
-        for pipe in (self._guard.stdin, self._guard.stdout):
-            assert pipe
-            pipe.close()
+        assert self._guard.stdin and self._guard.stdout
+        self._guard.stdin.close()
+        self._guard.stdout.close()
         try:
             code = self._guard.wait(2 * GONE_S)
         except subprocess.TimeoutExpired:
@@ -121,5 +122,4 @@ def _kill(group: int) -> None:
 
 
 if __name__ == "__main__":
-    code = guard(sys.argv[1:])
-    os._exit(code)
+    os._exit(guard(sys.argv[1:]))

@@ -11,14 +11,13 @@ import json
 import os
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...core.backends.base import installed_version
 from ...core.backends.table import FAMILY_OF
 from ...core.engines.arms import PREFIX
-from ...core.engines.sglang import TRIED
+from ...core.engines.sglang import TRIED, require_release
 from ...core.spec import require_word
 from ...measure.trace import kernel_family
 from ..base import Bench
@@ -43,15 +42,14 @@ class Setup:
     model: str
     driver: str
     tp: int
-    attention: str
-    variable: str
-    value: str
+    backend: str
 
     @property
     def environment(self) -> dict[str, str]:
         """Ours, less other arms, with this one's variable."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
-        return kept | {f"{PREFIX}{self.variable.upper()}": self.value}
+        _, variable, value = ARMS[self.backend]
+        return kept | {f"{PREFIX}{variable.upper()}": value}
 
 
 class EngineSubject:
@@ -72,8 +70,12 @@ class EngineSubject:
         require_word("timer", item.timer, TIMERS)
         if item.case.driver == "offline" and item.timer != "host":
             raise ValueError(f"timer must be host for the driver offline, got {item.timer!r}")
-        if reason := self._missing():
-            return {"status": "refused", "reason": reason}
+        try:
+            require_release(f"pip install sglang=={TRIED[-1]}")
+        except RuntimeError as error:
+            return {"status": "refused", "reason": str(error)}
+        if self.bench.device != "cuda":
+            return {"status": "refused", "reason": "an engine needs a CUDA GPU"}
         try:
             answer = self._answered(item)
         except EngineEndedError as error:
@@ -83,48 +85,36 @@ class EngineSubject:
             return {"status": "refused", "reason": answer["refused"]}
         return _fields(item, answer)
 
-    def _missing(self) -> str:
-        found = installed_version("sglang")
-        if found not in TRIED:
-            return (
-                f"sglang must be a release that was tried ({', '.join(TRIED)}), got "
-                f"{found or 'none'}: pip install sglang=={TRIED[-1]}"
-            )
-        return "" if self.bench.device == "cuda" else "an engine needs a CUDA GPU"
-
     def _answered(self, item: Item[EngineCase]) -> dict[str, Any]:
-        case, (attention, variable, value) = item.case, ARMS[item.backend]
+        case, trace = item.case, item.timer == "profiler"
         beside = item.backend in SIDE_BY_SIDE and case.driver == "steps"
         arms = SIDE_BY_SIDE if beside else (item.backend,)
-        started = ARMS[REFERENCE][2] if beside else value
-        setup = Setup(case.model, case.driver, case.tp, attention, variable, started)
+        setup = Setup(case.model, case.driver, case.tp, REFERENCE if beside else item.backend)
         asked = (setup, case, item.timer)
         if asked != self._asked:
-            trace = item.timer == "profiler"
-            self._start(setup, timed=not trace)
+            engine = self._started(setup, timed=not trace)
             self._traced |= trace
-            assert self._engine
-            lens = sample_seq_lens(case).tolist()
-            names = {ARMS[arm][2]: arm for arm in arms}
-            told = {"lens": lens, "arms": list(names), "attention": attention, "trace": trace}
             self._asked = ()
-            self._engine.tell(told | {"steps": case.output_len})
-            answer = self._engine.answer(CASE_S)
+            names = {ARMS[arm][2]: arm for arm in arms}
+            told = {"lens": sample_seq_lens(case).tolist(), "arms": list(names)}
+            engine.tell(told | {"steps": case.output_len, "trace": trace})
+            answer = engine.answer(CASE_S)
             found = {names[value]: each for value, each in answer.get("arms", {}).items()}
             self._answer, self._asked = answer | {"arms": found}, asked
         return self._answer
 
-    def _start(self, setup: Setup, *, timed: bool) -> None:
-        """An engine for `setup`; one that did not start is not started again."""
+    def _started(self, setup: Setup, *, timed: bool) -> EngineGroup:
+        """The engine for `setup`; one that did not start is not started again."""
         if self._engine and self._setup == setup and not (timed and self._traced):
-            return
+            return self._engine
         self._close()
         if setup in self._broken:
             raise self._broken[setup]
         self._folder = tempfile.TemporaryDirectory()
         write_model(folder := Path(self._folder.name), setup.model)
         path = folder / "setup.json"
-        path.write_text(json.dumps(asdict(setup) | {"model": str(folder)}))
+        told = {"driver": setup.driver, "tp": setup.tp, "attention": ARMS[setup.backend][0]}
+        path.write_text(json.dumps(told | {"model": str(folder)}))
         self._engine = EngineGroup((*COMMAND, str(path)), setup.environment)
         self._setup, self._traced = setup, False
         try:
@@ -132,6 +122,7 @@ class EngineSubject:
         except EngineEndedError as error:
             self._broken[setup] = error
             raise
+        return self._engine
 
     def _close(self) -> None:
         if self._engine:
@@ -141,20 +132,22 @@ class EngineSubject:
 
 
 def _fields(item: Item[EngineCase], answer: dict[str, Any]) -> dict[str, Any]:
+    steps = item.case.driver == "steps"
     found, (_, variable, value) = answer["arms"][item.backend], ARMS[item.backend]
     word = f"{variable}={value}"
-    if item.case.driver == "steps" and not answer["calls"].get(word):
+    if steps and not answer["calls"].get(word):
         raise RuntimeError(f"the plugin must have run {word}, it counted {answer['calls']}")
+    budget = BUDGET if steps else 0.0
     seen = {
         "reported_backend": f"{word}, outputs {found['digest']}",
         "oracle_error": found["error"] if found["error"] != float("inf") else None,
-        "oracle_budget": BUDGET if item.case.driver == "steps" else 0.0,
+        "oracle_budget": budget,
         "oracle_rows": item.case.batch_size,
     }
-    if not found["error"] <= seen["oracle_budget"]:
-        reason = f"error {found['error']:.3g} over budget {seen['oracle_budget']:g}"
-        return {"status": "incorrect", "reason": reason, **seen}
     wanted = answer["arms"].get(REFERENCE, found)["digest"]
+    if not found["error"] <= budget:
+        reason = f"error {found['error']:.3g} over budget {budget:g}"
+        return {"status": "incorrect", "reason": reason, **seen}
     if item.backend in EXACT and found["digest"] != wanted:
         reason = f"outputs must be those of {REFERENCE} bit by bit, {wanted}, got {found['digest']}"
         return {"status": "incorrect", "reason": reason, **seen}
@@ -162,7 +155,7 @@ def _fields(item: Item[EngineCase], answer: dict[str, Any]) -> dict[str, Any]:
     return {
         "status": "ok",
         "run_us": tuple(found["run_us"]),
-        "calls_per_sample": 1 if item.case.driver == "steps" else item.case.output_len,
+        "calls_per_sample": 1 if steps else item.case.output_len,
         "kernels": kernels,
         "kernel_family": kernel_family([each["name"] for each in kernels], FAMILY_OF),
         **seen,

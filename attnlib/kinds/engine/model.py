@@ -10,45 +10,33 @@ _COMMON = {
     "torch_dtype": "bfloat16",
     "tie_word_embeddings": False,
     "attention_bias": False,
+    "mlp_bias": False,
     "head_dim": 128,
     "bos_token_id": 0,
     "eos_token_id": 1,
     "max_position_embeddings": 131072,
 }
-CONFIGS: dict[str, dict[str, Any]] = {
-    "llama-3.1-8b": {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "vocab_size": 128256,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 5e5,
-        "mlp_bias": False,
-    },
+_SIZES = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "vocab_size", "rms_norm_eps", "rope_theta"),
+)
+_MODELS = {
+    "llama-3.1-8b": ("Llama", 4096, 14336, 32, 32, 8, 128256, 1e-5, 5e5),
     # What one GPU of four has of Qwen3-32B: all layers, a quarter of their width.
-    "qwen3-32b-tp4": {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "hidden_size": 5120,
-        "intermediate_size": 6400,
-        "num_hidden_layers": 64,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 2,
-        "vocab_size": 37984,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1e6,
-    },
+    "qwen3-32b-tp4": ("Qwen3", 5120, 6400, 64, 16, 2, 37984, 1e-6, 1e6),
 }
-"""Name, as in `kinds.lengths.MODELS` -> its config.json, less what all share."""
+CONFIGS: dict[str, dict[str, Any]] = {
+    name: {"architectures": [f"{kind}ForCausalLM"], "model_type": kind.lower()}
+    | _COMMON
+    | dict(zip(_SIZES, sizes, strict=True))
+    for name, (kind, *sizes) in _MODELS.items()
+}
+"""Name, as in `kinds.lengths.MODELS` -> its config.json."""
 
 
 def write_model(folder: Path, name: str) -> None:
     """A model's folder as an engine reads it: config, and a tokenizer of made-up words."""
-    config: dict[str, Any] = _COMMON | CONFIGS[name]
+    config = CONFIGS[name]
     words = {f"t{number}": number for number in range(config["vocab_size"])}
     tokenizer: dict[str, Any] = {
         "version": "1.0",

@@ -50,7 +50,9 @@ State = tuple[torch.Tensor, Any]
 
 def server_options(setup: dict[str, Any]) -> dict[str, Any]:
     """SGLang's `ServerArgs` of a model's folder, an attention backend and so many GPUs."""
-    alone = {} if setup["tp"] == 1 else {"tp_size": setup["tp"], **_OVER_GPUS}
+    # SGLang's own all-reduce hung where it was tried.
+    words = ("disable_custom_all_reduce", "enforce_disable_flashinfer_allreduce_fusion")
+    ranks = {} if setup["tp"] == 1 else {"tp_size": setup["tp"], **dict.fromkeys(words, True)}
     return {
         "model_path": setup["model"],
         "attention_backend": setup["attention"],
@@ -63,15 +65,8 @@ def server_options(setup: dict[str, Any]) -> dict[str, Any]:
         "mem_fraction_static": 0.8,
         "cuda_graph_bs": list(BATCHES),
         "cuda_graph_max_bs": max(BATCHES),
-        **alone,
+        **ranks,
     }
-
-
-_OVER_GPUS = {
-    "disable_custom_all_reduce": True,
-    "enforce_disable_flashinfer_allreduce_fusion": True,
-}
-"""SGLang's own all-reduce hung where it was tried."""
 
 
 class Steps:
@@ -85,7 +80,7 @@ class Steps:
             raise RuntimeError("attnlib must be installed for SGLang to find its plugin, it is not")
         import sglang.bench_one_batch as bench
 
-        self.bench = bench
+        self.bench, self.width = bench, CONTEXT[setup["attention"]]
         args = bench.ServerArgs(**server_options(setup), disable_radix_cache=True)
         bench._set_envs_and_config(args)
         for name in ("moe", "fp8_gemm", "fp4_gemm"):
@@ -101,7 +96,7 @@ class Steps:
         """Answer a case: `refused`, or for each arm its check and its steps or kernels."""
         lens, arms, steps = question["lens"], question["arms"], question["steps"]
         longest = max(lens) + len(arms) * (WARM_TURNS + steps)
-        room, width = self.model.max_total_num_tokens, CONTEXT[question["attention"]]
+        room, width = self.model.max_total_num_tokens, self.width
         wanted = sum(lens) + len(lens) * (longest - max(lens))
         if wanted > room or longest > width:
             return {
@@ -211,16 +206,16 @@ class Offline:
         """
         drawn, steps = np.random.default_rng(0), question["steps"]
         prompts = [drawn.integers(0, VOCABULARY, length).tolist() for length in question["lens"]]
-        digest, missing, found = hashlib.sha256(), 0, []
+        missing, found = 0, []
         self._seconds(prompts, 2)
         for _ in range(REPEATS):
             short, _ = self._seconds(prompts, 2)
             long, told = self._seconds(prompts, 2 + steps)
             found.append((long - short) / steps * 1e6)
             missing += sum(len(each["output_ids"]) != 2 + steps for each in told)
-        digest.update(json.dumps([each["output_ids"] for each in told]).encode())
-        (arm,) = question["arms"]
-        said = {"error": float(missing), "digest": digest.hexdigest()[:12], "run_us": found}
+        words = json.dumps([each["output_ids"] for each in told]).encode()
+        digest, (arm,) = hashlib.sha256(words).hexdigest()[:12], question["arms"]
+        said = {"error": float(missing), "digest": digest, "run_us": found}
         return {"arms": {arm: said}, "calls": {}}
 
     def _seconds(self, prompts: list[list[int]], count: int) -> tuple[float, list[dict[str, Any]]]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from ...kinds.engine.case import EngineCase
 from ...run.frame import good_rows, launches
 from ..evidence import (
     CONFIRMED,
@@ -21,12 +22,12 @@ from .tables import EAGER, NOW, measured, outputs
 STEPS = 8
 """Decode steps of the source's profile, beside one prefill."""
 PREPARE = "prepare_varlen_num_blocks"
+Cases = Sequence[EngineCase]
 
 
 def metadata_saves_a_step(frame: pd.DataFrame) -> Finding:
     """Each shape's step is faster with SGLang's kernels than op by op, by its interval over 0."""
-    table = _compared(frame, NOW, EAGER, METADATA)
-    held, lost = (int((table.verdict == word).sum()) for word in ("faster", "slower"))
+    table, held, lost = _metadata(frame)
     word = vote(held, lost, len(table) - held - lost)
     reason = f"Faster in {held} and slower in {lost} of {len(table)} shapes, synchronous steps."
     return _finding(frame, table, "saved", word, reason)
@@ -34,17 +35,15 @@ def metadata_saves_a_step(frame: pd.DataFrame) -> Finding:
 
 def largest_metadata_gain(frame: pd.DataFrame, figure: float) -> Finding:
     """The largest gain by SGLang's kernels over op by op, in % of a step, is about `figure`."""
-    table = _compared(frame, NOW, EAGER, METADATA)
+    table, *_ = _metadata(frame)
     best = table.loc[table.gain.idxmax()]
     reason = f"The largest is {best.gain:.2f} %, at {best.case.label}."
-    word = figure_word([best.gain], figure)
-    return _finding(frame, table, "gain", word, reason)
+    return _finding(frame, table, "gain", figure_word([best.gain], figure), reason)
 
 
 def metadata_loses_somewhere(frame: pd.DataFrame) -> Finding:
     """Some shape's step is slower with SGLang's kernels than op by op."""
-    table = _compared(frame, NOW, EAGER, METADATA)
-    held, faster = (int((table.verdict == word).sum()) for word in ("slower", "faster"))
+    table, faster, held = _metadata(frame)
     word = CONFIRMED if held else REFUTED if faster == len(table) else OPEN
     reason = f"Slower in {held}, faster in {faster} of {len(table)} shapes, none of 64 tokens."
     return _finding(frame, table, "gain", word, reason)
@@ -62,31 +61,37 @@ def schedule_gain_alone(frame: pd.DataFrame, figure: float) -> Finding:
 
 def profiled_prepares(frame: pd.DataFrame, figure: float) -> Finding:
     """A prefill, one prepare a layer, and `STEPS` traced decode steps have `figure` in all."""
-    rows = good_rows(frame[frame.backend.isin((NOW, LAYER))], "profiler")
-    rows = rows[rows.case.isin(SCHEDULE)]
+    rows = _once_and_layer(frame, "profiler", SCHEDULE[:1])
     counts = launches(rows, PREPARE).groupby(rows.backend).median()
-    if set(counts.index) != {NOW, LAYER}:
-        raise MissingRecordsError(f"{NOW} and {LAYER} must both be traced")
     each, once = counts[LAYER], counts[NOW]
     window = each + STEPS * once
     reason = f"A traced step has {each:.0f} in layers, or {once:.0f}; no prefill is traced."
     said = f"{(1 + STEPS) * each:.0f}, then {window:.0f}"
-    word = CONFIRMED if window == figure else REFUTED
-    return Finding(word, reason, said, records=tuple(rows.id))
+    return Finding(CONFIRMED if window == figure else REFUTED, reason, said, records=tuple(rows.id))
 
 
 def schedule_keeps_outputs(frame: pd.DataFrame) -> Finding:
     """Tokens and logits are the same bits whether the schedule is made once or in layers."""
-    rows = good_rows(frame[frame.backend.isin((NOW, LAYER))], "host")
-    rows = rows[rows.case.isin(SCHEDULE)]
-    if rows.groupby("case", sort=False).backend.nunique().tolist() != [2] * len(SCHEDULE):
-        raise MissingRecordsError(f"{NOW} and {LAYER}: a shape lacks one")
+    rows = _once_and_layer(frame, "host", SCHEDULE)
     hashes = outputs(rows)
     wanted = hashes.groupby(rows.case, sort=False).transform("first")
     return counted(rows, hashes == wanted, "{held} records have their shape's first outputs.")
 
 
-def _schedule_gain(frame: pd.DataFrame, figure: float, cases: Sequence[object]) -> Finding:
+def _once_and_layer(frame: pd.DataFrame, timer: str, cases: Cases) -> pd.DataFrame:
+    rows = good_rows(frame[frame.backend.isin((NOW, LAYER)) & frame.case.isin(cases)], timer)
+    if rows.groupby("case", sort=False).backend.nunique().tolist() != [2] * len(cases):
+        raise MissingRecordsError(f"{NOW} and {LAYER}: a shape lacks one by the timer {timer}")
+    return rows
+
+
+def _metadata(frame: pd.DataFrame) -> tuple[pd.DataFrame, int, int]:
+    """All shapes, and in how many of them SGLang's kernels are faster and slower than op by op."""
+    table = _compared(frame, NOW, EAGER, METADATA)
+    return table, *(int((table.verdict == word).sum()) for word in ("faster", "slower"))
+
+
+def _schedule_gain(frame: pd.DataFrame, figure: float, cases: Cases) -> Finding:
     table = _compared(frame, NOW, LAYER, cases)
     table = table.assign(more=100 * table.saved / (table.step - table.saved))
     sizes = ", ".join(f"{case.batch_size} x {case.kv_len}" for case in table.case)
@@ -96,7 +101,7 @@ def _schedule_gain(frame: pd.DataFrame, figure: float, cases: Sequence[object]) 
     return _finding(frame, table, "more", word, reason)
 
 
-def _compared(frame: pd.DataFrame, arm: str, over: str, cases: Sequence[object]) -> pd.DataFrame:
+def _compared(frame: pd.DataFrame, arm: str, over: str, cases: Cases) -> pd.DataFrame:
     table = measured(frame)
     table = table[(table.arm == arm) & (table.over == over) & table.case.isin(cases)]
     if len(table) != len(cases):
