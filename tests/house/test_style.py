@@ -26,8 +26,8 @@ MAX_FILES_PER_FOLDER = 12
 # reason in the commit.
 MAX_ROOMS = 9  # and four front doors
 # Since cases of an engine: processes that die with their worker, SGLang's steps, predictions.
-MAX_PACKAGE_LINES = 23_800
-MAX_CORE_LINES = 6_650  # what an engine imports
+MAX_PACKAGE_LINES = 23_700
+MAX_CORE_LINES = 6_670  # what an engine imports
 MAX_TEST_LINES = 17_750
 MAX_POSITIONAL = 5
 MAX_COMMENT_SHARE = 0.12

@@ -2,7 +2,6 @@
 
 import pytest
 from support.frames import frame, ran, row
-from support.published import published
 
 from attnlib.kinds.engine.case import SIDE_BY_SIDE
 from attnlib.studies.engine_step import checks, tables
@@ -67,12 +66,9 @@ def test_a_saving_whose_interval_holds_nothing_is_ambiguous_and_a_loss_is_slower
 
 @pytest.fixture(scope="module")
 def promised():
-    return tables.predicted(
-        published("decode_metadata"),
-        published("scheduler_metadata"),
-        published("fa3_decode_regression"),
-        published("fa2_plan"),
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("ATTNLIB_DATA", raising=False)
+        return tables.promised()
 
 
 def test_kernel_records_predict_every_comparison_and_say_of_which_shape(promised):

@@ -13,10 +13,10 @@ import pandas as pd
 from ...kinds.engine.case import SIDE_BY_SIDE, EngineCase
 from ...kinds.engine.model import CONFIGS
 from ...measure.stats import Gap, paired_gap
+from ...run import store
 from ...run.frame import FA2 as FA2_CALL
 from ...run.frame import FA3 as FA3_CALL
 from ...run.frame import decode_rows, good_rows, intervals, launches, whole_counts
-from ...run.store import require_comparable
 from ..decode_metadata.tables import FUSED, MERGED, OPS, metadata_rows
 from ..fa2_plan.tables import HOST as HOST_STEP
 from ..fa2_plan.tables import OURS
@@ -67,6 +67,14 @@ def predicted(
                 told = told[0] + prepare, f"{told[1]}, and prepare"
         found.append((arm, over, case, *told))
     return pd.DataFrame(found, columns=[*PAIR, "case", "predicted", "by"])
+
+
+def promised() -> pd.DataFrame:
+    """`predicted` by the published records, whichever GPU the steps are of."""
+    from .. import STUDIES
+
+    names = ("decode_metadata", "scheduler_metadata", "fa3_decode_regression", "fa2_plan")
+    return predicted(*(store.load(name, STUDIES[name].reference_machine) for name in names))
 
 
 def measured(frame: pd.DataFrame) -> pd.DataFrame:
@@ -141,7 +149,7 @@ def _rounds(
     """Of each round that has both: a step of `over`, and what `arm` saves of it."""
     rows = good_rows(frame[frame.case == case], "host")
     rows = rows[rows.backend.isin((arm, over))]
-    require_comparable(rows)
+    store.require_comparable(rows)
     wide = rows.pivot(index="round", columns="backend", values="steps_us")
     wide = wide.reindex(columns=[arm, over]).dropna()
     beside = arm in SIDE_BY_SIDE and over in SIDE_BY_SIDE
