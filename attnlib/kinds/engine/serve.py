@@ -2,15 +2,14 @@
 
     python -m attnlib.kinds.engine.serve SETUP.json     (started by `measure`, not by hand)
 
-The first line is `{"ready": true}`. The cache is filled with normal values once, so a context of
-any length costs a prefill of one token: requests are given slots, shuffled as an allocator leaves
-them, and extended by one. The same case has the same tokens, slots and values in every process.
+The cache is filled with normal values once, so a context of any length costs a prefill of one
+token: requests are given slots, shuffled as an allocator leaves them, and extended by one. A case
+has the same tokens, slots and values in every process.
 
 Before it is timed each arm decodes `CHECKED` steps from the same state. Its first logits are held
 to a step whose attention is PyTorch's (SGLang's `torch_native`), all of them are hashed. Then the
-arms alternate step by step, A B C C B A, so that each one's n-th step has the others' as neighbours
-and none has the longer contexts. A traced process is not timed again: a profiler slows all that is
-launched after it.
+arms alternate step by step, A B C C B A: each one's n-th step has the others' as neighbours, and
+none has the longer contexts.
 """
 
 from __future__ import annotations

@@ -44,10 +44,8 @@ def predicted(
 ) -> pd.DataFrame:
     """What each comparison should save by kernel records alone, `predicted` us and `by` what case.
 
-    The frames are of `decode_metadata`, `scheduler_metadata`, `fa3_decode_regression` and
-    `fa2_plan`. Each figure is of the shape on record that is nearest in batch and context, not
-    scaled but for attention, whose time is taken to grow with all tokens. Times are of the GPU, so
-    what the host saves besides is what a synchronous step shows more.
+    That is the nearest on record in batch and context, not scaled but for attention, whose time is
+    taken to grow with all tokens. The host's time is in none, but in the plans of served lengths.
     """
     found = []
     for arm, over, case in COMPARED:
