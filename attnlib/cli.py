@@ -65,6 +65,13 @@ def _doctor(options: argparse.Namespace) -> None:
 
 
 def _study_named(name: str) -> study.Study:
+    if name.endswith(".jsonl"):
+        from .studies import captured
+
+        chosen, left_out = captured.study_of(Path(name))
+        if left_out:
+            print(f"left out: {left_out}", file=sys.stderr)
+        return chosen
     if name not in STUDIES:
         raise ValueError(f"STUDY must be one of {', '.join(STUDIES)}, got {name!r}")
     return STUDIES[name]
@@ -223,7 +230,9 @@ OVERLAY = {
     )
 }
 MEASURE = {
-    "study": _of(f"one of: {', '.join(STUDIES)}", metavar="STUDY"),
+    "study": _of(
+        f"one of: {', '.join(STUDIES)}; or a file of captured steps, .jsonl", metavar="STUDY"
+    ),
     "--rounds": _of("rounds of every grid", type=int, metavar="N"),
     "--headline": _of("only the cases that live notebooks measure", action="store_true"),
     "--retry": _of("measure again what is on record as failed", action="store_true"),

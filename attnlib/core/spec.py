@@ -1,6 +1,7 @@
 """Attention layers as nouns (head counts, page size, dtypes), and what checks a field. No torch."""
 
 import math
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ INT32_MAX = 2**31 - 1
 ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 FP8_OUT_DTYPE = "bfloat16"
 LENGTHS = ("fixed", "ragged", "skewed", "chat", "retrieval", "agents", "one_long")
-"""How the lengths of a batch's requests are drawn: `kinds.lengths`."""
+"""How the lengths of a batch's requests are drawn: `kinds.lengths`. Or they are said, `33+1+60`."""
 CUSTOM_MASKS = ("tree", "chain")
 """Masks that a library is given bit by bit."""
 MASKS = ("causal", "full", *CUSTOM_MASKS)
@@ -127,6 +128,22 @@ def require_word(name: str, value: Any, words: Collection[str]) -> None:
     """ValueError listing `words` unless `value` is one of them."""
     if value not in words:
         raise ValueError(f"{name} must be one of {', '.join(words)}, got {value!r}")
+
+
+def require_lengths(
+    name: str, value: Any, count: int, longest: int, words: Collection[str] = ()
+) -> None:
+    """ValueError unless `value` is one of `words`, or `count` integers like 33+1+60 of which the
+    largest is `longest`."""
+    if value in words:
+        return
+    said = re.fullmatch(r"[1-9][0-9]*(\+[1-9][0-9]*)*", str(value))
+    lengths = [int(part) for part in str(value).split("+")] if said else []
+    if len(lengths) != count or max(lengths) != longest:
+        known = f"one of {', '.join(words)}, or " if words else ""
+        raise ValueError(
+            f"{name} must be {known}{count} like 33+1+60, {longest} the largest, got {value!r}"
+        )
 
 
 def require_page_size(value: Any) -> None:

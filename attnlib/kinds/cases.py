@@ -3,9 +3,10 @@
 The kind stands in the JSON of every case but `DecodeCase`, which came first. No torch here.
 """
 
-from typing import Any
+from typing import Any, get_args
 
 from .decode.case import DecodeCase
+from .engine.case import EngineCase
 from .extend.case import ExtendCase
 from .metadata.case import MetadataCase
 from .mismatch.case import MismatchCase
@@ -13,9 +14,9 @@ from .mla.case import MlaCase
 from .plan.case import PlanCase
 from .step.case import StepCase
 
-Case = DecodeCase | MetadataCase | StepCase | MismatchCase | MlaCase | ExtendCase | PlanCase
-_ALL = (MetadataCase, StepCase, MismatchCase, MlaCase, ExtendCase, PlanCase, DecodeCase)
-KINDS = {cls.kind: cls for cls in _ALL}
+_Call = DecodeCase | MetadataCase | StepCase | MismatchCase | MlaCase | ExtendCase
+Case = _Call | PlanCase | EngineCase
+KINDS = {cls.kind: cls for cls in get_args(Case)}
 
 
 def case_from_dict(form: dict[str, Any]) -> Case:

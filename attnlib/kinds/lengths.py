@@ -13,7 +13,8 @@ generator of their device. Pages are a random permutation, as an engine's alloca
 | agents | log-uniform in L/10..L |
 | one_long | one L, the others uniform in L/512..L/128 |
 
-The first request has L tokens, but for chat and agents, whose longest is whatever was drawn.
+The first request has L tokens, but for chat and agents, whose longest is whatever was drawn. A
+case of lengths that are said, `33+1+60`, has those.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..core.spec import LENGTHS
 from .decode.case import DecodeCase
+from .engine.case import EngineCase
 from .extend.case import ExtendCase
 from .metadata.case import MetadataCase
 from .mla.case import MlaCase
@@ -47,8 +50,10 @@ MODELS = {
 """Attention shapes a GPU sees: (num_qo_heads, num_kv_heads, head_dim), after tensor parallelism."""
 
 
-def sample_seq_lens(case: DecodeCase | MetadataCase | MlaCase) -> np.ndarray:
+def sample_seq_lens(case: DecodeCase | MetadataCase | MlaCase | EngineCase) -> np.ndarray:
     """Lengths [bs] int32 of a case, as the module's table says."""
+    if case.lengths not in LENGTHS:
+        return said_lengths(case.lengths)
     longest = case.max_ctx if isinstance(case, MetadataCase) else case.kv_len
     batch, rng = case.batch_size, np.random.default_rng(case.seed)
     if case.lengths in ("chat", "agents"):
@@ -71,6 +76,11 @@ def sample_seq_lens(case: DecodeCase | MetadataCase | MlaCase) -> np.ndarray:
     return lens
 
 
+def said_lengths(text: str) -> np.ndarray:
+    """`33+1+60` as int32 [3]."""
+    return np.array([int(part) for part in text.split("+")], dtype=np.int32)
+
+
 def sample_page_table(case: DecodeCase | MlaCase) -> np.ndarray:
     """Page table [bs, max_pages] int32 of a case: live pages shuffled, 0 past a row's pages."""
     return shuffled_pages(sample_seq_lens(case), case.spec.page_size, case.seed + 1)
@@ -89,11 +99,13 @@ def shuffled_pages(lens: np.ndarray, page_size: int, seed: int | None) -> np.nda
 def sample_extend_lens(case: ExtendCase) -> tuple[np.ndarray, np.ndarray]:
     """Queries and tokens of each request, both [bs] int32, tokens at least as many as queries.
 
-    The first request always has `q_len` queries.
+    The first request has `q_len` queries, unless the case says them all.
     """
     kv_lens = sample_seq_lens(case.cached)
     if case.ragged:
         return kv_lens, kv_lens
+    if case.q_lengths:
+        return said_lengths(case.q_lengths), kv_lens
     q_lens = np.full(len(kv_lens), case.q_len, dtype=np.int32)
     if case.mode == "draft_extend":
         rng = np.random.default_rng(case.cached.seed + 2)

@@ -29,11 +29,11 @@ SHAPE = ["heads", "page_size", "batch_size", "kv_len"]
 COUNTS = (
     *("num_qo_heads", "num_kv_heads", "top_k", "head_dim", "page_size", "batch_size", "kv_len"),
     *("q_len", "chunk", "layers", "max_ctx", "seq_len_delta", "pool_size", "topk"),
-    *("draft_tokens", "seed"),
+    *("draft_tokens", "output_len", "tp", "seed"),
 )
 """Columns of a case that are integers."""
-_FIRST = ("builder", "heads", "num_qo_heads", "top_k", *CASE)
-COLUMNS = tuple(dict.fromkeys((*_FIRST, "mode", "mask", "group", *COUNTS, "swa")))
+_FIRST = ("model", "driver", "builder", "heads", "num_qo_heads", "top_k", *CASE)
+COLUMNS = tuple(dict.fromkeys((*_FIRST, "mode", "mask", "q_lengths", "group", *COUNTS, "swa")))
 """Columns that say what a case is, in the order in which tables are sorted by them."""
 FA2, FA3, AUTO = "flashinfer-fa2", "flashinfer-fa3", "flashinfer-auto"
 GRAPH_AUTO, CUDA_CORES = "flashinfer-graph-auto", "flashinfer-cuda-cores"

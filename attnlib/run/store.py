@@ -30,6 +30,7 @@ import numpy as np
 
 from ..kinds.cases import Case
 from ..kinds.decode.case import DecodeCase
+from ..kinds.engine.case import EngineCase
 from ..kinds.extend.case import ExtendCase
 from ..kinds.mla.case import MlaCase
 from ..kinds.plan.case import PlanCase
@@ -165,7 +166,7 @@ def frame(records: Iterable[Record]) -> pd.DataFrame:
     """One row per record: identity, case, status, medians (us), kernels, oracle, GPU.
 
     `case` holds the `Case` itself (None for a ceiling), its fields beside it; `kernels` a tuple of
-    `Kernel`.
+    `Kernel`, and `steps_us` the samples of an engine's case, whose arms took turns.
     """
     import pandas as pd
 
@@ -317,6 +318,7 @@ def _row(record: Record) -> dict[str, Any]:
         "run_us": float(np.median(record.run_us)) if record.run_us else float("nan"),
         "plan_us": float(np.median(record.plan_us)) if record.plan_us else float("nan"),
         "samples": len(record.run_us),
+        **({"steps_us": record.run_us} if isinstance(case, EngineCase) else {}),
         **named(record, "oracle_error", "oracle_budget", "work_per_call"),
         "sm_clock_mhz": record.state_after.get("sm_clock_mhz", float("nan")),
         **named(record, "throttled", "power_capped"),

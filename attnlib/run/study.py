@@ -65,7 +65,8 @@ class Study:
 
     `bisect_machine` is that of the published records of `bisect_<name>`, where there are any.
     `borrows` names the published study, and its machine, whose records a study replays while it
-    has not been measured. Its items must be a part of that one's.
+    has not been measured. Its items must be a part of that one's. `command` measures it again where
+    `attnlib measure NAME` does not.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Study:
     device: str = "cuda"
     ceilings: tuple[str, ...] = ("copy", "matmul")
     borrows: tuple[str, str] | None = None
+    command: str = ""
 
     def __post_init__(self) -> None:
         if self.borrows and self.reference_machine:
@@ -117,7 +119,9 @@ class Study:
             groups.setdefault(item if item in alone else item.release, []).append(item)
         step = -1 if round_ % 2 else 1
         return [
-            Job(self.name, round_, self.device, items[0].release, tuple(items[::step]))
+            Job(
+                self.name, round_, self.device, items[0].release, tuple(items[::step]), self.command
+            )
             for items in list(groups.values())[::step]
         ]
 

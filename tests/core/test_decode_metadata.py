@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.metadata_cases import DECODE, POISON, STEPS, Shape, arguments
+from support.metadata_cases import DECODE, POISON, STEP, STEPS, Shape, arguments
 
 from attnlib.core.metadata.decode import build_decode_metadata
 from attnlib.kinds.metadata import eager
@@ -37,3 +37,21 @@ def test_a_slot_beyond_the_window_map_reads_nothing_and_gives_minus_one():
     call["req_to_token"].fill_(2_000_000)
     build_decode_metadata(**call)
     assert call["swa_page_table"][0, :8].tolist() == [-1] * 8
+
+
+@pytest.mark.parametrize("builder", [DECODE, STEP], ids=["decode", "step"])
+def test_lengths_may_be_their_own_output_where_they_stay_as_they_are(builder):
+    call = builder.arguments(Shape(4, 64, 4, lens_dtype=torch.int32))
+    call["cache_seqlens"] = call["seq_lens"]
+    for build in filter(None, (builder.ours, builder.ours, builder.eager)):
+        build(**call)
+        builder.assert_right(call, tails=False)
+        with pytest.raises(ValueError, match="cache_seqlens must not share memory"):
+            build(**call | {"seq_len_delta": 1})
+
+
+def test_a_window_map_of_int64_is_the_same_map():
+    call = arguments(Shape(5, 90, 4, swa=True, holes=True))
+    call["swa_slot_map"] = call["swa_slot_map"].long()
+    build_decode_metadata(**call)
+    DECODE.assert_right(call)

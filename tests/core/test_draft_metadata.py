@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.metadata_cases import DEVICE, POISON, Draft, draft_arguments, poisoned
+from support.metadata_cases import DEVICE, DRAFT, POISON, Draft, draft_arguments, poisoned
 
 from attnlib.core.metadata.draft import build_draft_metadata
 from attnlib.kinds.metadata import eager
@@ -66,3 +66,12 @@ def test_a_table_too_narrow_for_the_drafted_tokens_is_refused(width, said, build
     call["page_table"] = poisoned(8, width)
     with pytest.raises(ValueError, match=f"decode_length must be <= {width} .*{said}.* got 5"):
         build(**call)
+
+
+@both
+def test_rows_of_a_padded_batch_that_have_no_slots_get_their_lengths_alone(build):
+    call = draft_arguments(Draft(5, 4, 3, 16))
+    call["cache_loc"] = call["cache_loc"][:12]
+    build(**call)
+    DRAFT.assert_right(call)
+    assert (call["page_table"][12:] == POISON).all()

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.metadata_cases import (
+    DEVICE,
     DRAWN_SHAPES,
     KV_INDICES,
     POISON,
@@ -98,3 +99,20 @@ def test_a_sum_of_pages_beyond_int32_is_refused():
     call = {n: torch.empty(s, dtype=torch.int32, device="meta") for n, s in shapes.items()}
     with pytest.raises(ValueError, match="max_pages must be <= 524287 .int32 counts the pages of"):
         build_kv_indices(**call, page_size=1, max_pages=2**19)
+
+
+def test_tokens_outside_a_row_are_not_read_and_give_minus_one():
+    call = kv_arguments(Shape(4, 20, 1), [20, 20, 20, 20])
+    call["kv_start"] = torch.tensor([20, 8, -1, 2**40], device=DEVICE)
+    build_kv_indices(**call)
+    assert call["kv_indices"][8:20].tolist() == [-1] * 12
+    assert call["kv_indices"][40:80].tolist() == [-1] * 40
+    assert (call["kv_indices"][:8] >= 0).all() and (call["kv_indices"][20:40] >= 0).all()
+
+
+@both
+def test_without_an_array_of_last_pages_the_others_are_right(build):
+    call = kv_arguments(Shape(5, 90, 4, moved=True))
+    del call["kv_last_page_len"]
+    build(**call)
+    KV_INDICES.assert_right(call)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.metadata_cases import BUILDERS, DECODE, DRAFT, KV_INDICES, POISON, STEP, VERIFY, poison
 
 from attnlib.core.metadata import launch
-from attnlib.core.metadata.require import IN_EITHER
+from attnlib.core.metadata.require import IN_EITHER, IN_ROWS
 from attnlib.core.schedule.fa3 import SchedulerMetadata
 from attnlib.kinds.metadata import eager
 
@@ -81,7 +81,25 @@ def test_buffers_off_a_16_byte_address_are_right(builder, build):
     check(builder, build, call)
 
 
+@all_builds
+@pytest.mark.parametrize("sides", [(4, 8), (1, 2)])
+def test_columns_of_wider_tensors_are_taken_and_those_beside_them_untouched(builder, build, sides):
+    call = builder.arguments(builder.small)
+    wider = {}
+    for name in IN_ROWS.intersection(call):
+        width = call[name].shape[1]
+        wider[name] = call[name].new_full((len(call[name]), width + sum(sides)), POISON)
+        wider[name][:, sides[0] : sides[0] + width] = call[name]
+        call[name] = wider[name][:, sides[0] : sides[0] + width]
+    build(**call)
+    build(**call)
+    check(builder, build, call)
+    for tensor in wider.values():
+        assert (tensor[:, : sides[0]] == POISON).all() and (tensor[:, -sides[1] :] == POISON).all()
+
+
 OF_ANY_LENGTH = {"seq_lens", "req_to_token", "swa_slot_map", "kv_indices", "last_page_lens"}
+OF_ANY_LENGTH |= {"cache_loc"}
 
 
 def wrong_tensors(call, name):
@@ -93,6 +111,8 @@ def wrong_tensors(call, name):
     yield tensor.short(), f"{name} must be ["
     yield tensor[None], f"{name} must be ["
     yield (torch.stack([tensor, tensor], -1)[..., 0], f"{name} must be contiguous (a copy would")
+    if name in IN_ROWS:
+        yield tensor[:1].expand(len(tensor), -1), f"{name} must be contiguous (a copy would"
     if name not in IN_EITHER:
         yield tensor.long(), f"{name} must be ["
     if name not in OF_ANY_LENGTH:
@@ -116,16 +136,22 @@ PAGES = [
     ("swa_page_table", None, PAIR),
     ("swa_slot_map", None, PAIR),
     ("swa_page_table", lambda c: c["page_table"][:, :5].contiguous(), "[4, 26] int32, got [4, 5]"),
-    ("cache_seqlens = seq_lens", ...),
+    (
+        "swa_page_table",
+        lambda c: torch.cat([c["page_table"]] * 2, 1)[:, :26],
+        "laid out as page_table, rows 26 words apart, got 52",
+    ),
+    ("cache_seqlens = seq_lens", ..., {"seq_len_delta": 1}),
 ]
 WRONG = {
     DECODE: PAGES,
     STEP: PAGES,
     KV_INDICES: [
         *POOL,
-        ("max_pages", 19, "<= 18 (int32 counts the pages of 4 requests, req_to_token 72 tokens a"),
+        ("max_pages", 22, "<= 21 (int32 counts the pages of 4 requests, req_to_token 84 tokens a"),
         ("kv_last_page_len = seq_lens", ...),
         ("kv_indptr = seq_lens", ...),
+        ("kv_last_page_len = kv_start", ...),
     ],
     DRAFT: [
         ("decode_length", 7, "<= 6 (cache_loc has 6 columns, page_table 6, and each token may"),
@@ -137,6 +163,7 @@ WRONG = {
         ("page_size", 3, "a power of two, got 3"),
         ("page_size", 4.0, "an integer >= 1"),
         ("page_table = cache_loc", ...),
+        ("cache_loc", lambda c: c["cache_loc"].repeat(2, 1), "[<= 8, any], of bs * topk r"),
         ("cache_seqlens = last_page_lens", ...),
     ],
     VERIFY: [
@@ -147,7 +174,7 @@ WRONG = {
     ],
 }
 """The argument, its value or how it follows from the right call, and what the error says after
-"must be". `(a = b, ...)` puts input b into output a's memory."""
+"must be". `(a = b, ...)` puts input b into output a's memory, in a call with those numbers."""
 
 
 def wrong_calls(builder, call):
@@ -159,7 +186,8 @@ def wrong_calls(builder, call):
             # The input takes the output's memory: outputs are int32, which both may be.
             output, source = name.split(" = ")
             given = {source: call[output][: len(call[source])]}
-            yield given, f"{output} must not share memory with {source}"
+            numbers = said[0] if said else {}
+            yield given | numbers, f"{output} must not share memory with {source}"
         else:
             yield {name: value(call) if callable(value) else value}, f"{name} must be {said[0]}"
 

@@ -135,7 +135,6 @@ def test_the_words_are_those_that_the_library_wrote():
         ({"page_size": None}, "page_size 4, as page_table"),
         ({"max_seqlen_k": 100}, "max_seqlen_k 104, as page_table"),
         ({"max_seqlen_q": 2}, "max_seqlen_q 1, as page_table"),
-        ({"varlen_q": True}, "varlen_q False, as page_table"),
     ],
 )
 def test_metadata_of_another_step_is_refused_before_anything_is_written(changes, message):

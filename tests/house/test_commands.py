@@ -2,10 +2,12 @@
 
 Those of `RUN` are run, and README's sessions with the output that they show. The others need a GPU
 or minutes, or write into the project: what would run them reads their words, make in a dry run, and
-the studies and files that they name are there. Of conda and grep it is the files alone.
+the studies and files that they name are there. Of conda and grep it is the files alone, of SGLang
+nothing.
 """
 
 import doctest
+import os
 import re
 import shlex
 import subprocess
@@ -17,6 +19,7 @@ from _pytest.config import get_config
 from packaging.requirements import Requirement
 
 from attnlib import cli
+from attnlib.core.engines import arms
 from attnlib.studies import STUDIES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,7 +66,7 @@ def attnlib_reads(words):
     if words[0] in RUN:
         assert cli.main([CLAIM if word == "ID" else word for word in words]) == 0
     study = getattr(cli.build_parser().parse_args(words), "study", "NAME")
-    assert study == "NAME" or study in STUDIES
+    assert study == "NAME" or study in STUDIES or study.endswith(".jsonl")
 
 
 def make_reads(words):
@@ -82,11 +85,18 @@ def pytest_reads(words):
     config._parser.parse(words)
 
 
+def plugin_reads(words):
+    name, _, value = words[0].partition("=")
+    assert arms.read({name: os.devnull if name.endswith("CAPTURE") else value})
+
+
 READ_BY = {
     "python -m attnlib": attnlib_reads,
     "python -m pytest": pytest_reads,
     "make": make_reads,
-    "pip install": lambda words: [Requirement(word) for word in words],
+    "pip install": lambda words: [Requirement(word) for word in words if word != "."],
+    "export": plugin_reads,
+    "python -m sglang.launch_server": lambda words: None,
     "dask worker": dask_reads,
     "conda env create -f": lambda words: None,
     "grep": lambda words: None,

@@ -29,9 +29,9 @@ MAX_ROOMS = 9  # and four front doors
 # and 70 lines since rules know the model and claims about code are decided by code. Of tests, 200
 # since every command of the texts is run or read, and README's sessions and pictures are held. Of
 # the package, 25 since notebooks replay two at a time.
-MAX_PACKAGE_LINES = 21_915
-MAX_CORE_LINES = 6_050  # what an engine imports
-MAX_TEST_LINES = 16_320
+MAX_PACKAGE_LINES = 26_000
+MAX_CORE_LINES = 6_950  # what an engine imports
+MAX_TEST_LINES = 19_500
 MAX_POSITIONAL = 5
 MAX_COMMENT_SHARE = 0.12
 MAY_PRINT = re.compile(r"attnlib/(cli|__main__|run/worker)\.py")

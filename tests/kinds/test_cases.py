@@ -9,6 +9,7 @@ from support.workloads import MASKS, extend_case
 from attnlib.core.spec import AttnSpec, MlaSpec
 from attnlib.kinds.cases import case_from_dict
 from attnlib.kinds.decode.case import DecodeCase
+from attnlib.kinds.engine.case import EngineCase
 from attnlib.kinds.extend.case import ExtendCase
 from attnlib.kinds.form import NamedCase, later
 from attnlib.kinds.item import Item
@@ -28,7 +29,8 @@ CACHED = DecodeCase(AttnSpec(8, 2, 64, 16), 3, 100, "ragged", seed=4)
 
 EXTEND = extend_case(CACHED, "dllm_extend")
 PLAN = PlanCase(CACHED, 4, 512)
-EVERY = (DECODE, METADATA, STEP, MISMATCH, MLA, EXTEND, PLAN)
+ENGINE = EngineCase("qwen3-32b-tp4", 3, 900, 40, "offline", 2, "1+900+7")
+EVERY = (DECODE, METADATA, STEP, MISMATCH, MLA, EXTEND, PLAN, ENGINE)
 """A case of every kind."""
 MORE = [extend_case(CACHED, *pair) for pair in MASKS]
 MORE += [DecodeCase(AttnSpec(8, 2, 128, 1), 4, 100), MlaCase(MlaSpec(128), 1, 100)]
@@ -44,7 +46,7 @@ def test_a_case_survives_its_json_form_and_has_a_name_for_command_lines(case):
 
 
 def test_an_unknown_kind_lists_the_kinds_there_are():
-    known = "metadata, step, mismatch, mla, extend, plan"
+    known = "metadata, step, mismatch, mla, extend, plan, engine"
     with pytest.raises(ValueError, match=f"must be one of {known}, got 'prefill'"):
         case_from_dict({"kind": "prefill"})
 

@@ -32,7 +32,10 @@ READ = ("seq_lens", "req_pool_indices", "req_to_token", "page_size", "max_pages"
 
 @dataclass(frozen=True)
 class Shape:
-    """A call that reads a pool of requests: sizes, and what is unusual about it."""
+    """A call that reads a pool of requests: sizes, and what is unusual about it.
+
+    `moved`: with a `kv_start` of up to three pages.
+    """
 
     batch: int
     max_seq_len: int
@@ -45,6 +48,7 @@ class Shape:
     extra_tokens: int = 8
     holes: bool = False
     seed: int = 0
+    moved: bool = False
 
     @property
     def max_pages(self) -> int:
@@ -95,7 +99,7 @@ def pool(shape: Shape, lens: list[int] | None = None) -> Call:
     rng = np.random.default_rng(shape.seed)
     low = max(0, shape.max_seq_len // 2)
     lens = lens or rng.integers(low, shape.max_seq_len + 1, shape.batch).tolist()
-    width = shape.max_pages * shape.page_size + shape.extra_tokens
+    width = (shape.max_pages + 3 * shape.moved) * shape.page_size + shape.extra_tokens
     pool_rows = shape.batch + 3
     slots = rng.integers(0, 10_000, (pool_rows, width))
     if shape.holes:
@@ -123,11 +127,12 @@ def arguments(shape: Shape, lens: list[int] | None = None) -> Call:
     return call
 
 
-def facts_of(call):
+def facts_of(call, **other):
     """Facts of Llama-3.1-8B's attention over the page table of `call`."""
     (batch, columns), page_size = call["page_table"].shape, call["page_size"]
     widest = columns * page_size
-    return SchedulerFacts(batch, 32, 8, 128, 1, widest, SMS, page_size=page_size, causal=True)
+    sizes = (batch, 32, 8, 128, 1, widest, SMS)
+    return SchedulerFacts(*sizes, page_size=page_size, causal=True, **other)
 
 
 def reserved(facts):
@@ -146,7 +151,11 @@ def kv_arguments(shape: Shape, lens: list[int] | None = None, capacity: int | No
     if capacity is None:
         capacity = shape.batch * shape.max_pages + shape.extra_columns
     sizes = {"kv_indptr": shape.batch + 1, "kv_indices": capacity, "kv_last_page_len": shape.batch}
-    return pool(shape, lens) | {name: poisoned(size) for name, size in sizes.items()}
+    call = pool(shape, lens) | {name: poisoned(size) for name, size in sizes.items()}
+    if shape.moved:
+        starts = np.random.default_rng(shape.seed).integers(0, 4, shape.batch) * shape.page_size
+        call["kv_start"] = torch.tensor(starts, dtype=shape.rows_dtype, device=DEVICE)
+    return call
 
 
 def draft_arguments(shape: Draft) -> Call:
@@ -189,14 +198,17 @@ def expected_pages(have: Call) -> Rows:
 
 def expected_step(have: Call) -> Rows:
     pages = expected_pages(have)
-    plan = plan_splits(have["scheduler"].facts, *pages["cache_seqlens"])
+    facts, (lens,) = have["scheduler"].facts, pages["cache_seqlens"]
+    plan = plan_splits(facts, lens, np.ones_like(lens) if facts.varlen_q else None)
     return pages | {"scheduler": [words_of(plan).values]}
 
 
 def expected_kv(have: Call) -> Rows:
-    sums, pages, last = oracle.kv_indices(**{name: have[name] for name in READ})
+    read = {name: have[name] for name in READ}
+    sums, pages, last = oracle.kv_indices(**read, kv_start=have.get("kv_start"))
     fit = pages[: len(have["kv_indices"])]
-    return {"kv_indptr": [sums], "kv_indices": [fit], "kv_last_page_len": [last]}
+    lasts = {"kv_last_page_len": [last]} if "kv_last_page_len" in have else {}
+    return {"kv_indptr": [sums], "kv_indices": [fit]} | lasts
 
 
 def expected_draft(have: Call) -> Rows:
@@ -249,6 +261,9 @@ STEPS = MISSED | {
     for sizes in several
 }
 KV_SHAPES = STEPS | {
+    "from_a_start": Shape(5, 90, 4, moved=True),
+    "from_a_start_page_size_1": Shape(9, 700, 1, rows_dtype=torch.int64, moved=True),
+    "from_a_start_two_rows_per_program": Shape(512 // FEWER + 3, 90, 2, moved=True),
     "several_turns": Shape(2, 1024 * 2 * 300 // FEWER, 1, extra_columns=0),
     "two_rows_per_program": Shape(512 // FEWER + 3, 90, 1),
     "four_rows_per_program": Shape(1024 // FEWER + 13, 40, 2, holes=True),
@@ -284,7 +299,7 @@ SEEDS, PAGE_SIZES = st.integers(0, 1000), st.sampled_from([2**n for n in range(9
 DRAWN_SHAPES = st.builds(
     Shape,
     *(st.integers(0, 40), st.integers(1, 700), PAGE_SIZES, st.integers(0, 70), st.booleans()),
-    *(DTYPES, DTYPES, st.integers(0, 9), st.integers(0, 9), st.booleans(), SEEDS),
+    *(DTYPES, DTYPES, st.integers(0, 9), st.integers(0, 9), st.booleans(), SEEDS, st.booleans()),
 )
 DRAWN_DRAFTS = st.builds(
     Draft,
@@ -362,7 +377,7 @@ KV_INDICES = Builder(
     *(kv_indices.build_kv_indices, kv_indices.LAUNCHER, kv_arguments, expected_kv),
     ("kv_indptr", "kv_indices", "kv_last_page_len"),
     KV_SHAPES,
-    **PAGES | {"large": Shape(2500, 900, 4)},
+    **PAGES | {"small": Shape(4, 64, 4, moved=True), "large": Shape(2500, 900, 4)},
 )
 DRAFT = Builder(
     *(draft.build_draft_metadata, draft.DRAFTS, draft_arguments, expected_draft),

@@ -33,7 +33,7 @@ COMPARED = {word: lib.distributions[0] for word, lib in LIBRARIES.items() if lib
 
 RECORDED = tuple(
     dict.fromkeys(
-        ("torch", "triton", "apache-tvm-ffi", "numpy")
+        ("torch", "triton", "apache-tvm-ffi", "numpy", "sglang-kernel", "transformers")
         + tuple(name for library in LIBRARIES.values() for name in library.distributions)
     )
 )

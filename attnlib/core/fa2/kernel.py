@@ -189,21 +189,22 @@ def require_plan(t: PlanTensors, shape: PlanShape, page_size: int, seq_len_delta
     words = Layout.of(shape).int_bytes // WORD
     require_tensor("words", t.words, (words,), "int32", contiguous=True)
     require_one_device(t._asdict())
-    apart: tuple[tuple[int, int], ...] = ()
+    apart: tuple[tuple[int, int, bool], ...] = ()
     if page_size:
         require_tensor("kv_indptr", t.kv_indptr, (room + 1,), "int32", contiguous=True)
         require_tensor("kv_last_page_len", t.kv_last_page_len, (room,), "int32", contiguous=True)
         require_kv_indices(
             page_arrays(t, batch), page_size, seq_len_delta, -(-shape.max_seq_len // page_size)
         )
-        apart = tuple((0, t._fields.index(n)) for n in ("kv_indptr", "kv_last_page_len"))
+        apart = tuple((0, t._fields.index(n), False) for n in ("kv_indptr", "kv_last_page_len"))
     return EveryCall(((0, INT32_MAX),), apart)
 
 
 def page_arrays(t: PlanTensors, batch: int) -> PageArrays:
     """What `build_kv_indices` would take of them, of the first `batch` requests."""
     short = {"kv_indptr": t.kv_indptr[: batch + 1], "kv_last_page_len": t.kv_last_page_len[:batch]}
-    return PageArrays(*(short.get(name, getattr(t, name)) for name in PageArrays._fields))
+    same = ("seq_lens", "req_pool_indices", "req_to_token", "kv_indices")
+    return PageArrays(**{name: getattr(t, name) for name in same}, **short)
 
 
 def derive(t: PlanTensors, shape: PlanShape, page_size: int) -> Derived:
@@ -225,7 +226,8 @@ def derive(t: PlanTensors, shape: PlanShape, page_size: int) -> Derived:
     tiles: tuple[object, ...] = (0, 0, 0, 0)
     sizes: tuple[int, ...] = (0, 0, 0)
     if page_size:
-        _, sizes, cut_pages = pages.derive(page_arrays(t, batch), page_size)
+        _, scalars, cut_pages = pages.derive(page_arrays(t, batch), page_size)
+        sizes = scalars[:-1]
         (parts, columns), tiles, _ = cut_pages(0, most)
         grid = (lead + parts, columns)
 

@@ -20,7 +20,7 @@ import triton.language as tl
 
 from .device import copy_row, scan_width, wait_for_predecessor, write_lengths
 from .launch import Derived, Grid, Launcher
-from .require import StepTensors, require_decode
+from .require import StepTensors, require_decode, row_stride
 
 MANY_ROWS = 1024
 
@@ -67,7 +67,7 @@ def decode_metadata_kernel(
     cu_seqlens_k_ptr,  # [batch + 1] int32
     page_table_ptr,  # [batch, table_stride] int32
     # of a sliding window, both or neither: an input and an output
-    swa_slot_map_ptr,  # [num_slots] int32
+    swa_slot_map_ptr,  # [num_slots] int32 or int64
     swa_page_table_ptr,  # as page_table
     # sizes
     batch,
@@ -104,9 +104,9 @@ def derive(t: StepTensors, page_size: int, lead: int = 1, flags: tuple[Any, ...]
     `flags` are constants of the kernel between SCAN and COLS.
     """
     batch, (pool_rows, max_ctx) = len(t.seq_lens), t.req_to_token.shape
-    columns = t.page_table.shape[1]
+    strides = row_stride(t.req_to_token), row_stride(t.page_table)
     num_slots = 0 if t.swa_slot_map is None else len(t.swa_slot_map)
-    vector = 1 if max_ctx % 4 or columns % 4 else 4
+    vector = 1 if any(words % 4 for words in (max_ctx, *strides)) else 4
     shift = page_size.bit_length() - 1
     constants = (shift, t.swa_slot_map is not None, vector, scan_width(batch), *flags)
 
@@ -115,7 +115,7 @@ def derive(t: StepTensors, page_size: int, lead: int = 1, flags: tuple[Any, ...]
         programs = -(-max_pages // (cols * turns)) or 1
         return (lead + batch, programs), (*constants, cols), warps
 
-    return Derived(batch, (pool_rows, num_slots, max_ctx, columns), cut)
+    return Derived(batch, (pool_rows, num_slots, *strides), cut)
 
 
 LAUNCHER = Launcher(decode_metadata_kernel, StepTensors, require_decode, derive)
@@ -148,13 +148,16 @@ def build_decode_metadata(
     | `page_size` | power of two | tokens of a KV page |
     | `max_pages` | int >= 0 | columns that may be written |
     | `seq_len_delta` | int >= 0 | added to every length |
-    | `swa_slot_map` | [slots] int32 | slot of the full pool -> slot of the window's pool |
+    | `swa_slot_map` | [slots] int32 or int64 | slot of the full pool -> slot of the window's pool |
     | `swa_page_table` | as `page_table`, out | of the translated slots; with the map, or neither |
 
     Columns past a row's live pages, ceil((seq_len + delta) / page_size), and from `max_pages` on
     are left untouched: consumers bound their reads by `cache_seqlens`. Slots are translated, then
     divided; slot -1 stays -1. A pool row outside `req_to_token` gives pages of -1, a slot outside
     the map too: neither is read.
+
+    `cache_seqlens` may be `seq_lens` itself where those are int32 and the delta is 0, as SGLang has
+    it under CUDA graphs: every word then becomes what it is, whoever reads it meanwhile.
 
     Else as all of `core.metadata`. Semantics: SGLang's `normal_decode_set_metadata`, with its
     live-page bound of 0.5.18 and later.

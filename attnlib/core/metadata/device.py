@@ -89,8 +89,9 @@ def copy_row(
     length = tl.load(seq_lens_ptr + row).to(tl.int32) + delta
     pool_row = tl.load(req_pool_indices_ptr + row).to(tl.int64)
     known = (pool_row >= 0) & (pool_row < pool_rows)
-    tokens = req_to_token_ptr + pool_row * token_stride
-    target = row.to(tl.int64) * table_stride
+    # VECTOR divides both strides: rows of any such width are read and written in vectors.
+    tokens = req_to_token_ptr + tl.multiple_of(pool_row * token_stride, VECTOR)
+    target = tl.multiple_of(row.to(tl.int64) * table_stride, VECTOR)
     live = tl.minimum((length + (1 << SHIFT) - 1) >> SHIFT, max_pages)
     readable = tl.multiple_of((live + VECTOR - 1) // VECTOR * VECTOR, VECTOR)
     for start in range(tl.program_id(1) * COLS, live, tl.num_programs(1) * COLS):
@@ -101,7 +102,8 @@ def copy_row(
         if HAS_SWA:
             mapped = (cols < live) & (slots >= 0) & (slots < num_slots)
             moved = tl.load(swa_slot_map_ptr + slots, mask=mapped, other=-1)
-            store_live(swa_page_table_ptr + target, cols, moved >> SHIFT, live, VECTOR)
+            moved = moved.to(tl.int32) >> SHIFT
+            store_live(swa_page_table_ptr + target, cols, moved, live, VECTOR)
 
 
 @triton.jit

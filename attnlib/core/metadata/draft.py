@@ -21,7 +21,7 @@ import triton.language as tl
 
 from .device import scan_width, wait_for_predecessor, write_lengths
 from .launch import Derived, Launcher
-from .require import DraftTensors, VerifyTensors, require_draft, require_verify
+from .require import DraftTensors, VerifyTensors, require_draft, require_verify, row_stride
 
 TILE = 512
 """Slots that a program looks at in one turn: short rows share it."""
@@ -35,10 +35,14 @@ def load_pages(slots, wanted, SHIFT: tl.constexpr):
     return (tl.load(slots, mask=wanted, other=0) >> SHIFT).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["num_rows", "decode_length", "topk", "slot_stride", "table_stride"])
+@triton.jit(
+    do_not_specialize=[
+        *("num_rows", "decode_length", "topk", "slot_rows", "slot_stride", "table_stride")
+    ]
+)
 def draft_metadata_kernel(
     # inputs
-    cache_loc_ptr,  # [num_rows, slot_stride] int32 or int64
+    cache_loc_ptr,  # [slot_rows, slot_stride] int32 or int64
     last_page_lens_ptr,  # [num_rows / topk] int32 or int64
     # outputs
     cache_seqlens_ptr,  # [num_rows] int32
@@ -47,6 +51,7 @@ def draft_metadata_kernel(
     num_rows,
     decode_length,
     topk,
+    slot_rows,
     slot_stride,
     table_stride,
     # structure
@@ -63,10 +68,11 @@ def draft_metadata_kernel(
     tl.store(cache_seqlens_ptr + rows, last + decode_length, mask=inside)
     slots = (cache_loc_ptr + rows.to(tl.int64) * slot_stride)[:, None]
     table = (page_table_ptr + rows.to(tl.int64) * table_stride)[:, None]
+    drafted = (rows < slot_rows)[:, None]
     written = tl.zeros([ROWS], tl.int32)
     for start in range(0, decode_length, COLS):
         cols = (start + tl.arange(0, COLS))[None, :]
-        live = inside[:, None] & (cols < decode_length)
+        live = drafted & (cols < decode_length)
         pages = load_pages(slots + cols, live, SHIFT)
         before = load_pages(slots + cols - 1, live & (cols > 0), SHIFT)
         is_new = live & ((cols == 0) | (pages != before))
@@ -103,12 +109,13 @@ def verify_metadata_kernel(
 
 def derive_draft(t: DraftTensors, page_size: int) -> Derived:
     """The launch of the draft's kernel, the same for any numbers."""
-    (rows, slots), columns = t.cache_loc.shape, t.page_table.shape[1]
+    rows, (drafted, slots) = len(t.page_table), t.cache_loc.shape
     cols = min(MAX_COLS, max(MIN_COLS, triton.next_power_of_2(slots)))
     rows_per_program = TILE // cols
     grid = (max(1, -(-rows // rows_per_program)), 1)
     cut = (grid, (page_size.bit_length() - 1, rows_per_program, cols), WARPS)
-    return Derived(rows, (slots, columns), lambda decode_length, topk: cut)
+    strides = row_stride(t.cache_loc), row_stride(t.page_table)
+    return Derived(rows, (drafted, *strides), lambda decode_length, topk: cut)
 
 
 def derive_verify(t: VerifyTensors) -> Derived:
@@ -137,7 +144,7 @@ def build_draft_metadata(
 
     | argument | shape, dtype | |
     |---|---|---|
-    | `cache_loc` | [bs * topk, >= decode_length] int32 or int64 | KV slot of each drafted token |
+    | `cache_loc` | [<= bs * topk, >= decode_length] int32 or int64 | slot of each drafted token |
     | `last_page_lens` | [bs] int32 or int64 | tokens copied from the request's last page |
     | `cache_seqlens` | [bs * topk] int32, out | `decode_length` + the request's last page |
     | `page_table` | [bs * topk, >= decode_length] int32, out | pages of the branch, each once |
@@ -150,6 +157,9 @@ def build_draft_metadata(
     page -1. Columns after a row's last page are left untouched. Each token may start a page, so a
     `decode_length` beyond the table's width (where SGLang before 0.5.14 wrote into the next row) or
     beyond that of `cache_loc` is refused.
+
+    Rows that `cache_loc` lacks, of a batch that is padded while its slots are not, get lengths and
+    no page.
 
     Else as all of `core.metadata`. Semantics: SGLang's `draft_decode_set_expand_metadata`, for the
     slots that its callers pass since 0.5.14.

@@ -23,7 +23,7 @@ import triton.language as tl
 from ..spec import INT32_MAX
 from .device import load_lengths, scan_width, wait_for_predecessor
 from .launch import Derived, Grid, Launcher
-from .require import PageArrays, require_kv_indices
+from .require import PageArrays, require_kv_indices, row_stride
 
 SMALL_GRID = 1024
 """Tiles up to which each has a program of its own. As `decode.tiling_of`, found by hand on an H200
@@ -71,9 +71,10 @@ def write_counts(
         rows = start + tl.arange(0, SCAN)
         lens = load_lengths(seq_lens_ptr, rows, batch, delta)
         pages = live_pages(lens, max_pages, SHIFT)
-        last = tl.minimum(lens - ((pages - 1) << SHIFT), 1 << SHIFT)
         inside = rows < all_rows
-        tl.store(kv_last_page_len_ptr + rows, tl.where(pages > 0, last, 0), mask=inside)
+        if kv_last_page_len_ptr is not None:
+            last = tl.minimum(lens - ((pages - 1) << SHIFT), 1 << SHIFT)
+            tl.store(kv_last_page_len_ptr + rows, tl.where(pages > 0, last, 0), mask=inside)
         tl.store(kv_indptr_ptr + 1 + rows, total + tl.cumsum(pages, 0), mask=inside)
         total += tl.sum(pages, 0)
 
@@ -106,6 +107,8 @@ def write_pages(
     SCAN: tl.constexpr,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
+    kv_start_ptr=None,
+    max_ctx=0,
 ):
     """The arrays, by parts: the counts are part 0, each ROWS requests another; programs of
     dimension 1 share a part's pages."""
@@ -123,6 +126,12 @@ def write_pages(
             pool = tl.load(req_pool_indices_ptr + rows, mask=rows < batch, other=-1).to(tl.int64)
             readable = tl.where((pool >= 0) & (pool < pool_rows), pages, 0)
             tokens = req_to_token_ptr + pool * token_stride
+            if kv_start_ptr is not None:
+                moved = tl.load(kv_start_ptr + rows, mask=rows < batch, other=0).to(tl.int64)
+                inside = (moved >= 0) & (moved < max_ctx)
+                left = (max_ctx - moved + ((1 << SHIFT) - 1)) >> SHIFT
+                readable = tl.where(inside, tl.minimum(readable, left), 0)
+                tokens += moved
             slots = load_slots(tokens, begin + tl.arange(0, COLS), readable, SHIFT)
             before = pages_before(seq_lens_ptr, first, delta, max_pages, SHIFT, SCAN)
             starts = tl.zeros_like(pages) + before
@@ -143,7 +152,9 @@ def write_pages(
 
 # Unspecialised, another size compiles nothing, and a stride that 16 divides makes no wide loads.
 @triton.jit(
-    do_not_specialize=["batch", "delta", "max_pages", "pool_rows", "token_stride", "capacity"]
+    do_not_specialize=[
+        *("batch", "delta", "max_pages", "pool_rows", "token_stride", "capacity", "max_ctx")
+    ]
 )
 def kv_indices_kernel(
     # inputs
@@ -153,7 +164,9 @@ def kv_indices_kernel(
     # outputs
     kv_indptr_ptr,  # [batch + 1] int32
     kv_indices_ptr,  # [capacity] int32
-    kv_last_page_len_ptr,  # [batch] int32
+    kv_last_page_len_ptr,  # [batch] int32, or none
+    # input
+    kv_start_ptr,  # [batch] int32 or int64, or none
     # sizes
     batch,
     delta,
@@ -161,6 +174,7 @@ def kv_indices_kernel(
     pool_rows,
     token_stride,
     capacity,
+    max_ctx,
     # structure
     SHIFT: tl.constexpr,
     SCAN: tl.constexpr,
@@ -173,7 +187,8 @@ def kv_indices_kernel(
     inputs = (seq_lens_ptr, req_pool_indices_ptr, req_to_token_ptr)
     outputs = (kv_indptr_ptr, kv_indices_ptr, kv_last_page_len_ptr)
     sizes = (batch, batch, delta, max_pages, pool_rows, token_stride, capacity)
-    write_pages(tl.program_id(0), *inputs, *outputs, *sizes, SHIFT, SCAN, ROWS, COLS)
+    start = (kv_start_ptr, max_ctx)
+    write_pages(tl.program_id(0), *inputs, *outputs, *sizes, SHIFT, SCAN, ROWS, COLS, *start)
 
 
 def derive(t: PageArrays, page_size: int) -> Derived:
@@ -191,7 +206,8 @@ def derive(t: PageArrays, page_size: int) -> Derived:
             blocks = -(-blocks // turns)
         return (1 + groups, max(1, blocks)), constants, warps
 
-    return Derived(batch, (pool_rows, max_ctx, min(len(t.kv_indices), INT32_MAX)), cut)
+    capacity = min(len(t.kv_indices), INT32_MAX)
+    return Derived(batch, (pool_rows, row_stride(t.req_to_token), capacity, max_ctx), cut)
 
 
 LAUNCHER = Launcher(kv_indices_kernel, PageArrays, require_kv_indices, derive)
@@ -204,10 +220,11 @@ def build_kv_indices(
     req_to_token: torch.Tensor,
     kv_indptr: torch.Tensor,
     kv_indices: torch.Tensor,
-    kv_last_page_len: torch.Tensor,
+    kv_last_page_len: torch.Tensor | None = None,
     page_size: int,
     max_pages: int,
     seq_len_delta: int = 0,
+    kv_start: torch.Tensor | None = None,
 ) -> None:
     """FlashInfer's description of a paged KV cache, in place, in one launch.
 
@@ -222,6 +239,11 @@ def build_kv_indices(
     | `page_size` | power of two | tokens of a KV page |
     | `max_pages` | int >= 0 | pages of a request that count; further ones are cut off |
     | `seq_len_delta` | int >= 0 | added to every length |
+    | `kv_start` | [bs] int32 or int64 | a request's first token that counts, 0 without |
+
+    Without `kv_last_page_len` nothing is written there: with pages of one token engines share one
+    of ones. Lengths count from `kv_start`, a multiple of `page_size`: a sliding window's beginning,
+    or an encoder's end. Tokens outside a row of `req_to_token` give page -1 and are not read.
 
     A request that `max_pages` cuts off ends in a full page, so the three arrays always agree on its
     length. Slot -1 gives page -1, and so does a pool row outside `req_to_token`, which is not read.
@@ -235,5 +257,6 @@ def build_kv_indices(
     SGLang's cumulative sum and `create_flashinfer_kv_indices_triton`, which know page size 1 only,
     with FlashInfer's `plan` for the other page sizes.
     """
-    tensors = (seq_lens, req_pool_indices, req_to_token, kv_indptr, kv_indices, kv_last_page_len)
+    paged = (kv_indptr, kv_indices, kv_last_page_len, kv_start)
+    tensors = (seq_lens, req_pool_indices, req_to_token, *paged)
     LAUNCHER.launch(tensors, (page_size,), (seq_len_delta, max_pages))

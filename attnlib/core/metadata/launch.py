@@ -37,8 +37,8 @@ Grid = tuple[int, int]
 Launch = Callable[[Grid, int, tuple[Any, ...]], None]
 Signature = tuple[Any, ...] | None
 """All of a call that checks on tensors look at, but values and addresses; hashable. None where
-something cannot be right (no tensor, holes, several devices), and off CUDA devices: then there is
-nothing to remember."""
+something cannot be right (no tensor, several devices), and off CUDA devices: then there is nothing
+to remember."""
 _OVERLAPPING = ContextVar("overlapping", default=True)
 
 
@@ -65,7 +65,7 @@ class _Known:
     """A signature that has passed every check, and its compiled kernels."""
 
     bounds: tuple[tuple[int, int], ...]
-    apart: tuple[tuple[int, int], ...]
+    apart: tuple[tuple[int, int, bool], ...]
     batch: int
     scalars: tuple[int, ...]
     cut: Callable[..., tuple[Grid, tuple[Any, ...], int]]
@@ -78,8 +78,8 @@ class _Known:
         for number, (low, high) in zip(numbers, self.bounds):  # noqa: B905 (strict is 0.2 us)
             if type(number) is not int or not low <= number <= high:
                 return False
-        for one, other in self.apart:
-            if pointers[one] == pointers[other]:
+        for one, other, may_rest in self.apart:
+            if pointers[one] == pointers[other] and (numbers[0] or not may_rest):
                 return False
         return True
 
@@ -156,8 +156,10 @@ def signed(tensors: Tensors, fixed: tuple[Any, ...]) -> tuple[Signature, list[in
                 parts.append(None)
                 pointers.append(None)
                 continue
-            if not tensor.is_contiguous() or tensor.get_device() != device:
+            if tensor.get_device() != device:
                 return None, pointers, False
+            if not tensor.is_contiguous():
+                parts.append(tensor.stride())
             parts.append(tensor.shape)
             parts.append(tensor.dtype)
             pointer = tensor.data_ptr()

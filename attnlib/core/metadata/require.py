@@ -10,6 +10,7 @@ must be looked at in every call.
 """
 
 from collections import namedtuple
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -17,8 +18,12 @@ import torch
 from ..batch import require_tensor
 from ..spec import INT32_MAX, require_int, require_page_size
 
-IN_EITHER = {"seq_lens", "req_pool_indices", "cache_loc", "last_page_lens"}
+IN_EITHER = {
+    *("seq_lens", "req_pool_indices", "kv_start", "swa_slot_map", "cache_loc", "last_page_lens")
+}
 """Tensors of engines that may be int32 or int64; all others are int32."""
+IN_ROWS = {"req_to_token", "page_table", "swa_page_table", "cache_loc"}
+"""Tensors that may be columns of a wider one; all others are contiguous."""
 
 
 class StepTensors(NamedTuple):
@@ -37,9 +42,11 @@ class StepTensors(NamedTuple):
 
 
 PageArrays = namedtuple(
-    "PageArrays", "seq_lens req_pool_indices req_to_token kv_indptr kv_indices kv_last_page_len"
+    "PageArrays",
+    "seq_lens req_pool_indices req_to_token kv_indptr kv_indices kv_last_page_len kv_start",
+    defaults=(None, None),
 )
-"""Of `build_kv_indices`."""
+"""Of `build_kv_indices`; the last two may be absent."""
 DraftTensors = namedtuple("DraftTensors", "cache_loc last_page_lens cache_seqlens page_table")
 """Of `build_draft_metadata`."""
 VerifyTensors = namedtuple("VerifyTensors", "seq_lens cache_seqlens cu_seqlens_q cu_seqlens_k")
@@ -51,11 +58,11 @@ class EveryCall(NamedTuple):
 
     `bounds` are the least and the largest value of each number. `apart` are pairs of positions in
     the bundle whose tensors must not start at one address, because other programs still read the
-    one while the other is written.
+    one while the other is written; True: they may where the first number, a delta, is 0.
     """
 
     bounds: tuple[tuple[int, int], ...]
-    apart: tuple[tuple[int, int], ...]
+    apart: tuple[tuple[int, int, bool], ...]
 
 
 def require_decode(t: StepTensors, page_size: int, seq_len_delta: int, max_pages: int) -> EveryCall:
@@ -68,11 +75,18 @@ def require_decode(t: StepTensors, page_size: int, seq_len_delta: int, max_pages
         raise ValueError(f"{missing} must be given where the other one of the SWA pair is")
     if t.swa_slot_map is not None:
         _require_sizes(t, swa_slot_map=(None,), swa_page_table=tuple(t.page_table.shape))
+        if (stride := row_stride(t.swa_page_table)) != (other := row_stride(t.page_table)):
+            raise ValueError(
+                f"swa_page_table must be laid out as page_table, rows {other} words apart, "
+                f"got {stride}"
+            )
     columns = t.page_table.shape[1]
     because = f"page_table has {columns} columns"
     bounds = _require_page_numbers(t, page_size, (seq_len_delta, max_pages), columns, because)
     require_one_device(t._asdict())
-    return EveryCall(bounds, (_require_apart(t, "seq_lens", "cache_seqlens"),))
+    # Without a delta int32 lengths are written as they are: who reads them meanwhile sees the same.
+    added = seq_len_delta if t.seq_lens.dtype == torch.int32 else None
+    return EveryCall(bounds, (_require_apart(t, "seq_lens", "cache_seqlens", added),))
 
 
 def require_kv_indices(
@@ -81,12 +95,14 @@ def require_kv_indices(
     """Raise unless these are arguments of `build_kv_indices`."""
     batch = _require_requests(t)
     sums = (batch + 1,)
-    _require_sizes(t, kv_indptr=sums, kv_indices=(None,), kv_last_page_len=(batch,))
+    _require_sizes(t, kv_indptr=sums, kv_indices=(None,))
+    read = [name for name in ("seq_lens", "kv_start") if getattr(t, name) is not None]
+    written = [n for n in ("kv_indptr", "kv_last_page_len") if getattr(t, n) is not None]
+    _require_sizes(t, **dict.fromkeys([*read[1:], *written[1:]], (batch,)))
     room, because = INT32_MAX // max(1, batch), f"int32 counts the pages of {batch} requests"
     bounds = _require_page_numbers(t, page_size, (seq_len_delta, max_pages), room, because)
     require_one_device(t._asdict())
-    outputs = ("kv_indptr", "kv_last_page_len")
-    return EveryCall(bounds, tuple(_require_apart(t, "seq_lens", name) for name in outputs))
+    return EveryCall(bounds, tuple(_require_apart(t, *pair) for pair in product(read, written)))
 
 
 def require_draft(t: DraftTensors, page_size: int, decode_length: int, topk: int) -> EveryCall:
@@ -94,7 +110,9 @@ def require_draft(t: DraftTensors, page_size: int, decode_length: int, topk: int
     _require_sizes(t, last_page_lens=(None,))
     require_int("topk", topk)
     rows = t.last_page_lens.shape[0] * topk
-    _require_sizes(t, cache_loc=(rows, None), cache_seqlens=(rows,), page_table=(rows, None))
+    _require_sizes(t, cache_loc=(None, None), cache_seqlens=(rows,), page_table=(rows, None))
+    if (drafted := t.cache_loc.shape[0]) > rows:
+        raise ValueError(f"cache_loc must be [<= {rows}, any], of bs * topk rows, got {drafted}")
     require_page_size(page_size)
     require_int("decode_length", decode_length, least=0)
     slots, columns = t.cache_loc.shape[1], t.page_table.shape[1]
@@ -133,8 +151,23 @@ def require_one_device(tensors: dict[str, torch.Tensor | None]) -> None:
 
 def _require_sizes(bundle: Any, **sizes: tuple[int | None, ...]) -> None:
     for name, size in sizes.items():
+        tensor = getattr(bundle, name)
         dtypes = ("int32", "int64") if name in IN_EITHER else ("int32",)
-        require_tensor(name, getattr(bundle, name), size, *dtypes, contiguous=True)
+        in_rows = name in IN_ROWS and _lies_in_rows(tensor)
+        require_tensor(name, tensor, size, *dtypes, contiguous=not in_rows)
+
+
+def row_stride(tensor: torch.Tensor) -> int:
+    """Words from a row of a tensor in rows to the next: its width, unless columns were cut off."""
+    return tensor.stride(0) if len(tensor) > 1 else tensor.shape[1]
+
+
+def _lies_in_rows(tensor: Any) -> bool:
+    """Whether each row is contiguous, and no row begins in another one."""
+    if not isinstance(tensor, torch.Tensor) or tensor.ndim != 2:
+        return False
+    (rows, columns), (down, along) = tensor.shape, tensor.stride()
+    return (along == 1 or columns < 2) and (down >= columns or rows < 2)
 
 
 def _require_requests(t: StepTensors | PageArrays) -> int:
@@ -164,9 +197,11 @@ def _require_page_numbers(
     return (0, INT32_MAX), (0, reachable)
 
 
-def _require_apart(bundle: Any, source: str, target: str) -> tuple[int, int]:
-    """Raise if an output is its own input; their positions in the bundle."""
+def _require_apart(
+    bundle: Any, source: str, target: str, delta: int | None = None
+) -> tuple[int, int, bool]:
+    """Raise if an output is its own input, unless it is that and 0 is added; a pair of `apart`."""
     read, written = getattr(bundle, source), getattr(bundle, target)
-    if read.numel() and read.data_ptr() == written.data_ptr():
+    if delta != 0 and read.numel() and read.data_ptr() == written.data_ptr():
         raise ValueError(f"{target} must not share memory with {source}, both start at one address")
-    return bundle._fields.index(source), bundle._fields.index(target)
+    return bundle._fields.index(source), bundle._fields.index(target), delta is not None

@@ -39,7 +39,7 @@ def step_metadata_kernel(
     cu_seqlens_k_ptr,  # [batch + 1] int32
     page_table_ptr,  # [batch, table_stride] int32
     # of a sliding window, both or neither: an input and an output
-    swa_slot_map_ptr,  # [num_slots] int32
+    swa_slot_map_ptr,  # [num_slots] int32 or int64
     swa_page_table_ptr,  # as page_table
     # output: the schedule, laid out as `splits` says
     words_ptr,  # [2 to 4 times batch rounded up to 4, and 1] int32
@@ -99,7 +99,6 @@ def require_step(
         "page_size": page_size,
         "max_seqlen_k": columns * page_size,
         "max_seqlen_q": 1,
-        "varlen_q": False,
     }
     for name, value in wanted.items():
         if (given := getattr(facts, name)) != value:
@@ -154,8 +153,9 @@ def build_step_metadata(
 
     `scheduler` comes from `reserve` (or `precompute`) for the facts of the step's attention calls:
     one query token a request, `batch_size` requests, pages of `page_size`, and a `max_seqlen_k` of
-    the page table's whole width; causal or not, with a window or not. Its words become those that
-    the library would write for these lengths, padding zero. All other arguments as there.
+    the page table's whole width; causal or not, with a window or not; with `cu_seqlens_q` or not,
+    which then counts one token a request. Its words become those that the library would write for
+    these lengths, padding zero. All other arguments as there.
 
     Lengths beyond `max_seqlen_k` are not looked at. If all lengths are 0 every request gets one
     split, where the library divides by zero. Else as all of `core.metadata`.

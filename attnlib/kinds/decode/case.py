@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ...core.spec import LENGTHS, AttnSpec, require_int, require_word
+from ...core.spec import LENGTHS, AttnSpec, require_int, require_lengths
 from ..form import NamedCase
 
 
@@ -12,7 +12,7 @@ class DecodeCase(NamedCase):
     """The description of a seeded decode workload; `measure.build_workload` builds its tensors.
 
     `kv_len` is the most tokens that a request has; `lengths` is one of the distributions of
-    `kinds.lengths`.
+    `kinds.lengths`, or says them all: `33+1+60`.
     """
 
     inner: ClassVar = ("spec", AttnSpec)
@@ -25,7 +25,7 @@ class DecodeCase(NamedCase):
     def __post_init__(self) -> None:
         require_int("batch_size", self.batch_size)
         require_int("kv_len", self.kv_len)
-        require_word("lengths", self.lengths, LENGTHS)
+        require_lengths("lengths", self.lengths, self.batch_size, self.kv_len, LENGTHS)
 
     @property
     def label(self) -> str:

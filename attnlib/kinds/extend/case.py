@@ -17,9 +17,9 @@ request 18364), which passes a custom mask wherever it verifies drafts. No torch
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ...core.spec import AttnSpec, require_word
+from ...core.spec import LENGTHS, AttnSpec, require_lengths, require_word
 from ..decode.case import DecodeCase
-from ..form import NamedCase
+from ..form import NamedCase, later
 
 MODES = {
     "prefill_paged": ("causal",),
@@ -35,6 +35,8 @@ MODES = {
 class ExtendCase(NamedCase):
     """A seeded call of `mode` with up to `q_len` query tokens per request.
 
+    A `prefill_paged` may say them all, `q_lengths="30+8"`, where `cached` says its lengths.
+
     `cached` says the rest as of a decode step: spec, batch, and the tokens a request has after the
     call, at least as many as it has queries. An empty `mask` becomes the mode's usual one.
     """
@@ -45,6 +47,7 @@ class ExtendCase(NamedCase):
     mode: str
     q_len: int
     mask: str = ""
+    q_lengths: str = later("")
 
     def __post_init__(self) -> None:
         require_word("mode", self.mode, MODES)
@@ -60,6 +63,23 @@ class ExtendCase(NamedCase):
             raise ValueError(
                 f"q_len must be kv_len ({longest}) and page_size 1 for {self.mode}, "
                 f"got {q_len} and {page_size}"
+            )
+
+        if self.q_lengths:
+            self._require_queries()
+
+    def _require_queries(self) -> None:
+        if self.mode != "prefill_paged" or self.cached.lengths in LENGTHS:
+            raise ValueError(
+                "q_lengths must be empty unless mode is prefill_paged and the lengths are said, "
+                f"got {self.q_lengths!r} for {self.mode} and {self.cached.lengths}"
+            )
+        require_lengths("q_lengths", self.q_lengths, self.cached.batch_size, self.q_len)
+        pairs = zip(self.q_lengths.split("+"), self.cached.lengths.split("+"), strict=True)
+        if any(int(queries) > int(tokens) for queries, tokens in pairs):
+            raise ValueError(
+                f"q_lengths must be at most the lengths {self.cached.lengths}, "
+                f"got {self.q_lengths!r}"
             )
 
     @property
@@ -83,4 +103,5 @@ class ExtendCase(NamedCase):
         return f"{self.mode},q{self.q_len}{self._unusual(',')},{self.cached.key}"
 
     def _unusual(self, before: str) -> str:
-        return "" if self.mask == MODES[self.mode][0] else before + self.mask
+        mask = "" if self.mask == MODES[self.mode][0] else before + self.mask
+        return mask + (before + self.q_lengths if self.q_lengths else "")

@@ -3,7 +3,7 @@
 from dataclasses import MISSING, dataclass, fields
 from typing import ClassVar
 
-from ...core.spec import LENGTHS, require_int, require_page_size, require_word
+from ...core.spec import LENGTHS, require_int, require_lengths, require_page_size, require_word
 from ..form import NamedCase
 
 BUILDERS = ("decode", "kv_indices", "draft", "verify")
@@ -34,7 +34,7 @@ class MetadataCase(NamedCase):
 
     def __post_init__(self) -> None:
         require_word("builder", self.builder, BUILDERS)
-        require_word("lengths", self.lengths, LENGTHS)
+        require_lengths("lengths", self.lengths, self.batch_size, self.max_ctx, LENGTHS)
         for name in ("batch_size", "max_ctx", "pool_size", "topk", "draft_tokens"):
             require_int(name, getattr(self, name))
         require_page_size(self.page_size)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ...core.metadata.eager import write_decode_metadata
 from ...core.metadata.launch import signed
 from ...core.metadata.require import (
     DraftTensors,
@@ -24,21 +25,13 @@ from ...core.metadata.require import (
 def build_decode_metadata(
     *, page_size: int, max_pages: int, seq_len_delta: int = 0, **tensors: torch.Tensor | None
 ) -> None:
-    """As `core.metadata.decode.build_decode_metadata`, and fills all `max_pages` columns.
-
-    Columns past a row's live pages get whatever `req_to_token` holds there. Slot -1 indexes
-    `swa_slot_map` from its end, as in the engines, which keep -1 in the map's last entry.
-    """
+    """As `core.metadata.decode.build_decode_metadata`, and fills all `max_pages` columns, as
+    `core.metadata.eager` says."""
     t = StepTensors(**tensors)
     require_decode_once(t, page_size, seq_len_delta, max_pages)
-    t.cache_seqlens.copy_(t.seq_lens + seq_len_delta)
     t.cu_seqlens_k[:1].zero_()
-    t.cu_seqlens_k[1:].copy_(torch.cumsum(t.cache_seqlens, dim=0, dtype=torch.int32))
     first_tokens = _first_tokens(t.seq_lens.device, max_pages, page_size)
-    slots = t.req_to_token[t.req_pool_indices[:, None], first_tokens[None, :]]
-    t.page_table[:, :max_pages].copy_(slots // page_size)
-    if t.swa_slot_map is not None and t.swa_page_table is not None:
-        t.swa_page_table[:, :max_pages].copy_(t.swa_slot_map[slots.long()] // page_size)
+    write_decode_metadata(t, first_tokens, page_size, seq_len_delta)
 
 
 _CHECKED: set[tuple[Any, ...]] = set()
@@ -47,10 +40,11 @@ _CHECKED: set[tuple[Any, ...]] = set()
 def require_decode_once(t: StepTensors, page_size: int, seq_len_delta: int, max_pages: int) -> None:
     """`require_decode`, once for a signature and these numbers: rivals are timed without it."""
     signature, pointers, _ = signed(t, (page_size, max_pages, seq_len_delta))
-    if signature not in _CHECKED or pointers[0] == pointers[t._fields.index("cache_seqlens")]:
+    shared = signature and pointers[0] == pointers[t._fields.index("cache_seqlens")]
+    if (shared, signature) not in _CHECKED:
         require_decode(t, page_size, seq_len_delta, max_pages)
         if signature is not None:
-            _CHECKED.add(signature)
+            _CHECKED.add((shared, signature))
 
 
 _FIRST_TOKENS: dict[tuple[torch.device, int, int], torch.Tensor] = {}
@@ -69,19 +63,21 @@ def _first_tokens(device: torch.device, max_pages: int, page_size: int) -> torch
 
 
 def build_kv_indices(
-    *, page_size: int, max_pages: int, seq_len_delta: int = 0, **tensors: torch.Tensor
+    *, page_size: int, max_pages: int, seq_len_delta: int = 0, **tensors: torch.Tensor | None
 ) -> None:
     """As `core.metadata.kv_indices.build_kv_indices`, word for word.
 
     Masking a page table (vLLM's builders before `_copy_page_indices_kernel`) is shorter, and makes
     the host wait for the result's size. This looks up each word's request in `kv_indptr` instead,
-    for the first bs * max_pages words. A pool row out of range is an error of the indexing.
+    for the first bs * max_pages words. A pool row out of range is an error of the indexing, a token
+    past its row's end is the row's last one.
     """
     t = PageArrays(**tensors)
     require_kv_indices(t, page_size, seq_len_delta, max_pages)
     lens = (t.seq_lens + seq_len_delta).clamp_(0, max_pages * page_size)
     pages = (lens + page_size - 1) // page_size
-    t.kv_last_page_len.copy_(lens - (pages - 1).clamp_(min=0) * page_size)
+    if t.kv_last_page_len is not None:
+        t.kv_last_page_len.copy_(lens - (pages - 1).clamp_(min=0) * page_size)
     t.kv_indptr[:1].zero_()
     torch.cumsum(pages, dim=0, dtype=torch.int32, out=t.kv_indptr[1:])
     reach = min(len(t.seq_lens) * max_pages, len(t.kv_indices))
@@ -89,8 +85,10 @@ def build_kv_indices(
         return
     words = torch.arange(reach, device=t.seq_lens.device, dtype=torch.int32)
     rows = torch.searchsorted(t.kv_indptr[1:-1], words, right=True)
-    cols = (words - t.kv_indptr[rows]).clamp_(max=max_pages - 1)
-    found = t.req_to_token[t.req_pool_indices[rows], cols * page_size] // page_size
+    tokens = (words - t.kv_indptr[rows]).clamp_(max=max_pages - 1) * page_size
+    if t.kv_start is not None:
+        tokens = (tokens + t.kv_start[rows]).clamp_(max=t.req_to_token.shape[1] - 1)
+    found = t.req_to_token[t.req_pool_indices[rows], tokens] // page_size
     kept = t.kv_indices[:reach]
     kept.copy_(torch.where(words < t.kv_indptr[-1], found, kept))
 
@@ -108,7 +106,7 @@ def build_draft_metadata(
     pages = (t.cache_loc[:, :decode_length] // page_size).to(torch.int32)
     is_new = torch.ones_like(pages, dtype=torch.bool)
     is_new[:, 1:] = pages[:, 1:] != pages[:, :-1]
-    t.page_table.scatter_(1, is_new.cumsum(dim=1) - 1, pages)
+    t.page_table[: len(pages)].scatter_(1, is_new.cumsum(dim=1) - 1, pages)
 
 
 def build_verify_metadata(*, num_draft_tokens: int, **tensors: torch.Tensor) -> None:

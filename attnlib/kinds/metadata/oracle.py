@@ -38,16 +38,23 @@ def kv_indices(
     page_size: int,
     max_pages: int,
     seq_len_delta: int = 0,
+    kv_start: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`kv_indptr` [bs + 1], `kv_indices` [pages] and `kv_last_page_len` [bs], 0 without a page."""
-    pages: list[np.ndarray] = []
+    """`kv_indptr` [bs + 1], `kv_indices` [pages] and `kv_last_page_len` [bs], 0 without a page.
+
+    A request's tokens count from `kv_start` [bs]; those past the end of its row have page -1.
+    """
+    pages: list[int] = []
     kv_indptr, last_page_len = [0], []
-    for length, pool_row in zip(seq_lens, req_pool_indices, strict=True):
+    starts = np.zeros_like(seq_lens) if kv_start is None else kv_start
+    for length, pool_row, start in zip(seq_lens, req_pool_indices, starts, strict=True):
         tokens = min(max(0, int(length) + seq_len_delta), max_pages * page_size)
-        first_slots = req_to_token[pool_row, :tokens:page_size].astype(np.int64)
-        pages.extend(first_slots // page_size)
+        row = req_to_token[pool_row].tolist()
+        for token in range(int(start), int(start) + tokens, page_size):
+            pages.append(row[token] // page_size if 0 <= token < len(row) else -1)
+        count = len(pages) - kv_indptr[-1]
         kv_indptr.append(len(pages))
-        last_page_len.append(tokens - max(0, len(first_slots) - 1) * page_size)
+        last_page_len.append(tokens - max(0, count - 1) * page_size)
     return np.array(kv_indptr), np.array(pages, dtype=np.int64), np.array(last_page_len)
 
 
@@ -59,12 +66,16 @@ def draft_metadata(
     topk: int,
     page_size: int,
 ) -> tuple[np.ndarray, list[list[int]]]:
-    """`cache_seqlens` [bs * topk], and each row's pages without the repetition of neighbours."""
+    """`cache_seqlens` [bs * topk], and each row's pages without the repetition of neighbours.
+
+    Rows that `cache_loc` lacks have none.
+    """
     lens, tables = [], []
-    for row, slots in enumerate(cache_loc):
+    for row in range(len(last_page_lens) * topk):
         lens.append(decode_length + int(last_page_lens[row // topk]))
         pages: list[int] = []
-        for slot in slots[:decode_length]:
+        slots = cache_loc[row, :decode_length] if row < len(cache_loc) else ()
+        for slot in slots:
             page = int(slot) // page_size
             if not pages or pages[-1] != page:
                 pages.append(page)

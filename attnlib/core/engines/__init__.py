@@ -1,0 +1,1 @@
+"""Plugins for engines, and what they capture of an engine's steps."""

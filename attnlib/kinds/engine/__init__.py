@@ -1,0 +1,1 @@
+"""Decode steps of a model inside an engine."""

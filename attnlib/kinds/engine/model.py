@@ -1,0 +1,56 @@
+"""Models by their config alone, for engines that draw the weights themselves. No torch here."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+_COMMON = {
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "torch_dtype": "bfloat16",
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "head_dim": 128,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "max_position_embeddings": 131072,
+}
+_SIZES = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "vocab_size", "rms_norm_eps", "rope_theta"),
+)
+_MODELS = {
+    "llama-3.1-8b": ("Llama", 4096, 14336, 32, 32, 8, 128256, 1e-5, 5e5),
+    # What one GPU of four has of Qwen3-32B: all layers, a quarter of their width.
+    "qwen3-32b-tp4": ("Qwen3", 5120, 6400, 64, 16, 2, 37984, 1e-6, 1e6),
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    name: {"architectures": [f"{kind}ForCausalLM"], "model_type": kind.lower()}
+    | _COMMON
+    | dict(zip(_SIZES, sizes, strict=True))
+    for name, (kind, *sizes) in _MODELS.items()
+}
+"""Name, as in `kinds.lengths.MODELS` -> its config.json."""
+
+
+def write_model(folder: Path, name: str) -> None:
+    """A model's folder as an engine reads it: config, and a tokenizer of made-up words."""
+    config = CONFIGS[name]
+    words = {f"t{number}": number for number in range(config["vocab_size"])}
+    tokenizer: dict[str, Any] = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Whitespace"},
+        "post_processor": None,
+        "decoder": None,
+        "model": {"type": "WordLevel", "vocab": words, "unk_token": "t0"},
+    }
+    told = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "t0"}
+    told |= {"bos_token": "t0", "eos_token": "t1"}
+    files = {"config": config, "tokenizer": tokenizer, "tokenizer_config": told}
+    for file, content in files.items():
+        (folder / f"{file}.json").write_text(json.dumps(content))

@@ -1,0 +1,71 @@
+"""A user's own traffic as a study: the steps that an engine's plugin captured, on every backend.
+
+found, left_out = cases(capture.read("steps.jsonl"))  # of `core.engines.capture`
+python -m attnlib measure steps.jsonl                 # measures them
+"""
+
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from ..core.engines import capture
+from ..core.spec import require_word
+from ..kinds.decode.case import DecodeCase
+from ..kinds.extend.case import ExtendCase
+from ..run.study import Grid, Study
+
+MODES = ("decode", "extend", "mixed")
+"""Of steps that say all that a case needs; those of a verification lack the drafts."""
+DECODES = ("flashinfer-fa2", "flashinfer-fa2-planned", "flashinfer-fa3", "fa3")
+EXTENDS = ("flashinfer-prefill-fa2", "flashinfer-prefill-fa3")
+
+
+def case_of(step: capture.Step) -> DecodeCase | ExtendCase:
+    """The call of a layer in `step`: the captured lengths, drawn pages and values.
+
+    Raises ValueError with the reason if it is none of ours.
+    """
+    require_word("mode", step.mode, MODES)
+    if not step.lengths:
+        raise ValueError("lengths must be known to the host, got none")
+    longest = max(map(int, step.lengths.split("+")))
+    cached = DecodeCase(step.spec, step.batch_size, longest, step.lengths)
+    if step.mode == "decode":
+        return cached
+    queries = max(map(int, step.q_lengths.split("+"))) if step.q_lengths else 1
+    return ExtendCase(cached, "prefill_paged", queries, q_lengths=step.q_lengths)
+
+
+def cases(
+    steps: Iterable[capture.Step],
+) -> tuple[Counter[DecodeCase | ExtendCase], Counter[str]]:
+    """How many steps each case stands for, and how many were left out for each reason."""
+    found: Counter[DecodeCase | ExtendCase] = Counter()
+    left_out: Counter[str] = Counter()
+    for step in steps:
+        try:
+            found[case_of(step)] += 1
+        except ValueError as error:
+            left_out[f"{step.mode}: {error}"] += 1
+    return found, left_out
+
+
+def study_of(path: Path) -> tuple[Study, str]:
+    """The study `captured_<name of the file>`, and the steps that it leaves out with their reasons.
+
+    ValueError if no step of the file can be a case.
+    """
+    found, left_out = cases(capture.read(path))
+    told = "; ".join(f"{count} steps, {reason}" for reason, count in left_out.most_common())
+    if not found:
+        raise ValueError(f"{path} must hold a step that can be a case, got {told or 'none'}")
+    grids = []
+    for kind, backends, timer in (DecodeCase, DECODES, "graph"), (ExtendCase, EXTENDS, "profiler"):
+        if chosen := tuple(case for case in found if isinstance(case, kind)):
+            grids.append(Grid(chosen, backends, timers=(timer,), rounds=3, headline=True))
+    name = "captured_" + re.sub(r"[^a-z0-9]+", "_", path.stem.lower()).strip("_")
+    question = f"Which backend is fastest on the steps of {path.name}?"
+    command = f"python -m attnlib measure {shlex.quote(str(path))}"
+    return Study(name, question, tuple(grids), command=command), told

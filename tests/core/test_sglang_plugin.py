@@ -1,0 +1,347 @@
+"""The plugin in SGLang's place, over stand-ins of what it hooks: same words, other launches.
+
+With SGLang's wheel on PYTHONPATH also over what it hooks itself.
+"""
+
+import pkgutil
+import resource
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from support import sglang_code
+from support import sglang_fakes as fakes
+from support.sglang_fakes import DECODE, FLASH, LENS, RANKS, ROWS
+
+from attnlib.core.engines import arms, capture, sglang, sglang_hooks
+from attnlib.core.fa2 import planner
+from attnlib.core.fa2.words import plan_words
+from attnlib.core.schedule.facts import SchedulerFacts
+from attnlib.core.schedule.splits import plan_splits
+from attnlib.core.spec import AttnSpec
+from attnlib.studies.scheduler_metadata.words import words_of
+
+if torch.cuda.is_available():
+    pytest.skip("the stand-ins are for machines without a GPU", allow_module_level=True)
+
+SOURCES = {"stand-ins": fakes.parts, **({"own": sglang_code.parts} if sglang_code.FOUND else {})}
+RELEASE = "attnlib.core.backends.base.installed_version"
+
+
+@pytest.fixture(params=SOURCES)
+def engine(monkeypatch, request):
+    """SGLang's parts, not hooked, and this process's state as a new one has it."""
+    for name, value in vars(arms.State()).items():
+        monkeypatch.setattr(arms.STATE, name, value)
+    monkeypatch.setattr(RELEASE, lambda name: "0.5.11")
+    monkeypatch.setattr(planner, "installed_version", lambda name: "0.6.8.post1")
+    small = SimpleNamespace(multi_processor_count=4)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: small)
+    monkeypatch.setattr(sglang_hooks, "sm_count", lambda _: 132)
+    return fakes.installed(monkeypatch, SOURCES[request.param]())
+
+
+@pytest.fixture
+def loaded(engine, monkeypatch):
+    """Load the plugin with these variables, as SGLang does; its parts, hooked."""
+
+    def load(**variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(f"ATTNLIB_SGLANG_{name}", str(value))
+        sglang.register()
+        engine.HookRegistry.apply_hooks()
+        return engine
+
+    return load
+
+
+def captured(backend, spec_info=None):
+    """The engine's lengths of a graph of three requests, and what the backend holds of it."""
+    lens = torch.ones(3, dtype=torch.int32)
+    how = (3, 3, ROWS, lens, None, DECODE, spec_info)
+    backend.init_forward_metadata_capture_cuda_graph(*how)
+    return lens, backend.decode_cuda_graph_metadata[3]
+
+
+def replay(backend, lens, spec_info=None):
+    how = (3, ROWS, lens, int(lens.sum()), None, DECODE, spec_info, lens)
+    backend.init_forward_metadata_replay_cuda_graph(*how)
+
+
+def live(backend, lens):
+    """What a replay leaves: lengths, sums, and the pages of each row that it reads."""
+    step = backend.decode_cuda_graph_metadata[3]
+    pages = [-(-int(n) // backend.page_size) for n in lens]
+    table = [row[:n].tolist() for row, n in zip(step.page_table, pages, strict=True)]
+    return step.cache_seqlens_int32.tolist(), step.cu_seqlens_k.tolist(), table
+
+
+def schedule_of(backend, lens):
+    sizes = (3, 32, 8, 128, 1, fakes.CONTEXT, 132)
+    facts = SchedulerFacts(*sizes, page_size=backend.page_size, causal=True)
+    return words_of(plan_splits(facts.settled, lens.numpy())).values.tolist()
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_arms_alternate_step_by_step_and_write_the_metadata_that_sglang_does(loaded, page_size):
+    backend = loaded(METADATA="sglang").FlashAttentionBackend(page_size)
+    lens, step = captured(backend)
+    assert step.cache_seqlens_int32.data_ptr() == lens.data_ptr(), "as in SGLang"
+    for number, arm in enumerate(arms.ARMS["metadata"] * 2):
+        sglang.use(metadata=arm)
+        lens.copy_(LENS - number % 2 * torch.tensor([5, 0, 9]))
+        step.page_table.zero_()
+        replay(backend, lens)
+        rows = backend.req_to_token[ROWS][:, : fakes.CONTEXT : page_size] // page_size
+        wanted = [row[: -(-int(n) // page_size)].tolist() for row, n in zip(rows, lens, strict=1)]
+        assert live(backend, lens) == (lens.tolist(), [0, *lens.cumsum(0).tolist()], wanted), arm
+        words = schedule_of(backend, lens) if arm == "one-launch" else [7] * 17
+        assert backend._sched_meta_buf[:17].tolist() == words, arm
+    assert backend.schedules == 1 + 6, "at capture, and in the steps that are not one launch"
+    assert arms.STATE.calls == {f"metadata={arm}": 2 for arm in arms.ARMS["metadata"]}
+
+
+@pytest.mark.parametrize("arm", arms.ARMS["metadata"])
+def test_a_draft_step_has_longer_requests_and_no_schedule(loaded, arm):
+    backend = loaded(METADATA=arm).FlashAttentionBackend()
+    captured(backend, object())
+    replay(backend, LENS, object())
+    assert live(backend, LENS)[:2] == ([35, 3, 62], [0, 35, 38, 100])
+
+
+@pytest.mark.parametrize(("arm", "schedules"), [("once", 2), ("layer", 0)])
+def test_a_schedule_is_written_once_a_step_or_left_to_the_layers(loaded, arm, schedules):
+    engine = loaded(SCHEDULE=arm)
+    backend = engine.FlashAttentionBackend()
+    lens, step = captured(backend)
+    assert (step.scheduler_metadata is None) == (arm == "layer")
+    replay(backend, lens)
+    assert backend.schedules == schedules
+    assert len(engine.HookRegistry._hooks) == 1, "an arm hooks what it needs alone"
+
+
+def test_one_launch_without_a_schedule_or_its_heads_or_layout_says_so(loaded, monkeypatch):
+    backend = loaded(METADATA="one-launch").FlashAttentionBackend()
+    lens, step = captured(backend)
+    own, step.scheduler_metadata = step.scheduler_metadata, None
+    with pytest.raises(ValueError, match="must have a schedule to write, .*: use fused"):
+        replay(backend, lens)
+    step.scheduler_metadata = own
+    with monkeypatch.context() as ranks:
+        ranks.setattr(sys.modules[RANKS], "is_dp_attention_enabled", lambda: True)
+        with pytest.raises(ValueError, match="must know the layers' heads, got DP.*: use fused"):
+            replay(backend, lens)
+    step.scheduler_metadata = torch.cat([own, own])
+    with pytest.raises(ValueError, match="of 3 requests must have 17 words, .*, got 34"):
+        replay(backend, lens)
+
+
+def test_a_sliding_window_is_mapped_by_the_pools_int64_map(engine):
+    backend = engine.FlashAttentionBackend()
+    _, step = captured(backend)
+    for arm in ("eager", "fused"):
+        call = sglang_hooks.MetadataCall(
+            *(step.cache_seqlens_int32, step.cu_seqlens_k, step.page_table, backend.req_to_token),
+            *(ROWS, torch.arange(64), 60, LENS, 0, 1, torch.zeros_like(step.page_table)),
+            SimpleNamespace(full_to_swa_index_mapping=torch.arange(400) + 1000),
+        )
+        arms.STATE.arms["metadata"] = arm
+        sglang_hooks.set_metadata(None, *call)
+        for row, length in enumerate(LENS):
+            wanted = (step.page_table[row, :length] + 1000).tolist()
+            assert call.swa_page_table[row, :length].tolist() == wanted
+
+
+@pytest.mark.parametrize("arm", ["fa2", "fa3"])
+def test_the_decode_kernels_are_pinned_with_and_without_a_graph(loaded, arm):
+    engine = loaded(DECODE=arm)
+    backend = engine.FlashInferAttnBackend(engine.ModelRunner())
+    _, (wrapper,) = captured(backend)
+    assert [wrapper._backend, *(w._backend for w in backend.decode_wrappers)] == [arm] * 2
+    replay(backend, LENS)
+    assert wrapper.plans == 2, "SGLang plans, as ever"
+
+
+def test_planned_takes_each_graphs_wrapper_over_and_nothing_else_plans_or_fills_it(loaded):
+    engine = loaded(DECODE="planned")
+    backend = engine.FlashInferAttnBackend(engine.ModelRunner())
+    _, (wrapper,) = captured(backend)
+    own = wrapper.attnlib
+    replay(backend, LENS)
+    assert wrapper.plans == 1 and wrapper._plan_info is own.info
+    words = wrapper._int_workspace_buffer[: own.layout.int_bytes].view(torch.int32)
+    assert words.tolist() == plan_words(own.shape, LENS.tolist()).image(len(words)).tolist()
+    assert backend.kv_indptr[0][:4].tolist() == [0, 33, 34, 94]
+    table = backend.indices_updater_decode.req_to_token[ROWS]
+    slots = [slot for row, n in zip(table, LENS, strict=True) for slot in row[:n].tolist()]
+    assert backend.cuda_graph_kv_indices[0][:94].tolist() == slots
+    assert backend.kv_last_page_len.tolist() == [1] * 4
+    assert arms.STATE.calls["decode=planned, steps"] == 1
+    (plain,) = backend.decode_wrappers
+    sglang_hooks.begin_forward(lambda *_: None, None, plain, ROWS, LENS)
+    assert not hasattr(plain, "attnlib"), "without a graph as ever"
+
+
+@pytest.mark.parametrize(
+    ("arm", "own", "server", "words"),
+    [
+        (
+            "fa3",
+            {"decode_use_tensor_cores": False},
+            {},
+            "_SGLANG_DECODE=fa3 must have tensor cores",
+        ),
+        ("planned", {"decode_use_tensor_cores": False}, {}, "planned must have tensor cores"),
+        ("planned", {"num_wrappers": 2}, {}, "must have full self-attention alone"),
+        ("planned", {"enable_deterministic": True}, {}, "must have splits"),
+        ("planned", {}, {"disable_cuda_graph": True}, "must have CUDA graphs"),
+        ("planned", {}, {"speculative_algorithm": "EAGLE"}, "must have no draft tokens"),
+    ],
+)
+def test_an_arm_that_cannot_be_what_it_says_stops_the_engine(loaded, arm, own, server, words):
+    engine = loaded(DECODE=arm)
+    with pytest.raises(ValueError, match=words):
+        engine.FlashInferAttnBackend(engine.ModelRunner(own, **server))
+
+
+def batch(mode="DECODE", lens=(7, 9), queries=None):
+    return SimpleNamespace(
+        forward_mode=SimpleNamespace(name=mode),
+        batch_size=2,
+        seq_lens_cpu=None if lens is None else torch.tensor(lens),
+        extend_seq_lens_cpu=queries,
+    )
+
+
+def test_one_step_in_ten_of_each_mode_is_captured_and_read_again(loaded, tmp_path):
+    path = tmp_path / "steps.jsonl"
+    runner = loaded(CAPTURE=path).ModelRunner()
+    steps = [batch("EXTEND", (40, 8), [30, 8]), *(batch(lens=(n, 9)) for n in range(41, 61))]
+    steps += [batch("IDLE", None)]
+    assert [runner.forward(step) for step in steps] == ["logits"] * 22
+    found = capture.read(path)
+    assert [(s.mode, s.lengths, s.q_lengths) for s in found] == [
+        *(("extend", "40+8", "30+8"), ("decode", "41+9", ""), ("decode", "51+9", "")),
+        ("idle", "", ""),
+    ]
+    assert found[0].spec == AttnSpec(32, 8, 128, 16, "bfloat16", "float8_e4m3fn")
+    assert (found[0].backend, found[0].batch_size, found[0].kind) == ("fa3", 2, "mha")
+    path.write_text(path.read_text() + '{"mode": "decode"}\n')
+    with pytest.raises(ValueError, match="steps.jsonl:5 must be a captured step, got TypeError"):
+        capture.read(path)
+
+
+def test_a_rank_that_shares_its_batch_writes_nothing(loaded, tmp_path):
+    engine = loaded(CAPTURE=tmp_path / "steps.jsonl")
+    sys.modules[RANKS].get_attention_tp_rank = lambda: 1
+    engine.ModelRunner().forward(batch())
+    assert capture.read(tmp_path / "steps.jsonl") == []
+
+
+def test_a_full_disk_leaves_whole_lines_a_word_in_the_log_and_an_engine_that_goes_on(
+    loaded, tmp_path, caplog, monkeypatch
+):
+    path = tmp_path / "steps.jsonl"
+    runner = loaded(CAPTURE=path).ModelRunner()
+    runner.forward(batch())
+    monkeypatch.setattr(capture, "EVERY", 1)
+    whole, limits = path.read_text(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    caplog.clear()
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 20, limits[1]))
+        assert [runner.forward(batch()) for _ in range(3)] == ["logits"] * 3
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_text() == whole
+    (said,) = caplog.records
+    assert said.levelname == "ERROR" and f"bytes had room in {path}" in said.exc_text
+    assert "ATTNLIB_SGLANG_CAPTURE must be a file to append to, got" in said.getMessage()
+
+
+def test_without_a_variable_nothing_is_hooked_and_with_one_the_log_says_what_is_on(loaded, caplog):
+    assert loaded(METADATA="").HookRegistry._hooks == {} and caplog.messages == []
+    loaded(METADATA="fused")
+    # SGLang loads plugins before it sets its level: what is less than a warning is lost.
+    assert [(r.levelname, r.getMessage()) for r in caplog.records] == [
+        ("WARNING", "attnlib is on: {'metadata': 'fused'}, capture None")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"METADATA": "quick"}, "ATTNLIB_SGLANG_METADATA must be one of eager, .*, got 'quick'"),
+        ({"METDATA": "fused"}, "a variable must be one of ATTNLIB_SGLANG_METADATA, .*METDATA"),
+        ({"CAPTURE": "missing/steps"}, "CAPTURE must be a file to append to, got .*'missing/steps"),
+        ({"METADATA": "one-launch", "SCHEDULE": "layer"}, "SCHEDULE must be once .* got 'layer'"),
+    ],
+)
+def test_what_is_not_known_ends_the_process_with_what_is(loaded, variables, words):
+    with pytest.raises(SystemExit, match=words):
+        loaded(**variables)
+
+
+@pytest.mark.parametrize("release", ["0.5.12", ""])
+def test_a_release_that_was_not_tried_is_refused_by_name(loaded, monkeypatch, release):
+    monkeypatch.setattr(RELEASE, lambda name: release)
+    with pytest.raises(
+        SystemExit,
+        match=rf"tried \(0.5.11\), got {release or 'none'}: unset ATTNLIB_SGLANG_METADATA",
+    ):
+        loaded(METADATA="fused")
+
+
+SET = "normal_decode_set_metadata"
+
+
+@pytest.mark.parametrize(
+    ("breaks", "words"),
+    [
+        (lambda _: {FLASH: None}, f"{FLASH}:.* must be importable to be hooked, got"),
+        (lambda _: {FLASH: ModuleType(FLASH)}, "FlashAttentionBackend.* must be importable to be"),
+        (
+            lambda engine: engine.HookRegistry._patched.add(f"{FLASH}.{SET}"),
+            "one that SGLang has hook",
+        ),
+        (lambda _: setattr(sys.modules[FLASH], SET, 7), f"{SET} must be a function .*, got 7"),
+        (lambda _: {"attnlib.core.engines.sglang_hooks": None}, "sglang_hooks"),
+    ],
+)
+def test_what_sglang_would_fail_to_hook_and_only_log_ends_the_process(
+    loaded, engine, monkeypatch, breaks, words
+):
+    for name, module in (breaks(engine) or {}).items():
+        monkeypatch.setitem(sys.modules, name, module)
+    with pytest.raises(SystemExit, match=words):
+        loaded(METADATA="fused")
+
+
+def test_what_cannot_be_switched_says_why(loaded):
+    with pytest.raises(RuntimeError, match="must be set when SGLang loads its plugins"):
+        sglang.use(metadata="fused")
+    loaded(METADATA="sglang", SCHEDULE="layer")
+    with pytest.raises(ValueError, match="metadata must be one of eager, sglang, fused"):
+        sglang.use(metadata="quick")
+    with pytest.raises(ValueError, match="SCHEDULE must be once"):
+        sglang.use(metadata="one-launch")
+
+
+@pytest.mark.skipif(not sglang_code.FOUND, reason="sglang is not installed")
+@pytest.mark.parametrize("point", sglang_hooks.POINTS, ids=lambda point: point.path)
+def test_sglang_has_each_hook_point_with_the_arguments_that_are_read(point):
+    read = {
+        "set_metadata": sglang_hooks.MetadataCall._fields,
+        "begin_forward": ("self", "wrapper", "req_pool_indices", "paged_kernel_lens"),
+        "pin_decode": ("self", "model_runner"),
+        "capture_step": ("self", "forward_batch"),
+    }.get(point.hook.__name__, ("self",))
+    assert tuple(sglang_code.arguments(point.path))[: len(read)] == read
+
+
+def test_the_entry_point_is_sglangs_door():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    (door,) = project["entry-points"]["sglang.srt.plugins"].values()
+    assert pkgutil.resolve_name(door) is sglang.register

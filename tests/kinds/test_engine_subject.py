@@ -1,0 +1,242 @@
+"""Engines in the worker: real processes with a stand-in inside, and whatever can go wrong."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.subject_fakes import measure as measured
+
+from attnlib.kinds.base import Bench
+from attnlib.kinds.engine import measure
+from attnlib.kinds.engine.case import ARMS, SIDE_BY_SIDE, EngineCase
+from attnlib.kinds.engine.group import EngineEndedError, EngineGroup
+from attnlib.kinds.engine.measure import EngineSubject
+from attnlib.kinds.item import Item
+from attnlib.run import parquet, store
+
+RELEASE = "attnlib.core.backends.base.installed_version"
+ROOT = Path(__file__).resolve().parents[2]
+CASE = EngineCase("llama-3.1-8b", 2, 300, output_len=3)
+ENGINE = """
+import json, os, subprocess, sys, time
+folder = json.load(open(sys.argv[1]))["model"]
+assert json.load(open(folder + "/config.json"))["num_hidden_layers"] in (32, 64)
+with open(os.environ["STARTS"], "a") as file:
+    own = (value for name, value in os.environ.items() if name.startswith("ATTNLIB_SGLANG_"))
+    file.write(" ".join(own) + "\\n")
+print("loading", file=sys.stderr)
+{start}
+print('{{"ready": true}}', flush=True)
+for line in sys.stdin:
+    asked = json.loads(line)
+    {case}
+    us = [10.0 + n for n in range(asked["steps"])]
+    said = {{"error": 0.01, "digest": "same", "run_us": us}}
+    if asked["trace"]:
+        said["kernels"] = [{{"name": "FlashAttnFwdSm90", "launches": 32.0, "gpu_us": 3.0}}]
+    arms = {{arm: dict(said) for arm in asked["arms"]}}
+    kinds = ("metadata", "schedule", "decode")
+    calls = {{f"{{kind}}={{arm}}": 1 for arm in arms for kind in kinds}}
+    {answer}
+    print(json.dumps({{"arms": arms, "calls": calls}}), flush=True)
+"""
+CHILD = "import time; time.sleep(100)"
+LEAVES = f"child = subprocess.Popen([sys.executable, '-c', {CHILD!r}]); "
+LEAVES += "open(os.environ['CHILD'], 'w').write(str(child.pid))"
+
+
+def gone(pid, within=5.0):
+    """Whether a process ends, or has ended and nobody has asked how."""
+    end = time.monotonic() + within
+    while time.monotonic() < end:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.fixture
+def subject(monkeypatch, tmp_path):
+    """A subject whose engine is the stand-in with these lines of code in it."""
+    made = []
+
+    def make(device="cuda", release="0.5.11", **code):
+        path = tmp_path / "engine.py"
+        path.write_text(ENGINE.format(**{"start": "", "case": "", "answer": ""} | code))
+        monkeypatch.setattr(measure, "COMMAND", (sys.executable, str(path)))
+        monkeypatch.setattr(RELEASE, lambda name: release)
+        monkeypatch.setenv("PYTHONPATH", str(ROOT))
+        monkeypatch.setenv("ATTNLIB_SGLANG_CAPTURE", "a user's own")
+        for name in ("STARTS", "CHILD"):
+            monkeypatch.setenv(name, str(tmp_path / name))
+        made.append(EngineSubject(Bench(device, {}, {})))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each._close()
+
+
+def starts(tmp_path):
+    """The variables of each engine that was started."""
+    return (tmp_path / "STARTS").read_text().splitlines()
+
+
+def item(backend="sglang", timer="host", case=CASE):
+    return Item(backend, timer, case)
+
+
+def test_one_engine_serves_all_arms_that_take_turns_and_all_cases(subject, tmp_path):
+    own = subject()
+    for case in (CASE, replace(CASE, batch_size=4)):
+        for arm in SIDE_BY_SIDE:
+            found = own.measure(item(arm, case=case))
+            assert (found["status"], found["run_us"]) == ("ok", (10.0, 11.0, 12.0))
+            assert found["reported_backend"] == f"metadata={ARMS[arm][2]}, outputs same"
+            assert (found["oracle_error"], found["oracle_budget"]) == (0.01, measure.BUDGET)
+    assert starts(tmp_path) == ["sglang"]
+
+
+def test_a_record_is_published_with_every_step_and_loaded_with_them(subject, make_record):
+    found = subject().measure(item(timer="profiler"))
+    record = make_record(item=item(timer="profiler"), **found)
+    assert parquet.decode(parquet.encode([record])) == [record]
+    (row,) = store.frame([record]).itertuples()
+    assert (row.steps_us, row.kernels[0].launches, row.model) == (
+        (10.0, 11.0, 12.0),
+        32.0,
+        CASE.model,
+    )
+    assert measured(item()).status == "refused", "no SGLang in this process"
+
+
+def test_other_arms_and_an_offline_engine_have_a_process_each_one_at_a_time(subject, tmp_path):
+    own = subject()
+    for arm in ("sglang-layer", "sglang-fa2", "sglang-planned"):
+        assert own.measure(item(arm))["status"] == "ok"
+    offline = replace(CASE, driver="offline")
+    found = [own.measure(item(arm, case=offline)) for arm in ("sglang", "sglang-eager")]
+    assert starts(tmp_path) == ["layer", "fa2", "planned", "sglang", "eager"]
+    assert [each["status"] for each in found] == ["incorrect"] * 2, "its error counts tokens"
+
+
+def test_a_traced_process_is_not_timed_again(subject, tmp_path):
+    own = subject()
+    assert own.measure(item())["kernels"] == ()
+    traced = own.measure(item(timer="profiler"))
+    assert (traced["kernel_family"], traced["kernels"][0]["launches"]) == ("flash-attn-3", 32.0)
+    assert len(starts(tmp_path)) == 1
+    assert own.measure(item())["status"] == "ok" and len(starts(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "reason"),
+    [
+        ({"answer": "arms['fused']['digest'] = 'other'"}, "incorrect", "bit by bit, same, got oth"),
+        ({"answer": "arms['fused']['error'] = float('inf')"}, "incorrect", "error inf over budget"),
+        ({"answer": 'print(\'{"refused": "too long"}\', flush=True); continue'}, "refused", "long"),
+        ({"case": "raise MemoryError('no room')"}, "error", "status 1; .*MemoryError: no room"),
+        ({"case": "os.kill(os.getpid(), 9)"}, "crashed", "status 137; loading"),
+        ({"case": "time.sleep(60)"}, "timeout", "no answer after 0.5 s; loading"),
+        ({"start": "raise SystemExit('attnlib: sglang must be')"}, "error", "attnlib: sglang must"),
+        ({"start": "time.sleep(60)"}, "timeout", "no answer after"),
+    ],
+)
+def test_what_goes_wrong_in_an_engine_is_a_record_that_says_how(
+    subject, monkeypatch, code, status, reason
+):
+    monkeypatch.setattr(measure, "START_S", 0.8 if "start" in code and status == "timeout" else 20)
+    monkeypatch.setattr(measure, "CASE_S", 0.5 if status == "timeout" else 20)
+    found = subject(**code).measure(item("sglang-fused"))
+    assert found["status"] == status and not found.get("run_us")
+    assert re.search(reason, found["reason"]), found["reason"]
+
+
+def test_an_engine_that_fails_a_case_is_started_anew_and_one_that_cannot_start_is_not(
+    subject, tmp_path
+):
+    own = subject(case="if asked['lens'][0] == 300: sys.exit(3)")
+    assert own.measure(item())["status"] == "error"
+    assert own.measure(item(case=replace(CASE, kv_len=200)))["status"] == "ok"
+    assert len(starts(tmp_path)) == 2
+    broken = subject(start="sys.exit(4)")
+    assert {broken.measure(item(arm))["status"] for arm in SIDE_BY_SIDE} == {"error"}
+    assert len(starts(tmp_path)) == 3
+
+
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        ({"release": ""}, r"tried \(0.5.11\), got none: pip install sglang==0.5.11"),
+        ({"release": "0.5.23"}, "got 0.5.23"),
+        ({"device": "cpu"}, "an engine needs a CUDA GPU"),
+    ],
+)
+def test_without_sglang_another_release_or_no_gpu_nothing_is_started(subject, told, reason):
+    found = subject(**told).measure(item())
+    assert found["status"] == "refused"
+    assert re.search(reason, found["reason"])
+
+
+def test_an_arm_that_did_not_run_is_an_error(subject):
+    own = subject(answer="calls = {'metadata=sglang': 5}")
+    assert own.measure(item())["status"] == "ok"
+    with pytest.raises(RuntimeError, match="must have run metadata=eager, it counted"):
+        own.measure(item("sglang-eager"))
+
+
+def test_unknown_arms_and_timers_are_named(subject):
+    with pytest.raises(ValueError, match="backend must be one of sglang, sglang-eager"):
+        subject().measure(item("sglang-quick"))
+    with pytest.raises(ValueError, match="timer must be one of host, profiler, got 'graph'"):
+        subject().measure(item(timer="graph"))
+    with pytest.raises(ValueError, match="must be host for the driver offline"):
+        subject().measure(item(timer="profiler", case=replace(CASE, driver="offline")))
+
+
+@pytest.mark.parametrize("how", ["closed", "crashed", "hangs", "ended"])
+def test_nothing_that_an_engine_started_is_left_when_it_ends(subject, tmp_path, monkeypatch, how):
+    monkeypatch.setattr(measure, "CASE_S", 2.0)
+    end = {"crashed": "os.kill(os.getpid(), 11)", "hangs": "time.sleep(60)", "ended": "sys.exit()"}
+    own = subject(start=LEAVES, case=end.get(how, ""))
+    own.measure(item())
+    own._close()
+    assert gone(int((tmp_path / "CHILD").read_text()))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_an_engine_dies_with_the_worker_whose_group_is_killed(tmp_path, number):
+    started = f"{LEAVES}; print('{{}}', flush=True); time.sleep(100)"
+    code = (
+        "import os, sys, time; from attnlib.kinds.engine.group import EngineGroup\n"
+        f"code = 'import os, subprocess, sys, time; ' + {started!r}\n"
+        "EngineGroup((sys.executable, '-c', code), os.environ).answer(20)\n"
+        "print('up', flush=True); time.sleep(100)"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "CHILD": str(tmp_path / "CHILD")}
+    own = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "start_new_session": True}
+    with subprocess.Popen([sys.executable, "-c", code], env=env, **own) as worker:
+        assert worker.stdout.readline() == b"up\n"
+        os.killpg(worker.pid, number)
+    assert gone(int((tmp_path / "CHILD").read_text()))
+
+
+def test_a_question_to_an_engine_that_has_ended_finds_out_by_its_answer():
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    group = EngineGroup((sys.executable, "-c", "print('last', file=__import__('sys').stderr)"), env)
+    with pytest.raises(EngineEndedError, match="the engine ended, status 0; last"):
+        group.answer(20)
+    again = EngineGroup((sys.executable, "-c", "pass"), env)
+    time.sleep(1)
+    again.tell({})
+    with pytest.raises(EngineEndedError, match="it said nothing"):
+        again.answer(20)

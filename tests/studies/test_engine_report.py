@@ -1,0 +1,171 @@
+"""Tables and checks of an engine's steps, on made-up records and on published predictions."""
+
+import pytest
+from support.frames import frame, ran, row
+
+from attnlib.kinds.engine.case import SIDE_BY_SIDE
+from attnlib.studies.engine_step import checks, tables
+from attnlib.studies.engine_step.study import (
+    FA2,
+    FA3,
+    KERNELS,
+    LAYER,
+    METADATA,
+    PLANNED,
+    SCHEDULE,
+    SERVED,
+    STUDY,
+)
+from attnlib.studies.evidence import MissingRecordsError
+
+NOW, EAGER, FUSED, ONE = SIDE_BY_SIDE
+PREPARE = "prepare_varlen_num_blocks_kernel"
+
+
+def rounds(case, arms, timer="host", **told):
+    """Three rounds of three steps of each arm: these times, a drift of all of them, a late step."""
+    return [
+        row(case, arm, n, us + n, id=f"{arm} {n}", timer=timer)
+        | {"steps_us": (us + n - 1, us + n, us + n + 50), "release": ""}
+        | {"reported_backend": "said, outputs 1a2b"}
+        | told
+        for n in range(3)
+        for arm, us in arms.items()
+    ]
+
+
+def both(cases, arm, over, saved, step=7000.0):
+    """`arm` in place of `over` saves so much in each case, cases in turn."""
+    pairs = zip(cases, saved, strict=True)
+    return frame(*(r for case, us in pairs for r in rounds(case, {arm: step - us, over: step})))
+
+
+def test_steps_of_one_process_are_paired_one_by_one_and_of_two_by_medians():
+    own = rounds(METADATA[0], {NOW: 5000.0, EAGER: 5200.0})
+    own[1] |= {"steps_us": (5201.0, 5203.0, 5205.0)}
+    other = rounds(SCHEDULE[0], {NOW: 6500.0, LAYER: 6900.0})
+    table = tables.measured(frame(*own, *other))
+    assert table.arm.tolist() == [NOW, NOW] and table.over.tolist() == [EAGER, LAYER]
+    beside, apart = table.itertuples()
+    assert beside.saved == pytest.approx((202 - 0 + 200 + 200) / 3, abs=1.1)
+    assert beside.low < beside.saved < beside.high and beside.verdict == "faster"
+    assert (apart.saved, apart.low, apart.high, apart.rounds) == (400, 400, 400, 3)
+    assert apart.gain == pytest.approx(100 * 400 / 6901)
+
+
+def test_a_saving_whose_interval_holds_nothing_is_ambiguous_and_a_loss_is_slower():
+    rows = rounds(METADATA[0], {NOW: 5000.0, EAGER: 5000.0})
+    for n, each in enumerate(rows[1::2]):
+        each |= {"steps_us": (5000.0 + 30 * (-1) ** n,) * 3}
+    loses = both(METADATA[1:2], NOW, EAGER, [-20.0])
+    table = tables.measured(frame(*rows, *loses.to_dict("records")))
+    assert table.verdict.tolist() == ["ambiguous", "slower"]
+    (one,) = tables.measured(frame(*rows[:2])).itertuples()
+    assert one.verdict == "ambiguous" and one.low != one.low, "one round has no interval"
+
+
+@pytest.fixture(scope="module")
+def promised():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("ATTNLIB_DATA", raising=False)
+        return tables.promised()
+
+
+def test_kernel_records_predict_every_comparison_and_say_of_which_shape(promised):
+    wanted = [tuple(each) for each in promised[[*tables.PAIR, "case"]].itertuples(index=False)]
+    assert wanted == list(tables.COMPARED) and promised.by.all()
+    us = promised.groupby(tables.PAIR).predicted.median()
+    assert 10 < us[NOW, EAGER] < 40 and 0 < us[FUSED, NOW] < us[ONE, NOW] < 20
+    first = promised.set_index([*tables.PAIR, "case"]).predicted
+    assert 2500 < first[FA2, FA3, KERNELS[0]] < 4000, "6.06 against 9.10 ms, once tried"
+    assert first[PLANNED, FA2, SERVED[2]] > 10_000 > first[PLANNED, FA2, SERVED[0]] > 1000
+
+
+def test_the_core_table_says_where_the_rest_went(promised):
+    case = KERNELS[1]
+    traced = rounds(case, {FA2: 9000.0, FA3: 19_000.0}, "profiler")[:2]
+    rows = [*rounds(case, {FA2: 9500.0, FA3: 21_800.0}), *traced]
+    rows += rounds(METADATA[0], {NOW: 5000.0, EAGER: 5200.0})
+    table = tables.core_table(frame(*rows), promised)
+    metadata, kernel = table.to_dict("records")
+    assert (kernel["traced"], kernel["saved"], kernel["rest"]) == (10_000.0, 12_300.0, 2300.0)
+    assert kernel["95 %"] == "12300 to 12300" and kernel["predicted"] > 9000
+    assert metadata["traced"] != metadata["traced"]
+    assert metadata["rest"] == pytest.approx(200 - metadata["predicted"], abs=0.1)
+
+
+def test_users_see_steps_the_slowest_of_them_and_tokens_a_second():
+    (user,) = tables.users_table(frame(*rounds(SERVED[0], {FA2: 6400.0}))).to_dict("records")
+    assert (user["step, ms"], user["tokens"]) == (6.401, round(64e6 / 6401))
+    assert user["slowest, ms"] == pytest.approx(6.450, abs=0.002)
+
+
+def test_launches_that_prepare_a_schedule_are_counted():
+    kernels = ran(*[PREPARE] * 64, "attention")
+    table = tables.launches_table(
+        frame(*rounds(SCHEDULE[0], {LAYER: 9.0}, "profiler", kernels=kernels)[:1])
+    )
+    assert table[["launches", "prepare"]].to_numpy().tolist() == [[65, 64]]
+
+
+@pytest.mark.parametrize(
+    ("check", "saved", "verdict"),
+    [
+        (checks.metadata_saves_a_step, [200.0] * 7, "confirmed"),
+        (checks.metadata_saves_a_step, [200.0] * 6 + [-5.0], "partly"),
+        (checks.metadata_saves_a_step, [-5.0] * 7, "refuted"),
+        (checks.metadata_loses_somewhere, [200.0] * 7, "refuted"),
+        (checks.metadata_loses_somewhere, [200.0] * 6 + [-5.0], "confirmed"),
+    ],
+)
+def test_the_sign_of_each_shape_decides(check, saved, verdict):
+    finding = check(both(METADATA, NOW, EAGER, saved))
+    assert (finding.verdict, len(finding.records)) == (verdict, 42)
+
+
+@pytest.mark.parametrize(("saved", "verdict"), [(125.0, "confirmed"), (400.0, "refuted")])
+def test_the_largest_gain_is_held_to_the_claimed(saved, verdict):
+    rows = both(METADATA, NOW, EAGER, [10.0] * 6 + [saved])
+    finding = checks.largest_metadata_gain(rows, 1.75)
+    assert finding.verdict == verdict and METADATA[6].label in finding.reason
+
+
+def test_a_schedules_gain_is_of_throughput_and_of_a_batch_of_one_where_that_is_claimed():
+    rows = both(SCHEDULE, NOW, LAYER, [180.0, 700.0])
+    alone, all_ = checks.schedule_gain_alone(rows, 2.6), checks.schedule_gain(rows, 2.0)
+    assert alone.value == pytest.approx(100 * 180 / 6821)
+    assert (alone.verdict, all_.verdict) == ("confirmed", "refuted")
+    with pytest.raises(MissingRecordsError, match="1 of 2 shapes"):
+        checks.schedule_gain(rows[rows.batch_size == 1], 2.0)
+
+
+@pytest.mark.parametrize(("once", "verdict"), [(1, "confirmed"), (2, "refuted")])
+def test_prepares_of_a_profile_are_counted_from_traced_steps(once, verdict):
+    counts = {LAYER: ran(*[PREPARE] * 64), NOW: ran(*[PREPARE] * once)}
+    traced = [
+        rounds(SCHEDULE[0], {arm: 9.0}, "profiler", kernels=kernels)[0]
+        for arm, kernels in counts.items()
+    ]
+    finding = checks.profiled_prepares(frame(*traced), 72)
+    assert (finding.verdict, finding.measured.split(",")[0]) == (verdict, "576")
+    with pytest.raises(MissingRecordsError, match="a shape lacks one by the timer profiler"):
+        checks.profiled_prepares(frame(*traced[:1]), 72)
+
+
+def test_outputs_of_both_schedules_are_compared_shape_by_shape():
+    rows = both(SCHEDULE, NOW, LAYER, [180.0, 700.0])
+    assert checks.schedule_keeps_outputs(rows).verdict == "confirmed"
+    other = rows.assign(reported_backend="said, outputs 3c4d")
+    mixed = rows.where(rows.backend != LAYER, other)
+    assert checks.schedule_keeps_outputs(mixed).verdict == "partly"
+
+
+def test_engines_start_once_a_round_and_odd_rounds_run_backwards():
+    arms = {"sglang": "together"} | dict.fromkeys(SIDE_BY_SIDE, "together")
+    seen = []
+    for job in STUDY.jobs(headline=False):
+        keys = [(i.case.model, i.case.driver, arms.get(i.backend, i.backend)) for i in job.items]
+        seen.append(list(dict.fromkeys(keys)))
+        assert len(seen[-1]) == sum(a != b for a, b in zip([None, *keys], keys, strict=False))
+    assert [len(keys) for keys in seen] == [8, 6, 6]
+    assert seen[1] == seen[0][:6][::-1]
