@@ -24,6 +24,7 @@ HOME = {
     "ceilings": "run.frame",
     "compare": "lab.compare",
     "create": "core.backends",
+    "diagnose": "lab.diagnose",
     "decode_rows": "run.frame",
     "explore": "lab.widgets",
     "load": "run.store",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .doctor import diagnose, render
+from . import doctor
 from .run import cluster, store, study
 from .run.bisect import Bisection, bisect
 from .run.record import machine_slug
@@ -60,8 +60,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> None:
-    found = diagnose()
-    print(json.dumps(found, indent=2) if options.json else render(found))
+    found = doctor.diagnose()
+    print(json.dumps(found, indent=2) if options.json else doctor.render(found))
+
+
+def _diagnose(options: argparse.Namespace) -> None:
+    from .lab.diagnose import diagnose
+
+    pairs = [part.partition("=")[::2] for part in options.shape.split(",") if part]
+    shape = {name: int(value) if value.isdigit() else value for name, value in pairs}
+    print(diagnose(options.trace, **shape))
 
 
 def _study_named(name: str) -> study.Study:
@@ -258,8 +266,19 @@ REPORT = {
 CLAIMS = {"ids": _of("show all there is on these claims", nargs="*", metavar="ID"), **JSON}
 POLICY = {"--out": _of(DEFAULT, type=Path, default=Path("build/policy.json"))}
 NEW_STUDY = {"name": _of("lower-case words joined by _", metavar="NAME")}
+DIAGNOSE = {
+    "trace": _of(
+        "of torch.profiler (.json, .json.gz) or Nsight Systems (.sqlite)", metavar="TRACE"
+    ),
+    "--shape": _of(
+        "what the trace does not tell, such as heads=32/8,kv_len=8192", default="", metavar="N=V,.."
+    ),
+}
 COMMANDS = {
     "doctor": Command(_doctor, "machine, versions, which backends can run here, and why not", JSON),
+    "diagnose": Command(
+        _diagnose, "which attention a server's trace ran, and the known patterns it shows", DIAGNOSE
+    ),
     "measure": Command(
         _measure, "measure on this GPU what a study lacks, into data/records/", MEASURE
     ),
