@@ -187,7 +187,8 @@ time of the chosen chunk over that of the best; core: as core/gpu.py has it
 
 {learn.compared(sweeps, found).round(4).to_string(index=False)}
 
-FA2_RATES of core/gpu.py holds {"the same" if same else "others; in their place"}:
+FA2_RATES of core/gpu.py holds {"the same" if same else "others"}; give a planner these as
+Fa2Planner(wrapper, ..., rates={{...}}), or put them in place there:
 {learn.source(found)}""")
 
 

@@ -4,6 +4,7 @@ import os
 import sys
 import tempfile
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,11 +14,14 @@ if not torch.cuda.is_available():
     # Before a kernel is defined: without a GPU Triton runs it in Python.
     os.environ["TRITON_INTERPRET"] = "1"
 
+from support import library_fakes as fakes
 from support.studies import CPU
 
 from attnlib import cli
-from attnlib.core.backends import fa3
+from attnlib.core import backends
+from attnlib.core.backends import fa3, flashinfer
 from attnlib.core.batch import DecodeBatch, PagedKV
+from attnlib.core.fa2 import planner
 from attnlib.core.schedule import fa3 as scheduler
 from attnlib.core.schedule import library, splits
 from attnlib.core.spec import AttnSpec
@@ -199,6 +203,26 @@ class FakeFa3:
         rows_seen = batch.query_rows(q.shape[1])
         out = attend(q.flatten(0, 1), PagedKV(k_cache, v_cache), rows_seen)
         return out.to(getattr(torch, spec.out_dtype)).view(q.shape)
+
+
+@pytest.fixture
+def fake_fa2(monkeypatch):
+    """FlashInfer's wrappers on the CPU, as they are made, on a GPU of 4 multiprocessors."""
+    if torch.cuda.is_available():
+        pytest.skip("the libraries' stand-ins are for machines without a GPU")
+    fakes.FakeWrapper.made = made = []
+    module = SimpleNamespace(
+        BatchDecodeWithPagedKVCacheWrapper=fakes.FakeDecode,
+        BatchPrefillWithPagedKVCacheWrapper=fakes.FakePaged,
+        BatchPrefillWithRaggedKVCacheWrapper=fakes.FakeRagged,
+    )
+    monkeypatch.setitem(sys.modules, "flashinfer", module)
+    monkeypatch.setattr(flashinfer, "WORKSPACE_BYTES", 2**24)
+    monkeypatch.setattr(planner, "installed_version", lambda _: "0.6.4")
+    small = SimpleNamespace(multi_processor_count=4)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: small)
+    monkeypatch.setattr(backends, "unavailable", lambda name: "")
+    return made
 
 
 @pytest.fixture

@@ -44,13 +44,13 @@ class Fa2Rates:
     memory_gbps: float
     block_gbps: float
     block_tokens: float
-    merge_us: float = 5.9e-4
-    cut_us: float = 1.39
-    start_us: float = 9.6
-    deep_us: float = 0.0287
-    mean_share: float = 0.142
-    longest_share: float = 0.137
-    mixing: float = 91.0
+    merge_us: float
+    cut_us: float
+    start_us: float
+    deep_us: float
+    mean_share: float
+    longest_share: float
+    mixing: float
 
 
 FA2_RATES: dict[int | tuple[int, int, int], Fa2Rates] = {

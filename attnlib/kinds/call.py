@@ -13,7 +13,7 @@ import torch
 from ..core import backends
 from ..core.backends.base import Backend, Plan
 from ..core.backends.table import FAMILY_OF
-from ..measure.timer import ROTATING, cold_copies, run_timer, time_host
+from ..measure.timer import ROTATING, Timing, cold_copies, run_timer, time_host
 from ..measure.trace import kernel_family, trace_kernels
 from .base import Bench, oracle_fields, timed_fields
 from .check import Judge
@@ -73,20 +73,18 @@ class CallSubject(Generic[Case]):
         backend = backends.create(entry.name, case.spec, mask=mask, device=device, cuda_graph=graph)
         plan = backend.plan(work.batch)
         run = call_of(backend, work.q, work.kv, plan)
-        verdict = judge.check(run())
-        seen = {"reported_backend": plan.reported_backend, **oracle_fields(verdict)}
-        if not verdict.passed:
-            return seen
-        # Timed before it is traced: the profiler's callbacks stay on, and slow every launch.
-        timing = timer(self._rotation(backend, plan, work) if item.timer in ROTATING else run)
-        planning = time_host(lambda: backend.plan(work.batch, out=plan))
-        kernels = trace_kernels(run) if device == "cuda" else ()
-        family = kernel_family((kernel.name for kernel in kernels), FAMILY_OF)
+        found = timed_call(
+            *(run, judge, plan.reported_backend),
+            timer=lambda: timer(
+                self._rotation(backend, plan, work) if item.timer in ROTATING else run
+            ),
+            replan=lambda: backend.plan(work.batch, out=plan),
+            work_per_call=float(self.cost(case).io_bytes),
+        )
+        family = found.get("kernel_family", entry.family)
         if entry.family not in ("", family):
             raise RuntimeError(f"asked for {entry.family}, but {family or 'none'} ran")
-        seen |= {"kernel_family": family, "plan_us": planning.samples_us}
-        work_bytes = float(self.cost(case).io_bytes)
-        return timed_fields(timing, kernels=kernels, work_per_call=work_bytes) | seen
+        return found
 
     def _rotation(
         self, backend: Backend, plan: Plan, work: Workload[Case]
@@ -109,6 +107,31 @@ class CallSubject(Generic[Case]):
         limit = self.bench.machine.get("memory_gib", MEMORY_GIB_UNKNOWN) * self.memory_share
         needed = copies * self.cache_bytes(case) / 2**30
         return "" if needed <= limit else f"KV needs {needed:.1f} GiB, limit {limit:.1f} GiB"
+
+
+def timed_call(
+    run: Callable[[], torch.Tensor],
+    judge: Judge,
+    reported: str,
+    *,
+    timer: Callable[[], Timing],
+    replan: Callable[[], object] | None = None,
+    work_per_call: float,
+) -> dict[str, Any]:
+    """A record's fields: the output of `run` checked, then calls timed by `timer` and the plan on
+    the host, where there is one, then `run` traced."""
+    out = run()
+    verdict = judge.check(out)
+    seen = {"reported_backend": reported, **oracle_fields(verdict)}
+    if not verdict.passed:
+        return seen
+    # Timed before it is traced: the profiler's callbacks stay on, and slow every launch.
+    timing = timer()
+    if replan is not None:
+        seen["plan_us"] = time_host(replan).samples_us
+    kernels = trace_kernels(run) if out.is_cuda else ()
+    seen["kernel_family"] = kernel_family((kernel.name for kernel in kernels), FAMILY_OF)
+    return timed_fields(timing, kernels=kernels, work_per_call=work_per_call) | seen
 
 
 def call_of(backend: Backend, q: torch.Tensor, kv: Any, plan: Plan) -> Callable[[], torch.Tensor]:

@@ -26,6 +26,7 @@ from .decode.case import DecodeCase
 from .extend.case import ExtendCase
 from .metadata.case import MetadataCase
 from .mla.case import MlaCase
+from .plan.case import PlanCase
 
 if TYPE_CHECKING:
     import torch
@@ -98,6 +99,11 @@ def sample_extend_lens(case: ExtendCase) -> tuple[np.ndarray, np.ndarray]:
         rng = np.random.default_rng(case.cached.seed + 2)
         q_lens[1:] = rng.integers(1, case.q_len + 1, len(kv_lens) - 1)
     return q_lens, np.maximum(kv_lens, q_lens)
+
+
+def sample_plan_lens(case: PlanCase) -> np.ndarray:
+    """Tokens of each request [bs] int64, at least as many as queries."""
+    return np.maximum(sample_seq_lens(case.decode).astype(np.int64), case.q_len)
 
 
 def sample_drafts(case: ExtendCase) -> np.ndarray:

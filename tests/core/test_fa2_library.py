@@ -16,7 +16,7 @@ from attnlib.core.fa2.library import (
     FA2_INFO,
     RELEASES,
     LibraryCall,
-    LibraryPlan,
+    Words,
     plan_cuda_cores,
     plan_fa2,
 )
@@ -28,7 +28,7 @@ EAGER = replace(CALL, cuda_graph=False)
 MQA = replace(CALL, num_qo_heads=8, num_kv_heads=1)
 
 
-def make(line: dict[str, Any], **changes: Any) -> LibraryPlan:
+def make(line: dict[str, Any], **changes: Any) -> Words:
     """The model's plan of a line; a length that stands alone is that of all requests."""
     call = LibraryCall(**{**HEADER["usual"], **line["call"], **changes})
     kv_lens = np.full(line["bs"], line["kv_lens"])
@@ -37,20 +37,17 @@ def make(line: dict[str, Any], **changes: Any) -> LibraryPlan:
     return plan_fa2(call, kv_lens, np.full(line["bs"], line.get("q_lens", 1)))
 
 
-def stamp(plan: LibraryPlan) -> int:
+def stamp(plan: Words) -> int:
     """CRC-32 of `info` and of all bytes that the plan copies to the GPU, over a buffer of 0xFF."""
     names = CUDA_CORE_INFO if plan.qo_tile_indices is None else FA2_INFO
-    info, end = dict(zip(names, plan.info, strict=True)), 0
+    info, ends = dict(zip(names, plan.info, strict=True)), [0]
     room = {"o_indptr": 4 * len(plan.o_indptr), "merge_indptr": 4 * plan.info[1] + 4}
-    buffer = np.full(2**23, 255, np.uint8)
     for offset in (name for name in names if name.endswith("_offset")):
         name = offset.removesuffix("_offset").removesuffix("_ptr")
         if (word := getattr(plan, name, None)) is not None:
-            word = np.atleast_1d(word).astype("?" if name == "block_valid_mask" else "<i4")
-            data, at = np.frombuffer(word.tobytes(), np.uint8), info[offset]
-            buffer[at : at + len(data)] = data
-            end = max(end, at + room.get(name, len(data)))
-    return zlib.crc32(buffer[:end].tobytes(), crc(plan.info))
+            each = 1 if name == "block_valid_mask" else 4
+            ends.append(info[offset] + room.get(name, each * np.size(word)))
+    return zlib.crc32(plan.image(2**21, -1).tobytes()[: max(ends)], crc(plan.info))
 
 
 def crc(words: Any) -> int:

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from attnlib.core.fa2.choice import CHUNK_STEP, MIN_CHUNK, PlanShape, choose
+from attnlib.core.fa2.choice import CHUNK_STEP, PlanShape, choose
 from attnlib.core.fa2.kernel import build_fa2_plan
+from attnlib.core.fa2.library import FA2_INFO, MIN_CHUNK
 from attnlib.core.fa2.words import Layout, plan_words
 from attnlib.kinds.metadata import oracle
 
@@ -31,8 +32,13 @@ everywhere = pytest.mark.parametrize(
 """Once by Triton's interpreter, twice on a GPU."""
 
 
+def room(shape):
+    """Words of the int workspace."""
+    return Layout.of(shape).int_bytes // 4
+
+
 def arguments(shape, lens):
-    words = torch.full((Layout.of(shape).int_bytes // 4,), POISON, dtype=torch.int32, device=HERE)
+    words = torch.full((room(shape),), POISON, dtype=torch.int32, device=HERE)
     lens = torch.tensor(lens, dtype=torch.int32, device=HERE)
     return {"seq_lens": lens, "words": words, "shape": shape}
 
@@ -55,17 +61,11 @@ def drawn(shape, seed, count=4):
 def test_blocks_see_every_token_of_every_query_tile_once_and_fit(shape):
     for lens in drawn(shape, 1):
         words = plan_words(shape, lens)
-        used = words.block_valid_mask.astype(bool)
-        assert used.sum() == words.choice.blocks[words.choice.best] <= shape.max_blocks
+        used, choice = words.block_valid_mask[: shape.max_blocks], choose(shape, lens)
+        assert used.sum() == choice.blocks[choice.best] <= shape.max_blocks
         seen = np.minimum(lens, shape.seen)
-        found = list(
-            zip(
-                words.request_indices[used].tolist(),
-                words.qo_tile_indices[used].tolist(),
-                words.kv_tile_indices[used].tolist(),
-                strict=True,
-            )
-        )
+        indices = (words.request_indices, words.qo_tile_indices, words.kv_tile_indices)
+        found = list(zip(*(index[used].tolist() for index in indices), strict=True))
         parts = -(-seen // words.kv_chunk_size)
         wanted = [
             (request, tile, part)
@@ -79,15 +79,14 @@ def test_blocks_see_every_token_of_every_query_tile_once_and_fit(shape):
         assert (merged[: len(rows)] == rows).all() and not merged[len(rows) :].any()
         assert (words.merge_indptr[:: shape.q_len] == words.o_indptr).all()
         layout = Layout.of(shape)
-        row_bytes = 4 * shape.num_qo_heads * shape.head_dim
-        assert words.o_indptr[-1] * row_bytes <= layout.lse
-        assert layout.lse + words.o_indptr[-1] * 4 * shape.num_qo_heads <= layout.float_bytes
+        lse, sums = layout.info[FA2_INFO.index("s_offset")], 4 * shape.num_qo_heads
+        assert words.o_indptr[-1] * sums * shape.head_dim <= lse
+        assert lse + words.o_indptr[-1] * sums <= layout.float_bytes
 
 
 @everywhere
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_the_kernel_writes_what_the_twin_says_over_any_words_before(shape, seed):
-    layout = Layout.of(shape)
     for turn, lens in enumerate(drawn(shape, seed, 4 if HERE == "cpu" else 40)):
         delta = turn % 2
         given = lens - delta * (lens > 0)
@@ -95,7 +94,7 @@ def test_the_kernel_writes_what_the_twin_says_over_any_words_before(shape, seed)
         call["seq_lens"] = call["seq_lens"].to((torch.int32, torch.int64)[delta])
         call["words"].fill_(POISON - turn)
         build_fa2_plan(**call, seq_len_delta=delta)
-        wanted = plan_words(shape, given + delta).image(layout, POISON - turn)
+        wanted = plan_words(shape, given + delta).image(room(shape), POISON - turn)
         assert np.flatnonzero(call["words"].cpu().numpy() != wanted).tolist() == []
 
 
@@ -104,10 +103,9 @@ def test_words_lie_apart_and_aligned():
         layout = Layout.of(shape)
         sizes = [shape.max_blocks] * 3 + [shape.max_batch_size + 1]
         sizes += [shape.max_batch_size * shape.q_len + 1, 1, 1]
-        starts = [layout.request, layout.q_tile, layout.kv_tile, layout.o_indptr]
-        starts += [layout.merge_indptr, layout.chunk, layout.rows, layout.valid // 4]
+        starts = layout.offsets
         assert all(a + n <= b for a, n, b in zip(starts, sizes, starts[1:], strict=False))
-        assert not any(start * 4 % 16 for start in starts)
+        assert not any(start % 4 for start in (*starts[:5], starts[-1]))
 
 
 def test_a_long_request_is_cut_where_the_library_cuts_nothing():
@@ -148,7 +146,7 @@ def test_the_same_launch_writes_the_page_arrays(page_size):
     assert words["kv_last_page_len"].tolist() == [*last, 0]
     assert words["kv_indices"][: len(pages)].tolist() == pages.tolist()
     assert (words["kv_indices"][len(pages) :] == POISON).all()
-    wanted = plan_words(shape, lens).image(Layout.of(shape), POISON)
+    wanted = plan_words(shape, lens).image(room(shape), POISON)
     assert (call["words"].cpu().numpy() == wanted).all()
     with pytest.raises(ValueError, match=r"kv_indptr must be \[7\] int32"):
         words["kv_indptr"] = words["kv_indptr"][:6]

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from attnlib.core.fa2 import planner as module
+from attnlib.core.fa2.library import FA2_INFO
 from attnlib.core.fa2.planner import PRIVATE, Fa2Planner
 from attnlib.core.fa2.words import plan_words
-from attnlib.core.gpu import Fa2Rates
+from attnlib.core.gpu import FA2_RATES
 
 LAYER = {"head_dim": 128, "max_seq_len": 4096}
 
@@ -45,39 +46,32 @@ def test_a_plan_is_in_the_wrappers_workspace_until_it_plans_itself(wrapper):
     assert wrapper._qo_indptr_buf.tolist() == [0, 2, 4, 6]
     planner.plan(torch.tensor([4096, 10, 0], dtype=torch.int32))
     assert wrapper._plan_info is planner.info and len(planner.info) == 15
-    assert planner.info[:4] == [planner.shape.max_blocks, 6, planner.layout.rows * 4, 16]
+    assert planner.info[:2] + planner.info[3:4] == [planner.shape.max_blocks, 6, 16]
     words = wrapper._int_workspace_buffer[: planner.layout.int_bytes].view(torch.int32)
-    wanted = plan_words(planner.shape, [4096, 10, 0]).image(planner.layout)
+    wanted = plan_words(planner.shape, [4096, 10, 0]).image(len(words))
     assert words.tolist() == wanted.tolist()
     planner.plan_with(torch.tensor([4096, 10]), 512)
-    assert words[planner.layout.chunk] == 512
+    assert words[planner.info[FA2_INFO.index("kv_chunk_size_ptr_offset")] // 4] == 512
 
 
-OWN = Fa2Rates(4767, 44, 34, cut_us=1e6)
+OWN = replace(FA2_RATES[16], cut_us=1e6)
 """Of a GPU on which nothing is worth a cut."""
 
 
-@pytest.mark.parametrize("rates", [{16: OWN}, {16: Fa2Rates(1, 1, 1), (16, 128, 2): OWN}], ids=len)
+@pytest.mark.parametrize("rates", [{16: OWN}, {16: FA2_RATES[16], (16, 128, 2): OWN}], ids=len)
 def test_rates_that_are_given_choose_the_chunk(wrapper, rates):
     planner = Fa2Planner(wrapper, **LAYER, num_sms=132, rates=rates)
-    assert planner.shape.rates == OWN and planner.rates_of == "given"
+    assert planner.shape.rates == OWN
     planner.plan(torch.tensor([4096, 10, 7], dtype=torch.int32))
     shape, words = Fa2Planner(wrapper, **LAYER, num_sms=132).shape, planner._words.tolist()
-    own = plan_words(replace(shape, own_rates=OWN), [4096, 10, 7])
-    assert words == own.image(planner.layout).tolist()
+    own = plan_words(replace(shape, given_rates=OWN), [4096, 10, 7])
+    assert words == own.image(len(words)).tolist()
     assert own.kv_chunk_size == 4096 > plan_words(shape, [4096, 10, 7]).kv_chunk_size
 
 
 def test_rates_of_other_kernels_are_refused(wrapper):
     with pytest.raises(ValueError, match=r"rates must have 16 or \(16, 128, 2\), got \[64\]"):
         Fa2Planner(wrapper, **LAYER, num_sms=132, rates={64: OWN})
-
-
-@pytest.mark.parametrize(("here", "more"), [("NVIDIA H200", ""), ("A GPU", ", here is A GPU")])
-def test_a_planner_says_whether_its_rates_are_of_this_gpu(wrapper, monkeypatch, here, more):
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: here)
-    planner = Fa2Planner(wrapper, **LAYER, num_sms=132)
-    assert planner.shape.own_rates is None and planner.rates_of == f"NVIDIA H200{more}"
 
 
 def test_page_arrays_are_written_where_the_wrapper_reads_them(wrapper):

@@ -6,12 +6,20 @@ import pandas as pd
 import pytest
 from support.plans import CHAT, FOUR, LONG, chunk_frame, plan_frame
 
+from attnlib.core.fa2.choice import PlanShape
 from attnlib.core.fa2.library import LibraryCall, plan_fa2
+from attnlib.core.gpu import FA2_RATES
 from attnlib.draw import style
 from attnlib.kinds.lengths import sample_seq_lens
 from attnlib.studies import fa2_chunks as chunks
 from attnlib.studies import fa2_plan as plans
-from attnlib.studies.fa2_plan.blocks import BY_LIBRARY, BY_US, both_plans, shape_of, small_example
+from attnlib.studies.fa2_plan.blocks import (
+    BY_LIBRARY,
+    BY_US,
+    both_plans,
+    both_schedules,
+    small_example,
+)
 from attnlib.studies.fa2_plan.study import (
     KINDS,
     OTHER_KINDS,
@@ -46,10 +54,8 @@ def test_blocks_of_either_plan_cover_every_token_once(case, name):
 
 
 def test_a_slot_does_one_block_at_a_time_and_starts_them_in_the_order_of_the_grid():
-    lens = sample_seq_lens(LONG)
-    shape = shape_of(LONG.spec, lens, SMS)
-    work = plans.schedule(shape, plans.blocks_of(both_plans(LONG, SMS)[BY_US], lens))
-    assert work.start.is_monotonic_increasing and work.slot.between(0, shape.slots - 1).all()
+    lens, work = sample_seq_lens(LONG), both_schedules(LONG, SMS)[BY_US]
+    assert work.start.is_monotonic_increasing and work.slot.between(0, 2 * SMS - 1).all()
     for _, own in work.groupby("slot"):
         assert (own.end.to_numpy()[:-1] <= own.start.to_numpy()[1:] + 1e-9).all()
     assert work.groupby("head").tokens.sum().tolist() == [lens.sum()] * LONG.spec.num_kv_heads
@@ -57,7 +63,7 @@ def test_a_slot_does_one_block_at_a_time_and_starts_them_in_the_order_of_the_gri
 
 def test_a_block_alone_takes_the_models_time_of_its_tokens():
     lens = np.array([4 * 128])
-    shape = shape_of(FOUR.spec, lens, SMS)
+    shape = PlanShape.of(FOUR.spec, lens, SMS)
     one = plans.schedule(shape, pd.DataFrame({"request": [0], "part": [0], "tokens": lens}))
     tokens = 4 * 128 + shape.rates.block_tokens
     in_flight = np.float32(shape.num_kv_heads)
@@ -104,7 +110,6 @@ def test_gains_turn_the_ratio_and_tables_take_the_geometric_mean(frame):
     assert rivals[plans.RIVAL_NAMES[BETTER]].to_dict() == rivals[plans.RIVAL_NAMES[FA3]].to_dict()
     found = plans.gains(rows)
     assert plans.no_gain(found, rows)["batch"].tolist() == ["four"]
-    assert plans.extremes(found, rows, 1)["batch"].tolist() == ["four", "one long"]
     assert (rivals[f"{plans.RIVAL_NAMES[FA3]}, cold"] == rivals[plans.RIVAL_NAMES[FA3]]).all()
     assert plans.layer_table(frame).cases.tolist() == [1, 1, 2]
     kinds = plans.kinds_table(pd.concat([found, found.assign(case=OTHERS[0], batch="a wave")]))
@@ -127,9 +132,8 @@ def test_several_queries_are_compared_under_either_plan_of_the_library(frame):
 
 
 def test_the_chosen_chunk_is_held_against_the_best_of_its_sweep(swept):
-    table = chunks.sweep_table(swept)
-    assert set(table.batch) == {"one long", "chat of 64", "four"}
-    assert table["loss, %"].is_monotonic_decreasing and (table["loss, %"] == 0).all()
+    table = chunks.regret(chunks.sweeps(swept), FA2_RATES)
+    assert {case.decode for case in table.case} == {LONG, CHAT, FOUR} and (table.ratio == 1).all()
     slow = swept.case.map(lambda case: case.chunk) == table.chosen[0]
     swept = swept.assign(run_us=swept.run_us.where(~slow, 1.03 * swept.run_us))
     summary = chunks.sweep_summary(swept).set_index("kernels")
@@ -189,11 +193,6 @@ def test_from_two_blocks_an_sm_on_the_library_cuts_no_request_in_a_graph(heads):
 
 
 def test_the_short_requests_are_done_before_our_plan_is_and_then_a_block_a_head_works():
-    lens = sample_seq_lens(LONG)
-    shape = shape_of(LONG.spec, lens, SMS)
-    theirs, ours = (
-        plans.schedule(shape, plans.blocks_of(both_plans(LONG, SMS)[name], lens))
-        for name in (BY_LIBRARY, BY_US)
-    )
+    lens, (theirs, ours) = sample_seq_lens(LONG), both_schedules(LONG, SMS).values()
     late = theirs[theirs.end > ours.end.max()]
     assert set(late.request) == {lens.argmax()} and len(late) == LONG.spec.num_kv_heads

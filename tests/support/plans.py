@@ -2,7 +2,9 @@
 
 from dataclasses import replace
 
-from attnlib.core.fa2.choice import choose, predicted_us
+import numpy as np
+
+from attnlib.core.fa2.choice import PlanShape, choose, predicted_us
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.extend.case import ExtendCase
 from attnlib.kinds.item import Item
@@ -10,7 +12,6 @@ from attnlib.kinds.lengths import sample_seq_lens
 from attnlib.kinds.plan.case import PlanCase
 from attnlib.kinds.step.case import StepCase
 from attnlib.run import store
-from attnlib.studies.fa2_plan.blocks import shape_of
 from attnlib.studies.fa2_plan.study import SERVED
 from attnlib.studies.fa2_plan.tables import COPIED, FA3, HOST, OUR_KERNEL, OURS, OURS_MANY, PLANNED
 
@@ -43,9 +44,9 @@ def _measured(make_record, study, machine, items):
     return store.load(study, machine)
 
 
-def _us(case, q_len=1):
+def _us(case):
     lens = sample_seq_lens(case)
-    choice = choose(shape_of(case.spec, lens, 132, q_len), lens)
+    choice = choose(PlanShape.of(case.spec, lens, 132), lens)
     return float(choice.us[choice.best])
 
 
@@ -74,9 +75,9 @@ def _many():
 def _chunks():
     for case in (LONG, CHAT, FOUR):
         lens = sample_seq_lens(case)
-        shape = shape_of(case.spec, lens, 132)
-        for chunk in CHUNKS:
-            (us,) = predicted_us(shape, lens.astype(int), _array(chunk)).tolist()
+        shape = PlanShape.of(case.spec, lens, 132)
+        told = predicted_us(shape, lens.astype(int), np.array(CHUNKS))
+        for chunk, us in zip(CHUNKS, told.tolist(), strict=True):
             yield Item("fa2-chunk", "graph", PlanCase(case, chunk=chunk)), us, {}
         yield Item("fa2-chunk", "graph", PlanCase(case)), 1.02 * _us(case), {}
 
@@ -100,9 +101,3 @@ def _steps():
         (PLANNED, 1700.0, (), (launch, layer)),
     ):
         yield Item(name, "eager", case), us, {"plan_us": plan_us, "kernels": kernels}
-
-
-def _array(chunk):
-    import numpy as np
-
-    return np.array([chunk])

@@ -48,7 +48,7 @@ class Decode(Backend[DecodeBatch, PagedKV]):
 
     def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> torch.Tensor:
         """FlashInfer's own run."""
-        wrapper, scales = plan.state
+        wrapper, scales, *_ = plan.state
         return wrapper.run(q, (cache.k_cache, cache.v_cache), *scales)
 
     @property
@@ -99,7 +99,7 @@ class Prefill(Backend[ExtendBatch, PagedKV]):
         """
         if out is not None:
             out.batch.require_alike(batch)
-        wrapper = self._wrapper(batch) if out is None else out.state
+        (wrapper,) = (self._wrapper(batch),) if out is None else out.state
         spec, paged = batch.spec, batch.paged
         sizes = (spec.num_qo_heads, spec.num_kv_heads, spec.head_dim)
         lengths = (paged.kv_indptr, *sizes) if batch.ragged else _paged_lengths(paged)
@@ -111,12 +111,12 @@ class Prefill(Backend[ExtendBatch, PagedKV]):
             q_data_type=getattr(torch, spec.dtype),
             kv_data_type=getattr(torch, spec.kv_dtype),
         )
-        return Plan(batch, reported_backend(wrapper), wrapper)
+        return Plan(batch, reported_backend(wrapper), (wrapper,))
 
     def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[ExtendBatch]) -> torch.Tensor:
         """FlashInfer's own run: [rows, num_qo_heads, head_dim]."""
         k, v = cache.k_cache, cache.v_cache
-        return plan.state.run(q, *((k[:, 0], v[:, 0]) if plan.batch.ragged else ((k, v),)))
+        return plan.state[0].run(q, *((k[:, 0], v[:, 0]) if plan.batch.ragged else ((k, v),)))
 
     def _wrapper(self, batch: ExtendBatch) -> Any:
         form = "Ragged" if batch.ragged else "Paged"

@@ -4,14 +4,12 @@ Always as in a CUDA graph, since the grid is fixed. 16-bit queries over 16-bit o
 head_dim 64, 128 or 256, any group and page size.
 """
 
-import torch
-
-from ..batch import DecodeBatch, PagedKV
+from ..batch import DecodeBatch
 from ..extend import ExtendBatch
 from ..fa2.library import RELEASES
 from ..fa2.planner import Fa2Planner
 from ..spec import CUSTOM_MASKS, AttnSpec
-from .base import Plan, installed_version, require_same_table
+from .base import Batch, Plan, installed_version, require_same_table
 from .flashinfer import Decode, Prefill
 from .table import Entry
 
@@ -32,20 +30,10 @@ class PlannedDecode(Decode):
         this shape.
         """
         if out is None:
-            first = super().plan(batch)
-            wrapper, scales = first.state
-            planner = _planner(wrapper, batch, 1)
-            planner.plan(batch.seq_lens)
-            return Plan(batch, first.reported_backend, (wrapper, scales, planner))
+            return _planned(super().plan(batch), batch, 1)
         held = out.batch
         require_same_table((held.spec, held.page_table), (batch.spec, batch.page_table))
-        _replan(out.state[2], batch)
-        return Plan(batch, out.reported_backend, out.state)
-
-    def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> torch.Tensor:
-        """FlashInfer's own run."""
-        wrapper, scales, _ = plan.state
-        return wrapper.run(q, (cache.k_cache, cache.v_cache), *scales)
+        return _replanned(out, batch, batch)
 
     @classmethod
     def unsupported(cls, entry: Entry, spec: AttnSpec, mask: str) -> str:
@@ -71,17 +59,9 @@ class PlannedPrefill(Prefill):
                 f"the GPU, got a {cache} one and {batch.q_lens_cpu.tolist()[:4]}..."
             )
         if out is None:
-            first = super().plan(batch)
-            planner = _planner(first.state, batch.paged, q_len)
-            planner.plan(batch.paged.seq_lens)
-            return Plan(batch, first.reported_backend, (first.state, planner))
+            return _planned(super().plan(batch), batch.paged, q_len)
         out.batch.require_alike(batch)
-        _replan(out.state[1], batch.paged)
-        return Plan(batch, out.reported_backend, out.state)
-
-    def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[ExtendBatch]) -> torch.Tensor:
-        """FlashInfer's own run: [rows, num_qo_heads, head_dim]."""
-        return plan.state[0].run(q, (cache.k_cache, cache.v_cache))
+        return _replanned(out, batch, batch.paged)
 
     @classmethod
     def unsupported(cls, entry: Entry, spec: AttnSpec, mask: str) -> str:
@@ -98,19 +78,19 @@ def _unplanned(entry: Entry, spec: AttnSpec, mask: str) -> str:
     return f"takes no custom mask, got {mask}" if mask in CUSTOM_MASKS else ""
 
 
-def _planner(wrapper: object, batch: DecodeBatch, q_len: int) -> Fa2Planner:
-    spec = batch.spec
-    return Fa2Planner(
-        wrapper,
-        head_dim=spec.head_dim,
-        max_seq_len=batch.page_table.shape[1] * spec.page_size,
-        q_len=q_len,
-        page_size=spec.page_size,
-    )
+def _planned(first: Plan[Batch], paged: DecodeBatch, q_len: int) -> Plan[Batch]:
+    """Our plan over the library's first, whose state gets the planner."""
+    spec, columns = paged.spec, paged.page_table.shape[1]
+    sizes = {"max_seq_len": columns * spec.page_size, "page_size": spec.page_size, "q_len": q_len}
+    planner = Fa2Planner(first.state[0], head_dim=spec.head_dim, **sizes)
+    planner.plan(paged.seq_lens)
+    return Plan(first.batch, first.reported_backend, (*first.state, planner))
 
 
-def _replan(planner: Fa2Planner, batch: DecodeBatch) -> None:
+def _replanned(out: Plan[Batch], batch: Batch, paged: DecodeBatch) -> Plan[Batch]:
+    planner = out.state[-1]
     for name, buffer in planner.page_arrays.items():
-        given = getattr(batch, name)
+        given = getattr(paged, name)
         buffer[: len(given)].copy_(given)
-    planner.plan(batch.seq_lens)
+    planner.plan(paged.seq_lens)
+    return Plan(batch, out.reported_backend, out.state)

@@ -13,17 +13,22 @@ float32 without fused steps, so that the GPU's choice is this one bit for bit:
 Constants are measured (`attnlib.core.gpu`); how well they choose stands in the study's records.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
 from ..gpu import FA2_CTAS, FA2_RATES, SM_SHARED_BYTES, Fa2Rates
-from ..spec import INT32_MAX
+from ..spec import ELEMENT_BYTES, INT32_MAX, AttnSpec
+from .library import MIN_CHUNK, tile_rows
+
+Key: TypeAlias = int | tuple[int, int, int]
+Rates: TypeAlias = Mapping[Key, Fa2Rates]
+"""By the keys of `FA2_RATES`."""
 
 CHUNK_STEP = 64
 """Chunks are multiples of so many tokens."""
-MIN_CHUNK = 128
-"""The library cuts no shorter chunk either."""
 WHOLE = 32
 """The first candidates cut the longest request into 1 to 32 equal chunks; the others are fixed."""
 LADDER = tuple(((4 + rung % 4) << rung // 4) * CHUNK_STEP for rung in range(WHOLE))
@@ -47,8 +52,8 @@ class PlanShape:
     """What is fixed when a step is captured.
 
     `q_len` queries per request, `window` the tokens that a query sees before itself (-1: all).
-    `max_batch_size` requests of at most `max_seq_len` tokens; GPUs of `num_sms` SMs. `own_rates`
-    take the place of `core.gpu.FA2_RATES`.
+    `max_batch_size` requests of at most `max_seq_len` tokens; GPUs of `num_sms` SMs. `given_rates`
+    take the place of those in `core.gpu.FA2_RATES`.
     """
 
     num_qo_heads: int
@@ -60,15 +65,19 @@ class PlanShape:
     num_sms: int
     q_len: int = 1
     window: int = -1
-    own_rates: Fa2Rates | None = None
+    given_rates: Fa2Rates | None = None
+
+    @classmethod
+    def of(cls, spec: AttnSpec, lens: np.ndarray, num_sms: int, q_len: int = 1) -> "PlanShape":
+        """What is captured for requests of `lens` [bs] tokens, in whole pages."""
+        layer = (spec.num_qo_heads, spec.num_kv_heads, spec.head_dim, ELEMENT_BYTES[spec.kv_dtype])
+        tokens = -(-int(lens.max()) // spec.page_size) * spec.page_size
+        return cls(*layer, len(lens), tokens, num_sms, q_len)
 
     @property
     def tile(self) -> int:
-        """Query rows of a block: FA2DetermineCtaTileQ of a request's rows."""
-        rows = self.q_len * self.group_size
-        if rows > 64 and self.head_dim < 256:
-            return 128
-        return 64 if rows > 16 else 16
+        """Query rows of a block."""
+        return tile_rows(self.q_len * self.group_size, self.head_dim)
 
     @property
     def tile_tokens(self) -> int:
@@ -105,8 +114,15 @@ class PlanShape:
     @property
     def rates(self) -> Fa2Rates:
         """Constants of the kernels that run this shape."""
-        known = FA2_RATES.get((self.tile, self.head_dim, self.kv_bytes), FA2_RATES[self.tile])
-        return known if self.own_rates is None else self.own_rates
+        return self.given_rates or self.rates_in(FA2_RATES)
+
+    def rates_in(self, rates: Rates) -> Fa2Rates:
+        """Those of `rates` for these kernels; ValueError where it has none."""
+        key = (self.tile, self.head_dim, self.kv_bytes)
+        found = rates.get(key, rates.get(self.tile))
+        if found is None:
+            raise ValueError(f"rates must have {self.tile} or {key}, got {list(rates)}")
+        return found
 
     @property
     def copies(self) -> int:

@@ -24,7 +24,8 @@ from ..metadata.kv_indices import write_pages
 from ..metadata.launch import Derived, Grid, Launcher
 from ..metadata.require import EveryCall, PageArrays, require_kv_indices, require_one_device
 from ..spec import INT32_MAX, require_int
-from .choice import CHUNK_STEP, MIN_CHUNK, WHOLE, PlanShape, f32
+from .choice import CHUNK_STEP, WHOLE, PlanShape, f32
+from .library import MIN_CHUNK
 from .scores import chosen_chunk, counted_lengths, parts_of
 from .words import WORD, Layout
 

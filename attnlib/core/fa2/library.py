@@ -45,7 +45,7 @@ padded_batch_size total_num_rows total_num_rows_offset cta_tile_q request_indice
 qo_tile_indices_offset kv_tile_indices_offset merge_indptr_offset o_indptr_offset
 kv_chunk_size_ptr_offset v_offset s_offset block_valid_mask_offset enable_cuda_graph split_kv
 """.split()
-"""Names of `LibraryPlan.info`, in order, of an fa2 plan: PrefillPlanInfo."""
+"""Names of `Words.info`, in order, of an fa2 plan: PrefillPlanInfo."""
 CUDA_CORE_INFO = """
 padded_batch_size v_offset s_offset request_indices_offset kv_tile_indices_offset o_indptr_offset
 block_valid_mask_offset kv_chunk_size_ptr_offset enable_cuda_graph split_kv
@@ -113,8 +113,8 @@ class LibraryCall:
 
 
 @dataclass(frozen=True)
-class LibraryPlan:
-    """What the library writes: `info` is `wrapper._plan_info`, the rest are words.
+class Words:
+    """What a planner writes: `info` is `wrapper._plan_info`, the rest are words.
 
     | field | shape | content |
     |---|---|---|
@@ -128,7 +128,8 @@ class LibraryPlan:
     | `block_valid_mask` | `info[0]`, bool | whether a block is in use; None if not written |
 
     The first three have `info[0]` words in the workspace: what follows the blocks in use is left
-    as it was. So is the end of `merge_indptr` in a graph with fewer tokens than `graph_rows`.
+    as it was by the library, and cleared by us. So is the end of `merge_indptr` in a graph with
+    fewer tokens than `graph_rows`.
     """
 
     info: tuple[int, ...]
@@ -141,8 +142,20 @@ class LibraryPlan:
     total_num_rows: int | None
     block_valid_mask: np.ndarray | None
 
+    def image(self, words: int, fill: int = 0) -> np.ndarray:
+        """The first `words` of the int workspace, int32; what is not written holds `fill`."""
+        found = np.full(words, fill, np.int32)
+        names = CUDA_CORE_INFO if self.qo_tile_indices is None else FA2_INFO
+        for name, at in zip(names, self.info, strict=True):
+            array = getattr(self, name.removesuffix("_offset").removesuffix("_ptr"), None)
+            if name.endswith("_offset") and array is not None:
+                kind = np.bool_ if name.startswith("block_valid_mask") else np.int32
+                data = np.atleast_1d(array).astype(kind).view(np.uint8)
+                found.view(np.uint8)[at : at + len(data)] = data
+        return found
 
-def plan_fa2(call: LibraryCall, kv_lens: Lengths, q_lens: Lengths | None = None) -> LibraryPlan:
+
+def plan_fa2(call: LibraryCall, kv_lens: Lengths, q_lens: Lengths | None = None) -> Words:
     """The plan of prefill, or of decode on tensor cores: then one query token of each request.
 
     Raises ValueError for lengths that are none, for others than `uniform_q_len` or more than
@@ -160,7 +173,7 @@ def plan_fa2(call: LibraryCall, kv_lens: Lengths, q_lens: Lengths | None = None)
     tile, most_tiles = _query_tile(call, q_lens, room)
     tiles = -(-q_lens * call.group_size // tile)
     chunks, size, split = _kv_chunks(call, pages, tiles, most=most, tile=tile)
-    requests, qo_tiles, kv_tiles = _blocks(tiles, chunks)
+    requests, qo_tiles, kv_tiles = block_indices(tiles, chunks)
     padded = max(most, most_tiles) if call.cuda_graph else len(requests)
     if len(requests) > padded:
         raise ValueError(
@@ -173,23 +186,23 @@ def plan_fa2(call: LibraryCall, kv_lens: Lengths, q_lens: Lengths | None = None)
     words |= {"o_indptr": len(pages) + 1, "kv_chunk_size_ptr": 1}
     words |= {"total_num_rows": 1} if call.cuda_graph else {}
     words |= {"merge_indptr": room + 1} if split else {}
-    info = _offsets(words, masked) | {"padded_batch_size": padded, "total_num_rows": room}
+    info = offsets(words, masked) | {"padded_batch_size": padded, "total_num_rows": room}
     info |= {"cta_tile_q": tile, "enable_cuda_graph": call.cuda_graph, "split_kv": split}
     info["s_offset"] = split * partials * call.partial_bytes
-    return LibraryPlan(
-        info=tuple(int(info.get(name, 0)) for name in FA2_INFO),
+    return Words(
+        info=in_order(info, FA2_INFO),
         request_indices=requests,
         qo_tile_indices=qo_tiles,
         kv_tile_indices=kv_tiles,
-        o_indptr=_indptr(q_lens * chunks),
-        merge_indptr=_indptr(np.repeat(chunks, q_lens)) if split else None,
+        o_indptr=prefix_sums(q_lens * chunks),
+        merge_indptr=prefix_sums(np.repeat(chunks, q_lens)) if split else None,
         kv_chunk_size=size * call.page_size,
         total_num_rows=rows if call.cuda_graph else None,
         block_valid_mask=np.arange(padded) < len(requests) if masked else None,
     )
 
 
-def plan_cuda_cores(call: LibraryCall, kv_lens: Lengths) -> LibraryPlan:
+def plan_cuda_cores(call: LibraryCall, kv_lens: Lengths) -> Words:
     """The plan of decode on CUDA cores: one query token of each request.
 
     For kernels whose CTAs per SM are known (`gpu.CUDA_CORE_CTAS`): head_dim 128, 16 bits. It is
@@ -208,21 +221,21 @@ def plan_cuda_cores(call: LibraryCall, kv_lens: Lengths) -> LibraryPlan:
     if may_split:
         size = chunk_pages(pages, most=most, page_size=call.page_size)
     chunks = -(-np.maximum(pages, 1) // size)
-    requests, _, kv_tiles = _blocks(np.ones_like(chunks), chunks)
+    requests, _, kv_tiles = block_indices(np.ones_like(chunks), chunks)
     split = may_split and (call.cuda_graph or len(requests) > len(pages))
     padded = most if call.cuda_graph and split else len(requests)
     if len(requests) > padded:
         raise ValueError(f"kv_lens must give at most {padded} blocks, got {len(requests)}")
     words = {"request_indices": padded, "kv_tile_indices": padded, "o_indptr": padded + 1}
-    info = _offsets(words | {"kv_chunk_size_ptr": 1}, split) | {"padded_batch_size": padded}
+    info = offsets(words | {"kv_chunk_size_ptr": 1}, split) | {"padded_batch_size": padded}
     info |= {"enable_cuda_graph": call.cuda_graph, "split_kv": split}
     info["s_offset"] = split * padded * call.partial_bytes
-    return LibraryPlan(
-        info=tuple(int(info.get(name, 0)) for name in CUDA_CORE_INFO),
+    return Words(
+        info=in_order(info, CUDA_CORE_INFO),
         request_indices=requests,
         qo_tile_indices=None,
         kv_tile_indices=kv_tiles,
-        o_indptr=_indptr(chunks),
+        o_indptr=prefix_sums(chunks),
         merge_indptr=None,
         kv_chunk_size=size * call.page_size,
         total_num_rows=None,
@@ -280,10 +293,15 @@ def _query_tile(call: LibraryCall, q_lens: np.ndarray, room: int) -> tuple[int, 
 
 
 def _tile_rows(call: LibraryCall, rows: int) -> int:
-    """Rows of a query tile for requests that have so many: FA2DetermineCtaTileQ."""
     if call.has("wide_tiles") and call.head_dim >= 512:
         return 16 if rows <= 32 else 32
-    if rows > 64 and call.head_dim < 256:
+    return tile_rows(rows, call.head_dim)
+
+
+def tile_rows(rows: int, head_dim: int) -> int:
+    """Rows of a query tile for requests that have so many: FA2DetermineCtaTileQ below head_dim
+    512."""
+    if rows > 64 and head_dim < 256:
         return 128
     return 64 if rows > 16 else 16
 
@@ -296,7 +314,9 @@ def _lengths(name: str, lens: Lengths) -> np.ndarray:
     return found
 
 
-def _blocks(tiles: np.ndarray, chunks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def block_indices(
+    tiles: np.ndarray, chunks: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Request, query tile and KV chunk of each block, int32, of requests with so many of them."""
     counts = tiles * chunks
     requests = np.repeat(np.arange(len(counts)), counts)
@@ -305,12 +325,17 @@ def _blocks(tiles: np.ndarray, chunks: np.ndarray) -> tuple[np.ndarray, np.ndarr
     return requests.astype(np.int32), qo_tiles.astype(np.int32), kv_tiles.astype(np.int32)
 
 
-def _indptr(counts: np.ndarray) -> np.ndarray:
+def prefix_sums(counts: np.ndarray) -> np.ndarray:
     """0 and the sums of `counts` so far, [n + 1] int32."""
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
 
 
-def _offsets(words: dict[str, int], masked: bool) -> dict[str, int]:
+def in_order(info: dict[str, int], names: Sequence[str]) -> tuple[int, ...]:
+    """The integers of a plan; those that `info` does not know are 0."""
+    return tuple(int(info.get(name, 0)) for name in names)
+
+
+def offsets(words: dict[str, int], masked: bool) -> dict[str, int]:
     """Byte of the int workspace where each array of so many words begins, and the mask, the last.
 
     A multiple of 16 but for the chunk size: AlignedAllocator.

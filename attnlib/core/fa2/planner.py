@@ -14,7 +14,6 @@ page arrays are not written: fill them as before, for the same lengths.
 What FlashInfer keeps private is named once, in `PRIVATE`.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -22,8 +21,7 @@ from typing import Any
 import torch
 
 from ..backends.base import installed_version
-from ..gpu import FA2_RATES_OF, Fa2Rates
-from .choice import PlanShape
+from .choice import PlanShape, Rates
 from .kernel import LAUNCHER, PlanTensors
 from .library import RELEASES
 from .words import Layout, plan_words
@@ -57,12 +55,12 @@ class Fa2Planner:
         q_len: int = 1,
         page_size: int = 0,
         num_sms: int = 0,
-        rates: Mapping[Any, Fa2Rates] | None = None,
+        rates: Rates | None = None,
     ) -> None:
         """Take over a planned wrapper: `q_len` queries per request, requests of at most
         `max_seq_len` tokens. `num_sms` SMs are planned for, all of the GPU's if 0. `page_size` is
-        that of the page arrays, where `plan` shall write them. `rates` are this GPU's, by the keys
-        of `core.gpu.FA2_RATES`, in its place: `python -m attnlib rates` learns and prints them.
+        that of the page arrays, where `plan` shall write them. `rates` are this GPU's, in place of
+        `core.gpu.FA2_RATES`: `python -m attnlib rates` learns and prints them.
 
         Raises RuntimeError for a wrapper or release that is not known, ValueError for one that is
         not fa2 in CUDA-graph mode, has a custom mask or too small workspaces, and for `rates` that
@@ -76,19 +74,12 @@ class Fa2Planner:
         device = own.int_workspace_buffer.device
         if not num_sms:
             num_sms = torch.cuda.get_device_properties(device).multi_processor_count
-        self.shape = PlanShape(
-            own.num_qo_heads,
-            own.num_kv_heads,
-            head_dim,
-            own.cached_kv_data_type.itemsize,
-            own.fixed_batch_size,
-            max_seq_len,
-            num_sms,
-            q_len,
-            own.window_left,
+        heads, kv_bytes = (own.num_qo_heads, own.num_kv_heads), own.cached_kv_data_type.itemsize
+        shape = PlanShape(
+            *(*heads, head_dim, kv_bytes, own.fixed_batch_size, max_seq_len, num_sms),
+            *(q_len, own.window_left),
         )
-        if rates is not None:
-            self.shape = replace(self.shape, own_rates=_rates_for(self.shape, rates))
+        self.shape = shape if rates is None else replace(shape, given_rates=shape.rates_in(rates))
         self.layout = Layout.of(self.shape)
         room = own.int_workspace_buffer.view(torch.uint8).flatten()
         _require_room("int", room, self.layout.int_bytes)
@@ -97,20 +88,11 @@ class Fa2Planner:
         names = ("kv_indptr", "kv_indices", "kv_last_page_len")
         self.page_arrays = {name: getattr(own, f"paged_{name}_buf") for name in names}
         self.page_size = page_size
-        self.wrapper, self.info = wrapper, self.layout.info(self.shape)
+        self.wrapper, self.info = wrapper, list(self.layout.info)
         self._fixed = [getattr(wrapper, name) for name in FIXED]
         self._words = room[: self.layout.int_bytes].view(torch.int32)
         self._mark = torch.zeros(1, device=device)
         own.qo_indptr_buf.copy_(torch.arange(self.shape.max_batch_size + 1) * q_len)
-
-    @property
-    def rates_of(self) -> str:
-        """What the constants of the choice are of: `given`, or a GPU, and which one is here if it
-        is another."""
-        if self.shape.own_rates is not None:
-            return "given"
-        here = torch.cuda.get_device_name(self._words.device)
-        return FA2_RATES_OF if here == FA2_RATES_OF else f"{FA2_RATES_OF}, here is {here}"
 
     def plan(
         self,
@@ -139,7 +121,9 @@ class Fa2Planner:
         paged: tuple[Any, ...] = (None,) * 5
         page_size = 0
         if req_to_token is not None:
-            page_size = self._require_page_size()
+            page_size = self.page_size
+            if not page_size:
+                raise ValueError("page_size must be given to the planner that writes page arrays")
             paged = (req_pool_indices, req_to_token, *self.page_arrays.values())
         tensors = PlanTensors(seq_lens, self._words, *paged)
         LAUNCHER.launch(tensors, (self.shape, page_size), (seq_len_delta,))
@@ -151,7 +135,7 @@ class Fa2Planner:
         """A plan with KV chunks of `chunk` tokens, made on the host for `seq_lens` [bs] there: to
         try chunks. Raises as `plan_words` does."""
         self._require_same_wrapper()
-        image = plan_words(self.shape, seq_lens.numpy(), chunk).image(self.layout)
+        image = plan_words(self.shape, seq_lens.numpy(), chunk).image(len(self._words))
         self._words.copy_(torch.from_numpy(image))
         self.wrapper._plan_info = self.info
 
@@ -163,20 +147,6 @@ class Fa2Planner:
                     f"wrapper must be as it was taken over, make a new planner: {name} was "
                     f"{_short(before)}, is {_short(now)}"
                 )
-
-    def _require_page_size(self) -> int:
-        if not self.page_size:
-            raise ValueError("page_size must be given to the planner that writes page arrays")
-        return self.page_size
-
-
-def _rates_for(shape: PlanShape, rates: Mapping[Any, Fa2Rates]) -> Fa2Rates:
-    """Those of the kernels that run `shape`, looked up as `PlanShape.rates` does."""
-    key = (shape.tile, shape.head_dim, shape.kv_bytes)
-    found = rates.get(key, rates.get(shape.tile))
-    if found is None:
-        raise ValueError(f"rates must have {shape.tile} or {key}, got {list(rates)}")
-    return found
 
 
 def _short(value: object) -> object:

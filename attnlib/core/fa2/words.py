@@ -1,4 +1,4 @@
-"""The words of a plan in FlashInfer's workspaces, and where they lie.
+"""The words of a plan of ours, and where they lie in FlashInfer's workspaces.
 
 fa2's kernels take their work from words in the int workspace and 15 integers (PrefillPlanInfo in
 scheduler.cuh, the same from 0.5.3 to 0.7.2). The grid is (padded blocks, 1, KV heads).
@@ -9,7 +9,7 @@ scheduler.cuh, the same from 0.5.3 to 0.7.2). The grid is (padded blocks, 1, KV 
 | `o_indptr` | batch + 1 | partial rows before each request |
 | `merge_indptr` | query rows + 1 | partial rows before each query row |
 | `kv_chunk_size`, `total_num_rows` | 1 | tokens; query rows |
-| `block_valid_mask` | max_blocks bytes | 0: the block ends at once |
+| `block_valid_mask` | max_blocks bytes, in whole words | 0: the block ends at once |
 
 Partial outputs lie in the float workspace: float32 [partial rows, num_qo_heads, head_dim], then
 their log-sum-exp [partial rows, num_qo_heads]. An empty request has no block: its rows are merged
@@ -20,86 +20,46 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .choice import Choice, PlanShape, choose, counted
+from .choice import PlanShape, choose, counted
+from .library import FA2_INFO, Words, block_indices, in_order, offsets, prefix_sums
 
-ALIGN = 16
-"""Bytes, of every word array: as the library's allocator."""
 WORD = 4
+"""Bytes of a word."""
+ARRAYS = """
+request_indices qo_tile_indices kv_tile_indices o_indptr merge_indptr kv_chunk_size_ptr
+total_num_rows block_valid_mask
+""".split()
+"""In the order of the table."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the words of a shape lie: offsets in int32 words into the int workspace, `valid` in
-    bytes; bytes that both workspaces must have."""
+    """Where the words of a shape lie: `info` as `wrapper._plan_info` holds it, and the bytes that
+    both workspaces must have."""
 
-    request: int
-    q_tile: int
-    kv_tile: int
-    o_indptr: int
-    merge_indptr: int
-    chunk: int
-    rows: int
-    valid: int
+    info: tuple[int, ...]
     int_bytes: int
-    lse: int
     float_bytes: int
 
     @classmethod
     def of(cls, shape: PlanShape) -> "Layout":
         """The layout of `shape`."""
         blocks, batch = shape.max_blocks, shape.max_batch_size
-        sizes = (blocks, blocks, blocks, batch + 1, batch * shape.q_len + 1, 1, 1)
-        ends = np.cumsum([-(-size * WORD // ALIGN) * ALIGN for size in sizes]).tolist()
-        partial = blocks // shape.q_tiles * shape.q_len * shape.num_qo_heads * WORD
-        lse, valid = partial * shape.head_dim, ends[-1]
-        names = ("request", "q_tile", "kv_tile", "o_indptr", "merge_indptr", "chunk", "rows")
-        starts = dict(zip(names, (end // WORD for end in (0, *ends)), strict=False))
-        room = {"int_bytes": valid + -(-blocks // WORD) * WORD, "float_bytes": lse + partial}
-        return cls(**starts, valid=valid, lse=lse, **room)
+        rows, partial = batch * shape.q_len, blocks // shape.q_tiles * shape.q_len
+        sizes = (blocks, blocks, blocks, batch + 1, rows + 1, 1, 1)
+        info = offsets(dict(zip(ARRAYS, sizes, strict=False)), masked=True)
+        lse = partial * shape.num_qo_heads * shape.head_dim * WORD
+        info |= {"padded_batch_size": blocks, "total_num_rows": rows, "cta_tile_q": shape.tile}
+        info |= {"s_offset": lse, "enable_cuda_graph": True, "split_kv": True}
+        int_bytes = info["block_valid_mask_offset"] + -(-blocks // WORD) * WORD
+        float_bytes = lse + partial * shape.num_qo_heads * WORD
+        return cls(in_order(info, FA2_INFO), int_bytes, float_bytes)
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """In words, in the order of the fields."""
-        starts = (self.request, self.q_tile, self.kv_tile, self.o_indptr, self.merge_indptr)
-        return (*starts, self.chunk, self.rows, self.valid // WORD)
-
-    def info(self, shape: PlanShape) -> list[int]:
-        """The 15 integers, as `wrapper._plan_info` holds them."""
-        rows = shape.max_batch_size * shape.q_len
-        offsets = (self.request, self.q_tile, self.kv_tile, self.merge_indptr, self.o_indptr)
-        return [
-            *(shape.max_blocks, rows, self.rows * WORD, shape.tile),
-            *(offset * WORD for offset in offsets),
-            *(self.chunk * WORD, 0, self.lse, self.valid, 1, 1),
-        ]
-
-
-@dataclass(frozen=True)
-class Words:
-    """The words of one plan, int64 arrays as the table above says, and the choice behind them."""
-
-    choice: Choice
-    request_indices: np.ndarray
-    qo_tile_indices: np.ndarray
-    kv_tile_indices: np.ndarray
-    o_indptr: np.ndarray
-    merge_indptr: np.ndarray
-    kv_chunk_size: int
-    total_num_rows: int
-    block_valid_mask: np.ndarray
-
-    def image(self, layout: Layout, fill: int = 0) -> np.ndarray:
-        """The words as they lie in the int workspace, int32 [int_bytes // 4]; gaps hold `fill`."""
-        words = np.full(layout.int_bytes // WORD, fill, np.int32)
-        scalars = (np.array([n]) for n in (self.kv_chunk_size, self.total_num_rows))
-        indices = (self.request_indices, self.qo_tile_indices, self.kv_tile_indices)
-        arrays = (*indices, self.o_indptr, self.merge_indptr, *scalars)
-        for begin, array in zip(layout.offsets, arrays, strict=False):
-            words[begin : begin + len(array)] = array
-        mask = words.view(np.uint8)[layout.valid :]
-        mask[:] = 0
-        mask[: len(self.block_valid_mask)] = self.block_valid_mask
-        return words
+        """Of `ARRAYS`, in words."""
+        known = dict(zip(FA2_INFO, self.info, strict=True))
+        return tuple(known[f"{name}_offset"] // WORD for name in ARRAYS)
 
 
 def plan_words(shape: PlanShape, seq_lens: np.ndarray, chunk: int = 0) -> Words:
@@ -112,26 +72,22 @@ def plan_words(shape: PlanShape, seq_lens: np.ndarray, chunk: int = 0) -> Words:
     lens = np.zeros(shape.max_batch_size, np.int64)
     given = counted(shape, seq_lens)
     lens[: len(given)] = given
-    choice = choose(shape, given)
-    chunk = chunk or choice.chunk
-    parts = -(-lens // chunk)
-    blocks = parts * shape.q_tiles
-    if blocks.sum() > shape.max_blocks:
-        raise ValueError(
-            f"chunk must cut into at most {shape.max_blocks} blocks, got {blocks.sum()} of {chunk}"
-        )
-    within = np.arange(blocks.sum()) - np.repeat(np.cumsum(blocks) - blocks, blocks)
-    own_parts = np.repeat(parts, blocks)
-    padding = (0, shape.max_blocks - len(within))
-    per_row = np.repeat(parts, shape.q_len)
+    chunk = chunk or choose(shape, given).chunk
+    parts, most = -(-lens // chunk), shape.max_blocks
+    blocks = int(parts.sum()) * shape.q_tiles
+    if blocks > most:
+        raise ValueError(f"chunk must cut into at most {most} blocks, got {blocks} of {chunk}")
+    indices = block_indices(np.full_like(parts, shape.q_tiles), parts)
+    requests, q_tiles, kv_tiles = (np.pad(index, (0, most - blocks)) for index in indices)
+    rows = np.repeat(parts, shape.q_len)
     return Words(
-        choice,
-        np.pad(np.repeat(np.arange(len(lens)), blocks), padding),
-        np.pad(within // np.maximum(own_parts, 1), padding),
-        np.pad(within % np.maximum(own_parts, 1), padding),
-        np.concatenate([[0], np.cumsum(parts * shape.q_len)]),
-        np.concatenate([[0], np.cumsum(per_row)]),
-        chunk,
-        len(per_row),
-        np.pad(np.ones(len(within), np.int64), padding),
+        info=Layout.of(shape).info,
+        request_indices=requests,
+        qo_tile_indices=q_tiles,
+        kv_tile_indices=kv_tiles,
+        o_indptr=prefix_sums(parts * shape.q_len),
+        merge_indptr=prefix_sums(rows),
+        kv_chunk_size=chunk,
+        total_num_rows=len(rows),
+        block_valid_mask=np.arange(-(-most // WORD) * WORD) < blocks,
     )

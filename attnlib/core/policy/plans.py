@@ -110,9 +110,8 @@ def _fa2(spec: AttnSpec, seq_lens: np.ndarray, num_sms: int) -> WorkPlan:
 
 
 def _fa2_planned(spec: AttnSpec, seq_lens: np.ndarray, num_sms: int) -> WorkPlan:
-    layer = (spec.num_qo_heads, spec.num_kv_heads, spec.head_dim, ELEMENT_BYTES[spec.kv_dtype])
-    shape = PlanShape(*layer, len(seq_lens), int(seq_lens.max()), num_sms)
-    return _fa2_work(spec, seq_lens, choose(shape, seq_lens).chunk, num_sms)
+    chunk = choose(PlanShape.of(spec, seq_lens, num_sms), seq_lens).chunk
+    return _fa2_work(spec, seq_lens, chunk, num_sms)
 
 
 def _fa2_work(spec: AttnSpec, seq_lens: np.ndarray, chunk: int, num_sms: int) -> WorkPlan:

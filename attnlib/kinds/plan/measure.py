@@ -22,16 +22,14 @@ import torch
 
 from ...core import backends
 from ...core.backends.base import Backend, Plan
-from ...core.backends.table import FAMILY_OF
 from ...core.fa2.choice import PlanShape
 from ...core.fa2.kernel import build_fa2_plan
-from ...core.fa2.words import Layout, plan_words
+from ...core.fa2.words import WORD, Layout, plan_words
 from ...core.metadata.launch import without_overlap
-from ...core.spec import ELEMENT_BYTES
 from ...measure.timer import ROTATING, run_timer
-from ...measure.trace import kernel_family, trace_kernels
-from ..base import Bench, oracle_fields, timed_fields
-from ..call import Workload
+from ...measure.trace import trace_kernels
+from ..base import Bench, timed_fields
+from ..call import Workload, timed_call
 from ..check import Judge
 from ..decode.case import DecodeCase
 from ..decode.measure import DecodeSubject
@@ -89,15 +87,8 @@ class PlanSubject:
         batch = getattr(call.work.batch, "paged", call.work.batch)
         call.plan.state[-1].plan_with(batch.seq_lens_cpu, case.chunk)
         run = partial(call.backend.run, call.work.q, call.work.kv, call.plan)
-        verdict = call.judge.check(run())
-        seen = {"reported_backend": call.plan.reported_backend, **oracle_fields(verdict)}
-        if not verdict.passed:
-            return seen
-        # Timed before it is traced: the profiler's callbacks stay on, and slow every launch.
-        timing = timer(run)
-        kernels = trace_kernels(run) if self.bench.device == "cuda" else ()
-        seen["kernel_family"] = kernel_family((kernel.name for kernel in kernels), FAMILY_OF)
-        return timed_fields(timing, kernels=kernels, work_per_call=call.io_bytes) | seen
+        told = (run, call.judge, call.plan.reported_backend)
+        return timed_call(*told, timer=partial(timer, run), work_per_call=call.io_bytes)
 
     def _prepared(self, case: PlanCase, name: str) -> _Call:
         if self._call is None or self._call.work.case != case.call:
@@ -138,15 +129,15 @@ class _Planning:
     @classmethod
     def of(cls, case: PlanCase, num_sms: int, device: str, pages: bool) -> "_Planning":
         """Planning for `case`, with the page arrays if `pages`."""
-        shape = plan_shape(case, num_sms)
-        layout, page_size = Layout.of(shape), case.spec.page_size
-        pool = _pool_of(case, device)
+        pool, page_size = _pool_of(case, device), case.spec.page_size
         lens = pool["seq_lens"].cpu().numpy()
-        wanted = {"words": plan_words(shape, lens).image(layout, POISON)}
+        shape = PlanShape.of(case.spec, lens, num_sms, case.q_len)
+        words = plan_words(shape, lens).image(Layout.of(shape).int_bytes // WORD, POISON)
+        wanted = {"words": words}
         arguments: dict[str, Any] = {"seq_lens": pool["seq_lens"]}
         if pages:
             host = (tensor.cpu().numpy() for tensor in pool.values())
-            most = -(-case.decode.kv_len // page_size)
+            most = shape.max_seq_len // page_size
             found = oracle.kv_indices(*host, page_size=page_size, max_pages=most)
             wanted |= dict(zip(PAGES, found, strict=True))
             arguments = pool | {"page_size": page_size}
@@ -168,13 +159,3 @@ def _pool_of(case: PlanCase, device: str) -> dict[str, torch.Tensor]:
     decode = case.decode
     sizes = (decode.batch_size, case.spec.page_size, decode.kv_len, decode.lengths)
     return build_request_pool(MetadataCase("kv_indices", *sizes, seed=decode.seed), device=device)
-
-
-def plan_shape(case: PlanCase, num_sms: int) -> PlanShape:
-    """What is fixed for plans of `case` on a GPU of `num_sms` SMs."""
-    spec, decode = case.spec, case.decode
-    tokens = -(-decode.kv_len // spec.page_size) * spec.page_size
-    return PlanShape(
-        *(spec.num_qo_heads, spec.num_kv_heads, spec.head_dim, ELEMENT_BYTES[spec.kv_dtype]),
-        *(decode.batch_size, tokens, num_sms, case.q_len),
-    )

@@ -13,19 +13,15 @@ of the GPU, unless it waits for the lengths. `plan_us` is what the host does bef
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 
 from ...core import backends
-from ...core.backends.table import FAMILY_OF
 from ...core.batch import PagedKV
 from ...core.metadata.kv_indices import build_kv_indices
-from ...measure.timer import capture, time_eager, time_host, warm_up
-from ...measure.trace import kernel_family, trace_kernels
-from ..base import oracle_fields, timed_fields
-from ..call import Workload
+from ...measure.timer import capture, time_eager, warm_up
+from ..call import Workload, timed_call
 from ..check import Judge
 from ..cost import decode_cost
 from ..decode.case import DecodeCase
@@ -106,14 +102,9 @@ class EngineStep:
 
 def timed_step(step: EngineStep, item: Item[StepCase], judge: Judge) -> dict[str, Any]:
     """A record's fields: the last layer's output checked, steps in a row timed, one traced."""
-    verdict = judge.check(step())
-    seen = {"reported_backend": step.plan.reported_backend, **oracle_fields(verdict)}
-    if not verdict.passed:
-        return seen
-    # Timed before it is traced: the profiler's callbacks stay on, and slow every launch.
-    timing = partial(time_eager, sample_us=SAMPLE_US)(step)
-    planning = () if item.backend == PLANNED else time_host(step.prepare).samples_us
-    kernels = trace_kernels(step)
-    seen["kernel_family"] = kernel_family((kernel.name for kernel in kernels), FAMILY_OF)
-    work = float(decode_cost(item.case.decode).io_bytes * item.case.layers)
-    return timed_fields(timing, kernels=kernels, work_per_call=work) | seen | {"plan_us": planning}
+    return timed_call(
+        *(step, judge, step.plan.reported_backend),
+        timer=lambda: time_eager(step, SAMPLE_US),
+        replan=None if item.backend == PLANNED else step.prepare,
+        work_per_call=float(decode_cost(item.case.decode).io_bytes * item.case.layers),
+    )

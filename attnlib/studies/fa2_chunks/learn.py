@@ -5,17 +5,16 @@ stays whose choices lose least; the model's error counts a little, so that what 
 is not lost.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ...core.fa2.choice import PlanShape, predicted_us
+from ...core.fa2.choice import Key, PlanShape, Rates, predicted_us
 from ...core.gpu import FA2_RATES, Fa2Rates
-from ...core.spec import ELEMENT_BYTES
-from ...kinds.lengths import sample_seq_lens
+from ...kinds.lengths import sample_plan_lens
 from ...kinds.plan.case import PlanCase
 from ...run import store
 from ...run.frame import good_rows
@@ -25,10 +24,6 @@ from .. import STUDIES
 STUDY = "fa2_chunks"
 SWEPT = "fa2-chunk"
 """The backend that sweeps are of; of chunk 0 it runs the planner's own choice."""
-Key: TypeAlias = int | tuple[int, int, int]
-"""As of `FA2_RATES`: query rows of a block, or (rows, head_dim, bytes of a KV element)."""
-Rates: TypeAlias = Mapping[Key, Fa2Rates]
-
 FIRST: Key = 16
 """All constants are learned for it, and the other keys take those that they do not learn."""
 START = Fa2Rates(4500, 40, 40, 6e-4, 1.4, 9.5, 0.03, 0.14, 0.14, 90)
@@ -55,20 +50,14 @@ DIGITS = 3
 
 @dataclass(frozen=True, eq=False)
 class ChunkSweep:
-    """A batch of `lens` [bs] tokens: `run_us` [n] under each of `chunks` [n], and `planned_us` as
-    the planner chose when it was measured (NaN: not measured). `case` is that of its chunk 0."""
+    """A batch of `lens` [bs] tokens: `run_us` [n] under each of `chunks` [n]; `case`
+    has chunk 0."""
 
+    case: PlanCase
     shape: PlanShape
     lens: np.ndarray
     chunks: np.ndarray
     run_us: np.ndarray
-    planned_us: float = float("nan")
-    case: PlanCase | None = None
-
-    @property
-    def label(self) -> str:
-        """The case's name, for tables."""
-        return self.case.label if self.case else ""
 
     @property
     def key(self) -> Key:
@@ -79,7 +68,7 @@ class ChunkSweep:
 
     def predicted_us(self, rates: Fa2Rates) -> np.ndarray:
         """Predicted microseconds [n]; [m, n] of rates whose constants are arrays [m, 1]."""
-        return predicted_us(replace(self.shape, own_rates=rates), self.lens, self.chunks)
+        return predicted_us(replace(self.shape, given_rates=rates), self.lens, self.chunks)
 
 
 def records(progress: Any = None) -> pd.DataFrame:
@@ -107,17 +96,11 @@ def sweeps(frame: pd.DataFrame) -> list[ChunkSweep]:
 
 def _sweep(rows: pd.DataFrame) -> ChunkSweep:
     case = replace(rows.case.iloc[0], chunk=0)
-    # As `sample_extend_lens`: a request holds its own queries.
-    lens = np.maximum(sample_seq_lens(case.decode).astype(np.int64), case.q_len)
+    lens = sample_plan_lens(case)
     us = rows.run_us.groupby(rows.case.map(lambda case: case.chunk)).median()
-    spec = case.decode.spec
-    shape = PlanShape(
-        *(spec.num_qo_heads, spec.num_kv_heads, spec.head_dim, ELEMENT_BYTES[spec.kv_dtype]),
-        *(len(lens), int(lens.max()), int(rows.num_sms.iloc[0]), case.q_len),
-    )
-    own = us.drop(0, errors="ignore")
-    chunks, planned = own.index.to_numpy(np.int64), float(us.get(0, np.nan))
-    return ChunkSweep(shape, lens, chunks, own.to_numpy(), planned, case)
+    us = us.drop(0, errors="ignore")
+    shape = PlanShape.of(case.spec, lens, int(rows.num_sms.iloc[0]), case.q_len)
+    return ChunkSweep(case, shape, lens, us.index.to_numpy(np.int64), us.to_numpy())
 
 
 def rates(sweeps: Sequence[ChunkSweep]) -> dict[Key, Fa2Rates]:
@@ -179,19 +162,16 @@ def loss(sweeps: Sequence[ChunkSweep], candidates: Fa2Rates) -> np.ndarray:
 def regret(sweeps: Sequence[ChunkSweep], rates: Rates) -> pd.DataFrame:
     """A row per sweep: what `rates` choose among its chunks, the best of them, and the ratio.
 
-    Columns: case, key, chosen, chosen_us, best, best_us, ratio, planned_us. Rates are looked up as
-    `FA2_RATES` are.
+    Columns: case, key, chosen, best, chosen_us, best_us, ratio.
     """
     found = []
     for sweep in sweeps:
-        known = rates.get(sweep.key, rates[sweep.shape.tile])
-        at, best = sweep.predicted_us(known).argmin(), sweep.run_us.argmin()
-        us = {"chosen_us": sweep.run_us[at], "best_us": sweep.run_us[best]}
-        names = {"case": sweep.case, "key": sweep.key, "chosen": sweep.chunks[at]}
-        row = {**names, "best": sweep.chunks[best], **us, "planned_us": sweep.planned_us}
-        found.append(row | {"ratio": sweep.run_us[at] / sweep.run_us[best]})
-    order = ["case", "key", "chosen", "chosen_us", "best", "best_us", "ratio", "planned_us"]
-    return pd.DataFrame(found, columns=order)
+        told = sweep.predicted_us(sweep.shape.rates_in(rates))
+        at, best = told.argmin(), sweep.run_us.argmin()
+        row = {"case": sweep.case, "key": sweep.key}
+        row |= {"chosen": sweep.chunks[at], "best": sweep.chunks[best]}
+        found.append(row | {"chosen_us": sweep.run_us[at], "best_us": sweep.run_us[best]})
+    return pd.DataFrame(found).assign(ratio=lambda rows: rows.chosen_us / rows.best_us)
 
 
 def summary(found: pd.DataFrame) -> pd.DataFrame:
@@ -208,14 +188,14 @@ def compared(sweeps: Sequence[ChunkSweep], rates: Rates) -> pd.DataFrame:
 
 
 def cross_validated(sweeps: Sequence[ChunkSweep]) -> pd.DataFrame:
-    """`summary` of each half of the sweeps, as it is chosen for by rates of the other half.
+    """`regret` of each half of the sweeps, as it is chosen for by rates of the other half.
 
-    Keys that have too few sweeps for two halves are left out.
+    Keys that have too few sweeps for two halves are left out; empty where all are.
     """
     groups = [group for group in by_key(sweeps).values() if len(group) >= 2 * LEAST_SWEEPS]
     halves = [[sweep for group in groups for sweep in group[start::2]] for start in (0, 1)]
-    judged = [regret(half, rates(other)) for half, other in zip(halves, halves[::-1], strict=True)]
-    return summary(pd.concat(judged))
+    pairs = zip(halves, halves[::-1], strict=True) if groups else ()
+    return pd.concat([pd.DataFrame(), *(regret(half, rates(other)) for half, other in pairs)])
 
 
 def source(rates: Rates) -> str:

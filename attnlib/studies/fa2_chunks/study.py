@@ -1,12 +1,14 @@
 """One batch under one KV chunk after another: what the planner's rates are learned from."""
 
+from dataclasses import replace
+
 import numpy as np
 
-from ...core.fa2.choice import CHUNK_STEP, MIN_CHUNK, PlanShape
-from ...core.spec import ELEMENT_BYTES
+from ...core.fa2.choice import CHUNK_STEP, PlanShape
+from ...core.fa2.library import MIN_CHUNK
 from ...kinds.decode.case import DecodeCase
 from ...kinds.extend.case import ExtendCase
-from ...kinds.lengths import sample_seq_lens
+from ...kinds.lengths import sample_plan_lens
 from ...kinds.plan.case import PlanCase
 from ...run.study import Grid, Study
 from ..fa2_plan.study import (
@@ -33,17 +35,14 @@ def sweep(case: DecodeCase | ExtendCase) -> tuple[PlanCase, ...]:
     Not those of which a block takes twice as long as all tokens must. No constant that the planner
     chooses by has a say here.
     """
-    decode, q_len = (case.cached, case.q_len) if isinstance(case, ExtendCase) else (case, 1)
-    spec, lens = decode.spec, np.maximum(sample_seq_lens(decode), q_len).astype(np.int64)
-    shape = PlanShape(
-        *(spec.num_qo_heads, spec.num_kv_heads, spec.head_dim, ELEMENT_BYTES[spec.kv_dtype]),
-        *(len(lens), decode.kv_len, NUM_SMS, q_len),
-    )
+    own = PlanCase(case.cached, case.q_len) if isinstance(case, ExtendCase) else PlanCase(case)
+    lens = sample_plan_lens(own)
+    shape = PlanShape.of(own.spec, lens, NUM_SMS, own.q_len)
     chunks = _chunks(int(lens.max()))
     fits = (-(-lens // chunks[:, None])).sum(1) * shape.q_tiles <= shape.max_blocks
     chunks = chunks[fits & (chunks <= 2 * ALONE * lens.sum() * shape.copies + SLACK)]
     places = np.unique(np.linspace(0, len(chunks) - 1, MOST_CHUNKS).round().astype(int))
-    return tuple(PlanCase(decode, q_len, chunk) for chunk in (0, *chunks[places].tolist()))
+    return tuple(replace(own, chunk=chunk) for chunk in (0, *chunks[places].tolist()))
 
 
 def _chunks(longest: int) -> np.ndarray:

@@ -12,9 +12,10 @@ import numpy as np
 import pandas as pd
 
 from ...core.fa2.choice import PlanShape
-from ...core.fa2.library import LibraryCall, LibraryPlan, plan_fa2
-from ...core.fa2.words import Words, plan_words
-from ...core.spec import ELEMENT_BYTES, AttnSpec
+from ...core.fa2.library import LibraryCall, Words, plan_fa2
+from ...core.fa2.words import plan_words
+from ...core.gpu import FA2_CTAS
+from ...core.spec import AttnSpec
 from ...kinds.decode.case import DecodeCase
 from ...kinds.lengths import sample_seq_lens
 
@@ -23,31 +24,17 @@ RELEASE = "0.6.4"
 """Of FlashInfer, whose planner is modelled; other releases make the same blocks of a decode."""
 
 
-def shape_of(spec: AttnSpec, lens: np.ndarray, num_sms: int, q_len: int = 1) -> PlanShape:
-    """The shape of a planner that is captured for such a batch."""
-    return PlanShape(
-        num_qo_heads=spec.num_qo_heads,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        kv_bytes=ELEMENT_BYTES[spec.kv_dtype],
-        max_batch_size=len(lens),
-        max_seq_len=-(-int(lens.max()) // spec.page_size) * spec.page_size,
-        num_sms=num_sms,
-        q_len=q_len,
-    )
-
-
-def both_plans(case: DecodeCase, num_sms: int) -> dict[str, LibraryPlan | Words]:
+def both_plans(case: DecodeCase, num_sms: int) -> dict[str, Words]:
     """The library's plan of a graph for the case's lengths, and ours."""
     spec, lens = case.spec, sample_seq_lens(case)
     call = LibraryCall(
         spec.num_qo_heads, spec.num_kv_heads, spec.head_dim, spec.page_size, True, num_sms, RELEASE
     )
-    ours = plan_words(shape_of(spec, lens, num_sms), lens)
+    ours = plan_words(PlanShape.of(spec, lens, num_sms), lens)
     return {BY_LIBRARY: plan_fa2(call, lens), BY_US: ours}
 
 
-def blocks_of(plan: LibraryPlan | Words, lens: np.ndarray) -> pd.DataFrame:
+def blocks_of(plan: Words, lens: np.ndarray) -> pd.DataFrame:
     """A row per block in use, in the grid's order: `request`, `part` and `tokens` of it."""
     mask = plan.block_valid_mask
     used = len(plan.request_indices) if mask is None else int(mask.sum())
@@ -55,6 +42,14 @@ def blocks_of(plan: LibraryPlan | Words, lens: np.ndarray) -> pd.DataFrame:
     chunk = plan.kv_chunk_size
     left = np.asarray(lens, np.int64)[request] - part * chunk
     return pd.DataFrame({"request": request, "part": part, "tokens": np.minimum(left, chunk)})
+
+
+def both_schedules(case: DecodeCase, num_sms: int) -> dict[str, pd.DataFrame]:
+    """`schedule` of both plans for the case's lengths."""
+    lens = sample_seq_lens(case)
+    shape = PlanShape.of(case.spec, lens, num_sms)
+    plans = both_plans(case, num_sms)
+    return {name: schedule(shape, blocks_of(plan, lens)) for name, plan in plans.items()}
 
 
 def schedule(shape: PlanShape, blocks: pd.DataFrame) -> pd.DataFrame:
@@ -81,8 +76,13 @@ def schedule(shape: PlanShape, blocks: pd.DataFrame) -> pd.DataFrame:
     return work.assign(slot=np.array(slot, int), start=start, end=end)
 
 
+def busy(work: pd.DataFrame, num_sms: int) -> float:
+    """The share of the slots' time that a schedule uses."""
+    return (work.end - work.start).sum() / (FA2_CTAS * num_sms * work.end.max())
+
+
 def small_example() -> tuple[PlanShape, np.ndarray]:
     """Five requests on a GPU of two SMs, whose plan can be read word by word."""
     lens = np.array([300, 2000, 0, 1100, 150])
     spec = AttnSpec(8, 2, head_dim=128, page_size=16)
-    return replace(shape_of(spec, lens, num_sms=2), max_seq_len=4096), lens
+    return replace(PlanShape.of(spec, lens, num_sms=2), max_seq_len=4096), lens

@@ -7,11 +7,12 @@ from itertools import cycle
 import numpy as np
 import pandas as pd
 
+from ...core.gpu import FA2_CTAS
 from ...draw import charts, style
 from ...kinds.decode.case import DecodeCase
 from ...kinds.lengths import sample_seq_lens
 from ...run.frame import FA2
-from .blocks import BY_LIBRARY, BY_US, blocks_of, both_plans, schedule, shape_of
+from .blocks import BY_LIBRARY, BY_US, both_schedules, busy
 from .tables import OURS, VERDICTS, decode_rows, gains, mean
 
 SHORT = style.SKY, style.PALE_BLUE
@@ -29,14 +30,14 @@ def slots_chart(case: DecodeCase, num_sms: int) -> charts.Figure:
     """
     from matplotlib.patches import Patch
 
-    lens = sample_seq_lens(case)
-    shape = shape_of(case.spec, lens, num_sms)
-    works = {
-        name: schedule(shape, blocks_of(plan, lens))
-        for name, plan in both_plans(case, num_sms).items()
-    }
+    works, slots = both_schedules(case, num_sms), FA2_CTAS * num_sms
+    longest = int(sample_seq_lens(case).argmax())
     note = f"model, not a measurement, merging left out: {case.label}, {num_sms} SMs of 2 slots"
-    titles = [_title(name, work, shape.slots) for name, work in works.items()]
+    titles = [
+        f"{name}: {work.end.max():,.0f} us\n{len(work)} blocks, {work.tokens.max():,} tokens at "
+        f"most, {busy(work, num_sms):.0%} busy"
+        for name, work in works.items()
+    ]
     words = ("time by the model, us", "slot: half an SM")
     figure, axes = charts.panels(
         *(titles, (9.6, 5.4), note, words),
@@ -44,16 +45,16 @@ def slots_chart(case: DecodeCase, num_sms: int) -> charts.Figure:
         share="y",
         legend=charts.LEGEND_INCHES,
     )
-    ends = {name: float(work.end.max()) for name, work in works.items()}
-    for axis, work, end in zip(axes, works.values(), ends.values(), strict=True):
-        _draw_blocks(axis, work, int(lens.argmax()), end)
-        axis.set(xlim=(0, end * 1.02), ylim=(shape.slots + 1, -2))
-    _say_long(axes[0], works[BY_LIBRARY], int(lens.argmax()))
-    _say_idle(axes[0], works[BY_LIBRARY], shape.slots)
-    axes[0].axvline(ends[BY_US], color=style.INK, linewidth=1.2, linestyle=(0, (4, 2)))
+    for axis, work in zip(axes, works.values(), strict=True):
+        _draw_blocks(axis, work, longest)
+        axis.set(xlim=(0, work.end.max() * 1.02), ylim=(slots + 1, -2))
+    _say_long(axes[0], works[BY_LIBRARY], longest)
+    _say_idle(axes[0], works[BY_LIBRARY], slots)
+    end = works[BY_US].end.max()
+    axes[0].axvline(end, color=style.INK, linewidth=1.2, linestyle=(0, (4, 2)))
     axes[0].annotate(
-        f"our plan ends here: {ends[BY_US]:,.0f} us, drawn at the right",
-        *((ends[BY_US], 0.3 * shape.slots), (0.16 * ends[BY_LIBRARY], 0.3 * shape.slots)),
+        f"our plan ends here: {end:,.0f} us, drawn at the right",
+        *((end, 0.3 * slots), (0.16 * works[BY_LIBRARY].end.max(), 0.3 * slots)),
         arrowprops={"arrowstyle": "->", "color": style.INK},
         va="center",
     )
@@ -66,15 +67,8 @@ def slots_chart(case: DecodeCase, num_sms: int) -> charts.Figure:
     return figure
 
 
-def _title(name: str, work: pd.DataFrame, slots: int) -> str:
-    end = work.end.max()
-    busy = (work.end - work.start).sum() / (slots * end)
-    most = work.tokens.max()
-    return f"{name}: {end:,.0f} us\n{len(work)} blocks, {most:,} tokens at most, {busy:.0%} busy"
-
-
-def _draw_blocks(axis: charts.Axes, work: pd.DataFrame, longest: int, end: float) -> None:
-    axis.axvspan(0, end, color=style.IDLE, zorder=0, linewidth=0)
+def _draw_blocks(axis: charts.Axes, work: pd.DataFrame, longest: int) -> None:
+    axis.axvspan(0, work.end.max(), color=style.IDLE, zorder=0, linewidth=0)
     others = [request for request in work.request.unique() if request != longest]
     colors = dict(zip(others, cycle(SHORT), strict=False)) | {longest: LONG}
     shown, long = work.request.map(colors), work.request == longest

@@ -31,10 +31,6 @@ MOST_TABLE = 64 * 2**20
 LLAMA = AttnSpec(32, 8, 128, 16)
 
 
-def _wave(spec: AttnSpec) -> int:
-    return SLOTS // spec.num_kv_heads
-
-
 def _fitted(case: DecodeCase) -> DecodeCase:
     """`case`, its longest request halved until the batch fits."""
     while (
@@ -45,21 +41,16 @@ def _fitted(case: DecodeCase) -> DecodeCase:
     return case
 
 
-def _some_waves(spec: AttnSpec) -> int:
-    """Short requests beside the long one: 1 to 2 waves of them, drawn."""
-    wave = _wave(spec)
-    return random.Random(f"one long {spec.heads}").randint(wave, 2 * wave)
-
-
 def served(kind: str, spec: AttnSpec, seed: int = 0) -> DecodeCase:
     """The batch of `kind` that people serve, of a layer, or one that they seldom do."""
-    wave = _wave(spec)
+    wave = SLOTS // spec.num_kv_heads
+    waves = random.Random(f"one long {spec.heads}").randint(wave, 2 * wave)
     sizes: dict[str, tuple[int, int, str]] = {
         "chat of 64": (64, 32768, "chat"),
         "chat of 256": (256, 32768, "chat"),
         "retrieval": (32, 65536, "retrieval"),
         "agents": (24, 100000, "agents"),
-        "one long": (1 + _some_waves(spec), 100000, "one_long"),
+        "one long": (1 + waves, 100000, "one_long"),
         "past a wave": (int(1.1 * wave) + 1, 2048, "fixed"),
         "ragged": (int(1.5 * wave), 4096, "ragged"),
         "four": (4, 16384, "fixed"),

@@ -8,16 +8,19 @@ Of the timer `profiler` the library's wrapper is planned for eager; times are of
 import numpy as np
 import pandas as pd
 
+from ...core.fa2.choice import PlanShape
 from ...core.fa2.words import plan_words
 from ...kinds.decode.case import DecodeCase
 from ...kinds.lengths import sample_seq_lens
+from ...measure.stats import MIN_EFFECT
 from ...run import frame as frames
-from ...run.frame import CUDA_CORES, FA2, good_rows, intervals, times
-from .blocks import BY_US, blocks_of, both_plans, schedule, shape_of, small_example
+from ...run.frame import CUDA_CORES, FA2, by_design, good_rows, intervals, times
+from .blocks import blocks_of, both_plans, both_schedules, busy, schedule, small_example
 from .study import KINDS, OTHER_KINDS, OTHERS, REALISTIC, SERVED
 
 OURS, FA3 = "flashinfer-fa2-planned", "fa3-precomputed"
 OURS_MANY, FA2_MANY = "flashinfer-prefill-fa2-planned", "flashinfer-prefill-fa2"
+MANY = {OURS_MANY: OURS, FA2_MANY: FA2}
 BETTER = "the better of both"
 PLANNED_PARTS = {
     "fa2-plan-words": "words alone",
@@ -39,8 +42,6 @@ USUAL = {"head_dim": 128, "dtype": "bfloat16", "kv_dtype": "bfloat16"}
 """The layers that all batches are measured with."""
 SIZES = ["batch", "heads", "page_size", "batch_size", "kv_len"]
 VERDICTS = ("faster", "same", "ambiguous", "slower")
-WORTH = 1.02
-"""A gain below this is none: `measure.stats.MIN_EFFECT`."""
 REQUESTS = (8, 40, 80, 140, 300, 600)
 """Ends of the groups of batches by how many requests they have."""
 EVERY = "all"
@@ -52,20 +53,17 @@ KIND_OF |= {
 
 def plan_table(case: DecodeCase, num_sms: int) -> pd.DataFrame:
     """FlashInfer's plan for the case's lengths beside ours, by the model: nothing is measured."""
-    lens = sample_seq_lens(case)
-    shape, found = shape_of(case.spec, lens, num_sms), []
-    for name, plan in both_plans(case, num_sms).items():
-        blocks = blocks_of(plan, lens)
-        work = schedule(shape, blocks)
-        end = work.end.max()
+    lens, plans, found = sample_seq_lens(case), both_plans(case, num_sms), []
+    for name, work in both_schedules(case, num_sms).items():
+        end, head = work.end.max(), work[work["head"] == 0]
         told = {
             "requests": len(lens),
             "blocks": len(work),
-            "chunk, tokens": plan.kv_chunk_size,
-            "longest block, tokens": int(blocks.tokens.max()),
-            "parts of the long request": int((blocks.request == lens.argmax()).sum()),
+            "chunk, tokens": plans[name].kv_chunk_size,
+            "longest block, tokens": work.tokens.max(),
+            "parts of the long request": int((head.request == lens.argmax()).sum()),
             "model, us": round(end, 1),
-            "slots busy, %": round(100 * (work.end - work.start).sum() / (shape.slots * end)),
+            "slots busy, %": round(100 * busy(work, num_sms)),
         }
         found.append({"plan": name} | told)
     return pd.DataFrame(found)
@@ -80,14 +78,14 @@ def order_table(layout: int, num_sms: int) -> pd.DataFrame:
     for kind in KINDS:
         case = SERVED[kind, layout]
         lens = sample_seq_lens(case)
-        shape = shape_of(case.spec, lens, num_sms)
-        blocks = blocks_of(both_plans(case, num_sms)[BY_US], lens)
+        shape = PlanShape.of(case.spec, lens, num_sms)
+        blocks = blocks_of(plan_words(shape, lens), lens)
         longest = blocks.sort_values("tokens", ascending=False, kind="stable")
-        named = {"as planned, us": blocks, "longest first, us": longest}
-        us = {name: schedule(shape, each).end.max() for name, each in named.items()}
-        found.append({"batch": kind, "blocks": len(blocks) * shape.num_kv_heads} | us)
-    table = pd.DataFrame(found).round(1)
-    return table.assign(gain=(table["as planned, us"] / table["longest first, us"]).round(3))
+        planned, sorted_ = (schedule(shape, each).end.max() for each in (blocks, longest))
+        told = {"batch": kind, "blocks": len(blocks) * shape.num_kv_heads}
+        told |= {"as planned, us": planned, "longest first, us": sorted_}
+        found.append(told | {"gain": round(planned / sorted_, 3)})
+    return pd.DataFrame(found).round({"as planned, us": 1, "longest first, us": 1})
 
 
 def word_table() -> pd.DataFrame:
@@ -97,15 +95,12 @@ def word_table() -> pd.DataFrame:
     """
     shape, lens = small_example()
     words = plan_words(shape, lens)
-    names = ("request_indices", "qo_tile_indices", "kv_tile_indices", "block_valid_mask")
-    used = int(words.block_valid_mask.sum())
     tokens = blocks_of(words, lens).tokens
     found = {"seq_lens, given": (len(lens), " ".join(map(str, lens)))}
-    found["tokens of each block"] = (used, " ".join(map(str, tokens)))
-    found |= {
-        name: (shape.max_blocks, " ".join(map(str, getattr(words, name)[:used])) + " ...")
-        for name in names
-    }
+    found["tokens of each block"] = (len(tokens), " ".join(map(str, tokens)))
+    for name in ("request_indices", "qo_tile_indices", "kv_tile_indices", "block_valid_mask"):
+        used = np.asarray(getattr(words, name), int)[: len(tokens)]
+        found[name] = (shape.max_blocks, " ".join(map(str, used)) + " ...")
     for name in ("o_indptr", "merge_indptr", "kv_chunk_size", "total_num_rows"):
         values = np.atleast_1d(getattr(words, name))
         found[name] = (len(values), " ".join(map(str, values)))
@@ -124,9 +119,8 @@ def decode_rows(frame: pd.DataFrame, timer: str = "graph", **layer: object) -> p
 
 def many_rows(frame: pd.DataFrame, timer: str = "graph") -> pd.DataFrame:
     """Calls with several queries per request, with `batch`; `backend` as in decode."""
-    rows = good_rows(frame[frame.backend.isin((OURS_MANY, FA2_MANY))], timer)
-    rows = rows.assign(backend=rows.backend.map({OURS_MANY: OURS, FA2_MANY: FA2}))
-    return _of_layer(rows, USUAL)
+    rows = good_rows(frame[frame.backend.isin(MANY)], timer)
+    return _of_layer(by_design(rows, MANY), USUAL)
 
 
 def gains(rows: pd.DataFrame, rival: str = FA2) -> pd.DataFrame:
@@ -182,16 +176,14 @@ def rival_table(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(wide).loc[lambda t: [*t.index.drop(EVERY), EVERY]].reset_index()
 
 
-def extremes(found: pd.DataFrame, rows: pd.DataFrame, count: int = 5) -> pd.DataFrame:
-    """The `count` cases of least gain and as many of the largest, with both times in us."""
-    ranked = found.sort_values("gain", ignore_index=True)
-    ends = pd.concat([ranked.head(count), ranked.tail(count)]).drop_duplicates("case")
-    return _shown(ends, rows)
-
-
 def no_gain(found: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
-    """The cases whose gain is not worth a word, least first."""
-    return _shown(found[found.gain < WORTH].sort_values("gain", ignore_index=True), rows)
+    """The cases whose gain is not worth a word, least first, with both times in us."""
+    least = found[found.gain < 1 + MIN_EFFECT].sort_values("gain", ignore_index=True)
+    us = times(rows[rows.backend.isin((OURS, FA2))]).set_index("case")
+    both = {RIVAL_NAMES[FA2]: least.case.map(us[FA2]), "ours": least.case.map(us[OURS])}
+    names = [name for name in ("q_len", *SIZES) if name in least]
+    told = {name: value.round(1) for name, value in both.items()} | {"gain": least.gain.round(3)}
+    return least[names].assign(**told, **{"95 %": intervals(least)})
 
 
 def layer_table(frame: pd.DataFrame) -> pd.DataFrame:
@@ -226,8 +218,8 @@ def planning_table(frame: pd.DataFrame) -> pd.DataFrame:
 
     The last column starts the launch from Python for each call: with no graph.
     """
-    rows = frame[frame.backend.isin(PLANNED_PARTS)]
-    rows, sizes = rows.assign(backend=rows.backend.map(PLANNED_PARTS)), ["page_size", "batch_size"]
+    rows = by_design(frame[frame.backend.isin(PLANNED_PARTS)], PLANNED_PARTS)
+    sizes = ["page_size", "batch_size"]
     graph, eager = (times(good_rows(rows, timer)) for timer in ("graph", "eager"))
     shown = graph[[*sizes, *PLANNED_PARTS.values()]]
     if len(eager):
@@ -304,17 +296,8 @@ def _with_better(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _step_rows(frame: pd.DataFrame) -> pd.DataFrame:
-    rows = good_rows(frame[frame.backend.isin(WAYS)], "eager")
-    return rows.assign(backend=rows.backend.map(WAYS))
+    return by_design(good_rows(frame[frame.backend.isin(WAYS)], "eager"), WAYS)
 
 
 def _in_words(table: pd.DataFrame) -> pd.DataFrame:
     return table.rename(columns={"lengths": "batch"}).sort_values(["batch_size", "batch"])
-
-
-def _shown(found: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
-    us = times(rows[rows.backend.isin((OURS, FA2))]).set_index("case")
-    both = {RIVAL_NAMES[FA2]: found.case.map(us[FA2]), "ours": found.case.map(us[OURS])}
-    names = [name for name in ("q_len", *SIZES) if name in found]
-    told = {name: value.round(1) for name, value in both.items()} | {"gain": found.gain.round(3)}
-    return found[names].assign(**told, **{"95 %": intervals(found)})
