@@ -89,17 +89,6 @@ def test_what_the_compiled_planner_refuses_raises():
             make(line)
 
 
-def test_all_tokens_of_a_request_are_in_one_block_for_each_query_tile():
-    plan = plan_fa2(EAGER, [9000, 0, 300], [40, 3, 0])
-    pairs = list(zip(plan.request_indices, plan.qo_tile_indices, plan.kv_tile_indices, strict=True))
-    chunks = -(-9000 // plan.kv_chunk_size)
-    tiles = -(-40 * 4 // plan.info[3])
-    assert pairs == [(0, q, kv) for q in range(tiles) for kv in range(chunks)] + [(1, 0, 0)]
-    assert plan.merge_indptr.tolist()[-4:] == [40 * chunks + n for n in range(4)]
-    assert plan.o_indptr.tolist() == [0, 40 * chunks, 40 * chunks + 3, 40 * chunks + 3]
-    assert plan.total_num_rows is None  # a word of graphs alone
-
-
 def test_rules_change_with_the_releases_in_which_they_were_read():
     """Seven releases were compiled; what lies between them was read."""
     for since, head_dim in (("0.6.14", 512), ("0.7.1", 128)):

@@ -108,13 +108,6 @@ def test_words_lie_apart_and_aligned():
         assert not any(start % 4 for start in (*starts[:5], starts[-1]))
 
 
-def test_a_long_request_is_cut_where_the_library_cuts_nothing():
-    lens = np.r_[np.full(39, 600), 100_000]
-    choice = choose(SHAPE, lens)
-    assert 1000 < choice.chunk < 4000
-    assert choice.us[choice.best] < 0.2 * choice.us[0]
-
-
 def test_equal_requests_of_a_wave_stay_whole_and_those_just_past_one_are_cut():
     at, past = (replace(SHAPE, max_batch_size=n) for n in (33, 34))
     assert choose(at, np.full(33, 2048)).chunk == 2048

@@ -3,14 +3,18 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
+from attnlib.core.batch import DecodeBatch
 from attnlib.core.fa2 import planner as module
 from attnlib.core.fa2.library import FA2_INFO
 from attnlib.core.fa2.planner import PRIVATE, Fa2Planner
 from attnlib.core.fa2.words import plan_words
 from attnlib.core.gpu import FA2_RATES
+from attnlib.core.spec import AttnSpec
+from attnlib.kinds.lengths import shuffled_pages
 
 LAYER = {"head_dim": 128, "max_seq_len": 4096}
 
@@ -139,15 +143,12 @@ def test_a_release_whose_plan_is_not_known_is_refused(wrapper, monkeypatch, rele
         Fa2Planner(wrapper, **LAYER, num_sms=132)
 
 
-def page_arrays_of(lens, page_size, pool, seed):
-    """Prefix sums in pages, pages drawn from a pool, and last pages: int32 on the host."""
-    lens = torch.tensor(lens)
-    pages = (lens + page_size - 1) // page_size
-    indptr = torch.zeros(len(lens) + 1, dtype=torch.int32)
-    indptr[1:] = pages.cumsum(0)
-    drawn = torch.randperm(pool, generator=torch.Generator().manual_seed(seed))
-    last = (lens - (pages - 1) * page_size).int()
-    return indptr, drawn[: int(pages.sum())].int(), last
+def page_arrays_of(lens, page_size, seed):
+    """Prefix sums in pages, shuffled pages, and last pages: int32 on the host."""
+    spec, lens = AttnSpec(1, 1, 128, page_size), np.array(lens, np.int32)
+    table = torch.from_numpy(shuffled_pages(lens, page_size, seed))
+    batch = DecodeBatch.build(spec, torch.from_numpy(lens), table)
+    return batch.kv_indptr, batch.kv_indices, batch.kv_last_page_len
 
 
 @pytest.mark.gpu
@@ -161,7 +162,7 @@ def test_one_graph_replans_itself_for_other_lengths_over_poisoned_workspaces(
     batches = ([900, 40, 8000], [q_len] * 3, [20000, 300, 7], [5000] * 3)
     pool, device = 40000 // page_size, torch.device("cuda", torch.cuda.current_device())
     floats = torch.zeros(512 * 2**20, dtype=torch.uint8, device=device)
-    sums, pages, last = (x.to(device) for x in page_arrays_of(batches[0], page_size, pool, 0))
+    sums, pages, last = (x.to(device) for x in page_arrays_of(batches[0], page_size, 0))
     held = torch.zeros(pool, dtype=torch.int32, device=device)
     held[: len(pages)] = pages
     rows = torch.arange(4, dtype=torch.int32) * q_len
@@ -181,7 +182,7 @@ def test_one_graph_replans_itself_for_other_lengths_over_poisoned_workspaces(
     layer |= {} if q_len == 1 else {"causal": True}
     wanted = []
     for seed, lens in enumerate(batches):
-        given = page_arrays_of(lens, page_size, pool, seed)
+        given = page_arrays_of(lens, page_size, seed)
         first = () if q_len == 1 else (rows,)
         wrapper.plan(
             *first, given[0], given[1].to(device), given[2], *heads, 128, page_size, **layer
@@ -189,12 +190,7 @@ def test_one_graph_replans_itself_for_other_lengths_over_poisoned_workspaces(
         out, lse = wrapper.run(q, tuple(cache), return_lse=True)
         wanted.append((given, out.clone(), lse.clone()))
 
-    planner = Fa2Planner(
-        wrapper,
-        head_dim=128,
-        max_seq_len=20000,
-        q_len=q_len,
-    )
+    planner = Fa2Planner(wrapper, head_dim=128, max_seq_len=20000, q_len=q_len)
     lens = torch.tensor(batches[0], dtype=torch.int32, device=device)
     out, lse = torch.empty_like(q), torch.empty(q.shape[:2], device=device)
     planner.plan(lens)

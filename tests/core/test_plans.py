@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnlib.core.backends import create, unsupported
-from attnlib.core.fa2.library import chunk_pages
+from attnlib.core.fa2.choice import PlanShape
+from attnlib.core.fa2.library import LibraryCall, chunk_pages, plan_cuda_cores, plan_fa2
+from attnlib.core.fa2.words import plan_words
 from attnlib.core.policy.plans import (
     CUDA_CORE_CTAS,
     CUDA_CORE_ITEM_TOKENS,
@@ -22,6 +24,7 @@ from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.decode.measure import build_batch
 from attnlib.kinds.lengths import sample_seq_lens
+from attnlib.studies.fa2_plan.blocks import blocks_of
 
 SPEC = AttnSpec(16, 8, 128, 16)
 SMS = 132
@@ -132,62 +135,41 @@ CALLS = [
 ]
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("backend", [name for name in PLANS if name.startswith("flashinfer")])
-def test_flashinfers_own_plan_has_these_items(backend):
-    sms = torch.cuda.get_device_properties(0).multi_processor_count
-    groups = CUDA_CORE_CTAS if "cuda" in backend else range(64)
-    cases = [c for c in CALLS if c.spec.group_size in groups and not unsupported(backend, c.spec)]
+def words_of(backend, case):
+    """A plan for the case in a CUDA graph: of the library, or ours."""
+    spec, lens = case.spec, sample_seq_lens(case)
+    if backend == "flashinfer-fa2-planned":
+        return plan_words(PlanShape.of(spec, lens, SMS), lens)
+    heads = (spec.num_qo_heads, spec.num_kv_heads, spec.head_dim)
+    make = plan_cuda_cores if "cuda" in backend else plan_fa2
+    return make(LibraryCall(*heads, spec.page_size, True, SMS, "0.6.4"), lens)
+
+
+@pytest.mark.parametrize("backend", [name for name in PLANS if "fa3" not in name])
+def test_items_are_the_blocks_of_the_words(backend):
+    cuda_cores = "cuda" in backend
+    cases = [c for c in CALLS if not cuda_cores or c.spec.group_size in CUDA_CORE_CTAS]
     assert len(cases) >= 40
     for case in cases:
+        tokens = blocks_of(words_of(backend, case), sample_seq_lens(case)).tokens
+        items = tokens + CUDA_CORE_ITEM_TOKENS if cuda_cores else -(-tokens // 128) * 128
+        items = items if cuda_cores else items + FA2_ITEM_TOKENS
+        found = plan(backend, case.spec, sample_seq_lens(case), num_sms=SMS).items
+        assert sorted(found) == sorted(items.tolist() * case.spec.num_kv_heads), case.key
+
+
+@pytest.mark.gpu
+def test_flashinfers_own_plan_for_fa3_has_these_items():
+    backend, sms = "flashinfer-fa3", torch.cuda.get_device_properties(0).multi_processor_count
+    for case in (case for case in CALLS if not unsupported(backend, case.spec)):
         batch = build_batch(case, device="cuda")
         wrapper, *_ = create(backend, case.spec, cuda_graph=True).plan(batch).state
-        planned = Planned(wrapper, case, sms)
-        items = getattr(planned, backend.removeprefix("flashinfer-").replace("-", "_"))()
-        expected = plan(backend, case.spec, planned.lens, num_sms=sms)
-        assert sorted(items) == sorted(expected.items.tolist()), case.key
-
-
-class Planned:
-    """What FlashInfer's wrapper planned; `at` is a place in its plan info."""
-
-    def __init__(self, wrapper, case, sms):
-        self.workspace, self.case, self.sms = wrapper._int_workspace_buffer, case, sms
-        self.info = [int(word) for word in wrapper._plan_info]
-        self.lens = sample_seq_lens(case).tolist()
-
-    def words(self, at, count, dtype=torch.int32):
-        offset = self.info[at]
-        return self.workspace[offset : offset + count * dtype.itemsize].view(dtype).tolist()
-
-    def chunks(self, requests_at, tiles_at, valid_at, chunk_at):
-        """Tokens of each chunk, for all heads."""
-        count, (chunk,) = self.info[0], self.words(chunk_at, 1)
-        rows = (self.words(at, count) for at in (requests_at, tiles_at))
-        used = zip(*rows, self.words(valid_at, count, torch.bool), strict=True)
-        parts = [min(chunk, self.lens[request] - tile * chunk) for request, tile, ok in used if ok]
-        return parts * self.case.spec.num_kv_heads
-
-    def fa2(self):
-        # PrefillPlanInfo: 4 request_indices, 6 kv_tile_indices, 9 kv_chunk_size, 12 the mask
-        return [-(-part // 128) * 128 + FA2_ITEM_TOKENS for part in self.chunks(4, 6, 12, 9)]
-
-    fa2_planned = fa2
-
-    def cuda_cores(self):
-        # DecodePlanInfo: 3 request_indices, 4 kv_tile_indices, 6 block_valid_mask, 7 kv_chunk_size,
-        # 9 split_kv; unsplit plans have neither mask nor padding
-        planned, _ = CUDA_CORE_CTAS[self.case.spec.group_size]
-        heads = self.case.spec.num_kv_heads
-        assert self.info[9] == (self.case.batch_size * heads < planned * self.sms)
-        if self.info[9]:
-            assert self.info[0] == planned * self.sms // heads
-        parts = self.chunks(3, 4, 6, 7) if self.info[9] else self.lens * heads
-        return [part + CUDA_CORE_ITEM_TOKENS for part in parts]
-
-    def fa3(self):
         # PrefillPlanSM90Info: 4 kv_len, 6 work_indptr
-        ends = self.words(6, self.sms + 1)
-        lens = self.words(4, ends[-1])
+        words = wrapper._int_workspace_buffer.view(torch.int32)
+        lens_at, ends_at = (int(wrapper._plan_info[at]) // 4 for at in (4, 6))
+        ends = words[ends_at : ends_at + sms + 1].tolist()
+        lens = words[lens_at : lens_at + ends[-1]].tolist()
         each = (lens[begin:end] for begin, end in pairwise(ends))
-        return [sum(-(-n // 96) * 96 + 96 for n in part) for part in each if part]
+        items = [sum(-(-n // 96) * 96 + 96 for n in part) for part in each if part]
+        expected = plan(backend, case.spec, sample_seq_lens(case), num_sms=sms)
+        assert sorted(items) == sorted(expected.items.tolist()), case.key

@@ -16,7 +16,6 @@ from attnlib.studies import fa2_plan as plans
 from attnlib.studies.fa2_plan.blocks import (
     BY_LIBRARY,
     BY_US,
-    both_plans,
     both_schedules,
     small_example,
 )
@@ -42,15 +41,6 @@ def frame(make_record):
 @pytest.fixture
 def swept(make_record):
     return chunk_frame(make_record)
-
-
-@pytest.mark.parametrize("name", [BY_LIBRARY, BY_US])
-@pytest.mark.parametrize("case", [LONG, CHAT, FOUR], ids=lambda case: case.key)
-def test_blocks_of_either_plan_cover_every_token_once(case, name):
-    lens = sample_seq_lens(case)
-    blocks = plans.blocks_of(both_plans(case, SMS)[name], lens)
-    assert (blocks.tokens > 0).all()
-    assert (blocks.groupby("request").tokens.sum().reindex(range(len(lens))) == lens).all()
 
 
 def test_a_slot_does_one_block_at_a_time_and_starts_them_in_the_order_of_the_grid():

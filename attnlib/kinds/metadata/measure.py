@@ -34,7 +34,7 @@ MODULES: dict[str, dict[str, ModuleType]] = {
 
 
 @dataclass(frozen=True)
-class _Call:
+class BuilderCall:
     """A builder's inputs and outputs, its numbers, and the first words that each row must have."""
 
     case: MetadataCase
@@ -52,13 +52,28 @@ class _Call:
             wrong += sum(int(np.count_nonzero(row[: len(w)] != w)) for row, w in pairs)
         return wrong
 
+    def measured(
+        self, run: Callable[[], object], timer: Callable[..., Any], work_per_call: float
+    ) -> dict[str, Any]:
+        """A record's fields: what `run` writes checked, then timed, then traced."""
+        run()
+        wrong, rows = self.wrong_words(), self.case.batch_size
+        verdict = {"oracle_error": float(wrong), "oracle_budget": 0.0, "oracle_rows": rows}
+        if wrong:
+            return {"status": "incorrect", "reason": f"{wrong} words differ", **verdict}
+        # Timed before it is traced: the profiler's callbacks stay on, and slow every launch.
+        timing = timer(run)
+        cuda = any(output.is_cuda for output in self.outputs.values())
+        kernels = trace_kernels(run) if cuda else ()
+        return timed_fields(timing, kernels=kernels, work_per_call=work_per_call) | verdict
+
 
 class MetadataSubject:
     """Measures one builder of `MODULES`; keeps the inputs of the last case."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
-        self._call: _Call | None = None
+        self._call: BuilderCall | None = None
 
     def measure(self, item: Item[MetadataCase]) -> dict[str, Any]:
         """Compare every live word with the oracle, then trace and time the call."""
@@ -77,25 +92,16 @@ class MetadataSubject:
             return self._timed(item, timer)
 
     def _timed(self, item: Item, timer: Callable[..., Any]) -> dict[str, Any]:
-        call, builder, rows = self._prepared(item.case), item.case.builder, item.case.batch_size
+        call, builder = self._prepared(item.case), item.case.builder
         name = f"build_{builder}" if builder == "kv_indices" else f"build_{builder}_metadata"
         build = getattr(MODULES[item.backend][builder], name)
         run = partial(build, **call.inputs, **call.outputs, **call.numbers)
-        run()
-        wrong = call.wrong_words()
-        verdict = {"oracle_error": float(wrong), "oracle_budget": 0.0, "oracle_rows": rows}
-        if wrong:
-            return {"status": "incorrect", "reason": f"{wrong} words differ", **verdict}
-        # Timed before it is traced: the profiler's callbacks stay on, and slow every launch.
-        timing = timer(run)
-        kernels = trace_kernels(run) if self.bench.device == "cuda" else ()
-        work = float(metadata_cost(item.case).fetch_bytes)
-        return timed_fields(timing, kernels=kernels, work_per_call=work) | verdict
+        return call.measured(run, timer, float(metadata_cost(item.case).fetch_bytes))
 
-    def _prepared(self, case: MetadataCase) -> _Call:
+    def _prepared(self, case: MetadataCase) -> BuilderCall:
         if self._call is None or self._call.case != case:
             self._call = None
-            self._call = _build_call(case, self.bench.device)
+            self._call = build_call(case, self.bench.device)
         for output in self._call.outputs.values():
             output.fill_(POISON)
         return self._call
@@ -110,7 +116,7 @@ _ORACLES: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
 """Builder -> its oracle, and the outputs that the oracle gives first."""
 
 
-def _build_call(case: MetadataCase, device: str) -> _Call:
+def build_call(case: MetadataCase, device: str) -> BuilderCall:
     """The call of a case's builder; a page table is compared row by row, where it is live."""
     inputs, numbers = _inputs(case, device)
     judge, names = _ORACLES[case.builder]
@@ -121,8 +127,8 @@ def _build_call(case: MetadataCase, device: str) -> _Call:
         table = name == "page_table"
         wanted[name] = list(map(np.asarray, words)) if table else [words]
         size = (len(words), width) if table else words.shape
-        outputs[name] = torch.empty(size, dtype=torch.int32, device=device)
-    return _Call(case, inputs, outputs, numbers, wanted)
+        outputs[name] = torch.full(size, POISON, dtype=torch.int32, device=device)
+    return BuilderCall(case, inputs, outputs, numbers, wanted)
 
 
 def _inputs(case: MetadataCase, device: str) -> tuple[dict[str, torch.Tensor], dict[str, int]]:

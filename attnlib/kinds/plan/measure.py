@@ -13,11 +13,10 @@ arrays to the metadata oracle's. Chunks of one call share its tensors, wrapper a
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from ...core import backends
@@ -27,23 +26,19 @@ from ...core.fa2.kernel import build_fa2_plan
 from ...core.fa2.words import WORD, Layout, plan_words
 from ...core.metadata.launch import without_overlap
 from ...measure.timer import ROTATING, run_timer
-from ...measure.trace import trace_kernels
-from ..base import Bench, timed_fields
+from ..base import Bench
 from ..call import Workload, timed_call
 from ..check import Judge
 from ..decode.case import DecodeCase
 from ..decode.measure import DecodeSubject
 from ..extend.measure import ExtendSubject
 from ..item import Item
-from ..metadata import oracle
 from ..metadata.case import MetadataCase
-from ..metadata.measure import POISON
-from ..metadata.workload import build_request_pool
+from ..metadata.measure import POISON, build_call
 from .case import PlanCase
 
 CHUNK, ALONE, WORDS = "fa2-chunk", "fa2-plan-alone", "fa2-plan-words"
 BACKENDS = (CHUNK, "fa2-plan", ALONE, WORDS)
-PAGES = ("kv_indptr", "kv_indices", "kv_last_page_len")
 
 
 @dataclass(frozen=True)
@@ -105,57 +100,21 @@ class PlanSubject:
         return self._call
 
     def _planning(self, item: Item[PlanCase], timer: Callable[..., Any]) -> dict[str, Any]:
-        num_sms, device = self.bench.machine["num_sms"], self.bench.device
-        planning = _Planning.of(item.case, num_sms, device, item.backend != WORDS)
-        planning.run()
-        wrong, rows = planning.wrong_words(), item.case.decode.batch_size
-        verdict = {"oracle_error": float(wrong), "oracle_budget": 0.0, "oracle_rows": rows}
-        if wrong:
-            return {"status": "incorrect", "reason": f"{wrong} words differ", **verdict}
-        timing = timer(planning.run)
-        kernels = trace_kernels(planning.run) if self.bench.device == "cuda" else ()
-        written = float(sum(tensor.nbytes for tensor in planning.outputs.values()))
-        return timed_fields(timing, kernels=kernels, work_per_call=written) | verdict
-
-
-@dataclass(frozen=True)
-class _Planning:
-    """A launch over tensors of its own, without FlashInfer: outputs start out poisoned."""
-
-    run: Callable[[], None]
-    outputs: dict[str, torch.Tensor]
-    wanted: dict[str, np.ndarray]
-
-    @classmethod
-    def of(cls, case: PlanCase, num_sms: int, device: str, pages: bool) -> "_Planning":
-        """Planning for `case`, with the page arrays if `pages`."""
-        pool, page_size = _pool_of(case, device), case.spec.page_size
-        lens = pool["seq_lens"].cpu().numpy()
-        shape = PlanShape.of(case.spec, lens, num_sms, case.q_len)
-        words = plan_words(shape, lens).image(Layout.of(shape).int_bytes // WORD, POISON)
-        wanted = {"words": words}
-        arguments: dict[str, Any] = {"seq_lens": pool["seq_lens"]}
-        if pages:
-            host = (tensor.cpu().numpy() for tensor in pool.values())
-            most = shape.max_seq_len // page_size
-            found = oracle.kv_indices(*host, page_size=page_size, max_pages=most)
-            wanted |= dict(zip(PAGES, found, strict=True))
-            arguments = pool | {"page_size": page_size}
-        outputs = {
-            name: torch.full(words.shape, POISON, dtype=torch.int32, device=device)
-            for name, words in wanted.items()
-        }
-        run = partial(build_fa2_plan, **arguments, **outputs, shape=shape)
-        return cls(run, outputs, wanted)
-
-    def wrong_words(self) -> int:
-        """Words that differ from those that are wanted."""
-        pairs = ((self.outputs[name].cpu().numpy(), words) for name, words in self.wanted.items())
-        return sum(int(np.count_nonzero(have != words)) for have, words in pairs)
-
-
-def _pool_of(case: PlanCase, device: str) -> dict[str, torch.Tensor]:
-    """Lengths of the case and a request pool: `build_request_pool` of a metadata case alike."""
-    decode = case.decode
-    sizes = (decode.batch_size, case.spec.page_size, decode.kv_len, decode.lengths)
-    return build_request_pool(MetadataCase("kv_indices", *sizes, seed=decode.seed), device=device)
+        """Over tensors of its own, without FlashInfer; `build_kv_indices` takes the same pool."""
+        spec, decode, device = item.case.spec, item.case.decode, self.bench.device
+        drawn = (decode.batch_size, spec.page_size, decode.kv_len, decode.lengths)
+        pages = build_call(MetadataCase("kv_indices", *drawn, seed=decode.seed), device)
+        lens = pages.inputs["seq_lens"]
+        host, num_sms = lens.cpu().numpy(), self.bench.machine["num_sms"]
+        shape = PlanShape.of(spec, host, num_sms, item.case.q_len)
+        words = plan_words(shape, host).image(Layout.of(shape).int_bytes // WORD, POISON)
+        outputs = {"words": torch.full(words.shape, POISON, dtype=torch.int32, device=device)}
+        call = replace(pages, outputs=outputs, wanted={"words": [words]})
+        if item.backend == WORDS:
+            run = partial(build_fa2_plan, seq_lens=lens, **outputs, shape=shape)
+        else:
+            outputs |= pages.outputs
+            call.wanted.update(pages.wanted)
+            tensors = pages.inputs | outputs
+            run = partial(build_fa2_plan, **tensors, shape=shape, page_size=spec.page_size)
+        return call.measured(run, timer, float(sum(out.nbytes for out in outputs.values())))
