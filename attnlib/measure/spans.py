@@ -17,6 +17,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 CALL = "attnlib call"
@@ -98,6 +99,7 @@ def read_spans(trace: Mapping[str, Any], *, shorten: Callable[[str], str]) -> tu
     return tuple(sorted(spans, key=lambda span: (span.start_us, span.depth)))
 
 
+@lru_cache(maxsize=4096)
 def short_name(name: str) -> str:
     """A kernel's function name without return type, namespace, template and call arguments.
 
@@ -119,14 +121,13 @@ def short_name(name: str) -> str:
 
 def _unmangled(name: str) -> str:
     """The function of an Itanium-mangled name: its last word before arguments of any kind."""
-    wrapped = name.find("13device_kernelI")
-    place, last = (wrapped + len("13device_kernelI") if wrapped > 0 else 2), ""
-    while found := WORD.match(name, place):
-        last = name[found.end() : found.end() + int(found[1])]
-        place = found.end() + int(found[1])
-        if last.startswith("enable_"):
-            place += name[place : place + 1] == "I"
-    return last or name
+    before, wrapped, inside = name.partition("13device_kernelI")
+    rest, last = (inside if wrapped else before[2:]), name
+    while found := WORD.match(rest):
+        size = found.end() + int(found[1])
+        last, rest = rest[found.end() : size], rest[size:]
+        rest = rest.removeprefix("I") if last.startswith("enable_") else rest
+    return last
 
 
 def saw_cuda(trace: Mapping[str, Any]) -> bool:

@@ -8,13 +8,14 @@
 
 What ran since the step before belongs to the step that follows: sampling and metadata stand there.
 A mark tells decode from prefill. Without one, attention in a CUDA graph is decode, because engines
-capture it and run prefill eagerly, and `guess` is asked for the others.
+capture it and run prefill eagerly, and the kernel is asked otherwise.
 """
 
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, groupby, pairwise
 
 from .spans import Span, busy_us
 from .trace_file import Trace
@@ -24,6 +25,8 @@ SGLANG = re.compile(r"step\[\s*(\w+).*?bs=(\d+)")
 VLLM = re.compile(r"execute_(?:\d+_)?context_(\d+)\(.*?\)_generation_(\d+)")
 SGLANG_KINDS = {"DECODE": DECODE, "TARGET_VERIFY": VERIFY, "EXTEND": PREFILL, "MIXED": MIXED}
 HOST_COPIES = ("Memcpy HtoD", "Memcpy DtoH")
+Key = tuple[str, int]
+"""What the GPU work of one step shares: its mark, its graph launch, or the copies before it."""
 
 
 @dataclass(frozen=True)
@@ -37,99 +40,66 @@ class Step:
 
     kind: str
     batch_size: int
-    ahead: tuple[Span, ...]
-    body: tuple[Span, ...]
-    attention: tuple[Span, ...]
-    waits: tuple[Span, ...]
-    marked: tuple[Span, ...] = ()
+    ahead: Sequence[Span]
+    body: Sequence[Span]
+    attention: Sequence[Span]
+    waits: Sequence[Span]
+    marked: Sequence[Span]
 
     @property
-    def work(self) -> tuple[Span, ...]:
+    def work(self) -> list[Span]:
         """All that the GPU ran."""
-        return self.ahead + self.body
+        return [*self.ahead, *self.body]
 
     @property
     def in_graph(self) -> bool:
         """Whether its attention was replayed from a CUDA graph."""
         return self.attention[0].in_graph
 
-    @property
-    def busy_us(self) -> float:
-        """Time in which the GPU ran anything."""
-        return busy_us(self.work)
-
-    @property
-    def idle_ahead_us(self) -> float:
-        """Time before the first attention kernel in which the GPU ran nothing."""
-        start = min((span.start_us for span in self.ahead), default=self.body[0].start_us)
-        return max(0.0, self.body[0].start_us - start - busy_us(self.ahead))
+    def idle_us(self, spans: Sequence[Span]) -> float:
+        """Time from the first to the last of these in which the GPU ran none of them."""
+        return max(0.0, spans[-1].end_us - spans[0].start_us - busy_us(spans))
 
 
-def find_steps(
-    trace: Trace, is_attention: Callable[[Span], bool], guess: Callable[[Sequence[Span]], str]
-) -> tuple[Step, ...]:
-    """The steps of a trace by the rules above, in order; none if no kernel is attention."""
+def find_steps(trace: Trace, kind_of: Callable[[Span], str]) -> list[Step]:
+    """The steps of a trace by the rules above, in order; none if no kernel is attention.
+
+    `kind_of` tells of an attention kernel what step it speaks for, and is empty for others.
+    """
     work = trace.work
-    marks = [_mark(trace, span) for span in work]
-    places = [place for place, span in enumerate(work) if is_attention(span)]
-    between = list(zip(places, places[1:], strict=False))
-    copied = [_copies(work[a:b]) for a, b in between]
-    usual = 2 * sum(map(bool, copied)) >= len(copied)
-
-    def parted(a: int, b: int, copies: list[int]) -> bool:
-        if marks[a] >= 0 or marks[b] >= 0:
-            return marks[a] != marks[b]
-        if work[a].in_graph or work[b].in_graph:
-            return work[a].launch != work[b].launch
-        return bool(copies) and not usual
-
-    steps, first, begin = [], 0, 0
-    ends = [
-        at for at, (pair, c) in enumerate(zip(between, copied, strict=True)) if parted(*pair, c)
+    places = [place for place, span in enumerate(work) if kind_of(span)]
+    copies = list(accumulate(span.name in HOST_COPIES for span in work))
+    usual = 2 * sum(copies[a] != copies[b] for a, b in pairwise(places)) >= len(places) - 1
+    keys = [
+        _key(trace, span, 0 if usual else copied) for span, copied in zip(work, copies, strict=True)
     ]
-    for last in (*ends, len(places) - 1) if places else ():
-        a, b = places[first], places[last]
-        after = places[last + 1] if last + 1 < len(places) else len(work)
-        end = _end(work, marks, b, after)
-        kind, batch = _kind(trace.marks[marks[a]].name if marks[a] >= 0 else "")
-        attention = tuple(work[place] for place in places[first : last + 1])
-        kind = kind or (DECODE if work[a].in_graph else guess(attention))
-        ahead, body = work[begin:a], work[a:end]
-        own = tuple(s for s, m in zip(ahead, marks[begin:a], strict=True) if 0 <= m == marks[a])
-        waits = _waits(trace, ahead, body[0])
-        steps.append(Step(kind, batch, ahead, body, attention, waits, own))
-        first, begin = last + 1, end
-    return tuple(steps)
+    runs = [list(run) for _, run in groupby(places, keys.__getitem__)]
+    steps, begin = [], 0
+    for number, run in enumerate(runs):
+        key, first = keys[run[0]], run[0]
+        after = runs[number + 1][0] if number + 1 < len(runs) else len(work)
+        end = 1 + max(place for place in range(run[-1], after) if keys[place] == key)
+        kind, batch = _told(trace.marks[key[1]].name) if key[0] == "mark" else ("", 0)
+        kind = kind or (DECODE if work[first].in_graph else kind_of(work[first]))
+        ahead, attention = work[begin:first], [work[place] for place in run]
+        marked = [work[at] for at in range(begin, first) if keys[at] == key and key[0] == "mark"]
+        waits = _waits(trace, work[begin : first + 1])
+        steps.append(Step(kind, batch, ahead, work[first:end], attention, waits, marked))
+        begin = end
+    return steps
 
 
-def _mark(trace: Trace, span: Span) -> int:
-    """Number of the mark that a span was launched under, or -1."""
-    if not trace.marks:
-        return -1
-    on_gpu = trace.marks[0].kind == "gpu mark"
-    at = span.start_us if on_gpu else trace.launched_us.get(span.launch, float("-inf"))
-    place = bisect_right(trace.marks, at, key=lambda mark: mark.start_us) - 1
-    return place if place >= 0 and at <= trace.marks[place].end_us else -1
+def _key(trace: Trace, span: Span, copied: int) -> Key:
+    at = trace.launched_us.get(span.launch, float("-inf"))
+    if trace.marks and trace.marks[0].kind == "gpu_user_annotation":
+        at = span.start_us
+    mark = bisect_right(trace.marks, at, key=lambda mark: mark.start_us) - 1
+    if mark >= 0 and at <= trace.marks[mark].end_us:
+        return "mark", mark
+    return ("graph", span.launch) if span.in_graph else ("eager", copied)
 
 
-def _copies(between: Sequence[Span]) -> list[int]:
-    return [place for place, span in enumerate(between) if span.name in HOST_COPIES]
-
-
-def _end(work: Sequence[Span], marks: Sequence[int], last: int, after: int) -> int:
-    """Where the step whose last attention kernel is `last` ends, before the next one's."""
-    rest = range(last + 1, after)
-    if marks[last] >= 0:
-        own = [place for place in rest if marks[place] == marks[last]]
-    elif work[last].in_graph:
-        own = [place for place in rest if work[place].launch == work[last].launch]
-    else:
-        copies = _copies(work[last:after])
-        return last + copies[0] if copies else after
-    return own[-1] + 1 if own else last + 1
-
-
-def _kind(mark: str) -> tuple[str, int]:
+def _told(mark: str) -> tuple[str, int]:
     """Kind and batch size that a mark tells; nothing and 0 if it tells none."""
     if found := SGLANG.match(mark):
         return SGLANG_KINDS.get(found[1], UNKNOWN), int(found[2])
@@ -140,11 +110,9 @@ def _kind(mark: str) -> tuple[str, int]:
     return "", 0
 
 
-def _waits(trace: Trace, ahead: Sequence[Span], first: Span) -> tuple[Span, ...]:
-    """What the host waited for between launching the first of `ahead` and the attention."""
-    known = [trace.launched_us[s.launch] for s in (*ahead, first) if s.launch in trace.launched_us]
-    if not known:
-        return ()
-    low = bisect_right(trace.waits, min(known), key=lambda wait: wait.start_us)
-    high = bisect_right(trace.waits, max(known), key=lambda wait: wait.start_us)
+def _waits(trace: Trace, work: Sequence[Span]) -> Sequence[Span]:
+    """What the host waited for between launching the first and the last of these."""
+    known = [trace.launched_us[span.launch] for span in work if span.launch in trace.launched_us]
+    ends = (min(known), max(known)) if known else (0.0, 0.0)
+    low, high = (bisect_right(trace.waits, at, key=lambda wait: wait.start_us) for at in ends)
     return trace.waits[low:high]
