@@ -11,6 +11,7 @@ from attnlib.core.schedule import library
 def clear():
     library.load.cache_clear()
     library.has_hdim96.cache_clear()
+    library._distribution.cache_clear()
 
 
 @pytest.fixture(autouse=True)

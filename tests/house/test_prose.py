@@ -35,6 +35,7 @@ FACTS = {
         "up to 410 in decoding",
         "32 bits",
     ),
+    "11": ("groups of 1, 4 and 8", "132 SMs has 264 slots", "one in 16 is long"),
 }
 
 

@@ -28,7 +28,7 @@ MAX_ROOMS = 9  # and four front doors
 # Since the plans of fa2: the library's and ours with its kernel, their kind of case, two studies.
 MAX_PACKAGE_LINES = 21_800
 MAX_CORE_LINES = 6_050  # what an engine imports
-MAX_TEST_LINES = 16_000
+MAX_TEST_LINES = 16_050
 MAX_POSITIONAL = 5
 MAX_COMMENT_SHARE = 0.12
 MAY_PRINT = re.compile(r"attnlib/(cli|__main__|run/worker)\.py")

@@ -27,7 +27,12 @@ def find_module(library: str = FA3) -> str:
 
 def supplier() -> str:
     """The distribution that supplies FlashAttention-3, as package indexes spell it."""
-    package = find_module().partition(".")[0]
+    return _distribution(find_module().partition(".")[0])
+
+
+@lru_cache
+def _distribution(package: str) -> str:
+    """Read once: every installed distribution's files are looked at, which takes seconds."""
     names = metadata.packages_distributions().get(package, []) if package else []
     return re.sub(r"[-_.]+", "-", names[0]).lower() if names else NO_DISTRIBUTION
 

@@ -79,5 +79,6 @@ STUDY = Study(
         *(Grid(cases, ("fa2-chunk",)) for cases in SWEEPS.values()),
         Grid(tuple(p for c in SWEPT_SERVED[:3] for p in sweep(c)), ("fa2-chunk",), headline=True),
     ),
+    reference_machine="nvidia-h200-225152d5",
     ceilings=("copy", "launch"),
 )

@@ -178,5 +178,6 @@ STUDY = Study(
         Grid(PLANS[16][::2], PLANNING, rounds=3, headline=True),
         Grid(STEPS[1:3], IN_STEPS, timers=("eager",), rounds=3, headline=True),
     ),
+    reference_machine="nvidia-h200-225152d5",
     ceilings=("copy", "launch"),
 )
