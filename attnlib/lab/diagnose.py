@@ -15,13 +15,12 @@ import pandas as pd
 
 from ..core.backends.table import FAMILIES, ROLE_OF, family_of
 from ..draw.cards import Card, Shown
-from ..measure.spans import busy_us
+from ..measure.spans import busy_us, find_gaps
 from ..measure.steps import DECODE, VERIFY, Step, find_steps
 from ..measure.trace_file import Trace, read_trace
-from .patterns import PATTERNS, STATED, gained, kind_of, of_family, tile_rows
+from .patterns import PATTERNS, STATED, gained, kind_of, ran, tile_rows
 
 LONGEST = 5
-COLUMNS = ["step", "kernel", "is", "of", "a step", "a layer", "us a step", "share"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -44,8 +43,30 @@ class Diagnosis(Shown):
             steps = [step for step in self.steps if step.kind == kind]
             names = dict.fromkeys(span.name for step in steps for span in step.work)
             known = [name for name in names if family_of(name) or name in ROLE_OF]
-            rows += [(kind, *_row(name, steps)) for name in known]
-        return pd.DataFrame(rows, columns=COLUMNS)
+            rows += [{"step": kind, "kernel": name, **_row(name, steps)} for name in known]
+        return pd.DataFrame(rows)
+
+    def around(self) -> pd.DataFrame:
+        """A row per kind of step: how many, medians of what it has, and of what is before it."""
+        rows = [
+            {
+                "step": step.kind,
+                "layers": _layers(step),
+                "launches": len(step.work),
+                "us busy": busy_us(step.work),
+                "in a graph": step.in_graph,
+                "launches before": len(step.ahead),
+                "of metadata": sum(ROLE_OF.get(span.name) == "metadata" for span in step.ahead),
+                "us idle before": sum(
+                    gap.length_us for gap in find_gaps([*step.ahead, step.body[0]])
+                ),
+                "us the host waits": busy_us(step.waits),
+                "copies to the host": sum(span.name == "Memcpy DtoH" for span in step.ahead),
+            }
+            for step in self.steps
+        ]
+        kinds = pd.DataFrame(rows, columns=None if rows else ["step"]).groupby("step", sort=False)
+        return kinds.median().assign(steps=kinds.size()).round(1).reset_index()
 
     @cached_property
     def patterns(self) -> pd.DataFrame:
@@ -70,7 +91,7 @@ class Diagnosis(Shown):
 
     def unseen(self) -> list[str]:
         """What the trace could not show."""
-        trace, fa2 = self.trace, [s for step in self.decodes for s in of_family(step, "fa2")]
+        trace, fa2 = self.trace, [s for step in self.decodes for s in ran(step, "fa2")]
         told = {
             "The lengths of the requests are in no trace.": True,
             "No marks of steps: kernels tell decode from prefill, copies of lengths are unseen.": (
@@ -90,31 +111,25 @@ class Diagnosis(Shown):
 
     def card(self) -> Card:
         """Facts, kernels, and the patterns that show."""
-        count, table = len(self.patterns), self.table()
-        told = f"{count or 'no'} known pattern{'s' * (count > 1)}"
-        patterns = [pair for row in self.patterns.to_dict("records") for pair in row.items()]
-        return Card(
-            title=f"{self.trace.path}: {len(self.steps)} steps, {told}",
-            notes=self.unseen(),
-            facts=[*self._facts(), *((name, str(value)) for name, value in patterns)],
-            table=table.round(2).assign(share=(100 * table.share).map("{:.1f} %".format)),
-            caption="attention, medians over the steps of a kind, as traced",
-            footer=f"{self.trace.source}, {self.trace.gpu or 'GPU unknown'}",
-        )
-
-    def _facts(self) -> list[tuple[str, str]]:
+        count = len(self.patterns)
+        facts = [pair for row in self.patterns.to_dict("records") for pair in row.items()]
+        facts += self.shape.items()
         if not self.steps:
             names = Counter(span.name for span in self.trace.work).most_common(LONGEST)
-            return [("no attention", "of the known kernels; most often ran " + _listed(names))]
-        kinds = Counter(step.kind for step in self.steps).most_common()
-        facts = [("steps", _listed(kinds))]
-        for kind, _ in kinds:
-            steps = [step for step in self.steps if step.kind == kind]
-            facts += [(f"{kind}: a step", _length(steps)), (f"{kind}: before it", _ahead(steps))]
-        return [
-            *facts,
-            ("shape", ", ".join(f"{k} {v}" for k, v in self.shape.items()) or "unknown"),
-        ]
+            told = ", ".join(f"{count:,} {name}" for name, count in names)
+            facts.append(("no attention", f"of the known kernels; most often ran {told}"))
+        return Card(
+            title=f"{self.trace.path}: {len(self.steps)} steps, {count or 'no'} known pattern"
+            + "s" * (count > 1),
+            notes=self.unseen(),
+            facts=[(name, str(value)) for name, value in facts],
+            table=self.table().round(3),
+            caption="attention, medians over the steps of a kind, as traced",
+            footer=f"{self.trace.source}, {self.trace.gpu or 'GPU unknown'}",
+            more=[("steps, and what runs before the first layer", self.around())]
+            if self.steps
+            else [],
+        )
 
 
 def diagnose(path: str | os.PathLike[str], **shape: Any) -> Diagnosis:
@@ -138,37 +153,15 @@ def _layers(step: Step) -> int:
     return Counter(span.name for span in step.attention).most_common(1)[0][1]
 
 
-def _row(name: str, steps: Sequence[Step]) -> tuple[str | float, ...]:
-    ran = [[span.length_us for span in step.work if span.name == name] for step in steps]
+def _row(name: str, steps: Sequence[Step]) -> dict[str, str | float]:
+    times = [[span.length_us for span in step.work if span.name == name] for step in steps]
+    pairs = list(zip(steps, times, strict=True))
     family = family_of(name)
-    what = f"attention ({family})" if family else ROLE_OF[name]
-    layer = median(len(us) / _layers(step) for step, us in zip(steps, ran, strict=True))
-    share = median(sum(us) / (busy_us(step.work) or 1) for step, us in zip(steps, ran, strict=True))
-    of = FAMILIES[family].library if family else ""
-    return name, what, of, median(map(len, ran)), layer, median(map(sum, ran)), share
-
-
-def _length(steps: Sequence[Step]) -> str:
-    return (
-        f"{median(map(_layers, steps)):g} layers, "
-        f"GPU busy for {median(busy_us(step.work) for step in steps):,.0f} us, "
-        f"{median(len(step.work) for step in steps):g} launches; "
-        f"attention in a CUDA graph in {sum(step.in_graph for step in steps)} of {len(steps)}"
-    )
-
-
-def _ahead(steps: Sequence[Step]) -> str:
-    """What runs before the first attention kernel."""
-    known = [sum(ROLE_OF.get(span.name) == "metadata" for span in step.ahead) for step in steps]
-    copies = [sum(span.name == "Memcpy DtoH" for span in step.ahead) for step in steps]
-    idle = median(step.idle_us([*step.ahead, step.body[0]]) for step in steps)
-    waits = median(busy_us(step.waits) for step in steps)
-    return (
-        f"{median(len(step.ahead) for step in steps):g} launches, {median(known):g} of known "
-        f"metadata kernels, {idle:,.0f} us idle, the host waits {waits:,.0f} us, "
-        f"{median(copies):g} copies to the host"
-    )
-
-
-def _listed(counted: Sequence[tuple[str, int]]) -> str:
-    return ", ".join(f"{count:,} {name}" for name, count in counted)
+    return {
+        "is": f"attention ({family})" if family else ROLE_OF[name],
+        "of": FAMILIES[family].library if family else "",
+        "a step": median(map(len, times)),
+        "a layer": median(len(us) / _layers(step) for step, us in pairs),
+        "us a step": median(map(sum, times)),
+        "share": median(sum(us) / (busy_us(step.work) or 1) for step, us in pairs),
+    }

@@ -14,7 +14,7 @@ import pandas as pd
 
 from ..core.backends.table import FAMILIES, ROLE_OF, family_of
 from ..core.spec import AttnSpec
-from ..measure.spans import Span, busy_us
+from ..measure.spans import Span, busy_us, find_gaps
 from ..measure.steps import DECODE, PREFILL, UNKNOWN, Step
 from ..measure.trace_file import Trace
 from ..run import store
@@ -24,6 +24,8 @@ from ..select.libraries import AUTO, LIBRARIES
 from ..studies import STUDIES
 from ..studies.decode_metadata.tables import FUSED, OPS, metadata_rows
 from ..studies.engine_modes.tables import plans
+from ..studies.fa2_plan.tables import decode_rows as fa2_rows
+from ..studies.fa2_plan.tables import gains, step_table
 from ..studies.fa3_decode_regression.tables import launch_modes
 from ..studies.scheduler_metadata.tables import savings
 
@@ -41,7 +43,7 @@ STATED = "heads head_dim page_size batch_size kv_len dtype kv_dtype".split()
 class Pattern:
     """A pattern. `since` says from which release until which, and where that is known from.
 
-    `gain` makes of a study's records a row per case with a column `value`, which `form` tells.
+    `gain` makes of a study's records a row per case, `ratio` of times without the mend and with it.
     """
 
     name: str
@@ -51,7 +53,7 @@ class Pattern:
     notebook: str
     study: str = ""
     gain: Callable[[pd.DataFrame], pd.DataFrame] = pd.DataFrame
-    form: str = "{}"
+    form: str = "{} times as long without the mend"
 
 
 def tile_rows(span: Span) -> int:
@@ -69,14 +71,9 @@ def kind_of(span: Span) -> str:
     return PREFILL if tile_rows(span) else UNKNOWN
 
 
-def of_family(step: Step, family: str) -> list[Span]:
-    """The attention kernels of a family."""
-    return [span for span in step.attention if family_of(span.name) == family]
-
-
-def of_role(step: Step, role: str) -> list[Span]:
-    """The kernels beside attention that do this (`ROLE_OF` of the table)."""
-    return [span for span in step.work if ROLE_OF.get(span.name) == role]
+def ran(step: Step, what: str) -> list[Span]:
+    """The kernels of a family of attention, or of what runs beside it (`ROLE_OF` of the table)."""
+    return [s for s in step.work if what in (family_of(s.name), ROLE_OF.get(s.name))]
 
 
 def _told(words: str, spans: Sequence[Span]) -> Evidence:
@@ -86,7 +83,7 @@ def _told(words: str, spans: Sequence[Span]) -> Evidence:
 
 
 def _family(family: str, trace: Trace, step: Step) -> Evidence:
-    return _told("{} {} times a step", of_family(step, family))
+    return _told("{} {} times a step", ran(step, family))
 
 
 def _xqa(trace: Trace, step: Step) -> Evidence:
@@ -95,7 +92,7 @@ def _xqa(trace: Trace, step: Step) -> Evidence:
 
 
 def _prepared_in_each_layer(trace: Trace, step: Step) -> Evidence:
-    return _told("{} {} times more than once a step", of_role(step, "prepare")[1:])
+    return _told("{} {} times more than once a step", ran(step, "prepare")[1:])
 
 
 def _op_by_op(trace: Trace, step: Step) -> Evidence:
@@ -112,10 +109,10 @@ def _op_by_op(trace: Trace, step: Step) -> Evidence:
 
 def _unsplit(trace: Trace, step: Step) -> Evidence:
     """fa2 that merges nothing, or has as many blocks as requests, and few of them."""
-    calls = of_family(step, "fa2")
+    calls = ran(step, "fa2")
     if not calls or not trace.num_sms or (blocks := math.prod(calls[0].grid)) > 2 * trace.num_sms:
         return None
-    if of_role(step, "merge") and calls[0].grid[0] != step.batch_size:
+    if ran(step, "merge") and calls[0].grid[0] != step.batch_size:
         return None
     longest = max(span.length_us for span in calls)
     words = f"{blocks} blocks on {trace.num_sms} SMs, no request is split: {longest:,.0f} us a call"
@@ -123,14 +120,14 @@ def _unsplit(trace: Trace, step: Step) -> Evidence:
 
 
 def _wide_tiles(trace: Trace, step: Step) -> Evidence:
-    calls = [span for span in of_family(step, "fa2") if tile_rows(span) >= WIDE_TILE]
+    calls = [span for span in ran(step, "fa2") if tile_rows(span) >= WIDE_TILE]
     return _told(
         f"{{}} with tiles of {WIDE_TILE} rows in a graph, {{}} a step", calls * step.in_graph
     )
 
 
 def _large_groups(trace: Trace, step: Step) -> Evidence:
-    calls = [s for s in of_family(step, "cuda-cores") if s.block and s.block[1] >= LARGE_GROUP]
+    calls = [s for s in ran(step, "cuda-cores") if s.block and s.block[1] >= LARGE_GROUP]
     group = calls[0].block[1] if calls else 0
     return _told(f"{{}} {{}} times a step, {group} query heads share a KV head", calls)
 
@@ -150,7 +147,7 @@ def _lengths_copied(trace: Trace, step: Step) -> Evidence:
 
 def _outside_graph(trace: Trace, step: Step) -> Evidence:
     words = "attention launched one by one; the GPU idles between kernels"
-    return None if step.in_graph else (words, step.idle_us(step.body))
+    return None if step.in_graph else (words, sum(gap.length_us for gap in find_gaps(step.body)))
 
 
 def _chosen(library: str, kernel: str, policy: str, *dtypes: str) -> str:
@@ -164,27 +161,27 @@ def _chosen(library: str, kernel: str, policy: str, *dtypes: str) -> str:
     return f"{policy} of {library} {', '.join(told)}; by data/rules"
 
 
-def _ratio(above: str, below: str, frame: pd.DataFrame) -> pd.DataFrame:
-    found = over(decode_rows(frame, release="0.6.3"), above, below)
-    return found.assign(value=found.ratio)
-
-
-def _fused(frame: pd.DataFrame) -> pd.DataFrame:
-    found = over(metadata_rows(frame), OPS, FUSED)
-    return found.assign(value=found.ratio)
+def _slower(backend: str, frame: pd.DataFrame) -> pd.DataFrame:
+    return over(decode_rows(frame, release="0.6.3"), backend, FA2)
 
 
 def _tiles(frame: pd.DataFrame) -> pd.DataFrame:
     found = plans(frame).query(f"backend == 'fa2' and `tile for a graph` == {WIDE_TILE}")
-    return found.assign(value=found.ratio)[found["tile for eager"] < WIDE_TILE]
+    return found[found["tile for eager"] < WIDE_TILE]
 
 
 def _eager(frame: pd.DataFrame) -> pd.DataFrame:
     found = launch_modes(frame, "0.6.3")
-    return found.assign(value=found["fa2 eager"] / found.fa2)
+    return found.assign(ratio=found["fa2 eager"] / found.fa2)
+
+
+def _copied(frame: pd.DataFrame) -> pd.DataFrame:
+    found = step_table(frame)
+    return found.assign(ratio=found.copied / found.planned)
 
 
 REGRESSION = "02_reproduce_the_fa3_decode_regression", "fa3_decode_regression"
+PLAN = "11_plan_flashinfer_on_the_gpu", "fa2_plan"
 PATTERNS = (
     Pattern(
         "fa3 of FlashInfer decodes",
@@ -192,8 +189,7 @@ PATTERNS = (
         "ask for backend fa2, or take FlashInfer 0.6.4 or later",
         partial(_chosen, "flashinfer", "fa3", AUTO, "bfloat16", "float8_e4m3fn"),
         *REGRESSION,
-        partial(_ratio, FA3, FA2),
-        "fa3 takes {} times as long as fa2",
+        partial(_slower, FA3),
     ),
     Pattern(
         "FlashAttention-3's schedule is prepared in every layer",
@@ -202,8 +198,8 @@ PATTERNS = (
         "SGLang before 0.5.11 (#21104), later with DP attention; not in data/rules",
         "06_one_prepare_instead_of_one_per_layer",
         "scheduler_metadata",
-        lambda frame: savings(frame).rename(columns={"saved": "value"}),
-        "{} us a step saved, 16/2 heads",
+        lambda frame: savings(frame).assign(ratio=lambda found: found.saved),
+        "{} us a step saved, at 16/2 heads",
     ),
     Pattern(
         "metadata op by op",
@@ -212,15 +208,15 @@ PATTERNS = (
         "SGLang before 0.5.10 (#20778); not in data/rules",
         "05_what_does_decode_metadata_cost",
         "decode_metadata",
-        _fused,
-        "op by op takes {} times as long as fused",
+        lambda frame: over(metadata_rows(frame), OPS, FUSED),
     ),
     Pattern(
         "fa2 splits no request",
         _unsplit,
         "a plan that splits long requests (Fa2Planner), or FlashAttention-3",
         "every FlashInfer release that was read, to 0.7.2.post1; not in data/rules",
-        "08_which_backend_should_i_use",
+        *PLAN,
+        lambda frame: gains(fa2_rows(frame)).assign(ratio=lambda found: found.gain),
     ),
     Pattern(
         "tiles of 128 rows for a few queries",
@@ -230,7 +226,6 @@ PATTERNS = (
         "08_which_backend_should_i_use",
         "engine_modes",
         _tiles,
-        "planned for a graph it takes {} times as long as for eager",
     ),
     Pattern(
         "CUDA cores decode large groups",
@@ -238,8 +233,7 @@ PATTERNS = (
         "use_tensor_cores=True",
         "every release: the caller asks for it; SGLang does below groups of 4",
         *REGRESSION,
-        partial(_ratio, CUDA_CORES, FA2),
-        "{} times as long as fa2",
+        partial(_slower, CUDA_CORES),
     ),
     Pattern(
         "XQA on Hopper",
@@ -253,7 +247,8 @@ PATTERNS = (
         _lengths_copied,
         "plan from lengths that the host knows, or on the GPU (Fa2Planner)",
         "FlashInfer's plan() copies indptr from the GPU in every release that was read",
-        "08_which_backend_should_i_use",
+        *PLAN,
+        _copied,
     ),
     Pattern(
         "attention outside the CUDA graph",
@@ -262,7 +257,6 @@ PATTERNS = (
         "any release: a setting",
         *REGRESSION,
         _eager,
-        "launched eagerly one call of fa2 takes {} times as long",
     ),
 )
 
@@ -275,7 +269,7 @@ def gained(pattern: Pattern, shape: Mapping[str, Any]) -> str:
         frame = store.load(pattern.study, STUDIES[pattern.study].reference_machine)
     except FileNotFoundError as error:
         return f"no records of the mend here: {error}"
-    table = pattern.gain(frame).dropna(subset="value")
+    table = pattern.gain(frame).dropna(subset="ratio")
     used = [name for name in STATED if name in table and table[name].nunique() > 1]
     at = []
     for name in (name for name in used if name in shape):
@@ -286,7 +280,7 @@ def gained(pattern: Pattern, shape: Mapping[str, Any]) -> str:
         if near.any():
             table = table[near]
             at.append(f"{name} {table[name].iloc[0]}")
-    low, high, middle = table.value.min(), table.value.max(), table.value.median()
+    low, high, middle = table.ratio.min(), table.ratio.max(), table.ratio.median()
     told = pattern.form.format(f"{low:.3g} to {high:.3g} (median {middle:.3g})")
     near = f" nearest to it: {', '.join(at)}" if at else ""
     lacks = ", ".join(name for name in used if name not in shape)

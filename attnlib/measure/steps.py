@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
 
-from .spans import Span, busy_us
+from .spans import Span
 from .trace_file import Trace
 
 DECODE, VERIFY, PREFILL, MIXED, UNKNOWN = "decode", "verify", "prefill", "mixed", "unknown"
@@ -56,10 +56,6 @@ class Step:
         """Whether its attention was replayed from a CUDA graph."""
         return self.attention[0].in_graph
 
-    def idle_us(self, spans: Sequence[Span]) -> float:
-        """Time from the first to the last of these in which the GPU ran none of them."""
-        return max(0.0, spans[-1].end_us - spans[0].start_us - busy_us(spans))
-
 
 def find_steps(trace: Trace, kind_of: Callable[[Span], str]) -> list[Step]:
     """The steps of a trace by the rules above, in order; none if no kernel is attention.
@@ -91,8 +87,6 @@ def find_steps(trace: Trace, kind_of: Callable[[Span], str]) -> list[Step]:
 
 def _key(trace: Trace, span: Span, copied: int) -> Key:
     at = trace.launched_us.get(span.launch, float("-inf"))
-    if trace.marks and trace.marks[0].kind == "gpu_user_annotation":
-        at = span.start_us
     mark = bisect_right(trace.marks, at, key=lambda mark: mark.start_us) - 1
     if mark >= 0 and at <= trace.marks[mark].end_us:
         return "mark", mark

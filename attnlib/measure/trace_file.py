@@ -46,10 +46,8 @@ TABLES = {
 class Trace:
     """What one GPU of a trace ran, by start, and what the host waited for meanwhile.
 
-    `work` are kernels, copies and fills; `waits` are calls that block the host; `marks` are of the
-    host, or of the GPU where the host's are missing (`kind` is `gpu_user_annotation`).
-    `launched_us` maps a launch to the moment the host made it. `gpu` is empty and `num_sms` 0 if
-    not told.
+    `work` are kernels, copies and fills; `waits` are calls that block the host. `launched_us` maps
+    a launch to the moment the host made it. `gpu` is empty and `num_sms` 0 if not told.
     """
 
     path: str
@@ -188,8 +186,8 @@ def _kept(
         elif category in LAUNCHES and launch is not None:
             launched[launch] = start
             graphs |= {launch} if "GraphLaunch" in name else set()
-        elif name.startswith(MARKS):
-            marks.append(Span(str(category), name, "", start, length, length))
+        elif category == "user_annotation" and name.startswith(MARKS):
+            marks.append(Span("mark", name, "", start, length, length))
     if not work:
         raise ValueError(
             f"{path} has no kernel of a GPU: profile with ProfilerActivity.CUDA, or nsys with "
@@ -198,7 +196,6 @@ def _kept(
     device = max(work, key=lambda each: len(work[each]))
     # Older profilers tell a graph's kernels by their launch alone.
     ran = [replace(s, in_graph=s.in_graph or s.launch in graphs) for s in work[device]]
-    marks = [mark for mark in marks if mark.kind == "user_annotation"] or marks
     for spans in (ran, waits, marks):
         spans.sort(key=lambda span: span.start_us)
     gpu, sms = gpus.get(device, (None, None))

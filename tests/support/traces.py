@@ -5,7 +5,9 @@ import json
 import sqlite3
 from contextlib import closing
 
-from attnlib.measure.trace_file import TABLES
+import pandas as pd
+
+from attnlib.measure.trace_file import COPIES, TABLES
 
 TRAITS = "flashinfer::KernelTraits<(flashinfer::MaskMode)1, {}u, 1u, 4u, 8u, 8u, 1u, 4u>"
 FA2 = "void flashinfer::BatchPrefillWithPagedKVCacheKernel<{}, PagedParams>(PagedParams)"
@@ -20,7 +22,7 @@ XQA = "kernel_mha"
 INDEX = "void at::native::index_elementwise_kernel<128, 4, T>(int, T)"
 ADD = "void at::native::vectorized_elementwise_kernel<4, T>(int, T)"
 SCAN = "void at_cuda_detail::cub::DeviceScanKernel<P, T>(T)"
-SIZES = ("grid", "block")
+SIZES, AXES = {"grid", "block"}, list(enumerate("XYZ"))
 TABLE_OF = {category: table for table, category in TABLES.items()}
 HEAD = {
     "schemaVersion": 1,
@@ -84,31 +86,25 @@ class Writer:
 
     def export(self, path):
         """Write it as `nsys export --type sqlite` does."""
-        names = {name: number for number, name in enumerate({e["name"] for e in self.events})}
-        rows = {"StringIds": [{"id": number, "value": name} for name, number in names.items()]}
+        names = list({event["name"] for event in self.events})
+        rows = {"StringIds": [{"id": number, "value": name} for number, name in enumerate(names)]}
         rows["TARGET_INFO_GPU"] = [{"id": 0, "name": "NVIDIA H200", "smCount": 132}]
         for event in self.events:
             args, start, category = event["args"], int(event["ts"] * 1000), event["cat"]
-            row = {"start": start, "end": start + int(event["dur"] * 1000)}
-            row |= {"correlationId": args.get("correlation")}
-            if category == "kernel":
-                row |= {f"{s}{axis}": args[s][i] for s in SIZES for i, axis in enumerate("XYZ")}
-                row |= {"demangledName": names[event["name"]], "graphNodeId": args["graph id"]}
-                row |= {"deviceId": 0}
-            elif category == "gpu_memcpy":
-                kind = {"HtoD": 1, "DtoH": 2, "DtoD": 8}[event["name"].split()[1]]
-                row |= {"deviceId": 0, "bytes": args["bytes"], "copyKind": kind}
-            elif category == "cuda_runtime":
-                row |= {"nameId": names[event["name"]]}
-            else:
-                row = {"start": row["start"], "end": row["end"], "text": event["name"]}
-            rows.setdefault(TABLE_OF[category], []).append(row)
-        with closing(sqlite3.connect(path)) as base, base:
+            row = {"start": start, "end": start + int(event["dur"] * 1000), "deviceId": 0}
+            row |= {"correlationId": args.get("correlation"), "graphNodeId": args.get("graph id")}
+            row |= {f"{s}{axis}": args[s][i] for s in SIZES & args.keys() for i, axis in AXES}
+            if category == "gpu_memcpy":
+                copied = f"Memcpy {event['name'].split()[1]}"
+                kind = next(number for number, name in COPIES.items() if name == copied)
+                row |= {"bytes": args["bytes"], "copyKind": kind}
+            named = {"kernel": "demangledName", "cuda_runtime": "nameId"}.get(category, "textId")
+            rows.setdefault(TABLE_OF[category], []).append(
+                row | {named: names.index(event["name"])}
+            )
+        with closing(sqlite3.connect(path)) as base:
             for table, own in rows.items():
-                base.execute(f"CREATE TABLE {table} ({', '.join(own[0])})")
-                holders = ", ".join("?" * len(own[0]))
-                values = [tuple(row.values()) for row in own]
-                base.executemany(f"INSERT INTO {table} VALUES ({holders})", values)
+                pd.DataFrame(own).to_sql(table, base, index=False)
         return path
 
 
