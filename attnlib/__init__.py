@@ -22,6 +22,7 @@ HOME = {
     "bisect": "run.bisect",
     "build_workload": "kinds.decode.measure",
     "ceilings": "run.frame",
+    "changes": "select.changes",
     "compare": "lab.compare",
     "create": "core.backends",
     "diagnose": "lab.diagnose",

@@ -23,12 +23,16 @@ DEFAULT_REPORT = Path("build/report/index.html")
 
 
 class Command(NamedTuple):
-    """What a command does, its help, and its arguments: name -> keywords of `add_argument`."""
+    """What a command does, its help, and its arguments: name -> keywords of `add_argument`.
+
+    `status` is its exit status where it fails as expected.
+    """
 
     run: Callable[[argparse.Namespace], object]
     help: str
     arguments: Mapping[str, Mapping[str, Any]] = {}
     description: str | None = None
+    status: int = FAILED
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -55,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         COMMANDS[options.command].run(options)
     except (ValueError, RuntimeError, OSError) as error:
         print(f"attnlib {options.command}: {error}", file=sys.stderr)
-        return FAILED
+        return COMMANDS[options.command].status
     return 0
 
 
@@ -278,7 +282,10 @@ DIAGNOSE = {
 COMMANDS = {
     "doctor": Command(_doctor, "machine, versions, which backends can run here, and why not", JSON),
     "diagnose": Command(
-        _diagnose, "which attention a server's trace ran, and the known patterns it shows", DIAGNOSE
+        _diagnose,
+        "which attention a server's trace ran, and the known patterns it shows",
+        DIAGNOSE,
+        status=USAGE,
     ),
     "measure": Command(
         _measure, "measure on this GPU what a study lacks, into data/records/", MEASURE
@@ -298,7 +305,9 @@ COMMANDS = {
     "new-study": Command(_new_study, "start a study: a folder and a notebook that runs", NEW_STUDY),
     "refresh": Command(_refresh, "re-execute the notebooks, redraw README's figure (replay)"),
     "explain": Command(
-        _explain, "which backend a library picks, and why, rule by rule; needs no GPU"
+        _explain,
+        "which backend a library picks, and why, or what changes between releases; needs no GPU",
+        status=USAGE,
     ),
     "features": Command(_features, "write the table of backends, data/backend_features.md"),
 }

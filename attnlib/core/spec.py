@@ -21,6 +21,16 @@ MLA_TOKEN_BYTES = {"bfloat16": 2 * MLA_HEAD_DIM, "fp8-656": 656}
 DEEPSEEK_QK_DIM = 192
 """Width of a DeepSeek-V2/V3 query head before weight absorption: 128 plain, 64 rotary."""
 
+MLA = "DeepSeek MLA"
+MODELS = {
+    "Llama-3.1-8B": (32, 8, 128),
+    "Llama-3.1-70B at TP 8": (8, 1, 128),
+    "Qwen3-32B at TP 4": (16, 2, 128),
+    "Qwen3-0.6B": (16, 8, 128),
+    "Llama-2-7B": (32, 32, 128),
+}
+"""Attention that one GPU has of a model: (num_qo_heads, num_kv_heads, head_dim)."""
+
 
 @dataclass(frozen=True)
 class AttnSpec:

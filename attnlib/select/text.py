@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from ..core.spec import AttnSpec
+from ..core.spec import MLA, MODELS, AttnSpec
 from .explain import Choice, explain
 from .facts import GPUS, MODES, Call
 from .libraries import AUTO, LIBRARIES
@@ -25,7 +25,11 @@ _EXPECTED: dict[Any, str] = {bool: "yes or no", int: "a number"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Give `parser` the arguments of `explain`."""
     for name, meaning in REQUIRED.items():
-        parser.add_argument(f"--{name}", required=True, metavar=name.upper(), help=meaning)
+        parser.add_argument(f"--{name}", metavar=name.upper(), help=meaning)
+    words = "what changes from OLD to NEW, such as flashinfer==0.6.13; of the others takes --gpu"
+    parser.add_argument("--diff", nargs=2, metavar=("OLD", "NEW"), help=words)
+    words = f"with --diff, only {', '.join((*MODELS, MLA))}"
+    parser.add_argument("--model", default="", metavar="NAME", help=words)
     default = "default: %(default)s"
     words = f"an engine's rule, or a backend's name; {default}"
     parser.add_argument("--policy", default=AUTO, help=words)
@@ -40,7 +44,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def answer(options: argparse.Namespace) -> str:
-    """One choice explained, as text or JSON; raises what `explain` and the parsers raise."""
+    """One choice, or what changes, as text or JSON; raises what `explain` and the parsers raise."""
+    if options.diff:
+        from .changes import changes, markdown
+
+        gpus = options.gpu.split(",") if options.gpu else tuple(GPUS)
+        found = changes(*options.diff, model=options.model, gpus=gpus)
+        to_json = found.to_json(orient="records", indent=2)
+        return str(to_json) if options.json else markdown(found, *options.diff)
+    if missing := [f"--{name}" for name in REQUIRED if not getattr(options, name)]:
+        raise ValueError(f"{', '.join(missing)} must be given, or --diff OLD NEW")
     sizes = {name: getattr(options, name) for name in ("head_dim", "page_size", "dtype")}
     choice = explain(
         parse_layer(options.heads, kv_dtype=options.kv_dtype, **sizes),
