@@ -28,6 +28,7 @@ HOME = {
     "diagnose": "lab.diagnose",
     "decode_rows": "run.frame",
     "explore": "lab.widgets",
+    "guard": "core.schedule.guard",
     "load": "run.store",
     "load_or_measure": "run.study",
     "mode": "run.study",
