@@ -31,10 +31,12 @@ from ..studies.scheduler_metadata.tables import savings
 
 Evidence = tuple[str, float] | None
 """What shows a pattern in a step, and the microseconds that it takes of it at most."""
+Shows = Callable[[Trace, Step], Evidence]
 TILE = re.compile(r"KernelTraits(?:<\(flashinfer::MaskMode\)\d, (?:\(unsigned int\))?|.*?ELj)(\d+)")
 OPERATORS = re.compile(r"elementwise|DeviceScan|scan_innermost|^Memcpy DtoD|gather_kernel|^Memset")
 SCAN_AND_INDEX = re.compile("DeviceScanKernel|scan_innermost"), re.compile("index|gather")
 LARGE_GROUP, WIDE_TILE = 4, 128
+HOPPER = re.compile("H100|H200|H20|H800")
 STATED = "heads head_dim page_size batch_size kv_len dtype kv_dtype".split()
 """What a shape may say."""
 
@@ -47,7 +49,7 @@ class Pattern:
     """
 
     name: str
-    shows: Callable[[Trace, Step], Evidence]
+    shows: Shows
     mend: str
     since: str | Callable[[], str]
     notebook: str
@@ -76,23 +78,18 @@ def ran(step: Step, what: str) -> list[Span]:
     return [s for s in step.work if what in (family_of(s.name), ROLE_OF.get(s.name))]
 
 
-def _told(words: str, spans: Sequence[Span]) -> Evidence:
-    """`words` filled in with a kernel's name and how often it runs; None without one."""
-    time = sum(span.length_us for span in spans)
-    return (words.format(spans[0].name, len(spans)), time) if spans else None
+def _told(spans: Sequence[Span], words: str = "") -> Evidence:
+    """Which kernel, how often, of which sizes; None without one."""
+    if not spans:
+        return None
+    grid, block = ("x".join(map(str, size)) for size in (spans[0].grid, spans[0].block))
+    told = f"{spans[0].name} {len(spans)} times a step, grid {grid}, block {block}{words}"
+    return told, sum(span.length_us for span in spans)
 
 
-def _family(family: str, trace: Trace, step: Step) -> Evidence:
-    return _told("{} {} times a step", ran(step, family))
-
-
-def _xqa(trace: Trace, step: Step) -> Evidence:
-    hopper = re.search("H100|H200|H20|H800", trace.gpu)
-    return _family("xqa", trace, step) if hopper else None
-
-
-def _prepared_in_each_layer(trace: Trace, step: Step) -> Evidence:
-    return _told("{} {} times more than once a step", ran(step, "prepare")[1:])
+def _kernels(what: str, when: Callable[[Trace, Step, Span], object] = lambda *_: True) -> Shows:
+    """What shows a pattern by the kernels of a family that are so."""
+    return lambda trace, step: _told([s for s in ran(step, what) if when(trace, step, s)])
 
 
 def _op_by_op(trace: Trace, step: Step) -> Evidence:
@@ -110,26 +107,10 @@ def _op_by_op(trace: Trace, step: Step) -> Evidence:
 def _unsplit(trace: Trace, step: Step) -> Evidence:
     """fa2 that merges nothing, or has as many blocks as requests, and few of them."""
     calls = ran(step, "fa2")
-    if not calls or not trace.num_sms or (blocks := math.prod(calls[0].grid)) > 2 * trace.num_sms:
+    few = calls and calls[0].grid and math.prod(calls[0].grid) <= 2 * trace.num_sms
+    if not few or ran(step, "merge") and calls[0].grid[0] != step.batch_size:
         return None
-    if ran(step, "merge") and calls[0].grid[0] != step.batch_size:
-        return None
-    longest = max(span.length_us for span in calls)
-    words = f"{blocks} blocks on {trace.num_sms} SMs, no request is split: {longest:,.0f} us a call"
-    return _told(words, calls)
-
-
-def _wide_tiles(trace: Trace, step: Step) -> Evidence:
-    calls = [span for span in ran(step, "fa2") if tile_rows(span) >= WIDE_TILE]
-    return _told(
-        f"{{}} with tiles of {WIDE_TILE} rows in a graph, {{}} a step", calls * step.in_graph
-    )
-
-
-def _large_groups(trace: Trace, step: Step) -> Evidence:
-    calls = [s for s in ran(step, "cuda-cores") if s.block and s.block[1] >= LARGE_GROUP]
-    group = calls[0].block[1] if calls else 0
-    return _told(f"{{}} {{}} times a step, {group} query heads share a KV head", calls)
+    return _told(calls, f", on {trace.num_sms} SMs, {calls[0].length_us:,.0f} us a call")
 
 
 def _lengths_copied(trace: Trace, step: Step) -> Evidence:
@@ -137,12 +118,10 @@ def _lengths_copied(trace: Trace, step: Step) -> Evidence:
     copies = [span for span in step.marked if span.name == "Memcpy DtoH"]
     begin = trace.launched_us.get(copies[0].launch, math.inf) if copies else math.inf
     waits = [wait for wait in step.waits if wait.start_us >= begin]
+    if not waits:
+        return None
     sizes = ", ".join(str(span.copied_bytes) for span in copies)
-    return (
-        (f"{sizes} bytes to the host before attention, and a wait", busy_us(waits))
-        if waits
-        else None
-    )
+    return f"{sizes} bytes to the host before attention, and a wait", busy_us(waits)
 
 
 def _outside_graph(trace: Trace, step: Step) -> Evidence:
@@ -185,7 +164,7 @@ PLAN = "11_plan_flashinfer_on_the_gpu", "fa2_plan"
 PATTERNS = (
     Pattern(
         "fa3 of FlashInfer decodes",
-        partial(_family, "fa3"),
+        _kernels("fa3"),
         "ask for backend fa2, or take FlashInfer 0.6.4 or later",
         partial(_chosen, "flashinfer", "fa3", AUTO, "bfloat16", "float8_e4m3fn"),
         *REGRESSION,
@@ -193,7 +172,7 @@ PATTERNS = (
     ),
     Pattern(
         "FlashAttention-3's schedule is prepared in every layer",
-        _prepared_in_each_layer,
+        lambda trace, step: _told(ran(step, "prepare")[1:], ", after one that would do"),
         "get_scheduler_metadata once a step, given to every layer",
         "SGLang before 0.5.11 (#21104), later with DP attention; not in data/rules",
         "06_one_prepare_instead_of_one_per_layer",
@@ -220,7 +199,7 @@ PATTERNS = (
     ),
     Pattern(
         "tiles of 128 rows for a few queries",
-        _wide_tiles,
+        _kernels("fa2", lambda _, step, s: step.in_graph and tile_rows(s) >= WIDE_TILE),
         "plan without use_cuda_graph, or uniform_q_len from FlashInfer 0.7.2 on",
         "FlashInfer's plan for a graph, to 0.7.2.post1; not in data/rules",
         "08_which_backend_should_i_use",
@@ -229,7 +208,7 @@ PATTERNS = (
     ),
     Pattern(
         "CUDA cores decode large groups",
-        _large_groups,
+        _kernels("cuda-cores", lambda _, step, s: s.block[1:2] >= (LARGE_GROUP,)),
         "use_tensor_cores=True",
         "every release: the caller asks for it; SGLang does below groups of 4",
         *REGRESSION,
@@ -237,7 +216,7 @@ PATTERNS = (
     ),
     Pattern(
         "XQA on Hopper",
-        _xqa,
+        _kernels("xqa", lambda trace, step, s: HOPPER.search(trace.gpu)),
         "another backend of vLLM: --attention-config.backend FLASH_ATTN",
         partial(_chosen, "vllm", "xqa", "FLASHINFER", "bfloat16"),
         "01_which_backend_really_runs",

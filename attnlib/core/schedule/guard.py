@@ -65,12 +65,9 @@ class _Words(torch.Tensor):
     ) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
             out = func(*args, **(kwargs or {}))
-            into = source = None
-            if func is torch.Tensor.copy_:
-                into, source = args[:2]
-            elif func is torch.Tensor.__setitem__:
-                into, source = args[0][args[1]], args[2]
-            if into is not None and isinstance(source, cls) and source.data_ptr() in _made:
+            at = {torch.Tensor.copy_: 1, torch.Tensor.__setitem__: 2}.get(func, 0)
+            if isinstance(source := args[at] if at else None, cls) and source.data_ptr() in _made:
+                into = args[0] if at == 1 else args[0][args[1]]
                 _keep(into, _made[source.data_ptr()][1])
         return out
 
@@ -95,9 +92,9 @@ class Guard:
                     self._swap(function, self._makes)
                 elif "scheduler_metadata" in inspect.signature(function).parameters:
                     self._swap(function, self._attends)
-        self._swap(torch.cuda.CUDAGraph.capture_begin, self._begins)
-        self._swap(torch.cuda.CUDAGraph.capture_end, self._ends)
-        self._swap(torch.cuda.CUDAGraph.replay, self._replays)
+        graph = torch.cuda.CUDAGraph
+        for function in (graph.capture_begin, graph.capture_end, graph.replay):
+            self._swap(function, self._graphs_call)
 
     def remove(self) -> None:
         """Put back what was there; what an object of the engine still holds no longer checks."""
@@ -137,27 +134,18 @@ class Guard:
 
         return attend
 
-    def _begins(self, call: Function) -> Function:
-        def capture_begin(graph: Any, *args: Any, **given: Any) -> Any:
-            self._captured = self._graphs[graph] = set()
+    def _graphs_call(self, call: Function) -> Function:
+        def around(graph: Any, *args: Any, **given: Any) -> Any:
+            if call.__name__ == "capture_begin":
+                self._captured = self._graphs[graph] = set()
+            elif call.__name__ == "capture_end":
+                self._captured = None
+            else:
+                for words, facts in self._graphs.get(graph, ()):
+                    self._check(words, facts)
             return call(graph, *args, **given)
 
-        return capture_begin
-
-    def _ends(self, call: Function) -> Function:
-        def capture_end(graph: Any) -> Any:
-            self._captured = None
-            return call(graph)
-
-        return capture_end
-
-    def _replays(self, call: Function) -> Function:
-        def replay(graph: Any) -> Any:
-            for words, facts in self._graphs.get(graph, ()):
-                self._check(words, facts)
-            return call(graph)
-
-        return replay
+        return around
 
     def _check(self, words: int, call: SchedulerFacts) -> None:
         memory, made = _made.get(words, (None, None))
