@@ -113,7 +113,7 @@ def _events(path: Path, text: TextIO, buffer: str) -> Iterator[dict[str, Any]]:
             buffer, place = buffer[place:] + more, 0
         else:
             count += 1
-            yield event
+            yield event if isinstance(event, dict) else {}
 
 
 def _read_nsys(path: Path, base: sqlite3.Connection) -> Trace:

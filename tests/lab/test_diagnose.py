@@ -127,7 +127,7 @@ BROKEN = {
     "cut.json.gz": (gzip.compress(WHOLE)[:-300], "must be a whole trace"),
     "notes.txt": (b"nothing of the kind", "must be a Chrome trace of torch.profiler"),
     "empty.json": (b"", "must be a Chrome trace"),
-    "cpu.json": (b'{"traceEvents": [{"ph": "M"}]}', "has no kernel of a GPU"),
+    "cpu.json": (b'{"traceEvents": [{"ph": "M"}, 7]}', "has no kernel of a GPU"),
     "report.nsys-rep": (b"NVIDIA", "nsys export"),
     "cut.sqlite": (b"SQLite format 3\0" + b"\0" * 50, "must be a whole trace"),
 }
