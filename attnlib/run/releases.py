@@ -7,6 +7,7 @@ torch and all else stay the environment's. Wheels come from the package index, o
 that `ATTNLIB_WHEELS` names and then from nowhere else.
 """
 
+import hashlib
 import os
 import re
 import subprocess
@@ -17,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 
 from packaging.tags import sys_tags
-from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 ROOT = Path(__file__).resolve().parents[2] / "build" / "overlays"
@@ -115,6 +116,32 @@ def overlay_for(
     return target if target.is_dir() else _install(requirement, target)
 
 
+def own_build(path: Path, distribution: str) -> tuple[str, Path]:
+    """Release and folder of a build of one's own: a folder that holds it, or a wheel.
+
+    A wheel is installed once: its folder is named by its bytes. Raises ValueError for what is no
+    such build and for a wheel of another platform, RuntimeError with pip's words.
+    """
+    if path.is_dir():
+        have = dict(map(_name_and_version, metadata.distributions(path=[str(path)])))
+        if distribution not in have:
+            must = f"must hold {distribution} as pip install --no-deps --target leaves it"
+            raise ValueError(f"{path} {must}, it has {', '.join(filter(None, have)) or 'none'}")
+        return have[distribution], path.resolve()
+    try:
+        name, version, _, tags = parse_wheel_filename(path.name)
+    except InvalidWheelFilename:
+        name = version = tags = None  # type: ignore[assignment]
+    if name != canonicalize_name(distribution) or not path.is_file():
+        raise ValueError(f"{path} must be a release, a wheel or a folder of {distribution}")
+    if frozenset(sys_tags()).isdisjoint(tags):
+        raise ValueError(f"{path} must be a wheel for this Python and platform")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+    target = ROOT / f"{distribution}-{version}-{digest}"
+    requirement = f"{distribution} @ {path.resolve().as_uri()}"
+    return str(version), target if target.is_dir() else _install(requirement, target)
+
+
 def parse_overlay(argument: str) -> tuple[str, Path]:
     """`NAME==VERSION=DIR` as (requirement, folder); ValueError says what was wrong with it."""
     form = re.fullmatch(r"([^=]+)==([^=]+)=(.+)", argument)
@@ -170,7 +197,7 @@ def _name_and_version(dist: metadata.Distribution) -> tuple[str, str]:
 
 
 def _install(requirement: str, target: Path) -> Path:
-    distribution = requirement.partition("==")[0]
+    distribution = re.split("==| @ ", requirement)[0]
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         # Not a resolver's job: --no-deps, or an old release would bring its own torch.
