@@ -24,6 +24,7 @@ HOME = {
     "ceilings": "run.frame",
     "changes": "select.changes",
     "compare": "lab.compare",
+    "compare_releases": "studies.upgrade",
     "create": "core.backends",
     "diagnose": "lab.diagnose",
     "decode_rows": "run.frame",

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +29,7 @@ class Command(NamedTuple):
     `status` is its exit status where it fails as expected.
     """
 
-    run: Callable[[argparse.Namespace], object]
+    run: Callable[[argparse.Namespace], int | None]
     help: str
     arguments: Mapping[str, Mapping[str, Any]] = {}
     description: str | None = None
@@ -56,11 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; an expected failure is one line on stderr and a non-zero status."""
     options = build_parser().parse_args(arguments)
     try:
-        COMMANDS[options.command].run(options)
+        return COMMANDS[options.command].run(options) or 0
     except (ValueError, RuntimeError, OSError) as error:
         print(f"attnlib {options.command}: {error}", file=sys.stderr)
         return COMMANDS[options.command].status
-    return 0
 
 
 def _doctor(options: argparse.Namespace) -> None:
@@ -142,6 +142,28 @@ searched {", ".join(found.releases)}; ratio: run time over that of {reference}
 
 first {found.word} release: {found.changed}
 repeat with: {found.command}{given}"""
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from tqdm.auto import tqdm
+
+    from .studies.upgrade import compare_releases
+
+    # An empty file is no wish for the usual calls.
+    cases = options.cases.read_text().splitlines() or [""] if options.cases else ()
+    how = {name: getattr(options, name) for name in ("package", "models", "not_slower")}
+    found = compare_releases(options.base, options.new, cases=cases, progress=tqdm, **how)
+    if options.csv:
+        print(found.rows.to_csv(index=False), end="")
+    else:
+        print(json.dumps(found.to_dict(), indent=2) if options.json else found)
+    return FAILED if found.slower else 0
+
+
+def _percent(text: str) -> float:
+    if not re.fullmatch(r"\d+(\.\d+)?%", text):
+        raise argparse.ArgumentTypeError(f"must be a percentage such as 2%, got {text!r}")
+    return float(text[:-1]) / 100
 
 
 def _claims(options: argparse.Namespace) -> None:
@@ -258,6 +280,27 @@ BISECT = {
     **OVERLAY,
     **JSON,
 }
+COMPARE = {
+    "--package": _of(DEFAULT, default="flashinfer-python"),
+    "--base": _of("the release to compare with, or a wheel or folder", required=True),
+    "--new": _of("the release in question, or a wheel or folder", required=True),
+    "--model": _of(
+        "only calls of these models", nargs="+", default=(), dest="models", metavar="NAME"
+    ),
+    "--cases": _of(
+        "lines: keys (32/8,d128,p16,b16,k8192), vLLM's batches (8q1s1k), FlashInfer's lists",
+        type=Path,
+        metavar="FILE",
+    ),
+    "--not-slower": _of(
+        "ask only whether it is not slower than by so much",
+        type=_percent,
+        default=0.0,
+        metavar="PERCENT",
+    ),
+    "--csv": _of("print CSV, all rows", action="store_true"),
+    **JSON,
+}
 PUBLISH = {
     "study": _of("a study that was measured", metavar="STUDY"),
     "--machine": _of("a folder of data/records, if several have it", default="", metavar="M"),
@@ -297,6 +340,14 @@ COMMANDS = {
         BISECT,
         "Find the first release slower than --good; with --good after --bad, the first one faster "
         "than --bad. Records go to data/records/, and are replayed without a GPU.",
+    ),
+    "compare": Command(
+        _compare,
+        "which calls a new release runs slower; exit status 1 if there is one",
+        COMPARE,
+        "Measure two releases, or a release and a build of yours, until each case has a verdict. "
+        "Without a GPU the records that have both are replayed. Exit status 1 if one is slower.",
+        status=USAGE,
     ),
     "claims": Command(_claims, "published claims, and what the published records say", CLAIMS),
     "report": Command(_report, "execute the notebooks, write one self-contained HTML file", REPORT),

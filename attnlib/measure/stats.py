@@ -41,8 +41,8 @@ class Gap:
 class Verdict:
     """What rounds allow to say of a ratio: `faster`, `slower`, `same` or `ambiguous`.
 
-    `margin` is the effect below which a difference is not worth a word (0.02 is 2 %). Where that
-    is all that was asked, `not slower` than the margin stands in place of `same`.
+    `margin` is the effect below which a difference is not worth a word (0.02 is 2 %); of one who
+    asked for no more, `not slower` than that stands for `same`.
     """
 
     word: str
@@ -55,46 +55,28 @@ def judge(
     denominators: Sequence[float],
     *,
     noise: float,
+    not_slower: float = 0.0,
     confidence: float = CONFIDENCE,
 ) -> Verdict:
     """Verdict on numerators against denominators, paired rounds; `noise` is the machine's A/A.
 
     `faster` and `slower` need an interval that excludes 1 and an effect beyond the margin, the
     larger of `MIN_EFFECT` and `noise`; `same` needs the whole interval inside the margin. All else
-    is `ambiguous` and asks for more rounds.
+    is `ambiguous` and asks for more rounds. `not_slower` (0.02 is 2 %) asks for non-inferiority:
+    it is the margin, and an interval that ends below 1 + margin is `not slower`.
     """
     ratio = paired_ratio(numerators, denominators, confidence=confidence)
-    margin = max(MIN_EFFECT, noise)
+    margin = not_slower or max(MIN_EFFECT, noise)
     low, high = 1 / (1 + margin), 1 + margin
     if ratio.high < 1 and ratio.ratio < low:
         word = "faster"
     elif ratio.low > 1 and ratio.ratio > high:
         word = "slower"
+    elif not_slower and ratio.high <= high:
+        word = "not slower"
     else:
         word = "same" if low <= ratio.low and ratio.high <= high else "ambiguous"
     return Verdict(word, ratio, margin)
-
-
-def judge_not_slower(
-    numerators: Sequence[float],
-    denominators: Sequence[float],
-    *,
-    within: float,
-    confidence: float = CONFIDENCE,
-) -> Verdict:
-    """Non-inferiority of numerators, paired rounds: are they `not slower` than by `within` (0.02)?
-
-    They are if the interval ends below 1 + within (`faster` if below 1 too, and the effect exceeds
-    `within`), and `slower` as `judge` says it; all else is `ambiguous`.
-    """
-    if not 0 < within < 1:
-        raise ValueError(f"within must lie between 0 and 1, such as 0.02 for 2 %, got {within}")
-    ratio = paired_ratio(numerators, denominators, confidence=confidence)
-    if ratio.high <= 1 + within:
-        faster = ratio.high < 1 and ratio.ratio < 1 / (1 + within)
-        return Verdict("faster" if faster else "not slower", ratio, within)
-    slower = ratio.low > 1 and ratio.ratio > 1 + within
-    return Verdict("slower" if slower else "ambiguous", ratio, within)
 
 
 def aa_noise(ratios: Sequence[float]) -> float:

@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 
 from packaging.tags import sys_tags
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 ROOT = Path(__file__).resolve().parents[2] / "build" / "overlays"
@@ -117,25 +117,19 @@ def overlay_for(
 
 
 def own_build(path: Path, distribution: str) -> tuple[str, Path]:
-    """Release and folder of a build of one's own: a folder that holds it, or a wheel.
+    """Release and folder of a build of one's own: a wheel, installed once, or a folder like that.
 
-    A wheel is installed once: its folder is named by its bytes. Raises ValueError for what is no
-    such build and for a wheel of another platform, RuntimeError with pip's words.
+    Raises ValueError for what is none and for another platform's, RuntimeError with pip's words.
     """
     if path.is_dir():
         have = dict(map(_name_and_version, metadata.distributions(path=[str(path)])))
-        if distribution not in have:
-            must = f"must hold {distribution} as pip install --no-deps --target leaves it"
-            raise ValueError(f"{path} {must}, it has {', '.join(filter(None, have)) or 'none'}")
-        return have[distribution], path.resolve()
-    try:
-        name, version, _, tags = parse_wheel_filename(path.name)
-    except InvalidWheelFilename:
-        name = version = tags = None  # type: ignore[assignment]
-    if name != canonicalize_name(distribution) or not path.is_file():
-        raise ValueError(f"{path} must be a release, a wheel or a folder of {distribution}")
-    if frozenset(sys_tags()).isdisjoint(tags):
-        raise ValueError(f"{path} must be a wheel for this Python and platform")
+        release = have.get(distribution, "of any release")
+        return release, _checked(path.resolve(), distribution, release)
+    if path.suffix != ".whl" or not path.is_file():
+        raise ValueError(f"{path} must be a release such as 0.6.3, a wheel or a folder")
+    name, version, _, tags = parse_wheel_filename(path.name)
+    if name != canonicalize_name(distribution) or frozenset(sys_tags()).isdisjoint(tags):
+        raise ValueError(f"{path} must be of {distribution}, for this Python and platform")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
     target = ROOT / f"{distribution}-{version}-{digest}"
     requirement = f"{distribution} @ {path.resolve().as_uri()}"

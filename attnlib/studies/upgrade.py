@@ -1,0 +1,306 @@
+"""Two releases of a library over the calls of models, or a list of cases: a study on the spot.
+
+Rounds are looked at after 4, 8, 16 and 24, all even, so that A B B A cancels the order; a case is
+done at the first look that gives a verdict. At most `ERROR` is the chance that any verdict of a
+table is wrong: an interval leaves out `ERROR` / (looks x rows) (Bonferroni). Nobody looked between
+the rounds that a study has, so they are one look.
+
+Records are those of `compare_flashinfer`; without a GPU also of each study with both releases.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pandas as pd
+
+from ..core.backends.table import COMPARED
+from ..core.spec import MLA, MODELS, AttnSpec, MlaSpec, require_word
+from ..draw.cards import Card, Shown
+from ..kinds.cases import Case
+from ..kinds.decode.case import DecodeCase
+from ..kinds.extend.case import ExtendCase
+from ..kinds.item import Item
+from ..kinds.listed import parse_cases
+from ..kinds.mla.case import MlaCase
+from ..measure.stats import MIN_EFFECT, Verdict, judge
+from ..run import store
+from ..run.bisect import TIMER, Rounds, families_of, good_rounds, times_of
+from ..run.record import Record
+from ..run.releases import Version, overlay_for, own_build
+from ..run.study import Sweep, machine_shown, mode
+from ..select.changes import changes
+from . import STUDIES
+
+LIBRARY = "flashinfer"
+NAME = f"compare_{LIBRARY}"
+ERROR, LOOKS = 0.05, (4, 8, 16, 24)
+BACKENDS = {
+    "": ("flashinfer-auto",),
+    "extend": ("flashinfer-prefill-auto",),
+    "mla": ("flashinfer-mla-fa2", "flashinfer-mla-fa3"),
+}
+"""Kind of a case -> the backends compared."""
+STEPS = ((1, 4096), (16, 8192), (128, 4096))
+"""Batch and kv_len of the decode steps of a model."""
+EXTENDS = (
+    ("prefill_paged", 2048, 1, 2048),
+    ("prefill_paged", 512, 8, 8704),
+    ("prefill_ragged", 2048, 4, 2048),
+    ("target_verify", 4, 32, 8192),
+    ("draft_extend", 5, 32, 8192),
+)
+"""Mode, queries per request, batch and kv_len of its other calls."""
+RATIO = ("ratio", "low", "high")
+COLUMNS = ["case", "backend", "timer", "base_us", "new_us", *RATIO, "rounds", "verdict"]
+COLUMNS += ["base_ran", "new_ran", "kernels", "base_plan_us", "new_plan_us", "study", "machine"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Upgrade(Shown):
+    """From release `base` to `new`: a row per case and backend, what `auto` picks otherwise."""
+
+    base: str
+    new: str
+    rows: pd.DataFrame
+    picks: pd.DataFrame
+    notes: tuple[str, ...]
+
+    def table(self) -> pd.DataFrame:
+        """Both times (us), ratio, verdict, kernels, planning on the host apart."""
+        return self.rows.round(3)
+
+    @property
+    def slower(self) -> list[str]:
+        """The cases that became slower, or that only the old release runs."""
+        return self.rows.case[self.rows.verdict.isin(("slower", "fails"))].tolist()
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form."""
+        rows, picks = (json.loads(t.to_json(orient="records")) for t in (self.rows, self.picks))
+        told = {"base": self.base, "new": self.new, "slower": self.slower, "notes": self.notes}
+        return {**told, "cases": rows, "picks": picks}
+
+    def card(self) -> Card:
+        """Verdicts, then kernels and planning, then what `auto` picks otherwise."""
+        rows, plans = self.rows.copy(), ["base_plan_us", "new_plan_us"]
+        rows = rows.iloc[(~rows.case.isin(self.slower)).argsort(kind="stable")]
+        for name in rows.select_dtypes("number"):
+            decimals = 3 if name in RATIO else 0 if name == "rounds" else 1
+            words = rows[name].map(f"{{:,.{decimals}f}}".format)
+            rows[name] = words.where(rows[name].notna(), "-")
+        tally = ", ".join(f"{count} {word}" for word, count in rows.verdict.value_counts().items())
+        sources = self.rows.dropna(subset="study")
+        return Card(
+            title=f"FlashInfer {self.base} (base) to {self.new} (new): {tally}",
+            notes=self.notes,
+            facts=[],
+            table=rows[[name for name in COLUMNS[:10] if name != "timer"]],
+            caption="time of one call in microseconds, new over base",
+            footer=f"records of {', '.join((sources.study + ' on ' + sources.machine).unique())}",
+            more=[
+                ("kernels that changed", rows[rows.kernels != ""][COLUMNS[:2] + COLUMNS[10:13]]),
+                ("planning on the host, apart", rows[rows[plans[0]] != "-"][COLUMNS[:2] + plans]),
+                ("what auto picks otherwise, by the rules", self.picks),
+            ],
+        )
+
+
+def compare_releases(
+    base: str,
+    new: str,
+    *,
+    package: str = COMPARED[LIBRARY],
+    models: Sequence[str] = (),
+    cases: Sequence[str] = (),
+    not_slower: float = 0.0,
+    progress: Any = None,
+) -> Upgrade:
+    """Measure, or replay, which calls release `new` of `package` runs slower than `base`.
+
+    Either may be a wheel or a folder of your own. `cases` are lines as of `kinds.listed`; without
+    them, live, the usual calls of `models` (of all, if none is named), and in replay what is on
+    record of those. `not_slower` (0.02 is 2 %) asks only for that. `progress` is as tqdm.
+
+    Raises ValueError for what cannot be asked, RuntimeError for a release that cannot be had,
+    FileNotFoundError where none of the cases is on record.
+    """
+    require_word("package", package, (COMPARED[LIBRARY],))
+    for name in models:
+        require_word("model", name, (*MODELS, MLA))
+    if not 0 <= not_slower < 1:
+        raise ValueError(f"not_slower must lie in 0..1, such as 0.02 for 2 %, got {not_slower}")
+    models = tuple(models) or (*MODELS, MLA)
+    listed, notes = parse_cases(cases, models)
+    if cases and not listed:
+        raise ValueError(
+            f"cases must hold one that can be run; {'; '.join(notes) or 'all are empty'}"
+        )
+    overlays: dict[str, Path] = {}
+    both = (_release(base, package, overlays), _release(new, package, overlays))
+    if both[0] == both[1]:
+        own = f"give a build of yours a version of its own, such as {both[0]}+mine"
+        raise ValueError(f"base and new must be two releases ({own}), both are {both[0]}")
+    found = _Found(both, not_slower, {}, {})
+    if mode() == "live":
+        chosen = listed or [case for name in models for case in calls_of(name)]
+        for release in both:
+            overlay_for(package, release, overlays)
+        _measure(found, items_of(chosen), Sweep(overlays=overlays, progress=progress))
+    elif overlays:
+        raise RuntimeError(f"{', '.join(overlays)} is a build of your own: it needs a CUDA GPU")
+    else:
+        _replay(found, items_of(listed), models)
+    return found.upgrade(models, notes)
+
+
+def items_of(cases: Sequence[Case]) -> list[Item]:
+    """What is run of each case, as engines call it: prefill eagerly, all else in a CUDA graph."""
+    return [Item(name, _timer(case), case) for case in cases for name in BACKENDS[case.kind]]
+
+
+def _timer(case: Case) -> str:
+    eager = isinstance(case, ExtendCase) and case.mode.startswith("prefill")
+    return "profiler" if eager else TIMER
+
+
+def calls_of(model: str) -> list[Case]:
+    """The usual calls of a model in each mode that it has, pages of 16 tokens (MLA: 64)."""
+    if model == MLA:
+        return [MlaCase(MlaSpec(heads), *step) for heads in (128, 16) for step in STEPS]
+    found: list[Case] = [DecodeCase(AttnSpec(*MODELS[model], 16), *step) for step in STEPS]
+    for name, q_len, batch, kv_len in EXTENDS:
+        spec = AttnSpec(*MODELS[model], 1 if name == "prefill_ragged" else 16)
+        found.append(ExtendCase(DecodeCase(spec, batch, kv_len), name, q_len))
+    return found
+
+
+def _release(text: str, package: str, overlays: dict[str, Path]) -> str:
+    """The release that `text` names, or that the build there holds, which `overlays` then has."""
+    try:
+        return str(Version(text))
+    except ValueError:
+        release, overlays[f"{package}=={release}"] = own_build(Path(text), package)
+    return release
+
+
+@dataclass
+class _Found:
+    """The good rounds of each item, the record that failed of others, and what follows."""
+
+    both: tuple[str, str]
+    not_slower: float
+    pairs: dict[Item, list[tuple[Record, Record]]]
+    failed: dict[Item, Record]
+    looks: int = len(LOOKS)
+
+    def verdict(self, item: Item) -> Verdict:
+        base, new = (times_of(side) for side in zip(*self.pairs[item], strict=True))
+        sure = 1 - ERROR / (self.looks * len(self.pairs))
+        return judge(new, base, noise=0.0, not_slower=self.not_slower, confidence=sure)
+
+    def is_done(self, item: Item) -> bool:
+        pairs = self.pairs[item]
+        return item in self.failed or bool(pairs) and self.verdict(item).word != "ambiguous"
+
+    def keep_failed(self, records: Sequence[Record]) -> None:
+        """Keep what failed; where both releases did, the base's record."""
+        for record in sorted(records, key=lambda record: record.item.release == self.both[0]):
+            if record.status != "ok" and record.item.release in self.both:
+                self.failed[replace(record.item, release="")] = record
+
+    def row(self, item: Item) -> dict[str, Any]:
+        row: dict[str, Any] = {"case": item.case.key, "backend": item.backend}
+        row |= {"timer": item.timer, "rounds": len(self.pairs[item]), "kernels": ""}
+        if failed := self.failed.get(item):
+            return row | {"verdict": "fails" if failed.item.release == self.both[1] else "not run"}
+        if not self.pairs[item]:
+            return row | {"verdict": "not on record"}
+        verdict, last = self.verdict(item), self.pairs[item][-1]
+        for name, side in zip(("base", "new"), zip(*self.pairs[item], strict=True), strict=True):
+            plans = [time for record in side for time in record.plan_us]
+            row |= {f"{name}_us": median(times_of(side)), f"{name}_ran": families_of(side)}
+            row |= {f"{name}_plan_us": median(plans) if plans else None}
+        a, b = ({k["name"]: k["launches"] for k in record.kernels} for record in last)
+        changed = [f"{k} {a.get(k, 0):g} to {b.get(k, 0):g}" for k in a | b if a.get(k) != b.get(k)]
+        row |= {name: getattr(verdict.ratio, name) for name in RATIO}
+        row |= {"verdict": verdict.word, "kernels": ", ".join(changed)}
+        return row | {"study": last[0].study, "machine": last[0].machine_slug}
+
+    def upgrade(self, models: Sequence[str], notes: Sequence[str]) -> Upgrade:
+        rule = f"The chance that any verdict here is wrong is at most {ERROR:.0%}"
+        margin = f"margin {self.not_slower or MIN_EFFECT:.1%}"
+        told = [f"{rule}, looks and rows counted in; {margin}.", *notes]
+        for item, record in self.failed.items():
+            why = f"{record.item.release} {record.status}: {' '.join(record.reason.split())}"
+            told.append(f"{item.case.key}, {item.backend}: {why}")
+        ran = [
+            pairs[0][0].machine.get("compute_capability") for pairs in self.pairs.values() if pairs
+        ]
+        gpus = ["sm" + each.replace(".", "") for each in sorted({*ran} - {None})]
+        old, new = (f"{LIBRARY}=={Version(release).public}" for release in self.both)
+        try:
+            names = [""] if len(models) > len(MODELS) else models
+            picks = pd.concat([changes(old, new, model=name, gpus=gpus) for name in names])
+        except ValueError as error:
+            picks = pd.DataFrame()
+            told.append(f"What auto picks is not known: {error}.")
+        rows = pd.DataFrame(map(self.row, self.pairs), columns=COLUMNS)
+        return Upgrade(*self.both, rows, picks.reset_index(drop=True), tuple(told))
+
+
+def _measure(found: _Found, items: list[Item], sweep: Sweep) -> None:
+    """Measure rounds of what is not decided, look by look."""
+    command = f"python -m attnlib compare --base {found.both[0]} --new {found.both[1]}"
+    rounds = Rounds(NAME, machine_shown(NAME, "cuda", ""), "cuda", command, found.both, sweep)
+    if sweep.overlays:
+        # A build may have been made anew under its old version: only the rounds of now count.
+        first = 1 + max((record.round for record in rounds.records(items)), default=-1)
+        rounds = replace(rounds, first=first)
+    found.pairs = rounds.good(items)
+    for look in LOOKS:
+        left = [item for item in items if not found.is_done(item)]
+        for _ in range(look):
+            short = [i for i in left if i not in found.failed and len(found.pairs[i]) < look]
+            if short:
+                found.keep_failed(rounds.add(short))
+                found.pairs = rounds.good(items)
+
+
+def _replay(found: _Found, items: list[Item], models: Sequence[str]) -> None:
+    """Take the rounds on record of `items` or, if there are none, of the calls of `models`."""
+    sources = [(NAME, machine) for machine in store.machines(NAME)]
+    for study in STUDIES.values():
+        if set(found.both) <= {release for grid in study.grids for release in grid.releases}:
+            sources += [(study.name, machine) for machine in store.machines(study.name)]
+    wish, have, found.looks = os.environ.get("ATTNLIB_MACHINE"), set(), 1
+    for name, machine in sources:
+        if machine != (wish or (STUDIES[name].reference_machine if name in STUDIES else machine)):
+            continue
+        records = store.find(name, machine)
+        for item, pairs in good_rounds(records, found.both).items():
+            have |= {name} if pairs else set()
+            wanted = item in items if items else _is_call(item, models)
+            if wanted and len(pairs) > len(found.pairs.get(item, ())):
+                found.pairs[item] = pairs
+                found.looks = len(LOOKS) if name == NAME else found.looks
+    if not found.pairs:
+        raise FileNotFoundError(
+            f"releases {' and '.join(found.both)} must have rounds of a case on record to be "
+            f"replayed, there are none; other cases of both are in: {', '.join(have) or 'none'}"
+        )
+    found.pairs = {item: found.pairs.get(item, []) for item in items or found.pairs}
+
+
+def _is_call(item: Item, models: Sequence[str]) -> bool:
+    """Whether an item on record is a call of one of `models`."""
+    if getattr(item.case, "kind", None) not in BACKENDS or item not in items_of([item.case]):
+        return False
+    spec = item.case.spec
+    sizes = [getattr(spec, name, 0) for name in ("num_qo_heads", "num_kv_heads", "head_dim")]
+    layer = MLA if isinstance(spec, MlaSpec) else tuple(sizes)
+    return layer in [MODELS.get(name, MLA) for name in models]
