@@ -119,7 +119,8 @@ class Diagnosis(Shown):
             told = ", ".join(f"{count:,} {name}" for name, count in names)
             facts.append(("no attention", f"of the known kernels; most often ran {told}"))
         return Card(
-            title=f"{self.trace.path}: {len(self.steps)} steps, {count or 'no'} known pattern"
+            title=f"{os.path.basename(self.trace.path)}: {len(self.steps)} steps, "
+            f"{count or 'no'} known pattern"
             + "s" * (count > 1),
             notes=self.unseen(),
             facts=[(name, str(value)) for name, value in facts],

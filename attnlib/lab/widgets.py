@@ -22,6 +22,7 @@ except ModuleNotFoundError as error:
 
 from ..core.spec import require_word
 from ..draw.cards import STYLE, Shown, as_html
+from ..run.record import strip_folders
 from ..select import LIBRARIES
 from ..studies.fa3_decode_regression.study import FIXED, NEWEST
 from ..studies.upgrade import compare_releases
@@ -197,7 +198,7 @@ class Explorer(w.VBox):
         try:
             self.answer.value = as_html(ask().card())
         except Exception as error:  # whatever it is: a callback that raises shows nothing
-            self.answer.value = _problem(f"{type(error).__name__}: {error}")
+            self.answer.value = _problem(f"{type(error).__name__}: {strip_folders(str(error))}")
 
     def _choose(self, name: str, value: Any) -> None:
         with self._lock:

@@ -142,7 +142,7 @@ def compare_releases(
         )
     overlays: dict[str, Path] = {}
     both = (_release(base, package, overlays), _release(new, package, overlays))
-    if both[0] == both[1]:
+    if Version(both[0]) == Version(both[1]):
         own = f"give a build of yours a version of its own, such as {both[0]}+mine"
         raise ValueError(f"base and new must be two releases ({own}), both are {both[0]}")
     found = _Found(both, not_slower, {}, {})
@@ -238,10 +238,9 @@ class _Found:
         for item, record in self.failed.items():
             why = f"{record.item.release} {record.status}: {' '.join(record.reason.split())}"
             told.append(f"{item.case.key}, {item.backend}: {why}")
-        ran = [
-            pairs[0][0].machine.get("compute_capability") for pairs in self.pairs.values() if pairs
-        ]
-        gpus = ["sm" + each.replace(".", "") for each in sorted({*ran} - {None})]
+        machines = [pairs[0][0].machine for pairs in self.pairs.values() if pairs]
+        known = {m["compute_capability"] for m in machines if "compute_capability" in m}
+        gpus = ["sm" + each.replace(".", "") for each in sorted(known)]
         old, new = (f"{LIBRARY}=={Version(release).public}" for release in self.both)
         try:
             names = [""] if len(models) > len(MODELS) else models
