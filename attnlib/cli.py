@@ -150,7 +150,7 @@ def _compare(options: argparse.Namespace) -> int:
     from .studies.upgrade import compare_releases
 
     # An empty file is no wish for the usual calls.
-    cases = options.cases.read_text().splitlines() or [""] if options.cases else ()
+    cases = (options.cases.read_text() or "\n") if options.cases else ""
     how = {name: getattr(options, name) for name in ("package", "models", "not_slower")}
     found = compare_releases(options.base, options.new, cases=cases, progress=tqdm, **how)
     if options.csv:
@@ -161,7 +161,7 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _percent(text: str) -> float:
-    if not re.fullmatch(r"\d+(\.\d+)?%", text):
+    if not re.fullmatch(r"\d+(\.\d+)?%", text) or not float(text[:-1]):
         raise argparse.ArgumentTypeError(f"must be a percentage such as 2%, got {text!r}")
     return float(text[:-1]) / 100
 

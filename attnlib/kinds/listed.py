@@ -13,6 +13,7 @@ case of its own, since FlashInfer takes decode and prefill in calls apart. No to
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
 
 from ..core.spec import LATENT_DIM, MODELS, ROPE_DIM, AttnSpec, MlaSpec
 from .cases import Case
@@ -34,6 +35,11 @@ _MLA = re.compile(
     r"mla,(\d+),heads,(?:dense|top,(\d+)),([\w-]+),page,(\d+),batch,(\d+),kv_len,(\d+)"
     r"(?:,(?!seed)([a-z_]+))?(?:,seed,(\d+))?"
 )
+_ROUTINES = tuple(
+    f"Batch{name}Wrapper"
+    for name in "DecodeWithPagedKVCache PrefillWithPagedKVCache "
+    "PrefillWithRaggedKVCache MLAPagedAttention".split()
+)
 _PART = re.compile(r"(\d*)q(\d+)(k?)(?:(?:s|kv)(\d+)(k?))?")
 
 
@@ -52,7 +58,9 @@ def parse_cases(
             if text.startswith("-"):
                 cases.append(_of_flashinfer(text))
             elif text and not text.startswith("#"):
-                cases += _of_batch(text, models) if _is_batch(text) else [_of_key(text)]
+                parts = [found for part in text.split("_") if (found := _PART.fullmatch(part))]
+                whole = len(parts) == len(text.split("_"))
+                cases += _of_batch(parts, models) if whole else [_of_key(text)]
         except ValueError as error:
             if not text.startswith("-"):
                 raise ValueError(f"line {number} of the cases: {error}") from error
@@ -82,31 +90,18 @@ def _decode(text: str) -> DecodeCase:
     return DecodeCase(spec, batch, kv_len, lengths or "fixed", int(seed or 0))
 
 
-def _is_batch(text: str) -> bool:
-    return all(map(_PART.fullmatch, text.split("_")))
-
-
-def _of_batch(text: str, models: Sequence[str]) -> Iterator[Case]:
+def _of_batch(parts: Sequence[re.Match[str]], models: Sequence[str]) -> Iterator[Case]:
+    """Decode, verification or a (chunked) prefill of each model, part by part."""
     named = [name for name in models if name in MODELS]
     if not named:
-        raise ValueError(f"{text} says no heads: name a model of {', '.join(MODELS)}")
-    for name in named:
-        for part in filter(None, map(_PART.fullmatch, text.split("_"))):
-            count, *sizes = part.groups()
-            q_len, kv_len = (
-                int(size or 0) * (1024 if k else 1)
-                for size, k in zip(sizes[::2], sizes[1::2], strict=True)
-            )
-            cached = DecodeCase(AttnSpec(*MODELS[name], PAGE), int(count or 1), kv_len or q_len)
-            yield _call(cached, q_len)
-
-
-def _call(cached: DecodeCase, q_len: int) -> Case:
-    """A step of `q_len` queries per request: decode, verification, or a (chunked) prefill."""
-    if q_len == 1:
-        return cached
-    few = q_len <= MOST_DRAFTS and q_len < cached.kv_len
-    return ExtendCase(cached, "target_verify" if few else "prefill_paged", q_len, "causal")
+        raise ValueError(f"a batch says no heads: name a model of {', '.join(MODELS)}")
+    for name, part in product(named, parts):
+        count, q, q_k, kv, kv_k = part.groups()
+        q_len = int(q) * (1024 if q_k else 1)
+        kv_len = int(kv) * (1024 if kv_k else 1) if kv else q_len
+        cached = DecodeCase(AttnSpec(*MODELS[name], PAGE), int(count or 1), kv_len)
+        mode = "target_verify" if q_len <= MOST_DRAFTS and q_len < kv_len else "prefill_paged"
+        yield ExtendCase(cached, mode, q_len, "causal") if q_len > 1 else cached
 
 
 def _of_flashinfer(text: str) -> Case:
@@ -131,16 +126,16 @@ def _of_flashinfer(text: str) -> Case:
     batch, q_len, kv_len = number("batch_size"), number("s_qo", "1"), number("s_kv")
     heads = number("num_qo_heads")
     lengths = "ragged" if "random_actual_seq_len" in words else "fixed"
-    types = [words.get(f"{of}_dtype", "bfloat16").replace("fp8", "float8") for of in ("q", "kv")]
-    types = [name + "fn" if name.endswith("e4m3") else name for name in types]
+    types = [words.get(f"{of}_dtype", "bfloat16") for of in ("q", "kv")]
+    types = [name.replace("fp8_e4m3", "float8_e4m3fn") for name in types]
     if routine == "BatchMLAPagedAttentionWrapper":
         sizes = (number("head_dim_ckv"), number("head_dim_kpe"), q_len, *types)
         if sizes != (needed := (LATENT_DIM, ROPE_DIM, 1, "bfloat16", "bfloat16")):
             raise ValueError(f"dims, s_qo and dtypes must be {needed}, got {sizes}")
         return MlaCase(MlaSpec(heads, page_size=number("page_size")), batch, kv_len, lengths)
     dim, ragged = number("head_dim_qk"), "Ragged" in routine
-    if number("head_dim_vo") != dim:
-        raise ValueError(f"head_dim_vo must be head_dim_qk, {dim}, got {words['head_dim_vo']}")
+    if (other := number("head_dim_vo")) != dim:
+        raise ValueError(f"head_dim_vo must be head_dim_qk, {dim}, got {other}")
     page = 1 if ragged else number("page_size")
     spec = AttnSpec(heads, number("num_kv_heads"), dim, page, types[0], types[1])
     cached = DecodeCase(spec, batch, kv_len, lengths)
@@ -151,11 +146,3 @@ def _of_flashinfer(text: str) -> Case:
     if "causal" not in words or (not ragged and lengths != "fixed"):
         raise ValueError("prefill must be --causal and, if paged, of fixed lengths")
     return ExtendCase(cached, "prefill_ragged" if ragged else "prefill_paged", q_len)
-
-
-_ROUTINES = (
-    "BatchDecodeWithPagedKVCacheWrapper",
-    "BatchPrefillWithPagedKVCacheWrapper",
-    "BatchPrefillWithRaggedKVCacheWrapper",
-    "BatchMLAPagedAttentionWrapper",
-)

@@ -120,8 +120,7 @@ class Diagnosis(Shown):
             facts.append(("no attention", f"of the known kernels; most often ran {told}"))
         return Card(
             title=f"{os.path.basename(self.trace.path)}: {len(self.steps)} steps, "
-            f"{count or 'no'} known pattern"
-            + "s" * (count > 1),
+            f"{count or 'no'} known pattern" + "s" * (count > 1),
             notes=self.unseen(),
             facts=[(name, str(value)) for name, value in facts],
             table=self.table().round(3),

@@ -115,8 +115,8 @@ def compare_releases(
     new: str,
     *,
     package: str = COMPARED[LIBRARY],
-    models: Sequence[str] = (),
-    cases: Sequence[str] = (),
+    models: str | Sequence[str] = (),
+    cases: str | Sequence[str] = (),
     not_slower: float = 0.0,
     progress: Any = None,
 ) -> Upgrade:
@@ -130,6 +130,8 @@ def compare_releases(
     FileNotFoundError where none of the cases is on record.
     """
     require_word("package", package, (COMPARED[LIBRARY],))
+    models = (models,) if isinstance(models, str) else models
+    cases = cases.splitlines() if isinstance(cases, str) else cases
     for name in models:
         require_word("model", name, (*MODELS, MLA))
     if not 0 <= not_slower < 1:
@@ -160,12 +162,9 @@ def compare_releases(
 
 def items_of(cases: Sequence[Case]) -> list[Item]:
     """What is run of each case, as engines call it: prefill eagerly, all else in a CUDA graph."""
-    return [Item(name, _timer(case), case) for case in cases for name in BACKENDS[case.kind]]
-
-
-def _timer(case: Case) -> str:
-    eager = isinstance(case, ExtendCase) and case.mode.startswith("prefill")
-    return "profiler" if eager else TIMER
+    eager = [getattr(case, "mode", "").startswith("prefill") for case in cases]
+    timed = zip(cases, ("profiler" if each else TIMER for each in eager), strict=True)
+    return [Item(name, timer, case) for case, timer in timed for name in BACKENDS[case.kind]]
 
 
 def calls_of(model: str) -> list[Case]:

@@ -103,5 +103,5 @@ def test_a_line_that_nobody_understands_is_refused_with_its_number(line, why):
 
 
 def test_a_batch_needs_a_model_with_heads():
-    with pytest.raises(ValueError, match="8q1s1k says no heads: name a model of Llama"):
+    with pytest.raises(ValueError, match="a batch says no heads: name a model of Llama"):
         parse_cases(["8q1s1k"], ["DeepSeek MLA"])

@@ -149,7 +149,7 @@ def test_a_case_that_a_release_cannot_run_is_told_and_the_others_go_on(lab, fail
 
 
 def test_the_table_has_kernels_and_planning_apart_and_what_auto_picks(lab):
-    found = compare(models=["Qwen3-32B at TP 4"])
+    found = compare("\n".join(KEYS), models="Qwen3-32B at TP 4")
     row = found.table().iloc[0]
     assert (row.base_ran, row.new_ran, row.base_plan_us) == ("fa2", "fa3", 45.0)
     assert set(found.picks.columns) >= {"model", "before", "after", "why"}
@@ -255,5 +255,8 @@ def test_bad_input_is_one_line_status_2_and_nothing_written(
 def test_without_a_gpu_and_records_one_line_says_so(fails, monkeypatch, without_gpu):
     told = fails(*COMMAND)
     assert "must have rounds of a case on record to be replayed" in told and told.endswith("none")
-    with pytest.raises(SystemExit, match="2"):
-        cli.main([*COMMAND, "--not-slower", "2"])
+    for margin in ("2", "0%", "x%"):
+        with pytest.raises(SystemExit, match="2"):
+            cli.main([*COMMAND, "--not-slower", margin])
+    with pytest.raises(ValueError, match=r"not_slower must lie in 0\.\.1, .*got 2"):
+        compare(not_slower=2)
