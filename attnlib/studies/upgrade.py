@@ -44,7 +44,7 @@ BACKENDS = {
     "extend": ("flashinfer-prefill-auto",),
     "mla": ("flashinfer-mla-fa2", "flashinfer-mla-fa3"),
 }
-"""Kind of a case -> the backends compared."""
+"""Kind of a case -> the backends compared; of MLA both kernels, which a caller names."""
 STEPS = ((1, 4096), (16, 8192), (128, 4096))
 """Batch and kv_len of the decode steps of a model."""
 EXTENDS = (
@@ -198,7 +198,10 @@ class _Found:
     looks: int = len(LOOKS)
 
     def verdict(self, item: Item) -> Verdict:
-        base, new = (times_of(side) for side in zip(*self.pairs[item], strict=True))
+        # Rounds of a search that was stopped between two looks are not looked at yet.
+        count = len(self.pairs[item])
+        seen = max((look for look in LOOKS if self.looks > 1 and look <= count), default=count)
+        base, new = (times_of(side) for side in zip(*self.pairs[item][:seen], strict=True))
         sure = 1 - ERROR / (self.looks * len(self.pairs))
         return judge(new, base, noise=0.0, not_slower=self.not_slower, confidence=sure)
 
@@ -227,7 +230,8 @@ class _Found:
         a, b = ({k["name"]: k["launches"] for k in record.kernels} for record in last)
         changed = [f"{k} {a.get(k, 0):g} to {b.get(k, 0):g}" for k in a | b if a.get(k) != b.get(k)]
         row |= {name: getattr(verdict.ratio, name) for name in RATIO}
-        row |= {"verdict": verdict.word, "kernels": ", ".join(changed)}
+        row |= {"rounds": verdict.ratio.pairs, "verdict": verdict.word}
+        row |= {"kernels": ", ".join(changed)}
         return row | {"study": last[0].study, "machine": last[0].machine_slug}
 
     def upgrade(self, models: Sequence[str], notes: Sequence[str]) -> Upgrade:
@@ -287,9 +291,10 @@ def _replay(found: _Found, items: list[Item], models: Sequence[str]) -> None:
                 found.pairs[item] = pairs
                 found.looks = len(LOOKS) if name == NAME else found.looks
     if not found.pairs:
+        both, where = " and ".join(found.both), ", ".join(sorted(have)) or "none"
         raise FileNotFoundError(
-            f"releases {' and '.join(found.both)} must have rounds of a case on record to be "
-            f"replayed, there are none; other cases of both are in: {', '.join(have) or 'none'}"
+            f"releases {both} must have rounds of a case on record to be replayed, there are "
+            f"none; without a list of cases, those in: {where}"
         )
     found.pairs = {item: found.pairs.get(item, []) for item in items or found.pairs}
 

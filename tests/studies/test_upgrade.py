@@ -129,6 +129,18 @@ def test_only_cases_without_a_verdict_take_more_rounds_up_to_the_last_look(lab):
     assert (words(compare()), lab.order()) == (words(found), []), "what is on record counts"
 
 
+def test_a_search_that_was_stopped_goes_on_to_its_next_look(lab):
+    lab.us[KEYS[0], NEW], lab.noise[KEYS[0], NEW] = 11.0, (0.97, 1.03)
+    found = compare()
+    path = store.journal_path(NAME, SLUG)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[: 2 * 2 * 4 + 2 * 2 + 1]))
+    lab.order()
+    again = compare()
+    assert words(again) == words(found) and lab.order()[0] == (7, NEW, 1)
+    assert again.rows.rounds.tolist() == found.rows.rounds.tolist()
+
+
 def test_not_slower_asks_for_less_than_the_same(lab):
     lab.us[KEYS[0], NEW] = 10.3
     assert words(compare()) == {KEYS[0]: "slower", KEYS[1]: "same"}
@@ -182,7 +194,7 @@ def test_published_records_of_both_releases_are_replayed_and_the_rest_is_said(pu
     assert "PrefillWithKVCacheKernel 1 to 0" in found.rows.kernels[0]
     assert {*found.rows.study.dropna()} == {"fa3_decode_regression"}
     assert found.picks.after.tolist()[0] == "fa2"
-    with pytest.raises(FileNotFoundError, match="other cases of both are in: .*fa3_decode"):
+    with pytest.raises(FileNotFoundError, match="without a list of cases, those in: .*fa3_dec"):
         compare_releases("0.6.3", "0.6.4", cases=["8q1s8k"], models=[MODEL])
     assert "DeepSeek" not in repr(compare_releases("0.6.3", "0.6.4", models=[MODEL]))
     latent = compare_releases("0.6.4", "0.6.13", models=["DeepSeek MLA"])
