@@ -10,11 +10,10 @@ from .measure.machine import describe_machine, describe_versions
 from .run.store import machines
 from .run.study import mode
 from .studies import STUDIES
-from .studies.backend_policy import learn as measured
 
 
 def diagnose() -> dict[str, Any]:
-    """Machine, versions, mode, each backend's reason (empty: it can run), records, the policy."""
+    """Machine, versions, mode, each backend's reason (empty: it can run), records."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -30,21 +29,6 @@ def diagnose() -> dict[str, Any]:
         "versions": describe_versions(RECORDED),
         "backends": available(),
         "studies": {name: machines(name) for name in STUDIES},
-        "policy": _policy(),
-    }
-
-
-def _policy() -> dict[str, str]:
-    """The fastest decode backends of each measured spec, or why there is no policy."""
-    try:
-        found = measured.records()
-    except (RuntimeError, ValueError, OSError) as error:
-        return {"none": str(error)}
-    return {
-        f"{spec.heads} d{spec.head_dim} page {spec.page_size}": ", ".join(
-            f"{name} {count}" for name, count in won.items()
-        )
-        for spec, won in measured.fastest_counts(found).items()
     }
 
 
@@ -61,8 +45,6 @@ def render(found: dict[str, Any]) -> str:
         *_aligned({name: reason or "ready" for name, reason in found["backends"].items()}),
         "records",
         *_aligned({name: ", ".join(have) or "none" for name, have in found["studies"].items()}),
-        "fastest in decode (measured cases of each attention layer)",
-        *_aligned(found["policy"]),
     ]
     return "\n".join(lines)
 

@@ -15,6 +15,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 from support import library_fakes as fakes
+from support.metadata_cases import FEWER
 from support.studies import CPU
 
 from attnlib import cli
@@ -22,6 +23,7 @@ from attnlib.core import backends
 from attnlib.core.backends import fa3, flashinfer
 from attnlib.core.batch import DecodeBatch, PagedKV
 from attnlib.core.fa2 import planner
+from attnlib.core.metadata import decode, device, kv_indices
 from attnlib.core.schedule import fa3 as scheduler
 from attnlib.core.schedule import library, splits
 from attnlib.core.spec import AttnSpec
@@ -55,6 +57,16 @@ def own_temporary_folder(tmp_path_factory):
         patch.setenv("TMPDIR", str(folder))
         patch.setattr(tempfile, "tempdir", str(folder))
         yield folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def small_grids():
+    """What `metadata_cases.FEWER` says."""
+    sizes = (device, "MAX_SCAN"), (decode, "MANY_ROWS"), (kv_indices, "SMALL_GRID")
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in (*sizes, (kv_indices, "ROWS_PER_PROGRAM")):
+            patch.setattr(module, name, getattr(module, name) // FEWER)
+        yield
 
 
 @pytest.fixture(autouse=True)

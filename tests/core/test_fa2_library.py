@@ -47,7 +47,7 @@ def stamp(plan: Words) -> int:
         if (word := getattr(plan, name, None)) is not None:
             each = 1 if name == "block_valid_mask" else 4
             ends.append(info[offset] + room.get(name, each * np.size(word)))
-    return zlib.crc32(plan.image(2**21, -1).tobytes()[: max(ends)], crc(plan.info))
+    return zlib.crc32(plan.image(-(-max(ends) // 4), -1).tobytes()[: max(ends)], crc(plan.info))
 
 
 def crc(words: Any) -> int:

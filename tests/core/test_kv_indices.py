@@ -65,7 +65,7 @@ def test_pages_that_do_not_fit_are_dropped_and_counted(capacity, build):
 
 
 @given(data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_random_capacities_and_widths_are_right(data):
     shape = data.draw(DRAWN_SHAPES)
     capacity = data.draw(st.integers(0, shape.batch * shape.max_pages + 9))

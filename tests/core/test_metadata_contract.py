@@ -50,7 +50,7 @@ def test_every_word_is_right_and_every_tail_is_untouched(builder, build, shape):
 
 @pytest.mark.parametrize("builder", BUILDERS.values(), ids=BUILDERS)
 @given(data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_random_calls_are_right(builder, data):
     call = builder.arguments(data.draw(builder.drawn))
     for build in filter(None, (builder.ours, builder.eager)):

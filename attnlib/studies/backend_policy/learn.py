@@ -1,6 +1,5 @@
 """The policy of a GPU's own records: from the study `backend_policy` to `policy.Policy`."""
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import TypeAlias
@@ -71,14 +70,6 @@ def policy_of(frame: pd.DataFrame, cases: Iterable[DecodeCase] = ()) -> Policy:
         points={spec: points for spec, (points, _) in learnt.items()},
         rates={spec: rates for spec, (_, rates) in learnt.items()},
     )
-
-
-def fastest_counts(frame: pd.DataFrame) -> dict[AttnSpec, dict[str, int]]:
-    """In how many measured cases of each spec each backend was the fastest, most often first."""
-    won: dict[AttnSpec, list[str]] = {}
-    for case, times in case_times(decode_rows(frame)).items():
-        won.setdefault(case.spec, []).append(min(times, key=lambda name: times[name]))
-    return {spec: dict(Counter(names).most_common()) for spec, names in won.items()}
 
 
 # A report asks for the same policy in every table and figure.
