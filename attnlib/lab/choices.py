@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass, fields
 
 from ..core.spec import MLA, MODELS, AttnSpec, MlaSpec, require_int, require_word
+from ..core.spec import model_of as model_named
 from ..kinds.cases import Case
 from ..kinds.decode.case import DecodeCase
 from ..kinds.mla.case import MlaCase
@@ -74,13 +75,7 @@ class Choices:
 
 def model_of(case: Case | None) -> str:
     """The model that a case is of; empty for another shape and another kind of case."""
-    if isinstance(case, MlaCase):
-        return MLA
-    if not isinstance(case, DecodeCase):
-        return ""
-    spec = case.spec
-    own = (spec.num_qo_heads, spec.num_kv_heads, spec.head_dim)
-    return next((name for name, heads in MODELS.items() if heads == own), "")
+    return model_named(case.spec) if isinstance(case, DecodeCase | MlaCase) else ""
 
 
 def variant_of(spec: AttnSpec | MlaSpec) -> str:

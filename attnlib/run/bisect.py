@@ -13,7 +13,7 @@ none. That is how a search resumes after it was stopped.
 
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ PREFIX = "bisect_"
 RELEASES = re.compile(r" --releases (\S+)")
 ROUND_LIMIT = 12
 """Rounds after which a verdict that is still ambiguous will not become clear by itself."""
+Pair = tuple[Record, Record]
 TIMER = "graph"
 """How engines run decode, and what the headline numbers of the studies are taken with."""
 
@@ -186,81 +187,56 @@ class _Search:
                 raise RuntimeError(f"release {release} must get a verdict, it stays {words}")
             count = min(2 * verdict.ratio.pairs, ROUND_LIMIT)
 
-    def at_least(self, count: int, release: str) -> list[tuple[Record, Record]]:
-        """The good rounds, of which there must be `count`: measured now where missing."""
-        asked, both = self.asked, (self.asked.releases[0], release)
-        name, item = PREFIX + asked.study, Item(asked.backend, TIMER, asked.case)
-        rounds = Rounds(name, asked.machine, self.device, asked.command, both, self.sweep)
-        found = rounds.good([item])[item]
-        if len(found) < count and self.sweep is None:
-            raise FileNotFoundError(
-                f"release {release} must have {count} rounds against {both[0]} on record to be "
-                f"replayed, it has {len(found)} in {name!r} on {asked.machine!r}"
-            )
-        for _ in range(count - len(found)):
-            for record in (measured := rounds.add([item])):
-                if record.status != "ok":
-                    words = " ".join(record.reason.split())
-                    failed = f"release {record.item.release} must run"
-                    raise RuntimeError(f"{failed}, it was {record.status}: {words}")
-            if self.on_round:
-                self.on_round(f"round {measured[0].round}: {release} against {both[0]}")
-        return rounds.good([item])[item]
+    def records(self) -> list[Record]:
+        asked = self.asked
+        return _records(PREFIX + asked.study, asked.machine, asked.backend, asked.case)
 
+    def pairs(self, release: str) -> list[Pair]:
+        """The good rounds of the reference and a release."""
+        found = good_rounds(self.records(), (self.asked.releases[0], release))
+        return next(iter(found.values()), [])
 
-@dataclass(frozen=True)
-class Rounds:
-    """Rounds of two `releases`, each in a fresh process: on record and, with a `sweep`, new ones.
-
-    Even rounds run the first release first, odd ones the second (A B B A). Those of an item (less
-    its release) are numbered on whatever its releases; before `first` they do not count.
-    """
-
-    study: str
-    machine: str
-    device: str
-    command: str
-    releases: tuple[str, str]
-    sweep: Sweep | None
-    first: int = 0
-
-    def records(self, items: Collection[Item]) -> list[Record]:
-        """The records of `items`, of whatever release."""
-        found = store.find(self.study, self.machine)
-        return [r for r in found if r.round >= self.first and replace(r.item, release="") in items]
-
-    def good(self, items: Collection[Item]) -> dict[Item, list[tuple[Record, Record]]]:
-        """`good_rounds` of each of `items`."""
-        return dict.fromkeys(items, []) | good_rounds(self.records(items), self.releases)
-
-    def add(self, items: Sequence[Item]) -> list[Record]:
-        """Measure one more round of all `items`; its records."""
+    def at_least(self, count: int, release: str) -> list[Pair]:
+        """`pairs`, of which there must be `count`: measured now where missing."""
+        found, reference = self.pairs(release), self.asked.releases[0]
+        if len(found) >= count:
+            return found
         if self.sweep is None:
-            raise RuntimeError(f"rounds of {self.study!r} must be measured on a GPU, none is here")
-        number = 1 + max((record.round for record in self.records(items)), default=self.first - 1)
-        step = -1 if number % 2 else 1
-        jobs = []
-        for release in self.releases[::step]:
-            own = tuple(replace(item, release=release) for item in items[::step])
-            jobs.append(Job(self.study, number, self.device, release, own, self.command))
-        self.sweep.run(jobs)
-        return [record for record in self.records(items) if record.round == number]
+            raise FileNotFoundError(
+                f"release {release} must have {count} rounds against {reference} on record to be "
+                f"replayed, it has {len(found)} in {PREFIX + self.asked.study!r} on "
+                f"{self.asked.machine!r}"
+            )
+        start = 1 + max((record.round for record in self.records()), default=-1)
+        for number in range(start, start + count - len(found)):
+            for side in (release, reference) if number % 2 else (reference, release):
+                self.measure(self.sweep, number, side)
+            if self.on_round:
+                self.on_round(f"round {number}: {release} against {reference}")
+        return self.pairs(release)
+
+    def measure(self, sweep: Sweep, number: int, release: str) -> None:
+        asked = self.asked
+        item = Item(asked.backend, TIMER, asked.case, release)
+        name = PREFIX + asked.study
+        sweep.run([Job(name, number, self.device, release, (item,), asked.command)])
+        for record in self.records():
+            if (record.round, record.item) == (number, item) and record.status != "ok":
+                words = " ".join(record.reason.split())
+                raise RuntimeError(f"release {release} must run, it was {record.status}: {words}")
 
 
-def good_rounds(
-    records: Iterable[Record], releases: tuple[str, str]
-) -> dict[Item, list[tuple[Record, Record]]]:
-    """By item, less its release: the records of both `releases` of each round where both are ok."""
+def good_rounds(records: Iterable[Record], releases: tuple[str, str]) -> dict[Item, list[Pair]]:
+    """By item, less its release: both records of every round in which both `releases` are ok."""
     rounds: dict[Item, dict[int, dict[str, Record]]] = {}
     for record in records:
-        mine = rounds.setdefault(replace(record.item, release=""), {})
-        mine.setdefault(record.round, {})[record.item.release] = record
+        own = rounds.setdefault(replace(record.item, release=""), {})
+        own.setdefault(record.round, {})[record.item.release] = record
     found = {}
     for item, seen in rounds.items():
         whole = [both for _, both in sorted(seen.items()) if set(releases) <= both.keys()]
         pairs = [(both[releases[0]], both[releases[1]]) for both in whole]
-        good = [pair for pair in pairs if all(r.status == "ok" and not r.throttled for r in pair)]
-        found[item] = good
+        found[item] = [p for p in pairs if all(r.status == "ok" and not r.throttled for r in p)]
     return found
 
 

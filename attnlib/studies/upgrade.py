@@ -2,8 +2,8 @@
 
 Rounds are looked at after 4, 8, 16 and 24, all even, so that A B B A cancels the order; a case is
 done at the first look that gives a verdict. At most `ERROR` is the chance that any verdict of a
-table is wrong: an interval leaves out `ERROR` / (looks x rows) (Bonferroni). Nobody looked between
-the rounds that a study has, so they are one look.
+table is wrong: an interval leaves out `ERROR` / (looks x rows) (Bonferroni). The rounds of a study
+are one look: nobody looked between them.
 
 Records are those of `compare_flashinfer`; without a GPU also of each study with both releases.
 """
@@ -19,7 +19,7 @@ from typing import Any
 import pandas as pd
 
 from ..core.backends.table import COMPARED
-from ..core.spec import MLA, MODELS, AttnSpec, MlaSpec, require_word
+from ..core.spec import MLA, MODELS, AttnSpec, MlaSpec, model_of, require_word
 from ..draw.cards import Card, Shown
 from ..kinds.cases import Case
 from ..kinds.decode.case import DecodeCase
@@ -29,7 +29,8 @@ from ..kinds.listed import parse_cases
 from ..kinds.mla.case import MlaCase
 from ..measure.stats import MIN_EFFECT, Verdict, judge
 from ..run import store
-from ..run.bisect import TIMER, Rounds, families_of, good_rounds, times_of
+from ..run.bisect import TIMER, Pair, families_of, good_rounds, times_of
+from ..run.jobs import Job
 from ..run.record import Record
 from ..run.releases import Version, overlay_for, own_build
 from ..run.study import Sweep, machine_shown, mode
@@ -147,7 +148,7 @@ def compare_releases(
     if Version(both[0]) == Version(both[1]):
         own = f"give a build of yours a version of its own, such as {both[0]}+mine"
         raise ValueError(f"base and new must be two releases ({own}), both are {both[0]}")
-    found = _Found(both, not_slower, {}, {})
+    found = _Found(both, not_slower, {}, {}, looks=len(LOOKS) if mode() == "live" else 1)
     if mode() == "live":
         chosen = listed or [case for name in models for case in calls_of(name)]
         for release in both:
@@ -193,7 +194,7 @@ class _Found:
 
     both: tuple[str, str]
     not_slower: float
-    pairs: dict[Item, list[tuple[Record, Record]]]
+    pairs: dict[Item, list[Pair]]
     failed: dict[Item, Record]
     looks: int = len(LOOKS)
 
@@ -209,11 +210,14 @@ class _Found:
         pairs = self.pairs[item]
         return item in self.failed or bool(pairs) and self.verdict(item).word != "ambiguous"
 
-    def keep_failed(self, records: Sequence[Record]) -> None:
-        """Keep what failed; where both releases did, the base's record."""
+    def take(self, items: Sequence[Item], records: Sequence[Record]) -> None:
+        """Take the good rounds of `items`, and what failed: where both releases did, the base."""
+        have = good_rounds(records, self.both)
+        self.pairs = {item: have.get(item, []) for item in items}
         for record in sorted(records, key=lambda record: record.item.release == self.both[0]):
-            if record.status != "ok" and record.item.release in self.both:
-                self.failed[replace(record.item, release="")] = record
+            item = replace(record.item, release="")
+            if record.status != "ok" and record.item.release in self.both and item in self.pairs:
+                self.failed[item] = record
 
     def row(self, item: Item) -> dict[str, Any]:
         row: dict[str, Any] = {"case": item.case.key, "backend": item.backend}
@@ -256,35 +260,40 @@ class _Found:
 
 
 def _measure(found: _Found, items: list[Item], sweep: Sweep) -> None:
-    """Measure rounds of what is not decided, look by look."""
+    """Measure rounds of what is not decided, look by look; odd rounds run from last to first."""
     command = f"python -m attnlib compare --base {found.both[0]} --new {found.both[1]}"
-    rounds = Rounds(NAME, machine_shown(NAME, "cuda", ""), "cuda", command, found.both, sweep)
+    machine, first = machine_shown(NAME, "cuda", ""), 0
     if sweep.overlays:
         # A build may have been made anew under its old version: only the rounds of now count.
-        first = 1 + max((record.round for record in rounds.records(items)), default=-1)
-        rounds = replace(rounds, first=first)
-    found.pairs = rounds.good(items)
+        first = 1 + max((record.round for record in store.find(NAME, machine)), default=-1)
+
+    def take() -> None:
+        found.take(items, [r for r in store.find(NAME, machine) if r.round >= first])
+
+    take()
     for look in LOOKS:
         left = [item for item in items if not found.is_done(item)]
-        for _ in range(look):
-            short = [i for i in left if i not in found.failed and len(found.pairs[i]) < look]
-            if short:
-                found.keep_failed(rounds.add(short))
-                found.pairs = rounds.good(items)
+        for number in range(look):
+            step = -1 if number % 2 else 1
+            jobs = []
+            for release in found.both[::step]:
+                own = [replace(i, release=release) for i in left[::step] if i not in found.failed]
+                job = Job(NAME, first + number, "cuda", release, tuple(own), command)
+                jobs += [job] if own else []
+            if sweep.run(jobs):
+                take()
 
 
 def _replay(found: _Found, items: list[Item], models: Sequence[str]) -> None:
     """Take the rounds on record of `items` or, if there are none, of the calls of `models`."""
-    sources = [(NAME, machine) for machine in store.machines(NAME)]
+    wish = os.environ.get("ATTNLIB_MACHINE")
+    sources = [(NAME, machine) for machine in store.machines(NAME) if wish in (None, machine)]
     for study in STUDIES.values():
         if set(found.both) <= {release for grid in study.grids for release in grid.releases}:
-            sources += [(study.name, machine) for machine in store.machines(study.name)]
-    wish, have, found.looks = os.environ.get("ATTNLIB_MACHINE"), set(), 1
+            sources.append((study.name, wish or study.reference_machine))
+    have = set()
     for name, machine in sources:
-        if machine != (wish or (STUDIES[name].reference_machine if name in STUDIES else machine)):
-            continue
-        records = store.find(name, machine)
-        for item, pairs in good_rounds(records, found.both).items():
+        for item, pairs in good_rounds(store.find(name, machine), found.both).items():
             have |= {name} if pairs else set()
             wanted = item in items if items else _is_call(item, models)
             if wanted and len(pairs) > len(found.pairs.get(item, ())):
@@ -301,9 +310,5 @@ def _replay(found: _Found, items: list[Item], models: Sequence[str]) -> None:
 
 def _is_call(item: Item, models: Sequence[str]) -> bool:
     """Whether an item on record is a call of one of `models`."""
-    if getattr(item.case, "kind", None) not in BACKENDS or item not in items_of([item.case]):
-        return False
-    spec = item.case.spec
-    sizes = [getattr(spec, name, 0) for name in ("num_qo_heads", "num_kv_heads", "head_dim")]
-    layer = MLA if isinstance(spec, MlaSpec) else tuple(sizes)
-    return layer in [MODELS.get(name, MLA) for name in models]
+    usual = getattr(item.case, "kind", None) in BACKENDS and item in items_of([item.case])
+    return usual and model_of(item.case.spec) in models

@@ -5,17 +5,13 @@
 It wraps `get_scheduler_metadata`, remembers for which call its words were made, and compares that
 with the facts of each attention call that gets them, on the host: no kernel, no synchronisation.
 
-**Where words lie.** Words are known by their address, and only while their memory is alive, so that
-a tensor that takes freed memory is not taken for them. Engines copy words into a buffer of their
-own; the words that we hand out tell where they are copied to (`_Words`).
+Words are known by their address while their memory lives. Engines copy words into a buffer of their
+own; those that we hand out tell where they go (`_Words`). A CUDA graph is replayed without Python:
+its calls are kept at capture and compared with what lies at their addresses before each replay.
 
-**CUDA graphs.** Attention is captured once and replayed without Python, so a graph's calls are kept
-at capture and compared with what lies at their addresses before each replay.
-
-**What may differ.** The table's width, as long as the cap of splits that the metadata was made for
-is not above the call's: engines schedule for the longest request and attend over the whole table.
-Words of unknown origin are let pass; so are calls that `SchedulerFacts` cannot describe, which the
-log tells.
+The width of the table may differ, as long as the cap of splits of the metadata is not above the
+call's: engines schedule for the longest request and attend over the whole table. Words of unknown
+origin are let pass; so are calls that `SchedulerFacts` cannot describe, which the log tells.
 """
 
 import importlib
@@ -23,6 +19,7 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import lru_cache, wraps
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -48,6 +45,7 @@ MAKES, ATTENDS = "get_scheduler_metadata", ("flash_attn_with_kvcache", "flash_at
 OFF, MODES = "off", ("raise", "log")
 CPU_SMS = 132
 Function = Callable[..., Any]
+Calls = set[tuple[int, SchedulerFacts]]
 
 _made: dict[int, tuple[StorageWeakRef, SchedulerFacts | None]] = {}
 """Address of words -> what tells whether their memory is alive, and the facts they are made for."""
@@ -77,21 +75,20 @@ class Guard:
 
     def __init__(self, engine: str) -> None:
         self.engine, self.mode = engine, OFF
+        self._tell = lru_cache(logging.getLogger("attnlib").error)  # each told once
         self._swapped: list[tuple[Function, Function]] = []
-        self._told: set[str] = set()
-        self._captured: set[tuple[int, SchedulerFacts]] | None = None
-        self._graphs: WeakKeyDictionary[Any, set[tuple[int, SchedulerFacts]]] = WeakKeyDictionary()
-        modules = [found for name in ENGINES[engine] if (found := _module(name))]
-        if not any(hasattr(module, MAKES) for module in modules):
+        self._captured: Calls | None = None
+        self._graphs: WeakKeyDictionary[Any, Calls] = WeakKeyDictionary()
+        modules = []
+        for name in ENGINES[engine]:
+            with suppress(ImportError, OSError):
+                modules.append(vars(importlib.import_module(name)))
+        if not any(MAKES in module for module in modules):
             raise RuntimeError(f"{ENGINES[engine][0]} must have {MAKES} to guard {engine!r}")
         for name in (MAKES, *ATTENDS):
-            for function in {vars(module).get(name) for module in modules}:
-                if not function:
-                    continue
-                if name == MAKES:
-                    self._swap(function, self._makes)
-                elif "scheduler_metadata" in inspect.signature(function).parameters:
-                    self._swap(function, self._attends)
+            for function in {module[name] for module in modules if name in module}:
+                if name == MAKES or "scheduler_metadata" in inspect.signature(function).parameters:
+                    self._swap(function, self._judges)
         graph = torch.cuda.CUDAGraph
         for function in (graph.capture_begin, graph.capture_end, graph.replay):
             self._swap(function, self._graphs_call)
@@ -108,31 +105,28 @@ class Guard:
         self._swapped.append((old, new))
         _replace(old, new)
 
-    def _makes(self, call: Function) -> Function:
-        told = _arguments(call)
+    def _judges(self, call: Function) -> Function:
+        """Around what makes words, or an attention call that takes them."""
+        defaults = {name: each.default for name, each in inspect.signature(call).parameters.items()}
 
-        def make(*args: Any, **given: Any) -> Any:
-            words = call(*args, **given)
-            if self.mode == OFF or not isinstance(words, torch.Tensor):
+        def judged(*args: Any, **given: Any) -> Any:
+            if self.mode == OFF:
+                return call(*args, **given)
+            told = {**defaults, **dict(zip(defaults, args, strict=False)), **given}
+            if "scheduler_metadata" not in told:
+                words = call(*args, **given)
+                if isinstance(words, torch.Tensor):
+                    _keep(words, self._facts(told))
+                    words = words.as_subclass(_Words)
                 return words
-            _keep(words, self._judged(told(args, given)))
-            return words.as_subclass(_Words)
-
-        return make
-
-    def _attends(self, call: Function) -> Function:
-        told = _arguments(call)
-
-        def attend(*args: Any, **given: Any) -> Any:
-            asked = told(args, given)
-            words = asked["scheduler_metadata"]
-            if self.mode != OFF and words is not None and (facts := self._judged(asked)):
+            words = told["scheduler_metadata"]
+            if words is not None and (facts := self._facts(told)):
                 self._check(words.data_ptr(), facts)
                 if self._captured is not None:
                     self._captured.add((words.data_ptr(), facts))
             return call(*args, **given)
 
-        return attend
+        return judged
 
     def _graphs_call(self, call: Function) -> Function:
         def around(graph: Any, *args: Any, **given: Any) -> Any:
@@ -156,17 +150,12 @@ class Guard:
                 raise ValueError(told)
             self._tell(told)
 
-    def _judged(self, asked: dict[str, Any]) -> SchedulerFacts | None:
+    def _facts(self, told: dict[str, Any]) -> SchedulerFacts | None:
         try:
-            return _facts(asked)
+            return _facts(told)
         except (TypeError, ValueError) as error:
             self._tell(f"a call of FlashAttention-3 is not judged: {error}")
             return None
-
-    def _tell(self, words: str) -> None:
-        if words not in self._told:
-            self._told.add(words)
-            logging.getLogger("attnlib").error(words)
 
 
 def guard(engine: str, *, mode: str = "raise") -> Guard:
@@ -179,22 +168,13 @@ def guard(engine: str, *, mode: str = "raise") -> Guard:
     """
     require_word("engine", engine, ENGINES)
     require_word("mode", mode, MODES)
-    if not _active:
-        _active.append(Guard(engine))
-    (found,) = _active
+    found = _active[0] if _active else Guard(engine)
     if found.engine != engine:
         raise ValueError(
             f"engine must be {found.engine!r} until its guard is removed, got {engine!r}"
         )
-    found.mode = mode
+    _active[:], found.mode = [found], mode
     return found
-
-
-def _module(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except (ImportError, OSError):
-        return None
 
 
 def _replace(old: Function, new: Function) -> None:
@@ -219,12 +199,6 @@ def _differing(made: SchedulerFacts, call: SchedulerFacts) -> str:
     if made.split_cap <= call.split_cap:
         differing.pop("num_splits", None)
     return misfit(differing) if differing else ""
-
-
-def _arguments(call: Function) -> Function:
-    """What makes of positional and named arguments of `call` all of them by name, in order."""
-    defaults = {name: each.default for name, each in inspect.signature(call).parameters.items()}
-    return lambda args, given: {**defaults, **dict(zip(defaults, args, strict=False)), **given}
 
 
 def _facts(told: dict[str, Any]) -> SchedulerFacts:
