@@ -153,10 +153,8 @@ def _compare(options: argparse.Namespace) -> int:
     cases = (options.cases.read_text() or "\n") if options.cases else ""
     how = {name: getattr(options, name) for name in ("package", "models", "not_slower")}
     found = compare_releases(options.base, options.new, cases=cases, progress=tqdm, **how)
-    if options.csv:
-        print(found.rows.to_csv(index=False), end="")
-    else:
-        print(json.dumps(found.to_dict(), indent=2) if options.json else found)
+    as_json = options.json and json.dumps(found.to_dict(), indent=2)
+    print(found.rows.to_csv(index=False) if options.csv else as_json or found)
     return FAILED if found.slower else 0
 
 
@@ -284,20 +282,9 @@ COMPARE = {
     "--package": _of(DEFAULT, default="flashinfer-python"),
     "--base": _of("the release to compare with, or a wheel or folder", required=True),
     "--new": _of("the release in question, or a wheel or folder", required=True),
-    "--model": _of(
-        "only calls of these models", nargs="+", default=(), dest="models", metavar="NAME"
-    ),
-    "--cases": _of(
-        "lines: keys (32/8,d128,p16,b16,k8192), vLLM's batches (8q1s1k), FlashInfer's lists",
-        type=Path,
-        metavar="FILE",
-    ),
-    "--not-slower": _of(
-        "ask only whether it is not slower than by so much",
-        type=_percent,
-        default=0.0,
-        metavar="PERCENT",
-    ),
+    "--model": _of("only of these", nargs="+", default=(), dest="models", metavar="NAME"),
+    "--cases": _of("lines: our keys, vLLM's 8q1s1k, FlashInfer's lists", type=Path, metavar="FILE"),
+    "--not-slower": _of("ask only for that, such as 2%%", type=_percent, default=0.0, metavar="P"),
     "--csv": _of("print CSV, all rows", action="store_true"),
     **JSON,
 }
@@ -315,20 +302,13 @@ CLAIMS = {"ids": _of("show all there is on these claims", nargs="*", metavar="ID
 POLICY = {"--out": _of(DEFAULT, type=Path, default=Path("build/policy.json"))}
 NEW_STUDY = {"name": _of("lower-case words joined by _", metavar="NAME")}
 DIAGNOSE = {
-    "trace": _of(
-        "of torch.profiler (.json, .json.gz) or Nsight Systems (.sqlite)", metavar="TRACE"
-    ),
-    "--shape": _of(
-        "what the trace does not tell, such as heads=32/8,kv_len=8192", default="", metavar="N=V,.."
-    ),
+    "trace": _of("of torch.profiler (json, json.gz) or Nsight Systems (sqlite)", metavar="TRACE"),
+    "--shape": _of("what it does not tell: heads=32/8,kv_len=8192", default="", metavar="N=V,..."),
 }
 COMMANDS = {
     "doctor": Command(_doctor, "machine, versions, which backends can run here, and why not", JSON),
     "diagnose": Command(
-        _diagnose,
-        "which attention a server's trace ran, and the known patterns it shows",
-        DIAGNOSE,
-        status=USAGE,
+        _diagnose, "attention of a server's trace, and known patterns", DIAGNOSE, status=USAGE
     ),
     "measure": Command(
         _measure, "measure on this GPU what a study lacks, into data/records/", MEASURE
@@ -345,8 +325,7 @@ COMMANDS = {
         _compare,
         "which calls a new release runs slower; exit status 1 if there is one",
         COMPARE,
-        "Measure two releases, or a release and a build of yours, until each case has a verdict. "
-        "Without a GPU the records that have both are replayed. Exit status 1 if one is slower.",
+        "Measure two releases until each case has a verdict; without a GPU replay the records.",
         status=USAGE,
     ),
     "claims": Command(_claims, "published claims, and what the published records say", CLAIMS),

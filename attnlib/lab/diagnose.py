@@ -76,14 +76,13 @@ class Diagnosis(Shown):
             found = [told for step in self.decodes if (told := pattern.shows(self.trace, step))]
             if found and 2 * len(found) >= len(self.decodes):
                 where = f"in {len(found)} of {len(self.decodes)} decode steps"
-                since = pattern.since if isinstance(pattern.since, str) else pattern.since()
                 row = {
                     "pattern": pattern.name,
                     "evidence": f"{found[0][0]}; {where}",
                     "us a step": round(median(cost for _, cost in found), 1),
                     "mend": pattern.mend,
                     "by the records": gained(pattern, self.shape),
-                    "since": since,
+                    "since": pattern.since,
                     "notebook": pattern.notebook,
                 }
                 rows.append(row)

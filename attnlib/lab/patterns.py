@@ -13,14 +13,11 @@ from typing import Any
 import pandas as pd
 
 from ..core.backends.table import FAMILIES, ROLE_OF, family_of
-from ..core.spec import AttnSpec
 from ..measure.spans import Span, busy_us, find_gaps
 from ..measure.steps import DECODE, PREFILL, UNKNOWN, Step
 from ..measure.trace_file import Trace
 from ..run import store
 from ..run.frame import CUDA_CORES, FA2, FA3, decode_rows, over
-from ..select.explain import explain
-from ..select.libraries import AUTO, LIBRARIES
 from ..studies import STUDIES
 from ..studies.decode_metadata.tables import FUSED, OPS, metadata_rows
 from ..studies.engine_modes.tables import plans
@@ -51,7 +48,7 @@ class Pattern:
     name: str
     shows: Shows
     mend: str
-    since: str | Callable[[], str]
+    since: str
     notebook: str
     study: str = ""
     gain: Callable[[pd.DataFrame], pd.DataFrame] = pd.DataFrame
@@ -129,17 +126,6 @@ def _outside_graph(trace: Trace, step: Step) -> Evidence:
     return None if step.in_graph else (words, sum(gap.length_us for gap in find_gaps(step.body)))
 
 
-def _chosen(library: str, kernel: str, policy: str, *dtypes: str) -> str:
-    """The releases of a library that decode with `kernel` on Hopper, by `data/rules`."""
-    ask = partial(explain, mode="decode", gpu="sm90", policy=policy, env={})
-    told, releases = [], LIBRARIES[library].releases
-    for dtype in dtypes:
-        layer = AttnSpec(32, 8, 128, 16, dtype)
-        found = [r for r in releases if ask(layer, library=f"{library}=={r}").kernel == kernel]
-        told += [f"{found[0]} to {found[-1]} for {dtype} queries"] if found else []
-    return f"{policy} of {library} {', '.join(told)}; by data/rules"
-
-
 def _slower(backend: str, frame: pd.DataFrame) -> pd.DataFrame:
     return over(decode_rows(frame, release="0.6.3"), backend, FA2)
 
@@ -166,7 +152,7 @@ PATTERNS = (
         "fa3 of FlashInfer decodes",
         _kernels("fa3"),
         "ask for backend fa2, or take FlashInfer 0.6.4 or later",
-        partial(_chosen, "flashinfer", "fa3", AUTO, "bfloat16", "float8_e4m3fn"),
+        "auto of FlashInfer 0.6.0 to 0.6.3; for FP8 queries to 0.7.2.post1, the last that was read",
         *REGRESSION,
         partial(_slower, FA3),
     ),
@@ -218,7 +204,7 @@ PATTERNS = (
         "XQA on Hopper",
         _kernels("xqa", lambda trace, step, s: HOPPER.search(trace.gpu)),
         "another backend of vLLM: --attention-config.backend FLASH_ATTN",
-        partial(_chosen, "vllm", "xqa", "FLASHINFER", "bfloat16"),
+        "the backend FLASHINFER of vLLM 0.25.0 to 0.33.0, the last that was read",
         "01_which_backend_really_runs",
     ),
     Pattern(

@@ -31,6 +31,7 @@ BETWEEN = re.compile(r"[\s,]*")
 DECODER = json.JSONDecoder(strict=False)
 COPIES = {1: "Memcpy HtoD", 2: "Memcpy DtoH", 8: "Memcpy DtoD"}
 """CUPTI's kinds of copies."""
+TORN = EOFError, zlib.error, gzip.BadGzipFile, sqlite3.Error
 CUPTI = "CUPTI_ACTIVITY_KIND_"
 TABLES = {
     f"{CUPTI}KERNEL": "kernel",
@@ -76,7 +77,7 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
         opened = gzip.open if begins.startswith(b"\x1f\x8b") else open
         with opened(path, "rt", encoding="utf-8", errors="replace") as text:
             return _read_chrome(path, text)
-    except (EOFError, zlib.error, gzip.BadGzipFile, sqlite3.Error, KeyError) as error:
+    except (*TORN, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} must be a whole trace: {error}") from error
 
 

@@ -10,8 +10,9 @@ Records are those of `compare_flashinfer`; without a GPU also of each study with
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,6 +21,7 @@ import pandas as pd
 
 from ..core.backends.table import COMPARED
 from ..core.spec import MLA, MODELS, AttnSpec, MlaSpec, model_of, require_word
+from ..draw import charts, style
 from ..draw.cards import Card, Shown
 from ..kinds.cases import Case
 from ..kinds.decode.case import DecodeCase
@@ -56,6 +58,7 @@ EXTENDS = (
     ("draft_extend", 5, 32, 8192),
 )
 """Mode, queries per request, batch and kv_len of its other calls."""
+ROW_INCHES = 0.3
 RATIO = ("ratio", "low", "high")
 COLUMNS = ["case", "backend", "timer", "base_us", "new_us", *RATIO, "rounds", "verdict"]
 COLUMNS += ["base_ran", "new_ran", "kernels", "base_plan_us", "new_plan_us", "study", "machine"]
@@ -70,6 +73,7 @@ class Upgrade(Shown):
     rows: pd.DataFrame
     picks: pd.DataFrame
     notes: tuple[str, ...]
+    records: tuple[Record, ...]
 
     def table(self) -> pd.DataFrame:
         """Both times (us), ratio, verdict, kernels, planning on the host apart."""
@@ -79,6 +83,24 @@ class Upgrade(Shown):
     def slower(self) -> list[str]:
         """The cases that became slower, or that only the old release runs."""
         return self.rows.case[self.rows.verdict.isin(("slower", "fails"))].tolist()
+
+    def figure(self) -> "charts.Figure":
+        """Time of new over base, a dot per case that has a ratio; ValueError without one."""
+        rows = self.rows.dropna(subset="ratio")
+        if rows.empty:
+            raise ValueError("upgrade must hold a case that both releases ran, it has none")
+        title, size = f"FlashInfer {self.base} to {self.new}", (9, 1.4 + ROW_INCHES * len(rows))
+        words = ("run time of new over base, by rounds (log)", "")
+        figure, (axis,) = charts.panels([title], size, store.frame(self.records), words)
+        placed = rows.assign(place=range(len(rows)))
+        charts.dots(
+            axis, placed, "ratio", "place", by="verdict", looks=charts.VERDICTS, interval="x"
+        )
+        charts.categories(axis, "y", rows.case)
+        axis.axvline(1, **style.RULE)
+        style.log_axes(axis, "x")
+        axis.legend(frameon=True)
+        return figure
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""
@@ -210,14 +232,20 @@ class _Found:
         pairs = self.pairs[item]
         return item in self.failed or bool(pairs) and self.verdict(item).word != "ambiguous"
 
-    def take(self, items: Sequence[Item], records: Sequence[Record]) -> None:
-        """Take the good rounds of `items`, and what failed: where both releases did, the base."""
-        have = good_rounds(records, self.both)
-        self.pairs = {item: have.get(item, []) for item in items}
-        for record in sorted(records, key=lambda record: record.item.release == self.both[0]):
-            item = replace(record.item, release="")
-            if record.status != "ok" and record.item.release in self.both and item in self.pairs:
-                self.failed[item] = record
+    def take(
+        self, wanted: Collection[Item] | Callable[[Item], bool], records: list[Record]
+    ) -> None:
+        """Take the rounds of items that both releases ran, and what failed: of both the base."""
+        is_wanted = wanted if callable(wanted) else wanted.__contains__
+        own = [r for r in records if r.item.release in self.both and is_wanted(_plain(r))]
+        tried = {record.item for record in own}
+        for item, pairs in good_rounds(own, self.both).items():
+            whole = {replace(item, release=release) for release in self.both} <= tried
+            if whole and len(pairs) >= len(self.pairs.get(item, ())):
+                self.pairs[item] = pairs
+        for record in sorted(own, key=lambda record: record.item.release == self.both[0]):
+            if record.status != "ok" and _plain(record) in self.pairs:
+                self.failed[_plain(record)] = record
 
     def row(self, item: Item) -> dict[str, Any]:
         row: dict[str, Any] = {"case": item.case.key, "backend": item.backend}
@@ -255,8 +283,13 @@ class _Found:
         except ValueError as error:
             picks = pd.DataFrame()
             told.append(f"What auto picks is not known: {error}.")
+        records = tuple(r for pairs in self.pairs.values() for pair in pairs for r in pair)
         rows = pd.DataFrame(map(self.row, self.pairs), columns=COLUMNS)
-        return Upgrade(*self.both, rows, picks.reset_index(drop=True), tuple(told))
+        return Upgrade(*self.both, rows, picks.reset_index(drop=True), tuple(told), records)
+
+
+def _plain(record: Record) -> Item:
+    return replace(record.item, release="")
 
 
 def _measure(found: _Found, items: list[Item], sweep: Sweep) -> None:
@@ -266,6 +299,7 @@ def _measure(found: _Found, items: list[Item], sweep: Sweep) -> None:
     if sweep.overlays:
         # A build may have been made anew under its old version: only the rounds of now count.
         first = 1 + max((record.round for record in store.find(NAME, machine)), default=-1)
+    found.pairs = {item: [] for item in items}
 
     def take() -> None:
         found.take(items, [r for r in store.find(NAME, machine) if r.round >= first])
@@ -286,21 +320,19 @@ def _measure(found: _Found, items: list[Item], sweep: Sweep) -> None:
 
 def _replay(found: _Found, items: list[Item], models: Sequence[str]) -> None:
     """Take the rounds on record of `items` or, if there are none, of the calls of `models`."""
-    wish = os.environ.get("ATTNLIB_MACHINE")
-    sources = [(NAME, machine) for machine in store.machines(NAME) if wish in (None, machine)]
+    wish, own = os.environ.get("ATTNLIB_MACHINE"), store.machines(NAME)
+    sources = [(NAME, machine) for machine in own if wish in (None, machine)]
     for study in STUDIES.values():
         if set(found.both) <= {release for grid in study.grids for release in grid.releases}:
             sources.append((study.name, wish or study.reference_machine))
-    have = set()
+    sources = [(name, machine) for name, machine in sources if machine in store.machines(name)]
     for name, machine in sources:
-        for item, pairs in good_rounds(store.find(name, machine), found.both).items():
-            have |= {name} if pairs else set()
-            wanted = item in items if items else _is_call(item, models)
-            if wanted and len(pairs) > len(found.pairs.get(item, ())):
-                found.pairs[item] = pairs
-                found.looks = len(LOOKS) if name == NAME else found.looks
+        count = len(found.pairs)
+        found.take(items or partial(_is_call, models), store.find(name, machine))
+        if name == NAME and len(found.pairs) > count:
+            found.looks = len(LOOKS)
     if not found.pairs:
-        both, where = " and ".join(found.both), ", ".join(sorted(have)) or "none"
+        both, where = " and ".join(found.both), ", ".join(name for name, _ in sources) or "none"
         raise FileNotFoundError(
             f"releases {both} must have rounds of a case on record to be replayed, there are "
             f"none; without a list of cases, those in: {where}"
@@ -308,7 +340,7 @@ def _replay(found: _Found, items: list[Item], models: Sequence[str]) -> None:
     found.pairs = {item: found.pairs.get(item, []) for item in items or found.pairs}
 
 
-def _is_call(item: Item, models: Sequence[str]) -> bool:
+def _is_call(models: Sequence[str], item: Item) -> bool:
     """Whether an item on record is a call of one of `models`."""
     usual = getattr(item.case, "kind", None) in BACKENDS and item in items_of([item.case])
     return usual and model_of(item.case.spec) in models

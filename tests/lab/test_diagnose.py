@@ -13,7 +13,10 @@ from support.traces import GEMM, Writer, runs
 
 import attnlib
 from attnlib import cli
+from attnlib.core.spec import AttnSpec
 from attnlib.lab.patterns import PATTERNS
+from attnlib.select.explain import explain
+from attnlib.select.libraries import LIBRARIES
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 6
@@ -108,12 +111,30 @@ def test_gains_are_of_the_records_nearest_to_the_shape_that_is_known(
 ):
     told = attnlib.diagnose(BAD[0].save(path)).patterns.iloc[0]
     assert "nearest to it: batch_size 16; the trace does not tell heads" in told["by the records"]
-    assert told.since.startswith("auto of flashinfer 0.6.0 to 0.6.3 for bfloat16 queries, 0.6.0 to")
     assert cli.main(["diagnose", str(path), "--shape", "heads=32/8,kv_len=9000"]) == 0
     printed = capsys.readouterr().out
     assert "1 known pattern" in printed and "heads 32/8, batch_size 16, kv_len 8192" in printed
     with pytest.raises(ValueError, match="shape must be told by heads, .* got 'head'"):
         attnlib.diagnose(path, head=1)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "kernel", "library", "policy", "dtypes"),
+    [
+        (0, "fa3", "flashinfer", "auto", ("bfloat16", "float8_e4m3fn")),
+        (6, "xqa", "vllm", "FLASHINFER", ("bfloat16",)),
+    ],
+)
+def test_releases_of_a_pattern_are_those_of_the_rules(pattern, kernel, library, policy, dtypes):
+    ask = {"mode": "decode", "gpu": "sm90", "policy": policy, "env": {}}
+    for dtype in dtypes:
+        layer = AttnSpec(32, 8, 128, 16, dtype)
+        picks = {
+            release: explain(layer, library=f"{library}=={release}", **ask).kernel
+            for release in LIBRARIES[library].releases
+        }
+        first, *_, last = [release for release, picked in picks.items() if picked == kernel]
+        assert f"{first} to" in PATTERNS[pattern].since and f" to {last}" in PATTERNS[pattern].since
 
 
 def test_a_trace_without_attention_that_is_known_names_what_ran_most(path):
@@ -128,6 +149,10 @@ BROKEN = {
     "notes.txt": (b"nothing of the kind", "must be a Chrome trace of torch.profiler"),
     "empty.json": (b"", "must be a Chrome trace"),
     "cpu.json": (b'{"traceEvents": [{"ph": "M"}, 7]}', "has no kernel of a GPU"),
+    "odd.json": (
+        b'{"traceEvents": [{"ph": "X", "dur": 1, "ts": 0, "name": 5}]}',
+        "must be a whole trace",
+    ),
     "report.nsys-rep": (b"NVIDIA", "nsys export"),
     "cut.sqlite": (b"SQLite format 3\0" + b"\0" * 50, "must be a whole trace"),
 }

@@ -197,6 +197,22 @@ def test_published_records_of_both_releases_are_replayed_and_the_rest_is_said(pu
     with pytest.raises(FileNotFoundError, match="without a list of cases, those in: .*fa3_dec"):
         compare_releases("0.6.3", "0.6.4", cases=["8q1s8k"], models=[MODEL])
     assert "DeepSeek" not in repr(compare_releases("0.6.3", "0.6.4", models=[MODEL]))
+    broken = compare_releases("0.5.3", "0.6.3")
+    assert {*broken.rows.verdict} == {"slower", "fails", "ambiguous", "not run"}
+    assert [case for case in broken.slower if "bfloat16/float8_e4m3fn" in case]
+    assert any("0.6.3 error: " in note for note in broken.notes)
+    (axis,) = broken.figure().axes
+    ratios = np.concatenate(
+        [
+            np.asarray(dots.get_offsets())[:, 0]
+            for dots in axis.collections
+            if len(dots.get_offsets())
+        ]
+    )
+    assert (
+        sorted(ratios)[-1] == broken.rows.ratio.max()
+        and "H200" in broken.figure().texts[0].get_text()
+    )
     latent = compare_releases("0.6.4", "0.6.13", models=["DeepSeek MLA"])
     assert {*latent.rows.backend} == {"flashinfer-mla-fa2", "flashinfer-mla-fa3"}
 
