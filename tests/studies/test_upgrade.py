@@ -15,6 +15,7 @@ from attnlib.kinds.item import Item
 from attnlib.run import store
 from attnlib.run import study as studying
 from attnlib.studies import upgrade
+from attnlib.studies.fa3_decode_regression.study import HEADLINE
 from attnlib.studies.upgrade import ERROR, LOOKS, NAME, calls_of
 
 PACKAGE, MODEL = "flashinfer-python", "Llama-3.1-8B"
@@ -215,6 +216,18 @@ def test_published_records_of_both_releases_are_replayed_and_the_rest_is_said(pu
     )
     latent = compare_releases("0.6.4", "0.6.13", models=["DeepSeek MLA"])
     assert {*latent.rows.backend} == {"flashinfer-mla-fa2", "flashinfer-mla-fa3"}
+
+
+def test_what_notebook_13_says_in_words_is_so(published_records):
+    cases = [*(case.key for case in HEADLINE), f"{KEYS[0]},bfloat16/float8_e4m3fn"]
+    bad = compare_releases("0.5.3", "0.6.3", cases=cases)
+    assert bad.rows.verdict.tolist() == ["slower"] * 7 + ["fails"]
+    assert bad.rows.ratio.idxmin() == cases.index("32/32,d128,p16,b4,k8192")
+    assert (bad.rows.new_plan_us > bad.rows.base_plan_us)[:7].all()
+    assert {*bad.picks.gpu} == {"sm90"} and {*bad.picks["mode"]} == {"decode"}
+    good = compare_releases("0.5.3", "0.7.2.post1", cases=cases, not_slower=0.1)
+    assert not good.slower
+    assert [words(good)[key] for key in (cases[0], cases[-1])] == ["ambiguous"] * 2
 
 
 COMMAND = ("compare", "--base", BASE, "--new", NEW)
