@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -19,6 +19,9 @@ from ..measure.spans import busy_us, find_gaps
 from ..measure.steps import DECODE, VERIFY, Step, find_steps
 from ..measure.trace_file import Trace, read_trace
 from .patterns import PATTERNS, STATED, gained, kind_of, ran, tile_rows
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LONGEST = 5
 
@@ -35,6 +38,18 @@ class Diagnosis(Shown):
     def decodes(self) -> list[Step]:
         """The steps with a query, or a few, per request."""
         return [step for step in self.steps if step.kind in (DECODE, VERIFY)]
+
+    @property
+    def origin(self) -> str:
+        """Who traced, and which GPU."""
+        return f"{self.trace.source}, {self.trace.gpu or 'GPU unknown'}"
+
+    def timeline(self, step: int = 0) -> "Figure":
+        """A step drawn to scale; IndexError if there are fewer."""
+        from ..draw.timeline import draw_timeline
+
+        title = f"{os.path.basename(self.trace.path)}: step {step}, {self.steps[step].kind}"
+        return draw_timeline(self.steps[step].work, title=title, footer=self.origin)
 
     def table(self) -> pd.DataFrame:
         """A row per kind of step and kernel of attention or beside it, medians over the steps."""
@@ -124,7 +139,7 @@ class Diagnosis(Shown):
             facts=[(name, str(value)) for name, value in facts],
             table=self.table().round(3),
             caption="attention, medians over the steps of a kind, as traced",
-            footer=f"{self.trace.source}, {self.trace.gpu or 'GPU unknown'}",
+            footer=self.origin,
             more=[("steps, and what runs before the first layer", self.around())]
             if self.steps
             else [],

@@ -245,9 +245,9 @@ def gained(pattern: Pattern, shape: Mapping[str, Any]) -> str:
         if near.any():
             table = table[near]
             at.append(f"{name} {table[name].iloc[0]}")
-    low, high, middle = table.ratio.min(), table.ratio.max(), table.ratio.median()
-    told = pattern.form.format(f"{low:.3g} to {high:.3g} (median {middle:.3g})")
+    low, middle, high = (f"{value:.3g}" for value in table.ratio.quantile([0, 0.5, 1]))
+    told = pattern.form.format(f"{low} to {high} (median {middle})" if len(table) > 1 else low)
     near = f" nearest to it: {', '.join(at)}" if at else ""
     lacks = ", ".join(name for name in used if name not in shape)
     unknown = f"; the trace does not tell {lacks}" if lacks else ""
-    return f"{told} over {len(table)} recorded shapes{near}{unknown}; {frame.gpu.iloc[0]}"
+    return f"{told} over {len(table)} recorded shape{'s' * (len(table) > 1)}{near}{unknown}; {frame.gpu.iloc[0]}"

@@ -144,6 +144,7 @@ def _event(row: Mapping[str, Any], category: str, names: Mapping[int, str]) -> d
     name = row.get("text") or next((names[n] for n in known if n is not None), "")
     args = {
         "device": row.get("deviceId"),
+        "stream": row.get("streamId"),
         "correlation": row.get("correlationId"),
         "graph id": row.get("graphNodeId"),
         "bytes": row.get("bytes"),
@@ -171,9 +172,10 @@ def _kept(
         start, length = round(float(event["ts"]) - begin, 3), float(event["dur"])
         launch = args.get("correlation")
         if category in GPU_WORK:
+            lane = sys.intern(f"stream {args.get('stream', '?')}")
             work[args.get("device", event.get("pid"))].append(
                 Span(
-                    *(GPU_WORK[category], short_name(name), "", start, length, length),
+                    *(GPU_WORK[category], short_name(name), lane, start, length, length),
                     launch=-1 if launch is None else launch,
                     in_graph=bool(args.get("graph id")),
                     symbol=name,
