@@ -250,4 +250,5 @@ def gained(pattern: Pattern, shape: Mapping[str, Any]) -> str:
     near = f" nearest to it: {', '.join(at)}" if at else ""
     lacks = ", ".join(name for name in used if name not in shape)
     unknown = f"; the trace does not tell {lacks}" if lacks else ""
-    return f"{told} over {len(table)} recorded shape{'s' * (len(table) > 1)}{near}{unknown}; {frame.gpu.iloc[0]}"
+    shapes = f"{len(table)} recorded shape{'s' * (len(table) > 1)}"
+    return f"{told} over {shapes}{near}{unknown}; {frame.gpu.iloc[0]}"
