@@ -11,7 +11,6 @@ case of its own, since FlashInfer takes decode and prefill in calls apart. No to
 """
 
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 
@@ -40,6 +39,7 @@ _ROUTINES = tuple(
     for name in "DecodeWithPagedKVCache PrefillWithPagedKVCache "
     "PrefillWithRaggedKVCache MLAPagedAttention".split()
 )
+_OPTION = re.compile(r"--(\w+)(?:[ =]([^-\s]\S*))?")
 _PART = re.compile(r"(\d*)q(\d+)(k?)(?:(?:s|kv)(\d+)(k?))?")
 
 
@@ -105,14 +105,7 @@ def _of_batch(parts: Sequence[re.Match[str]], models: Sequence[str]) -> Iterator
 
 
 def _of_flashinfer(text: str) -> Case:
-    words: dict[str, str] = {}
-    name = ""
-    for word in shlex.split(text):
-        if word.startswith("-"):
-            name, _, value = word.lstrip("-").partition("=")
-            words[name] = value
-        elif name:
-            words[name] = f"{words[name]} {word}".strip()
+    words = dict(_OPTION.findall(text))
 
     def number(name: str, default: str = "") -> int:
         value = words.get(name, default)

@@ -29,6 +29,7 @@ from ..studies.scheduler_metadata.tables import savings
 Evidence = tuple[str, float] | None
 """What shows a pattern in a step, and the microseconds that it takes of it at most."""
 Shows = Callable[[Trace, Step], Evidence]
+Gain = Callable[[pd.DataFrame], pd.DataFrame]
 TILE = re.compile(r"KernelTraits(?:<\(flashinfer::MaskMode\)\d, (?:\(unsigned int\))?|.*?ELj)(\d+)")
 OPERATORS = re.compile(r"elementwise|DeviceScan|scan_innermost|^Memcpy DtoD|gather_kernel|^Memset")
 SCAN_AND_INDEX = re.compile("DeviceScanKernel|scan_innermost"), re.compile("index|gather")
@@ -51,7 +52,7 @@ class Pattern:
     since: str
     notebook: str
     study: str = ""
-    gain: Callable[[pd.DataFrame], pd.DataFrame] = pd.DataFrame
+    gain: Gain = pd.DataFrame
     form: str = "{} times as long without the mend"
 
 
@@ -126,23 +127,18 @@ def _outside_graph(trace: Trace, step: Step) -> Evidence:
     return None if step.in_graph else (words, sum(gap.length_us for gap in find_gaps(step.body)))
 
 
-def _slower(backend: str, frame: pd.DataFrame) -> pd.DataFrame:
-    return over(decode_rows(frame, release="0.6.3"), backend, FA2)
+def _slower(backend: str) -> Gain:
+    return lambda frame: over(decode_rows(frame, release="0.6.3"), backend, FA2)
+
+
+def _over(table: Gain, column: str, base: str) -> Gain:
+    """Of a study's table one column over another."""
+    return lambda frame: table(frame).assign(ratio=lambda found: found[column] / found[base])
 
 
 def _tiles(frame: pd.DataFrame) -> pd.DataFrame:
     found = plans(frame).query(f"backend == 'fa2' and `tile for a graph` == {WIDE_TILE}")
     return found[found["tile for eager"] < WIDE_TILE]
-
-
-def _eager(frame: pd.DataFrame) -> pd.DataFrame:
-    found = launch_modes(frame, "0.6.3")
-    return found.assign(ratio=found["fa2 eager"] / found.fa2)
-
-
-def _copied(frame: pd.DataFrame) -> pd.DataFrame:
-    found = step_table(frame)
-    return found.assign(ratio=found.copied / found.planned)
 
 
 REGRESSION = "02_reproduce_the_fa3_decode_regression", "fa3_decode_regression"
@@ -154,7 +150,7 @@ PATTERNS = (
         "ask for backend fa2, or take FlashInfer 0.6.4 or later",
         "auto of FlashInfer 0.6.0 to 0.6.3; for FP8 queries to 0.7.2.post1, the last that was read",
         *REGRESSION,
-        partial(_slower, FA3),
+        _slower(FA3),
     ),
     Pattern(
         "FlashAttention-3's schedule is prepared in every layer",
@@ -198,7 +194,7 @@ PATTERNS = (
         "use_tensor_cores=True",
         "every release: the caller asks for it; SGLang does below groups of 4",
         *REGRESSION,
-        partial(_slower, CUDA_CORES),
+        _slower(CUDA_CORES),
     ),
     Pattern(
         "XQA on Hopper",
@@ -213,7 +209,7 @@ PATTERNS = (
         "plan from lengths that the host knows, or on the GPU (Fa2Planner)",
         "FlashInfer's plan() copies indptr from the GPU in every release that was read",
         *PLAN,
-        _copied,
+        _over(step_table, "copied", "planned"),
     ),
     Pattern(
         "attention outside the CUDA graph",
@@ -221,7 +217,7 @@ PATTERNS = (
         "capture decode whole (SGLang's default; FULL_DECODE_ONLY of vLLM)",
         "any release: a setting",
         *REGRESSION,
-        _eager,
+        _over(partial(launch_modes, release="0.6.3"), "fa2 eager", "fa2"),
     ),
 )
 

@@ -69,9 +69,6 @@ def markdown(found: "pd.DataFrame", old: str, new: str) -> str:
         return f"From {old} to {new} nothing changes in these calls."
     rows = [COLUMNS, ["-"] * len(COLUMNS), *found.to_numpy().tolist()]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    fill = [" ", "-", *" " * len(found)]
-    lines = [
-        "| " + " | ".join(word.ljust(n, f) for word, n in zip(row, widths, strict=True)) + " |"
-        for row, f in zip(rows, fill, strict=True)
-    ]
+    padded = ([word.ljust(n) for word, n in zip(row, widths, strict=True)] for row in rows)
+    lines = [f"| {' | '.join(row)} |" for row in padded]
     return "\n".join([f"### From {old} to {new}", "", *lines])

@@ -85,10 +85,8 @@ class Upgrade(Shown):
         return self.rows.case[self.rows.verdict.isin(("slower", "fails"))].tolist()
 
     def figure(self) -> "charts.Figure":
-        """Time of new over base, a dot per case that has a ratio; ValueError without one."""
+        """Time of new over base, a dot per case that both releases ran."""
         rows = self.rows.dropna(subset="ratio")
-        if rows.empty:
-            raise ValueError("upgrade must hold a case that both releases ran, it has none")
         title, size = f"FlashInfer {self.base} to {self.new}", (9, 1.4 + ROW_INCHES * len(rows))
         words = ("run time of new over base, by rounds (log)", "")
         figure, (axis,) = charts.panels([title], size, store.frame(self.records), words)
@@ -112,10 +110,10 @@ class Upgrade(Shown):
         """Verdicts, then kernels and planning, then what `auto` picks otherwise."""
         rows, plans = self.rows.copy(), ["base_plan_us", "new_plan_us"]
         rows = rows.iloc[(~rows.case.isin(self.slower)).argsort(kind="stable")]
+        digits = dict.fromkeys(RATIO, 3) | {"rounds": 0}
         for name in rows.select_dtypes("number"):
-            decimals = 3 if name in RATIO else 0 if name == "rounds" else 1
-            words = rows[name].map(f"{{:,.{decimals}f}}".format)
-            rows[name] = words.where(rows[name].notna(), "-")
+            words = f"{{:,.{digits.get(name, 1)}f}}".format
+            rows[name] = ["-" if pd.isna(value) else words(value) for value in rows[name]]
         tally = ", ".join(f"{count} {word}" for word, count in rows.verdict.value_counts().items())
         sources = self.rows.dropna(subset="study")
         return Card(

@@ -77,7 +77,6 @@ def test_flashinfers_lines_are_read(line, key):
         (f"{DECODE} --s_qo 4 --spec_dec_mask full", "spec_dec_mask must be causal"),
         (f"{DECODE} --kv_dtype nvfp4", "kv_dtype must be one of bfloat16"),
         (LATENT.replace("--s_qo 1", "--s_qo 4"), "dims, s_qo and dtypes must be"),
-        ('--routine "open', "No closing quotation"),
     ],
 )
 def test_a_line_of_flashinfers_that_we_cannot_run_is_left_out_and_told(line, why):
