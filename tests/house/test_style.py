@@ -26,9 +26,9 @@ MAX_FILES_PER_FOLDER = 12
 # reason in the commit.
 MAX_ROOMS = 9  # and four front doors
 # Since diagnose, explain --diff, the guard, and compare with its lists of cases of three tools.
-MAX_PACKAGE_LINES = 23_750
-MAX_CORE_LINES = 6_350  # what an engine imports
-MAX_TEST_LINES = 17_100
+MAX_PACKAGE_LINES = 23_700
+MAX_CORE_LINES = 6_360  # what an engine imports
+MAX_TEST_LINES = 17_150
 MAX_POSITIONAL = 5
 MAX_COMMENT_SHARE = 0.12
 MAY_PRINT = re.compile(r"attnlib/(cli|__main__|run/worker)\.py")
