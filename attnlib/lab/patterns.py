@@ -53,7 +53,7 @@ class Pattern:
     notebook: str
     study: str = ""
     gain: Gain = pd.DataFrame
-    form: str = "{} times as long without the mend"
+    form: str = "a call {} times as long without the mend"
 
 
 def tile_rows(span: Span) -> int:
@@ -170,6 +170,7 @@ PATTERNS = (
         "05_what_does_decode_metadata_cost",
         "decode_metadata",
         lambda frame: over(metadata_rows(frame), OPS, FUSED),
+        "metadata alone {} times as long without the mend",
     ),
     Pattern(
         "fa2 splits no request",
@@ -210,6 +211,7 @@ PATTERNS = (
         "FlashInfer's plan() copies indptr from the GPU in every release that was read",
         *PLAN,
         _over(step_table, "copied", "planned"),
+        "a step's attention {} times as long without the mend",
     ),
     Pattern(
         "attention outside the CUDA graph",

@@ -14,7 +14,7 @@ from support.traces import GEMM, Writer, runs
 import attnlib
 from attnlib import cli
 from attnlib.core.spec import AttnSpec
-from attnlib.lab.patterns import PATTERNS
+from attnlib.lab.patterns import PATTERNS, gained
 from attnlib.select.explain import explain
 from attnlib.select.libraries import LIBRARIES
 
@@ -118,6 +118,13 @@ def test_gains_are_of_the_records_nearest_to_the_shape_that_is_known(
     assert "1 known pattern" in printed and "heads 32/8, batch_size 16, kv_len 8192" in printed
     with pytest.raises(ValueError, match="shape must be told by heads, .* got 'head'"):
         attnlib.diagnose(path, head=1)
+
+
+def test_every_mend_that_was_measured_has_its_gain_on_record(published_records):
+    told = {pattern.name: gained(pattern, {"heads": "32/8"}) for pattern in PATTERNS}
+    unmeasured = [name for name, words in told.items() if "recorded shape" not in words]
+    assert unmeasured == [pattern.name for pattern in PATTERNS if not pattern.study]
+    assert not [words for words in told.values() if "nan" in words]
 
 
 @pytest.mark.parametrize(
