@@ -332,8 +332,8 @@ def _replay(found: _Found, items: list[Item], models: Sequence[str]) -> None:
     if not found.pairs:
         both, where = " and ".join(found.both), ", ".join(name for name, _ in sources) or "none"
         raise FileNotFoundError(
-            f"releases {both} must have rounds of a case on record to be replayed, there are "
-            f"none; without a list of cases, those in: {where}"
+            f"releases {both} must have rounds of such a case on record to be replayed, there are "
+            f"none; studies that have both: {where}"
         )
     found.pairs = {item: found.pairs.get(item, []) for item in items or found.pairs}
 

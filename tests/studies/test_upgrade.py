@@ -195,7 +195,7 @@ def test_published_records_of_both_releases_are_replayed_and_the_rest_is_said(pu
     assert "PrefillWithKVCacheKernel 1 to 0" in found.rows.kernels[0]
     assert {*found.rows.study.dropna()} == {"fa3_decode_regression"}
     assert found.picks.after.tolist()[0] == "fa2"
-    with pytest.raises(FileNotFoundError, match="without a list of cases, those in: .*fa3_dec"):
+    with pytest.raises(FileNotFoundError, match="studies that have both: .*fa3_dec"):
         compare_releases("0.6.3", "0.6.4", cases=["8q1s8k"], models=[MODEL])
     assert "DeepSeek" not in repr(compare_releases("0.6.3", "0.6.4", models=[MODEL]))
     broken = compare_releases("0.5.3", "0.6.3")
@@ -295,7 +295,9 @@ def test_bad_input_is_one_line_status_2_and_nothing_written(
 
 def test_without_a_gpu_and_records_one_line_says_so(fails, monkeypatch, without_gpu):
     told = fails(*COMMAND)
-    assert "must have rounds of a case on record to be replayed" in told and told.endswith("none")
+    assert "must have rounds of such a case on record to be replayed" in told and told.endswith(
+        "none"
+    )
     for margin in ("2", "0%", "x%"):
         with pytest.raises(SystemExit, match="2"):
             cli.main([*COMMAND, "--not-slower", margin])
