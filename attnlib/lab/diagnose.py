@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from ..core.backends.table import FAMILIES, ROLE_OF, family_of
+from ..core.spec import require_word
 from ..draw.cards import Card, Shown
 from ..measure.spans import busy_us, find_gaps
 from ..measure.steps import DECODE, VERIFY, Step, find_steps
@@ -140,9 +141,7 @@ class Diagnosis(Shown):
             table=self.table().round(3),
             caption="attention, medians over the steps of a kind, as traced",
             footer=self.origin,
-            more=[("steps, and what runs before the first layer", self.around())]
-            if self.steps
-            else [],
+            more=[("steps, and what runs before the first layer", self.around())],
         )
 
 
@@ -153,8 +152,7 @@ def diagnose(path: str | os.PathLike[str], **shape: Any) -> Diagnosis:
     of `STATED`. ValueError for a file that is no trace, in one line, and for an unknown name.
     """
     for name in shape:
-        if name not in STATED:
-            raise ValueError(f"shape must be told by {', '.join(STATED)}, got {name!r}")
+        require_word("shape", name, STATED)
     trace = read_trace(path)
     found = Diagnosis(trace, find_steps(trace, kind_of), {})
     sizes = [step.batch_size for step in found.decodes if step.batch_size]

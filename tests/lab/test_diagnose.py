@@ -116,7 +116,7 @@ def test_gains_are_of_the_records_nearest_to_the_shape_that_is_known(
     assert cli.main(["diagnose", str(path), "--shape", "heads=32/8,kv_len=9000"]) == 0
     printed = capsys.readouterr().out
     assert "1 known pattern" in printed and "heads 32/8, batch_size 16, kv_len 8192" in printed
-    with pytest.raises(ValueError, match="shape must be told by heads, .* got 'head'"):
+    with pytest.raises(ValueError, match="shape must be one of heads, .* got 'head'"):
         attnlib.diagnose(path, head=1)
 
 
