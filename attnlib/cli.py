@@ -3,13 +3,14 @@
 import argparse
 import json
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .doctor import diagnose, render
+from . import doctor
 from .run import cluster, store, study
 from .run.bisect import Bisection, bisect
 from .run.record import machine_slug
@@ -23,12 +24,16 @@ DEFAULT_REPORT = Path("build/report/index.html")
 
 
 class Command(NamedTuple):
-    """What a command does, its help, and its arguments: name -> keywords of `add_argument`."""
+    """What a command does, its help, and its arguments: name -> keywords of `add_argument`.
 
-    run: Callable[[argparse.Namespace], object]
+    `status` is its exit status where it fails as expected.
+    """
+
+    run: Callable[[argparse.Namespace], int | None]
     help: str
     arguments: Mapping[str, Mapping[str, Any]] = {}
     description: str | None = None
+    status: int = FAILED
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -52,16 +57,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; an expected failure is one line on stderr and a non-zero status."""
     options = build_parser().parse_args(arguments)
     try:
-        COMMANDS[options.command].run(options)
+        return COMMANDS[options.command].run(options) or 0
     except (ValueError, RuntimeError, OSError) as error:
         print(f"attnlib {options.command}: {error}", file=sys.stderr)
-        return FAILED
-    return 0
+        return COMMANDS[options.command].status
 
 
 def _doctor(options: argparse.Namespace) -> None:
-    found = diagnose()
-    print(json.dumps(found, indent=2) if options.json else render(found))
+    found = doctor.diagnose()
+    print(json.dumps(found, indent=2) if options.json else doctor.render(found))
+
+
+def _diagnose(options: argparse.Namespace) -> None:
+    from .lab.diagnose import diagnose
+
+    pairs = [part.partition("=")[::2] for part in options.shape.split(",") if part]
+    shape = {name: int(value) if value.isdigit() else value for name, value in pairs}
+    print(diagnose(options.trace, **shape))
 
 
 def _study_named(name: str) -> study.Study:
@@ -137,6 +149,26 @@ searched {", ".join(found.releases)}; ratio: run time over that of {reference}
 
 first {found.word} release: {found.changed}
 repeat with: {found.command}{given}"""
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from tqdm.auto import tqdm
+
+    from .studies.upgrade import compare_releases
+
+    # An empty file is no wish for the usual calls.
+    cases = (options.cases.read_text() or "\n") if options.cases else ""
+    how = {name: getattr(options, name) for name in ("package", "models", "not_slower")}
+    found = compare_releases(options.base, options.new, cases=cases, progress=tqdm, **how)
+    as_json = options.json and json.dumps(found.to_dict(), indent=2)
+    print(found.rows.to_csv(index=False) if options.csv else as_json or found)
+    return FAILED if found.slower else 0
+
+
+def _percent(text: str) -> float:
+    if not re.fullmatch(r"\d+(\.\d+)?%", text) or not float(text[:-1]):
+        raise argparse.ArgumentTypeError(f"must be a percentage such as 2%, got {text!r}")
+    return float(text[:-1]) / 100
 
 
 def _claims(options: argparse.Namespace) -> None:
@@ -255,6 +287,16 @@ BISECT = {
     **OVERLAY,
     **JSON,
 }
+COMPARE = {
+    "--package": _of(DEFAULT, default="flashinfer-python"),
+    "--base": _of("the release to compare with, or a wheel or folder", required=True),
+    "--new": _of("the release in question, or a wheel or folder", required=True),
+    "--model": _of("only of these", nargs="+", default=(), dest="models", metavar="NAME"),
+    "--cases": _of("lines: our keys, vLLM's 8q1s1k, FlashInfer's lists", type=Path, metavar="FILE"),
+    "--not-slower": _of("ask only for that, such as 2%%", type=_percent, default=0.0, metavar="P"),
+    "--csv": _of("print CSV, all rows", action="store_true"),
+    **JSON,
+}
 PUBLISH = {
     "study": _of("a study that was measured", metavar="STUDY"),
     "--machine": _of("a folder of data/records, if several have it", default="", metavar="M"),
@@ -268,8 +310,15 @@ REPORT = {
 CLAIMS = {"ids": _of("show all there is on these claims", nargs="*", metavar="ID"), **JSON}
 POLICY = {"--out": _of(DEFAULT, type=Path, default=Path("build/policy.json"))}
 NEW_STUDY = {"name": _of("lower-case words joined by _", metavar="NAME")}
+DIAGNOSE = {
+    "trace": _of("of torch.profiler (json, json.gz) or Nsight Systems (sqlite)", metavar="TRACE"),
+    "--shape": _of("what it does not tell: heads=32/8,kv_len=8192", default="", metavar="N=V,..."),
+}
 COMMANDS = {
     "doctor": Command(_doctor, "machine, versions, which backends can run here, and why not", JSON),
+    "diagnose": Command(
+        _diagnose, "attention of a server's trace, and known patterns", DIAGNOSE, status=USAGE
+    ),
     "measure": Command(
         _measure, "measure on this GPU what a study lacks, into data/records/", MEASURE
     ),
@@ -281,6 +330,13 @@ COMMANDS = {
         "Find the first release slower than --good; with --good after --bad, the first one faster "
         "than --bad. Records go to data/records/, and are replayed without a GPU.",
     ),
+    "compare": Command(
+        _compare,
+        "which calls a new release runs slower; exit status 1 if there is one",
+        COMPARE,
+        "Measure two releases until each case has a verdict; without a GPU replay the records.",
+        status=USAGE,
+    ),
     "claims": Command(_claims, "published claims, and what the published records say", CLAIMS),
     "report": Command(_report, "execute the notebooks, write one self-contained HTML file", REPORT),
     "policy": Command(_policy, "write for engines which decode backend was fastest", POLICY),
@@ -288,7 +344,9 @@ COMMANDS = {
     "new-study": Command(_new_study, "start a study: a folder and a notebook that runs", NEW_STUDY),
     "refresh": Command(_refresh, "re-execute the notebooks, redraw README's figure (replay)"),
     "explain": Command(
-        _explain, "which backend a library picks, and why, rule by rule; needs no GPU"
+        _explain,
+        "which backend a library picks, and why, or what changes between releases; needs no GPU",
+        status=USAGE,
     ),
     "features": Command(_features, "write the table of backends, data/backend_features.md"),
 }

@@ -177,7 +177,7 @@ def fails(capsys):
     """Run a command that must fail as expected; returns its one line on stderr."""
 
     def run(*arguments):
-        assert cli.main(arguments) == cli.FAILED
+        assert cli.main(arguments) == cli.COMMANDS[arguments[0]].status
         printed = capsys.readouterr()
         assert printed.out == ""
         (line,) = printed.err.splitlines()

@@ -145,6 +145,7 @@ def test_doctor_says_for_every_backend_whether_it_can_run(without_gpu, capsys):
 
 
 LATENT = ("--mode", "mla", "--heads", "128/1", "--head-dim", "576", "--page-size", "64")
+DIFF = ("--diff", "flashinfer==0.6.3", "flashinfer==0.6.4")
 EXPLAIN = ("explain", "--library", "flashinfer==0.6.3", "--mode", "decode", "--heads", "32/8")
 
 
@@ -166,6 +167,11 @@ def test_explain_prints_the_choice_and_every_row_or_json_with_kernel_and_reasons
         (("--gpu", "sm70"), "gpu must be one of sm80"),
         (("--gpu", "sm80", "--policy", "fa3"), "fa3 cannot run decode on sm80"),
         ((*LATENT, "--library", "flashinfer==0.7.2", "--gpu", "sm100"), "--call kv_lens="),
+        ((), "--gpu must be given, or --diff OLD NEW"),
+        (("--diff", "flashinfer==0.6.3", "flashinfer==9"), "release of flashinfer must be one of "),
+        (("--diff", "flashinfer==0.6.3", "vllm==0.33.0"), "new must be a release of flashinfer"),
+        ((*DIFF, "--model", "GPT-2"), "model must be one of Llama-3.1-8B, "),
+        ((*DIFF, "--gpu", "sm90,sm70"), "gpu must be one of sm80"),
     ],
 )
 def test_explain_of_what_nobody_knows_fails_in_one_line(fails, asked, reason):

@@ -22,6 +22,16 @@ MLA_TOKEN_BYTES = {"bfloat16": 2 * MLA_HEAD_DIM, "fp8-656": 656}
 DEEPSEEK_QK_DIM = 192
 """Width of a DeepSeek-V2/V3 query head before weight absorption: 128 plain, 64 rotary."""
 
+MLA = "DeepSeek MLA"
+MODELS = {
+    "Llama-3.1-8B": (32, 8, 128),
+    "Llama-3.1-70B at TP 8": (8, 1, 128),
+    "Qwen3-32B at TP 4": (16, 2, 128),
+    "Qwen3-0.6B": (16, 8, 128),
+    "Llama-2-7B": (32, 32, 128),
+}
+"""Attention that one GPU has of a model: (num_qo_heads, num_kv_heads, head_dim)."""
+
 
 @dataclass(frozen=True)
 class AttnSpec:
@@ -108,6 +118,14 @@ class MlaSpec:
     def heads(self) -> str:
         """Head counts as people write them, `128/1`."""
         return f"{self.num_qo_heads}/1"
+
+
+def model_of(spec: AttnSpec | MlaSpec) -> str:
+    """The model that a layer is of; empty for another shape."""
+    if isinstance(spec, MlaSpec):
+        return MLA
+    own = (spec.num_qo_heads, spec.num_kv_heads, spec.head_dim)
+    return next((name for name, heads in MODELS.items() if heads == own), "")
 
 
 def require_int(name: str, value: Any, *, least: int = 1, most: int = INT32_MAX) -> None:

@@ -40,15 +40,6 @@ CHAT_MEDIAN, CHAT_SIGMA, CHAT_LEAST = 1200, 1.0, 16
 LONG_EVERY = 16
 """Of a retrieval batch one request in so many is long."""
 
-MODELS = {
-    "llama-3.1-8b": (32, 8, 128),
-    "llama-3.1-70b-tp8": (8, 1, 128),
-    "qwen3-32b-tp4": (16, 2, 128),
-    "qwen3-0.6b": (16, 8, 128),
-    "llama-2-7b": (32, 32, 128),
-}
-"""Attention shapes a GPU sees: (num_qo_heads, num_kv_heads, head_dim), after tensor parallelism."""
-
 
 def sample_seq_lens(case: DecodeCase | MetadataCase | MlaCase | EngineCase) -> np.ndarray:
     """Lengths [bs] int32 of a case, as the module's table says."""

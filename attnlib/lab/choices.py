@@ -8,21 +8,13 @@ heads, tokens attended to and cache, `128 heads, dense, bfloat16`.
 import re
 from dataclasses import dataclass, fields
 
-from ..core.spec import AttnSpec, MlaSpec, require_int, require_word
+from ..core.spec import MLA, MODELS, AttnSpec, MlaSpec, require_int, require_word
+from ..core.spec import model_of as model_named
 from ..kinds.cases import Case
 from ..kinds.decode.case import DecodeCase
-from ..kinds.lengths import MODELS
 from ..kinds.mla.case import MlaCase
 
-MLA = "DeepSeek MLA"
-_HEADS = {
-    "Llama-3.1-8B": MODELS["llama-3.1-8b"],
-    "Llama-3.1-70B at TP 8": MODELS["llama-3.1-70b-tp8"],
-    "Qwen3-32B at TP 4": MODELS["qwen3-32b-tp4"],
-    "Qwen3-0.6B": MODELS["qwen3-0.6b"],
-    "Llama-2-7B": MODELS["llama-2-7b"],
-}
-NAMES = (*_HEADS, MLA)
+NAMES = (*MODELS, MLA)
 """What `model` may be."""
 _LATENT = re.compile(r"(\d+) heads, (?:dense|top (\d+)), (\S+)")
 AXES = ("release", "timer", "variant", "page_size", "lengths", "batch", "kv_len")
@@ -83,13 +75,7 @@ class Choices:
 
 def model_of(case: Case | None) -> str:
     """The model that a case is of; empty for another shape and another kind of case."""
-    if isinstance(case, MlaCase):
-        return MLA
-    if not isinstance(case, DecodeCase):
-        return ""
-    spec = case.spec
-    own = (spec.num_qo_heads, spec.num_kv_heads, spec.head_dim)
-    return next((name for name, heads in _HEADS.items() if heads == own), "")
+    return model_named(case.spec) if isinstance(case, DecodeCase | MlaCase) else ""
 
 
 def variant_of(spec: AttnSpec | MlaSpec) -> str:
@@ -105,7 +91,7 @@ def spec_of(model: str, *, variant: str, page_size: int) -> AttnSpec | MlaSpec:
     require_word("model", model, NAMES)
     if model != MLA:
         dtype, _, kv_dtype = variant.partition("/")
-        return AttnSpec(*_HEADS[model], page_size, dtype, kv_dtype)
+        return AttnSpec(*MODELS[model], page_size, dtype, kv_dtype)
     found = _LATENT.fullmatch(variant)
     if not found:
         like = "'128 heads, dense, bfloat16' or '128 heads, top 2048, fp8-656'"

@@ -15,14 +15,14 @@ from typing import Any
 from packaging.version import Version
 
 from ..core.backends.table import BACKENDS, COMPARED, MLA_BACKENDS
-from ..core.spec import LENGTHS, require_word
+from ..core.spec import LENGTHS, MLA, require_word
 from ..kinds.decode.case import DecodeCase
 from ..kinds.mla.case import MlaCase
 from ..run import store
 from ..run.record import Record, machine_slug
 from ..run.study import describe, mode
 from ..studies import STUDIES
-from .choices import AXES, LIVE, MLA, NAMES, ROUNDS, Choices, model_of, variant_of
+from .choices import AXES, LIVE, NAMES, ROUNDS, Choices, model_of, variant_of
 
 STUDY = "explorer"
 """Whose records hold what was measured here."""

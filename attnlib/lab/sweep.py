@@ -53,7 +53,7 @@ def missing_rounds(gpu: ThisGpu, choices: Choices) -> list[Job]:
     ]
 
 
-class _Bar:
+class Bar:
     """What a sweep takes for a progress bar, as a callback."""
 
     def __init__(self, on_progress: Progress, *, total: int, **_: Any) -> None:
@@ -61,6 +61,7 @@ class _Bar:
         on_progress(0, total)
 
     def update(self, count: int) -> None:
+        """So many more items are done."""
         self.done += count
         self.on_progress(self.done, self.total)
 
@@ -80,7 +81,7 @@ class Sweep(Thread):
     ) -> None:
         super().__init__(daemon=True)
         self.is_running, self._asked_to_stop, self._on_end = True, Event(), on_end
-        how = {"progress": partial(_Bar, on_progress), "stop": self._asked_to_stop.is_set}
+        how = {"progress": partial(Bar, on_progress), "stop": self._asked_to_stop.is_set}
         self._measure = partial(measure_missing, gpu, choices, **how)
 
     def run(self) -> None:

@@ -4,8 +4,12 @@ What cannot be shown or measured is a sentence in the view: no error leaves a ca
 """
 
 import html
+from collections.abc import Callable
 from dataclasses import replace
-from threading import RLock
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import RLock, Thread
 from typing import Any
 
 try:
@@ -17,10 +21,15 @@ except ModuleNotFoundError as error:
     ) from error
 
 from ..core.spec import require_word
-from ..draw.cards import STYLE, as_html
+from ..draw.cards import STYLE, Shown, as_html
+from ..run.record import strip_folders
+from ..select import LIBRARIES
+from ..studies.fa3_decode_regression.study import FIXED, NEWEST
+from ..studies.upgrade import compare_releases
 from .choices import AXES, LIVE, NAMES, ROUNDS
+from .diagnose import diagnose
 from .sources import Narrowed, Source, ThisGpu, narrow, source_of, studies_of, usual_records
-from .sweep import Sweep
+from .sweep import Bar, Sweep
 from .view import View, look
 
 DESCRIPTIONS = {
@@ -85,7 +94,7 @@ class Explorer(w.VBox):
         self.picture.add_class(f"{CSS_CLASS}-figure")
         controls = w.HBox([*self.controls.values()], layout=ROW)
         rows = [w.HTML(INTRODUCTION), controls, self.backends, self.live_row]
-        super().__init__([*rows, self.served, self.picture, self.shown])
+        super().__init__([*rows, self.served, self.picture, self.shown, self._make_asking()])
         self.add_class(CSS_CLASS)
         self.refresh()
 
@@ -158,6 +167,39 @@ class Explorer(w.VBox):
         self.stop.on_click(self.stop_now)
         return w.HBox([self.rounds, self.measure, self.stop, self.bar, self.status], layout=ROW)
 
+    def _make_asking(self) -> w.VBox:
+        releases = LIBRARIES["flashinfer"].releases
+        ends = {"Base": FIXED, "New": NEWEST}
+        same = {"options": releases, "style": LABEL}
+        self.ends = [w.Combobox(description=n, value=value, **same) for n, value in ends.items()]
+        self.compare = w.Button(description="Compare releases", icon="balance-scale")
+        self.trace = w.FileUpload(description="Diagnose a trace", accept=".json,.gz,.sqlite")
+        self.answer = w.HTML()
+        self.compare.on_click(lambda _: Thread(target=self.compare_now, daemon=True).start())
+        self.trace.observe(lambda _: self.diagnose_now(), "value")
+        return w.VBox([w.HBox([*self.ends, self.compare, self.trace], layout=ROW), self.answer])
+
+    def compare_now(self) -> None:
+        """Compare the two releases over the model's calls: measured live, else replayed."""
+        base, new = (end.value for end in self.ends)
+        models, bar = [self._asked["model"]], partial(Bar, self._progress)
+        self._answer(lambda: compare_releases(base, new, models=models, progress=bar))
+
+    def diagnose_now(self) -> None:
+        """Diagnose the trace that was dropped."""
+        for file in self.trace.value:
+            with TemporaryDirectory() as folder:
+                path = Path(folder, Path(file["name"]).name)
+                path.write_bytes(file["content"])
+                self._answer(partial(diagnose, path))
+
+    def _answer(self, ask: Callable[[], Shown]) -> None:
+        self.answer.value = "<span role='status'>Under way.</span>"
+        try:
+            self.answer.value = as_html(ask().card())
+        except Exception as error:  # whatever it is: a callback that raises shows nothing
+            self.answer.value = _problem(f"{type(error).__name__}: {strip_folders(str(error))}")
+
     def _choose(self, name: str, value: Any) -> None:
         with self._lock:
             if not self._quiet:
@@ -223,10 +265,7 @@ class Explorer(w.VBox):
         self.measure.disabled = True
         call = html.escape(self._narrowed.choices.call) if self._narrowed else ""
         again = f"<p>This view again:</p><pre><code>{call}</code></pre>" if call else ""
-        self.shown.value = (
-            f"<style>{STYLE}</style><div class='attnlib-card' role='alert'>"
-            f"<h4>This cannot be shown</h4><p class='note'>{html.escape(words)}</p>{again}</div>"
-        )
+        self.shown.value = _problem(words, again)
 
     def _progress(self, done: int, total: int) -> None:
         self.bar.max, self.bar.value = total, done
@@ -239,3 +278,10 @@ class Explorer(w.VBox):
 
     def _say(self, words: str) -> None:
         self.status.value = f"<span role='status'>{html.escape(words)}</span>"
+
+
+def _problem(words: str, again: str = "") -> str:
+    return (
+        f"<style>{STYLE}</style><div class='attnlib-card' role='alert'>"
+        f"<h4>This cannot be shown</h4><p class='note'>{html.escape(words)}</p>{again}</div>"
+    )

@@ -12,10 +12,12 @@ A trace is the dict of a Chrome trace file, as torch.profiler (Kineto) exports i
 Times are microseconds from the start of the first call.
 """
 
+import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 CALL = "attnlib call"
@@ -26,16 +28,22 @@ NO_CALL = -1
 TICK_US = 0.0005
 """Half a nanosecond: what the rounding of a trace's times may make of nothing."""
 
+WORD = re.compile(r"[NKL]*(?:S[\dA-Z]*_|St)?(\d+)")
+"""Of a mangled name: how long the next word is, behind marks of nesting and of repetition."""
+CUTLASS_KERNEL = re.compile(r"\bdevice_kernel<(?:[\w:]*\benable_\w+<)?(?:\w+::)*(\w+)")
+
 Event = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Span:
     """One thing that ran: a kernel, memcpy, memset, operator, launch or call (`kind`).
 
     `call` is the profiled call that launched it. `depth` is 0 for what no other operator called,
     and `self_us` its time less that of the operators it called. `launch` is the correlation id
     that all work of one launch shares: several kernels where the launch was of a CUDA graph.
+    Of traces of others (`trace_file`) also a kernel's whole `symbol`, `grid` and `block`, and what
+    a copy moved.
     """
 
     kind: str
@@ -48,6 +56,10 @@ class Span:
     depth: int = 0
     launch: int = -1
     in_graph: bool = False
+    symbol: str = ""
+    grid: tuple[int, ...] = ()
+    block: tuple[int, ...] = ()
+    copied_bytes: int = 0
 
     @property
     def end_us(self) -> float:
@@ -85,6 +97,37 @@ def read_spans(trace: Mapping[str, Any], *, shorten: Callable[[str], str]) -> tu
     own = [calls.span(mark, kind="call", lane="host") for mark in marks]
     spans = [*own, *launches, *named, *_operators(events, calls)]
     return tuple(sorted(spans, key=lambda span: (span.start_us, span.depth)))
+
+
+@lru_cache(maxsize=4096)
+def short_name(name: str) -> str:
+    """A kernel's function name without return type, namespace, template and call arguments.
+
+    CUTLASS launches its kernels as `device_kernel<Kernel>`; the name is then the kernel's. Names
+    too long for the profiler to read stay mangled in a trace, and are read here.
+    """
+    if name.startswith(("Memcpy", "Memset")):
+        return name.partition(" (")[0]
+    if name.startswith("_Z"):
+        return _unmangled(name)
+    if inner := CUTLASS_KERNEL.search(name):
+        return inner[1]
+    bare = name.replace("(anonymous namespace)", "anonymous")
+    while bare != (bare := re.sub(r"<[^<>]*>", "", bare)):
+        pass
+    words = bare.partition("(")[0].split()
+    return words[-1].split("::")[-1] if words else name
+
+
+def _unmangled(name: str) -> str:
+    """The function of an Itanium-mangled name: its last word before arguments of any kind."""
+    before, wrapped, inside = name.partition("13device_kernelI")
+    rest, last = (inside if wrapped else before[2:]), name
+    while found := WORD.match(rest):
+        size = found.end() + int(found[1])
+        last, rest = rest[found.end() : size], rest[size:]
+        rest = rest.removeprefix("I") if last.startswith("enable_") else rest
+    return last
 
 
 def saw_cuda(trace: Mapping[str, Any]) -> bool:

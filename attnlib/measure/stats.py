@@ -19,7 +19,7 @@ MIN_EFFECT = 0.02
 
 @dataclass(frozen=True)
 class Ratio:
-    """A geometric-mean ratio of paired rounds with its 95 % interval."""
+    """A geometric-mean ratio of paired rounds with its interval, of 95 % unless asked for more."""
 
     ratio: float
     low: float
@@ -41,7 +41,8 @@ class Gap:
 class Verdict:
     """What rounds allow to say of a ratio: `faster`, `slower`, `same` or `ambiguous`.
 
-    `margin` is the effect below which a difference is not worth a word (0.02 is 2 %).
+    `margin` is the effect below which a difference is not worth a word (0.02 is 2 %); of one who
+    asked for no more, `not slower` than that stands for `same`.
     """
 
     word: str
@@ -49,20 +50,30 @@ class Verdict:
     margin: float
 
 
-def judge(numerators: Sequence[float], denominators: Sequence[float], *, noise: float) -> Verdict:
+def judge(
+    numerators: Sequence[float],
+    denominators: Sequence[float],
+    *,
+    noise: float,
+    not_slower: float = 0.0,
+    confidence: float = CONFIDENCE,
+) -> Verdict:
     """Verdict on numerators against denominators, paired rounds; `noise` is the machine's A/A.
 
     `faster` and `slower` need an interval that excludes 1 and an effect beyond the margin, the
     larger of `MIN_EFFECT` and `noise`; `same` needs the whole interval inside the margin. All else
-    is `ambiguous` and asks for more rounds.
+    is `ambiguous` and asks for more rounds. `not_slower` (0.02 is 2 %) asks for non-inferiority:
+    it is the margin, and an interval that ends below 1 + margin is `not slower`.
     """
-    ratio = paired_ratio(numerators, denominators)
-    margin = max(MIN_EFFECT, noise)
+    ratio = paired_ratio(numerators, denominators, confidence=confidence)
+    margin = not_slower or max(MIN_EFFECT, noise)
     low, high = 1 / (1 + margin), 1 + margin
     if ratio.high < 1 and ratio.ratio < low:
         word = "faster"
     elif ratio.low > 1 and ratio.ratio > high:
         word = "slower"
+    elif not_slower and ratio.high <= high:
+        word = "not slower"
     else:
         word = "same" if low <= ratio.low and ratio.high <= high else "ambiguous"
     return Verdict(word, ratio, margin)
@@ -80,7 +91,9 @@ def aa_noise(ratios: Sequence[float]) -> float:
     return float(np.percentile(effects, 100 * CONFIDENCE))
 
 
-def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
+def paired_ratio(
+    numerators: Sequence[float], denominators: Sequence[float], *, confidence: float = CONFIDENCE
+) -> Ratio:
     """Ratio of round medians, paired by position; ValueError if the lengths differ or are 0.
 
     With one pair there is no spread to judge by: low and high are NaN, not a false certainty.
@@ -88,7 +101,7 @@ def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
     above, below = _paired("numerators and denominators", numerators, denominators)
     logs = np.log(above / below)
     ratio = float(np.exp(logs.mean()))
-    reach = float(np.exp(_reach(logs)))
+    reach = float(np.exp(_reach(logs, confidence)))
     return Ratio(ratio, ratio / reach, ratio * reach, len(logs))
 
 
@@ -111,18 +124,18 @@ def _paired(names: str, left: Sequence[float], right: Sequence[float]) -> list[n
     return [np.asarray(left, float), np.asarray(right, float)]
 
 
-def _reach(values: np.ndarray) -> float:
-    """Half the 95 % interval of a mean by Student's t; NaN for one value."""
+def _reach(values: np.ndarray, confidence: float = CONFIDENCE) -> float:
+    """Half the interval of a mean by Student's t; NaN for one value."""
     freedom = len(values) - 1
     if not freedom:
         return float("nan")
-    return _student_t(freedom) * float(values.std(ddof=1) / np.sqrt(len(values)))
+    return _student_t(freedom, confidence) * float(values.std(ddof=1) / np.sqrt(len(values)))
 
 
 @cache
-def _student_t(freedom: int) -> float:
-    """The quantile of Student's t that bounds `CONFIDENCE` on both sides."""
+def _student_t(freedom: int, confidence: float) -> float:
+    """The quantile of Student's t that bounds `confidence` on both sides."""
     # SciPy takes a second to import, and not all that imports this module asks for an interval.
     from scipy.stats import t
 
-    return float(t.ppf((1 + CONFIDENCE) / 2, freedom))
+    return float(t.ppf((1 + confidence) / 2, freedom))

@@ -1,12 +1,7 @@
-"""Which kernels really ran: names, counts and GPU time from torch.profiler (CUPTI).
-
-Labels lie, kernels do not. CUTLASS launches its kernels as `device_kernel<Kernel>`; the name is
-then the kernel's.
-"""
+"""Which kernels really ran: names, counts and GPU time from torch.profiler (CUPTI)."""
 
 import json
 import os
-import re
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -17,10 +12,9 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
-from .spans import CALL
+from .spans import CALL, short_name
 
 TRACED_CALLS = 3
-CUTLASS_KERNEL = re.compile(r"\bdevice_kernel<(?:[\w:]*\benable_\w+<)?(?:\w+::)*(\w+)")
 
 
 @dataclass(frozen=True)
@@ -53,19 +47,6 @@ def kernel_times(call: Callable[[], object], calls: int) -> list[list[float]]:
         raise RuntimeError(f"{calls} calls must run equally many kernels, saw {len(events)} in all")
     times = [gpu_us for _, gpu_us in events]
     return [times[start : start + each] for start in range(0, len(times), each)]
-
-
-def short_name(name: str) -> str:
-    """A kernel's function name without return type, namespace, template and call arguments."""
-    if name.startswith(("Memcpy", "Memset")):
-        return name.partition(" (")[0]
-    if inner := CUTLASS_KERNEL.search(name):
-        return inner[1]
-    bare = name.replace("(anonymous namespace)", "anonymous")
-    while bare != (bare := re.sub(r"<[^<>]*>", "", bare)):
-        pass
-    words = bare.partition("(")[0].split()
-    return words[-1].split("::")[-1] if words else name
 
 
 def kernel_family(names: Iterable[str], family_of: Mapping[str, str]) -> str:

@@ -35,6 +35,7 @@ PREFIX = "bisect_"
 RELEASES = re.compile(r" --releases (\S+)")
 ROUND_LIMIT = 12
 """Rounds after which a verdict that is still ambiguous will not become clear by itself."""
+Pair = tuple[Record, Record]
 TIMER = "graph"
 """How engines run decode, and what the headline numbers of the studies are taken with."""
 
@@ -178,9 +179,9 @@ class _Search:
         count = self.asked.rounds
         while True:
             references, candidates = zip(*self.at_least(count, release), strict=True)
-            verdict = judge(_times(candidates), _times(references), noise=self.noise)
+            verdict = judge(times_of(candidates), times_of(references), noise=self.noise)
             if verdict.word != "ambiguous":
-                return Step(release, verdict, _families(candidates), _families(references))
+                return Step(release, verdict, families_of(candidates), families_of(references))
             if verdict.ratio.pairs >= ROUND_LIMIT:
                 words = _words(verdict)
                 raise RuntimeError(f"release {release} must get a verdict, it stays {words}")
@@ -190,17 +191,12 @@ class _Search:
         asked = self.asked
         return _records(PREFIX + asked.study, asked.machine, asked.backend, asked.case)
 
-    def pairs(self, release: str) -> list[tuple[Record, Record]]:
-        """(reference, candidate) of every whole round of the two in which both are ok."""
-        rounds: dict[int, dict[str, Record]] = {}
-        for record in self.records():
-            rounds.setdefault(record.round, {})[record.item.release] = record
-        both = (self.asked.releases[0], release)
-        whole = [seen for _, seen in sorted(rounds.items()) if set(seen) == set(both)]
-        pairs = [(seen[both[0]], seen[both[1]]) for seen in whole]
-        return [pair for pair in pairs if all(r.status == "ok" and not r.throttled for r in pair)]
+    def pairs(self, release: str) -> list[Pair]:
+        """The good rounds of the reference and a release."""
+        found = good_rounds(self.records(), (self.asked.releases[0], release))
+        return next(iter(found.values()), [])
 
-    def at_least(self, count: int, release: str) -> list[tuple[Record, Record]]:
+    def at_least(self, count: int, release: str) -> list[Pair]:
         """`pairs`, of which there must be `count`: measured now where missing."""
         found, reference = self.pairs(release), self.asked.releases[0]
         if len(found) >= count:
@@ -228,6 +224,20 @@ class _Search:
             if (record.round, record.item) == (number, item) and record.status != "ok":
                 words = " ".join(record.reason.split())
                 raise RuntimeError(f"release {release} must run, it was {record.status}: {words}")
+
+
+def good_rounds(records: Iterable[Record], releases: tuple[str, str]) -> dict[Item, list[Pair]]:
+    """By item, less its release: both records of every round in which both `releases` are ok."""
+    rounds: dict[Item, dict[int, dict[str, Record]]] = {}
+    for record in records:
+        own = rounds.setdefault(replace(record.item, release=""), {})
+        own.setdefault(record.round, {})[record.item.release] = record
+    found = {}
+    for item, seen in rounds.items():
+        whole = [both for _, both in sorted(seen.items()) if set(releases) <= both.keys()]
+        pairs = [(both[releases[0]], both[releases[1]]) for both in whole]
+        found[item] = [p for p in pairs if all(r.status == "ok" and not r.throttled for r in p)]
+    return found
 
 
 def first_changed(releases: Sequence[str], differs: Callable[[str], bool]) -> str:
@@ -271,11 +281,13 @@ def _records(study: str, machine: str, backend: str, case: Case) -> list[Record]
     return [r for r in found if (r.item.backend, r.item.timer, r.item.case) == mine]
 
 
-def _times(records: Iterable[Record]) -> list[float]:
+def times_of(records: Iterable[Record]) -> list[float]:
+    """The median time of each record, us."""
     return [float(np.median(record.run_us)) for record in records]
 
 
-def _families(records: Iterable[Record]) -> str:
+def families_of(records: Iterable[Record]) -> str:
+    """The kernel families that ran."""
     return ", ".join(sorted({record.kernel_family for record in records} - {""})) or "unknown"
 
 

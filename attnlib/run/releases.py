@@ -7,6 +7,7 @@ torch and all else stay the environment's. Wheels come from the package index, o
 that `ATTNLIB_WHEELS` names and then from nowhere else.
 """
 
+import hashlib
 import os
 import re
 import subprocess
@@ -115,6 +116,26 @@ def overlay_for(
     return target if target.is_dir() else _install(requirement, target)
 
 
+def own_build(path: Path, distribution: str) -> tuple[str, Path]:
+    """Release and folder of a build of one's own: a wheel, installed once, or a folder like that.
+
+    Raises ValueError for what is none and for another platform's, RuntimeError with pip's words.
+    """
+    if path.is_dir():
+        have = dict(map(_name_and_version, metadata.distributions(path=[str(path)])))
+        release = have.get(distribution, "of any release")
+        return release, _checked(path.resolve(), distribution, release)
+    if path.suffix != ".whl" or not path.is_file():
+        raise ValueError(f"{path} must be a release such as 0.6.3, a wheel or a folder")
+    name, version, _, tags = parse_wheel_filename(path.name)
+    if name != canonicalize_name(distribution) or frozenset(sys_tags()).isdisjoint(tags):
+        raise ValueError(f"{path} must be of {distribution}, for this Python and platform")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+    target = ROOT / f"{distribution}-{version}-{digest}"
+    requirement = f"{distribution} @ {path.resolve().as_uri()}"
+    return str(version), target if target.is_dir() else _install(requirement, target)
+
+
 def parse_overlay(argument: str) -> tuple[str, Path]:
     """`NAME==VERSION=DIR` as (requirement, folder); ValueError says what was wrong with it."""
     form = re.fullmatch(r"([^=]+)==([^=]+)=(.+)", argument)
@@ -170,7 +191,7 @@ def _name_and_version(dist: metadata.Distribution) -> tuple[str, str]:
 
 
 def _install(requirement: str, target: Path) -> Path:
-    distribution = requirement.partition("==")[0]
+    distribution = re.split("==| @ ", requirement)[0]
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         # Not a resolver's job: --no-deps, or an old release would bring its own torch.

@@ -110,7 +110,7 @@ def _picks(library: Library, mode: str, notes: Notes) -> Iterator[Row]:
     sizes = LATENT_SIZES if mode in LATENT_MODES else SIZES
     models = (OTHER, *RULED.get(library.name, {}).get(mode, ()))
     for kind, model in product(KINDS.get(library.name, ENGINE_KINDS), models):
-        call = replace(_call(mode), model=model)
+        call = replace(call_of(mode), model=model)
         tables = {
             layer: tuple(
                 _spans(library, mode, AttnSpec(*counts, *sizes, *DTYPES[kind]), call, notes)
@@ -131,20 +131,22 @@ def _spans(library: Library, mode: str, spec: AttnSpec, call: Call, notes: Notes
         asked: dict[str, Any] = {"mode": mode, "library": named, "call": call, "env": {}}
         choices = [explain(spec, gpu=gpu, **asked) for gpu in GPUS]
         numbers = set().union(*(notes.of(library, choice) for choice in choices))
-        picks.append((release, tuple(map(_cell, choices)), numbers))
+        picks.append((release, tuple(map(cell, choices)), numbers))
     for cells, run in groupby(picks, key=lambda pick: pick[1]):
         releases, _, found = zip(*run, strict=True)
         span = releases[0] if len(releases) == 1 else f"{releases[0]} to {releases[-1]}"
         yield (span, *cells, _words(set().union(*found), ", "))
 
 
-def _cell(choice: Choice) -> str:
+def cell(choice: Choice) -> str:
+    """What is picked, the kernel where the pick calls another library, ! if it cannot run."""
     inner = f" ({choice.kernel or 'none'})" if choice.inner else ""
     failed = " **!**" if choice.problem and choice.backend else ""
     return f"{choice.backend or '*none*'}{inner}{failed}"
 
 
-def _call(mode: str, *, pinned_page: bool = False) -> Call:
+def call_of(mode: str, *, pinned_page: bool = False) -> Call:
+    """The usual call of a mode: a decode step, or prompts."""
     lens = DECODE_STEP if mode in DECODE_MODES else PROMPTS
     topk = TOPK if mode == "sparse_mla" else 0
     return Call(kv_lens=lens, causal=mode not in LATENT_MODES, topk=topk, pinned_page=pinned_page)
@@ -159,7 +161,10 @@ def _abilities(library: Library, mode: str, notes: Notes) -> Iterator[Row]:
     probes = []
     for case in product(GPUS, DTYPES, head_dims, PROBED_PAGES):
         gpu, kind, head_dim, page = case
-        spec, call = AttnSpec(*heads, head_dim, page, *DTYPES[kind]), _call(mode, pinned_page=True)
+        spec, call = (
+            AttnSpec(*heads, head_dim, page, *DTYPES[kind]),
+            call_of(mode, pinned_page=True),
+        )
         probes.append((case, facts_of(spec, call, mode=mode, gpu=gpu, release=release)))
     for backend in library.backends[mode]:
         able = [case for case, facts in probes if not library.limits_of(backend, facts)]

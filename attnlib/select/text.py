@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from ..core.spec import AttnSpec
+from ..core.spec import MLA, MODELS, AttnSpec
 from .explain import Choice, explain
-from .facts import GPUS, MODELS, MODES, OTHER, Call
+from .facts import GPUS, MODES, OTHER, Call
+from .facts import MODELS as RULED
 from .libraries import AUTO, LIBRARIES
 
 COLUMNS = ("", "chosen", "why, or why not", "source")
@@ -25,7 +26,11 @@ _EXPECTED: dict[Any, str] = {bool: "yes or no", int: "a number"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Give `parser` the arguments of `explain`."""
     for name, meaning in REQUIRED.items():
-        parser.add_argument(f"--{name}", required=True, metavar=name.upper(), help=meaning)
+        parser.add_argument(f"--{name}", metavar=name.upper(), help=meaning)
+    words = "what changes from OLD to NEW, such as flashinfer==0.6.13; of the others takes --gpu"
+    parser.add_argument("--diff", nargs=2, metavar=("OLD", "NEW"), help=words)
+    words = f"with --diff, only {', '.join((*MODELS, MLA))}"
+    parser.add_argument("--model", default="", metavar="NAME", help=words)
     default = "default: %(default)s"
     words = f"an engine's rule, or a backend's name; {default}"
     parser.add_argument("--policy", default=AUTO, help=words)
@@ -40,7 +45,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def answer(options: argparse.Namespace) -> str:
-    """One choice explained, as text or JSON; raises what `explain` and the parsers raise."""
+    """One choice, or what changes, as text or JSON; raises what `explain` and the parsers raise."""
+    if options.diff:
+        from .changes import changes, markdown
+
+        gpus = options.gpu.split(",") if options.gpu else tuple(GPUS)
+        found = changes(*options.diff, model=options.model, gpus=gpus)
+        to_json = found.to_json(orient="records", indent=2)
+        return str(to_json) if options.json else markdown(found, *options.diff)
+    if missing := [f"--{name}" for name in REQUIRED if not getattr(options, name)]:
+        raise ValueError(f"{', '.join(missing)} must be given, or --diff OLD NEW")
     sizes = {name: getattr(options, name) for name in ("head_dim", "page_size", "dtype")}
     choice = explain(
         parse_layer(options.heads, kv_dtype=options.kv_dtype, **sizes),
@@ -64,7 +78,7 @@ def render(choice: Choice) -> str:
     able = [f"can run it, best first: {', '.join(choice.order)}"] if len(choice.order) > 1 else []
     problem = [f"but it cannot run: {choice.problem}"] if choice.problem else []
     unasked = any(reason.why.endswith(f"it is {OTHER}") for reason in choice.reasons)
-    models = [f"rules for one model were passed over: --call model={'|'.join(MODELS)}"] * unasked
+    models = [f"rules for one model were passed over: --call model={'|'.join(RULED)}"] * unasked
     return "\n".join([headline(choice), *able, *problem, *models, "", *lines])
 
 

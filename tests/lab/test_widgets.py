@@ -1,9 +1,13 @@
 """The explorer's controls: what they offer, what they show, and that no choice ends the kernel."""
 
 import sys
+import time
+from datetime import UTC, datetime
 
 import pytest
+from support import traces
 from support.explorer_records import FA2, FA3, go_live
+from support.traces import Writer, runs
 
 pytest.importorskip("ipywidgets")
 
@@ -201,3 +205,32 @@ def test_on_a_real_gpu_a_case_that_does_not_fit_is_a_sentence_and_the_next_one_i
     assert seen.times.rounds.tolist() == [1, 1] and seen.times.share.notna().all(), repr(seen)
     assert seen.times.ran[1] == "fa2" and len(seen.kernels) >= 2
     assert len(seen.rules) == 3 and seen.comparison.verdict.tolist() == ["ambiguous"]
+
+
+def test_two_releases_of_the_model_are_compared_below_and_a_problem_is_a_sentence(published):
+    published.compare_now()
+    assert "FlashInfer 0.6.4 (base) to 0.7.2.post1 (new)" in published.answer.value
+    assert "32/8,d128,p16,b16,k8192" in published.answer.value
+    assert "16/2,d128" not in published.answer.value
+    base, _ = published.ends
+    base.value = "fast"
+    published.compare.click()
+    for _ in range(100):
+        if "fast must be a release" in published.answer.value:
+            break
+        time.sleep(0.05)
+    assert "role='alert'" in published.answer.value
+
+
+def test_a_trace_that_is_dropped_is_diagnosed_under_its_own_name(published, tmp_path):
+    def drop(name, content):
+        file = {"name": name, "type": "", "size": len(content), "content": memoryview(content)}
+        published.trace.value = ({**file, "last_modified": datetime.now(UTC)},)
+
+    trace, writer = tmp_path / "server.json.gz", Writer()
+    writer.step([runs(traces.FA3)], mark="step[DECODE bs=3]")
+    writer.save(trace)
+    drop(trace.name, trace.read_bytes())
+    assert trace.name in published.answer.value and "known pattern" in published.answer.value
+    drop("notes.json", b"no trace")
+    assert "ValueError: notes.json must be" in published.answer.value

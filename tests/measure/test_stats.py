@@ -143,3 +143,26 @@ def test_a_gap_is_the_mean_difference_with_students_interval():
     found = paired_gap([10.0, 12.0, 14.0], [9.0, 9.0, 9.0])
     reach = 4.302653 * 2 / math.sqrt(3)
     assert astuple(found) == pytest.approx((3.0, 3 - reach, 3 + reach, 3))
+
+
+@pytest.mark.parametrize(
+    ("ratio", "spread", "word"),
+    [
+        (1.0, 0.001, "not slower"),
+        (1.015, 0.001, "not slower"),
+        (0.99, 0.001, "not slower"),
+        (0.95, 0.001, "faster"),
+        (1.04, 0.001, "slower"),
+        (1.0, 0.05, "ambiguous"),
+        (1.0195, 0.001, "ambiguous"),
+    ],
+)
+def test_not_slower_than_a_margin_needs_an_interval_that_ends_below_it(ratio, spread, word):
+    logs = np.log(ratio) + spread * np.array([-1.0, 1.0, -1.0, 1.0])
+    found = judge(np.exp(logs), [1.0] * 4, noise=0.5, not_slower=0.02)
+    assert (found.word, found.margin) == (word, 0.02)
+
+
+def test_more_confidence_asks_for_a_wider_interval():
+    low, high = (judge(*experiment(3), noise=0, confidence=c).ratio for c in (0.95, 0.999))
+    assert high.low < low.low and high.high > low.high and high.ratio == low.ratio

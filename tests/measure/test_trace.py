@@ -28,6 +28,11 @@ FLASH_ATTN_3 = (
     "flash::CollectiveEpilogueFwd<cute::C<128> >, flash::VarlenDynamicPersistentTileScheduler<128, "
     "128, 256, 128, true, true, true, true> > > >(flash::FlashAttnFwdSm90<Mainloop>::Params)"
 )
+FLASH_ATTN_3_MANGLED = (
+    "_ZN7cutlass13device_kernelIN5flash20enable_sm90_or_laterINS1_16FlashAttnFwdSm90INS1_25"
+    "CollectiveMainloopFwdSm90ILi2EN4cute5tupleIJNS5_1CILi2EEENS7_ILi1EEES9_EEE"
+)
+FA3_MANGLED = "_ZN10flashinfer24PrefillWithKVCacheKernelINS_24SparseCollectiveMainloopI16Additional"
 FLASH_ATTN_3_COMBINE = (
     "void cutlass::device_kernel<flash::FlashAttnFwdCombine<cute::tuple<cute::C<16>, cute::C<64> "
     ">, 4, 256, 1, false, true, cutlass::bfloat16_t, float, cutlass::arch::Sm90> >(Params)"
@@ -84,8 +89,10 @@ NAMES = [
     ("Memset (Device)", "Memset", ""),
     ("Memcpy DtoD (Device -> Device)", "Memcpy DtoD", ""),
     *((bare, bare, "") for bare in ("build_kv_indices_kernel", NVJET, "")),
-    # Beside FlashMLA's, and FlashAttention-2's: no family of ours
-    *((bare, bare, "") for bare in ("flash_fwd_mla_combine_kernel", "flash_fwd_splitkv_kernel")),
+    ("flash_fwd_mla_combine_kernel", "flash_fwd_mla_combine_kernel", ""),
+    ("flash_fwd_splitkv_kernel", "flash_fwd_splitkv_kernel", "flash-attn-2"),
+    (FLASH_ATTN_3_MANGLED, "FlashAttnFwdSm90", "flash-attn-3"),
+    (FA3_MANGLED, "PrefillWithKVCacheKernel", "fa3"),
 ]
 
 

@@ -10,7 +10,7 @@ import pytest
 from support.studies import hand_made, metadata_of
 
 from attnlib.run import releases
-from attnlib.run.releases import available_releases, overlay_for, parse_overlay
+from attnlib.run.releases import available_releases, overlay_for, own_build, parse_overlay
 
 PACKAGE = "flashinfer-python"
 
@@ -75,6 +75,21 @@ def test_a_folder_without_the_release_is_refused_naming_what_it_has(tmp_path):
             parse_overlay(f"attnlib-probe==1.0={tmp_path / name}")
         with pytest.raises(ValueError, match=words):
             overlay_for("attnlib-probe", "1.0", {"attnlib-probe==1.0": tmp_path / name})
+
+
+def test_a_wheel_of_ones_own_is_installed_once_and_anew_if_its_bytes_change(wheels, root):
+    build_wheel(wheels, "attnlib-probe", "1.0+mine")
+    (path,) = wheels.iterdir()
+    release, folder = own_build(path, "attnlib-probe")
+    assert release == "1.0+mine" and (folder / "attnlib_probe.py").exists()
+    assert own_build(path, "attnlib-probe") == own_build(folder, "attnlib-probe")
+    with zipfile.ZipFile(path, "a") as wheel:
+        wheel.writestr("more.py", "")
+    assert own_build(path, "attnlib-probe")[1] != folder and len(list(root.iterdir())) == 2
+    path.write_bytes(b"cut short")
+    with pytest.raises(RuntimeError, match="pip could not install attnlib-probe @ file"):
+        own_build(path, "attnlib-probe")
+    assert len(list(root.iterdir())) == 2, "whole or not there"
 
 
 def test_the_environments_release_is_used_as_it_is(root):

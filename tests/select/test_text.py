@@ -2,6 +2,8 @@
 
 import pytest
 
+import attnlib
+from attnlib import cli
 from attnlib.core.spec import AttnSpec
 from attnlib.select import Call, explain
 from attnlib.select.text import parse_call, parse_layer, render, to_dict
@@ -45,3 +47,20 @@ def test_a_layer_is_read_from_text():
     assert parse_layer("32/8", head_dim=128, page_size=16) == BF16
     with pytest.raises(ValueError, match="heads must be QUERY/KV"):
         parse_layer("32", head_dim=128, page_size=16)
+
+
+def test_what_changes_between_releases_is_what_both_are_explained_to_pick(capsys):
+    releases = ("flashinfer==0.6.3", "flashinfer==0.6.4")
+    found = attnlib.changes(*releases, model="Llama-3.1-8B")
+    plain = found[found.dtype == "bf16"].squeeze()
+    assert [plain.gpu, plain["mode"], plain.before, plain.after] == ["sm90", "decode", "fa3", "fa2"]
+    assert plain.source == "FlashInfer #2530"
+    assert "prefill_paged, target_verify" in found[found.before == "fa3 **!**"]["mode"].iloc[-1]
+    latent = attnlib.changes("flashinfer==0.6.13", "flashinfer==0.7.2", gpus=["sm100", "sm103"])
+    assert {"DeepSeek MLA, 128 heads", "DeepSeek MLA, 16 heads"} <= set(latent.model)
+    assert cli.main(["explain", "--diff", *releases, "--gpu", "sm90"]) == 0
+    title, _, head, rule, *rows = capsys.readouterr().out.splitlines()
+    assert title == "### From flashinfer==0.6.3 to flashinfer==0.6.4" and head.startswith("| model")
+    assert set(rule) == set("|- ") and len({len(row) for row in (head, rule, *rows)}) == 1
+    assert cli.main(["explain", "--diff", *releases, "--gpu", "sm80"]) == 0
+    assert "nothing changes" in capsys.readouterr().out

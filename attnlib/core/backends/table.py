@@ -1,6 +1,7 @@
 """What we know of each backend, in one place: a row per mode of a library. Needs no torch."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 PLANS = ("decode", "mla", "extend")
 """What a backend can plan: `DecodeBatch`, `MlaBatch` or `ExtendBatch`."""
@@ -42,12 +43,17 @@ RECORDED = tuple(
 
 @dataclass(frozen=True)
 class Family:
-    """A kernel family: function names that prove it, whether it needs Hopper, look in figures."""
+    """A kernel family: beginnings of function names that prove it, whose it is, look in figures.
+
+    `decodes` if it takes one query per request, or a few; `hopper` if it needs that.
+    """
 
     kernels: tuple[str, ...]
     hopper: bool = False
     color: str = ""
     marker: str = ""
+    library: str = "FlashInfer"
+    decodes: bool = False
 
 
 FAMILIES = {
@@ -62,17 +68,63 @@ FAMILIES = {
         color="#D55E00",
         marker="^",
     ),
-    "cuda-cores": Family(("BatchDecodeWithPagedKVCacheKernel",), color="#009E73", marker="s"),
-    "flash-attn-3": Family(("FlashAttnFwdSm90",), hopper=True),
+    "cuda-cores": Family(
+        ("BatchDecodeWithPagedKVCacheKernel",), color="#009E73", marker="s", decodes=True
+    ),
+    "flash-attn-3": Family(("FlashAttnFwdSm90",), hopper=True, library="FlashAttention-3"),
     "mla-fa2": Family(("BatchMLAPagedAttentionKernel",)),
     "mla-fa3": Family(("BatchMLAPageAttentionHopperKernel",), hopper=True),
-    "flashmla-dense": Family(("flash_fwd_splitkv_mla_kernel",), hopper=True),
-    "flashmla-sparse": Family(("flash_fwd_splitkv_mla_fp8_sparse_kernel",), hopper=True),
+    "flashmla-dense": Family(
+        ("flash_fwd_splitkv_mla_kernel",), hopper=True, library="FlashMLA", decodes=True
+    ),
+    "flashmla-sparse": Family(
+        ("flash_fwd_splitkv_mla_fp8_sparse_kernel",), True, library="FlashMLA", decodes=True
+    ),
+    "flashmla-sparse-prefill": Family(("sparse_attn_fwd_kernel",), library="FlashMLA"),
+    "flash-attn-2": Family(
+        ("flash_fwd_kernel", "flash_fwd_splitkv_kernel"), library="FlashAttention-2"
+    ),
+    "flash-attn-4": Family(("kernel_cutlass_kernel_flash_attncute",), library="FlashAttention-4"),
+    "xqa": Family(("kernel_mha",), library="TensorRT-LLM", decodes=True),
+    "trtllm-gen": Family(("fmhaSm100aKernel", "fmhaSm100fKernel"), library="TensorRT-LLM"),
+    "fmha-v2": Family(("fmha_v2_flash_attention_",), library="TensorRT-LLM"),
+    "mmha": Family(("masked_multihead_attention_kernel",), library="TensorRT-LLM", decodes=True),
+    "cudnn": Family(("cudnn_generated_fort_native_sdpa_",), library="cuDNN"),
+    "cutlass": Family(("Sm100FmhaFwdKernelTma", "Sm100FmhaMlaKernelTma"), library="CUTLASS"),
+    "triton-decode": Family(
+        ("_fwd_kernel_stage1", "_fwd_grouped_kernel_stage1"), library="Triton", decodes=True
+    ),
+    "triton-unified": Family(("kernel_unified_attention",), library="vLLM's Triton"),
+    "triton-paged": Family(("kernel_paged_attention_2d",), library="vLLM's Triton", decodes=True),
 }
-"""fa2, fa3 and cuda-cores are FlashInfer's; flash-attn-3 is FlashAttention-3 itself."""
+"""Of FlashInfer unless `library` says otherwise. Names are those of the libraries' sources, or of
+traces that were published."""
 
 FAMILY_OF = {kernel: name for name, family in FAMILIES.items() for kernel in family.kernels}
 """Function name of a kernel -> the family that it proves."""
+
+ROLE_OF = {
+    kernel: role
+    for role, kernels in {
+        "prepare": "prepare_varlen_num_blocks_kernel",
+        "merge": "FlashAttnFwdCombine PersistentVariableLengthMergeStatesKernel reduce_segments "
+        "flash_fwd_splitkv_combine_kernel flash_fwd_mla_combine_kernel _fwd_kernel_stage2 "
+        "fmhaReductionKernel",
+        "metadata": "_fused_metadata_kernel_ps1_no_swa _fused_metadata_kernel_general "
+        "_fused_decode_metadata_kernel create_flashinfer_kv_indices_triton get_mla_metadata_kernel "
+        "create_flashmla_kv_indices_triton decode_metadata_kernel step_metadata_kernel "
+        "kv_indices_kernel plan_kernel draft_metadata_kernel verify_metadata_kernel",
+    }.items()
+    for kernel in kernels.split()
+}
+"""Kernel beside attention -> what it does: FlashAttention-3's schedule, the merge of a request's
+splits, page tables and lengths."""
+
+
+@lru_cache
+def family_of(kernel: str) -> str:
+    """The family whose name a kernel's function name begins with, or the empty string."""
+    return next((name for start, name in FAMILY_OF.items() if kernel.startswith(start)), "")
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ right one before its replay. Another's words are refused at capture and in eager
 replay.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TypeAlias
@@ -232,16 +232,19 @@ def writes(words: torch.Tensor) -> int | None:
     return None if words.is_inference() else words._version
 
 
+def misfit(differing: Mapping[str, tuple[object, object]]) -> str:
+    """That metadata was made for another call: of each field its value there, and the call's."""
+    told = "; ".join(f"{name} must be {a!r}, got {b!r}" for name, (a, b) in differing.items())
+    return f"scheduler metadata does not fit the call: {told}"
+
+
 def _mismatch(made_for: SchedulerFacts, call: SchedulerFacts) -> str:
-    told = [
-        f"{name} must be {mine!r}, got {theirs!r}"
-        for name, (mine, theirs) in made_for.differences(call).items()
-    ]
+    told = misfit(made_for.differences(call))
     if made_for.max_seqlen_k != call.max_seqlen_k and made_for.page_size == call.page_size:
         page = made_for.page_size or 1
         widths = made_for.max_seqlen_k // page, call.max_seqlen_k // page
-        told.append(f"that is a page-table width of {widths[0]}, got {widths[1]}")
-    return f"scheduler metadata does not fit the call: {'; '.join(told)}"
+        told += f"; that is a page-table width of {widths[0]}, got {widths[1]}"
+    return told
 
 
 def _require_packing(facts: SchedulerFacts) -> None:

@@ -1,0 +1,112 @@
+"""The forward passes of a server's trace: where each begins and ends, and what it is.
+
+| the trace has | a step is |
+|---|---|
+| marks of steps | what was launched under one mark of SGLang or vLLM |
+| attention in CUDA graphs | one replay of a graph that holds attention |
+| neither | attention calls up to a copy between host and GPU, which fewer than half follow |
+
+What ran since the step before belongs to the step that follows: sampling and metadata stand there.
+A mark tells decode from prefill. Without one, attention in a CUDA graph is decode, because engines
+capture it and run prefill eagerly, and the kernel is asked otherwise.
+"""
+
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby, pairwise
+
+from .spans import Span
+from .trace_file import Trace
+
+DECODE, VERIFY, PREFILL, MIXED, UNKNOWN = "decode", "verify", "prefill", "mixed", "unknown"
+SGLANG = re.compile(r"step\[\s*(\w+).*?bs=(\d+)")
+VLLM = re.compile(r"execute_(?:\d+_)?context_(\d+)\(.*?\)_generation_(\d+)")
+SGLANG_KINDS = {"DECODE": DECODE, "TARGET_VERIFY": VERIFY, "EXTEND": PREFILL, "MIXED": MIXED}
+HOST_COPIES = ("Memcpy HtoD", "Memcpy DtoH")
+Key = tuple[str, int]
+"""What the GPU work of one step shares: its mark, its graph launch, or the copies before it."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One forward pass: `ahead` ran since the step before and before its first attention kernel.
+
+    `body` begins with that kernel; `attention` are those of `body` that are attention. `waits` are
+    the host's from the launch of the first of `ahead` to that of the attention. `batch_size` is 0
+    where no mark tells it; `marked` are those of `ahead` that were launched under the step's mark.
+    """
+
+    kind: str
+    batch_size: int
+    ahead: Sequence[Span]
+    body: Sequence[Span]
+    attention: Sequence[Span]
+    waits: Sequence[Span]
+    marked: Sequence[Span]
+
+    @property
+    def work(self) -> list[Span]:
+        """All that the GPU ran."""
+        return [*self.ahead, *self.body]
+
+    @property
+    def in_graph(self) -> bool:
+        """Whether its attention was replayed from a CUDA graph."""
+        return self.attention[0].in_graph
+
+
+def find_steps(trace: Trace, kind_of: Callable[[Span], str]) -> list[Step]:
+    """The steps of a trace by the rules above, in order; none if no kernel is attention.
+
+    `kind_of` tells of an attention kernel what step it speaks for, and is empty for others.
+    """
+    work = trace.work
+    places = [place for place, span in enumerate(work) if kind_of(span)]
+    copies = list(accumulate(span.name in HOST_COPIES for span in work))
+    usual = 2 * sum(copies[a] != copies[b] for a, b in pairwise(places)) >= len(places) - 1
+    keys = [
+        _key(trace, span, 0 if usual else copied) for span, copied in zip(work, copies, strict=True)
+    ]
+    runs = [list(run) for _, run in groupby(places, keys.__getitem__)]
+    steps, begin = [], 0
+    for number, run in enumerate(runs):
+        key, first = keys[run[0]], run[0]
+        after = runs[number + 1][0] if number + 1 < len(runs) else len(work)
+        end = 1 + max(place for place in range(run[-1], after) if keys[place] == key)
+        kind, batch = _told(trace.marks[key[1]].name) if key[0] == "mark" else ("", 0)
+        kind = kind or (DECODE if work[first].in_graph else kind_of(work[first]))
+        ahead, attention = work[begin:first], [work[place] for place in run]
+        marked = [work[at] for at in range(begin, first) if keys[at] == key and key[0] == "mark"]
+        waits = _waits(trace, work[begin : first + 1])
+        steps.append(Step(kind, batch, ahead, work[first:end], attention, waits, marked))
+        begin = end
+    return steps
+
+
+def _key(trace: Trace, span: Span, copied: int) -> Key:
+    at = trace.launched_us.get(span.launch, float("-inf"))
+    mark = bisect_right(trace.marks, at, key=lambda mark: mark.start_us) - 1
+    if mark >= 0 and at <= trace.marks[mark].end_us:
+        return "mark", mark
+    return ("graph", span.launch) if span.in_graph else ("eager", copied)
+
+
+def _told(mark: str) -> tuple[str, int]:
+    """Kind and batch size that a mark tells; nothing and 0 if it tells none."""
+    if found := SGLANG.match(mark):
+        return SGLANG_KINDS.get(found[1], UNKNOWN), int(found[2])
+    if found := VLLM.match(mark):
+        context, generation = int(found[1]), int(found[2])
+        kind = MIXED if context and generation else PREFILL if context else DECODE
+        return kind, context + generation
+    return "", 0
+
+
+def _waits(trace: Trace, work: Sequence[Span]) -> Sequence[Span]:
+    """What the host waited for between launching the first and the last of these."""
+    known = [trace.launched_us[span.launch] for span in work if span.launch in trace.launched_us]
+    ends = (min(known), max(known)) if known else (0.0, 0.0)
+    low, high = (bisect_right(trace.waits, at, key=lambda wait: wait.start_us) for at in ends)
+    return trace.waits[low:high]

@@ -1,0 +1,206 @@
+"""Traces of servers, read as a stream: of torch.profiler (`.json`, `.json.gz`) or Nsight Systems
+(`.sqlite`, by `nsys export --type sqlite`), whose rows become the same events. Needs no torch.
+
+Marks are annotations that SGLang (`step[DECODE bs=4]`) and vLLM (`execute_context_0(0)_...`) put
+around a forward pass. Times are microseconds from the first event of a length.
+"""
+
+import gzip
+import json
+import os
+import re
+import sqlite3
+import sys
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TextIO
+
+from .spans import GPU_WORK, LAUNCHES, Span, short_name
+
+CHUNK, MOST_CHARACTERS = 1 << 20, 1 << 24
+"""Characters read at a time; and most that a single event, or what precedes them all, may take."""
+MARKS = ("step[", "execute_")
+EVENTS, DEVICES = (
+    re.compile(rf'"{name}"\s*:\s*(?=\[)') for name in ("traceEvents", "deviceProperties")
+)
+BETWEEN = re.compile(r"[\s,]*")
+DECODER = json.JSONDecoder(strict=False)
+COPIES = {1: "Memcpy HtoD", 2: "Memcpy DtoH", 8: "Memcpy DtoD"}
+"""CUPTI's kinds of copies."""
+TORN = EOFError, zlib.error, gzip.BadGzipFile, sqlite3.Error
+CUPTI = "CUPTI_ACTIVITY_KIND_"
+TABLES = {
+    f"{CUPTI}KERNEL": "kernel",
+    f"{CUPTI}MEMCPY": "gpu_memcpy",
+    f"{CUPTI}MEMSET": "gpu_memset",
+    f"{CUPTI}RUNTIME": "cuda_runtime",
+    "NVTX_EVENTS": "user_annotation",
+}
+"""Table of an export -> the category that torch.profiler has for it."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What one GPU of a trace ran, by start, and what the host waited for meanwhile.
+
+    `work` are kernels, copies and fills; `waits` are calls that block the host. `launched_us` maps
+    a launch to the moment the host made it. `gpu` is empty and `num_sms` 0 if not told.
+    """
+
+    path: str
+    source: str
+    gpu: str
+    num_sms: int
+    gpus: int
+    work: Sequence[Span]
+    waits: Sequence[Span]
+    marks: Sequence[Span]
+    launched_us: Mapping[int, float]
+
+
+def read_trace(path: str | os.PathLike[str]) -> Trace:
+    """Read a trace; ValueError in one line for a file that is none, is cut short or has no kernels.
+
+    OSError where it cannot be read. Memory grows with the kernels that it holds, not with its size.
+    """
+    path = Path(path)
+    with path.open("rb") as file:
+        begins = file.read(16)
+    try:
+        if begins == b"SQLite format 3\0":
+            with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as base:
+                return _read_nsys(path, base)
+        opened = gzip.open if begins.startswith(b"\x1f\x8b") else open
+        with opened(path, "rt", encoding="utf-8", errors="replace") as text:
+            return _read_chrome(path, text)
+    except (*TORN, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} must be a whole trace: {error}") from error
+
+
+def _read_chrome(path: Path, text: TextIO) -> Trace:
+    head = text.read(CHUNK)
+    while not (start := EVENTS.search(head)):
+        more = text.read(CHUNK)
+        head += more
+        if not more or len(head) > MOST_CHARACTERS:
+            raise ValueError(
+                f"{path} must be a Chrome trace of torch.profiler (.json, .json.gz) or an export "
+                f"by nsys export --type sqlite; it begins with {head[:24]!r}"
+            )
+    told = DEVICES.search(head, 0, start.start())
+    devices = DECODER.raw_decode(head, told.end())[0] if told else []
+    gpus = {each.get("id"): (each.get("name"), each.get("numSms")) for each in devices}
+    return _kept(path, "torch.profiler", gpus, _events(path, text, head[start.end() + 1 :]))
+
+
+def _events(path: Path, text: TextIO, buffer: str) -> Iterator[dict[str, Any]]:
+    """The events of a Chrome trace, one after the other; `buffer` begins within their list."""
+    place = count = 0
+    while True:
+        place = next(BETWEEN.finditer(buffer, place)).end()
+        if buffer.startswith("]", place):
+            return
+        try:
+            event, place = DECODER.raw_decode(buffer, place)
+        except ValueError as error:
+            more = text.read(CHUNK)
+            if not more or len(buffer) > MOST_CHARACTERS:
+                words = f"{path} ends within its events, after {count:,}: is it whole?"
+                raise ValueError(words) from error
+            buffer, place = buffer[place:] + more, 0
+        else:
+            count += 1
+            yield event if isinstance(event, dict) else {}
+
+
+def _read_nsys(path: Path, base: sqlite3.Connection) -> Trace:
+    base.row_factory = lambda cursor, row: dict(
+        zip((column[0] for column in cursor.description), row, strict=True)
+    )
+    tables = {row["name"] for row in base.execute("SELECT name FROM sqlite_master")}
+    if f"{CUPTI}KERNEL" not in tables:
+        raise ValueError(
+            f"{path} has no kernels: capture with --trace cuda,nvtx --cuda-graph-trace=node"
+        )
+    names = {row["id"]: row["value"] for row in base.execute("SELECT id, value FROM StringIds")}
+    cards = base.execute("SELECT * FROM TARGET_INFO_GPU") if "TARGET_INFO_GPU" in tables else ()
+    gpus = {row.get("id"): (row.get("name"), row.get("smCount")) for row in cards}
+    events = (
+        _event(row, category, names)
+        for table, category in TABLES.items()
+        if table in tables
+        for row in base.execute(f"SELECT * FROM {table} WHERE end")  # noqa: S608 - our own name
+    )
+    return _kept(path, "Nsight Systems", gpus, events)
+
+
+def _event(row: Mapping[str, Any], category: str, names: Mapping[int, str]) -> dict[str, Any]:
+    """A row of an export as torch.profiler would write it; Nsight Systems counts nanoseconds."""
+    known = (row.get(key) for key in ("demangledName", "nameId", "textId"))
+    name = row.get("text") or next((names[n] for n in known if n is not None), "")
+    args = {
+        "device": row.get("deviceId"),
+        "stream": row.get("streamId"),
+        "correlation": row.get("correlationId"),
+        "graph id": row.get("graphNodeId"),
+        "bytes": row.get("bytes"),
+        **{s: [row.get(f"{s}{axis}") for axis in "XYZ"] for s in ("grid", "block")},
+    }
+    us = {"ts": row["start"] / 1e3, "dur": (row["end"] - row["start"]) / 1e3}
+    named = {"gpu_memcpy": COPIES.get(row.get("copyKind", 0), "Memcpy"), "gpu_memset": "Memset"}
+    return {"ph": "X", "cat": category, "name": named.get(category, name), "args": args, **us}
+
+
+def _kept(
+    path: Path,
+    source: str,
+    gpus: Mapping[Any, tuple[str | None, int | None]],
+    events: Iterable[Mapping[str, Any]],
+) -> Trace:
+    """What is looked at, of the GPU that ran most; ValueError if none ran anything."""
+    work: dict[Any, list[Span]] = defaultdict(list)
+    waits, marks, launched, graphs, begin = [], [], {}, set(), None
+    for event in events:
+        if event.get("ph") != "X" or "dur" not in event:
+            continue
+        category, name, args = event.get("cat"), sys.intern(event["name"]), event.get("args") or {}
+        begin = float(event["ts"]) if begin is None else begin
+        start, length = round(float(event["ts"]) - begin, 3), float(event["dur"])
+        launch = args.get("correlation")
+        if category in GPU_WORK:
+            lane = sys.intern(f"stream {args.get('stream', '?')}")
+            work[args.get("device", event.get("pid"))].append(
+                Span(
+                    *(GPU_WORK[category], short_name(name), lane, start, length, length),
+                    launch=-1 if launch is None else launch,
+                    in_graph=bool(args.get("graph id")),
+                    symbol=name,
+                    grid=tuple(args.get("grid") or ()),
+                    block=tuple(args.get("block") or ()),
+                    copied_bytes=(category == "gpu_memcpy" and args.get("bytes")) or 0,
+                )
+            )
+        elif category in LAUNCHES and "Synchronize" in name:
+            waits.append(Span("wait", name, "", start, length, length))
+        elif category in LAUNCHES and launch is not None:
+            launched[launch] = start
+            graphs |= {launch} if "GraphLaunch" in name else set()
+        elif category == "user_annotation" and name.startswith(MARKS):
+            marks.append(Span("mark", name, "", start, length, length))
+    if not work:
+        raise ValueError(
+            f"{path} has no kernel of a GPU: profile with ProfilerActivity.CUDA, or nsys with "
+            "--trace cuda, on the process that holds the GPU"
+        )
+    device = max(work, key=lambda each: len(work[each]))
+    # Older profilers tell a graph's kernels by their launch alone.
+    ran = [replace(s, in_graph=s.in_graph or s.launch in graphs) for s in work[device]]
+    for spans in (ran, waits, marks):
+        spans.sort(key=lambda span: span.start_us)
+    gpu, sms = gpus.get(device, (None, None))
+    told = (path.name, source, gpu or "", sms or 0, len(work))
+    return Trace(*told, ran, waits, marks, launched)

@@ -1,0 +1,344 @@
+"""Two releases of a library over the calls of models, or a list of cases: a study on the spot.
+
+Rounds are looked at after 4, 8, 16 and 24, all even, so that A B B A cancels the order; a case is
+done at the first look that gives a verdict. At most `ERROR` is the chance that any verdict of a
+table is wrong: an interval leaves out `ERROR` / (looks x rows) (Bonferroni). The rounds of a study
+are one look: nobody looked between them.
+
+Records are those of `compare_flashinfer`; without a GPU also of each study with both releases.
+"""
+
+import json
+import os
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pandas as pd
+
+from ..core.backends.table import COMPARED
+from ..core.spec import MLA, MODELS, AttnSpec, MlaSpec, model_of, require_word
+from ..draw import charts, style
+from ..draw.cards import Card, Shown
+from ..kinds.cases import Case
+from ..kinds.decode.case import DecodeCase
+from ..kinds.extend.case import ExtendCase
+from ..kinds.item import Item
+from ..kinds.listed import parse_cases
+from ..kinds.mla.case import MlaCase
+from ..measure.stats import MIN_EFFECT, Verdict, judge
+from ..run import store
+from ..run.bisect import TIMER, Pair, families_of, good_rounds, times_of
+from ..run.jobs import Job
+from ..run.record import Record
+from ..run.releases import Version, overlay_for, own_build
+from ..run.study import Sweep, machine_shown, mode
+from ..select.changes import changes
+from . import STUDIES
+
+LIBRARY = "flashinfer"
+NAME = f"compare_{LIBRARY}"
+ERROR, LOOKS = 0.05, (4, 8, 16, 24)
+BACKENDS = {
+    "": ("flashinfer-auto",),
+    "extend": ("flashinfer-prefill-auto",),
+    "mla": ("flashinfer-mla-fa2", "flashinfer-mla-fa3"),
+}
+"""Kind of a case -> the backends compared; of MLA both kernels, which a caller names."""
+STEPS = ((1, 4096), (16, 8192), (128, 4096))
+"""Batch and kv_len of the decode steps of a model."""
+EXTENDS = (
+    ("prefill_paged", 2048, 1, 2048),
+    ("prefill_paged", 512, 8, 8704),
+    ("prefill_ragged", 2048, 4, 2048),
+    ("target_verify", 4, 32, 8192),
+    ("draft_extend", 5, 32, 8192),
+)
+"""Mode, queries per request, batch and kv_len of its other calls."""
+ROW_INCHES = 0.3
+RATIO = ("ratio", "low", "high")
+COLUMNS = ["case", "backend", "timer", "base_us", "new_us", *RATIO, "rounds", "verdict"]
+COLUMNS += ["base_ran", "new_ran", "kernels", "base_plan_us", "new_plan_us", "study", "machine"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Upgrade(Shown):
+    """From release `base` to `new`: a row per case and backend, what `auto` picks otherwise."""
+
+    base: str
+    new: str
+    rows: pd.DataFrame
+    picks: pd.DataFrame
+    notes: tuple[str, ...]
+    records: tuple[Record, ...]
+
+    def table(self) -> pd.DataFrame:
+        """Both times (us), ratio, verdict, kernels, planning on the host apart."""
+        return self.rows.round(3)
+
+    @property
+    def slower(self) -> list[str]:
+        """The cases that became slower, or that only the old release runs."""
+        return self.rows.case[self.rows.verdict.isin(("slower", "fails"))].tolist()
+
+    def figure(self) -> "charts.Figure":
+        """Time of new over base, a dot per case that both releases ran."""
+        rows = self.rows.dropna(subset="ratio")
+        title, size = f"FlashInfer {self.base} to {self.new}", (9, 1.4 + ROW_INCHES * len(rows))
+        words = ("run time of new over base, by rounds (log)", "")
+        figure, (axis,) = charts.panels([title], size, store.frame(self.records), words)
+        placed = rows.assign(place=range(len(rows)))
+        charts.dots(
+            axis, placed, "ratio", "place", by="verdict", looks=charts.VERDICTS, interval="x"
+        )
+        charts.categories(axis, "y", rows.case)
+        axis.axvline(1, **style.RULE)
+        style.log_axes(axis, "x")
+        axis.legend(frameon=True)
+        return figure
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form."""
+        rows, picks = (json.loads(t.to_json(orient="records")) for t in (self.rows, self.picks))
+        told = {"base": self.base, "new": self.new, "slower": self.slower, "notes": self.notes}
+        return {**told, "cases": rows, "picks": picks}
+
+    def card(self) -> Card:
+        """Verdicts, then kernels and planning, then what `auto` picks otherwise."""
+        rows, plans = self.rows.copy(), ["base_plan_us", "new_plan_us"]
+        rows = rows.iloc[(~rows.case.isin(self.slower)).argsort(kind="stable")]
+        digits = dict.fromkeys(RATIO, 3) | {"rounds": 0}
+        for name in rows.select_dtypes("number"):
+            words = f"{{:,.{digits.get(name, 1)}f}}".format
+            rows[name] = ["-" if pd.isna(value) else words(value) for value in rows[name]]
+        tally = ", ".join(f"{count} {word}" for word, count in rows.verdict.value_counts().items())
+        sources = self.rows.dropna(subset="study")
+        return Card(
+            title=f"FlashInfer {self.base} (base) to {self.new} (new): {tally}",
+            notes=self.notes,
+            facts=[],
+            table=rows[[name for name in COLUMNS[:10] if name != "timer"]],
+            caption="time of one call in microseconds, new over base",
+            footer=f"records of {', '.join((sources.study + ' on ' + sources.machine).unique())}",
+            more=[
+                ("kernels that changed", rows[rows.kernels != ""][COLUMNS[:2] + COLUMNS[10:13]]),
+                ("planning on the host, apart", rows[rows[plans[0]] != "-"][COLUMNS[:2] + plans]),
+                ("what auto picks otherwise, by the rules", self.picks),
+            ],
+        )
+
+
+def compare_releases(
+    base: str,
+    new: str,
+    *,
+    package: str = COMPARED[LIBRARY],
+    models: str | Sequence[str] = (),
+    cases: str | Sequence[str] = (),
+    not_slower: float = 0.0,
+    progress: Any = None,
+) -> Upgrade:
+    """Measure, or replay, which calls release `new` of `package` runs slower than `base`.
+
+    Either may be a wheel or a folder of your own. `cases` are lines as of `kinds.listed`; without
+    them, live, the usual calls of `models` (of all, if none is named), and in replay what is on
+    record of those. `not_slower` (0.02 is 2 %) asks only for that. `progress` is as tqdm.
+
+    Raises ValueError for what cannot be asked, RuntimeError for a release that cannot be had,
+    FileNotFoundError where none of the cases is on record.
+    """
+    require_word("package", package, (COMPARED[LIBRARY],))
+    models = (models,) if isinstance(models, str) else models
+    cases = cases.splitlines() if isinstance(cases, str) else cases
+    for name in models:
+        require_word("model", name, (*MODELS, MLA))
+    if not 0 <= not_slower < 1:
+        raise ValueError(f"not_slower must lie in 0..1, such as 0.02 for 2 %, got {not_slower}")
+    models = tuple(models) or (*MODELS, MLA)
+    listed, notes = parse_cases(cases, models)
+    if cases and not listed:
+        raise ValueError(
+            f"cases must hold one that can be run; {'; '.join(notes) or 'all are empty'}"
+        )
+    overlays: dict[str, Path] = {}
+    both = (_release(base, package, overlays), _release(new, package, overlays))
+    if Version(both[0]) == Version(both[1]):
+        own = f"give a build of yours a version of its own, such as {both[0]}+mine"
+        raise ValueError(f"base and new must be two releases ({own}), both are {both[0]}")
+    found = _Found(both, not_slower, {}, {}, looks=len(LOOKS) if mode() == "live" else 1)
+    if mode() == "live":
+        chosen = listed or [case for name in models for case in calls_of(name)]
+        for release in both:
+            overlay_for(package, release, overlays)
+        _measure(found, items_of(chosen), Sweep(overlays=overlays, progress=progress))
+    elif overlays:
+        raise RuntimeError(f"{', '.join(overlays)} is a build of your own: it needs a CUDA GPU")
+    else:
+        _replay(found, items_of(listed), models)
+    return found.upgrade(models, notes)
+
+
+def items_of(cases: Sequence[Case]) -> list[Item]:
+    """What is run of each case, as engines call it: prefill eagerly, all else in a CUDA graph."""
+    eager = [getattr(case, "mode", "").startswith("prefill") for case in cases]
+    timed = zip(cases, ("profiler" if each else TIMER for each in eager), strict=True)
+    return [Item(name, timer, case) for case, timer in timed for name in BACKENDS[case.kind]]
+
+
+def calls_of(model: str) -> list[Case]:
+    """The usual calls of a model in each mode that it has, pages of 16 tokens (MLA: 64)."""
+    if model == MLA:
+        return [MlaCase(MlaSpec(heads), *step) for heads in (128, 16) for step in STEPS]
+    found: list[Case] = [DecodeCase(AttnSpec(*MODELS[model], 16), *step) for step in STEPS]
+    for name, q_len, batch, kv_len in EXTENDS:
+        spec = AttnSpec(*MODELS[model], 1 if name == "prefill_ragged" else 16)
+        found.append(ExtendCase(DecodeCase(spec, batch, kv_len), name, q_len))
+    return found
+
+
+def _release(text: str, package: str, overlays: dict[str, Path]) -> str:
+    """The release that `text` names, or that the build there holds, which `overlays` then has."""
+    try:
+        return str(Version(text))
+    except ValueError:
+        release, overlays[f"{package}=={release}"] = own_build(Path(text), package)
+    return release
+
+
+@dataclass
+class _Found:
+    """The good rounds of each item, the record that failed of others, and what follows."""
+
+    both: tuple[str, str]
+    not_slower: float
+    pairs: dict[Item, list[Pair]]
+    failed: dict[Item, Record]
+    looks: int = len(LOOKS)
+
+    def verdict(self, item: Item) -> Verdict:
+        # Rounds of a search that was stopped between two looks are not looked at yet.
+        count = len(self.pairs[item])
+        seen = max((look for look in LOOKS if self.looks > 1 and look <= count), default=count)
+        base, new = (times_of(side) for side in zip(*self.pairs[item][:seen], strict=True))
+        sure = 1 - ERROR / (self.looks * len(self.pairs))
+        return judge(new, base, noise=0.0, not_slower=self.not_slower, confidence=sure)
+
+    def is_done(self, item: Item) -> bool:
+        pairs = self.pairs[item]
+        return item in self.failed or bool(pairs) and self.verdict(item).word != "ambiguous"
+
+    def take(
+        self, wanted: Collection[Item] | Callable[[Item], bool], records: list[Record]
+    ) -> None:
+        """Take the rounds of items that both releases ran, and what failed: of both the base."""
+        is_wanted = wanted if callable(wanted) else wanted.__contains__
+        own = [r for r in records if r.item.release in self.both and is_wanted(_plain(r))]
+        tried = {record.item for record in own}
+        for item, pairs in good_rounds(own, self.both).items():
+            whole = {replace(item, release=release) for release in self.both} <= tried
+            if whole and len(pairs) >= len(self.pairs.get(item, ())):
+                self.pairs[item] = pairs
+        for record in sorted(own, key=lambda record: record.item.release == self.both[0]):
+            if record.status != "ok" and _plain(record) in self.pairs:
+                self.failed[_plain(record)] = record
+
+    def row(self, item: Item) -> dict[str, Any]:
+        row: dict[str, Any] = {"case": item.case.key, "backend": item.backend}
+        row |= {"timer": item.timer, "rounds": len(self.pairs[item]), "kernels": ""}
+        if failed := self.failed.get(item):
+            return row | {"verdict": "fails" if failed.item.release == self.both[1] else "not run"}
+        if not self.pairs[item]:
+            return row | {"verdict": "not on record"}
+        verdict, last = self.verdict(item), self.pairs[item][-1]
+        for name, side in zip(("base", "new"), zip(*self.pairs[item], strict=True), strict=True):
+            plans = [time for record in side for time in record.plan_us]
+            row |= {f"{name}_us": median(times_of(side)), f"{name}_ran": families_of(side)}
+            row |= {f"{name}_plan_us": median(plans) if plans else None}
+        a, b = ({k["name"]: k["launches"] for k in record.kernels} for record in last)
+        changed = [f"{k} {a.get(k, 0):g} to {b.get(k, 0):g}" for k in a | b if a.get(k) != b.get(k)]
+        row |= {name: getattr(verdict.ratio, name) for name in RATIO}
+        row |= {"rounds": verdict.ratio.pairs, "verdict": verdict.word}
+        row |= {"kernels": ", ".join(changed)}
+        return row | {"study": last[0].study, "machine": last[0].machine_slug}
+
+    def upgrade(self, models: Sequence[str], notes: Sequence[str]) -> Upgrade:
+        rule = f"The chance that any verdict here is wrong is at most {ERROR:.0%}"
+        margin = f"margin {self.not_slower or MIN_EFFECT:.1%}"
+        told = [f"{rule}, looks and rows counted in; {margin}.", *notes]
+        for item, record in self.failed.items():
+            why = f"{record.item.release} {record.status}: {' '.join(record.reason.split())}"
+            told.append(f"{item.case.key}, {item.backend}: {why}")
+        machines = [pairs[0][0].machine for pairs in self.pairs.values() if pairs]
+        known = {m["compute_capability"] for m in machines if "compute_capability" in m}
+        gpus = ["sm" + each.replace(".", "") for each in sorted(known)]
+        old, new = (f"{LIBRARY}=={Version(release).public}" for release in self.both)
+        try:
+            names = [""] if len(models) > len(MODELS) else models
+            picks = pd.concat([changes(old, new, model=name, gpus=gpus) for name in names])
+        except ValueError as error:
+            picks = pd.DataFrame()
+            told.append(f"What auto picks is not known: {error}.")
+        records = tuple(r for pairs in self.pairs.values() for pair in pairs for r in pair)
+        rows = pd.DataFrame(map(self.row, self.pairs), columns=COLUMNS)
+        return Upgrade(*self.both, rows, picks.reset_index(drop=True), tuple(told), records)
+
+
+def _plain(record: Record) -> Item:
+    return replace(record.item, release="")
+
+
+def _measure(found: _Found, items: list[Item], sweep: Sweep) -> None:
+    """Measure rounds of what is not decided, look by look; odd rounds run from last to first."""
+    command = f"python -m attnlib compare --base {found.both[0]} --new {found.both[1]}"
+    machine, first = machine_shown(NAME, "cuda", ""), 0
+    if sweep.overlays:
+        # A build may have been made anew under its old version: only the rounds of now count.
+        first = 1 + max((record.round for record in store.find(NAME, machine)), default=-1)
+    found.pairs = {item: [] for item in items}
+
+    def take() -> None:
+        found.take(items, [r for r in store.find(NAME, machine) if r.round >= first])
+
+    take()
+    for look in LOOKS:
+        left = [item for item in items if not found.is_done(item)]
+        for number in range(look):
+            step = -1 if number % 2 else 1
+            jobs = []
+            for release in found.both[::step]:
+                own = [replace(i, release=release) for i in left[::step] if i not in found.failed]
+                job = Job(NAME, first + number, "cuda", release, tuple(own), command)
+                jobs += [job] if own else []
+            if sweep.run(jobs):
+                take()
+
+
+def _replay(found: _Found, items: list[Item], models: Sequence[str]) -> None:
+    """Take the rounds on record of `items` or, if there are none, of the calls of `models`."""
+    wish, own = os.environ.get("ATTNLIB_MACHINE"), store.machines(NAME)
+    sources = [(NAME, machine) for machine in own if wish in (None, machine)]
+    for study in STUDIES.values():
+        if set(found.both) <= {release for grid in study.grids for release in grid.releases}:
+            sources.append((study.name, wish or study.reference_machine))
+    sources = [(name, machine) for name, machine in sources if machine in store.machines(name)]
+    for name, machine in sources:
+        count = len(found.pairs)
+        found.take(items or partial(_is_call, models), store.find(name, machine))
+        if name == NAME and len(found.pairs) > count:
+            found.looks = len(LOOKS)
+    if not found.pairs:
+        both, where = " and ".join(found.both), ", ".join(name for name, _ in sources) or "none"
+        raise FileNotFoundError(
+            f"releases {both} must have rounds of such a case on record to be replayed, there are "
+            f"none; studies that have both: {where}"
+        )
+    found.pairs = {item: found.pairs.get(item, []) for item in items or found.pairs}
+
+
+def _is_call(models: Sequence[str], item: Item) -> bool:
+    """Whether an item on record is a call of one of `models`."""
+    usual = getattr(item.case, "kind", None) in BACKENDS and item in items_of([item.case])
+    return usual and model_of(item.case.spec) in models

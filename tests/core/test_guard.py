@@ -1,0 +1,221 @@
+"""The guard in stand-ins with the signatures of the engines' modules, called as the engines do."""
+
+import gc
+import logging
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+import attnlib
+from attnlib.core.schedule.guard import _active as active
+
+MODEL = SimpleNamespace(heads=16, kv_heads=8, head_dim=128)  # Qwen3-0.6B
+WIDTH, PAGE = 512, 16
+
+
+def get_scheduler_metadata(
+    batch_size, max_seqlen_q, max_seqlen_k, num_heads, num_heads_k, headdim, cache_seqlens,
+    qkv_dtype=torch.bfloat16, headdim_v=None, cu_seqlens_q=None, cu_seqlens_k_new=None,
+    cache_leftpad=None, page_size=None, max_seqlen_k_new=0, causal=False, window_size=(-1, -1),
+    attention_chunk=0, has_softcap=False, num_splits=0, pack_gqa=None, sm_margin=0,
+):  # fmt: skip
+    return torch.zeros(1 + 4 * -(-batch_size // 4) * 4, dtype=torch.int32)
+
+
+def flash_attn_with_kvcache(
+    q, k_cache, v_cache, k=None, v=None, qv=None, rotary_cos=None, rotary_sin=None,
+    cache_seqlens=None, cache_batch_idx=None, cache_leftpad=None, page_table=None,
+    cu_seqlens_q=None, cu_seqlens_k_new=None, max_seqlen_q=None, rotary_seqlens=None,
+    q_descale=None, k_descale=None, v_descale=None, softmax_scale=None, causal=False,
+    window_size=(-1, -1), attention_chunk=None, softcap=0.0, rotary_interleaved=True,
+    scheduler_metadata=None, num_splits=0, pack_gqa=None, sm_margin=0, return_softmax_lse=False,
+    sinks=None, score_mod=None, aux_tensors=None, ver=3, out=None,
+):  # fmt: skip
+    return q
+
+
+def flash_attn_varlen_func(
+    q, k, v, max_seqlen_q, cu_seqlens_q, max_seqlen_k, cu_seqlens_k=None, seqused_k=None,
+    q_v=None, dropout_p=0.0, softmax_scale=None, causal=False, window_size=None, softcap=0.0,
+    alibi_slopes=None, deterministic=False, return_attn_probs=False, block_table=None,
+    return_softmax_lse=False, out=None, scheduler_metadata=None, q_descale=None, k_descale=None,
+    v_descale=None, num_splits=0, fa_version=2, s_aux=None,
+):  # fmt: skip
+    return q
+
+
+class Graph:
+    """A CUDA graph whose replay runs no Python."""
+
+    def capture_begin(self):
+        pass
+
+    def capture_end(self):
+        pass
+
+    def replay(self):
+        return "replayed"
+
+
+Graph.plain_replay = Graph.replay
+
+
+@pytest.fixture(autouse=True)
+def engines(monkeypatch):
+    """SGLang's and vLLM's modules, and one of an engine that imported what it calls."""
+    names = ("sgl_kernel", "sgl_kernel.flash_attn", "vllm", "vllm.vllm_flash_attn", "an_engine")
+    for name in names:
+        module = ModuleType(name)
+        module.get_scheduler_metadata = get_scheduler_metadata
+        module.flash_attn_with_kvcache = flash_attn_with_kvcache
+        module.flash_attn_varlen_func = flash_attn_varlen_func
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    yield sys.modules["an_engine"]
+    for left in list(active):
+        left.remove()
+
+
+class Backend:
+    """What SGLang 0.5.11 does of a decode step: heads by `tp_size`, a buffer for CUDA graphs."""
+
+    def __init__(self, engine, tp_size=1):
+        self.calls, self.tp_size = engine, tp_size
+        self.make = engine.get_scheduler_metadata
+        self.buffer = torch.zeros(1 + 4 * 64, dtype=torch.int32)
+
+    def metadata(self, batch=4, longest=8192, **told):
+        shared = {"cu_seqlens_q": torch.arange(batch + 1), "page_size": PAGE, "causal": True}
+        return self.make(
+            batch_size=batch,
+            max_seqlen_q=1,
+            max_seqlen_k=longest,
+            num_heads=MODEL.heads // self.tp_size,
+            num_heads_k=MODEL.kv_heads // self.tp_size,
+            headdim=MODEL.head_dim,
+            cache_seqlens=torch.full((batch,), longest, dtype=torch.int32),
+            **(shared | told),
+        )
+
+    def renew(self, batch=4, **told):
+        words = self.metadata(batch, **told)
+        self.buffer[: len(words)] = words
+        return self.buffer[: len(words)]
+
+    def attend(self, words, batch=4):
+        cache = torch.zeros((2, PAGE, MODEL.kv_heads, MODEL.head_dim), dtype=torch.bfloat16)
+        return self.calls.flash_attn_with_kvcache(
+            q=torch.zeros((batch, MODEL.heads, MODEL.head_dim), dtype=torch.bfloat16),
+            k_cache=cache,
+            v_cache=cache,
+            page_table=torch.zeros((batch, WIDTH), dtype=torch.int32),
+            cu_seqlens_q=torch.arange(batch + 1),
+            max_seqlen_q=1,
+            causal=True,
+            scheduler_metadata=words,
+        )
+
+
+def test_heads_of_the_wrong_parallel_size_are_caught_and_named(engines):
+    attnlib.guard("sglang")
+    backend = Backend(engines, tp_size=8)  # with DP attention a GPU has all heads
+    words = backend.metadata()
+    told = "num_qo_heads must be 2, got 16; num_kv_heads must be 1, got 8; num_splits must be 55, "
+    for made in (words, backend.renew()):
+        with pytest.raises(ValueError, match=told):
+            backend.attend(made)
+    right = Backend(engines)
+    assert right.attend(right.metadata(longest=700)).shape == (4, 16, 128)
+    assert type(right.attend(right.renew())) is torch.Tensor
+
+
+def test_a_larger_cap_of_splits_is_refused_and_the_width_of_the_table_alone_is_not(engines):
+    attnlib.guard("sglang")
+    backend = Backend(engines)
+    with pytest.raises(ValueError, match="call: num_splits must be 64, got 15$"):
+        backend.attend(backend.metadata(num_splits=64))
+
+
+def test_a_graph_is_judged_before_each_replay_by_what_lies_in_its_buffer(engines):
+    attnlib.guard("sglang")
+    backend, graph = Backend(engines), Graph()
+    words = backend.renew()
+    graph.capture_begin()
+    backend.attend(words)
+    graph.capture_end()
+    backend.attend(backend.metadata(2), 2)  # an eager call is no part of the graph
+    assert graph.replay() == "replayed"
+    backend.renew(batch=2)
+    with pytest.raises(ValueError, match="batch_size must be 2, got 4"):
+        graph.replay()
+    backend.renew(longest=300)
+    assert graph.replay() == "replayed"
+
+
+def test_a_tensor_in_freed_memory_is_not_taken_for_the_words_that_lay_there(engines):
+    attnlib.guard("sglang")
+    backend = Backend(engines, tp_size=8)
+    words = backend.metadata()
+    address = words.data_ptr()
+    del words
+    gc.collect()
+    others = [torch.zeros(17, dtype=torch.int32) for _ in range(64)]
+    for other in (each for each in others if each.data_ptr() == address):
+        backend.attend(other)
+    backend.attend(others[0])
+    backend.attend(None)
+
+
+def test_vllms_call_is_guarded_by_its_own_arguments(engines):
+    attnlib.guard("vllm")
+    cache = torch.zeros((2, PAGE, 8, 128), dtype=torch.bfloat16)
+    told = {"cu_seqlens_q": torch.arange(4), "causal": True, "window_size": [-1, -1]}
+
+    def attend(words, longest):
+        q = torch.zeros((3, 16, 128), dtype=torch.bfloat16)
+        table = torch.zeros((3, 8), dtype=torch.int32)
+        told["max_seqlen_k"] = longest
+        return engines.flash_attn_varlen_func(
+            q, cache, cache, 1, block_table=table, scheduler_metadata=words, fa_version=3, **told
+        )
+
+    lens = torch.ones(3, dtype=torch.int32)
+    sizes = (3, 1, 4096, 16, 8, 128)
+    words = engines.get_scheduler_metadata(*sizes, lens, page_size=PAGE, **told)
+    attend(words, 4096)
+    with pytest.raises(ValueError, match="num_splits must be 14, got 1"):
+        attend(words, 512)
+
+
+def test_a_second_guard_is_no_second_wrap_and_it_comes_off(engines, caplog):
+    first = attnlib.guard("sglang")
+    wrapped = engines.flash_attn_with_kvcache
+    assert wrapped is sys.modules["sgl_kernel.flash_attn"].flash_attn_with_kvcache
+    assert attnlib.guard("sglang", mode="log") is first
+    assert engines.flash_attn_with_kvcache is wrapped and first.mode == "log"
+    backend = Backend(engines, tp_size=8)
+    with caplog.at_level(logging.ERROR, "attnlib"):
+        for _ in range(3):
+            backend.attend(backend.metadata())
+    (record,) = caplog.records
+    assert "num_kv_heads must be 1, got 8" in record.message
+    backend.attend(backend.metadata(causal=torch.ones(4, dtype=torch.bool)))
+    assert "is not judged: causal must be a bool" in caplog.records[-1].message
+    with pytest.raises(ValueError, match="engine must be 'sglang' until its guard is removed"):
+        attnlib.guard("vllm")
+    first.remove()
+    assert engines.flash_attn_with_kvcache is flash_attn_with_kvcache
+    assert engines.get_scheduler_metadata is get_scheduler_metadata
+    assert Graph.replay is Graph.plain_replay
+    assert type(backend.metadata()) is torch.Tensor
+
+
+def test_what_is_not_installed_or_unknown_is_named(monkeypatch):
+    with pytest.raises(RuntimeError, match="flash_attn_interface must have get_scheduler_metadata"):
+        attnlib.guard("flash-attn-3")
+    with pytest.raises(ValueError, match="engine must be one of sglang, vllm, flash-attn-3"):
+        attnlib.guard("trtllm")
+    with pytest.raises(ValueError, match="mode must be one of raise, log"):
+        attnlib.guard("vllm", mode="warn")

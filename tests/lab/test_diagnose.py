@@ -1,0 +1,198 @@
+"""A trace made by hand for every known pattern, and for none; files that are no trace."""
+
+import gzip
+import json
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import traces
+from support.traces import GEMM, Writer, runs
+
+import attnlib
+from attnlib import cli
+from attnlib.core.spec import AttnSpec
+from attnlib.lab.patterns import PATTERNS, gained
+from attnlib.select.explain import explain
+from attnlib.select.libraries import LIBRARIES
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS = 6
+DECODE = {"mark": "step[DECODE bs=16]"}
+FA2_SPLIT = [runs(traces.FA2_16, grid=(264, 1, 8)), runs(traces.MERGE, 2.0)]
+WIDE = [runs(traces.FA2_128, grid=(64, 1, 8)), runs(traces.MERGE, 2.0)]
+OPS = [runs(name, 2.0) for name in (traces.INDEX, traces.ADD, traces.SCAN, traces.ADD)]
+PLANNED = [lambda writer: writer.copy("DtoH", 68), lambda writer: writer.wait()]
+PREPARE = runs(traces.PREPARE, 2.0)
+
+
+def served(*attention, count=STEPS, **how):
+    """A trace of decode steps in CUDA graphs, all alike."""
+    writer = Writer()
+    for _ in range(count):
+        writer.step(attention, **how)
+    return writer
+
+
+def eager(*attention):
+    """Steps whose kernels are launched one by one."""
+    writer = Writer()
+    for _ in range(STEPS):
+        for each in (runs(GEMM), *attention) * 4:
+            each(writer)
+        writer.copy("DtoH", 4)
+    return writer
+
+
+BAD = (
+    served(runs(traces.FA3, 40.0), **DECODE),
+    served(PREPARE, runs(traces.FLASH_ATTN_3)),
+    served(*FA2_SPLIT, ahead=OPS),
+    served(runs(traces.FA2_16, 300.0, grid=(4, 1, 8))),
+    served(*WIDE, mark="step[TARGET_VERIFY bs=32]"),
+    served(runs(traces.CUDA_CORES, grid=(16, 8, 1), block=(16, 4, 2))),
+    served(runs(traces.XQA)),
+    served(*FA2_SPLIT, ahead=PLANNED, mark="execute_context_0(0)_generation_16(16)"),
+    eager(*FA2_SPLIT),
+)
+GOOD = Writer()
+for _ in range(STEPS):
+    GOOD.step([runs(traces.FLASH_ATTN_3)], ahead=[PREPARE], **DECODE)
+    GOOD.copy("DtoH", 68)  # of sampled tokens, which the host waits for
+    GOOD.wait()
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "server.pt.trace.json.gz"
+
+
+@pytest.mark.parametrize("number", range(len(PATTERNS)))
+def test_a_pattern_is_found_where_it_shows_and_nowhere_else(number, path):
+    found = attnlib.diagnose(BAD[number].save(path))
+    assert len(found.steps) == STEPS and {step.kind for step in found.steps} <= {"decode", "verify"}
+    (row,) = found.patterns.to_dict("records")
+    assert row["pattern"] == PATTERNS[number].name and row["us a step"] > 0 and row["since"]
+    assert (ROOT / "notebooks" / f"{row['notebook']}.ipynb").exists()
+    exported = attnlib.diagnose(BAD[number].export(path.with_suffix(".sqlite")))
+    assert exported.patterns.equals(found.patterns) and exported.table().equals(found.table())
+
+
+def test_a_trace_without_any_says_so_and_what_it_could_not_see(path):
+    found = attnlib.diagnose(GOOD.save(path))
+    told = repr(found)
+    assert "6 steps, no known pattern" in told and "lengths of the requests are in no" in told
+    assert "<table" in found._repr_html_()
+    (axis, _) = found.timeline(2).axes
+    assert axis.get_title(loc="left") or axis.get_title()
+
+
+def test_steps_layers_and_what_comes_before_them_are_counted(path):
+    found = attnlib.diagnose(BAD[2].save(path))
+    ahead = [span.name for span in found.steps[1].ahead]
+    assert ahead[:3] == ["_sample_kernel", "Memcpy DtoH", "index_elementwise_kernel"]
+    fa2 = found.table().set_index("kernel").loc["BatchPrefillWithPagedKVCacheKernel"]
+    assert (fa2["a step"], fa2["a layer"], fa2["us a step"], fa2["of"]) == (4, 1, 40, "FlashInfer")
+    assert found.patterns["us a step"][0] == 11.0  # four kernels of 2 us, three gaps of 1
+
+
+def test_prefill_is_told_from_decode_by_the_mark_and_without_one_by_the_kernel(path):
+    writer = served(runs(traces.FLASH_ATTN_3), count=1, mark="step[EXTEND bs=2 toks=300]")
+    writer.step([runs(traces.FLASH_ATTN_3)], mark="step[DECODE bs=3]")
+    found = attnlib.diagnose(writer.save(path))
+    assert [(step.kind, step.batch_size) for step in found.steps] == [("prefill", 2), ("decode", 3)]
+    found = attnlib.diagnose(eager(runs(traces.FA2_128)).save(path))
+    assert [step.kind for step in found.steps] == ["prefill"] * STEPS
+    assert "No decode step" in repr(found)
+
+
+def test_gains_are_of_the_records_nearest_to_the_shape_that_is_known(
+    published_records, path, capsys
+):
+    told = attnlib.diagnose(BAD[0].save(path)).patterns.iloc[0]
+    assert "nearest to it: batch_size 16; the trace does not tell heads" in told["by the records"]
+    assert cli.main(["diagnose", str(path), "--shape", "heads=32/8,kv_len=9000"]) == 0
+    printed = capsys.readouterr().out
+    assert "1 known pattern" in printed and "heads 32/8, batch_size 16, kv_len 8192" in printed
+    with pytest.raises(ValueError, match="shape must be one of heads, .* got 'head'"):
+        attnlib.diagnose(path, head=1)
+
+
+def test_every_mend_that_was_measured_has_its_gain_on_record(published_records):
+    told = {pattern.name: gained(pattern, {"heads": "32/8"}) for pattern in PATTERNS}
+    unmeasured = [name for name, words in told.items() if "recorded shape" not in words]
+    assert unmeasured == [pattern.name for pattern in PATTERNS if not pattern.study]
+    assert not [words for words in told.values() if "nan" in words]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "kernel", "library", "policy", "dtypes"),
+    [
+        (0, "fa3", "flashinfer", "auto", ("bfloat16", "float8_e4m3fn")),
+        (6, "xqa", "vllm", "FLASHINFER", ("bfloat16",)),
+    ],
+)
+def test_releases_of_a_pattern_are_those_of_the_rules(pattern, kernel, library, policy, dtypes):
+    ask = {"mode": "decode", "gpu": "sm90", "policy": policy, "env": {}}
+    for dtype in dtypes:
+        layer = AttnSpec(32, 8, 128, 16, dtype)
+        picks = {
+            release: explain(layer, library=f"{library}=={release}", **ask).kernel
+            for release in LIBRARIES[library].releases
+        }
+        first, *_, last = [release for release, picked in picks.items() if picked == kernel]
+        assert f"{first} to" in PATTERNS[pattern].since and f" to {last}" in PATTERNS[pattern].since
+
+
+def test_a_trace_without_attention_that_is_known_names_what_ran_most(path):
+    told = repr(attnlib.diagnose(eager().save(path)))
+    assert "0 steps" in told and f"24 {GEMM}" in told
+
+
+WHOLE = json.dumps({"traceEvents": GOOD.events}).encode()
+BROKEN = {
+    "cut.json": (WHOLE[:-3000], "ends within its events, after"),
+    "cut.json.gz": (gzip.compress(WHOLE)[:-300], "must be a whole trace"),
+    "notes.txt": (b"nothing of the kind", "must be a Chrome trace of torch.profiler"),
+    "empty.json": (b"", "must be a Chrome trace"),
+    "cpu.json": (b'{"traceEvents": [{"ph": "M"}, 7]}', "has no kernel of a GPU"),
+    "odd.json": (
+        b'{"traceEvents": [{"ph": "X", "dur": 1, "ts": 0, "name": 5}]}',
+        "must be a whole trace",
+    ),
+    "report.nsys-rep": (b"NVIDIA", "nsys export"),
+    "cut.sqlite": (b"SQLite format 3\0" + b"\0" * 50, "must be a whole trace"),
+}
+
+
+def test_what_is_no_whole_trace_of_a_gpu_is_one_line(tmp_path, fails):
+    for name, (data, words) in BROKEN.items():
+        (tmp_path / name).write_bytes(data)
+        assert words in fails("diagnose", str(tmp_path / name))
+    assert "No such file" in fails("diagnose", str(tmp_path / "missing.json"))
+    with sqlite3.connect(tmp_path / "graphs.sqlite") as base:
+        base.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start)")
+    assert "--cuda-graph-trace=node" in fails("diagnose", str(tmp_path / "graphs.sqlite"))
+
+
+def test_a_long_trace_is_read_as_a_stream(tmp_path):
+    """Five steps of it over and over; memory grows with the kernels, not with the file."""
+    writer, path, count = served(*FA2_SPLIT, count=5, layers=32, **DECODE), tmp_path / "long", 0
+    events = [
+        json.dumps(event | {"args": {**event["args"], "x": "x" * 400}}) for event in writer.events
+    ]
+    with path.open("w") as file:
+        file.write(json.dumps({**traces.HEAD, "traceEvents": []})[:-2])
+        while file.tell() < 32 * 2**20:
+            file.write((", " if count else "") + ", ".join(events))
+            count += 1
+        file.write("]}")
+    code = "import resource, sys, attnlib; print(len(attnlib.diagnose(sys.argv[1]).trace.work), "
+    code += "resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    run = subprocess.run(
+        [sys.executable, "-c", code, path], cwd=ROOT, capture_output=True, text=True
+    )
+    kernels, kib = map(int, run.stdout.split())
+    assert kernels == 5 * (32 * 3 + 2) * count and kib <= 2**20

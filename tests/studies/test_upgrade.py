@@ -1,0 +1,305 @@
+"""Two releases compared: rounds until decided, how often a verdict is wrong, what replays."""
+
+import csv
+import io
+import json
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from support.studies import hand_made
+
+from attnlib import cli, compare_releases
+from attnlib.kinds.item import Item
+from attnlib.run import store
+from attnlib.run import study as studying
+from attnlib.studies import upgrade
+from attnlib.studies.fa3_decode_regression.study import HEADLINE
+from attnlib.studies.upgrade import ERROR, LOOKS, NAME, calls_of
+
+PACKAGE, MODEL = "flashinfer-python", "Llama-3.1-8B"
+BASE, NEW = "0.6.13", "0.7.2.post1"
+GPU = {"gpu": "Test GPU", "gpu_id": "0badcafe", "compute_capability": "9.0"}
+SLUG = "test-gpu-0badcafe"
+KEYS = ["32/8,d128,p16,b16,k8192", "16/2,d128,p16,b1,k4096"]
+WOBBLE = (1.0, 1.001, 0.999, 1.0005)
+
+
+class Lab:
+    """Stands in for a GPU: times by case and release, a note of each job, records in the store."""
+
+    def __init__(self, make):
+        self.make, self.jobs = make, []
+        self.us, self.noise, self.failing = {}, {}, {}
+
+    def run(self, job, machine, overlay, watch):
+        self.jobs.append(job)
+        for item in job.items:
+            key = (item.case.key, job.release)
+            status = self.failing.get(key, "ok")
+            noise = self.noise.get(key, WOBBLE)
+            us = self.us.get(key, 10.0) * noise[job.round % len(noise)]
+            times = {"run_us": (us,) * 3} if status == "ok" else {"reason": "no\nluck"}
+            family = {"kernel_family": "fa2" if job.release == BASE else "fa3"}
+            named = {"study": job.study, "round": job.round, "item": item, "machine": machine}
+            store.append(self.make(status=status, command=job.command, **named, **family, **times))
+
+    def order(self):
+        """Round, release and number of items of each job since this was asked last."""
+        jobs, self.jobs = self.jobs, []
+        return [(job.round, job.release, len(job.items)) for job in jobs]
+
+
+@pytest.fixture
+def lab(make_record, monkeypatch):
+    """A machine with a GPU that measures at once, where every release can be had."""
+    found = Lab(make_record)
+    monkeypatch.setattr(studying, "_has_cuda", lambda: True)
+    monkeypatch.setattr(studying, "describe", lambda device: GPU)
+    monkeypatch.setattr(studying, "run_job", found.run)
+    for module in (studying, upgrade):
+        monkeypatch.setattr(module, "overlay_for", lambda package, release, given: None)
+    return found
+
+
+def compare(cases=KEYS, **options):
+    return compare_releases(BASE, NEW, **{"cases": cases, **options})
+
+
+def words(found):
+    return dict(zip(found.rows.case, found.rows.verdict, strict=True))
+
+
+def rounds_of(rng, ratio, sigma):
+    """Rounds as records of both releases: log-normal times, `ratio` apart."""
+    times = np.exp(rng.normal(0, sigma, (2, LOOKS[-1]))) * [[1], [ratio]]
+    return [tuple(SimpleNamespace(run_us=(us,)) for us in pair) for pair in times.T]
+
+
+@pytest.mark.parametrize("sigma", [0.01, 0.05])
+@pytest.mark.parametrize(("ratio", "rights"), [(1.0, ("same", "not slower")), (1.05, ("slower",))])
+@pytest.mark.parametrize(("rows", "tables", "not_slower"), [(1, 400, 0.0), (4, 150, 0.02)])
+def test_no_more_tables_than_stated_have_a_wrong_verdict(
+    sigma, ratio, rights, rows, tables, not_slower
+):
+    rng, wrong, right = np.random.default_rng(7), 0, 0
+    for _ in range(tables):
+        items = [Item("flashinfer-auto", "graph", number) for number in range(rows)]
+        drawn = {item: rounds_of(rng, ratio, sigma) for item in items}
+        said = dict.fromkeys(items, "ambiguous")
+        for look in LOOKS:
+            seen = {item: pairs[:look] for item, pairs in drawn.items()}
+            table = upgrade._Found((BASE, NEW), not_slower, seen, {})
+            for item in (i for i in items if said[i] == "ambiguous"):
+                said[item] = table.verdict(item).word
+        wrong += any(word not in (*rights, "ambiguous") for word in said.values())
+        right += sum(word in rights for word in said.values()) / rows
+    # So many are drawn that more than two standard errors above it would show a wrong rule.
+    assert wrong / tables <= ERROR + 2 * math.sqrt(ERROR / tables)
+    if sigma == 0.01:
+        assert right / tables > 0.9, "and rounds end with a verdict"
+
+
+def test_every_mode_of_a_model_is_measured_in_rounds_that_alternate_and_replays_the_same(
+    lab, monkeypatch
+):
+    found = compare((), models=[MODEL])
+    assert found.rows.case.tolist() == [case.key for case in calls_of(MODEL)]
+    assert {*found.rows.verdict} == {"same"} and not found.slower
+    timers = {
+        k.partition(",")[0]: t for k, t in zip(found.rows.case, found.rows.timer, strict=True)
+    }
+    assert timers["prefill_paged"] == "profiler" and timers["target_verify"] == "graph"
+    both = [(0, BASE), (0, NEW), (1, NEW), (1, BASE), (2, BASE), (2, NEW), (3, NEW), (3, BASE)]
+    assert lab.order() == [(*side, len(found.rows)) for side in both]
+    monkeypatch.setenv("ATTNLIB_MODE", "replay")
+    again = compare((), models=[MODEL])
+    assert again.to_dict() == found.to_dict() and lab.order() == []
+    lab.noise = {}
+
+
+def test_only_cases_without_a_verdict_take_more_rounds_up_to_the_last_look(lab):
+    one, other = KEYS
+    lab.us[one, NEW], lab.noise[other, NEW] = 11.0, (0.5, 1.0, 2.0)
+    found = compare()
+    assert words(found) == {one: "slower", other: "ambiguous"} and found.slower == [one]
+    assert found.rows.rounds.tolist() == [4, LOOKS[-1]]
+    counts = [count for *_, count in lab.order()]
+    assert counts == [2] * 2 * 4 + [1] * 2 * (LOOKS[-1] - 4)
+    assert (words(compare()), lab.order()) == (words(found), []), "what is on record counts"
+
+
+def test_a_search_that_was_stopped_goes_on_to_its_next_look(lab):
+    lab.us[KEYS[0], NEW], lab.noise[KEYS[0], NEW] = 11.0, (0.97, 1.03)
+    found = compare()
+    path = store.journal_path(NAME, SLUG)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[: 2 * 2 * 4 + 2 * 2 + 1]))
+    lab.order()
+    again = compare()
+    assert words(again) == words(found) and lab.order()[0] == (6, NEW, 1)
+    assert again.rows.rounds.tolist() == found.rows.rounds.tolist()
+
+
+def test_not_slower_asks_for_less_than_the_same(lab):
+    lab.us[KEYS[0], NEW] = 10.3
+    assert words(compare()) == {KEYS[0]: "slower", KEYS[1]: "same"}
+    found = words(compare(not_slower=0.05))
+    assert found == dict.fromkeys(KEYS, "not slower")
+
+
+@pytest.mark.parametrize(
+    ("failing", "word", "slower"),
+    [((NEW,), "fails", KEYS[:1]), ((BASE,), "not run", []), ((BASE, NEW), "not run", [])],
+)
+def test_a_case_that_a_release_cannot_run_is_told_and_the_others_go_on(lab, failing, word, slower):
+    lab.failing = {(KEYS[0], release): "refused" for release in failing}
+    found = compare()
+    assert words(found) == {KEYS[0]: word, KEYS[1]: "same"} and found.slower == slower
+    assert f"{KEYS[0]}, flashinfer-auto: {failing[0]} refused: no luck" in found.notes
+    assert "no luck" in repr(found) and lab.order()[-1][2] == 1
+
+
+def test_the_table_has_kernels_and_planning_apart_and_what_auto_picks(lab):
+    found = compare("\n".join(KEYS), models="Qwen3-32B at TP 4")
+    row = found.table().iloc[0]
+    assert (row.base_ran, row.new_ran, row.base_plan_us) == ("fa2", "fa3", 45.0)
+    assert set(found.picks.columns) >= {"model", "before", "after", "why"}
+    unread = compare_releases(BASE, "0.99", cases=KEYS)
+    assert any("What auto picks is not known: release of flashinfer" in n for n in unread.notes)
+    html = found._repr_html_()
+    assert "planning on the host, apart" in html and "2 same" in html
+
+
+def test_a_build_of_ones_own_is_measured_anew_each_time(lab, tmp_path, monkeypatch):
+    folder = hand_made(tmp_path / "mine", PACKAGE, "0.7.2+mine")
+    for first in (0, 4):
+        found = compare_releases(BASE, str(folder), cases=KEYS)
+        assert found.new == "0.7.2+mine" and {*found.rows.verdict} == {"same"}
+        assert [round_ for round_, *_ in lab.order()] == [
+            r for r in range(first, first + 4) for _ in "ab"
+        ]
+    assert not any(str(tmp_path) in record.command for record in store.read(NAME, SLUG))
+    monkeypatch.setenv("ATTNLIB_MODE", "replay")
+    with pytest.raises(
+        RuntimeError, match=r"0\.7\.2\+mine is a build of your own: it needs a CUDA"
+    ):
+        compare_releases(BASE, str(folder), cases=KEYS)
+
+
+def test_published_records_of_both_releases_are_replayed_and_the_rest_is_said(published_records):
+    found = compare_releases("0.6.3", "0.6.4", cases=[KEYS[0], "8q1s8k"], models=[MODEL])
+    said = words(found)
+    assert said == {KEYS[0]: "faster", "32/8,d128,p16,b8,k8192": "not on record"}
+    assert "PrefillWithKVCacheKernel 1 to 0" in found.rows.kernels[0]
+    assert {*found.rows.study.dropna()} == {"fa3_decode_regression"}
+    assert found.picks.after.tolist()[0] == "fa2"
+    with pytest.raises(FileNotFoundError, match="studies that have both: .*fa3_dec"):
+        compare_releases("0.6.3", "0.6.4", cases=["8q1s8k"], models=[MODEL])
+    assert "DeepSeek" not in repr(compare_releases("0.6.3", "0.6.4", models=[MODEL]))
+    broken = compare_releases("0.5.3", "0.6.3")
+    assert {*broken.rows.verdict} == {"slower", "fails", "ambiguous", "not run"}
+    assert [case for case in broken.slower if "bfloat16/float8_e4m3fn" in case]
+    assert any("0.6.3 error: " in note for note in broken.notes)
+    (axis,) = broken.figure().axes
+    ratios = np.concatenate(
+        [
+            np.asarray(dots.get_offsets())[:, 0]
+            for dots in axis.collections
+            if len(dots.get_offsets())
+        ]
+    )
+    assert (
+        sorted(ratios)[-1] == broken.rows.ratio.max()
+        and "H200" in broken.figure().texts[0].get_text()
+    )
+    latent = compare_releases("0.6.4", "0.6.13", models=["DeepSeek MLA"])
+    assert {*latent.rows.backend} == {"flashinfer-mla-fa2", "flashinfer-mla-fa3"}
+
+
+def test_what_notebook_13_says_in_words_is_so(published_records):
+    cases = [*(case.key for case in HEADLINE), f"{KEYS[0]},bfloat16/float8_e4m3fn"]
+    bad = compare_releases("0.5.3", "0.6.3", cases=cases)
+    assert bad.rows.verdict.tolist() == ["slower"] * 7 + ["fails"]
+    assert bad.rows.ratio.idxmin() == cases.index("32/32,d128,p16,b4,k8192")
+    assert (bad.rows.new_plan_us > bad.rows.base_plan_us)[:7].all()
+    assert {*bad.picks.gpu} == {"sm90"} and {*bad.picks["mode"]} == {"decode"}
+    good = compare_releases("0.5.3", "0.7.2.post1", cases=cases, not_slower=0.1)
+    assert not good.slower
+    assert [words(good)[key] for key in (cases[0], cases[-1])] == ["ambiguous"] * 2
+
+
+COMMAND = ("compare", "--base", BASE, "--new", NEW)
+
+
+@pytest.fixture
+def listed(tmp_path):
+    path = tmp_path / "cases.txt"
+    path.write_text("# mine\n" + "\n".join(KEYS) + "\n")
+    return ("--cases", str(path))
+
+
+def test_the_command_prints_table_json_or_csv_and_its_status_is_1_if_one_is_slower(
+    lab, listed, capsys
+):
+    assert cli.main([*COMMAND, *listed]) == 0
+    assert "FlashInfer 0.6.13 (base) to 0.7.2.post1 (new): 2 same" in capsys.readouterr().out
+    lab.us[KEYS[1], "0.8.0"] = 12.0
+    slower = (*COMMAND[:-1], "0.8.0", *listed, "--not-slower", "2.5%")
+    assert cli.main(slower) == 1
+    assert KEYS[1] in capsys.readouterr().out.splitlines()[5], "what is slower comes first"
+    assert cli.main([*slower, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["slower"] == [KEYS[1]] and found["cases"][0]["verdict"] == "not slower"
+    assert cli.main([*slower, "--csv"]) == 1
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [row["case"] for row in rows] == KEYS and float(rows[1]["ratio"]) > 1.19
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--model", "GPT-9"], "model must be one of Llama-3.1-8B, "),
+        (["--package", "vllm"], "package must be one of flashinfer-python, got 'vllm'"),
+        (["--new", "0.6.13.0"], "base and new must be two releases"),
+        (["--new", "fast"], "fast must be a release such as 0.6.3, a wheel or a folder"),
+        (["--new", "empty"], f"must hold {PACKAGE} of any release, it has {{}}"),
+        (["--new", "probe-1.0-py3-none-any.whl"], f"must be of {PACKAGE}, for this Python"),
+        (["--new", "flashinfer_python-1.0-cp39-cp39-win32.whl"], f"must be of {PACKAGE}, for"),
+        (["--cases", "none.txt"], "No such file"),
+        (["--cases", "blank.txt"], "cases must hold one that can be run"),
+        (["--cases", "odd.txt"], "line 2 of the cases: it must be a key such as 32/8,d128"),
+        (["--new", "0.9.9"], "pip could not install flashinfer-python==0.9.9"),
+    ],
+)
+def test_bad_input_is_one_line_status_2_and_nothing_written(
+    lab, fails, data, tmp_path, monkeypatch, options, said
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    for name in ("probe-1.0-py3-none-any.whl", "flashinfer_python-1.0-cp39-cp39-win32.whl"):
+        (tmp_path / name).touch()
+    (tmp_path / "blank.txt").write_text("# nothing\n\n")
+    (tmp_path / "odd.txt").write_text("8q1s1k\nodd one\n")
+
+    def refuse(package, release, given):
+        if release == "0.9.9":
+            raise RuntimeError(f"pip could not install {package}=={release}: no such thing")
+
+    monkeypatch.setattr(upgrade, "overlay_for", refuse)
+    assert cli.COMMANDS["compare"].status == cli.USAGE
+    assert said in fails(*COMMAND, *options)
+    assert lab.jobs == [] and not data.exists()
+
+
+def test_without_a_gpu_and_records_one_line_says_so(fails, monkeypatch, without_gpu):
+    told = fails(*COMMAND)
+    assert "must have rounds of such a case on record to be replayed" in told and told.endswith(
+        "none"
+    )
+    for margin in ("2", "0%", "x%"):
+        with pytest.raises(SystemExit, match="2"):
+            cli.main([*COMMAND, "--not-slower", margin])
+    with pytest.raises(ValueError, match=r"not_slower must lie in 0\.\.1, .*got 2"):
+        compare(not_slower=2)
