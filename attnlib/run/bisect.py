@@ -198,7 +198,7 @@ class _Search:
         both = (self.asked.releases[0], release)
         whole = [seen for _, seen in sorted(rounds.items()) if set(seen) == set(both)]
         pairs = [(seen[both[0]], seen[both[1]]) for seen in whole]
-        return [pair for pair in pairs if all(r.status == "ok" and not r.throttled for r in pair)]
+        return [pair for pair in pairs if all(r.status == "ok" and not r.left_out for r in pair)]
 
     def at_least(self, count: int, release: str) -> list[tuple[Record, Record]]:
         """`pairs`, of which there must be `count`: measured now where missing."""

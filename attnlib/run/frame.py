@@ -62,8 +62,8 @@ def ceilings(frame: pd.DataFrame, needed: Sequence[str] = ("copy", "matmul")) ->
 
 
 def good_rows(frame: pd.DataFrame, timer: str = "graph") -> pd.DataFrame:
-    """Records of one timer that are ok and not throttled, counts of their cases as integers."""
-    return whole_counts(frame[(frame.timer == timer) & (frame.status == "ok") & ~frame.throttled])
+    """Records of one timer that are ok and not left out, counts of their cases as integers."""
+    return whole_counts(frame[(frame.timer == timer) & (frame.status == "ok") & ~frame.left_out])
 
 
 def decode_rows(

@@ -319,7 +319,7 @@ def _row(record: Record) -> dict[str, Any]:
         "samples": len(record.run_us),
         **named(record, "oracle_error", "oracle_budget", "work_per_call"),
         "sm_clock_mhz": record.state_after.get("sm_clock_mhz", float("nan")),
-        **named(record, "throttled", "power_capped"),
+        **named(record, "throttled", "power_capped", "drift", "unsettled", "left_out"),
         "gpu": record.machine["gpu"],
         "gpu_id": record.machine["gpu_id"],
         "power_limit_w": record.machine.get("power_limit_w", 0),
