@@ -152,12 +152,12 @@ def test_explain_prints_the_choice_and_every_row_or_json_with_kernel_and_reasons
     assert cli.main([*EXPLAIN, "--gpu", "sm90"]) == 0
     first, *rest = capsys.readouterr().out.splitlines()
     assert first == "flashinfer==0.6.3, decode on sm90, policy auto: fa3"
-    assert rest[-1].startswith("yes  fa3 ") and rest[-1].endswith("FlashInfer #2148")
+    assert rest[2].startswith("yes  fa3 ") and rest[2].endswith("FlashInfer #2148")
     asked = ["--library", "sglang==0.5.23", "--gpu", "sm80", "--call", "graph", "--json"]
     assert cli.main([*EXPLAIN, *asked]) == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["backend"], said["kernel"]) == ("flashinfer", "fa2")
-    assert said["reasons"][-1]["source"] == "SGLang #18364"
+    assert said["reasons"][-1]["source"].startswith("SGLang #18364")
 
 
 @pytest.mark.parametrize(

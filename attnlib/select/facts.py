@@ -9,7 +9,7 @@ from typing import Any
 from packaging.version import Version
 
 from ..core.backends.limits import LATENT_MODES, layer_facts
-from ..core.spec import ELEMENT_BYTES, AttnSpec
+from ..core.spec import ELEMENT_BYTES, AttnSpec, require_word
 
 GPUS = {
     "sm80": "A100",
@@ -22,7 +22,25 @@ GPUS = {
 DECODE_MODES = ("decode", *LATENT_MODES)
 PREFILL_MODES = ("prefill_paged", "target_verify", "draft_extend", "dllm_extend", "prefill_ragged")
 MODES = ("decode", *PREFILL_MODES, *LATENT_MODES)
+MODELS = {
+    "deepseek": "DeepseekV3ForCausalLM DeepseekV32ForCausalLM KimiK25ForConditionalGeneration "
+    "MistralLarge3ForCausalLM PixtralForConditionalGeneration Glm5NextForConditionalGeneration "
+    "HYV4ForCausalLM HYV4ForCausalLMNextN Dots3NoteForCausalLM",
+    "glm-dsa": "GlmMoeDsaForCausalLM",
+    "longcat": "LongcatFlashForCausalLM LongcatFlashForCausalLMNextN",
+    "gpt-oss": "GptOssForCausalLM",
+    "llama4": "Llama4ForConditionalGeneration Llama4ForCausalLM",
+    "qwen3-next": "Qwen3NextForCausalLM Qwen3_5MoeForConditionalGeneration "
+    "Qwen3_5ForConditionalGeneration InternS2PreviewForConditionalGeneration "
+    "InternS2MobiusForConditionalGeneration",
+}
+"""Models that an engine has rules for -> their architectures, as config.json names them."""
+OTHER = "other"
+FAMILIES = {name: name for name in (OTHER, *MODELS)} | {
+    name: family for family, names in MODELS.items() for name in names.split()
+}
 WORDS: dict[str, tuple[str, ...]] = {
+    "model": (OTHER, *MODELS),
     "gpu": tuple(GPUS),
     "mode": MODES,
     "dtype": tuple(ELEMENT_BYTES),
@@ -71,6 +89,8 @@ class Call:
     | `pinned_page` | the user fixed page_size; else the engine may choose another |
     | `piecewise_graph` | SGLang's piecewise CUDA graph for prefill |
     | `cubins`, `cudnn` | NVIDIA's cubins can be downloaded; a cuDNN frontend with FROST is there |
+    | `auto_cudnn` | FLASHINFER_DECODE_AUTO_CUDNN is not 0 (1: `cudnn` may be an older frontend) |
+    | `model` | a name or an architecture of `MODELS`, for which an engine may have rules |
     """
 
     kv_lens: tuple[int, ...] = ()
@@ -95,8 +115,11 @@ class Call:
     piecewise_graph: bool = _flag("a piecewise graph")
     cubins: bool = _flag("NVIDIA's cubins", default=True)
     cudnn: bool = _flag("cuDNN", default=True)
+    auto_cudnn: bool = _flag("cuDNN for auto", default=True)
+    model: str = OTHER
 
     def __post_init__(self) -> None:
+        require_word("model", self.model, tuple(FAMILIES))
         if self.q_lens and len(self.q_lens) != len(self.kv_lens):
             raise ValueError(
                 f"q_lens must have one entry for each of kv_lens ({len(self.kv_lens)}), "
@@ -140,6 +163,7 @@ def facts_of(spec: AttnSpec, call: Call, *, mode: str, gpu: str, release: Versio
             **_lengths(spec, call, mode),
             "gpu": gpu,
             "mode": mode,
+            "model": FAMILIES[call.model],
             "release": release,
             "head_dims": f"{spec.head_dim}/{head_dim_vo}",
             "one_head_dim": spec.head_dim == head_dim_vo,

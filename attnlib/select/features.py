@@ -5,6 +5,7 @@ what the limits leave to each backend. `python -m attnlib features` writes it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import groupby, product
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from packaging.version import Version
 from ..core.backends.limits import LATENT_MODES
 from ..core.spec import AttnSpec
 from .explain import Choice, explain
-from .facts import DECODE_MODES, GPUS, PREFILL_MODES, Call, facts_of
+from .facts import DECODE_MODES, GPUS, OTHER, PREFILL_MODES, Call, facts_of
 from .libraries import LIBRARIES, Library
 
 PATH = Path(__file__).resolve().parents[2] / "data" / "backend_features.md"
@@ -27,6 +28,11 @@ ENGINE_KINDS = ("bf16", "bf16, FP8 cache")
 """The dtypes of a library's rows, and of an engine's, whose models have 16 bits."""
 HEADS = {"32/8 heads": (32, 8), "32/32 heads": (32, 32)}
 LATENT_HEADS = {"128 heads": (128, 1), "16 heads": (16, 1)}
+FAMILIES: dict[str, dict[str, tuple[str, ...]]] = {
+    "sglang": {"mla": ("deepseek",), "sparse_mla": ("glm-dsa",)}
+    | dict.fromkeys(("decode", *PREFILL_MODES), ("gpt-oss", "qwen3-next"))
+}
+"""Models for which an engine has rules in a mode, a row each: llama4's are gpt-oss's."""
 SIZES, LATENT_SIZES, TOPK = (128, 16), (576, 64), 2048
 """head_dim and page size of the layers; tokens that sparse MLA chooses."""
 DECODE_STEP, PROMPTS = (8192,) * 16, (2048,) * 4
@@ -102,22 +108,27 @@ def _picks(library: Library, mode: str, notes: Notes) -> Iterator[Row]:
     """A row for each dtype, layers that are picked alike in one, and run of releases."""
     heads = LATENT_HEADS if mode in LATENT_MODES else HEADS
     sizes = LATENT_SIZES if mode in LATENT_MODES else SIZES
-    for kind in KINDS.get(library.name, ENGINE_KINDS):
+    models = (OTHER, *FAMILIES.get(library.name, {}).get(mode, ()))
+    for kind, model in product(KINDS.get(library.name, ENGINE_KINDS), models):
+        call = replace(_call(mode), model=model)
         tables = {
-            layer: tuple(_spans(library, mode, AttnSpec(*counts, *sizes, *DTYPES[kind]), notes))
+            layer: tuple(
+                _spans(library, mode, AttnSpec(*counts, *sizes, *DTYPES[kind]), call, notes)
+            )
             for layer, counts in heads.items()
         }
         for layers, spans in _alike(tables):
-            name = kind if len(layers) == len(heads) else f"{kind}, {layers[0]}"
+            which = [kind] + [model] * (model != OTHER)
+            name = ", ".join(which + layers[:1] * (len(layers) < len(heads)))
             yield from ((name, *span) for span in spans)
 
 
-def _spans(library: Library, mode: str, spec: AttnSpec, notes: Notes) -> Iterator[Row]:
+def _spans(library: Library, mode: str, spec: AttnSpec, call: Call, notes: Notes) -> Iterator[Row]:
     """One row for each run of releases that pick alike on every GPU."""
     picks = []
     for release in library.releases or ("main",):
         named = f"{library.name}=={release}" if library.releases else library.name
-        asked: dict[str, Any] = {"mode": mode, "library": named, "call": _call(mode), "env": {}}
+        asked: dict[str, Any] = {"mode": mode, "library": named, "call": call, "env": {}}
         choices = [explain(spec, gpu=gpu, **asked) for gpu in GPUS]
         numbers = set().union(*(notes.of(library, choice) for choice in choices))
         picks.append((release, tuple(map(_cell, choices)), numbers))

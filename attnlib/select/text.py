@@ -8,7 +8,7 @@ from typing import Any
 
 from ..core.spec import AttnSpec
 from .explain import Choice, explain
-from .facts import GPUS, MODES, Call
+from .facts import GPUS, MODELS, MODES, OTHER, Call
 from .libraries import AUTO, LIBRARIES
 
 COLUMNS = ("", "chosen", "why, or why not", "source")
@@ -54,16 +54,18 @@ def answer(options: argparse.Namespace) -> str:
 
 
 def render(choice: Choice) -> str:
-    """The choice in a line or three, then one line for every row that was looked at."""
+    """The choice in a few lines, then every row that was looked at, those that hold first."""
     rows = [COLUMNS]
-    for reason in choice.reasons:
+    for reason in sorted(choice.reasons, key=lambda reason: not reason.matched):
         taken = "yes" if reason.matched and reason.kind != "limit" else "no"
         rows.append((taken, _short(reason.subject), reason.why, reason.source))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     able = [f"can run it, best first: {', '.join(choice.order)}"] if len(choice.order) > 1 else []
     problem = [f"but it cannot run: {choice.problem}"] if choice.problem else []
-    return "\n".join([headline(choice), *able, *problem, "", *lines])
+    unasked = any(reason.why.endswith(f"it is {OTHER}") for reason in choice.reasons)
+    models = [f"rules for one model were passed over: --call model={'|'.join(MODELS)}"] * unasked
+    return "\n".join([headline(choice), *able, *problem, *models, "", *lines])
 
 
 def _short(order: str) -> str:
@@ -113,6 +115,8 @@ def _setting(text: str) -> tuple[str, Any]:
         raise ValueError(f"a call's field must be one of {', '.join(_FIELDS)}, got {name!r}")
     if kind is bool and (value in ("yes", "no") or not given):
         return name, value != "no"
+    if kind is str:
+        return name, value
     length, times, count = value.partition("x")
     numbers = [length] * int(count) if times and count.isdigit() else value.split(",")
     if kind is bool or not all(number.isdigit() for number in numbers):

@@ -6,7 +6,7 @@
 | refuted | all that is decided speaks against it |
 | partly | some of each |
 | open | more than half is undecided, or records are missing |
-| not measurable here | no GPU on record can show it |
+| not measurable here | no record can show it, or it names no shape that one could be of |
 
 A timed case is decided by `measure.stats.judge` over paired rounds, so one round decides nothing.
 A side of a comparison is a backend, or a backend of one release: `flashinfer-fa2==0.6.3`.
@@ -154,13 +154,9 @@ def near(values: Iterable[float], figure: float) -> int:
 
 
 def figure_word(values: Sequence[float], figure: float) -> str:
-    """The verdict on a claimed figure, of a case's value each: those that are `near` vote for it.
-
-    With none it is `partly` while it lies between the smallest and the largest, else refuted.
-    """
-    if held := near(values, figure):
-        return vote(held, len(values) - held)
-    return PARTLY if min(values) <= figure <= max(values) else REFUTED
+    """The verdict on a figure at the cases that its claim names: those that are `near` vote."""
+    held = near(values, figure)
+    return vote(held, len(values) - held)
 
 
 def of_sides(frame: pd.DataFrame, *sides: str, timer: str = "graph") -> pd.DataFrame:

@@ -18,12 +18,12 @@ from ..run.frame import good_rows, release_order
 from . import STUDIES
 from .evidence import (
     CONFIRMED,
+    NOT_HERE,
     REFUTED,
     Finding,
     Judged,
     MissingRecordsError,
     counted,
-    figure_word,
     judge_cases,
     near,
     needed,
@@ -102,7 +102,8 @@ class Expected:
             inside = judged.ratios.min() <= figure <= judged.ratios.max()
             told |= {"figure": f"{figure:g}", "where": "inside" if inside else "outside"}
             told["near"] = near(judged.ratios, figure)
-            word = figure_word(judged.ratios.tolist(), figure) if self.needs_figure else word
+            if self.needs_figure:  # It names no shape: a vote of ours would be of our own grid.
+                word = NOT_HERE if inside else REFUTED
         if self.pinned:
             rows = frame[frame.id.isin(judged.records) & frame.backend.isin(self.pinned)]
             held = int((rows.kernel_family == rows.backend.map(self.pinned)).sum())

@@ -84,11 +84,40 @@ KERNELS = [
     (*NEW_SGLANG, AttnSpec(8, 8, 128, 16, "bfloat16", FP8), "sm90", "decode", NO_FLAGS, "fa2"),
     # Speculation with branches sends SGLang on Hopper to FlashInfer.
     ("sglang==0.5.23", "auto", BF16, "sm90", "decode", {"eagle_topk": 4}, "flashinfer fa2"),
+    # It asks some models first: most users of MLA, and a hybrid by what its Mamba cache needs.
+    *(
+        (f"sglang=={r}", "auto", layer, "sm100", mode, {"model": model, "kv_lens": (9,)}, kernel)
+        for r, layer, mode, model, kernel in (
+            ("0.5.23", LATENT, "mla", "DeepseekV3ForCausalLM", "trtllm_mla"),
+            ("0.5.23", LATENT, "mla", "other", "flashinfer fa2"),
+            ("0.5.15", LATENT, "mla", "longcat", "flashinfer fa2"),
+            ("0.5.16", LATENT, "mla", "longcat", "trtllm_mla"),
+            ("0.5.14", BF16, "decode", "Qwen3NextForCausalLM", "triton"),
+            ("0.5.15", BF16, "decode", "Qwen3NextForCausalLM", "trtllm_mha"),
+        )
+    ),
+    ("sglang==0.5.23", "auto", BF16, "sm120", "decode", {"model": "gpt-oss"}, "triton"),
+    # DSA: by cache and GPU, GLM's on SM120 by model too.
+    *(
+        ("sglang==0.5.23", "auto", spec, gpu, "sparse_mla", SPARSE | {"model": model}, kernel)
+        for spec, gpu, model, kernel in (
+            (LATENT, "sm90", "deepseek", "fa3"),
+            (SMALL_PAGES, "sm90", "deepseek", "flashmla_kv"),
+            (SMALL_PAGES, "sm100", "deepseek", "trtllm"),
+            (SMALL_PAGES, "sm120", "deepseek", "trtllm"),
+            (SMALL_PAGES, "sm120", "GlmMoeDsaForCausalLM", "flashinfer_sparse_mla"),
+        )
+    ),
+    # Since 0.25.0 vLLM's FlashInfer backend decodes with XQA on Hopper.
+    ("vllm==0.24.0", "FLASHINFER", BF16, "sm90", "decode", NO_FLAGS, "FLASHINFER fa2"),
+    ("vllm==0.25.0", "FLASHINFER", BF16, "sm90", "decode", NO_FLAGS, "FLASHINFER xqa"),
     # vLLM takes the first of its list that passes its checks.
     (*VLLM, AttnSpec(128, 1, 512, 64), "sm90", "sparse_mla", SPARSE, "FLASHINFER_MLA_SPARSE_SM90"),
     # It orders sparse MLA over a 16-bit cache on Blackwell by heads.
     (*VLLM, AttnSpec(16, 1, 576, 64), "sm100", "sparse_mla", SPARSE, "FLASH_ATTN_MLA_SPARSE_FA4"),
     (*VLLM, AttnSpec(32, 1, 576, 64), "sm100", "sparse_mla", SPARSE, "FLASHMLA_SPARSE"),
+    # On SM120 its one sparse backend reads no bfloat16 cache.
+    (*VLLM, LATENT, "sm120", "sparse_mla", SPARSE, ""),
     # Over an FP8 cache FlashInfer's comes first, at every head count.
     *(
         (*VLLM, AttnSpec(n, 1, 576, 64, "bfloat16", FP8), "sm100", "sparse_mla", SPARSE, FLASHINFER)

@@ -14,13 +14,25 @@ def test_a_choice_renders_as_a_table_and_as_data():
     text = render(choice)
     first = "sglang==0.5.8, decode on sm80, policy auto: flashinfer, which runs fa2"
     assert text.splitlines()[0] == first
-    assert "SGLang flashinfer_backend.py, 0.5.8" in text
+    assert "SGLang flashinfer_backend.py:277, 555, 0.5.8" in text
     assert to_dict(choice)["reasons"][-1]["matched"] is True
 
 
+def test_rows_that_hold_come_first_and_rules_for_models_are_told_of():
+    asked = {"mode": "mla", "gpu": "sm90", "library": "sglang==0.5.23", "env": {}}
+    latent = AttnSpec(128, 1, 576, 64)
+    text = render(explain(latent, **asked, call=Call(model="gpt-oss"))).splitlines()
+    assert [line.split()[:2] for line in text[3:]] == [["yes", "fa3"], *[["no", "trtllm_mla"]] * 2]
+    blackwell = {**asked, "gpu": "sm100", "call": Call(kv_lens=(9,))}
+    assert "--call model=deepseek|" in render(explain(latent, **blackwell))
+    with pytest.raises(ValueError, match="model must be one of other, deepseek"):
+        Call(model="deepseek-v3")
+
+
 def test_a_call_is_read_from_text():
-    call = parse_call(["graph", "kv_lens=8192x3", "q_lens=1,2,4", "topk=2048", "causal=no"])
-    assert call == Call(graph=True, kv_lens=(8192,) * 3, q_lens=(1, 2, 4), topk=2048, causal=False)
+    call = parse_call(["graph", "kv_lens=8192x3", "q_lens=1,2,4", "topk=2048", "model=llama4"])
+    lens = {"kv_lens": (8192,) * 3, "q_lens": (1, 2, 4)}
+    assert call == Call(graph=True, **lens, topk=2048, model="llama4")
 
 
 @pytest.mark.parametrize("text", ["speed", "topk=many", "graph=8", "kv_lens=8192xx3"])

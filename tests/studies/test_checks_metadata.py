@@ -67,13 +67,11 @@ def steps(saved=200.0, *, once_zeros=0, once_prepares=1):
     ("graph", "eager", "word"),
     [
         (5.0, 4.5, "confirmed"),
-        (9.0, 5.0, "partly"),
-        (9.0, 2.0, "partly"),
-        (9.0, 8.0, "refuted"),
-        (2.0, 1.0, "refuted"),
+        (9.0, 5.0, "confirmed"),
+        (5.0, 8.0, "refuted"),
     ],
 )
-def test_a_speedup_is_judged_in_a_graph_and_eagerly(graph, eager, word):
+def test_a_speedup_of_a_kernel_by_itself_is_judged_eagerly(graph, eager, word):
     assert verdict("4-78x", both(graph, eager)) == word
 
 
@@ -118,7 +116,8 @@ def test_a_serial_sum_grows_as_the_batch_does(power, word):
     ("check", "steps_of", "word"),
     [
         ("63-calls", {}, "confirmed"),
-        ("63-calls", {"once_zeros": LAYERS}, "refuted"),
+        ("63-calls", {"once_zeros": LAYERS}, "confirmed"),
+        ("63-calls", {"once_prepares": LAYERS}, "refuted"),
         ("215us", {}, "confirmed"),
         ("215us", {"saved": 100.0}, "refuted"),
         ("per-layer-calls-gone", {}, "confirmed"),

@@ -4,12 +4,12 @@ import pandas as pd
 import pytest
 from support.ledger import judged, row
 
+from attnlib.studies.auto_resolution import checks as auto_resolution
 from attnlib.studies.engine_modes import study as engine_modes
-from attnlib.studies.engine_modes.tables import AUTO, FA2, FA3, usual_timer
+from attnlib.studies.engine_modes.tables import FA2, FA3, usual_timer
 from attnlib.studies.evidence import MissingRecordsError
 
 CASES = {case.mode: case for case in engine_modes.ONE_OF_EACH if case.mask != "tree"}
-TREE = engine_modes.MASKED[1]
 EVEN = dict.fromkeys(CASES, 1.0)
 
 
@@ -29,13 +29,6 @@ def measured(factors):
     return records(*((CASES[mode], FA3, 1.0, FA3) for mode in factors), *of_fa2)
 
 
-def verified(causal, tree):
-    """`auto` at these multiples of fa2's time under each mask; a third shape has no `auto`."""
-    verify, alone = CASES["target_verify"], engine_modes.VERIFIES[0]
-    of_fa2 = [(case, FA2, 1.0, FA2) for case in (verify, TREE, alone)]
-    return records(*of_fa2, (verify, AUTO, causal, FA3), (TREE, AUTO, tree, FA2))
-
-
 @pytest.mark.parametrize(
     ("check", "factors", "verdict"),
     [
@@ -52,15 +45,15 @@ def test_times_by_mode_decide(check, factors, verdict):
 
 
 @pytest.mark.parametrize(
-    ("causal", "tree", "verdict"),
-    [(2.0, 2.0, "confirmed"), (2.0, 1.0, "partly"), (1.0, 1.0, "refuted")],
+    "mode", ["prefill", "decode", "prefill-verify", "draft-extend", "dllm-extend"]
 )
-def test_a_pin_for_verification_gains_where_auto_is_slower(causal, tree, verdict):
-    finding = judged("prefill-verify", verified(causal, tree))
-    assert finding.verdict == verdict
-    assert "under a causal mask auto runs fa3" in finding.reason
-    assert "under a tree mask auto runs fa2" in finding.reason
-    assert len(finding.records) == 12, "the shape without auto has no say"
+def test_what_a_release_passes_to_its_wrappers_is_read_in_both(mode, monkeypatch):
+    name = f"paged-{mode}" if mode in ("prefill", "decode") else mode
+    before = "auto" if mode in ("decode", "prefill-verify") else "fa2"
+    finding = judged(name, records())
+    assert finding.verdict == "confirmed" and f"0.5.8 passes {before} (SGLang" in finding.reason
+    monkeypatch.setattr(auto_resolution, "AFTER", auto_resolution.BEFORE)
+    assert judged(name, records()).verdict == ("refuted" if before == "auto" else "confirmed")
 
 
 @pytest.mark.parametrize("check", ["all-prefill-backends", "gain-not-everywhere"])
@@ -69,9 +62,7 @@ def test_one_round_decides_nothing(check):
     assert judged(check, frame[frame["round"] == 0]).verdict == "open"
 
 
-def test_a_mode_or_an_auto_that_was_not_measured_leaves_its_claim_open():
+def test_a_mode_that_was_not_measured_leaves_its_claim_open():
     factors = {mode: 1.0 for mode in CASES if mode != "draft_extend"}
     with pytest.raises(MissingRecordsError, match="no round"):
         judged("all-prefill-backends", measured(factors))
-    with pytest.raises(MissingRecordsError, match="auto and fa2"):
-        judged("prefill-verify", measured(EVEN))

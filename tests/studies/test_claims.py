@@ -56,11 +56,11 @@ def ledger(tmp_path):
 
 
 def stands(checked, ids):
-    """A checked claim stands on records, all of them in the store; others stand on none."""
+    """A checked claim stands on records, all of them in the store, or on rules; others on none."""
     finding = checked.finding
-    if not claims.check_of(checked.claim) or finding.verdict == NOT_HERE:
-        return not finding.records
-    return bool(finding.records) and set(finding.records) <= ids
+    by_rule = str(checked.claim.check).endswith("_by_rule")
+    alone = by_rule or finding.verdict == NOT_HERE or not claims.check_of(checked.claim)
+    return set(finding.records) <= ids and (alone or bool(finding.records))
 
 
 def fallen():

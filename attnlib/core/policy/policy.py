@@ -5,7 +5,8 @@ The `NEIGHBOURS` nearest cases, in log2 of batch size, mean length and longest o
 by the mean of their measured over predicted times; nearer ones count more. How sure the choice is
 follows from its lead over the second and from how much the neighbours differ.
 
-Constants were chosen by leaving out measured cases, never on held-out ones (LOG.md, 2026-11-21).
+Constants were chosen by leaving out measured cases; held-out ones were looked at between versions
+(LOG.md, 2026-11-21).
 `save` writes a policy as JSON, `load` needs NumPy alone; study `backend_policy` makes one.
 """
 

@@ -1,7 +1,8 @@
 """What a rule loses that does not measure: its choice's time over the best one's, case by case.
 
-Rules choose for the held-out cases of the study `backend_policy`; the measured policy learns from
-its known cases alone. A rule's regret depends on what else could have run: two pools of backends.
+Rules choose for the held-out cases of the study `backend_policy`, or for known ones left out; the
+measured policy learns from the other known ones. A rule's regret depends on what else could have
+run: two pools of backends.
 """
 
 import math
@@ -18,7 +19,7 @@ from ...kinds.lengths import sample_seq_lens
 from ...run.frame import FA2, FA3, LABELS, decode_rows
 from ...select import Call, explain
 from .learn import case_times, policy_of
-from .study import FLASHINFER, HELD_OUT_CASES, KNOWN_CASES, POLICY_RELEASE, SPECS
+from .study import FLASHINFER, HELD_OUT_CASES, KNOWN_CASES, POLICY_RELEASE
 
 FA3_LIBRARY = "fa3"
 POOLS = {"FlashInfer": FLASHINFER, "with FA3": (*FLASHINFER, FA3_LIBRARY)}
@@ -27,13 +28,12 @@ EXPLAINED = {
     "FlashInfer 0.6.3 auto": ("flashinfer==0.6.3", "auto"),
     "FlashInfer 0.6.4 auto": (f"flashinfer=={POLICY_RELEASE}", "auto"),
     "SGLang with FlashInfer": (f"flashinfer=={POLICY_RELEASE}", "sglang"),
-    "SGLang 0.5.23 auto": ("sglang==0.5.23", "auto"),
-    "vLLM 0.33.0 auto": ("vllm==0.33.0", "auto"),
 }
-"""Rule -> library and policy for `select.explain`. vLLM's own use of FlashInfer is XQA's kernels on
-Hopper, which were not measured."""
-FEWER = (10, 20, 35, 70)
-"""known cases per layer; every so many of them in their order, which spreads any number evenly."""
+"""Rule -> library and policy for `select.explain`."""
+EVERY_CALL, PREPARE = "FA3, schedule in every call", "prepare_varlen_num_blocks"
+"""Not what engines run by default, who make FlashAttention-3's schedule once a step (SGLang 0.5.23
+flashattention_backend.py:409-438, but under DP attention; vLLM 0.33.0 flash_attn.py:835-949)."""
+FOLDS = 7
 LONG, MANY = 16384, 12
 """Tokens of a long request, and requests of a batch, that a table of skewed batches begins at."""
 SHOWN = {"mean, %": 2, "worst, %": 1}
@@ -47,7 +47,34 @@ def regrets(frame: pd.DataFrame, pools: Iterable[str] = POOLS) -> pd.DataFrame:
 
     A rule is judged in pools with all of its choices; `regret` is NaN where a choice has no time.
     """
-    times, policy = _held_out(frame), policy_of(frame, KNOWN_CASES)
+    return _regrets(_held_out(frame), policy_of(frame, KNOWN_CASES), pools)
+
+
+def left_out(frame: pd.DataFrame, pools: Iterable[str] = POOLS) -> pd.DataFrame:
+    """`regrets` of the known cases, each by a policy that learned from six sevenths without it.
+
+    Known cases have one round, so some of it is noise.
+    """
+    times, found = case_times(decode_rows(frame)), []
+    known = [case for case in KNOWN_CASES if case in times]
+    for part in range(FOLDS):
+        policy = policy_of(frame, [case for at, case in enumerate(known) if at % FOLDS != part])
+        found.append(_regrets({case: times[case] for case in known[part::FOLDS]}, policy, pools))
+    return pd.concat(found, ignore_index=True)
+
+
+def without_prepare(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame with FlashAttention-3's times less the prepare kernel that each call's trace has.
+
+    A bound of what a schedule made once a step can do: what overlap hid is taken off too.
+    """
+    spent = frame.kernels.map(lambda ran: sum(k.gpu_us for k in ran if PREPARE in k.name))
+    return frame.assign(run_us=frame.run_us - spent.where(frame.backend == FA3_LIBRARY, 0))
+
+
+def _regrets(
+    times: dict[DecodeCase, dict[str, float]], policy: Policy, pools: Iterable[str]
+) -> pd.DataFrame:
     found = []
     for pool, backends in ((pool, POOLS[pool]) for pool in pools):
         for rule, choose in _rules(policy, backends).items():
@@ -60,12 +87,12 @@ def regrets(frame: pd.DataFrame, pools: Iterable[str] = POOLS) -> pd.DataFrame:
     return pd.DataFrame(found, columns=["case", "chosen", "regret", "pool", "rule"])
 
 
-def regret_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """A row per pool and rule: held-out cases, geometric mean and worst regret in percent.
+def regret_table(lost: pd.DataFrame) -> pd.DataFrame:
+    """A row per pool and rule of `regrets` or `left_out`; geometric mean and worst in percent.
 
     `over 5 %` counts cases that lose more than that.
     """
-    groups = regrets(frame).groupby(["pool", "rule"], sort=False)
+    groups = lost.groupby(["pool", "rule"], sort=False)
     rows = [{"pool": p, "rule": r} | _summary(group.regret) for (p, r), group in groups]
     return pd.DataFrame(rows).sort_values(["pool", "mean, %"], ignore_index=True).round(SHOWN)
 
@@ -79,26 +106,6 @@ def worst_choices(frame: pd.DataFrame, *, pool: str, rule: str = MEASURED) -> pd
         told = {"case": case.key, "chosen": LABELS[chosen], "regret, %": round(100 * regret, 1)}
         rows.append(told | {LABELS[n]: us for n, us in times[case].items() if n in POOLS[pool]})
     return pd.DataFrame(rows).round(2)
-
-
-def learning_table(frame: pd.DataFrame, *, pool: str) -> pd.DataFrame:
-    """What a policy loses that learned from fewer cases: a row for each of `FEWER`, and for all.
-
-    Columns as in `regret_table`, and `known`, the cases of each layer that it learned from.
-    """
-    times, held_out, backends = case_times(decode_rows(frame)), _held_out(frame), POOLS[pool]
-    layers = [[case for case in KNOWN_CASES if case in times and case.spec == s] for s in SPECS]
-    most = min(map(len, layers))
-    rows = []
-    for count in (*(count for count in FEWER if count < most), most):
-        known = [case for layer in layers for case in layer[:: most // count][:count]]
-        policy = policy_of(frame, known)
-        lost = [
-            _lost(run_us, _measured(policy, backends, case), backends)
-            for case, run_us in held_out.items()
-        ]
-        rows.append({"known": count} | _summary(pd.Series(lost)))
-    return pd.DataFrame(rows).round(SHOWN)
 
 
 def plan_errors(frame: pd.DataFrame) -> pd.DataFrame:
@@ -143,8 +150,9 @@ def fastest(frame: pd.DataFrame, *, pool: str) -> pd.DataFrame:
 def one_long_request(frame: pd.DataFrame) -> pd.DataFrame:
     """Batches of one long request among many short ones: fa2's time beside the fastest backend's.
 
-    `splits` is FlashInfer's rule for a graph: fa2 splits requests while requests x KV heads are
-    fewer than two blocks per SM (`PrefillSplitQOKVIndptr` in scheduler.cuh, 0.6.4).
+    `splits` is FlashInfer's rule, in a graph and outside: fa2 splits requests while requests x KV
+    heads are fewer than two blocks per SM (`PrefillBinarySearchKVChunkSize`, scheduler.cuh:101-129
+    of 0.6.4).
     """
     slots, rows = FA2_CTAS * int(frame.num_sms.max()), []
     for case, times in case_times(decode_rows(frame)).items():
@@ -171,6 +179,7 @@ def _rules(policy: Policy, backends: Sequence[str]) -> dict[str, Rule]:
         MEASURED: partial(_measured, policy, backends),
         "always fa2": lambda _: FA2,
         "always fa3": lambda _: FA3,
+        EVERY_CALL: lambda _: FA3_LIBRARY,
         **{name: partial(_explained, *asked) for name, asked in EXPLAINED.items()},
     }
 

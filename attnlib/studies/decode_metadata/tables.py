@@ -158,7 +158,7 @@ def overlap(frame: pd.DataFrame) -> pd.DataFrame:
     rows = metadata_rows(frame)
     designs = times(rows).set_index("case")[sorted(rows.backend.unique())]
     found = over(rows, ALONE, FUSED).join(designs, on="case").sort_values(SIZES, ignore_index=True)
-    shown = found.filter(items=[*SIZES, MERGED, ALONE, FUSED]).round(2)
+    shown = found.filter(items=[*SIZES, OPS, MERGED, TODAY, ALONE, FUSED]).round(2)
     return shown.assign(**{"without / with": found.ratio.round(2), "95 %": intervals(found)})
 
 

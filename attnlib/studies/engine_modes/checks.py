@@ -8,23 +8,7 @@ import pandas as pd
 
 from ...kinds.extend.case import MODES
 from ..evidence import Finding, Judged, judge_rows, together
-from .tables import AUTO, FA2, FA3, mode_rows, plain
-
-
-def verify_pin_gains(frame: pd.DataFrame) -> Finding:
-    """Verification by `auto` is slower than pinned to fa2, with and without a custom mask."""
-    rows = mode_rows(frame)
-    rows = rows[(rows["mode"] == "target_verify") & rows.backend.isin((AUTO, FA2))]
-    # Of fa2 those alone of cases and rounds in which `auto` ran too.
-    rows = rows[rows.groupby(["case", "round"], sort=False).backend.transform("nunique") == 2]
-    judged, said = [], []
-    for mask in ("causal", "tree"):
-        part = rows[rows["mask"] == mask]
-        judged.append(judge_rows(part, (AUTO, FA2)))
-        ran = ", ".join(sorted(part[part.backend == AUTO].kernel_family.unique()))
-        said.append(f"under a {mask} mask auto runs {ran} (against the pin {judged[-1].counts})")
-    both = together(judged)
-    return both.finding(both.vote("slower"), f"In 0.6.4 {' and '.join(said)}.")
+from .tables import FA2, FA3, mode_rows, plain
 
 
 def all_prefill_pins_gain(frame: pd.DataFrame) -> Finding:

@@ -12,8 +12,6 @@ from ..evidence import CONFIRMED, PARTLY, REFUTED, Finding, MissingRecordsError,
 
 HARMLESS = "harmless"
 LENGTHS = ("lengths-grown", "lengths-shrunk")
-ONE_GPU = ("none", *LENGTHS)
-"""What metadata can meet on one GPU with one set of head counts: itself, and other lengths."""
 
 
 def stale_lengths_mislead(frame: pd.DataFrame) -> Finding:
@@ -46,18 +44,6 @@ def splits_overrun_buffers(frame: pd.DataFrame) -> Finding:
     )
     verdict = vote(harmed, len(over) - harmed)
     return Finding(verdict, reason, f"{harmed} of {len(over)} wrong", records=tuple(over.id))
-
-
-def one_gpu_is_right(frame: pd.DataFrame) -> Finding:
-    """With one set of head counts, reused metadata gives the right output at any lengths."""
-    rows, _ = _unguarded(frame, ONE_GPU)
-    right = int((rows.reported_backend == HARMLESS).sum())
-    reason = (
-        f"On one GPU metadata made once is right in {right} of {len(rows)} cases: nothing differs, "
-        f"lengths grew, lengths shrank. What SGLang's own paths pass is not run here."
-    )
-    verdict = vote(right, len(rows) - right)
-    return Finding(verdict, reason, f"{right} of {len(rows)} right", records=tuple(rows.id))
 
 
 def _unguarded(frame: pd.DataFrame, names: Sequence[str]) -> tuple[pd.DataFrame, list[Splits]]:
