@@ -10,8 +10,8 @@
 
 K is chosen so that a sample lasts about `SAMPLE_US`: two events alone read several microseconds,
 which one short kernel between them would carry. Before samples that events time, the GPU does the
-same work until its clocks and its power have settled (`settle`). Warm timers repeat a call over the same inputs; the
-cold one is given calls over as many copies as `cold_copies` says.
+same work until its clocks and its power have settled (`settle`). Warm timers repeat a call over the
+same inputs; the cold one is given calls over as many copies as `cold_copies` says.
 """
 
 import time
