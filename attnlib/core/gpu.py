@@ -35,10 +35,10 @@ FETCH_BYTES = 64
 class Fa2Rates:
     """What blocks of fa2 take, for `core.fa2.choice`.
 
-    `memory_gbps` is what all blocks together reach, `block_gbps` one alone; `block_tokens` is what
-    starting a block costs, in tokens. Microseconds: `start_us`, `merge_us` per partial row and
-    query head, `deep_us` per part of the longest request, `cut_us` of any cut. The shares and
-    `mixing` say how the last blocks end: see `core.fa2.choice.predicted_us`.
+    `memory_gbps` is what all blocks together reach, `cached_times` as much where K and V fit the
+    `cached_mib` of the L2, `block_gbps` one alone; `block_tokens` is what starting a block costs.
+    Microseconds: `start_us`, `merge_us` per partial row and query head, `deep_us` per part of the
+    longest request, `cut_us` of any cut. The shares and `mixing` say how the last blocks end.
     """
 
     memory_gbps: float
@@ -51,15 +51,21 @@ class Fa2Rates:
     mean_share: float
     longest_share: float
     mixing: float
+    cached_times: float
+    cached_mib: float
 
 
 FA2_RATES: dict[int | tuple[int, int, int], Fa2Rates] = {
-    16: Fa2Rates(4680, 45.3, 37, 6.04e-4, 1.35, 8.71, 0.0292, 0.157, 0.141, 78.1),
-    64: Fa2Rates(5580, 19, 36.4, 5.26e-4, 1.14, 8.71, 0.0292, 0.157, 0.141, 78.1),
-    128: Fa2Rates(3260, 12.4, 52.2, 5.74e-4, 1.35, 8.71, 0.0292, 0.157, 0.141, 78.1),
-    (16, 64, 2): Fa2Rates(5100, 26.6, 52.8, 8.24e-4, 1.55, 8.71, 0.0292, 0.157, 0.141, 78.1),
-    (16, 256, 2): Fa2Rates(4930, 36.9, 36.3, 6.04e-4, 1.43, 8.71, 0.0292, 0.157, 0.141, 78.1),
-    (16, 128, 1): Fa2Rates(2680, 16.9, 65.5, 8.75e-4, 1.41, 8.71, 0.0292, 0.157, 0.141, 78.1),
+    16: Fa2Rates(4950, 35.7, 48.5, 7.09e-4, 1.33, 8.6, 0.0287, 0.134, 0.145, 90.4, 1.62, 50),
+    64: Fa2Rates(6360, 16.3, 36.5, 2.76e-4, 1.42, 8.6, 0.0287, 0.134, 0.145, 90.4, 1.62, 50),
+    128: Fa2Rates(7340, 9.45, 25, 1.31e-4, 1.46, 8.6, 0.0287, 0.134, 0.145, 90.4, 1.62, 50),
+    (16, 64, 2): Fa2Rates(7770, 19, 50, 7.9e-4, 1.57, 8.6, 0.0287, 0.134, 0.145, 90.4, 1.62, 50),
+    (16, 256, 2): Fa2Rates(
+        *(5090, 34.5, 39.7, 6.17e-4, 1.4, 8.6, 0.0287, 0.134, 0.145, 90.4, 1.62, 50)
+    ),
+    (16, 128, 1): Fa2Rates(
+        *(3420, 12.4, 74.6, 7.36e-4, 1.48, 8.6, 0.0287, 0.134, 0.145, 90.4, 1.62, 50)
+    ),
 }
 """Query rows of a block, or (rows, head_dim, bytes of a KV element) -> rates on `FA2_RATES_OF`,
 fitted to chunk sweeps there. Elsewhere a guess: `python -m attnlib rates` learns them anew."""

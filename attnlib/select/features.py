@@ -28,7 +28,7 @@ ENGINE_KINDS = ("bf16", "bf16, FP8 cache")
 """The dtypes of a library's rows, and of an engine's, whose models have 16 bits."""
 HEADS = {"32/8 heads": (32, 8), "32/32 heads": (32, 32)}
 LATENT_HEADS = {"128 heads": (128, 1), "16 heads": (16, 1)}
-FAMILIES: dict[str, dict[str, tuple[str, ...]]] = {
+RULED: dict[str, dict[str, tuple[str, ...]]] = {
     "sglang": {"mla": ("deepseek",), "sparse_mla": ("glm-dsa",)}
     | dict.fromkeys(("decode", *PREFILL_MODES), ("gpt-oss", "qwen3-next"))
 }
@@ -108,7 +108,7 @@ def _picks(library: Library, mode: str, notes: Notes) -> Iterator[Row]:
     """A row for each dtype, layers that are picked alike in one, and run of releases."""
     heads = LATENT_HEADS if mode in LATENT_MODES else HEADS
     sizes = LATENT_SIZES if mode in LATENT_MODES else SIZES
-    models = (OTHER, *FAMILIES.get(library.name, {}).get(mode, ()))
+    models = (OTHER, *RULED.get(library.name, {}).get(mode, ()))
     for kind, model in product(KINDS.get(library.name, ENGINE_KINDS), models):
         call = replace(_call(mode), model=model)
         tables = {

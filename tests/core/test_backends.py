@@ -92,8 +92,8 @@ def test_the_stand_in_sees_a_wrong_word(at, libraries):
     call, backend = calls.call_of(case, "cpu"), calls.backend_for(name, case, "cpu")
     plan = backend.plan(call.batch)
     wrapper = libraries.wrappers[-1]
-    last = 0 if FA2_INFO[at].startswith("kv_chunk") else 1
-    wrapper._int_workspace_buffer.view(torch.int32)[wrapper._plan_info[at] // 4 + last] += 64
+    last, wrong = (0, -128) if FA2_INFO[at].startswith("kv_chunk") else (1, 64)
+    wrapper._int_workspace_buffer.view(torch.int32)[wrapper._plan_info[at] // 4 + last] += wrong
     with pytest.raises(AssertionError):
         backend.run(call.q, call.cache, plan)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from attnlib.core.fa2.choice import CHUNK_STEP, PlanShape, choose
+from attnlib.core.fa2.choice import CHUNK_STEP, PlanShape, choose, predicted_us
 from attnlib.core.fa2.kernel import build_fa2_plan
 from attnlib.core.fa2.library import FA2_INFO, MIN_CHUNK
 from attnlib.core.fa2.words import Layout, plan_words
@@ -51,6 +51,8 @@ def drawn(shape, seed, count=4):
     yield np.zeros(batch, int)
     yield np.array([most])
     yield np.r_[np.full(batch - 1, 300), most]
+    for tokens in (shape.cached_tokens, shape.cached_tokens + 1):
+        yield np.minimum(np.bincount(np.arange(tokens) % batch, minlength=batch), most)
     for _ in range(count):
         lens = np.clip(rng.lognormal(7, 1.5, batch), 0, most).astype(int)
         lens[rng.random(batch) < 0.2] = rng.choice([0, 1, most, 2048])
@@ -96,6 +98,32 @@ def test_the_kernel_writes_what_the_twin_says_over_any_words_before(shape, seed)
         build_fa2_plan(**call, seq_len_delta=delta)
         wanted = plan_words(shape, given + delta).image(room(shape), POISON - turn)
         assert np.flatnonzero(call["words"].cpu().numpy() != wanted).tolist() == []
+
+
+def test_what_the_l2_holds_is_predicted_to_be_faster():
+    of = lambda tokens: predicted_us(SHAPE, np.array([tokens]), np.array([512]))  # noqa: E731
+    held = SHAPE.cached_tokens
+    assert held * SHAPE.token_bytes == 50 * 2**20
+    assert of(held) < of(held + 1) < of(held) * SHAPE.rates.cached_times
+
+
+def test_a_grid_has_more_room_the_longer_its_calls_may_be_and_none_for_what_cannot_be():
+    rooms = [replace(SHAPE, max_seq_len=n).max_blocks for n in (100, 300, 16384, 131072, 2**21)]
+    assert rooms[:2] == [40, 40] and rooms == sorted(rooms) and rooms[-1] == 40 + 6 * 33
+    assert replace(SHAPE, max_batch_size=1, max_seq_len=300).max_blocks == 3
+
+
+def test_the_chunk_that_fills_a_wave_is_left_only_for_one_predicted_to_be_surely_faster():
+    kept = left = 0
+    for tokens in range(1000, 60000, 1000):
+        found = choose(replace(SHAPE, max_batch_size=1, num_kv_heads=2), np.array([tokens]))
+        fills = found.chunks[found.blocks * 2 <= SHAPE.slots].min()
+        least = found.us.min()
+        if found.chunk == fills:
+            kept += least < found.us[found.best] < least * 1.031
+        else:
+            left += least == found.us[found.best] < found.us[found.chunks == fills].min() * 0.97
+    assert kept and left
 
 
 def test_words_lie_apart_and_aligned():
@@ -166,5 +194,5 @@ def test_tensors_that_do_not_fit_are_refused_before_a_launch(change, words):
 def test_a_chunk_of_ones_own_takes_the_place_of_the_choice():
     words = plan_words(SHAPE, [5000, 300], chunk=1024)
     assert words.kv_chunk_size == 1024 and words.o_indptr[:3].tolist() == [0, 5, 6]
-    with pytest.raises(ValueError, match="chunk must cut into at most 113 blocks, got 313 of 128"):
+    with pytest.raises(ValueError, match="chunk must cut into at most 238 blocks, got 313 of 128"):
         plan_words(SHAPE, [40_000], chunk=128)

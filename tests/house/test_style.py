@@ -27,9 +27,9 @@ MAX_FILES_PER_FOLDER = 12
 MAX_ROOMS = 9  # and four front doors
 # Since the plans of fa2: the library's and ours with its kernel, their kind of case, two studies;
 # and 70 lines since rules know the model and claims about code are decided by code.
-MAX_PACKAGE_LINES = 21_930
+MAX_PACKAGE_LINES = 21_990
 MAX_CORE_LINES = 6_050  # what an engine imports
-MAX_TEST_LINES = 16_130
+MAX_TEST_LINES = 16_160
 MAX_POSITIONAL = 5
 MAX_COMMENT_SHARE = 0.12
 MAY_PRINT = re.compile(r"attnlib/(cli|__main__|run/worker)\.py")

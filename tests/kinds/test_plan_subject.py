@@ -21,7 +21,7 @@ PLANNING = BACKENDS[1:]
 SMALL = PlanSubject(Bench("cpu", {"num_sms": 4}, {}))
 
 
-@pytest.mark.parametrize("chunk", [0, 128, 256, 960])
+@pytest.mark.parametrize("chunk", [0, 192, 256, 960])
 @pytest.mark.parametrize("q_len", [1, 3])
 def test_a_call_by_a_plan_of_any_chunk_is_right_and_timed(q_len, chunk, fake_fa2):
     case = PlanCase(DECODE, q_len, chunk)
@@ -34,7 +34,7 @@ def test_a_call_by_a_plan_of_any_chunk_is_right_and_timed(q_len, chunk, fake_fa2
 
 def test_chunks_of_one_call_share_its_tensors_and_its_plan(fake_fa2):
     subject = PlanSubject(Bench("cpu", {}, {}))
-    for chunk in (128, 0, 256):
+    for chunk in (192, 0, 256):
         found = subject.measure(Item("fa2-chunk", "host", replace(CASE, chunk=chunk)))
         assert found["status"] == "ok"
     assert len(fake_fa2) == 1

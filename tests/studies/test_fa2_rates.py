@@ -20,7 +20,7 @@ from attnlib.studies.fa2_chunks.study import STUDY
 CHUNKS = np.array([256, 384, 512, 704, 960, 1280, 1792, 2432, 3264, 4480, 6080, 8192])
 SPEC = AttnSpec(32, 8, 128, 16)
 ANY = PlanCase(DecodeCase(SPEC, 1, 1))
-SLOWER = Fa2Rates(1600, 21, 60, 1.2e-3, 2.5, 6, 0.05, 0.1, 0.2, 40)
+SLOWER = Fa2Rates(1600, 21, 60, 1.2e-3, 2.5, 6, 0.05, 0.1, 0.2, 40, 1.5, 50)
 """Of no GPU: a third of an H200's bandwidth, blocks half as fast."""
 
 

@@ -178,10 +178,11 @@ def test_every_figure_is_the_same_bytes_however_often_it_was_shown_and_saved(dra
     if study != "sparse_mla":  # Pixels follow from the SVG: one study's are compared too.
         orders = {figure: ("svg",) for figure in orders}
     for number, (figure, order) in enumerate(orders.items()):
-        for suffix in order:
-            path = tmp_path / f"{number}.{suffix}"
+        for path in (tmp_path / f"{number}.{suffix}" for suffix in order):
             assert style.save(figure, path) == path
-    for suffix in order:
+    suffixes = sorted(set(order))
+    assert sorted(os.listdir(tmp_path)) == [f"{n}.{suffix}" for n in "01" for suffix in suffixes]
+    for suffix in suffixes:
         first, second = ((tmp_path / f"{number}.{suffix}").read_bytes() for number in (0, 1))
         assert first == second
 

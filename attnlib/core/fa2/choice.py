@@ -4,7 +4,8 @@ All requests of a call share one chunk. A shorter one spreads a long request ove
 ends the last wave sooner; each block and each merged row costs time. The prediction, in
 float32 without fused steps, so that the GPU's choice is this one bit for bit:
 
-    rate     blocks share the memory: a token takes hypot(x * shared, alone) while x are in flight
+    rate     blocks share the memory, or the L2 if it holds all K and V: a token takes
+             hypot(x * shared, alone) while x are in flight
     a wave   blocks that fit the slots: the short ones first, then the whole chunks alone
     waves    all tokens at the rate of full slots, then the drain: of equal blocks a last partial
              wave, of uneven ones a share of a block; the more they vary, the more the second
@@ -15,6 +16,7 @@ Constants are measured (`attnlib.core.gpu`); how well they choose stands in the 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -33,9 +35,15 @@ WHOLE = 32
 """The first candidates cut the longest request into 1 to 32 equal chunks; the others are fixed."""
 LADDER = tuple(((4 + rung % 4) << rung // 4) * CHUNK_STEP for rung in range(WHOLE))
 """256 to 57,344 tokens, four chunks an octave."""
-MOST_WAVES = 8
-"""Waves of blocks, at most, that a grid has room for beside one block per request and query tile.
-A block that is not used takes 1.7 ns all the same."""
+ROOM_BYTES = 3 * 2**29
+"""K and V of a call, at the most that was captured, for which the grid has room for a wave more.
+A block that is not used takes 1.7 ns all the same: room is for calls that last."""
+SHORT = 512
+"""Chunks below so many tokens only serve to fill a wave."""
+MOST_WAVES = 6
+"""Of blocks that a grid has room for, at most, beside one per request and query tile."""
+LIBRARYS = np.float32(0.97)
+"""Of its predicted time counts for the shortest chunk that fits a wave, about the library's own."""
 
 
 def kv_tile(rows: int, head_dim: int, kv_bytes: int) -> int:
@@ -101,10 +109,13 @@ class PlanShape:
 
     @property
     def max_blocks(self) -> int:
-        """Blocks of the grid per KV head: two per request, and a wave."""
-        wave = -(-self.slots // self.copies)
-        extra = min(self.max_batch_size + wave, MOST_WAVES * wave)
-        return (self.max_batch_size + extra) * self.q_tiles
+        """Blocks of the grid per KV head: two per request or a wave, and waves for long calls."""
+        wave, batch = -(-self.slots // self.copies), self.max_batch_size
+        longest = min(self.max_seq_len, self.seen)
+        waves = batch * longest * self.token_bytes // ROOM_BYTES
+        extra = min(max(batch, wave - batch) + waves * wave, MOST_WAVES * wave)
+        shortest = min(batch * -(-longest // MIN_CHUNK), wave)
+        return min(batch + extra, max(batch * -(-longest // SHORT), shortest)) * self.q_tiles
 
     @property
     def seen(self) -> int:
@@ -130,19 +141,24 @@ class PlanShape:
         return self.num_kv_heads * self.q_tiles
 
     @property
-    def shared_us(self) -> float:
-        """Microseconds per token and block in flight, of memory that all share."""
-        return 2 * self.head_dim * self.kv_bytes / (self.rates.memory_gbps * 1e3)
+    def token_bytes(self) -> int:
+        """K and V of a token, of all heads."""
+        return 2 * self.head_dim * self.kv_bytes * self.num_kv_heads
 
     @property
-    def alone_us(self) -> float:
-        """Microseconds per token of a block that is alone."""
-        return 2 * self.head_dim * self.kv_bytes / (self.rates.block_gbps * 1e3)
+    def cached_tokens(self) -> int:
+        """Tokens of a batch whose K and V the L2 holds, at most."""
+        return int(self.rates.cached_mib * 2**20) // self.token_bytes
 
-    def us_per_token(self, blocks: np.ndarray) -> np.ndarray:
+    def us_at(self, gbps: float) -> float:
+        """Microseconds per token of a block, at so many bytes per nanosecond."""
+        return 2 * self.head_dim * self.kv_bytes / (gbps * 1e3)
+
+    def us_per_token(self, blocks: np.ndarray, cached: bool = False) -> np.ndarray:
         """Microseconds per token while so many blocks are in flight, float32."""
-        shared = np.clip(blocks, f32(1), f32(self.slots)) * f32(self.shared_us)
-        return np.sqrt(shared * shared + f32(self.alone_us**2))
+        gbps = self.rates.memory_gbps * (self.rates.cached_times if cached else 1)
+        shared = np.clip(blocks, f32(1), f32(self.slots)) * f32(self.us_at(gbps))
+        return np.sqrt(shared * shared + f32(self.us_at(self.rates.block_gbps) ** 2))
 
     @property
     def merge_us(self) -> float:
@@ -185,7 +201,9 @@ def choose(shape: PlanShape, seq_lens: np.ndarray) -> Choice:
     blocks = -(-lens // chunks[:, None])
     per_head = blocks.sum(1) * shape.q_tiles
     us = np.where(per_head <= shape.max_blocks, predicted_us(shape, lens, chunks), np.inf)
-    return Choice(chunks, per_head, us, int(us.argmin()))
+    fitting = chunks[per_head * shape.num_kv_heads <= shape.slots]
+    score = np.where(chunks == fitting.min(initial=INT32_MAX), us * LIBRARYS, us)
+    return Choice(chunks, per_head, us, int(score.argmin()))
 
 
 def counted(shape: PlanShape, seq_lens: np.ndarray) -> np.ndarray:
@@ -229,7 +247,8 @@ def predicted_us(shape: PlanShape, lens: np.ndarray, chunks: np.ndarray) -> np.n
     power = whole * (chunk * chunk) + (power + some * (own * own))
     longest_block = f32(-(-np.minimum(chunks, longest) // tokens) * tokens) + own
 
-    at = shape.us_per_token
+    cached = bool(np.minimum(lens, shape.cached_tokens + 1).sum() <= shape.cached_tokens)
+    at = partial(shape.us_per_token, cached=cached)
     copies, slots = f32(shape.copies), f32(shape.slots)
     blocks = n * copies
     mean = rest / some
@@ -240,13 +259,13 @@ def predicted_us(shape: PlanShape, lens: np.ndarray, chunks: np.ndarray) -> np.n
     waves = np.floor(blocks / slots)
     left = blocks - waves * slots
     per_slot = at(slots) / slots
-    partial = work / np.maximum(n, f32(1)) * (at(left) - left * per_slot)
-    partial = np.where(left > 0, partial, f32(0))
+    ending = work / np.maximum(n, f32(1)) * (at(left) - left * per_slot)
+    ending = np.where(left > 0, ending, f32(0))
     uneven = (power / work) * f32(rates.mean_share) + longest_block * f32(rates.longest_share)
     uneven = uneven * at(f32(1))
     spread = np.maximum(power * n / (work * work) - f32(1), f32(0))
     weight = waves * f32(rates.mixing) * spread
-    many = work * copies * per_slot + (partial + weight * uneven) / (f32(1) + weight)
+    many = work * copies * per_slot + (ending + weight * uneven) / (f32(1) + weight)
     many = np.maximum(many, longest_block * at(f32(1)))
     deepest = f32(-(-longest // chunks))
     cut = np.where(deepest > 1, f32(rates.cut_us), f32(0))

@@ -24,7 +24,7 @@ from ..metadata.kv_indices import write_pages
 from ..metadata.launch import Derived, Grid, Launcher
 from ..metadata.require import EveryCall, PageArrays, require_kv_indices, require_one_device
 from ..spec import INT32_MAX, require_int
-from .choice import CHUNK_STEP, WHOLE, PlanShape, f32
+from .choice import CHUNK_STEP, LIBRARYS, WHOLE, PlanShape, f32
 from .library import MIN_CHUNK
 from .scores import chosen_chunk, counted_lengths, parts_of
 from .words import WORD, Layout
@@ -215,7 +215,7 @@ def derive(t: PlanTensors, shape: PlanShape, page_size: int) -> Derived:
     bits = shape.tile_tokens.bit_length() - 1
     constants = (
         *(shape.q_len, shape.q_tiles, facts_of(shape)),
-        (bits, bits + shape.coarse, CHUNK_STEP, MIN_CHUNK, WHOLE),
+        (bits, bits + shape.coarse, CHUNK_STEP, MIN_CHUNK, WHOLE, shape.cached_tokens),
         (*spans, triton.next_power_of_2(shape.q_len)),
         layout.offsets,
     )
@@ -240,12 +240,15 @@ def facts_of(shape: PlanShape) -> tuple[float, ...]:
     """FACTS of the kernel: what the twin rounds to float32 before the batch is looked at."""
     rates, own = shape.rates, np.float32(shape.rates.block_tokens)
     slots = f32(shape.slots)
-    full, first = (shape.us_per_token(f32(x)) for x in (shape.slots, 1))
-    shares = (rates.mean_share, rates.longest_share, first, rates.mixing)
+    known = (shape.copies, shape.slots, shape.us_at(rates.block_gbps) ** 2)
+    starts = (own, 2 * own * shape.tile_tokens, own * own)
+    shares = (rates.mean_share, rates.longest_share, rates.mixing)
     costs = (shape.merge_us, rates.deep_us, rates.cut_us, rates.start_us)
-    squared = (2 * own * shape.tile_tokens, own * own, full / slots)
-    known = (shape.copies, shape.slots, shape.shared_us, shape.alone_us**2, own)
-    return tuple(float(f32(fact)) for fact in (*known, *squared, *shares, *costs))
+    speeds: tuple[object, ...] = ()
+    for times in (1, rates.cached_times):
+        full, first = (shape.us_per_token(f32(x), times != 1) for x in (shape.slots, 1))
+        speeds += (shape.us_at(rates.memory_gbps * times), full / slots, first)
+    return tuple(float(f32(x)) for x in (*known, *starts, *shares, *costs, *speeds, LIBRARYS))
 
 
 LAUNCHER = Launcher(plan_kernel, PlanTensors, require_plan, derive, enable_fp_fusion=False)
@@ -266,11 +269,10 @@ def build_fa2_plan(
 ) -> None:
     """Write the plan of `shape` for `seq_lens` [bs] int32 or int64 into `words`, in one launch.
 
-    `words` is int32 [`Layout.int_bytes` / 4]. Rows past `seq_lens`
-    are empty. Lengths, delta added, count as at most `max_seq_len`. With a `page_size` the same
-    launch writes the page arrays as `build_kv_indices` does, `kv_indptr` [max_batch_size + 1] and
-    `kv_last_page_len` [max_batch_size]; the other five are not looked at without one. Else as all
-    of `core.metadata`.
+    `words` is int32 [`Layout.int_bytes` / 4]. Rows past `seq_lens` are empty. Lengths, delta added,
+    count as at most `max_seq_len`. With a `page_size` the same launch writes the page arrays as
+    `build_kv_indices` does, `kv_indptr` [max_batch_size + 1] and `kv_last_page_len`
+    [max_batch_size]; the other five are not looked at without one. Else as all of `core.metadata`.
     """
     paged = (req_pool_indices, req_to_token, kv_indptr, kv_indices, kv_last_page_len)
     tensors = (seq_lens, words, *(paged if page_size else (None,) * 5))

@@ -41,17 +41,18 @@ def us_per_token(blocks, slots, shared_us, alone):
 
 
 @triton.jit
-def predicted_us(n, ends, squares, live, longest, chunks, FACTS: tl.constexpr, UNITS: tl.constexpr):
+def predicted_us(sums, live, cached, longest, chunks, FACTS: tl.constexpr, UNITS: tl.constexpr):
     """`choice.predicted_us`, of sums over the batch per candidate [64] int32."""
     TILE: tl.constexpr = 1 << UNITS[0]
     UNIT: tl.constexpr = 1 << UNITS[1]
     copies: tl.constexpr = FACTS[0]
     slots: tl.constexpr = FACTS[1]
-    shared_us: tl.constexpr = FACTS[2]
-    alone: tl.constexpr = FACTS[3]
-    own: tl.constexpr = FACTS[4]
-    twice_own: tl.constexpr = FACTS[5]
-    own_squared: tl.constexpr = FACTS[6]
+    alone: tl.constexpr = FACTS[2]
+    own: tl.constexpr = FACTS[3]
+    shared_us = tl.where(cached, FACTS[16], FACTS[13])
+    per_slot = tl.where(cached, FACTS[17], FACTS[14])
+    at_first = tl.where(cached, FACTS[18], FACTS[15])
+    n, ends, squares = sums
     n = n.to(tl.float32)
     ends = ends.to(tl.float32)
     some = live.to(tl.float32)
@@ -59,8 +60,8 @@ def predicted_us(n, ends, squares, live, longest, chunks, FACTS: tl.constexpr, U
     whole = n - some
     rest = ends * TILE + some * own
     work = whole * chunk + rest
-    power = squares.to(tl.float32) * (UNIT * UNIT) + ends * twice_own
-    power = whole * (chunk * chunk) + (power + some * own_squared)
+    power = squares.to(tl.float32) * (UNIT * UNIT) + ends * FACTS[4]
+    power = whole * (chunk * chunk) + (power + some * FACTS[5])
     block = tl.minimum(chunks, longest)
     longest_block = ((block + (TILE - 1)) // TILE * TILE).to(tl.float32) + own
     blocks = n * copies
@@ -74,19 +75,18 @@ def predicted_us(n, ends, squares, live, longest, chunks, FACTS: tl.constexpr, U
     waves = tl.floor(tl.div_rn(blocks, blocks * 0.0 + slots))
     left = blocks - waves * slots
     at_left = us_per_token(left, slots, shared_us, alone)
-    per_slot: tl.constexpr = FACTS[7]
-    partial = tl.div_rn(work, tl.maximum(n, 1.0)) * (at_left - left * per_slot)
-    partial = tl.where(left > 0, partial, 0.0)
-    uneven = tl.div_rn(power, work) * FACTS[8] + longest_block * FACTS[9]
-    uneven = uneven * FACTS[10]
+    ending = tl.div_rn(work, tl.maximum(n, 1.0)) * (at_left - left * per_slot)
+    ending = tl.where(left > 0, ending, 0.0)
+    uneven = tl.div_rn(power, work) * FACTS[6] + longest_block * FACTS[7]
+    uneven = uneven * at_first
     spread = tl.maximum(tl.div_rn(power * n, work * work) - 1.0, 0.0)
-    weight = waves * FACTS[11] * spread
-    drain = tl.div_rn(partial + weight * uneven, 1.0 + weight)
-    many = tl.maximum(work * copies * per_slot + drain, longest_block * FACTS[10])
+    weight = waves * FACTS[8] * spread
+    drain = tl.div_rn(ending + weight * uneven, 1.0 + weight)
+    many = tl.maximum(work * copies * per_slot + drain, longest_block * at_first)
     deepest = ((longest + chunks - 1) // chunks).to(tl.float32)
-    cut = tl.where(deepest > 1, FACTS[14], 0.0)
-    merge = whole * FACTS[12] + deepest * FACTS[13]
-    return tl.where(blocks <= slots, one, many) + (merge + (cut + FACTS[15]))
+    cut = tl.where(deepest > 1, FACTS[11], 0.0)
+    merge = whole * FACTS[9] + deepest * FACTS[10]
+    return tl.where(blocks <= slots, one, many) + (merge + (cut + FACTS[12]))
 
 
 @triton.jit
@@ -127,10 +127,13 @@ def chosen_chunk(
     # The first requests are loaded once: small batches have no others.
     first = counted_lengths(seq_lens_ptr, tl.arange(0, SPAN), batch, delta, most)
     longest = tl.max(first, 0)
+    CACHED: tl.constexpr = UNITS[5]
+    tokens = tl.sum(tl.minimum(first, CACHED + 1), 0)
     live = tl.sum((first > 0).to(tl.int32), 0)
     for start in range(SPAN, batch, FAR):
         lens = counted_lengths(seq_lens_ptr, start + tl.arange(0, FAR), batch, delta, most)
         longest = tl.maximum(longest, tl.max(lens, 0))
+        tokens += tl.sum(tl.minimum(lens, CACHED + 1), 0)
         live += tl.sum((lens > 0).to(tl.int32), 0)
     which = tl.arange(0, 2 * WHOLES)
     rung = tl.maximum(which - WHOLES, 0)
@@ -145,11 +148,12 @@ def chosen_chunk(
         lens = counted_lengths(seq_lens_ptr, start + tl.arange(0, SPAN), batch, delta, most)
         sums = add_scores(sums, lens, chunks, inverse, TILE_BITS, UNIT_BITS)
     n = tl.sum(sums[0], 1) + live
-    us = predicted_us(
-        *(n, tl.sum(sums[1], 1), tl.sum(sums[2], 1), tl.maximum(live, 1), longest, chunks),
-        *(FACTS, UNITS),
-    )
+    sums = (n, tl.sum(sums[1], 1), tl.sum(sums[2], 1))
+    known = (tl.maximum(live, 1), tokens <= CACHED, longest, chunks)
+    us = predicted_us(sums, *known, FACTS, UNITS)
     us = tl.where(n * Q_TILES <= max_blocks, us, float("inf"))
+    fitting = tl.min(tl.where(n.to(tl.float32) * FACTS[0] <= FACTS[1], chunks, 0x7FFFFFFF), 0)
+    us = tl.where(chunks == fitting, us * FACTS[19], us)
     # The least time, of those the first candidate, in one reduction: times are not negative.
     key = (us.to(tl.int32, bitcast=True).to(tl.int64) << 8) + which
     return (tl.min((key << 24) + chunks, 0) & 0xFFFFFF).to(tl.int32)

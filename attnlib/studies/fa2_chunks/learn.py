@@ -26,9 +26,9 @@ SWEPT = "fa2-chunk"
 """The backend that sweeps are of; of chunk 0 it runs the planner's own choice."""
 FIRST: Key = 16
 """All constants are learned for it, and the other keys take those that they do not learn."""
-START = Fa2Rates(4500, 40, 40, 6e-4, 1.4, 9.5, 0.03, 0.14, 0.14, 90)
+START = Fa2Rates(4500, 40, 40, 6e-4, 1.4, 9.5, 0.03, 0.14, 0.14, 90, 1.6, 50)
 """Where its search starts, whatever `FA2_RATES` holds by now: near an H200's."""
-ALL = tuple(field.name for field in fields(Fa2Rates))
+ALL = tuple(field.name for field in fields(Fa2Rates) if field.name != "cached_mib")
 OWN = ("memory_gbps", "block_gbps", "block_tokens", "merge_us", "cut_us")
 """What every other key learns."""
 LEAST_SWEEPS = 4
@@ -50,14 +50,15 @@ DIGITS = 3
 
 @dataclass(frozen=True, eq=False)
 class ChunkSweep:
-    """A batch of `lens` [bs] tokens: `run_us` [n] under each of `chunks` [n]; `case`
-    has chunk 0."""
+    """A batch of `lens` [bs] tokens: `run_us` [n] under each of `chunks` [n]; `case` has chunk 0,
+    and `own_us` is its time: that of the planner's own choice."""
 
     case: PlanCase
     shape: PlanShape
     lens: np.ndarray
     chunks: np.ndarray
     run_us: np.ndarray
+    own_us: float = np.nan
 
     @property
     def key(self) -> Key:
@@ -98,9 +99,9 @@ def _sweep(rows: pd.DataFrame) -> ChunkSweep:
     case = replace(rows.case.iloc[0], chunk=0)
     lens = sample_plan_lens(case)
     us = rows.run_us.groupby(rows.case.map(lambda case: case.chunk)).median()
-    us = us.drop(0, errors="ignore")
+    own, us = us.get(0, np.nan), us.drop(0, errors="ignore")
     shape = PlanShape.of(case.spec, lens, int(rows.num_sms.iloc[0]), case.q_len)
-    return ChunkSweep(case, shape, lens, us.index.to_numpy(np.int64), us.to_numpy())
+    return ChunkSweep(case, shape, lens, us.index.to_numpy(np.int64), us.to_numpy(), own)
 
 
 def rates(sweeps: Sequence[ChunkSweep]) -> dict[Key, Fa2Rates]:
@@ -160,10 +161,7 @@ def loss(sweeps: Sequence[ChunkSweep], candidates: Fa2Rates) -> np.ndarray:
 
 
 def regret(sweeps: Sequence[ChunkSweep], rates: Rates) -> pd.DataFrame:
-    """A row per sweep: what `rates` choose among its chunks, the best of them, and the ratio.
-
-    Columns: case, key, chosen, best, chosen_us, best_us, ratio.
-    """
+    """A row per sweep of what `rates` choose: case, key, chosen, best, chosen_us, best_us, ratio."""
     found = []
     for sweep in sweeps:
         told = sweep.predicted_us(sweep.shape.rates_in(rates))
@@ -200,5 +198,10 @@ def cross_validated(sweeps: Sequence[ChunkSweep]) -> pd.DataFrame:
 
 def source(rates: Rates) -> str:
     """The entries of `FA2_RATES` for these rates, as they stand in `core/gpu.py`."""
-    values = {key: ", ".join(f"{value:g}" for value in astuple(rates[key])) for key in rates}
-    return "\n".join(f"    {key}: Fa2Rates({told})," for key, told in values.items())
+    lines = []
+    for key, each in rates.items():
+        told = ", ".join(f"{value:g}" for value in astuple(each))
+        line = f"    {key}: Fa2Rates({told}),"
+        cut = f"    {key}: Fa2Rates(\n        *({told})\n    ),"
+        lines.append(line if len(line) <= 100 else cut)
+    return "\n".join(lines)

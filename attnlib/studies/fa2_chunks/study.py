@@ -17,12 +17,15 @@ from ..fa2_plan.study import (
     NUM_SMS,
     OTHER_VERIFIES,
     OTHERS,
+    SMALL,
     VARIANT_CASES,
+    VARIANTS,
     VERIFIES,
     in_turn,
+    served,
 )
 
-MOST_CHUNKS, APART, LONGEST_CHUNK = 11, 1.12, 16384
+MOST_CHUNKS, APART, LONGEST_CHUNK = 9, 1.12, 16384
 CUTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
 LADDER = tuple(round(256 * 1.4**step) for step in range(13))
 ALONE, SLACK = 0.01, 2048
@@ -58,13 +61,14 @@ def _whole(tokens: int) -> int:
     return -(-tokens // CHUNK_STEP) * CHUNK_STEP
 
 
-SWEPT_SERVED = in_turn(ALL_LAYOUTS, 4)
-SWEPT_OTHERS = OTHERS[::4]
-SWEPT_VERIFIES = OTHER_VERIFIES + tuple(
-    VERIFIES[step] for step in (0, 5, 8, 15, 18, 21, 35, 42, *range(28, 32), *range(44, 48))
+SWEPT_SERVED = in_turn(ALL_LAYOUTS, 5)
+SWEPT_OTHERS = OTHERS[::4] + tuple(c for c in SMALL if c not in SWEPT_SERVED + OTHERS[::4])
+SWEPT_VERIFIES = VERIFIES + OTHER_VERIFIES
+SWEPT_VARIANTS = VARIANT_CASES[: 3 * len(KINDS)] + tuple(
+    served(kind, replace(spec, num_qo_heads=28, num_kv_heads=4), seed=1)
+    for spec in VARIANTS[:3]
+    for kind in KINDS
 )
-"""Eight or more of each tile of query rows."""
-SWEPT_VARIANTS = VARIANT_CASES[: 3 * len(KINDS)]
 """Those that run other kernels: float16 runs bfloat16's."""
 SWEEPS = {
     "decode": tuple(p for case in SWEPT_SERVED + SWEPT_OTHERS for p in sweep(case)),
@@ -76,9 +80,10 @@ STUDY = Study(
     name="fa2_chunks",
     question="Which KV chunk is the best, and how near to it does the planner choose?",
     grids=(
-        *(Grid(cases, ("fa2-chunk",)) for cases in SWEEPS.values()),
+        Grid(SWEEPS["decode"], ("fa2-chunk",), rounds=3),
+        *(Grid(SWEEPS[name], ("fa2-chunk",)) for name in ("several", "variants")),
         Grid(tuple(p for c in SWEPT_SERVED[:3] for p in sweep(c)), ("fa2-chunk",), headline=True),
     ),
-    reference_machine="nvidia-h200-225152d5",
+    reference_machine="nvidia-h200-0c2c16ae",
     ceilings=("copy", "launch"),
 )

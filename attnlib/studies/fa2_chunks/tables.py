@@ -1,8 +1,7 @@
 """How near the chosen chunk is to the best of its sweep; of the records of `fa2_chunks` alone.
 
-A regret is the time under the chosen chunk over that under the best one, less 1: medians over
-rounds, and the choice is that of `core.gpu.FA2_RATES` among the chunks that were swept. The best of
-many noisy ones is a little too good.
+A regret is the time of the planner's choice over that of the best chunk swept, less 1: medians over
+rounds. The best of many noisy ones is a little too good.
 """
 
 from collections.abc import Iterable
@@ -10,11 +9,10 @@ from collections.abc import Iterable
 import pandas as pd
 
 from ...core.fa2.choice import Key
-from ...core.gpu import FA2_RATES
 from ...kinds.decode.case import DecodeCase
 from ...measure.stats import MIN_EFFECT
 from ..fa2_plan.tables import EVERY, batch_of
-from .learn import cross_validated, regret, summary, sweeps
+from .learn import cross_validated, summary, sweeps
 from .study import SWEPT_SERVED
 
 
@@ -26,12 +24,13 @@ def swept_cases(kinds: Iterable[str]) -> list[DecodeCase]:
 def sweep_summary(frame: pd.DataFrame) -> pd.DataFrame:
     """Regrets by kernels and over all: sweeps, mean and worst in %, and how many are over 2 %.
 
-    `crossed` is what each half of the sweeps loses by constants of the other half; left out where
-    there are too few sweeps.
+    `crossed` is what the model loses where constants of the other half of the sweeps predict each
+    half; left out where there are too few.
     """
     known = sweeps(frame)
-    found = regret(known, FA2_RATES)
-    found = pd.concat([found.assign(key=found.key.map(_words)), found.assign(key=EVERY)])
+    ratios = [(_words(sweep.key), sweep.own_us / sweep.run_us.min()) for sweep in known]
+    found = pd.DataFrame(ratios, columns=["key", "ratio"])
+    found = pd.concat([found, found.assign(key=EVERY)])
     over = found[found.ratio > 1 + MIN_EFFECT].groupby("key").size()
     table = summary(found).set_index("key")
     table = table.assign(**{"over 2 %": over.reindex(table.index, fill_value=0)})
