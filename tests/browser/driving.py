@@ -5,6 +5,7 @@ ATTNLIB_BROWSER=required they fail instead, so that CI cannot lose them unnotice
 """
 
 import importlib.util
+import io
 import json
 import os
 import re
@@ -22,9 +23,13 @@ from urllib.request import Request, urlopen
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
+from PIL import Image, PngImagePlugin
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = ROOT / "notebooks"
+PICTURES = ROOT / "data" / "figures"
+MOST_BYTES, COLOURS = 60_000, 256
+TAKE = "ATTNLIB_PICTURES=new python -m pytest tests/browser -k picture"
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 PACKAGES = ("playwright", "axe_playwright_python")
 START_S, RUN_S, STEP_S = 60, 180, 0.2
@@ -76,6 +81,23 @@ def severe_violations(page):
 
     found = [r for r in Axe().run(page).response["violations"] if r["impact"] in SEVERE]
     return [f"{r['id']} ({r['impact']}): {r['nodes'][0]['html'][:200]}" for r in found]
+
+
+def hold_picture(name, shot, words):
+    """README's picture of this name shows `words`, as the page does now.
+
+    With ATTNLIB_PICTURES=new the screenshot becomes that picture first, in few colours and with the
+    words in it as text: pixels are another Chromium's or font's, so they are not compared.
+    """
+    path = PICTURES / name
+    if os.environ.get("ATTNLIB_PICTURES") == "new":
+        info = PngImagePlugin.PngInfo()
+        info.add_itxt("words", words)
+        image = Image.open(io.BytesIO(shot)).convert("RGB").quantize(COLOURS, dither=0)
+        image.save(path, optimize=True, pnginfo=info)
+    with Image.open(path) as picture:
+        assert picture.text["words"] == words, f"{name} is old; take it anew: {TAKE}"
+    assert path.stat().st_size <= MOST_BYTES
 
 
 @dataclass(frozen=True)

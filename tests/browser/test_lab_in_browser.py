@@ -8,13 +8,16 @@ from urllib.request import urlopen
 import nbformat
 import psutil
 import pytest
-from driving import NOTEBOOKS, errors_of
+from driving import NOTEBOOKS, errors_of, hold_picture
 
 pytestmark = pytest.mark.browser
 PROFILE = """import attnlib
 def step(side):
     return sum(row * row for row in range(side))
 attnlib.profile(step, 1000)"""
+EXPLORE = """import attnlib
+
+attnlib.explore("Llama-3.1-8B", release="0.6.3", batch=16, kv_len=8192)"""
 
 
 def test_the_server_and_all_it_started_listen_on_this_machine_only(lab):
@@ -59,8 +62,15 @@ def test_a_profile_shows_itself_in_the_cell_that_took_it_and_a_cell_that_fails_i
     assert "step" in page.locator(".attnlib-card h4").inner_text()
 
 
-def test_the_explorers_controls_change_its_view(lab, page):
-    assert errors_of(lab.run(page, "import attnlib\nattnlib.explore()")) == []
+def test_the_explorer_shows_the_times_of_readmes_picture_and_its_controls_change_its_view(
+    lab, page
+):
+    page.set_viewport_size({"width": 1130, "height": 1000})
+    assert errors_of(lab.run(page, EXPLORE)) == []
+    cell, figure = page.locator(".jp-CodeCell"), page.locator(".attn-explorer-figure img")
+    box, chart = cell.bounding_box(), figure.bounding_box()
+    box["height"] = chart["y"] + chart["height"] - box["y"]
+    hold_picture("explorer.png", page.screenshot(clip=box), figure.get_attribute("alt"))
     view, control = page.locator(".attn-explorer-view"), page.get_by_label("KV length")
     view.get_by_role("table").first.wait_for()
     before, now = view.inner_text(), control.input_value()

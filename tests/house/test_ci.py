@@ -1,4 +1,4 @@
-"""What CI runs: a browser is there or is installed, and its tests cannot be skipped."""
+"""What CI runs: a browser is there or is installed, its tests cannot be skipped, on all Pythons."""
 
 import os
 import shutil
@@ -6,8 +6,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
+from test_packaging import PYTHONS
 
-SCRIPT = Path(__file__).resolve().parents[2] / ".ci" / "run"
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / ".ci" / "run"
 MAKE = 'echo "make $* with ATTNLIB_BROWSER=$ATTNLIB_BROWSER"'
 APT = "apt-get update\napt-get install --yes --no-install-recommends chromium\n"
 STAND_INS = {"apt-get": 'echo "apt-get $*"', "sudo": 'echo -n "sudo "; shift; "$@"'}
@@ -35,3 +38,15 @@ def test_ci_has_a_browser_if_it_can_and_never_skips_its_tests(tmp_path, programs
     done = subprocess.run(["bash", SCRIPT], env=environment, timeout=30, stdout=-1, text=True)
     said = f"{noted}make test with ATTNLIB_BROWSER=required\n"
     assert (done.stdout, done.returncode) == (said, status)
+
+
+@pytest.mark.parametrize(
+    ("name", "job", "commands"), [("ci", "test", [".ci/run"]), ("report", "build", ["make report"])]
+)
+def test_a_workflow_runs_what_a_developer_runs_on_pythons_that_the_lock_is_for(name, job, commands):
+    found = yaml.safe_load((ROOT / f".github/workflows/{name}.yml").read_text())["jobs"][job]
+    assert [step["run"] for step in found["steps"] if "run" in step] == commands
+    given = found["steps"][1]["with"]
+    pythons = found.get("strategy", {}).get("matrix", {}).get("python", [given["python-version"]])
+    assert set(pythons) <= set(PYTHONS) and (name == "report" or pythons == [*PYTHONS])
+    assert (ROOT / given["cache-dependency-path"]).exists()

@@ -100,6 +100,16 @@ def test_every_requirement_of_a_locked_package_is_locked_too(python):
     assert complaints(walk(python)) == []
 
 
+def test_the_python_that_make_asks_for_is_one_that_every_locked_package_takes():
+    (least,) = re.findall(r"version_info < \((.+?)\)", (ROOT / "Makefile").read_text())
+    least = least.replace(", ", ".")
+    asked = {
+        name: metadata.metadata(name).get("Requires-Python") for name in LOCK if is_installed(name)
+    }
+    assert {n: a for n, a in asked.items() if a and not SpecifierSet(a).contains(least)} == {}
+    assert f"Python >= {least}" in (ROOT / "README.md").read_text()
+
+
 def test_the_lock_suits_torchs_cuda_build_and_leaves_it_its_own_libraries():
     assert complaints(("torch with CUDA", Requirement(r)) for r in TORCH_SHARED) == []
     assert TORCH_OWN & set(LOCK) == set()
@@ -121,6 +131,12 @@ def test_the_conda_file_installs_the_lock_and_the_project_on_a_python_it_support
     assert "pip" in CONDA and CONDA[-1] == {"pip": ["-r requirements.txt", "-e ."]}
     (python,) = [p.removeprefix("python=") for p in CONDA if str(p).startswith("python=")]
     assert python in PYTHONS and SpecifierSet(PROJECT["requires-python"]).contains(python)
+
+
+def test_a_citation_names_the_version_and_license_of_the_package():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {name: cited[name] for name in ("version", "license")}.items() <= PROJECT.items()
+    assert f"## {PROJECT['version']}" in (ROOT / "CHANGELOG.md").read_text()
 
 
 def test_the_running_environment_is_the_locked_one():

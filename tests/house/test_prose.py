@@ -106,3 +106,21 @@ def test_a_number_is_shown_as_it_is_or_rounded(prose, missing):
     output = v4.new_output("execute_result", data={"text/plain": table})
     cells = [v4.new_code_cell("frame", outputs=[output]), v4.new_markdown_cell(prose)]
     assert [line.split()[2] for line in unshown(cells, ["132 SMs"])] == missing
+
+
+FINDING = re.compile(r"^- \*\*\[[^]]*\]\(notebooks/(\w+\.ipynb)\)\*\* (.*(?:\n  .*)*)", re.M)
+README_FINDINGS = FINDING.findall((FOLDER.parent / "README.md").read_text())
+
+
+@pytest.mark.parametrize(("name", "finding"), README_FINDINGS)
+def test_every_number_and_release_of_readmes_findings_stands_in_the_answer_of_its_notebook(
+    name, finding
+):
+    answer = nbformat.read(FOLDER / name, as_version=4).cells[0].source.split("\n\n")[1]
+    numbers, known = ({number for number, _ in said(text)} for text in (finding, answer))
+    assert numbers and numbers <= known
+    assert {*re.findall(RELEASE, finding)} <= {*re.findall(RELEASE, answer)}
+
+
+def test_readme_has_three_findings():
+    assert len(README_FINDINGS) == 3

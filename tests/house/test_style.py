@@ -26,10 +26,12 @@ MAX_FILES_PER_FOLDER = 12
 # reason in the commit.
 MAX_ROOMS = 9  # and four front doors
 # Since the plans of fa2: the library's and ours with its kernel, their kind of case, two studies;
-# and 70 lines since rules know the model and claims about code are decided by code.
-MAX_PACKAGE_LINES = 21_990
+# and 70 lines since rules know the model and claims about code are decided by code. Of tests, 200
+# since every command of the texts is run or read, and README's sessions and pictures are held. Of
+# both, 150 and 90 since timers let the GPU settle and a study says how noisy it is.
+MAX_PACKAGE_LINES = 22_040
 MAX_CORE_LINES = 6_050  # what an engine imports
-MAX_TEST_LINES = 16_160
+MAX_TEST_LINES = 16_400
 MAX_POSITIONAL = 5
 MAX_COMMENT_SHARE = 0.12
 MAY_PRINT = re.compile(r"attnlib/(cli|__main__|run/worker)\.py")
@@ -136,9 +138,9 @@ def test_comments_stay_under_an_eighth_of_a_module():
 
 def project_texts():
     """Everything a reader opens: the top level, code, notebooks, tests, and what lies in data/."""
-    texts = ".py .md .toml .yml .yaml .txt .cfg .ipynb .json .jsonl .parquet .css"
+    texts = ".py .md .toml .yml .yaml .txt .cfg .ipynb .json .jsonl .parquet .css .cff"
     suffixes = {"", *texts.split()}
-    folders = ("attnlib", "notebooks", "tests", "data", ".ci")
+    folders = ("attnlib", "notebooks", "tests", "data", ".ci", ".github")
     top = (path for path in ROOT.iterdir() if path.name != ".git")
     found = [*top, *(p for folder in folders for p in (ROOT / folder).rglob("*"))]
     skipped = {"__pycache__", ".ipynb_checkpoints"}
