@@ -3,6 +3,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+# Two workers, each with half of the files in their order: what a file makes once is made once.
+PYTEST := $(BIN)/python -m pytest -n 2
+TESTS := $(PYTEST) --dist worksteal -p no:nbval tests
 NOTEBOOKS := notebooks/
 LAB_FLAGS :=
 
@@ -34,12 +37,12 @@ lint: $(STAMP) ## ruff and mypy
 	$(BIN)/mypy attnlib
 
 quick: lint ## lint, and all tests that start no notebook and no browser
-	$(BIN)/python -m pytest -n 2 tests --ignore tests/browser
+	$(TESTS) --ignore tests/browser -m "not gpu and not kernel"
 
 test: lint ## lint, run the tests, then re-run every notebook in replay mode
-	$(BIN)/python -m pytest -n 2 tests
-	ATTNLIB_MODE=replay $(BIN)/python -m pytest --nbval --nbval-current-env \
-	    --nbval-sanitize-with tests/nbval_sanitize.cfg -n 2 --dist loadscope notebooks
+	$(TESTS)
+	ATTNLIB_MODE=replay $(PYTEST) --dist loadscope --nbval --nbval-current-env \
+	    --nbval-sanitize-with tests/nbval_sanitize.cfg notebooks
 
 notebooks: $(STAMP) ## re-execute the notebooks in place from the records (before a commit)
 	ATTNLIB_MODE=replay $(BIN)/python -m attnlib refresh

@@ -39,6 +39,8 @@ from attnlib.studies.scheduler_metadata.words import words_of
 # One thread per process, and per process that a test starts: two workers share few cores.
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
+# jsonschema compiles grammars of IRIs as nbformat imports it (3 s); no notebook is checked by them.
+sys.modules["rfc3987_syntax"] = None
 
 SWITCHES = ("MODE", "MACHINE", "WHEELS", "PREFILL_BACKEND", "DECODE_BACKEND")
 GPU = {"gpu": "Test GPU", "gpu_id": "0badcafe", "num_sms": 4}

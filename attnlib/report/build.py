@@ -7,6 +7,7 @@ it was built: two builds from the same records, with the same pinned packages, a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 CELL_TIMEOUT_S = 1800
+SIDE_BY_SIDE = 2
+"""Notebooks that replay at once: a kernel each, and they take no GPU."""
 README_FIGURE = ROOT / "data" / "figures" / "fa3_decode_slowdown.png"
 KEPT_METADATA = ("kernelspec",)
 MACHINE_TAG = "nbval-ignore-output"
@@ -44,8 +47,7 @@ def build_report(
     """
     paths = choose_notebooks(notebooks, only)
     _require_writable(out)
-    names = [path.stem for path in paths]
-    pages = [render_notebook(path, names) for path in paths]
+    pages = render_notebooks(paths)
     part = f"notebooks {', '.join(page.number for page in pages)}" if only else ""
     studies, checked = published(), claims.verdicts()
     if only:
@@ -132,6 +134,17 @@ def execute(path: Path, notebook: NotebookNode | None = None) -> NotebookNode:
         # Without the kernel that made it a widget is an error message.
         output.get("data", {}).pop(WIDGET, None)
     return notebook
+
+
+def render_notebooks(paths: Sequence[Path]) -> list[Page]:
+    """A page for each notebook; kernels that replay run side by side, those of a GPU alone."""
+    names = [path.stem for path in paths]
+    with ThreadPoolExecutor(SIDE_BY_SIDE if mode() == "replay" else 1) as pool:
+        pages = [pool.submit(render_notebook, path, names) for path in paths]
+        try:
+            return [page.result() for page in pages]
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def render_notebook(path: Path, names: Sequence[str] = ()) -> Page:

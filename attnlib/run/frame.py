@@ -137,11 +137,13 @@ def paired_times(
     require_comparable(rows[rows.backend.isin((numerator, denominator))])
     wide = rows.pivot_table(index=["case", "round"], columns="backend", values="run_us", sort=False)
     wide = wide.reindex(columns=[numerator, denominator]).dropna()
-    pairs = {
-        case: group.sort_index(level="round") for case, group in wide.groupby("case", sort=False)
-    }
+    wide = wide.sort_index(level="round", sort_remaining=False)
+    pairs: dict[Case, tuple[list[float], list[float]]] = {}
+    for (case, _), *paired in wide.itertuples(name=None):
+        for side, time in zip(pairs.setdefault(case, ([], [])), paired, strict=True):
+            side.append(time)
     for case in (case for case in cases_of(rows).case if case in pairs):
-        yield case, pairs[case][numerator].tolist(), pairs[case][denominator].tolist()
+        yield case, *pairs[case]
 
 
 def same_against_same(rows: pd.DataFrame) -> pd.DataFrame:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -173,8 +174,13 @@ def find(text: str) -> tuple[Library, Version | None]:
         raise ValueError(f"{name} has no releases: give library={name!r}, got {text!r}")
     if not library.releases:
         return library, None
-    known = {canonicalize_version(r): r for r in library.releases}
-    if canonicalize_version(release) not in known:
+    known = _versions(library.releases)
+    if (canonical := canonicalize_version(release)) not in known:
         read = ", ".join(library.releases)
         raise ValueError(f"release of {name} must be one of {read}, got {release!r}")
-    return library, Version(known[canonicalize_version(release)])
+    return library, known[canonical]
+
+
+@cache
+def _versions(releases: tuple[str, ...]) -> dict[str, Version]:
+    return {canonicalize_version(release): Version(release) for release in releases}

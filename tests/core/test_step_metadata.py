@@ -76,8 +76,8 @@ SEVERAL = np.array([1, 2**14, 900, 900, 5000, 130, 128])
 EDGES = [
     *(
         pytest.param(replace(WIDE, batch_size=n, causal=causal), np.full(n, 70_000), id=f"ties-{n}")
-        for n in (1, 2, 7, 8, 9, 129, 400, 992)
-        for causal in (False, True)
+        for n in (1, 2, 7, 8, 9, 129, 992)
+        for causal in ((False, True) if n < 129 or ON_GPU else (True,))
     ),
     (replace(WIDE, num_qo_heads=256, num_splits=1, pack_gqa=True), SEVERAL),
     (replace(WIDE, num_qo_heads=256, num_splits=1, pack_gqa=False), SEVERAL),
@@ -115,10 +115,10 @@ def test_the_words_are_those_that_the_library_wrote():
         pytest.skip(f"the vectors are of {header['num_sms']} multiprocessors, this GPU has {SMS}")
     chosen = [(c, words) for c, words in found if words is not None and in_domain(c.facts)]
     if not ON_GPU:
-        # Those that take no time in the interpreter, and a large one.
+        # A third of those that take no time in the interpreter, and a large one.
         large = [pair for pair in chosen if pair[0].facts.batch_size > 992]
-        chosen = [pair for pair in chosen if pair[0].facts.batch_size <= 16] + large[:1]
-    assert len(chosen) > (350 if ON_GPU else 150)
+        chosen = [pair for pair in chosen if pair[0].facts.batch_size <= 16][::3] + large[:1]
+    assert len(chosen) > (350 if ON_GPU else 50)
     for call, words in chosen:
         lens, _ = call.lengths()
         written = words_of(plan_splits(call.facts, lens)).why != PADDING

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from _pytest.config import get_config
 from packaging.requirements import Requirement
 
 from attnlib import cli
@@ -75,9 +76,16 @@ def dask_reads(words, _):
     main.make_context("dask worker", words)
 
 
+def pytest_reads(words, config):
+    if not config.pluginmanager.has_plugin("nbval"):  # `make` leaves it out of this run
+        config = get_config()
+        config.pluginmanager.load_setuptools_entrypoints("pytest11")
+    config._parser.parse(words)
+
+
 READ_BY = {
     "python -m attnlib": attnlib_reads,
-    "python -m pytest": lambda words, config: config._parser.parse(words),
+    "python -m pytest": pytest_reads,
     "make": make_reads,
     "pip install": lambda words, _: [Requirement(word) for word in words],
     "dask worker": dask_reads,

@@ -47,6 +47,7 @@ def text(folder):
     return build(folder, "a.html").decode()
 
 
+@pytest.mark.kernel
 def test_two_builds_are_the_same_bytes_and_load_nothing_not_even_figures(folder, text):
     assert build(folder, "b.html") == text.encode()
     assert not re.findall(r"<(?:script|link|iframe)\b", text)
@@ -57,6 +58,7 @@ def test_two_builds_are_the_same_bytes_and_load_nothing_not_even_figures(folder,
     assert "No description has been provided" not in text
 
 
+@pytest.mark.kernel
 def test_every_notebook_has_its_finding_before_the_claims_and_its_way_on_escaped(text):
     assert "<script>alert(1)</script>" not in text
     finding = "<p>On an H200, 1 &amp; 2 are <code>less</code> than 3.</p>"
@@ -66,6 +68,7 @@ def test_every_notebook_has_its_finding_before_the_claims_and_its_way_on_escaped
     assert '<a href="#01_first">Previous: Is 01_first bold &amp; right?</a>' in text
 
 
+@pytest.mark.kernel
 def test_every_study_has_its_provenance_and_a_notebook_says_how_to_repeat_what_it_shows(text):
     shown = provenance.published()
     for each in shown:
@@ -77,6 +80,7 @@ def test_every_study_has_its_provenance_and_a_notebook_says_how_to_repeat_what_i
     assert "<a href='#study-auto_resolution'>" in block
 
 
+@pytest.mark.kernel
 def test_every_claim_stands_between_the_findings_and_the_notebooks(text):
     sections = re.findall('<section id="([a-z0-9_]+)"', text)
     assert sections == ["findings", "claims", "01_first", "02_second", "provenance"]
@@ -84,6 +88,7 @@ def test_every_claim_stands_between_the_findings_and_the_notebooks(text):
         assert text.count(f"id='claim-{claim.id}'") == 1
 
 
+@pytest.mark.kernel
 def test_a_part_holds_its_notebooks_their_studies_and_the_claims_these_judge(folder):
     part = build(folder, "part.html", only=["2"]).decode()
     assert '<section id="02_second"' in part and "01_first" not in part
@@ -118,6 +123,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(
         html.build_report(tmp_path / "a.html", folder)
 
 
+@pytest.mark.kernel
 def test_a_failing_cell_names_the_notebook_and_leaves_the_old_report(tmp_path):
     write_notebook(tmp_path, "02_bad", "1 / 0")
     (out := tmp_path / "index.html").write_text("the old one")
@@ -140,6 +146,7 @@ def test_the_readme_figure_is_drawn_from_the_committed_records(tmp_path):
     assert (tmp_path / "figure.png").read_bytes() == html.README_FIGURE.read_bytes()
 
 
+@pytest.mark.kernel
 def test_a_widget_leaves_what_it_shows_without_its_kernel(tmp_path):
     class_ = "class W:\n    def _repr_mimebundle_(self, **k):\n        return "
     bundle = f"{{{html.WIDGET!r}: {{'model_id': 'f00'}}, 'text/html': '<b>shown</b>'}}"

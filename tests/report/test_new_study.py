@@ -108,6 +108,7 @@ def run_in(folder, *arguments):
     return done.stdout
 
 
+@pytest.mark.kernel
 def test_a_new_study_runs_under_nbval_at_once_and_passes_our_own_tests(tmp_path):
     left_out = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints")
     for name in ("attnlib", "tests", "notebooks"):

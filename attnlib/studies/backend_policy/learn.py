@@ -83,8 +83,7 @@ def learn(
     rates, predicted = {}, [dict[str, float]() for _ in measured]
     for name in sorted({name for run_us in times for name in run_us}):
         ran = [place for place, run_us in enumerate(times) if name in run_us]
-        plans = [(plan(name, spec, lens[at], num_sms=gpu.num_sms), lens[at]) for at in ran]
-        loads = [load_of(made, spec, each, gpu) for made, each in plans]
+        loads = [_load(name, measured[at][0], gpu) for at in ran]
         rates[name] = fit(loads, [times[at][name] for at in ran])
         for at, us in zip(ran, predict(rates[name], loads).tolist(), strict=True):
             predicted[at][name] = round(us, 3)
@@ -93,6 +92,13 @@ def learn(
         for each, run_us, by_rates in zip(lens, times, predicted, strict=True)
     )
     return tuple(points), rates
+
+
+# A case that is left out by turns is planned once.
+@lru_cache(maxsize=2**14)
+def _load(name: str, case: DecodeCase, gpu: Gpu) -> Load:
+    lens = sample_seq_lens(case)
+    return load_of(plan(name, case.spec, lens, num_sms=gpu.num_sms), case.spec, lens, gpu)
 
 
 def fit(loads: Sequence[Load], run_us: Sequence[float]) -> Rates:

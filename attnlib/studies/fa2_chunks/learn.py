@@ -161,7 +161,7 @@ def loss(sweeps: Sequence[ChunkSweep], candidates: Fa2Rates) -> np.ndarray:
 
 
 def regret(sweeps: Sequence[ChunkSweep], rates: Rates) -> pd.DataFrame:
-    """A row per sweep: case, key, what `rates` choose and the best, their microseconds, ratio."""
+    """A row per sweep of what `rates` choose: case, key, chosen, best, their times in us, ratio."""
     found = []
     for sweep in sweeps:
         told = sweep.predicted_us(sweep.shape.rates_in(rates))
