@@ -55,6 +55,9 @@ def timed_fields(
         "status": "ok",
         "run_us": timing.samples_us,
         "calls_per_sample": timing.calls_per_sample,
+        "settle_us": timing.settle_us,
+        "power_w": timing.power_w,
+        "sm_clock_mhz": timing.sm_clock_mhz,
         "kernels": tuple(asdict(kernel) for kernel in kernels),
         "work_per_call": work_per_call,
     }

@@ -195,6 +195,6 @@ def _rule(spec: AttnSpec | MlaSpec, library: str, gpu: str) -> tuple[str, str]:
 
 
 def _good_rows(records: Iterable[Record]) -> pd.DataFrame:
-    good = store.frame(r for r in records if r.status == "ok" and not r.throttled)
+    good = store.frame(r for r in records if r.status == "ok" and not r.left_out)
     columns = [*SAMPLE, "plan_us", "kernel_family"]
     return good if len(good) else pd.DataFrame(columns=columns, dtype=float)

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import platform
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from typing import Any
@@ -51,6 +51,16 @@ def describe_state(device: str = "cuda") -> dict[str, Any]:
             "power_w": nvml.nvmlDeviceGetPowerUsage(handle) // 1000,
             "throttle_reasons": nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
         }
+
+
+@contextmanager
+def load_reader() -> Iterator[Callable[[], tuple[int, int]]]:
+    """What reads power (W) and SM clock (MHz) of the GPU at once, while it works."""
+    with _gpu() as (nvml, handle, _):
+        yield lambda: (
+            nvml.nvmlDeviceGetPowerUsage(handle) // 1000,
+            nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+        )
 
 
 def describe_versions(distributions: Iterable[str]) -> dict[str, str]:

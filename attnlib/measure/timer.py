@@ -9,8 +9,9 @@
 | `host` | time until a call returns to Python | perf_counter around one call |
 
 K is chosen so that a sample lasts about `SAMPLE_US`: two events alone read several microseconds,
-which one short kernel between them would carry. Warm timers repeat a call over the same inputs; the
-cold one is given calls over as many copies as `cold_copies` says.
+which one short kernel between them would carry. Before samples that events time, the GPU does the
+same work until its clocks and its power have settled (`settle`). Warm timers repeat a call over the
+same inputs; the cold one is given calls over as many copies as `cold_copies` says.
 """
 
 import time
@@ -18,9 +19,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from statistics import median
 
 import torch
 
+from .machine import load_reader
 from .trace import kernel_times, repeat
 
 Call = Callable[[], object]
@@ -33,14 +36,26 @@ WARM_UP_CALLS = 3
 PLAN_SAMPLES = 10
 PROFILED_CALLS = 20
 COLD_L2_MULTIPLE = 2
+SETTLED = 0.01
+"""Two windows in a row whose medians differ by less."""
+HEAVY_US, HEAVY_SETTLE_US = 1000.0, 1_000_000.0
+"""A call that takes longer draws so much power that clocks follow it for about a second."""
+MOST_SETTLE_US = 5_000_000.0
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Samples in microseconds per call, and K."""
+    """Samples in microseconds per call, and K.
+
+    `settle_us` of the same work ran before; power (W) and SM clock (MHz) were read while each
+    sample ran. A timer that does not settle leaves these three empty.
+    """
 
     calls_per_sample: int
     samples_us: tuple[float, ...]
+    settle_us: float = 0.0
+    power_w: tuple[int, ...] = ()
+    sm_clock_mhz: tuple[int, ...] = ()
 
 
 def time_graph(call: Call) -> Timing:
@@ -71,7 +86,7 @@ def time_eager(call: Call, sample_us: float = SAMPLE_US) -> Timing:
     """
     warm_up(call)
     calls = _calls_per_sample(_eager_us(call, 4) / 4, sample_us)
-    return Timing(calls, _sample(partial(repeat, call, calls), calls))
+    return _settled_samples(partial(repeat, call, calls), calls)
 
 
 def time_profiler(call: Call) -> Timing:
@@ -150,8 +165,7 @@ def _time_replay(rotation: Sequence[Call]) -> Timing:
     turns = max(1, _calls_per_sample(_eager_us(rotation[0], 1)) // len(rotation))
     graph = capture(rotation, turns)
     warm_up(graph.replay)
-    calls = turns * len(rotation)
-    return Timing(calls, _sample(graph.replay, calls))
+    return _settled_samples(graph.replay, turns * len(rotation))
 
 
 def _calls_per_sample(call_us: float, sample_us: float = SAMPLE_US) -> int:
@@ -165,17 +179,40 @@ def _eager_us(call: Call, calls: int) -> float:
     return min(_event_us(burst) for _ in range(CALIBRATIONS))
 
 
-def _sample(replay: Call, calls: int) -> tuple[float, ...]:
-    first = _event_us(replay)
-    count = max(MIN_SAMPLES, min(MAX_SAMPLES, int(BUDGET_US / max(first, 1.0))))
-    return tuple(round(_event_us(replay) / calls, 3) for _ in range(count))
+def settle(replay: Call, calls: int) -> float:
+    """Replay `calls` calls again and again until it takes as long as before; microseconds spent.
+
+    Two windows of `MIN_SAMPLES` in a row must agree (`SETTLED`), heavy calls run `HEAVY_SETTLE_US`
+    at least; after `MOST_SETTLE_US` it ends all the same, and a drift shows in the samples.
+    """
+    spent, before = 0.0, float("inf")
+    while spent < MOST_SETTLE_US:
+        window = [_event_us(replay) for _ in range(MIN_SAMPLES)]
+        spent, now = spent + sum(window), median(window)
+        least = HEAVY_SETTLE_US if now / calls > HEAVY_US else 0.0
+        if spent >= least and abs(now / before - 1) < SETTLED:
+            break
+        before = now
+    return round(spent)
 
 
-def _event_us(replay: Call) -> float:
+def _settled_samples(replay: Call, calls: int) -> Timing:
+    spent = settle(replay, calls)
+    count = max(MIN_SAMPLES, min(MAX_SAMPLES, int(BUDGET_US / max(_event_us(replay), 1.0))))
+    with load_reader() as read:
+        states: list[tuple[int, int]] = []
+        times = [_event_us(replay, lambda: states.append(read())) for _ in range(count)]
+    samples = tuple(round(us / calls, 3) for us in times)
+    return Timing(calls, samples, spent, *(tuple(each) for each in zip(*states, strict=True)))
+
+
+def _event_us(replay: Call, meanwhile: Call | None = None) -> float:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     replay()
     end.record()
+    if meanwhile:
+        meanwhile()
     end.synchronize()
     return start.elapsed_time(end) * 1e3
 

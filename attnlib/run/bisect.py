@@ -236,7 +236,7 @@ def good_rounds(records: Iterable[Record], releases: tuple[str, str]) -> dict[It
     for item, seen in rounds.items():
         whole = [both for _, both in sorted(seen.items()) if set(releases) <= both.keys()]
         pairs = [(both[releases[0]], both[releases[1]]) for both in whole]
-        found[item] = [p for p in pairs if all(r.status == "ok" and not r.throttled for r in p)]
+        found[item] = [p for p in pairs if all(r.status == "ok" and not r.left_out for r in p)]
     return found
 
 

@@ -62,8 +62,8 @@ def ceilings(frame: pd.DataFrame, needed: Sequence[str] = ("copy", "matmul")) ->
 
 
 def good_rows(frame: pd.DataFrame, timer: str = "graph") -> pd.DataFrame:
-    """Records of one timer that are ok and not throttled, counts of their cases as integers."""
-    return whole_counts(frame[(frame.timer == timer) & (frame.status == "ok") & ~frame.throttled])
+    """Records of one timer that are ok and not left out, counts of their cases as integers."""
+    return whole_counts(frame[(frame.timer == timer) & (frame.status == "ok") & ~frame.left_out])
 
 
 def decode_rows(
@@ -109,20 +109,25 @@ def times(rows: pd.DataFrame, value: str = "run_us") -> pd.DataFrame:
 
 
 def over(
-    rows: pd.DataFrame, numerator: str, denominator: str, *, noise: float = 0.0
+    rows: pd.DataFrame, numerator: str, denominator: str, *, noise: float | None = None
 ) -> pd.DataFrame:
     """Paired ratio of two backends' run times and the verdict on `numerator`, a row per case.
 
     Columns: the case's, ratio, low, high, pairs (rounds), verdict, margin (`stats.judge`; `noise`
-    is the machine's A/A). ValueError for rows that must not be compared.
+    is the rows' own A/A, if none is given). ValueError for rows that must not be compared.
     """
-    found = []
+    found, noise = [], noise_of(rows) if noise is None else noise
     for case, above, below in paired_times(rows, numerator, denominator):
         judged = judge(above, below, noise=noise)
         told = {"verdict": judged.word, "margin": judged.margin}
         found.append({"case": case, **vars(judged.ratio), **told})
     names = ["case", "ratio", "low", "high", "pairs", "verdict", "margin"]
     return cases_of(rows).merge(pd.DataFrame(found, columns=names), on="case")
+
+
+def noise_of(rows: pd.DataFrame) -> float:
+    """The largest A/A noise among rows, 0 of none."""
+    return float(rows.noise.max()) if len(rows) else 0.0
 
 
 def paired_times(

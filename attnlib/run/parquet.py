@@ -95,6 +95,7 @@ def _arrow_types() -> dict[str, pa.DataType]:
         float: double,
         float | None: double,
         tuple[float, ...]: pa.list_(double),
+        tuple[int, ...]: pa.list_(pa.int64()),
         tuple[dict[str, Any], ...]: pa.list_(kernel),
     }
     named: dict[str, Any] = {each.name: each.type for each in (*fields(Record), *fields(Item))}

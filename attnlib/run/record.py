@@ -12,6 +12,7 @@ import math
 import re
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
+from statistics import median
 from typing import Any, NamedTuple
 
 from ..kinds.item import Item
@@ -23,6 +24,7 @@ shown and not left out."""
 THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
 """Hardware slowdown, software and hardware thermal slowdown, power brake: the machine is not well,
 and a measurement taken then is left out."""
+UNSETTLED = 0.02
 STATUSES = ("ok", "incorrect", "refused", "error", "crashed", "timeout")
 
 
@@ -52,6 +54,9 @@ class Record:
     kernels: tuple[dict[str, Any], ...] = ()
     run_us: tuple[float, ...] = ()
     calls_per_sample: int = 0
+    settle_us: float = 0.0
+    power_w: tuple[int, ...] = ()
+    sm_clock_mhz: tuple[int, ...] = ()
     plan_us: tuple[float, ...] = ()
     oracle_error: float | None = None
     oracle_budget: float | None = None
@@ -94,6 +99,27 @@ class Record:
         """Taken at the power limit."""
         return self._slowed_by(POWER_CAP)
 
+    @property
+    def drift(self) -> float:
+        """The last third of the samples over the first, less 1; 0 of fewer than six."""
+        third = len(self.run_us) // 3
+        if third < 2:
+            return 0.0
+        return median(self.run_us[-third:]) / median(self.run_us[:third]) - 1
+
+    @property
+    def unsettled(self) -> bool:
+        """Samples move by more than verdicts call an effect: clocks still followed the load."""
+        return abs(self.drift) > UNSETTLED
+
+    @property
+    def left_out(self) -> bool:
+        """Kept out of every comparison: throttled, or unsettled although the timer let it settle.
+
+        Records of timers that did not settle are marked alone.
+        """
+        return self.throttled or (self.unsettled and self.settle_us > 0)
+
     def _slowed_by(self, reasons: int) -> bool:
         states = (self.state_before, self.state_after)
         return any(state.get("throttle_reasons", 0) & reasons for state in states)
@@ -130,7 +156,7 @@ class Record:
         flat = dict(form)
         stored_id = flat.pop("id")
         item = Item.from_dict({name: flat.pop(name) for name in _ITEM_FIELDS & form.keys()})
-        for name in ("run_us", "plan_us", "kernels"):
+        for name in ("run_us", "plan_us", "kernels", "power_w", "sm_clock_mhz"):
             flat[name] = tuple(flat.get(name, ()))
         record = cls(item=item, **flat)
         if record.id != stored_id:

@@ -20,8 +20,10 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -32,10 +34,12 @@ from ..kinds.cases import Case
 from ..kinds.decode.case import DecodeCase
 from ..kinds.engine.case import EngineCase
 from ..kinds.extend.case import ExtendCase
+from ..kinds.item import Item
 from ..kinds.mla.case import MlaCase
 from ..kinds.plan.case import PlanCase
 from ..kinds.step.case import StepCase
 from ..measure.files import write_whole
+from ..measure.stats import MIN_AA_PAIRS, aa_noise
 from . import parquet
 from .record import Kernel, Record
 
@@ -166,11 +170,31 @@ def frame(records: Iterable[Record]) -> pd.DataFrame:
     """One row per record: identity, case, status, medians (us), kernels, oracle, GPU.
 
     `case` holds the `Case` itself (None for a ceiling), its fields beside it; `kernels` a tuple of
-    `Kernel`, and `steps_us` the samples of an engine's case, whose arms took turns.
+    `Kernel`, and `steps_us` the samples of an engine's case, whose arms took turns. A/A items are
+    left out: `noise` is what they say of a row's timer (`aa_noise` over means of rounds), 0 where
+    the records hold fewer than it takes.
     """
     import pandas as pd
 
-    return pd.DataFrame([_row(record) for record in records])
+    records = list(records)
+    noise = _noise(records)
+    first = (record for record in records if not record.item.again)
+    return pd.DataFrame([{**_row(r), "noise": noise.get(r.item.timer, 0.0)} for r in first])
+
+
+def _noise(records: Iterable[Record]) -> dict[str, float]:
+    """The A/A noise of each timer that has enough A/A items."""
+    good = [record for record in records if record.status == "ok" and not record.left_out]
+    us = {(record.item, record.round): float(np.median(record.run_us)) for record in good}
+    logs: dict[Item[Any], list[float]] = defaultdict(list)
+    for (item, round_), twice in us.items():
+        once = us.get((replace(item, again=0), round_))
+        if item.again and once:
+            logs[item].append(np.log(twice / once))
+    ratios: dict[str, list[float]] = defaultdict(list)
+    for item, each in logs.items():
+        ratios[item.timer].append(float(np.exp(np.mean(each))))
+    return {timer: aa_noise(of) for timer, of in ratios.items() if len(of) >= MIN_AA_PAIRS}
 
 
 def require_comparable(rows: pd.DataFrame) -> None:
@@ -321,7 +345,7 @@ def _row(record: Record) -> dict[str, Any]:
         **({"steps_us": record.run_us} if isinstance(case, EngineCase) else {}),
         **named(record, "oracle_error", "oracle_budget", "work_per_call"),
         "sm_clock_mhz": record.state_after.get("sm_clock_mhz", float("nan")),
-        **named(record, "throttled", "power_capped"),
+        **named(record, "throttled", "power_capped", "drift", "unsettled", "left_out"),
         "gpu": record.machine["gpu"],
         "gpu_id": record.machine["gpu_id"],
         "power_limit_w": record.machine.get("power_limit_w", 0),

@@ -40,6 +40,7 @@ MODES = ("auto", "live", "replay")
 class Grid:
     """A product of cases, backends, releases and timers, over `rounds` fresh processes.
 
+    Of those `again`, each case is measured once more after all backends (A/A items).
     Live notebooks measure only grids marked `headline`; `attnlib measure` measures all. Items of
     an `isolated` grid have a process each, so that what one does to memory is not the next one's.
     """
@@ -51,12 +52,15 @@ class Grid:
     rounds: int = 1
     headline: bool = False
     isolated: bool = False
+    again: tuple[str, ...] = ()
 
     def items(self) -> Iterator[Item]:
         """Every item of one round, case by case, so that a worker builds each case once."""
         for release, case in product(self.releases, self.cases):
             for backend, timer in product(self.backends, self.timers):
                 yield Item(backend, timer, case, release)
+            for backend, timer in product(self.again, self.timers):
+                yield Item(backend, timer, case, release, again=1)
 
 
 @dataclass(frozen=True)

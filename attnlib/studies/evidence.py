@@ -21,14 +21,12 @@ import pandas as pd
 
 from ..kinds.cases import Case
 from ..measure import stats
-from ..run.frame import good_rows, paired_times
+from ..run.frame import good_rows, noise_of, paired_times
 
 CONFIRMED, REFUTED, PARTLY = "confirmed", "refuted", "partly"
 NOT_HERE, OPEN = "not measurable here", "open"
 ABOUT = 1.25
 """What "approximately" allows: a quarter either way."""
-NOISE = 0.0
-"""A/A noise is one machine's, and the reference machine has none: `stats.MIN_EFFECT` holds."""
 
 
 class MissingRecordsError(ValueError):
@@ -188,7 +186,7 @@ def needed(rows: pd.DataFrame, cases: Sequence[Case], backends: Sequence[str]) -
 def judge_rows(rows: pd.DataFrame, pair: tuple[str, str]) -> Judged:
     """`pair[0]` over `pair[1]`, case by case; MissingRecordsError where they share no round."""
     times = paired_times(rows, *pair)
-    verdicts = tuple(stats.judge(above, below, noise=NOISE) for _, above, below in times)
+    verdicts = tuple(stats.judge(above, below, noise=noise_of(rows)) for _, above, below in times)
     if not verdicts:
         raise MissingRecordsError(f"{' and '.join(pair)} have no round that both are ok in")
     return Judged(verdicts, tuple(rows.id))

@@ -80,7 +80,7 @@ def test_a_throttled_record_is_left_out_and_counted(demo, make_record):
     keep(make_record, "demo", timed(FA2, QWEN), 900.0, **slow)
     seen = view(MODEL)
     assert by_backend(seen.times)[FA2]["us"] == 105.0
-    assert any(note.startswith("1 records were taken while the GPU was thr") for note in seen.notes)
+    assert any(note.startswith("1 records of a throttled or unsettled GPU") for note in seen.notes)
 
 
 def test_without_ceilings_there_is_no_share_and_of_one_round_no_interval_and_bytes_are_one(

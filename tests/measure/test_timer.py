@@ -1,5 +1,6 @@
 """Timers: each by its own name, none stands in for another, all in microseconds."""
 
+from contextlib import contextmanager
 from functools import partial
 from statistics import median
 
@@ -45,6 +46,48 @@ def test_a_cold_l2_takes_copies_worth_twice_the_l2_and_never_fewer_than_two():
 def test_a_rotation_that_cannot_be_cold_is_refused(count):
     with pytest.raises(ValueError, match=r"rotation must hold 2..512 calls for a cold L2, got"):
         timer.time_graph_cold([lambda: None] * count)
+
+
+@pytest.mark.parametrize(
+    ("call_us", "samples", "windows"),
+    [
+        (10.0, [100.0] * 99, 2),
+        (10.0, [*[130.0] * 7, *[110.0] * 7, *[100.0] * 99], 4),
+        (2000.0, [20_000.0] * 999, 8),
+        (2000.0, [20_000.0 * 0.98 ** (n // 7) for n in range(999)], 63),
+    ],
+    ids=["steady at once", "a first windows long", "heavy for a second", "never, and it ends"],
+)
+def test_work_runs_until_two_windows_agree_and_heavy_work_for_a_second(
+    monkeypatch, call_us, samples, windows
+):
+    told = iter(samples)
+    monkeypatch.setattr(timer, "_event_us", lambda replay: next(told))
+    calls = round(samples[0] / call_us)
+    spent = timer.settle(lambda: None, calls)
+    assert spent == pytest.approx(sum(samples[: windows * timer.MIN_SAMPLES]), abs=1)
+
+
+def test_load_is_read_while_each_sample_runs(monkeypatch):
+    read, order = iter([(500, 1900), (600, 1800)]), []
+
+    def event_us(replay, meanwhile=lambda: None):
+        order.append("replay")
+        meanwhile()
+        return 100.0
+
+    @contextmanager
+    def reader():
+        yield lambda: order.append("read") or next(read)
+
+    for name, value in (("_event_us", event_us), ("load_reader", reader)):
+        monkeypatch.setattr(timer, name, value)
+    monkeypatch.setattr(timer, "MIN_SAMPLES", 2)
+    monkeypatch.setattr(timer, "MAX_SAMPLES", 2)
+    timing = timer._settled_samples(lambda: None, 10)
+    assert (timing.samples_us, timing.power_w) == ((10.0, 10.0), (500, 600))
+    assert timing.sm_clock_mhz == (1900, 1800) and timing.settle_us == 400
+    assert order[-4:] == ["replay", "read"] * 2
 
 
 @pytest.mark.gpu

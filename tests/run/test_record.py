@@ -138,3 +138,12 @@ def test_the_id_does_not_change_with_what_was_found(make_record):
 def test_a_machines_folder_names_its_gpu_and_the_id_of_it():
     assert machine_slug({"gpu": "NVIDIA H200 NVL", "gpu_id": "aa11"}) == "nvidia-h200-nvl-aa11"
     assert machine_slug(CPU) == "cpu-test64"
+
+
+def test_samples_that_drift_are_marked_and_left_out_once_the_timer_lets_them_settle(make_record):
+    steady, drifting = (100.0, 101.0) * 3, (100.0, 101.0, 99.0, 98.0, 97.0, 96.0)
+    assert not make_record(run_us=steady).unsettled
+    old, new = (make_record(run_us=drifting, settle_us=us) for us in (0.0, 30_000.0))
+    assert old.drift == new.drift == pytest.approx(96.5 / 100.5 - 1)
+    assert (old.unsettled, old.left_out, new.left_out) == (True, False, True)
+    assert make_record(run_us=(5.0, 9.0)).drift == 0.0

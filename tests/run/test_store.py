@@ -12,6 +12,7 @@ from support.records import MACHINE, OTHER, append, demo_path, tear
 
 from attnlib.kinds.extend.case import ExtendCase
 from attnlib.kinds.item import Item
+from attnlib.measure import stats
 from attnlib.run import store
 from attnlib.run.record import SCHEMA, Kernel
 
@@ -114,6 +115,24 @@ def test_a_row_of_several_queries_a_request_says_mode_mask_and_heads(make_record
     row = store.load("demo", MACHINE).iloc[0]
     assert (row["mode"], row["mask"], row.q_len, row.heads) == ("target_verify", "tree", 4, "8/2")
     assert (row.kind, row.batch_size, row.kv_len, row.lengths) == ("extend", 3, 40, "ragged")
+
+
+def test_items_measured_again_say_how_noisy_a_timer_is_and_are_no_rows(make_record):
+    graph, item = [1.01, 0.98, 1.03, 1.0, 1.04, 0.99, 1.02, 1.0], make_record().item
+    for seed, ratio in enumerate(graph):
+        once = replace(item, case=replace(item.case, seed=seed))
+        for again, us in ((0, 10.0), (1, 10.0 * ratio)):
+            for round_, drift in enumerate((1.01, 1 / 1.01)):
+                times = (us * (drift if again else 1),) * 3
+                store.append(
+                    make_record(item=replace(once, again=again), round=round_, run_us=times)
+                )
+    few = replace(item, timer="eager")
+    append(make_record(item=few), make_record(item=replace(few, again=1), run_us=(99.0,) * 3))
+    table = store.load("demo", MACHINE)
+    assert len(table) == 2 * len(graph) + 1 and store.read("demo", MACHINE)[-1].item.again == 1
+    assert table.noise[table.timer == "graph"].unique() == pytest.approx(stats.aa_noise(graph))
+    assert set(table.noise[table.timer == "eager"]) == {0.0}
 
 
 def test_failures_and_ceilings_load_beside_times_without_one(make_record):

@@ -47,5 +47,5 @@ def test_verdicts_judge_case_by_case_with_the_noise_as_margin():
 
 
 def test_a_throttled_record_is_left_out_of_every_comparison():
-    both = frame(*rounds_of("a", 2.0, 2.0), timed("a", 2, 9.0, throttled=True))
+    both = frame(*rounds_of("a", 2.0, 2.0), timed("a", 2, 9.0, left_out=True))
     assert rows.decode_rows(both)["round"].max() == 1

@@ -13,7 +13,8 @@ CASE = DecodeCase(AttnSpec(8, 2, 128, 16), batch_size=4, kv_len=1024)
 
 SAME = {"study": "demo", "release": "0.6.3", "timer": "graph", "status": "ok", "schema": 1}
 SAME |= {"gpu": "Test GPU", "gpu_id": "0badcafe", "num_sms": 132, "power_limit_w": 700}
-SAME |= {"kernel_family": "fa2", "kernels": (), "throttled": False, "started_at": "2026-01-02"}
+SAME |= {"kernel_family": "fa2", "kernels": (), "left_out": False, "noise": 0.0}
+SAME |= {"started_at": "2026-01-02"}
 
 
 def row(case, backend, round_, run_us, /, **told):

@@ -55,7 +55,7 @@ def mla_records(frame: pd.DataFrame) -> pd.DataFrame:
 def mla_rows(frame: pd.DataFrame) -> pd.DataFrame:
     """The same that are ok and not throttled."""
     rows = mla_records(frame)
-    return rows[(rows.status == "ok") & ~rows.throttled]
+    return rows[(rows.status == "ok") & ~rows.left_out]
 
 
 def sparse_rows(frame: pd.DataFrame) -> pd.DataFrame:
