@@ -13,11 +13,12 @@ from support import sglang_code
 from support import sglang_fakes as fakes
 
 from attnlib.core.engines import arms
+from attnlib.core.spec import MODELS
 from attnlib.kinds.engine import serve
 from attnlib.kinds.engine.case import ARMS, SIDE_BY_SIDE, EngineCase
 from attnlib.kinds.engine.measure import Setup
 from attnlib.kinds.engine.model import CONFIGS, write_model
-from attnlib.kinds.lengths import MODELS, sample_seq_lens
+from attnlib.kinds.lengths import sample_seq_lens
 from attnlib.measure.trace import Kernel
 
 VALUES = [ARMS[name][2] for name in SIDE_BY_SIDE]
@@ -203,7 +204,8 @@ def test_a_models_folder_has_the_heads_that_kernel_cases_have(name, tmp_path):
     write_model(tmp_path, name)
     config = json.loads((tmp_path / "config.json").read_text())
     heads = ("num_attention_heads", "num_key_value_heads", "head_dim")
-    assert tuple(config[each] for each in heads) == MODELS[name]
+    of = {"llama-3.1-8b": "Llama-3.1-8B", "qwen3-32b-tp4": "Qwen3-32B at TP 4"}
+    assert tuple(config[each] for each in heads) == MODELS[of[name]]
     words = json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"]
     assert len(words) == config["vocab_size"]
 

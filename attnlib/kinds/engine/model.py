@@ -31,7 +31,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | dict(zip(_SIZES, sizes, strict=True))
     for name, (kind, *sizes) in _MODELS.items()
 }
-"""Name, as in `kinds.lengths.MODELS` -> its config.json."""
+"""Name in an engine's case -> config.json."""
 
 
 def write_model(folder: Path, name: str) -> None:
