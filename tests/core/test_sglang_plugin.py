@@ -19,6 +19,7 @@ from support.sglang_fakes import DECODE, FLASH, LENS, RANKS, ROWS
 from attnlib.core.engines import arms, capture, sglang, sglang_hooks
 from attnlib.core.fa2 import planner
 from attnlib.core.fa2.words import plan_words
+from attnlib.core.schedule import guard as guards
 from attnlib.core.schedule.facts import SchedulerFacts
 from attnlib.core.schedule.splits import plan_splits
 from attnlib.core.spec import AttnSpec
@@ -317,6 +318,14 @@ def test_what_sglang_would_fail_to_hook_and_only_log_ends_the_process(
         monkeypatch.setitem(sys.modules, name, module)
     with pytest.raises(SystemExit, match=words):
         loaded(METADATA="fused")
+
+
+@pytest.mark.parametrize("mode", arms.ARMS["guard"])
+def test_the_guard_is_put_in_by_its_variable_and_hooks_nothing_else(loaded, monkeypatch, mode):
+    asked = []
+    monkeypatch.setattr(guards, "guard", lambda engine, **words: asked.append((engine, words)))
+    assert not loaded(GUARD=mode).HookRegistry._hooks
+    assert asked == [("sglang", {"mode": mode})]
 
 
 def test_what_cannot_be_switched_says_why(loaded):

@@ -13,6 +13,7 @@ ARMS = {
     "metadata": ("eager", "sglang", "fused", "one-launch"),
     "schedule": ("once", "layer"),
     "decode": ("fa2", "fa3", "planned"),
+    "guard": ("raise", "log"),
 }
 
 
