@@ -47,5 +47,6 @@ STUDY = Study(
         *(Grid(OFFLINE, (arm,), timers=HOST) for arm in (FA2, PLANNED)),
         Grid(METADATA[:3:2], SIDE_BY_SIDE, timers=HOST, rounds=3, headline=True),
     ),
+    reference_machine="nvidia-h200-9ab23648",
     ceilings=(),
 )
