@@ -18,7 +18,7 @@ from ..core.backends.table import TABLE
 from ..kinds.cases import Case
 from ..kinds.cost import Ceilings
 from ..kinds.item import Item
-from ..measure.stats import judge
+from ..measure.stats import LOOKS, Verdict, judge, judge_table
 from .store import require_comparable
 
 if TYPE_CHECKING:
@@ -109,20 +109,48 @@ def times(rows: pd.DataFrame, value: str = "run_us") -> pd.DataFrame:
 
 
 def over(
-    rows: pd.DataFrame, numerator: str, denominator: str, *, noise: float | None = None
+    rows: pd.DataFrame,
+    numerator: str,
+    denominator: str,
+    *,
+    noise: float | None = None,
+    not_slower: float = 0.0,
 ) -> pd.DataFrame:
     """Paired ratio of two backends' run times and the verdict on `numerator`, a row per case.
 
-    Columns: the case's, ratio, low, high, pairs (rounds), verdict, margin (`stats.judge`; `noise`
-    is the rows' own A/A, if none is given). ValueError for rows that must not be compared.
+    Columns: the case's, ratio, low, high, pairs (rounds), verdict, margin (`judged`; with `noise`
+    row by row). ValueError for rows that must not be compared.
     """
-    found, noise = [], noise_of(rows) if noise is None else noise
-    for case, above, below in paired_times(rows, numerator, denominator):
-        judged = judge(above, below, noise=noise)
-        told = {"verdict": judged.word, "margin": judged.margin}
-        found.append({"case": case, **vars(judged.ratio), **told})
+    found, pairs = [], list(paired_times(rows, numerator, denominator))
+    verdicts = judged(rows, [both for _, *both in pairs], noise=noise, not_slower=not_slower)
+    for (case, *_), verdict in zip(pairs, verdicts, strict=True):
+        told = {"verdict": verdict.word, "margin": verdict.margin}
+        found.append({"case": case, **vars(verdict.ratio), **told})
     names = ["case", "ratio", "low", "high", "pairs", "verdict", "margin"]
     return cases_of(rows).merge(pd.DataFrame(found, columns=names), on="case")
+
+
+def judged(
+    rows: pd.DataFrame,
+    pairs: Sequence[Sequence[Sequence[float]]],
+    *,
+    noise: float | None = None,
+    not_slower: float = 0.0,
+) -> list[Verdict]:
+    """The verdicts on a table whose times are of `rows`, as `family_error` says."""
+    own = noise_of(rows)
+    if noise is not None or not own:
+        return [judge(a, b, noise=noise or 0.0, not_slower=not_slower) for a, b in pairs]
+    # More rounds than the first look has were added by looking; fewer are one look.
+    looks = len(LOOKS) if max((len(a) for a, _ in pairs), default=0) > LOOKS[0] else 1
+    return judge_table([(a, b) for a, b in pairs], noise=own, not_slower=not_slower, looks=looks)
+
+
+def family_error(rows: pd.DataFrame) -> str:
+    """What chance of a wrong verdict a table of `rows` has: all of it, if A/A items stand in it."""
+    if noise := noise_of(rows):
+        return f"Any verdict of the table is wrong at most 5 % of the time; A/A noise {noise:.1%}."
+    return "Each verdict is wrong at most 5 % of the time; no A/A items."
 
 
 def noise_of(rows: pd.DataFrame) -> float:

@@ -171,19 +171,19 @@ def frame(records: Iterable[Record]) -> pd.DataFrame:
 
     `case` holds the `Case` itself (None for a ceiling), its fields beside it; `kernels` a tuple of
     `Kernel`, and `steps_us` the samples of an engine's case, whose arms took turns. A/A items are
-    left out: `noise` is what they say of a row's timer (`aa_noise` over means of rounds), 0 where
-    the records hold fewer than it takes.
+    left out: `noise` is what they say of a row's timer and kind of case (`aa_noise` over means of
+    rounds), 0 where the records hold fewer than it takes.
     """
     import pandas as pd
 
     records = list(records)
-    noise = _noise(records)
+    noise = noise_by_kind(records)
     first = (record for record in records if not record.item.again)
-    return pd.DataFrame([{**_row(r), "noise": noise.get(r.item.timer, 0.0)} for r in first])
+    return pd.DataFrame([{**_row(r), "noise": noise.get(_kind(r.item), 0.0)} for r in first])
 
 
-def _noise(records: Iterable[Record]) -> dict[str, float]:
-    """The A/A noise of each timer that has enough A/A items."""
+def noise_by_kind(records: Iterable[Record]) -> dict[tuple[str, str], float]:
+    """The A/A noise of each timer and kind of case that has enough A/A items."""
     good = [record for record in records if record.status == "ok" and not record.left_out]
     us = {(record.item, record.round): float(np.median(record.run_us)) for record in good}
     logs: dict[Item[Any], list[float]] = defaultdict(list)
@@ -191,10 +191,14 @@ def _noise(records: Iterable[Record]) -> dict[str, float]:
         once = us.get((replace(item, again=0), round_))
         if item.again and once:
             logs[item].append(np.log(twice / once))
-    ratios: dict[str, list[float]] = defaultdict(list)
+    ratios: dict[tuple[str, str], list[float]] = defaultdict(list)
     for item, each in logs.items():
-        ratios[item.timer].append(float(np.exp(np.mean(each))))
-    return {timer: aa_noise(of) for timer, of in ratios.items() if len(of) >= MIN_AA_PAIRS}
+        ratios[_kind(item)].append(float(np.exp(np.mean(each))))
+    return {kind: aa_noise(of) for kind, of in ratios.items() if len(of) >= MIN_AA_PAIRS}
+
+
+def _kind(item: Item[Any]) -> tuple[str, str]:
+    return item.timer, getattr(item.case, "kind", "ceiling")
 
 
 def require_comparable(rows: pd.DataFrame) -> None:

@@ -13,21 +13,23 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ..core.backends.table import COMPARED
 from ..kinds.cases import Case
 from ..kinds.item import Item
+from ..measure.stats import LOOKS, judge_table
 from . import store
 from .jobs import Job, Watch, run_job, worker_environment
 from .lock import hold_gpu
-from .record import machine_slug
+from .record import Record, machine_slug
 from .releases import overlay_for
 
 if TYPE_CHECKING:
@@ -70,7 +72,8 @@ class Study:
     `bisect_machine` is that of the published records of `bisect_<name>`, where there are any.
     `borrows` names the published study, and its machine, whose records a study replays while it
     has not been measured. Its items must be a part of that one's. `command` measures it again where
-    `attnlib measure NAME` does not.
+    `attnlib measure NAME` does not. `decides` has pairs of sides, `backend` or `backend==release`:
+    each case of both is measured on, look by look, until their ratio has a verdict.
     """
 
     name: str
@@ -82,6 +85,7 @@ class Study:
     ceilings: tuple[str, ...] = ("copy", "matmul")
     borrows: tuple[str, str] | None = None
     command: str = ""
+    decides: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         if self.borrows and self.reference_machine:
@@ -111,15 +115,19 @@ class Study:
         jobs: list[Job] = []
         for round_ in range(count):
             chosen = [grid for grid in grids if rounds or round_ < grid.rounds]
-            jobs += self._round(round_, chosen)
+            jobs += self.jobs_of(round_, [item for grid in chosen for item in grid.items()])
         return jobs
 
-    def _round(self, round_: int, grids: list[Grid]) -> list[Job]:
-        alone = {item for grid in grids if grid.isolated for item in grid.items()}
+    def jobs_of(self, round_: int, items: Iterable[Item]) -> list[Job]:
+        """Fresh processes that measure `items` in that round, and the ceilings beside them."""
+        alone = {item for grid in self.grids if grid.isolated for item in grid.items()}
         groups: dict[object, list[Item]] = {}
         if self.ceilings:
             groups[""] = [Item(name, "graph") for name in self.ceilings]
-        for item in dict.fromkeys(item for grid in grids for item in grid.items()):
+        items = list(dict.fromkeys(items))
+        first = {item.case: place for place, item in reversed([*enumerate(items)])}
+        # What grids ask of one case stands together, so that a worker builds it once.
+        for item in sorted(items, key=lambda item: first[item.case]):
             groups.setdefault(item if item in alone else item.release, []).append(item)
         step = -1 if round_ % 2 else 1
         return [
@@ -128,6 +136,31 @@ class Study:
             )
             for items in list(groups.values())[::step]
         ]
+
+    def undecided(self, records: Iterable[Record]) -> list[Item]:
+        """Both items of each case and pair of `decides` whose ratio the records leave ambiguous.
+
+        A case without a good round of both is not asked: it failed.
+        """
+        records = list(records)
+        good = (r for r in records if r.status == "ok" and not r.left_out)
+        us = {(r.item, r.round): median(r.run_us) for r in good}
+        noise, rounds = store.noise_by_kind(records), sorted({r.round for r in records})
+        found: list[Item] = []
+        for pair, timer in product(self.decides, sorted({r.item.timer for r in records})):
+            sides, tables = [side.partition("==") for side in pair], dict[str, list[Any]]()
+            for case in self.cases:
+                both = [Item(name, timer, case, release) for name, _, release in sides]
+                whole = [n for n in rounds if all((item, n) in us for item in both)]
+                if whole:
+                    times = [[us[item, n] for n in whole] for item in both]
+                    tables.setdefault(case.kind, []).append((both, tuple(times)))
+            for kind, rows in tables.items():
+                own, tried = noise.get((timer, kind), 0.0), [each for _, each in rows]
+                verdicts = judge_table(tried, noise=own, looks=len(LOOKS))
+                for (both, _), verdict in zip(rows, verdicts, strict=True):
+                    found += both if verdict.word == "ambiguous" else []
+        return list(dict.fromkeys(found))
 
 
 def mode() -> str:
@@ -196,7 +229,26 @@ class Sweep:
         """
         if study.device == "cuda" and not _has_cuda():
             raise RuntimeError(f"study {study.name!r} must be measured on a CUDA GPU, none is here")
-        return self.run(self.jobs(study))
+        count = self.run(self.jobs(study))
+        if study.decides and not self.headline and self.rounds is None:
+            machine = machine_slug(describe(study.device))
+            left = lambda: study.undecided(store.recover(study.name, machine))  # noqa: E731
+            count += self.in_looks(left, study.jobs_of, LOOKS[1:])
+        return count
+
+    def in_looks(
+        self,
+        left: Callable[[], list[Item]],
+        jobs_of: Callable[[int, list[Item]], list[Job]],
+        looks: Sequence[int] = LOOKS,
+    ) -> int:
+        """Measure, look by look, all rounds of what `left` says is open; returns how many items."""
+        count = 0
+        for look in looks:
+            items = left()
+            for number in range(look if items else 0):
+                count += self.run(jobs_of(number, items))
+        return count
 
     def jobs(self, study: Study) -> list[Job]:
         """The study's jobs in order; ValueError for no rounds or an overlay that none asks for."""

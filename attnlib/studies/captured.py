@@ -8,6 +8,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from ..core.engines import capture
@@ -64,7 +65,8 @@ def study_of(path: Path) -> tuple[Study, str]:
     grids = []
     for kind, backends, timer in (DecodeCase, DECODES, "graph"), (ExtendCase, EXTENDS, "profiler"):
         if chosen := tuple(case for case in found if isinstance(case, kind)):
-            grids.append(Grid(chosen, backends, timers=(timer,), rounds=3, headline=True))
+            asked = Grid(chosen, backends, timers=(timer,), rounds=4, again=backends[:1])
+            grids.append(replace(asked, headline=True))
     name = "captured_" + re.sub(r"[^a-z0-9]+", "_", path.stem.lower()).strip("_")
     question = f"Which backend is fastest on the steps of {path.name}?"
     command = f"python -m attnlib measure {shlex.quote(str(path))}"

@@ -21,7 +21,7 @@ import pandas as pd
 
 from ..kinds.cases import Case
 from ..measure import stats
-from ..run.frame import good_rows, noise_of, paired_times
+from ..run.frame import good_rows, judged, paired_times
 
 CONFIRMED, REFUTED, PARTLY = "confirmed", "refuted", "partly"
 NOT_HERE, OPEN = "not measurable here", "open"
@@ -185,8 +185,7 @@ def needed(rows: pd.DataFrame, cases: Sequence[Case], backends: Sequence[str]) -
 
 def judge_rows(rows: pd.DataFrame, pair: tuple[str, str]) -> Judged:
     """`pair[0]` over `pair[1]`, case by case; MissingRecordsError where they share no round."""
-    times = paired_times(rows, *pair)
-    verdicts = tuple(stats.judge(above, below, noise=noise_of(rows)) for _, above, below in times)
+    verdicts = tuple(judged(rows, [both for _, *both in paired_times(rows, *pair)]))
     if not verdicts:
         raise MissingRecordsError(f"{' and '.join(pair)} have no round that both are ok in")
     return Judged(verdicts, tuple(rows.id))

@@ -1,9 +1,8 @@
 """Two releases of a library over the calls of models, or a list of cases: a study on the spot.
 
-Rounds are looked at after 4, 8, 16 and 24, all even, so that A B B A cancels the order; a case is
-done at the first look that gives a verdict. At most `ERROR` is the chance that any verdict of a
-table is wrong: an interval leaves out `ERROR` / (looks x rows) (Bonferroni). The rounds of a study
-are one look: nobody looked between them.
+A case is done at the first of `LOOKS` that gives a verdict. At most `ERROR` is the chance that any
+verdict of the table is wrong (`stats.judge_table`). The rounds of a study are one look: nobody
+looked between them.
 
 Records are those of `compare_flashinfer`; without a GPU also of each study with both releases.
 """
@@ -29,7 +28,7 @@ from ..kinds.extend.case import ExtendCase
 from ..kinds.item import Item
 from ..kinds.listed import parse_cases
 from ..kinds.mla.case import MlaCase
-from ..measure.stats import MIN_EFFECT, Verdict, judge
+from ..measure.stats import ERROR, LOOKS, MIN_EFFECT, Verdict, judge_table
 from ..run import store
 from ..run.bisect import TIMER, Pair, families_of, good_rounds, times_of
 from ..run.jobs import Job
@@ -41,7 +40,6 @@ from . import STUDIES
 
 LIBRARY = "flashinfer"
 NAME = f"compare_{LIBRARY}"
-ERROR, LOOKS = 0.05, (4, 8, 16, 24)
 BACKENDS = {
     "": ("flashinfer-auto",),
     "extend": ("flashinfer-prefill-auto",),
@@ -218,17 +216,24 @@ class _Found:
     failed: dict[Item, Record]
     looks: int = len(LOOKS)
 
-    def verdict(self, item: Item) -> Verdict:
-        # Rounds of a search that was stopped between two looks are not looked at yet.
-        count = len(self.pairs[item])
-        seen = max((look for look in LOOKS if self.looks > 1 and look <= count), default=count)
-        base, new = (times_of(side) for side in zip(*self.pairs[item][:seen], strict=True))
-        sure = 1 - ERROR / (self.looks * len(self.pairs))
-        return judge(new, base, noise=0.0, not_slower=self.not_slower, confidence=sure)
+    def verdicts(self) -> dict[Item, Verdict]:
+        """Of every item that has a round."""
+        table = {}
+        for item, pairs in self.pairs.items():
+            # Rounds of a search that was stopped between two looks are not looked at yet.
+            count = len(pairs)
+            seen = max((look for look in LOOKS if self.looks > 1 and look <= count), default=count)
+            if pairs:
+                base, new = (times_of(side) for side in zip(*pairs[:seen], strict=True))
+                table[item] = (new, base)
+        rules = {"not_slower": self.not_slower, "noise": 0.0}
+        found = judge_table([*table.values()], looks=self.looks, **rules)
+        return dict(zip(table, found, strict=True))
 
-    def is_done(self, item: Item) -> bool:
-        pairs = self.pairs[item]
-        return item in self.failed or bool(pairs) and self.verdict(item).word != "ambiguous"
+    def open(self) -> list[Item]:
+        """The items that neither failed nor have a verdict."""
+        done = {item for item, verdict in self.verdicts().items() if verdict.word != "ambiguous"}
+        return [item for item in self.pairs if item not in done and item not in self.failed]
 
     def take(
         self, wanted: Collection[Item] | Callable[[Item], bool], records: list[Record]
@@ -245,14 +250,14 @@ class _Found:
             if record.status != "ok" and _plain(record) in self.pairs:
                 self.failed[_plain(record)] = record
 
-    def row(self, item: Item) -> dict[str, Any]:
+    def row(self, item: Item, verdict: Verdict | None) -> dict[str, Any]:
         row: dict[str, Any] = {"case": item.case.key, "backend": item.backend}
         row |= {"timer": item.timer, "rounds": len(self.pairs[item]), "kernels": ""}
         if failed := self.failed.get(item):
             return row | {"verdict": "fails" if failed.item.release == self.both[1] else "not run"}
-        if not self.pairs[item]:
+        if verdict is None:
             return row | {"verdict": "not on record"}
-        verdict, last = self.verdict(item), self.pairs[item][-1]
+        last = self.pairs[item][-1]
         for name, side in zip(("base", "new"), zip(*self.pairs[item], strict=True), strict=True):
             plans = [time for record in side for time in record.plan_us]
             row |= {f"{name}_us": median(times_of(side)), f"{name}_ran": families_of(side)}
@@ -282,7 +287,9 @@ class _Found:
             picks = pd.DataFrame()
             told.append(f"What auto picks is not known: {error}.")
         records = tuple(r for pairs in self.pairs.values() for pair in pairs for r in pair)
-        rows = pd.DataFrame(map(self.row, self.pairs), columns=COLUMNS)
+        verdicts = self.verdicts()
+        table = [self.row(item, verdicts.get(item)) for item in self.pairs]
+        rows = pd.DataFrame(table, columns=COLUMNS)
         return Upgrade(*self.both, rows, picks.reset_index(drop=True), tuple(told), records)
 
 
@@ -299,21 +306,20 @@ def _measure(found: _Found, items: list[Item], sweep: Sweep) -> None:
         first = 1 + max((record.round for record in store.find(NAME, machine)), default=-1)
     found.pairs = {item: [] for item in items}
 
-    def take() -> None:
+    def left() -> list[Item]:
         found.take(items, [r for r in store.find(NAME, machine) if r.round >= first])
+        return found.open()
 
-    take()
-    for look in LOOKS:
-        left = [item for item in items if not found.is_done(item)]
-        for number in range(look):
-            step = -1 if number % 2 else 1
-            jobs = []
-            for release in found.both[::step]:
-                own = [replace(i, release=release) for i in left[::step] if i not in found.failed]
-                job = Job(NAME, first + number, "cuda", release, tuple(own), command)
-                jobs += [job] if own else []
-            if sweep.run(jobs):
-                take()
+    def jobs_of(number: int, asked: list[Item]) -> list[Job]:
+        left()
+        step, jobs = -1 if number % 2 else 1, []
+        for release in found.both[::step]:
+            own = [replace(i, release=release) for i in asked[::step] if i not in found.failed]
+            jobs += [Job(NAME, first + number, "cuda", release, tuple(own), command)] if own else []
+        return jobs
+
+    sweep.in_looks(left, jobs_of)
+    left()
 
 
 def _replay(found: _Found, items: list[Item], models: Sequence[str]) -> None:

@@ -6,7 +6,16 @@ from dataclasses import astuple
 import numpy as np
 import pytest
 
-from attnlib.measure.stats import CONFIDENCE, aa_noise, judge, paired_gap, paired_ratio
+from attnlib.measure.stats import (
+    CONFIDENCE,
+    ERROR,
+    LOOKS,
+    aa_noise,
+    judge,
+    judge_table,
+    paired_gap,
+    paired_ratio,
+)
 
 TRUTH, NAN = 1.5, float("nan")
 
@@ -166,3 +175,48 @@ def test_not_slower_than_a_margin_needs_an_interval_that_ends_below_it(ratio, sp
 def test_more_confidence_asks_for_a_wider_interval():
     low, high = (judge(*experiment(3), noise=0, confidence=c).ratio for c in (0.95, 0.999))
     assert high.low < low.low and high.high > low.high and high.ratio == low.ratio
+
+
+TRUTHS = {1.0: ("same", "not slower"), 1.05: ("slower",), 0.95: ("faster", "not slower")}
+
+
+@pytest.mark.parametrize("sigma", [0.005, 0.01, 0.05])
+@pytest.mark.parametrize("truths", [(1.0,), (1.05,), (0.95, 1.0, 1.05)])
+@pytest.mark.parametrize(("rows", "tables", "not_slower"), [(1, 300, 0.0), (6, 120, 0.02)])
+@pytest.mark.parametrize("looks", [LOOKS, LOOKS[:1]])
+def test_no_more_tables_than_stated_have_a_wrong_verdict(
+    sigma, truths, rows, tables, not_slower, looks
+):
+    rng, wrong, right = np.random.default_rng(7), 0, 0
+    for _ in range(tables):
+        truth = rng.choice(truths, rows)
+        times = np.exp(rng.normal(0, sigma, (2, rows, looks[-1]))) * [
+            truth[:, None],
+            np.ones((rows, 1)),
+        ]
+        seen = [looks[0]] * rows
+        for look in looks:
+            pairs = [(a[:n], b[:n]) for a, b, n in zip(*times, seen, strict=True)]
+            said = judge_table(pairs, noise=0.0, not_slower=not_slower, looks=len(looks))
+            is_open = [verdict.word == "ambiguous" for verdict in said]
+            after = looks[min(looks.index(look) + 1, len(looks) - 1)]
+            seen = [after if left else n for left, n in zip(is_open, seen, strict=True)]
+        held = [v.word in TRUTHS[t] for v, t in zip(said, truth, strict=True)]
+        wrong += any(not ok and not left for ok, left in zip(held, is_open, strict=True))
+        right += sum(held) / rows
+    # So many are drawn that more than two standard errors above it would show a wrong rule.
+    assert wrong / tables <= ERROR + 2 * math.sqrt(ERROR / tables)
+    if sigma == 0.005 and len(looks) > 1:
+        assert right / tables > 0.9, "and rounds end with a verdict"
+
+
+def test_a_table_asks_more_of_a_row_than_the_row_alone_and_less_once_others_are_decided():
+    rng = np.random.default_rng(5)
+    sure = [(np.exp(rng.normal(0, 0.001, 4)) * 2, np.ones(4)) for _ in range(7)]
+    doubtful = (np.exp(np.log(1.05) + 0.02 * np.array([-1, 1, -1, 1])), np.ones(4))
+    alone, among, open_ones = (
+        judge_table([doubtful, *others], noise=0.0)[0] for others in ([], sure, [doubtful] * 7)
+    )
+    assert (alone.word, among.word, open_ones.word) == ("slower", "slower", "ambiguous")
+    assert alone.ratio == among.ratio, "sure rows are out of its way"
+    assert judge_table([], noise=0.0) == []

@@ -19,6 +19,25 @@ def test_ratios_pair_round_by_round_and_leave_out_a_round_that_lacks_one_side():
     assert nothing.empty and "ratio" in nothing
 
 
+def test_records_with_aa_items_are_judged_as_a_table_and_say_so():
+    wobble, cases = (1.0, 1.004, 0.998, 1.002), [replace(CASE, seed=seed) for seed in range(40)]
+    for noise, word, said in ((0.0, "slower", "Each verdict"), (0.01, "ambiguous", "Any verdict")):
+        both = frame(
+            *(
+                row(case, name, n, us * (wobble[n] if name == "b" else 1.0), noise=noise)
+                for case in cases
+                for name, us in (("a", 10.3), ("b", 10.0))
+                for n in range(4)
+            )
+        )
+        assert set(rows.over(both, "a", "b").verdict) == {word}
+        assert said in rows.family_error(both)
+        alone = both[both.case == cases[0]]
+        assert rows.over(alone, "a", "b").verdict.item() == "slower"
+        assert rows.over(alone, "b", "a", not_slower=0.02).verdict.item() == "faster"
+        assert rows.over(both, "a", "b", noise=0.05).verdict.unique().tolist() == ["same"]
+
+
 @pytest.mark.parametrize(
     ("column", "other"),
     [("gpu_id", "deadbeef"), ("power_limit_w", 350), ("timer", "eager"), ("schema", 2)],

@@ -16,6 +16,7 @@ from support.studies import SPEC, grid_of, hand_made, study_of
 
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.item import Item
+from attnlib.measure.stats import LOOKS
 from attnlib.run import store, study
 from attnlib.run.record import machine_slug
 from attnlib.run.study import Sweep, load_or_measure, mode, record_machine, record_name
@@ -133,6 +134,30 @@ def test_a_grid_is_the_product_of_its_parts_case_by_case():
 )
 def test_a_round_has_each_item_of_its_grids_once(grids, options, cases):
     assert cases_of(*study_of(*grids).jobs(**{"headline": False, **options})) == cases
+
+
+def test_a_case_is_measured_on_until_its_pair_has_a_verdict_and_grids_of_a_case_stand_together(
+    instant_jobs, make_record, monkeypatch
+):
+    """One case is twice as long on one side, the other wobbles: only that is asked again."""
+    us = {("a", SMALL): (10.0, 10.01), ("b", SMALL): (20.0, 20.03)}
+    us |= {("a", LARGE): (10.0, 17.0), ("b", LARGE): (12.0, 10.0)}
+
+    def run(job, machine, overlay, watch):
+        instant_jobs.jobs.append(job)
+        for item in job.items:
+            time = us[item.backend, item.case][job.round % 2]
+            named = {"study": job.study, "round": job.round, "item": item, "machine": machine}
+            store.append(make_record(run_us=(time,) * 3, **named))
+
+    monkeypatch.setattr(study, "run_job", run)
+    grids = (grid_of(SMALL, LARGE, backends=(name,), rounds=4) for name in "ab")
+    found = study_of(*grids, decides=(("b", "a"),))
+    assert measure(found) == 4 * 4 + (LOOKS[-1] - 4) * 2
+    first, *_, last = instant_jobs.jobs
+    assert cases_of(first) == [[SMALL, SMALL, LARGE, LARGE]]
+    assert (cases_of(last), last.round) == ([[LARGE, LARGE]], LOOKS[-1] - 1)
+    assert (measure(found), measure(replace(found, decides=()))) == (0, 0)
 
 
 @pytest.mark.parametrize("ceilings", [("copy", "matmul"), ("read",), ()])

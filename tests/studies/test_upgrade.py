@@ -3,20 +3,18 @@
 import csv
 import io
 import json
-import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from support.studies import hand_made
 
 from attnlib import cli, compare_releases
-from attnlib.kinds.item import Item
+from attnlib.measure.stats import LOOKS
 from attnlib.run import store
 from attnlib.run import study as studying
 from attnlib.studies import upgrade
 from attnlib.studies.fa3_decode_regression.study import HEADLINE
-from attnlib.studies.upgrade import ERROR, LOOKS, NAME, calls_of
+from attnlib.studies.upgrade import NAME, calls_of
 
 PACKAGE, MODEL = "flashinfer-python", "Llama-3.1-8B"
 BASE, NEW = "0.6.13", "0.7.2.post1"
@@ -71,36 +69,6 @@ def words(found):
     return dict(zip(found.rows.case, found.rows.verdict, strict=True))
 
 
-def rounds_of(rng, ratio, sigma):
-    """Rounds as records of both releases: log-normal times, `ratio` apart."""
-    times = np.exp(rng.normal(0, sigma, (2, LOOKS[-1]))) * [[1], [ratio]]
-    return [tuple(SimpleNamespace(run_us=(us,)) for us in pair) for pair in times.T]
-
-
-@pytest.mark.parametrize("sigma", [0.01, 0.05])
-@pytest.mark.parametrize(("ratio", "rights"), [(1.0, ("same", "not slower")), (1.05, ("slower",))])
-@pytest.mark.parametrize(("rows", "tables", "not_slower"), [(1, 400, 0.0), (4, 150, 0.02)])
-def test_no_more_tables_than_stated_have_a_wrong_verdict(
-    sigma, ratio, rights, rows, tables, not_slower
-):
-    rng, wrong, right = np.random.default_rng(7), 0, 0
-    for _ in range(tables):
-        items = [Item("flashinfer-auto", "graph", number) for number in range(rows)]
-        drawn = {item: rounds_of(rng, ratio, sigma) for item in items}
-        said = dict.fromkeys(items, "ambiguous")
-        for look in LOOKS:
-            seen = {item: pairs[:look] for item, pairs in drawn.items()}
-            table = upgrade._Found((BASE, NEW), not_slower, seen, {})
-            for item in (i for i in items if said[i] == "ambiguous"):
-                said[item] = table.verdict(item).word
-        wrong += any(word not in (*rights, "ambiguous") for word in said.values())
-        right += sum(word in rights for word in said.values()) / rows
-    # So many are drawn that more than two standard errors above it would show a wrong rule.
-    assert wrong / tables <= ERROR + 2 * math.sqrt(ERROR / tables)
-    if sigma == 0.01:
-        assert right / tables > 0.9, "and rounds end with a verdict"
-
-
 def test_every_mode_of_a_model_is_measured_in_rounds_that_alternate_and_replays_the_same(
     lab, monkeypatch
 ):
@@ -131,7 +99,7 @@ def test_only_cases_without_a_verdict_take_more_rounds_up_to_the_last_look(lab):
 
 
 def test_a_search_that_was_stopped_goes_on_to_its_next_look(lab):
-    lab.us[KEYS[0], NEW], lab.noise[KEYS[0], NEW] = 11.0, (0.97, 1.03)
+    lab.us[KEYS[0], NEW], lab.noise[KEYS[0], NEW] = 11.0, (0.96, 1.04)
     found = compare()
     path = store.journal_path(NAME, SLUG)
     lines = path.read_text().splitlines(keepends=True)
@@ -227,7 +195,7 @@ def test_what_notebook_13_says_in_words_is_so(published_records):
     assert {*bad.picks.gpu} == {"sm90"} and {*bad.picks["mode"]} == {"decode"}
     good = compare_releases("0.5.3", "0.7.2.post1", cases=cases, not_slower=0.1)
     assert not good.slower
-    assert [words(good)[key] for key in (cases[0], cases[-1])] == ["ambiguous"] * 2
+    assert [words(good)[key] for key in (cases[0], cases[-1])] == ["not slower", "ambiguous"]
 
 
 COMMAND = ("compare", "--base", BASE, "--new", NEW)

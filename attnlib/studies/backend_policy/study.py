@@ -22,7 +22,7 @@ KV_BYTES_LIMIT = 4 * 2**30
 LENGTHS = ("fixed", "ragged", "skewed")
 KNOWN, HELD_OUT = 140, 8
 """Cases a spec. Both counts are of cases whose longest possible cache fits the limit."""
-HELD_OUT_ROUNDS = 3
+HELD_OUT_ROUNDS = 4
 """Known cases take one round: more cases teach a policy more than more rounds of each."""
 R2 = (0.7548776662466927, 0.5698402909980532)
 """1/g and 1/g^2 of the plastic number g: steps that fill a square evenly (M. Roberts, 2018)."""
@@ -77,7 +77,7 @@ def _grids(known: tuple[DecodeCase, ...], held_out: tuple[DecodeCase, ...]) -> t
     """Both sets of cases on FlashInfer's backends and on FlashAttention-3, which has no release."""
     sets = ((known, 1), (held_out, HELD_OUT_ROUNDS))
     return tuple(
-        Grid(cases, backends, releases, rounds=rounds)
+        Grid(cases, backends, releases, rounds=rounds, again=backends[:1] if rounds > 1 else ())
         for cases, rounds in sets
         for backends, releases in ((FLASHINFER, (POLICY_RELEASE,)), (("fa3",), ("",)))
     )
