@@ -20,7 +20,7 @@ def test_ratios_pair_round_by_round_and_leave_out_a_round_that_lacks_one_side():
 
 
 def test_records_with_aa_items_are_judged_as_a_table_and_say_so():
-    wobble, cases = (1.0, 1.004, 0.998, 1.002), [replace(CASE, seed=seed) for seed in range(40)]
+    wobble, cases = (1.0, 1.01, 0.995, 1.005), [replace(CASE, seed=seed) for seed in range(40)]
     for noise, word, said in ((0.0, "slower", "Each verdict"), (0.01, "ambiguous", "Any verdict")):
         both = frame(
             *(
