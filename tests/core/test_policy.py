@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attnlib.core.policy import buckets
 from attnlib.core.policy.plans import plan
 from attnlib.core.policy.policy import NEIGHBOURS, Point, Policy, load, save
 from attnlib.core.policy.times import Gpu, Rates, load_of, predict
@@ -119,12 +120,36 @@ def test_any_lengths_get_a_finite_choice_with_the_chosen_first(lens):
         (SPEC, [5], ("fast",), f"backends must be of {FA2}, {FA3}, got fast"),
         (MHA, [5], (FA3,), "backends must hold one that ran"),
         (APART, [5], (), f"backends must share a case that all ran, {FA2}, {FA3} do not"),
-        (AttnSpec(8, 1, 64, 1), [5], (), "spec must be one that was measured: 32/8 d128 page 16"),
+        (AttnSpec(8, 1, 64, 1, "bfloat16", "float8_e4m3fn"), [5], (FA3,), "must hold one that ran"),
     ],
 )
 def test_what_cannot_be_chosen_from_raises(spec, lens, backends, message):
     with pytest.raises(ValueError, match=message):
         policy().choose(spec, lens, backends=backends)
+
+
+def test_a_layer_that_was_not_measured_is_answered_by_its_kin_with_its_own_plan_and_less_sure():
+    lens, twin, kin = [3000] * 20, AttnSpec(16, 4, 128, 16), AttnSpec(28, 4, 128, 16)
+    found = policy(points={SPEC: POINTS})
+    own, same, near = (found.choose(spec, lens) for spec in (SPEC, twin, kin))
+    assert (own.apart, same.apart) == (0, 0) and near.apart == pytest.approx(np.log2(7 / 4))
+    for spec, pick in ((twin, same), (kin, near)):
+        times = by_rates(spec, lens)
+        assert pick.backend == min(times, key=times.get)
+        wanted = {name: us / min(times.values()) for name, us in times.items()}
+        assert pick.slowdown == pytest.approx(wanted)
+    sure = [found.choose(AttnSpec(4 * g, 4, 128, 16), [110]).confidence for g in (4, 5, 16)]
+    assert sure == sorted(sure, reverse=True) and sure[0] > sure[-1] >= 0.5
+    fp8 = found.choose(AttnSpec(32, 8, 128, 16, "bfloat16", "float8_e4m3fn"), lens)
+    assert (fp8.backend, fp8.refused) == (FA2, (FA3,)), "fa3 takes no FP8 cache"
+
+
+def test_a_table_of_buckets_says_what_the_policy_says_at_their_middles():
+    table = buckets.table_of(policy(points={SPEC: POINTS}), SPEC)
+    for lens in ([48] * 1, [181] * 6, [1448] * 24, [11585] * 6):
+        chosen = policy(points={SPEC: POINTS}).choose(SPEC, lens).backend
+        assert buckets.look_up(table, len(lens), sum(lens), max(lens)) == chosen
+    assert buckets.look_up(table, 10**6, 10**12, 10**9) in (FA2, FA3), "the last bucket is open"
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"kind": "attnlib decode policy", "schema": 1}'])

@@ -51,7 +51,7 @@ def test_what_was_measured_teaches_points_and_rates():
     sizes = [(3, 50), (9, 4000), (1, 700), (2, 90_000)]
     cases = [(DecodeCase(SPEC, *size), times_of([size[1]] * size[0])) for size in sizes]
     del cases[2][1]["fa3"]
-    points, rates = measured.learn(SPEC, tuple((c, tuple(us.items())) for c, us in cases), H200)
+    points, rates = measured.learn(tuple((c, tuple(us.items())) for c, us in cases), H200)
     assert [(p.batch_size, p.longest) for p in points] == sizes
     assert [len(p.run_us) for p in points] == [2, 2, 1, 2] and len(rates) == 2
     assert max(abs(p.log_error(name)) for p in points for name in p.run_us) < 0.1

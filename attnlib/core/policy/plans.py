@@ -6,7 +6,7 @@
 | flashinfer-fa2-planned | the same | 2 | `core.fa2.choice` |
 | flashinfer-cuda-cores | the same | 6 to 12 | BatchDecodeWithPagedKVCacheWorkEstimation |
 | flashinfer-fa3 | whole requests of single query heads, as planned | 1 | PrefillSM90Plan |
-| fa3 | a range of KV blocks of a request's head | 1 | `metadata.splits` |
+| fa3, fa3-precomputed | a range of KV blocks of a request's head | 1 | `metadata.splits` |
 
 FlashInfer's rules are those of its scheduler.cuh (0.6.4) for a plan in a CUDA graph, `planned` is
 our plan for as many requests, none longer than these;
@@ -59,6 +59,14 @@ def plan(backend: str, spec: AttnSpec, seq_lens: Lengths, *, num_sms: int) -> Wo
     if backend not in PLANS:
         raise ValueError(f"backend must be one of {', '.join(PLANS)}, got {backend!r}")
     return PLANS[backend](spec, lengths(seq_lens), num_sms)
+
+
+def can_plan(backend: str, spec: AttnSpec) -> bool:
+    """Whether `plan` has a rule for the backend at such a layer."""
+    try:
+        return plan(backend, spec, [1], num_sms=FA2_CTAS) is not None
+    except ValueError:
+        return False
 
 
 def lengths(seq_lens: Lengths) -> np.ndarray:
@@ -191,4 +199,5 @@ PLANS: dict[str, Callable[[AttnSpec, np.ndarray, int], WorkPlan]] = {
     "flashinfer-cuda-cores": _cuda_cores,
     "flashinfer-fa3": _flashinfer_fa3,
     "fa3": _fa3,
+    "fa3-precomputed": _fa3,
 }

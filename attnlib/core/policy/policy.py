@@ -5,6 +5,10 @@ The `NEIGHBOURS` nearest cases, in log2 of batch size, mean length and longest o
 by the mean of their measured over predicted times; nearer ones count more. How sure the choice is
 follows from its lead over the second and from how much the neighbours differ.
 
+Rates are of a GPU, backend, group size, head_dim, page size and dtypes, so layers that share these
+share them. A layer that was not measured is answered by its nearest of kin (`apart`), with the
+plan of its own heads; how far kin disagree makes the choice less sure.
+
 Constants were chosen by leaving out measured cases; held-out ones were looked at between versions
 (LOG.md, 2026-11-21).
 `save` writes a policy as JSON, `load` needs NumPy alone; study `backend_policy` makes one.
@@ -20,9 +24,11 @@ from typing import Any
 
 import numpy as np
 
-from ..spec import AttnSpec
-from .plans import Lengths, lengths, plan
-from .times import Gpu, Rates, load_of, predict
+from ..backends.limits import why_not
+from ..backends.table import entry_of
+from ..spec import ELEMENT_BYTES, AttnSpec
+from .plans import Lengths, can_plan, lengths, plan
+from .times import Gpu, Load, Rates, load_of, predict
 
 SCHEMA, KIND = 2, "attnlib decode policy"
 NEIGHBOURS = 16
@@ -32,6 +38,13 @@ SCALE = np.array([1.0, 1.0, 0.5])
 """What an octave of each coordinate counts: batch size, mean length, longest over mean."""
 NEAREST_OCTAVES = 0.5
 """Nearer neighbours count no more than this far ones: rounds differ by as much."""
+KIN = 3
+"""Measured layers that answer for one that was not."""
+APART = np.array([1.0, 0.25, 2.0, 2.0, 2.0])
+"""What an octave counts: of group size, page size, head_dim, bytes of a query's and a cache's
+element."""
+UNSURE = 0.06
+"""Log ratio by which a backend of a layer left out lay off what its kin said, an octave away."""
 NOISE = 0.01
 """Log ratio that rounds of one case differ by in the median (A/A); no lead is surer than it."""
 
@@ -50,7 +63,7 @@ class Point:
     @cached_property
     def place(self) -> np.ndarray:
         """Scaled coordinates [3] of the point."""
-        return _place(self.batch_size, self.mean_len, self.longest)
+        return _scaled(self.batch_size, self.mean_len, self.longest)
 
     def log_error(self, backend: str) -> float:
         """Log of measured over predicted time."""
@@ -62,7 +75,8 @@ class Pick:
     """A choice: `slowdown` is each backend's predicted time over the chosen one's.
 
     `confidence` is the chance that no other is faster, from 0.5 (a tie) to 1. `inside` says whether
-    the batch lies within the measured sizes and lengths. `refused` backends ran this spec nowhere.
+    the batch lies within the measured sizes and lengths. `refused` backends cannot run the layer,
+    or did nowhere. `apart` is how far the measured layers lie that answer: 0 for its own.
     """
 
     backend: str
@@ -71,6 +85,7 @@ class Pick:
     inside: bool
     refused: tuple[str, ...]
     nearest: tuple[Point, ...]
+    apart: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -93,48 +108,85 @@ class Policy:
     def choose(self, spec: AttnSpec, seq_lens: Lengths, *, backends: Sequence[str] = ()) -> Pick:
         """The fastest of `backends` (default: all measured) for requests of `seq_lens` tokens.
 
-        Raises ValueError for lengths below 1, an unknown backend, or a spec that was not measured,
-        listing those that were.
+        Raises ValueError for lengths below 1, an unknown backend, or where none can run the layer.
         """
         lens = lengths(seq_lens)
-        if spec not in self.points:
-            have = "; ".join(_spec_word(each) for each in self.points)
-            raise ValueError(f"spec must be one that was measured: {have}; got {_spec_word(spec)}")
         if unknown := [name for name in backends if name not in self.backends]:
             known = ", ".join(self.backends)
             raise ValueError(f"backends must be of {known}, got {', '.join(unknown)}")
         asked = tuple(backends) or self.backends
-        able = [name for name in asked if any(name in p.run_us for p in self.points[spec])]
+        found = {name: self._load(name, spec, lens) for name in asked}
+        loads = {name: load for name, load in found.items() if load}
+        kin = {name: self.kin(spec, name) for name in loads}
+        able = tuple(name for name in kin if kin[name])
         if not able:
             raise ValueError(f"backends must hold one that ran {spec}, got {', '.join(asked)}")
-        place = _place(lens.size, float(lens.mean()), int(lens.max()))
-        # A case in which one of them failed says nothing about which is the faster.
-        points = tuple(point for point in self.points[spec] if set(able) <= set(point.run_us))
-        if not points:
-            raise ValueError(f"backends must share a case that all ran, {', '.join(able)} do not")
-        places = np.array([point.place for point in points])
-        octaves = np.sqrt(((places - place) ** 2).sum(axis=1))
-        near = np.argsort(octaves, kind="stable")[:NEIGHBOURS]
-        nearest = tuple(points[i] for i in near)
-        weights = 1 / (octaves[near] + NEAREST_OCTAVES) ** 2
-        weights /= weights.sum()
-        predicted, spread = {}, {}
+        # Of its own cases those count that all ran: a failure says nothing about which is faster.
+        shared, place = able if spec in self.points else (), _place(lens)
+        predicted, spread, near = {}, {}, {}
         for name in able:
-            errors = np.array([point.log_error(name) for point in nearest])
-            mean = float(weights @ errors)
-            made = plan(name, spec, lens, num_sms=self.num_sms)
-            load = load_of(made, spec, lens, Gpu(self.num_sms, self.l2_mib))
-            predicted[name] = math.log(predict(self.rates[spec][name], [load])[0]) + mean
-            spread[name] = math.sqrt(weights @ (errors - mean) ** 2)
+            said = [self._say(each, place, loads[name], (name, *shared)) for _, each in kin[name]]
+            weights = np.array([1 / (away + NEAREST_OCTAVES) ** 2 for away, _ in kin[name]])
+            means, spreads = np.array([numbers for numbers, _ in said]).T
+            predicted[name] = float(np.average(means, weights=weights))
+            variance = spreads**2 + (means - predicted[name]) ** 2
+            variance += (UNSURE * kin[name][0][0]) ** 2
+            spread[name], near[name] = math.sqrt(np.average(variance, weights=weights)), said[0][1]
         order = sorted(able, key=lambda name: predicted[name])
         return Pick(
             backend=order[0],
             slowdown={name: math.exp(predicted[name] - predicted[order[0]]) for name in order},
             confidence=_confidence(order, predicted, spread),
-            inside=bool(((places.min(0) <= place) & (place <= places.max(0))).all()),
+            inside=_within([p.place for p in self.points[kin[order[0]][0][1]]], place),
             refused=tuple(name for name in asked if name not in able),
-            nearest=nearest,
+            nearest=near[order[0]],
+            apart=kin[order[0]][0][0],
         )
+
+    def kin(self, spec: AttnSpec, name: str) -> list[tuple[float, AttnSpec]]:
+        """The layers that answer for `spec`, nearest first: itself, or all that share its rates."""
+        ran = [
+            each for each, points in self.points.items() if any(name in p.run_us for p in points)
+        ]
+        if spec in self.points:
+            return [(0.0, spec)] if spec in ran else []
+        found = sorted(((apart(spec, each), at) for at, each in enumerate(ran)))
+        count = max(KIN, sum(not away for away, _ in found))
+        kin = [(away, ran[at]) for away, at in found[:count]]
+        return [each for each in kin if not each[0]] or kin
+
+    def _load(self, name: str, spec: AttnSpec, lens: np.ndarray) -> Load | None:
+        """What the backend puts on the SMs; None if it cannot run the layer."""
+        entry = entry_of(name)
+        if entry.library.compared:
+            release = self.releases.get(name, "")
+            refused = bool(why_not(entry.asks, spec, mode="decode", release=release))
+        else:
+            refused = spec.dtype != spec.kv_dtype
+        if (refused and spec not in self.points) or not can_plan(name, spec):
+            return None
+        made = plan(name, spec, lens, num_sms=self.num_sms)
+        return load_of(made, spec, lens, Gpu(self.num_sms, self.l2_mib))
+
+    def _say(
+        self, spec: AttnSpec, place: np.ndarray, load: Load, names: tuple[str, ...]
+    ) -> tuple[tuple[float, float], tuple[Point, ...]]:
+        """What `spec` says of the load of `names[0]`, by the nearest of its cases that all of
+        `names` ran: its log time and spread, and these cases."""
+        points = tuple(p for p in self.points[spec] if set(names) <= set(p.run_us))
+        if not points:
+            both = ", ".join(sorted(set(names)))
+            raise ValueError(f"backends must share a case that all ran, {both} do not")
+        places = np.array([point.place for point in points])
+        octaves = np.sqrt(((places - place) ** 2).sum(axis=1))
+        near = np.argsort(octaves, kind="stable")[:NEIGHBOURS]
+        weights = 1 / (octaves[near] + NEAREST_OCTAVES) ** 2
+        weights /= weights.sum()
+        errors = np.array([points[i].log_error(names[0]) for i in near])
+        mean = float(weights @ errors)
+        us = predict(self.rates[spec][names[0]], [load])[0]
+        told = (math.log(us) + mean, math.sqrt(weights @ (errors - mean) ** 2))
+        return told, tuple(points[i] for i in near)
 
     @cached_property
     def backends(self) -> tuple[str, ...]:
@@ -189,9 +241,23 @@ def _confidence(
     return 0.5 * (1 + math.erf(lead / unsure / math.sqrt(2)))
 
 
-def _place(batch_size: int, mean_len: float, longest: int) -> np.ndarray:
+def _place(lens: np.ndarray) -> np.ndarray:
+    return _scaled(lens.size, float(lens.mean()), int(lens.max()))
+
+
+def _scaled(batch_size: int, mean_len: float, longest: int) -> np.ndarray:
     return SCALE * np.log2([batch_size, mean_len, longest / mean_len])
 
 
-def _spec_word(spec: AttnSpec) -> str:
-    return f"{spec.heads} d{spec.head_dim} page {spec.page_size} {spec.dtypes}"
+def _within(places: Sequence[np.ndarray], place: np.ndarray) -> bool:
+    return bool(((np.min(places, 0) <= place) & (place <= np.max(places, 0))).all())
+
+
+def apart(one: AttnSpec, other: AttnSpec) -> float:
+    """How far the kernels of two layers are from each other, 0 where they share their rates."""
+    return float(np.sqrt(((APART * (_kernel(one) - _kernel(other))) ** 2).sum()))
+
+
+def _kernel(spec: AttnSpec) -> np.ndarray:
+    sizes = [spec.group_size, spec.page_size, spec.head_dim]
+    return np.log2([*sizes, ELEMENT_BYTES[spec.dtype], ELEMENT_BYTES[spec.kv_dtype]])

@@ -38,7 +38,7 @@ START = {"start_us": 5.0, "merge_us": 1.0, "item_us": 5e-3, "split_us": 0.02, "m
 
 @dataclass(frozen=True)
 class Gpu:
-    """What the law needs of a GPU: SMs, and the size of its L2 in MiB."""
+    """What the law needs of a GPU: SMs, and the MiB of its L2, 0 if calls find it cold."""
 
     num_sms: int
     l2_mib: float
@@ -89,8 +89,8 @@ def load_of(plan: WorkPlan, spec: AttnSpec, seq_lens: Lengths, gpu: Gpu) -> Load
     read = plan.tokens / float(plan.items.sum())
     # When the same call is replayed back to back. Of a cache twice the L2 nothing is left when it
     # is read again; more would overflow.
-    fill = cache / (L2_SHARE * gpu.l2_mib * 2**20)
-    missed = 1 - 1 / (1 + min(fill, 2.0) ** L2_SLOPE)
+    fill = min(2.0, cache / (L2_SHARE * gpu.l2_mib * 2**20)) if gpu.l2_mib else 2.0
+    missed = 1 - 1 / (1 + fill**L2_SLOPE)
     return Load(
         busy=busy / gpu.num_sms,
         tokens=tokens,

@@ -7,7 +7,7 @@ from typing import TypeAlias
 import numpy as np
 import pandas as pd
 
-from ...core.policy.plans import plan
+from ...core.policy.plans import can_plan, plan
 from ...core.policy.policy import Point, Policy
 from ...core.policy.times import KNOTS, START, Calls, Gpu, Load, Rates, load_of, predict
 from ...core.spec import AttnSpec
@@ -48,17 +48,24 @@ def policy_of(frame: pd.DataFrame, cases: Iterable[DecodeCase] = ()) -> Policy:
 
     Raises ValueError for rows that must not be compared, or where no row is ok.
     """
-    rows = decode_rows(frame)
+    rows = advising(frame)
     if rows.empty:
         raise ValueError("frame must hold a decode case that ran ok, it has none")
     wanted = set(cases)
-    found: dict[AttnSpec, list[Measured]] = {}
+    found: dict[tuple[object, ...], list[Measured]] = {}
     for case, times in case_times(rows).items():
         if not wanted or case in wanted:
-            found.setdefault(case.spec, []).append((case, tuple(times.items())))
+            spec = case.spec
+            kernel = (spec.group_size, spec.head_dim, spec.page_size, spec.dtypes)
+            found.setdefault(kernel, []).append((case, tuple(times.items())))
     first = rows.iloc[0]
-    gpu = Gpu(int(first.num_sms), float(first.l2_mib))
-    learnt = {spec: learn(spec, tuple(cases), gpu) for spec, cases in found.items()}
+    gpu = Gpu(int(first.num_sms), float(first.l2_mib) if first.timer == "graph" else 0.0)
+    learnt, rates = dict[AttnSpec, list[Point]](), dict[AttnSpec, dict[str, Rates]]()
+    for measured in found.values():
+        points, fitted = learn(tuple(measured), gpu)
+        for (case, _), point in zip(measured, points, strict=True):
+            learnt.setdefault(case.spec, []).append(point)
+            rates[case.spec] = fitted
     return Policy(
         gpu=str(first.gpu),
         gpu_id=str(first.gpu_id),
@@ -67,19 +74,18 @@ def policy_of(frame: pd.DataFrame, cases: Iterable[DecodeCase] = ()) -> Policy:
         study=str(first.study),
         timer=str(first.timer),
         releases=_releases(rows),
-        points={spec: points for spec, (points, _) in learnt.items()},
-        rates={spec: rates for spec, (_, rates) in learnt.items()},
+        points={spec: tuple(points) for spec, points in learnt.items()},
+        rates=rates,
     )
 
 
 # A report asks for the same policy in every table and figure.
 @lru_cache(maxsize=64)
-def learn(
-    spec: AttnSpec, measured: tuple[Measured, ...], gpu: Gpu
-) -> tuple[tuple[Point, ...], dict[str, Rates]]:
-    """Points and rates of `spec`; ValueError for a backend whose plan is not in `plans.PLANS`."""
+def learn(measured: tuple[Measured, ...], gpu: Gpu) -> tuple[tuple[Point, ...], dict[str, Rates]]:
+    """Points, and rates of layers that share them; a backend without a plan is left out."""
     lens = [sample_seq_lens(case) for case, _ in measured]
-    times = [dict(run_us) for _, run_us in measured]
+    spec = measured[0][0].spec
+    times = [{n: us for n, us in run_us if can_plan(n, spec)} for _, run_us in measured]
     rates, predicted = {}, [dict[str, float]() for _ in measured]
     for name in sorted({name for run_us in times for name in run_us}):
         ran = [place for place, run_us in enumerate(times) if name in run_us]
@@ -99,6 +105,12 @@ def learn(
 def _load(name: str, case: DecodeCase, gpu: Gpu) -> Load:
     lens = sample_seq_lens(case)
     return load_of(plan(name, case.spec, lens, num_sms=gpu.num_sms), case.spec, lens, gpu)
+
+
+def advising(frame: pd.DataFrame) -> pd.DataFrame:
+    """The decode rows to advise an engine by: L2 cold where that was measured, as between layers,
+    else warm; `timer` says which."""
+    return decode_rows(frame, timer="graph-cold" if "graph-cold" in set(frame.timer) else "graph")
 
 
 def fit(loads: Sequence[Load], run_us: Sequence[float]) -> Rates:

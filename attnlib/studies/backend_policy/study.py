@@ -50,6 +50,19 @@ def held_out_cases(spec: AttnSpec) -> tuple[DecodeCase, ...]:
     return tuple(found)
 
 
+def drawn_cases(
+    specs: tuple[AttnSpec, ...], count: int, seed: str, lengths: tuple[str, ...]
+) -> tuple[DecodeCase, ...]:
+    """`count` cases of each spec at random places, no two alike."""
+    found: list[DecodeCase] = []
+    for number, spec in enumerate(specs, 1):
+        draw = random.Random(f"{seed} {spec}")
+        while len(found) < number * count:
+            case = _case(spec, [draw.random(), draw.random()], draw.choice(lengths))
+            found += [] if case in found else _fitting(case)
+    return tuple(found)
+
+
 def _case(spec: AttnSpec, place: list[float], lengths: str) -> DecodeCase:
     """The case at `place` in the unit square of log batch size and log kv_len."""
     batch, kv_len = (

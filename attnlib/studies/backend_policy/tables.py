@@ -180,7 +180,7 @@ def _rules(policy: Policy, backends: Sequence[str]) -> dict[str, Rule]:
         "always fa2": lambda _: FA2,
         "always fa3": lambda _: FA3,
         EVERY_CALL: lambda _: FA3_LIBRARY,
-        **{name: partial(_explained, *asked) for name, asked in EXPLAINED.items()},
+        **{name: partial(explained, *asked) for name, asked in EXPLAINED.items()},
     }
 
 
@@ -188,7 +188,8 @@ def _measured(policy: Policy, backends: Sequence[str], case: DecodeCase) -> str:
     return policy.choose(case.spec, sample_seq_lens(case).tolist(), backends=backends).backend
 
 
-def _explained(library: str, policy: str, case: DecodeCase) -> str:
+def explained(library: str, policy: str, case: DecodeCase) -> str:
+    """What a library's rule takes of our backends; ValueError for another."""
     call = Call(kv_lens=tuple(sample_seq_lens(case).tolist()), graph=True)
     asked = {"mode": "decode", "gpu": REFERENCE, "library": library, "policy": policy}
     choice = explain(case.spec, call=call, env={}, **asked)

@@ -1,0 +1,51 @@
+"""The policy of a layer as a table of buckets, for an engine to look up in a microsecond.
+
+A bucket is an octave of batch size, of mean length and of longest over mean; it holds what the
+policy chooses at its middle, for one long request among equal ones. The last ones are open.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..spec import AttnSpec
+from .policy import Policy
+
+BATCHES, LENGTHS, SKEWS = 10, 12, 5
+"""Octaves: requests from 1, mean tokens from `SHORTEST`, longest over mean from 1."""
+SHORTEST = 32
+
+
+def table_of(policy: Policy, spec: AttnSpec, backends: Sequence[str] = ()) -> dict[str, Any]:
+    """JSON: names of backends, and `chosen` [batch][mean][skew] as places in them.
+
+    `sure` has each choice's confidence. ValueError as of `Policy.choose`.
+    """
+    picks = [
+        [[policy.choose(spec, _middle(*at), backends=backends) for at in row] for row in rows]
+        for rows in np.moveaxis(np.indices((BATCHES, LENGTHS, SKEWS)), 0, -1).tolist()
+    ]
+    names = sorted({pick.backend for rows in picks for row in rows for pick in row})
+    chosen = [[[names.index(pick.backend) for pick in row] for row in rows] for rows in picks]
+    sure = [[[round(pick.confidence, 3) for pick in row] for row in rows] for rows in picks]
+    return {"backends": names, "chosen": chosen, "sure": sure}
+
+
+def look_up(table: dict[str, Any], batch_size: int, tokens: int, longest: int) -> str:
+    """The backend for so many requests of `tokens` in all, the longest of them of `longest`."""
+    mean = max(1, tokens // batch_size)
+    batch = min(batch_size.bit_length(), BATCHES) - 1
+    length = min(max((mean // SHORTEST).bit_length(), 1), LENGTHS) - 1
+    skew = min(max((longest // mean).bit_length(), 1), SKEWS) - 1
+    return table["backends"][table["chosen"][batch][length][skew]]
+
+
+def _middle(batch: int, length: int, skew: int) -> list[int]:
+    """Lengths in the middle of a bucket."""
+    count, mean = round(1.5 * 2**batch), round(SHORTEST * 2 ** (length + 0.5))
+    if batch == 0 or skew == 0:
+        return [mean] * max(1, count if batch else 1)
+    longest = min(round(mean * 2 ** (skew + 0.5)), count * mean - count + 1)
+    rest = (count * mean - longest) // (count - 1)
+    return [longest, *[max(1, rest)] * (count - 1)]

@@ -1,0 +1,1 @@
+"""Batches of layers that no policy learnt from."""

@@ -1,0 +1,42 @@
+"""Layers that nobody measured: the set that judges, and what a policy learnt cold loses there."""
+
+import pytest
+from support.published import published
+
+from attnlib.core.spec import AttnSpec
+from attnlib.kinds.cost import decode_cost
+from attnlib.studies import layer_policy, unseen_layers
+from attnlib.studies.backend_policy import SPECS, policy_of
+from attnlib.studies.backend_policy.study import KV_BYTES_LIMIT
+from attnlib.studies.unseen_layers.tables import FIXED, MEASURED, POOLS, lost, lost_table
+
+
+def test_the_set_that_judges_is_large_and_of_layers_that_are_never_learnt_from():
+    learnt, unseen = set(layer_policy.study.LAYERS), set(unseen_layers.study.LAYERS)
+    assert not unseen & (learnt | set(SPECS)) and len(set(unseen_layers.study.CASES)) >= 200
+    assert {case.spec for case in unseen_layers.study.CASES} == unseen
+    both = layer_policy.study.CASES + unseen_layers.study.CASES
+    assert max(decode_cost(case).kv_bytes for case in both) <= KV_BYTES_LIMIT
+    for name in ("head_dim", "page_size", "dtypes"):
+        assert {getattr(spec, name) for spec in unseen} <= {getattr(s, name) for s in learnt}
+
+
+@pytest.fixture(scope="module")
+def cold():
+    """Published records as if they had been timed cold."""
+    return published("backend_policy").assign(timer="graph-cold")
+
+
+def test_a_policy_learnt_cold_says_so_and_is_judged_beside_rules_in_layers_it_never_saw(cold):
+    left_out = AttnSpec(8, 1, 128, 16)
+    policy = policy_of(cold[[case is not None and case.spec != left_out for case in cold.case]])
+    assert (policy.timer, policy.l2_mib) == ("graph-cold", 0.0) and left_out not in policy.points
+    batches = [case is not None and case.spec == left_out for case in cold.case]
+    found = lost(cold[batches], policy)
+    assert set(found.pool) == set(POOLS) and (found.apart > 0).all()
+    assert found.sure.between(0.5, 1).all() and (found.regret.dropna() >= 0).all()
+    table = lost_table(found).set_index(["pool", "rule"])
+    assert {rule for _, rule in table.index} >= {MEASURED, "always fa2", "SGLang with FlashInfer"}
+    assert table.loc[("FlashInfer", MEASURED), "mean, %"] < 1
+    ran = table.dropna()
+    assert (ran["95th percentile, %"] <= ran["worst, %"] + 0.1).all() and len(FIXED) == 3
