@@ -5,6 +5,7 @@
 | `q` | [bs, num_qo_heads, 576] bfloat16, absorbed: 512 latent values, then 64 rotary ones |
 | cache, `bfloat16` | [num_pages, page_size, 576] bfloat16, tokens laid out as a query head is |
 | cache, `fp8-656` | [num_pages, page_size, 656] uint8: latent in FP8, 4 scales, rotary bfloat16 |
+| cache, `fp8-576` | [num_pages, page_size, 576] float8_e4m3fn, all by one scale, `MLA_SCALE` |
 | output | [bs, num_qo_heads, 512] bfloat16 |
 
 Kernels want slots, places in the cache (page * page_size + offset), and read whatever a slot says:

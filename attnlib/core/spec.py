@@ -17,8 +17,10 @@ MASKS = ("causal", "full", *CUSTOM_MASKS)
 
 LATENT_DIM, ROPE_DIM = 512, 64
 MLA_HEAD_DIM = LATENT_DIM + ROPE_DIM
-MLA_TOKEN_BYTES = {"bfloat16": 2 * MLA_HEAD_DIM, "fp8-656": 656}
-"""Bytes of a cached token by its format; `fp8-656` is that of `attnlib.kinds.mla.format`."""
+MLA_TOKEN_BYTES = {"bfloat16": 2 * MLA_HEAD_DIM, "fp8-656": 656, "fp8-576": MLA_HEAD_DIM}
+"""Bytes of a cached token by its format; `attnlib.kinds.mla.format` has those of FP8."""
+MLA_SCALE = 2.0**-6
+"""What the values of an `fp8-576` cache are multiplied by, all of them."""
 DEEPSEEK_QK_DIM = 192
 """Width of a DeepSeek-V2/V3 query head before weight absorption: 128 plain, 64 rotary."""
 

@@ -91,7 +91,7 @@ def test_a_field_that_lacks_and_one_too_many_are_refused(case, lost):
         (MLA, "num_qo_heads", 0, "an integer >= 1, got 0"),
         (MLA, "top_k", -1, "an integer >= 0, got -1"),
         (MLA, "page_size", 48, "a power of two, got 48"),
-        (MLA, "kv_format", "fp8", "one of bfloat16, fp8-656, got 'fp8'"),
+        (MLA, "kv_format", "fp8", "one of bfloat16, fp8-656, fp8-576, got 'fp8'"),
         (MLA, "batch_size", 0, "an integer >= 1, got 0"),
         (MLA, "kv_len", True, "an integer >= 1, got True"),
         (MLA, "lengths", "long", "one of fixed, ragged, skewed, .*, got 'long'"),

@@ -117,7 +117,7 @@ PLANTED_MLA = {
 HONEST = [
     *((decode, (*dtypes, kv_len)) for dtypes in DTYPES for kv_len in (1, 40, 1000)),
     *((extended, pair) for pair in MASKS),
-    *((latent, (top_k, form)) for top_k in (0, 24) for form in ("bfloat16", "fp8-656")),
+    *((latent, (top_k, form)) for top_k in (0, 24) for form in ("bfloat16", "fp8-576", "fp8-656")),
 ]
 MISTAKES = [
     # Where even the probabilities are FP8, 2 % drowns in their rounding.

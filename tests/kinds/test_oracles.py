@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the field's own name
 from support.workloads import MASKS, exact, extend_case, work_of
 
-from attnlib.core.spec import AttnSpec, MlaSpec
+from attnlib.core.spec import MLA_TOKEN_BYTES, AttnSpec, MlaSpec
 from attnlib.kinds.check import worst_row_error
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.decode.measure import gather_tokens
@@ -69,6 +69,8 @@ def sdpa(work):
 def masked_softmax(work):
     """MLA with every slot of the cache a column, dead ones masked: float64."""
     cache = work.kv.flatten(0, 1)
+    if cache.dtype == torch.float8_e4m3fn:
+        cache = cache.float() / 64
     keys = (dequantize(cache) if cache.dtype == torch.uint8 else cache).double()
     mask = torch.full((work.batch.batch_size, len(keys)), float("-inf"), dtype=torch.float64)
     for i, length in enumerate(work.batch.paged.seq_lens_cpu.tolist()):
@@ -111,7 +113,7 @@ def test_of_several_queries_it_is_masked_softmax_whatever_its_blocks(
     assert_matches(work_of(extend_case(CACHED, mode, mask)), sdpa)
 
 
-@pytest.mark.parametrize("kv_format", ["bfloat16", "fp8-656"])
+@pytest.mark.parametrize("kv_format", MLA_TOKEN_BYTES)
 @pytest.mark.parametrize("top_k", [0, 1, 24, 200])
 def test_of_mla_it_is_masked_softmax_over_the_whole_cache(top_k, kv_format):
     assert_matches(latent(top_k, kv_format), masked_softmax)

@@ -50,12 +50,13 @@ KINDS = (
     *((dim, "bfloat16", "float8_e4m3fn") for dim in (128, 256)),
 )
 """head_dim, dtype of the query and of the cache."""
-SPARSE = ("flashinfer-mla-fa2", "flashinfer-mla-fa3", "flashmla-sparse-fp8")
-DENSE = ("flashinfer-mla-fa2", "flashinfer-mla-fa3", "flashmla-dense")
+_BOTH = ("flashinfer-mla-fa2", "flashinfer-mla-fa3", "fa3-mla")
+SPARSE = (*_BOTH, "flashmla-sparse-fp8", "flashmla-sparse-bf16")
+DENSE = (*_BOTH, "flashmla-dense")
 
 
-def mla_case(name, heads=16, top_k=70, **changes):
-    kv_format = "fp8-656" if name == "flashmla-sparse-fp8" else "bfloat16"
+def mla_case(name, heads=16, top_k=70, kv_format="bfloat16", **changes):
+    kv_format = "fp8-656" if name == "flashmla-sparse-fp8" else kv_format
     sizes = {"batch_size": 3, "kv_len": 200, "lengths": "ragged"} | changes
     return MlaCase(MlaSpec(heads, top_k, 64, kv_format), **sizes)
 
@@ -65,6 +66,7 @@ def spec_of(group_size, page_size, head_dim=128, dtype="bfloat16"):
 
 
 MLA = [(n, mla_case(n)) for n in SPARSE] + [(n, mla_case(n, top_k=0)) for n in DENSE]
+MLA += [(_BOTH[1], mla_case(_BOTH[1], 16, top_k, "fp8-576")) for top_k in (0, 70)]
 PLANNED_DECODE = [
     ("flashinfer-fa2-planned", DecodeCase(spec, 3, 1500, "skewed"))
     for spec in (

@@ -197,7 +197,12 @@ class FakeMla(FakeWrapper):
         assert dims == [512, 64, False]
         assert arguments[0].tolist() == list(range(len(arguments[3]) + 1))
 
-    def run(self, q_nope, q_pe, ckv, kpe):
+    def run(self, q_nope, q_pe, ckv, kpe, **scales):
+        fp8 = self.told["kv_data_type"] == torch.float8_e4m3fn
+        assert ckv.dtype == kpe.dtype == self.told["kv_data_type"]
+        assert set(scales) == ({"ckv_scale", "kpe_scale"} if fp8 else set())
+        if fp8:
+            ckv, kpe = ckv.float() * scales["ckv_scale"], kpe.float() * scales["kpe_scale"]
         assert ckv.shape[1] == kpe.shape[1] == self.told["page_size"]
         assert q_nope.shape[1] == self.told["num_heads"]
         q, cache = torch.cat([q_nope, q_pe], -1), torch.cat([ckv, kpe], -1)
@@ -212,6 +217,15 @@ class FakeFlashAttention:
         lens = given["cache_seqlens"].tolist()
         tokens = gather(given["page_table"], lens, (k_cache, v_cache))
         return self._attend(q, lens, tokens, given["cu_seqlens_q"], given["max_seqlen_q"], given)
+
+    def flash_attn_latent(self, q, rope, latent, *, qv, causal, scheduler_metadata, **given):
+        assert q.shape[1:] == (1, qv.shape[2], 64) and qv.shape[3] == 512 and causal
+        lens = given["cache_seqlens"]
+        assert lens.dtype == given["page_table"].dtype == torch.int32
+        assert torch.equal(scheduler_metadata, lens), "a stale schedule"
+        found = gather(given["page_table"], lens.tolist(), (latent[:, :, 0], rope[:, :, 0]))
+        tokens = (torch.cat(each, -1) for each in found)
+        return attend_latent(torch.cat([qv, q], -1)[:, 0], tokens, given["softmax_scale"])[:, None]
 
     def flash_attn_varlen_func(self, q, k, v, q_sums, k_sums, longest_q, longest_k, **given):
         lens = k_sums.diff().tolist()
@@ -247,6 +261,12 @@ class FakeFlashMla:
         attend = self._dense if "indices" not in options else self._sparse
         tokens = attend(k_cache[:, :, 0], table, lens, meta, options.get("indices"))
         return attend_latent(q[:, 0], tokens, options["softmax_scale"])[:, None], q
+
+    def flash_mla_sparse_fwd(self, q, kv, indices, sm_scale, *, use_legacy):
+        assert use_legacy and q.shape[1] in (64, 128) and kv.shape[1:] == (1, 576)
+        assert indices.shape[1:] == (1, -(-indices.shape[2] // 128) * 128)
+        tokens = [kv[row[row != -1].long(), 0] for row in indices[:, 0]]
+        return attend_latent(q, tokens, sm_scale), None, None
 
     def _dense(self, cache, table, lens, meta, _):
         assert cache.shape[1] == 64 and cache.dtype == torch.bfloat16

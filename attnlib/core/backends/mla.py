@@ -1,9 +1,11 @@
-"""Multi-head latent attention: FlashInfer's wrapper and FlashMLA's Hopper kernels.
+"""Multi-head latent attention: FlashInfer's wrapper, FlashMLA's Hopper kernels, FlashAttention-3.
 
 FlashInfer has no sparse decode of its own: pages of one token, and the chosen tokens are the pages.
 FlashMLA's Hopper kernels are those behind `use_legacy=True`. Its sparse one has 64 or 128 heads and
 wants top-k in multiples of 64, so `plan` pads, and `run` copies the query, as an engine must. It
-checks no index, so `plan` does (`slots`). Shapes are in `attnlib.core.mla`.
+checks no index, so `plan` does (`slots`). The one over bfloat16 is its sparse prefill. Over chosen
+tokens FlashAttention-3 has pages of one token too: keys are the rotary part, values the latent one,
+which is scored by `qv`. Shapes are in `attnlib.core.mla`.
 """
 
 import importlib
@@ -14,9 +16,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the field's own name
 
 from ..mla import NO_TOKEN, MlaBatch, attended_pages, require_pages
+from ..schedule import library
 from ..schedule.flashmla import GuardedSchedMeta
-from ..schedule.library import FLASHMLA
-from ..spec import LATENT_DIM, MLA_HEAD_DIM, ROPE_DIM, AttnSpec, MlaSpec
+from ..spec import LATENT_DIM, MLA_HEAD_DIM, MLA_SCALE, ROPE_DIM, AttnSpec, MlaSpec
 from .base import Backend, Plan, installed_version, require_same_table
 from .flashinfer import reported_backend
 from .limits import why_not
@@ -50,7 +52,7 @@ class FlashInferMla(Backend[MlaBatch, torch.Tensor]):
         wrapper.plan(
             *(rows, sums, pages, lens),
             *(batch.spec.num_qo_heads, LATENT_DIM, ROPE_DIM, page_size),
-            *(False, batch.spec.softmax_scale, torch.bfloat16, torch.bfloat16),
+            *(False, batch.spec.softmax_scale, torch.bfloat16, getattr(torch, _dtype(batch.spec))),
         )
         highest_page = int(pages.max()) * page_size // batch.spec.page_size
         return Plan(batch, reported_backend(wrapper), (wrapper, highest_page))
@@ -60,7 +62,9 @@ class FlashInferMla(Backend[MlaBatch, torch.Tensor]):
         wrapper, highest_page = plan.state
         require_pages(cache, highest_page)
         pages = cache.view(-1, 1, MLA_HEAD_DIM) if plan.batch.spec.top_k else cache
-        return wrapper.run(*(x[part] for x in (q, pages) for part in (LATENT, ROPE)))
+        fp8 = plan.batch.spec.kv_format == "fp8-576"
+        scales = dict.fromkeys(("ckv_scale", "kpe_scale"), MLA_SCALE) if fp8 else {}
+        return wrapper.run(*(x[part] for x in (q, pages) for part in (LATENT, ROPE)), **scales)
 
     def _wrapper(self, batch: MlaBatch) -> Any:
         cls = importlib.import_module("flashinfer.mla").BatchMLAPagedAttentionWrapper
@@ -79,10 +83,11 @@ class FlashInferMla(Backend[MlaBatch, torch.Tensor]):
     @classmethod
     def unsupported(cls, entry: Entry, spec: MlaSpec, mask: str) -> str:
         """Another cache format than the kernels read, and what the table of limits says."""
-        layer = AttnSpec(spec.num_qo_heads, 1, MLA_HEAD_DIM, spec.page_size)
+        dtypes = ("bfloat16", _dtype(spec))
+        layer = AttnSpec(spec.num_qo_heads, 1, MLA_HEAD_DIM, spec.page_size, *dtypes)
         release = installed_version(entry.distribution)
         limit = why_not(entry.asks, layer, mode="mla", release=release)
-        return _other_format(spec, "bfloat16") or limit
+        return _other_format(spec, "bfloat16", "fp8-576") or limit
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,7 @@ class _FlashMlaStep:
 class FlashMlaDense(Backend[MlaBatch, torch.Tensor]):
     """All tokens of a bfloat16 cache. The first `run` of a plan makes its schedule, on the GPU."""
 
-    source = FLASHMLA
+    source = library.FLASHMLA
 
     def plan(self, batch: MlaBatch, out: Plan[MlaBatch] | None = None) -> Plan[MlaBatch]:
         """Copy lengths and page table; with `out` into its buffers, its schedule renewed there."""
@@ -144,7 +149,8 @@ class FlashMlaDense(Backend[MlaBatch, torch.Tensor]):
 class FlashMlaSparse(Backend[MlaBatch, torch.Tensor]):
     """Chosen tokens of a cache of 656-byte tokens."""
 
-    source = FLASHMLA
+    source = library.FLASHMLA
+    reads, block = "fp8-656", SPARSE_BLOCK
 
     def plan(self, batch: MlaBatch, out: Plan[MlaBatch] | None = None) -> Plan[MlaBatch]:
         """Check the chosen tokens and turn them into slots; with `out` into its buffers.
@@ -153,7 +159,7 @@ class FlashMlaSparse(Backend[MlaBatch, torch.Tensor]):
         """
         slots = batch.slots()
         highest = int(slots.max()) // batch.spec.page_size
-        indices = F.pad(slots, (0, -batch.spec.top_k % SPARSE_BLOCK), value=NO_TOKEN)[:, None]
+        indices = F.pad(slots, (0, -batch.spec.top_k % self.block), value=NO_TOKEN)[:, None]
         if out is None:
             heads = next(count for count in SPARSE_HEADS if batch.spec.num_qo_heads <= count)
             q = None
@@ -171,29 +177,112 @@ class FlashMlaSparse(Backend[MlaBatch, torch.Tensor]):
         require_pages(cache, step.highest_page)
         if step.q is not None:
             step.q[:, 0, :heads].copy_(q)
+        padded = q[:, None] if step.q is None else step.q
+        return self.attend(padded, cache, step, plan.batch.spec.softmax_scale)[:, :heads]
+
+    def attend(
+        self, q: torch.Tensor, cache: torch.Tensor, step: _FlashMlaStep, scale: float
+    ) -> torch.Tensor:
+        """The library's call of `q` [bs, 1, padded heads, 576]."""
         out, _ = step.meta.attend(
-            q[:, None] if step.q is None else step.q,
+            q,
             cache.view(torch.float8_e4m3fn)[:, :, None],
             *(None, None, LATENT_DIM),
-            softmax_scale=plan.batch.spec.softmax_scale,
+            softmax_scale=scale,
             is_fp8_kvcache=True,
             indices=step.indices,
             use_legacy=True,
         )
-        return out[:, 0, :heads]
+        return out[:, 0]
 
     @classmethod
     def unsupported(cls, entry: Entry, spec: MlaSpec, mask: str) -> str:
-        """Dense attention, bfloat16 caches, and more than 128 heads."""
+        """Dense attention, other caches, and more than 128 heads."""
         if not spec.top_k:
             return "the sparse kernel attends to chosen tokens: top_k must be at least 1, got 0"
         if spec.num_qo_heads > SPARSE_HEADS[-1]:
             return f"num_qo_heads must be at most {SPARSE_HEADS[-1]}, got {spec.num_qo_heads}"
-        return _other_format(spec, "fp8-656")
+        return _other_format(spec, cls.reads)
 
 
-def _other_format(spec: MlaSpec, read: str) -> str:
-    return "" if spec.kv_format == read else f"kv_format must be {read}, got {spec.kv_format}"
+class FlashMlaSparseBf16(FlashMlaSparse):
+    """Chosen tokens of a bfloat16 cache: each request is a query of the sparse prefill kernel."""
+
+    reads, block = "bfloat16", 2 * SPARSE_BLOCK
+
+    def attend(
+        self, q: torch.Tensor, cache: torch.Tensor, step: _FlashMlaStep, scale: float
+    ) -> torch.Tensor:
+        """The library's call, which needs no schedule."""
+        tokens = cache.view(-1, 1, MLA_HEAD_DIM)
+        attend = library.load(library.FLASHMLA).flash_mla_sparse_fwd
+        return attend(q[:, 0], tokens, step.indices, scale, use_legacy=True)[0]
+
+
+class Fa3Mla(Backend[MlaBatch, torch.Tensor]):
+    """FlashAttention-3 over a bfloat16 cache, its schedule made once, in `plan`."""
+
+    source = library.FA3
+
+    def plan(self, batch: MlaBatch, out: Plan[MlaBatch] | None = None) -> Plan[MlaBatch]:
+        """Copy lengths and pages, chosen tokens as pages of one; with `out` into its buffers."""
+        lens, table, page_size = batch.paged.seq_lens, batch.paged.page_table, batch.spec.page_size
+        highest = int(batch.paged.kv_indices.max())
+        if batch.chosen is not None:
+            slots, page_size = batch.slots(), 1
+            order = (slots == NO_TOKEN).int().argsort(stable=True)
+            table, lens = slots.gather(1, order).clamp(min=0), (slots != NO_TOKEN).sum(1).int()
+        words = library.load(library.FA3).get_scheduler_metadata(
+            *(
+                batch.batch_size,
+                1,
+                table.shape[1] * page_size,
+                batch.spec.num_qo_heads,
+                1,
+                ROPE_DIM,
+            ),
+            lens,
+            headdim_v=LATENT_DIM,
+            page_size=page_size,
+            causal=True,
+        )
+        state = (lens.clone(), table.clone(), words)
+        if out is not None:
+            _require_alike(out.batch, batch)
+            for held, new in zip(out.state[1:], state, strict=True):
+                held.copy_(new)
+            state = out.state[1:]
+        return Plan(batch, self.entry.name, (highest, *state))
+
+    def run(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan[MlaBatch]) -> torch.Tensor:
+        """One call: [bs, num_qo_heads, 512]."""
+        highest, lens, table, words = plan.state
+        require_pages(cache, highest)
+        pages = (cache.view(-1, 1, MLA_HEAD_DIM) if plan.batch.spec.top_k else cache)[:, :, None]
+        out = library.load(library.FA3).flash_attn_with_kvcache(
+            *(q[:, None][ROPE], pages[ROPE], pages[LATENT]),
+            qv=q[:, None][LATENT],
+            cache_seqlens=lens,
+            page_table=table,
+            softmax_scale=plan.batch.spec.softmax_scale,
+            causal=True,
+            scheduler_metadata=words,
+        )
+        return out[:, 0]
+
+    @classmethod
+    def unsupported(cls, entry: Entry, spec: MlaSpec, mask: str) -> str:
+        """FP8 caches."""
+        return _other_format(spec, "bfloat16")
+
+
+def _dtype(spec: MlaSpec) -> str:
+    return "float8_e4m3fn" if spec.kv_format == "fp8-576" else "bfloat16"
+
+
+def _other_format(spec: MlaSpec, *read: str) -> str:
+    own = spec.kv_format
+    return "" if own in read else f"kv_format must be {' or '.join(read)}, got {own}"
 
 
 def _require_alike(held: MlaBatch, given: MlaBatch) -> None:

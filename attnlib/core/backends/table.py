@@ -80,7 +80,7 @@ FAMILIES = {
     "flashmla-sparse": Family(
         ("flash_fwd_splitkv_mla_fp8_sparse_kernel",), True, library="FlashMLA", decodes=True
     ),
-    "flashmla-sparse-prefill": Family(("sparse_attn_fwd_kernel",), library="FlashMLA"),
+    "flashmla-sparse-prefill": Family(("sparse_attn_fwd_kernel",), True, library="FlashMLA"),
     "flash-attn-2": Family(
         ("flash_fwd_kernel", "flash_fwd_splitkv_kernel"), library="FlashAttention-2"
     ),
@@ -188,6 +188,8 @@ _ENTRIES = (
         *("flashmla-sparse-fp8", "mla", "mla:FlashMlaSparse", "flashmla-sparse"),
         words=("FLASHMLA_SPARSE",),
     ),
+    Entry(*("flashmla-sparse-bf16", "mla", "mla:FlashMlaSparseBf16", "flashmla-sparse-prefill")),
+    Entry("fa3-mla", "mla", "mla:Fa3Mla", "flash-attn-3", words=("FLASH_ATTN_MLA",)),
     Entry("flashinfer-prefill-auto", "extend", "flashinfer:Prefill"),
     Entry("flashinfer-prefill-fa2", "extend", "flashinfer:Prefill", "fa2"),
     Entry("flashinfer-prefill-fa3", "extend", "flashinfer:Prefill", "fa3"),

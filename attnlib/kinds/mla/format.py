@@ -1,4 +1,7 @@
-"""FlashMLA's FP8 token of 656 bytes, `fp8-656`: DeepSeek-V3.2's KV cache format.
+"""FP8 tokens: FlashInfer's of 576 bytes, `fp8-576`, and FlashMLA's of 656, `fp8-656`.
+
+The first is a bfloat16 token over one scale (`MLA_SCALE`, a power of two under which no drawn value
+overflows), cast to float8_e4m3fn. The second is DeepSeek-V3.2's KV cache format:
 
 | bytes | what |
 |---|---|
@@ -15,7 +18,7 @@ the bfloat16 tensor that the kernel sees, to the bit.
 
 import torch
 
-from ...core.spec import LATENT_DIM, MLA_HEAD_DIM, MLA_TOKEN_BYTES
+from ...core.spec import LATENT_DIM, MLA_HEAD_DIM, MLA_SCALE, MLA_TOKEN_BYTES
 
 TILE = 128
 TILES = LATENT_DIM // TILE
@@ -23,6 +26,20 @@ E4M3_MAX = 448.0
 LEAST_SCALE = 1e-4
 TOKEN_BYTES = MLA_TOKEN_BYTES["fp8-656"]
 ROPE_START = LATENT_DIM + 4 * TILES
+
+
+def in_format(tokens: torch.Tensor, kv_format: str) -> torch.Tensor:
+    """Tokens [..., 576] bfloat16 as a cache of `kv_format` holds them."""
+    if kv_format == "fp8-576":
+        return (tokens.float() / MLA_SCALE).to(torch.float8_e4m3fn)
+    return quantize(tokens) if kv_format == "fp8-656" else tokens
+
+
+def values_of(tokens: torch.Tensor) -> torch.Tensor:
+    """What a cache's tokens stand for, by its dtype: [..., 576] float64."""
+    if tokens.dtype == torch.float8_e4m3fn:
+        return tokens.double() * MLA_SCALE
+    return (dequantize(tokens) if tokens.dtype == torch.uint8 else tokens).double()
 
 
 def quantize(tokens: torch.Tensor) -> torch.Tensor:

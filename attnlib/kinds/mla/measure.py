@@ -23,7 +23,7 @@ from ..cost import mla_cache_bytes, mla_cost
 from ..decode.measure import attend_rows
 from ..lengths import normal_values, sample_page_table, sample_seq_lens
 from .case import MlaCase
-from .format import dequantize, quantize
+from .format import in_format, values_of
 
 CHUNK_TOKENS = 2**18
 """Tokens drawn and quantised at a time: the float32 copies must not need the cache's room again."""
@@ -62,16 +62,15 @@ def build_mla_workload(case: MlaCase, *, device: str) -> Workload[MlaCase]:
     cache = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
     for pages in cache.split(max(1, CHUNK_TOKENS // spec.page_size)):
         tokens = normal_values((*pages.shape[:2], MLA_HEAD_DIM), "bfloat16", generator)
-        pages.copy_(quantize(tokens) if dtype == "uint8" else tokens)
+        pages.copy_(in_format(tokens, spec.kv_format))
     require_latent_inputs(q, cache, batch)
     return Workload(case, batch, q, cache)
 
 
 def _token(spec: MlaSpec) -> tuple[int, str]:
     """Elements and dtype of a token in the cache."""
-    if spec.kv_format == "bfloat16":
-        return MLA_HEAD_DIM, "bfloat16"
-    return spec.token_bytes, "uint8"
+    dtypes = {"bfloat16": "bfloat16", "fp8-576": "float8_e4m3fn", "fp8-656": "uint8"}
+    return (spec.token_bytes if "656" in spec.kv_format else MLA_HEAD_DIM), dtypes[spec.kv_format]
 
 
 def require_latent_inputs(q: torch.Tensor, cache: torch.Tensor, batch: MlaBatch) -> None:
@@ -112,7 +111,7 @@ def gather_latent(cache: torch.Tensor, batch: MlaBatch, index: int) -> torch.Ten
         places = row[row != NO_TOKEN].long()
     pages = batch.paged.page_table[index].long()[places // page_size]
     tokens = cache[pages, places % page_size]
-    return (dequantize(tokens) if tokens.dtype == torch.uint8 else tokens).double()
+    return values_of(tokens)
 
 
 class MlaSubject(CallSubject[MlaCase]):

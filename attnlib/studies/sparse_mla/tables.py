@@ -13,9 +13,9 @@ import pandas as pd
 from ...core.spec import MLA_TOKEN_BYTES
 from ...kinds.cost import Ceilings, mla_cost
 from ...kinds.mla.case import MlaCase
-from ...run.frame import by_design, intervals, over, tally, times, whole_counts
+from ...run.frame import by_design, good_rows, intervals, over, tally, times, whole_counts
 from .model import lost_share, padded_flops, pool_tokens, predict_mla
-from .study import FLASHINFER_RELEASES
+from .study import FLASHINFER_RELEASES, RIVAL_RELEASE, RIVALS
 
 SHAPE = ["num_qo_heads", "top_k", "batch_size", "kv_len"]
 OLD, NEW = FLASHINFER_RELEASES
@@ -71,7 +71,7 @@ def in_format(case: MlaCase, kv_format: str) -> MlaCase:
 
 def memory_table() -> pd.DataFrame:
     """What a token costs in each format, and how many fit, from the formats alone."""
-    sizes = pd.Series(MLA_TOKEN_BYTES).rename(FORMATS)
+    sizes = pd.Series({name: MLA_TOKEN_BYTES[own] for own, name in FORMATS.items()})
     table = {
         "bytes a token and layer": sizes,
         f"KiB a token, {LAYERS} layers": (sizes * LAYERS / 1024).round(1),
@@ -217,6 +217,31 @@ def by_context(frame: pd.DataFrame) -> pd.DataFrame:
     several = table.notna().sum(axis=1) >= min(2, table.shape[1])
     shown = table.loc[several, list(rows.kind.unique())].round(1)
     return _short(shown.reset_index().rename_axis(columns=None))
+
+
+def rivals(frame: pd.DataFrame, timer: str = "graph-cold") -> pd.DataFrame:
+    """What engines run over either cache, us, L2 cold unless `timer` says otherwise: medians.
+
+    Of the rows judged beside it, `rival_verdicts`.
+    """
+    table = times(_rival_rows(frame, timer))
+    return _short(table.filter(items=[*SHAPE, *RIVALS.values()]).round(1))
+
+
+def rival_verdicts(frame: pd.DataFrame, against: str, timer: str = "graph-cold") -> pd.DataFrame:
+    """Each rival over `against` (a name of `RIVALS`): shapes by verdict, spread of the ratios."""
+    rows = _rival_rows(frame, timer)
+    names = [name for name in rows.backend.unique() if name != against]
+    found = [over(rows, name, against).assign(rival=name) for name in names]
+    return _counts(pd.concat(found, ignore_index=True), "rival")
+
+
+def _rival_rows(frame: pd.DataFrame, timer: str) -> pd.DataFrame:
+    rows = good_rows(frame[frame.kv_format.notna()], timer)
+    own = [RIVALS.get(key) for key in zip(rows.kv_format, rows.backend, strict=True)]
+    known = rows.assign(design=own)[rows.release.isin(("", RIVAL_RELEASE))].dropna(subset="design")
+    case = [in_format(case, "bfloat16") for case in known.case]
+    return whole_counts(known.assign(backend=known.design, case=case).drop(columns="heads"))
 
 
 def overflow(frame: pd.DataFrame) -> pd.DataFrame:
