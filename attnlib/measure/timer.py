@@ -4,6 +4,7 @@
 |---|---|---|
 | `graph` | GPU time of a call in a CUDA graph, L2 warm | events around a replay of K calls, / K |
 | `graph-cold` | the same, L2 cold | K calls that rotate over copies of their inputs, / K |
+| `graph-behind` | what a call adds to another kernel | K of both less K of the other, / K |
 | `eager` | GPU-side time of calls launched one by one from Python | events around K calls, / K |
 | `profiler` | the kernels themselves, L2 warm | kernel durations of one call (CUPTI), added up |
 | `host` | time until a call returns to Python | perf_counter around one call |
@@ -34,6 +35,7 @@ MIN_SAMPLES, MAX_SAMPLES = 7, 30
 CALIBRATIONS = 3
 WARM_UP_CALLS = 3
 PLAN_SAMPLES = 10
+NEIGHBOUR_WORDS = 2**18
 PROFILED_CALLS = 20
 COLD_L2_MULTIPLE = 2
 SETTLED = 0.01
@@ -72,6 +74,22 @@ def time_graph_cold(rotation: Sequence[Call]) -> Timing:
     if not 1 < count <= most:
         raise ValueError(f"rotation must hold 2..{most} calls for a cold L2, got {count}")
     return _time_replay(rotation)
+
+
+def time_graph_behind(call: Call) -> Timing:
+    """Time `call` behind an elementwise kernel, as in a step, and not behind a copy of itself.
+
+    In each sample a graph of that kernel alone follows; RuntimeError if both take as long.
+    """
+    words = torch.zeros(NEIGHBOUR_WORDS, device="cuda")
+    neighbour = partial(words.add_, 1.0)
+    for each in (call, neighbour):
+        warm_up(each)
+    calls = _calls_per_sample(_eager_us(call, 1))
+    both, alone = capture([neighbour, call], calls).replay, capture([neighbour], calls).replay
+    for replay in (both, alone):
+        warm_up(replay)
+    return _settled_samples(both, calls, less=alone)
 
 
 def cold_copies(bytes_read: int, l2_bytes: int) -> int:
@@ -142,6 +160,7 @@ def capture(rotation: Sequence[Call], turns: int = 1) -> torch.cuda.CUDAGraph:
 RUN_TIMERS: dict[str, Callable[..., Timing]] = {
     "graph": time_graph,
     "graph-cold": time_graph_cold,
+    "graph-behind": time_graph_behind,
     "eager": time_eager,
     "profiler": time_profiler,
     "host": time_host,
@@ -196,12 +215,17 @@ def settle(replay: Call, calls: int) -> float:
     return round(spent)
 
 
-def _settled_samples(replay: Call, calls: int) -> Timing:
+def _settled_samples(replay: Call, calls: int, less: Call | None = None) -> Timing:
     spent = settle(replay, calls)
     count = max(MIN_SAMPLES, min(MAX_SAMPLES, int(BUDGET_US / max(_event_us(replay), 1.0))))
     with load_reader() as read:
         states: list[tuple[int, int]] = []
-        times = [_event_us(replay, lambda: states.append(read())) for _ in range(count)]
+        times = []
+        for _ in range(count):
+            us = _event_us(replay, lambda: states.append(read()))
+            times.append(us - _event_us(less) if less else us)
+    if min(times) <= 0:
+        raise RuntimeError(f"a call must add time to the kernel before it, got {min(times):.1f} us")
     samples = tuple(round(us / calls, 3) for us in times)
     return Timing(calls, samples, spent, *(tuple(each) for each in zip(*states, strict=True)))
 

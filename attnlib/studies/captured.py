@@ -19,6 +19,7 @@ from ..run.study import Grid, Study
 
 MODES = ("decode", "extend", "mixed")
 """Of steps that say all that a case needs; those of a verification lack the drafts."""
+GRAPHS, EAGER = ("graph", "graph-cold"), ("profiler",)
 DECODES = ("flashinfer-fa2", "flashinfer-fa2-planned", "flashinfer-fa3", "fa3")
 EXTENDS = ("flashinfer-prefill-fa2", "flashinfer-prefill-fa3")
 
@@ -63,9 +64,9 @@ def study_of(path: Path) -> tuple[Study, str]:
     if not found:
         raise ValueError(f"{path} must hold a step that can be a case, got {told or 'none'}")
     grids = []
-    for kind, backends, timer in (DecodeCase, DECODES, "graph"), (ExtendCase, EXTENDS, "profiler"):
+    for kind, backends, timers in (DecodeCase, DECODES, GRAPHS), (ExtendCase, EXTENDS, EAGER):
         if chosen := tuple(case for case in found if isinstance(case, kind)):
-            asked = Grid(chosen, backends, timers=(timer,), rounds=4, again=backends[:1])
+            asked = Grid(chosen, backends, timers=timers, rounds=4, again=backends[:1])
             grids.append(replace(asked, headline=True))
     name = "captured_" + re.sub(r"[^a-z0-9]+", "_", path.stem.lower()).strip("_")
     question = f"Which backend is fastest on the steps of {path.name}?"

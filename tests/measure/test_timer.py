@@ -1,6 +1,6 @@
 """Timers: each by its own name, none stands in for another, all in microseconds."""
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from statistics import median
 
@@ -12,7 +12,7 @@ from attnlib.measure.timer import RUN_TIMERS, run_timer
 
 
 def test_an_unknown_timer_lists_the_valid_ones():
-    with pytest.raises(ValueError, match="one of graph, graph-cold, eager, profiler, host, got"):
+    with pytest.raises(ValueError, match="one of graph, graph-cold, graph-behind, eager, profiler"):
         run_timer("cupti")
 
 
@@ -90,8 +90,24 @@ def test_load_is_read_while_each_sample_runs(monkeypatch):
     assert order[-4:] == ["replay", "read"] * 2
 
 
+def test_what_a_call_adds_is_each_samples_own_difference_and_never_nothing(monkeypatch):
+    def event_us(replay, meanwhile=lambda: None):
+        meanwhile()
+        return next(replay)
+
+    monkeypatch.setattr(timer, "_event_us", event_us)
+    monkeypatch.setattr(timer, "load_reader", lambda: nullcontext(lambda: (500, 1900)))
+    monkeypatch.setattr(timer, "settle", lambda replay, calls: 0.0)
+    for name in ("MIN_SAMPLES", "MAX_SAMPLES"):
+        monkeypatch.setattr(timer, name, 2)
+    both, alone = iter([9.0, 130.0, 150.0]), iter([100.0, 90.0])
+    assert timer._settled_samples(both, 10, less=alone).samples_us == (3.0, 6.0)
+    with pytest.raises(RuntimeError, match=r"must add time to the kernel before it, got -1\.0 us"):
+        timer._settled_samples(iter([9.0, 99.0, 120.0]), 10, less=iter([100.0, 90.0]))
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["graph", "eager", "profiler"])
+@pytest.mark.parametrize("name", ["graph", "graph-behind", "eager", "profiler"])
 def test_every_gpu_timer_sees_twice_the_work_take_longer(name):
     small, large = (torch.zeros(n * 2**28, device="cuda") for n in (1, 2))
     calls = [partial(torch.neg, x, out=x) for x in (small, large)]

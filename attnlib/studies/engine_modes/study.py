@@ -115,7 +115,7 @@ STUDY = Study(
         Grid(IN_GRAPHS, ALL, rounds=4, again=PIN_FA2),
         Grid((*OTHER_VERIFIES, *OTHER_DRAFTS, *OTHER_BLOCKS), BOTH, rounds=4),
         Grid(MASKED, PIN_FA2, rounds=4),
-        Grid(DECODES, IN_DECODE, rounds=4, again=IN_DECODE[:2]),
+        Grid(DECODES, IN_DECODE, timers=(GRAPH, "graph-cold"), rounds=4, again=IN_DECODE[:2]),
         Grid(THE_OTHER_WAY["graph"], BOTH, rounds=4),
         Grid((*THE_OTHER_WAY["profiler"], MASKED[1]), PIN_FA2, timers=(EAGER,), rounds=4),
         Grid(THE_OTHER_WAY["profiler"], PIN_FA3, timers=(EAGER,), rounds=4),

@@ -13,6 +13,7 @@ REFERENCE_MACHINE = "nvidia-h200-bbfefd08"
 BEFORE, REGRESSED, FIXED, NEWEST = "0.5.3", "0.6.3", "0.6.4", "0.7.2.post1"
 AROUND = (BEFORE, REGRESSED, FIXED, NEWEST)
 AFFECTED = ("0.6.0", "0.6.1", "0.6.2", "0.6.3")
+TIMERS = ("graph", "graph-cold", "eager")
 HEADS = ((32, 8), (16, 2), (8, 1), (32, 32))
 PINNED = ("flashinfer-fa2", "flashinfer-fa3", "flashinfer-cuda-cores")
 AUTO = ("flashinfer-auto",)
@@ -61,7 +62,8 @@ STUDY = Study(
         Grid(HEADLINE, ALL_MODES, (REGRESSED,), rounds=4, headline=True),
         Grid(HEADLINE, FIX_PROOF, (FIXED,), rounds=4, headline=True),
         Grid(HEADLINE, ALL_MODES, (BEFORE, FIXED, NEWEST), rounds=4),
-        Grid(HEADLINE, (), (REGRESSED,), timers=("graph", "eager"), rounds=4, again=PINNED),
+        Grid(HEADLINE, (*PINNED, *AUTO), (REGRESSED, FIXED), timers=("graph-cold",), rounds=4),
+        Grid(HEADLINE, (), (REGRESSED,), timers=TIMERS, rounds=4, again=PINNED),
         Grid(HEADLINE, (*PINNED, *AUTO), AROUND, timers=("eager",), rounds=4),
         Grid(WIDE, PINNED, (REGRESSED,), rounds=4),
         Grid(WIDE, ("flashinfer-fa2", "flashinfer-fa3"), (REGRESSED,), timers=("eager",)),
