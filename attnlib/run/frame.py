@@ -146,20 +146,14 @@ def judged(
     noise: float | None = None,
     not_slower: float = 0.0,
 ) -> list[Verdict]:
-    """The verdicts on a table whose times are of `rows`, as `family_error` says."""
+    """The verdicts on a table whose times are of `rows`: as one (`judge_table`), if A/A items say
+    the noise; row by row of older records, or with `noise`."""
     own = noise_of(rows)
     if noise is not None or not own:
         return [judge(a, b, noise=noise or 0.0, not_slower=not_slower) for a, b in pairs]
     # More rounds than the first look has were added by looking; fewer are one look.
     looks = len(LOOKS) if max((len(a) for a, _ in pairs), default=0) > LOOKS[0] else 1
     return judge_table([(a, b) for a, b in pairs], noise=own, not_slower=not_slower, looks=looks)
-
-
-def family_error(rows: pd.DataFrame) -> str:
-    """What chance of a wrong verdict a table of `rows` has: all of it, if A/A items stand in it."""
-    if noise := noise_of(rows):
-        return f"Any verdict of the table is wrong at most 5 % of the time; A/A noise {noise:.1%}."
-    return "Each verdict is wrong at most 5 % of the time; no A/A items."
 
 
 def noise_of(rows: pd.DataFrame) -> float:

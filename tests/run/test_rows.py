@@ -19,9 +19,9 @@ def test_ratios_pair_round_by_round_and_leave_out_a_round_that_lacks_one_side():
     assert nothing.empty and "ratio" in nothing
 
 
-def test_records_with_aa_items_are_judged_as_a_table_and_say_so():
+def test_records_with_aa_items_are_judged_as_a_table():
     wobble, cases = (1.0, 1.01, 0.995, 1.005), [replace(CASE, seed=seed) for seed in range(40)]
-    for noise, word, said in ((0.0, "slower", "Each verdict"), (0.01, "ambiguous", "Any verdict")):
+    for noise, word in ((0.0, "slower"), (0.01, "ambiguous")):
         both = frame(
             *(
                 row(case, name, n, us * (wobble[n] if name == "b" else 1.0), noise=noise)
@@ -31,7 +31,6 @@ def test_records_with_aa_items_are_judged_as_a_table_and_say_so():
             )
         )
         assert set(rows.over(both, "a", "b").verdict) == {word}
-        assert said in rows.family_error(both)
         alone = both[both.case == cases[0]]
         assert rows.over(alone, "a", "b").verdict.item() == "slower"
         assert rows.over(alone, "b", "a", not_slower=0.02).verdict.item() == "faster"

@@ -18,17 +18,12 @@ SHORTEST = 32
 
 
 def table_of(policy: Policy, spec: AttnSpec, backends: Sequence[str] = ()) -> dict[str, Any]:
-    """JSON: names of backends, and `chosen` [batch][mean][skew] as places in them.
-
-    `sure` has each choice's confidence. ValueError as of `Policy.choose`.
-    """
-    picks = [
-        [[policy.choose(spec, _middle(*at), backends=backends) for at in row] for row in rows]
-        for rows in np.moveaxis(np.indices((BATCHES, LENGTHS, SKEWS)), 0, -1).tolist()
-    ]
-    names = sorted({pick.backend for rows in picks for row in rows for pick in row})
-    chosen = [[[names.index(pick.backend) for pick in row] for row in rows] for rows in picks]
-    sure = [[[round(pick.confidence, 3) for pick in row] for row in rows] for rows in picks]
+    """JSON: `chosen` [batch][mean][skew] as places in `backends`, and how `sure` each choice is."""
+    shape = (BATCHES, LENGTHS, SKEWS)
+    picks = [policy.choose(spec, _middle(*at), backends=backends) for at in np.ndindex(shape)]
+    names = sorted({pick.backend for pick in picks})
+    chosen = np.reshape([names.index(pick.backend) for pick in picks], shape).tolist()
+    sure = np.reshape([round(pick.confidence, 3) for pick in picks], shape).tolist()
     return {"backends": names, "chosen": chosen, "sure": sure}
 
 

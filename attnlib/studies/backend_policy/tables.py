@@ -6,7 +6,7 @@ run: two pools of backends.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -33,6 +33,7 @@ EXPLAINED = {
 EVERY_CALL, PREPARE = "FA3, schedule in every call", "prepare_varlen_num_blocks"
 """Not what engines run by default, who make FlashAttention-3's schedule once a step (SGLang 0.5.23
 flashattention_backend.py:409-438, but under DP attention; vLLM 0.33.0 flash_attn.py:835-949)."""
+ONCE = "FA3, schedule once a step"
 FOLDS = 7
 LONG, MANY = 16384, 12
 """Tokens of a long request, and requests of a batch, that a table of skewed batches begins at."""
@@ -47,7 +48,7 @@ def regrets(frame: pd.DataFrame, pools: Iterable[str] = POOLS) -> pd.DataFrame:
 
     A rule is judged in pools with all of its choices; `regret` is NaN where a choice has no time.
     """
-    return _regrets(_held_out(frame), policy_of(frame, KNOWN_CASES), pools)
+    return regrets_of(_held_out(frame), policy_of(frame, KNOWN_CASES), pools)
 
 
 def left_out(frame: pd.DataFrame, pools: Iterable[str] = POOLS) -> pd.DataFrame:
@@ -59,7 +60,7 @@ def left_out(frame: pd.DataFrame, pools: Iterable[str] = POOLS) -> pd.DataFrame:
     known = [case for case in KNOWN_CASES if case in times]
     for part in range(FOLDS):
         policy = policy_of(frame, [case for at, case in enumerate(known) if at % FOLDS != part])
-        found.append(_regrets({case: times[case] for case in known[part::FOLDS]}, policy, pools))
+        found.append(regrets_of({case: times[case] for case in known[part::FOLDS]}, policy, pools))
     return pd.concat(found, ignore_index=True)
 
 
@@ -72,11 +73,15 @@ def without_prepare(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(run_us=frame.run_us - spent.where(frame.backend == FA3_LIBRARY, 0))
 
 
-def _regrets(
-    times: dict[DecodeCase, dict[str, float]], policy: Policy, pools: Iterable[str]
+def regrets_of(
+    times: dict[DecodeCase, dict[str, float]],
+    policy: Policy,
+    pools: Iterable[str],
+    backends_of: Mapping[str, Sequence[str]] = POOLS,
 ) -> pd.DataFrame:
+    """`regrets` of a policy in batches whose times (us) by backend are known."""
     found = []
-    for pool, backends in ((pool, POOLS[pool]) for pool in pools):
+    for pool, backends in ((pool, backends_of[pool]) for pool in pools):
         for rule, choose in _rules(policy, backends).items():
             chosen = {case: choose(case) for case in times}
             if set(chosen.values()) <= set(backends):
@@ -125,10 +130,17 @@ def plan_errors(frame: pd.DataFrame) -> pd.DataFrame:
 
 def confidence_table(frame: pd.DataFrame, *, pool: str) -> pd.DataFrame:
     """How often a choice of so much confidence was the fastest, in the held-out cases."""
-    policy, rows = policy_of(frame, KNOWN_CASES), []
-    for case, run_us in _held_out(frame).items():
-        pick = policy.choose(case.spec, sample_seq_lens(case).tolist(), backends=POOLS[pool])
-        rows.append((pick.confidence, _lost(run_us, pick.backend, POOLS[pool]) == 0))
+    return confidence_of(_held_out(frame), policy_of(frame, KNOWN_CASES), POOLS[pool])
+
+
+def confidence_of(
+    times: dict[DecodeCase, dict[str, float]], policy: Policy, backends: Sequence[str]
+) -> pd.DataFrame:
+    """The same of a policy in batches whose times (us) by backend are known."""
+    rows = []
+    for case, run_us in times.items():
+        pick = policy.choose(case.spec, sample_seq_lens(case).tolist(), backends=backends)
+        rows.append((pick.confidence, _lost(run_us, pick.backend, backends) == 0))
     found = pd.DataFrame(rows, columns=["confidence", "right"])
     bins = pd.cut(found.confidence, [0.5, 0.9, 0.99, 1.0], labels=["up to 0.9", "to 0.99", "above"])
     counts = found.groupby(bins, observed=False).right.agg(["size", "sum"])
@@ -180,7 +192,8 @@ def _rules(policy: Policy, backends: Sequence[str]) -> dict[str, Rule]:
         "always fa2": lambda _: FA2,
         "always fa3": lambda _: FA3,
         EVERY_CALL: lambda _: FA3_LIBRARY,
-        **{name: partial(explained, *asked) for name, asked in EXPLAINED.items()},
+        ONCE: lambda _: "fa3-precomputed",
+        **{name: partial(_explained, *asked) for name, asked in EXPLAINED.items()},
     }
 
 
@@ -188,8 +201,7 @@ def _measured(policy: Policy, backends: Sequence[str], case: DecodeCase) -> str:
     return policy.choose(case.spec, sample_seq_lens(case).tolist(), backends=backends).backend
 
 
-def explained(library: str, policy: str, case: DecodeCase) -> str:
-    """What a library's rule takes of our backends; ValueError for another."""
+def _explained(library: str, policy: str, case: DecodeCase) -> str:
     call = Call(kv_lens=tuple(sample_seq_lens(case).tolist()), graph=True)
     asked = {"mode": "decode", "gpu": REFERENCE, "library": library, "policy": policy}
     choice = explain(case.spec, call=call, env={}, **asked)

@@ -219,29 +219,21 @@ def by_context(frame: pd.DataFrame) -> pd.DataFrame:
     return _short(shown.reset_index().rename_axis(columns=None))
 
 
-def rivals(frame: pd.DataFrame, timer: str = "graph-cold") -> pd.DataFrame:
-    """What engines run over either cache, us, L2 cold unless `timer` says otherwise: medians.
+def rivals(frame: pd.DataFrame, against: str, timer: str = "graph-cold") -> pd.DataFrame:
+    """What engines run over either cache, us, and its verdict on `against`, a name of `RIVALS`.
 
-    Of the rows judged beside it, `rival_verdicts`.
+    The L2 is cold unless `timer` says otherwise.
     """
-    table = times(_rival_rows(frame, timer))
-    return _short(table.filter(items=[*SHAPE, *RIVALS.values()]).round(1))
-
-
-def rival_verdicts(frame: pd.DataFrame, against: str, timer: str = "graph-cold") -> pd.DataFrame:
-    """Each rival over `against` (a name of `RIVALS`): shapes by verdict, spread of the ratios."""
-    rows = _rival_rows(frame, timer)
-    names = [name for name in rows.backend.unique() if name != against]
-    found = [over(rows, name, against).assign(rival=name) for name in names]
-    return _counts(pd.concat(found, ignore_index=True), "rival")
-
-
-def _rival_rows(frame: pd.DataFrame, timer: str) -> pd.DataFrame:
-    rows = good_rows(frame[frame.kv_format.notna()], timer)
+    rows = good_rows(frame[frame.release.isin(("", RIVAL_RELEASE))], timer)
     own = [RIVALS.get(key) for key in zip(rows.kv_format, rows.backend, strict=True)]
-    known = rows.assign(design=own)[rows.release.isin(("", RIVAL_RELEASE))].dropna(subset="design")
-    case = [in_format(case, "bfloat16") for case in known.case]
-    return whole_counts(known.assign(backend=known.design, case=case).drop(columns="heads"))
+    rows = rows.assign(backend=own).dropna(subset="backend").drop(columns="heads")
+    rows = whole_counts(rows.assign(case=[in_format(case, "bfloat16") for case in rows.case]))
+    table = times(rows).set_index("case")
+    for name in (name for name in RIVALS.values() if name in table and name != against):
+        table[f"{name} is"] = over(rows, name, against).set_index("case").verdict
+    return _short(
+        table.drop(columns=["kv_format", "lengths"], errors="ignore").reset_index(drop=True)
+    )
 
 
 def overflow(frame: pd.DataFrame) -> pd.DataFrame:
