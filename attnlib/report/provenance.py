@@ -55,9 +55,9 @@ class Shown:
 
 
 def published() -> list[Shown]:
-    """All whose records the notebooks show, searches included."""
-    shown = []
-    for study in STUDIES.values():
+    """All whose records the notebooks show, searches included; not what nobody measured yet."""
+    shown, known = [], [s for s in STUDIES.values() if s.reference_machine or s.borrows]
+    for study in known:
         shown.append(Shown(study.name, record_machine(study), study.question))
         if study.bisect_machine:
             machine = record_machine(replace(study, reference_machine=study.bisect_machine))

@@ -124,10 +124,7 @@ class Study:
         groups: dict[object, list[Item]] = {}
         if self.ceilings:
             groups[""] = [Item(name, "graph") for name in self.ceilings]
-        items = list(dict.fromkeys(items))
-        first = {item.case: place for place, item in reversed([*enumerate(items)])}
-        # What grids ask of one case stands together, so that a worker builds it once.
-        for item in sorted(items, key=lambda item: first[item.case]):
+        for item in dict.fromkeys(items):
             groups.setdefault(item if item in alone else item.release, []).append(item)
         step = -1 if round_ % 2 else 1
         return [

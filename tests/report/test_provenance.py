@@ -23,7 +23,8 @@ def test_a_study_is_shown_where_code_names_it_and_a_search_shows_its_records_too
 
 def test_all_published_studies_and_searches_are_listed(published_records):
     names = [shown.study for shown in provenance.published()]
-    assert [name for name in names if name in STUDIES] == list(STUDIES)
+    there = [name for name, study in STUDIES.items() if study.reference_machine or study.borrows]
+    assert [name for name in names if name in STUDIES] == there
     assert "bisect_fa3_decode_regression" in names
 
 

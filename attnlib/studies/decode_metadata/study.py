@@ -65,7 +65,7 @@ STUDY = Study(
         Grid(METADATA_SWEEP, SGLANG, SGLANG_RELEASES, timers=ALONE_AND_BEHIND, rounds=4),
         Grid((*PAGE_ARRAYS, *DRAFTS, *VERIFIES), EAGER_OR_FUSED, rounds=4),
         Grid(LLAMA_STEPS, STEP_METADATA, rounds=4, again=STEP_METADATA[::2]),
-        Grid(METADATA[:6], DESIGNS, rounds=4, headline=True),
+        Grid(METADATA[:6], DESIGNS, timers=ALONE_AND_BEHIND, rounds=4, headline=True),
     ),
     reference_machine="nvidia-h200-434edd91",
     ceilings=("copy", "launch", "gather"),
