@@ -163,9 +163,8 @@ STUDY = Study(
     name="fa2_plan",
     question="How much does FlashInfer's decode gain from a better plan, made on the GPU?",
     grids=(
-        Grid(COLD, RIVALS, timers=("graph", "graph-cold"), rounds=4),
         Grid(tuple(c for c in SMALL if c not in COLD), BOTH, timers=("graph-cold",), rounds=4),
-        Grid(REALISTIC, RIVALS, rounds=4),
+        Grid(REALISTIC, RIVALS, timers=("graph", "graph-cold"), rounds=4),
         Grid(COLD, (), timers=("graph", "graph-cold"), rounds=4, again=BOTH),
         Grid(VERIFIES[::4], (), timers=("graph", "profiler"), rounds=4, again=SEVERAL),
         Grid((*VERIFIES, *OTHER_VERIFIES), SEVERAL, timers=("graph", "profiler"), rounds=4),
