@@ -139,24 +139,22 @@ class Study:
 
         A case without a good round of both is not asked: it failed.
         """
-        records = list(records)
-        good = (r for r in records if r.status == "ok" and not r.left_out)
+        records, found = list(records), list[Item]()
+        good = [r for r in records if r.status == "ok" and not r.left_out]
         us = {(r.item, r.round): median(r.run_us) for r in good}
-        noise, rounds = store.noise_by_kind(records), sorted({r.round for r in records})
-        found: list[Item] = []
-        for pair, timer in product(self.decides, sorted({r.item.timer for r in records})):
-            sides, tables = [side.partition("==") for side in pair], dict[str, list[Any]]()
-            for case in self.cases:
-                both = [Item(name, timer, case, release) for name, _, release in sides]
-                whole = [n for n in rounds if all((item, n) in us for item in both)]
-                if whole:
-                    times = [[us[item, n] for n in whole] for item in both]
-                    tables.setdefault(case.kind, []).append((both, tuple(times)))
-            for kind, rows in tables.items():
-                own, tried = noise.get((timer, kind), 0.0), [each for _, each in rows]
-                verdicts = judge_table(tried, noise=own, looks=len(LOOKS))
-                for (both, _), verdict in zip(rows, verdicts, strict=True):
-                    found += both if verdict.word == "ambiguous" else []
+        noise, timers = store.noise_by_kind(records), sorted({r.item.timer for r in good})
+        kinds = dict.fromkeys(case.kind for case in self.cases)
+        for pair, timer, kind in product(self.decides, timers, kinds):
+            sides, table = [side.partition("==")[::2] for side in pair], list[Any]()
+            for case in (case for case in self.cases if case.kind == kind):
+                both = [Item(name, timer, case, release) for name, release in sides]
+                whole = [n for n in range(LOOKS[-1]) if all((item, n) in us for item in both)]
+                times = [[us[item, n] for n in whole] for item in both]
+                table += [(both, (times[0], times[1]))] if whole else []
+            tried, own = [times for _, times in table], noise.get((timer, kind), 0.0)
+            verdicts = judge_table(tried, noise=own, looks=len(LOOKS))
+            for (both, _), verdict in zip(table, verdicts, strict=True):
+                found += both if verdict.word == "ambiguous" else []
         return list(dict.fromkeys(found))
 
 

@@ -177,15 +177,13 @@ class FlashMlaSparse(Backend[MlaBatch, torch.Tensor]):
         require_pages(cache, step.highest_page)
         if step.q is not None:
             step.q[:, 0, :heads].copy_(q)
-        padded = q[:, None] if step.q is None else step.q
-        return self.attend(padded, cache, step, plan.batch.spec.softmax_scale)[:, :heads]
-
-    def attend(
-        self, q: torch.Tensor, cache: torch.Tensor, step: _FlashMlaStep, scale: float
-    ) -> torch.Tensor:
-        """The library's call of `q` [bs, 1, padded heads, 576]."""
+        padded, scale = q[:, None] if step.q is None else step.q, plan.batch.spec.softmax_scale
+        if self.reads == "bfloat16":
+            attend = library.load(library.FLASHMLA).flash_mla_sparse_fwd
+            tokens = cache.view(-1, 1, MLA_HEAD_DIM)
+            return attend(padded[:, 0], tokens, step.indices, scale, use_legacy=True)[0][:, :heads]
         out, _ = step.meta.attend(
-            q,
+            padded,
             cache.view(torch.float8_e4m3fn)[:, :, None],
             *(None, None, LATENT_DIM),
             softmax_scale=scale,
@@ -193,7 +191,7 @@ class FlashMlaSparse(Backend[MlaBatch, torch.Tensor]):
             indices=step.indices,
             use_legacy=True,
         )
-        return out[:, 0]
+        return out[:, 0, :heads]
 
     @classmethod
     def unsupported(cls, entry: Entry, spec: MlaSpec, mask: str) -> str:
@@ -209,14 +207,6 @@ class FlashMlaSparseBf16(FlashMlaSparse):
     """Chosen tokens of a bfloat16 cache: each request is a query of the sparse prefill kernel."""
 
     reads, block = "bfloat16", 2 * SPARSE_BLOCK
-
-    def attend(
-        self, q: torch.Tensor, cache: torch.Tensor, step: _FlashMlaStep, scale: float
-    ) -> torch.Tensor:
-        """The library's call, which needs no schedule."""
-        tokens = cache.view(-1, 1, MLA_HEAD_DIM)
-        attend = library.load(library.FLASHMLA).flash_mla_sparse_fwd
-        return attend(q[:, 0], tokens, step.indices, scale, use_legacy=True)[0]
 
 
 class Fa3Mla(Backend[MlaBatch, torch.Tensor]):

@@ -1,9 +1,11 @@
 """The policy of a layer as a table of buckets, for an engine to look up in a microsecond.
 
-A bucket is an octave of batch size, of mean length and of longest over mean; it holds what the
-policy chooses at its middle, for one long request among equal ones. The last ones are open.
+A bucket is a batch size that engines capture, an octave of mean length and one of longest over
+mean. It holds what the policy chooses in its middle, for one long request among equal ones; the
+last buckets are open. A batch takes the next size up, as it does to be replayed.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,14 +14,15 @@ import numpy as np
 from ..spec import AttnSpec
 from .policy import Policy
 
-BATCHES, LENGTHS, SKEWS = 10, 12, 5
-"""Octaves: requests from 1, mean tokens from `SHORTEST`, longest over mean from 1."""
+BATCHES = (1, 2, 4, 8, *range(16, 257, 8))
+LENGTHS, SKEWS = 12, 5
+"""Octaves: mean tokens from `SHORTEST`, longest over mean from 1."""
 SHORTEST = 32
 
 
 def table_of(policy: Policy, spec: AttnSpec, backends: Sequence[str] = ()) -> dict[str, Any]:
     """JSON: `chosen` [batch][mean][skew] as places in `backends`, and how `sure` each choice is."""
-    shape = (BATCHES, LENGTHS, SKEWS)
+    shape = (len(BATCHES), LENGTHS, SKEWS)
     picks = [policy.choose(spec, _middle(*at), backends=backends) for at in np.ndindex(shape)]
     names = sorted({pick.backend for pick in picks})
     chosen = np.reshape([names.index(pick.backend) for pick in picks], shape).tolist()
@@ -30,7 +33,7 @@ def table_of(policy: Policy, spec: AttnSpec, backends: Sequence[str] = ()) -> di
 def look_up(table: dict[str, Any], batch_size: int, tokens: int, longest: int) -> str:
     """The backend for so many requests of `tokens` in all, the longest of them of `longest`."""
     mean = max(1, tokens // batch_size)
-    batch = min(batch_size.bit_length(), BATCHES) - 1
+    batch = min(bisect_left(BATCHES, batch_size), len(BATCHES) - 1)
     length = min(max((mean // SHORTEST).bit_length(), 1), LENGTHS) - 1
     skew = min(max((longest // mean).bit_length(), 1), SKEWS) - 1
     return table["backends"][table["chosen"][batch][length][skew]]
@@ -38,9 +41,9 @@ def look_up(table: dict[str, Any], batch_size: int, tokens: int, longest: int) -
 
 def _middle(batch: int, length: int, skew: int) -> list[int]:
     """Lengths in the middle of a bucket."""
-    count, mean = round(1.5 * 2**batch), round(SHORTEST * 2 ** (length + 0.5))
-    if batch == 0 or skew == 0:
-        return [mean] * max(1, count if batch else 1)
+    count, mean = BATCHES[batch], round(SHORTEST * 2 ** (length + 0.5))
+    if count == 1 or skew == 0:
+        return [mean] * count
     longest = min(round(mean * 2 ** (skew + 0.5)), count * mean - count + 1)
     rest = (count * mean - longest) // (count - 1)
     return [longest, *[max(1, rest)] * (count - 1)]
