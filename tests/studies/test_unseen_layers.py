@@ -5,6 +5,7 @@ from support.published import published
 
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.cost import decode_cost
+from attnlib.measure.timer import MAX_CALLS_PER_SAMPLE, cold_copies
 from attnlib.studies import layer_policy, unseen_layers
 from attnlib.studies.backend_policy import SPECS, policy_of
 from attnlib.studies.backend_policy.study import KV_BYTES_LIMIT
@@ -17,7 +18,9 @@ def test_the_set_that_judges_is_large_and_of_layers_that_are_never_learnt_from()
     assert not unseen & (learnt | set(SPECS)) and len(set(unseen_layers.study.CASES)) >= 200
     assert {case.spec for case in unseen_layers.study.CASES} == unseen
     both = layer_policy.study.CASES + unseen_layers.study.CASES
-    assert max(decode_cost(case).kv_bytes for case in both) <= KV_BYTES_LIMIT
+    sizes = [decode_cost(case).kv_bytes for case in both]
+    assert max(sizes) <= KV_BYTES_LIMIT
+    assert max(cold_copies(size, 60 * 2**20) for size in sizes) <= MAX_CALLS_PER_SAMPLE
     for name in ("head_dim", "page_size", "dtypes"):
         assert {getattr(spec, name) for spec in unseen} <= {getattr(s, name) for s in learnt}
 

@@ -1,10 +1,11 @@
 """The policy of a layer as a table of buckets, for an engine to look up in a microsecond.
 
-A bucket is a batch size that engines capture, an octave of mean length and one of longest over
-mean. It holds what the policy chooses in its middle, for one long request among equal ones; the
-last buckets are open. A batch takes the next size up, as it does to be replayed.
+A bucket is a batch size that engines capture, half an octave of mean length and half of longest
+over mean. It holds what the policy chooses in its middle, for one long request among equal ones;
+the last buckets are open. A batch takes the next size up, as it does to be replayed.
 """
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
@@ -15,8 +16,8 @@ from ..spec import AttnSpec
 from .policy import Policy
 
 BATCHES = (1, 2, 4, 8, *range(16, 257, 8))
-LENGTHS, SKEWS = 12, 5
-"""Octaves: mean tokens from `SHORTEST`, longest over mean from 1."""
+LENGTHS, SKEWS = 24, 10
+"""Half octaves: mean tokens from `SHORTEST`, longest over mean from 1."""
 SHORTEST = 32
 
 
@@ -32,18 +33,18 @@ def table_of(policy: Policy, spec: AttnSpec, backends: Sequence[str] = ()) -> di
 
 def look_up(table: dict[str, Any], batch_size: int, tokens: int, longest: int) -> str:
     """The backend for so many requests of `tokens` in all, the longest of them of `longest`."""
-    mean = max(1, tokens // batch_size)
+    mean = tokens / batch_size
     batch = min(bisect_left(BATCHES, batch_size), len(BATCHES) - 1)
-    length = min(max((mean // SHORTEST).bit_length(), 1), LENGTHS) - 1
-    skew = min(max((longest // mean).bit_length(), 1), SKEWS) - 1
+    length = min(int(2 * math.log2(max(mean / SHORTEST, 1))), LENGTHS - 1)
+    skew = min(int(2 * math.log2(max(longest / mean, 1))), SKEWS - 1)
     return table["backends"][table["chosen"][batch][length][skew]]
 
 
 def _middle(batch: int, length: int, skew: int) -> list[int]:
     """Lengths in the middle of a bucket."""
-    count, mean = BATCHES[batch], round(SHORTEST * 2 ** (length + 0.5))
+    count, mean = BATCHES[batch], round(SHORTEST * 2 ** (length / 2 + 0.25))
     if count == 1 or skew == 0:
         return [mean] * count
-    longest = min(round(mean * 2 ** (skew + 0.5)), count * mean - count + 1)
+    longest = min(round(mean * 2 ** (skew / 2 + 0.25)), count * mean - count + 1)
     rest = (count * mean - longest) // (count - 1)
     return [longest, *[max(1, rest)] * (count - 1)]
