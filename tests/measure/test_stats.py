@@ -177,11 +177,14 @@ def test_more_confidence_asks_for_a_wider_interval():
     assert high.low < low.low and high.high > low.high and high.ratio == low.ratio
 
 
+JUST_SLOWER = 1.0205
+"""Beyond the margin by next to nothing, where `same` is wrong most easily."""
 TRUTHS = {1.0: ("same", "not slower"), 1.05: ("slower",), 0.95: ("faster", "not slower")}
+TRUTHS |= {JUST_SLOWER: ("slower",)}
 
 
 @pytest.mark.parametrize("sigma", [0.005, 0.01, 0.05])
-@pytest.mark.parametrize("truths", [(1.0,), (1.05,), (0.95, 1.0, 1.05)])
+@pytest.mark.parametrize("truths", [(1.0,), (JUST_SLOWER,), tuple(TRUTHS)])
 @pytest.mark.parametrize(("rows", "tables", "not_slower"), [(1, 300, 0.0), (6, 120, 0.02)])
 @pytest.mark.parametrize("looks", [LOOKS, LOOKS[:1]])
 def test_no_more_tables_than_stated_have_a_wrong_verdict(
@@ -206,7 +209,7 @@ def test_no_more_tables_than_stated_have_a_wrong_verdict(
         right += sum(held) / rows
     # So many are drawn that more than two standard errors above it would show a wrong rule.
     assert wrong / tables <= ERROR + 2 * math.sqrt(ERROR / tables)
-    if sigma == 0.005 and len(looks) > 1:
+    if sigma == 0.005 and len(looks) > 1 and JUST_SLOWER not in truths:
         assert right / tables > 0.9, "and rounds end with a verdict"
 
 
