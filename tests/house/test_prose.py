@@ -27,7 +27,6 @@ FACTS = {
     "05": ("8 a live page", "24 a request", "64 bytes", "from page size 16 on each word costs 64"),
     "06": ("at least 90 %", "500 tokens in, 8,000 out", "not 215"),
     "07": ("margin of 1.1", "4 blocks (512 tokens)"),
-    "08": ("16, 64 or 128", "132 SMs", "FlashInfer 0.7", "8,192 tokens, 32/8 heads"),
     "09": (
         "128, 64, 32 and 16 query heads",
         "DeepSeek's 128 under TP=1, 2, 4 and 8; batch 1 to 256, top-k 512 and 2,048",
@@ -37,6 +36,7 @@ FACTS = {
     ),
     "11": ("groups of 1, 4 and 8", "132 SMs has 264 slots", "one in 16 is long"),
     "14": ("at 8,192 tokens", "193 us and 2.6 %", 'what "5x" of a kernel'),
+    "15": ("16, 64 or 128", "132 SMs", "FlashInfer 0.7", "8,192 tokens, 32/8 heads"),
 }
 
 
