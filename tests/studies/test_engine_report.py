@@ -135,6 +135,14 @@ def test_a_schedules_gain_is_of_throughput_and_of_a_batch_of_one_where_that_is_c
     alone, all_ = checks.schedule_gain_alone(rows, 2.6), checks.schedule_gain(rows, 2.0)
     assert alone.value == pytest.approx(100 * 180 / 6821)
     assert (alone.verdict, all_.verdict) == ("confirmed", "refuted")
+    wide = rows[rows.batch_size == 1].copy()
+    layer, moves = wide.backend == LAYER, {0: -60.0, 1: 60.0, 2: 0.0}
+    wide["run_us"] += layer * wide["round"].map(moves)
+    steps = zip(wide.steps_us, wide.run_us, strict=True)
+    wide["steps_us"] = [tuple(us + at for at in (-1, 0, 50)) for _, us in steps]
+    untold = checks.schedule_gain_alone(wide, 2.6)
+    assert untold.value == pytest.approx(alone.value, rel=0.02) and untold.verdict == "open"
+    assert untold.low < 2.6 < untold.high and "to" in untold.measured
     with pytest.raises(MissingRecordsError, match="1 of 2 shapes"):
         checks.schedule_gain(rows[rows.batch_size == 1], 2.0)
 
@@ -153,11 +161,18 @@ def test_prepares_of_a_profile_are_counted_from_traced_steps(once, verdict):
 
 
 def test_outputs_of_both_schedules_are_compared_shape_by_shape():
-    rows = both(SCHEDULE, NOW, LAYER, [180.0, 700.0])
-    assert checks.schedule_keeps_outputs(rows).verdict == "confirmed"
+    arms = {NOW: 7000.0, ONE: 6900.0, LAYER: 7200.0}
+    rows = frame(*(r for case in SCHEDULE for r in rounds(case, arms)))
+    same = checks.schedule_keeps_outputs(rows)
+    assert (same.verdict, len(same.records)) == ("confirmed", 18)
     other = rows.assign(reported_backend="said, outputs 3c4d")
-    mixed = rows.where(rows.backend != LAYER, other)
-    assert checks.schedule_keeps_outputs(mixed).verdict == "partly"
+    late = rows.where((rows.backend != LAYER) | (rows["round"] == 1), other)
+    assert checks.schedule_keeps_outputs(late).verdict == "confirmed", "one round is enough"
+    mixed = rows.where((rows.backend == NOW) & (rows.batch_size == 1), other)
+    untold = checks.schedule_keeps_outputs(mixed)
+    assert untold.verdict == "open" and "in 1 of 2 shapes, of sglang-one" in untold.reason
+    with pytest.raises(MissingRecordsError, match="lacks one by the timer host"):
+        checks.schedule_keeps_outputs(rows[rows.backend != ONE])
 
 
 def test_engines_start_once_a_round_and_odd_rounds_run_backwards():

@@ -13,7 +13,7 @@
 | `ATTNLIB_SGLANG_DECODE` | `fa2` | FlashInfer as SGLang pins it |
 | | `fa3` | FlashInfer's Hopper kernels |
 | | `planned` | fa2; plan and page arrays by `core.Fa2Planner`, one launch on the GPU |
-| `ATTNLIB_SGLANG_GUARD` | `raise`, `log` | `attnlib.guard`: FA3's schedule is held to each call that it is given to |
+| `ATTNLIB_SGLANG_GUARD` | `raise`, `log` | `attnlib.guard` holds FA3's schedule to each call |
 | `ATTNLIB_SGLANG_CAPTURE` | a file | sampled steps are appended to it, see `capture` |
 
 Metadata and schedule are those of `--attention-backend fa3`, decode that of `flashinfer`; captures

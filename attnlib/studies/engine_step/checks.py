@@ -5,23 +5,21 @@ from collections.abc import Sequence
 import pandas as pd
 
 from ...kinds.engine.case import EngineCase
-from ...run.frame import good_rows, launches
+from ...run.frame import good_rows, intervals, launches
 from ..evidence import (
     CONFIRMED,
     OPEN,
     REFUTED,
     Finding,
     MissingRecordsError,
-    counted,
-    figure_word,
+    near,
     vote,
 )
 from .study import LAYER, METADATA, SCHEDULE
-from .tables import EAGER, NOW, measured, outputs
+from .tables import EAGER, NOW, ONE_LAUNCH, PREPARE, measured, outputs
 
 STEPS = 8
 """Decode steps of the source's profile, beside one prefill."""
-PREPARE = "prepare_varlen_num_blocks"
 Cases = Sequence[EngineCase]
 
 
@@ -30,15 +28,16 @@ def metadata_saves_a_step(frame: pd.DataFrame) -> Finding:
     table, held, lost = _metadata(frame)
     word = vote(held, lost, len(table) - held - lost)
     reason = f"Faster in {held} and slower in {lost} of {len(table)} shapes, synchronous steps."
-    return _finding(frame, table, "saved", word, reason)
+    return _finding(frame, table, word, reason)
 
 
 def largest_metadata_gain(frame: pd.DataFrame, figure: float) -> Finding:
     """The largest gain by SGLang's kernels over op by op, in % of a step, is about `figure`."""
     table, *_ = _metadata(frame)
-    best = table.loc[table.gain.idxmax()]
-    reason = f"The largest is {best.gain:.2f} %, at {best.case.label}."
-    return _finding(frame, table, "gain", figure_word([best.gain], figure), reason)
+    table = _percent(table, table.step)
+    best = table.loc[table.saved.idxmax()]
+    reason = f"The largest is {best.saved:.2f} %, at {best.case.label}."
+    return _finding(frame, table, _figure_told(table.loc[[best.name]], figure), reason, "%")
 
 
 def metadata_loses_somewhere(frame: pd.DataFrame) -> Finding:
@@ -46,7 +45,7 @@ def metadata_loses_somewhere(frame: pd.DataFrame) -> Finding:
     table, faster, held = _metadata(frame)
     word = CONFIRMED if held else REFUTED if faster == len(table) else OPEN
     reason = f"Slower in {held}, faster in {faster} of {len(table)} shapes, none of 64 tokens."
-    return _finding(frame, table, "gain", word, reason)
+    return _finding(frame, _percent(table, table.step), word, reason, "%")
 
 
 def schedule_gain(frame: pd.DataFrame, figure: float) -> Finding:
@@ -61,7 +60,7 @@ def schedule_gain_alone(frame: pd.DataFrame, figure: float) -> Finding:
 
 def profiled_prepares(frame: pd.DataFrame, figure: float) -> Finding:
     """A prefill, one prepare a layer, and `STEPS` traced decode steps have `figure` in all."""
-    rows = _once_and_layer(frame, "profiler", SCHEDULE[:1])
+    rows = _of_arms(frame, (NOW, LAYER), "profiler", SCHEDULE[:1])
     counts = launches(rows, PREPARE).groupby(rows.backend).median()
     each, once = counts[LAYER], counts[NOW]
     window = each + STEPS * once
@@ -71,17 +70,29 @@ def profiled_prepares(frame: pd.DataFrame, figure: float) -> Finding:
 
 
 def schedule_keeps_outputs(frame: pd.DataFrame) -> Finding:
-    """Tokens and logits are the same bits whether the schedule is made once or in layers."""
-    rows = _once_and_layer(frame, "host", SCHEDULE)
-    hashes = outputs(rows)
-    wanted = hashes.groupby(rows.case, sort=False).transform("first")
-    return counted(rows, hashes == wanted, "{held} records have their shape's first outputs.")
+    """Tokens and logits are the same bits whether the schedule is made once or in layers.
+
+    A shape speaks for it by a round in which they are. Other bits do not speak against it: layers
+    take their split cap from the table's width, SGLang's schedule from the longest request, and
+    processes may have come to the shape with other values in their caches.
+    """
+    rows = _of_arms(frame, (NOW, ONE_LAUNCH, LAYER), "host", SCHEDULE)
+    index = ["case", "round"]
+    hashes = rows.assign(said=outputs(rows)).pivot(index=index, columns="backend", values="said")
+    same = hashes.eq(hashes[LAYER], axis=0).groupby("case", sort=False).any().sum()
+    reason = (
+        f"In some round the bits of layers are those of {NOW} in {same[NOW]} of {len(SCHEDULE)} "
+        f"shapes, of {ONE_LAUNCH}, which has the layers' split cap, in {same[ONE_LAUNCH]}."
+    )
+    word = CONFIRMED if same[NOW] == len(SCHEDULE) else OPEN
+    return Finding(word, reason, records=tuple(rows.id))
 
 
-def _once_and_layer(frame: pd.DataFrame, timer: str, cases: Cases) -> pd.DataFrame:
-    rows = good_rows(frame[frame.backend.isin((NOW, LAYER)) & frame.case.isin(cases)], timer)
-    if rows.groupby("case", sort=False).backend.nunique().tolist() != [2] * len(cases):
-        raise MissingRecordsError(f"{NOW} and {LAYER}: a shape lacks one by the timer {timer}")
+def _of_arms(frame: pd.DataFrame, arms: Sequence[str], timer: str, cases: Cases) -> pd.DataFrame:
+    rows = good_rows(frame[frame.backend.isin(arms) & frame.case.isin(cases)], timer)
+    found = rows.groupby("case", sort=False).backend.nunique().tolist()
+    if found != [len(arms)] * len(cases):
+        raise MissingRecordsError(f"{' and '.join(arms)}: a shape lacks one by the timer {timer}")
     return rows
 
 
@@ -93,12 +104,22 @@ def _metadata(frame: pd.DataFrame) -> tuple[pd.DataFrame, int, int]:
 
 def _schedule_gain(frame: pd.DataFrame, figure: float, cases: Cases) -> Finding:
     table = _compared(frame, NOW, LAYER, cases)
-    table = table.assign(more=100 * table.saved / (table.step - table.saved))
-    sizes = ", ".join(f"{case.batch_size} x {case.kv_len}" for case in table.case)
-    saved = ", ".join(f"{us:.0f}" for us in table.saved)
-    reason = f"{saved} us a step at {sizes}, one GPU's part of the model, without all-reduce."
-    word = figure_word(table.more.tolist(), figure)
-    return _finding(frame, table, "more", word, reason)
+    saved = zip(table.case, table.saved, intervals(table, 0), strict=True)
+    said = [f"{us:.0f} ({bounds}) at {c.batch_size} x {c.kv_len}" for c, us, bounds in saved]
+    reason = f"{', '.join(said)} us a step, one GPU's part of the model, without all-reduce."
+    table = _percent(table, table.step - table.saved)
+    return _finding(frame, table, _figure_told(table, figure), reason, "%")
+
+
+def _percent(table: pd.DataFrame, of: pd.Series) -> pd.DataFrame:
+    return table.assign(**{name: 100 * table[name] / of for name in ("saved", "low", "high")})
+
+
+def _figure_told(table: pd.DataFrame, figure: float) -> str:
+    """`figure_word` of `saved`; an interval that is wider than the figure leaves it undecided."""
+    told = table[table.high - table.low <= abs(figure)]
+    held = near(told.saved, figure)
+    return vote(held, len(told) - held, len(table) - len(told))
 
 
 def _compared(frame: pd.DataFrame, arm: str, over: str, cases: Cases) -> pd.DataFrame:
@@ -110,12 +131,14 @@ def _compared(frame: pd.DataFrame, arm: str, over: str, cases: Cases) -> pd.Data
 
 
 def _finding(
-    frame: pd.DataFrame, table: pd.DataFrame, column: str, word: str, reason: str
+    frame: pd.DataFrame, table: pd.DataFrame, word: str, reason: str, unit: str = "us a step"
 ) -> Finding:
-    """With the spread of a column over shapes; of one shape there is its value alone."""
-    low, value, high = (float(each) for each in table[column].quantile([0, 0.5, 1]))
-    unit = "us a step" if column == "saved" else "%"
-    said = f"{low:.2f} to {high:.2f} {unit}" if len(table) > 1 else f"{value:.2f} {unit}"
+    """With the spread of what is saved over shapes; of one shape with its interval."""
+    low, value, high = (float(each) for each in table.saved.quantile([0, 0.5, 1]))
+    said = f"{low:.2f} to {high:.2f} {unit}"
+    if len(table) == 1:
+        low, high = float(table.low.iloc[0]), float(table.high.iloc[0])
+        said = f"{value:.2f} {unit}, {low:.2f} to {high:.2f}"
     arms = {*table.arm, *table.over}
     rows = frame[frame.case.isin(table.case) & frame.backend.isin(arms) & (frame.timer == "host")]
     return Finding(word, reason, said, value, low, high, tuple(rows.id))

@@ -34,6 +34,7 @@ COMPARED = (
     *((PLANNED, FA2, case) for case in (*KERNELS, *SERVED)),
 )
 """(arm, over, case) in the order of the tables."""
+PREPARE = "prepare_varlen_num_blocks"
 PAIR = ["arm", "over"]
 SIZES = ["model", "batch_size", "kv_len", "lengths"]
 MEASURED = [*PAIR, "case", "step", "saved", "low", "high", "rounds", "gain", "verdict"]
@@ -105,7 +106,8 @@ def core_table(frame: pd.DataFrame, promised: pd.DataFrame) -> pd.DataFrame:
     shown = _sizes(table)[["predicted", "saved", "traced", "step"]].round(1)
     shown = pd.concat([table[PAIR], _sizes(table)[SIZES], shown], axis=1)
     shown.insert(len(shown.columns) - 2, "95 %", intervals(table, decimals=0))
-    return shown.assign(rest=rest.round(1), **{"gain, %": table.gain.round(2)}, by=table.by)
+    more = {"gain, %": table.gain.round(2), "verdict": table.verdict}
+    return shown.assign(rest=rest.round(1), **more, by=table.by)
 
 
 def traced_saving(frame: pd.DataFrame, arm: str, over: str, case: EngineCase) -> float:
@@ -130,9 +132,11 @@ def users_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def launches_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """Launches of a traced step, all and those that prepare FA3's schedule: a row per record."""
+    """Launches of a traced step, all and those that prepare FA3's schedule, with their time."""
     rows = good_rows(frame[frame.case.notna()], "profiler")
-    counts = {"launches": launches(rows), "prepare": launches(rows, "prepare_varlen_num_blocks")}
+    counts = {"launches": launches(rows), "prepare": launches(rows, PREPARE)}
+    us = rows.kernels.map(lambda found: sum(k.gpu_us for k in found if PREPARE in k.name))
+    counts["prepare, us"] = us.round(1)
     return rows[[*SIZES, "backend"]].assign(**counts).reset_index(drop=True)
 
 
