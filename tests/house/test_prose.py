@@ -13,7 +13,7 @@ NUMBER = r"(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?)x?(?!\.?\w)"
 RELEASE = r"\bv?\d+(?:\.\d+){2,}(?:\.?post\d+)?\b"
 GIVEN = "|".join(
     (
-        r"```.*?```|`[^`]*`|\]\([^)]*\)",  # code, addresses
+        r"```.*?```|`[^`]*`|(?:\[\d\d)?\]\([^)]*\)",  # code, addresses
         r"\d{4}-\d\d(?:-\d\d)?|#\d+|(?<![\d.])0\d\b|^\d+\. ",  # dates, pull requests, notebooks
         rf"{RELEASE}|\b(?:CUDA|Python) \d+\.\d+",
         r"[A-Za-z_][\w.]*-[\w.-]*\d[\w.-]*|\d+-bit",  # Llama-3.1-8B, FlashAttention-3
