@@ -187,7 +187,10 @@ PATTERNS = (
         "a plan that splits long requests (Fa2Planner), or FlashAttention-3",
         "every FlashInfer release that was read, to 0.7.2.post1; not in data/rules",
         *PLAN,
-        lambda frame: gains(fa2_rows(frame)).assign(ratio=lambda found: found.gain),
+        lambda frame: gains(fa2_rows(frame[frame.lengths != "fixed"])).rename(
+            columns={"gain": "ratio"}
+        ),
+        "a call of mixed lengths {} times as long without the mend",
     ),
     Pattern(
         "tiles of 128 rows for a few queries",
