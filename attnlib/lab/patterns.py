@@ -187,14 +187,17 @@ PATTERNS = (
         "a plan that splits long requests (Fa2Planner), or FlashAttention-3",
         "every FlashInfer release that was read, to 0.7.2.post1; not in data/rules",
         *PLAN,
-        lambda frame: gains(fa2_rows(frame)).assign(ratio=lambda found: found.gain),
+        lambda frame: gains(fa2_rows(frame[frame.lengths != "fixed"])).rename(
+            columns={"gain": "ratio"}
+        ),
+        "a call of mixed lengths {} times as long without the mend",
     ),
     Pattern(
         "tiles of 128 rows for a few queries",
         _kernels("fa2", lambda _, step, s: step.in_graph and tile_rows(s) >= WIDE_TILE),
         "plan without use_cuda_graph, or uniform_q_len from FlashInfer 0.7.2 on",
         "FlashInfer's plan for a graph, to 0.7.2.post1; not in data/rules",
-        "08_which_backend_should_i_use",
+        "15_one_backend_for_every_mode",
         "engine_modes",
         _tiles,
     ),

@@ -144,10 +144,16 @@ def _cuda_cores(spec: AttnSpec, seq_lens: np.ndarray, num_sms: int) -> WorkPlan:
 
 
 def _flashinfer_fa3(spec: AttnSpec, seq_lens: np.ndarray, num_sms: int) -> WorkPlan:
-    tokens, items = fa3_sm_tokens(seq_lens, spec, num_sms=num_sms)
+    if uneven := np.ptp(seq_lens) or spec.head_dim not in FA3_TILES:
+        tokens, items = fa3_sm_tokens(seq_lens, spec, num_sms=num_sms)
+    tile = FA3_TILES[spec.head_dim][1]
+    if not uneven:  # equal items go round; the heap only says which SMs have one more
+        each, more = divmod(len(seq_lens) * spec.num_qo_heads, num_sms)
+        items = each + (np.arange(num_sms) < more)
+        tokens = items * (-(-seq_lens[0] // tile) * tile)
     busy = items > 0
     # An item begins and ends in about the time of one more tile.
-    cost = tokens[busy] + items[busy] * FA3_TILES[spec.head_dim][1]
+    cost = tokens[busy] + items[busy] * tile
     return WorkPlan(cost, num_sms, int(seq_lens.sum()) * spec.num_qo_heads, 1, merged=False)
 
 
