@@ -19,6 +19,7 @@ from ..metadata.require import StepTensors
 from ..metadata.step import build_step_metadata
 from ..schedule.fa3 import SchedulerMetadata, reserve, sm_count
 from ..schedule.facts import SchedulerFacts
+from . import sglang
 from .arms import PREFIX, STATE
 from .capture import Step
 
@@ -130,9 +131,10 @@ def pin_decode(_: None, backend: Any, model_runner: Any, *args: Any, **kwargs: A
         )
     if arm == "fa3":
         backend.decode_backend = "fa3"
-        for place, old in enumerate(backend.decode_wrappers):
-            made = type(old)(backend.workspace_buffer, "NHD", backend="fa3", use_tensor_cores=True)
-            backend.decode_wrappers[place] = made
+        backend.decode_wrappers = [
+            type(old)(backend.workspace_buffer, "NHD", backend="fa3", use_tensor_cores=True)
+            for old in backend.decode_wrappers
+        ]
         return
     reasons = {
         "full self-attention alone": backend.num_wrappers != 1,
@@ -142,6 +144,34 @@ def pin_decode(_: None, backend: Any, model_runner: Any, *args: Any, **kwargs: A
     }
     if missing := [name for name, lacks in reasons.items() if lacks]:
         raise ValueError(f"{PREFIX}DECODE=planned must have {' and '.join(missing)}")
+
+
+class GraphSets:
+    """CUDA graphs of one model under several arms of schedule and decode, in one process.
+
+    Of SGLang's ModelRunner, whose graphs have been captured under the arms that are set now. They
+    share one pool of memory, as its graphs of several batch sizes do: replay one at a time.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model, self._own = model, dict(vars(model.attn_backend))
+        self._sets = {self._key(): (model.graph_runner, self._own)}
+
+    def use(self, **arms: str) -> None:
+        """As `sglang.use`; what no set of graphs has been captured under yet is captured."""
+        sglang.use(**arms)
+        backend = self.model.attn_backend
+        if (key := self._key()) not in self._sets:
+            vars(backend).update(self._own, decode_cuda_graph_metadata={})
+            if "decode" in STATE.arms:
+                pin_decode(None, backend, self.model)
+            runner = type(self.model.graph_runner)(self.model)
+            self._sets[key] = runner, dict(vars(backend))
+        self.model.graph_runner, held = self._sets[key]
+        vars(backend).update(held)
+
+    def _key(self) -> tuple[str | None, ...]:
+        return STATE.arms.get("schedule"), STATE.arms.get("decode")
 
 
 def begin_forward(
@@ -186,6 +216,8 @@ def _described(runner: Any, batch: Any, mode: str) -> Step | None:
     if get_attention_tp_rank():
         return None
     config, ranks = runner.model_config, get_attention_tp_size()
+    attention = getattr(runner, "attn_backend", None)
+    heads = [getattr(attention, f"num_{name}_heads", 0) for name in ("attention", "kv")]
     return Step(
         mode=mode,
         batch_size=batch.batch_size,
@@ -201,6 +233,7 @@ def _described(runner: Any, batch: Any, mode: str) -> Step | None:
         backend=str(runner.server_args.attention_backend),
         release=installed_version("sglang"),
         draft=bool(runner.is_draft_worker),
+        told="/".join(map(str, heads)) if all(heads) else "",
     )
 
 

@@ -1,5 +1,6 @@
 """Checks of claims about whole steps of an engine, of the metadata and of FA3's schedule."""
 
+import re
 from collections.abc import Sequence
 
 import pandas as pd
@@ -15,8 +16,8 @@ from ..evidence import (
     near,
     vote,
 )
-from .study import LAYER, METADATA, SCHEDULE
-from .tables import EAGER, NOW, ONE_LAUNCH, PREPARE, measured, outputs
+from .study import EAGER, GROUPS, GUARDED, LAYER, METADATA, NOW, ONE_LAUNCH, RANKS, SCHEDULE
+from .tables import PREPARE, measured, outputs
 
 STEPS = 8
 """Decode steps of the source's profile, beside one prefill."""
@@ -49,8 +50,10 @@ def metadata_loses_somewhere(frame: pd.DataFrame) -> Finding:
 
 
 def schedule_gain(frame: pd.DataFrame, figure: float) -> Finding:
-    """A step that prepares the schedule once has `figure` % more throughput: all shapes."""
-    return _schedule_gain(frame, figure, SCHEDULE)
+    """A step that prepares the schedule once has `figure` % more throughput: all shapes on record,
+    those of two GPUs too."""
+    ranks = [case for case in RANKS if case in set(frame.case)]
+    return _schedule_gain(frame, figure, [*SCHEDULE, *ranks])
 
 
 def schedule_gain_alone(frame: pd.DataFrame, figure: float) -> Finding:
@@ -88,6 +91,33 @@ def schedule_keeps_outputs(frame: pd.DataFrame) -> Finding:
     return Finding(word, reason, records=tuple(rows.id))
 
 
+def ranks_keep_outputs(frame: pd.DataFrame) -> Finding:
+    """Over two GPUs of one group tokens are the same by SGLang's schedule as without it."""
+    rows = _of_arms(frame, (NOW, LAYER), "host", RANKS)
+    same = outputs(rows).groupby([rows.case, rows["round"]], sort=False).nunique() == 1
+    reason = f"Equal tokens in {same.sum()} of {len(same)} rounds of {len(RANKS)} shapes."
+    return Finding(vote(int(same.sum()), int((~same).sum())), reason, records=tuple(rows.id))
+
+
+def groups_are_told_other_heads(frame: pd.DataFrame) -> Finding:
+    """With groups that attend apart SGLang's schedule is told heads that no layer has, tokens are
+    others than without it, and the guard names it."""
+    rows = frame[(frame.case == GROUPS) & (frame.timer == "host")].drop_duplicates("backend")
+    rows = rows.set_index("backend")
+    if {NOW, LAYER, GUARDED} - set(rows.index) or "ok" != rows.status[LAYER]:
+        raise MissingRecordsError(f"{NOW}, {LAYER} and {GUARDED}: one lacks of two groups")
+    told = re.search(r"told (\S+) heads of (\S+)", rows.reported_backend[NOW])
+    own, other = (outputs(rows)[arm].split("-") for arm in (NOW, LAYER))
+    differ = sum(a != b for a, b in zip(own, other, strict=True))
+    named = "num_qo_heads must be" in rows.reason[GUARDED]
+    heads = told[0] if told else "heads not said"
+    reason = f"{heads}; {differ} of {len(other)} requests get other tokens; the guard " + (
+        "names it." if named else "does not."
+    )
+    held = [bool(told and told[1] != told[2]), differ > 0, named]
+    return Finding(vote(sum(held), 3 - sum(held)), reason, records=tuple(rows.id))
+
+
 def _of_arms(frame: pd.DataFrame, arms: Sequence[str], timer: str, cases: Cases) -> pd.DataFrame:
     rows = good_rows(frame[frame.backend.isin(arms) & frame.case.isin(cases)], timer)
     found = rows.groupby("case", sort=False).backend.nunique().tolist()
@@ -105,8 +135,11 @@ def _metadata(frame: pd.DataFrame) -> tuple[pd.DataFrame, int, int]:
 def _schedule_gain(frame: pd.DataFrame, figure: float, cases: Cases) -> Finding:
     table = _compared(frame, NOW, LAYER, cases)
     saved = zip(table.case, table.saved, intervals(table, 0), strict=True)
-    said = [f"{us:.0f} ({bounds}) at {c.batch_size} x {c.kv_len}" for c, us, bounds in saved]
-    reason = f"{', '.join(said)} us a step, one GPU's part of the model, without all-reduce."
+    said = [
+        f"{us:.0f} ({bounds}) at {c.batch_size} x {c.kv_len}" + " of two GPUs" * (c.tp > 1)
+        for c, us, bounds in saved
+    ]
+    reason = f"{', '.join(said)} us a step, of one GPU without all-reduce."
     table = _percent(table, table.step - table.saved)
     return _finding(frame, table, _figure_told(table, figure), reason, "%")
 
