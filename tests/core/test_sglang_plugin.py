@@ -16,7 +16,7 @@ from support import sglang_code
 from support import sglang_fakes as fakes
 from support.sglang_fakes import DECODE, FLASH, LENS, RANKS, ROWS
 
-from attnlib.core.engines import arms, capture, sglang, sglang_hooks
+from attnlib.core.engines import arms, capture, sglang, sglang_graphs, sglang_hooks
 from attnlib.core.fa2 import planner
 from attnlib.core.fa2.words import plan_words
 from attnlib.core.schedule import guard as guards
@@ -180,7 +180,7 @@ def test_schedules_have_graphs_side_by_side_which_alternate_with_all_metadata(lo
     backend = loaded(METADATA="sglang", SCHEDULE="once").FlashAttentionBackend()
     model = SimpleNamespace(attn_backend=backend)
     model.graph_runner = own = Graphs(model)
-    sets = sglang_hooks.GraphSets(model)
+    sets = sglang_graphs.GraphSets(model)
     for _ in range(2):
         for words in ({"schedule": "layer"}, {"metadata": "fused"}, {"metadata": "one-launch"}):
             sets.use(**{"metadata": "sglang", "schedule": "once"} | words)
@@ -204,7 +204,7 @@ def test_decode_kernels_have_graphs_side_by_side_each_with_wrappers_of_its_own(l
     runner = engine.ModelRunner()
     runner.attn_backend = backend = engine.FlashInferAttnBackend(runner)
     runner.graph_runner = Graphs(runner)
-    sets, seen = sglang_hooks.GraphSets(runner), {}
+    sets, seen = sglang_graphs.GraphSets(runner), {}
     for arm in (*arms.ARMS["decode"] * 2, "fa3", "fa2"):
         sets.use(decode=arm)
         (wrapper,) = backend.decode_cuda_graph_metadata[3]

@@ -8,8 +8,8 @@ prepares one in every layer too. `once` makes both in the first layer; the other
 in a CUDA graph, are given them.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, namedtuple
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
@@ -24,6 +24,11 @@ TRIED = ("5.17.0",)
 ARMS = ("own", "once")
 PATH = "transformers.integrations.flash_paged"
 Step = tuple[torch.Tensor, torch.Tensor]
+Call = namedtuple(
+    "Call",
+    "module q k v cache cu_seq_lens_k sliding_window flash_attn_with_kvcache block_table",
+)
+"""Of `_paged_decode_forward`, less what it hands on."""
 
 
 def require_release() -> None:
@@ -59,75 +64,60 @@ def decode(arm: str) -> Iterator[Counter[str]]:
 
 
 class _Once:
-    """In the place of `_paged_decode_forward`: what the layers of one step share is made once."""
+    """In the place of `_paged_decode_forward`: what the layers of one step share is made once.
+
+    q, k, v [1, heads, batch, head_dim] -> [batch, heads, head_dim]; k and v are cached.
+    """
 
     def __init__(self) -> None:
         self._made: dict[tuple[int, int], Step] = {}
 
-    def __call__(
-        self,
-        module: Any,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cache: Any,
-        cu_seq_lens_k: torch.Tensor,
-        sliding_window: tuple[int, int],
-        flash_attn_with_kvcache: Callable[..., Any],
-        block_table: torch.Tensor,
-        **flash_kwargs: Any,
-    ) -> torch.Tensor:
-        """q, k, v [1, heads, batch, head_dim] -> [batch, heads, head_dim]; k and v are cached."""
-        group, layer = cache.layer_index_to_group_indices[module.layer_idx]
+    def __call__(self, *args: Any, **flash_kwargs: Any) -> torch.Tensor:
+        call = Call(*args)
+        cache, window, attend = call.cache, call.sliding_window, call.flash_attn_with_kvcache
+        group, layer = cache.layer_index_to_group_indices[call.module.layer_idx]
         pages = (-1, cache.block_size, cache.num_key_value_heads, cache.head_dim)
-        q, k, v = (each.permute(2, 0, 1, 3).contiguous() for each in (q, k, v))
-        if module.layer_idx == 0:
+        q, k, v = (each.permute(2, 0, 1, 3).contiguous() for each in (call.q, call.k, call.v))
+        if call.module.layer_idx == 0:
             self._made.clear()
-        if sliding_window not in self._made:  # of this step
-            width = block_table.shape[-1] * cache.block_size
-            self._made[sliding_window] = _prepare(q, k, cu_seq_lens_k, cache, width, sliding_window)
-        lens, words = self._made[sliding_window]
-        flash_kwargs[cache.get_block_table_key(flash_attn_with_kvcache)] = block_table[group]
-        out = flash_attn_with_kvcache(
+        if window not in self._made:  # of this step
+            self._made[window] = _prepare(call, q, k)
+        lens, words = self._made[window]
+        flash_kwargs[cache.get_block_table_key(attend)] = call.block_table[group]
+        out = attend(
             q=q,
             k_cache=cache.key_cache[layer].view(pages),
             v_cache=cache.value_cache[layer].view(pages),
             k=k,
             v=v,
             cache_seqlens=lens,
-            softmax_scale=module.scaling,
+            softmax_scale=call.module.scaling,
             causal=True,
-            window_size=sliding_window,
+            window_size=window,
             scheduler_metadata=words,
             **flash_kwargs,
         )
         return (out[0] if isinstance(out, tuple) else out).squeeze(1)
 
 
-def _prepare(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    cu_seq_lens_k: torch.Tensor,
-    cache: Any,
-    width: int,
-    window: tuple[int, int],
-) -> Step:
+def _prepare(call: Call, q: torch.Tensor, k: torch.Tensor) -> Step:
     """Lengths before the step's tokens, and the schedule for them, as the attention call asks."""
     from flash_attn_interface import get_scheduler_metadata
 
-    lens = (cu_seq_lens_k[1 : len(q) + 1] - cu_seq_lens_k[: len(q)] - 1).to(torch.int32)
+    sums = call.cu_seq_lens_k[: len(q) + 1]
+    lens = (sums[1:] - sums[:-1] - 1).to(torch.int32)
     words = get_scheduler_metadata(
         batch_size=len(q),
         max_seqlen_q=1,
-        max_seqlen_k=width,
+        max_seqlen_k=call.block_table.shape[-1] * call.cache.block_size,
         num_heads=q.shape[2],
         num_heads_k=k.shape[2],
-        headdim=q.shape[3],
+        headdim=call.cache.head_dim,
         cache_seqlens=lens,
-        qkv_dtype=q.dtype,
-        page_size=cache.block_size,
+        qkv_dtype=call.q.dtype,
+        page_size=call.cache.block_size,
         max_seqlen_k_new=1,
         causal=True,
-        window_size=window,
+        window_size=call.sliding_window,
     )
     return lens, words

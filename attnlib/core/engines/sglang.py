@@ -65,7 +65,7 @@ def use(**arms: str) -> None:
     """Run other arms from the next step on, in this process: `use(metadata="fused")`.
 
     All of metadata leave the same words to a graph. Schedule and decode lie in the graphs, which
-    must be captured anew: `sglang_hooks.GraphSets` holds them side by side. Raises ValueError for
+    must be captured anew: `sglang_graphs.GraphSets` holds them side by side. Raises ValueError for
     an unknown arm or two that cannot be, RuntimeError if its variable was not set when SGLang
     loaded its plugins.
     """

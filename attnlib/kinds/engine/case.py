@@ -81,6 +81,16 @@ class EngineCase(NamedCase):
             raise ValueError(f"dp must divide tp, {self.tp}, got {self.dp}")
         require_lengths("lengths", self.lengths, self.batch_size, self.kv_len, LENGTHS)
 
+    def in_turns(self, backend: str) -> tuple[str, ...]:
+        """The arms that one process measures with `backend`, turn by turn, itself among them.
+
+        Not FlashInfer's fa3 where one request is long: its steps take up to 0.2 s.
+        """
+        arms = SIDE_BY_SIDE[ARMS[backend][0]]
+        if self.lengths != "fixed":
+            arms = tuple(arm for arm in arms if arm != "sglang-fa3")
+        return arms if backend in arms and self.driver != "offline" else (backend,)
+
     @property
     def label(self) -> str:
         """A short name for tables and progress bars."""

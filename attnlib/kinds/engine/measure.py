@@ -28,14 +28,14 @@ from ...measure.trace import kernel_family
 from ..base import Bench
 from ..item import Item
 from ..lengths import sample_seq_lens
-from .case import ARMS, EXACT, SIDE_BY_SIDE, START, EngineCase
+from .case import ARMS, EXACT, START, EngineCase
 from .group import EngineEndedError, EngineGroup
 from .model import write_model
 
 TIMERS = ("host", "profiler")
 IN_TURNS = "in turns"
 """In `reported_backend`, of records whose steps alternate with those of other arms."""
-COMMAND = (sys.executable, "-m", "attnlib.kinds.engine.serve")
+COMMAND = (sys.executable, "-m", "attnlib.kinds.engine")
 START_S, CASE_S = 300.0, 150.0
 """Time to start, of which the first on a machine compiles for 80 s, and to answer for a case."""
 BUDGET = 0.05
@@ -114,9 +114,7 @@ class EngineSubject:
 
     def _answered(self, item: Item[EngineCase]) -> dict[str, Any]:
         case, trace = item.case, item.timer == "profiler"
-        arms = SIDE_BY_SIDE[ARMS[item.backend][0]]
-        if case.driver == "offline" or item.backend not in arms:
-            arms = (item.backend,)
+        arms = case.in_turns(item.backend)
         setup = Setup(case.model, case.driver, case.tp, case.dp, arms[0])
         asked = (setup, case, item.timer)
         if asked != self._asked:

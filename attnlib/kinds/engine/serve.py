@@ -1,6 +1,4 @@
-"""Inside an engine's process: SGLang with a model, a JSON line a case in, a JSON line out.
-
-    python -m attnlib.kinds.engine.serve SETUP.json     (started by `measure`, not by hand)
+"""Inside an engine's process: SGLang with a model.
 
 The cache is filled with normal values, so a context of any length costs a prefill of one token:
 requests are given slots, shuffled as an allocator leaves them, and extended by one. A case has the
@@ -17,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -89,7 +86,7 @@ class Steps:
             getattr(bench, f"initialize_{name}_config")(args)
         self.runner, _ = bench.load_model(args, bench.PortArgs.init_new(args), 0, 0)
         self.model = self.runner.torch_runner
-        from ...core.engines.sglang_hooks import GraphSets
+        from ...core.engines.sglang_graphs import GraphSets
 
         self.graphs, self.start = GraphSets(self.model), dict(STATE.arms)
 
@@ -252,27 +249,3 @@ def _more(now: dict[str, int], before: dict[str, int]) -> dict[str, int]:
     """What was counted at start stays: an arm that lies in a graph is counted there alone."""
     changed = {name: count - before.get(name, 0) for name, count in now.items()}
     return {name: changed[name] or now[name] for name in now}
-
-
-def _driver(setup: dict[str, Any]) -> Any:
-    if setup["driver"] == "batching":
-        from .batching import Batching
-
-        return Batching(setup)
-    return Offline(setup) if setup["driver"] == "offline" else Steps(setup)
-
-
-def main(path: Path) -> None:
-    """Serve until stdin ends; what goes wrong is raised, and ends the process."""
-    setup = json.loads(path.read_text())
-    # SGLang prints: what it says goes to stderr, and answers where stdout was.
-    with os.fdopen(os.dup(1), "w", buffering=1) as answers:
-        os.dup2(2, 1)
-        engine = _driver(setup)
-        answers.write('{"ready": true}\n')
-        for line in sys.stdin:
-            answers.write(json.dumps(engine.measure(json.loads(line))) + "\n")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

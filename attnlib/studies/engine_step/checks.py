@@ -1,6 +1,5 @@
 """Checks of claims about whole steps of an engine, of the metadata and of FA3's schedule."""
 
-import re
 from collections.abc import Sequence
 
 import pandas as pd
@@ -16,7 +15,7 @@ from ..evidence import (
     near,
     vote,
 )
-from .study import EAGER, GROUPS, GUARDED, LAYER, METADATA, NOW, ONE_LAUNCH, RANKS, SCHEDULE
+from .study import EAGER, LAYER, METADATA, NOW, ONE_LAUNCH, RANKS, SCHEDULE
 from .tables import PREPARE, measured, outputs
 
 STEPS = 8
@@ -97,25 +96,6 @@ def ranks_keep_outputs(frame: pd.DataFrame) -> Finding:
     same = outputs(rows).groupby([rows.case, rows["round"]], sort=False).nunique() == 1
     reason = f"Equal tokens in {same.sum()} of {len(same)} rounds of {len(RANKS)} shapes."
     return Finding(vote(int(same.sum()), int((~same).sum())), reason, records=tuple(rows.id))
-
-
-def groups_are_told_other_heads(frame: pd.DataFrame) -> Finding:
-    """With groups that attend apart SGLang's schedule is told heads that no layer has, tokens are
-    others than without it, and the guard names it."""
-    rows = frame[(frame.case == GROUPS) & (frame.timer == "host")].drop_duplicates("backend")
-    rows = rows.set_index("backend")
-    if {NOW, LAYER, GUARDED} - set(rows.index) or "ok" != rows.status[LAYER]:
-        raise MissingRecordsError(f"{NOW}, {LAYER} and {GUARDED}: one lacks of two groups")
-    told = re.search(r"told (\S+) heads of (\S+)", rows.reported_backend[NOW])
-    own, other = (outputs(rows)[arm].split("-") for arm in (NOW, LAYER))
-    differ = sum(a != b for a, b in zip(own, other, strict=True))
-    named = "num_qo_heads must be" in rows.reason[GUARDED]
-    heads = told[0] if told else "heads not said"
-    reason = f"{heads}; {differ} of {len(other)} requests get other tokens; the guard " + (
-        "names it." if named else "does not."
-    )
-    held = [bool(told and told[1] != told[2]), differ > 0, named]
-    return Finding(vote(sum(held), 3 - sum(held)), reason, records=tuple(rows.id))
 
 
 def _of_arms(frame: pd.DataFrame, arms: Sequence[str], timer: str, cases: Cases) -> pd.DataFrame:

@@ -28,6 +28,7 @@ from .study import (
     EAGER,
     FA2,
     FA3,
+    GROUPS,
     HF,
     HF_ONCE,
     KERNELS,
@@ -156,6 +157,18 @@ def launches_table(frame: pd.DataFrame) -> pd.DataFrame:
     us = rows.kernels.map(lambda found: sum(k.gpu_us for k in found if PREPARE in k.name))
     counts["prepare, us"] = us.round(1)
     return rows[[*SIZES, "backend"]].assign(**counts).reset_index(drop=True)
+
+
+def groups_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """Where groups attend apart, by arm: its status, what heads FA3's schedule is told, how many
+    requests get other tokens than by schedules in layers, and what ended the engine."""
+    rows = frame[frame.case == GROUPS].drop_duplicates("backend").set_index("backend")
+    tokens = outputs(rows[rows.status == "ok"]).str.split("-")
+    wanted = tokens.get(LAYER, ())
+    other = tokens.map(lambda each: sum(a != b for a, b in zip(each, wanted, strict=False)))
+    heads = rows.reported_backend.str.extract(r"told ([\d/]+ heads of [\d/]+)")[0].fillna("")
+    told = {"status": rows.status, "heads": heads, "other tokens": other, "reason": rows.reason}
+    return pd.DataFrame(told, index=rows.index).reset_index()
 
 
 def outputs(frame: pd.DataFrame) -> pd.Series:
