@@ -214,7 +214,6 @@ def test_groups_that_attend_apart_are_told_heads_get_tokens_and_are_guarded():
     assert table["other tokens"].tolist()[:2] == [1, 0]
     assert table.heads.tolist() == ["8/4 heads of 16/8"] * 2 + [""]
     assert (table.status[2], table.reason[2]) == ("error", "num_qo_heads must be 8, got 16")
-    assert tables.groups_table(frame(*rounds(RANKS[0], {NOW: 1.0}))).empty
 
 
 def test_engines_start_once_a_round_and_odd_rounds_run_backwards():
