@@ -119,7 +119,7 @@ def _schedule_gain(frame: pd.DataFrame, figure: float, cases: Cases) -> Finding:
         f"{us:.0f} ({bounds}) at {c.batch_size} x {c.kv_len}" + " of two GPUs" * (c.tp > 1)
         for c, us, bounds in saved
     ]
-    reason = f"{', '.join(said)} us a step, of one GPU without all-reduce."
+    reason = f"{', '.join(said)} us a step; one GPU has no all-reduce."
     table = _percent(table, table.step - table.saved)
     return _finding(frame, table, _figure_told(table, figure), reason, "%")
 
