@@ -29,8 +29,8 @@ MAX_ROOMS = 9  # and four front doors
 # and 70 lines since rules know the model and claims about code are decided by code. Of tests, 200
 # since every command of the texts is run or read, and README's sessions and pictures are held. Of
 # the package, 25 since notebooks replay two at a time.
-MAX_PACKAGE_LINES = 26_000
-MAX_CORE_LINES = 6_980  # what an engine imports
+MAX_PACKAGE_LINES = 26_100
+MAX_CORE_LINES = 7_160  # what an engine imports; 170 since transformers is a second one
 MAX_TEST_LINES = 19_500
 MAX_POSITIONAL = 5
 MAX_COMMENT_SHARE = 0.12
