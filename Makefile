@@ -10,7 +10,7 @@ NOTEBOOKS := notebooks/
 LAB_FLAGS :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup report lint quick test notebooks lab clean
+.PHONY: help setup report lint quick test gpu notebooks lab clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -43,6 +43,9 @@ test: lint ## lint, run the tests, then re-run every notebook in replay mode
 	$(TESTS)
 	ATTNLIB_MODE=replay $(PYTEST) --dist loadscope --nbval --nbval-current-env \
 	    --nbval-sanitize-with tests/nbval_sanitize.cfg notebooks
+
+gpu: $(STAMP) ## on a GPU: its tests, and every notebook live; LIMIT=540 stops, the same goes on
+	$(BIN)/python tests/support/live_run.py
 
 notebooks: $(STAMP) ## re-execute the notebooks in place from the records (before a commit)
 	ATTNLIB_MODE=replay $(BIN)/python -m attnlib refresh

@@ -28,6 +28,7 @@ HOME = {
     "create": "core.backends",
     "diagnose": "lab.diagnose",
     "decode_rows": "run.frame",
+    "explain": "select.explain",
     "explore": "lab.widgets",
     "guard": "core.schedule.guard",
     "load": "run.store",

@@ -41,7 +41,7 @@ def test_a_report_is_asked_for_by_numbers_and_is_one_line_and_nothing_where_it_c
     fails, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    assert "only must be of 01, 02, " in fails("report", "--only", "02,99", "--out", "report.html")
+    assert "only must be of 00, 01, " in fails("report", "--only", "02,99", "--out", "report.html")
     assert list(tmp_path.iterdir()) == []
     asked = {}
     monkeypatch.setattr("attnlib.report.build.build_report", lambda out, **how: asked.update(how))

@@ -103,12 +103,21 @@ def _op_by_op(trace: Trace, step: Step) -> Evidence:
 
 
 def _unsplit(trace: Trace, step: Step) -> Evidence:
-    """fa2 that merges nothing, or has as many blocks as requests, and few of them."""
-    calls = ran(step, "fa2")
-    few = calls and calls[0].grid and math.prod(calls[0].grid) <= 2 * trace.num_sms
-    if not few or ran(step, "merge") and calls[0].grid[0] != step.batch_size:
+    """Decode by fa2 that merges nothing, or has no tile to spare, and few blocks.
+
+    FlashInfer's plan splits while two blocks an SM hold all parts. A graph's plan always merges,
+    and its grid is padded.
+    """
+    calls = ran(step, "fa2") if step.kind == DECODE else []
+    if not calls or not calls[0].grid:
         return None
-    return _told(calls, f", on {trace.num_sms} SMs, {calls[0].length_us:,.0f} us a call")
+    tiles, *heads = calls[0].grid
+    room, blocks = 2 * trace.num_sms, (step.batch_size or tiles) * math.prod(heads)
+    spare = step.batch_size != tiles and (not step.batch_size or blocks < room)
+    if blocks > 2 * room or ran(step, "merge") and spare:
+        return None
+    call = f"{calls[0].length_us:,.0f} us a call"
+    return _told(calls, f", on {trace.num_sms} SMs, {call}; it costs where lengths differ")
 
 
 def _lengths_copied(trace: Trace, step: Step) -> Evidence:
@@ -178,14 +187,17 @@ PATTERNS = (
         "a plan that splits long requests (Fa2Planner), or FlashAttention-3",
         "every FlashInfer release that was read, to 0.7.2.post1; not in data/rules",
         *PLAN,
-        lambda frame: gains(fa2_rows(frame)).assign(ratio=lambda found: found.gain),
+        lambda frame: gains(fa2_rows(frame[frame.lengths != "fixed"])).rename(
+            columns={"gain": "ratio"}
+        ),
+        "a call of mixed lengths {} times as long without the mend",
     ),
     Pattern(
         "tiles of 128 rows for a few queries",
         _kernels("fa2", lambda _, step, s: step.in_graph and tile_rows(s) >= WIDE_TILE),
         "plan without use_cuda_graph, or uniform_q_len from FlashInfer 0.7.2 on",
         "FlashInfer's plan for a graph, to 0.7.2.post1; not in data/rules",
-        "08_which_backend_should_i_use",
+        "15_one_backend_for_every_mode",
         "engine_modes",
         _tiles,
     ),

@@ -18,7 +18,7 @@ from ..draw import cards
 from ..run.study import mode
 from ..studies.claims import CheckedClaim
 from .fragment import Fragment
-from .provenance import Shown
+from .provenance import Shown, live_run
 
 TEMPLATES = Path(__file__).with_name("templates")
 TITLE = "Attention backends: regressions reproduced, explained, fixed"
@@ -72,6 +72,7 @@ def render_page(
         claims=[(source, list(said)) for source, said in by_source],
         tally=", ".join(f"{count} {verdict}" for verdict, count in tally),
         studies=list(studies),
+        live_run=live_run(),
     )
 
 

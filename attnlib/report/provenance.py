@@ -4,16 +4,21 @@ A study is shown by a notebook that names it in its code; one that searches rele
 records of that search too.
 """
 
+import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from ..run import store
 from ..run.bisect import PREFIX
 from ..run.study import mode, record_machine, record_name
 from ..studies import STUDIES
+
+PART_COUNTS = "passed", "skipped", "failed"
+LIVE_RUN = Path(__file__).resolve().parents[2] / "data" / "live_run.json"
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,27 @@ def published() -> list[Shown]:
             search = "Which release changed the speed?"
             shown.append(Shown(PREFIX + study.name, machine, search))
     return shown
+
+
+def live_run(path: Path = LIVE_RUN) -> dict[str, Any]:
+    """What `make gpu` ran last of the published tree; empty if it never did."""
+    if not path.exists():
+        return {}
+    told = json.loads(path.read_text())
+    parts, same, other = told["parts"], told["verdicts"]["same"], told["verdicts"]["other"]
+    books = sum(part["part"].endswith(".ipynb") for part in parts)
+    total = {word: sum(part.get(word, 0) for part in parts) for word in PART_COUNTS}
+    minutes = sum(part["seconds"] for part in parts) / 60
+    changed = ", ".join(f"{name} {here} (published {was})" for name, (was, here) in other.items())
+    untold = told["verdicts"]["of"] - same - len(other)
+    return {
+        "day and GPU": f"{told['date']}, {told['gpu']} {told['gpu_id']}",
+        "tests": _pairs(total),
+        "notebooks": f"{books}; all of it took {minutes:.0f} minutes",
+        "verdicts": f"{same} as published, {untold} not told by what was measured; "
+        f"other: {changed or 'none'}",
+        "versions": _pairs(told["versions"]),
+    }
 
 
 def studies_of(sources: Iterable[str]) -> list[str]:

@@ -1,7 +1,7 @@
 """Plans of FlashInfer's host planner: word for word the library's, and the corners of its rules."""
 
-import gzip
 import json
+import lzma
 import zlib
 from collections import Counter
 from dataclasses import replace
@@ -21,8 +21,8 @@ from attnlib.core.fa2.library import (
     plan_fa2,
 )
 
-VECTORS = Path(__file__).resolve().parents[2] / "data" / "vectors" / "flashinfer_plans.jsonl.gz"
-HEADER, *LINES = map(json.loads, gzip.decompress(VECTORS.read_bytes()).splitlines())
+VECTORS = Path(__file__).resolve().parents[2] / "data" / "vectors" / "flashinfer_plans.jsonl.xz"
+HEADER, *LINES = map(json.loads, lzma.decompress(VECTORS.read_bytes()).splitlines())
 CALL = LibraryCall(32, 8, 128, 16, cuda_graph=True, num_sms=132, release="0.6.4")
 EAGER = replace(CALL, cuda_graph=False)
 MQA = replace(CALL, num_qo_heads=8, num_kv_heads=1)

@@ -124,11 +124,12 @@ def test_every_text_with_commands_is_read():
     assert len(COMMANDS) > 30 and {program_of(command) for command in COMMANDS} == {*READ_BY}
 
 
-def test_readmes_console_shows_what_its_commands_print(published_records, capsys):
-    (block,) = blocks(README, "console")
+@pytest.mark.parametrize("block", blocks(README, "console"), ids=lambda block: block[:30])
+def test_readmes_console_shows_what_its_commands_print(published_records, capsys, block):
     command, _, output = block.partition("\n")
+    command, _, count = command.partition(" | head -")
     assert cli.main(shlex.split(command.removeprefix("$ python -m attnlib"))) == 0
-    assert capsys.readouterr().out == output
+    assert "".join(capsys.readouterr().out.splitlines(True)[: int(count or 99)]) == output
 
 
 def test_readmes_python_session_shows_what_its_lines_print(published_records):

@@ -25,13 +25,14 @@ MAX_FILES_PER_FOLDER = 12
 # The budgets of the whole: decisions, so that the next thousand lines are one. Raise one with its
 # reason in the commit.
 MAX_ROOMS = 9  # and four front doors
-# Since the plans of fa2: the library's and ours with its kernel, their kind of case, two studies;
-# and 70 lines since rules know the model and claims about code are decided by code. Of tests, 200
-# since every command of the texts is run or read, and README's sessions and pictures are held. Of
-# the package, 25 since notebooks replay two at a time.
-MAX_PACKAGE_LINES = 26_100
-MAX_CORE_LINES = 7_160  # what an engine imports; 170 since transformers is a second one
-MAX_TEST_LINES = 19_500
+# 25,760 since the workbench met an engine (a plugin of SGLang and steps measured inside it: 1,800
+# lines), traces and releases are judged by one command each (diagnose, compare, explain --diff and
+# the guard: 1,800), and timers settle (150). 22,000 were there with five stories and fa2's planner.
+# 400 more, 170 of them core, since transformers is a second engine, arms of CUDA graphs take turns in
+# one process, and cases have two GPUs and groups; 340 of tests for them.
+MAX_PACKAGE_LINES = 26_160
+MAX_CORE_LINES = 7_160  # what an engine imports
+MAX_TEST_LINES = 19_780
 MAX_POSITIONAL = 5
 MAX_COMMENT_SHARE = 0.12
 MAY_PRINT = re.compile(r"attnlib/(cli|__main__|run/worker)\.py")

@@ -189,10 +189,40 @@ def test_a_long_trace_is_read_as_a_stream(tmp_path):
             file.write((", " if count else "") + ", ".join(events))
             count += 1
         file.write("]}")
-    code = "import resource, sys, attnlib; print(len(attnlib.diagnose(sys.argv[1]).trace.work), "
-    code += "resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    # Not ru_maxrss: that begins with what the process that started this one held.
+    code = "import re, sys, attnlib; print(len(attnlib.diagnose(sys.argv[1]).trace.work), "
+    code += "*re.findall(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read()))"
     run = subprocess.run(
         [sys.executable, "-c", code, path], cwd=ROOT, capture_output=True, text=True
     )
     kernels, kib = map(int, run.stdout.split())
     assert kernels == 5 * (32 * 3 + 2) * count and kib <= 2**20
+
+
+# A trace of an H200 (data/traces) -> the pattern that it was captured for, by its number.
+REAL = {
+    "fa3_decode": 0,
+    "fa3_each": 1,
+    "fa3_once": None,
+    "metadata_ops": 2,
+    "metadata_fused": None,
+    "fa2_unsplit": 3,
+    "verify_128": 4,
+    "verify_16": None,
+    "cuda_cores": 5,
+    "xqa": 6,
+    "lengths_copied": 7,
+    "fa2_host": None,
+    "eager": 8,
+    "prefill_decode": None,
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_a_real_trace_shows_the_pattern_that_it_was_captured_for(name):
+    found = attnlib.diagnose(ROOT / "data" / "traces" / f"{name}.json.gz")
+    number = REAL[name]
+    wanted = [] if number is None else [PATTERNS[number].name]
+    assert [row["pattern"] for row in found.patterns.to_dict("records")] == wanted
+    assert found.trace.gpu == "NVIDIA H200" and len(found.decodes) == 4
+    assert len(found.steps) == 4 + (name == "prefill_decode")

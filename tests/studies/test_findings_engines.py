@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support.published import pick, published
+from support.published import live, pick, published
 
 from attnlib.core.gpu import FA2_CTAS
 from attnlib.core.mla import NO_TOKEN
@@ -15,7 +15,7 @@ from attnlib.kinds.mla.measure import sample_chosen
 from attnlib.run import frame as rows
 from attnlib.studies import backend_policy as policy
 from attnlib.studies import engine_modes as modes
-from attnlib.studies import mla_overflow
+from attnlib.studies import mla_overflow, one_launch
 from attnlib.studies import scheduler_metadata as scheduler
 from attnlib.studies import sparse_mla as mla
 from attnlib.studies.engine_modes.tables import GRAPH, LIBRARY, PREFIX
@@ -38,6 +38,13 @@ def test_one_prepare_a_step_saves_in_a_graph_but_less_than_promised_and_expected
     assert (accounts.saved / accounts.prepare).max() < scheduler.NEEDED_SHARE
     eager = pick(steps, timer="eager")
     assert eager.kernel_us.max() < eager.run_us.min()
+
+
+def test_one_launch_saves_alone_and_before_the_layers_it_cannot_be_told():
+    alone, step = one_launch.findings(published("one_launch")).splitlines()
+    assert "8 shapes, 8 faster, 0 slower" in alone and "8 shapes, 0 faster, 0 slower" in step
+    (few,) = one_launch.findings(live("one_launch")).splitlines()
+    assert few.startswith("alone: 4 shapes, 4 faster")
 
 
 def test_a_stale_schedule_takes_more_than_twice_a_fresh_ones_time():

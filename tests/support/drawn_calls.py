@@ -1,7 +1,7 @@
 """Random calls for FlashAttention-3's scheduler metadata, and how a vector file is written."""
 
-import gzip
 import json
+import lzma
 from dataclasses import MISSING, asdict, fields
 
 import numpy as np
@@ -33,9 +33,9 @@ def draw_calls(seed, *, num_sms, hdim96):
 
 
 def write(path, lines):
-    """Write JSON lines gzipped; the same lines give the same bytes."""
+    """Write JSON lines, xz; the same lines give the same bytes."""
     text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
-    path.write_bytes(gzip.compress(text.encode(), mtime=0))
+    path.write_bytes(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
 
 
 def to_line(call):

@@ -1,6 +1,6 @@
 """Ask FlashAttention-3 on this GPU for the metadata of random calls.
 
-    python tests/support/make_vectors.py OUT.jsonl.gz --count 2400 --seed 0
+    python tests/support/make_vectors.py OUT.jsonl.xz --count 2400 --seed 0
 
 `tests/core/test_splits.py` reads the file, and says where model and library disagree.
 """

@@ -60,6 +60,14 @@ def against_best(rows: pd.DataFrame) -> pd.DataFrame:
     return worst.sort_values(SIZES, kind="stable", ignore_index=True)
 
 
+def findings(frame: pd.DataFrame) -> str:
+    """`FUSED` over its best rival, over all sizes on record."""
+    best = against_best(metadata_rows(frame))
+    middle, most, clear = best.ratio.median(), best.ratio.max(), sum(best.high < 1)
+    over_best = f"fused over its best rival {middle:.2f} in the median, {most:.2f} at most"
+    return f"{len(best)} sizes: {over_best}, interval below 1 at {clear} of them"
+
+
 def counted(cases: Iterable[MetadataCase], limit: Ceilings) -> pd.DataFrame:
     """What each case must move, from its lengths alone, and how long that takes at copy speed.
 

@@ -11,8 +11,7 @@ import pandas as pd
 
 from ...core.schedule.facts import SchedulerFacts
 from ...core.schedule.splits import plan_splits
-from ...measure.stats import paired_gap
-from ...run.frame import cases_of, decode_rows, intervals, launches, paired_times
+from ...run.frame import decode_rows, gaps, intervals, launches, told_gaps
 from .study import EACH_OR_ONCE
 from .vectors import COMMITTED, compare, read
 
@@ -41,17 +40,20 @@ def savings(frame: pd.DataFrame, *, timer: str = "graph") -> pd.DataFrame:
     `share` is the saving over (layers - 1) x `prepare`; NaN where that kernel was not measured.
     """
     rows, alone = decode_rows(frame, timer=timer), prepare_us(frame)
-    found = []
-    for case, each, once in paired_times(rows, EACH, ONCE):
-        gap = paired_gap(each, once)
-        told = (np.median(each), np.median(once), gap.mean, gap.low, gap.high)
-        found.append((case, *told, gap.pairs))
-    saved = pd.DataFrame(found, columns=["case", *TIMES, "rounds"])
-    table = cases_of(rows).merge(saved, on="case").sort_values(STEP, ignore_index=True)
-    table = table[[*STEP, *TIMES, "rounds"]].astype(dict.fromkeys(TIMES, float))
+    table = gaps(rows, EACH, ONCE).rename(columns={EACH: "each", ONCE: "once"})
+    table = table.sort_values(STEP, ignore_index=True)[[*STEP, *TIMES, "rounds"]]
     table["prepare"] = table.batch_size.map(alone).astype(float)
     table["share"] = table.saved / ((table.layers - 1) * table.prepare)
     return table.assign(gain=100 * table.saved / table.each)
+
+
+def findings(frame: pd.DataFrame) -> str:
+    """What the steps of each number of layers save, and the largest share that any has."""
+    table = savings(frame)
+    lines = [f"{layers} layers: {told_gaps(own)}" for layers, own in table.groupby("layers")]
+    least, most = table.share.min(), table.share.max()
+    expected = f"share: {least:.2f} to {most:.2f}, expected at least {NEEDED_SHARE}"
+    return "\n".join([*lines, expected])
 
 
 def prepare_us(frame: pd.DataFrame) -> pd.Series:

@@ -1,12 +1,12 @@
 """Test vectors: calls, the words that FlashAttention-3 wrote for them, and the comparison.
 
-A vector file is gzipped JSON lines. The first line says what wrote it (`gpu`, `num_sms`, versions);
+A vector file is JSON lines, xz. The first line says what wrote it (`gpu`, `num_sms`, versions);
 each other line is a call and its `words`, or the library's `refused`. Lengths are not stored: a
 `LengthSpec` draws them anew (NumPy's PCG64).
 """
 
-import gzip
 import json
+import lzma
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from ...core.schedule.splits import BATCHES_PER_CTA, SplitPlan, plan_splits
 from .words import TIE, WHY, candidates, certain_words, parts_of, words_of
 
 ROOT = Path(__file__).resolve().parents[3]
-COMMITTED = ROOT / "data" / "vectors" / "fa3_scheduler_metadata.jsonl.gz"
+COMMITTED = ROOT / "data" / "vectors" / "fa3_scheduler_metadata.jsonl.xz"
 """The real library's schedules: part of the project, wherever its records may be."""
 
 
@@ -116,7 +116,7 @@ def compare(call: Call, words: np.ndarray) -> Comparison:
 
 def read(path: Path) -> tuple[dict[str, Any], list[tuple[Call, np.ndarray | None]]]:
     """The file's header, and each call with its words (None where the library refused)."""
-    header, *lines = (json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines())
+    header, *lines = (json.loads(line) for line in lzma.decompress(path.read_bytes()).splitlines())
     words = [np.array(line["words"], np.int32) if "words" in line else None for line in lines]
     return header, list(zip(map(Call.from_dict, lines), words, strict=True))
 

@@ -1,0 +1,101 @@
+"""`make gpu` in parts, with a stand-in for what runs them."""
+
+import json
+
+import pytest
+from support import live_run
+
+from attnlib.report import provenance
+
+PARTS = ["tests/core/test_fa3.py", "tests/core/test_launch.py", "notebooks/02_fa3.ipynb"]
+PUBLISHED = {"a": "confirmed", "b": "refuted", "c": "open"}
+
+
+@pytest.fixture
+def ran(tmp_path, monkeypatch):
+    """The parts that were run, in order; one whose name is in `slow` does not end in time."""
+    names, slow, failing = [], set(), set()
+
+    def run(name, seconds, environment):
+        assert environment["ATTNLIB_MODE"] == "live" and seconds > 0
+        names.append(name)
+        if name in slow:
+            return None
+        told = {"part": name, "seconds": 30.0, "failed": int(name in failing)}
+        return told | ({} if name.endswith("ipynb") else {"passed": 7, "skipped": 1})
+
+    def said(environment):
+        live = environment["ATTNLIB_MODE"] == "live"
+        return {**PUBLISHED, "b": "confirmed"} if live else PUBLISHED
+
+    for name, value in {
+        "run": run,
+        "parts": lambda: PARTS,
+        "tree": lambda: "one",
+        "verdicts": said,
+        "BUILD": tmp_path / "build",
+        "SUMMARY": tmp_path / "live_run.json",
+        "identify_gpu": lambda: {"gpu": "NVIDIA H200", "gpu_id": "0a"},
+        "describe_versions": lambda names: {"torch": "2.11.0"},
+    }.items():
+        monkeypatch.setattr(live_run, name, value)
+    return names, slow, failing
+
+
+def test_parts_that_ran_are_not_run_again_and_the_last_one_leaves_a_summary(ran, monkeypatch):
+    names, slow, _ = ran
+    slow.add(PARTS[1])
+    assert live_run.main(100) == 3
+    assert names == PARTS[:2] and not live_run.SUMMARY.exists()
+    slow.clear()
+    assert live_run.main(100) == 0
+    assert names[2:] == PARTS[1:]
+    said = json.loads(live_run.SUMMARY.read_text())
+    assert [each["part"] for each in said["parts"]] == PARTS
+    assert said["verdicts"] == {"same": 1, "other": {"b": ["refuted", "confirmed"]}, "of": 3}
+    monkeypatch.setattr(live_run, "tree", lambda: "another")
+    assert live_run.main(100) == 0 and names[4:] == PARTS
+
+
+def test_a_part_that_failed_ends_with_status_1_once_all_ran(ran):
+    names, _, failing = ran
+    failing.add(PARTS[0])
+    assert live_run.main(100) == 1
+    assert names == PARTS
+    failing.clear()
+    assert live_run.main(100) == 0
+    assert names[3:] == PARTS[:1]
+
+
+def test_the_report_says_what_ran_and_nothing_before_it_did(ran):
+    assert provenance.live_run(live_run.SUMMARY) == {}
+    live_run.main(100)
+    told = provenance.live_run(live_run.SUMMARY)
+    assert told["day and GPU"].endswith("NVIDIA H200 0a")
+    assert told["tests"] == "passed 14, skipped 2, failed 0"
+    assert told["notebooks"] == "1; all of it took 2 minutes"
+    wanted = (
+        "1 as published, 1 not told by what was measured; other: b confirmed (published refuted)"
+    )
+    assert told["verdicts"] == wanted
+
+
+def test_every_file_with_gpu_tests_and_every_notebook_is_a_part():
+    names = live_run.parts()
+    assert "tests/core/test_fa3.py" in names and "tests/core/test_facts.py" not in names
+    assert sum(name.endswith(".ipynb") for name in names) >= 13
+
+
+def test_what_pytest_says_of_a_file_is_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(live_run, "ROOT", tmp_path)
+    monkeypatch.setattr(live_run, "BUILD", tmp_path)
+    marks = "import pytest\npytestmark = pytest.mark.gpu\n"
+    tests = "def test_a(): pass\ndef test_b(): assert 0\n@pytest.mark.skip\ndef test_c(): pass\n"
+    (tmp_path / "test_it.py").write_text(marks + tests)
+    told = live_run.run("test_it.py", 60, None)
+    assert {word: told[word] for word in provenance.PART_COUNTS} == {
+        "passed": 1,
+        "skipped": 1,
+        "failed": 1,
+    }
+    assert "1 failed" in told["reason"]

@@ -1,0 +1,140 @@
+"""All that needs a GPU, in parts: `make gpu`; with LIMIT=540 in front it stops after so many
+seconds, and the same command goes on. Exit status 0: all parts ran, 1: one failed, 3: go on.
+
+A part is a file of GPU tests or a notebook, executed live. build/gpu/parts.jsonl has a line per
+part that this tree ran, build/gpu/data what was measured; what failed runs again. When no part is
+left, data/live_run.json says what ran, how long, and which verdicts on published claims are the
+same here.
+"""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+from attnlib.measure.files import write_whole
+from attnlib.measure.machine import describe_versions, identify_gpu
+from attnlib.report.build import choose_notebooks
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD, SUMMARY = ROOT / "build" / "gpu", ROOT / "data" / "live_run.json"
+EXECUTE = """import pathlib, sys
+from attnlib.report.build import execute
+execute(pathlib.Path(sys.argv[1]))"""
+VERDICTS = """import json
+from attnlib.studies import claims
+print(json.dumps({each.claim.id: each.finding.verdict for each in claims.verdicts()}))"""
+UNTOLD = "open", "not measurable here"
+LIBRARIES = "torch", "triton", "flashinfer-python", "tokenspeed-fa3", "sgl-flash-mla", "sglang"
+
+
+def tree():
+    """A hash of what decides how the parts come out."""
+    names = [
+        path for folder in ("attnlib", "tests", "notebooks") for path in (ROOT / folder).rglob("*")
+    ]
+    digest = hashlib.sha256()
+    for path in sorted(path for path in names if path.suffix in (".py", ".ipynb")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def parts():
+    """Names of the parts: test files that have GPU tests, then notebooks."""
+    files = sorted(
+        path for path in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in path.read_text()
+    )
+    return [str(path.relative_to(ROOT)) for path in (*files, *choose_notebooks(ROOT / "notebooks"))]
+
+
+def run(name, seconds, environment):
+    """A line for a part: what came of it. None if it did not end in time."""
+    start, xml = time.monotonic(), BUILD / "tests.xml"
+    tests = ["-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={xml}", name]
+    command = ["-c", EXECUTE, str(ROOT / name)] if name.endswith(".ipynb") else tests
+    try:
+        ended = subprocess.run(
+            [sys.executable, *command],
+            cwd=ROOT,
+            env=environment,
+            timeout=seconds,
+            capture_output=True,
+            text=True,
+        )
+    except subprocess.TimeoutExpired:
+        return None
+    told = {
+        "part": name,
+        "seconds": round(time.monotonic() - start, 1),
+        "failed": int(ended.returncode != 0),
+    }
+    if name.endswith(".py"):
+        (suite,) = ElementTree.parse(xml).getroot().iter("testsuite")
+        count = {key: int(suite.get(key)) for key in ("tests", "failures", "errors", "skipped")}
+        told |= {"failed": count["failures"] + count["errors"], "skipped": count["skipped"]}
+        told |= {"passed": count["tests"] - told["failed"] - told["skipped"]}
+    if told["failed"]:
+        told["reason"] = "\n".join((ended.stderr or ended.stdout).strip().splitlines()[-3:])
+    return told
+
+
+def verdicts(environment):
+    ran = subprocess.run(
+        [sys.executable, "-c", VERDICTS],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(ran.stdout)
+
+
+def summary(lines, environment):
+    """What ran, and how verdicts of claims compare with the published ones."""
+    published = verdicts({**os.environ, "ATTNLIB_MODE": "replay"})
+    here = {name: word for name, word in verdicts(environment).items() if word not in UNTOLD}
+    other = {
+        name: [published[name], word] for name, word in here.items() if word != published[name]
+    }
+    return {
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        **identify_gpu(),
+        "versions": describe_versions(LIBRARIES),
+        "parts": lines,
+        "verdicts": {"same": len(here) - len(other), "other": other, "of": len(published)},
+    }
+
+
+def main(limit):
+    start = time.monotonic()
+    BUILD.mkdir(parents=True, exist_ok=True)
+    journal, now = BUILD / "parts.jsonl", tree()
+    found = (
+        [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
+    )
+    done = {line["part"]: line for line in found if line.pop("tree") == now and not line["failed"]}
+    environment = {**os.environ, "ATTNLIB_MODE": "live", "ATTNLIB_DATA": str(BUILD / "data")}
+    for name in parts():
+        if name not in done:
+            left = limit - (time.monotonic() - start)
+            told = run(name, left, environment) if left > 5 else None
+            if told is None:
+                print(f"{name}: no time left; the same command goes on", flush=True)
+                return 3
+            done[name] = told
+            with journal.open("a") as file:
+                file.write(json.dumps({**told, "tree": now}) + "\n")
+        print(done[name], flush=True)
+    said = summary([done[name] for name in parts()], environment)
+    write_whole(SUMMARY, f"{json.dumps(said, indent=1)}\n".encode())
+    print(said["verdicts"], flush=True)
+    return int(any(line["failed"] for line in said["parts"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(float(os.environ.get("LIMIT", "1e6"))))
