@@ -285,8 +285,13 @@ def test_one_step_in_ten_of_each_mode_is_captured_and_read_again(loaded, tmp_pat
     ]
     assert found[0].spec == AttnSpec(32, 8, 128, 16, "bfloat16", "float8_e4m3fn")
     assert (found[0].backend, found[0].batch_size, found[0].kind) == ("fa3", 2, "mha")
+    assert {step.told for step in found} == {""}
+    runner.attn_backend = SimpleNamespace(num_attention_heads=16, num_kv_heads=4)
+    for _ in range(10):
+        runner.forward(batch(lens=(70, 9)))
+    assert capture.read(path)[-1].told == "16/4", "what the schedule is told"
     path.write_text(path.read_text() + '{"mode": "decode"}\n')
-    with pytest.raises(ValueError, match="steps.jsonl:5 must be a captured step, got TypeError"):
+    with pytest.raises(ValueError, match="steps.jsonl:6 must be a captured step, got TypeError"):
         capture.read(path)
 
 
