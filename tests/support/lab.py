@@ -1,0 +1,40 @@
+"""A stand-in for a GPU that measures at once."""
+
+from attnlib.run import store
+
+
+class Lab:
+    """Times of jobs, a note of each, records in the test's store.
+
+    `us`, `noise` (a factor a round) and `failing` (a status) are by `key` of an item and a release.
+    """
+
+    wobble = (1.0, 1.001, 0.999)
+
+    def __init__(self, make):
+        self.make, self.jobs = make, []
+        self.us, self.noise, self.failing = {}, {}, {}
+
+    def key(self, item, release):
+        return release
+
+    def usual(self, release):
+        """Microseconds and kernel family."""
+        raise NotImplementedError
+
+    def run(self, job, machine, overlay, watch):
+        self.jobs.append(job)
+        usual, family = self.usual(job.release)
+        for item in job.items:
+            key = self.key(item, job.release)
+            status, noise = self.failing.get(key, "ok"), self.noise.get(key, self.wobble)
+            us = self.us.get(key, usual) * noise[job.round % len(noise)]
+            times = {"run_us": (us,) * 3} if status == "ok" else {"reason": "no\nluck"}
+            found = {"kernel_family": family, "command": job.command, **times}
+            named = {"study": job.study, "round": job.round, "item": item, "machine": machine}
+            store.append(self.make(status=status, **named, **found))
+
+    def order(self):
+        """Round, release and number of items of each job since this was asked last."""
+        jobs, self.jobs = self.jobs, []
+        return [(job.round, job.release, len(job.items)) for job in jobs]
