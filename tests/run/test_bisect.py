@@ -34,10 +34,7 @@ SLOW = {"0.6.0", "0.6.1", "0.6.2", "0.6.3"}
 
 
 class Lab(support_lab.Lab):
-    """Its times are by release, its jobs of one item each."""
-
-    def usual(self, release):
-        return (40.0, "fa3") if release in SLOW else (10.0, "fa2")
+    """Its jobs have one item each."""
 
     def order(self):
         """Round and release of each job since this was asked last."""
@@ -49,7 +46,7 @@ class Lab(support_lab.Lab):
 @pytest.fixture
 def lab(make_record, monkeypatch):
     """A machine with a GPU that measures at once, and an index with the releases of `EACH`."""
-    found = Lab(make_record)
+    found = Lab(make_record, lambda name: (40.0, "fa3") if name in SLOW else (10.0, "fa2"))
     monkeypatch.setitem(STUDIES, "demo", DEMO)
     monkeypatch.setattr(studying, "_has_cuda", lambda: True)
     monkeypatch.setattr(studying, "describe", lambda device: GPU)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from support import lab as support_lab
+from support.lab import Lab
 from support.studies import hand_made
 
 from attnlib import cli, compare_releases
@@ -26,22 +26,14 @@ SLUG = "test-gpu-0badcafe"
 KEYS = ["32/8,d128,p16,b16,k8192", "16/2,d128,p16,b1,k4096"]
 
 
-class Lab(support_lab.Lab):
-    """Its times are by case and release."""
-
-    wobble = (1.0, 1.001, 0.999, 1.0005)
-
-    def key(self, item, release):
-        return item.case.key, release
-
-    def usual(self, release):
-        return 10.0, "fa2" if release == BASE else "fa3"
-
-
 @pytest.fixture
 def lab(make_record, monkeypatch):
     """A machine with a GPU that measures at once, where every release can be had."""
-    found = Lab(make_record)
+    found = Lab(
+        make_record,
+        lambda release: (10.0, "fa2" if release == BASE else "fa3"),
+        key=lambda item, release: (item.case.key, release),
+    )
     monkeypatch.setattr(studying, "_has_cuda", lambda: True)
     monkeypatch.setattr(studying, "describe", lambda device: GPU)
     monkeypatch.setattr(studying, "run_job", found.run)

@@ -2,32 +2,26 @@
 
 from attnlib.run import store
 
+WOBBLE = (1.0, 1.001, 0.999, 1.0005)
+
 
 class Lab:
     """Times of jobs, a note of each, records in the test's store.
 
-    `us`, `noise` (a factor a round) and `failing` (a status) are by `key` of an item and a release.
+    `us`, `noise` (a factor a round) and `failing` (a status) are by `key` of an item and a release;
+    `usual` says microseconds and kernel family of a release.
     """
 
-    wobble = (1.0, 1.001, 0.999)
-
-    def __init__(self, make):
-        self.make, self.jobs = make, []
+    def __init__(self, make, usual, key=lambda item, release: release):
+        self.make, self.usual, self.key, self.jobs = make, usual, key, []
         self.us, self.noise, self.failing = {}, {}, {}
-
-    def key(self, item, release):
-        return release
-
-    def usual(self, release):
-        """Microseconds and kernel family."""
-        raise NotImplementedError
 
     def run(self, job, machine, overlay, watch):
         self.jobs.append(job)
         usual, family = self.usual(job.release)
         for item in job.items:
             key = self.key(item, job.release)
-            status, noise = self.failing.get(key, "ok"), self.noise.get(key, self.wobble)
+            status, noise = self.failing.get(key, "ok"), self.noise.get(key, WOBBLE)
             us = self.us.get(key, usual) * noise[job.round % len(noise)]
             times = {"run_us": (us,) * 3} if status == "ok" else {"reason": "no\nluck"}
             found = {"kernel_family": family, "command": job.command, **times}
