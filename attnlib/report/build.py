@@ -54,7 +54,9 @@ def build_report(
         studies = [study for study in studies if any(study in page.shown for page in pages)]
         names_of = {study.study for study in studies}
         checked = [each for each in checked if names_of & {*claims.studies_of(each.claim)}]
-    write_whole(out, render_page(pages, checked, studies, part=part).encode())
+    told = claims.verdicts(claims.PUBLISHED) if mode() == "live" else checked
+    other = {each.claim.id: each.finding.verdict for each in told}
+    write_whole(out, render_page(pages, checked, studies, part=part, published=other).encode())
     return out.resolve()
 
 

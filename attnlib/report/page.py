@@ -6,7 +6,7 @@ own, which `fragment` has made safe, and the style.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -53,9 +53,17 @@ class Page:
 
 
 def render_page(
-    pages: Sequence[Page], checked: Sequence[CheckedClaim], studies: Iterable[Shown], *, part: str
+    pages: Sequence[Page],
+    checked: Sequence[CheckedClaim],
+    studies: Iterable[Shown],
+    *,
+    part: str,
+    published: Mapping[str, str] | None = None,
 ) -> str:
-    """The whole HTML document; `part` says which notebooks these are, if not all."""
+    """The whole HTML document; `part` says which notebooks these are, if not all.
+
+    `published` has each claim's verdict by the published records; another one here says so.
+    """
     from pygments.formatters import HtmlFormatter
 
     own = (TEMPLATES / "page.css").read_text(encoding="utf-8")
@@ -70,6 +78,7 @@ def render_page(
         mode=MODES[mode()],
         pages=pages,
         claims=[(source, list(said)) for source, said in by_source],
+        published=published or {},
         tally=", ".join(f"{count} {verdict}" for verdict, count in tally),
         studies=list(studies),
         live_run=live_run(),

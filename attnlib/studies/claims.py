@@ -23,6 +23,7 @@ from . import STUDIES
 from .evidence import NOT_HERE, OPEN, Check, Finding, MissingRecordsError
 from .expected import Expected, expected, require_known
 
+PUBLISHED = "published"
 CLAIMS = Path(__file__).resolve().parents[2] / "data" / "claims.yaml"
 UNCHECKED = {"open": OPEN, "elsewhere": NOT_HERE}
 """What `check` may say in place of a check: no study measures it yet; no record of ours can."""
@@ -109,9 +110,9 @@ def load_claims(path: Path = CLAIMS) -> list[Claim]:
 def verdicts(machine: str | None = None, ids: Sequence[str] = ()) -> list[CheckedClaim]:
     """Every claim (or those of `ids`) with its verdict, from the records of `machine`.
 
-    By default those that each study is shown from (`study.record_machine`). Where another than the
-    published one lacks a study, its claims are open. ValueError for an unknown id,
-    FileNotFoundError where published records are not there.
+    By default those that each study is shown from (`study.record_machine`), for `PUBLISHED` each
+    study's own, if they are there. Where another than the published one lacks a study, its claims
+    are open. ValueError for an unknown id, FileNotFoundError where published records are not there.
     """
     claims = choose(load_claims(), ids)
     names = sorted({study for claim in claims for study in studies_of(claim)})
@@ -196,8 +197,9 @@ def render_details(checked: CheckedClaim) -> str:
 
 
 def _records(study: Study, machine: str | None) -> pd.DataFrame:
-    place = machine or record_machine(study)
-    if place != study.reference_machine and place not in store.machines(study.name):
+    place = study.reference_machine if machine == PUBLISHED else machine or record_machine(study)
+    must = place == study.reference_machine and machine != PUBLISHED
+    if not must and place not in store.machines(study.name):
         return pd.DataFrame()
     return store.load(study.name, place)
 

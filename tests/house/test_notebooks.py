@@ -26,6 +26,12 @@ def test_there_are_notebooks_and_their_names_are_numbered_slugs():
     assert all(re.fullmatch(r"\d\d_[a-z0-9_]+", path.stem) for path in NOTEBOOKS)
 
 
+@pytest.mark.parametrize("text", [FOLDER.parent / "README.md", NOTEBOOKS[0]], ids=["README", "00"])
+def test_every_other_notebook_can_be_found_from_here(text):
+    found = re.findall(r"\((?:notebooks/)?(\d\d_\w+\.ipynb)\)", text.read_text())
+    assert {path.name for path in NOTEBOOKS[1:]} <= {*found}
+
+
 def test_every_code_cell_was_executed_in_order_and_has_an_output_that_is_no_warning(notebook):
     cells = code_cells(notebook)
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))

@@ -25,7 +25,7 @@ MAX_FILES_PER_FOLDER = 12
 # The budgets of the whole: decisions, so that the next thousand lines are one. Raise one with its
 # reason in the commit.
 MAX_ROOMS = 9  # and four front doors
-# 25,760 since the workbench met an engine (a plugin of SGLang and steps measured inside it: 1,800
+# 25,785 since the workbench met an engine (a plugin of SGLang and steps measured inside it: 1,800
 # lines), traces and releases are judged by one command each (diagnose, compare, explain --diff and
 # the guard: 1,800), and timers settle (150). 22,000 were there with five stories and fa2's planner.
 # 400 more, 170 of them core, since transformers is a second engine, arms of CUDA graphs take turns

@@ -41,6 +41,21 @@ def test_a_verdict_is_a_word_and_not_a_colour_alone(evil, word):
     assert f"<b class='{word.replace(' ', '-')}'>{word}</b>" in text
 
 
+@pytest.mark.parametrize(
+    ("here", "there", "shown"),
+    [
+        ("refuted", "confirmed", True),
+        ("refuted", "refuted", False),
+        ("open", "confirmed", False),
+        ("refuted", "open", False),
+    ],
+)
+def test_a_live_run_names_the_verdicts_that_are_others_than_the_published(evil, here, there, shown):
+    checked = [replace(evil, finding=Finding(here, "so"))]
+    text = page.render_page([], checked, [], part="", published={evil.claim.id: there})
+    assert (f"published: {there}" in text) is shown
+
+
 def test_claims_stand_under_the_pull_request_that_made_them():
     finding = Finding("open", "not yet")
     checked = [claims.CheckedClaim(claim, finding) for claim in claims.load_claims()]

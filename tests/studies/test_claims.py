@@ -143,6 +143,9 @@ def test_a_machine_that_has_not_measured_a_study_leaves_its_claims_open(publishe
         "Records of decode_metadata are missing: this machine has none of decode_metadata."
     )
     assert here[1] == there[1], "which that machine has measured"
+    monkeypatch.setenv("ATTNLIB_MACHINE", other)
+    assert claims.verdicts(ids=asked) == here
+    assert claims.verdicts(claims.PUBLISHED, ids=asked) == there
 
 
 def test_a_right_ledger_is_read_in_its_order(ledger):
