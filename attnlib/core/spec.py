@@ -144,10 +144,10 @@ def require_between(name: str, values: Any, least: int, most: int, why: str = ""
         raise ValueError(f"{name} must lie in {least}..{most}{why}, got {low}..{high}")
 
 
-def require_word(name: str, value: Any, words: Collection[str]) -> None:
+def require_word(name: str, value: Any, words: Collection[str] | Collection[int]) -> None:
     """ValueError listing `words` unless `value` is one of them."""
     if value not in words:
-        raise ValueError(f"{name} must be one of {', '.join(words)}, got {value!r}")
+        raise ValueError(f"{name} must be one of {', '.join(map(str, words))}, got {value!r}")
 
 
 def require_lengths(

@@ -152,6 +152,9 @@ def test_a_graph_is_judged_before_each_replay_by_what_lies_in_its_buffer(engines
         graph.replay()
     backend.renew(longest=300)
     assert graph.replay() == "replayed"
+    backend.buffer[:17].copy_(backend.metadata(2)[:17])
+    with pytest.raises(ValueError, match="batch_size must be 2, got 4"):
+        graph.replay()
 
 
 def test_a_tensor_in_freed_memory_is_not_taken_for_the_words_that_lay_there(engines):

@@ -16,7 +16,7 @@ from support import sglang_code
 from support import sglang_fakes as fakes
 from support.sglang_fakes import DECODE, FLASH, LENS, RANKS, ROWS
 
-from attnlib.core.engines import arms, capture, sglang, sglang_hooks
+from attnlib.core.engines import arms, capture, sglang, sglang_graphs, sglang_hooks
 from attnlib.core.fa2 import planner
 from attnlib.core.fa2.words import plan_words
 from attnlib.core.schedule import guard as guards
@@ -166,6 +166,61 @@ def test_the_decode_kernels_are_pinned_with_and_without_a_graph(loaded, arm):
     assert wrapper.plans == 2, "SGLang plans, as ever"
 
 
+class Graphs:
+    """SGLang's graphs of one batch size: made ready, and the backend's part of a capture."""
+
+    def __init__(self, model):
+        backend = model.attn_backend
+        if hasattr(backend, "_sched_meta_buf"):
+            backend.init_cuda_graph_state(4, fakes.MAX_BS)
+        self.lens, self.step = captured(backend)
+
+
+def test_schedules_have_graphs_side_by_side_which_alternate_with_all_metadata(loaded):
+    backend = loaded(METADATA="sglang", SCHEDULE="once").FlashAttentionBackend()
+    model = SimpleNamespace(attn_backend=backend)
+    model.graph_runner = own = Graphs(model)
+    sets = sglang_graphs.GraphSets(model)
+    for _ in range(2):
+        for words in ({"schedule": "layer"}, {"metadata": "fused"}, {"metadata": "one-launch"}):
+            sets.use(**{"metadata": "sglang", "schedule": "once"} | words)
+            layer = "schedule" in words
+            graphs = model.graph_runner
+            assert (graphs is own) is not layer
+            assert (graphs.step.scheduler_metadata is None) is layer
+            graphs.lens.copy_(LENS)
+            before = backend.schedules
+            replay(backend, graphs.lens)
+            assert live(backend, LENS)[0] == LENS.tolist()
+            assert backend.decode_cuda_graph_metadata[3] is graphs.step
+            assert backend.schedules - before == (words == {"metadata": "fused"})
+    assert len(sets._sets) == 2, "captured once each"
+    with pytest.raises(ValueError, match="SCHEDULE must be once"):
+        sets.use(metadata="one-launch", schedule="layer")
+
+
+def test_decode_kernels_have_graphs_side_by_side_each_with_wrappers_of_its_own(loaded):
+    engine = loaded(DECODE="fa2")
+    runner = engine.ModelRunner()
+    runner.attn_backend = backend = engine.FlashInferAttnBackend(runner)
+    runner.graph_runner = Graphs(runner)
+    sets, seen = sglang_graphs.GraphSets(runner), {}
+    for arm in (*arms.ARMS["decode"] * 2, "fa3", "fa2"):
+        sets.use(decode=arm)
+        (wrapper,) = backend.decode_cuda_graph_metadata[3]
+        assert seen.setdefault(arm, wrapper) is wrapper, "as it was captured"
+        plans = wrapper.plans
+        replay(backend, LENS)
+        assert wrapper.plans - plans == (arm != "planned"), "ours plans itself"
+        assert hasattr(wrapper, "attnlib") == (arm == "planned")
+        assert [wrapper._backend, backend.decode_wrappers[0]._backend] == [
+            "fa3" if arm == "fa3" else "fa2"
+        ] * 2
+    assert len(set(map(id, seen.values()))) == 3 and len(sets._sets) == 3
+    assert arms.STATE.calls["decode=planned, steps"] == 2
+    assert arms.STATE.calls["decode=fa3"] == arms.STATE.calls["decode=planned"] == 1
+
+
 def test_planned_takes_each_graphs_wrapper_over_and_nothing_else_plans_or_fills_it(loaded):
     engine = loaded(DECODE="planned")
     backend = engine.FlashInferAttnBackend(engine.ModelRunner())
@@ -230,8 +285,13 @@ def test_one_step_in_ten_of_each_mode_is_captured_and_read_again(loaded, tmp_pat
     ]
     assert found[0].spec == AttnSpec(32, 8, 128, 16, "bfloat16", "float8_e4m3fn")
     assert (found[0].backend, found[0].batch_size, found[0].kind) == ("fa3", 2, "mha")
+    assert {step.told for step in found} == {""}
+    runner.attn_backend = SimpleNamespace(num_attention_heads=16, num_kv_heads=4)
+    for _ in range(10):
+        runner.forward(batch(lens=(70, 9)))
+    assert capture.read(path)[-1].told == "16/4", "what the schedule is told"
     path.write_text(path.read_text() + '{"mode": "decode"}\n')
-    with pytest.raises(ValueError, match="steps.jsonl:5 must be a captured step, got TypeError"):
+    with pytest.raises(ValueError, match="steps.jsonl:6 must be a captured step, got TypeError"):
         capture.read(path)
 
 
@@ -334,6 +394,8 @@ def test_what_cannot_be_switched_says_why(loaded):
     loaded(METADATA="sglang", SCHEDULE="layer")
     with pytest.raises(ValueError, match="metadata must be one of eager, sglang, fused"):
         sglang.use(metadata="quick")
+    with pytest.raises(ValueError, match="an arm must be one of metadata, schedule"):
+        sglang.use(mode="fused")
     with pytest.raises(ValueError, match="SCHEDULE must be once"):
         sglang.use(metadata="one-launch")
 

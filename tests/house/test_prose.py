@@ -37,7 +37,12 @@ FACTS = {
         "32 bits",
     ),
     "11": ("groups of 1, 4 and 8", "132 SMs has 264 slots", "one in 16 is long"),
-    "14": ("at 8,192 tokens", "193 us and 2.6 %", 'what "5x" of a kernel'),
+    "14": (
+        "at 8,192 tokens",
+        "193 us and 2.6 %",
+        'what "5x" of a kernel',
+        "one request of 12,000 tokens",
+    ),
     "15": ("16, 64 or 128", "132 SMs", "FlashInfer 0.7", "8,192 tokens, 32/8 heads"),
 }
 

@@ -2,7 +2,9 @@
 
 import ast
 import json
+import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,23 +14,31 @@ import torch
 from support import sglang_code
 from support import sglang_fakes as fakes
 
-from attnlib.core.engines import arms
+from attnlib.core.engines import arms, capture
 from attnlib.core.spec import MODELS
-from attnlib.kinds.engine import serve
-from attnlib.kinds.engine.case import ARMS, SIDE_BY_SIDE, EngineCase
+from attnlib.kinds.engine import __main__, serve
+from attnlib.kinds.engine.case import ARMS, SIDE_BY_SIDE, START, EngineCase
 from attnlib.kinds.engine.measure import Setup
 from attnlib.kinds.engine.model import CONFIGS, write_model
 from attnlib.kinds.lengths import sample_seq_lens
 from attnlib.measure.trace import Kernel
 
-VALUES = [ARMS[name][2] for name in SIDE_BY_SIDE]
-SETUP = {"model": "m", "driver": "steps", "tp": 1, "attention": "fa3"}
+FA3 = SIDE_BY_SIDE["fa3"]
+SETUP = {"model": "m", "driver": "steps", "tp": 1, "dp": 1, "attention": "fa3"}
 NATIVE = "sglang.srt.layers.attention.torch_native_backend"
 
 
 class Req(SimpleNamespace):
     def set_extend_input_len(self, count):
         assert count == len(self.fill_ids) - len(self.prefix_indices) == 1
+
+
+class Graphs:
+    """A set of CUDA graphs, which hold the schedule that was set at capture."""
+
+    def __init__(self, model):
+        self.schedule = arms.STATE.arm("schedule")
+        model.attn_backend.decode_cuda_graph_metadata[1] = self
 
 
 class Runner:
@@ -40,8 +50,7 @@ class Runner:
             token_to_kv_pool=SimpleNamespace(k_buffer=buffers["k"], v_buffer=buffers["v"]),
             token_to_kv_pool_allocator=SimpleNamespace(alloc=self.alloc),
             max_total_num_tokens=room,
-            attn_backend="fast",
-            graph_runner="graph",
+            attn_backend=SimpleNamespace(decode_cuda_graph_metadata={}),
         )
         self.steps, self.bias = [], {}
 
@@ -62,11 +71,15 @@ class Runner:
 
     def decode(self, tokens, batch):
         model = self.torch_runner
-        native = not isinstance(model.attn_backend, str)
-        assert native == (model.graph_runner is None)
-        arm = "native" if native else arms.STATE.arms["metadata"]
-        arms.STATE.calls[f"metadata={arm}"] += 1
+        arm = arms.STATE.arm("metadata")
+        if model.graph_runner is None:
+            arm = "native"
+        else:
+            assert model.attn_backend.decode_cuda_graph_metadata[1] is model.graph_runner
+            assert model.graph_runner.schedule == arms.STATE.arms["schedule"]
+            arm = "layer" if model.graph_runner.schedule == "layer" else arm
         self.steps.append((arm, sum(map(len, batch))))
+        model.token_to_kv_pool.k_buffer[1][int(batch[0][0])] += 1  # what a step leaves behind
         for row, slots in enumerate(batch):
             batch[row] = torch.cat([slots, self.alloc(1)])
         values = torch.stack([model.token_to_kv_pool.k_buffer[1][s[:-1]].sum(0) for s in batch])
@@ -80,7 +93,8 @@ def engine(monkeypatch):
     runner = Runner()
 
     def started():
-        arms.STATE.arms["metadata"] = "sglang"
+        arms.STATE.arms.update(START["fa3"])
+        runner.torch_runner.graph_runner = Graphs(runner.torch_runner)
 
     def prepared(count, length, prompts):
         return [Req(fill_ids=ids, prefix_indices=[]) for ids in prompts]
@@ -106,42 +120,46 @@ def engine(monkeypatch):
     return serve.Steps(SETUP), runner
 
 
-def asked(lens=(30, 7, 50), arms=VALUES, steps=3, **told):
-    return {"lens": lens, "arms": arms, "steps": steps, "attention": "fa3", "trace": False} | told
+def asked(lens=(30, 7, 50), arms=FA3, steps=3, **told):
+    words = {arm: dict([ARMS[arm][1:]]) for arm in arms}
+    return {"lens": lens, "arms": words, "steps": steps, "trace": False} | told
 
 
 def test_arms_are_checked_alone_and_then_alternate_there_and_back(engine):
     steps, runner = engine
     found = steps.measure(asked())
     ran = [arm for arm, _ in runner.steps]
-    checked, timed = 1 + serve.CHECKED * 4, (serve.WARM_TURNS + 3) * 4
-    assert ran[:checked] == ["native", *(arm for arm in VALUES for _ in range(serve.CHECKED))]
-    there_and_back = [*VALUES, *VALUES[::-1]]
-    assert ran[checked:] == [there_and_back[n % 8] for n in range(timed)]
+    values = [ARMS[arm][2] for arm in FA3]
+    checked, timed = 1 + serve.CHECKED * 5, (serve.WARM_TURNS + 3) * 5
+    assert ran[:checked] == ["native", *(arm for arm in values for _ in range(serve.CHECKED))]
+    there_and_back = [*values, *values[::-1]]
+    assert ran[checked:] == [there_and_back[n % 10] for n in range(timed)]
     assert {held for _, held in runner.steps[:checked:4]} >= {87}, "each arm from the same state"
-    for arm in VALUES:
+    for arm in FA3:
         assert len(found["arms"][arm]["run_us"]) == 3 and found["arms"][arm]["error"] == 0
     assert len({each["digest"] for each in found["arms"].values()}) == 1
     assert found["calls"]["metadata=fused"] == serve.CHECKED + serve.WARM_TURNS + 3
+    assert found["calls"]["schedule=layer"] == 1, "captured once"
+    steps.measure(asked(lens=(90, 4)))
     again = steps.measure(asked())
     assert again["arms"]["sglang"]["digest"] == found["arms"]["sglang"]["digest"]
-    model = steps.model
-    assert (model.attn_backend, model.graph_runner) == ("fast", "graph")
+    graphs = {id(runner) for runner, _ in steps.graphs._sets.values()}
+    assert len(graphs) == 2 and id(steps.model.graph_runner) in graphs
 
 
 def test_an_arm_that_reads_other_values_has_an_error_and_other_outputs(engine):
     steps, runner = engine
     runner.bias = {"fused": torch.arange(8) * 5e3, "eager": 1e-3, "one-launch": torch.nan}
     found = steps.measure(asked())["arms"]
-    assert found["fused"]["error"] > 0.1 > found["eager"]["error"] > 0
-    assert found["one-launch"]["error"] == float("inf")
-    assert len({each["digest"] for each in found.values()}) == 4
+    assert found["sglang-fused"]["error"] > 0.1 > found["sglang-eager"]["error"] > 0
+    assert found["sglang-one-launch"]["error"] == float("inf")
+    assert len({each["digest"] for each in found.values()}) == 4, "layer has those of sglang"
 
 
 def test_what_does_not_fit_into_cache_or_context_is_refused_before_any_step(engine):
     steps, runner = engine
     said = steps.measure(asked(lens=(3000, 900, 500)))["refused"]
-    assert said.startswith("a case must fit into 4000 tokens of cache") and "got 4484" in said
+    assert said.startswith("a case must fit into 4000 tokens of cache") and "got 4505" in said
     runner.torch_runner.max_total_num_tokens = 10**6
     assert f"{serve.CONTEXT['fa3']} of a request" in steps.measure(asked(lens=(16380,)))["refused"]
     assert runner.steps == []
@@ -155,7 +173,7 @@ def test_a_traced_step_has_kernels_and_their_time_and_no_other(engine, monkeypat
         return (Kernel("a", 2.0, 5.0), Kernel("b", 1.0, 1.5))
 
     monkeypatch.setattr(serve, "trace_kernels", trace)
-    found = steps.measure(asked(trace=True))["arms"]["fused"]
+    found = steps.measure(asked(trace=True))["arms"]["sglang-fused"]
     assert found["run_us"] == [6.5]
     assert found["kernels"][0] == {"name": "a", "launches": 2.0, "gpu_us": 5.0}
 
@@ -178,19 +196,35 @@ def test_offline_steps_are_what_more_tokens_take_longer(monkeypatch):
     made = SimpleNamespace(Engine=lambda **options: SimpleNamespace(generate=generate))
     fakes.installed(monkeypatch, {"sglang": vars(made)})
     monkeypatch.setattr(serve.time, "perf_counter", lambda: now[0])
-    found = serve.Offline(SETUP).measure(asked(arms=["fa2"], steps=10))["arms"]["fa2"]
+    answer = serve.Offline(SETUP).measure(asked(arms=["sglang-fa2"], steps=10))
+    found = answer["arms"]["sglang-fa2"]
     assert found["run_us"] == pytest.approx([5000.0] * serve.REPEATS)
-    assert (found["error"], asked_for[:3]) == (0.0, [2, 2, 12])
+    assert (found["error"], asked_for[:3], answer["said"]) == (0.0, [2, 2, 12], [])
+    one, *others = found["digest"].split("-")
+    assert others == [one, one], "a hash of each of few requests"
+
+
+def test_groups_that_attend_apart_say_what_heads_the_schedule_is_told(monkeypatch, tmp_path):
+    monkeypatch.setenv(f"{arms.PREFIX}CAPTURE", "a user's own")
+    made = SimpleNamespace(Engine=lambda **options: SimpleNamespace(options=options))
+    fakes.installed(monkeypatch, {"sglang": vars(made)})
+    engine = serve.Offline(SETUP | {"model": str(tmp_path), "tp": 2, "dp": 2})
+    assert engine.engine.options["enable_dp_attention"] and engine.engine.options["dp_size"] == 2
+    step = capture.Step("decode", 1, "9", "", 16, 8, 128, 1, *["bfloat16"] * 2, "mha", "fa3", "", 0)
+    written = capture.Capture(os.environ[f"{arms.PREFIX}CAPTURE"])
+    for told in ("8/4", "8/4", ""):
+        written.write(replace(step, told=told))
+    assert engine._heads() == ["told 8/4 heads of 16/8"]
 
 
 def test_lines_in_are_lines_out_and_what_the_engine_prints_is_not_among_them(
     engine, monkeypatch, tmp_path, capfd
 ):
     (tmp_path / "setup.json").write_text(json.dumps(SETUP))
-    monkeypatch.setattr(serve.sys, "stdin", [json.dumps(asked(steps=1)) + "\n"])
-    serve.main(tmp_path / "setup.json")
+    monkeypatch.setattr(sys, "stdin", [json.dumps(asked(steps=1)) + "\n"])
+    __main__.main(tmp_path / "setup.json")
     ready, answer = map(json.loads, capfd.readouterr().out.splitlines())
-    assert ready == {"ready": True} and set(answer["arms"]) == set(VALUES)
+    assert ready == {"ready": True} and set(answer["arms"]) == set(FA3)
 
 
 def test_several_gpus_have_no_all_reduce_of_sglangs_own():
@@ -205,7 +239,8 @@ def test_a_models_folder_has_the_heads_that_kernel_cases_have(name, tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     heads = ("num_attention_heads", "num_key_value_heads", "head_dim")
     of = {"llama-3.1-8b": "Llama-3.1-8B", "qwen3-32b-tp4": "Qwen3-32B at TP 4"}
-    assert tuple(config[each] for each in heads) == MODELS[of[name]]
+    halves = {"qwen3-half": (32, 4, 128), "qwen3-0.6b": (16, 8, 128)}
+    assert tuple(config[each] for each in heads) == (MODELS | halves)[of.get(name, name)]
     words = json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"]
     assert len(words) == config["vocab_size"]
 
@@ -224,12 +259,25 @@ def test_a_case_draws_lengths_as_others_do_and_names_what_is_wrong():
             EngineCase(**{**vars(case), wrong: 0})
     with pytest.raises(ValueError, match="tp must be 1 for the driver steps, got 2"):
         EngineCase("llama-3.1-8b", 1, 9, tp=2)
+    with pytest.raises(ValueError, match="dp must divide tp, 2, got 3"):
+        EngineCase("llama-3.1-8b", 1, 9, driver="offline", tp=2, dp=3)
+    groups = EngineCase("llama-3.1-8b", 1, 9, driver="offline", tp=2, dp=2)
+    assert groups.key.endswith("tp,2,dp,2") and groups.to_dict()["dp"] == 2
+    assert "dp" not in case.to_dict(), "records from before it keep their ids"
+    assert (
+        EngineCase.from_dict({n: v for n, v in groups.to_dict().items() if n != "kind"}) == groups
+    )
 
 
 def test_a_setup_sets_its_own_variable_and_no_other(monkeypatch):
     monkeypatch.setenv("ATTNLIB_SGLANG_METADATA", "fused")
-    env = Setup("m", "steps", 1, "sglang-layer").environment
+    env = Setup("m", "offline", 1, 1, "sglang-layer").environment
     assert env["ATTNLIB_SGLANG_SCHEDULE"] == "layer" and "ATTNLIB_SGLANG_METADATA" not in env
+    beside = Setup("m", "steps", 1, 1, "sglang").environment
+    assert {beside[f"{arms.PREFIX}{name}"] for name in ("METADATA", "SCHEDULE")} == {
+        "sglang",
+        "once",
+    }
 
 
 @pytest.mark.skipif(not sglang_code.FOUND, reason="needs SGLang's wheel on PYTHONPATH")
@@ -252,7 +300,7 @@ def test_sglang_has_the_names_that_are_used_of_it():
         if getattr(node, "name", "") == "ServerArgs"
     )
     fields = {n.target.id for n in server_args.body if isinstance(n, ast.AnnAssign)}
-    asked_for = {*serve.server_options(SETUP | {"tp": 2}), "disable_radix_cache"}
+    asked_for = {*serve.server_options(SETUP | {"tp": 2, "dp": 2}), "disable_radix_cache"}
     assert asked_for | {"skip_tokenizer_init"} <= fields
     assert (
         "class TorchNativeAttnBackend"

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CASE = EngineCase("llama-3.1-8b", 2, 300, output_len=3)
 ENGINE = """
 import json, os, subprocess, sys, time
-folder = json.load(open(sys.argv[1]))["model"]
+FUSED, folder = "sglang-fused", json.load(open(sys.argv[1]))["model"]
 assert json.load(open(folder + "/config.json"))["num_hidden_layers"] in (32, 64)
 with open(os.environ["STARTS"], "a") as file:
     own = (value for name, value in os.environ.items() if name.startswith("ATTNLIB_SGLANG_"))
@@ -41,10 +41,10 @@ for line in sys.stdin:
     if asked["trace"]:
         said["kernels"] = [{{"name": "FlashAttnFwdSm90", "launches": 32.0, "gpu_us": 3.0}}]
     arms = {{arm: dict(said) for arm in asked["arms"]}}
-    kinds = ("metadata", "schedule", "decode")
-    calls = {{f"{{kind}}={{arm}}": 1 for arm in arms for kind in kinds}}
+    words = [pair for arm in asked["arms"].values() for pair in arm.items()]
+    calls = {{f"{{kind}}={{value}}": 1 for kind, value in words}}
     {answer}
-    print(json.dumps({{"arms": arms, "calls": calls}}), flush=True)
+    print(json.dumps({{"arms": arms, "calls": calls, "said": ["so it is"]}}), flush=True)
 """
 CHILD = "import time; time.sleep(100)"
 LEAVES = f"child = subprocess.Popen([sys.executable, '-c', {CHILD!r}]); "
@@ -68,6 +68,8 @@ def gone(pid, within=5.0):
 def subject(monkeypatch, tmp_path):
     """A subject whose engine is the stand-in with these lines of code in it."""
     made = []
+
+    monkeypatch.setattr(measure.torch.cuda, "device_count", lambda: 2)
 
     def make(device="cuda", release="0.5.11", **code):
         path = tmp_path / "engine.py"
@@ -98,12 +100,13 @@ def item(backend="sglang", timer="host", case=CASE):
 def test_one_engine_serves_all_arms_that_take_turns_and_all_cases(subject, tmp_path):
     own = subject()
     for case in (CASE, replace(CASE, batch_size=4)):
-        for arm in SIDE_BY_SIDE:
+        for arm in SIDE_BY_SIDE["fa3"]:
             found = own.measure(item(arm, case=case))
             assert (found["status"], found["run_us"]) == ("ok", (10.0, 11.0, 12.0))
-            assert found["reported_backend"] == f"metadata={ARMS[arm][2]}, outputs same"
+            word = "=".join(ARMS[arm][1:])
+            assert found["reported_backend"] == f"{word}, in turns, so it is, outputs same"
             assert (found["oracle_error"], found["oracle_budget"]) == (0.01, measure.BUDGET)
-    assert starts(tmp_path) == ["sglang"]
+    assert starts(tmp_path) == ["sglang once"]
 
 
 def test_a_record_is_published_with_every_step_and_loaded_with_them(subject, make_record):
@@ -119,14 +122,35 @@ def test_a_record_is_published_with_every_step_and_loaded_with_them(subject, mak
     assert measured(item()).status == "refused", "no SGLang in this process"
 
 
-def test_other_arms_and_an_offline_engine_have_a_process_each_one_at_a_time(subject, tmp_path):
+def test_each_attention_backend_and_each_arm_of_an_offline_engine_has_a_process(subject, tmp_path):
     own = subject()
-    for arm in ("sglang-layer", "sglang-fa2", "sglang-planned"):
+    for arm in ("sglang-layer", "sglang-guarded", "sglang-fa2", "sglang-planned"):
         assert own.measure(item(arm))["status"] == "ok"
     offline = replace(CASE, driver="offline")
     found = [own.measure(item(arm, case=offline)) for arm in ("sglang", "sglang-eager")]
-    assert starts(tmp_path) == ["layer", "fa2", "planned", "sglang", "eager"]
+    assert starts(tmp_path) == ["sglang once", "sglang once raise", "fa2", "sglang", "eager"]
     assert [each["status"] for each in found] == ["incorrect"] * 2, "its error counts tokens"
+    assert found[0]["reported_backend"] == "metadata=sglang, so it is, outputs same"
+
+
+def test_transformers_has_its_own_python_release_and_arms(subject, tmp_path, monkeypatch):
+    own, case = subject(release=""), replace(CASE, driver="batching")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho own >> {tmp_path}/STARTS\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setenv("ATTNLIB_TRANSFORMERS_PYTHON", str(python))
+    found = [own.measure(item(arm, case=case)) for arm in SIDE_BY_SIDE["transformers"]]
+    assert [each["status"] for each in found] == ["incorrect"] * 2, "its error counts tokens"
+    assert found[1]["reported_backend"] == "metadata=once, so it is, outputs same"
+    assert starts(tmp_path) == ["own", "own"], "a process, with its variable"
+    with pytest.raises(ValueError, match="backend must be one of the driver batching, got 'sglang"):
+        own.measure(item(case=case))
+
+
+def test_more_gpus_than_there_are_are_refused(subject, monkeypatch):
+    monkeypatch.setattr(measure.torch.cuda, "device_count", lambda: 1)
+    found = subject().measure(item(case=replace(CASE, driver="offline", tp=2)))
+    assert (found["status"], found["reason"]) == ("refused", "tp 2 needs as many GPUs, here is 1")
 
 
 def test_a_traced_process_is_not_timed_again(subject, tmp_path):
@@ -141,10 +165,12 @@ def test_a_traced_process_is_not_timed_again(subject, tmp_path):
 @pytest.mark.parametrize(
     ("code", "status", "reason"),
     [
-        ({"answer": "arms['fused']['digest'] = 'other'"}, "incorrect", "bit by bit, same, got oth"),
-        ({"answer": "arms['fused']['error'] = float('inf')"}, "incorrect", "error inf over budget"),
+        ({"answer": "arms[FUSED]['digest'] = 'other'"}, "incorrect", "bit by bit, same, got oth"),
+        ({"answer": "arms[FUSED]['error'] = float('inf')"}, "incorrect", "error inf over budget"),
         ({"answer": 'print(\'{"refused": "too long"}\', flush=True); continue'}, "refused", "long"),
-        ({"case": "raise MemoryError('no room')"}, "error", "status 1; .*MemoryError: no room"),
+        ({"case": "raise MemoryError('no room')"}, "error", "status 1; MemoryError: no room$"),
+        ({"case": "print('ValueError: first\\nlast', file=sys.stderr); sys.exit(1)"},)
+        + ("error", "status 1; ValueError: first / last"),
         ({"case": "os.kill(os.getpid(), 9)"}, "crashed", "status 137; loading"),
         ({"case": "time.sleep(60)"}, "timeout", "no answer after 0.5 s; loading"),
         ({"start": "raise SystemExit('attnlib: sglang must be')"}, "error", "attnlib: sglang must"),
@@ -169,7 +195,7 @@ def test_an_engine_that_fails_a_case_is_started_anew_and_one_that_cannot_start_i
     assert own.measure(item(case=replace(CASE, kv_len=200)))["status"] == "ok"
     assert len(starts(tmp_path)) == 2
     broken = subject(start="sys.exit(4)")
-    assert {broken.measure(item(arm))["status"] for arm in SIDE_BY_SIDE} == {"error"}
+    assert {broken.measure(item(arm))["status"] for arm in SIDE_BY_SIDE["fa3"]} == {"error"}
     assert len(starts(tmp_path)) == 3
 
 

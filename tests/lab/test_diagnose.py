@@ -215,6 +215,8 @@ REAL = {
     "fa2_host": None,
     "eager": 8,
     "prefill_decode": None,
+    "sglang_fa3": None,
+    "sglang_flashinfer": None,
 }
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
+from support import lab as support_lab
 from support.studies import hand_made
 
 from attnlib import cli
@@ -30,37 +31,22 @@ GRID = Grid((CASE, OTHER), ("flashinfer-auto",))
 DEMO = Study("demo", "?", (GRID,), reference_machine=SLUG, ceilings=())
 EACH = ["0.5.3", "0.6.0", "0.6.1", "0.6.2", "0.6.3", "0.6.4", "0.7.2", "0.7.2.post1"]
 SLOW = {"0.6.0", "0.6.1", "0.6.2", "0.6.3"}
-WOBBLE = (1.0, 1.001, 0.999)
 
 
-class Lab:
-    """Stands in for a GPU: times by release, a note of each job, records in the test's store."""
-
-    def __init__(self, make):
-        self.make, self.jobs = make, []
-        self.us, self.noise, self.failing = {}, {}, {}
-
-    def run(self, job, machine, overlay, watch):
-        self.jobs.append(job)
-        (item,) = job.items
-        slow, status = job.release in SLOW, self.failing.get(job.release, "ok")
-        noise = self.noise.get(job.release, WOBBLE)
-        us = self.us.get(job.release, 40.0 if slow else 10.0) * noise[job.round % len(noise)]
-        times = {"run_us": (us, us, us)} if status == "ok" else {"reason": "no\nluck"}
-        found = {"kernel_family": "fa3" if slow else "fa2", "command": job.command, **times}
-        named = {"study": job.study, "round": job.round, "item": item, "machine": machine}
-        store.append(self.make(status=status, **named, **found))
+class Lab(support_lab.Lab):
+    """Its jobs have one item each."""
 
     def order(self):
         """Round and release of each job since this was asked last."""
-        jobs, self.jobs = self.jobs, []
-        return [(job.round, job.release) for job in jobs]
+        jobs = super().order()
+        assert {count for *_, count in jobs} <= {1}
+        return [job[:2] for job in jobs]
 
 
 @pytest.fixture
 def lab(make_record, monkeypatch):
     """A machine with a GPU that measures at once, and an index with the releases of `EACH`."""
-    found = Lab(make_record)
+    found = Lab(make_record, lambda name: (40.0, "fa3") if name in SLOW else (10.0, "fa2"))
     monkeypatch.setitem(STUDIES, "demo", DEMO)
     monkeypatch.setattr(studying, "_has_cuda", lambda: True)
     monkeypatch.setattr(studying, "describe", lambda device: GPU)

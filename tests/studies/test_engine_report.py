@@ -3,22 +3,27 @@
 import pytest
 from support.frames import frame, ran, row
 
-from attnlib.kinds.engine.case import SIDE_BY_SIDE
 from attnlib.studies.engine_step import checks, tables
 from attnlib.studies.engine_step.study import (
+    EAGER,
     FA2,
     FA3,
+    GROUPS,
+    GUARDED,
     KERNELS,
     LAYER,
     METADATA,
+    NOW,
+    ONE_LAUNCH,
+    OURS_FUSED,
     PLANNED,
+    RANKS,
     SCHEDULE,
     SERVED,
     STUDY,
 )
 from attnlib.studies.evidence import MissingRecordsError
 
-NOW, EAGER, FUSED, ONE = SIDE_BY_SIDE
 PREPARE = "prepare_varlen_num_blocks_kernel"
 
 
@@ -53,6 +58,16 @@ def test_steps_of_one_process_are_paired_one_by_one_and_of_two_by_medians():
     assert apart.gain == pytest.approx(100 * 400 / 6901)
 
 
+def test_arms_of_graphs_are_paired_where_records_say_that_they_took_turns():
+    ours, theirs = rounds(SCHEDULE[0], {NOW: 6500.0, LAYER: 6900.0})[:2]
+    theirs["steps_us"] = (6000.0, 6901.0, 6902.0)
+    apart, beside = {}, {"reported_backend": "said, in turns, outputs 1a2b"}
+    saved = [
+        tables.measured(frame(ours | said, theirs | said)).saved.item() for said in (apart, beside)
+    ]
+    assert saved == [6901 - 6500, 6902 - 6550]
+
+
 def test_a_saving_whose_interval_holds_nothing_is_ambiguous_and_a_loss_is_slower():
     rows = rounds(METADATA[0], {NOW: 5000.0, EAGER: 5000.0})
     for n, each in enumerate(rows[1::2]):
@@ -75,7 +90,7 @@ def test_kernel_records_predict_every_comparison_and_say_of_which_shape(promised
     wanted = [tuple(each) for each in promised[[*tables.PAIR, "case"]].itertuples(index=False)]
     assert wanted == list(tables.COMPARED) and promised.by.all()
     us = promised.groupby(tables.PAIR).predicted.median()
-    assert 10 < us[NOW, EAGER] < 40 and 0 < us[FUSED, NOW] < us[ONE, NOW] < 20
+    assert 10 < us[NOW, EAGER] < 40 and 0 < us[OURS_FUSED, NOW] < us[ONE_LAUNCH, NOW] < 20
     first = promised.set_index([*tables.PAIR, "case"]).predicted
     assert 2500 < first[FA2, FA3, KERNELS[0]] < 4000, "6.06 against 9.10 ms, once tried"
     assert first[PLANNED, FA2, SERVED[2]] > 10_000 > first[PLANNED, FA2, SERVED[0]] > 1000
@@ -131,8 +146,9 @@ def test_the_largest_gain_is_held_to_the_claimed(saved, verdict):
 
 
 def test_a_schedules_gain_is_of_throughput_and_of_a_batch_of_one_where_that_is_claimed():
-    rows = both(SCHEDULE, NOW, LAYER, [180.0, 700.0])
+    rows = both(RANKS, NOW, LAYER, [180.0, 700.0])
     alone, all_ = checks.schedule_gain_alone(rows, 2.6), checks.schedule_gain(rows, 2.0)
+    assert all_.reason.endswith("700 (700 to 700) at 16 x 1024 us a step over two GPUs.")
     assert alone.value == pytest.approx(100 * 180 / 6821)
     assert (alone.verdict, all_.verdict) == ("confirmed", "refuted")
     wide = rows[rows.batch_size == 1].copy()
@@ -161,7 +177,7 @@ def test_prepares_of_a_profile_are_counted_from_traced_steps(once, verdict):
 
 
 def test_outputs_of_both_schedules_are_compared_shape_by_shape():
-    arms = {NOW: 7000.0, ONE: 6900.0, LAYER: 7200.0}
+    arms = {NOW: 7000.0, ONE_LAUNCH: 6900.0, LAYER: 7200.0}
     rows = frame(*(r for case in SCHEDULE for r in rounds(case, arms)))
     same = checks.schedule_keeps_outputs(rows)
     assert (same.verdict, len(same.records)) == ("confirmed", 18)
@@ -172,15 +188,53 @@ def test_outputs_of_both_schedules_are_compared_shape_by_shape():
     untold = checks.schedule_keeps_outputs(mixed)
     assert untold.verdict == "open" and "in 1 of 2 shapes, of sglang-one" in untold.reason
     with pytest.raises(MissingRecordsError, match="lacks one by the timer host"):
-        checks.schedule_keeps_outputs(rows[rows.backend != ONE])
+        checks.schedule_keeps_outputs(rows[rows.backend != ONE_LAUNCH])
+
+
+def test_two_gpus_keep_tokens_or_not():
+    rows = frame(*(r for case in RANKS for r in rounds(case, {NOW: 7400.0, LAYER: 7500.0})))
+    assert checks.ranks_keep_outputs(rows).verdict == "confirmed"
+    late = (rows.backend == LAYER) & (rows["round"] == 2)
+    other = rows.where(~late, rows.assign(reported_backend="said, outputs 3c4d"))
+    found = checks.ranks_keep_outputs(other)
+    assert (found.verdict, found.reason[:22]) == ("partly", "Equal tokens in 4 of 6")
+    with pytest.raises(MissingRecordsError, match="lacks one by the timer host"):
+        checks.ranks_keep_outputs(rows[rows.batch_size == 1])
+    once = checks.schedule_gain_alone(both(RANKS, NOW, LAYER, [180.0] * 2).query("round == 0"), 2.6)
+    assert (once.verdict, once.low, once.measured[-9:]) == ("open", None, "one round")
+
+
+def test_groups_that_attend_apart_are_told_heads_get_tokens_and_are_guarded():
+    def said(arm, tokens, **told):
+        words = f"said, told 8/4 heads of 16/8, outputs {tokens}" if tokens else ""
+        return rounds(GROUPS, {arm: 3000.0}, reported_backend=words, reason="", **told)[0]
+
+    guarded = said(GUARDED, "", status="error") | {"reason": "num_qo_heads must be 8, got 16"}
+    table = tables.groups_table(frame(said(NOW, "aa-bb-cc"), said(LAYER, "dd-bb-cc"), guarded))
+    assert table.backend.tolist() == [NOW, LAYER, GUARDED]
+    assert table["other tokens"].tolist()[:2] == [1, 0]
+    assert table.heads.tolist() == ["8/4 heads of 16/8"] * 2 + [""]
+    assert (table.status[2], table.reason[2]) == ("error", "num_qo_heads must be 8, got 16")
+    found = checks.groups_need_layers(frame(said(NOW, "aa-bb-cc"), said(LAYER, "dd-bb-cc")))
+    assert (found.verdict, found.reason[-35:]) == (
+        "confirmed",
+        "; 1 of 8 requests get other tokens.",
+    )
+    same = checks.groups_need_layers(frame(said(NOW, "aa-bb-cc"), said(LAYER, "aa-bb-cc")))
+    assert same.verdict == "partly"
+    with pytest.raises(MissingRecordsError, match="lacks one"):
+        checks.groups_need_layers(frame(said(NOW, "aa-bb-cc"), guarded))
 
 
 def test_engines_start_once_a_round_and_odd_rounds_run_backwards():
-    arms = {"sglang": "together"} | dict.fromkeys(SIDE_BY_SIDE, "together")
     seen = []
     for job in STUDY.jobs(headline=False):
-        keys = [(i.case.model, i.case.driver, arms.get(i.backend, i.backend)) for i in job.items]
+        keys = []
+        for item in job.items:
+            ranks = item.case.model, item.case.driver, item.case.tp, item.case.dp
+            keys.append((*ranks, item.case.in_turns(item.backend)[0]))
         seen.append(list(dict.fromkeys(keys)))
         assert len(seen[-1]) == sum(a != b for a, b in zip([None, *keys], keys, strict=False))
-    assert [len(keys) for keys in seen] == [8, 6, 6]
-    assert seen[1] == seen[0][:6][::-1]
+    assert [len(keys) for keys in seen] == [12, 6, 3]
+    assert seen[1] == [key for key in seen[0] if key in seen[1]][::-1]
+    assert seen[2] == seen[0][:3]

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from support.lab import Lab
 from support.studies import hand_made
 
 from attnlib import cli, compare_releases
@@ -21,38 +22,16 @@ BASE, NEW = "0.6.13", "0.7.2.post1"
 GPU = {"gpu": "Test GPU", "gpu_id": "0badcafe", "compute_capability": "9.0"}
 SLUG = "test-gpu-0badcafe"
 KEYS = ["32/8,d128,p16,b16,k8192", "16/2,d128,p16,b1,k4096"]
-WOBBLE = (1.0, 1.001, 0.999, 1.0005)
-
-
-class Lab:
-    """Stands in for a GPU: times by case and release, a note of each job, records in the store."""
-
-    def __init__(self, make):
-        self.make, self.jobs = make, []
-        self.us, self.noise, self.failing = {}, {}, {}
-
-    def run(self, job, machine, overlay, watch):
-        self.jobs.append(job)
-        for item in job.items:
-            key = (item.case.key, job.release)
-            status = self.failing.get(key, "ok")
-            noise = self.noise.get(key, WOBBLE)
-            us = self.us.get(key, 10.0) * noise[job.round % len(noise)]
-            times = {"run_us": (us,) * 3} if status == "ok" else {"reason": "no\nluck"}
-            family = {"kernel_family": "fa2" if job.release == BASE else "fa3"}
-            named = {"study": job.study, "round": job.round, "item": item, "machine": machine}
-            store.append(self.make(status=status, command=job.command, **named, **family, **times))
-
-    def order(self):
-        """Round, release and number of items of each job since this was asked last."""
-        jobs, self.jobs = self.jobs, []
-        return [(job.round, job.release, len(job.items)) for job in jobs]
 
 
 @pytest.fixture
 def lab(make_record, monkeypatch):
     """A machine with a GPU that measures at once, where every release can be had."""
-    found = Lab(make_record)
+    found = Lab(
+        make_record,
+        lambda release: (10.0, "fa2" if release == BASE else "fa3"),
+        key=lambda item, release: (item.case.key, release),
+    )
     monkeypatch.setattr(studying, "_has_cuda", lambda: True)
     monkeypatch.setattr(studying, "describe", lambda device: GPU)
     monkeypatch.setattr(studying, "run_job", found.run)

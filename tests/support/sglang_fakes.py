@@ -63,14 +63,16 @@ class FlashAttentionBackend:
     kv_cache_dtype = torch.bfloat16
 
     def __init__(self, page_size=1):
-        self.page_size, self.req_to_token = page_size, pool()
-        columns = -(-CONTEXT // page_size)
+        self.page_size, self.req_to_token, self.schedules = page_size, pool(), 0
+        self.init_cuda_graph_state(MAX_BS, MAX_BS)
+
+    def init_cuda_graph_state(self, max_bs, max_num_tokens):
+        columns = -(-CONTEXT // self.page_size)
         self.decode_cuda_graph_metadata = {
-            "page_table": torch.zeros(MAX_BS, columns, dtype=torch.int32),
-            "strided_indices": torch.arange(0, CONTEXT, page_size),
+            "page_table": torch.zeros(max_bs, columns, dtype=torch.int32),
+            "strided_indices": torch.arange(0, CONTEXT, self.page_size),
         }
-        self._sched_meta_buf = torch.zeros(1 + 4 * MAX_BS, dtype=torch.int32)
-        self.schedules = 0
+        self._sched_meta_buf = torch.zeros(1 + 4 * max_bs, dtype=torch.int32)
 
     def _compute_scheduler_metadata(self, batch_size, max_seq_len_k, cache_seqlens, cu_seqlens_q):
         self.schedules += 1

@@ -25,7 +25,8 @@ class Step:
     know them; `q_lengths` the query tokens, empty also where each request has one. `batch_size` is
     without a graph's padding. Heads are those of a layer on this GPU, pages the engine's, dtypes
     torch names. `kind` is `mha` (grouped-query too) or `mla`, `backend` the engine's name of its
-    attention, `release` its own; `draft` marks a draft model's step.
+    attention, `release` its own; `draft` marks a draft model's step. `told` is what FA3's schedule
+    is told of heads, `8/4`, empty where the backend keeps no such numbers.
     """
 
     mode: str
@@ -42,6 +43,7 @@ class Step:
     backend: str
     release: str
     draft: bool
+    told: str = ""
 
     @property
     def spec(self) -> AttnSpec:

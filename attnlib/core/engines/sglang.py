@@ -61,21 +61,24 @@ def register() -> None:
     )
 
 
-def use(*, metadata: str) -> None:
-    """Run another arm of `ATTNLIB_SGLANG_METADATA` from the next step on, in this process.
+def use(**arms: str) -> None:
+    """Run other arms from the next step on, in this process: `use(metadata="fused")`.
 
-    All of them leave the same words to a graph; the other variables' are in the graphs and need a
-    process each. Raises ValueError for an unknown arm or one that the schedule forbids,
-    RuntimeError if the variable was not set when SGLang loaded its plugins.
+    All of metadata leave the same words to a graph. Schedule and decode lie in the graphs, which
+    must be captured anew: `sglang_graphs.GraphSets` holds them side by side. Raises ValueError for
+    an unknown arm or two that cannot be, RuntimeError if its variable was not set when SGLang
+    loaded its plugins.
     """
-    require_word("metadata", metadata, ARMS["metadata"])
-    if "metadata" not in STATE.arms:
-        raise RuntimeError(
-            f"{PREFIX}METADATA must be set when SGLang loads its plugins, got no hook to switch; "
-            "for bench_one_batch call sglang.srt.plugins.load_plugins() first"
-        )
-    require_together(STATE.arms | {"metadata": metadata})
-    STATE.arms["metadata"] = metadata
+    for name, value in arms.items():
+        require_word("an arm", name, ARMS)
+        require_word(name, value, ARMS[name])
+        if name not in STATE.arms:
+            raise RuntimeError(
+                f"{PREFIX}{name.upper()} must be set when SGLang loads its plugins, got no hook to "
+                "switch; for bench_one_batch call sglang.srt.plugins.load_plugins() first"
+            )
+    require_together(STATE.arms | arms)
+    STATE.arms.update(arms)
 
 
 def require_release(remedy: str) -> None:

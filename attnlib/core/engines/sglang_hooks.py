@@ -130,9 +130,10 @@ def pin_decode(_: None, backend: Any, model_runner: Any, *args: Any, **kwargs: A
         )
     if arm == "fa3":
         backend.decode_backend = "fa3"
-        for place, old in enumerate(backend.decode_wrappers):
-            made = type(old)(backend.workspace_buffer, "NHD", backend="fa3", use_tensor_cores=True)
-            backend.decode_wrappers[place] = made
+        backend.decode_wrappers = [
+            type(old)(backend.workspace_buffer, "NHD", backend="fa3", use_tensor_cores=True)
+            for old in backend.decode_wrappers
+        ]
         return
     reasons = {
         "full self-attention alone": backend.num_wrappers != 1,
@@ -186,6 +187,8 @@ def _described(runner: Any, batch: Any, mode: str) -> Step | None:
     if get_attention_tp_rank():
         return None
     config, ranks = runner.model_config, get_attention_tp_size()
+    attention = getattr(runner, "attn_backend", None)
+    heads = [getattr(attention, f"num_{name}_heads", 0) for name in ("attention", "kv")]
     return Step(
         mode=mode,
         batch_size=batch.batch_size,
@@ -201,6 +204,7 @@ def _described(runner: Any, batch: Any, mode: str) -> Step | None:
         backend=str(runner.server_args.attention_backend),
         release=installed_version("sglang"),
         draft=bool(runner.is_draft_worker),
+        told="/".join(map(str, heads)) if all(heads) else "",
     )
 
 

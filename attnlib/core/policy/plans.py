@@ -24,9 +24,10 @@ from ..fa2.library import Lengths, chunk_pages
 from ..gpu import CUDA_CORE_CTAS, FA2_CTAS
 from ..schedule.facts import SchedulerFacts
 from ..schedule.splits import plan_splits, split_blocks
-from ..spec import ELEMENT_BYTES, AttnSpec
+from ..spec import ELEMENT_BYTES, AttnSpec, require_word
 
 FA2_ROWS = 16
+PerSm = tuple[np.ndarray, np.ndarray]
 FA3_TILES = {64: (192, 96), 128: (128, 96), 256: (128, 32)}
 """(query rows, KV tokens) of a tile by head_dim, for a paged cache: prefill_sm90.cuh."""
 FA2_ITEM_TOKENS, CUDA_CORE_ITEM_TOKENS = 128, 16
@@ -56,8 +57,7 @@ def plan(backend: str, spec: AttnSpec, seq_lens: Lengths, *, num_sms: int) -> Wo
     Raises ValueError for a backend without a rule here, listing those that have one, for lengths
     below 1, and for a spec that the backend's kernels do not take.
     """
-    if backend not in PLANS:
-        raise ValueError(f"backend must be one of {', '.join(PLANS)}, got {backend!r}")
+    require_word("backend", backend, PLANS)
     return PLANS[backend](spec, lengths(seq_lens), num_sms)
 
 
@@ -77,9 +77,7 @@ def lengths(seq_lens: Lengths) -> np.ndarray:
     return lens
 
 
-def fa3_sm_tokens(
-    seq_lens: np.ndarray, spec: AttnSpec, *, num_sms: int
-) -> tuple[np.ndarray, np.ndarray]:
+def fa3_sm_tokens(seq_lens: np.ndarray, spec: AttnSpec, *, num_sms: int) -> PerSm:
     """KV tokens in whole tiles, and items, that FlashInfer's fa3 plan gives each SM: [num_sms].
 
     PrefillSM90Plan: a heap of SMs by cost, an item costs 2 tile_rows + kv_len; heads are the outer
@@ -87,10 +85,7 @@ def fa3_sm_tokens(
     `heapq` moves elements as libstdc++ does, so with elements that compare by cost alone it takes
     the same one. Raises ValueError for a head_dim without a kernel.
     """
-    if spec.head_dim not in FA3_TILES:
-        known = ", ".join(map(str, FA3_TILES))
-        raise ValueError(f"head_dim must be one of {known}, got {spec.head_dim}")
-    tile_rows, tile_tokens = FA3_TILES[spec.head_dim]
+    tile_rows, tile_tokens = _fa3_tile(spec)
     lens = sorted(seq_lens.tolist(), reverse=True)
     heap = [_SmCost(0, sm) for sm in range(num_sms)]
     tokens, items = [0] * num_sms, [0] * num_sms
@@ -100,6 +95,19 @@ def fa3_sm_tokens(
         tokens[least.sm] += -(-length // tile_tokens) * tile_tokens
         items[least.sm] += 1
     return np.array(tokens), np.array(items)
+
+
+def _even_sm_tokens(seq_lens: np.ndarray, spec: AttnSpec, *, num_sms: int) -> PerSm:
+    """The same of equal requests, in some order of the SMs: their items go round."""
+    _, tile_tokens = _fa3_tile(spec)
+    each, more = divmod(len(seq_lens) * spec.num_qo_heads, num_sms)
+    items = each + (np.arange(num_sms) < more)
+    return items * (-(-seq_lens[0] // tile_tokens) * tile_tokens), items
+
+
+def _fa3_tile(spec: AttnSpec) -> tuple[int, int]:
+    require_word("head_dim", spec.head_dim, FA3_TILES)
+    return FA3_TILES[spec.head_dim]
 
 
 class _SmCost(int):
@@ -144,16 +152,11 @@ def _cuda_cores(spec: AttnSpec, seq_lens: np.ndarray, num_sms: int) -> WorkPlan:
 
 
 def _flashinfer_fa3(spec: AttnSpec, seq_lens: np.ndarray, num_sms: int) -> WorkPlan:
-    if uneven := np.ptp(seq_lens) or spec.head_dim not in FA3_TILES:
-        tokens, items = fa3_sm_tokens(seq_lens, spec, num_sms=num_sms)
-    tile = FA3_TILES[spec.head_dim][1]
-    if not uneven:  # equal items go round; the heap only says which SMs have one more
-        each, more = divmod(len(seq_lens) * spec.num_qo_heads, num_sms)
-        items = each + (np.arange(num_sms) < more)
-        tokens = items * (-(-seq_lens[0] // tile) * tile)
+    place = fa3_sm_tokens if np.ptp(seq_lens) else _even_sm_tokens
+    tokens, items = place(seq_lens, spec, num_sms=num_sms)
     busy = items > 0
     # An item begins and ends in about the time of one more tile.
-    cost = tokens[busy] + items[busy] * tile
+    cost = tokens[busy] + items[busy] * _fa3_tile(spec)[1]
     return WorkPlan(cost, num_sms, int(seq_lens.sum()) * spec.num_qo_heads, 1, merged=False)
 
 

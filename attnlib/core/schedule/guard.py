@@ -55,7 +55,7 @@ _known = lru_cache(maxsize=256)(SchedulerFacts)
 
 
 class _Words(torch.Tensor):
-    """Words that tell where they are copied to; all that is made of them are plain tensors."""
+    """Words that tell where they are copied to, slices too; all else of them is plain tensors."""
 
     @classmethod
     def __torch_function__(
@@ -63,6 +63,8 @@ class _Words(torch.Tensor):
     ) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
             out = func(*args, **(kwargs or {}))
+            if func is torch.Tensor.__getitem__ and type(out) is torch.Tensor:
+                return out.as_subclass(cls)
             at = {torch.Tensor.copy_: 1, torch.Tensor.__setitem__: 2}.get(func, 0)
             if isinstance(source := args[at] if at else None, cls) and source.data_ptr() in _made:
                 into = args[0] if at == 1 else args[0][args[1]]

@@ -9,6 +9,7 @@ soon as the leader has ended, so that no rank and no scheduler is left on the GP
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -86,7 +87,9 @@ class EngineGroup:
         if not self._log.closed:
             self._log.seek(0)
             lines = self._log.read().decode(errors="replace").strip().splitlines()
-            self._words = " / ".join(lines[-3:])[-LAST_WORDS:] or "it said nothing"
+            raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)]
+            last = (raised[0][:LAST_WORDS], *lines[-1:]) if raised else lines[-3:]
+            self._words = " / ".join(dict.fromkeys(last))[-2 * LAST_WORDS :] or "it said nothing"
             self._log.close()
         return code
 

@@ -24,6 +24,9 @@ _MODELS = {
     "llama-3.1-8b": ("Llama", 4096, 14336, 32, 32, 8, 128256, 1e-5, 5e5),
     # What one GPU of four has of Qwen3-32B: all layers, a quarter of their width.
     "qwen3-32b-tp4": ("Qwen3", 5120, 6400, 64, 16, 2, 37984, 1e-6, 1e6),
+    # Two GPUs of it have what two of those four have.
+    "qwen3-half": ("Qwen3", 5120, 12800, 64, 32, 4, 75968, 1e-6, 1e6),
+    "qwen3-0.6b": ("Qwen3", 1024, 3072, 28, 16, 8, 151936, 1e-6, 1e6),
 }
 CONFIGS: dict[str, dict[str, Any]] = {
     name: {"architectures": [f"{kind}ForCausalLM"], "model_type": kind.lower()}

@@ -1,15 +1,13 @@
-"""Inside an engine's process: SGLang with a model, a JSON line a case in, a JSON line out.
+"""Inside an engine's process: SGLang with a model.
 
-    python -m attnlib.kinds.engine.serve SETUP.json     (started by `measure`, not by hand)
-
-The cache is filled with normal values once, so a context of any length costs a prefill of one
-token: requests are given slots, shuffled as an allocator leaves them, and extended by one. A case
-has the same tokens, slots and values in every process.
+The cache is filled with normal values, so a context of any length costs a prefill of one token:
+requests are given slots, shuffled as an allocator leaves them, and extended by one. A case has the
+same tokens, slots and values in every process, whatever ran before it.
 
 Before it is timed each arm decodes `CHECKED` steps from the same state. Its first logits are held
 to a step whose attention is PyTorch's (SGLang's `torch_native`), all of them are hashed. Then the
 arms alternate step by step, A B C C B A: each one's n-th step has the others' as neighbours, and
-none has the longer contexts.
+none has the longer contexts. Arms that lie in CUDA graphs have graphs of their own.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,8 +26,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...core.engines import sglang as plugin
-from ...core.engines.arms import STATE
+from ...core.engines import capture
+from ...core.engines.arms import PREFIX, STATE
 from ...measure.trace import trace_kernels
 
 POOL_TOKENS = 300_000
@@ -44,6 +41,7 @@ REPEATS = 5
 """Calls of the offline engine, of which each gives one mean time of a step."""
 VOCABULARY = 9000
 """Prompts are of the first words."""
+Arms = dict[str, dict[str, str]]
 State = tuple[torch.Tensor, Any]
 
 
@@ -52,6 +50,8 @@ def server_options(setup: dict[str, Any]) -> dict[str, Any]:
     # SGLang's own all-reduce hung where it was tried.
     words = ("disable_custom_all_reduce", "enforce_disable_flashinfer_allreduce_fusion")
     ranks = {} if setup["tp"] == 1 else {"tp_size": setup["tp"], **dict.fromkeys(words, True)}
+    if setup["dp"] > 1:
+        ranks |= {"dp_size": setup["dp"], "enable_dp_attention": True, "disable_radix_cache": True}
     return {
         "model_path": setup["model"],
         "attention_backend": setup["attention"],
@@ -86,10 +86,9 @@ class Steps:
             getattr(bench, f"initialize_{name}_config")(args)
         self.runner, _ = bench.load_model(args, bench.PortArgs.init_new(args), 0, 0)
         self.model = self.runner.torch_runner
-        pool = self.model.token_to_kv_pool
-        drawn = torch.Generator(pool.k_buffer[0].device).manual_seed(0)
-        for buffer in (*pool.k_buffer, *pool.v_buffer):
-            buffer.normal_(generator=drawn)
+        from ...core.engines.sglang_graphs import GraphSets
+
+        self.graphs, self.start = GraphSets(self.model), dict(STATE.arms)
 
     def measure(self, question: dict[str, Any]) -> dict[str, Any]:
         """Answer a case: `refused`, or for each arm its check and its steps or kernels."""
@@ -103,6 +102,8 @@ class Steps:
                 f"got {wanted} and {longest}"
             }
         before = dict(STATE.calls)
+        for arm in arms:  # captures its graphs, if it is the first time
+            self._switch(arms[arm])
         found = self.checked(lens, arms)
         measured = self.traced(lens, arms) if question["trace"] else self.timed(lens, arms, steps)
         for arm in arms:
@@ -111,6 +112,10 @@ class Steps:
 
     def build(self, lens: Sequence[int]) -> State:
         """Requests that hold so many tokens, and the next token of each: the same each time."""
+        pool = self.model.token_to_kv_pool
+        values = torch.Generator(pool.k_buffer[0].device).manual_seed(0)
+        for buffer in (*pool.k_buffer, *pool.v_buffer):
+            buffer.normal_(generator=values)
         drawn = np.random.default_rng(0)
         prompts = [drawn.integers(0, VOCABULARY, length).tolist() for length in lens]
         self.runner.clear()
@@ -124,14 +129,17 @@ class Steps:
         tokens, _, batch = self.runner.extend(reqs)
         return tokens, batch
 
-    def checked(self, lens: Sequence[int], arms: Sequence[str]) -> dict[str, dict[str, Any]]:
+    def _switch(self, arm: dict[str, str]) -> None:
+        self.graphs.use(**self.start | arm)
+
+    def checked(self, lens: Sequence[int], arms: Arms) -> dict[str, dict[str, Any]]:
         """By arm: the largest relative error of a request's logits, and a hash of all outputs."""
         tokens, batch = self.build(lens)
         with self._pytorch_attention():
             wanted = self.runner.decode(tokens, batch)[1].double()
         found = {}
         for arm in arms:
-            _switch(arm)
+            self._switch(arms[arm])
             tokens, batch = self.build(lens)
             digest, error = hashlib.sha256(), None
             for _ in range(CHECKED):
@@ -144,15 +152,13 @@ class Steps:
             found[arm] = {"error": error, "digest": digest.hexdigest()[:12]}
         return found
 
-    def timed(
-        self, lens: Sequence[int], arms: Sequence[str], steps: int
-    ) -> dict[str, dict[str, Any]]:
+    def timed(self, lens: Sequence[int], arms: Arms, steps: int) -> dict[str, dict[str, Any]]:
         """By arm, the microseconds of each of its steps, in their order."""
         tokens, batch = self.build(lens)
         found: dict[str, list[float]] = {arm: [] for arm in arms}
         turns = WARM_TURNS + steps
-        for arm in islice(cycle([*arms, *arms[::-1]]), len(arms) * turns):
-            _switch(arm)
+        for arm in islice(cycle([*arms, *reversed(arms)]), len(arms) * turns):
+            self._switch(arms[arm])
             self.runner.synchronize()
             start = time.perf_counter()
             tokens, _ = self.runner.decode(tokens, batch)
@@ -160,7 +166,7 @@ class Steps:
             found[arm].append((time.perf_counter() - start) * 1e6)
         return {arm: {"run_us": us[WARM_TURNS:]} for arm, us in found.items()}
 
-    def traced(self, lens: Sequence[int], arms: Sequence[str]) -> dict[str, dict[str, Any]]:
+    def traced(self, lens: Sequence[int], arms: Arms) -> dict[str, dict[str, Any]]:
         """By arm, the kernels of a step, and what they take in all."""
         state = list(self.build(lens))
         found = {}
@@ -169,7 +175,7 @@ class Steps:
             state[0], _ = self.runner.decode(*state)
 
         for arm in arms:
-            _switch(arm)
+            self._switch(arms[arm])
             kernels = [asdict(kernel) for kernel in trace_kernels(step)]
             total = sum(kernel["gpu_us"] for kernel in kernels)
             found[arm] = {"kernels": kernels, "run_us": [total]}
@@ -195,6 +201,9 @@ class Offline:
     def __init__(self, setup: dict[str, Any]) -> None:
         import sglang
 
+        self.steps = Path(setup["model"]) / "steps.jsonl" if setup["dp"] > 1 else None
+        if self.steps:
+            os.environ[f"{PREFIX}CAPTURE"] = str(self.steps)
         self.engine = sglang.Engine(**server_options(setup), skip_tokenizer_init=True)
 
     def measure(self, question: dict[str, Any]) -> dict[str, Any]:
@@ -212,10 +221,15 @@ class Offline:
             long, told = self._seconds(prompts, 2 + steps)
             found.append((long - short) / steps * 1e6)
             missing += sum(len(each["output_ids"]) != 2 + steps for each in told)
-        words = json.dumps([each["output_ids"] for each in told]).encode()
-        digest, (arm,) = hashlib.sha256(words).hexdigest()[:12], question["arms"]
-        said = {"error": float(missing), "digest": digest, "run_us": found}
-        return {"arms": {arm: said}, "calls": {}}
+        digest, (arm,) = token_digest([each["output_ids"] for each in told]), question["arms"]
+        found_of = {"error": float(missing), "digest": digest, "run_us": found}
+        return {"arms": {arm: found_of}, "calls": {}, "said": self._heads()}
+
+    def _heads(self) -> list[str]:
+        """Where groups attend for requests of their own: heads that FA3's schedule is told."""
+        steps = capture.read(self.steps) if self.steps else []
+        heads = {(s.told, f"{s.num_qo_heads}/{s.num_kv_heads}") for s in steps if s.told}
+        return [f"told {told} heads of {own}" for told, own in sorted(heads)]
 
     def _seconds(self, prompts: list[list[int]], count: int) -> tuple[float, list[dict[str, Any]]]:
         start = time.perf_counter()
@@ -224,29 +238,14 @@ class Offline:
         return time.perf_counter() - start, told
 
 
-def _switch(arm: str) -> None:
-    """Run another metadata arm from the next step on; what else there is lies in the graphs."""
-    if "metadata" in STATE.arms:
-        plugin.use(metadata=arm)
+def token_digest(tokens: Sequence[Sequence[int]]) -> str:
+    """A hash of all requests' tokens; of few, one each, joined by `-`."""
+    hashes = [hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:6] for ids in tokens]
+    many = hashlib.sha256(" ".join(hashes).encode()).hexdigest()[:12]
+    return many if len(hashes) > 8 else "-".join(hashes)
 
 
 def _more(now: dict[str, int], before: dict[str, int]) -> dict[str, int]:
     """What was counted at start stays: an arm that lies in a graph is counted there alone."""
     changed = {name: count - before.get(name, 0) for name, count in now.items()}
     return {name: changed[name] or now[name] for name in now}
-
-
-def main(path: Path) -> None:
-    """Serve until stdin ends; what goes wrong is raised, and ends the process."""
-    setup = json.loads(path.read_text())
-    # SGLang prints: what it says goes to stderr, and answers where stdout was.
-    with os.fdopen(os.dup(1), "w", buffering=1) as answers:
-        os.dup2(2, 1)
-        engine = Offline(setup) if setup["driver"] == "offline" else Steps(setup)
-        answers.write('{"ready": true}\n')
-        for line in sys.stdin:
-            answers.write(json.dumps(engine.measure(json.loads(line))) + "\n")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

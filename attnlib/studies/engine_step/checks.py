@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
 
 from ...kinds.engine.case import EngineCase
@@ -15,8 +16,8 @@ from ..evidence import (
     near,
     vote,
 )
-from .study import LAYER, METADATA, SCHEDULE
-from .tables import EAGER, NOW, ONE_LAUNCH, PREPARE, measured, outputs
+from .study import EAGER, GROUPS, LAYER, METADATA, NOW, ONE_LAUNCH, RANKS, SCHEDULE
+from .tables import PREPARE, groups_table, measured, outputs
 
 STEPS = 8
 """Decode steps of the source's profile, beside one prefill."""
@@ -49,13 +50,16 @@ def metadata_loses_somewhere(frame: pd.DataFrame) -> Finding:
 
 
 def schedule_gain(frame: pd.DataFrame, figure: float) -> Finding:
-    """A step that prepares the schedule once has `figure` % more throughput: all shapes."""
-    return _schedule_gain(frame, figure, SCHEDULE)
+    """The `Engine` over two GPUs has `figure` % more throughput with the schedule once a step.
+
+    A synchronous step says less of it: it shows the host's time of making the schedule in full.
+    """
+    return _schedule_gain(frame, figure, RANKS)
 
 
 def schedule_gain_alone(frame: pd.DataFrame, figure: float) -> Finding:
     """The same of a batch of one."""
-    return _schedule_gain(frame, figure, SCHEDULE[:1])
+    return _schedule_gain(frame, figure, RANKS[:1])
 
 
 def profiled_prepares(frame: pd.DataFrame, figure: float) -> Finding:
@@ -88,6 +92,28 @@ def schedule_keeps_outputs(frame: pd.DataFrame) -> Finding:
     return Finding(word, reason, records=tuple(rows.id))
 
 
+def ranks_keep_outputs(frame: pd.DataFrame) -> Finding:
+    """Over two GPUs of one group tokens are the same by SGLang's schedule as without it."""
+    rows = _of_arms(frame, (NOW, LAYER), "host", RANKS)
+    same = outputs(rows).groupby([rows.case, rows["round"]], sort=False).nunique() == 1
+    reason = f"Equal tokens in {same.sum()} of {len(same)} rounds of {len(RANKS)} shapes."
+    return Finding(vote(int(same.sum()), int((~same).sum())), reason, records=tuple(rows.id))
+
+
+def groups_need_layers(frame: pd.DataFrame) -> Finding:
+    """Where groups attend apart, SGLang's schedule is told heads that are not the layers', and a
+    request gets other tokens than by schedules in layers."""
+    table = groups_table(frame).set_index("backend")
+    if not {NOW, LAYER} <= set(table.index[table.status == "ok"]):
+        raise MissingRecordsError(f"{NOW} and {LAYER}: {GROUPS.label} lacks one")
+    heads, other = table.heads[NOW], int(table["other tokens"][NOW])
+    told, own = heads.split(" heads of ")
+    reason = f"Told {heads}; {other} of {GROUPS.batch_size} requests get other tokens."
+    rows = frame[(frame.case == GROUPS) & frame.backend.isin((NOW, LAYER))]
+    held = [told != own, other > 0]
+    return Finding(vote(sum(held), 2 - sum(held)), reason, records=tuple(rows.id))
+
+
 def _of_arms(frame: pd.DataFrame, arms: Sequence[str], timer: str, cases: Cases) -> pd.DataFrame:
     rows = good_rows(frame[frame.backend.isin(arms) & frame.case.isin(cases)], timer)
     found = rows.groupby("case", sort=False).backend.nunique().tolist()
@@ -106,7 +132,7 @@ def _schedule_gain(frame: pd.DataFrame, figure: float, cases: Cases) -> Finding:
     table = _compared(frame, NOW, LAYER, cases)
     saved = zip(table.case, table.saved, intervals(table, 0), strict=True)
     said = [f"{us:.0f} ({bounds}) at {c.batch_size} x {c.kv_len}" for c, us, bounds in saved]
-    reason = f"{', '.join(said)} us a step, one GPU's part of the model, without all-reduce."
+    reason = f"{', '.join(said)} us a step over two GPUs."
     table = _percent(table, table.step - table.saved)
     return _finding(frame, table, _figure_told(table, figure), reason, "%")
 
@@ -134,11 +160,12 @@ def _finding(
     frame: pd.DataFrame, table: pd.DataFrame, word: str, reason: str, unit: str = "us a step"
 ) -> Finding:
     """With the spread of what is saved over shapes; of one shape with its interval."""
-    low, value, high = (float(each) for each in table.saved.quantile([0, 0.5, 1]))
+    low, value, high = table.saved.quantile([0, 0.5, 1])
     said = f"{low:.2f} to {high:.2f} {unit}"
     if len(table) == 1:
-        low, high = float(table.low.iloc[0]), float(table.high.iloc[0])
-        said = f"{value:.2f} {unit}, {low:.2f} to {high:.2f}"
+        low, high = table.low.iloc[0], table.high.iloc[0]
+        said = f"{value:.2f} {unit}, {intervals(table)[0]}"
+    low, high = (None if np.isnan(each) else float(each) for each in (low, high))
     arms = {*table.arm, *table.over}
     rows = frame[frame.case.isin(table.case) & frame.backend.isin(arms) & (frame.timer == "host")]
-    return Finding(word, reason, said, value, low, high, tuple(rows.id))
+    return Finding(word, reason, said, float(value), low, high, tuple(rows.id))

@@ -1,9 +1,12 @@
-"""What fixes of metadata, schedule, kernel choice and plan are worth inside SGLang, a step.
+"""What fixes of metadata, schedule, kernel choice and plan are worth inside an engine, a step.
 
-Grids are in the order of the arms' processes, so that each engine starts once a round; odd rounds
-run backwards, A B B A. The three rounds should take about 20 minutes of an H200: 20 starts of 30 to
-40 s, 3 minutes of compilation, 90 s of steps a round. Traces come last in a process.
+Grids are in the order of the engines' processes, so that each starts once a round; odd rounds run
+backwards, A B B A. All of it should take about 21 minutes of two H200s, a round of SGLang's
+synchronous steps 130 s of them. On one GPU the cases of two are refused. Traces come last in a
+process.
 """
+
+from dataclasses import replace
 
 from ...kinds.engine.case import SIDE_BY_SIDE, EngineCase
 from ...run.study import Grid, Study
@@ -24,29 +27,42 @@ SERVED = (
 )
 """Lengths that people serve, as in the study `fa2_plan`."""
 TRACED = (METADATA[2],)
-OFFLINE = (EngineCase(LLAMA, 40, 100_000, 64, "offline", lengths="one_long"),)
-LAYER, FA2, FA3, PLANNED = (f"sglang-{name}" for name in ("layer", "fa2", "fa3", "planned"))
+OFFLINE = tuple(replace(case, driver="offline") for case in SERVED)
+RANKS = tuple(EngineCase("qwen3-half", n, 1024, 128, "offline", tp=2) for n in (1, 16))
+"""Two GPUs' parts of four of Qwen3-32B, with the all-reduce of the two."""
+RANKS_LLAMA = tuple(replace(case, model=LLAMA) for case in RANKS)
+GROUPS = EngineCase(
+    *("qwen3-0.6b", 8, 12_000, 128, "offline", 2),
+    lengths="12000+900+40+3000+17+7000+2000+600",
+    dp=2,
+)
+"""Each of two GPUs attends for requests of its own; one request is long."""
+BATCHING = tuple(EngineCase(LLAMA, batch, 1024, driver="batching") for batch in (1, 16))
+FA3_ARMS, INFER_ARMS, HF_ARMS = SIDE_BY_SIDE.values()
+NOW, EAGER, OURS_FUSED, ONE_LAUNCH, LAYER = FA3_ARMS
+FA2, FA3, PLANNED = INFER_ARMS
+HF, HF_ONCE = HF_ARMS
+GUARDED = "sglang-guarded"
 HOST, PROFILER = ("host",), ("profiler",)
 
 STUDY = Study(
     name="engine_step",
     question="What is a faster kernel or schedule worth to a user of SGLang, a step?",
     grids=(
-        Grid(METADATA, SIDE_BY_SIDE, timers=HOST, rounds=3),
-        Grid(TRACED, SIDE_BY_SIDE, timers=PROFILER),
-        Grid(SCHEDULE, SIDE_BY_SIDE, timers=HOST, rounds=3),
-        Grid(SCHEDULE[:1], ("sglang",), timers=PROFILER),
-        Grid(SCHEDULE, (LAYER,), timers=HOST, rounds=3),
-        Grid(SCHEDULE[:1], (LAYER,), timers=PROFILER),
-        Grid((*KERNELS, *SERVED), (FA2,), timers=HOST, rounds=3),
-        Grid(KERNELS[1:], (FA2,), timers=PROFILER),
-        Grid(KERNELS, (FA3,), timers=HOST, rounds=3),
-        Grid(KERNELS[1:], (FA3,), timers=PROFILER),
-        Grid((*KERNELS, *SERVED), (PLANNED,), timers=HOST, rounds=3),
-        Grid(KERNELS[1:], (PLANNED,), timers=PROFILER),
-        *(Grid(OFFLINE, (arm,), timers=HOST) for arm in (FA2, PLANNED)),
-        Grid(METADATA[:3:2], SIDE_BY_SIDE, timers=HOST, rounds=3, headline=True),
+        Grid(METADATA, FA3_ARMS, timers=HOST, rounds=3),
+        Grid(TRACED, FA3_ARMS, timers=PROFILER),
+        Grid(SCHEDULE, FA3_ARMS, timers=HOST, rounds=3),
+        Grid(SCHEDULE[:1], FA3_ARMS, timers=PROFILER),
+        Grid(KERNELS, INFER_ARMS, timers=HOST, rounds=3),
+        Grid(SERVED, (FA2, PLANNED), timers=HOST, rounds=3),
+        Grid(KERNELS[1:], INFER_ARMS, timers=PROFILER),
+        *(Grid(RANKS, (arm,), timers=HOST) for arm in (NOW, LAYER)),
+        Grid(RANKS_LLAMA, (NOW,), timers=HOST),
+        *(Grid((GROUPS,), (arm,), timers=HOST) for arm in (NOW, LAYER, GUARDED)),
+        Grid(BATCHING, HF_ARMS, timers=HOST, rounds=2),
+        *(Grid(OFFLINE, (arm,), timers=HOST, rounds=2) for arm in (FA2, PLANNED)),
+        Grid(METADATA[:3:2], FA3_ARMS, timers=HOST, rounds=3, headline=True),
     ),
-    reference_machine="nvidia-h200-9ab23648",
+    reference_machine="nvidia-h200-677adb93",
     ceilings=(),
 )

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from ...kinds.engine.case import SIDE_BY_SIDE, EngineCase
+from ...kinds.engine.case import EngineCase
+from ...kinds.engine.measure import IN_TURNS
 from ...kinds.engine.model import CONFIGS
 from ...measure.stats import Gap, paired_gap
 from ...run import store
@@ -22,21 +23,40 @@ from ..fa2_plan.tables import HOST as HOST_STEP
 from ..fa2_plan.tables import OURS
 from ..fa2_plan.tables import PLANNED as PLANNED_STEP
 from ..scheduler_metadata.tables import prepare_us, savings
-from .study import FA2, FA3, KERNELS, LAYER, METADATA, PLANNED, SCHEDULE, SERVED
+from .study import (
+    BATCHING,
+    EAGER,
+    FA2,
+    FA3,
+    GROUPS,
+    HF,
+    HF_ONCE,
+    KERNELS,
+    LAYER,
+    METADATA,
+    NOW,
+    OFFLINE,
+    ONE_LAUNCH,
+    OURS_FUSED,
+    PLANNED,
+    RANKS,
+    SCHEDULE,
+    SERVED,
+)
 
-NOW, EAGER, OURS_FUSED, ONE_LAUNCH = SIDE_BY_SIDE
 COMPARED = (
     *((NOW, EAGER, case) for case in (*METADATA, *SCHEDULE)),
     *((OURS_FUSED, NOW, case) for case in (*METADATA, *SCHEDULE)),
     *((ONE_LAUNCH, NOW, case) for case in (*METADATA, *SCHEDULE)),
-    *((NOW, LAYER, case) for case in SCHEDULE),
+    *((NOW, LAYER, case) for case in (*SCHEDULE, *RANKS, *METADATA)),
     *((FA2, FA3, case) for case in KERNELS),
-    *((PLANNED, FA2, case) for case in (*KERNELS, *SERVED)),
+    *((PLANNED, FA2, case) for case in (*KERNELS, *SERVED, *OFFLINE)),
+    *((HF_ONCE, HF, case) for case in BATCHING),
 )
 """(arm, over, case) in the order of the tables."""
 PREPARE = "prepare_varlen_num_blocks"
 PAIR = ["arm", "over"]
-SIZES = ["model", "batch_size", "kv_len", "lengths"]
+SIZES = ["model", "tp", "batch_size", "kv_len", "lengths", "driver"]
 MEASURED = [*PAIR, "case", "step", "saved", "low", "high", "rounds", "gain", "verdict"]
 
 
@@ -52,7 +72,7 @@ def predicted(
     for arm, over, case in COMPARED:
         if over == EAGER:
             told = _metadata_saving(metadata, case, OPS, MERGED)
-        elif over == LAYER:
+        elif over in (LAYER, HF):
             told = _schedule_saving(schedule, case)
         elif arm == FA2:
             told = _call_saving(decode_rows(kernels), case, FA3_CALL, FA2_CALL)
@@ -125,8 +145,7 @@ def users_table(frame: pd.DataFrame) -> pd.DataFrame:
     slowest = [float(np.percentile(steps, 99)) for steps in rows.steps_us]
     rows = rows.assign(step=rows.run_us / 1e3, slowest=np.array(slowest) / 1e3)
     rows = rows.assign(tokens=1e3 * rows.batch_size / rows.step)
-    keys = [*SIZES, "driver", "backend"]
-    found = rows.groupby(keys, sort=False)[["step", "slowest", "tokens"]].median()
+    found = rows.groupby([*SIZES, "backend"], sort=False)[["step", "slowest", "tokens"]].median()
     shown = found.round({"step": 3, "slowest": 3, "tokens": 0}).reset_index()
     return shown.rename(columns={"step": "step, ms", "slowest": "slowest, ms"})
 
@@ -138,6 +157,18 @@ def launches_table(frame: pd.DataFrame) -> pd.DataFrame:
     us = rows.kernels.map(lambda found: sum(k.gpu_us for k in found if PREPARE in k.name))
     counts["prepare, us"] = us.round(1)
     return rows[[*SIZES, "backend"]].assign(**counts).reset_index(drop=True)
+
+
+def groups_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """Where groups attend apart, by arm: its status, what heads FA3's schedule is told, how many
+    requests get other tokens than by schedules in layers, and what ended the engine."""
+    rows = frame[frame.case == GROUPS].drop_duplicates("backend").set_index("backend")
+    tokens = outputs(rows[rows.status == "ok"]).str.split("-")
+    wanted = tokens.get(LAYER, ())
+    other = tokens.map(lambda each: sum(a != b for a, b in zip(each, wanted, strict=False)))
+    heads = rows.reported_backend.str.extract(r"told ([\d/]+ heads of [\d/]+)")[0].fillna("")
+    told = {"status": rows.status, "heads": heads, "other tokens": other, "reason": rows.reason}
+    return pd.DataFrame(told, index=rows.index).reset_index()
 
 
 def outputs(frame: pd.DataFrame) -> pd.Series:
@@ -154,7 +185,9 @@ def _rounds(
     store.require_comparable(rows)
     wide = rows.pivot(index="round", columns="backend", values="steps_us")
     wide = wide.reindex(columns=[arm, over]).dropna()
-    beside = arm in SIDE_BY_SIDE and over in SIDE_BY_SIDE
+    # Metadata arms took turns before records said so.
+    always = {arm, over} <= {NOW, EAGER, OURS_FUSED, ONE_LAUNCH} and case.driver == "steps"
+    beside = always or rows.reported_backend.str.contains(IN_TURNS).all()
     for ours, theirs in zip(wide[arm], wide[over], strict=True):
         step = float(np.median(theirs))
         saved = np.subtract(theirs, ours) if beside else step - np.median(ours)
