@@ -17,7 +17,7 @@ from ..run import store
 from ..run.study import mode, record_machine
 from ..studies import STUDIES, claims
 from ..studies.fa3_decode_regression.figures import slowdown_heatmap
-from ..studies.fa3_decode_regression.study import REGRESSED
+from ..studies.fa3_decode_regression.study import REGRESSED, WIDE
 from .fragment import notebook_fragment
 from .page import Page, render_page
 from .provenance import published, studies_of
@@ -82,7 +82,8 @@ def draw_readme_figure(path: Path) -> None:
     study = STUDIES["fa3_decode_regression"]
     frame = store.load(study.name, record_machine(study))
     path.parent.mkdir(parents=True, exist_ok=True)
-    style.save(slowdown_heatmap(frame, REGRESSED, page_size=16), path)
+    wide = frame[frame.case.isin(WIDE)]
+    style.save(slowdown_heatmap(wide, REGRESSED, page_size=16), path)
 
 
 def write_notebook(path: Path, notebook: NotebookNode) -> None:
