@@ -15,7 +15,7 @@ from ..core.backends.base import Backend, Plan
 from ..core.backends.table import FAMILY_OF
 from ..measure.timer import ROTATING, Timing, cold_copies, run_timer, time_host
 from ..measure.trace import kernel_family, trace_kernels
-from .base import Bench, oracle_fields, timed_fields
+from .base import Subject, oracle_fields, timed_fields
 from .check import Judge
 from .cost import DecodeCost
 from .item import Item
@@ -34,7 +34,7 @@ class Workload(Generic[Case]):
     kv: Any
 
 
-class CallSubject(Generic[Case]):
+class CallSubject(Subject, Generic[Case]):
     """Measures one call of a backend.
 
     A kind names what its backends plan (one of `table.PLANS`), what builds a case's tensors, the
@@ -48,10 +48,8 @@ class CallSubject(Generic[Case]):
     memory_share: ClassVar[float] = 0.75
     """Of the GPU's memory a case may fill with K and V; the oracle and workspaces need the rest."""
 
-    def __init__(self, bench: Bench) -> None:
-        self.bench = bench
-        self._work: Workload[Case] | None = None
-        self._judge: Judge | None = None
+    _work: Workload[Case] | None = None
+    _judge: Judge | None = None
 
     def cache_bytes(self, case: Case) -> int:
         """Bytes that the case's cache takes."""
@@ -64,8 +62,7 @@ class CallSubject(Generic[Case]):
         self.bench.require_release(entry.distribution, item.release)
         reason = backends.unavailable(entry.name)
         reason = reason or backends.unsupported(entry.name, case.spec, mask=mask)
-        reason = reason or self._too_large(case, 1)
-        if reason:
+        if reason := reason or self._too_large(case, 1):
             return {"status": "refused", "reason": reason}
         timer = run_timer(item.timer)
         work, judge = self._workload(case)
