@@ -100,7 +100,7 @@ def test_query_lengths_go_with_a_call_that_passes_them():
     facts = decode(2, (32, 8), 4096, varlen_q=True, max_seqlen_q=100)
     plan = plan_splits(facts, np.array([4096, 4096]), np.array([1, 100]))
     assert plan.num_m_blocks.tolist() == [1, 4]
-    with pytest.raises(ValueError, match="q_lens must be given if and only if"):
+    with pytest.raises(ValueError, match="q_lens must be given if facts.varlen_q, and only then"):
         plan_splits(facts, np.array([4096, 4096]))
 
 
