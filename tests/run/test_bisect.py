@@ -106,12 +106,6 @@ def test_the_first_slower_or_faster_release_is_found_with_its_steps_and_again_in
     assert f" --releases {','.join(found.releases)}" in found.command
 
 
-@pytest.mark.parametrize("change", range(1, len(EACH)))
-def test_the_change_is_found_wherever_it_lies(lab, change):
-    lab.us = {name: 10.0 if number < change else 12.0 for number, name in enumerate(EACH)}
-    assert run(good=EACH[0], bad=EACH[-1], rounds=2).changed == EACH[change]
-
-
 def test_rounds_run_a_b_b_a_numbered_on_through_the_steps_and_none_is_measured_again(lab):
     found, good = run(bad="0.6.1", rounds=2), "0.5.3"
     assert all(len(job.items) == 1 and job.study == "bisect_demo" for job in lab.jobs)
@@ -291,12 +285,6 @@ def test_what_cannot_be_asked_fails_in_one_line(lab, fails, tmp_path, monkeypatc
     hand_made(tmp_path / "other", "probe", "1.0")
     assert words in fails(*command(**options))
     assert lab.jobs == []
-
-
-def test_without_a_gpu_and_without_records_one_line_says_so(lab, fails, monkeypatch):
-    monkeypatch.setattr(studying, "_has_cuda", lambda: False)
-    told = fails(*command())
-    assert "release 0.5.3, 0.6.3 must be on record" in told and told.endswith("are: none")
 
 
 def test_a_case_that_the_study_does_not_have_is_refused(lab):
