@@ -65,7 +65,7 @@ class CallSubject(Subject, Generic[Case]):
         if reason := reason or self._too_large(case, 1):
             return {"status": "refused", "reason": reason}
         timer = run_timer(item.timer)
-        work, judge = self._workload(case)
+        work, judge = self.workload(case)
         graph, device = item.timer.startswith("graph"), self.bench.device
         backend = backends.create(entry.name, case.spec, mask=mask, device=device, cuda_graph=graph)
         plan = backend.plan(work.batch)
@@ -93,7 +93,8 @@ class CallSubject(Subject, Generic[Case]):
             raise ValueError(f"a cold L2 needs {copies} copies: {reason}")
         return [call_of(backend, work.q, kv, plan) for kv in cache_copies(work.kv, copies)]
 
-    def _workload(self, case: Case) -> tuple[Workload[Case], Judge]:
+    def workload(self, case: Case) -> tuple[Workload[Case], Judge]:
+        """The case's tensors and their judge, kept until another case is asked for."""
         if self._work is None or self._judge is None or self._work.case != case:
             self._work = self._judge = None
             self._work = work = self.build(case, device=self.bench.device)

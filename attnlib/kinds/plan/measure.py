@@ -85,14 +85,12 @@ class PlanSubject(Subject):
     def _prepared(self, case: PlanCase, name: str) -> _Call:
         if self._call is None or self._call.work.case != case.call:
             self._call = None
-            subject: Any = DecodeSubject if isinstance(case.call, DecodeCase) else ExtendSubject
-            device = self.bench.device
-            work = subject.build(case.call, device=device)
-            judge = Judge(subject.attend, work.q, work.kv, work.batch)
+            kind: Any = DecodeSubject if isinstance(case.call, DecodeCase) else ExtendSubject
+            work, judge = kind(self.bench).workload(case.call)
             backend = backends.create(
-                name, case.spec, mask="causal", device=device, cuda_graph=True
+                name, case.spec, mask="causal", device=self.bench.device, cuda_graph=True
             )
-            moved = float(subject.cost(case.call).io_bytes)
+            moved = float(kind.cost(case.call).io_bytes)
             self._call = _Call(work, judge, backend, backend.plan(work.batch), moved)
         return self._call
 
