@@ -90,7 +90,9 @@ class Tables:
             for name in self.choices.backends
             if name != against and {name, against} <= measured
         ]
-        return pd.concat(found)[columns] if found else pd.DataFrame(columns=columns)
+        if not found:
+            return pd.DataFrame(columns=columns)
+        return pd.concat(found, ignore_index=True)[columns]
 
     @cached_property
     def rules(self) -> pd.DataFrame:
