@@ -30,7 +30,7 @@ MAX_ROOMS = 9  # and four front doors
 # the guard: 1,800), and timers settle (150). 22,000 were there with five stories and fa2's planner.
 MAX_PACKAGE_LINES = 25_690
 MAX_CORE_LINES = 6_965  # what an engine imports
-MAX_TEST_LINES = 19_340
+MAX_TEST_LINES = 19_332
 MAX_POSITIONAL = 5
 MAX_COMMENT_SHARE = 0.12
 MAY_PRINT = re.compile(r"attnlib/(cli|__main__|run/worker)\.py")
