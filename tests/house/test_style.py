@@ -25,14 +25,14 @@ MAX_FILES_PER_FOLDER = 12
 # The budgets of the whole: decisions, so that the next thousand lines are one. Raise one with its
 # reason in the commit.
 MAX_ROOMS = 9  # and four front doors
-# 25,785 since the workbench met an engine (a plugin of SGLang and steps measured inside it: 1,800
+# 25,690 since the workbench met an engine (a plugin of SGLang and steps measured inside it: 1,800
 # lines), traces and releases are judged by one command each (diagnose, compare, explain --diff and
 # the guard: 1,800), and timers settle (150). 22,000 were there with five stories and fa2's planner.
 # 460 more, 170 of them core, since transformers is a second engine, arms of CUDA graphs take turns
 # in one process, and cases have two GPUs and groups; 350 of tests for them.
-MAX_PACKAGE_LINES = 26_245
-MAX_CORE_LINES = 7_165  # what an engine imports
-MAX_TEST_LINES = 19_860
+MAX_PACKAGE_LINES = 26_160
+MAX_CORE_LINES = 7_135  # what an engine imports
+MAX_TEST_LINES = 19_730
 MAX_POSITIONAL = 5
 MAX_COMMENT_SHARE = 0.12
 MAY_PRINT = re.compile(r"attnlib/(cli|__main__|run/worker)\.py")

@@ -22,7 +22,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ..gpu import FA2_CTAS, FA2_RATES, SM_SHARED_BYTES, Fa2Rates
-from ..spec import ELEMENT_BYTES, INT32_MAX, AttnSpec
+from ..spec import ELEMENT_BYTES, INT32_MAX, AttnSpec, Grouped
 from .library import MIN_CHUNK, tile_rows
 
 Key: TypeAlias = int | tuple[int, int, int]
@@ -56,7 +56,7 @@ def kv_tile(rows: int, head_dim: int, kv_bytes: int) -> int:
 
 
 @dataclass(frozen=True)
-class PlanShape:
+class PlanShape(Grouped):
     """What is fixed when a step is captured.
 
     `q_len` queries per request, `window` the tokens that a query sees before itself (-1: all).
@@ -91,11 +91,6 @@ class PlanShape:
     def tile_tokens(self) -> int:
         """KV tokens that a block takes at once."""
         return kv_tile(self.tile, self.head_dim, self.kv_bytes)
-
-    @property
-    def group_size(self) -> int:
-        """Query heads per KV head."""
-        return self.num_qo_heads // self.num_kv_heads
 
     @property
     def q_tiles(self) -> int:
