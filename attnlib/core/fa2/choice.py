@@ -14,10 +14,10 @@ float32 without fused steps, so that the GPU's choice is this one bit for bit:
 Constants are measured (`attnlib.core.gpu`); how well they choose stands in the study's records.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -161,8 +161,8 @@ class PlanShape:
 
     def us_per_token(self, blocks: np.ndarray, cached: bool = False) -> np.ndarray:
         """Microseconds per token while so many blocks are in flight, float32."""
-        shared = np.clip(blocks, f32(1), f32(self.slots)) * f32(self.shared_us(cached))
-        return np.sqrt(shared * shared + f32(self.us_at(self.rates.block_gbps) ** 2))
+        known = f32(self.shared_us(cached)), f32(self.us_at(self.rates.block_gbps) ** 2)
+        return _us_per_token(blocks, slots=f32(self.slots), shared_us=known[0], alone=known[1])
 
     @property
     def merge_us(self) -> float:
@@ -228,36 +228,82 @@ def candidates(lens: np.ndarray) -> np.ndarray:
 
 
 def predicted_us(shape: PlanShape, lens: np.ndarray, chunks: np.ndarray) -> np.ndarray:
-    """Predicted microseconds of a call for `chunks` [n], float32 [n]; see the module.
+    """Predicted microseconds of a call for `chunks` [n], float32 [n]; see the module."""
+    return us_of(Cuts.of(shape, lens, chunks), shape.rates)
+
+
+class Cuts(NamedTuple):
+    """What chunks make of batches: [n] each, or a number for all of one batch.
+
+    Tokens of a whole chunk and of the longest block, in whole tiles; blocks, tiles at the ends of
+    requests, squares and most parts of a request as sums over one KV head and query tile.
+    """
+
+    chunk: np.ndarray
+    longest: np.ndarray
+    blocks: np.ndarray
+    ends: np.ndarray
+    squares: np.ndarray
+    deepest: np.ndarray
+    live: np.ndarray
+    tile: np.ndarray
+    copies: np.ndarray
+    slots: np.ndarray
+    cached: np.ndarray
+    element_bytes: np.ndarray
+    q_len: np.ndarray
+    num_qo_heads: np.ndarray
+
+    @classmethod
+    def of(cls, shape: PlanShape, lens: np.ndarray, chunks: np.ndarray) -> "Cuts":
+        """Of requests of `lens` [bs] tokens under `chunks` [n]."""
+        tile, longest = shape.tile_tokens, lens.max(initial=0)
+        unit = tile << shape.coarse
+        parts = -(-lens // chunks[:, None])
+        last = np.where(lens > 0, lens - (parts - 1) * chunks[:, None], 0)
+        most, held = np.minimum(chunks, longest), shape.cached_tokens
+        squares = f32(((-(-last // unit)) ** 2).sum(1)) * f32(unit * unit)
+        tokens = -(-chunks // tile) * tile, -(-most // tile) * tile
+        sums = parts.sum(1), (-(-last // tile)).sum(1), squares, -(-longest // chunks)
+        known = max((lens > 0).sum(), 1), tile, shape.copies, shape.slots
+        cached = np.minimum(lens, held + 1).sum() <= held
+        words = 2 * shape.head_dim * shape.kv_bytes, shape.q_len, shape.num_qo_heads
+        return cls(*map(f32, (*tokens, *sums, *known)), cached, *map(np.asarray, words))
+
+
+def joined(cuts: Sequence[Cuts]) -> Cuts:
+    """Those of several batches, one after the other."""
+    sizes = [len(each.chunk) for each in cuts]
+    columns = zip(*cuts, strict=True)
+    return Cuts(
+        *(np.repeat(c, sizes) if np.ndim(c[0]) == 0 else np.concatenate(c) for c in columns)
+    )
+
+
+def us_of(cuts: Cuts, rates: Fa2Rates) -> np.ndarray:
+    """`predicted_us`; [m, n] of rates whose constants are arrays [m, 1].
 
     Every step rounds to float32, in this order: the kernel takes the same steps.
     """
-    rates, tokens = shape.rates, shape.tile_tokens
-    unit = tokens << shape.coarse
-    longest, live = lens.max(initial=0), max((lens > 0).sum(), 1)
-    parts = -(-lens // chunks[:, None])
-    last = np.where(lens > 0, lens - (parts - 1) * chunks[:, None], 0)
-    n = f32(parts.sum(1))
-    ends = f32((-(-last // tokens)).sum(1))
-    squares = f32(((-(-last // unit)) ** 2).sum(1))
-    own, some, tile = f32(rates.block_tokens), f32(live), f32(tokens)
+    n, some, tile, slots = cuts.blocks, cuts.live, cuts.tile, cuts.slots
+    own = f32(rates.block_tokens)
     # Of one KV head and query tile: tokens that blocks stand for, what starting them costs included
-    chunk = f32(-(-chunks // tokens) * tokens) + own
+    chunk, longest_block = cuts.chunk + own, cuts.longest + own
     whole = n - some
-    rest = ends * tile + some * own
+    rest = cuts.ends * tile + some * own
     work = whole * chunk + rest
-    power = squares * f32(unit * unit) + ends * (2 * own * tile)
+    power = cuts.squares + cuts.ends * (2 * own * tile)
     power = whole * (chunk * chunk) + (power + some * (own * own))
-    longest_block = f32(-(-np.minimum(chunks, longest) // tokens) * tokens) + own
 
-    cached = bool(np.minimum(lens, shape.cached_tokens + 1).sum() <= shape.cached_tokens)
-    at = partial(shape.us_per_token, cached=cached)
-    copies, slots = f32(shape.copies), f32(shape.slots)
-    blocks = n * copies
+    gbps = rates.memory_gbps * np.where(cuts.cached, rates.cached_times, 1)
+    shared, alone = (cuts.element_bytes / (each * 1e3) for each in (gbps, rates.block_gbps))
+    at = partial(_us_per_token, slots=slots, shared_us=f32(shared), alone=f32(alone**2))
+    blocks = n * cuts.copies
     mean = rest / some
     short = np.minimum(mean, chunk)
-    one = short * at(blocks) + (chunk - short) * at(whole * copies)
-    even = mean * at(blocks) + (longest_block - mean) * at(blocks * f32(0.5))
+    at_all, at_one = at(blocks), at(f32(1))
+    one = short * at_all + (chunk - short) * at(whole * cuts.copies)
+    even = mean * at_all + (longest_block - mean) * at(blocks * f32(0.5))
     one = np.where(whole > 0, one, even)
     waves = np.floor(blocks / slots)
     left = blocks - waves * slots
@@ -265,15 +311,22 @@ def predicted_us(shape: PlanShape, lens: np.ndarray, chunks: np.ndarray) -> np.n
     ending = work / np.maximum(n, f32(1)) * (at(left) - left * per_slot)
     ending = np.where(left > 0, ending, f32(0))
     uneven = (power / work) * f32(rates.mean_share) + longest_block * f32(rates.longest_share)
-    uneven = uneven * at(f32(1))
+    uneven = uneven * at_one
     spread = np.maximum(power * n / (work * work) - f32(1), f32(0))
     weight = waves * f32(rates.mixing) * spread
-    many = work * copies * per_slot + (ending + weight * uneven) / (f32(1) + weight)
-    many = np.maximum(many, longest_block * at(f32(1)))
-    deepest = f32(-(-longest // chunks))
-    cut = np.where(deepest > 1, f32(rates.cut_us), f32(0))
-    merge = whole * f32(shape.merge_us) + deepest * f32(rates.deep_us)
+    many = work * cuts.copies * per_slot + (ending + weight * uneven) / (f32(1) + weight)
+    many = np.maximum(many, longest_block * at_one)
+    cut = np.where(cuts.deepest > 1, f32(rates.cut_us), f32(0))
+    merge_us = f32(rates.merge_us * cuts.q_len * cuts.num_qo_heads)
+    merge = whole * merge_us + cuts.deepest * f32(rates.deep_us)
     return np.where(blocks <= slots, one, many) + (merge + (cut + f32(rates.start_us)))
+
+
+def _us_per_token(
+    blocks: np.ndarray, *, slots: np.ndarray, shared_us: np.ndarray, alone: np.ndarray
+) -> np.ndarray:
+    shared = np.clip(blocks, f32(1), slots) * shared_us
+    return np.sqrt(shared * shared + alone)
 
 
 def f32(value: object) -> np.ndarray:

@@ -16,6 +16,7 @@ our plan for as many requests, none longer than these;
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -77,15 +78,25 @@ def fa3_sm_tokens(seq_lens: np.ndarray, spec: AttnSpec, *, num_sms: int) -> PerS
     `heapq` moves elements as libstdc++ does, so with elements that compare by cost alone it takes
     the same one. Raises ValueError for a head_dim without a kernel.
     """
-    tile_rows, tile_tokens = _fa3_tile(spec)
-    lens = sorted(seq_lens.tolist(), reverse=True)
-    heap = [_SmCost(0, sm) for sm in range(num_sms)]
+    lens = tuple(sorted(seq_lens.tolist(), reverse=True))
+    return _placed(lens, spec.num_qo_heads, _fa3_tile(spec), num_sms)
+
+
+# A policy is learnt from the lengths that it then chooses for.
+@lru_cache(maxsize=2**11)
+def _placed(lens: tuple[int, ...], heads: int, tile: tuple[int, int], num_sms: int) -> PerSm:
+    tile_rows, tile_tokens = tile
+    heap = [_SmCost() for _ in range(num_sms)]
+    for sm, each in enumerate(heap):
+        each.sm = sm
     tokens, items = [0] * num_sms, [0] * num_sms
-    for length in lens * spec.num_qo_heads:
+    for length in lens * heads:
         least = heapq.heappop(heap)
-        heapq.heappush(heap, _SmCost(least + 2 * tile_rows + length, least.sm))
-        tokens[least.sm] += -(-length // tile_tokens) * tile_tokens
-        items[least.sm] += 1
+        more = _SmCost(least + 2 * tile_rows + length)
+        more.sm = sm = least.sm
+        heapq.heappush(heap, more)
+        tokens[sm] += -(-length // tile_tokens) * tile_tokens
+        items[sm] += 1
     return np.array(tokens), np.array(items)
 
 
@@ -106,11 +117,6 @@ class _SmCost(int):
     """What an SM has to do; two of equal cost compare as equal, whichever SMs they are."""
 
     sm: int
-
-    def __new__(cls, cost: int, sm: int) -> "_SmCost":
-        made = super().__new__(cls, cost)
-        made.sm = sm
-        return made
 
 
 def _fa2(spec: AttnSpec, seq_lens: np.ndarray, num_sms: int) -> WorkPlan:
