@@ -49,7 +49,10 @@ def build_report(
     paths = choose_notebooks(notebooks, only)
     _require_writable(out)
     names = [path.stem for path in paths]
-    jobs = [*(partial(render_notebook, path, names) for path in paths), claims.verdicts]
+    jobs: list[Callable[[], Any]] = [
+        *(partial(render_notebook, path, names) for path in paths),
+        claims.verdicts,
+    ]
     *pages, checked = side_by_side(jobs)
     part = f"notebooks {', '.join(page.number for page in pages)}" if only else ""
     studies = published()

@@ -14,10 +14,9 @@ float32 without fused steps, so that the GPU's choice is this one bit for bit:
 Constants are measured (`attnlib.core.gpu`); how well they choose stands in the study's records.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -161,8 +160,8 @@ class PlanShape:
 
     def us_per_token(self, blocks: np.ndarray, cached: bool = False) -> np.ndarray:
         """Microseconds per token while so many blocks are in flight, float32."""
-        known = f32(self.shared_us(cached)), f32(self.us_at(self.rates.block_gbps) ** 2)
-        return _us_per_token(blocks, slots=f32(self.slots), shared_us=known[0], alone=known[1])
+        shared = np.clip(blocks, f32(1), f32(self.slots)) * f32(self.shared_us(cached))
+        return np.sqrt(shared * shared + f32(self.us_at(self.rates.block_gbps) ** 2))
 
     @property
     def merge_us(self) -> float:
@@ -229,80 +228,52 @@ def candidates(lens: np.ndarray) -> np.ndarray:
 
 def predicted_us(shape: PlanShape, lens: np.ndarray, chunks: np.ndarray) -> np.ndarray:
     """Predicted microseconds of a call for `chunks` [n], float32 [n]; see the module."""
-    return us_of(Cuts.of(shape, lens, chunks), shape.rates)
+    return us_of(cuts_of(shape, lens, chunks), shape.rates)
 
 
-class Cuts(NamedTuple):
-    """What chunks make of batches: [n] each, or a number for all of one batch.
-
-    Tokens of a whole chunk and of the longest block, in whole tiles; blocks, tiles at the ends of
-    requests, squares and most parts of a request as sums over one KV head and query tile.
-    """
-
-    chunk: np.ndarray
-    longest: np.ndarray
-    blocks: np.ndarray
-    ends: np.ndarray
-    squares: np.ndarray
-    deepest: np.ndarray
-    live: np.ndarray
-    tile: np.ndarray
-    copies: np.ndarray
-    slots: np.ndarray
-    cached: np.ndarray
-    element_bytes: np.ndarray
-    q_len: np.ndarray
-    num_qo_heads: np.ndarray
-
-    @classmethod
-    def of(cls, shape: PlanShape, lens: np.ndarray, chunks: np.ndarray) -> "Cuts":
-        """Of requests of `lens` [bs] tokens under `chunks` [n]."""
-        tile, longest = shape.tile_tokens, lens.max(initial=0)
-        unit = tile << shape.coarse
-        parts = -(-lens // chunks[:, None])
-        last = np.where(lens > 0, lens - (parts - 1) * chunks[:, None], 0)
-        most, held = np.minimum(chunks, longest), shape.cached_tokens
-        squares = f32(((-(-last // unit)) ** 2).sum(1)) * f32(unit * unit)
-        tokens = -(-chunks // tile) * tile, -(-most // tile) * tile
-        sums = parts.sum(1), (-(-last // tile)).sum(1), squares, -(-longest // chunks)
-        known = max((lens > 0).sum(), 1), tile, shape.copies, shape.slots
-        cached = np.minimum(lens, held + 1).sum() <= held
-        words = 2 * shape.head_dim * shape.kv_bytes, shape.q_len, shape.num_qo_heads
-        return cls(*map(f32, (*tokens, *sums, *known)), cached, *map(np.asarray, words))
+def cuts_of(shape: PlanShape, lens: np.ndarray, chunks: np.ndarray) -> np.ndarray:
+    """All that the prediction takes of requests of `lens` [bs] tokens under `chunks`: [14, n]."""
+    tile, longest, held = shape.tile_tokens, lens.max(initial=0), shape.cached_tokens
+    unit = tile << shape.coarse
+    parts = -(-lens // chunks[:, None])
+    last = np.where(lens > 0, lens - (parts - 1) * chunks[:, None], 0)
+    squares = f32(((-(-last // unit)) ** 2).sum(1)) * f32(unit * unit)
+    whole_tiles = (-(-each // tile) * tile for each in (chunks, np.minimum(chunks, longest)))
+    sums = parts.sum(1), (-(-last // tile)).sum(1), squares, -(-longest // chunks)
+    known = max((lens > 0).sum(), 1), tile, shape.copies, shape.slots
+    cached = np.minimum(lens, held + 1).sum() <= held
+    words = cached, 2 * shape.head_dim * shape.kv_bytes, shape.q_len, shape.num_qo_heads
+    return np.array(np.broadcast_arrays(*whole_tiles, *sums, *known, *words), float)
 
 
-def joined(cuts: Sequence[Cuts]) -> Cuts:
-    """Those of several batches, one after the other."""
-    sizes = [len(each.chunk) for each in cuts]
-    columns = zip(*cuts, strict=True)
-    return Cuts(
-        *(np.repeat(c, sizes) if np.ndim(c[0]) == 0 else np.concatenate(c) for c in columns)
-    )
-
-
-def us_of(cuts: Cuts, rates: Fa2Rates) -> np.ndarray:
-    """`predicted_us`; [m, n] of rates whose constants are arrays [m, 1].
+def us_of(cuts: np.ndarray, rates: Fa2Rates) -> np.ndarray:
+    """Predicted microseconds [n]; [m, n] of rates whose constants are arrays [m, 1].
 
     Every step rounds to float32, in this order: the kernel takes the same steps.
     """
-    n, some, tile, slots = cuts.blocks, cuts.live, cuts.tile, cuts.slots
-    own = f32(rates.block_tokens)
+    chunk, longest, n, ends, squares, deepest, some, tile, copies, slots = f32(cuts[:10])
+    cached, element_bytes, q_len, heads = cuts[10:]
+    gbps = rates.memory_gbps * np.where(cached, rates.cached_times, 1)
+    shared, alone = (element_bytes / (each * 1e3) for each in (gbps, rates.block_gbps))
+    shared, alone, own = f32(shared), f32(alone**2), f32(rates.block_tokens)
+
+    def at(blocks: np.ndarray) -> np.ndarray:
+        us = np.clip(blocks, f32(1), slots) * shared
+        return np.sqrt(us * us + alone)
+
     # Of one KV head and query tile: tokens that blocks stand for, what starting them costs included
-    chunk, longest_block = cuts.chunk + own, cuts.longest + own
+    chunk, longest_block = chunk + own, longest + own
     whole = n - some
-    rest = cuts.ends * tile + some * own
+    rest = ends * tile + some * own
     work = whole * chunk + rest
-    power = cuts.squares + cuts.ends * (2 * own * tile)
+    power = squares + ends * (2 * own * tile)
     power = whole * (chunk * chunk) + (power + some * (own * own))
 
-    gbps = rates.memory_gbps * np.where(cuts.cached, rates.cached_times, 1)
-    shared, alone = (cuts.element_bytes / (each * 1e3) for each in (gbps, rates.block_gbps))
-    at = partial(_us_per_token, slots=slots, shared_us=f32(shared), alone=f32(alone**2))
-    blocks = n * cuts.copies
+    blocks = n * copies
     mean = rest / some
     short = np.minimum(mean, chunk)
     at_all, at_one = at(blocks), at(f32(1))
-    one = short * at_all + (chunk - short) * at(whole * cuts.copies)
+    one = short * at_all + (chunk - short) * at(whole * copies)
     even = mean * at_all + (longest_block - mean) * at(blocks * f32(0.5))
     one = np.where(whole > 0, one, even)
     waves = np.floor(blocks / slots)
@@ -314,19 +285,11 @@ def us_of(cuts: Cuts, rates: Fa2Rates) -> np.ndarray:
     uneven = uneven * at_one
     spread = np.maximum(power * n / (work * work) - f32(1), f32(0))
     weight = waves * f32(rates.mixing) * spread
-    many = work * cuts.copies * per_slot + (ending + weight * uneven) / (f32(1) + weight)
+    many = work * copies * per_slot + (ending + weight * uneven) / (f32(1) + weight)
     many = np.maximum(many, longest_block * at_one)
-    cut = np.where(cuts.deepest > 1, f32(rates.cut_us), f32(0))
-    merge_us = f32(rates.merge_us * cuts.q_len * cuts.num_qo_heads)
-    merge = whole * merge_us + cuts.deepest * f32(rates.deep_us)
+    cut = np.where(deepest > 1, f32(rates.cut_us), f32(0))
+    merge = whole * f32(rates.merge_us * q_len * heads) + deepest * f32(rates.deep_us)
     return np.where(blocks <= slots, one, many) + (merge + (cut + f32(rates.start_us)))
-
-
-def _us_per_token(
-    blocks: np.ndarray, *, slots: np.ndarray, shared_us: np.ndarray, alone: np.ndarray
-) -> np.ndarray:
-    shared = np.clip(blocks, f32(1), slots) * shared_us
-    return np.sqrt(shared * shared + alone)
 
 
 def f32(value: object) -> np.ndarray:

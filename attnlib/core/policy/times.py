@@ -116,17 +116,14 @@ class Calls:
     """
 
     def __init__(self, loads: Sequence[Load], knots: int) -> None:
-        tokens = np.stack([load.tokens for load in loads])
-        # Few levels of a call have any.
-        self.call, _ = at = np.nonzero(tokens)
-        self.tokens = tokens[at]
-        self.moved = np.stack([load.moved for load in loads])[at]
-        self.overlap = np.array([load.overlap for load in loads])[self.call]
-        self.items = np.array([load.items for load in loads], float)
-        self.splits = np.array([load.splits for load in loads], float)
-        self.merged = np.array([load.merged for load in loads], float)
-        busy = np.log(np.stack([load.busy for load in loads])[at])
-        place = np.interp(busy, np.log(KNOTS[:knots]), np.arange(knots))
+        counts = np.array([(x.items, x.splits, x.merged, x.overlap) for x in loads], float)
+        self.items, self.splits, self.merged, overlap = counts.T
+        levels = np.array([(load.tokens, load.moved, load.busy) for load in loads])
+        # Few levels of a call have any tokens.
+        self.call, at = np.nonzero(levels[:, 0])
+        self.tokens, self.moved, busy = levels[self.call, :, at].T
+        self.overlap = overlap[self.call]
+        place = np.interp(np.log(busy), np.log(KNOTS[:knots]), np.arange(knots))
         self.between = np.maximum(1 - np.abs(place[:, None] - np.arange(knots)), 0)
 
     def run_us(self, x: np.ndarray) -> np.ndarray:
@@ -145,8 +142,8 @@ class Calls:
 def _schedule(items: np.ndarray, slots: int) -> tuple[np.ndarray, np.ndarray]:
     """Begin and end [n] of items that start in order, each in the first slot to be free."""
     if len(items) <= slots or items.min() == items.max():
-        begin = np.arange(len(items)) // slots * float(items[0])
-        return begin, begin + items
+        waves = np.arange(len(items)) // slots * float(items[0])
+        return waves, waves + items
     free, begin = [0.0] * slots, []
     for cost in items.tolist():
         begin.append(free[0])

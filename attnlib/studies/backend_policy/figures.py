@@ -81,8 +81,7 @@ def _draw_map(axis: charts.Axes, policy: Policy, spec: AttnSpec, backends: Seque
 
     @cache
     def choice(batch: int, length: int) -> int:
-        pick = policy.choose(spec, [length] * batch, backends=backends)
-        return backends.index(pick.backend)
+        return backends.index(policy.choose(spec, [length] * batch, backends=backends).backend)
 
     found = pd.DataFrame(
         {

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ...core.fa2.choice import Cuts, Key, PlanShape, Rates, joined, predicted_us, us_of
+from ...core.fa2.choice import Key, PlanShape, Rates, cuts_of, predicted_us, us_of
 from ...core.gpu import FA2_RATES, Fa2Rates
 from ...kinds.lengths import sample_plan_lens
 from ...kinds.plan.case import PlanCase
@@ -148,7 +148,7 @@ def fit(sweeps: Sequence[ChunkSweep], start: Fa2Rates, names: Sequence[str]) -> 
 def losses_of(sweeps: Sequence[ChunkSweep]) -> Callable[[Fa2Rates], np.ndarray]:
     """What the choices of m candidates lose, [m]: in the mean, at worst, and a little of the
     model's error."""
-    cuts = joined([Cuts.of(sweep.shape, sweep.lens, sweep.chunks) for sweep in sweeps])
+    cuts = np.hstack([cuts_of(sweep.shape, sweep.lens, sweep.chunks) for sweep in sweeps])
     run_us = np.concatenate([sweep.run_us for sweep in sweeps])
     near = np.concatenate([sweep.run_us < NEAR * sweep.run_us.min() for sweep in sweeps])
     # [sweeps, most chunks], the last chunk as often as it takes
