@@ -164,11 +164,6 @@ class PlanShape:
         return np.sqrt(shared * shared + f32(self.us_at(self.rates.block_gbps) ** 2))
 
     @property
-    def merge_us(self) -> float:
-        """Microseconds per further part of a request."""
-        return self.rates.merge_us * self.q_len * self.num_qo_heads
-
-    @property
     def coarse(self) -> int:
         """Squares are counted in `tile_tokens` << coarse tokens, so that int32 holds their sum."""
         shift, rows = 0, self.max_batch_size

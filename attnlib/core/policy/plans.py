@@ -70,7 +70,9 @@ def lengths(seq_lens: Lengths) -> np.ndarray:
     return lens
 
 
-def fa3_sm_tokens(seq_lens: np.ndarray, spec: AttnSpec, *, num_sms: int) -> PerSm:
+# A policy is learnt from the lengths that it then chooses for.
+@lru_cache(maxsize=2**11)
+def fa3_sm_tokens(seq_lens: tuple[int, ...], spec: AttnSpec, *, num_sms: int) -> PerSm:
     """KV tokens in whole tiles, and items, that FlashInfer's fa3 plan gives each SM: [num_sms].
 
     PrefillSM90Plan: a heap of SMs by cost, an item costs 2 tile_rows + kv_len; heads are the outer
@@ -78,19 +80,12 @@ def fa3_sm_tokens(seq_lens: np.ndarray, spec: AttnSpec, *, num_sms: int) -> PerS
     `heapq` moves elements as libstdc++ does, so with elements that compare by cost alone it takes
     the same one. Raises ValueError for a head_dim without a kernel.
     """
-    lens = tuple(sorted(seq_lens.tolist(), reverse=True))
-    return _placed(lens, spec.num_qo_heads, _fa3_tile(spec), num_sms)
-
-
-# A policy is learnt from the lengths that it then chooses for.
-@lru_cache(maxsize=2**11)
-def _placed(lens: tuple[int, ...], heads: int, tile: tuple[int, int], num_sms: int) -> PerSm:
-    tile_rows, tile_tokens = tile
+    tile_rows, tile_tokens = _fa3_tile(spec)
     heap = [_SmCost() for _ in range(num_sms)]
     for sm, each in enumerate(heap):
         each.sm = sm
     tokens, items = [0] * num_sms, [0] * num_sms
-    for length in lens * heads:
+    for length in sorted(seq_lens, reverse=True) * spec.num_qo_heads:
         least = heapq.heappop(heap)
         more = _SmCost(least + 2 * tile_rows + length)
         more.sm = sm = least.sm
@@ -100,7 +95,7 @@ def _placed(lens: tuple[int, ...], heads: int, tile: tuple[int, int], num_sms: i
     return np.array(tokens), np.array(items)
 
 
-def _even_sm_tokens(seq_lens: np.ndarray, spec: AttnSpec, *, num_sms: int) -> PerSm:
+def _even_sm_tokens(seq_lens: tuple[int, ...], spec: AttnSpec, *, num_sms: int) -> PerSm:
     """The same of equal requests, in some order of the SMs: their items go round."""
     _, tile_tokens = _fa3_tile(spec)
     each, more = divmod(len(seq_lens) * spec.num_qo_heads, num_sms)
@@ -151,7 +146,7 @@ def _cuda_cores(spec: AttnSpec, seq_lens: np.ndarray, num_sms: int) -> WorkPlan:
 
 def _flashinfer_fa3(spec: AttnSpec, seq_lens: np.ndarray, num_sms: int) -> WorkPlan:
     place = fa3_sm_tokens if np.ptp(seq_lens) else _even_sm_tokens
-    tokens, items = place(seq_lens, spec, num_sms=num_sms)
+    tokens, items = place(tuple(seq_lens.tolist()), spec, num_sms=num_sms)
     busy = items > 0
     # An item begins and ends in about the time of one more tile.
     cost = tokens[busy] + items[busy] * _fa3_tile(spec)[1]
