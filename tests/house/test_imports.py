@@ -52,12 +52,8 @@ def named_modules(node, path):
             is_module = inner.removeprefix(f"{PACKAGE}.") in FILES
             if inner != f"{PACKAGE}.__version__":
                 yield inner if is_module else home
-    elif isinstance(node, ast.Call) and _called(node) == "import_module":
+    elif isinstance(node, ast.Call) and "import_module" in vars(node.func).values():
         yield from (a.value for a in node.args if isinstance(a, ast.Constant))
-
-
-def _called(node):
-    return getattr(node.func, "attr", getattr(node.func, "id", ""))
 
 
 def own_imports(nodes, path):

@@ -28,9 +28,9 @@ MAX_ROOMS = 9  # and four front doors
 # 25,785 since the workbench met an engine (a plugin of SGLang and steps measured inside it: 1,800
 # lines), traces and releases are judged by one command each (diagnose, compare, explain --diff and
 # the guard: 1,800), and timers settle (150). 22,000 were there with five stories and fa2's planner.
-MAX_PACKAGE_LINES = 25_785
-MAX_CORE_LINES = 6_995  # what an engine imports
-MAX_TEST_LINES = 19_470
+MAX_PACKAGE_LINES = 25_821
+MAX_CORE_LINES = 7_015  # what an engine imports
+MAX_TEST_LINES = 19_484
 MAX_POSITIONAL = 5
 MAX_COMMENT_SHARE = 0.12
 MAY_PRINT = re.compile(r"attnlib/(cli|__main__|run/worker)\.py")
