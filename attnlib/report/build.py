@@ -6,10 +6,11 @@ it was built: two builds from the same records, with the same pinned packages, a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..draw import style
 from ..measure.files import beside, write_whole
@@ -47,9 +48,14 @@ def build_report(
     """
     paths = choose_notebooks(notebooks, only)
     _require_writable(out)
-    pages = render_notebooks(paths)
+    names = [path.stem for path in paths]
+    jobs: list[Callable[[], Any]] = [
+        *(partial(render_notebook, path, names) for path in paths),
+        claims.verdicts,
+    ]
+    *pages, checked = side_by_side(jobs)
     part = f"notebooks {', '.join(page.number for page in pages)}" if only else ""
-    studies, checked = published(), claims.verdicts()
+    studies = published()
     if only:
         studies = [study for study in studies if any(study in page.shown for page in pages)]
         names_of = {study.study for study in studies}
@@ -127,6 +133,7 @@ def execute(path: Path, notebook: NotebookNode | None = None) -> NotebookNode:
         kernel_name="python3",
         record_timing=False,
         store_widget_state=False,
+        shutdown_kernel="immediate",
         resources={"metadata": {"path": str(path.parent)}},
     )
     try:
@@ -139,13 +146,12 @@ def execute(path: Path, notebook: NotebookNode | None = None) -> NotebookNode:
     return notebook
 
 
-def render_notebooks(paths: Sequence[Path]) -> list[Page]:
-    """A page for each notebook; kernels that replay run side by side, those of a GPU alone."""
-    names = [path.stem for path in paths]
+def side_by_side(jobs: Sequence[Callable[[], Any]]) -> list[Any]:
+    """What the jobs return: in replay so many run at once, on a GPU one after the other."""
     with ThreadPoolExecutor(SIDE_BY_SIDE if mode() == "replay" else 1) as pool:
-        pages = [pool.submit(render_notebook, path, names) for path in paths]
+        running = [pool.submit(job) for job in jobs]
         try:
-            return [page.result() for page in pages]
+            return [job.result() for job in running]
         finally:
             pool.shutdown(cancel_futures=True)
 

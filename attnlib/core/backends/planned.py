@@ -7,7 +7,6 @@ head_dim 64, 128 or 256, any group and page size.
 from ..batch import DecodeBatch, PagedKV
 from ..extend import ExtendBatch
 from ..fa2.library import RELEASES
-from ..fa2.planner import Fa2Planner
 from ..spec import CUSTOM_MASKS, AttnSpec
 from .base import Backend, Batch, Plan, installed_version, require_same_table
 from .flashinfer import Decode, Prefill
@@ -74,6 +73,8 @@ class PlannedPrefill(_Planned[ExtendBatch], Prefill):
 
 def _planned(first: Plan[Batch], paged: DecodeBatch, q_len: int) -> Plan[Batch]:
     """Our plan over the library's first, whose state gets the planner."""
+    from ..fa2.planner import Fa2Planner  # with Triton, which not all that ask for a reason need
+
     spec, columns = paged.spec, paged.page_table.shape[1]
     sizes = {"max_seq_len": columns * spec.page_size, "page_size": spec.page_size, "q_len": q_len}
     planner = Fa2Planner(first.state[0], head_dim=spec.head_dim, **sizes)
