@@ -1,9 +1,11 @@
 """Shared fixtures: every test has its own data folder and none of the caller's switches."""
 
+import inspect
 import os
 import sys
 import tempfile
 from dataclasses import replace
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +19,7 @@ if not torch.cuda.is_available():
 from support import library_fakes as fakes
 from support.metadata_cases import FEWER
 from support.studies import CPU
+from triton.runtime import interpreter
 
 from attnlib import cli
 from attnlib.core import backends
@@ -61,13 +64,26 @@ def own_temporary_folder(tmp_path_factory):
         yield folder
 
 
+# Triton's interpreter seeks them at each call of a function: a fourth of a small kernel's time.
+members_of = cache(inspect.getmembers)
+
+
+def patch_builtin(package, builder, scope):
+    """As in Triton."""
+    for name, member in members_of(package):
+        if interpreter.tl.core.is_builtin(member) and getattr(package, name) is member:
+            interpreter._patch_attr(package, name, member, builder, scope)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def small_grids():
-    """What `metadata_cases.FEWER` says."""
+    """What `metadata_cases.FEWER` says, and fewer searches."""
     sizes = (device, "MAX_SCAN"), (decode, "MANY_ROWS"), (kv_indices, "SMALL_GRID")
     with pytest.MonkeyPatch.context() as patch:
         for module, name in (*sizes, (kv_indices, "ROWS_PER_PROGRAM")):
             patch.setattr(module, name, getattr(module, name) // FEWER)
+        if not torch.cuda.is_available():
+            patch.setattr(interpreter, "_patch_builtin", patch_builtin)
         yield
 
 

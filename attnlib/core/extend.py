@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from .batch import DecodeBatch, require_tensor
-from .spec import CUSTOM_MASKS, MASKS, AttnSpec, require_word
+from .spec import CUSTOM_MASKS, MASKS, AttnSpec, require_given, require_word
 
 
 @dataclass(frozen=True)
@@ -142,11 +142,8 @@ def _require_in_order(lens: torch.Tensor, paged: DecodeBatch) -> None:
 
 
 def _require_drafts(mask: str, drafts: torch.Tensor | None, lens: torch.Tensor) -> None:
-    if (drafts is not None) != (mask in CUSTOM_MASKS):
-        raise ValueError(
-            f"drafts must be given exactly for the masks {', '.join(CUSTOM_MASKS)}, got "
-            f"{'a tensor' if drafts is not None else None} for {mask}"
-        )
+    when = f"for the masks {', '.join(CUSTOM_MASKS)}"
+    require_given("drafts", drafts, mask in CUSTOM_MASKS, when, f"mask {mask!r}")
     if drafts is None:
         return
     q_len = int(lens.max())

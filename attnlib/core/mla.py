@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from .batch import DecodeBatch, require_tensor
-from .spec import MLA_HEAD_DIM, AttnSpec, MlaSpec
+from .spec import MLA_HEAD_DIM, AttnSpec, MlaSpec, require_given
 
 NO_TOKEN = -1
 """Fills a row of `chosen` where a request has fewer than `top_k` tokens."""
@@ -114,11 +114,8 @@ def require_pages(cache: torch.Tensor, highest: int) -> None:
 
 
 def _require_chosen(spec: MlaSpec, page_table: torch.Tensor, chosen: torch.Tensor | None) -> None:
-    if (chosen is not None) != bool(spec.top_k):
-        raise ValueError(
-            f"chosen must be given exactly where top_k is not 0, got "
-            f"{'a tensor' if chosen is not None else None} with top_k {spec.top_k}"
-        )
+    when, here = "where top_k is not 0", f"top_k {spec.top_k}"
+    require_given("chosen", chosen, bool(spec.top_k), when, here)
     if chosen is None:
         return
     require_tensor("chosen", chosen, (page_table.shape[0], spec.top_k), "int32")

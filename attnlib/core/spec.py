@@ -35,8 +35,28 @@ MODELS = {
 """Attention that one GPU has of a model: (num_qo_heads, num_kv_heads, head_dim)."""
 
 
+class Grouped:
+    """What has query heads in groups, each of which shares a KV head."""
+
+    num_qo_heads: int
+    num_kv_heads: int
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share one KV head (1 is MHA, num_qo_heads is MQA)."""
+        return self.num_qo_heads // self.num_kv_heads
+
+    def require_groups(self) -> None:
+        """ValueError unless every KV head serves as many query heads."""
+        heads, kv_heads = self.num_qo_heads, self.num_kv_heads
+        if heads % kv_heads:
+            raise ValueError(
+                f"num_qo_heads must be a multiple of num_kv_heads ({kv_heads}), got {heads}"
+            )
+
+
 @dataclass(frozen=True)
-class AttnSpec:
+class AttnSpec(Grouped):
     """A layer of multi-head, grouped-query or multi-query attention.
 
     `dtype` is the query's, `kv_dtype` the cache's (default: the same); both are torch dtype names
@@ -55,15 +75,10 @@ class AttnSpec:
         object.__setattr__(self, "kv_dtype", self.kv_dtype or self.dtype)
         for name in ("num_qo_heads", "num_kv_heads", "head_dim"):
             require_int(name, getattr(self, name))
-        require_groups(self.num_qo_heads, self.num_kv_heads)
+        self.require_groups()
         require_page_size(self.page_size)
         for name in ("dtype", "kv_dtype"):
             require_word(name, getattr(self, name), ELEMENT_BYTES)
-
-    @property
-    def group_size(self) -> int:
-        """Query heads that share one KV head (1 is MHA, num_qo_heads is MQA)."""
-        return self.num_qo_heads // self.num_kv_heads
 
     @property
     def softmax_scale(self) -> float:
@@ -173,9 +188,8 @@ def require_page_size(value: Any) -> None:
         raise ValueError(f"page_size must be a power of two, got {value}")
 
 
-def require_groups(num_qo_heads: int, num_kv_heads: int) -> None:
-    """ValueError unless every KV head serves as many query heads."""
-    if num_qo_heads % num_kv_heads:
-        raise ValueError(
-            f"num_qo_heads must be a multiple of num_kv_heads ({num_kv_heads}), got {num_qo_heads}"
-        )
+def require_given(name: str, value: object, due: bool, when: str, here: str) -> None:
+    """ValueError unless a value is given where it is `due`, and there alone, in these words."""
+    if (value is not None) != due:
+        got = "none" if value is None else "some"
+        raise ValueError(f"{name} must be given {when}, and only then, got {got} with {here}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..measure.timer import Timing
@@ -27,11 +27,15 @@ class Bench:
             raise RuntimeError(f"release must be {distribution} {release}, imported was {found}")
 
 
-class Subject(Protocol):
+class Subject:
     """Measures items of one kind."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
 
     def measure(self, item: Item) -> dict[str, Any]:
         """The record's fields that a measurement of `item` gives; may raise."""
+        raise NotImplementedError
 
 
 def oracle_fields(verdict: OracleCheck) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from ..core.backends.base import Backend, Plan
 from ..core.backends.table import FAMILY_OF
 from ..measure.timer import ROTATING, Timing, cold_copies, run_timer, time_host
 from ..measure.trace import kernel_family, trace_kernels
-from .base import Bench, oracle_fields, timed_fields
+from .base import Subject, oracle_fields, timed_fields
 from .check import Judge
 from .cost import DecodeCost
 from .item import Item
@@ -34,7 +34,7 @@ class Workload(Generic[Case]):
     kv: Any
 
 
-class CallSubject(Generic[Case]):
+class CallSubject(Subject, Generic[Case]):
     """Measures one call of a backend.
 
     A kind names what its backends plan (one of `table.PLANS`), what builds a case's tensors, the
@@ -48,10 +48,8 @@ class CallSubject(Generic[Case]):
     memory_share: ClassVar[float] = 0.75
     """Of the GPU's memory a case may fill with K and V; the oracle and workspaces need the rest."""
 
-    def __init__(self, bench: Bench) -> None:
-        self.bench = bench
-        self._work: Workload[Case] | None = None
-        self._judge: Judge | None = None
+    _work: Workload[Case] | None = None
+    _judge: Judge | None = None
 
     def cache_bytes(self, case: Case) -> int:
         """Bytes that the case's cache takes."""
@@ -64,11 +62,10 @@ class CallSubject(Generic[Case]):
         self.bench.require_release(entry.distribution, item.release)
         reason = backends.unavailable(entry.name)
         reason = reason or backends.unsupported(entry.name, case.spec, mask=mask)
-        reason = reason or self._too_large(case, 1)
-        if reason:
+        if reason := reason or self._too_large(case, 1):
             return {"status": "refused", "reason": reason}
         timer = run_timer(item.timer)
-        work, judge = self._workload(case)
+        work, judge = self.workload(case)
         graph, device = item.timer.startswith("graph"), self.bench.device
         backend = backends.create(entry.name, case.spec, mask=mask, device=device, cuda_graph=graph)
         plan = backend.plan(work.batch)
@@ -96,7 +93,8 @@ class CallSubject(Generic[Case]):
             raise ValueError(f"a cold L2 needs {copies} copies: {reason}")
         return [call_of(backend, work.q, kv, plan) for kv in cache_copies(work.kv, copies)]
 
-    def _workload(self, case: Case) -> tuple[Workload[Case], Judge]:
+    def workload(self, case: Case) -> tuple[Workload[Case], Judge]:
+        """The case's tensors and their judge, kept until another case is asked for."""
         if self._work is None or self._judge is None or self._work.case != case:
             self._work = self._judge = None
             self._work = work = self.build(case, device=self.bench.device)

@@ -5,15 +5,12 @@ from typing import Any
 from ..measure import ceilings
 from ..measure.timer import run_timer
 from ..measure.trace import trace_kernels
-from .base import Bench, timed_fields
+from .base import Subject, timed_fields
 from .item import Item
 
 
-class CeilingSubject:
+class CeilingSubject(Subject):
     """Measures an item without a case: its `backend` is a name out of `ceilings.CEILINGS`."""
-
-    def __init__(self, bench: Bench) -> None:
-        self.bench = bench
 
     def measure(self, item: Item) -> dict[str, Any]:
         """Time one ceiling."""

@@ -139,7 +139,7 @@ def predict_fa3(case: DecodeCase, ceilings: Ceilings) -> Fa3Prediction:
     """Busy SMs, re-reads and time of FlashInfer's fa3 decode, from its schedule alone."""
     spec, seq_lens = case.spec, sample_seq_lens(case)
     items = case.batch_size * spec.num_qo_heads
-    tokens, _ = fa3_sm_tokens(seq_lens, spec, num_sms=ceilings.num_sms)
+    tokens, _ = fa3_sm_tokens(tuple(seq_lens.tolist()), spec, num_sms=ceilings.num_sms)
     tile_rows, _ = FA3_TILES[spec.head_dim]
     flops_per_us = ceilings.matmul_tflops * 1e6 / ceilings.num_sms
     tensor_us = 4 * spec.head_dim * tile_rows * int(tokens.max()) / flops_per_us

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 
-from ..core.spec import LATENT_DIM, MODELS, ROPE_DIM, AttnSpec, MlaSpec
+from ..core.spec import LATENT_DIM, MODELS, ROPE_DIM, AttnSpec, MlaSpec, require_word
 from .cases import Case
 from .decode.case import DecodeCase
 from .extend.case import MODES, ExtendCase
@@ -114,8 +114,7 @@ def _of_flashinfer(text: str) -> Case:
         return int(value)
 
     routine = words.get("routine", "")
-    if routine not in _ROUTINES:
-        raise ValueError(f"routine must be one of {', '.join(_ROUTINES)}, got {routine!r}")
+    require_word("routine", routine, _ROUTINES)
     batch, q_len, kv_len = number("batch_size"), number("s_qo", "1"), number("s_kv")
     heads = number("num_qo_heads")
     lengths = "ragged" if "random_actual_seq_len" in words else "fixed"

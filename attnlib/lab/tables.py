@@ -9,16 +9,15 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import metadata
 from typing import Any
 
 import pandas as pd
 from packaging.version import Version
 
+from ..core.backends.table import installed_version
 from ..core.spec import MLA_HEAD_DIM, AttnSpec, MlaSpec
 from ..kinds.cost import Ceilings, DecodeCost, decode_cost, mla_cost
 from ..kinds.mla.case import MlaCase
-from ..measure.stats import judge
 from ..run import frame as rows
 from ..run import store
 from ..run.record import Record
@@ -86,15 +85,14 @@ class Tables:
             noise = 0.0
         columns = ["backend", "against", "ratio", "low", "high", "pairs", "verdict", "margin"]
         against, measured = self.choices.against, set(self._good.backend)
-        table = []
-        for name in self.choices.backends:
-            if name == against or not {name, against} <= measured:
-                continue
-            for _, above, below in rows.paired_times(self._good, name, against):
-                verdict = judge(above, below, noise=noise)
-                said = {"verdict": verdict.word, "margin": verdict.margin}
-                table.append({"backend": name, "against": against, **vars(verdict.ratio), **said})
-        return pd.DataFrame(table, columns=columns)
+        found = [
+            rows.over(self._good, name, against, noise=noise).assign(backend=name, against=against)
+            for name in self.choices.backends
+            if name != against and {name, against} <= measured
+        ]
+        if not found:
+            return pd.DataFrame(columns=columns)
+        return pd.concat(found, ignore_index=True)[columns]
 
     @cached_property
     def rules(self) -> pd.DataFrame:
@@ -171,10 +169,7 @@ class Tables:
         if named := {self.choices.release, *offered} - {""}:
             return tuple(sorted(named, key=Version))
         ran = [r.versions[LIBRARY] for r in self.records if LIBRARY in r.versions]
-        try:
-            return (ran[-1] if ran else metadata.version(LIBRARY),)
-        except metadata.PackageNotFoundError:
-            return ()
+        return tuple(filter(None, (ran or [installed_version(LIBRARY)])[-1:]))
 
 
 def _rule(spec: AttnSpec | MlaSpec, library: str, gpu: str) -> tuple[str, str]:

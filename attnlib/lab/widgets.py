@@ -32,18 +32,9 @@ from .sources import Narrowed, Source, ThisGpu, narrow, source_of, studies_of, u
 from .sweep import Bar, Sweep
 from .view import View, look
 
-DESCRIPTIONS = {
-    "model": "Model",
-    "records": "Records",
-    "release": "Release",
-    "timer": "Timer",
-    "variant": "Tensors",
-    "page_size": "Page size",
-    "lengths": "Lengths",
-    "batch": "Batch",
-    "kv_len": "KV length",
-    "against": "Against",
-}
+CONTROLS = ("model", "records", *AXES, "against")
+DESCRIPTIONS = {name: name.replace("_", " ").capitalize() for name in CONTROLS}
+DESCRIPTIONS |= {"variant": "Tensors", "kv_len": "KV length"}
 CSS_CLASS = "attn-explorer"
 """Of the whole; the view's has `-view` after it, the figure's `-figure`, the status' `-status`."""
 MAX_ROUNDS = 20

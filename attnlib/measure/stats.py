@@ -163,7 +163,7 @@ def _reach(values: np.ndarray, confidence: float = CONFIDENCE) -> float:
 @cache
 def _student_t(freedom: int, confidence: float) -> float:
     """The quantile of Student's t that bounds `confidence` on both sides."""
-    # SciPy takes a second to import, and not all that imports this module asks for an interval.
-    from scipy.stats import t
+    # SciPy takes a while to import, its `stats` a second; not all that import this ask for it.
+    from scipy.special import stdtrit
 
-    return float(t.ppf((1 + confidence) / 2, freedom))
+    return float(stdtrit(freedom, (1 + confidence) / 2))

@@ -6,10 +6,11 @@ it was built: two builds from the same records, with the same pinned packages, a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..draw import style
 from ..measure.files import beside, write_whole
@@ -17,7 +18,7 @@ from ..run import store
 from ..run.study import mode, record_machine
 from ..studies import STUDIES, claims
 from ..studies.fa3_decode_regression.figures import slowdown_heatmap
-from ..studies.fa3_decode_regression.study import REGRESSED
+from ..studies.fa3_decode_regression.study import REGRESSED, WIDE
 from .fragment import notebook_fragment
 from .page import Page, render_page
 from .provenance import published, studies_of
@@ -47,9 +48,14 @@ def build_report(
     """
     paths = choose_notebooks(notebooks, only)
     _require_writable(out)
-    pages = render_notebooks(paths)
+    names = [path.stem for path in paths]
+    jobs: list[Callable[[], Any]] = [
+        *(partial(render_notebook, path, names) for path in paths),
+        claims.verdicts,
+    ]
+    *pages, checked = side_by_side(jobs)
     part = f"notebooks {', '.join(page.number for page in pages)}" if only else ""
-    studies, checked = published(), claims.verdicts()
+    studies = published()
     if only:
         studies = [study for study in studies if any(study in page.shown for page in pages)]
         names_of = {study.study for study in studies}
@@ -82,7 +88,8 @@ def draw_readme_figure(path: Path) -> None:
     study = STUDIES["fa3_decode_regression"]
     frame = store.load(study.name, record_machine(study))
     path.parent.mkdir(parents=True, exist_ok=True)
-    style.save(slowdown_heatmap(frame, REGRESSED, page_size=16), path)
+    wide = frame[frame.case.isin(WIDE)]
+    style.save(slowdown_heatmap(wide, REGRESSED, page_size=16), path)
 
 
 def write_notebook(path: Path, notebook: NotebookNode) -> None:
@@ -126,6 +133,7 @@ def execute(path: Path, notebook: NotebookNode | None = None) -> NotebookNode:
         kernel_name="python3",
         record_timing=False,
         store_widget_state=False,
+        shutdown_kernel="immediate",
         resources={"metadata": {"path": str(path.parent)}},
     )
     try:
@@ -138,13 +146,12 @@ def execute(path: Path, notebook: NotebookNode | None = None) -> NotebookNode:
     return notebook
 
 
-def render_notebooks(paths: Sequence[Path]) -> list[Page]:
-    """A page for each notebook; kernels that replay run side by side, those of a GPU alone."""
-    names = [path.stem for path in paths]
+def side_by_side(jobs: Sequence[Callable[[], Any]]) -> list[Any]:
+    """What the jobs return: in replay so many run at once, on a GPU one after the other."""
     with ThreadPoolExecutor(SIDE_BY_SIDE if mode() == "replay" else 1) as pool:
-        pages = [pool.submit(render_notebook, path, names) for path in paths]
+        running = [pool.submit(job) for job in jobs]
         try:
-            return [page.result() for page in pages]
+            return [job.result() for job in running]
         finally:
             pool.shutdown(cancel_futures=True)
 

@@ -22,6 +22,7 @@ import numpy as np
 from packaging.version import Version
 
 from ..core.backends.table import BACKENDS, COMPARED
+from ..core.spec import require_int, require_word
 from ..kinds.cases import Case
 from ..kinds.item import Item
 from ..measure.stats import Verdict, judge
@@ -309,11 +310,8 @@ def _in_order(good: str, bad: str) -> tuple[str, str]:
 def _require_askable(study: Study, case: Case, package: str, backend: str, *, rounds: int) -> None:
     packages = {name: COMPARED.get(name.partition("-")[0]) for name in BACKENDS}
     known = list(dict.fromkeys(filter(None, packages.values())))
-    if package not in known:
-        raise ValueError(f"package must be one of {', '.join(known)}, got {package!r}")
+    require_word("package", package, known)
     able = [name for name in BACKENDS if packages[name] == package]
-    if backend not in able:
-        raise ValueError(f"backend must be one of {', '.join(able)} for {package}, got {backend!r}")
-    if rounds < 1:
-        raise ValueError(f"rounds must be >= 1, got {rounds}")
+    require_word(f"backend for {package}", backend, able)
+    require_int("rounds", rounds)
     study.case_named(case.key)

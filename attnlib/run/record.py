@@ -15,6 +15,7 @@ from functools import cached_property
 from statistics import median
 from typing import Any, NamedTuple
 
+from ..core.spec import require_word
 from ..kinds.item import Item
 
 SCHEMA = 1
@@ -67,8 +68,7 @@ class Record:
     schema: int = SCHEMA
 
     def __post_init__(self) -> None:
-        if self.status not in STATUSES:
-            raise ValueError(f"status must be one of {', '.join(STATUSES)}, got {self.status!r}")
+        require_word("status", self.status, STATUSES)
         if (self.status == "ok") != bool(self.run_us):
             raise ValueError(
                 f"run_us must hold samples exactly when status is ok, "

@@ -21,6 +21,8 @@ from packaging.tags import sys_tags
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
+from ..core.backends.table import installed_version
+
 ROOT = Path(__file__).resolve().parents[2] / "build" / "overlays"
 COMPANIONS = {"flashinfer-python": ("apache-tvm-ffi<0.2",)}
 """What a release needs at import beyond this project's own requirements (its Requires-Dist)."""
@@ -41,7 +43,7 @@ def available_releases(
     if not folder and not given:
         found = index_releases(distribution)
     found = [release for release in found if early or not Version(release).is_prerelease]
-    return ordered([*given, *found, *filter(None, [installed_release(distribution)])])
+    return ordered([*given, *found, *filter(None, [installed_version(distribution)])])
 
 
 def wheel_releases(folder: Path, distribution: str) -> list[str]:
@@ -110,7 +112,7 @@ def overlay_for(
     requirement = f"{distribution}=={release}"
     if given and requirement in given:
         return _checked(given[requirement], distribution, release)
-    if not release or installed_release(distribution) == release:
+    if not release or installed_version(distribution) == release:
         return None
     target = ROOT / f"{distribution}-{release}"
     return target if target.is_dir() else _install(requirement, target)
@@ -154,14 +156,6 @@ def wheel_folder() -> Path | None:
     if not Path(folder).is_dir():
         raise ValueError(f"ATTNLIB_WHEELS must name a folder of wheels, got {folder!r}")
     return Path(folder).resolve()
-
-
-def installed_release(distribution: str) -> str:
-    """The release that the environment has, or empty."""
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def _release_of(requirement: str, distribution: str) -> str:

@@ -61,8 +61,8 @@ def test_a_place_outside_its_request_or_a_request_without_a_token_is_refused(pla
 @pytest.mark.parametrize(
     ("spec", "chosen", "words"),
     [
-        (SPEC, None, "exactly where top_k is not 0, got None with top_k 3"),
-        (MlaSpec(2, 0, 4), CHOSEN, "exactly where top_k is not 0, got a tensor with top_k 0"),
+        (SPEC, None, "where top_k is not 0, and only then, got none with top_k 3"),
+        (MlaSpec(2, 0, 4), CHOSEN, "where top_k is not 0, and only then, got some with top_k 0"),
         (SPEC, CHOSEN[:, :2], r"chosen must be \[2, 3\] int32, got \[2, 2\]"),
         (SPEC, CHOSEN.long(), r"chosen must be \[2, 3\] int32, got .* int64"),
         (SPEC, CHOSEN.to("meta"), "chosen must be on page_table's device, cpu, got meta"),

@@ -108,14 +108,14 @@ HEAPS = [
 
 @pytest.mark.parametrize(("spec", "lens", "tokens", "items"), HEAPS)
 def test_fa3_places_work_as_the_librarys_heap_does(spec, lens, tokens, items):
-    found = fa3_sm_tokens(np.array(lens), spec, num_sms=len(tokens))
+    found = fa3_sm_tokens(tuple(lens), spec, num_sms=len(tokens))
     assert [each.tolist() for each in found] == [tokens, items]
 
 
 @pytest.mark.parametrize(("batch", "kv_len"), [(1, 5), (7, 4000), (33, 129), (64, 8192)])
 def test_fa3_gives_equal_requests_what_the_heap_gives_them(batch, kv_len):
     lens = np.full(batch, kv_len)
-    tokens, items = fa3_sm_tokens(lens, SPEC, num_sms=132)
+    tokens, items = fa3_sm_tokens((kv_len,) * batch, SPEC, num_sms=132)
     wanted = (tokens + items * FA3_TILES[SPEC.head_dim][1])[items > 0]
     assert sorted(plan("flashinfer-fa3", SPEC, lens, num_sms=132).items) == sorted(wanted)
 

@@ -27,26 +27,6 @@ def uniform(facts):
     return plan_splits(facts, np.full(facts.batch_size, facts.max_seqlen_k))
 
 
-# Batches of 1, 4, 16 and 64 requests that fill the page table: splits, and KV blocks for an SM.
-SCHEDULES = [
-    ((32, 8), 4096, 14, [11, 4, 1, 1], [3, 9, 35, 137]),
-    ((32, 8), 32768, 15, [15, 4, 1, 1], [18, 69, 274, 1093]),
-    ((8, 1), 4096, 28, [28, 16, 7, 2], [1, 2, 5, 18]),
-    ((8, 1), 32768, 109, [86, 29, 8, 2], [3, 9, 35, 137]),
-    ((8, 1), 131072, 109, [109, 30, 8, 2], [9, 35, 137, 547]),
-    ((32, 32), 8192, 4, [4, 1, 1, 1], [18, 69, 274, 1093]),
-]
-
-
-@pytest.mark.parametrize(("heads", "width", "cap", "each", "per_sm"), SCHEDULES)
-def test_requests_of_full_width_split_as_the_library_splits_them(heads, width, cap, each, per_sm):
-    plans = [uniform(decode(b, heads, width)) for b in (1, 4, 16, 64)]
-    assert [plan.facts.split_cap for plan in plans] == [cap] * 4
-    assert [set(plan.num_splits) for plan in plans] == [{n} for n in each]
-    assert [plan.blocks_per_sm for plan in plans] == per_sm
-    assert uniform(decode(1, heads, width, num_splits=2)).num_splits.tolist() == [2]
-
-
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [
@@ -100,7 +80,7 @@ def test_query_lengths_go_with_a_call_that_passes_them():
     facts = decode(2, (32, 8), 4096, varlen_q=True, max_seqlen_q=100)
     plan = plan_splits(facts, np.array([4096, 4096]), np.array([1, 100]))
     assert plan.num_m_blocks.tolist() == [1, 4]
-    with pytest.raises(ValueError, match="q_lens must be given if and only if"):
+    with pytest.raises(ValueError, match="q_lens must be given if facts.varlen_q, and only then"):
         plan_splits(facts, np.array([4096, 4096]))
 
 

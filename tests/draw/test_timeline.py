@@ -2,7 +2,6 @@
 
 import pytest
 
-from attnlib.draw import style
 from attnlib.draw.timeline import draw_timeline
 from attnlib.measure.spans import Span
 
@@ -23,14 +22,3 @@ def test_gpu_work_has_a_lane_per_stream_and_operators_are_the_work_only_without_
     assert lanes(CALL, OPERATOR) == ["host", "main thread"]
     with pytest.raises(ValueError, match="must hold a kernel or an operator"):
         lanes(CALL)
-
-
-@pytest.mark.parametrize("suffix", ["png", "svg"])
-def test_one_call_is_drawn_in_the_same_bytes_each_time(suffix, tmp_path):
-    drawn = []
-    for name in "ab":
-        figure = draw_timeline([CALL, LAUNCH, KERNEL, COPY], title="a step", footer="Test GPU")
-        assert figure.texts[-1].get_text() == "Test GPU"
-        drawn.append(style.save(figure, tmp_path / f"{name}.{suffix}").read_bytes())
-        assert style.save(figure, tmp_path / f"again.{suffix}").read_bytes() == drawn[-1]
-    assert drawn[0] == drawn[1]

@@ -52,7 +52,7 @@ def named_modules(node, path):
             is_module = inner.removeprefix(f"{PACKAGE}.") in FILES
             if inner != f"{PACKAGE}.__version__":
                 yield inner if is_module else home
-    elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+    elif isinstance(node, ast.Call) and "import_module" in vars(node.func).values():
         yield from (a.value for a in node.args if isinstance(a, ast.Constant))
 
 

@@ -25,17 +25,18 @@ MAX_FILES_PER_FOLDER = 12
 # The budgets of the whole: decisions, so that the next thousand lines are one. Raise one with its
 # reason in the commit.
 MAX_ROOMS = 9  # and four front doors
-# 25,785 since the workbench met an engine (a plugin of SGLang and steps measured inside it: 1,800
+# 25,690 since the workbench met an engine (a plugin of SGLang and steps measured inside it: 1,800
 # lines), traces and releases are judged by one command each (diagnose, compare, explain --diff and
 # the guard: 1,800), and timers settle (150). 22,000 were there with five stories and fa2's planner.
-# 415 more, 170 of them core, since transformers is a second engine, arms of CUDA graphs take turns
-# in one process, and cases have two GPUs and groups; 350 of tests for them.
+# 460 more, 170 of them core, since transformers is a second engine, arms of CUDA graphs take turns
+# in one process, and cases have two GPUs and groups; 350 of tests for them. 40 for a report in half
+# its time.
 # 600, and 210 of core, since a policy answers any layer, MLA meets the engines' kernels and tables
 # are judged as one. What these replace (older releases in `sparse_mla`, the warm `backend_policy`,
 # A/A across processes) goes when their notebooks have new records.
-MAX_PACKAGE_LINES = 26_810
-MAX_CORE_LINES = 7_380  # what an engine imports
-MAX_TEST_LINES = 20_130
+MAX_PACKAGE_LINES = 26_805
+MAX_CORE_LINES = 7_375  # what an engine imports
+MAX_TEST_LINES = 20_020
 MAX_POSITIONAL = 5
 MAX_COMMENT_SHARE = 0.12
 MAY_PRINT = re.compile(r"attnlib/(cli|__main__|run/worker)\.py")

@@ -11,11 +11,10 @@ from support.workloads import extend_case
 from attnlib.core import backends
 from attnlib.core.spec import AttnSpec, MlaSpec
 from attnlib.kinds import call
-from attnlib.kinds.base import Bench
 from attnlib.kinds.cost import extend_cost, mla_cost
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.extend.case import MODES, ExtendCase
-from attnlib.kinds.extend.measure import ExtendSubject, attend_extend
+from attnlib.kinds.extend.measure import attend_extend
 from attnlib.kinds.item import Item
 from attnlib.kinds.mla.case import MlaCase
 from attnlib.kinds.mla.measure import attend_mla
@@ -64,21 +63,6 @@ def test_a_backend_that_may_choose_is_recorded_with_what_it_ran(monkeypatch):
     item = replace(EXTEND[0], backend="flashinfer-prefill-auto")
     record = measure_with(replace(EXTEND[1], family="fa3"), item, monkeypatch)
     assert (record.status, record.kernel_family) == ("ok", "fa3")
-
-
-@pytest.mark.parametrize(
-    ("case", "first"), [(VERIFY, "flashinfer-prefill-auto"), (SPARSE, "flashinfer-mla-fa2")]
-)
-def test_an_unknown_backend_lists_those_there_are(case, first):
-    record = measure(Item("flashinfer-fa2", "host", case))
-    assert record.status == "error" and f"must be one of {first}" in record.reason
-
-
-def test_a_subject_keeps_the_tensors_of_its_last_case():
-    kept = ExtendSubject(Bench("cpu", {}, {}))
-    first, other = kept._workload(VERIFY), replace(VERIFY, mask="causal")
-    assert kept._workload(VERIFY) == first
-    assert kept._workload(other)[0].case == other
 
 
 SHAPES = {

@@ -85,7 +85,7 @@ def test_one_wrong_word_of_a_plan_is_incorrect(output, monkeypatch):
 @pytest.mark.parametrize(
     ("backend", "timer", "words"),
     [
-        ("fa2", "host", "backend must be one of fa2-chunk, fa2-plan"),
+        ("fa2", "host", "backend of a plan must be one of fa2-chunk, fa2-plan"),
         ("fa2-chunk", "graph-cold", "timer must not need copies"),
     ],
 )

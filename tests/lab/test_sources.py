@@ -49,14 +49,6 @@ def test_records_that_grew_are_read_again(demo, make_record):
     assert source_of("Qwen3-0.6B", "demo").options("batch", MODEL) == (16, 64)
 
 
-def test_latent_attention_is_served_by_its_study(published_records):
-    source = source_of(MLA, "sparse_mla")
-    assert "128 heads, top 2048, fp8-656" in source.options("variant", LATENT_MODEL)
-    assert source.options("release", LATENT_MODEL) == ("0.6.4", "0.6.13")
-    dense = {**LATENT_MODEL, "variant": "128 heads, dense, bfloat16", "release": "0.6.13"}
-    assert "flashmla-dense" in source.options("backends", dense), "it has no FlashInfer's release"
-
-
 def test_a_new_study_of_latent_attention_serves_deepseek(make_record, monkeypatch, replayed):
     with pytest.raises(ValueError, match="no records on DeepSeek MLA .* measured live only"):
         source_of(MLA, "")

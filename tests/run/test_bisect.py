@@ -53,7 +53,7 @@ def lab(make_record, monkeypatch):
     monkeypatch.setattr(studying, "run_job", found.run)
     monkeypatch.setattr(studying, "overlay_for", lambda package, release, given: None)
     monkeypatch.setattr(releases, "index_releases", lambda package: EACH)
-    monkeypatch.setattr(releases, "installed_release", lambda package: "")
+    monkeypatch.setattr(releases, "installed_version", lambda package: "")
     return found
 
 
@@ -104,12 +104,6 @@ def test_the_first_slower_or_faster_release_is_found_with_its_steps_and_again_in
     monkeypatch.setattr(releases, "index_releases", lambda package: pytest.fail("index asked"))
     assert (run(good=good), lab.order()) == (found, [])
     assert f" --releases {','.join(found.releases)}" in found.command
-
-
-@pytest.mark.parametrize("change", range(1, len(EACH)))
-def test_the_change_is_found_wherever_it_lies(lab, change):
-    lab.us = {name: 10.0 if number < change else 12.0 for number, name in enumerate(EACH)}
-    assert run(good=EACH[0], bad=EACH[-1], rounds=2).changed == EACH[change]
 
 
 def test_rounds_run_a_b_b_a_numbered_on_through_the_steps_and_none_is_measured_again(lab):
@@ -271,8 +265,7 @@ def test_overlays_given_are_searched_used_and_repeated(lab, tmp_path, monkeypatc
     ("options", "words"),
     [
         ({"package": "vllm"}, "package must be one of flashinfer-python, got 'vllm'"),
-        ({"backend": "sdpa"}, "for flashinfer-python, got 'sdpa'"),
-        ({"backend": "fa9"}, "backend must be one of flashinfer-auto, flashinfer-fa2"),
+        ({"backend": "sdpa"}, "backend for flashinfer-python must be one of flashinfer-auto, "),
         ({"study": "nope"}, "STUDY must be one of "),
         ({"case": "nope"}, f"case must be one of study 'demo': {CASE.key}  {OTHER.key}; got"),
         ({"good": "0.6.3"}, "good and bad must be two releases, got 0.6.3 and 0.6.3"),
@@ -280,7 +273,7 @@ def test_overlays_given_are_searched_used_and_repeated(lab, tmp_path, monkeypatc
         ({"good": "fast"}, "good must be a version such as 0.6.3, got 'fast'"),
         ({"good": "0.5.2"}, f"release must be one of {', '.join(EACH)}, got '0.5.2'"),
         ({"bad": "0.6.5"}, f"release must be one of {', '.join(EACH)}, got '0.6.5'"),
-        ({"rounds": "0"}, "rounds must be >= 1, got 0"),
+        ({"rounds": "0"}, "rounds must be an integer >= 1, got 0"),
         ({"overlay": "x"}, "--overlay must be NAME==VERSION=DIR, got 'x'"),
         ({"overlay": f"{PACKAGE}==0.6.3=."}, f"must hold {PACKAGE} 0.6.3, it has {{}}"),
         ({"overlay": "probe==1.0=other"}, f"overlay must be of {PACKAGE}, got probe==1.0"),
@@ -292,12 +285,6 @@ def test_what_cannot_be_asked_fails_in_one_line(lab, fails, tmp_path, monkeypatc
     hand_made(tmp_path / "other", "probe", "1.0")
     assert words in fails(*command(**options))
     assert lab.jobs == []
-
-
-def test_without_a_gpu_and_without_records_one_line_says_so(lab, fails, monkeypatch):
-    monkeypatch.setattr(studying, "_has_cuda", lambda: False)
-    told = fails(*command())
-    assert "release 0.5.3, 0.6.3 must be on record" in told and told.endswith("are: none")
 
 
 def test_a_case_that_the_study_does_not_have_is_refused(lab):

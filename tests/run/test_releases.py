@@ -145,7 +145,7 @@ def name_wheel(folder, version, tag="py3-none-any"):
 @pytest.fixture
 def named_wheels(wheels, monkeypatch):
     """The folder of wheels, without an index or a release of the environment."""
-    monkeypatch.setattr(releases, "installed_release", lambda package: "")
+    monkeypatch.setattr(releases, "installed_version", lambda package: "")
     monkeypatch.setattr(releases, "index_releases", lambda package: pytest.fail("index asked"))
     return wheels
 
@@ -170,7 +170,7 @@ def test_a_wheel_for_another_machine_is_refused_unless_one_for_this_stands_by(na
 
 def test_overlays_stand_beside_wheels_and_the_environments_release(named_wheels, monkeypatch):
     name_wheel(named_wheels, "0.6.1")
-    monkeypatch.setattr(releases, "installed_release", lambda package: "0.7.2")
+    monkeypatch.setattr(releases, "installed_version", lambda package: "0.7.2")
     given = [f"{PACKAGE}==0.6.3", f"{PACKAGE}==0.6.4rc1"]
     assert available_releases(PACKAGE, given) == ["0.6.1", "0.6.3", "0.6.4rc1", "0.7.2"]
     monkeypatch.delenv("ATTNLIB_WHEELS")

@@ -107,6 +107,10 @@ def test_the_core_table_says_where_the_rest_went(promised):
     assert kernel["95 %"] == "12300 to 12300" and kernel["predicted"] > 9000
     assert metadata["traced"] != metadata["traced"]
     assert metadata["rest"] == pytest.approx(200 - metadata["predicted"], abs=0.1)
+    more = tables.core_table(both(METADATA[:2], NOW, EAGER, [200.0, -20.0]), promised)
+    (short,) = tables.summary_table(more).to_dict("records")
+    assert (short["shapes"], short["verdict"]) == (2, "faster, slower")
+    assert (short["saved"], short["gain, %"]) == ("-20 to 200", "-0.29 to 2.86")
 
 
 def test_users_see_steps_the_slowest_of_them_and_tokens_a_second():

@@ -23,6 +23,7 @@ from attnlib.studies import (
     auto_resolution,
     decode_metadata,
     engine_modes,
+    engine_step,
     measurement_trust,
     roofline,
     scheduler_metadata,
@@ -118,6 +119,7 @@ DRAWN = {
         decode_metadata.advantage_heatmap,
         lambda frame: decode_metadata.crossover_map(frame, decode_metadata.TODAY),
     ),
+    "engine_step": (lambda frame: engine_step.promised_chart(frame, engine_step.promised()),),
     "scheduler_metadata": (scheduler_metadata.savings_chart, scheduler_metadata.share_chart),
     "engine_modes": (engine_modes.ratio_chart, bounded(engine_modes.roof_chart)),
     "sparse_mla": (

@@ -13,7 +13,6 @@ its next replay. `run(q, cache, plan)` is one attention call; its output is like
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -21,7 +20,7 @@ from packaging.version import Version
 
 from ..gpu import HOPPER
 from ..schedule import library
-from .table import Entry
+from .table import Entry, installed_version
 
 Batch = TypeVar("Batch")
 Cache = TypeVar("Cache")
@@ -87,14 +86,6 @@ def require_same_table(held: tuple[Any, torch.Tensor], given: tuple[Any, torch.T
             f"out must be a plan over page_table {list(wanted.shape)} of {theirs}, "
             f"got {list(table.shape)} of {mine}"
         )
-
-
-def installed_version(distribution: str) -> str:
-    """Version of an installed distribution, or the empty string."""
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def _lacks_gpu(entry: Entry) -> str:

@@ -4,12 +4,11 @@ Always as in a CUDA graph, since the grid is fixed. 16-bit queries over 16-bit o
 head_dim 64, 128 or 256, any group and page size.
 """
 
-from ..batch import DecodeBatch
+from ..batch import DecodeBatch, PagedKV
 from ..extend import ExtendBatch
 from ..fa2.library import RELEASES
-from ..fa2.planner import Fa2Planner
 from ..spec import CUSTOM_MASKS, AttnSpec
-from .base import Batch, Plan, installed_version, require_same_table
+from .base import Backend, Batch, Plan, installed_version, require_same_table
 from .flashinfer import Decode, Prefill
 from .table import Entry
 
@@ -17,11 +16,27 @@ HEAD_DIMS = (64, 128, 256)
 """Those whose query tiles are cut alike in all releases: FA2DetermineCtaTileQ."""
 
 
-class PlannedDecode(Decode):
-    """BatchDecodeWithPagedKVCacheWrapper of fa2: one query per request, a paged cache."""
+class _Planned(Backend[Batch, PagedKV]):
+    """Stands before the library's wrapper: always as in a CUDA graph."""
 
     def __init__(self, entry: Entry, *, device: str, cuda_graph: bool = False) -> None:
         super().__init__(entry, device=device, cuda_graph=True)
+
+    @classmethod
+    def unsupported(cls, entry: Entry, spec: AttnSpec, mask: str) -> str:
+        """What fa2 cannot run, and what has no plan of ours."""
+        if reason := super().unsupported(entry, spec, mask):
+            return reason
+        release = installed_version(entry.distribution)
+        if release and release not in RELEASES:
+            return f"the plan of {', '.join(RELEASES[-3:])} and older is known, got {release}"
+        if spec.head_dim not in HEAD_DIMS:
+            return f"head_dim must be 64, 128 or 256, got {spec.head_dim}"
+        return f"takes no custom mask, got {mask}" if mask in CUSTOM_MASKS else ""
+
+
+class PlannedDecode(_Planned[DecodeBatch], Decode):
+    """BatchDecodeWithPagedKVCacheWrapper of fa2: one query per request, a paged cache."""
 
     def plan(self, batch: DecodeBatch, out: Plan[DecodeBatch] | None = None) -> Plan[DecodeBatch]:
         """FlashInfer's plan once, then ours over it; with `out`, ours alone.
@@ -35,18 +50,10 @@ class PlannedDecode(Decode):
         require_same_table((held.spec, held.page_table), (batch.spec, batch.page_table))
         return _replanned(out, batch, batch)
 
-    @classmethod
-    def unsupported(cls, entry: Entry, spec: AttnSpec, mask: str) -> str:
-        """What fa2 cannot run, and what has no plan of ours."""
-        return super().unsupported(entry, spec, mask) or _unplanned(entry, spec, mask)
 
-
-class PlannedPrefill(Prefill):
+class PlannedPrefill(_Planned[ExtendBatch], Prefill):
     """BatchPrefillWithPagedKVCacheWrapper of fa2: as many queries of each request, a paged cache,
     a causal or a full mask. Bits of a custom one lie where lengths say, and the host packs them."""
-
-    def __init__(self, entry: Entry, *, device: str, cuda_graph: bool = False) -> None:
-        super().__init__(entry, device=device, cuda_graph=True)
 
     def plan(self, batch: ExtendBatch, out: Plan[ExtendBatch] | None = None) -> Plan[ExtendBatch]:
         """As `PlannedDecode.plan`. ValueError for a ragged cache, for requests with unlike numbers
@@ -63,23 +70,11 @@ class PlannedPrefill(Prefill):
         out.batch.require_alike(batch)
         return _replanned(out, batch, batch.paged)
 
-    @classmethod
-    def unsupported(cls, entry: Entry, spec: AttnSpec, mask: str) -> str:
-        """What fa2 cannot run, and what has no plan of ours."""
-        return super().unsupported(entry, spec, mask) or _unplanned(entry, spec, mask)
-
-
-def _unplanned(entry: Entry, spec: AttnSpec, mask: str) -> str:
-    release = installed_version(entry.distribution)
-    if release and release not in RELEASES:
-        return f"the plan of {', '.join(RELEASES[-3:])} and older is known, got {release}"
-    if spec.head_dim not in HEAD_DIMS:
-        return f"head_dim must be 64, 128 or 256, got {spec.head_dim}"
-    return f"takes no custom mask, got {mask}" if mask in CUSTOM_MASKS else ""
-
 
 def _planned(first: Plan[Batch], paged: DecodeBatch, q_len: int) -> Plan[Batch]:
     """Our plan over the library's first, whose state gets the planner."""
+    from ..fa2.planner import Fa2Planner  # with Triton, which not all that ask for a reason need
+
     spec, columns = paged.spec, paged.page_table.shape[1]
     sizes = {"max_seq_len": columns * spec.page_size, "page_size": spec.page_size, "q_len": q_len}
     planner = Fa2Planner(first.state[0], head_dim=spec.head_dim, **sizes)

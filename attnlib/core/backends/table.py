@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import metadata
 
 PLANS = ("decode", "mla", "extend")
 """What a backend can plan: `DecodeBatch`, `MlaBatch` or `ExtendBatch`."""
@@ -201,6 +202,14 @@ TABLE = {entry.name: entry for entry in _ENTRIES}
 BACKENDS, MLA_BACKENDS, EXTEND_BACKENDS = (
     tuple(entry.name for entry in _ENTRIES if entry.plans == plans) for plans in PLANS
 )
+
+
+def installed_version(distribution: str) -> str:
+    """Version of an installed distribution, or the empty string."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def entry_of(name: str, plans: str = "") -> Entry:

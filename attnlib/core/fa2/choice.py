@@ -16,13 +16,12 @@ Constants are measured (`attnlib.core.gpu`); how well they choose stands in the 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeAlias
 
 import numpy as np
 
 from ..gpu import FA2_CTAS, FA2_RATES, SM_SHARED_BYTES, Fa2Rates
-from ..spec import ELEMENT_BYTES, INT32_MAX, AttnSpec
+from ..spec import ELEMENT_BYTES, INT32_MAX, AttnSpec, Grouped
 from .library import MIN_CHUNK, tile_rows
 
 Key: TypeAlias = int | tuple[int, int, int]
@@ -56,7 +55,7 @@ def kv_tile(rows: int, head_dim: int, kv_bytes: int) -> int:
 
 
 @dataclass(frozen=True)
-class PlanShape:
+class PlanShape(Grouped):
     """What is fixed when a step is captured.
 
     `q_len` queries per request, `window` the tokens that a query sees before itself (-1: all).
@@ -91,11 +90,6 @@ class PlanShape:
     def tile_tokens(self) -> int:
         """KV tokens that a block takes at once."""
         return kv_tile(self.tile, self.head_dim, self.kv_bytes)
-
-    @property
-    def group_size(self) -> int:
-        """Query heads per KV head."""
-        return self.num_qo_heads // self.num_kv_heads
 
     @property
     def q_tiles(self) -> int:
@@ -165,11 +159,6 @@ class PlanShape:
         return np.sqrt(shared * shared + f32(self.us_at(self.rates.block_gbps) ** 2))
 
     @property
-    def merge_us(self) -> float:
-        """Microseconds per further part of a request."""
-        return self.rates.merge_us * self.q_len * self.num_qo_heads
-
-    @property
     def coarse(self) -> int:
         """Squares are counted in `tile_tokens` << coarse tokens, so that int32 holds their sum."""
         shift, rows = 0, self.max_batch_size
@@ -228,36 +217,54 @@ def candidates(lens: np.ndarray) -> np.ndarray:
 
 
 def predicted_us(shape: PlanShape, lens: np.ndarray, chunks: np.ndarray) -> np.ndarray:
-    """Predicted microseconds of a call for `chunks` [n], float32 [n]; see the module.
+    """Predicted microseconds of a call for `chunks` [n], float32 [n]; see the module."""
+    return us_of(cuts_of(shape, lens, chunks), shape.rates)
+
+
+def cuts_of(shape: PlanShape, lens: np.ndarray, chunks: np.ndarray) -> np.ndarray:
+    """All that the prediction takes of requests of `lens` [bs] tokens under `chunks`: [14, n]."""
+    tile, longest, held = shape.tile_tokens, lens.max(initial=0), shape.cached_tokens
+    unit = tile << shape.coarse
+    parts = -(-lens // chunks[:, None])
+    last = np.where(lens > 0, lens - (parts - 1) * chunks[:, None], 0)
+    squares = f32(((-(-last // unit)) ** 2).sum(1)) * f32(unit * unit)
+    whole_tiles = (-(-each // tile) * tile for each in (chunks, np.minimum(chunks, longest)))
+    sums = parts.sum(1), (-(-last // tile)).sum(1), squares, -(-longest // chunks)
+    known = max((lens > 0).sum(), 1), tile, shape.copies, shape.slots
+    cached = np.minimum(lens, held + 1).sum() <= held
+    words = cached, 2 * shape.head_dim * shape.kv_bytes, shape.q_len, shape.num_qo_heads
+    return np.array(np.broadcast_arrays(*whole_tiles, *sums, *known, *words), float)
+
+
+def us_of(cuts: np.ndarray, rates: Fa2Rates) -> np.ndarray:
+    """Predicted microseconds [n]; [m, n] of rates whose constants are arrays [m, 1].
 
     Every step rounds to float32, in this order: the kernel takes the same steps.
     """
-    rates, tokens = shape.rates, shape.tile_tokens
-    unit = tokens << shape.coarse
-    longest, live = lens.max(initial=0), max((lens > 0).sum(), 1)
-    parts = -(-lens // chunks[:, None])
-    last = np.where(lens > 0, lens - (parts - 1) * chunks[:, None], 0)
-    n = f32(parts.sum(1))
-    ends = f32((-(-last // tokens)).sum(1))
-    squares = f32(((-(-last // unit)) ** 2).sum(1))
-    own, some, tile = f32(rates.block_tokens), f32(live), f32(tokens)
+    chunk, longest, n, ends, squares, deepest, some, tile, copies, slots = f32(cuts[:10])
+    cached, element_bytes, q_len, heads = cuts[10:]
+    gbps = rates.memory_gbps * np.where(cached, rates.cached_times, 1)
+    shared, alone = (element_bytes / (each * 1e3) for each in (gbps, rates.block_gbps))
+    shared, alone, own = f32(shared), f32(alone**2), f32(rates.block_tokens)
+
+    def at(blocks: np.ndarray) -> np.ndarray:
+        us = np.clip(blocks, f32(1), slots) * shared
+        return np.sqrt(us * us + alone)
+
     # Of one KV head and query tile: tokens that blocks stand for, what starting them costs included
-    chunk = f32(-(-chunks // tokens) * tokens) + own
+    chunk, longest_block = chunk + own, longest + own
     whole = n - some
     rest = ends * tile + some * own
     work = whole * chunk + rest
-    power = squares * f32(unit * unit) + ends * (2 * own * tile)
+    power = squares + ends * (2 * own * tile)
     power = whole * (chunk * chunk) + (power + some * (own * own))
-    longest_block = f32(-(-np.minimum(chunks, longest) // tokens) * tokens) + own
 
-    cached = bool(np.minimum(lens, shape.cached_tokens + 1).sum() <= shape.cached_tokens)
-    at = partial(shape.us_per_token, cached=cached)
-    copies, slots = f32(shape.copies), f32(shape.slots)
     blocks = n * copies
     mean = rest / some
     short = np.minimum(mean, chunk)
-    one = short * at(blocks) + (chunk - short) * at(whole * copies)
-    even = mean * at(blocks) + (longest_block - mean) * at(blocks * f32(0.5))
+    at_all, at_one = at(blocks), at(f32(1))
+    one = short * at_all + (chunk - short) * at(whole * copies)
+    even = mean * at_all + (longest_block - mean) * at(blocks * f32(0.5))
     one = np.where(whole > 0, one, even)
     waves = np.floor(blocks / slots)
     left = blocks - waves * slots
@@ -265,14 +272,13 @@ def predicted_us(shape: PlanShape, lens: np.ndarray, chunks: np.ndarray) -> np.n
     ending = work / np.maximum(n, f32(1)) * (at(left) - left * per_slot)
     ending = np.where(left > 0, ending, f32(0))
     uneven = (power / work) * f32(rates.mean_share) + longest_block * f32(rates.longest_share)
-    uneven = uneven * at(f32(1))
+    uneven = uneven * at_one
     spread = np.maximum(power * n / (work * work) - f32(1), f32(0))
     weight = waves * f32(rates.mixing) * spread
     many = work * copies * per_slot + (ending + weight * uneven) / (f32(1) + weight)
-    many = np.maximum(many, longest_block * at(f32(1)))
-    deepest = f32(-(-longest // chunks))
+    many = np.maximum(many, longest_block * at_one)
     cut = np.where(deepest > 1, f32(rates.cut_us), f32(0))
-    merge = whole * f32(shape.merge_us) + deepest * f32(rates.deep_us)
+    merge = whole * f32(rates.merge_us * q_len * heads) + deepest * f32(rates.deep_us)
     return np.where(blocks <= slots, one, many) + (merge + (cut + f32(rates.start_us)))
 
 

@@ -244,7 +244,12 @@ def facts_of(shape: PlanShape) -> tuple[float, ...]:
     known = (shape.copies, shape.slots, shape.us_at(rates.block_gbps) ** 2)
     starts = (own, 2 * own * shape.tile_tokens, own * own)
     shares = (rates.mean_share, rates.longest_share, rates.mixing)
-    costs = (shape.merge_us, rates.deep_us, rates.cut_us, rates.start_us)
+    costs = (
+        rates.merge_us * shape.q_len * shape.num_qo_heads,
+        rates.deep_us,
+        rates.cut_us,
+        rates.start_us,
+    )
     speeds: tuple[object, ...] = ()
     for cached in (False, True):
         full, first = (shape.us_per_token(f32(x), cached) for x in (shape.slots, 1))

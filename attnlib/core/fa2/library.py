@@ -25,7 +25,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ..gpu import CUDA_CORE_CTAS, FA2_CTAS
-from ..spec import require_groups, require_int, require_word
+from ..spec import Grouped, require_int, require_word
 
 Lengths: TypeAlias = Sequence[int] | np.ndarray
 """Tokens of each request, [bs]."""
@@ -54,7 +54,7 @@ block_valid_mask_offset kv_chunk_size_ptr_offset enable_cuda_graph split_kv
 
 
 @dataclass(frozen=True)
-class LibraryCall:
+class LibraryCall(Grouped):
     """What is planned for, besides lengths.
 
     | field | meaning |
@@ -89,7 +89,7 @@ class LibraryCall:
     def __post_init__(self) -> None:
         for name in ("num_qo_heads", "num_kv_heads", "head_dim", "page_size", "num_sms"):
             require_int(name, getattr(self, name))
-        require_groups(self.num_qo_heads, self.num_kv_heads)
+        self.require_groups()
         for name, least in (("window_left", -1), ("fixed_split_size", -1), ("graph_rows", 0)):
             require_int(name, getattr(self, name), least=least)
         require_word("release", self.release, RELEASES)
@@ -100,11 +100,6 @@ class LibraryCall:
     def has(self, change: str) -> bool:
         """Whether the release is not older than `change`, of the table above."""
         return RELEASES.index(self.release) >= RELEASES.index(_SINCE[change])
-
-    @property
-    def group_size(self) -> int:
-        """Query heads that share one KV head."""
-        return self.num_qo_heads // self.num_kv_heads
 
     @property
     def partial_bytes(self) -> int:

@@ -162,14 +162,7 @@ def build_decode_metadata(
     Else as all of `core.metadata`. Semantics: SGLang's `normal_decode_set_metadata`, with its
     live-page bound of 0.5.18 and later.
     """
-    tensors = (
-        seq_lens,
-        req_pool_indices,
-        req_to_token,
-        cache_seqlens,
-        cu_seqlens_k,
-        page_table,
-        swa_slot_map,
-        swa_page_table,
-    )
+    inputs = (seq_lens, req_pool_indices, req_to_token)
+    outputs = (cache_seqlens, cu_seqlens_k, page_table)
+    tensors = (*inputs, *outputs, swa_slot_map, swa_page_table)
     LAUNCHER.launch(tensors, (page_size,), (seq_len_delta, max_pages))

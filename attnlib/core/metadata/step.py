@@ -162,16 +162,8 @@ def build_step_metadata(
     """
     if not isinstance(scheduler, SchedulerMetadata):
         raise TypeError(f"scheduler must be SchedulerMetadata, got {type(scheduler).__name__}")
-    tensors = (
-        seq_lens,
-        req_pool_indices,
-        req_to_token,
-        cache_seqlens,
-        cu_seqlens_k,
-        page_table,
-        swa_slot_map,
-        swa_page_table,
-        scheduler.words,
-    )
+    inputs = (seq_lens, req_pool_indices, req_to_token)
+    outputs = (cache_seqlens, cu_seqlens_k, page_table)
+    tensors = (*inputs, *outputs, swa_slot_map, swa_page_table, scheduler.words)
     LAUNCHER.launch(tensors, (page_size, scheduler.facts), (seq_len_delta, max_pages))
     scheduler.mark_written()

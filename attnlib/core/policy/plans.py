@@ -16,6 +16,7 @@ our plan for as many requests, none longer than these;
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -77,7 +78,9 @@ def lengths(seq_lens: Lengths) -> np.ndarray:
     return lens
 
 
-def fa3_sm_tokens(seq_lens: np.ndarray, spec: AttnSpec, *, num_sms: int) -> PerSm:
+# A policy is learnt from the lengths that it then chooses for.
+@lru_cache(maxsize=2**11)
+def fa3_sm_tokens(seq_lens: tuple[int, ...], spec: AttnSpec, *, num_sms: int) -> PerSm:
     """KV tokens in whole tiles, and items, that FlashInfer's fa3 plan gives each SM: [num_sms].
 
     PrefillSM90Plan: a heap of SMs by cost, an item costs 2 tile_rows + kv_len; heads are the outer
@@ -86,18 +89,21 @@ def fa3_sm_tokens(seq_lens: np.ndarray, spec: AttnSpec, *, num_sms: int) -> PerS
     the same one. Raises ValueError for a head_dim without a kernel.
     """
     tile_rows, tile_tokens = _fa3_tile(spec)
-    lens = sorted(seq_lens.tolist(), reverse=True)
-    heap = [_SmCost(0, sm) for sm in range(num_sms)]
+    heap = [_SmCost() for _ in range(num_sms)]
+    for sm, each in enumerate(heap):
+        each.sm = sm
     tokens, items = [0] * num_sms, [0] * num_sms
-    for length in lens * spec.num_qo_heads:
+    for length in sorted(seq_lens, reverse=True) * spec.num_qo_heads:
         least = heapq.heappop(heap)
-        heapq.heappush(heap, _SmCost(least + 2 * tile_rows + length, least.sm))
-        tokens[least.sm] += -(-length // tile_tokens) * tile_tokens
-        items[least.sm] += 1
+        more = _SmCost(least + 2 * tile_rows + length)
+        more.sm = sm = least.sm
+        heapq.heappush(heap, more)
+        tokens[sm] += -(-length // tile_tokens) * tile_tokens
+        items[sm] += 1
     return np.array(tokens), np.array(items)
 
 
-def _even_sm_tokens(seq_lens: np.ndarray, spec: AttnSpec, *, num_sms: int) -> PerSm:
+def _even_sm_tokens(seq_lens: tuple[int, ...], spec: AttnSpec, *, num_sms: int) -> PerSm:
     """The same of equal requests, in some order of the SMs: their items go round."""
     _, tile_tokens = _fa3_tile(spec)
     each, more = divmod(len(seq_lens) * spec.num_qo_heads, num_sms)
@@ -114,11 +120,6 @@ class _SmCost(int):
     """What an SM has to do; two of equal cost compare as equal, whichever SMs they are."""
 
     sm: int
-
-    def __new__(cls, cost: int, sm: int) -> "_SmCost":
-        made = super().__new__(cls, cost)
-        made.sm = sm
-        return made
 
 
 def _fa2(spec: AttnSpec, seq_lens: np.ndarray, num_sms: int) -> WorkPlan:
@@ -153,7 +154,7 @@ def _cuda_cores(spec: AttnSpec, seq_lens: np.ndarray, num_sms: int) -> WorkPlan:
 
 def _flashinfer_fa3(spec: AttnSpec, seq_lens: np.ndarray, num_sms: int) -> WorkPlan:
     place = fa3_sm_tokens if np.ptp(seq_lens) else _even_sm_tokens
-    tokens, items = place(seq_lens, spec, num_sms=num_sms)
+    tokens, items = place(tuple(seq_lens.tolist()), spec, num_sms=num_sms)
     busy = items > 0
     # An item begins and ends in about the time of one more tile.
     cost = tokens[busy] + items[busy] * _fa3_tile(spec)[1]

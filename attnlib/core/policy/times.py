@@ -110,21 +110,21 @@ def predict(rates: Rates, loads: Sequence[Load]) -> np.ndarray:
 
 
 class Calls:
-    """Several loads side by side: [calls, BINS], with latency at the first `knots` of `KNOTS`.
+    """The levels of several loads, call by call, with latency at the first `knots` of `KNOTS`.
 
     Rates are one vector here: the logs of those in `START`, then those of latency in us.
     """
 
     def __init__(self, loads: Sequence[Load], knots: int) -> None:
-        self.tokens = np.stack([load.tokens for load in loads])
-        self.moved = np.stack([load.moved for load in loads])
-        self.overlap = np.array([load.overlap for load in loads])[:, None]
-        self.items = np.array([load.items for load in loads], float)
-        self.splits = np.array([load.splits for load in loads], float)
-        self.merged = np.array([load.merged for load in loads], float)
-        busy = np.log(np.stack([load.busy for load in loads]))
-        units = (np.interp(busy, np.log(KNOTS[:knots]), unit) for unit in np.eye(knots))
-        self.between = np.stack(list(units), axis=-1)
+        counts = np.array([(x.items, x.splits, x.merged, x.overlap) for x in loads], float)
+        self.items, self.splits, self.merged, overlap = counts.T
+        levels = np.array([(load.tokens, load.moved, load.busy) for load in loads])
+        # Few levels of a call have any tokens.
+        self.call, at = np.nonzero(levels[:, 0])
+        self.tokens, self.moved, busy = levels[self.call, :, at].T
+        self.overlap = overlap[self.call]
+        place = np.interp(np.log(busy), np.log(KNOTS[:knots]), np.arange(knots))
+        self.between = np.maximum(1 - np.abs(place[:, None] - np.arange(knots)), 0)
 
     def run_us(self, x: np.ndarray) -> np.ndarray:
         """Microseconds [calls] by rates `x`."""
@@ -133,15 +133,17 @@ class Calls:
         # GB/s are 1e3 bytes per microsecond.
         traffic = self.moved / (gbps * 1e3)
         alone, hidden = np.hypot(latency, traffic), np.maximum(latency, traffic)
-        spent = (self.tokens * (alone + self.overlap * (hidden - alone))).sum(axis=1)
+        spent = self.tokens * (alone + self.overlap * (hidden - alone))
+        spent = np.bincount(self.call, spent, len(self.items))
         merging = merge * self.merged + item * self.items + split * (self.splits - 1)
         return start + spent + merging
 
 
 def _schedule(items: np.ndarray, slots: int) -> tuple[np.ndarray, np.ndarray]:
     """Begin and end [n] of items that start in order, each in the first slot to be free."""
-    if len(items) <= slots:
-        return np.zeros(len(items)), items.astype(float)
+    if len(items) <= slots or items.min() == items.max():
+        waves = np.arange(len(items)) // slots * float(items[0])
+        return waves, waves + items
     free, begin = [0.0] * slots, []
     for cost in items.tolist():
         begin.append(free[0])

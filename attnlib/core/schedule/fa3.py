@@ -208,11 +208,7 @@ def _checked_words(
             )
         why = " (page-table width x page_size)"
         require_between("seq_lens_cpu", lens, 1, settled.max_seqlen_k, why)
-    if (cu_seqlens_q is not None) != settled.varlen_q:
-        raise ValueError(
-            f"cu_seqlens_q must be given if and only if facts.varlen_q, got "
-            f"{'none' if cu_seqlens_q is None else 'some'} with varlen_q={settled.varlen_q}"
-        )
+    settled.require_q("cu_seqlens_q", cu_seqlens_q)
     if cu_seqlens_q is not None:
         sums = (settled.batch_size + 1,)
         require_tensor("cu_seqlens_q", cu_seqlens_q, sums, "int32", contiguous=True)

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ..spec import ELEMENT_BYTES, INT32_MAX, require_groups, require_int, require_word
+from ..spec import ELEMENT_BYTES, INT32_MAX, Grouped, require_given, require_int, require_word
 
 HEAD_DIMS = (64, 96, 128, 192, 256)
 """Head dims that kernels are compiled for; V alone may also have 512."""
@@ -26,7 +26,7 @@ FULL = (-1, -1)
 
 
 @dataclass(frozen=True)
-class SchedulerFacts:
+class SchedulerFacts(Grouped):
     """One call, as FlashAttention-3 sees it.
 
     `batch_size` counts padding too, head counts are those of this GPU. `head_dim_v` 0 means K's.
@@ -71,7 +71,7 @@ class SchedulerFacts:
         for side in self.window:
             require_int("window", side, least=-1)
         require_int("page_size", 1 if self.page_size is None else self.page_size)
-        require_groups(self.num_qo_heads, self.num_kv_heads)
+        self.require_groups()
         require_word("dtype", self.dtype, ELEMENT_BYTES)
         if self.kv_head_bytes > INT32_MAX:
             most = INT32_MAX // (self.kv_head_bytes // self.max_seqlen_k)
@@ -84,11 +84,6 @@ class SchedulerFacts:
     def element_bytes(self) -> int:
         """Bytes of one element of the query and the cache."""
         return ELEMENT_BYTES[self.dtype]
-
-    @property
-    def group_size(self) -> int:
-        """Query heads that share one KV head."""
-        return self.num_qo_heads // self.num_kv_heads
 
     @property
     def kv_head_bytes(self) -> int:
@@ -190,6 +185,11 @@ class SchedulerFacts:
         mine, others = self.settled, other.settled
         pairs = {f.name: (getattr(mine, f.name), getattr(others, f.name)) for f in fields(mine)}
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+    def require_q(self, name: str, given: object) -> None:
+        """ValueError unless what says each request's query tokens goes with `varlen_q`."""
+        here = f"varlen_q={self.varlen_q}"
+        require_given(name, given, self.varlen_q, "if facts.varlen_q", here)
 
     def _tile(self, *, gathers: bool) -> tuple[int, int]:
         compiled = [dim for dim in HEAD_DIMS if self.hdim96 or dim != 96]

@@ -75,11 +75,7 @@ def plan_splits(
     sums of blocks that the kernel cannot divide by: zero, or past int32.
     """
     kv = _lengths("seq_lens", seq_lens, facts.batch_size, facts.max_seqlen_k)
-    if (q_lens is not None) != facts.varlen_q:
-        raise ValueError(
-            f"q_lens must be given if and only if facts.varlen_q, got "
-            f"{'none' if q_lens is None else 'some'} with varlen_q={facts.varlen_q}"
-        )
+    facts.require_q("q_lens", q_lens)
     rows = np.full(facts.batch_size, facts.max_seqlen_q) if q_lens is None else q_lens
     rows = _lengths("q_lens", rows, facts.batch_size, facts.max_seqlen_q)
     block_m, block_n = facts.tile

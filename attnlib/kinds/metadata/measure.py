@@ -12,16 +12,19 @@ import torch
 
 from ...core.metadata import decode, draft, kv_indices
 from ...core.metadata.launch import without_overlap
+from ...core.spec import require_word
 from ...measure.timer import run_timer
 from ...measure.trace import trace_kernels
-from ..base import Bench, timed_fields
+from ..base import Subject, timed_fields
 from ..cost import metadata_cost
 from ..item import Item
+from ..lengths import sample_seq_lens
 from . import eager, oracle, serial, sglang
 from .case import MetadataCase
-from .workload import build_draft_slots, build_request_pool
 
 POISON = -77
+SLOTS = 2**20
+"""KV slots that a request pool's tokens point into."""
 FUSED = {"decode": decode, "kv_indices": kv_indices, "draft": draft, "verify": draft}
 MODULES: dict[str, dict[str, ModuleType]] = {
     "metadata-eager": dict.fromkeys(FUSED, eager),
@@ -68,22 +71,16 @@ class BuilderCall:
         return timed_fields(timing, kernels=kernels, work_per_call=work_per_call) | verdict
 
 
-class MetadataSubject:
+class MetadataSubject(Subject):
     """Measures one builder of `MODULES`; keeps the inputs of the last case."""
 
-    def __init__(self, bench: Bench) -> None:
-        self.bench = bench
-        self._call: BuilderCall | None = None
+    _call: BuilderCall | None = None
 
     def measure(self, item: Item[MetadataCase]) -> dict[str, Any]:
         """Compare every live word with the oracle, then trace and time the call."""
         builder, backend = item.case.builder, item.backend
         able = [name for name, modules in MODULES.items() if builder in modules]
-        if backend not in able:
-            known = ", ".join(able)
-            raise ValueError(
-                f"backend must be one of {known} for {builder} metadata, got {backend!r}"
-            )
+        require_word(f"backend of {builder} metadata", backend, able)
         if backend == "sglang-metadata" and (reason := sglang.unavailable()):
             return {"status": "refused", "reason": reason}
         self.bench.require_release(sglang.DISTRIBUTION, item.release)
@@ -135,8 +132,41 @@ def _inputs(case: MetadataCase, device: str) -> tuple[dict[str, torch.Tensor], d
     """Tensors and numbers that the case's builder and its oracle take."""
     if case.builder == "draft":
         numbers = {"decode_length": case.draft_tokens, "topk": case.topk}
-        return build_draft_slots(case, device=device), numbers | {"page_size": case.page_size}
-    pool = build_request_pool(case, device=device)
+        return _draft_slots(case, device), numbers | {"page_size": case.page_size}
+    pool = _request_pool(case, device)
     if case.builder == "verify":
         return {"seq_lens": pool["seq_lens"]}, {"num_draft_tokens": case.draft_tokens}
     return pool, {n: getattr(case, n) for n in ("page_size", "max_pages", "seq_len_delta")}
+
+
+def _request_pool(case: MetadataCase, device: str) -> dict[str, torch.Tensor]:
+    """What a step's metadata is computed from, on `device`.
+
+    `seq_lens` [bs] int64, `req_pool_indices` [bs] int64, a shuffled choice of the pool's rows, and
+    `req_to_token` [pool, max_ctx] int32, random KV slots.
+    """
+    rows = max(case.batch_size, case.pool_size)
+    chosen = np.random.default_rng(case.seed + 1).permutation(rows)[: case.batch_size]
+    seeded = {"generator": torch.Generator(device=device).manual_seed(case.seed), "device": device}
+    lens = torch.from_numpy(sample_seq_lens(case).astype(np.int64) - case.seq_len_delta)
+    return {
+        "seq_lens": lens.clamp_(min=1).to(device),
+        "req_pool_indices": torch.from_numpy(chosen).to(device),
+        "req_to_token": torch.randint(SLOTS, (rows, case.max_ctx), dtype=torch.int32, **seeded),
+    }
+
+
+def _draft_slots(case: MetadataCase, device: str) -> dict[str, torch.Tensor]:
+    """KV slots of drafted tokens: each branch goes on in the page where its request ends.
+
+    `cache_loc` [bs * topk, draft_tokens] int64 and `last_page_lens` [bs] int32, tokens in the last
+    page. Branches start in pages of their own, as a copied last page makes them.
+    """
+    last = sample_seq_lens(case) % case.page_size
+    branches = case.batch_size * case.topk
+    pages_each = case.draft_tokens // case.page_size + 2
+    firsts = np.random.default_rng(case.seed).permutation(branches) * pages_each * case.page_size
+    starts = firsts + np.repeat(last, case.topk)
+    slots = starts[:, None] + np.arange(case.draft_tokens)
+    found = {"cache_loc": slots, "last_page_lens": last}
+    return {name: torch.from_numpy(words).to(device) for name, words in found.items()}

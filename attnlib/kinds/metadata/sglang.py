@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+from ...core.backends.table import installed_version
+
 DISTRIBUTION = "sglang"
 FILES = (
     "sglang/kernels/ops/attention/metadata.py",
@@ -29,9 +31,7 @@ FILES = (
 
 def unavailable() -> str:
     """Why SGLang's kernel cannot be had here (and what to install), or the empty string."""
-    try:
-        version = metadata.version(DISTRIBUTION)
-    except metadata.PackageNotFoundError:
+    if not (version := installed_version(DISTRIBUTION)):
         return f"{DISTRIBUTION} is not installed: pip install --no-deps {DISTRIBUTION}"
     if _file():
         return ""

@@ -24,8 +24,9 @@ from ...core.batch import DecodeBatch, PagedKV
 from ...core.schedule.fa3 import ask_library, precompute
 from ...core.schedule.facts import SchedulerFacts
 from ...core.schedule.splits import max_words, num_words
+from ...core.spec import require_word
 from ...measure.timer import run_timer
-from ..base import Bench, timed_fields
+from ..base import Subject, timed_fields
 from ..decode.measure import Oracle, build_workload
 from ..item import Item
 from .case import MISMATCHES, Mismatch, MismatchCase, told_facts
@@ -38,11 +39,8 @@ STATUS = {
 """Outcome of `run_one` -> status of the record; a crash is an error that poisons."""
 
 
-class MismatchSubject:
+class MismatchSubject(Subject):
     """Runs the entry that an item's case names; only a harmless one gets a time."""
-
-    def __init__(self, bench: Bench) -> None:
-        self.bench = bench
 
     def measure(self, item: Item[MismatchCase]) -> dict[str, Any]:
         """One attention call with metadata of another call's facts."""
@@ -78,8 +76,7 @@ class _Call:
 def find(name: str) -> Mismatch:
     """The case called `name`; raises ValueError listing the names there are."""
     by_name = {case.name: case for case in MISMATCHES}
-    if name not in by_name:
-        raise ValueError(f"name must be one of {', '.join(by_name)}, got {name!r}")
+    require_word("name", name, by_name)
     return by_name[name]
 
 

@@ -25,8 +25,9 @@ from ...core.fa2.choice import PlanShape
 from ...core.fa2.kernel import build_fa2_plan
 from ...core.fa2.words import WORD, Layout, plan_words
 from ...core.metadata.launch import without_overlap
+from ...core.spec import require_word
 from ...measure.timer import ROTATING, run_timer
-from ..base import Bench
+from ..base import Subject
 from ..call import Workload, timed_call
 from ..check import Judge
 from ..decode.case import DecodeCase
@@ -52,18 +53,14 @@ class _Call:
     io_bytes: float
 
 
-class PlanSubject:
+class PlanSubject(Subject):
     """Measures plans; keeps the tensors of the last attention call for the next chunk."""
 
-    def __init__(self, bench: Bench) -> None:
-        self.bench = bench
-        self._call: _Call | None = None
+    _call: _Call | None = None
 
     def measure(self, item: Item[PlanCase]) -> dict[str, Any]:
         """Check, time and trace a call by a plan, or the planning."""
-        if item.backend not in BACKENDS:
-            known = ", ".join(BACKENDS)
-            raise ValueError(f"backend must be one of {known} for a plan, got {item.backend!r}")
+        require_word("backend of a plan", item.backend, BACKENDS)
         self.bench.require_release("flashinfer-python", item.release)
         if item.timer in ROTATING:
             raise ValueError(f"timer must not need copies of the cache, got {item.timer!r}")
@@ -88,14 +85,12 @@ class PlanSubject:
     def _prepared(self, case: PlanCase, name: str) -> _Call:
         if self._call is None or self._call.work.case != case.call:
             self._call = None
-            subject: Any = DecodeSubject if isinstance(case.call, DecodeCase) else ExtendSubject
-            device = self.bench.device
-            work = subject.build(case.call, device=device)
-            judge = Judge(subject.attend, work.q, work.kv, work.batch)
+            kind: Any = DecodeSubject if isinstance(case.call, DecodeCase) else ExtendSubject
+            work, judge = kind(self.bench).workload(case.call)
             backend = backends.create(
-                name, case.spec, mask="causal", device=device, cuda_graph=True
+                name, case.spec, mask="causal", device=self.bench.device, cuda_graph=True
             )
-            moved = float(subject.cost(case.call).io_bytes)
+            moved = float(kind.cost(case.call).io_bytes)
             self._call = _Call(work, judge, backend, backend.plan(work.batch), moved)
         return self._call
 

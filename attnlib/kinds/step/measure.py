@@ -31,9 +31,10 @@ from ...core.batch import DecodeBatch, PagedKV
 from ...core.metadata import decode
 from ...core.metadata.step import build_step_metadata
 from ...core.schedule.fa3 import SchedulerMetadata, precompute, reserve
+from ...core.spec import require_word
 from ...measure.timer import cold_copies, run_timer
 from ...measure.trace import trace_kernels
-from ..base import Bench, oracle_fields, timed_fields
+from ..base import Subject, oracle_fields, timed_fields
 from ..call import cache_copies
 from ..cost import decode_cost
 from ..decode.measure import Oracle, build_workload
@@ -54,23 +55,20 @@ BACKENDS = ("fa3-step-each", "fa3-step-once", *BUILDERS, ONE_LAUNCH, *ALONE, *fa
 Prepare = Callable[[], SchedulerMetadata | None]
 
 
-class StepSubject:
+class StepSubject(Subject):
     """Measures one way of making a step's metadata, attention included."""
 
-    def __init__(self, bench: Bench) -> None:
-        self.bench = bench
-        self._case: StepCase | None = None
+    _case: StepCase | None = None
 
     def measure(self, item: Item[StepCase]) -> dict[str, Any]:
         """Check the last layer's output by the oracle, then trace and time the step."""
-        case, backend, known = item.case, item.backend, ", ".join(BACKENDS)
-        if backend not in BACKENDS:
-            raise ValueError(f"backend must be one of {known} for a step, got {backend!r}")
+        case, backend = item.case, item.backend
+        require_word("backend of a step", backend, BACKENDS)
         if backend in fa2.BACKENDS and item.timer != "eager":
             raise ValueError(f"timer must be eager for {backend}, got {item.timer!r}")
         library = fa2.BACKENDS.get(backend, "fa3")
-        reason = backends.unavailable(library) or backends.unsupported(library, case.decode.spec)
-        if reason:
+        spec = case.decode.spec
+        if reason := backends.unavailable(library) or backends.unsupported(library, spec):
             return {"status": "refused", "reason": reason}
         timer = run_timer(item.timer)
         self._prepare(case)

@@ -10,6 +10,7 @@ from ..evidence import CONFIRMED, REFUTED, Finding, counted
 from ..expected import ran_rows
 from ..fa3_decode_regression.study import AFFECTED, REGRESSED
 from .study import RESOLUTION_CASES
+from .tables import auto
 
 SPEC = RESOLUTION_CASES[0].spec
 BEFORE, AFTER = ("0.5.8", "0.6.1", "sglang<0.5.9"), ("0.5.9", "0.6.3", "sglang")
@@ -18,10 +19,7 @@ BEFORE, AFTER = ("0.5.8", "0.6.1", "sglang<0.5.9"), ("0.5.9", "0.6.3", "sglang")
 
 def sm100_by_rule(_: pd.DataFrame) -> Finding:
     """On Blackwell `auto` means fa2 in every release that the claim is of, as the pin does."""
-    said = {
-        explain(SPEC, mode="decode", gpu="sm100", library=f"flashinfer=={release}", env={}).backend
-        for release in AFFECTED
-    }
+    said = {auto(SPEC, release, "sm100").backend for release in AFFECTED}
     releases = f"{AFFECTED[0]} to {AFFECTED[-1]}"
     reason = f"Read in FlashInfer's source: {' and '.join(sorted(said))} there in {releases}."
     return Finding(CONFIRMED if said == {"fa2"} else REFUTED, reason + " No such GPU is on record.")
@@ -30,11 +28,7 @@ def sm100_by_rule(_: pd.DataFrame) -> Finding:
 def hopper_chooses_fa3(frame: pd.DataFrame) -> Finding:
     """The regressed `auto` chooses fa3 for every dtype pair; what was traced is fa3 too."""
     rows = ran_rows(frame, RESOLUTION_CASES, "flashinfer-auto", [REGRESSED])
-    asked: dict[str, Any] = {"mode": "decode", "gpu": "sm90", "env": {}}
-    chosen = [
-        explain(case.spec, library=f"flashinfer=={REGRESSED}", **asked).backend
-        for case in rows.case
-    ]
+    chosen = [auto(case.spec, REGRESSED, "sm90").backend for case in rows.case]
     good = rows["ran"] == "fa3"
     failed = int((rows.status != "ok").sum())
     holds = (good | (rows.status != "ok")) & pd.Series(chosen, rows.index).eq("fa3")

@@ -12,13 +12,14 @@ from ...select import GPUS, Choice, explain
 
 def rule_table(releases: Sequence[str], spec: AttnSpec) -> pd.DataFrame:
     """What `auto` means for decode of `spec`, by release and GPU generation (`select`)."""
-    columns = {gpu: [_auto(spec, release, gpu).backend for release in releases] for gpu in GPUS}
-    decided = [_auto(spec, release, REFERENCE).decided_by for release in releases]
+    columns = {gpu: [auto(spec, release, gpu).backend for release in releases] for gpu in GPUS}
+    decided = [auto(spec, release, REFERENCE).decided_by for release in releases]
     why = [f"{row.why} ({row.source.removeprefix('FlashInfer ')})" for row in decided]
     return pd.DataFrame({"release": releases, **columns, "why, on Hopper": why})
 
 
-def _auto(spec: AttnSpec, release: str, gpu: str) -> Choice:
+def auto(spec: AttnSpec, release: str, gpu: str) -> Choice:
+    """What FlashInfer's own rule chooses for decode, whatever the environment says."""
     library = f"flashinfer=={release}"
     return explain(spec, mode="decode", gpu=gpu, library=library, env={})
 
@@ -28,7 +29,7 @@ def resolution(frame: pd.DataFrame) -> pd.DataFrame:
     rows = frame[frame.backend == AUTO]
     rows = rows.assign(place=rows.release.map(release_order(frame).index))
     rows = rows.sort_values(["dtype", "kv_dtype", "place"], ignore_index=True)
-    rules = [_auto(row.case.spec, row.release, REFERENCE) for row in rows.itertuples()]
+    rules = [auto(row.case.spec, row.release, REFERENCE) for row in rows.itertuples()]
     return pd.DataFrame(
         {
             "query": rows.dtype,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -78,9 +79,9 @@ def regret_chart(frame: pd.DataFrame, *, pool: str) -> charts.Figure:
 def _draw_map(axis: charts.Axes, policy: Policy, spec: AttnSpec, backends: Sequence[str]) -> None:
     from matplotlib.colors import ListedColormap
 
-    def choice(batch: float, length: float) -> int:
-        lens = [max(1, round(length))] * max(1, round(batch))
-        return backends.index(policy.choose(spec, lens, backends=backends).backend)
+    @cache
+    def choice(batch: int, length: int) -> int:
+        return backends.index(policy.choose(spec, [length] * batch, backends=backends).backend)
 
     found = pd.DataFrame(
         {
@@ -95,7 +96,8 @@ def _draw_map(axis: charts.Axes, policy: Policy, spec: AttnSpec, backends: Seque
         (column.min() / 1.2, column.max() * 1.2) for column in (found.batch, found.length)
     )
     x, y = np.geomspace(*xlim, CELLS), np.geomspace(*ylim, CELLS)
-    chosen = [[choice(batch, length) for batch in x] for length in y]
+    sizes, lens = ([max(1, round(size)) for size in each] for each in (x, y))
+    chosen = [[choice(size, length) for size in sizes] for length in lens]
     ground = ListedColormap([LOOKS[LABELS[name]].color for name in backends])
     mesh = axis.pcolormesh(x, y, chosen, cmap=ground, alpha=style.PALE, rasterized=True)
     mesh.set_clim(-0.5, len(backends) - 0.5)

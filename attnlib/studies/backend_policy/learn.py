@@ -128,7 +128,8 @@ def fit(loads: Sequence[Load], run_us: Sequence[float]) -> Rates:
     most = max(float(load.busy.max()) for load in loads)
     calls = Calls(loads, min(sum(knot <= most for knot in KNOTS) + 1, len(KNOTS)))
     times, known = np.asarray(run_us, float), len(START)
-    latency = np.median(np.maximum(times - START["start_us"], 1) / calls.tokens.sum(axis=1))
+    tokens = [load.tokens.sum() for load in loads]
+    latency = np.median(np.maximum(times - START["start_us"], 1) / tokens)
     first = np.log([*START.values(), *[latency] * calls.between.shape[-1]])
 
     def left(x: np.ndarray) -> np.ndarray:
@@ -142,8 +143,9 @@ def fit(loads: Sequence[Load], run_us: Sequence[float]) -> Rates:
 
 def case_times(rows: pd.DataFrame) -> dict[DecodeCase, dict[str, float]]:
     """Each case's median time of every backend that ran it, in us."""
-    wide = median_times(rows).set_index("case")[sorted(rows.backend.unique())]
-    return {case: row.dropna().astype(float).round(3).to_dict() for case, row in wide.iterrows()}
+    wide = median_times(rows).set_index("case")[sorted(rows.backend.unique())].round(3)
+    told = zip(wide.index, wide.to_dict("records"), strict=True)
+    return {case: {n: us for n, us in row.items() if us == us} for case, row in told}
 
 
 def _releases(rows: pd.DataFrame) -> dict[str, str]:

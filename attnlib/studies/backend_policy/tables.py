@@ -7,7 +7,7 @@ run: two pools of backends.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import pandas as pd
@@ -201,6 +201,8 @@ def _measured(policy: Policy, backends: Sequence[str], case: DecodeCase) -> str:
     return policy.choose(case.spec, sample_seq_lens(case).tolist(), backends=backends).backend
 
 
+# Both pools ask, and every table.
+@cache
 def _explained(library: str, policy: str, case: DecodeCase) -> str:
     call = Call(kv_lens=tuple(sample_seq_lens(case).tolist()), graph=True)
     asked = {"mode": "decode", "gpu": REFERENCE, "library": library, "policy": policy}

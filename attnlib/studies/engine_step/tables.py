@@ -130,6 +130,17 @@ def core_table(frame: pd.DataFrame, promised: pd.DataFrame) -> pd.DataFrame:
     return shown.assign(rest=rest.round(1), **more, by=table.by)
 
 
+def summary_table(core: pd.DataFrame) -> pd.DataFrame:
+    """`core_table`, a row for all shapes of two arms, a model, a driver and a kind of lengths, and
+    numbers as least to most."""
+    kinds = core.groupby([*PAIR, "model", "driver", "lengths"], sort=False)
+    columns = {"shapes": kinds.size()}
+    for name in ("predicted", "saved", "rest", "step", "gain, %"):
+        columns[name] = kinds[name].agg(_range)
+    columns["verdict"] = kinds.verdict.agg(lambda words: ", ".join(dict.fromkeys(words)))
+    return pd.DataFrame(columns).reset_index()
+
+
 def traced_saving(frame: pd.DataFrame, arm: str, over: str, case: EngineCase) -> float:
     """Microseconds by which kernels of a traced step take less; NaN where one was not traced."""
     rows = good_rows(frame[frame.case == case], "profiler").groupby("backend").run_us.median()
@@ -192,6 +203,13 @@ def _rounds(
         step = float(np.median(theirs))
         saved = np.subtract(theirs, ours) if beside else step - np.median(ours)
         yield step, float(np.median(saved))
+
+
+def _range(values: pd.Series) -> str:
+    ends = (
+        f"{value:.{0 if values.abs().max() >= 10 else 2}f}" for value in values.agg(["min", "max"])
+    )
+    return " to ".join(dict.fromkeys(ends))
 
 
 def _word(gap: Gap) -> str:

@@ -5,14 +5,14 @@ stays whose choices lose least; the model's error counts a little, so that what 
 is not lost.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ...core.fa2.choice import Key, PlanShape, Rates, predicted_us
+from ...core.fa2.choice import Key, PlanShape, Rates, cuts_of, predicted_us, us_of
 from ...core.gpu import FA2_RATES, Fa2Rates
 from ...kinds.lengths import sample_plan_lens
 from ...kinds.plan.case import PlanCase
@@ -68,7 +68,7 @@ class ChunkSweep:
         return shape.tile if plain else (shape.tile, shape.head_dim, shape.kv_bytes)
 
     def predicted_us(self, rates: Fa2Rates) -> np.ndarray:
-        """Predicted microseconds [n]; [m, n] of rates whose constants are arrays [m, 1]."""
+        """Predicted microseconds [n]."""
         return predicted_us(replace(self.shape, given_rates=rates), self.lens, self.chunks)
 
 
@@ -128,15 +128,15 @@ def by_key(sweeps: Sequence[ChunkSweep]) -> dict[Key, list[ChunkSweep]]:
 
 
 def fit(sweeps: Sequence[ChunkSweep], start: Fa2Rates, names: Sequence[str]) -> Fa2Rates:
-    """The constants `names` of the least `loss`, not far from `start`, the others as there."""
-    draw, least = np.random.default_rng(0), np.inf
+    """The constants `names` that lose least, not far from `start`, the others as there."""
+    draw, least, losses_by = np.random.default_rng(0), np.inf, losses_of(sweeps)
     first = best = np.log([getattr(start, name) for name in names])
     for width in np.geomspace(WIDEST, NARROWEST, GENERATIONS):
         moved = draw.random((POPULATION, len(names))) < MOVED
         steps = moved * draw.normal(0, width, moved.shape)
         steps[0] = 0
         values = np.exp(best + steps).T[:, :, None]
-        losses = loss(sweeps, replace(start, **dict(zip(names, values, strict=True))))
+        losses = losses_by(replace(start, **dict(zip(names, values, strict=True))))
         losses += PULL * ((best + steps - first) ** 2).sum(1)
         at = losses.argmin()
         if losses[at] < least:
@@ -145,19 +145,27 @@ def fit(sweeps: Sequence[ChunkSweep], start: Fa2Rates, names: Sequence[str]) -> 
     return replace(start, **dict(zip(names, found, strict=True)))
 
 
-def loss(sweeps: Sequence[ChunkSweep], candidates: Fa2Rates) -> np.ndarray:
+def losses_of(sweeps: Sequence[ChunkSweep]) -> Callable[[Fa2Rates], np.ndarray]:
     """What the choices of m candidates lose, [m]: in the mean, at worst, and a little of the
     model's error."""
-    lost, errors = [], []
-    for sweep in sweeps:
-        us = sweep.predicted_us(candidates)
-        near = sweep.run_us < NEAR * sweep.run_us.min()
-        lost.append(np.log(sweep.run_us[us.argmin(-1)] / sweep.run_us.min()))
-        errors.append(np.abs(np.log(us / sweep.run_us))[:, near])
-    worst = np.sort(lost, axis=0)[-max(3, len(lost) // 30) :]
-    error = np.concatenate(errors, axis=-1)
-    much = ERROR[0] * np.median(error, -1) + ERROR[1] * error.mean(-1)
-    return np.mean(lost, axis=0) + 0.2 * worst.mean(0) + much
+    cuts = np.hstack([cuts_of(sweep.shape, sweep.lens, sweep.chunks) for sweep in sweeps])
+    run_us = np.concatenate([sweep.run_us for sweep in sweeps])
+    near = np.concatenate([sweep.run_us < NEAR * sweep.run_us.min() for sweep in sweeps])
+    # [sweeps, most chunks], the last chunk as often as it takes
+    ends = np.cumsum([len(sweep.chunks) for sweep in sweeps])
+    begins, most = np.array([0, *ends[:-1]]), max(len(sweep.chunks) for sweep in sweeps)
+    places = np.minimum(begins[:, None] + np.arange(most), ends[:, None] - 1)
+    swept, least = run_us[places], run_us[places].min(-1)
+
+    def losses(candidates: Fa2Rates) -> np.ndarray:
+        us = us_of(cuts, candidates)
+        chosen = np.take_along_axis(swept, us[:, places].argmin(-1).T, -1)
+        lost, errors = np.log(chosen / least[:, None]), np.abs(np.log(us / run_us))[:, near]
+        worst = np.sort(lost, axis=0)[-max(3, len(lost) // 30) :]
+        much = ERROR[0] * np.median(errors, -1) + ERROR[1] * errors.mean(-1)
+        return np.mean(lost, axis=0) + 0.2 * worst.mean(0) + much
+
+    return losses
 
 
 def regret(sweeps: Sequence[ChunkSweep], rates: Rates) -> pd.DataFrame:

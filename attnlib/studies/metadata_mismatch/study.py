@@ -1,14 +1,11 @@
 """Scheduler metadata that does not fit its attention call: with the guard, and past it."""
 
-from itertools import product
-
 from ...kinds.mismatch.case import MISMATCHES, MismatchCase
 from ...kinds.mismatch.case import call_facts as call_facts
 from ...kinds.mismatch.case import told_facts as told_facts
 from ...run.study import Grid, Study
 
-MISMATCH_NAMES = tuple(mismatch.name for mismatch in MISMATCHES)
-CASES = tuple(MismatchCase(name, guard) for guard, name in product((False, True), MISMATCH_NAMES))
+CASES = tuple(MismatchCase(each.name, guard) for guard in (False, True) for each in MISMATCHES)
 HEADLINE = tuple(case for case in CASES if case.name == "head-counts")
 
 STUDY = Study(

@@ -1,0 +1,25 @@
+"""The figure of an engine's steps: what kernels promise, and what a step shows of it."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from ...draw import charts
+from .tables import core_table
+
+
+def promised_chart(frame: pd.DataFrame, promised: pd.DataFrame) -> charts.Figure:
+    """Microseconds a step, predicted and measured, of each comparison that is faster by verdict.
+
+    Above the line of equals the host saves too, below it the engine hides a part.
+    """
+    table = core_table(frame, promised)
+    table = table[(table.verdict == "faster") & (table.predicted > 0)]
+    table = table.assign(arms=table.arm + " for " + table.over)
+    drawn = frame[frame.timer == "host"]
+    words = ("predicted, us a step", "measured, us a step")
+    title = "What kernels promise, and what a step saves"
+    figure, (axis,) = charts.panels([title], (7, 5), drawn, words)
+    charts.against(axis, table, "predicted", "saved", {"hue": "arms"})
+    axis.legend(title="", fontsize=8)
+    return figure
