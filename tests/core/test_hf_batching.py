@@ -6,7 +6,7 @@ import pytest
 import torch
 from support import sglang_fakes as fakes
 
-from attnlib.core.engines import hf
+from attnlib.core.engines import arms, hf
 
 WINDOWS = ((-1, -1), (-1, -1), (31, 0), (-1, -1), (31, 0))
 """Of each layer; those with a window are of a second group."""
@@ -33,7 +33,7 @@ def path(monkeypatch):
 
     own = {"_paged_decode_forward": lambda *_, **__: "its own"}
     parts = {hf.PATH: own, "flash_attn_interface": {"get_scheduler_metadata": schedule}}
-    monkeypatch.setattr(hf, "installed_version", lambda name: "5.17.0")
+    monkeypatch.setattr(arms, "installed_version", lambda name: "5.17.0")
     module = fakes.installed(monkeypatch, parts)
     return SimpleNamespace(module=hf.import_module(hf.PATH), asked=asked, parts=module)
 
@@ -88,6 +88,6 @@ def test_its_own_path_is_counted_and_put_back(path):
 def test_what_cannot_be_run_says_so(path, monkeypatch):
     with pytest.raises(ValueError, match="arm must be one of own, once, got 'never'"):
         hf.decode("never").__enter__()
-    monkeypatch.setattr(hf, "installed_version", lambda name: "5.6.0")
+    monkeypatch.setattr(arms, "installed_version", lambda name: "5.6.0")
     with pytest.raises(RuntimeError, match=r"tried \(5.17.0\), got 5.6.0: pip install transfor"):
         hf.decode("once").__enter__()

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from support import sglang_fakes as fakes
 
-from attnlib.core.engines import hf
+from attnlib.core.engines import arms, hf
 from attnlib.kinds.engine import batching
 
 ARMS = {"hf": {"metadata": "own"}, "hf-once": {"metadata": "once"}}
@@ -53,7 +53,7 @@ def driver(monkeypatch):
     }
     fakes.installed(monkeypatch, parts | {"transformers": transformers})
     monkeypatch.setattr(hf, "_Once", lambda: lambda: None)
-    monkeypatch.setattr(hf, "installed_version", lambda name: "5.17.0")
+    monkeypatch.setattr(arms, "installed_version", lambda name: "5.17.0")
     monkeypatch.setattr(batching, "installed_version", lambda name: "5.17.0")
     monkeypatch.setattr(batching.time, "perf_counter", lambda: Model.now)
     monkeypatch.setattr(Processor, "_generation_step", Processor._generation_step)
@@ -71,6 +71,6 @@ def test_last_steps_of_two_runs_an_arm_there_and_back(driver):
 
 
 def test_another_release_is_refused_by_name(monkeypatch):
-    monkeypatch.setattr(hf, "installed_version", lambda name: "")
+    monkeypatch.setattr(arms, "installed_version", lambda name: "")
     refused = batching.Batching({"model": "folder"}).measure({})["refused"]
     assert "must be a release that was tried (5.17.0), got none" in refused

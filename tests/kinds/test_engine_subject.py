@@ -20,7 +20,6 @@ from attnlib.kinds.engine.measure import EngineSubject
 from attnlib.kinds.item import Item
 from attnlib.run import parquet, store
 
-RELEASE = "attnlib.core.backends.base.installed_version"
 ROOT = Path(__file__).resolve().parents[2]
 CASE = EngineCase("llama-3.1-8b", 2, 300, output_len=3)
 ENGINE = """
@@ -75,7 +74,7 @@ def subject(monkeypatch, tmp_path):
         path = tmp_path / "engine.py"
         path.write_text(ENGINE.format(**{"start": "", "case": "", "answer": ""} | code))
         monkeypatch.setattr(measure, "COMMAND", (sys.executable, str(path)))
-        monkeypatch.setattr(RELEASE, lambda name: release)
+        monkeypatch.setattr("attnlib.core.engines.arms.installed_version", lambda name: release)
         monkeypatch.setenv("PYTHONPATH", str(ROOT))
         monkeypatch.setenv("ATTNLIB_SGLANG_CAPTURE", "a user's own")
         for name in ("STARTS", "CHILD"):

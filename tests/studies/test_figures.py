@@ -119,7 +119,11 @@ DRAWN = {
         decode_metadata.advantage_heatmap,
         lambda frame: decode_metadata.crossover_map(frame, decode_metadata.TODAY),
     ),
-    "engine_step": (lambda frame: engine_step.promised_chart(frame, engine_step.promised()),),
+    "engine_step": (
+        lambda frame: engine_step.promised_chart(
+            frame, engine_step.core_table(frame, engine_step.promised())
+        ),
+    ),
     "scheduler_metadata": (scheduler_metadata.savings_chart, scheduler_metadata.share_chart),
     "engine_modes": (engine_modes.ratio_chart, bounded(engine_modes.roof_chart)),
     "sparse_mla": (

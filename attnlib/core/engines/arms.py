@@ -1,10 +1,11 @@
-"""Arms of an engine's plugin: what its variables may say, and what this process runs. No torch."""
+"""Arms of an engine's plugin: what its variables may say, what this process runs. No torch."""
 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..backends.table import installed_version
 from ..spec import require_word
 from .capture import Capture
 
@@ -40,6 +41,15 @@ class State:
 
 
 STATE = State()
+
+
+def require_tried(distribution: str, tried: tuple[str, ...], remedy: str) -> None:
+    """RuntimeError with `remedy` unless the release of an engine that is installed was tried."""
+    if (found := installed_version(distribution)) not in tried:
+        raise RuntimeError(
+            f"{distribution} must be a release that was tried ({', '.join(tried)}), got "
+            f"{found or 'none'}: {remedy}"
+        )
 
 
 def read(env: Mapping[str, str]) -> State:

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from ..backends.base import installed_version
 from ..spec import require_word
+from .arms import require_tried
 
 TRIED = ("5.17.0",)
 """Releases of transformers whose decode path was read."""
@@ -33,11 +33,7 @@ Call = namedtuple(
 
 def require_release() -> None:
     """RuntimeError unless the transformers that is installed was tried."""
-    if (found := installed_version("transformers")) not in TRIED:
-        raise RuntimeError(
-            f"transformers must be a release that was tried ({', '.join(TRIED)}), got "
-            f"{found or 'none'}: pip install transformers=={TRIED[-1]}"
-        )
+    require_tried("transformers", TRIED, f"pip install transformers=={TRIED[-1]}")
 
 
 @contextmanager

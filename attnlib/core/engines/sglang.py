@@ -32,7 +32,7 @@ import os
 import pkgutil
 
 from ..spec import require_word
-from .arms import ARMS, PREFIX, STATE, read, require_together
+from .arms import ARMS, PREFIX, STATE, read, require_together, require_tried
 
 TRIED = ("0.5.11",)
 """Releases of SGLang whose hook points were read and whose own code has met our kernels. To try
@@ -82,14 +82,8 @@ def use(**arms: str) -> None:
 
 
 def require_release(remedy: str) -> None:
-    """RuntimeError unless the SGLang that is installed was tried."""
-    from ..backends.base import installed_version
-
-    if (found := installed_version("sglang")) not in TRIED:
-        raise RuntimeError(
-            f"sglang must be a release that was tried ({', '.join(TRIED)}), got {found or 'none'}: "
-            f"{remedy}"
-        )
+    """RuntimeError with `remedy` unless the SGLang that is installed was tried."""
+    require_tried("sglang", TRIED, remedy)
 
 
 def _hook() -> None:

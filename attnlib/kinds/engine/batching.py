@@ -1,4 +1,4 @@
-"""Steps of transformers' continuous batching, by the arms of `core.engines.hf`; `serve` runs it."""
+"""Steps of transformers' continuous batching, by the arms of `core.engines.hf`."""
 
 import time
 from collections import Counter

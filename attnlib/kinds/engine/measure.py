@@ -25,7 +25,7 @@ from ...core.engines.arms import PREFIX
 from ...core.engines.sglang import TRIED, require_release
 from ...core.spec import require_word
 from ...measure.trace import kernel_family
-from ..base import Bench
+from ..base import Bench, Subject
 from ..item import Item
 from ..lengths import sample_seq_lens
 from .case import ARMS, EXACT, START, EngineCase
@@ -67,11 +67,11 @@ class Setup:
         return (own or COMMAND[0], *COMMAND[1:])
 
 
-class EngineSubject:
+class EngineSubject(Subject):
     """Measures items of engines; holds at most one of them at a time."""
 
     def __init__(self, bench: Bench) -> None:
-        self.bench = bench
+        super().__init__(bench)
         self._engine: EngineGroup | None = None
         self._setup: Setup | None = None
         self._traced = False

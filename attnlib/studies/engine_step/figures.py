@@ -5,16 +5,16 @@ from __future__ import annotations
 import pandas as pd
 
 from ...draw import charts
-from .tables import core_table
 
 
-def promised_chart(frame: pd.DataFrame, promised: pd.DataFrame) -> charts.Figure:
+def promised_chart(frame: pd.DataFrame, core: pd.DataFrame) -> charts.Figure:
     """Microseconds a step, predicted and measured, of each comparison that is faster by verdict.
+
+    `core` is the `tables.core_table` of the records of `frame`.
 
     Above the line of equals the host saves too, below it the engine hides a part.
     """
-    table = core_table(frame, promised)
-    table = table[(table.verdict == "faster") & (table.predicted > 0)]
+    table = core[(core.verdict == "faster") & (core.predicted > 0)]
     table = table.assign(arms=table.arm + " for " + table.over)
     drawn = frame[frame.timer == "host"]
     words = ("predicted, us a step", "measured, us a step")

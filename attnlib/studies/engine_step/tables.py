@@ -101,9 +101,9 @@ def measured(frame: pd.DataFrame) -> pd.DataFrame:
 
     `verdict` is `faster` or `slower` where the interval excludes 0, else `ambiguous`.
     """
-    found = []
+    found, by_case = [], dict(iter(good_rows(frame, "host").groupby("case", sort=False)))
     for arm, over, case in COMPARED:
-        pairs = list(_rounds(frame, arm, over, case))
+        pairs = list(_rounds(by_case[case], arm, over, case)) if case in by_case else []
         if not pairs:
             continue
         gap = paired_gap([saved for _, saved in pairs], [0.0] * len(pairs))
@@ -188,10 +188,9 @@ def outputs(frame: pd.DataFrame) -> pd.Series:
 
 
 def _rounds(
-    frame: pd.DataFrame, arm: str, over: str, case: EngineCase
+    rows: pd.DataFrame, arm: str, over: str, case: EngineCase
 ) -> Iterator[tuple[float, float]]:
-    """Of each round that has both: a step of `over`, and what `arm` saves of it."""
-    rows = good_rows(frame[frame.case == case], "host")
+    """Of each round that has both, among the case's: a step of `over`, and what `arm` saves."""
     rows = rows[rows.backend.isin((arm, over))]
     store.require_comparable(rows)
     wide = rows.pivot(index="round", columns="backend", values="steps_us")
