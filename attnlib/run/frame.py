@@ -131,15 +131,6 @@ def over(
     return cases_of(rows).merge(pd.DataFrame(found, columns=names), on="case")
 
 
-def by_l2(frame: pd.DataFrame, numerator: str, denominator: str) -> pd.DataFrame:
-    """`over` of decode rows in graphs; column `L2` says `warm`, or `cold` as between layers."""
-    parts = []
-    for word, timer in (("warm", "graph"), ("cold", "graph-cold")):
-        rows = decode_rows(frame, timer=timer)
-        parts.append(over(rows, numerator, denominator).assign(L2=word))
-    return pd.concat(parts, ignore_index=True)
-
-
 def judged(
     rows: pd.DataFrame,
     pairs: Sequence[Sequence[Sequence[float]]],

@@ -204,7 +204,6 @@ MIXED = {"dtype": "bfloat16", "kv_dtype": "float8_e4m3fn"}
         ("fa3", replace(SPEC, head_dim=72, **FP8), "head_dim must be a multiple of 16"),
         ("fa3-extend", replace(SPEC, head_dim=264), "multiple of 8 up to 256"),
         ("flashinfer-mla-fa2", MlaSpec(16, 64, 64, "fp8-656"), "must be bfloat16 or fp8-576, got"),
-        ("fa3-mla", MlaSpec(16, 64, 64, "fp8-576"), "kv_format must be bfloat16, got fp8-576"),
         ("flashmla-sparse-bf16", MlaSpec(16, 64, 64, "fp8-656"), "must be bfloat16, got fp8-656"),
         ("flashmla-dense", MlaSpec(16, 64), "top_k must be 0, got 64"),
         ("flashmla-dense", MlaSpec(16, 0, 16), "page_size must be 64, got 16"),

@@ -118,14 +118,3 @@ def test_the_rows_of_a_study_are_those_of_its_items_and_no_others():
     for case, times in ((CASE, [1.0, 2.0]), (replace(CASE, batch_size=5), [])):
         study = Study("demo", "?", (Grid((case,), ("a",), ("1",)),))
         assert rows.of_study(found, study).run_us.tolist() == times
-
-
-def test_a_ratio_with_the_l2_warm_and_cold_says_which_is_which():
-    times = {"graph": (1.0, 1.0), "graph-cold": (3.0, 2.0)}
-    each = [
-        timed(n, 0, us, timer=t)
-        for t, both in times.items()
-        for n, us in zip("ab", both, strict=True)
-    ]
-    found = rows.by_l2(frame(*each), "a", "b")
-    assert found[["L2", "ratio"]].to_numpy().tolist() == [["warm", 1.0], ["cold", 1.5]]

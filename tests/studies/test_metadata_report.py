@@ -37,18 +37,6 @@ def test_every_table_and_figure_stands_on_what_a_live_notebook_measures(frames):
     assert metadata.designs_chart(frame, limit).axes and metadata.advantage_heatmap(frame).axes
 
 
-def test_a_call_behind_a_foreign_kernel_is_told_first_and_beside_one_behind_itself():
-    frame = published("decode_metadata")
-    alone = frame[(frame.timer == "graph") & (frame.builder == "decode")]
-    slower = alone.assign(timer="graph-behind", run_us=alone.run_us + 1)
-    table = metadata.behind(pd.concat([frame, slower]))
-    assert len(table) == 68 and (table["fused"] > 2).all()
-    assert list(table.columns[-6:]) == [
-        *("ratio", "95 %", "verdict", "ratio, self", "95 %, self", "verdict, self")
-    ]
-    assert (table.ratio >= table["ratio, self"]).all(), "a microsecond on both sides"
-
-
 def test_the_floor_is_a_launch_until_bytes_take_longer():
     short, long = metadata.METADATA[0], metadata.METADATA[6]
     assert metadata.floor_us(short, LIMIT) == LIMIT.launch_us

@@ -130,21 +130,3 @@ def test_flashmlas_kernels_are_named_by_what_they_do(make_record):
     kernels = tuple({"name": n, "launches": 1.0, "gpu_us": us} for n, us in names.items())
     (row,) = mla.parts(store.frame([make_record(item=item, kernels=kernels)])).to_dict("records")
     assert (row["attention"], row["combine"], row["query copy"]) == (30.0, 8.0, 3.5)
-
-
-def test_what_engines_run_over_either_cache_stands_side_by_side_cold(make_record):
-    """FlashInfer over FP8 at 0.7.2 takes half of FlashAttention-3; an older release is no rival."""
-    for kv_format, backend, release, us in (
-        ("bfloat16", "fa3-mla", "", 20.0),
-        ("fp8-576", "flashinfer-mla-fa3", mla.RIVAL_RELEASE, 10.0),
-        ("bfloat16", "flashinfer-mla-fa3", "0.6.13", 99.0),
-    ):
-        case = MlaCase(MlaSpec(16, 512, kv_format=kv_format), 8, 32768)
-        item = Item(backend, "graph-cold", case, release)
-        for round_, wobble in enumerate((1.0, 1.001, 0.999, 1.0)):
-            store.append(make_record(item=item, round=round_, run_us=(us * wobble,) * 3))
-    (machine,) = store.machines("demo")
-    (row,) = mla.rivals(store.load("demo", machine), "FlashAttention-3, bf16").to_dict("records")
-    assert (row["heads"], row["top_k"], row["batch"]) == (16, 512, 8)
-    assert row["FlashInfer fa3, FP8"] == 10.0 and row["FlashInfer fa3, FP8 is"] == "faster"
-    assert "FlashInfer fa3, bf16" not in row

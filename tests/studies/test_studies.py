@@ -20,14 +20,16 @@ from attnlib.studies.fa3_decode_regression.study import (
     WIDE,
 )
 
+THREE_ROUNDS = (
+    *("backend_policy", "decode_metadata", "decode_metadata_eager", "engine_modes", "fa2_plan"),
+    *("fa3_decode_regression", "measurement_trust", "one_launch", "scheduler_metadata"),
+    "sparse_mla",
+)
+"""Measured before A/A items and whole turns: a name goes when the study is measured again."""
 NO_TURNS = ("engine_step", "fa2_chunks", "mla_overflow")
 """Steps alternate in a process; chunks teach rates; an overflow is right or wrong."""
-NO_NOISE = {
-    "decode_metadata_eager": {("eager", "metadata")},
-    "scheduler_metadata": {("eager", "step")},
-    "fa2_plan": {("profiler", ""), ("eager", "plan")},
-}
-"""Timer and kind of case of the few shapes whose A/A would be fewer pairs than noise takes."""
+NOT_MEASURED = ("layer_policy", "unseen_layers")
+"""Fixed before any of their times was seen."""
 
 pytestmark = pytest.mark.usefixtures("published_records")
 
@@ -65,6 +67,9 @@ def test_sweeps_have_few_chunks_of_whole_tiles_and_none_stands_in_two_groups():
 @pytest.mark.parametrize("study", STUDIES.values(), ids=lambda study: study.name)
 def test_every_item_of_a_study_is_on_record_for_its_machine_and_live_ones_are_a_part(study):
     asked = {(job.round, item) for job in study.jobs(headline=False) for item in job.items}
+    if study.name in NOT_MEASURED:
+        assert asked and not study.reference_machine
+        return
     found = store.read(record_name(study), record_machine(study))
     have = {(record.round, record.item) for record in found}
     assert asked <= have if study.borrows or study.decides else asked == have
@@ -75,13 +80,14 @@ def test_every_item_of_a_study_is_on_record_for_its_machine_and_live_ones_are_a_
 @pytest.mark.parametrize("study", STUDIES.values(), ids=lambda study: study.name)
 def test_rounds_that_feed_verdicts_are_whole_turns_beside_aa_items(study):
     several = [grid for grid in study.grids if grid.rounds > 1]
-    if study.name in NO_TURNS or study.borrows or not several:
+    if study.borrows or not several or study.name in (*NO_TURNS, *THREE_ROUNDS):
         return
     assert not any(grid.rounds % 2 for grid in several)
     items = [item for grid in several for item in grid.items()]
     again = Counter((item.timer, item.case.kind) for item in items if item.again)
-    asked = {(item.timer, item.case.kind) for item in items} - NO_NOISE.get(study.name, set())
-    assert {kind for kind, count in again.items() if count >= MIN_AA_PAIRS} >= asked
+    assert {kind for kind, count in again.items() if count >= MIN_AA_PAIRS} >= {
+        (item.timer, item.case.kind) for item in items
+    }
     assert {replace(item, again=0) for item in items if item.again} <= {*items}
 
 

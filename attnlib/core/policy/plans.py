@@ -16,7 +16,7 @@ our plan for as many requests, none longer than these;
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import numpy as np
 
@@ -62,6 +62,7 @@ def plan(backend: str, spec: AttnSpec, seq_lens: Lengths, *, num_sms: int) -> Wo
     return PLANS[backend](spec, lengths(seq_lens), num_sms)
 
 
+@cache
 def can_plan(backend: str, spec: AttnSpec) -> bool:
     """Whether `plan` has a rule for the backend at such a layer."""
     try:

@@ -173,11 +173,7 @@ class Policy:
     ) -> tuple[tuple[float, float], tuple[Point, ...]]:
         """What `spec` says of the load of `names[0]`, by the nearest of its cases that all of
         `names` ran: its log time and spread, and these cases."""
-        points = tuple(p for p in self.points[spec] if set(names) <= set(p.run_us))
-        if not points:
-            both = ", ".join(sorted(set(names)))
-            raise ValueError(f"backends must share a case that all ran, {both} do not")
-        places = np.array([point.place for point in points])
+        points, places = self._ran_by_all(spec, frozenset(names))
         octaves = np.sqrt(((places - place) ** 2).sum(axis=1))
         near = np.argsort(octaves, kind="stable")[:NEIGHBOURS]
         weights = 1 / (octaves[near] + NEAREST_OCTAVES) ** 2
@@ -187,6 +183,22 @@ class Policy:
         us = predict(self.rates[spec][names[0]], [load])[0]
         told = (math.log(us) + mean, math.sqrt(weights @ (errors - mean) ** 2))
         return told, tuple(points[i] for i in near)
+
+    def _ran_by_all(
+        self, spec: AttnSpec, names: frozenset[str]
+    ) -> tuple[tuple[Point, ...], np.ndarray]:
+        """The layer's cases that all of `names` ran, and their places [cases, 3]."""
+        if (spec, names) not in self._shared:
+            points = tuple(p for p in self.points[spec] if names <= p.run_us.keys())
+            if not points:
+                both = ", ".join(sorted(names))
+                raise ValueError(f"backends must share a case that all ran, {both} do not")
+            self._shared[spec, names] = points, np.array([point.place for point in points])
+        return self._shared[spec, names]
+
+    @cached_property
+    def _shared(self) -> dict[Any, tuple[tuple[Point, ...], np.ndarray]]:
+        return {}
 
     @cached_property
     def backends(self) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ LEAST_COLD = 2**18
 LENGTHS = ("fixed", "ragged", "skewed")
 KNOWN, HELD_OUT = 140, 8
 """Cases a spec. Both counts are of cases whose longest possible cache fits the limit."""
-HELD_OUT_ROUNDS = 4
+HELD_OUT_ROUNDS = 3
 """Known cases take one round: more cases teach a policy more than more rounds of each."""
 R2 = (0.7548776662466927, 0.5698402909980532)
 """1/g and 1/g^2 of the plastic number g: steps that fill a square evenly (M. Roberts, 2018)."""
@@ -94,7 +94,7 @@ def _grids(known: tuple[DecodeCase, ...], held_out: tuple[DecodeCase, ...]) -> t
     """Both sets of cases on FlashInfer's backends and on FlashAttention-3, which has no release."""
     sets = ((known, 1), (held_out, HELD_OUT_ROUNDS))
     return tuple(
-        Grid(cases, backends, releases, rounds=rounds, again=backends[:1] if rounds > 1 else ())
+        Grid(cases, backends, releases, rounds=rounds)
         for cases, rounds in sets
         for backends, releases in ((FLASHINFER, (POLICY_RELEASE,)), (("fa3",), ("",)))
     )

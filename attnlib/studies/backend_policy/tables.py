@@ -19,7 +19,7 @@ from ...kinds.lengths import sample_seq_lens
 from ...run.frame import FA2, FA3, LABELS, decode_rows
 from ...select import Call, explain
 from .learn import case_times, policy_of
-from .study import FLASHINFER, HELD_OUT_CASES, KNOWN_CASES, POLICY_RELEASE
+from .study import FLASHINFER, HELD_OUT_CASES, KNOWN_CASES, POLICY_RELEASE, SPECS
 
 FA3_LIBRARY = "fa3"
 POOLS = {"FlashInfer": FLASHINFER, "with FA3": (*FLASHINFER, FA3_LIBRARY)}
@@ -51,17 +51,32 @@ def regrets(frame: pd.DataFrame, pools: Iterable[str] = POOLS) -> pd.DataFrame:
     return regrets_of(_held_out(frame), policy_of(frame, KNOWN_CASES), pools)
 
 
-def left_out(frame: pd.DataFrame, pools: Iterable[str] = POOLS) -> pd.DataFrame:
-    """`regrets` of the known cases, each by a policy that learned from six sevenths without it.
+def left_out(
+    frame: pd.DataFrame, pools: Iterable[str] = POOLS, *, layers: bool = False
+) -> pd.DataFrame:
+    """`regrets` of the known cases, each by a policy that learned from six sevenths without it; or,
+    with `layers`, from the other layers alone.
 
     Known cases have one round, so some of it is noise.
     """
     times, found = case_times(decode_rows(frame)), []
     known = [case for case in KNOWN_CASES if case in times]
-    for part in range(FOLDS):
-        policy = policy_of(frame, [case for at, case in enumerate(known) if at % FOLDS != part])
-        found.append(regrets_of({case: times[case] for case in known[part::FOLDS]}, policy, pools))
+    parts = [set(known[part::FOLDS]) for part in range(FOLDS)]
+    if layers:
+        parts = [{case for case in known if case.spec == spec} for spec in SPECS]
+    for part in filter(None, parts):
+        policy = policy_of(frame, [case for case in known if case not in part])
+        found.append(regrets_of({c: times[c] for c in known if c in part}, policy, pools))
     return pd.concat(found, ignore_index=True)
+
+
+def layer_table(lost: pd.DataFrame) -> pd.DataFrame:
+    """What the policy loses in each layer, by pool, of `left_out`."""
+    own = lost[lost.rule == MEASURED]
+    layers = own.case.map(lambda case: f"{case.spec.num_qo_heads}/{case.spec.num_kv_heads}")
+    groups = own.groupby(["pool", layers.rename("layer")], sort=False)
+    rows = [{"pool": p, "layer": layer} | _summary(part.regret) for (p, layer), part in groups]
+    return pd.DataFrame(rows).round(SHOWN)
 
 
 def without_prepare(frame: pd.DataFrame) -> pd.DataFrame:

@@ -41,8 +41,6 @@ VERIFIES = tuple(
 )
 EAGER_OR_FUSED = ("metadata-eager", "metadata-fused")
 DESIGNS = ("metadata-eager", "metadata-serial", "metadata-fused")
-ALONE_AND_BEHIND = ("graph", "graph-behind")
-"""Behind a copy of itself, which it may overlap, and, the headline, behind a foreign kernel."""
 SGLANG = ("sglang-metadata",)
 SGLANG_RELEASES = ("0.5.14", "0.5.23")
 """0.5.14 has the kernels as they were merged, in a file that loads alone; 0.5.23 is the newest."""
@@ -58,14 +56,13 @@ STUDY = Study(
     name="decode_metadata",
     question="What does the metadata of a decode step cost, and what must it cost?",
     grids=(
-        Grid(METADATA, DESIGNS, timers=ALONE_AND_BEHIND, rounds=4, again=EAGER_OR_FUSED),
-        Grid(METADATA, SGLANG, SGLANG_RELEASES, timers=ALONE_AND_BEHIND, rounds=4),
-        Grid(METADATA, ("metadata-fused-alone",), rounds=4),
-        Grid(METADATA_SWEEP, DESIGNS, timers=ALONE_AND_BEHIND, rounds=4),
-        Grid(METADATA_SWEEP, SGLANG, SGLANG_RELEASES, timers=ALONE_AND_BEHIND, rounds=4),
-        Grid((*PAGE_ARRAYS, *DRAFTS, *VERIFIES), EAGER_OR_FUSED, rounds=4),
-        Grid(LLAMA_STEPS, STEP_METADATA, rounds=4, again=STEP_METADATA[::2]),
-        Grid(METADATA[:6], DESIGNS, timers=ALONE_AND_BEHIND, rounds=4, headline=True),
+        Grid(METADATA, (*DESIGNS, "metadata-fused-alone"), rounds=3),
+        Grid(METADATA, SGLANG, SGLANG_RELEASES, rounds=3),
+        Grid(METADATA_SWEEP, DESIGNS, rounds=3),
+        Grid(METADATA_SWEEP, SGLANG, SGLANG_RELEASES, rounds=3),
+        Grid((*PAGE_ARRAYS, *DRAFTS, *VERIFIES), EAGER_OR_FUSED, rounds=3),
+        Grid(LLAMA_STEPS, STEP_METADATA, rounds=3),
+        Grid(METADATA[:6], DESIGNS, rounds=3, headline=True),
     ),
     reference_machine="nvidia-h200-434edd91",
     ceilings=("copy", "launch", "gather"),

@@ -170,23 +170,6 @@ def overlap(frame: pd.DataFrame) -> pd.DataFrame:
     return shown.assign(**{"without / with": found.ratio.round(2), "95 %": intervals(found)})
 
 
-def behind(frame: pd.DataFrame, rival: str = TODAY) -> pd.DataFrame:
-    """What a call adds to a step, us: each design behind a foreign kernel, and fused over `rival`.
-
-    In the last columns the same behind a copy of itself, which both sides may overlap.
-    """
-    rows, found = metadata_rows(frame, timer="graph-behind"), []
-    for part in (rows, metadata_rows(frame)):
-        told = over(part, FUSED, rival)
-        told["95 %"] = intervals(told)
-        found.append(told[["case", "ratio", "95 %", "verdict"]].round(2))
-    table = (
-        times(rows).merge(found[0], on="case").merge(found[1], on="case", suffixes=("", ", self"))
-    )
-    shown = [*SIZES, OPS, *RIVALS, FUSED, *found[0].columns[1:]]
-    return table.filter(items=[*shown, *(f"{name}, self" for name in shown[-3:])]).round(2)
-
-
 def strided(frame: pd.DataFrame, limit: Ceilings) -> pd.DataFrame:
     """Cases of page_size >= 16 that outgrow the L2, against fetched bytes and a bare gather."""
     table = times(metadata_rows(frame))

@@ -14,9 +14,9 @@ STUDY = Study(
     name="decode_metadata_eager",
     question="What does one launch of a step's metadata cost the host?",
     grids=(
-        Grid(SOURCE_CASE, DESIGNS, timers=("eager",), rounds=4, isolated=True),
-        Grid(SOURCE_CASE, SGLANG, SGLANG_RELEASES, timers=("eager",), rounds=4, isolated=True),
-        Grid(SOURCE_CASE, DESIGNS, timers=("eager",), rounds=4, headline=True, isolated=True),
+        Grid(SOURCE_CASE, DESIGNS, timers=("eager",), rounds=3, isolated=True),
+        Grid(SOURCE_CASE, SGLANG, SGLANG_RELEASES, timers=("eager",), rounds=3, isolated=True),
+        Grid(SOURCE_CASE, DESIGNS, timers=("eager",), rounds=3, headline=True, isolated=True),
     ),
     reference_machine="nvidia-h200-434edd91",
     ceilings=(),

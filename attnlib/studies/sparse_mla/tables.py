@@ -13,9 +13,9 @@ import pandas as pd
 from ...core.spec import MLA_TOKEN_BYTES
 from ...kinds.cost import Ceilings, mla_cost
 from ...kinds.mla.case import MlaCase
-from ...run.frame import by_design, good_rows, intervals, over, tally, times, whole_counts
+from ...run.frame import by_design, intervals, over, tally, times, whole_counts
 from .model import lost_share, padded_flops, pool_tokens, predict_mla
-from .study import FLASHINFER_RELEASES, RIVAL_RELEASE, RIVALS
+from .study import FLASHINFER_RELEASES
 
 SHAPE = ["num_qo_heads", "top_k", "batch_size", "kv_len"]
 OLD, NEW = FLASHINFER_RELEASES
@@ -71,7 +71,7 @@ def in_format(case: MlaCase, kv_format: str) -> MlaCase:
 
 def memory_table() -> pd.DataFrame:
     """What a token costs in each format, and how many fit, from the formats alone."""
-    sizes = pd.Series({name: MLA_TOKEN_BYTES[own] for own, name in FORMATS.items()})
+    sizes = pd.Series(MLA_TOKEN_BYTES).rename(FORMATS)
     table = {
         "bytes a token and layer": sizes,
         f"KiB a token, {LAYERS} layers": (sizes * LAYERS / 1024).round(1),
@@ -217,23 +217,6 @@ def by_context(frame: pd.DataFrame) -> pd.DataFrame:
     several = table.notna().sum(axis=1) >= min(2, table.shape[1])
     shown = table.loc[several, list(rows.kind.unique())].round(1)
     return _short(shown.reset_index().rename_axis(columns=None))
-
-
-def rivals(frame: pd.DataFrame, against: str, timer: str = "graph-cold") -> pd.DataFrame:
-    """What engines run over either cache, us, and its verdict on `against`, a name of `RIVALS`.
-
-    The L2 is cold unless `timer` says otherwise.
-    """
-    rows = good_rows(frame[frame.release.isin(("", RIVAL_RELEASE))], timer)
-    own = [RIVALS.get(key) for key in zip(rows.kv_format, rows.backend, strict=True)]
-    rows = rows.assign(backend=own).dropna(subset="backend").drop(columns="heads")
-    rows = whole_counts(rows.assign(case=[in_format(case, "bfloat16") for case in rows.case]))
-    table = times(rows).set_index("case")
-    for name in (name for name in RIVALS.values() if name in table and name != against):
-        table[f"{name} is"] = over(rows, name, against).set_index("case").verdict
-    return _short(
-        table.drop(columns=["kv_format", "lengths"], errors="ignore").reset_index(drop=True)
-    )
 
 
 def overflow(frame: pd.DataFrame) -> pd.DataFrame:
