@@ -21,7 +21,7 @@ HOST_LOOKS: dict[str, dict[str, Any]] = {
 """Of the kinds of span that the host's lane shows."""
 OTHERS = "all others"
 LABELLED_GAPS = 3
-MIN_LABELLED = 0.04
+MIN_LABELLED = 0.06
 """Part of the axis that a gap must take to carry its length."""
 NAME_LENGTH, ENDS = 44, 20
 LANE_INCHES, LINE_INCHES, LEGEND_COLUMNS = 0.42, 0.17, 2
@@ -47,13 +47,13 @@ def draw_timeline(spans: Sequence[Span], *, title: str, footer: str) -> Figure:
             lanes["host"].append(span)
     for span in work:
         lanes[span.lane].append(span)
-    looks = _looks(work)
+    looks, hosts = _looks(work), HOST_LOOKS.keys() & {span.kind for span in spans}
     figure, (axis,) = charts.panels(
         [title],
         (9, charts.FURNITURE_INCHES + LANE_INCHES * len(lanes)),
         footer,
-        ("time since the start of the call, us (as traced)", ""),
-        legend=0.1 + LINE_INCHES * (len(looks) + len(HOST_LOOKS)) / LEGEND_COLUMNS,
+        ("time since the start, us (as traced)", ""),
+        legend=0.1 + LINE_INCHES * (len(looks) + len(hosts)) / LEGEND_COLUMNS,
     )
     for place, lane in enumerate(lanes.values()):
         _draw_lane(axis, place, lane, looks)
