@@ -1,5 +1,10 @@
 """The direct launch: it fails clearly when Triton's launcher is not the one it was written for."""
 
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +14,8 @@ from triton.backends.nvidia.driver import CudaLauncher
 from attnlib.core.metadata import launch
 from attnlib.core.metadata.decode import build_decode_metadata
 from attnlib.core.metadata.launch import require_known_launcher
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_installed_triton_launches_as_this_module_expects():
@@ -67,3 +74,15 @@ def test_a_launch_hook_still_hears_of_direct_launches():
     finally:
         hooks.remove(hear)
     assert heard == ["decode_metadata_kernel"]
+
+
+def test_every_kernel_compiles_for_hopper_where_no_gpu_is():
+    script, kernels = ROOT / "tests/support/compile_kernels.py", set()
+    for path in ROOT.glob("attnlib/core/**/*.py"):
+        kernels |= set(re.findall(r"^def (\w+_kernel)\(", path.read_text(), re.M))
+    outside = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    outside["PYTHONPATH"] = os.pathsep.join((f"{ROOT}/tests", str(ROOT)))
+    done = subprocess.run([sys.executable, script], env=outside, text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    sizes = dict(line.split() for line in done.stdout.splitlines())
+    assert set(sizes) == kernels and min(map(int, sizes.values())) > 10_000

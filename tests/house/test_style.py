@@ -32,10 +32,11 @@ MAX_ROOMS = 9  # and four front doors
 # in one process, and cases have two GPUs and groups; 350 of tests for them. 40 for a report in half
 # its time.
 # 480, and 165 of core, since a policy answers any layer, MLA meets more of the engines' kernels and
-# tables are judged as one; 210 of tests, most of them the simulation of that.
+# tables are judged as one; 210 of tests, most of them the simulation of that. 75 of tests that
+# compile every kernel for Hopper where no GPU is: the interpreter takes more than the compiler.
 MAX_PACKAGE_LINES = 26_675
 MAX_CORE_LINES = 7_320  # what an engine imports
-MAX_TEST_LINES = 19_950
+MAX_TEST_LINES = 20_030
 MAX_POSITIONAL = 5
 MAX_COMMENT_SHARE = 0.12
 MAY_PRINT = re.compile(r"attnlib/(cli|__main__|run/worker)\.py")
