@@ -257,6 +257,7 @@ def gained(pattern: Pattern, shape: Mapping[str, Any]) -> str:
             at.append(f"{name} {table[name].iloc[0]}")
     low, middle, high = (f"{value:.3g}" for value in table.ratio.quantile([0, 0.5, 1]))
     told = pattern.form.format(f"{low} to {high} (median {middle})" if len(table) > 1 else low)
+    told = told if table.ratio.max() > 1 else f"nothing to gain, {told}"
     near = f" nearest to it: {', '.join(at)}" if at else ""
     lacks = ", ".join(name for name in used if name not in shape)
     unknown = f"; the trace does not tell {lacks}" if lacks else ""

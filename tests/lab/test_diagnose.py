@@ -125,6 +125,8 @@ def test_every_mend_that_was_measured_has_its_gain_on_record(published_records):
     unmeasured = [name for name, words in told.items() if "recorded shape" not in words]
     assert unmeasured == [pattern.name for pattern in PATTERNS if not pattern.study]
     assert not [words for words in told.values() if "nan" in words]
+    eager = gained(PATTERNS[-1], {"heads": "32/8", "batch_size": 16, "kv_len": 8192})
+    assert eager.startswith("nothing to gain, a call 0.99")
 
 
 @pytest.mark.parametrize(
