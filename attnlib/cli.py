@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import doctor
+from .core.spec import AttnSpec
+from .kinds.decode.case import DecodeCase
+from .kinds.listed import parse_cases
 from .run import cluster, store, study
 from .run.bisect import Bisection, bisect
 from .run.record import machine_slug
@@ -192,7 +195,10 @@ def _report(options: argparse.Namespace) -> None:
 
 
 def _policy(options: argparse.Namespace) -> None:
-    from .core.policy import policy
+    from dataclasses import asdict
+
+    from .core.policy import buckets, policy
+    from .measure.files import write_whole
     from .studies.backend_policy import learn as measured
 
     found = measured.current()
@@ -200,6 +206,22 @@ def _policy(options: argparse.Namespace) -> None:
     path = policy.save(found, options.out)
     cases = sum(map(len, found.points.values()))
     print(f"{cases} cases of {len(found.points)} layers on {found.gpu_id} written to {path}")
+    for spec in options.layer or ():
+        print(f"choosing for {spec.heads} heads, up to a minute")
+        told = {"layer": asdict(spec), "gpu_id": found.gpu_id} | buckets.table_of(found, spec)
+        name = f"{path.stem}.{spec.heads.replace('/', '-')}-d{spec.head_dim}-p{spec.page_size}.json"
+        print("written to", write_whole(path.with_name(name), json.dumps(told).encode()))
+
+
+def _layer(text: str) -> AttnSpec:
+    """The layer of a case's key without its batch: `32/8,d128,p16` and, if need be, dtypes."""
+    sizes, dtypes = text.split(",")[:3], text.split(",")[3:]
+    try:
+        cases, _ = parse_cases([",".join([*sizes, "b1", "k1", *dtypes])])
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"must be such as 32/8,d128,p16, got {text!r}") from error
+    assert isinstance(cases[0], DecodeCase), "no other key begins so"
+    return cases[0].spec
 
 
 def _rates(_: argparse.Namespace) -> None:
@@ -308,7 +330,15 @@ REPORT = {
     ),
 }
 CLAIMS = {"ids": _of("show all there is on these claims", nargs="*", metavar="ID"), **JSON}
-POLICY = {"--out": _of(DEFAULT, type=Path, default=Path("build/policy.json"))}
+POLICY = {
+    "--out": _of(DEFAULT, type=Path, default=Path("build/policy.json")),
+    "--layer": _of(
+        "a table of a layer too, such as 32/8,d128,p16, for core.policy.buckets.look_up",
+        type=_layer,
+        action="append",
+        metavar="LAYER",
+    ),
+}
 NEW_STUDY = {"name": _of("lower-case words joined by _", metavar="NAME")}
 DIAGNOSE = {
     "trace": _of("of torch.profiler (json, json.gz) or Nsight Systems (sqlite)", metavar="TRACE"),

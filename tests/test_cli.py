@@ -6,11 +6,14 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.studies import SPEC, grid_of, study_of
 
 from attnlib import cli
 from attnlib.core import backends
+from attnlib.core.policy import buckets
+from attnlib.core.policy.policy import load
 from attnlib.doctor import diagnose
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.run import store
@@ -184,3 +187,23 @@ def test_features_writes_the_table(tmp_path, monkeypatch, capsys):
     assert cli.main(["features"]) == 0
     assert (tmp_path / "features.md").read_text() == "all of it"
     assert "features.md" in capsys.readouterr().out
+
+
+def test_a_policy_is_written_with_a_table_of_each_layer_asked_for(
+    tmp_path, published_records, monkeypatch, capsys
+):
+    for name, value in (("BATCHES", (1, 8)), ("LENGTHS", 2), ("SKEWS", 1)):
+        monkeypatch.setattr(buckets, name, value)
+    out = tmp_path / "new" / "p.json"
+    dtypes = "bfloat16/float8_e4m3fn"
+    layers = ("--layer", "32/8,d128,p16", "--layer", f"64/8,d128,p1,{dtypes}")
+    assert cli.main(["policy", "--out", str(out), *layers]) == 0
+    assert "1480 cases of 10 layers" in capsys.readouterr().out and load(out).points
+    table = json.loads((out.parent / "p.32-8-d128-p16.json").read_text())
+    assert table["layer"]["num_qo_heads"] == 32 and table["gpu_id"] == load(out).gpu_id
+    assert buckets.look_up(table, 8, 8 * 45, 45) in table["backends"]
+    other = json.loads((out.parent / "p.64-8-d128-p1.json").read_text())
+    assert other["layer"]["kv_dtype"] == "float8_e4m3fn" and np.shape(other["sure"]) == (2, 2, 1)
+    with pytest.raises(SystemExit):
+        cli.main(["policy", "--layer", "32/5"])
+    assert "--layer: must be such as 32/8,d128,p16, got '32/5'" in capsys.readouterr().err

@@ -31,12 +31,12 @@ MAX_ROOMS = 9  # and four front doors
 # 460 more, 170 of them core, since transformers is a second engine, arms of CUDA graphs take turns
 # in one process, and cases have two GPUs and groups; 350 of tests for them. 40 for a report in half
 # its time.
-# 480, and 165 of core, since a policy answers any layer, MLA meets more of the engines' kernels and
-# tables are judged as one; 210 of tests, most of them the simulation of that. 75 of tests that
-# compile every kernel for Hopper where no GPU is: the interpreter takes more than the compiler.
-MAX_PACKAGE_LINES = 26_675
+# 510, and 165 of core, since a policy answers any layer (and a table of one), MLA meets more of the
+# engines' kernels and tables are judged as one; 210 of tests, most of them the simulation of that.
+# 75 of tests that compile every kernel for Hopper: the interpreter takes what the compiler does not.
+MAX_PACKAGE_LINES = 26_705
 MAX_CORE_LINES = 7_320  # what an engine imports
-MAX_TEST_LINES = 20_032
+MAX_TEST_LINES = 20_056
 MAX_POSITIONAL = 5
 MAX_COMMENT_SHARE = 0.12
 MAY_PRINT = re.compile(r"attnlib/(cli|__main__|run/worker)\.py")
