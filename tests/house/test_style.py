@@ -33,7 +33,7 @@ MAX_ROOMS = 9  # and four front doors
 # its time.
 # 510, and 165 of core, since a policy answers any layer (and a table of one), MLA meets more of the
 # engines' kernels and tables are judged as one; 210 of tests, most of them the simulation of that.
-# 75 of tests that compile every kernel for Hopper: the interpreter takes what the compiler does not.
+# 75 of tests that compile each kernel for Hopper: the interpreter takes what the compiler refuses.
 MAX_PACKAGE_LINES = 26_705
 MAX_CORE_LINES = 7_320  # what an engine imports
 MAX_TEST_LINES = 20_056
