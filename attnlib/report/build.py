@@ -50,10 +50,10 @@ def build_report(
     _require_writable(out)
     names = [path.stem for path in paths]
     jobs: list[Callable[[], Any]] = [
-        *(partial(render_notebook, path, names) for path in paths),
         claims.verdicts,
+        *(partial(render_notebook, path, names) for path in paths),
     ]
-    *pages, checked = side_by_side(jobs)
+    checked, *pages = side_by_side(jobs)
     part = f"notebooks {', '.join(page.number for page in pages)}" if only else ""
     studies = published()
     if only:
