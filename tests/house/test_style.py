@@ -33,9 +33,10 @@ MAX_ROOMS = 9  # and four front doors
 # its time.
 # 480, and 165 of core, since a policy answers any layer, MLA meets more of the engines' kernels and
 # tables are judged as one; 210 of tests, most of them the simulation of that.
-MAX_PACKAGE_LINES = 26_675
-MAX_CORE_LINES = 7_320  # what an engine imports
-MAX_TEST_LINES = 19_950
+# 80, and 50 of core, since layers may have a sliding window and fa2 fixed splits; 105 of tests.
+MAX_PACKAGE_LINES = 26_755
+MAX_CORE_LINES = 7_370  # what an engine imports
+MAX_TEST_LINES = 20_055
 MAX_POSITIONAL = 5
 MAX_COMMENT_SHARE = 0.12
 MAY_PRINT = re.compile(r"attnlib/(cli|__main__|run/worker)\.py")
