@@ -40,7 +40,7 @@ class DecodeCase(NamedCase):
     def key(self) -> str:
         """A name without spaces for command lines, `32/8,d128,p16,b16,k8192`; stable.
 
-        What is usual goes unsaid: no window, dtype bfloat16, lengths fixed, seed 0.
+        What is usual goes unsaid: no window (else `,w4096`), dtype bfloat16, lengths fixed, seed 0.
         """
         s = self.spec
         key = f"{s.heads},d{s.head_dim},p{s.page_size},b{self.batch_size},k{self.kv_len}"
