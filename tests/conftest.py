@@ -228,7 +228,9 @@ class FakeFa3:
     def flash_attn_with_kvcache(self, q, k_cache, v_cache, **options):
         self.launched.append(options)
         dtype = str(q.dtype).removeprefix("torch.")
-        spec = AttnSpec(q.shape[2], k_cache.shape[2], q.shape[3], k_cache.shape[1], dtype)
+        sizes, (left, right) = (q.shape[2], k_cache.shape[2], q.shape[3]), options["window_size"]
+        assert right == (0 if left >= 0 else -1)
+        spec = AttnSpec(*sizes, k_cache.shape[1], dtype, window=left + 1)
         batch = DecodeBatch.build(spec, options["cache_seqlens"], options["page_table"])
         rows_seen = batch.query_rows(q.shape[1])
         out = attend(q.flatten(0, 1), PagedKV(k_cache, v_cache), rows_seen)

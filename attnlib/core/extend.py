@@ -67,6 +67,7 @@ class ExtendBatch:
         request then has `q_len` queries. Raises ValueError naming what does not fit.
         """
         require_word("mask", mask, MASKS)
+        paged.spec.require_no_window("several queries per request")
         lens = q_lens.detach().cpu()
         require_tensor("q_lens", lens, (paged.batch_size,), "int32")
         wrong = (lens < 1) | (lens > paged.seq_lens_cpu)

@@ -3,10 +3,12 @@
 import math
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 INT32_MAX = 2**31 - 1
+LATER = {"later": True}
+"""Marks a field that older records lack: at its default it stays out of a record."""
 ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 FP8_OUT_DTYPE = "bfloat16"
 LENGTHS = ("fixed", "ragged", "skewed", "chat", "retrieval", "agents", "one_long")
@@ -60,7 +62,9 @@ class AttnSpec(Grouped):
     """A layer of multi-head, grouped-query or multi-query attention.
 
     `dtype` is the query's, `kv_dtype` the cache's (default: the same); both are torch dtype names
-    out of `ELEMENT_BYTES`. `page_size` is the tokens of a KV page, a power of two.
+    out of `ELEMENT_BYTES`. `page_size` is the tokens of a KV page, a power of two. `window` is how
+    many tokens a query sees, itself included, 0 all of them: FlashInfer's window_left + 1;
+    FlashAttention-3's window_size is (window - 1, 0).
     Raises ValueError naming the argument, what it must be and what it was.
     """
 
@@ -70,6 +74,7 @@ class AttnSpec(Grouped):
     page_size: int
     dtype: str = "bfloat16"
     kv_dtype: str = ""
+    window: int = field(default=0, metadata=LATER)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kv_dtype", self.kv_dtype or self.dtype)
@@ -77,6 +82,7 @@ class AttnSpec(Grouped):
             require_int(name, getattr(self, name))
         self.require_groups()
         require_page_size(self.page_size)
+        require_int("window", self.window, least=0)
         for name in ("dtype", "kv_dtype"):
             require_word(name, getattr(self, name), ELEMENT_BYTES)
 
@@ -99,6 +105,11 @@ class AttnSpec(Grouped):
     def dtypes(self) -> str:
         """The query's dtype, and the cache's behind it where it is another: `bfloat16/...`."""
         return self.dtype if self.dtype == self.kv_dtype else f"{self.dtype}/{self.kv_dtype}"
+
+    def require_no_window(self, what: str) -> None:
+        """ValueError if the layer has a window, which `what` does not know."""
+        if self.window:
+            raise ValueError(f"window must be 0 for {what}, got {self.window}")
 
 
 @dataclass(frozen=True)

@@ -80,13 +80,15 @@ class Fa3Prediction:
 
 
 def decode_cost(case: DecodeCase) -> DecodeCost:
-    """Bytes and useful FLOPs of `case`, from its lengths."""
+    """Bytes and useful FLOPs of `case`, from its lengths: of the tokens that a window leaves."""
     spec, seq_lens = case.spec, sample_seq_lens(case)
-    tokens = int(seq_lens.sum())
+    hidden = np.maximum(seq_lens - spec.window, 0) if spec.window else 0 * seq_lens
+    tokens = int((seq_lens - hidden).sum())
     kv_bytes = 2 * ELEMENT_BYTES[spec.kv_dtype] * spec.head_dim * spec.num_kv_heads * tokens
     rows = case.batch_size * spec.num_qo_heads * spec.head_dim
     qo_bytes = rows * (ELEMENT_BYTES[spec.dtype] + ELEMENT_BYTES[spec.out_dtype])
-    index_bytes = INT32_BYTES * int((-(-seq_lens // spec.page_size)).sum())
+    pages = -(-seq_lens // spec.page_size) - hidden // spec.page_size
+    index_bytes = INT32_BYTES * int(pages.sum())
     flops = 4 * spec.head_dim * spec.num_qo_heads * tokens
     return DecodeCost(kv_bytes, kv_bytes + qo_bytes + index_bytes, flops)
 

@@ -3,7 +3,7 @@
 from dataclasses import Field, field, fields
 from typing import Any, ClassVar, Self
 
-_LATER = {"later": True}
+from ..core.spec import LATER
 
 
 def later(default: Any) -> Any:
@@ -11,7 +11,7 @@ def later(default: Any) -> Any:
 
     So records written before the field keep their ids, which are hashes of that form.
     """
-    return field(default=default, metadata=_LATER)
+    return field(default=default, metadata=LATER)
 
 
 class NamedCase:
@@ -42,7 +42,7 @@ class NamedCase:
     def from_dict(cls, form: dict[str, Any]) -> Self:
         """Inverse of `to_dict`, less the kind; ValueError on a missing or unknown field."""
         known = _all_fields(cls)
-        needed = {f.name for f in known if f.metadata != _LATER}
+        needed = {f.name for f in known if f.metadata != LATER}
         if needed - set(form) or set(form) - {f.name for f in known}:
             raise ValueError(
                 f"a {cls.__name__} must have the fields {sorted(needed)}, got {sorted(form)}"
@@ -69,7 +69,7 @@ def _flat(noun: Any) -> dict[str, Any]:
     form = _flat(getattr(noun, name)) if name else {}
     for f in _own_fields(type(noun)):
         value = getattr(noun, f.name)
-        if f.metadata != _LATER or value != f.default:
+        if f.metadata != LATER or value != f.default:
             form[f.name] = value
     return form
 

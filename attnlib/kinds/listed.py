@@ -26,7 +26,7 @@ MOST_DRAFTS = 8
 """More queries than that are a chunk of a prompt (`spec_decode_threshold` of vLLM's script)."""
 LINES = "a key such as 32/8,d128,p16,b16,k8192, a batch such as 8q1s1k, or --routine ..."
 _DECODE = re.compile(
-    r"(\d+)/(\d+),d(\d+),p(\d+),b(\d+),k(\d+)"
+    r"(\d+)/(\d+),d(\d+),p(\d+),b(\d+),k(\d+)(?:,w(\d+))?"
     r"(?:,((?:bfloat16|float)[\w/]*))?(?:,(?!seed)([a-z_]+))?(?:,seed(\d+))?"
 )
 _EXTEND = re.compile(rf"({'|'.join(MODES)}),q(\d+),(?:(tree|chain|causal|full),)?(.+)")
@@ -83,10 +83,10 @@ def _decode(text: str) -> DecodeCase:
     found = _DECODE.fullmatch(text)
     if not found:
         raise ValueError(f"it must be {LINES}; got {text!r}")
-    *sizes, dtypes, lengths, seed = found.groups()
+    *sizes, window, dtypes, lengths, seed = found.groups()
     *layer, batch, kv_len = map(int, sizes)
     dtype, _, kv_dtype = (dtypes or "bfloat16").partition("/")
-    spec = AttnSpec(layer[0], layer[1], layer[2], layer[3], dtype, kv_dtype)
+    spec = AttnSpec(*(layer[0], layer[1], layer[2], layer[3], dtype, kv_dtype), int(window or 0))
     return DecodeCase(spec, batch, kv_len, lengths or "fixed", int(seed or 0))
 
 

@@ -179,7 +179,10 @@ def frame(records: Iterable[Record]) -> pd.DataFrame:
     records = list(records)
     noise = noise_by_kind(records)
     first = (record for record in records if not record.item.again)
-    return pd.DataFrame([{**_row(r), "noise": noise.get(_kind(r.item), 0.0)} for r in first])
+    found = pd.DataFrame([{**_row(r), "noise": noise.get(_kind(r.item), 0.0)} for r in first])
+    if "window" in found:  # layers without one do not say so
+        found["window"] = found.window.fillna(0).where(found.heads.notna())
+    return found
 
 
 def noise_by_kind(records: Iterable[Record]) -> dict[tuple[str, str], float]:

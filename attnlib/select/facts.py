@@ -161,6 +161,7 @@ def facts_of(spec: AttnSpec, call: Call, *, mode: str, gpu: str, release: Versio
             **{name: value for name, value in vars(call).items() if name in asked},
             **layer_facts(spec),
             **_lengths(spec, call, mode),
+            "window": call.window or spec.window > 0,
             "gpu": gpu,
             "mode": mode,
             "model": FAMILIES[call.model],

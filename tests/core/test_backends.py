@@ -20,6 +20,7 @@ from support.backend_calls import (
     PLANNED,
     SPARSE,
     SPEC,
+    WINDOWS,
 )
 
 from attnlib.core import backends
@@ -122,6 +123,19 @@ def test_a_release_whose_plan_was_not_read_is_refused(name, monkeypatch):
         assert bool(backends.unsupported(name, SPEC)) == bool(words)
 
 
+@pytest.mark.parametrize(("page_size", "pages"), [(1, 2048), (16, 128), (4096, 1)])
+def test_fixed_splits_are_sglangs_tokens_in_pages_and_none_in_a_graph(page_size, pages, libraries):
+    case = replace(DECODE, spec=replace(DECODE.spec, page_size=page_size))
+    for name, eager, graph in (
+        ("flashinfer-fa2-fixed", (pages, False), (None, True)),
+        ("flashinfer-fa2", (None, False), (None, False)),
+    ):
+        for wanted in (eager, graph):
+            backend = calls.backend_for(name, case, "cpu", cuda_graph=wanted is graph)
+            backend.plan(calls.call_of(case, "cpu").batch)
+            assert libraries.wrappers[-1].splits == wanted
+
+
 SDPA_SPECS = [calls.spec_of(group, page, 64) for group in range(1, 9) for page in (1, 16, 64)]
 SDPA_SPECS += [
     calls.spec_of(4, 16, *kind) for kind in product((64, 128, 256), ("bfloat16", "float16"))
@@ -179,10 +193,13 @@ def test_a_missing_library_or_gpu_or_one_that_is_no_hopper_is_said(name, monkeyp
         assert backends.unavailable(name) == lacks
 
 
-def test_fa3_is_refused_on_a_release_that_would_silently_run_fa2(monkeypatch):
-    monkeypatch.setattr(base, "installed_version", lambda _: "0.5.3")
-    with pytest.raises(RuntimeError, match=r"0.5.3 has no flashinfer-fa3.*>=0.6.0"):
-        backends.create("flashinfer-fa3", SPEC)
+@pytest.mark.parametrize(
+    ("name", "release", "since"), [("fa3", "0.5.3", "0.6.0"), ("fa2-fixed", "0.3.1", "0.5.0")]
+)
+def test_a_release_that_lacks_what_is_asked_for_is_refused(name, release, since, monkeypatch):
+    monkeypatch.setattr(base, "installed_version", lambda _: release)
+    with pytest.raises(RuntimeError, match=rf"{release} has no flashinfer-{name}:.*>={since}"):
+        backends.create(f"flashinfer-{name}", SPEC)
 
 
 FP8 = {"dtype": "float8_e4m3fn", "kv_dtype": "float8_e4m3fn"}
@@ -203,6 +220,7 @@ MIXED = {"dtype": "bfloat16", "kv_dtype": "float8_e4m3fn"}
         ("fa3", replace(SPEC, head_dim=320), "multiple of 8 up to 256, got 320"),
         ("fa3", replace(SPEC, head_dim=72, **FP8), "head_dim must be a multiple of 16"),
         ("fa3-extend", replace(SPEC, head_dim=264), "multiple of 8 up to 256"),
+        *((n, replace(SPEC, window=64), "window must be 0") for n in backends.EXTEND_BACKENDS),
         ("flashinfer-mla-fa2", MlaSpec(16, 64, 64, "fp8-656"), "must be bfloat16 or fp8-576, got"),
         ("flashmla-sparse-bf16", MlaSpec(16, 64, 64, "fp8-656"), "must be bfloat16, got fp8-656"),
         ("flashmla-dense", MlaSpec(16, 64), "top_k must be 0, got 64"),
@@ -249,6 +267,7 @@ def gpu_calls():
         names = decode if len(kind) == 2 else [n for n in decode if "fa2" in n]
         spec = AttnSpec(8, 2, kind[0], 16, *kind[1:])
         found += [(n, DecodeCase(spec, 5, 999, "ragged")) for n in names]
+    found += [(n, case) for n in (*decode, "sdpa", "fa3", "fa3-precomputed") for case in WINDOWS]
     long = DecodeCase(AttnSpec(32, 8, 128, 16), 4, 20000, "skewed")
     fa2 = ("flashinfer-fa2", "flashinfer-fa2-planned")
     found += [(n, long) for n in (*fa2, "flashinfer-cuda-cores", "sdpa")]
@@ -308,6 +327,7 @@ def test_on_a_gpu_every_mode_matches_the_oracle_and_says_its_family(name, case, 
 @pytest.mark.gpu
 @each(
     [(n, DecodeCase(calls.spec_of(4, 16), 7, 1500, "ragged")) for n in backends.BACKENDS]
+    + [(n, case) for n in backends.BACKENDS for case in WINDOWS]
     + EXTEND
     + [(name, replace(case, batch_size=7, kv_len=3000)) for name, case in MLA]
 )

@@ -9,7 +9,7 @@ from support.backend_calls import DECODE, backend_for
 from attnlib.core import backends
 from attnlib.core.backends import fa3
 from attnlib.core.backends.table import FAMILY_OF
-from attnlib.core.batch import DecodeBatch, PagedKV
+from attnlib.core.batch import DecodeBatch
 from attnlib.core.schedule.fa3 import precompute
 from attnlib.core.schedule.splits import max_words
 from attnlib.core.spec import AttnSpec
@@ -31,20 +31,6 @@ def long_enough(work, q_len):
     """The batch with no request shorter than its queries."""
     lens = work.batch.seq_lens_cpu.clamp(min=q_len)
     return DecodeBatch.build(work.case.spec, lens, work.batch.page_table)
-
-
-def windowed(kv, batch, left):
-    """Cache and batch in pages of one token that hold each request's last left + 1 tokens."""
-    spec = batch.spec
-    tokens = torch.arange(spec.page_size, device=batch.page_table.device)
-    table = (batch.page_table[:, :, None] * spec.page_size + tokens).flatten(1)
-    lens = batch.seq_lens_cpu.clamp(max=left + 1)
-    first = (batch.seq_lens_cpu - lens).to(table.device)
-    columns = torch.arange(left + 1, device=table.device) + first[:, None]
-    rows = table.gather(1, columns.clamp(max=table.shape[1] - 1)).int()
-    one = replace(spec, page_size=1)
-    views = (c.flatten(0, 1)[:, None] for c in (kv.k_cache, kv.v_cache))
-    return PagedKV(*views), DecodeBatch.build(one, lens, rows)
 
 
 @pytest.mark.parametrize(("name", "asks"), [("fa3", 0), ("fa3-precomputed", 1)])
@@ -118,9 +104,9 @@ GPU_CALLS = [
         for q_len in (2, 5, 64)
     ),
     *(
-        (DecodeCase(replace(GQA, head_dim=head_dim), 6, 3000, "ragged"), {"window": (left, 0)})
+        (DecodeCase(replace(GQA, head_dim=head_dim, window=window), 6, 3000, "ragged"), {})
         for head_dim in (64, 128, 256)
-        for left in (0, 63, 700)
+        for window in (1, 64, 701)
     ),
 ]
 
@@ -137,10 +123,7 @@ def test_on_a_gpu_groups_batches_queries_and_windows_match_the_oracle(
     facts = fa3.facts_of(batch, **options)
     metadata = precompute(facts, batch.seq_lens) if precomputed else None
     out = fa3.attend(q, work.kv, batch, metadata=metadata, **options)
-    seen = (work.kv, batch.query_rows(q_len))
-    if "window" in options:
-        seen = windowed(*seen, options["window"][0])
-    assert_right(q, *seen, out)
+    assert_right(q, work.kv, batch.query_rows(q_len), out)
 
 
 @pytest.mark.gpu

@@ -1,5 +1,7 @@
 """Work plans of decode calls: nothing is lost, rules at their edges, and the library agrees."""
 
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -39,6 +41,12 @@ def test_all_tokens_are_read_and_items_hold_them(backend, lens):
     made = plan(backend, SPEC, lens, num_sms=SMS)
     assert made.tokens == sum(lens) * READ.get(backend, SPEC.num_kv_heads) <= made.items.sum()
     assert 1 <= made.splits <= len(made.items) and (made.items > 0).all()
+
+
+def test_a_window_has_no_work_plan():
+    for make in (partial(plan, "fa3"), lambda spec, lens, **gpu: fa3_sm_tokens(lens, spec, **gpu)):
+        with pytest.raises(ValueError, match="window must be 0 for a work plan, got 64"):
+            make(replace(SPEC, window=64), (100,), num_sms=SMS)
 
 
 @given(LENS, st.sampled_from([1, 16, 64]), st.integers(1, 64))

@@ -119,6 +119,7 @@ def test_any_lengths_get_a_finite_choice_with_the_chosen_first(lens):
         (SPEC, [5, 0], (), "seq_lens must hold lengths >= 1"),
         (SPEC, [5], ("fast",), f"backends must be of {FA2}, {FA3}, got fast"),
         (MHA, [5], (FA3,), "backends must hold one that ran"),
+        (replace(SPEC, window=64), [5], (), "must hold one that ran .*window=64"),
         (APART, [5], (), f"backends must share a case that all ran, {FA2}, {FA3} do not"),
         (AttnSpec(8, 1, 64, 1, "bfloat16", "float8_e4m3fn"), [5], (FA3,), "must hold one that ran"),
     ],

@@ -11,11 +11,12 @@ from support.workloads import extend_case
 from attnlib.core import backends
 from attnlib.core.spec import AttnSpec, MlaSpec
 from attnlib.kinds import call
-from attnlib.kinds.cost import extend_cost, mla_cost
+from attnlib.kinds.cost import decode_cost, extend_cost, mla_cost
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.extend.case import MODES, ExtendCase
 from attnlib.kinds.extend.measure import attend_extend
 from attnlib.kinds.item import Item
+from attnlib.kinds.listed import parse_cases
 from attnlib.kinds.mla.case import MlaCase
 from attnlib.kinds.mla.measure import attend_mla
 from attnlib.run.record import Record
@@ -37,6 +38,12 @@ def test_a_right_output_gets_times_and_its_bytes(item, mine, family, rows, cost,
     assert (record.kernel_family, record.oracle_rows) == (family, rows)
     assert record.work_per_call == cost(item.case).io_bytes
     assert Record.from_json(record.to_json()) == record
+
+
+def test_a_listed_case_is_measured_with_its_window():
+    (case,), _ = parse_cases(["4/2,d16,p4,b3,k40,w9,ragged"])
+    record = measure(Item("sdpa", "host", case))
+    assert (record.status, record.work_per_call) == ("ok", decode_cost(case).io_bytes)
 
 
 @pytest.mark.parametrize(("item", "mine"), [EXTEND, MLA], ids=["extend", "mla"])

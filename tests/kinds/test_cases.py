@@ -33,6 +33,8 @@ ENGINE = EngineCase("qwen3-32b-tp4", 3, 900, 40, "offline", 2, "1+900+7")
 EVERY = (DECODE, METADATA, STEP, MISMATCH, MLA, EXTEND, PLAN, ENGINE)
 """A case of every kind."""
 MORE = [extend_case(CACHED, *pair) for pair in MASKS]
+SWA = replace(CACHED, spec=replace(CACHED.spec, window=40))
+MORE += [SWA, PlanCase(SWA), StepCase(SWA, 4)]
 MORE += [DecodeCase(AttnSpec(8, 2, 128, 1), 4, 100), MlaCase(MlaSpec(128), 1, 100)]
 
 
@@ -82,6 +84,8 @@ def test_a_field_that_lacks_and_one_too_many_are_refused(case, lost):
         (DECODE, "batch_size", 0, "an integer >= 1, got 0"),
         (DECODE, "batch_size", 2.0, "an integer >= 1, got 2.0"),
         (DECODE, "kv_len", -1, "an integer >= 1, got -1"),
+        (DECODE, "window", -1, "an integer >= 0, got -1"),
+        (EXTEND, "window", 64, "0 for several queries per request, got 64"),
         (DECODE, "lengths", "zipf", "one of fixed, ragged, skewed, .*, got 'zipf'"),
         (METADATA, "builder", "prefill", "one of decode, kv_indices, draft, verify"),
         (METADATA, "lengths", "long", "one of fixed, ragged, skewed, .*, got 'long'"),

@@ -14,6 +14,7 @@ from attnlib.kinds.cost import (
     predict_fa3,
 )
 from attnlib.kinds.decode.case import DecodeCase
+from attnlib.kinds.decode.measure import DecodeSubject
 from attnlib.kinds.extend.case import ExtendCase
 from attnlib.kinds.lengths import sample_seq_lens
 from attnlib.kinds.metadata.case import MetadataCase
@@ -37,6 +38,19 @@ def test_bytes_and_flops_are_those_counted_by_hand(dtypes, sizes, tokens, pages,
     assert cost.kv_bytes == tokens * 2 * 8 * 2 * 1  # K and V, 2 heads of 8 elements, 1 byte each
     assert cost.io_bytes == cost.kv_bytes + sizes[0] * 4 * 8 * qo_bytes + pages * 4
     assert cost.flops == tokens * 4 * 8 * (2 + 2)  # a multiply and an add in QK^T and in PV
+
+
+@pytest.mark.parametrize(
+    ("window", "tokens", "pages"),
+    [(1, 3, 3), (17, 10 + 17 + 10, 1 + 2 + 1), (320, 340, 22), (999, 340, 22)],
+)
+def test_a_window_leaves_its_tokens_and_their_pages_to_read_and_all_to_hold(window, tokens, pages):
+    plain = DecodeCase(AttnSpec(4, 2, 8, 16), 3, 320, "10+320+10")
+    case = replace(plain, spec=replace(plain.spec, window=window))
+    cost = decode_cost(case)
+    assert (cost.kv_bytes, cost.flops) == (tokens * 2 * 8 * 2 * 2, tokens * 4 * 8 * 4)
+    assert cost.io_bytes - cost.kv_bytes == 3 * 4 * 8 * (2 + 2) + pages * 4
+    assert DecodeSubject.cache_bytes(None, case) == decode_cost(plain).kv_bytes
 
 
 @pytest.mark.parametrize(("q_len", "longer"), [(1, 0), (1000, 1)])

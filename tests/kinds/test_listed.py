@@ -28,6 +28,13 @@ def test_the_key_of_every_case_of_the_studies_is_read_back():
     assert parse_cases([case.key for case in cases]) == (tuple(cases), ())
 
 
+@pytest.mark.parametrize("tail", ["", ",float16/float8_e4m3fn", ",ragged,seed3"])
+def test_a_window_is_said_behind_the_tokens_and_read_back(tail):
+    (case,), _ = parse_cases([key := f"32/8,d128,p16,b16,k8192,w1024{tail}"])
+    assert (case.spec.window, case.key) == (1024, key)
+    assert " page 16 window 1024 batch " in case.label
+
+
 @pytest.mark.parametrize(
     ("batch", "expected"),
     [

@@ -43,6 +43,8 @@ def dense_attention(work):
     for i, j in np.ndindex(*q.shape[:2]):
         k, v = (token_rows(cache, table[i], lens[i], j // group_size) for cache in caches)
         scores = np.exp(k @ q[i, j] / np.sqrt(q.shape[2]))
+        window = work.case.spec.window or lens[i]
+        scores *= np.arange(lens[i]) >= lens[i] - window
         out[i, j] = scores / scores.sum() @ v
     return torch.from_numpy(out)
 
@@ -102,6 +104,11 @@ def test_the_oracle_is_dense_attention_for_every_head_dim_and_dtype(head_dim, dt
 @pytest.mark.parametrize("length", [1, 15, 16, 17])
 def test_the_oracle_is_dense_attention_at_every_page_boundary(length):
     assert_matches(work_of(replace(CASE, kv_len=length)), dense_attention)
+
+
+@pytest.mark.parametrize("window", [1, 16, 23, 70, 1000])
+def test_the_oracle_of_a_window_is_masked_softmax_over_the_whole_cache(window):
+    assert_matches(work_of(replace(CASE, spec=replace(CASE.spec, window=window))), dense_attention)
 
 
 @pytest.mark.parametrize("block", [1, 700, 2**28])

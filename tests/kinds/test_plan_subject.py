@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from support.subject_fakes import measure
 
+from attnlib.core.fa2.choice import PlanShape
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.base import Bench
 from attnlib.kinds.cost import decode_cost, extend_cost
@@ -61,6 +63,15 @@ def test_planning_alone_is_held_to_every_word(backend, page_size):
     found = SMALL.measure(Item(backend, "host", case))
     assert found["status"] == "ok" and found["run_us"]
     assert (found["oracle_error"], found["oracle_budget"], found["oracle_rows"]) == (0.0, 0.0, 5)
+
+
+def test_a_plan_for_a_window_is_made_for_what_its_blocks_see(fake_fa2):
+    case = PlanCase(replace(DECODE, spec=replace(DECODE.spec, window=800)), chunk=256)
+    record = measure(Item("fa2-chunk", "host", case))
+    assert (record.status, record.reason) == ("ok", "")
+    assert SMALL.measure(Item("fa2-plan", "host", case))["status"] == "ok"
+    shapes = [PlanShape.of(each.spec, np.array([900]), 4) for each in (case, DECODE)]
+    assert [(shape.window, shape.seen) for shape in shapes] == [(799, 815), (-1, 2**31 - 1)]
 
 
 def test_planning_for_a_machine_that_says_no_number_of_sms_is_an_error():

@@ -13,7 +13,8 @@ from attnlib.kinds.step.case import StepCase
 from attnlib.kinds.step.fa2 import BACKENDS as ENGINE_STEPS
 from attnlib.kinds.step.measure import ALONE, BACKENDS, StepSubject
 
-STEP = StepCase(DecodeCase(AttnSpec(16, 2, 128, 16), 5, 300, "ragged"), 4)
+LAYERS_OF = (AttnSpec(16, 2, 128, 16, window=n) for n in (0, 90))
+STEP, LOCAL = (StepCase(DecodeCase(spec, 5, 300, "ragged"), 4) for spec in LAYERS_OF)
 FA3_STEPS = [name for name in BACKENDS if name not in ENGINE_STEPS]
 LAYERS = {
     "fa3-step-each": (4, 4, 0, 0),
@@ -39,10 +40,11 @@ def test_without_the_library_a_step_is_refused_with_what_to_install(case, monkey
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="FakeFa3 and the interpreter run on the CPU")
+@pytest.mark.parametrize("case", [STEP, LOCAL], ids=["whole", "window"])
 @pytest.mark.parametrize("backend", FA3_STEPS)
-def test_every_way_of_making_a_step_gives_the_right_output(backend, fake_fa3):
+def test_every_way_of_making_a_step_gives_the_right_output(backend, case, fake_fa3):
     subject = StepSubject(Bench("cpu", {"l2_mib": 0.01}, {}))
-    subject._prepare(STEP)
+    subject._prepare(case)
     batch, prepare = subject._prepared(ALONE.get(backend, backend))
     for _ in range(2):
         assert subject._oracle.check(subject._run_layers(batch, prepare, STEP.layers)).passed
@@ -74,10 +76,11 @@ def test_a_guarded_mismatch_is_refused_and_a_harmless_one_gets_a_time():
     assert (harmless.reported_backend, bool(harmless.run_us)) == ("harmless", True)
 
 
+@pytest.mark.parametrize("case", [STEP, LOCAL], ids=["whole", "window"])
 @pytest.mark.parametrize("backend", ENGINE_STEPS)
-def test_an_engines_step_is_right_however_it_is_planned(backend, fake_fa2):
+def test_an_engines_step_is_right_however_it_is_planned(backend, case, fake_fa2):
     subject = StepSubject(Bench("cpu", {"l2_mib": 0.01}, {}))
-    subject._prepare(STEP)
+    subject._prepare(case)
     step = subject._engine(backend, STEP.layers)
     for _ in range(2):
         step.out.zero_()

@@ -106,6 +106,15 @@ def test_a_file_older_than_a_column_with_a_default_loads(make_record):
     assert store.read("demo", MACHINE) == [record]
 
 
+def test_a_record_without_a_window_says_nothing_of_it_and_reads_as_before(make_record):
+    plain = make_record().item
+    windowed = replace(plain, case=replace(plain.case, spec=replace(plain.case.spec, window=24)))
+    tables = [pd.read_parquet(published(make_record(item=item))) for item in (plain, windowed)]
+    assert ["case.window" in table for table in tables] == [False, True]
+    assert {record.item for record in store.read("demo", MACHINE)} == {plain, windowed}
+    assert sorted(store.load("demo", MACHINE).window) == [0, 24]
+
+
 def published(*records):
     append(*records)
     return store.publish("demo")

@@ -1,5 +1,6 @@
 """The choices: as the releases have them, with reasons, and as the H200 records saw them run."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,13 @@ def test_an_engine_runs_what_its_rules_say(library, policy, spec, gpu, mode, cal
     choice = explain(spec, library=library, **asked)
     names = (choice.backend, choice.kernel) if choice.inner else (choice.backend,)
     assert " ".join(names) == chosen
+
+
+def test_a_window_of_the_layer_is_one_of_the_call():
+    asked = {"library": "vllm==0.25.0", "mode": "decode", "gpu": "sm90", "env": {}}
+    assert explain(BF16, policy="FLASHINFER", **asked).backend == "FLASHINFER"
+    with pytest.raises(RuntimeError, match="it raises on Hopper for sliding windows"):
+        explain(replace(BF16, window=64), policy="FLASHINFER", **asked)
 
 
 def test_every_row_on_the_way_is_among_the_reasons_with_why_it_failed():

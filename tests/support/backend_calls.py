@@ -76,7 +76,13 @@ PLANNED_DECODE = [
 ]
 """Plans of our own for every kind of layer that they take."""
 FAKED = ("sdpa", "fa3", "fa3-precomputed", "flashinfer-fa2-planned")
-CALLS = [*((n, DECODE) for n in FAKED), *PLANNED_DECODE, *EXTEND, *MLA]
+WINDOWS = [
+    DecodeCase(replace(spec_of(4, page), window=window), 7, 1500, "ragged")
+    for page, window in ((16, 100), (64, 1), (1, 700), (16, 1500))
+]
+"""Layers with a window: inside a page and across pages, shorter and longer than requests."""
+WINDOWED = [(n, c) for n in (*FAKED, "flashinfer-fa2", "flashinfer-fa2-fixed") for c in WINDOWS]
+CALLS = [*((n, DECODE) for n in FAKED), *PLANNED_DECODE, *WINDOWED, *EXTEND, *MLA]
 """A call of every backend that has a stand-in, or needs none."""
 
 

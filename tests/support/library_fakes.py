@@ -28,11 +28,13 @@ def attend_latent(q, tokens, scale):
     return attend(q, [1] * len(q), kv, [None] * len(q), scale)
 
 
-def masks_of(q_lens, kv_lens, causal):
-    """Of each request [rows, tokens] bool; causal, the last row sees the last token."""
+def masks_of(q_lens, kv_lens, causal, left=-1):
+    """Of each request [rows, tokens] bool; causal, the last row sees the last token, and `left`
+    before it."""
     shapes = zip(q_lens, kv_lens, strict=True)
     full = (torch.ones(shape, dtype=torch.bool) for shape in shapes)
-    return [sees.tril(sees.shape[1] - len(sees)) if causal else sees for sees in full]
+    found = [sees.tril(sees.shape[1] - len(sees)) if causal else sees for sees in full]
+    return [x.triu(x.shape[1] - len(x) - left) if left >= 0 else x for x in found]
 
 
 def gather(pages, lens, caches):
@@ -79,8 +81,9 @@ class FakeWrapper:
 class FakePrefill(FakeWrapper):
     """What both prefill wrappers have: packed masks, run over requests."""
 
-    def plan(self, *arguments, causal=False, custom_mask=None, sm_scale, q_data_type, kv_data_type):
+    def plan(self, *arguments, causal=False, custom_mask=None, sm_scale, window_left=-1, **dtypes):
         self.hold(arguments)
+        self._window_left = window_left
         self.q_lens = self.told["qo_indptr"].diff().tolist()
         self.max_rows = self.max_rows or sum(self.q_lens)
         assert not self.buffers or sum(self.q_lens) <= self.max_rows, "more rows than the first"
@@ -94,7 +97,8 @@ class FakePrefill(FakeWrapper):
         self._num_qo_heads, self._num_kv_heads = (
             self.told[f"num_{which}_heads"] for which in ("qo", "kv")
         )
-        self._cached_q_data_type, self._cached_kv_data_type = q_data_type, kv_data_type
+        assert set(dtypes) == {"q_data_type", "kv_data_type"}
+        self._cached_q_data_type, self._cached_kv_data_type = dtypes.values()
         if masked:
             self._pack(custom_mask)
 
@@ -108,7 +112,7 @@ class FakePrefill(FakeWrapper):
 
     def attend(self, q, tokens):
         """Custom bits stand before the causal flag."""
-        sees = masks_of(self.q_lens, self.kv_lens(), self.causal)
+        sees = masks_of(self.q_lens, self.kv_lens(), self.causal, self._window_left)
         if self.packed is not None:
             parts = self.packed.numpy()
             for i, mask in enumerate(sees):
@@ -143,7 +147,8 @@ class FakePaged(FakePrefill):
         sizes = (blocks, blocks, blocks, rows + 1, len(self.q_lens) + 1, 1)
         each = zip(offsets, sizes, strict=True)
         *tiles, merge, o, (chunk,) = (room.view(np.int32)[at // 4 :][:n] for at, n in each)
-        parts = [-(-length // chunk) for length in self.kv_lens()]
+        seen = self._window_left + tile if self._window_left >= 0 else 2**31
+        parts = [-(-min(length, seen) // chunk) for length in self.kv_lens()]
         wanted = [
             (i, a, b)
             for i, own in enumerate(self.q_lens)
@@ -163,7 +168,8 @@ class FakeDecode(FakePaged):
         assert use_tensor_cores
         super().__init__(workspace, **{n.replace("_buffer", "_buf"): v for n, v in given.items()})
 
-    def plan(self, *arguments, **given):
+    def plan(self, *arguments, fixed_split_size=None, disable_split_kv=False, **given):
+        self.splits = (fixed_split_size, disable_split_kv)
         rows = torch.arange(len(arguments[0]), dtype=torch.int32)
         super().plan(rows, *arguments, **given)
 

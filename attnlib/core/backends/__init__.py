@@ -9,10 +9,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ..spec import AttnSpec, MlaSpec
 from .table import BACKENDS, EXTEND_BACKENDS, MLA_BACKENDS, TABLE, entry_of
 
 if TYPE_CHECKING:
-    from ..spec import AttnSpec, MlaSpec
     from .base import Backend
 
 __all__ = ["BACKENDS", "EXTEND_BACKENDS", "MLA_BACKENDS", "TABLE", "entry_of"]
@@ -31,7 +31,10 @@ def unavailable(name: str) -> str:
 
 def unsupported(name: str, spec: AttnSpec | MlaSpec, *, mask: str = "causal") -> str:
     """Why a backend's library cannot run `spec` under `mask`, or the empty string."""
-    return backend_class(name).unsupported(entry_of(name), spec, mask)
+    entry = entry_of(name)
+    if entry.plans == "extend" and isinstance(spec, AttnSpec) and spec.window:
+        return f"window must be 0 for several queries per request, got {spec.window}"
+    return backend_class(name).unsupported(entry, spec, mask)
 
 
 def create(

@@ -125,16 +125,17 @@ def attend(
     *,
     q_len: int = 1,
     causal: bool = True,
-    window: tuple[int, int] = FULL,
+    window: tuple[int, int] | None = None,
     num_splits: int = 0,
     metadata: SchedulerMetadata | None = None,
 ) -> torch.Tensor:
     """Attention of `q` [bs * q_len, num_qo_heads, head_dim] over `batch`'s pages, like `q`.
 
     The queries of a request are the last `q_len` of its tokens; the mask is aligned to them.
-    `window` is (left, right) tokens, -1 for no end. `num_splits` caps the splits, 0 leaves it to
-    the library. With `metadata` the call is refused (ValueError, nothing launched) unless it fits,
-    and takes the metadata's cap. Output dtype is the query's, bfloat16 for FP8.
+    `window` is (left, right) tokens, -1 for no end; by default the layer's. `num_splits` caps the
+    splits, 0 leaves it to the library. With `metadata` the call is refused (ValueError, nothing
+    launched) unless it fits, and takes the metadata's cap. Output dtype is the query's, bfloat16
+    for FP8.
     """
     facts = _facts_of_call(
         tuple(q.shape),
@@ -142,7 +143,7 @@ def attend(
         tuple(batch.page_table.shape),
         (q.dtype, kv.k_cache.dtype, kv.v_cache.dtype),
         q.device,
-        (q_len, causal, window, num_splits),
+        (q_len, causal, window or _window(batch), num_splits),
     )
     if metadata is None:
         return launch(q, kv, batch, facts)
@@ -182,7 +183,7 @@ def facts_of(
     *,
     q_len: int = 1,
     causal: bool = True,
-    window: tuple[int, int] = FULL,
+    window: tuple[int, int] | None = None,
     num_splits: int = 0,
 ) -> SchedulerFacts:
     """The facts of `attend` over `batch`, for `precompute`; arguments as there."""
@@ -194,8 +195,13 @@ def facts_of(
         tuple(batch.page_table.shape),
         (dtype, kv_dtype, kv_dtype),
         batch.page_table.device,
-        (q_len, causal, window, num_splits),
+        (q_len, causal, window or _window(batch), num_splits),
     )
+
+
+def _window(batch: DecodeBatch) -> tuple[int, int]:
+    """FlashAttention-3's window_size of the batch's layer."""
+    return (batch.spec.window - 1, 0) if batch.spec.window else FULL
 
 
 # Cached, because every layer asks: a decode step of one shape costs one dictionary look-up.

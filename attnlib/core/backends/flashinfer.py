@@ -26,6 +26,8 @@ WORKSPACE_BYTES = 2**30
 """FlashInfer recommends 128 MiB; in a graph those do not hold fa2's partial outputs of 148 requests
 and 64 heads, nor 512 those of 256 requests and 128 heads. Must be zero at first use."""
 MASK_BITS = 8
+FIXED_SPLIT = 2048
+"""Tokens: SGLang's default of SGLANG_FLASHINFER_DECODE_SPLIT_TILE_SIZE, in pages of one token."""
 
 
 class Decode(Backend[DecodeBatch, PagedKV]):
@@ -42,7 +44,8 @@ class Decode(Backend[DecodeBatch, PagedKV]):
         # Releases before 0.6 have no o_data_type; it is only needed where it differs from q's.
         if spec.out_dtype != spec.dtype:
             dtypes["o_data_type"] = getattr(torch, spec.out_dtype)
-        wrapper.plan(*_paged_lengths(batch), sm_scale=spec.softmax_scale, **dtypes)
+        options = {"sm_scale": spec.softmax_scale, "window_left": spec.window - 1}
+        wrapper.plan(*_paged_lengths(batch), **options, **dtypes, **self._splits(spec))
         reported = reported_backend(wrapper) if self._tensor_cores else self.entry.asks
         return Plan(batch, reported, (wrapper, scales))
 
@@ -50,6 +53,10 @@ class Decode(Backend[DecodeBatch, PagedKV]):
         """FlashInfer's own run."""
         wrapper, scales, *_ = plan.state
         return wrapper.run(q, (cache.k_cache, cache.v_cache), *scales)
+
+    def _splits(self, spec: AttnSpec) -> dict[str, Any]:
+        """What the plan is told of KV splits; nothing leaves them to the library."""
+        return {}
 
     @property
     def _tensor_cores(self) -> bool:
@@ -75,6 +82,20 @@ class Decode(Backend[DecodeBatch, PagedKV]):
         """What the table of limits says of the kernels that the mode asks for."""
         release = installed_version(entry.distribution)
         return why_not(entry.asks, spec, mode="decode", release=release)
+
+
+class FixedDecode(Decode):
+    """Splits that do not depend on the batch, so that neither does a request's output: parts of
+    `FIXED_SPLIT` tokens, and in CUDA graphs one, since others need not fit the grid.
+
+    As SGLang 0.5.11 plans with --enable-deterministic-inference (flashinfer_backend.py, lines 189,
+    445 and 597). The arguments are there since FlashInfer 0.4.0.
+    """
+
+    def _splits(self, spec: AttnSpec) -> dict[str, Any]:
+        if self.cuda_graph:
+            return {"disable_split_kv": True}
+        return {"fixed_split_size": max(FIXED_SPLIT // spec.page_size, 1)}  # in pages
 
 
 class GraphDecode(Decode):

@@ -17,7 +17,7 @@ class Sdpa(Backend[DecodeBatch, PagedKV]):
     """torch.nn.functional.scaled_dot_product_attention with enable_gqa.
 
     A plan's state is `tokens` [bs, max_len] int64 into the flat cache, and `mask`
-    [bs, 1, 1, max_len] bool, True where a token is live.
+    [bs, 1, 1, max_len] bool, True where a token is live, and in the window if there is one.
     """
 
     def plan(self, batch: DecodeBatch, out: Plan[DecodeBatch] | None = None) -> Plan[DecodeBatch]:
@@ -26,6 +26,8 @@ class Sdpa(Backend[DecodeBatch, PagedKV]):
         columns = torch.arange(batch.page_table.shape[1] * page_size, device=self.device)
         tokens = batch.page_table.long()[:, columns // page_size] * page_size + columns % page_size
         mask = columns < batch.seq_lens[:, None]
+        if batch.spec.window:
+            mask &= columns >= batch.seq_lens[:, None] - batch.spec.window
         # Dead columns gather the row's first token: finite, where an unused page may hold anything.
         gathered = torch.where(mask, tokens, tokens[:, :1]), mask[:, None, None, :]
         if out is None:

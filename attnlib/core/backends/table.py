@@ -170,6 +170,7 @@ _ENTRIES = (
     Entry("sdpa", "decode", "sdpa:Sdpa"),
     Entry("flashinfer-auto", "decode", "flashinfer:Decode", label="auto"),
     Entry("flashinfer-fa2", "decode", "flashinfer:Decode", "fa2", label="fa2"),
+    Entry("flashinfer-fa2-fixed", "decode", "flashinfer:FixedDecode", "fa2", label="fa2 fixed"),
     Entry("flashinfer-fa2-planned", "decode", "planned:PlannedDecode", "fa2", label="fa2 planned"),
     Entry("flashinfer-fa3", "decode", "flashinfer:Decode", "fa3", "0.6.0", label="fa3"),
     Entry(

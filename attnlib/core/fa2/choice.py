@@ -79,7 +79,7 @@ class PlanShape(Grouped):
         """What is captured for requests of `lens` [bs] tokens, in whole pages."""
         layer = (spec.num_qo_heads, spec.num_kv_heads, spec.head_dim, ELEMENT_BYTES[spec.kv_dtype])
         tokens = -(-int(lens.max()) // spec.page_size) * spec.page_size
-        return cls(*layer, len(lens), tokens, num_sms, q_len)
+        return cls(*layer, len(lens), tokens, num_sms, q_len, spec.window - 1)
 
     @property
     def tile(self) -> int:

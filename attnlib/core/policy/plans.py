@@ -56,9 +56,10 @@ def plan(backend: str, spec: AttnSpec, seq_lens: Lengths, *, num_sms: int) -> Wo
     """The work plan of `backend` for one query token of each request, lengths in tokens.
 
     Raises ValueError for a backend without a rule here, listing those that have one, for lengths
-    below 1, and for a spec that the backend's kernels do not take.
+    below 1, for a window, and for a spec that the backend's kernels do not take.
     """
     require_word("backend", backend, PLANS)
+    spec.require_no_window("a work plan")
     return PLANS[backend](spec, lengths(seq_lens), num_sms)
 
 
@@ -87,8 +88,9 @@ def fa3_sm_tokens(seq_lens: tuple[int, ...], spec: AttnSpec, *, num_sms: int) ->
     PrefillSM90Plan: a heap of SMs by cost, an item costs 2 tile_rows + kv_len; heads are the outer
     loop. Of SMs with equal cost the library's heap has one on top that depends on its history:
     `heapq` moves elements as libstdc++ does, so with elements that compare by cost alone it takes
-    the same one. Raises ValueError for a head_dim without a kernel.
+    the same one. Raises ValueError for a head_dim without a kernel, and for a window.
     """
+    spec.require_no_window("a work plan")
     tile_rows, tile_tokens = _fa3_tile(spec)
     heap = [_SmCost() for _ in range(num_sms)]
     for sm, each in enumerate(heap):

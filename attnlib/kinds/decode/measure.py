@@ -1,13 +1,15 @@
 """Decode attention, one query per request over a paged cache: tensors, oracle, measurement.
 
 The oracle takes one request at a time, in float64. For request i, K and V are the tokens of its
-gathered pages, of KV head h // group_size for query head h:
+gathered pages, the last `window` of them if the layer has one, of KV head h // group_size for query
+head h:
 
     out[i, h] = softmax(softmax_scale * q[i, h] K^T) V
 
 No batching, no splitting, no online softmax: nothing in common with the kernels it judges.
 """
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -53,9 +55,12 @@ def attend(
     their second matrix product; the result then shows what that rounding alone costs.
     """
     require_inputs(q, kv, batch)
-    scale = batch.spec.softmax_scale
-    each = ((q[i : i + 1], *gather_tokens(kv, batch, i)) for i in range(batch.batch_size))
-    return torch.cat([attend_rows(*row, scale, probs_dtype=probs_dtype) for row in each])
+    scale, window = batch.spec.softmax_scale, batch.spec.window
+    out = []
+    for i in range(batch.batch_size):
+        k, v = (tokens[-window:] for tokens in gather_tokens(kv, batch, i))  # -0: all
+        out.append(attend_rows(q[i : i + 1], k, v, scale, probs_dtype=probs_dtype))
+    return torch.cat(out)
 
 
 def gather_tokens(kv: PagedKV, batch: DecodeBatch, index: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -107,3 +112,7 @@ class DecodeSubject(CallSubject[DecodeCase]):
     build = staticmethod(build_workload)
     attend = staticmethod(attend)
     cost = staticmethod(decode_cost)
+
+    def cache_bytes(self, case: DecodeCase) -> int:
+        """Of the whole cache: a window leaves less to read, not to hold."""
+        return decode_cost(replace(case, spec=replace(case.spec, window=0))).kv_bytes

@@ -50,6 +50,7 @@ class ExtendCase(NamedCase):
     q_lengths: str = later("")
 
     def __post_init__(self) -> None:
+        self.spec.require_no_window("several queries per request")
         require_word("mode", self.mode, MODES)
         masks = MODES[self.mode]
         object.__setattr__(self, "mask", self.mask or masks[0])
