@@ -71,7 +71,7 @@ def in_format(case: MlaCase, kv_format: str) -> MlaCase:
 
 def memory_table() -> pd.DataFrame:
     """What a token costs in each format, and how many fit, from the formats alone."""
-    sizes = pd.Series(MLA_TOKEN_BYTES).rename(FORMATS)
+    sizes = pd.Series({name: MLA_TOKEN_BYTES[own] for own, name in FORMATS.items()})
     table = {
         "bytes a token and layer": sizes,
         f"KiB a token, {LAYERS} layers": (sizes * LAYERS / 1024).round(1),
