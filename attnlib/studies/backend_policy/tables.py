@@ -14,6 +14,7 @@ import pandas as pd
 
 from ...core.gpu import FA2_CTAS, REFERENCE
 from ...core.policy.policy import Policy
+from ...core.spec import AttnSpec
 from ...kinds.decode.case import DecodeCase
 from ...kinds.lengths import sample_seq_lens
 from ...run.frame import FA2, FA3, LABELS, decode_rows
@@ -77,6 +78,17 @@ def layer_table(lost: pd.DataFrame) -> pd.DataFrame:
     groups = own.groupby(["pool", layers.rename("layer")], sort=False)
     rows = [{"pool": p, "layer": layer} | _summary(part.regret) for (p, layer), part in groups]
     return pd.DataFrame(rows).round(SHOWN)
+
+
+def answers(policy: Policy, layers: Mapping[str, AttnSpec], lens: Sequence[int]) -> pd.DataFrame:
+    """What the policy says of named layers for requests of `lens` tokens: of FlashInfer's kernels
+    the choice, how sure it is, how far its kin lie, each one's time over the choice's."""
+    rows = {}
+    for name, spec in layers.items():
+        pick = policy.choose(spec, lens, backends=POOLS["FlashInfer"])
+        told = {"choice": LABELS[pick.backend], "sure": pick.confidence, "apart": pick.apart}
+        rows[name] = told | {LABELS[n]: ratio for n, ratio in pick.slowdown.items()}
+    return pd.DataFrame(rows.values(), rows).round(2)
 
 
 def without_prepare(frame: pd.DataFrame) -> pd.DataFrame:
