@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -195,8 +196,6 @@ def _report(options: argparse.Namespace) -> None:
 
 
 def _policy(options: argparse.Namespace) -> None:
-    from dataclasses import asdict
-
     from .core.policy import buckets, policy
     from .measure.files import write_whole
     from .studies.backend_policy import learn as measured
@@ -206,14 +205,14 @@ def _policy(options: argparse.Namespace) -> None:
     path = policy.save(found, options.out)
     cases = sum(map(len, found.points.values()))
     print(f"{cases} cases of {len(found.points)} layers on {found.gpu_id} written to {path}")
-    for spec in options.layer or ():
-        print(f"choosing for {spec.heads} heads, up to a minute")
+    for text, spec in options.layer or ():
+        print(f"choosing for {text}, up to a minute")
         told = {"layer": asdict(spec), "gpu_id": found.gpu_id} | buckets.table_of(found, spec)
-        name = f"{path.stem}.{spec.heads.replace('/', '-')}-d{spec.head_dim}-p{spec.page_size}.json"
-        print("written to", write_whole(path.with_name(name), json.dumps(told).encode()))
+        file = path.with_name(f"{path.stem}.{re.sub('[/,]', '-', text)}.json")
+        print("written to", write_whole(file, json.dumps(told).encode()))
 
 
-def _layer(text: str) -> AttnSpec:
+def _layer(text: str) -> tuple[str, AttnSpec]:
     """The layer of a case's key without its batch: `32/8,d128,p16` and, if need be, dtypes."""
     sizes, dtypes = text.split(",")[:3], text.split(",")[3:]
     try:
@@ -221,7 +220,7 @@ def _layer(text: str) -> AttnSpec:
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"must be such as 32/8,d128,p16, got {text!r}") from error
     assert isinstance(cases[0], DecodeCase), "no other key begins so"
-    return cases[0].spec
+    return text, cases[0].spec
 
 
 def _rates(_: argparse.Namespace) -> None:

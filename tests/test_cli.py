@@ -202,7 +202,8 @@ def test_a_policy_is_written_with_a_table_of_each_layer_asked_for(
     table = json.loads((out.parent / "p.32-8-d128-p16.json").read_text())
     assert table["layer"]["num_qo_heads"] == 32 and table["gpu_id"] == load(out).gpu_id
     assert buckets.look_up(table, 8, 8 * 45, 45) in table["backends"]
-    other = json.loads((out.parent / "p.64-8-d128-p1.json").read_text())
+    name = "p.64-8-d128-p1-bfloat16-float8_e4m3fn.json"
+    other = json.loads((out.parent / name).read_text())
     assert other["layer"]["kv_dtype"] == "float8_e4m3fn" and np.shape(other["sure"]) == (2, 2, 1)
     with pytest.raises(SystemExit):
         cli.main(["policy", "--layer", "32/5"])
