@@ -100,9 +100,7 @@ def judge_table(
     while left and len(left) < before:
         before, sure = len(left), 1 - ERROR / (looks * len(left))
         for row in left:
-            above, below = pairs[row]
-            rules = {"not_slower": not_slower, "confidence": sure}
-            found[row] = judge(above, below, noise=noise, **rules)
+            found[row] = judge(*pairs[row], noise=noise, not_slower=not_slower, confidence=sure)
         left = [row for row in left if found[row].word == "ambiguous"]
     return [found[row] for row in range(len(pairs))]
 

@@ -8,7 +8,6 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 from ..core.engines import capture
@@ -66,8 +65,8 @@ def study_of(path: Path) -> tuple[Study, str]:
     grids = []
     for kind, backends, timers in (DecodeCase, DECODES, GRAPHS), (ExtendCase, EXTENDS, EAGER):
         if chosen := tuple(case for case in found if isinstance(case, kind)):
-            asked = Grid(chosen, backends, timers=timers, rounds=4, again=backends[:1])
-            grids.append(replace(asked, headline=True))
+            once = backends[:1]
+            grids.append(Grid(chosen, backends, timers=timers, rounds=4, headline=True, again=once))
     name = "captured_" + re.sub(r"[^a-z0-9]+", "_", path.stem.lower()).strip("_")
     question = f"Which backend is fastest on the steps of {path.name}?"
     command = f"python -m attnlib measure {shlex.quote(str(path))}"

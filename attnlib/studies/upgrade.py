@@ -288,8 +288,7 @@ class _Found:
             told.append(f"What auto picks is not known: {error}.")
         records = tuple(r for pairs in self.pairs.values() for pair in pairs for r in pair)
         verdicts = self.verdicts()
-        table = [self.row(item, verdicts.get(item)) for item in self.pairs]
-        rows = pd.DataFrame(table, columns=COLUMNS)
+        rows = pd.DataFrame([self.row(i, verdicts.get(i)) for i in self.pairs], columns=COLUMNS)
         return Upgrade(*self.both, rows, picks.reset_index(drop=True), tuple(told), records)
 
 
@@ -306,12 +305,15 @@ def _measure(found: _Found, items: list[Item], sweep: Sweep) -> None:
         first = 1 + max((record.round for record in store.find(NAME, machine)), default=-1)
     found.pairs = {item: [] for item in items}
 
-    def left() -> list[Item]:
+    def take() -> None:
         found.take(items, [r for r in store.find(NAME, machine) if r.round >= first])
+
+    def left() -> list[Item]:
+        take()
         return found.open()
 
     def jobs_of(number: int, asked: list[Item]) -> list[Job]:
-        left()
+        take()
         step, jobs = -1 if number % 2 else 1, []
         for release in found.both[::step]:
             own = [replace(i, release=release) for i in asked[::step] if i not in found.failed]
@@ -319,7 +321,7 @@ def _measure(found: _Found, items: list[Item], sweep: Sweep) -> None:
         return jobs
 
     sweep.in_looks(left, jobs_of)
-    left()
+    take()
 
 
 def _replay(found: _Found, items: list[Item], models: Sequence[str]) -> None:

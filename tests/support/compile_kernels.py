@@ -32,15 +32,13 @@ class Compiler:
         types, constants = {}, {}
         for place, (parameter, value) in enumerate(zip(self.kernel.params, values, strict=True)):
             fixed = parameter.is_constexpr or value is None
-            types[parameter.name] = "constexpr" if fixed else POINTERS.get(_dtype(value), "i32")
+            types[parameter.name] = (
+                "constexpr" if fixed else POINTERS.get(getattr(value, "dtype", None), "i32")
+            )
             if fixed:
                 constants[place,] = value
         source = ASTSource(self.kernel, types, constants, {})
         print(self.kernel.__name__, len(triton.compile(source, HOPPER, options).asm["cubin"]))
-
-
-def _dtype(value):
-    return getattr(value, "dtype", None)
 
 
 def plan_call(page_size):

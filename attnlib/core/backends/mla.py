@@ -176,21 +176,20 @@ class FlashMlaSparse(Backend[MlaBatch, torch.Tensor]):
         require_pages(cache, step.highest_page)
         if step.q is not None:
             step.q[:, 0, :heads].copy_(q)
-        padded, scale = q[:, None] if step.q is None else step.q, plan.batch.spec.softmax_scale
-        if self.reads == "bfloat16":
-            attend = library.load(library.FLASHMLA).flash_mla_sparse_fwd
-            tokens = cache.view(-1, 1, MLA_HEAD_DIM)
-            return attend(padded[:, 0], tokens, step.indices, scale, use_legacy=True)[0][:, :heads]
-        out, _ = step.meta.attend(
-            padded,
+        padded = q if step.q is None else step.q[:, 0]
+        return self._attend(padded, cache, plan)[:, :heads]
+
+    def _attend(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan[MlaBatch]) -> torch.Tensor:
+        out, _ = plan.state.meta.attend(
+            q[:, None],
             cache.view(torch.float8_e4m3fn)[:, :, None],
             *(None, None, LATENT_DIM),
-            softmax_scale=scale,
+            softmax_scale=plan.batch.spec.softmax_scale,
             is_fp8_kvcache=True,
-            indices=step.indices,
+            indices=plan.state.indices,
             use_legacy=True,
         )
-        return out[:, 0, :heads]
+        return out[:, 0]
 
     @classmethod
     def unsupported(cls, entry: Entry, spec: MlaSpec, mask: str) -> str:
@@ -206,6 +205,11 @@ class FlashMlaSparseBf16(FlashMlaSparse):
     """Chosen tokens of a bfloat16 cache: each request is a query of the sparse prefill kernel."""
 
     reads, block = "bfloat16", 2 * SPARSE_BLOCK
+
+    def _attend(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan[MlaBatch]) -> torch.Tensor:
+        attend = library.load(library.FLASHMLA).flash_mla_sparse_fwd
+        tokens, scale = cache.view(-1, 1, MLA_HEAD_DIM), plan.batch.spec.softmax_scale
+        return attend(q, tokens, plan.state.indices, scale, use_legacy=True)[0]
 
 
 def _dtype(spec: MlaSpec) -> str:

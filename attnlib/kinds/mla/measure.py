@@ -69,8 +69,8 @@ def build_mla_workload(case: MlaCase, *, device: str) -> Workload[MlaCase]:
 
 def _token(spec: MlaSpec) -> tuple[int, str]:
     """Elements and dtype of a token in the cache."""
-    dtypes = {"bfloat16": "bfloat16", "fp8-576": "float8_e4m3fn", "fp8-656": "uint8"}
-    return (spec.token_bytes if "656" in spec.kv_format else MLA_HEAD_DIM), dtypes[spec.kv_format]
+    dtype = {"bfloat16": "bfloat16", "fp8-576": "float8_e4m3fn", "fp8-656": "uint8"}[spec.kv_format]
+    return spec.token_bytes // getattr(torch, dtype).itemsize, dtype
 
 
 def require_latent_inputs(q: torch.Tensor, cache: torch.Tensor, batch: MlaBatch) -> None:

@@ -57,13 +57,13 @@ def drawn_cases(
     specs: tuple[AttnSpec, ...], count: int, seed: str, lengths: tuple[str, ...]
 ) -> tuple[DecodeCase, ...]:
     """`count` cases of each spec at random places, no two alike, that can be timed cold."""
-    found: list[DecodeCase] = []
+    found: dict[DecodeCase, None] = {}
     for number, spec in enumerate(specs, 1):
         draw = random.Random(f"{seed} {spec}")
         while len(found) < number * count:
             case = _case(spec, [draw.random(), draw.random()], draw.choice(lengths))
-            small = decode_cost(case).kv_bytes < LEAST_COLD
-            found += [] if small or case in found else _fitting(case)
+            if _fitting(case) and decode_cost(case).kv_bytes >= LEAST_COLD:
+                found[case] = None
     return tuple(found)
 
 

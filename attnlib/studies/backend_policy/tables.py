@@ -74,8 +74,8 @@ def left_out(
 def layer_table(lost: pd.DataFrame) -> pd.DataFrame:
     """What the policy loses in each layer, by pool, of `left_out`."""
     own = lost[lost.rule == MEASURED]
-    layers = own.case.map(lambda case: f"{case.spec.num_qo_heads}/{case.spec.num_kv_heads}")
-    groups = own.groupby(["pool", layers.rename("layer")], sort=False)
+    layers = own.case.map(lambda case: case.spec.heads).rename("layer")
+    groups = own.groupby(["pool", layers], sort=False)
     rows = [{"pool": p, "layer": layer} | _summary(part.regret) for (p, layer), part in groups]
     return pd.DataFrame(rows).round(SHOWN)
 
