@@ -11,8 +11,9 @@
 
 K is chosen so that a sample lasts about `SAMPLE_US`: two events alone read several microseconds,
 which one short kernel between them would carry. Before samples that events time, the GPU does the
-same work until its clocks and its power have settled (`settle`). Warm timers repeat a call over the
-same inputs; the cold one is given calls over as many copies as `cold_copies` says.
+same work until its clocks and its power have settled (`settle`). A replay begins once the host has
+queued all of it (`_queue_us`). Warm timers repeat a call over the same inputs; the cold one is
+given calls over as many copies as `cold_copies` says.
 """
 
 import time
@@ -33,6 +34,9 @@ MAX_CALLS_PER_SAMPLE = 512
 BUDGET_US = 200_000.0
 MIN_SAMPLES, MAX_SAMPLES = 7, 30
 CALIBRATIONS = 3
+CYCLES_PER_US = 2000
+"""No GPU here has a higher clock: a spin takes as long as it is told, or longer."""
+MIN_QUEUE_US = 50.0
 WARM_UP_CALLS = 3
 PLAN_SAMPLES = 10
 NEIGHBOUR_WORDS = 2**18
@@ -89,7 +93,7 @@ def time_graph_behind(call: Call) -> Timing:
     both, alone = capture([neighbour, call], calls).replay, capture([neighbour], calls).replay
     for replay in (both, alone):
         warm_up(replay)
-    return _settled_samples(both, calls, less=alone)
+    return _settled_samples(both, calls, _queue_us(both), less=alone)
 
 
 def cold_copies(bytes_read: int, l2_bytes: int) -> int:
@@ -184,7 +188,7 @@ def _time_replay(rotation: Sequence[Call]) -> Timing:
     turns = max(1, _calls_per_sample(_eager_us(rotation[0], 1)) // len(rotation))
     graph = capture(rotation, turns)
     warm_up(graph.replay)
-    return _settled_samples(graph.replay, turns * len(rotation))
+    return _settled_samples(graph.replay, turns * len(rotation), _queue_us(graph.replay))
 
 
 def _calls_per_sample(call_us: float, sample_us: float = SAMPLE_US) -> int:
@@ -198,15 +202,15 @@ def _eager_us(call: Call, calls: int) -> float:
     return min(_event_us(burst) for _ in range(CALIBRATIONS))
 
 
-def settle(replay: Call, calls: int) -> float:
-    """Replay `calls` calls again and again until it takes as long as before; microseconds spent.
+def settle(sample: Callable[[], float], calls: int) -> float:
+    """Take samples of `calls` calls until they last as long as before; microseconds spent.
 
     Two windows of `MIN_SAMPLES` in a row must agree (`SETTLED`), heavy calls run `HEAVY_SETTLE_US`
     at least; after `MOST_SETTLE_US` it ends all the same, and a drift shows in the samples.
     """
     spent, before = 0.0, float("inf")
     while spent < MOST_SETTLE_US:
-        window = [_event_us(replay) for _ in range(MIN_SAMPLES)]
+        window = [sample() for _ in range(MIN_SAMPLES)]
         spent, now = spent + sum(window), median(window)
         least = HEAVY_SETTLE_US if now / calls > HEAVY_US else 0.0
         if spent >= least and abs(now / before - 1) < SETTLED:
@@ -215,23 +219,37 @@ def settle(replay: Call, calls: int) -> float:
     return round(spent)
 
 
-def _settled_samples(replay: Call, calls: int, less: Call | None = None) -> Timing:
-    spent = settle(replay, calls)
-    count = max(MIN_SAMPLES, min(MAX_SAMPLES, int(BUDGET_US / max(_event_us(replay), 1.0))))
+def _queue_us(replay: Call) -> float:
+    """Twice what the host takes to queue `replay`: so long the GPU spins before a sample.
+
+    Of a replay that the GPU begins while it is being queued, short kernels come in rounds up to 1.3
+    times apart; behind a spin within 1.01.
+    """
+    return max(MIN_QUEUE_US, 2 * median(_host_us(replay) for _ in range(CALIBRATIONS)))
+
+
+def _settled_samples(
+    replay: Call, calls: int, queue_us: float = 0.0, less: Call | None = None
+) -> Timing:
+    event_us = partial(_event_us, queue_us=queue_us)
+    spent = settle(partial(event_us, replay), calls)
+    count = max(MIN_SAMPLES, min(MAX_SAMPLES, int(BUDGET_US / max(event_us(replay), 1.0))))
     with load_reader() as read:
         states: list[tuple[int, int]] = []
         times = []
         for _ in range(count):
-            us = _event_us(replay, lambda: states.append(read()))
-            times.append(us - _event_us(less) if less else us)
+            us = event_us(replay, lambda: states.append(read()))
+            times.append(us - event_us(less) if less else us)
     if min(times) <= 0:
         raise RuntimeError(f"a call must add time to the kernel before it, got {min(times):.1f} us")
     samples = tuple(round(us / calls, 3) for us in times)
     return Timing(calls, samples, spent, *(tuple(each) for each in zip(*states, strict=True)))
 
 
-def _event_us(replay: Call, meanwhile: Call | None = None) -> float:
+def _event_us(replay: Call, meanwhile: Call | None = None, queue_us: float = 0.0) -> float:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    if queue_us:
+        torch.cuda._sleep(round(queue_us * CYCLES_PER_US))
     start.record()
     replay()
     end.record()

@@ -58,20 +58,17 @@ def test_a_rotation_that_cannot_be_cold_is_refused(count):
     ],
     ids=["steady at once", "a first windows long", "heavy for a second", "never, and it ends"],
 )
-def test_work_runs_until_two_windows_agree_and_heavy_work_for_a_second(
-    monkeypatch, call_us, samples, windows
-):
+def test_work_runs_until_two_windows_agree_and_heavy_work_for_a_second(call_us, samples, windows):
     told = iter(samples)
-    monkeypatch.setattr(timer, "_event_us", lambda replay: next(told))
     calls = round(samples[0] / call_us)
-    spent = timer.settle(lambda: None, calls)
+    spent = timer.settle(lambda: next(told), calls)
     assert spent == pytest.approx(sum(samples[: windows * timer.MIN_SAMPLES]), abs=1)
 
 
 def test_load_is_read_while_each_sample_runs(monkeypatch):
     read, order = iter([(500, 1900), (600, 1800)]), []
 
-    def event_us(replay, meanwhile=lambda: None):
+    def event_us(replay, meanwhile=lambda: None, queue_us=0.0):
         order.append("replay")
         meanwhile()
         return 100.0
@@ -91,19 +88,40 @@ def test_load_is_read_while_each_sample_runs(monkeypatch):
 
 
 def test_what_a_call_adds_is_each_samples_own_difference_and_never_nothing(monkeypatch):
-    def event_us(replay, meanwhile=lambda: None):
+    def event_us(replay, meanwhile=lambda: None, queue_us=0.0):
         meanwhile()
         return next(replay)
 
     monkeypatch.setattr(timer, "_event_us", event_us)
     monkeypatch.setattr(timer, "load_reader", lambda: nullcontext(lambda: (500, 1900)))
-    monkeypatch.setattr(timer, "settle", lambda replay, calls: 0.0)
+    monkeypatch.setattr(timer, "settle", lambda sample, calls: 0.0)
     for name in ("MIN_SAMPLES", "MAX_SAMPLES"):
         monkeypatch.setattr(timer, name, 2)
     both, alone = iter([9.0, 130.0, 150.0]), iter([100.0, 90.0])
     assert timer._settled_samples(both, 10, less=alone).samples_us == (3.0, 6.0)
     with pytest.raises(RuntimeError, match=r"must add time to the kernel before it, got -1\.0 us"):
         timer._settled_samples(iter([9.0, 99.0, 120.0]), 10, less=iter([100.0, 90.0]))
+
+
+def test_a_replay_begins_once_the_host_has_queued_it_and_calls_from_python_do_not(monkeypatch):
+    order = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            self.record = lambda: order.append("record")
+            self.synchronize = lambda: None
+
+        def elapsed_time(self, end):
+            return 1.0
+
+    monkeypatch.setattr(timer.torch.cuda, "Event", Event)
+    monkeypatch.setattr(timer.torch.cuda, "_sleep", lambda cycles: order.append(cycles))
+    monkeypatch.setattr(timer, "_host_us", lambda replay: next(host))
+    host = iter([700.0, 300.0, 20.0, 3.0, 3.0, 3.0])
+    assert (timer._queue_us(print), timer._queue_us(print)) == (600.0, timer.MIN_QUEUE_US)
+    for queue_us in (600.0, 0.0):
+        assert timer._event_us(lambda: order.append("replay"), queue_us=queue_us) == 1000.0
+    assert order == [1_200_000, *(sample := ["record", "replay", "record"]), *sample]
 
 
 @pytest.mark.gpu
