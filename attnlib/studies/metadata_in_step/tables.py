@@ -17,10 +17,11 @@ from ..decode_metadata.tables import (
 )
 
 
-def behind(frame: pd.DataFrame, rival: str = TODAY) -> pd.DataFrame:
-    """Each design behind a foreign kernel, us, and fused over `rival`; then both behind a copy."""
+def behind(frame: pd.DataFrame) -> pd.DataFrame:
+    """Each design behind a foreign kernel, us, and fused over the newest rival that was measured;
+    then both behind a copy."""
     rows = metadata_rows(frame, timer="graph-behind")
-    shown = times(rows)
+    shown, rival = times(rows), [name for name in RIVALS if name in set(rows.backend)][-1]
     for word, part in (("", rows), (", copy", metadata_rows(frame))):
         found = over(part, FUSED, rival)
         told = found[["case"]].assign(
@@ -57,4 +58,4 @@ def step_table(frame: pd.DataFrame) -> pd.DataFrame:
     told |= {"op by op is": found.verdict, "SM MHz": found.case.map(clocks)}
     shown = found[["case"]].assign(**told).merge(times(rows).round(0), on="case")
     keys = ["layers", "batch_size", "page_size", "kv_len", OPS, SERIAL, FUSED]
-    return shown[[*keys, *told]]
+    return shown.reindex(columns=[*keys, *told])
