@@ -208,12 +208,15 @@ def _policy(options: argparse.Namespace) -> None:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     path = policy.save(found, options.out)
     cases = sum(map(len, found.points.values()))
-    print(f"{cases} cases of {len(found.points)} layers on {found.gpu_id} written to {path}")
+    told = f"{len(found.points)} layers of {found.study} ({found.timer}) on {found.gpu_id}"
+    print(f"{cases} cases of {told} written to {path}")
+    backends = tuple(filter(None, options.backends.split(",")))
     for text, spec in options.layer or ():
         print(f"choosing for {text}, up to a minute")
-        told = {"layer": asdict(spec), "gpu_id": found.gpu_id} | buckets.table_of(found, spec)
+        table = buckets.table_of(found, spec, backends)
+        table |= {"layer": asdict(spec), "gpu_id": found.gpu_id}
         file = path.with_name(f"{path.stem}.{re.sub('[/,]', '-', text)}.json")
-        print("written to", write_whole(file, json.dumps(told).encode()))
+        print("written to", write_whole(file, json.dumps(table).encode()))
 
 
 def _layer(text: str) -> tuple[str, AttnSpec]:
@@ -341,6 +344,7 @@ POLICY = {
         action="append",
         metavar="LAYER",
     ),
+    "--backends": _of("those that its tables choose from", default="", metavar="NAME,..."),
 }
 NEW_STUDY = {"name": _of("lower-case words joined by _", metavar="NAME")}
 DIAGNOSE = {

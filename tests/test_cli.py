@@ -197,11 +197,14 @@ def test_a_policy_is_written_with_a_table_of_each_layer_asked_for(
     out = tmp_path / "new" / "p.json"
     dtypes = "bfloat16/float8_e4m3fn"
     layers = ("--layer", "32/8,d128,p16", "--layer", f"64/8,d128,p1,{dtypes}")
+    layers += ("--backends", "flashinfer-fa2,flashinfer-fa3")
     assert cli.main(["policy", "--out", str(out), *layers]) == 0
-    assert "1480 cases of 10 layers" in capsys.readouterr().out and load(out).points
+    told = "480 cases of 20 layers of layer_policy (graph-cold) on 89dc5463"
+    assert told in capsys.readouterr().out and load(out).points
     table = json.loads((out.parent / "p.32-8-d128-p16.json").read_text())
     assert table["layer"]["num_qo_heads"] == 32 and table["gpu_id"] == load(out).gpu_id
     assert buckets.look_up(table, 8, 8 * 45, 45) in table["backends"]
+    assert {*table["backends"]} <= {"flashinfer-fa2", "flashinfer-fa3"}
     name = "p.64-8-d128-p1-bfloat16-float8_e4m3fn.json"
     other = json.loads((out.parent / name).read_text())
     assert other["layer"]["kv_dtype"] == "float8_e4m3fn" and np.shape(other["sure"]) == (2, 2, 1)

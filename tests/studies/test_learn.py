@@ -8,7 +8,8 @@ from attnlib.core.policy.times import Gpu, Rates, load_of, predict
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.run import store
-from attnlib.studies.backend_policy import FLASHINFER, HELD_OUT_CASES, KNOWN_CASES, SPECS
+from attnlib.studies import layer_policy
+from attnlib.studies.backend_policy import HELD_OUT_CASES, KNOWN_CASES, SPECS
 from attnlib.studies.backend_policy import learn as measured
 from attnlib.studies.backend_policy.study import STUDY
 
@@ -28,13 +29,14 @@ def test_no_held_out_case_is_a_known_one():
 
 
 def test_without_a_gpu_the_policy_is_that_of_the_published_machine(without_gpu, monkeypatch):
-    with pytest.raises(RuntimeError, match="python -m attnlib measure backend_policy"):
+    with pytest.raises(RuntimeError, match="python -m attnlib measure layer_policy"):
         measured.current()
     monkeypatch.delenv("ATTNLIB_DATA")
     policy = measured.current()
-    assert policy.gpu_id == STUDY.reference_machine.removeprefix("nvidia-h200-")
-    assert set(policy.points) == set(SPECS)
-    assert policy.releases == dict.fromkeys(FLASHINFER, "0.6.4")
+    assert policy.gpu_id == layer_policy.STUDY.reference_machine.removeprefix("nvidia-h200-")
+    assert (policy.study, policy.timer, policy.l2_mib) == ("layer_policy", "graph-cold", 0.0)
+    assert set(policy.points) == set(layer_policy.LAYERS)
+    assert policy.releases == dict.fromkeys(layer_policy.FLASHINFER, "0.7.2")
 
 
 def test_a_frame_with_two_releases_of_a_backend_is_refused(frame):

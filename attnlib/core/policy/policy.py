@@ -11,7 +11,7 @@ plan of its own heads; how far kin disagree makes the choice less sure.
 
 Constants were chosen by leaving out measured cases; held-out ones were looked at between versions
 (LOG.md, 2026-11-21).
-`save` writes a policy as JSON, `load` needs NumPy alone; study `backend_policy` makes one.
+`save` writes a policy as JSON, `load` needs NumPy alone; study `layer_policy` makes one.
 """
 
 import json
@@ -76,7 +76,8 @@ class Pick:
 
     `confidence` is the chance that no other is faster, from 0.5 (a tie) to 1. `inside` says whether
     the batch lies within the measured sizes and lengths. `refused` backends cannot run the layer,
-    or did nowhere. `apart` is how far the measured layers lie that answer: 0 for its own.
+    did nowhere, or have no work plan there. `apart` is how far the measured layers lie that answer:
+    0 for its own.
     """
 
     backend: str
@@ -156,7 +157,7 @@ class Policy:
         return [each for each in kin if not each[0]] or kin
 
     def _load(self, name: str, spec: AttnSpec, lens: np.ndarray) -> Load | None:
-        """What the backend puts on the SMs; None if it cannot run the layer."""
+        """What the backend puts on the SMs; None if it cannot run the layer or has no plan."""
         entry = entry_of(name)
         if entry.library.compared:
             release = self.releases.get(name, "")

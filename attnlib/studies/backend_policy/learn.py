@@ -1,4 +1,4 @@
-"""The policy of a GPU's own records: from the study `backend_policy` to `policy.Policy`."""
+"""The policy of a GPU's own records: from the study `layer_policy` to `policy.Policy`."""
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -19,7 +19,8 @@ from ...run.frame import times as median_times
 from ...run.study import record_machine
 from .. import STUDIES
 
-STUDY = "backend_policy"
+STUDY = "layer_policy"
+"""L2 cold, a release that engines pin; it loses less in `unseen_layers` than `backend_policy`."""
 PULL, SMOOTH = 0.05, 0.3
 """Weights in a fit of a rate's log distance from `START`, and of latency's from its neighbours."""
 

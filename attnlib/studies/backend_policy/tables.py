@@ -76,7 +76,7 @@ def layer_table(lost: pd.DataFrame) -> pd.DataFrame:
     own = lost[lost.rule == MEASURED]
     layers = own.case.map(lambda case: case.spec.heads).rename("layer")
     groups = own.groupby(["pool", layers], sort=False)
-    rows = [{"pool": p, "layer": layer} | _summary(part.regret) for (p, layer), part in groups]
+    rows = [{"pool": p, "layer": layer} | summary(part.regret) for (p, layer), part in groups]
     return pd.DataFrame(rows).round(SHOWN)
 
 
@@ -125,7 +125,7 @@ def regret_table(lost: pd.DataFrame) -> pd.DataFrame:
     `over 5 %` counts cases that lose more than that.
     """
     groups = lost.groupby(["pool", "rule"], sort=False)
-    rows = [{"pool": p, "rule": r} | _summary(group.regret) for (p, r), group in groups]
+    rows = [{"pool": p, "rule": r} | summary(group.regret) for (p, r), group in groups]
     return pd.DataFrame(rows).sort_values(["pool", "mean, %"], ignore_index=True).round(SHOWN)
 
 
@@ -240,7 +240,7 @@ def _explained(library: str, policy: str, case: DecodeCase) -> str:
     return choice.ours
 
 
-def _summary(lost: pd.Series) -> dict[str, float]:
+def summary(lost: pd.Series) -> dict[str, float]:
     """What regrets come to: cases that have one, geometric mean and worst in percent, bad ones."""
     return {
         "cases": lost.count(),
