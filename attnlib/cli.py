@@ -160,8 +160,12 @@ def _compare(options: argparse.Namespace) -> int:
 
     from .studies.upgrade import compare_releases
 
-    # An empty file is no wish for the usual calls.
-    cases = (options.cases.read_text() or "\n") if options.cases else ""
+    if not options.cases:
+        cases = ""
+    elif options.cases.suffix == ".jsonl":
+        cases = "\n".join(case.key for case in _study_named(str(options.cases)).cases)
+    else:  # An empty file is no wish for the usual calls.
+        cases = options.cases.read_text() or "\n"
     how = {name: getattr(options, name) for name in ("package", "models", "not_slower")}
     found = compare_releases(options.base, options.new, cases=cases, progress=tqdm, **how)
     as_json = options.json and json.dumps(found.to_dict(), indent=2)
@@ -313,7 +317,7 @@ COMPARE = {
     "--base": _of("the release to compare with, or a wheel or folder", required=True),
     "--new": _of("the release in question, or a wheel or folder", required=True),
     "--model": _of("only of these", nargs="+", default=(), dest="models", metavar="NAME"),
-    "--cases": _of("lines: our keys, vLLM's 8q1s1k, FlashInfer's lists", type=Path, metavar="FILE"),
+    "--cases": _of("keys, vLLM's 8q1s1k, FlashInfer's; steps.jsonl", type=Path, metavar="FILE"),
     "--not-slower": _of("ask only for that, such as 2%%", type=_percent, default=0.0, metavar="P"),
     "--csv": _of("print CSV, all rows", action="store_true"),
     **JSON,

@@ -25,11 +25,14 @@ PAGE = 16
 MOST_DRAFTS = 8
 """More queries than that are a chunk of a prompt (`spec_decode_threshold` of vLLM's script)."""
 LINES = "a key such as 32/8,d128,p16,b16,k8192, a batch such as 8q1s1k, or --routine ..."
+_SAID = r"\d+(?:\+\d+)*"
 _DECODE = re.compile(
     r"(\d+)/(\d+),d(\d+),p(\d+),b(\d+),k(\d+)(?:,w(\d+))?"
-    r"(?:,((?:bfloat16|float)[\w/]*))?(?:,(?!seed)([a-z_]+))?(?:,seed(\d+))?"
+    rf"(?:,((?:bfloat16|float)[\w/]*))?(?:,(?!seed)([a-z_]+|{_SAID}))?(?:,seed(\d+))?"
 )
-_EXTEND = re.compile(rf"({'|'.join(MODES)}),q(\d+),(?:(tree|chain|causal|full),)?(.+)")
+_EXTEND = re.compile(
+    rf"({'|'.join(MODES)}),q(\d+),(?:(tree|chain|causal|full),)?(?:({_SAID}),)?(.+)"
+)
 _MLA = re.compile(
     r"mla,(\d+),heads,(?:dense|top,(\d+)),([\w-]+),page,(\d+),batch,(\d+),kv_len,(\d+)"
     r"(?:,(?!seed)([a-z_]+))?(?:,seed,(\d+))?"
@@ -70,8 +73,8 @@ def parse_cases(
 
 def _of_key(text: str) -> Case:
     if found := _EXTEND.fullmatch(text):
-        mode, q_len, mask, cached = found.groups()
-        return ExtendCase(_decode(cached), mode, int(q_len), mask or "")
+        mode, q_len, mask, said, cached = found.groups()
+        return ExtendCase(_decode(cached), mode, int(q_len), mask or "", q_lengths=said or "")
     if found := _MLA.fullmatch(text):
         heads, top_k, kv_format, page, batch, kv_len, lengths, seed = found.groups()
         spec = MlaSpec(int(heads), int(top_k or 0), int(page), kv_format)

@@ -15,11 +15,13 @@ from ..core.spec import require_word
 from ..kinds.decode.case import DecodeCase
 from ..kinds.extend.case import ExtendCase
 from ..run.study import Grid, Study
+from .layer_policy.study import FLASHINFER, OTHERS
 
 MODES = ("decode", "extend", "mixed")
 """Of steps that say all that a case needs; those of a verification lack the drafts."""
 GRAPHS, EAGER = ("graph", "graph-cold"), ("profiler",)
-DECODES = ("flashinfer-fa2", "flashinfer-fa2-planned", "flashinfer-fa3", "fa3")
+DECODES = (*FLASHINFER, *OTHERS)
+"""All that a policy chooses from: `unseen_layers.lost_table` of the records judges one."""
 EXTENDS = ("flashinfer-prefill-fa2", "flashinfer-prefill-fa3")
 
 

@@ -3,6 +3,8 @@
 import pytest
 from support.frames import frame, ran, row
 
+from attnlib.studies import engine_ranks
+from attnlib.studies.engine_ranks.study import RANKS
 from attnlib.studies.engine_step import checks, tables
 from attnlib.studies.engine_step.study import (
     EAGER,
@@ -17,7 +19,6 @@ from attnlib.studies.engine_step.study import (
     ONE_LAUNCH,
     OURS_FUSED,
     PLANNED,
-    RANKS,
     SCHEDULE,
     SERVED,
     STUDY,
@@ -230,15 +231,23 @@ def test_groups_that_attend_apart_are_told_heads_get_tokens_and_are_guarded():
         checks.groups_need_layers(frame(said(NOW, "aa-bb-cc"), guarded))
 
 
-def test_engines_start_once_a_round_and_odd_rounds_run_backwards():
+def starts(study):
+    """The keys of each round's processes, in their order."""
     seen = []
-    for job in STUDY.jobs(headline=False):
+    for job in study.jobs(headline=False):
         keys = []
         for item in job.items:
             ranks = item.case.model, item.case.driver, item.case.tp, item.case.dp
             keys.append((*ranks, item.case.in_turns(item.backend)[0]))
         seen.append(list(dict.fromkeys(keys)))
         assert len(seen[-1]) == sum(a != b for a, b in zip([None, *keys], keys, strict=False))
-    assert [len(keys) for keys in seen] == [12, 6, 3]
+    return seen
+
+
+def test_engines_start_once_a_round_and_odd_rounds_run_backwards():
+    seen = starts(STUDY)
+    assert [len(keys) for keys in seen] == [10, 6, 3]
     assert seen[1] == [key for key in seen[0] if key in seen[1]][::-1]
     assert seen[2] == seen[0][:3]
+    ranks, back = starts(engine_ranks.STUDY)
+    assert len(ranks) == 2 and back == ranks[::-1], "A B B A"

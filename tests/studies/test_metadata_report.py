@@ -8,6 +8,7 @@ from support.published import live, published
 from attnlib.kinds.cost import Ceilings
 from attnlib.run import frame as rows
 from attnlib.studies import decode_metadata as metadata
+from attnlib.studies import metadata_in_step as in_step
 from attnlib.studies.decode_metadata.tables import FUSED, OPS, SERIAL, SIZES
 
 matplotlib.use("agg")
@@ -32,9 +33,16 @@ def test_every_table_and_figure_stands_on_what_a_live_notebook_measures(frames):
         metadata.eager_table(eager),
     ):
         assert len(table) and not table.isna().all().any()
-    for table in (metadata.overlap, metadata.other_builders, metadata.step_table):
-        assert isinstance(table(frame), pd.DataFrame)
+    assert isinstance(metadata.other_builders(frame), pd.DataFrame)
     assert metadata.designs_chart(frame, limit).axes and metadata.advantage_heatmap(frame).axes
+
+
+def test_a_call_in_a_step_is_told_behind_a_foreign_kernel_and_beside_one_behind_itself():
+    frame = live("metadata_in_step")
+    table = in_step.behind(frame, SERIAL)
+    words = [name for end in ("", ", copy") for name in (f"{FUSED} / {SERIAL}{end}", f"95 %{end}")]
+    assert {*words, OPS, FUSED, "fused is", "fused is, copy"} < {*table} and len(table) == 6
+    assert not table[FUSED].isna().any() and in_step.step_rows(frame).empty
 
 
 def test_the_floor_is_a_launch_until_bytes_take_longer():
@@ -47,8 +55,7 @@ def test_the_floor_is_a_launch_until_bytes_take_longer():
 
 def test_the_best_rival_is_the_one_that_comes_closest_and_releases_are_designs_of_their_own():
     names = set(metadata.metadata_rows(published("decode_metadata")).backend)
-    assert names == {OPS, SERIAL, FUSED, "fused, no overlap", "SGLang 0.5.14", "SGLang 0.5.23"}
-    assert metadata.step_rows(live("decode_metadata")).empty
+    assert names == {OPS, SERIAL, FUSED, "SGLang 0.5.14", "SGLang 0.5.23"}
     found = metadata.metadata_rows(live("decode_metadata"))
     best = metadata.against_best(found).set_index(SIZES)
     each = {n: rows.over(found, FUSED, n).set_index(SIZES).ratio for n in (OPS, SERIAL)}

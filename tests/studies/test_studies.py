@@ -26,8 +26,8 @@ THREE_ROUNDS = (
     "sparse_mla",
 )
 """Measured before A/A items and whole turns: a name goes when the study is measured again."""
-NO_TURNS = ("engine_step", "fa2_chunks", "mla_overflow")
-"""Steps alternate in a process; chunks teach rates; an overflow is right or wrong."""
+NO_TURNS = ("engine_ranks", "engine_step", "fa2_chunks", "mla_overflow")
+"""Steps alternate in a process, or is an engine; chunks teach rates; overflow is right or not."""
 NOT_MEASURED = ("layer_policy", "unseen_layers")
 """Fixed before any of their times was seen."""
 

@@ -1,16 +1,21 @@
 """Layers that nobody measured: the set that judges, and what a policy learnt cold loses there."""
 
+from pathlib import Path
+
 import pytest
+from support.frames import frame, row
 from support.published import published
 
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.cost import decode_cost
 from attnlib.measure.timer import MAX_CALLS_PER_SAMPLE, cold_copies
-from attnlib.studies import layer_policy, unseen_layers
+from attnlib.studies import captured, layer_policy, unseen_layers
 from attnlib.studies.backend_policy import SPECS, policy_of
 from attnlib.studies.backend_policy.study import KV_BYTES_LIMIT
 from attnlib.studies.backend_policy.tables import EVERY_CALL, MEASURED
 from attnlib.studies.unseen_layers.tables import lost_table, sure_table
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_set_that_judges_is_large_and_of_layers_that_are_never_learnt_from():
@@ -41,5 +46,11 @@ def test_a_policy_learnt_cold_says_so_and_is_judged_beside_rules_in_layers_it_ne
     assert table.loc[("FlashInfer", MEASURED), "mean, %"] < 1
     ran = table.dropna()
     assert (ran["95th percentile, %"] <= ran["worst, %"] + 0.1).all()
+    case = captured.study_of(ROOT / "data/captures/engine.jsonl")[0].cases[0]
+    names = [name for name in captured.DECODES if name in policy.backends]
+    assert len(names) == 4
+    own = frame(*(row(case, name, 0, 9.0, timer="graph-cold") for name in names))
+    judged = lost_table(own, policy).set_index(["pool", "rule"])
+    assert (judged["worst, %"].xs(MEASURED, level="rule") == 0).all(), "captured steps judge too"
     sure = sure_table(cold[batches], policy, pool="with FlashAttention-3")
     assert sure.choices.sum() == 148 and (sure.fastest <= sure.choices).all()

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,10 +11,13 @@ from support.lab import Lab
 from support.studies import hand_made
 
 from attnlib import cli, compare_releases
+from attnlib.kinds.decode.case import DecodeCase
+from attnlib.kinds.extend.case import ExtendCase
+from attnlib.kinds.listed import parse_cases
 from attnlib.measure.stats import LOOKS
 from attnlib.run import store
 from attnlib.run import study as studying
-from attnlib.studies import upgrade
+from attnlib.studies import captured, upgrade
 from attnlib.studies.fa3_decode_regression.study import HEADLINE
 from attnlib.studies.upgrade import NAME, calls_of
 
@@ -202,6 +206,16 @@ def test_the_command_prints_table_json_or_csv_and_its_status_is_1_if_one_is_slow
     assert cli.main([*slower, "--csv"]) == 1
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert [row["case"] for row in rows] == KEYS and float(rows[1]["ratio"]) > 1.19
+
+
+def test_captured_steps_are_cases_too(lab, capsys):
+    path = Path(__file__).parents[2] / "data/captures/engine.jsonl"
+    cases = captured.study_of(path)[0].cases
+    assert {type(case) for case in cases} == {DecodeCase, ExtendCase}
+    assert parse_cases([case.key for case in cases]) == (cases, ())
+    assert cli.main([*COMMAND, "--cases", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["cases"]
+    assert {row["case"] for row in found} == {case.key for case in cases}
 
 
 @pytest.mark.parametrize(

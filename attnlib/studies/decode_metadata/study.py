@@ -6,10 +6,7 @@ join where a `sglang` distribution is given as an overlay.
 
 from itertools import product
 
-from ...core.spec import AttnSpec
-from ...kinds.decode.case import DecodeCase
 from ...kinds.metadata.case import MetadataCase
-from ...kinds.step.case import StepCase
 from ...run.study import Grid, Study
 
 METADATA_SIZES = (
@@ -45,23 +42,15 @@ SGLANG = ("sglang-metadata",)
 SGLANG_RELEASES = ("0.5.14", "0.5.23")
 """0.5.14 has the kernels as they were merged, in a file that loads alone; 0.5.23 is the newest."""
 
-STEP_METADATA = ("fa3-step-eager", "fa3-step-serial", "fa3-step-fused")
-LLAMA_STEPS = tuple(
-    StepCase(DecodeCase(AttnSpec(32, 8, 128, page), batch, 8192, "ragged"), 32)
-    for batch, page in product((1, 32, 128, 512), (1, 16))
-)
-"""32 layers of Llama-3.1-8B."""
-
 STUDY = Study(
     name="decode_metadata",
     question="What does the metadata of a decode step cost, and what must it cost?",
     grids=(
-        Grid(METADATA, (*DESIGNS, "metadata-fused-alone"), rounds=3),
+        Grid(METADATA, DESIGNS, rounds=3),
         Grid(METADATA, SGLANG, SGLANG_RELEASES, rounds=3),
         Grid(METADATA_SWEEP, DESIGNS, rounds=3),
         Grid(METADATA_SWEEP, SGLANG, SGLANG_RELEASES, rounds=3),
         Grid((*PAGE_ARRAYS, *DRAFTS, *VERIFIES), EAGER_OR_FUSED, rounds=3),
-        Grid(LLAMA_STEPS, STEP_METADATA, rounds=3),
         Grid(METADATA[:6], DESIGNS, rounds=3, headline=True),
     ),
     reference_machine="nvidia-h200-434edd91",

@@ -11,7 +11,7 @@ import pandas as pd
 
 from ...kinds.cost import Ceilings, metadata_cost
 from ...kinds.metadata.case import MetadataCase
-from ...run.frame import by_design, decode_rows, good_rows, intervals, launches, over, times
+from ...run.frame import by_design, good_rows, intervals, launches, over, times
 
 SIZES = ["batch_size", "page_size", "max_ctx"]
 OPS, SERIAL, FUSED, ALONE = "op by op", "serial", "fused", "fused, no overlap"
@@ -43,13 +43,6 @@ def metadata_rows(
     """Records of a builder that are ok and not throttled, of one timer; `backend` is the design."""
     rows = good_rows(frame[frame.builder == builder], timer)
     return by_design(rows, DESIGNS).astype({"swa": bool})
-
-
-def step_rows(frame: pd.DataFrame) -> pd.DataFrame:
-    """Records of whole steps that are ok and not throttled, graph timer, by design."""
-    if "layers" not in frame:
-        return frame.iloc[:0].assign(layers=None)
-    return by_design(decode_rows(frame[frame.layers.notna()]), DESIGNS)
 
 
 def against_best(rows: pd.DataFrame) -> pd.DataFrame:
@@ -161,15 +154,6 @@ def worst(frame: pd.DataFrame, count: int = 5) -> pd.DataFrame:
     return shown.assign(**{"95 %": intervals(found), "rounds": found.pairs})
 
 
-def overlap(frame: pd.DataFrame) -> pd.DataFrame:
-    """What starting before the neighbour has ended gives: fused without it over fused with it."""
-    rows = metadata_rows(frame)
-    designs = times(rows).set_index("case")[sorted(rows.backend.unique())]
-    found = over(rows, ALONE, FUSED).join(designs, on="case").sort_values(SIZES, ignore_index=True)
-    shown = found.filter(items=[*SIZES, OPS, MERGED, TODAY, ALONE, FUSED]).round(2)
-    return shown.assign(**{"without / with": found.ratio.round(2), "95 %": intervals(found)})
-
-
 def strided(frame: pd.DataFrame, limit: Ceilings) -> pd.DataFrame:
     """Cases of page_size >= 16 that outgrow the L2, against fetched bytes and a bare gather."""
     table = times(metadata_rows(frame))
@@ -212,18 +196,6 @@ def eager_table(frame: pd.DataFrame) -> pd.DataFrame:
     table = table.fillna({"wall / fused": 1.0, "95 %": ""})
     table = table.sort_values("wall").round({"wall": 1, "GPU, traced": 1, "wall / fused": 2})
     return table.reset_index().rename(columns={"backend": "design"}).astype({"launches": int})
-
-
-def step_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """A step's layers with each design's metadata, us; op by op over fused, and its verdict."""
-    rows = step_rows(frame)
-    table, found = times(rows), over(rows, OPS, FUSED)
-    keys = ["layers", "batch_size", "page_size", "kv_len"]
-    clocks = table.case.map(rows.groupby("case", sort=False).sm_clock_mhz.median())
-    shown = table.reindex(columns=[*keys, OPS, SERIAL, FUSED]).round(0)
-    told = {"op by op / fused": found.ratio.round(3), "95 %": intervals(found)}
-    told |= {"op by op is": found.verdict, "SM MHz": clocks.round().astype(int)}
-    return shown.assign(**told)
 
 
 def _range(values: pd.Series) -> str:

@@ -7,18 +7,14 @@ import pandas as pd
 
 from ...kinds.engine.case import EngineCase
 from ...run.frame import good_rows, intervals, launches
-from ..evidence import (
-    CONFIRMED,
-    OPEN,
-    REFUTED,
-    Finding,
-    MissingRecordsError,
-    near,
-    vote,
-)
-from .study import EAGER, GROUPS, LAYER, METADATA, NOW, ONE_LAUNCH, RANKS, SCHEDULE
+from ..engine_ranks.study import RANKS
+from ..evidence import CONFIRMED, OPEN, REFUTED, Finding, MissingRecordsError, near, vote
+from .study import EAGER, GROUPS, LAYER, METADATA, NOW, ONE_LAUNCH, SCHEDULE
 from .tables import PREPARE, groups_table, measured, outputs
 
+READS = dict.fromkeys(
+    ("schedule_gain", "schedule_gain_alone", "ranks_keep_outputs"), ("engine_ranks",)
+)
 STEPS = 8
 """Decode steps of the source's profile, beside one prefill."""
 Cases = Sequence[EngineCase]

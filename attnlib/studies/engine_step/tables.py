@@ -1,4 +1,4 @@
-"""Tables of the study `engine_step`: what kernels promise a step, what the step shows of it.
+"""Tables of `engine_step` and `engine_ranks`: what kernels promise a step, what it shows of that.
 
 A saving is microseconds a step by `arm` in place of `over`, above 0 where it is faster. Of arms
 that take turns in one process a round's saving is the median over neighbouring steps' differences,
@@ -19,6 +19,7 @@ from ...run.frame import FA2 as FA2_CALL
 from ...run.frame import FA3 as FA3_CALL
 from ...run.frame import decode_rows, good_rows, intervals, launches, whole_counts
 from ..decode_metadata.tables import FUSED, MERGED, OPS, metadata_rows
+from ..engine_ranks.study import RANKS
 from ..fa2_plan.tables import HOST as HOST_STEP
 from ..fa2_plan.tables import OURS
 from ..fa2_plan.tables import PLANNED as PLANNED_STEP
@@ -39,7 +40,6 @@ from .study import (
     ONE_LAUNCH,
     OURS_FUSED,
     PLANNED,
-    RANKS,
     SCHEDULE,
     SERVED,
 )

@@ -1,7 +1,7 @@
 """All metadata of a step in one launch: what that is worth, alone and before 32 layers."""
 
 from ...run.study import Grid, Study
-from ..decode_metadata.study import LLAMA_STEPS
+from ..metadata_in_step.study import LLAMA_STEPS
 
 ALONE = ("fa3-two-launches", "fa3-one-launch")
 BEFORE_LAYERS = ("fa3-step-fused", "fa3-step-one-launch")

@@ -1,0 +1,1 @@
+"""The metadata of a decode step where an engine has it: between kernels of others."""
