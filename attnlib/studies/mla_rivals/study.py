@@ -53,7 +53,7 @@ STUDY = Study(
     grids=(
         *GRIDS.values(),
         replace(FA3, cases=FA3.cases[::3], backends=(), again=FA3.backends),
-        *(replace(grid, cases=grid.cases[5:6], headline=True) for grid in GRIDS.values()),
+        *(replace(grid, cases=grid.cases[11:12], headline=True) for grid in GRIDS.values()),
     ),
     reference_machine="nvidia-h200-89dc5463",
     ceilings=("copy", "read", "matmul", "launch"),

@@ -17,8 +17,10 @@ BASE, FLASH_ATTENTION, PREFILL, _, FLASHINFER_FP8, FLASHMLA_FP8 = NAMES
 PAIRS = (
     *((name, BASE) for name in (FLASH_ATTENTION, PREFILL, FLASHINFER_FP8)),
     *((FLASHMLA_FP8, name) for name in (FLASH_ATTENTION, PREFILL)),
+    (FLASHINFER_FP8, FLASHMLA_FP8),
 )
-"""Bf16 kernels and FP8 within FlashInfer; then FP8 for bf16 as engines choose, and in FlashMLA."""
+"""What `pair_counts` compares: rivals over one format, formats in one library and as engines
+choose."""
 FORMATS = ("bf16", "FP8")
 COLD = "graph-cold"
 L2 = {COLD: "cold", "graph": "warm"}
