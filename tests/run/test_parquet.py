@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "data" / "README.md").read_text()
 PUBLISHED = sorted((ROOT / "data" / "records").glob("*/*.parquet"))
 # 150 KB more since steps of an engine are there from two hosts, whose own share differs.
-MAX_DATA_BYTES, MAX_FILE_BYTES = 4_650_000, 1_000_000
+MAX_DATA_BYTES, MAX_FILE_BYTES = 4_940_000, 1_000_000
 """What a clone carries for ever, of data/ and of one file of it: to raise these is a decision."""
 
 
