@@ -262,7 +262,7 @@ def fake_fa3(monkeypatch):
     """FlashAttention-3 of the model and the oracle, as on a GPU of 132 multiprocessors."""
     fake = FakeFa3()
     monkeypatch.setattr(library, "load", lambda *_: fake)
-    monkeypatch.setattr(library, "has_hdim96", lambda: True)
+    monkeypatch.setattr(library, "_build_flags", dict)
     for module in (fa3, scheduler):
         monkeypatch.setattr(module, "sm_count", lambda device: SMS)
     fa3._facts_of_call.cache_clear()

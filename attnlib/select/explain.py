@@ -52,7 +52,6 @@ class Choice:
         latent = self.mode in LATENT_MODES
         if self.library.startswith("flashinfer"):
             return f"flashinfer-mla-{self.kernel}" if latent else f"flashinfer-{self.kernel}"
-        # SGLang's fa3 on MLA is another kernel of that library, which is not ours.
         plans = ("mla",) if latent else ("decode",)
         found = (e.name for e in TABLE.values() if self.kernel in e.words and e.plans in plans)
         return next(found, "")

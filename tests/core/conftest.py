@@ -21,8 +21,16 @@ def libraries(monkeypatch, fake_fa2, fake_fa3):
     several, one = fakes.FakeFlashAttention(), fake_fa3.flash_attn_with_kvcache
     fake_fa3.flash_attn_varlen_func = several.flash_attn_varlen_func
     fake_fa3.flash_attn_with_kvcache = lambda *tensors, **options: (
-        several.flash_attn_with_kvcache if "cu_seqlens_q" in options else one
+        several.flash_attn_latent
+        if "qv" in options
+        else several.flash_attn_with_kvcache
+        if "cu_seqlens_q" in options
+        else one
     )(*tensors, **options)
+    words = fake_fa3.get_scheduler_metadata
+    fake_fa3.get_scheduler_metadata = lambda *sizes, **options: (
+        sizes[6].clone() if options["headdim_v"] == 512 else words(*sizes, **options)
+    )
     return found
 
 

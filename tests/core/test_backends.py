@@ -222,6 +222,7 @@ MIXED = {"dtype": "bfloat16", "kv_dtype": "float8_e4m3fn"}
         ("fa3-extend", replace(SPEC, head_dim=264), "multiple of 8 up to 256"),
         *((n, replace(SPEC, window=64), "window must be 0") for n in backends.EXTEND_BACKENDS),
         ("flashinfer-mla-fa2", MlaSpec(16, 64, 64, "fp8-656"), "must be bfloat16 or fp8-576, got"),
+        ("fa3-mla", MlaSpec(16, 64, 64, "fp8-576"), "kv_format must be bfloat16, got fp8-576"),
         ("flashmla-sparse-bf16", MlaSpec(16, 64, 64, "fp8-656"), "must be bfloat16, got fp8-656"),
         ("flashmla-dense", MlaSpec(16, 64), "top_k must be 0, got 64"),
         ("flashmla-dense", MlaSpec(16, 0, 16), "page_size must be 64, got 16"),
@@ -235,6 +236,14 @@ def test_a_spec_that_a_library_cannot_run_is_refused_with_the_reason(name, spec,
     assert words in backends.unsupported(name, spec)
     with pytest.raises(RuntimeError, match=f"{name} cannot run"):
         backends.create(name, spec, device="cpu")
+
+
+def test_a_build_that_says_it_lacks_the_latent_kernel_is_refused(libraries, monkeypatch):
+    assert backends.unsupported("fa3-mla", MlaSpec(16, 64)) == ""
+    flags = {"FLASH_ATTENTION_DISABLE_HDIMDIFF64": True}
+    monkeypatch.setattr(library, "_build_flags", lambda: flags)
+    with pytest.raises(RuntimeError, match="64 and values of 512 dims.*install sglang-kernel"):
+        backends.create("fa3-mla", MlaSpec(16, 64), device="cpu")
 
 
 def test_every_dtype_and_head_dim_of_decode_is_taken_by_fa3():

@@ -10,7 +10,7 @@ from attnlib.core.schedule import library
 
 def clear():
     library.load.cache_clear()
-    library.has_hdim96.cache_clear()
+    library._build_flags.cache_clear()
     library._distribution.cache_clear()
 
 
@@ -71,10 +71,17 @@ def test_a_library_that_does_not_load_says_why(only, monkeypatch):
 
 
 @pytest.mark.parametrize(("disabled", "has"), [(True, False), (False, True), (None, True)])
-def test_the_build_flags_say_whether_head_dim_96_is_there_as_it_is_without_any(
-    monkeypatch, disabled, has
+@pytest.mark.parametrize(
+    ("asked", "flag"),
+    [
+        ("has_hdim96", "FLASHATTENTION_DISABLE_HDIM96"),
+        ("has_latent", "FLASH_ATTENTION_DISABLE_HDIMDIFF64"),
+    ],
+)
+def test_the_build_flags_say_which_head_dims_are_there_as_all_are_without_any(
+    monkeypatch, asked, flag, disabled, has
 ):
-    flags = {"build_flags": {"FLASHATTENTION_DISABLE_HDIM96": disabled}}
+    flags = {"build_flags": {flag: disabled}}
     config = None if disabled is None else SimpleNamespace(CONFIG=flags)
     monkeypatch.setitem(sys.modules, "flash_attn_config", config)
-    assert library.has_hdim96() is has
+    assert getattr(library, asked)() is has

@@ -32,7 +32,6 @@ FACTS = {
         "128, 64, 32 and 16 query heads",
         "DeepSeek's 128 under TP=1, 2, 4 and 8; batch 1 to 256, top-k 512 and 2,048",
         "512 latent values and 64 rotary ones",
-        "1,152 bytes a token instead of 656",
         "up to 410 in decoding",
         "32 bits",
     ),

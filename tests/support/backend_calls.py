@@ -50,7 +50,7 @@ KINDS = (
     *((dim, "bfloat16", "float8_e4m3fn") for dim in (128, 256)),
 )
 """head_dim, dtype of the query and of the cache."""
-_BOTH = ("flashinfer-mla-fa2", "flashinfer-mla-fa3")
+_BOTH = ("flashinfer-mla-fa2", "flashinfer-mla-fa3", "fa3-mla")
 SPARSE = (*_BOTH, "flashmla-sparse-fp8", "flashmla-sparse-bf16")
 DENSE = (*_BOTH, "flashmla-dense")
 

@@ -224,6 +224,15 @@ class FakeFlashAttention:
         tokens = gather(given["page_table"], lens, (k_cache, v_cache))
         return self._attend(q, lens, tokens, given["cu_seqlens_q"], given["max_seqlen_q"], given)
 
+    def flash_attn_latent(self, q, rope, latent, *, qv, causal, scheduler_metadata, **given):
+        assert q.shape[1:] == (1, qv.shape[2], 64) and qv.shape[3] == 512 and causal
+        lens = given["cache_seqlens"]
+        assert lens.dtype == given["page_table"].dtype == torch.int32
+        assert torch.equal(scheduler_metadata, lens), "a stale schedule"
+        found = gather(given["page_table"], lens.tolist(), (latent[:, :, 0], rope[:, :, 0]))
+        tokens = (torch.cat(each, -1) for each in found)
+        return attend_latent(torch.cat([qv, q], -1)[:, 0], tokens, given["softmax_scale"])[:, None]
+
     def flash_attn_varlen_func(self, q, k, v, q_sums, k_sums, longest_q, longest_k, **given):
         lens = k_sums.diff().tolist()
         assert max(lens) <= longest_k

@@ -1,10 +1,11 @@
-"""Multi-head latent attention: FlashInfer's wrapper and FlashMLA's Hopper kernels.
+"""Multi-head latent attention: FlashInfer's wrapper, FlashMLA's Hopper kernels, FlashAttention-3.
 
 FlashInfer has no sparse decode of its own: pages of one token, and the chosen tokens are the pages.
 FlashMLA's Hopper kernels are those behind `use_legacy=True`. Its sparse one has 64 or 128 heads and
 wants top-k in multiples of 64, so `plan` pads, and `run` copies the query, as an engine must. It
-checks no index, so `plan` does (`slots`). The one over bfloat16 is its sparse prefill. Shapes are
-in `attnlib.core.mla`.
+checks no index, so `plan` does (`slots`). The one over bfloat16 is its sparse prefill. Over chosen
+tokens FlashAttention-3 has pages of one token too: keys are the rotary part, values the latent one,
+which is scored by `qv`. Shapes are in `attnlib.core.mla`.
 """
 
 import importlib
@@ -210,6 +211,62 @@ class FlashMlaSparseBf16(FlashMlaSparse):
         attend = library.load(library.FLASHMLA).flash_mla_sparse_fwd
         tokens, scale = cache.view(-1, 1, MLA_HEAD_DIM), plan.batch.spec.softmax_scale
         return attend(q, tokens, plan.state.indices, scale, use_legacy=True)[0]
+
+
+class Fa3Mla(Backend[MlaBatch, torch.Tensor]):
+    """FlashAttention-3 over a bfloat16 cache, its schedule made once, in `plan`."""
+
+    source = library.FA3
+
+    def plan(self, batch: MlaBatch, out: Plan[MlaBatch] | None = None) -> Plan[MlaBatch]:
+        """Copy lengths and pages, chosen tokens as pages of one; with `out` into its buffers."""
+        lens, table, page_size = batch.paged.seq_lens, batch.paged.page_table, batch.spec.page_size
+        highest = int(batch.paged.kv_indices.max())
+        if batch.chosen is not None:
+            slots, page_size = batch.slots(), 1
+            order = (slots == NO_TOKEN).int().argsort(stable=True)
+            table, lens = slots.gather(1, order).clamp(min=0), (slots != NO_TOKEN).sum(1).int()
+        longest = table.shape[1] * page_size
+        words = library.load(library.FA3).get_scheduler_metadata(
+            *(batch.batch_size, 1, longest, batch.spec.num_qo_heads, 1, ROPE_DIM, lens),
+            headdim_v=LATENT_DIM,
+            page_size=page_size,
+            causal=True,
+        )
+        state = (lens.clone(), table.clone(), words)
+        if out is not None:
+            _require_alike(out.batch, batch)
+            for held, new in zip(out.state[1:], state, strict=True):
+                held.copy_(new)
+            state = out.state[1:]
+        return Plan(batch, f"flash-attn-3 ({library.supplier()})", (highest, *state))
+
+    def run(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan[MlaBatch]) -> torch.Tensor:
+        """One call: [bs, num_qo_heads, 512]."""
+        highest, lens, table, words = plan.state
+        require_pages(cache, highest)
+        pages = (cache.view(-1, 1, MLA_HEAD_DIM) if plan.batch.spec.top_k else cache)[:, :, None]
+        out = library.load(library.FA3).flash_attn_with_kvcache(
+            *(q[:, None][ROPE], pages[ROPE], pages[LATENT]),
+            qv=q[:, None][LATENT],
+            cache_seqlens=lens,
+            page_table=table,
+            softmax_scale=plan.batch.spec.softmax_scale,
+            causal=True,
+            scheduler_metadata=words,
+        )
+        return out[:, 0]
+
+    @classmethod
+    def unsupported(cls, entry: Entry, spec: MlaSpec, mask: str) -> str:
+        """FP8 caches, and a build that says that it has no such kernel; one that says nothing and
+        has none is for the oracle."""
+        if not library.has_latent():
+            return (
+                f"the FlashAttention-3 of {library.supplier()} was built without keys of 64 and "
+                f"values of 512 dims: pip uninstall it and pip install sglang-kernel"
+            )
+        return _other_format(spec, "bfloat16")
 
 
 def _dtype(spec: MlaSpec) -> str:

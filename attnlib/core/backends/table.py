@@ -191,6 +191,10 @@ _ENTRIES = (
         words=("FLASHMLA_SPARSE",),
     ),
     Entry(*("flashmla-sparse-bf16", "mla", "mla:FlashMlaSparseBf16", "flashmla-sparse-prefill")),
+    Entry(
+        *("fa3-mla", "mla", "mla:Fa3Mla", "flash-attn-3"),
+        words=("fa3", "FLASH_ATTN_MLA", "FLASH_ATTN_MLA_SPARSE"),
+    ),
     Entry("flashinfer-prefill-auto", "extend", "flashinfer:Prefill"),
     Entry("flashinfer-prefill-fa2", "extend", "flashinfer:Prefill", "fa2"),
     Entry("flashinfer-prefill-fa3", "extend", "flashinfer:Prefill", "fa3"),

@@ -64,14 +64,22 @@ def load(library: str = FA3) -> Any:
         raise RuntimeError(f"{name}{owner} cannot be loaded: {error}") from error
 
 
-@lru_cache(maxsize=1)
 def has_hdim96() -> bool:
     """Whether the build has kernels of head_dim 96; builds that do not say so have them."""
+    return not _build_flags().get("FLASHATTENTION_DISABLE_HDIM96", False)
+
+
+def has_latent() -> bool:
+    """The same of keys of 64 and values of 512 dims. A build without answers wrong, no error."""
+    return not _build_flags().get("FLASH_ATTENTION_DISABLE_HDIMDIFF64", False)
+
+
+@lru_cache(maxsize=1)
+def _build_flags() -> dict[str, bool]:
     try:
-        flags = importlib.import_module("flash_attn_config").CONFIG["build_flags"]
+        return dict(importlib.import_module("flash_attn_config").CONFIG["build_flags"])
     except (ImportError, KeyError):
-        return True
-    return not flags.get("FLASHATTENTION_DISABLE_HDIM96", False)
+        return {}
 
 
 def _found(package: str) -> bool:

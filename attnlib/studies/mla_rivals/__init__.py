@@ -1,0 +1,1 @@
+"""MLA over either cache format by the kernels that engines run on Hopper."""
