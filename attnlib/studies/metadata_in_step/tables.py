@@ -18,19 +18,18 @@ from ..decode_metadata.tables import (
 
 
 def behind(frame: pd.DataFrame) -> pd.DataFrame:
-    """Each design behind a foreign kernel, us, and fused over the newest rival that was measured;
-    then both behind a copy."""
+    """Behind a foreign kernel, us: op by op, the newest rival measured, and fused over it; in the
+    last columns the same behind a copy."""
     rows = metadata_rows(frame, timer="graph-behind")
     shown, rival = times(rows), [name for name in RIVALS if name in set(rows.backend)][-1]
+    shown = shown[["case", *SIZES, OPS, rival, FUSED]].round(2)
     for word, part in (("", rows), (", copy", metadata_rows(frame))):
         found = over(part, FUSED, rival)
-        told = found[["case"]].assign(
-            **{f"{FUSED} / {rival}{word}": found.ratio.round(2), f"95 %{word}": intervals(found)},
-            **{f"fused is{word}": found.verdict},
-        )
-        shown = shown.merge(told, on="case")
-    names = [*SIZES, OPS, *RIVALS, FUSED]
-    return shown.filter(items=[*names, *shown.columns[-6:]]).round(2)
+        told = {f"{FUSED} / {rival}{word}": found.ratio.round(2)}
+        told |= {} if word else {"95 %": intervals(found)}
+        told |= {f"{FUSED} is{word}": found.verdict}
+        shown = shown.merge(found[["case"]].assign(**told), on="case")
+    return shown.drop(columns="case")
 
 
 def overlap(frame: pd.DataFrame) -> pd.DataFrame:
