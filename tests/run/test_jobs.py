@@ -15,7 +15,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from support.studies import CPU
+from support.studies import CPU, QUICK_START
 
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase
@@ -27,7 +27,7 @@ from attnlib.run.record import machine_slug
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLED, SLEEPS, CONTEXT_LOST, OUT_OF_MEMORY, TORN = 24, 40, 56, 72, 88
-FAULTS = f"""
+FAULTS = f"""{QUICK_START}
 import os, signal, sys, time
 import torch
 from attnlib.core import backends

@@ -16,7 +16,7 @@ if not torch.cuda.is_available():
 
 from support import library_fakes as fakes
 from support.metadata_cases import FEWER
-from support.studies import CPU
+from support.studies import CPU, QUICK_START
 from triton.runtime import interpreter
 
 from attnlib import cli
@@ -55,8 +55,10 @@ settings.load_profile("repeatable")
 @pytest.fixture(scope="session", autouse=True)
 def own_temporary_folder(tmp_path_factory):
     """Locks of GPUs lie in the temporary folder: parallel test runs must not exclude each other."""
-    folder = tmp_path_factory.mktemp("temporary")
+    folder, children = map(tmp_path_factory.mktemp, ("temporary", "children"))
+    (children / "sitecustomize.py").write_text(QUICK_START)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(children), prepend=os.pathsep)
         patch.setenv("TMPDIR", str(folder))
         patch.setattr(tempfile, "tempdir", str(folder))
         yield folder
