@@ -10,13 +10,13 @@ import re
 import statistics
 import tokenize
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 from pyarrow import parquet
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = {p.relative_to(ROOT).as_posix(): p for p in sorted((ROOT / "attnlib").rglob("*.py"))}
-TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
 
 MEDIAN_LINES, P90_LINES, MAX_LINES = 10, 30, 60
 MAX_LINES_TRITON = 90  # a kernel and its launcher are one piece of work
@@ -45,8 +45,13 @@ MAY_PRINT = re.compile(r"attnlib/(cli|__main__|run/worker)\.py")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
+@cache
+def trees():
+    return {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
+
+
 def every_function():
-    for name, tree in TREES.items():
+    for name, tree in trees().items():
         found = (node for node in ast.walk(tree) if isinstance(node, Function))
         yield from ((f"{name}::{function.name}", function) for function in found)
 
@@ -133,7 +138,7 @@ def test_a_function_takes_five_positional_arguments_at_most_all_annotated_as_its
 
 def test_only_the_command_line_and_the_worker_print():
     for name in [name for name in MODULES if not MAY_PRINT.fullmatch(name)]:
-        calls = (node.func for node in ast.walk(TREES[name]) if isinstance(node, ast.Call))
+        calls = (node.func for node in ast.walk(trees()[name]) if isinstance(node, ast.Call))
         assert "print" not in map(ast.unparse, calls), name
 
 

@@ -35,6 +35,14 @@ def published(monkeypatch):
     monkeypatch.delenv("ATTNLIB_DATA", raising=False)
 
 
+@pytest.fixture(scope="module")
+def checked():
+    """All claims, checked once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("ATTNLIB_DATA", raising=False)
+        return claims.verdicts()
+
+
 @pytest.fixture
 def copied(data):
     """A copy of the published records that a test may spoil."""
@@ -97,8 +105,7 @@ def test_every_check_is_asked_by_a_claim():
     assert [name for name, check in claims.checks().items() if not check.function.__doc__] == []
 
 
-def test_every_claim_has_the_verdict_on_record_stands_on_records_and_says_why(published):
-    checked = claims.verdicts()
+def test_every_claim_has_the_verdict_on_record_stands_on_records_and_says_why(checked, published):
     assert fallen(checked) == []
     found = {each.claim.id: each.finding for each in checked}
     known = yaml.safe_load(Path(__file__).with_name("verdicts.yaml").read_text())
@@ -200,7 +207,8 @@ def test_an_unknown_id_names_the_close_ones_or_all(fails):
     assert all(claim.id in every for claim in claims.load_claims())
 
 
-def test_the_command_prints_a_line_a_claim(published, capsys):
+def test_the_command_prints_a_line_a_claim(checked, capsys, monkeypatch):
+    monkeypatch.setattr(claims, "verdicts", lambda ids: checked if not ids else pytest.fail(ids))
     assert cli.main(["claims"]) == 0
     head, *lines = capsys.readouterr().out.splitlines()
     assert head.split() == ["id", "claimed", "measured", "verdict"]
