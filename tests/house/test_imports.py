@@ -34,11 +34,7 @@ FILES = {
     for path, at in sorted(PATHS.items())
 }
 """Every module of the package, named relative to it; the package itself is ''."""
-
-
-@cache
-def trees():
-    return {module: ast.parse(path.read_text()) for module, path in FILES.items()}
+trees = cache(lambda: {module: ast.parse(path.read_text()) for module, path in FILES.items()})
 
 
 def room_of(module):
@@ -68,9 +64,7 @@ def own_imports(nodes, path):
     return {name.removeprefix(PACKAGE).removeprefix(".") for name in ours}
 
 
-@cache
-def imports():
-    return {module: own_imports(ast.walk(tree), FILES[module]) for module, tree in trees().items()}
+imports = cache(lambda: {m: own_imports(ast.walk(tree), FILES[m]) for m, tree in trees().items()})
 
 
 def outside_functions(node):
@@ -126,9 +120,7 @@ LIGHT = {
     "import attnlib.run.store, attnlib.studies.claims": "torch",
     "import attnlib.studies.fa3_decode_regression.tables": "torch",
     "import attnlib; attnlib.view()._repr_html_()": "torch triton ipywidgets",
-    "import attnlib.lab.profile, attnlib.lab.compare; from attnlib import explore, view": (
-        "torch matplotlib"
-    ),
+    "import attnlib.lab.compare; from attnlib import explore, profile, view": "torch matplotlib",
     "import attnlib.select.text, attnlib.select.features": "torch pandas numpy",
     "import attnlib.run.bisect": "torch matplotlib pandas",
     "import attnlib.core.policy.policy": "torch pandas scipy yaml",

@@ -17,6 +17,7 @@ from pyarrow import parquet
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = {p.relative_to(ROOT).as_posix(): p for p in sorted((ROOT / "attnlib").rglob("*.py"))}
+trees = cache(lambda: {name: ast.parse(path.read_text()) for name, path in MODULES.items()})
 
 MEDIAN_LINES, P90_LINES, MAX_LINES = 10, 30, 60
 MAX_LINES_TRITON = 90  # a kernel and its launcher are one piece of work
@@ -43,11 +44,6 @@ MAX_COMMENT_SHARE = 0.12
 MAY_PRINT = re.compile(r"attnlib/(cli|__main__|run/worker)\.py")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-
-
-@cache
-def trees():
-    return {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
 
 
 def every_function():

@@ -178,19 +178,16 @@ def test_no_words_of_a_figure_run_into_its_footer_or_off_its_edge(drawn):
         assert box.x1 <= figure.bbox.x1 + 1 and box.y1 <= figure.bbox.y1 + 1
 
 
+GETTERS = "text color facecolor alpha xydata xy path offsets array".split()
+
+
 def content(figure):
-    """What stands in a figure: words, and each artist's colours and places in the data."""
-    yield from (text.get_text() for text in figure.texts)
+    """The words of a figure's axes, and words, colours and places of all that stands in them."""
     for axis in figure.axes:
         yield axis.get_title(loc="left"), axis.get_xlabel(), axis.get_ylabel()
         for artist in (*axis.lines, *axis.collections, *axis.patches, *axis.texts, *axis.images):
-            yield type(artist).__name__, artist.get_alpha(), artist.get_zorder()
-            for name in ("text", "color", "facecolor", "xydata", "xy", "path", "offsets", "array"):
-                value = getattr(artist, f"get_{name}", str)()
-                yield (
-                    name,
-                    str(getattr(getattr(value, "vertices", value), "tolist", value.__str__)()),
-                )
+            found = [getattr(artist, f"get_{name}", str)() for name in GETTERS]
+            yield [str(np.asarray(getattr(x, "vertices", x)).tolist()) for x in found]
 
 
 def test_a_figure_drawn_again_has_the_same_in_it(drawn):
