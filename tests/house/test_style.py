@@ -157,11 +157,11 @@ def project_texts():
 
 
 def text_of(path):
-    """What a file says; of published records, a line a row without its times."""
+    """What a file says; of published records, a line for each value in them but times."""
     if path.suffix != ".parquet":
         return path.read_text(errors="replace")
-    rows = parquet.read_table(path).drop_columns(["run_us", "plan_us"]).to_pylist()
-    return "\n".join(map(str, rows))
+    columns = parquet.read_table(path).drop_columns(["run_us", "plan_us"]).columns
+    return "\n".join({str(value) for column in columns for value in column.to_pylist()})
 
 
 # One letter of each host in brackets, so that this line does not name them either.
