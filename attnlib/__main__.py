@@ -1,8 +1,13 @@
 """`python -m attnlib`."""
 
+import atexit
+import gc
 import sys
 
-from .cli import main
-
 if __name__ == "__main__":
+    # A third of torch's import would go to seeking garbage, at its start and at its end.
+    gc.set_threshold(100_000)
+    atexit.register(gc.freeze)
+    from .cli import main
+
     sys.exit(main())

@@ -5,6 +5,7 @@ Imports inside functions count too."""
 import ast
 import subprocess
 import sys
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -33,7 +34,7 @@ FILES = {
     for path, at in sorted(PATHS.items())
 }
 """Every module of the package, named relative to it; the package itself is ''."""
-TREES = {module: ast.parse(path.read_text()) for module, path in FILES.items()}
+trees = cache(lambda: {module: ast.parse(path.read_text()) for module, path in FILES.items()})
 
 
 def room_of(module):
@@ -63,7 +64,7 @@ def own_imports(nodes, path):
     return {name.removeprefix(PACKAGE).removeprefix(".") for name in ours}
 
 
-IMPORTS = {module: own_imports(ast.walk(tree), FILES[module]) for module, tree in TREES.items()}
+imports = cache(lambda: {m: own_imports(ast.walk(tree), FILES[m]) for m, tree in trees().items()})
 
 
 def outside_functions(node):
@@ -82,7 +83,7 @@ def test_a_room_imports_only_rooms_below_it(room):
     allowed = {room, *ROOMS[room]}
     strays = {
         f"{module} -> {name}"
-        for module, names in IMPORTS.items()
+        for module, names in imports().items()
         if room_of(module) == room
         for name in names
         if room_of(name) not in allowed and name
@@ -91,7 +92,7 @@ def test_a_room_imports_only_rooms_below_it(room):
 
 
 def test_modules_import_one_another_in_no_circle():
-    parents = {module: {n for n in names if n != module} for module, names in IMPORTS.items()}
+    parents = {module: {n for n in names if n != module} for module, names in imports().items()}
     try:
         TopologicalSorter(parents).prepare()
     except CycleError as error:
@@ -102,14 +103,14 @@ def test_the_rooms_stand_on_few_floors():
     floors = {}
     for room in TopologicalSorter(ROOMS).static_order():
         floors[room] = 1 + max((floors[below] for below in ROOMS[room]), default=-1)
-    arrows = {(room_of(m), room_of(n)) for m, names in IMPORTS.items() for n in names}
+    arrows = {(room_of(m), room_of(n)) for m, names in imports().items() for n in names}
     between = {(a, b) for a, b in arrows if a != b and a in ROOMS and b in ROOMS}
     assert max(floors.values()) + 2 <= 7 and len(between) <= 40
 
 
 @pytest.mark.parametrize("module", ["", "core.backends", "kinds"])
 def test_a_module_that_lists_many_others_imports_them_late(module):
-    at_once = own_imports(outside_functions(TREES[module]), FILES[module])
+    at_once = own_imports(outside_functions(trees()[module]), FILES[module])
     nouns = {"core.spec", "core.backends.base", "kinds.base"}
     assert at_once - nouns - {"", "core.backends.table"} == set()
 
@@ -118,9 +119,8 @@ LIGHT = {
     "import attnlib, attnlib.core, attnlib.studies": "torch matplotlib pandas ipywidgets pyarrow",
     "import attnlib.run.store, attnlib.studies.claims": "torch",
     "import attnlib.studies.fa3_decode_regression.tables": "torch",
-    "from attnlib import explore, view": "torch matplotlib",
     "import attnlib; attnlib.view()._repr_html_()": "torch triton ipywidgets",
-    "import attnlib.lab.profile, attnlib.lab.compare": "torch matplotlib",
+    "import attnlib.lab.compare; from attnlib import explore, profile, view": "torch matplotlib",
     "import attnlib.select.text, attnlib.select.features": "torch pandas numpy",
     "import attnlib.run.bisect": "torch matplotlib pandas",
     "import attnlib.core.policy.policy": "torch pandas scipy yaml",

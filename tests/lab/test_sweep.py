@@ -5,6 +5,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from support.studies import QUICK_START
 
 from attnlib.kinds.item import Item
 from attnlib.lab.sources import STUDY, ThisGpu, narrow
@@ -13,7 +14,7 @@ from attnlib.run import store, study
 
 HANGS = 4
 # A sitecustomize module on PYTHONPATH: of this page size, a worker hangs while it writes a record.
-FAULTS = f"""
+FAULTS = f"""{QUICK_START}
 import time
 from attnlib.core import backends
 from attnlib.run import store

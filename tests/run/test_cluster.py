@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.studies import SPEC, grid_of, study_of
+from support.studies import QUICK_START, SPEC, grid_of, study_of
 
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.item import Item
@@ -27,14 +27,14 @@ distributed = pytest.importorskip("distributed", reason="attnlib[cluster] is not
 
 CASES = tuple(DecodeCase(SPEC, 1, kv_len) for kv_len in range(8, 14))
 STUDY = study_of(grid_of(*CASES, rounds=2))
-TWO_GPUS = """
+TWO_GPUS = f"""{QUICK_START}
 import os
 from attnlib.measure import machine
 
 describe = machine.describe_machine
-machine.describe_machine = lambda device: {
+machine.describe_machine = lambda device: {{
     **describe(device), "gpu": "Pretended", "gpu_id": os.environ["PRETENDED_GPU"]
-}
+}}
 """
 ROOT = Path(__file__).resolve().parents[2]
 

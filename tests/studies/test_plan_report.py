@@ -159,7 +159,8 @@ def test_the_picture_of_the_model_says_so_and_is_the_same_bytes_each_time(tmp_pa
     assert "model, not a measurement" in figure.texts[-1].get_text()
     told = [text.get_text() for text in figure.axes[0].texts]
     assert f"{LONG.spec.num_kv_heads} of {2 * SMS} slots work, the others are idle" in told
-    saved = [style.save(plans.slots_chart(LONG, SMS), tmp_path / f"{name}.svg") for name in "ab"]
+    figures = {"a.svg": figure, "b.svg": plans.slots_chart(LONG, SMS)}
+    saved = [style.save(each, tmp_path / name) for name, each in figures.items()]
     assert saved[0].read_bytes() == saved[1].read_bytes()
 
 

@@ -1,7 +1,7 @@
 """Calls of backends, one form for decode, extend and MLA: batch, query, cache, and the oracle."""
 
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import pytest
 import torch
@@ -106,10 +106,13 @@ class Call(Workload):
         return (self.q, *((self.kv.k_cache, self.kv.v_cache) if paged else (self.kv,)))
 
 
+# Eager and in a graph, and for each backend in a row: one case, one oracle.
+@lru_cache(maxsize=4)
 def call_of(case, device):
     return Call(**vars(work_of(case, device)))
 
 
+@lru_cache(maxsize=4)
 def two_steps(case, device):
     """Steps of one engine over one table, with other lengths; the one with more query rows first.
 

@@ -1,7 +1,7 @@
 """The metadata builders under one contract: their calls, seeded, and what every word must be.
 
 Outputs are poisoned, so that a word left alone shows. Without a GPU Triton's interpreter runs the
-same kernels (TRITON_INTERPRET=1, set by conftest).
+same kernels (TRITON_INTERPRET=1, set by fixtures).
 """
 
 from collections.abc import Callable
@@ -230,7 +230,7 @@ def assert_schedule(scheduler: SchedulerMetadata, lens: torch.Tensor) -> None:
 
 FEWER = 1 if torch.cuda.is_available() else 32
 """Without a GPU programs run one by one: a kernel takes more rows, scans and turns from batches on
-that are so many times smaller (`conftest.small_grids`)."""
+that are so many times smaller (`fixtures.small_grids`)."""
 UPSTREAM = {
     1: ((2, 128), (16, 256), (64, 512), (8, 200, 5), (1, 128), (4, 256)),
     16: ((4, 256), (16, 512), (8, 256, 0, True)),

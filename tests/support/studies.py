@@ -4,6 +4,8 @@ from attnlib.core.spec import AttnSpec
 from attnlib.run.study import Grid, Study
 
 SPEC = AttnSpec(4, 2, 16, 4)
+QUICK_START = "import atexit, gc; gc.set_threshold(100_000); atexit.register(gc.freeze)\n"
+"""First in `sitecustomize` of a child: no third of torch's import goes to seeking garbage."""
 CPU = {"gpu": "", "gpu_id": "cpu", "cpu": "test64", "cores": 2}
 
 

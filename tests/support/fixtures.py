@@ -1,0 +1,274 @@
+"""Shared fixtures: every test has its own data folder and none of the caller's switches."""
+
+import os
+import sys
+import tempfile
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import settings
+
+if not torch.cuda.is_available():
+    # Before a kernel is defined: without a GPU Triton runs it in Python.
+    os.environ["TRITON_INTERPRET"] = "1"
+
+from support import library_fakes as fakes
+from support.metadata_cases import FEWER
+from support.studies import CPU, QUICK_START
+from triton.runtime import interpreter
+
+from attnlib import cli
+from attnlib.core import backends
+from attnlib.core.backends import fa3, flashinfer
+from attnlib.core.batch import DecodeBatch, PagedKV
+from attnlib.core.fa2 import planner
+from attnlib.core.metadata import decode, device, kv_indices
+from attnlib.core.schedule import fa3 as scheduler
+from attnlib.core.schedule import library, splits
+from attnlib.core.spec import AttnSpec
+from attnlib.kinds.decode.case import DecodeCase
+from attnlib.kinds.decode.measure import attend
+from attnlib.kinds.item import Item
+from attnlib.run import frame as rows
+from attnlib.run import store, study
+from attnlib.run.record import Record
+from attnlib.studies.fa3_decode_regression.study import REFERENCE_MACHINE
+from attnlib.studies.scheduler_metadata.words import words_of
+
+# One thread per process, and per process that a test starts: two workers share few cores.
+os.environ["OMP_NUM_THREADS"] = "1"
+torch.set_num_threads(1)
+# jsonschema compiles grammars of IRIs as nbformat imports it (3 s); no notebook is checked by them.
+sys.modules["rfc3987_syntax"] = None
+
+SWITCHES = ("MODE", "MACHINE", "WHEELS", "PREFILL_BACKEND", "DECODE_BACKEND")
+GPU = {"gpu": "Test GPU", "gpu_id": "0badcafe", "num_sms": 4}
+SMS = 132
+NO_TIMES = {"run_us": (), "plan_us": (), "calls_per_sample": 0, "kernels": ()}
+
+settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=50)
+settings.load_profile("repeatable")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_temporary_folder(tmp_path_factory):
+    """Locks of GPUs lie in the temporary folder: parallel test runs must not exclude each other."""
+    folder, children = map(tmp_path_factory.mktemp, ("temporary", "children"))
+    (children / "sitecustomize.py").write_text(QUICK_START)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(children), prepend=os.pathsep)
+        patch.setenv("TMPDIR", str(folder))
+        patch.setattr(tempfile, "tempdir", str(folder))
+        yield folder
+
+
+# Triton patches its language at each call of a function, and takes that back after each kernel.
+patch_language, patched = interpreter._patch_lang, set()
+
+
+def patch_once(function):
+    """As in Triton, but once for each module's functions, and for good."""
+    if function.__module__ not in patched:
+        patched.add(function.__module__)
+        patch_language(function)
+    return interpreter._LangPatchScope()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def small_grids():
+    """What `metadata_cases.FEWER` says, and fewer searches."""
+    sizes = (device, "MAX_SCAN"), (decode, "MANY_ROWS"), (kv_indices, "SMALL_GRID")
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in (*sizes, (kv_indices, "ROWS_PER_PROGRAM")):
+            patch.setattr(module, name, getattr(module, name) // FEWER)
+        if not torch.cuda.is_available():
+            patch.setattr(interpreter, "_patch_lang", patch_once)
+            # Without `debug` it computes whether each sum overflows, and drops the answer.
+            options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
+            patch.setattr(interpreter.interpreter_builder, "options", options)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def data(tmp_path, monkeypatch):
+    """The test's own data folder; the published records need `delenv("ATTNLIB_DATA")`."""
+    monkeypatch.setenv("ATTNLIB_DATA", str(tmp_path / "data"))
+    for name in SWITCHES:
+        monkeypatch.delenv(f"ATTNLIB_{name}", raising=False)
+    return tmp_path / "data"
+
+
+@pytest.fixture(autouse=True)
+def closed_figures():
+    """Figures that a test leaves open are closed: matplotlib warns of many, and we would fail."""
+    yield
+    if pyplot := sys.modules.get("matplotlib.pyplot"):
+        pyplot.close("all")
+
+
+@pytest.fixture
+def published_records(monkeypatch):
+    """The committed records, replayed, in place of the test's own data folder."""
+    monkeypatch.delenv("ATTNLIB_DATA", raising=False)
+    monkeypatch.setenv("ATTNLIB_MODE", "replay")
+
+
+@pytest.fixture
+def frame(published_records):
+    """The published regression study, a row per record."""
+    return store.load("fa3_decode_regression", REFERENCE_MACHINE)
+
+
+@pytest.fixture
+def limit(frame):
+    """The ceilings of the published regression study."""
+    return rows.ceilings(frame)
+
+
+@pytest.fixture
+def without_gpu(monkeypatch):
+    """No CUDA GPU, even where there is one."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+
+@pytest.fixture
+def make_record():
+    """A right record, less what the overrides change; a status other than ok takes its times."""
+
+    def make(**overrides):
+        failed = overrides.get("status", "ok") != "ok"
+        return replace(RIGHT, **(NO_TIMES if failed else {}), **overrides)
+
+    return make
+
+
+CASE = DecodeCase(AttnSpec(8, 2, 64, 16), batch_size=3, kv_len=40, lengths="ragged", seed=5)
+ORACLE = {"oracle_error": 0.002, "oracle_budget": 0.008, "oracle_rows": 24}
+TIMES = {"run_us": (10.125, 12.0, 11.0), "calls_per_sample": 64, "plan_us": (50.0, 40.0)}
+ATTEND = {"name": "AttendKernel", "launches": 1.0, "gpu_us": 8.25}
+MERGE = {"name": "MergeKernel", "launches": 2.0, "gpu_us": 1.5}
+RIGHT = Record(
+    study="demo",
+    round=0,
+    item=Item("flashinfer-fa2", "graph", CASE, "0.6.3"),
+    status="ok",
+    machine=GPU,
+    versions={"torch": "2.13.0", "flashinfer-python": "0.6.3"},
+    command="python -m attnlib measure demo",
+    started_at="2026-01-02T03:04:05+00:00",
+    reported_backend="fa2",
+    kernel_family="fa2",
+    kernels=(ATTEND, MERGE),
+    work_per_call=4096.0,
+    state_before={"sm_clock_mhz": 1980},
+    state_after={"sm_clock_mhz": 1965},
+    **TIMES,
+    **ORACLE,
+)
+
+
+class InstantJobs:
+    """Stands in for worker processes: a record per item at once, and a note of what was asked."""
+
+    def __init__(self, make):
+        self.make, self.jobs, self.overlays = make, [], []
+
+    def run(self, job, machine, overlay, watch):
+        self.jobs.append(job)
+        self.overlays.append(overlay)
+        for item in job.items:
+            store.append(self.make(study=job.study, round=job.round, item=item, machine=machine))
+            watch.on_done(1)
+
+
+@pytest.fixture
+def instant_jobs(make_record, monkeypatch):
+    """`Sweep.measure` without processes, on a CPU called `cpu-test64`."""
+    jobs = InstantJobs(make_record)
+    monkeypatch.setattr(study, "run_job", jobs.run)
+    monkeypatch.setattr(study, "describe", lambda device: CPU)
+    return jobs
+
+
+@pytest.fixture
+def fails(capsys):
+    """Run a command that must fail as expected; returns its one line on stderr."""
+
+    def run(*arguments):
+        assert cli.main(arguments) == cli.COMMANDS[arguments[0]].status
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        (line,) = printed.err.splitlines()
+        assert line.startswith(f"attnlib {arguments[0]}: ")
+        return line
+
+    return run
+
+
+class FakeFa3:
+    """Stands in for FlashAttention-3 on the CPU: the model's words, the oracle's output.
+
+    `asked` and `launched` are the arguments of its two calls.
+    """
+
+    def __init__(self):
+        self.asked, self.launched = [], []
+
+    def get_scheduler_metadata(self, *sizes, **options):
+        names = ("batch_size", "max_seqlen_q", "max_seqlen_k", "num_qo_heads", "num_kv_heads")
+        *sizes, seq_lens = sizes
+        told = dict(zip((*names, "head_dim"), sizes, strict=True))
+        self.asked.append({**told, **options, "seq_lens": seq_lens})
+        cu_seqlens_q = options.pop("cu_seqlens_q")
+        told |= {"num_sms": SMS, "dtype": str(options.pop("qkv_dtype")).removeprefix("torch.")}
+        told |= {"head_dim_v": options.pop("headdim_v"), "window": options.pop("window_size")}
+        facts = splits.SchedulerFacts(**told, varlen_q=cu_seqlens_q is not None, **options)
+        q_lens = None if cu_seqlens_q is None else cu_seqlens_q.diff().numpy()
+        plan = splits.plan_splits(facts, seq_lens.numpy(), q_lens)
+        return torch.from_numpy(words_of(plan).values)
+
+    def flash_attn_with_kvcache(self, q, k_cache, v_cache, **options):
+        self.launched.append(options)
+        dtype = str(q.dtype).removeprefix("torch.")
+        sizes, (left, right) = (q.shape[2], k_cache.shape[2], q.shape[3]), options["window_size"]
+        assert right == (0 if left >= 0 else -1)
+        spec = AttnSpec(*sizes, k_cache.shape[1], dtype, window=left + 1)
+        batch = DecodeBatch.build(spec, options["cache_seqlens"], options["page_table"])
+        rows_seen = batch.query_rows(q.shape[1])
+        out = attend(q.flatten(0, 1), PagedKV(k_cache, v_cache), rows_seen)
+        return out.to(getattr(torch, spec.out_dtype)).view(q.shape)
+
+
+@pytest.fixture
+def fake_fa2(monkeypatch):
+    """FlashInfer's wrappers on the CPU, as they are made, on a GPU of 4 multiprocessors."""
+    if torch.cuda.is_available():
+        pytest.skip("the libraries' stand-ins are for machines without a GPU")
+    fakes.FakeWrapper.made = made = []
+    module = SimpleNamespace(
+        BatchDecodeWithPagedKVCacheWrapper=fakes.FakeDecode,
+        BatchPrefillWithPagedKVCacheWrapper=fakes.FakePaged,
+        BatchPrefillWithRaggedKVCacheWrapper=fakes.FakeRagged,
+    )
+    monkeypatch.setitem(sys.modules, "flashinfer", module)
+    monkeypatch.setattr(flashinfer, "WORKSPACE_BYTES", 2**24)
+    monkeypatch.setattr(planner, "installed_version", lambda _: "0.6.4")
+    small = SimpleNamespace(multi_processor_count=4)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: small)
+    monkeypatch.setattr(backends, "unavailable", lambda name: "")
+    return made
+
+
+@pytest.fixture
+def fake_fa3(monkeypatch):
+    """FlashAttention-3 of the model and the oracle, as on a GPU of 132 multiprocessors."""
+    fake = FakeFa3()
+    monkeypatch.setattr(library, "load", lambda *_: fake)
+    monkeypatch.setattr(library, "_build_flags", dict)
+    for module in (fa3, scheduler):
+        monkeypatch.setattr(module, "sm_count", lambda device: SMS)
+    fa3._facts_of_call.cache_clear()
+    yield fake
+    fa3._facts_of_call.cache_clear()
