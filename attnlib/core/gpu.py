@@ -17,10 +17,17 @@ SM_SHARED_BYTES = 227 * 2**10
 """Shared memory that the blocks of an SM may have: CUDA's table of compute capabilities, 9.0."""
 FA2_CTAS = 2
 """Blocks per SM that fa2's plan and its kernels for 16 query rows both count on."""
-CUDA_CORE_CTAS = {1: (6, 6), 2: (9, 9), 3: (9, 12), 4: (8, 8), 8: (9, 9)}
-"""Group size -> blocks per SM that the CUDA cores' plan counts on, and that fit: from registers and
-shared memory of the kernels of 0.6.4 for head_dim 128 and 16 bits, built for sm_90a (cuobjdump
---dump-resource-usage). Of group size 3 a block has 96 threads, and the plan counts 128."""
+CUDA_CORE_CTAS = {
+    (128, 2): {1: (6, 6), 2: (9, 9), 3: (9, 12), 4: (8, 8), 6: (8, 10), 8: (9, 9), 16: (3, 3)},
+    (64, 2): {1: (6, 6), 2: (9, 9), 3: (9, 9), 4: (9, 9), 6: (9, 12), 8: (9, 9), 16: (7, 7)},
+    (256, 2): {1: (6, 6), 2: (9, 9), 3: (10, 13), 4: (9, 9), 6: (6, 6), 8: (4, 4), 16: (2, 2)},
+    (128, 1): {1: (6, 6), 2: (7, 7), 3: (7, 7), 4: (7, 7), 6: (6, 8), 8: (7, 7), 16: (5, 5)},
+}
+"""head_dim and bytes of a KV element -> group size -> blocks per SM that the CUDA cores' plan
+counts on, and that fit: from registers and shared memory of FlashInfer's kernels, built for sm_90a
+(cuobjdump --dump-resource-usage), of 0.6.4 for groups to 8 in the first row, of 0.7.2 else; those
+of 0.7.2 differ in one place, (128, 2) and 4: (9, 9). The plan counts 128 threads where a block has
+96."""
 
 L2_SHARE, L2_SLOPE = 0.8, 24
 """Share of the L2 at which half of a cache's bytes come from memory, and how sharply that grows: an

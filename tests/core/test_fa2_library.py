@@ -129,7 +129,7 @@ def test_what_cannot_be_planned_raises(changes, lens, message):
     ("changes", "message"),
     [
         ({"head_dim": 64}, "call must have head_dim 128"),
-        ({"num_qo_heads": 5}, "and a group of 1, 2, 3, 4, 8, got"),
+        ({"num_qo_heads": 5}, "and a group of 1, 2, 3, 4, 6, 8, 16"),
         ({"fixed_split_size": 8}, "fixed_split_size must be an integer in -1..0, got 8"),
         ({"page_size": 1}, "kv_lens must give at most 1188 blocks, got 2287"),
     ],

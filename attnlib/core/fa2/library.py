@@ -205,12 +205,13 @@ def plan_cuda_cores(call: LibraryCall, kv_lens: Lengths) -> Words:
     ValueError for lengths that are none, another kernel, a fixed split, and where empty requests
     take more blocks than a graph has: the library does not look, and overwrites its words.
     """
-    if call.head_dim != 128 or call.group_size not in CUDA_CORE_CTAS:
-        known = ", ".join(map(str, CUDA_CORE_CTAS))
+    groups = CUDA_CORE_CTAS[128, 2]
+    if call.head_dim != 128 or call.group_size not in groups:
+        known = ", ".join(map(str, groups))
         raise ValueError(f"call must have head_dim 128 and a group of {known}, got {call}")
     require_int("fixed_split_size", call.fixed_split_size, least=-1, most=0)
     pages = -(-_lengths("kv_lens", kv_lens) // call.page_size)
-    ctas = CUDA_CORE_CTAS[call.group_size][0] * call.num_sms
+    ctas = groups[call.group_size][0] * call.num_sms
     most, size = ctas // call.num_kv_heads, max(int(pages.max()), 1)
     may_split = len(pages) * call.num_kv_heads < ctas
     if may_split:

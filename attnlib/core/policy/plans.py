@@ -142,13 +142,15 @@ def _fa2_work(spec: AttnSpec, seq_lens: np.ndarray, chunk: int, num_sms: int) ->
 
 
 def _cuda_cores(spec: AttnSpec, seq_lens: np.ndarray, num_sms: int) -> WorkPlan:
-    known = spec.head_dim == 128 and ELEMENT_BYTES[spec.kv_dtype] == 2
-    if not known or spec.group_size not in CUDA_CORE_CTAS:
+    kernel = spec.head_dim, ELEMENT_BYTES[spec.kv_dtype]
+    groups = CUDA_CORE_CTAS.get(kernel, {})
+    if spec.group_size not in groups:
+        known = {kernel: (*groups,) for kernel, groups in CUDA_CORE_CTAS.items()}
         raise ValueError(
-            f"spec must have head_dim 128, 16-bit elements and a group of "
-            f"{', '.join(map(str, CUDA_CORE_CTAS))}, whose CUDA-core kernels are known; got {spec}"
+            "spec must have a head_dim, bytes of a KV element and a group whose CUDA-core kernels "
+            f"are known, {known}; got {spec}"
         )
-    planned, resident = CUDA_CORE_CTAS[spec.group_size]
+    planned, resident = groups[spec.group_size]
     parts, splits = _parts(spec, seq_lens, _chunk(spec, seq_lens, planned * num_sms))
     items = parts + CUDA_CORE_ITEM_TOKENS
     merged = len(seq_lens) * spec.num_kv_heads < planned * num_sms
