@@ -45,28 +45,26 @@ def test_a_policy_learnt_cold_loses_less_in_unseen_layers_than_rules_but_misses_
     own, rules = table.loc[known.MEASURED], table.drop(known.MEASURED)
     assert {"always fa2", "always fa3", "SGLang with FlashInfer"} <= {*rules.index}
     assert ({known.EVERY_CALL, known.ONCE} <= {*rules.index}) == (pool != "FlashInfer")
-    assert own.cases >= 209 and 5 < own["mean, %"] < 6 < rules["mean, %"].min()
-    assert own["95th percentile, %"] > rules["95th percentile, %"].min() > 5
+    assert own.cases >= 209 and 1 < own["mean, %"] < 2 < 9 < rules["mean, %"].min()
+    assert 5 < own["95th percentile, %"] < 12 < 39 < rules["95th percentile, %"].min()
     assert (table["95th percentile, %"] <= table["worst, %"]).all()
 
 
-def test_it_loses_where_cuda_cores_have_no_work_plan_though_their_times_were_there(learnt):
+def test_cuda_cores_have_a_plan_wherever_they_ran_and_two_query_heads_still_lose_most(learnt):
     table = unseen_layers.kind_table(published("unseen_layers"), learnt, pool="FlashInfer")
-    most = table.sort_values("of all lost, %").tail(3)
-    assert most["of all lost, %"].sum() > 85 and (most.plan == "no").all()
-    assert (most["CUDA cores"] > most.cases / 2).all() and (most.chosen == 0).all()
-    assert table.drop(most.index)["mean, %"].max() < 3.5 and table.cases.sum() == 210
+    most = table.sort_values("of all lost, %").tail(2)
+    assert set(most.group) == {2} and most["of all lost, %"].sum() > 55
+    assert table[table.group > 3]["mean, %"].max() < 1.5 and table.cases.sum() == 210
     rows = published("layer_policy")
     ran = {case.spec for case in rows[(rows.backend == CUDA_CORES) & (rows.status == "ok")].case}
-    without = {spec for spec in ran if not can_plan(CUDA_CORES, spec)}
-    assert {spec.head_dim for spec in without} == {64, 128, 256}
-    assert not any(CUDA_CORES in learnt.rates[spec] for spec in without)
+    assert len(ran) > 10 and all(can_plan(CUDA_CORES, spec) for spec in ran)
+    assert all(CUDA_CORES in learnt.rates[spec] for spec in ran)
 
 
-def test_of_choices_below_090_half_are_the_fastest_and_of_those_above_099_nearly_all(learnt):
+def test_of_choices_below_090_a_little_over_half_are_the_fastest_and_all_above_099(learnt):
     sure = unseen_layers.sure_table(published("unseen_layers"), learnt, pool="FlashInfer")
     share = (sure.fastest / sure.choices).tolist()
-    assert sure.choices.sum() == 210 and share[0] < 0.5 and share[2] > 0.9
+    assert sure.choices.sum() == 210 and share[0] < 0.6 and share[2] == 1
 
 
 def test_of_the_kernels_that_both_know_a_policy_learnt_warm_loses_more(learnt):

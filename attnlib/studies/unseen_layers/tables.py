@@ -3,7 +3,6 @@
 import numpy as np
 import pandas as pd
 
-from ...core.policy.plans import can_plan
 from ...core.policy.policy import Policy
 from ...run.frame import CUDA_CORES
 from ..backend_policy.learn import advising, case_times
@@ -25,7 +24,7 @@ def kind_table(frame: pd.DataFrame, policy: Policy, *, pool: str) -> pd.DataFram
     """Where the policy loses: by group size, head_dim and dtypes, what `lost_table` has.
 
     Also each kind's share of all that is lost (logs of times), in how many batches CUDA cores are
-    the fastest of `pool`, and in how many they are chosen: nowhere without a work plan of theirs.
+    the fastest of `pool`, and in how many they are chosen.
     """
     times, names = case_times(advising(frame)), _known(policy)
     found = regrets_of(times, policy, [pool], names)
@@ -39,7 +38,6 @@ def kind_table(frame: pd.DataFrame, policy: Policy, *, pool: str) -> pd.DataFram
     for kind, part in found.groupby([*told]):
         share = {"of all lost, %": 100 * part.lost.sum() / found.lost.sum()}
         cores = {"CUDA cores": part["first"].sum(), "chosen": (part.chosen == CUDA_CORES).sum()}
-        cores["plan"] = "yes" if can_plan(CUDA_CORES, part.case.iloc[0].spec) else "no"
         rows.append(dict(zip(told, kind, strict=True)) | summary(part.regret) | share | cores)
     return pd.DataFrame(rows).round({"mean, %": 2, "worst, %": 1, "of all lost, %": 1})
 
