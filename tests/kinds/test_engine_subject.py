@@ -242,7 +242,8 @@ def test_nothing_that_an_engine_started_is_left_when_it_ends(subject, tmp_path, 
 def test_an_engine_dies_with_the_worker_whose_group_is_killed(tmp_path, number):
     started = f"{LEAVES}; print('{{}}', flush=True); time.sleep(100)"
     code = (
-        "import os, sys, time; from attnlib.kinds.engine.group import EngineGroup\n"
+        "import os, signal, sys, time; from attnlib.kinds.engine.group import EngineGroup\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"code = 'import os, subprocess, sys, time; ' + {started!r}\n"
         "EngineGroup((sys.executable, '-c', code), os.environ).answer(20)\n"
         "print('up', flush=True); time.sleep(100)"

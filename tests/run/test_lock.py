@@ -18,8 +18,9 @@ from attnlib.run.study import Sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 HOLDER = """
-import subprocess, sys
+import signal, subprocess, sys
 from attnlib.run.lock import hold_gpu
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background ignores it
 with hold_gpu("demo") as held:
     if "worker" in sys.argv:
         nap = [sys.executable, "-c", "import time; time.sleep(1)"]
