@@ -25,9 +25,9 @@ def changes(
 
     Of one model or all (`MODELS`, `MLA`) every mode that the library's rules speak of, with pages
     of 16 tokens, and the calls of data/backend_features.md. Calls that change alike share a row;
-    why and source are those of `new`; **!** marks a pick that cannot run (a call that neither can
-    run is left out). ValueError names what there is. Rules that an engine has for a model's name
-    are not looked at.
+    why and source are those of `new`; a pick that cannot run says so (a call that neither can run
+    is left out). ValueError names what there is. Rules that an engine has for a model's name are
+    not looked at.
     """
     import pandas as pd
 
@@ -43,8 +43,8 @@ def changes(
             before, after = (explain(spec, library=release, **asked) for release in (old, new))
             if cell(before) != cell(after) and not (before.problem and after.problem):
                 by = after.decided_by
-                said = (cell(before), cell(after), after.problem or by.why, by.source)
-                rows.append((name, dtype, gpu, mode, *said))
+                picks = (cell(each).replace("**!**", "(cannot run)") for each in (before, after))
+                rows.append((name, dtype, gpu, mode, *picks, after.problem or by.why, by.source))
     found = pd.DataFrame(rows, columns=COLUMNS)
     for column in COLUMNS[:4]:
         same = [name for name in COLUMNS if name != column]
