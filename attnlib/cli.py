@@ -217,6 +217,12 @@ def _policy(options: argparse.Namespace) -> None:
         table |= {"layer": asdict(spec), "gpu_id": found.gpu_id}
         file = path.with_name(f"{path.stem}.{re.sub('[/,]', '-', text)}.json")
         print("written to", write_whole(file, json.dumps(table).encode()))
+    if options.judge:
+        from .studies.unseen_layers.tables import lost_table
+
+        judge = _study_named(options.judge)
+        rows = store.load(judge.name, study.record_machine(judge))
+        print(lost_table(rows, found).to_string(index=False))
 
 
 def _layer(text: str) -> tuple[str, AttnSpec]:
@@ -345,6 +351,9 @@ POLICY = {
         metavar="LAYER",
     ),
     "--backends": _of("those that its tables choose from", default="", metavar="NAME,..."),
+    "--judge": _of(
+        "print what it loses in this measured study, or file of captured steps", metavar="STUDY"
+    ),
 }
 NEW_STUDY = {"name": _of("lower-case words joined by _", metavar="NAME")}
 DIAGNOSE = {

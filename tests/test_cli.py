@@ -197,10 +197,17 @@ def test_a_policy_is_written_with_a_table_of_each_layer_asked_for(
     out = tmp_path / "new" / "p.json"
     dtypes = "bfloat16/float8_e4m3fn"
     layers = ("--layer", "32/8,d128,p16", "--layer", f"64/8,d128,p1,{dtypes}")
-    layers += ("--backends", "flashinfer-fa2,flashinfer-fa3")
+    layers += ("--backends", "flashinfer-fa2,flashinfer-fa3", "--judge", "unseen_layers")
     assert cli.main(["policy", "--out", str(out), *layers]) == 0
-    told = "480 cases of 20 layers of layer_policy (graph-cold) on 89dc5463"
-    assert told in capsys.readouterr().out and load(out).points
+    told, said = (
+        "480 cases of 20 layers of layer_policy (graph-cold) on 89dc5463",
+        capsys.readouterr(),
+    )
+    assert told in said.out and load(out).points
+    assert "always fa2" in said.out and "95th percentile, %" in said.out
+    steps = str(ROOT / "data/captures/engine.jsonl")
+    assert cli.main(["policy", "--out", str(out), "--judge", steps]) == 1
+    assert "'captured_engine' has no published records" in capsys.readouterr().err
     table = json.loads((out.parent / "p.32-8-d128-p16.json").read_text())
     assert table["layer"]["num_qo_heads"] == 32 and table["gpu_id"] == load(out).gpu_id
     assert buckets.look_up(table, 8, 8 * 45, 45) in table["backends"]
