@@ -43,7 +43,7 @@ MAX_ROOMS = 9  # and four front doors
 # 10 for a policy that is judged by a user's own steps.
 MAX_PACKAGE_LINES = 27_210
 MAX_CORE_LINES = 7_450  # what an engine imports
-MAX_TEST_LINES = 20_442
+MAX_TEST_LINES = 20_445
 MAX_POSITIONAL = 5
 MAX_COMMENT_SHARE = 0.12
 MAY_PRINT = re.compile(r"attnlib/(cli|__main__|run/worker)\.py")
