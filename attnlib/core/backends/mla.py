@@ -262,9 +262,10 @@ class Fa3Mla(Backend[MlaBatch, torch.Tensor]):
         """FP8 caches, and a build that says that it has no such kernel; one that says nothing and
         has none is for the oracle."""
         if not library.has_latent():
+            build = library.supplier()
             return (
-                f"the FlashAttention-3 of {library.supplier()} was built without keys of 64 and "
-                f"values of 512 dims: pip uninstall it and pip install sglang-kernel"
+                f"the FlashAttention-3 of {build} was built without keys of 64 and values of 512 "
+                f"dims: pip uninstall {build}, then pip install sglang-kernel"
             )
         return _other_format(spec, "bfloat16")
 
