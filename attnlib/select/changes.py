@@ -41,9 +41,9 @@ def changes(
         for name, spec in _layers(mode, model, DTYPES[dtype]):
             asked: dict[str, Any] = {"mode": mode, "gpu": gpu, "call": call_of(mode), "env": {}}
             before, after = (explain(spec, library=release, **asked) for release in (old, new))
-            if cell(before) != cell(after) and not (before.problem and after.problem):
+            picks = [cell(each, mark="(cannot run)") for each in (before, after)]
+            if picks[0] != picks[1] and not (before.problem and after.problem):
                 by = after.decided_by
-                picks = (cell(each).replace("**!**", "(cannot run)") for each in (before, after))
                 rows.append((name, dtype, gpu, mode, *picks, after.problem or by.why, by.source))
     found = pd.DataFrame(rows, columns=COLUMNS)
     for column in COLUMNS[:4]:

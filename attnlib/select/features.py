@@ -138,10 +138,10 @@ def _spans(library: Library, mode: str, spec: AttnSpec, call: Call, notes: Notes
         yield (span, *cells, _words(set().union(*found), ", "))
 
 
-def cell(choice: Choice) -> str:
-    """What is picked, the kernel where the pick calls another library, ! if it cannot run."""
+def cell(choice: Choice, *, mark: str = "**!**") -> str:
+    """What is picked, the kernel where the pick calls another library, `mark` if it cannot run."""
     inner = f" ({choice.kernel or 'none'})" if choice.inner else ""
-    failed = " **!**" if choice.problem and choice.backend else ""
+    failed = f" {mark}" if choice.problem and choice.backend else ""
     return f"{choice.backend or '*none*'}{inner}{failed}"
 
 

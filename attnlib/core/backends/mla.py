@@ -220,6 +220,8 @@ class Fa3Mla(Backend[MlaBatch, torch.Tensor]):
 
     def plan(self, batch: MlaBatch, out: Plan[MlaBatch] | None = None) -> Plan[MlaBatch]:
         """Copy lengths and pages, chosen tokens as pages of one; with `out` into its buffers."""
+        if out is not None:
+            _require_alike(out.batch, batch)
         lens, table, page_size = batch.paged.seq_lens, batch.paged.page_table, batch.spec.page_size
         highest = int(batch.paged.kv_indices.max())
         if batch.chosen is not None:
@@ -233,13 +235,11 @@ class Fa3Mla(Backend[MlaBatch, torch.Tensor]):
             page_size=page_size,
             causal=True,
         )
-        state = (lens.clone(), table.clone(), words)
+        held = (lens.clone(), table.clone(), words) if out is None else out.state[1:]
         if out is not None:
-            _require_alike(out.batch, batch)
-            for held, new in zip(out.state[1:], state, strict=True):
-                held.copy_(new)
-            state = out.state[1:]
-        return Plan(batch, f"flash-attn-3 ({library.supplier()})", (highest, *state))
+            for buffer, new in zip(held, (lens, table, words), strict=True):
+                buffer.copy_(new)
+        return Plan(batch, f"flash-attn-3 ({library.supplier()})", (highest, *held))
 
     def run(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan[MlaBatch]) -> torch.Tensor:
         """One call: [bs, num_qo_heads, 512]."""

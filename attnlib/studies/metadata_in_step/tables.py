@@ -23,13 +23,12 @@ def behind(frame: pd.DataFrame) -> pd.DataFrame:
     rows = metadata_rows(frame, timer="graph-behind")
     shown, rival = times(rows), [name for name in RIVALS if name in set(rows.backend)][-1]
     shown = shown[["case", *SIZES, OPS, rival, FUSED]].round(2)
-    for word, part in (("", rows), (", copy", metadata_rows(frame))):
+    for end, part in (("", rows), (", copy", metadata_rows(frame))):
         found = over(part, FUSED, rival)
-        told = {f"{FUSED} / {rival}{word}": found.ratio.round(2)}
-        told |= {} if word else {"95 %": intervals(found)}
-        told |= {f"{FUSED} is{word}": found.verdict}
+        told = {f"{FUSED} / {rival}{end}": found.ratio.round(2), f"95 %{end}": intervals(found)}
+        told |= {f"{FUSED} is{end}": found.verdict}
         shown = shown.merge(found[["case"]].assign(**told), on="case")
-    return shown.drop(columns="case")
+    return shown.drop(columns=["case", "95 %, copy"])
 
 
 def overlap(frame: pd.DataFrame) -> pd.DataFrame:

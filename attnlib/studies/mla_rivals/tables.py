@@ -24,7 +24,8 @@ choose."""
 FORMATS = ("bf16", "FP8")
 COLD = "graph-cold"
 L2 = {COLD: "cold", "graph": "warm"}
-COUNTED = Path(__file__).parents[3] / "data" / "traces" / "flashmla_fp8_counters.csv"
+TRACES = Path(__file__).resolve().parents[3] / "data" / "traces"
+COUNTED = TRACES / "flashmla_fp8_counters.csv"
 _PEAK = "pct_of_peak_sustained_elapsed"
 _STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
 COUNTERS = {
