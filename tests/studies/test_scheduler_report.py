@@ -1,6 +1,6 @@
 """Tables and pictures of FA3's schedule: on made-up steps, with rows missing, and by the model."""
 
-from itertools import chain
+from itertools import chain, product
 
 import matplotlib
 import numpy as np
@@ -104,8 +104,8 @@ def test_the_pictures_of_the_model_name_what_they_show_and_are_the_same_bytes_ea
     assert "model, not a measurement" in tiles[0].texts[-1].get_text()
     stale = [scheduler.stale_chart(FACTS, [64] * 4, [8192] * 4) for _ in "ab"]
     assert "stale" in stale[0].axes[1].get_title(loc="left")
-    for figures in (tiles, stale):
-        paths = zip(figures, (tmp_path / "a.svg", tmp_path / "b.svg"), strict=True)
+    for figures, suffix in product((tiles, stale), ("png", "svg")):
+        paths = zip(figures, (tmp_path / f"{name}.{suffix}" for name in "ab"), strict=True)
         first, second = (style.save(figure, path).read_bytes() for figure, path in paths)
         assert first == second
 
