@@ -39,7 +39,7 @@ MAX_ROOMS = 9  # and four front doors
 # 120 since replays wait for a whole queue, and two studies have a machine of their own; 55 since a
 # policy is judged by layers that it never saw, and told by kind of layer; 60 of tests.
 # 275, 70 of core, since FlashAttention-3 decodes MLA and its rivals are a study; 115 of tests. 50
-# of tests for a run of them in half the time. 10 of core since CUDA cores have a plan everywhere.
+# of tests for a faster run of them. 10 of core since CUDA cores have a plan everywhere.
 # 10 for a policy that is judged by a user's own steps.
 MAX_PACKAGE_LINES = 27_206
 MAX_CORE_LINES = 7_450  # what an engine imports
