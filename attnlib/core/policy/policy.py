@@ -9,8 +9,8 @@ Rates are of a GPU, backend, group size, head_dim, page size and dtypes, so laye
 share them. A layer that was not measured is answered by its nearest of kin (`apart`), with the
 plan of its own heads; how far kin disagree makes the choice less sure.
 
-Constants were chosen by leaving out measured cases; held-out ones were looked at between versions
-(LOG.md, 2026-11-21).
+Constants were chosen by leaving out measured cases, those of kin by leaving out measured layers
+(LOG.md, 2026-11-21 and 2026-11-23).
 `save` writes a policy as JSON, `load` needs NumPy alone; study `layer_policy` makes one.
 """
 
@@ -38,9 +38,9 @@ SCALE = np.array([1.0, 1.0, 0.5])
 """What an octave of each coordinate counts: batch size, mean length, longest over mean."""
 NEAREST_OCTAVES = 0.5
 """Nearer neighbours count no more than this far ones: rounds differ by as much."""
-KIN = 3
+KIN = 8
 """Measured layers that answer for one that was not."""
-APART = np.array([1.0, 0.25, 2.0, 2.0, 2.0])
+APART = np.array([3.0, 0.1, 6.0, 2.0, 2.0])
 """What an octave counts: of group size, page size, head_dim, bytes of a query's and a cache's
 element."""
 UNSURE = 0.06
@@ -126,7 +126,10 @@ class Policy:
         shared, place = able if spec in self.points else (), _place(lens)
         predicted, spread, near = {}, {}, {}
         for name in able:
-            said = [self._say(each, place, loads[name], (name, *shared)) for _, each in kin[name]]
+            said = [
+                self._say(each, place + _heads_apart(spec, each), loads[name], (name, *shared))
+                for _, each in kin[name]
+            ]
             weights = np.array([1 / (away + NEAREST_OCTAVES) ** 2 for away, _ in kin[name]])
             means, spreads = np.array([numbers for numbers, _ in said]).T
             predicted[name] = float(np.average(means, weights=weights))
@@ -258,8 +261,14 @@ def _place(lens: np.ndarray) -> np.ndarray:
     return _scaled(lens.size, float(lens.mean()), int(lens.max()))
 
 
-def _scaled(batch_size: int, mean_len: float, longest: int) -> np.ndarray:
+def _scaled(batch_size: float, mean_len: float, longest: int) -> np.ndarray:
     return SCALE * np.log2([batch_size, mean_len, longest / mean_len])
+
+
+def _heads_apart(spec: AttnSpec, other: AttnSpec) -> np.ndarray:
+    """What a batch of `spec` is further on among cases of `other`: KV heads fill SMs as requests
+    do."""
+    return _scaled(spec.num_kv_heads / other.num_kv_heads, 1.0, 1)
 
 
 def _within(places: Sequence[np.ndarray], place: np.ndarray) -> bool:

@@ -1,28 +1,47 @@
 """The batches that judge a policy, once: of layers that it never learnt from, on another GPU.
 
-The seed was new when this was written, and no time of these was seen. Nothing may be tuned on them:
-whoever changes the policy after they were measured draws others.
+Layers and batches are drawn by a seed that was new when this was written, and no time of these was
+seen; the layers of an earlier draw are learnt from by now (LOG.md, 2026-11-23). Nothing may be
+tuned on them: whoever changes the policy after they were measured draws others.
 """
+
+import random
+from itertools import product
 
 from ...core.spec import AttnSpec
 from ...run.study import Grid, Study
-from ..backend_policy.study import drawn_cases
+from ..backend_policy.study import SPECS, drawn_cases
+from ..layer_policy import study as learnt
 from ..layer_policy.study import COLD, DISTRIBUTIONS, FLASHINFER, FP8, OTHERS, RELEASE
 
-LAYERS = tuple(
-    AttnSpec(*sizes)
-    for sizes in (
-        *((40, 40, 128, 64), (8, 8, 128, 1), (16, 8, 128, 16), (8, 4, 128, 64)),
-        *((12, 4, 128, 1), (32, 8, 128, 64), (64, 16, 128, 1), (20, 4, 128, 16)),
-        *((24, 4, 128, 64), (14, 2, 128, 16), (32, 4, 128, 1), (24, 3, 128, 64)),
-        *((128, 8, 128, 1), (16, 1, 128, 64), (16, 2, 64, 64), (8, 8, 64, 16)),
-        *((8, 4, 256, 1), (16, 8, 256, 16), (28, 4, 128, 16, "bfloat16", FP8)),
-        *((16, 16, 128, 1, "bfloat16", FP8), (8, 1, 128, 64, FP8, FP8)),
-    )
+HEADS = (
+    *((32, 32), (40, 40), (16, 16), (8, 8), (32, 16), (16, 8), (8, 4), (24, 8), (12, 4)),
+    *((32, 8), (16, 4), (8, 2), (40, 8), (20, 4), (10, 2), (5, 1), (48, 8), (24, 4), (12, 2)),
+    *((28, 4), (14, 2), (64, 8), (32, 4), (16, 2), (8, 1), (96, 8), (12, 1)),
+    *((64, 4), (32, 2), (16, 1), (128, 8)),
 )
-CASES = drawn_cases(LAYERS, 10, "unseen layers, drawn once", DISTRIBUTIONS)
-ROUNDS = 2
-"""Whole turns of what was planned: four, and device time was for two."""
+"""Of usual models, and of these on one GPU of two, four or eight."""
+KINDS = (
+    (15, 128, ()),
+    (2, 64, ()),
+    (2, 256, ()),
+    (2, 128, ("bfloat16", FP8)),
+    (1, 128, (FP8, FP8)),
+)
+"""How many layers of which head_dim and dtypes."""
+
+
+def _drawn() -> tuple[AttnSpec, ...]:
+    draw, found = random.Random("unseen layers, second draw"), list[AttnSpec]()
+    for count, head_dim, dtypes in KINDS:
+        usual = [AttnSpec(*h, head_dim, page, *dtypes) for h, page in product(HEADS, (1, 16, 64))]
+        found += draw.sample([s for s in usual if s not in (*learnt.LAYERS, *SPECS)], count)
+    return tuple(found)
+
+
+LAYERS = _drawn()
+CASES = drawn_cases(LAYERS, 10, "unseen layers, second draw", DISTRIBUTIONS)
+ROUNDS = 4
 
 STUDY = Study(
     name="unseen_layers",
@@ -34,6 +53,6 @@ STUDY = Study(
         Grid(CASES[::30], FLASHINFER, (RELEASE,), timers=COLD, rounds=ROUNDS, headline=True),
         Grid(CASES[::30], OTHERS, timers=COLD, rounds=ROUNDS, headline=True),
     ),
-    reference_machine="nvidia-h200-54fb76dd",
+    reference_machine="",
     ceilings=("copy", "read", "launch"),
 )
