@@ -21,9 +21,8 @@ STEPS_32_80 = tuple(
     _qwen_step(layers, batch, kv_len, page)
     for layers, batch, kv_len, page in product((32, 80), (1, 16, 128), (2048, 8192), (1, 64))
 )
-STEPS_EAGER = tuple(_qwen_step(64, batch, 2048, 64) for batch in (1, 16, 128))
+STEPS_EAGER = tuple(_qwen_step(64, batch, 2048, 64) for batch in (1, 16, 64, 128))
 PREPARES = tuple(_qwen_step(1, batch, 2048, 64) for batch in (1, 4, 16, 64, 128))
-EAGER = ("eager",)
 EACH_OR_ONCE = ("fa3-step-each", "fa3-step-once")
 
 STUDY = Study(
@@ -33,7 +32,7 @@ STUDY = Study(
         Grid(STEPS_64, EACH_OR_ONCE, rounds=4),
         Grid(STEPS_32_80, EACH_OR_ONCE, rounds=4),
         Grid(STEPS_64[::4], (), rounds=4, again=EACH_OR_ONCE),
-        Grid(STEPS_EAGER, EACH_OR_ONCE, timers=EAGER, rounds=2, isolated=True, again=EACH_OR_ONCE),
+        Grid(STEPS_EAGER, EACH_OR_ONCE, timers=("eager",), rounds=2, again=EACH_OR_ONCE),
         Grid(PREPARES, ("fa3-prepare",), rounds=4),
         Grid(STEPS_64[::12], EACH_OR_ONCE, rounds=4, headline=True),
         Grid(PREPARES, ("fa3-prepare",), rounds=4, headline=True),
