@@ -1,4 +1,4 @@
-"""The policy of a GPU's own records: from the study `layer_policy` to `policy.Policy`."""
+"""The policy of a GPU's own records: from its studies to `policy.Policy`."""
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -19,8 +19,9 @@ from ...run.frame import times as median_times
 from ...run.study import record_machine
 from .. import STUDIES
 
-STUDY = "layer_policy"
-"""L2 cold, a release that engines pin; it loses less in `unseen_layers` than `backend_policy`."""
+TAUGHT_BY = ("layer_policy", "more_layers")
+"""L2 cold, a release that engines pin: less was lost so in layers that no policy had seen than by
+what `backend_policy` teaches (LOG.md, 2026-11-23)."""
 PULL, SMOOTH = 0.05, 0.3
 """Weights in a fit of a rate's log distance from `START`, and of latency's from its neighbours."""
 
@@ -34,18 +35,21 @@ def current() -> Policy:
 
 
 def records() -> pd.DataFrame:
-    """The study's frame of this GPU, or of the published machine; RuntimeError if there is none."""
-    machine = record_machine(STUDIES[STUDY])
-    if machine not in store.machines(STUDY):
-        raise RuntimeError(
-            f"a measured policy needs records of {STUDY} on {machine}, there are none: "
-            f"python -m attnlib measure {STUDY}"
-        )
-    return store.load(STUDY, machine)
+    """Frames of `TAUGHT_BY` of this GPU, or as published; RuntimeError where one has none."""
+    frames = []
+    for name in TAUGHT_BY:
+        machine = record_machine(STUDIES[name])
+        if machine not in store.machines(name):
+            raise RuntimeError(
+                f"a measured policy needs records of {name} on {machine}, there are none: "
+                f"python -m attnlib measure {name}"
+            )
+        frames.append(store.load(name, machine))
+    return pd.concat(frames, ignore_index=True)
 
 
 def policy_of(frame: pd.DataFrame, cases: Iterable[DecodeCase] = ()) -> Policy:
-    """The policy of a study's frame: of `cases` if there are any, else of all its decode cases.
+    """The policy of a frame of records: of `cases` if there are any, else of all its decode cases.
 
     Raises ValueError for rows that must not be compared, or where no row is ok.
     """
@@ -69,10 +73,10 @@ def policy_of(frame: pd.DataFrame, cases: Iterable[DecodeCase] = ()) -> Policy:
             rates[case.spec] = fitted
     return Policy(
         gpu=str(first.gpu),
-        gpu_id=str(first.gpu_id),
+        gpu_id=", ".join(sorted(rows.gpu_id.unique())),
         num_sms=gpu.num_sms,
         l2_mib=gpu.l2_mib,
-        study=str(first.study),
+        study=", ".join(rows.study.unique()),
         timer=str(first.timer),
         releases=_releases(rows),
         points={spec: tuple(points) for spec, points in learnt.items()},

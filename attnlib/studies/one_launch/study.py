@@ -13,6 +13,6 @@ STUDY = Study(
         Grid(LLAMA_STEPS, (*ALONE, *BEFORE_LAYERS), rounds=4, again=(ALONE[1], BEFORE_LAYERS[1])),
         Grid(LLAMA_STEPS[:4], ALONE, rounds=4, headline=True),
     ),
-    reference_machine="nvidia-h200-b5ad3ff8",
+    reference_machine="nvidia-h200-3c875736",
     ceilings=("launch",),
 )

@@ -1,4 +1,4 @@
-"""What the policy of `layer_policy` loses in layers that it never saw, beside fixed rules."""
+"""What the policy loses in layers that it never saw, beside fixed rules."""
 
 import numpy as np
 import pandas as pd
@@ -7,9 +7,9 @@ from ...core.policy.policy import Policy
 from ...run.frame import CUDA_CORES
 from ..backend_policy.learn import advising, case_times
 from ..backend_policy.tables import MEASURED, confidence_of, regret_table, regrets_of, summary
-from ..layer_policy.study import FLASHINFER, OTHERS
+from ..layer_policy.study import FLASHINFER, ONCE
 
-POOLS = {"FlashInfer": FLASHINFER, "with FlashAttention-3": (*FLASHINFER, *OTHERS)}
+POOLS = {"FlashInfer": FLASHINFER, "with FlashAttention-3": (*FLASHINFER, *ONCE)}
 
 
 def lost_table(frame: pd.DataFrame, policy: Policy) -> pd.DataFrame:

@@ -1,0 +1,1 @@
+"""Other layers, learnt cold: a judge's, until it had judged."""
