@@ -147,10 +147,13 @@ def fit(loads: Sequence[Load], run_us: Sequence[float]) -> Rates:
 
 
 def case_times(rows: pd.DataFrame) -> dict[DecodeCase, dict[str, float]]:
-    """Each case's median time of every backend that ran it, in us."""
-    wide = median_times(rows).set_index("case")[sorted(rows.backend.unique())].round(3)
-    told = zip(wide.index, wide.to_dict("records"), strict=True)
-    return {case: {n: us for n, us in row.items() if us == us} for case, row in told}
+    """Each case's median time of every backend that ran it, in us: of one GPU where several did."""
+    found = dict[DecodeCase, dict[str, float]]()
+    for _, part in rows.groupby("gpu_id"):
+        wide = median_times(part).set_index("case")[sorted(part.backend.unique())].round(3)
+        told = zip(wide.index, wide.to_dict("records"), strict=True)
+        found |= {case: {n: us for n, us in row.items() if us == us} for case, row in told}
+    return found
 
 
 def _releases(rows: pd.DataFrame) -> dict[str, str]:
