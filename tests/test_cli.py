@@ -200,7 +200,7 @@ def test_a_policy_is_written_with_a_table_of_each_layer_asked_for(
     layers += ("--backends", "flashinfer-fa2,flashinfer-fa3", "--judge", "unseen_layers")
     assert cli.main(["policy", "--out", str(out), *layers]) == 0
     told, said = (
-        "480 cases of 20 layers of layer_policy (graph-cold) on 89dc5463",
+        "690 cases of 41 layers of layer_policy, more_layers (graph-cold) on 54fb76dd, 89dc5463",
         capsys.readouterr(),
     )
     assert told in said.out and load(out).points

@@ -8,7 +8,7 @@ from attnlib.core.policy.times import Gpu, Rates, load_of, predict
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.run import store
-from attnlib.studies import layer_policy
+from attnlib.studies import layer_policy, more_layers
 from attnlib.studies.backend_policy import HELD_OUT_CASES, KNOWN_CASES, SPECS
 from attnlib.studies.backend_policy import learn as measured
 from attnlib.studies.backend_policy.study import STUDY
@@ -33,9 +33,10 @@ def test_without_a_gpu_the_policy_is_that_of_the_published_machine(without_gpu, 
         measured.current()
     monkeypatch.delenv("ATTNLIB_DATA")
     policy = measured.current()
-    assert policy.gpu_id == layer_policy.STUDY.reference_machine.removeprefix("nvidia-h200-")
-    assert (policy.study, policy.timer, policy.l2_mib) == ("layer_policy", "graph-cold", 0.0)
-    assert set(policy.points) == set(layer_policy.LAYERS)
+    machines = (each.STUDY.reference_machine for each in (more_layers, layer_policy))
+    assert policy.gpu_id == ", ".join(name.removeprefix("nvidia-h200-") for name in machines)
+    assert (policy.study, policy.timer) == (", ".join(measured.TAUGHT_BY), "graph-cold")
+    assert set(policy.points) == {*layer_policy.LAYERS, *more_layers.LAYERS} and policy.l2_mib == 0
     assert policy.releases == dict.fromkeys(layer_policy.FLASHINFER, "0.7.2")
 
 

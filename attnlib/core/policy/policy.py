@@ -126,10 +126,7 @@ class Policy:
         shared, place = able if spec in self.points else (), _place(lens)
         predicted, spread, near = {}, {}, {}
         for name in able:
-            said = [
-                self._say(each, place + _heads_apart(spec, each), loads[name], (name, *shared))
-                for _, each in kin[name]
-            ]
+            said = [self._say(each, place, loads[name], (name, *shared)) for _, each in kin[name]]
             weights = np.array([1 / (away + NEAREST_OCTAVES) ** 2 for away, _ in kin[name]])
             means, spreads = np.array([numbers for numbers, _ in said]).T
             predicted[name] = float(np.average(means, weights=weights))
@@ -261,14 +258,8 @@ def _place(lens: np.ndarray) -> np.ndarray:
     return _scaled(lens.size, float(lens.mean()), int(lens.max()))
 
 
-def _scaled(batch_size: float, mean_len: float, longest: int) -> np.ndarray:
+def _scaled(batch_size: int, mean_len: float, longest: int) -> np.ndarray:
     return SCALE * np.log2([batch_size, mean_len, longest / mean_len])
-
-
-def _heads_apart(spec: AttnSpec, other: AttnSpec) -> np.ndarray:
-    """What a batch of `spec` is further on among cases of `other`: KV heads fill SMs as requests
-    do."""
-    return _scaled(spec.num_kv_heads / other.num_kv_heads, 1.0, 1)
 
 
 def _within(places: Sequence[np.ndarray], place: np.ndarray) -> bool:
