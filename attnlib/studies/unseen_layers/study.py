@@ -57,6 +57,6 @@ STUDY = Study(
         Grid(CASES[::30], FLASHINFER, (RELEASE,), timers=COLD, rounds=ROUNDS, headline=True),
         Grid(CASES[::30], ONCE, timers=COLD, rounds=ROUNDS, headline=True),
     ),
-    reference_machine="",
+    reference_machine="nvidia-h200-dc0c050a",
     ceilings=("copy", "read", "launch"),
 )
