@@ -1,10 +1,13 @@
 """What single wrappers do beyond the contract of `test_backends`: buffers, padding, checks."""
 
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from support import backend_calls as calls
+from support import library_fakes as fakes
 from support.backend_calls import DENSE, MLA, MODES, SPARSE
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -30,6 +33,14 @@ def test_under_cuda_graphs_prefill_has_room_for_the_whole_table_and_a_mask_if_an
     if masked:
         assert len(buffers["paged_kv_indices_buf"]) == 5 * columns
         assert len(buffers["custom_mask_buf"]) == 5 * -(-6 * columns * 16 // 8)
+
+
+@pytest.mark.parametrize(("name", "case"), [each for each in MLA if "flashinfer" in each[0]])
+def test_mla_is_called_by_structures_where_the_library_has_them(name, case, libraries, monkeypatch):
+    metadata = SimpleNamespace(csr=dict)
+    new = {"BatchMLAPagedAttentionWrapper": fakes.FakeNewMla, "MLAPlanMetadata": metadata}
+    monkeypatch.setitem(sys.modules, "flashinfer.mla", SimpleNamespace(**new))
+    calls.assert_matches_oracle(name, case, "cpu")
 
 
 @pytest.mark.parametrize("top_k", [1, 64, 300])

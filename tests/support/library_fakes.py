@@ -197,11 +197,12 @@ class FakeMla(FakeWrapper):
         *("causal", "sm_scale", "q_data_type", "kv_data_type"),
     )
 
-    def plan(self, *arguments):
-        self.hold(arguments)
+    def plan(self, **given):
+        self.hold([given.pop(name) for name in self.positional])
         dims = [self.told[name] for name in ("head_dim_ckv", "head_dim_kpe", "causal")]
-        assert dims == [512, 64, False]
-        assert arguments[0].tolist() == list(range(len(arguments[3]) + 1))
+        assert dims == [512, 64, False] and not given
+        rows = len(self.told["kv_len_arr"]) + 1
+        assert self.told["qo_indptr"].tolist() == list(range(rows))
 
     def run(self, q_nope, q_pe, ckv, kpe, **scales):
         fp8 = self.told["kv_data_type"] == torch.float8_e4m3fn
@@ -214,6 +215,17 @@ class FakeMla(FakeWrapper):
         q, cache = torch.cat([q_nope, q_pe], -1), torch.cat([ckv, kpe], -1)
         tokens = self.tokens_of(self.told["kv_len_arr"].tolist(), cache)
         return attend_latent(q, (each for (each,) in tokens), self.told["sm_scale"])
+
+
+class FakeNewMla(FakeMla):
+    """The same from FlashInfer 0.7.1 on."""
+
+    def plan(self, *, metadata, query_layout, kv_cache_layout, **given):
+        assert query_layout == kv_cache_layout == "split"
+        super().plan(**metadata, **given)
+
+    def run(self, *, query, kv_cache, **scales):
+        return super().run(*query, *kv_cache, **scales)
 
 
 class FakeFlashAttention:

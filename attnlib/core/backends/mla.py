@@ -36,7 +36,8 @@ SPARSE_BLOCK = 64
 class FlashInferMla(Backend[MlaBatch, torch.Tensor]):
     """BatchMLAPagedAttentionWrapper: fa2 for any GPU from Ampere on, fa3 for Hopper.
 
-    A plan's state is the wrapper, and the highest page of the cache that the plan names.
+    A plan's state is the wrapper, the highest page of the cache that the plan names, and whether a
+    run takes structures.
     """
 
     def plan(self, batch: MlaBatch, out: Plan[MlaBatch] | None = None) -> Plan[MlaBatch]:
@@ -49,22 +50,38 @@ class FlashInferMla(Backend[MlaBatch, torch.Tensor]):
             _require_alike(out.batch, batch)
         wrapper = self._wrapper(batch) if out is None else out.state[0]
         rows = torch.arange(batch.batch_size + 1, dtype=torch.int32, device=self.device)
+        tables: dict[str, Any] = {"qo_indptr": rows, "kv_indptr": sums, "kv_indices": pages}
+        tables["kv_len_arr"] = lens
+        # From 0.7.1 on both calls take structures; tensors one by one are deprecated.
+        structure = getattr(importlib.import_module("flashinfer.mla"), "MLAPlanMetadata", None)
+        if structure:
+            layouts = dict.fromkeys(("query_layout", "kv_cache_layout"), "split")
+            tables = {"metadata": structure.csr(**tables), **layouts}
         wrapper.plan(
-            *(rows, sums, pages, lens),
-            *(batch.spec.num_qo_heads, LATENT_DIM, ROPE_DIM, page_size),
-            *(False, batch.spec.softmax_scale, torch.bfloat16, getattr(torch, _dtype(batch.spec))),
+            **tables,
+            num_heads=batch.spec.num_qo_heads,
+            head_dim_ckv=LATENT_DIM,
+            head_dim_kpe=ROPE_DIM,
+            page_size=page_size,
+            causal=False,
+            sm_scale=batch.spec.softmax_scale,
+            q_data_type=torch.bfloat16,
+            kv_data_type=getattr(torch, _dtype(batch.spec)),
         )
         highest_page = int(pages.max()) * page_size // batch.spec.page_size
-        return Plan(batch, reported_backend(wrapper), (wrapper, highest_page))
+        return Plan(batch, reported_backend(wrapper), (wrapper, highest_page, bool(structure)))
 
     def run(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan[MlaBatch]) -> torch.Tensor:
         """FlashInfer's own run over views of `q` and `cache`: [bs, num_qo_heads, 512]."""
-        wrapper, highest_page = plan.state
+        wrapper, highest_page, structured = plan.state
         require_pages(cache, highest_page)
         pages = cache.view(-1, 1, MLA_HEAD_DIM) if plan.batch.spec.top_k else cache
         fp8 = plan.batch.spec.kv_format == "fp8-576"
         scales = dict.fromkeys(("ckv_scale", "kpe_scale"), MLA_SCALE) if fp8 else {}
-        return wrapper.run(*(x[part] for x in (q, pages) for part in (LATENT, ROPE)), **scales)
+        query, kv_cache = ((x[LATENT], x[ROPE]) for x in (q, pages))
+        if structured:
+            return wrapper.run(query=query, kv_cache=kv_cache, **scales)
+        return wrapper.run(*query, *kv_cache, **scales)
 
     def _wrapper(self, batch: MlaBatch) -> Any:
         cls = importlib.import_module("flashinfer.mla").BatchMLAPagedAttentionWrapper
