@@ -57,14 +57,15 @@ def test_parts_that_ran_are_not_run_again_and_the_last_one_leaves_a_summary(ran,
     assert live_run.main(100) == 0 and names[4:] == PARTS
 
 
-def test_a_part_that_failed_ends_with_status_1_once_all_ran(ran):
-    names, _, failing = ran
+def test_a_part_that_failed_ends_with_status_1_once_all_ran_and_runs_again_last(ran):
+    names, slow, failing = ran
     failing.add(PARTS[0])
-    assert live_run.main(100) == 1
-    assert names == PARTS
+    slow.add(PARTS[2])
+    assert live_run.main(100) == 3 and names == PARTS
+    slow.clear()
+    assert live_run.main(100) == 1 and names[3:] == [PARTS[2], PARTS[0]]
     failing.clear()
-    assert live_run.main(100) == 0
-    assert names[3:] == PARTS[:1]
+    assert live_run.main(100) == 0 and names[5:] == PARTS[:1]
 
 
 def test_the_report_says_what_ran_and_nothing_before_it_did(ran):

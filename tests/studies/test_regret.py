@@ -86,13 +86,6 @@ def test_confident_choices_are_right_and_doubtful_ones_less_often(frame, pool):
     assert share == sorted(share) and share[-1] == 1 and share[0] < 1
 
 
-def test_without_its_prepare_kernel_fa3_alone_gets_faster(frame):
-    rows, bound = frame[frame.backend == "fa3"], regret.without_prepare(frame)
-    saved = (rows.run_us - bound.run_us[rows.index]).dropna()
-    assert 2 < saved.min() and saved.max() < 7
-    assert bound[frame.backend != "fa3"].equals(frame[frame.backend != "fa3"])
-
-
 def test_the_few_cases_of_a_live_notebook_are_enough_for_every_table(frame):
     few = live("backend_policy")
     assert set(regret.regrets(few).rule) == set(regret.regrets(frame).rule)

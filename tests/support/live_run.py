@@ -2,7 +2,7 @@
 seconds, and the same command goes on. Exit status 0: all parts ran, 1: one failed, 3: go on.
 
 A part is a file of GPU tests or a notebook, executed live. build/gpu/parts.jsonl has a line per
-part that this tree ran, build/gpu/data what was measured; what failed runs again. When no part is
+part that this tree ran, build/gpu/data what was measured; what failed runs again, last. When no part is
 left, data/live_run.json says what ran, how long, and which verdicts on published claims are the
 same here.
 """
@@ -55,6 +55,8 @@ def run(name, seconds, environment):
     """A line for a part: what came of it. None if it did not end in time."""
     start, xml = time.monotonic(), BUILD / "tests.xml"
     tests = ["-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={xml}", name]
+    # A process waits for each of FlashInfer's modules to be compiled; what is timed runs alone.
+    tests += ["-n", "4"] if name.startswith("tests/core/") else []
     command = ["-c", EXECUTE, str(ROOT / name)] if name.endswith(".ipynb") else tests
     try:
         ended = subprocess.run(
@@ -117,9 +119,11 @@ def main(limit):
     found = (
         [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
     )
-    done = {line["part"]: line for line in found if line.pop("tree") == now and not line["failed"]}
+    found = [line for line in found if line.pop("tree") == now]
+    done = {line["part"]: line for line in found if not line["failed"]}
+    failed = {line["part"] for line in found} - {*done}
     environment = {**os.environ, "ATTNLIB_MODE": "live", "ATTNLIB_DATA": str(BUILD / "data")}
-    for name in parts():
+    for name in sorted(parts(), key=failed.__contains__):
         if name not in done:
             left = limit - (time.monotonic() - start)
             told = run(name, left, environment) if left > 5 else None

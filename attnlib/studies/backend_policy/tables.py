@@ -20,7 +20,7 @@ from ...kinds.lengths import sample_seq_lens
 from ...run.frame import FA2, FA3, LABELS, decode_rows
 from ...select import Call, explain
 from .learn import case_times, policy_of
-from .study import FLASHINFER, HELD_OUT_CASES, KNOWN_CASES, POLICY_RELEASE, SPECS
+from .study import FLASHINFER, HELD_OUT_CASES, KNOWN_CASES, POLICY_RELEASE
 
 FA3_LIBRARY = "fa3"
 POOLS = {"FlashInfer": FLASHINFER, "with FA3": (*FLASHINFER, FA3_LIBRARY)}
@@ -31,7 +31,7 @@ EXPLAINED = {
     "SGLang with FlashInfer": (f"flashinfer=={POLICY_RELEASE}", "sglang"),
 }
 """Rule -> library and policy for `select.explain`."""
-EVERY_CALL, PREPARE = "FA3, schedule in every call", "prepare_varlen_num_blocks"
+EVERY_CALL = "FA3, schedule in every call"
 """Not what engines run by default, who make FlashAttention-3's schedule once a step (SGLang 0.5.23
 flashattention_backend.py:409-438, but under DP attention; vLLM 0.33.0 flash_attn.py:835-949)."""
 ONCE = "FA3, schedule once a step"
@@ -52,32 +52,18 @@ def regrets(frame: pd.DataFrame, pools: Iterable[str] = POOLS) -> pd.DataFrame:
     return regrets_of(_held_out(frame), policy_of(frame, KNOWN_CASES), pools)
 
 
-def left_out(
-    frame: pd.DataFrame, pools: Iterable[str] = POOLS, *, layers: bool = False
-) -> pd.DataFrame:
-    """`regrets` of the known cases, each by a policy that learned from six sevenths without it; or,
-    with `layers`, from the other layers alone.
+def left_out(frame: pd.DataFrame, pools: Iterable[str] = POOLS) -> pd.DataFrame:
+    """`regrets` of the known cases, each by a policy that learned from six sevenths without it.
 
     Known cases have one round, so some of it is noise.
     """
     times, found = case_times(decode_rows(frame)), []
     known = [case for case in KNOWN_CASES if case in times]
     parts = [set(known[part::FOLDS]) for part in range(FOLDS)]
-    if layers:
-        parts = [{case for case in known if case.spec == spec} for spec in SPECS]
     for part in filter(None, parts):
         policy = policy_of(frame, [case for case in known if case not in part])
         found.append(regrets_of({c: times[c] for c in known if c in part}, policy, pools))
     return pd.concat(found, ignore_index=True)
-
-
-def layer_table(lost: pd.DataFrame) -> pd.DataFrame:
-    """What the policy loses in each layer, by pool, of `left_out`."""
-    own = lost[lost.rule == MEASURED]
-    layers = own.case.map(lambda case: case.spec.heads).rename("layer")
-    groups = own.groupby(["pool", layers], sort=False)
-    rows = [{"pool": p, "layer": layer} | summary(part.regret) for (p, layer), part in groups]
-    return pd.DataFrame(rows).round(SHOWN)
 
 
 def answers(policy: Policy, layers: Mapping[str, AttnSpec], lens: Sequence[int]) -> pd.DataFrame:
@@ -89,15 +75,6 @@ def answers(policy: Policy, layers: Mapping[str, AttnSpec], lens: Sequence[int])
         told = {"choice": LABELS[pick.backend], "sure": pick.confidence, "apart": pick.apart}
         rows[name] = told | {LABELS[n]: ratio for n, ratio in pick.slowdown.items()}
     return pd.DataFrame(rows.values(), rows).round(2)
-
-
-def without_prepare(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame with FlashAttention-3's times less the prepare kernel that each call's trace has.
-
-    A bound of what a schedule made once a step can do: what overlap hid is taken off too.
-    """
-    spent = frame.kernels.map(lambda ran: sum(k.gpu_us for k in ran if PREPARE in k.name))
-    return frame.assign(run_us=frame.run_us - spent.where(frame.backend == FA3_LIBRARY, 0))
 
 
 def regrets_of(
