@@ -2,9 +2,9 @@
 seconds, and the same command goes on. Exit status 0: all parts ran, 1: one failed, 3: go on.
 
 A part is a file of GPU tests or a notebook, executed live. build/gpu/parts.jsonl has a line per
-part that this tree ran, build/gpu/data what was measured; what failed runs again, last. When no part is
-left, data/live_run.json says what ran, how long, and which verdicts on published claims are the
-same here.
+part that this tree ran, build/gpu/data what was measured; what failed runs again, last. When no
+part is left, data/live_run.json says what ran, how long, and which verdicts on published claims are
+the same here.
 """
 
 import hashlib
