@@ -72,10 +72,10 @@ def test_cuda_cores_have_a_plan_wherever_they_ran_and_two_kinds_of_layers_lose_h
     assert all(CUDA_CORES in learnt.rates[spec] for spec in ran)
 
 
-def test_of_choices_below_090_two_thirds_are_the_fastest_and_nearly_all_above_099(learnt):
+def test_of_choices_below_090_two_thirds_are_the_fastest_and_all_but_one_above_099(learnt):
     sure = unseen_layers.sure_table(published("unseen_layers"), learnt, pool="FlashInfer")
     share = (sure.fastest / sure.choices).tolist()
-    assert sure.choices.sum() == 220 and share[0] < 0.7 < 0.9 < share[2] < 1
+    assert sure.choices.sum() == 220 and 0.6 < share[0] < 0.7 < 0.9 < share[1] < 0.95 < share[2]
 
 
 def test_of_the_kernels_that_both_know_a_policy_learnt_warm_loses_more(learnt):

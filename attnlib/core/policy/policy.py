@@ -43,8 +43,9 @@ KIN = 8
 APART = np.array([3.0, 0.1, 6.0, 2.0, 2.0])
 """What an octave counts: of group size, page size, head_dim, bytes of a query's and a cache's
 element."""
-UNSURE = 0.06
-"""Log ratio by which a backend of a layer left out lay off what its kin said, an octave away."""
+UNSURE, WIDER = 0.06, 2.0
+"""Log ratio by which a backend of a layer left out lay off what its kin said, an octave away; and
+what spreads of kin are multiplied by, so that choices in layers left out are as sure as right."""
 NOISE = 0.01
 """Log ratio that rounds of one case differ by in the median (A/A); no lead is surer than it."""
 
@@ -132,7 +133,9 @@ class Policy:
             predicted[name] = float(np.average(means, weights=weights))
             variance = spreads**2 + (means - predicted[name]) ** 2
             variance += (UNSURE * kin[name][0][0]) ** 2
-            spread[name], near[name] = math.sqrt(np.average(variance, weights=weights)), said[0][1]
+            wider = 1.0 if spec in self.points else WIDER
+            spread[name] = wider * math.sqrt(np.average(variance, weights=weights))
+            near[name] = said[0][1]
         order = sorted(able, key=lambda name: predicted[name])
         return Pick(
             backend=order[0],
