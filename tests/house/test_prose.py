@@ -31,7 +31,7 @@ FACTS = {
     "08": (
         "lost 5.15 %",
         "40.5 % at the 95th percentile (LOG.md",
-        "Asked were 1.0 %",
+        "beforehand: 1.0 %",
         "22 layers of",
     ),
     "09": (
