@@ -44,7 +44,7 @@ MAX_ROOMS = 9  # and four front doors
 # teaches; 15, also of core, since FlashInfer 0.7.1's MLA takes structures; 35 of tests for both.
 MAX_PACKAGE_LINES = 27_274
 MAX_CORE_LINES = 7_468  # what an engine imports
-MAX_TEST_LINES = 20_467
+MAX_TEST_LINES = 20_470
 MAX_POSITIONAL = 5
 MAX_COMMENT_SHARE = 0.12
 MAY_PRINT = re.compile(r"attnlib/(cli|__main__|run/worker)\.py")
