@@ -40,11 +40,11 @@ MAX_ROOMS = 9  # and four front doors
 # policy is judged by layers that it never saw, and told by kind of layer; 60 of tests.
 # 275, 70 of core, since FlashAttention-3 decodes MLA and its rivals are a study; 115 of tests. 50
 # of tests for a faster run of them. 10 of core since CUDA cores have a plan everywhere.
-# 10 for a policy that is judged by a user's own steps; 50 for a second judge, since the first one
-# teaches; 15, also of core, since FlashInfer 0.7.1's MLA takes structures; 35 of tests for both.
-MAX_PACKAGE_LINES = 27_274
+# 10 for a policy that is judged by a user's own steps; 55 for a second judge, since the first one
+# teaches; 15, also of core, since FlashInfer 0.7.1's MLA takes structures; 50 of tests for both.
+MAX_PACKAGE_LINES = 27_280
 MAX_CORE_LINES = 7_468  # what an engine imports
-MAX_TEST_LINES = 20_470
+MAX_TEST_LINES = 20_483
 MAX_POSITIONAL = 5
 MAX_COMMENT_SHARE = 0.12
 MAY_PRINT = re.compile(r"attnlib/(cli|__main__|run/worker)\.py")

@@ -1,6 +1,7 @@
 """The measured policy: its regret and confidence, and a fit that finds the rates of its times."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from attnlib.core.policy.plans import PLANS, plan
@@ -38,6 +39,18 @@ def test_without_a_gpu_the_policy_is_that_of_the_published_machine(without_gpu, 
     assert (policy.study, policy.timer) == (", ".join(measured.TAUGHT_BY), "graph-cold")
     assert set(policy.points) == {*layer_policy.LAYERS, *more_layers.LAYERS} and policy.l2_mib == 0
     assert policy.releases == dict.fromkeys(layer_policy.FLASHINFER, "0.7.2")
+
+
+def test_gpus_of_one_kind_teach_together_and_no_two_are_compared(frame):
+    rows, other = (frame[frame.case.isin(cases)] for cases in (KNOWN_CASES[:6], KNOWN_CASES[6:12]))
+    both = pd.concat([rows, other.assign(gpu_id="another")])
+    found = measured.policy_of(both)
+    assert found.gpu_id == f"{rows.gpu_id.iloc[0]}, another"
+    assert sum(map(len, found.points.values())) == 12
+    with pytest.raises(ValueError, match="gpu_id must be the same in all rows of a comparison"):
+        measured.case_times(both)
+    with pytest.raises(ValueError, match="gpu_id must be the same.* got 'NVIDIA H200' and 'A100'"):
+        measured.policy_of(pd.concat([rows, other.assign(gpu="A100")]))
 
 
 def test_a_frame_with_two_releases_of_a_backend_is_refused(frame):

@@ -11,7 +11,7 @@ plan of its own heads; how far kin disagree makes the choice less sure.
 
 Constants were chosen by leaving out measured cases, those of kin by leaving out measured layers
 (LOG.md, 2026-11-21 and 2026-11-23).
-`save` writes a policy as JSON, `load` needs NumPy alone; study `layer_policy` makes one.
+`save` writes a policy as JSON, `load` needs NumPy alone; `python -m attnlib policy` makes one.
 """
 
 import json

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import TypeAlias
 
 import numpy as np
@@ -51,14 +52,18 @@ def records() -> pd.DataFrame:
 def policy_of(frame: pd.DataFrame, cases: Iterable[DecodeCase] = ()) -> Policy:
     """The policy of a frame of records: of `cases` if there are any, else of all its decode cases.
 
-    Raises ValueError for rows that must not be compared, or where no row is ok.
+    Several GPUs of a kind may teach, each by cases of its own. Raises ValueError for rows of a GPU
+    that must not be compared, for GPUs of two kinds, or where no row is ok.
     """
     rows = advising(frame)
     if rows.empty:
         raise ValueError("frame must hold a decode case that ran ok, it has none")
+    # GPUs of a kind may differ here, nothing else that moves times.
+    store.require_comparable(rows.assign(gpu_id=rows.gpu))
     wanted = set(cases)
     found: dict[tuple[object, ...], list[Measured]] = {}
-    for case, times in case_times(rows).items():
+    by_gpu = (case_times(part).items() for _, part in rows.groupby("gpu_id"))
+    for case, times in chain.from_iterable(by_gpu):
         if not wanted or case in wanted:
             spec = case.spec
             kernel = (spec.group_size, spec.head_dim, spec.page_size, spec.dtypes)
@@ -147,13 +152,10 @@ def fit(loads: Sequence[Load], run_us: Sequence[float]) -> Rates:
 
 
 def case_times(rows: pd.DataFrame) -> dict[DecodeCase, dict[str, float]]:
-    """Each case's median time of every backend that ran it, in us: of one GPU where several did."""
-    found = dict[DecodeCase, dict[str, float]]()
-    for _, part in rows.groupby("gpu_id"):
-        wide = median_times(part).set_index("case")[sorted(part.backend.unique())].round(3)
-        told = zip(wide.index, wide.to_dict("records"), strict=True)
-        found |= {case: {n: us for n, us in row.items() if us == us} for case, row in told}
-    return found
+    """Each case's median time of every backend that ran it, in us."""
+    wide = median_times(rows).set_index("case")[sorted(rows.backend.unique())].round(3)
+    told = zip(wide.index, wide.to_dict("records"), strict=True)
+    return {case: {n: us for n, us in row.items() if us == us} for case, row in told}
 
 
 def _releases(rows: pd.DataFrame) -> dict[str, str]:

@@ -5,7 +5,10 @@ by `graph-cold`; every sixth case is timed warm too. A layer's rates are shared 
 group size, head_dim, page size and dtypes: each of these has a few values here.
 """
 
+from typing import Any
+
 from ...core.spec import AttnSpec
+from ...kinds.decode.case import DecodeCase
 from ...run.study import Grid, Study
 from ..backend_policy.study import drawn_cases
 
@@ -33,16 +36,21 @@ OTHERS = ("fa3", *ONCE)
 """Also with a schedule in every call."""
 COLD, WARM = ("graph-cold",), ("graph",)
 
+
+def on_both(
+    cases: tuple[DecodeCase, ...], others: tuple[str, ...] = OTHERS, **options: Any
+) -> tuple[Grid, Grid]:
+    """Grids of FlashInfer's backends, which have a release, and of FlashAttention-3's."""
+    return Grid(cases, FLASHINFER, (RELEASE,), **options), Grid(cases, others, **options)
+
+
 STUDY = Study(
     name="layer_policy",
     question="Which backend decodes fastest in any layer, with caches as cold as an engine's?",
     grids=(
-        Grid(CASES, FLASHINFER, (RELEASE,), timers=COLD),
-        Grid(CASES, OTHERS, timers=COLD),
-        Grid(CASES[::6], FLASHINFER, (RELEASE,), timers=WARM),
-        Grid(CASES[::6], OTHERS, timers=WARM),
-        Grid(CASES[::24], FLASHINFER, (RELEASE,), timers=COLD, headline=True),
-        Grid(CASES[::24], OTHERS, timers=COLD, headline=True),
+        *on_both(CASES, timers=COLD),
+        *on_both(CASES[::6], timers=WARM),
+        *on_both(CASES[::24], timers=COLD, headline=True),
     ),
     reference_machine="nvidia-h200-89dc5463",
     ceilings=("copy", "read", "launch"),

@@ -7,7 +7,7 @@ They judged a policy once, under the name of `unseen_layers`, and are seen since
 from ...core.spec import AttnSpec
 from ...run.study import Grid, Study
 from ..backend_policy.study import drawn_cases
-from ..layer_policy.study import COLD, DISTRIBUTIONS, FLASHINFER, FP8, OTHERS, RELEASE
+from ..layer_policy.study import COLD, DISTRIBUTIONS, FLASHINFER, FP8, RELEASE, on_both
 
 LAYERS = tuple(
     AttnSpec(*sizes)
@@ -28,11 +28,9 @@ STUDY = Study(
     name="more_layers",
     question="Which backend decodes fastest in more layers, cold?",
     grids=(
-        Grid(CASES, FLASHINFER, (RELEASE,), timers=COLD, rounds=ROUNDS),
-        Grid(CASES, OTHERS, timers=COLD, rounds=ROUNDS),
+        *on_both(CASES, timers=COLD, rounds=ROUNDS),
         Grid(CASES[::10], (), (RELEASE,), timers=COLD, rounds=ROUNDS, again=FLASHINFER[:1]),
-        Grid(CASES[::30], FLASHINFER, (RELEASE,), timers=COLD, rounds=ROUNDS, headline=True),
-        Grid(CASES[::30], OTHERS, timers=COLD, rounds=ROUNDS, headline=True),
+        *on_both(CASES[::30], timers=COLD, rounds=ROUNDS, headline=True),
     ),
     reference_machine="nvidia-h200-54fb76dd",
     ceilings=("copy", "read", "launch"),

@@ -10,7 +10,7 @@ import random
 from ...core.spec import AttnSpec
 from ...run.study import Grid, Study
 from ..backend_policy.study import SPECS, drawn_cases
-from ..layer_policy.study import COLD, DISTRIBUTIONS, FLASHINFER, FP8, ONCE, RELEASE
+from ..layer_policy.study import COLD, DISTRIBUTIONS, FLASHINFER, FP8, ONCE, RELEASE, on_both
 from ..layer_policy.study import LAYERS as TAUGHT
 from ..more_layers.study import LAYERS as TAUGHT_TOO
 
@@ -51,11 +51,9 @@ STUDY = Study(
     name="unseen_layers",
     question="What does the policy lose in layers that nobody measured?",
     grids=(
-        Grid(CASES, FLASHINFER, (RELEASE,), timers=COLD, rounds=ROUNDS),
-        Grid(CASES, ONCE, timers=COLD, rounds=ROUNDS),
+        *on_both(CASES, ONCE, timers=COLD, rounds=ROUNDS),
         Grid(CASES[::10], (), (RELEASE,), timers=COLD, rounds=ROUNDS, again=FLASHINFER[:1]),
-        Grid(CASES[::30], FLASHINFER, (RELEASE,), timers=COLD, rounds=ROUNDS, headline=True),
-        Grid(CASES[::30], ONCE, timers=COLD, rounds=ROUNDS, headline=True),
+        *on_both(CASES[::30], ONCE, timers=COLD, rounds=ROUNDS, headline=True),
     ),
     reference_machine="nvidia-h200-dc0c050a",
     ceilings=("copy", "read", "launch"),
