@@ -202,7 +202,7 @@ def _report(options: argparse.Namespace) -> None:
 def _policy(options: argparse.Namespace) -> None:
     from .core.policy import buckets, policy
     from .measure.files import write_whole
-    from .studies.backend_policy import learn as measured
+    from .studies.layer_policy import learn as measured
 
     found = measured.current()
     options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -218,11 +218,11 @@ def _policy(options: argparse.Namespace) -> None:
         file = path.with_name(f"{path.stem}.{re.sub('[/,]', '-', text)}.json")
         print("written to", write_whole(file, json.dumps(table).encode()))
     if options.judge:
-        from .studies.unseen_layers.tables import lost_table
+        from .studies.layer_policy import tables
 
         judge = _study_named(options.judge)
         rows = store.load(judge.name, study.record_machine(judge))
-        print(lost_table(rows, found).to_string(index=False))
+        print(tables.regret_table(tables.regrets(rows, found)).to_string(index=False))
 
 
 def _layer(text: str) -> tuple[str, AttnSpec]:

@@ -21,7 +21,7 @@ MODES = ("decode", "extend", "mixed")
 """Of steps that say all that a case needs; those of a verification lack the drafts."""
 GRAPHS, EAGER = ("graph", "graph-cold"), ("profiler",)
 DECODES = (*FLASHINFER, *OTHERS)
-"""All that a policy chooses from: `unseen_layers.lost_table` of the records judges one."""
+"""All that a policy chooses from: `layer_policy.regrets` of the records judges one."""
 EXTENDS = ("flashinfer-prefill-fa2", "flashinfer-prefill-fa3")
 
 

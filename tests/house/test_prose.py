@@ -28,12 +28,7 @@ FACTS = {
     "05": ("8 a live page", "24 a request", "64 bytes", "from page size 16 on each word costs 64"),
     "06": ("at least 90 %", "500 tokens in, 8,000 out", "not 215"),
     "07": ("margin of 1.1", "4 blocks (512 tokens)"),
-    "08": (
-        "lost 5.15 %",
-        "40.5 % at the 95th percentile (LOG.md",
-        "beforehand: 1.0 %",
-        "22 layers of",
-    ),
+    "08": ("policy: 5.15 %", "beforehand: 1.0 %", "group of 4, fa2 from"),
     "09": (
         "128, 64, 32 and 16 query heads",
         "DeepSeek's 128 under TP=1, 2, 4 and 8; batch 1 to 256, top-k 512 and 2,048",

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from support.published import live, pick, published
 
-from attnlib.core.gpu import FA2_CTAS
 from attnlib.core.mla import NO_TOKEN
 from attnlib.core.schedule.facts import SchedulerFacts
 from attnlib.core.schedule.splits import plan_splits
@@ -13,7 +12,6 @@ from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.lengths import sample_page_table, sample_seq_lens
 from attnlib.kinds.mla.measure import sample_chosen
 from attnlib.run import frame as rows
-from attnlib.studies import backend_policy as policy
 from attnlib.studies import engine_modes as modes
 from attnlib.studies import mla_overflow, one_launch
 from attnlib.studies import scheduler_metadata as scheduler
@@ -109,22 +107,6 @@ def test_zeroing_its_output_costs_flashinfer_a_fifth_of_the_shortest_prefills():
     ] / ran.kernel_us
     assert (zeroing[ran["mode"] == "prefill_ragged"] == 0).all()
     assert 0.2 < zeroing.max() < 0.25 and zeroing[ran.kernel_us > 100].max() < 0.07
-
-
-def test_which_decode_kernels_win_and_refuse_follows_the_blocks_and_groups():
-    batches = published("backend_policy")
-    won, slots = {True: [], False: []}, FA2_CTAS * int(batches.num_sms.max())
-    for case, times in policy.case_times(rows.decode_rows(batches)).items():
-        fastest = min(times, key=times.get)
-        assert fastest != rows.FA3 or (case.batch_size <= 9 and case.kv_len <= 333)
-        if case.spec.group_size >= 3:
-            blocks = case.batch_size * case.spec.num_kv_heads
-            won[slots < blocks <= 2 * slots].append(fastest == policy.FA3_LIBRARY)
-    assert np.mean(won[True]) > 0.5 and np.mean(won[False]) < 0.06
-    table = policy.one_long_request(batches)
-    assert ((table["requests x KV heads"] >= slots) == (table.splits == "no")).all()
-    refused = pick(batches, backend=rows.CUDA_CORES, status="refused").case
-    assert {case.spec.group_size for case in refused} == {5, 6, 7, 16}
 
 
 def test_the_wrong_records_are_those_that_32_bit_offsets_predict():

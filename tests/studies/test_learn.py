@@ -10,9 +10,8 @@ from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.run import store
 from attnlib.studies import layer_policy, more_layers
-from attnlib.studies.backend_policy import HELD_OUT_CASES, KNOWN_CASES, SPECS
-from attnlib.studies.backend_policy import learn as measured
-from attnlib.studies.backend_policy.study import STUDY
+from attnlib.studies.layer_policy import learn as measured
+from attnlib.studies.layer_policy.study import CASES, STUDY
 
 SPEC, SMS = AttnSpec(16, 8, 128, 16), 132
 H200 = Gpu(num_sms=SMS, l2_mib=60.0)
@@ -21,12 +20,6 @@ H200 = Gpu(num_sms=SMS, l2_mib=60.0)
 @pytest.fixture(scope="module")
 def frame():
     return store.load(STUDY.name, STUDY.reference_machine)
-
-
-def test_no_held_out_case_is_a_known_one():
-    assert not set(KNOWN_CASES) & set(HELD_OUT_CASES)
-    assert {case.spec for case in HELD_OUT_CASES} == {case.spec for case in KNOWN_CASES}
-    assert {spec.group_size for spec in SPECS} >= {1, 2, 3, 4, 5, 6, 7, 8, 16}
 
 
 def test_without_a_gpu_the_policy_is_that_of_the_published_machine(without_gpu, monkeypatch):
@@ -42,7 +35,7 @@ def test_without_a_gpu_the_policy_is_that_of_the_published_machine(without_gpu, 
 
 
 def test_gpus_of_one_kind_teach_together_and_no_two_are_compared(frame):
-    rows, other = (frame[frame.case.isin(cases)] for cases in (KNOWN_CASES[:6], KNOWN_CASES[6:12]))
+    rows, other = (frame[frame.case.isin(cases)] for cases in (CASES[:6], CASES[6:12]))
     both = pd.concat([rows, other.assign(gpu_id="another")])
     found = measured.policy_of(both)
     assert found.gpu_id == f"{rows.gpu_id.iloc[0]}, another"

@@ -21,7 +21,7 @@ from attnlib.studies.fa3_decode_regression.study import (
 )
 
 THREE_ROUNDS = (
-    *("backend_policy", "decode_metadata", "decode_metadata_eager", "engine_modes", "fa2_plan"),
+    *("decode_metadata", "decode_metadata_eager", "engine_modes", "fa2_plan"),
     *("fa3_decode_regression", "measurement_trust", "one_launch", "scheduler_metadata"),
     "sparse_mla",
 )

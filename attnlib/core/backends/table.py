@@ -182,7 +182,10 @@ _ENTRIES = (
         words=("fa3", "FLASH_ATTN"),
         label="FlashAttention-3",
     ),
-    Entry("fa3-precomputed", "decode", "fa3:Fa3Precomputed", "flash-attn-3"),
+    Entry(
+        *("fa3-precomputed", "decode", "fa3:Fa3Precomputed", "flash-attn-3"),
+        label="FlashAttention-3, precomputed",
+    ),
     Entry("flashinfer-mla-fa2", "mla", "mla:FlashInferMla", "mla-fa2"),
     Entry("flashinfer-mla-fa3", "mla", "mla:FlashInferMla", "mla-fa3"),
     Entry("flashmla-dense", "mla", "mla:FlashMlaDense", "flashmla-dense", words=("FLASHMLA",)),

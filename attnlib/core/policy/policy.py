@@ -16,11 +16,11 @@ Constants were chosen by leaving out measured cases, those of kin by leaving out
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,8 +28,9 @@ from ..backends.limits import why_not
 from ..backends.table import entry_of
 from ..spec import ELEMENT_BYTES, AttnSpec
 from .plans import Lengths, can_plan, lengths, plan
-from .times import Gpu, Load, Rates, load_of, predict
+from .times import Gpu, Rates, load_of, predict_by
 
+T = TypeVar("T")
 SCHEMA, KIND = 2, "attnlib decode policy"
 NEIGHBOURS = 16
 SINGLE = ("gpu", "gpu_id", "num_sms", "l2_mib", "study", "timer")
@@ -90,6 +91,18 @@ class Pick:
     apart: float = 0.0
 
 
+def _once(method: Callable[..., T]) -> Callable[..., T]:
+    """A policy does not change: what `method` gave for the same arguments is kept."""
+
+    def kept(self: "Policy", *asked: Any) -> T:
+        key = method.__name__, asked
+        if key not in self._kept:
+            self._kept[key] = method(self, *asked)
+        return self._kept[key]
+
+    return wraps(method)(kept)
+
+
 @dataclass(frozen=True)
 class Policy:
     """What one GPU measured, spec by spec; `study`, `timer` and `releases` say how.
@@ -117,9 +130,7 @@ class Policy:
             known = ", ".join(self.backends)
             raise ValueError(f"backends must be of {known}, got {', '.join(unknown)}")
         asked = tuple(backends) or self.backends
-        found = {name: self._load(name, spec, lens) for name in asked}
-        loads = {name: load for name, load in found.items() if load}
-        kin = {name: self.kin(spec, name) for name in loads}
+        kin = {name: self.kin(spec, name) for name in asked if self._takes(name, spec)}
         able = tuple(name for name in kin if kin[name])
         if not able:
             raise ValueError(f"backends must hold one that ran {spec}, got {', '.join(asked)}")
@@ -127,26 +138,31 @@ class Policy:
         shared, place = able if spec in self.points else (), _place(lens)
         predicted, spread, near = {}, {}, {}
         for name in able:
-            said = [self._say(each, place, loads[name], (name, *shared)) for _, each in kin[name]]
+            made = plan(name, spec, lens, num_sms=self.num_sms)
+            load = load_of(made, spec, lens, Gpu(self.num_sms, self.l2_mib))
+            rates = [self.rates[each][name] for _, each in kin[name]]
+            told = [self._say(each, place, (name, *shared)) for _, each in kin[name]]
+            off, spreads = np.array([numbers for numbers, _ in told]).T
+            means = np.log(predict_by(rates, load)) + off
             weights = np.array([1 / (away + NEAREST_OCTAVES) ** 2 for away, _ in kin[name]])
-            means, spreads = np.array([numbers for numbers, _ in said]).T
             predicted[name] = float(np.average(means, weights=weights))
             variance = spreads**2 + (means - predicted[name]) ** 2
             variance += (UNSURE * kin[name][0][0]) ** 2
             wider = 1.0 if spec in self.points else WIDER
             spread[name] = wider * math.sqrt(np.average(variance, weights=weights))
-            near[name] = said[0][1]
+            near[name] = told[0][1]
         order = sorted(able, key=lambda name: predicted[name])
         return Pick(
             backend=order[0],
             slowdown={name: math.exp(predicted[name] - predicted[order[0]]) for name in order},
             confidence=_confidence(order, predicted, spread),
-            inside=_within([p.place for p in self.points[kin[order[0]][0][1]]], place),
+            inside=_within(self._ran_by_all(kin[order[0]][0][1], ())[1], place),
             refused=tuple(name for name in asked if name not in able),
             nearest=near[order[0]],
             apart=kin[order[0]][0][0],
         )
 
+    @_once
     def kin(self, spec: AttnSpec, name: str) -> list[tuple[float, AttnSpec]]:
         """The layers that answer for `spec`, nearest first: itself, or all that share its rates."""
         ran = [
@@ -159,49 +175,46 @@ class Policy:
         kin = [(away, ran[at]) for away, at in found[:count]]
         return [each for each in kin if not each[0]] or kin
 
-    def _load(self, name: str, spec: AttnSpec, lens: np.ndarray) -> Load | None:
-        """What the backend puts on the SMs; None if it cannot run the layer or has no plan."""
+    @_once
+    def _takes(self, name: str, spec: AttnSpec) -> bool:
+        """Whether the backend can run the layer and has a plan there."""
         entry = entry_of(name)
         if entry.library.compared:
             release = self.releases.get(name, "")
             refused = bool(why_not(entry.asks, spec, mode="decode", release=release))
         else:
             refused = spec.dtype != spec.kv_dtype
-        if (refused and spec not in self.points) or not can_plan(name, spec):
-            return None
-        made = plan(name, spec, lens, num_sms=self.num_sms)
-        return load_of(made, spec, lens, Gpu(self.num_sms, self.l2_mib))
+        return (spec in self.points or not refused) and can_plan(name, spec)
 
     def _say(
-        self, spec: AttnSpec, place: np.ndarray, load: Load, names: tuple[str, ...]
+        self, spec: AttnSpec, place: np.ndarray, names: tuple[str, ...]
     ) -> tuple[tuple[float, float], tuple[Point, ...]]:
-        """What `spec` says of the load of `names[0]`, by the nearest of its cases that all of
-        `names` ran: its log time and spread, and these cases."""
-        points, places = self._ran_by_all(spec, frozenset(names))
+        """By how much `names[0]` was off its rates at `spec`, in the nearest of its cases that all
+        of `names` ran: mean and spread of logs, and these cases."""
+        points, places, errors = self._ran_by_all(spec, names)
         octaves = np.sqrt(((places - place) ** 2).sum(axis=1))
         near = np.argsort(octaves, kind="stable")[:NEIGHBOURS]
         weights = 1 / (octaves[near] + NEAREST_OCTAVES) ** 2
         weights /= weights.sum()
-        errors = np.array([points[i].log_error(names[0]) for i in near])
-        mean = float(weights @ errors)
-        us = predict(self.rates[spec][names[0]], [load])[0]
-        told = (math.log(us) + mean, math.sqrt(weights @ (errors - mean) ** 2))
-        return told, tuple(points[i] for i in near)
+        mean = float(weights @ errors[near])
+        spread = math.sqrt(weights @ (errors[near] - mean) ** 2)
+        return (mean, spread), tuple(points[i] for i in near)
 
+    @_once
     def _ran_by_all(
-        self, spec: AttnSpec, names: frozenset[str]
-    ) -> tuple[tuple[Point, ...], np.ndarray]:
-        """The layer's cases that all of `names` ran, and their places [cases, 3]."""
-        if (spec, names) not in self._shared:
-            points = tuple(p for p in self.points[spec] if names <= p.run_us.keys())
-            if not points:
-                both = ", ".join(sorted(names))
-                raise ValueError(f"backends must share a case that all ran, {both} do not")
-            self._shared[spec, names] = points, np.array([point.place for point in points])
-        return self._shared[spec, names]
+        self, spec: AttnSpec, names: tuple[str, ...]
+    ) -> tuple[tuple[Point, ...], np.ndarray, np.ndarray]:
+        """The layer's cases that all of `names` ran, their places [cases, 3], and the log errors of
+        `names[0]` there [cases]."""
+        points = tuple(p for p in self.points[spec] if {*names} <= p.run_us.keys())
+        if not points:
+            both = ", ".join(sorted({*names}))
+            raise ValueError(f"backends must share a case that all ran, {both} do not")
+        errors = [point.log_error(name) for point in points for name in names[:1]]
+        return points, np.array([point.place for point in points]), np.array(errors)
 
     @cached_property
-    def _shared(self) -> dict[Any, tuple[tuple[Point, ...], np.ndarray]]:
+    def _kept(self) -> dict[Any, Any]:
         return {}
 
     @cached_property
@@ -265,7 +278,7 @@ def _scaled(batch_size: int, mean_len: float, longest: int) -> np.ndarray:
     return SCALE * np.log2([batch_size, mean_len, longest / mean_len])
 
 
-def _within(places: Sequence[np.ndarray], place: np.ndarray) -> bool:
+def _within(places: np.ndarray, place: np.ndarray) -> bool:
     return bool(((np.min(places, 0) <= place) & (place <= np.max(places, 0))).all())
 
 

@@ -21,6 +21,7 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -54,6 +55,12 @@ class Rates:
     split_us: float
     memory_gbps: float
     token_ns: tuple[float, ...]
+
+    @cached_property
+    def logs(self) -> np.ndarray:
+        """Logs of the rates in `START`, then of latency in us: what `Calls` takes."""
+        told = [getattr(self, name) for name in START]
+        return np.log([*told, *np.array(self.token_ns) / 1e3])
 
 
 @dataclass(frozen=True)
@@ -104,9 +111,14 @@ def load_of(plan: WorkPlan, spec: AttnSpec, seq_lens: Lengths, gpu: Gpu) -> Load
 
 def predict(rates: Rates, loads: Sequence[Load]) -> np.ndarray:
     """Microseconds [len(loads)] of calls."""
-    told = [getattr(rates, name) for name in START]
-    x = np.log([*told, *np.array(rates.token_ns) / 1e3])
-    return Calls(loads, len(rates.token_ns)).run_us(x)
+    return Calls(loads, len(rates.token_ns)).run_us(rates.logs)
+
+
+def predict_by(rates: Sequence[Rates], load: Load) -> np.ndarray:
+    """Microseconds [len(rates)] of one call by several rates."""
+    knots = {len(each.token_ns) for each in rates}
+    calls = {count: Calls([load], count) for count in knots}
+    return np.array([calls[len(each.token_ns)].run_us(each.logs)[0] for each in rates])
 
 
 class Calls:

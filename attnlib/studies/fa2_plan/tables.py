@@ -14,7 +14,7 @@ from ...kinds.decode.case import DecodeCase
 from ...kinds.lengths import sample_seq_lens
 from ...measure.stats import MIN_EFFECT
 from ...run import frame as frames
-from ...run.frame import CUDA_CORES, FA2, by_design, good_rows, intervals, times
+from ...run.frame import CUDA_CORES, FA2, LABELS, by_design, good_rows, intervals, times
 from .blocks import blocks_of, both_plans, both_schedules, busy, schedule, small_example
 from .study import KINDS, OTHER_KINDS, OTHERS, REALISTIC, SERVED
 
@@ -34,9 +34,9 @@ STEP = ["lengths", "heads", "batch_size", "kv_len", "layers"]
 OUR_KERNEL = "plan_kernel"
 RIVAL_NAMES = {
     FA2: "FlashInfer's plan",
-    FA3: "FlashAttention-3, precomputed",
+    FA3: LABELS[FA3],
     BETTER: "the better of these two",
-    CUDA_CORES: "CUDA cores",
+    CUDA_CORES: LABELS[CUDA_CORES],
 }
 USUAL = {"head_dim": 128, "dtype": "bfloat16", "kv_dtype": "bfloat16"}
 """The layers that all batches are measured with."""

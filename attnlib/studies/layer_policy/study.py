@@ -5,12 +5,13 @@ by `graph-cold`; every sixth case is timed warm too. A layer's rates are shared 
 group size, head_dim, page size and dtypes: each of these has a few values here.
 """
 
+import random
 from typing import Any
 
 from ...core.spec import AttnSpec
+from ...kinds.cost import decode_cost
 from ...kinds.decode.case import DecodeCase
 from ...run.study import Grid, Study
-from ..backend_policy.study import drawn_cases
 
 FP8 = "float8_e4m3fn"
 LAYERS = tuple(
@@ -26,7 +27,32 @@ LAYERS = tuple(
     )
 )
 DISTRIBUTIONS = ("fixed", "ragged", "skewed", "chat", "one_long")
-CASES = drawn_cases(LAYERS, 24, "learnt cold", DISTRIBUTIONS)
+BATCHES, KV_LENS = (1, 256), (64, 65536)
+KV_BYTES_LIMIT = 4 * 2**30
+LEAST_COLD = 2**18
+"""Of a smaller cache no 512 copies, as many as a replay takes, fill an L2 of 60 MiB twice."""
+
+
+def drawn_cases(specs: tuple[AttnSpec, ...], count: int, seed: str) -> tuple[DecodeCase, ...]:
+    """`count` cases of each spec at random places, no two alike, that can be timed cold.
+
+    Batch sizes and lengths are even over their logarithms; none is round.
+    """
+    found: dict[DecodeCase, None] = {}
+    for number, spec in enumerate(specs, 1):
+        draw = random.Random(f"{seed} {spec}")
+        while len(found) < number * count:
+            batch, kv_len = (
+                round(low * (high / low) ** draw.random()) for low, high in (BATCHES, KV_LENS)
+            )
+            case = DecodeCase(spec, batch, kv_len, draw.choice(DISTRIBUTIONS))
+            longest = decode_cost(DecodeCase(spec, batch, kv_len)).kv_bytes
+            if longest <= KV_BYTES_LIMIT and decode_cost(case).kv_bytes >= LEAST_COLD:
+                found[case] = None
+    return tuple(found)
+
+
+CASES = drawn_cases(LAYERS, 24, "learnt cold")
 RELEASE = "0.7.2"
 """What SGLang 0.5.23 pins."""
 FLASHINFER = ("flashinfer-fa2", "flashinfer-fa2-planned", "flashinfer-fa3", "flashinfer-cuda-cores")

@@ -6,8 +6,7 @@ They judged a policy once, under the name of `unseen_layers`, and are seen since
 
 from ...core.spec import AttnSpec
 from ...run.study import Grid, Study
-from ..backend_policy.study import drawn_cases
-from ..layer_policy.study import COLD, DISTRIBUTIONS, FLASHINFER, FP8, RELEASE, on_both
+from ..layer_policy.study import COLD, FLASHINFER, FP8, RELEASE, drawn_cases, on_both
 
 LAYERS = tuple(
     AttnSpec(*sizes)
@@ -20,7 +19,7 @@ LAYERS = tuple(
         *((16, 16, 128, 1, "bfloat16", FP8), (8, 1, 128, 64, FP8, FP8)),
     )
 )
-CASES = drawn_cases(LAYERS, 10, "unseen layers, drawn once", DISTRIBUTIONS)
+CASES = drawn_cases(LAYERS, 10, "unseen layers, drawn once")
 ROUNDS = 2
 """Whole turns of what was planned: four, and device time was for two."""
 

@@ -9,8 +9,7 @@ import random
 
 from ...core.spec import AttnSpec
 from ...run.study import Grid, Study
-from ..backend_policy.study import SPECS, drawn_cases
-from ..layer_policy.study import COLD, DISTRIBUTIONS, FLASHINFER, FP8, ONCE, RELEASE, on_both
+from ..layer_policy.study import COLD, FLASHINFER, FP8, ONCE, RELEASE, drawn_cases, on_both
 from ..layer_policy.study import LAYERS as TAUGHT
 from ..more_layers.study import LAYERS as TAUGHT_TOO
 
@@ -29,7 +28,12 @@ KINDS = (
     (1, 128, (FP8, FP8)),
 )
 """How many layers of which head_dim and dtypes."""
-SEEN = {*TAUGHT, *TAUGHT_TOO, *SPECS}
+FORMER = (
+    *((32, 32, 16), (16, 8, 1), (24, 8, 16), (32, 8, 1), (40, 8, 16)),
+    *((12, 2, 16), (28, 4, 1), (8, 1, 16), (16, 2, 64), (64, 4, 16)),
+)
+"""Heads and pages of head_dim 128 that an earlier policy was learnt from."""
+SEEN = {*TAUGHT, *TAUGHT_TOO, *(AttnSpec(qo, kv, 128, page) for qo, kv, page in FORMER)}
 """Layers that a policy was learnt from."""
 
 
@@ -44,7 +48,7 @@ def _drawn() -> tuple[AttnSpec, ...]:
 
 
 LAYERS = _drawn()
-CASES = drawn_cases(LAYERS, 10, "unseen layers, second draw", DISTRIBUTIONS)
+CASES = drawn_cases(LAYERS, 10, "unseen layers, second draw")
 ROUNDS = 3
 
 STUDY = Study(

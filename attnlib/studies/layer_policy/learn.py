@@ -1,9 +1,9 @@
 """The policy of a GPU's own records: from its studies to `policy.Policy`."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from functools import lru_cache
-from itertools import chain
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -21,8 +21,7 @@ from ...run.study import record_machine
 from .. import STUDIES
 
 TAUGHT_BY = ("layer_policy", "more_layers")
-"""L2 cold, a release that engines pin: less was lost so in layers that no policy had seen than by
-what `backend_policy` teaches (LOG.md, 2026-11-23)."""
+"""L2 cold, a release that engines pin."""
 PULL, SMOOTH = 0.05, 0.3
 """Weights in a fit of a rate's log distance from `START`, and of latency's from its neighbours."""
 
@@ -49,8 +48,21 @@ def records() -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def policy_of(frame: pd.DataFrame, cases: Iterable[DecodeCase] = ()) -> Policy:
-    """The policy of a frame of records: of `cases` if there are any, else of all its decode cases.
+class Taught(NamedTuple):
+    """What a frame teaches: times (us) by backend of its cases, and what a policy says of them."""
+
+    times: dict[DecodeCase, dict[str, float]]
+    gpu: Gpu
+    told: dict[str, Any]
+
+
+def policy_of(frame: pd.DataFrame) -> Policy:
+    """The policy that all decode cases of `frame` teach; errors as `taught`."""
+    return policy_from(taught(frame))
+
+
+def taught(frame: pd.DataFrame) -> Taught:
+    """What the decode cases of `frame` teach.
 
     Several GPUs of a kind may teach, each by cases of its own. Raises ValueError for rows of a GPU
     that must not be compared, for GPUs of two kinds, or where no row is ok.
@@ -60,33 +72,31 @@ def policy_of(frame: pd.DataFrame, cases: Iterable[DecodeCase] = ()) -> Policy:
         raise ValueError("frame must hold a decode case that ran ok, it has none")
     # GPUs of a kind may differ here, nothing else that moves times.
     store.require_comparable(rows.assign(gpu_id=rows.gpu))
-    wanted = set(cases)
-    found: dict[tuple[object, ...], list[Measured]] = {}
-    by_gpu = (case_times(part).items() for _, part in rows.groupby("gpu_id"))
-    for case, times in chain.from_iterable(by_gpu):
-        if not wanted or case in wanted:
-            spec = case.spec
-            kernel = (spec.group_size, spec.head_dim, spec.page_size, spec.dtypes)
-            found.setdefault(kernel, []).append((case, tuple(times.items())))
-    first = rows.iloc[0]
+    first, times = rows.iloc[0], dict[DecodeCase, dict[str, float]]()
+    for _, part in rows.groupby("gpu_id"):
+        times |= case_times(part)
     gpu = Gpu(int(first.num_sms), float(first.l2_mib) if first.timer == "graph" else 0.0)
+    told = {"gpu": str(first.gpu), "gpu_id": ", ".join(sorted(rows.gpu_id.unique()))}
+    told |= {"study": ", ".join(rows.study.unique()), "timer": str(first.timer)}
+    return Taught(times, gpu, told | {"releases": _releases(rows)})
+
+
+def policy_from(known: Taught, *, without: AttnSpec | None = None) -> Policy:
+    """The policy of all that was taught, or of all layers but one."""
+    kernels: dict[tuple[object, ...], list[Measured]] = {}
+    for case, times in known.times.items():
+        spec = case.spec
+        if spec != without:
+            kernel = (spec.group_size, spec.head_dim, spec.page_size, spec.dtypes)
+            kernels.setdefault(kernel, []).append((case, tuple(times.items())))
     learnt, rates = dict[AttnSpec, list[Point]](), dict[AttnSpec, dict[str, Rates]]()
-    for measured in found.values():
-        points, fitted = learn(tuple(measured), gpu)
+    for measured in kernels.values():
+        points, fitted = learn(tuple(measured), known.gpu)
         for (case, _), point in zip(measured, points, strict=True):
             learnt.setdefault(case.spec, []).append(point)
             rates[case.spec] = fitted
-    return Policy(
-        gpu=str(first.gpu),
-        gpu_id=", ".join(sorted(rows.gpu_id.unique())),
-        num_sms=gpu.num_sms,
-        l2_mib=gpu.l2_mib,
-        study=", ".join(rows.study.unique()),
-        timer=str(first.timer),
-        releases=_releases(rows),
-        points={spec: tuple(points) for spec, points in learnt.items()},
-        rates=rates,
-    )
+    points_of = {spec: tuple(points) for spec, points in learnt.items()}
+    return Policy(**known.told, **asdict(known.gpu), points=points_of, rates=rates)
 
 
 # A report asks for the same policy in every table and figure.
@@ -110,7 +120,7 @@ def learn(measured: tuple[Measured, ...], gpu: Gpu) -> tuple[tuple[Point, ...], 
     return tuple(points), rates
 
 
-# A case that is left out by turns is planned once.
+# A case is planned once, whichever layers are left out.
 @lru_cache(maxsize=2**14)
 def _load(name: str, case: DecodeCase, gpu: Gpu) -> Load:
     lens = sample_seq_lens(case)

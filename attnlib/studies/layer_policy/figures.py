@@ -1,4 +1,4 @@
-"""Figures of the study `backend_policy`: what the policy chooses where, and what rules lose."""
+"""Figures of the measured policy: what it chooses where, and what rules lose."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pandas as pd
 from ...core.policy.policy import Policy
 from ...core.spec import AttnSpec
 from ...draw import charts, style
-from ...run.frame import decode_rows
-from .learn import policy_of
-from .tables import LABELS, MEASURED, POOLS, regrets
+from ...run.frame import LABELS
+from .learn import advising
+from .tables import MEASURED, POOLS, pool_of
 
-LOOKS = style.looks(LABELS[name] for name in POOLS["with FA3"])
-CELLS = 30
+LOOKS = style.looks(LABELS[name] for name in POOLS["with FlashAttention-3"])
+CELLS = 20
 """Choices along each side of a map."""
 EVEN = 2.2
 """Longest over mean up to which a case is drawn: fixed and ragged lengths, not skewed ones."""
@@ -26,26 +26,29 @@ LOST = 0.001
 SHARES = {LOST: "up to 0.1 %", 0.01: "1 %", 0.1: "10 %", 1: "100 %", 10: "1000 %"}
 
 
-def policy_map(frame: pd.DataFrame, specs: Sequence[AttnSpec], *, pool: str) -> charts.Figure:
-    """Which backend of `pool` is chosen for requests of equal length, a panel per spec.
+def policy_map(
+    frame: pd.DataFrame, policy: Policy, specs: Sequence[AttnSpec], *, pool: str
+) -> charts.Figure:
+    """Which backend of `pool` the policy chooses for requests of equal length, a panel per spec.
 
     Dots are measured cases of fixed and of ragged lengths, at their mean, with the backend that was
-    the fastest there. Raises ValueError if `specs` is empty or holds one that the frame lacks.
+    the fastest there. `frame` taught the policy. Raises ValueError if `specs` is empty.
     """
     from matplotlib.lines import Line2D
 
     if not specs:
         raise ValueError("specs must hold at least one, it holds none")
-    policy, looks = policy_of(frame), {LABELS[name]: LOOKS[LABELS[name]] for name in POOLS[pool]}
+    looks = {LABELS[name]: LOOKS[LABELS[name]] for name in pool_of(policy, pool)}
+    rows = advising(frame)
     figure, axes = charts.panels(
         [f"{spec.heads} heads, page {spec.page_size}" for spec in specs],
         (1 + 2.6 * len(specs), 3.6),
-        decode_rows(frame),
+        rows[[case.spec in specs for case in rows.case]],
         ("batch, requests", "mean length, tokens"),
-        title="Decode: fastest backend, measured (dots) and chosen (ground)",
+        title="Fastest: measured (dots), chosen (ground)",
     )
     for axis, spec in zip(axes, specs, strict=True):
-        _draw_map(axis, policy, spec, POOLS[pool])
+        _draw_map(axis, policy, spec, pool_of(policy, pool))
     dots = [
         Line2D([], [], marker=look.marker, color=look.color, linestyle="", label=name)
         for name, look in looks.items()
@@ -54,11 +57,14 @@ def policy_map(frame: pd.DataFrame, specs: Sequence[AttnSpec], *, pool: str) -> 
     return figure
 
 
-def regret_chart(frame: pd.DataFrame, *, pool: str) -> charts.Figure:
-    """A row per rule: every held-out case's regret as a dot, the geometric mean as a line."""
-    lost, drawn = regrets(frame, (pool,)), decode_rows(frame)
+def regret_chart(frame: pd.DataFrame, lost: pd.DataFrame, *, pool: str) -> charts.Figure:
+    """A row per rule: every batch's regret as a dot, the geometric mean as a line.
+
+    `lost` is what `regrets` makes of `frame`.
+    """
+    lost, drawn = lost[lost.pool == pool], advising(frame)
     mean = np.expm1(np.log1p(lost.regret).groupby(lost.rule).mean()).sort_values()
-    title = f"Regret in {lost.case.nunique()} held-out decode cases, backends {pool}"
+    title = f"Regret in {lost.case.nunique()} decode batches of other layers, backends {pool}"
     xlabel = "time of the choice over the fastest, less 1 (log)"
     size = (7, 0.9 + 0.38 * len(mean))
     figure, (axis,) = charts.panels([""], size, drawn, (xlabel, ""), title=title)

@@ -1,1 +1,0 @@
-"""Which decode backend is fastest, and a policy that knows."""
