@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from attnlib.core.policy import buckets
 from attnlib.core.policy.plans import plan
-from attnlib.core.policy.policy import NEIGHBOURS, Point, Policy, load, save
+from attnlib.core.policy.policy import NEIGHBOURS, Point, Policy, kernel_of, load, save
 from attnlib.core.policy.times import Gpu, Rates, load_of, predict
 from attnlib.core.spec import AttnSpec
 
@@ -53,7 +53,7 @@ def policy(**changes):
     told = {"gpu": "Test GPU", "gpu_id": "0badcafe", "num_sms": 132, "l2_mib": 60.0}
     told |= {"study": "s", "timer": "graph"}
     told |= {"releases": {FA2: "1.0"}, "points": {SPEC: POINTS, MHA: refused, APART: apart}}
-    told |= {"rates": dict.fromkeys((SPEC, MHA, APART), RATES)}
+    told |= {"rates": {name: {kernel_of(name, SPEC): rates} for name, rates in RATES.items()}}
     return Policy(**(told | changes))
 
 
@@ -120,7 +120,6 @@ def test_any_lengths_get_a_finite_choice_with_the_chosen_first(lens):
         (SPEC, [5], ("fast",), f"backends must be of {FA2}, {FA3}, got fast"),
         (MHA, [5], (FA3,), "backends must hold one that ran"),
         (replace(SPEC, window=64), [5], (), "must hold one that ran .*window=64"),
-        (APART, [5], (), f"backends must share a case that all ran, {FA2}, {FA3} do not"),
         (AttnSpec(8, 1, 64, 1, "bfloat16", "float8_e4m3fn"), [5], (FA3,), "must hold one that ran"),
     ],
 )
@@ -129,20 +128,35 @@ def test_what_cannot_be_chosen_from_raises(spec, lens, backends, message):
         policy().choose(spec, lens, backends=backends)
 
 
-def test_a_layer_that_was_not_measured_is_answered_by_its_kin_with_its_own_plan_and_less_sure():
-    lens, twin, kin = [3000] * 20, AttnSpec(16, 4, 128, 16), AttnSpec(28, 4, 128, 16)
-    found = policy(points={SPEC: POINTS})
-    own, same, near = (found.choose(spec, lens) for spec in (SPEC, twin, kin))
-    assert (own.apart, same.apart) == (0, 0) and near.apart == pytest.approx(3 * np.log2(7 / 4))
-    for spec, pick in ((twin, same), (kin, near)):
+def test_a_layer_that_was_not_measured_is_answered_with_its_own_plan_by_its_kernels_or_kin():
+    lens, found = [3000] * 20, policy(points={SPEC: POINTS})
+    specs = [AttnSpec(*sizes) for sizes in ((16, 4, 128, 16), (28, 4, 128, 1), (32, 8, 64, 16))]
+    picks = [found.choose(spec, lens) for spec in specs]
+    assert [pick.apart for pick in picks] == [0, 0, 6], "a group of heads changes no rate"
+    for spec, pick in zip(specs, picks, strict=True):
         times = by_rates(spec, lens)
-        assert pick.backend == min(times, key=times.get)
         wanted = {name: us / min(times.values()) for name, us in times.items()}
         assert pick.slowdown == pytest.approx(wanted)
-    sure = [found.choose(AttnSpec(4 * g, 4, 128, 16), [110]).confidence for g in (4, 5, 16)]
-    assert sure == sorted(sure, reverse=True) and sure[0] > sure[-1] >= 0.5
+        assert pick.backend == min(times, key=times.get)
+    sure = [found.choose(AttnSpec(32, 8, dim, 16), [110]).confidence for dim in (128, 64)]
+    assert 1 >= sure[0] > sure[1] >= 0.5
     fp8 = found.choose(AttnSpec(32, 8, 128, 16, "bfloat16", "float8_e4m3fn"), lens)
     assert (fp8.backend, fp8.refused) == (FA2, (FA3,)), "fa3 takes no FP8 cache"
+
+
+def test_the_nearest_kernels_answer_together_for_one_that_was_not_measured():
+    slow = {name: replace(each, start_us=each.start_us + 40) for name, each in RATES.items()}
+    dims = {64: RATES, 256: slow}
+    rates = {
+        n: {(1, dim, "bfloat16", "bfloat16"): of[n] for dim, of in dims.items()} for n in RATES
+    }
+    known = {replace(SPEC, head_dim=64): POINTS}
+    found, spec = policy(points=known, rates=rates), replace(SPEC, head_dim=128)
+    kin = found.kin(FA2, kernel_of(FA2, spec))
+    assert [away for away, _ in kin] == [6, 6] and found.choose(spec, [100]).apart == 6
+    times = {dim: found.choose(replace(SPEC, head_dim=dim), [100]) for dim in (64, 256)}
+    assert times[64].apart == times[256].apart == 0
+    assert times[256].slowdown[FA2] < found.choose(spec, [100]).slowdown[FA2]
 
 
 def test_a_table_of_buckets_says_what_the_policy_says_at_their_middles(monkeypatch):

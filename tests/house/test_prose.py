@@ -28,7 +28,15 @@ FACTS = {
     "05": ("8 a live page", "24 a request", "64 bytes", "from page size 16 on each word costs 64"),
     "06": ("at least 90 %", "500 tokens in, 8,000 out", "not 215"),
     "07": ("margin of 1.1", "4 blocks (512 tokens)"),
-    "08": ("policy: 5.15 %", "beforehand: 1.0 %", "group of 4, fa2 from"),
+    "08": (
+        "group of 4, fa2 from",
+        "22 of them judged",
+        "0.86 % and 3.9 % among",
+        "bar of 1.0 and 5 %",
+        "1.60 % and 8.6 % with",
+        "loses 1.36 % and 5.3 %, 1.81 % and 7.9 %",
+        "other 41 layers alone, loses 0.70 % and 2.8 %, 1.02 % and 7.2 % in these 22",
+    ),
     "09": (
         "128, 64, 32 and 16 query heads",
         "DeepSeek's 128 under TP=1, 2, 4 and 8; batch 1 to 256, top-k 512 and 2,048",

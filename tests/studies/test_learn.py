@@ -3,13 +3,15 @@
 import numpy as np
 import pandas as pd
 import pytest
+from support.frames import frame as frame_of
+from support.frames import row
 
 from attnlib.core.policy.plans import PLANS, plan
 from attnlib.core.policy.times import Gpu, Rates, load_of, predict
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.run import store
-from attnlib.studies import layer_policy, more_layers
+from attnlib.studies import layer_policy, more_layers, other_layers
 from attnlib.studies.layer_policy import learn as measured
 from attnlib.studies.layer_policy.study import CASES, STUDY
 
@@ -27,10 +29,12 @@ def test_without_a_gpu_the_policy_is_that_of_the_published_machine(without_gpu, 
         measured.current()
     monkeypatch.delenv("ATTNLIB_DATA")
     policy = measured.current()
-    machines = (each.STUDY.reference_machine for each in (more_layers, layer_policy))
+    taught = (layer_policy, more_layers, other_layers)
+    machines = sorted(each.STUDY.reference_machine for each in taught)
     assert policy.gpu_id == ", ".join(name.removeprefix("nvidia-h200-") for name in machines)
     assert (policy.study, policy.timer) == (", ".join(measured.TAUGHT_BY), "graph-cold")
-    assert set(policy.points) == {*layer_policy.LAYERS, *more_layers.LAYERS} and policy.l2_mib == 0
+    assert set(policy.points) == {spec for each in taught for spec in each.LAYERS}
+    assert policy.l2_mib == 0
     assert policy.releases == dict.fromkeys(layer_policy.FLASHINFER, "0.7.2")
 
 
@@ -58,11 +62,20 @@ TRUTH = Rates(**SLOW, memory_gbps=4000.0, token_ns=(12.0, 12.0, 13.0, 14.0, 16.0
 
 def test_what_was_measured_teaches_points_and_rates():
     sizes = [(3, 50), (9, 4000), (1, 700), (2, 90_000)]
-    cases = [(DecodeCase(SPEC, *size), times_of([size[1]] * size[0])) for size in sizes]
-    del cases[2][1]["fa3"]
-    points, rates = measured.learn(tuple((c, tuple(us.items())) for c, us in cases), H200)
-    assert [(p.batch_size, p.longest) for p in points] == sizes
-    assert [len(p.run_us) for p in points] == [2, 2, 1, 2] and len(rates) == 2
+    cases = [DecodeCase(SPEC, *size) for size in sizes]
+    rows = [
+        row(case, name, 0, us, l2_mib=60.0)
+        for case, size in zip(cases, sizes, strict=True)
+        for name, us in times_of([size[1]] * size[0]).items()
+        if (name, size) != ("fa3", sizes[2])
+    ]
+    policy = measured.policy_of(frame_of(*rows))
+    (points,) = policy.points.values()
+    ran = {(p.batch_size, p.longest): len(p.run_us) for p in points}
+    assert ran == dict.fromkeys(sizes, 2) | {sizes[2]: 1}
+    assert {name: list(kernels) for name, kernels in policy.rates.items()} == dict.fromkeys(
+        ("fa3", "flashinfer-fa2"), [(1, 128, "bfloat16", "bfloat16")]
+    )
     assert max(abs(p.log_error(name)) for p in points for name in p.run_us) < 0.1
 
 

@@ -26,9 +26,9 @@ THREE_ROUNDS = (
     "sparse_mla",
 )
 """Measured before A/A items and whole turns: a name goes when the study is measured again."""
-NO_TURNS = ("engine_ranks", "engine_step", "fa2_chunks", "mla_overflow", "unseen_layers")
+NO_TURNS = ("engine_ranks", "engine_step", "fa2_chunks", "mla_overflow", "other_layers")
 """Steps alternate in a process, or is an engine; chunks teach rates; overflow is right or not; a
-judge of policies takes medians of three rounds."""
+policy takes medians of three rounds."""
 
 pytestmark = pytest.mark.usefixtures("published_records")
 

@@ -221,8 +221,8 @@ def installed_version(distribution: str) -> str:
 
 def entry_of(name: str, plans: str = "") -> Entry:
     """The entry of a name; ValueError listing the names there are, of those that plan `plans`."""
-    names = [entry.name for entry in _ENTRIES if plans in ("", entry.plans)]
-    if name not in names:
+    if name not in TABLE or plans not in ("", TABLE[name].plans):
+        names = [entry.name for entry in _ENTRIES if plans in ("", entry.plans)]
         kind = f" for {plans}" if plans else ""
         raise ValueError(f"backend must be one of {', '.join(names)}{kind}, got {name!r}")
     return TABLE[name]

@@ -1,16 +1,14 @@
-"""Which backend decodes fastest, by measurement: rates of a GPU, and what its nearest cases add.
+"""Which backend decodes fastest, by measurement: rates of a GPU's kernels, and what is near adds.
 
-A backend's time is predicted from its work plan with rates fitted to the measured cases (`times`).
-The `NEIGHBOURS` nearest cases, in log2 of batch size, mean length and longest over mean, correct it
-by the mean of their measured over predicted times; nearer ones count more. How sure the choice is
-follows from its lead over the second and from how much the neighbours differ.
+A backend's time is predicted from its work plan with rates fitted to all measured calls of its
+kernel (`times`, `kernel_of`). The `NEIGHBOURS` nearest cases, of whatever layers, correct it by the
+mean of their measured over predicted times; nearer ones count more (`OCTAVES`). How sure the choice
+is follows from its lead over the second and from how much the neighbours differ.
 
-Rates are of a GPU, backend, group size, head_dim, page size and dtypes, so layers that share these
-share them. A layer that was not measured is answered by its nearest of kin (`apart`), with the
-plan of its own heads; how far kin disagree makes the choice less sure.
+So any layer is answered, with the plan of its own heads. A kernel that was not measured has the
+rates of the nearest that were (`apart`), which makes the choice less sure.
 
-Constants were chosen by leaving out measured cases, those of kin by leaving out measured layers
-(LOG.md, 2026-11-21 and 2026-11-23).
+Constants were chosen by leaving out measured layers (LOG.md, 2026-11-23).
 `save` writes a policy as JSON, `load` needs NumPy alone; `python -m attnlib policy` makes one.
 """
 
@@ -20,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -31,22 +29,24 @@ from .plans import Lengths, can_plan, lengths, plan
 from .times import Gpu, Rates, load_of, predict_by
 
 T = TypeVar("T")
-SCHEMA, KIND = 2, "attnlib decode policy"
-NEIGHBOURS = 16
+Kernel: TypeAlias = tuple[int, int, str, str]
+"""Group size (1 where it changes nothing), head_dim, dtypes of queries and cache."""
+SCHEMA, KIND = 3, "attnlib decode policy"
 SINGLE = ("gpu", "gpu_id", "num_sms", "l2_mib", "study", "timer")
 """Fields of a policy that are one word or number."""
-SCALE = np.array([1.0, 1.0, 0.5])
-"""What an octave of each coordinate counts: batch size, mean length, longest over mean."""
-NEAREST_OCTAVES = 0.5
+NEIGHBOURS = 16
+OCTAVES = np.array([0.35, 0.3, 0.25, 0.35, 0.15, 0.07, 0.3, 0.6, 0.4])
+"""What an octave of each coordinate counts: batch size, mean length, longest over mean, KV heads,
+group size, page size, head_dim, bytes of a query's and of a cache's element."""
+NEAREST = 0.2
 """Nearer neighbours count no more than this far ones: rounds differ by as much."""
-KIN = 8
-"""Measured layers that answer for one that was not."""
-APART = np.array([3.0, 0.1, 6.0, 2.0, 2.0])
-"""What an octave counts: of group size, page size, head_dim, bytes of a query's and a cache's
-element."""
-UNSURE, WIDER = 0.06, 2.0
-"""Log ratio by which a backend of a layer left out lay off what its kin said, an octave away; and
-what spreads of kin are multiplied by, so that choices in layers left out are as sure as right."""
+KIN = 3
+"""Measured kernels that answer for one that was not."""
+APART = np.array([3.0, 6.0, 2.0, 2.0])
+"""What an octave counts between two kernels: of group size, head_dim, bytes of both elements."""
+UNSURE, WIDER = 0.06, 1.5
+"""Log ratio by which a kernel that was not measured lies off what its kin say, an octave away; and
+what spreads are multiplied by, so that choices are as sure as right in layers left out."""
 NOISE = 0.01
 """Log ratio that rounds of one case differ by in the median (A/A); no lead is surer than it."""
 
@@ -62,11 +62,6 @@ class Point:
     run_us: Mapping[str, float]
     predicted_us: Mapping[str, float]
 
-    @cached_property
-    def place(self) -> np.ndarray:
-        """Scaled coordinates [3] of the point."""
-        return _scaled(self.batch_size, self.mean_len, self.longest)
-
     def log_error(self, backend: str) -> float:
         """Log of measured over predicted time."""
         return math.log(self.run_us[backend] / self.predicted_us[backend])
@@ -78,8 +73,8 @@ class Pick:
 
     `confidence` is the chance that no other is faster, from 0.5 (a tie) to 1. `inside` says whether
     the batch lies within the measured sizes and lengths. `refused` backends cannot run the layer,
-    did nowhere, or have no work plan there. `apart` is how far the measured layers lie that answer:
-    0 for its own.
+    ran none of its cases, or have no work plan there. `nearest` cases correct the choice's time;
+    `apart` is how far the measured kernels lie whose rates it has: 0 for its own.
     """
 
     backend: str
@@ -118,7 +113,7 @@ class Policy:
     timer: str
     releases: Mapping[str, str]
     points: Mapping[AttnSpec, tuple[Point, ...]]
-    rates: Mapping[AttnSpec, Mapping[str, Rates]]
+    rates: Mapping[str, Mapping[Kernel, Rates]]
 
     def choose(self, spec: AttnSpec, seq_lens: Lengths, *, backends: Sequence[str] = ()) -> Pick:
         """The fastest of `backends` (default: all measured) for requests of `seq_lens` tokens.
@@ -130,88 +125,66 @@ class Policy:
             known = ", ".join(self.backends)
             raise ValueError(f"backends must be of {known}, got {', '.join(unknown)}")
         asked = tuple(backends) or self.backends
-        kin = {name: self.kin(spec, name) for name in asked if self._takes(name, spec)}
-        able = tuple(name for name in kin if kin[name])
+        able = tuple(name for name in asked if self._takes(name, spec))
         if not able:
             raise ValueError(f"backends must hold one that ran {spec}, got {', '.join(asked)}")
-        # Of its own cases those count that all ran: a failure says nothing about which is faster.
-        shared, place = able if spec in self.points else (), _place(lens)
-        predicted, spread, near = {}, {}, {}
-        for name in able:
-            made = plan(name, spec, lens, num_sms=self.num_sms)
-            load = load_of(made, spec, lens, Gpu(self.num_sms, self.l2_mib))
-            rates = [self.rates[each][name] for _, each in kin[name]]
-            told = [self._say(each, place, (name, *shared)) for _, each in kin[name]]
-            off, spreads = np.array([numbers for numbers, _ in told]).T
-            means = np.log(predict_by(rates, load)) + off
-            weights = np.array([1 / (away + NEAREST_OCTAVES) ** 2 for away, _ in kin[name]])
-            predicted[name] = float(np.average(means, weights=weights))
-            variance = spreads**2 + (means - predicted[name]) ** 2
-            variance += (UNSURE * kin[name][0][0]) ** 2
-            wider = 1.0 if spec in self.points else WIDER
-            spread[name] = wider * math.sqrt(np.average(variance, weights=weights))
-            near[name] = told[0][1]
-        order = sorted(able, key=lambda name: predicted[name])
+        place = _scaled([_sizes(spec, lens.size, float(lens.mean()), int(lens.max()))])[0]
+        told = {name: self._say(name, spec, lens, place) for name in able}
+        order = sorted(able, key=lambda name: told[name][0])
+        first, cases = told[order[0]][0], self._cases(order[0])
+        places = cases[1][:, :3]
         return Pick(
             backend=order[0],
-            slowdown={name: math.exp(predicted[name] - predicted[order[0]]) for name in order},
-            confidence=_confidence(order, predicted, spread),
-            inside=_within(self._ran_by_all(kin[order[0]][0][1], ())[1], place),
+            slowdown={name: math.exp(told[name][0] - first) for name in order},
+            confidence=_confidence([told[name][:2] for name in order]),
+            inside=bool(((places.min(0) <= place[:3]) & (place[:3] <= places.max(0))).all()),
             refused=tuple(name for name in asked if name not in able),
-            nearest=near[order[0]],
-            apart=kin[order[0]][0][0],
+            nearest=tuple(cases[0][at] for at in told[order[0]][2]),
+            apart=self.kin(order[0], kernel_of(order[0], spec))[0][0],
         )
 
+    def _say(
+        self, name: str, spec: AttnSpec, lens: np.ndarray, place: np.ndarray
+    ) -> tuple[float, float, np.ndarray]:
+        """The log of a backend's time, its spread, and which cases are the nearest."""
+        _, places, errors = self._cases(name)
+        octaves = np.sqrt(((places - place) ** 2).sum(axis=1))
+        near = np.argsort(octaves, kind="stable")[:NEIGHBOURS]
+        mean, spread = _mean(errors[near], octaves[near])
+        kin = self.kin(name, kernel_of(name, spec))
+        made = plan(name, spec, lens, num_sms=self.num_sms)
+        load = load_of(made, spec, lens, Gpu(self.num_sms, self.l2_mib))
+        times = predict_by([self.rates[name][kernel] for _, kernel in kin], load)
+        log_us, differ = _mean(np.log(times), np.array([away for away, _ in kin]))
+        spread = WIDER * math.hypot(spread, differ, UNSURE * kin[0][0])
+        return log_us + mean, spread, near
+
     @_once
-    def kin(self, spec: AttnSpec, name: str) -> list[tuple[float, AttnSpec]]:
-        """The layers that answer for `spec`, nearest first: itself, or all that share its rates."""
-        ran = [
-            each for each, points in self.points.items() if any(name in p.run_us for p in points)
-        ]
-        if spec in self.points:
-            return [(0.0, spec)] if spec in ran else []
-        found = sorted(((apart(spec, each), at) for at, each in enumerate(ran)))
-        count = max(KIN, sum(not away for away, _ in found))
-        kin = [(away, ran[at]) for away, at in found[:count]]
-        return [each for each in kin if not each[0]] or kin
+    def kin(self, name: str, kernel: Kernel) -> list[tuple[float, Kernel]]:
+        """The measured kernels whose rates answer, nearest first: itself, or `KIN` others."""
+        found = sorted((apart(kernel, each), each) for each in self.rates[name])
+        return found[: KIN if found[0][0] else 1]
 
     @_once
     def _takes(self, name: str, spec: AttnSpec) -> bool:
         """Whether the backend can run the layer and has a plan there."""
+        if spec in self.points:
+            return any(name in point.run_us for point in self.points[spec])
         entry = entry_of(name)
         if entry.library.compared:
             release = self.releases.get(name, "")
             refused = bool(why_not(entry.asks, spec, mode="decode", release=release))
         else:
             refused = spec.dtype != spec.kv_dtype
-        return (spec in self.points or not refused) and can_plan(name, spec)
-
-    def _say(
-        self, spec: AttnSpec, place: np.ndarray, names: tuple[str, ...]
-    ) -> tuple[tuple[float, float], tuple[Point, ...]]:
-        """By how much `names[0]` was off its rates at `spec`, in the nearest of its cases that all
-        of `names` ran: mean and spread of logs, and these cases."""
-        points, places, errors = self._ran_by_all(spec, names)
-        octaves = np.sqrt(((places - place) ** 2).sum(axis=1))
-        near = np.argsort(octaves, kind="stable")[:NEIGHBOURS]
-        weights = 1 / (octaves[near] + NEAREST_OCTAVES) ** 2
-        weights /= weights.sum()
-        mean = float(weights @ errors[near])
-        spread = math.sqrt(weights @ (errors[near] - mean) ** 2)
-        return (mean, spread), tuple(points[i] for i in near)
+        return not refused and can_plan(name, spec)
 
     @_once
-    def _ran_by_all(
-        self, spec: AttnSpec, names: tuple[str, ...]
-    ) -> tuple[tuple[Point, ...], np.ndarray, np.ndarray]:
-        """The layer's cases that all of `names` ran, their places [cases, 3], and the log errors of
-        `names[0]` there [cases]."""
-        points = tuple(p for p in self.points[spec] if {*names} <= p.run_us.keys())
-        if not points:
-            both = ", ".join(sorted({*names}))
-            raise ValueError(f"backends must share a case that all ran, {both} do not")
-        errors = [point.log_error(name) for point in points for name in names[:1]]
-        return points, np.array([point.place for point in points]), np.array(errors)
+    def _cases(self, name: str) -> tuple[tuple[Point, ...], np.ndarray, np.ndarray]:
+        """The cases that a backend ran, their places [cases, 9], and its log errors [cases]."""
+        found = [(s, p) for s, points in self.points.items() for p in points if name in p.run_us]
+        places = _scaled([_sizes(s, p.batch_size, p.mean_len, p.longest) for s, p in found])
+        errors = [point.log_error(name) for _, point in found]
+        return tuple(point for _, point in found), places, np.array(errors)
 
     @cached_property
     def _kept(self) -> dict[Any, Any]:
@@ -229,12 +202,13 @@ def save(policy: Policy, path: Path) -> Path:
     form: dict[str, Any] = {"schema": SCHEMA, "kind": KIND}
     form |= {name: getattr(policy, name) for name in (*SINGLE, "releases")}
     form["specs"] = [
-        {
-            **asdict(spec),
-            "points": [asdict(point) for point in points],
-            "rates": {name: asdict(rates) for name, rates in policy.rates[spec].items()},
-        }
+        {**asdict(spec), "points": [asdict(point) for point in points]}
         for spec, points in policy.points.items()
+    ]
+    form["rates"] = [
+        {"backend": name, "kernel": kernel, **asdict(rates)}
+        for name, kernels in policy.rates.items()
+        for kernel, rates in kernels.items()
     ]
     part = path.with_name(path.name + ".part")
     part.write_text(json.dumps(form) + "\n", encoding="utf-8")
@@ -247,46 +221,52 @@ def load(path: Path) -> Policy:
     found = (form.get("kind"), form.get("schema")) if isinstance(form, dict) else (None, None)
     if found != (KIND, SCHEMA):
         raise ValueError(f"{path.name} must be a {KIND!r} of schema {SCHEMA}, got {found}")
-    points, rates = {}, {}
+    points, rates = {}, dict[str, dict[Kernel, Rates]]()
     for entry in form["specs"]:
-        measured, fitted = entry.pop("points"), entry.pop("rates")
-        spec = AttnSpec(**entry)
-        points[spec] = tuple(Point(**point) for point in measured)
-        lists = {name: tuple(each.pop("token_ns")) for name, each in fitted.items()}
-        rates[spec] = {n: Rates(**each, token_ns=lists[n]) for n, each in fitted.items()}
+        measured = entry.pop("points")
+        points[AttnSpec(**entry)] = tuple(Point(**point) for point in measured)
+    for entry in form["rates"]:
+        kernels = rates.setdefault(entry.pop("backend"), {})
+        kernel, entry["token_ns"] = tuple(entry.pop("kernel")), tuple(entry["token_ns"])
+        kernels[kernel] = Rates(**entry)
     told = {name: form[name] for name in (*SINGLE, "releases")}
     return Policy(**told, points=points, rates=rates)
 
 
-def _confidence(
-    order: list[str], predicted: Mapping[str, float], spread: Mapping[str, float]
-) -> float:
-    """Chance that the first is faster than the second, both uncertain by their spread."""
+def kernel_of(name: str, spec: AttnSpec) -> Kernel:
+    """What decides about a backend's rates: on tensor cores heads of any group fill a tile."""
+    group = spec.group_size if entry_of(name).family == "cuda-cores" else 1
+    return group, spec.head_dim, spec.dtype, spec.kv_dtype
+
+
+def apart(one: Kernel, other: Kernel) -> float:
+    """How far two kernels are from each other, in octaves as `APART` counts them."""
+    sizes = [(k[0], k[1], ELEMENT_BYTES[k[2]], ELEMENT_BYTES[k[3]]) for k in (one, other)]
+    return float(np.sqrt(((APART * np.diff(np.log2(sizes), axis=0)) ** 2).sum()))
+
+
+def _confidence(order: list[tuple[float, float]]) -> float:
+    """Chance that the first is faster than the second, both (log, spread)."""
     if len(order) == 1:
         return 1.0
-    first, second = order[:2]
-    lead = predicted[second] - predicted[first]
-    unsure = math.sqrt(spread[first] ** 2 + spread[second] ** 2 + NOISE**2)
-    return 0.5 * (1 + math.erf(lead / unsure / math.sqrt(2)))
+    (first, one), (second, other) = order[:2]
+    return 0.5 * (1 + math.erf((second - first) / math.hypot(one, other, NOISE) / math.sqrt(2)))
 
 
-def _place(lens: np.ndarray) -> np.ndarray:
-    return _scaled(lens.size, float(lens.mean()), int(lens.max()))
+def _mean(values: np.ndarray, away: np.ndarray) -> tuple[float, float]:
+    """Mean and spread of values, nearer ones counting more."""
+    weights = 1 / (away + NEAREST) ** 2
+    weights /= weights.sum()
+    mean = float(weights @ values)
+    return mean, math.sqrt(weights @ (values - mean) ** 2)
 
 
-def _scaled(batch_size: int, mean_len: float, longest: int) -> np.ndarray:
-    return SCALE * np.log2([batch_size, mean_len, longest / mean_len])
+def _sizes(spec: AttnSpec, batch_size: int, mean_len: float, longest: int) -> tuple[float, ...]:
+    """What a case is near another by, as in `OCTAVES`."""
+    lens = (batch_size, mean_len, longest / mean_len)
+    heads = (spec.num_kv_heads, spec.group_size, spec.page_size, spec.head_dim)
+    return (*lens, *heads, ELEMENT_BYTES[spec.dtype], ELEMENT_BYTES[spec.kv_dtype])
 
 
-def _within(places: np.ndarray, place: np.ndarray) -> bool:
-    return bool(((np.min(places, 0) <= place) & (place <= np.max(places, 0))).all())
-
-
-def apart(one: AttnSpec, other: AttnSpec) -> float:
-    """How far the kernels of two layers are from each other, 0 where they share their rates."""
-    return float(np.sqrt(((APART * (_kernel(one) - _kernel(other))) ** 2).sum()))
-
-
-def _kernel(spec: AttnSpec) -> np.ndarray:
-    sizes = [spec.group_size, spec.page_size, spec.head_dim]
-    return np.log2([*sizes, ELEMENT_BYTES[spec.dtype], ELEMENT_BYTES[spec.kv_dtype]])
+def _scaled(sizes: Sequence[tuple[float, ...]]) -> np.ndarray:
+    return OCTAVES * np.log2(sizes)

@@ -14,7 +14,7 @@ from ...core.spec import AttnSpec
 from ...draw import charts, style
 from ...run.frame import LABELS
 from .learn import advising
-from .tables import MEASURED, POOLS, pool_of
+from .tables import MEASURED, POOLS
 
 LOOKS = style.looks(LABELS[name] for name in POOLS["with FlashAttention-3"])
 CELLS = 20
@@ -38,7 +38,7 @@ def policy_map(
 
     if not specs:
         raise ValueError("specs must hold at least one, it holds none")
-    looks = {LABELS[name]: LOOKS[LABELS[name]] for name in pool_of(policy, pool)}
+    looks = {LABELS[name]: LOOKS[LABELS[name]] for name in POOLS[pool]}
     rows = advising(frame)
     figure, axes = charts.panels(
         [f"{spec.heads} heads, page {spec.page_size}" for spec in specs],
@@ -48,7 +48,7 @@ def policy_map(
         title="Fastest: measured (dots), chosen (ground)",
     )
     for axis, spec in zip(axes, specs, strict=True):
-        _draw_map(axis, policy, spec, pool_of(policy, pool))
+        _draw_map(axis, policy, spec, POOLS[pool])
     dots = [
         Line2D([], [], marker=look.marker, color=look.color, linestyle="", label=name)
         for name, look in looks.items()
@@ -60,11 +60,11 @@ def policy_map(
 def regret_chart(frame: pd.DataFrame, lost: pd.DataFrame, *, pool: str) -> charts.Figure:
     """A row per rule: every batch's regret as a dot, the geometric mean as a line.
 
-    `lost` is what `regrets` makes of `frame`.
+    `lost` is what `regrets` or `left_out` makes of `frame`.
     """
     lost, drawn = lost[lost.pool == pool], advising(frame)
     mean = np.expm1(np.log1p(lost.regret).groupby(lost.rule).mean()).sort_values()
-    title = f"Regret in {lost.case.nunique()} decode batches of other layers, backends {pool}"
+    title = f"Regret in {lost.case.nunique()} batches, each layer left out: {pool}"
     xlabel = "time of the choice over the fastest, less 1 (log)"
     size = (7, 0.9 + 0.38 * len(mean))
     figure, (axis,) = charts.panels([""], size, drawn, (xlabel, ""), title=title)

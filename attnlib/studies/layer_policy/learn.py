@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from ...core.policy.plans import can_plan, plan
-from ...core.policy.policy import Point, Policy
+from ...core.policy.policy import Kernel, Point, Policy, kernel_of
 from ...core.policy.times import KNOTS, START, Calls, Gpu, Load, Rates, load_of, predict
 from ...core.spec import AttnSpec
 from ...kinds.decode.case import DecodeCase
@@ -20,13 +20,10 @@ from ...run.frame import times as median_times
 from ...run.study import record_machine
 from .. import STUDIES
 
-TAUGHT_BY = ("layer_policy", "more_layers")
+TAUGHT_BY = ("layer_policy", "more_layers", "other_layers")
 """L2 cold, a release that engines pin."""
 PULL, SMOOTH = 0.05, 0.3
 """Weights in a fit of a rate's log distance from `START`, and of latency's from its neighbours."""
-
-Measured: TypeAlias = tuple[DecodeCase, tuple[tuple[str, float], ...]]
-"""A case, and the time of each backend that ran it."""
 
 
 def current() -> Policy:
@@ -49,9 +46,11 @@ def records() -> pd.DataFrame:
 
 
 class Taught(NamedTuple):
-    """What a frame teaches: times (us) by backend of its cases, and what a policy says of them."""
+    """What a frame teaches: times (us) by backend of its cases, the same by backend and kernel, and
+    what a policy says of them."""
 
     times: dict[DecodeCase, dict[str, float]]
+    kernels: dict[tuple[str, Kernel], list[tuple[DecodeCase, float]]]
     gpu: Gpu
     told: dict[str, Any]
 
@@ -78,46 +77,42 @@ def taught(frame: pd.DataFrame) -> Taught:
     gpu = Gpu(int(first.num_sms), float(first.l2_mib) if first.timer == "graph" else 0.0)
     told = {"gpu": str(first.gpu), "gpu_id": ", ".join(sorted(rows.gpu_id.unique()))}
     told |= {"study": ", ".join(rows.study.unique()), "timer": str(first.timer)}
-    return Taught(times, gpu, told | {"releases": _releases(rows)})
+    kernels: dict[tuple[str, Kernel], list[tuple[DecodeCase, float]]] = {}
+    for case, by_name in times.items():
+        for name, us in by_name.items():
+            if can_plan(name, case.spec):
+                kernels.setdefault((name, kernel_of(name, case.spec)), []).append((case, us))
+    return Taught(times, kernels, gpu, told | {"releases": _releases(rows)})
 
 
 def policy_from(known: Taught, *, without: AttnSpec | None = None) -> Policy:
     """The policy of all that was taught, or of all layers but one."""
-    kernels: dict[tuple[object, ...], list[Measured]] = {}
-    for case, times in known.times.items():
-        spec = case.spec
-        if spec != without:
-            kernel = (spec.group_size, spec.head_dim, spec.page_size, spec.dtypes)
-            kernels.setdefault(kernel, []).append((case, tuple(times.items())))
-    learnt, rates = dict[AttnSpec, list[Point]](), dict[AttnSpec, dict[str, Rates]]()
-    for measured in kernels.values():
-        points, fitted = learn(tuple(measured), known.gpu)
-        for (case, _), point in zip(measured, points, strict=True):
-            learnt.setdefault(case.spec, []).append(point)
-            rates[case.spec] = fitted
-    points_of = {spec: tuple(points) for spec, points in learnt.items()}
-    return Policy(**known.told, **asdict(known.gpu), points=points_of, rates=rates)
+    rates = dict[str, dict[Kernel, Rates]]()
+    predicted = dict[DecodeCase, dict[str, float]]()
+    for (name, kernel), every in known.kernels.items():
+        measured = [(case, us) for case, us in every if case.spec != without]
+        if not measured:
+            continue
+        rates.setdefault(name, {})[kernel], told = learn(name, tuple(measured), known.gpu)
+        for (ran, _), by_rates in zip(measured, told, strict=True):
+            predicted.setdefault(ran, {})[name] = by_rates
+    points = dict[AttnSpec, tuple[Point, ...]]()
+    for case, by_name in predicted.items():
+        run_us = {name: known.times[case][name] for name in by_name}
+        point = Point(*_brief(case), run_us, by_name)
+        points[case.spec] = (*points.get(case.spec, ()), point)
+    return Policy(**known.told, **asdict(known.gpu), points=points, rates=rates)
 
 
 # A report asks for the same policy in every table and figure.
-@lru_cache(maxsize=64)
-def learn(measured: tuple[Measured, ...], gpu: Gpu) -> tuple[tuple[Point, ...], dict[str, Rates]]:
-    """Points, and rates of layers that share them; a backend without a plan is left out."""
-    lens = [sample_seq_lens(case) for case, _ in measured]
-    spec = measured[0][0].spec
-    times = [{n: us for n, us in run_us if can_plan(n, spec)} for _, run_us in measured]
-    rates, predicted = {}, [dict[str, float]() for _ in measured]
-    for name in sorted({name for run_us in times for name in run_us}):
-        ran = [place for place, run_us in enumerate(times) if name in run_us]
-        loads = [_load(name, measured[at][0], gpu) for at in ran]
-        rates[name] = fit(loads, [times[at][name] for at in ran])
-        for at, us in zip(ran, predict(rates[name], loads).tolist(), strict=True):
-            predicted[at][name] = round(us, 3)
-    points = (
-        Point(len(each), round(float(np.mean(each)), 1), int(np.max(each)), run_us, by_rates)
-        for each, run_us, by_rates in zip(lens, times, predicted, strict=True)
-    )
-    return tuple(points), rates
+@lru_cache(maxsize=2**12)
+def learn(
+    name: str, measured: tuple[tuple[DecodeCase, float], ...], gpu: Gpu
+) -> tuple[Rates, tuple[float, ...]]:
+    """Rates of a backend's kernel by measured cases and their us, and the us of each by them."""
+    loads = [_load(name, case, gpu) for case, _ in measured]
+    rates = fit(loads, [us for _, us in measured])
+    return rates, tuple(round(us, 3) for us in predict(rates, loads).tolist())
 
 
 # A case is planned once, whichever layers are left out.
@@ -125,6 +120,12 @@ def learn(measured: tuple[Measured, ...], gpu: Gpu) -> tuple[tuple[Point, ...], 
 def _load(name: str, case: DecodeCase, gpu: Gpu) -> Load:
     lens = sample_seq_lens(case)
     return load_of(plan(name, case.spec, lens, num_sms=gpu.num_sms), case.spec, lens, gpu)
+
+
+@lru_cache(maxsize=2**12)
+def _brief(case: DecodeCase) -> tuple[int, float, int]:
+    lens = sample_seq_lens(case)
+    return len(lens), round(float(np.mean(lens)), 1), int(np.max(lens))
 
 
 def advising(frame: pd.DataFrame) -> pd.DataFrame:

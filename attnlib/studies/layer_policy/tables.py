@@ -36,7 +36,11 @@ flashattention_backend.py:409-438, but under DP attention; vLLM 0.33.0 flash_att
 SHOWN = {"mean, %": 2, "95th percentile, %": 1, "worst, %": 1, "of all lost, %": 1}
 """Decimals of a summary's columns."""
 
-Rule = Callable[[DecodeCase], str]
+SURE = (0.5, 0.7, 0.9, 0.99, 1.0)
+"""Ends of the groups of confidence."""
+
+Rule = Callable[[DecodeCase], tuple[str, float]]
+"""What it chooses, and how sure it is."""
 Times = dict[DecodeCase, dict[str, float]]
 """Microseconds of a batch by backend."""
 
@@ -45,6 +49,7 @@ def regrets(frame: pd.DataFrame, policy: Policy, pools: Iterable[str] = POOLS) -
     """A row per pool, rule and batch of `frame`: the `chosen` backend and its `regret`.
 
     A rule is judged in pools with all of its choices; `regret` is NaN where a choice has no time.
+    `confidence` is the policy's own, of rules 1.
     """
     return _regrets(case_times(advising(frame)), policy, pools)
 
@@ -61,20 +66,16 @@ def left_out(frame: pd.DataFrame, pools: Iterable[str] = POOLS) -> pd.DataFrame:
 def _regrets(times: Times, policy: Policy, pools: Iterable[str]) -> pd.DataFrame:
     found = []
     for pool in pools:
-        backends = pool_of(policy, pool)
+        backends = [name for name in POOLS[pool] if name in policy.backends]
         for rule, choose in _rules(policy, backends).items():
             chosen = {case: choose(case) for case in times}
-            if set(chosen.values()) <= set(backends):
+            if {name for name, _ in chosen.values()} <= set(backends):
                 found += [
-                    (case, name, _lost(times[case], name, backends), pool, rule)
-                    for case, name in chosen.items()
+                    (case, name, _lost(times[case], name, backends), pool, rule, sure)
+                    for case, (name, sure) in chosen.items()
                 ]
-    return pd.DataFrame(found, columns=["case", "chosen", "regret", "pool", "rule"])
-
-
-def pool_of(policy: Policy, pool: str) -> list[str]:
-    """The backends of a pool that the policy knows."""
-    return [name for name in POOLS[pool] if name in policy.backends]
+    columns = ["case", "chosen", "regret", "pool", "rule", "confidence"]
+    return pd.DataFrame(found, columns=columns)
 
 
 def regret_table(lost: pd.DataFrame) -> pd.DataFrame:
@@ -108,7 +109,7 @@ def kind_table(lost: pd.DataFrame, *, pool: str) -> pd.DataFrame:
 def worst_choices(frame: pd.DataFrame, lost: pd.DataFrame, *, pool: str) -> pd.DataFrame:
     """The ten batches in which the policy loses most in `pool`, of at least 5 %, with all times in
     us."""
-    times, rows = case_times(advising(frame)), []
+    times, rows = taught(frame).times, []
     lost = lost[(lost.pool == pool) & (lost.rule == MEASURED) & (lost.regret > 0.05)]
     for case, chosen, regret, *_ in lost.nlargest(10, "regret").itertuples(False):
         told = {"case": case.key, "chosen": LABELS[chosen], "regret, %": round(100 * regret, 1)}
@@ -141,15 +142,11 @@ def plan_errors(policy: Policy) -> pd.DataFrame:
     return pd.DataFrame(rows).round(1)
 
 
-def confidence_table(frame: pd.DataFrame, policy: Policy, *, pool: str) -> pd.DataFrame:
+def confidence_table(lost: pd.DataFrame, *, pool: str) -> pd.DataFrame:
     """How often a choice of so much confidence was the fastest of `pool`."""
-    rows, backends = [], pool_of(policy, pool)
-    for case, run_us in case_times(advising(frame)).items():
-        pick = policy.choose(case.spec, sample_seq_lens(case).tolist(), backends=backends)
-        rows.append((pick.confidence, _lost(run_us, pick.backend, backends) == 0))
-    found = pd.DataFrame(rows, columns=["confidence", "right"])
-    bins = pd.cut(found.confidence, [0.5, 0.9, 0.99, 1.0], labels=["up to 0.9", "to 0.99", "above"])
-    counts = found.groupby(bins, observed=False).right.agg(["size", "sum"])
+    found = lost[(lost.pool == pool) & (lost.rule == MEASURED)]
+    bins = pd.cut(found.confidence, SURE, labels=[f"up to {high}" for high in SURE[1:]])
+    counts = (found.regret == 0).groupby(bins, observed=False).agg(["size", "sum"])
     return counts.rename(columns={"size": "choices", "sum": "fastest"}).reset_index()
 
 
@@ -167,31 +164,29 @@ def fastest(times: Times, *, pool: str) -> pd.DataFrame:
 
 
 def _rules(policy: Policy, backends: Sequence[str]) -> dict[str, Rule]:
-    return {
-        MEASURED: partial(_measured, policy, backends),
-        **{rule: partial(_always, name) for rule, name in ALWAYS.items()},
-        **{name: partial(_explained, *asked) for name, asked in EXPLAINED.items()},
-    }
+    def measured(case: DecodeCase) -> tuple[str, float]:
+        pick = policy.choose(case.spec, sample_seq_lens(case).tolist(), backends=backends)
+        return pick.backend, pick.confidence
+
+    always = {rule: partial(_always, name) for rule, name in ALWAYS.items()}
+    explained = {name: partial(_explained, *asked) for name, asked in EXPLAINED.items()}
+    return {MEASURED: measured, **always, **explained}
 
 
-def _measured(policy: Policy, backends: Sequence[str], case: DecodeCase) -> str:
-    return policy.choose(case.spec, sample_seq_lens(case).tolist(), backends=backends).backend
-
-
-def _always(name: str, _: DecodeCase) -> str:
-    return name
+def _always(name: str, _: DecodeCase) -> tuple[str, float]:
+    return name, 1.0
 
 
 # Both pools ask, and every table.
 @cache
-def _explained(library: str, policy: str, case: DecodeCase) -> str:
+def _explained(library: str, policy: str, case: DecodeCase) -> tuple[str, float]:
     call = Call(kv_lens=tuple(sample_seq_lens(case).tolist()), graph=True)
     asked = {"mode": "decode", "gpu": REFERENCE, "library": library, "policy": policy}
     choice = explain(case.spec, call=call, env={}, **asked)
     known = POOLS["FlashInfer"]
     if choice.ours not in known:
         raise ValueError(f"{library} must choose one of {', '.join(known)}, got {choice.kernel!r}")
-    return choice.ours
+    return choice.ours, 1.0
 
 
 def summary(lost: pd.Series) -> dict[str, float]:

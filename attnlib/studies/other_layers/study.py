@@ -1,8 +1,7 @@
-"""The batches that judge a policy, once: of layers that it never learnt from, on another GPU.
+"""The layers of a second judge, learnt from since, as `more_layers` are.
 
-Layers and batches are drawn by a seed that was new when this was written, and no time of these was
-seen; the layers of an earlier draw are learnt from by now (LOG.md, 2026-11-23). Nothing may be
-tuned on them: whoever changes the policy after they were measured draws others.
+They judged a policy once, under the name of `unseen_layers` (LOG.md, 2026-11-23): drawn by a seed,
+with their batches, before any of their times was seen.
 """
 
 import random
@@ -52,8 +51,8 @@ CASES = drawn_cases(LAYERS, 10, "unseen layers, second draw")
 ROUNDS = 3
 
 STUDY = Study(
-    name="unseen_layers",
-    question="What does the policy lose in layers that nobody measured?",
+    name="other_layers",
+    question="Which backend decodes fastest in yet other layers, cold?",
     grids=(
         *on_both(CASES, ONCE, timers=COLD, rounds=ROUNDS),
         Grid(CASES[::10], (), (RELEASE,), timers=COLD, rounds=ROUNDS, again=FLASHINFER[:1]),

@@ -1,1 +1,0 @@
-"""Batches of layers that no policy learnt from."""

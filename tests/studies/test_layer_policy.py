@@ -1,0 +1,158 @@
+"""What a policy loses in layers that it did not learn from, and the tables and figures of it."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from support.frames import frame, row
+from support.published import live, pick, published
+
+from attnlib.core.policy.plans import can_plan
+from attnlib.core.policy.policy import kernel_of
+from attnlib.kinds.cost import decode_cost
+from attnlib.measure.timer import MAX_CALLS_PER_SAMPLE, cold_copies
+from attnlib.run.frame import CUDA_CORES, FA2, FA3
+from attnlib.studies import STUDIES, captured, more_layers, other_layers
+from attnlib.studies import layer_policy as policy
+
+ROOT = Path(__file__).parents[2]
+OURS, ALL = "FlashInfer", "with FlashAttention-3"
+
+
+def test_every_layer_is_taught_once_and_fits_the_memory_and_a_cold_replay():
+    studies = [STUDIES[name] for name in policy.TAUGHT_BY]
+    layers = [spec for each in (policy, more_layers, other_layers) for spec in each.LAYERS]
+    assert len(layers) == len({*layers}) == 63
+    assert {case.spec for study in studies for case in study.cases} == {*layers}
+    assert len({study.reference_machine for study in studies}) == 3
+    sizes = [decode_cost(case).kv_bytes for study in studies for case in study.cases]
+    assert max(sizes) <= policy.KV_BYTES_LIMIT
+    assert max(cold_copies(size, 60 * 2**20) for size in sizes) <= MAX_CALLS_PER_SAMPLE
+
+
+@pytest.fixture(scope="module")
+def study():
+    return pd.concat(map(published, policy.TAUGHT_BY))
+
+
+@pytest.fixture(scope="module")
+def learnt(study):
+    return policy.policy_of(study)
+
+
+@pytest.fixture(scope="module")
+def lost(study):
+    return policy.left_out(study)
+
+
+def of_rule(lost, rule, pool=OURS):
+    return pick(lost, rule=rule, pool=pool).set_index("case")
+
+
+def test_a_rule_is_judged_in_every_case_where_all_it_chooses_is_in_the_pool(lost):
+    assert set(lost.groupby(["pool", "rule"]).case.nunique()) == {910}
+    rules = {pool: set(part.rule) for pool, part in lost.groupby("pool")}
+    assert rules[ALL] - rules[OURS] == {"always FlashAttention-3"}
+    assert set(of_rule(lost, "FlashInfer 0.6.3 auto").chosen) == {FA3}
+    for case, chosen in of_rule(lost, "SGLang with FlashInfer").chosen.items():
+        tensor_cores = case.spec.group_size >= 4 or case.spec.kv_dtype == "float8_e4m3fn"
+        assert chosen == (FA2 if tensor_cores else CUDA_CORES)
+
+
+def test_a_rule_that_chooses_what_was_not_measured_is_refused(learnt, monkeypatch):
+    monkeypatch.setitem(policy.EXPLAINED, "XQA", ("flashinfer==0.7.2", "vllm"))
+    with pytest.raises(ValueError, match=r"flashinfer==0\.7\.2 must choose one of .* got 'xqa'"):
+        policy.regrets(live("more_layers"), learnt)
+
+
+def test_no_regret_is_negative_the_fastest_has_none_and_means_are_geometric(study, learnt, lost):
+    assert (lost.regret.dropna() >= 0).all()
+    level = policy.regrets(live("more_layers").assign(run_us=1.0), learnt, (OURS,))
+    assert (level.regret.dropna() == 0).all()
+    mean = np.expm1(np.log1p(of_rule(lost, "always fa2").regret).mean())
+    told = policy.regret_table(lost).set_index(["pool", "rule"]).loc[(OURS, "always fa2")]
+    assert told["mean, %"] == pytest.approx(100 * mean, abs=0.005)
+    first = policy.worst_choices(study, lost, pool=ALL).iloc[0]
+    times = first[["fa2", "fa2 planned", "CUDA cores"]].astype(float)
+    regret = 100 * (times[first.chosen] / times.min() - 1)
+    assert first["regret, %"] == pytest.approx(regret, abs=0.2)
+
+
+@pytest.mark.parametrize(("pool", "high"), [(OURS, 4), (ALL, 6)])
+def test_in_layers_left_out_the_policy_loses_less_than_one_percent_and_rules_ten_times_that(
+    pool, high, lost
+):
+    table = pick(policy.regret_table(lost), pool=pool).set_index("rule")
+    own, rules = table.loc[policy.MEASURED], table.drop(policy.MEASURED)
+    assert {"always fa2", "always fa3", "SGLang with FlashInfer"} <= {*rules.index}
+    assert own.cases >= 900 and 0.5 < own["mean, %"] < 1 < 9 < rules["mean, %"].min()
+    assert high - 1 < own["95th percentile, %"] < high < 40 < rules["95th percentile, %"].min()
+    assert (table["95th percentile, %"] <= table["worst, %"]).all()
+
+
+def test_a_layer_left_out_has_neither_points_nor_rates_of_its_own(study, learnt):
+    spec = other_layers.LAYERS[0]
+    known = policy.taught(study)
+    without = policy.policy_from(known, without=spec)
+    assert set(learnt.points) - set(without.points) == {spec}
+    kernel = kernel_of(FA2, spec)
+    assert without.rates[FA2][kernel] != learnt.rates[FA2][kernel]
+
+
+def test_most_is_lost_where_a_kernel_of_cuda_cores_was_never_measured(lost, study, learnt):
+    mine = of_rule(lost, policy.MEASURED)
+    ran = {spec for spec, points in learnt.points.items() if CUDA_CORES in points[0].run_us}
+    kernels = Counter(kernel_of(CUDA_CORES, spec) for spec in ran)
+    alone = [kernels[kernel_of(CUDA_CORES, case.spec)] == 1 for case in mine.index]
+    share = np.log1p(mine.regret)
+    assert share[alone].mean() > 3 * share[~np.array(alone)].mean()
+    taken = {case.spec for case in pick(study, backend=CUDA_CORES, status="ok").case}
+    assert taken >= ran and all(can_plan(CUDA_CORES, spec) for spec in taken)
+
+
+@pytest.mark.parametrize("pool", policy.POOLS)
+def test_the_surer_a_choice_the_oftener_it_is_the_fastest(lost, pool):
+    sure = policy.confidence_table(lost, pool=pool)
+    share = (sure.fastest / sure.choices).tolist()
+    assert sure.choices.sum() == 910 and sure.choices.min() > 100
+    assert 0.55 < share[0] < 0.7 < share[1] < 0.9 < share[2] < 1 and share[3] > 0.94
+
+
+def test_cuda_cores_win_small_groups_flashattention_3_fp8_queries_and_none_a_third(study):
+    times = policy.taught(study).times
+    table = policy.fastest(times, pool=ALL)
+    wins = table.iloc[:, 3:]
+    assert wins.sum().sum() == len(times) == 910 and wins.sum().max() < 910 / 3
+    small = (table.group <= 2) & (table.head_dim < 256)
+    assert (wins[small]["CUDA cores"] > wins[small].sum(axis=1) / 2).all()
+    fp8 = table["dtypes"] == "float8_e4m3fn"
+    assert (wins[fp8].idxmax(axis=1) == "FlashAttention-3, precomputed").all()
+
+
+def test_the_few_cases_of_a_live_notebook_are_enough_for_every_table_and_figure():
+    rows = pd.concat(map(live, policy.TAUGHT_BY))
+    learnt, lost = policy.policy_of(rows), policy.left_out(rows)
+    assert set(learnt.points) > set(policy.LAYERS) and len(learnt.backends) == 6
+    table = policy.regret_table(lost).set_index(["pool", "rule"])
+    assert table.cases[(OURS, policy.MEASURED)] > 30
+    assert policy.kind_table(lost, pool=OURS).cases.sum() > 30
+    assert policy.confidence_table(lost, pool=OURS).choices.sum() == lost.case.nunique()
+    assert 0 < len(policy.worst_choices(rows, lost, pool=ALL)) <= 10
+    assert policy.plan_errors(learnt).cases.min() > 0
+    chart = policy.regret_chart(rows, lost, pool=ALL)
+    assert chart.axes[0].get_yticklabels()[0].get_text() == policy.MEASURED
+    own = {"its": other_layers.LAYERS[0]}
+    assert policy.answers(learnt, own, [300] * 100).choice.item() in policy.LABELS.values()
+    assert len(policy.policy_map(rows, learnt, policy.LAYERS[:2], pool=OURS).axes) == 2
+    with pytest.raises(ValueError, match="specs must hold at least one"):
+        policy.policy_map(rows, learnt, [], pool=OURS)
+
+
+def test_captured_steps_judge_too(learnt):
+    case = captured.study_of(ROOT / "data/captures/engine.jsonl")[0].cases[0]
+    names = [name for name in captured.DECODES if name in learnt.backends]
+    own = frame(*(row(case, name, 0, 9.0, timer="graph-cold") for name in names))
+    table = policy.regret_table(policy.regrets(own, learnt)).set_index(["pool", "rule"])
+    assert (table["worst, %"].xs(policy.MEASURED, level="rule") == 0).all()
