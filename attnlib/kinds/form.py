@@ -1,6 +1,7 @@
 """What all kinds of case share: names for people and command lines, and a flat JSON form."""
 
 from dataclasses import Field, field, fields
+from functools import cache
 from typing import Any, ClassVar, Self
 
 from ..core.spec import LATER
@@ -55,10 +56,12 @@ def _inner(noun: Any) -> tuple[str, Any]:
     return getattr(noun, "inner", ("", None))
 
 
+@cache
 def _own_fields(cls: Any) -> list[Field[Any]]:
     return [f for f in fields(cls) if f.name != _inner(cls)[0]]
 
 
+@cache
 def _all_fields(cls: Any) -> list[Field[Any]]:
     _, noun = _inner(cls)
     return [*(_all_fields(noun) if noun else []), *_own_fields(cls)]

@@ -1,9 +1,12 @@
 """Shared fixtures: every test has its own data folder and none of the caller's switches."""
 
+import itertools
+import math
 import os
 import sys
 import tempfile
 from dataclasses import replace
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +20,7 @@ if not torch.cuda.is_available():
 from support import library_fakes as fakes
 from support.metadata_cases import FEWER
 from support.studies import CPU, QUICK_START
+from triton.language import core
 from triton.runtime import interpreter
 
 from attnlib import cli
@@ -76,6 +80,37 @@ def patch_once(function):
     return interpreter._LangPatchScope()
 
 
+np_dtype, np_dtypes = interpreter._get_np_dtype, {}
+with_element = core.block_type.with_element_ty
+
+
+def np_dtype_once(dtype):
+    """As in Triton, which lists all types at each call."""
+    scalar = dtype.scalar
+    if scalar.name not in np_dtypes:
+        np_dtypes[scalar.name] = np_dtype(scalar)
+    return np_dtypes[scalar.name]
+
+
+def with_element_once(block, scalar):
+    """As in Triton, which judges and names the shape at each call."""
+    made = vars(block).setdefault("made", {})
+    if scalar.name not in made:
+        made[scalar.name] = with_element(block, scalar)
+    return made[scalar.name]
+
+
+@cache
+def shape_of(sizes):
+    """A tensor's shape and number of elements, as Triton makes them anew for each tensor."""
+    return core.tuple([core.constexpr(size) for size in sizes]), core.constexpr(math.prod(sizes))
+
+
+def init_tensor(tensor, handle, dtype):
+    tensor.handle, tensor.type, tensor.dtype = handle, dtype, dtype.scalar
+    tensor.shape, tensor.numel = shape_of(tuple(dtype.shape) if dtype.is_block() else ())
+
+
 @pytest.fixture(scope="session", autouse=True)
 def small_grids():
     """What `metadata_cases.FEWER` says, and fewer searches."""
@@ -85,19 +120,27 @@ def small_grids():
             patch.setattr(module, name, getattr(module, name) // FEWER)
         if not torch.cuda.is_available():
             patch.setattr(interpreter, "_patch_lang", patch_once)
+            patch.setattr(interpreter, "_get_np_dtype", np_dtype_once)
+            patch.setattr(core.tensor, "__init__", init_tensor)
+            patch.setattr(core.block_type, "with_element_ty", with_element_once)
+            patch.setattr(core.block_type, "to_ir", lambda block, builder: block)
             # Without `debug` it computes whether each sum overflows, and drops the answer.
             options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
             patch.setattr(interpreter.interpreter_builder, "options", options)
         yield
 
 
+folders = itertools.count()
+
+
 @pytest.fixture(autouse=True)
-def data(tmp_path, monkeypatch):
+def data(own_temporary_folder, monkeypatch):
     """The test's own data folder; the published records need `delenv("ATTNLIB_DATA")`."""
-    monkeypatch.setenv("ATTNLIB_DATA", str(tmp_path / "data"))
+    folder = own_temporary_folder / f"data-{next(folders)}" / "data"
+    monkeypatch.setenv("ATTNLIB_DATA", str(folder))
     for name in SWITCHES:
         monkeypatch.delenv(f"ATTNLIB_{name}", raising=False)
-    return tmp_path / "data"
+    return folder
 
 
 @pytest.fixture(autouse=True)
