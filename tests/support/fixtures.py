@@ -25,7 +25,7 @@ from triton.runtime import interpreter
 
 from attnlib import cli
 from attnlib.core import backends
-from attnlib.core.backends import fa3, flashinfer
+from attnlib.core.backends import fa3, flashinfer, mla
 from attnlib.core.batch import DecodeBatch, PagedKV
 from attnlib.core.fa2 import planner
 from attnlib.core.metadata import decode, device, kv_indices
@@ -296,7 +296,8 @@ def fake_fa2(monkeypatch):
         BatchPrefillWithRaggedKVCacheWrapper=fakes.FakeRagged,
     )
     monkeypatch.setitem(sys.modules, "flashinfer", module)
-    monkeypatch.setattr(flashinfer, "WORKSPACE_BYTES", 2**24)
+    for library in (flashinfer, mla):
+        monkeypatch.setattr(library, "WORKSPACE_BYTES", 2**21)
     monkeypatch.setattr(planner, "installed_version", lambda _: "0.6.4")
     small = SimpleNamespace(multi_processor_count=4)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: small)
