@@ -61,7 +61,6 @@ def _own_fields(cls: Any) -> list[Field[Any]]:
     return [f for f in fields(cls) if f.name != _inner(cls)[0]]
 
 
-@cache
 def _all_fields(cls: Any) -> list[Field[Any]]:
     _, noun = _inner(cls)
     return [*(_all_fields(noun) if noun else []), *_own_fields(cls)]
@@ -70,7 +69,7 @@ def _all_fields(cls: Any) -> list[Field[Any]]:
 def _flat(noun: Any) -> dict[str, Any]:
     name, _ = _inner(noun)
     form = _flat(getattr(noun, name)) if name else {}
-    for f in _own_fields(type(noun)):
+    for f in _own_fields(noun.__class__):
         value = getattr(noun, f.name)
         if f.metadata != LATER or value != f.default:
             form[f.name] = value

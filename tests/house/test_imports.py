@@ -119,10 +119,10 @@ LIGHT = (
     {"import attnlib.select.text, attnlib.select.features": "torch pandas numpy"},
     {
         "import attnlib.core.policy.policy": "torch pandas scipy yaml",
-        "import attnlib, attnlib.core, attnlib.studies": "torch matplotlib pandas pyarrow ipywidgets",
+        "import attnlib, attnlib.core, attnlib.studies": "torch pandas ipywidgets pyarrow",
         "import attnlib.run.bisect": "torch matplotlib pandas",
         "attnlib.view()._repr_html_()": "torch triton ipywidgets",
-        "import attnlib.lab.compare; from attnlib import explore, profile, view": "torch matplotlib",
+        "import attnlib.lab.compare; attnlib.explore, attnlib.profile": "torch matplotlib",
         "import attnlib.run.store, attnlib.studies.claims": "torch",
         "import attnlib.studies.fa3_decode_regression.tables": "torch",
     },

@@ -80,24 +80,22 @@ def patch_once(function):
     return interpreter._LangPatchScope()
 
 
-np_dtype, np_dtypes = interpreter._get_np_dtype, {}
-with_element = core.block_type.with_element_ty
+def once(function, key):
+    """What Triton makes anew at each call, made once for each key."""
+    made = {}
+
+    def ask(*arguments):
+        if (name := key(*arguments)) not in made:
+            made[name] = function(*arguments)
+        return made[name]
+
+    return ask
 
 
-def np_dtype_once(dtype):
-    """As in Triton, which lists all types at each call."""
-    scalar = dtype.scalar
-    if scalar.name not in np_dtypes:
-        np_dtypes[scalar.name] = np_dtype(scalar)
-    return np_dtypes[scalar.name]
-
-
-def with_element_once(block, scalar):
-    """As in Triton, which judges and names the shape at each call."""
-    made = vars(block).setdefault("made", {})
-    if scalar.name not in made:
-        made[scalar.name] = with_element(block, scalar)
-    return made[scalar.name]
+np_dtype = once(interpreter._get_np_dtype, lambda dtype: dtype.scalar.name)
+with_element = once(
+    core.block_type.with_element_ty, lambda block, scalar: (scalar.name, *block.shape)
+)
 
 
 @cache
@@ -120,9 +118,9 @@ def small_grids():
             patch.setattr(module, name, getattr(module, name) // FEWER)
         if not torch.cuda.is_available():
             patch.setattr(interpreter, "_patch_lang", patch_once)
-            patch.setattr(interpreter, "_get_np_dtype", np_dtype_once)
+            patch.setattr(interpreter, "_get_np_dtype", np_dtype)
             patch.setattr(core.tensor, "__init__", init_tensor)
-            patch.setattr(core.block_type, "with_element_ty", with_element_once)
+            patch.setattr(core.block_type, "with_element_ty", with_element)
             patch.setattr(core.block_type, "to_ir", lambda block, builder: block)
             # Without `debug` it computes whether each sum overflows, and drops the answer.
             options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
@@ -296,8 +294,8 @@ def fake_fa2(monkeypatch):
         BatchPrefillWithRaggedKVCacheWrapper=fakes.FakeRagged,
     )
     monkeypatch.setitem(sys.modules, "flashinfer", module)
-    for library in (flashinfer, mla):
-        monkeypatch.setattr(library, "WORKSPACE_BYTES", 2**21)
+    for ours in (flashinfer, mla):
+        monkeypatch.setattr(ours, "WORKSPACE_BYTES", 2**21)
     monkeypatch.setattr(planner, "installed_version", lambda _: "0.6.4")
     small = SimpleNamespace(multi_processor_count=4)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: small)
