@@ -6,7 +6,7 @@ data/rules/README.md says how they are written.
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cached_property
 from typing import Any
 
 from packaging.version import Version
@@ -42,8 +42,11 @@ class Condition:
         """Does it hold? Raises UnknownFactError where the fact is not known."""
         return COMPARISONS[self.op](facts[self.fact], self.value)
 
-    @cache  # noqa: B019 - rules are few, and are there as long as the process
     def __str__(self) -> str:
+        return self._words
+
+    @cached_property
+    def _words(self) -> str:
         if self.fact in FLAGS:
             return f"{'with' if self.value else 'without'} {FLAGS[self.fact]}"
         values = self.value if isinstance(self.value, tuple) else (self.value,)
