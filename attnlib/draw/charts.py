@@ -223,9 +223,7 @@ def heatmap(
     axes[0].set_visible(bool(parts))
     colors = style.BOTH_WAYS if ends[0] < 1 < ends[1] else style.ONE_WAY
     look = {"annot": True, "fmt": f".{digits}f", "annot_kws": {"fontsize": 8}, "linewidths": 0.5}
-    # Seaborn draws the whole figure for each panel: its layout can wait.
-    layout = figure.get_layout_engine()
-    figure.set_layout_engine("none")
+    figure.set_visible(False)  # seaborn draws the whole figure for each panel
     for axis, (_, part) in zip(axes, parts, strict=False):
         wide = part.pivot_table(index=sizes.y, columns=sizes.x, values="ratio")
         wide = wide.sort_index(ascending=False).rename(style.short_count)
@@ -235,7 +233,7 @@ def heatmap(
         axis.tick_params(axis="y", rotation=0)
         axis.grid(visible=False)
         axis.set(xlabel=sizes.words[0], ylabel=sizes.words[1] if axis is axes[0] else "")
-    figure.set_layout_engine(layout)
+    figure.set_visible(True)
     return figure
 
 

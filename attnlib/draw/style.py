@@ -49,8 +49,8 @@ SETTINGS: dict[str, Any] = {
     "svg.hashsalt": "attnlib",
     "svg.fonttype": "path",
 }
-SETTLING, SEEN_DIGITS = 3, 6
-"""Layouts until nothing moves but rounding errors; digits of a position in a figure's width."""
+SETTLING, STILL, SEEN_DIGITS = 3, 1e-12, 6
+"""Layouts at most, until nothing moves but rounding errors; digits of a position that are kept."""
 UNDATED: dict[str, dict[str, None]] = {
     ".png": {"Software": None},
     ".svg": {"Date": None, "Creator": None},
@@ -176,7 +176,10 @@ def _settled(figure: Figure) -> Iterator[None]:
         return
     figure.set_dpi(SETTINGS["savefig.dpi"])
     for _ in range(SETTLING):
+        before = _places(figure)
         engine.execute(figure)
+        if np.allclose(_places(figure), before, rtol=0, atol=STILL):
+            break
     for axis in figure.axes:
         left, low, width, height = np.round(axis.get_position(original=True).bounds, SEEN_DIGITS)
         axis.set_position((left, low, width, height))
@@ -190,3 +193,9 @@ def _settled(figure: Figure) -> Iterator[None]:
     finally:
         figure.set_layout_engine(engine)
         figure.set_dpi(dpi)
+
+
+def _places(figure: Figure) -> np.ndarray:
+    """Where axes and words of the figure lie, in its widths and heights."""
+    axes = [axis.get_position(original=True).bounds for axis in figure.axes]
+    return np.concatenate([*axes, *(text.get_position() for text in figure.texts)])

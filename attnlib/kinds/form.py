@@ -1,6 +1,7 @@
 """What all kinds of case share: names for people and command lines, and a flat JSON form."""
 
 from dataclasses import Field, field, fields
+from functools import cache
 from typing import Any, ClassVar, Self
 
 from ..core.spec import LATER
@@ -55,6 +56,7 @@ def _inner(noun: Any) -> tuple[str, Any]:
     return getattr(noun, "inner", ("", None))
 
 
+@cache
 def _own_fields(cls: Any) -> list[Field[Any]]:
     return [f for f in fields(cls) if f.name != _inner(cls)[0]]
 
@@ -67,7 +69,7 @@ def _all_fields(cls: Any) -> list[Field[Any]]:
 def _flat(noun: Any) -> dict[str, Any]:
     name, _ = _inner(noun)
     form = _flat(getattr(noun, name)) if name else {}
-    for f in _own_fields(type(noun)):
+    for f in _own_fields(noun.__class__):
         value = getattr(noun, f.name)
         if f.metadata != LATER or value != f.default:
             form[f.name] = value

@@ -21,7 +21,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from ..core.spec import require_word
-from ..draw.cards import STYLE, Shown, as_html
+from ..draw.cards import STYLE, Shown, as_html, as_text
 from ..run.record import strip_folders
 from ..select import LIBRARIES
 from ..studies.fa3_decode_regression.study import FIXED, NEWEST
@@ -103,9 +103,10 @@ class Explorer(w.VBox):
                     self._show_problem(why if studies_of(model) else lacks + why)
                 else:
                     view = self.view = look(source, found.choices, notes + found.notes)
-                    self._words = repr(view)
+                    card = view.card()
+                    self._words = as_text(card)
                     self.served.value = f"<b>{html.escape(view.served)}</b>"
-                    self.shown.value = as_html(replace(view.card(), notes=view.notes))
+                    self.shown.value = as_html(replace(card, notes=view.notes))
                     self.picture.value = view.image() if len(view.samples) else ""
             except Exception as error:  # whatever it is: a callback that raises shows nothing
                 self._show_problem(f"{type(error).__name__}: {error}")

@@ -150,8 +150,8 @@ class Record:
             raise ValueError(
                 f"schema must be an integer <= {SCHEMA}, got {schema!r}: update attnlib"
             )
-        wrong = sorted((form.keys() - _KNOWN) | (_REQUIRED - form.keys()))
-        if wrong:
+        if not _REQUIRED <= form.keys() <= _KNOWN:
+            wrong = sorted((form.keys() - _KNOWN) | (_REQUIRED - form.keys()))
             raise ValueError(f"a record must have the fields of data/README.md; differs in {wrong}")
         flat = dict(form)
         stored_id = flat.pop("id")
@@ -196,6 +196,6 @@ def strip_folders(text: str) -> str:
 
 
 def _require_times(name: str, times: tuple[float, ...]) -> None:
-    bad = [t for t in times if not (isinstance(t, int | float) and math.isfinite(t) and t > 0)]
+    bad = [t for t in times if not (isinstance(t, (int, float)) and math.isfinite(t) and t > 0)]
     if bad:
         raise ValueError(f"{name} must be finite microseconds > 0, got {bad[0]!r}")

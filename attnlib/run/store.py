@@ -313,6 +313,10 @@ def _sync(file: IO[bytes]) -> None:
     os.fsync(file.fileno())
 
 
+# Kept, since a sweep reads its journal after every job.
+_record_of = lru_cache(maxsize=4096)(lambda line: Record.from_json(line.decode()))
+
+
 def _parsed(path: Path, machine: str, lines: list[bytes]) -> list[Record]:
     records = []
     for number, line in enumerate(lines, 1):
@@ -320,7 +324,7 @@ def _parsed(path: Path, machine: str, lines: list[bytes]) -> list[Record]:
         if not line.endswith(b"\n"):
             raise ValueError(f"{where} must be a whole record, it is cut short: remove it")
         try:
-            records.append(Record.from_json(line.decode()))
+            records.append(_record_of(line))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{where} must be a record: {error}") from error
         _require_machine(records[-1], machine, where)

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -93,7 +93,7 @@ class Study:
                 f"study {self.name!r} must have reference_machine or borrows, not both"
             )
 
-    @property
+    @cached_property
     def cases(self) -> tuple[Case, ...]:
         """Every case of the grids, once, in their order."""
         return tuple(dict.fromkeys(case for grid in self.grids for case in grid.cases))

@@ -6,6 +6,7 @@ data/rules/README.md says how they are written.
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from packaging.version import Version
@@ -42,6 +43,10 @@ class Condition:
         return COMPARISONS[self.op](facts[self.fact], self.value)
 
     def __str__(self) -> str:
+        return self._words
+
+    @cached_property
+    def _words(self) -> str:
         if self.fact in FLAGS:
             return f"{'with' if self.value else 'without'} {FLAGS[self.fact]}"
         values = self.value if isinstance(self.value, tuple) else (self.value,)

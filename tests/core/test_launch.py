@@ -81,7 +81,7 @@ def test_every_kernel_compiles_for_hopper_where_no_gpu_is():
     for path in ROOT.glob("attnlib/core/**/*.py"):
         kernels |= set(re.findall(r"^def (\w+_kernel)\(", path.read_text(), re.M))
     outside = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    outside["PYTHONPATH"] = os.pathsep.join((f"{ROOT}/tests", str(ROOT)))
+    outside["PYTHONPATH"] = os.pathsep.join((f"{ROOT}/tests", str(ROOT), outside["PYTHONPATH"]))
     done = subprocess.run([sys.executable, script], env=outside, text=True, capture_output=True)
     assert done.returncode == 0, done.stderr
     sizes = dict(line.split() for line in done.stdout.splitlines())

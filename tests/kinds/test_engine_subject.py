@@ -179,7 +179,7 @@ def test_a_traced_process_is_not_timed_again(subject, tmp_path):
 def test_what_goes_wrong_in_an_engine_is_a_record_that_says_how(
     subject, monkeypatch, code, status, reason
 ):
-    monkeypatch.setattr(measure, "START_S", 0.8 if "start" in code and status == "timeout" else 20)
+    monkeypatch.setattr(measure, "START_S", 0.3 if "start" in code and status == "timeout" else 20)
     monkeypatch.setattr(measure, "CASE_S", 0.5 if status == "timeout" else 20)
     found = subject(**code).measure(item("sglang-fused"))
     assert found["status"] == status and not found.get("run_us")
@@ -230,7 +230,7 @@ def test_unknown_arms_and_timers_are_named(subject):
 
 @pytest.mark.parametrize("how", ["closed", "crashed", "hangs", "ended"])
 def test_nothing_that_an_engine_started_is_left_when_it_ends(subject, tmp_path, monkeypatch, how):
-    monkeypatch.setattr(measure, "CASE_S", 2.0)
+    monkeypatch.setattr(measure, "CASE_S", 0.5 if how == "hangs" else 20)
     end = {"crashed": "os.kill(os.getpid(), 11)", "hangs": "time.sleep(60)", "ended": "sys.exit()"}
     own = subject(start=LEAVES, case=end.get(how, ""))
     own.measure(item())
@@ -262,7 +262,7 @@ def test_a_question_to_an_engine_that_has_ended_finds_out_by_its_answer():
     with pytest.raises(EngineEndedError, match="the engine ended, status 0; last"):
         group.answer(20)
     again = EngineGroup((sys.executable, "-c", "pass"), env)
-    time.sleep(1)
+    again._guard.wait(20)
     again.tell({})
     with pytest.raises(EngineEndedError, match="it said nothing"):
         again.answer(20)

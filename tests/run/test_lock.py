@@ -23,7 +23,7 @@ from attnlib.run.lock import hold_gpu
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background ignores it
 with hold_gpu("demo") as held:
     if "worker" in sys.argv:
-        nap = [sys.executable, "-c", "import time; time.sleep(1)"]
+        nap = [sys.executable, "-c", "import time; time.sleep(0.5)"]
         subprocess.Popen(nap, pass_fds=(held,), stdout=subprocess.DEVNULL)
     print("held", flush=True)
     sys.stdin.read()
@@ -80,7 +80,7 @@ def test_a_holder_that_is_killed_lets_go_when_its_last_worker_has_ended(monkeypa
                 with hold_gpu("demo"):
                     pytest.fail("held by two")
         with hold_gpu("demo"):
-            assert time.monotonic() - before > 0.5
+            assert time.monotonic() - before > 0.3
 
 
 def test_two_sweeps_on_one_machine_exclude_each_other_if_there_is_something_to_measure(

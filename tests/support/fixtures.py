@@ -1,9 +1,12 @@
 """Shared fixtures: every test has its own data folder and none of the caller's switches."""
 
+import itertools
+import math
 import os
 import sys
 import tempfile
 from dataclasses import replace
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
@@ -17,11 +20,12 @@ if not torch.cuda.is_available():
 from support import library_fakes as fakes
 from support.metadata_cases import FEWER
 from support.studies import CPU, QUICK_START
+from triton.language import core
 from triton.runtime import interpreter
 
 from attnlib import cli
 from attnlib.core import backends
-from attnlib.core.backends import fa3, flashinfer
+from attnlib.core.backends import fa3, flashinfer, mla
 from attnlib.core.batch import DecodeBatch, PagedKV
 from attnlib.core.fa2 import planner
 from attnlib.core.metadata import decode, device, kv_indices
@@ -76,6 +80,35 @@ def patch_once(function):
     return interpreter._LangPatchScope()
 
 
+def once(function, key):
+    """What Triton makes anew at each call, made once for each key."""
+    made = {}
+
+    def ask(*arguments):
+        if (name := key(*arguments)) not in made:
+            made[name] = function(*arguments)
+        return made[name]
+
+    return ask
+
+
+np_dtype = once(interpreter._get_np_dtype, lambda dtype: dtype.scalar.name)
+with_element = once(
+    core.block_type.with_element_ty, lambda block, scalar: (scalar.name, *block.shape)
+)
+
+
+@cache
+def shape_of(sizes):
+    """A tensor's shape and number of elements, as Triton makes them anew for each tensor."""
+    return core.tuple([core.constexpr(size) for size in sizes]), core.constexpr(math.prod(sizes))
+
+
+def init_tensor(tensor, handle, dtype):
+    tensor.handle, tensor.type, tensor.dtype = handle, dtype, dtype.scalar
+    tensor.shape, tensor.numel = shape_of(tuple(dtype.shape) if dtype.is_block() else ())
+
+
 @pytest.fixture(scope="session", autouse=True)
 def small_grids():
     """What `metadata_cases.FEWER` says, and fewer searches."""
@@ -85,19 +118,27 @@ def small_grids():
             patch.setattr(module, name, getattr(module, name) // FEWER)
         if not torch.cuda.is_available():
             patch.setattr(interpreter, "_patch_lang", patch_once)
+            patch.setattr(interpreter, "_get_np_dtype", np_dtype)
+            patch.setattr(core.tensor, "__init__", init_tensor)
+            patch.setattr(core.block_type, "with_element_ty", with_element)
+            patch.setattr(core.block_type, "to_ir", lambda block, builder: block)
             # Without `debug` it computes whether each sum overflows, and drops the answer.
             options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
             patch.setattr(interpreter.interpreter_builder, "options", options)
         yield
 
 
+folders = itertools.count()
+
+
 @pytest.fixture(autouse=True)
-def data(tmp_path, monkeypatch):
+def data(own_temporary_folder, monkeypatch):
     """The test's own data folder; the published records need `delenv("ATTNLIB_DATA")`."""
-    monkeypatch.setenv("ATTNLIB_DATA", str(tmp_path / "data"))
+    folder = own_temporary_folder / f"data-{next(folders)}" / "data"
+    monkeypatch.setenv("ATTNLIB_DATA", str(folder))
     for name in SWITCHES:
         monkeypatch.delenv(f"ATTNLIB_{name}", raising=False)
-    return tmp_path / "data"
+    return folder
 
 
 @pytest.fixture(autouse=True)
@@ -253,7 +294,8 @@ def fake_fa2(monkeypatch):
         BatchPrefillWithRaggedKVCacheWrapper=fakes.FakeRagged,
     )
     monkeypatch.setitem(sys.modules, "flashinfer", module)
-    monkeypatch.setattr(flashinfer, "WORKSPACE_BYTES", 2**24)
+    for ours in (flashinfer, mla):
+        monkeypatch.setattr(ours, "WORKSPACE_BYTES", 2**21)
     monkeypatch.setattr(planner, "installed_version", lambda _: "0.6.4")
     small = SimpleNamespace(multi_processor_count=4)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: small)

@@ -7,6 +7,8 @@ kills the whole group as soon as its stdin ends, which it does when whoever star
 soon as the leader has ended, so that no rank and no scheduler is left on the GPU.
 """
 
+import contextlib
+import ctypes
 import json
 import os
 import re
@@ -23,6 +25,8 @@ from typing import Any
 GONE_S = 10.0
 """A killed process that held a GPU takes a moment to be gone."""
 LAST_WORDS = 300
+ADOPT = 36
+"""Linux's PR_SET_CHILD_SUBREAPER: orphans are ours to wait for; a container may have no init."""
 
 
 class EngineEndedError(Exception):
@@ -96,6 +100,8 @@ class EngineGroup:
 
 def guard(command: Sequence[str]) -> int:
     """Run `command` to its end or to that of our stdin; its exit status, 128 + a signal."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(ADOPT, 1, 0, 0, 0)
     engine = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, bufsize=0)
     threading.Thread(target=_hand_on, args=(engine,), daemon=True).start()
     code = engine.wait()
@@ -105,23 +111,21 @@ def guard(command: Sequence[str]) -> int:
 
 def _hand_on(engine: "subprocess.Popen[bytes]") -> None:
     assert engine.stdin
-    while data := os.read(0, 1 << 16):
-        try:
+    with contextlib.suppress(BrokenPipeError, ProcessLookupError):
+        while data := os.read(0, 1 << 16):
             engine.stdin.write(data)
-        except BrokenPipeError:
-            return
-    _kill(engine.pid)
+        os.killpg(engine.pid, signal.SIGKILL)
 
 
 def _kill(group: int) -> None:
     """Kill a process group and wait until nothing of it is left, as far as it can be seen."""
     end = time.monotonic() + GONE_S
-    try:
+    with contextlib.suppress(ProcessLookupError):
         while time.monotonic() < end:
             os.killpg(group, signal.SIGKILL)
-            time.sleep(0.05)
-    except ProcessLookupError:
-        pass
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(-group, os.WNOHANG)
+            time.sleep(0.01)
 
 
 if __name__ == "__main__":
