@@ -14,7 +14,7 @@ Constants were chosen by leaving out measured layers (LOG.md, 2026-11-23).
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, wraps
 from pathlib import Path
@@ -86,6 +86,14 @@ class Pick:
     apart: float = 0.0
 
 
+@dataclass(frozen=True)
+class Prediction:
+    """What a call takes, in us, and the log ratio that it may be off by."""
+
+    us: float
+    spread: float
+
+
 def _once(method: Callable[..., T]) -> Callable[..., T]:
     """A policy does not change: what `method` gave for the same arguments is kept."""
 
@@ -120,44 +128,47 @@ class Policy:
 
         Raises ValueError for lengths below 1, an unknown backend, or where none can run the layer.
         """
+        told = self.predict(spec, seq_lens, backends=backends)
+        if not told:
+            asked = ", ".join(backends or self.backends)
+            raise ValueError(f"backends must hold one that ran {spec}, got {asked}")
+        order = sorted(told, key=lambda name: told[name].us)
+        first, place = order[0], _place(spec, lengths(seq_lens))
+        points, places, _ = self._cases(first)
+        sizes = places[:, :3]
+        return Pick(
+            backend=first,
+            slowdown={name: told[name].us / told[first].us for name in order},
+            confidence=confidence_of(told.values()),
+            inside=bool(((sizes.min(0) <= place[:3]) & (place[:3] <= sizes.max(0))).all()),
+            refused=tuple(name for name in backends or self.backends if name not in told),
+            nearest=tuple(points[at] for at in _nearest(places, place)[0]),
+            apart=self.kin(first, kernel_of(first, spec))[0][0],
+        )
+
+    def predict(
+        self, spec: AttnSpec, seq_lens: Lengths, *, backends: Sequence[str] = ()
+    ) -> dict[str, Prediction]:
+        """What a call takes, by each of `backends` that can run the layer; errors as `choose`."""
         lens = lengths(seq_lens)
         if unknown := [name for name in backends if name not in self.backends]:
             known = ", ".join(self.backends)
             raise ValueError(f"backends must be of {known}, got {', '.join(unknown)}")
-        asked = tuple(backends) or self.backends
-        able = tuple(name for name in asked if self._takes(name, spec))
-        if not able:
-            raise ValueError(f"backends must hold one that ran {spec}, got {', '.join(asked)}")
-        place = _scaled([_sizes(spec, lens.size, float(lens.mean()), int(lens.max()))])[0]
-        told = {name: self._say(name, spec, lens, place) for name in able}
-        order = sorted(able, key=lambda name: told[name][0])
-        first, cases = told[order[0]][0], self._cases(order[0])
-        places = cases[1][:, :3]
-        return Pick(
-            backend=order[0],
-            slowdown={name: math.exp(told[name][0] - first) for name in order},
-            confidence=_confidence([told[name][:2] for name in order]),
-            inside=bool(((places.min(0) <= place[:3]) & (place[:3] <= places.max(0))).all()),
-            refused=tuple(name for name in asked if name not in able),
-            nearest=tuple(cases[0][at] for at in told[order[0]][2]),
-            apart=self.kin(order[0], kernel_of(order[0], spec))[0][0],
-        )
+        place = _place(spec, lens)
+        able = (name for name in backends or self.backends if self._takes(name, spec))
+        return {name: self._say(name, spec, lens, place) for name in able}
 
-    def _say(
-        self, name: str, spec: AttnSpec, lens: np.ndarray, place: np.ndarray
-    ) -> tuple[float, float, np.ndarray]:
-        """The log of a backend's time, its spread, and which cases are the nearest."""
+    def _say(self, name: str, spec: AttnSpec, lens: np.ndarray, place: np.ndarray) -> Prediction:
         _, places, errors = self._cases(name)
-        octaves = np.sqrt(((places - place) ** 2).sum(axis=1))
-        near = np.argsort(octaves, kind="stable")[:NEIGHBOURS]
-        mean, spread = _mean(errors[near], octaves[near])
+        near, octaves = _nearest(places, place)
+        mean, spread = _mean(errors[near], octaves)
         kin = self.kin(name, kernel_of(name, spec))
         made = plan(name, spec, lens, num_sms=self.num_sms)
         load = load_of(made, spec, lens, Gpu(self.num_sms, self.l2_mib))
         times = predict_by([self.rates[name][kernel] for _, kernel in kin], load)
         log_us, differ = _mean(np.log(times), np.array([away for away, _ in kin]))
-        spread = WIDER * math.hypot(spread, differ, UNSURE * kin[0][0])
-        return log_us + mean, spread, near
+        unsure = math.hypot(spread, differ, UNSURE * kin[0][0])
+        return Prediction(math.exp(log_us + mean), WIDER * unsure)
 
     @_once
     def kin(self, name: str, kernel: Kernel) -> list[tuple[float, Kernel]]:
@@ -245,12 +256,13 @@ def apart(one: Kernel, other: Kernel) -> float:
     return float(np.sqrt(((APART * np.diff(np.log2(sizes), axis=0)) ** 2).sum()))
 
 
-def _confidence(order: list[tuple[float, float]]) -> float:
-    """Chance that the first is faster than the second, both (log, spread)."""
+def confidence_of(told: Iterable[Prediction]) -> float:
+    """Chance that the fastest is faster than the second, both uncertain by their spread."""
+    order = sorted(told, key=lambda each: each.us)
     if len(order) == 1:
         return 1.0
-    (first, one), (second, other) = order[:2]
-    return 0.5 * (1 + math.erf((second - first) / math.hypot(one, other, NOISE) / math.sqrt(2)))
+    unsure = math.hypot(order[0].spread, order[1].spread, NOISE)
+    return 0.5 * (1 + math.erf(math.log(order[1].us / order[0].us) / unsure / math.sqrt(2)))
 
 
 def _mean(values: np.ndarray, away: np.ndarray) -> tuple[float, float]:
@@ -259,6 +271,17 @@ def _mean(values: np.ndarray, away: np.ndarray) -> tuple[float, float]:
     weights /= weights.sum()
     mean = float(weights @ values)
     return mean, math.sqrt(weights @ (values - mean) ** 2)
+
+
+def _place(spec: AttnSpec, lens: np.ndarray) -> np.ndarray:
+    return _scaled([_sizes(spec, lens.size, float(lens.mean()), int(lens.max()))])[0]
+
+
+def _nearest(places: np.ndarray, place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Which places are the nearest, and how far."""
+    octaves = np.sqrt(((places - place) ** 2).sum(axis=1))
+    near = np.argsort(octaves, kind="stable")[:NEIGHBOURS]
+    return near, octaves[near]
 
 
 def _sizes(spec: AttnSpec, batch_size: int, mean_len: float, longest: int) -> tuple[float, ...]:

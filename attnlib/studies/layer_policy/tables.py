@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ...core.gpu import REFERENCE
-from ...core.policy.policy import Policy
+from ...core.policy.policy import Policy, Prediction, confidence_of
 from ...core.spec import AttnSpec
 from ...kinds.decode.case import DecodeCase
 from ...kinds.lengths import sample_seq_lens
@@ -65,9 +65,10 @@ def left_out(frame: pd.DataFrame, pools: Iterable[str] = POOLS) -> pd.DataFrame:
 
 def _regrets(times: Times, policy: Policy, pools: Iterable[str]) -> pd.DataFrame:
     found = []
+    told = {c: policy.predict(c.spec, sample_seq_lens(c), backends=_known(policy)) for c in times}
     for pool in pools:
         backends = [name for name in POOLS[pool] if name in policy.backends]
-        for rule, choose in _rules(policy, backends).items():
+        for rule, choose in _rules(told, backends).items():
             chosen = {case: choose(case) for case in times}
             if {name for name, _ in chosen.values()} <= set(backends):
                 found += [
@@ -76,6 +77,10 @@ def _regrets(times: Times, policy: Policy, pools: Iterable[str]) -> pd.DataFrame
                 ]
     columns = ["case", "chosen", "regret", "pool", "rule", "confidence"]
     return pd.DataFrame(found, columns=columns)
+
+
+def _known(policy: Policy) -> list[str]:
+    return sorted({name for names in POOLS.values() for name in names} & {*policy.backends})
 
 
 def regret_table(lost: pd.DataFrame) -> pd.DataFrame:
@@ -163,10 +168,12 @@ def fastest(times: Times, *, pool: str) -> pd.DataFrame:
     return wide.rename_axis(columns=None).reset_index()
 
 
-def _rules(policy: Policy, backends: Sequence[str]) -> dict[str, Rule]:
+def _rules(
+    told: Mapping[DecodeCase, Mapping[str, Prediction]], backends: Sequence[str]
+) -> dict[str, Rule]:
     def measured(case: DecodeCase) -> tuple[str, float]:
-        pick = policy.choose(case.spec, sample_seq_lens(case).tolist(), backends=backends)
-        return pick.backend, pick.confidence
+        found = {name: each for name, each in told[case].items() if name in backends}
+        return min(found, key=lambda name: found[name].us), confidence_of(found.values())
 
     always = {rule: partial(_always, name) for rule, name in ALWAYS.items()}
     explained = {name: partial(_explained, *asked) for name, asked in EXPLAINED.items()}
