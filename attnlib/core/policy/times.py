@@ -13,8 +13,8 @@ for `overlap` of them the larger of both counts instead of `hypot`. A call takes
     run_us = start_us + sum(tokens x us_per_token) + merging
     merging = merge_us + item_us items + split_us (splits - 1)
 
-with `merge_us` only where a second kernel merges partial outputs. Rates are of one backend and
-spec: a page size or group changes the kernel.
+with `merge_us` only where a second kernel merges partial outputs. Rates are of one kernel of a
+backend (`policy.kernel_of`).
 """
 
 import heapq
