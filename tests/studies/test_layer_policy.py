@@ -43,8 +43,14 @@ def learnt(study):
 
 
 @pytest.fixture(scope="module")
-def lost(study):
-    return policy.left_out(study)
+def some():
+    """Of two of the three studies: notebook 08 has all."""
+    return pd.concat(map(published, policy.TAUGHT_BY[1:]))
+
+
+@pytest.fixture(scope="module")
+def lost(some):
+    return policy.left_out(some)
 
 
 def of_rule(lost, rule, pool=OURS):
@@ -52,7 +58,7 @@ def of_rule(lost, rule, pool=OURS):
 
 
 def test_a_rule_is_judged_in_every_case_where_all_it_chooses_is_in_the_pool(lost):
-    assert set(lost.groupby(["pool", "rule"]).case.nunique()) == {910}
+    assert set(lost.groupby(["pool", "rule"]).case.nunique()) == {430}
     rules = {pool: set(part.rule) for pool, part in lost.groupby("pool")}
     assert rules[ALL] - rules[OURS] == {"always FlashAttention-3"}
     assert set(of_rule(lost, "FlashInfer 0.6.3 auto").chosen) == {FA3}
@@ -67,28 +73,28 @@ def test_a_rule_that_chooses_what_was_not_measured_is_refused(learnt, monkeypatc
         policy.regrets(live("more_layers"), learnt)
 
 
-def test_no_regret_is_negative_the_fastest_has_none_and_means_are_geometric(study, learnt, lost):
+def test_no_regret_is_negative_the_fastest_has_none_and_means_are_geometric(some, learnt, lost):
     assert (lost.regret.dropna() >= 0).all()
     level = policy.regrets(live("more_layers").assign(run_us=1.0), learnt, (OURS,))
     assert (level.regret.dropna() == 0).all()
     mean = np.expm1(np.log1p(of_rule(lost, "always fa2").regret).mean())
     told = policy.regret_table(lost).set_index(["pool", "rule"]).loc[(OURS, "always fa2")]
     assert told["mean, %"] == pytest.approx(100 * mean, abs=0.005)
-    first = policy.worst_choices(study, lost, pool=ALL).iloc[0]
+    first = policy.worst_choices(some, lost, pool=ALL).iloc[0]
     times = first[["fa2", "fa2 planned", "CUDA cores"]].astype(float)
     regret = 100 * (times[first.chosen] / times.min() - 1)
     assert first["regret, %"] == pytest.approx(regret, abs=0.2)
 
 
-@pytest.mark.parametrize(("pool", "high"), [(OURS, 4), (ALL, 6)])
+@pytest.mark.parametrize(("pool", "high"), [(OURS, 5), (ALL, 6)])
 def test_in_layers_left_out_the_policy_loses_less_than_one_percent_and_rules_ten_times_that(
     pool, high, lost
 ):
     table = pick(policy.regret_table(lost), pool=pool).set_index("rule")
     own, rules = table.loc[policy.MEASURED], table.drop(policy.MEASURED)
     assert {"always fa2", "always fa3", "SGLang with FlashInfer"} <= {*rules.index}
-    assert own.cases >= 900 and 0.5 < own["mean, %"] < 1 < 9 < rules["mean, %"].min()
-    assert high - 1 < own["95th percentile, %"] < high < 40 < rules["95th percentile, %"].min()
+    assert own.cases == 430 and 0.5 < own["mean, %"] < 1 < 9 < rules["mean, %"].min()
+    assert high - 2 < own["95th percentile, %"] < high < 40 < rules["95th percentile, %"].min()
     assert (table["95th percentile, %"] <= table["worst, %"]).all()
 
 
@@ -101,22 +107,22 @@ def test_a_layer_left_out_has_neither_points_nor_rates_of_its_own(study, learnt)
     assert without.rates[FA2][kernel] != learnt.rates[FA2][kernel]
 
 
-def test_most_is_lost_where_a_kernel_of_cuda_cores_was_never_measured(lost, study, learnt):
+def test_most_is_lost_where_a_kernel_of_cuda_cores_was_never_measured(lost, some):
     mine = of_rule(lost, policy.MEASURED)
-    ran = {spec for spec, points in learnt.points.items() if CUDA_CORES in points[0].run_us}
+    taken = {case.spec for case in pick(some, backend=CUDA_CORES, status="ok").case}
+    ran = {spec for spec in taken if can_plan(CUDA_CORES, spec)}
+    assert ran == taken
     kernels = Counter(kernel_of(CUDA_CORES, spec) for spec in ran)
     alone = [kernels[kernel_of(CUDA_CORES, case.spec)] == 1 for case in mine.index]
     share = np.log1p(mine.regret)
     assert share[alone].mean() > 3 * share[~np.array(alone)].mean()
-    taken = {case.spec for case in pick(study, backend=CUDA_CORES, status="ok").case}
-    assert taken >= ran and all(can_plan(CUDA_CORES, spec) for spec in taken)
 
 
 @pytest.mark.parametrize("pool", policy.POOLS)
 def test_the_surer_a_choice_the_oftener_it_is_the_fastest(lost, pool):
     sure = policy.confidence_table(lost, pool=pool)
     share = (sure.fastest / sure.choices).tolist()
-    assert sure.choices.sum() == 910 and sure.choices.min() > 100
+    assert sure.choices.sum() == 430 and sure.choices.min() > 35
     assert 0.55 < share[0] < 0.7 < share[1] < 0.9 < share[2] < 1 and share[3] > 0.94
 
 
