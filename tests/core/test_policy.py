@@ -60,7 +60,8 @@ def policy(**changes):
 @pytest.mark.parametrize("lens", [[60] * 2, [90, 40], [4096] * 8, [9000] + [10] * 30])
 def test_rates_decide_where_cases_agree_with_them(lens):
     times = by_rates(SPEC, lens)
-    pick = policy().choose(SPEC, lens)
+    pick, told = policy().choose(SPEC, lens), policy().predict(SPEC, lens)
+    assert {name: each.us for name, each in told.items()} == pytest.approx(times)
     best = min(times, key=times.get)
     assert pick.backend == best
     assert pick.slowdown == pytest.approx({n: us / times[best] for n, us in times.items()})
@@ -124,6 +125,8 @@ def test_any_lengths_get_a_finite_choice_with_the_chosen_first(lens):
     ],
 )
 def test_what_cannot_be_chosen_from_raises(spec, lens, backends, message):
+    if "one that ran" in message:
+        assert policy().predict(spec, lens, backends=backends) == {}
     with pytest.raises(ValueError, match=message):
         policy().choose(spec, lens, backends=backends)
 

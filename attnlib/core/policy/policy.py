@@ -108,9 +108,10 @@ def _once(method: Callable[..., T]) -> Callable[..., T]:
 
 @dataclass(frozen=True)
 class Policy:
-    """What one GPU measured, spec by spec; `study`, `timer` and `releases` say how.
+    """What GPUs of one kind measured: cases by layer, rates by backend and kernel.
 
-    `releases` has the release of each backend whose library has several on record.
+    `study`, `timer` and `releases` say how; `releases` has the release of each backend whose
+    library has several on record.
     """
 
     gpu: str
@@ -149,7 +150,10 @@ class Policy:
     def predict(
         self, spec: AttnSpec, seq_lens: Lengths, *, backends: Sequence[str] = ()
     ) -> dict[str, Prediction]:
-        """What a call takes, by each of `backends` that can run the layer; errors as `choose`."""
+        """What a call takes, by each of `backends` that can run the layer.
+
+        Raises ValueError for lengths below 1 and for an unknown backend.
+        """
         lens = lengths(seq_lens)
         if unknown := [name for name in backends if name not in self.backends]:
             known = ", ".join(self.backends)
