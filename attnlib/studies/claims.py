@@ -94,10 +94,10 @@ def load_claims(path: Path = CLAIMS) -> list[Claim]:
     """The claims of a ledger, in its order; ValueError, naming the claim, for one that is wrong."""
     import yaml
 
+    from ..select.libraries import yaml_loader
+
     try:
-        # As in `select.libraries`: the loader written in C, where there is one.
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        ledger = yaml.load(path.read_text(encoding="utf-8"), loader)  # noqa: S506 - both safe
+        ledger = yaml.load(path.read_text(encoding="utf-8"), yaml_loader())
     except yaml.YAMLError as error:
         raise ValueError(f"{path.name} must be YAML: {' '.join(str(error).split())}") from error
     _require_fields("the ledger", ledger, ("sources", "claims"))

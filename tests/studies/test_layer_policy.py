@@ -1,6 +1,7 @@
 """What a policy loses in layers that it did not learn from, and the tables and figures of it."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -156,9 +157,22 @@ def test_the_few_cases_of_a_live_notebook_are_enough_for_every_table_and_figure(
         policy.policy_map(rows, learnt, [], pool=OURS)
 
 
+def test_a_gpu_without_flashattention_3_has_its_tables_and_map():
+    rows = live("layer_policy")
+    rows = rows[~rows.backend.astype(str).str.startswith("fa3")]
+    learnt = policy.policy_of(rows)
+    lost = policy.regrets(rows, learnt)
+    ours, both = (pick(lost, pool=pool).drop(columns="pool").values for pool in (OURS, ALL))
+    assert len(ours) and pd.DataFrame(ours).equals(pd.DataFrame(both))
+    assert len(policy.policy_map(rows, learnt, policy.LAYERS[:2], pool=ALL).axes) == 2
+
+
 def test_captured_steps_judge_too(learnt):
     case = captured.study_of(ROOT / "data/captures/engine.jsonl")[0].cases[0]
     names = [name for name in captured.DECODES if name in learnt.backends]
     own = frame(*(row(case, name, 0, 9.0, timer="graph-cold") for name in names))
+    window = replace(case, spec=replace(case.spec, window=64))
+    with pytest.raises(ValueError, match="FlashInfer must hold a backend that can run .*w64"):
+        policy.regrets(own.assign(case=[window] * len(own)), learnt)
     table = policy.regret_table(policy.regrets(own, learnt)).set_index(["pool", "rule"])
     assert (table["worst, %"].xs(policy.MEASURED, level="rule") == 0).all()

@@ -14,7 +14,7 @@ from ...core.spec import AttnSpec
 from ...draw import charts, style
 from ...run.frame import LABELS
 from .learn import advising
-from .tables import MEASURED, POOLS
+from .tables import MEASURED, POOLS, pool_of
 
 LOOKS = style.looks(LABELS[name] for name in POOLS["with FlashAttention-3"])
 CELLS = 20
@@ -38,8 +38,8 @@ def policy_map(
 
     if not specs:
         raise ValueError("specs must hold at least one, it holds none")
-    looks = {LABELS[name]: LOOKS[LABELS[name]] for name in POOLS[pool]}
-    rows = advising(frame)
+    rows, backends = advising(frame), pool_of(policy, pool)
+    looks = {LABELS[name]: LOOKS[LABELS[name]] for name in backends}
     figure, axes = charts.panels(
         [f"{spec.heads} heads, page {spec.page_size}" for spec in specs],
         (1 + 2.6 * len(specs), 3.6),
@@ -48,7 +48,7 @@ def policy_map(
         title="Fastest: measured (dots), chosen (ground)",
     )
     for axis, spec in zip(axes, specs, strict=True):
-        _draw_map(axis, policy, spec, POOLS[pool])
+        _draw_map(axis, policy, spec, backends)
     dots = [
         Line2D([], [], marker=look.marker, color=look.color, linestyle="", label=name)
         for name, look in looks.items()
@@ -60,7 +60,7 @@ def policy_map(
 def regret_chart(frame: pd.DataFrame, lost: pd.DataFrame, *, pool: str) -> charts.Figure:
     """A row per rule: every batch's regret as a dot, the geometric mean as a line.
 
-    `lost` is what `regrets` or `left_out` makes of `frame`.
+    `lost` is what `left_out` makes of `frame`.
     """
     lost, drawn = lost[lost.pool == pool], advising(frame)
     mean = np.expm1(np.log1p(lost.regret).groupby(lost.rule).mean()).sort_values()

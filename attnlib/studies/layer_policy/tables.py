@@ -5,7 +5,7 @@ and engines. What a rule loses depends on what else could have run: two pools of
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, partial
 
 import numpy as np
@@ -35,26 +35,24 @@ ALWAYS = {"always fa2": FA2, "always fa3": FA3, "always FlashAttention-3": PRECO
 flashattention_backend.py:409-438, but under DP attention; vLLM 0.33.0 flash_attn.py:835-949)."""
 SHOWN = {"mean, %": 2, "95th percentile, %": 1, "worst, %": 1, "of all lost, %": 1}
 """Decimals of a summary's columns."""
-
 SURE = (0.5, 0.7, 0.9, 0.99, 1.0)
 """Ends of the groups of confidence."""
 
-Rule = Callable[[DecodeCase], tuple[str, float]]
-"""What it chooses, and how sure it is."""
+Rule = Callable[[DecodeCase], str]
 Times = dict[DecodeCase, dict[str, float]]
 """Microseconds of a batch by backend."""
 
 
-def regrets(frame: pd.DataFrame, policy: Policy, pools: Iterable[str] = POOLS) -> pd.DataFrame:
+def regrets(frame: pd.DataFrame, policy: Policy, pools: Collection[str] = POOLS) -> pd.DataFrame:
     """A row per pool, rule and batch of `frame`: the `chosen` backend and its `regret`.
 
     A rule is judged in pools with all of its choices; `regret` is NaN where a choice has no time.
-    `confidence` is the policy's own, of rules 1.
+    `confidence` is the policy's own, of rules 1. ValueError for a case that no backend can run.
     """
     return _regrets(case_times(advising(frame)), policy, pools)
 
 
-def left_out(frame: pd.DataFrame, pools: Iterable[str] = POOLS) -> pd.DataFrame:
+def left_out(frame: pd.DataFrame, pools: Collection[str] = POOLS) -> pd.DataFrame:
     """`regrets` of each layer's batches by a policy that all other layers of `frame` taught."""
     known, found = taught(frame), []
     for spec in dict.fromkeys(case.spec for case in known.times):
@@ -63,24 +61,38 @@ def left_out(frame: pd.DataFrame, pools: Iterable[str] = POOLS) -> pd.DataFrame:
     return pd.concat(found, ignore_index=True)
 
 
-def _regrets(times: Times, policy: Policy, pools: Iterable[str]) -> pd.DataFrame:
-    found = []
-    told = {c: policy.predict(c.spec, sample_seq_lens(c), backends=_known(policy)) for c in times}
+def _regrets(times: Times, policy: Policy, pools: Collection[str]) -> pd.DataFrame:
+    found, asked = [], {name for pool in pools for name in pool_of(policy, pool)}
+    told = {c: policy.predict(c.spec, sample_seq_lens(c), backends=sorted(asked)) for c in times}
     for pool in pools:
-        backends = [name for name in POOLS[pool] if name in policy.backends]
-        for rule, choose in _rules(told, backends).items():
+        backends = pool_of(policy, pool)
+        own = {
+            case: {name: by_name[name] for name in backends if name in by_name}
+            for case, by_name in told.items()
+        }
+        if none := [case.key for case, by_name in own.items() if not by_name]:
+            raise ValueError(f"{pool} must hold a backend that can run each case, not {none[0]}")
+        sure = {case: confidence_of(by_name.values()) for case, by_name in own.items()}
+        for rule, choose in _rules(own).items():
             chosen = {case: choose(case) for case in times}
-            if {name for name, _ in chosen.values()} <= set(backends):
+            if set(chosen.values()) <= set(backends):
                 found += [
-                    (case, name, _lost(times[case], name, backends), pool, rule, sure)
-                    for case, (name, sure) in chosen.items()
+                    (case, name, _lost(times[case], name, backends), pool, rule)
+                    + (sure[case] if rule == MEASURED else 1.0,)
+                    for case, name in chosen.items()
                 ]
     columns = ["case", "chosen", "regret", "pool", "rule", "confidence"]
     return pd.DataFrame(found, columns=columns)
 
 
-def _known(policy: Policy) -> list[str]:
-    return sorted({name for names in POOLS.values() for name in names} & {*policy.backends})
+def pool_of(policy: Policy, pool: str) -> list[str]:
+    """The backends of a pool that the policy knows: a GPU may lack a library."""
+    return [name for name in POOLS[pool] if name in policy.backends]
+
+
+def _own(lost: pd.DataFrame, pool: str) -> pd.DataFrame:
+    """Of `regrets` or `left_out` what the policy chose in a pool."""
+    return lost[(lost.pool == pool) & (lost.rule == MEASURED)]
 
 
 def regret_table(lost: pd.DataFrame) -> pd.DataFrame:
@@ -99,7 +111,7 @@ def kind_table(lost: pd.DataFrame, *, pool: str) -> pd.DataFrame:
     Also each kind's share of all that is lost (logs of times), and in how many batches CUDA cores
     are chosen.
     """
-    found = lost[(lost.pool == pool) & (lost.rule == MEASURED)]
+    found = _own(lost, pool)
     specs = [case.spec for case in found.case]
     told = {"group": [spec.group_size for spec in specs], "head_dim": [s.head_dim for s in specs]}
     told["dtypes"] = [spec.dtypes for spec in specs]
@@ -115,8 +127,9 @@ def worst_choices(frame: pd.DataFrame, lost: pd.DataFrame, *, pool: str) -> pd.D
     """The ten batches in which the policy loses most in `pool`, of at least 5 %, with all times in
     us."""
     times, rows = taught(frame).times, []
-    lost = lost[(lost.pool == pool) & (lost.rule == MEASURED) & (lost.regret > 0.05)]
-    for case, chosen, regret, *_ in lost.nlargest(10, "regret").itertuples(False):
+    found = _own(lost, pool)
+    most = found[found.regret > 0.05].nlargest(10, "regret")
+    for case, chosen, regret, *_ in most.itertuples(False):
         told = {"case": case.key, "chosen": LABELS[chosen], "regret, %": round(100 * regret, 1)}
         rows.append(told | {LABELS[n]: us for n, us in times[case].items() if n in POOLS[pool]})
     return pd.DataFrame(rows).round(2)
@@ -127,7 +140,7 @@ def answers(policy: Policy, layers: Mapping[str, AttnSpec], lens: Sequence[int])
     the choice, how sure it is, how far its kin lie, each one's time over the choice's."""
     rows = {}
     for name, spec in layers.items():
-        pick = policy.choose(spec, lens, backends=POOLS["FlashInfer"])
+        pick = policy.choose(spec, lens, backends=pool_of(policy, "FlashInfer"))
         told = {"choice": LABELS[pick.backend], "sure": pick.confidence, "apart": pick.apart}
         rows[name] = told | {LABELS[n]: ratio for n, ratio in pick.slowdown.items()}
     return pd.DataFrame(rows.values(), rows).round(2)
@@ -149,7 +162,7 @@ def plan_errors(policy: Policy) -> pd.DataFrame:
 
 def confidence_table(lost: pd.DataFrame, *, pool: str) -> pd.DataFrame:
     """How often a choice of so much confidence was the fastest of `pool`."""
-    found = lost[(lost.pool == pool) & (lost.rule == MEASURED)]
+    found = _own(lost, pool)
     bins = pd.cut(found.confidence, SURE, labels=[f"up to {high}" for high in SURE[1:]])
     counts = (found.regret == 0).groupby(bins, observed=False).agg(["size", "sum"])
     return counts.rename(columns={"size": "choices", "sum": "fastest"}).reset_index()
@@ -168,32 +181,29 @@ def fastest(times: Times, *, pool: str) -> pd.DataFrame:
     return wide.rename_axis(columns=None).reset_index()
 
 
-def _rules(
-    told: Mapping[DecodeCase, Mapping[str, Prediction]], backends: Sequence[str]
-) -> dict[str, Rule]:
-    def measured(case: DecodeCase) -> tuple[str, float]:
-        found = {name: each for name, each in told[case].items() if name in backends}
-        return min(found, key=lambda name: found[name].us), confidence_of(found.values())
+def _rules(told: Mapping[DecodeCase, Mapping[str, Prediction]]) -> dict[str, Rule]:
+    def measured(case: DecodeCase) -> str:
+        return min(told[case], key=lambda name: told[case][name].us)
 
     always = {rule: partial(_always, name) for rule, name in ALWAYS.items()}
     explained = {name: partial(_explained, *asked) for name, asked in EXPLAINED.items()}
     return {MEASURED: measured, **always, **explained}
 
 
-def _always(name: str, _: DecodeCase) -> tuple[str, float]:
-    return name, 1.0
+def _always(name: str, _: DecodeCase) -> str:
+    return name
 
 
 # Both pools ask, and every table.
 @cache
-def _explained(library: str, policy: str, case: DecodeCase) -> tuple[str, float]:
+def _explained(library: str, policy: str, case: DecodeCase) -> str:
     call = Call(kv_lens=tuple(sample_seq_lens(case).tolist()), graph=True)
     asked = {"mode": "decode", "gpu": REFERENCE, "library": library, "policy": policy}
     choice = explain(case.spec, call=call, env={}, **asked)
     known = POOLS["FlashInfer"]
     if choice.ours not in known:
         raise ValueError(f"{library} must choose one of {', '.join(known)}, got {choice.kernel!r}")
-    return choice.ours, 1.0
+    return choice.ours
 
 
 def summary(lost: pd.Series) -> dict[str, float]:
