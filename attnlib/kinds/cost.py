@@ -69,7 +69,7 @@ class Fa3Prediction:
 
     work_items: int
     busy_sms: int
-    kv_rereads: int
+    kv_reads: int
     tensor_us: float
     traffic_us: float
 
@@ -149,7 +149,7 @@ def predict_fa3(case: DecodeCase, ceilings: Ceilings) -> Fa3Prediction:
     return Fa3Prediction(
         work_items=items,
         busy_sms=min(ceilings.num_sms, items),
-        kv_rereads=spec.group_size,
+        kv_reads=spec.group_size,
         tensor_us=tensor_us,
         traffic_us=traffic_us,
     )

@@ -82,8 +82,8 @@ def by_design(rows: pd.DataFrame, designs: dict[str, str]) -> pd.DataFrame:
 
 def whole_counts(rows: pd.DataFrame) -> pd.DataFrame:
     """`rows` with `COUNTS` as integers, which cases that lack them made floats in the frame."""
-    floats = rows.select_dtypes(float).columns.intersection(COUNTS)
-    return rows.astype({name: int for name in floats if rows[name].notna().all()})
+    floats = [rows[name] for name in COUNTS if name in rows and rows[name].dtype == float]
+    return rows.assign(**{own.name: own.astype(int) for own in floats if own.notna().all()})
 
 
 def of_study(frame: pd.DataFrame, study: Study) -> pd.DataFrame:

@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from statistics import median
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
@@ -188,7 +189,7 @@ def frame(records: Iterable[Record]) -> pd.DataFrame:
 def noise_by_kind(records: Iterable[Record]) -> dict[tuple[str, str], float]:
     """The A/A noise of each timer and kind of case that has enough A/A items."""
     good = [record for record in records if record.status == "ok" and not record.left_out]
-    us = {(record.item, record.round): float(np.median(record.run_us)) for record in good}
+    us = {(record.item, record.round): median(record.run_us) for record in good}
     logs: dict[Item[Any], list[float]] = defaultdict(list)
     for (item, round_), twice in us.items():
         once = us.get((replace(item, again=0), round_))
@@ -350,8 +351,8 @@ def _row(record: Record) -> dict[str, Any]:
         **named(record, "status", "reason", "reported_backend", "kernel_family"),
         "kernels": tuple(Kernel(**kernel) for kernel in record.kernels),
         "kernel_us": round(sum(kernel["gpu_us"] for kernel in record.kernels), 3),
-        "run_us": float(np.median(record.run_us)) if record.run_us else float("nan"),
-        "plan_us": float(np.median(record.plan_us)) if record.plan_us else float("nan"),
+        "run_us": median(record.run_us) if record.run_us else float("nan"),
+        "plan_us": median(record.plan_us) if record.plan_us else float("nan"),
         "samples": len(record.run_us),
         **({"steps_us": record.run_us} if isinstance(case, EngineCase) else {}),
         **named(record, "oracle_error", "oracle_budget", "work_per_call"),

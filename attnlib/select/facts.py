@@ -56,14 +56,11 @@ class UnknownFactError(ValueError):
 class Facts(dict[str, Any]):
     """What is known of one call, by name; asking for what only lengths tell raises without them."""
 
-    def __getitem__(self, name: str) -> Any:
-        value = super().__getitem__(name)
-        if value is None:
-            raise UnknownFactError(
-                f"a rule asks for {name}: give call=Call(kv_lens=(...)), the tokens of each "
-                "request (as an argument: --call kv_lens=8192x16)"
-            )
-        return value
+    def __missing__(self, name: str) -> Any:
+        raise UnknownFactError(
+            f"a rule asks for {name}: give call=Call(kv_lens=(...)), the tokens of each "
+            "request (as an argument: --call kv_lens=8192x16)"
+        )
 
 
 def _flag(words: str, default: bool = False) -> Any:
@@ -200,7 +197,7 @@ def _lengths(spec: AttnSpec, call: Call, mode: str) -> dict[str, Any]:
         return found
     # Without lengths a decode step still has one query token for each request.
     guessed = ("max_q", "min_q", "one_q_len", "q_rows") if decode else ()
-    return {name: value if name in guessed else None for name, value in found.items()}
+    return {name: found[name] for name in guessed}
 
 
 _EXAMPLE = facts_of(

@@ -74,7 +74,8 @@ def render(choice: Choice) -> str:
         taken = "yes" if reason.matched and reason.kind != "limit" else "no"
         rows.append((taken, _short(reason.subject), reason.why, reason.source))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    # Two rules may read alike, and stand once.
+    lines = dict.fromkeys("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
     able = [f"can run it, best first: {', '.join(choice.order)}"] if len(choice.order) > 1 else []
     problem = [f"but it cannot run: {choice.problem}"] if choice.problem else []
     unasked = any(reason.why.endswith(f"it is {OTHER}") for reason in choice.reasons)

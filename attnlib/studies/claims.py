@@ -155,6 +155,12 @@ def as_frame(checked: Iterable[CheckedClaim]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
+def reasons(checked: Iterable[CheckedClaim]) -> pd.DataFrame:
+    """What the sources say, in their words, with each verdict and why."""
+    rows = [(c.claim.quote, c.finding.verdict, c.finding.reason) for c in checked]
+    return pd.DataFrame(rows, columns=["claim", "verdict", "reason"])
+
+
 def choose(claims: list[Claim], ids: Sequence[str]) -> list[Claim]:
     """The claims of `ids`, in that order, or all; ValueError with close matches for another id."""
     by_id = {claim.id: claim for claim in claims}

@@ -9,10 +9,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.cuda_core_plan import plan_cuda_cores
 
 from attnlib.core.backends import create, unsupported
 from attnlib.core.fa2.choice import PlanShape
-from attnlib.core.fa2.library import LibraryCall, chunk_pages, plan_cuda_cores, plan_fa2
+from attnlib.core.fa2.library import LibraryCall, chunk_pages, plan_fa2
 from attnlib.core.fa2.words import plan_words
 from attnlib.core.policy.plans import (
     CUDA_CORE_CTAS,

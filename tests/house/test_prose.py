@@ -22,7 +22,7 @@ GIVEN = "|".join(
 )
 # What no cell can print, by notebook: the hardware, a library's constants, what others said.
 FACTS = {
-    "02": ("about 5x", "About 5x", "132 SMs", "128 rows", "128 query rows", "127 are", "60 MiB"),
+    "02": ("about 5x", "About 5x", "132 SMs", "128 rows", "128 query rows", "127 are"),
     "03": ("2 %.", "1 % drift", "at most 5 % of studies"),  # tests/measure/test_stats.py
     "04": ("2 % is",),
     "05": ("8 a live page", "24 a request", "64 bytes", "from page size 16 on each word costs 64"),

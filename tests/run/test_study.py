@@ -1,7 +1,6 @@
 """Studies: what runs in which order, what is measured again, and whose numbers are shown."""
 
 import itertools
-import json
 import os
 import subprocess
 import sys
@@ -36,11 +35,25 @@ def cases_of(*jobs):
     return [[item.case for item in job.items] for job in jobs]
 
 
-def test_a_study_is_measured_end_to_end_and_replayed(tmp_path, monkeypatch):
-    progress = Mock()
-    assert measure(TINY, progress=progress) == 2 * 3
-    progress.assert_called_once_with(total=6, unit="item", desc="demo")
-    assert sum(call.args[0] for call in progress().update.call_args_list) == 6
+KILLED_SWEEP = "import test_study; test_study.measure(test_study.TINY)"
+
+
+def test_a_study_killed_in_the_middle_is_measured_to_its_end_without_repeats_and_replayed(
+    data, tmp_path, monkeypatch
+):
+    folder, progress = Path(__file__).parent, Mock()
+    paths = os.pathsep.join([str(folder), str(folder.parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths}
+    sweep = subprocess.Popen([sys.executable, "-c", KILLED_SWEEP], env=environment)
+    while not any(path.stat().st_size for path in data.glob("records/*/demo.jsonl")):
+        assert sweep.poll() is None
+        time.sleep(0.01)
+    sweep.kill()
+    sweep.wait()
+    left = measure(TINY, progress=progress)
+    assert 0 < left < 6
+    progress.assert_called_once_with(total=left, unit="item", desc="demo")
+    assert sum(call.args[0] for call in progress().update.call_args_list) == left
     progress().close.assert_called_once_with()
     (machine,) = store.machines("demo")
     records = store.read("demo", machine)
@@ -53,7 +66,8 @@ def test_a_study_is_measured_end_to_end_and_replayed(tmp_path, monkeypatch):
     assert measure(TINY) == 0
     monkeypatch.setenv("ATTNLIB_MODE", "replay")
     monkeypatch.setenv("ATTNLIB_MACHINE", machine)
-    assert load_or_measure(TINY)["id"].tolist() == [record.id for record in records]
+    ids = [record.id for record in records]
+    assert load_or_measure(TINY)["id"].tolist() == ids and len({*ids}) == 6
     monkeypatch.chdir(tmp_path)
     assert machine_slug(study.describe.__wrapped__("cpu")) == machine, "from any folder"
 
@@ -66,25 +80,6 @@ def test_a_sweep_resumes_with_what_is_missing_wherever_it_is(instant_jobs):
     instant_jobs.jobs.clear()
     assert measure(TINY) == 2
     assert [(job.round, *cases_of(job)) for job in instant_jobs.jobs] == [(0, [FP8]), (1, [FP8])]
-
-
-KILLED_SWEEP = "import test_study; test_study.measure(test_study.TINY)"
-
-
-def test_a_sweep_killed_in_the_middle_resumes_and_repeats_nothing(data):
-    folder = Path(__file__).parent
-    paths = os.pathsep.join([str(folder), str(folder.parent), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": paths}
-    sweep = subprocess.Popen([sys.executable, "-c", KILLED_SWEEP], env=environment)
-    while not any(path.stat().st_size for path in data.glob("records/*/demo.jsonl")):
-        assert sweep.poll() is None
-        time.sleep(0.01)
-    sweep.kill()
-    sweep.wait()
-    assert 0 < measure(TINY) < 6
-    (path,) = data.glob("records/*/demo.jsonl")
-    ids = [json.loads(line)["id"] for line in path.read_text().splitlines()]
-    assert len(ids) == len(set(ids)) == 6
 
 
 def test_a_failure_counts_as_measured_unless_it_is_to_be_tried_again(instant_jobs, make_record):

@@ -88,9 +88,10 @@ def test_the_release_chart_has_a_dot_for_each_case_release_and_wrapper(top):
     assert sum(len(point.get_offsets()) for point in points) == len(HEADLINE) * 4 * 2
 
 
-def test_the_floor_chart_labels_the_three_kernel_families(wide, limit):
+def test_the_floor_chart_labels_the_three_kernel_families_and_the_l2(wide, limit):
     axis = figures.floor_chart(wide, limit, REGRESSED).axes[0]
-    assert axis.get_legend_handles_labels()[1] == ["cuda-cores", "fa2", "fa3"]
+    labels = axis.get_legend_handles_labels()[1]
+    assert labels == ["cuda-cores", "fa2", "fa3", "L2 size"]
 
 
 def bounded(draw, *arguments):
@@ -145,18 +146,15 @@ def of_study(name):
 
 @pytest.fixture(scope="module", params=EVERY, ids=lambda found: f"{found[0]}-{found[1]}")
 def drawn(request):
-    """A figure that was shown already, as in a notebook, another one, its study and place."""
+    """A figure that was shown already, as in a notebook, and its study."""
     study, place = request.param
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("ATTNLIB_DATA", raising=False)
-        patch.setenv("ATTNLIB_MODE", "replay")
-        shown, again = (DRAWN[study][place](of_study(study)) for _ in range(2))
-        shown.canvas.draw()
-        yield shown, again, request.param
+    figure = DRAWN[study][place](of_study(study))
+    figure.canvas.draw()
+    return figure, study
 
 
 def test_every_figure_says_which_records_of_which_gpu_it_shows_and_its_units(drawn):
-    figure, _, (study, _) = drawn
+    figure, study = drawn
     source, ids = figure.texts[-1].get_text().split("\n")
     gpu_id = STUDIES[study].reference_machine.rsplit("-", 1)[1]
     assert re.fullmatch(rf"{study}: NVIDIA H200 {gpu_id}, 2026-\d\d-\d\d", source)
@@ -166,7 +164,7 @@ def test_every_figure_says_which_records_of_which_gpu_it_shows_and_its_units(dra
 
 
 def test_no_words_of_a_figure_run_into_its_footer_or_off_its_edge(drawn):
-    figure, _, _ = drawn
+    figure, _ = drawn
     top = figure.texts[-1].get_window_extent().y1
     boxes = [axis.get_tightbbox() for axis in figure.axes if axis.get_visible()]
     boxes += [legend.get_window_extent() for legend in figure.legends]
@@ -175,10 +173,13 @@ def test_no_words_of_a_figure_run_into_its_footer_or_off_its_edge(drawn):
         assert box.x1 <= figure.bbox.x1 + 1 and box.y1 <= figure.bbox.y1 + 1
 
 
-def test_every_figure_is_the_same_bytes_however_often_it_was_shown_and_saved(drawn, tmp_path):
-    shown, again, place = drawn
+# One of each kind that is laid out by its own rules: without settling, each of them fails.
+@pytest.mark.parametrize("study", ["scheduler_metadata", "engine_modes", "sparse_mla"])
+def test_a_figure_is_the_same_bytes_however_often_it_was_shown_and_saved(study, tmp_path):
+    shown, again = (DRAWN[study][0](of_study(study)) for _ in range(2))
+    shown.canvas.draw()
     orders = {shown: ("png", "svg", "png"), again: ("svg", "png")}
-    if place != ("sparse_mla", 0):  # Pixels follow from the SVG: one figure's are compared too.
+    if study != "sparse_mla":  # Pixels follow from the SVG: one figure's are compared too.
         orders = {figure: ("svg",) for figure in orders}
     for number, (figure, order) in enumerate(orders.items()):
         for path in (tmp_path / f"{number}.{suffix}" for suffix in order):

@@ -1,6 +1,6 @@
 """Tables and pictures of FA3's schedule: on made-up steps, with rows missing, and by the model."""
 
-from itertools import chain, product
+from itertools import chain
 
 import matplotlib
 import numpy as np
@@ -10,7 +10,6 @@ from support.published import live, published
 from attnlib.core.schedule.facts import SchedulerFacts
 from attnlib.core.schedule.splits import plan_splits
 from attnlib.core.spec import AttnSpec
-from attnlib.draw import style
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.item import Item
 from attnlib.kinds.mismatch.case import MISMATCHES, call_facts, predict_splits
@@ -97,17 +96,13 @@ def test_a_stale_plan_still_covers_the_lengths_of_the_call():
     assert min(tile.blocks for tile in shrunk) == 0
 
 
-def test_the_pictures_of_the_model_name_what_they_show_and_are_the_same_bytes_each_time(tmp_path):
+def test_the_pictures_of_the_model_name_what_they_show():
     batches = {"even": [4096] * 4, "one long": [8192, 1, 1, 1]}
-    tiles = [scheduler.tile_chart(FACTS, batches) for _ in "ab"]
-    assert [axis.get_title(loc="left").split(":")[0] for axis in tiles[0].axes] == list(batches)
-    assert "model, not a measurement" in tiles[0].texts[-1].get_text()
-    stale = [scheduler.stale_chart(FACTS, [64] * 4, [8192] * 4) for _ in "ab"]
-    assert "stale" in stale[0].axes[1].get_title(loc="left")
-    for figures, suffix in product((tiles, stale), ("png", "svg")):
-        paths = zip(figures, (tmp_path / f"{name}.{suffix}" for name in "ab"), strict=True)
-        first, second = (style.save(figure, path).read_bytes() for figure, path in paths)
-        assert first == second
+    tiles = scheduler.tile_chart(FACTS, batches)
+    assert [axis.get_title(loc="left").split(":")[0] for axis in tiles.axes] == list(batches)
+    assert "model, not a measurement" in tiles.texts[-1].get_text()
+    stale = scheduler.stale_chart(FACTS, [64] * 4, [8192] * 4)
+    assert "stale" in stale.axes[1].get_title(loc="left")
 
 
 def test_splits_fall_with_the_batch_and_never_pass_the_cap():

@@ -4,7 +4,7 @@ A plan cuts requests into query tiles and KV chunks; a pair of them is a block, 
 head. Words in an int workspace say which block is what, partial outputs go to a float workspace,
 and `info` says at which byte of them.
 
-Read in attention/scheduler.cuh (PrefillPlan, PrefillSplitQOKVIndptr, DecodePlan), utils.cuh
+Read in attention/scheduler.cuh (PrefillPlan, PrefillSplitQOKVIndptr), utils.cuh
 (FA2DetermineCtaTileQ) and allocator.h of every release in `RELEASES`. What changed on the way:
 
 | since | what |
@@ -24,7 +24,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ..gpu import CUDA_CORE_CTAS, FA2_CTAS
+from ..gpu import FA2_CTAS
 from ..spec import Grouped, require_int, require_word
 
 Lengths: TypeAlias = Sequence[int] | np.ndarray
@@ -46,11 +46,6 @@ qo_tile_indices_offset kv_tile_indices_offset merge_indptr_offset o_indptr_offse
 kv_chunk_size_ptr_offset v_offset s_offset block_valid_mask_offset enable_cuda_graph split_kv
 """.split()
 """Names of `Words.info`, in order, of an fa2 plan: PrefillPlanInfo."""
-CUDA_CORE_INFO = """
-padded_batch_size v_offset s_offset request_indices_offset kv_tile_indices_offset o_indptr_offset
-block_valid_mask_offset kv_chunk_size_ptr_offset enable_cuda_graph split_kv
-""".split()
-"""The same of a plan for CUDA cores: DecodePlanInfo."""
 
 
 @dataclass(frozen=True)
@@ -114,12 +109,12 @@ class Words:
     | field | shape | content |
     |---|---|---|
     | `request_indices` | blocks, int32 | the request of a block |
-    | `qo_tile_indices` | the same | which of its query tiles; None for CUDA cores |
+    | `qo_tile_indices` | the same | which of its query tiles |
     | `kv_tile_indices` | the same | which of its KV chunks |
     | `o_indptr` | bs + 1, int32 | partial outputs before a request's own |
     | `merge_indptr` | rows + 1, int32 | before a query token's; None unless they are merged |
     | `kv_chunk_size` | | tokens of a KV chunk; -page_size where splits are disabled |
-    | `total_num_rows` | | query tokens of this plan; None if eager, and for CUDA cores |
+    | `total_num_rows` | | query tokens of this plan; None if eager |
     | `block_valid_mask` | `info[0]`, bool | whether a block is in use; None if not written |
 
     The first three have `info[0]` words in the workspace: what follows the blocks in use is left
@@ -129,7 +124,7 @@ class Words:
 
     info: tuple[int, ...]
     request_indices: np.ndarray
-    qo_tile_indices: np.ndarray | None
+    qo_tile_indices: np.ndarray
     kv_tile_indices: np.ndarray
     o_indptr: np.ndarray
     merge_indptr: np.ndarray | None
@@ -137,10 +132,9 @@ class Words:
     total_num_rows: int | None
     block_valid_mask: np.ndarray | None
 
-    def image(self, words: int, fill: int = 0) -> np.ndarray:
+    def image(self, words: int, fill: int = 0, names: Sequence[str] = FA2_INFO) -> np.ndarray:
         """The first `words` of the int workspace, int32; what is not written holds `fill`."""
         found = np.full(words, fill, np.int32)
-        names = CUDA_CORE_INFO if self.qo_tile_indices is None else FA2_INFO
         for name, at in zip(names, self.info, strict=True):
             array = getattr(self, name.removesuffix("_offset").removesuffix("_ptr"), None)
             if name.endswith("_offset") and array is not None:
@@ -194,48 +188,6 @@ def plan_fa2(call: LibraryCall, kv_lens: Lengths, q_lens: Lengths | None = None)
         kv_chunk_size=size * call.page_size,
         total_num_rows=rows if call.cuda_graph else None,
         block_valid_mask=np.arange(padded) < len(requests) if masked else None,
-    )
-
-
-def plan_cuda_cores(call: LibraryCall, kv_lens: Lengths) -> Words:
-    """The plan of decode on CUDA cores: one query token of each request.
-
-    For kernels whose CTAs per SM are known (`gpu.CUDA_CORE_CTAS`): head_dim 128, 16 bits. It is
-    the same in all releases, and this planner reads neither window nor `disable_split_kv`. Raises
-    ValueError for lengths that are none, another kernel, a fixed split, and where empty requests
-    take more blocks than a graph has: the library does not look, and overwrites its words.
-    """
-    groups = CUDA_CORE_CTAS[128, 2]
-    if call.head_dim != 128 or call.group_size not in groups:
-        known = ", ".join(map(str, groups))
-        raise ValueError(f"call must have head_dim 128 and a group of {known}, got {call}")
-    require_int("fixed_split_size", call.fixed_split_size, least=-1, most=0)
-    pages = -(-_lengths("kv_lens", kv_lens) // call.page_size)
-    ctas = groups[call.group_size][0] * call.num_sms
-    most, size = ctas // call.num_kv_heads, max(int(pages.max()), 1)
-    may_split = len(pages) * call.num_kv_heads < ctas
-    if may_split:
-        size = chunk_pages(pages, most=most, page_size=call.page_size)
-    chunks = -(-np.maximum(pages, 1) // size)
-    requests, _, kv_tiles = block_indices(np.ones_like(chunks), chunks)
-    split = may_split and (call.cuda_graph or len(requests) > len(pages))
-    padded = most if call.cuda_graph and split else len(requests)
-    if len(requests) > padded:
-        raise ValueError(f"kv_lens must give at most {padded} blocks, got {len(requests)}")
-    words = {"request_indices": padded, "kv_tile_indices": padded, "o_indptr": padded + 1}
-    info = offsets(words | {"kv_chunk_size_ptr": 1}, split) | {"padded_batch_size": padded}
-    info |= {"enable_cuda_graph": call.cuda_graph, "split_kv": split}
-    info["s_offset"] = split * padded * call.partial_bytes
-    return Words(
-        info=in_order(info, CUDA_CORE_INFO),
-        request_indices=requests,
-        qo_tile_indices=None,
-        kv_tile_indices=kv_tiles,
-        o_indptr=prefix_sums(chunks),
-        merge_indptr=None,
-        kv_chunk_size=size * call.page_size,
-        total_num_rows=None,
-        block_valid_mask=np.arange(padded) < len(requests) if split else None,
     )
 
 

@@ -11,8 +11,6 @@ def promised_chart(frame: pd.DataFrame, core: pd.DataFrame) -> charts.Figure:
     """Microseconds a step, predicted and measured, of each comparison that is faster by verdict.
 
     `core` is the `tables.core_table` of the records of `frame`.
-
-    Above the line of equals the host saves too, below it the engine hides a part.
     """
     table = core[(core.verdict == "faster") & (core.predicted > 0)]
     table = table.assign(arms=table.arm + " for " + table.over)

@@ -158,7 +158,7 @@ def users_table(frame: pd.DataFrame) -> pd.DataFrame:
     rows = rows.assign(tokens=1e3 * rows.batch_size / rows.step)
     found = rows.groupby([*SIZES, "backend"], sort=False)[["step", "slowest", "tokens"]].median()
     shown = found.round({"step": 3, "slowest": 3, "tokens": 0}).reset_index()
-    return shown.rename(columns={"step": "step, ms", "slowest": "slowest, ms"})
+    return shown.rename(columns=dict(step="step, ms", slowest="slowest, ms", tokens="tokens/s"))
 
 
 def launches_table(frame: pd.DataFrame) -> pd.DataFrame:

@@ -74,8 +74,8 @@ def predictions(frame: pd.DataFrame, limit: Ceilings, release: str) -> pd.DataFr
 def prediction_table(frame: pd.DataFrame, limit: Ceilings, release: str) -> pd.DataFrame:
     """`predictions`, rounded for reading."""
     table = predictions(frame, limit, release)
-    columns = [*SHAPE, "work_items", "busy_sms", "kv_rereads", "bound by", "predicted", "measured"]
-    return table[columns].round(1).assign(ratio=table.error.round(2))
+    columns = [*SHAPE, "work_items", "busy_sms", "kv_reads", "bound by", "predicted", "measured"]
+    return table[columns].round(1).assign(**{"measured / predicted": table.error.round(2)})
 
 
 def over_floor(frame: pd.DataFrame, limit: Ceilings, release: str) -> pd.DataFrame:
@@ -157,7 +157,7 @@ def variants(frame: pd.DataFrame, release: str) -> pd.DataFrame:
 
 
 def bisection(found: Bisection) -> pd.DataFrame:
-    """The steps of a bisection in the order taken, each against the oldest release."""
+    """The steps of a bisection in the order taken, each over the reference, and what both ran."""
     steps = pd.DataFrame([step.to_dict() for step in found.steps])
-    columns = ["release", "ran", "ratio", "95 %", "verdict", "rounds"]
+    columns = ["release", "ran", "reference_ran", "ratio", "95 %", "verdict", "rounds"]
     return steps.assign(**{"95 %": intervals(steps)}).round({"ratio": 2})[columns]

@@ -52,8 +52,9 @@ def cold_table(frame: pd.DataFrame) -> pd.DataFrame:
     table = _by_timer(frame)
     mib = table.case.map(lambda case: decode_cost(case).kv_bytes / 2**20).round(1)
     ratio = (table["graph-cold"] / table.graph).round(2)
-    shown = table[[*SHAPE, "backend", "graph", "graph-cold"]].assign(mib=mib, ratio=ratio)
-    return shown.sort_values(["mib", *SHAPE, "backend"])
+    shown = table[[*SHAPE, "backend", "graph", "graph-cold"]]
+    shown = shown.assign(**{"KV, MiB": mib, "cold / warm": ratio})
+    return shown.sort_values(["KV, MiB", *SHAPE, "backend"])
 
 
 def verdicts(rows: pd.DataFrame, numerator: str, denominator: str, *, noise: float) -> pd.DataFrame:

@@ -53,7 +53,8 @@ def step_table(frame: pd.DataFrame) -> pd.DataFrame:
     found = over(rows, OPS, FUSED)
     clocks = rows.groupby("case", sort=False).sm_clock_mhz.median().round().astype(int)
     told = {"op by op / fused": found.ratio.round(3), "95 %": intervals(found)}
-    told |= {"op by op is": found.verdict, "SM MHz": found.case.map(clocks)}
+    told |= {"margin, %": (100 * found.margin).round(1), "op by op is": found.verdict}
+    told |= {"SM MHz": found.case.map(clocks)}
     shown = found[["case"]].assign(**told).merge(times(rows).round(0), on="case")
     keys = ["layers", "batch_size", "page_size", "kv_len", OPS, SERIAL, FUSED]
     return shown.reindex(columns=[*keys, *told])

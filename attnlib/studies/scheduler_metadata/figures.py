@@ -106,7 +106,7 @@ def _tiles_figure(
         f"head_dim {facts.head_dim}, batch {facts.batch_size}, {facts.usable_sms} SMs, "
         f"cap {facts.split_cap}; cost = blocks"
     )
-    time = f"time, KV blocks of {facts.tile[1]} tokens"
+    time = f"work of an SM, KV blocks of {facts.tile[1]} tokens"
     figure, axes = charts.panels(list(parts), size, note, (time, "SM"), share=share)
     for axis, tiles in zip(axes, parts.values(), strict=True):
         # Hues for the first few requests that are taken, then greys by turns.

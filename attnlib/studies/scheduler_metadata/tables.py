@@ -68,7 +68,7 @@ def savings_table(frame: pd.DataFrame, layers: int = 64, *, timer: str = "graph"
     table = table[table.layers == layers].reset_index(drop=True)
     shown = table[[*STEP[1:], "each", "once", "saved"]].round(0)
     shown["95 %"] = intervals(table, decimals=0)
-    shown["gain, %"] = table.gain.round(1)
+    shown["saved, %"] = table.gain.round(1)
     return shown if timer == "eager" else shown.assign(share=table.share.round(2))
 
 
@@ -77,7 +77,7 @@ def summary(frame: pd.DataFrame) -> pd.DataFrame:
     table = savings(frame)
     table = table.assign(zeroing=np.where(table.kv_len <= one_split_up_to(frame), "yes", "no"))
     grouped = table.assign(sure=table.low > 0).groupby(["layers", "zeroing"])
-    found = {"steps": grouped.size(), "faster": grouped.sure.sum()}
+    found = {"shapes": grouped.size(), "faster": grouped.sure.sum()}
     for name, digits in {"saved": 0, "share": 2}.items():
         for word, value in (("least", "min"), ("median", "median"), ("most", "max")):
             found[f"{word} {name}"] = grouped[name].agg(value).round(digits)
@@ -99,17 +99,17 @@ def kernels_per_step(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def time_by_kernel(frame: pd.DataFrame, *, layers: int = 64) -> pd.DataFrame:
-    """Microseconds per step by kernel, of a trace; `sum` of them, the `step` untraced, `hidden`.
+    """Microseconds per step by kernel, of a trace; `sum` of them, the `step` untraced, `overlap`.
 
-    `hidden` is sum - step: how long two kernels ran at once, less the time in which none ran.
+    `overlap` is sum - step: how long two kernels ran at once, less the time in which none ran.
     Median over rounds; graph timer.
     """
     found, kinds = _steps(frame[frame.layers == layers], "gpu_us")
     table = found.groupby([*STEP[1:], "way"])[[*kinds, "run_us"]].median()
     table = table.rename(columns={"run_us": "step"})
     table["sum"] = table[kinds].sum(axis=1)
-    table["hidden"] = table["sum"] - table["step"]
-    return table[[*kinds, "sum", "step", "hidden"]].reset_index()
+    table["overlap"] = table["sum"] - table["step"]
+    return table[[*kinds, "sum", "step", "overlap"]].reset_index()
 
 
 def accounts(frame: pd.DataFrame, *, layers: int = 64) -> pd.DataFrame:
@@ -121,7 +121,7 @@ def accounts(frame: pd.DataFrame, *, layers: int = 64) -> pd.DataFrame:
     each, once = (table.xs(way, level="way") for way in ("each", "once"))
     change = each - once
     found = change.reindex(columns=["prepare", "zeroing"], fill_value=0.0)
-    found = found.assign(hidden=-change["hidden"])
+    found = found.assign(hidden=-change["overlap"])
     found["others"] = change["step"] - found.sum(axis=1)
     return found.assign(saved=change["step"]).reset_index()
 

@@ -75,13 +75,13 @@ def heads_chart(frame: pd.DataFrame, limit: Ceilings) -> charts.Figure:
 
 
 def bound_chart(frame: pd.DataFrame, limit: Ceilings) -> charts.Figure:
-    """Measured time over the bound, commonest kv_len; hollow where the L2 holds the tokens."""
+    """Measured time against the bound, commonest kv_len; hollow where the L2 holds the tokens."""
     table = _commonest(against_bounds(sparse_rows(frame), limit))
     table = table[table.design.isin(BOTH)]
     read = [mla_cost(in_format(r.case, FORMAT_OF[r.design])).kv_bytes for r in table.itertuples()]
     table = table.rename(columns={"num_qo_heads": "heads"})
     table["tokens fit the L2"] = np.array(read) <= frame.l2_mib.max() * 2**20
-    title = "Time of a call over the longer of its bounds"
+    title = "Time of a call against its bound; line: measured = bound"
     figure, (axis,) = charts.panels([title], (6.4, 4.6), frame)
     kinds, looks = {"hue": "design", "style": "heads"}, {"palette": COLORS, "markers": HEAD_MARKERS}
     charts.against(axis, table, "bound_us", "us", kinds, hollow="tokens fit the L2", **looks)

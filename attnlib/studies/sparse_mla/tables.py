@@ -71,7 +71,8 @@ def in_format(case: MlaCase, kv_format: str) -> MlaCase:
 
 def memory_table() -> pd.DataFrame:
     """What a token costs in each format, and how many fit, from the formats alone."""
-    sizes = pd.Series({name: MLA_TOKEN_BYTES[own] for own, name in FORMATS.items()})
+    named = FORMATS | {"fp8-576": "FP8, one scale"}
+    sizes = pd.Series({name: MLA_TOKEN_BYTES[own] for own, name in named.items()})
     table = {
         "bytes a token and layer": sizes,
         f"KiB a token, {LAYERS} layers": (sizes * LAYERS / 1024).round(1),
@@ -222,7 +223,7 @@ def by_context(frame: pd.DataFrame) -> pd.DataFrame:
 def overflow(frame: pd.DataFrame) -> pd.DataFrame:
     """By size of the cache: its share that 32-bit offsets lose, and wrong of all records.
 
-    `worst row` is the largest relative error of the older release.
+    `worst row` is the largest relative error, of the older release.
     """
     rows = mla_records(frame)
     rows = rows[rows.status.isin(("ok", "incorrect"))]
@@ -234,8 +235,8 @@ def overflow(frame: pd.DataFrame) -> pd.DataFrame:
         for label, release in ((OLD, OLD), (NEW, NEW), ("FlashMLA", "")):
             wrong = group[group.release == release].status == "incorrect"
             row[label] = f"{wrong.sum()} of {len(wrong)}"
-        found.append(row | {"worst row": group[group.release == OLD].oracle_error.max()})
-    return pd.DataFrame(found).round({"GiB bf16": 2, "lost, %": 1, "worst row": 3})
+        found.append(row | {f"worst row, {OLD}": group[group.release == OLD].oracle_error.max()})
+    return pd.DataFrame(found).round({"GiB bf16": 2, "lost, %": 1, f"worst row, {OLD}": 3})
 
 
 def release_counts(frame: pd.DataFrame) -> pd.DataFrame:
