@@ -146,10 +146,10 @@ def of_study(name):
 
 @pytest.fixture(scope="module", params=EVERY, ids=lambda found: f"{found[0]}-{found[1]}")
 def drawn(request):
-    """A figure that was shown already, as in a notebook, and its study."""
+    """A figure that was laid out, as a notebook shows it, and its study."""
     study, place = request.param
     figure = DRAWN[study][place](of_study(study))
-    figure.canvas.draw()
+    figure.draw_without_rendering()
     return figure, study
 
 
