@@ -123,7 +123,7 @@ LIGHT = (
         "import attnlib.run.bisect": "torch matplotlib pandas",
         "attnlib.view()._repr_html_()": "torch triton ipywidgets",
         "import attnlib.lab.compare; attnlib.explore, attnlib.profile": "torch matplotlib",
-        "import attnlib.run.store, attnlib.studies.claims": "torch",
+        "import attnlib.run.store; from attnlib.studies import claims; claims.checks()": "torch",
         "import attnlib.studies.fa3_decode_regression.tables": "torch",
     },
 )

@@ -47,6 +47,8 @@ EXACT = {
     "hf-once": "hf",
 }
 """Arm -> the one whose tokens and logits it must have, bit by bit, where they take turns."""
+IN_TURNS = "in turns"
+"""In `reported_backend`, of records whose steps alternate with those of other arms."""
 
 
 @dataclass(frozen=True)

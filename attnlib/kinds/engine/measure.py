@@ -28,13 +28,11 @@ from ...measure.trace import kernel_family
 from ..base import Bench, Subject
 from ..item import Item
 from ..lengths import sample_seq_lens
-from .case import ARMS, EXACT, START, EngineCase
+from .case import ARMS, EXACT, IN_TURNS, START, EngineCase
 from .group import EngineEndedError, EngineGroup
 from .model import write_model
 
 TIMERS = ("host", "profiler")
-IN_TURNS = "in turns"
-"""In `reported_backend`, of records whose steps alternate with those of other arms."""
 COMMAND = (sys.executable, "-m", "attnlib.kinds.engine")
 START_S, CASE_S = 300.0, 200.0
 """Time to start and to answer for a case; the first on a machine compiles for 80 s."""

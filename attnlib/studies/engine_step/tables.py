@@ -10,8 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from ...kinds.engine.case import EngineCase
-from ...kinds.engine.measure import IN_TURNS
+from ...kinds.engine.case import IN_TURNS, EngineCase
 from ...kinds.engine.model import CONFIGS
 from ...measure.stats import Gap, paired_gap
 from ...run import store
