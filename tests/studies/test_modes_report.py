@@ -43,7 +43,7 @@ def test_every_table_and_figure_stands_on_what_a_live_notebook_measures(frame):
     for table in (
         modes.headline(frame, modes.VERIFIES[3:6], limit),
         modes.summary(frame),
-        modes.regrets(frame),
+        modes.costs(frame),
         modes.one_tile(frame, limit),
         modes.shares(frame, limit),
     ):
@@ -56,7 +56,7 @@ def test_every_table_and_figure_stands_on_what_a_live_notebook_measures(frame):
 def test_every_case_of_the_study_is_a_row_and_every_mode_is_in_the_tables():
     frame = published("engine_modes")
     assert modes.summary(frame).group.tolist() == list(GROUPS)
-    assert modes.regrets(frame).index.tolist() == [*GROUPS, "worst"]
+    assert modes.costs(frame).index.tolist() == [*GROUPS, "worst"]
     assert set(modes.mode_rows(frame).case) == {*STUDY.cases}
     pairs = {case for grid in STUDY.grids if len(grid.backends) > 1 for case in grid.cases}
     plain = [case for case in pairs if getattr(case, "mask", "causal") in ("causal", "full")]
@@ -100,7 +100,7 @@ def test_a_policy_costs_its_backends_time_over_the_better_one():
     backends = {FA2: 4.0, FA3: 1.0}
     times = {(NEW, prefill(name), EAGER): time for name, time in backends.items()}
     times |= {(VERIFY, prefill(name), GRAPH): 1.0 / time for name, time in backends.items()}
-    lost = modes.regrets(made(times))
+    lost = modes.costs(made(times))
     assert lost.loc["prefill_paged", "fa2 everywhere"] == 4
     assert lost.loc["target_verify", "fa2 everywhere"] == 1
     assert lost.loc["target_verify", "auto of 0.6.4"] == 4

@@ -163,7 +163,7 @@ def exceptions(frame: pd.DataFrame) -> pd.DataFrame:
     return against[SIZES].assign(**told).reset_index(drop=True)
 
 
-def regrets(frame: pd.DataFrame) -> pd.DataFrame:
+def costs(frame: pd.DataFrame) -> pd.DataFrame:
     """What a policy costs: its time over the better of fa2 and fa3, both pinned.
 
     A row per group, the geometric mean over its shapes, and `worst`, the worst shape of all.
