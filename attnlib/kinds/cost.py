@@ -138,7 +138,7 @@ def mla_cache_bytes(case: MlaCase) -> int:
 
 
 def predict_fa3(case: DecodeCase, ceilings: Ceilings) -> Fa3Prediction:
-    """Busy SMs, re-reads and time of FlashInfer's fa3 decode, from its schedule alone."""
+    """Busy SMs, reads and time of FlashInfer's fa3 decode, from its schedule alone."""
     spec, seq_lens = case.spec, sample_seq_lens(case)
     items = case.batch_size * spec.num_qo_heads
     tokens, _ = fa3_sm_tokens(tuple(seq_lens.tolist()), spec, num_sms=ceilings.num_sms)

@@ -57,6 +57,8 @@ class Facts(dict[str, Any]):
     """What is known of one call, by name; asking for what only lengths tell raises without them."""
 
     def __missing__(self, name: str) -> Any:
+        if name not in _EXAMPLE:
+            raise KeyError(name)
         raise UnknownFactError(
             f"a rule asks for {name}: give call=Call(kv_lens=(...)), the tokens of each "
             "request (as an argument: --call kv_lens=8192x16)"
@@ -162,7 +164,7 @@ def facts_of(spec: AttnSpec, call: Call, *, mode: str, gpu: str, release: Versio
             "gpu": gpu,
             "mode": mode,
             "model": FAMILIES[call.model],
-            "release": release,
+            **({} if release is None else {"release": release}),
             "head_dims": f"{spec.head_dim}/{head_dim_vo}",
             "one_head_dim": spec.head_dim == head_dim_vo,
             "block_size": spec.page_size if call.pinned_page else 0,

@@ -6,7 +6,7 @@ data/rules/README.md says how they are written.
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 from packaging.version import Version
@@ -55,14 +55,10 @@ class Condition:
     def miss(self, facts: Facts) -> str:
         """Why it does not hold, in words."""
         if self.fact not in FLAGS:
-            return f"needs {self}; it is {_said(facts[self.fact])}"
+            return f"needs {self}; it is {facts[self.fact]}"
         thing = FLAGS[self.fact]
         one = "one" if thing.startswith(("a ", "an ")) else "them" if thing[-1] == "s" else "it"
         return f"only {self}; this call {'is without' if self.value else f'has {one}'}"
-
-
-# A release is put into words once, not once a row.
-_said = lru_cache(typed=True)(str)
 
 
 @dataclass(frozen=True)

@@ -68,13 +68,13 @@ def answer(options: argparse.Namespace) -> str:
 
 
 def render(choice: Choice) -> str:
-    """The choice in a few lines, then every row that was looked at, those that hold first."""
+    """The choice in a few lines, then every row that was looked at, those that hold first and
+    those that read alike once."""
     rows = [COLUMNS]
     for reason in sorted(choice.reasons, key=lambda reason: not reason.matched):
         taken = "yes" if reason.matched and reason.kind != "limit" else "no"
         rows.append((taken, _short(reason.subject), reason.why, reason.source))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    # Two rules may read alike, and stand once.
     lines = dict.fromkeys("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
     able = [f"can run it, best first: {', '.join(choice.order)}"] if len(choice.order) > 1 else []
     problem = [f"but it cannot run: {choice.problem}"] if choice.problem else []

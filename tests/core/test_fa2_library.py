@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.cuda_core_plan import CUDA_CORE_INFO, plan_cuda_cores
+from support.cuda_core_plan import plan_cuda_cores
 
 from attnlib.core.fa2.library import FA2_INFO, RELEASES, LibraryCall, Words, plan_fa2
 
@@ -32,17 +32,14 @@ def make(line: dict[str, Any], **changes: Any) -> Words:
 
 def stamp(plan: Words) -> int:
     """CRC-32 of `info` and of all bytes that the plan copies to the GPU, over a buffer of 0xFF."""
-    names = CUDA_CORE_INFO if plan.qo_tile_indices is None else FA2_INFO
-    info, ends = dict(zip(names, plan.info, strict=True)), [0]
+    info, ends = dict(zip(plan.names, plan.info, strict=True)), [0]
     room = {"o_indptr": 4 * len(plan.o_indptr), "merge_indptr": 4 * plan.info[1] + 4}
-    for offset in (name for name in names if name.endswith("_offset")):
+    for offset in (name for name in plan.names if name.endswith("_offset")):
         name = offset.removesuffix("_offset").removesuffix("_ptr")
         if (word := getattr(plan, name, None)) is not None:
             each = 1 if name == "block_valid_mask" else 4
             ends.append(info[offset] + room.get(name, each * np.size(word)))
-    return zlib.crc32(
-        plan.image(-(-max(ends) // 4), -1, names).tobytes()[: max(ends)], crc(plan.info)
-    )
+    return zlib.crc32(plan.image(-(-max(ends) // 4), -1).tobytes()[: max(ends)], crc(plan.info))
 
 
 def crc(words: Any) -> int:

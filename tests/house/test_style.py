@@ -46,7 +46,7 @@ MAX_ROOMS = 9  # and four front doors
 # of core since a policy says what each backend takes; 85 fewer of the package by a study less. 50
 # went from core to the tests, which alone ask for the library's plan of CUDA cores.
 MAX_PACKAGE_LINES = 27_190
-MAX_CORE_LINES = 7_455  # what an engine imports
+MAX_CORE_LINES = 7_456  # what an engine imports
 MAX_TEST_LINES = 20_555
 MAX_POSITIONAL = 5
 MAX_COMMENT_SHARE = 0.12

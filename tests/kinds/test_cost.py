@@ -67,7 +67,7 @@ def test_a_head_dim_without_a_tile_is_refused_listing_those_that_have_one():
 
 
 @pytest.mark.parametrize(
-    ("spec", "batch_size", "num_sms", "items", "rereads", "padded"),
+    ("spec", "batch_size", "num_sms", "items", "reads", "padded"),
     [
         # Of 1,000 tokens whole tiles of 96 are 1,056, of 32 they are 1,024; times rows of a tile.
         (AttnSpec(8, 1, 128, 16), 1, 100, 8, 8, 128 * 1056),
@@ -78,15 +78,13 @@ def test_a_head_dim_without_a_tile_is_refused_listing_those_that_have_one():
         (AttnSpec(8, 1, 128, 16), 25, 199, 200, 8, 2 * 128 * 1056),  # an item more than SMs
     ],
 )
-def test_a_prediction_is_the_one_computed_by_hand(
-    spec, batch_size, num_sms, items, rereads, padded
-):
+def test_a_prediction_is_the_one_computed_by_hand(spec, batch_size, num_sms, items, reads, padded):
     case = replace(MQA, spec=spec, batch_size=batch_size)
     found = predict_fa3(case, replace(CEILINGS, num_sms=num_sms))
     tensor_us = 4 * spec.head_dim * padded / (1e9 / num_sms)
     # However many KV heads there are, the traffic is one read a query head.
     traffic_us = 8 * batch_size * 1000 * 2 * spec.head_dim * 2 / 4e6
-    expected = (items, min(items, num_sms), rereads, tensor_us, traffic_us)
+    expected = (items, min(items, num_sms), reads, tensor_us, traffic_us)
     assert astuple(found) == pytest.approx(expected)
     assert found.run_us == max(found.tensor_us, found.traffic_us)
 

@@ -148,9 +148,11 @@ def of_study(name):
 def drawn(request):
     """A figure that was laid out, as a notebook shows it, and its study."""
     study, place = request.param
-    figure = DRAWN[study][place](of_study(study))
-    figure.draw_without_rendering()
-    return figure, study
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("ATTNLIB_DATA", raising=False)
+        figure = DRAWN[study][place](of_study(study))
+        figure.draw_without_rendering()
+        yield figure, study
 
 
 def test_every_figure_says_which_records_of_which_gpu_it_shows_and_its_units(drawn):
@@ -173,10 +175,10 @@ def test_no_words_of_a_figure_run_into_its_footer_or_off_its_edge(drawn):
         assert box.x1 <= figure.bbox.x1 + 1 and box.y1 <= figure.bbox.y1 + 1
 
 
-# One of each kind that is laid out by its own rules: without settling, each of them fails.
-@pytest.mark.parametrize("study", ["scheduler_metadata", "engine_modes", "sparse_mla"])
-def test_a_figure_is_the_same_bytes_however_often_it_was_shown_and_saved(study, tmp_path):
-    shown, again = (DRAWN[study][0](of_study(study)) for _ in range(2))
+# Both fail where layouts do not settle, settle once, or keep all digits; half of the others do.
+@pytest.mark.parametrize(("study", "place"), [("sparse_mla", 1), ("fa3_decode_regression", 4)])
+def test_a_figure_is_the_same_bytes_however_often_it_was_shown_and_saved(study, place, tmp_path):
+    shown, again = (DRAWN[study][place](of_study(study)) for _ in range(2))
     shown.canvas.draw()
     orders = {shown: ("png", "svg", "png"), again: ("svg", "png")}
     if study != "sparse_mla":  # Pixels follow from the SVG: one figure's are compared too.

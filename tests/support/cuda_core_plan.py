@@ -25,7 +25,13 @@ block_valid_mask_offset kv_chunk_size_ptr_offset enable_cuda_graph split_kv
 """Names of `Words.info`, in order, of such a plan: DecodePlanInfo."""
 
 
-def plan_cuda_cores(call: LibraryCall, kv_lens: Lengths) -> Words:
+class CudaCoreWords(Words):
+    """Without query tiles, `merge_indptr` and `total_num_rows`."""
+
+    names = CUDA_CORE_INFO
+
+
+def plan_cuda_cores(call: LibraryCall, kv_lens: Lengths) -> CudaCoreWords:
     """The plan of decode on CUDA cores: one query token of each request.
 
     For kernels whose CTAs per SM are known (`gpu.CUDA_CORE_CTAS`), 16 bits. It is the same in all
@@ -50,7 +56,7 @@ def plan_cuda_cores(call: LibraryCall, kv_lens: Lengths) -> Words:
     info = offsets(words | {"kv_chunk_size_ptr": 1}, split) | {"padded_batch_size": padded}
     info |= {"enable_cuda_graph": call.cuda_graph, "split_kv": split}
     info["s_offset"] = split * padded * call.partial_bytes
-    return Words(
+    return CudaCoreWords(
         info=in_order(info, CUDA_CORE_INFO),
         request_indices=requests,
         qo_tile_indices=None,

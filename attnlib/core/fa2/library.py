@@ -20,7 +20,7 @@ head_dim than keys, GPUs before Ampere.
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 
@@ -122,6 +122,7 @@ class Words:
     fewer tokens than `graph_rows`.
     """
 
+    names: ClassVar[Sequence[str]] = FA2_INFO
     info: tuple[int, ...]
     request_indices: np.ndarray
     qo_tile_indices: np.ndarray
@@ -132,10 +133,10 @@ class Words:
     total_num_rows: int | None
     block_valid_mask: np.ndarray | None
 
-    def image(self, words: int, fill: int = 0, names: Sequence[str] = FA2_INFO) -> np.ndarray:
+    def image(self, words: int, fill: int = 0) -> np.ndarray:
         """The first `words` of the int workspace, int32; what is not written holds `fill`."""
         found = np.full(words, fill, np.int32)
-        for name, at in zip(names, self.info, strict=True):
+        for name, at in zip(self.names, self.info, strict=True):
             array = getattr(self, name.removesuffix("_offset").removesuffix("_ptr"), None)
             if name.endswith("_offset") and array is not None:
                 kind = np.bool_ if name.startswith("block_valid_mask") else np.int32

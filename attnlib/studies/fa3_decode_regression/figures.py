@@ -66,7 +66,10 @@ def prediction_chart(frame: pd.DataFrame, limit: Ceilings, release: str) -> char
 
 
 def floor_chart(frame: pd.DataFrame, limit: Ceilings, release: str) -> charts.Figure:
-    """Time over the floor of bytes / copy bandwidth, by cached bytes: a dot per case and kernel."""
+    """Time over the floor of bytes / copy bandwidth, by cached bytes: a dot per case and kernel.
+
+    Dotted: what the L2 holds.
+    """
     table, drawn = tables.over_floor(frame, limit, release), decode_rows(frame, release=release)
     words = ("KV bytes of the batch, MiB", "run time / floor")
     figure, (axis,) = charts.panels(["Distance from the memory floor"], (7, 4.2), drawn, words)
@@ -74,5 +77,5 @@ def floor_chart(frame: pd.DataFrame, limit: Ceilings, release: str) -> charts.Fi
     axis.axhline(1, **style.RULE)
     axis.axvline(drawn.l2_mib.iloc[0], **style.RULE | {"linestyle": ":"}, label="L2 size")
     style.log_axes(axis, "x", "y")
-    axis.legend(title="kernel")
+    axis.legend()
     return figure

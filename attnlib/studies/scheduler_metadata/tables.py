@@ -73,7 +73,7 @@ def savings_table(frame: pd.DataFrame, layers: int = 64, *, timer: str = "graph"
 
 
 def summary(frame: pd.DataFrame) -> pd.DataFrame:
-    """By layers and whether FA3 may split: steps, how many got faster for sure, saving, share."""
+    """By layers and whether FA3 may split: shapes, how many got faster for sure, saving, share."""
     table = savings(frame)
     table = table.assign(zeroing=np.where(table.kv_len <= one_split_up_to(frame), "yes", "no"))
     grouped = table.assign(sure=table.low > 0).groupby(["layers", "zeroing"])
