@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnlib.core.policy import buckets
-from attnlib.core.policy.plans import plan
-from attnlib.core.policy.policy import NEIGHBOURS, Point, Policy, kernel_of, load, save
-from attnlib.core.policy.times import Gpu, Rates, load_of, predict
+from attnlib.core.policy.policy import Point, Policy, kernel_of, load, save
+from attnlib.core.policy.times import Gpu, Rates, planned_load, predict
 from attnlib.core.spec import AttnSpec
 
 SPEC, MHA, APART = (AttnSpec(32, kv_heads, 128, 16) for kv_heads in (8, 32, 16))
@@ -26,8 +25,7 @@ H200 = Gpu(num_sms=132, l2_mib=60.0)
 
 
 def by_rates(spec, lens):
-    plans = {name: plan(name, spec, lens, num_sms=H200.num_sms) for name in RATES}
-    loads = {name: [load_of(made, spec, lens, H200)] for name, made in plans.items()}
+    loads = {name: [planned_load(name, spec, np.array(lens).tobytes(), H200)] for name in RATES}
     return {name: float(predict(rates, loads[name])[0]) for name, rates in RATES.items()}
 
 
@@ -97,8 +95,8 @@ def test_a_backend_that_ran_the_spec_nowhere_is_refused_and_one_not_asked_for_le
 def test_a_case_that_a_backend_failed_in_is_not_held_against_it():
     broken = only(point(16, 2048), FA3)
     points = tuple(broken if (p.batch_size, p.longest) == (16, 2048) else p for p in POINTS)
-    pick = policy(points={SPEC: points}).choose(SPEC, [2048] * 16)
-    assert pick.backend == FA2 and broken not in pick.nearest
+    found = policy(points={SPEC: points}).predict(SPEC, [2048] * 16)
+    assert {n: each.us for n, each in found.items()} == pytest.approx(by_rates(SPEC, [2048] * 16))
 
 
 def test_a_batch_beyond_the_measured_ones_says_so():
@@ -111,7 +109,6 @@ def test_any_lengths_get_a_finite_choice_with_the_chosen_first(lens):
     pick = policy().choose(SPEC, lens)
     assert next(iter(pick.slowdown.items())) == (pick.backend, 1.0)
     assert all(np.isfinite(value) and value >= 1 for value in pick.slowdown.values())
-    assert len(pick.nearest) == NEIGHBOURS
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 from support.frames import frame as frame_of
 from support.frames import row
 
-from attnlib.core.policy.plans import PLANS, plan
-from attnlib.core.policy.times import Gpu, Rates, load_of, predict
+from attnlib.core.policy.plans import PLANS
+from attnlib.core.policy.times import Calls, Gpu, Rates, planned_load, predict
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.run import store
@@ -86,7 +86,20 @@ def times_of(lens):
 
 
 def load(backend, lens):
-    return load_of(plan(backend, SPEC, lens, num_sms=SMS), SPEC, lens, H200)
+    return planned_load(backend, SPEC, np.asarray(lens).tobytes(), H200)
+
+
+@pytest.mark.parametrize("backend", ["fa3", "flashinfer-cuda-cores"])
+def test_slopes_are_the_differences_of_log_times_that_a_small_step_makes(backend):
+    lens = [[1000] * 4, [50] * 3, [9000, *[300] * 60], [20_000] * 40]
+    calls, at, step = Calls([load(backend, each) for each in lens], 6), TRUTH.logs, 1e-5
+    up, down = (
+        np.transpose([np.log(calls.run_us(at + each)) for each in sign * step * np.eye(len(at))])
+        for sign in (1, -1)
+    )
+    wanted = (up - down) / (2 * step)
+    assert measured.log_slopes(calls, at) == pytest.approx(wanted, abs=1e-7)
+    assert (np.abs(wanted[:, :5]).max(axis=0) > 1e-3).all()
 
 
 @pytest.mark.parametrize("backend", list(PLANS))

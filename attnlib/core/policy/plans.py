@@ -16,7 +16,7 @@ our plan for as many requests, none longer than these;
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 
 import numpy as np
 
@@ -80,8 +80,6 @@ def lengths(seq_lens: Lengths) -> np.ndarray:
     return lens
 
 
-# A policy is learnt from the lengths that it then chooses for.
-@lru_cache(maxsize=2**11)
 def fa3_sm_tokens(seq_lens: tuple[int, ...], spec: AttnSpec, *, num_sms: int) -> PerSm:
     """KV tokens in whole tiles, and items, that FlashInfer's fa3 plan gives each SM: [num_sms].
 

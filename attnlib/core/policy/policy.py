@@ -25,8 +25,8 @@ import numpy as np
 from ..backends.limits import why_not
 from ..backends.table import entry_of
 from ..spec import ELEMENT_BYTES, AttnSpec
-from .plans import Lengths, can_plan, lengths, plan
-from .times import Gpu, Rates, load_of, predict_by
+from .plans import Lengths, can_plan, lengths
+from .times import Gpu, Rates, planned_load, predict
 
 T = TypeVar("T")
 Kernel: TypeAlias = tuple[int, int, str, str]
@@ -73,8 +73,8 @@ class Pick:
 
     `confidence` is the chance that no other is faster, from 0.5 (a tie) to 1. `inside` says whether
     the batch lies within the measured sizes and lengths. `refused` backends cannot run the layer,
-    ran none of its cases, or have no work plan there. `nearest` cases correct the choice's time;
-    `apart` is how far the measured kernels lie whose rates it has: 0 for its own.
+    ran none of its cases, or have no work plan there. `apart` is how far the measured kernels lie
+    whose rates the choice has: 0 for its own.
     """
 
     backend: str
@@ -82,7 +82,6 @@ class Pick:
     confidence: float
     inside: bool
     refused: tuple[str, ...]
-    nearest: tuple[Point, ...]
     apart: float = 0.0
 
 
@@ -134,16 +133,14 @@ class Policy:
             asked = ", ".join(backends or self.backends)
             raise ValueError(f"backends must hold one that ran {spec}, got {asked}")
         order = sorted(told, key=lambda name: told[name].us)
-        first, place = order[0], _place(spec, lengths(seq_lens))
-        points, places, _ = self._cases(first)
-        sizes = places[:, :3]
+        first, place = order[0], _place(spec, lengths(seq_lens))[:3]
+        sizes = self._cases(first)[0][:, :3]
         return Pick(
             backend=first,
             slowdown={name: told[name].us / told[first].us for name in order},
             confidence=confidence_of(told.values()),
-            inside=bool(((sizes.min(0) <= place[:3]) & (place[:3] <= sizes.max(0))).all()),
+            inside=bool(((sizes.min(0) <= place) & (place <= sizes.max(0))).all()),
             refused=tuple(name for name in backends or self.backends if name not in told),
-            nearest=tuple(points[at] for at in _nearest(places, place)[0]),
             apart=self.kin(first, kernel_of(first, spec))[0][0],
         )
 
@@ -163,14 +160,13 @@ class Policy:
         return {name: self._say(name, spec, lens, place) for name in able}
 
     def _say(self, name: str, spec: AttnSpec, lens: np.ndarray, place: np.ndarray) -> Prediction:
-        _, places, errors = self._cases(name)
+        places, errors = self._cases(name)
         near, octaves = _nearest(places, place)
         mean, spread = _mean(errors[near], octaves)
         kin = self.kin(name, kernel_of(name, spec))
-        made = plan(name, spec, lens, num_sms=self.num_sms)
-        load = load_of(made, spec, lens, Gpu(self.num_sms, self.l2_mib))
-        times = predict_by([self.rates[name][kernel] for _, kernel in kin], load)
-        log_us, differ = _mean(np.log(times), np.array([away for away, _ in kin]))
+        load = planned_load(name, spec, lens.tobytes(), Gpu(self.num_sms, self.l2_mib))
+        times = [predict(self.rates[name][kernel], [load]) for _, kernel in kin]
+        log_us, differ = _mean(np.log(times)[:, 0], np.array([away for away, _ in kin]))
         unsure = math.hypot(spread, differ, UNSURE * kin[0][0])
         return Prediction(math.exp(log_us + mean), WIDER * unsure)
 
@@ -194,12 +190,17 @@ class Policy:
         return not refused and can_plan(name, spec)
 
     @_once
-    def _cases(self, name: str) -> tuple[tuple[Point, ...], np.ndarray, np.ndarray]:
-        """The cases that a backend ran, their places [cases, 9], and its log errors [cases]."""
-        found = [(s, p) for s, points in self.points.items() for p in points if name in p.run_us]
-        places = _scaled([_sizes(s, p.batch_size, p.mean_len, p.longest) for s, p in found])
-        errors = [point.log_error(name) for _, point in found]
-        return tuple(point for _, point in found), places, np.array(errors)
+    def _cases(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Of the cases that a backend ran the places [cases, 9] and log errors [cases]."""
+        points, places = self._every
+        ran = [at for at, point in enumerate(points) if name in point.run_us]
+        return places[ran], np.array([points[at].log_error(name) for at in ran])
+
+    @cached_property
+    def _every(self) -> tuple[list[Point], np.ndarray]:
+        every = [(spec, point) for spec, points in self.points.items() for point in points]
+        places = _scaled([_sizes(s, p.batch_size, p.mean_len, p.longest) for s, p in every])
+        return [point for _, point in every], places
 
     @cached_property
     def _kept(self) -> dict[Any, Any]:
@@ -208,8 +209,7 @@ class Policy:
     @cached_property
     def backends(self) -> tuple[str, ...]:
         """Every backend that ran at least one case, sorted."""
-        points = (point for points in self.points.values() for point in points)
-        return tuple(sorted({name for point in points for name in point.run_us}))
+        return tuple(sorted({name for point in self._every[0] for name in point.run_us}))
 
 
 def save(policy: Policy, path: Path) -> Path:

@@ -21,13 +21,13 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
 from ..gpu import L2_SHARE, L2_SLOPE
 from ..spec import ELEMENT_BYTES, AttnSpec
-from .plans import Lengths, WorkPlan
+from .plans import Lengths, WorkPlan, plan
 
 KNOTS = (1 / 128, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0, 12.0)
 """Running items over SMs at which latency is fitted; between them it is interpolated over logs."""
@@ -81,6 +81,14 @@ class Load:
     merged: bool
 
 
+# A policy is learnt from the lengths that it then chooses for.
+@lru_cache(maxsize=2**13)
+def planned_load(backend: str, spec: AttnSpec, seq_lens: bytes, gpu: Gpu) -> Load:
+    """The load of a backend's plan for the bytes of int64 lengths [bs]; ValueError as `plan`."""
+    lens = np.frombuffer(seq_lens, np.int64)
+    return load_of(plan(backend, spec, lens, num_sms=gpu.num_sms), spec, lens, gpu)
+
+
 def load_of(plan: WorkPlan, spec: AttnSpec, seq_lens: Lengths, gpu: Gpu) -> Load:
     """The load of `plan`, made for requests of `seq_lens` tokens on `gpu`."""
     begin, end = _schedule(plan.items, plan.slots)
@@ -112,13 +120,6 @@ def load_of(plan: WorkPlan, spec: AttnSpec, seq_lens: Lengths, gpu: Gpu) -> Load
 def predict(rates: Rates, loads: Sequence[Load]) -> np.ndarray:
     """Microseconds [len(loads)] of calls."""
     return Calls(loads, len(rates.token_ns)).run_us(rates.logs)
-
-
-def predict_by(rates: Sequence[Rates], load: Load) -> np.ndarray:
-    """Microseconds [len(rates)] of one call by several rates."""
-    knots = {len(each.token_ns) for each in rates}
-    calls = {count: Calls([load], count) for count in knots}
-    return np.array([calls[len(each.token_ns)].run_us(each.logs)[0] for each in rates])
 
 
 class Calls:

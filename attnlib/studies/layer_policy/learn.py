@@ -2,15 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from ...core.policy.plans import can_plan, plan
+from ...core.policy.plans import can_plan
 from ...core.policy.policy import Kernel, Point, Policy, kernel_of
-from ...core.policy.times import KNOTS, START, Calls, Gpu, Load, Rates, load_of, predict
+from ...core.policy.times import KNOTS, START, Calls, Gpu, Load, Rates, planned_load, predict
 from ...core.spec import AttnSpec
 from ...kinds.decode.case import DecodeCase
 from ...kinds.lengths import sample_seq_lens
@@ -45,14 +44,31 @@ def records() -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-class Taught(NamedTuple):
-    """What a frame teaches: times (us) by backend of its cases, the same by backend and kernel, and
-    what a policy says of them."""
+class Ran(NamedTuple):
+    """A case: its lengths [bs] int64, and times (us) by backend."""
 
-    times: dict[DecodeCase, dict[str, float]]
-    kernels: dict[tuple[str, Kernel], list[tuple[DecodeCase, float]]]
+    case: DecodeCase
+    lens: np.ndarray
+    us: dict[str, float]
+
+
+class Taught(NamedTuple):
+    """What a frame teaches: its cases, in which of them (by place) each kernel of a backend ran,
+    and what a policy says of all.
+
+    `fitted` keeps rates, and us by them, by backend and places: most layers run few of the kernels.
+    """
+
+    ran: list[Ran]
+    kernels: dict[tuple[str, Kernel], list[int]]
     gpu: Gpu
     told: dict[str, Any]
+    fitted: dict[tuple[str, tuple[int, ...]], tuple[Rates, list[float]]]
+
+    @property
+    def times(self) -> dict[DecodeCase, dict[str, float]]:
+        """Microseconds of each case by backend."""
+        return {each.case: each.us for each in self.ran}
 
 
 def policy_of(frame: pd.DataFrame) -> Policy:
@@ -74,58 +90,44 @@ def taught(frame: pd.DataFrame) -> Taught:
     first, times = rows.iloc[0], dict[DecodeCase, dict[str, float]]()
     for _, part in rows.groupby("gpu_id"):
         times |= case_times(part)
+    ran = [Ran(case, sample_seq_lens(case).astype(np.int64), us) for case, us in times.items()]
     gpu = Gpu(int(first.num_sms), float(first.l2_mib) if first.timer == "graph" else 0.0)
     told = {"gpu": str(first.gpu), "gpu_id": ", ".join(sorted(rows.gpu_id.unique()))}
     told |= {"study": ", ".join(rows.study.unique()), "timer": str(first.timer)}
-    kernels: dict[tuple[str, Kernel], list[tuple[DecodeCase, float]]] = {}
-    for case, by_name in times.items():
-        for name, us in by_name.items():
+    kernels: dict[tuple[str, Kernel], list[int]] = {}
+    for at, (case, _, by_name) in enumerate(ran):
+        for name in by_name:
             if can_plan(name, case.spec):
-                kernels.setdefault((name, kernel_of(name, case.spec)), []).append((case, us))
-    return Taught(times, kernels, gpu, told | {"releases": _releases(rows)})
+                kernels.setdefault((name, kernel_of(name, case.spec)), []).append(at)
+    return Taught(ran, kernels, gpu, told | {"releases": _releases(rows)}, {})
 
 
 def policy_from(known: Taught, *, without: AttnSpec | None = None) -> Policy:
     """The policy of all that was taught, or of all layers but one."""
-    rates = dict[str, dict[Kernel, Rates]]()
-    predicted = dict[DecodeCase, dict[str, float]]()
-    for (name, kernel), every in known.kernels.items():
-        measured = [(case, us) for case, us in every if case.spec != without]
-        if not measured:
-            continue
-        rates.setdefault(name, {})[kernel], told = learn(name, tuple(measured), known.gpu)
-        for (ran, _), by_rates in zip(measured, told, strict=True):
-            predicted.setdefault(ran, {})[name] = by_rates
-    points = dict[AttnSpec, tuple[Point, ...]]()
-    for case, by_name in predicted.items():
-        run_us = {name: known.times[case][name] for name in by_name}
-        point = Point(*_brief(case), run_us, by_name)
-        points[case.spec] = (*points.get(case.spec, ()), point)
+    left = [each.case.spec == without for each in known.ran]
+    predicted: list[dict[str, float]] = [{} for _ in left]
+    rates, points = dict[str, dict[Kernel, Rates]](), dict[AttnSpec, tuple[Point, ...]]()
+    for (name, kernel), places in known.kernels.items():
+        if kept := tuple(at for at in places if not left[at]):
+            rates.setdefault(name, {})[kernel], told = _fitted(known, name, kept)
+            for at, by_rates in zip(kept, told, strict=True):
+                predicted[at][name] = by_rates
+    for (case, lens, us), by_name in zip(known.ran, predicted, strict=True):
+        if by_name:
+            brief = len(lens), round(float(lens.mean()), 1), int(lens.max())
+            point = Point(*brief, {name: us[name] for name in by_name}, by_name)
+            points[case.spec] = (*points.get(case.spec, ()), point)
     return Policy(**known.told, **asdict(known.gpu), points=points, rates=rates)
 
 
-# A report asks for the same policy in every table and figure.
-@lru_cache(maxsize=2**12)
-def learn(
-    name: str, measured: tuple[tuple[DecodeCase, float], ...], gpu: Gpu
-) -> tuple[Rates, tuple[float, ...]]:
-    """Rates of a backend's kernel by measured cases and their us, and the us of each by them."""
-    loads = [_load(name, case, gpu) for case, _ in measured]
-    rates = fit(loads, [us for _, us in measured])
-    return rates, tuple(round(us, 3) for us in predict(rates, loads).tolist())
-
-
-# A case is planned once, whichever layers are left out.
-@lru_cache(maxsize=2**14)
-def _load(name: str, case: DecodeCase, gpu: Gpu) -> Load:
-    lens = sample_seq_lens(case)
-    return load_of(plan(name, case.spec, lens, num_sms=gpu.num_sms), case.spec, lens, gpu)
-
-
-@lru_cache(maxsize=2**12)
-def _brief(case: DecodeCase) -> tuple[int, float, int]:
-    lens = sample_seq_lens(case)
-    return len(lens), round(float(np.mean(lens)), 1), int(np.max(lens))
+def _fitted(known: Taught, name: str, kept: tuple[int, ...]) -> tuple[Rates, list[float]]:
+    """Rates of a backend's kernel by the cases at these places, and the us of each by them."""
+    if (name, kept) not in known.fitted:
+        ran = [known.ran[at] for at in kept]
+        loads = [planned_load(name, r.case.spec, r.lens.tobytes(), known.gpu) for r in ran]
+        rates = fit(loads, [each.us[name] for each in ran])
+        known.fitted[name, kept] = rates, [round(us, 3) for us in predict(rates, loads).tolist()]
+    return known.fitted[name, kept]
 
 
 def advising(frame: pd.DataFrame) -> pd.DataFrame:
@@ -157,9 +159,27 @@ def fit(loads: Sequence[Load], run_us: Sequence[float]) -> Rates:
         pulled, steps = PULL * (x - first)[:known], SMOOTH * np.diff(x[known:])
         return np.concatenate([np.log(calls.run_us(x) / times), pulled, steps])
 
-    found = np.exp(least_squares(left, first, method="lm").x).tolist()
+    def slopes(x: np.ndarray) -> np.ndarray:
+        return np.concatenate([log_slopes(calls, x), *still])
+
+    still = PULL * np.eye(known, len(first)), SMOOTH * np.diff(np.eye(len(first)), axis=0)[known:]
+    found = np.exp(least_squares(left, first, slopes, method="lm").x).tolist()
     told = dict(zip(START, found, strict=False))
     return Rates(**told, token_ns=tuple(1e3 * us for us in found[known:]))
+
+
+def log_slopes(calls: Calls, x: np.ndarray) -> np.ndarray:
+    """Derivatives [calls, rates] of the logs of `calls.run_us(x)`."""
+    start, merge, item, split, gbps = np.exp(x[: len(START)])
+    latency, traffic = np.exp(calls.between @ x[len(START) :]), calls.moved / (gbps * 1e3)
+    alone, over = (1 - calls.overlap) / np.hypot(latency, traffic), latency > traffic
+    of_latency = calls.tokens * latency * (alone * latency + calls.overlap * over)
+    of_traffic = calls.tokens * traffic * (alone * traffic + calls.overlap * ~over)
+    levels = np.column_stack([-of_traffic, of_latency[:, None] * calls.between])
+    spent = np.add.reduceat(levels, np.unique(calls.call, return_index=True)[1])
+    merging = merge * calls.merged, item * calls.items, split * (calls.splits - 1)
+    us = np.column_stack([np.full(len(spent), start), *merging, spent])
+    return us / calls.run_us(x)[:, None]
 
 
 def case_times(rows: pd.DataFrame) -> dict[DecodeCase, dict[str, float]]:

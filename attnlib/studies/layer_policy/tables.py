@@ -18,7 +18,7 @@ from ...kinds.decode.case import DecodeCase
 from ...kinds.lengths import sample_seq_lens
 from ...run.frame import CUDA_CORES, FA2, FA3, LABELS
 from ...select import Call, explain
-from .learn import advising, case_times, policy_from, taught
+from .learn import Taught, advising, case_times, policy_from
 from .study import FLASHINFER, ONCE, RELEASE
 
 PRECOMPUTED = ONCE[0]
@@ -52,9 +52,9 @@ def regrets(frame: pd.DataFrame, policy: Policy, pools: Collection[str] = POOLS)
     return _regrets(case_times(advising(frame)), policy, pools)
 
 
-def left_out(frame: pd.DataFrame, pools: Collection[str] = POOLS) -> pd.DataFrame:
-    """`regrets` of each layer's batches by a policy that all other layers of `frame` taught."""
-    known, found = taught(frame), []
+def left_out(known: Taught, pools: Collection[str] = POOLS) -> pd.DataFrame:
+    """`regrets` of each layer's batches by a policy that all other layers taught."""
+    found = []
     for spec in dict.fromkeys(case.spec for case in known.times):
         own = {case: us for case, us in known.times.items() if case.spec == spec}
         found.append(_regrets(own, policy_from(known, without=spec), pools))
@@ -123,11 +123,10 @@ def kind_table(lost: pd.DataFrame, *, pool: str) -> pd.DataFrame:
     return pd.DataFrame(rows).round(SHOWN)
 
 
-def worst_choices(frame: pd.DataFrame, lost: pd.DataFrame, *, pool: str) -> pd.DataFrame:
+def worst_choices(times: Times, lost: pd.DataFrame, *, pool: str) -> pd.DataFrame:
     """The ten batches in which the policy loses most in `pool`, of at least 5 %, with all times in
     us."""
-    times, rows = taught(frame).times, []
-    found = _own(lost, pool)
+    found, rows = _own(lost, pool), []
     most = found[found.regret > 0.05].nlargest(10, "regret")
     for case, chosen, regret, *_ in most.itertuples(False):
         told = {"case": case.key, "chosen": LABELS[chosen], "regret, %": round(100 * regret, 1)}
