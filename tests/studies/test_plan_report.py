@@ -166,6 +166,8 @@ def test_the_pictures_of_records_have_a_dot_per_case_and_a_panel_per_sweep(frame
     assert sum(len(dots.get_offsets()) for dots in axis.collections if len(dots.get_offsets())) >= 3
     panels = chunks.choice_chart(swept, [LONG, CHAT]).axes[:2]
     assert [axis.get_title(loc="left") for axis in panels] == ["16/2, one long", "16/2, chat of 64"]
+    own = swept[swept.case.map(lambda case: case.chunk == 0 and case.decode == LONG)].run_us
+    assert panels[0].lines[-1].get_ydata() == pytest.approx([own.median()])
     with pytest.raises(ValueError, match=r"cases must be of sweeps on record"):
         chunks.choice_chart(swept[swept.batch_size == FOUR.batch_size], [LONG])
 

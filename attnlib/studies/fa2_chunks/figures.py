@@ -24,7 +24,7 @@ STEEP = 3
 def choice_chart(frame: pd.DataFrame, cases: Sequence[DecodeCase]) -> charts.Figure:
     """Predicted time of every candidate chunk and the measured ones on top: a panel per batch.
 
-    The ring is the chosen chunk. Raises ValueError for a case that was not swept.
+    The ring is the planner's choice, as measured. Raises ValueError for a case that was not swept.
     """
     swept = {sweep.case: sweep for sweep in sweeps(frame)}
     titles = {PlanCase(case): f"{case.spec.heads}, {batch_of(case)}" for case in cases}
@@ -51,9 +51,9 @@ def _draw_choice(axis: charts.Axes, sweep: ChunkSweep) -> None:
     looks: dict[str, dict[str, Any]] = {
         "predicted, every candidate": {"color": style.OTHER, "markersize": 3, "linewidth": 1},
         "measured": {"color": style.BLUE, "markersize": 4},
-        "chosen": {"color": style.VERMILION, "markersize": 11, "fillstyle": "none"},
+        "the choice, measured": {"color": style.VERMILION, "markersize": 11, "fillstyle": "none"},
     }
-    drawn = ((told.index, told), (sweep.chunks, sweep.run_us), (choice.chunk, min(choice.us)))
+    drawn = ((told.index, told), (sweep.chunks, sweep.run_us), (choice.chunk, sweep.own_us))
     for (name, look), line, form in zip(looks.items(), drawn, (".-", "o", "o"), strict=True):
         axis.plot(*line, form, label=name, **look)
     style.log_axes(axis, *("x" if told.max() < STEEP * told.min() else "xy"))
