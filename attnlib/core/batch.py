@@ -64,13 +64,13 @@ class DecodeBatch:
     ) -> "DecodeBatch":
         """Check `seq_lens` [bs] int32 and `page_table` [bs, max_pages] int32, derive the rest.
 
-        The result lives on `page_table.device`. Raises ValueError for an empty batch, a wrong
-        shape or dtype, a length below 1 or beyond the page table, a negative live page.
+        The result lives on `page_table.device`, lengths are copied. Raises ValueError for an empty
+        batch, a wrong shape or dtype, a length below 1 or beyond the page table, a negative page.
         """
-        lens = seq_lens.detach().cpu()
         require_tensor("page_table", page_table, (None, None), "int32")
         (bs, columns), device = page_table.shape, page_table.device
-        require_tensor("seq_lens", lens, (max(1, bs),), "int32")
+        require_tensor("seq_lens", seq_lens, (max(1, bs),), "int32")
+        lens = seq_lens.detach().to("cpu", copy=True)
         why = " (page_table columns x page_size)"
         require_between("seq_lens", lens, 1, columns * spec.page_size, why)
         pages = (lens + spec.page_size - 1) // spec.page_size

@@ -20,9 +20,9 @@ HUGE = 2**31 - 1
 
 @contextmanager
 def refused(argument, got):
-    """One ValueError, not a chain: the argument, what it must be, and what it was."""
+    """One error, not a chain: the argument, what it must be, and what it was."""
     words = rf"(?s)^{argument} must .+got .*{re.escape(str(got))}"
-    with pytest.raises(ValueError, match=words) as caught:
+    with pytest.raises((ValueError, TypeError), match=words) as caught:
         yield caught
     assert caught.value.__context__ is None
 
@@ -71,6 +71,7 @@ def test_a_spec_refuses_a_bad_field_by_name_requirement_and_value(argument, valu
 @pytest.mark.parametrize(
     ("argument", "got", "seq_lens", "page_table"),
     [
+        ("seq_lens", "list", [4, 4], int32([[0], [1]])),
         ("seq_lens", "[2] int64", torch.tensor([4, 4]), int32([[0], [1]])),
         ("seq_lens", "[2, 1] int32", int32([[4], [4]]), int32([[0], [1]])),
         ("page_table", "[2, 1] int64", int32([4, 4]), torch.tensor([[0], [1]])),
@@ -117,7 +118,9 @@ def test_the_ragged_page_list_is_exact_for_any_lengths(lens, page_size, spare, g
 
 def test_causal_queries_see_one_token_more_each_the_last_all_and_are_no_more_than_tokens():
     table = int32([[0, 1], [2, 3]])
-    batch = DecodeBatch.build(SPEC, int32([7, 3]), table)
+    lens = int32([7, 3])
+    batch = DecodeBatch.build(SPEC, lens, table)
+    lens += 1  # an engine's next step, in its own buffer
     rows = batch.query_rows(3)
     assert rows.seq_lens_cpu.tolist() == [5, 6, 7, 1, 2, 3]
     assert torch.equal(rows.page_table, table.repeat_interleave(3, 0))
