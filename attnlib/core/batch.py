@@ -7,7 +7,7 @@ import torch
 from .spec import AttnSpec, require_between, require_int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PagedKV:
     """The paged cache: `k_cache` and `v_cache` [num_pages, page_size, num_kv_heads, head_dim]."""
 
@@ -31,7 +31,7 @@ class PagedKV:
         return PagedKV(self.k_cache.clone(), self.v_cache.clone())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DecodeBatch:
     """One decode step. Build it with `DecodeBatch.build`, which checks and derives.
 

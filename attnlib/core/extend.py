@@ -19,7 +19,7 @@ from .batch import DecodeBatch, require_tensor
 from .spec import CUSTOM_MASKS, MASKS, AttnSpec, require_given, require_word
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ExtendBatch:
     """One call. Build it with `ExtendBatch.build`, which checks and derives.
 

@@ -12,6 +12,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from attnlib.core.batch import DecodeBatch, PagedKV
+from attnlib.core.fa2.choice import PlanShape, choose
+from attnlib.core.fa2.words import plan_words
+from attnlib.core.policy.plans import plan
+from attnlib.core.schedule.facts import SchedulerFacts
+from attnlib.core.schedule.splits import plan_splits
 from attnlib.core.spec import AttnSpec
 
 SPEC = AttnSpec(num_qo_heads=8, num_kv_heads=2, head_dim=16, page_size=4)
@@ -130,3 +135,22 @@ def test_causal_queries_see_one_token_more_each_the_last_all_and_are_no_more_tha
         batch.query_rows(3)
     with refused("q_len", 0):
         batch.query_rows(0)
+
+
+FACTS, SHAPE = SchedulerFacts(2, 8, 2, 64, 1, 64, 4), PlanShape(8, 2, 64, 2, 2, 64, 4)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: DecodeBatch.build(SPEC, int32([7, 3]), int32([[0, 1], [2, 3]])),
+        lambda: PagedKV(*torch.zeros(2, 3, 4, 2, 16)),
+        lambda: plan_splits(FACTS, [7, 3]),
+        lambda: choose(SHAPE, [7, 3]),
+        lambda: plan_words(SHAPE, [7, 3]),
+        lambda: plan("flashinfer-fa2", SPEC, [7, 3], num_sms=4),
+    ],
+)
+def test_what_holds_arrays_equals_itself_alone_and_has_a_hash(make):
+    one, other = make(), make()
+    assert one != other and len({one, other}) == 2

@@ -167,7 +167,7 @@ class PlanShape(Grouped):
         return shift
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Choice:
     """The candidates of a batch: `chunks` [64] tokens, `blocks` [64] per KV head, `us` [64]
     predicted, infinite where the grid has no room; `best` is the index of the one to take."""

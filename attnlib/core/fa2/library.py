@@ -102,7 +102,7 @@ class LibraryCall(Grouped):
         return 4 * self.num_qo_heads * self.head_dim
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Words:
     """What a planner writes: `info` is `wrapper._plan_info`, the rest are words.
 

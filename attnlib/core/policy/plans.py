@@ -36,7 +36,7 @@ FA2_ITEM_TOKENS, CUDA_CORE_ITEM_TOKENS = 128, 16
 with which times of known cases are predicted best."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class WorkPlan:
     """Work items of one call: `items` [n] is the cost of each in KV tokens, padding included.
 
