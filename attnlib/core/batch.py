@@ -83,8 +83,7 @@ class DecodeBatch:
                 f"page_table must hold pages >= 0 in live columns, got {kv_indices.min().item()}"
             )
         last = (lens - (pages - 1) * spec.page_size).to(device)
-        sums = kv_indptr.to(device)
-        return cls(spec, lens, page_table, lens.to(device), sums, kv_indices, last)
+        return cls(spec, lens, page_table, lens.to(device), kv_indptr.to(device), kv_indices, last)
 
     def query_rows(self, q_len: int) -> "DecodeBatch":
         """What each of `q_len` causal queries of a request sees, as a batch of one-query requests.
