@@ -84,7 +84,11 @@ def test_page_arrays_are_written_where_the_wrapper_reads_them(wrapper):
     lens = torch.tensor([40, 16, 1])
     with pytest.raises(ValueError, match="page_size must be given"):
         Fa2Planner(wrapper, **LAYER, num_sms=132).plan(lens, **pool)
-    Fa2Planner(wrapper, **LAYER, num_sms=132, page_size=16).plan(lens, **pool, seq_len_delta=1)
+    planner = Fa2Planner(wrapper, **LAYER, num_sms=132, page_size=16)
+    for name, tensor in pool.items():
+        with pytest.raises(TypeError, match="must be a tensor, got NoneType"):
+            planner.plan(lens, **{name: tensor})
+    planner.plan(lens, **pool, seq_len_delta=1)
     assert wrapper._paged_kv_indptr_buf.tolist() == [0, 3, 5, 6]
     assert wrapper._paged_kv_indices_buf[:6].tolist() == [256, 257, 258, 0, 1, 256]
     assert wrapper._paged_kv_last_page_len_buf.tolist() == [9, 1, 2]

@@ -120,7 +120,7 @@ class Fa2Planner:
         self._require_same_wrapper()
         paged: tuple[Any, ...] = (None,) * 5
         page_size = 0
-        if req_to_token is not None:
+        if req_to_token is not None or req_pool_indices is not None:
             page_size = self.page_size
             if not page_size:
                 raise ValueError("page_size must be given to the planner that writes page arrays")
