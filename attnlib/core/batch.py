@@ -7,7 +7,7 @@ import torch
 from .spec import AttnSpec, require_between, require_int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PagedKV:
     """The paged cache: `k_cache` and `v_cache` [num_pages, page_size, num_kv_heads, head_dim]."""
 
@@ -31,7 +31,7 @@ class PagedKV:
         return PagedKV(self.k_cache.clone(), self.v_cache.clone())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DecodeBatch:
     """One decode step. Build it with `DecodeBatch.build`, which checks and derives.
 
@@ -64,13 +64,13 @@ class DecodeBatch:
     ) -> "DecodeBatch":
         """Check `seq_lens` [bs] int32 and `page_table` [bs, max_pages] int32, derive the rest.
 
-        The result lives on `page_table.device`. Raises ValueError for an empty batch, a wrong
-        shape or dtype, a length below 1 or beyond the page table, a negative live page.
+        The result lives on `page_table.device`, lengths are copied. Raises ValueError for an empty
+        batch, a wrong shape or dtype, a length below 1 or beyond the page table, a negative page.
         """
-        lens = seq_lens.detach().cpu()
         require_tensor("page_table", page_table, (None, None), "int32")
         (bs, columns), device = page_table.shape, page_table.device
-        require_tensor("seq_lens", lens, (max(1, bs),), "int32")
+        require_tensor("seq_lens", seq_lens, (max(1, bs),), "int32")
+        lens = seq_lens.detach().to("cpu", copy=True)
         why = " (page_table columns x page_size)"
         require_between("seq_lens", lens, 1, columns * spec.page_size, why)
         pages = (lens + spec.page_size - 1) // spec.page_size
@@ -83,8 +83,7 @@ class DecodeBatch:
                 f"page_table must hold pages >= 0 in live columns, got {kv_indices.min().item()}"
             )
         last = (lens - (pages - 1) * spec.page_size).to(device)
-        sums = kv_indptr.to(device)
-        return cls(spec, lens, page_table, lens.to(device), sums, kv_indices, last)
+        return cls(spec, lens, page_table, lens.to(device), kv_indptr.to(device), kv_indices, last)
 
     def query_rows(self, q_len: int) -> "DecodeBatch":
         """What each of `q_len` causal queries of a request sees, as a batch of one-query requests.

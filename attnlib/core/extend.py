@@ -19,7 +19,7 @@ from .batch import DecodeBatch, require_tensor
 from .spec import CUSTOM_MASKS, MASKS, AttnSpec, require_given, require_word
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ExtendBatch:
     """One call. Build it with `ExtendBatch.build`, which checks and derives.
 
@@ -68,8 +68,8 @@ class ExtendBatch:
         """
         require_word("mask", mask, MASKS)
         paged.spec.require_no_window("several queries per request")
-        lens = q_lens.detach().cpu()
-        require_tensor("q_lens", lens, (paged.batch_size,), "int32")
+        require_tensor("q_lens", q_lens, (paged.batch_size,), "int32")
+        lens = q_lens.detach().to("cpu", copy=True)
         wrong = (lens < 1) | (lens > paged.seq_lens_cpu)
         if bool(wrong.any()):
             row = int(wrong.nonzero()[0])

@@ -23,7 +23,7 @@ NO_TOKEN = -1
 """Fills a row of `chosen` where a request has fewer than `top_k` tokens."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MlaBatch:
     """One MLA decode step. Build it with `MlaBatch.build`.
 

@@ -157,9 +157,10 @@ def model_of(spec: AttnSpec | MlaSpec) -> str:
 
 
 def require_int(name: str, value: Any, *, least: int = 1, most: int = INT32_MAX) -> None:
-    """ValueError unless `value` is an integer, no bool, in least..most."""
+    """ValueError unless `value` is an integer of Python's, no bool, in least..most."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        span = f">= {least}" if most == INT32_MAX else f"in {least}..{most}"
+        huge = isinstance(value, int) and value > most
+        span = f">= {least}" if most == INT32_MAX and not huge else f"in {least}..{most}"
         raise ValueError(f"{name} must be an integer {span}, got {value!r}")
 
 
@@ -172,7 +173,7 @@ def require_between(name: str, values: Any, least: int, most: int, why: str = ""
 
 def require_word(name: str, value: Any, words: Collection[str] | Collection[int]) -> None:
     """ValueError listing `words` unless `value` is one of them."""
-    if value not in words:
+    if value not in [*words]:  # in a dict some values cannot be looked for
         raise ValueError(f"{name} must be one of {', '.join(map(str, words))}, got {value!r}")
 
 

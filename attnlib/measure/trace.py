@@ -3,6 +3,7 @@
 import json
 import os
 import tempfile
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from torch.profiler import ProfilerActivity
 from .spans import CALL, short_name
 
 TRACED_CALLS = 3
+_RECORDING = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,7 @@ def trace_calls(
             with torch.profiler.record_function(CALL):
                 call()
 
-    cpu, cuda = ProfilerActivity.CPU, ProfilerActivity.CUDA
-    profile = _record(run, [cpu, cuda] if gpu else [cpu])
+    profile = _record(run, [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * gpu)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "trace.json")
         profile.export_chrome_trace(str(path))
@@ -102,8 +103,14 @@ def _record(
 ) -> torch.profiler.profile:
     # Kineto reports its own stages on stderr, which a notebook shows as if the cell had failed.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
-    with torch.profiler.profile(activities=activities) as profile:
-        run()
-        if ProfilerActivity.CUDA in activities:
-            torch.cuda.synchronize()
-    return profile
+    # A second recording would empty the first one, and may end the process.
+    if torch.autograd._profiler_enabled() or not _RECORDING.acquire(blocking=False):
+        raise RuntimeError("torch.profiler must not be recording already, in any thread: end that")
+    try:
+        with torch.profiler.profile(activities=activities) as profile:
+            run()
+            if ProfilerActivity.CUDA in activities:
+                torch.cuda.synchronize()
+        return profile
+    finally:
+        _RECORDING.release()

@@ -186,7 +186,7 @@ def _lengths(spec: AttnSpec, call: Call, mode: str) -> dict[str, Any]:
         "total_kv": total_kv,
         "min_kv": min(kv),
         "max_kv": max(kv),
-        "same_lens": q == kv,
+        "same_lens": [*q] == [*kv],
         "work": heads * sum(a * b for a, b in zip(q, kv, strict=True)),
         "output_work": heads * total_q,
         "q_tile": max(q) * heads,

@@ -182,6 +182,16 @@ def test_an_unknown_backend_lists_the_valid_names(plans, words):
             entry_of(name, plans)
 
 
+def test_a_mask_that_is_none_and_a_layer_of_another_mode_are_refused():
+    with pytest.raises(ValueError, match="mask must be one of causal, .*, got 'casual'"):
+        backends.create("sdpa", SPEC, mask="casual")
+    for name, spec in (("sdpa", MlaSpec(16)), ("flashinfer-mla-fa2", SPEC)):
+        with pytest.raises(
+            TypeError, match=f"spec must be an .* for {name}, got {type(spec).__name__}"
+        ):
+            backends.unsupported(name, spec)
+
+
 @pytest.mark.parametrize("name", [name for name in backends.TABLE if name != "sdpa"])
 def test_a_missing_library_or_gpu_or_one_that_is_no_hopper_is_said(name, monkeypatch, without_gpu):
     monkeypatch.setattr(base, "installed_version", lambda _: "")

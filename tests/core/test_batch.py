@@ -12,6 +12,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from attnlib.core.batch import DecodeBatch, PagedKV
+from attnlib.core.fa2.choice import PlanShape, choose
+from attnlib.core.fa2.words import plan_words
+from attnlib.core.policy.plans import plan
+from attnlib.core.schedule.facts import SchedulerFacts
+from attnlib.core.schedule.splits import plan_splits
 from attnlib.core.spec import AttnSpec
 
 SPEC = AttnSpec(num_qo_heads=8, num_kv_heads=2, head_dim=16, page_size=4)
@@ -20,9 +25,9 @@ HUGE = 2**31 - 1
 
 @contextmanager
 def refused(argument, got):
-    """One ValueError, not a chain: the argument, what it must be, and what it was."""
+    """One error, not a chain: the argument, what it must be, and what it was."""
     words = rf"(?s)^{argument} must .+got .*{re.escape(str(got))}"
-    with pytest.raises(ValueError, match=words) as caught:
+    with pytest.raises((ValueError, TypeError), match=words) as caught:
         yield caught
     assert caught.value.__context__ is None
 
@@ -71,6 +76,7 @@ def test_a_spec_refuses_a_bad_field_by_name_requirement_and_value(argument, valu
 @pytest.mark.parametrize(
     ("argument", "got", "seq_lens", "page_table"),
     [
+        ("seq_lens", "list", [4, 4], int32([[0], [1]])),
         ("seq_lens", "[2] int64", torch.tensor([4, 4]), int32([[0], [1]])),
         ("seq_lens", "[2, 1] int32", int32([[4], [4]]), int32([[0], [1]])),
         ("page_table", "[2, 1] int64", int32([4, 4]), torch.tensor([[0], [1]])),
@@ -117,7 +123,9 @@ def test_the_ragged_page_list_is_exact_for_any_lengths(lens, page_size, spare, g
 
 def test_causal_queries_see_one_token_more_each_the_last_all_and_are_no_more_than_tokens():
     table = int32([[0, 1], [2, 3]])
-    batch = DecodeBatch.build(SPEC, int32([7, 3]), table)
+    lens = int32([7, 3])
+    batch = DecodeBatch.build(SPEC, lens, table)
+    lens += 1  # an engine's next step, in its own buffer
     rows = batch.query_rows(3)
     assert rows.seq_lens_cpu.tolist() == [5, 6, 7, 1, 2, 3]
     assert torch.equal(rows.page_table, table.repeat_interleave(3, 0))
@@ -127,3 +135,22 @@ def test_causal_queries_see_one_token_more_each_the_last_all_and_are_no_more_tha
         batch.query_rows(3)
     with refused("q_len", 0):
         batch.query_rows(0)
+
+
+FACTS, SHAPE = SchedulerFacts(2, 8, 2, 64, 1, 64, 4), PlanShape(8, 2, 64, 2, 2, 64, 4)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: DecodeBatch.build(SPEC, int32([7, 3]), int32([[0, 1], [2, 3]])),
+        lambda: PagedKV(*torch.zeros(2, 3, 4, 2, 16)),
+        lambda: plan_splits(FACTS, [7, 3]),
+        lambda: choose(SHAPE, [7, 3]),
+        lambda: plan_words(SHAPE, [7, 3]),
+        lambda: plan("flashinfer-fa2", SPEC, [7, 3], num_sms=4),
+    ],
+)
+def test_what_holds_arrays_equals_itself_alone_and_has_a_hash(make):
+    one, other = make(), make()
+    assert one != other and len({one, other}) == 2

@@ -84,7 +84,11 @@ def test_page_arrays_are_written_where_the_wrapper_reads_them(wrapper):
     lens = torch.tensor([40, 16, 1])
     with pytest.raises(ValueError, match="page_size must be given"):
         Fa2Planner(wrapper, **LAYER, num_sms=132).plan(lens, **pool)
-    Fa2Planner(wrapper, **LAYER, num_sms=132, page_size=16).plan(lens, **pool, seq_len_delta=1)
+    planner = Fa2Planner(wrapper, **LAYER, num_sms=132, page_size=16)
+    for name, tensor in pool.items():
+        with pytest.raises(TypeError, match="must be a tensor, got NoneType"):
+            planner.plan(lens, **{name: tensor})
+    planner.plan(lens, **pool, seq_len_delta=1)
     assert wrapper._paged_kv_indptr_buf.tolist() == [0, 3, 5, 6]
     assert wrapper._paged_kv_indices_buf[:6].tolist() == [256, 257, 258, 0, 1, 256]
     assert wrapper._paged_kv_last_page_len_buf.tolist() == [9, 1, 2]
@@ -125,7 +129,11 @@ def test_a_wrapper_whose_private_names_have_moved_is_refused(wrapper, name):
         ({"_use_cuda_graph": False}, {}, "got use_cuda_graph=False"),
         ({"_custom_mask_buf": torch.zeros(1)}, {}, "wrapper must not have a custom mask"),
         ({"_plan_info": None}, {}, "a plan of 0 integers"),
-        ({}, {"max_seq_len": 0}, "max_seq_len must be in 1..2097152, got 0"),
+        ({}, {"max_seq_len": 0}, "max_seq_len must be an integer in 1..2097152, got 0"),
+        ({}, {"max_seq_len": 4096.0}, "max_seq_len must be an integer .*, got 4096.0"),
+        ({}, {"head_dim": 512}, "head_dim must be one of 64, 128, 256, got 512"),
+        ({}, {"q_len": 0}, "q_len must be an integer >= 1, got 0"),
+        ({}, {"num_sms": -4}, "num_sms must be an integer >= 1, got -4"),
         ({"_int_workspace_buffer": torch.zeros(99, dtype=torch.uint8)}, {}, "int workspace must"),
         ({"_float_workspace_buffer": torch.zeros(99, dtype=torch.uint8)}, {}, "float workspace"),
     ],
@@ -133,7 +141,7 @@ def test_a_wrapper_whose_private_names_have_moved_is_refused(wrapper, name):
 def test_a_wrapper_that_cannot_be_planned_for_is_refused(wrapper, change, layer, words):
     vars(wrapper).update(change)
     with pytest.raises(ValueError, match=words):
-        Fa2Planner(wrapper, **(LAYER | layer), num_sms=132)
+        Fa2Planner(wrapper, **(LAYER | {"num_sms": 132} | layer))
 
 
 @pytest.mark.parametrize("release", ["", "0.9.9"])

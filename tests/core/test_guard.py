@@ -10,6 +10,7 @@ import torch
 
 import attnlib
 from attnlib.core.schedule.guard import _active as active
+from attnlib.core.schedule.guard import _keep, _made
 
 MODEL = SimpleNamespace(heads=16, kv_heads=8, head_dim=128)  # Qwen3-0.6B
 WIDTH, PAGE = 512, 16
@@ -169,6 +170,12 @@ def test_a_tensor_in_freed_memory_is_not_taken_for_the_words_that_lay_there(engi
         backend.attend(other)
     backend.attend(others[0])
     backend.attend(None)
+
+
+def test_two_threads_may_forget_the_same_words():
+    _made[7] = SimpleNamespace(expired=lambda: _made.pop(7, True) is not None), None
+    _keep(torch.zeros(1), None)
+    assert 7 not in _made
 
 
 def test_vllms_call_is_guarded_by_its_own_arguments(engines):

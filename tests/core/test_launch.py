@@ -8,6 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from support.metadata_cases import DEVICE, Shape, arguments
 from triton import knobs
 from triton.backends.nvidia.driver import CudaLauncher
 
@@ -47,6 +49,14 @@ def test_a_successor_may_start_early_only_while_our_whole_grid_is_on_the_gpu(
     assert launch.overlap_of(programs, slots) == overlap
 
 
+def test_signatures_are_forgotten_before_they_fill_the_memory_of_a_server(monkeypatch):
+    monkeypatch.setattr(launch, "MAX_KNOWN", 3)
+    ours = launch.Launcher(None, tuple, lambda _: ((), ()), lambda _: (0, (), None))
+    tensors = [torch.empty(1, device=DEVICE)]
+    kept = [ours._checked(("width", n), [tensors], (), ()) and len(ours.known) for n in range(7)]
+    assert kept == [1, 2, 3, 1, 2, 3, 1]
+
+
 def chain(*calls):
     return SimpleNamespace(calls=[*calls])
 
@@ -60,8 +70,6 @@ def test_only_hooks_that_somebody_hears_are_called(hook, heard):
 
 @pytest.mark.gpu
 def test_a_launch_hook_still_hears_of_direct_launches():
-    from support.metadata_cases import Shape, arguments
-
     heard, call, hooks = [], arguments(Shape(3, 100)), knobs.runtime.launch_enter_hook
 
     def hear(told):

@@ -32,6 +32,7 @@ from attnlib.studies.fa2_plan.blocks import blocks_of
 
 SPEC = AttnSpec(16, 8, 128, 16)
 SMS = 132
+CUDA_CORES, WRONG = "flashinfer-cuda-cores", ([], [5, 0], [[5]], [1.5], ["12"])
 LENS = st.lists(st.integers(1, 30_000), min_size=1, max_size=64)
 READ = {"flashinfer-fa3": SPEC.num_qo_heads}
 """Heads whose KV is read, where they are not the KV heads."""
@@ -133,21 +134,10 @@ def test_fa3_gives_equal_requests_what_the_heap_gives_them(batch, kv_len):
     ("backend", "spec", "lens", "message"),
     [
         ("sdpa", SPEC, [100], "backend must be one of flashinfer-fa2, .* got 'sdpa'"),
-        (
-            "flashinfer-cuda-cores",
-            AttnSpec(40, 8, 128, 16),
-            [100],
-            r"\(128, 2\): \(1, 2, 3, 4, 6, 8,",
-        ),
-        (
-            "flashinfer-cuda-cores",
-            AttnSpec(8, 8, 96, 16),
-            [100],
-            "must have a head_dim, bytes of a",
-        ),
+        (CUDA_CORES, AttnSpec(40, 8, 128, 16), [100], r"\(128, 2\): \(1, 2, 3, 4, 6, 8,"),
+        (CUDA_CORES, AttnSpec(8, 8, 96, 16), [100], "must have a head_dim, bytes of a"),
         ("flashinfer-fa3", AttnSpec(8, 8, 96, 16), [100], "one of 64, 128, 256, got 96"),
-        *(("fa3", SPEC, lens, "seq_lens must hold lengths >= 1, got") for lens in ([], [5, 0])),
-        ("fa3", SPEC, [[5]], "seq_lens must hold lengths >= 1, got"),
+        *(("fa3", SPEC, lens, "seq_lens must hold lengths >= 1, got") for lens in WRONG),
     ],
 )
 def test_what_has_no_known_plan_raises(backend, spec, lens, message):

@@ -169,6 +169,7 @@ def test_a_table_of_buckets_says_what_the_policy_says_at_their_middles(monkeypat
         chosen = found.choose(SPEC, up).backend
         assert buckets.look_up(table, len(lens), sum(lens), max(lens)) == chosen
     assert buckets.look_up(table, 10**6, 10**12, 10**9) in (FA2, FA3), "the last bucket is open"
+    assert buckets.look_up(table, 0, 0, 0) == buckets.look_up(table, 1, 1, 1)
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"kind": "attnlib decode policy", "schema": 1}'])

@@ -130,13 +130,14 @@ def test_renewing_writes_new_lengths_into_the_same_words(fake_fa3, metadata):
         ({"out": torch.zeros(17)}, r"out must be \[any\] int32, got \[17\] float32"),
         ({"out": torch.zeros(17, 1).int()}, r"out must be \[any\] int32, got \[17, 1\]"),
         ({"out": torch.zeros(40).int()[::2]}, "out must be contiguous"),
-        ({"out": torch.zeros(17, device="meta").int()}, "device of seq_lens, cpu, got meta"),
+        ({"out": torch.zeros(17, device="meta").int()}, "device of the call, cpu, got meta"),
+        ({"out": torch.zeros(17).int(), "seq_lens": [1, 2, 3]}, "seq_lens must be a tensor, got l"),
         ({"cu_seqlens_q": LENS}, "cu_seqlens_q must be given if facts.varlen_q, and only"),
         ({"facts": replace(FACTS, pack_gqa=False)}, "pack_gqa must be None or True .* got False"),
     ],
 )
 def test_bad_input_is_refused_by_name_before_the_library_is_asked(fake_fa3, arguments, words):
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises((ValueError, TypeError), match=words):
         precompute(**{"facts": FACTS, "seq_lens": LENS} | arguments)
     assert fake_fa3.asked == []
 

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import matplotlib as mpl
 import pytest
@@ -83,6 +84,20 @@ def test_an_error_of_the_callable_is_its_own_and_the_next_profile_works(without_
     with pytest.raises(StopIteration):
         attnlib.profile(lambda: next(calls) and None, calls=2, warmup=1)
     assert attnlib.profile(softmax_of_a_product, X, calls=1).launches > 0
+
+
+def test_a_second_recording_is_refused_in_any_thread_and_the_first_goes_on(without_gpu):
+    def again():
+        with pytest.raises(RuntimeError, match="must not be recording already, in any thread"):
+            attnlib.profile(softmax_of_a_product, X, calls=1)
+        return softmax_of_a_product(X)
+
+    with torch.profiler.profile() as first:
+        again()
+    assert "aten::_softmax" in {event.name for event in first.events()}
+    with ThreadPoolExecutor() as pool:
+        found = trace.trace_calls(lambda: pool.submit(again).result(), 1, gpu=False, settle=0)
+    assert found["traceEvents"]
 
 
 def test_a_gpu_that_the_profiler_does_not_see_is_no_reason_to_show_operators(monkeypatch):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ..spec import AttnSpec, MlaSpec
+from ..spec import MASKS, AttnSpec, MlaSpec, require_word
 from .table import BACKENDS, EXTEND_BACKENDS, MLA_BACKENDS, TABLE, entry_of
 
 if TYPE_CHECKING:
@@ -31,7 +31,10 @@ def unavailable(name: str) -> str:
 
 def unsupported(name: str, spec: AttnSpec | MlaSpec, *, mask: str = "causal") -> str:
     """Why a backend's library cannot run `spec` under `mask`, or the empty string."""
+    require_word("mask", mask, MASKS)
     entry = entry_of(name)
+    if not isinstance(spec, due := MlaSpec if entry.plans == "mla" else AttnSpec):
+        raise TypeError(f"spec must be an {due.__name__} for {name}, got {type(spec).__name__}")
     if entry.plans == "extend" and isinstance(spec, AttnSpec) and spec.window:
         return f"window must be 0 for several queries per request, got {spec.window}"
     return backend_class(name).unsupported(entry, spec, mask)
@@ -46,8 +49,7 @@ def create(
     cuda_graph: bool = False,
 ) -> Backend[Any, Any]:
     """A backend ready to `plan` batches of `spec` under `mask`; RuntimeError if it cannot."""
-    reason = unavailable(name) or unsupported(name, spec, mask=mask)
-    if reason:
+    if reason := unavailable(name) or unsupported(name, spec, mask=mask):
         raise RuntimeError(f"{name} cannot run {spec}: {reason}")
     return backend_class(name)(entry_of(name), device=device, cuda_graph=cuda_graph)
 

@@ -26,7 +26,7 @@ Batch = TypeVar("Batch")
 Cache = TypeVar("Cache")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Plan(Generic[Batch]):
     """What `plan` decided; `reported_backend` is the library's own word for its kernel family, and
     no proof (a trace is), `state` belongs to the backend."""

@@ -107,7 +107,7 @@ class FlashInferMla(Backend[MlaBatch, torch.Tensor]):
         return _other_format(spec, "bfloat16", "fp8-576") or limit
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _FlashMlaStep:
     """Buffers of one plan, the schedule, and the highest page named.
 

@@ -6,14 +6,11 @@ head_dim 64, 128 or 256, any group and page size.
 
 from ..batch import DecodeBatch, PagedKV
 from ..extend import ExtendBatch
-from ..fa2.library import RELEASES
+from ..fa2.library import HEAD_DIMS, RELEASES
 from ..spec import CUSTOM_MASKS, AttnSpec
 from .base import Backend, Batch, Plan, installed_version, require_same_table
 from .flashinfer import Decode, Prefill
 from .table import Entry
-
-HEAD_DIMS = (64, 128, 256)
-"""Those whose query tiles are cut alike in all releases: FA2DetermineCtaTileQ."""
 
 
 class _Planned(Backend[Batch, PagedKV]):

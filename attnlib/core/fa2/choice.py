@@ -167,7 +167,7 @@ class PlanShape(Grouped):
         return shift
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Choice:
     """The candidates of a batch: `chunks` [64] tokens, `blocks` [64] per KV head, `us` [64]
     predicted, infinite where the grid has no room; `best` is the index of the one to take."""
@@ -200,12 +200,12 @@ def choose(shape: PlanShape, seq_lens: np.ndarray) -> Choice:
 
 def counted(shape: PlanShape, seq_lens: np.ndarray) -> np.ndarray:
     """Tokens that blocks look at, int64 [bs]."""
-    lens = np.asarray(seq_lens, np.int64)
-    if lens.ndim != 1 or len(lens) > shape.max_batch_size:
-        raise ValueError(
-            f"seq_lens must be [bs] of at most {shape.max_batch_size} requests, got {lens.shape}"
-        )
-    return np.clip(lens, 0, min(shape.max_seq_len, shape.seen))
+    lens, most = np.asarray(seq_lens), shape.max_batch_size
+    whole = lens.dtype.kind in "iu" or not lens.size
+    if lens.ndim != 1 or len(lens) > most or not whole:
+        got = f"{lens.shape} {lens.dtype}"
+        raise ValueError(f"seq_lens must be [bs] integers of at most {most} requests, got {got}")
+    return np.clip(lens.astype(np.int64), 0, min(shape.max_seq_len, shape.seen))
 
 
 def candidates(lens: np.ndarray) -> np.ndarray:

@@ -32,6 +32,8 @@ Lengths: TypeAlias = Sequence[int] | np.ndarray
 MIN_CHUNK = 128
 """FlashInfer cuts no KV chunk below so many tokens, or a page."""
 
+HEAD_DIMS = (64, 128, 256)
+"""Those whose query tiles are cut alike in all releases: FA2DetermineCtaTileQ."""
 _SINCE = {"wide_tiles": "0.6.14", "uniform_q_len": "0.6.16", "row_partials": "0.7.1"}
 RELEASES = """
 0.4.0 0.4.1 0.5.0 0.5.1 0.5.2 0.5.3 0.6.0 0.6.1 0.6.2 0.6.3 0.6.4 0.6.5 0.6.6 0.6.7 0.6.7.post1
@@ -102,7 +104,7 @@ class LibraryCall(Grouped):
         return 4 * self.num_qo_heads * self.head_dim
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Words:
     """What a planner writes: `info` is `wrapper._plan_info`, the rest are words.
 
@@ -151,8 +153,8 @@ def plan_fa2(call: LibraryCall, kv_lens: Lengths, q_lens: Lengths | None = None)
     Raises ValueError for lengths that are none, for others than `uniform_q_len` or more than
     `graph_rows` promise, and for a fixed split that takes more blocks than a graph has.
     """
-    pages = -(-_lengths("kv_lens", kv_lens) // call.page_size)
-    q_lens = np.ones_like(pages) if q_lens is None else _lengths("q_lens", q_lens)
+    pages = -(-lengths_of("kv_lens", kv_lens) // call.page_size)
+    q_lens = np.ones_like(pages) if q_lens is None else lengths_of("q_lens", q_lens)
     if len(q_lens) != len(pages):
         raise ValueError(f"q_lens must be of {len(pages)} requests, got {len(q_lens)}")
     rows = int(q_lens.sum())
@@ -255,12 +257,12 @@ def tile_rows(rows: int, head_dim: int) -> int:
     return 64 if rows > 16 else 16
 
 
-def _lengths(name: str, lens: Lengths) -> np.ndarray:
-    """`lens` as int64 [bs]; ValueError unless they are one or more lengths, 0 included."""
-    found = np.asarray(lens, np.int64)
-    if found.ndim != 1 or found.size == 0 or found.min() < 0:
-        raise ValueError(f"{name} must hold lengths >= 0, got {found.tolist()}")
-    return found
+def lengths_of(name: str, lens: Lengths, least: int = 0) -> np.ndarray:
+    """`lens` as int64 [bs]; ValueError unless they are one or more integers from `least` on."""
+    found = np.asarray(lens)
+    if found.ndim != 1 or found.size == 0 or found.dtype.kind not in "iu" or found.min() < least:
+        raise ValueError(f"{name} must hold lengths >= {least}, got {found.tolist()} {found.dtype}")
+    return found.astype(np.int64)
 
 
 def block_indices(

@@ -21,9 +21,10 @@ from typing import Any
 import torch
 
 from ..backends.base import installed_version
+from ..spec import require_int, require_word
 from .choice import PlanShape, Rates
 from .kernel import LAUNCHER, PlanTensors
-from .library import RELEASES
+from .library import HEAD_DIMS, RELEASES
 from .words import Layout, plan_words
 
 MAX_TOKENS = 2**21
@@ -63,17 +64,18 @@ class Fa2Planner:
         `core.gpu.FA2_RATES`: `python -m attnlib rates` learns and prints them.
 
         Raises RuntimeError for a wrapper or release that is not known, ValueError for one that is
-        not fa2 in CUDA-graph mode, has a custom mask or too small workspaces, and for `rates` that
-        have none of its kernels.
+        not fa2 in CUDA-graph mode, has a custom mask or too small workspaces, for a number
+        that is no integer in its range, and for `rates` that have none of its kernels.
         """
         _require_release()
         own = _private(wrapper)
         _require_fa2(own)
-        if not 0 < max_seq_len <= MAX_TOKENS:
-            raise ValueError(f"max_seq_len must be in 1..{MAX_TOKENS}, got {max_seq_len}")
+        require_int("max_seq_len", max_seq_len, most=MAX_TOKENS)
+        require_word("head_dim", head_dim, HEAD_DIMS)
+        for name, value in (("q_len", q_len), ("num_sms", num_sms or 1)):
+            require_int(name, value)
         device = own.int_workspace_buffer.device
-        if not num_sms:
-            num_sms = torch.cuda.get_device_properties(device).multi_processor_count
+        num_sms = num_sms or torch.cuda.get_device_properties(device).multi_processor_count
         heads, kv_bytes = (own.num_qo_heads, own.num_kv_heads), own.cached_kv_data_type.itemsize
         shape = PlanShape(
             *(*heads, head_dim, kv_bytes, own.fixed_batch_size, max_seq_len, num_sms),
@@ -87,8 +89,7 @@ class Fa2Planner:
         _require_room("float", floats, self.layout.float_bytes)
         names = ("kv_indptr", "kv_indices", "kv_last_page_len")
         self.page_arrays = {name: getattr(own, f"paged_{name}_buf") for name in names}
-        self.page_size = page_size
-        self.wrapper, self.info = wrapper, list(self.layout.info)
+        self.wrapper, self.page_size, self.info = wrapper, page_size, list(self.layout.info)
         self._fixed = [getattr(wrapper, name) for name in FIXED]
         self._words = room[: self.layout.int_bytes].view(torch.int32)
         self._mark = torch.zeros(1, device=device)
@@ -120,7 +121,7 @@ class Fa2Planner:
         self._require_same_wrapper()
         paged: tuple[Any, ...] = (None,) * 5
         page_size = 0
-        if req_to_token is not None:
+        if req_to_token is not None or req_pool_indices is not None:
             page_size = self.page_size
             if not page_size:
                 raise ValueError("page_size must be given to the planner that writes page arrays")

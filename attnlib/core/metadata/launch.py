@@ -39,6 +39,7 @@ Signature = tuple[Any, ...] | None
 """All of a call that checks on tensors look at, but values and addresses; hashable. None where
 something cannot be right (no tensor, several devices), and off CUDA devices: then there is nothing
 to remember."""
+MAX_KNOWN = 4096  # signatures; eager steps bring ever new ones, as wide as their lengths
 _OVERLAPPING = ContextVar("overlapping", default=True)
 
 
@@ -118,8 +119,7 @@ class Launcher:
         ready = known.ready.get(key) if aligned else None
         if ready is not None:
             values = (*pointers, known.batch, *numbers, *known.scalars, *constants, overlap)
-            ready(grid, known.device, values)
-            return
+            return ready(grid, known.device, values)
         options = {**self.options, "launch_pdl": True} if overlap else self.options
         values = (*tensors, known.batch, *numbers, *known.scalars, *constants, overlap)
         compiled = self.kernel[grid](*values, num_warps=warps, **options)
@@ -135,6 +135,8 @@ class Launcher:
         require_launchable(device)
         batch, scalars, cut = self._derive(bundle, *fixed)
         known = _Known(bounds, apart, batch, scalars, cut, device.index or 0, _slots(device))
+        if len(self.known) >= MAX_KNOWN:
+            self.known.clear()
         return known if signature is None else self.known.setdefault(signature, known)
 
 
@@ -143,11 +145,9 @@ def signed(tensors: Tensors, fixed: tuple[Any, ...]) -> tuple[Signature, list[in
 
     One loop, because every step that no graph replays makes it.
     """
-    parts: list[Any] = list(fixed)
+    parts: list[Any] = [*fixed, *map(type, fixed)]
     pointers: list[int | None] = []
     bits = 0
-    for value in fixed:
-        parts.append(type(value))
     try:
         device = tensors[0].get_device()
         parts.append(device)

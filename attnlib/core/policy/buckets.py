@@ -32,8 +32,8 @@ def table_of(policy: Policy, spec: AttnSpec, backends: Sequence[str] = ()) -> di
 
 
 def look_up(table: dict[str, Any], batch_size: int, tokens: int, longest: int) -> str:
-    """The backend for so many requests of `tokens` in all, the longest of them of `longest`."""
-    mean = tokens / batch_size
+    """The backend for so many requests of `tokens` in all, the longest of `longest`; 0 is 1."""
+    mean = max(tokens, 1) / max(batch_size, 1)
     batch = min(bisect_left(BATCHES, batch_size), len(BATCHES) - 1)
     length = min(int(2 * math.log2(max(mean / SHORTEST, 1))), LENGTHS - 1)
     skew = min(int(2 * math.log2(max(longest / mean, 1))), SKEWS - 1)

@@ -9,8 +9,7 @@
 | fa3, fa3-precomputed | a range of KV blocks of a request's head | 1 | `metadata.splits` |
 
 FlashInfer's rules are those of its scheduler.cuh (0.6.4) for a plan in a CUDA graph, `planned` is
-our plan for as many requests, none longer than these;
-`tests/core/test_plans.py` holds them to the library.
+our plan for as many requests, none longer; `tests/core/test_plans.py` holds them to the library.
 """
 
 import heapq
@@ -21,7 +20,7 @@ from functools import cache
 import numpy as np
 
 from ..fa2.choice import PlanShape, choose, kv_tile
-from ..fa2.library import Lengths, chunk_pages
+from ..fa2.library import Lengths, chunk_pages, lengths_of
 from ..gpu import CUDA_CORE_CTAS, FA2_CTAS
 from ..schedule.facts import SchedulerFacts
 from ..schedule.splits import plan_splits, split_blocks
@@ -36,7 +35,7 @@ FA2_ITEM_TOKENS, CUDA_CORE_ITEM_TOKENS = 128, 16
 with which times of known cases are predicted best."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class WorkPlan:
     """Work items of one call: `items` [n] is the cost of each in KV tokens, padding included.
 
@@ -73,11 +72,8 @@ def can_plan(backend: str, spec: AttnSpec) -> bool:
 
 
 def lengths(seq_lens: Lengths) -> np.ndarray:
-    """`seq_lens` as int64 [bs]; ValueError unless they are one or more lengths of at least 1."""
-    lens = np.asarray(seq_lens, np.int64)
-    if lens.ndim != 1 or lens.size == 0 or lens.min() < 1:
-        raise ValueError(f"seq_lens must hold lengths >= 1, got {lens.tolist()}")
-    return lens
+    """`seq_lens` as int64 [bs]; ValueError unless they are one or more integers of at least 1."""
+    return lengths_of("seq_lens", seq_lens, 1)
 
 
 def fa3_sm_tokens(seq_lens: tuple[int, ...], spec: AttnSpec, *, num_sms: int) -> PerSm:

@@ -63,7 +63,7 @@ class Rates:
         return np.log([*told, *np.array(self.token_ns) / 1e3])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Load:
     """A call's work over time, in `BINS` levels: `tokens` that each running item passes in it.
 

@@ -127,13 +127,10 @@ def precompute(
     """
     settled = facts.settled
     _require_packing(facts)
+    words = _checked_words(settled, seq_lens, seq_lens_cpu, cu_seqlens_q, out)
     if out is not None:
-        _require_room(out, num_words(settled), seq_lens.device)
-    words = _checked_words(settled, seq_lens, seq_lens_cpu, cu_seqlens_q)
-    if out is not None:
-        out[: len(words)].copy_(words)
         out[len(words) :].zero_()
-        words = out[: len(words)]
+        words = out[: len(words)].copy_(words)
     return SchedulerMetadata(words, settled)
 
 
@@ -197,8 +194,11 @@ def _checked_words(
     seq_lens: torch.Tensor,
     seq_lens_cpu: HostLengths,
     cu_seqlens_q: torch.Tensor | None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     require_tensor("seq_lens", seq_lens, (settled.batch_size,), "int32", contiguous=True)
+    if out is not None:
+        _require_room(out, num_words(settled), seq_lens.device)
     if seq_lens_cpu is not None:
         lens = torch.as_tensor(seq_lens_cpu)
         if lens.device.type != "cpu" or lens.shape != (settled.batch_size,):
@@ -263,4 +263,4 @@ def _require_room(out: torch.Tensor, size: int, device: torch.device) -> None:
     if len(out) < size:
         raise ValueError(f"out must be [>= {size}] int32, got {list(out.shape)}")
     if out.device != device:
-        raise ValueError(f"out must be on the device of seq_lens, {device}, got {out.device}")
+        raise ValueError(f"out must be on the device of the call, {device}, got {out.device}")

@@ -68,6 +68,8 @@ class SchedulerFacts(Grouped):
         require_int("num_splits", self.num_splits, least=0, most=MAX_NUM_SPLITS)
         require_int("num_sms", self.num_sms)
         require_int("sm_margin", self.sm_margin, least=0, most=self.num_sms - 1)
+        if len(self.window) != 2:
+            raise ValueError(f"window must be (left, right), got {self.window}")
         for side in self.window:
             require_int("window", side, least=-1)
         require_int("page_size", 1 if self.page_size is None else self.page_size)

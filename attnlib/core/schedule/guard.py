@@ -188,8 +188,8 @@ def _replace(old: Function, new: Function) -> None:
 
 
 def _keep(words: torch.Tensor, facts: SchedulerFacts | None) -> None:
-    for address in [at for at, (memory, _) in _made.items() if memory.expired()]:
-        del _made[address]
+    for address in [at for at, (memory, _) in list(_made.items()) if memory.expired()]:
+        _made.pop(address, None)  # another thread may have
     _made[words.data_ptr()] = StorageWeakRef(words.untyped_storage()), facts
 
 

@@ -30,7 +30,7 @@ MARGIN = np.float32(1.1)
 SWIZZLE_L2_BYTES = 8 * 2**20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SplitPlan:
     """What one prepare kernel decides; arrays are [batch_size] int64, by request.
 
