@@ -3,7 +3,6 @@
 import gzip
 import json
 
-import matplotlib as mpl
 import pytest
 import torch
 
@@ -11,7 +10,6 @@ import attnlib
 from attnlib.measure import trace
 from attnlib.measure.timer import WARM_UP_CALLS
 
-mpl.use("agg")
 X = torch.ones(64, 64)
 
 
