@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ..measure.spans import Kernel
     from ..measure.timer import Timing
-    from ..measure.trace import Kernel
     from .check import OracleCheck
     from .item import Item
 
@@ -62,6 +62,6 @@ def timed_fields(
         "settle_us": timing.settle_us,
         "power_w": timing.power_w,
         "sm_clock_mhz": timing.sm_clock_mhz,
-        "kernels": tuple(asdict(kernel) for kernel in kernels),
+        "kernels": tuple(kernel._asdict() for kernel in kernels),
         "work_per_call": work_per_call,
     }

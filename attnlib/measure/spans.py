@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 CALL = "attnlib call"
 GPU_WORK = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset"}
@@ -33,6 +33,14 @@ WORD = re.compile(r"[NKL]*(?:S[\dA-Z]*_|St)?(\d+)")
 CUTLASS_KERNEL = re.compile(r"\bdevice_kernel<(?:[\w:]*\benable_\w+<)?(?:\w+::)*(\w+)")
 
 Event = Mapping[str, Any]
+
+
+class Kernel(NamedTuple):
+    """One kernel of a call, by its trace: launches per call, GPU microseconds per call."""
+
+    name: str
+    launches: float
+    gpu_us: float
 
 
 @dataclass(frozen=True, slots=True)

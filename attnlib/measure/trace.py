@@ -6,26 +6,16 @@ import tempfile
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity
 
-from .spans import CALL, short_name
+from .spans import CALL, Kernel, short_name
 
 TRACED_CALLS = 3
 _RECORDING = threading.Lock()
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """One kernel of a call: function name, launches per call, GPU microseconds per call."""
-
-    name: str
-    launches: float
-    gpu_us: float
 
 
 def trace_kernels(call: Callable[[], object]) -> tuple[Kernel, ...]:

@@ -15,12 +15,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..draw.cards import render
 from ..measure.files import write_whole
 from ..run import store
 from ..studies import STUDIES
 from ..studies.fa3_decode_regression.study import REGRESSED
 from . import build
-from .page import render
+from .page import TEMPLATES
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -66,7 +67,9 @@ def new_study(name: str, root: Path = ROOT) -> list[Path]:
 def module_text(name: str, template: str) -> str:
     """A module of the folder `studies/<name>`."""
     machine = STUDIES[LENDER].reference_machine
-    return render(template, name=name, lender=LENDER, machine=machine, release=REGRESSED)
+    return render(
+        TEMPLATES / template, name=name, lender=LENDER, machine=machine, release=REGRESSED
+    )
 
 
 def notebook_of(name: str, *, number: str) -> NotebookNode:
@@ -75,7 +78,8 @@ def notebook_of(name: str, *, number: str) -> NotebookNode:
 
     found = store.provenance(LENDER, STUDIES[LENDER].reference_machine)
     known = {"name": name, "lender": LENDER, "release": REGRESSED}
-    text = render("notebook.md", **known, gpu=found["machine"]["gpu"], measured=found["measured"])
+    known |= {"gpu": found["machine"]["gpu"], "measured": found["measured"]}
+    text = render(TEMPLATES / "notebook.md", **known)
     cells = []
     for place, part in enumerate(re.split(r"```(?:python)?\n", text)):
         make = new_code_cell if place % 2 else new_markdown_cell

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
@@ -70,8 +69,8 @@ def render_page(
     highlight = HtmlFormatter(style="default").get_style_defs(".highlight")
     tally = Counter(claim.finding.verdict for claim in checked).most_common()
     by_source = groupby(checked, key=lambda each: each.claim.source)
-    return render(
-        "page.html",
+    return cards.render(
+        TEMPLATES / "page.html",
         title=TITLE,
         style=Markup(f"{own}{cards.STYLE}{highlight}"),
         part=part,
@@ -83,8 +82,3 @@ def render_page(
         studies=list(studies),
         live_run=live_run(),
     )
-
-
-def render(template: str, **values: Any) -> str:
-    """A file of `TEMPLATES`, filled in as a card is (`cards.render`)."""
-    return cards.render(TEMPLATES / template, **values)

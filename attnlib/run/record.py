@@ -13,7 +13,7 @@ import re
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..core.spec import require_word
 from ..kinds.item import Item
@@ -27,14 +27,6 @@ THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
 and a measurement taken then is left out."""
 UNSETTLED = 0.02
 STATUSES = ("ok", "incorrect", "refused", "error", "crashed", "timeout")
-
-
-class Kernel(NamedTuple):
-    """One kernel of a call, by the trace: launches per call, GPU microseconds per call."""
-
-    name: str
-    launches: float
-    gpu_us: float
 
 
 @dataclass(frozen=True)

@@ -40,9 +40,10 @@ from ..kinds.mla.case import MlaCase
 from ..kinds.plan.case import PlanCase
 from ..kinds.step.case import StepCase
 from ..measure.files import write_whole
+from ..measure.spans import Kernel
 from ..measure.stats import MIN_AA_PAIRS, aa_noise
 from . import parquet
-from .record import Kernel, Record
+from .record import Record
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -41,9 +41,7 @@ def case_of(step: capture.Step) -> DecodeCase | ExtendCase:
     return ExtendCase(cached, "prefill_paged", queries, q_lengths=step.q_lengths)
 
 
-def cases(
-    steps: Iterable[capture.Step],
-) -> tuple[Counter[DecodeCase | ExtendCase], Counter[str]]:
+def cases(steps: Iterable[capture.Step]) -> tuple[Counter[DecodeCase | ExtendCase], Counter[str]]:
     """How many steps each case stands for, and how many were left out for each reason."""
     found: Counter[DecodeCase | ExtendCase] = Counter()
     left_out: Counter[str] = Counter()

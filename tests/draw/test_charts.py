@@ -20,7 +20,6 @@ from attnlib.studies.decode_metadata.study import STUDY
 from attnlib.studies.fa3_decode_regression.study import HEADLINE, REGRESSED
 from attnlib.studies.measurement_trust import figures, tables
 
-mpl.use("agg")
 pytestmark = pytest.mark.usefixtures("published_records")
 SIZES = charts.Sizes("x", "y", "p", ("batch, requests", "context, tokens"), "page size {}")
 

@@ -21,7 +21,7 @@ from attnlib.kinds.engine.case import ARMS, SIDE_BY_SIDE, START, EngineCase
 from attnlib.kinds.engine.measure import Setup
 from attnlib.kinds.engine.model import CONFIGS, write_model
 from attnlib.kinds.lengths import sample_seq_lens
-from attnlib.measure.trace import Kernel
+from attnlib.measure.spans import Kernel
 
 FA3 = SIDE_BY_SIDE["fa3"]
 SETUP = {"model": "m", "driver": "steps", "tp": 1, "dp": 1, "attention": "fa3"}

@@ -43,10 +43,7 @@ def test_a_window_is_said_behind_the_tokens_and_read_back(tail):
         ("8q1kv1k", ["32/8,d128,p16,b8,k1024"]),
         ("16q4s1k", ["target_verify,q4,causal,32/8,d128,p16,b16,k1024"]),
         ("q512s8k", ["prefill_paged,q512,32/8,d128,p16,b1,k8192"]),
-        (
-            "2q2k_32q1s1k",
-            ["prefill_paged,q2048,32/8,d128,p16,b2,k2048", "32/8,d128,p16,b32,k1024"],
-        ),
+        ("2q2k_32q1s1k", ["prefill_paged,q2048,32/8,d128,p16,b2,k2048", "32/8,d128,p16,b32,k1024"]),
     ],
 )
 def test_vllms_batches_are_calls_of_each_model(batch, expected):

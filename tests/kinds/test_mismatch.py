@@ -45,7 +45,7 @@ def test_past_the_guard_the_metadata_reaches_the_kernel(fake_fa3, name):
 def test_names_are_unique_and_an_unknown_one_lists_them():
     assert len(set(NAMES)) == len(NAMES)
     with pytest.raises(ValueError, match=r"name must be one of none, lengths-grown.*got 'typo'"):
-        mismatch.find("typo")
+        run_one("typo", guard=True, device="cpu")
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import json
 import re
 
-import matplotlib as mpl
 import pytest
 import torch
 from IPython.core.interactiveshell import InteractiveShell
@@ -11,7 +10,6 @@ from traitlets.config import Config
 
 from attnlib.lab.profile import Profile
 
-mpl.use("agg")
 OPTIONS = ("--calls", "--warmup", "--device", "--graph", "--timeline", "--trace", "--into")
 
 

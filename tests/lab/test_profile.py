@@ -4,7 +4,6 @@ import gzip
 import json
 from concurrent.futures import ThreadPoolExecutor
 
-import matplotlib as mpl
 import pytest
 import torch
 
@@ -12,7 +11,6 @@ import attnlib
 from attnlib.measure import trace
 from attnlib.measure.timer import WARM_UP_CALLS
 
-mpl.use("agg")
 X = torch.ones(64, 64)
 
 

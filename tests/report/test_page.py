@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from jinja2 import UndefinedError
 
+from attnlib.draw import cards
 from attnlib.report import page
 from attnlib.report.fragment import Fragment
 from attnlib.studies import claims
@@ -83,4 +84,4 @@ def test_the_page_says_whether_its_numbers_were_measured_for_it(monkeypatch):
 
 def test_a_template_that_lacks_a_value_raises_instead_of_leaving_a_gap():
     with pytest.raises(UndefinedError, match="'release' is undefined"):
-        page.render("study.py.txt", name="x", lender="y", machine="z")
+        cards.render(page.TEMPLATES / "study.py.txt", name="x", lender="y", machine="z")

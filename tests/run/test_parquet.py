@@ -25,12 +25,9 @@ from attnlib.run.record import STATUSES
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "data" / "README.md").read_text()
 PUBLISHED = sorted((ROOT / "data" / "records").glob("*/*.parquet"))
-# 150 KB more since steps of an engine are there from two hosts, whose own share differs; 890 KB
-# since a policy learns from 3,363 records and other layers judge it by 2,568: 150 bytes each; 300
-# since metadata behind a kernel and MLA's rivals have records with A/A; 450
-# since a second judge has; 820 fewer since the policy's first, warm study is gone.
 MAX_DATA_BYTES, MAX_FILE_BYTES = 5_510_000, 1_000_000
-"""What a clone carries for ever, of data/ and of one file of it: to raise these is a decision."""
+"""What a clone carries for ever, of data/ and of one file of it: to raise these is a decision, with
+its reason in the commit."""
 
 
 def some_records(make_record):

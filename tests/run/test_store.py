@@ -13,8 +13,9 @@ from support.records import MACHINE, OTHER, append, demo_path, tear
 from attnlib.kinds.extend.case import ExtendCase
 from attnlib.kinds.item import Item
 from attnlib.measure import stats
+from attnlib.measure.spans import Kernel
 from attnlib.run import store
-from attnlib.run.record import SCHEMA, Kernel
+from attnlib.run.record import SCHEMA
 
 ROOT = Path(__file__).resolve().parents[2]
 

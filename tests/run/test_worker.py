@@ -113,11 +113,7 @@ LONG = replace(ITEM, case=replace(CASE, kv_len=2**26, lengths="fixed"))
         (replace(ITEM, backend="flashinfer-fa2"), "refused", "not installed|needs a CUDA GPU"),
         (LONG, "refused", r"KV needs 24\.0 GiB, limit 3\.0 GiB$"),
         (replace(ITEM, backend="fa9"), "error", "one of sdpa, flashinfer-auto"),
-        (
-            replace(ITEM, timer="cupti"),
-            "error",
-            "one of graph, graph-cold, graph-behind, eager",
-        ),
+        (replace(ITEM, timer="cupti"), "error", "one of graph, graph-cold, graph-behind, eager"),
         (replace(ITEM, timer="graph"), "error", "timer 'graph' needs a CUDA GPU"),
         (replace(ITEM, release="0.0.1"), "error", r"must be torch 0\.0\.1, imported was \d"),
     ],

@@ -7,7 +7,6 @@ import sys
 from functools import cache
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
@@ -30,9 +29,8 @@ from attnlib.studies import (
     sparse_mla,
 )
 from attnlib.studies.fa3_decode_regression import figures, tables
-from attnlib.studies.fa3_decode_regression.study import FIXED, HEADLINE, REGRESSED, VARIANTS, WIDE
+from attnlib.studies.fa3_decode_regression.study import FIXED, HEADLINE, REGRESSED, VARIANTS
 
-mpl.use("agg")
 pytestmark = pytest.mark.usefixtures("published_records")
 ROOT = Path(__file__).resolve().parents[2]
 DRAW = """
@@ -43,16 +41,6 @@ from attnlib.studies import roofline
 frame = store.load("measurement_trust", "nvidia-h200-5b90d8cb")
 style.save(roofline.roofline(frame, rows.ceilings(frame), "0.6.4"), sys.argv[1])
 """
-
-
-@pytest.fixture
-def top(frame):
-    return frame[frame.case.isin(HEADLINE)]
-
-
-@pytest.fixture
-def wide(frame):
-    return frame[frame.case.isin(WIDE)]
 
 
 def test_the_heat_map_shows_every_case_of_the_grid_with_its_number(wide):

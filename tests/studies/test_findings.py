@@ -10,19 +10,9 @@ from attnlib.studies import fa3_decode_regression as tables
 from attnlib.studies import measurement_trust as trust
 from attnlib.studies import metadata_in_step as in_step
 from attnlib.studies.decode_metadata.tables import FUSED, MERGED, OPS, SERIAL, TODAY, metadata_rows
-from attnlib.studies.fa3_decode_regression.study import FIXED, HEADLINE, REGRESSED, WIDE
+from attnlib.studies.fa3_decode_regression.study import FIXED, REGRESSED
 
 pytestmark = pytest.mark.usefixtures("published_records")
-
-
-@pytest.fixture
-def top(frame):
-    return frame[frame.case.isin(HEADLINE)]
-
-
-@pytest.fixture
-def wide(frame):
-    return frame[frame.case.isin(WIDE)]
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Tables and figures of metadata: right where all is there, and whole where designs are missing."""
 
-import matplotlib
 import pandas as pd
 import pytest
 from support.published import live, published
@@ -11,7 +10,6 @@ from attnlib.studies import decode_metadata as metadata
 from attnlib.studies import metadata_in_step as in_step
 from attnlib.studies.decode_metadata.tables import FUSED, OPS, SERIAL, SIZES
 
-matplotlib.use("agg")
 LIMIT = Ceilings(copy_gbps=4000.0, matmul_tflops=1.0, num_sms=132, launch_us=1.0)
 
 

@@ -1,6 +1,5 @@
 """Tables and figures of sparse MLA: right on made-up records, whole where designs are missing."""
 
-import matplotlib
 import pytest
 from support.published import live, published
 
@@ -13,7 +12,6 @@ from attnlib.run import store
 from attnlib.studies import mla_rivals
 from attnlib.studies import sparse_mla as mla
 
-matplotlib.use("agg")
 LIMIT = Ceilings(copy_gbps=4000.0, matmul_tflops=800.0, num_sms=132, read_gbps=4000.0)
 FA3, FLASHMLA = mla.FA3, mla.FLASHMLA
 LIBRARIES = {

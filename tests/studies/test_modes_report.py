@@ -1,6 +1,5 @@
 """Rows, tables and figures of all modes: right where all is there, whole where only some are."""
 
-import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
@@ -13,7 +12,6 @@ from attnlib.studies import engine_modes as modes
 from attnlib.studies.engine_modes.study import STUDY
 from attnlib.studies.engine_modes.tables import EAGER, FA2, FA3, FEW, GRAPH, GROUPS, MANY, PREFIX
 
-matplotlib.use("agg")
 LIMIT = Ceilings(copy_gbps=4000.0, matmul_tflops=800.0, num_sms=132)
 DECODE, VERIFY, DRAFT = modes.DECODES[0], modes.VERIFIES[4], modes.DRAFTS[3]
 NEW, TAIL = modes.PREFILLS[0], modes.PREFILLS[2]

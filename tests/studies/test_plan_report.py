@@ -1,6 +1,5 @@
 """Tables and pictures of plans of fa2: by the model, and on made-up records."""
 
-import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,12 +11,7 @@ from attnlib.core.gpu import FA2_RATES
 from attnlib.kinds.lengths import sample_seq_lens
 from attnlib.studies import fa2_chunks as chunks
 from attnlib.studies import fa2_plan as plans
-from attnlib.studies.fa2_plan.blocks import (
-    BY_LIBRARY,
-    BY_US,
-    both_schedules,
-    small_example,
-)
+from attnlib.studies.fa2_plan.blocks import BY_LIBRARY, BY_US, both_schedules, small_example
 from attnlib.studies.fa2_plan.study import (
     KINDS,
     OTHER_KINDS,
@@ -28,7 +22,6 @@ from attnlib.studies.fa2_plan.study import (
 )
 from attnlib.studies.fa2_plan.tables import BETTER, EVERY, FA3
 
-matplotlib.use("agg")
 SMS = 132
 
 

@@ -2,7 +2,6 @@
 
 from itertools import chain
 
-import matplotlib
 import numpy as np
 import pytest
 from support.published import live, published
@@ -18,7 +17,6 @@ from attnlib.run import store
 from attnlib.studies import metadata_mismatch as mismatches
 from attnlib.studies import scheduler_metadata as scheduler
 
-matplotlib.use("agg")
 FACTS = SchedulerFacts(4, 16, 2, 128, 1, 8192, num_sms=132, page_size=64, causal=True)
 FORWARD, PREPARE = "FlashAttnFwdSm90", "prepare_varlen_num_blocks_kernel"
 ZERO = "vectorized_elementwise_kernel"

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 
+import matplotlib
 import pytest
 import torch
 from hypothesis import settings
@@ -38,12 +39,13 @@ from attnlib.kinds.item import Item
 from attnlib.run import frame as rows
 from attnlib.run import store, study
 from attnlib.run.record import Record
-from attnlib.studies.fa3_decode_regression.study import REFERENCE_MACHINE
+from attnlib.studies.fa3_decode_regression.study import HEADLINE, REFERENCE_MACHINE, WIDE
 from attnlib.studies.scheduler_metadata.words import words_of
 
 # One thread per process, and per process that a test starts: two workers share few cores.
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
+matplotlib.use("agg")
 # jsonschema compiles grammars of IRIs as nbformat imports it (3 s); no notebook is checked by them.
 sys.modules["rfc3987_syntax"] = None
 
@@ -160,6 +162,18 @@ def published_records(monkeypatch):
 def frame(published_records):
     """The published regression study, a row per record."""
     return store.load("fa3_decode_regression", REFERENCE_MACHINE)
+
+
+@pytest.fixture
+def top(frame):
+    """Its headline cases."""
+    return frame[frame.case.isin(HEADLINE)]
+
+
+@pytest.fixture
+def wide(frame):
+    """Its grid of sizes."""
+    return frame[frame.case.isin(WIDE)]
 
 
 @pytest.fixture

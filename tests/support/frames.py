@@ -6,8 +6,8 @@ import pandas as pd
 
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase
+from attnlib.measure.spans import Kernel
 from attnlib.run import store
-from attnlib.run.record import Kernel
 
 CASE = DecodeCase(AttnSpec(8, 2, 128, 16), batch_size=4, kv_len=1024)
 

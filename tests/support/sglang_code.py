@@ -54,11 +54,7 @@ def parts():
     )
     flash["FlashAttentionBackend"].__init__ = _flash_attention
     infer["FlashInferAttnBackend"].__init__ = _flashinfer(infer["FlashInferIndicesUpdaterDecode"])
-    return fakes.parts() | {
-        fakes.REGISTRY: vars(registry),
-        fakes.FLASH: flash,
-        fakes.INFER: infer,
-    }
+    return fakes.parts() | {fakes.REGISTRY: vars(registry), fakes.FLASH: flash, fakes.INFER: infer}
 
 
 def _compiled(path, wanted, **given):

@@ -25,7 +25,8 @@ from ...core.engines.arms import PREFIX
 from ...core.engines.sglang import TRIED, require_release
 from ...core.spec import require_word
 from ...measure.trace import kernel_family
-from ..base import Bench, Subject
+from ..base import Bench, Subject, oracle_fields
+from ..check import OracleCheck
 from ..item import Item
 from ..lengths import sample_seq_lens
 from .case import ARMS, EXACT, IN_TURNS, START, EngineCase
@@ -159,20 +160,14 @@ def _fields(item: Item[EngineCase], answer: dict[str, Any]) -> dict[str, Any]:
     found, word = arms[item.backend], f"{variable}={value}"
     if not mean and not answer["calls"].get(word):
         raise RuntimeError(f"the plugin must have run {word}, it counted {answer['calls']}")
-    budget = BUDGET if steps else 0.0
+    verdict = OracleCheck(found["error"], BUDGET if steps else 0.0, item.case.batch_size)
     said = [word, *answer.get("said", ()), f"outputs {found['digest']}"]
     if steps and len(arms) > 1:
         said.insert(1, IN_TURNS)
-    seen = {
-        "reported_backend": ", ".join(said),
-        "oracle_error": found["error"] if found["error"] != float("inf") else None,
-        "oracle_budget": budget,
-        "oracle_rows": item.case.batch_size,
-    }
+    seen = {"reported_backend": ", ".join(said), **oracle_fields(verdict)}
+    if not verdict.passed:
+        return seen
     other = EXACT.get(item.backend, item.backend)
-    if not found["error"] <= budget:
-        reason = f"error {found['error']:.3g} over budget {budget:g}"
-        return {"status": "incorrect", "reason": reason, **seen}
     if found["digest"] != (wanted := arms.get(other, found)["digest"]):
         reason = f"outputs must be those of {other} bit by bit, {wanted}, got {found['digest']}"
         return {"status": "incorrect", "reason": reason, **seen}

@@ -18,7 +18,6 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -176,7 +175,7 @@ class Steps:
 
         for arm in arms:
             self._switch(arms[arm])
-            kernels = [asdict(kernel) for kernel in trace_kernels(step)]
+            kernels = [kernel._asdict() for kernel in trace_kernels(step)]
             total = sum(kernel["gpu_us"] for kernel in kernels)
             found[arm] = {"kernels": kernels, "run_us": [total]}
         return found

@@ -73,20 +73,15 @@ class _Call:
     q_len: int
 
 
-def find(name: str) -> Mismatch:
-    """The case called `name`; raises ValueError listing the names there are."""
-    by_name = {case.name: case for case in MISMATCHES}
-    require_word("name", name, by_name)
-    return by_name[name]
-
-
 def run_one(name: str, *, guard: bool, device: str = "cuda") -> dict[str, Any]:
     """Run one case and judge it by the oracle: `outcome`, `reason`, `relative_error`, the splits.
 
     `splits_in_metadata`, `splits_right` and `cap_of_call` are as in `Splits`. Where an output came
-    back, `call` makes it again.
+    back, `call` makes it again. Raises ValueError listing the names there are.
     """
-    mismatch = find(name)
+    by_name = {case.name: case for case in MISMATCHES}
+    require_word("name", name, by_name)
+    mismatch = by_name[name]
     call = _build_call(mismatch, device)
     told = told_facts(mismatch, call.facts)
     told_lens = _told_lengths(mismatch, call, told)
