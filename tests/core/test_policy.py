@@ -181,13 +181,13 @@ def test_another_file_is_refused(tmp_path, text):
 
 
 def test_a_saved_policy_loads_as_it_was_and_an_engine_can_choose_without_torch_or_pandas(tmp_path):
-    path = save(policy(), tmp_path / "policy.json")
+    path = save(policy(), str(tmp_path / "policy.json"))
     assert load(path) == policy()
     assert [each.name for each in tmp_path.iterdir()] == ["policy.json"]
     code = f"""if True:
-        import sys; from pathlib import Path; from attnlib.core.spec import AttnSpec
+        import sys; from attnlib.core.spec import AttnSpec
         from attnlib.core.policy.policy import load
-        found = load(Path({str(path)!r})).choose(AttnSpec(32, 8, 128, 16), [4096] * 8)
+        found = load({str(path)!r}).choose(AttnSpec(32, 8, 128, 16), [4096] * 8)
         print(found.backend, sorted({{'torch', 'pandas', 'matplotlib'}} & set(sys.modules)))"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "flashinfer-fa2 []"

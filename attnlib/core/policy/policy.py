@@ -212,7 +212,7 @@ class Policy:
         return tuple(sorted({name for point in self._every[0] for name in point.run_us}))
 
 
-def save(policy: Policy, path: Path) -> Path:
+def save(policy: Policy, path: Path | str) -> Path:
     """Write `policy` as one JSON file, whole or not at all; raises OSError where it cannot."""
     form: dict[str, Any] = {"schema": SCHEMA, "kind": KIND}
     form |= {name: getattr(policy, name) for name in (*SINGLE, "releases")}
@@ -225,17 +225,17 @@ def save(policy: Policy, path: Path) -> Path:
         for name, kernels in policy.rates.items()
         for kernel, rates in kernels.items()
     ]
-    part = path.with_name(path.name + ".part")
+    part = Path(f"{path}.part")
     part.write_text(json.dumps(form) + "\n", encoding="utf-8")
     return part.replace(path)
 
 
-def load(path: Path) -> Policy:
+def load(path: Path | str) -> Policy:
     """Read what `save` wrote; ValueError for a file of another kind or schema."""
-    form = json.loads(path.read_text(encoding="utf-8"))
+    form = json.loads(Path(path).read_text(encoding="utf-8"))
     found = (form.get("kind"), form.get("schema")) if isinstance(form, dict) else (None, None)
     if found != (KIND, SCHEMA):
-        raise ValueError(f"{path.name} must be a {KIND!r} of schema {SCHEMA}, got {found}")
+        raise ValueError(f"{path} must be a {KIND!r} of schema {SCHEMA}, got {found}")
     points, rates = {}, dict[str, dict[Kernel, Rates]]()
     for entry in form["specs"]:
         measured = entry.pop("points")
