@@ -6,6 +6,8 @@ import pytest
 from support import live_run
 
 from attnlib.report import provenance
+from attnlib.run import store
+from attnlib.studies import STUDIES
 
 PARTS = ["tests/core/test_fa3.py", "tests/core/test_launch.py", "notebooks/02_fa3.ipynb"]
 PUBLISHED = {"a": "confirmed", "b": "refuted", "c": "open"}
@@ -18,6 +20,9 @@ def ran(tmp_path, monkeypatch):
 
     def run(name, seconds, environment):
         assert environment["ATTNLIB_MODE"] == "live" and seconds > 0
+        monkeypatch.setenv("ATTNLIB_DATA", environment["ATTNLIB_DATA"])
+        # Notebooks 00, 10 and 14 show published records on a GPU, too.
+        assert STUDIES["engine_step"].reference_machine in store.machines("engine_step")
         names.append(name)
         if name in slow:
             return None
@@ -100,3 +105,8 @@ def test_what_pytest_says_of_a_file_is_counted(tmp_path, monkeypatch):
         "failed": 1,
     }
     assert "1 failed" in told["reason"]
+    (tmp_path / "test_it.py").write_text(f"{marks}import os\ndef test_a(): os._exit(3)\n")
+    dead = live_run.run("test_it.py", 60, None)
+    assert (dead["failed"], dead.get("passed")) == (1, None), "nothing of the part before"
+    (tmp_path / "test_it.py").write_text("def test_a(): pass\n")
+    assert live_run.run("test_it.py", 60, None)["failed"] == 0
