@@ -9,7 +9,7 @@ from support import traces
 from support.explorer_records import FA2, FA3, go_live
 from support.traces import Writer, runs
 
-pytest.importorskip("ipywidgets")
+pytest.importorskip("ipywidgets", reason="needs ipywidgets: pip install ipywidgets")
 
 import attnlib
 from attnlib import explore, view
