@@ -95,8 +95,8 @@ def test_every_file_with_gpu_tests_and_every_notebook_is_a_part():
 def test_what_pytest_says_of_a_file_is_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(live_run, "ROOT", tmp_path)
     monkeypatch.setattr(live_run, "BUILD", tmp_path)
-    marks = "import pytest\npytestmark = pytest.mark.gpu\n"
-    tests = "def test_a(): pass\ndef test_b(): assert 0\n@pytest.mark.skip\ndef test_c(): pass\n"
+    marks = "import pytest\npytestmark = pytest.mark.gpu\n@pytest.mark.skip\ndef test_c(): 0\n"
+    tests = "def test_a(): pass\ndef test_b(): raise OSError('/a/f')\n"
     (tmp_path / "test_it.py").write_text(marks + tests)
     told = live_run.run("test_it.py", 60, None)
     assert {word: told[word] for word in provenance.PART_COUNTS} == {
@@ -104,7 +104,7 @@ def test_what_pytest_says_of_a_file_is_counted(tmp_path, monkeypatch):
         "skipped": 1,
         "failed": 1,
     }
-    assert "1 failed" in told["reason"]
+    assert "1 failed" in told["reason"] and "OSError: f\n" in told["reason"], "without folders"
     (tmp_path / "test_it.py").write_text(f"{marks}import os\ndef test_a(): os._exit(3)\n")
     dead = live_run.run("test_it.py", 60, None)
     assert (dead["failed"], dead.get("passed")) == (1, None), "nothing of the part before"

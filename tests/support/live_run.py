@@ -20,6 +20,7 @@ from xml.etree import ElementTree
 from attnlib.measure.files import write_whole
 from attnlib.measure.machine import describe_versions, identify_gpu
 from attnlib.report.build import choose_notebooks
+from attnlib.run.record import strip_folders
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD, SUMMARY = ROOT / "build" / "gpu", ROOT / "data" / "live_run.json"
@@ -85,7 +86,8 @@ def run(name, seconds, environment):
         told |= {"failed": max(failed, told["failed"]), "skipped": count["skipped"]}
         told |= {"passed": count["tests"] - failed - count["skipped"]}
     if told["failed"]:
-        told["reason"] = "\n".join((ended.stderr or ended.stdout).strip().splitlines()[-3:])
+        last = (ended.stderr or ended.stdout).strip().splitlines()[-3:]
+        told["reason"] = strip_folders("\n".join(last))
     return told
 
 
