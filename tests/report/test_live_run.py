@@ -75,11 +75,12 @@ def test_a_part_that_failed_ends_with_status_1_once_all_ran_and_runs_again_last(
 
 def test_the_report_says_what_ran_and_nothing_before_it_did(ran):
     assert provenance.live_run(live_run.SUMMARY) == {}
+    ran[2].add(PARTS[2])
     live_run.main(100)
     told = provenance.live_run(live_run.SUMMARY)
     assert told["day and GPU"].endswith("NVIDIA H200 0a")
     assert told["tests"] == "passed 14, skipped 2, failed 0"
-    assert told["notebooks"] == "1; all of it took 2 minutes"
+    assert told["notebooks"] == "1, 1 failed; all of it took 2 minutes"
     wanted = (
         "1 as published, 1 not told by what was measured; other: b confirmed (published refuted)"
     )
