@@ -77,15 +77,16 @@ def live_run(path: Path = LIVE_RUN) -> dict[str, Any]:
         return {}
     told = json.loads(path.read_text())
     parts, same, other = told["parts"], told["verdicts"]["same"], told["verdicts"]["other"]
-    books = sum(part["part"].endswith(".ipynb") for part in parts)
+    books = [part["failed"] for part in parts if part["part"].endswith(".ipynb")]
     total = {word: sum(part.get(word, 0) for part in parts) for word in PART_COUNTS}
+    total["failed"] -= sum(books)
     minutes = sum(part["seconds"] for part in parts) / 60
     changed = ", ".join(f"{name} {here} (published {was})" for name, (was, here) in other.items())
     untold = told["verdicts"]["of"] - same - len(other)
     return {
         "day and GPU": f"{told['date']}, {told['gpu']} {told['gpu_id']}",
         "tests": _pairs(total),
-        "notebooks": f"{books}; all of it took {minutes:.0f} minutes",
+        "notebooks": f"{len(books)}, {sum(books)} failed; all of it took {minutes:.0f} minutes",
         "verdicts": f"{same} as published, {untold} not told by what was measured; "
         f"other: {changed or 'none'}",
         "versions": _pairs(told["versions"]),

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from support import backend_calls as calls
 
 from attnlib.core.batch import DecodeBatch
 from attnlib.core.fa2 import planner as module
@@ -14,6 +15,7 @@ from attnlib.core.fa2.planner import PRIVATE, Fa2Planner
 from attnlib.core.fa2.words import plan_words
 from attnlib.core.gpu import FA2_RATES
 from attnlib.core.spec import AttnSpec
+from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.lengths import shuffled_pages
 
 LAYER = {"head_dim": 128, "max_seq_len": 4096}
@@ -166,7 +168,9 @@ def page_arrays_of(lens, page_size, seed):
 def test_one_graph_replans_itself_for_other_lengths_over_poisoned_workspaces(
     heads, page_size, q_len
 ):
-    flashinfer = pytest.importorskip("flashinfer")
+    calls.able("flashinfer-fa2", DecodeCase(AttnSpec(*heads, 128, page_size), 3, 8000))
+    import flashinfer
+
     batches = ([900, 40, 8000], [q_len] * 3, [20000, 300, 7], [5000] * 3)
     pool, device = 40000 // page_size, torch.device("cuda", torch.cuda.current_device())
     floats = torch.zeros(512 * 2**20, dtype=torch.uint8, device=device)

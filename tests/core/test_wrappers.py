@@ -87,7 +87,7 @@ def test_an_index_out_of_range_is_refused_and_the_plan_stays_good(name, librarie
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", SPARSE)
 def test_on_a_gpu_an_index_out_of_range_is_refused(name):
-    assert_refuses_wrong_index(calls.able(name))
+    assert_refuses_wrong_index(calls.able(name, calls.mla_case(name)))
 
 
 @pytest.mark.parametrize(("name", "case"), MLA)

@@ -9,7 +9,7 @@ from support import traces
 from support.explorer_records import FA2, FA3, go_live
 from support.traces import Writer, runs
 
-pytest.importorskip("ipywidgets")
+pytest.importorskip("ipywidgets", reason="needs ipywidgets: pip install ipywidgets")
 
 import attnlib
 from attnlib import explore, view
@@ -150,6 +150,10 @@ def test_on_a_gpu_it_opens_to_measure_there(instant_jobs, monkeypatch):
     assert explorer.view.times.share.notna().all()
     assert explorer.view.rules.library.tolist()[0] == "flashinfer==0.6.3"
     assert "Measured here, on Test GPU 0badcafe" in explorer.served.value
+    assert "Measured 12 items." in explorer.status.value
+    explorer.controls["kv_len"].value = 4096
+    explorer.measure.click()
+    assert explorer.wait(60) and "Measured 6 items." in explorer.status.value, "no ceilings again"
     explorer.rounds.value = 4
     assert "rounds=4" in explorer.shown.value
 
@@ -199,12 +203,13 @@ def test_on_a_real_gpu_a_case_that_does_not_fit_is_a_sentence_and_the_next_one_i
     explorer.measure.click()
     assert explorer.wait(900)
     assert "flashinfer-fa2: refused: KV needs" in explorer.shown.value
+    assert "Measured 4 items." in explorer.status.value, explorer.status.value
     explorer.controls["batch"].value = 1
     explorer.controls["kv_len"].value = 1024
     explorer.measure.click()
     assert explorer.wait(900)
     seen = explorer.view
-    assert "Measured 4 items." in explorer.status.value, explorer.status.value
+    assert "Measured 2 items." in explorer.status.value, "ceilings are on record"
     assert seen.times.rounds.tolist() == [1, 1] and seen.times.share.notna().all(), repr(seen)
     assert seen.times.ran[1] == "fa2" and len(seen.kernels) >= 2
     assert len(seen.rules) == 3 and seen.comparison.verdict.tolist() == ["ambiguous"]

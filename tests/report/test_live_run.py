@@ -6,6 +6,8 @@ import pytest
 from support import live_run
 
 from attnlib.report import provenance
+from attnlib.run import store
+from attnlib.studies import STUDIES
 
 PARTS = ["tests/core/test_fa3.py", "tests/core/test_launch.py", "notebooks/02_fa3.ipynb"]
 PUBLISHED = {"a": "confirmed", "b": "refuted", "c": "open"}
@@ -18,6 +20,9 @@ def ran(tmp_path, monkeypatch):
 
     def run(name, seconds, environment):
         assert environment["ATTNLIB_MODE"] == "live" and seconds > 0
+        monkeypatch.setenv("ATTNLIB_DATA", environment["ATTNLIB_DATA"])
+        # Notebooks 00, 10 and 14 show published records on a GPU, too.
+        assert STUDIES["engine_step"].reference_machine in store.machines("engine_step")
         names.append(name)
         if name in slow:
             return None
@@ -70,11 +75,12 @@ def test_a_part_that_failed_ends_with_status_1_once_all_ran_and_runs_again_last(
 
 def test_the_report_says_what_ran_and_nothing_before_it_did(ran):
     assert provenance.live_run(live_run.SUMMARY) == {}
+    ran[2].add(PARTS[2])
     live_run.main(100)
     told = provenance.live_run(live_run.SUMMARY)
     assert told["day and GPU"].endswith("NVIDIA H200 0a")
     assert told["tests"] == "passed 14, skipped 2, failed 0"
-    assert told["notebooks"] == "1; all of it took 2 minutes"
+    assert told["notebooks"] == "1, 1 failed; all of it took 2 minutes"
     wanted = (
         "1 as published, 1 not told by what was measured; other: b confirmed (published refuted)"
     )
@@ -90,8 +96,8 @@ def test_every_file_with_gpu_tests_and_every_notebook_is_a_part():
 def test_what_pytest_says_of_a_file_is_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(live_run, "ROOT", tmp_path)
     monkeypatch.setattr(live_run, "BUILD", tmp_path)
-    marks = "import pytest\npytestmark = pytest.mark.gpu\n"
-    tests = "def test_a(): pass\ndef test_b(): assert 0\n@pytest.mark.skip\ndef test_c(): pass\n"
+    marks = "import pytest\npytestmark = pytest.mark.gpu\n@pytest.mark.skip\ndef test_c(): 0\n"
+    tests = "def test_a(): pass\ndef test_b(): raise OSError('/a/f')\n"
     (tmp_path / "test_it.py").write_text(marks + tests)
     told = live_run.run("test_it.py", 60, None)
     assert {word: told[word] for word in provenance.PART_COUNTS} == {
@@ -99,4 +105,9 @@ def test_what_pytest_says_of_a_file_is_counted(tmp_path, monkeypatch):
         "skipped": 1,
         "failed": 1,
     }
-    assert "1 failed" in told["reason"]
+    assert "1 failed" in told["reason"] and "OSError: f\n" in told["reason"], "without folders"
+    (tmp_path / "test_it.py").write_text(f"{marks}import os\ndef test_a(): os._exit(3)\n")
+    dead = live_run.run("test_it.py", 60, None)
+    assert (dead["failed"], dead.get("passed")) == (1, None), "nothing of the part before"
+    (tmp_path / "test_it.py").write_text("def test_a(): pass\n")
+    assert live_run.run("test_it.py", 60, None)["failed"] == 0

@@ -227,8 +227,11 @@ def test_groups_that_attend_apart_are_told_heads_get_tokens_and_are_guarded():
     )
     same = checks.groups_need_layers(frame(said(NOW, "aa-bb-cc"), said(LAYER, "aa-bb-cc")))
     assert same.verdict == "partly"
-    with pytest.raises(MissingRecordsError, match="lacks one"):
-        checks.groups_need_layers(frame(said(NOW, "aa-bb-cc"), guarded))
+    alone = frame(*rounds(METADATA[0], {NOW: 7400.0}, reason=""))  # all that live notebooks have
+    assert tables.groups_table(alone).empty
+    for rows in (alone, frame(said(NOW, "aa-bb-cc"), guarded)):
+        with pytest.raises(MissingRecordsError, match="lacks one"):
+            checks.groups_need_layers(rows)
 
 
 def starts(study):

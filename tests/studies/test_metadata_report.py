@@ -33,6 +33,9 @@ def test_every_table_and_figure_stands_on_what_a_live_notebook_measures(frames):
         assert len(table) and not table.isna().all().any()
     assert isinstance(metadata.other_builders(frame), pd.DataFrame)
     assert metadata.designs_chart(frame, limit).axes and metadata.advantage_heatmap(frame).axes
+    title = metadata.crossover_map(frame, metadata.TODAY)._suptitle.get_text()
+    measured = metadata.TODAY in set(metadata.metadata_rows(frame).backend)
+    assert title.startswith(f"Time of {metadata.TODAY if measured else SERIAL} / op by op")
 
 
 def test_a_call_in_a_step_is_told_behind_a_foreign_kernel_and_beside_one_behind_itself():

@@ -122,6 +122,8 @@ def test_the_models_splits_are_those_that_the_gpu_recorded():
     (row,) = mismatches.mismatch_table(some).to_dict("records")
     assert (row["past the guard"], row["with the guard"]) == ("wrong", "not run")
     assert (row["overruns"], row["splits in metadata"]) == ("yes", 86)
+    refused = some.assign(oracle_error=None, reported_backend="", status="refused")
+    assert mismatches.mismatch_table(refused)["relative error"].isna().all()
     assert call_facts(cases["none"], num_sms=132).split_cap == 29
     assert not predict_splits(cases["none"], num_sms=132).overrun
 

@@ -140,9 +140,10 @@ def backend_for(name, case, device, *, cuda_graph=False):
     return backends.create(name, case.spec, device=device, cuda_graph=cuda_graph, **options)
 
 
-def able(name):
-    """The name, unless its backend cannot run here: then the test is skipped."""
-    if reason := backends.unavailable(name):
+def able(name, case):
+    """The name, unless its backend cannot run here, or not the case: then the test is skipped."""
+    mask = getattr(case, "mask", "causal")
+    if reason := backends.unavailable(name) or backends.unsupported(name, case.spec, mask=mask):
         pytest.skip(reason)
     return name
 

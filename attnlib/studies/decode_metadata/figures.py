@@ -8,6 +8,7 @@ from ...draw import charts, style
 from ...draw.style import Look
 from ...kinds.cost import Ceilings
 from ...run.frame import over, times
+from . import tables
 from .tables import FUSED, MERGED, OPS, SERIAL, TODAY, against_best, floor_us, metadata_rows
 
 LOOKS = {
@@ -64,8 +65,9 @@ def advantage_heatmap(frame: pd.DataFrame) -> charts.Figure:
 
 
 def crossover_map(frame: pd.DataFrame, rival: str) -> charts.Figure:
-    """`rival` over op by op, a panel per page size, less sizes that only a few cases share."""
+    """`rival`, or the newest there is, over op by op: a panel per page size, less rare sizes."""
     rows = metadata_rows(frame)
+    rival = [name for name in (*tables.RIVALS, rival) if name in set(rows.backend)][-1]
     rows = rows[rows.backend.isin((rival, OPS))]
     found = _common(over(rows, rival, OPS))
     drawn = rows[rows.max_ctx.isin(found.max_ctx) & rows.batch_size.isin(found.batch_size)]

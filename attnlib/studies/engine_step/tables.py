@@ -183,7 +183,7 @@ def groups_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 def outputs(frame: pd.DataFrame) -> pd.Series:
     """The hash of tokens and logits that each record with a time says."""
-    return frame.reported_backend.str.partition(", outputs ")[2]
+    return frame.reported_backend.map(lambda told: told.partition(", outputs ")[2])
 
 
 def _rounds(

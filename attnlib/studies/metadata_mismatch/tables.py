@@ -25,7 +25,7 @@ def mismatch_table(frame: pd.DataFrame) -> pd.DataFrame:
             splits = predict_splits(mismatch, num_sms=num_sms)
             told = (splits.in_metadata, splits.right, splits.cap, "yes" if splits.overrun else "")
             bare, guarded = runs[~runs.guard.astype(bool)], runs[runs.guard.astype(bool)]
-            error = float(bare.oracle_error.iloc[0]) if len(bare) else float("nan")
+            error = bare.oracle_error.astype(float).iloc[0] if len(bare) else float("nan")
             found.append((mismatch.name, *told, _outcome(bare), error, _outcome(guarded)))
     return pd.DataFrame(found, columns=COLUMNS).round({"relative error": 4})
 
