@@ -111,7 +111,7 @@ def choose_notebooks(folder: Path, only: Sequence[str] = ()) -> list[Path]:
     numbers = {path.stem.split("_")[0]: path for path in paths}
     wanted = [number.strip().zfill(2) for number in only]
     for number, given in zip(wanted, only, strict=True):
-        if number not in numbers:
+        if number not in numbers or not given.strip():
             raise ValueError(f"only must be of {', '.join(numbers)}, got {given!r}")
     return [path for number, path in numbers.items() if number in wanted] if only else paths
 
