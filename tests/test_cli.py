@@ -172,6 +172,7 @@ def test_explain_prints_the_choice_and_every_row_or_json_with_kernel_and_reasons
         (("--gpu", "sm80", "--policy", "fa3"), "fa3 cannot run decode on sm80"),
         ((*LATENT, "--library", "flashinfer==0.7.2", "--gpu", "sm100"), "--call kv_lens="),
         ((), "--gpu must be given, or --diff OLD NEW"),
+        (("--gpu", "sm90", "--model", "GPT-2"), "--model must go with --diff"),
         (("--diff", "flashinfer==0.6.3", "flashinfer==9"), "release of flashinfer must be one of "),
         (("--diff", "flashinfer==0.6.3", "vllm==0.33.0"), "new must be a release of flashinfer"),
         ((*DIFF, "--model", "GPT-2"), "model must be one of Llama-3.1-8B, "),
