@@ -201,11 +201,13 @@ def _report(options: argparse.Namespace) -> None:
 
 def _policy(options: argparse.Namespace) -> None:
     from .core.policy import buckets, policy
-    from .measure.files import write_whole
-    from .studies.layer_policy import learn as measured
+    from .measure.files import require_writable, write_whole
+    from .studies.layer_policy import learn, tables
 
-    found = measured.current()
+    judge = _study_named(options.judge) if options.judge else None
+    found = learn.current()
     options.out.parent.mkdir(parents=True, exist_ok=True)
+    require_writable(options.out)
     path = policy.save(found, options.out)
     cases = sum(map(len, found.points.values()))
     told = f"{len(found.points)} layers of {found.study} ({found.timer}) on {found.gpu_id}"
@@ -217,11 +219,12 @@ def _policy(options: argparse.Namespace) -> None:
         table |= {"layer": asdict(spec), "gpu_id": found.gpu_id}
         file = path.with_name(f"{path.stem}.{re.sub('[/,]', '-', text)}.json")
         print("written to", write_whole(file, json.dumps(table).encode()))
-    if options.judge:
-        from .studies.layer_policy import tables
-
-        judge = _study_named(options.judge)
+    if judge:
         rows = store.load(judge.name, study.record_machine(judge))
+        rows = rows[rows.backend.isin(found.backends) & (rows.case.map(type) == DecodeCase)]
+        if learn.advising(rows).empty:
+            known = ", ".join(found.backends)
+            raise ValueError(f"STUDY must have decode by any of {known}, got {judge.name!r}")
         print(tables.regret_table(tables.regrets(rows, found)).to_string(index=False))
 
 
@@ -271,14 +274,6 @@ def _refresh(_: argparse.Namespace) -> None:
 
     for path in refresh():
         print(f"written {path}")
-
-
-def _explain(options: argparse.Namespace) -> None:
-    print(explain.answer(options))
-
-
-def _features(_: argparse.Namespace) -> None:
-    print(f"written {features.write()}")
 
 
 def _of(help: str, **options: Any) -> dict[str, Any]:
@@ -390,9 +385,12 @@ COMMANDS = {
     "new-study": Command(_new_study, "start a study: a folder and a notebook that runs", NEW_STUDY),
     "refresh": Command(_refresh, "re-execute the notebooks, redraw README's figure (replay)"),
     "explain": Command(
-        _explain,
+        lambda options: print(explain.answer(options)),
         "which backend a library picks, and why, or what changes between releases; needs no GPU",
         status=USAGE,
     ),
-    "features": Command(_features, "write the table of backends, data/backend_features.md"),
+    "features": Command(
+        lambda _: print(f"written {features.write()}"),
+        "write the table of backends, data/backend_features.md",
+    ),
 }

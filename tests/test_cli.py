@@ -186,35 +186,34 @@ def test_explain_of_what_nobody_knows_fails_in_one_line(fails, asked, reason):
 def test_features_writes_the_table(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("attnlib.select.features.PATH", tmp_path / "features.md")
     monkeypatch.setattr("attnlib.select.features.markdown", lambda: "all of it")
-    assert cli.main(["features"]) == 0
+    assert cli.main(["features"]) == 0 and "features.md" in capsys.readouterr().out
     assert (tmp_path / "features.md").read_text() == "all of it"
-    assert "features.md" in capsys.readouterr().out
 
 
 def test_a_policy_is_written_with_a_table_of_each_layer_asked_for(
-    tmp_path, published_records, monkeypatch, capsys
+    tmp_path, published_records, monkeypatch, capsys, fails
 ):
     for name, value in (("BATCHES", (1, 8)), ("LENGTHS", 2), ("SKEWS", 1)):
         monkeypatch.setattr(buckets, name, value)
     monkeypatch.setattr(learn, "TAUGHT_BY", ("other_layers",))
     out = tmp_path / "new" / "p.json"
-    dtypes = "bfloat16/float8_e4m3fn"
-    layers = ("--layer", "32/8,d128,p16", "--layer", f"64/8,d128,p1,{dtypes}")
+    layers = ("--layer", "32/8,d128,p16", "--layer", "64/8,d128,p1,bfloat16/float8_e4m3fn")
     layers += ("--backends", "flashinfer-fa2,flashinfer-fa3", "--judge", "more_layers")
     assert cli.main(["policy", "--out", str(out), *layers]) == 0
-    said = capsys.readouterr()
-    told = "220 cases of 22 layers of other_layers (graph-cold) on dc0c050a"
-    assert told in said.out and load(out).points
-    assert "always fa2" in said.out and "95th percentile, %" in said.out
-    steps = str(ROOT / "data/captures/engine.jsonl")
-    assert cli.main(["policy", "--out", str(out), "--judge", steps]) == 1
-    assert "'captured_engine' has no published records" in capsys.readouterr().err
+    said = capsys.readouterr().out
+    assert "220 cases of 22 layers of other_layers (graph-cold) on dc0c050a" in said
+    assert "always fa2" in said and "95th percentile, %" in said
+    steps, none = str(ROOT / "data/captures/engine.jsonl"), "'captured_engine' has no published"
+    for judge, why in ((steps, none), ("engine_ranks", "STUDY must have decode by any of ")):
+        assert cli.main(["policy", "--out", str(out), "--judge", judge]) == 1
+        assert why in capsys.readouterr().err
+    assert "must be a file to write" in fails("policy", "--out", str(out.parent))
+    assert [*tmp_path.iterdir()] == [out.parent]
     table = json.loads((out.parent / "p.32-8-d128-p16.json").read_text())
     assert table["layer"]["num_qo_heads"] == 32 and table["gpu_id"] == load(out).gpu_id
     assert buckets.look_up(table, 8, 8 * 45, 45) in table["backends"]
-    assert {*table["backends"]} <= {"flashinfer-fa2", "flashinfer-fa3"}
-    name = "p.64-8-d128-p1-bfloat16-float8_e4m3fn.json"
-    other = json.loads((out.parent / name).read_text())
+    assert {*table["backends"]} <= {"flashinfer-fa2", "flashinfer-fa3"} and load(out).points
+    other = json.loads((out.parent / "p.64-8-d128-p1-bfloat16-float8_e4m3fn.json").read_text())
     assert other["layer"]["kv_dtype"] == "float8_e4m3fn" and np.shape(other["sure"]) == (2, 2, 1)
     with pytest.raises(SystemExit):
         cli.main(["policy", "--layer", "32/5"])
