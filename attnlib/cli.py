@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -61,7 +62,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; an expected failure is one line on stderr and a non-zero status."""
     options = build_parser().parse_args(arguments)
     try:
-        return COMMANDS[options.command].run(options) or 0
+        status = COMMANDS[options.command].run(options) or 0
+        print(end="", flush=True)
+        return status
+    except BrokenPipeError:  # `| head` has read enough; what is left is flushed at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except (ValueError, RuntimeError, OSError) as error:
         print(f"attnlib {options.command}: {error}", file=sys.stderr)
         return COMMANDS[options.command].status
@@ -223,8 +231,7 @@ def _policy(options: argparse.Namespace) -> None:
         rows = store.load(judge.name, study.record_machine(judge))
         rows = rows[rows.backend.isin(found.backends) & (rows.case.map(type) == DecodeCase)]
         if learn.advising(rows).empty:
-            known = ", ".join(found.backends)
-            raise ValueError(f"STUDY must have decode by any of {known}, got {judge.name!r}")
+            raise ValueError(f"STUDY must have decode that a policy learns, got {judge.name!r}")
         print(tables.regret_table(tables.regrets(rows, found)).to_string(index=False))
 
 
@@ -264,16 +271,14 @@ def _new_study(options: argparse.Namespace) -> None:
     from .report.new_study import new_study
 
     written = [os.path.relpath(path) for path in new_study(options.name)]
-    for path in written:
-        print(f"written {path}")
+    print("written", "\nwritten ".join(written))
     print(f"what is left to do: grep -n TODO {shlex.join(written)}")
 
 
 def _refresh(_: argparse.Namespace) -> None:
     from .report.build import refresh
 
-    for path in refresh():
-        print(f"written {path}")
+    print("written", "\nwritten ".join(map(str, refresh())))
 
 
 def _of(help: str, **options: Any) -> dict[str, Any]:
@@ -390,7 +395,6 @@ COMMANDS = {
         status=USAGE,
     ),
     "features": Command(
-        lambda _: print(f"written {features.write()}"),
-        "write the table of backends, data/backend_features.md",
+        lambda _: print(f"written {features.write()}"), "write data/backend_features.md"
     ),
 }

@@ -108,9 +108,7 @@ def test_prefill_is_told_from_decode_by_the_mark_and_without_one_by_the_kernel(p
     assert "No decode step" in repr(found)
 
 
-def test_gains_are_of_the_records_nearest_to_the_shape_that_is_known(
-    published_records, path, capsys
-):
+def test_gains_are_of_records_nearest_to_the_shape_that_is_known(published_records, path, capsys):
     told = attnlib.diagnose(BAD[0].save(path)).patterns.iloc[0]
     assert "nearest to it: batch_size 16; the trace does not tell heads" in told["by the records"]
     assert cli.main(["diagnose", str(path), "--shape", "heads=32/8,kv_len=9000"]) == 0
