@@ -84,7 +84,7 @@ def _diagnose(options: argparse.Namespace) -> None:
     from .lab.diagnose import diagnose
 
     pairs = [part.partition("=")[::2] for part in options.shape.split(",") if part]
-    shape = {name: int(value) if value.isdigit() else value for name, value in pairs}
+    shape = {name: int(value) if value.isdecimal() else value for name, value in pairs}
     print(diagnose(options.trace, **shape))
 
 
