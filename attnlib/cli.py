@@ -173,7 +173,7 @@ def _compare(options: argparse.Namespace) -> int:
     elif options.cases.suffix == ".jsonl":
         cases = "\n".join(case.key for case in _study_named(str(options.cases)).cases)
     else:  # An empty file is no wish for the usual calls.
-        cases = options.cases.read_text() or "\n"
+        cases = options.cases.read_text("utf-8-sig", "replace") or "\n"
     how = {name: getattr(options, name) for name in ("package", "models", "not_slower")}
     found = compare_releases(options.base, options.new, cases=cases, progress=tqdm, **how)
     as_json = options.json and json.dumps(found.to_dict(), indent=2)
