@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -61,7 +62,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; an expected failure is one line on stderr and a non-zero status."""
     options = build_parser().parse_args(arguments)
     try:
-        return COMMANDS[options.command].run(options) or 0
+        status = COMMANDS[options.command].run(options) or 0
+        print(end="", flush=True)
+        return status
+    except BrokenPipeError:  # `| head` has read enough; what is left is flushed at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except (ValueError, RuntimeError, OSError) as error:
         print(f"attnlib {options.command}: {error}", file=sys.stderr)
         return COMMANDS[options.command].status
@@ -76,7 +84,7 @@ def _diagnose(options: argparse.Namespace) -> None:
     from .lab.diagnose import diagnose
 
     pairs = [part.partition("=")[::2] for part in options.shape.split(",") if part]
-    shape = {name: int(value) if value.isdigit() else value for name, value in pairs}
+    shape = {name: int(value) if value.isdecimal() else value for name, value in pairs}
     print(diagnose(options.trace, **shape))
 
 
@@ -165,7 +173,7 @@ def _compare(options: argparse.Namespace) -> int:
     elif options.cases.suffix == ".jsonl":
         cases = "\n".join(case.key for case in _study_named(str(options.cases)).cases)
     else:  # An empty file is no wish for the usual calls.
-        cases = options.cases.read_text() or "\n"
+        cases = options.cases.read_text("utf-8-sig", "replace") or "\n"
     how = {name: getattr(options, name) for name in ("package", "models", "not_slower")}
     found = compare_releases(options.base, options.new, cases=cases, progress=tqdm, **how)
     as_json = options.json and json.dumps(found.to_dict(), indent=2)
@@ -201,11 +209,13 @@ def _report(options: argparse.Namespace) -> None:
 
 def _policy(options: argparse.Namespace) -> None:
     from .core.policy import buckets, policy
-    from .measure.files import write_whole
-    from .studies.layer_policy import learn as measured
+    from .measure.files import require_writable, write_whole
+    from .studies.layer_policy import learn, tables
 
-    found = measured.current()
+    judge = _study_named(options.judge) if options.judge else None
+    found = learn.current()
     options.out.parent.mkdir(parents=True, exist_ok=True)
+    require_writable(options.out)
     path = policy.save(found, options.out)
     cases = sum(map(len, found.points.values()))
     told = f"{len(found.points)} layers of {found.study} ({found.timer}) on {found.gpu_id}"
@@ -217,11 +227,11 @@ def _policy(options: argparse.Namespace) -> None:
         table |= {"layer": asdict(spec), "gpu_id": found.gpu_id}
         file = path.with_name(f"{path.stem}.{re.sub('[/,]', '-', text)}.json")
         print("written to", write_whole(file, json.dumps(table).encode()))
-    if options.judge:
-        from .studies.layer_policy import tables
-
-        judge = _study_named(options.judge)
+    if judge:
         rows = store.load(judge.name, study.record_machine(judge))
+        rows = rows[rows.backend.isin(found.backends) & (rows.case.map(type) == DecodeCase)]
+        if learn.advising(rows).empty:
+            raise ValueError(f"STUDY must have decode that a policy learns, got {judge.name!r}")
         print(tables.regret_table(tables.regrets(rows, found)).to_string(index=False))
 
 
@@ -261,24 +271,14 @@ def _new_study(options: argparse.Namespace) -> None:
     from .report.new_study import new_study
 
     written = [os.path.relpath(path) for path in new_study(options.name)]
-    for path in written:
-        print(f"written {path}")
+    print("written", "\nwritten ".join(written))
     print(f"what is left to do: grep -n TODO {shlex.join(written)}")
 
 
 def _refresh(_: argparse.Namespace) -> None:
     from .report.build import refresh
 
-    for path in refresh():
-        print(f"written {path}")
-
-
-def _explain(options: argparse.Namespace) -> None:
-    print(explain.answer(options))
-
-
-def _features(_: argparse.Namespace) -> None:
-    print(f"written {features.write()}")
+    print("written", "\nwritten ".join(map(str, refresh())))
 
 
 def _of(help: str, **options: Any) -> dict[str, Any]:
@@ -390,9 +390,11 @@ COMMANDS = {
     "new-study": Command(_new_study, "start a study: a folder and a notebook that runs", NEW_STUDY),
     "refresh": Command(_refresh, "re-execute the notebooks, redraw README's figure (replay)"),
     "explain": Command(
-        _explain,
+        lambda options: print(explain.answer(options)),
         "which backend a library picks, and why, or what changes between releases; needs no GPU",
         status=USAGE,
     ),
-    "features": Command(_features, "write the table of backends, data/backend_features.md"),
+    "features": Command(
+        lambda _: print(f"written {features.write()}"), "write data/backend_features.md"
+    ),
 }

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from ..core.backends.table import FAMILIES, ROLE_OF, family_of
-from ..core.spec import require_word
+from ..core.spec import require_int, require_word
 from ..draw.cards import Card, Shown
 from ..measure.spans import busy_us, find_gaps
 from ..measure.steps import DECODE, VERIFY, Step, find_steps
 from ..measure.trace_file import Trace, read_trace
-from .patterns import PATTERNS, STATED, gained, kind_of, ran, tile_rows
+from .patterns import PATTERNS, SIZES, STATED, gained, kind_of, ran, tile_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -151,8 +151,10 @@ def diagnose(path: str | os.PathLike[str], **shape: Any) -> Diagnosis:
     `shape` tells what a trace does not, for the gains on record: `heads="32/8"`, `kv_len=8192`, any
     of `STATED`. ValueError for a file that is no trace, in one line, and for an unknown name.
     """
-    for name in shape:
+    for name, value in shape.items():
         require_word("shape", name, STATED)
+        if name in SIZES:
+            require_int(name, value)
     trace = read_trace(path)
     found = Diagnosis(trace, find_steps(trace, kind_of), {})
     sizes = [step.batch_size for step in found.decodes if step.batch_size]

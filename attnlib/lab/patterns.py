@@ -35,7 +35,8 @@ OPERATORS = re.compile(r"elementwise|DeviceScan|scan_innermost|^Memcpy DtoD|gath
 SCAN_AND_INDEX = re.compile("DeviceScanKernel|scan_innermost"), re.compile("index|gather")
 LARGE_GROUP, WIDE_TILE = 4, 128
 HOPPER = re.compile("H100|H200|H20|H800")
-STATED = "heads head_dim page_size batch_size kv_len dtype kv_dtype".split()
+SIZES = "head_dim page_size batch_size kv_len".split()
+STATED = ["heads", *SIZES, "dtype", "kv_dtype"]
 """What a shape may say."""
 
 
@@ -252,9 +253,8 @@ def gained(pattern: Pattern, shape: Mapping[str, Any]) -> str:
         if number:
             far = (table[name] / float(shape[name])).map(math.log).abs()
             near = far == far.min()
-        if near.any():
-            table = table[near]
-            at.append(f"{name} {table[name].iloc[0]}")
+        table = table[near] if near.any() else table
+        at.append(f"{name} {table[name].iloc[0]}" if near.any() else f"no {name} {shape[name]!r}")
     low, middle, high = (f"{value:.3g}" for value in table.ratio.quantile([0, 0.5, 1]))
     told = pattern.form.format(f"{low} to {high} (median {middle})" if len(table) > 1 else low)
     told = told if table.ratio.max() > 1 else f"nothing to gain, {told}"

@@ -77,7 +77,7 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
         opened = gzip.open if begins.startswith(b"\x1f\x8b") else open
         with opened(path, "rt", encoding="utf-8", errors="replace") as text:
             return _read_chrome(path, text)
-    except (*TORN, KeyError, TypeError, AttributeError) as error:
+    except (*TORN, KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} must be a whole trace: {error}") from error
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..draw import style
-from ..measure.files import beside, write_whole
+from ..measure.files import require_writable, write_whole
 from ..run import store
 from ..run.study import mode, record_machine
 from ..studies import STUDIES, claims
@@ -47,7 +47,7 @@ def build_report(
     RuntimeError for a cell that failed. `out` is then left as it was, and nothing beside it.
     """
     paths = choose_notebooks(notebooks, only)
-    _require_writable(out)
+    require_writable(out)
     names = [path.stem for path in paths]
     jobs: list[Callable[[], Any]] = [
         claims.verdicts,
@@ -111,7 +111,7 @@ def choose_notebooks(folder: Path, only: Sequence[str] = ()) -> list[Path]:
     numbers = {path.stem.split("_")[0]: path for path in paths}
     wanted = [number.strip().zfill(2) for number in only]
     for number, given in zip(wanted, only, strict=True):
-        if number not in numbers:
+        if number not in numbers or not given.strip():
             raise ValueError(f"only must be of {', '.join(numbers)}, got {given!r}")
     return [path for number, path in numbers.items() if number in wanted] if only else paths
 
@@ -164,20 +164,6 @@ def render_notebook(path: Path, names: Sequence[str] = ()) -> Page:
     named = studies_of(cell.source for cell in notebook.cells if cell.cell_type == "code")
     shown = tuple(study for study in published() if study.study in named)
     return Page(path.stem, notebook_fragment(notebook, path.stem, shown=names), shown)
-
-
-def _require_writable(out: Path) -> None:
-    """ValueError unless a file can be made beside `out` and put in its place."""
-    if out.is_dir():
-        raise ValueError(f"out must be a file to write, {out} is a folder")
-    if not out.parent.is_dir():
-        raise ValueError(f"out must be in a folder that there is, got {out}")
-    probe = beside(out)
-    try:
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise ValueError(f"out must be in a folder to write to, got {out}: {error}") from error
 
 
 def _leave_out_machine(notebook: NotebookNode) -> None:

@@ -55,6 +55,8 @@ def answer(options: argparse.Namespace) -> str:
         return str(to_json) if options.json else markdown(found, *options.diff)
     if missing := [f"--{name}" for name in REQUIRED if not getattr(options, name)]:
         raise ValueError(f"{', '.join(missing)} must be given, or --diff OLD NEW")
+    if options.model:
+        raise ValueError(f"--model must go with --diff, or be --call model=, got {options.model!r}")
     sizes = {name: getattr(options, name) for name in ("head_dim", "page_size", "dtype")}
     choice = explain(
         parse_layer(options.heads, kv_dtype=options.kv_dtype, **sizes),
@@ -110,7 +112,7 @@ def to_dict(choice: Choice) -> dict[str, Any]:
 def parse_layer(heads: str, **sizes: Any) -> AttnSpec:
     """An `AttnSpec` from `32/8` and the rest of its fields; raises ValueError for other text."""
     query, slash, kv = heads.partition("/")
-    if not (slash and query.isdigit() and kv.isdigit()):
+    if not (slash and query.isdecimal() and kv.isdecimal()):
         raise ValueError(f"heads must be QUERY/KV such as 32/8, got {heads!r}")
     return AttnSpec(int(query), int(kv), **sizes)
 
@@ -132,9 +134,10 @@ def _setting(text: str) -> tuple[str, Any]:
         return name, value != "no"
     if kind is str:
         return name, value
-    length, times, count = value.partition("x")
-    numbers = [length] * int(count) if times and count.isdigit() else value.split(",")
-    if kind is bool or not all(number.isdigit() for number in numbers):
+    length, _, count = value.partition("x")
+    numbers = [length] * int(count) if count.isdecimal() else value.split(",")
+    fits = value.isdecimal() if kind is int else kind is not bool and numbers
+    if not (fits and all(number.isdecimal() for number in numbers)):
         expected = _EXPECTED.get(kind, "as 8192x16 or 10,20")
         raise ValueError(f"{name} must be {expected}, got {value!r}")
     lengths = tuple(int(number) for number in numbers)

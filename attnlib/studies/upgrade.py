@@ -172,8 +172,6 @@ def compare_releases(
         for release in both:
             overlay_for(package, release, overlays)
         _measure(found, items_of(chosen), Sweep(overlays=overlays, progress=progress))
-    elif overlays:
-        raise RuntimeError(f"{', '.join(overlays)} is a build of your own: it needs a CUDA GPU")
     else:
         _replay(found, items_of(listed), models)
     return found.upgrade(models, notes)
@@ -202,6 +200,8 @@ def _release(text: str, package: str, overlays: dict[str, Path]) -> str:
     try:
         return str(Version(text))
     except ValueError:
+        if mode() != "live" and Path(text).exists():  # Before a wheel is installed for nothing.
+            raise RuntimeError(f"{text} is a build of your own: it needs a CUDA GPU") from None
         release, overlays[f"{package}=={release}"] = own_build(Path(text), package)
     return release
 

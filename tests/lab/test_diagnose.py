@@ -108,16 +108,15 @@ def test_prefill_is_told_from_decode_by_the_mark_and_without_one_by_the_kernel(p
     assert "No decode step" in repr(found)
 
 
-def test_gains_are_of_the_records_nearest_to_the_shape_that_is_known(
-    published_records, path, capsys
-):
+def test_gains_are_of_the_nearest_shape(published_records, path, capsys, fails):
     told = attnlib.diagnose(BAD[0].save(path)).patterns.iloc[0]
     assert "nearest to it: batch_size 16; the trace does not tell heads" in told["by the records"]
     assert cli.main(["diagnose", str(path), "--shape", "heads=32/8,kv_len=9000"]) == 0
     printed = capsys.readouterr().out
     assert "1 known pattern" in printed and "heads 32/8, batch_size 16, kv_len 8192" in printed
-    with pytest.raises(ValueError, match="shape must be one of heads, .* got 'head'"):
-        attnlib.diagnose(path, head=1)
+    assert "nearest to it: no heads '7/7'," in gained(PATTERNS[0], {"heads": "7/7", "kv_len": 9})
+    for shape, why in (("head=1", "must be one of heads"), ("kv_len=8k", "kv_len must be an")):
+        assert why in fails("diagnose", str(path), "--shape", shape)
 
 
 def test_every_mend_that_was_measured_has_its_gain_on_record(published_records):
@@ -157,13 +156,11 @@ WHOLE = json.dumps({"traceEvents": GOOD.events}).encode()
 BROKEN = {
     "cut.json": (WHOLE[:-3000], "ends within its events, after"),
     "cut.json.gz": (gzip.compress(WHOLE)[:-300], "must be a whole trace"),
+    "card.json": (b'{"deviceProperties": [,], "traceEvents": [', "card.json must be a whole trace"),
     "notes.txt": (b"nothing of the kind", "must be a Chrome trace of torch.profiler"),
     "empty.json": (b"", "must be a Chrome trace"),
     "cpu.json": (b'{"traceEvents": [{"ph": "M"}, 7]}', "has no kernel of a GPU"),
-    "odd.json": (
-        b'{"traceEvents": [{"ph": "X", "dur": 1, "ts": 0, "name": 5}]}',
-        "must be a whole trace",
-    ),
+    "odd.json": (b'{"traceEvents": [{"ph": "X", "dur": 1, "ts": 0, "name": 5}]}', "a whole trace"),
     "report.nsys-rep": (b"NVIDIA", "nsys export"),
     "cut.sqlite": (b"SQLite format 3\0" + b"\0" * 50, "must be a whole trace"),
 }

@@ -9,6 +9,7 @@ from attnlib.select import Call, explain
 from attnlib.select.text import parse_call, parse_layer, render, to_dict
 
 BF16 = AttnSpec(32, 8, 128, 16)
+NO_CALLS = "speed topk=many topk=1,2 topk=4x3 graph=8 kv_lens=8192xx3 kv_lens=9x0".split()
 
 
 def test_a_choice_renders_as_a_table_and_as_data():
@@ -37,7 +38,7 @@ def test_a_call_is_read_from_text():
     assert call == Call(graph=True, **lens, topk=2048, model="llama4")
 
 
-@pytest.mark.parametrize("text", ["speed", "topk=many", "graph=8", "kv_lens=8192xx3"])
+@pytest.mark.parametrize("text", NO_CALLS)
 def test_a_call_that_is_none_is_refused(text):
     with pytest.raises(ValueError, match="must be"):
         parse_call([text])
@@ -46,7 +47,7 @@ def test_a_call_that_is_none_is_refused(text):
 def test_a_layer_is_read_from_text():
     assert parse_layer("32/8", head_dim=128, page_size=16) == BF16
     with pytest.raises(ValueError, match="heads must be QUERY/KV"):
-        parse_layer("32", head_dim=128, page_size=16)
+        parse_layer("32/²", head_dim=128, page_size=16)
 
 
 def test_what_changes_between_releases_is_what_both_are_explained_to_pick(capsys):
@@ -55,9 +56,8 @@ def test_what_changes_between_releases_is_what_both_are_explained_to_pick(capsys
     plain = found[found.dtype == "bf16"].squeeze()
     assert [plain.gpu, plain["mode"], plain.before, plain.after] == ["sm90", "decode", "fa3", "fa2"]
     assert plain.source == "FlashInfer #2530"
-    assert (
-        "prefill_paged, target_verify" in found[found.before == "fa3 (cannot run)"]["mode"].iloc[-1]
-    )
+    cannot = found[found.before == "fa3 (cannot run)"]
+    assert "prefill_paged, target_verify" in cannot["mode"].iloc[-1]
     latent = attnlib.changes("flashinfer==0.6.13", "flashinfer==0.7.2", gpus=["sm100", "sm103"])
     assert {"DeepSeek MLA, 128 heads", "DeepSeek MLA, 16 heads"} <= set(latent.model)
     assert cli.main(["explain", "--diff", *releases, "--gpu", "sm90"]) == 0
