@@ -168,6 +168,8 @@ def _compare(options: argparse.Namespace) -> int:
 
     from .studies.upgrade import compare_releases
 
+    if options.csv and options.json:
+        raise ValueError("--csv must go without --json")
     if not options.cases:
         cases = ""
     elif options.cases.suffix == ".jsonl":
@@ -213,18 +215,21 @@ def _policy(options: argparse.Namespace) -> None:
     from .studies.layer_policy import learn, tables
 
     judge = _study_named(options.judge) if options.judge else None
-    found = learn.current()
+    backends = tuple(filter(None, options.backends.split(",")))
+    if backends and not options.layer:
+        raise ValueError(f"--backends must go with --layer, got {options.backends!r}")
+    found, tables_of = learn.current(), {}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     require_writable(options.out)
+    for text, spec in options.layer or ():
+        print(f"choosing for {text}, up to a minute")
+        table = buckets.table_of(found, spec, backends)
+        tables_of[text] = table | {"layer": asdict(spec), "gpu_id": found.gpu_id}
     path = policy.save(found, options.out)
     cases = sum(map(len, found.points.values()))
     told = f"{len(found.points)} layers of {found.study} ({found.timer}) on {found.gpu_id}"
     print(f"{cases} cases of {told} written to {path}")
-    backends = tuple(filter(None, options.backends.split(",")))
-    for text, spec in options.layer or ():
-        print(f"choosing for {text}, up to a minute")
-        table = buckets.table_of(found, spec, backends)
-        table |= {"layer": asdict(spec), "gpu_id": found.gpu_id}
+    for text, table in tables_of.items():
         file = path.with_name(f"{path.stem}.{re.sub('[/,]', '-', text)}.json")
         print("written to", write_whole(file, json.dumps(table).encode()))
     if judge:

@@ -211,6 +211,10 @@ def test_a_policy_is_written_with_a_table_of_each_layer_asked_for(
         assert cli.main(["policy", "--out", str(out), "--judge", judge]) == 1
         assert why in capsys.readouterr().err
     assert "must be a file to write" in fails("policy", "--out", str(out.parent))
+    assert "--backends must go with --layer, got 'fa2'" in fails("policy", "--backends", "fa2")
+    unknown = ("policy", "--out", str(out.parent / "q.json"), *layers[:2], "--backends", "fa2")
+    assert cli.main(unknown) == 1 and "must be of fa3" in capsys.readouterr().err
+    assert not (out.parent / "q.json").exists()
     assert [*tmp_path.iterdir()] == [out.parent]
     table = json.loads((out.parent / "p.32-8-d128-p16.json").read_text())
     assert table["layer"]["num_qo_heads"] == 32 and table["gpu_id"] == load(out).gpu_id

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support import backend_calls as calls
 from support.cuda_core_plan import plan_cuda_cores
 
 from attnlib.core.backends import create, unsupported
@@ -179,6 +180,7 @@ def test_items_are_the_blocks_of_the_words(backend):
 @pytest.mark.gpu
 def test_flashinfers_own_plan_for_fa3_has_these_items():
     backend, sms = "flashinfer-fa3", torch.cuda.get_device_properties(0).multi_processor_count
+    calls.able(backend, CALLS[0])
     for case in (case for case in CALLS if not unsupported(backend, case.spec)):
         batch = build_batch(case, device="cuda")
         wrapper, *_ = create(backend, case.spec, cuda_graph=True).plan(batch).state

@@ -290,9 +290,11 @@ def test_one_step_in_ten_of_each_mode_is_captured_and_read_again(loaded, tmp_pat
     for _ in range(10):
         runner.forward(batch(lens=(70, 9)))
     assert capture.read(path)[-1].told == "16/4", "what the schedule is told"
-    path.write_text(path.read_text() + '{"mode": "decode"}\n')
-    with pytest.raises(ValueError, match="steps.jsonl:6 must be a captured step, got TypeError"):
-        capture.read(path)
+    whole = path.read_bytes() + b"\n"
+    for wrong, why in ((b'{"mode": "decode"}', "TypeError"), (b"\xff", "UnicodeDecodeError")):
+        path.write_bytes(whole + wrong)
+        with pytest.raises(ValueError, match=f"steps.jsonl:7 must be a captured step, got {why}"):
+            capture.read(path)
 
 
 def test_a_rank_that_shares_its_batch_writes_nothing(loaded, tmp_path):

@@ -229,6 +229,7 @@ def test_captured_steps_are_cases_too(lab, capsys):
         (["--new", "empty"], f"must hold {PACKAGE} of any release, it has {{}}"),
         (["--new", "probe-1.0-py3-none-any.whl"], f"must be of {PACKAGE}, for this Python"),
         (["--new", "flashinfer_python-1.0-cp39-cp39-win32.whl"], f"must be of {PACKAGE}, for"),
+        (["--csv", "--json"], "--csv must go without --json"),
         (["--cases", "none.txt"], "No such file"),
         (["--cases", "blank.txt"], "cases must hold one that can be run"),
         (["--cases", "odd.txt"], "line 2 of the cases: it must be a key such as 32/8,d128"),

@@ -61,7 +61,8 @@ def run(name, seconds, environment):
     xml.unlink(missing_ok=True)  # a process that dies leaves none, and the last part's is not its
     tests = ["-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={xml}", name]
     # A process waits for each of FlashInfer's modules to be compiled; what is timed runs alone.
-    tests += ["-n", "4"] if name.startswith("tests/core/") else []
+    if name.startswith("tests/core/"):
+        tests, environment = [*tests, "-n", "4"], {"MAX_JOBS": "4", **environment}
     command = ["-c", EXECUTE, str(ROOT / name)] if name.endswith(".ipynb") else tests
     try:
         ended = subprocess.run(

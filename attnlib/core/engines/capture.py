@@ -79,11 +79,11 @@ class Capture:
 
 
 def read(path: str | Path) -> list[Step]:
-    """The steps of a file; ValueError naming the first line that is none."""
+    """The steps of a file, a line each or blank; ValueError naming the first that is none."""
     steps = []
-    for number, line in enumerate(Path(path).read_text().splitlines(), 1):
+    for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
         try:
-            steps.append(Step(**json.loads(line)))
+            steps += [Step(**json.loads(line))] if line.strip() else []
         except (ValueError, TypeError) as error:
             raise ValueError(f"{path}:{number} must be a captured step, got {error!r}") from None
     return steps

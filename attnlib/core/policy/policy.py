@@ -14,6 +14,7 @@ Constants were chosen by leaving out measured layers (LOG.md, 2026-11-23).
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, wraps
@@ -225,7 +226,7 @@ def save(policy: Policy, path: Path | str) -> Path:
         for name, kernels in policy.rates.items()
         for kernel, rates in kernels.items()
     ]
-    part = Path(f"{path}.part")
+    part = Path(f"{path}.{os.getpid()}.part")
     part.write_text(json.dumps(form) + "\n", encoding="utf-8")
     return part.replace(path)
 
