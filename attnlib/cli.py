@@ -105,13 +105,8 @@ def _measure(options: argparse.Namespace) -> None:
     from tqdm.auto import tqdm
 
     chosen = _study_named(options.study)
-    sweep = study.Sweep(
-        headline=options.headline,
-        rounds=options.rounds,
-        overlays=dict(map(parse_overlay, options.overlay)),
-        retry=options.retry,
-        progress=tqdm,
-    )
+    how = {name: getattr(options, name) for name in ("headline", "rounds", "retry")}
+    sweep = study.Sweep(overlays=dict(map(parse_overlay, options.overlay)), progress=tqdm, **how)
     if options.cluster:
         with cluster.connect(options.cluster) as client:
             found = cluster.measure_on_cluster(chosen, client, sweep)
