@@ -216,8 +216,10 @@ def spread(values: pd.Series, by: pd.Series) -> pd.DataFrame:
 
 
 def tally(found: pd.DataFrame, by: str) -> pd.DataFrame:
-    """`spread` of the ratios that `over` found, and how many have each verdict."""
+    """`spread` of the ratios that `over` found, and how many have each verdict it gave; of none
+    `faster`."""
     counts = pd.crosstab(found[by], found.verdict).rename_axis(columns=None)
+    counts = counts if len(counts) else counts.assign(faster=0)
     table = spread(found.ratio, found[by]).round(2)
     return pd.concat([table[["shapes"]], counts, table.iloc[:, 1:]], axis=1).reset_index()
 

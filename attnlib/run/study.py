@@ -13,6 +13,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -171,10 +172,18 @@ def mode() -> str:
 
 
 def load_or_measure(study: Study) -> pd.DataFrame:
-    """The records of `study` as a DataFrame: measured now where missing (live), or replayed."""
+    """The records of `study` as a DataFrame: measured now where missing (live), or replayed.
+
+    Live it warns where no case could run, as for want of a library, with the first one's reason.
+    """
     if mode() == "live":
         Sweep(headline=True).measure(study)
-    return store.load(record_name(study), record_machine(study))
+    frame = store.load(record_name(study), record_machine(study))
+    cases = frame[frame.case.notna()]
+    if mode() == "live" and len(cases) and not (cases.status == "ok").any():
+        why = f"no case of {study.name} could run here: {cases.reason.iloc[0]}"
+        warnings.warn(why, stacklevel=2)
+    return frame
 
 
 def record_name(study: Study) -> str:

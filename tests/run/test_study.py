@@ -210,6 +210,16 @@ def test_replay_takes_the_studys_machine_unless_another_is_named_and_live_this_o
     assert record_machine(published) == CPU_SLUG
 
 
+def test_live_a_study_of_which_nothing_ran_says_why(instant_jobs, make_record, monkeypatch):
+    monkeypatch.setattr(study, "_has_cuda", lambda: True)
+    told = {"machine": study.describe("cpu"), "status": "refused", "reason": "pip install fa9"}
+    store.append(make_record(item=Item("sdpa", "host", SMALL), **told))
+    with pytest.warns(UserWarning, match="^no case of demo could run here: pip install fa9$"):
+        assert len(load_or_measure(study_of(grid_of(SMALL, headline=True)))) == 1
+    both = load_or_measure(study_of(grid_of(SMALL, LARGE, headline=True)))
+    assert set(both.status) == {"refused", "ok"}
+
+
 def test_a_study_without_a_machine_lists_those_that_have_it(without_gpu, make_record):
     with pytest.raises(ValueError, match="'demo' has no published records; .*one of: none"):
         load_or_measure(TINY)

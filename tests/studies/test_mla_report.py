@@ -58,8 +58,9 @@ def test_every_table_and_figure_stands_on_what_a_live_notebook_measures(of):
         mla.kernel_counts(frame),
     ):
         assert len(table) and not table.isna().all().any()
-    for table in (mla.verdict_counts(frame), mla.parts(frame)):
+    for table in (verdicts := mla.verdict_counts(frame), mla.parts(frame)):
         assert table.empty == (of is without_flashmla)
+    assert (verdicts.faster.sum() == 0) == verdicts.empty
     for table in (mla.exceptions(frame), mla.tensor_or_data(frame)):
         assert table.empty == (of is not published)
     assert mla.ratio_heatmap(frame).axes and mla.overflow_chart(frame).axes
