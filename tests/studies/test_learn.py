@@ -91,7 +91,7 @@ def load(backend, lens):
 
 @pytest.mark.parametrize("backend", ["fa3", "flashinfer-cuda-cores"])
 def test_slopes_are_the_differences_of_log_times_that_a_small_step_makes(backend):
-    lens = [[1000] * 4, [50] * 3, [9000, *[300] * 60], [20_000] * 40]
+    lens = [[1000] * 4, [50] * 3, [9000, *[300] * 60], [*range(200, 8000, 20)]]
     calls, at, step = Calls([load(backend, each) for each in lens], 6), TRUTH.logs, 1e-5
     up, down = (
         np.transpose([np.log(calls.run_us(at + each)) for each in sign * step * np.eye(len(at))])
