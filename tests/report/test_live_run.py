@@ -36,7 +36,7 @@ def ran(tmp_path, monkeypatch):
     for name, value in {
         "run": run,
         "parts": lambda: PARTS,
-        "tree": lambda: "one",
+        "tree": lambda name: "one",
         "verdicts": said,
         "BUILD": tmp_path / "build",
         "SUMMARY": tmp_path / "live_run.json",
@@ -58,8 +58,8 @@ def test_parts_that_ran_are_not_run_again_and_the_last_one_leaves_a_summary(ran,
     said = json.loads(live_run.SUMMARY.read_text())
     assert [each["part"] for each in said["parts"]] == PARTS
     assert said["verdicts"] == {"same": 1, "other": {"b": ["refuted", "confirmed"]}, "of": 3}
-    monkeypatch.setattr(live_run, "tree", lambda: "another")
-    assert live_run.main(100) == 0 and names[4:] == PARTS
+    monkeypatch.setattr(live_run, "tree", lambda name: "another" if name == PARTS[1] else "one")
+    assert live_run.main(100) == 0 and names[4:] == PARTS[1:2]
 
 
 def test_a_part_that_failed_ends_with_status_1_once_all_ran_and_runs_again_last(ran):
@@ -85,6 +85,28 @@ def test_the_report_says_what_ran_and_nothing_before_it_did(ran):
         "1 as published, 1 not told by what was measured; other: b confirmed (published refuted)"
     )
     assert told["verdicts"] == wanted
+
+
+def test_a_part_runs_again_where_it_or_what_it_stands_on_has_changed(tmp_path, monkeypatch):
+    monkeypatch.setattr(live_run, "ROOT", tmp_path)
+    stands_on = {
+        "attnlib/a.py": (0, 1),
+        "tests/support/b.py": (0,),
+        "test_c.py": (0,),
+        "d.ipynb": (1,),
+    }
+    for name in stands_on:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    before = [live_run.tree(name) for name in ("test_c.py", "d.ipynb")]
+    for name, changed in stands_on.items():
+        (tmp_path / name).write_text("1")
+        now = [live_run.tree(name) for name in ("test_c.py", "d.ipynb")]
+        assert [old != new for old, new in zip(before, now, strict=True)] == [
+            0 in changed,
+            1 in changed,
+        ]
+        before = now
 
 
 def test_every_file_with_gpu_tests_and_every_notebook_is_a_part():

@@ -2,7 +2,7 @@
 seconds, and the same command goes on. Exit status 0: all parts ran, 1: one failed, 3: go on.
 
 A part is a file of GPU tests or a notebook, executed live. build/gpu/parts.jsonl has a line per
-part that this tree ran, build/gpu/data what was measured; what failed runs again, last. When no
+part that ran as it is now, build/gpu/data what was measured; what failed runs again, last. When no
 part is left, data/live_run.json says what ran, how long, and which verdicts on published claims are
 the same here.
 """
@@ -36,13 +36,11 @@ NO_TESTS = 5
 LIBRARIES = "torch", "triton", "flashinfer-python", "tokenspeed-fa3", "sgl-flash-mla", "sglang"
 
 
-def tree():
-    """A hash of what decides how the parts come out."""
-    names = [
-        path for folder in ("attnlib", "tests", "notebooks") for path in (ROOT / folder).rglob("*")
-    ]
-    digest = hashlib.sha256()
-    for path in sorted(path for path in names if path.suffix in (".py", ".ipynb")):
+def tree(part):
+    """A hash of what decides how a part comes out: the package, the part, what tests share."""
+    shared = [ROOT / "attnlib", ROOT / "tests" / "support"][: 1 if part.endswith(".ipynb") else 2]
+    digest = hashlib.sha256((ROOT / part).read_bytes())
+    for path in sorted(path for folder in shared for path in folder.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 
@@ -125,15 +123,15 @@ def main(limit):
     # Beside what is measured lie the published records, which some notebooks show on a GPU too.
     published = {"ignore": shutil.ignore_patterns("*.jsonl*"), "dirs_exist_ok": True}
     shutil.copytree(ROOT / "data" / "records", BUILD / "data" / "records", **published)
-    journal, now = BUILD / "parts.jsonl", tree()
+    journal, now = BUILD / "parts.jsonl", {name: tree(name) for name in parts()}
     found = (
         [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
     )
-    found = [line for line in found if line.pop("tree") == now]
+    found = [line for line in found if line.pop("tree") == now.get(line["part"])]
     done = {line["part"]: line for line in found if not line["failed"]}
     failed = {line["part"] for line in found} - {*done}
     environment = {**os.environ, "ATTNLIB_MODE": "live", "ATTNLIB_DATA": str(BUILD / "data")}
-    for name in sorted(parts(), key=failed.__contains__):
+    for name in sorted(now, key=failed.__contains__):
         if name not in done:
             left = limit - (time.monotonic() - start)
             told = run(name, left, environment) if left > 5 else None
@@ -142,9 +140,9 @@ def main(limit):
                 return 3
             done[name] = told
             with journal.open("a") as file:
-                file.write(json.dumps({**told, "tree": now}) + "\n")
+                file.write(json.dumps({**told, "tree": now[name]}) + "\n")
         print(done[name], flush=True)
-    said = summary([done[name] for name in parts()], environment)
+    said = summary([done[name] for name in now], environment)
     write_whole(SUMMARY, f"{json.dumps(said, indent=1)}\n".encode())
     print(said["verdicts"], flush=True)
     return int(any(line["failed"] for line in said["parts"]))
