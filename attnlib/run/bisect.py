@@ -7,8 +7,8 @@ assumes one change between the ends, and measures first that they differ.
 Steps are ordinary records of a study of its own, `bisect_<study>`. Each record's command lists the
 releases searched, so replay goes the same way. Even rounds run the reference first, odd ones the
 candidate (A B B A), each release in a fresh process. They are numbered on through all pairs of a
-backend and case, so a round belongs to one pair of releases; a round cut short or failed belongs to
-none. That is how a search resumes after it was stopped.
+backend and case, so a round belongs to one pair of releases; a round cut short, failed or left out
+belongs to none. That is how a search resumes after it was stopped.
 """
 
 import re
@@ -198,7 +198,10 @@ class _Search:
         return next(iter(found.values()), [])
 
     def at_least(self, count: int, release: str) -> list[Pair]:
-        """`pairs`, of which there must be `count`: measured now where missing."""
+        """`pairs`, of which there must be `count`: measured now where missing.
+
+        A round that is left out is measured again; RuntimeError after `ROUND_LIMIT` too many.
+        """
         found, reference = self.pairs(release), self.asked.releases[0]
         if len(found) >= count:
             return found
@@ -209,12 +212,17 @@ class _Search:
                 f"{self.asked.machine!r}"
             )
         start = 1 + max((record.round for record in self.records()), default=-1)
-        for number in range(start, start + count - len(found)):
+        for number in range(start, start + count + ROUND_LIMIT):
             for side in (release, reference) if number % 2 else (reference, release):
                 self.measure(self.sweep, number, side)
             if self.on_round:
                 self.on_round(f"round {number}: {release} against {reference}")
-        return self.pairs(release)
+            if len(found := self.pairs(release)) >= count:
+                return found
+        raise RuntimeError(
+            f"release {release} must have {count} rounds that are not left out (throttled, or "
+            f"samples that drift), it has {len(found)}, after {count + ROUND_LIMIT} more"
+        )
 
     def measure(self, sweep: Sweep, number: int, release: str) -> None:
         asked = self.asked

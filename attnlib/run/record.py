@@ -108,9 +108,11 @@ class Record:
     def left_out(self) -> bool:
         """Kept out of every comparison: throttled, or unsettled although the timer let it settle.
 
-        Records of timers that did not settle are marked alone.
+        Records of timers that did not settle are marked alone, and so are eager ones: there the
+        host drifts, whose time they measure.
         """
-        return self.throttled or (self.unsettled and self.settle_us > 0)
+        settled = self.settle_us > 0 and self.item.timer != "eager"
+        return self.throttled or (self.unsettled and settled)
 
     def _slowed_by(self, reasons: int) -> bool:
         states = (self.state_before, self.state_after)

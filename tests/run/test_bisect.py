@@ -140,6 +140,26 @@ def test_a_step_that_stays_ambiguous_fails_and_names_the_release(lab, rounds, mo
     assert sum(release == "0.6.1" for _, release in lab.order()) == most
 
 
+@pytest.mark.parametrize("drifts", [{0}, {0, 1, 2}, {1, 3}])
+def test_rounds_that_are_left_out_are_measured_again(lab, monkeypatch, drifts):
+    make, slow = lab.make, {"settle_us": 1e4, "run_us": (10.0,) * 4 + (10.5,) * 4}
+
+    def drifting(**fields):
+        record = make(**fields)
+        return replace(record, **slow) if record.round in drifts else record
+
+    monkeypatch.setattr(lab, "make", drifting)
+    (step,) = run(bad="0.6.0").steps
+    assert (step.verdict.word, step.verdict.ratio.pairs) == ("slower", 3)
+    assert max(round_ for round_, _ in lab.order()) == 2 + len(drifts)
+    drifts |= {*range(40)}
+    words = (
+        rf"0\.6\.1 must have 3 rounds that are not left out .* has 0, after {3 + ROUND_LIMIT} more"
+    )
+    with pytest.raises(RuntimeError, match=words):
+        run(bad="0.6.1")
+
+
 @pytest.mark.parametrize(
     ("good", "bad", "words"),
     [

@@ -172,6 +172,15 @@ def test_a_gpu_without_flashattention_3_has_its_tables_and_map():
     assert len(policy.policy_map(rows, learnt, policy.LAYERS[:2], pool=ALL).axes) == 2
 
 
+def test_a_batch_without_a_time_in_a_pool_is_not_judged_there(learnt):
+    rows = live("more_layers")
+    first = rows.case.dropna().iloc[0]
+    ours = rows.backend.isin(policy.POOLS[OURS])
+    lost = policy.regrets(rows[(rows.case != first) | ~ours], learnt)
+    judged = {pool: set(part.case) for pool, part in lost.groupby("pool")}
+    assert judged[ALL] - judged[OURS] == {first}
+
+
 def test_captured_steps_judge_too(learnt):
     case = captured.study_of(ROOT / "data/captures/engine.jsonl")[0].cases[0]
     names = [name for name in captured.DECODES if name in learnt.backends]

@@ -38,6 +38,16 @@ def test_every_table_and_figure_stands_on_what_a_live_notebook_measures(frames):
     assert title.startswith(f"Time of {metadata.TODAY if measured else SERIAL} / op by op")
 
 
+def test_a_design_without_a_round_beside_fused_has_no_ratio():
+    eager = published("decode_metadata_eager")
+    alone = eager[(eager["round"] == 0) != (eager.backend == "metadata-eager")]
+    table = metadata.eager_table(alone).set_index("design")
+    assert table["wall / fused"].isna().to_dict() == {
+        name: name == metadata.OPS for name in table.index
+    }
+    assert table["95 %"][metadata.OPS] == "" != table["95 %"][SERIAL]
+
+
 def test_a_call_in_a_step_is_told_behind_a_foreign_kernel_and_beside_one_behind_itself():
     frame = live("metadata_in_step")
     table = in_step.behind(frame)

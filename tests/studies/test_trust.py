@@ -3,6 +3,7 @@
 import pandas as pd
 import pytest
 from support.frames import frame, timed
+from support.published import published
 
 from attnlib.run import frame as rows
 from attnlib.studies.measurement_trust import tables as trust
@@ -49,3 +50,13 @@ def test_verdicts_judge_case_by_case_with_the_noise_as_margin():
 def test_a_throttled_record_is_left_out_of_every_comparison():
     both = frame(*rounds_of("a", 2.0, 2.0), timed("a", 2, 9.0, left_out=True))
     assert rows.decode_rows(both)["round"].max() == 1
+
+
+def test_drifts_are_counted_by_the_time_of_a_call():
+    frame = published("layer_policy")
+    table, turned = trust.drifts(frame), trust.drifts(frame.assign(drift=-frame.drift))
+    ran = frame[(frame.status == "ok") & frame.case.notna()]
+    assert table[["records", "drift"]].sum().tolist() == [len(ran), ran.unsettled.sum()]
+    long = ran[ran.run_us > 1000]
+    assert table.iloc[-1][["records", "drift"]].tolist() == [len(long), long.unsettled.sum()]
+    assert (table.slower + turned.slower == table.drift).all() and table.slower.any()

@@ -60,7 +60,7 @@ def run(name, seconds, environment):
     tests = ["-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={xml}", name]
     # A process waits for each of FlashInfer's modules to be compiled; what is timed runs alone.
     if name.startswith("tests/core/"):
-        tests, environment = [*tests, "-n", "4"], {"MAX_JOBS": "4", **environment}
+        tests, environment = [*tests, "-n", "8"], {"MAX_JOBS": "2", **environment}
     command = ["-c", EXECUTE, str(ROOT / name)] if name.endswith(".ipynb") else tests
     try:
         ended = subprocess.run(

@@ -191,9 +191,11 @@ def eager_table(frame: pd.DataFrame) -> pd.DataFrame:
     table["wall, rounds"] = grouped.run_us.agg(_range)
     table["GPU, traced"] = grouped.kernel_us.median()
     found = {name: over(rows, name, FUSED) for name in table.index if name != FUSED}
-    table["wall / fused"] = pd.Series({name: ratio.ratio[0] for name, ratio in found.items()})
+    found = {name: ratio for name, ratio in found.items() if len(ratio)}
+    ratios = {name: ratio.ratio[0] for name, ratio in found.items()}
+    table["wall / fused"] = pd.Series({FUSED: 1.0, **ratios})
     table["95 %"] = pd.Series({name: intervals(ratio)[0] for name, ratio in found.items()})
-    table = table.fillna({"wall / fused": 1.0, "95 %": ""})
+    table = table.fillna({"95 %": ""})
     table = table.sort_values("wall").round({"wall": 1, "GPU, traced": 1, "wall / fused": 2})
     return table.reset_index().rename(columns={"backend": "design"}).astype({"launches": int})
 

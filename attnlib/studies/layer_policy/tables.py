@@ -46,7 +46,8 @@ Times = dict[DecodeCase, dict[str, float]]
 def regrets(frame: pd.DataFrame, policy: Policy, pools: Collection[str] = POOLS) -> pd.DataFrame:
     """A row per pool, rule and batch of `frame`: the `chosen` backend and its `regret`.
 
-    A rule is judged in pools with all of its choices; `regret` is NaN where a choice has no time.
+    A rule is judged in pools with all of its choices, by batches of which the pool has a time;
+    `regret` is NaN where a choice has none.
     `confidence` is the policy's own, of rules 1. ValueError for a case that no backend can run.
     """
     return _regrets(case_times(advising(frame)), policy, pools)
@@ -73,8 +74,9 @@ def _regrets(times: Times, policy: Policy, pools: Collection[str]) -> pd.DataFra
         if none := [case.key for case, by_name in own.items() if not by_name]:
             raise ValueError(f"{pool} must hold a backend that can run each case, not {none[0]}")
         sure = {case: confidence_of(by_name.values()) for case, by_name in own.items()}
+        timed = [case for case, us in times.items() if not us.keys().isdisjoint(backends)]
         for rule, choose in _rules(own).items():
-            chosen = {case: choose(case) for case in times}
+            chosen = {case: choose(case) for case in timed}
             if set(chosen.values()) <= set(backends):
                 found += [
                     (case, name, _lost(times[case], name, backends), pool, rule)

@@ -20,6 +20,7 @@ STUDY = Study(
         Grid(TRUST, PINNED, (FIXED,), rounds=10),
         Grid(TRUST, PINNED, (FIXED,), timers=TIMERS, rounds=3),
         Grid(TRUST, PINNED[:1], (FIXED,), timers=TIMERS, rounds=4, headline=True),
+        Grid(TRUST, PINNED[::2], (FIXED,), rounds=4, headline=True),
     ),
     reference_machine=TRUST_MACHINE,
     ceilings=("copy", "read", "matmul", "launch"),

@@ -10,6 +10,7 @@ from ...run.frame import SHAPE, cases_of, decode_rows, over, same_against_same
 TIMERS = ("profiler", "graph", "graph-cold", "eager")
 AGREE = 0.02
 """Timers agree when they differ by no more than this from the profiler's kernel time."""
+LENGTHS_US = 0, 30, 100, 1000, np.inf
 LONG_US = 20.0
 """Shorter kernels are within reach of the timers' own overheads."""
 
@@ -45,6 +46,21 @@ def agreement(frame: pd.DataFrame) -> pd.DataFrame:
     close = (long["graph / profiler"] - 1).abs() <= AGREE
     grouped = close.groupby(long.backend)
     return grouped.agg(["size", "sum"]).set_axis(["cases", "within 2 %"], axis=1).astype(int)
+
+
+def drifts(frame: pd.DataFrame) -> pd.DataFrame:
+    """By the time of a call in a graph, us: records, how many of them drift (`Record.unsettled`:
+    the last samples over the first ones) and, of these, how many get slower."""
+    rows = frame[frame.timer.isin(("graph", "graph-cold")) & frame.case.notna()]
+    rows = rows[rows.status == "ok"]
+    rows = rows.assign(
+        call=pd.cut(rows.run_us, LENGTHS_US), slower=rows.unsettled & (rows.drift > 0)
+    )
+    table = rows.groupby("call", observed=True).agg(
+        records=("id", "size"), drift=("unsettled", "sum"), slower=("slower", "sum")
+    )
+    table.insert(2, "drift, %", (100 * table.drift / table.records).round(1))
+    return table.reset_index()
 
 
 def cold_table(frame: pd.DataFrame) -> pd.DataFrame:
