@@ -10,7 +10,7 @@ from ...run.frame import SHAPE, cases_of, decode_rows, over, same_against_same
 TIMERS = ("profiler", "graph", "graph-cold", "eager")
 AGREE = 0.02
 """Timers agree when they differ by no more than this from the profiler's kernel time."""
-LENGTHS_US = 0, 30, 100, 1000, np.inf
+LENGTHS_US = {"up to 30": 30, "to 100": 100, "to 1,000": 1000, "longer": np.inf}
 LONG_US = 20.0
 """Shorter kernels are within reach of the timers' own overheads."""
 
@@ -53,14 +53,13 @@ def drifts(frame: pd.DataFrame) -> pd.DataFrame:
     the last samples over the first ones) and, of these, how many get slower."""
     rows = frame[frame.timer.isin(("graph", "graph-cold")) & frame.case.notna()]
     rows = rows[rows.status == "ok"]
-    rows = rows.assign(
-        call=pd.cut(rows.run_us, LENGTHS_US), slower=rows.unsettled & (rows.drift > 0)
-    )
+    call = pd.cut(rows.run_us, [0, *LENGTHS_US.values()], labels=list(LENGTHS_US))
+    rows = rows.assign(call=call, slower=rows.unsettled & (rows.drift > 0))
     table = rows.groupby("call", observed=True).agg(
         records=("id", "size"), drift=("unsettled", "sum"), slower=("slower", "sum")
     )
     table.insert(2, "drift, %", (100 * table.drift / table.records).round(1))
-    return table.reset_index()
+    return table.reset_index(names="call, us")
 
 
 def cold_table(frame: pd.DataFrame) -> pd.DataFrame:
