@@ -37,8 +37,6 @@ machine.describe_machine = lambda device: {{
 asked_of = lambda spec: time.sleep(0.1)  # so that one is killed between two items
 """
 ROOT = Path(__file__).resolve().parents[2]
-
-
 A, B, C, D = CASES
 
 
