@@ -5,7 +5,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 # Two workers, each with half of the files in their order: what a file makes once is made once.
 PYTEST := $(BIN)/python -m pytest -n 2
-TESTS := $(PYTEST) --dist worksteal -p no:nbval tests
+TESTS := $(PYTEST) --dist worksteal -p no:nbval -p no:anyio tests
 # Bytecode is kept, whatever the caller says: each of many processes would compile the package.
 export PYTHONDONTWRITEBYTECODE :=
 NOTEBOOKS := notebooks/

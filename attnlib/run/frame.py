@@ -7,8 +7,10 @@ per case has the column `case` and the case's own columns, in the order of `COLU
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -19,7 +21,7 @@ from ..kinds.cases import Case
 from ..kinds.cost import Ceilings
 from ..kinds.item import Item
 from ..measure.stats import LOOKS, Verdict, judge, judge_table, paired_gap
-from .store import require_comparable
+from .store import COMPARABLE, require_comparable
 
 if TYPE_CHECKING:
     from .study import Study
@@ -95,17 +97,17 @@ def of_study(frame: pd.DataFrame, study: Study) -> pd.DataFrame:
 
 def cases_of(rows: pd.DataFrame) -> pd.DataFrame:
     """A row per case: `case` and its own columns, in the order of `COLUMNS`."""
-    names = [name for name in COLUMNS if name in rows and rows[name].notna().all()]
-    found = rows.drop_duplicates("case")[["case", *names]]
-    return found.sort_values(names, kind="stable", ignore_index=True)
+    found = rows.loc[~rows.case.duplicated(), ["case", *(n for n in COLUMNS if n in rows)]]
+    found = found[["case", *found.columns[1:][found.iloc[:, 1:].notna().all()]]]
+    keys = [found[name].tolist() for name in found.columns[1:]]  # pandas is slow with many keys
+    order = [place for *_, place in sorted(zip(*keys, range(len(found)), strict=True))]
+    return found.iloc[order].reset_index(drop=True)
 
 
 def times(rows: pd.DataFrame, value: str = "run_us") -> pd.DataFrame:
     """Median of `value` over rounds: a row per case, a column per backend."""
     require_comparable(rows)
-    wide = rows.pivot_table(
-        index="case", columns="backend", values=value, aggfunc="median", sort=False
-    )
+    wide = rows.pivot_table(value, "case", "backend", "median", sort=False)
     return cases_of(rows).merge(wide.sort_index(axis=1).reset_index(), on="case")
 
 
@@ -178,24 +180,22 @@ def paired_times(
     rows: pd.DataFrame, numerator: str, denominator: str
 ) -> Iterator[tuple[Case, list[float], list[float]]]:
     """Case by case: both backends' times of rounds that have both; ValueError as of `over`."""
-    require_comparable(rows[rows.backend.isin((numerator, denominator))])
-    wide = rows.pivot_table(index=["case", "round"], columns="backend", values="run_us", sort=False)
-    wide = wide.reindex(columns=[numerator, denominator]).dropna()
-    wide = wide.sort_index(level="round", sort_remaining=False)
-    pairs: dict[Case, tuple[list[float], list[float]]] = {}
-    for (case, _), *paired in wide.itertuples(name=None):
-        for side, time in zip(pairs.setdefault(case, ([], [])), paired, strict=True):
-            side.append(time)
-    for case in (case for case in cases_of(rows).case if case in pairs):
-        yield case, *pairs[case]
+    names = numerator, denominator
+    both = rows.loc[rows.backend.isin(names), ["case", "round", "backend", "run_us", *COMPARABLE]]
+    require_comparable(both)
+    times: dict[Case, Any] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    for case, round_, name, us in both.iloc[:, :4].dropna().itertuples(index=False, name=None):
+        times[case][round_][name].append(us)
+    for case in cases_of(rows).case:
+        paired = [us for _, us in sorted(times[case].items()) if len(us) == len({*names})]
+        if paired:
+            yield case, *([fmean(us[name]) for us in paired] for name in names)
 
 
 def same_against_same(rows: pd.DataFrame) -> pd.DataFrame:
     """A/A: each case and backend against itself, round 1 over 0, 3 over 2, ...: a row per pair."""
     require_comparable(rows)
-    wide = rows.pivot_table(
-        index=["case", "backend"], columns="round", values="run_us", sort=False
-    ).sort_index(axis=1)
+    wide = rows.pivot_table("run_us", ["case", "backend"], "round", sort=False).sort_index(axis=1)
     even, odd = wide[wide.columns[0::2]], wide[wide.columns[1::2]]
     pairs = [
         (odd[after] / even[before]).rename("ratio").reset_index().assign(pair=number)

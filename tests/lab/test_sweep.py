@@ -5,7 +5,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from support.studies import QUICK_START
+from support.studies import INSTANT
 
 from attnlib.kinds.item import Item
 from attnlib.lab.sources import STUDY, ThisGpu, narrow
@@ -14,21 +14,15 @@ from attnlib.run import store, study
 
 HANGS = 4
 # A sitecustomize module on PYTHONPATH: of this page size, a worker hangs while it writes a record.
-FAULTS = f"""{QUICK_START}
+FAULTS = f"""{INSTANT}
 import time
-from attnlib.core import backends
 from attnlib.run import store
-create = backends.create
-
-def create_or_hang(name, spec, **options):
+def asked_of(spec):
     if spec.page_size == {HANGS}:
         (path,) = store.data_root().glob("records/*/{STUDY}.jsonl")
         with path.open("ab") as file:
             file.write(b'{{"backend":"sdpa","calls_per_sam')
         time.sleep(60)
-    return create(name, spec, **options)
-
-backends.create = create_or_hang
 """
 CPU = ThisGpu("cpu", ())
 ASKED = {"model": "Qwen3-0.6B", "timer": "host", "page_size": 1, "batch": 1, "kv_len": 16}

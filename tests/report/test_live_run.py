@@ -118,6 +118,7 @@ def test_every_file_with_gpu_tests_and_every_notebook_is_a_part():
 def test_what_pytest_says_of_a_file_is_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(live_run, "ROOT", tmp_path)
     monkeypatch.setattr(live_run, "BUILD", tmp_path)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     marks = "import pytest\npytestmark = pytest.mark.gpu\n@pytest.mark.skip\ndef test_c(): 0\n"
     tests = "def test_a(): pass\ndef test_b(): raise OSError('/a/f')\n"
     (tmp_path / "test_it.py").write_text(marks + tests)

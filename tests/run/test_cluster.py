@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.studies import QUICK_START, SPEC, grid_of, study_of
+from support.studies import INSTANT, SPEC, grid_of, study_of
 
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.item import Item
@@ -27,18 +27,16 @@ distributed = pytest.importorskip("distributed", reason="attnlib[cluster] is not
 
 CASES = tuple(DecodeCase(SPEC, 1, kv_len) for kv_len in range(8, 12))
 STUDY = study_of(grid_of(*CASES, rounds=2))
-TWO_GPUS = f"""{QUICK_START}
-import os
-from attnlib.measure import machine
+TWO_GPUS = f"""{INSTANT}
+import os, time
 
 describe = machine.describe_machine
 machine.describe_machine = lambda device: {{
     **describe(device), "gpu": "Pretended", "gpu_id": os.environ["PRETENDED_GPU"]
 }}
+asked_of = lambda spec: time.sleep(0.1)  # so that one is killed between two items
 """
 ROOT = Path(__file__).resolve().parents[2]
-
-
 A, B, C, D = CASES
 
 
@@ -67,16 +65,15 @@ def test_without_the_library_its_install_line_is_given(monkeypatch):
 
 
 @contextmanager
-def cluster_of(*gpus, resources):
-    """A client of a scheduler and a nanny for each GPU, all on the loopback."""
-    same = {"nthreads": 1, "resources": resources, "dashboard": False}
-    each = [same | {"env": {"PRETENDED_GPU": gpu}} for gpu in gpus]
-    workers = {n: {"cls": distributed.Nanny, "options": own} for n, own in enumerate(each)}
+def cluster_of(cls, *workers):
+    """A client of a scheduler and a worker or nanny with each of these options, on the loopback."""
+    same = {"nthreads": 1, "dashboard": False}
+    made = {n: {"cls": cls, "options": same | own} for n, own in enumerate(workers)}
     where = {"host": "127.0.0.1", "port": 0, "dashboard_address": "127.0.0.1:0"}
     scheduler = {"cls": distributed.Scheduler, "options": where}
-    with distributed.SpecCluster(workers, scheduler=scheduler, silence_logs=50) as made:
-        with distributed.Client(made, set_as_default=False) as client:
-            client.wait_for_workers(len(gpus), timeout=60)
+    with distributed.SpecCluster(made, scheduler=scheduler, silence_logs=50) as started:
+        with distributed.Client(started, set_as_default=False) as client:
+            client.wait_for_workers(len(workers), timeout=60)
             yield client
 
 
@@ -106,7 +103,8 @@ def pid_of(client, gpu):
 
 
 def test_a_killed_dask_worker_loses_no_record_and_repeats_none(two_gpus):
-    with cluster_of("x", "y", resources={"GPU": 1}) as client:
+    own = [{"resources": {"GPU": 1}, "env": {"PRETENDED_GPU": gpu}} for gpu in "xy"]
+    with cluster_of(distributed.Nanny, *own) as client:
         told = ("pretended-x", killed := pid_of(client, "x"))
         killer = threading.Thread(target=kill_after_first_record, args=told, daemon=True)
         killer.start()
@@ -125,15 +123,14 @@ def test_a_killed_dask_worker_loses_no_record_and_repeats_none(two_gpus):
 
 
 @pytest.mark.parametrize(
-    ("gpus", "resources", "words"),
+    ("resources", "words"),
     [
-        ("xx", {"GPU": 1}, "a GPU of its own, .* both have 'x'"),
-        ("x", {}, "started with --resources GPU=1, .* has none"),
+        ([{"GPU": 1}] * 2, "a GPU of its own, .* both have 'x'"),
+        ([{}], "started with --resources GPU=1, .* has none"),
     ],
 )
-def test_workers_that_share_a_gpu_or_lack_the_resource_are_refused(
-    two_gpus, gpus, resources, words
-):
-    with cluster_of(*gpus, resources=resources) as client:
+def test_workers_that_share_a_gpu_or_lack_the_resource_are_refused(resources, words, monkeypatch):
+    monkeypatch.setattr(cluster, "describe", lambda device: {"gpu_id": "x"})
+    with cluster_of(distributed.Worker, *({"resources": each} for each in resources)) as client:
         with pytest.raises(ValueError, match=words):
             measure_on_cluster(STUDY, client, Sweep())

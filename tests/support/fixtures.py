@@ -1,6 +1,7 @@
 """Shared fixtures: every test has its own data folder and none of the caller's switches."""
 
 import itertools
+import logging
 import math
 import os
 import sys
@@ -48,11 +49,15 @@ torch.set_num_threads(1)
 matplotlib.use("agg")
 # jsonschema compiles grammars of IRIs as nbformat imports it (3 s); no notebook is checked by them.
 sys.modules["rfc3987_syntax"] = None
+# None of torch's loggers passes on what it is told: pytest would see to each, six times a test.
+for each in logging.root.manager.loggerDict.values():
+    each.propagate = True
 
 SWITCHES = ("MODE", "MACHINE", "WHEELS", "PREFILL_BACKEND", "DECODE_BACKEND")
 GPU = {"gpu": "Test GPU", "gpu_id": "0badcafe", "num_sms": 4}
 SMS = 132
 NO_TIMES = {"run_us": (), "plan_us": (), "calls_per_sample": 0, "kernels": ()}
+folders = itertools.count()
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("repeatable")
@@ -128,9 +133,6 @@ def small_grids():
             options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
             patch.setattr(interpreter.interpreter_builder, "options", options)
         yield
-
-
-folders = itertools.count()
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,7 @@
 """Models by their config alone, for engines that draw the weights themselves. No torch here."""
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,20 +41,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
 def write_model(folder: Path, name: str) -> None:
     """A model's folder as an engine reads it: config, and a tokenizer of made-up words."""
     config = CONFIGS[name]
-    words = {f"t{number}": number for number in range(config["vocab_size"])}
-    tokenizer: dict[str, Any] = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [],
-        "normalizer": None,
-        "pre_tokenizer": {"type": "Whitespace"},
-        "post_processor": None,
-        "decoder": None,
-        "model": {"type": "WordLevel", "vocab": words, "unk_token": "t0"},
-    }
-    told = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "t0"}
-    told |= {"bos_token": "t0", "eos_token": "t1"}
-    files = {"config": config, "tokenizer": tokenizer, "tokenizer_config": told}
-    for file, content in files.items():
-        (folder / f"{file}.json").write_text(json.dumps(content))
+    tokens = {"unk_token": "t0", "bos_token": "t0", "eos_token": "t1"}
+    told = {"tokenizer_class": "PreTrainedTokenizerFast", **tokens}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer_config.json").write_text(json.dumps(told))
+    (folder / "tokenizer.json").write_text(_tokenizer(config["vocab_size"]))
+
+
+@cache
+def _tokenizer(size: int) -> str:
+    unused = "truncation", "padding", "normalizer", "post_processor", "decoder"
+    splits = {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "Whitespace"}}
+    words = {f"t{number}": number for number in range(size)}
+    model = {"model": {"type": "WordLevel", "vocab": words, "unk_token": "t0"}}
+    return json.dumps({**dict.fromkeys(unused), **splits, **model})
