@@ -93,10 +93,10 @@ def family_looks(families: Mapping[str, Any]) -> dict[str, Look]:
 
 
 def apply() -> None:
-    """Set seaborn's and matplotlib's defaults; figures call it before they draw."""
-    import seaborn as sns
+    """Set matplotlib's defaults to `look.mplstyle`; figures call it before they draw."""
+    from matplotlib import style
 
-    sns.set_theme(context="paper", style="whitegrid", rc=SETTINGS)
+    style.use([Path(__file__).with_name("look.mplstyle"), SETTINGS])
 
 
 def log_axes(axis: Axes, *which: str) -> None:
