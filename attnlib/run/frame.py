@@ -183,11 +183,11 @@ def paired_times(
     names = numerator, denominator
     both = rows.loc[rows.backend.isin(names), ["case", "round", "backend", "run_us", *COMPARABLE]]
     require_comparable(both)
-    times: dict[Case, Any] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    taken: dict[Case, Any] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     for case, round_, name, us in both.iloc[:, :4].dropna().itertuples(index=False, name=None):
-        times[case][round_][name].append(us)
+        taken[case][round_][name].append(us)
     for case in cases_of(rows).case:
-        paired = [us for _, us in sorted(times[case].items()) if len(us) == len({*names})]
+        paired = [us for _, us in sorted(taken[case].items()) if len(us) == len({*names})]
         if paired:
             yield case, *([fmean(us[name]) for us in paired] for name in names)
 

@@ -89,24 +89,17 @@ def test_the_report_says_what_ran_and_nothing_before_it_did(ran):
 
 def test_a_part_runs_again_where_it_or_what_it_stands_on_has_changed(tmp_path, monkeypatch):
     monkeypatch.setattr(live_run, "ROOT", tmp_path)
-    stands_on = {
-        "attnlib/a.py": (0, 1),
-        "tests/support/b.py": (0,),
-        "test_c.py": (0,),
-        "d.ipynb": (1,),
-    }
+    parts, both = ("test_c.py", "d.ipynb"), {"attnlib/a.py": [True, True], "d.ipynb": [False, True]}
+    tests = ("tests/support/b.py", "tests/conftest.py", "tests/core/conftest.py", "test_c.py")
+    stands_on = both | dict.fromkeys(tests, [True, False])
     for name in stands_on:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    before = [live_run.tree(name) for name in ("test_c.py", "d.ipynb")]
     for name, changed in stands_on.items():
+        before = [live_run.tree(part) for part in parts]
         (tmp_path / name).write_text("1")
-        now = [live_run.tree(name) for name in ("test_c.py", "d.ipynb")]
-        assert [old != new for old, new in zip(before, now, strict=True)] == [
-            0 in changed,
-            1 in changed,
-        ]
-        before = now
+        now = [live_run.tree(part) for part in parts]
+        assert [old != new for old, new in zip(before, now, strict=True)] == changed
 
 
 def test_every_file_with_gpu_tests_and_every_notebook_is_a_part():

@@ -33,6 +33,9 @@ from attnlib.run import store
 
 def fail(error):
     raise error
+def out_of_memory():
+    import torch
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to ...")
 def die_writing():
     print("last words of /opt/engine/kernel.so", file=sys.stderr, flush=True)
     (path,) = store.data_root().glob("records/*/demo.jsonl")
@@ -44,7 +47,7 @@ faults = {{
     {KILLED}: die_writing,
     {SLEEPS}: lambda: time.sleep(60),
     {CONTEXT_LOST}: lambda: fail(RuntimeError("CUDA error: an illegal memory access was ...")),
-    {OUT_OF_MEMORY}: lambda: fail(__import__("torch").OutOfMemoryError("CUDA out of memory. Tri")),
+    {OUT_OF_MEMORY}: out_of_memory,
 }}
 asked_of = lambda spec: faults.get(spec.head_dim, lambda: None)()
 """
@@ -94,7 +97,7 @@ def test_whatever_kills_a_worker_costs_one_item_and_the_record_says_how(faults, 
     assert sum(done) == 7, "the dead ones are counted too"
     assert popen.call_count == 1 + len(bad), "running out of memory costs no process"
     records = records_of("demo")
-    assert records[OUT_OF_MEMORY].reason.startswith("OutOfMemoryError: CUDA out of memory. Tri")
+    assert records[OUT_OF_MEMORY].reason.startswith("OutOfMemoryError: CUDA out of memory. Tried")
     assert records[SLEEPS].reason.startswith("timeout after 1 s")
     killed = records[KILLED]
     assert (killed.reason, killed.run_us) == ("signal SIGKILL; last words of kernel.so", ())

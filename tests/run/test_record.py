@@ -146,4 +146,6 @@ def test_samples_that_drift_are_marked_and_left_out_once_the_timer_lets_them_set
     old, new = (make_record(run_us=drifting, settle_us=us) for us in (0.0, 30_000.0))
     assert old.drift == new.drift == pytest.approx(96.5 / 100.5 - 1)
     assert (old.unsettled, old.left_out, new.left_out) == (True, False, True)
+    eager = replace(new, item=replace(new.item, timer="eager"))
+    assert (eager.unsettled, eager.left_out) == (True, False), "the host drifts"
     assert make_record(run_us=(5.0, 9.0)).drift == 0.0

@@ -38,9 +38,11 @@ LIBRARIES = "torch", "triton", "flashinfer-python", "tokenspeed-fa3", "sgl-flash
 
 def tree(part):
     """A hash of what decides how a part comes out: the package, the part, what tests share."""
-    shared = [ROOT / "attnlib", ROOT / "tests" / "support"][: 1 if part.endswith(".ipynb") else 2]
+    shared = ["attnlib/**/*.py"]
+    if not part.endswith(".ipynb"):
+        shared += ["tests/**/conftest.py", "tests/support/*.py"]
     digest = hashlib.sha256((ROOT / part).read_bytes())
-    for path in sorted(path for folder in shared for path in folder.rglob("*.py")):
+    for path in sorted(path for pattern in shared for path in ROOT.glob(pattern)):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 
