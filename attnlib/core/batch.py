@@ -26,6 +26,15 @@ class PagedKV:
         """Pages in the pool."""
         return self.k_cache.shape[0]
 
+    def require_pages_of(self, spec: AttnSpec) -> None:
+        """ValueError unless its pages are those of a layer; reads no tensor."""
+        wanted = (spec.page_size, spec.num_kv_heads, spec.head_dim)
+        if self.k_cache.shape[1:] != wanted:
+            raise ValueError(
+                f"cache must have pages of [page_size, num_kv_heads, head_dim] {list(wanted)} as "
+                f"the plan's batch, got {list(self.k_cache.shape[1:])}"
+            )
+
     def clone(self) -> "PagedKV":
         """A copy with memory of its own."""
         return PagedKV(self.k_cache.clone(), self.v_cache.clone())

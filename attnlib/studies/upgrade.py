@@ -83,8 +83,10 @@ class Upgrade(Shown):
         return self.rows.case[self.rows.verdict.isin(("slower", "fails"))].tolist()
 
     def figure(self) -> "charts.Figure":
-        """Time of new over base, a dot per case that both releases ran."""
+        """Time of new over base, a dot per case that both releases ran; ValueError for none."""
         rows = self.rows.dropna(subset="ratio")
+        if rows.empty:
+            raise ValueError(f"no case ran on both releases, of {len(self.rows)}: nothing to draw")
         title, size = f"FlashInfer {self.base} to {self.new}", (9, 1.4 + ROW_INCHES * len(rows))
         words = ("run time of new over base, by rounds (log)", "")
         figure, (axis,) = charts.panels([title], size, store.frame(self.records), words)

@@ -10,6 +10,8 @@ from support import backend_calls as calls
 from support import library_fakes as fakes
 from support.backend_calls import DENSE, MLA, MODES, SPARSE
 
+from attnlib.core.batch import PagedKV
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -98,3 +100,17 @@ def test_a_cache_without_the_planned_pages_is_refused_before_the_call(name, case
     with pytest.raises(ValueError, match="cache must have the pages that the plan names"):
         backend.run(call.q, call.cache[:2], plan)
     assert libraries.flashmla.calls == []
+
+
+PAGED = [each for each in calls.CALLS if "mla" not in each[0]]
+
+
+@pytest.mark.parametrize(("name", "case"), PAGED)
+def test_a_cache_of_other_pages_than_the_plan_s_is_refused_before_the_call(name, case, libraries):
+    call, backend = calls.call_of(case, "cpu"), calls.backend_for(name, case, "cpu")
+    plan, (pages, size, *rest) = backend.plan(call.batch), call.cache.k_cache.shape
+    other = PagedKV(*torch.zeros(2, pages, 2 * size, *rest, dtype=call.cache.k_cache.dtype))
+    with pytest.raises(
+        ValueError, match=rf"cache must have pages of .*\[{size}, .* got \[{2 * size}"
+    ):
+        backend.run(call.q, other, plan)

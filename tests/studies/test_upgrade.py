@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -147,6 +148,8 @@ def test_published_records_of_both_releases_are_replayed_and_the_rest_is_said(pu
     assert "PrefillWithKVCacheKernel 1 to 0" in found.rows.kernels[0]
     assert {*found.rows.study.dropna()} == {"fa3_decode_regression"}
     assert found.picks.after.tolist()[0] == "fa2"
+    with pytest.raises(ValueError, match="no case ran on both releases, of 1: nothing to draw"):
+        replace(found, rows=found.rows[found.rows.verdict == "not on record"]).figure()
     with pytest.raises(FileNotFoundError, match="studies that have both: .*fa3_dec"):
         compare_releases("0.6.3", "0.6.4", cases=["8q1s8k"], models=[MODEL])
     assert "DeepSeek" not in repr(compare_releases("0.6.3", "0.6.4", models=[MODEL]))

@@ -56,7 +56,7 @@ class Backend(ABC, Generic[Batch, Cache]):
 
     @abstractmethod
     def run(self, q: torch.Tensor, cache: Cache, plan: Plan[Batch]) -> torch.Tensor:
-        """Attention of `q` over `cache`, in the spec's output dtype."""
+        """Attention of `q` over `cache`, in the spec's output dtype. ValueError for other pages."""
 
     @classmethod
     def unavailable(cls, entry: Entry) -> str:

@@ -75,6 +75,7 @@ class Fa3(_FlashAttention[DecodeBatch]):
 
     def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> torch.Tensor:
         """`attend` with the plan's buffers."""
+        cache.require_pages_of(plan.batch.spec)
         own, metadata = plan.state
         return attend(q, cache, own, metadata=metadata)
 
@@ -101,6 +102,7 @@ class Fa3Extend(_FlashAttention[ExtendBatch]):
 
     def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[ExtendBatch]) -> torch.Tensor:
         """The library's call: over pages, or over K and V as they are."""
+        cache.require_pages_of(plan.batch.spec)
         held, scale = plan.state, plan.batch.spec.softmax_scale
         options = {"causal": held.mask == "causal", "softmax_scale": scale}
         if held.ragged:

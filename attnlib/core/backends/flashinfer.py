@@ -51,6 +51,7 @@ class Decode(Backend[DecodeBatch, PagedKV]):
 
     def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> torch.Tensor:
         """FlashInfer's own run."""
+        cache.require_pages_of(plan.batch.spec)
         wrapper, scales, *_ = plan.state
         return wrapper.run(q, (cache.k_cache, cache.v_cache), *scales)
 
@@ -136,6 +137,7 @@ class Prefill(Backend[ExtendBatch, PagedKV]):
 
     def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[ExtendBatch]) -> torch.Tensor:
         """FlashInfer's own run: [rows, num_qo_heads, head_dim]."""
+        cache.require_pages_of(plan.batch.spec)
         k, v = cache.k_cache, cache.v_cache
         return plan.state[0].run(q, *((k[:, 0], v[:, 0]) if plan.batch.ragged else ((k, v),)))
 

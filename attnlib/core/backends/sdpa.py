@@ -40,6 +40,7 @@ class Sdpa(Backend[DecodeBatch, PagedKV]):
 
     def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> torch.Tensor:
         """Gather, attend, and return [bs, num_qo_heads, head_dim]."""
+        cache.require_pages_of(plan.batch.spec)
         tokens, mask = plan.state
         halves = (cache.k_cache, cache.v_cache)
         k, v = (half.flatten(0, 1)[tokens].transpose(1, 2) for half in halves)
