@@ -47,7 +47,7 @@ def each(pairs):
 
 def ways(at, name):
     """Eager and in a graph; by turns where a backend holds its buffers in both."""
-    heeds = name.startswith("flashinfer") and "planned" not in name
+    heeds = name.startswith("flashinfer") and not name.endswith(("planned", "xqa"))
     return (False, True) if heeds else (at % 2 == 1,)
 
 
@@ -209,10 +209,18 @@ def test_a_missing_library_or_gpu_or_one_that_is_no_hopper_is_said(name, monkeyp
     if backends.TABLE[name].hopper:
         lacks = "needs compute capability 9.x (Hopper), got 10.0"
         assert backends.unavailable(name) == lacks
+    if name == "flashinfer-xqa":
+        for older, lacks in (
+            ((10, 0), ""),
+            ((8, 9), "needs compute capability 9.x, 10.x or 12.x, got 8.9"),
+        ):
+            monkeypatch.setattr(torch.cuda, "get_device_capability", lambda found=older: found)
+            assert backends.unavailable(name) == lacks
 
 
 @pytest.mark.parametrize(
-    ("name", "release", "since"), [("fa3", "0.5.3", "0.6.0"), ("fa2-fixed", "0.3.1", "0.5.0")]
+    ("name", "release", "since"),
+    [("fa3", "0.5.3", "0.6.0"), ("fa2-fixed", "0.3.1", "0.5.0"), ("xqa", "0.5.2", "0.5.3")],
 )
 def test_a_release_that_lacks_what_is_asked_for_is_refused(name, release, since, monkeypatch):
     monkeypatch.setattr(base, "installed_version", lambda _: release)
@@ -231,6 +239,16 @@ MIXED = {"dtype": "bfloat16", "kv_dtype": "float8_e4m3fn"}
         ("flashinfer-fa2", calls.spec_of(1, 16, 96), "head_dim must be"),
         ("flashinfer-fa2", replace(SPEC, **FP8), "no FP8 query"),
         ("sdpa", replace(SPEC, **FP8), "no FP8 tensors"),
+        ("flashinfer-xqa", calls.spec_of(4, 1), "page size must be 16, 32, 64 or 128, got 1"),
+        ("flashinfer-xqa", calls.spec_of(33, 16, 256), "group size must be at most 32, got 33"),
+        ("flashinfer-xqa", calls.spec_of(4, 16, 72), "head_dim must be a multiple of 16 up to"),
+        ("flashinfer-xqa", replace(SPEC, kv_dtype="float16"), "has the query's dtype, got b"),
+        ("flashinfer-xqa", replace(SPEC, **FP8), "takes no FP8 query"),
+        (
+            "flashinfer-xqa",
+            replace(SPEC, **MIXED),
+            "kernel rounds the query to FP8 over an FP8 cache",
+        ),
         ("flashinfer-prefill-fa3", replace(SPEC, head_dim=80), "head_dim must be"),
         ("flashinfer-prefill-auto", replace(SPEC, **FP8), "dtype must be"),
         ("flashinfer-prefill-fa3", replace(SPEC, **MIXED), "got bfloat16/float8_e4m3fn"),
@@ -289,7 +307,8 @@ def test_available_names_every_backend_and_says_why_not(without_gpu):
 
 def gpu_calls():
     """Every backend over the shapes that its library says it takes."""
-    decode = [n for n in FLASHINFER if n != "flashinfer-graph-auto"]
+    # XQA is built for every group and page size, in minutes.
+    decode = [n for n in FLASHINFER if not n.endswith(("graph-auto", "xqa"))]
     shapes = [(group, page) for group in (*range(1, 9), 16) for page in (1, 16, 64)]
     found = [(n, DecodeCase(calls.spec_of(*s), 7, 1500, "ragged")) for n in decode for s in shapes]
     for kind in (*calls.KINDS, (512, "bfloat16")):
@@ -300,7 +319,8 @@ def gpu_calls():
     found += [(n, case) for n in (*decode, "sdpa", "fa3", "fa3-precomputed") for case in WINDOWS]
     long = DecodeCase(AttnSpec(32, 8, 128, 16), 4, 20000, "skewed")
     fa2 = ("flashinfer-fa2", "flashinfer-fa2-planned")
-    found += [(n, long) for n in (*fa2, "flashinfer-cuda-cores", "sdpa")]
+    found += [(n, long) for n in (*fa2, "flashinfer-cuda-cores", "flashinfer-xqa", "sdpa")]
+    found += calls.XQA
     wide = (("prefill_paged", 300), ("prefill_ragged", 3000), ("dllm_extend", 32))
     for heads in ((32, 8), (8, 1), (16, 2)):
         cached = DecodeCase(AttnSpec(*heads, 128, 1), 3, 3000, "ragged")

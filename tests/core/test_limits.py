@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from attnlib.core.backends import TABLE, flashinfer, mla, planned, unsupported
+from attnlib.core.backends import TABLE, flashinfer, mla, planned, unsupported, xqa
 from attnlib.core.backends.base import installed_version
 from attnlib.core.backends.limits import why_not
 from attnlib.core.spec import MLA_HEAD_DIM, AttnSpec, MlaSpec
@@ -22,7 +22,8 @@ LAYERS = [
     for heads, head_dim, dtypes in product(HEADS, (64, 96, 128, 256, 512), DTYPES)
 ]
 LATENT_LAYERS = [MlaSpec(heads, top_k, 64) for heads in (16, 128) for top_k in (0, 64)]
-PINNED = [e for e in TABLE.values() if e.name.startswith("flashinfer") and e.asks != "auto"]
+OWN_WORD = ("fa2", "fa3", "cuda-cores")  # XQA is a call beside the wrapper
+PINNED = [e for e in TABLE.values() if e.name.startswith("flashinfer") and e.asks in OWN_WORD]
 MODES = {"decode": "decode", "extend": "prefill_paged", "mla": "mla"}
 
 
@@ -39,7 +40,7 @@ def refused_by_explain(kernel, layer, mode, release):
 @pytest.fixture
 def installed(monkeypatch):
     def pretend(release):
-        for module in (flashinfer, mla, planned):
+        for module in (flashinfer, mla, planned, xqa):
             monkeypatch.setattr(module, "installed_version", lambda _: release)
 
     return pretend
@@ -75,12 +76,15 @@ def test_cuda_cores_gain_group_sizes_with_releases(release, installed):
     [
         ("0.6.13", set()),
         ("0.6.14", {"flashinfer-fa2", "flashinfer-prefill-fa2", "flashinfer-auto"}),
-        ("0.7.2.post1", {"flashinfer-fa2", "flashinfer-auto", "flashinfer-cuda-cores"}),
+        (
+            "0.7.2.post1",
+            {"flashinfer-fa2", "flashinfer-auto", "flashinfer-cuda-cores", "flashinfer-xqa"},
+        ),
     ],
 )
-def test_head_dim_512_is_for_fa2_and_cuda_cores(release, able, installed):
+def test_head_dim_512_is_for_fa2_cuda_cores_and_xqa(release, able, installed):
     installed(release)
-    asked = able | {"flashinfer-fa2", "flashinfer-fa3"}
+    asked = able | {"flashinfer-fa2", "flashinfer-fa3", "flashinfer-xqa"}
     assert {n for n in asked if not unsupported(n, AttnSpec(8, 2, 512, 16))} == able
 
 

@@ -11,6 +11,8 @@ from support import library_fakes as fakes
 from support.backend_calls import DENSE, MLA, MODES, SPARSE
 
 from attnlib.core.batch import PagedKV
+from attnlib.core.spec import AttnSpec
+from attnlib.kinds.decode.measure import attend
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -114,3 +116,22 @@ def test_a_cache_of_other_pages_than_the_plan_s_is_refused_before_the_call(name,
         ValueError, match=rf"cache must have pages of .*\[{size}, .* got \[{2 * size}"
     ):
         backend.run(call.q, other, plan)
+
+
+def test_xqa_is_given_contiguous_tensors_whatever_the_caller_s_are(libraries):
+    case = calls.DECODE
+    call, backend = calls.call_of(case, "cpu"), calls.backend_for("flashinfer-xqa", case, "cpu")
+    batch = replace(call.batch, page_table=call.batch.page_table.T.contiguous().T)
+    q = call.q.transpose(0, 1).contiguous().transpose(0, 1)
+    assert not (q.is_contiguous() or batch.page_table.is_contiguous())
+    call.assert_right(backend.run(q, call.cache, backend.plan(batch)))
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_a_query_rounded_to_fp8_is_outside_the_budget_of_one_that_is_not(head_dim):
+    spec = AttnSpec(8, 2, head_dim, 16, "bfloat16", "float8_e4m3fn")
+    call = calls.call_of(calls.DecodeCase(spec, 3, 1500, "ragged"), "cpu")
+    rounded = call.q.to(torch.float8_e4m3fn).to(call.q.dtype)
+    out = attend(rounded, call.cache, call.batch).to(call.q.dtype)
+    verdict = call.oracle.check(out)
+    assert verdict.error > 3 * verdict.budget

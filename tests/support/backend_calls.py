@@ -50,6 +50,8 @@ KINDS = (
     *((dim, "bfloat16", "float8_e4m3fn") for dim in (128, 256)),
 )
 """head_dim, dtype of the query and of the cache."""
+XQA_KINDS = ((1, 64), (8, 16), (16, 32, 128, "float16"), (4, 128, 256))
+"""Group and page size, head_dim, dtype: the library builds a module for each."""
 _BOTH = ("flashinfer-mla-fa2", "flashinfer-mla-fa3", "fa3-mla")
 SPARSE = (*_BOTH, "flashmla-sparse-fp8", "flashmla-sparse-bf16")
 DENSE = (*_BOTH, "flashmla-dense")
@@ -82,7 +84,15 @@ WINDOWS = [
 ]
 """Layers with a window: inside a page and across pages, shorter and longer than requests."""
 WINDOWED = [(n, c) for n in (*FAKED, "flashinfer-fa2", "flashinfer-fa2-fixed") for c in WINDOWS]
-CALLS = [*((n, DECODE) for n in FAKED), *PLANNED_DECODE, *WINDOWED, *EXTEND, *MLA]
+XQA = [
+    ("flashinfer-xqa", case)
+    for case in (
+        DECODE,
+        *(DecodeCase(spec_of(*kind), 3, 1500, "skewed") for kind in XQA_KINDS),
+        *(case for case in WINDOWS if case.spec.page_size > 1),
+    )
+]
+CALLS = [*((n, DECODE) for n in FAKED), *PLANNED_DECODE, *WINDOWED, *XQA, *EXTEND, *MLA]
 """A call of every backend that has a stand-in, or needs none."""
 
 

@@ -27,7 +27,7 @@ from triton.runtime import interpreter
 
 from attnlib import cli
 from attnlib.core import backends
-from attnlib.core.backends import fa3, flashinfer, mla
+from attnlib.core.backends import fa3, flashinfer, mla, xqa
 from attnlib.core.batch import DecodeBatch, PagedKV
 from attnlib.core.fa2 import planner
 from attnlib.core.metadata import decode, device, kv_indices
@@ -310,7 +310,9 @@ def fake_fa2(monkeypatch):
         BatchPrefillWithRaggedKVCacheWrapper=fakes.FakeRagged,
     )
     monkeypatch.setitem(sys.modules, "flashinfer", module)
-    for ours in (flashinfer, mla):
+    decode = SimpleNamespace(trtllm_batch_decode_with_kv_cache=fakes.fake_xqa)
+    monkeypatch.setitem(sys.modules, "flashinfer.decode", decode)
+    for ours in (flashinfer, mla, xqa):
         monkeypatch.setattr(ours, "WORKSPACE_BYTES", 2**21)
     monkeypatch.setattr(planner, "installed_version", lambda _: "0.6.4")
     small = SimpleNamespace(multi_processor_count=4)

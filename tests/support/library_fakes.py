@@ -188,6 +188,21 @@ class FakeRagged(FakePrefill):
         return self.attend(q, zip(*(x[: sum(lens)].split(lens) for x in (k, v)), strict=True))
 
 
+def fake_xqa(*, query, kv_cache, workspace_buffer, block_tables, seq_lens, max_seq_len, **given):
+    """`flashinfer.decode.trtllm_batch_decode_with_kv_cache` with backend "xqa"."""
+    assert (given.pop("backend"), given.pop("kv_layout")) == ("xqa", "NHD")
+    # Read as bare pointers, in rows of the table's width.
+    for read, dtype in ((query, query.dtype), (block_tables, torch.int32), (seq_lens, torch.int32)):
+        assert read.is_contiguous() and read.dtype == dtype
+    size, lens = kv_cache[0].shape[1], seq_lens.tolist()
+    assert size in (16, 32, 64, 128) and max_seq_len == block_tables.shape[1] * size
+    assert query.dtype == kv_cache[0].dtype and workspace_buffer.count_nonzero() == 0
+    sees = masks_of([1] * len(lens), lens, True, given.pop("window_left"))
+    scale, tokens = given.pop("bmm1_scale"), gather(block_tables, lens, kv_cache)
+    assert not given
+    return attend(query, [1] * len(lens), tokens, sees, scale)
+
+
 class FakeMla(FakeWrapper):
     """BatchMLAPagedAttentionWrapper."""
 

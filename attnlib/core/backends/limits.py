@@ -143,4 +143,21 @@ def _cuda_cores(call: Facts) -> Iterator[Row]:
     yield group not in groups | {6, 16}, "group_size", why, "utils.cuh, 0.7.1"
 
 
-TABLE = {"fa2": _fa2, "fa3": _fa3, "cuda-cores": _cuda_cores}
+def _xqa(call: Facts) -> Iterator[Row]:
+    """Of decode; what it cannot run of MLA, `select` has."""
+    if call["mode"] in LATENT_MODES:
+        return
+    head_dim, group = call["head_dim"], call["group_size"]
+    yield call["fp8_query"], "dtypes", "takes no FP8 query", "jit/xqa.py"
+    mixed, why = not (call["one_dtype"] or call["fp8_kv"]), "a 16-bit cache has the query's dtype"
+    yield mixed, "dtypes", why, "jit/xqa.py"
+    why = "page size must be 16, 32, 64 or 128"
+    yield call["page_size"] not in (16, 32, 64, 128), "page_size", why, "jit/xqa.py"
+    most, why = 256 if _before(call, "0.7.2") else 512, "head_dim must be a multiple of 16 up to"
+    yield head_dim % 16 or head_dim > most, "head_dim", f"{why} {most}", "jit/xqa.py"
+    # 16 KiB of shared memory hold the query rows of a block, in tiles of 16, of a padded head.
+    most = 2**13 // max(64, 1 << (head_dim - 1).bit_length())
+    yield group > most, "group_size", f"group size must be at most {most}", "xqa/mha.cu"
+
+
+TABLE = {"fa2": _fa2, "fa3": _fa3, "cuda-cores": _cuda_cores, "xqa": _xqa}

@@ -176,6 +176,7 @@ _ENTRIES = (
     Entry(
         *("flashinfer-cuda-cores", "decode", "flashinfer:Decode", "cuda-cores"), label="CUDA cores"
     ),
+    Entry("flashinfer-xqa", "decode", "xqa:Xqa", "xqa", "0.5.3", label="XQA"),
     Entry("flashinfer-graph-auto", "decode", "flashinfer:GraphDecode"),
     Entry(
         *("fa3", "decode", "fa3:Fa3", "flash-attn-3"),
