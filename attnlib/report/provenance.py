@@ -72,23 +72,25 @@ def published() -> list[Shown]:
 
 
 def live_run(path: Path = LIVE_RUN) -> dict[str, Any]:
-    """What `make gpu` ran last of the published tree; empty if it never did."""
+    """What `make gpu` ran last of the published tree, and what is left; empty if it never ran."""
     if not path.exists():
         return {}
     told = json.loads(path.read_text())
-    parts, same, other = told["parts"], told["verdicts"]["same"], told["verdicts"]["other"]
+    parts, verdicts = told["parts"], told["verdicts"]
     books = [part["failed"] for part in parts if part["part"].endswith(".ipynb")]
     total = {word: sum(part.get(word, 0) for part in parts) for word in PART_COUNTS}
     total["failed"] -= sum(books)
     minutes = sum(part["seconds"] for part in parts) / 60
+    where = sorted({f"{part['date']}, {told['gpu']} {part['gpu_id']}" for part in parts})
+    other = {name: words for name, words in verdicts.items() if len({*words}) > 1}
     changed = ", ".join(f"{name} {here} (published {was})" for name, (was, here) in other.items())
-    untold = told["verdicts"]["of"] - same - len(other)
     return {
-        "day and GPU": f"{told['date']}, {told['gpu']} {told['gpu_id']}",
+        "day and GPU": "; ".join(where),
         "tests": _pairs(total),
         "notebooks": f"{len(books)}, {sum(books)} failed; all of it took {minutes:.0f} minutes",
-        "verdicts": f"{same} as published, {untold} not told by what was measured; "
-        f"other: {changed or 'none'}",
+        "not run yet": ", ".join(Path(name).stem for name in told["left"]) or "none",
+        "verdicts": f"{len(verdicts) - len(other)} as published, {told['of'] - len(verdicts)} not "
+        f"told by what was measured; other: {changed or 'none'}",
         "versions": _pairs(told["versions"]),
     }
 

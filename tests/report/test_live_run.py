@@ -29,7 +29,7 @@ def ran(tmp_path, monkeypatch):
         told = {"part": name, "seconds": 30.0, "failed": int(name in failing)}
         return told | ({} if name.endswith("ipynb") else {"passed": 7, "skipped": 1})
 
-    def said(environment):
+    def verdicts(environment):
         live = environment["ATTNLIB_MODE"] == "live"
         return {**PUBLISHED, "b": "confirmed"} if live else PUBLISHED
 
@@ -37,7 +37,7 @@ def ran(tmp_path, monkeypatch):
         "run": run,
         "parts": lambda: PARTS,
         "tree": lambda name: "one",
-        "verdicts": said,
+        "verdicts": verdicts,
         "BUILD": tmp_path / "build",
         "SUMMARY": tmp_path / "live_run.json",
         "identify_gpu": lambda: {"gpu": "NVIDIA H200", "gpu_id": "0a"},
@@ -47,17 +47,21 @@ def ran(tmp_path, monkeypatch):
     return names, slow, failing
 
 
+def said():
+    return json.loads(live_run.SUMMARY.read_text())
+
+
 def test_parts_that_ran_are_not_run_again_and_the_last_one_leaves_a_summary(ran, monkeypatch):
     names, slow, _ = ran
     slow.add(PARTS[1])
     assert live_run.main(100) == 3
-    assert names == PARTS[:2] and not live_run.SUMMARY.exists()
+    assert names == PARTS[:2] and said()["left"] == PARTS[1:]
     slow.clear()
     assert live_run.main(100) == 0
-    assert names[2:] == PARTS[1:]
-    said = json.loads(live_run.SUMMARY.read_text())
-    assert [each["part"] for each in said["parts"]] == PARTS
-    assert said["verdicts"] == {"same": 1, "other": {"b": ["refuted", "confirmed"]}, "of": 3}
+    assert names[2:] == PARTS[1:] and said()["left"] == []
+    assert [each["part"] for each in said()["parts"]] == PARTS
+    verdicts = {"a": ["confirmed", "confirmed"], "b": ["refuted", "confirmed"]}
+    assert (said()["verdicts"], said()["of"]) == (verdicts, 3)
     monkeypatch.setattr(live_run, "tree", lambda name: "another" if name == PARTS[1] else "one")
     assert live_run.main(100) == 0 and names[4:] == PARTS[1:2]
 
@@ -73,12 +77,36 @@ def test_a_part_that_failed_ends_with_status_1_once_all_ran_and_runs_again_last(
     assert live_run.main(100) == 0 and names[5:] == PARTS[:1]
 
 
+def test_another_machine_of_the_kind_goes_on_where_the_published_run_ended(ran, monkeypatch):
+    names, slow, _ = ran
+    slow.add(PARTS[1])
+    live_run.main(100)
+    slow.clear()
+    monkeypatch.setattr(live_run, "BUILD", live_run.BUILD.with_name("elsewhere"))
+    monkeypatch.setattr(live_run, "verdicts", lambda environment: {**PUBLISHED, "b": "open"})
+    monkeypatch.setattr(live_run, "identify_gpu", lambda: {"gpu": "NVIDIA H200", "gpu_id": "0b"})
+    monkeypatch.setenv("GO_ON", "1")
+    assert live_run.main(100) == 0 and names[2:] == PARTS[1:]
+    assert [each["gpu_id"] for each in said()["parts"]] == ["0a", "0b", "0b"]
+    assert said()["verdicts"]["b"] == ["refuted", "confirmed"], "told by the first one alone"
+    monkeypatch.setattr(live_run, "describe_versions", lambda names: {"torch": "2.12.0"})
+    with pytest.raises(SystemExit, match="GO_ON must be .* got NVIDIA H200 with other torch"):
+        live_run.main(100)
+    monkeypatch.delenv("GO_ON")
+    live_run.BUILD.joinpath("parts.jsonl").unlink()
+    assert live_run.main(100) == 0 and names[4:] == PARTS
+
+
 def test_the_report_says_what_ran_and_nothing_before_it_did(ran):
     assert provenance.live_run(live_run.SUMMARY) == {}
+    ran[1].add(PARTS[1])
+    live_run.main(100)
+    assert provenance.live_run(live_run.SUMMARY)["not run yet"] == "test_launch, 02_fa3"
+    ran[1].clear()
     ran[2].add(PARTS[2])
     live_run.main(100)
     told = provenance.live_run(live_run.SUMMARY)
-    assert told["day and GPU"].endswith("NVIDIA H200 0a")
+    assert told["day and GPU"].endswith("NVIDIA H200 0a") and told["not run yet"] == "none"
     assert told["tests"] == "passed 14, skipped 2, failed 0"
     assert told["notebooks"] == "1, 1 failed; all of it took 2 minutes"
     wanted = (
@@ -91,7 +119,8 @@ def test_a_part_runs_again_where_it_or_what_it_stands_on_has_changed(tmp_path, m
     monkeypatch.setattr(live_run, "ROOT", tmp_path)
     parts, both = ("test_c.py", "d.ipynb"), {"attnlib/a.py": [True, True], "d.ipynb": [False, True]}
     tests = ("tests/support/b.py", "tests/conftest.py", "tests/core/conftest.py", "test_c.py")
-    stands_on = both | dict.fromkeys(tests, [True, False])
+    neither = dict.fromkeys(("attnlib/report/e.py", "tests/support/live_run.py"), [False, False])
+    stands_on = both | dict.fromkeys(tests, [True, False]) | neither
     for name in stands_on:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()

@@ -2,9 +2,10 @@
 seconds, and the same command goes on. Exit status 0: all parts ran, 1: one failed, 3: go on.
 
 A part is a file of GPU tests or a notebook, executed live. build/gpu/parts.jsonl has a line per
-part that ran as it is now, build/gpu/data what was measured; what failed runs again, last. When no
-part is left, data/live_run.json says what ran, how long, and which verdicts on published claims are
-the same here.
+part that ran as it is now, build/gpu/data what was measured; what failed runs again, last. At the
+end data/live_run.json says what ran, where, how long, which parts are left, and which verdicts on
+published claims are the same here. With GO_ON=1 parts in that file count as run: another machine
+with such a GPU and these versions goes on.
 """
 
 import hashlib
@@ -37,13 +38,15 @@ LIBRARIES = "torch", "triton", "flashinfer-python", "tokenspeed-fa3", "sgl-flash
 
 
 def tree(part):
-    """A hash of what decides how a part comes out: the package, the part, what tests share."""
+    """A hash of what decides how a part comes out: the package but for its report, the part, what
+    tests share but for this file."""
     shared = ["attnlib/**/*.py"]
     if not part.endswith(".ipynb"):
         shared += ["tests/**/conftest.py", "tests/support/*.py"]
     digest = hashlib.sha256((ROOT / part).read_bytes())
     for path in sorted(path for pattern in shared for path in ROOT.glob(pattern)):
-        digest.update(path.read_bytes())
+        if path.name != "live_run.py" and ROOT / "attnlib" / "report" not in path.parents:
+            digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 
 
@@ -104,50 +107,63 @@ def verdicts(environment):
     return json.loads(ran.stdout)
 
 
-def summary(lines, environment):
-    """What ran, and how verdicts of claims compare with the published ones."""
+def published_run(here):
+    """Parts, verdicts and versions of `SUMMARY`, if it is to be gone on with from `here`."""
+    if os.environ.get("GO_ON") != "1" or not SUMMARY.exists():
+        return [], {}, {}
+    told = json.loads(SUMMARY.read_text())
+    both = told["versions"].keys() & here["versions"]
+    wrong = sorted(name for name in both if told["versions"][name] != here["versions"][name])
+    if wrong or told["gpu"] != here["gpu"]:
+        raise SystemExit(
+            f"GO_ON must be on a machine as in {SUMMARY.name}, {told['gpu']} {told['versions']}, "
+            f"got {here['gpu']} with other {', '.join(wrong) or 'GPU'}"
+        )
+    return told["parts"], told["verdicts"], told["versions"]
+
+
+def summary(here, parts, told, environment):
+    """What ran and what is left, and how verdicts of claims compare with the published ones."""
     published = verdicts({**os.environ, "ATTNLIB_MODE": "replay"})
-    here = {name: word for name, word in verdicts(environment).items() if word not in UNTOLD}
-    other = {
-        name: [published[name], word] for name, word in here.items() if word != published[name]
-    }
-    return {
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        **identify_gpu(),
-        "versions": describe_versions(LIBRARIES),
-        "parts": lines,
-        "verdicts": {"same": len(here) - len(other), "other": other, "of": len(published)},
-    }
+    found = verdicts(environment).items()
+    told = told | {name: [published[name], word] for name, word in found if word not in UNTOLD}
+    left = [name for name, part in parts.items() if part is None]
+    ran = [part for part in parts.values() if part]
+    return {**here, "parts": ran, "left": left, "verdicts": told, "of": len(published)}
 
 
 def main(limit):
-    start = time.monotonic()
+    start, gpu = time.monotonic(), identify_gpu()
     # Beside what is measured lie the published records, which some notebooks show on a GPU too.
     published = {"ignore": shutil.ignore_patterns("*.jsonl*"), "dirs_exist_ok": True}
     shutil.copytree(ROOT / "data" / "records", BUILD / "data" / "records", **published)
+    here = {"gpu": gpu["gpu"], "versions": describe_versions(LIBRARIES)}
+    found, told, versions = published_run(here)
+    here["versions"] = versions | here["versions"]
     journal, now = BUILD / "parts.jsonl", {name: tree(name) for name in parts()}
-    found = (
+    found += (
         [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
     )
-    found = [line for line in found if line.pop("tree") == now.get(line["part"])]
-    done = {line["part"]: line for line in found if not line["failed"]}
-    failed = {line["part"] for line in found} - {*done}
+    found = [part for part in found if part["tree"] == now.get(part["part"])]
+    done = {part["part"]: part for part in found if not part["failed"]}
+    failed = {part["part"] for part in found} - {*done}
     environment = {**os.environ, "ATTNLIB_MODE": "live", "ATTNLIB_DATA": str(BUILD / "data")}
+    where = {"gpu_id": gpu["gpu_id"], "date": time.strftime("%Y-%m-%d", time.gmtime())}
     for name in sorted(now, key=failed.__contains__):
         if name not in done:
             left = limit - (time.monotonic() - start)
-            told = run(name, left, environment) if left > 5 else None
-            if told is None:
+            part = run(name, left, environment) if left > 5 else None
+            if part is None:
                 print(f"{name}: no time left; the same command goes on", flush=True)
-                return 3
-            done[name] = told
+                break
+            done[name] = part | where | {"tree": now[name]}
             with journal.open("a") as file:
-                file.write(json.dumps({**told, "tree": now[name]}) + "\n")
+                file.write(json.dumps(done[name]) + "\n")
         print(done[name], flush=True)
-    said = summary([done[name] for name in now], environment)
+    said = summary(here, {name: done.get(name) for name in now}, told, environment)
     write_whole(SUMMARY, f"{json.dumps(said, indent=1)}\n".encode())
     print(said["verdicts"], flush=True)
-    return int(any(line["failed"] for line in said["parts"]))
+    return 3 if said["left"] else int(any(part["failed"] for part in said["parts"]))
 
 
 if __name__ == "__main__":
