@@ -6,8 +6,10 @@ it was built: two builds from the same records, with the same pinned packages, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +36,8 @@ README_FIGURE = ROOT / "data" / "figures" / "fa3_decode_slowdown.png"
 KEPT_METADATA = ("kernelspec",)
 MACHINE_TAG = "nbval-ignore-output"
 LEFT_OUT = "(depends on the machine, so it is left out of a replayed report: run the notebook)"
+AFRESH = "get_ipython().reset(new_session=True); import pandas; pandas.reset_option('^display')"
+"""Runs between notebooks: no names, cells from 1 on, and the one setting that notebooks change."""
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
@@ -49,11 +53,12 @@ def build_report(
     paths = choose_notebooks(notebooks, only)
     require_writable(out)
     names = [path.stem for path in paths]
-    jobs: list[Callable[[], Any]] = [
-        claims.verdicts,
-        *(partial(render_notebook, path, names) for path in paths),
-    ]
-    checked, *pages = side_by_side(jobs)
+    with _kernels() as kernel:
+        jobs: list[Callable[[], Any]] = [
+            claims.verdicts,
+            *(partial(render_notebook, path, names, kernel) for path in paths),
+        ]
+        checked, *pages = side_by_side(jobs)
     part = f"notebooks {', '.join(page.number for page in pages)}" if only else ""
     studies = published()
     if only:
@@ -116,9 +121,10 @@ def choose_notebooks(folder: Path, only: Sequence[str] = ()) -> list[Path]:
     return [path for number, path in numbers.items() if number in wanted] if only else paths
 
 
-def execute(path: Path, notebook: NotebookNode | None = None) -> NotebookNode:
+def execute(path: Path, notebook: NotebookNode | None = None, kernel: Any = None) -> NotebookNode:
     """The notebook at `path`, or a new one for it, executed in a fresh kernel of this Python.
 
+    A manager of a running `kernel` has it executed there, with nothing defined and counted anew.
     It has no timestamps and no widgets, only what these show to who cannot show widgets.
     RuntimeError names the notebook and the error of the cell that failed.
     """
@@ -129,6 +135,7 @@ def execute(path: Path, notebook: NotebookNode | None = None) -> NotebookNode:
     notebook = notebook or nbformat.read(path, as_version=4)
     client = NotebookClient(
         notebook,
+        km=kernel,
         timeout=CELL_TIMEOUT_S,
         kernel_name="python3",
         record_timing=False,
@@ -136,10 +143,15 @@ def execute(path: Path, notebook: NotebookNode | None = None) -> NotebookNode:
         shutdown_kernel="immediate",
         resources={"metadata": {"path": str(path.parent)}},
     )
+    if kernel:
+        client.on_notebook_start = lambda **_: client.kc.execute(AFRESH, silent=True)
     try:
         client.execute()
     except CellExecutionError as error:
         raise RuntimeError(f"{path.name} failed: {error.ename}: {error.evalue}") from error
+    finally:
+        if kernel and client.kc:
+            client.kc.stop_channels()
     for output in (output for cell in notebook.cells for output in cell.get("outputs", ())):
         # Without the kernel that made it a widget is an error message.
         output.get("data", {}).pop(WIDGET, None)
@@ -156,9 +168,36 @@ def side_by_side(jobs: Sequence[Callable[[], Any]]) -> list[Any]:
             pool.shutdown(cancel_futures=True)
 
 
-def render_notebook(path: Path, names: Sequence[str] = ()) -> Page:
+@contextmanager
+def _kernels() -> Iterator[Callable[[], Any]]:
+    """What gives each thread that asks a manager of a kernel, which ends with this; on a GPU None.
+
+    Kernels that start, import pandas and read records were two fifths of a report. That a notebook
+    stands by itself is not checked here: nbval gives each a kernel of its own.
+    """
+    from jupyter_client import AsyncKernelManager
+    from jupyter_core.utils import run_sync
+
+    own, started = threading.local(), []
+
+    def kernel() -> Any:
+        if not hasattr(own, "kernel") and mode() == "replay":
+            own.kernel = AsyncKernelManager(kernel_name="python3")
+            started.append(own.kernel)
+        return getattr(own, "kernel", None)
+
+    try:
+        yield kernel
+    finally:
+        for manager in started:
+            run_sync(manager.shutdown_kernel)(now=True)
+
+
+def render_notebook(
+    path: Path, names: Sequence[str] = (), kernel: Callable[[], Any] = lambda: None
+) -> Page:
     """Execute a notebook and convert it to a part of the page; `names` are all its notebooks."""
-    notebook = execute(path)
+    notebook = execute(path, kernel=kernel())
     if mode() == "replay":
         _leave_out_machine(notebook)
     named = studies_of(cell.source for cell in notebook.cells if cell.cell_type == "code")

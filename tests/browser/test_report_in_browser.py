@@ -31,7 +31,7 @@ def report(browser, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("ATTNLIB_DATA", raising=False)
         patch.setenv("ATTNLIB_MODE", "replay")
-        patch.setattr(html, "execute", lambda path: nbformat.read(path, as_version=4))
+        patch.setattr(html, "execute", lambda path, **_: nbformat.read(path, as_version=4))
         return html.build_report(out)
 
 

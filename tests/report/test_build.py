@@ -1,5 +1,6 @@
 """The report: one file, nothing loaded from elsewhere, the same bytes every time."""
 
+import os
 import re
 from unittest.mock import Mock
 
@@ -133,6 +134,27 @@ def test_a_failing_cell_names_the_notebook_and_leaves_the_old_report(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["02_bad.ipynb", "index.html"]
     with pytest.raises(ValueError, match="notebooks must be a folder with .ipynb files"):
         html.build_report(out, tmp_path / "gone")
+
+
+@pytest.mark.kernel
+def test_notebooks_that_share_a_kernel_find_nothing_of_each_other(tmp_path, monkeypatch):
+    wide = "pd.set_option('display.max_colwidth', 7)"
+    first = write_notebook(tmp_path, "01_a", f"import pandas as pd, os\n{wide}\nos.getpid()")
+    seen = "import os, pandas\n'pd' in globals(), pandas.options.display.max_colwidth, os.getpid()"
+    second = write_notebook(tmp_path, "02_b", seen)
+    monkeypatch.setenv("ATTNLIB_MODE", "replay")
+    with html._kernels() as kernel:
+        (_, before), (_, after) = (
+            html.execute(path, kernel=kernel()).cells for path in (first, second)
+        )
+    pid = int(before.outputs[0].data["text/plain"])
+    assert after.outputs[0].data["text/plain"] == f"(False, 50, {pid})"
+    assert (after.execution_count, pid != os.getpid()) == (1, True)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    monkeypatch.setattr(html, "mode", lambda: "live")
+    with html._kernels() as kernel:
+        assert kernel() is None, "what is timed starts afresh"
 
 
 def test_refresh_refuses_to_write_live_outputs(monkeypatch, tmp_path):
