@@ -37,7 +37,7 @@ KEPT_METADATA = ("kernelspec",)
 MACHINE_TAG = "nbval-ignore-output"
 LEFT_OUT = "(depends on the machine, so it is left out of a replayed report: run the notebook)"
 AFRESH = "get_ipython().reset(new_session=True); import pandas; pandas.reset_option('^display')"
-"""Runs between notebooks: no names, cells from 1 on, and the one setting that notebooks change."""
+"""Before each notebook of a kernel that others share: pandas' options are all that they set."""
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
@@ -124,7 +124,8 @@ def choose_notebooks(folder: Path, only: Sequence[str] = ()) -> list[Path]:
 def execute(path: Path, notebook: NotebookNode | None = None, kernel: Any = None) -> NotebookNode:
     """The notebook at `path`, or a new one for it, executed in a fresh kernel of this Python.
 
-    A manager of a running `kernel` has it executed there, with nothing defined and counted anew.
+    Given the manager of a `kernel`, in that one, started if need be: with no name of a notebook
+    before, and cells from 1 on.
     It has no timestamps and no widgets, only what these show to who cannot show widgets.
     RuntimeError names the notebook and the error of the cell that failed.
     """
