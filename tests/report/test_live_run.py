@@ -117,18 +117,38 @@ def test_the_report_says_what_ran_and_nothing_before_it_did(ran):
 
 def test_a_part_runs_again_where_it_or_what_it_stands_on_has_changed(tmp_path, monkeypatch):
     monkeypatch.setattr(live_run, "ROOT", tmp_path)
-    parts, both = ("test_c.py", "d.ipynb"), {"attnlib/a.py": [True, True], "d.ipynb": [False, True]}
-    tests = ("tests/support/b.py", "tests/conftest.py", "tests/core/conftest.py", "test_c.py")
-    neither = dict.fromkeys(("attnlib/report/e.py", "tests/support/live_run.py"), [False, False])
-    stands_on = both | dict.fromkeys(tests, [True, False]) | neither
+    parts = "test_c.py", "d.ipynb"
+    tests = "tests/support/b.py", "tests/conftest.py", "tests/core/conftest.py"
+    neither = "attnlib/report/e.py", "tests/support/live_run.py"
+    stands_on = {
+        "attnlib/a.py": [True, True],
+        **dict.fromkeys(tests, [True, False]),
+        **dict.fromkeys(neither, [False, False]),
+        "attnlib/studies/named/study.py": [True, False],
+        "attnlib/studies/lender/study.py": [True, False],
+        "attnlib/studies/other/study.py": [False, False],
+        "test_c.py": [True, False],
+        "d.ipynb": [False, True],
+    }
+    says = {"test_c.py": "named", "attnlib/studies/named/study.py": "lender"}
     for name in stands_on:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
+        (tmp_path / name).write_text(says.get(name, ""))
+    (tmp_path / "d.ipynb").write_text(notebook("1", "2"))
     for name, changed in stands_on.items():
         before = [live_run.tree(part) for part in parts]
-        (tmp_path / name).write_text("1")
+        (tmp_path / name).write_text(
+            notebook("3", "2") if name == "d.ipynb" else f"{says.get(name)} 1"
+        )
         now = [live_run.tree(part) for part in parts]
-        assert [old != new for old, new in zip(before, now, strict=True)] == changed
+        assert [old != new for old, new in zip(before, now, strict=True)] == changed, name
+    (tmp_path / "d.ipynb").write_text(notebook("3", "what it found"))
+    assert live_run.tree("d.ipynb") == now[1]
+
+
+def notebook(code, prose):
+    cells = {"cell_type": "code", "source": [code]}, {"cell_type": "markdown", "source": [prose]}
+    return json.dumps({"cells": cells})
 
 
 def test_every_file_with_gpu_tests_and_every_notebook_is_a_part():

@@ -38,14 +38,27 @@ LIBRARIES = "torch", "triton", "flashinfer-python", "tokenspeed-fa3", "sgl-flash
 
 
 def tree(part):
-    """A hash of what decides how a part comes out: the package but for its report, the part, what
-    tests share but for this file."""
-    shared = ["attnlib/**/*.py"]
-    if not part.endswith(".ipynb"):
-        shared += ["tests/**/conftest.py", "tests/support/*.py"]
-    digest = hashlib.sha256((ROOT / part).read_bytes())
-    for path in sorted(path for pattern in shared for path in ROOT.glob(pattern)):
-        if path.name != "live_run.py" and ROOT / "attnlib" / "report" not in path.parents:
+    """A hash of what decides how a part comes out: its code, what tests share but for this file,
+    and the package but for its report and studies that none of these names, nor one that is named.
+
+    A list of all studies names none: one more is no other part's.
+    """
+    own, shared = (ROOT / part).read_text(), []
+    if part.endswith(".ipynb"):
+        cells = json.loads(own)["cells"]
+        own = "\n".join("".join(each["source"]) for each in cells if each["cell_type"] == "code")
+    else:
+        names = "**/conftest.py", "support/*.py"
+        paths = (path for name in names for path in (ROOT / "tests").glob(name))
+        shared = sorted(path for path in paths if path.name != "live_run.py")
+    said = own + "".join(path.read_text() for path in shared)
+    left = {path for path in (ROOT / "attnlib" / "studies").glob("*") if path.is_dir()}
+    while named := {path for path in left if path.name in said}:
+        left -= named
+        said += "".join(file.read_text() for path in named for file in path.glob("*.py"))
+    digest = hashlib.sha256(own.encode())
+    for path in (*sorted(ROOT.glob("attnlib/**/*.py")), *shared):
+        if {ROOT / "attnlib" / "report", *left}.isdisjoint(path.parents):
             digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 

@@ -1,0 +1,1 @@
+"""XQA, vLLM's decode on Hopper through FlashInfer, beside what else could run there."""
