@@ -27,6 +27,7 @@ from attnlib.studies import (
     roofline,
     scheduler_metadata,
     sparse_mla,
+    xqa_rivals,
 )
 from attnlib.studies.fa3_decode_regression import figures, tables
 from attnlib.studies.fa3_decode_regression.study import FIXED, HEADLINE, REGRESSED, VARIANTS
@@ -120,6 +121,7 @@ DRAWN = {
         bounded(sparse_mla.bound_chart),
         sparse_mla.overflow_chart,
     ),
+    "xqa_rivals": (xqa_rivals.over_chart,),
 }
 EVERY = [(study, place) for study, drawn in DRAWN.items() for place in range(len(drawn))]
 WORDS = r"us|tokens|requests|MiB|TFLOP/s|FLOP per byte|release|ratio|time|floor|heads per GPU"

@@ -1,13 +1,24 @@
 """XQA beside its rivals: right on made-up records, whole on those that a live notebook measures."""
 
+from dataclasses import replace
+
 import pytest
+from matplotlib.collections import PathCollection
 from support.published import live, published
 
 from attnlib.core.backends.limits import why_not
 from attnlib.kinds.item import Item
 from attnlib.run import store
 from attnlib.studies import xqa_rivals
-from attnlib.studies.xqa_rivals.study import CASES, FLASHINFER, LAYERS, RELEASE, SHAPES
+from attnlib.studies.xqa_rivals.study import (
+    CASES,
+    FLASH_ATTENTION,
+    FLASHINFER,
+    LAYERS,
+    RELEASE,
+    SHAPES,
+    XQA,
+)
 
 
 def test_each_layer_is_one_that_xqa_takes_and_half_of_the_shapes_give_a_head_one_block():
@@ -26,7 +37,20 @@ def without_flash_attention(name):
 def test_every_table_stands_on_what_a_live_notebook_measures(of):
     frame = of("xqa_rivals")
     assert xqa_rivals.over_rival(frame).loc["Llama-3.1-8B", "one long"]
-    assert len(xqa_rivals.counts(frame)) >= 4
+    assert len(counts := xqa_rivals.counts(frame)) >= 4 and counts["median"].dtype == float
+    parts = xqa_rivals.parts_table(frame)
+    assert len(parts) == (6 if of is published else 1) and parts["ns per token"].notna().all()
+    assert parts["FlashAttention-3, precomputed"].isna().all() == (of is without_flash_attention)
+    assert len(xqa_rivals.over_chart(frame).axes) == 3
+    assert xqa_rivals.over_rival(frame, FLASH_ATTENTION).shape == (len(LAYERS), len(SHAPES))
+
+
+def test_where_xqa_did_not_run_every_table_is_there_and_empty():
+    frame = live("xqa_rivals")
+    frame = frame[frame.backend != XQA]
+    assert xqa_rivals.counts(frame).empty and not xqa_rivals.over_rival(frame).any(axis=None)
+    assert xqa_rivals.parts_table(frame)["ns per token"].isna().all()
+    assert xqa_rivals.parts_table(frame[:0]).empty and xqa_rivals.over_chart(frame).axes
 
 
 def test_a_shape_has_its_names_and_a_long_request_is_counted_apart(make_record):
@@ -46,3 +70,26 @@ def test_a_shape_has_its_names_and_a_long_request_is_counted_apart(make_record):
     table = xqa_rivals.counts(frame).set_index("pair")
     assert table.loc["XQA over fa2 planned, one long", "median"] == pytest.approx(10)
     assert table.loc["XQA over fa2, others", "faster"] == 1
+    (axis, other, _) = xqa_rivals.over_chart(frame).axes
+    (dots,) = (c for c in axis.collections if isinstance(c, PathCollection))
+    assert dots.get_offsets()[:, 0].tolist() == pytest.approx([0.5, 5], rel=1e-3)
+    assert dots.get_offsets()[:, 1].round().tolist() == [2, 5] and not other.collections
+
+
+@pytest.mark.parametrize(
+    ("layer", "parts", "tokens"),
+    [("Llama-3.1-8B", 1, 65536), ("Llama-3.1-70B on 8", 4, 16384), ("Llama-2-7B", 1, 65536)],
+)
+def test_a_block_of_the_long_request_has_the_tokens_that_the_launch_rule_gives_it(
+    make_record, layer, parts, tokens
+):
+    case = CASES[6 * [*LAYERS].index(layer) + 5]
+    for round_, us in enumerate((640.0, 660.0, 650.0)):
+        item = Item(XQA, "graph-cold", case, RELEASE)
+        record = make_record(item=item, round=round_, run_us=(us,))
+        store.append(replace(record, machine=record.machine | {"num_sms": 132}))
+    (machine,) = store.machines("demo")
+    (row,) = xqa_rivals.parts_table(store.load("demo", machine)).reset_index().to_dict("records")
+    assert (row["layer"], row["parts"], row["tokens of a block"]) == (layer, parts, tokens)
+    assert row["blocks"] == 32 * row["KV heads"] * parts and row["XQA"] == 650
+    assert row["ns per token"] == round(650_000 / tokens, 1) and row["fa2"] != row["fa2"]

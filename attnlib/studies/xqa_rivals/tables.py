@@ -1,22 +1,31 @@
 """XQA over its rivals, shape by shape, L2 cold; each rival's shapes are judged as one table."""
 
+import numpy as np
 import pandas as pd
 
-from ...run.frame import FA2, LABELS, decode_rows, over, tally
+from ...run.frame import FA2, LABELS, decode_rows, over, tally, times
 from .study import COLD, FLASH_ATTENTION, FLASHINFER, LAYERS, SHAPES, XQA
 
 RIVALS = (*FLASHINFER[1:], FLASH_ATTENTION)
 _LAYER = {spec: name for name, spec in LAYERS.items()}
 _SHAPE = {shape: name for name, shape in SHAPES.items()}
+TILE_TOKENS = 256
+"""Of a block of XQA at a time: it has four warps side by side, of 64 tokens each."""
+
+
+def named(found: pd.DataFrame) -> pd.DataFrame:
+    """`found`, a row per case, with the names of its `layer` and `shape`."""
+    shapes = zip(found.batch_size, found.kv_len, found.lengths, strict=True)
+    layers = [_LAYER[case.spec] for case in found.case]
+    return found.assign(layer=layers, shape=[_SHAPE[shape] for shape in shapes])
 
 
 def over_rival(frame: pd.DataFrame, rival: str = FA2) -> pd.DataFrame:
     """Ratio and verdict on XQA: a row per layer, a column per shape; empty where nothing pairs."""
-    found = over(decode_rows(frame, timer=COLD[0]), XQA, rival)
+    found = named(over(decode_rows(frame, timer=COLD[0]), XQA, rival))
     table = pd.DataFrame("", [*LAYERS], [*SHAPES])
     for row in found.itertuples():
-        shape = row.case.batch_size, row.case.kv_len, row.case.lengths
-        table.loc[_LAYER[row.case.spec], _SHAPE[shape]] = f"{row.ratio:.2f} {row.verdict}"
+        table.loc[row.layer, row.shape] = f"{row.ratio:.2f} {row.verdict}"
     return table.rename_axis("XQA over " + LABELS[rival])
 
 
@@ -27,4 +36,24 @@ def counts(frame: pd.DataFrame) -> pd.DataFrame:
         found = over(rows, XQA, rival)
         kind = (found.lengths == "one_long").map({True: ", one long", False: ", others"})
         parts.append(found.assign(pair="XQA over " + LABELS[rival] + kind))
-    return tally(pd.concat(parts, ignore_index=True), "pair")
+    there = [part for part in parts if len(part)] or parts[:1]  # An empty one has no floats.
+    return tally(pd.concat(there, ignore_index=True), "pair")
+
+
+def parts_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """One long request among short ones, by XQA's launch rule; times are microseconds.
+
+    The rule is FlashInfer's (`nbSubSeqPerSeq` in csrc/xqa/mha.cu). `ns per token` is XQA's time
+    over the tokens of the long request that one of its blocks reads.
+    """
+    rows = decode_rows(frame, timer=COLD[0])
+    long = named(times(rows[rows.lengths == "one_long"])).set_index("layer")
+    long = long.loc[[layer for layer in LAYERS if layer in long.index]]
+    heads = long.batch_size * long.num_kv_heads
+    parts = np.minimum(np.maximum(1, frame.num_sms.max() // heads), -(-long.kv_len // TILE_TOKENS))
+    table = long[["head_dim", "num_kv_heads"]].rename(columns={"num_kv_heads": "KV heads"})
+    table = table.assign(parts=parts, blocks=heads * parts)
+    table["tokens of a block"] = tokens = -(-long.kv_len // parts)
+    us = long.reindex(columns=[XQA, *RIVALS])
+    table["ns per token"] = (1e3 * us[XQA] / tokens).round(1)
+    return table.join(us.round(1).rename(columns=LABELS))
