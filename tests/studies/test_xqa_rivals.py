@@ -21,7 +21,7 @@ from attnlib.studies.xqa_rivals.study import (
 )
 
 
-def test_each_layer_is_one_that_xqa_takes_and_half_of_the_shapes_give_it_one_part():
+def test_each_layer_is_one_that_xqa_takes_and_ten_of_eighteen_give_it_one_part():
     assert not any(why_not("xqa", spec, mode="decode", release=RELEASE) for spec in LAYERS.values())
     heads = {spec.num_kv_heads for spec in LAYERS.values()}
     alone = [h * n > 66 for h in heads for n, *_ in SHAPES.values()]
@@ -31,7 +31,7 @@ def test_each_layer_is_one_that_xqa_takes_and_half_of_the_shapes_give_it_one_par
 
 def without_flash_attention(name):
     frame = live(name)
-    return frame[frame.backend != "fa3-precomputed"]
+    return frame[frame.backend != FLASH_ATTENTION]
 
 
 @pytest.mark.parametrize("of", [published, live, without_flash_attention])
