@@ -46,6 +46,9 @@ PROFILED_CALLS = 20
 COLD_L2_MULTIPLE = 2
 SETTLED = 0.01
 """Two windows in a row whose medians differ by less."""
+LIGHT_US, WINDOW_US = 30.0, 100_000.0
+"""A call that takes longer has windows of so much work: under load a GPU lowers its clock in steps,
+25 to 90 ms after the start, and two shorter windows agree before the first of them."""
 HEAVY_US, HEAVY_SETTLE_US = 1000.0, 1_000_000.0
 """A call that takes longer draws so much power that clocks follow it for about a second."""
 MOST_SETTLE_US = 5_000_000.0
@@ -207,12 +210,15 @@ def _eager_us(call: Call, calls: int) -> float:
 def settle(sample: Callable[[], float], calls: int) -> float:
     """Take samples of `calls` calls until they last as long as before; microseconds spent.
 
-    Two windows of `MIN_SAMPLES` in a row must agree (`SETTLED`), heavy calls run `HEAVY_SETTLE_US`
-    at least; after `MOST_SETTLE_US` it ends all the same, and a drift shows in the samples.
+    Two windows of `MIN_SAMPLES` in a row must agree (`SETTLED`), of `WINDOW_US` at least unless a
+    call is light; heavy calls run `HEAVY_SETTLE_US` at least. After `MOST_SETTLE_US` it ends all the
+    same, and a drift shows in the samples.
     """
     spent, before = 0.0, float("inf")
     while spent < MOST_SETTLE_US:
         window = [sample() for _ in range(MIN_SAMPLES)]
+        while window[0] / calls > LIGHT_US and sum(window) < WINDOW_US:
+            window.append(sample())
         spent, now = spent + sum(window), median(window)
         least = HEAVY_SETTLE_US if now / calls > HEAVY_US else 0.0
         if spent >= least and abs(now / before - 1) < SETTLED:

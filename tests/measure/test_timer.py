@@ -49,20 +49,27 @@ def test_a_rotation_that_cannot_be_cold_is_refused(count):
 
 
 @pytest.mark.parametrize(
-    ("call_us", "samples", "windows"),
+    ("call_us", "samples", "count"),
     [
-        (10.0, [100.0] * 99, 2),
-        (10.0, [*[130.0] * 7, *[110.0] * 7, *[100.0] * 99], 4),
-        (2000.0, [20_000.0] * 999, 8),
-        (2000.0, [20_000.0 * 0.98 ** (n // 7) for n in range(999)], 63),
+        (10.0, [100.0] * 99, 14),
+        (10.0, [*[130.0] * 7, *[110.0] * 7, *[100.0] * 99], 28),
+        (459.0, [*[1836.0] * 50, *[1940.0] * 999], 55 + 52 + 52),
+        (2000.0, [20_000.0] * 999, 56),
+        (2000.0, [20_000.0 * 1.02 ** (n // 7) for n in range(999)], 196),
     ],
-    ids=["steady at once", "a first windows long", "heavy for a second", "never, and it ends"],
+    ids=[
+        "steady at once",
+        "light and slow first",
+        "steps later",
+        "heavy for a second",
+        "never ends",
+    ],
 )
-def test_work_runs_until_two_windows_agree_and_heavy_work_for_a_second(call_us, samples, windows):
+def test_work_runs_until_two_windows_agree_and_heavy_work_for_a_second(call_us, samples, count):
     told = iter(samples)
     calls = round(samples[0] / call_us)
     spent = timer.settle(lambda: next(told), calls)
-    assert spent == pytest.approx(sum(samples[: windows * timer.MIN_SAMPLES]), abs=1)
+    assert spent == pytest.approx(sum(samples[:count]), abs=1)
 
 
 def test_load_is_read_while_each_sample_runs(monkeypatch):
