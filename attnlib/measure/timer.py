@@ -210,9 +210,9 @@ def _eager_us(call: Call, calls: int) -> float:
 def settle(sample: Callable[[], float], calls: int) -> float:
     """Take samples of `calls` calls until they last as long as before; microseconds spent.
 
-    Two windows of `MIN_SAMPLES` in a row must agree (`SETTLED`), of `WINDOW_US` at least unless a
-    call is light; heavy calls run `HEAVY_SETTLE_US` at least. After `MOST_SETTLE_US` it ends all the
-    same, and a drift shows in the samples.
+    Two windows of `MIN_SAMPLES` in a row must agree (`SETTLED`), `WINDOW_US` long unless a call is
+    light; heavy calls run `HEAVY_SETTLE_US` at least. After `MOST_SETTLE_US` it ends all the same,
+    and a drift shows in the samples.
     """
     spent, before = 0.0, float("inf")
     while spent < MOST_SETTLE_US:

@@ -57,13 +57,7 @@ def test_a_rotation_that_cannot_be_cold_is_refused(count):
         (2000.0, [20_000.0] * 999, 56),
         (2000.0, [20_000.0 * 1.02 ** (n // 7) for n in range(999)], 196),
     ],
-    ids=[
-        "steady at once",
-        "light and slow first",
-        "steps later",
-        "heavy for a second",
-        "never ends",
-    ],
+    ids=["steady at once", "slow first", "steps later", "heavy for a second", "never, and it ends"],
 )
 def test_work_runs_until_two_windows_agree_and_heavy_work_for_a_second(call_us, samples, count):
     told = iter(samples)
