@@ -32,7 +32,7 @@ class PagedKV:
         if self.k_cache.shape[1:] != wanted:
             raise ValueError(
                 f"cache must have pages of [page_size, num_kv_heads, head_dim] {list(wanted)} as "
-                f"the plan's batch, got {list(self.k_cache.shape[1:])}"
+                f"the batch, got {list(self.k_cache.shape[1:])}"
             )
 
     def clone(self) -> "PagedKV":

@@ -9,7 +9,7 @@ from support.backend_calls import DECODE, backend_for
 from attnlib.core import backends
 from attnlib.core.backends import fa3
 from attnlib.core.backends.table import FAMILY_OF
-from attnlib.core.batch import DecodeBatch
+from attnlib.core.batch import DecodeBatch, PagedKV
 from attnlib.core.schedule.fa3 import precompute
 from attnlib.core.schedule.splits import max_words
 from attnlib.core.spec import AttnSpec
@@ -62,6 +62,9 @@ def test_queries_that_do_not_fit_the_batch_are_refused(fake_fa3):
         fa3.attend(work.q, work.kv, work.batch, q_len=2)
     with pytest.raises(ValueError, match="must share head_dim and dtype"):
         fa3.attend(work.q.half(), work.kv, work.batch)
+    halves = (cache.view(-1, 8, 2, 64) for cache in (work.kv.k_cache, work.kv.v_cache))
+    with pytest.raises(ValueError, match=r"cache must have pages of .* \[16, 2, 64\] .* got \[8,"):
+        fa3.attend(work.q, PagedKV(*halves), work.batch)
     assert fake_fa3.launched == []
 
 

@@ -1,6 +1,8 @@
 """`make gpu` in parts, with a stand-in for what runs them."""
 
 import json
+import os
+import threading
 
 import pytest
 from support import live_run
@@ -10,6 +12,7 @@ from attnlib.run import store
 from attnlib.studies import STUDIES
 
 PARTS = ["tests/core/test_fa3.py", "tests/core/test_launch.py", "notebooks/02_fa3.ipynb"]
+GPU = {"0": {"gpu": "NVIDIA H200", "gpu_id": "0a"}}
 PUBLISHED = {"a": "confirmed", "b": "refuted", "c": "open"}
 
 
@@ -40,7 +43,9 @@ def ran(tmp_path, monkeypatch):
         "verdicts": verdicts,
         "BUILD": tmp_path / "build",
         "SUMMARY": tmp_path / "live_run.json",
-        "identify_gpu": lambda: {"gpu": "NVIDIA H200", "gpu_id": "0a"},
+        "code": lambda name: "",
+        "load_claims": lambda: PUBLISHED,
+        "gpus": lambda: GPU,
         "describe_versions": lambda names: {"torch": "2.11.0"},
     }.items():
         monkeypatch.setattr(live_run, name, value)
@@ -84,7 +89,7 @@ def test_another_machine_of_the_kind_goes_on_where_the_published_run_ended(ran, 
     slow.clear()
     monkeypatch.setattr(live_run, "BUILD", live_run.BUILD.with_name("elsewhere"))
     monkeypatch.setattr(live_run, "verdicts", lambda environment: {**PUBLISHED, "b": "open"})
-    monkeypatch.setattr(live_run, "identify_gpu", lambda: {"gpu": "NVIDIA H200", "gpu_id": "0b"})
+    monkeypatch.setattr(live_run, "gpus", lambda: {"0": {**GPU["0"], "gpu_id": "0b"}})
     monkeypatch.setenv("GO_ON", "1")
     assert live_run.main(100) == 0 and names[2:] == PARTS[1:]
     assert [each["gpu_id"] for each in said()["parts"]] == ["0a", "0b", "0b"]
@@ -95,6 +100,45 @@ def test_another_machine_of_the_kind_goes_on_where_the_published_run_ended(ran, 
     monkeypatch.delenv("GO_ON")
     live_run.BUILD.joinpath("parts.jsonl").unlink()
     assert live_run.main(100) == 0 and names[4:] == PARTS
+
+
+def test_gpus_of_a_kind_share_the_parts_and_a_study_is_measured_on_one(ran, monkeypatch):
+    names, _, _ = ran
+    books = [f"notebooks/{number}.ipynb" for number in "abcd"]
+    measures = dict(zip(books, [["one"], ["two"], ["three"], ["one", "three"]], strict=True))
+    together = [books[0], books[2], books[3]]
+
+    def code(name):
+        found = measures.get(name, ())
+        return "\n".join(f'load_or_measure(STUDIES["{study}"])' for study in found)
+
+    def verdicts(environment):
+        here = environment.get("CUDA_VISIBLE_DEVICES")
+        return PUBLISHED | {"b": "confirmed"} if here == "3" else PUBLISHED
+
+    run, asked, both = live_run.run, [], threading.Barrier(2, timeout=60)
+
+    def meet(name, seconds, environment):
+        asked.append(environment["CUDA_VISIBLE_DEVICES"])
+        if len(asked) <= 2:
+            both.wait()
+        return run(name, seconds, environment)
+
+    kinds = {"3": GPU["0"], "5": {**GPU["0"], "gpu_id": "0b"}}
+    for name, value in {
+        "parts": lambda: [PARTS[0], *books],
+        "code": code,
+        "gpus": lambda: kinds,
+        "run": meet,
+        "verdicts": verdicts,
+    }.items():
+        monkeypatch.setattr(live_run, name, value)
+    assert [*live_run.chains(live_run.parts())] == [[PARTS[0]], [books[1]], together]
+    assert live_run.main(100) == 0
+    assert {*asked[:2]} == {"3", "5"} and sorted(names) == sorted([PARTS[0], *books])
+    where = {each["part"]: each["gpu_id"] for each in said()["parts"]}
+    assert len({where[name] for name in together}) == 1 and {*where.values()} == {"0a", "0b"}
+    assert said()["verdicts"]["b"] == ["refuted", "confirmed"], "the one that differs is told"
 
 
 def test_the_report_says_what_ran_and_nothing_before_it_did(ran):
@@ -164,7 +208,8 @@ def test_what_pytest_says_of_a_file_is_counted(tmp_path, monkeypatch):
     marks = "import pytest\npytestmark = pytest.mark.gpu\n@pytest.mark.skip\ndef test_c(): 0\n"
     tests = "def test_a(): pass\ndef test_b(): raise OSError('/a/f')\n"
     (tmp_path / "test_it.py").write_text(marks + tests)
-    told = live_run.run("test_it.py", 60, None)
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "0"}
+    told = live_run.run("test_it.py", 60, environment)
     assert {word: told[word] for word in provenance.PART_COUNTS} == {
         "passed": 1,
         "skipped": 1,
@@ -172,7 +217,7 @@ def test_what_pytest_says_of_a_file_is_counted(tmp_path, monkeypatch):
     }
     assert "1 failed" in told["reason"] and "OSError: f\n" in told["reason"], "without folders"
     (tmp_path / "test_it.py").write_text(f"{marks}import os\ndef test_a(): os._exit(3)\n")
-    dead = live_run.run("test_it.py", 60, None)
+    dead = live_run.run("test_it.py", 60, environment)
     assert (dead["failed"], dead.get("passed")) == (1, None), "nothing of the part before"
     (tmp_path / "test_it.py").write_text("def test_a(): pass\n")
-    assert live_run.run("test_it.py", 60, None)["failed"] == 0
+    assert live_run.run("test_it.py", 60, environment)["failed"] == 0

@@ -1,27 +1,34 @@
 """All that needs a GPU, in parts: `make gpu`; with LIMIT=540 in front it stops after so many
 seconds, and the same command goes on. Exit status 0: all parts ran, 1: one failed, 3: go on.
 
-A part is a file of GPU tests or a notebook, executed live. build/gpu/parts.jsonl has a line per
-part that ran as it is now, build/gpu/data what was measured; what failed runs again, last. At the
-end data/live_run.json says what ran, where, how long, which parts are left, and which verdicts on
-published claims are the same here. With GO_ON=1 parts in that file count as run: another machine
-with such a GPU and these versions goes on.
+A part is a file of GPU tests or a notebook, executed live; several GPUs of one kind take turns.
+build/gpu/parts.jsonl has a line per part that ran as it is now, build/gpu/data what was measured;
+what failed runs again, last. data/live_run.json says what ran, where, how long, which parts are
+left, and at the end which verdicts on published claims are the same here. With GO_ON=1 parts in
+that file count as run: another machine with such a GPU and these versions goes on.
 """
 
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 from xml.etree import ElementTree
+
+import torch
 
 from attnlib.measure.files import write_whole
 from attnlib.measure.machine import describe_versions, identify_gpu
 from attnlib.report.build import choose_notebooks
 from attnlib.run.record import strip_folders
+from attnlib.studies.claims import load_claims
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD, SUMMARY = ROOT / "build" / "gpu", ROOT / "data" / "live_run.json"
@@ -37,17 +44,23 @@ NO_TESTS = 5
 LIBRARIES = "torch", "triton", "flashinfer-python", "tokenspeed-fa3", "sgl-flash-mla", "sglang"
 
 
+def code(part):
+    """What a part runs: the text of its file, or a notebook's code cells."""
+    text = (ROOT / part).read_text()
+    if not part.endswith(".ipynb"):
+        return text
+    cells = json.loads(text)["cells"]
+    return "\n".join("".join(each["source"]) for each in cells if each["cell_type"] == "code")
+
+
 def tree(part):
     """A hash of what decides how a part comes out: its code, what tests share but for this file,
     and the package but for its report and studies that none of these names, nor one that is named.
 
     A list of all studies names none: one more is no other part's.
     """
-    own, shared = (ROOT / part).read_text(), []
-    if part.endswith(".ipynb"):
-        cells = json.loads(own)["cells"]
-        own = "\n".join("".join(each["source"]) for each in cells if each["cell_type"] == "code")
-    else:
+    own, shared = code(part), []
+    if not part.endswith(".ipynb"):
         names = "**/conftest.py", "support/*.py"
         paths = (path for name in names for path in (ROOT / "tests").glob(name))
         shared = sorted(path for path in paths if path.name != "live_run.py")
@@ -71,9 +84,33 @@ def parts():
     return [str(path.relative_to(ROOT)) for path in (*files, *choose_notebooks(ROOT / "notebooks"))]
 
 
+def chains(names):
+    """`names` in lists, each for one GPU: notebooks that measure a study in common do it once."""
+    found = []
+    for name in names:
+        measured = {*re.findall(r'load_or_measure\(STUDIES\["(\w+)"', code(name))}
+        akin = [each for each in found if measured & each[1]]
+        found = [each for each in found if each not in akin]
+        chain = [*(n for names, _ in akin for n in names), name]
+        found.append((chain, measured.union(*(more for _, more in akin))))
+    return deque(chain for chain, _ in found)
+
+
+def gpus():
+    """The GPUs that PyTorch sees, all of one kind: CUDA's word for each -> its name and id."""
+    words = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    found = {}
+    for number in range(torch.cuda.device_count()):
+        with torch.cuda.device(number):
+            found[words[number] if words[0] else str(number)] = identify_gpu()
+    if len({each["gpu"] for each in found.values()}) != 1:
+        raise SystemExit(f"make gpu must have CUDA GPUs of one kind, got {found or 'none'}")
+    return found
+
+
 def run(name, seconds, environment):
     """A line for a part: what came of it. None if it did not end in time."""
-    start, xml = time.monotonic(), BUILD / "tests.xml"
+    start, xml = time.monotonic(), BUILD / f"tests-{environment['CUDA_VISIBLE_DEVICES']}.xml"
     xml.unlink(missing_ok=True)  # a process that dies leaves none, and the last part's is not its
     tests = ["-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={xml}", name]
     # A process waits for each of FlashInfer's modules to be compiled; what is timed runs alone.
@@ -135,46 +172,78 @@ def published_run(here):
     return told["parts"], told["verdicts"], told["versions"]
 
 
-def summary(here, parts, told, environment):
-    """What ran and what is left, and how verdicts of claims compare with the published ones."""
-    published = verdicts({**os.environ, "ATTNLIB_MODE": "replay"})
-    found = verdicts(environment).items()
-    told = told | {name: [published[name], word] for name, word in found if word not in UNTOLD}
-    left = [name for name, part in parts.items() if part is None]
-    ran = [part for part in parts.values() if part]
-    return {**here, "parts": ran, "left": left, "verdicts": told, "of": len(published)}
+def compare(told, environments):
+    """`told` with each verdict that is told on a GPU beside the published one; others go first."""
+    with ThreadPoolExecutor() as pool:
+        published, *live = pool.map(
+            verdicts, ({**os.environ, "ATTNLIB_MODE": "replay"}, *environments)
+        )
+    found = [pair for each in live for pair in each.items() if pair[1] not in UNTOLD]
+    found.sort(key=lambda pair: pair[1] != published[pair[0]])  # the last of a name stays
+    return told | {name: [published[name], word] for name, word in found}
+
+
+class Run:
+    """What ran of `now` (part -> its hash), where it is written, and until when it may go on."""
+
+    def __init__(self, now, found, here, told, limit):
+        self.now, self.here, self.told = now, here, told
+        self.end, self.lock = time.monotonic() + limit, Lock()
+        found = [part for part in found if part["tree"] == now.get(part["part"])]
+        self.done = {part["part"]: part for part in found if not part["failed"]}
+        self.failed = {part["part"] for part in found} - {*self.done}
+
+    def write(self):
+        """Say in `SUMMARY` what ran and what is left; returns it."""
+        parts = {name: self.done.get(name) for name in self.now}
+        said = {
+            **self.here,
+            "parts": [part for part in parts.values() if part],
+            "left": [name for name, part in parts.items() if part is None],
+            "verdicts": self.told,
+            "of": len(load_claims()),
+        }
+        write_whole(SUMMARY, f"{json.dumps(said, indent=1)}\n".encode())
+        return said
+
+    def take(self, todo, gpu, environment):
+        """Run chains of `todo` on one GPU, one after the other, until none or no time is left."""
+        while todo:
+            for name in todo.popleft():
+                left = self.end - time.monotonic()
+                part = run(name, left, environment) if left > 5 else None
+                if part is None:
+                    print(f"{name}: no time left; the same command goes on", flush=True)
+                    return
+                date = time.strftime("%Y-%m-%d", time.gmtime())
+                line = {**part, "gpu_id": gpu["gpu_id"], "date": date, "tree": self.now[name]}
+                print(line, flush=True)
+                with self.lock, (BUILD / "parts.jsonl").open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+                    self.done[name] = line
+                    self.write()
 
 
 def main(limit):
-    start, gpu = time.monotonic(), identify_gpu()
+    kinds = gpus()
     # Beside what is measured lie the published records, which some notebooks show on a GPU too.
     published = {"ignore": shutil.ignore_patterns("*.jsonl*"), "dirs_exist_ok": True}
     shutil.copytree(ROOT / "data" / "records", BUILD / "data" / "records", **published)
-    here = {"gpu": gpu["gpu"], "versions": describe_versions(LIBRARIES)}
+    (gpu,) = {each["gpu"] for each in kinds.values()}
+    here = {"gpu": gpu, "versions": describe_versions(LIBRARIES)}
     found, told, versions = published_run(here)
     here["versions"] = versions | here["versions"]
-    journal, now = BUILD / "parts.jsonl", {name: tree(name) for name in parts()}
-    found += (
-        [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
-    )
-    found = [part for part in found if part["tree"] == now.get(part["part"])]
-    done = {part["part"]: part for part in found if not part["failed"]}
-    failed = {part["part"] for part in found} - {*done}
-    environment = {**os.environ, "ATTNLIB_MODE": "live", "ATTNLIB_DATA": str(BUILD / "data")}
-    where = {"gpu_id": gpu["gpu_id"], "date": time.strftime("%Y-%m-%d", time.gmtime())}
-    for name in sorted(now, key=failed.__contains__):
-        if name not in done:
-            left = limit - (time.monotonic() - start)
-            part = run(name, left, environment) if left > 5 else None
-            if part is None:
-                print(f"{name}: no time left; the same command goes on", flush=True)
-                break
-            done[name] = part | where | {"tree": now[name]}
-            with journal.open("a") as file:
-                file.write(json.dumps(done[name]) + "\n")
-        print(done[name], flush=True)
-    said = summary(here, {name: done.get(name) for name in now}, told, environment)
-    write_whole(SUMMARY, f"{json.dumps(said, indent=1)}\n".encode())
+    journal = BUILD / "parts.jsonl"
+    found += map(json.loads, journal.read_text().splitlines()) if journal.exists() else []
+    ours = Run({name: tree(name) for name in parts()}, found, here, told, limit)
+    left = [name for name in ours.now if name not in ours.done]
+    todo = chains(sorted(left, key=ours.failed.__contains__))
+    live = {**os.environ, "ATTNLIB_MODE": "live", "ATTNLIB_DATA": str(BUILD / "data")}
+    environments = [live | {"CUDA_VISIBLE_DEVICES": word} for word in kinds]
+    with ThreadPoolExecutor(len(kinds)) as pool:
+        list(pool.map(ours.take, [todo] * len(kinds), kinds.values(), environments))
+    ours.told = compare(told, environments)
+    said = ours.write()
     print(said["verdicts"], flush=True)
     return 3 if said["left"] else int(any(part["failed"] for part in said["parts"]))
 

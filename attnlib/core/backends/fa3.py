@@ -75,7 +75,6 @@ class Fa3(_FlashAttention[DecodeBatch]):
 
     def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> torch.Tensor:
         """`attend` with the plan's buffers."""
-        cache.require_pages_of(plan.batch.spec)
         own, metadata = plan.state
         return attend(q, cache, own, metadata=metadata)
 
@@ -136,9 +135,10 @@ def attend(
     The queries of a request are the last `q_len` of its tokens; the mask is aligned to them.
     `window` is (left, right) tokens, -1 for no end; by default the layer's. `num_splits` caps the
     splits, 0 leaves it to the library. With `metadata` the call is refused (ValueError, nothing
-    launched) unless it fits, and takes the metadata's cap. Output dtype is the query's, bfloat16
-    for FP8.
+    launched) unless it fits, and takes the metadata's cap. ValueError, too, for other pages than
+    the batch's layer has. Output dtype is the query's, bfloat16 for FP8.
     """
+    kv.require_pages_of(batch.spec)
     facts = _facts_of_call(
         tuple(q.shape),
         tuple(kv.k_cache.shape),
