@@ -1,13 +1,14 @@
 """The look of all figures."""
 
 import matplotlib as mpl
-import seaborn
 from matplotlib.colors import to_hex
 
 from attnlib.draw import style
 
 
 def test_the_look_is_seaborns_theme():
+    import seaborn  # here: it takes 1.5 s, and not every worker comes by
+
     def taken(apply):
         with mpl.rc_context():
             mpl.rcdefaults()
