@@ -174,7 +174,7 @@ def test_a_part_runs_again_where_it_or_what_it_stands_on_has_changed(tmp_path, m
         "test_c.py": [True, False],
         "d.ipynb": [False, True],
     }
-    says = {"test_c.py": "named", "attnlib/studies/named/study.py": "lender"}
+    says = {"test_c.py": "named", "attnlib/studies/named/study.py": "lender def other"}
     for name in stands_on:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(says.get(name, ""))
@@ -205,7 +205,8 @@ def test_what_pytest_says_of_a_file_is_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(live_run, "ROOT", tmp_path)
     monkeypatch.setattr(live_run, "BUILD", tmp_path)
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    marks = "import pytest\npytestmark = pytest.mark.gpu\n@pytest.mark.skip\ndef test_c(): 0\n"
+    gpu = "gpu"  # the mark of a part; this file is none
+    marks = f"import pytest\npytestmark = pytest.mark.{gpu}\n@pytest.mark.skip\ndef test_c(): 0\n"
     tests = "def test_a(): pass\ndef test_b(): raise OSError('/a/f')\n"
     (tmp_path / "test_it.py").write_text(marks + tests)
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "0"}

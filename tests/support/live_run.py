@@ -57,18 +57,19 @@ def tree(part):
     """A hash of what decides how a part comes out: its code, what tests share but for this file,
     and the package but for its report and studies that none of these names, nor one that is named.
 
-    A list of all studies names none: one more is no other part's.
+    A list of all studies names none: one more is no other part's. Nor does a function's own name.
     """
     own, shared = code(part), []
     if not part.endswith(".ipynb"):
         names = "**/conftest.py", "support/*.py"
         paths = (path for name in names for path in (ROOT / "tests").glob(name))
         shared = sorted(path for path in paths if path.name != "live_run.py")
-    said = own + "".join(path.read_text() for path in shared)
+    said = "\n".join([own, *(path.read_text() for path in shared)])
     left = {path for path in (ROOT / "attnlib" / "studies").glob("*") if path.is_dir()}
-    while named := {path for path in left if path.name in said}:
+    while named := {path for path in left if re.search(rf"(?<!def )\b{path.name}\b", said)}:
         left -= named
-        said += "".join(file.read_text() for path in named for file in path.glob("*.py"))
+        texts = (file.read_text() for path in named for file in path.glob("*.py"))
+        said = "\n".join([said, *texts])
     digest = hashlib.sha256(own.encode())
     for path in (*sorted(ROOT.glob("attnlib/**/*.py")), *shared):
         if {ROOT / "attnlib" / "report", *left}.isdisjoint(path.parents):
