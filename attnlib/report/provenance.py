@@ -80,14 +80,15 @@ def live_run(path: Path = LIVE_RUN) -> dict[str, Any]:
     books = [part["failed"] for part in parts if part["part"].endswith(".ipynb")]
     total = {word: sum(part.get(word, 0) for part in parts) for word in PART_COUNTS}
     total["failed"] -= sum(books)
-    minutes = sum(part["seconds"] for part in parts) / 60
-    where = sorted({f"{part['date']}, {told['gpu']} {part['gpu_id']}" for part in parts})
+    took = f"{sum(part['seconds'] for part in parts) / 60:.0f} minutes of a GPU"
+    days, ids = (sorted({part[name] for part in parts}) for name in ("date", "gpu_id"))
+    when = " to ".join(dict.fromkeys(days[:1] + days[-1:]))
     other = {name: words for name, words in verdicts.items() if len({*words}) > 1}
     changed = ", ".join(f"{name} {here} (published {was})" for name, (was, here) in other.items())
     return {
-        "day and GPU": "; ".join(where),
+        "day and GPU": f"{when}, {told['gpu']} {', '.join(ids)}",
         "tests": _pairs(total),
-        "notebooks": f"{len(books)}, {sum(books)} failed; all of it took {minutes:.0f} minutes",
+        "notebooks": f"{len(books)}, {sum(books)} failed; all of it took {took}",
         "not run yet": ", ".join(Path(name).stem for name in told["left"]) or "none",
         "verdicts": f"{len(verdicts) - len(other)} as published, {told['of'] - len(verdicts)} not "
         f"told by what was measured; other: {changed or 'none'}",

@@ -152,7 +152,7 @@ def test_the_report_says_what_ran_and_nothing_before_it_did(ran):
     told = provenance.live_run(live_run.SUMMARY)
     assert told["day and GPU"].endswith("NVIDIA H200 0a") and told["not run yet"] == "none"
     assert told["tests"] == "passed 14, skipped 2, failed 0"
-    assert told["notebooks"] == "1, 1 failed; all of it took 2 minutes"
+    assert told["notebooks"] == "1, 1 failed; all of it took 2 minutes of a GPU"
     wanted = (
         "1 as published, 1 not told by what was measured; other: b confirmed (published refuted)"
     )
