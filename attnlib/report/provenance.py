@@ -80,6 +80,7 @@ def live_run(path: Path = LIVE_RUN) -> dict[str, Any]:
     books = [part["failed"] for part in parts if part["part"].endswith(".ipynb")]
     total = {word: sum(part.get(word, 0) for part in parts) for word in PART_COUNTS}
     total["failed"] -= sum(books)
+    skips = sorted({why for part in parts for why in part.get("skips", ())})
     took = f"{sum(part['seconds'] for part in parts) / 60:.0f} minutes of a GPU"
     days, ids = (sorted({part[name] for part in parts}) for name in ("date", "gpu_id"))
     when = " to ".join(dict.fromkeys(days[:1] + days[-1:]))
@@ -88,6 +89,7 @@ def live_run(path: Path = LIVE_RUN) -> dict[str, Any]:
     return {
         "day and GPU": f"{when}, {told['gpu']} {', '.join(ids)}",
         "tests": _pairs(total),
+        "skipped for": "; ".join(skips) or "not told",
         "notebooks": f"{len(books)}, {sum(books)} failed; all of it took {took}",
         "not run yet": ", ".join(Path(name).stem for name in told["left"]) or "none",
         "verdicts": f"{len(verdicts) - len(other)} as published, {told['of'] - len(verdicts)} not "

@@ -30,7 +30,8 @@ def ran(tmp_path, monkeypatch):
         if name in slow:
             return None
         told = {"part": name, "seconds": 30.0, "failed": int(name in failing)}
-        return told | ({} if name.endswith("ipynb") else {"passed": 7, "skipped": 1})
+        tested = {"passed": 7, "skipped": 1, "skips": {"pip install it": 1}}
+        return told | ({} if name.endswith("ipynb") else tested)
 
     def verdicts(environment):
         live = environment["ATTNLIB_MODE"] == "live"
@@ -152,6 +153,7 @@ def test_the_report_says_what_ran_and_nothing_before_it_did(ran):
     told = provenance.live_run(live_run.SUMMARY)
     assert told["day and GPU"].endswith("NVIDIA H200 0a") and told["not run yet"] == "none"
     assert told["tests"] == "passed 14, skipped 2, failed 0"
+    assert told["skipped for"] == "pip install it"
     assert told["notebooks"] == "1, 1 failed; all of it took 2 minutes of a GPU"
     wanted = (
         "1 as published, 1 not told by what was measured; other: b confirmed (published refuted)"
@@ -206,7 +208,8 @@ def test_what_pytest_says_of_a_file_is_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(live_run, "BUILD", tmp_path)
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     gpu = "gpu"  # the mark of a part; this file is none
-    marks = f"import pytest\npytestmark = pytest.mark.{gpu}\n@pytest.mark.skip\ndef test_c(): 0\n"
+    marks = f"import pytest\npytestmark = pytest.mark.{gpu}\n@pytest.mark.skip('pip install it')\n"
+    marks += "def test_c(): 0\n"
     tests = "def test_a(): pass\ndef test_b(): raise OSError('/a/f')\n"
     (tmp_path / "test_it.py").write_text(marks + tests)
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "0"}
@@ -216,6 +219,7 @@ def test_what_pytest_says_of_a_file_is_counted(tmp_path, monkeypatch):
         "skipped": 1,
         "failed": 1,
     }
+    assert told["skips"] == {"pip install it": 1}
     assert "1 failed" in told["reason"] and "OSError: f\n" in told["reason"], "without folders"
     (tmp_path / "test_it.py").write_text(f"{marks}import os\ndef test_a(): os._exit(3)\n")
     dead = live_run.run("test_it.py", 60, environment)

@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
@@ -140,6 +140,7 @@ def run(name, seconds, environment):
         failed = count["failures"] + count["errors"]
         told |= {"failed": max(failed, told["failed"]), "skipped": count["skipped"]}
         told |= {"passed": count["tests"] - failed - count["skipped"]}
+        told["skips"] = dict(Counter(each.get("message") for each in suite.iter("skipped")))
     if told["failed"]:
         last = (ended.stderr or ended.stdout).strip().splitlines()[-3:]
         told["reason"] = strip_folders("\n".join(last))
