@@ -134,7 +134,7 @@ def test_gpus_of_a_kind_share_the_parts_and_a_study_is_measured_on_one(ran, monk
         "verdicts": verdicts,
     }.items():
         monkeypatch.setattr(live_run, name, value)
-    assert [*live_run.chains(live_run.parts())] == [[PARTS[0]], [books[1]], together]
+    assert live_run.chains(live_run.parts()) == [[PARTS[0]], [books[1]], together]
     assert live_run.main(100) == 0
     assert {*asked[:2]} == {"3", "5"} and sorted(names) == sorted([PARTS[0], *books])
     where = {each["part"]: each["gpu_id"] for each in said()["parts"]}

@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections import Counter, deque
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
@@ -94,7 +94,7 @@ def chains(names):
         found = [each for each in found if each not in akin]
         chain = [*(n for names, _ in akin for n in names), name]
         found.append((chain, measured.union(*(more for _, more in akin))))
-    return deque(chain for chain, _ in found)
+    return [chain for chain, _ in found]
 
 
 def gpus():
@@ -209,9 +209,9 @@ class Run:
         return said
 
     def take(self, todo, gpu, environment):
-        """Run chains of `todo` on one GPU, one after the other, until none or no time is left."""
-        while todo:
-            for name in todo.popleft():
+        """Run chains of `todo`, an iterator that GPUs share, until none or no time is left."""
+        for chain in todo:
+            for name in chain:
                 left = self.end - time.monotonic()
                 part = run(name, left, environment) if left > 5 else None
                 if part is None:
@@ -239,7 +239,7 @@ def main(limit):
     found += map(json.loads, journal.read_text().splitlines()) if journal.exists() else []
     ours = Run({name: tree(name) for name in parts()}, found, here, told, limit)
     left = [name for name in ours.now if name not in ours.done]
-    todo = chains(sorted(left, key=ours.failed.__contains__))
+    todo = iter(chains(sorted(left, key=ours.failed.__contains__)))
     live = {**os.environ, "ATTNLIB_MODE": "live", "ATTNLIB_DATA": str(BUILD / "data")}
     environments = [live | {"CUDA_VISIBLE_DEVICES": word} for word in kinds]
     with ThreadPoolExecutor(len(kinds)) as pool:
