@@ -89,7 +89,7 @@ def live_run(path: Path = LIVE_RUN) -> dict[str, Any]:
     return {
         "day and GPU": f"{when}, {told['gpu']} {', '.join(ids)}",
         "tests": _pairs(total),
-        "skipped for": "; ".join(skips) or "not told",
+        "skipped for": "; ".join(skips) or ("not told" if total["skipped"] else "none"),
         "notebooks": f"{len(books)}, {sum(books)} failed; all of it took {took}",
         "not run yet": ", ".join(Path(name).stem for name in told["left"]) or "none",
         "verdicts": f"{len(verdicts) - len(other)} as published, {told['of'] - len(verdicts)} not "

@@ -195,13 +195,15 @@ class Run:
         self.done = {part["part"]: part for part in found if not part["failed"]}
         self.failed = {part["part"] for part in found} - {*self.done}
 
+    def left(self):
+        return [name for name in self.now if name not in self.done]
+
     def write(self):
         """Say in `SUMMARY` what ran and what is left; returns it."""
-        parts = {name: self.done.get(name) for name in self.now}
         said = {
             **self.here,
-            "parts": [part for part in parts.values() if part],
-            "left": [name for name, part in parts.items() if part is None],
+            "parts": [self.done[name] for name in self.now if name in self.done],
+            "left": self.left(),
             "verdicts": self.told,
             "of": len(load_claims()),
         }
@@ -231,15 +233,13 @@ def main(limit):
     # Beside what is measured lie the published records, which some notebooks show on a GPU too.
     published = {"ignore": shutil.ignore_patterns("*.jsonl*"), "dirs_exist_ok": True}
     shutil.copytree(ROOT / "data" / "records", BUILD / "data" / "records", **published)
-    (gpu,) = {each["gpu"] for each in kinds.values()}
-    here = {"gpu": gpu, "versions": describe_versions(LIBRARIES)}
+    here = {"gpu": [*kinds.values()][0]["gpu"], "versions": describe_versions(LIBRARIES)}
     found, told, versions = published_run(here)
     here["versions"] = versions | here["versions"]
     journal = BUILD / "parts.jsonl"
     found += map(json.loads, journal.read_text().splitlines()) if journal.exists() else []
     ours = Run({name: tree(name) for name in parts()}, found, here, told, limit)
-    left = [name for name in ours.now if name not in ours.done]
-    todo = iter(chains(sorted(left, key=ours.failed.__contains__)))
+    todo = iter(chains(sorted(ours.left(), key=ours.failed.__contains__)))
     live = {**os.environ, "ATTNLIB_MODE": "live", "ATTNLIB_DATA": str(BUILD / "data")}
     environments = [live | {"CUDA_VISIBLE_DEVICES": word} for word in kinds]
     with ThreadPoolExecutor(len(kinds)) as pool:
