@@ -171,16 +171,24 @@ def test_a_part_runs_again_where_it_or_what_it_stands_on_has_changed(tmp_path, m
         **dict.fromkeys(tests, [True, False]),
         **dict.fromkeys(neither, [False, False]),
         "attnlib/studies/named/study.py": [True, False],
+        "attnlib/studies/named/tables.py": [True, False],
+        "attnlib/studies/named/figures.py": [False, False],
         "attnlib/studies/lender/study.py": [True, False],
+        "attnlib/studies/listed/study.py": [True, False],
+        "attnlib/studies/shown/figures.py": [False, True],
         "attnlib/studies/other/study.py": [False, False],
         "test_c.py": [True, False],
         "d.ipynb": [False, True],
     }
-    says = {"test_c.py": "named", "attnlib/studies/named/study.py": "lender def other"}
+    says = {
+        "test_c.py": 'from ..named.study import STUDY\nSTUDIES["listed"]',
+        "attnlib/studies/named/study.py": "from . import tables\nfrom ..lender.study import other",
+    }
+    first = notebook("shown = 1", "2")
     for name in stands_on:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(says.get(name, ""))
-    (tmp_path / "d.ipynb").write_text(notebook("1", "2"))
+    (tmp_path / "d.ipynb").write_text(first)
     for name, changed in stands_on.items():
         before = [live_run.tree(part) for part in parts]
         (tmp_path / name).write_text(
@@ -190,6 +198,11 @@ def test_a_part_runs_again_where_it_or_what_it_stands_on_has_changed(tmp_path, m
         assert [old != new for old, new in zip(before, now, strict=True)] == changed, name
     (tmp_path / "d.ipynb").write_text(notebook("3", "what it found"))
     assert live_run.tree("d.ipynb") == now[1]
+    trees = []
+    for machine in "nvidia-h200-0a1b2c3d", "nvidia-h200-1a2b3c4d":
+        (tmp_path / "attnlib" / "a.py").write_text(f'MACHINE = "{machine}"')
+        trees.append(live_run.tree("d.ipynb"))
+    assert trees[0] == trees[1], "whose records are published decides nothing"
 
 
 def notebook(code, prose):

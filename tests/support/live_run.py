@@ -55,25 +55,35 @@ def code(part):
 
 def tree(part):
     """A hash of what decides how a part comes out: its code, what tests share but for this file,
-    and the package but for its report and studies that none of these names, nor one that is named.
+    and the package but for its report and files of studies that none of these needs.
 
-    A list of all studies names none: one more is no other part's. Nor does a function's own name.
+    A notebook needs all of a study whose name it says, Python code what it imports or lists. Which
+    machine's records are published decides nothing.
     """
-    own, shared = code(part), []
-    if not part.endswith(".ipynb"):
+    own, shared, book = code(part), [], part.endswith(".ipynb")
+    if not book:
         names = "**/conftest.py", "support/*.py"
         paths = (path for name in names for path in (ROOT / "tests").glob(name))
         shared = sorted(path for path in paths if path.name != "live_run.py")
     said = "\n".join([own, *(path.read_text() for path in shared)])
-    left = {path for path in (ROOT / "attnlib" / "studies").glob("*") if path.is_dir()}
-    while named := {path for path in left if re.search(rf"(?<!def )\b{path.name}\b", said)}:
-        left -= named
-        texts = (file.read_text() for path in named for file in path.glob("*.py"))
-        said = "\n".join([said, *texts])
+    left = {*(ROOT / "attnlib" / "studies").glob("*/*.py")}
+
+    def needed(path):
+        study = path.parent.name
+        ways = (
+            rf"\.{study}\.{path.stem}\b|\.{study}\. import [^.]*\b{path.stem}\b",
+            rf'STUDIES\["{study}"|studies import [^.]*\b{study}\b',
+        )
+        return re.search("|".join(ways), said) or (book and re.search(rf"\b{study}\b", own))
+
+    while found := {*filter(needed, left)}:
+        left -= found
+        near = (re.sub(r"from \.(?!\.)", f"from .{p.parent.name}.", p.read_text()) for p in found)
+        said = "\n".join([said, *near])
     digest = hashlib.sha256(own.encode())
     for path in (*sorted(ROOT.glob("attnlib/**/*.py")), *shared):
-        if {ROOT / "attnlib" / "report", *left}.isdisjoint(path.parents):
-            digest.update(path.read_bytes())
+        if ROOT / "attnlib" / "report" not in path.parents and path not in left:
+            digest.update(re.sub(rb"nvidia-\w+-[0-9a-f]{8}", b"", path.read_bytes()))
     return digest.hexdigest()[:12]
 
 
