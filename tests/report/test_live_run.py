@@ -3,12 +3,14 @@
 import json
 import os
 import threading
+from dataclasses import replace
 
 import pytest
 from support import live_run
 
 from attnlib.report import provenance
 from attnlib.run import store
+from attnlib.run.study import Study
 from attnlib.studies import STUDIES
 
 PARTS = ["tests/core/test_fa3.py", "tests/core/test_launch.py", "notebooks/02_fa3.ipynb"]
@@ -200,9 +202,29 @@ def test_a_part_runs_again_where_it_or_what_it_stands_on_has_changed(tmp_path, m
     assert live_run.tree("d.ipynb") == now[1]
     trees = []
     for machine in "nvidia-h200-0a1b2c3d", "nvidia-h200-1a2b3c4d":
-        (tmp_path / "attnlib" / "a.py").write_text(f'MACHINE = "{machine}"')
+        text = f'MACHINE = "{machine}"\n"""Of {machine[-1]}.\n\nSo."""\nSIZE = 1\n'
+        (tmp_path / "attnlib" / "a.py").write_text(text)
         trees.append(live_run.tree("d.ipynb"))
-    assert trees[0] == trees[1], "whose records are published decides nothing"
+    (tmp_path / "attnlib" / "a.py").write_text(text.replace("SIZE = 1", "SIZE = 2"))
+    assert live_run.tree("d.ipynb") != trees[0]
+    assert trees[0] == trees[1], "docstrings and whose records are published decide nothing"
+
+
+def test_of_a_studys_definition_its_headline_jobs_count_where_it_is_measured(tmp_path, monkeypatch):
+    file = tmp_path / "attnlib" / "studies" / "demo" / "study.py"
+    file.parent.mkdir(parents=True)
+    (tmp_path / "d.ipynb").write_text(notebook('load_or_measure(STUDIES["demo"])', ""))
+    (tmp_path / "test_c.py").write_text("from attnlib.studies.demo.study import CASES")
+    grid, trees = next(iter(STUDIES["one_launch"].grids)), []
+    monkeypatch.setattr(live_run, "ROOT", tmp_path)
+    for cases, more, headline in ("1", (), 1), ("1", (grid,), 1), ("1", (), 2), ("2", (), 2):
+        grids = (*more, replace(grid, rounds=headline, headline=True))
+        monkeypatch.setattr(live_run, "STUDIES", {"demo": Study("demo", "", grids)})
+        file.write_text(f"CASES = {cases}\nSTUDY = Study(\n{len(more)}, {headline}\n)\n")
+        trees.append([live_run.tree(part) for part in ("d.ipynb", "test_c.py")])
+    book, test = zip(*trees, strict=True)
+    assert [book[0] == each for each in book] == [True, True, False, False]
+    assert book[2] != book[3] and [test[0] == each for each in test] == [True, True, True, False]
 
 
 def notebook(code, prose):

@@ -28,6 +28,7 @@ from attnlib.measure.files import write_whole
 from attnlib.measure.machine import describe_versions, identify_gpu
 from attnlib.report.build import choose_notebooks
 from attnlib.run.record import strip_folders
+from attnlib.studies import STUDIES
 from attnlib.studies.claims import load_claims
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,6 +40,11 @@ VERDICTS = """import json
 from attnlib.studies import claims
 print(json.dumps({each.claim.id: each.finding.verdict for each in claims.verdicts()}))"""
 UNTOLD = "open", "not measurable here"
+IDLE = re.compile(
+    r'\nSTUDY = Study\(\n.*?\n\)(?=\n)|\n *"""(?:(?!""").)*"""(?=\n)|nvidia-\w+-[0-9a-f]{8}',
+    re.DOTALL,
+)
+"""What of a module's text decides nothing about a live part; see `tree`."""
 NO_TESTS = 5
 """pytest's exit status where none was chosen."""
 LIBRARIES = "torch", "triton", "flashinfer-python", "tokenspeed-fa3", "sgl-flash-mla", "sglang"
@@ -57,8 +63,9 @@ def tree(part):
     """A hash of what decides how a part comes out: its code, what tests share but for this file,
     and the package but for its report and files of studies that none of these needs.
 
-    A notebook needs all of a study whose name it says, Python code what it imports or lists. Which
-    machine's records are published decides nothing.
+    A notebook needs all of a study whose name it says, Python code what it imports or lists. Of a
+    study's own definition only what a notebook measures counts, its headline jobs. Docstrings, and
+    which machine's records are published, decide nothing.
     """
     own, shared, book = code(part), [], part.endswith(".ipynb")
     if not book:
@@ -83,7 +90,9 @@ def tree(part):
     digest = hashlib.sha256(own.encode())
     for path in (*sorted(ROOT.glob("attnlib/**/*.py")), *shared):
         if ROOT / "attnlib" / "report" not in path.parents and path not in left:
-            digest.update(re.sub(rb"nvidia-\w+-[0-9a-f]{8}", b"", path.read_bytes()))
+            digest.update(IDLE.sub("", path.read_text()).encode())
+    for name in sorted({*re.findall(r'"(\w+)"', own)} & {*STUDIES}) if book else ():
+        digest.update(repr(STUDIES[name].jobs(headline=True)).encode())
     return digest.hexdigest()[:12]
 
 
