@@ -17,6 +17,12 @@ from ..run.bisect import PREFIX
 from ..run.study import mode, record_machine, record_name
 from ..studies import STUDIES
 
+WAITED = {
+    frozenset({True}): "taken once the clock had settled",
+    frozenset({False}): "taken at once: a long call may be timed before the clock falls",
+    frozenset({True, False}): "some taken at once, some once the clock had settled",
+    frozenset(): "of timers that do not wait for the clock",
+}
 PART_COUNTS = "passed", "skipped", "failed"
 LIVE_RUN = Path(__file__).resolve().parents[2] / "data" / "live_run.json"
 
@@ -41,22 +47,28 @@ class Shown:
 
     @property
     def facts(self) -> dict[str, str]:
-        """Its question, and its records' number, file, checksum, days, machine and versions."""
-        found = self._found
+        """Its question, and of its records number, file, checksum, days, machine and versions."""
+        found, records = self._found, store.read(self._name, self.machine)
+        graphs = (r for r in records if r.item.case and r.item.timer.startswith("graph"))
         versions = {name: ", ".join(seen) for name, seen in found["versions"].items()}
         return {
             "question": self.question,
             "records": f"{found['records']} in {found['file']}",
             "sha256": found["sha256"],
             "measured": found["measured"],
+            "samples": WAITED[frozenset(r.settle_us > 0 for r in graphs if r.run_us)],
             "machine": _pairs(found["machine"]),
             "versions": _pairs(versions),
         }
 
+    @property
+    def _name(self) -> str:
+        known = STUDIES.get(self.study)
+        return record_name(known) if known else self.study
+
     @cached_property
     def _found(self) -> dict[str, Any]:
-        known = STUDIES.get(self.study)
-        return store.provenance(record_name(known) if known else self.study, self.machine)
+        return store.provenance(self._name, self.machine)
 
 
 def published() -> list[Shown]:
