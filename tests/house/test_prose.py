@@ -23,7 +23,7 @@ GIVEN = "|".join(
 # What no cell can print, by notebook: the hardware, a library's constants, what others said.
 FACTS = {
     "02": ("about 5x", "About 5x", "132 SMs", "128 rows", "128 query rows", "127 are"),
-    "03": ("2 %.", "1 % drift", "at most 5 % of studies"),  # tests/measure/test_stats.py
+    "03": ("2 %.", "of 1 % between processes", "at most 5 % of studies"),  # by test_stats.py
     "04": ("2 % is",),
     "05": ("8 a live page", "24 a request", "64 bytes", "from page size 16 on each word costs 64"),
     "06": ("at least 90 %", "500 tokens in, 8,000 out", "not 215"),
