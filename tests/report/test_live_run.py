@@ -168,8 +168,9 @@ def test_a_part_runs_again_where_it_or_what_it_stands_on_has_changed(tmp_path, m
     parts = "test_c.py", "d.ipynb"
     tests = "tests/support/b.py", "tests/conftest.py", "tests/core/conftest.py"
     neither = "attnlib/report/e.py", "tests/support/live_run.py"
+    everything = "attnlib/a.py", "attnlib/lab/diagnose.py", "attnlib/lab/patterns.py"
     stands_on = {
-        "attnlib/a.py": [True, True],
+        **dict.fromkeys(everything, [True, True]),
         **dict.fromkeys(tests, [True, False]),
         **dict.fromkeys(neither, [False, False]),
         "attnlib/studies/named/study.py": [True, False],
@@ -178,6 +179,7 @@ def test_a_part_runs_again_where_it_or_what_it_stands_on_has_changed(tmp_path, m
         "attnlib/studies/lender/study.py": [True, False],
         "attnlib/studies/listed/study.py": [True, False],
         "attnlib/studies/shown/figures.py": [False, True],
+        "attnlib/studies/asked/tables.py": [False, True],
         "attnlib/studies/other/study.py": [False, False],
         "test_c.py": [True, False],
         "d.ipynb": [False, True],
@@ -185,8 +187,10 @@ def test_a_part_runs_again_where_it_or_what_it_stands_on_has_changed(tmp_path, m
     says = {
         "test_c.py": 'from ..named.study import STUDY\nSTUDIES["listed"]',
         "attnlib/studies/named/study.py": "from . import tables\nfrom ..lender.study import other",
+        "attnlib/lab/diagnose.py": "from .patterns import known",
+        "attnlib/lab/patterns.py": "from ..studies.asked.tables import it",
     }
-    first = notebook("shown = 1", "2")
+    first = notebook("shown = diagnose(1)", "2")
     for name in stands_on:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(says.get(name, ""))

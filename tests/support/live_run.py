@@ -24,6 +24,7 @@ from xml.etree import ElementTree
 
 import torch
 
+from attnlib import HOME
 from attnlib.measure.files import write_whole
 from attnlib.measure.machine import describe_versions, identify_gpu
 from attnlib.report.build import choose_notebooks
@@ -63,17 +64,20 @@ def tree(part):
     """A hash of what decides how a part comes out: its code, what tests share but for this file,
     and the package but for its report and files of studies that none of these needs.
 
-    A notebook needs all of a study whose name it says, Python code what it imports or lists. Of a
-    study's own definition only what a notebook measures counts, its headline jobs. Docstrings, and
-    which machine's records are published, decide nothing.
+    A notebook needs all of a study whose name it says, and what the lab imports for a public name
+    in it; Python code what it imports or lists. Of a study's own definition only what a notebook
+    measures counts, its headline jobs. Docstrings, and which machine's records are published,
+    decide nothing.
     """
     own, shared, book = code(part), [], part.endswith(".ipynb")
     if not book:
         names = "**/conftest.py", "support/*.py"
         paths = (path for name in names for path in (ROOT / "tests").glob(name))
         shared = sorted(path for path in paths if path.name != "live_run.py")
-    said = "\n".join([own, *(path.read_text() for path in shared)])
-    left = {*(ROOT / "attnlib" / "studies").glob("*/*.py")}
+    public = (f".{home}" for name, home in HOME.items() if book and re.search(rf"\b{name}\b", own))
+    said = "\n".join([own, *public, *(path.read_text() for path in shared)])
+    studies, lab = ({*(ROOT / "attnlib").glob(each)} for each in ("studies/*/*.py", "lab/*.py"))
+    left = studies | lab
 
     def needed(path):
         study = path.parent.name
@@ -89,7 +93,7 @@ def tree(part):
         said = "\n".join([said, *near])
     digest = hashlib.sha256(own.encode())
     for path in (*sorted(ROOT.glob("attnlib/**/*.py")), *shared):
-        if ROOT / "attnlib" / "report" not in path.parents and path not in left:
+        if ROOT / "attnlib" / "report" not in path.parents and path not in left & studies:
             digest.update(IDLE.sub("", path.read_text()).encode())
     for name in sorted({*re.findall(r'"(\w+)"', own)} & {*STUDIES}) if book else ():
         digest.update(repr(STUDIES[name].jobs(headline=True)).encode())
