@@ -30,8 +30,8 @@ def test_published_studies_serve_a_model_that_they_hold_and_the_first_answers(
     assert "fa3_decode_regression" not in {**studies_of("Qwen3-0.6B"), **studies_of(MLA)}
     with pytest.raises(ValueError, match="records must be one of live, fa3_.*got 'one_launch'"):
         source_of(LLAMA, "one_launch")
-    monkeypatch.setenv("ATTNLIB_MACHINE", "nvidia-h200-5cbc7574")
-    assert source_of(LLAMA, source.name).machine == "nvidia-h200-5cbc7574"
+    monkeypatch.setenv("ATTNLIB_MACHINE", "nvidia-h200-30af7b45")
+    assert source_of(LLAMA, source.name).machine == "nvidia-h200-30af7b45"
 
 
 def test_releases_are_in_the_order_of_versions_and_another_seed_is_no_choice(make_record):

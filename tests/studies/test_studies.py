@@ -22,7 +22,7 @@ from attnlib.studies.fa3_decode_regression.study import (
 
 THREE_ROUNDS = (
     *("decode_metadata", "decode_metadata_eager", "engine_modes", "fa2_plan"),
-    *("fa3_decode_regression", "measurement_trust", "one_launch", "scheduler_metadata"),
+    *("one_launch", "scheduler_metadata"),
     "sparse_mla",
 )
 """Measured before A/A items and whole turns: a name goes when the study is measured again."""
