@@ -74,8 +74,9 @@ def fallen(checked):
 
 def lose(folder, study, lost):
     """Delete the records of a study that `lost` picks."""
-    path = folder / "records" / REFERENCE_MACHINE / f"{study}.parquet"
-    records = store.read(study, REFERENCE_MACHINE)
+    machine = STUDIES[study].reference_machine
+    path = folder / "records" / machine / f"{study}.parquet"
+    records = store.read(study, machine)
     kept = [record for record in records if not lost(record.to_form())]
     path.write_bytes(parquet.encode(kept))
     assert len(kept) < len(records)

@@ -39,7 +39,7 @@ import sys
 from attnlib.draw import style
 from attnlib.run import frame as rows, store
 from attnlib.studies import roofline
-frame = store.load("measurement_trust", "nvidia-h200-5b90d8cb")
+frame = store.load("measurement_trust", "nvidia-h200-b6c8df1f")
 style.save(roofline.roofline(frame, rows.ceilings(frame), "0.6.4"), sys.argv[1])
 """
 

@@ -8,7 +8,7 @@ from ...kinds.decode.case import DecodeCase
 from ...run.study import Grid, Study
 
 REFERENCE_MACHINE = "nvidia-h200-bbfefd08"
-"""The GPU whose records are published in data/ and shown in replay mode."""
+"""The GPU of `auto_resolution`, and of this study's older records, whose samples did not wait."""
 
 BEFORE, REGRESSED, FIXED, NEWEST = "0.5.3", "0.6.3", "0.6.4", "0.7.2.post1"
 AROUND = (BEFORE, REGRESSED, FIXED, NEWEST)
@@ -51,7 +51,7 @@ VARIANTS = (
 )
 """Other head_dims, dtypes, page sizes and lengths, beyond the wide grid's."""
 
-TRUST_MACHINE = "nvidia-h200-5b90d8cb"
+TRUST_MACHINE = "nvidia-h200-b6c8df1f"
 """The GPU of `measurement_trust`: another H200."""
 
 STUDY = Study(
@@ -60,13 +60,17 @@ STUDY = Study(
     grids=(
         Grid(HEADLINE, ALL_MODES, (REGRESSED,), rounds=3, headline=True),
         Grid(HEADLINE, FIX_PROOF, (FIXED,), rounds=3, headline=True),
-        Grid(HEADLINE, ALL_MODES, (BEFORE, FIXED, NEWEST), rounds=3),
-        Grid(HEADLINE, (*PINNED, *AUTO), AROUND, timers=("eager",), rounds=3),
-        Grid(WIDE, PINNED, (REGRESSED,), rounds=3),
-        Grid(WIDE, ("flashinfer-fa2", "flashinfer-fa3"), (REGRESSED,), timers=("eager",)),
-        Grid(WIDE, FIX_PROOF[:2], (FIXED,)),
-        Grid(VARIANTS, (*PINNED, *AUTO), (REGRESSED, FIXED), rounds=3),
+        Grid(HEADLINE, ALL_MODES, (REGRESSED,), rounds=4),
+        Grid(HEADLINE, (*FIX_PROOF, "flashinfer-fa3"), (BEFORE, FIXED, NEWEST), rounds=4),
+        Grid(HEADLINE, PINNED[:2], (REGRESSED,), ("eager",), rounds=4, again=PINNED[:2]),
+        Grid(
+            tuple(case for case in WIDE if decode_cost(case).kv_bytes <= 16 * 2**30),
+            *(PINNED[:2], (REGRESSED,)),
+            rounds=4,
+        ),
+        Grid(WIDE[::10], (), (REGRESSED,), rounds=4, again=PINNED[:2]),
+        Grid(VARIANTS, PINNED[:2], (REGRESSED, FIXED), rounds=4),
     ),
-    reference_machine=REFERENCE_MACHINE,
+    reference_machine="nvidia-h200-30af7b45",
     bisect_machine="nvidia-h200-ea91ec76",
 )
