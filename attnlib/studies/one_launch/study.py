@@ -14,6 +14,6 @@ STUDY = Study(
         Grid(LLAMA_STEPS, BEFORE_LAYERS, rounds=4, again=BEFORE_LAYERS[1:]),
         Grid(LLAMA_STEPS[:4], ALONE, rounds=3, headline=True),
     ),
-    reference_machine="nvidia-h200-b5ad3ff8",
+    reference_machine="nvidia-h200-f9835d78",
     ceilings=("launch",),
 )

@@ -37,6 +37,6 @@ STUDY = Study(
         Grid(STEPS_64[::12], EACH_OR_ONCE, rounds=3, headline=True),
         Grid(PREPARES, ("fa3-prepare",), rounds=3, headline=True),
     ),
-    reference_machine="nvidia-h200-d167867c",
+    reference_machine="nvidia-h200-cbcc342b",
     ceilings=("copy", "launch"),
 )

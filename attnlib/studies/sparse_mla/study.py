@@ -48,6 +48,6 @@ STUDY = Study(
         Grid(HEADLINE, FLASHINFER, FLASHINFER_RELEASES, rounds=3, headline=True),
         Grid(_cases(HEADLINE_SHAPES, "fp8-656"), FLASHMLA, rounds=3, headline=True),
     ),
-    reference_machine="nvidia-h200-d43faa58",
+    reference_machine="nvidia-h200-fcf100fc",
     ceilings=("copy", "read", "matmul", "launch"),
 )
