@@ -22,8 +22,7 @@ from attnlib.studies.fa3_decode_regression.study import (
 
 THREE_ROUNDS = (
     *("decode_metadata", "decode_metadata_eager", "engine_modes", "fa2_plan"),
-    *("fa3_decode_regression", "measurement_trust", "one_launch", "scheduler_metadata"),
-    "sparse_mla",
+    *("fa3_decode_regression", "scheduler_metadata"),
 )
 """Measured before A/A items and whole turns: a name goes when the study is measured again."""
 NO_TURNS = ("engine_ranks", "engine_step", "fa2_chunks", "mla_overflow", "other_layers")
@@ -75,7 +74,8 @@ def test_every_item_of_a_study_is_on_record_for_its_machine_and_live_ones_are_a_
 
 @pytest.mark.parametrize("study", STUDIES.values(), ids=lambda study: study.name)
 def test_rounds_that_feed_verdicts_are_whole_turns_beside_aa_items(study):
-    several = [grid for grid in study.grids if grid.rounds > 1]
+    # A live notebook's few rounds decide nothing that is published.
+    several = [grid for grid in study.grids if grid.rounds > 1 and not grid.headline]
     if study.borrows or not several or study.name in (*NO_TURNS, *THREE_ROUNDS):
         return
     assert not any(grid.rounds % 2 for grid in several)
