@@ -21,7 +21,7 @@ from attnlib.studies.fa3_decode_regression.study import (
 )
 
 THREE_ROUNDS = (
-    *("decode_metadata", "decode_metadata_eager", "engine_modes", "fa2_plan"),
+    *("decode_metadata", "decode_metadata_eager", "fa2_plan"),
     *("fa3_decode_regression", "scheduler_metadata"),
 )
 """Measured before A/A items and whole turns: a name goes when the study is measured again."""
