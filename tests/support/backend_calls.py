@@ -32,18 +32,20 @@ MODES = (
 )
 """Every mode with several queries per request, over its masks."""
 ALL_MODES = [(name, case) for case in MODES for name in backends.EXTEND_BACKENDS]
-PLANNED = "flashinfer-prefill-fa2-planned"
+PLANNED, UNIFORM = (f"flashinfer-prefill-fa2-{how}" for how in ("planned", "uniform"))
+EQUAL = (PLANNED, UNIFORM)
 
 
 def takes(name, case):
-    """A plan made on the GPU is for paged caches and as many queries of each request."""
-    return name != PLANNED or case.mode not in ("draft_extend", "prefill_ragged")
+    """Some plans are for as many queries of each request; those made on the GPU for pages alone."""
+    return name not in EQUAL or case.mode not in ("draft_extend", "prefill_ragged")
 
 
 EXTEND = [
     (name, case)
     for name, case in ALL_MODES
-    if takes(name, case) and (case.mask not in CUSTOM_MASKS or name.endswith(("fa2", "auto")))
+    if takes(name, case)
+    and (case.mask not in CUSTOM_MASKS or name.endswith(("fa2", "auto", "uniform")))
 ]
 KINDS = (
     *((64, "float16"), (256, "bfloat16"), (64, "float16", "float8_e4m3fn")),
@@ -77,7 +79,7 @@ PLANNED_DECODE = [
     )
 ]
 """Plans of our own for every kind of layer that they take."""
-FAKED = ("sdpa", "fa3", "fa3-precomputed", "flashinfer-fa2-planned")
+FAKED = ("sdpa", "fa3", "fa3-precomputed", "fa3-precomputed-32", "flashinfer-fa2-planned")
 WINDOWS = [
     DecodeCase(replace(spec_of(4, page), window=window), 7, 1500, "ragged")
     for page, window in ((16, 100), (64, 1), (1, 700), (16, 1500))

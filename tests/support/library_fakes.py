@@ -85,6 +85,8 @@ class FakePrefill(FakeWrapper):
         self.hold(arguments)
         self._window_left = window_left
         self.q_lens = self.told["qo_indptr"].diff().tolist()
+        self.promised = dtypes.pop("uniform_q_len", None)
+        assert self.promised is None or {*self.q_lens} == {self.promised}
         self.max_rows = self.max_rows or sum(self.q_lens)
         assert not self.buffers or sum(self.q_lens) <= self.max_rows, "more rows than the first"
         masked = custom_mask is not None
