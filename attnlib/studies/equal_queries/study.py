@@ -1,4 +1,4 @@
-"""fa2's plan for a graph, with and without the promise of equal queries, FlashAttention-3 beside it.
+"""fa2's plan for a graph with and without the promise of equal queries, and FlashAttention-3.
 
 A graph's plan does not know how many queries a request has, so its tile has room for all of them
 but one for each other request. `uniform_q_len` (FlashInfer 0.7.2.post1) says it.
