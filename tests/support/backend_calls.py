@@ -85,6 +85,12 @@ WINDOWS = [
     for page, window in ((16, 100), (64, 1), (1, 700), (16, 1500))
 ]
 """Layers with a window: inside a page and across pages, shorter and longer than requests."""
+SINKS = [
+    DecodeCase(replace(spec_of(8, 16, 64), sinks=True, window=window), 5, 700, "ragged")
+    for window in (0, 128)
+]
+"""Layers of gpt-oss."""
+SUNK = [(n, c) for n in ("fa3", "fa3-precomputed", "flashinfer-xqa") for c in SINKS]
 WINDOWED = [(n, c) for n in (*FAKED, "flashinfer-fa2", "flashinfer-fa2-fixed") for c in WINDOWS]
 XQA = [
     ("flashinfer-xqa", case)
@@ -94,7 +100,7 @@ XQA = [
         *(case for case in WINDOWS if case.spec.page_size > 1),
     )
 ]
-CALLS = [*((n, DECODE) for n in FAKED), *PLANNED_DECODE, *WINDOWED, *XQA, *EXTEND, *MLA]
+CALLS = [*((n, DECODE) for n in FAKED), *PLANNED_DECODE, *WINDOWED, *XQA, *SUNK, *EXTEND, *MLA]
 """A call of every backend that has a stand-in, or needs none."""
 
 
@@ -143,7 +149,7 @@ def two_steps(case, device):
     else:
         lens = first.batch.seq_lens_cpu.flip(0) // 3 + 1
         table = first.batch.page_table.flip(0).contiguous()
-        turned = DecodeBatch.build(case.spec, lens.int(), table)
+        turned = DecodeBatch.build(case.spec, lens.int(), table, first.batch.sinks)
     return first, replace(first, batch=turned)
 
 

@@ -52,6 +52,7 @@ class Fa3(_FlashAttention[DecodeBatch]):
     """Every call prepares its own schedule. A plan's state is the batch with lengths and
     page table of its own, and the metadata or None."""
 
+    takes_sinks = True
     precomputes: ClassVar[bool] = False
     most_splits: ClassVar[int] = 0
 
@@ -187,6 +188,7 @@ def launch(
         window_size=facts.window,
         scheduler_metadata=words,
         num_splits=facts.num_splits,
+        **({} if batch.sinks is None else {"sinks": batch.sinks}),
     )
     return out.view(q.shape)
 
