@@ -37,4 +37,4 @@ def test_a_mixed_batch_is_its_parts_in_one():
     for case, (requests, tokens) in MIXED.items():
         queries, lens = sample_extend_lens(case)
         assert queries.tolist() == [1] * requests + [tokens] and {*lens.tolist()} == {8192}
-    assert len(CASES) == 9
+    assert len(CASES) == 15

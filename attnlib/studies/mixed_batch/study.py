@@ -18,7 +18,7 @@ KV_LEN = 8192
 EAGER = ("profiler",)
 DECODE = ("flashinfer-fa2", "fa3-precomputed")
 MANY = ("flashinfer-prefill-fa2", "flashinfer-prefill-fa3", "fa3-extend")
-SIZES = tuple(product((8, 32), (128, 512, 2048)))
+SIZES = tuple(product((4, 8, 16, 32), (128, 512, 2048)))
 """(decoding requests, tokens of the chunk); the chunk ends at `KV_LEN` tokens as they do."""
 
 
@@ -49,7 +49,7 @@ STUDY = Study(
     question="Is a chunk of a prompt among decoding requests one call of attention, or two?",
     grids=(
         Grid(CASES, MANY, timers=EAGER, rounds=4, again=MANY[:1]),
-        Grid(tuple(map(decodes, DECODES)), DECODE, timers=EAGER, rounds=4),
+        Grid(tuple(map(decodes, DECODES)), DECODE, timers=EAGER, rounds=4, again=DECODE),
         Grid((*MIXED,)[1:2], MANY, timers=EAGER, rounds=3, headline=True),
         Grid((chunk(512),), MANY, timers=EAGER, rounds=3, headline=True),
         Grid((decodes(8),), DECODE, timers=EAGER, rounds=3, headline=True),
