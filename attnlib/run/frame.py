@@ -30,7 +30,17 @@ CASE = ["heads", "head_dim", "dtype", "kv_dtype", "page_size", "batch_size", "kv
 SHAPE = ["heads", "page_size", "batch_size", "kv_len"]
 COUNTS = (
     *("num_qo_heads", "num_kv_heads", "top_k", "head_dim", "page_size", "batch_size", "kv_len"),
-    *("window", "q_len", "chunk", "layers", "max_ctx", "seq_len_delta", "pool_size", "topk"),
+    *(
+        "window",
+        "sinks",
+        "q_len",
+        "chunk",
+        "layers",
+        "max_ctx",
+        "seq_len_delta",
+        "pool_size",
+        "topk",
+    ),
     *("draft_tokens", "output_len", "tp", "seed"),
 )
 """Columns of a case that are integers."""
