@@ -40,7 +40,7 @@ from attnlib.kinds.item import Item
 from attnlib.run import frame as rows
 from attnlib.run import store, study
 from attnlib.run.record import Record
-from attnlib.studies.fa3_decode_regression.study import HEADLINE, REFERENCE_MACHINE, WIDE
+from attnlib.studies.fa3_decode_regression.study import HEADLINE, STUDY, WIDE
 from attnlib.studies.scheduler_metadata.words import words_of
 
 # One thread per process, and per process that a test starts: two workers share few cores.
@@ -163,7 +163,7 @@ def published_records(monkeypatch):
 @pytest.fixture
 def frame(published_records):
     """The published regression study, a row per record."""
-    return store.load("fa3_decode_regression", REFERENCE_MACHINE)
+    return store.load(STUDY.name, STUDY.reference_machine)
 
 
 @pytest.fixture

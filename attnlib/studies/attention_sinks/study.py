@@ -28,5 +28,6 @@ STUDY = Study(
         Grid(CASES, (*XQA, *FLASH_ATTENTION), timers=COLD, rounds=4, again=XQA),
         Grid(CASES[4:8], (*XQA, *FLASH_ATTENTION), timers=COLD, rounds=3, headline=True),
     ),
+    reference_machine="nvidia-h200-f9835d78",
     ceilings=(),
 )

@@ -20,5 +20,6 @@ STUDY = Study(
         Grid(CASES[::3], (), (NOW,), rounds=4, again=PROMISED),
         Grid(VERIFIES[3:6], BOTH, (NOW,), rounds=4, headline=True),
     ),
+    reference_machine="nvidia-h200-f9835d78",
     ceilings=("copy", "matmul"),
 )

@@ -54,5 +54,6 @@ STUDY = Study(
         Grid((chunk(512),), MANY, timers=EAGER, rounds=3, headline=True),
         Grid((decodes(8),), DECODE, timers=EAGER, rounds=3, headline=True),
     ),
+    reference_machine="nvidia-h200-f9835d78",
     ceilings=(),
 )
