@@ -22,5 +22,5 @@ def price(frame: pd.DataFrame, what: str) -> pd.DataFrame:
     table = pd.concat(found, ignore_index=True)
     other = "window" if what == "sinks" else "sinks"
     told = {other: [getattr(case.spec, other) for case in table.case]}
-    ratio = {"ratio": table.ratio.round(2), "95 %": intervals(table), "verdict": table.verdict}
+    ratio = {"ratio": table.ratio.round(2), "interval": intervals(table), "verdict": table.verdict}
     return table[["kernel", "batch_size", "kv_len"]].assign(**told, **ratio)

@@ -151,7 +151,7 @@ def worst(frame: pd.DataFrame, count: int = 5) -> pd.DataFrame:
     found = against_best(rows).merge(times(rows)[["case", FUSED]], on="case")
     found = found.sort_values("ratio", ascending=False).head(count).reset_index(drop=True)
     shown = found[[*SIZES, "rival", FUSED, "ratio"]].round({FUSED: 2, "ratio": 3})
-    return shown.assign(**{"95 %": intervals(found), "rounds": found.pairs})
+    return shown.assign(**{"interval": intervals(found), "rounds": found.pairs})
 
 
 def strided(frame: pd.DataFrame, limit: Ceilings) -> pd.DataFrame:

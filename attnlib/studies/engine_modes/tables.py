@@ -139,7 +139,7 @@ def headline(
     rows = rows[rows.case.isin(cases)]
     table = _with_times(over(rows, FA2, FA3), rows).assign(roof=lambda t: roofs_us(t, limit))
     shown = table.filter(items=[*SIZES, "roof", *CHOSEN]).round(1)
-    told = {RATIO: table.ratio.round(2), "95 %": intervals(table), "rounds": table.pairs}
+    told = {RATIO: table.ratio.round(2), "interval": intervals(table), "rounds": table.pairs}
     return shown.assign(**told)
 
 
@@ -175,7 +175,7 @@ def exceptions(frame: pd.DataFrame) -> pd.DataFrame:
     found = over(plain(mode_rows(frame)), FA2, FA3)
     few = found.group.isin(FEW)
     against = found[(few & (found.high > 1)) | (~few & (found.low < 1))]
-    told = {RATIO: against.ratio.round(2), "95 %": intervals(against)}
+    told = {RATIO: against.ratio.round(2), "interval": intervals(against)}
     return against[SIZES].assign(**told).reset_index(drop=True)
 
 
@@ -227,7 +227,7 @@ def resolved(frame: pd.DataFrame) -> pd.DataFrame:
         "ran": found.kernel_family,
         **found.reindex(columns=[AUTO, FA2, FA3]).round(1),
         "auto / fa2": found.ratio.round(2),
-        "95 %": intervals(found),
+        "interval": intervals(found),
     }
     return found[["mode", "mask", "heads", "q_len", "batch_size", "kv_len"]].assign(**told)
 
@@ -265,7 +265,7 @@ def masks(frame: pd.DataFrame) -> pd.DataFrame:
     pairs = [replace(case, mask="causal") for case in rows.case]
     rows = rows.assign(backend=rows["mask"], mask="any", case=pairs)
     table = _with_times(over(rows, "chain", "causal"), rows)
-    told = {"chain / causal": table.ratio.round(2), "95 %": intervals(table)}
+    told = {"chain / causal": table.ratio.round(2), "interval": intervals(table)}
     sizes = ["heads", "q_len", "batch_size", "kv_len"]
     return table.reindex(columns=[*sizes, "causal", "chain", "tree"]).round(1).assign(**told)
 

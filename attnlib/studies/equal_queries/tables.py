@@ -22,7 +22,7 @@ def promised(frame: pd.DataFrame) -> pd.DataFrame:
         )
         for how, graph in (("", True), (", promised", False))
     }
-    told = {"promised / fa2": table.ratio.round(2), "95 %": intervals(table)}
+    told = {"promised / fa2": table.ratio.round(2), "interval": intervals(table)}
     shown = table.filter(items=[*SIZES, *COLUMNS.values()]).round(1)
     return shown.assign(**tiles, **told, verdict=table.verdict)
 

@@ -37,10 +37,23 @@ def one_or_two(frame: pd.DataFrame) -> pd.DataFrame:
     for name in NAMES.values():
         table = over(rows, name, TWO).merge(us, on="case")
         sizes = pd.DataFrame([MIXED[case] for case in table.case], columns=["decodes", "chunk"])
-        told = {"ratio": table.ratio.round(2), "95 %": intervals(table), "verdict": table.verdict}
+        told = {"ratio": table.ratio.round(2), "interval": intervals(table), "verdict": table.verdict}
         both = {"one call": table[name].round(1), TWO: table[TWO].round(1)}
         found.append(sizes.assign(backend=name, **both, **told))
     order = ["backend", "decodes", "chunk"]
     return pd.concat(found).sort_values(order, ignore_index=True)[
-        [*order, "one call", TWO, "ratio", "95 %", "verdict"]
+        [*order, "one call", TWO, "ratio", "interval", "verdict"]
     ]
+
+
+def findings(frame: pd.DataFrame) -> str:
+    """Per backend, in how many batches one call is faster than two, and its ratio's range."""
+    lines = []
+    for name, own in one_or_two(frame).groupby("backend"):
+        words = ", ".join(f"{count} {word}" for word, count in own.verdict.value_counts().items())
+        least, middle, most = own.ratio.quantile([0, 0.5, 1])
+        lines.append(
+            f"{name}: {len(own)} batches, one call is {words}; "
+            f"{least:.2f} to {most:.2f} of the time of two, median {middle:.2f}"
+        )
+    return "\n".join(lines)
