@@ -250,5 +250,5 @@ def intervals(table: pd.DataFrame, decimals: int = 2) -> list[str]:
     bounds = zip(table.low, table.high, strict=True)
     words = f"{{:.{decimals}f}} to {{:.{decimals}f}}"
     found = (words.format(*both) if both[0] == both[0] else "one round" for both in bounds)
-    wide = (table.low > 0) & (table.high > WIDE * table.low)
+    wide = ("ratio" in table) & (table.high > WIDE * table.low)
     return [f"over {WIDE} x wide" if too else said for too, said in zip(wide, found, strict=True)]

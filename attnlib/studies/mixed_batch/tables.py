@@ -37,7 +37,11 @@ def one_or_two(frame: pd.DataFrame) -> pd.DataFrame:
     for name in NAMES.values():
         table = over(rows, name, TWO).merge(us, on="case")
         sizes = pd.DataFrame([MIXED[case] for case in table.case], columns=["decodes", "chunk"])
-        told = {"ratio": table.ratio.round(2), "interval": intervals(table), "verdict": table.verdict}
+        told = {
+            "ratio": table.ratio.round(2),
+            "interval": intervals(table),
+            "verdict": table.verdict,
+        }
         both = {"one call": table[name].round(1), TWO: table[TWO].round(1)}
         found.append(sizes.assign(backend=name, **both, **told))
     order = ["backend", "decodes", "chunk"]
