@@ -101,6 +101,16 @@ class Fa3Capped(Fa3Precomputed):
     most_splits = 32
 
 
+class Fa3OneSplit(Fa3Precomputed):
+    """The same with no request split, so that an output does not depend on its batch.
+
+    `num_splits` of SGLang 0.5.11 with --enable-deterministic-inference
+    (flashattention_backend.py).
+    """
+
+    most_splits = 1
+
+
 class Fa3Extend(_FlashAttention[ExtendBatch]):
     """Several queries per request, as many as each has; no custom mask."""
 

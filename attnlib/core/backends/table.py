@@ -191,6 +191,10 @@ _ENTRIES = (
         *("fa3-precomputed-32", "decode", "fa3:Fa3Capped", "flash-attn-3"),
         label="FlashAttention-3, at most 32 splits",
     ),
+    Entry(
+        *("fa3-precomputed-1", "decode", "fa3:Fa3OneSplit", "flash-attn-3"),
+        label="FlashAttention-3, no splits",
+    ),
     Entry("flashinfer-mla-fa2", "mla", "mla:FlashInferMla", "mla-fa2"),
     Entry("flashinfer-mla-fa3", "mla", "mla:FlashInferMla", "mla-fa3"),
     Entry("flashmla-dense", "mla", "mla:FlashMlaDense", "flashmla-dense", words=("FLASHMLA",)),
