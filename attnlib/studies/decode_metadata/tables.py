@@ -11,7 +11,7 @@ import pandas as pd
 
 from ...kinds.cost import Ceilings, metadata_cost
 from ...kinds.metadata.case import MetadataCase
-from ...run.frame import by_design, good_rows, intervals, launches, over, times
+from ...run.frame import by_design, intervals, launches, over, times, whole_counts
 
 SIZES = ["batch_size", "page_size", "max_ctx"]
 OPS, SERIAL, FUSED, ALONE = "op by op", "serial", "fused", "fused, no overlap"
@@ -37,12 +37,20 @@ BUILDERS = {
 }
 
 
+def metadata_records(
+    frame: pd.DataFrame, builder: str = "decode", *, timer: str = "graph"
+) -> pd.DataFrame:
+    """Records of a builder and timer, whatever their status; `backend` is the design."""
+    rows = whole_counts(frame[(frame.builder == builder) & (frame.timer == timer)])
+    return by_design(rows, DESIGNS).astype({"swa": bool})
+
+
 def metadata_rows(
     frame: pd.DataFrame, builder: str = "decode", *, timer: str = "graph"
 ) -> pd.DataFrame:
-    """Records of a builder that are ok and not throttled, of one timer; `backend` is the design."""
-    rows = good_rows(frame[frame.builder == builder], timer)
-    return by_design(rows, DESIGNS).astype({"swa": bool})
+    """The same that are ok and not left out."""
+    rows = metadata_records(frame, builder, timer=timer)
+    return rows[(rows.status == "ok") & ~rows.left_out]
 
 
 def against_best(rows: pd.DataFrame) -> pd.DataFrame:
