@@ -46,11 +46,11 @@ def metadata_records(
 
 
 def metadata_rows(
-    frame: pd.DataFrame, builder: str = "decode", *, timer: str = "graph"
+    frame: pd.DataFrame, builder: str = "decode", *, timer: str = "graph", windowed: bool = False
 ) -> pd.DataFrame:
-    """The same that are ok and not left out."""
+    """The same that are ok and not left out, with a page table for a window or without."""
     rows = metadata_records(frame, builder, timer=timer)
-    return rows[(rows.status == "ok") & ~rows.left_out]
+    return rows[(rows.status == "ok") & ~rows.left_out & (rows.swa == windowed)]
 
 
 def against_best(rows: pd.DataFrame) -> pd.DataFrame:
