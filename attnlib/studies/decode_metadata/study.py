@@ -58,6 +58,6 @@ STUDY = Study(
         Grid(METADATA_SWEEP[::4], (), rounds=4, again=DESIGNS[2:]),
         Grid(METADATA[:6], DESIGNS, rounds=3, headline=True),
     ),
-    reference_machine="nvidia-h200-434edd91",
+    reference_machine="nvidia-h200-a9a9b6cc",
     ceilings=("copy", "launch", "gather"),
 )

@@ -131,5 +131,5 @@ STUDY = Study(
         Grid(DECODES, (), RELEASES, rounds=4, again=DECODE[:1]),
         Grid(VERIFIES[3:6], BOTH, rounds=3, headline=True),
     ),
-    reference_machine="nvidia-h200-342f38f7",
+    reference_machine="nvidia-h200-e0997f6a",
 )

@@ -30,5 +30,6 @@ STUDY = Study(
         Grid(CASES, (FREE_3, CAPPED, ONE), timers=COLD, rounds=4, again=(FREE_3,)),
         Grid(CASES[:2], (FREE, FIXED), timers=COLD, rounds=4, headline=True),
     ),
+    reference_machine="nvidia-h200-e0997f6a",
     ceilings=(),
 )
