@@ -57,6 +57,7 @@ STUDY = Study(
         Grid((*PAGE_ARRAYS, *DRAFTS, *VERIFIES), EAGER_OR_FUSED, rounds=4),
         Grid(METADATA_SWEEP[::4], (), rounds=4, again=DESIGNS[2:]),
         Grid(METADATA[:6], DESIGNS, rounds=3, headline=True),
+        Grid(WINDOWED, DESIGNS[2:], rounds=3, headline=True),
     ),
     reference_machine="nvidia-h200-a9a9b6cc",
     ceilings=("copy", "launch", "gather"),

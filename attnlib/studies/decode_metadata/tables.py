@@ -189,6 +189,16 @@ def other_builders(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(found).round(1)
 
 
+def windows(frame: pd.DataFrame) -> pd.DataFrame:
+    """With a sliding window's table: each design (us) by page size, and fused over `TODAY`."""
+    rows = metadata_rows(frame, windowed=True)
+    table, found = times(rows).sort_values(SIZES), over(rows, FUSED, TODAY)
+    told = {f"{FUSED} / {TODAY}": found.ratio.round(2), "interval": intervals(found)}
+    told = found[["case"]].assign(**told, verdict=found.verdict)
+    shown = table.filter(items=["case", *SIZES, MERGED, TODAY, FUSED]).round(2)
+    return shown.merge(told, how="left").drop(columns="case")
+
+
 def eager_table(frame: pd.DataFrame) -> pd.DataFrame:
     """One call launched by Python: wall time, the GPU's part of it as traced, and over fused."""
     rows = metadata_rows(frame, timer="eager")
