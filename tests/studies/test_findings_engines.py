@@ -61,7 +61,7 @@ def test_a_tile_takes_fa3_as_long_whatever_is_in_it_and_fa2s_decode_is_at_the_ro
     times = modes.one_tile(studied, limit).groupby("batch_size").fa3
     assert (times.max() / times.min()).max() < 1.12
     decode = modes.headline(studied, modes.DECODES[1:2], limit)
-    assert 1 < (decode.fa2 / decode.roof).item() < 1.03
+    assert 0.98 < (decode.fa2 / decode.roof).item() < 1.03  # the roof is of a copy, this reads
 
 
 def test_behind_a_prefix_fa2_wins_only_with_fewer_tiles_than_sms():

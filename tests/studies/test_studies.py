@@ -20,10 +20,7 @@ from attnlib.studies.fa3_decode_regression.study import (
 )
 from attnlib.studies.fa3_decode_regression.study import STUDY as REGRESSION
 
-THREE_ROUNDS = (
-    *("decode_metadata", "decode_metadata_eager", "engine_modes", "fa2_plan"),
-    "scheduler_metadata",
-)
+THREE_ROUNDS = ("decode_metadata_eager", "fa2_plan", "scheduler_metadata")
 """Measured before A/A items and whole turns: a name goes when the study is measured again."""
 NO_TURNS = ("engine_ranks", "engine_step", "fa2_chunks", "mla_overflow", "other_layers")
 """Steps alternate in a process, or is an engine; chunks teach rates; overflow is right or not; a
