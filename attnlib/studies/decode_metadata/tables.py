@@ -196,7 +196,7 @@ def windows(frame: pd.DataFrame) -> pd.DataFrame:
     told = {f"{FUSED} / {TODAY}": found.ratio.round(2), "interval": intervals(found)}
     told = found[["case"]].assign(**told, verdict=found.verdict)
     shown = table.filter(items=["case", *SIZES, MERGED, TODAY, FUSED]).round(2)
-    return shown.merge(told, how="left").drop(columns="case")
+    return shown.merge(told, how="left").drop(columns="case").dropna(axis="columns", how="all")
 
 
 def eager_table(frame: pd.DataFrame) -> pd.DataFrame:

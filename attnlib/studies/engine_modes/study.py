@@ -106,8 +106,8 @@ DECODE = ("flashinfer-fa2", "flashinfer-fa3", "flashinfer-auto")
 GRAPH, EAGER = "graph", "profiler"
 """Timers of the two ways to call."""
 PINNED, NOW = "0.6.4", ""
-"""FlashInfer when SGLang pinned fa2; and what is installed, in the published records 0.7.2.post1,
-which vLLM 0.33.0 pins (SGLang 0.5.23: 0.7.2)."""
+"""FlashInfer two weeks after SGLang pinned fa2, with `auto` repaired; and what is installed, in the
+published records 0.7.2.post1, which vLLM 0.33.0 pins (SGLang 0.5.23: 0.7.2)."""
 RELEASES = (PINNED, NOW)
 
 STUDY = Study(

@@ -156,7 +156,7 @@ def summary(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def releases(frame: pd.DataFrame) -> pd.DataFrame:
-    """A kernel's time now over its time when fa2 was pinned: shapes by verdict, least to most.
+    """A kernel's time now over its time in `PINNED`: shapes by verdict, least to most.
 
     A row per kernel and group, of the shapes that both releases ran.
     """
