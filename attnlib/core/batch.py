@@ -52,6 +52,7 @@ class DecodeBatch:
     | `kv_indptr` | [bs + 1] int32, prefix sums in pages | device |
     | `kv_indices` | [pages used] int32, the live page-table entries, ragged | device |
     | `kv_last_page_len` | [bs] int32, tokens in the last page, 1..page_size | device |
+    | `sinks` | [num_qo_heads] bfloat16, of a layer with sinks; else None | device |
     """
 
     spec: AttnSpec
@@ -61,6 +62,7 @@ class DecodeBatch:
     kv_indptr: torch.Tensor
     kv_indices: torch.Tensor
     kv_last_page_len: torch.Tensor
+    sinks: torch.Tensor | None = None
 
     @property
     def batch_size(self) -> int:
@@ -69,13 +71,23 @@ class DecodeBatch:
 
     @classmethod
     def build(
-        cls, spec: AttnSpec, seq_lens: torch.Tensor, page_table: torch.Tensor
+        cls,
+        spec: AttnSpec,
+        seq_lens: torch.Tensor,
+        page_table: torch.Tensor,
+        sinks: torch.Tensor | None = None,
     ) -> "DecodeBatch":
         """Check `seq_lens` [bs] int32 and `page_table` [bs, max_pages] int32, derive the rest.
 
-        The result lives on `page_table.device`, lengths are copied. Raises ValueError for an empty
-        batch, a wrong shape or dtype, a length below 1 or beyond the page table, a negative page.
+        `sinks` are for a layer that has them alone. The result lives on `page_table.device`,
+        lengths are copied. Raises ValueError for an empty batch, a wrong shape or dtype, a length
+        below 1 or beyond the page table, a negative page.
         """
+        if sinks is not None:
+            require_tensor("sinks", sinks, (spec.num_qo_heads,), "bfloat16", contiguous=True)
+        if spec.sinks != (sinks is not None):
+            wanted = "given" if spec.sinks else "None"
+            raise ValueError(f"sinks must be {wanted} for a layer with sinks={spec.sinks}")
         require_tensor("page_table", page_table, (None, None), "int32")
         (bs, columns), device = page_table.shape, page_table.device
         require_tensor("seq_lens", seq_lens, (max(1, bs),), "int32")
@@ -92,7 +104,8 @@ class DecodeBatch:
                 f"page_table must hold pages >= 0 in live columns, got {kv_indices.min().item()}"
             )
         last = (lens - (pages - 1) * spec.page_size).to(device)
-        return cls(spec, lens, page_table, lens.to(device), kv_indptr.to(device), kv_indices, last)
+        pages_of = (kv_indptr.to(device), kv_indices, last)
+        return cls(spec, lens, page_table, lens.to(device), *pages_of, sinks)
 
     def query_rows(self, q_len: int) -> "DecodeBatch":
         """What each of `q_len` causal queries of a request sees, as a batch of one-query requests.
@@ -103,7 +116,8 @@ class DecodeBatch:
         require_int("q_len", q_len)
         unseen = self.seq_lens_cpu.new_tensor(range(q_len - 1, -1, -1))
         lens = (self.seq_lens_cpu[:, None] - unseen).flatten()
-        return DecodeBatch.build(self.spec, lens, self.page_table.repeat_interleave(q_len, 0))
+        table = self.page_table.repeat_interleave(q_len, 0)
+        return DecodeBatch.build(self.spec, lens, table, self.sinks)
 
 
 def require_tensor(

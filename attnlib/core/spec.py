@@ -64,7 +64,8 @@ class AttnSpec(Grouped):
     `dtype` is the query's, `kv_dtype` the cache's (default: the same); both are torch dtype names
     out of `ELEMENT_BYTES`. `page_size` is the tokens of a KV page, a power of two. `window` is how
     many tokens a query sees, itself included, 0 all of them: FlashInfer's window_left + 1;
-    FlashAttention-3's window_size is (window - 1, 0).
+    FlashAttention-3's window_size is (window - 1, 0). With `sinks` each query head has a logit of
+    its own in every softmax, which has no value (gpt-oss); a batch brings them.
     Raises ValueError naming the argument, what it must be and what it was.
     """
 
@@ -75,6 +76,7 @@ class AttnSpec(Grouped):
     dtype: str = "bfloat16"
     kv_dtype: str = ""
     window: int = field(default=0, metadata=LATER)
+    sinks: bool = field(default=False, metadata=LATER)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kv_dtype", self.kv_dtype or self.dtype)

@@ -183,7 +183,10 @@ class MetadataCost:
 
 
 def metadata_cost(case: MetadataCase) -> MetadataCost:
-    """Bytes of a step's metadata: live words gathered and stored, lengths read and written."""
+    """Bytes of a step's metadata: live words gathered and stored, lengths read and written.
+
+    A window's table counts as stored; the map of its slots, as it is read, does not.
+    """
     pages = -(-sample_seq_lens(case).astype(np.int64) // case.page_size)
     words = int(pages.sum())
     rest = INT32_BYTES * words * (2 if case.swa else 1) + case.batch_size * (16 + 2 * INT32_BYTES)

@@ -27,7 +27,7 @@ MOST_DRAFTS = 8
 LINES = "a key such as 32/8,d128,p16,b16,k8192, a batch such as 8q1s1k, or --routine ..."
 _SAID = r"\d+(?:\+\d+)*"
 _DECODE = re.compile(
-    r"(\d+)/(\d+),d(\d+),p(\d+),b(\d+),k(\d+)(?:,w(\d+))?"
+    r"(\d+)/(\d+),d(\d+),p(\d+),b(\d+),k(\d+)(?:,w(\d+))?(,sinks)?"
     rf"(?:,((?:bfloat16|float)[\w/]*))?(?:,(?!seed)([a-z_]+|{_SAID}))?(?:,seed(\d+))?"
 )
 _EXTEND = re.compile(
@@ -86,10 +86,13 @@ def _decode(text: str) -> DecodeCase:
     found = _DECODE.fullmatch(text)
     if not found:
         raise ValueError(f"it must be {LINES}; got {text!r}")
-    *sizes, window, dtypes, lengths, seed = found.groups()
+    *sizes, window, sinks, dtypes, lengths, seed = found.groups()
     *layer, batch, kv_len = map(int, sizes)
     dtype, _, kv_dtype = (dtypes or "bfloat16").partition("/")
-    spec = AttnSpec(*(layer[0], layer[1], layer[2], layer[3], dtype, kv_dtype), int(window or 0))
+    heads, kv_heads, head_dim, page_size = layer
+    spec = AttnSpec(
+        heads, kv_heads, head_dim, page_size, dtype, kv_dtype, int(window or 0), bool(sinks)
+    )
     return DecodeCase(spec, batch, kv_len, lengths or "fixed", int(seed or 0))
 
 

@@ -1,9 +1,9 @@
 """What was chosen: a named model's case, who answers, which backends; and the call that says so.
 
 A model is the attention that one GPU has of it. What its name leaves open, `variant` says: the
-dtypes of query and cache, `bfloat16` or `bfloat16/float8_e4m3fn`, and a window if there is one,
-`bfloat16, window 4096`; of latent attention (MLA) query heads, tokens attended to and cache, `128
-heads, dense, bfloat16`.
+dtypes of query and cache, `bfloat16` or `bfloat16/float8_e4m3fn`, and a window and sinks if there
+are, `bfloat16, window 4096, sinks`; of latent attention (MLA) query heads, tokens attended to and
+cache, `128 heads, dense, bfloat16`.
 """
 
 import re
@@ -17,7 +17,7 @@ from ..kinds.mla.case import MlaCase
 
 NAMES = (*MODELS, MLA)
 """What `model` may be."""
-_WINDOWED = re.compile(r"(.*), window (\d+)")
+_VARIANT = re.compile(r"(.*?)(?:, window (\d+))?(, sinks)?")
 _LATENT = re.compile(r"(\d+) heads, (?:dense|top (\d+)), (\S+)")
 AXES = ("release", "timer", "variant", "page_size", "lengths", "batch", "kv_len")
 """What makes a case of a model, in the order in which one narrows the next."""
@@ -85,17 +85,17 @@ def variant_of(spec: AttnSpec | MlaSpec) -> str:
     if isinstance(spec, MlaSpec):
         read = f"top {spec.top_k}" if spec.top_k else "dense"
         return f"{spec.num_qo_heads} heads, {read}, {spec.kv_format}"
-    return spec.dtypes + (f", window {spec.window}" if spec.window else "")
+    window = f", window {spec.window}" if spec.window else ""
+    return spec.dtypes + window + (", sinks" if spec.sinks else "")
 
 
 def spec_of(model: str, *, variant: str, page_size: int) -> AttnSpec | MlaSpec:
     """The spec of a named model: inverse of `model_of` and `variant_of`; ValueError."""
     require_word("model", model, NAMES)
     if model != MLA:
-        windowed = _WINDOWED.fullmatch(variant)
-        dtypes, window = windowed.groups() if windowed else (variant, 0)
+        dtypes, window, sinks = _VARIANT.fullmatch(variant).groups()  # type: ignore[union-attr]
         dtype, _, kv_dtype = dtypes.partition("/")
-        return AttnSpec(*MODELS[model], page_size, dtype, kv_dtype, window=int(window))
+        return AttnSpec(*MODELS[model], page_size, dtype, kv_dtype, int(window or 0), bool(sinks))
     found = _LATENT.fullmatch(variant)
     if not found:
         like = "'128 heads, dense, bfloat16' or '128 heads, top 2048, fp8-656'"

@@ -157,7 +157,7 @@ PATTERNS = (
     Pattern(
         "fa3 of FlashInfer decodes",
         _kernels("fa3"),
-        "ask for backend fa2, or take FlashInfer 0.6.4 or later",
+        "ask for backend fa2, or take FlashInfer 0.6.4 or later; FP8 queries have only fa3",
         "auto of FlashInfer 0.6.0 to 0.6.3; for FP8 queries to 0.7.2.post1, the last that was read",
         *REGRESSION,
         _slower(FA3),

@@ -92,7 +92,7 @@ class View(Tables, Shown):
         compared = {
             "time over time": pairs.backend + " / " + pairs.against,
             "ratio": pairs.ratio,
-            "95 %": intervals(pairs),
+            "interval": intervals(pairs),
             "rounds": pairs.pairs,
             "verdict": pairs.verdict,
             "margin": pairs.margin,

@@ -30,7 +30,17 @@ CASE = ["heads", "head_dim", "dtype", "kv_dtype", "page_size", "batch_size", "kv
 SHAPE = ["heads", "page_size", "batch_size", "kv_len"]
 COUNTS = (
     *("num_qo_heads", "num_kv_heads", "top_k", "head_dim", "page_size", "batch_size", "kv_len"),
-    *("window", "q_len", "chunk", "layers", "max_ctx", "seq_len_delta", "pool_size", "topk"),
+    *(
+        "window",
+        "sinks",
+        "q_len",
+        "chunk",
+        "layers",
+        "max_ctx",
+        "seq_len_delta",
+        "pool_size",
+        "topk",
+    ),
     *("draft_tokens", "output_len", "tp", "seed"),
 )
 """Columns of a case that are integers."""
@@ -39,6 +49,8 @@ COLUMNS = tuple(dict.fromkeys((*_FIRST, "mode", "mask", "q_lengths", "group", *C
 """Columns that say what a case is, in the order in which tables are sorted by them."""
 FA2, FA3, AUTO = "flashinfer-fa2", "flashinfer-fa3", "flashinfer-auto"
 GRAPH_AUTO, CUDA_CORES = "flashinfer-graph-auto", "flashinfer-cuda-cores"
+WIDE = 10
+"""An interval whose ends lie further apart than this factor is not written out: it says nothing."""
 LABELS = {entry.name: entry.label for entry in TABLE.values() if entry.label}
 
 
@@ -230,7 +242,13 @@ def release_order(frame: pd.DataFrame) -> list[str]:
 
 
 def intervals(table: pd.DataFrame, decimals: int = 2) -> list[str]:
-    """The 95 % interval of each row of `low` and `high`, in words."""
+    """The interval of each row of `low` and `high`, in words.
+
+    Of `over` it is what the verdict was asked with: of 95 %, or beside A/A items so wide that the
+    verdicts of a table are right together (`judge_table`).
+    """
     bounds = zip(table.low, table.high, strict=True)
     words = f"{{:.{decimals}f}} to {{:.{decimals}f}}"
-    return [words.format(*both) if both[0] == both[0] else "one round" for both in bounds]
+    found = (words.format(*both) if both[0] == both[0] else "one round" for both in bounds)
+    wide = ("ratio" in table) & (table.high > WIDE * table.low)
+    return [f"over {WIDE} x wide" if too else said for too, said in zip(wide, found, strict=True)]

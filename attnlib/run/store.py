@@ -182,8 +182,8 @@ def frame(records: Iterable[Record]) -> pd.DataFrame:
     noise = noise_by_kind(records)
     first = (record for record in records if not record.item.again)
     found = pd.DataFrame([{**_row(r), "noise": noise.get(_kind(r.item), 0.0)} for r in first])
-    if "window" in found:  # layers without one do not say so
-        found["window"] = found.window.fillna(0).where(found.heads.notna())
+    for name in {"window", "sinks"} & {*found}:  # layers without them do not say so
+        found[name] = found[name].astype(float).fillna(0).where(found.heads.notna())
     return found
 
 

@@ -115,14 +115,15 @@ class Upgrade(Shown):
             words = f"{{:,.{digits.get(name, 1)}f}}".format
             rows[name] = ["-" if pd.isna(value) else words(value) for value in rows[name]]
         tally = ", ".join(f"{count} {word}" for word, count in rows.verdict.value_counts().items())
-        sources = self.rows.dropna(subset="study")
+        sources = self.rows.dropna(subset="study")[["study", "machine"]].drop_duplicates()
+        told = [f"{study} on {machine}" for study, machine in sources.to_numpy()]
         return Card(
             title=f"FlashInfer {self.base} (base) to {self.new} (new): {tally}",
             notes=self.notes,
             facts=[],
             table=rows[[name for name in COLUMNS[:10] if name != "timer"]],
             caption="time of one call in microseconds, new over base",
-            footer=f"records of {', '.join((sources.study + ' on ' + sources.machine).unique())}",
+            footer=f"records of {', '.join(told) or 'no call that both ran'}",
             more=[
                 ("kernels that changed", rows[rows.kernels != ""][COLUMNS[:2] + COLUMNS[10:13]]),
                 ("planning on the host, apart", rows[rows[plans[0]] != "-"][COLUMNS[:2] + plans]),

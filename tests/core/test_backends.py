@@ -197,10 +197,10 @@ def test_a_missing_library_or_gpu_or_one_that_is_no_hopper_is_said(name, monkeyp
     monkeypatch.setattr(base, "installed_version", lambda _: "")
     monkeypatch.setattr(library, "find_module", lambda name: "")
     spec = MlaSpec(16) if "mla" in name else SPEC
-    install = "flashinfer-python|sgl-flash-mla|tokenspeed-fa3"
+    install = "sglang-kernel" if name == "fa3-mla" else "flashinfer-python|sgl-flash-mla|tokenspeed"
     with pytest.raises(RuntimeError, match=f"{name} cannot run .*pip install ({install})"):
         backends.create(name, spec)
-    monkeypatch.setattr(base, "installed_version", lambda _: "0.6.4")
+    monkeypatch.setattr(base, "installed_version", lambda _: "0.7.2.post1")
     monkeypatch.setattr(library, "find_module", lambda name: "flash_attn_interface")
     lacks_gpu = "needs a CUDA GPU (torch.cuda.is_available() is False)"
     assert backends.unavailable(name) == lacks_gpu
@@ -220,7 +220,10 @@ def test_a_missing_library_or_gpu_or_one_that_is_no_hopper_is_said(name, monkeyp
 
 @pytest.mark.parametrize(
     ("name", "release", "since"),
-    [("fa3", "0.5.3", "0.6.0"), ("fa2-fixed", "0.3.1", "0.5.0"), ("xqa", "0.5.2", "0.5.3")],
+    [
+        *(("fa3", "0.5.3", "0.6.0"), ("fa2-fixed", "0.3.1", "0.5.0"), ("xqa", "0.5.2", "0.5.3")),
+        ("prefill-fa2-uniform", "0.7.2", "0.7.2.post1"),
+    ],
 )
 def test_a_release_that_lacks_what_is_asked_for_is_refused(name, release, since, monkeypatch):
     monkeypatch.setattr(base, "installed_version", lambda _: release)

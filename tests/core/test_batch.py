@@ -154,3 +154,15 @@ FACTS, SHAPE = SchedulerFacts(2, 8, 2, 64, 1, 64, 4), PlanShape(8, 2, 64, 2, 2, 
 def test_what_holds_arrays_equals_itself_alone_and_has_a_hash(make):
     one, other = make(), make()
     assert one != other and len({one, other}) == 2
+
+
+def test_sinks_are_of_a_layer_that_has_them_and_of_its_heads():
+    spec, lens = AttnSpec(8, 2, 64, 16, sinks=True), torch.tensor([20], dtype=torch.int32)
+    table = torch.zeros(1, 2, dtype=torch.int32)
+    with pytest.raises(ValueError, match="sinks must be given for a layer with sinks=True"):
+        DecodeBatch.build(spec, lens, table)
+    with pytest.raises(ValueError, match="sinks must be None for a layer with sinks=False"):
+        DecodeBatch.build(AttnSpec(8, 2, 64, 16), lens, table, torch.zeros(8).bfloat16())
+    for wrong in (torch.zeros(4).bfloat16(), torch.zeros(8)):
+        with pytest.raises(ValueError, match=r"sinks must be \[8\] bfloat16, got"):
+            DecodeBatch.build(spec, lens, table, wrong)

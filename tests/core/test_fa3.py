@@ -33,7 +33,10 @@ def long_enough(work, q_len):
     return DecodeBatch.build(work.case.spec, lens, work.batch.page_table)
 
 
-@pytest.mark.parametrize(("name", "asks"), [("fa3", 0), ("fa3-precomputed", 1)])
+@pytest.mark.parametrize(
+    ("name", "asks"),
+    [("fa3", 0), *((f"fa3-precomputed{most}", 1) for most in ("", "-1", "-32"))],
+)
 def test_metadata_is_asked_for_once_and_given_to_every_call_or_left_to_each(
     name, asks, fake_fa3, libraries
 ):
@@ -46,7 +49,7 @@ def test_metadata_is_asked_for_once_and_given_to_every_call_or_left_to_each(
     words, cap = (metadata.words, metadata.facts.num_splits) if asks else (None, 0)
     assert all(call["scheduler_metadata"] is words for call in fake_fa3.launched)
     assert {call["num_splits"] for call in (*fake_fa3.asked, *fake_fa3.launched)} == {cap}
-    assert bool(cap) == bool(asks)
+    assert bool(cap) == bool(asks) and cap == int(name.partition("precomputed-")[2] or cap)
 
 
 def test_several_queries_a_request_see_one_token_more_each(fake_fa3):

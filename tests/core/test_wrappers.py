@@ -39,6 +39,14 @@ def test_under_cuda_graphs_prefill_has_room_for_the_whole_table_and_a_mask_if_an
         assert len(buffers["custom_mask_buf"]) == 5 * -(-6 * columns * 16 // 8)
 
 
+def test_a_plan_is_promised_equal_queries_only_where_they_are(libraries):
+    backend = calls.backend_for(calls.UNIFORM, MODES[2], "cpu", cuda_graph=True)
+    backend.plan(calls.call_of(MODES[2], "cpu").batch)
+    assert libraries.wrappers[-1].promised == 6
+    with pytest.raises(ValueError, match="q_lens must be equal for .*-uniform, got [1-4] to 5"):
+        backend.plan(calls.call_of(MODES[6], "cpu").batch)
+
+
 @pytest.mark.parametrize(("name", "case"), [each for each in MLA if "flashinfer" in each[0]])
 def test_mla_is_called_by_structures_where_the_library_has_them(name, case, libraries, monkeypatch):
     metadata = SimpleNamespace(csr=dict)

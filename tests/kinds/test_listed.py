@@ -28,6 +28,13 @@ def test_the_key_of_every_case_of_the_studies_is_read_back():
     assert parse_cases([case.key for case in cases]) == (tuple(cases), ())
 
 
+def test_sinks_are_said_behind_a_window_and_read_back():
+    (case,), _ = parse_cases(["64/8,d64,p16,b4,k1024,w128,sinks,ragged"])
+    assert (case.spec.sinks, case.spec.window, case.lengths) == (True, 128, "ragged")
+    assert case.key == "64/8,d64,p16,b4,k1024,w128,sinks,ragged" and " sinks batch " in case.label
+    assert not parse_cases(["64/8,d64,p16,b4,k1024,ragged"])[0][0].spec.sinks
+
+
 @pytest.mark.parametrize("tail", ["", ",float16/float8_e4m3fn", ",ragged,seed3"])
 def test_a_window_is_said_behind_the_tokens_and_read_back(tail):
     (case,), _ = parse_cases([key := f"32/8,d128,p16,b16,k8192,w1024{tail}"])

@@ -1,5 +1,6 @@
 """Metadata in the worker: every word is checked before a time is taken."""
 
+import sys
 from dataclasses import replace
 from itertools import product
 
@@ -9,14 +10,15 @@ from support.subject_fakes import measure
 from attnlib.kinds.base import Bench
 from attnlib.kinds.cost import metadata_cost
 from attnlib.kinds.item import Item
-from attnlib.kinds.metadata import eager
+from attnlib.kinds.metadata import eager, sglang
 from attnlib.kinds.metadata.case import MetadataCase
-from attnlib.kinds.metadata.measure import MODULES, POISON, MetadataSubject
+from attnlib.kinds.metadata.measure import MODULES, POISON, MetadataSubject, build_call
 from attnlib.run.record import Record
 
 CASE = MetadataCase("decode", 5, 4, 70, pool_size=9)
 EAGER = Item("metadata-eager", "host", CASE)
 OURS = [name for name in MODULES if name != "sglang-metadata"]
+WINDOWED = replace(CASE, swa=True)
 OTHERS = [
     MetadataCase("kv_indices", 5, 4, 70, pool_size=9),
     MetadataCase("draft", 5, 4, 70, topk=3, draft_tokens=6),
@@ -25,7 +27,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(
-    ("backend", "case"), [*product(OURS, [CASE]), *product(OURS[:2], OTHERS)], ids=str
+    ("backend", "case"), [*product(OURS, [CASE, WINDOWED]), *product(OURS[:2], OTHERS)], ids=str
 )
 def test_a_right_builder_gets_times_and_an_exact_check(backend, case):
     record = measure(Item(backend, "host", case))
@@ -44,7 +46,9 @@ def test_what_does_not_build_the_case_lists_the_backends_that_do(backend, case):
     assert "must be one of metadata-eager, metadata-fused, metadata-fused-alone" in record.reason
 
 
-@pytest.mark.parametrize("output", ["cache_seqlens", "cu_seqlens_k", "page_table"])
+@pytest.mark.parametrize(
+    "output", ["cache_seqlens", "cu_seqlens_k", "page_table", "swa_page_table"]
+)
 def test_one_wrong_word_is_incorrect_and_has_no_times(output, monkeypatch):
     honest = eager.build_decode_metadata
 
@@ -53,7 +57,7 @@ def test_one_wrong_word_is_incorrect_and_has_no_times(output, monkeypatch):
         call[output].view(-1)[0] = POISON  # as if it had not been written
 
     monkeypatch.setattr(eager, "build_decode_metadata", wrong)
-    record = measure(EAGER)
+    record = measure(replace(EAGER, case=WINDOWED))
     assert (record.status, record.reason) == ("incorrect", "1 words differ")
     assert (record.oracle_error, record.run_us) == (1.0, ())
 
@@ -62,6 +66,29 @@ def test_without_sglang_its_kernel_is_refused_with_what_to_install(monkeypatch):
     monkeypatch.setattr("attnlib.kinds.metadata.sglang.unavailable", lambda: "pip install it")
     record = measure(Item("sglang-metadata", "host", CASE))
     assert (record.status, record.reason) == ("refused", "pip install it")
+
+
+@pytest.mark.parametrize("argument", ["token_to_kv_pool", "full_to_swa_index_mapping"])
+def test_sglang_gets_the_windows_map_as_its_release_takes_it(argument, monkeypatch):
+    names = "lens ends table tokens rows pages seq_lens delta page_size swa_page_table".split()
+    got = {}
+
+    def original(*args):
+        got.update(zip([*names, argument], args, strict=True))
+        if argument == "token_to_kv_pool":
+            from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+
+            assert isinstance(got[argument], SWAKVPool)
+
+    monkeypatch.setattr(sglang, "_function", lambda: (original, {argument}))
+    monkeypatch.delitem(sys.modules, sglang.POOLS, raising=False)
+    call = build_call(WINDOWED, "cpu")
+    sglang.build_decode_metadata(**call.inputs, **call.outputs, **call.numbers)
+    monkeypatch.delitem(sys.modules, sglang.POOLS, raising=False)
+    given = getattr(got[argument], "full_to_swa_index_mapping", got[argument])
+    assert given is call.inputs["swa_slot_map"]
+    assert got["swa_page_table"] is call.outputs["swa_page_table"]
+    assert got["page_size"] == WINDOWED.page_size
 
 
 def test_neighbours_of_one_case_share_its_pool_and_find_its_outputs_poisoned():

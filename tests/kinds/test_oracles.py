@@ -45,7 +45,8 @@ def dense_attention(work):
         scores = np.exp(k @ q[i, j] / np.sqrt(q.shape[2]))
         window = work.case.spec.window or lens[i]
         scores *= np.arange(lens[i]) >= lens[i] - window
-        out[i, j] = scores / scores.sum() @ v
+        sunk = 0 if work.batch.sinks is None else np.exp(float(work.batch.sinks[j]))
+        out[i, j] = scores / (scores.sum() + sunk) @ v
     return torch.from_numpy(out)
 
 
@@ -104,6 +105,14 @@ def test_the_oracle_is_dense_attention_for_every_head_dim_and_dtype(head_dim, dt
 @pytest.mark.parametrize("length", [1, 15, 16, 17])
 def test_the_oracle_is_dense_attention_at_every_page_boundary(length):
     assert_matches(work_of(replace(CASE, kv_len=length)), dense_attention)
+
+
+@pytest.mark.parametrize("window", [0, 23])
+def test_the_oracle_of_sinks_has_a_logit_more_and_no_value(window):
+    work = work_of(replace(CASE, spec=replace(CASE.spec, window=window, sinks=True)))
+    assert_matches(work, dense_attention)
+    without = dense_attention(replace(work, batch=replace(work.batch, sinks=None)))
+    assert worst_row_error(dense_attention(work), without) > 0.01
 
 
 @pytest.mark.parametrize("window", [1, 16, 23, 70, 1000])

@@ -24,6 +24,7 @@ CHOICES = Choices("Llama-3.1-70B at TP 8", "demo", backends=BACKENDS, **ASKED)
         ("Llama-3.1-8B", LLAMA),
         ("Llama-3.1-8B", replace(LLAMA, kv_dtype="float8_e4m3fn")),
         ("Llama-3.1-8B", replace(LLAMA, kv_dtype="float8_e4m3fn", window=4096)),
+        ("Llama-3.1-8B", replace(LLAMA, window=128, sinks=True)),
         ("Llama-3.1-70B at TP 8", AttnSpec(8, 1, 128, 16)),
         ("Qwen3-32B at TP 4", AttnSpec(16, 2, 128, 1)),
         ("Qwen3-0.6B", AttnSpec(16, 8, 128, 64)),

@@ -61,7 +61,7 @@ def test_a_choice_that_no_longer_holds_is_replaced_and_said(published):
     offered = [value for _, value in published.controls["batch"].options]
     assert offered == sorted({case.batch_size for case in mine}), "what is on record alone"
     assert "batch 64 is not on record with these choices, 16 is shown." in published.shown.value
-    published.controls["timer"].value = "eager"
+    published.controls["release"].value = "0.6.4"
     assert "is not on record" not in published.shown.value, "said once"
     published.controls["records"].value = "auto_resolution"
     assert published.view.choices.records == "auto_resolution"
@@ -117,7 +117,7 @@ def test_without_a_gpu_it_shows_why_and_leaves_the_records_to_be_chosen(
 def test_the_picture_says_its_numbers_and_who_cannot_show_widgets_sees_the_view(published_records):
     published = explore()
     picture = published.picture.value
-    assert picture.startswith("<img alt='Time of one call: flashinfer-auto 488.6 us")
+    assert picture.startswith("<img alt='Time of one call: flashinfer-auto 497.3 us")
     assert "src='data:image/png;base64,iVBOR" in picture
     bundle = published._repr_mimebundle_()
     assert bundle["text/plain"] == repr(published.view)

@@ -11,7 +11,7 @@ from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.step.case import StepCase
 from attnlib.studies.decode_metadata.checks import FAST_PATH, GENERAL_PATH
-from attnlib.studies.decode_metadata.study import METADATA, METADATA_SWEEP
+from attnlib.studies.decode_metadata.study import METADATA, METADATA_SWEEP, WINDOWED
 from attnlib.studies.decode_metadata_eager.study import SOURCE_CASE
 from attnlib.studies.evidence import MissingRecordsError
 from attnlib.studies.scheduler_metadata.checks import KERNEL, LAYERS
@@ -98,12 +98,20 @@ def test_the_merged_kernels_are_counted_and_named_as_traced(check, kernels, word
     assert verdict(check, frame) == word
 
 
-def test_kernels_are_counted_by_name_and_one_wrong_word_refutes_what_is_open():
+def test_kernels_are_counted_by_name():
     frame = metadata(speedup(5.0))
     assert verdict("two-kernels", frame, 2.0) == "confirmed"
     assert verdict("two-kernels", frame, 1.0) == "refuted"
-    assert verdict("general-path", frame) == "open", "no record has a window"
-    assert verdict("general-path", frame.assign(oracle_error=1.0)) == "refuted"
+
+
+def test_every_page_size_is_right_where_each_record_with_a_window_is():
+    frame = metadata(speedup(5.0), cases=WINDOWED)
+    assert verdict("general-path", frame) == "confirmed"
+    one = frame.assign(oracle_error=(frame.page_size == 4).astype(float))
+    assert verdict("general-path", one) == "partly"
+    assert verdict("general-path", frame.assign(status="error")) == "refuted"
+    with pytest.raises(MissingRecordsError, match="of 8 shapes"):
+        verdict("general-path", metadata(speedup(5.0)))
 
 
 @pytest.mark.parametrize(("power", "word"), [(1.0, "confirmed"), (0.5, "refuted")])

@@ -17,7 +17,7 @@ def records(*times):
     """Three rounds of (case, backend, factor, kernel family), each 100 us times the factor."""
     return pd.DataFrame(
         row(case, f"flashinfer-prefill-{name}", 100.0 * factor, round=n, kernel_family=family)
-        | {"timer": usual_timer(case.mode)}
+        | {"timer": usual_timer(case.mode), "release": engine_modes.PINNED}
         for case, name, factor, family in times
         for n in range(3)
     )

@@ -13,7 +13,7 @@ from attnlib import cli
 from attnlib.run import parquet, store
 from attnlib.studies import STUDIES, claims
 from attnlib.studies.evidence import NOT_HERE
-from attnlib.studies.fa3_decode_regression.study import REFERENCE_MACHINE
+from attnlib.studies.fa3_decode_regression.study import AT_ONCE_MACHINE
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "data"
 SOURCES = {
@@ -74,8 +74,9 @@ def fallen(checked):
 
 def lose(folder, study, lost):
     """Delete the records of a study that `lost` picks."""
-    path = folder / "records" / REFERENCE_MACHINE / f"{study}.parquet"
-    records = store.read(study, REFERENCE_MACHINE)
+    machine = STUDIES[study].reference_machine
+    path = folder / "records" / machine / f"{study}.parquet"
+    records = store.read(study, machine)
     kept = [record for record in records if not lost(record.to_form())]
     path.write_bytes(parquet.encode(kept))
     assert len(kept) < len(records)
@@ -140,7 +141,7 @@ def test_what_is_lost_takes_down_the_claims_that_need_it(copied, study, lost, ta
 
 
 def test_a_lost_study_is_an_error(copied):
-    (copied / "records" / REFERENCE_MACHINE / "auto_resolution.parquet").unlink()
+    (copied / "records" / AT_ONCE_MACHINE / "auto_resolution.parquet").unlink()
     with pytest.raises(FileNotFoundError, match="no records of study 'auto_resolution'"):
         claims.verdicts()
 

@@ -39,7 +39,7 @@ import sys
 from attnlib.draw import style
 from attnlib.run import frame as rows, store
 from attnlib.studies import roofline
-frame = store.load("measurement_trust", "nvidia-h200-5b90d8cb")
+frame = store.load("measurement_trust", "nvidia-h200-b6c8df1f")
 style.save(roofline.roofline(frame, rows.ceilings(frame), "0.6.4"), sys.argv[1])
 """
 
@@ -202,7 +202,7 @@ def test_few_records_are_all_named_and_many_by_a_sum_that_changes_with_any_of_th
     assert line.split()[-1] != style.records_line(sorted(swapped)).split()[-1]
     other = frame.assign(gpu="", gpu_id="cpu", started_at="2027-01-01T00:00:00", study="b")
     line = style.source_line(pd.concat([frame, other]))
-    assert line.startswith("fa3_decode_regression, b: NVIDIA H200 bbfefd08, CPU cpu, 2026-")
+    assert line.startswith("fa3_decode_regression, b: NVIDIA H200 30af7b45, CPU cpu, 2026-")
     assert line.endswith(" to 2027-01-01")
 
 

@@ -6,6 +6,7 @@ from support.published import published
 from attnlib.run import frame as rows
 from attnlib.run.bisect import bisect
 from attnlib.studies import STUDIES, auto_resolution, roofline
+from attnlib.studies import decode_metadata as metadata
 from attnlib.studies import fa3_decode_regression as tables
 from attnlib.studies import measurement_trust as trust
 from attnlib.studies import metadata_in_step as in_step
@@ -77,6 +78,12 @@ def test_04_the_search_finds_the_releases_it_names(good, bad, changed):
     study = STUDIES["fa3_decode_regression"]
     case = study.case_named("32/8,d128,p16,b16,k8192")
     assert bisect(study, case, package="flashinfer-python", good=good, bad=bad).changed == changed
+
+
+def test_05_with_a_window_ours_is_the_slower_at_page_size_one_alone(built):
+    table = metadata.windows(built).set_index("page_size")
+    assert table.pop("verdict").eq("slower").pipe(lambda slow: [*slow[slow].index]) == [1]
+    assert table[f"{FUSED} / {TODAY}"].is_monotonic_decreasing
 
 
 def test_05_fused_is_ahead_of_every_rival_and_serial_a_fair_stand_in(builders):

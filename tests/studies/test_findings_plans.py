@@ -6,6 +6,7 @@ from support.published import pick, published
 from attnlib.run import frame as rows
 from attnlib.studies import fa2_chunks as chunks
 from attnlib.studies import fa2_plan as plans
+from attnlib.studies import fixed_splits as fixed
 from attnlib.studies.fa2_plan.tables import FA2_MANY, OURS, OURS_MANY
 
 pytestmark = pytest.mark.usefixtures("published_records")
@@ -73,3 +74,12 @@ def test_tables_and_figures_stand_with_the_rows_that_a_gpu_measures_live():
     assert len(chunks.sweep_summary(few)) and chunks.choice_chart(few, cases).axes
     assert len(plans.planning_table(frame)) and len(plans.step_table(frame))
     assert plans.gain_chart(frame).axes
+
+
+def test_no_splits_cost_both_kernels_in_the_same_shapes_and_the_cap_where_two_kv_heads_share_one():
+    table = fixed.price(published("fixed_splits"))
+    slow = table[table.verdict == "slower"].groupby("kernel")[["heads", "batch_size", "kv_len"]]
+    slow = {name: {*own.apply(tuple, axis=1)} for name, own in slow}
+    fa2, cap, fa3 = (slow[name] for name in table.kernel.unique())
+    assert len(fa2) == 9 and fa2 == fa3
+    assert cap == {("16/2", 1, 65536), ("16/2", 32, 65536)}

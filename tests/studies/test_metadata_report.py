@@ -28,6 +28,7 @@ def test_every_table_and_figure_stands_on_what_a_live_notebook_measures(frames):
         metadata.crossovers(frame),
         metadata.worst(frame),
         metadata.strided(frame, limit),
+        metadata.windows(frame),
         metadata.eager_table(eager),
     ):
         assert len(table) and not table.isna().all().any()

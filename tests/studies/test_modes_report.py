@@ -27,6 +27,10 @@ def made(times, *, rounds=(0, 1)):
     )
 
 
+def of(release, times):
+    return made(times).assign(release=release)
+
+
 def prefill(name):
     return f"flashinfer-prefill-{name}"
 
@@ -101,7 +105,7 @@ def test_a_policy_costs_its_backends_time_over_the_better_one():
     lost = modes.costs(made(times))
     assert lost.loc["prefill_paged", "fa2 everywhere"] == 4
     assert lost.loc["target_verify", "fa2 everywhere"] == 1
-    assert lost.loc["target_verify", "auto of 0.6.4"] == 4
+    assert lost.loc["target_verify", "auto"] == 4
     assert lost["fa3 for prefill"].tolist() == [1, 1, 1]
     assert lost.loc["worst"].tolist() == [4, 4, 4, 4, 1]
 
@@ -109,7 +113,7 @@ def test_a_policy_costs_its_backends_time_over_the_better_one():
 def test_auto_of_the_policies_is_what_auto_ran():
     parts = pd.concat(modes.mode_rows(published("engine_modes"), timer) for timer in (GRAPH, EAGER))
     ran = modes.plain(parts[parts.backend == "auto"])
-    to_fa3 = ran.group.isin(modes.POLICIES["auto of 0.6.4"])
+    to_fa3 = ran.group.isin(modes.POLICIES["auto"])
     assert (ran.kernel_family == np.where(to_fa3, "fa3", "fa2")).all()
     assert set(ran.group) >= {*FEW, "prefill_paged", "prefill_ragged"}
 
@@ -129,6 +133,18 @@ def test_plans_are_compared_by_what_the_profiler_saw_of_both():
     assert (fa2["tile for a graph"], fa2["tile for eager"]) == (128, 16)
     assert (fa2["for a graph"], fa2["for eager"], fa2["ratio"]) == (6.0, 4.0, 1.5)
     assert (fa3["tile for a graph"], fa3["tile for eager"], fa3["ratio"]) == (128, 128, 1.0)
+
+
+def test_a_release_is_held_to_the_one_before_kernel_by_kernel_at_shapes_of_both():
+    fa2, fa3 = ((VERIFY, prefill(name), GRAPH) for name in (FA2, FA3))
+    before = of(modes.PINNED, {fa2: 2.0, fa3: 4.0, (TAIL, prefill(FA2), EAGER): 1.0})
+    both = pd.concat([before, of(modes.NOW, {fa2: 1.0, fa3: 4.0})])
+    shown = modes.releases(both)[["kernel", "group", "shapes", "faster", "same", "median"]]
+    assert shown.to_numpy().tolist() == [
+        [FA2, "target_verify", 1, 1, 0, 0.5],
+        [FA3, "target_verify", 1, 0, 1, 1.0],
+    ]
+    assert modes.summary(both)["median"].tolist() == [0.25] and modes.releases(before).empty
 
 
 def test_masks_are_compared_case_by_case():

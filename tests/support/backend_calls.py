@@ -32,18 +32,20 @@ MODES = (
 )
 """Every mode with several queries per request, over its masks."""
 ALL_MODES = [(name, case) for case in MODES for name in backends.EXTEND_BACKENDS]
-PLANNED = "flashinfer-prefill-fa2-planned"
+PLANNED, UNIFORM = (f"flashinfer-prefill-fa2-{how}" for how in ("planned", "uniform"))
+EQUAL = (PLANNED, UNIFORM)
 
 
 def takes(name, case):
-    """A plan made on the GPU is for paged caches and as many queries of each request."""
-    return name != PLANNED or case.mode not in ("draft_extend", "prefill_ragged")
+    """Some plans are for as many queries of each request; those made on the GPU for pages alone."""
+    return name not in EQUAL or case.mode not in ("draft_extend", "prefill_ragged")
 
 
 EXTEND = [
     (name, case)
     for name, case in ALL_MODES
-    if takes(name, case) and (case.mask not in CUSTOM_MASKS or name.endswith(("fa2", "auto")))
+    if takes(name, case)
+    and (case.mask not in CUSTOM_MASKS or name.endswith(("fa2", "auto", "uniform")))
 ]
 KINDS = (
     *((64, "float16"), (256, "bfloat16"), (64, "float16", "float8_e4m3fn")),
@@ -77,12 +79,19 @@ PLANNED_DECODE = [
     )
 ]
 """Plans of our own for every kind of layer that they take."""
-FAKED = ("sdpa", "fa3", "fa3-precomputed", "flashinfer-fa2-planned")
+CAPPED = ("fa3-precomputed-32", "fa3-precomputed-1")
+FAKED = ("sdpa", "fa3", "fa3-precomputed", *CAPPED, "flashinfer-fa2-planned")
 WINDOWS = [
     DecodeCase(replace(spec_of(4, page), window=window), 7, 1500, "ragged")
     for page, window in ((16, 100), (64, 1), (1, 700), (16, 1500))
 ]
 """Layers with a window: inside a page and across pages, shorter and longer than requests."""
+SINKS = [
+    DecodeCase(replace(spec_of(8, 16, 64), sinks=True, window=window), 5, 700, "ragged")
+    for window in (0, 128)
+]
+"""Layers of gpt-oss."""
+SUNK = [(n, c) for n in ("fa3", "fa3-precomputed", "flashinfer-xqa") for c in SINKS]
 WINDOWED = [(n, c) for n in (*FAKED, "flashinfer-fa2", "flashinfer-fa2-fixed") for c in WINDOWS]
 XQA = [
     ("flashinfer-xqa", case)
@@ -92,7 +101,7 @@ XQA = [
         *(case for case in WINDOWS if case.spec.page_size > 1),
     )
 ]
-CALLS = [*((n, DECODE) for n in FAKED), *PLANNED_DECODE, *WINDOWED, *XQA, *EXTEND, *MLA]
+CALLS = [*((n, DECODE) for n in FAKED), *PLANNED_DECODE, *WINDOWED, *XQA, *SUNK, *EXTEND, *MLA]
 """A call of every backend that has a stand-in, or needs none."""
 
 
@@ -141,7 +150,7 @@ def two_steps(case, device):
     else:
         lens = first.batch.seq_lens_cpu.flip(0) // 3 + 1
         table = first.batch.page_table.flip(0).contiguous()
-        turned = DecodeBatch.build(case.spec, lens.int(), table)
+        turned = DecodeBatch.build(case.spec, lens.int(), table, first.batch.sinks)
     return first, replace(first, batch=turned)
 
 

@@ -40,7 +40,7 @@ from attnlib.kinds.item import Item
 from attnlib.run import frame as rows
 from attnlib.run import store, study
 from attnlib.run.record import Record
-from attnlib.studies.fa3_decode_regression.study import HEADLINE, REFERENCE_MACHINE, WIDE
+from attnlib.studies.fa3_decode_regression.study import HEADLINE, STUDY, WIDE
 from attnlib.studies.scheduler_metadata.words import words_of
 
 # One thread per process, and per process that a test starts: two workers share few cores.
@@ -163,7 +163,7 @@ def published_records(monkeypatch):
 @pytest.fixture
 def frame(published_records):
     """The published regression study, a row per record."""
-    return store.load("fa3_decode_regression", REFERENCE_MACHINE)
+    return store.load(STUDY.name, STUDY.reference_machine)
 
 
 @pytest.fixture
@@ -291,8 +291,11 @@ class FakeFa3:
         dtype = str(q.dtype).removeprefix("torch.")
         sizes, (left, right) = (q.shape[2], k_cache.shape[2], q.shape[3]), options["window_size"]
         assert right == (0 if left >= 0 else -1)
-        spec = AttnSpec(*sizes, k_cache.shape[1], dtype, window=left + 1)
-        batch = DecodeBatch.build(spec, options["cache_seqlens"], options["page_table"])
+        sinks = options.get("sinks")
+        layer = {"window": left + 1, "sinks": sinks is not None}
+        spec = AttnSpec(*sizes, k_cache.shape[1], dtype, **layer)
+        lens, table = options["cache_seqlens"], options["page_table"]
+        batch = DecodeBatch.build(spec, lens, table, sinks)
         rows_seen = batch.query_rows(q.shape[1])
         out = attend(q.flatten(0, 1), PagedKV(k_cache, v_cache), rows_seen)
         return out.to(getattr(torch, spec.out_dtype)).view(q.shape)

@@ -13,12 +13,13 @@ from attnlib.kinds.decode.measure import attend_rows
 from attnlib.kinds.mla.format import dequantize
 
 
-def attend(q, q_lens, tokens, sees, scale):
+def attend(q, q_lens, tokens, sees, scale, sinks=None):
     """Like `q`, of which each request has `q_lens` rows, over its K and V in `tokens`."""
     assert len(q) == sum(q_lens), "q must have the planned rows"
     each = zip(q.split(q_lens), tokens, sees, strict=True)
     rows = ((x, k.double(), v.double(), seen) for x, (k, v), seen in each)
-    out = [attend_rows(*row, scale, probs_dtype=None, sees=seen) for *row, seen in rows]
+    options = {"probs_dtype": None, "sinks": sinks}
+    out = [attend_rows(*row, scale, sees=seen, **options) for *row, seen in rows]
     return torch.cat(out).to(q.dtype)
 
 
@@ -85,6 +86,8 @@ class FakePrefill(FakeWrapper):
         self.hold(arguments)
         self._window_left = window_left
         self.q_lens = self.told["qo_indptr"].diff().tolist()
+        self.promised = dtypes.pop("uniform_q_len", None)
+        assert self.promised is None or {*self.q_lens} == {self.promised}
         self.max_rows = self.max_rows or sum(self.q_lens)
         assert not self.buffers or sum(self.q_lens) <= self.max_rows, "more rows than the first"
         masked = custom_mask is not None
@@ -199,8 +202,9 @@ def fake_xqa(*, query, kv_cache, workspace_buffer, block_tables, seq_lens, max_s
     assert query.dtype == kv_cache[0].dtype and workspace_buffer.count_nonzero() == 0
     sees = masks_of([1] * len(lens), lens, True, given.pop("window_left"))
     scale, tokens = given.pop("bmm1_scale"), gather(block_tables, lens, kv_cache)
-    assert not given
-    return attend(query, [1] * len(lens), tokens, sees, scale)
+    sinks = given.pop("sinks")
+    assert not given and (sinks is None or sinks.dtype == torch.float32)
+    return attend(query, [1] * len(lens), tokens, sees, scale, sinks)
 
 
 class FakeMla(FakeWrapper):

@@ -52,7 +52,9 @@ class Fa3(_FlashAttention[DecodeBatch]):
     """Every call prepares its own schedule. A plan's state is the batch with lengths and
     page table of its own, and the metadata or None."""
 
+    takes_sinks = True
     precomputes: ClassVar[bool] = False
+    most_splits: ClassVar[int] = 0
 
     def plan(self, batch: DecodeBatch, out: Plan[DecodeBatch] | None = None) -> Plan[DecodeBatch]:
         """Copy lengths and page table, and precompute the metadata where the mode does.
@@ -70,13 +72,14 @@ class Fa3(_FlashAttention[DecodeBatch]):
         own = replace(batch, seq_lens=batch.seq_lens.clone(), page_table=batch.page_table.clone())
         metadata = None
         if self.precomputes:
-            metadata = precompute(facts_of(own), own.seq_lens, seq_lens_cpu=batch.seq_lens_cpu)
+            facts = facts_of(own, num_splits=self.most_splits)
+            metadata = precompute(facts, own.seq_lens, seq_lens_cpu=batch.seq_lens_cpu)
         return Plan(batch, self.reported(), (own, metadata))
 
     def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> torch.Tensor:
         """`attend` with the plan's buffers."""
         own, metadata = plan.state
-        return attend(q, cache, own, metadata=metadata)
+        return attend(q, cache, own, num_splits=self.most_splits, metadata=metadata)
 
 
 class Fa3Precomputed(Fa3):
@@ -87,6 +90,25 @@ class Fa3Precomputed(Fa3):
     def hand_over(self, plan: Plan[DecodeBatch]) -> None:
         """Let another stream run the plan; the caller has ordered its work after the last one's."""
         plan.state[1].hand_over()
+
+
+class Fa3Capped(Fa3Precomputed):
+    """The same with at most 32 splits of a request, as vLLM asks for in CUDA graphs.
+
+    `flash_attn_max_num_splits_for_cuda_graph` (vLLM 0.33.0, v1/attention/backends/flash_attn.py).
+    """
+
+    most_splits = 32
+
+
+class Fa3OneSplit(Fa3Precomputed):
+    """The same with no request split, so that an output does not depend on its batch.
+
+    `num_splits` of SGLang 0.5.11 with --enable-deterministic-inference
+    (flashattention_backend.py).
+    """
+
+    most_splits = 1
 
 
 class Fa3Extend(_FlashAttention[ExtendBatch]):
@@ -176,6 +198,7 @@ def launch(
         window_size=facts.window,
         scheduler_metadata=words,
         num_splits=facts.num_splits,
+        **({} if batch.sinks is None else {"sinks": batch.sinks}),
     )
     return out.view(q.shape)
 

@@ -132,6 +132,7 @@ class Prefill(Backend[ExtendBatch, PagedKV]):
             sm_scale=spec.softmax_scale,
             q_data_type=getattr(torch, spec.dtype),
             kv_data_type=getattr(torch, spec.kv_dtype),
+            **self._promise(batch),
         )
         return Plan(batch, reported_backend(wrapper), (wrapper,))
 
@@ -140,6 +141,10 @@ class Prefill(Backend[ExtendBatch, PagedKV]):
         cache.require_pages_of(plan.batch.spec)
         k, v = cache.k_cache, cache.v_cache
         return plan.state[0].run(q, *((k[:, 0], v[:, 0]) if plan.batch.ragged else ((k, v),)))
+
+    def _promise(self, batch: ExtendBatch) -> dict[str, Any]:
+        """What the plan is told of queries beside their prefix sums; nothing."""
+        return {}
 
     def _wrapper(self, batch: ExtendBatch) -> Any:
         form = "Ragged" if batch.ragged else "Paged"
@@ -154,6 +159,20 @@ class Prefill(Backend[ExtendBatch, PagedKV]):
             return f"dtype must be bfloat16 or float16, got {spec.dtype}"
         release, custom = installed_version(entry.distribution), mask in CUSTOM_MASKS and mask
         return why_not(entry.asks, spec, mode="prefill_paged", release=release, custom_mask=custom)
+
+
+class UniformPrefill(Prefill):
+    """The plan is promised as many queries of each request: in a graph fa2's tile then fits them.
+
+    `uniform_q_len` of FlashInfer 0.7.2.post1, which drops a promise that does not hold, with a
+    warning; here it is a ValueError.
+    """
+
+    def _promise(self, batch: ExtendBatch) -> dict[str, Any]:
+        least, most = int(batch.q_lens_cpu.min()), batch.max_q_len
+        if least != most:
+            raise ValueError(f"q_lens must be equal for {self.entry.name}, got {least} to {most}")
+        return {"uniform_q_len": most}
 
 
 def reported_backend(wrapper: Any) -> str:

@@ -230,6 +230,10 @@ class FlashMlaSparseBf16(FlashMlaSparse):
         return attend(q, tokens, plan.state.indices, scale, use_legacy=True)[0]
 
 
+LATENT_BUILD = "sglang-kernel"
+"""The build of FlashAttention-3 that has keys of 64 and values of 512 dims."""
+
+
 class Fa3Mla(Backend[MlaBatch, torch.Tensor]):
     """FlashAttention-3 over a bfloat16 cache, its schedule made once, in `plan`."""
 
@@ -275,6 +279,13 @@ class Fa3Mla(Backend[MlaBatch, torch.Tensor]):
         return out[:, 0]
 
     @classmethod
+    def unavailable(cls, entry: Entry) -> str:
+        """As any backend; the build to install is one that has the kernel."""
+        if not library.find_module(library.FA3):
+            return f"{library.FA3} is not installed: pip install {LATENT_BUILD}"
+        return super().unavailable(entry)
+
+    @classmethod
     def unsupported(cls, entry: Entry, spec: MlaSpec, mask: str) -> str:
         """FP8 caches, and a build that says that it has no such kernel; one that says nothing and
         has none is for the oracle."""
@@ -282,7 +293,7 @@ class Fa3Mla(Backend[MlaBatch, torch.Tensor]):
             build = library.supplier()
             return (
                 f"the FlashAttention-3 of {build} was built without keys of 64 and values of 512 "
-                f"dims: pip uninstall {build}, then pip install sglang-kernel"
+                f"dims: pip uninstall {build}, then pip install {LATENT_BUILD}"
             )
         return _other_format(spec, "bfloat16")
 

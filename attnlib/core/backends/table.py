@@ -187,6 +187,14 @@ _ENTRIES = (
         *("fa3-precomputed", "decode", "fa3:Fa3Precomputed", "flash-attn-3"),
         label="FlashAttention-3, precomputed",
     ),
+    Entry(
+        *("fa3-precomputed-32", "decode", "fa3:Fa3Capped", "flash-attn-3"),
+        label="FlashAttention-3, at most 32 splits",
+    ),
+    Entry(
+        *("fa3-precomputed-1", "decode", "fa3:Fa3OneSplit", "flash-attn-3"),
+        label="FlashAttention-3, no splits",
+    ),
     Entry("flashinfer-mla-fa2", "mla", "mla:FlashInferMla", "mla-fa2"),
     Entry("flashinfer-mla-fa3", "mla", "mla:FlashInferMla", "mla-fa3"),
     Entry("flashmla-dense", "mla", "mla:FlashMlaDense", "flashmla-dense", words=("FLASHMLA",)),
@@ -202,6 +210,10 @@ _ENTRIES = (
     Entry("flashinfer-prefill-auto", "extend", "flashinfer:Prefill"),
     Entry("flashinfer-prefill-fa2", "extend", "flashinfer:Prefill", "fa2"),
     Entry("flashinfer-prefill-fa3", "extend", "flashinfer:Prefill", "fa3"),
+    Entry(
+        *("flashinfer-prefill-fa2-uniform", "extend", "flashinfer:UniformPrefill", "fa2"),
+        since="0.7.2.post1",
+    ),
     Entry("flashinfer-prefill-fa2-planned", "extend", "planned:PlannedPrefill", "fa2"),
     Entry("fa3-extend", "extend", "fa3:Fa3Extend", "flash-attn-3"),
 )

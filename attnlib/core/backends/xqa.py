@@ -28,6 +28,8 @@ WORKSPACE_BYTES = 2**27
 class Xqa(Backend[DecodeBatch, PagedKV]):
     """One query per request. A plan's state is the library's call, with all but query and cache."""
 
+    takes_sinks = True
+
     def plan(self, batch: DecodeBatch, out: Plan[DecodeBatch] | None = None) -> Plan[DecodeBatch]:
         """Copy lengths and page table; `out` must have the same page-table shape."""
         if out is None:
@@ -55,6 +57,7 @@ class Xqa(Backend[DecodeBatch, PagedKV]):
             window_left=spec.window - 1,
             kv_layout="NHD",
             backend=self.entry.asks,
+            sinks=None if batch.sinks is None else batch.sinks.float(),
         )
 
     @classmethod

@@ -6,6 +6,8 @@ head h:
 
     out[i, h] = softmax(softmax_scale * q[i, h] K^T) V
 
+With sinks the softmax has a logit more, sinks[h], and no value for it.
+
 No batching, no splitting, no online softmax: nothing in common with the kernels it judges.
 """
 
@@ -23,9 +25,18 @@ from .case import DecodeCase
 
 
 def build_batch(case: DecodeCase, *, device: str) -> DecodeBatch:
-    """Lengths and a page table [bs, max_pages] whose live pages are distinct and shuffled."""
+    """Lengths and a page table [bs, max_pages] whose live pages are distinct and shuffled.
+
+    Sinks, where the layer has them, lie about where the largest scores do.
+    """
     table = torch.from_numpy(sample_page_table(case)).to(device)
-    return DecodeBatch.build(case.spec, torch.from_numpy(sample_seq_lens(case)), table)
+    sinks = None
+    if case.spec.sinks:
+        drawn = torch.randn(
+            case.spec.num_qo_heads, generator=torch.Generator().manual_seed(case.seed)
+        )
+        sinks = (2 + drawn).bfloat16().to(device)
+    return DecodeBatch.build(case.spec, torch.from_numpy(sample_seq_lens(case)), table, sinks)
 
 
 def build_workload(case: DecodeCase, *, device: str) -> Workload[DecodeCase]:
@@ -59,7 +70,8 @@ def attend(
     out = []
     for i in range(batch.batch_size):
         k, v = (tokens[-window:] for tokens in gather_tokens(kv, batch, i))  # -0: all
-        out.append(attend_rows(q[i : i + 1], k, v, scale, probs_dtype=probs_dtype))
+        options = {"probs_dtype": probs_dtype, "sinks": batch.sinks}
+        out.append(attend_rows(q[i : i + 1], k, v, scale, **options))
     return torch.cat(out)
 
 
@@ -79,18 +91,25 @@ def attend_rows(
     *,
     probs_dtype: torch.dtype | None,
     sees: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Output [rows, heads, dim of v] float64 of rows of queries over K and V of one request.
 
     `sees` [rows, tokens] bool says which tokens a row attends to, all of them if it is None.
+    `sinks` [heads] are logits without a value.
     """
     grouped = q.double().view(len(q), k.shape[1], -1, q.shape[-1])
     scores = torch.einsum("rhgd,nhd->hgrn", grouped, k).mul_(softmax_scale)
     if sees is not None:
         scores.masked_fill_(~sees, float("-inf"))
-    probs = scores.sub_(scores.amax(-1, keepdim=True)).exp_()
+    top, rest = scores.amax(-1, keepdim=True), 0.0
+    if sinks is not None:
+        own = sinks.double().view(*scores.shape[:2], 1, 1)
+        top = torch.maximum(top, own)
+        rest = (own - top).exp()
+    probs = scores.sub_(top).exp_()
     weights = probs if probs_dtype is None else round_probs(probs, probs_dtype)
-    out = torch.einsum("hgrn,nhd->hgrd", weights, v) / probs.sum(-1, keepdim=True)
+    out = torch.einsum("hgrn,nhd->hgrd", weights, v) / (probs.sum(-1, keepdim=True) + rest)
     return out.permute(2, 0, 1, 3).reshape(*q.shape[:2], -1)
 
 

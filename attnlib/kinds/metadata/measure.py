@@ -105,7 +105,10 @@ class MetadataSubject(Subject):
 
 
 _ORACLES: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
-    "decode": (oracle.decode_metadata, ("cache_seqlens", "cu_seqlens_k", "page_table")),
+    "decode": (
+        oracle.decode_metadata,
+        ("cache_seqlens", "cu_seqlens_k", "page_table", "swa_page_table"),
+    ),
     "kv_indices": (oracle.kv_indices, ("kv_indptr", "kv_indices", "kv_last_page_len")),
     "draft": (oracle.draft_metadata, ("cache_seqlens", "page_table")),
     "verify": (oracle.verify_metadata, ("cache_seqlens", "cu_seqlens_q", "cu_seqlens_k")),
@@ -117,11 +120,14 @@ def build_call(case: MetadataCase, device: str) -> BuilderCall:
     """The call of a case's builder; a page table is compared row by row, where it is live."""
     inputs, numbers = _inputs(case, device)
     judge, names = _ORACLES[case.builder]
-    found = judge(*(tensor.cpu().numpy() for tensor in inputs.values()), **numbers)
+    given = {name: tensor.cpu().numpy() for name, tensor in inputs.items()}
+    window = {name: given.pop(name) for name in ("swa_slot_map",) if name in given}
+    found = judge(*given.values(), **window, **numbers)
+    names = names if window else tuple(name for name in names if name != "swa_page_table")
     width = case.max_pages if case.builder == "decode" else case.draft_tokens + 1
     wanted, outputs = {}, {}
     for name, words in zip(names, found, strict=False):
-        table = name == "page_table"
+        table = name in ("page_table", "swa_page_table")
         wanted[name] = list(map(np.asarray, words)) if table else [words]
         size = (len(words), width) if table else words.shape
         outputs[name] = torch.full(size, POISON, dtype=torch.int32, device=device)
@@ -142,18 +148,20 @@ def _inputs(case: MetadataCase, device: str) -> tuple[dict[str, torch.Tensor], d
 def _request_pool(case: MetadataCase, device: str) -> dict[str, torch.Tensor]:
     """What a step's metadata is computed from, on `device`.
 
-    `seq_lens` [bs] int64, `req_pool_indices` [bs] int64, a shuffled choice of the pool's rows, and
-    `req_to_token` [pool, max_ctx] int32, random KV slots.
+    `seq_lens` [bs] int64, `req_pool_indices` [bs] int64, a shuffled choice of the pool's rows,
+    `req_to_token` [pool, max_ctx] int32, random KV slots, and with a window `swa_slot_map` [slots]
+    int64, their places in the window's pool.
     """
     rows = max(case.batch_size, case.pool_size)
     chosen = np.random.default_rng(case.seed + 1).permutation(rows)[: case.batch_size]
     seeded = {"generator": torch.Generator(device=device).manual_seed(case.seed), "device": device}
     lens = torch.from_numpy(sample_seq_lens(case).astype(np.int64) - case.seq_len_delta)
-    return {
+    pool = {
         "seq_lens": lens.clamp_(min=1).to(device),
         "req_pool_indices": torch.from_numpy(chosen).to(device),
         "req_to_token": torch.randint(SLOTS, (rows, case.max_ctx), dtype=torch.int32, **seeded),
     }
+    return pool | ({"swa_slot_map": torch.randperm(SLOTS, **seeded)} if case.swa else {})
 
 
 def _draft_slots(case: MetadataCase, device: str) -> dict[str, torch.Tensor]:

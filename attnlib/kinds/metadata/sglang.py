@@ -7,15 +7,18 @@ torch and Triton only, so that file is loaded alone. Read in the releases:
 |---|---|---|
 | 0.5.14 | srt/layers/attention/triton_ops/metadata.py | the two kernels as merged in 0.5.10 |
 | 0.5.16 and 0.5.18 | kernels/ops/attention/metadata.py | live pages only from 0.5.18 on |
-| from 0.5.21 | the same | `strided_indices` is gone; one kernel from 0.5.23 on |
+| from 0.5.21 | the same | `strided_indices` is gone |
+| 0.5.23 | the same | one kernel; the map of the window's slots, not the pool that holds it |
 """
 
 import importlib.util
 import inspect
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Collection
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -27,6 +30,7 @@ FILES = (
     "sglang/kernels/ops/attention/metadata.py",
     "sglang/srt/layers/attention/triton_ops/metadata.py",
 )
+POOLS = "sglang.srt.mem_cache.swa_memory_pool"
 
 
 def unavailable() -> str:
@@ -49,10 +53,13 @@ def build_decode_metadata(
     page_size: int,
     max_pages: int,
     seq_len_delta: int = 0,
+    swa_slot_map: torch.Tensor | None = None,
+    swa_page_table: torch.Tensor | None = None,
 ) -> None:
-    """SGLang's `normal_decode_set_metadata` of the installed release, without a sliding window."""
-    function, takes_strides = _function()
-    strides = (None,) if takes_strides else ()
+    """SGLang's `normal_decode_set_metadata` of the installed release."""
+    function, names = _function()
+    strides = (None,) if "strided_indices" in names else ()
+    window = () if swa_page_table is None else (swa_page_table, _pool(swa_slot_map, names))
     function(
         cache_seqlens,
         cu_seqlens_k,
@@ -64,7 +71,20 @@ def build_decode_metadata(
         seq_lens,
         seq_len_delta,
         page_size,
+        *window,
     )
+
+
+def _pool(slot_map: torch.Tensor | None, names: Collection[str]) -> object:
+    """What a release takes for the window's slots: their map, or a pool that holds it.
+
+    The older one asks for an `SWAKVPool`, whose module needs the server: a stand-in is its class.
+    """
+    if "token_to_kv_pool" not in names:
+        return slot_map
+    module = sys.modules.setdefault(POOLS, ModuleType(POOLS))
+    vars(module).setdefault("SWAKVPool", SimpleNamespace)
+    return SimpleNamespace(full_to_swa_index_mapping=slot_map)
 
 
 def _file() -> Path | None:
@@ -74,7 +94,7 @@ def _file() -> Path | None:
 
 
 @cache
-def _function() -> tuple[Callable[..., Any], bool]:
+def _function() -> tuple[Callable[..., Any], Collection[str]]:
     if reason := unavailable():
         raise RuntimeError(reason)
     spec = importlib.util.spec_from_file_location("sglang_metadata", _file())
@@ -83,4 +103,4 @@ def _function() -> tuple[Callable[..., Any], bool]:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     function = module.normal_decode_set_metadata
-    return function, "strided_indices" in inspect.signature(function).parameters
+    return function, inspect.signature(function).parameters

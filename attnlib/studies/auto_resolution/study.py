@@ -3,7 +3,7 @@
 from ...core.spec import AttnSpec
 from ...kinds.decode.case import DecodeCase
 from ...run.study import Grid, Study
-from ..fa3_decode_regression.study import AFFECTED, AROUND, AUTO, REFERENCE_MACHINE
+from ..fa3_decode_regression.study import AFFECTED, AROUND, AT_ONCE_MACHINE, AUTO
 
 FP8 = "float8_e4m3fn"
 RESOLUTION_CASES = tuple(
@@ -20,6 +20,6 @@ STUDY = Study(
         Grid(BF16, AUTO, AFFECTED),
         Grid(BF16, AUTO, AROUND[:3], headline=True),
     ),
-    reference_machine=REFERENCE_MACHINE,
+    reference_machine=AT_ONCE_MACHINE,
     ceilings=(),
 )

@@ -36,6 +36,8 @@ DRAFTS = tuple(
 VERIFIES = tuple(
     MetadataCase("verify", batch, 1, 8192, draft_tokens=4) for batch in (1, 32, 256, 1024, 4096)
 )
+WINDOWED = tuple(MetadataCase("decode", 32, 2**bits, 8192, swa=True) for bits in range(8))
+"""The page sizes of SGLang's tests, with the table of a sliding window."""
 EAGER_OR_FUSED = ("metadata-eager", "metadata-fused")
 DESIGNS = ("metadata-eager", "metadata-serial", "metadata-fused")
 SGLANG = ("sglang-metadata",)
@@ -46,13 +48,17 @@ STUDY = Study(
     name="decode_metadata",
     question="What does the metadata of a decode step cost, and what must it cost?",
     grids=(
-        Grid(METADATA, DESIGNS, rounds=3),
-        Grid(METADATA, SGLANG, SGLANG_RELEASES, rounds=3),
-        Grid(METADATA_SWEEP, DESIGNS, rounds=3),
-        Grid(METADATA_SWEEP, SGLANG, SGLANG_RELEASES, rounds=3),
-        Grid((*PAGE_ARRAYS, *DRAFTS, *VERIFIES), EAGER_OR_FUSED, rounds=3),
+        Grid(METADATA, DESIGNS, rounds=4),
+        Grid(METADATA, SGLANG, SGLANG_RELEASES, rounds=4),
+        Grid(METADATA_SWEEP, DESIGNS, rounds=4),
+        Grid(METADATA_SWEEP, SGLANG, SGLANG_RELEASES, rounds=4),
+        Grid(WINDOWED, DESIGNS[2:], rounds=4),
+        Grid(WINDOWED, SGLANG, SGLANG_RELEASES, rounds=4),
+        Grid((*PAGE_ARRAYS, *DRAFTS, *VERIFIES), EAGER_OR_FUSED, rounds=4),
+        Grid(METADATA_SWEEP[::4], (), rounds=4, again=DESIGNS[2:]),
         Grid(METADATA[:6], DESIGNS, rounds=3, headline=True),
+        Grid(WINDOWED, DESIGNS[2:], rounds=3, headline=True),
     ),
-    reference_machine="nvidia-h200-434edd91",
+    reference_machine="nvidia-h200-a9a9b6cc",
     ceilings=("copy", "launch", "gather"),
 )

@@ -11,7 +11,7 @@ import pandas as pd
 
 from ...kinds.cost import Ceilings, metadata_cost
 from ...kinds.metadata.case import MetadataCase
-from ...run.frame import by_design, good_rows, intervals, launches, over, times
+from ...run.frame import by_design, intervals, launches, over, times, whole_counts
 
 SIZES = ["batch_size", "page_size", "max_ctx"]
 OPS, SERIAL, FUSED, ALONE = "op by op", "serial", "fused", "fused, no overlap"
@@ -37,12 +37,20 @@ BUILDERS = {
 }
 
 
-def metadata_rows(
+def metadata_records(
     frame: pd.DataFrame, builder: str = "decode", *, timer: str = "graph"
 ) -> pd.DataFrame:
-    """Records of a builder that are ok and not throttled, of one timer; `backend` is the design."""
-    rows = good_rows(frame[frame.builder == builder], timer)
+    """Records of a builder and timer, whatever their status; `backend` is the design."""
+    rows = whole_counts(frame[(frame.builder == builder) & (frame.timer == timer)])
     return by_design(rows, DESIGNS).astype({"swa": bool})
+
+
+def metadata_rows(
+    frame: pd.DataFrame, builder: str = "decode", *, timer: str = "graph", windowed: bool = False
+) -> pd.DataFrame:
+    """The same that are ok and not left out, with a page table for a window or without."""
+    rows = metadata_records(frame, builder, timer=timer)
+    return rows[(rows.status == "ok") & ~rows.left_out & (rows.swa == windowed)]
 
 
 def against_best(rows: pd.DataFrame) -> pd.DataFrame:
@@ -151,7 +159,7 @@ def worst(frame: pd.DataFrame, count: int = 5) -> pd.DataFrame:
     found = against_best(rows).merge(times(rows)[["case", FUSED]], on="case")
     found = found.sort_values("ratio", ascending=False).head(count).reset_index(drop=True)
     shown = found[[*SIZES, "rival", FUSED, "ratio"]].round({FUSED: 2, "ratio": 3})
-    return shown.assign(**{"95 %": intervals(found), "rounds": found.pairs})
+    return shown.assign(**{"interval": intervals(found), "rounds": found.pairs})
 
 
 def strided(frame: pd.DataFrame, limit: Ceilings) -> pd.DataFrame:
@@ -179,6 +187,16 @@ def other_builders(frame: pd.DataFrame) -> pd.DataFrame:
         span = {"least": ratio.min(), "median": ratio.median(), "most": ratio.max()}
         found.append({"builder": BUILDERS[name], "cases": len(ratio)} | told | span)
     return pd.DataFrame(found).round(1)
+
+
+def windows(frame: pd.DataFrame) -> pd.DataFrame:
+    """With a sliding window's table: each design (us) by page size, and fused over `TODAY`."""
+    rows = metadata_rows(frame, windowed=True)
+    table, found = times(rows).sort_values(SIZES), over(rows, FUSED, TODAY)
+    told = {f"{FUSED} / {TODAY}": found.ratio.round(2), "interval": intervals(found)}
+    told = found[["case"]].assign(**told, verdict=found.verdict)
+    shown = table.filter(items=["case", *SIZES, MERGED, TODAY, FUSED]).round(2)
+    return shown.merge(told, how="left").drop(columns="case").dropna(axis="columns", how="all")
 
 
 def eager_table(frame: pd.DataFrame) -> pd.DataFrame:

@@ -8,6 +8,7 @@ import pandas as pd
 
 from ...kinds.extend.case import MODES
 from ..evidence import Finding, Judged, judge_rows, together
+from .study import PINNED
 from .tables import FA2, FA3, mode_rows, plain
 
 
@@ -26,7 +27,7 @@ def pin_loses_somewhere(frame: pd.DataFrame) -> Finding:
 
 def _by_mode(frame: pd.DataFrame) -> tuple[Judged, str]:
     """Every mode of the prefill wrappers as engines call it, fa2 over fa3, and counts by mode."""
-    rows = plain(mode_rows(frame))
+    rows = plain(mode_rows(frame, release=PINNED))
     rows = rows[rows.backend.isin((FA2, FA3))]
     parts = {mode: judge_rows(rows[rows["mode"] == mode], (FA2, FA3)) for mode in MODES}
     counts = {mode: (part.count("faster"), len(part.verdicts)) for mode, part in parts.items()}

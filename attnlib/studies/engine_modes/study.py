@@ -101,25 +101,35 @@ ONE_OF_EACH = (PREFILLS[4], RAGGED[2], VERIFIES[4], MASKED[1], DRAFTS[3], BLOCKS
 
 PIN_FA2, PIN_FA3 = ("flashinfer-prefill-fa2",), ("flashinfer-prefill-fa3",)
 BOTH = (*PIN_FA2, *PIN_FA3)
-ALL = (*BOTH, "fa3-extend")
+LIBRARY = ("fa3-extend",)
+DECODE = ("flashinfer-fa2", "flashinfer-fa3", "flashinfer-auto")
 GRAPH, EAGER = "graph", "profiler"
 """Timers of the two ways to call."""
+PINNED, NOW = "0.6.4", ""
+"""FlashInfer two weeks after SGLang pinned fa2, with `auto` repaired; and what is installed, in the
+published records 0.7.2.post1, which vLLM 0.33.0 pins (SGLang 0.5.23: 0.7.2)."""
+RELEASES = (PINNED, NOW)
 
 STUDY = Study(
     name="engine_modes",
     question="For which modes and shapes is fa2 everywhere right, and what does it cost elsewhere?",
     grids=(
-        Grid(EAGER_PREFILLS, ALL, timers=(EAGER,), rounds=3),
-        Grid((*OTHER_PREFILLS, *OTHER_RAGGED), BOTH, timers=(EAGER,), rounds=3),
-        Grid(IN_GRAPHS, ALL, rounds=3),
-        Grid((*OTHER_VERIFIES, *OTHER_DRAFTS, *OTHER_BLOCKS), BOTH, rounds=3),
-        Grid(MASKED, PIN_FA2, rounds=3),
-        Grid(DECODES, ("flashinfer-fa2", "flashinfer-fa3", "flashinfer-auto"), rounds=3),
-        Grid(THE_OTHER_WAY["graph"], BOTH, rounds=3),
-        Grid((*THE_OTHER_WAY["profiler"], MASKED[1]), PIN_FA2, timers=(EAGER,), rounds=3),
-        Grid(THE_OTHER_WAY["profiler"], PIN_FA3, timers=(EAGER,), rounds=3),
-        Grid(ONE_OF_EACH, ("flashinfer-prefill-auto",), timers=(GRAPH, EAGER), rounds=3),
+        Grid(EAGER_PREFILLS, BOTH, RELEASES, (EAGER,), rounds=4),
+        Grid(EAGER_PREFILLS, LIBRARY, timers=(EAGER,), rounds=4),
+        Grid((*OTHER_PREFILLS, *OTHER_RAGGED), BOTH, timers=(EAGER,), rounds=4),
+        Grid(IN_GRAPHS, BOTH, RELEASES, rounds=4),
+        Grid(IN_GRAPHS, LIBRARY, rounds=4),
+        Grid((*OTHER_VERIFIES, *OTHER_DRAFTS, *OTHER_BLOCKS), BOTH, rounds=4),
+        Grid(MASKED, PIN_FA2, rounds=4),
+        Grid(DECODES, DECODE, RELEASES, rounds=4),
+        Grid(THE_OTHER_WAY["graph"], BOTH, rounds=4),
+        Grid((*THE_OTHER_WAY["profiler"], MASKED[1]), PIN_FA2, timers=(EAGER,), rounds=4),
+        Grid(THE_OTHER_WAY["profiler"], PIN_FA3, timers=(EAGER,), rounds=4),
+        Grid(ONE_OF_EACH, ("flashinfer-prefill-auto",), RELEASES, (GRAPH, EAGER), rounds=4),
+        Grid(EAGER_PREFILLS[::4], (), RELEASES, (EAGER,), rounds=4, again=PIN_FA2),
+        Grid(IN_GRAPHS[::5], (), RELEASES, rounds=4, again=PIN_FA2),
+        Grid(DECODES, (), RELEASES, rounds=4, again=DECODE[:1]),
         Grid(VERIFIES[3:6], BOTH, rounds=3, headline=True),
     ),
-    reference_machine="nvidia-h200-342f38f7",
+    reference_machine="nvidia-h200-e0997f6a",
 )

@@ -4,7 +4,7 @@ Unless a table says otherwise a mode is shown as engines call it: few queries pe
 graph, prefill planned for eager (times are then the profiler's kernel times). In rows of this study
 `backend` holds a short name: fa2 and fa3 are FlashInfer's, whichever wrapper a mode goes through,
 `library` is FlashAttention-3 itself. `group` is the mode, with paged prefill split by whether the
-cache held a prefix.
+cache held a prefix. FlashInfer is the release that was installed, unless a table names another.
 """
 
 from collections.abc import Iterable
@@ -20,10 +20,10 @@ from ...kinds.decode.case import DecodeCase
 from ...kinds.extend.case import ExtendCase
 from ...run import frame as frames
 from ...run.frame import cases_of, decode_rows, intervals, spread, tally
-from .study import EAGER, GRAPH
+from .study import EAGER, GRAPH, NOW, PINNED
 
 FA2, FA3, AUTO, LIBRARY = "fa2", "fa3", "auto", "library"
-PINNED = (FA2, FA3, LIBRARY)
+CHOSEN = (FA2, FA3, LIBRARY)
 NAMES = {
     "flashinfer-fa2": FA2,
     "flashinfer-fa3": FA3,
@@ -48,7 +48,7 @@ TILE_ROWS = 128
 POLICIES: dict[str, tuple[str, ...]] = {
     "fa2 everywhere": (),
     "as #18364 left it": ("prefill_ragged",),
-    "auto of 0.6.4": GROUPS[1:],
+    "auto": GROUPS[1:],
     "fa3 everywhere": GROUPS,
     "fa3 for prefill": MANY,
 }
@@ -56,11 +56,12 @@ POLICIES: dict[str, tuple[str, ...]] = {
 WORDS = {word: f"fa2 {word}" for word in ("slower", "same", "ambiguous", "faster")}
 
 
-def mode_rows(frame: pd.DataFrame, timer: str | None = None) -> pd.DataFrame:
+def mode_rows(frame: pd.DataFrame, timer: str | None = None, *, release: str = NOW) -> pd.DataFrame:
     """Attention records that are ok and not throttled, of one timer, or of each mode's usual one.
 
-    Columns of the frame, and `group`.
+    Of FlashInfer those of one release. Columns of the frame, and `group`.
     """
+    frame = frame[(frame.release == release) | ~frame.backend.str.startswith("flashinfer")]
     rows = pd.concat([decode_rows(frame, timer=name) for name in (GRAPH, EAGER)])
     # A frame of decode alone has no such columns, one of all modes has gaps in them.
     known = {"mode": DECODE, "mask": "causal", "q_len": 1}
@@ -137,8 +138,8 @@ def headline(
     rows = mode_rows(frame)
     rows = rows[rows.case.isin(cases)]
     table = _with_times(over(rows, FA2, FA3), rows).assign(roof=lambda t: roofs_us(t, limit))
-    shown = table.filter(items=[*SIZES, "roof", *PINNED]).round(1)
-    told = {RATIO: table.ratio.round(2), "95 %": intervals(table), "rounds": table.pairs}
+    shown = table.filter(items=[*SIZES, "roof", *CHOSEN]).round(1)
+    told = {RATIO: table.ratio.round(2), "interval": intervals(table), "rounds": table.pairs}
     return shown.assign(**told)
 
 
@@ -154,12 +155,27 @@ def summary(frame: pd.DataFrame) -> pd.DataFrame:
     return table.reindex(columns=columns, fill_value=0)
 
 
+def releases(frame: pd.DataFrame) -> pd.DataFrame:
+    """A kernel's time now over its time in `PINNED`: shapes by verdict, least to most.
+
+    A row per kernel and group, of the shapes that both releases ran.
+    """
+    found = []
+    for name in (FA2, FA3):
+        both = [plain(mode_rows(frame, release=r)).assign(release=r) for r in (PINNED, NOW)]
+        rows = pd.concat(part[part.backend == name] for part in both)
+        table = tally(over(rows.assign(backend=rows.release), NOW, PINNED), "group")
+        found.append(table.assign(kernel=name))
+    columns = ["kernel", "group", "shapes", *WORDS, "least", "median", "most"]
+    return pd.concat(found, ignore_index=True).reindex(columns=columns).fillna(0)
+
+
 def exceptions(frame: pd.DataFrame) -> pd.DataFrame:
     """Shapes against their group: fa3 not clearly slower with few queries, not faster with many."""
     found = over(plain(mode_rows(frame)), FA2, FA3)
     few = found.group.isin(FEW)
     against = found[(few & (found.high > 1)) | (~few & (found.low < 1))]
-    told = {RATIO: against.ratio.round(2), "95 %": intervals(against)}
+    told = {RATIO: against.ratio.round(2), "interval": intervals(against)}
     return against[SIZES].assign(**told).reset_index(drop=True)
 
 
@@ -195,7 +211,7 @@ def shares(frame: pd.DataFrame, limit: Ceilings) -> pd.DataFrame:
     table = times(plain(mode_rows(frame)))
     found = [
         spread(100 * roofs_us(table, limit) / table[name], table.group).add_prefix(f"{name} ")
-        for name in table.filter(items=PINNED)
+        for name in table.filter(items=CHOSEN)
     ]
     return pd.concat(found, axis=1).round(0).filter(regex="least|median|most")
 
@@ -211,7 +227,7 @@ def resolved(frame: pd.DataFrame) -> pd.DataFrame:
         "ran": found.kernel_family,
         **found.reindex(columns=[AUTO, FA2, FA3]).round(1),
         "auto / fa2": found.ratio.round(2),
-        "95 %": intervals(found),
+        "interval": intervals(found),
     }
     return found[["mode", "mask", "heads", "q_len", "batch_size", "kv_len"]].assign(**told)
 
@@ -249,7 +265,7 @@ def masks(frame: pd.DataFrame) -> pd.DataFrame:
     pairs = [replace(case, mask="causal") for case in rows.case]
     rows = rows.assign(backend=rows["mask"], mask="any", case=pairs)
     table = _with_times(over(rows, "chain", "causal"), rows)
-    told = {"chain / causal": table.ratio.round(2), "95 %": intervals(table)}
+    told = {"chain / causal": table.ratio.round(2), "interval": intervals(table)}
     sizes = ["heads", "q_len", "batch_size", "kv_len"]
     return table.reindex(columns=[*sizes, "causal", "chain", "tree"]).round(1).assign(**told)
 

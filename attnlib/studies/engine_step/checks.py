@@ -8,7 +8,7 @@ import pandas as pd
 from ...kinds.engine.case import EngineCase
 from ...run.frame import good_rows, intervals, launches
 from ..engine_ranks.study import RANKS
-from ..evidence import CONFIRMED, OPEN, REFUTED, Finding, MissingRecordsError, near, vote
+from ..evidence import CONFIRMED, NOT_HERE, OPEN, REFUTED, Finding, MissingRecordsError, near, vote
 from .study import EAGER, GROUPS, LAYER, METADATA, NOW, ONE_LAUNCH, SCHEDULE
 from .tables import PREPARE, groups_table, measured, outputs
 
@@ -28,21 +28,19 @@ def metadata_saves_a_step(frame: pd.DataFrame) -> Finding:
     return _finding(frame, table, word, reason)
 
 
-def largest_metadata_gain(frame: pd.DataFrame, figure: float) -> Finding:
-    """The largest gain by SGLang's kernels over op by op, in % of a step, is about `figure`."""
-    table, *_ = _metadata(frame)
+def metadata_row(frame: pd.DataFrame) -> Finding:
+    """What SGLang's kernels gain over op by op at the shape of one row of the source's table.
+
+    Its rows are whole requests of 64 and 128 tokens, prefill with them, a run each; none is a step.
+    """
+    table, faster, slower = _metadata(frame)
     table = _percent(table, table.step)
-    best = table.loc[table.saved.idxmax()]
-    reason = f"The largest is {best.saved:.2f} %, at {best.case.label}."
-    return _finding(frame, table, _figure_told(table.loc[[best.name]], figure), reason, "%")
-
-
-def metadata_loses_somewhere(frame: pd.DataFrame) -> Finding:
-    """Some shape's step is slower with SGLang's kernels than op by op."""
-    table, faster, held = _metadata(frame)
-    word = CONFIRMED if held else REFUTED if faster == len(table) else OPEN
-    reason = f"Slower in {held}, faster in {faster} of {len(table)} shapes, none of 64 tokens."
-    return _finding(frame, _percent(table, table.step), word, reason, "%")
+    reason = (
+        f"Its shape, whole requests with their prefill, is none of ours. In steps of 1,024 and "
+        f"8,192 tokens SGLang's kernels are faster in {faster} and slower in {slower} of "
+        f"{len(table)} shapes."
+    )
+    return _finding(frame, table, NOT_HERE, reason, "%")
 
 
 def schedule_gain(frame: pd.DataFrame, figure: float) -> Finding:

@@ -183,7 +183,7 @@ def no_gain(found: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     both = {RIVAL_NAMES[FA2]: least.case.map(us[FA2]), "ours": least.case.map(us[OURS])}
     names = [name for name in ("q_len", *SIZES) if name in least]
     told = {name: value.round(1) for name, value in both.items()} | {"gain": least.gain.round(3)}
-    return least[names].assign(**told, **{"95 %": intervals(least)})
+    return least[names].assign(**told, **{"interval": intervals(least)})
 
 
 def layer_table(frame: pd.DataFrame) -> pd.DataFrame:

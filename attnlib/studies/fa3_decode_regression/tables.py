@@ -31,7 +31,11 @@ def headline(frame: pd.DataFrame, limit: Ceilings, release: str) -> pd.DataFrame
     table = over(rows, FA3, FA2).merge(times(rows)[["case", *modes]], on="case")
     table["floor"] = [decode_cost(case).floor_us(limit) for case in table.case]
     shown = table[[*SHAPE, "floor", *modes]].rename(columns=LABELS).round(1)
-    verdict = {"fa3 / fa2": table.ratio.round(2), "95 %": intervals(table), "rounds": table.pairs}
+    verdict = {
+        "fa3 / fa2": table.ratio.round(2),
+        "interval": intervals(table),
+        "rounds": table.pairs,
+    }
     return shown.assign(**verdict)
 
 

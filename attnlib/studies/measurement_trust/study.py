@@ -18,7 +18,7 @@ STUDY = Study(
     question="How far can a number of this workbench be trusted?",
     grids=(
         Grid(TRUST, PINNED, (FIXED,), rounds=10),
-        Grid(TRUST, PINNED, (FIXED,), timers=TIMERS, rounds=3),
+        Grid(TRUST, PINNED, (FIXED,), timers=TIMERS, rounds=4, again=PINNED[:2]),
         Grid(TRUST, PINNED[:1], (FIXED,), timers=TIMERS, rounds=4, headline=True),
         Grid(TRUST, PINNED[::2], (FIXED,), rounds=4, headline=True),
     ),

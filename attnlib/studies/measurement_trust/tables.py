@@ -72,7 +72,9 @@ def cold_table(frame: pd.DataFrame) -> pd.DataFrame:
     return shown.sort_values(["KV, MiB", *SHAPE, "backend"])
 
 
-def verdicts(rows: pd.DataFrame, numerator: str, denominator: str, *, noise: float) -> pd.DataFrame:
+def verdicts(
+    rows: pd.DataFrame, numerator: str, denominator: str, *, noise: float | None = None
+) -> pd.DataFrame:
     """Verdict on `numerator` against `denominator`, case by case, with interval and margin.
 
     ValueError if there is no case that both have a round of.

@@ -37,7 +37,7 @@ def overlap(frame: pd.DataFrame) -> pd.DataFrame:
     designs = times(rows).set_index("case")[sorted(rows.backend.unique())]
     found = over(rows, ALONE, FUSED).join(designs, on="case").sort_values(SIZES, ignore_index=True)
     shown = found.filter(items=[*SIZES, OPS, MERGED, TODAY, ALONE, FUSED]).round(2)
-    return shown.assign(**{"without / with": found.ratio.round(2), "95 %": intervals(found)})
+    return shown.assign(**{"without / with": found.ratio.round(2), "interval": intervals(found)})
 
 
 def step_rows(frame: pd.DataFrame) -> pd.DataFrame:
@@ -52,7 +52,7 @@ def step_table(frame: pd.DataFrame) -> pd.DataFrame:
     rows = step_rows(frame)
     found = over(rows, OPS, FUSED)
     clocks = rows.groupby("case", sort=False).sm_clock_mhz.median().round().astype(int)
-    told = {"op by op / fused": found.ratio.round(3), "95 %": intervals(found)}
+    told = {"op by op / fused": found.ratio.round(3), "interval": intervals(found)}
     told |= {"margin, %": (100 * found.margin).round(1), "op by op is": found.verdict}
     told |= {"SM MHz": found.case.map(clocks)}
     shown = found[["case"]].assign(**told).merge(times(rows).round(0), on="case")

@@ -10,9 +10,10 @@ STUDY = Study(
     name="one_launch",
     question="What does it save to write page table and FA3's schedule in one kernel?",
     grids=(
-        Grid(LLAMA_STEPS, (*ALONE, *BEFORE_LAYERS), rounds=3),
+        Grid(LLAMA_STEPS, ALONE, rounds=4, again=ALONE[1:]),
+        Grid(LLAMA_STEPS, BEFORE_LAYERS, rounds=4, again=BEFORE_LAYERS[1:]),
         Grid(LLAMA_STEPS[:4], ALONE, rounds=3, headline=True),
     ),
-    reference_machine="nvidia-h200-b5ad3ff8",
+    reference_machine="nvidia-h200-f9835d78",
     ceilings=("launch",),
 )

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from ...run.frame import decode_rows, launches
+from ...run.frame import decode_rows, launches, whole_counts
 from ..evidence import Finding, MissingRecordsError, counted, figure_word, near, vote
 from .tables import EACH, ONCE, savings
 
@@ -59,8 +59,9 @@ def no_layer_prepares(frame: pd.DataFrame) -> Finding:
 
 
 def _steps(frame: pd.DataFrame, *, timer: str = "graph") -> pd.DataFrame:
-    rows = decode_rows(frame, timer=timer)
-    rows = rows[rows.backend.isin((EACH, ONCE)) & (rows.layers == LAYERS)]
+    """Steps that are ok, settled or not: every record has its trace."""
+    rows = frame[frame.backend.isin((EACH, ONCE)) & (frame.layers == LAYERS)]
+    rows = whole_counts(rows[(rows.timer == timer) & (rows.status == "ok")])
     if rows.empty or rows.groupby(["case", "backend"], sort=False).size().nunique() != 1:
         raise MissingRecordsError(f"steps of {LAYERS} layers, timer {timer}: a shape lacks some")
     return rows

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from ...run.frame import good_rows
 from ..evidence import NOT_HERE, Finding, Judged, judge_rows, needed
 from .study import BFLOAT16, HEADS
-from .tables import FA3, FLASHMLA, NEW, sparse_rows
+from .tables import FA3, FLASHMLA, NEW, mla_records
 
 TP_HEADS = {1: 128, 2: 64, 4: 32, 8: 16}
 """Tensor parallelism -> query heads per GPU, of DeepSeek's 128."""
@@ -56,4 +57,5 @@ def _judge(frame: pd.DataFrame, heads: Sequence[int], *, least_batch: int = 1) -
     """fa3 against FlashMLA, shape by shape; MissingRecordsError where one lacks a round."""
     shapes = [case for case in BFLOAT16 if case.spec.num_qo_heads in heads]
     shapes = [case for case in shapes if case.batch_size >= least_batch]
-    return judge_rows(needed(sparse_rows(frame), shapes, (FA3, FLASHMLA)), (FA3, FLASHMLA))
+    rows = needed(mla_records(frame), shapes, (FA3, FLASHMLA))
+    return judge_rows(good_rows(rows), (FA3, FLASHMLA))

@@ -125,7 +125,7 @@ def side_by_side(frame: pd.DataFrame, cases: Iterable[MlaCase], limit: Ceilings)
         shown[f"{name}: of bound, %"] = (100 * own.bound_us / own.us).round().to_numpy(int)
     if found.empty:
         return _short(shown)
-    told = {"fa3 / FlashMLA": found.ratio.round(2), "95 %": intervals(found)}
+    told = {"fa3 / FlashMLA": found.ratio.round(2), "interval": intervals(found)}
     return _short(shown.assign(**told, rounds=found.pairs))
 
 
@@ -138,7 +138,7 @@ def exceptions(frame: pd.DataFrame) -> pd.DataFrame:
     """The shapes where fa3 is not faster than FlashMLA, with interval and verdict."""
     found = over(sparse_rows(frame), FA3, FLASHMLA)
     found = found[found.verdict != "faster"].reset_index(drop=True)
-    told = {"95 %": intervals(found), "fa3 is": found.verdict}
+    told = {"interval": intervals(found), "fa3 is": found.verdict}
     return _short(found[[*SHAPE, "ratio"]].round(2).assign(**told))
 
 

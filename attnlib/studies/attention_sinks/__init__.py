@@ -1,0 +1,1 @@
+"""What attention sinks and a sliding window cost a decode call."""
