@@ -21,4 +21,4 @@ def test_each_rule_is_priced_over_the_same_kernel_without_it():
     assert by_kernel.ratio.unique().map(list).tolist() == [[3.0], [1.0], [0.5]]
     assert by_kernel.verdict.unique().map(list).tolist() == [["slower"], ["same"], ["faster"]]
     few = fixed.price(frame[frame.backend.isin((FREE, FIXED))])
-    assert few[["fixed", "free"]].to_numpy().tolist() == [[30.0, 10.0]] * len(CASES)
+    assert few[["by rule", "free"]].to_numpy().tolist() == [[30.0, 10.0]] * len(CASES)

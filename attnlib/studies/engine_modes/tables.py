@@ -167,7 +167,8 @@ def releases(frame: pd.DataFrame) -> pd.DataFrame:
         table = tally(over(rows.assign(backend=rows.release), NOW, PINNED), "group")
         found.append(table.assign(kernel=name))
     columns = ["kernel", "group", "shapes", *WORDS, "least", "median", "most"]
-    return pd.concat(found, ignore_index=True).reindex(columns=columns).fillna(0)
+    table = pd.concat(found, ignore_index=True).reindex(columns=columns).fillna(0)
+    return table.astype(dict.fromkeys(WORDS, int))
 
 
 def exceptions(frame: pd.DataFrame) -> pd.DataFrame:
