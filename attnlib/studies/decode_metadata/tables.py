@@ -11,7 +11,7 @@ import pandas as pd
 
 from ...kinds.cost import Ceilings, metadata_cost
 from ...kinds.metadata.case import MetadataCase
-from ...run.frame import by_design, intervals, launches, over, times, whole_counts
+from ...run.frame import by_design, good_rows, intervals, launches, over, times, whole_counts
 
 SIZES = ["batch_size", "page_size", "max_ctx"]
 OPS, SERIAL, FUSED, ALONE = "op by op", "serial", "fused", "fused, no overlap"
@@ -49,8 +49,8 @@ def metadata_rows(
     frame: pd.DataFrame, builder: str = "decode", *, timer: str = "graph", windowed: bool = False
 ) -> pd.DataFrame:
     """The same that are ok and not left out, with a page table for a window or without."""
-    rows = metadata_records(frame, builder, timer=timer)
-    return rows[(rows.status == "ok") & ~rows.left_out & (rows.swa == windowed)]
+    rows = good_rows(metadata_records(frame, builder, timer=timer), timer)
+    return rows[rows.swa == windowed]
 
 
 def against_best(rows: pd.DataFrame) -> pd.DataFrame:
