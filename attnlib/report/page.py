@@ -80,5 +80,5 @@ def render_page(
         published=published or {},
         tally=", ".join(f"{count} {verdict}" for verdict, count in tally),
         studies=list(studies),
-        live_run=live_run(),
+        live_run=live_run(published=published),
     )

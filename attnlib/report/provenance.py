@@ -6,7 +6,7 @@ records of that search too.
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -83,8 +83,11 @@ def published() -> list[Shown]:
     return shown
 
 
-def live_run(path: Path = LIVE_RUN) -> dict[str, Any]:
-    """What `make gpu` ran last of the published tree, and what is left; empty if it never ran."""
+def live_run(path: Path = LIVE_RUN, published: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """What `make gpu` ran last of the published tree, and what is left; empty if it never ran.
+
+    Its verdicts are held against `published`, by claim, and else against those published then.
+    """
     if not path.exists():
         return {}
     told = json.loads(path.read_text())
@@ -96,8 +99,9 @@ def live_run(path: Path = LIVE_RUN) -> dict[str, Any]:
     took = f"{sum(part['seconds'] for part in parts) / 60:.0f} minutes of a GPU"
     days, ids = (sorted({part[name] for part in parts}) for name in ("date", "gpu_id"))
     when = " to ".join(dict.fromkeys(days[:1] + days[-1:]))
-    other = {name: words for name, words in verdicts.items() if len({*words}) > 1}
-    changed = ", ".join(f"{name} {here} (published {was})" for name, (was, here) in other.items())
+    now = {name: was for name, (was, _) in verdicts.items()} | dict(published or {})
+    pairs = ((name, now[name], here) for name, (_, here) in verdicts.items())
+    other = [f"{name} {here} (published {word})" for name, word, here in pairs if word != here]
     return {
         "day and GPU": f"{when}, {told['gpu']} {', '.join(ids)}",
         "tests": _pairs(total),
@@ -105,7 +109,7 @@ def live_run(path: Path = LIVE_RUN) -> dict[str, Any]:
         "notebooks": f"{len(books)}, {sum(books)} failed; all of it took {took}",
         "not run yet": ", ".join(Path(name).stem for name in told["left"]) or "none",
         "verdicts": f"{len(verdicts) - len(other)} as published, {told['of'] - len(verdicts)} not "
-        f"told by what was measured; other: {changed or 'none'}",
+        f"told by what was measured; other: {', '.join(other) or 'none'}",
         "versions": _pairs(told["versions"]),
     }
 

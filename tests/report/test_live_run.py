@@ -161,6 +161,8 @@ def test_the_report_says_what_ran_and_nothing_before_it_did(ran):
         "1 as published, 1 not told by what was measured; other: b confirmed (published refuted)"
     )
     assert told["verdicts"] == wanted
+    since = provenance.live_run(live_run.SUMMARY, published={"b": "confirmed"})["verdicts"]
+    assert since == "2 as published, 1 not told by what was measured; other: none"
 
 
 def test_a_part_runs_again_where_it_or_what_it_stands_on_has_changed(tmp_path, monkeypatch):
