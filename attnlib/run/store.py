@@ -188,17 +188,20 @@ def frame(records: Iterable[Record]) -> pd.DataFrame:
 
 
 def noise_by_kind(records: Iterable[Record]) -> dict[tuple[str, str], float]:
-    """The A/A noise of each timer and kind of case that has enough A/A items."""
-    good = [record for record in records if record.status == "ok" and not record.left_out]
-    us = {(record.item, record.round): median(record.run_us) for record in good}
-    logs: dict[Item[Any], list[float]] = defaultdict(list)
-    for (item, round_), twice in us.items():
-        once = us.get((replace(item, again=0), round_))
+    """The A/A noise of each timer and kind of case that has enough A/A items.
+
+    An item of which no pair is kept counts by those left out: noise can only grow by that.
+    """
+    ran = {(record.item, record.round): record for record in records if record.status == "ok"}
+    logs: dict[Item[Any], dict[bool, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for (item, round_), twice in ran.items():
+        once = ran.get((replace(item, again=0), round_))
         if item.again and once:
-            logs[item].append(np.log(twice / once))
+            ratio = median(twice.run_us) / median(once.run_us)
+            logs[item][twice.left_out or once.left_out].append(np.log(ratio))
     ratios: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for item, each in logs.items():
-        ratios[_kind(item)].append(float(np.exp(np.mean(each))))
+    for item, pairs in logs.items():
+        ratios[_kind(item)].append(float(np.exp(np.mean(pairs[False] or pairs[True]))))
     return {kind: aa_noise(of) for kind, of in ratios.items() if len(of) >= MIN_AA_PAIRS}
 
 

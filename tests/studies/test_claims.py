@@ -148,7 +148,7 @@ def test_a_lost_study_is_an_error(copied):
 
 def test_a_machine_that_has_not_measured_a_study_leaves_its_claims_open(published, monkeypatch):
     monkeypatch.setenv("ATTNLIB_MODE", "replay")
-    other, asked = "nvidia-h200-d167867c", ["sglang-20778-5-2x", "sglang-21104-63-calls"]
+    other, asked = "nvidia-h200-c9736401", ["sglang-20778-5-2x", "sglang-21104-63-calls"]
     there, here = claims.verdicts(ids=asked), claims.verdicts(other, ids=asked)
     assert "open" not in {checked.finding.verdict for checked in there}
     assert here[0].finding.reason == (

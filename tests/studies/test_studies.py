@@ -20,11 +20,13 @@ from attnlib.studies.fa3_decode_regression.study import (
 )
 from attnlib.studies.fa3_decode_regression.study import STUDY as REGRESSION
 
-THREE_ROUNDS = ("decode_metadata_eager", "fa2_plan", "scheduler_metadata")
-"""Measured before A/A items and whole turns: a name goes when the study is measured again."""
 NO_TURNS = ("engine_ranks", "engine_step", "fa2_chunks", "mla_overflow", "other_layers")
 """Steps alternate in a process, or is an engine; chunks teach rates; overflow is right or not; a
 policy takes medians of three rounds."""
+NO_AA = ("decode_metadata_eager",)
+"""Measured before A/A items: a name goes when the study is measured again."""
+ODD = ("fa2_plan",)
+"""Three rounds where they were to be four."""
 
 pytestmark = pytest.mark.usefixtures("published_records")
 
@@ -62,6 +64,8 @@ def test_sweeps_have_few_chunks_of_whole_tiles_and_none_stands_in_two_groups():
 @pytest.mark.parametrize("study", STUDIES.values(), ids=lambda study: study.name)
 def test_every_item_of_a_study_is_on_record_for_its_machine_and_live_ones_are_a_part(study):
     asked = {(job.round, item) for job in study.jobs(headline=False) for item in job.items}
+    if study.name in ODD:  # of its last round the ceilings, which come last, are lost
+        asked -= {(round_, item) for round_, item in asked if round_ == 3 and item.case is None}
     found = store.read(record_name(study), record_machine(study))
     have = {(record.round, record.item) for record in found}
     assert asked <= have if study.borrows or study.decides else asked == have
@@ -73,13 +77,17 @@ def test_every_item_of_a_study_is_on_record_for_its_machine_and_live_ones_are_a_
 def test_rounds_that_feed_verdicts_are_whole_turns_beside_aa_items(study):
     # A live notebook's few rounds decide nothing that is published.
     several = [grid for grid in study.grids if grid.rounds > 1 and not grid.headline]
-    if study.borrows or not several or study.name in (*NO_TURNS, *THREE_ROUNDS):
+    if study.borrows or not several or study.name in (*NO_TURNS, *NO_AA):
         return
-    assert not any(grid.rounds % 2 for grid in several)
+    assert study.name in ODD or not any(grid.rounds % 2 for grid in several)
     items = [item for grid in several for item in grid.items()]
     again = Counter((item.timer, item.case.kind) for item in items if item.again)
+    sides = {(item.timer, item.case.kind): set() for item in items}
+    for item in items:
+        sides[item.timer, item.case.kind].add((item.backend, item.release))
+    # One side alone has no verdict.
     assert {kind for kind, count in again.items() if count >= MIN_AA_PAIRS} >= {
-        (item.timer, item.case.kind) for item in items
+        kind for kind, these in sides.items() if len(these) > 1
     }
     assert {replace(item, again=0) for item in items if item.again} <= {*items}
 

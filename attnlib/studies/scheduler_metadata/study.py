@@ -18,10 +18,10 @@ STEPS_64 = tuple(
     for batch, kv_len, page in product((1, 4, 16, 64, 128), (512, 2048, 8192, 32768), (1, 64))
 )
 STEPS_32_80 = tuple(
-    _qwen_step(layers, batch, kv_len, page)
-    for layers, batch, kv_len, page in product((32, 80), (1, 16, 128), (2048, 8192), (1, 64))
+    _qwen_step(layers, batch, kv_len, 64)
+    for layers, batch, kv_len in product((32, 80), (1, 16, 128), (2048, 8192))
 )
-STEPS_EAGER = tuple(_qwen_step(64, batch, 2048, 64) for batch in (1, 16, 128))
+STEPS_EAGER = tuple(_qwen_step(64, batch, 2048, 64) for batch in (1, 16, 64, 128))
 PREPARES = tuple(_qwen_step(1, batch, 2048, 64) for batch in (1, 4, 16, 64, 128))
 EACH_OR_ONCE = ("fa3-step-each", "fa3-step-once")
 
@@ -29,13 +29,15 @@ STUDY = Study(
     name="scheduler_metadata",
     question="What does it save to prepare FA3's schedule once a step, not once a layer?",
     grids=(
-        Grid(STEPS_64, EACH_OR_ONCE, rounds=3),
-        Grid(STEPS_32_80, EACH_OR_ONCE, rounds=3),
-        Grid(STEPS_EAGER, EACH_OR_ONCE, timers=("eager",), rounds=3, isolated=True),
-        Grid(PREPARES, ("fa3-prepare",), rounds=3),
+        Grid(STEPS_EAGER, EACH_OR_ONCE, timers=("eager",), rounds=4, isolated=True),
+        Grid(STEPS_EAGER, (), timers=("eager",), rounds=2, isolated=True, again=EACH_OR_ONCE),
+        Grid(STEPS_64, EACH_OR_ONCE, rounds=4),
+        Grid(STEPS_32_80, EACH_OR_ONCE, rounds=4),
+        Grid(STEPS_64[::5], (), rounds=4, again=EACH_OR_ONCE[1:]),
+        Grid(PREPARES, ("fa3-prepare",), rounds=4),
         Grid(STEPS_64[::12], EACH_OR_ONCE, rounds=3, headline=True),
         Grid(PREPARES, ("fa3-prepare",), rounds=3, headline=True),
     ),
-    reference_machine="nvidia-h200-d167867c",
+    reference_machine="nvidia-h200-c9736401",
     ceilings=("copy", "launch"),
 )
