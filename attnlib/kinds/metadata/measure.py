@@ -105,10 +105,7 @@ class MetadataSubject(Subject):
 
 
 _ORACLES: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
-    "decode": (
-        oracle.decode_metadata,
-        ("cache_seqlens", "cu_seqlens_k", "page_table", "swa_page_table"),
-    ),
+    "decode": (oracle.decode_metadata, ("cache_seqlens", "cu_seqlens_k", "page_table")),
     "kv_indices": (oracle.kv_indices, ("kv_indptr", "kv_indices", "kv_last_page_len")),
     "draft": (oracle.draft_metadata, ("cache_seqlens", "page_table")),
     "verify": (oracle.verify_metadata, ("cache_seqlens", "cu_seqlens_q", "cu_seqlens_k")),
@@ -121,13 +118,12 @@ def build_call(case: MetadataCase, device: str) -> BuilderCall:
     inputs, numbers = _inputs(case, device)
     judge, names = _ORACLES[case.builder]
     given = {name: tensor.cpu().numpy() for name, tensor in inputs.items()}
-    window = {name: given.pop(name) for name in ("swa_slot_map",) if name in given}
-    found = judge(*given.values(), **window, **numbers)
-    names = names if window else tuple(name for name in names if name != "swa_page_table")
+    found = judge(**given, **numbers)
+    names = (*names, "swa_page_table") if case.swa else names
     width = case.max_pages if case.builder == "decode" else case.draft_tokens + 1
     wanted, outputs = {}, {}
     for name, words in zip(names, found, strict=False):
-        table = name in ("page_table", "swa_page_table")
+        table = name.endswith("page_table")
         wanted[name] = list(map(np.asarray, words)) if table else [words]
         size = (len(words), width) if table else words.shape
         outputs[name] = torch.full(size, POISON, dtype=torch.int32, device=device)
