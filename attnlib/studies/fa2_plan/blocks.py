@@ -20,7 +20,7 @@ from ...kinds.decode.case import DecodeCase
 from ...kinds.lengths import sample_seq_lens
 
 BY_LIBRARY, BY_US = "FlashInfer's plan", "our plan"
-RELEASE = "0.6.4"
+RELEASE = "0.7.2.post1"
 """Of FlashInfer, whose planner is modelled; other releases make the same blocks of a decode."""
 
 

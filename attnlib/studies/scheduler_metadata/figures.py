@@ -40,7 +40,7 @@ def savings_chart(frame: pd.DataFrame, layers: int = 64) -> charts.Figure:
         said = f"SGLang's #21104: {SGLANG_SAVES_US:.0f} us"
         axis.text(0.01, SGLANG_SAVES_US + 4, said, fontsize=8, transform=left)
     axes[0].set_ylim(table.saved.min() - 150, max(table.saved.max(), SGLANG_SAVES_US) + 150)
-    axes[-1].legend(title="batch size", ncols=3, loc="lower left", frameon=True)
+    axes[-1].legend(title="batch size", ncols=3, loc="lower right", frameon=True)
     return figure
 
 
@@ -57,8 +57,8 @@ def share_chart(frame: pd.DataFrame) -> charts.Figure:
     charts.dots(axis, table, "place", "share", by="layers", looks=looks)
     axis.axhline(NEEDED_SHARE, **style.RULE, linestyle="--")
     axis.text(-0.2, NEEDED_SHARE + 0.01, "expected at least", va="bottom")
-    axis.set_ylim(0, 1.15)
-    axis.legend(title="layers", loc="upper right", ncols=3, frameon=True)
+    axis.set_ylim(0, 1.1 * max(1, table.share.max()))
+    axis.legend(title="layers", loc="upper left", ncols=3, frameon=True)
     return figure
 
 
