@@ -56,7 +56,7 @@ def test_the_chosen_chunk_loses_little_and_every_kernel_is_judged_by_the_other_h
     assert table["crossed mean, %"].drop("all").notna().all()
 
 
-def test_the_host_waits_longest_with_the_most_requests_and_our_launch_takes_a_tenth_at_most(studied):
+def test_the_host_waits_longest_with_the_most_requests_and_our_launch_a_tenth_of_that(studied):
     host = plans.host_table(studied)["median"]
     assert host.iloc[-1] > host.max() - 1 > host.iloc[0]
     ours = pick(plans.planning_table(studied), page_size=16)["all arrays"]

@@ -101,7 +101,8 @@ def _say_idle(axis: charts.Axes, work: pd.DataFrame, slots: int) -> None:
 
 
 def gain_chart(frame: pd.DataFrame) -> charts.Figure:
-    """Gain over FlashInfer's plan, a dot per case, a row per batch; the line is the mean."""
+    """Gain over FlashInfer's plan, a dot per case, a row per batch, a line per mean; intervals of
+    two rounds leave the picture."""
     drawn = decode_rows(frame)
     drawn = drawn[drawn.backend.isin((FA2, OURS))]
     found = gains(drawn)
@@ -125,6 +126,7 @@ def gain_chart(frame: pd.DataFrame) -> charts.Figure:
     axis.vlines(means, place - 0.4, place + 0.4, color=style.INK, linewidth=2)
     words = [f"{batch}  ({value:.2f})" for batch, value in means.items()]
     charts.categories(axis, "y", words)
+    axis.set_xlim(found.gain.min() / 1.5, found.gain.max() * 1.5)
     style.log_axes(axis, "x")
     axis.legend(title="ours is", loc="lower right", frameon=True)
     return figure

@@ -40,7 +40,7 @@ def savings_chart(frame: pd.DataFrame, layers: int = 64) -> charts.Figure:
         said = f"SGLang's #21104: {SGLANG_SAVES_US:.0f} us"
         axis.text(0.01, SGLANG_SAVES_US + 4, said, fontsize=8, transform=left)
     axes[0].set_ylim(table.saved.min() - 150, max(table.saved.max(), SGLANG_SAVES_US) + 150)
-    axes[-1].legend(title="batch size", ncols=3, loc="lower right", frameon=True)
+    axes[-1].legend(title="batch size", ncols=3, loc="upper left", frameon=True)
     return figure
 
 

@@ -164,13 +164,10 @@ def model_agreement() -> pd.DataFrame:
 
 def _steps(frame: pd.DataFrame, value: str) -> tuple[pd.DataFrame, list[str]]:
     """Steps in a graph, either way, with `value` of each part as traced; and which parts ran.
-
-    Rounds that kept one way alone are left out: medians of both are then of the same rounds.
-    """
+    Rounds that kept one way alone are left out."""
     rows = decode_rows(frame)
     rows = rows[rows.backend.isin((EACH, ONCE))]
-    both = rows.groupby(["case", "round"], sort=False).backend.transform("nunique") == 2
-    rows = rows[both]
+    rows = rows[rows.groupby(["case", "round"], sort=False).backend.transform("nunique") == 2]
     traced = [{PARTS[each.name]: getattr(each, value) for each in ran} for ran in rows.kernels]
     parts = pd.DataFrame(traced, index=rows.index).fillna(0.0)
     found = rows.assign(way=rows.backend.str.removeprefix("fa3-step-")).join(parts)
