@@ -22,14 +22,11 @@ from ..run import frame as rows
 from ..run import store
 from ..run.record import Record
 from ..select import Call, explain
-from ..studies.measurement_trust import tables as trust
 from .choices import Choices
 from .sources import Source, fits_release
 
 ENGINES = ("sglang==0.5.23", "vllm==0.33.0")
 """The newest releases whose rules were read."""
-TRUST = "measurement_trust"
-"""The study that says how far two processes of one machine lie apart."""
 LIBRARY = "flashinfer-python"
 NOTHING = "-"
 SAMPLE = ("id", "study", "gpu", "gpu_id", "started_at", "backend", "round", "run_us")
@@ -77,12 +74,10 @@ class Tables:
     def comparison(self) -> pd.DataFrame:
         """A row per backend that shares rounds with `choices.against`: ratio, low, high, verdict.
 
-        The margin knows how far two processes lie apart, where the machine has a record of that.
+        The margin knows the study's A/A noise, where it has A/A items.
         """
-        try:
-            noise = trust.noise_of(store.load(TRUST, self.source.machine))
-        except (FileNotFoundError, ValueError):
-            noise = 0.0
+        kind = self.choices.timer, self.choices.case.kind
+        noise = store.noise_by_kind(self.records).get(kind, 0.0)
         columns = ["backend", "against", "ratio", "low", "high", "pairs", "verdict", "margin"]
         against, measured = self.choices.against, set(self._good.backend)
         found = [

@@ -84,12 +84,13 @@ class Record:
     @property
     def throttled(self) -> bool:
         """Taken on a machine that was not well: marked, and left out of every comparison."""
-        return self._slowed_by(THROTTLED)
+        states = (self.state_before, self.state_after)
+        return any(state.get("throttle_reasons", 0) & THROTTLED for state in states)
 
     @property
     def power_capped(self) -> bool:
-        """Taken at the power limit."""
-        return self._slowed_by(POWER_CAP)
+        """At the power limit when it ended; before it the neighbour's load counts."""
+        return bool(self.state_after.get("throttle_reasons", 0) & POWER_CAP)
 
     @cached_property
     def drift(self) -> float:
@@ -113,10 +114,6 @@ class Record:
         """
         settled = self.settle_us > 0 and self.item.timer != "eager"
         return self.throttled or (self.unsettled and settled)
-
-    def _slowed_by(self, reasons: int) -> bool:
-        states = (self.state_before, self.state_after)
-        return any(state.get("throttle_reasons", 0) & reasons for state in states)
 
     @property
     def machine_slug(self) -> str:

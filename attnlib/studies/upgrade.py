@@ -218,6 +218,8 @@ class _Found:
     pairs: dict[Item, list[Pair]]
     failed: dict[Item, Record]
     looks: int = len(LOOKS)
+    noise: float = 0.0
+    """The largest A/A noise of the studies that were replayed."""
 
     def verdicts(self) -> dict[Item, Verdict]:
         """Of every item that has a round."""
@@ -229,7 +231,7 @@ class _Found:
             if pairs:
                 base, new = (times_of(side) for side in zip(*pairs[:seen], strict=True))
                 table[item] = (new, base)
-        rules = {"not_slower": self.not_slower, "noise": 0.0}
+        rules = {"not_slower": self.not_slower, "noise": self.noise}
         found = judge_table([*table.values()], looks=self.looks, **rules)
         return dict(zip(table, found, strict=True))
 
@@ -244,11 +246,12 @@ class _Found:
         """Take the rounds of items that both releases ran, and what failed: of both the base."""
         is_wanted = wanted if callable(wanted) else wanted.__contains__
         own = [r for r in records if r.item.release in self.both and is_wanted(_plain(r))]
-        tried = {record.item for record in own}
+        tried, noise = {record.item for record in own}, store.noise_by_kind(records)
         for item, pairs in good_rounds(own, self.both).items():
             whole = {replace(item, release=release) for release in self.both} <= tried
             if whole and len(pairs) >= len(self.pairs.get(item, ())):
                 self.pairs[item] = pairs
+                self.noise = max(self.noise, noise.get((item.timer, item.case.kind), 0.0))
         for record in sorted(own, key=lambda record: record.item.release == self.both[0]):
             if record.status != "ok" and _plain(record) in self.pairs:
                 self.failed[_plain(record)] = record
@@ -274,7 +277,7 @@ class _Found:
 
     def upgrade(self, models: Sequence[str], notes: Sequence[str]) -> Upgrade:
         rule = f"The chance that any verdict here is wrong is at most {ERROR:.0%}"
-        margin = f"margin {self.not_slower or MIN_EFFECT:.1%}"
+        margin = f"margin {self.not_slower or max(MIN_EFFECT, self.noise):.1%}"
         told = [f"{rule}, looks and rows counted in; {margin}.", *notes]
         for item, record in self.failed.items():
             why = f"{record.item.release} {record.status}: {' '.join(record.reason.split())}"

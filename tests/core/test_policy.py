@@ -118,6 +118,7 @@ def test_any_lengths_get_a_finite_choice_with_the_chosen_first(lens):
         (SPEC, [5], ("fast",), f"backends must be of {FA2}, {FA3}, got fast"),
         (MHA, [5], (FA3,), "backends must hold one that ran"),
         (replace(SPEC, window=64), [5], (), "must hold one that ran .*window=64"),
+        (replace(SPEC, sinks=True), [5], (), "must hold one that ran .*sinks=True"),
         (AttnSpec(8, 1, 64, 1, "bfloat16", "float8_e4m3fn"), [5], (FA3,), "must hold one that ran"),
     ],
 )

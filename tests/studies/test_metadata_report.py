@@ -54,7 +54,8 @@ def test_a_call_in_a_step_is_told_behind_a_foreign_kernel_and_beside_one_behind_
     table = in_step.behind(frame)
     words = [
         f"{FUSED} / {SERIAL}",
-        "95 %",
+        "interval",
+        "rounds",
         "fused is",
         f"{FUSED} / {SERIAL}, copy",
         "fused is, copy",

@@ -55,10 +55,12 @@ def plan(backend: str, spec: AttnSpec, seq_lens: Lengths, *, num_sms: int) -> Wo
     """The work plan of `backend` for one query token of each request, lengths in tokens.
 
     Raises ValueError for a backend without a rule here, listing those that have one, for lengths
-    below 1, for a window, and for a spec that the backend's kernels do not take.
+    below 1, for a window, for sinks, and for a spec that the backend's kernels do not take.
     """
     require_word("backend", backend, PLANS)
     spec.require_no_window("a work plan")
+    if spec.sinks:
+        raise ValueError("sinks must be False for a work plan, got True")
     return PLANS[backend](spec, lengths(seq_lens), num_sms)
 
 

@@ -19,10 +19,10 @@ from ...kinds.cost import Ceilings, DecodeCost, decode_cost, extend_cost, fa2_ti
 from ...kinds.decode.case import DecodeCase
 from ...kinds.extend.case import ExtendCase
 from ...run import frame as frames
-from ...run.frame import cases_of, decode_rows, intervals, spread, tally
+from ...run.frame import cases_of, decode_rows, intervals, spread, tally, with_better
 from .study import EAGER, GRAPH, NOW, PINNED
 
-FA2, FA3, AUTO, LIBRARY = "fa2", "fa3", "auto", "library"
+FA2, FA3, AUTO, LIBRARY, BETTER = "fa2", "fa3", "auto", "library", "the better of both"
 CHOSEN = (FA2, FA3, LIBRARY)
 NAMES = {
     "flashinfer-fa2": FA2,
@@ -172,10 +172,10 @@ def releases(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def exceptions(frame: pd.DataFrame) -> pd.DataFrame:
-    """Shapes against their group: fa3 not clearly slower with few queries, not faster with many."""
+    """Shapes without their group's verdict: fa2 faster with few queries, slower with many."""
     found = over(plain(mode_rows(frame)), FA2, FA3)
     few = found.group.isin(FEW)
-    against = found[(few & (found.high > 1)) | (~few & (found.low < 1))]
+    against = found[found.verdict != few.map({True: "faster", False: "slower"})]
     told = {RATIO: against.ratio.round(2), "interval": intervals(against)}
     return against[SIZES].assign(**told).reset_index(drop=True)
 
@@ -272,12 +272,9 @@ def masks(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def library(frame: pd.DataFrame) -> pd.DataFrame:
-    """FlashAttention-3 itself: the better of FlashInfer's two over its time, by group."""
-    table = times(plain(mode_rows(frame))).reindex(columns=["group", FA2, FA3, LIBRARY]).dropna()
-    ratio = table[[FA2, FA3]].min(axis=1) / table[LIBRARY]
-    shown = spread(ratio, table.group).round(2)
-    shown.insert(1, "library first", (ratio > 1).groupby(table.group).sum())
-    return shown.reset_index()
+    """FlashAttention-3 itself, over the better of FlashInfer's two: verdicts on it, by group."""
+    rows = with_better(plain(mode_rows(frame)), FA2, FA3, BETTER)
+    return tally(over(rows, LIBRARY, BETTER), "group")
 
 
 def _cost(case: DecodeCase | ExtendCase) -> DecodeCost:

@@ -23,8 +23,11 @@ def promised(frame: pd.DataFrame) -> pd.DataFrame:
         for how, graph in (("", True), (", promised", False))
     }
     told = {"promised / fa2": table.ratio.round(2), "interval": intervals(table)}
+    rival = over(rows, *PROMISED, *LIBRARY)
+    told |= {"verdict": table.verdict}
+    told["over library"] = table.case.map(dict(zip(rival.case, rival.verdict, strict=True)))
     shown = table.filter(items=[*SIZES, *COLUMNS.values()]).round(1)
-    return shown.assign(**tiles, **told, verdict=table.verdict)
+    return shown.assign(**tiles, **told)
 
 
 def findings(frame: pd.DataFrame) -> str:

@@ -126,7 +126,7 @@ def many_rows(frame: pd.DataFrame, timer: str = "graph") -> pd.DataFrame:
 def gains(rows: pd.DataFrame, rival: str = FA2) -> pd.DataFrame:
     """Ours against `rival`, a row per case: its sizes, gain, low, high, pairs, verdict on ours."""
     if rival == BETTER:
-        rows = _with_better(rows)
+        rows = frames.with_better(rows, FA2, FA3, BETTER)
     found = frames.over(rows, OURS, rival)
     batch = found.case.map(rows.drop_duplicates("case").set_index("case").batch)
     turned = {"gain": 1 / found.ratio, "low": 1 / found.high, "high": 1 / found.low}
@@ -284,15 +284,6 @@ def _of_layer(rows: pd.DataFrame, layer: dict[str, object]) -> pd.DataFrame:
     rows = rows[(rows[list(layer)] == pd.Series(layer)).all(axis=1)]
     kinds = [batch_of(getattr(case, "cached", case)) for case in rows.case]
     return rows.assign(batch=pd.Categorical(kinds, (*KINDS, *OTHER_KINDS), ordered=True))
-
-
-def _with_better(rows: pd.DataFrame) -> pd.DataFrame:
-    """`rows` and, as `BETTER`, those of the faster of fa2's plan and FA3, by medians."""
-    both = rows[rows.backend.isin((FA2, FA3))]
-    median = both.groupby(["case", "backend"], sort=False).run_us.median().unstack()
-    median = median.reindex(columns=[FA2, FA3]).dropna()
-    chosen = both.case.map(median.idxmin(axis=1)) == both.backend
-    return pd.concat([rows, both[chosen].assign(backend=BETTER)])
 
 
 def _step_rows(frame: pd.DataFrame) -> pd.DataFrame:

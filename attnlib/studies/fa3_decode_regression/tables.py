@@ -26,7 +26,7 @@ from ...run.store import require_comparable
 
 
 def headline(frame: pd.DataFrame, limit: Ceilings, release: str) -> pd.DataFrame:
-    """Memory floor and time of every mode, and fa3 / fa2 with its 95 % interval over rounds."""
+    """Memory floor and time of every mode, and fa3 / fa2 with its interval over rounds."""
     rows, modes = decode_rows(frame, release=release), [FA2, FA3, AUTO, CUDA_CORES]
     table = over(rows, FA3, FA2).merge(times(rows)[["case", *modes]], on="case")
     table["floor"] = [decode_cost(case).floor_us(limit) for case in table.case]

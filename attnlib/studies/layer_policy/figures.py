@@ -45,7 +45,7 @@ def policy_map(
         (1 + 2.6 * len(specs), 3.6),
         rows[[case.spec in specs for case in rows.case]],
         ("batch, requests", "mean length, tokens"),
-        title="Fastest: measured (dots), chosen (ground)",
+        title="Fastest: measured (dots, equal and ragged lengths), chosen (ground)",
     )
     for axis, spec in zip(axes, specs, strict=True):
         _draw_map(axis, policy, spec, backends)
@@ -64,7 +64,7 @@ def regret_chart(frame: pd.DataFrame, lost: pd.DataFrame, *, pool: str) -> chart
     """
     lost, drawn = lost[lost.pool == pool], advising(frame)
     mean = np.expm1(np.log1p(lost.regret).groupby(lost.rule).mean()).sort_values()
-    title = f"Regret in {lost.case.nunique()} batches, each layer left out: {pool}"
+    title, counts = f"Regret, each layer left out: {pool}", lost.groupby("rule").regret.count()
     xlabel = "time of the choice over the fastest, less 1 (log)"
     size = (7, 0.9 + 0.38 * len(mean))
     figure, (axis,) = charts.panels([""], size, drawn, (xlabel, ""), title=title)
@@ -73,7 +73,7 @@ def regret_chart(frame: pd.DataFrame, lost: pd.DataFrame, *, pool: str) -> chart
     looks = {name: style.Look(style.OTHER, "o") for name in places}
     looks[MEASURED] = style.Look(style.BLUE, "o")
     charts.dots(axis, shown, "shown", "place", by="rule", looks=looks, alpha=0.6, linewidth=0)
-    charts.categories(axis, "y", places)
+    charts.categories(axis, "y", [f"{rule}  ({counts[rule]} batches)" for rule in places])
     place = np.array(list(places.values()))
     axis.vlines(mean.clip(lower=LOST), place - 0.35, place + 0.35, color=style.INK, linewidth=2)
     axis.set_xscale("log")

@@ -21,8 +21,13 @@ from ...select import Call, explain
 from .learn import Taught, advising, case_times, policy_from
 from .study import FLASHINFER, ONCE, RELEASE
 
-PRECOMPUTED = ONCE[0]
-POOLS = {"FlashInfer": FLASHINFER, "with FlashAttention-3": (*FLASHINFER, *ONCE)}
+PRECOMPUTED, PLANNED = ONCE[0], FLASHINFER[1]
+POOLS = {
+    "as released": tuple(name for name in FLASHINFER if name != PLANNED),
+    "FlashInfer": FLASHINFER,
+    "with FlashAttention-3": (*FLASHINFER, *ONCE),
+}
+"""FlashInfer's kernels by its own plans, by ours too, and what engines add."""
 MEASURED = "measured"
 EXPLAINED = {
     "FlashInfer 0.6.3 auto": ("flashinfer==0.6.3", "auto"),
@@ -162,8 +167,8 @@ def plan_errors(policy: Policy) -> pd.DataFrame:
 
 
 def confidence_table(lost: pd.DataFrame, *, pool: str) -> pd.DataFrame:
-    """How often a choice of so much confidence was the fastest of `pool`."""
-    found = _own(lost, pool)
+    """How often a choice of so much confidence, with a time, was the fastest of `pool`."""
+    found = _own(lost, pool).dropna(subset="regret")
     bins = pd.cut(found.confidence, SURE, labels=[f"up to {high}" for high in SURE[1:]])
     counts = (found.regret == 0).groupby(bins, observed=False).agg(["size", "sum"])
     return counts.rename(columns={"size": "choices", "sum": "fastest"}).reset_index()

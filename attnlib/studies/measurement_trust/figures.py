@@ -15,7 +15,7 @@ def ratio_chart(words: pd.DataFrame, drawn: pd.DataFrame, *, label: str) -> char
     """
     if words.empty:
         raise ValueError("words must hold a case that was judged, it holds none")
-    size, ratio = (7, 1.6 + 0.26 * len(words)), "ratio, with its 95 % interval over rounds"
+    size, ratio = (7, 1.6 + 0.26 * len(words)), "ratio, with its interval over rounds"
     room = charts.LEGEND_INCHES
     figure, (axis,) = charts.panels([""], size, drawn, (ratio, ""), title=label, legend=room)
     margin = words.margin.max()

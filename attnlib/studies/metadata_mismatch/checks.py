@@ -39,7 +39,7 @@ def splits_overrun_buffers(frame: pd.DataFrame) -> Finding:
     reason = (
         f"By the model {len(over)} mismatches have more splits than the call's buffers hold: "
         f"{', '.join(over.name)}. {harmed} of them gave wrong output, {len(over) - harmed} right "
-        f"output by luck, {(over.status == 'crashed').sum()} crashed. Which address the combine "
+        f"output, {(over.status == 'crashed').sum()} crashed. Which address the combine "
         f"kernel read is not observed."
     )
     verdict = vote(harmed, len(over) - harmed)

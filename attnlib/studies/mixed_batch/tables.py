@@ -7,47 +7,43 @@ from .study import DECODE, EAGER, MANY, MIXED, chunk, decodes
 
 TWO = "two calls"
 NAMES = dict(zip(MANY, ("fa2", "fa3", "library"), strict=True))
+BESIDE = dict(zip(MANY, (DECODE[0], *DECODE), strict=True))
+"""What decodes where the chunk has a call of its own; beside fa3 that is fa2, as engines do it."""
 
 
 def mixed_rows(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows of mixed batches; of `TWO`, in each round, the sum of the fastest of either part."""
-    rows = decode_rows(frame, timer=EAGER[0])
-    fastest = (
-        rows[rows.backend.isin((*DECODE, *MANY))]
-        .groupby(["case", "round"], sort=False)
-        .run_us.min()
-    )
-    found = []
-    for row in rows[rows.case.isin([*MIXED]) & (rows.backend == MANY[0])].itertuples():
-        requests, tokens = MIXED[row.case]
-        parts = [(part, row.round) for part in (decodes(requests), chunk(tokens))]
-        if all(part in fastest.index for part in parts):
-            found.append((row.Index, sum(fastest[part] for part in parts)))
-    two = rows.loc[[place for place, _ in found]].assign(
-        backend=TWO, run_us=[us for _, us in found]
-    )
+    """Rows of mixed batches, and of each kernel's `TWO`, in each round, the sum of both parts."""
+    rows, found = decode_rows(frame, timer=EAGER[0]), []
+    us = rows.set_index(["case", "round", "backend"]).run_us
     mine = rows[rows.case.isin([*MIXED])]
+    for row in mine.itertuples():
+        requests, tokens = MIXED[row.case]
+        kernels = {decodes(requests): BESIDE[row.backend], chunk(tokens): row.backend}
+        parts = [(case, row.round, name) for case, name in kernels.items()]
+        if all(part in us.index for part in parts):
+            found.append((row.Index, NAMES[row.backend] + TWO, sum(us[part] for part in parts)))
+    two = rows.loc[[place for place, *_ in found]]
+    two = two.assign(backend=[name for _, name, _ in found], run_us=[us for *_, us in found])
     return pd.concat([mine.assign(backend=mine.backend.map(NAMES)), two])
 
 
 def one_or_two(frame: pd.DataFrame) -> pd.DataFrame:
-    """A row per backend and mixed batch: one call and two, us, their ratio, interval, verdict."""
-    rows, columns = mixed_rows(frame), [*NAMES.values(), TWO]
-    us, found = times(rows).reindex(columns=["case", *columns]), []
-    for name in NAMES.values():
-        table = over(rows, name, TWO).merge(us, on="case")
+    """A row per kernel and mixed batch: one call and two, us, their ratio, interval, verdict."""
+    rows, found = mixed_rows(frame), []
+    us = times(rows)
+    for name in (name for name in NAMES.values() if {name, name + TWO} <= {*us}):
+        table = over(rows, name, name + TWO).merge(us[["case", name, name + TWO]], on="case")
         sizes = pd.DataFrame([MIXED[case] for case in table.case], columns=["decodes", "chunk"])
         told = {
             "ratio": table.ratio.round(2),
             "interval": intervals(table),
             "verdict": table.verdict,
         }
-        both = {"one call": table[name].round(1), TWO: table[TWO].round(1)}
+        both = {"one call": table[name].round(1), TWO: table[name + TWO].round(1)}
         found.append(sizes.assign(backend=name, **both, **told))
     order = ["backend", "decodes", "chunk"]
-    return pd.concat(found).sort_values(order, ignore_index=True)[
-        [*order, "one call", TWO, "ratio", "interval", "verdict"]
-    ]
+    none = pd.DataFrame(columns=[*order, "one call", TWO, "ratio", "interval", "verdict"])
+    return pd.concat(found or [none]).sort_values(order, ignore_index=True)[[*none]]
 
 
 def findings(frame: pd.DataFrame) -> str:

@@ -9,7 +9,7 @@ from ...run.study import Grid, Study
 SPEC = MlaSpec(16, top_k=2048)
 KV_LEN = 131072
 EITHER_SIDE = tuple(MlaCase(SPEC, requests, KV_LEN) for requests in (56, 57))
-"""7,340,032 and 7,471,104 tokens; the limit is 7,456,540."""
+"""7,340,032 and 7,471,104 tokens; the first that is lost is 7,456,541."""
 
 RELEASES = ("0.6.4", "0.6.13")
 

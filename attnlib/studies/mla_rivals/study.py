@@ -2,7 +2,7 @@
 
 FlashAttention-3 is SGLang's build (sglang-kernel 0.4.2 in `versions`): that of tokenspeed-fa3 has
 no kernel of 64 by 512 dims, answers wrong without an error, and is refused. Its published rounds
-were taken in a row, a minute before the others' turns, on the same GPU.
+were taken in a row, one to three minutes before the others' turns, on the same GPU.
 """
 
 from dataclasses import replace

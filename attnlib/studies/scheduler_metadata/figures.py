@@ -108,10 +108,10 @@ def _tiles_figure(
     )
     time = f"work of an SM, KV blocks of {facts.tile[1]} tokens"
     figure, axes = charts.panels(list(parts), size, note, (time, "SM"), share=share)
+    # Hues for the first few requests that are taken, then greys by turns.
+    taken = dict.fromkeys(tile.request for tiles in parts.values() for tile in tiles)
+    colors = dict(zip(taken, chain(style.PALETTE, cycle(style.GREYS)), strict=False))
     for axis, tiles in zip(axes, parts.values(), strict=True):
-        # Hues for the first few requests that are taken, then greys by turns.
-        taken = dict.fromkeys(tile.request for tile in tiles)
-        colors = dict(zip(taken, chain(style.PALETTE, cycle(style.GREYS)), strict=False))
         work = pd.DataFrame(vars(tile) for tile in tiles if tile.blocks)
         shown = work.request.map(colors)
         axis.barh(work.sm, work.blocks, 1.0, work.start, color=shown, edgecolor="white", lw=0.25)

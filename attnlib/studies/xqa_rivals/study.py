@@ -1,8 +1,8 @@
 """XQA, which vLLM's FlashInfer backend decodes with on Hopper, beside its rivals, L2 cold.
 
 Layers of models at vLLM's usual page of 16 tokens. Each shape asks one thing of XQA's rule, which
-knows the number of requests and the longest one: for a request and KV head as many blocks as fit
-the SMs once, so one from 67 of these pairs on (an H200 has 132 SMs).
+knows the number of requests and the page table's width: for a request and KV head as many blocks as
+fit the SMs once, so one from 67 of these pairs on (an H200 has 132 SMs).
 """
 
 from ...core.spec import AttnSpec
