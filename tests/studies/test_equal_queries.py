@@ -23,8 +23,7 @@ def test_a_smaller_tile_is_told_from_one_that_stays():
     times = {(MANY, fa2): 4.0, (MANY, promised): 1.0, (ONE, fa2): 2.0, (ONE, promised): 2.0}
     frame = made(times | {(MANY, "fa3-extend"): 3.0})
     shown = equal.promised(frame).set_index("mode")
-    tiles = shown[["tile", "tile, promised"]].T.to_dict("list")
-    assert tiles == {"target_verify": [128, 16], "dllm_extend": [128, 128]}
+    assert shown.tile.to_dict() == {"target_verify": "128 to 16", "dllm_extend": "128"}
     assert shown.loc["target_verify", ["fa2", "promised", "library"]].tolist() == [4, 1, 3]
     assert shown.verdict.to_dict() == {"target_verify": "faster", "dllm_extend": "same"}
     smaller, same = sorted(equal.findings(frame).splitlines())

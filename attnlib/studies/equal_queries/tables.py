@@ -3,6 +3,7 @@
 import pandas as pd
 
 from ...kinds.cost import fa2_tile_rows
+from ...kinds.extend.case import ExtendCase
 from ...run.frame import decode_rows, intervals, over, tally, times
 from .study import LIBRARY, PIN_FA2, PROMISED
 
@@ -11,29 +12,30 @@ SIZES = ["mode", "heads", "page_size", "q_len", "batch_size", "kv_len"]
 
 
 def promised(frame: pd.DataFrame) -> pd.DataFrame:
-    """A row per call: rows of fa2's tile without and with the promise, times (us), their ratio."""
+    """A row per call: times (us), rows of fa2's tile without and with the promise, their ratio."""
     rows = decode_rows(frame)
     found = over(rows, *PROMISED, *PIN_FA2)
     us = times(rows).rename(columns=COLUMNS)
     table = found.merge(us[["case", *us.columns.intersection([*COLUMNS.values()])]], on="case")
-    tiles = {
-        f"tile{how}": table.case.map(
-            lambda case, graph=graph: fa2_tile_rows(case, cuda_graph=graph)
-        )
-        for how, graph in (("", True), (", promised", False))
-    }
-    told = {"promised / fa2": table.ratio.round(2), "interval": intervals(table)}
+    told = {"tile": table.case.map(_tiles)}
+    told |= {"promised / fa2": table.ratio.round(2), "interval": intervals(table)}
     rival = over(rows, *PROMISED, *LIBRARY)
     told |= {"verdict": table.verdict}
     told["over library"] = table.case.map(dict(zip(rival.case, rival.verdict, strict=True)))
     shown = table.filter(items=[*SIZES, *COLUMNS.values()]).round(1)
-    return shown.assign(**tiles, **told)
+    return shown.assign(**told)
+
+
+def _tiles(case: ExtendCase) -> str:
+    """Query rows of fa2's tile, and what they become by the promise."""
+    rows = dict.fromkeys(fa2_tile_rows(case, cuda_graph=graph) for graph in (True, False))
+    return " to ".join(map(str, rows))
 
 
 def findings(frame: pd.DataFrame) -> str:
     """Calls by verdict and the ratio's range, where the tile changes and where it does not."""
     table = promised(frame)
-    changes = (table["tile"] != table["tile, promised"]).map({True: "smaller", False: "the same"})
+    changes = table.tile.str.contains(" to ").map({True: "smaller", False: "the same"})
     found = table.assign(ratio=table["promised / fa2"], tile=changes)
     lines = []
     for row in tally(found, "tile").to_dict("records"):

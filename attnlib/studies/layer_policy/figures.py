@@ -45,7 +45,7 @@ def policy_map(
         (1 + 2.6 * len(specs), 3.6),
         rows[[case.spec in specs for case in rows.case]],
         ("batch, requests", "mean length, tokens"),
-        title="Fastest: measured (dots, equal and ragged lengths), chosen (ground)",
+        title="Fastest: measured (dots), chosen (ground)",
     )
     for axis, spec in zip(axes, specs, strict=True):
         _draw_map(axis, policy, spec, backends)

@@ -1,7 +1,7 @@
 """What a choice loses: its time over the best one's, less 1 (its regret), batch by batch.
 
 The measured policy is judged by layers that it did not learn from, beside the rules of libraries
-and engines. What a rule loses depends on what else could have run: two pools of backends.
+and engines. What a rule loses depends on what else could have run: pools of backends.
 """
 
 import math
@@ -109,7 +109,8 @@ def regret_table(lost: pd.DataFrame) -> pd.DataFrame:
     """
     groups = lost.groupby(["pool", "rule"], sort=False)
     rows = [{"pool": p, "rule": r} | summary(group.regret) for (p, r), group in groups]
-    return pd.DataFrame(rows).sort_values(["pool", "mean, %"], ignore_index=True).round(SHOWN)
+    table = pd.DataFrame(rows).sort_values("mean, %").round(SHOWN)
+    return pd.concat([table[table.pool == pool] for pool in POOLS], ignore_index=True)
 
 
 def kind_table(lost: pd.DataFrame, *, pool: str) -> pd.DataFrame:
@@ -200,7 +201,7 @@ def _always(name: str, _: DecodeCase) -> str:
     return name
 
 
-# Both pools ask, and every table.
+# All pools ask, and every table.
 @cache
 def _explained(library: str, policy: str, case: DecodeCase) -> str:
     call = Call(kv_lens=tuple(sample_seq_lens(case).tolist()), graph=True)

@@ -34,11 +34,8 @@ def one_or_two(frame: pd.DataFrame) -> pd.DataFrame:
     for name in (name for name in NAMES.values() if {name, name + TWO} <= {*us}):
         table = over(rows, name, name + TWO).merge(us[["case", name, name + TWO]], on="case")
         sizes = pd.DataFrame([MIXED[case] for case in table.case], columns=["decodes", "chunk"])
-        told = {
-            "ratio": table.ratio.round(2),
-            "interval": intervals(table),
-            "verdict": table.verdict,
-        }
+        told = {"ratio": table.ratio.round(2), "interval": intervals(table)}
+        told |= {"verdict": table.verdict}
         both = {"one call": table[name].round(1), TWO: table[name + TWO].round(1)}
         found.append(sizes.assign(backend=name, **both, **told))
     order = ["backend", "decodes", "chunk"]
