@@ -140,6 +140,12 @@ def test_a_machines_folder_names_its_gpu_and_the_id_of_it():
     assert machine_slug(CPU) == "cpu-test64"
 
 
+def test_a_power_cap_is_of_the_end_and_a_thermal_slowdown_of_either(make_record):
+    hot, ends = {"throttle_reasons": 0x4 | 0x40}, ("state_before", "state_after")
+    told = [make_record(**{end: hot}) for end in ends]
+    assert [(r.power_capped, r.throttled) for r in told] == [(False, True), (True, True)]
+
+
 def test_samples_that_drift_are_marked_and_left_out_once_the_timer_lets_them_settle(make_record):
     steady, drifting = (100.0, 101.0) * 3, (100.0, 101.0, 99.0, 98.0, 97.0, 96.0)
     assert not make_record(run_us=steady).unsettled

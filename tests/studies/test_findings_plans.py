@@ -58,7 +58,7 @@ def test_the_chosen_chunk_loses_little_and_every_kernel_is_judged_by_the_other_h
 
 def test_the_host_waits_longest_with_the_most_requests_and_our_launch_a_tenth_of_that(studied):
     host = plans.host_table(studied)["median"]
-    assert host.iloc[-1] > host.max() - 1 > host.iloc[0]
+    assert host.iloc[-1] == host.max() > host.iloc[0]
     ours = pick(plans.planning_table(studied), page_size=16)["all arrays"]
     assert ours.max() < host.min() / 10
 

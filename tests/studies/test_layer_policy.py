@@ -154,7 +154,8 @@ def test_the_few_cases_of_a_live_notebook_are_enough_for_every_table_and_figure(
     assert 0 < len(policy.worst_choices(known.times, lost, pool=ALL)) <= 10
     assert policy.plan_errors(learnt).cases.min() > 0
     chart = policy.regret_chart(rows, lost, pool=ALL)
-    assert chart.axes[0].get_yticklabels()[0].get_text().startswith(policy.MEASURED)
+    label = chart.axes[0].get_yticklabels()[0].get_text()
+    assert label == f"{policy.MEASURED}  ({table.cases[(ALL, policy.MEASURED)]} batches)"
     own = {"its": other_layers.LAYERS[0]}
     assert policy.answers(learnt, own, [300] * 100).choice.item() in policy.LABELS.values()
     assert len(policy.policy_map(rows, learnt, policy.LAYERS[:2], pool=OURS).axes) == 2

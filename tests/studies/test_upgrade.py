@@ -147,6 +147,7 @@ def test_published_records_of_both_releases_are_replayed_and_the_rest_is_said(pu
     assert said == {KEYS[0]: "faster", "32/8,d128,p16,b8,k8192": "not on record"}
     assert "PrefillWithKVCacheKernel 1 to 0" in found.rows.kernels[0]
     assert {*found.rows.study.dropna()} == {"fa3_decode_regression"}
+    assert "margin 2.1%" in found.notes[0], "the study's own noise"
     assert found.picks.after.tolist()[0] == "fa2"
     with pytest.raises(ValueError, match="no case ran on both releases, of 1: nothing to draw"):
         replace(found, rows=found.rows[found.rows.verdict == "not on record"]).figure()

@@ -17,13 +17,11 @@ def promised(frame: pd.DataFrame) -> pd.DataFrame:
     found = over(rows, *PROMISED, *PIN_FA2)
     us = times(rows).rename(columns=COLUMNS)
     table = found.merge(us[["case", *us.columns.intersection([*COLUMNS.values()])]], on="case")
-    told = {"tile": table.case.map(_tiles)}
-    told |= {"promised / fa2": table.ratio.round(2), "interval": intervals(table)}
-    rival = over(rows, *PROMISED, *LIBRARY)
-    told |= {"verdict": table.verdict}
-    told["over library"] = table.case.map(dict(zip(rival.case, rival.verdict, strict=True)))
+    rival = over(rows, *PROMISED, *LIBRARY).set_index("case").verdict
+    ratio = {"promised / fa2": table.ratio.round(2), "interval": intervals(table)}
+    words = {"verdict": table.verdict, "over library": table.case.map(rival)}
     shown = table.filter(items=[*SIZES, *COLUMNS.values()]).round(1)
-    return shown.assign(**told)
+    return shown.assign(tile=table.case.map(_tiles), **ratio, **words)
 
 
 def _tiles(case: ExtendCase) -> str:

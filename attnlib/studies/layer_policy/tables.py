@@ -21,9 +21,9 @@ from ...select import Call, explain
 from .learn import Taught, advising, case_times, policy_from
 from .study import FLASHINFER, ONCE, RELEASE
 
-PRECOMPUTED, PLANNED = ONCE[0], FLASHINFER[1]
+PRECOMPUTED = ONCE[0]
 POOLS = {
-    "as released": tuple(name for name in FLASHINFER if name != PLANNED),
+    "as released": (FA2, FA3, CUDA_CORES),
     "FlashInfer": FLASHINFER,
     "with FlashAttention-3": (*FLASHINFER, *ONCE),
 }

@@ -7,12 +7,13 @@ from .study import DECODE, EAGER, MANY, MIXED, chunk, decodes
 
 TWO = "two calls"
 NAMES = dict(zip(MANY, ("fa2", "fa3", "library"), strict=True))
+TWICE = {name: f"{name}, {TWO}" for name in NAMES.values()}
 BESIDE = dict(zip(MANY, (DECODE[0], *DECODE), strict=True))
 """What decodes where the chunk has a call of its own; beside fa3 that is fa2, as engines do it."""
 
 
 def mixed_rows(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows of mixed batches, and of each kernel's `TWO`, in each round, the sum of both parts."""
+    """Rows of mixed batches, and as `TWICE`, in each round, the sum of a kernel's two parts."""
     rows, found = decode_rows(frame, timer=EAGER[0]), []
     us = rows.set_index(["case", "round", "backend"]).run_us
     mine = rows[rows.case.isin([*MIXED])]
@@ -21,23 +22,24 @@ def mixed_rows(frame: pd.DataFrame) -> pd.DataFrame:
         kernels = {decodes(requests): BESIDE[row.backend], chunk(tokens): row.backend}
         parts = [(case, row.round, name) for case, name in kernels.items()]
         if all(part in us.index for part in parts):
-            found.append((row.Index, NAMES[row.backend] + TWO, sum(us[part] for part in parts)))
-    two = rows.loc[[place for place, *_ in found]]
-    two = two.assign(backend=[name for _, name, _ in found], run_us=[us for *_, us in found])
-    return pd.concat([mine.assign(backend=mine.backend.map(NAMES)), two])
+            found.append((row.Index, sum(us[part] for part in parts)))
+    mine = mine.assign(backend=mine.backend.map(NAMES))
+    two = mine.loc[[place for place, _ in found]].assign(run_us=[us for _, us in found])
+    return pd.concat([mine, two.assign(backend=two.backend.map(TWICE))])
 
 
 def one_or_two(frame: pd.DataFrame) -> pd.DataFrame:
     """A row per kernel and mixed batch: one call and two, us, their ratio, interval, verdict."""
     rows, found = mixed_rows(frame), []
     us = times(rows)
-    for name in (name for name in NAMES.values() if {name, name + TWO} <= {*us}):
-        table = over(rows, name, name + TWO).merge(us[["case", name, name + TWO]], on="case")
+    for name, two in TWICE.items():
+        if not {name, two} <= {*us}:
+            continue
+        table = over(rows, name, two).merge(us[["case", name, two]], on="case")
         sizes = pd.DataFrame([MIXED[case] for case in table.case], columns=["decodes", "chunk"])
+        both = {"one call": table[name].round(1), TWO: table[two].round(1)}
         told = {"ratio": table.ratio.round(2), "interval": intervals(table)}
-        told |= {"verdict": table.verdict}
-        both = {"one call": table[name].round(1), TWO: table[name + TWO].round(1)}
-        found.append(sizes.assign(backend=name, **both, **told))
+        found.append(sizes.assign(backend=name, **both, **told, verdict=table.verdict))
     order = ["backend", "decodes", "chunk"]
     none = pd.DataFrame(columns=[*order, "one call", TWO, "ratio", "interval", "verdict"])
     return pd.concat(found or [none]).sort_values(order, ignore_index=True)[[*none]]

@@ -109,7 +109,7 @@ def pair_counts(frame: pd.DataFrame, timer: str = COLD) -> pd.DataFrame:
 def left_out(frame: pd.DataFrame) -> pd.DataFrame:
     """The shapes with records that are kept out: samples drifted although the timer had settled.
 
-    `at the power limit`: of these, those whose GPU was at it before or after.
+    `at the power limit`: of these, those whose GPU was at it at the end.
     """
     rows = whole_counts(frame[frame.top_k.notna()])
     rows = rows.assign(records=1, capped=rows.left_out & rows.power_capped)
