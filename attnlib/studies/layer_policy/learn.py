@@ -19,7 +19,7 @@ from ...run.frame import times as median_times
 from ...run.study import record_machine
 from .. import STUDIES
 
-TAUGHT_BY = ("layer_policy", "more_layers", "other_layers")
+TAUGHT_BY = ("layer_policy", "more_layers", "other_layers", "other_kernels")
 """L2 cold, a release that engines pin."""
 PULL, SMOOTH = 0.05, 0.3
 """Weights in a fit of a rate's log distance from `START`, and of latency's from its neighbours."""

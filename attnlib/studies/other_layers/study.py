@@ -36,18 +36,19 @@ SEEN = {*TAUGHT, *TAUGHT_TOO, *(AttnSpec(qo, kv, 128, page) for qo, kv, page in 
 """Layers that a policy was learnt from."""
 
 
-def _drawn() -> tuple[AttnSpec, ...]:
+def drawn_layers(seed: str, seen: set[AttnSpec]) -> tuple[AttnSpec, ...]:
     """Of each kind other heads, each with one page size that nobody saw."""
-    draw, found = random.Random("unseen layers, second draw"), list[AttnSpec]()
+    draw, found = random.Random(seed), list[AttnSpec]()
     for count, head_dim, dtypes in KINDS:
         usual = ([AttnSpec(*h, head_dim, p, *dtypes) for p in (1, 16, 64)] for h in HEADS)
-        unseen = [[spec for spec in pages if spec not in SEEN] for pages in usual]
+        unseen = [[spec for spec in pages if spec not in seen] for pages in usual]
         found += map(draw.choice, draw.sample([pages for pages in unseen if pages], count))
     return tuple(found)
 
 
-LAYERS = _drawn()
-CASES = drawn_cases(LAYERS, 10, "unseen layers, second draw")
+SEED = "unseen layers, second draw"
+LAYERS = drawn_layers(SEED, SEEN)
+CASES = drawn_cases(LAYERS, 10, SEED)
 ROUNDS = 3
 
 STUDY = Study(

@@ -1,0 +1,1 @@
+"""Layers whose kernels of CUDA cores no other layer runs, for the policy to learn from."""

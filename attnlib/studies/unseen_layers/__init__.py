@@ -1,0 +1,1 @@
+"""Layers that judge the policy once."""
