@@ -228,11 +228,13 @@ def spread(values: pd.Series, by: pd.Series) -> pd.DataFrame:
 
 
 def tally(found: pd.DataFrame, by: str) -> pd.DataFrame:
-    """`spread` of the ratios that `over` found, and how many have each verdict it gave; of none
-    `faster`."""
+    """`spread` of the ratios that `over` found, how many have each verdict it gave (of none
+    `faster`), and the widest margin of a verdict where the table has it."""
     counts = pd.crosstab(found[by], found.verdict).rename_axis(columns=None)
     counts = counts if len(counts) else counts.assign(faster=0)
     table = spread(found.ratio, found[by]).round(2)
+    if "margin" in found:
+        table["margin, %"] = (100 * found.groupby(by).margin.max()).round(1)
     return pd.concat([table[["shapes"]], counts, table.iloc[:, 1:]], axis=1).reset_index()
 
 

@@ -31,11 +31,10 @@ FACTS = {
     "08": (
         "group of 4, fa2 from",
         "22 of them judged",
-        "0.86 % and 3.9 % among",
+        "8.6 % at the 95th percentile (LOG.md",
         "bar of 1.0 and 5 %",
-        "1.60 % and 8.6 % with",
-        "loses 1.36 % and 5.3 %, 1.81 % and 7.9 %",
-        "other 41 layers alone, loses 0.70 % and 2.8 %, 1.02 % and 7.2 % in these 22",
+        "where 0.9 and 6 % were",
+        "between 15 and 50 % as predicted",
     ),
     "09": (
         "128, 64, 32 and 16 query heads",

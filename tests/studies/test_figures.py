@@ -215,6 +215,16 @@ def test_the_headline_table_holds_every_case_once_over_bytes_at_the_copy_rate(to
     assert row.floor == pytest.approx(kv_bytes / (limit.copy_gbps * 1e3), rel=0.01)
 
 
+def test_an_eager_time_stands_beside_the_ends_of_its_rounds_and_a_tally_beside_its_margin(top):
+    table = tables.launch_modes(top, REGRESSED)
+    ends = table["fa2 eager, rounds"].str.split(" to ", expand=True).astype(float)
+    assert table["fa2 eager"].between(ends[0] - 0.5, ends[1] + 0.5).all()
+    assert (ends[0] < ends[1]).any()
+    found = rows.over(rows.decode_rows(top, release=REGRESSED), "flashinfer-fa3", "flashinfer-fa2")
+    told = rows.tally(found, "heads").set_index("heads")["margin, %"]
+    assert (told == round(100 * found.margin.max(), 1)).all() and told.min() >= 2
+
+
 def test_live_headline_records_alone_fill_every_table(top):
     top = top[top.timer == "graph"]
     assert tables.launch_modes(top, REGRESSED)["fa2 eager"].isna().all()

@@ -11,7 +11,7 @@ from attnlib.core.policy.times import Calls, Gpu, Rates, planned_load, predict
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.run import store
-from attnlib.studies import layer_policy, more_layers, other_layers
+from attnlib.studies import layer_policy, more_layers, other_kernels, other_layers
 from attnlib.studies.layer_policy import learn as measured
 from attnlib.studies.layer_policy.study import CASES, STUDY
 
@@ -29,7 +29,7 @@ def test_without_a_gpu_the_policy_is_that_of_the_published_machine(without_gpu, 
         measured.current()
     monkeypatch.delenv("ATTNLIB_DATA")
     policy = measured.current()
-    taught = (layer_policy, more_layers, other_layers)
+    taught = (layer_policy, more_layers, other_layers, other_kernels)
     machines = sorted(each.STUDY.reference_machine for each in taught)
     assert policy.gpu_id == ", ".join(name.removeprefix("nvidia-h200-") for name in machines)
     assert (policy.study, policy.timer) == (", ".join(measured.TAUGHT_BY), "graph-cold")

@@ -133,7 +133,7 @@ def call_of(case, device):
 
 @lru_cache(maxsize=4)
 def two_steps(case, device):
-    """Steps of one engine over one table, with other lengths; the one with more query rows first.
+    """Steps over one table, with other lengths and sinks; the one with more query rows first.
 
     Of several queries per request, a second seed draws the other step; else requests change places.
     """
@@ -150,7 +150,9 @@ def two_steps(case, device):
     else:
         lens = first.batch.seq_lens_cpu.flip(0) // 3 + 1
         table = first.batch.page_table.flip(0).contiguous()
-        turned = DecodeBatch.build(case.spec, lens.int(), table, first.batch.sinks)
+        sinks = first.batch.sinks
+        sinks = None if sinks is None else sinks.flip(0)
+        turned = DecodeBatch.build(case.spec, lens.int(), table, sinks)
     return first, replace(first, batch=turned)
 
 

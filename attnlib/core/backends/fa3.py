@@ -57,7 +57,7 @@ class Fa3(_FlashAttention[DecodeBatch]):
     most_splits: ClassVar[int] = 0
 
     def plan(self, batch: DecodeBatch, out: Plan[DecodeBatch] | None = None) -> Plan[DecodeBatch]:
-        """Copy lengths and page table, and precompute the metadata where the mode does.
+        """Copy lengths, page table and sinks, and precompute the metadata where the mode does.
 
         `out` must have the same page-table shape: a graph holds its buffers.
         """
@@ -66,10 +66,14 @@ class Fa3(_FlashAttention[DecodeBatch]):
             require_same_table((own.spec, own.page_table), (batch.spec, batch.page_table))
             own.page_table.copy_(batch.page_table)
             own.seq_lens.copy_(batch.seq_lens)
+            if batch.sinks is not None:
+                own.sinks.copy_(batch.sinks)
             if metadata is not None:
                 metadata.renew(own.seq_lens, seq_lens_cpu=batch.seq_lens_cpu)
             return Plan(batch, self.reported(), out.state)
         own = replace(batch, seq_lens=batch.seq_lens.clone(), page_table=batch.page_table.clone())
+        if own.sinks is not None:
+            own = replace(own, sinks=own.sinks.clone())
         metadata = None
         if self.precomputes:
             facts = facts_of(own, num_splits=self.most_splits)

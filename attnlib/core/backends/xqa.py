@@ -31,13 +31,15 @@ class Xqa(Backend[DecodeBatch, PagedKV]):
     takes_sinks = True
 
     def plan(self, batch: DecodeBatch, out: Plan[DecodeBatch] | None = None) -> Plan[DecodeBatch]:
-        """Copy lengths and page table; `out` must have the same page-table shape."""
+        """Copy lengths, page table and sinks; `out` must have the same page-table shape."""
         if out is None:
             return Plan(batch, self.entry.asks, self._call(batch))
         table, lens = (out.state.keywords[name] for name in ("block_tables", "seq_lens"))
         require_same_table((out.batch.spec, table), (batch.spec, batch.page_table))
         table.copy_(batch.page_table)
         lens.copy_(batch.seq_lens)
+        if batch.sinks is not None:
+            out.state.keywords["sinks"].copy_(batch.sinks)
         return Plan(batch, self.entry.asks, out.state)
 
     def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> torch.Tensor:
@@ -57,7 +59,7 @@ class Xqa(Backend[DecodeBatch, PagedKV]):
             window_left=spec.window - 1,
             kv_layout="NHD",
             backend=self.entry.asks,
-            sinks=None if batch.sinks is None else batch.sinks.float(),
+            sinks=None if batch.sinks is None else batch.sinks.float(),  # A copy.
         )
 
     @classmethod

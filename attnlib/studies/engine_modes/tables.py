@@ -151,7 +151,7 @@ def roofs_us(table: pd.DataFrame, limit: Ceilings) -> np.ndarray:
 def summary(frame: pd.DataFrame) -> pd.DataFrame:
     """By group: shapes by verdict on fa2 against fa3, and the least, median and most fa2 / fa3."""
     table = tally(over(plain(mode_rows(frame)), FA2, FA3), "group").rename(columns=WORDS)
-    columns = ["group", "shapes", *WORDS.values(), "least", "median", "most"]
+    columns = ["group", "shapes", *WORDS.values(), "least", "median", "most", "margin, %"]
     return table.reindex(columns=columns, fill_value=0)
 
 
@@ -166,7 +166,7 @@ def releases(frame: pd.DataFrame) -> pd.DataFrame:
         rows = pd.concat(part[part.backend == name] for part in both)
         table = tally(over(rows.assign(backend=rows.release), NOW, PINNED), "group")
         found.append(table.assign(kernel=name))
-    columns = ["kernel", "group", "shapes", *WORDS, "least", "median", "most"]
+    columns = ["kernel", "group", "shapes", *WORDS, "least", "median", "most", "margin, %"]
     table = pd.concat(found, ignore_index=True).reindex(columns=columns).fillna(0)
     return table.astype(dict.fromkeys(WORDS, int))
 

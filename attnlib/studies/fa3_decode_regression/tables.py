@@ -113,13 +113,20 @@ def clocks(frame: pd.DataFrame, release: str) -> pd.DataFrame:
 
 
 def launch_modes(frame: pd.DataFrame, release: str) -> pd.DataFrame:
-    """fa2 and fa3 captured in a graph and launched eagerly, and the host time of their plan()."""
+    """fa2 and fa3 captured in a graph and launched eagerly, and the host time of their plan();
+    `rounds` are the least and the most of the eager ones."""
     parts = {"": ("graph", "run_us"), " eager": ("eager", "run_us"), " plan": ("graph", "plan_us")}
     shown = cases_of(decode_rows(frame, release=release))[["case", *SHAPE]]
     for suffix, (timer, value) in parts.items():
         rows = decode_rows(frame, release=release, timer=timer)
         wide = times(rows, value).set_index("case").reindex(columns=[FA2, FA3]).round(1)
         shown = shown.join(wide.rename(columns=LABELS).add_suffix(suffix), on="case")
+        if timer == "eager":
+            ends = rows.groupby(["case", "backend"], sort=False).run_us.agg(["min", "max"])
+            ends = ends.round().astype(int).astype(str)
+            told = (ends["min"] + " to " + ends["max"]).unstack()
+            told = told.reindex(columns=[FA2, FA3]).rename(columns=LABELS)
+            shown = shown.join(told.add_suffix(" eager, rounds"), on="case")
     return shown[[*SHAPE, *sorted(shown.columns.drop(["case", *SHAPE]))]]
 
 
