@@ -72,6 +72,15 @@ def on_both(
     return Grid(cases, FLASHINFER, (RELEASE,), **options), Grid(cases, others, **options)
 
 
+def cold_grids(
+    cases: tuple[DecodeCase, ...], others: tuple[str, ...] = ONCE, *, rounds: int, live: int = 30
+) -> tuple[Grid, ...]:
+    """`cases` cold, every tenth of them twice (A/A), and each `live`-th for a notebook."""
+    twice = Grid(cases[::10], (), (RELEASE,), timers=COLD, rounds=rounds, again=FLASHINFER[:1])
+    few = on_both(cases[::live], others, timers=COLD, headline=True)
+    return (*on_both(cases, others, timers=COLD, rounds=rounds), twice, *few)
+
+
 STUDY = Study(
     name="layer_policy",
     question="Which backend decodes fastest in any layer, with caches as cold as an engine's?",

@@ -5,8 +5,8 @@ They judged a policy once, under the name of `unseen_layers`, and are seen since
 """
 
 from ...core.spec import AttnSpec
-from ...run.study import Grid, Study
-from ..layer_policy.study import COLD, FLASHINFER, FP8, RELEASE, drawn_cases, on_both
+from ...run.study import Study
+from ..layer_policy.study import FP8, OTHERS, cold_grids, drawn_cases
 
 LAYERS = tuple(
     AttnSpec(*sizes)
@@ -26,11 +26,7 @@ ROUNDS = 2
 STUDY = Study(
     name="more_layers",
     question="Which backend decodes fastest in more layers, cold?",
-    grids=(
-        *on_both(CASES, timers=COLD, rounds=ROUNDS),
-        Grid(CASES[::10], (), (RELEASE,), timers=COLD, rounds=ROUNDS, again=FLASHINFER[:1]),
-        *on_both(CASES[::30], timers=COLD, headline=True),
-    ),
+    grids=cold_grids(CASES, OTHERS, rounds=ROUNDS),
     reference_machine="nvidia-h200-54fb76dd",
     ceilings=("copy", "read", "launch"),
 )

@@ -6,8 +6,8 @@ a policy of the other layers lost, it lost where it had the rates of another one
 """
 
 from ...core.spec import AttnSpec
-from ...run.study import Grid, Study
-from ..layer_policy.study import COLD, FLASHINFER, FP8, ONCE, RELEASE, drawn_cases, on_both
+from ...run.study import Study
+from ..layer_policy.study import FP8, cold_grids, drawn_cases
 
 LAYERS = tuple(
     AttnSpec(*sizes)
@@ -24,11 +24,7 @@ ROUNDS = 2
 STUDY = Study(
     name="other_kernels",
     question="Which backend decodes fastest in layers with kernels of their own, cold?",
-    grids=(
-        *on_both(CASES, ONCE, timers=COLD, rounds=ROUNDS),
-        Grid(CASES[::10], (), (RELEASE,), timers=COLD, rounds=ROUNDS, again=FLASHINFER[:1]),
-        *on_both(CASES[::60], ONCE, timers=COLD, headline=True),
-    ),
+    grids=cold_grids(CASES, rounds=ROUNDS, live=60),
     reference_machine="nvidia-h200-02d4e030",
     ceilings=("copy", "read", "launch"),
 )

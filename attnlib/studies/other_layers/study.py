@@ -7,8 +7,8 @@ with their batches, before any of their times was seen.
 import random
 
 from ...core.spec import AttnSpec
-from ...run.study import Grid, Study
-from ..layer_policy.study import COLD, FLASHINFER, FP8, ONCE, RELEASE, drawn_cases, on_both
+from ...run.study import Study
+from ..layer_policy.study import FP8, cold_grids, drawn_cases
 from ..layer_policy.study import LAYERS as TAUGHT
 from ..more_layers.study import LAYERS as TAUGHT_TOO
 
@@ -54,11 +54,7 @@ ROUNDS = 3
 STUDY = Study(
     name="other_layers",
     question="Which backend decodes fastest in yet other layers, cold?",
-    grids=(
-        *on_both(CASES, ONCE, timers=COLD, rounds=ROUNDS),
-        Grid(CASES[::10], (), (RELEASE,), timers=COLD, rounds=ROUNDS, again=FLASHINFER[:1]),
-        *on_both(CASES[::30], ONCE, timers=COLD, headline=True),
-    ),
+    grids=cold_grids(CASES, rounds=ROUNDS),
     reference_machine="nvidia-h200-dc0c050a",
     ceilings=("copy", "read", "launch"),
 )
