@@ -5,11 +5,14 @@ and a ratio of two backends is taken round by round: exp(mean(log(a_r / b_r))), 
 Student's t over the log ratios. DESIGN.md says why no bootstrap.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import TypeVar
 
 import numpy as np
+
+Told = TypeVar("Told")
 
 CONFIDENCE = 0.95
 ERROR, LOOKS = 0.05, (4, 8, 16, 24)
@@ -32,7 +35,8 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Gap:
-    """A mean difference of paired rounds with its 95 % interval, in the unit of what was paired."""
+    """A mean difference of paired rounds with its interval, in the unit of what was paired, of 95 %
+    unless asked for more."""
 
     mean: float
     low: float
@@ -95,14 +99,34 @@ def judge_table(
     decided. `looks` is how often verdicts are asked for while rounds are added (Bonferroni). That
     the rate holds, direction and `same` included, is simulated in tests/measure/test_stats.py.
     """
-    found: dict[int, Verdict] = {}
-    left, before = list(range(len(pairs))), len(pairs) + 1
+    return _by_holm(
+        lambda row, sure: judge(*pairs[row], noise=noise, not_slower=not_slower, confidence=sure),
+        lambda verdict: verdict.word == "ambiguous",
+        len(pairs),
+        looks,
+    )
+
+
+def gap_table(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> list[Gap]:
+    """`paired_gap` of all rows of a table, by Holm's steps too: that any interval which excludes 0
+    does so on the wrong side happens at most `ERROR` of the time."""
+    return _by_holm(
+        lambda row, sure: paired_gap(*pairs[row], confidence=sure),
+        lambda gap: not (gap.low > 0 or gap.high < 0),
+        len(pairs),
+    )
+
+
+def _by_holm(
+    ask: Callable[[int, float], Told], is_open: Callable[[Told], bool], count: int, looks: int = 1
+) -> list[Told]:
+    """What `ask` says of each row at the confidence that Holm's steps leave it."""
+    found, left, before = dict[int, Told](), list(range(count)), count + 1
     while left and len(left) < before:
         before, sure = len(left), 1 - ERROR / (looks * len(left))
-        for row in left:
-            found[row] = judge(*pairs[row], noise=noise, not_slower=not_slower, confidence=sure)
-        left = [row for row in left if found[row].word == "ambiguous"]
-    return [found[row] for row in range(len(pairs))]
+        found |= {row: ask(row, sure) for row in left}
+        left = [row for row in left if is_open(found[row])]
+    return [found[row] for row in range(count)]
 
 
 def aa_noise(ratios: Sequence[float]) -> float:
@@ -131,14 +155,16 @@ def paired_ratio(
     return Ratio(ratio, ratio / reach, ratio * reach, len(logs))
 
 
-def paired_gap(minuends: Sequence[float], subtrahends: Sequence[float]) -> Gap:
+def paired_gap(
+    minuends: Sequence[float], subtrahends: Sequence[float], *, confidence: float = CONFIDENCE
+) -> Gap:
     """Difference of round medians, paired by position: Student's t over the rounds' differences.
 
     ValueError if the lengths differ or are 0; with one pair low and high are NaN.
     """
     left, right = _paired("minuends and subtrahends", minuends, subtrahends)
     gaps = left - right
-    mean, reach = float(gaps.mean()), _reach(gaps)
+    mean, reach = float(gaps.mean()), _reach(gaps, confidence)
     return Gap(mean, mean - reach, mean + reach, len(gaps))
 
 

@@ -20,7 +20,7 @@ from ..core.backends.table import TABLE
 from ..kinds.cases import Case
 from ..kinds.cost import Ceilings
 from ..kinds.item import Item
-from ..measure.stats import LOOKS, Verdict, judge, judge_table, paired_gap
+from ..measure.stats import LOOKS, Verdict, gap_table, judge, judge_table
 from .store import COMPARABLE, require_comparable
 
 if TYPE_CHECKING:
@@ -165,11 +165,12 @@ def judged(
 def gaps(rows: pd.DataFrame, base: str, new: str) -> pd.DataFrame:
     """What `new` saves of the time of `base`, a row per case that both have, paired by round.
 
-    Columns: the case's, `base` and `new` (medians, us), saved, low, high (us), rounds.
+    Columns: the case's, `base` and `new` (medians, us), saved, low, high (us), rounds. Intervals
+    are as wide as the table needs (`gap_table`).
     """
-    found = []
-    for case, before, after in paired_times(rows, base, new):
-        gap = paired_gap(before, after)
+    found, pairs = [], list(paired_times(rows, base, new))
+    judged_gaps = gap_table([(before, after) for _, before, after in pairs])
+    for (case, before, after), gap in zip(pairs, judged_gaps, strict=True):
         told = (np.median(before), np.median(after), gap.mean, gap.low, gap.high)
         found.append((case, *map(float, told), gap.pairs))
     names = ["case", base, new, "saved", "low", "high", "rounds"]

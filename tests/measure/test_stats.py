@@ -1,6 +1,7 @@
 """Ratios of paired rounds: right where the answer is known, honest where there is too little."""
 
 import math
+from collections import Counter
 from dataclasses import astuple
 
 import numpy as np
@@ -11,6 +12,7 @@ from attnlib.measure.stats import (
     ERROR,
     LOOKS,
     aa_noise,
+    gap_table,
     judge,
     judge_table,
     paired_gap,
@@ -223,3 +225,16 @@ def test_a_table_asks_more_of_a_row_than_the_row_alone_and_less_once_others_are_
     assert (alone.word, among.word, open_ones.word) == ("slower", "slower", "ambiguous")
     assert alone.ratio == among.ratio, "sure rows are out of its way"
     assert judge_table([], noise=0.0) == []
+
+
+def test_gaps_of_a_table_lie_beside_zero_wrongly_no_oftener_than_once_in_twenty_tables():
+    rng, tables, truth = np.random.default_rng(6), 400, np.repeat([0.0, 5.0], [8, 2])
+    wrong = Counter()
+    for _ in range(tables):
+        pairs = [(gap + rng.normal(0, 1, 4), rng.normal(0, 1, 4)) for gap in truth]
+        for name, gaps in (("table", gap_table(pairs)), ("row", [paired_gap(*p) for p in pairs])):
+            sides = [gap.low > 0 for gap in gaps], [gap.high < 0 for gap in gaps]
+            wrong[name] += any(sides[0][:8]) or any(sides[1])
+    assert wrong["table"] / tables <= ERROR + 2 * math.sqrt(ERROR / tables)
+    assert wrong["row"] / tables > 0.2, "rows alone are wrong oftener"
+    assert gap_table([]) == []

@@ -105,7 +105,7 @@ def test_the_core_table_says_where_the_rest_went(promised):
     table = tables.core_table(frame(*rows), promised)
     metadata, kernel = table.to_dict("records")
     assert (kernel["traced"], kernel["saved"], kernel["rest"]) == (10_000.0, 12_300.0, 2300.0)
-    assert kernel["95 %"] == "12300 to 12300" and kernel["predicted"] > 9000
+    assert kernel["interval"] == "12300 to 12300" and kernel["predicted"] > 9000
     assert metadata["traced"] != metadata["traced"]
     assert metadata["rest"] == pytest.approx(200 - metadata["predicted"], abs=0.1)
     more = tables.core_table(both(METADATA[:2], NOW, EAGER, [200.0, -20.0]), promised)

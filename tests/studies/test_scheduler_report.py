@@ -68,7 +68,7 @@ def test_tables_and_figures_stand_with_the_headline_rows_alone():
     assert scheduler.accounts_summary(frame).saved.notna().all()
     assert scheduler.savings_chart(frame).axes and scheduler.share_chart(frame).axes
     table = scheduler.savings_table(frame[frame["round"] == 0])
-    assert set(table["95 %"]) == {"one round"}
+    assert set(table["interval"]) == {"one round"}
 
 
 def test_tiles_cover_every_block_once_and_an_sm_does_one_at_a_time():

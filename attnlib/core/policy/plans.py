@@ -4,7 +4,7 @@
 |---|---|---|---|
 | flashinfer-fa2 | a chunk of a request, for a KV head and its group | 2 | PrefillSplitQOKVIndptr |
 | flashinfer-fa2-planned | the same | 2 | `core.fa2.choice` |
-| flashinfer-cuda-cores | the same | 6 to 12 | BatchDecodeWithPagedKVCacheWorkEstimation |
+| flashinfer-cuda-cores | the same | `CUDA_CORE_CTAS` | BatchDecodeWithPagedKVCacheWorkEstimation |
 | flashinfer-fa3 | whole requests of single query heads, as planned | 1 | PrefillSM90Plan |
 | fa3, fa3-precomputed | a range of KV blocks of a request's head | 1 | `metadata.splits` |
 

@@ -12,7 +12,7 @@ import pandas as pd
 
 from ...kinds.engine.case import IN_TURNS, EngineCase
 from ...kinds.engine.model import CONFIGS
-from ...measure.stats import Gap, paired_gap
+from ...measure.stats import Gap, gap_table
 from ...run import store
 from ...run.frame import FA2 as FA2_CALL
 from ...run.frame import FA3 as FA3_CALL
@@ -98,14 +98,17 @@ def promised() -> pd.DataFrame:
 def measured(frame: pd.DataFrame) -> pd.DataFrame:
     """What each comparison on record saves: a row with `MEASURED`, steps in us, gain in %.
 
-    `verdict` is `faster` or `slower` where the interval excludes 0, else `ambiguous`.
+    `verdict` is `faster` or `slower` where the interval excludes 0, else `ambiguous`; all rows are
+    one table (`gap_table`).
     """
     found, by_case = [], dict(iter(good_rows(frame, "host").groupby("case", sort=False)))
-    for arm, over, case in COMPARED:
-        pairs = list(_rounds(by_case[case], arm, over, case)) if case in by_case else []
-        if not pairs:
-            continue
-        gap = paired_gap([saved for _, saved in pairs], [0.0] * len(pairs))
+    rounds = {
+        (arm, over, case): pairs
+        for arm, over, case in COMPARED
+        if case in by_case and (pairs := list(_rounds(by_case[case], arm, over, case)))
+    }
+    saved = [([us for _, us in pairs], [0.0] * len(pairs)) for pairs in rounds.values()]
+    for ((arm, over, case), pairs), gap in zip(rounds.items(), gap_table(saved), strict=True):
         step = float(np.median([step for step, _ in pairs]))
         bounds = (gap.mean, gap.low, gap.high, gap.pairs)
         found.append((arm, over, case, step, *bounds, 100 * gap.mean / step, _word(gap)))
@@ -124,7 +127,7 @@ def core_table(frame: pd.DataFrame, promised: pd.DataFrame) -> pd.DataFrame:
     rest = table.saved - table.traced.fillna(table.predicted)
     shown = _sizes(table)[["predicted", "saved", "traced", "step"]].round(1)
     shown = pd.concat([table[PAIR], _sizes(table)[SIZES], shown], axis=1)
-    shown.insert(len(shown.columns) - 2, "95 %", intervals(table, decimals=0))
+    shown.insert(len(shown.columns) - 2, "interval", intervals(table, decimals=0))
     more = {"gain, %": table.gain.round(2), "verdict": table.verdict}
     return shown.assign(rest=rest.round(1), **more, by=table.by)
 

@@ -2,7 +2,6 @@
 
 import pandas as pd
 
-from ...measure.stats import MIN_EFFECT
 from ...run.frame import AUTO, FA2
 from ..evidence import Finding, judge_cases, vote
 from ..fa3_decode_regression.study import HEADLINE, REGRESSED
@@ -29,7 +28,7 @@ def pin_is_consistent(frame: pd.DataFrame) -> Finding:
     reason = (
         f"Against the pin auto is {improved.counts}. By the library's plan the pinned kernels are "
         f"{planned.counts} against a plan that is made for the lengths, by more than "
-        f"{MIN_EFFECT:.0%} where they differ."
+        f"{max(verdict.margin for verdict in planned.verdicts):.1%} where they differ."
     )
     found = planned.finding(word, reason)
     return Finding(**{**vars(found), "records": both.records})

@@ -135,16 +135,17 @@ def gains(rows: pd.DataFrame, rival: str = FA2) -> pd.DataFrame:
 
 
 def gain_table(found: pd.DataFrame, by: str = "batch") -> pd.DataFrame:
-    """`gains` by a column, and over all of them: cases, mean, least, most, and the verdicts."""
+    """`gains` by a column, and over all of them: cases, mean, least, most, verdicts, margin."""
     parts = [*found.groupby(by, sort=by == "batch", observed=True), (EVERY, found)]
     rows = [
         {by: name, "cases": len(part), "mean": mean(part.gain)}
         | {"least": part.gain.min(), "most": part.gain.max()}
         | {word: int((part.verdict == word).sum()) for word in VERDICTS}
+        | {"margin, %": 100 * part.margin.max()}
         for name, part in parts
         if len(part)
     ]
-    return pd.DataFrame(rows).round({"mean": 3, "least": 2, "most": 2})
+    return pd.DataFrame(rows).round({"mean": 3, "least": 2, "most": 2, "margin, %": 1})
 
 
 def kinds_table(found: pd.DataFrame) -> pd.DataFrame:

@@ -20,7 +20,7 @@ LOOKS = style.looks(LABELS[name] for name in POOLS["with FlashAttention-3"])
 CELLS = 20
 """Choices along each side of a map."""
 EVEN = 2.2
-"""Longest over mean up to which a case is drawn: fixed and ragged lengths, not skewed ones."""
+"""Longest over mean up to which a case is drawn: fixed and ragged lengths, few skewed ones."""
 LOST = 0.001
 """Regret below which a case is drawn as none, so that a log axis can show it."""
 SHARES = {LOST: "up to 0.1 %", 0.01: "1 %", 0.1: "10 %", 1: "100 %", 10: "1000 %"}
@@ -31,8 +31,8 @@ def policy_map(
 ) -> charts.Figure:
     """Which backend of `pool` the policy chooses for requests of equal length, a panel per spec.
 
-    Dots are measured cases of fixed and of ragged lengths, at their mean, with the backend that was
-    the fastest there. `frame` taught the policy. Raises ValueError if `specs` is empty.
+    Dots are measured cases of about equal lengths (`EVEN`), at their mean, with the backend that
+    was the fastest there. `frame` taught the policy. Raises ValueError if `specs` is empty.
     """
     from matplotlib.lines import Line2D
 

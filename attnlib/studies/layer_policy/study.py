@@ -1,8 +1,8 @@
 """Which backend decodes fastest in any layer, as an engine finds the caches: cold.
 
 Between two layers of a model its weights pass through the L2, so what a policy learns from is timed
-by `graph-cold`; every sixth case is timed warm too. A layer's rates are shared by all layers of its
-group size, head_dim, page size and dtypes: each of these has a few values here.
+by `graph-cold`; every sixth case is timed warm too. Rates are shared by all layers that run a
+kernel: of a head_dim and dtypes, on CUDA cores of a group size too.
 """
 
 import random

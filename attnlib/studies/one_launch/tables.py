@@ -12,7 +12,7 @@ def savings(frame: pd.DataFrame, pair: tuple[str, str] = ALONE) -> pd.DataFrame:
     table = gaps(decode_rows(frame), *pair)
     shown = table[["page_size", "batch_size", "kv_len", *pair, "saved"]].round(digits)
     shown = shown.rename(columns=dict(zip(pair, ("two launches", "one launch"), strict=True)))
-    return shown.assign(**{"95 %": intervals(table, digits)})
+    return shown.assign(interval=intervals(table, digits), rounds=table.rounds)
 
 
 def findings(frame: pd.DataFrame) -> str:

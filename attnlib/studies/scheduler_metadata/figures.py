@@ -21,7 +21,7 @@ LENGTH, SHARE = "kv_len, tokens", "saved / ((layers - 1) x prepare)"
 def savings_chart(frame: pd.DataFrame, layers: int = 64) -> charts.Figure:
     """Microseconds saved in a step over kv_len: a panel per page size, a dot per batch size.
 
-    Bars are 95 % intervals over rounds; those of very long steps leave the picture.
+    Bars are intervals over rounds (`gaps`); those of very long steps leave the picture.
     """
     table, drawn = savings(frame), decode_rows(frame)
     table = table[table.layers == layers]

@@ -67,7 +67,7 @@ def savings_table(frame: pd.DataFrame, layers: int = 64, *, timer: str = "graph"
     table = savings(frame, timer=timer)
     table = table[table.layers == layers].reset_index(drop=True)
     shown = table[[*STEP[1:], "each", "once", "saved"]].round(0)
-    shown["95 %"] = intervals(table, decimals=0)
+    shown["interval"], shown["rounds"] = intervals(table, decimals=0), table.rounds
     shown["saved, %"] = table.gain.round(1)
     return shown if timer == "eager" else shown.assign(share=table.share.round(2))
 
