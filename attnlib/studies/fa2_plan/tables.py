@@ -202,7 +202,7 @@ def layer_table(frame: pd.DataFrame) -> pd.DataFrame:
 def many_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Mean gain by queries per request, over the library's plan for a graph and for eager.
 
-    A column per batch and one for all, and the least and the number of all.
+    A column per batch and one for all; of all the least, the number and the verdicts.
     """
     rows = []
     for timer, word in (("graph", "graph"), ("profiler", "eager")):
@@ -210,6 +210,7 @@ def many_table(frame: pd.DataFrame) -> pd.DataFrame:
         for q_len, part in (*found.groupby("q_len"), (EVERY, found)):
             means = part.groupby("batch", observed=True).gain.agg(mean)
             told = {EVERY: mean(part.gain), "least": part.gain.min(), "cases": len(part)}
+            told |= {word: int((part.verdict == word).sum()) for word in VERDICTS}
             rows.append({"planned for": word, "q_len": q_len} | means.to_dict() | told)
     return pd.DataFrame(rows).round(2)
 
