@@ -12,8 +12,6 @@ from typing import TypeVar
 
 import numpy as np
 
-Told = TypeVar("Told")
-
 CONFIDENCE = 0.95
 ERROR, LOOKS = 0.05, (4, 8, 16, 24)
 """The chance that any verdict of a table is wrong, and the rounds after which verdicts are asked
@@ -43,6 +41,13 @@ class Gap:
     high: float
     pairs: int
 
+    @property
+    def word(self) -> str:
+        """`faster` (saved) or `slower` where the interval excludes 0, else `ambiguous`."""
+        if self.low > 0:
+            return "faster"
+        return "slower" if self.high < 0 else "ambiguous"
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -55,6 +60,9 @@ class Verdict:
     word: str
     ratio: Ratio
     margin: float
+
+
+Told = TypeVar("Told", Gap, Verdict)
 
 
 def judge(
@@ -101,7 +109,6 @@ def judge_table(
     """
     return _by_holm(
         lambda row, sure: judge(*pairs[row], noise=noise, not_slower=not_slower, confidence=sure),
-        lambda verdict: verdict.word == "ambiguous",
         len(pairs),
         looks,
     )
@@ -110,22 +117,16 @@ def judge_table(
 def gap_table(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> list[Gap]:
     """`paired_gap` of all rows of a table, by Holm's steps too: that any interval which excludes 0
     does so on the wrong side happens at most `ERROR` of the time."""
-    return _by_holm(
-        lambda row, sure: paired_gap(*pairs[row], confidence=sure),
-        lambda gap: not (gap.low > 0 or gap.high < 0),
-        len(pairs),
-    )
+    return _by_holm(lambda row, sure: paired_gap(*pairs[row], confidence=sure), len(pairs))
 
 
-def _by_holm(
-    ask: Callable[[int, float], Told], is_open: Callable[[Told], bool], count: int, looks: int = 1
-) -> list[Told]:
+def _by_holm(ask: Callable[[int, float], Told], count: int, looks: int = 1) -> list[Told]:
     """What `ask` says of each row at the confidence that Holm's steps leave it."""
     found, left, before = dict[int, Told](), list(range(count)), count + 1
     while left and len(left) < before:
         before, sure = len(left), 1 - ERROR / (looks * len(left))
         found |= {row: ask(row, sure) for row in left}
-        left = [row for row in left if is_open(found[row])]
+        left = [row for row in left if found[row].word == "ambiguous"]
     return [found[row] for row in range(count)]
 
 

@@ -165,22 +165,23 @@ def judged(
 def gaps(rows: pd.DataFrame, base: str, new: str) -> pd.DataFrame:
     """What `new` saves of the time of `base`, a row per case that both have, paired by round.
 
-    Columns: the case's, `base` and `new` (medians, us), saved, low, high (us), rounds. Intervals
-    are as wide as the table needs (`gap_table`).
+    Columns: the case's, `base` and `new` (medians, us), saved, low, high (us), rounds,
+    verdict (`Gap.word`). Intervals are as wide as the table needs (`gap_table`).
     """
     found, pairs = [], list(paired_times(rows, base, new))
     judged_gaps = gap_table([(before, after) for _, before, after in pairs])
     for (case, before, after), gap in zip(pairs, judged_gaps, strict=True):
         told = (np.median(before), np.median(after), gap.mean, gap.low, gap.high)
-        found.append((case, *map(float, told), gap.pairs))
-    names = ["case", base, new, "saved", "low", "high", "rounds"]
+        found.append((case, *map(float, told), gap.pairs, gap.word))
+    names = ["case", base, new, "saved", "low", "high", "rounds", "verdict"]
     return cases_of(rows).merge(pd.DataFrame(found, columns=names), on="case")
 
 
 def told_gaps(table: pd.DataFrame) -> str:
     """`gaps` in words: how many cases, how many of them for sure, and how much is saved."""
     low, middle, high = table.saved.quantile([0, 0.5, 1])
-    sure = f"{sum(table.low > 0)} faster, {sum(table.high < 0)} slower beyond doubt"
+    words = table.verdict.tolist()
+    sure = f"{words.count('faster')} faster, {words.count('slower')} slower beyond doubt"
     return f"{len(table)} shapes, {sure}; saved {low:.1f} to {high:.1f} us, median {middle:.1f}"
 
 

@@ -109,7 +109,7 @@ def test_several_queries_are_compared_under_either_plan_of_the_library(frame):
     table = plans.many_table(frame).set_index(["planned for", "q_len"])
     for word, gain in (("graph", 4), ("eager", 2)):
         own = table.loc[word]
-        assert (own.drop(columns=["cases", *plans.VERDICTS]) == gain).all(axis=None)
+        assert (own.drop(columns=["cases", *plans.VERDICTS, "margin, %"]) == gain).all(axis=None)
         assert own.cases.to_dict() == {2: 2, 8: 2, EVERY: 4}
         assert (own[[*plans.VERDICTS]].sum(axis=1) == own.cases).all()
 

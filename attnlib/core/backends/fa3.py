@@ -71,9 +71,9 @@ class Fa3(_FlashAttention[DecodeBatch]):
             if metadata is not None:
                 metadata.renew(own.seq_lens, seq_lens_cpu=batch.seq_lens_cpu)
             return Plan(batch, self.reported(), out.state)
-        own = replace(batch, seq_lens=batch.seq_lens.clone(), page_table=batch.page_table.clone())
-        if own.sinks is not None:
-            own = replace(own, sinks=own.sinks.clone())
+        lens, table = batch.seq_lens.clone(), batch.page_table.clone()
+        sinks = None if batch.sinks is None else batch.sinks.clone()
+        own = replace(batch, seq_lens=lens, page_table=table, sinks=sinks)
         metadata = None
         if self.precomputes:
             facts = facts_of(own, num_splits=self.most_splits)

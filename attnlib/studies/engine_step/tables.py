@@ -12,7 +12,7 @@ import pandas as pd
 
 from ...kinds.engine.case import IN_TURNS, EngineCase
 from ...kinds.engine.model import CONFIGS
-from ...measure.stats import Gap, gap_table
+from ...measure.stats import gap_table
 from ...run import store
 from ...run.frame import FA2 as FA2_CALL
 from ...run.frame import FA3 as FA3_CALL
@@ -111,7 +111,7 @@ def measured(frame: pd.DataFrame) -> pd.DataFrame:
     for ((arm, over, case), pairs), gap in zip(rounds.items(), gap_table(saved), strict=True):
         step = float(np.median([step for step, _ in pairs]))
         bounds = (gap.mean, gap.low, gap.high, gap.pairs)
-        found.append((arm, over, case, step, *bounds, 100 * gap.mean / step, _word(gap)))
+        found.append((arm, over, case, step, *bounds, 100 * gap.mean / step, gap.word))
     return pd.DataFrame(found, columns=MEASURED)
 
 
@@ -211,12 +211,6 @@ def _range(values: pd.Series) -> str:
         f"{value:.{0 if values.abs().max() >= 10 else 2}f}" for value in values.agg(["min", "max"])
     )
     return " to ".join(dict.fromkeys(ends))
-
-
-def _word(gap: Gap) -> str:
-    if gap.low > 0:
-        return "faster"
-    return "slower" if gap.high < 0 else "ambiguous"
 
 
 def _sizes(table: pd.DataFrame) -> pd.DataFrame:

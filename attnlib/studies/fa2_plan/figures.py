@@ -101,8 +101,8 @@ def _say_idle(axis: charts.Axes, work: pd.DataFrame, slots: int) -> None:
 
 
 def gain_chart(frame: pd.DataFrame) -> charts.Figure:
-    """Gain over FlashInfer's plan, a dot per case, a row per batch, a line per mean; intervals of
-    two rounds leave the picture."""
+    """Gain over FlashInfer's plan, a dot per case, a row per batch, a line per mean; the
+    widest intervals leave the picture."""
     drawn = decode_rows(frame)
     drawn = drawn[drawn.backend.isin((FA2, OURS))]
     found = gains(drawn)

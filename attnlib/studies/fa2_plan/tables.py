@@ -140,12 +140,11 @@ def gain_table(found: pd.DataFrame, by: str = "batch") -> pd.DataFrame:
     rows = [
         {by: name, "cases": len(part), "mean": mean(part.gain)}
         | {"least": part.gain.min(), "most": part.gain.max()}
-        | {word: int((part.verdict == word).sum()) for word in VERDICTS}
-        | {"margin, %": 100 * part.margin.max()}
+        | _verdicts(part)
         for name, part in parts
         if len(part)
     ]
-    return pd.DataFrame(rows).round({"mean": 3, "least": 2, "most": 2, "margin, %": 1})
+    return pd.DataFrame(rows).round({"mean": 3, "least": 2, "most": 2})
 
 
 def kinds_table(found: pd.DataFrame) -> pd.DataFrame:
@@ -202,7 +201,7 @@ def layer_table(frame: pd.DataFrame) -> pd.DataFrame:
 def many_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Mean gain by queries per request, over the library's plan for a graph and for eager.
 
-    A column per batch and one for all; of all the least, the number and the verdicts.
+    A column per batch and one for all; of all the least, the number, verdicts, margin.
     """
     rows = []
     for timer, word in (("graph", "graph"), ("profiler", "eager")):
@@ -210,7 +209,7 @@ def many_table(frame: pd.DataFrame) -> pd.DataFrame:
         for q_len, part in (*found.groupby("q_len"), (EVERY, found)):
             means = part.groupby("batch", observed=True).gain.agg(mean)
             told = {EVERY: mean(part.gain), "least": part.gain.min(), "cases": len(part)}
-            told |= {word: int((part.verdict == word).sum()) for word in VERDICTS}
+            told |= _verdicts(part)
             rows.append({"planned for": word, "q_len": q_len} | means.to_dict() | told)
     return pd.DataFrame(rows).round(2)
 
@@ -280,6 +279,12 @@ def batch_of(case: DecodeCase) -> str:
 def mean(values: pd.Series) -> float:
     """The geometric mean."""
     return float(np.exp(np.log(values).mean()))
+
+
+def _verdicts(part: pd.DataFrame) -> dict[str, float]:
+    """How many of `gains` have each verdict, and the widest margin of one."""
+    counts = {word: int((part.verdict == word).sum()) for word in VERDICTS}
+    return counts | {"margin, %": round(100 * part.margin.max(), 1)}
 
 
 def _of_layer(rows: pd.DataFrame, layer: dict[str, object]) -> pd.DataFrame:

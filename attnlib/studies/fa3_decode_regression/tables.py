@@ -121,12 +121,11 @@ def launch_modes(frame: pd.DataFrame, release: str) -> pd.DataFrame:
         rows = decode_rows(frame, release=release, timer=timer)
         wide = times(rows, value).set_index("case").reindex(columns=[FA2, FA3]).round(1)
         shown = shown.join(wide.rename(columns=LABELS).add_suffix(suffix), on="case")
-        if timer == "eager":
-            ends = rows.groupby(["case", "backend"], sort=False).run_us.agg(["min", "max"])
-            ends = ends.round().astype(int).astype(str)
-            told = (ends["min"] + " to " + ends["max"]).unstack()
-            told = told.reindex(columns=[FA2, FA3]).rename(columns=LABELS)
-            shown = shown.join(told.add_suffix(" eager, rounds"), on="case")
+    eager = decode_rows(frame, release=release, timer="eager")
+    ends = eager.groupby(["case", "backend"], sort=False).run_us.agg(["min", "max"])
+    ends = ends.round().astype(int).astype(str)
+    told = (ends["min"] + " to " + ends["max"]).unstack().reindex(columns=[FA2, FA3])
+    shown = shown.join(told.rename(columns=LABELS).add_suffix(" eager, rounds"), on="case")
     return shown[[*SHAPE, *sorted(shown.columns.drop(["case", *SHAPE]))]]
 
 

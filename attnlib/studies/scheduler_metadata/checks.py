@@ -34,7 +34,7 @@ def microseconds_saved(frame: pd.DataFrame, figure: float) -> Finding:
     most = savings(rows).saved.max()
     rows = rows[(rows.batch_size == 1) & (rows.kv_len <= CONTEXT)]
     saved, outside = savings(rows).saved, savings(eager, timer="eager")
-    sure = int(((outside.low > 0) | (outside.high < 0)).sum())
+    sure = (outside.verdict != "ambiguous").sum()
     held = near(saved, figure)
     low, middle, high = saved.quantile([0, 0.5, 1])
     reason = (

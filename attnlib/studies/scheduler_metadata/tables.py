@@ -41,7 +41,7 @@ def savings(frame: pd.DataFrame, *, timer: str = "graph") -> pd.DataFrame:
     """
     rows, alone = decode_rows(frame, timer=timer), prepare_us(frame)
     table = gaps(rows, EACH, ONCE).rename(columns={EACH: "each", ONCE: "once"})
-    table = table.sort_values(STEP, ignore_index=True)[[*STEP, *TIMES, "rounds"]]
+    table = table.sort_values(STEP, ignore_index=True)[[*STEP, *TIMES, "rounds", "verdict"]]
     table["prepare"] = table.batch_size.map(alone).astype(float)
     table["share"] = table.saved / ((table.layers - 1) * table.prepare)
     return table.assign(gain=100 * table.saved / table.each)
@@ -76,7 +76,7 @@ def summary(frame: pd.DataFrame) -> pd.DataFrame:
     """By layers and whether FA3 may split: shapes, how many got faster for sure, saving, share."""
     table = savings(frame)
     table = table.assign(zeroing=np.where(table.kv_len <= one_split_up_to(frame), "yes", "no"))
-    grouped = table.assign(sure=table.low > 0).groupby(["layers", "zeroing"])
+    grouped = table.assign(sure=table.verdict == "faster").groupby(["layers", "zeroing"])
     found = {"shapes": grouped.size(), "faster": grouped.sure.sum()}
     for name, digits in {"saved": 0, "share": 2}.items():
         for word, value in (("least", "min"), ("median", "median"), ("most", "max")):
