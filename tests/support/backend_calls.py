@@ -80,7 +80,7 @@ PLANNED_DECODE = [
 ]
 """Plans of our own for every kind of layer that they take."""
 CAPPED = ("fa3-precomputed-32", "fa3-precomputed-1")
-FAKED = ("sdpa", "fa3", "fa3-precomputed", *CAPPED, "flashinfer-fa2-planned")
+FAKED = ("sdpa", "fa3", "fa3-precomputed", *CAPPED, "flashinfer-fa2-planned", "flashinfer-cudnn")
 WINDOWS = [
     DecodeCase(replace(spec_of(4, page), window=window), 7, 1500, "ragged")
     for page, window in ((16, 100), (64, 1), (1, 700), (16, 1500))

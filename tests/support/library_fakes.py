@@ -171,10 +171,24 @@ class FakeDecode(FakePaged):
         assert use_tensor_cores
         super().__init__(workspace, **{n.replace("_buffer", "_buf"): v for n, v in given.items()})
 
-    def plan(self, *arguments, fixed_split_size=None, disable_split_kv=False, **given):
-        self.splits = (fixed_split_size, disable_split_kv)
+    def plan(
+        self,
+        *arguments,
+        fixed_split_size=None,
+        disable_split_kv=False,
+        block_tables=None,
+        **given,
+    ):
+        self.splits, self.table = (fixed_split_size, disable_split_kv), block_tables
+        assert (block_tables is None) == (self._backend != "cudnn")
         rows = torch.arange(len(arguments[0]), dtype=torch.int32)
         super().plan(rows, *arguments, **given)
+
+    def tokens_of(self, lens, *caches):
+        """cuDNN walks the caller's table."""
+        if self.table is None:
+            return super().tokens_of(lens, *caches)
+        return gather(self.table, lens, caches)
 
 
 class FakeRagged(FakePrefill):

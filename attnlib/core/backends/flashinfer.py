@@ -1,8 +1,8 @@
 """FlashInfer's decode and prefill wrappers, in every mode that an engine can ask for.
 
-fa2 and fa3 are asked for by `backend`, cuda-cores by `use_tensor_cores=False`, which ignores it;
-the CUDA-graph class (graph-auto) takes no backend. Rules of the releases read in their decode.py,
-0.5.3 to 0.7.2.post1; prefill's arguments are those that 0.6.3 to 0.7.2.post1 share.
+fa2, fa3 and cuDNN are asked for by `backend`, cuda-cores by `use_tensor_cores=False`, which ignores
+it; the CUDA-graph class (graph-auto) takes no backend. Rules of the releases read in their
+decode.py, 0.5.3 to 0.7.2.post1; prefill's arguments are those that 0.6.3 to 0.7.2.post1 share.
 
 `plan` copies prefix sums to the host, and packs a custom mask into bits, so it synchronises and
 cannot be captured; `run` can. A paged prefill's `run` zeroes its output first, as the library does
@@ -11,6 +11,7 @@ cuts its tiles for the case that one request has them all.
 """
 
 import importlib
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,13 +19,14 @@ import torch
 from ..batch import DecodeBatch, PagedKV
 from ..extend import ExtendBatch
 from ..spec import CUSTOM_MASKS, AttnSpec
-from .base import Backend, Plan, installed_version
+from .base import Backend, Plan, installed_version, require_same_table
 from .limits import why_not
 from .table import Entry
 
 WORKSPACE_BYTES = 2**30
 """FlashInfer recommends 128 MiB; in a graph those do not hold fa2's partial outputs of 148 requests
 and 64 heads, nor 512 those of 256 requests and 128 heads. Must be zero at first use."""
+CUDNN = "nvidia-cudnn-frontend"
 MASK_BITS = 8
 FIXED_SPLIT = 2048
 """Tokens: SGLang's default of SGLANG_FLASHINFER_DECODE_SPLIT_TILE_SIZE, in pages of one token."""
@@ -35,8 +37,15 @@ class Decode(Backend[DecodeBatch, PagedKV]):
 
     def plan(self, batch: DecodeBatch, out: Plan[DecodeBatch] | None = None) -> Plan[DecodeBatch]:
         """FlashInfer's own plan; with `out`, its wrapper replans in its fixed buffers."""
+        return self._plan(batch, out)
+
+    def _plan(
+        self, batch: DecodeBatch, out: Plan[DecodeBatch] | None, **told: Any
+    ) -> Plan[DecodeBatch]:
+        """`plan`, where the library's is `told` more."""
         spec = batch.spec
-        wrapper, scales = (self._wrapper(batch), self._scales(spec)) if out is None else out.state
+        made = (self._wrapper(batch), self._scales(spec)) if out is None else out.state
+        wrapper, scales, *_ = made
         dtypes = {
             "q_data_type": getattr(torch, spec.dtype),
             "kv_data_type": getattr(torch, spec.kv_dtype),
@@ -45,19 +54,15 @@ class Decode(Backend[DecodeBatch, PagedKV]):
         if spec.out_dtype != spec.dtype:
             dtypes["o_data_type"] = getattr(torch, spec.out_dtype)
         options = {"sm_scale": spec.softmax_scale, "window_left": spec.window - 1}
-        wrapper.plan(*_paged_lengths(batch), **options, **dtypes, **self._splits(spec))
+        wrapper.plan(*_paged_lengths(batch), **options, **dtypes, **told)
         reported = reported_backend(wrapper) if self._tensor_cores else self.entry.asks
-        return Plan(batch, reported, (wrapper, scales))
+        return Plan(batch, reported, made)
 
     def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> torch.Tensor:
         """FlashInfer's own run."""
         cache.require_pages_of(plan.batch.spec)
         wrapper, scales, *_ = plan.state
         return wrapper.run(q, (cache.k_cache, cache.v_cache), *scales)
-
-    def _splits(self, spec: AttnSpec) -> dict[str, Any]:
-        """What the plan is told of KV splits; nothing leaves them to the library."""
-        return {}
 
     @property
     def _tensor_cores(self) -> bool:
@@ -71,7 +76,7 @@ class Decode(Backend[DecodeBatch, PagedKV]):
 
     def _wrapper(self, batch: DecodeBatch) -> Any:
         arguments: dict[str, Any] = {"use_tensor_cores": self._tensor_cores}
-        if self.entry.asks in ("fa2", "fa3"):
+        if self.entry.asks in ("fa2", "fa3", "cudnn"):
             arguments["backend"] = self.entry.asks
         if self.cuda_graph:
             arguments["use_cuda_graph"] = True
@@ -93,10 +98,46 @@ class FixedDecode(Decode):
     445 and 597). The arguments are there since FlashInfer 0.4.0.
     """
 
-    def _splits(self, spec: AttnSpec) -> dict[str, Any]:
-        if self.cuda_graph:
-            return {"disable_split_kv": True}
-        return {"fixed_split_size": max(FIXED_SPLIT // spec.page_size, 1)}  # in pages
+    def plan(self, batch: DecodeBatch, out: Plan[DecodeBatch] | None = None) -> Plan[DecodeBatch]:
+        """As `Decode.plan`."""
+        pages = max(FIXED_SPLIT // batch.spec.page_size, 1)
+        splits = {"disable_split_kv": True} if self.cuda_graph else {"fixed_split_size": pages}
+        return self._plan(batch, out, **splits)
+
+
+class CudnnDecode(Decode):
+    """cuDNN's decode, which walks a page table and needs no plan but lengths.
+
+    Read in FlashInfer 0.7.1 to 0.7.2.post1 (decode.py, cudnn/decode.py). The table is ours and
+    fixed, since the library's own cannot grow in a CUDA graph. Without cuDNN's frontend the library
+    runs kernels that it downloads: refused.
+    """
+
+    def plan(self, batch: DecodeBatch, out: Plan[DecodeBatch] | None = None) -> Plan[DecodeBatch]:
+        """As `Decode.plan`; `out` must have the same page-table shape."""
+        if out is None:
+            table = batch.page_table.clone(memory_format=torch.contiguous_format)
+        else:
+            table = out.state[-1]
+            require_same_table((out.batch.spec, table), (batch.spec, batch.page_table))
+            table.copy_(batch.page_table)
+        plan = self._plan(batch, out, block_tables=table)
+        return replace(plan, state=(*plan.state[:2], table))
+
+    @classmethod
+    def unavailable(cls, entry: Entry) -> str:
+        """As any backend, and without cuDNN's frontend."""
+        if (reason := super().unavailable(entry)) or installed_version(CUDNN):
+            return reason
+        return f"{CUDNN} is not installed: pip install {CUDNN}"
+
+    @classmethod
+    def unsupported(cls, entry: Entry, spec: AttnSpec, mask: str) -> str:
+        """One 16-bit dtype (decode.py), and the head_dims that were tried."""
+        if spec.dtype != spec.kv_dtype or "float8" in spec.dtype:
+            return f"query and cache must have one 16-bit dtype, got {spec.dtypes}"
+        tried = spec.head_dim in (64, 128, 256)
+        return "" if tried else f"head_dim must be 64, 128 or 256, got {spec.head_dim}"
 
 
 class GraphDecode(Decode):

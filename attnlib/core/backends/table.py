@@ -36,6 +36,7 @@ COMPARED = {word: lib.distributions[0] for word, lib in LIBRARIES.items() if lib
 RECORDED = tuple(
     dict.fromkeys(
         ("torch", "triton", "apache-tvm-ffi", "numpy", "sglang-kernel", "transformers")
+        + ("nvidia-cudnn-frontend", "nvidia-cudnn-cu13")
         + tuple(name for library in LIBRARIES.values() for name in library.distributions)
     )
 )
@@ -177,6 +178,9 @@ _ENTRIES = (
         *("flashinfer-cuda-cores", "decode", "flashinfer:Decode", "cuda-cores"), label="CUDA cores"
     ),
     Entry("flashinfer-xqa", "decode", "xqa:Xqa", "xqa", "0.5.3", label="XQA"),
+    Entry(
+        *("flashinfer-cudnn", "decode", "flashinfer:CudnnDecode", "cudnn", "0.7.1"), label="cuDNN"
+    ),
     Entry("flashinfer-graph-auto", "decode", "flashinfer:GraphDecode"),
     Entry(
         *("fa3", "decode", "fa3:Fa3", "flash-attn-3"),

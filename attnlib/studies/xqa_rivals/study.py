@@ -29,7 +29,7 @@ SHAPES = {
 """Name -> (requests, tokens of the longest, lengths)."""
 CASES = tuple(DecodeCase(spec, *shape) for spec in LAYERS.values() for shape in SHAPES.values())
 XQA, FLASH_ATTENTION = "flashinfer-xqa", "fa3-precomputed"
-FLASHINFER = (XQA, "flashinfer-fa2", "flashinfer-fa2-planned")
+FLASHINFER = (XQA, "flashinfer-fa2", "flashinfer-fa2-planned", "flashinfer-cudnn")
 RELEASE = "0.7.2.post1"
 """What vLLM 0.33.0 pins."""
 COLD = ("graph-cold",)
