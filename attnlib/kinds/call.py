@@ -12,7 +12,7 @@ import torch
 
 from ..core import backends
 from ..core.backends.base import Backend, Plan
-from ..core.backends.table import FAMILY_OF
+from ..core.backends.table import family_of
 from ..measure.timer import ROTATING, Timing, cold_copies, run_timer, time_host
 from ..measure.trace import kernel_family, trace_kernels
 from .base import Subject, oracle_fields, timed_fields
@@ -128,7 +128,7 @@ def timed_call(
     if replan is not None:
         seen["plan_us"] = time_host(replan).samples_us
     kernels = trace_kernels(run) if out.is_cuda else ()
-    seen["kernel_family"] = kernel_family((kernel.name for kernel in kernels), FAMILY_OF)
+    seen["kernel_family"] = kernel_family((kernel.name for kernel in kernels), family_of)
     return timed_fields(timing, kernels=kernels, work_per_call=work_per_call) | seen
 
 

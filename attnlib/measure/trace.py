@@ -5,7 +5,7 @@ import os
 import tempfile
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +41,9 @@ def kernel_times(call: Callable[[], object], calls: int) -> list[list[float]]:
     return [times[start : start + each] for start in range(0, len(times), each)]
 
 
-def kernel_family(names: Iterable[str], family_of: Mapping[str, str]) -> str:
+def kernel_family(names: Iterable[str], family_of: Callable[[str], str]) -> str:
     """The kernel families that `names` prove by `family_of`, joined by `+`; empty if none."""
-    return "+".join(sorted({family_of[name] for name in names if name in family_of}))
+    return "+".join(sorted({*map(family_of, names)} - {""}))
 
 
 def trace_calls(

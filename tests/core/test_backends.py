@@ -25,7 +25,7 @@ from support.backend_calls import (
 
 from attnlib.core import backends
 from attnlib.core.backends import base, planned
-from attnlib.core.backends.table import FAMILIES, FAMILY_OF, entry_of
+from attnlib.core.backends.table import FAMILIES, entry_of, family_of
 from attnlib.core.batch import DecodeBatch, PagedKV
 from attnlib.core.fa2.library import FA2_INFO
 from attnlib.core.schedule import library
@@ -371,7 +371,7 @@ def test_on_a_gpu_every_mode_matches_the_oracle_and_says_its_family(name, case, 
         call, backend = calls.call_of(case, "cuda"), calls.backend_for(name, case, "cuda")
         plan = backend.plan(call.batch)
         kernels = trace_kernels(lambda: backend.run(call.q, call.cache, plan))
-        family = kernel_family((kernel.name for kernel in kernels), FAMILY_OF)
+        family = kernel_family((kernel.name for kernel in kernels), family_of)
         assert family == plan.reported_backend
 
 

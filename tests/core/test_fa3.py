@@ -8,7 +8,7 @@ from support.backend_calls import DECODE, backend_for
 
 from attnlib.core import backends
 from attnlib.core.backends import fa3
-from attnlib.core.backends.table import FAMILY_OF
+from attnlib.core.backends.table import family_of
 from attnlib.core.batch import DecodeBatch, PagedKV
 from attnlib.core.schedule.fa3 import precompute
 from attnlib.core.schedule.splits import max_words
@@ -209,6 +209,6 @@ def test_the_trace_shows_the_family_and_who_prepares(on_hopper, name, prepares):
     plan = backend.plan(work.batch)
     kernels = trace_kernels(lambda: backend.run(work.q, work.kv, plan))
     launches = {kernel.name: kernel.launches for kernel in kernels}
-    assert kernel_family(launches, FAMILY_OF) == "flash-attn-3"
+    assert kernel_family(launches, family_of) == "flash-attn-3"
     assert launches.get("prepare_varlen_num_blocks_kernel", 0) == prepares
     assert launches["FlashAttnFwdSm90"] == launches["FlashAttnFwdCombine"] == 1

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from attnlib.core.backends.table import FAMILY_OF
+from attnlib.core.backends.table import family_of
 from attnlib.measure import trace
 from attnlib.measure.trace import kernel_family, short_name
 
@@ -100,12 +100,12 @@ NAMES = [
 def test_a_kernel_is_called_by_its_functions_name_and_proves_its_family(name, short, family):
     assert short_name(name) == short
     names = map(short_name, [name, "Memset (Device)", "merge_kernel"])
-    assert kernel_family(names, FAMILY_OF) == family
+    assert kernel_family(names, family_of) == family
 
 
 def test_a_call_that_ran_two_families_says_so():
     names = ["FlashAttnFwdSm90", "PrefillWithKVCacheKernel", "BatchDecodeWithPagedKVCacheKernel"]
-    assert kernel_family([*names, *names], FAMILY_OF) == "cuda-cores+fa3+flash-attn-3"
+    assert kernel_family([*names, *names], family_of) == "cuda-cores+fa3+flash-attn-3"
 
 
 @pytest.mark.gpu

@@ -12,6 +12,7 @@ from attnlib.run import store
 from attnlib.studies import xqa_rivals
 from attnlib.studies.xqa_rivals.study import (
     CASES,
+    CUDNN,
     FLASH_ATTENTION,
     FLASHINFER,
     LAYERS,
@@ -46,6 +47,16 @@ def test_every_table_stands_on_what_a_live_notebook_measures(of):
     assert xqa_rivals.over_rival(frame, FLASH_ATTENTION).shape == (len(LAYERS), len(SHAPES))
 
 
+def test_cudnn_merges_parts_where_requests_and_kv_heads_are_66_pairs_or_fewer():
+    found = xqa_rivals.launched(published("xqa_rivals"), CUDNN)
+    pairs = {
+        name: [spec.num_kv_heads * n for n, *_ in SHAPES.values()] for name, spec in LAYERS.items()
+    }
+    wanted = {name: [1 + (count <= 66) for count in row] for name, row in pairs.items()}
+    assert found.T.to_dict("list") == wanted and list(found) == [*SHAPES]
+    assert xqa_rivals.launched(live("xqa_rivals"), CUDNN).count().sum() == 2
+
+
 def test_where_xqa_did_not_run_every_table_is_there_and_empty():
     frame = live("xqa_rivals")
     frame = frame[frame.backend != XQA]
@@ -57,7 +68,7 @@ def test_where_xqa_did_not_run_every_table_is_there_and_empty():
 def test_a_shape_has_its_names_and_a_long_request_is_counted_apart(make_record):
     """Of Llama-3.1-8B XQA takes half of fa2's time for many requests and five times with one long
     one; of a wobble of 0.1 % neither is doubtful."""
-    times = {CASES[2]: (10.0, 20.0, 20.0), CASES[5]: (100.0, 20.0, 10.0)}
+    times = {CASES[2]: (10.0, 20.0, 20.0, 40.0), CASES[5]: (100.0, 20.0, 10.0, 50.0)}
     for case, took in times.items():
         for backend, us in zip(FLASHINFER, took, strict=True):
             for round_, wobble in enumerate((1.0, 1.001, 0.999, 1.0)):
@@ -68,10 +79,16 @@ def test_a_shape_has_its_names_and_a_long_request_is_counted_apart(make_record):
     found = xqa_rivals.over_rival(frame).loc["Llama-3.1-8B"]
     assert found["many"] == "0.50 faster" and found["one long"] == "5.00 slower"
     assert not found["few"] and len(found) == len(SHAPES)
+    assert xqa_rivals.over_rival(frame, XQA, CUDNN).loc["Llama-3.1-8B", "many"] == "4.00 slower"
     table = xqa_rivals.counts(frame).set_index("pair")
     assert table.loc["XQA over fa2 planned, one long", "median"] == pytest.approx(10)
     assert table.loc["XQA over fa2, others", "faster"] == 1
+    assert (
+        xqa_rivals.counts(frame, CUDNN).set_index("pair").loc["cuDNN over fa2, others", "most"] == 2
+    )
     (axis, other, _) = xqa_rivals.over_chart(frame).axes
+    (cudnn, *_) = xqa_rivals.over_chart(frame, CUDNN).axes
+    assert "time of XQA" in axis.get_xlabel() and "time of cuDNN" in cudnn.get_xlabel()
     (dots,) = (c for c in axis.collections if isinstance(c, PathCollection))
     assert dots.get_offsets()[:, 0].tolist() == pytest.approx([0.5, 5], rel=1e-3)
     assert dots.get_offsets()[:, 1].round().tolist() == [2, 5] and not other.collections

@@ -111,7 +111,7 @@ ROLE_OF = {
         "prepare": "prepare_varlen_num_blocks_kernel",
         "merge": "FlashAttnFwdCombine PersistentVariableLengthMergeStatesKernel reduce_segments "
         "flash_fwd_splitkv_combine_kernel flash_fwd_mla_combine_kernel _fwd_kernel_stage2 "
-        "fmhaReductionKernel",
+        "fmhaReductionKernel lean_reduction_kernel",
         "metadata": "_fused_metadata_kernel_ps1_no_swa _fused_metadata_kernel_general "
         "_fused_decode_metadata_kernel create_flashinfer_kv_indices_triton get_mla_metadata_kernel "
         "create_flashmla_kv_indices_triton decode_metadata_kernel step_metadata_kernel "

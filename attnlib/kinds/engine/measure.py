@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from ...core.backends.table import FAMILY_OF
+from ...core.backends.table import family_of
 from ...core.engines.arms import PREFIX
 from ...core.engines.sglang import TRIED, require_release
 from ...core.spec import require_word
@@ -177,6 +177,6 @@ def _fields(item: Item[EngineCase], answer: dict[str, Any]) -> dict[str, Any]:
         "run_us": tuple(found["run_us"]),
         "calls_per_sample": item.case.output_len if mean else 1,
         "kernels": kernels,
-        "kernel_family": kernel_family([each["name"] for each in kernels], FAMILY_OF),
+        "kernel_family": kernel_family([each["name"] for each in kernels], family_of),
         **seen,
     }

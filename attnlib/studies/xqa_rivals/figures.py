@@ -17,16 +17,17 @@ LEGEND = 0.5
 """Inches of a legend of two lines."""
 
 
-def over_chart(frame: pd.DataFrame) -> charts.Figure:
-    """XQA's time over that of fa2 and of FlashAttention-3, a panel each: a row per shape, a dot
-    per layer. Hollow dots have no verdict.
+def over_chart(frame: pd.DataFrame, kernel: str = XQA) -> charts.Figure:
+    """The time of `kernel` over that of fa2 and of FlashAttention-3, a panel each: a row per shape,
+    a dot per layer. Hollow dots have no verdict.
     """
     looks, rivals = style.looks(LAYERS), (FA2, FLASH_ATTENTION)
     drawn = decode_rows(frame, timer=COLD[0])
-    drawn = drawn[drawn.backend.isin((XQA, *rivals))]
-    found = [named(over(drawn, XQA, rival)) for rival in rivals]
-    titles = ["XQA over " + LABELS[rival] for rival in rivals]
-    words = ("time of XQA / time of the other   (right of 1: XQA is slower)", "")
+    drawn = drawn[drawn.backend.isin((kernel, *rivals))]
+    found = [named(over(drawn, kernel, rival)) for rival in rivals]
+    name = LABELS[kernel]
+    titles = [f"{name} over {LABELS[rival]}" for rival in rivals]
+    words = (f"time of {name} / time of the other   (right of 1: {name} is slower)", "")
     figure, axes = charts.panels(titles, (9.5, 4.2), drawn, words, share="y", legend=LEGEND)
     aside = dict(zip(LAYERS, charts.spread(pd.Index(range(len(LAYERS))), SPREAD), strict=True))
     ratios = [1.0, *(ratio for rows in found for ratio in rows.ratio)]

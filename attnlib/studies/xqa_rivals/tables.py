@@ -1,12 +1,12 @@
-"""XQA over its rivals, shape by shape, L2 cold; each rival's shapes are judged as one table."""
+"""XQA or another kernel over its rivals, by shape, L2 cold; each rival's shapes are one table."""
 
 import numpy as np
 import pandas as pd
 
-from ...run.frame import FA2, LABELS, decode_rows, over, tally, times
+from ...run.frame import FA2, LABELS, decode_rows, launches, over, tally, times
 from .study import COLD, FLASH_ATTENTION, FLASHINFER, LAYERS, SHAPES, XQA
 
-RIVALS = (*FLASHINFER[1:], FLASH_ATTENTION)
+KERNELS = (*FLASHINFER, FLASH_ATTENTION)
 _LAYER = {spec: name for name, spec in LAYERS.items()}
 _SHAPE = {shape: name for name, shape in SHAPES.items()}
 TILE_TOKENS = 256
@@ -20,24 +20,33 @@ def named(found: pd.DataFrame) -> pd.DataFrame:
     return found.assign(layer=layers, shape=[_SHAPE[shape] for shape in shapes])
 
 
-def over_rival(frame: pd.DataFrame, rival: str = FA2) -> pd.DataFrame:
-    """Ratio and verdict on XQA: a row per layer, a column per shape; empty where nothing pairs."""
-    found = named(over(decode_rows(frame, timer=COLD[0]), XQA, rival))
+def over_rival(frame: pd.DataFrame, rival: str = FA2, kernel: str = XQA) -> pd.DataFrame:
+    """Ratio and verdict on `kernel`: a row per layer, a column per shape; empty without a pair."""
+    found = named(over(decode_rows(frame, timer=COLD[0]), kernel, rival))
     table = pd.DataFrame("", [*LAYERS], [*SHAPES])
     for row in found.itertuples():
         table.loc[row.layer, row.shape] = f"{row.ratio:.2f} {row.verdict}"
-    return table.rename_axis("XQA over " + LABELS[rival])
+    return table.rename_axis(f"{LABELS[kernel]} over {LABELS[rival]}")
 
 
-def counts(frame: pd.DataFrame) -> pd.DataFrame:
+def counts(frame: pd.DataFrame, kernel: str = XQA) -> pd.DataFrame:
     """The same over each rival, counted by verdict, with one long request apart from the others."""
     rows, parts = decode_rows(frame, timer=COLD[0]), []
-    for rival in RIVALS:
-        found = over(rows, XQA, rival)
+    for rival in (name for name in KERNELS if name != kernel):
+        found = over(rows, kernel, rival)
         kind = (found.lengths == "one_long").map({True: ", one long", False: ", others"})
-        parts.append(found.assign(pair="XQA over " + LABELS[rival] + kind))
+        parts.append(found.assign(pair=f"{LABELS[kernel]} over {LABELS[rival]}" + kind))
     there = [part for part in parts if len(part)] or parts[:1]  # An empty one has no floats.
     return tally(pd.concat(there, ignore_index=True), "pair")
+
+
+def launched(frame: pd.DataFrame, kernel: str) -> pd.DataFrame:
+    """Launches of a call of `kernel`, as traced: a row per layer, a column per shape."""
+    rows = decode_rows(frame, timer=COLD[0])
+    rows = named(rows[rows.backend == kernel])
+    table = rows.assign(launches=launches(rows)).pivot_table("launches", "layer", "shape")
+    table = table.reindex(LAYERS, columns=[*SHAPES]).astype("Int64")
+    return table.rename_axis(f"launches of {LABELS[kernel]}").rename_axis(columns=None)
 
 
 def parts_table(frame: pd.DataFrame) -> pd.DataFrame:
@@ -54,6 +63,6 @@ def parts_table(frame: pd.DataFrame) -> pd.DataFrame:
     table = long[["head_dim", "num_kv_heads"]].rename(columns={"num_kv_heads": "KV heads"})
     table = table.assign(parts=parts, blocks=heads * parts)
     table["tokens of a block"] = tokens = -(-long.kv_len // parts)
-    us = long.reindex(columns=[XQA, *RIVALS])
+    us = long.reindex(columns=[*KERNELS])
     table["ns per token"] = (1e3 * us[XQA] / tokens).round(1)
     return table.join(us.round(1).rename(columns=LABELS))
