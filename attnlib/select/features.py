@@ -46,7 +46,7 @@ MEASURED: dict[tuple[str, str], tuple[str, ...]] = {
     ("flashinfer", mode): ("fa2", "fa3") for mode in (*PREFILL_MODES, *LATENT_MODES)
 }
 MEASURED["flashinfer", "decode"] = ("fa2", "fa3", "cuda-cores")
-"""What the records of this repository time, by library and mode, all on an H200."""
+"""What the records of this repository time on an H200, by library and mode."""
 
 Row = tuple[str, ...]
 
