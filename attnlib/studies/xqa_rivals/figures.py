@@ -27,7 +27,7 @@ def over_chart(frame: pd.DataFrame, kernel: str = XQA) -> charts.Figure:
     found = [named(over(drawn, kernel, rival)) for rival in rivals]
     name = LABELS[kernel]
     titles = [f"{name} over {LABELS[rival]}" for rival in rivals]
-    words = (f"time of {name} / time of the other   (right of 1: {name} is slower)", "")
+    words = (f"time of {name} / of the other   (right of 1: {name} slower)", "")
     figure, axes = charts.panels(titles, (9.5, 4.2), drawn, words, share="y", legend=LEGEND)
     aside = dict(zip(LAYERS, charts.spread(pd.Index(range(len(LAYERS))), SPREAD), strict=True))
     ratios = [1.0, *(ratio for rows in found for ratio in rows.ratio)]
