@@ -9,7 +9,7 @@ import pandas as pd
 from ...draw import charts, style
 from ...run.frame import FA2, LABELS, decode_rows, over
 from .study import COLD, FLASH_ATTENTION, LAYERS, SHAPES, XQA
-from .tables import named
+from .tables import named, pair
 
 SPREAD = 0.5
 """Of a shape's height that its layers are spread over, so that dots do not cover others."""
@@ -26,7 +26,7 @@ def over_chart(frame: pd.DataFrame, kernel: str = XQA) -> charts.Figure:
     drawn = drawn[drawn.backend.isin((kernel, *rivals))]
     found = [named(over(drawn, kernel, rival)) for rival in rivals]
     name = LABELS[kernel]
-    titles = [f"{name} over {LABELS[rival]}" for rival in rivals]
+    titles = [pair(kernel, rival) for rival in rivals]
     words = (f"time of {name} / of the other   (right of 1: {name} slower)", "")
     figure, axes = charts.panels(titles, (9.5, 4.2), drawn, words, share="y", legend=LEGEND)
     aside = dict(zip(LAYERS, charts.spread(pd.Index(range(len(LAYERS))), SPREAD), strict=True))

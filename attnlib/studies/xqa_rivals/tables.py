@@ -20,24 +20,35 @@ def named(found: pd.DataFrame) -> pd.DataFrame:
     return found.assign(layer=layers, shape=[_SHAPE[shape] for shape in shapes])
 
 
+def pair(kernel: str, rival: str) -> str:
+    """`XQA over FlashAttention-3`: of FlashAttention-3 there is one configuration here."""
+    return f"{LABELS[kernel]} over {LABELS[rival].partition(',')[0]}"
+
+
 def over_rival(frame: pd.DataFrame, rival: str = FA2, kernel: str = XQA) -> pd.DataFrame:
     """Ratio and verdict on `kernel`: a row per layer, a column per shape; empty without a pair."""
     found = named(over(decode_rows(frame, timer=COLD[0]), kernel, rival))
     table = pd.DataFrame("", [*LAYERS], [*SHAPES])
     for row in found.itertuples():
         table.loc[row.layer, row.shape] = f"{row.ratio:.2f} {row.verdict}"
-    return table.rename_axis(f"{LABELS[kernel]} over {LABELS[rival]}")
+    return table.rename_axis(pair(kernel, rival))
 
 
 def counts(frame: pd.DataFrame, kernel: str = XQA) -> pd.DataFrame:
-    """The same over each rival, counted by verdict, with one long request apart from the others."""
+    """The same over each rival, counted by verdict, with one long request apart from the others.
+
+    `rounds` are the fewest and the most that a shape has.
+    """
     rows, parts = decode_rows(frame, timer=COLD[0]), []
     for rival in (name for name in KERNELS if name != kernel):
         found = over(rows, kernel, rival)
         kind = (found.lengths == "one_long").map({True: ", one long", False: ", others"})
-        parts.append(found.assign(pair=f"{LABELS[kernel]} over {LABELS[rival]}" + kind))
+        parts.append(found.assign(pair=pair(kernel, rival) + kind))
     there = [part for part in parts if len(part)] or parts[:1]  # An empty one has no floats.
-    return tally(pd.concat(there, ignore_index=True), "pair")
+    found = pd.concat(there, ignore_index=True)
+    of = found.groupby("pair").pairs
+    ends = of.min().astype(str) + " to " + of.max().astype(str)
+    return tally(found, "pair").assign(rounds=lambda table: table.pair.map(ends))
 
 
 def launched(frame: pd.DataFrame, kernel: str) -> pd.DataFrame:
