@@ -47,10 +47,16 @@ class Shown:
 
     @property
     def facts(self) -> dict[str, str]:
-        """Its question, and of its records number, file, checksum, days, machine and versions."""
+        """Its question, and of its records number, file, checksum, days, machine and versions.
+
+        Published records of the study on other machines, which a notebook may load, stand beside.
+        """
         found, records = self._found, store.read(self._name, self.machine)
         graphs = (r for r in records if r.item.case and r.item.timer.startswith("graph"))
         versions = {name: ", ".join(seen) for name, seen in found["versions"].items()}
+        machines = store.machines(self._name) if mode() == "replay" else []
+        others = [store.provenance(self._name, name) for name in machines if name != self.machine]
+        beside = [f"{of['records']} in {of['file']}, sha256 {of['sha256']}" for of in others]
         return {
             "question": self.question,
             "records": f"{found['records']} in {found['file']}",
@@ -59,6 +65,7 @@ class Shown:
             "samples": WAITED[frozenset(r.settle_us > 0 for r in graphs if r.run_us)],
             "machine": _pairs(found["machine"]),
             "versions": _pairs(versions),
+            **({"on other machines": "; ".join(beside)} if beside else {}),
         }
 
     @property

@@ -37,6 +37,14 @@ def test_a_study_says_whether_its_samples_waited_for_the_clock(published_records
     assert shown.facts["samples"] == provenance.WAITED[frozenset(samples)]
 
 
+def test_records_of_other_machines_that_a_notebook_loads_have_their_files_too(published_records):
+    beside = {
+        each.study: each.facts.get("on other machines", "") for each in provenance.published()
+    }
+    assert "624 in data/records/nvidia-h200-84993e41/xqa_rivals.parquet" in beside["xqa_rivals"]
+    assert "nvidia-h200-9ab23648" in beside["engine_step"] and not beside["fa2_plan"]
+
+
 def shown_by(study):
     """The page of one notebook that shows `study`."""
     return render_page([Page("07_x", Fragment("?", "", ""), (study,))], [], [study], part="")
