@@ -131,14 +131,6 @@ class CudnnDecode(Decode):
             return reason
         return f"{CUDNN} is not installed: pip install {CUDNN}"
 
-    @classmethod
-    def unsupported(cls, entry: Entry, spec: AttnSpec, mask: str) -> str:
-        """One 16-bit dtype (decode.py), and the head_dims that were tried."""
-        if spec.dtype != spec.kv_dtype or "float8" in spec.dtype:
-            return f"query and cache must have one 16-bit dtype, got {spec.dtypes}"
-        tried = spec.head_dim in (64, 128, 256)
-        return "" if tried else f"head_dim must be 64, 128 or 256, got {spec.head_dim}"
-
 
 class GraphDecode(Decode):
     """CUDAGraphBatchDecodeWithPagedKVCacheWrapper; engines could not pin its backend."""

@@ -47,7 +47,7 @@ def layer_facts(spec: AttnSpec) -> dict[str, Any]:
 def why_not(kernel: str, spec: AttnSpec, *, mode: str, release: str, **more: Any) -> str:
     """Why `kernel` of FlashInfer's `release` cannot run a call of the layer, or the empty string.
 
-    `kernel` is fa2, fa3, cuda-cores, or auto, which may take fa2 or fa3. `mode` is one of
+    `kernel` is one of `TABLE`, or auto, which may take fa2 or fa3. `mode` is one of
     `select.MODES`, `more` are facts in which the call is not `PLAIN`. No `release` is the newest.
     """
     asked = {"mode": mode, "release": Version(release or "9999"), **more}
@@ -160,4 +160,14 @@ def _xqa(call: Facts) -> Iterator[Row]:
     yield group > most, "group_size", f"group size must be at most {most}", "xqa/mha.cu"
 
 
-TABLE = {"fa2": _fa2, "fa3": _fa3, "cuda-cores": _cuda_cores, "xqa": _xqa}
+def _cudnn(call: Facts) -> Iterator[Row]:
+    """Of decode. decode.py names 128 and 256, where its auto asks; 64 is right in `xqa_rivals`."""
+    if call["mode"] == "decode":
+        yield _before(call, "0.7.1"), "release", "not before 0.7.1", "wrapper"
+        wide = not call["one_dtype"] or call["fp8_query"]
+        yield wide, "dtypes", "decodes in one 16-bit dtype", "decode.py"
+        other = call["head_dim"] not in (64, 128, 256)
+        yield other, "head_dim", "head_dim must be 64, 128 or 256", "decode.py"
+
+
+TABLE = {"fa2": _fa2, "fa3": _fa3, "cuda-cores": _cuda_cores, "xqa": _xqa, "cudnn": _cudnn}
