@@ -231,12 +231,17 @@ def spread(values: pd.Series, by: pd.Series) -> pd.DataFrame:
 
 def tally(found: pd.DataFrame, by: str) -> pd.DataFrame:
     """`spread` of the ratios that `over` found, how many have each verdict it gave (of none
-    `faster`), and the widest margin of a verdict where the table has it."""
+    `faster`), the widest margin of a verdict, and the fewest and most rounds, where it has them."""
     counts = pd.crosstab(found[by], found.verdict).rename_axis(columns=None)
     counts = counts if len(counts) else counts.assign(faster=0)
     table = spread(found.ratio, found[by]).round(2)
     if "margin" in found:
         table["margin, %"] = (100 * found.groupby(by).margin.max()).round(1)
+    if "pairs" in found:
+        ends = found.groupby(by).pairs.agg(["min", "max"]).astype(str)
+        table["rounds"] = ends["min"].where(
+            ends["min"] == ends["max"], ends["min"] + " to " + ends["max"]
+        )
     return pd.concat([table[["shapes"]], counts, table.iloc[:, 1:]], axis=1).reset_index()
 
 

@@ -54,6 +54,7 @@ POLICIES: dict[str, tuple[str, ...]] = {
 }
 """Policy -> the groups that it gives to fa3, under no custom mask; the others go to fa2."""
 WORDS = {word: f"fa2 {word}" for word in ("slower", "same", "ambiguous", "faster")}
+ENDS = ("least", "median", "most", "margin, %", "rounds")
 
 
 def mode_rows(frame: pd.DataFrame, timer: str | None = None, *, release: str = NOW) -> pd.DataFrame:
@@ -151,7 +152,7 @@ def roofs_us(table: pd.DataFrame, limit: Ceilings) -> np.ndarray:
 def summary(frame: pd.DataFrame) -> pd.DataFrame:
     """By group: shapes by verdict on fa2 against fa3, and the least, median and most fa2 / fa3."""
     table = tally(over(plain(mode_rows(frame)), FA2, FA3), "group").rename(columns=WORDS)
-    columns = ["group", "shapes", *WORDS.values(), "least", "median", "most", "margin, %"]
+    columns = ["group", "shapes", *WORDS.values(), *ENDS]
     return table.reindex(columns=columns, fill_value=0)
 
 
@@ -166,7 +167,7 @@ def releases(frame: pd.DataFrame) -> pd.DataFrame:
         rows = pd.concat(part[part.backend == name] for part in both)
         table = tally(over(rows.assign(backend=rows.release), NOW, PINNED), "group")
         found.append(table.assign(kernel=name))
-    columns = ["kernel", "group", "shapes", *WORDS, "least", "median", "most", "margin, %"]
+    columns = ["kernel", "group", "shapes", *WORDS, *ENDS]
     table = pd.concat(found, ignore_index=True).reindex(columns=columns).fillna(0)
     return table.astype(dict.fromkeys(WORDS, int))
 

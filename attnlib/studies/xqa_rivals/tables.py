@@ -35,20 +35,14 @@ def over_rival(frame: pd.DataFrame, rival: str = FA2, kernel: str = XQA) -> pd.D
 
 
 def counts(frame: pd.DataFrame, kernel: str = XQA) -> pd.DataFrame:
-    """The same over each rival, counted by verdict, with one long request apart from the others.
-
-    `rounds` are the fewest and the most that a shape has.
-    """
+    """The same over each rival, counted by verdict, with one long request apart from the others."""
     rows, parts = decode_rows(frame, timer=COLD[0]), []
     for rival in (name for name in KERNELS if name != kernel):
         found = over(rows, kernel, rival)
         kind = (found.lengths == "one_long").map({True: ", one long", False: ", others"})
         parts.append(found.assign(pair=pair(kernel, rival) + kind))
     there = [part for part in parts if len(part)] or parts[:1]  # An empty one has no floats.
-    found = pd.concat(there, ignore_index=True)
-    of = found.groupby("pair").pairs
-    ends = of.min().astype(str) + " to " + of.max().astype(str)
-    return tally(found, "pair").assign(rounds=lambda table: table.pair.map(ends))
+    return tally(pd.concat(there, ignore_index=True), "pair")
 
 
 def launched(frame: pd.DataFrame, kernel: str) -> pd.DataFrame:
