@@ -238,11 +238,12 @@ def tally(found: pd.DataFrame, by: str) -> pd.DataFrame:
     if "margin" in found:
         table["margin, %"] = (100 * found.groupby(by).margin.max()).round(1)
     if "pairs" in found:
-        ends = found.groupby(by).pairs.agg(["min", "max"]).astype(str)
-        table["rounds"] = ends["min"].where(
-            ends["min"] == ends["max"], ends["min"] + " to " + ends["max"]
-        )
+        table["rounds"] = found.groupby(by).pairs.agg(_ends)
     return pd.concat([table[["shapes"]], counts, table.iloc[:, 1:]], axis=1).reset_index()
+
+
+def _ends(values: pd.Series) -> str:
+    return " to ".join(dict.fromkeys(str(value) for value in (values.min(), values.max())))
 
 
 def with_better(rows: pd.DataFrame, a: str, b: str, name: str) -> pd.DataFrame:

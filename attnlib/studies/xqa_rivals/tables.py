@@ -47,8 +47,7 @@ def counts(frame: pd.DataFrame, kernel: str = XQA) -> pd.DataFrame:
 
 def launched(frame: pd.DataFrame, kernel: str) -> pd.DataFrame:
     """Launches of a call of `kernel`, as traced: a row per layer, a column per shape."""
-    rows = decode_rows(frame, timer=COLD[0])
-    rows = named(rows[rows.backend == kernel])
+    rows = named(decode_rows(frame, timer=COLD[0]).query("backend == @kernel"))
     table = rows.assign(launches=launches(rows)).pivot_table("launches", "layer", "shape")
     table = table.reindex(LAYERS, columns=[*SHAPES]).astype("Int64")
     return table.rename_axis(f"launches of {LABELS[kernel]}").rename_axis(columns=None)
