@@ -23,8 +23,6 @@ from attnlib.studies.fa3_decode_regression.study import STUDY as REGRESSION
 NO_TURNS = ("engine_ranks", "engine_step", "fa2_chunks", "mla_overflow", "other_layers")
 """Steps alternate in a process, or is an engine; chunks teach rates; overflow is right or not; a
 policy takes medians of three rounds."""
-NO_AA = ("decode_metadata_eager",)
-"""Measured before A/A items: a name goes when the study is measured again."""
 ODD = ("fa2_plan", "xqa_rivals")
 """Three rounds where they were to be four."""
 
@@ -77,7 +75,7 @@ def test_every_item_of_a_study_is_on_record_for_its_machine_and_live_ones_are_a_
 def test_rounds_that_feed_verdicts_are_whole_turns_beside_aa_items(study):
     # A live notebook's few rounds decide nothing that is published.
     several = [grid for grid in study.grids if grid.rounds > 1 and not grid.headline]
-    if study.borrows or not several or study.name in (*NO_TURNS, *NO_AA):
+    if study.borrows or not several or study.name in NO_TURNS:
         return
     assert study.name in ODD or not any(grid.rounds % 2 for grid in several)
     items = [item for grid in several for item in grid.items()]

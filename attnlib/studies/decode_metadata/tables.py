@@ -12,6 +12,7 @@ import pandas as pd
 from ...kinds.cost import Ceilings, metadata_cost
 from ...kinds.metadata.case import MetadataCase
 from ...run.frame import by_design, good_rows, intervals, launches, over, times, whole_counts
+from ..decode_metadata_eager.study import SOURCE_CASE
 
 SIZES = ["batch_size", "page_size", "max_ctx"]
 OPS, SERIAL, FUSED, ALONE = "op by op", "serial", "fused", "fused, no overlap"
@@ -202,6 +203,7 @@ def windows(frame: pd.DataFrame) -> pd.DataFrame:
 def eager_table(frame: pd.DataFrame) -> pd.DataFrame:
     """One call launched by Python: wall time, the GPU's part of it as traced, and over fused."""
     rows = metadata_rows(frame, timer="eager")
+    rows = rows[rows.case.isin(SOURCE_CASE)]
     rows = rows.assign(launches=launches(rows))
     grouped = rows.groupby("backend")
     table = grouped.agg(rounds=("round", "size"), launches=("launches", "median"))
@@ -213,7 +215,8 @@ def eager_table(frame: pd.DataFrame) -> pd.DataFrame:
     ratios = {name: ratio.ratio[0] for name, ratio in found.items()}
     table["wall / fused"] = pd.Series({FUSED: 1.0, **ratios})
     table["95 %"] = pd.Series({name: intervals(ratio)[0] for name, ratio in found.items()})
-    table = table.fillna({"95 %": ""})
+    table["verdict"] = pd.Series({name: ratio.verdict[0] for name, ratio in found.items()})
+    table = table.fillna({"95 %": "", "verdict": ""})
     table = table.sort_values("wall").round({"wall": 1, "GPU, traced": 1, "wall / fused": 2})
     return table.reset_index().rename(columns={"backend": "design"}).astype({"launches": int})
 

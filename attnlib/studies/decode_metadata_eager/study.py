@@ -1,7 +1,7 @@
 """One call of a metadata builder outside a graph, where Python launches it.
 
 Each item has a process of its own, and is timed before it is traced: once a profiler has run in a
-process, its callbacks stay on and slow every launch.
+process, its callbacks stay on and slow every launch. One request is there for A/A items alone.
 """
 
 from ...run.study import Grid, Study
@@ -14,8 +14,11 @@ STUDY = Study(
     name="decode_metadata_eager",
     question="What does one launch of a step's metadata cost the host?",
     grids=(
-        Grid(SOURCE_CASE, DESIGNS, timers=("eager",), rounds=3, isolated=True),
-        Grid(SOURCE_CASE, SGLANG, SGLANG_RELEASES, timers=("eager",), rounds=3, isolated=True),
+        Grid(SOURCE_CASE, DESIGNS, timers=("eager",), rounds=4, isolated=True),
+        Grid(SOURCE_CASE, SGLANG, SGLANG_RELEASES, timers=("eager",), rounds=4, isolated=True),
+        Grid(METADATA[:1], DESIGNS, timers=("eager",), rounds=2, isolated=True, again=DESIGNS),
+        Grid(SOURCE_CASE, (), timers=("eager",), rounds=2, isolated=True, again=DESIGNS),
+        Grid(SOURCE_CASE, (), SGLANG_RELEASES, ("eager",), 2, isolated=True, again=SGLANG),
         Grid(SOURCE_CASE, DESIGNS, timers=("eager",), rounds=3, headline=True, isolated=True),
     ),
     reference_machine="nvidia-h200-434edd91",
