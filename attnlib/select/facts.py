@@ -33,6 +33,13 @@ MODELS = {
     "qwen3-next": "Qwen3NextForCausalLM Qwen3_5MoeForConditionalGeneration "
     "Qwen3_5ForConditionalGeneration InternS2PreviewForConditionalGeneration "
     "InternS2MobiusForConditionalGeneration",
+    "gemma4": "Gemma4ForConditionalGeneration Gemma4ForCausalLM "
+    "Gemma4UnifiedForConditionalGeneration",
+    "qwen3-vl": "Qwen3VLForConditionalGeneration Qwen3VLMoeForConditionalGeneration",
+    "moss-vl": "MossVLForConditionalGeneration",
+    "whisper": "WhisperForConditionalGeneration",
+    "beam": "BeamForCausalLM",
+    "inkling": "InklingForConditionalGeneration InklingForConditionalGenerationMTP",
 }
 """Models that an engine has rules for -> their architectures, as config.json names them."""
 OTHER = "other"

@@ -42,11 +42,15 @@ READ = ("flashinfer", "vllm")
 UNREAD = ("trtllm-gen", "cute-dsl", "cudnn")
 """FlashInfer's backends of which only GPU and mode were read, outside MLA."""
 MEASURED_GPU = "sm90"
-MEASURED: dict[tuple[str, str], tuple[str, ...]] = {
-    ("flashinfer", mode): ("fa2", "fa3") for mode in (*PREFILL_MODES, *LATENT_MODES)
+MEASURED: dict[tuple[str, str], dict[str, str]] = {
+    ("flashinfer", mode): dict.fromkeys(("fa2", "fa3"), "H200")
+    for mode in (*PREFILL_MODES, *LATENT_MODES)
 }
-MEASURED["flashinfer", "decode"] = ("fa2", "fa3", "cuda-cores")
-"""What the records of this repository time on an H200, by library and mode."""
+MEASURED["flashinfer", "decode"] = {
+    **dict.fromkeys(("fa2", "fa3", "cuda-cores"), "H200"),
+    "cudnn": "H100",
+}
+"""What the records of this repository time, by library and mode: backend -> GPU."""
 
 Row = tuple[str, ...]
 
@@ -171,8 +175,8 @@ def _abilities(library: Library, mode: str, notes: Notes) -> Iterator[Row]:
         if not able:
             continue
         gpus, kinds, dims, pages = (dict.fromkeys(column) for column in zip(*able, strict=True))
-        timed = backend in MEASURED.get((library.name, mode), ())
-        told = "H200" if timed else "no" if MEASURED_GPU in gpus else "**not measured here**"
+        unmeasured = "no" if MEASURED_GPU in gpus else "**not measured here**"
+        told = MEASURED.get((library.name, mode), {}).get(backend, unmeasured)
         picked = notes.picked.get((library.name, mode, backend), ())
         rest: Row = ("; ".join(kinds), _words(dims), _words(pages))
         if backend in UNREAD and not latent:

@@ -105,6 +105,30 @@ KERNELS = [
         )
     ),
     ("sglang==0.5.23", "auto", BF16, "sm120", "decode", {"model": "gpt-oss"}, "triton"),
+    *(
+        (f"sglang=={r}", "auto", BF16, gpu, mode, {"model": model}, kernel)
+        for r, gpu, mode, model, kernel in (
+            ("0.5.10", "sm90", "decode", "gemma4", "fa3"),
+            ("0.5.11", "sm90", "decode", "gemma4", "triton"),
+            ("0.5.12", "sm100", "decode", "Gemma4ForConditionalGeneration", "triton"),
+            ("0.5.23", "sm100", "prefill_paged", "Gemma4ForCausalLM", "trtllm_mha"),
+            ("0.5.19", "sm90", "decode", "Qwen3VLMoeForConditionalGeneration", "fa3"),
+            ("0.5.20", "sm90", "decode", "Qwen3VLMoeForConditionalGeneration", "flashinfer fa2"),
+            ("0.5.20", "sm90", "target_verify", "qwen3-vl", "fa3"),
+            ("0.5.20", "sm100", "decode", "qwen3-vl", "trtllm_mha"),
+            ("0.5.23", "sm90", "decode", "MossVLForConditionalGeneration", "fa3"),
+            ("0.5.23", "sm90", "prefill_paged", "moss-vl", "flashinfer fa2"),
+            ("0.5.9", "sm90", "decode", "whisper", "fa3"),
+            ("0.5.10", "sm100", "decode", "whisper", "flashinfer fa2"),
+            ("0.5.22", "sm90", "decode", "BeamForCausalLM", "fa3"),
+            ("0.5.23", "sm90", "decode", "beam", "trtllm_mha"),
+            ("0.5.23", "sm80", "decode", "beam", "flashinfer fa2"),
+            ("0.5.15", "sm100", "decode", "inkling", "trtllm_mha"),
+            ("0.5.16", "sm100", "decode", "inkling", "fa4"),
+            ("0.5.21", "sm90", "decode", "inkling", "triton"),
+            ("0.5.22", "sm90", "decode", "InklingForConditionalGeneration", "fa4"),
+        )
+    ),
     # DSA: by cache and GPU, GLM's on SM120 by model too.
     *(
         ("sglang==0.5.23", "auto", spec, gpu, "sparse_mla", SPARSE | {"model": model}, kernel)

@@ -210,13 +210,16 @@ def eager_table(frame: pd.DataFrame) -> pd.DataFrame:
     table["wall"] = grouped.run_us.median()
     table["wall, rounds"] = grouped.run_us.agg(_range)
     table["GPU, traced"] = grouped.kernel_us.median()
-    found = {name: over(rows, name, FUSED) for name in table.index if name != FUSED}
-    found = {name: ratio for name, ratio in found.items() if len(ratio)}
-    ratios = {name: ratio.ratio[0] for name, ratio in found.items()}
-    table["wall / fused"] = pd.Series({FUSED: 1.0, **ratios})
-    table["95 %"] = pd.Series({name: intervals(ratio)[0] for name, ratio in found.items()})
-    table["verdict"] = pd.Series({name: ratio.verdict[0] for name, ratio in found.items()})
-    table = table.fillna({"95 %": "", "verdict": ""})
+    rivals = [name for name in table.index if name != FUSED]
+    found = {name: ratio for name in rivals if len(ratio := over(rows, name, FUSED))}
+    told = {
+        "wall / fused": {FUSED: 1.0} | {name: ratio.ratio[0] for name, ratio in found.items()},
+        "interval": {name: intervals(ratio)[0] for name, ratio in found.items()},
+        "margin, %": {name: f"{100 * ratio.margin[0]:.1f}" for name, ratio in found.items()},
+        "verdict": {name: ratio.verdict[0] for name, ratio in found.items()},
+    }
+    table = table.assign(**{name: table.index.map(each) for name, each in told.items()})
+    table = table.fillna(dict.fromkeys([*told][1:], ""))
     table = table.sort_values("wall").round({"wall": 1, "GPU, traced": 1, "wall / fused": 2})
     return table.reset_index().rename(columns={"backend": "design"}).astype({"launches": int})
 

@@ -21,6 +21,6 @@ STUDY = Study(
         Grid(SOURCE_CASE, (), SGLANG_RELEASES, ("eager",), 2, isolated=True, again=SGLANG),
         Grid(SOURCE_CASE, DESIGNS, timers=("eager",), rounds=3, headline=True, isolated=True),
     ),
-    reference_machine="nvidia-h200-434edd91",
+    reference_machine="nvidia-h100-80gb-hbm3-da6a6c3c",
     ceilings=(),
 )
