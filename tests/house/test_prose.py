@@ -40,7 +40,7 @@ FACTS = {
         "128, 64, 32 and 16 query heads",
         "DeepSeek's 128 under TP=1, 2, 4 and 8; batch 1 to 256, top-k 512 and 2,048",
         "512 latent values and 64 rotary ones",
-        "up to 410 in decoding",
+        "410 in decoding on an H800",
         "32 bits",
     ),
     "11": ("groups of 1, 4 and 8", "132 SMs has 264 slots", "one in 16 is long"),
