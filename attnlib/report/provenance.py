@@ -10,19 +10,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from ..run import store
 from ..run.bisect import PREFIX
+from ..run.record import Record
 from ..run.study import mode, record_machine, record_name
 from ..studies import STUDIES
 
-WAITED = {
-    frozenset({True}): "taken once the clock had settled",
-    frozenset({False}): "taken at once: a long call may be timed before the clock falls",
-    frozenset({True, False}): "some taken at once, some once the clock had settled",
-    frozenset(): "of timers that do not wait for the clock",
-}
 PART_COUNTS = "passed", "skipped", "failed"
 LIVE_RUN = Path(__file__).resolve().parents[2] / "data" / "live_run.json"
 
@@ -52,7 +48,6 @@ class Shown:
         Published records of the study on other machines, which a notebook may load, stand beside.
         """
         found, records = self._found, store.read(self._name, self.machine)
-        graphs = (r for r in records if r.item.case and r.item.timer.startswith("graph"))
         versions = {name: ", ".join(seen) for name, seen in found["versions"].items()}
         machines = store.machines(self._name) if mode() == "replay" else []
         others = [store.provenance(self._name, name) for name in machines if name != self.machine]
@@ -62,7 +57,8 @@ class Shown:
             "records": f"{found['records']} in {found['file']}",
             "sha256": found["sha256"],
             "measured": found["measured"],
-            "samples": WAITED[frozenset(r.settle_us > 0 for r in graphs if r.run_us)],
+            "samples": _waits(records),
+            "A/A": f"{sum(record.item.again for record in records)} records",
             "machine": _pairs(found["machine"]),
             "versions": _pairs(versions),
             **({"on other machines": "; ".join(beside)} if beside else {}),
@@ -76,6 +72,20 @@ class Shown:
     @cached_property
     def _found(self) -> dict[str, Any]:
         return store.provenance(self._name, self.machine)
+
+
+def _waits(records: Iterable[Record]) -> str:
+    """By timer, how long the same work ran before the first sample: a long call that is timed at
+    once may be timed before the clock falls."""
+    waits: dict[str, list[float]] = {}
+    for record in records:
+        if record.item.case and record.run_us:
+            waits.setdefault(record.item.timer, []).append(record.settle_us / 1e3)
+    medians = {timer: median(found) for timer, found in waits.items()}
+    words = (
+        f"{n} after {ms:.0f} ms (median)" if ms else f"{n} at once" for n, ms in medians.items()
+    )
+    return ", ".join(words)
 
 
 def published() -> list[Shown]:

@@ -48,8 +48,8 @@ def speedup_at_source_case(frame: pd.DataFrame, figure: float) -> Finding:
         said.append(f"{anew.ratios[0]:.2f} x {mode}")
     graph, eager = values
     reason = (
-        f"Iterations of a kernel by itself are probably eager calls, so those decide. Over the same "
-        f"design written anew: "
+        "Iterations of a kernel by itself are probably eager calls, so those decide. "
+        "Over the same design written anew: "
         f"{' and '.join(said)}. Our op by op writes the first prefix sum in each call, "
         f"which SGLang wrote once."
     )

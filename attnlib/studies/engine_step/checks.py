@@ -136,8 +136,8 @@ def _percent(table: pd.DataFrame, of: pd.Series) -> pd.DataFrame:
 
 
 def _figure_told(table: pd.DataFrame, figure: float) -> str:
-    """`figure_word` of `saved`; an interval that is wider than the figure leaves it undecided."""
-    told = table[table.high - table.low <= abs(figure)]
+    """`figure_word` of `saved`; two rounds or an interval wider than the figure decide nothing."""
+    told = table[(table.high - table.low <= abs(figure)) & (table.rounds > 2)]
     held = near(told.saved, figure)
     return vote(held, len(told) - held, len(table) - len(told))
 
