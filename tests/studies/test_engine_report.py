@@ -57,6 +57,17 @@ def test_steps_of_one_process_are_paired_one_by_one_and_of_two_by_medians():
     assert beside.low < beside.saved < beside.high and beside.verdict == "faster"
     assert (apart.saved, apart.low, apart.high, apart.rounds) == (400, 400, 400, 3)
     assert apart.gain == pytest.approx(100 * 400 / 6901)
+    assert beside.itself == 2 and apart.itself != apart.itself  # steps that took turns alone
+
+
+@pytest.mark.parametrize(("hop", "verdict"), [(199.0, "faster"), (201.0, "ambiguous")])
+def test_a_saving_within_what_a_step_differs_by_from_itself_is_no_verdict(hop, verdict):
+    own = rounds(METADATA[0], {NOW: 5000.0, EAGER: 5200.0})
+    for told in own:
+        first, *_ = told["steps_us"]
+        told["steps_us"] = (first, first + hop) * 2
+    (row,) = tables.measured(frame(*own)).itertuples()
+    assert (row.saved, row.itself, row.verdict) == (200, hop, verdict)
 
 
 def test_arms_of_graphs_are_paired_where_records_say_that_they_took_turns():

@@ -2,7 +2,8 @@
 
 A saving is microseconds a step by `arm` in place of `over`, above 0 where it is faster. Of arms
 that take turns in one process a round's saving is the median over neighbouring steps' differences,
-of others the difference of the processes' medians; the interval is Student's t over rounds.
+of others the difference of the processes' medians; the interval is Student's t over rounds. There
+are no A/A items: how far an arm's step lies from its own next one says the same (`itself`).
 """
 
 from collections.abc import Iterator
@@ -56,7 +57,7 @@ COMPARED = (
 PREPARE = "prepare_varlen_num_blocks"
 PAIR = ["arm", "over"]
 SIZES = ["model", "tp", "batch_size", "kv_len", "lengths", "driver"]
-MEASURED = [*PAIR, "case", "step", "saved", "low", "high", "rounds", "gain", "verdict"]
+MEASURED = [*PAIR, "case", "step", "saved", "low", "high", "rounds", "gain", "itself", "verdict"]
 
 
 def predicted(
@@ -98,8 +99,8 @@ def promised() -> pd.DataFrame:
 def measured(frame: pd.DataFrame) -> pd.DataFrame:
     """What each comparison on record saves: a row with `MEASURED`, steps in us, gain in %.
 
-    `verdict` is `faster` or `slower` where the interval excludes 0, else `ambiguous`; all rows are
-    one table (`gap_table`).
+    `verdict` is `faster` or `slower` where the interval excludes 0 and more is saved than either
+    arm differs by from `itself`, else `ambiguous`; all rows are one table (`gap_table`).
     """
     found, by_case = [], dict(iter(good_rows(frame, "host").groupby("case", sort=False)))
     rounds = {
@@ -110,8 +111,10 @@ def measured(frame: pd.DataFrame) -> pd.DataFrame:
     saved = [([us for _, us in pairs], [0.0] * len(pairs)) for pairs in rounds.values()]
     for ((arm, over, case), pairs), gap in zip(rounds.items(), gap_table(saved), strict=True):
         step = float(np.median([step for step, _ in pairs]))
+        itself = _itself(by_case[case], arm, over, case)
+        word = "ambiguous" if abs(gap.mean) <= itself else gap.word
         bounds = (gap.mean, gap.low, gap.high, gap.pairs)
-        found.append((arm, over, case, step, *bounds, 100 * gap.mean / step, gap.word))
+        found.append((arm, over, case, step, *bounds, 100 * gap.mean / step, itself, word))
     return pd.DataFrame(found, columns=MEASURED)
 
 
@@ -125,7 +128,7 @@ def core_table(frame: pd.DataFrame, promised: pd.DataFrame) -> pd.DataFrame:
     traced = [traced_saving(frame, *row) for row in table[[*PAIR, "case"]].itertuples(index=False)]
     table["traced"] = np.array(traced, float)
     rest = table.saved - table.traced.fillna(table.predicted)
-    shown = _sizes(table)[["predicted", "saved", "traced", "step"]].round(1)
+    shown = _sizes(table)[["predicted", "saved", "itself", "traced", "step"]].round(1)
     shown = pd.concat([table[PAIR], _sizes(table)[SIZES], shown], axis=1)
     shown.insert(len(shown.columns) - 2, "interval", intervals(table, decimals=0))
     more = {"gain, %": table.gain.round(2), "verdict": table.verdict}
@@ -137,7 +140,7 @@ def summary_table(core: pd.DataFrame) -> pd.DataFrame:
     numbers as least to most."""
     kinds = core.groupby([*PAIR, "model", "driver", "lengths"], sort=False)
     columns = {"shapes": kinds.size()}
-    for name in ("predicted", "saved", "rest", "step", "gain, %"):
+    for name in ("predicted", "saved", "itself", "rest", "step", "gain, %"):
         columns[name] = kinds[name].agg(_range)
     columns["verdict"] = kinds.verdict.agg(lambda words: ", ".join(dict.fromkeys(words)))
     return pd.DataFrame(columns).reset_index()
@@ -197,13 +200,25 @@ def _rounds(
     store.require_comparable(rows)
     wide = rows.pivot(index="round", columns="backend", values="steps_us")
     wide = wide.reindex(columns=[arm, over]).dropna()
-    # Metadata arms took turns before records said so.
-    always = {arm, over} <= {NOW, EAGER, OURS_FUSED, ONE_LAUNCH} and case.driver == "steps"
-    beside = always or rows.reported_backend.str.contains(IN_TURNS).all()
+    beside = _in_turns(rows, arm, over, case)
     for ours, theirs in zip(wide[arm], wide[over], strict=True):
         step = float(np.median(theirs))
         saved = np.subtract(theirs, ours) if beside else step - np.median(ours)
         yield step, float(np.median(saved))
+
+
+def _in_turns(rows: pd.DataFrame, arm: str, over: str, case: EngineCase) -> bool:
+    # Metadata arms took turns before records said so.
+    always = {arm, over} <= {NOW, EAGER, OURS_FUSED, ONE_LAUNCH} and case.driver == "steps"
+    return always or bool(rows.reported_backend.str.contains(IN_TURNS).all())
+
+
+def _itself(rows: pd.DataFrame, arm: str, over: str, case: EngineCase) -> float:
+    """Microseconds from an arm's step to its own next one: a round's median, the most of all."""
+    rows = rows[rows.backend.isin((arm, over))]
+    if not _in_turns(rows, arm, over, case):
+        return np.nan
+    return max(abs(float(np.median(np.subtract(us[1::2], us[:-1:2])))) for us in rows.steps_us)
 
 
 def _range(values: pd.Series) -> str:
