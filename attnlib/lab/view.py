@@ -122,7 +122,9 @@ class View(Tables, Shown):
         gpu = f"{self.machine.get('gpu') or 'CPU'} {self.machine.get('gpu_id', '')}".strip()
         name = self.source.name
         if name != LIVE:
-            return f"Served from records: study {name}, {gpu}, measured {when}. No GPU is used."
+            told = f"Served from records: study {name}, {gpu}, measured {when}. No GPU is used."
+            waited = any(record.settle_us for record in self.mine)
+            return told if waited else f"{told} No sample waited for a steady clock."
         return f"Measured here, on {gpu}, {when}." if days else "Measures here; not on record yet."
 
     @property

@@ -148,6 +148,13 @@ def test_the_published_ratios_are_those_of_the_report(frame, case):
     assert by_backend(seen.times)[FA2]["us"] == rows.times(known)[FA2].item()
 
 
+def test_records_none_of_which_waited_for_a_steady_clock_are_marked(demo, make_record):
+    mark = "No GPU is used. No sample waited for a steady clock."
+    assert view(MODEL).served.endswith(mark)
+    keep(make_record, "demo", timed(FA2, QWEN), 8.0, settle_us=2e5, round=9)
+    assert view(MODEL).served.endswith("No GPU is used.")
+
+
 def test_in_live_mode_the_call_measures_what_is_missing(instant_jobs, monkeypatch):
     made.go_live(monkeypatch)
     seen = view(MODEL, batch=7)
