@@ -26,9 +26,9 @@ MAX_FILES_PER_FOLDER = 12
 # The budgets of the whole: decisions, so that the next thousand lines are one. Raise one with its
 # reason in the commit; `git log -L /MAX_PACKAGE_LINES/,+3:tests/house/test_style.py` lists them.
 MAX_ROOMS = 9  # and four front doors
-MAX_PACKAGE_LINES = 28_367
+MAX_PACKAGE_LINES = 28_361
 MAX_CORE_LINES = 7_707  # what an engine imports
-MAX_TEST_LINES = 21_663
+MAX_TEST_LINES = 21_659
 MAX_POSITIONAL = 5
 MAX_COMMENT_SHARE = 0.12
 

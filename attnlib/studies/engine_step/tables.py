@@ -108,10 +108,10 @@ def measured(frame: pd.DataFrame) -> pd.DataFrame:
         for arm, over, case in COMPARED
         if case in by_case and (pairs := list(_rounds(by_case[case], arm, over, case)))
     }
-    saved = [([us for _, us in pairs], [0.0] * len(pairs)) for pairs in rounds.values()]
+    saved = [([us for _, us, _ in pairs], [0.0] * len(pairs)) for pairs in rounds.values()]
     for ((arm, over, case), pairs), gap in zip(rounds.items(), gap_table(saved), strict=True):
-        step = float(np.median([step for step, _ in pairs]))
-        itself = _itself(by_case[case], arm, over, case)
+        step = float(np.median([step for step, *_ in pairs]))
+        itself = max(hop for *_, hop in pairs)
         word = "ambiguous" if abs(gap.mean) <= itself else gap.word
         bounds = (gap.mean, gap.low, gap.high, gap.pairs)
         found.append((arm, over, case, step, *bounds, 100 * gap.mean / step, itself, word))
@@ -194,31 +194,25 @@ def outputs(frame: pd.DataFrame) -> pd.Series:
 
 def _rounds(
     rows: pd.DataFrame, arm: str, over: str, case: EngineCase
-) -> Iterator[tuple[float, float]]:
-    """Of each round that has both, among the case's: a step of `over`, and what `arm` saves."""
+) -> Iterator[tuple[float, float, float]]:
+    """Of each round that has both, among the case's: a step of `over`, what `arm` saves, and how
+    far an arm's step lies from its own next one, the larger of both; NaN where they took no turns.
+    """
     rows = rows[rows.backend.isin((arm, over))]
     store.require_comparable(rows)
     wide = rows.pivot(index="round", columns="backend", values="steps_us")
     wide = wide.reindex(columns=[arm, over]).dropna()
-    beside = _in_turns(rows, arm, over, case)
-    for ours, theirs in zip(wide[arm], wide[over], strict=True):
-        step = float(np.median(theirs))
-        saved = np.subtract(theirs, ours) if beside else step - np.median(ours)
-        yield step, float(np.median(saved))
-
-
-def _in_turns(rows: pd.DataFrame, arm: str, over: str, case: EngineCase) -> bool:
     # Metadata arms took turns before records said so.
     always = {arm, over} <= {NOW, EAGER, OURS_FUSED, ONE_LAUNCH} and case.driver == "steps"
-    return always or bool(rows.reported_backend.str.contains(IN_TURNS).all())
-
-
-def _itself(rows: pd.DataFrame, arm: str, over: str, case: EngineCase) -> float:
-    """Microseconds from an arm's step to its own next one: a round's median, the most of all."""
-    rows = rows[rows.backend.isin((arm, over))]
-    if not _in_turns(rows, arm, over, case):
-        return np.nan
-    return max(abs(float(np.median(np.subtract(us[1::2], us[:-1:2])))) for us in rows.steps_us)
+    beside = always or rows.reported_backend.str.contains(IN_TURNS).all()
+    for ours, theirs in zip(wide[arm], wide[over], strict=True):
+        step, itself = float(np.median(theirs)), np.nan
+        saved = step - np.median(ours)
+        if beside:
+            saved = np.median(np.subtract(theirs, ours))
+            hops = (np.subtract(us[1::2], us[:-1:2]) for us in (ours, theirs))
+            itself = max(abs(float(np.median(hop))) for hop in hops)
+        yield step, float(saved), itself
 
 
 def _range(values: pd.Series) -> str:
