@@ -4,10 +4,10 @@
 kernel can move. `flops` are those of QK^T and PV, useful ones only.
 
 FlashInfer's fa3 decode, predicted from its schedule (scheduler.cuh, the same in 0.6.3 and 0.7.2):
-one work item per request and query head, which reads its KV head's cache again, in tiles of 128
-query rows of which decode fills one, no split of the KV axis. Items go to the SM with the least
-cost so far, heads outermost, each head's requests longest first. Rates are those measured on the
-same GPU; no constant is fitted.
+one work item per request and query head, in tiles of 128 query rows of which decode fills one, no
+split of the KV axis. Items go to the SM with the least cost so far, heads outermost, each head's
+requests longest first. Query heads of a KV head that run at once share one read of its cache, later
+ones read it again. Rates are those measured on the same GPU; no constant is fitted.
 """
 
 from dataclasses import dataclass
@@ -75,7 +75,7 @@ class Fa3Prediction:
 
     @property
     def run_us(self) -> float:
-        """The longer of padded tensor-core work and re-read traffic."""
+        """The longer of padded tensor-core work and reads from memory."""
         return max(self.tensor_us, self.traffic_us)
 
 
@@ -138,20 +138,20 @@ def mla_cache_bytes(case: MlaCase) -> int:
 
 
 def predict_fa3(case: DecodeCase, ceilings: Ceilings) -> Fa3Prediction:
-    """Busy SMs, reads and time of FlashInfer's fa3 decode, from its schedule alone."""
+    """Busy SMs, reads of the cache and time of FlashInfer's fa3 decode, from its schedule alone."""
     spec, seq_lens = case.spec, sample_seq_lens(case)
     items = case.batch_size * spec.num_qo_heads
     tokens, _ = fa3_sm_tokens(tuple(seq_lens.tolist()), spec, num_sms=ceilings.num_sms)
     tile_rows, _ = FA3_TILES[spec.head_dim]
     flops_per_us = ceilings.matmul_tflops * 1e6 / ceilings.num_sms
     tensor_us = 4 * spec.head_dim * tile_rows * int(tokens.max()) / flops_per_us
-    traffic_us = decode_cost(case).kv_bytes * spec.group_size / (ceilings.copy_gbps * 1e3)
+    kv_reads = -(-spec.group_size // max(1, ceilings.num_sms // case.batch_size))
     return Fa3Prediction(
         work_items=items,
         busy_sms=min(ceilings.num_sms, items),
-        kv_reads=spec.group_size,
+        kv_reads=kv_reads,
         tensor_us=tensor_us,
-        traffic_us=traffic_us,
+        traffic_us=decode_cost(case).kv_bytes * kv_reads / (ceilings.copy_gbps * 1e3),
     )
 
 

@@ -70,20 +70,20 @@ def test_a_head_dim_without_a_tile_is_refused_listing_those_that_have_one():
     ("spec", "batch_size", "num_sms", "items", "reads", "padded"),
     [
         # Of 1,000 tokens whole tiles of 96 are 1,056, of 32 they are 1,024; times rows of a tile.
-        (AttnSpec(8, 1, 128, 16), 1, 100, 8, 8, 128 * 1056),
-        (AttnSpec(8, 4, 128, 16), 1, 100, 8, 2, 128 * 1056),
-        (AttnSpec(8, 1, 64, 16), 1, 100, 8, 8, 192 * 1056),
-        (AttnSpec(8, 1, 256, 16), 1, 100, 8, 8, 128 * 1024),
-        (AttnSpec(8, 1, 128, 16), 25, 200, 200, 8, 128 * 1056),
-        (AttnSpec(8, 1, 128, 16), 25, 199, 200, 8, 2 * 128 * 1056),  # an item more than SMs
+        (AttnSpec(8, 1, 128, 16), 1, 100, 8, 1, 128 * 1056),
+        (AttnSpec(8, 1, 64, 16), 1, 100, 8, 1, 192 * 1056),
+        (AttnSpec(8, 1, 256, 16), 1, 100, 8, 1, 128 * 1024),
+        (AttnSpec(8, 1, 128, 16), 25, 200, 200, 1, 128 * 1056),  # all eight heads at once
+        (AttnSpec(8, 1, 128, 16), 25, 199, 200, 2, 2 * 128 * 1056),  # seven, then one
+        (AttnSpec(8, 1, 128, 16), 199, 199, 1592, 8, 8 * 128 * 1056),  # one head at a time
+        (AttnSpec(8, 4, 128, 16), 398, 199, 3184, 2, 16 * 128 * 1056),  # half of one
     ],
 )
 def test_a_prediction_is_the_one_computed_by_hand(spec, batch_size, num_sms, items, reads, padded):
     case = replace(MQA, spec=spec, batch_size=batch_size)
     found = predict_fa3(case, replace(CEILINGS, num_sms=num_sms))
     tensor_us = 4 * spec.head_dim * padded / (1e9 / num_sms)
-    # However many KV heads there are, the traffic is one read a query head.
-    traffic_us = 8 * batch_size * 1000 * 2 * spec.head_dim * 2 / 4e6
+    traffic_us = reads * spec.num_kv_heads * batch_size * 1000 * 2 * spec.head_dim * 2 / 4e6
     expected = (items, min(items, num_sms), reads, tensor_us, traffic_us)
     assert astuple(found) == pytest.approx(expected)
     assert found.run_us == max(found.tensor_us, found.traffic_us)
