@@ -45,7 +45,6 @@ FACTS = {
     ),
     "11": ("groups of 1, 4 and 8", "132 SMs has 264 slots", "one in 16 is long"),
     "14": (
-        "at 8,192 tokens",
         "193 us and 2.6 %",
         'what "5x" of a kernel',
         "one request of 12,000 tokens",
