@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import re
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property
 from statistics import median
 from typing import Any
@@ -26,6 +26,24 @@ THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
 """Hardware slowdown, software and hardware thermal slowdown, power brake: the machine is not well,
 and a measurement taken then is left out."""
 UNSETTLED = 0.02
+RENAMED = {
+    "fa3": "flash-attn-3",
+    "fa3-precomputed": "flash-attn-3-precomputed",
+    "fa3-precomputed-32": "flash-attn-3-precomputed-32",
+    "fa3-precomputed-1": "flash-attn-3-precomputed-1",
+    "fa3-mla": "flash-attn-3-mla",
+    "fa3-extend": "flash-attn-3-extend",
+    "fa3-prepare": "flash-attn-3-prepare",
+    "fa3-two-launches": "flash-attn-3-two-launches",
+    "fa3-one-launch": "flash-attn-3-one-launch",
+    "fa3-step-each": "flash-attn-3-step-each",
+    "fa3-step-once": "flash-attn-3-step-once",
+    "fa3-step-eager": "flash-attn-3-step-eager",
+    "fa3-step-serial": "flash-attn-3-step-serial",
+    "fa3-step-fused": "flash-attn-3-step-fused",
+    "fa3-step-one-launch": "flash-attn-3-step-one-launch",
+}
+"""Backend of records before 2026-11-26 -> its name now: `fa3` is FlashInfer's kernel alone."""
 STATUSES = ("ok", "incorrect", "refused", "error", "crashed", "timeout")
 
 
@@ -152,6 +170,9 @@ class Record:
         record = cls(item=item, **flat)
         if record.id != stored_id:
             raise ValueError(f"id must be the content key {record.id}, got {stored_id}")
+        if item.backend in RENAMED:
+            record = replace(record, item=replace(item, backend=RENAMED[item.backend]))
+            vars(record)["id"] = stored_id
         return record
 
     @classmethod

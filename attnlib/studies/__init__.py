@@ -16,20 +16,23 @@ from ..run.study import Study
 FIRST = ("fa3_decode_regression", "auto_resolution", "measurement_trust")
 """Listed before the others: a view shows the regression first."""
 
+NOT_STUDIES = {"captured", "claims", "evidence", "expected", "roofline", "upgrade"}
+
 
 def discover() -> dict[str, Study]:
-    """The `STUDY` of every folder here, by name; ValueError for a folder that has none."""
-    folders = {found.name for found in pkgutil.iter_modules(__path__) if found.ispkg}
-    return {name: _study_of(name) for name in (*FIRST, *sorted(folders - {*FIRST}))}
+    """The `STUDY` of every module and folder here that has one, by name."""
+    names = sorted({module.name for module in pkgutil.iter_modules(__path__)} - NOT_STUDIES)
+    found = {name: _study_of(name) for name in (*FIRST, *(n for n in names if n not in FIRST))}
+    return found
 
 
 def _study_of(name: str) -> Study:
-    folder = importlib.import_module(f"{__name__}.{name}")
-    study = getattr(importlib.import_module(f"{folder.__name__}.study"), "STUDY", None)
-    if not isinstance(study, Study) or study.name != name:
-        raise ValueError(f"attnlib/studies/{name}/study.py must hold STUDY, a Study named {name!r}")
-    folder.__getattr__ = lambda asked: _part(folder, asked)  # type: ignore[method-assign]
-    return study
+    module = importlib.import_module(f"{__name__}.{name}")
+    if hasattr(module, "__path__"):
+        study = importlib.import_module(f"{module.__name__}.study").STUDY
+        module.__getattr__ = lambda asked: _part(module, asked)  # type: ignore[method-assign]
+        return study
+    return module.STUDY
 
 
 def _part(folder: ModuleType, asked: str) -> Any:

@@ -36,5 +36,5 @@ def libraries(monkeypatch, fake_fa2, fake_fa3):
 
 @pytest.fixture
 def on_hopper():
-    if reason := backends.unavailable("fa3"):
+    if reason := backends.unavailable("flash-attn-3"):
         pytest.skip(reason)

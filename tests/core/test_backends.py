@@ -197,7 +197,11 @@ def test_a_missing_library_or_gpu_or_one_that_is_no_hopper_is_said(name, monkeyp
     monkeypatch.setattr(base, "installed_version", lambda _: "")
     monkeypatch.setattr(library, "find_module", lambda name: "")
     spec = MlaSpec(16) if "mla" in name else SPEC
-    install = "sglang-kernel" if name == "fa3-mla" else "flashinfer-python|sgl-flash-mla|tokenspeed"
+    install = (
+        "sglang-kernel"
+        if name == "flash-attn-3-mla"
+        else "flashinfer-python|sgl-flash-mla|tokenspeed"
+    )
     with pytest.raises(RuntimeError, match=f"{name} cannot run .*pip install ({install})"):
         backends.create(name, spec)
     monkeypatch.setattr(base, "installed_version", lambda _: "0.7.2.post1")
@@ -255,13 +259,17 @@ MIXED = {"dtype": "bfloat16", "kv_dtype": "float8_e4m3fn"}
         ("flashinfer-prefill-fa3", replace(SPEC, head_dim=80), "head_dim must be"),
         ("flashinfer-prefill-auto", replace(SPEC, **FP8), "dtype must be"),
         ("flashinfer-prefill-fa3", replace(SPEC, **MIXED), "got bfloat16/float8_e4m3fn"),
-        ("fa3", replace(SPEC, **MIXED), "must share a dtype"),
-        ("fa3", replace(SPEC, head_dim=320), "multiple of 8 up to 256, got 320"),
-        ("fa3", replace(SPEC, head_dim=72, **FP8), "head_dim must be a multiple of 16"),
-        ("fa3-extend", replace(SPEC, head_dim=264), "multiple of 8 up to 256"),
+        ("flash-attn-3", replace(SPEC, **MIXED), "must share a dtype"),
+        ("flash-attn-3", replace(SPEC, head_dim=320), "multiple of 8 up to 256, got 320"),
+        ("flash-attn-3", replace(SPEC, head_dim=72, **FP8), "head_dim must be a multiple of 16"),
+        ("flash-attn-3-extend", replace(SPEC, head_dim=264), "multiple of 8 up to 256"),
         *((n, replace(SPEC, window=64), "window must be 0") for n in backends.EXTEND_BACKENDS),
         ("flashinfer-mla-fa2", MlaSpec(16, 64, 64, "fp8-656"), "must be bfloat16 or fp8-576, got"),
-        ("fa3-mla", MlaSpec(16, 64, 64, "fp8-576"), "kv_format must be bfloat16, got fp8-576"),
+        (
+            "flash-attn-3-mla",
+            MlaSpec(16, 64, 64, "fp8-576"),
+            "kv_format must be bfloat16, got fp8-576",
+        ),
         ("flashmla-sparse-bf16", MlaSpec(16, 64, 64, "fp8-656"), "must be bfloat16, got fp8-656"),
         ("flashmla-dense", MlaSpec(16, 64), "top_k must be 0, got 64"),
         ("flashmla-dense", MlaSpec(16, 0, 16), "page_size must be 64, got 16"),
@@ -278,19 +286,19 @@ def test_a_spec_that_a_library_cannot_run_is_refused_with_the_reason(name, spec,
 
 
 def test_a_build_that_says_it_lacks_the_latent_kernel_is_refused(libraries, monkeypatch):
-    assert backends.unsupported("fa3-mla", MlaSpec(16, 64)) == ""
+    assert backends.unsupported("flash-attn-3-mla", MlaSpec(16, 64)) == ""
     flags = {"FLASH_ATTENTION_DISABLE_HDIMDIFF64": True}
     monkeypatch.setattr(library, "_build_flags", lambda: flags)
     refusal = "64 and values of 512 dims.*install sglang-kernel"
     with pytest.raises(RuntimeError, match=refusal):
-        backends.create("fa3-mla", MlaSpec(16, 64), device="cpu")
+        backends.create("flash-attn-3-mla", MlaSpec(16, 64), device="cpu")
     with pytest.raises(pytest.skip.Exception, match=refusal):
-        calls.able("fa3-mla", calls.mla_case("fa3-mla"))
+        calls.able("flash-attn-3-mla", calls.mla_case("flash-attn-3-mla"))
 
 
 def test_every_dtype_and_head_dim_of_decode_is_taken_by_fa3():
     for head_dim, dtype in product((64, 128, 256), ("bfloat16", "float16", "float8_e4m3fn")):
-        assert backends.unsupported("fa3", AttnSpec(8, 2, head_dim, 1, dtype)) == ""
+        assert backends.unsupported("flash-attn-3", AttnSpec(8, 2, head_dim, 1, dtype)) == ""
 
 
 @pytest.mark.parametrize("name", backends.TABLE)
@@ -298,7 +306,7 @@ def test_every_entry_has_its_class_and_a_family_that_a_kernel_proves(name):
     entry = backends.TABLE[name]
     assert issubclass(backends.backend_class(name), base.Backend)
     assert entry.family in ("", *FAMILIES)
-    assert entry.hopper == ("fa3" in name or name.startswith("flashmla"))
+    assert entry.hopper == ("fa3" in name or name.startswith(("flashmla", "flash-attn-3")))
 
 
 def test_available_names_every_backend_and_says_why_not(without_gpu):
@@ -319,7 +327,11 @@ def gpu_calls():
         names = decode if len(kind) == 2 else [n for n in decode if "fa2" in n]
         spec = AttnSpec(8, 2, kind[0], 16, *kind[1:])
         found += [(n, DecodeCase(spec, 5, 999, "ragged")) for n in names]
-    found += [(n, case) for n in (*decode, "sdpa", "fa3", "fa3-precomputed") for case in WINDOWS]
+    found += [
+        (n, case)
+        for n in (*decode, "sdpa", "flash-attn-3", "flash-attn-3-precomputed")
+        for case in WINDOWS
+    ]
     long = DecodeCase(AttnSpec(32, 8, 128, 16), 4, 20000, "skewed")
     fa2 = ("flashinfer-fa2", "flashinfer-fa2-planned")
     found += [(n, long) for n in (*fa2, "flashinfer-cuda-cores", "flashinfer-xqa", "sdpa")]
@@ -332,7 +344,7 @@ def gpu_calls():
         found += [pair for pair in pairs if calls.takes(*pair)]
     kinds = product((64, 128, 256), (1, 16, 64, 256), ("bfloat16", "float16", "float8_e4m3fn"))
     cases = [DecodeCase(AttnSpec(16, 2, *kind), 7, 3000, "ragged") for kind in kinds]
-    found += [(n, case) for n in ("fa3", "fa3-precomputed") for case in cases]
+    found += [(n, case) for n in ("flash-attn-3", "flash-attn-3-precomputed") for case in cases]
     return found + list(mla_gpu_calls())
 
 

@@ -35,7 +35,7 @@ def long_enough(work, q_len):
 
 @pytest.mark.parametrize(
     ("name", "asks"),
-    [("fa3", 0), *((f"fa3-precomputed{most}", 1) for most in ("", "-1", "-32"))],
+    [("flash-attn-3", 0), *((f"flash-attn-3-precomputed{most}", 1) for most in ("", "-1", "-32"))],
 )
 def test_metadata_is_asked_for_once_and_given_to_every_call_or_left_to_each(
     name, asks, fake_fa3, libraries
@@ -202,7 +202,9 @@ def test_two_streams_may_not_share_metadata(on_hopper):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("name", "prepares"), [("fa3", 1), ("fa3-precomputed", 0)])
+@pytest.mark.parametrize(
+    ("name", "prepares"), [("flash-attn-3", 1), ("flash-attn-3-precomputed", 0)]
+)
 def test_the_trace_shows_the_family_and_who_prepares(on_hopper, name, prepares):
     work = build_workload(DecodeCase(GQA, 4, 8000), device="cuda")
     backend = backends.create(name, work.case.spec)

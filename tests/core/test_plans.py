@@ -47,7 +47,10 @@ def test_all_tokens_are_read_and_items_hold_them(backend, lens):
 
 
 def test_a_window_has_no_work_plan():
-    for make in (partial(plan, "fa3"), lambda spec, lens, **gpu: fa3_sm_tokens(lens, spec, **gpu)):
+    for make in (
+        partial(plan, "flash-attn-3"),
+        lambda spec, lens, **gpu: fa3_sm_tokens(lens, spec, **gpu),
+    ):
         with pytest.raises(ValueError, match="window must be 0 for a work plan, got 64"):
             make(replace(SPEC, window=64), (100,), num_sms=SMS)
 
@@ -138,7 +141,7 @@ def test_fa3_gives_equal_requests_what_the_heap_gives_them(batch, kv_len):
         (CUDA_CORES, AttnSpec(40, 8, 128, 16), [100], r"\(128, 2\): \(1, 2, 3, 4, 6, 8,"),
         (CUDA_CORES, AttnSpec(8, 8, 96, 16), [100], "must have a head_dim, bytes of a"),
         ("flashinfer-fa3", AttnSpec(8, 8, 96, 16), [100], "one of 64, 128, 256, got 96"),
-        *(("fa3", SPEC, lens, "seq_lens must hold lengths >= 1, got") for lens in WRONG),
+        *(("flash-attn-3", SPEC, lens, "seq_lens must hold lengths >= 1, got") for lens in WRONG),
     ],
 )
 def test_what_has_no_known_plan_raises(backend, spec, lens, message):

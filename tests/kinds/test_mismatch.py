@@ -76,7 +76,7 @@ def test_a_finite_but_wrong_output_is_wrong(fake_fa3, monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", NAMES)
 def test_on_a_gpu_the_guard_refuses_every_mismatch_and_costs_no_right_call(name):
-    if reason := backends.unavailable("fa3"):
+    if reason := backends.unavailable("flash-attn-3"):
         pytest.skip(reason)
     found = run_one(name, guard=True)
     expected = "harmless" if name in HARMLESS else "refused by the guard"

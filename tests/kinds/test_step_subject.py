@@ -17,25 +17,25 @@ LAYERS_OF = (AttnSpec(16, 2, 128, 16, window=n) for n in (0, 90))
 STEP, LOCAL = (StepCase(DecodeCase(spec, 5, 300, "ragged"), 4) for spec in LAYERS_OF)
 FA3_STEPS = [name for name in BACKENDS if name not in ENGINE_STEPS]
 LAYERS = {
-    "fa3-step-each": (4, 4, 0, 0),
-    "fa3-prepare": (0, 1, 0, 0),
-    "fa3-two-launches": (0, 1, 1, 0),
-    "fa3-one-launch": (0, 0, 0, 1),
-    "fa3-step-fused": (4, 1, 1, 0),
-    "fa3-step-one-launch": (4, 0, 0, 1),
+    "flash-attn-3-step-each": (4, 4, 0, 0),
+    "flash-attn-3-prepare": (0, 1, 0, 0),
+    "flash-attn-3-two-launches": (0, 1, 1, 0),
+    "flash-attn-3-one-launch": (0, 0, 0, 1),
+    "flash-attn-3-step-fused": (4, 1, 1, 0),
+    "flash-attn-3-step-one-launch": (4, 0, 0, 1),
 }
 """Launches of attention, of the library's preparation, of the fused kernel, of ours for all."""
 
 
 def test_an_unknown_way_of_making_a_step_lists_the_ways_there_are():
-    record = measure(Item("fa3-step-twice", "host", STEP))
-    assert "must be one of fa3-step-each, fa3-step-once" in record.reason
+    record = measure(Item("flash-attn-3-step-twice", "host", STEP))
+    assert "must be one of flash-attn-3-step-each, flash-attn-3-step-once" in record.reason
 
 
 @pytest.mark.parametrize("case", [STEP, MismatchCase("none", True)])
 def test_without_the_library_a_step_is_refused_with_what_to_install(case, monkeypatch):
     monkeypatch.setattr("attnlib.core.backends.unavailable", lambda name: "install it")
-    record = measure(Item("fa3-step-once", "host", case))
+    record = measure(Item("flash-attn-3-step-once", "host", case))
     assert (record.status, record.reason) == ("refused", "install it")
 
 
@@ -68,10 +68,10 @@ def test_a_step_is_right_and_launches_what_its_name_says(backend):
 
 @pytest.mark.gpu
 def test_a_guarded_mismatch_is_refused_and_a_harmless_one_gets_a_time():
-    refused = measure(Item("fa3", "eager", MismatchCase("head-counts", True)), "cuda")
+    refused = measure(Item("flash-attn-3", "eager", MismatchCase("head-counts", True)), "cuda")
     assert refused.status == "refused"
     assert "num_qo_heads must be 4, got 16" in refused.reason
-    harmless = measure(Item("fa3", "eager", MismatchCase("lengths-grown", True)), "cuda")
+    harmless = measure(Item("flash-attn-3", "eager", MismatchCase("lengths-grown", True)), "cuda")
     assert harmless.status == "ok", harmless.reason
     assert (harmless.reported_backend, bool(harmless.run_us)) == ("harmless", True)
 

@@ -112,7 +112,7 @@ def test_latent_attention_has_the_ceiling_that_binds_it(make_record, monkeypatch
     assert by_backend(seen.times)[made.DENSE]["us"] == 100.0
     assert seen.comparison.backend.tolist() == [made.DENSE]
     chosen = seen.rules.set_index("library").chooses
-    assert chosen["vllm==0.33.0"] == chosen["sglang==0.5.23"] == "fa3-mla"
+    assert chosen["vllm==0.33.0"] == chosen["sglang==0.5.23"] == "flash-attn-3-mla"
 
 
 def test_another_librarys_backend_is_compared_whatever_flashinfers_release(published_records):

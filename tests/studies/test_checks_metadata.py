@@ -58,8 +58,8 @@ def steps(saved=200.0, *, once_zeros=0, once_prepares=1):
     for batch, timer, round_ in product((1, 16), ("graph", "eager"), (0, 1)):
         case = StepCase(DecodeCase(AttnSpec(16, 2, 128, 64), batch, 2048, "ragged"), LAYERS)
         more = {"study": "scheduler_metadata", "timer": timer, "round": round_, "heads": "16/2"}
-        found.append(row(case, "fa3-step-each", 1000.0, kernels=each, **more))
-        found.append(row(case, "fa3-step-once", 1000.0 - saved, kernels=once, **more))
+        found.append(row(case, "flash-attn-3-step-each", 1000.0, kernels=each, **more))
+        found.append(row(case, "flash-attn-3-step-once", 1000.0 - saved, kernels=once, **more))
     return pd.DataFrame(found)
 
 

@@ -21,7 +21,7 @@ def made(times):
 def test_a_smaller_tile_is_told_from_one_that_stays():
     (fa2,), (promised,) = equal.PIN_FA2, equal.PROMISED
     times = {(MANY, fa2): 4.0, (MANY, promised): 1.0, (ONE, fa2): 2.0, (ONE, promised): 2.0}
-    frame = made(times | {(MANY, "fa3-extend"): 3.0})
+    frame = made(times | {(MANY, "flash-attn-3-extend"): 3.0})
     shown = equal.promised(frame).set_index("mode")
     assert shown.tile.to_dict() == {"target_verify": "128 to 16", "dllm_extend": "128"}
     assert shown.loc["target_verify", ["fa2", "promised", "library"]].tolist() == [4, 1, 3]

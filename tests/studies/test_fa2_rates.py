@@ -105,14 +105,14 @@ def test_sweeps_are_read_from_rows_of_one_backend_that_ran_ok():
     decode = DecodeCase(SPEC, 3, 4000, "ragged", seed=5)
     rows = [*rows_of(decode), *rows_of(decode, q_len=8), *rows_of(decode, status="refused")]
     rows += [row(PlanCase(decode, 1, 512), learn.SWEPT, 1, 57.12)]
-    one, several = learn.sweeps(frame(*rows, row(decode, "fa3-precomputed", 0, 9.0)))
+    one, several = learn.sweeps(frame(*rows, row(decode, "flash-attn-3-precomputed", 0, 9.0)))
     assert one.chunks.tolist() == [256, 512, 1024, 2048]
     assert one.run_us.tolist() == pytest.approx([52.56, 56.12, 60.24, 70.48])
     assert (one.case, several.case) == (PlanCase(decode), PlanCase(decode, 8))
     assert (one.key, several.key, one.shape.num_sms) == (16, 64, 132)
     assert one.lens.max() == 4000 and several.lens.min() >= 8
     with pytest.raises(ValueError, match="records of fa2-chunk that ran ok, it has none"):
-        learn.sweeps(frame(row(decode, "fa3-precomputed", 0, 9.0)))
+        learn.sweeps(frame(row(decode, "flash-attn-3-precomputed", 0, 9.0)))
 
 
 def test_the_study_sweeps_every_key_often_enough_to_learn_it_from_either_half():

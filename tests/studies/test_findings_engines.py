@@ -88,7 +88,7 @@ def test_the_library_is_first_with_many_requests_but_not_before_fa2_planned_for_
     times = times[times[LIBRARY].notna() & times["mode"].isin(("target_verify", "draft_extend"))]
     first = times[LIBRARY] < times[["fa2", "fa3"]].min(axis=1)
     assert first[times.batch_size > 1].all() and first[times.batch_size == 1].mean() < 0.5
-    graphs = pick(studied, backend="fa3-extend", timer=GRAPH)
+    graphs = pick(studied, backend="flash-attn-3-extend", timer=GRAPH)
     assert (rows.launches(graphs, "FlashAttnFwdCombine") > 0).all()
     (eager,) = pick(modes.plans(studied), backend="fa2", **VERIFIED)["for eager"]
     traced = modes.times(modes.mode_rows(studied, GRAPH), "kernel_us")

@@ -134,7 +134,7 @@ def test_flashmlas_kernels_are_named_by_what_they_do(make_record):
 
 def without_flash_attention(name):
     frame = live(name)
-    return frame[frame.backend != "fa3-mla"]
+    return frame[frame.backend != "flash-attn-3-mla"]
 
 
 @pytest.mark.parametrize("of", [published, live, without_flash_attention, without_flashmla])
@@ -156,7 +156,7 @@ def test_the_fastest_of_each_format_are_compared_cold_and_warm(make_record):
     Warm it takes twice as long; and one of its rounds drifts, which is said.
     """
     for kv_format, backend, cold, warm in (
-        ("bfloat16", "fa3-mla", 20.0, 10.0),
+        ("bfloat16", "flash-attn-3-mla", 20.0, 10.0),
         ("bfloat16", "flashinfer-mla-fa3", 99.0, 99.0),
         ("fp8-576", "flashinfer-mla-fa3", 10.0, 20.0),
     ):

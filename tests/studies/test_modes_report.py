@@ -155,6 +155,6 @@ def test_masks_are_compared_case_by_case():
 
 def test_the_library_is_held_to_the_better_of_the_two():
     times = {(VERIFY, prefill("fa2"), GRAPH): 3.0, (VERIFY, prefill("fa3"), GRAPH): 9.0}
-    table = modes.library(made(times | {(VERIFY, "fa3-extend", GRAPH): 2.0}))
+    table = modes.library(made(times | {(VERIFY, "flash-attn-3-extend", GRAPH): 2.0}))
     assert table[["shapes", "faster", "most"]].to_numpy().tolist() == [[1, 1, 0.67]]
     assert "library" not in modes.headline(made(times), [VERIFY], LIMIT)

@@ -36,9 +36,9 @@ def steps(make_record):
         late = 4.0 * round_
         each = {FORWARD: (4, 96.0), PREPARE: (4, 20.0)}
         once = {FORWARD: (4, 96.0), PREPARE: (1, 5.0), ZERO: (4, 3.0)}
-        store.append(record("fa3-step-each", round_, 100.0 + late, 4, **each))
-        store.append(record("fa3-step-once", round_, 88.0 + late, 4, **once))
-        store.append(record("fa3-prepare", round_, 5.0, 1, **{PREPARE: (1, 4.0)}))
+        store.append(record("flash-attn-3-step-each", round_, 100.0 + late, 4, **each))
+        store.append(record("flash-attn-3-step-once", round_, 88.0 + late, 4, **once))
+        store.append(record("flash-attn-3-prepare", round_, 5.0, 1, **{PREPARE: (1, 4.0)}))
     (machine,) = store.machines("demo")
     return store.load("demo", machine)
 

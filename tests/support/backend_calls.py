@@ -54,7 +54,7 @@ KINDS = (
 """head_dim, dtype of the query and of the cache."""
 XQA_KINDS = ((1, 64), (8, 16), (16, 32, 128, "float16"), (4, 128, 256))
 """Group and page size, head_dim, dtype: the library builds a module for each."""
-_BOTH = ("flashinfer-mla-fa2", "flashinfer-mla-fa3", "fa3-mla")
+_BOTH = ("flashinfer-mla-fa2", "flashinfer-mla-fa3", "flash-attn-3-mla")
 SPARSE = (*_BOTH, "flashmla-sparse-fp8", "flashmla-sparse-bf16")
 DENSE = (*_BOTH, "flashmla-dense")
 
@@ -79,8 +79,15 @@ PLANNED_DECODE = [
     )
 ]
 """Plans of our own for every kind of layer that they take."""
-CAPPED = ("fa3-precomputed-32", "fa3-precomputed-1")
-FAKED = ("sdpa", "fa3", "fa3-precomputed", *CAPPED, "flashinfer-fa2-planned", "flashinfer-cudnn")
+CAPPED = ("flash-attn-3-precomputed-32", "flash-attn-3-precomputed-1")
+FAKED = (
+    "sdpa",
+    "flash-attn-3",
+    "flash-attn-3-precomputed",
+    *CAPPED,
+    "flashinfer-fa2-planned",
+    "flashinfer-cudnn",
+)
 WINDOWS = [
     DecodeCase(replace(spec_of(4, page), window=window), 7, 1500, "ragged")
     for page, window in ((16, 100), (64, 1), (1, 700), (16, 1500))
@@ -91,7 +98,9 @@ SINKS = [
     for window in (0, 128)
 ]
 """Layers of gpt-oss."""
-SUNK = [(n, c) for n in ("fa3", "fa3-precomputed", "flashinfer-xqa") for c in SINKS]
+SUNK = [
+    (n, c) for n in ("flash-attn-3", "flash-attn-3-precomputed", "flashinfer-xqa") for c in SINKS
+]
 WINDOWED = [(n, c) for n in (*FAKED, "flashinfer-fa2", "flashinfer-fa2-fixed") for c in WINDOWS]
 XQA = [
     ("flashinfer-xqa", case)

@@ -25,10 +25,10 @@ LIBRARIES = {
     "sdpa": Library(("torch",)),
     "flashinfer": Library(("flashinfer-python",), since="0.5.0", compared=True),
     "sglang": Library(("sglang",), compared=True),
-    "fa3": Library(("tokenspeed-fa3", "flash-attn-3", "sgl-kernel")),
+    "flash-attn-3": Library(("tokenspeed-fa3", "flash-attn-3", "sgl-kernel")),
     "flashmla": Library(("sgl-flash-mla", "flash-mla")),
 }
-"""First word of a backend's name -> its library. SGLang's backends are metadata kernels."""
+"""Beginning of a backend's name -> its library. SGLang's backends are metadata kernels."""
 
 COMPARED = {word: lib.distributions[0] for word, lib in LIBRARIES.items() if lib.compared}
 """First word of a backend's name -> the distribution whose releases studies compare."""
@@ -149,7 +149,7 @@ class Entry:
     @property
     def library(self) -> Library:
         """The library that it is a mode of."""
-        return LIBRARIES[self.name.partition("-")[0]]
+        return next(lib for name, lib in LIBRARIES.items() if self.name.startswith(name))
 
     @property
     def distribution(self) -> str:
@@ -183,20 +183,20 @@ _ENTRIES = (
     ),
     Entry("flashinfer-graph-auto", "decode", "flashinfer:GraphDecode"),
     Entry(
-        *("fa3", "decode", "fa3:Fa3", "flash-attn-3"),
+        *("flash-attn-3", "decode", "fa3:Fa3", "flash-attn-3"),
         words=("fa3", "FLASH_ATTN"),
         label="FlashAttention-3",
     ),
     Entry(
-        *("fa3-precomputed", "decode", "fa3:Fa3Precomputed", "flash-attn-3"),
+        *("flash-attn-3-precomputed", "decode", "fa3:Fa3Precomputed", "flash-attn-3"),
         label="FlashAttention-3, precomputed",
     ),
     Entry(
-        *("fa3-precomputed-32", "decode", "fa3:Fa3Capped", "flash-attn-3"),
+        *("flash-attn-3-precomputed-32", "decode", "fa3:Fa3Capped", "flash-attn-3"),
         label="FlashAttention-3, at most 32 splits",
     ),
     Entry(
-        *("fa3-precomputed-1", "decode", "fa3:Fa3OneSplit", "flash-attn-3"),
+        *("flash-attn-3-precomputed-1", "decode", "fa3:Fa3OneSplit", "flash-attn-3"),
         label="FlashAttention-3, no splits",
     ),
     Entry("flashinfer-mla-fa2", "mla", "mla:FlashInferMla", "mla-fa2"),
@@ -208,7 +208,7 @@ _ENTRIES = (
     ),
     Entry(*("flashmla-sparse-bf16", "mla", "mla:FlashMlaSparseBf16", "flashmla-sparse-prefill")),
     Entry(
-        *("fa3-mla", "mla", "mla:Fa3Mla", "flash-attn-3"),
+        *("flash-attn-3-mla", "mla", "mla:Fa3Mla", "flash-attn-3"),
         words=("fa3", "FLASH_ATTN_MLA", "FLASH_ATTN_MLA_SPARSE"),
     ),
     Entry("flashinfer-prefill-auto", "extend", "flashinfer:Prefill"),
@@ -219,7 +219,7 @@ _ENTRIES = (
         since="0.7.2.post1",
     ),
     Entry("flashinfer-prefill-fa2-planned", "extend", "planned:PlannedPrefill", "fa2"),
-    Entry("fa3-extend", "extend", "fa3:Fa3Extend", "flash-attn-3"),
+    Entry("flash-attn-3-extend", "extend", "fa3:Fa3Extend", "flash-attn-3"),
 )
 
 TABLE = {entry.name: entry for entry in _ENTRIES}

@@ -6,7 +6,7 @@
 | flashinfer-fa2-planned | the same | 2 | `core.fa2.choice` |
 | flashinfer-cuda-cores | the same | `CUDA_CORE_CTAS` | BatchDecodeWithPagedKVCacheWorkEstimation |
 | flashinfer-fa3 | whole requests of single query heads, as planned | 1 | PrefillSM90Plan |
-| fa3, fa3-precomputed | a range of KV blocks of a request's head | 1 | `metadata.splits` |
+| fa3, flash-attn-3-precomputed | a range of KV blocks of a request's head | 1 | `metadata.splits` |
 
 FlashInfer's rules are those of its scheduler.cuh (0.6.4) for a plan in a CUDA graph, `planned` is
 our plan for as many requests, none longer; `tests/core/test_plans.py` holds them to the library.
@@ -209,6 +209,6 @@ PLANS: dict[str, Callable[[AttnSpec, np.ndarray, int], WorkPlan]] = {
     "flashinfer-fa2-planned": _fa2_planned,
     "flashinfer-cuda-cores": _cuda_cores,
     "flashinfer-fa3": _flashinfer_fa3,
-    "fa3": _fa3,
-    "fa3-precomputed": _fa3,
+    "flash-attn-3": _fa3,
+    "flash-attn-3-precomputed": _fa3,
 }

@@ -44,7 +44,7 @@ class MismatchSubject(Subject):
 
     def measure(self, item: Item[MismatchCase]) -> dict[str, Any]:
         """One attention call with metadata of another call's facts."""
-        if missing := backends.unavailable("fa3"):
+        if missing := backends.unavailable("flash-attn-3"):
             return {"status": "refused", "reason": missing}
         found = run_one(item.case.name, guard=item.case.guard, device=self.bench.device)
         if found["outcome"] == "crashed":

@@ -2,15 +2,15 @@
 
 | backend | what a step launches before and in its layers |
 |---|---|
-| fa3-step-each | FA3 prepares its schedule in every layer |
-| fa3-step-once | FA3's schedule once, then the layers |
-| fa3-step-eager | lengths and page table op by op, FA3's schedule once, then the layers |
-| fa3-step-serial | the same with the serial kernel |
-| fa3-step-fused | the same with the fused kernel |
-| fa3-step-one-launch | lengths, page table and FA3's schedule in one kernel, then the layers |
-| fa3-prepare | only FA3's schedule, no layer |
-| fa3-two-launches | only the metadata of fa3-step-fused, no layer |
-| fa3-one-launch | only the metadata of fa3-step-one-launch, no layer |
+| flash-attn-3-step-each | FA3 prepares its schedule in every layer |
+| flash-attn-3-step-once | FA3's schedule once, then the layers |
+| flash-attn-3-step-eager | lengths and page table op by op, FA3's schedule once, then the layers |
+| flash-attn-3-step-serial | the same with the serial kernel |
+| flash-attn-3-step-fused | the same with the fused kernel |
+| flash-attn-3-step-one-launch | lengths, page table and FA3's schedule in one kernel, then the layers |
+| flash-attn-3-prepare | only FA3's schedule, no layer |
+| flash-attn-3-two-launches | only the metadata of flash-attn-3-step-fused, no layer |
+| flash-attn-3-one-launch | only the metadata of flash-attn-3-step-one-launch, no layer |
 
 FlashInfer's steps (`fa2`) are whole steps of an engine, from lengths on the GPU to the last layer.
 
@@ -43,15 +43,26 @@ from ..metadata import eager, serial
 from . import fa2
 from .case import StepCase
 
-BUILDERS = {"fa3-step-eager": eager, "fa3-step-serial": serial, "fa3-step-fused": decode}
-ONE_LAUNCH = "fa3-step-one-launch"
+BUILDERS = {
+    "flash-attn-3-step-eager": eager,
+    "flash-attn-3-step-serial": serial,
+    "flash-attn-3-step-fused": decode,
+}
+ONE_LAUNCH = "flash-attn-3-step-one-launch"
 ALONE = {
-    "fa3-prepare": "fa3-step-once",
-    "fa3-two-launches": "fa3-step-fused",
-    "fa3-one-launch": ONE_LAUNCH,
+    "flash-attn-3-prepare": "flash-attn-3-step-once",
+    "flash-attn-3-two-launches": "flash-attn-3-step-fused",
+    "flash-attn-3-one-launch": ONE_LAUNCH,
 }
 """Backend that times the metadata only -> the step it is of, which the oracle checks."""
-BACKENDS = ("fa3-step-each", "fa3-step-once", *BUILDERS, ONE_LAUNCH, *ALONE, *fa2.BACKENDS)
+BACKENDS = (
+    "flash-attn-3-step-each",
+    "flash-attn-3-step-once",
+    *BUILDERS,
+    ONE_LAUNCH,
+    *ALONE,
+    *fa2.BACKENDS,
+)
 Prepare = Callable[[], SchedulerMetadata | None]
 
 
@@ -113,10 +124,10 @@ class StepSubject(Subject):
 
     def _prepared(self, backend: str) -> tuple[DecodeBatch, Prepare]:
         """The buffers that a step's layers read, and what a step does before them."""
-        if backend == "fa3-step-each":
+        if backend == "flash-attn-3-step-each":
             return self._work.batch, lambda: None
         facts = facts_of(self._work.batch)
-        if backend == "fa3-step-once":
+        if backend == "flash-attn-3-step-once":
             return self._work.batch, partial(precompute, facts, self._work.batch.seq_lens)
         batch, arguments = over_own_buffers(self._work.batch)
         if backend == ONE_LAUNCH:

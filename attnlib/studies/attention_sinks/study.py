@@ -18,7 +18,7 @@ CASES = tuple(
     DecodeCase(replace(LAYER, window=window, sinks=sinks), *shape, "ragged")
     for shape, window, sinks in product(SHAPES, WINDOWS, (False, True))
 )
-XQA, FLASH_ATTENTION = ("flashinfer-xqa",), ("fa3-precomputed",)
+XQA, FLASH_ATTENTION = ("flashinfer-xqa",), ("flash-attn-3-precomputed",)
 COLD = ("graph-cold",)
 
 STUDY = Study(

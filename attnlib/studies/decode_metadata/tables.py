@@ -25,9 +25,9 @@ DESIGNS = {
     "metadata-fused": FUSED,
     "metadata-fused-alone": ALONE,
     "sglang-metadata": "SGLang",
-    "fa3-step-eager": OPS,
-    "fa3-step-serial": SERIAL,
-    "fa3-step-fused": FUSED,
+    "flash-attn-3-step-eager": OPS,
+    "flash-attn-3-step-serial": SERIAL,
+    "flash-attn-3-step-fused": FUSED,
 }
 NEVER = "never"
 BUILDERS = {

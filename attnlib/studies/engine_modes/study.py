@@ -101,7 +101,7 @@ ONE_OF_EACH = (PREFILLS[4], RAGGED[2], VERIFIES[4], MASKED[1], DRAFTS[3], BLOCKS
 
 PIN_FA2, PIN_FA3 = ("flashinfer-prefill-fa2",), ("flashinfer-prefill-fa3",)
 BOTH = (*PIN_FA2, *PIN_FA3)
-LIBRARY = ("fa3-extend",)
+LIBRARY = ("flash-attn-3-extend",)
 DECODE = ("flashinfer-fa2", "flashinfer-fa3", "flashinfer-auto")
 GRAPH, EAGER = "graph", "profiler"
 """Timers of the two ways to call."""

@@ -31,7 +31,7 @@ NAMES = {
     "flashinfer-prefill-fa2": FA2,
     "flashinfer-prefill-fa3": FA3,
     "flashinfer-prefill-auto": AUTO,
-    "fa3-extend": LIBRARY,
+    "flash-attn-3-extend": LIBRARY,
 }
 DECODE, PREFIX = "decode", "prefill_paged, prefix"
 FEW = (DECODE, "target_verify", "draft_extend", "dllm_extend")

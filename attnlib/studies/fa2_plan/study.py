@@ -154,7 +154,7 @@ STEPS = tuple(
 )
 
 BOTH = ("flashinfer-fa2", "flashinfer-fa2-planned")
-RIVALS = (*BOTH, "fa3-precomputed")
+RIVALS = (*BOTH, "flash-attn-3-precomputed")
 SEVERAL = ("flashinfer-prefill-fa2", "flashinfer-prefill-fa2-planned")
 PLANNING = ("fa2-plan", "fa2-plan-alone", "fa2-plan-words")
 IN_STEPS = ("fa2-step-copied", "fa2-step-host", "fa2-step-planned")

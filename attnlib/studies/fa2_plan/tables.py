@@ -18,7 +18,7 @@ from ...run.frame import CUDA_CORES, FA2, LABELS, by_design, good_rows, interval
 from .blocks import blocks_of, both_plans, both_schedules, busy, schedule, small_example
 from .study import KINDS, OTHER_KINDS, OTHERS, REALISTIC, SERVED
 
-OURS, FA3 = "flashinfer-fa2-planned", "fa3-precomputed"
+OURS, FA3 = "flashinfer-fa2-planned", "flash-attn-3-precomputed"
 OURS_MANY, FA2_MANY = "flashinfer-prefill-fa2-planned", "flashinfer-prefill-fa2"
 MANY = {OURS_MANY: OURS, FA2_MANY: FA2}
 BETTER = "the better of both"

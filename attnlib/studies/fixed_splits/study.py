@@ -19,7 +19,11 @@ SHAPES = (
 )
 CASES = tuple(DecodeCase(layer, *shape) for layer, shape in product(LAYERS, SHAPES))
 FREE, FIXED = "flashinfer-fa2", "flashinfer-fa2-fixed"
-FREE_3, CAPPED, ONE = "fa3-precomputed", "fa3-precomputed-32", "fa3-precomputed-1"
+FREE_3, CAPPED, ONE = (
+    "flash-attn-3-precomputed",
+    "flash-attn-3-precomputed-32",
+    "flash-attn-3-precomputed-1",
+)
 COLD = ("graph-cold",)
 
 STUDY = Study(

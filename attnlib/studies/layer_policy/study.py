@@ -58,9 +58,9 @@ CASES = drawn_cases(LAYERS, 24, "learnt cold")
 RELEASE = "0.7.2"
 """What SGLang 0.5.23 pins."""
 FLASHINFER = ("flashinfer-fa2", "flashinfer-fa2-planned", "flashinfer-fa3", "flashinfer-cuda-cores")
-ONCE = ("fa3-precomputed",)
+ONCE = ("flash-attn-3-precomputed",)
 """FlashAttention-3 as engines run it."""
-OTHERS = ("fa3", *ONCE)
+OTHERS = ("flash-attn-3", *ONCE)
 """Also with a schedule in every call."""
 COLD, WARM = ("graph-cold",), ("graph",)
 

@@ -13,7 +13,7 @@ from ...run.study import Grid, Study
 from ..decode_metadata.study import DESIGNS, EAGER_OR_FUSED, METADATA, SGLANG, SGLANG_RELEASES
 
 TIMERS = ("graph-behind", "graph")
-STEP_METADATA = ("fa3-step-eager", "fa3-step-serial", "fa3-step-fused")
+STEP_METADATA = ("flash-attn-3-step-eager", "flash-attn-3-step-serial", "flash-attn-3-step-fused")
 LLAMA_STEPS = tuple(
     StepCase(DecodeCase(AttnSpec(32, 8, 128, page), batch, 8192, "ragged"), 32)
     for batch, page in product((1, 32, 128, 512), (1, 16))

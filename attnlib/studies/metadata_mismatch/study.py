@@ -12,8 +12,8 @@ STUDY = Study(
     name="metadata_mismatch",
     question="What happens when FA3's metadata does not fit the call, and who notices?",
     grids=(
-        Grid(CASES, ("fa3",), timers=("eager",), isolated=True),
-        Grid(HEADLINE, ("fa3",), timers=("eager",), headline=True, isolated=True),
+        Grid(CASES, ("flash-attn-3",), timers=("eager",), isolated=True),
+        Grid(HEADLINE, ("flash-attn-3",), timers=("eager",), headline=True, isolated=True),
     ),
     reference_machine="nvidia-h200-68fde87c",
     ceilings=(),

@@ -16,8 +16,8 @@ SPEC = AttnSpec(32, 8, 128, 16)
 """A layer of Llama-3.1-8B."""
 KV_LEN = 8192
 EAGER = ("profiler",)
-DECODE = ("flashinfer-fa2", "fa3-precomputed")
-MANY = ("flashinfer-prefill-fa2", "flashinfer-prefill-fa3", "fa3-extend")
+DECODE = ("flashinfer-fa2", "flash-attn-3-precomputed")
+MANY = ("flashinfer-prefill-fa2", "flashinfer-prefill-fa3", "flash-attn-3-extend")
 SIZES = tuple(product((4, 8, 16, 32), (128, 512, 2048)))
 """(decoding requests, tokens of the chunk); the chunk ends at `KV_LEN` tokens as they do."""
 

@@ -14,7 +14,7 @@ from ...run.study import Grid, Study
 
 RIVALS = {
     ("bfloat16", "flashinfer-mla-fa3"): "FlashInfer fa3, bf16",
-    ("bfloat16", "fa3-mla"): "FlashAttention-3, bf16",
+    ("bfloat16", "flash-attn-3-mla"): "FlashAttention-3, bf16",
     ("bfloat16", "flashmla-sparse-bf16"): "FlashMLA prefill, bf16",
     ("bfloat16", "flashmla-dense"): "FlashMLA dense, bf16",
     ("fp8-576", "flashinfer-mla-fa3"): "FlashInfer fa3, FP8",
@@ -44,7 +44,7 @@ def _grid(kv_format: str, name: str) -> Grid:
 
 
 GRIDS = {name: _grid(*name) for name in RIVALS}
-FA3 = GRIDS["bfloat16", "fa3-mla"]
+FA3 = GRIDS["bfloat16", "flash-attn-3-mla"]
 
 STUDY = Study(
     name="mla_rivals",

@@ -3,8 +3,8 @@
 from ...run.study import Grid, Study
 from ..metadata_in_step.study import LLAMA_STEPS
 
-ALONE = ("fa3-two-launches", "fa3-one-launch")
-BEFORE_LAYERS = ("fa3-step-fused", "fa3-step-one-launch")
+ALONE = ("flash-attn-3-two-launches", "flash-attn-3-one-launch")
+BEFORE_LAYERS = ("flash-attn-3-step-fused", "flash-attn-3-step-one-launch")
 
 STUDY = Study(
     name="one_launch",

@@ -23,7 +23,7 @@ STEPS_32_80 = tuple(
 )
 STEPS_EAGER = tuple(_qwen_step(64, batch, 2048, 64) for batch in (1, 16, 64, 128))
 PREPARES = tuple(_qwen_step(1, batch, 2048, 64) for batch in (1, 4, 16, 64, 128))
-EACH_OR_ONCE = ("fa3-step-each", "fa3-step-once")
+EACH_OR_ONCE = ("flash-attn-3-step-each", "flash-attn-3-step-once")
 
 STUDY = Study(
     name="scheduler_metadata",
@@ -34,9 +34,9 @@ STUDY = Study(
         Grid(STEPS_64, EACH_OR_ONCE, rounds=4),
         Grid(STEPS_32_80, EACH_OR_ONCE, rounds=4),
         Grid(STEPS_64[::5], (), rounds=4, again=EACH_OR_ONCE[1:]),
-        Grid(PREPARES, ("fa3-prepare",), rounds=4),
+        Grid(PREPARES, ("flash-attn-3-prepare",), rounds=4),
         Grid(STEPS_64[::12], EACH_OR_ONCE, rounds=3, headline=True),
-        Grid(PREPARES, ("fa3-prepare",), rounds=3, headline=True),
+        Grid(PREPARES, ("flash-attn-3-prepare",), rounds=3, headline=True),
     ),
     reference_machine="nvidia-h200-c9736401",
     ceilings=("copy", "launch"),

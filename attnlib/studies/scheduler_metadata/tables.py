@@ -16,7 +16,7 @@ from .study import EACH_OR_ONCE
 from .vectors import COMMITTED, compare, read
 
 EACH, ONCE = EACH_OR_ONCE
-PREPARE = "fa3-prepare"
+PREPARE = "flash-attn-3-prepare"
 BATCHES, LENGTHS = (1, 4, 16, 64, 128), (512, 2048, 8192, 32768, 131072)
 STEP = ["layers", "page_size", "kv_len", "batch_size"]
 TIMES = ("each", "once", "saved", "low", "high")
@@ -170,5 +170,5 @@ def _steps(frame: pd.DataFrame, value: str) -> tuple[pd.DataFrame, list[str]]:
     rows = rows[rows.groupby(["case", "round"], sort=False).backend.transform("nunique") == 2]
     traced = [{PARTS[each.name]: getattr(each, value) for each in ran} for ran in rows.kernels]
     parts = pd.DataFrame(traced, index=rows.index).fillna(0.0)
-    found = rows.assign(way=rows.backend.str.removeprefix("fa3-step-")).join(parts)
+    found = rows.assign(way=rows.backend.str.removeprefix("flash-attn-3-step-")).join(parts)
     return found, [name for name in PARTS.values() if name in parts]

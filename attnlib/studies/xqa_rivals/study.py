@@ -29,7 +29,7 @@ SHAPES = {
 }
 """Name -> (requests, tokens of the longest, lengths)."""
 CASES = tuple(DecodeCase(spec, *shape) for spec in LAYERS.values() for shape in SHAPES.values())
-XQA, FLASH_ATTENTION = "flashinfer-xqa", "fa3-precomputed"
+XQA, FLASH_ATTENTION = "flashinfer-xqa", "flash-attn-3-precomputed"
 CUDNN = "flashinfer-cudnn"
 FLASHINFER = (XQA, "flashinfer-fa2", "flashinfer-fa2-planned", CUDNN)
 RELEASE = "0.7.2.post1"
