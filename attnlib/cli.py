@@ -1,4 +1,4 @@
-"""The commands, `python -m attnlib COMMAND`. Exit status 0 only on success."""
+"""The commands, `python -m attnlib COMMAND`. The exit status is 0 only on success."""
 
 import argparse
 import json
@@ -8,19 +8,14 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import doctor
-from .core.spec import AttnSpec
-from .kinds.decode.case import DecodeCase
-from .kinds.listed import parse_cases
 from .run import cluster, store, study
 from .run.bisect import Bisection, bisect
 from .run.record import machine_slug
 from .run.releases import parse_overlay
-from .select import features
 from .select import text as explain
 from .studies import STUDIES
 
@@ -204,77 +199,6 @@ def _report(options: argparse.Namespace) -> None:
     print(f"report written to {build_report(options.out, only=options.only or ())}")
 
 
-def _policy(options: argparse.Namespace) -> None:
-    from .core.policy import buckets, policy
-    from .measure.files import require_writable, write_whole
-    from .studies.layer_policy import learn, tables
-
-    judge = _study_named(options.judge) if options.judge else None
-    backends = tuple(filter(None, options.backends.split(",")))
-    if backends and not options.layer:
-        raise ValueError(f"--backends must go with --layer, got {options.backends!r}")
-    found, tables_of = learn.current(), {}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    require_writable(options.out)
-    for text, spec in options.layer or ():
-        print(f"choosing for {text}, up to a minute")
-        table = buckets.table_of(found, spec, backends)
-        tables_of[text] = table | {"layer": asdict(spec), "gpu_id": found.gpu_id}
-    path = policy.save(found, options.out)
-    cases = sum(map(len, found.points.values()))
-    told = f"{len(found.points)} layers of {found.study} ({found.timer}) on {found.gpu_id}"
-    print(f"{cases} cases of {told} written to {path}")
-    for text, table in tables_of.items():
-        file = path.with_name(f"{path.stem}.{re.sub('[/,]', '-', text)}.json")
-        print("written to", write_whole(file, json.dumps(table).encode()))
-    if judge:
-        rows = store.load(judge.name, study.record_machine(judge))
-        rows = rows[rows.backend.isin(found.backends) & (rows.case.map(type) == DecodeCase)]
-        if learn.advising(rows).empty:
-            raise ValueError(f"STUDY must have decode that a policy learns, got {judge.name!r}")
-        print(tables.regret_table(tables.regrets(rows, found)).to_string(index=False))
-
-
-def _layer(text: str) -> tuple[str, AttnSpec]:
-    """The layer of a case's key without its batch: `32/8,d128,p16` and, if need be, dtypes."""
-    sizes, dtypes = text.split(",")[:3], text.split(",")[3:]
-    try:
-        cases, _ = parse_cases([",".join([*sizes, "b1", "k1", *dtypes])])
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"must be such as 32/8,d128,p16, got {text!r}") from error
-    assert isinstance(cases[0], DecodeCase), "no other key begins so"
-    return text, cases[0].spec
-
-
-def _rates(_: argparse.Namespace) -> None:
-    from tqdm.auto import tqdm
-
-    from .core.gpu import FA2_RATES
-    from .studies.fa2_chunks import learn
-
-    frame = learn.records(tqdm)
-    sweeps = learn.sweeps(frame)
-    found = learn.rates(sweeps)
-    same = all(FA2_RATES.get(key) == rates for key, rates in found.items())
-    chunks = sum(len(sweep.chunks) for sweep in sweeps)
-    print(f"""rates of fa2 on {frame.gpu.iloc[0]}, of {len(sweeps)} sweeps of {chunks} chunks
-time of the chosen chunk over that of the best; core: as core/gpu.py has it
-
-{learn.compared(sweeps, found).round(4).to_string(index=False)}
-
-FA2_RATES of core/gpu.py holds {"the same" if same else "others"}; give a planner these as
-Fa2Planner(wrapper, ..., rates={{...}}), or put them in place there:
-{learn.source(found)}""")
-
-
-def _new_study(options: argparse.Namespace) -> None:
-    from .report.new_study import new_study
-
-    written = [os.path.relpath(path) for path in new_study(options.name)]
-    print("written", "\nwritten ".join(written))
-    print(f"what is left to do: grep -n TODO {shlex.join(written)}")
-
-
 def _refresh(_: argparse.Namespace) -> None:
     from .report.build import refresh
 
@@ -342,20 +266,6 @@ REPORT = {
     ),
 }
 CLAIMS = {"ids": _of("show all there is on these claims", nargs="*", metavar="ID"), **JSON}
-POLICY = {
-    "--out": _of(DEFAULT, type=Path, default=Path("build/policy.json")),
-    "--layer": _of(
-        "a table of a layer too, such as 32/8,d128,p16, for core.policy.buckets.look_up",
-        type=_layer,
-        action="append",
-        metavar="LAYER",
-    ),
-    "--backends": _of("those that its tables choose from", default="", metavar="NAME,..."),
-    "--judge": _of(
-        "print what it loses in this measured study, or file of captured steps", metavar="STUDY"
-    ),
-}
-NEW_STUDY = {"name": _of("lower-case words joined by _", metavar="NAME")}
 DIAGNOSE = {
     "trace": _of("of torch.profiler (json, json.gz) or Nsight Systems (sqlite)", metavar="TRACE"),
     "--shape": _of("what it does not tell: heads=32/8,kv_len=8192", default="", metavar="N=V,..."),
@@ -385,16 +295,10 @@ COMMANDS = {
     ),
     "claims": Command(_claims, "published claims, and what the published records say", CLAIMS),
     "report": Command(_report, "execute the notebooks, write one self-contained HTML file", REPORT),
-    "policy": Command(_policy, "write for engines which decode backend was fastest", POLICY),
-    "rates": Command(_rates, "what fa2's blocks take on this GPU, for core/gpu.py, as measured"),
-    "new-study": Command(_new_study, "start a study: a folder and a notebook that runs", NEW_STUDY),
     "refresh": Command(_refresh, "re-execute the notebooks, redraw README's figure (replay)"),
     "explain": Command(
         lambda options: print(explain.answer(options)),
         "which backend a library picks, and why, or what changes between releases; needs no GPU",
         status=USAGE,
-    ),
-    "features": Command(
-        lambda _: print(f"written {features.write()}"), "write data/backend_features.md"
     ),
 }

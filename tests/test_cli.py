@@ -8,19 +8,15 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 
-import numpy as np
 import pytest
 from support.studies import SPEC, grid_of, study_of
 
 from attnlib import cli
 from attnlib.core import backends
-from attnlib.core.policy import buckets
-from attnlib.core.policy.policy import load
 from attnlib.doctor import diagnose
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.run import store
 from attnlib.studies import STUDIES
-from attnlib.studies.layer_policy import learn
 
 ROOT = Path(__file__).resolve().parents[1]
 CASES = tuple(DecodeCase(SPEC, 1, kv_len) for kv_len in (8, 9))
@@ -186,44 +182,3 @@ def test_explain_prints_the_choice_and_every_row_or_json_with_kernel_and_reasons
 )
 def test_explain_of_what_nobody_knows_fails_in_one_line(fails, asked, reason):
     assert reason in fails(*EXPLAIN, *asked)
-
-
-def test_features_writes_the_table(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("attnlib.select.features.PATH", tmp_path / "features.md")
-    monkeypatch.setattr("attnlib.select.features.markdown", lambda: "all of it")
-    assert cli.main(["features"]) == 0 and "features.md" in capsys.readouterr().out
-    assert (tmp_path / "features.md").read_text() == "all of it"
-
-
-def test_a_policy_is_written_with_a_table_of_each_layer_asked_for(
-    tmp_path, published_records, monkeypatch, capsys, fails
-):
-    for name, value in (("BATCHES", (1, 8)), ("LENGTHS", 2), ("SKEWS", 1)):
-        monkeypatch.setattr(buckets, name, value)
-    monkeypatch.setattr(learn, "TAUGHT_BY", ("other_layers",))
-    out = tmp_path / "new" / "p.json"
-    layers = ("--layer", "32/8,d128,p16", "--layer", "64/8,d128,p1,bfloat16/float8_e4m3fn")
-    layers += ("--backends", "flashinfer-fa2,flashinfer-fa3", "--judge", "more_layers")
-    assert cli.main(["policy", "--out", str(out), *layers]) == 0
-    said = capsys.readouterr().out
-    assert "220 cases of 22 layers of other_layers (graph-cold) on dc0c050a" in said
-    assert "always fa2" in said and "95th percentile, %" in said
-    steps, none = str(ROOT / "data/captures/engine.jsonl"), "'captured_engine' has no published"
-    for judge, why in ((steps, none), ("engine_ranks", "STUDY must have decode that a policy")):
-        assert cli.main(["policy", "--out", str(out), "--judge", judge]) == 1
-        assert why in capsys.readouterr().err
-    assert "must be a file to write" in fails("policy", "--out", str(out.parent))
-    assert "--backends must go with --layer, got 'fa2'" in fails("policy", "--backends", "fa2")
-    unknown = ("policy", "--out", str(out.parent / "q.json"), *layers[:2], "--backends", "fa2")
-    assert cli.main(unknown) == 1 and "must be of fa3" in capsys.readouterr().err
-    assert not (out.parent / "q.json").exists()
-    assert [*tmp_path.iterdir()] == [out.parent]
-    table = json.loads((out.parent / "p.32-8-d128-p16.json").read_text())
-    assert table["layer"]["num_qo_heads"] == 32 and table["gpu_id"] == load(out).gpu_id
-    assert buckets.look_up(table, 8, 8 * 45, 45) in table["backends"]
-    assert {*table["backends"]} <= {"flashinfer-fa2", "flashinfer-fa3"} and load(out).points
-    other = json.loads((out.parent / "p.64-8-d128-p1-bfloat16-float8_e4m3fn.json").read_text())
-    assert other["layer"]["kv_dtype"] == "float8_e4m3fn" and np.shape(other["sure"]) == (2, 2, 1)
-    with pytest.raises(SystemExit):
-        cli.main(["policy", "--layer", "32/5"])
-    assert "--layer: must be such as 32/8,d128,p16, got '32/5'" in capsys.readouterr().err

@@ -43,9 +43,7 @@ def test_the_mode_is_as_asked_or_why_it_cannot_be_had(without_gpu, monkeypatch, 
 
 def test_a_gpu_is_called_by_its_name():
     found = {"mode": "live", "mode_asked": "live", "versions": {}, "studies": {}}
-    found |= {"machine": {"gpu": "NVIDIA H200", "gpu_id": "1a2b3c4d"}, "fa2_rates_of": "A GPU"}
+    found |= {"machine": {"gpu": "NVIDIA H200", "gpu_id": "1a2b3c4d"}}
     found["backends"] = {"sdpa": "", "flashinfer-fa3": "needs Hopper"}
     text = render(found)
     assert "machine   NVIDIA H200 (1a2b3c4d)" in text and "ready" in text and "needs Hopper" in text
-    told = "rates     plans of fa2 use the constants of an A GPU; `python -m attnlib rates` learns"
-    assert told in text and "rates  " not in render(found | {"fa2_rates_of": "NVIDIA H200"})

@@ -1,8 +1,8 @@
 """`explain`: the backend a library picks for one call, with a reason for every row considered.
 
-A user may pin a backend by environment variable: ATTNLIB_DECODE_BACKEND acts in decode and MLA,
-ATTNLIB_PREFILL_BACKEND in all other modes, as SGLang's prefill_backend does. The name is a backend
-of the library that is asked about (say SGLang), not of the FlashInfer that it calls.
+A user can pin a backend by environment variable: ATTNLIB_DECODE_BACKEND for decode and MLA,
+ATTNLIB_PREFILL_BACKEND for all other modes, like SGLang's prefill_backend. The name is a backend
+of the library in question (say SGLang), not of the FlashInfer that it calls.
 """
 
 import os
@@ -16,19 +16,26 @@ from .facts import DECODE_MODES, GPUS, MODES, Call, Facts, facts_of
 from .libraries import AUTO, MAIN, Library, find
 from .rules import Reason, first_match
 
-Picked = tuple[tuple[str, ...], tuple[Reason, ...], str]
-"""The order, the reasons and the problem of a choice."""
 NO_CALL = Call()
 PREFILL_VARIABLE, DECODE_VARIABLE = "ATTNLIB_PREFILL_BACKEND", "ATTNLIB_DECODE_BACKEND"
+
+
+@dataclass(frozen=True)
+class Picked:
+    """Candidates, best first, the rows considered, and why the first cannot run (or nothing)."""
+
+    order: tuple[str, ...]
+    reasons: tuple[Reason, ...]
+    problem: str = ""
 
 
 @dataclass(frozen=True)
 class Choice:
     """What `library` runs for one call.
 
-    `backend` is its name for it ("" where none can run the call), `order` every candidate, best
-    first, `reasons` every row that was looked at. `problem` says why the chosen backend cannot run
-    the call after all. `inner` is the choice of the library that the backend calls in turn.
+    `backend` is the library's name for it ("" if none can run the call), `order` every candidate,
+    best first, `reasons` every row that was considered. `problem` says why the chosen backend
+    cannot run the call. `inner` is the choice of the library that the backend calls.
     """
 
     library: str
@@ -43,18 +50,18 @@ class Choice:
 
     @property
     def kernel(self) -> str:
-        """The backend that computes in the end: the innermost choice."""
+        """The backend that computes: the innermost choice."""
         return self.inner.kernel if self.inner else self.backend
 
     @property
     def ours(self) -> str:
-        """Our name for `kernel`, or the empty string where we have none."""
+        """Our backend name for `kernel`, or the empty string."""
         latent = self.mode in LATENT_MODES
         if self.library.startswith("flashinfer"):
             return f"flashinfer-mla-{self.kernel}" if latent else f"flashinfer-{self.kernel}"
         plans = ("mla",) if latent else ("decode",)
-        found = (e.name for e in TABLE.values() if self.kernel in e.words and e.plans in plans)
-        return next(found, "")
+        names = (e.name for e in TABLE.values() if self.kernel in e.words and e.plans in plans)
+        return next(names, "")
 
     @property
     def decided_by(self) -> Reason:
@@ -79,28 +86,39 @@ def explain(
     a rule asks for lengths that `call` lacks; RuntimeError for a backend asked for by name that
     cannot run the call.
     """
-    found, release = find(library)
+    rules, release = find(library)
     require_word("mode", mode, MODES)
-    require_word(f"mode of {found.name}", mode, found.modes)
+    require_word(f"mode of {rules.name}", mode, rules.modes)
     require_word("gpu", gpu, GPUS)
-    require_word(f"policy of {found.name} in mode {mode}", policy, found.policies_for(mode))
+    require_word(f"policy of {rules.name} in mode {mode}", policy, rules.policies_for(mode))
     facts = facts_of(spec, call, mode=mode, gpu=gpu, release=release)
-    asked = _asked_for(found, mode, policy, os.environ if env is None else env)
-    picked = _pinned(found, asked, facts) if asked else _walked(found, policy, facts)
-    order, reasons, problem = picked
-    backend = order[0] if order else ""
-    named = found.name if release is None else f"{found.name}=={release}"
-    choice = Choice(named, mode, gpu, policy, backend, order, reasons, problem)
-    target, policy = found.calls.get((backend, str(release or MAIN)), ("", ""))
+    pin = _pin(rules, mode, policy, os.environ if env is None else env)
+    picked = _pinned(rules, pin, facts) if pin else _walked(rules, policy, facts)
+    backend = picked.order[0] if picked.order else ""
+    choice = Choice(
+        library=rules.name if release is None else f"{rules.name}=={release}",
+        mode=mode,
+        gpu=gpu,
+        policy=policy,
+        backend=backend,
+        order=picked.order,
+        reasons=picked.reasons,
+        problem=picked.problem,
+    )
+    target, policy = rules.calls.get((backend, str(release or MAIN)), ("", ""))
     if not target or mode not in find(target)[0].modes:
         return choice
     inner = explain(spec, mode=mode, gpu=gpu, library=target, policy=policy, call=call, env={})
-    reasons, problem = reasons + inner.reasons, problem or inner.problem
-    return replace(choice, inner=inner, reasons=reasons, problem=problem)
+    return replace(
+        choice,
+        inner=inner,
+        reasons=choice.reasons + inner.reasons,
+        problem=choice.problem or inner.problem,
+    )
 
 
-def _asked_for(library: Library, mode: str, policy: str, env: Mapping[str, str]) -> Reason | None:
-    """The backend asked for by name, by an override or by the policy, as the first reason."""
+def _pin(library: Library, mode: str, policy: str, env: Mapping[str, str]) -> Reason | None:
+    """The backend named by an environment variable or by the policy, as the first reason."""
     variable = DECODE_VARIABLE if mode in DECODE_MODES else PREFILL_VARIABLE
     if backend := env.get(variable, "").strip():
         require_word(variable, backend, library.backends[mode])
@@ -110,17 +128,17 @@ def _asked_for(library: Library, mode: str, policy: str, env: Mapping[str, str])
     return None
 
 
-def _pinned(library: Library, asked: Reason, facts: Facts) -> Picked:
-    if limits := library.limits_of(asked.subject, facts):
+def _pinned(library: Library, pin: Reason, facts: Facts) -> Picked:
+    if limits := library.limits_of(pin.subject, facts):
         reasons = "; ".join(f"{limit.why} ({limit.source})" for limit in limits)
         raise RuntimeError(
-            f"{asked.why}: {asked.subject} cannot run {facts['mode']} on {facts['gpu']}: {reasons}"
+            f"{pin.why}: {pin.subject} cannot run {facts['mode']} on {facts['gpu']}: {reasons}"
         )
-    return (asked.subject,), (asked,), ""
+    return Picked((pin.subject,), (pin,))
 
 
 def _walked(library: Library, policy: str, facts: Facts) -> Picked:
-    """A row that names one backend is taken at its word; one that names several falls through."""
+    """A row that names one backend chooses it; a row that names several takes the first able."""
     rule, reasons = first_match(library.policies[policy][facts["mode"]], facts)
     facts = Facts({**facts, **rule.sets})
     if rule.then == (AUTO,):
@@ -129,10 +147,11 @@ def _walked(library: Library, policy: str, facts: Facts) -> Picked:
     limits = {name: library.limits_of(name, facts) for name in rule.then}
     able = tuple(name for name in rule.then if not limits[name])
     passed_over = rule.then[: rule.then.index(able[0])] if able else rule.then
-    reasons += tuple(limit for name in passed_over for limit in limits[name])
+    for name in passed_over:
+        reasons += limits[name]
     if able:
-        return able, reasons, ""
-    alone = len(rule.then) == 1
-    told = [row for name in rule.then for row in (limits[name] if alone else limits[name][:1])]
-    problem = "; ".join(f"{row.subject}: {row.why}" for row in told)
-    return rule.then if alone else (), reasons, problem
+        return Picked(able, reasons)
+    if len(rule.then) == 1:
+        (name,) = rule.then
+        return Picked(rule.then, reasons, "; ".join(f"{name}: {row.why}" for row in limits[name]))
+    return Picked((), reasons, "; ".join(f"{name}: {limits[name][0].why}" for name in rule.then))

@@ -1,4 +1,4 @@
-"""What a rule may ask of one attention call: the GPU, the mode, the layer and how it is called.
+"""The facts of one attention call that a rule can test: GPU, mode, layer, and how it is called.
 
 data/rules/README.md explains the modes. GPUs are compute capabilities, with CUDA 12.8 or newer.
 """
@@ -41,7 +41,7 @@ MODELS = {
     "beam": "BeamForCausalLM",
     "inkling": "InklingForConditionalGeneration InklingForConditionalGenerationMTP",
 }
-"""Models that an engine has rules for -> their architectures, as config.json names them."""
+"""Models that an engine has rules for -> their architectures, by their names in config.json."""
 OTHER = "other"
 FAMILIES = {name: name for name in (OTHER, *MODELS)} | {
     name: family for family, names in MODELS.items() for name in names.split()
@@ -53,37 +53,37 @@ WORDS: dict[str, tuple[str, ...]] = {
     "dtype": tuple(ELEMENT_BYTES),
     "kv_dtype": tuple(ELEMENT_BYTES),
 }
-"""The facts that are one of a few words."""
+"""Facts with a fixed set of values."""
 
 
 class UnknownFactError(ValueError):
-    """A rule asked for a fact that the caller did not give."""
+    """A rule tests a fact that the caller did not give."""
 
 
 class Facts(dict[str, Any]):
-    """What is known of one call, by name; asking for what only lengths tell raises without them."""
+    """The facts of one call by name. A fact that needs lengths raises UnknownFactError without."""
 
     def __missing__(self, name: str) -> Any:
-        if name not in _EXAMPLE:
+        if name not in (*FLAGS, *NUMBERS):
             raise KeyError(name)
         raise UnknownFactError(
-            f"a rule asks for {name}: give call=Call(kv_lens=(...)), the tokens of each "
+            f"a rule tests {name}: give call=Call(kv_lens=(...)), the tokens of each "
             "request (as an argument: --call kv_lens=8192x16)"
         )
 
 
 def _flag(words: str, default: bool = False) -> Any:
-    """A field that is true or false of a call, and what a reason calls it."""
+    """A true-or-false field of a call; `words` is how a reason names it."""
     return field(default=default, metadata={"words": words})
 
 
 @dataclass(frozen=True)
 class Call:
-    """How the layer is called, as far as any rule asks. The defaults are the plain call.
+    """How the layer is called: everything that any rule tests. The defaults are a plain call.
 
     | field | meaning |
     |---|---|
-    | `kv_lens` | tokens of each request; most rules never ask |
+    | `kv_lens` | tokens of each request; most rules do not test them |
     | `q_lens` | query tokens of each request; default: 1 in decode and MLA, `kv_lens` in prefill |
     | `head_dim_vo` | V's head_dim where it is not K's (ragged prefill of MLA: 192, 128) |
     | `topk` | chosen tokens of sparse MLA |
@@ -148,23 +148,47 @@ FLAGS: dict[str, str] = {
     "same_lens": "as many query tokens as cached ones",
     "near_prefill": "almost as many query tokens as cached ones",
 }
-"""What is true or false of a call, in words."""
+"""Facts that are true or false, and how a reason names them."""
+NUMBERS = (
+    "topk",
+    "eagle_topk",
+    "heads",
+    "kv_heads",
+    "group_size",
+    "head_dim",
+    "page_size",
+    "block_size",
+    "batch_size",
+    "total_q",
+    "max_q",
+    "min_q",
+    "total_kv",
+    "min_kv",
+    "max_kv",
+    "work",
+    "output_work",
+    "q_tile",
+    "q_tiles",
+    "kv_units",
+    "q_rows",
+)
+"""Facts that are numbers. `release` and `head_dims` (K and V, such as 192/128) are neither."""
 
 
 def facts_of(spec: AttnSpec, call: Call, *, mode: str, gpu: str, release: Version | None) -> Facts:
-    """Every fact of the call by name; those that follow from lengths are unknown without them.
+    """Every fact of the call by name; without `kv_lens`, facts that need lengths are missing.
 
-    Raises ValueError for a layer or a call that the mode cannot have.
+    Raises ValueError for a layer or a call that does not fit the mode.
     """
     if mode in LATENT_MODES and spec.num_kv_heads != 1:
         raise ValueError(f"num_kv_heads must be 1 in mode {mode}, got {spec.num_kv_heads}")
     if mode == "sparse_mla" and call.topk < 1:
         raise ValueError(f"topk must be >= 1 in mode {mode}, got {call.topk}")
     head_dim_vo = call.head_dim_vo or spec.head_dim
-    asked = (*FLAGS, "topk", "eagle_topk")
+    of_call = (*FLAGS, "topk", "eagle_topk")
     return Facts(
         {
-            **{name: value for name, value in vars(call).items() if name in asked},
+            **{name: value for name, value in vars(call).items() if name in of_call},
             **layer_facts(spec),
             **_lengths(spec, call, mode),
             "window": call.window or spec.window > 0,
@@ -184,7 +208,7 @@ def _lengths(spec: AttnSpec, call: Call, mode: str) -> dict[str, Any]:
     kv = call.kv_lens or (1,)
     q = call.q_lens or ((1,) * len(kv) if decode else kv)
     heads, total_q, total_kv = spec.num_qo_heads, sum(q), sum(kv)
-    found = {
+    lengths = {
         "batch_size": len(kv),
         "total_q": total_q,
         "max_q": max(q),
@@ -203,14 +227,8 @@ def _lengths(spec: AttnSpec, call: Call, mode: str) -> dict[str, Any]:
         "near_prefill": (4 if heads <= 8 else 2) * total_q + 32 * len(kv) >= total_kv,
     }
     if call.kv_lens:
-        return found
+        return lengths
+    if not decode:
+        return {}
     # Without lengths a decode step still has one query token for each request.
-    guessed = ("max_q", "min_q", "one_q_len", "q_rows") if decode else ()
-    return {name: found[name] for name in guessed}
-
-
-_EXAMPLE = facts_of(
-    AttnSpec(1, 1, 64, 1), Call(kv_lens=(1,)), mode="decode", gpu="sm90", release=Version("0")
-)
-NUMBERS = tuple(name for name, value in _EXAMPLE.items() if type(value) is int)
-"""The facts that are numbers. The others: `release`, and `head_dims` of K and V (192/128)."""
+    return {name: lengths[name] for name in ("max_q", "min_q", "one_q_len", "q_rows")}

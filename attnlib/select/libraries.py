@@ -18,13 +18,13 @@ FOLDER = Path(__file__).resolve().parents[2] / "data" / "rules"
 AUTO = "auto"
 FLASHINFER = "flashinfer"
 MAIN = "main"
-"""Stands for the release of a library that has none."""
+"""The release of a library without releases."""
 KEYS = "library aliases releases calls backends by_rule_only shared policies limits".split()
 ROW = "when choose cannot rest sets why source rows".split()
 
 
 class RuleError(ValueError):
-    """A file of rules says what nobody understands; names the file and the row."""
+    """A file of rules is invalid; the message names the file and the row."""
 
 
 @dataclass
@@ -58,39 +58,40 @@ class Library:
     def limits_of(self, backend: str, facts: Facts) -> tuple[Reason, ...]:
         """Every row that keeps `backend` from running the call."""
         shared = limits.limits_of(backend, facts) if self.name == FLASHINFER else ()
-        found = [(why, f"FlashInfer {source}") for _, _, why, source in shared]
-        rows = (row for row in self.limits if backend in row.then)
-        found += [(row.why, row.source) for row in rows if row.failing(facts) is None]
-        return tuple(Reason("limit", backend, True, why, source) for why, source in found)
+        reasons = [(why, f"FlashInfer {source}") for _, _, why, source in shared]
+        for row in self.limits:
+            if backend in row.then and row.failing(facts) is None:
+                reasons.append((row.why, row.source))
+        return tuple(Reason("limit", backend, True, why, source) for why, source in reasons)
 
 
 def yaml_loader() -> Any:
-    """PyYAML's safe loader written in C, ten times as fast; where there is none, the other one."""
+    """PyYAML's C safe loader, which is ten times as fast, or the Python one if it is missing."""
     return getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def load(folder: Path = FOLDER) -> dict[str, Library]:
-    """Every library by name, from all files of a folder; raises RuleError for what is wrong."""
+    """Every library by name, from all files of a folder; raises RuleError for an invalid file."""
     documents = [
         (path.name, document)
         for path in sorted(folder.glob("*.yaml"))
         for document in yaml.load_all(path.read_text(), Loader=yaml_loader())
     ]
-    found: dict[str, Library] = {}
+    libraries: dict[str, Library] = {}
     for place, document in documents:
         unknown = ", ".join(set(document) - set(KEYS))
         if unknown or "library" not in document:
             got = unknown or "no library"
             raise RuleError(f"{place}: keys must be {', '.join(KEYS)}, got {got}")
-        library = found.setdefault(document["library"], Library(document["library"]))
+        library = libraries.setdefault(document["library"], Library(document["library"]))
         _describe(library, document)
     for place, document in documents:
-        _fill(found[document["library"]], document, place)
-    return found
+        _fill(libraries[document["library"]], document, place)
+    return libraries
 
 
 def _describe(library: Library, document: Mapping[str, Any]) -> None:
-    """Names and releases, which the rows of any file may then use."""
+    """Read names and releases first: rows of any file may use them."""
     library.aliases += tuple(document.get("aliases", ()))
     library.releases += tuple(document.get("releases", "").split())
     library.by_rule_only += tuple(document.get("by_rule_only", "").split())
@@ -123,37 +124,37 @@ def _rows(
     place: str,
     given: Mapping[str, Any] = {},  # noqa: B006 - never changed
 ) -> Iterator[Rule]:
-    """The rows of a table. What a row with `rows` of its own says holds for each of those."""
+    """The rows of a table. Nested `rows` inherit the keys of the row that holds them."""
     for number, row in enumerate(written, 1):
         where = f"{place}, row {number}"
         if unknown := set(row) - set(ROW):
             raise RuleError(f"{where}: keys must be {', '.join(ROW)}, got {', '.join(unknown)}")
-        said = {**given, **row, "when": [given.get("when", []), row.get("when", [])]}
-        inner = said.pop("rows", None)
+        whole = {**given, **row, "when": [given.get("when", []), row.get("when", [])]}
+        inner = whole.pop("rows", None)
         if inner is None:
-            yield _rule(said, verb, known, where)
+            yield _rule(whole, verb, known, where)
         else:
-            yield from _rows(inner, verb, known, where, said)
+            yield from _rows(inner, verb, known, where, whole)
 
 
-def _rule(said: Mapping[str, Any], verb: str, known: set[str], where: str) -> Rule:
-    names = _flat(said.get(verb, []))
-    names += [name for name in _flat(said.get("rest", [])) if name not in names]
-    sets = said.get("sets", {})
-    for wrong, message in (
-        (not names, f"{verb} must name a backend"),
-        (set(names) - known, f"no such backend: {', '.join(set(names) - known)}"),
-        (not said.get("why"), "why must be said"),
-        (not said.get("source"), "source must be said"),
-        (set(sets) - {*FLAGS, *NUMBERS}, f"no such fact: {', '.join(sets)}"),
-    ):
-        if wrong:
-            raise RuleError(f"{where}: {message}")
+def _rule(row: Mapping[str, Any], verb: str, known: set[str], where: str) -> Rule:
+    names = _flat(row.get(verb, []))
+    names += [name for name in _flat(row.get("rest", [])) if name not in names]
+    sets = row.get("sets", {})
+    if not names:
+        raise RuleError(f"{where}: {verb} must name a backend")
+    if unknown := set(names) - known:
+        raise RuleError(f"{where}: no such backend: {', '.join(unknown)}")
+    for key in ("why", "source"):
+        if not row.get(key):
+            raise RuleError(f"{where}: {key} must be given")
+    if set(sets) - {*FLAGS, *NUMBERS}:
+        raise RuleError(f"{where}: no such fact: {', '.join(sets)}")
     try:
-        when = conditions(said["when"])
+        when = conditions(row["when"])
     except ValueError as error:
         raise RuleError(f"{where}: {error}") from error
-    return Rule(when, tuple(names), said["why"], said["source"], sets)
+    return Rule(when, tuple(names), row["why"], row["source"], sets)
 
 
 def _flat(names: Any) -> list[str]:

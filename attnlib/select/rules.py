@@ -1,12 +1,11 @@
-"""Rules as data: conditions on facts, rows made of them, and a walk that says why each row fails.
+"""Rules as data: conditions on facts, rows of conditions, and the reason why each row fails.
 
-data/rules/README.md says how they are written.
+data/rules/README.md describes how they are written.
 """
 
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 from packaging.version import Version
@@ -39,14 +38,10 @@ class Condition:
     value: Any
 
     def holds(self, facts: Facts) -> bool:
-        """Does it hold? Raises UnknownFactError where the fact is not known."""
+        """Whether it holds; raises UnknownFactError for a fact that the call does not give."""
         return COMPARISONS[self.op](facts[self.fact], self.value)
 
     def __str__(self) -> str:
-        return self._words
-
-    @cached_property
-    def _words(self) -> str:
         if self.fact in FLAGS:
             return f"{'with' if self.value else 'without'} {FLAGS[self.fact]}"
         values = self.value if isinstance(self.value, tuple) else (self.value,)
@@ -69,7 +64,7 @@ class Group:
     of: "tuple[Condition | Group, ...]"
 
     def holds(self, facts: Facts) -> bool:
-        """Does any, or do all of them, hold?"""
+        """Whether any (or), or all (and), of the conditions hold."""
         parts = (condition.holds(facts) for condition in self.of)
         return any(parts) if self.joint == "or" else all(parts)
 
@@ -83,10 +78,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Rule:
-    """One row: where all of `when` holds, `then` is chosen, best first, or cannot run (a limit).
+    """One row of a table: if all of `when` holds, `then` is chosen (best first).
 
-    `source` is the pull request, or the file of the release, that says so.
-    `sets` are facts that the choice itself changes, for the tables that are asked next.
+    In a table of limits, `then` cannot run instead. `source` is the pull request, or the file of
+    the release, that has the rule. `sets` are facts that the choice changes for the next table.
     """
 
     when: tuple[Condition | Group, ...]
@@ -105,7 +100,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Reason:
-    """One row that was looked at: what it would choose, whether it `matched`, and why or why not.
+    """One row that was considered: what it would choose, whether it `matched`, and why (not).
 
     `kind` is rule, limit (a backend that cannot run the call), override or policy.
     """
@@ -118,9 +113,9 @@ class Reason:
 
 
 def first_match(rules: Iterable[Rule], facts: Facts) -> tuple[Rule, tuple[Reason, ...]]:
-    """The first row that matches, and a reason for every row looked at on the way.
+    """The first row that matches, and a reason for every row considered on the way.
 
-    Raises LookupError if none does, which a table whose last row has no condition rules out.
+    Raises LookupError if no row matches; a table whose last row has no condition always matches.
     """
     reasons = []
     for rule in rules:
@@ -135,7 +130,7 @@ def first_match(rules: Iterable[Rule], facts: Facts) -> tuple[Rule, tuple[Reason
 def conditions(written: Any) -> tuple[Condition | Group, ...]:
     """The conditions of a row's `when`: all of a list, nested lists included.
 
-    Raises ValueError for a fact, a comparison or a value that nobody knows.
+    Raises ValueError for an unknown fact, comparison or value.
     """
     if isinstance(written, str):
         return (_condition(written),)

@@ -1,4 +1,4 @@
-"""A choice as text, and the command `explain`: what it takes and what it answers."""
+"""A choice as text, and the arguments and answer of the command `explain`."""
 
 import argparse
 import json
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Give `parser` the arguments of `explain`."""
     for name, meaning in REQUIRED.items():
         parser.add_argument(f"--{name}", metavar=name.upper(), help=meaning)
-    words = "what changes from OLD to NEW, such as flashinfer==0.6.13; of the others takes --gpu"
+    words = "what changes from OLD to NEW, such as flashinfer==0.6.13; takes --gpu and --model"
     parser.add_argument("--diff", nargs=2, metavar=("OLD", "NEW"), help=words)
     words = f"with --diff, only {', '.join((*MODELS, MLA))}"
     parser.add_argument("--model", default="", metavar="NAME", help=words)
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--page-size", type=int, default=16, metavar="N", help=default)
     parser.add_argument("--dtype", default="bfloat16", help=f"the query's; {default}")
     parser.add_argument("--kv-dtype", default="", help="the cache's; default: the query's")
-    words = "what else is asked, such as graph, topk=2048, kv_lens=8192x16; repeatable; fields: "
+    words = "a fact of the call, such as graph or kv_lens=8192x16; repeatable; fields: "
     words += ", ".join(_FIELDS)
     parser.add_argument("--call", action="append", default=[], metavar="FIELD[=VALUE]", help=words)
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
@@ -50,9 +50,10 @@ def answer(options: argparse.Namespace) -> str:
         from .changes import changes, markdown
 
         gpus = options.gpu.split(",") if options.gpu else tuple(GPUS)
-        found = changes(*options.diff, model=options.model, gpus=gpus)
-        to_json = found.to_json(orient="records", indent=2)
-        return str(to_json) if options.json else markdown(found, *options.diff)
+        table = changes(*options.diff, model=options.model, gpus=gpus)
+        if options.json:
+            return str(table.to_json(orient="records", indent=2))
+        return markdown(table, *options.diff)
     if missing := [f"--{name}" for name in REQUIRED if not getattr(options, name)]:
         raise ValueError(f"{', '.join(missing)} must be given, or --diff OLD NEW")
     if options.model:
@@ -70,19 +71,21 @@ def answer(options: argparse.Namespace) -> str:
 
 
 def render(choice: Choice) -> str:
-    """The choice in a few lines, then every row that was looked at, those that hold first and
-    those that read alike once."""
+    """The choice in a few lines, then every row considered, without repeats, matches first."""
     rows = [COLUMNS]
     for reason in sorted(choice.reasons, key=lambda reason: not reason.matched):
         taken = "yes" if reason.matched and reason.kind != "limit" else "no"
         rows.append((taken, _short(reason.subject), reason.why, reason.source))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = dict.fromkeys("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
-    able = [f"can run it, best first: {', '.join(choice.order)}"] if len(choice.order) > 1 else []
-    problem = [f"but it cannot run: {choice.problem}"] if choice.problem else []
-    unasked = any(reason.why.endswith(f"it is {OTHER}") for reason in choice.reasons)
-    models = [f"rules for one model were passed over: --call model={'|'.join(RULED)}"] * unasked
-    return "\n".join([headline(choice), *able, *problem, *models, "", *lines])
+    head = [headline(choice)]
+    if len(choice.order) > 1:
+        head.append(f"can run it, best first: {', '.join(choice.order)}")
+    if choice.problem:
+        head.append(f"but it cannot run: {choice.problem}")
+    if any(reason.why.endswith(f"it is {OTHER}") for reason in choice.reasons):
+        head.append(f"rules for one model did not apply: --call model={'|'.join(RULED)}")
+    return "\n".join([*head, "", *lines])
 
 
 def _short(order: str) -> str:
@@ -93,7 +96,7 @@ def _short(order: str) -> str:
 def headline(choice: Choice) -> str:
     """`vllm==0.33.0, decode on sm100, policy auto: FLASHINFER, which runs trtllm-gen`.
 
-    An override stands where the policy would: it did not decide.
+    A pin by environment variable is shown in place of the policy.
     """
     pins = [reason.why for reason in choice.reasons if reason.kind == "override"]
     decided = pins[0] if pins else f"policy {choice.policy}"

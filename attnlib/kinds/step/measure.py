@@ -7,7 +7,7 @@
 | flash-attn-3-step-eager | lengths and page table op by op, FA3's schedule once, then the layers |
 | flash-attn-3-step-serial | the same with the serial kernel |
 | flash-attn-3-step-fused | the same with the fused kernel |
-| flash-attn-3-step-one-launch | lengths, page table and FA3's schedule in one kernel, then the layers |
+| flash-attn-3-step-one-launch | metadata and schedule in one kernel, then the layers |
 | flash-attn-3-prepare | only FA3's schedule, no layer |
 | flash-attn-3-two-launches | only the metadata of flash-attn-3-step-fused, no layer |
 | flash-attn-3-one-launch | only the metadata of flash-attn-3-step-one-launch, no layer |
