@@ -8,20 +8,20 @@
 | open | more than half is undecided, or records are missing |
 | not measurable here | no record can show it, or it names no shape that one could be of |
 
-A timed case is decided by `measure.stats.judge` over paired rounds, so one round decides nothing.
+A timed case is decided by `judge_ratios` over paired rounds, so one round decides nothing.
 A side of a comparison is a backend, or a backend of one release: `flashinfer-fa2==0.6.3`.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from inspect import signature
 
 import pandas as pd
 
 from ..kinds.cases import Case
-from ..measure import stats
-from ..run.frame import good_rows, judged, paired_times
+from ..measure.stats import Ratio
+from ..run.frame import good_rows, over
 
 CONFIRMED, REFUTED, PARTLY = "confirmed", "refuted", "partly"
 NOT_HERE, OPEN = "not measurable here", "open"
@@ -73,9 +73,9 @@ class Check:
 
 @dataclass(frozen=True)
 class Judged:
-    """Cases with the verdict of `judge` on each, and the records they stand on."""
+    """Cases with the verdict on each, and the records they stand on."""
 
-    verdicts: tuple[stats.Verdict, ...]
+    verdicts: tuple[Ratio, ...]
     records: tuple[str, ...]
 
     def __add__(self, other: "Judged") -> "Judged":
@@ -83,19 +83,19 @@ class Judged:
 
     def count(self, *words: str) -> int:
         """Cases whose verdict is one of `words`."""
-        return sum(verdict.word in words for verdict in self.verdicts)
+        return sum(verdict.verdict in words for verdict in self.verdicts)
 
     @property
     def counts(self) -> str:
         """The verdicts in words, `slower in 6, same in 1 of 7 shapes`."""
-        counted = Counter(verdict.word for verdict in self.verdicts).most_common()
+        counted = Counter(verdict.verdict for verdict in self.verdicts).most_common()
         said = ", ".join(f"{word} in {count}" for word, count in counted)
         return f"{said} of {len(self.verdicts)} shapes"
 
     @property
     def ratios(self) -> pd.Series:
         """The cases' ratios."""
-        return pd.Series([verdict.ratio.ratio for verdict in self.verdicts])
+        return pd.Series([verdict.ratio for verdict in self.verdicts])
 
     def vote(self, *words: str) -> str:
         """`vote` of the cases: those of `words` for it, those that are decided else against."""
@@ -108,8 +108,8 @@ class Judged:
 
     def finding(self, verdict: str, reason: str) -> Finding:
         """A Finding with the spread of the ratios; of one case with its interval."""
-        one = self.verdicts[0].ratio
-        if len(self.verdicts) == 1 and one.pairs == 1:
+        one = self.verdicts[0]
+        if len(self.verdicts) == 1 and one.rounds == 1:
             return Finding(
                 verdict, reason, f"{one.ratio:.2f} x, one round", one.ratio, records=self.records
             )
@@ -159,7 +159,7 @@ def figure_word(values: Sequence[float], figure: float) -> str:
 
 def of_sides(frame: pd.DataFrame, *sides: str, timer: str = "graph") -> pd.DataFrame:
     """Records of `sides` with this timer, whatever their status; `backend` is the side's name."""
-    rows = frame[frame.timer == timer]
+    rows = frame[(frame.timer == timer) & ~frame.repeat]
     named = {side: side.partition("==")[::2] for side in sides}
     found = [
         rows[(rows.backend == backend) & (rows.release == (release or rows.release))]
@@ -185,7 +185,8 @@ def needed(rows: pd.DataFrame, cases: Sequence[Case], backends: Sequence[str]) -
 
 def judge_rows(rows: pd.DataFrame, pair: tuple[str, str]) -> Judged:
     """`pair[0]` over `pair[1]`, case by case; MissingRecordsError where they share no round."""
-    verdicts = tuple(judged(rows, [both for _, *both in paired_times(rows, *pair)]))
+    columns = [field.name for field in fields(Ratio)]
+    verdicts = tuple(Ratio(**row) for row in over(rows, *pair)[columns].to_dict("records"))
     if not verdicts:
         raise MissingRecordsError(f"{' and '.join(pair)} have no round that both are ok in")
     return Judged(verdicts, tuple(rows.id))

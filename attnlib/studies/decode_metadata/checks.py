@@ -104,7 +104,7 @@ def time_grows_with_batch(frame: pd.DataFrame) -> Finding:
     cases = [c for c in METADATA_SWEEP if c.max_ctx == SHORT_CTX and c.batch_size in MANY]
     rows = _ran(frame, cases, (MERGED, FUSED))
     growth = MANY[1] / MANY[0]
-    settled = rows[~rows.left_out]
+    settled = rows[~rows.throttled]
     times = settled.pivot_table(
         index=["backend", "page_size"], columns="batch_size", values="run_us"
     )

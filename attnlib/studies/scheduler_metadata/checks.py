@@ -61,7 +61,7 @@ def no_layer_prepares(frame: pd.DataFrame) -> Finding:
 
 def _steps(frame: pd.DataFrame, *, timer: str = "graph") -> pd.DataFrame:
     """Steps that are ok, settled or not: every record has its trace."""
-    rows = frame[frame.backend.isin((EACH, ONCE)) & (frame.layers == LAYERS)]
+    rows = frame[frame.backend.isin((EACH, ONCE)) & (frame.layers == LAYERS) & ~frame.repeat]
     rows = whole_counts(rows[(rows.timer == timer) & (rows.status == "ok")])
     if rows.empty or rows.groupby(["case", "backend"], sort=False).size().nunique() != 1:
         raise MissingRecordsError(f"steps of {LAYERS} layers, timer {timer}: a shape lacks some")
