@@ -106,11 +106,12 @@ def test_arms_alternate_step_by_step_and_write_the_metadata_that_sglang_does(loa
 
 
 @pytest.mark.parametrize("arm", arms.ARMS["metadata"])
-def test_a_draft_step_has_longer_requests_and_no_schedule(loaded, arm):
+def test_a_draft_step_keeps_sglangs_own_metadata(loaded, arm):
     backend = loaded(METADATA=arm).FlashAttentionBackend()
     captured(backend, object())
     replay(backend, LENS, object())
     assert live(backend, LENS)[:2] == ([35, 3, 62], [0, 35, 38, 100])
+    assert not arms.STATE.calls
 
 
 @pytest.mark.parametrize(("arm", "schedules"), [("once", 2), ("layer", 0)])
