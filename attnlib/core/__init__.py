@@ -16,7 +16,7 @@ HOME = {
     "PagedKV": "core.batch",
     "Policy": "core.policy.policy",
     "SchedulerFacts": "core.schedule.facts",
-    "SchedulerMetadata": "core.schedule.fa3",
+    "SchedulerMetadata": "core.schedule.flash_attn3",
     "available": "core.backends",
     "build_decode_metadata": "core.metadata.decode",
     "build_draft_metadata": "core.metadata.draft",
@@ -25,8 +25,8 @@ HOME = {
     "build_verify_metadata": "core.metadata.draft",
     "create": "core.backends",
     "plan_splits": "core.schedule.splits",
-    "precompute": "core.schedule.fa3",
-    "reserve": "core.schedule.fa3",
+    "precompute": "core.schedule.flash_attn3",
+    "reserve": "core.schedule.flash_attn3",
     "without_overlap": "core.metadata.launch",
 }
 """Public name -> the module that has it."""

@@ -16,8 +16,8 @@ def libraries(monkeypatch, fake_fa2, fake_fa3):
     latent = SimpleNamespace(BatchMLAPagedAttentionWrapper=fakes.FakeMla)
     monkeypatch.setitem(sys.modules, "flashinfer.mla", latent)
     found = SimpleNamespace(wrappers=fake_fa2, flashmla=fakes.FakeFlashMla())
-    loaded = {library.FA3: fake_fa3, library.FLASHMLA: found.flashmla}
-    monkeypatch.setattr(library, "load", lambda name=library.FA3: loaded[name])
+    loaded = {library.FLASH_ATTN_3: fake_fa3, library.FLASHMLA: found.flashmla}
+    monkeypatch.setattr(library, "load", lambda name=library.FLASH_ATTN_3: loaded[name])
     several, one = fakes.FakeFlashAttention(), fake_fa3.flash_attn_with_kvcache
     fake_fa3.flash_attn_varlen_func = several.flash_attn_varlen_func
     fake_fa3.flash_attn_with_kvcache = lambda *tensors, **options: (

@@ -8,7 +8,7 @@ import torch
 import yaml
 from support.metadata_cases import BUILDERS, DEVICE, POISON, facts_of
 
-from attnlib.core.schedule.fa3 import reserve
+from attnlib.core.schedule.flash_attn3 import reserve
 
 LISTED = yaml.safe_load((Path(__file__).parents[2] / "data/engine_calls.yaml").read_text())
 CALLS = {call["name"]: call for call in LISTED["calls"]}

@@ -10,7 +10,7 @@ from attnlib.core import backends
 from attnlib.core.backends import fa3
 from attnlib.core.backends.table import family_of
 from attnlib.core.batch import DecodeBatch, PagedKV
-from attnlib.core.schedule.fa3 import precompute
+from attnlib.core.schedule.flash_attn3 import precompute
 from attnlib.core.schedule.splits import max_words
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase

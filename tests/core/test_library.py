@@ -51,7 +51,10 @@ def test_the_supplier_is_the_distribution_that_owns_the_module(only, monkeypatch
 
 @pytest.mark.parametrize(
     ("name", "install"),
-    [(library.FA3, "tokenspeed-fa3 .or flash-attn-3, or"), (library.FLASHMLA, "sgl-flash-mla$")],
+    [
+        (library.FLASH_ATTN_3, "tokenspeed-fa3 .or flash-attn-3, or"),
+        (library.FLASHMLA, "sgl-flash-mla$"),
+    ],
 )
 def test_a_missing_library_comes_with_its_install_line(only, name, install):
     only()

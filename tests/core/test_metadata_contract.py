@@ -11,7 +11,7 @@ from support.metadata_cases import BUILDERS, DECODE, DRAFT, KV_INDICES, POISON, 
 
 from attnlib.core.metadata import launch
 from attnlib.core.metadata.require import IN_EITHER, IN_ROWS
-from attnlib.core.schedule.fa3 import SchedulerMetadata
+from attnlib.core.schedule.flash_attn3 import SchedulerMetadata
 from attnlib.kinds.metadata import eager
 
 OURS = [pytest.param(b, b.ours, id=name) for name, b in BUILDERS.items()]

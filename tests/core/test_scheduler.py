@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attnlib.core.schedule import fa3 as scheduler
+from attnlib.core.schedule import flash_attn3 as scheduler
 from attnlib.core.schedule import library
-from attnlib.core.schedule.fa3 import precompute
 from attnlib.core.schedule.facts import SchedulerFacts
+from attnlib.core.schedule.flash_attn3 import precompute
 from attnlib.core.schedule.splits import max_words
 
 CPU = torch.device("cpu")

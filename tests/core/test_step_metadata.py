@@ -18,8 +18,8 @@ from attnlib.core.backends import fa3
 from attnlib.core.batch import DecodeBatch
 from attnlib.core.metadata.step import build_step_metadata
 from attnlib.core.schedule import library
-from attnlib.core.schedule.fa3 import SchedulerMetadata, precompute, reserve
 from attnlib.core.schedule.facts import SchedulerFacts
+from attnlib.core.schedule.flash_attn3 import SchedulerMetadata, precompute, reserve
 from attnlib.core.schedule.splits import max_words, plan_splits
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase

@@ -31,7 +31,7 @@ from attnlib.core.backends import fa3, flashinfer, mla, xqa
 from attnlib.core.batch import DecodeBatch, PagedKV
 from attnlib.core.fa2 import planner
 from attnlib.core.metadata import decode, device, kv_indices
-from attnlib.core.schedule import fa3 as scheduler
+from attnlib.core.schedule import flash_attn3 as scheduler
 from attnlib.core.schedule import library, splits
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase

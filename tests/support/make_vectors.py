@@ -20,7 +20,7 @@ import torch
 from support import drawn_calls
 
 from attnlib.core.backends.base import installed_version
-from attnlib.core.schedule import fa3, library
+from attnlib.core.schedule import flash_attn3, library
 
 DEVICE = "cuda"
 
@@ -33,7 +33,9 @@ def ask_library(call):
         sums = np.concatenate([[0], np.cumsum(q_lens)]).astype(np.int32)
         cu_seqlens_q = torch.from_numpy(sums).to(DEVICE)
     try:
-        words = fa3.ask_library(call.facts, torch.from_numpy(seq_lens).to(DEVICE), cu_seqlens_q)
+        words = flash_attn3.ask_library(
+            call.facts, torch.from_numpy(seq_lens).to(DEVICE), cu_seqlens_q
+        )
     except RuntimeError as error:
         return {**line, "refused": str(error).splitlines()[0][:200]}
     return {**line, "words": words.cpu().tolist()}

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from attnlib.core.metadata import decode, draft, kv_indices, step
 from attnlib.core.metadata.launch import Launcher
-from attnlib.core.schedule.fa3 import SchedulerMetadata, reserve, sm_count
 from attnlib.core.schedule.facts import SchedulerFacts
+from attnlib.core.schedule.flash_attn3 import SchedulerMetadata, reserve, sm_count
 from attnlib.core.schedule.splits import plan_splits
 from attnlib.kinds.metadata import eager, oracle
 from attnlib.studies.scheduler_metadata.words import words_of

@@ -14,8 +14,8 @@ import torch
 from ..batch import DecodeBatch, PagedKV
 from ..extend import ExtendBatch
 from ..schedule import library
-from ..schedule.fa3 import SchedulerMetadata, current_stream, precompute, sm_count
 from ..schedule.facts import FULL, SchedulerFacts
+from ..schedule.flash_attn3 import SchedulerMetadata, current_stream, precompute, sm_count
 from ..spec import CUSTOM_MASKS, AttnSpec
 from .base import Backend, Batch, Plan, require_same_table
 from .table import Entry
@@ -26,7 +26,7 @@ MAX_HEAD_DIM = 256
 class _FlashAttention(Backend[Batch, PagedKV]):
     """What the modes share: where the library is, and what it takes."""
 
-    source = library.FA3
+    source = library.FLASH_ATTN_3
 
     @staticmethod
     def reported() -> str:

@@ -237,7 +237,7 @@ LATENT_BUILD = "sglang-kernel"
 class Fa3Mla(Backend[MlaBatch, torch.Tensor]):
     """FlashAttention-3 over a bfloat16 cache, its schedule made once, in `plan`."""
 
-    source = library.FA3
+    source = library.FLASH_ATTN_3
 
     def plan(self, batch: MlaBatch, out: Plan[MlaBatch] | None = None) -> Plan[MlaBatch]:
         """Copy lengths and pages, chosen tokens as pages of one; with `out` into its buffers."""
@@ -250,7 +250,7 @@ class Fa3Mla(Backend[MlaBatch, torch.Tensor]):
             order = (slots == NO_TOKEN).int().argsort(stable=True)
             table, lens = slots.gather(1, order).clamp(min=0), (slots != NO_TOKEN).sum(1).int()
         longest = table.shape[1] * page_size
-        words = library.load(library.FA3).get_scheduler_metadata(
+        words = library.load(library.FLASH_ATTN_3).get_scheduler_metadata(
             *(batch.batch_size, 1, longest, batch.spec.num_qo_heads, 1, ROPE_DIM, lens),
             headdim_v=LATENT_DIM,
             page_size=page_size,
@@ -267,7 +267,7 @@ class Fa3Mla(Backend[MlaBatch, torch.Tensor]):
         highest, lens, table, words = plan.state
         require_pages(cache, highest)
         pages = (cache.view(-1, 1, MLA_HEAD_DIM) if plan.batch.spec.top_k else cache)[:, :, None]
-        out = library.load(library.FA3).flash_attn_with_kvcache(
+        out = library.load(library.FLASH_ATTN_3).flash_attn_with_kvcache(
             *(q[:, None][ROPE], pages[ROPE], pages[LATENT]),
             qv=q[:, None][LATENT],
             cache_seqlens=lens,
@@ -281,8 +281,8 @@ class Fa3Mla(Backend[MlaBatch, torch.Tensor]):
     @classmethod
     def unavailable(cls, entry: Entry) -> str:
         """As any backend; the build to install is one that has the kernel."""
-        if not library.find_module(library.FA3):
-            return f"{library.FA3} is not installed: pip install {LATENT_BUILD}"
+        if not library.find_module(library.FLASH_ATTN_3):
+            return f"{library.FLASH_ATTN_3} is not installed: pip install {LATENT_BUILD}"
         return super().unavailable(entry)
 
     @classmethod

@@ -17,8 +17,8 @@ from ..metadata.decode import build_decode_metadata
 from ..metadata.eager import write_decode_metadata
 from ..metadata.require import StepTensors
 from ..metadata.step import build_step_metadata
-from ..schedule.fa3 import SchedulerMetadata, reserve, sm_count
 from ..schedule.facts import SchedulerFacts
+from ..schedule.flash_attn3 import SchedulerMetadata, reserve, sm_count
 from .arms import PREFIX, STATE
 from .capture import Step
 

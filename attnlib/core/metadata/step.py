@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 
 from ..batch import require_tensor
-from ..schedule.fa3 import SchedulerMetadata
 from ..schedule.facts import SchedulerFacts
+from ..schedule.flash_attn3 import SchedulerMetadata
 from ..schedule.splits import BATCHES_PER_CTA, blocks_in_l2, num_words, scheduled_heads
 from . import decode
 from .device import ROWS, copy_row, wait_for_predecessor, write_lengths, write_schedule

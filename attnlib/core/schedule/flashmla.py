@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from . import library
-from .fa3 import writes
+from .flash_attn3 import writes
 
 OPTIONS = ("causal", "is_fp8_kvcache", "enable_batch_invariant", "use_legacy", "kv_format")
 

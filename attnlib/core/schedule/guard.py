@@ -28,8 +28,8 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..spec import require_word
-from .fa3 import misfit, sm_count
 from .facts import FULL, SchedulerFacts
+from .flash_attn3 import misfit, sm_count
 
 ENGINES = {
     "sglang": (

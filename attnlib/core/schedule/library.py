@@ -10,17 +10,20 @@ from functools import lru_cache
 from importlib import metadata
 from typing import Any
 
-FA3, FLASHMLA = "FlashAttention-3", "FlashMLA"
-MODULES = {FA3: ("flash_attn_interface", "sgl_kernel.flash_attn"), FLASHMLA: ("flash_mla",)}
+FLASH_ATTN_3, FLASHMLA = "FlashAttention-3", "FlashMLA"
+MODULES = {
+    FLASH_ATTN_3: ("flash_attn_interface", "sgl_kernel.flash_attn"),
+    FLASHMLA: ("flash_mla",),
+}
 INSTALL = {
-    FA3: "pip install tokenspeed-fa3 (or flash-attn-3, or sgl-kernel)",
+    FLASH_ATTN_3: "pip install tokenspeed-fa3 (or flash-attn-3, or sgl-kernel)",
     FLASHMLA: "pip install sgl-flash-mla",
 }
 NO_DISTRIBUTION = "flash-attn-3"
 """The name that stands where no distribution claims FlashAttention-3, or none is there."""
 
 
-def find_module(library: str = FA3) -> str:
+def find_module(library: str = FLASH_ATTN_3) -> str:
     """Name of the module that would be loaded, or the empty string."""
     return next((name for name in MODULES[library] if _found(name.partition(".")[0])), "")
 
@@ -52,7 +55,7 @@ def broken(library: str) -> str:
 
 
 @lru_cache(maxsize=len(MODULES))
-def load(library: str = FA3) -> Any:
+def load(library: str = FLASH_ATTN_3) -> Any:
     """The module; RuntimeError saying what to install, or why the import failed."""
     if reason := missing(library):
         raise RuntimeError(reason)
@@ -60,7 +63,7 @@ def load(library: str = FA3) -> Any:
     try:
         return importlib.import_module(name)
     except (ImportError, OSError) as error:
-        owner = f" of {supplier()}" if library == FA3 else ""
+        owner = f" of {supplier()}" if library == FLASH_ATTN_3 else ""
         raise RuntimeError(f"{name}{owner} cannot be loaded: {error}") from error
 
 

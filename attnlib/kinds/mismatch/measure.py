@@ -21,8 +21,8 @@ import torch
 from ...core import backends
 from ...core.backends.fa3 import attend, facts_of, launch
 from ...core.batch import DecodeBatch, PagedKV
-from ...core.schedule.fa3 import ask_library, precompute
 from ...core.schedule.facts import SchedulerFacts
+from ...core.schedule.flash_attn3 import ask_library, precompute
 from ...core.schedule.splits import max_words, num_words
 from ...core.spec import require_word
 from ...measure.timer import run_timer

@@ -30,7 +30,7 @@ from ...core.backends.fa3 import Fa3, attend, facts_of
 from ...core.batch import DecodeBatch, PagedKV
 from ...core.metadata import decode
 from ...core.metadata.step import build_step_metadata
-from ...core.schedule.fa3 import SchedulerMetadata, precompute, reserve
+from ...core.schedule.flash_attn3 import SchedulerMetadata, precompute, reserve
 from ...core.spec import require_word
 from ...measure.timer import cold_copies, run_timer
 from ...measure.trace import trace_kernels
