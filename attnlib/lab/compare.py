@@ -18,7 +18,7 @@ import pandas as pd
 
 from ..draw.cards import Card, Shown
 from ..measure.spans import per_call
-from ..measure.stats import MIN_EFFECT
+from ..measure.stats import LONG_MARGIN
 from .profile import Profile
 
 NO_VERDICT = "Two profiles show what changed; a verdict on speed takes rounds in fresh processes."
@@ -110,7 +110,7 @@ def _word(before: list[float] | None, after: list[float] | None) -> str:
     if before is None or after is None:
         return "new" if before is None else "gone"
     ratio = np.mean(after) / max(np.mean(before), np.finfo(float).tiny)
-    if 1 / (1 + MIN_EFFECT) <= ratio <= 1 + MIN_EFFECT:
+    if 1 / (1 + LONG_MARGIN) <= ratio <= 1 + LONG_MARGIN:
         return "same"
     low_a, high_a = np.percentile(before, MIDDLE_HALF)
     low_b, high_b = np.percentile(after, MIDDLE_HALF)

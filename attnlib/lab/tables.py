@@ -72,16 +72,11 @@ class Tables:
 
     @cached_property
     def comparison(self) -> pd.DataFrame:
-        """A row per backend that shares rounds with `choices.against`: ratio, low, high, verdict.
-
-        The margin knows the study's A/A noise, where it has A/A items.
-        """
-        kind = self.choices.timer, self.choices.case.kind
-        noise = store.noise_by_kind(self.records).get(kind, 0.0)
-        columns = ["backend", "against", "ratio", "low", "high", "pairs", "verdict", "margin"]
+        """A row per backend that shares rounds with `choices.against`: ratio, interval, verdict."""
+        columns = ["backend", "against", "ratio", "low", "high", "rounds", "verdict", "margin"]
         against, measured = self.choices.against, set(self._good.backend)
         found = [
-            rows.over(self._good, name, against, noise=noise).assign(backend=name, against=against)
+            rows.over(self._good, name, against).assign(backend=name, against=against)
             for name in self.choices.backends
             if name != against and {name, against} <= measured
         ]
@@ -185,6 +180,6 @@ def _rule(spec: AttnSpec | MlaSpec, library: str, gpu: str) -> tuple[str, str]:
 
 
 def _good_rows(records: Iterable[Record]) -> pd.DataFrame:
-    good = store.frame(r for r in records if r.status == "ok" and not r.left_out)
+    good = store.frame(r for r in records if r.status == "ok" and not r.throttled)
     columns = [*SAMPLE, "plan_us", "kernel_family"]
     return good if len(good) else pd.DataFrame(columns=columns, dtype=float)

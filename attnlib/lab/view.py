@@ -93,7 +93,7 @@ class View(Tables, Shown):
             "time over time": pairs.backend + " / " + pairs.against,
             "ratio": pairs.ratio,
             "interval": intervals(pairs),
-            "rounds": pairs.pairs,
+            "rounds": pairs.rounds,
             "verdict": pairs.verdict,
             "margin": pairs.margin,
         }
@@ -153,9 +153,9 @@ class View(Tables, Shown):
         absent = ", ".join(name for name in self.choices.backends if name not in seen)
         if seen and absent:
             said.append(f"Not on record for these choices: {absent}.")
-        left_out = sum(record.left_out for record in self.mine)
+        left_out = sum(record.throttled for record in self.mine)
         if left_out:
-            said.append(f"{left_out} records of a throttled or unsettled GPU are left out.")
+            said.append(f"{left_out} records of a throttled GPU are left out.")
         if isinstance(self.limit, Ceilings):
             if "FLOPs" not in self.bounds_us:
                 said.append("No matmul ceiling on record: the ceiling is that of the bytes.")

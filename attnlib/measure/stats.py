@@ -1,194 +1,213 @@
 """Statistics over rounds. The unit is the round (a fresh process), not the sample.
 
-Samples of one process share its clocks, its memory layout and its luck. So a round is its median,
-and a ratio of two backends is taken round by round: exp(mean(log(a_r / b_r))), with the interval of
-Student's t over the log ratios. DESIGN.md says why no bootstrap.
+Samples of one process share its clocks and its memory layout, so a round is reduced to its median.
+Two sides are compared round by round: the log ratio of their times, or the difference of them.
+
+A table with few rounds per row knows little about the noise of one row, but a lot about the noise
+of all rows. So the variance of a row is moderated: it is pulled towards the typical variance of the
+table, as far as the rows' variances agree with each other (Smyth 2004, empirical Bayes), and
+Student's t has that many more degrees of freedom. A table with one row uses its own variance only.
+
+`low` and `high` are always the 95 % interval of that row. The verdict of a table with several rows
+is stricter: Holm's steps keep the chance of any wrong verdict in the table near 5 %
+(simulated in tests/measure/test_stats.py).
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 CONFIDENCE = 0.95
-ERROR, LOOKS = 0.05, (4, 8, 16, 24)
-"""The chance that any verdict of a table is wrong, and the rounds after which verdicts are asked
-for: all even, so that A B B A cancels the order."""
-MIN_AA_PAIRS = 8
-MIN_EFFECT = 0.02
-"""Below 2 % nobody should change a backend, whatever the interval says."""
+SHORT_US = 30.0
+SHORT_MARGIN, LONG_MARGIN = 0.04, 0.02
+"""The effect that is worth a verdict. In calls below `SHORT_US` two processes with the same code
+differ by up to 3 % (95th percentile of A/A records), in longer calls by 1 to 2 %."""
+
+FASTER, SLOWER, SAME, AMBIGUOUS, NOT_SLOWER = "faster", "slower", "same", "ambiguous", "not slower"
+
+ALL_ALIKE = 1e9
+"""Degrees of freedom of a prior that stands for the variance of every row."""
+Floats = NDArray[np.float64]
+Pair = tuple[Sequence[float], Sequence[float]]
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """A geometric-mean ratio of paired rounds with its interval, of 95 % unless asked for more."""
+    """Time of side a over time of side b: geometric mean over rounds, interval, verdict on a.
+
+    With one round there is no spread to judge by: `low` and `high` are NaN, the verdict ambiguous.
+    """
 
     ratio: float
     low: float
     high: float
-    pairs: int
+    rounds: int
+    margin: float
+    verdict: str
 
 
 @dataclass(frozen=True)
-class Gap:
-    """A mean difference of paired rounds with its interval, in the unit of what was paired, of 95 %
-    unless asked for more."""
+class Saving:
+    """Microseconds that the new side saves: mean over rounds, interval, verdict on the new side."""
 
-    mean: float
+    saved: float
     low: float
     high: float
-    pairs: int
-
-    @property
-    def word(self) -> str:
-        """`faster` (saved) or `slower` where the interval excludes 0, else `ambiguous`."""
-        if self.low > 0:
-            return "faster"
-        return "slower" if self.high < 0 else "ambiguous"
+    rounds: int
+    verdict: str
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What rounds allow to say of a ratio: `faster`, `slower`, `same` or `ambiguous`.
+class _Means:
+    """Mean of each row, its standard error (NaN for one value), and the degrees of freedom."""
 
-    `margin` is the effect below which a difference is not worth a word (0.02 is 2 %); of one who
-    asked for no more, `not slower` than that stands for `same`.
+    mean: Floats
+    error: Floats
+    freedom: Floats
+
+    def interval(self, confidence: float) -> tuple[Floats, Floats]:
+        """Student's t interval of each row."""
+        from scipy.special import stdtrit  # scipy takes a while to import
+
+        reach = stdtrit(self.freedom, (1 + confidence) / 2) * self.error
+        return self.mean - reach, self.mean + reach
+
+
+def margin_of(us: float) -> float:
+    """The smallest effect that is worth a verdict in a call of `us` microseconds."""
+    return SHORT_MARGIN if us < SHORT_US else LONG_MARGIN
+
+
+def judge_ratios(pairs: Sequence[Pair], *, not_slower: float = 0.0) -> list[Ratio]:
+    """Ratio and verdict of each row of a table; a pair is (times of a, times of b), round by round.
+
+    `faster` and `slower` need an interval that excludes 1 and an effect beyond the margin
+    (`margin_of` the shorter of both medians). `same` needs the whole interval inside the margin.
+    Everything else is `ambiguous`. `not_slower` (0.02 is 2 %) asks for non-inferiority: it becomes
+    the margin, and a row whose interval ends below 1 + margin is `not slower`.
+
+    Raises ValueError for a pair with different numbers of times on both sides, or with none.
     """
+    sides = [_paired(pair) for pair in pairs]
+    margins = np.array([not_slower or margin_of(min(map(np.median, pair))) for pair in sides])
+    means = _moderated([np.log(a / b) for a, b in sides])
 
-    word: str
-    ratio: Ratio
-    margin: float
+    def words(rows: Sequence[int], low: Floats, high: Floats) -> list[str]:
+        edges = np.log1p(margins)
+        return [
+            _word_of_ratio(means.mean[i], low[i], high[i], edges[i], not_slower > 0) for i in rows
+        ]
 
-
-Told = TypeVar("Told", Gap, Verdict)
-
-
-def judge(
-    numerators: Sequence[float],
-    denominators: Sequence[float],
-    *,
-    noise: float,
-    not_slower: float = 0.0,
-    confidence: float = CONFIDENCE,
-) -> Verdict:
-    """Verdict on numerators against denominators, paired rounds; `noise` is the machine's A/A.
-
-    `faster` and `slower` need an interval that excludes 1 and an effect beyond the margin, the
-    larger of `MIN_EFFECT` and `noise`; `same` needs the whole interval inside the margin. All else
-    is `ambiguous` and asks for more rounds. `not_slower` (0.02 is 2 %) asks for non-inferiority:
-    it is the margin, and an interval that ends below 1 + margin is `not slower`.
-    """
-    ratio = paired_ratio(numerators, denominators, confidence=confidence)
-    margin = not_slower or max(MIN_EFFECT, noise)
-    low, high = 1 / (1 + margin), 1 + margin
-    if ratio.high < 1 and ratio.ratio < low:
-        word = "faster"
-    elif ratio.low > 1 and ratio.ratio > high:
-        word = "slower"
-    elif not_slower and ratio.high <= high:
-        word = "not slower"
-    else:
-        word = "same" if low <= ratio.low and ratio.high <= high else "ambiguous"
-    return Verdict(word, ratio, margin)
-
-
-def judge_table(
-    pairs: Sequence[tuple[Sequence[float], Sequence[float]]],
-    *,
-    noise: float,
-    not_slower: float = 0.0,
-    looks: int = 1,
-) -> list[Verdict]:
-    """`judge` on all rows of a table, so that any verdict is wrong at most `ERROR` of the time.
-
-    Holm's steps: with n rows still open each is asked at `ERROR` / (`looks` n), until no more are
-    decided. `looks` is how often verdicts are asked for while rounds are added (Bonferroni). That
-    the rate holds, direction and `same` included, is simulated in tests/measure/test_stats.py.
-    """
-    return _by_holm(
-        lambda row, sure: judge(*pairs[row], noise=noise, not_slower=not_slower, confidence=sure),
-        len(pairs),
-        looks,
-    )
-
-
-def gap_table(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> list[Gap]:
-    """`paired_gap` of all rows of a table, by Holm's steps too: that any interval which excludes 0
-    does so on the wrong side happens at most `ERROR` of the time."""
-    return _by_holm(lambda row, sure: paired_gap(*pairs[row], confidence=sure), len(pairs))
-
-
-def _by_holm(ask: Callable[[int, float], Told], count: int, looks: int = 1) -> list[Told]:
-    """What `ask` says of each row at the confidence that Holm's steps leave it."""
-    found, left, before = dict[int, Told](), list(range(count)), count + 1
-    while left and len(left) < before:
-        before, sure = len(left), 1 - ERROR / (looks * len(left))
-        found |= {row: ask(row, sure) for row in left}
-        left = [row for row in left if found[row].word == "ambiguous"]
-    return [found[row] for row in range(count)]
-
-
-def aa_noise(ratios: Sequence[float]) -> float:
-    """The A/A noise: 95 % of ratios of a backend against itself lie within 1 +- this.
-
-    `ratios` are of one backend over itself: of clusters (rounds of an item), one mean of each.
-    ValueError for fewer than `MIN_AA_PAIRS`: a percentile of a handful is a guess.
-    """
-    if len(ratios) < MIN_AA_PAIRS:
-        raise ValueError(f"ratios must be at least {MIN_AA_PAIRS} A/A pairs, got {len(ratios)}")
-    effects = np.expm1(np.abs(np.log(np.asarray(ratios, float))))
-    return float(np.percentile(effects, 100 * CONFIDENCE))
-
-
-def paired_ratio(
-    numerators: Sequence[float], denominators: Sequence[float], *, confidence: float = CONFIDENCE
-) -> Ratio:
-    """Ratio of round medians, paired by position; ValueError if the lengths differ or are 0.
-
-    With one pair there is no spread to judge by: low and high are NaN, not a false certainty.
-    """
-    above, below = _paired("numerators and denominators", numerators, denominators)
-    logs = np.log(above / below)
-    ratio = float(np.exp(logs.mean()))
-    reach = float(np.exp(_reach(logs, confidence)))
-    return Ratio(ratio, ratio / reach, ratio * reach, len(logs))
-
-
-def paired_gap(
-    minuends: Sequence[float], subtrahends: Sequence[float], *, confidence: float = CONFIDENCE
-) -> Gap:
-    """Difference of round medians, paired by position: Student's t over the rounds' differences.
-
-    ValueError if the lengths differ or are 0; with one pair low and high are NaN.
-    """
-    left, right = _paired("minuends and subtrahends", minuends, subtrahends)
-    gaps = left - right
-    mean, reach = float(gaps.mean()), _reach(gaps, confidence)
-    return Gap(mean, mean - reach, mean + reach, len(gaps))
-
-
-def _paired(names: str, left: Sequence[float], right: Sequence[float]) -> list[np.ndarray]:
-    if len(left) != len(right) or not len(left):
-        raise ValueError(
-            f"{names} must be equally many, at least one, got {len(left)} and {len(right)}"
+    verdicts = _by_holm(means, words)
+    low, high = means.interval(CONFIDENCE)
+    return [
+        Ratio(
+            ratio=float(np.exp(means.mean[i])),
+            low=float(np.exp(low[i])),
+            high=float(np.exp(high[i])),
+            rounds=len(sides[i][0]),
+            margin=float(margins[i]),
+            verdict=verdicts[i],
         )
-    return [np.asarray(left, float), np.asarray(right, float)]
+        for i in range(len(sides))
+    ]
 
 
-def _reach(values: np.ndarray, confidence: float = CONFIDENCE) -> float:
-    """Half the interval of a mean by Student's t; NaN for one value."""
-    freedom = len(values) - 1
-    if not freedom:
-        return float("nan")
-    return _student_t(freedom, confidence) * float(values.std(ddof=1) / np.sqrt(len(values)))
+def judge_savings(pairs: Sequence[Pair]) -> list[Saving]:
+    """What each row of a table saves; a pair is (times before, times after), round by round.
+
+    `faster` or `slower` where the interval excludes 0, else `ambiguous`. Noise grows with the
+    length of a call, so variances are shared over the rows relative to the time before.
+    Raises ValueError as `judge_ratios`.
+    """
+    sides = [_paired(pair) for pair in pairs]
+    units = np.array([before.mean() for before, _ in sides])
+    relative = _moderated([(before - after) / before.mean() for before, after in sides])
+    means = _Means(relative.mean * units, relative.error * units, relative.freedom)
+
+    def words(rows: Sequence[int], low: Floats, high: Floats) -> list[str]:
+        return [FASTER if low[i] > 0 else SLOWER if high[i] < 0 else AMBIGUOUS for i in rows]
+
+    verdicts = _by_holm(means, words)
+    low, high = means.interval(CONFIDENCE)
+    return [
+        Saving(float(means.mean[i]), float(low[i]), float(high[i]), len(sides[i][0]), verdicts[i])
+        for i in range(len(sides))
+    ]
 
 
-@cache
-def _student_t(freedom: int, confidence: float) -> float:
-    """The quantile of Student's t that bounds `confidence` on both sides."""
-    # SciPy takes a while to import, its `stats` a second; not all that import this ask for it.
-    from scipy.special import stdtrit
+def _paired(pair: Pair) -> tuple[Floats, Floats]:
+    a, b = (np.asarray(side, float) for side in pair)
+    if len(a) != len(b) or not len(a):
+        raise ValueError(
+            f"both sides of a pair must have the same number of times, at least one, "
+            f"got {len(a)} and {len(b)}"
+        )
+    return a, b
 
-    return float(stdtrit(freedom, (1 + confidence) / 2))
+
+def _word_of_ratio(mean: float, low: float, high: float, edge: float, not_slower: bool) -> str:
+    """The verdict on a log ratio with its interval; `edge` is the log of 1 + margin."""
+    if high < 0 and mean < -edge:
+        return FASTER
+    if low > 0 and mean > edge:
+        return SLOWER
+    if not_slower and high <= edge:
+        return NOT_SLOWER
+    return SAME if -edge <= low and high <= edge else AMBIGUOUS
+
+
+def _by_holm(
+    means: _Means, words: Callable[[Sequence[int], Floats, Floats], list[str]]
+) -> list[str]:
+    """The verdict of each row by Holm's steps.
+
+    With n undecided rows each is judged at confidence 1 - 5 % / n, until a step decides no more.
+    """
+    verdicts = [AMBIGUOUS] * len(means.mean)
+    undecided = list(range(len(verdicts)))
+    while undecided:
+        low, high = means.interval(1 - (1 - CONFIDENCE) / len(undecided))
+        for row, word in zip(undecided, words(undecided, low, high), strict=True):
+            verdicts[row] = word
+        still = [row for row in undecided if verdicts[row] == AMBIGUOUS]
+        if len(still) == len(undecided):
+            break
+        undecided = still
+    return verdicts
+
+
+def _moderated(rows: Sequence[Floats]) -> _Means:
+    """Mean, moderated standard error and degrees of freedom of each row."""
+    counts = np.array([len(row) for row in rows], float)
+    freedom = counts - 1
+    variance = np.array([row.var(ddof=1) if len(row) > 1 else np.nan for row in rows])
+    several = freedom > 0
+    if several.sum() > 1 and np.median(variance[several]) > 0:
+        prior, extra = _prior(variance[several], freedom[several])
+        variance = (freedom * variance + extra * prior) / (freedom + extra)
+        freedom = np.minimum(freedom + extra, freedom.sum())
+    mean = np.array([row.mean() for row in rows])
+    return _Means(mean, np.sqrt(variance / counts), freedom)
+
+
+def _prior(variance: Floats, freedom: Floats) -> tuple[float, float]:
+    """The typical variance of a table, and how many degrees of freedom it is worth.
+
+    Smyth (2004), section 6.2: moments of the log variances, as in limma's `fitFDist`. If the
+    variances differ no more than by chance, all rows share the pooled one.
+    """
+    from scipy.special import digamma, polygamma
+
+    logs = np.log(np.maximum(variance, 1e-5 * np.median(variance)))  # a row may not vary at all
+    logs += np.log(freedom / 2) - digamma(freedom / 2)
+    between = logs.var(ddof=1) - polygamma(1, freedom / 2).mean()
+    if between <= 0:
+        return float(np.average(variance, weights=freedom)), ALL_ALIKE
+    half = 0.5 + 1 / between  # start of Newton's method for trigamma(half) = between
+    for _ in range(20):
+        now = polygamma(1, half)
+        half += now * (1 - now / between) / polygamma(2, half)
+    return float(np.exp(logs.mean() + digamma(half) - np.log(half))), float(2 * half)

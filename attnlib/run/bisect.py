@@ -25,7 +25,7 @@ from ..core.backends.table import BACKENDS, COMPARED
 from ..core.spec import require_int, require_word
 from ..kinds.cases import Case
 from ..kinds.item import Item
-from ..measure.stats import Verdict, judge
+from ..measure.stats import Ratio, judge_ratios
 from . import store
 from .jobs import Job
 from .record import Record
@@ -46,23 +46,15 @@ class Step:
     """The verdict on `release` against the reference, and the kernel families that ran."""
 
     release: str
-    verdict: Verdict
+    verdict: Ratio
     kernel_family: str
     reference_family: str
 
     def to_dict(self) -> dict[str, Any]:
         """Flat JSON form."""
-        ratio = self.verdict.ratio
-        return {
-            "release": self.release,
-            "ran": self.kernel_family,
-            "reference_ran": self.reference_family,
-            "ratio": ratio.ratio,
-            "low": ratio.low,
-            "high": ratio.high,
-            "verdict": self.verdict.word,
-            "rounds": ratio.pairs,
-        }
+        ran = {"ran": self.kernel_family, "reference_ran": self.reference_family}
+        names = ("ratio", "low", "high", "verdict", "rounds")
+        return {"release": self.release, **ran} | {n: getattr(self.verdict, n) for n in names}
 
 
 @dataclass(frozen=True)
@@ -120,14 +112,12 @@ def bisect(
     rounds: int = 3,
     releases: Sequence[str] = (),
     overlays: dict[str, Path] | None = None,
-    noise: float = 0.0,
     on_round: Callable[[str], object] | None = None,
 ) -> Bisection:
     """Find the first release of `package` between `good` and `bad` at which `case` changed speed.
 
     `releases` are those to search; without them, those on record (replay, no overlays given) or
-    those that can be had (`available_releases`). `noise` is the machine's A/A, for `judge`;
-    `on_round` is told of each round measured.
+    those that can be had (`available_releases`). `on_round` is told of each round measured.
     Raises ValueError for what cannot be asked and for ends that do not differ, RuntimeError for a
     release that fails or stays ambiguous, FileNotFoundError for records that replay lacks.
     """
@@ -145,7 +135,7 @@ def bisect(
     inside = tuple(releases_between(releases, first, last))
     ends = (inside[0], inside[-1]) if good == first else (inside[-1], inside[0])
     asked = Bisection(package, study.name, case, backend, *ends, inside, machine, rounds)
-    return _Search(asked, study.device, noise, sweep if live else None, on_round).run()
+    return _Search(asked, study.device, sweep if live else None, on_round).run()
 
 
 @dataclass(frozen=True)
@@ -154,7 +144,6 @@ class _Search:
 
     asked: Bisection
     device: str
-    noise: float
     sweep: Sweep | None
     on_round: Callable[[str], object] | None
 
@@ -163,7 +152,7 @@ class _Search:
 
         def differs(release: str) -> bool:
             steps.append(self.step(release))
-            return steps[-1].verdict.word == asked.word
+            return steps[-1].verdict.verdict == asked.word
 
         reference, last = asked.releases[0], asked.releases[-1]
         if not differs(last):
@@ -180,13 +169,13 @@ class _Search:
         count = self.asked.rounds
         while True:
             references, candidates = zip(*self.at_least(count, release), strict=True)
-            verdict = judge(times_of(candidates), times_of(references), noise=self.noise)
-            if verdict.word != "ambiguous":
+            (verdict,) = judge_ratios([(times_of(candidates), times_of(references))])
+            if verdict.verdict != "ambiguous":
                 return Step(release, verdict, families_of(candidates), families_of(references))
-            if verdict.ratio.pairs >= ROUND_LIMIT:
+            if verdict.rounds >= ROUND_LIMIT:
                 words = _words(verdict)
                 raise RuntimeError(f"release {release} must get a verdict, it stays {words}")
-            count = min(2 * verdict.ratio.pairs, ROUND_LIMIT)
+            count = min(2 * verdict.rounds, ROUND_LIMIT)
 
     def records(self) -> list[Record]:
         asked = self.asked
@@ -220,8 +209,8 @@ class _Search:
             if len(found := self.pairs(release)) >= count:
                 return found
         raise RuntimeError(
-            f"release {release} must have {count} rounds that are not left out (throttled, or "
-            f"samples that drift), it has {len(found)}, after {count + ROUND_LIMIT} more"
+            f"release {release} must have {count} rounds that are not throttled, "
+            f"it has {len(found)}, after {count + ROUND_LIMIT} more"
         )
 
     def measure(self, sweep: Sweep, number: int, release: str) -> None:
@@ -245,7 +234,7 @@ def good_rounds(records: Iterable[Record], releases: tuple[str, str]) -> dict[It
     for item, seen in rounds.items():
         whole = [both for _, both in sorted(seen.items()) if set(releases) <= both.keys()]
         pairs = [(both[releases[0]], both[releases[1]]) for both in whole]
-        found[item] = [p for p in pairs if all(r.status == "ok" and not r.left_out for r in p)]
+        found[item] = [p for p in pairs if all(r.status == "ok" and not r.throttled for r in p)]
     return found
 
 
@@ -300,11 +289,10 @@ def families_of(records: Iterable[Record]) -> str:
     return ", ".join(sorted({record.kernel_family for record in records} - {""})) or "unknown"
 
 
-def _words(verdict: Verdict) -> str:
-    ratio = verdict.ratio
+def _words(ratio: Ratio) -> str:
     return (
-        f"{verdict.word} after {ratio.pairs} rounds: {ratio.ratio:.3f} of its time "
-        f"({ratio.low:.3f} to {ratio.high:.3f}), margin {verdict.margin:.0%}"
+        f"{ratio.verdict} after {ratio.rounds} rounds: {ratio.ratio:.3f} of its time "
+        f"({ratio.low:.3f} to {ratio.high:.3f}), margin {ratio.margin:.0%}"
     )
 
 

@@ -7,21 +7,19 @@ per case has the column `case` and the case's own columns, in the order of `COLU
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 from packaging.version import Version
 
 from ..core.backends.table import TABLE
-from ..kinds.cases import Case
 from ..kinds.cost import Ceilings
 from ..kinds.item import Item
-from ..measure.stats import LOOKS, Verdict, gap_table, judge, judge_table
-from .store import COMPARABLE, require_comparable
+from ..measure.stats import Pair, Ratio, Saving, judge_ratios, judge_savings
+from .store import require_comparable
 
 if TYPE_CHECKING:
     from .study import Study
@@ -49,8 +47,8 @@ COLUMNS = tuple(dict.fromkeys((*_FIRST, "mode", "mask", "q_lengths", "group", *C
 """Columns that say what a case is, in the order in which tables are sorted by them."""
 FA2, FA3, AUTO = "flashinfer-fa2", "flashinfer-fa3", "flashinfer-auto"
 GRAPH_AUTO, CUDA_CORES = "flashinfer-graph-auto", "flashinfer-cuda-cores"
-WIDE = 10
-"""An interval whose ends lie further apart than this factor is not written out: it says nothing."""
+RATIO_COLUMNS = [field.name for field in fields(Ratio)]
+SAVING_COLUMNS = [field.name for field in fields(Saving)]
 LABELS = {entry.name: entry.label for entry in TABLE.values() if entry.label}
 
 
@@ -76,8 +74,9 @@ def ceilings(frame: pd.DataFrame, needed: Sequence[str] = ("copy", "matmul")) ->
 
 
 def good_rows(frame: pd.DataFrame, timer: str = "graph") -> pd.DataFrame:
-    """Records of one timer that are ok and not left out, counts of their cases as integers."""
-    return whole_counts(frame[(frame.timer == timer) & (frame.status == "ok") & ~frame.left_out])
+    """Records of one timer that are ok, not throttled and no A/A repeats; counts as integers."""
+    good = (frame.timer == timer) & (frame.status == "ok") & ~frame.throttled & ~frame.repeat
+    return whole_counts(frame[good])
 
 
 def decode_rows(
@@ -123,87 +122,104 @@ def times(rows: pd.DataFrame, value: str = "run_us") -> pd.DataFrame:
     return cases_of(rows).merge(wide.sort_index(axis=1).reset_index(), on="case")
 
 
-def over(
-    rows: pd.DataFrame,
-    numerator: str,
-    denominator: str,
-    *,
-    noise: float | None = None,
-    not_slower: float = 0.0,
-) -> pd.DataFrame:
-    """Paired ratio of two backends' run times and the verdict on `numerator`, a row per case.
+def over(rows: pd.DataFrame, a: str, b: str, *, not_slower: float = 0.0) -> pd.DataFrame:
+    """Time of side `a` over time of side `b` and the verdict on `a`, a row per case.
 
-    Columns: the case's, ratio, low, high, pairs (rounds), verdict, margin (`judged`; with `noise`
-    row by row). ValueError for rows that must not be compared.
+    `pair_rounds`, then `ratios`: columns and errors are theirs.
     """
-    found, pairs = [], list(paired_times(rows, numerator, denominator))
-    verdicts = judged(rows, [both for _, *both in pairs], noise=noise, not_slower=not_slower)
-    for (case, *_), verdict in zip(pairs, verdicts, strict=True):
-        told = {"verdict": verdict.word, "margin": verdict.margin}
-        found.append({"case": case, **vars(verdict.ratio), **told})
-    names = ["case", "ratio", "low", "high", "pairs", "verdict", "margin"]
-    return cases_of(rows).merge(pd.DataFrame(found, columns=names), on="case")
+    return ratios(pair_rounds(rows, a, b), not_slower=not_slower)
 
 
-def judged(
-    rows: pd.DataFrame,
-    pairs: Sequence[Sequence[Sequence[float]]],
-    *,
-    noise: float | None = None,
-    not_slower: float = 0.0,
-) -> list[Verdict]:
-    """The verdicts on a table whose times are of `rows`: as one (`judge_table`), if A/A items say
-    the noise; row by row of older records, or with `noise`."""
-    own = noise_of(rows)
-    if noise is not None or not own:
-        return [judge(a, b, noise=noise or 0.0, not_slower=not_slower) for a, b in pairs]
-    # More rounds than the first look has were added by looking; fewer are one look.
-    looks = len(LOOKS) if max((len(a) for a, _ in pairs), default=0) > LOOKS[0] else 1
-    return judge_table([(a, b) for a, b in pairs], noise=own, not_slower=not_slower, looks=looks)
+def pair_rounds(rows: pd.DataFrame, a: str, b: str) -> pd.DataFrame:
+    """Times of both sides in the rounds that have both.
 
+    Columns: case, the case's, round, a_us, b_us.
 
-def gaps(rows: pd.DataFrame, base: str, new: str) -> pd.DataFrame:
-    """What `new` saves of the time of `base`, a row per case that both have, paired by round.
-
-    Columns: the case's, `base` and `new` (medians, us), saved, low, high (us), rounds,
-    verdict (`Gap.word`). Intervals are as wide as the table needs (`gap_table`).
+    A side is a backend, or a backend of one release: `flashinfer-fa2==0.6.3`. Raises ValueError for
+    rows that must not be compared (`require_comparable`), and for two records of one round.
     """
-    found, pairs = [], list(paired_times(rows, base, new))
-    judged_gaps = gap_table([(before, after) for _, before, after in pairs])
-    for (case, before, after), gap in zip(pairs, judged_gaps, strict=True):
-        told = (np.median(before), np.median(after), gap.mean, gap.low, gap.high)
-        found.append((case, *map(float, told), gap.pairs, gap.word))
-    names = ["case", base, new, "saved", "low", "high", "rounds", "verdict"]
-    return cases_of(rows).merge(pd.DataFrame(found, columns=names), on="case")
+    sides = [side_rows(rows, side) for side in (a, b)]
+    require_comparable(pd.concat(sides))
+    times_us = []
+    for side, part in zip((a, b), sides, strict=True):
+        times_us.append(part[["case", "round", "run_us"]].dropna())
+        if times_us[-1].duplicated(["case", "round"]).any():
+            raise ValueError(f"rows must have one record of {side!r} per case and round, not two")
+    paired = times_us[0].merge(times_us[1], on=["case", "round"]).sort_values("round")
+    paired.columns = ["case", "round", "a_us", "b_us"]
+    return cases_of(rows).merge(paired, on="case")
 
 
-def told_gaps(table: pd.DataFrame) -> str:
-    """`gaps` in words: how many cases, how many of them for sure, and how much is saved."""
+def side_rows(rows: pd.DataFrame, side: str) -> pd.DataFrame:
+    """The rows of a side: a backend, or a backend of one release (`backend==release`)."""
+    backend, _, release = side.partition("==")
+    rows = rows[rows.backend == backend]
+    return rows[rows.release == release] if release else rows
+
+
+def ratios(pairs: pd.DataFrame, *, not_slower: float = 0.0) -> pd.DataFrame:
+    """Ratio a / b and the verdict on a, a row per case of `pair_rounds`.
+
+    Columns: case, the case's, ratio, low, high, rounds, margin, verdict (`stats.judge_ratios`).
+    `low` and `high` are the 95 % interval of the row; the verdicts of all rows hold together.
+    """
+    cases, sides = _by_case(pairs)
+    judged = judge_ratios(sides, not_slower=not_slower)
+    return pd.concat([cases, pd.DataFrame(judged, columns=RATIO_COLUMNS)], axis=1)
+
+
+def savings(rows: pd.DataFrame, base: str, new: str) -> pd.DataFrame:
+    """What side `new` saves of the time of side `base`, a row per case that both have.
+
+    Columns: case, the case's, base_us, new_us (medians), saved, low, high (us), rounds, verdict
+    (`stats.judge_savings`).
+    """
+    cases, sides = _by_case(pair_rounds(rows, base, new))
+    base_us = [float(np.median(before)) for before, _ in sides]
+    new_us = [float(np.median(after)) for _, after in sides]
+    judged = pd.DataFrame(judge_savings(sides), columns=SAVING_COLUMNS)
+    return pd.concat([cases.assign(base_us=base_us, new_us=new_us), judged], axis=1)
+
+
+def _by_case(pairs: pd.DataFrame) -> tuple[pd.DataFrame, list[Pair]]:
+    """The cases of `pair_rounds` with their columns, and the times of both sides of each."""
+    groups = [part for _, part in pairs.groupby("case", sort=False)]
+    cases = pairs.drop(columns=["round", "a_us", "b_us"]).drop_duplicates("case")
+    sides = [(part.a_us.to_numpy(), part.b_us.to_numpy()) for part in groups]
+    return cases.reset_index(drop=True), sides
+
+
+def aa_check(frame: pd.DataFrame) -> str:
+    """One line: how many A/A rows (an item and the same item again) are called faster or slower.
+
+    A row that is, is a false verdict: it says how far the verdicts of this study can be trusted.
+    """
+    table = aa_table(frame)
+    if table.empty:
+        return "no A/A rows on record"
+    count = int(table.verdict.isin(["faster", "slower"]).sum())
+    return f"{count} of {len(table)} A/A rows have a verdict"
+
+
+def aa_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """A row per A/A item: timer, backend, release, case, ratio of the repeat over the first, low,
+    high, rounds, margin, verdict; all rows are judged as one table."""
+    good = frame[(frame.status == "ok") & ~frame.throttled & frame.case.notna()]
+    item = ["timer", "backend", "release", "case"]
+    columns = [*item, "round", "run_us"]
+    pairs = good.loc[good.repeat, columns].merge(good.loc[~good.repeat, columns], on=columns[:-1])
+    groups = [(key, part) for key, part in pairs.groupby(item, sort=False)]
+    judged = judge_ratios([(part.run_us_x.to_numpy(), part.run_us_y) for _, part in groups])
+    names = pd.DataFrame([key for key, _ in groups], columns=item)
+    return pd.concat([names, pd.DataFrame(judged, columns=RATIO_COLUMNS)], axis=1)
+
+
+def savings_in_words(table: pd.DataFrame) -> str:
+    """`savings` in one line: how many shapes, their verdicts, and how much is saved."""
     low, middle, high = table.saved.quantile([0, 0.5, 1])
-    words = table.verdict.tolist()
-    sure = f"{words.count('faster')} faster, {words.count('slower')} slower beyond doubt"
-    return f"{len(table)} shapes, {sure}; saved {low:.1f} to {high:.1f} us, median {middle:.1f}"
-
-
-def noise_of(rows: pd.DataFrame) -> float:
-    """The largest A/A noise among rows, 0 of none."""
-    return float(rows.noise.max()) if len(rows) else 0.0
-
-
-def paired_times(
-    rows: pd.DataFrame, numerator: str, denominator: str
-) -> Iterator[tuple[Case, list[float], list[float]]]:
-    """Case by case: both backends' times of rounds that have both; ValueError as of `over`."""
-    names = numerator, denominator
-    both = rows.loc[rows.backend.isin(names), ["case", "round", "backend", "run_us", *COMPARABLE]]
-    require_comparable(both)
-    taken: dict[Case, Any] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
-    for case, round_, name, us in both.iloc[:, :4].dropna().itertuples(index=False, name=None):
-        taken[case][round_][name].append(us)
-    for case in cases_of(rows).case:
-        paired = [us for _, us in sorted(taken[case].items()) if len(us) == len({*names})]
-        if paired:
-            yield case, *([fmean(us[name]) for us in paired] for name in names)
+    counts = table.verdict.value_counts()
+    verdicts = f"{counts.get('faster', 0)} faster, {counts.get('slower', 0)} slower"
+    return f"{len(table)} shapes, {verdicts}; saved {low:.1f} to {high:.1f} us, median {middle:.1f}"
 
 
 def same_against_same(rows: pd.DataFrame) -> pd.DataFrame:
@@ -229,21 +245,11 @@ def spread(values: pd.Series, by: pd.Series) -> pd.DataFrame:
     return found.set_axis(["shapes", "least", "median", "most"], axis=1)
 
 
-def tally(found: pd.DataFrame, by: str) -> pd.DataFrame:
-    """`spread` of the ratios that `over` found, how many have each verdict it gave (of none
-    `faster`), the widest margin of a verdict, and the fewest and most rounds, where it has them."""
-    counts = pd.crosstab(found[by], found.verdict).rename_axis(columns=None)
-    counts = counts if len(counts) else counts.assign(faster=0)
-    table = spread(found.ratio, found[by]).round(2)
-    if "margin" in found:
-        table["margin, %"] = (100 * found.groupby(by).margin.max()).round(1)
-    if "pairs" in found:
-        table["rounds"] = found.groupby(by).pairs.agg(_ends)
-    return pd.concat([table[["shapes"]], counts, table.iloc[:, 1:]], axis=1).reset_index()
-
-
-def _ends(values: pd.Series) -> str:
-    return " to ".join(dict.fromkeys(str(value) for value in (values.min(), values.max())))
+def tally(table: pd.DataFrame, by: str) -> pd.DataFrame:
+    """Per value of `by`: shapes, least, median and most ratio, and the count of each verdict."""
+    counts = pd.crosstab(table[by], table.verdict).rename_axis(columns=None)
+    ends = spread(table.ratio, table[by]).round(2)
+    return pd.concat([ends, counts], axis=1).reset_index()
 
 
 def with_better(rows: pd.DataFrame, a: str, b: str, name: str) -> pd.DataFrame:
@@ -261,13 +267,9 @@ def release_order(frame: pd.DataFrame) -> list[str]:
 
 
 def intervals(table: pd.DataFrame, decimals: int = 2) -> list[str]:
-    """The interval of each row of `low` and `high`, in words.
-
-    Of `over` it is what the verdict was asked with: of 95 %, or beside A/A items so wide that the
-    verdicts of a table are right together (`judge_table`).
-    """
+    """`low to high` of each row in words; `one round` where there is no interval."""
     bounds = zip(table.low, table.high, strict=True)
-    words = f"{{:.{decimals}f}} to {{:.{decimals}f}}"
-    found = (words.format(*both) if both[0] == both[0] else "one round" for both in bounds)
-    wide = ("ratio" in table) & (table.high > WIDE * table.low)
-    return [f"over {WIDE} x wide" if too else said for too, said in zip(wide, found, strict=True)]
+    return [
+        "one round" if np.isnan(low) else f"{low:.{decimals}f} to {high:.{decimals}f}"
+        for low, high in bounds
+    ]

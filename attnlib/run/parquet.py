@@ -32,11 +32,19 @@ def encode(records: Sequence[Record]) -> bytes:
 
     Raises ValueError for no records, and for a record that the columns cannot hold exactly.
     """
-    import pyarrow as pa
-    from pyarrow import parquet
-
     if not records:
         raise ValueError("records must be at least one to be published, got none")
+    data = write_table(table_of(records))
+    for wrote, found in zip(records, decode(data), strict=True):
+        if wrote != found:
+            raise ValueError(f"record {wrote.id} must survive its columns, a member is None or new")
+    return data
+
+
+def table_of(records: Sequence[Record]) -> pa.Table:
+    """The columns of `records`; ValueError for members of several types."""
+    import pyarrow as pa
+
     rows = [record.to_form() for record in records]
     for row in rows:
         for group in MEMBERS:
@@ -46,20 +54,33 @@ def encode(records: Sequence[Record]) -> bytes:
     others = sorted({name for row in rows for name in row} - set(types))
     columns = {name: [row.get(name) for row in rows] for name in (*types, *others)}
     try:
-        table = pa.table({n: pa.array(column, types.get(n)) for n, column in columns.items()})
+        return pa.table({n: pa.array(column, types.get(n)) for n, column in columns.items()})
     except pa.ArrowException as error:
         raise ValueError(f"a published column must be of one type: {error}") from error
+
+
+def write_table(table: pa.Table) -> bytes:
+    """The bytes of a published file."""
+    from pyarrow import parquet
+
     file = io.BytesIO()
     # Samples hardly repeat: a dictionary of them makes the file larger.
-    repeated = [name for name in columns if name not in SAMPLES]
+    repeated = [name for name in table.column_names if name not in SAMPLES]
     parquet.write_table(
         table, file, compression="zstd", compression_level=ZSTD_LEVEL, use_dictionary=repeated
     )
-    data = file.getvalue()
-    for wrote, found in zip(records, decode(data), strict=True):
-        if wrote != found:
-            raise ValueError(f"record {wrote.id} must survive its columns, a member is None or new")
-    return data
+    return file.getvalue()
+
+
+def read_table(data: bytes) -> pa.Table:
+    """The columns of a published file; ValueError for bytes that are no Parquet file."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        return parquet.ParquetFile(pa.BufferReader(data)).read()
+    except pa.ArrowException as error:
+        raise ValueError(f"must be a Parquet file: {error}") from error
 
 
 def decode(data: bytes) -> list[Record]:
@@ -67,13 +88,7 @@ def decode(data: bytes) -> list[Record]:
 
     Raises ValueError for bytes that are no such file, and for the row of a record not right.
     """
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    try:
-        table = parquet.ParquetFile(pa.BufferReader(data)).read().combine_chunks()
-    except pa.ArrowException as error:
-        raise ValueError(f"must be a Parquet file: {error}") from error
+    table = read_table(data).combine_chunks()
     records = []
     for row, form in enumerate(_forms(table)):
         try:

@@ -20,29 +20,14 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from statistics import median
 from typing import IO, TYPE_CHECKING, Any
 
-import numpy as np
-
-from ..kinds.cases import Case
-from ..kinds.decode.case import DecodeCase
-from ..kinds.engine.case import EngineCase
-from ..kinds.extend.case import ExtendCase
-from ..kinds.item import Item
-from ..kinds.mla.case import MlaCase
-from ..kinds.plan.case import PlanCase
-from ..kinds.step.case import StepCase
 from ..measure.files import write_whole
-from ..measure.spans import Kernel
-from ..measure.stats import MIN_AA_PAIRS, aa_noise
-from . import parquet
+from . import columns, parquet
 from .record import Record
 
 if TYPE_CHECKING:
@@ -164,49 +149,16 @@ def publish(study: str, machine: str = "") -> Path:
 
 
 def load(study: str, machine: str) -> pd.DataFrame:
-    """The records of a study on a machine, as `frame` has them."""
+    """The records of a study on a machine: a row per record (`columns.frame_of`).
+
+    Raises FileNotFoundError naming the machines that have the study.
+    """
     return _frame_of(study, machine, stamp(study, machine)).copy()
 
 
 def frame(records: Iterable[Record]) -> pd.DataFrame:
-    """One row per record: identity, case, status, medians (us), kernels, oracle, GPU.
-
-    `case` holds the `Case` itself (None for a ceiling), its fields beside it; `kernels` a tuple of
-    `Kernel`, and `steps_us` the samples of an engine's case, whose arms took turns. A/A items are
-    left out: `noise` is what they say of a row's timer and kind of case (`aa_noise` over means of
-    rounds), 0 where the records hold fewer than it takes.
-    """
-    import pandas as pd
-
-    records = list(records)
-    noise = noise_by_kind(records)
-    first = (record for record in records if not record.item.again)
-    found = pd.DataFrame([{**_row(r), "noise": noise.get(_kind(r.item), 0.0)} for r in first])
-    for name in {"window", "sinks"} & {*found}:  # layers without them do not say so
-        found[name] = found[name].astype(float).fillna(0).where(found.heads.notna())
-    return found
-
-
-def noise_by_kind(records: Iterable[Record]) -> dict[tuple[str, str], float]:
-    """The A/A noise of each timer and kind of case that has enough A/A items.
-
-    An item of which no pair is kept counts by those left out: noise can only grow by that.
-    """
-    ran = {(record.item, record.round): record for record in records if record.status == "ok"}
-    logs: dict[Item[Any], dict[bool, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for (item, round_), twice in ran.items():
-        once = ran.get((replace(item, again=0), round_))
-        if item.again and once:
-            ratio = median(twice.run_us) / median(once.run_us)
-            logs[item][twice.left_out or once.left_out].append(np.log(ratio))
-    ratios: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for item, pairs in logs.items():
-        ratios[_kind(item)].append(float(np.exp(np.mean(pairs[False] or pairs[True]))))
-    return {kind: aa_noise(of) for kind, of in ratios.items() if len(of) >= MIN_AA_PAIRS}
-
-
-def _kind(item: Item[Any]) -> tuple[str, str]:
-    return item.timer, getattr(item.case, "kind", "ceiling")
+    """The records as `load` has them."""
+    return columns.frame_of(parquet.table_of(list(records)))
 
 
 def require_comparable(rows: pd.DataFrame) -> None:
@@ -259,7 +211,10 @@ def _published(study: str, machine: str) -> tuple[Record, ...]:
 
 @lru_cache(maxsize=64)
 def _frame_of(study: str, machine: str, stamp: tuple[object, ...]) -> pd.DataFrame:
-    return frame(read(study, machine))
+    path, journal = published_path(study, machine), journal_path(study, machine)
+    if journal.exists() or not path.exists():
+        return frame(read(study, machine))
+    return columns.frame_of(parquet.read_table(path.read_bytes()))
 
 
 def _stamp(path: Path) -> tuple[object, ...]:
@@ -339,39 +294,3 @@ def _parsed(path: Path, machine: str, lines: list[bytes]) -> list[Record]:
 def _require_machine(record: Record, machine: str, where: str) -> None:
     if record.machine_slug != machine:
         raise ValueError(f"{where} must be of {machine!r}, it is of {record.machine_slug!r}")
-
-
-def _row(record: Record) -> dict[str, Any]:
-    item, case = record.item, record.item.case
-
-    def named(noun: object, *names: str) -> dict[str, Any]:
-        return {name: getattr(noun, name) for name in names}
-
-    return {
-        **named(record, "id", "study", "round"),
-        **named(item, "backend", "release", "timer", "case"),
-        **(case.to_dict() if case else {}),
-        "heads": _heads(case),
-        **named(record, "status", "reason", "reported_backend", "kernel_family"),
-        "kernels": tuple(Kernel(**kernel) for kernel in record.kernels),
-        "kernel_us": round(sum(kernel["gpu_us"] for kernel in record.kernels), 3),
-        "run_us": median(record.run_us) if record.run_us else float("nan"),
-        "plan_us": median(record.plan_us) if record.plan_us else float("nan"),
-        "samples": len(record.run_us),
-        **({"steps_us": record.run_us} if isinstance(case, EngineCase) else {}),
-        **named(record, "oracle_error", "oracle_budget", "work_per_call"),
-        "sm_clock_mhz": record.state_after.get("sm_clock_mhz", float("nan")),
-        **named(record, "throttled", "power_capped", "drift", "unsettled", "left_out"),
-        "gpu": record.machine["gpu"],
-        "gpu_id": record.machine["gpu_id"],
-        "power_limit_w": record.machine.get("power_limit_w", 0),
-        "schema": record.schema,
-        "num_sms": record.machine.get("num_sms", 0),
-        "l2_mib": record.machine.get("l2_mib", 0.0),
-        "started_at": record.started_at,
-    }
-
-
-def _heads(case: Case | None) -> str | None:
-    decode = case.decode if isinstance(case, StepCase | PlanCase) else case
-    return decode.spec.heads if isinstance(decode, DecodeCase | MlaCase | ExtendCase) else None

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.backends.table import COMPARED
 from ..kinds.cases import Case
 from ..kinds.item import Item
-from ..measure.stats import LOOKS, judge_table
+from ..measure.stats import judge_ratios
 from . import store
 from .jobs import Job, Watch, run_job, worker_environment
 from .lock import hold_gpu
@@ -36,6 +36,7 @@ from .releases import overlay_for
 if TYPE_CHECKING:
     import pandas as pd
 
+LOOKS = (4, 8, 16, 24)
 MODES = ("auto", "live", "replay")
 
 
@@ -141,9 +142,9 @@ class Study:
         A case without a good round of both is not asked: it failed.
         """
         records, found = list(records), list[Item]()
-        good = [r for r in records if r.status == "ok" and not r.left_out]
+        good = [r for r in records if r.status == "ok" and not r.throttled]
         us = {(r.item, r.round): median(r.run_us) for r in good}
-        noise, timers = store.noise_by_kind(records), sorted({r.item.timer for r in good})
+        timers = sorted({r.item.timer for r in good})
         kinds = dict.fromkeys(case.kind for case in self.cases)
         for pair, timer, kind in product(self.decides, timers, kinds):
             sides, table = [side.partition("==")[::2] for side in pair], list[Any]()
@@ -152,10 +153,9 @@ class Study:
                 whole = [n for n in range(LOOKS[-1]) if all((item, n) in us for item in both)]
                 times = [[us[item, n] for n in whole] for item in both]
                 table += [(both, (times[0], times[1]))] if whole else []
-            tried, own = [times for _, times in table], noise.get((timer, kind), 0.0)
-            verdicts = judge_table(tried, noise=own, looks=len(LOOKS))
+            verdicts = judge_ratios([times for _, times in table])
             for (both, _), verdict in zip(table, verdicts, strict=True):
-                found += both if verdict.word == "ambiguous" else []
+                found += both if verdict.verdict == "ambiguous" else []
         return list(dict.fromkeys(found))
 
 

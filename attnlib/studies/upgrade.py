@@ -1,7 +1,7 @@
 """Two releases of a library over the calls of models, or a list of cases: a study on the spot.
 
-A case is done at the first of `LOOKS` that gives a verdict. At most `ERROR` is the chance that any
-verdict of the table is wrong (`stats.judge_table`). The rounds of a study are one look: nobody
+A case is done at the first of `LOOKS` that gives a verdict. All rows are one
+table (`stats.judge_ratios`). The rounds of a study are one look: nobody
 looked between them.
 
 Records are those of `compare_flashinfer`; without a GPU also of each study with both releases.
@@ -28,13 +28,13 @@ from ..kinds.extend.case import ExtendCase
 from ..kinds.item import Item
 from ..kinds.listed import parse_cases
 from ..kinds.mla.case import MlaCase
-from ..measure.stats import ERROR, LOOKS, MIN_EFFECT, Verdict, judge_table
+from ..measure.stats import LONG_MARGIN, SHORT_MARGIN, SHORT_US, Ratio, judge_ratios
 from ..run import store
 from ..run.bisect import TIMER, Pair, families_of, good_rounds, times_of
 from ..run.jobs import Job
 from ..run.record import Record
 from ..run.releases import Version, overlay_for, own_build
-from ..run.study import Sweep, machine_shown, mode
+from ..run.study import LOOKS, Sweep, machine_shown, mode
 from ..select.changes import changes
 from . import STUDIES
 
@@ -218,10 +218,8 @@ class _Found:
     pairs: dict[Item, list[Pair]]
     failed: dict[Item, Record]
     looks: int = len(LOOKS)
-    noise: float = 0.0
-    """The largest A/A noise of the studies that were replayed."""
 
-    def verdicts(self) -> dict[Item, Verdict]:
+    def verdicts(self) -> dict[Item, Ratio]:
         """Of every item that has a round."""
         table = {}
         for item, pairs in self.pairs.items():
@@ -231,13 +229,12 @@ class _Found:
             if pairs:
                 base, new = (times_of(side) for side in zip(*pairs[:seen], strict=True))
                 table[item] = (new, base)
-        rules = {"not_slower": self.not_slower, "noise": self.noise}
-        found = judge_table([*table.values()], looks=self.looks, **rules)
+        found = judge_ratios([*table.values()], not_slower=self.not_slower)
         return dict(zip(table, found, strict=True))
 
     def open(self) -> list[Item]:
         """The items that neither failed nor have a verdict."""
-        done = {item for item, verdict in self.verdicts().items() if verdict.word != "ambiguous"}
+        done = {item for item, verdict in self.verdicts().items() if verdict.verdict != "ambiguous"}
         return [item for item in self.pairs if item not in done and item not in self.failed]
 
     def take(
@@ -246,17 +243,16 @@ class _Found:
         """Take the rounds of items that both releases ran, and what failed: of both the base."""
         is_wanted = wanted if callable(wanted) else wanted.__contains__
         own = [r for r in records if r.item.release in self.both and is_wanted(_plain(r))]
-        tried, noise = {record.item for record in own}, store.noise_by_kind(records)
+        tried = {record.item for record in own}
         for item, pairs in good_rounds(own, self.both).items():
             whole = {replace(item, release=release) for release in self.both} <= tried
             if whole and len(pairs) >= len(self.pairs.get(item, ())):
                 self.pairs[item] = pairs
-                self.noise = max(self.noise, noise.get((item.timer, item.case.kind), 0.0))
         for record in sorted(own, key=lambda record: record.item.release == self.both[0]):
             if record.status != "ok" and _plain(record) in self.pairs:
                 self.failed[_plain(record)] = record
 
-    def row(self, item: Item, verdict: Verdict | None) -> dict[str, Any]:
+    def row(self, item: Item, verdict: Ratio | None) -> dict[str, Any]:
         row: dict[str, Any] = {"case": item.case.key, "backend": item.backend}
         row |= {"timer": item.timer, "rounds": len(self.pairs[item]), "kernels": ""}
         if failed := self.failed.get(item):
@@ -270,15 +266,15 @@ class _Found:
             row |= {f"{name}_plan_us": median(plans) if plans else None}
         a, b = ({k["name"]: k["launches"] for k in record.kernels} for record in last)
         changed = [f"{k} {a.get(k, 0):g} to {b.get(k, 0):g}" for k in a | b if a.get(k) != b.get(k)]
-        row |= {name: getattr(verdict.ratio, name) for name in RATIO}
-        row |= {"rounds": verdict.ratio.pairs, "verdict": verdict.word}
+        row |= {name: getattr(verdict, name) for name in RATIO}
+        row |= {"rounds": verdict.rounds, "verdict": verdict.verdict}
         row |= {"kernels": ", ".join(changed)}
         return row | {"study": last[0].study, "machine": last[0].machine_slug}
 
     def upgrade(self, models: Sequence[str], notes: Sequence[str]) -> Upgrade:
-        rule = f"The chance that any verdict here is wrong is at most {ERROR:.0%}"
-        margin = f"margin {self.not_slower or max(MIN_EFFECT, self.noise):.1%}"
-        told = [f"{rule}, looks and rows counted in; {margin}.", *notes]
+        margin = f"{SHORT_MARGIN:.0%} below {SHORT_US:.0f} us, {LONG_MARGIN:.0%} from there on"
+        margin = f"{self.not_slower:.1%}" if self.not_slower else margin
+        told = [f"All rows are judged as one table (Holm); margin {margin}.", *notes]
         for item, record in self.failed.items():
             why = f"{record.item.release} {record.status}: {' '.join(record.reason.split())}"
             told.append(f"{item.case.key}, {item.backend}: {why}")

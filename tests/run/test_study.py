@@ -15,10 +15,9 @@ from support.studies import SPEC, grid_of, hand_made, study_of
 
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.item import Item
-from attnlib.measure.stats import LOOKS
 from attnlib.run import store, study
 from attnlib.run.record import machine_slug
-from attnlib.run.study import Sweep, load_or_measure, mode, record_machine, record_name
+from attnlib.run.study import LOOKS, Sweep, load_or_measure, mode, record_machine, record_name
 
 SMALL, LARGE = DecodeCase(SPEC, 1, 8), DecodeCase(SPEC, 2, 12, "ragged")
 FP8 = DecodeCase(replace(SPEC, kv_dtype="float8_e4m3fn"), 1, 8)

@@ -15,9 +15,9 @@ from attnlib import cli, compare_releases
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.extend.case import ExtendCase
 from attnlib.kinds.listed import parse_cases
-from attnlib.measure.stats import LOOKS
 from attnlib.run import store
 from attnlib.run import study as studying
+from attnlib.run.study import LOOKS
 from attnlib.studies import captured, upgrade
 from attnlib.studies.fa3_decode_regression.study import HEADLINE
 from attnlib.studies.upgrade import NAME, calls_of

@@ -42,7 +42,7 @@ def metadata_records(
     frame: pd.DataFrame, builder: str = "decode", *, timer: str = "graph"
 ) -> pd.DataFrame:
     """Records of a builder and timer, whatever their status; `backend` is the design."""
-    rows = whole_counts(frame[(frame.builder == builder) & (frame.timer == timer)])
+    rows = whole_counts(frame[(frame.builder == builder) & (frame.timer == timer) & ~frame.repeat])
     return by_design(rows, DESIGNS).astype({"swa": bool})
 
 
@@ -160,7 +160,7 @@ def worst(frame: pd.DataFrame, count: int = 5) -> pd.DataFrame:
     found = against_best(rows).merge(times(rows)[["case", FUSED]], on="case")
     found = found.sort_values("ratio", ascending=False).head(count).reset_index(drop=True)
     shown = found[[*SIZES, "rival", FUSED, "ratio"]].round({FUSED: 2, "ratio": 3})
-    return shown.assign(**{"interval": intervals(found), "rounds": found.pairs})
+    return shown.assign(**{"interval": intervals(found), "rounds": found.rounds})
 
 
 def strided(frame: pd.DataFrame, limit: Ceilings) -> pd.DataFrame:

@@ -54,7 +54,7 @@ POLICIES: dict[str, tuple[str, ...]] = {
 }
 """Policy -> the groups that it gives to fa3, under no custom mask; the others go to fa2."""
 WORDS = {word: f"fa2 {word}" for word in ("slower", "same", "ambiguous", "faster")}
-ENDS = ("least", "median", "most", "margin, %", "rounds")
+ENDS = ("least", "median", "most")
 
 
 def mode_rows(frame: pd.DataFrame, timer: str | None = None, *, release: str = NOW) -> pd.DataFrame:
@@ -140,7 +140,7 @@ def headline(
     rows = rows[rows.case.isin(cases)]
     table = _with_times(over(rows, FA2, FA3), rows).assign(roof=lambda t: roofs_us(t, limit))
     shown = table.filter(items=[*SIZES, "roof", *CHOSEN]).round(1)
-    told = {RATIO: table.ratio.round(2), "interval": intervals(table), "rounds": table.pairs}
+    told = {RATIO: table.ratio.round(2), "interval": intervals(table), "rounds": table.rounds}
     return shown.assign(**told)
 
 

@@ -13,7 +13,7 @@ import pandas as pd
 
 from ...kinds.engine.case import IN_TURNS, EngineCase
 from ...kinds.engine.model import CONFIGS
-from ...measure.stats import gap_table
+from ...measure.stats import judge_savings
 from ...run import store
 from ...run.frame import FA2 as FA2_CALL
 from ...run.frame import FA3 as FA3_CALL
@@ -100,7 +100,7 @@ def measured(frame: pd.DataFrame) -> pd.DataFrame:
     """What each comparison on record saves: a row with `MEASURED`, steps in us, gain in %.
 
     `verdict` is `faster` or `slower` where the interval excludes 0 and more is saved than either
-    arm differs by from `itself`, else `ambiguous`; all rows are one table (`gap_table`).
+    arm differs by from `itself`, else `ambiguous`; all rows are one table (`judge_savings`).
     """
     found, by_case = [], dict(iter(good_rows(frame, "host").groupby("case", sort=False)))
     rounds = {
@@ -108,13 +108,18 @@ def measured(frame: pd.DataFrame) -> pd.DataFrame:
         for arm, over, case in COMPARED
         if case in by_case and (pairs := list(_rounds(by_case[case], arm, over, case)))
     }
-    saved = [([us for _, us, _ in pairs], [0.0] * len(pairs)) for pairs in rounds.values()]
-    for ((arm, over, case), pairs), gap in zip(rounds.items(), gap_table(saved), strict=True):
+    steps_us = [
+        ([step for step, *_ in pairs], [step - us for step, us, _ in pairs])
+        for pairs in rounds.values()
+    ]
+    for ((arm, over, case), pairs), gap in zip(
+        rounds.items(), judge_savings(steps_us), strict=True
+    ):
         step = float(np.median([step for step, *_ in pairs]))
         itself = max(hop for *_, hop in pairs)
-        word = "ambiguous" if abs(gap.mean) <= itself else gap.word
-        bounds = (gap.mean, gap.low, gap.high, gap.pairs)
-        found.append((arm, over, case, step, *bounds, 100 * gap.mean / step, itself, word))
+        word = "ambiguous" if abs(gap.saved) <= itself else gap.verdict
+        bounds = (gap.saved, gap.low, gap.high, gap.rounds)
+        found.append((arm, over, case, step, *bounds, 100 * gap.saved / step, itself, word))
     return pd.DataFrame(found, columns=MEASURED)
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from ...core.fa2.choice import Key
 from ...kinds.decode.case import DecodeCase
-from ...measure.stats import MIN_EFFECT
+from ...measure.stats import LONG_MARGIN
 from ..fa2_plan.tables import EVERY, batch_of
 from .learn import cross_validated, summary, sweeps
 from .study import SWEPT_SERVED
@@ -31,7 +31,7 @@ def sweep_summary(frame: pd.DataFrame) -> pd.DataFrame:
     ratios = [(_words(sweep.key), sweep.own_us / sweep.run_us.min()) for sweep in known]
     found = pd.DataFrame(ratios, columns=["key", "ratio"])
     found = pd.concat([found, found.assign(key=EVERY)])
-    over = found[found.ratio > 1 + MIN_EFFECT].groupby("key").size()
+    over = found[found.ratio > 1 + LONG_MARGIN].groupby("key").size()
     table = summary(found).set_index("key")
     table = table.assign(**{"over 2 %": over.reindex(table.index, fill_value=0)})
     if len(crossed := cross_validated(known)):

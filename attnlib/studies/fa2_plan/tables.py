@@ -12,7 +12,7 @@ from ...core.fa2.choice import PlanShape
 from ...core.fa2.words import plan_words
 from ...kinds.decode.case import DecodeCase
 from ...kinds.lengths import sample_seq_lens
-from ...measure.stats import MIN_EFFECT
+from ...measure.stats import LONG_MARGIN
 from ...run import frame as frames
 from ...run.frame import CUDA_CORES, FA2, LABELS, by_design, good_rows, intervals, times
 from .blocks import blocks_of, both_plans, both_schedules, busy, schedule, small_example
@@ -178,7 +178,7 @@ def rival_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 def no_gain(found: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     """The cases whose gain is not worth a word, least first, with both times in us."""
-    least = found[found.gain < 1 + MIN_EFFECT].sort_values("gain", ignore_index=True)
+    least = found[found.gain < 1 + LONG_MARGIN].sort_values("gain", ignore_index=True)
     us = times(rows[rows.backend.isin((OURS, FA2))]).set_index("case")
     both = {RIVAL_NAMES[FA2]: least.case.map(us[FA2]), "ours": least.case.map(us[OURS])}
     names = [name for name in ("q_len", *SIZES) if name in least]
@@ -219,7 +219,7 @@ def planning_table(frame: pd.DataFrame) -> pd.DataFrame:
 
     The last column starts the launch from Python for each call: with no graph.
     """
-    rows = by_design(frame[frame.backend.isin(PLANNED_PARTS)], PLANNED_PARTS)
+    rows = by_design(frame[frame.backend.isin(PLANNED_PARTS) & ~frame.repeat], PLANNED_PARTS)
     sizes = ["page_size", "batch_size"]
     graph, eager = (times(good_rows(rows, timer)) for timer in ("graph", "eager"))
     shown = graph[[*sizes, *PLANNED_PARTS.values()]]

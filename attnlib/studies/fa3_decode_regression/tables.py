@@ -34,7 +34,7 @@ def headline(frame: pd.DataFrame, limit: Ceilings, release: str) -> pd.DataFrame
     verdict = {
         "fa3 / fa2": table.ratio.round(2),
         "interval": intervals(table),
-        "rounds": table.pairs,
+        "rounds": table.rounds,
     }
     return shown.assign(**verdict)
 

@@ -4,7 +4,6 @@ import numpy as np
 import pandas as pd
 
 from ...kinds.cost import decode_cost
-from ...measure.stats import aa_noise
 from ...run.frame import SHAPE, cases_of, decode_rows, over, same_against_same
 
 TIMERS = ("profiler", "graph", "graph-cold", "eager")
@@ -29,11 +28,6 @@ def aa_table(frame: pd.DataFrame) -> pd.DataFrame:
     return table.set_axis(["pairs", "median %", "95th %", "largest %"], axis=1).round(2)
 
 
-def noise_of(frame: pd.DataFrame) -> float:
-    """The machine's A/A noise over all backends and cases, as a fraction."""
-    return aa_noise(aa_pairs(frame).ratio.tolist())
-
-
 def timer_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Median time of each case and backend by each timer, and graph over profiler."""
     return _by_timer(frame).drop(columns="case")
@@ -49,10 +43,11 @@ def agreement(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def drifts(frame: pd.DataFrame) -> pd.DataFrame:
-    """By the time of a call in a graph, us: records, how many of them drift (`Record.unsettled`:
-    the last samples over the first ones) and, of these, how many get slower."""
+    """By the time of a call in a graph, us: records, how many of them drift (the last
+    samples over the first ones) and, of these, how many get slower."""
     rows = frame[frame.timer.isin(("graph", "graph-cold")) & frame.case.notna()]
-    rows = rows[rows.status == "ok"]
+    rows = rows[(rows.status == "ok") & ~rows.repeat]
+    rows = rows.assign(unsettled=rows.drift.abs() > AGREE)
     call = pd.cut(rows.run_us, [0, *LENGTHS_US.values()], labels=list(LENGTHS_US))
     rows = rows.assign(call=call, slower=rows.unsettled & (rows.drift > 0))
     table = rows.groupby("call", observed=True).agg(
@@ -72,14 +67,12 @@ def cold_table(frame: pd.DataFrame) -> pd.DataFrame:
     return shown.sort_values(["KV, MiB", *SHAPE, "backend"])
 
 
-def verdicts(
-    rows: pd.DataFrame, numerator: str, denominator: str, *, noise: float | None = None
-) -> pd.DataFrame:
+def verdicts(rows: pd.DataFrame, numerator: str, denominator: str) -> pd.DataFrame:
     """Verdict on `numerator` against `denominator`, case by case, with interval and margin.
 
     ValueError if there is no case that both have a round of.
     """
-    found = over(rows, numerator, denominator, noise=noise)
+    found = over(rows, numerator, denominator)
     if found.empty:
         both = f"{numerator!r} and {denominator!r}"
         raise ValueError(f"rows must hold a case of both {both}, none is")

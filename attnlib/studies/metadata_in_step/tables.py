@@ -26,7 +26,7 @@ def behind(frame: pd.DataFrame) -> pd.DataFrame:
     for end, part in (("", rows), (", copy", metadata_rows(frame))):
         found = over(part, FUSED, rival)
         told = {f"{FUSED} / {rival}{end}": found.ratio.round(2), f"interval{end}": intervals(found)}
-        told |= {f"rounds{end}": found.pairs, f"{FUSED} is{end}": found.verdict}
+        told |= {f"rounds{end}": found.rounds, f"{FUSED} is{end}": found.verdict}
         shown = shown.merge(found[["case"]].assign(**told), on="case")
     return shown.drop(columns=["case", "interval, copy", "rounds, copy"])
 
@@ -54,7 +54,7 @@ def step_table(frame: pd.DataFrame) -> pd.DataFrame:
     clocks = rows.groupby("case", sort=False).sm_clock_mhz.median().round().astype(int)
     told = {"op by op / fused": found.ratio.round(3), "interval": intervals(found)}
     told |= {"margin, %": (100 * found.margin).round(1), "op by op is": found.verdict}
-    told |= {"rounds": found.pairs, "SM MHz": found.case.map(clocks)}
+    told |= {"rounds": found.rounds, "SM MHz": found.case.map(clocks)}
     shown = found[["case"]].assign(**told).merge(times(rows).round(0), on="case")
     keys = ["layers", "batch_size", "page_size", "kv_len", OPS, SERIAL, FUSED]
     return shown.reindex(columns=[*keys, *told])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from ...run.frame import good_rows, intervals, noise_of, over, tally, times, whole_counts
+from ...run.frame import good_rows, intervals, over, tally, times, whole_counts
 from ..sparse_mla.tables import SHAPE, SHORT, in_format
 from .study import RIVALS
 
@@ -80,19 +80,17 @@ def formats(frame: pd.DataFrame, timer: str = COLD) -> pd.DataFrame:
         told = told.assign(**{word: best.str.split(",").str[0], f"{word}, us": own.min(axis=1)})
     found = over(pd.concat(parts), *reversed(FORMATS)).set_index("case")
     told = told.round(1).assign(ratio=found.ratio.round(2), interval=intervals(found))
-    verdicts = {"rounds": found.pairs, "FP8 is": found.verdict}
+    verdicts = {"rounds": found.rounds, "FP8 is": found.verdict}
     return told.assign(**verdicts).reset_index(drop=True).rename(columns=SHORT)
 
 
 def format_counts(frame: pd.DataFrame) -> pd.DataFrame:
-    """`formats` counted, by L2 and requests; beside them the A/A noise, in percent."""
-    parts, noise = [], dict[str, float]()
+    """`formats` counted, by L2 and requests."""
+    parts = []
     for timer, word in L2.items():
         table = formats(frame, timer).rename(columns={"FP8 is": "verdict"})
         parts.append(table.assign(L2=word + ", " + table.batch.astype(str) + " requests"))
-        noise |= dict.fromkeys(parts[-1].L2, round(100 * noise_of(rival_rows(frame, timer)), 1))
-    counts = tally(pd.concat(parts, ignore_index=True), "L2")
-    return counts.assign(**{"A/A, %": counts.L2.map(noise)})
+    return tally(pd.concat(parts, ignore_index=True), "L2")
 
 
 def pair_counts(frame: pd.DataFrame, timer: str = COLD) -> pd.DataFrame:
@@ -107,12 +105,14 @@ def pair_counts(frame: pd.DataFrame, timer: str = COLD) -> pd.DataFrame:
 
 
 def left_out(frame: pd.DataFrame) -> pd.DataFrame:
-    """The shapes with records that are kept out: samples drifted although the timer had settled.
+    """The shapes with records that are left out: the GPU was throttled.
 
     `at the power limit`: of these, those whose GPU was at it at the end.
     """
-    rows = whole_counts(frame[frame.top_k.notna()])
-    rows = rows.assign(records=1, capped=rows.left_out & rows.power_capped)
+    rows = whole_counts(frame[frame.top_k.notna() & ~frame.repeat])
+    rows = rows.assign(
+        records=1, left_out=rows.throttled, capped=rows.throttled & rows.power_capped
+    )
     table = rows.groupby(SHAPE)[["records", "left_out", "capped"]].sum()
     names = {"left_out": "left out", "capped": "at the power limit"}
     table = table[table.left_out > 0].sort_values("left_out", ascending=False)

@@ -11,7 +11,8 @@ import pandas as pd
 
 from ...core.schedule.facts import SchedulerFacts
 from ...core.schedule.splits import plan_splits
-from ...run.frame import decode_rows, gaps, intervals, launches, told_gaps
+from ...run import frame as frames
+from ...run.frame import decode_rows, intervals, launches, savings_in_words
 from .study import EACH_OR_ONCE
 from .vectors import COMMITTED, compare, read
 
@@ -40,7 +41,7 @@ def savings(frame: pd.DataFrame, *, timer: str = "graph") -> pd.DataFrame:
     `share` is the saving over (layers - 1) x `prepare`; NaN where that kernel was not measured.
     """
     rows, alone = decode_rows(frame, timer=timer), prepare_us(frame)
-    table = gaps(rows, EACH, ONCE).rename(columns={EACH: "each", ONCE: "once"})
+    table = frames.savings(rows, EACH, ONCE).rename(columns={"base_us": "each", "new_us": "once"})
     table = table.sort_values(STEP, ignore_index=True)[[*STEP, *TIMES, "rounds", "verdict"]]
     table["prepare"] = table.batch_size.map(alone).astype(float)
     table["share"] = table.saved / ((table.layers - 1) * table.prepare)
@@ -50,7 +51,7 @@ def savings(frame: pd.DataFrame, *, timer: str = "graph") -> pd.DataFrame:
 def findings(frame: pd.DataFrame) -> str:
     """What the steps of each number of layers save, and the largest share that any has."""
     table = savings(frame)
-    lines = [f"{layers} layers: {told_gaps(own)}" for layers, own in table.groupby("layers")]
+    lines = [f"{layers} layers: {savings_in_words(own)}" for layers, own in table.groupby("layers")]
     least, most = table.share.min(), table.share.max()
     expected = f"share: {least:.2f} to {most:.2f}, expected at least {NEEDED_SHARE}"
     return "\n".join([*lines, expected])

@@ -47,7 +47,7 @@ MIB, GIB = 2.0**20, 2.0**30
 
 def mla_records(frame: pd.DataFrame) -> pd.DataFrame:
     """MLA records of timer `graph`, whatever their status; `backend` is the design."""
-    rows = frame[frame.backend.isin(DESIGNS) & (frame.timer == "graph")]
+    rows = frame[frame.backend.isin(DESIGNS) & (frame.timer == "graph") & ~frame.repeat]
     rows = rows.assign(case=[in_format(case, "bfloat16") for case in rows.case])
     return whole_counts(by_design(rows, DESIGNS).drop(columns="heads"))
 
@@ -55,7 +55,7 @@ def mla_records(frame: pd.DataFrame) -> pd.DataFrame:
 def mla_rows(frame: pd.DataFrame) -> pd.DataFrame:
     """The same that are ok and not throttled."""
     rows = mla_records(frame)
-    return rows[(rows.status == "ok") & ~rows.left_out]
+    return rows[(rows.status == "ok") & ~rows.throttled]
 
 
 def sparse_rows(frame: pd.DataFrame) -> pd.DataFrame:
@@ -126,7 +126,7 @@ def side_by_side(frame: pd.DataFrame, cases: Iterable[MlaCase], limit: Ceilings)
     if found.empty:
         return _short(shown)
     told = {"fa3 / FlashMLA": found.ratio.round(2), "interval": intervals(found)}
-    return _short(shown.assign(**told, rounds=found.pairs))
+    return _short(shown.assign(**told, rounds=found.rounds))
 
 
 def verdict_counts(frame: pd.DataFrame) -> pd.DataFrame:

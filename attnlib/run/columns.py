@@ -1,0 +1,168 @@
+"""From the columns of published records to the DataFrame that studies read: a row per record.
+
+The columns are taken as they are in the Parquet file. Only what a table needs is derived from the
+raw samples: median times, drift, launches. A `Case` object is made once per distinct key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from ..kinds.cases import Case, case_from_dict
+from ..kinds.decode.case import DecodeCase
+from ..kinds.engine.case import EngineCase
+from ..kinds.extend.case import ExtendCase
+from ..kinds.mla.case import MlaCase
+from ..kinds.plan.case import PlanCase
+from ..kinds.step.case import StepCase
+from ..measure.spans import Kernel
+from .record import POWER_CAP, RENAMED, THROTTLED
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+AS_THEY_ARE = (
+    "id",
+    "study",
+    "round",
+    "timer",
+    "release",
+    "status",
+    "reason",
+    "reported_backend",
+    "kernel_family",
+    "oracle_error",
+    "oracle_budget",
+    "work_per_call",
+    "schema",
+    "started_at",
+)
+CASE_PREFIX = "case."
+
+
+def frame_of(table: pa.Table) -> pd.DataFrame:
+    """A row per record, in the table's order.
+
+    `case` holds the `Case` (None of a ceiling) and its fields stand beside it; `repeat` marks A/A
+    items, the same item measured again. `kernels` is a tuple of `Kernel`; `steps_us` has the
+    samples of an engine's case. Times are medians in us; `drift` is the last third of the samples
+    over the first, less 1.
+    """
+    table = table.combine_chunks()
+    frame = table.select([*AS_THEY_ARE]).to_pandas()
+    frame.insert(3, "backend", table["backend"].to_pandas().replace(RENAMED))
+    frame["repeat"] = _numbers(table, "again") > 0
+    frame = pd.concat([frame, _case_columns(table)], axis=1)
+    run_us = _Lists(table["run_us"])
+    frame["run_us"] = run_us.medians()
+    frame["plan_us"] = _Lists(table["plan_us"]).medians()
+    frame["settle_us"] = _numbers(table, "settle_us")
+    frame["samples"] = run_us.lengths.astype(int)
+    frame["drift"] = run_us.drifts()
+    frame["kernels"] = _kernels(table["kernels"])
+    frame["kernel_us"] = [round(sum(k.gpu_us for k in kernels), 3) for kernels in frame.kernels]
+    engine = [isinstance(case, EngineCase) for case in frame.case]
+    if any(engine):
+        samples = run_us.tuples()
+        frame["steps_us"] = [s if e else None for s, e in zip(samples, engine, strict=True)]
+    before = _numbers(table, "state_before.throttle_reasons").astype(int)
+    after = _numbers(table, "state_after.throttle_reasons").astype(int)
+    frame["throttled"] = ((before | after) & THROTTLED) > 0
+    frame["power_capped"] = (after & POWER_CAP) > 0
+    frame["sm_clock_mhz"] = _numbers(table, "state_after.sm_clock_mhz", missing=np.nan)
+    for name in ("gpu", "gpu_id"):
+        frame[name] = table[f"machine.{name}"].to_pandas()
+    for name in ("power_limit_w", "num_sms"):
+        frame[name] = _numbers(table, f"machine.{name}").astype(int)
+    frame["l2_mib"] = _numbers(table, "machine.l2_mib")
+    return frame
+
+
+def _numbers(table: pa.Table, name: str, missing: float = 0.0) -> np.ndarray:
+    """A column as floats; `missing` where the table or the row has none."""
+    if name not in table.column_names:
+        return np.full(table.num_rows, missing)
+    return table[name].to_pandas().fillna(missing).to_numpy(float)
+
+
+def _case_columns(table: pa.Table) -> pd.DataFrame:
+    """`case`, `heads` and the fields of the cases."""
+    names = [name for name in table.column_names if name.startswith(CASE_PREFIX)]
+    fields = table.select(names).rename_columns([n.removeprefix(CASE_PREFIX) for n in names])
+    frame = fields.to_pandas()
+    first_row, number_of = np.unique(_keys(frame), return_index=True, return_inverse=True)[1:]
+    forms = [_without_nulls(form) for form in fields.take(first_row).to_pylist()]
+    cases = [case_from_dict(form) if form else None for form in forms]
+    described = {"case": cases, "heads": [heads_of(case) for case in cases]}
+    by_row = {name: pd.Series(v, dtype=object)[number_of] for name, v in described.items()}
+    frame = pd.concat([pd.DataFrame({n: v.to_numpy() for n, v in by_row.items()}), frame], axis=1)
+    for name in {"window", "sinks"} & {*frame}:  # layers without them do not say so
+        frame[name] = frame[name].astype(float).fillna(0).where(frame.heads.notna())
+    return frame
+
+
+def _keys(frame: pd.DataFrame) -> np.ndarray:
+    """A number per row, the same for rows with the same values."""
+    keys = np.zeros(len(frame), int)
+    for name in frame:
+        codes, values = pd.factorize(frame[name], use_na_sentinel=False)
+        keys = pd.factorize(keys * len(values) + codes)[0]
+    return keys
+
+
+def _without_nulls(form: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in form.items() if value is not None}
+
+
+def heads_of(case: Case | None) -> str | None:
+    """Query and KV heads of a case of attention, such as `32/8`."""
+    call = case.decode if isinstance(case, StepCase | PlanCase) else case
+    return call.spec.heads if isinstance(call, DecodeCase | MlaCase | ExtendCase) else None
+
+
+class _Lists:
+    """A column of lists of numbers."""
+
+    def __init__(self, column: pa.ChunkedArray) -> None:
+        array = column.chunk(0)
+        self.offsets = array.offsets.to_numpy()
+        self.values = array.values.to_numpy()
+        self.lengths = np.diff(self.offsets)
+
+    def _of_each_length(self) -> Iterable[tuple[int, np.ndarray, np.ndarray]]:
+        """(n, rows with n values, their values as a matrix of n columns)."""
+        for length in np.unique(self.lengths[self.lengths > 0]):
+            rows = np.flatnonzero(self.lengths == length)
+            yield length, rows, self.values[self.offsets[rows, None] + np.arange(length)]
+
+    def medians(self) -> np.ndarray:
+        """NaN for an empty list."""
+        medians = np.full(len(self.lengths), np.nan)
+        for _, rows, matrix in self._of_each_length():
+            medians[rows] = np.median(matrix, axis=1)
+        return medians
+
+    def drifts(self) -> np.ndarray:
+        """Median of the last third over that of the first, less 1; 0 with fewer than six values."""
+        drifts = np.zeros(len(self.lengths))
+        for length, rows, matrix in self._of_each_length():
+            if (third := length // 3) > 1:
+                first, last = matrix[:, :third], matrix[:, -third:]
+                drifts[rows] = np.median(last, axis=1) / np.median(first, axis=1) - 1
+        return drifts
+
+    def tuples(self) -> list[tuple[float, ...]]:
+        values, ends = self.values.tolist(), self.offsets.tolist()
+        return [tuple(values[start:end]) for start, end in zip(ends, ends[1:], strict=False)]
+
+
+def _kernels(column: pa.ChunkedArray) -> list[tuple[Kernel, ...]]:
+    array = column.chunk(0)
+    names, launches, times = (array.values.field(name).to_pylist() for name in Kernel._fields)
+    kernels = [Kernel(*row) for row in zip(names, launches, times, strict=True)]
+    ends = array.offsets.to_pylist()
+    return [tuple(kernels[start:end]) for start, end in zip(ends, ends[1:], strict=False)]
