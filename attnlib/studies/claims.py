@@ -24,7 +24,7 @@ import pandas as pd
 
 from ..core.spec import AttnSpec
 from ..run import store
-from ..run.frame import good_rows, over
+from ..run.frame import good_rows, over, side_rows
 from ..run.study import record_machine
 from ..select import explain
 from . import STUDIES
@@ -176,15 +176,6 @@ def _rows(claim: Claim) -> pd.DataFrame:
     return frame[frame.case.isin(cases)]
 
 
-def _side(rows: pd.DataFrame, side: str) -> pd.DataFrame:
-    """The rows of one side, `backend` or `backend==release`, under the side's name."""
-    backend, _, release = side.partition("==")
-    chosen = rows[(rows.backend == backend) & (rows.release == (release or rows.release))]
-    if chosen.empty:
-        raise MissingRecordsError(f"{side} has no record at these cases")
-    return chosen.assign(backend=side)
-
-
 def _judge_pairs(claim: Claim) -> Judged:
     """Cases vote by the verdict on side a over side b.
 
@@ -196,10 +187,10 @@ def _judge_pairs(claim: Claim) -> Judged:
     expect = check["expect"] if isinstance(check["expect"], list) else [check["expect"]]
     parts, ids = [], list[str]()
     for timer in check.get("timers", ["graph"]):
+        timed = good_rows(rows, timer)
         for a, b in check["pairs"]:
-            sides = good_rows(pd.concat([_side(rows, a), _side(rows, b)]), timer)
-            parts.append(over(sides, a, b, not_slower=check.get("not_slower", 0.0)))
-            ids += sides.id.tolist()
+            parts.append(over(timed, a, b, not_slower=check.get("not_slower", 0.0)))
+            ids += side_rows(timed, a).id.tolist() + side_rows(timed, b).id.tolist()
     table = pd.concat(parts, ignore_index=True)
     if table.empty:
         raise MissingRecordsError("the two sides share no round")
@@ -246,7 +237,9 @@ def _judge_families(claim: Claim) -> Judged:
 def _judge_launches(claim: Claim) -> Judged:
     """Traces vote by how often a call launches `kernel` (an empty name: any): `count` times."""
     check, rows = claim.check, _rows(claim)
-    rows = _side(rows[rows.status == "ok"], check["backend"])
+    rows = side_rows(rows[rows.status == "ok"], check["backend"])
+    if rows.empty:
+        raise MissingRecordsError(f"{check['backend']} has none that is ok")
     name, low = check["kernel"], check.get("at_least", check.get("count"))
     launches = rows.kernels.map(lambda ks: sum(k.launches for k in ks if k.name.startswith(name)))
     good = (launches >= low) & (launches <= check.get("count", float("inf")))
