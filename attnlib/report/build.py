@@ -95,10 +95,11 @@ def refresh(notebooks: Path = ROOT / "notebooks") -> list[Path]:
 
 def draw_readme_figure(path: Path) -> None:
     """The slowdown heat map of the published study, page size 16, as a PNG."""
+    from importlib import import_module
+
     import matplotlib
 
-    from ..studies import fa3_decode_regression as study
-
+    study = import_module("..studies.fa3_decode_regression", __package__)
     matplotlib.use("agg")
     frame = load_or_measure(STUDIES["fa3_decode_regression"])
     wide = frame[frame.case.isin(study.WIDE)]
