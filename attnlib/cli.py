@@ -182,13 +182,13 @@ def _percent(text: str) -> float:
 def _claims(options: argparse.Namespace) -> None:
     from .studies import claims
 
-    checked = claims.verdicts(ids=options.ids)
+    judged = claims.verdicts(options.ids)
     if options.json:
-        print(json.dumps([claim.to_dict() for claim in checked], indent=2, allow_nan=False))
+        print(json.dumps([row.to_dict() for row in judged], indent=2))
     elif options.ids:
-        print("\n\n".join(claims.render_details(claim) for claim in checked))
+        print("\n\n".join(map(claims.details, judged)))
     else:
-        print(claims.render_table(checked))
+        print(claims.as_frame(judged).to_string(index=False))
 
 
 def _report(options: argparse.Namespace) -> None:
@@ -196,7 +196,8 @@ def _report(options: argparse.Namespace) -> None:
 
     if options.out == DEFAULT_REPORT:
         options.out.parent.mkdir(parents=True, exist_ok=True)
-    print(f"report written to {build_report(options.out, only=options.only or ())}")
+    path = build_report(options.out, only=options.only or (), on_notebook=print)
+    print(f"report written to {path}")
 
 
 def _refresh(_: argparse.Namespace) -> None:

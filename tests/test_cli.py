@@ -44,7 +44,10 @@ def test_a_report_is_asked_for_by_numbers_or_is_one_line(fails, tmp_path, monkey
     assert "only must be of 00, 01, " in fails("report", "--only", "02,99", "--out", "report.html")
     assert list(tmp_path.iterdir()) == []
     asked = {}
-    monkeypatch.setattr("attnlib.report.build.build_report", lambda out, **how: asked.update(how))
+    monkeypatch.setattr(
+        "attnlib.report.build.build_report",
+        lambda out, *, only, on_notebook: asked.update(only=only),
+    )
     assert cli.main(["report", "--only", "02,05"]) == 0
     assert asked == {"only": ["02", "05"]} and (tmp_path / "build" / "report").is_dir()
 

@@ -1,29 +1,22 @@
-"""The report: every notebook executed, in one HTML file that loads nothing from anywhere.
+"""The report: every notebook executed, in one HTML file that loads nothing from elsewhere.
 
-Notebooks run live on a CUDA GPU and replay elsewhere. Nothing in the file depends on when or where
-it was built: two builds from the same records, with the same pinned packages, are byte-identical.
+Notebooks run live on a CUDA GPU and replay elsewhere. Two builds from the same records with the
+same pinned packages are byte-identical: nothing in the file depends on time or place.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..draw import style
 from ..measure.files import require_writable, write_whole
-from ..run import store
-from ..run.study import mode, record_machine
+from ..run.study import load_or_measure, mode
 from ..studies import STUDIES, claims
-from ..studies.fa3_decode_regression.figures import slowdown_heatmap
-from ..studies.fa3_decode_regression.study import REGRESSED, WIDE
 from .fragment import notebook_fragment
-from .page import Page, render_page
-from .provenance import published, studies_of
+from .page import Page, published, render_page, studies_in
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -31,54 +24,69 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 CELL_TIMEOUT_S = 1800
 SIDE_BY_SIDE = 2
-"""Notebooks that replay at once: a kernel each, and they take no GPU."""
+"""Notebooks that replay at the same time; on a GPU they run one after the other."""
 README_FIGURE = ROOT / "data" / "figures" / "fa3_decode_slowdown.png"
 KEPT_METADATA = ("kernelspec",)
 MACHINE_TAG = "nbval-ignore-output"
 LEFT_OUT = "(depends on the machine, so it is left out of a replayed report: run the notebook)"
-AFRESH = "get_ipython().reset(new_session=True); import pandas; pandas.reset_option('^display')"
-"""Before each notebook of a kernel that others share: pandas' options are all that they set."""
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 def build_report(
-    out: Path, notebooks: Path = ROOT / "notebooks", *, only: Sequence[str] = ()
+    out: Path,
+    notebooks: Path = ROOT / "notebooks",
+    *,
+    only: Sequence[str] = (),
+    on_notebook: Callable[[str], object] | None = None,
 ) -> Path:
     """Execute `notebooks`/*.ipynb and write the report to `out`; returns its absolute path.
 
-    Of those numbered `only` it has the same, with the claims that their studies judge. ValueError,
-    before anything is run, for a number that no notebook has and an `out` that cannot be written;
-    RuntimeError for a cell that failed. `out` is then left as it was, and nothing beside it.
+    `only` chooses notebooks by number; the report then has the claims of their studies alone.
+    `on_notebook` is called with the name of each notebook that has run.
+    Raises ValueError, before anything runs, for an unknown number and for an `out` that cannot be
+    written, and RuntimeError for a cell that fails. `out` is then unchanged.
     """
     paths = choose_notebooks(notebooks, only)
     require_writable(out)
     names = [path.stem for path in paths]
-    with _kernels() as kernel:
-        jobs: list[Callable[[], Any]] = [
-            claims.verdicts,
-            *(partial(render_notebook, path, names, kernel) for path in paths),
-        ]
-        checked, *pages = side_by_side(jobs)
-    part = f"notebooks {', '.join(page.number for page in pages)}" if only else ""
-    studies = published()
+    with ThreadPoolExecutor(SIDE_BY_SIDE if mode() == "replay" else 1) as pool:
+        running = [pool.submit(render_notebook, path, names) for path in paths]
+        pages = []
+        try:
+            for job in running:
+                pages.append(job.result())
+                if on_notebook:
+                    on_notebook(pages[-1].anchor)
+        finally:
+            pool.shutdown(cancel_futures=True)
+    judged, studies, part = claims.verdicts(), published(), ""
     if only:
-        studies = [study for study in studies if any(study in page.shown for page in pages)]
-        names_of = {study.study for study in studies}
-        checked = [each for each in checked if names_of & {*claims.studies_of(each.claim)}]
-    told = claims.verdicts(claims.PUBLISHED) if mode() == "live" else checked
-    other = {each.claim.id: each.finding.verdict for each in told}
-    write_whole(out, render_page(pages, checked, studies, part=part, published=other).encode())
+        part = f"notebooks {', '.join(page.number for page in pages)}"
+        shown = {study.study for page in pages for study in page.shown}
+        studies = [study for study in studies if study.study in shown]
+        judged = [row for row in judged if row.claim.study in shown]
+    write_whole(out, render_page(pages, judged, studies, part=part).encode())
     return out.resolve()
 
 
-def refresh(notebooks: Path = ROOT / "notebooks") -> list[Path]:
-    """Execute every notebook in place and redraw the figure; returns the files written.
+def render_notebook(path: Path, names: Sequence[str]) -> Page:
+    """Execute a notebook and convert it to a part of the page; `names` are all its notebooks."""
+    notebook = execute(path)
+    if mode() == "replay":
+        _leave_out_machine(notebook)
+    code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    fragment = notebook_fragment(notebook, path.stem, shown=names)
+    return Page(path.stem, fragment, tuple(studies_in(code)))
 
-    RuntimeError unless in replay mode: committed outputs come from committed records.
+
+def refresh(notebooks: Path = ROOT / "notebooks") -> list[Path]:
+    """Execute every notebook in place and redraw the README figure; returns the files written.
+
+    Raises RuntimeError unless in replay mode: committed outputs come from committed records.
     """
     if mode() != "replay":
         raise RuntimeError("refresh must run with ATTNLIB_MODE=replay, this is live mode")
-    paths = sorted(notebooks.glob("*.ipynb"))
+    paths = choose_notebooks(notebooks)
     for path in paths:
         write_notebook(path, execute(path))
     draw_readme_figure(README_FIGURE)
@@ -87,18 +95,20 @@ def refresh(notebooks: Path = ROOT / "notebooks") -> list[Path]:
 
 def draw_readme_figure(path: Path) -> None:
     """The slowdown heat map of the published study, page size 16, as a PNG."""
+    from importlib import import_module
+
     import matplotlib
 
+    study = import_module("..studies.fa3_decode_regression", __package__)
     matplotlib.use("agg")
-    study = STUDIES["fa3_decode_regression"]
-    frame = store.load(study.name, record_machine(study))
+    frame = load_or_measure(STUDIES["fa3_decode_regression"])
+    wide = frame[frame.case.isin(study.WIDE)]
     path.parent.mkdir(parents=True, exist_ok=True)
-    wide = frame[frame.case.isin(WIDE)]
-    style.save(slowdown_heatmap(wide, REGRESSED, page_size=16), path)
+    style.save(study.slowdown_heatmap(wide, study.REGRESSED, page_size=16), path)
 
 
 def write_notebook(path: Path, notebook: NotebookNode) -> None:
-    """Write an executed notebook, whole or not at all, without the metadata of this machine."""
+    """Write an executed notebook, whole or not at all, without metadata of this machine."""
     import nbformat
 
     notebook.metadata = {name: notebook.metadata[name] for name in KEPT_METADATA}
@@ -108,7 +118,7 @@ def write_notebook(path: Path, notebook: NotebookNode) -> None:
 def choose_notebooks(folder: Path, only: Sequence[str] = ()) -> list[Path]:
     """The notebooks of a folder in their order, or those of these numbers (`2` is `02`).
 
-    ValueError for a folder without any, and for a number that none has: it lists those there are.
+    Raises ValueError for a folder without notebooks, and for an unknown number.
     """
     paths = sorted(folder.glob("*.ipynb"))
     if not paths:
@@ -121,22 +131,19 @@ def choose_notebooks(folder: Path, only: Sequence[str] = ()) -> list[Path]:
     return [path for number, path in numbers.items() if number in wanted] if only else paths
 
 
-def execute(path: Path, notebook: NotebookNode | None = None, kernel: Any = None) -> NotebookNode:
-    """The notebook at `path`, or a new one for it, executed in a fresh kernel of this Python.
+def execute(path: Path) -> NotebookNode:
+    """The notebook at `path`, executed in a fresh kernel of this Python.
 
-    Given the manager of a `kernel`, in that one, started if need be: with no name of a notebook
-    before, and cells from 1 on.
-    It has no timestamps and no widgets, only what these show to who cannot show widgets.
-    RuntimeError names the notebook and the error of the cell that failed.
+    The result has no timestamps and no widgets, only what a widget shows without a kernel.
+    Raises RuntimeError with the notebook's name and the error of the cell that failed.
     """
     import nbformat
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError
 
-    notebook = notebook or nbformat.read(path, as_version=4)
+    notebook = nbformat.read(path, as_version=4)
     client = NotebookClient(
         notebook,
-        km=kernel,
         timeout=CELL_TIMEOUT_S,
         kernel_name="python3",
         record_timing=False,
@@ -144,73 +151,22 @@ def execute(path: Path, notebook: NotebookNode | None = None, kernel: Any = None
         shutdown_kernel="immediate",
         resources={"metadata": {"path": str(path.parent)}},
     )
-    if kernel:
-        client.on_notebook_start = lambda **_: client.kc.execute(AFRESH, silent=True)
     try:
         client.execute()
     except CellExecutionError as error:
         raise RuntimeError(f"{path.name} failed: {error.ename}: {error.evalue}") from error
-    finally:
-        if kernel and client.kc:
-            client.kc.stop_channels()
-    for output in (output for cell in notebook.cells for output in cell.get("outputs", ())):
-        # Without the kernel that made it a widget is an error message.
-        output.get("data", {}).pop(WIDGET, None)
+    for cell in notebook.cells:
+        for output in cell.get("outputs", ()):
+            # A widget without its kernel is an error message.
+            output.get("data", {}).pop(WIDGET, None)
     return notebook
-
-
-def side_by_side(jobs: Sequence[Callable[[], Any]]) -> list[Any]:
-    """What the jobs return: in replay so many run at once, on a GPU one after the other."""
-    with ThreadPoolExecutor(SIDE_BY_SIDE if mode() == "replay" else 1) as pool:
-        running = [pool.submit(job) for job in jobs]
-        try:
-            return [job.result() for job in running]
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-@contextmanager
-def _kernels() -> Iterator[Callable[[], Any]]:
-    """What gives each thread that asks a manager of a kernel, which ends with this; on a GPU None.
-
-    Kernels that start, import pandas and read records were two fifths of a report. That a notebook
-    stands by itself is not checked here: nbval gives each a kernel of its own.
-    """
-    from jupyter_client import AsyncKernelManager
-    from jupyter_core.utils import run_sync
-
-    own, started = threading.local(), []
-
-    def kernel() -> Any:
-        if not hasattr(own, "kernel") and mode() == "replay":
-            own.kernel = AsyncKernelManager(kernel_name="python3")
-            started.append(own.kernel)
-        return getattr(own, "kernel", None)
-
-    try:
-        yield kernel
-    finally:
-        for manager in started:
-            run_sync(manager.shutdown_kernel)(now=True)
-
-
-def render_notebook(
-    path: Path, names: Sequence[str] = (), kernel: Callable[[], Any] = lambda: None
-) -> Page:
-    """Execute a notebook and convert it to a part of the page; `names` are all its notebooks."""
-    notebook = execute(path, kernel=kernel())
-    if mode() == "replay":
-        _leave_out_machine(notebook)
-    named = studies_of(cell.source for cell in notebook.cells if cell.cell_type == "code")
-    shown = tuple(study for study in published() if study.study in named)
-    return Page(path.stem, notebook_fragment(notebook, path.stem, shown=names), shown)
 
 
 def _leave_out_machine(notebook: NotebookNode) -> None:
     """Replace outputs that depend on the machine, or two machines would build two reports."""
     from nbformat.v4 import new_output
 
-    note = new_output("stream", name="stdout", text=LEFT_OUT)
+    note: Any = new_output("stream", name="stdout", text=LEFT_OUT)
     for cell in notebook.cells:
         if MACHINE_TAG in cell.metadata.get("tags", ()):
             cell.outputs = [note]

@@ -1,30 +1,78 @@
-"""The report as one HTML page: findings, claims, notebooks, provenance, and the way between them.
+"""The report as one HTML page: findings, claims, notebooks and provenance.
 
-Its policy forbids the browser scripts and whatever would be loaded from elsewhere.
-Its templates escape every string that they are not told is HTML already: that is the notebooks'
-own, which `fragment` has made safe, and the style.
+The page's content policy forbids scripts and anything loaded from elsewhere. Templates escape every
+string except the notebooks' HTML, which `fragment` has made safe, and the style.
 """
 
+import json
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from markupsafe import Markup
 
 from ..draw import cards
-from ..run.study import mode
-from ..studies.claims import CheckedClaim
+from ..run import store
+from ..run.bisect import PREFIX
+from ..run.study import mode, record_machine
+from ..studies import STUDIES
+from ..studies.claims import Judged
 from .fragment import Fragment
-from .provenance import Shown, live_run
 
 TEMPLATES = Path(__file__).with_name("templates")
+LIVE_RUN = Path(__file__).resolve().parents[2] / "data" / "live_run.json"
 TITLE = "Attention backends: regressions reproduced, explained, fixed"
 MODES = {
     "replay": "Replayed from published records; no GPU was used to build this page.",
     "live": "Measured on the GPU that built this page.",
 }
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A study whose records are shown: its name, the machine of the records, its question."""
+
+    study: str
+    machine: str
+    question: str
+
+    @property
+    def on_record(self) -> bool:
+        """Whether there are records. In replay a published study without records is an error."""
+        return mode() == "replay" or self.machine in store.machines(self.study)
+
+    @cached_property
+    def provenance(self) -> dict[str, Any]:
+        """File, checksum, machine, versions, days and commands of the records."""
+        return store.provenance(self.study, self.machine)
+
+    @property
+    def commands(self) -> list[str]:
+        """The commands that measure it again."""
+        return list(self.provenance["commands"])
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """The rows of its provenance table; published records of other machines are listed too."""
+        source = self.provenance
+        versions = {name: ", ".join(seen) for name, seen in source["versions"].items()}
+        facts = {
+            "question": self.question,
+            "records": f"{source['records']} in {source['file']}",
+            "sha256": source["sha256"],
+            "measured": source["measured"],
+            "machine": _pairs(source["machine"]),
+            "versions": _pairs(versions),
+        }
+        others = [name for name in store.machines(self.study) if name != self.machine]
+        if others and mode() == "replay":
+            facts["on other machines"] = ", ".join(others)
+        return facts
 
 
 @dataclass(frozen=True)
@@ -47,38 +95,73 @@ class Page:
 
     @property
     def commands(self) -> list[str]:
-        """How to measure what it shows again, each command once."""
+        """The commands that measure again what it shows, without repeats."""
         return list(dict.fromkeys(line for study in self.on_record for line in study.commands))
 
 
-def render_page(
-    pages: Sequence[Page],
-    checked: Sequence[CheckedClaim],
-    studies: Iterable[Shown],
-    *,
-    part: str,
-    published: Mapping[str, str] | None = None,
-) -> str:
-    """The whole HTML document; `part` says which notebooks these are, if not all.
+def published() -> list[Shown]:
+    """Every study with a published machine, and its bisect if there are records of one."""
+    shown = []
+    for study in STUDIES.values():
+        if study.reference_machine:
+            shown.append(Shown(study.name, record_machine(study), study.question))
+        if study.bisect_machine:
+            question = "Which release changed the speed?"
+            shown.append(Shown(PREFIX + study.name, study.bisect_machine, question))
+    return shown
 
-    `published` has each claim's verdict by the published records; another one here says so.
-    """
+
+def studies_in(code: str) -> list[Shown]:
+    """The published studies that a notebook's code names; `bisect(` shows the bisect's records."""
+    names = set(re.findall(r"\w+", code))
+    if "bisect" in names:
+        names |= {PREFIX + name for name in names}
+    return [shown for shown in published() if shown.study in names]
+
+
+def render_page(
+    pages: Sequence[Page], judged: Sequence[Judged], studies: Iterable[Shown], *, part: str
+) -> str:
+    """The whole HTML document; `part` names the notebooks if these are not all."""
     from pygments.formatters import HtmlFormatter
 
-    own = (TEMPLATES / "page.css").read_text(encoding="utf-8")
+    own_style = (TEMPLATES / "page.css").read_text(encoding="utf-8")
     highlight = HtmlFormatter(style="default").get_style_defs(".highlight")
-    tally = Counter(claim.finding.verdict for claim in checked).most_common()
-    by_source = groupby(checked, key=lambda each: each.claim.source)
+    tally = Counter(claim.verdict for claim in judged).most_common()
+    by_source = groupby(judged, key=lambda row: row.claim.source)
     return cards.render(
         TEMPLATES / "page.html",
         title=TITLE,
-        style=Markup(f"{own}{cards.STYLE}{highlight}"),
+        style=Markup(f"{own_style}{cards.STYLE}{highlight}"),
         part=part,
         mode=MODES[mode()],
         pages=pages,
-        claims=[(source, list(said)) for source, said in by_source],
-        published=published or {},
+        claims=[(source, list(rows)) for source, rows in by_source],
         tally=", ".join(f"{count} {verdict}" for verdict, count in tally),
         studies=list(studies),
-        live_run=live_run(published=published),
+        live_run=live_run(),
     )
+
+
+def live_run(path: Path = LIVE_RUN) -> dict[str, str]:
+    """What the last `make gpu` of the published tree ran; empty if it never ran."""
+    if not path.exists():
+        return {}
+    run = json.loads(path.read_text())
+    parts = run["parts"]
+    total = {
+        word: sum(part.get(word, 0) for part in parts) for word in ("passed", "skipped", "failed")
+    }
+    days = sorted({part["date"] for part in parts})
+    skips = sorted({reason for part in parts for reason in part.get("skips", ())})
+    return {
+        "day and GPU": f"{' to '.join(dict.fromkeys([days[0], days[-1]]))}, {run['gpu']}",
+        "tests and notebooks": f"{len(parts)} files: {_pairs(total)}",
+        "reasons of skips": "; ".join(skips) or "none",
+        "not run": ", ".join(run["left"]) or "none",
+        "versions": _pairs(run["versions"]),
+    }
+
+
+def _pairs(fields: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in fields.items())

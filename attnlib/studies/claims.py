@@ -1,264 +1,303 @@
-"""Published claims, one by one: what was said, and what the records say of it.
+"""Published claims, and the verdict that the records give on each one: data/claims.yaml.
 
-`data/claims.yaml` holds the claims. Each says what it expects of the records (`expected`), or names
-a function in the `checks.py` of a study; `evidence` says what a verdict means.
+| verdict | when |
+|---|---|
+| confirmed | every decided case supports the claim |
+| refuted | every decided case contradicts it |
+| partly | some cases support it, some contradict it |
+| open | more than half of the cases are ambiguous, or records are missing |
+| not measurable here | no record can decide it, or the claim names no case |
+
+A claim has one check (`CHECKS`), or a fixed `verdict` with its reason where no check can say it.
+data/README.md lists the fields.
 """
 
 import difflib
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
-from functools import cache
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
-from inspect import getmembers, isfunction
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from ..core.spec import AttnSpec
 from ..run import store
-from ..run.study import Study, record_machine
+from ..run.frame import good_rows, over, side_rows
+from ..run.study import record_machine
+from ..select import explain
 from . import STUDIES
-from .evidence import NOT_HERE, OPEN, Check, Finding, MissingRecordsError
-from .expected import Expected, expected, require_known
 
-PUBLISHED = "published"
+CONFIRMED, REFUTED, PARTLY, OPEN = "confirmed", "refuted", "partly", "open"
+NOT_HERE = "not measurable here"
+VERDICTS = (CONFIRMED, REFUTED, PARTLY, OPEN, NOT_HERE)
 CLAIMS = Path(__file__).resolve().parents[2] / "data" / "claims.yaml"
-UNCHECKED = {"open": OPEN, "elsewhere": NOT_HERE}
-"""What `check` may say in place of a check: no study measures it yet; no record of ours can."""
-SHOWN_RECORDS = 4
-COLUMNS = ("id", "claimed", "measured", "verdict")
+FIELDS = ("id", "source", "quote", "shape", "figure", "measured_on", "note")
+ABOUT = 1.25
+"""A measured ratio is about a figure if it lies within a quarter of it."""
+LAYER = AttnSpec(32, 8, 128, 16)
+"""The layer of a check by rule."""
 
 
-@dataclass(frozen=True)
-class Source:
-    """A public pull request and the day it was opened (ISO 8601)."""
-
-    repo: str
-    pull: int
-    date: str
-
-    @property
-    def label(self) -> str:
-        """`owner/name #number, date`."""
-        return f"{self.repo} #{self.pull}, {self.date}"
-
-
-@dataclass(frozen=True)
-class Figure:
-    """The number a claim names, and its unit."""
-
-    value: float
-    unit: str
-
-    def __str__(self) -> str:
-        return f"{self.value:g} {self.unit}"
+class MissingRecordsError(ValueError):
+    """The study lacks records that a check needs."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One published claim; `figure` is None where it can only be right or wrong.
-
-    `check` is the name of a check, one of `UNCHECKED`, or the fields of an `expected.Expected`.
-    """
+    """One published claim: its quote, its source (`owner/name #number, date`) and its check."""
 
     id: str
-    source: Source
+    source: str
     quote: str
     shape: str
-    figure: Figure | None
+    figure: float | None
+    unit: str
     measured_on: str
-    check: str | dict[str, Any]
     note: str
+    kind: str
+    check: Any
 
     @property
     def claimed(self) -> str:
-        """The figure, or `yes`."""
-        return str(self.figure) if self.figure else "yes"
+        """The figure with its unit, or `yes`."""
+        return "yes" if self.figure is None else f"{self.figure:g} {self.unit}"
+
+    @property
+    def study(self) -> str:
+        """The study whose records decide it; empty for a rule or a fixed verdict."""
+        return self.check.get("study", "") if isinstance(self.check, dict) else ""
 
 
 @dataclass(frozen=True)
-class CheckedClaim:
-    """A claim and what was found."""
+class Judged:
+    """A claim with its verdict, the reason, what was measured and the ids of the records."""
 
     claim: Claim
-    finding: Finding
+    verdict: str
+    reason: str
+    measured: str = ""
+    records: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON form: the claim's fields, then the finding's."""
-        return {**asdict(self.claim), "claimed": self.claim.claimed, **asdict(self.finding)}
+        """JSON form."""
+        claim = {name: getattr(self.claim, name) for name in ("id", "source", "quote", "shape")}
+        result = {"verdict": self.verdict, "reason": self.reason, "measured": self.measured}
+        return claim | {"claimed": self.claim.claimed} | result | {"records": list(self.records)}
 
 
 def load_claims(path: Path = CLAIMS) -> list[Claim]:
-    """The claims of a ledger, in its order; ValueError, naming the claim, for one that is wrong."""
+    """The claims of the file in order; ValueError names the claim that is not valid."""
     import yaml
 
     from ..select.libraries import yaml_loader
 
-    try:
-        ledger = yaml.load(path.read_text(encoding="utf-8"), yaml_loader())
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path.name} must be YAML: {' '.join(str(error).split())}") from error
-    _require_fields("the ledger", ledger, ("sources", "claims"))
-    sources = {name: _source(name, entry) for name, entry in ledger["sources"].items()}
-    claims = [_claim(number, entry, sources) for number, entry in enumerate(ledger["claims"], 1)]
-    counts = Counter(claim.id for claim in claims)
-    if twice := [name for name, count in counts.items() if count > 1]:
-        raise ValueError(f"id must be unique, claim {twice[0]!r} stands there twice")
+    ledger = yaml.load(path.read_text(encoding="utf-8"), yaml_loader())
+    claims = [_claim(entry, ledger["sources"]) for entry in ledger["claims"]]
+    repeated = [name for name, count in Counter(c.id for c in claims).items() if count > 1]
+    if repeated:
+        raise ValueError(f"id must be unique, claim {repeated[0]!r} occurs twice")
     return claims
 
 
-def verdicts(machine: str | None = None, ids: Sequence[str] = ()) -> list[CheckedClaim]:
-    """Every claim (or those of `ids`) with its verdict, from the records of `machine`.
+def _claim(entry: dict[str, Any], sources: dict[str, Any]) -> Claim:
+    name = entry.get("id", "without id")
+    kinds = [kind for kind in (*CHECKS, "verdict") if kind in entry]
+    if set(entry) != {*FIELDS, *kinds} or len(kinds) != 1:
+        wanted = f"{', '.join(FIELDS)} and one of {', '.join((*CHECKS, 'verdict'))}"
+        raise ValueError(f"claim {name!r} must have {wanted}, got {', '.join(entry)}")
+    if entry["source"] not in sources:
+        raise ValueError(f"source of claim {name!r} must be one of {', '.join(sources)}")
+    if kinds == ["verdict"] and entry["verdict"] not in VERDICTS:
+        raise ValueError(f"verdict of claim {name!r} must be one of {', '.join(VERDICTS)}")
+    source, figure = sources[entry["source"]], entry["figure"] or {}
+    return Claim(
+        id=name,
+        source=f"{source['repo']} #{source['pull']}, {source['date']}",
+        quote=entry["quote"],
+        shape=entry["shape"],
+        figure=figure.get("value"),
+        unit=figure.get("unit", ""),
+        measured_on=entry["measured_on"],
+        note=entry["note"],
+        kind=kinds[0],
+        check=entry[kinds[0]],
+    )
 
-    By default those that each study is shown from (`study.record_machine`), for `PUBLISHED` each
-    study's own, if they are there. Where another than the published one lacks a study, its claims
-    are open. ValueError for an unknown id, FileNotFoundError where published records are not there.
+
+def verdicts(ids: Sequence[str] = ()) -> list[Judged]:
+    """Every claim, or those of `ids`, with its verdict from the records that each study shows.
+
+    Raises ValueError for an unknown id.
     """
-    claims = choose(load_claims(), ids)
-    names = sorted({study for claim in claims for study in studies_of(claim)})
-    frames = {name: _records(STUDIES[name], machine) for name in names}
-    return [CheckedClaim(claim, _find(claim, frames)) for claim in claims]
-
-
-def studies_of(claim: Claim) -> tuple[str, ...]:
-    """The studies whose records judge a claim; none for one that nothing checks."""
-    check = check_of(claim)
-    return check.studies if check else ()
-
-
-def check_of(claim: Claim) -> Check | Expected | None:
-    """What judges a claim; None for one that nothing checks."""
-    if isinstance(claim.check, dict):
-        return expected(f"claim {claim.id!r}", claim.check)
-    return checks().get(claim.check)
-
-
-@cache
-def checks() -> dict[str, Check]:
-    """The checks of all studies, by name: the public functions of their `checks.py`."""
-    found: dict[str, Check] = {}
-    for study in STUDIES:
-        if find_spec(f"{__package__}.{study}.checks"):
-            module = import_module(f"{__package__}.{study}.checks")
-            reads = getattr(module, "READS", {})
-            for name, function in getmembers(module, isfunction):
-                if function.__module__ == module.__name__ and not name.startswith("_"):
-                    found[name] = Check(reads.get(name, (study,)), function)
-    return found
-
-
-def as_frame(checked: Iterable[CheckedClaim]) -> pd.DataFrame:
-    """A row a claim, for a notebook."""
-    rows = [(c.claim.id, c.claim.claimed, c.finding.measured, c.finding.verdict) for c in checked]
-    return pd.DataFrame(rows, columns=list(COLUMNS))
-
-
-def reasons(checked: Iterable[CheckedClaim]) -> pd.DataFrame:
-    """What the sources say, in their words, with each verdict and why."""
-    rows = [(c.claim.quote, c.finding.verdict, c.finding.reason) for c in checked]
-    return pd.DataFrame(rows, columns=["claim", "verdict", "reason"])
-
-
-def choose(claims: list[Claim], ids: Sequence[str]) -> list[Claim]:
-    """The claims of `ids`, in that order, or all; ValueError with close matches for another id."""
+    claims = load_claims()
     by_id = {claim.id: claim for claim in claims}
     for name in ids:
         if name not in by_id:
-            known = difflib.get_close_matches(name, by_id) or list(by_id)
-            raise ValueError(f"ID must be one of {', '.join(known)}, got {name!r}")
-    return [by_id[name] for name in dict.fromkeys(ids)] if ids else claims
+            close = difflib.get_close_matches(name, by_id) or list(by_id)
+            raise ValueError(f"ID must be one of {', '.join(close)}, got {name!r}")
+    chosen = [by_id[name] for name in dict.fromkeys(ids)] if ids else claims
+    return [judge(claim) for claim in chosen]
 
 
-def render_table(checked: Iterable[CheckedClaim]) -> str:
-    """A line a claim, in aligned columns, with a head."""
-    found = as_frame(checked).replace({"measured": {"": "-"}})
-    rows = [COLUMNS, *found.itertuples(index=False)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    return "\n".join(lines)
+def judge(claim: Claim) -> Judged:
+    """The verdict on one claim; `open` if records are missing."""
+    if claim.kind == "verdict":
+        return Judged(claim, claim.check, claim.note)
+    try:
+        return CHECKS[claim.kind](claim)
+    except MissingRecordsError as error:
+        return Judged(claim, OPEN, f"Records of {claim.study} are missing: {error}.")
 
 
-def render_details(checked: CheckedClaim) -> str:
-    """All there is on one claim, a line a field."""
-    claim, finding = checked.claim, checked.finding
-    more = len(finding.records) - SHOWN_RECORDS
-    shown = [*finding.records[:SHOWN_RECORDS], *([f"and {more} more"] if more > 0 else [])]
-    check = claim.check
-    if isinstance(check, dict):
-        check = ", ".join(f"{name}: {value}" for name, value in check.items() if name != "says")
+def vote(support: int, against: int, undecided: int = 0) -> str:
+    """The verdict of so many cases; ValueError without a case."""
+    cases = support + against + undecided
+    if not cases:
+        raise ValueError("a verdict must have at least one case, got none")
+    if 2 * undecided > cases:
+        return OPEN
+    if not against:
+        return CONFIRMED
+    return PARTLY if support else REFUTED
+
+
+def _rows(claim: Claim) -> pd.DataFrame:
+    """The records of the claim's study at its cases, whatever their status."""
+    study = STUDIES[claim.study]
+    machine = record_machine(study)
+    if machine not in store.machines(study.name):
+        raise MissingRecordsError(f"{machine} has none")
+    frame = store.load(study.name, machine)
+    group = claim.check["cases"]
+    module = import_module(f"{__package__}.{study.name}")
+    cases = study.cases if group == "all" else getattr(module, group.upper())
+    return frame[frame.case.isin(cases)]
+
+
+def _judge_pairs(claim: Claim) -> Judged:
+    """Cases vote by the verdict on side a over side b.
+
+    With `expect: about` a case votes by whether its ratio is about the claim's figure. `within` is
+    for a figure without a case: a figure outside the range of all ratios is refuted, one inside is
+    not measurable here. With `somewhere: true` one case that is as expected confirms the claim.
+    """
+    check, rows = claim.check, _rows(claim)
+    expect = check["expect"] if isinstance(check["expect"], list) else [check["expect"]]
+    parts, ids = [], list[str]()
+    for timer in check.get("timers", ["graph"]):
+        timed = good_rows(rows, timer)
+        for a, b in check["pairs"]:
+            parts.append(over(timed, a, b, not_slower=check.get("not_slower", 0.0)))
+            ids += side_rows(timed, a).id.tolist() + side_rows(timed, b).id.tolist()
+    table = pd.concat(parts, ignore_index=True)
+    if table.empty:
+        raise MissingRecordsError("the two sides share no round")
+    counts = Counter(table.verdict)
+    words = ", ".join(f"{word} in {count}" for word, count in counts.most_common())
+    reason = f"{' and '.join(f'{a} / {b}' for a, b in check['pairs'])}: {words} of {len(table)}."
+    support, undecided = sum(counts[word] for word in expect), counts["ambiguous"]
+    verdict = vote(support, len(table) - support - undecided, undecided)
+    if check.get("somewhere"):
+        verdict = CONFIRMED if support else OPEN if undecided else REFUTED
+    if expect in (["about"], ["within"]):
+        figure = claim.figure or 0.0
+        near = int(table.ratio.between(figure / ABOUT, figure * ABOUT).sum())
+        inside = table.ratio.min() <= figure <= table.ratio.max()
+        verdict = vote(near, len(table) - near)
+        if expect == ["within"]:
+            verdict = NOT_HERE if inside else REFUTED
+        reason += f" {near} of {len(table)} ratios are within a quarter of {figure:g}."
+    return Judged(claim, verdict, reason, _range(table), tuple(ids))
+
+
+def _range(table: pd.DataFrame) -> str:
+    if len(table) == 1:
+        row = table.iloc[0]
+        return f"{row.ratio:.2f} x, 95 % CI {row.low:.2f} to {row.high:.2f}"
+    low, middle, high = table.ratio.quantile([0, 0.5, 1])
+    return f"{low:.2f} to {high:.2f} x, median {middle:.2f}"
+
+
+def _judge_families(claim: Claim) -> Judged:
+    """Records vote by the kernel family that ran; `releases` maps a release to families."""
+    check, rows = claim.check, _rows(claim)
+    rows = rows[(rows.backend == check["backend"]) & rows.release.isin(check["releases"])]
+    if set(rows.release) != set(check["releases"]):
+        raise MissingRecordsError(f"of releases {', '.join(check['releases'])} some are missing")
+    ran = rows.kernel_family.where(rows.status == "ok", rows.status)
+    pairs = list(zip(ran, rows.release, strict=True))
+    held = sum(name in check["releases"][release] for name, release in pairs)
+    reason = f"As claimed in {held} of {len(rows)} records."
+    seen = "; ".join(f"{release}: {name}" for name, release in dict.fromkeys(pairs))
+    return Judged(claim, vote(held, len(rows) - held), reason, seen, tuple(rows.id))
+
+
+def _judge_launches(claim: Claim) -> Judged:
+    """Traces vote by how often a call launches `kernel` (an empty name: any): `count` times."""
+    check, rows = claim.check, _rows(claim)
+    rows = side_rows(rows[rows.status == "ok"], check["backend"])
+    if rows.empty:
+        raise MissingRecordsError(f"{check['backend']} has none that is ok")
+    name, low = check["kernel"], check.get("at_least", check.get("count"))
+    launches = rows.kernels.map(lambda ks: sum(k.launches for k in ks if k.name.startswith(name)))
+    good = (launches >= low) & (launches <= check.get("count", float("inf")))
+    held = int(good.sum())
+    reason = f"As claimed in {held} of {len(rows)} traces."
+    measured = f"{launches.min():g} to {launches.max():g} launches of {name or 'kernels'}"
+    return Judged(claim, vote(held, len(rows) - held), reason, measured, tuple(rows.id))
+
+
+def _judge_rule(claim: Claim) -> Judged:
+    """Releases vote by the backend that their source names first (`select.explain`)."""
+    check, sources, held = claim.check, list[str](), 0
+    for call in check["calls"]:
+        policy = call.get("policy", "auto")
+        choice = explain(
+            LAYER, mode=check["mode"], gpu=check["gpu"], library=call["library"], policy=policy
+        )
+        row = next(reason for reason in choice.reasons if reason.matched)
+        held += row.subject == call["picks"]
+        sources.append(f"{choice.library}, {choice.policy}: {row.subject} ({row.source})")
+    reason = f"Read in the source: {'; '.join(sources)}."
+    return Judged(claim, vote(held, len(sources) - held), reason)
+
+
+CHECKS: dict[str, Callable[[Claim], Judged]] = {
+    "pairs": _judge_pairs,
+    "ran": _judge_families,
+    "launches": _judge_launches,
+    "rule": _judge_rule,
+}
+"""Key of a claim's check in the file -> the function that judges it."""
+
+
+def as_frame(judged: Iterable[Judged]) -> pd.DataFrame:
+    """A row per claim: id, claimed, measured, verdict."""
+    rows = [(j.claim.id, j.claim.claimed, j.measured, j.verdict) for j in judged]
+    return pd.DataFrame(rows, columns=["id", "claimed", "measured", "verdict"])
+
+
+def reasons(judged: Iterable[Judged]) -> pd.DataFrame:
+    """A row per claim: the quote, the verdict and the reason."""
+    rows = [(j.claim.quote, j.verdict, j.reason) for j in judged]
+    return pd.DataFrame(rows, columns=["claim", "verdict", "reason"])
+
+
+def details(judged: Judged) -> str:
+    """All fields of one claim, a line each."""
+    claim = judged.claim
     lines = {
-        "source": claim.source.label,
+        "source": claim.source,
         "quote": claim.quote,
         "shape": claim.shape,
         "measured on": claim.measured_on,
         "claimed": claim.claimed,
-        "measured": finding.measured or "-",
-        "verdict": finding.verdict,
-        "because": finding.reason,
+        "measured": judged.measured or "-",
+        "verdict": judged.verdict,
+        "because": judged.reason,
         "note": claim.note,
-        "check": check,
-        "records": ", ".join(shown) or "none",
+        "records": ", ".join(judged.records[:4]) or "none",
     }
     return "\n".join([claim.id, *(f"  {name:<12}{text}" for name, text in lines.items())])
-
-
-def _records(study: Study, machine: str | None) -> pd.DataFrame:
-    place = study.reference_machine if machine == PUBLISHED else machine or record_machine(study)
-    must = place == study.reference_machine and machine != PUBLISHED
-    if not must and place not in store.machines(study.name):
-        return pd.DataFrame()
-    return store.load(study.name, place)
-
-
-def _find(claim: Claim, frames: dict[str, Any]) -> Finding:
-    check = check_of(claim)
-    if check is None:
-        return Finding(UNCHECKED[str(claim.check)], claim.note)
-    try:
-        for study in check.studies:
-            if frames[study].empty:
-                raise MissingRecordsError(f"this machine has none of {study}")
-        frame = pd.concat([frames[study] for study in check.studies], ignore_index=True)
-        return check.find(frame, claim.figure.value if claim.figure else None)
-    except MissingRecordsError as error:
-        return Finding(OPEN, f"Records of {' or '.join(check.studies)} are missing: {error}.")
-
-
-def _source(name: str, entry: Any) -> Source:
-    _require_fields(f"source {name!r}", entry, [field.name for field in fields(Source)])
-    return Source(entry["repo"], int(entry["pull"]), str(entry["date"]))
-
-
-def _claim(number: int, entry: Any, sources: dict[str, Source]) -> Claim:
-    named = f"claim {entry.get('id', number)!r}" if isinstance(entry, dict) else f"claim {number}"
-    _require_fields(named, entry, [field.name for field in fields(Claim)])
-    for name in ("id", "quote", "shape", "measured_on", "note"):
-        if not isinstance(entry[name], str) or not entry[name].strip():
-            raise ValueError(f"{name} of {named} must be a text, got {entry[name]!r}")
-    require_known(f"source of {named}", entry["source"], sources)
-    if not isinstance(entry["check"], dict):
-        require_known(f"check of {named}", entry["check"], {**UNCHECKED, **checks()})
-    figure = _figure(named, entry["figure"])
-    claim = Claim(**{**entry, "source": sources[entry["source"]], "figure": figure})
-    check = check_of(claim)
-    if check and check.needs_figure and figure is None:
-        raise ValueError(f"figure of {named} must be a number, its check compares with it")
-    return claim
-
-
-def _figure(named: str, entry: Any) -> Figure | None:
-    if entry is None:
-        return None
-    _require_fields(f"figure of {named}", entry, [field.name for field in fields(Figure)])
-    value = entry["value"]
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"value in the figure of {named} must be a number, got {value!r}")
-    return Figure(float(value), str(entry["unit"]))
-
-
-def _require_fields(what: str, entry: Any, names: Sequence[str]) -> None:
-    have = set(entry) if isinstance(entry, dict) else set()
-    if have != set(names):
-        raise ValueError(f"{what} must have the fields {', '.join(names)}, got {sorted(have)}")

@@ -1,6 +1,5 @@
 """The report: one file, nothing loaded from elsewhere, the same bytes every time."""
 
-import os
 import re
 from unittest.mock import Mock
 
@@ -9,7 +8,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from attnlib.report import build as html
-from attnlib.report import provenance
+from attnlib.report import page
 from attnlib.studies import claims
 
 GOOD = "import matplotlib.pyplot as plt\n_ = plt.plot([1, 2])\nplt.show()"
@@ -49,7 +48,7 @@ def text(folder):
 
 
 @pytest.mark.kernel
-def test_two_builds_are_the_same_bytes_and_load_nothing_not_even_figures(folder, text):
+def test_two_builds_are_byte_identical_and_load_nothing(folder, text):
     assert build(folder, "b.html") == text.encode()
     assert not re.findall(r"<(?:script|link|iframe)\b", text)
     assert not re.findall(r'src\s*=\s*["\'](?!data:)', text)
@@ -60,7 +59,7 @@ def test_two_builds_are_the_same_bytes_and_load_nothing_not_even_figures(folder,
 
 
 @pytest.mark.kernel
-def test_every_notebook_has_its_finding_before_the_claims_and_its_way_on_escaped(text):
+def test_findings_come_first_and_are_escaped(text):
     assert "<script>alert(1)</script>" not in text
     finding = "<p>On an H200, 1 &amp; 2 are <code>less</code> than 3.</p>"
     assert text.count(finding) == 2
@@ -70,8 +69,8 @@ def test_every_notebook_has_its_finding_before_the_claims_and_its_way_on_escaped
 
 
 @pytest.mark.kernel
-def test_every_study_has_its_provenance_and_a_notebook_says_how_to_repeat_what_it_shows(text):
-    shown = provenance.published()
+def test_every_study_has_provenance_and_a_notebook_has_commands(text):
+    shown = page.published()
     for each in shown:
         assert f"<section class='study' id='study-{each.study}'><h3>{each.study}</h3>" in text
     assert len(re.findall(r"<td>[0-9a-f]{64}</td>", text)) == len(shown)
@@ -82,7 +81,7 @@ def test_every_study_has_its_provenance_and_a_notebook_says_how_to_repeat_what_i
 
 
 @pytest.mark.kernel
-def test_every_claim_stands_between_the_findings_and_the_notebooks(text):
+def test_claims_stand_between_findings_and_notebooks(text):
     sections = re.findall('<section id="([a-z0-9_]+)"', text)
     assert sections == ["findings", "claims", "01_first", "02_second", "provenance"]
     for claim in claims.load_claims():
@@ -90,18 +89,18 @@ def test_every_claim_stands_between_the_findings_and_the_notebooks(text):
 
 
 @pytest.mark.kernel
-def test_a_part_holds_its_notebooks_their_studies_and_the_claims_these_judge(folder):
+def test_a_part_has_its_notebooks_studies_and_claims(folder):
     part = build(folder, "part.html", only=["2"]).decode()
     assert '<section id="02_second"' in part and "01_first" not in part
     assert "<b>This file is a part:</b> notebooks 02." in part
     assert re.findall(r"id='study-(\w+)'", part) == ["auto_resolution"]
-    judged = [c.id for c in claims.load_claims() if "auto_resolution" in claims.studies_of(c)]
+    judged = [c.id for c in claims.load_claims() if c.study == "auto_resolution"]
     assert re.findall(r"id='claim-([\w-]+)'", part) == judged != []
     text = build(folder, "first.html", only=["01"]).decode()
     assert "#claims" not in text and "id='study-" not in text, "it has no study"
 
 
-def test_numbers_come_in_order_and_once_and_others_are_refused_with_those_there_are(folder):
+def test_notebooks_are_chosen_by_number_and_unknown_numbers_are_refused(folder):
     found = html.choose_notebooks(folder, [" 2", "01", "02"])
     assert [path.stem for path in found] == ["01_first", "02_second"]
     for only in (["99"], ["01", "x"], [""], ["-1"], ["01_first"]):
@@ -134,27 +133,6 @@ def test_a_failing_cell_names_the_notebook_and_leaves_the_old_report(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["02_bad.ipynb", "index.html"]
     with pytest.raises(ValueError, match="notebooks must be a folder with .ipynb files"):
         html.build_report(out, tmp_path / "gone")
-
-
-@pytest.mark.kernel
-def test_notebooks_that_share_a_kernel_find_nothing_of_each_other(tmp_path, monkeypatch):
-    wide = "pd.set_option('display.max_colwidth', 7)"
-    first = write_notebook(tmp_path, "01_a", f"import pandas as pd, os\n{wide}\nos.getpid()")
-    seen = "import os, pandas\n'pd' in globals(), pandas.options.display.max_colwidth, os.getpid()"
-    second = write_notebook(tmp_path, "02_b", seen)
-    monkeypatch.setenv("ATTNLIB_MODE", "replay")
-    with html._kernels() as kernel:
-        (_, before), (_, after) = (
-            html.execute(path, kernel=kernel()).cells for path in (first, second)
-        )
-    pid = int(before.outputs[0].data["text/plain"])
-    assert after.outputs[0].data["text/plain"] == f"(False, 50, {pid})"
-    assert (after.execution_count, pid != os.getpid()) == (1, True)
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
-    monkeypatch.setattr(html, "mode", lambda: "live")
-    with html._kernels() as kernel:
-        assert kernel() is None, "what is timed starts afresh"
 
 
 def test_refresh_refuses_to_write_live_outputs(monkeypatch, tmp_path):

@@ -1,16 +1,17 @@
-"""The page around the notebooks: its table of claims, its ways, and what it escapes."""
+"""The page around the notebooks: claims, provenance, and what it escapes."""
 
+import html
+import json
 import re
 from dataclasses import replace
 
 import pytest
-from jinja2 import UndefinedError
 
-from attnlib.draw import cards
 from attnlib.report import page
 from attnlib.report.fragment import Fragment
+from attnlib.report.page import Page, Shown, live_run, render_page, studies_in
+from attnlib.run import store
 from attnlib.studies import claims
-from attnlib.studies.evidence import Finding
 
 EVIL = "<b onclick='x'>\"&"
 ESCAPED = "&lt;b onclick=&#39;x&#39;&gt;&#34;&amp;"
@@ -23,65 +24,74 @@ def replay(monkeypatch):
 
 @pytest.fixture
 def evil():
-    """A claim with markup in each text that is shown."""
-    claim = claims.load_claims()[0]
-    source, figure = replace(claim.source, repo=EVIL), claims.Figure(2.0, EVIL)
-    claim = replace(claim, id=EVIL, quote=EVIL, source=source, figure=figure)
-    return claims.CheckedClaim(claim, Finding("open", EVIL, measured=EVIL))
+    """A claim with markup in every text that is shown."""
+    texts = {"id": EVIL, "quote": EVIL, "source": EVIL, "figure": 2.0, "unit": EVIL}
+    claim = replace(claims.load_claims()[0], **texts)
+    return claims.Judged(claim, "open", EVIL, EVIL)
+
+
+def shown_by(study):
+    """The page of one notebook that shows `study`."""
+    return render_page([Page("07_x", Fragment("?", "", ""), (study,))], [], [study], part="")
 
 
 def test_every_text_of_a_claim_is_escaped(evil):
-    text = page.render_page([], [evil], [], part="")
+    text = render_page([], [evil], [], part="")
     assert EVIL not in text and "<b onclick" not in text
-    assert text.count(ESCAPED) == 7  # id, quote, figure, reason, measured, and the source twice
+    assert text.count(ESCAPED) == 6  # id, quote, source, figure, measured, reason
 
 
 @pytest.mark.parametrize("word", ["confirmed", "not measurable here"])
 def test_a_verdict_is_a_word_and_not_a_colour_alone(evil, word):
-    text = page.render_page([], [replace(evil, finding=Finding(word, "so"))], [], part="")
+    text = render_page([], [replace(evil, verdict=word)], [], part="")
     assert f"<b class='{word.replace(' ', '-')}'>{word}</b>" in text
 
 
-@pytest.mark.parametrize(
-    ("here", "there", "shown"),
-    [
-        ("refuted", "confirmed", True),
-        ("refuted", "refuted", False),
-        ("open", "confirmed", False),
-        ("refuted", "open", False),
-    ],
-)
-def test_a_live_run_names_the_verdicts_that_are_others_than_the_published(evil, here, there, shown):
-    checked = [replace(evil, finding=Finding(here, "so"))]
-    text = page.render_page([], checked, [], part="", published={evil.claim.id: there})
-    assert (f"published: {there}" in text) is shown
-
-
-def test_claims_stand_under_the_pull_request_that_made_them():
-    finding = Finding("open", "not yet")
-    checked = [claims.CheckedClaim(claim, finding) for claim in claims.load_claims()]
-    text = page.render_page([], checked, [], part="")
-    sources = dict.fromkeys(each.claim.source for each in checked)
-    pulls = [f"https://github.com/{s.repo}/pull/{s.pull}" for s in sources]
-    assert re.findall(r"<tbody.*?href='(\S+)'", text, re.S) == pulls
-    assert f"say of it: {len(checked)} open." in text
-
-
-def test_a_notebooks_question_is_escaped_wherever_it_is_named():
-    pages = [page.Page(name, Fragment(EVIL, "", ""), ()) for name in ("01_a", "02_b")]
-    text = page.render_page(pages, [], [], part="")
-    assert "<b onclick" not in text
-    # A tab's two names, its finding, its head, a neighbour's way.
-    assert text.count(ESCAPED) == 2 * 5
+def test_a_notebooks_question_is_escaped_everywhere():
+    pages = [Page(name, Fragment(EVIL, "", ""), ()) for name in ("01_a", "02_b")]
+    text = render_page(pages, [], [], part="")
+    assert "<b onclick" not in text and ESCAPED in text
 
 
 def test_the_page_says_whether_its_numbers_were_measured_for_it(monkeypatch):
-    assert "no GPU was used" in page.render_page([], [], [], part="")
+    assert "no GPU was used" in render_page([], [], [], part="")
     monkeypatch.setattr(page, "mode", lambda: "live")
-    live = page.render_page([], [], [], part="")
-    assert "Measured on the GPU that built this page" in live and "no GPU was used" not in live
+    assert "Measured on the GPU that built this page" in render_page([], [], [], part="")
 
 
-def test_a_template_that_lacks_a_value_raises_instead_of_leaving_a_gap():
-    with pytest.raises(UndefinedError, match="'release' is undefined"):
-        cards.render(page.TEMPLATES / "study.py.txt", name="x", lender="y", machine="z")
+def test_a_notebook_shows_the_studies_that_its_code_names(published_records):
+    names = [shown.study for shown in studies_in('load_or_measure(STUDIES["auto_resolution"])')]
+    assert names == ["auto_resolution"] and studies_in("%load_ext attnlib") == []
+    names = [shown.study for shown in studies_in("bisect(fa3_decode_regression)")]
+    assert names == ["fa3_decode_regression", "bisect_fa3_decode_regression"]
+
+
+def test_every_string_of_a_record_is_escaped(make_record):
+    machine = {"gpu": "Test GPU", "gpu_id": "1", "cpu": "<i>cpu</i>"}
+    command, versions = "python -m attnlib <b>x</b> && y", {"<u>v</u>": "<s>1</s>"}
+    store.append(record := make_record(command=command, machine=machine, versions=versions))
+    text = shown_by(Shown("demo", record.machine_slug, "is <em>it</em>?"))
+    for tag in ("<b>x", "<i>cpu", "<u>v", "<s>1", "<em>it"):
+        assert tag not in text and html.escape(tag) in text
+
+
+def test_a_live_page_says_which_studies_this_gpu_has_not_measured(monkeypatch):
+    monkeypatch.setattr(page, "mode", lambda: "live")
+    text = shown_by(Shown("auto_resolution", "test-gpu-1", "?"))
+    assert "auto_resolution: not measured on this GPU.</p>" in text and "<aside" not in text
+
+
+def test_published_records_that_are_missing_are_an_error():
+    with pytest.raises(FileNotFoundError, match="no records of study 'auto_resolution'"):
+        shown_by(Shown("auto_resolution", "test-gpu-1", "?"))
+
+
+def test_the_last_gpu_run_is_summarised(tmp_path):
+    path = tmp_path / "live_run.json"
+    assert live_run(path) == {}
+    part = {"part": "tests/a.py", "passed": 3, "skipped": 1, "failed": 0, "skips": ["no x"]}
+    run = {"gpu": "NVIDIA H200", "versions": {"torch": "2.11"}, "left": ["b"]}
+    path.write_text(json.dumps(run | {"parts": [part | {"date": "2026-11-26"}]}))
+    facts = live_run(path)
+    assert facts["day and GPU"] == "2026-11-26, NVIDIA H200" and facts["not run"] == "b"
+    assert re.fullmatch("1 files: passed 3, skipped 1, failed 0", facts["tests and notebooks"])

@@ -46,7 +46,7 @@ def test_an_order_falls_through_to_the_next_that_can_and_says_who_could_not():
 
 
 def test_a_rule_that_asks_for_lengths_says_how_to_give_them():
-    with pytest.raises(UnknownFactError, match=r"asks for work: give call=Call\(kv_lens="):
+    with pytest.raises(UnknownFactError, match=r"tests work: give call=Call\(kv_lens="):
         auto(LATENT, "0.7.2", "sm100", "mla")
 
 

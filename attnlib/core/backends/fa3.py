@@ -1,8 +1,8 @@
 """FlashAttention-3 itself (`flash_attn_with_kvcache`), over pages.
 
 flash-attn-3 and flash-attn-3-extend prepare a schedule in every call, by a kernel of its own;
-flash-attn-3-precomputed does it once, in `plan`. Query and cache share a dtype, FP8 included (its output is bfloat16). Not
-FlashInfer's fa3, which is another kernel: the trace calls this one flash-attn-3.
+flash-attn-3-precomputed does it once, in `plan`. Query and cache share a dtype; with FP8 the output
+is bfloat16. FlashInfer's fa3 is another kernel: the trace calls this one flash-attn-3.
 """
 
 from dataclasses import replace
