@@ -20,7 +20,7 @@ from ..run import store
 from ..run.frame import CUDA_CORES, FA2, FA3, decode_rows, over
 from ..studies import STUDIES
 from ..studies.decode_metadata.tables import FUSED, OPS, metadata_rows
-from ..studies.engine_modes.tables import plans
+from ..studies.engine_modes import plans
 from ..studies.fa2_plan.tables import decode_rows as fa2_rows
 from ..studies.fa2_plan.tables import gains, step_table
 from ..studies.fa3_decode_regression.tables import launch_modes

@@ -134,7 +134,7 @@ def test_one_launch_without_a_schedule_or_its_heads_or_layout_says_so(loaded, mo
     step.scheduler_metadata = own
     with monkeypatch.context() as ranks:
         ranks.setattr(sys.modules[RANKS], "is_dp_attention_enabled", lambda: True)
-        with pytest.raises(ValueError, match="must know the layers' heads, got DP.*: use fused"):
+        with pytest.raises(ValueError, match="must know the heads of a layer, got DP.*: use fused"):
             replay(backend, lens)
     step.scheduler_metadata = torch.cat([own, own])
     with pytest.raises(ValueError, match="of 3 requests must have 17 words, .*, got 34"):
