@@ -24,7 +24,7 @@ from ..studies.engine_modes import plans
 from ..studies.fa2_plan.tables import decode_rows as fa2_rows
 from ..studies.fa2_plan.tables import gains, step_table
 from ..studies.fa3_decode_regression.tables import launch_modes
-from ..studies.scheduler_metadata.tables import savings
+from ..studies.scheduler_metadata import savings
 
 Evidence = tuple[str, float] | None
 """What shows a pattern in a step, and the microseconds that it takes of it at most."""
@@ -167,7 +167,7 @@ PATTERNS = (
         lambda trace, step: _told(ran(step, "prepare")[1:], ", after one that would do"),
         "get_scheduler_metadata once a step, given to every layer",
         "SGLang before 0.5.11 (#21104), later with DP attention; not in data/rules",
-        "06_one_prepare_instead_of_one_per_layer",
+        "04_schedule_once_per_step",
         "scheduler_metadata",
         lambda frame: savings(frame).assign(ratio=lambda found: found.saved),
         "{} us a step saved, at 16/2 heads",
