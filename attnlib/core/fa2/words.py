@@ -58,8 +58,8 @@ class Layout:
     @property
     def offsets(self) -> tuple[int, ...]:
         """Of `ARRAYS`, in words."""
-        known = dict(zip(FA2_INFO, self.info, strict=True))
-        return tuple(known[f"{name}_offset"] // WORD for name in ARRAYS)
+        info = dict(zip(FA2_INFO, self.info, strict=True))
+        return tuple(info[f"{name}_offset"] // WORD for name in ARRAYS)
 
 
 def plan_words(shape: PlanShape, seq_lens: np.ndarray, chunk: int = 0) -> Words:

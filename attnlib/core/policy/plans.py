@@ -13,19 +13,22 @@ our plan for as many requests, none longer; `tests/core/test_plans.py` holds the
 """
 
 import heapq
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import TypeAlias
 
 import numpy as np
 
-from ..fa2.choice import PlanShape, choose, kv_tile
-from ..fa2.library import Lengths, chunk_pages, lengths_of
-from ..gpu import CUDA_CORE_CTAS, FA2_CTAS
+from ..fa2.choice import PlanShape, choose
+from ..fa2.library import MIN_CHUNK
+from ..gpu import CUDA_CORE_CTAS, FA2_CTAS, SM_SHARED_BYTES
 from ..schedule.facts import SchedulerFacts
 from ..schedule.splits import plan_splits, split_blocks
 from ..spec import ELEMENT_BYTES, AttnSpec, require_word
 
+Lengths: TypeAlias = Sequence[int] | np.ndarray
 FA2_ROWS = 16
 PerSm = tuple[np.ndarray, np.ndarray]
 FA3_TILES = {64: (192, 96), 128: (128, 96), 256: (128, 32)}
@@ -212,3 +215,28 @@ PLANS: dict[str, Callable[[AttnSpec, np.ndarray, int], WorkPlan]] = {
     "flash-attn-3": _fa3,
     "flash-attn-3-precomputed": _fa3,
 }
+
+
+def kv_tile(rows: int, head_dim: int, kv_bytes: int) -> int:
+    """KV tokens that a block of `rows` query rows, of 16 bits, takes at once: CTA_TILE_KV of
+    prefill.cuh, what fits the shared memory beside the queries."""
+    warps, q_tiles = (4 if rows == 16 else 1), (2 if rows == 128 else 1)
+    room = SM_SHARED_BYTES // FA2_CTAS - rows * head_dim * 2
+    fit = min(room // (2 * head_dim * 16 * warps * kv_bytes), 8 // q_tiles)
+    return 16 * warps * max(size for size in (1, 2, 4, 8) if size <= max(fit, 1))
+
+
+def chunk_pages(pages: np.ndarray, *, most: int, page_size: int) -> int:
+    """Pages of FlashInfer's KV chunks: the fewest that cut requests of `pages` into `most`."""
+    least = max(MIN_CHUNK // page_size, 1)
+    sizes = range(least, int(pages.max()))
+    fits = bisect_left(sizes, True, key=lambda size: int((-(-pages // size)).sum()) <= most)
+    return least + fits
+
+
+def lengths_of(name: str, lens: Lengths, least: int = 0) -> np.ndarray:
+    """`lens` as int64 [bs]; ValueError unless they are one or more integers from `least` on."""
+    array = np.asarray(lens)
+    if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu" or array.min() < least:
+        raise ValueError(f"{name} must hold lengths >= {least}, got {array.tolist()} {array.dtype}")
+    return array.astype(np.int64)
