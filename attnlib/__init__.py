@@ -18,6 +18,7 @@ HOME = {
     "SHAPE": "run.frame",
     "STUDIES": "studies",
     "Study": "run.study",
+    "aa_check": "run.frame",
     "available": "core.backends",
     "bisect": "run.bisect",
     "build_workload": "kinds.decode.measure",

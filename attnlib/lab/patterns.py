@@ -198,7 +198,7 @@ PATTERNS = (
         _kernels("fa2", lambda _, step, s: step.in_graph and tile_rows(s) >= WIDE_TILE),
         "plan without use_cuda_graph, or uniform_q_len from FlashInfer 0.7.2.post1 on",
         "FlashInfer's plan for a graph, to 0.7.2.post1; not in data/rules",
-        "15_one_backend_for_every_mode",
+        "10_every_mode",
         "engine_modes",
         _tiles,
     ),
