@@ -17,12 +17,11 @@ from ..measure.spans import Span, busy_us, find_gaps
 from ..measure.steps import DECODE, PREFILL, UNKNOWN, Step
 from ..measure.trace_file import Trace
 from ..run import store
-from ..run.frame import CUDA_CORES, FA2, FA3, decode_rows, over
+from ..run.frame import CUDA_CORES, FA2, FA3, decode_rows, good_rows, over
 from ..studies import STUDIES
 from ..studies.decode_metadata.tables import FUSED, OPS, metadata_rows
 from ..studies.engine_modes import plans
-from ..studies.fa2_plan.tables import decode_rows as fa2_rows
-from ..studies.fa2_plan.tables import gains, step_table
+from ..studies.fa2_plan import COPIED, LIBRARY, OURS, PLANNED
 from ..studies.fa3_decode_regression.tables import launch_modes
 from ..studies.scheduler_metadata.tables import savings
 
@@ -152,7 +151,7 @@ def _tiles(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 REGRESSION = "02_reproduce_the_fa3_decode_regression", "fa3_decode_regression"
-PLAN = "11_plan_flashinfer_on_the_gpu", "fa2_plan"
+PLAN = "07_plan_on_the_gpu", "fa2_plan"
 PATTERNS = (
     Pattern(
         "fa3 of FlashInfer decodes",
@@ -188,9 +187,7 @@ PATTERNS = (
         "a plan that splits long requests (Fa2Planner), or FlashAttention-3",
         "every FlashInfer release that was read, to 0.7.2.post1; not in data/rules",
         *PLAN,
-        lambda frame: gains(fa2_rows(frame[frame.lengths != "fixed"])).rename(
-            columns={"gain": "ratio"}
-        ),
+        lambda frame: over(decode_rows(frame[frame.lengths != "fixed"]), LIBRARY, OURS),
         "a call of mixed lengths {} times as long without the mend",
     ),
     Pattern(
@@ -223,7 +220,7 @@ PATTERNS = (
         "plan from lengths that the host knows, or on the GPU (Fa2Planner)",
         "FlashInfer's plan() copies indptr from the GPU in every release that was read",
         *PLAN,
-        _over(step_table, "copied", "planned"),
+        lambda frame: over(good_rows(frame, "eager"), COPIED, PLANNED),
         "a step's attention {} times as long without the mend",
     ),
     Pattern(

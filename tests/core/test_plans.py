@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import backend_calls as calls
 from support.cuda_core_plan import plan_cuda_cores
+from support.library_plan import LibraryCall, chunk_pages, plan_fa2
 
 from attnlib.core.backends import create, unsupported
 from attnlib.core.fa2.choice import PlanShape
-from attnlib.core.fa2.library import LibraryCall, chunk_pages, plan_fa2
 from attnlib.core.fa2.words import plan_words
 from attnlib.core.policy.plans import (
     CUDA_CORE_CTAS,
@@ -29,7 +29,6 @@ from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.decode.measure import build_batch
 from attnlib.kinds.lengths import sample_seq_lens
-from attnlib.studies.fa2_plan.blocks import blocks_of
 
 SPEC = AttnSpec(16, 8, 128, 16)
 SMS = 132
@@ -167,13 +166,21 @@ def words_of(backend, case):
     return make(LibraryCall(*heads, spec.page_size, True, SMS, "0.6.4"), lens)
 
 
+def block_tokens(words, lens):
+    """Tokens of each block in use."""
+    mask = words.block_valid_mask
+    used = len(words.request_indices) if mask is None else int(mask.sum())
+    before = words.kv_tile_indices[:used] * words.kv_chunk_size
+    return np.minimum(lens[words.request_indices[:used]] - before, words.kv_chunk_size)
+
+
 @pytest.mark.parametrize("backend", [name for name in PLANS if "fa3" not in name])
 def test_items_are_the_blocks_of_the_words(backend):
     cuda_cores = "cuda" in backend
     cases = [c for c in CALLS if not cuda_cores or c.spec.group_size in CUDA_CORE_CTAS[128, 2]]
     assert len(cases) >= 40
     for case in cases:
-        tokens = blocks_of(words_of(backend, case), sample_seq_lens(case)).tokens
+        tokens = block_tokens(words_of(backend, case), sample_seq_lens(case))
         items = tokens + CUDA_CORE_ITEM_TOKENS if cuda_cores else -(-tokens // 128) * 128
         items = items if cuda_cores else items + FA2_ITEM_TOKENS
         found = plan(backend, case.spec, sample_seq_lens(case), num_sms=SMS).items

@@ -10,9 +10,7 @@ from attnlib.kinds.plan.case import PlanCase
 from attnlib.measure.stats import MIN_AA_PAIRS
 from attnlib.run import store
 from attnlib.run.study import record_machine, record_name
-from attnlib.studies import STUDIES
-from attnlib.studies.fa2_chunks import study as fa2_chunks
-from attnlib.studies.fa2_plan import study as fa2_plan
+from attnlib.studies import STUDIES, fa2_chunks, fa2_plan
 from attnlib.studies.fa3_decode_regression.study import (
     HEADLINE,
     KV_LIMIT_BYTES,

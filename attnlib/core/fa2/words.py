@@ -62,6 +62,11 @@ class Layout:
         return tuple(info[f"{name}_offset"] // WORD for name in ARRAYS)
 
 
+def chunk_in(words: np.ndarray, layout: Layout) -> int:
+    """Tokens of a KV chunk in written `words`, int32."""
+    return int(words[layout.offsets[ARRAYS.index("kv_chunk_size_ptr")]])
+
+
 def plan_words(shape: PlanShape, seq_lens: np.ndarray, chunk: int = 0) -> Words:
     """What the kernel writes for `seq_lens` [bs] tokens, word for word; a positive `chunk`, in
     tokens, takes the place of the choice.

@@ -1,21 +1,33 @@
-"""FlashInfer's fa2 by its own plan and by ours, made on the GPU: the batches that people serve.
+"""FlashInfer's fa2 by its own plan and by ours, made on the GPU.
 
 A wave is the requests that fill the GPU's slots, one block of each request and KV head in a slot.
 Lengths are drawn by a seed that each layout has; a longest request is halved until K and V of its
-batch fit `MOST_KV_BYTES`.
+batch fit `MOST_KV_BYTES`. The records are of the planner before November 2026, which chose by
+another model; how the present one would choose in them is computed from them (`sweep_losses`).
 """
 
+from __future__ import annotations
+
+import heapq
 import random
 from dataclasses import replace
 from itertools import product
 
-from ...core.spec import AttnSpec
-from ...kinds.cost import decode_cost
-from ...kinds.decode.case import DecodeCase
-from ...kinds.extend.case import ExtendCase
-from ...kinds.plan.case import PlanCase
-from ...kinds.step.case import StepCase
-from ...run.study import Grid, Study
+import numpy as np
+import pandas as pd
+
+from ..core.fa2.choice import PlanShape, candidates, choose, library_chunk
+from ..core.gpu import FA2_CTAS
+from ..core.spec import AttnSpec
+from ..draw import charts, style
+from ..kinds.cost import decode_cost
+from ..kinds.decode.case import DecodeCase
+from ..kinds.extend.case import ExtendCase
+from ..kinds.lengths import sample_plan_lens, sample_seq_lens
+from ..kinds.plan.case import PlanCase
+from ..kinds.step.case import StepCase
+from ..run.frame import good_rows
+from ..run.study import Grid, Study
 
 HEADS = (
     *((32, 8), (28, 4), (64, 8), (16, 2), (8, 1)),
@@ -66,7 +78,6 @@ KINDS = (
     *("chat of 64", "one long", "past a wave", "agents"),
     *("chat of 256", "retrieval", "ragged", "four"),
 )
-"""What people serve."""
 OTHER_KINDS = ("a wave", "uniform", "one", "short")
 
 
@@ -157,9 +168,8 @@ BOTH = ("flashinfer-fa2", "flashinfer-fa2-planned")
 RIVALS = (*BOTH, "flash-attn-3-precomputed")
 SEVERAL = ("flashinfer-prefill-fa2", "flashinfer-prefill-fa2-planned")
 PLANNING = ("fa2-plan", "fa2-plan-alone", "fa2-plan-words")
-IN_STEPS = ("fa2-step-copied", "fa2-step-host", "fa2-step-planned")
+COPIED, HOST, PLANNED = IN_STEPS = ("fa2-step-copied", "fa2-step-host", "fa2-step-planned")
 ROUNDS = 3
-"""Of what people serve: device time ended in the fourth."""
 
 STUDY = Study(
     name="fa2_plan",
@@ -191,3 +201,99 @@ STUDY = Study(
     reference_machine="nvidia-h200-c5533424",
     ceilings=("copy", "launch"),
 )
+
+LIBRARY, OURS, FLASH_ATTN_3 = RIVALS
+CHUNK = "fa2-chunk"
+LIBRARY_PLAN, OUR_PLAN = "FlashInfer's plan", "our plan"
+
+
+def batch_of(case: DecodeCase) -> str:
+    """The kind of a batch, of `KINDS` or `OTHER_KINDS`; else how its lengths are drawn."""
+    for kind in (*KINDS, *OTHER_KINDS):
+        if replace(served(kind, case.spec), seed=case.seed) == case:
+            return kind
+    return case.lengths.replace("_", " ")
+
+
+def chunks_of(case: DecodeCase, num_sms: int) -> dict[str, int]:
+    """Tokens of a KV chunk by FlashInfer's plan and by ours."""
+    lens = sample_seq_lens(case)
+    shape = PlanShape.of(case.spec, lens, num_sms)
+    choice = choose(shape, lens)
+    return {LIBRARY_PLAN: library_chunk(shape, lens, candidates(lens)), OUR_PLAN: choice.chunk}
+
+
+def sweep_losses(frame: pd.DataFrame) -> pd.DataFrame:
+    """Per batch of the study `fa2_chunks`: the best chunk swept, and the one we choose.
+
+    `us` is interpolated between the swept chunks around the choice (over log of the chunk), or that
+    of the nearest; `loss` is how much longer it takes than the best.
+    """
+    rows = good_rows(frame[frame.backend == CHUNK])
+    table = rows.assign(
+        batch=[replace(case, chunk=0) for case in rows.case], chunk=[c.chunk for c in rows.case]
+    )
+    losses = []
+    for case, part in table[table.chunk > 0].groupby("batch", sort=False):
+        times = part.groupby("chunk").run_us.median()
+        lens = sample_plan_lens(case)
+        shape = PlanShape.of(case.spec, lens, int(part.num_sms.iloc[0]), case.q_len)
+        chunk = choose(shape, lens).chunk
+        us = np.interp(np.log(chunk), np.log(times.index), times)
+        losses.append(
+            {
+                "batch": batch_of(case.decode),
+                "heads": case.spec.heads,
+                "head_dim": case.spec.head_dim,
+                "kv_dtype": case.spec.kv_dtype,
+                "q_len": case.q_len,
+                "requests": len(lens),
+                "best chunk": times.idxmin(),
+                "our chunk": chunk,
+                "best, us": times.min(),
+                "ours, us": us,
+                "loss": us / times.min() - 1,
+            }
+        )
+    return pd.DataFrame(losses).sort_values("loss", ascending=False, ignore_index=True)
+
+
+def schedule(lens: np.ndarray, chunk: int, kv_heads: int, slots: int) -> pd.DataFrame:
+    """Blocks of a plan, each in the first slot that is free, in the grid's order.
+
+    A block takes as long as it has tokens: `start` and `end` count those. Nothing is measured.
+    """
+    free = [(0, slot) for slot in range(slots)]
+    rows = []
+    for head in range(kv_heads):
+        for request, length in enumerate(lens):
+            for begin in range(0, int(length), chunk):
+                start, slot = heapq.heappop(free)
+                end = start + min(chunk, int(length) - begin)
+                rows.append((head, request, slot, start, end))
+                heapq.heappush(free, (end, slot))
+    return pd.DataFrame(rows, columns=["head", "request", "slot", "start", "end"])
+
+
+def slots_chart(case: DecodeCase, num_sms: int) -> charts.Figure:
+    """Blocks on the slots of a GPU by FlashInfer's plan and by ours: a bar per block.
+
+    The longest request has a colour of its own. Drawn by `schedule`: nothing is measured.
+    """
+    lens, slots = sample_seq_lens(case), FA2_CTAS * num_sms
+    longest = int(lens.argmax())
+    works = {
+        f"{name}: chunks of {chunk:,}": schedule(lens, chunk, case.spec.num_kv_heads, slots)
+        for name, chunk in chunks_of(case, num_sms).items()
+    }
+    note = f"schedule, not a measurement: {case.label}, {num_sms} SMs of {FA2_CTAS} slots"
+    words = ("tokens that a slot has read", "slot: half an SM")
+    figure, axes = charts.panels([*works], (9.6, 5.0), note, words, share="y")
+    for axis, work in zip(axes, works.values(), strict=True):
+        colors = np.where(work.request % 2, style.SKY, style.PALE_BLUE)
+        colors = np.where(work.request == longest, style.VERMILION, colors)
+        height = np.where((work.request == longest) & (len(work) < 2 * slots), 3.0, 1.0)
+        axis.barh(work.slot, work.end - work.start, height, work.start, color=colors)
+        axis.set(xlim=(0, work.end.max() * 1.02), ylim=(slots + 1, -2))
+        axis.grid(visible=False)
+    return figure

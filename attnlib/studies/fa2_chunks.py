@@ -1,17 +1,17 @@
-"""One batch under one KV chunk after another: what the planner's rates are learned from."""
+"""One batch under one KV chunk after another: what the planner's choice is judged by."""
 
 from dataclasses import replace
 
 import numpy as np
 
-from ...core.fa2.choice import CHUNK_STEP, PlanShape
-from ...core.fa2.library import MIN_CHUNK
-from ...kinds.decode.case import DecodeCase
-from ...kinds.extend.case import ExtendCase
-from ...kinds.lengths import sample_plan_lens
-from ...kinds.plan.case import PlanCase
-from ...run.study import Grid, Study
-from ..fa2_plan.study import (
+from ..core.fa2.choice import CHUNK_STEP, PlanShape
+from ..core.fa2.library import MIN_CHUNK
+from ..kinds.decode.case import DecodeCase
+from ..kinds.extend.case import ExtendCase
+from ..kinds.lengths import sample_plan_lens
+from ..kinds.plan.case import PlanCase
+from ..run.study import Grid, Study
+from .fa2_plan import (
     ALL_LAYOUTS,
     KINDS,
     NUM_SMS,
