@@ -141,7 +141,7 @@ def _bisect(options: argparse.Namespace) -> None:
 
 
 def _bisect_text(found: Bisection, given: str) -> str:
-    from .studies.fa3_decode_regression.tables import bisection
+    from .studies.fa3_decode_regression import bisection
 
     reference = f"{found.releases[0]} ({found.steps[0].reference_family})"
     return f"""{found.backend} of {found.package}, {found.case.label}, on {found.machine}

@@ -23,7 +23,7 @@ from ..studies.decode_metadata.tables import FUSED, OPS, metadata_rows
 from ..studies.engine_modes.tables import plans
 from ..studies.fa2_plan.tables import decode_rows as fa2_rows
 from ..studies.fa2_plan.tables import gains, step_table
-from ..studies.fa3_decode_regression.tables import launch_modes
+from ..studies.fa3_decode_regression import launch_modes
 from ..studies.scheduler_metadata.tables import savings
 
 Evidence = tuple[str, float] | None

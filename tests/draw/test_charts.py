@@ -17,7 +17,7 @@ from attnlib.run import store
 from attnlib.studies.decode_metadata import figures as metadata_figures
 from attnlib.studies.decode_metadata import tables as metadata
 from attnlib.studies.decode_metadata.study import STUDY
-from attnlib.studies.fa3_decode_regression.study import HEADLINE, REGRESSED
+from attnlib.studies.fa3_decode_regression import HEADLINE, REGRESSED
 from attnlib.studies.measurement_trust import figures, tables
 
 pytestmark = pytest.mark.usefixtures("published_records")

@@ -10,7 +10,6 @@ from attnlib.kinds.extend import case as extend_case
 from attnlib.run import store
 from attnlib.select import Call, UnknownFactError, explain
 from attnlib.select.text import headline
-from attnlib.studies.fa3_decode_regression.study import AT_ONCE_MACHINE
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "records"
 FP8 = "float8_e4m3fn"
@@ -303,7 +302,7 @@ def test_what_ran_on_an_h200_is_what_the_tables_say(study, machine):
 
 
 def test_what_an_h200_could_not_run_has_a_problem_and_raises_by_name(frame):
-    picked = store.load("auto_resolution", AT_ONCE_MACHINE)
+    picked = store.load("auto_resolution", "nvidia-h200-bbfefd08")
     failed = picked[picked.status.isin(FAILED)]
     assert all(auto(r.case.spec, r.release).problem for _, r in failed.iterrows())
     named = frame[frame.status.isin(FAILED)].drop_duplicates(["backend", "release", "case"])
