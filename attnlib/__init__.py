@@ -12,12 +12,14 @@ __version__ = "0.1.0"
 
 HOME = {
     "AttnSpec": "core.spec",
+    "Call": "select.facts",
     "DecodeBatch": "core.batch",
     "DecodeCase": "kinds.decode.case",
     "PagedKV": "core.batch",
     "SHAPE": "run.frame",
     "STUDIES": "studies",
     "Study": "run.study",
+    "aa_check": "run.frame",
     "available": "core.backends",
     "bisect": "run.bisect",
     "build_workload": "kinds.decode.measure",
@@ -27,6 +29,7 @@ HOME = {
     "compare_releases": "studies.upgrade",
     "create": "core.backends",
     "diagnose": "lab.diagnose",
+    "decode_call": "kinds.decode.measure",
     "decode_rows": "run.frame",
     "explain": "select.explain",
     "explore": "lab.widgets",
@@ -42,6 +45,8 @@ HOME = {
     "sample_seq_lens": "kinds.lengths",
     "release_order": "run.frame",
     "save": "draw.style",
+    "savings": "run.frame",
+    "tally": "run.frame",
     "view": "lab.view",
 }
 """Public name -> the module that has it."""

@@ -15,13 +15,11 @@ from ..core.spec import require_word
 from ..kinds.decode.case import DecodeCase
 from ..kinds.extend.case import ExtendCase
 from ..run.study import Grid, Study
-from .layer_policy.study import FLASHINFER, OTHERS
+from .random_batches import BACKENDS as DECODES
 
 MODES = ("decode", "extend", "mixed")
 """Of steps that say all that a case needs; those of a verification lack the drafts."""
 GRAPHS, EAGER = ("graph", "graph-cold"), ("profiler",)
-DECODES = (*FLASHINFER, *OTHERS)
-"""All that a policy chooses from: `layer_policy.regrets` of the records judges one."""
 EXTENDS = ("flashinfer-prefill-fa2", "flashinfer-prefill-fa3")
 
 
