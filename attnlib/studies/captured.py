@@ -1,7 +1,7 @@
 """A user's own traffic as a study: the steps that an engine's plugin captured, on every backend.
 
-found, left_out = cases(capture.read("steps.jsonl"))  # of `core.engines.capture`
-python -m attnlib measure steps.jsonl                 # measures them
+cases, left_out = captured.cases(capture.read("steps.jsonl"))  # of `core.engines.capture`
+python -m attnlib measure steps.jsonl                          # measures them
 """
 
 import re
@@ -15,18 +15,24 @@ from ..core.spec import require_word
 from ..kinds.decode.case import DecodeCase
 from ..kinds.extend.case import ExtendCase
 from ..run.study import Grid, Study
-from .random_batches import BACKENDS as DECODES
 
 MODES = ("decode", "extend", "mixed")
-"""Of steps that say all that a case needs; those of a verification lack the drafts."""
-GRAPHS, EAGER = ("graph", "graph-cold"), ("profiler",)
+"""Modes whose captured steps hold all that a case needs; a verification lacks the drafts."""
+DECODES = (
+    "flashinfer-fa2",
+    "flashinfer-fa2-planned",
+    "flashinfer-fa3",
+    "flashinfer-cuda-cores",
+    "flash-attn-3",
+    "flash-attn-3-precomputed",
+)
 EXTENDS = ("flashinfer-prefill-fa2", "flashinfer-prefill-fa3")
 
 
 def case_of(step: capture.Step) -> DecodeCase | ExtendCase:
-    """The call of a layer in `step`: the captured lengths, drawn pages and values.
+    """The attention call of one layer in `step`: the captured lengths, drawn pages and values.
 
-    Raises ValueError with the reason if it is none of ours.
+    Raises ValueError with the reason if it cannot be a case.
     """
     require_word("mode", step.mode, MODES)
     if not step.lengths:
@@ -40,32 +46,39 @@ def case_of(step: capture.Step) -> DecodeCase | ExtendCase:
 
 
 def cases(steps: Iterable[capture.Step]) -> tuple[Counter[DecodeCase | ExtendCase], Counter[str]]:
-    """How many steps each case stands for, and how many were left out for each reason."""
-    found: Counter[DecodeCase | ExtendCase] = Counter()
+    """How many steps each case stands for, and how many steps were left out for each reason."""
+    counts: Counter[DecodeCase | ExtendCase] = Counter()
     left_out: Counter[str] = Counter()
     for step in steps:
         try:
-            found[case_of(step)] += 1
+            counts[case_of(step)] += 1
         except ValueError as error:
             left_out[f"{step.mode}: {error}"] += 1
-    return found, left_out
+    return counts, left_out
 
 
 def study_of(path: Path) -> tuple[Study, str]:
-    """The study `captured_<name of the file>`, and the steps that it leaves out with their reasons.
+    """The study `captured_<name of the file>`, and the steps it leaves out with their reasons.
 
     ValueError if no step of the file can be a case.
     """
-    found, left_out = cases(capture.read(path))
-    told = "; ".join(f"{count} steps, {reason}" for reason, count in left_out.most_common())
-    if not found:
-        raise ValueError(f"{path} must hold a step that can be a case, got {told or 'none'}")
+    counts, left_out = cases(capture.read(path))
+    omitted = "; ".join(f"{count} steps, {reason}" for reason, count in left_out.most_common())
+    if not counts:
+        raise ValueError(f"{path} must hold a step that can be a case, got {omitted or 'none'}")
+    decodes = tuple(case for case in counts if isinstance(case, DecodeCase))
+    extends = tuple(case for case in counts if isinstance(case, ExtendCase))
     grids = []
-    for kind, backends, timers in (DecodeCase, DECODES, GRAPHS), (ExtendCase, EXTENDS, EAGER):
-        if chosen := tuple(case for case in found if isinstance(case, kind)):
-            once = backends[:1]
-            grids.append(Grid(chosen, backends, timers=timers, rounds=4, headline=True, again=once))
+    for chosen, backends, timers in (
+        (decodes, DECODES, ("graph", "graph-cold")),
+        (extends, EXTENDS, ("profiler",)),
+    ):
+        if chosen:
+            again = backends[:1]
+            grids.append(
+                Grid(chosen, backends, timers=timers, rounds=4, headline=True, again=again)
+            )
     name = "captured_" + re.sub(r"[^a-z0-9]+", "_", path.stem.lower()).strip("_")
     question = f"Which backend is fastest on the steps of {path.name}?"
     command = f"python -m attnlib measure {shlex.quote(str(path))}"
-    return Study(name, question, tuple(grids), command=command), told
+    return Study(name, question, tuple(grids), command=command), omitted

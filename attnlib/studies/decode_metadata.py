@@ -156,7 +156,7 @@ def designs_chart(frame: pd.DataFrame, page_size: int = 1) -> charts.Figure:
     contexts = sorted(rows.max_ctx.unique())
     titles = [f"{context:,} tokens" for context in contexts]
     figure, axes = charts.panels(titles, (11, 3.4), rows, ("batch", "us (log)"), share="y")
-    colours = (style.VERMILION, style.BLUE, style.GREEN, style.BLACK)
+    colours = style.PALETTE[:4]
     for axis, context in zip(axes, contexts, strict=True):
         part = rows[rows.max_ctx == context]
         for name, colour in zip((OP_BY_OP, MERGED, TODAY, FUSED), colours, strict=True):

@@ -106,11 +106,12 @@ def test_arms_alternate_step_by_step_and_write_the_metadata_that_sglang_does(loa
 
 
 @pytest.mark.parametrize("arm", arms.ARMS["metadata"])
-def test_a_draft_step_has_longer_requests_and_no_schedule(loaded, arm):
+def test_a_draft_step_keeps_sglangs_own_metadata(loaded, arm):
     backend = loaded(METADATA=arm).FlashAttentionBackend()
     captured(backend, object())
     replay(backend, LENS, object())
     assert live(backend, LENS)[:2] == ([35, 3, 62], [0, 35, 38, 100])
+    assert not arms.STATE.calls
 
 
 @pytest.mark.parametrize(("arm", "schedules"), [("once", 2), ("layer", 0)])
@@ -133,7 +134,7 @@ def test_one_launch_without_a_schedule_or_its_heads_or_layout_says_so(loaded, mo
     step.scheduler_metadata = own
     with monkeypatch.context() as ranks:
         ranks.setattr(sys.modules[RANKS], "is_dp_attention_enabled", lambda: True)
-        with pytest.raises(ValueError, match="must know the layers' heads, got DP.*: use fused"):
+        with pytest.raises(ValueError, match="must know the heads of a layer, got DP.*: use fused"):
             replay(backend, lens)
     step.scheduler_metadata = torch.cat([own, own])
     with pytest.raises(ValueError, match="of 3 requests must have 17 words, .*, got 34"):

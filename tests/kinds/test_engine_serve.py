@@ -2,9 +2,7 @@
 
 import ast
 import json
-import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +12,7 @@ import torch
 from support import sglang_code
 from support import sglang_fakes as fakes
 
-from attnlib.core.engines import arms, capture
+from attnlib.core.engines import arms
 from attnlib.core.spec import MODELS
 from attnlib.kinds.engine import __main__, serve
 from attnlib.kinds.engine.case import ARMS, SIDE_BY_SIDE, START, EngineCase
@@ -121,7 +119,7 @@ def engine(monkeypatch):
 
 
 def asked(lens=(30, 7, 50), arms=FA3, steps=3, **told):
-    words = {arm: dict([ARMS[arm][1:]]) for arm in arms}
+    words = {arm: {ARMS[arm].variable: ARMS[arm].value} for arm in arms}
     return {"lens": lens, "arms": words, "steps": steps, "trace": False} | told
 
 
@@ -129,7 +127,7 @@ def test_arms_are_checked_alone_and_then_alternate_there_and_back(engine):
     steps, runner = engine
     found = steps.measure(asked())
     ran = [arm for arm, _ in runner.steps]
-    values = [ARMS[arm][2] for arm in FA3]
+    values = [ARMS[arm].value for arm in FA3]
     checked, timed = 1 + serve.CHECKED * 5, (serve.WARM_TURNS + 3) * 5
     assert ran[:checked] == ["native", *(arm for arm in values for _ in range(serve.CHECKED))]
     there_and_back = [*values, *values[::-1]]
@@ -199,22 +197,14 @@ def test_offline_steps_are_what_more_tokens_take_longer(monkeypatch):
     answer = serve.Offline(SETUP).measure(asked(arms=["sglang-fa2"], steps=10))
     found = answer["arms"]["sglang-fa2"]
     assert found["run_us"] == pytest.approx([5000.0] * serve.REPEATS)
-    assert (found["error"], asked_for[:3], answer["said"]) == (0.0, [2, 2, 12], [])
+    assert (found["error"], asked_for[:3]) == (0.0, [2, 2, 12])
     one, *others = found["digest"].split("-")
     assert others == [one, one], "a hash of each of few requests"
 
 
-def test_groups_that_attend_apart_say_what_heads_the_schedule_is_told(monkeypatch, tmp_path):
-    monkeypatch.setenv(f"{arms.PREFIX}CAPTURE", "a user's own")
-    made = SimpleNamespace(Engine=lambda **options: SimpleNamespace(options=options))
-    fakes.installed(monkeypatch, {"sglang": vars(made)})
-    engine = serve.Offline(SETUP | {"model": str(tmp_path), "tp": 2, "dp": 2})
-    assert engine.engine.options["enable_dp_attention"] and engine.engine.options["dp_size"] == 2
-    step = capture.Step("decode", 1, "9", "", 16, 8, 128, 1, *["bfloat16"] * 2, "mha", "fa3", "", 0)
-    written = capture.Capture(os.environ[f"{arms.PREFIX}CAPTURE"])
-    for told in ("8/4", "8/4", ""):
-        written.write(replace(step, told=told))
-    assert engine._heads() == ["told 8/4 heads of 16/8"]
+def test_groups_that_attend_apart_are_asked_for():
+    options = serve.server_options(SETUP | {"tp": 2, "dp": 2})
+    assert options["enable_dp_attention"] and options["dp_size"] == 2
 
 
 def test_lines_in_are_lines_out_and_what_the_engine_prints_is_not_among_them(

@@ -20,7 +20,7 @@ from attnlib.studies.fa3_decode_regression import (
 )
 from attnlib.studies.fa3_decode_regression import STUDY as REGRESSION
 
-NO_TURNS = ("engine_ranks", "engine_step", "fa2_chunks", "mla_overflow", "other_layers")
+NO_TURNS = ("engine_step", "fa2_chunks", "mla_overflow", "other_layers")
 """Steps alternate in a process, or is an engine; chunks teach rates; overflow is right or not; a
 policy takes medians of three rounds."""
 ODD = ("fa2_plan", "xqa_rivals")

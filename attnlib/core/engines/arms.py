@@ -1,4 +1,4 @@
-"""Arms of an engine's plugin: what its variables may say, what this process runs. No torch."""
+"""What the plugin's environment variables may say, and what this process runs. No torch."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -16,14 +16,15 @@ ARMS = {
     "decode": ("fa2", "fa3", "planned"),
     "guard": ("raise", "log"),
 }
+"""Name of an arm -> its values; "fa2" and "fa3" of decode are FlashInfer's kernels."""
 
 
 @dataclass
 class State:
-    """Of this process: `arms` that are set, by name, and how often each one ran.
+    """The arms that are set, by name, and how often each one ran in this process.
 
     `capture` is None while nothing is captured. `backend` is the attention backend whose step is
-    being prepared, `scheduled` whether that step's schedule has been written already.
+    being prepared, `scheduled` whether the schedule of that step is already written.
     """
 
     arms: dict[str, str] = field(default_factory=dict)
@@ -32,52 +33,59 @@ class State:
     backend: Any = None
     scheduled: bool = False
 
+    def configure(self, arms: dict[str, str], capture: Capture | None) -> None:
+        """Start over with these arms: nothing has run yet."""
+        self.arms = arms
+        self.calls = Counter()
+        self.capture = capture
+        self.backend = None
+        self.scheduled = False
+
     def arm(self, name: str) -> str:
-        """The arm that runs now, counted; the empty string where none is set."""
-        chosen = self.arms.get(name, "")
-        if chosen:
-            self.calls[f"{name}={chosen}"] += 1
-        return chosen
+        """The value that runs now, counted; the empty string where the arm is not set."""
+        value = self.arms.get(name, "")
+        if value:
+            self.calls[f"{name}={value}"] += 1
+        return value
 
 
 STATE = State()
 
 
 def require_tried(distribution: str, tried: tuple[str, ...], remedy: str) -> None:
-    """RuntimeError with `remedy` unless the release of an engine that is installed was tried."""
-    if (found := installed_version(distribution)) not in tried:
+    """RuntimeError with `remedy` unless the installed release of an engine was tried."""
+    release = installed_version(distribution)
+    if release not in tried:
         raise RuntimeError(
             f"{distribution} must be a release that was tried ({', '.join(tried)}), got "
-            f"{found or 'none'}: {remedy}"
+            f"{release or 'none'}: {remedy}"
         )
 
 
-def read(env: Mapping[str, str]) -> State:
-    """What the variables of `env` ask for; one that is empty is not set.
+def read(env: Mapping[str, str]) -> tuple[dict[str, str], str]:
+    """The arms that the variables of `env` set, and the file to capture to or the empty string.
 
-    ValueError for a variable, a value or two arms that cannot be, or a file that cannot be written.
+    An empty variable is not set. ValueError for an unknown variable or value, or for two arms that
+    exclude each other.
     """
-    known = {PREFIX + name.upper(): name for name in (*ARMS, "capture")}
-    asked = {}
+    names = {PREFIX + name.upper(): name for name in (*ARMS, "capture")}
+    values = {}
     for variable, value in env.items():
         if variable.startswith(PREFIX) and value:
-            require_word("a variable", variable, known)
-            name = known[variable]
+            require_word("a variable", variable, names)
+            name = names[variable]
             if name in ARMS:
                 require_word(variable, value, ARMS[name])
-            asked[name] = value
-    path = asked.pop("capture", "")
-    require_together(asked)
-    try:
-        return State(asked, capture=Capture(path) if path else None)
-    except OSError as error:
-        raise ValueError(f"{PREFIX}CAPTURE must be a file to append to, got {error}") from error
+            values[name] = value
+    path = values.pop("capture", "")
+    require_together(values)
+    return values, path
 
 
 def require_together(arms: Mapping[str, str]) -> None:
-    """ValueError for arms of which one leaves nothing to do for another."""
+    """ValueError for two arms of which one leaves nothing to do for the other."""
     if arms.get("metadata") == "one-launch" and arms.get("schedule") == "layer":
         raise ValueError(
-            f"{PREFIX}SCHEDULE must be once where metadata is one-launch, which writes the whole "
-            "step's, got 'layer'"
+            f"{PREFIX}SCHEDULE must be once where metadata is one-launch, which writes the "
+            "schedule of the whole step, got 'layer'"
         )

@@ -1,6 +1,6 @@
-"""What an engine's steps are like, a JSON object a line: sizes and lengths, no contents, no tokens.
+"""What an engine's steps look like, one JSON object per line: sizes and lengths, no tokens.
 
-`studies.captured` makes cases of it.
+`studies.captured` turns them into cases.
 """
 
 import fcntl
@@ -20,13 +20,13 @@ EVERY = 10
 class Step:
     """One step of a model, as its attention layers see it.
 
-    `mode` is the engine's word. `lengths` are the tokens of each request as cases say them,
-    `33+1+60`, those of this step included (but drafts to verify), empty where the host does not
-    know them; `q_lengths` the query tokens, empty also where each request has one. `batch_size` is
-    without a graph's padding. Heads are those of a layer on this GPU, pages the engine's, dtypes
-    torch names. `kind` is `mha` (grouped-query too) or `mla`, `backend` the engine's name of its
-    attention, `release` its own; `draft` marks a draft model's step. `told` is what FA3's schedule
-    is told of heads, `8/4`, empty where the backend keeps no such numbers.
+    `mode` is the engine's word. `lengths` are the tokens of each request as cases write them
+    (`33+1+60`), with those of this step but without drafts to verify; empty where the host does not
+    know them. `q_lengths` are the query tokens, empty also where each request has one.
+    `batch_size` is without a graph's padding. Heads are those of a layer on this GPU; dtypes are
+    torch's names. `kind` is `mha` (grouped-query too) or `mla`, `backend` the engine's name of its
+    attention backend, `release` the engine's; `draft` marks a draft model's step. `told` is the
+    head counts (`8/4`) that FlashAttention-3's schedule is computed for, empty where unknown.
     """
 
     mode: str
@@ -47,7 +47,7 @@ class Step:
 
     @property
     def spec(self) -> AttnSpec:
-        """The layer; ValueError if it is none of ours (MLA, dtypes)."""
+        """The layer; ValueError if no backend here can have it (MLA, other dtypes)."""
         if self.kind != "mha":
             raise ValueError(f"kind must be mha, got {self.kind!r}")
         heads = (self.num_qo_heads, self.num_kv_heads, self.head_dim)
@@ -63,27 +63,30 @@ class Capture:
         open(path, "ab").close()
 
     def due(self, mode: str) -> bool:
-        """Count a step, and say whether it is one to write."""
+        """Count a step; True if it is one to write."""
         self.seen[mode] += 1
-        return not (self.seen[mode] - 1) % EVERY
+        return (self.seen[mode] - 1) % EVERY == 0
 
     def write(self, step: Step) -> None:
-        """One line, whole or not at all, whoever else writes; OSError if not at all."""
+        """Append one whole line, or none and OSError; other processes may write the same file."""
         line = (json.dumps(asdict(step)) + "\n").encode()
         with open(self.path, "ab", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             before = os.fstat(file.fileno()).st_size
-            if (wrote := file.write(line)) != len(line):
+            written = file.write(line)
+            if written != len(line):
                 file.truncate(before)
-                raise OSError(f"{wrote} of {len(line)} bytes had room in {self.path}")
+                raise OSError(f"{written} of {len(line)} bytes had room in {self.path}")
 
 
 def read(path: str | Path) -> list[Step]:
-    """The steps of a file, a line each or blank; ValueError naming the first that is none."""
+    """The steps of a file; blank lines are skipped, ValueError names the first invalid line."""
     steps = []
     for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
+        if not line.strip():
+            continue
         try:
-            steps += [Step(**json.loads(line))] if line.strip() else []
+            steps.append(Step(**json.loads(line)))
         except (ValueError, TypeError) as error:
             raise ValueError(f"{path}:{number} must be a captured step, got {error!r}") from None
     return steps

@@ -4,26 +4,27 @@
 
 | variable | value | what runs |
 |---|---|---|
-| `ATTNLIB_SGLANG_METADATA` | `eager` | a decode step's metadata op by op, as SGLang 0.5.9 had it |
-| | `sglang` | SGLang's own: to start with, where `use` switches later |
+| `ATTNLIB_SGLANG_METADATA` | `eager` | decode metadata op by op, as in SGLang 0.5.9 |
+| | `sglang` | SGLang's own kernel: the start for a process that switches by `use` |
 | | `fused` | `core.build_decode_metadata`, one launch; SGLang's schedule after it |
-| | `one-launch` | `core.build_step_metadata`: FA3's schedule in the same launch |
-| `ATTNLIB_SGLANG_SCHEDULE` | `once` | FA3's schedule once a step: SGLang's own |
+| | `one-launch` | `core.build_step_metadata`: the schedule in the same launch |
+| `ATTNLIB_SGLANG_SCHEDULE` | `once` | FlashAttention-3's schedule once per step: SGLang's own |
 | | `layer` | in every layer, as before 0.5.11 |
-| `ATTNLIB_SGLANG_DECODE` | `fa2` | FlashInfer as SGLang pins it |
-| | `fa3` | FlashInfer's Hopper kernels |
+| `ATTNLIB_SGLANG_DECODE` | `fa2` | FlashInfer's fa2, which SGLang pins |
+| | `fa3` | FlashInfer's fa3 |
 | | `planned` | fa2; plan and page arrays by `core.Fa2Planner`, one launch on the GPU |
-| `ATTNLIB_SGLANG_GUARD` | `raise`, `log` | `attnlib.guard` holds FA3's schedule to each call |
+| `ATTNLIB_SGLANG_GUARD` | `raise`, `log` | `attnlib.guard` checks each schedule against its call |
 | `ATTNLIB_SGLANG_CAPTURE` | a file | sampled steps are appended to it, see `capture` |
 
-Metadata and schedule are those of `--attention-backend fa3`, decode that of `flashinfer`; captures
-work with any. Without a variable nothing is hooked. What is not known, and a release of SGLang that
-is not one of `TRIED`, ends the process: SGLang logs what a plugin raises and goes on without it.
+Metadata, schedule and guard need `--attention-backend fa3` (SGLang's word for the FlashAttention-3
+library), decode needs `flashinfer`; capture works with any. Without a variable nothing is hooked.
+SGLang logs what a plugin raises and goes on without it, so an unknown word, or a release that is
+not in `TRIED`, ends the process.
 
-`one-launch` takes its split cap from the page table's width, as the attention call itself and so
-`layer` do; SGLang's schedule takes it from the step's longest request. Where the two give other
-splits, the last bits of outputs differ. Steps without a graph keep SGLang's metadata and planning,
-drafts its schedule. `arms.STATE.calls` counts what ran: an arm of another backend never does.
+`one-launch` takes its split cap from the width of the page table, as the attention call (and so
+`layer`) does; SGLang's schedule takes it from the longest request of the step. Where the number of
+splits differs, the last bits of the output differ. Steps without a CUDA graph, and steps of
+speculative decoding, keep SGLang's own metadata and plan. `arms.STATE.calls` counts what ran.
 """
 
 import inspect
@@ -33,9 +34,10 @@ import pkgutil
 
 from ..spec import require_word
 from .arms import ARMS, PREFIX, STATE, read, require_together, require_tried
+from .capture import Capture
 
 TRIED = ("0.5.11",)
-"""Releases of SGLang whose hook points were read and whose own code has met our kernels. To try
+"""Releases of SGLang whose hook points were read and whose code ran with our kernels. To try
 another one, run `tests/core/test_sglang_plugin.py` with its wheel on PYTHONPATH."""
 logger = logging.getLogger(__name__)
 
@@ -46,28 +48,26 @@ def register() -> None:
     Raises SystemExit with the reason where it cannot.
     """
     try:
-        asked = read(os.environ)
-        if not asked.arms and asked.capture is None:
+        arms, path = read(os.environ)
+        if not arms and not path:
             return
-        given = " and ".join(name for name in os.environ if name.startswith(PREFIX))
-        require_release(f"unset {given}")
-        vars(STATE).update(vars(asked))
+        variables = " and ".join(name for name in os.environ if name.startswith(PREFIX))
+        require_release(f"unset {variables}")
+        STATE.configure(arms, _capture(path))
         _hook()
     except Exception as error:
         raise SystemExit(f"attnlib: {error}") from error
-    # SGLang sets its level of logging later: what is less than a warning would not be seen.
-    logger.warning(
-        "attnlib is on: %s, capture %s", asked.arms, asked.capture and asked.capture.path
-    )
+    # SGLang sets its log level later: anything below a warning would not be shown.
+    logger.warning("attnlib is on: %s, capture %s", arms, path or None)
 
 
 def use(**arms: str) -> None:
     """Run other arms from the next step on, in this process: `use(metadata="fused")`.
 
-    All of metadata leave the same words to a graph. Schedule and decode lie in the graphs, which
-    must be captured anew: `sglang_graphs.GraphSets` holds them side by side. Raises ValueError for
-    an unknown arm or two that cannot be, RuntimeError if its variable was not set when SGLang
-    loaded its plugins.
+    All arms of metadata leave the same words to a graph. Schedule and decode are captured in
+    graphs: `sglang_graphs.GraphSets` holds a set of graphs per arm. Raises ValueError for an
+    unknown arm or two that exclude each other, RuntimeError if its variable was not set when
+    SGLang loaded its plugins.
     """
     for name, value in arms.items():
         require_word("an arm", name, ARMS)
@@ -82,19 +82,28 @@ def use(**arms: str) -> None:
 
 
 def require_release(remedy: str) -> None:
-    """RuntimeError with `remedy` unless the SGLang that is installed was tried."""
+    """RuntimeError with `remedy` unless the installed SGLang was tried."""
     require_tried("sglang", TRIED, remedy)
 
 
+def _capture(path: str) -> Capture | None:
+    try:
+        return Capture(path) if path else None
+    except OSError as error:
+        raise ValueError(f"{PREFIX}CAPTURE must be a file to append to, got {error}") from error
+
+
 def _hook() -> None:
-    """Register what STATE needs, and nothing else: it imports what it hooks."""
+    """Hook what STATE needs and nothing else; a hook imports the module that it hooks."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     from .sglang_hooks import POINTS
 
-    needed = {*STATE.arms, *(("capture",) if STATE.capture else ())}
+    needed = set(STATE.arms)
+    if STATE.capture:
+        needed.add("capture")
     for point in POINTS:
-        if needed.intersection(point.arms.split()):
+        if needed.intersection(point.arms):
             target = point.path.replace(":", ".")
             _require_hookable(point.path, target in HookRegistry._patched)
             HookRegistry.register(target, point.hook, HookType(point.how))
@@ -105,11 +114,11 @@ def _hook() -> None:
 
 
 def _require_hookable(path: str, patched: bool) -> None:
-    """SGLang would only log that it could not hook it, or say nothing where it did so before."""
+    """RuntimeError where SGLang would only log that it could not hook, or say nothing."""
     try:
-        found = pkgutil.resolve_name(path)
+        target = pkgutil.resolve_name(path)
     except (ImportError, OSError, AttributeError) as error:
         raise RuntimeError(f"{path} must be importable to be hooked, got: {error}") from error
-    if patched or not inspect.isfunction(found):
-        got = "one that SGLang has hooked already" if patched else repr(found)
+    if patched or not inspect.isfunction(target):
+        got = "one that SGLang has hooked already" if patched else repr(target)
         raise RuntimeError(f"{path} must be a function that is not hooked yet, got {got}")

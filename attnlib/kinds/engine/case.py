@@ -1,10 +1,9 @@
-"""A model's decode steps inside an engine, as a case. No torch here.
+"""A model's decode steps inside SGLang, as a case. No torch here.
 
 | driver | a step is |
 |---|---|
-| steps | one of SGLang's `bench_one_batch`: synchronous, what the host does before it counts |
-| offline | one of SGLang's `Engine`, which schedules ahead: a mean over `output_len` of them |
-| batching | one of transformers' continuous batching, from its start to the next one's |
+| steps | one of `bench_one_batch`: synchronous, so the host's time of it counts |
+| offline | one of `Engine`, which schedules ahead: a mean over `output_len` steps |
 """
 
 from dataclasses import dataclass
@@ -14,50 +13,57 @@ from ...core.spec import LENGTHS, require_int, require_lengths, require_word
 from ..form import NamedCase, later
 from .model import CONFIGS
 
-DRIVERS = ("steps", "offline", "batching")
+DRIVERS = ("steps", "offline")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """SGLang's `attention_backend`, and the variable of our plugin with its value."""
+
+    attention: str
+    variable: str
+    value: str
+
+
+# "fa3" is SGLang's word for the FlashAttention-3 library; as a value of decode it is FlashInfer's.
 ARMS = {
-    "sglang": ("fa3", "metadata", "sglang"),
-    "sglang-eager": ("fa3", "metadata", "eager"),
-    "sglang-fused": ("fa3", "metadata", "fused"),
-    "sglang-one-launch": ("fa3", "metadata", "one-launch"),
-    "sglang-layer": ("fa3", "schedule", "layer"),
-    "sglang-fa2": ("flashinfer", "decode", "fa2"),
-    "sglang-fa3": ("flashinfer", "decode", "fa3"),
-    "sglang-planned": ("flashinfer", "decode", "planned"),
-    "sglang-guarded": ("fa3", "guard", "raise"),
-    "hf": ("transformers", "metadata", "own"),
-    "hf-once": ("transformers", "metadata", "once"),
+    "sglang": Arm("fa3", "metadata", "sglang"),
+    "sglang-eager": Arm("fa3", "metadata", "eager"),
+    "sglang-fused": Arm("fa3", "metadata", "fused"),
+    "sglang-one-launch": Arm("fa3", "metadata", "one-launch"),
+    "sglang-layer": Arm("fa3", "schedule", "layer"),
+    "sglang-guarded": Arm("fa3", "guard", "raise"),
+    "sglang-fa2": Arm("flashinfer", "decode", "fa2"),
+    "sglang-fa3": Arm("flashinfer", "decode", "fa3"),
+    "sglang-planned": Arm("flashinfer", "decode", "planned"),
 }
-"""Backend -> SGLang's attention backend, and the plugin's variable and value, as
-`core.engines.sglang` explains them, or transformers and what `core.engines.hf` does there. `sglang`
-and `hf` are an engine's own of each."""
+"""Backend -> its arm; `core.engines.sglang` explains the values. `sglang` is SGLang as it is."""
 START = {"fa3": {"metadata": "sglang", "schedule": "once"}, "flashinfer": {"decode": "fa2"}}
-"""Attention backend -> what is set where arms take turns, less what an arm sets itself."""
+"""Attention backend -> the variables that must be set before arms can take turns."""
 SIDE_BY_SIDE = {
     attention: tuple(
-        name for name, arm in ARMS.items() if arm[0] == attention and "guard" not in arm
+        name for name, arm in ARMS.items() if arm.attention == attention and arm.variable != "guard"
     )
-    for attention in ("fa3", "flashinfer", "transformers")
+    for attention in START
 }
-"""Attention backend -> the arms that take turns in one process, but in the driver offline."""
+"""Attention backend -> the arms that take turns in one process of the driver `steps`."""
 EXACT = {
     "sglang-eager": "sglang",
     "sglang-fused": "sglang",
     "sglang-layer": "sglang-one-launch",
-    "hf-once": "hf",
 }
-"""Arm -> the one whose tokens and logits it must have, bit by bit, where they take turns."""
+"""Arm -> the arm whose tokens and logits it must have, bit by bit, where they take turns."""
 IN_TURNS = "in turns"
-"""In `reported_backend`, of records whose steps alternate with those of other arms."""
+"""In `reported_backend` of records whose steps alternate with those of other arms."""
 
 
 @dataclass(frozen=True)
 class EngineCase(NamedCase):
     """`output_len` decode steps of `model` for requests that hold tokens already.
 
-    `kv_len` is the longest request's, the others' as `lengths` says (`kinds.lengths`). A `tp` above
-    1 splits the model over so many GPUs of this machine, which only the offline engine drives; a
-    `dp` above 1 makes groups of them, each of which attends for requests of its own.
+    `kv_len` is the longest request's, the others' follow from `lengths` (`kinds.lengths`). A `tp`
+    above 1 splits the model over as many GPUs of this machine (driver `offline` alone); a `dp`
+    above 1 makes groups of them, each of which attends for requests of its own.
     """
 
     kind: ClassVar = "engine"
@@ -84,19 +90,21 @@ class EngineCase(NamedCase):
         require_lengths("lengths", self.lengths, self.batch_size, self.kv_len, LENGTHS)
 
     def in_turns(self, backend: str) -> tuple[str, ...]:
-        """The arms that one process measures with `backend`, turn by turn, itself among them.
+        """The arms that one process measures together with `backend`, itself included.
 
-        Not FlashInfer's fa3 where one request is long: its steps take up to 0.2 s.
+        Not FlashInfer's fa3 where lengths differ: its steps take up to 0.2 s.
         """
-        arms = SIDE_BY_SIDE[ARMS[backend][0]]
+        arms = SIDE_BY_SIDE[ARMS[backend].attention]
+        if self.driver == "offline" or backend not in arms:
+            return (backend,)
         if self.lengths != "fixed":
             arms = tuple(arm for arm in arms if arm != "sglang-fa3")
-        return arms if backend in arms and self.driver != "offline" else (backend,)
+        return arms if backend in arms else (backend,)
 
     @property
     def label(self) -> str:
         """A short name for tables and progress bars."""
-        driven = "" if self.driver == "steps" else f" {self.driver}"
+        driver = "" if self.driver == "steps" else f" {self.driver}"
         ranks = "" if self.tp == 1 else f" tp {self.tp}" + (f" dp {self.dp}" if self.dp > 1 else "")
         size = f"{self.batch_size} x {self.kv_len} {self.lengths}"
-        return f"{self.model} {size} + {self.output_len} seed {self.seed}{driven}{ranks}"
+        return f"{self.model} {size} + {self.output_len} seed {self.seed}{driver}{ranks}"

@@ -1,4 +1,4 @@
-"""Models by their config alone, for engines that draw the weights themselves. No torch here."""
+"""Models by their config alone, for engines that make up the weights. No torch here."""
 
 import json
 from functools import cache
@@ -17,41 +17,78 @@ _COMMON = {
     "eos_token_id": 1,
     "max_position_embeddings": 131072,
 }
-_SIZES = (
-    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-    *("num_key_value_heads", "vocab_size", "rms_norm_eps", "rope_theta"),
-)
-_MODELS = {
-    "llama-3.1-8b": ("Llama", 4096, 14336, 32, 32, 8, 128256, 1e-5, 5e5),
-    # What one GPU of four has of Qwen3-32B: all layers, a quarter of their width.
-    "qwen3-32b-tp4": ("Qwen3", 5120, 6400, 64, 16, 2, 37984, 1e-6, 1e6),
-    # Two GPUs of it have what two of those four have.
-    "qwen3-half": ("Qwen3", 5120, 12800, 64, 32, 4, 75968, 1e-6, 1e6),
-    "qwen3-0.6b": ("Qwen3", 1024, 3072, 28, 16, 8, 151936, 1e-6, 1e6),
+_LLAMA = {
+    **_COMMON,
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 5e5,
 }
+_QWEN3 = {
+    **_COMMON,
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+}
+
+
+def _sized(
+    family: dict[str, Any],
+    *,
+    hidden: int,
+    ffn: int,
+    layers: int,
+    heads: tuple[int, int],
+    vocab: int,
+) -> dict[str, Any]:
+    """A config.json; `heads` are query and KV heads."""
+    return {
+        **family,
+        "hidden_size": hidden,
+        "intermediate_size": ffn,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads[0],
+        "num_key_value_heads": heads[1],
+        "vocab_size": vocab,
+    }
+
+
 CONFIGS: dict[str, dict[str, Any]] = {
-    name: {"architectures": [f"{kind}ForCausalLM"], "model_type": kind.lower()}
-    | _COMMON
-    | dict(zip(_SIZES, sizes, strict=True))
-    for name, (kind, *sizes) in _MODELS.items()
+    "llama-3.1-8b": _sized(_LLAMA, hidden=4096, ffn=14336, layers=32, heads=(32, 8), vocab=128256),
+    # The part of Qwen3-32B on one GPU of four: all layers, a quarter of their width.
+    "qwen3-32b-tp4": _sized(_QWEN3, hidden=5120, ffn=6400, layers=64, heads=(16, 2), vocab=37984),
+    # Split over two GPUs, each has what one GPU of those four has.
+    "qwen3-half": _sized(_QWEN3, hidden=5120, ffn=12800, layers=64, heads=(32, 4), vocab=75968),
+    "qwen3-0.6b": _sized(_QWEN3, hidden=1024, ffn=3072, layers=28, heads=(16, 8), vocab=151936),
 }
 """Name in an engine's case -> config.json."""
 
 
 def write_model(folder: Path, name: str) -> None:
-    """A model's folder as an engine reads it: config, and a tokenizer of made-up words."""
+    """A model's folder as SGLang reads it: config, and a tokenizer of made-up words."""
     config = CONFIGS[name]
-    tokens = {"unk_token": "t0", "bos_token": "t0", "eos_token": "t1"}
-    told = {"tokenizer_class": "PreTrainedTokenizerFast", **tokens}
+    tokenizer = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "unk_token": "t0",
+        "bos_token": "t0",
+        "eos_token": "t1",
+    }
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "tokenizer_config.json").write_text(json.dumps(told))
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     (folder / "tokenizer.json").write_text(_tokenizer(config["vocab_size"]))
 
 
 @cache
 def _tokenizer(size: int) -> str:
-    unused = "truncation", "padding", "normalizer", "post_processor", "decoder"
-    splits = {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "Whitespace"}}
     words = {f"t{number}": number for number in range(size)}
-    model = {"model": {"type": "WordLevel", "vocab": words, "unk_token": "t0"}}
-    return json.dumps({**dict.fromkeys(unused), **splits, **model})
+    unused = ("truncation", "padding", "normalizer", "post_processor", "decoder")
+    return json.dumps(
+        {
+            **dict.fromkeys(unused),
+            "version": "1.0",
+            "added_tokens": [],
+            "pre_tokenizer": {"type": "Whitespace"},
+            "model": {"type": "WordLevel", "vocab": words, "unk_token": "t0"},
+        }
+    )

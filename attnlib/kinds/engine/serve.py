@@ -1,57 +1,50 @@
 """Inside an engine's process: SGLang with a model.
 
 The cache is filled with normal values, so a context of any length costs a prefill of one token:
-requests are given slots, shuffled as an allocator leaves them, and extended by one. A case has the
-same tokens, slots and values in every process, whatever ran before it.
+requests get slots, shuffled as by an allocator in use, and are extended by one token. A case has
+the same tokens, slots and values in every process, whatever ran before it.
 
-Before it is timed each arm decodes `CHECKED` steps from the same state. Its first logits are held
-to a step whose attention is PyTorch's (SGLang's `torch_native`), all of them are hashed. Then the
-arms alternate step by step, A B C C B A: each one's n-th step has the others' as neighbours, and
-none has the longer contexts. Arms that lie in CUDA graphs have graphs of their own.
+Before it is timed, each arm decodes `CHECKED` steps from the same state. Its first logits are
+compared with a step by PyTorch's attention (SGLang's `torch_native`), and all of them are hashed.
+Then the arms alternate step by step, A B C C B A, so that no arm has the longer contexts. Schedule
+and decode are captured in CUDA graphs: each of their arms has graphs of its own.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import cycle, islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from ...core.engines import capture
-from ...core.engines.arms import PREFIX, STATE
+from ...core.engines.arms import STATE
 from ...measure.trace import trace_kernels
 
 POOL_TOKENS = 300_000
-"""Of the cache, in every process alike: 37 GiB of Llama-3.1-8B's."""
+"""Size of the cache in every process: 37 GiB for Llama-3.1-8B."""
+# Longest request, by SGLang's attention_backend ("fa3" is the FlashAttention-3 library).
 CONTEXT = {"fa3": 16_384, "flashinfer": 102_400}
 BATCHES = (1, 2, 4, 8, 16, 32, 40, 64, 128)
-"""Batches that have a CUDA graph each; others are padded."""
+"""Batch sizes with a CUDA graph of their own; others are padded."""
 CHECKED = 4
 WARM_TURNS = 4
 REPEATS = 5
-"""Calls of the offline engine, of which each gives one mean time of a step."""
+"""Calls of the offline engine; each gives one mean time of a step."""
 VOCABULARY = 9000
-"""Prompts are of the first words."""
+"""Prompts are made of the first words."""
 Arms = dict[str, dict[str, str]]
 State = tuple[torch.Tensor, Any]
 
 
 def server_options(setup: dict[str, Any]) -> dict[str, Any]:
-    """SGLang's `ServerArgs` of a model's folder, an attention backend and so many GPUs."""
-    # SGLang's own all-reduce hung where it was tried.
-    words = ("disable_custom_all_reduce", "enforce_disable_flashinfer_allreduce_fusion")
-    ranks = {} if setup["tp"] == 1 else {"tp_size": setup["tp"], **dict.fromkeys(words, True)}
-    if setup["dp"] > 1:
-        ranks |= {"dp_size": setup["dp"], "enable_dp_attention": True, "disable_radix_cache": True}
-    return {
+    """SGLang's `ServerArgs` for the model folder, attention backend and GPUs of `setup`."""
+    options = {
         "model_path": setup["model"],
         "attention_backend": setup["attention"],
         "context_length": CONTEXT[setup["attention"]],
@@ -63,8 +56,17 @@ def server_options(setup: dict[str, Any]) -> dict[str, Any]:
         "mem_fraction_static": 0.8,
         "cuda_graph_bs": list(BATCHES),
         "cuda_graph_max_bs": max(BATCHES),
-        **ranks,
     }
+    if setup["tp"] > 1:
+        options["tp_size"] = setup["tp"]
+        # SGLang's own all-reduce hung on the machine where it was tried.
+        options["disable_custom_all_reduce"] = True
+        options["enforce_disable_flashinfer_allreduce_fusion"] = True
+    if setup["dp"] > 1:
+        options["dp_size"] = setup["dp"]
+        options["enable_dp_attention"] = True
+        options["disable_radix_cache"] = True
+    return options
 
 
 class Steps:
@@ -78,7 +80,8 @@ class Steps:
             raise RuntimeError("attnlib must be installed for SGLang to find its plugin, it is not")
         import sglang.bench_one_batch as bench
 
-        self.bench, self.width = bench, CONTEXT[setup["attention"]]
+        self.bench = bench
+        self.max_context = CONTEXT[setup["attention"]]
         args = bench.ServerArgs(**server_options(setup), disable_radix_cache=True)
         bench._set_envs_and_config(args)
         for name in ("moe", "fp8_gemm", "fp4_gemm"):
@@ -87,30 +90,31 @@ class Steps:
         self.model = self.runner.torch_runner
         from ...core.engines.sglang_graphs import GraphSets
 
-        self.graphs, self.start = GraphSets(self.model), dict(STATE.arms)
+        self.graphs = GraphSets(self.model)
+        self.start = dict(STATE.arms)
 
     def measure(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Answer a case: `refused`, or for each arm its check and its steps or kernels."""
+        """Answer a case: `refused`, or per arm its check and its steps or kernels."""
         lens, arms, steps = question["lens"], question["arms"], question["steps"]
-        longest = max(lens) + len(arms) * (WARM_TURNS + steps)
-        room, width = self.model.max_total_num_tokens, self.width
-        wanted = sum(lens) + len(lens) * (longest - max(lens))
-        if wanted > room or longest > width:
+        added = len(arms) * (WARM_TURNS + steps)
+        tokens, longest = sum(lens) + len(lens) * added, max(lens) + added
+        room = self.model.max_total_num_tokens
+        if tokens > room or longest > self.max_context:
             return {
-                "refused": f"a case must fit into {room} tokens of cache and {width} of a request, "
-                f"got {wanted} and {longest}"
+                "refused": f"a case must fit into {room} tokens of cache and {self.max_context} of "
+                f"a request, got {tokens} and {longest}"
             }
         before = dict(STATE.calls)
-        for arm in arms:  # captures its graphs, if it is the first time
+        for arm in arms:  # the first time, this captures the arm's graphs
             self._switch(arms[arm])
-        found = self.checked(lens, arms)
+        answers = self.checked(lens, arms)
         measured = self.traced(lens, arms) if question["trace"] else self.timed(lens, arms, steps)
         for arm in arms:
-            found[arm] |= measured[arm]
-        return {"arms": found, "calls": _more(STATE.calls, before)}
+            answers[arm] |= measured[arm]
+        return {"arms": answers, "calls": _calls_since(before)}
 
     def build(self, lens: Sequence[int]) -> State:
-        """Requests that hold so many tokens, and the next token of each: the same each time."""
+        """Requests that hold `lens` tokens, and the next token of each: the same each time."""
         pool = self.model.token_to_kv_pool
         values = torch.Generator(pool.k_buffer[0].device).manual_seed(0)
         for buffer in (*pool.k_buffer, *pool.v_buffer):
@@ -119,10 +123,10 @@ class Steps:
         prompts = [drawn.integers(0, VOCABULARY, length).tolist() for length in lens]
         self.runner.clear()
         reqs = self.bench.prepare_synthetic_inputs_for_latency_test(len(lens), 0, prompts)
-        held = [length - 1 for length in lens]
-        slots = self.model.token_to_kv_pool_allocator.alloc(sum(held))
+        cached = [length - 1 for length in lens]
+        slots = self.model.token_to_kv_pool_allocator.alloc(sum(cached))
         order = torch.from_numpy(drawn.permutation(len(slots))).to(slots.device)
-        for req, prefix in zip(reqs, slots[order].split(held), strict=True):
+        for req, prefix in zip(reqs, slots[order].split(cached), strict=True):
             req.prefix_indices = prefix
             req.set_extend_input_len(1)
         tokens, _, batch = self.runner.extend(reqs)
@@ -132,29 +136,29 @@ class Steps:
         self.graphs.use(**self.start | arm)
 
     def checked(self, lens: Sequence[int], arms: Arms) -> dict[str, dict[str, Any]]:
-        """By arm: the largest relative error of a request's logits, and a hash of all outputs."""
+        """Per arm the largest relative error of a request's logits, and a hash of all outputs."""
         tokens, batch = self.build(lens)
         with self._pytorch_attention():
-            wanted = self.runner.decode(tokens, batch)[1].double()
-        found = {}
+            reference = self.runner.decode(tokens, batch)[1].double()
+        answers = {}
         for arm in arms:
             self._switch(arms[arm])
             tokens, batch = self.build(lens)
-            digest, error = hashlib.sha256(), None
-            for _ in range(CHECKED):
+            digest, error = hashlib.sha256(), 0.0
+            for step in range(CHECKED):
                 tokens, logits = self.runner.decode(tokens, batch)
-                if error is None:
-                    off = (logits.double() - wanted).norm(dim=1) / wanted.norm(dim=1)
-                    error = float(off.nan_to_num(torch.inf).max())
+                if step == 0:
+                    errors = (logits.double() - reference).norm(dim=1) / reference.norm(dim=1)
+                    error = float(errors.nan_to_num(torch.inf).max())
                 digest.update(tokens.cpu().numpy().tobytes())
                 digest.update(logits.float().cpu().numpy().tobytes())
-            found[arm] = {"error": error, "digest": digest.hexdigest()[:12]}
-        return found
+            answers[arm] = {"error": error, "digest": digest.hexdigest()[:12]}
+        return answers
 
     def timed(self, lens: Sequence[int], arms: Arms, steps: int) -> dict[str, dict[str, Any]]:
-        """By arm, the microseconds of each of its steps, in their order."""
+        """Per arm the microseconds of its steps, in order."""
         tokens, batch = self.build(lens)
-        found: dict[str, list[float]] = {arm: [] for arm in arms}
+        steps_us: dict[str, list[float]] = {arm: [] for arm in arms}
         turns = WARM_TURNS + steps
         for arm in islice(cycle([*arms, *reversed(arms)]), len(arms) * turns):
             self._switch(arms[arm])
@@ -162,27 +166,28 @@ class Steps:
             start = time.perf_counter()
             tokens, _ = self.runner.decode(tokens, batch)
             self.runner.synchronize()
-            found[arm].append((time.perf_counter() - start) * 1e6)
-        return {arm: {"run_us": us[WARM_TURNS:]} for arm, us in found.items()}
+            steps_us[arm].append((time.perf_counter() - start) * 1e6)
+        return {arm: {"run_us": us[WARM_TURNS:]} for arm, us in steps_us.items()}
 
     def traced(self, lens: Sequence[int], arms: Arms) -> dict[str, dict[str, Any]]:
-        """By arm, the kernels of a step, and what they take in all."""
-        state = list(self.build(lens))
-        found = {}
+        """Per arm the kernels of a step, and their time in all."""
+        tokens, batch = self.build(lens)
+        answers = {}
 
         def step() -> None:
-            state[0], _ = self.runner.decode(*state)
+            nonlocal tokens
+            tokens, _ = self.runner.decode(tokens, batch)
 
         for arm in arms:
             self._switch(arms[arm])
             kernels = [kernel._asdict() for kernel in trace_kernels(step)]
             total = sum(kernel["gpu_us"] for kernel in kernels)
-            found[arm] = {"kernels": kernels, "run_us": [total]}
-        return found
+            answers[arm] = {"kernels": kernels, "run_us": [total]}
+        return answers
 
     @contextmanager
     def _pytorch_attention(self) -> Iterator[None]:
-        """Decode steps in the block have PyTorch's attention, and no graph."""
+        """Decode steps in the block run PyTorch's attention without a graph."""
         from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 
         model = self.model
@@ -200,51 +205,46 @@ class Offline:
     def __init__(self, setup: dict[str, Any]) -> None:
         import sglang
 
-        self.steps = Path(setup["model"]) / "steps.jsonl" if setup["dp"] > 1 else None
-        if self.steps:
-            os.environ[f"{PREFIX}CAPTURE"] = str(self.steps)
         self.engine = sglang.Engine(**server_options(setup), skip_tokenizer_init=True)
 
     def measure(self, question: dict[str, Any]) -> dict[str, Any]:
-        """By its one arm: mean times of a step, a value a call; the error is of token counts.
+        """Mean times of a step of the one arm, one value per call; the error counts lost tokens.
 
-        Prompts are in the engine's prefix cache from the first call on. What a prefill and a first
-        step still cost is in the shorter call too, and so not in the difference.
+        Prompts are in the engine's prefix cache from the first call on. A step's time is the
+        difference of a long and a short call, so that prefill and first step cancel.
         """
         drawn, steps = np.random.default_rng(0), question["steps"]
         prompts = [drawn.integers(0, VOCABULARY, length).tolist() for length in question["lens"]]
-        missing, found = 0, []
-        self._seconds(prompts, 2)
+        self._generate(prompts, 2)
+        steps_us, missing, tokens = [], 0, list[list[int]]()
         for _ in range(REPEATS):
-            short, _ = self._seconds(prompts, 2)
-            long, told = self._seconds(prompts, 2 + steps)
-            found.append((long - short) / steps * 1e6)
-            missing += sum(len(each["output_ids"]) != 2 + steps for each in told)
-        digest, (arm,) = token_digest([each["output_ids"] for each in told]), question["arms"]
-        found_of = {"error": float(missing), "digest": digest, "run_us": found}
-        return {"arms": {arm: found_of}, "calls": {}, "said": self._heads()}
+            short_s, _ = self._generate(prompts, 2)
+            long_s, tokens = self._generate(prompts, 2 + steps)
+            steps_us.append((long_s - short_s) / steps * 1e6)
+            missing += sum(len(ids) != 2 + steps for ids in tokens)
+        (arm,) = question["arms"]
+        answer = {"error": float(missing), "digest": token_digest(tokens), "run_us": steps_us}
+        return {"arms": {arm: answer}, "calls": {}}
 
-    def _heads(self) -> list[str]:
-        """Where groups attend for requests of their own: heads that FA3's schedule is told."""
-        steps = capture.read(self.steps) if self.steps else []
-        heads = {(s.told, f"{s.num_qo_heads}/{s.num_kv_heads}") for s in steps if s.told}
-        return [f"told {told} heads of {own}" for told, own in sorted(heads)]
-
-    def _seconds(self, prompts: list[list[int]], count: int) -> tuple[float, list[dict[str, Any]]]:
+    def _generate(self, prompts: list[list[int]], count: int) -> tuple[float, list[list[int]]]:
+        """Seconds of a call, and the `count` tokens of each request."""
         start = time.perf_counter()
         sampling = {"max_new_tokens": count, "temperature": 0, "ignore_eos": True}
-        told = self.engine.generate(input_ids=prompts, sampling_params=sampling)
-        return time.perf_counter() - start, told
+        outputs = self.engine.generate(input_ids=prompts, sampling_params=sampling)
+        return time.perf_counter() - start, [output["output_ids"] for output in outputs]
 
 
 def token_digest(tokens: Sequence[Sequence[int]]) -> str:
-    """A hash of all requests' tokens; of few, one each, joined by `-`."""
+    """A hash of all requests' tokens; for up to eight requests one hash each, joined by `-`."""
     hashes = [hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:6] for ids in tokens]
-    many = hashlib.sha256(" ".join(hashes).encode()).hexdigest()[:12]
-    return many if len(hashes) > 8 else "-".join(hashes)
+    if len(hashes) <= 8:
+        return "-".join(hashes)
+    return hashlib.sha256(" ".join(hashes).encode()).hexdigest()[:12]
 
 
-def _more(now: dict[str, int], before: dict[str, int]) -> dict[str, int]:
-    """What was counted at start stays: an arm that lies in a graph is counted there alone."""
-    changed = {name: count - before.get(name, 0) for name, count in now.items()}
-    return {name: changed[name] or now[name] for name in now}
+def _calls_since(before: dict[str, int]) -> dict[str, int]:
+    """Calls per arm since `before`; an arm that runs at capture alone keeps its count."""
+    calls = {}
+    for name, count in STATE.calls.items():
+        calls[name] = count - before.get(name, 0) or count
+    return calls

@@ -1,0 +1,362 @@
+"""Every mode in which SGLang calls FlashInfer, by fa2 and fa3, as pull request 18364 pinned it.
+
+Engines capture decode, verification, draft extension and block diffusion in CUDA graphs and run
+prefill eagerly; the main grids do the same, and a smaller one has each mode the other way. Eager
+items are timed by the profiler: kernel times, without the gaps between launches. Times of the two
+timers are never divided by each other, but for `plans`, which has the profiler's of both.
+
+In rows of `mode_rows` `backend` is a short name: fa2 and fa3 are FlashInfer's, whichever wrapper a
+mode uses, `library` is FlashAttention-3 itself. `group` is the mode, with paged prefill split by
+whether the cache held a prefix.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from itertools import product
+
+import numpy as np
+import pandas as pd
+
+from ..core.spec import CUSTOM_MASKS, AttnSpec
+from ..draw import charts, style
+from ..draw.style import Look
+from ..kinds.cost import extend_cost, fa2_tile_rows
+from ..kinds.decode.case import DecodeCase
+from ..kinds.extend.case import ExtendCase
+from ..run import frame as frames
+from ..run.frame import cases_of, decode_rows, intervals, tally, times, with_better
+from ..run.study import Grid, Study
+
+Heads = tuple[int, int]
+Ints = tuple[int, ...]
+Sizes = tuple[Ints, Ints]
+LLAMA, TP8, QWEN = (32, 8), (8, 1), (16, 2)
+"""Heads of Llama-3.1-8B, of Llama-3.1-70B on one GPU of eight, of Qwen3-32B on one of four."""
+MOST_FLOPS = 4e12
+"""A longer call would take 10 ms or more, whatever the kernel."""
+MOST_KV_VECTORS = 2**23
+"""Tokens x KV heads x requests: 4 GiB of K and V, of which fa3 reads each once a query head."""
+
+
+def _cached(heads: Heads, batch: int, kv_len: int, page_size: int = 1) -> DecodeCase:
+    return DecodeCase(AttnSpec(*heads, 128, page_size), batch, kv_len)
+
+
+def _prefills(
+    heads: Heads, q_lens: Ints, batches: Ints, page_size: int = 1, mode: str = "prefill_paged"
+) -> tuple[ExtendCase, ...]:
+    """Prefill without and, where it is paged, also with 8,192 tokens before the queries."""
+    prefixes = (0, 8192) if mode == "prefill_paged" else (0,)
+    cases = (
+        ExtendCase(_cached(heads, batch, q_len + prefix, page_size), mode, q_len)
+        for q_len, prefix, batch in product(q_lens, prefixes, batches)
+    )
+    return tuple(case for case in cases if extend_cost(case).flops <= MOST_FLOPS)
+
+
+_ragged = partial(_prefills, mode="prefill_ragged")
+
+
+def _few(
+    mode: str, heads: Heads, q_len: int, sizes: Sizes, *, page_size: int = 1, mask: str = ""
+) -> tuple[ExtendCase, ...]:
+    """A few queries per request over `sizes`: batches x kv_lens."""
+    return tuple(
+        ExtendCase(_cached(heads, batch, kv_len, page_size), mode, q_len, mask)
+        for batch, kv_len in product(*sizes)
+        if batch * kv_len * heads[1] <= MOST_KV_VECTORS
+    )
+
+
+BATCHES, CONTEXTS = (1, 32, 128), (1024, 8192, 32768)
+USUAL = (BATCHES, (8192,))
+
+PREFILLS = _prefills(LLAMA, (128, 512, 2048, 8192), (1, 8))
+OTHER_PREFILLS = (
+    *_prefills(TP8, (128, 2048, 8192), (1, 8)),
+    *_prefills(QWEN, (512, 2048), (1,)),
+    *_prefills(LLAMA, (128, 2048), (1,), 16),
+)
+RAGGED = _ragged(LLAMA, (512, 2048, 8192), (1, 8))
+OTHER_RAGGED = (*_ragged(TP8, (512, 8192), (1, 8)), *_ragged(QWEN, (2048,), (1,)))
+VERIFIES = (
+    *_few("target_verify", LLAMA, 4, (BATCHES, CONTEXTS), mask="causal"),
+    *_few("target_verify", LLAMA, 8, USUAL, mask="causal"),
+)
+OTHER_VERIFIES = (
+    *_few("target_verify", TP8, 4, (BATCHES, CONTEXTS), mask="causal"),
+    *_few("target_verify", QWEN, 4, ((1, 32), (8192,)), mask="causal"),
+    *_few("target_verify", LLAMA, 4, ((1, 32), (8192,)), mask="causal", page_size=16),
+)
+MASKED = (
+    *_few("target_verify", LLAMA, 8, USUAL),
+    *_few("target_verify", TP8, 8, USUAL),
+    *_few("target_verify", LLAMA, 8, USUAL, mask="chain"),
+)
+DRAFTS = _few("draft_extend", LLAMA, 5, (BATCHES, (1024, 8192)))
+OTHER_DRAFTS = _few("draft_extend", TP8, 5, USUAL)
+BLOCKS = _few("dllm_extend", LLAMA, 32, ((1, 8, 32), (1024, 8192)))
+OTHER_BLOCKS = _few("dllm_extend", TP8, 32, ((1, 32), (8192,)))
+DECODES = tuple(_cached(heads, batch, 8192) for heads, batch in product((LLAMA, TP8), BATCHES))
+
+EAGER_PREFILLS = (*PREFILLS, *RAGGED)
+IN_GRAPHS = (*VERIFIES, *DRAFTS, *BLOCKS)
+THE_OTHER_WAY = {
+    "graph": (*_prefills(LLAMA, (128, 512, 2048), (1,)), *_ragged(LLAMA, (512, 2048), (1,))),
+    "profiler": (
+        *_few("target_verify", LLAMA, 4, USUAL, mask="causal"),
+        *_few("draft_extend", LLAMA, 5, USUAL),
+        *_few("dllm_extend", LLAMA, 32, ((1, 8, 32), (8192,))),
+    ),
+}
+ONE_OF_EACH = (PREFILLS[4], RAGGED[2], VERIFIES[4], MASKED[1], DRAFTS[3], BLOCKS[3])
+
+PROMISES = (*VERIFIES, *OTHER_VERIFIES, *BLOCKS)
+"""Calls with equally many queries per request: `uniform_q_len` of FlashInfer 0.7.2.post1."""
+MIXED_SPEC, MIXED_LEN = AttnSpec(*LLAMA, 128, 16), 8192
+MIXED_SIZES = tuple(product((4, 8, 16, 32), (128, 512, 2048)))
+"""(decoding requests, tokens of one prompt chunk) of a mixed batch; all contexts are equal."""
+
+
+def _decoding(requests: int) -> DecodeCase:
+    return DecodeCase(MIXED_SPEC, requests, MIXED_LEN)
+
+
+def _chunk(tokens: int) -> ExtendCase:
+    return ExtendCase(_decoding(1), "prefill_paged", tokens)
+
+
+def _mixed(requests: int, tokens: int) -> ExtendCase:
+    """Both in one batch, the chunk last."""
+    batch = replace(_decoding(requests + 1), lengths="+".join([str(MIXED_LEN)] * (requests + 1)))
+    queries = "+".join(["1"] * requests + [str(tokens)])
+    return ExtendCase(batch, "prefill_paged", tokens, q_lengths=queries)
+
+
+MIXED = {_mixed(*sizes): sizes for sizes in MIXED_SIZES}
+DECODING = tuple(_decoding(requests) for requests in (4, 8, 16, 32))
+CHUNKS = tuple(_chunk(tokens) for tokens in (128, 512, 2048))
+
+PIN_FA2, PIN_FA3 = ("flashinfer-prefill-fa2",), ("flashinfer-prefill-fa3",)
+BOTH = (*PIN_FA2, *PIN_FA3)
+BY_LIBRARY = ("flash-attn-3-extend",)
+PROMISED = ("flashinfer-prefill-fa2-uniform",)
+DECODE = ("flashinfer-fa2", "flashinfer-fa3", "flashinfer-auto")
+DECODE_BESIDE = ("flashinfer-fa2", "flash-attn-3-precomputed")
+GRAPH, EAGER = "graph", "profiler"
+"""Timers of the two ways to call."""
+PINNED, NOW = "0.6.4", ""
+"""FlashInfer two weeks after SGLang pinned fa2, with `auto` repaired; and what is installed, in the
+published records 0.7.2.post1, which vLLM 0.33.0 pins (SGLang 0.5.23: 0.7.2)."""
+RELEASES = (PINNED, NOW)
+
+STUDY = Study(
+    name="engine_modes",
+    question="In which modes and shapes is fa2 the right pin, and what does it cost elsewhere?",
+    grids=(
+        Grid(EAGER_PREFILLS, BOTH, RELEASES, (EAGER,), rounds=4),
+        Grid(EAGER_PREFILLS, BY_LIBRARY, timers=(EAGER,), rounds=4),
+        Grid((*OTHER_PREFILLS, *OTHER_RAGGED), BOTH, timers=(EAGER,), rounds=4),
+        Grid(IN_GRAPHS, BOTH, RELEASES, rounds=4),
+        Grid(IN_GRAPHS, BY_LIBRARY, rounds=4),
+        Grid((*OTHER_VERIFIES, *OTHER_DRAFTS, *OTHER_BLOCKS), BOTH, rounds=4),
+        Grid(MASKED, PIN_FA2, rounds=4),
+        Grid(DECODES, DECODE, RELEASES, rounds=4),
+        Grid(THE_OTHER_WAY["graph"], BOTH, rounds=4),
+        Grid((*THE_OTHER_WAY["profiler"], MASKED[1]), PIN_FA2, timers=(EAGER,), rounds=4),
+        Grid(THE_OTHER_WAY["profiler"], PIN_FA3, timers=(EAGER,), rounds=4),
+        Grid(ONE_OF_EACH, ("flashinfer-prefill-auto",), RELEASES, (GRAPH, EAGER), rounds=4),
+        Grid(EAGER_PREFILLS[::4], (), RELEASES, (EAGER,), rounds=4, again=PIN_FA2),
+        Grid(IN_GRAPHS[::5], (), RELEASES, rounds=4, again=PIN_FA2),
+        Grid(DECODES, (), RELEASES, rounds=4, again=DECODE[:1]),
+        Grid(PROMISES, (*PIN_FA2, *PROMISED), rounds=4),
+        Grid(PROMISES[::3], (), rounds=4, again=PROMISED),
+        Grid(PROMISES, BY_LIBRARY, rounds=4),
+        Grid((*MIXED, *CHUNKS), (*BOTH, *BY_LIBRARY), timers=(EAGER,), rounds=4),
+        Grid((*MIXED, *CHUNKS), (), timers=(EAGER,), rounds=4, again=PIN_FA2),
+        Grid(DECODING, DECODE_BESIDE, timers=(EAGER,), rounds=4, again=DECODE_BESIDE),
+        Grid(VERIFIES[3:6], BOTH, rounds=3, headline=True),
+    ),
+    reference_machine="nvidia-h200-e0997f6a",
+)
+PROMISES_ON = "nvidia-h200-f9835d78"
+"""The machine that published `PROMISES` and the mixed batches."""
+
+FA2, FA3, AUTO, LIBRARY, BETTER = "fa2", "fa3", "auto", "library", "the better of both"
+NAMES = {
+    "flashinfer-fa2": FA2,
+    "flashinfer-fa3": FA3,
+    "flashinfer-auto": AUTO,
+    "flashinfer-prefill-fa2": FA2,
+    "flashinfer-prefill-fa3": FA3,
+    "flashinfer-prefill-auto": AUTO,
+    "flash-attn-3-extend": LIBRARY,
+}
+PREFIX = "prefill_paged, prefix"
+FEW = ("decode", "target_verify", "draft_extend", "dllm_extend")
+"""Groups with few queries per request, which engines capture in CUDA graphs."""
+MANY = ("prefill_paged", PREFIX, "prefill_ragged")
+"""Groups of prefill, which engines launch eagerly."""
+GROUPS = (*FEW, *MANY)
+POLICIES = {
+    "fa2 everywhere": (),
+    "as #18364 left it": ("prefill_ragged",),
+    "auto": GROUPS[1:],
+    "fa3 everywhere": GROUPS,
+    "fa3 for prefill": MANY,
+}
+"""Policy -> the groups that run fa3 without a custom mask; the others run fa2."""
+RATIO = "fa2 / fa3"
+BY_HEADS = {
+    "32/8": Look(style.BLUE, "o", "32/8 heads"),
+    "16/2": Look(style.GREEN, "D", "16/2 heads"),
+    "8/1": Look(style.ORANGE, "s", "8/1 heads"),
+}
+
+
+def mode_rows(frame: pd.DataFrame, timer: str = "", *, release: str = NOW) -> pd.DataFrame:
+    """Attention records of one release, with `group`: of one timer, or of each mode's usual one."""
+    frame = frame[(frame.release == release) | ~frame.backend.str.startswith("flashinfer")]
+    frame = frame[frame.backend.isin(NAMES)]
+    rows = pd.concat([decode_rows(frame, timer=name) for name in (GRAPH, EAGER)])
+    usual = {"mode": "decode", "mask": "causal", "q_len": 1}  # decode cases have no such fields
+    rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *usual])))
+    rows = rows.astype(dict.fromkeys(usual, object)).fillna(usual)
+    prefixed = (rows["mode"] == "prefill_paged") & (rows.q_len < rows.kv_len)
+    group = pd.Categorical(rows["mode"].mask(prefixed, PREFIX), GROUPS, ordered=True)
+    rows = rows.assign(backend=rows.backend.map(NAMES), group=group).astype({"q_len": int})
+    usual_timer = np.where(rows.group.isin(MANY), EAGER, GRAPH)
+    return rows[rows.timer == (timer or usual_timer)]
+
+
+def plain(rows: pd.DataFrame) -> pd.DataFrame:
+    """Without custom masks, which only fa2 takes."""
+    return rows[~rows["mask"].isin(CUSTOM_MASKS)]
+
+
+def over(rows: pd.DataFrame, a: str, b: str) -> pd.DataFrame:
+    """`frame.over`, timer by timer, so that no time by events meets one by the profiler."""
+    parts = [frames.over(part, a, b) for _, part in rows.groupby("timer")]
+    return pd.concat(parts).sort_values(["group", "heads", "q_len", "batch_size", "kv_len"])
+
+
+def exceptions(frame: pd.DataFrame) -> pd.DataFrame:
+    """Shapes without the verdict of their group: fa2 faster with few queries, slower with many."""
+    table = over(plain(mode_rows(frame)), FA2, FA3)
+    usual = np.where(table.group.isin(FEW), "faster", "slower")
+    shown = ["group", "heads", "page_size", "q_len", "batch_size", "kv_len"]
+    against = table[table.verdict != usual]
+    columns = {RATIO: against.ratio.round(2), "95 % CI": intervals(against)}
+    return against[[*shown, "verdict"]].assign(**columns).reset_index(drop=True)
+
+
+def costs(frame: pd.DataFrame) -> pd.DataFrame:
+    """Time of a policy over the time of the faster of fa2 and fa3, both pinned.
+
+    A row per group, the geometric mean over its shapes, and `worst`, the worst shape of all.
+    """
+    rows = plain(mode_rows(frame))
+    table = pd.concat([times(part) for _, part in rows.groupby("timer")]).dropna(subset=[FA2, FA3])
+    best = table[[FA2, FA3]].min(axis=1)
+    lost = pd.DataFrame(
+        {
+            policy: table[FA2].mask(table.group.isin(groups), table[FA3]) / best
+            for policy, groups in POLICIES.items()
+        }
+    )
+    means = np.exp(np.log(lost).groupby(table.group.astype(str)).mean()).reindex(GROUPS)
+    return pd.concat([means, lost.max().rename("worst").to_frame().T]).round(2)
+
+
+def plans(frame: pd.DataFrame) -> pd.DataFrame:
+    """The same call planned for a graph and for eager: rows of fa2's tile, kernel times and ratio.
+
+    Both times are those of the kernels in a trace, us.
+    """
+    rows = pd.concat([mode_rows(frame, timer) for timer in (GRAPH, EAGER)])
+    rows = rows[rows.group.isin(FEW[1:]) & rows.backend.isin((FA2, FA3))]
+    wide = rows.pivot_table("kernel_us", ["case", "backend"], "timer", "median", sort=False)
+    table = cases_of(rows).merge(wide.reindex(columns=[GRAPH, EAGER]).dropna().reset_index())
+    table["tile for a graph"] = [fa2_tile_rows(case, cuda_graph=True) for case in table.case]
+    table["tile for eager"] = [fa2_tile_rows(case, cuda_graph=False) for case in table.case]
+    return table.assign(ratio=table[GRAPH] / table[EAGER])
+
+
+def masks(frame: pd.DataFrame) -> pd.DataFrame:
+    """Verification by fa2, the same drafts with `causal=True` and as a mask of a chain, us.
+
+    A chain's bits are those of the causal mask, so the ratio is the cost of reading a mask.
+    """
+    rows = mode_rows(frame, GRAPH)
+    rows = rows[(rows.backend == FA2) & (rows["mode"] == "target_verify")]
+    same = [replace(case, mask="causal") for case in rows.case]
+    rows = rows.assign(backend=rows["mask"], mask="any", case=same)
+    table = frames.over(rows, "chain", "causal").merge(times(rows)[["case", "causal", "chain"]])
+    shown = table[["heads", "q_len", "batch_size", "kv_len", "causal", "chain"]].round(1)
+    return shown.assign(**{"chain / causal": table.ratio.round(2), "95 % CI": intervals(table)})
+
+
+def library(frame: pd.DataFrame) -> pd.DataFrame:
+    """FlashAttention-3 over the faster of FlashInfer's two, by group."""
+    rows = with_better(plain(mode_rows(frame)), FA2, FA3, BETTER)
+    return tally(over(rows, LIBRARY, BETTER).astype({"group": str}), "group")
+
+
+def promised(frame: pd.DataFrame) -> pd.DataFrame:
+    """fa2 in a graph with `uniform_q_len` over fa2 without, and the rows of its tile, by call."""
+    rows = decode_rows(frame)
+    table = frames.over(rows, PROMISED[0], PIN_FA2[0])
+    wide = [fa2_tile_rows(case, cuda_graph=True) for case in table.case]
+    narrow = [fa2_tile_rows(case, cuda_graph=False) for case in table.case]
+    table = table.assign(tile=wide, **{"tile promised": narrow})
+    us = times(rows)[["case", *PIN_FA2, *PROMISED, *BY_LIBRARY]]
+    return table.merge(us, on="case")
+
+
+def one_or_two(frame: pd.DataFrame) -> pd.DataFrame:
+    """A mixed batch in one call over the same in two: decode by itself, then the chunk.
+
+    fa2 decodes beside the chunks of fa2 and fa3, FlashAttention-3 beside its own. A row per kernel
+    and batch; `ratio` above 1: one call is slower.
+    """
+    rows = decode_rows(frame, timer=EAGER)
+    decodes = dict(zip((*BOTH, *BY_LIBRARY), (*DECODE_BESIDE[:1], *DECODE_BESIDE), strict=True))
+    us = rows.set_index(["case", "round", "backend"]).run_us
+    tables = []
+    for kernel, beside in decodes.items():
+        one = rows[rows.case.isin(list(MIXED)) & (rows.backend == kernel)]
+        summed = []
+        for case, number in zip(one.case, one["round"], strict=True):
+            requests, tokens = MIXED[case]
+            decode_us = us.get((_decoding(requests), number, beside), np.nan)
+            summed.append(decode_us + us.get((_chunk(tokens), number, kernel), np.nan))
+        both = pd.concat(
+            [one, one.assign(backend="two calls", run_us=summed).dropna(subset="run_us")]
+        )
+        table = frames.over(both, kernel, "two calls").merge(
+            times(both)[["case", kernel, "two calls"]]
+        )
+        tables.append(table.rename(columns={kernel: "one call"}).assign(kernel=NAMES[kernel]))
+    table = pd.concat(tables, ignore_index=True)
+    sizes = [MIXED[case] for case in table.case]
+    return table.assign(decodes=[n for n, _ in sizes], chunk=[tokens for _, tokens in sizes])
+
+
+def ratio_chart(frame: pd.DataFrame) -> charts.Figure:
+    """fa2 / fa3 of every shape, a row per mode; right of 1 fa3 is faster. Bars: 95 % intervals."""
+    table = over(plain(mode_rows(frame)), FA2, FA3)
+    groups = [group for group in GROUPS if group in set(table.group)]
+    aside = [charts.spread(part.index, 0.7) for _, part in table.groupby("group", observed=True)]
+    table["place"] = table.group.astype(object).map(groups.index) + np.concatenate(aside)
+    size = (8.5, 1.3 + 0.6 * len(groups))
+    figure, (axis,) = charts.panels(["Which FlashInfer kernel is faster, by mode"], size, frame)
+    charts.dots(axis, table, "ratio", "place", by="heads", looks=BY_HEADS, interval="x")
+    how = ["eager" if group in MANY else "in a graph" for group in groups]
+    charts.categories(axis, "y", (f"{g}\n({h})" for g, h in zip(groups, how, strict=True)))
+    axis.axvline(1, **style.RULE)
+    axis.set_xlabel("run time of fa2 / run time of fa3   (right of 1: fa3 is faster)")
+    style.log_axes(axis, "x")
+    axis.legend(loc="lower left", frameon=True)
+    return figure

@@ -1,1 +1,0 @@
-"""fa2, fa3 and `auto` in every mode of an engine."""

@@ -1,1 +1,0 @@
-"""FlashAttention-3's schedule once a step, in SGLang's `Engine` over two GPUs of one group."""

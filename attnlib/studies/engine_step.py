@@ -1,0 +1,235 @@
+"""Does a fix reach the user of an engine? Decode steps of SGLang, arm against arm.
+
+A saving is microseconds per step by `arm` in place of `base`, above 0 where `arm` is faster. Arms
+that take turns are compared step by step: a round's saving is the median of the differences of
+neighbouring steps. For the others it is the difference of the medians of two processes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+
+from ..draw import charts, style
+from ..kinds.engine.case import IN_TURNS, SIDE_BY_SIDE, EngineCase
+from ..measure.stats import judge_savings
+from ..run.frame import good_rows, launches
+from ..run.store import require_comparable
+from ..run.study import Grid, Study
+
+LLAMA, QWEN = "llama-3.1-8b", "qwen3-32b-tp4"
+METADATA = (
+    *(EngineCase(LLAMA, batch, 1024) for batch in (1, 16, 32, 128)),
+    *(EngineCase(LLAMA, batch, 8192) for batch in (1, 16, 32)),
+)
+"""As far as they fit: 128 x 8,192 tokens need 128 GiB of cache."""
+SCHEDULE = tuple(EngineCase(QWEN, batch, 1024) for batch in (1, 16))
+"""All layers of Qwen3-32B, with the shapes that one GPU of four has."""
+KERNELS = tuple(EngineCase(LLAMA, batch, 8192) for batch in (1, 16))
+SERVED = (
+    EngineCase(LLAMA, 64, 32768, lengths="chat"),
+    EngineCase(LLAMA, 32, 65536, lengths="retrieval"),
+    EngineCase(LLAMA, 40, 100_000, lengths="one_long"),
+)
+"""Lengths that people serve."""
+OFFLINE = tuple(replace(case, driver="offline") for case in SERVED)
+RANKS = tuple(EngineCase("qwen3-half", n, 1024, 128, "offline", tp=2) for n in (1, 16))
+"""Over two GPUs with a real all-reduce; each has the shapes of one GPU of four."""
+GROUPS = EngineCase(
+    model="qwen3-0.6b",
+    batch_size=8,
+    kv_len=12_000,
+    output_len=128,
+    driver="offline",
+    tp=2,
+    lengths="12000+900+40+3000+17+7000+2000+600",
+    dp=2,
+)
+"""Each of two GPUs attends for requests of its own (DP attention); one request is long."""
+FLASH_ATTN_3_ARMS = SIDE_BY_SIDE["fa3"]
+FLASHINFER_ARMS = SIDE_BY_SIDE["flashinfer"]
+NOW, EAGER, FUSED = "sglang", "sglang-eager", "sglang-fused"
+ONE_LAUNCH, LAYER, GUARDED = "sglang-one-launch", "sglang-layer", "sglang-guarded"
+FA2, FA3, PLANNED = "sglang-fa2", "sglang-fa3", "sglang-planned"
+HOST, PROFILER = ("host",), ("profiler",)
+
+STUDY = Study(
+    name="engine_step",
+    question="What is a faster kernel or schedule worth to a user of SGLang, per decode step?",
+    # In the order of the engines' processes, so that each starts once per round; traces come last.
+    grids=(
+        Grid(METADATA, FLASH_ATTN_3_ARMS, timers=HOST, rounds=3),
+        Grid(METADATA[2:3], FLASH_ATTN_3_ARMS, timers=PROFILER),
+        Grid(SCHEDULE, FLASH_ATTN_3_ARMS, timers=HOST, rounds=3),
+        Grid(SCHEDULE[:1], FLASH_ATTN_3_ARMS, timers=PROFILER),
+        Grid(KERNELS, FLASHINFER_ARMS, timers=HOST, rounds=3),
+        Grid(SERVED, (FA2, PLANNED), timers=HOST, rounds=3),
+        Grid(KERNELS[1:], FLASHINFER_ARMS, timers=PROFILER),
+        Grid(OFFLINE, (FA2,), timers=HOST, rounds=2),
+        Grid(OFFLINE, (PLANNED,), timers=HOST, rounds=2),
+        Grid(RANKS, (NOW,), timers=HOST, rounds=2),
+        Grid(RANKS, (LAYER,), timers=HOST, rounds=2),
+        Grid((GROUPS,), (NOW,), timers=HOST),
+        Grid((GROUPS,), (LAYER,), timers=HOST),
+        Grid((GROUPS,), (GUARDED,), timers=HOST),
+        Grid(METADATA[:3:2], FLASH_ATTN_3_ARMS, timers=HOST, rounds=3, headline=True),
+    ),
+    reference_machine="nvidia-h200-677adb93",
+    ceilings=(),
+)
+TWO_GPUS = "nvidia-h200-04fdf2a2"
+"""The machine that published the cases of `RANKS`."""
+COMPARED = (
+    (FA2, FA3, KERNELS),
+    (PLANNED, FA2, (*KERNELS, *SERVED, *OFFLINE)),
+    (NOW, EAGER, (*METADATA, *SCHEDULE)),
+    (NOW, LAYER, (*SCHEDULE, *METADATA, *RANKS)),
+    (FUSED, NOW, (*METADATA, *SCHEDULE)),
+    (ONE_LAUNCH, NOW, (*METADATA, *SCHEDULE)),
+)
+"""Arm, base and cases of each comparison, in the order of the tables."""
+PREPARE = "prepare_varlen_num_blocks"
+SIZES = ["model", "tp", "batch_size", "kv_len", "lengths", "driver"]
+
+
+def savings(frame: pd.DataFrame) -> pd.DataFrame:
+    """What `arm` saves of a step of `base`, a row per comparison on record.
+
+    Columns: arm, base, case, `SIZES`, step_us (of base), saved_us, low, high, rounds, gain (% of
+    the step), own_spread_us and verdict. All rows are judged as one table; where arms took turns, a
+    saving within `own_spread_us` is ambiguous.
+    """
+    rows = good_rows(frame, "host")
+    rounds = {}
+    for arm, base, cases in COMPARED:
+        for case in cases:
+            table = rounds_of(rows[rows.case == case], arm, base)
+            if len(table):
+                rounds[arm, base, case] = table
+    judged = judge_savings([(t.step_us, t.step_us - t.saved_us) for t in rounds.values()])
+    lines = []
+    for ((arm, base, case), table), saving in zip(rounds.items(), judged, strict=True):
+        step_us, own_spread_us = table.step_us.median(), table.own_spread_us.max()
+        decided = not abs(saving.saved) <= own_spread_us
+        lines.append(
+            {
+                "arm": arm,
+                "base": base,
+                "case": case,
+                **{name: getattr(case, name) for name in SIZES},
+                "step_us": step_us,
+                "saved_us": saving.saved,
+                "low": saving.low,
+                "high": saving.high,
+                "rounds": saving.rounds,
+                "gain": 100 * saving.saved / step_us,
+                "own_spread_us": own_spread_us,
+                "verdict": saving.verdict if decided else "ambiguous",
+            }
+        )
+    return pd.DataFrame(lines)
+
+
+def rounds_of(rows: pd.DataFrame, arm: str, base: str) -> pd.DataFrame:
+    """A row per round that has both arms, among the rows of one case.
+
+    `step_us`: the median step of `base`. `saved_us`: what `arm` saves of it. `own_spread_us`: how
+    far an arm's steps lie from its own next ones, the larger of both arms, in place of A/A items;
+    NaN where the arms took no turns.
+    """
+    rows = rows[rows.backend.isin((arm, base))]
+    require_comparable(rows)
+    # Records say so since 2026-11-22; before, the arms of metadata alone took turns.
+    took_turns = rows.reported_backend.str.contains(IN_TURNS).all()
+    took_turns |= {arm, base} <= {NOW, EAGER, FUSED, ONE_LAUNCH} and (rows.driver == "steps").all()
+    wide = rows.pivot(index="round", columns="backend", values="steps_us")
+    wide = wide.reindex(columns=[arm, base]).dropna()
+    lines = []
+    for arm_us, base_us in zip(wide[arm].map(np.array), wide[base].map(np.array), strict=True):
+        saved, own_spread = np.median(base_us) - np.median(arm_us), np.nan
+        if took_turns:
+            saved = np.median(base_us - arm_us)
+            own_spread = max(_own_spread(arm_us), _own_spread(base_us))
+        lines.append((np.median(base_us), saved, own_spread))
+    return pd.DataFrame(lines, columns=["step_us", "saved_us", "own_spread_us"], dtype=float)
+
+
+def _own_spread(steps_us: np.ndarray) -> float:
+    """How far steps lie from the next step of the same arm: the median difference."""
+    return abs(float(np.median(steps_us[1::2] - steps_us[:-1:2])))
+
+
+def users_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """What users see of each arm: the median and the slowest step, tokens per second of a batch.
+
+    `slowest` is the 99th percentile of a round's steps; the offline engine gives means only.
+    """
+    rows = good_rows(frame[frame.case.notna()], "host")
+    step_ms = rows.run_us / 1e3
+    slowest_ms = [float(np.percentile(steps, 99)) / 1e3 for steps in rows.steps_us]
+    rows = rows.assign(
+        **{
+            "step, ms": step_ms,
+            "slowest, ms": slowest_ms,
+            "tokens/s": 1e3 * rows.batch_size / step_ms,
+        }
+    )
+    shown = ["step, ms", "slowest, ms", "tokens/s"]
+    table = rows.groupby([*SIZES, "backend"], sort=False)[shown].median()
+    return table.round({"step, ms": 3, "slowest, ms": 3, "tokens/s": 0}).reset_index()
+
+
+def launches_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """Launches of one traced step, all and those that prepare the schedule, with their time."""
+    rows = good_rows(frame[frame.case.notna()], "profiler")
+    prepare_us = [
+        sum(kernel.gpu_us for kernel in kernels if PREPARE in kernel.name)
+        for kernels in rows.kernels
+    ]
+    table = rows[["model", "batch_size", "kv_len", "backend"]].assign(
+        launches=launches(rows), prepare=launches(rows, PREPARE)
+    )
+    table["prepare, us"] = np.round(prepare_us, 1)
+    return table.reset_index(drop=True)
+
+
+def groups_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """DP attention, by arm: status, the heads that the schedule was computed for, how many requests
+    get other tokens than with schedules in layers, and the error that ended the engine."""
+    rows = frame[frame.case == GROUPS].drop_duplicates("backend").set_index("backend")
+    heads = rows.reported_backend.str.extract(r"told ([\d/]+ heads of [\d/]+)")[0].fillna("")
+    tokens = outputs(rows[rows.status == "ok"]).str.split("-")
+    differing = {
+        arm: sum(a != b for a, b in zip(hashes, tokens[LAYER], strict=True))
+        for arm, hashes in tokens.items()
+    }
+    columns = {
+        "status": rows.status,
+        "schedule for": heads,
+        "other tokens": pd.Series(differing),
+        "reason": rows.reason,
+    }
+    return pd.DataFrame(columns, index=rows.index).reset_index()
+
+
+def outputs(frame: pd.DataFrame) -> pd.Series:
+    """The hash of tokens and logits of each record with a time."""
+    return frame.reported_backend.map(lambda words: words.partition(", outputs ")[2])
+
+
+def steps_chart(frame: pd.DataFrame, table: pd.DataFrame) -> charts.Figure:
+    """A step before and after, ms, a bar each per row of `savings`."""
+    size = (8, 1.2 + 0.5 * len(table))
+    words = ("decode step, ms", "")
+    figure, (axis,) = charts.panels(
+        ["Decode steps of SGLang, before and after"], size, frame, words
+    )
+    place, before = np.arange(len(table)), table.step_us / 1e3
+    axis.barh(place - 0.2, before, 0.38, color=style.ORANGE, label="before")
+    axis.barh(place + 0.2, before - table.saved_us / 1e3, 0.38, color=style.BLUE, label="after")
+    names = table.arm + ": " + table.batch_size.astype(str) + " x " + table.lengths
+    charts.categories(axis, "y", names + " (" + table.driver + ")")
+    axis.legend(loc="upper right")
+    return figure
