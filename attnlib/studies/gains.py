@@ -70,7 +70,7 @@ def _load(name: str) -> pd.DataFrame:
 
 def _timer_ratio(rows: pd.DataFrame) -> pd.DataFrame:
     """Eager over graph by medians, a row per case that has both."""
-    wide = rows.pivot_table("run_us", "case", "backend", "median").dropna()
+    wide = rows.pivot_table("run_us", "case", "backend", "median", sort=False).dropna()
     cases = rows.drop_duplicates("case").set_index("case")
     return cases.loc[wide.index].assign(ratio=wide.eager / wide.graph).reset_index()
 
@@ -81,13 +81,14 @@ def _prepares(frame: pd.DataFrame) -> pd.DataFrame:
     us = steps.kernels.map(
         lambda kernels: sum(k.gpu_us for k in kernels if k.name.startswith(PREPARE))
     )
-    wide = steps.assign(us=us).pivot_table("us", "case", "backend", "median")
+    wide = steps.assign(us=us).pivot_table("us", "case", "backend", "median", sort=False)
     ratio = wide["flash-attn-3-step-each"] / wide["flash-attn-3-step-once"]
     cases = steps.drop_duplicates("case").set_index("case").loc[ratio.index]
     return cases.assign(ratio=ratio).reset_index()
 
 
 def _entry(rows: pd.DataFrame, table: pd.DataFrame, study: str) -> dict[str, Any]:
+    table = table.replace([float("inf")], float("nan")).dropna(subset="ratio")
     shown = table[[name for name in COLUMNS if name in table]].copy()
     shown["ratio"] = table.ratio.round(3)
     records = json.loads(shown.to_json(orient="records"))

@@ -149,6 +149,7 @@ class DecodeCall:
         return f"{self.backend}, {self.case.label}"
 
     def __call__(self) -> torch.Tensor:
+        """Run one call; the output is [batch, query heads, head_dim]."""
         if self._run is None:
             work = build_workload(self.case, device=self.device)
             backend = create(
