@@ -163,6 +163,8 @@ def fa3_sm_tokens(seq_lens: np.ndarray, spec: AttnSpec, *, num_sms: int) -> np.n
     PrefillSM90Plan: the heads are the outer loop, each head's longest request comes first, and each
     item goes to the SM with the least cost, 2 tile rows + KV length per item.
     """
+    if spec.head_dim not in FA3_TILES:
+        raise ValueError(f"head_dim must be one of {[*FA3_TILES]}, got {spec.head_dim}")
     tile_rows, tile_tokens = FA3_TILES[spec.head_dim]
     heap = [(0, sm) for sm in range(num_sms)]
     tokens = np.zeros(num_sms, np.int64)
