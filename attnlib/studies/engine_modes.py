@@ -208,7 +208,6 @@ POLICIES = {
     "fa3 for prefill": MANY,
 }
 """Policy -> the groups that run fa3 without a custom mask; the others run fa2."""
-RATIO = "fa2 / fa3"
 BY_HEADS = {
     "32/8": Look(style.BLUE, "o", "32/8 heads"),
     "16/2": Look(style.GREEN, "D", "16/2 heads"),
@@ -240,16 +239,6 @@ def over(rows: pd.DataFrame, a: str, b: str) -> pd.DataFrame:
     """`frame.over`, timer by timer, so that no time by events meets one by the profiler."""
     parts = [frames.over(part, a, b) for _, part in rows.groupby("timer")]
     return pd.concat(parts).sort_values(["group", "heads", "q_len", "batch_size", "kv_len"])
-
-
-def exceptions(frame: pd.DataFrame) -> pd.DataFrame:
-    """Shapes without the verdict of their group: fa2 faster with few queries, slower with many."""
-    table = over(plain(mode_rows(frame)), FA2, FA3)
-    usual = np.where(table.group.isin(FEW), "faster", "slower")
-    shown = ["group", "heads", "page_size", "q_len", "batch_size", "kv_len"]
-    against = table[table.verdict != usual]
-    columns = {RATIO: against.ratio.round(2), "95 % CI": intervals(against)}
-    return against[[*shown, "verdict"]].assign(**columns).reset_index(drop=True)
 
 
 def costs(frame: pd.DataFrame) -> pd.DataFrame:

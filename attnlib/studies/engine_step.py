@@ -161,26 +161,6 @@ def _own_spread(steps_us: np.ndarray) -> float:
     return abs(float(np.median(steps_us[1::2] - steps_us[:-1:2])))
 
 
-def users_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """What users see of each arm: the median and the slowest step, tokens per second of a batch.
-
-    `slowest` is the 99th percentile of a round's steps; the offline engine gives means only.
-    """
-    rows = good_rows(frame[frame.case.notna()], "host")
-    step_ms = rows.run_us / 1e3
-    slowest_ms = [float(np.percentile(steps, 99)) / 1e3 for steps in rows.steps_us]
-    rows = rows.assign(
-        **{
-            "step, ms": step_ms,
-            "slowest, ms": slowest_ms,
-            "tokens/s": 1e3 * rows.batch_size / step_ms,
-        }
-    )
-    shown = ["step, ms", "slowest, ms", "tokens/s"]
-    table = rows.groupby([*SIZES, "backend"], sort=False)[shown].median()
-    return table.round({"step, ms": 3, "slowest, ms": 3, "tokens/s": 0}).reset_index()
-
-
 def launches_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Launches of one traced step, all and those that prepare the schedule, with their time."""
     rows = good_rows(frame[frame.case.notna()], "profiler")

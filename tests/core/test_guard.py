@@ -212,7 +212,7 @@ def test_a_second_guard_is_no_second_wrap_and_it_comes_off(engines, caplog):
     (record,) = caplog.records
     assert "num_kv_heads must be 1, got 8" in record.message
     backend.attend(backend.metadata(causal=torch.ones(4, dtype=torch.bool)))
-    assert "is not judged: causal must be a bool" in caplog.records[-1].message
+    assert "is not checked: causal must be a bool" in caplog.records[-1].message
     with pytest.raises(ValueError, match="engine must be 'sglang' until its guard is removed"):
         attnlib.guard("vllm")
     first.remove()

@@ -145,7 +145,7 @@ class FlashMlaDense(Backend[MlaBatch, torch.Tensor]):
         """One dense call: [bs, num_qo_heads, 512]."""
         step = plan.state
         require_pages(cache, step.highest_page)
-        out, _ = step.meta.attend(
+        out = step.meta.attend(
             *(q[:, None], cache[:, :, None], step.page_table, step.seq_lens, LATENT_DIM),
             softmax_scale=plan.batch.spec.softmax_scale,
             is_fp8_kvcache=False,
@@ -198,7 +198,7 @@ class FlashMlaSparse(Backend[MlaBatch, torch.Tensor]):
         return self._attend(padded, cache, plan)[:, :heads]
 
     def _attend(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan[MlaBatch]) -> torch.Tensor:
-        out, _ = plan.state.meta.attend(
+        out = plan.state.meta.attend(
             q[:, None],
             cache.view(torch.float8_e4m3fn)[:, :, None],
             *(None, None, LATENT_DIM),

@@ -1,17 +1,18 @@
-"""Guard an engine's FlashAttention-3: metadata that does not fit an attention call is named.
+"""Guard an engine's FlashAttention-3 against metadata that was made for another call.
 
-    attnlib.guard(engine="sglang")     # in the process of the GPU, before the engine loads a model
+    attnlib.guard(engine="sglang")     # in the GPU's process, before the engine loads a model
 
-It wraps `get_scheduler_metadata`, remembers for which call its words were made, and compares that
-with the facts of each attention call that gets them, on the host: no kernel, no synchronisation.
+It wraps `get_scheduler_metadata`, remembers the facts of the call for which words were made, and
+compares them with the facts of each attention call that uses the words. It runs on the host: no
+kernel, no synchronisation.
 
-Words are known by their address while their memory lives. Engines copy words into a buffer of their
-own; those that we hand out tell where they go (`_Words`). A CUDA graph is replayed without Python:
-its calls are kept at capture and compared with what lies at their addresses before each replay.
+Words are identified by their address while their memory lives. Engines copy words into a buffer of
+their own; `_Words` follows such copies. A CUDA graph is replayed without Python: its calls are
+recorded at capture and checked against the words at their addresses before each replay.
 
-The width of the table may differ, as long as the cap of splits of the metadata is not above the
-call's: engines schedule for the longest request and attend over the whole table. Words of unknown
-origin are let pass; so are calls that `SchedulerFacts` cannot describe, which the log tells.
+The width of the page table may differ, as long as the split cap of the metadata is not above that
+of the call: engines schedule for the longest request and attend over the whole table. Words of
+unknown origin pass. Calls that `SchedulerFacts` cannot describe pass too, with a log message.
 """
 
 import importlib
@@ -44,6 +45,7 @@ ENGINES = {
 MAKES, ATTENDS = "get_scheduler_metadata", ("flash_attn_with_kvcache", "flash_attn_varlen_func")
 OFF, MODES = "off", ("raise", "log")
 CPU_SMS = 132
+SIZES = ("batch_size", "max_seqlen_q", "max_seqlen_k", "num_qo_heads", "num_kv_heads", "head_dim")
 Function = Callable[..., Any]
 Calls = set[tuple[int, SchedulerFacts]]
 
@@ -55,7 +57,10 @@ _known = lru_cache(maxsize=256)(SchedulerFacts)
 
 
 class _Words(torch.Tensor):
-    """Words that tell where they are copied to, slices too; all else of them is plain tensors."""
+    """Words that remember their facts when an engine copies them, or a slice, into its buffer.
+
+    Results of all other operations are plain tensors.
+    """
 
     @classmethod
     def __torch_function__(
@@ -65,19 +70,25 @@ class _Words(torch.Tensor):
             out = func(*args, **(kwargs or {}))
             if func is torch.Tensor.__getitem__ and type(out) is torch.Tensor:
                 return out.as_subclass(cls)
-            at = {torch.Tensor.copy_: 1, torch.Tensor.__setitem__: 2}.get(func, 0)
-            if isinstance(source := args[at] if at else None, cls) and source.data_ptr() in _made:
-                into = args[0] if at == 1 else args[0][args[1]]
-                _keep(into, _made[source.data_ptr()][1])
+            if func is torch.Tensor.__setitem__:
+                # SGLang's graphs: `self._sched_meta_buf[:n] = words`
+                buffer, index, words = args
+                if isinstance(words, cls):
+                    _keep_copy(words, buffer[index])
+            if func is torch.Tensor.copy_:
+                # the same by method: `buffer[:n].copy_(words)`
+                buffer, words = args[:2]
+                if isinstance(words, cls):
+                    _keep_copy(words, buffer)
         return out
 
 
 class Guard:
-    """What `guard` put in; `remove` takes it off."""
+    """The wrappers that `guard` installed; `remove` takes them out."""
 
     def __init__(self, engine: str) -> None:
         self.engine, self.mode = engine, OFF
-        self._tell = lru_cache(logging.getLogger("attnlib").error)  # each told once
+        self._log = lru_cache(logging.getLogger("attnlib").error)  # each message once
         self._swapped: list[tuple[Function, Function]] = []
         self._captured: Calls | None = None
         self._graphs: WeakKeyDictionary[Any, Calls] = WeakKeyDictionary()
@@ -90,13 +101,13 @@ class Guard:
         for name in (MAKES, *ATTENDS):
             for function in {module[name] for module in modules if name in module}:
                 if name == MAKES or "scheduler_metadata" in inspect.signature(function).parameters:
-                    self._swap(function, self._judges)
+                    self._swap(function, self._checked)
         graph = torch.cuda.CUDAGraph
         for function in (graph.capture_begin, graph.capture_end, graph.replay):
             self._swap(function, self._graphs_call)
 
     def remove(self) -> None:
-        """Put back what was there; what an object of the engine still holds no longer checks."""
+        """Restore the library's functions; wrappers that objects still hold no longer check."""
         for old, new in self._swapped:
             _replace(new, old)
         self.mode = OFF
@@ -107,31 +118,32 @@ class Guard:
         self._swapped.append((old, new))
         _replace(old, new)
 
-    def _judges(self, call: Function) -> Function:
-        """Around what makes words, or an attention call that takes them."""
-        defaults = {name: each.default for name, each in inspect.signature(call).parameters.items()}
+    def _checked(self, call: Function) -> Function:
+        """Wrap a function that makes words, or an attention call that takes them."""
+        parameters = inspect.signature(call).parameters
+        defaults = {name: parameter.default for name, parameter in parameters.items()}
 
-        def judged(*args: Any, **given: Any) -> Any:
+        def checked(*args: Any, **options: Any) -> Any:
             if self.mode == OFF:
-                return call(*args, **given)
-            told = {**defaults, **dict(zip(defaults, args, strict=False)), **given}
-            if "scheduler_metadata" not in told:
-                words = call(*args, **given)
+                return call(*args, **options)
+            arguments = {**defaults, **dict(zip(defaults, args, strict=False)), **options}
+            if "scheduler_metadata" not in arguments:
+                words = call(*args, **options)
                 if isinstance(words, torch.Tensor):
-                    _keep(words, self._facts(told))
+                    _keep(words, self._facts(arguments))
                     words = words.as_subclass(_Words)
                 return words
-            words = told["scheduler_metadata"]
-            if words is not None and (facts := self._facts(told)):
+            words = arguments["scheduler_metadata"]
+            if words is not None and (facts := self._facts(arguments)):
                 self._check(words.data_ptr(), facts)
                 if self._captured is not None:
                     self._captured.add((words.data_ptr(), facts))
-            return call(*args, **given)
+            return call(*args, **options)
 
-        return judged
+        return checked
 
     def _graphs_call(self, call: Function) -> Function:
-        def around(graph: Any, *args: Any, **given: Any) -> Any:
+        def around(graph: Any, *args: Any, **options: Any) -> Any:
             if call.__name__ == "capture_begin":
                 self._captured = self._graphs[graph] = set()
             elif call.__name__ == "capture_end":
@@ -139,7 +151,7 @@ class Guard:
             else:
                 for words, facts in self._graphs.get(graph, ()):
                     self._check(words, facts)
-            return call(graph, *args, **given)
+            return call(graph, *args, **options)
 
         return around
 
@@ -147,40 +159,41 @@ class Guard:
         memory, made = _made.get(words, (None, None))
         if self.mode == OFF or memory is None or made is None or memory.expired():
             return
-        if told := _differing(made, call):
+        if message := _differing(made, call):
             if self.mode == "raise":
-                raise ValueError(told)
-            self._tell(told)
+                raise ValueError(message)
+            self._log(message)
 
-    def _facts(self, told: dict[str, Any]) -> SchedulerFacts | None:
+    def _facts(self, arguments: dict[str, Any]) -> SchedulerFacts | None:
         try:
-            return _facts(told)
+            return _facts(arguments)
         except (TypeError, ValueError) as error:
-            self._tell(f"a call of FlashAttention-3 is not judged: {error}")
+            self._log(f"a call of FlashAttention-3 is not checked: {error}")
             return None
 
 
 def guard(engine: str, *, mode: str = "raise") -> Guard:
-    """Guard `engine` (of `ENGINES`) from now on; a second call only sets the mode.
+    """Guard `engine` (one of `ENGINES`) from now on; a second call only sets the mode.
 
-    An attention call whose metadata was made for another raises ValueError, which names the fields
-    and both values; with `mode="log"` it is an error of the logger `attnlib`, each told once.
-    Raises ValueError for unknown words, or while another engine is guarded, RuntimeError if the
-    engine's FlashAttention-3 is not installed.
+    An attention call whose metadata was made for another call raises ValueError, which names the
+    fields and both values. With `mode="log"` the message goes to the logger `attnlib` instead, each
+    message once. Raises ValueError for an unknown engine or mode, or while another engine is
+    guarded; RuntimeError if the engine's FlashAttention-3 is not installed.
     """
     require_word("engine", engine, ENGINES)
     require_word("mode", mode, MODES)
-    found = _active[0] if _active else Guard(engine)
-    if found.engine != engine:
+    active = _active[0] if _active else Guard(engine)
+    if active.engine != engine:
         raise ValueError(
-            f"engine must be {found.engine!r} until its guard is removed, got {engine!r}"
+            f"engine must be {active.engine!r} until its guard is removed, got {engine!r}"
         )
-    _active[:], found.mode = [found], mode
-    return found
+    _active[:] = [active]
+    active.mode = mode
+    return active
 
 
 def _replace(old: Function, new: Function) -> None:
-    """Put `new` wherever a loaded module has `old`, under whatever name it imported it."""
+    """Replace `old` by `new` in every loaded module, under whatever name it was imported."""
     for owner in (torch.cuda.CUDAGraph, *sys.modules.values()):
         for name, value in list(getattr(owner, "__dict__", {}).items()):
             if value is old:
@@ -193,9 +206,15 @@ def _keep(words: torch.Tensor, facts: SchedulerFacts | None) -> None:
     _made[words.data_ptr()] = StorageWeakRef(words.untyped_storage()), facts
 
 
+def _keep_copy(words: torch.Tensor, into: torch.Tensor) -> None:
+    if words.data_ptr() in _made:
+        _, facts = _made[words.data_ptr()]
+        _keep(into, facts)
+
+
 @lru_cache(maxsize=256)
 def _differing(made: SchedulerFacts, call: SchedulerFacts) -> str:
-    """What of the words does not fit the call, or the empty string."""
+    """Why the words do not fit the call, or the empty string."""
     differing = made.differences(call)
     differing.pop("max_seqlen_k", None)
     if made.split_cap <= call.split_cap:
@@ -203,36 +222,58 @@ def _differing(made: SchedulerFacts, call: SchedulerFacts) -> str:
     return misfit(differing) if differing else ""
 
 
-def _facts(told: dict[str, Any]) -> SchedulerFacts:
+def _facts(arguments: dict[str, Any]) -> SchedulerFacts:
     """The facts of a call that makes words or takes them."""
-    if isinstance(told["causal"], torch.Tensor):
+    if isinstance(arguments["causal"], torch.Tensor):
         raise TypeError("causal must be a bool, got a tensor")
-    if "q" in told:
-        q, k = told["q"], told["k_cache" if "k_cache" in told else "k"]
-        table, sums = told.get("page_table", told.get("block_table")), told["cu_seqlens_q"]
-        page = k.shape[1] if table is not None else None
-        width = table.shape[1] * k.shape[1] if table is not None else k.shape[1]
-        batch, longest = (len(sums) - 1, told["max_seqlen_q"]) if sums is not None else q.shape[:2]
-        sizes = (batch, longest, told.get("max_seqlen_k") or width, q.shape[-2], *k.shape[-2:])
-        dim_v = told["v_cache" if "v_cache" in told else "v"].shape[-1]
-        device, dtype, softcap = q.device, q.dtype, told["softcap"] > 0
-    else:
-        # Builds differ in the names of the first six, not in their order.
-        sizes = tuple(told.values())[:6]
-        page, dim_v, device = told["page_size"], told["headdim_v"], told["cache_seqlens"].device
-        dtype, softcap = told["qkv_dtype"], told["has_softcap"]
-    names = ("batch_size", "max_seqlen_q", "max_seqlen_k", "num_qo_heads", "num_kv_heads")
+    sizes = _attention_facts(arguments) if "q" in arguments else _metadata_facts(arguments)
+    device = sizes.pop("device")
     return _known(
-        **dict(zip((*names, "head_dim"), sizes, strict=True)),
+        **sizes,
         num_sms=sm_count(device) if device.type == "cuda" else CPU_SMS,
-        page_size=page,
-        dtype=str(dtype).removeprefix("torch."),
-        head_dim_v=dim_v or 0,
-        causal=told["causal"],
-        window=tuple(told["window_size"] or FULL),
-        has_softcap=softcap,
-        varlen_q=told["cu_seqlens_q"] is not None,
-        pack_gqa=told.get("pack_gqa"),
-        num_splits=told["num_splits"],
-        sm_margin=told.get("sm_margin", 0),
+        causal=arguments["causal"],
+        window=tuple(arguments["window_size"] or FULL),
+        varlen_q=arguments["cu_seqlens_q"] is not None,
+        pack_gqa=arguments.get("pack_gqa"),
+        num_splits=arguments["num_splits"],
+        sm_margin=arguments.get("sm_margin", 0),
     )
+
+
+def _attention_facts(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Sizes of an attention call, from its tensors: SGLang's names, or vLLM's."""
+    q = arguments["q"]
+    k = arguments["k_cache"] if "k_cache" in arguments else arguments["k"]
+    v = arguments["v_cache"] if "v_cache" in arguments else arguments["v"]
+    table = arguments.get("page_table", arguments.get("block_table"))
+    sums = arguments["cu_seqlens_q"]
+    if sums is None:
+        batch_size, max_seqlen_q = q.shape[:2]
+    else:
+        batch_size, max_seqlen_q = len(sums) - 1, arguments["max_seqlen_q"]
+    width = k.shape[1] if table is None else table.shape[1] * k.shape[1]
+    return {
+        "batch_size": batch_size,
+        "max_seqlen_q": max_seqlen_q,
+        "max_seqlen_k": arguments.get("max_seqlen_k") or width,
+        "num_qo_heads": q.shape[-2],
+        "num_kv_heads": k.shape[-2],
+        "head_dim": k.shape[-1],
+        "head_dim_v": v.shape[-1],
+        "page_size": None if table is None else k.shape[1],
+        "dtype": str(q.dtype).removeprefix("torch."),
+        "has_softcap": arguments["softcap"] > 0,
+        "device": q.device,
+    }
+
+
+def _metadata_facts(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Sizes of a metadata call. Builds differ in the names of the first six, not in the order."""
+    return {
+        **dict(zip(SIZES, arguments.values(), strict=False)),
+        "head_dim_v": arguments["headdim_v"] or 0,
+        "page_size": arguments["page_size"],
+        "dtype": str(arguments["qkv_dtype"]).removeprefix("torch."),
+        "has_softcap": arguments["has_softcap"],
+        "device": arguments["cache_seqlens"].device,
+    }
