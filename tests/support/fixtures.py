@@ -40,7 +40,7 @@ from attnlib.kinds.item import Item
 from attnlib.run import frame as rows
 from attnlib.run import store, study
 from attnlib.run.record import Record
-from attnlib.studies.fa3_decode_regression.study import HEADLINE, STUDY, WIDE
+from attnlib.studies.fa3_decode_regression import HEADLINE, STUDY, WIDE
 from attnlib.studies.scheduler_metadata.words import words_of
 
 # One thread per process, and per process that a test starts: two workers share few cores.
