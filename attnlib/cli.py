@@ -141,7 +141,7 @@ def _bisect(options: argparse.Namespace) -> None:
 
 
 def _bisect_text(found: Bisection, given: str) -> str:
-    from .studies.fa3_decode_regression.tables import bisection
+    from .studies.fa3_decode_regression import bisection
 
     reference = f"{found.releases[0]} ({found.steps[0].reference_family})"
     return f"""{found.backend} of {found.package}, {found.case.label}, on {found.machine}
@@ -200,9 +200,26 @@ def _report(options: argparse.Namespace) -> None:
     print(f"report written to {path}")
 
 
+def _advise(options: argparse.Namespace) -> None:
+    from .lab.advise import advise
+    from .select.text import parse_layer
+
+    sizes = {"head_dim": options.head_dim, "page_size": options.page_size}
+    lengths = []
+    for part in options.lens.split(","):
+        length, _, count = part.partition("x")
+        if not length.isdecimal() or (count and not count.isdecimal()):
+            raise ValueError(f"--lens must be such as 8192x16 or 100,200, got {options.lens!r}")
+        lengths += [int(length)] * int(count or 1)
+    layer = parse_layer(options.heads, **sizes)
+    print(advise(layer, lengths, library=options.library, gpu=options.gpu))
+
+
 def _refresh(_: argparse.Namespace) -> None:
     from .report.build import refresh
+    from .studies import gains
 
+    print("written", gains.write())
     print("written", "\nwritten ".join(map(str, refresh())))
 
 
@@ -267,6 +284,14 @@ REPORT = {
     ),
 }
 CLAIMS = {"ids": _of("show all there is on these claims", nargs="*", metavar="ID"), **JSON}
+ADVISE = {
+    "--heads": _of("query and KV heads, such as 32/8", required=True, metavar="Q/KV"),
+    "--lens": _of("tokens per request, such as 8192x16 or 100,200", required=True, metavar="N,..."),
+    "--head-dim": _of(DEFAULT, type=int, default=128, metavar="N"),
+    "--page-size": _of(DEFAULT, type=int, default=16, metavar="N"),
+    "--library": _of(DEFAULT, default="flashinfer==0.7.2"),
+    "--gpu": _of(DEFAULT, default="sm90"),
+}
 DIAGNOSE = {
     "trace": _of("of torch.profiler (json, json.gz) or Nsight Systems (sqlite)", metavar="TRACE"),
     "--shape": _of("what it does not tell: heads=32/8,kv_len=8192", default="", metavar="N=V,..."),
@@ -296,6 +321,12 @@ COMMANDS = {
     ),
     "claims": Command(_claims, "published claims, and what the published records say", CLAIMS),
     "report": Command(_report, "execute the notebooks, write one self-contained HTML file", REPORT),
+    "advise": Command(
+        _advise,
+        "the rule for a decode call, and the nearest recorded batches",
+        ADVISE,
+        status=USAGE,
+    ),
     "refresh": Command(_refresh, "re-execute the notebooks, redraw README's figure (replay)"),
     "explain": Command(
         lambda options: print(explain.answer(options)),

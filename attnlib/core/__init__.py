@@ -1,4 +1,4 @@
-"""What an engine imports: backends, metadata kernels, schedules and the policy.
+"""What an engine imports: backends, metadata kernels, schedules and the planner.
 
 `spec`, `batch`, `extend` and `mla` are attention layers and the batches of a call; `gpu` is what is
 believed of a GPU.
@@ -14,15 +14,12 @@ HOME = {
     "MlaBatch": "core.mla",
     "MlaSpec": "core.spec",
     "PagedKV": "core.batch",
-    "Policy": "core.policy.policy",
     "SchedulerFacts": "core.schedule.facts",
     "SchedulerMetadata": "core.schedule.flash_attn3",
     "available": "core.backends",
     "build_decode_metadata": "core.metadata.decode",
-    "build_draft_metadata": "core.metadata.draft",
     "build_kv_indices": "core.metadata.kv_indices",
     "build_step_metadata": "core.metadata.step",
-    "build_verify_metadata": "core.metadata.draft",
     "create": "core.backends",
     "plan_splits": "core.schedule.splits",
     "precompute": "core.schedule.flash_attn3",

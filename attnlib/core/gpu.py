@@ -3,8 +3,6 @@
 What CUDA reports (SMs, L2, memory) is asked for, and stands in every record.
 """
 
-from dataclasses import dataclass
-
 REFERENCE = "sm90"
 """Architecture of the published records, as `select` spells it: they are of an H200."""
 HOPPER = 9
@@ -36,44 +34,3 @@ SECTOR_BYTES = 32
 """The least that the L2 cache hands out."""
 FETCH_BYTES = 64
 """The least that it reads from memory: cudaLimitMaxL2FetchGranularity, and what an H200 takes."""
-
-
-@dataclass(frozen=True)
-class Fa2Rates:
-    """What blocks of fa2 take, for `core.fa2.choice`.
-
-    `memory_gbps` is what all blocks together reach, `cached_times` as much where K and V fit the
-    `cached_mib` of the L2, `block_gbps` one alone; `block_tokens` is what starting a block costs.
-    Microseconds: `start_us`, `merge_us` per partial row and query head, `deep_us` per part of the
-    longest request, `cut_us` of any cut. The shares and `mixing` say how the last blocks end.
-    """
-
-    memory_gbps: float
-    block_gbps: float
-    block_tokens: float
-    merge_us: float
-    cut_us: float
-    start_us: float
-    deep_us: float
-    mean_share: float
-    longest_share: float
-    mixing: float
-    cached_times: float
-    cached_mib: float
-
-
-FA2_RATES: dict[int | tuple[int, int, int], Fa2Rates] = {
-    16: Fa2Rates(4950, 35.7, 48.5, 7.09e-4, 1.33, 8.6, 0.0287, 0.134, 0.145, 90.4, 1.62, 50),
-    64: Fa2Rates(6360, 16.3, 36.5, 2.76e-4, 1.42, 8.6, 0.0287, 0.134, 0.145, 90.4, 1.62, 50),
-    128: Fa2Rates(7340, 9.45, 25, 1.31e-4, 1.46, 8.6, 0.0287, 0.134, 0.145, 90.4, 1.62, 50),
-    (16, 64, 2): Fa2Rates(7770, 19, 50, 7.9e-4, 1.57, 8.6, 0.0287, 0.134, 0.145, 90.4, 1.62, 50),
-    (16, 256, 2): Fa2Rates(
-        *(5090, 34.5, 39.7, 6.17e-4, 1.4, 8.6, 0.0287, 0.134, 0.145, 90.4, 1.62, 50)
-    ),
-    (16, 128, 1): Fa2Rates(
-        *(3420, 12.4, 74.6, 7.36e-4, 1.48, 8.6, 0.0287, 0.134, 0.145, 90.4, 1.62, 50)
-    ),
-}
-"""Query rows of a block, or (rows, head_dim, bytes of a KV element) -> rates on `FA2_RATES_OF`,
-fitted to chunk sweeps there. Elsewhere a guess: `python -m attnlib rates` learns them anew."""
-FA2_RATES_OF = "NVIDIA H200"

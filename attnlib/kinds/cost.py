@@ -10,13 +10,13 @@ requests longest first. Query heads of a KV head that run at once share one read
 ones read it again. Rates are those measured on the same GPU; no constant is fitted.
 """
 
+import heapq
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..core.gpu import FETCH_BYTES, SECTOR_BYTES
-from ..core.policy.plans import FA3_TILES, fa3_sm_tokens
-from ..core.spec import CUSTOM_MASKS, ELEMENT_BYTES, LATENT_DIM, MLA_HEAD_DIM
+from ..core.spec import CUSTOM_MASKS, ELEMENT_BYTES, LATENT_DIM, MLA_HEAD_DIM, AttnSpec
 from .decode.case import DecodeCase
 from .extend.case import ExtendCase
 from .lengths import sample_drafts, sample_extend_lens, sample_seq_lens
@@ -28,6 +28,8 @@ FA2_TILES = ((64, 128), (16, 64), (0, 16))
 FA2_WIDE_TILE_BELOW = 256
 """head_dim from which fa2 has no tile of 128 rows."""
 INT32_BYTES = 4
+FA3_TILES = {64: (192, 96), 128: (128, 96), 256: (128, 32)}
+"""(query rows, KV tokens) of a tile of FlashInfer's fa3 by head_dim: prefill_sm90.cuh."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ def predict_fa3(case: DecodeCase, ceilings: Ceilings) -> Fa3Prediction:
     """Busy SMs, reads of the cache and time of FlashInfer's fa3 decode, from its schedule alone."""
     spec, seq_lens = case.spec, sample_seq_lens(case)
     items = case.batch_size * spec.num_qo_heads
-    tokens, _ = fa3_sm_tokens(tuple(seq_lens.tolist()), spec, num_sms=ceilings.num_sms)
+    tokens = fa3_sm_tokens(seq_lens, spec, num_sms=ceilings.num_sms)
     tile_rows, _ = FA3_TILES[spec.head_dim]
     flops_per_us = ceilings.matmul_tflops * 1e6 / ceilings.num_sms
     tensor_us = 4 * spec.head_dim * tile_rows * int(tokens.max()) / flops_per_us
@@ -153,6 +155,24 @@ def predict_fa3(case: DecodeCase, ceilings: Ceilings) -> Fa3Prediction:
         tensor_us=tensor_us,
         traffic_us=decode_cost(case).kv_bytes * kv_reads / (ceilings.copy_gbps * 1e3),
     )
+
+
+def fa3_sm_tokens(seq_lens: np.ndarray, spec: AttnSpec, *, num_sms: int) -> np.ndarray:
+    """KV tokens in whole tiles that FlashInfer's fa3 plan gives each SM: [num_sms].
+
+    PrefillSM90Plan: the heads are the outer loop, each head's longest request comes first, and each
+    item goes to the SM with the least cost, 2 tile rows + KV length per item.
+    """
+    if spec.head_dim not in FA3_TILES:
+        raise ValueError(f"head_dim must be one of {[*FA3_TILES]}, got {spec.head_dim}")
+    tile_rows, tile_tokens = FA3_TILES[spec.head_dim]
+    heap = [(0, sm) for sm in range(num_sms)]
+    tokens = np.zeros(num_sms, np.int64)
+    for length in sorted(seq_lens.tolist(), reverse=True) * spec.num_qo_heads:
+        cost, sm = heapq.heappop(heap)
+        heapq.heappush(heap, (cost + 2 * tile_rows + length, sm))
+        tokens[sm] += -(-length // tile_tokens) * tile_tokens
+    return tokens
 
 
 def fa2_tile_rows(case: ExtendCase, *, cuda_graph: bool) -> int:

@@ -89,19 +89,22 @@ class Diagnosis(Shown):
         """A row per known pattern that at least half of the decode steps show, by median cost."""
         rows = []
         for pattern in PATTERNS:
-            found = [told for step in self.decodes if (told := pattern.shows(self.trace, step))]
-            if found and 2 * len(found) >= len(self.decodes):
-                where = f"in {len(found)} of {len(self.decodes)} decode steps"
-                row = {
+            shown = [e for step in self.decodes if (e := pattern.shows(self.trace, step))]
+            if not shown or 2 * len(shown) < len(self.decodes):
+                continue
+            us = median(evidence.us for evidence in shown)
+            rows.append(
+                {
                     "pattern": pattern.name,
-                    "evidence": f"{found[0][0]}; {where}",
-                    "us a step": round(median(cost for _, cost in found), 1),
-                    "mend": pattern.mend,
-                    "by the records": gained(pattern, self.shape),
+                    "evidence": f"{shown[0].text}; "
+                    f"in {len(shown)} of {len(self.decodes)} decode steps",
+                    "us per step": round(us, 1),
+                    "fix": pattern.fix,
+                    "by the records": gained(pattern, self.shape, us),
                     "since": pattern.since,
                     "notebook": pattern.notebook,
                 }
-                rows.append(row)
+            )
         return pd.DataFrame(rows)
 
     def unseen(self) -> list[str]:

@@ -1,6 +1,9 @@
 """The cell magic `%%attn_profile`, after `%load_ext attnlib`: the profile of a notebook's cell."""
 
 import argparse
+import os
+import sys
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -37,7 +40,19 @@ OPTIONS.add_argument("--into", help="keep the profile under this name, for attnl
 
 
 def register(shell: InteractiveShell) -> None:
-    """Add the magic to a shell; `%%attn_profile?` shows its options."""
+    """Add the magic to a shell; `%%attn_profile?` shows its options.
+
+    Without a CUDA GPU Triton's kernels run on the CPU, by its interpreter, which must be chosen
+    before triton is imported.
+    """
+    import torch
+
+    if not torch.cuda.is_available() and "TRITON_INTERPRET" not in os.environ:
+        if "triton" in sys.modules:
+            warnings.warn("load attnlib before triton: its kernels need a GPU now", stacklevel=3)
+        else:
+            os.environ["TRITON_INTERPRET"] = "1"
+            print("no CUDA GPU: Triton kernels run in its interpreter, on the CPU")  # noqa: T201
 
     def attn_profile(line: str, cell: str) -> Profile:
         __tracebackhide__ = True

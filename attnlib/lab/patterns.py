@@ -1,71 +1,69 @@
-"""Known patterns of a slow attention step, a row of `PATTERNS` each: what shows it in a step of a
-trace, its mend, and what records say the mend gains. Times are microseconds of a step.
+"""Known patterns of a slow attention step: what shows each one in a trace, its fix, and the gain.
+
+A pattern is a function from a trace and a step to the evidence, or None. Gains are ratios of times
+without and with the fix, recorded by the studies and kept in data/gains.json (`studies.gains`).
+Times are microseconds per step.
 """
 
+import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache
 from itertools import groupby
+from pathlib import Path
+from statistics import median
 from typing import Any
-
-import pandas as pd
 
 from ..core.backends.table import FAMILIES, ROLE_OF, family_of
 from ..measure.spans import Span, busy_us, find_gaps
 from ..measure.steps import DECODE, PREFILL, UNKNOWN, Step
 from ..measure.trace_file import Trace
-from ..run import store
-from ..run.frame import CUDA_CORES, FA2, FA3, decode_rows, over
-from ..studies import STUDIES
-from ..studies.decode_metadata.tables import FUSED, OPS, metadata_rows
-from ..studies.engine_modes import plans
-from ..studies.fa2_plan.tables import decode_rows as fa2_rows
-from ..studies.fa2_plan.tables import gains, step_table
-from ..studies.fa3_decode_regression.tables import launch_modes
-from ..studies.scheduler_metadata import savings
 
-Evidence = tuple[str, float] | None
-"""What shows a pattern in a step, and the microseconds that it takes of it at most."""
-Shows = Callable[[Trace, Step], Evidence]
-Gain = Callable[[pd.DataFrame], pd.DataFrame]
+GAINS = Path(__file__).resolve().parents[2] / "data" / "gains.json"
 TILE = re.compile(r"KernelTraits(?:<\(flashinfer::MaskMode\)\d, (?:\(unsigned int\))?|.*?ELj)(\d+)")
 OPERATORS = re.compile(r"elementwise|DeviceScan|scan_innermost|^Memcpy DtoD|gather_kernel|^Memset")
-SCAN_AND_INDEX = re.compile("DeviceScanKernel|scan_innermost"), re.compile("index|gather")
+SCAN, INDEX = re.compile("DeviceScanKernel|scan_innermost"), re.compile("index|gather")
 LARGE_GROUP, WIDE_TILE = 4, 128
-HOPPER = re.compile("H100|H200|H20|H800")
 SIZES = "head_dim page_size batch_size kv_len".split()
 STATED = ["heads", *SIZES, "dtype", "kv_dtype"]
-"""What a shape may say."""
+"""The facts of a layer that a caller can state."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What shows a pattern in a step, and the microseconds that it takes at most."""
+
+    text: str
+    us: float
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """A pattern. `since` says from which release until which, and where that is known from.
+    """A pattern; `since` says which releases have it and where that was read.
 
-    `gain` makes of a study's records a row per case, `ratio` of times without the mend and with it.
+    `gain` is its key in data/gains.json, empty if no record supports the fix.
     """
 
     name: str
-    shows: Shows
-    mend: str
+    shows: Callable[[Trace, Step], Evidence | None]
+    fix: str
     since: str
     notebook: str
-    study: str = ""
-    gain: Gain = pd.DataFrame
-    form: str = "a call {} times as long without the mend"
+    gain: str = ""
 
 
 def tile_rows(span: Span) -> int:
-    """Rows of the tile of FlashInfer's fa2, by the kernel's template; 0 if it does not say."""
-    found = TILE.search(span.symbol)
-    return int(found[1]) if found else 0
+    """Rows of the tile of FlashInfer's fa2, from the kernel's template; 0 if it is not named."""
+    match = TILE.search(span.symbol)
+    return int(match[1]) if match else 0
 
 
 def kind_of(span: Span) -> str:
-    """Decode or prefill, for what kind of step a kernel speaks; empty if it is no attention."""
-    if not (family := family_of(span.name)):
+    """Decode or prefill, by what an attention kernel serves; empty for other kernels."""
+    family = family_of(span.name)
+    if not family:
         return ""
     if FAMILIES[family].decodes or tile_rows(span) == 16:
         return DECODE
@@ -73,41 +71,47 @@ def kind_of(span: Span) -> str:
 
 
 def ran(step: Step, what: str) -> list[Span]:
-    """The kernels of a family of attention, or of what runs beside it (`ROLE_OF` of the table)."""
+    """The kernels of an attention family, or of a role beside attention (`ROLE_OF`)."""
     return [s for s in step.work if what in (family_of(s.name), ROLE_OF.get(s.name))]
 
 
-def _told(spans: Sequence[Span], words: str = "") -> Evidence:
-    """Which kernel, how often, of which sizes; None without one."""
+def _kernels(spans: Sequence[Span], more: str = "") -> Evidence | None:
+    """Kernel, count per step and sizes; None without a kernel."""
     if not spans:
         return None
     grid, block = ("x".join(map(str, size)) for size in (spans[0].grid, spans[0].block))
-    told = f"{spans[0].name} {len(spans)} times a step, grid {grid}, block {block}{words}"
-    return told, sum(span.length_us for span in spans)
+    text = f"{spans[0].name} {len(spans)} times per step, grid {grid}, block {block}{more}"
+    return Evidence(text, sum(span.length_us for span in spans))
 
 
-def _kernels(what: str, when: Callable[[Trace, Step, Span], object] = lambda *_: True) -> Shows:
-    """What shows a pattern by the kernels of a family that are so."""
-    return lambda trace, step: _told([s for s in ran(step, what) if when(trace, step, s)])
+def fa3_decodes(trace: Trace, step: Step) -> Evidence | None:
+    """FlashInfer's Hopper prefill kernel runs decode."""
+    return _kernels(ran(step, "fa3"))
 
 
-def _op_by_op(trace: Trace, step: Step) -> Evidence:
+def schedule_per_layer(trace: Trace, step: Step) -> Evidence | None:
+    """FlashAttention-3 prepares its schedule more than once per step."""
+    return _kernels(ran(step, "prepare")[1:], ", after one that would be enough")
+
+
+def metadata_op_by_op(trace: Trace, step: Step) -> Evidence | None:
     """A scan and an index kernel in one run of elementwise kernels before the first attention."""
-    found: Evidence = None
-    for alike, spans in groupby(step.ahead, lambda span: bool(OPERATORS.search(span.name))):
+    evidence = None
+    for is_operator, spans in groupby(step.ahead, lambda span: bool(OPERATORS.search(span.name))):
         run = list(spans)
         names = [span.name for span in run]
-        if alike and all(any(map(words.search, names)) for words in SCAN_AND_INDEX):
-            told = f"{len(run)} launches before the first layer: {', '.join(dict.fromkeys(names))}"
-            found = told, run[-1].end_us - run[0].start_us
-    return found
+        if is_operator and any(map(SCAN.search, names)) and any(map(INDEX.search, names)):
+            kinds = ", ".join(dict.fromkeys(names))
+            text = f"{len(run)} launches before the first layer: {kinds}"
+            evidence = Evidence(text, run[-1].end_us - run[0].start_us)
+    return evidence
 
 
-def _unsplit(trace: Trace, step: Step) -> Evidence:
-    """Decode by fa2 that merges nothing, or has no tile to spare, and few blocks.
+def fa2_unsplit(trace: Trace, step: Step) -> Evidence | None:
+    """fa2 decodes without splitting a request, with few blocks.
 
-    FlashInfer's plan splits while two blocks an SM hold all parts. A graph's plan always merges,
-    and its grid is padded.
+    FlashInfer's plan splits while two blocks per SM hold all parts. A plan for a graph always
+    merges, and its grid is padded.
     """
     calls = ran(step, "fa2") if step.kind == DECODE else []
     if not calls or not calls[0].grid:
@@ -117,149 +121,140 @@ def _unsplit(trace: Trace, step: Step) -> Evidence:
     spare = step.batch_size != tiles and (not step.batch_size or blocks < room)
     if blocks > 2 * room or ran(step, "merge") and spare:
         return None
-    call = f"{calls[0].length_us:,.0f} us a call"
-    return _told(calls, f", on {trace.num_sms} SMs, {call}; it costs where lengths differ")
+    call = f"{calls[0].length_us:,.0f} us per call"
+    return _kernels(calls, f", on {trace.num_sms} SMs, {call}; it costs time if lengths differ")
 
 
-def _lengths_copied(trace: Trace, step: Step) -> Evidence:
-    """Under the step's mark, where no sampled tokens are: a copy to the host and a wait for it."""
+def wide_tiles(trace: Trace, step: Step) -> Evidence | None:
+    """fa2 in a CUDA graph runs tiles of 128 query rows for a few queries per request."""
+    wide = [s for s in ran(step, "fa2") if step.in_graph and tile_rows(s) >= WIDE_TILE]
+    return _kernels(wide)
+
+
+def cuda_cores_large_group(trace: Trace, step: Step) -> Evidence | None:
+    """CUDA cores decode a layer with four or more query heads per KV head."""
+    return _kernels([s for s in ran(step, "cuda-cores") if s.block[1:2] >= (LARGE_GROUP,)])
+
+
+def lengths_copied(trace: Trace, step: Step) -> Evidence | None:
+    """A copy to the host under the step's mark, and a wait for it, before attention."""
     copies = [span for span in step.marked if span.name == "Memcpy DtoH"]
     begin = trace.launched_us.get(copies[0].launch, math.inf) if copies else math.inf
     waits = [wait for wait in step.waits if wait.start_us >= begin]
     if not waits:
         return None
     sizes = ", ".join(str(span.copied_bytes) for span in copies)
-    return f"{sizes} bytes to the host before attention, and a wait", busy_us(waits)
+    return Evidence(f"{sizes} bytes to the host before attention, and a wait", busy_us(waits))
 
 
-def _outside_graph(trace: Trace, step: Step) -> Evidence:
-    words = "attention launched one by one; the GPU idles between kernels"
-    return None if step.in_graph else (words, sum(gap.length_us for gap in find_gaps(step.body)))
+def outside_graph(trace: Trace, step: Step) -> Evidence | None:
+    """Attention is launched kernel by kernel, and the GPU idles between them."""
+    if step.in_graph:
+        return None
+    text = "attention launched one by one; the GPU idles between kernels"
+    return Evidence(text, sum(gap.length_us for gap in find_gaps(step.body)))
 
 
-def _slower(backend: str) -> Gain:
-    return lambda frame: over(decode_rows(frame, release="0.6.3"), backend, FA2)
-
-
-def _over(table: Gain, column: str, base: str) -> Gain:
-    """Of a study's table one column over another."""
-    return lambda frame: table(frame).assign(ratio=lambda found: found[column] / found[base])
-
-
-def _tiles(frame: pd.DataFrame) -> pd.DataFrame:
-    found = plans(frame).query(f"backend == 'fa2' and `tile for a graph` == {WIDE_TILE}")
-    return found[found["tile for eager"] < WIDE_TILE]
-
-
-REGRESSION = "02_reproduce_the_fa3_decode_regression", "fa3_decode_regression"
-PLAN = "11_plan_flashinfer_on_the_gpu", "fa2_plan"
 PATTERNS = (
     Pattern(
-        "fa3 of FlashInfer decodes",
-        _kernels("fa3"),
-        "ask for backend fa2, or take FlashInfer 0.6.4 or later; FP8 queries have only fa3",
-        "auto of FlashInfer 0.6.0 to 0.6.3; for FP8 queries to 0.7.2.post1, the last that was read",
-        *REGRESSION,
-        _slower(FA3),
+        name="fa3 of FlashInfer decodes",
+        shows=fa3_decodes,
+        fix="pin backend fa2, or use FlashInfer 0.6.4 or later; FP8 queries have only fa3",
+        since="auto of FlashInfer 0.6.0 to 0.6.3; for FP8 queries to 0.7.2.post1",
+        notebook="01_fa3_decode_regression",
+        gain="fa3",
     ),
     Pattern(
-        "FlashAttention-3's schedule is prepared in every layer",
-        lambda trace, step: _told(ran(step, "prepare")[1:], ", after one that would do"),
-        "get_scheduler_metadata once a step, given to every layer",
-        "SGLang before 0.5.11 (#21104), later with DP attention; not in data/rules",
-        "04_schedule_once_per_step",
-        "scheduler_metadata",
-        lambda frame: savings(frame).assign(ratio=lambda found: found.saved),
-        "{} us a step saved, at 16/2 heads",
+        name="FlashAttention-3's schedule is prepared in every layer",
+        shows=schedule_per_layer,
+        fix="call get_scheduler_metadata once per step and pass the result to every layer",
+        since="SGLang before 0.5.11 (#21104), later with DP attention",
+        notebook="04_schedule_once_per_step",
+        gain="schedule",
     ),
     Pattern(
-        "metadata op by op",
-        _op_by_op,
-        "one fused launch: SGLang's, or attnlib.core.build_decode_metadata",
-        "SGLang before 0.5.10 (#20778); not in data/rules",
-        "05_what_does_decode_metadata_cost",
-        "decode_metadata",
-        lambda frame: over(metadata_rows(frame), OPS, FUSED),
-        "metadata alone {} times as long without the mend",
+        name="metadata op by op",
+        shows=metadata_op_by_op,
+        fix="one fused launch: SGLang's, or attnlib.core.build_decode_metadata",
+        since="SGLang before 0.5.10 (#20778)",
+        notebook="03_decode_metadata",
+        gain="metadata",
     ),
     Pattern(
-        "fa2 splits no request",
-        _unsplit,
-        "a plan that splits long requests (Fa2Planner), or FlashAttention-3",
-        "every FlashInfer release that was read, to 0.7.2.post1; not in data/rules",
-        *PLAN,
-        lambda frame: gains(fa2_rows(frame[frame.lengths != "fixed"])).rename(
-            columns={"gain": "ratio"}
-        ),
-        "a call of mixed lengths {} times as long without the mend",
+        name="fa2 splits no request",
+        shows=fa2_unsplit,
+        fix="a plan that splits long requests (Fa2Planner), or FlashAttention-3",
+        since="every FlashInfer release that was read, to 0.7.2.post1",
+        notebook="07_plan_on_the_gpu",
+        gain="plan",
     ),
     Pattern(
-        "tiles of 128 rows for a few queries",
-        _kernels("fa2", lambda _, step, s: step.in_graph and tile_rows(s) >= WIDE_TILE),
-        "plan without use_cuda_graph, or uniform_q_len from FlashInfer 0.7.2.post1 on",
-        "FlashInfer's plan for a graph, to 0.7.2.post1; not in data/rules",
-        "10_every_mode",
-        "engine_modes",
-        _tiles,
+        name="tiles of 128 rows for a few queries",
+        shows=wide_tiles,
+        fix="plan without use_cuda_graph, or uniform_q_len from FlashInfer 0.7.2.post1 on",
+        since="FlashInfer's plan for a graph, to 0.7.2.post1",
+        notebook="10_every_mode",
+        gain="uniform_q_len",
     ),
     Pattern(
-        "CUDA cores decode large groups",
-        _kernels("cuda-cores", lambda _, step, s: s.block[1:2] >= (LARGE_GROUP,)),
-        "use_tensor_cores=True",
-        "every release: the caller asks for it; SGLang does below groups of 4",
-        *REGRESSION,
-        _slower(CUDA_CORES),
+        name="CUDA cores decode large groups",
+        shows=cuda_cores_large_group,
+        fix="use_tensor_cores=True",
+        since="every release: the caller asks for it; SGLang does below groups of 4",
+        notebook="01_fa3_decode_regression",
+        gain="cuda cores",
     ),
     Pattern(
-        "XQA on Hopper",
-        _kernels("xqa", lambda trace, step, s: HOPPER.search(trace.gpu)),
-        "another backend of vLLM: --attention-config.backend FLASH_ATTN",
-        "the backend FLASHINFER of vLLM 0.25.0 to 0.33.0, the last that was read",
-        "01_which_backend_really_runs",
+        name="lengths are copied to the host in every step",
+        shows=lengths_copied,
+        fix="plan from lengths that the host knows, or on the GPU (Fa2Planner)",
+        since="FlashInfer's plan() copies indptr from the GPU in every release that was read",
+        notebook="07_plan_on_the_gpu",
     ),
     Pattern(
-        "lengths are copied to the host in every step",
-        _lengths_copied,
-        "plan from lengths that the host knows, or on the GPU (Fa2Planner)",
-        "FlashInfer's plan() copies indptr from the GPU in every release that was read",
-        *PLAN,
-        _over(step_table, "copied", "planned"),
-        "a step's attention {} times as long without the mend",
-    ),
-    Pattern(
-        "attention outside the CUDA graph",
-        _outside_graph,
-        "capture decode whole (SGLang's default; FULL_DECODE_ONLY of vLLM)",
-        "any release: a setting",
-        *REGRESSION,
-        _over(partial(launch_modes, release="0.6.3"), "fa2 eager", "fa2"),
+        name="attention outside the CUDA graph",
+        shows=outside_graph,
+        fix="capture decode as a whole (SGLang's default; FULL_DECODE_ONLY of vLLM)",
+        since="any release: a setting",
+        notebook="01_fa3_decode_regression",
+        gain="eager",
     ),
 )
 
 
-def gained(pattern: Pattern, shape: Mapping[str, Any]) -> str:
-    """What the records say at the shape, or nearest to it, and what of the shape is not known."""
-    if not pattern.study:
-        return "no records of the mend here"
-    try:
-        frame = store.load(pattern.study, STUDIES[pattern.study].reference_machine)
-    except FileNotFoundError as error:
-        return f"no records of the mend here: {error}"
-    table = pattern.gain(frame).dropna(subset="ratio")
-    used = [name for name in STATED if name in table and table[name].nunique() > 1]
-    at = []
-    for name in (name for name in used if name in shape):
-        near, number = table[name] == shape[name], pd.api.types.is_numeric_dtype(table[name])
-        if number:
-            far = (table[name] / float(shape[name])).map(math.log).abs()
-            near = far == far.min()
-        table = table[near] if near.any() else table
-        at.append(f"{name} {table[name].iloc[0]}" if near.any() else f"no {name} {shape[name]!r}")
-    low, middle, high = (f"{value:.3g}" for value in table.ratio.quantile([0, 0.5, 1]))
-    told = pattern.form.format(f"{low} to {high} (median {middle})" if len(table) > 1 else low)
-    told = told if table.ratio.max() > 1 else f"nothing to gain, {told}"
-    near = f" nearest to it: {', '.join(at)}" if at else ""
-    lacks = ", ".join(name for name in used if name not in shape)
-    unknown = f"; the trace does not tell {lacks}" if lacks else ""
-    shapes = f"{len(table)} recorded shape{'s' * (len(table) > 1)}"
-    return f"{told} over {shapes}{near}{unknown}; {frame.gpu.iloc[0]}"
+@cache
+def gains() -> dict[str, Any]:
+    """data/gains.json: key -> study, gpu, rows (shape and ratio); empty if it is missing."""
+    return json.loads(GAINS.read_text()) if GAINS.exists() else {}
+
+
+def gained(pattern: Pattern, shape: Mapping[str, Any], us: float) -> str:
+    """What the records at the shape (or nearest to it) say that the fix saves of `us` per step."""
+    entry = gains().get(pattern.gain)
+    if entry is None:
+        return "no records of the fix"
+    rows, at = entry["rows"], []
+    varying = [n for n in STATED if n in rows[0] and len({row[n] for row in rows}) > 1]
+    for name in (name for name in varying if name in shape):
+        near = _nearest(rows, name, shape[name])
+        at.append(f"{name} {near[0][name]}" if near else f"no {name} {shape[name]!r}")
+        rows = near or rows
+    ratios = sorted(row["ratio"] for row in rows)
+    where = f" nearest to it: {', '.join(at)}" if at else ""
+    unknown = [name for name in varying if name not in shape]
+    where += f"; the trace does not give {', '.join(unknown)}" if unknown else ""
+    count = f"{len(rows)} recorded shape{'s' if len(rows) > 1 else ''}{where}; {entry['gpu']}"
+    if median(ratios) <= 1:
+        return f"nothing to gain: {median(ratios):.2f} times the time with the fix, {count}"
+    saved = [us * (1 - 1 / ratio) for ratio in (ratios[0], median(ratios), ratios[-1])]
+    least, middle, most = (f"{max(0.0, value):,.1f}" for value in saved)
+    spread = f"{least} to {most} us, median {middle}" if len(rows) > 1 else f"{middle} us"
+    return f"saves {spread} of {us:,.1f} us per step, by {count}"
+
+
+def _nearest(rows: list[dict[str, Any]], name: str, value: Any) -> list[dict[str, Any]]:
+    """The rows with the value, or the nearest number; none for a word that is not on record."""
+    if isinstance(value, str):
+        return [row for row in rows if row[name] == value]
+    distance = [abs(math.log(row[name] / value)) for row in rows]
+    return [row for row, far in zip(rows, distance, strict=True) if far == min(distance)]

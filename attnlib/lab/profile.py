@@ -7,13 +7,14 @@ share of time in which the GPU is busy is its traced time over the untraced wall
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import gzip
 import json
 import os
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import median
@@ -25,12 +26,27 @@ from ..core.spec import require_int, require_word
 from ..draw.cards import Card, Shown
 from ..measure.files import write_whole
 from ..measure.spans import NO_CALL, Gap, Span, busy_us, find_gaps, gpu_work, operators
+from ..run.store import data_root
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DEVICES = ("auto", "cuda", "cpu")
 CALLS, WARM_UP = 10, 3
+RECORDED_FIELDS = (
+    "name",
+    "device",
+    "machine",
+    "threads",
+    "torch_version",
+    "taken_at",
+    "calls",
+    "ran",
+    "cuda_graph",
+    "host_us",
+    "wall_us",
+)
+RECORDED_KINDS = ("kernel", "memcpy", "memset", "call")
 TIMES = ("us", "us each", "shortest", "longest")
 BLIND = (
     "torch.profiler saw no CUDA call, not even its own: is CUPTI in use by another tool? "
@@ -148,12 +164,25 @@ class Profile(Shown):
             call = sorted(range(self.calls), key=length_us)[self.calls // 2]
         return draw_timeline(calls[call], title=f"{self.name}: {self.headline}", footer=self.origin)
 
+    def save(self, path: Path) -> Path:
+        """Write the profile without its trace as JSON, for `profile(..., recorded=...)`."""
+        fields = {name: getattr(self, name) for name in RECORDED_FIELDS}
+        shown = [asdict(span) for span in self.spans if span.kind in RECORDED_KINDS]
+        defaults = {field.name: field.default for field in dataclasses.fields(Span)}
+        spans = [{k: v for k, v in span.items() if v != defaults[k]} for span in shown]
+        text = json.dumps({**fields, "spans": spans}, separators=(",", ":"))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return write_whole(path, f"{text}\n".encode())
+
     def save_trace(self, path: str | os.PathLike[str]) -> Path:
         """Write the Chrome trace, for Perfetto, compressed if `.gz`; returns its absolute path.
 
-        OSError if it cannot be written; the file is then as it was.
+        OSError if it cannot be written; the file is then as it was. ValueError for a recorded
+        profile, which has no trace.
         """
         path, trace = Path(path), self.packed_trace
+        if not trace:
+            raise ValueError("a recorded profile has no trace: profile the call on a GPU")
         whole = write_whole(path, trace if path.suffix == ".gz" else gzip.decompress(trace))
         return whole.resolve()
 
@@ -223,6 +252,7 @@ def profile(
     device: str = "auto",
     cuda_graph: bool = False,
     name: str = "",
+    recorded: str = "",
 ) -> Profile:
     """Profile `fn(*args)`: `warmup` calls, `calls` untraced ones for the clock, `calls` traced.
 
@@ -230,6 +260,9 @@ def profile(
     `device` `auto` shows the kernels that fn runs, or, if it runs none or no CUDA GPU is here, its
     CPU operators, and says so; `cuda` raises then; `cpu` shows the operators whatever else runs.
     With `cuda_graph` fn is captured once and its replays are profiled.
+    `recorded` names a profile in data/profiles: without a CUDA GPU that profile is returned, which
+    says where and when it was taken, and fn does not run. On a GPU fn runs; with
+    ATTNLIB_RECORD_PROFILES=1 the profile is then written there.
 
     The GPU that is waited for is the current device; work on others is traced as far as it ended.
     TypeError and ValueError name a wrong argument, RuntimeError says what cannot be had here. What
@@ -244,6 +277,8 @@ def profile(
     require_int("calls", calls)
     require_int("warmup", warmup, least=0)
     require_word("device", device, DEVICES)
+    if recorded and not torch.cuda.is_available():
+        return load_profile(recorded)
     no_gpu = _why_no_gpu(device)
     if no_gpu and device == "cuda":
         raise RuntimeError(f"device='cuda' cannot be had: {no_gpu}")
@@ -269,7 +304,7 @@ def profile(
         asked = "cuda_graph=True" if cuda_graph else "device='cuda'"
         raise RuntimeError(f"{asked} needs an fn that uses the GPU, torch.profiler saw no kernel")
     why = no_gpu or "the callable used no GPU"
-    return Profile(
+    taken = Profile(
         name=name or getattr(fn, "__name__", type(fn).__name__),
         device="cuda" if on_gpu else "cpu",
         note="" if on_gpu else f"These are CPU operators, not kernels: {why}.",
@@ -285,6 +320,32 @@ def profile(
         wall_us=wall_us,
         packed_trace=gzip.compress(json.dumps(events).encode(), mtime=0),
     )
+    if recorded and os.environ.get("ATTNLIB_RECORD_PROFILES"):
+        taken.save(profile_path(recorded))
+    return taken
+
+
+def profile_path(name: str) -> Path:
+    """The file of a recorded profile."""
+    return data_root() / "profiles" / f"{name}.json"
+
+
+def load_profile(name: str) -> Profile:
+    """A recorded profile by name; ValueError lists those that exist."""
+    path = profile_path(name)
+    if not path.exists():
+        names = ", ".join(sorted(p.stem for p in path.parent.glob("*.json"))) or "none"
+        raise ValueError(f"recorded must be one of {names}, got {name!r}")
+    form = json.loads(path.read_text())
+    spans = tuple(Span(**{**span, **_tuples(span)}) for span in form.pop("spans"))
+    gpu, day = form["machine"]["gpu"], form["taken_at"][:10]
+    note = f"Recorded on an {gpu}, {day}; the call did not run here."
+    form["host_us"] = tuple(form["host_us"])
+    return Profile(**form, spans=spans, note=note, packed_trace=b"")
+
+
+def _tuples(span: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(span[name]) for name in ("grid", "block") if name in span}
 
 
 def _why_no_gpu(device: str) -> str:

@@ -15,7 +15,7 @@ from ..core.backends.table import FAMILIES
 from ..draw import style
 from ..draw.cards import Card, Shown
 from ..kinds.cost import Ceilings
-from ..studies.fa3_decode_regression.tables import intervals
+from ..studies.fa3_decode_regression import intervals
 from .choices import LIVE, NAMES, Choices
 from .sources import Source, ThisGpu, narrow, source_of
 from .tables import NOTHING, Tables

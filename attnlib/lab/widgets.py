@@ -24,7 +24,7 @@ from ..core.spec import require_word
 from ..draw.cards import STYLE, Shown, as_html, as_text
 from ..run.record import strip_folders
 from ..select import LIBRARIES
-from ..studies.fa3_decode_regression.study import FIXED, NEWEST
+from ..studies.fa3_decode_regression import FIXED, NEWEST
 from ..studies.upgrade import compare_releases
 from .choices import AXES, LIVE, NAMES, ROUNDS
 from .diagnose import diagnose

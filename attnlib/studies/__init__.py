@@ -16,7 +16,7 @@ from ..run.study import Study
 FIRST = ("fa3_decode_regression", "auto_resolution", "measurement_trust")
 """Listed before the others: a view shows the regression first."""
 
-NOT_STUDIES = {"captured", "claims", "evidence", "expected", "roofline", "upgrade"}
+NOT_STUDIES = {"captured", "claims", "gains", "roofline", "upgrade"}
 
 
 def discover() -> dict[str, Study]:

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from attnlib.core.batch import DecodeBatch, PagedKV
 from attnlib.core.fa2.choice import PlanShape, choose
 from attnlib.core.fa2.words import plan_words
-from attnlib.core.policy.plans import plan
 from attnlib.core.schedule.facts import SchedulerFacts
 from attnlib.core.schedule.splits import plan_splits
 from attnlib.core.spec import AttnSpec
@@ -148,7 +147,6 @@ FACTS, SHAPE = SchedulerFacts(2, 8, 2, 64, 1, 64, 4), PlanShape(8, 2, 64, 2, 2, 
         lambda: plan_splits(FACTS, [7, 3]),
         lambda: choose(SHAPE, [7, 3]),
         lambda: plan_words(SHAPE, [7, 3]),
-        lambda: plan("flashinfer-fa2", SPEC, [7, 3], num_sms=4),
     ],
 )
 def test_what_holds_arrays_equals_itself_alone_and_has_a_hash(make):

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 from support.cuda_core_plan import plan_cuda_cores
+from support.library_plan import LibraryCall, plan_fa2
 
-from attnlib.core.fa2.library import FA2_INFO, RELEASES, LibraryCall, Words, plan_fa2
+from attnlib.core.fa2.library import FA2_INFO, RELEASES, Words
 
 VECTORS = Path(__file__).resolve().parents[2] / "data" / "vectors" / "flashinfer_plans.jsonl.xz"
 HEADER, *LINES = map(json.loads, lzma.decompress(VECTORS.read_bytes()).splitlines())

@@ -5,11 +5,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from support.library_plan import LibraryCall, plan_fa2
 
-from attnlib.core.fa2.choice import CHUNK_STEP, PlanShape, choose, predicted_us
+from attnlib.core.fa2.choice import (
+    BLOCK_TOKENS,
+    MARGIN,
+    PlanShape,
+    blocks_per_head,
+    candidates,
+    choose,
+    counted,
+    library_chunk,
+    predicted_time,
+)
 from attnlib.core.fa2.kernel import build_fa2_plan
 from attnlib.core.fa2.library import FA2_INFO, MIN_CHUNK
-from attnlib.core.fa2.words import Layout, plan_words
+from attnlib.core.fa2.words import Layout, chunk_in, plan_words
 from attnlib.kinds.metadata import oracle
 
 SHAPE = PlanShape(32, 8, 128, 2, 40, 131072, 132)
@@ -51,8 +62,6 @@ def drawn(shape, seed, count=4):
     yield np.zeros(batch, int)
     yield np.array([most])
     yield np.r_[np.full(batch - 1, 300), most]
-    for tokens in (shape.cached_tokens, shape.cached_tokens + 1):
-        yield np.minimum(np.bincount(np.arange(tokens) % batch, minlength=batch), most)
     for _ in range(count):
         lens = np.clip(rng.lognormal(7, 1.5, batch), 0, most).astype(int)
         lens[rng.random(batch) < 0.2] = rng.choice([0, 1, most, 2048])
@@ -63,9 +72,10 @@ def drawn(shape, seed, count=4):
 def test_blocks_see_every_token_of_every_query_tile_once_and_fit(shape):
     for lens in drawn(shape, 1):
         words = plan_words(shape, lens)
-        used, choice = words.block_valid_mask[: shape.max_blocks], choose(shape, lens)
-        assert used.sum() == choice.blocks[choice.best] <= shape.max_blocks
-        seen = np.minimum(lens, shape.seen)
+        used, chunk = words.block_valid_mask[: shape.max_blocks], choose(shape, lens).chunk
+        seen = counted(shape, lens)
+        blocks = blocks_per_head(seen, np.array([chunk])) * shape.q_tiles
+        assert used.sum() == blocks <= shape.max_blocks
         indices = (words.request_indices, words.qo_tile_indices, words.kv_tile_indices)
         found = list(zip(*(index[used].tolist() for index in indices), strict=True))
         parts = -(-seen // words.kv_chunk_size)
@@ -96,17 +106,13 @@ def test_the_kernel_writes_what_the_twin_says_over_any_words_before(shape, seed)
         call["seq_lens"] = call["seq_lens"].to((torch.int32, torch.int64)[delta])
         call["words"].fill_(POISON - turn)
         build_fa2_plan(**call, seq_len_delta=delta)
-        wanted = plan_words(shape, given + delta).image(room(shape), POISON - turn)
-        assert np.flatnonzero(call["words"].cpu().numpy() != wanted).tolist() == []
-
-
-def test_what_the_l2_holds_is_predicted_to_be_faster():
-    of = lambda tokens: predicted_us(SHAPE, np.array([tokens]), np.array([512]))  # noqa: E731
-    held = SHAPE.cached_tokens
-    assert held * SHAPE.token_bytes == 50 * 2**20
-    crowd = PlanShape(1, 1, 64, 1, 8192, 2**21, 132)
-    assert (crowd.cached_tokens + 1) * 8192 <= 2**31 - 1 < 50 * 2**20 // crowd.token_bytes * 8192
-    assert of(held) < of(held + 1) < of(held) * SHAPE.rates.cached_times
+        words = call["words"].cpu().numpy()
+        chunk = chunk_in(words, Layout.of(shape))
+        wanted = plan_words(shape, given + delta, chunk).image(room(shape), POISON - turn)
+        assert np.flatnonzero(words != wanted).tolist() == []
+        twin = np.array([choose(shape, given + delta).chunk, chunk])
+        times = predicted_time(shape, counted(shape, given + delta), twin)
+        assert times[1] == pytest.approx(times[0], rel=0.01), twin
 
 
 def test_a_grid_has_more_room_the_longer_its_calls_may_be_and_none_for_what_cannot_be():
@@ -115,17 +121,42 @@ def test_a_grid_has_more_room_the_longer_its_calls_may_be_and_none_for_what_cann
     assert replace(SHAPE, max_batch_size=1, max_seq_len=300).max_blocks == 3
 
 
-def test_the_chunk_that_fills_a_wave_is_left_only_for_one_predicted_to_be_surely_faster():
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("heads", [(32, 8), (5, 1), (28, 4)], ids=str)
+def test_the_librarys_own_chunk_is_a_candidate_to_a_page_and_a_sixty_fourth(heads, page_size):
+    call = LibraryCall(*heads, 128, page_size, cuda_graph=True, num_sms=132, release="0.6.4")
+    for lens in drawn(SHAPE, 4, 20):
+        lens = np.maximum(lens, 1)
+        shape = PlanShape(*heads, 128, 2, len(lens), int(lens.max()), 132)
+        own, chunks = plan_fa2(call, lens).kv_chunk_size, candidates(lens)
+        ours = library_chunk(shape, lens, chunks)
+        if own >= lens.max():
+            assert ours >= lens.max() or blocks_per_head(lens, np.array([ours])) <= shape.wave
+        else:
+            assert own - page_size < ours + 1 and ours <= own * 1.01 + page_size
+        assert choose(shape, lens).chunks[-1] == ours
+
+
+def test_the_librarys_chunk_is_left_only_for_one_predicted_to_gain_more_than_a_merge_costs():
     kept = left = 0
     for tokens in range(1000, 60000, 1000):
-        found = choose(replace(SHAPE, max_batch_size=1, num_kv_heads=2), np.array([tokens]))
-        fills = found.chunks[found.blocks * 2 <= SHAPE.slots].min()
-        least = found.us.min()
-        if found.chunk == fills:
-            kept += least < found.us[found.best] < least * 1.031
-        else:
-            left += least == found.us[found.best] < found.us[found.chunks == fills].min() * 0.97
-    assert kept and left
+        for batch in (5, 33, 40, 100):
+            lens = np.full(batch, 500)
+            lens[0] = tokens
+            choice = choose(replace(SHAPE, max_batch_size=batch), lens)
+            library, least = choice.times[-1], choice.times.min()
+            gains = least + BLOCK_TOKENS < (1 - MARGIN) * library
+            assert choice.chunk == choice.chunks[choice.times.argmin() if gains else -1]
+            kept, left = kept + (not gains), left + gains
+    assert kept > 20 and left > 20
+
+
+def test_a_short_call_keeps_the_librarys_plan():
+    """A merge costs time that a call of 20 us feels."""
+    for kv_heads, lens in ((1, [900] * 12), (1, [3000, 40, 80]), (8, [500] * 3), (8, [200] * 30)):
+        shape = PlanShape(8, kv_heads, 128, 2, len(lens), 4096, 132)
+        choice = choose(shape, np.array(lens))
+        assert choice.chunk == choice.chunks[-1]
 
 
 def test_words_lie_apart_and_aligned():
@@ -144,10 +175,10 @@ def test_equal_requests_of_a_wave_stay_whole_and_those_just_past_one_are_cut():
     assert choose(past, np.full(34, 2048)).chunk < 2048
 
 
-def test_candidates_are_whole_steps_and_at_least_what_the_library_takes():
+def test_candidates_are_at_least_what_the_library_takes_and_the_first_cuts_nothing():
     for lens in drawn(SHAPE, 3):
-        chunks = choose(SHAPE, lens).chunks
-        assert (chunks % CHUNK_STEP == 0).all() and (chunks >= MIN_CHUNK).all()
+        chunks = candidates(lens)
+        assert (chunks >= MIN_CHUNK).all() and chunks[0] >= lens.max(initial=0)
 
 
 @pytest.mark.parametrize("page_size", [1, 16, pytest.param(64, marks=pytest.mark.gpu)])
@@ -169,8 +200,9 @@ def test_the_same_launch_writes_the_page_arrays(page_size):
     assert words["kv_last_page_len"].tolist() == [*last, 0]
     assert words["kv_indices"][: len(pages)].tolist() == pages.tolist()
     assert (words["kv_indices"][len(pages) :] == POISON).all()
-    wanted = plan_words(shape, lens).image(room(shape), POISON)
-    assert (call["words"].cpu().numpy() == wanted).all()
+    plan = call["words"].cpu().numpy()
+    wanted = plan_words(shape, lens, chunk_in(plan, Layout.of(shape))).image(room(shape), POISON)
+    assert (plan == wanted).all()
     with pytest.raises(ValueError, match=r"kv_indptr must be \[7\] int32"):
         words["kv_indptr"] = words["kv_indptr"][:6]
         build_fa2_plan(**call, **paged, **words, page_size=page_size)

@@ -1,6 +1,5 @@
 """A planner takes a wrapper of FlashInfer over, or says why not."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +12,6 @@ from attnlib.core.fa2 import planner as module
 from attnlib.core.fa2.library import FA2_INFO
 from attnlib.core.fa2.planner import PRIVATE, Fa2Planner
 from attnlib.core.fa2.words import plan_words
-from attnlib.core.gpu import FA2_RATES
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.lengths import shuffled_pages
@@ -29,7 +27,7 @@ class BatchDecodeWithPagedKVCacheWrapper(SimpleNamespace):
 def wrapper(monkeypatch):
     monkeypatch.setattr(module, "installed_version", lambda _: "0.6.4")
     return BatchDecodeWithPagedKVCacheWrapper(
-        _plan_info=list(range(15)),
+        _plan_info=[33, 3, 0, 16, 0, 0, 0, 0, 0, 0, 0, 33 * 16 * 32 * 128 * 4, 0, True, True],
         _int_workspace_buffer=torch.zeros(2**20, dtype=torch.uint8),
         _float_workspace_buffer=torch.zeros(2**24, dtype=torch.uint8),
         _fixed_batch_size=3,
@@ -60,26 +58,6 @@ def test_a_plan_is_in_the_wrappers_workspace_until_it_plans_itself(wrapper):
     assert words[planner.info[FA2_INFO.index("kv_chunk_size_ptr_offset")] // 4] == 512
 
 
-OWN = replace(FA2_RATES[16], cut_us=1e6)
-"""Of a GPU on which nothing is worth a cut."""
-
-
-@pytest.mark.parametrize("rates", [{16: OWN}, {16: FA2_RATES[16], (16, 128, 2): OWN}], ids=len)
-def test_rates_that_are_given_choose_the_chunk(wrapper, rates):
-    planner = Fa2Planner(wrapper, **LAYER, num_sms=132, rates=rates)
-    assert planner.shape.rates == OWN
-    planner.plan(torch.tensor([4096, 10, 7], dtype=torch.int32))
-    shape, words = Fa2Planner(wrapper, **LAYER, num_sms=132).shape, planner._words.tolist()
-    own = plan_words(replace(shape, given_rates=OWN), [4096, 10, 7])
-    assert words == own.image(len(words)).tolist()
-    assert own.kv_chunk_size == 4096 > plan_words(shape, [4096, 10, 7]).kv_chunk_size
-
-
-def test_rates_of_other_kernels_are_refused(wrapper):
-    with pytest.raises(ValueError, match=r"rates must have 16 or \(16, 128, 2\), got \[64\]"):
-        Fa2Planner(wrapper, **LAYER, num_sms=132, rates={64: OWN})
-
-
 def test_page_arrays_are_written_where_the_wrapper_reads_them(wrapper):
     pool = {"req_pool_indices": torch.tensor([1, 0, 1]), "req_to_token": torch.arange(8192)}
     pool["req_to_token"] = pool["req_to_token"].view(2, 4096).int()
@@ -90,6 +68,11 @@ def test_page_arrays_are_written_where_the_wrapper_reads_them(wrapper):
     for name, tensor in pool.items():
         with pytest.raises(TypeError, match="must be a tensor, got NoneType"):
             planner.plan(lens, **{name: tensor})
+    block_table = pool | {"req_to_token": pool["req_to_token"][:, :256].contiguous()}
+    with pytest.raises(
+        ValueError, match=r"a column per token, .* 4096, got \[2, 256\]: a block ta"
+    ):
+        planner.plan(lens, **block_table)
     planner.plan(lens, **pool, seq_len_delta=1)
     assert wrapper._paged_kv_indptr_buf.tolist() == [0, 3, 5, 6]
     assert wrapper._paged_kv_indices_buf[:6].tolist() == [256, 257, 258, 0, 1, 256]
@@ -133,6 +116,7 @@ def test_a_wrapper_whose_private_names_have_moved_is_refused(wrapper, name):
         ({"_plan_info": None}, {}, "a plan of 0 integers"),
         ({}, {"max_seq_len": 0}, "max_seq_len must be an integer in 1..2097152, got 0"),
         ({}, {"max_seq_len": 4096.0}, "max_seq_len must be an integer .*, got 4096.0"),
+        ({}, {"head_dim": 64}, "head_dim must be the wrapper's, 128, got 64"),
         ({}, {"head_dim": 512}, "head_dim must be one of 64, 128, 256, got 512"),
         ({}, {"q_len": 0}, "q_len must be an integer >= 1, got 0"),
         ({}, {"num_sms": -4}, "num_sms must be an integer >= 1, got -4"),
@@ -149,7 +133,7 @@ def test_a_wrapper_that_cannot_be_planned_for_is_refused(wrapper, change, layer,
 @pytest.mark.parametrize("release", ["", "0.9.9"])
 def test_a_release_whose_plan_is_not_known_is_refused(wrapper, monkeypatch, release):
     monkeypatch.setattr(module, "installed_version", lambda _: release)
-    with pytest.raises(RuntimeError, match=f"whose plan is known .*0.6.4.*got {release or 'none'}"):
+    with pytest.raises(RuntimeError, match=f"is known, 0.4.0 to .*, got {release or 'none'}"):
         Fa2Planner(wrapper, **LAYER, num_sms=132)
 
 

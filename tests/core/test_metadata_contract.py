@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.metadata_cases import BUILDERS, DECODE, DRAFT, KV_INDICES, POISON, STEP, VERIFY, poison
+from support.metadata_cases import BUILDERS, DECODE, KV_INDICES, POISON, STEP, poison
 
 from attnlib.core.metadata import launch
 from attnlib.core.metadata.require import IN_EITHER, IN_ROWS
@@ -152,25 +152,6 @@ WRONG = {
         ("kv_last_page_len = seq_lens", ...),
         ("kv_indptr = seq_lens", ...),
         ("kv_last_page_len = kv_start", ...),
-    ],
-    DRAFT: [
-        ("decode_length", 7, "<= 6 (cache_loc has 6 columns, page_table 6, and each token may"),
-        ("decode_length", -1, "an integer >= 0"),
-        ("decode_length", 2.0, "an integer >= 0"),
-        ("topk", 0, "an integer >= 1"),
-        ("topk", True, "an integer >= 1"),
-        ("topk", 2.0, "an integer >= 1"),
-        ("page_size", 3, "a power of two, got 3"),
-        ("page_size", 4.0, "an integer >= 1"),
-        ("page_table = cache_loc", ...),
-        ("cache_loc", lambda c: c["cache_loc"].repeat(2, 1), "[<= 8, any], of bs * topk r"),
-        ("cache_seqlens = last_page_lens", ...),
-    ],
-    VERIFY: [
-        ("num_draft_tokens", 0, "an integer in 1..715827882, got 0"),
-        ("num_draft_tokens", 2**30, "an integer in 1..715827882, got 1073741824"),
-        ("num_draft_tokens", lambda c: c["seq_lens"], "an integer in 1.."),
-        ("cache_seqlens = seq_lens", ...),
     ],
 }
 """The argument, its value or how it follows from the right call, and what the error says after

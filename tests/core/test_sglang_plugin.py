@@ -29,7 +29,7 @@ if torch.cuda.is_available():
     pytest.skip("the stand-ins are for machines without a GPU", allow_module_level=True)
 
 SOURCES = {"stand-ins": fakes.parts, **({"own": sglang_code.parts} if sglang_code.FOUND else {})}
-RELEASE = "attnlib.core.engines.arms.installed_version"
+RELEASE = "attnlib.core.engines.sglang.installed_version"
 
 
 @pytest.fixture(params=SOURCES)

@@ -7,6 +7,7 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
+from attnlib.studies.decode_metadata.study import STUDY
 from matplotlib.collections import PathCollection
 from matplotlib.patches import Rectangle
 
@@ -16,8 +17,7 @@ from attnlib.run import frame as rows
 from attnlib.run import store
 from attnlib.studies.decode_metadata import figures as metadata_figures
 from attnlib.studies.decode_metadata import tables as metadata
-from attnlib.studies.decode_metadata.study import STUDY
-from attnlib.studies.fa3_decode_regression.study import HEADLINE, REGRESSED
+from attnlib.studies.fa3_decode_regression import HEADLINE, REGRESSED
 from attnlib.studies.measurement_trust import figures, tables
 
 pytestmark = pytest.mark.usefixtures("published_records")

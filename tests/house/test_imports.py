@@ -124,7 +124,7 @@ LIGHT = (
         "attnlib.view()._repr_html_()": "torch triton ipywidgets",
         "import attnlib.lab.compare; attnlib.explore, attnlib.profile": "torch matplotlib",
         "import attnlib.run.store; from attnlib.studies import claims; claims.checks()": "torch",
-        "import attnlib.studies.fa3_decode_regression.tables": "torch",
+        "import attnlib.studies.fa3_decode_regression": "torch",
     },
 )
 """Processes, and what they do in turn -> the libraries that are not loaded then."""

@@ -87,7 +87,7 @@ def test_a_field_that_lacks_and_one_too_many_are_refused(case, lost):
         (DECODE, "window", -1, "an integer >= 0, got -1"),
         (EXTEND, "window", 64, "0 for several queries per request, got 64"),
         (DECODE, "lengths", "zipf", "one of fixed, ragged, skewed, .*, got 'zipf'"),
-        (METADATA, "builder", "prefill", "one of decode, kv_indices, draft, verify"),
+        (METADATA, "builder", "prefill", "one of decode, kv_indices"),
         (METADATA, "lengths", "long", "one of fixed, ragged, skewed, .*, got 'long'"),
         (METADATA, "batch_size", 0, "an integer >= 1, got 0"),
         (METADATA, "page_size", 3, "a power of two, got 3"),

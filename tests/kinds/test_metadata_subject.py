@@ -21,8 +21,6 @@ OURS = [name for name in MODULES if name != "sglang-metadata"]
 WINDOWED = replace(CASE, swa=True)
 OTHERS = [
     MetadataCase("kv_indices", 5, 4, 70, pool_size=9),
-    MetadataCase("draft", 5, 4, 70, topk=3, draft_tokens=6),
-    MetadataCase("verify", 5, 1, 70, draft_tokens=4),
 ]
 
 

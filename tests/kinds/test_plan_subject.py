@@ -71,7 +71,7 @@ def test_a_plan_for_a_window_is_made_for_what_its_blocks_see(fake_fa2):
     assert (record.status, record.reason) == ("ok", "")
     assert SMALL.measure(Item("fa2-plan", "host", case))["status"] == "ok"
     shapes = [PlanShape.of(each.spec, np.array([900]), 4) for each in (case, DECODE)]
-    assert [(shape.window, shape.seen) for shape in shapes] == [(799, 815), (-1, 2**31 - 1)]
+    assert [(shape.window, shape.most_seen) for shape in shapes] == [(799, 815), (-1, 2**31 - 1)]
 
 
 def test_planning_for_a_machine_that_says_no_number_of_sms_is_an_error():
@@ -85,7 +85,8 @@ def test_one_wrong_word_of_a_plan_is_incorrect(output, monkeypatch):
 
     def wrong(**call):
         honest(**call)
-        call[output][0] += 1
+        if output in call:
+            call[output][0] += 1
 
     monkeypatch.setattr(module, "build_fa2_plan", wrong)
     found = SMALL.measure(Item("fa2-plan", "host", CASE))

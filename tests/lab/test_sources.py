@@ -7,7 +7,7 @@ from support.explorer_records import FA2, FA3, LATENT, MACHINE, QWEN, keep, publ
 
 from attnlib.lab.choices import AXES, LIVE, MLA, ROUNDS
 from attnlib.lab.sources import Shelf, ThisGpu, narrow, source_of, studies_of
-from attnlib.studies.fa3_decode_regression.study import AT_ONCE_MACHINE, STUDY
+from attnlib.studies.fa3_decode_regression import H100_MACHINE, STUDY
 
 LLAMA = "Llama-3.1-8B"
 MODEL = {"model": "Qwen3-0.6B"}
@@ -30,8 +30,8 @@ def test_published_studies_serve_a_model_that_they_hold_and_the_first_answers(
     assert "fa3_decode_regression" not in {**studies_of("Qwen3-0.6B"), **studies_of(MLA)}
     with pytest.raises(ValueError, match="records must be one of live, fa3_.*got 'one_launch'"):
         source_of(LLAMA, "one_launch")
-    monkeypatch.setenv("ATTNLIB_MACHINE", AT_ONCE_MACHINE)
-    assert source_of(LLAMA, source.name).machine == AT_ONCE_MACHINE
+    monkeypatch.setenv("ATTNLIB_MACHINE", H100_MACHINE)
+    assert source_of(LLAMA, source.name).machine == H100_MACHINE
 
 
 def test_releases_are_in_the_order_of_versions_and_another_seed_is_no_choice(make_record):

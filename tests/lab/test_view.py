@@ -14,7 +14,7 @@ from attnlib.measure.stats import judge
 from attnlib.run import frame as rows
 from attnlib.run import store
 from attnlib.studies import STUDIES
-from attnlib.studies.fa3_decode_regression.study import HEADLINE, REGRESSED
+from attnlib.studies.fa3_decode_regression import HEADLINE, REGRESSED
 
 MODEL = "Qwen3-0.6B"
 EVIL = "<img src=x onerror=alert(1)>"

@@ -19,7 +19,7 @@ from attnlib.lab.view import View, look
 from attnlib.lab.widgets import CSS_CLASS, DESCRIPTIONS, Explorer
 from attnlib.run import store
 from attnlib.studies import STUDIES
-from attnlib.studies.fa3_decode_regression.study import HEADLINE
+from attnlib.studies.fa3_decode_regression import HEADLINE
 
 MODEL = "Qwen3-0.6B"
 CPU = ThisGpu("cpu", ())

@@ -8,7 +8,7 @@ from support.frames import CASE, frame, ran, row, timed
 from attnlib.kinds.cost import Ceilings
 from attnlib.run import frame as rows
 from attnlib.run.study import Grid, Study
-from attnlib.studies.fa3_decode_regression import tables
+from attnlib.studies import fa3_decode_regression as tables
 
 
 def test_ratios_pair_round_by_round_and_leave_out_a_round_that_lacks_one_side():

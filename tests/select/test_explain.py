@@ -10,8 +10,6 @@ from attnlib.kinds.extend import case as extend_case
 from attnlib.run import store
 from attnlib.select import Call, UnknownFactError, explain
 from attnlib.select.text import headline
-from attnlib.studies import STUDIES
-from attnlib.studies.fa3_decode_regression.study import AT_ONCE_MACHINE
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "records"
 FP8 = "float8_e4m3fn"
@@ -304,7 +302,7 @@ def test_what_ran_on_an_h200_is_what_the_tables_say(study, machine):
 
 
 def test_what_an_h200_could_not_run_has_a_problem_and_raises_by_name(frame):
-    picked = store.load("auto_resolution", AT_ONCE_MACHINE)
+    picked = store.load("auto_resolution", "nvidia-h200-bbfefd08")
     failed = picked[picked.status.isin(FAILED)]
     assert all(auto(r.case.spec, r.release).problem for _, r in failed.iterrows())
     named = frame[frame.status.isin(FAILED)].drop_duplicates(["backend", "release", "case"])
@@ -316,7 +314,7 @@ def test_what_an_h200_could_not_run_has_a_problem_and_raises_by_name(frame):
 
 @pytest.mark.usefixtures("published_records")
 def test_what_auto_ran_in_the_modes_of_an_engine_is_what_the_tables_say():
-    machine = STUDIES["engine_modes"].reference_machine
+    (machine,) = store.machines("engine_modes")
     records = [r for r in store.read("engine_modes", machine) if r.status == "ok"]
     ran = [r for r in records if r.item.backend == "flashinfer-prefill-auto"]
     assert {record.item.case.mode for record in ran} == set(extend_case.MODES)

@@ -10,15 +10,13 @@ from attnlib.kinds.plan.case import PlanCase
 from attnlib.measure.stats import MIN_AA_PAIRS
 from attnlib.run import store
 from attnlib.run.study import record_machine, record_name
-from attnlib.studies import STUDIES
-from attnlib.studies.fa2_chunks import study as fa2_chunks
-from attnlib.studies.fa2_plan import study as fa2_plan
-from attnlib.studies.fa3_decode_regression.study import (
+from attnlib.studies import STUDIES, fa2_chunks, fa2_plan
+from attnlib.studies.fa3_decode_regression import (
     HEADLINE,
     KV_LIMIT_BYTES,
     WIDE,
 )
-from attnlib.studies.fa3_decode_regression.study import STUDY as REGRESSION
+from attnlib.studies.fa3_decode_regression import STUDY as REGRESSION
 
 NO_TURNS = ("engine_step", "fa2_chunks", "mla_overflow", "other_layers")
 """Steps alternate in a process, or is an engine; chunks teach rates; overflow is right or not; a

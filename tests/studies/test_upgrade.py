@@ -19,7 +19,7 @@ from attnlib.run import store
 from attnlib.run import study as studying
 from attnlib.run.study import LOOKS
 from attnlib.studies import captured, upgrade
-from attnlib.studies.fa3_decode_regression.study import HEADLINE
+from attnlib.studies.fa3_decode_regression import HEADLINE
 from attnlib.studies.upgrade import NAME, calls_of
 
 PACKAGE, MODEL = "flashinfer-python", "Llama-3.1-8B"

@@ -1,20 +1,12 @@
 """FlashInfer's plan of decode on CUDA cores, word for word: an oracle of the policy's work plans.
 
-Read in DecodePlan of attention/scheduler.cuh, as `attnlib.core.fa2.library` reads fa2's.
+Read in DecodePlan of attention/scheduler.cuh, as `support.library_plan` reads fa2's.
 """
 
 import numpy as np
+from support.library_plan import Lengths, LibraryCall, chunk_pages
 
-from attnlib.core.fa2.library import (
-    Lengths,
-    LibraryCall,
-    Words,
-    block_indices,
-    chunk_pages,
-    in_order,
-    offsets,
-    prefix_sums,
-)
+from attnlib.core.fa2.library import Words, block_indices, in_order, offsets, prefix_sums
 from attnlib.core.gpu import CUDA_CORE_CTAS
 from attnlib.core.spec import require_int
 

@@ -41,7 +41,7 @@ from attnlib.kinds.item import Item
 from attnlib.run import frame as rows
 from attnlib.run import store, study
 from attnlib.run.record import Record
-from attnlib.studies.fa3_decode_regression.study import HEADLINE, STUDY, WIDE
+from attnlib.studies.fa3_decode_regression import HEADLINE, STUDY, WIDE
 
 # One thread per process, and per process that a test starts: two workers share few cores.
 os.environ["OMP_NUM_THREADS"] = "1"

@@ -13,7 +13,7 @@ import torch
 from hypothesis import strategies as st
 from support.schedule_words import words_of
 
-from attnlib.core.metadata import decode, draft, kv_indices, step
+from attnlib.core.metadata import decode, kv_indices, step
 from attnlib.core.metadata.launch import Launcher
 from attnlib.core.schedule.facts import SchedulerFacts
 from attnlib.core.schedule.flash_attn3 import SchedulerMetadata, reserve, sm_count
@@ -54,33 +54,6 @@ class Shape:
     def max_pages(self) -> int:
         """Columns for the longest request."""
         return -(-(self.max_seq_len + self.delta) // self.page_size)
-
-
-@dataclass(frozen=True)
-class Draft:
-    """A call for drafts; `stay` is how often a slot is on the page of the slot before it."""
-
-    batch: int
-    topk: int
-    decode_length: int
-    page_size: int = 1
-    extra_slots: int = 1
-    extra_columns: int = 1
-    slots_dtype: torch.dtype = torch.int64
-    lens_dtype: torch.dtype = torch.int32
-    stay: float = 0.7
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class Verify:
-    """A call for a verification of requests of up to `max_seq_len` tokens."""
-
-    batch: int
-    num_draft_tokens: int = 4
-    max_seq_len: int = 1000
-    dtype: torch.dtype = torch.int64
-    seed: int = 0
 
 
 def poisoned(*sizes: int) -> torch.Tensor:
@@ -158,37 +131,6 @@ def kv_arguments(shape: Shape, lens: list[int] | None = None, capacity: int | No
     return call
 
 
-def draft_arguments(shape: Draft) -> Call:
-    """Keyword arguments of `build_draft_metadata`."""
-    rng = np.random.default_rng(shape.seed)
-    rows, slots = shape.batch * shape.topk, shape.decode_length + shape.extra_slots
-    moves = rng.random((rows, slots)) >= shape.stay
-    pages = np.cumsum(moves * rng.integers(-3, 4, (rows, slots)), axis=1) + 5
-    cache_loc = pages * shape.page_size + rng.integers(0, shape.page_size, (rows, slots))
-    last = rng.integers(0, shape.page_size, shape.batch)
-    return {
-        "cache_loc": torch.tensor(cache_loc, dtype=shape.slots_dtype, device=DEVICE),
-        "last_page_lens": torch.tensor(last, dtype=shape.lens_dtype, device=DEVICE),
-        "cache_seqlens": poisoned(rows),
-        "page_table": poisoned(rows, shape.decode_length + shape.extra_columns),
-        "decode_length": shape.decode_length,
-        "topk": shape.topk,
-        "page_size": shape.page_size,
-    }
-
-
-def verify_arguments(shape: Verify) -> Call:
-    """Keyword arguments of `build_verify_metadata`."""
-    lens = np.random.default_rng(shape.seed).integers(0, shape.max_seq_len, shape.batch)
-    return {
-        "seq_lens": torch.tensor(lens, dtype=shape.dtype, device=DEVICE),
-        "num_draft_tokens": shape.num_draft_tokens,
-        "cache_seqlens": poisoned(shape.batch),
-        "cu_seqlens_q": poisoned(shape.batch + 1),
-        "cu_seqlens_k": poisoned(shape.batch + 1),
-    }
-
-
 def expected_pages(have: Call) -> Rows:
     read = {name: have[name] for name in READ}
     lens, sums, full, swa = oracle.decode_metadata(**read, swa_slot_map=have.get("swa_slot_map"))
@@ -209,17 +151,6 @@ def expected_kv(have: Call) -> Rows:
     fit = pages[: len(have["kv_indices"])]
     lasts = {"kv_last_page_len": [last]} if "kv_last_page_len" in have else {}
     return {"kv_indptr": [sums], "kv_indices": [fit]} | lasts
-
-
-def expected_draft(have: Call) -> Rows:
-    read = ("cache_loc", "last_page_lens", "decode_length", "topk", "page_size")
-    lens, tables = oracle.draft_metadata(**{name: have[name] for name in read})
-    return {"cache_seqlens": [lens], "page_table": tables}
-
-
-def expected_verify(have: Call) -> Rows:
-    expected = oracle.verify_metadata(have["seq_lens"], have["num_draft_tokens"])
-    return {name: [row] for name, row in zip(VERIFY.outputs, expected, strict=True)}
 
 
 def assert_schedule(scheduler: SchedulerMetadata, lens: torch.Tensor) -> None:
@@ -271,27 +202,6 @@ KV_SHAPES = STEPS | {
     "eight_rows_per_program_several_turns": Shape(2048 // FEWER + 1, 500, 1),
     "eight_rows_per_program_page_size_16": Shape(2048 // FEWER + 2, 130, 16),
 }
-DRAFT_SHAPES = {
-    "one_token": Draft(1, 1, 1),
-    "one_token_of_a_page": Draft(3, 4, 1, 64),
-    "page_size_1": Draft(5, 4, 6),
-    "page_size_16": Draft(9, 8, 7, 16),
-    "int32_slots_int64_lengths": Draft(4, 2, 5, 4, 1, 1, torch.int32, torch.int64),
-    "exact_widths": Draft(4, 3, 8, 4, extra_slots=0, extra_columns=0),
-    # SGLang scattered all slots, past the end of a row into the next request's.
-    "more_slots_than_columns": Draft(2, 2, 3, extra_slots=5, extra_columns=0, stay=0.0),
-    "wide_buffers": Draft(4, 3, 2, 4, extra_slots=40, extra_columns=70),
-    "all_on_one_page": Draft(2, 2, 9, 32, stay=1.0),
-    "a_page_each": Draft(2, 2, 9, 32, stay=0.0),
-    "several_programs": Draft(150, 8, 3, 4),
-    "no_power_of_two": Draft(7, 3, 11, 2),
-    "several_turns": Draft(2, 2, 1300, 2),
-    "a_turn_exactly": Draft(2, 1, 1024, 2, extra_slots=0),
-    "page_size_256": Draft(3, 2, 300, 256),
-    "no_tokens": Draft(3, 2, 0, 4),
-    "empty_batch": Draft(0, 4, 3),
-}
-BATCHES = (0, 1, 2, 31, 32, 33, 127, 4095, 4096, 5000)
 DTYPES = st.sampled_from((torch.int32, torch.int64))
 SEEDS, PAGE_SIZES = st.integers(0, 1000), st.sampled_from([2**n for n in range(9)])
 
@@ -300,15 +210,6 @@ DRAWN_SHAPES = st.builds(
     Shape,
     *(st.integers(0, 40), st.integers(1, 700), PAGE_SIZES, st.integers(0, 70), st.booleans()),
     *(DTYPES, DTYPES, st.integers(0, 9), st.integers(0, 9), st.booleans(), SEEDS, st.booleans()),
-)
-DRAWN_DRAFTS = st.builds(
-    Draft,
-    *(st.integers(0, 40), st.integers(1, 9), st.integers(0, 20), PAGE_SIZES),
-    *(st.integers(0, 9), st.integers(0, 9), DTYPES, DTYPES),
-    *(st.sampled_from((0.0, 0.5, 0.9)), SEEDS),
-)
-DRAWN_VERIFIES = st.builds(
-    Verify, st.integers(0, 70), st.integers(1, 64), st.integers(1, 100_000), DTYPES, SEEDS
 )
 
 
@@ -379,19 +280,4 @@ KV_INDICES = Builder(
     KV_SHAPES,
     **PAGES | {"small": Shape(4, 64, 4, moved=True), "large": Shape(2500, 900, 4)},
 )
-DRAFT = Builder(
-    *(draft.build_draft_metadata, draft.DRAFTS, draft_arguments, expected_draft),
-    ("cache_seqlens", "page_table"),
-    *(DRAFT_SHAPES, DRAWN_DRAFTS, Draft(4, 2, 5, 4), Draft(40, 8, 5, 4)),
-    stepped="last_page_lens",
-    sizes=tuple({"decode_length": length} for length in (1, 2, 3)),
-)
-VERIFY = Builder(
-    *(draft.build_verify_metadata, draft.VERIFIES, verify_arguments, expected_verify),
-    ("cache_seqlens", "cu_seqlens_q", "cu_seqlens_k"),
-    *({f"batch_{n}": Verify(n) for n in BATCHES}, DRAWN_VERIFIES, Verify(3), Verify(300)),
-    stepped="seq_lens",
-    sizes=tuple({"num_draft_tokens": 16 * tokens} for tokens in (1, 2, 3)),
-)
 BUILDERS = {"decode": DECODE, "step": STEP, "kv_indices": KV_INDICES}
-BUILDERS |= {"draft": DRAFT, "verify": VERIFY}

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..backends.table import installed_version
 from ..spec import require_word
 from .capture import Capture
 
@@ -50,16 +49,6 @@ class State:
 
 
 STATE = State()
-
-
-def require_tried(distribution: str, tried: tuple[str, ...], remedy: str) -> None:
-    """RuntimeError with `remedy` unless the installed release of an engine was tried."""
-    release = installed_version(distribution)
-    if release not in tried:
-        raise RuntimeError(
-            f"{distribution} must be a release that was tried ({', '.join(tried)}), got "
-            f"{release or 'none'}: {remedy}"
-        )
 
 
 def read(env: Mapping[str, str]) -> tuple[dict[str, str], str]:

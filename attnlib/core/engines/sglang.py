@@ -32,8 +32,9 @@ import logging
 import os
 import pkgutil
 
+from ..backends.table import installed_version
 from ..spec import require_word
-from .arms import ARMS, PREFIX, STATE, read, require_together, require_tried
+from .arms import ARMS, PREFIX, STATE, read, require_together
 from .capture import Capture
 
 TRIED = ("0.5.11",)
@@ -83,7 +84,12 @@ def use(**arms: str) -> None:
 
 def require_release(remedy: str) -> None:
     """RuntimeError with `remedy` unless the installed SGLang was tried."""
-    require_tried("sglang", TRIED, remedy)
+    release = installed_version("sglang")
+    if release not in TRIED:
+        raise RuntimeError(
+            f"sglang must be a release that was tried ({', '.join(TRIED)}), got "
+            f"{release or 'none'}: {remedy}"
+        )
 
 
 def _capture(path: str) -> Capture | None:

@@ -1,6 +1,5 @@
 """A plan for FlashInfer's fa2 in one launch: the choice of `choice`, the words of `words`.
 
-    chunk        = the candidate with the least predicted time, step by step as the twin
     parts[i]     = ceil(len[i] / chunk), 0 of an empty request
     o_indptr     = 0 and running sums of parts * q_len
     merge_indptr = 0 and, per query row, running sums of parts
@@ -13,7 +12,6 @@ Further programs write the page arrays, where those are asked for.
 
 from collections import namedtuple
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -24,17 +22,29 @@ from ..metadata.kv_indices import write_pages
 from ..metadata.launch import Derived, Grid, Launcher
 from ..metadata.require import EveryCall, PageArrays, require_kv_indices, require_one_device
 from ..spec import INT32_MAX, require_int
-from .choice import CHUNK_STEP, LIBRARYS, WHOLE, PlanShape, f32
+from . import choice
+from .choice import PlanShape
 from .library import MIN_CHUNK
-from .scores import chosen_chunk, counted_lengths, parts_of
 from .words import WORD, Layout
 
-SCORED = 32
-"""Requests that a program looks at at once for all candidates."""
-WIDE = 1024
-"""Requests that it looks at at once otherwise."""
-REQUESTS, BLOCKS, WRITTEN = 32, 128, 2048
-"""Requests of which a program writes the blocks, blocks that it clears, blocks at once."""
+BLOCK_TOKENS = tl.constexpr(choice.BLOCK_TOKENS)
+LONE = tl.constexpr(choice.LONE)
+DRAIN = tl.constexpr(choice.DRAIN)
+MARGIN = tl.constexpr(choice.MARGIN)
+WHOLE = tl.constexpr(choice.WHOLE)
+CHUNK_STEP = tl.constexpr(choice.CHUNK_STEP)
+BETWEEN = tl.constexpr(choice.BETWEEN)
+LEAST = tl.constexpr(MIN_CHUNK)
+FAR_AWAY = tl.constexpr(INT32_MAX)
+
+SCORED = tl.constexpr(32)
+"""Requests that a program cuts at once by all candidates."""
+WIDE = tl.constexpr(256)
+"""Requests that it reads at once otherwise."""
+REQUESTS, WIDTH = tl.constexpr(32), tl.constexpr(64)
+"""Requests whose blocks a program writes, and blocks of each at once."""
+BLOCKS = tl.constexpr(128)
+"""Unused blocks that it clears at once."""
 WARPS = 8
 
 PlanTensors = namedtuple(
@@ -45,86 +55,143 @@ PlanTensors = namedtuple(
 
 
 @triton.jit
-def write_plan(
-    here,
-    programs,
+def counted_lengths(seq_lens_ptr, rows, batch, delta, most):
+    """Tokens that blocks read of requests `rows`, int32; 0 past the batch."""
+    lens = tl.load(seq_lens_ptr + rows, mask=rows < batch, other=-delta).to(tl.int32) + delta
+    return tl.minimum(tl.maximum(lens, 0), most)
+
+
+@triton.jit
+def parts_of(lens, inverse):
+    """ceil(lens / chunk), given 1 / chunk. Half a token before a whole number of chunks is more
+    than float32 errs by for up to 2^21 tokens, and an empty request gives -1 + 1."""
+    return tl.floor((lens.to(tl.float32) - 0.5) * inverse).to(tl.int32) + 1
+
+
+@triton.jit
+def blocks_per_head(seq_lens_ptr, chunks, batch, delta, most, N: tl.constexpr):
+    """`choice.blocks_per_head`: parts of all requests for each of `chunks` [N]."""
+    inverse = tl.div_rn(1.0, chunks.to(tl.float32))
+    parts = tl.zeros((N, SCORED), tl.int32)
+    for start in range(0, batch, SCORED):
+        lens = counted_lengths(seq_lens_ptr, start + tl.arange(0, SCORED), batch, delta, most)
+        parts += parts_of(lens[None, :], inverse[:, None])
+    return tl.sum(parts, 1)
+
+
+@triton.jit
+def predicted_time(blocks, chunks, tokens, longest, COPIES: tl.constexpr, SLOTS: tl.constexpr):
+    """`choice.predicted_time` in float32, of `blocks` per head that `chunks` cut."""
+    blocks = tl.maximum(blocks, 1).to(tl.float32)
+    each = tokens / blocks + BLOCK_TOKENS
+    longest_block = tl.minimum(chunks, longest).to(tl.float32) + BLOCK_TOKENS
+    waves = tl.div_rn(blocks * COPIES, blocks * 0 + SLOTS)  # exact where it is a whole number
+    rest = waves - tl.floor(waves)
+    last_wave = tl.where(rest > 0, (tl.sqrt(rest * rest + LONE * LONE) - rest) * each, 0.0)
+    even = each / longest_block
+    even = even * even * even * even
+    drain = even * last_wave + (1 - even) * DRAIN * longest_block
+    work = waves * each
+    lone = longest_block * LONE
+    return tl.sqrt(work * work + lone * lone) + tl.where(waves > 1, drain, 0.0)
+
+
+@triton.jit
+def chosen_chunk(
     seq_lens_ptr,
-    words_ptr,
     batch,
     delta,
     most,
     max_blocks,
-    max_batch,
-    Q_LEN: tl.constexpr,
     Q_TILES: tl.constexpr,
-    FACTS: tl.constexpr,
-    UNITS: tl.constexpr,
-    SPANS: tl.constexpr,
-    OFFSETS: tl.constexpr,
+    COPIES: tl.constexpr,
+    SLOTS: tl.constexpr,
 ):
-    """The share of program `here` in the words; OFFSETS are those of `Layout`."""
-    FAR: tl.constexpr = SPANS[0]
-    SPAN: tl.constexpr = SPANS[2]
-    BLOCKS_HERE: tl.constexpr = SPANS[3]
-    WIDTH: tl.constexpr = SPANS[4]
-    Q_SPAN: tl.constexpr = SPANS[5]
-    chunk = chosen_chunk(
-        *(seq_lens_ptr, batch, delta, most, max_blocks),
-        *(Q_TILES, FACTS, UNITS, SPANS),
-    )
-    inverse = tl.div_rn(1.0, chunk.to(tl.float32))
-    share = (max_batch + programs - 1) // programs
-    before = 0
-    total = 0
-    for start in range(0, max_batch, FAR):
-        rows = start + tl.arange(0, FAR)
-        lens = counted_lengths(seq_lens_ptr, rows, batch, delta, most)
-        parts = parts_of(lens, chunk, inverse)
-        total += tl.sum(parts, 0)
-        before += tl.sum(tl.where(rows < here * share, parts, 0), 0)
-    for start in range(here * share, tl.minimum(here * share + share, max_batch), SPAN):
-        rows = start + tl.arange(0, SPAN)
-        inside = rows < tl.minimum(here * share + share, max_batch)
-        lens = counted_lengths(seq_lens_ptr, rows, batch, delta, most)
-        parts = tl.where(inside, parts_of(lens, chunk, inverse), 0)
-        ends = before + tl.cumsum(parts, 0)
-        before += tl.sum(parts, 0)
-        tl.store(words_ptr + OFFSETS[3] + 1 + rows, ends * Q_LEN, mask=inside)
-        query = tl.arange(0, Q_SPAN)
-        sums = (ends - parts)[:, None] * Q_LEN + (query[None, :] + 1) * parts[:, None]
-        target = words_ptr + OFFSETS[4] + 1 + rows[:, None] * Q_LEN + query[None, :]
-        tl.store(target, sums, mask=inside[:, None] & (query[None, :] < Q_LEN))
-        own = tl.maximum(parts, 1)[:, None]
-        for begin in range(0, tl.max(parts, 0) * Q_TILES, WIDTH):
-            within = begin + tl.arange(0, WIDTH)[None, :]
-            live = within < parts[:, None] * Q_TILES
-            tile = within // own if Q_TILES > 1 else within * 0
-            block = words_ptr + (ends - parts)[:, None] * Q_TILES + within
-            tl.store(block + OFFSETS[0], rows[:, None] + within * 0, mask=live)
-            tl.store(block + OFFSETS[1], tile + rows[:, None] * 0, mask=live)
-            tl.store(block + OFFSETS[2], within - tile * own, mask=live)
-    # What the valid mask ends at once, and the mask itself, in whole words.
-    valid_ptr = (words_ptr + OFFSETS[7]).to(tl.pointer_type(tl.uint8))
-    for start in range(here * BLOCKS_HERE, max_blocks, programs * BLOCKS_HERE):
-        block = start + tl.arange(0, BLOCKS_HERE)
-        used = block < total * Q_TILES
-        idle = (block < max_blocks) & (used == 0)
+    """`choice.choose(...).chunk` as a scalar."""
+    longest = 0
+    tokens = 0.0
+    for start in range(0, batch, WIDE):
+        lens = counted_lengths(seq_lens_ptr, start + tl.arange(0, WIDE), batch, delta, most)
+        longest = tl.maximum(longest, tl.max(lens, 0))
+        tokens += tl.sum(lens.to(tl.float32), 0)
+
+    # The candidates, see `choice.candidates`.
+    place = tl.arange(0, 2 * WHOLE)
+    rung = tl.maximum(place - WHOLE, 0)
+    ladder = ((4 + rung % 4) << (rung // 4)) * 32
+    equal = (tl.maximum(longest, 1) + place) // (place + 1)
+    equal = (equal + CHUNK_STEP - 1) // CHUNK_STEP * CHUNK_STEP
+    chunks = tl.maximum(tl.where(place < WHOLE, equal, ladder), LEAST)
+    uncut = tl.max(tl.where(place == 0, chunks, 0), 0)
+    blocks = blocks_per_head(seq_lens_ptr, chunks, batch, delta, most, 2 * WHOLE)
+
+    # FlashInfer's own, see `choice.library_chunk`.
+    wave: tl.constexpr = SLOTS // COPIES
+    high = tl.minimum(tl.min(tl.where(blocks <= wave, chunks, FAR_AWAY), 0), uncut)
+    low = tl.where((blocks > wave) & (chunks < high), chunks, LEAST - 1)
+    low = tl.max(low, 0)
+    between = low + ((high - low) * (tl.arange(0, BETWEEN) + 1) + (BETWEEN - 1)) // BETWEEN
+    counts = blocks_per_head(seq_lens_ptr, between, batch, delta, most, BETWEEN)
+    library = tl.min(tl.where(counts <= wave, between, high), 0)
+    between_time = predicted_time(counts, between, tokens, longest, COPIES, SLOTS)
+    library_time = tl.min(tl.where(between == library, between_time, float("inf")), 0)
+
+    time = predicted_time(blocks, chunks, tokens, longest, COPIES, SLOTS)
+    time = tl.where(blocks * Q_TILES <= max_blocks, time, float("inf"))
+    best = tl.min(tl.where(place == tl.argmin(time, 0), chunks, FAR_AWAY), 0)
+    leaves = tl.min(time, 0) + BLOCK_TOKENS < library_time * (1 - MARGIN)
+    return tl.where(leaves, best, library)
+
+
+@triton.jit
+def write_requests(sums_ptr, merge_ptr, parts, ends, rows, inside, Q_LEN: tl.constexpr):
+    """`o_indptr` and `merge_indptr` behind requests `rows`, which end with part `ends`."""
+    tl.store(sums_ptr + 1 + rows, ends * Q_LEN, mask=inside)
+    for query in range(Q_LEN):
+        sums = (ends - parts) * Q_LEN + (query + 1) * parts
+        tl.store(merge_ptr + 1 + rows * Q_LEN + query, sums, mask=inside)
+
+
+@triton.jit
+def write_blocks(request_ptr, q_tile_ptr, kv_tile_ptr, rows, parts, ends, Q_TILES: tl.constexpr):
+    """The blocks of requests `rows`."""
+    divisor = tl.maximum(parts, 1)[:, None]
+    for begin in range(0, tl.max(parts, 0) * Q_TILES, WIDTH):
+        within = begin + tl.arange(0, WIDTH)[None, :]
+        live = within < parts[:, None] * Q_TILES
+        tile = within // divisor if Q_TILES > 1 else within * 0
+        block = (ends - parts)[:, None] * Q_TILES + within
+        tl.store(request_ptr + block, rows[:, None] + within * 0, mask=live)
+        tl.store(q_tile_ptr + block, tile + rows[:, None] * 0, mask=live)
+        tl.store(kv_tile_ptr + block, within - tile * divisor, mask=live)
+
+
+@triton.jit
+def write_unused(request_ptr, q_tile_ptr, kv_tile_ptr, mask_ptr, here, programs, used, max_blocks):
+    """Zeros for blocks from `used` on, and the mask of all, in whole words."""
+    for start in range(here * BLOCKS, max_blocks, programs * BLOCKS):
+        block = start + tl.arange(0, BLOCKS)
+        idle = (block < max_blocks) & (block >= used)
         zero = block * 0
-        tl.store(words_ptr + OFFSETS[0] + block, zero, mask=idle)
-        tl.store(words_ptr + OFFSETS[1] + block, zero, mask=idle)
-        tl.store(words_ptr + OFFSETS[2] + block, zero, mask=idle)
-        tl.store(valid_ptr + block, used.to(tl.uint8), mask=block < (max_blocks + 3) // 4 * 4)
-    if here == 0:
-        tl.store(words_ptr + OFFSETS[3], 0)
-        tl.store(words_ptr + OFFSETS[4], 0)
-        tl.store(words_ptr + OFFSETS[5], chunk)
-        tl.store(words_ptr + OFFSETS[6], max_batch * Q_LEN)
+        tl.store(request_ptr + block, zero, mask=idle)
+        tl.store(q_tile_ptr + block, zero, mask=idle)
+        tl.store(kv_tile_ptr + block, zero, mask=idle)
+        in_use = (block < used).to(tl.uint8)
+        tl.store(mask_ptr + block, in_use, mask=block < (max_blocks + 3) // 4 * 4)
 
 
 @triton.jit(
     do_not_specialize=[
-        *("batch", "delta", "lead", "most", "max_blocks", "max_batch"),
-        *("max_pages", "pool_rows", "token_stride", "capacity"),
+        "batch",
+        "delta",
+        "lead",
+        "most",
+        "max_blocks",
+        "max_batch",
+        "max_pages",
+        "pool_rows",
+        "token_stride",
+        "capacity",
     ]
 )
 def plan_kernel(
@@ -149,13 +216,21 @@ def plan_kernel(
     pool_rows,
     token_stride,
     capacity,
-    # structure
+    # the shape
     Q_LEN: tl.constexpr,
     Q_TILES: tl.constexpr,
-    FACTS: tl.constexpr,
-    UNITS: tl.constexpr,
-    SPANS: tl.constexpr,
-    OFFSETS: tl.constexpr,
+    COPIES: tl.constexpr,
+    SLOTS: tl.constexpr,
+    # where arrays of words begin
+    REQUEST_AT: tl.constexpr,
+    Q_TILE_AT: tl.constexpr,
+    KV_TILE_AT: tl.constexpr,
+    O_INDPTR_AT: tl.constexpr,
+    MERGE_INDPTR_AT: tl.constexpr,
+    CHUNK_AT: tl.constexpr,
+    ROWS_AT: tl.constexpr,
+    MASK_AT: tl.constexpr,
+    # of the page arrays, see `metadata.kv_indices`
     SHIFT: tl.constexpr,
     SCAN: tl.constexpr,
     ROWS: tl.constexpr,
@@ -166,17 +241,43 @@ def plan_kernel(
     # The kernel after us may read the words before it waits: it must not start early.
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
-    part = tl.program_id(0)
-    if part >= lead:
+    here = tl.program_id(0)
+    if here >= lead:
         if COLS:
             inputs = (seq_lens_ptr, req_pool_indices_ptr, req_to_token_ptr)
             outputs = (kv_indptr_ptr, kv_indices_ptr, kv_last_page_len_ptr)
             sizes = (batch, max_batch, delta, max_pages, pool_rows, token_stride, capacity)
-            write_pages(part - lead, *inputs, *outputs, *sizes, SHIFT, SCAN, ROWS, COLS)
+            write_pages(here - lead, *inputs, *outputs, *sizes, SHIFT, SCAN, ROWS, COLS)
     elif tl.program_id(1) == 0:
-        tensors = (seq_lens_ptr, words_ptr)
-        limits = (batch, delta, most, max_blocks, max_batch)
-        write_plan(part, lead, *tensors, *limits, Q_LEN, Q_TILES, FACTS, UNITS, SPANS, OFFSETS)
+        limits = (batch, delta, most)
+        chunk = chosen_chunk(seq_lens_ptr, *limits, max_blocks, Q_TILES, COPIES, SLOTS)
+        inverse = tl.div_rn(1.0, chunk.to(tl.float32))
+        first = here * ((max_batch + lead - 1) // lead)
+        end = tl.minimum(first + (max_batch + lead - 1) // lead, max_batch)
+        before = 0
+        total = 0
+        for start in range(0, max_batch, WIDE):
+            rows = start + tl.arange(0, WIDE)
+            parts = parts_of(counted_lengths(seq_lens_ptr, rows, *limits), inverse)
+            total += tl.sum(parts, 0)
+            before += tl.sum(tl.where(rows < first, parts, 0), 0)
+        blocks = (words_ptr + REQUEST_AT, words_ptr + Q_TILE_AT, words_ptr + KV_TILE_AT)
+        sums = (words_ptr + O_INDPTR_AT, words_ptr + MERGE_INDPTR_AT)
+        for start in range(first, end, REQUESTS):
+            rows = start + tl.arange(0, REQUESTS)
+            parts = parts_of(counted_lengths(seq_lens_ptr, rows, *limits), inverse)
+            parts = tl.where(rows < end, parts, 0)
+            ends = before + tl.cumsum(parts, 0)
+            before += tl.sum(parts, 0)
+            write_requests(*sums, parts, ends, rows, rows < end, Q_LEN)
+            write_blocks(*blocks, rows, parts, ends, Q_TILES)
+        mask_ptr = (words_ptr + MASK_AT).to(tl.pointer_type(tl.uint8))
+        write_unused(*blocks, mask_ptr, here, lead, total * Q_TILES, max_blocks)
+        if here == 0:
+            tl.store(words_ptr + O_INDPTR_AT, 0)
+            tl.store(words_ptr + MERGE_INDPTR_AT, 0)
+            tl.store(words_ptr + CHUNK_AT, chunk)
+            tl.store(words_ptr + ROWS_AT, max_batch * Q_LEN)
 
 
 def require_plan(t: PlanTensors, shape: PlanShape, page_size: int, seq_len_delta: int) -> EveryCall:
@@ -209,55 +310,28 @@ def page_arrays(t: PlanTensors, batch: int) -> PageArrays:
 
 def derive(t: PlanTensors, shape: PlanShape, page_size: int) -> Derived:
     """The launch: a program per REQUESTS requests, then those of the page arrays."""
-    layout, batch, room = Layout.of(shape), len(t.seq_lens), shape.max_batch_size
-    wide = triton.next_power_of_2(max(batch, 1))
-    rows = min(REQUESTS, triton.next_power_of_2(room))
-    spans = (min(WIDE, wide), min(SCORED, wide), rows, BLOCKS, WRITTEN // rows)
-    bits = shape.tile_tokens.bit_length() - 1
-    constants = (
-        *(shape.q_len, shape.q_tiles, facts_of(shape)),
-        (bits, bits + shape.coarse, CHUNK_STEP, MIN_CHUNK, WHOLE, shape.cached_tokens),
-        (*spans, triton.next_power_of_2(shape.q_len)),
-        layout.offsets,
-    )
-    lead = max(-(-room // REQUESTS), min(8, -(-shape.max_blocks // BLOCKS)))
-    most = -(-shape.max_seq_len // max(page_size, 1))
+    batch, room = len(t.seq_lens), shape.max_batch_size
+    offsets = Layout.of(shape).offsets
+    constants = (shape.q_len, shape.q_tiles, shape.copies, shape.slots, *offsets)
+    lead = max(-(-room // REQUESTS.value), min(8, -(-shape.max_blocks // BLOCKS.value)))
+    most_pages = -(-shape.max_seq_len // max(page_size, 1))
     grid: Grid = (lead, 1)
     tiles: tuple[object, ...] = (0, 0, 0, 0)
-    sizes: tuple[int, ...] = (0, 0, 0)
+    pool_sizes: tuple[int, ...] = (0, 0, 0)
     if page_size:
         _, scalars, cut_pages = pages.derive(page_arrays(t, batch), page_size)
-        sizes = scalars[:-1]
-        (parts, columns), tiles, _ = cut_pages(0, most)
+        pool_sizes = scalars[:-1]
+        (parts, columns), tiles, _ = cut_pages(0, most_pages)
         grid = (lead + parts, columns)
 
     def cut(seq_len_delta: int) -> tuple[Grid, tuple[object, ...], int]:
         return grid, (*constants, *tiles), WARPS
 
-    longest = min(shape.max_seq_len, shape.seen)
-    return Derived(batch, (lead, longest, shape.max_blocks, room, most, *sizes), cut)
+    most = min(shape.max_seq_len, shape.most_seen)
+    return Derived(batch, (lead, most, shape.max_blocks, room, most_pages, *pool_sizes), cut)
 
 
-def facts_of(shape: PlanShape) -> tuple[float, ...]:
-    """FACTS of the kernel: what the twin rounds to float32 before the batch is looked at."""
-    rates, own = shape.rates, np.float32(shape.rates.block_tokens)
-    known = (shape.copies, shape.slots, shape.us_at(rates.block_gbps) ** 2)
-    starts = (own, 2 * own * shape.tile_tokens, own * own)
-    shares = (rates.mean_share, rates.longest_share, rates.mixing)
-    costs = (
-        rates.merge_us * shape.q_len * shape.num_qo_heads,
-        rates.deep_us,
-        rates.cut_us,
-        rates.start_us,
-    )
-    speeds: tuple[object, ...] = ()
-    for cached in (False, True):
-        full, first = (shape.us_per_token(f32(x), cached) for x in (shape.slots, 1))
-        speeds += (shape.shared_us(cached), full / f32(shape.slots), first)
-    return tuple(float(f32(x)) for x in (*known, *starts, *shares, *costs, *speeds, LIBRARYS))
-
-
-LAUNCHER = Launcher(plan_kernel, PlanTensors, require_plan, derive, enable_fp_fusion=False)
+LAUNCHER = Launcher(plan_kernel, PlanTensors, require_plan, derive)
 
 
 def build_fa2_plan(

@@ -1,20 +1,21 @@
 """Plan for a FlashInfer wrapper of your own, on the GPU.
 
-    wrapper.plan(...)                           # once, as at capture: FlashInfer sets it up
+    wrapper.plan(..., q_data_type=torch.bfloat16)   # once, as at capture: FlashInfer sets it up
     planner = Fa2Planner(wrapper, head_dim=128, max_seq_len=131072, page_size=16)
+    inputs = {"req_pool_indices": rows, "req_to_token": pool}
+    planner.plan(seq_lens, **inputs)                # compiles, which a capture cannot
     with torch.cuda.graph(graph):
-        planner.plan(seq_lens, req_pool_indices=rows, req_to_token=pool)  # plans in every replay
+        planner.plan(seq_lens, **inputs)            # plans in every replay
         for layer in layers:
             wrapper.run(q, cache)
 
 `wrapper` is a BatchDecodeWithPagedKVCacheWrapper (tensor cores) or a
-BatchPrefillWithPagedKVCacheWrapper of fa2 in CUDA-graph mode. Without the last two arguments its
-page arrays are not written: fill them as before, for the same lengths.
+BatchPrefillWithPagedKVCacheWrapper of fa2 in CUDA-graph mode. Without `inputs` its page arrays are
+not written: fill them for the same lengths before each replay.
 
 What FlashInfer keeps private is named once, in `PRIVATE`.
 """
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,25 +23,28 @@ import torch
 
 from ..backends.base import installed_version
 from ..spec import require_int, require_word
-from .choice import PlanShape, Rates
+from .choice import PlanShape
 from .kernel import LAUNCHER, PlanTensors
-from .library import HEAD_DIMS, RELEASES
-from .words import Layout, plan_words
+from .library import FA2_INFO, HEAD_DIMS, RELEASES, ROWS_SINCE
+from .words import WORD, Layout, plan_words
 
 MAX_TOKENS = 2**21
-"""Of a request: the kernel divides by way of float32."""
+"""Of a request: the kernel divides in float32."""
+OUR_INFO = "_attnlib_plan_info"
+"""Attribute of a wrapper that holds the last planner's `_plan_info`."""
+FIXED = """
+_int_workspace_buffer _float_workspace_buffer _fixed_batch_size _num_qo_heads _num_kv_heads
+_window_left _cached_q_data_type _cached_kv_data_type
+""".split()
+"""Attributes that must be what they were when the planner took the wrapper over."""
 PRIVATE = (
-    *("_plan_info", "_int_workspace_buffer", "_float_workspace_buffer", "_fixed_batch_size"),
-    *("_qo_indptr_buf", "_use_cuda_graph", "_backend", "_num_qo_heads", "_num_kv_heads"),
-    *("_window_left", "_cached_q_data_type", "_cached_kv_data_type"),
-    *("_paged_kv_indptr_buf", "_paged_kv_indices_buf", "_paged_kv_last_page_len_buf"),
+    """
+_plan_info _qo_indptr_buf _use_cuda_graph _backend _paged_kv_indptr_buf _paged_kv_indices_buf
+_paged_kv_last_page_len_buf
+""".split()
+    + FIXED
 )
 """Attributes of a planned wrapper that are not public, the same in all `RELEASES` that can run."""
-FIXED = (
-    *("_int_workspace_buffer", "_float_workspace_buffer", "_fixed_batch_size", "_num_qo_heads"),
-    *("_num_kv_heads", "_window_left", "_cached_q_data_type", "_cached_kv_data_type"),
-)
-"""Those that must be what they were when the planner took the wrapper over."""
 
 
 class Fa2Planner:
@@ -56,44 +60,49 @@ class Fa2Planner:
         q_len: int = 1,
         page_size: int = 0,
         num_sms: int = 0,
-        rates: Rates | None = None,
     ) -> None:
         """Take over a planned wrapper: `q_len` queries per request, requests of at most
-        `max_seq_len` tokens. `num_sms` SMs are planned for, all of the GPU's if 0. `page_size` is
-        that of the page arrays, where `plan` shall write them. `rates` are this GPU's, in place of
-        `core.gpu.FA2_RATES`: `python -m attnlib rates` learns and prints them.
+        `max_seq_len` tokens. `page_size` is that of the page arrays, where `plan` shall write
+        them. `num_sms` SMs are planned for, all of the GPU's if 0.
 
         Raises RuntimeError for a wrapper or release that is not known, ValueError for one that is
-        not fa2 in CUDA-graph mode, has a custom mask or too small workspaces, for a number
-        that is no integer in its range, and for `rates` that have none of its kernels.
+        not fa2 in CUDA-graph mode, was planned for another head_dim, has a custom mask or too
+        small workspaces, and for a number that is no integer in its range.
         """
-        _require_release()
-        own = _private(wrapper)
-        _require_fa2(own)
+        release = _known_release()
+        state = _private(wrapper)
+        _require_fa2(state)
         require_int("max_seq_len", max_seq_len, most=MAX_TOKENS)
         require_word("head_dim", head_dim, HEAD_DIMS)
-        for name, value in (("q_len", q_len), ("num_sms", num_sms or 1)):
-            require_int(name, value)
-        device = own.int_workspace_buffer.device
-        num_sms = num_sms or torch.cuda.get_device_properties(device).multi_processor_count
-        heads, kv_bytes = (own.num_qo_heads, own.num_kv_heads), own.cached_kv_data_type.itemsize
-        shape = PlanShape(
-            *(*heads, head_dim, kv_bytes, own.fixed_batch_size, max_seq_len, num_sms),
-            *(q_len, own.window_left),
+        if state.plan_info is not getattr(wrapper, OUR_INFO, None):
+            _require_head_dim(state, head_dim, release)
+        require_int("q_len", q_len)
+        require_int("num_sms", num_sms or 1)
+        device = state.int_workspace_buffer.device
+        self.shape = PlanShape(
+            num_qo_heads=state.num_qo_heads,
+            num_kv_heads=state.num_kv_heads,
+            head_dim=head_dim,
+            kv_bytes=state.cached_kv_data_type.itemsize,
+            max_batch_size=state.fixed_batch_size,
+            max_seq_len=max_seq_len,
+            num_sms=num_sms or torch.cuda.get_device_properties(device).multi_processor_count,
+            q_len=q_len,
+            window=state.window_left,
         )
-        self.shape = shape if rates is None else replace(shape, given_rates=shape.rates_in(rates))
         self.layout = Layout.of(self.shape)
-        room = own.int_workspace_buffer.view(torch.uint8).flatten()
+        room = state.int_workspace_buffer.view(torch.uint8).flatten()
         _require_room("int", room, self.layout.int_bytes)
-        floats = own.float_workspace_buffer.view(torch.uint8).flatten()
+        floats = state.float_workspace_buffer.view(torch.uint8).flatten()
         _require_room("float", floats, self.layout.float_bytes)
         names = ("kv_indptr", "kv_indices", "kv_last_page_len")
-        self.page_arrays = {name: getattr(own, f"paged_{name}_buf") for name in names}
+        self.page_arrays = {name: getattr(state, f"paged_{name}_buf") for name in names}
         self.wrapper, self.page_size, self.info = wrapper, page_size, list(self.layout.info)
+        setattr(wrapper, OUR_INFO, self.info)
         self._fixed = [getattr(wrapper, name) for name in FIXED]
         self._words = room[: self.layout.int_bytes].view(torch.int32)
         self._mark = torch.zeros(1, device=device)
-        own.qo_indptr_buf.copy_(torch.arange(self.shape.max_batch_size + 1) * q_len)
+        state.qo_indptr_buf.copy_(torch.arange(self.shape.max_batch_size + 1) * q_len)
 
     def plan(
         self,
@@ -104,12 +113,14 @@ class Fa2Planner:
         req_to_token: torch.Tensor | None = None,
         fence: bool = True,
     ) -> None:
-        """Plan for `seq_lens` [bs] int32 or int64 on the GPU, `seq_len_delta` added.
+        """Plan for `seq_lens` [bs] int32 or int64 on the GPU, `seq_len_delta` added: the tokens in
+        the cache, new ones included.
 
         One launch, capturable, nothing is read back. Fewer requests than the wrapper's are padded
-        with empty ones. Given `req_pool_indices` [bs] and `req_to_token` [pool, max_ctx], the same
-        launch writes the page arrays, as `build_kv_indices` does. `wrapper.run` uses this plan
-        until `wrapper.plan` is called again.
+        with empty ones. Of a request longer than `max_seq_len` the rest is not attended to, without
+        an error. Given `req_pool_indices` [bs] and `req_to_token` [pool, max_ctx], the slot of each
+        token, the same launch writes the wrapper's page arrays, as `build_kv_indices` does.
+        `wrapper.run` uses this plan until `wrapper.plan` is called again.
 
         FlashInfer's kernels read the plan before they wait for the kernel ahead of them
         (programmatic dependent launch), so another one must come in between: that is `fence`. A
@@ -119,14 +130,12 @@ class Fa2Planner:
         planned for other heads, dtypes, window or workspaces.
         """
         self._require_same_wrapper()
-        paged: tuple[Any, ...] = (None,) * 5
-        page_size = 0
-        if req_to_token is not None or req_pool_indices is not None:
-            page_size = self.page_size
-            if not page_size:
-                raise ValueError("page_size must be given to the planner that writes page arrays")
+        if req_to_token is None and req_pool_indices is None:
+            tensors, page_size = PlanTensors(seq_lens, self._words), 0
+        else:
+            page_size = self._page_size_for(req_to_token)
             paged = (req_pool_indices, req_to_token, *self.page_arrays.values())
-        tensors = PlanTensors(seq_lens, self._words, *paged)
+            tensors = PlanTensors(seq_lens, self._words, *paged)
         LAUNCHER.launch(tensors, (self.shape, page_size), (seq_len_delta,))
         self.wrapper._plan_info = self.info
         if fence:
@@ -139,6 +148,18 @@ class Fa2Planner:
         image = plan_words(self.shape, seq_lens.numpy(), chunk).image(len(self._words))
         self._words.copy_(torch.from_numpy(image))
         self.wrapper._plan_info = self.info
+
+    def _page_size_for(self, req_to_token: torch.Tensor | None) -> int:
+        if not self.page_size:
+            raise ValueError("page_size must be given to the planner that writes page arrays")
+        pages = -(-self.shape.max_seq_len // self.page_size)
+        if req_to_token is not None and -(-req_to_token.shape[-1] // self.page_size) < pages:
+            raise ValueError(
+                f"req_to_token must have a column per token, for max_seq_len "
+                f"{self.shape.max_seq_len}, got {list(req_to_token.shape)}: a block table, with a "
+                f"column per page, does not do; fill the page arrays without this argument"
+            )
+        return self.page_size
 
     def _require_same_wrapper(self) -> None:
         for name, before in zip(FIXED, self._fixed, strict=True):
@@ -154,13 +175,14 @@ def _short(value: object) -> object:
     return f"at {value.data_ptr():#x}" if isinstance(value, torch.Tensor) else value
 
 
-def _require_release() -> None:
-    found = installed_version("flashinfer-python")
-    if found not in RELEASES:
+def _known_release() -> str:
+    release = installed_version("flashinfer-python")
+    if release not in RELEASES:
         raise RuntimeError(
-            f"flashinfer-python must be a release whose plan is known ({', '.join(RELEASES)}), "
-            f"got {found or 'none'}"
+            f"flashinfer-python must be a release whose plan is known, {RELEASES[0]} to "
+            f"{RELEASES[-1]}, got {release or 'none'}"
         )
+    return release
 
 
 def _private(wrapper: Any) -> Any:
@@ -177,14 +199,26 @@ def _private(wrapper: Any) -> Any:
     return SimpleNamespace(**{name[1:]: getattr(wrapper, name) for name in PRIVATE})
 
 
-def _require_fa2(own: Any) -> None:
-    if not own.use_cuda_graph or own.backend != "fa2" or len(own.plan_info or ()) != 15:
+def _require_fa2(state: Any) -> None:
+    if not state.use_cuda_graph or state.backend != "fa2" or len(state.plan_info or ()) != 15:
         raise ValueError(
             "wrapper must be fa2 in CUDA-graph mode, planned once (use_cuda_graph=True and "
             f"backend='fa2'; decode: use_tensor_cores=True), got use_cuda_graph="
-            f"{own.use_cuda_graph}, backend={own.backend!r}, "
-            f"a plan of {len(own.plan_info or ())} integers"
+            f"{state.use_cuda_graph}, backend={state.backend!r}, "
+            f"a plan of {len(state.plan_info or ())} integers"
         )
+
+
+def _require_head_dim(state: Any, head_dim: int, release: str) -> None:
+    """ValueError where FlashInfer's plan left room for partial outputs of another head_dim."""
+    info = dict(zip(FA2_INFO, state.plan_info, strict=True))
+    rows = info["padded_batch_size"] * info["cta_tile_q"]
+    if RELEASES.index(release) >= RELEASES.index(ROWS_SINCE):
+        rows = -(-rows * state.num_kv_heads // state.num_qo_heads)
+    planned = {rows * state.num_qo_heads * other * WORD: other for other in HEAD_DIMS}
+    planned_for = planned.get(info["s_offset"], head_dim)
+    if planned_for != head_dim:
+        raise ValueError(f"head_dim must be the wrapper's, {planned_for}, got {head_dim}")
 
 
 def _require_room(name: str, buffer: torch.Tensor, needed: int) -> None:

@@ -58,8 +58,13 @@ class Layout:
     @property
     def offsets(self) -> tuple[int, ...]:
         """Of `ARRAYS`, in words."""
-        known = dict(zip(FA2_INFO, self.info, strict=True))
-        return tuple(known[f"{name}_offset"] // WORD for name in ARRAYS)
+        info = dict(zip(FA2_INFO, self.info, strict=True))
+        return tuple(info[f"{name}_offset"] // WORD for name in ARRAYS)
+
+
+def chunk_in(words: np.ndarray, layout: Layout) -> int:
+    """Tokens of a KV chunk in written `words`, int32."""
+    return int(words[layout.offsets[ARRAYS.index("kv_chunk_size_ptr")]])
 
 
 def plan_words(shape: PlanShape, seq_lens: np.ndarray, chunk: int = 0) -> Words:

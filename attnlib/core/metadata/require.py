@@ -18,11 +18,9 @@ import torch
 from ..batch import require_tensor
 from ..spec import INT32_MAX, require_int, require_page_size
 
-IN_EITHER = {
-    *("seq_lens", "req_pool_indices", "kv_start", "swa_slot_map", "cache_loc", "last_page_lens")
-}
+IN_EITHER = {*("seq_lens", "req_pool_indices", "kv_start", "swa_slot_map")}
 """Tensors of engines that may be int32 or int64; all others are int32."""
-IN_ROWS = {"req_to_token", "page_table", "swa_page_table", "cache_loc"}
+IN_ROWS = {"req_to_token", "page_table", "swa_page_table"}
 """Tensors that may be columns of a wider one; all others are contiguous."""
 
 
@@ -47,10 +45,6 @@ PageArrays = namedtuple(
     defaults=(None, None),
 )
 """Of `build_kv_indices`; the last two may be absent."""
-DraftTensors = namedtuple("DraftTensors", "cache_loc last_page_lens cache_seqlens page_table")
-"""Of `build_draft_metadata`."""
-VerifyTensors = namedtuple("VerifyTensors", "seq_lens cache_seqlens cu_seqlens_q cu_seqlens_k")
-"""Of `build_verify_metadata`."""
 
 
 class EveryCall(NamedTuple):
@@ -103,42 +97,6 @@ def require_kv_indices(
     bounds = _require_page_numbers(t, page_size, (seq_len_delta, max_pages), room, because)
     require_one_device(t._asdict())
     return EveryCall(bounds, tuple(_require_apart(t, *pair) for pair in product(read, written)))
-
-
-def require_draft(t: DraftTensors, page_size: int, decode_length: int, topk: int) -> EveryCall:
-    """Raise unless these are arguments of `build_draft_metadata`."""
-    _require_sizes(t, last_page_lens=(None,))
-    require_int("topk", topk)
-    rows = t.last_page_lens.shape[0] * topk
-    _require_sizes(t, cache_loc=(None, None), cache_seqlens=(rows,), page_table=(rows, None))
-    if (drafted := t.cache_loc.shape[0]) > rows:
-        raise ValueError(f"cache_loc must be [<= {rows}, any], of bs * topk rows, got {drafted}")
-    require_page_size(page_size)
-    require_int("decode_length", decode_length, least=0)
-    slots, columns = t.cache_loc.shape[1], t.page_table.shape[1]
-    reachable = min(slots, columns)
-    if decode_length > reachable:
-        raise ValueError(
-            f"decode_length must be <= {reachable} (cache_loc has {slots} columns, page_table "
-            f"{columns}, and each token may start a page), got {decode_length}"
-        )
-    require_one_device(t._asdict())
-    pairs = (("cache_loc", "page_table"), ("last_page_lens", "cache_seqlens"))
-    apart = tuple(_require_apart(t, *pair) for pair in pairs)
-    return EveryCall(((0, reachable), (topk, topk)), apart)
-
-
-def require_verify(t: VerifyTensors, num_draft_tokens: int) -> EveryCall:
-    """Raise unless these are arguments of `build_verify_metadata`."""
-    _require_sizes(t, seq_lens=(None,))
-    batch = t.seq_lens.shape[0]
-    sums = (batch + 1,)
-    _require_sizes(t, cache_seqlens=(batch,), cu_seqlens_q=sums, cu_seqlens_k=sums)
-    countable = INT32_MAX // max(1, batch)
-    require_int("num_draft_tokens", num_draft_tokens, most=countable)
-    require_one_device(t._asdict())
-    apart = _require_apart(t, "seq_lens", "cache_seqlens")
-    return EveryCall(((1, countable),), (apart,))
 
 
 def require_one_device(tensors: dict[str, torch.Tensor | None]) -> None:

@@ -11,11 +11,14 @@ With sinks the softmax has a logit more, sinks[h], and no value for it.
 No batching, no splitting, no online softmax: nothing in common with the kernels it judges.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 import torch
 
+from ...core.backends import create
+from ...core.backends.table import entry_of
 from ...core.batch import DecodeBatch, PagedKV
 from ..call import CallSubject, Workload
 from ..check import Judge, require_inputs
@@ -124,6 +127,38 @@ Oracle = partial(Judge, attend)
 """The judge of a decode call, of query, cache and batch."""
 
 
+class DecodeCall:
+    """One decode call of a backend at a case: `call()` runs attention and returns its output.
+
+    Inputs (seeded, as in the studies) and the plan are made by the first call, so a call can be
+    named where its backend cannot run. `cuda_graph` plans as for a capture. The first call raises
+    RuntimeError if the backend cannot run here.
+    """
+
+    def __init__(
+        self, backend: str, case: DecodeCase, *, device: str = "cuda", cuda_graph: bool = False
+    ) -> None:
+        entry_of(backend, "decode")
+        self.backend, self.case = backend, case
+        self.device, self.cuda_graph = device, cuda_graph
+        self._run: Callable[[], torch.Tensor] | None = None
+
+    @property
+    def __name__(self) -> str:
+        """The backend and the case, as a profile's title."""
+        return f"{self.backend}, {self.case.label}"
+
+    def __call__(self) -> torch.Tensor:
+        """Run one call; the output is [batch, query heads, head_dim]."""
+        if self._run is None:
+            work = build_workload(self.case, device=self.device)
+            backend = create(
+                self.backend, self.case.spec, device=self.device, cuda_graph=self.cuda_graph
+            )
+            self._run = partial(backend.run, work.q, work.kv, backend.plan(work.batch))
+        return self._run()
+
+
 class DecodeSubject(CallSubject[DecodeCase]):
     """Measures one attention call of a backend."""
 
@@ -135,3 +170,7 @@ class DecodeSubject(CallSubject[DecodeCase]):
     def cache_bytes(self, case: DecodeCase) -> int:
         """Of the whole cache: a window leaves less to read, not to hold."""
         return decode_cost(replace(case, spec=replace(case.spec, window=0))).kv_bytes
+
+
+decode_call = DecodeCall
+"""`attnlib.decode_call(backend, case)`."""

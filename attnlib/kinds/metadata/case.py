@@ -6,7 +6,7 @@ from typing import ClassVar
 from ...core.spec import LENGTHS, require_int, require_lengths, require_page_size, require_word
 from ..form import NamedCase
 
-BUILDERS = ("decode", "kv_indices", "draft", "verify")
+BUILDERS = ("decode", "kv_indices")
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,10 @@ import torch
 from ...core.metadata.eager import write_decode_metadata
 from ...core.metadata.launch import signed
 from ...core.metadata.require import (
-    DraftTensors,
     PageArrays,
     StepTensors,
-    VerifyTensors,
     require_decode,
-    require_draft,
     require_kv_indices,
-    require_verify,
 )
 
 
@@ -91,30 +87,3 @@ def build_kv_indices(
     found = t.req_to_token[t.req_pool_indices[rows], tokens] // page_size
     kept = t.kv_indices[:reach]
     kept.copy_(torch.where(words < t.kv_indptr[-1], found, kept))
-
-
-def build_draft_metadata(
-    *, decode_length: int, topk: int, page_size: int, **tensors: torch.Tensor
-) -> None:
-    """As `core.metadata.draft.build_draft_metadata`, word for word.
-
-    SGLang's `draft_decode_set_expand_metadata` without its `torch.compile`.
-    """
-    t = DraftTensors(**tensors)
-    require_draft(t, page_size, decode_length, topk)
-    t.cache_seqlens.copy_(decode_length + t.last_page_lens.repeat_interleave(topk))
-    pages = (t.cache_loc[:, :decode_length] // page_size).to(torch.int32)
-    is_new = torch.ones_like(pages, dtype=torch.bool)
-    is_new[:, 1:] = pages[:, 1:] != pages[:, :-1]
-    t.page_table[: len(pages)].scatter_(1, is_new.cumsum(dim=1) - 1, pages)
-
-
-def build_verify_metadata(*, num_draft_tokens: int, **tensors: torch.Tensor) -> None:
-    """As `core.metadata.draft.build_verify_metadata`, word for word."""
-    t = VerifyTensors(**tensors)
-    require_verify(t, num_draft_tokens)
-    t.cache_seqlens.copy_(t.seq_lens + num_draft_tokens)
-    end = len(t.seq_lens) * num_draft_tokens + 1
-    torch.arange(0, end, num_draft_tokens, out=t.cu_seqlens_q)
-    t.cu_seqlens_k[:1].zero_()
-    t.cu_seqlens_k[1:].copy_(torch.cumsum(t.cache_seqlens, dim=0, dtype=torch.int32))

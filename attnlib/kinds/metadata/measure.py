@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...core.metadata import decode, draft, kv_indices
+from ...core.metadata import decode, kv_indices
 from ...core.metadata.launch import without_overlap
 from ...core.spec import require_word
 from ...measure.timer import run_timer
@@ -19,18 +19,17 @@ from ..base import Subject, timed_fields
 from ..cost import metadata_cost
 from ..item import Item
 from ..lengths import sample_seq_lens
-from . import eager, oracle, serial, sglang
+from . import eager, oracle, sglang
 from .case import MetadataCase
 
 POISON = -77
 SLOTS = 2**20
 """KV slots that a request pool's tokens point into."""
-FUSED = {"decode": decode, "kv_indices": kv_indices, "draft": draft, "verify": draft}
+FUSED = {"decode": decode, "kv_indices": kv_indices}
 MODULES: dict[str, dict[str, ModuleType]] = {
     "metadata-eager": dict.fromkeys(FUSED, eager),
     "metadata-fused": FUSED,
     "metadata-fused-alone": FUSED,
-    "metadata-serial": {"decode": serial},
     "sglang-metadata": {"decode": sglang},
 }
 """Backend name -> builder -> its module; `alone` starts after its neighbour has ended."""
@@ -107,8 +106,6 @@ class MetadataSubject(Subject):
 _ORACLES: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "decode": (oracle.decode_metadata, ("cache_seqlens", "cu_seqlens_k", "page_table")),
     "kv_indices": (oracle.kv_indices, ("kv_indptr", "kv_indices", "kv_last_page_len")),
-    "draft": (oracle.draft_metadata, ("cache_seqlens", "page_table")),
-    "verify": (oracle.verify_metadata, ("cache_seqlens", "cu_seqlens_q", "cu_seqlens_k")),
 }
 """Builder -> its oracle, and the outputs that the oracle gives first."""
 
@@ -120,7 +117,7 @@ def build_call(case: MetadataCase, device: str) -> BuilderCall:
     given = {name: tensor.cpu().numpy() for name, tensor in inputs.items()}
     found = judge(**given, **numbers)
     names = (*names, "swa_page_table") if case.swa else names
-    width = case.max_pages if case.builder == "decode" else case.draft_tokens + 1
+    width = case.max_pages
     wanted, outputs = {}, {}
     for name, words in zip(names, found, strict=False):
         table = name.endswith("page_table")
@@ -132,12 +129,7 @@ def build_call(case: MetadataCase, device: str) -> BuilderCall:
 
 def _inputs(case: MetadataCase, device: str) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
     """Tensors and numbers that the case's builder and its oracle take."""
-    if case.builder == "draft":
-        numbers = {"decode_length": case.draft_tokens, "topk": case.topk}
-        return _draft_slots(case, device), numbers | {"page_size": case.page_size}
     pool = _request_pool(case, device)
-    if case.builder == "verify":
-        return {"seq_lens": pool["seq_lens"]}, {"num_draft_tokens": case.draft_tokens}
     return pool, {n: getattr(case, n) for n in ("page_size", "max_pages", "seq_len_delta")}
 
 
@@ -158,19 +150,3 @@ def _request_pool(case: MetadataCase, device: str) -> dict[str, torch.Tensor]:
         "req_to_token": torch.randint(SLOTS, (rows, case.max_ctx), dtype=torch.int32, **seeded),
     }
     return pool | ({"swa_slot_map": torch.randperm(SLOTS, **seeded)} if case.swa else {})
-
-
-def _draft_slots(case: MetadataCase, device: str) -> dict[str, torch.Tensor]:
-    """KV slots of drafted tokens: each branch goes on in the page where its request ends.
-
-    `cache_loc` [bs * topk, draft_tokens] int64 and `last_page_lens` [bs] int32, tokens in the last
-    page. Branches start in pages of their own, as a copied last page makes them.
-    """
-    last = sample_seq_lens(case) % case.page_size
-    branches = case.batch_size * case.topk
-    pages_each = case.draft_tokens // case.page_size + 2
-    firsts = np.random.default_rng(case.seed).permutation(branches) * pages_each * case.page_size
-    starts = firsts + np.repeat(last, case.topk)
-    slots = starts[:, None] + np.arange(case.draft_tokens)
-    found = {"cache_loc": slots, "last_page_lens": last}
-    return {name: torch.from_numpy(words).to(device) for name, words in found.items()}

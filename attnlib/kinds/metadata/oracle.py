@@ -56,37 +56,3 @@ def kv_indices(
         kv_indptr.append(len(pages))
         last_page_len.append(tokens - max(0, count - 1) * page_size)
     return np.array(kv_indptr), np.array(pages, dtype=np.int64), np.array(last_page_len)
-
-
-def draft_metadata(
-    cache_loc: np.ndarray,
-    last_page_lens: np.ndarray,
-    *,
-    decode_length: int,
-    topk: int,
-    page_size: int,
-) -> tuple[np.ndarray, list[list[int]]]:
-    """`cache_seqlens` [bs * topk], and each row's pages without the repetition of neighbours.
-
-    Rows that `cache_loc` lacks have none.
-    """
-    lens, tables = [], []
-    for row in range(len(last_page_lens) * topk):
-        lens.append(decode_length + int(last_page_lens[row // topk]))
-        pages: list[int] = []
-        slots = cache_loc[row, :decode_length] if row < len(cache_loc) else ()
-        for slot in slots:
-            page = int(slot) // page_size
-            if not pages or pages[-1] != page:
-                pages.append(page)
-        tables.append(pages)
-    return np.array(lens, dtype=np.int64), tables
-
-
-def verify_metadata(
-    seq_lens: np.ndarray, num_draft_tokens: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`cache_seqlens` [bs], `cu_seqlens_q` [bs + 1] and `cu_seqlens_k` [bs + 1]."""
-    cache_seqlens = seq_lens.astype(np.int64) + num_draft_tokens
-    cu_seqlens_q = np.arange(len(seq_lens) + 1) * num_draft_tokens
-    return cache_seqlens, cu_seqlens_q, np.concatenate([[0], np.cumsum(cache_seqlens)])

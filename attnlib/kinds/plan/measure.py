@@ -7,8 +7,9 @@
 | fa2-plan-alone | the same, started after its neighbour has ended |
 | fa2-plan-words | the words alone |
 
-An attention call is held to the oracle, every word of a plan to the NumPy twin's and of the page
-arrays to the metadata oracle's. Chunks of one call share its tensors, wrapper and judge.
+An attention call is checked against the oracle. The chunk that a launch chooses must be within 1 %
+of the NumPy twin's in predicted time; for that chunk every word must be the twin's, and the page
+arrays the metadata oracle's. Chunks of one call share its tensors, wrapper and judge.
 """
 
 from collections.abc import Callable
@@ -17,13 +18,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from ...core import backends
 from ...core.backends.base import Backend, Plan
-from ...core.fa2.choice import PlanShape
+from ...core.fa2.choice import PlanShape, choose, counted, predicted_time
 from ...core.fa2.kernel import build_fa2_plan
-from ...core.fa2.words import WORD, Layout, plan_words
+from ...core.fa2.words import WORD, Layout, chunk_in, plan_words
 from ...core.metadata.launch import without_overlap
 from ...core.spec import require_word
 from ...measure.timer import ROTATING, run_timer
@@ -40,6 +42,8 @@ from .case import PlanCase
 
 CHUNK, ALONE, WORDS = "fa2-chunk", "fa2-plan-alone", "fa2-plan-words"
 BACKENDS = (CHUNK, "fa2-plan", ALONE, WORDS)
+MOST_APART = 0.01
+"""Of predicted time, between the choices of the GPU in float32 and of its twin."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +83,13 @@ class PlanSubject(Subject):
         batch = getattr(call.work.batch, "paged", call.work.batch)
         call.plan.state[-1].plan_with(batch.seq_lens_cpu, case.chunk)
         run = partial(call.backend.run, call.work.q, call.work.kv, call.plan)
-        told = (run, call.judge, call.plan.reported_backend)
-        return timed_call(*told, timer=partial(timer, run), work_per_call=call.io_bytes)
+        return timed_call(
+            run,
+            call.judge,
+            call.plan.reported_backend,
+            timer=partial(timer, run),
+            work_per_call=call.io_bytes,
+        )
 
     def _prepared(self, case: PlanCase, name: str) -> _Call:
         if self._call is None or self._call.work.case != case.call:
@@ -90,20 +99,22 @@ class PlanSubject(Subject):
             backend = backends.create(
                 name, case.spec, mask="causal", device=self.bench.device, cuda_graph=True
             )
-            moved = float(kind.cost(case.call).io_bytes)
-            self._call = _Call(work, judge, backend, backend.plan(work.batch), moved)
+            io_bytes = float(kind.cost(case.call).io_bytes)
+            self._call = _Call(work, judge, backend, backend.plan(work.batch), io_bytes)
         return self._call
 
     def _planning(self, item: Item[PlanCase], timer: Callable[..., Any]) -> dict[str, Any]:
         """Over tensors of its own, without FlashInfer; `build_kv_indices` takes the same pool."""
         spec, decode, device = item.case.spec, item.case.decode, self.bench.device
-        drawn = (decode.batch_size, spec.page_size, decode.kv_len, decode.lengths)
-        pages = build_call(MetadataCase("kv_indices", *drawn, seed=decode.seed), device)
+        sizes = (decode.batch_size, spec.page_size, decode.kv_len, decode.lengths)
+        pages = build_call(MetadataCase("kv_indices", *sizes, seed=decode.seed), device)
         lens = pages.inputs["seq_lens"]
         host, num_sms = lens.cpu().numpy(), self.bench.machine["num_sms"]
         shape = PlanShape.of(spec, host, num_sms, item.case.q_len)
-        words = plan_words(shape, host).image(Layout.of(shape).int_bytes // WORD, POISON)
-        outputs = {"words": torch.full(words.shape, POISON, dtype=torch.int32, device=device)}
+        words = torch.full((Layout.of(shape).int_bytes // WORD,), POISON, dtype=torch.int32)
+        chunk = chosen_chunk(lens, words.to(device), shape)
+        outputs = {"words": words.to(device)}
+        words = plan_words(shape, host, chunk).image(len(words), POISON)
         call = replace(pages, outputs=outputs, wanted={"words": [words]})
         if item.backend == WORDS:
             run = partial(build_fa2_plan, seq_lens=lens, **outputs, shape=shape)
@@ -113,3 +124,16 @@ class PlanSubject(Subject):
             tensors = pages.inputs | outputs
             run = partial(build_fa2_plan, **tensors, shape=shape, page_size=spec.page_size)
         return call.measured(run, timer, float(sum(out.nbytes for out in outputs.values())))
+
+
+def chosen_chunk(lens: torch.Tensor, words: torch.Tensor, shape: PlanShape) -> int:
+    """The chunk that a launch chooses; RuntimeError where it is worse than the twin's."""
+    build_fa2_plan(seq_lens=lens, words=words, shape=shape)
+    host = lens.cpu().numpy()
+    chunks = np.array([chunk_in(words.cpu().numpy(), Layout.of(shape)), choose(shape, host).chunk])
+    times = predicted_time(shape, counted(shape, host), chunks)
+    if times[0] > times[1] * (1 + MOST_APART):
+        raise RuntimeError(
+            f"chunk must be about as good as the twin's, {chunks[1]}, was {chunks[0]}"
+        )
+    return int(chunks[0])

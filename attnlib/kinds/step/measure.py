@@ -39,13 +39,12 @@ from ..call import cache_copies
 from ..cost import decode_cost
 from ..decode.measure import Oracle, build_workload
 from ..item import Item
-from ..metadata import eager, serial
+from ..metadata import eager
 from . import fa2
 from .case import StepCase
 
 BUILDERS = {
     "flash-attn-3-step-eager": eager,
-    "flash-attn-3-step-serial": serial,
     "flash-attn-3-step-fused": decode,
 }
 ONE_LAUNCH = "flash-attn-3-step-one-launch"

@@ -1,14 +1,14 @@
 """Timers against each other, A/A noise, cold caches, on cases that fit a cache or do not."""
 
 from ...run.study import Grid, Study
-from ..fa3_decode_regression.study import FIXED, PINNED, TRUST_MACHINE, _case
+from ..fa3_decode_regression import FIXED, PINNED, decode_case
 
 TRUST = (
-    _case((8, 1), 16, 1, 1024),
-    _case((32, 8), 16, 1, 4096),
-    _case((16, 2), 16, 16, 8192),
-    _case((32, 8), 16, 16, 8192),
-    _case((32, 8), 16, 128, 4096),
+    decode_case((8, 1), 16, 1, 1024),
+    decode_case((32, 8), 16, 1, 4096),
+    decode_case((16, 2), 16, 16, 8192),
+    decode_case((32, 8), 16, 16, 8192),
+    decode_case((32, 8), 16, 128, 4096),
 )
 """From 0.5 MiB, which any cache holds, to 2 GiB, which none does."""
 TIMERS = ("graph", "graph-cold", "eager", "profiler")
@@ -22,6 +22,6 @@ STUDY = Study(
         Grid(TRUST, PINNED[:1], (FIXED,), timers=TIMERS, rounds=4, headline=True),
         Grid(TRUST, PINNED[::2], (FIXED,), rounds=4, headline=True),
     ),
-    reference_machine=TRUST_MACHINE,
+    reference_machine="nvidia-h200-b6c8df1f",
     ceilings=("copy", "read", "matmul", "launch"),
 )

@@ -1,1 +1,0 @@
-"""What attention sinks and a sliding window cost a decode call."""

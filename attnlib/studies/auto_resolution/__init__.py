@@ -1,1 +1,0 @@
-"""What `auto` resolves to, release by release."""

@@ -1,0 +1,184 @@
+"""The metadata of a decode step: op by op, SGLang's fused kernels, and ours.
+
+The main records repeat one call in a graph. Records of other GPUs of the same study time a call
+behind another kernel and before 32 layers (`IN_STEP_MACHINE`), page table and FlashAttention-3's
+schedule in one launch (`ONE_LAUNCH_MACHINE`), and eager calls (`EAGER_MACHINE`). Times are us.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pandas as pd
+
+from ..core.spec import AttnSpec
+from ..draw import charts, style
+from ..kinds.decode.case import DecodeCase
+from ..kinds.metadata.case import MetadataCase
+from ..kinds.step.case import StepCase
+from ..run.frame import (
+    by_design,
+    decode_rows,
+    good_rows,
+    intervals,
+    over,
+    savings,
+    times,
+    whole_counts,
+)
+from ..run.study import Grid, Study
+
+IN_STEP_MACHINE = "nvidia-h200-54fb76dd"
+ONE_LAUNCH_MACHINE = "nvidia-h200-f9835d78"
+EAGER_MACHINE = "nvidia-h100-80gb-hbm3-da6a6c3c"
+METADATA = (
+    MetadataCase("decode", 1, 1, 8192),
+    MetadataCase("decode", 32, 1, 8192),
+    MetadataCase("decode", 128, 1, 8192),
+    MetadataCase("decode", 512, 1, 8192),
+    MetadataCase("decode", 1024, 1, 8192),
+    MetadataCase("decode", 2048, 16, 32768),
+    MetadataCase("decode", 4096, 16, 32768),
+    MetadataCase("decode", 32, 1, 131072),
+)
+"""(batch, page_size, max_ctx); the second is the case of SGLang's pull request."""
+SOURCE_CASE = METADATA[1:2]
+METADATA_SWEEP = tuple(
+    MetadataCase("decode", batch, page, ctx)
+    for batch, page, ctx in product((1, 8, 64, 512, 4096), (1, 16, 256), (128, 2048, 16384, 131072))
+)
+PAGE_ARRAYS = tuple(
+    MetadataCase("kv_indices", batch, page, ctx)
+    for batch, page, ctx in product((1, 32, 128, 512, 4096), (1, 16), (2048, 8192, 32768))
+)
+WINDOWED = tuple(MetadataCase("decode", 32, 2**bits, 8192, swa=True) for bits in range(8))
+"""The page sizes of SGLang's tests, with the table of a sliding window."""
+LLAMA_STEPS = tuple(
+    StepCase(DecodeCase(AttnSpec(32, 8, 128, page), batch, 8192, "ragged"), 32)
+    for batch, page in product((1, 32, 128, 512), (1, 16))
+)
+"""32 layers of Llama-3.1-8B."""
+OURS, SGLANG, RELEASES = (
+    ("metadata-eager", "metadata-fused"),
+    ("sglang-metadata",),
+    ("0.5.14", "0.5.23"),
+)
+BEHIND = ("graph-behind", "graph")
+STEPS = ("flash-attn-3-step-eager", "flash-attn-3-step-fused", "flash-attn-3-step-one-launch")
+TWO_LAUNCHES, ONE_LAUNCH = "flash-attn-3-two-launches", "flash-attn-3-one-launch"
+
+STUDY = Study(
+    name="decode_metadata",
+    question="What does the metadata of a decode step cost, alone and in a step?",
+    grids=(
+        Grid((*METADATA, *METADATA_SWEEP), OURS, rounds=4),
+        Grid((*METADATA, *METADATA_SWEEP, *WINDOWED), SGLANG, RELEASES, rounds=4),
+        Grid(WINDOWED, OURS[1:], rounds=4),
+        Grid(PAGE_ARRAYS, OURS, rounds=4),
+        Grid(METADATA_SWEEP[::4], (), rounds=4, again=OURS[1:]),
+        Grid(METADATA, OURS, timers=BEHIND, rounds=4, again=OURS),
+        Grid(METADATA, SGLANG, RELEASES, timers=BEHIND, rounds=4),
+        Grid(METADATA, ("metadata-fused-alone",), rounds=4),
+        Grid(LLAMA_STEPS, STEPS, rounds=4),
+        Grid(LLAMA_STEPS, (TWO_LAUNCHES, ONE_LAUNCH), rounds=4, again=(ONE_LAUNCH,)),
+        Grid(SOURCE_CASE, OURS, timers=("eager",), rounds=4, isolated=True),
+        Grid(SOURCE_CASE, SGLANG, RELEASES, timers=("eager",), rounds=4, isolated=True),
+        Grid(METADATA[:6], OURS, timers=BEHIND, rounds=3, headline=True),
+    ),
+    reference_machine="nvidia-h200-a9a9b6cc",
+    ceilings=("copy", "launch", "gather"),
+)
+
+SIZES = ["batch_size", "page_size", "max_ctx"]
+OP_BY_OP, FUSED, ALONE = "op by op", "fused", "fused, no overlap"
+MERGED, TODAY = "SGLang 0.5.14", "SGLang 0.5.23"
+"""The fused kernels as SGLang merged them, and its newest."""
+DESIGNS = {
+    "metadata-eager": OP_BY_OP,
+    "metadata-fused": FUSED,
+    "metadata-fused-alone": ALONE,
+    "sglang-metadata": "SGLang",
+}
+DESIGNS_SHOWN = (OP_BY_OP, MERGED, TODAY, ALONE, FUSED)
+"""Columns of `design_times`; the release follows the name SGLang."""
+
+
+def metadata_rows(
+    frame: pd.DataFrame, builder: str = "decode", *, timer: str = "graph", windowed: bool = False
+) -> pd.DataFrame:
+    """Good rows of a builder and timer, with a window's page table or without.
+
+    `backend` is the design, so two releases of SGLang are two designs.
+    """
+    rows = frame[(frame.builder == builder) & (frame.swa == windowed)]
+    return by_design(whole_counts(good_rows(rows, timer)), DESIGNS)
+
+
+def design_times(rows: pd.DataFrame) -> pd.DataFrame:
+    """Median time of each design per size, and fused / SGLang 0.5.23 with its verdict."""
+    ratio = over(rows, FUSED, TODAY)
+    shown = times(rows)[["case", *SIZES, *(n for n in DESIGNS_SHOWN if n in set(rows.backend))]]
+    ratio = pd.DataFrame(
+        {
+            "case": ratio.case,
+            "fused / 0.5.23": ratio.ratio.round(2),
+            "95 % CI": intervals(ratio),
+            "verdict": ratio.verdict,
+        }
+    )
+    table = shown.round(2).merge(ratio, on="case", how="left").drop(columns="case")
+    return table.sort_values(SIZES, ignore_index=True)
+
+
+def against_best(rows: pd.DataFrame) -> pd.DataFrame:
+    """Fused / the fastest rival (op by op or SGLang's kernels), per size."""
+    tables = [over(rows, FUSED, name).assign(rival=name) for name in (OP_BY_OP, MERGED, TODAY)]
+    closest = pd.concat(tables).sort_values(["ratio", "rival"], ascending=False)
+    return closest.drop_duplicates("case").sort_values(SIZES, ignore_index=True)
+
+
+def slower_than_op_by_op(rows: pd.DataFrame) -> pd.DataFrame:
+    """Sizes at which a fused kernel takes longer than op by op, a row per kernel."""
+    lines = []
+    for name in (MERGED, TODAY, FUSED):
+        table = over(rows, name, OP_BY_OP)
+        slower = table[table.verdict == "slower"]
+        fewest = slower.batch_size.min() if len(slower) else None
+        line = {"kernel": name, "sizes": len(table), "slower at": len(slower)}
+        lines.append(line | {"from batch": fewest, "worst": round(float(table.ratio.max()), 2)})
+    return pd.DataFrame(lines)
+
+
+def designs_chart(frame: pd.DataFrame, page_size: int = 1) -> charts.Figure:
+    """Time over batch size, a panel per context length, a line per design."""
+    rows = metadata_rows(frame)
+    rows = rows[(rows.page_size == page_size) & rows.case.isin(METADATA_SWEEP)]
+    contexts = sorted(rows.max_ctx.unique())
+    titles = [f"{context:,} tokens" for context in contexts]
+    figure, axes = charts.panels(titles, (11, 3.4), rows, ("batch", "us (log)"), share="y")
+    colours = style.PALETTE[:4]
+    for axis, context in zip(axes, contexts, strict=True):
+        part = rows[rows.max_ctx == context]
+        for name, colour in zip((OP_BY_OP, MERGED, TODAY, FUSED), colours, strict=True):
+            line = part[part.backend == name].groupby("batch_size").run_us.median()
+            axis.plot(line.index, line, "o-", color=colour, label=name, markersize=3)
+        style.log_axes(axis, "x", "y")
+    axes[0].legend(fontsize=7)
+    return figure
+
+
+def step_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """A step's 32 layers with the metadata op by op and fused, and the ratio with its verdict."""
+    rows = decode_rows(frame[frame.layers.notna()])
+    table = over(rows, *STEPS[:2]).merge(times(rows)[["case", *STEPS[:2]]], on="case")
+    shown = table[["batch_size", "page_size", "kv_len", *STEPS[:2]]].round(0)
+    shown = shown.set_axis([*shown.columns[:3], OP_BY_OP, FUSED], axis=1)
+    ratio = {f"{OP_BY_OP} / {FUSED}": table.ratio.round(3), "95 % CI": intervals(table, 3)}
+    return shown.assign(**ratio, verdict=table.verdict)
+
+
+def one_launch(frame: pd.DataFrame) -> pd.DataFrame:
+    """Page table and FA3's schedule in two launches and in one, alone: what one launch saves."""
+    table = savings(decode_rows(frame), TWO_LAUNCHES, ONE_LAUNCH)
+    shown = table[["page_size", "batch_size", "base_us", "new_us", "saved"]].round(2)
+    return shown.assign(**{"95 % CI": intervals(table)}, verdict=table.verdict)

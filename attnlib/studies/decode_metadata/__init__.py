@@ -1,1 +1,0 @@
-"""What a step's metadata costs, design by design."""

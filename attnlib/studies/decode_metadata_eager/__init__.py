@@ -1,1 +1,0 @@
-"""What one launch of a step's metadata costs the host."""

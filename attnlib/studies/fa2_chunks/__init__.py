@@ -1,1 +1,0 @@
-"""KV chunks of FlashInfer's fa2, one after another."""

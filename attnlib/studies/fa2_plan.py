@@ -1,0 +1,299 @@
+"""FlashInfer's fa2 by its own plan and by ours, made on the GPU.
+
+A wave is the requests that fill the GPU's slots, one block of each request and KV head in a slot.
+Lengths are drawn by a seed that each layout has; a longest request is halved until K and V of its
+batch fit `MOST_KV_BYTES`. The records are of the planner before November 2026, which chose by
+another model; how the present one would choose in them is computed from them (`sweep_losses`).
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pandas as pd
+
+from ..core.fa2.choice import PlanShape, candidates, choose, library_chunk
+from ..core.gpu import FA2_CTAS
+from ..core.spec import AttnSpec
+from ..draw import charts, style
+from ..kinds.cost import decode_cost
+from ..kinds.decode.case import DecodeCase
+from ..kinds.extend.case import ExtendCase
+from ..kinds.lengths import sample_plan_lens, sample_seq_lens
+from ..kinds.plan.case import PlanCase
+from ..kinds.step.case import StepCase
+from ..run.frame import good_rows
+from ..run.study import Grid, Study
+
+HEADS = (
+    *((32, 8), (28, 4), (64, 8), (16, 2), (8, 1)),
+    *((40, 8), (14, 2), (5, 1), (32, 32), (128, 8)),
+)
+PAGE_SIZES = (16, 1, 64)
+NUM_SMS = 132
+SLOTS = 2 * NUM_SMS
+"""Of an H200, two blocks an SM."""
+MOST_KV_BYTES = 8 * 2**30
+MOST_TABLE = 64 * 2**20
+"""Entries of a page table."""
+LLAMA = AttnSpec(32, 8, 128, 16)
+
+
+def _fitted(case: DecodeCase) -> DecodeCase:
+    """`case`, its longest request halved until the batch fits."""
+    while (
+        decode_cost(case).kv_bytes > MOST_KV_BYTES
+        or case.batch_size * case.kv_len // case.spec.page_size > MOST_TABLE
+    ):
+        case = replace(case, kv_len=case.kv_len // 2)
+    return case
+
+
+def served(kind: str, spec: AttnSpec, seed: int = 0) -> DecodeCase:
+    """The batch of `kind` that people serve, of a layer, or one that they seldom do."""
+    wave = SLOTS // spec.num_kv_heads
+    waves = random.Random(f"one long {spec.heads}").randint(wave, 2 * wave)
+    sizes: dict[str, tuple[int, int, str]] = {
+        "chat of 64": (64, 32768, "chat"),
+        "chat of 256": (256, 32768, "chat"),
+        "retrieval": (32, 65536, "retrieval"),
+        "agents": (24, 100000, "agents"),
+        "one long": (1 + waves, 100000, "one_long"),
+        "past a wave": (int(1.1 * wave) + 1, 2048, "fixed"),
+        "ragged": (int(1.5 * wave), 4096, "ragged"),
+        "four": (4, 16384, "fixed"),
+        "a wave": (wave, 2048, "fixed"),
+        "uniform": (32, 4096, "fixed"),
+        "one": (1, 30000, "fixed"),
+        "short": (64, 200, "ragged"),
+    }
+    return _fitted(DecodeCase(spec, *sizes[kind], seed=seed))
+
+
+KINDS = (
+    *("chat of 64", "one long", "past a wave", "agents"),
+    *("chat of 256", "retrieval", "ragged", "four"),
+)
+OTHER_KINDS = ("a wave", "uniform", "one", "short")
+
+
+def _spec(layout: int, turn: int) -> AttnSpec:
+    return AttnSpec(*HEADS[layout], 128, PAGE_SIZES[(layout + turn) % len(PAGE_SIZES)])
+
+
+SERVED = {
+    (kind, layout): served(kind, _spec(layout, turn), seed=layout)
+    for layout in range(len(HEADS))
+    for turn, kind in enumerate(KINDS)
+}
+"""(kind, index of the layout) -> case: every kind of every layout."""
+REALISTIC = tuple(SERVED.values())
+OTHERS = tuple(
+    served(kind, _spec((5 * turn + step * 2) % 10, turn), seed=step)
+    for turn, kind in enumerate(OTHER_KINDS)
+    for step in range(5)
+)
+
+
+def in_turn(layouts: tuple[int, ...], turns: int) -> tuple[DecodeCase, ...]:
+    """Every kind `turns` times, the layouts in turn."""
+    places = list(enumerate(KINDS * turns))
+    return tuple(SERVED[kind, layouts[place % len(layouts)]] for place, kind in places)
+
+
+ALL_LAYOUTS = tuple(range(len(HEADS)))
+COLD = in_turn(ALL_LAYOUTS, 2)
+SMALL = (SERVED["four", 4], SERVED["four", 7], SERVED["chat of 64", 7], *OTHERS[10:])
+"""Batches that the L2 holds, and the shortest calls."""
+SIMPLE_GROUPS = tuple(
+    layout for layout, (qo, kv) in enumerate(HEADS) if qo // kv in (1, 2, 3, 4, 8)
+)
+"""Layouts that the CUDA cores take in every release."""
+ON_CUDA_CORES = in_turn(SIMPLE_GROUPS, 2)
+EAGER = in_turn(ALL_LAYOUTS, 1)
+
+VARIANTS = (
+    AttnSpec(32, 8, 64, 16),
+    AttnSpec(32, 8, 256, 16),
+    AttnSpec(32, 8, 128, 16, "bfloat16", "float8_e4m3fn"),
+    AttnSpec(32, 8, 128, 16, "float16"),
+)
+VARIANT_CASES = tuple(served(kind, spec) for spec in VARIANTS for kind in KINDS)
+
+Q_LENS = (2, 4, 8, 16)
+CACHED = ((64, 32768, "chat"), (32, 8192, "fixed"), (41, 65536, "one_long"), (4, 16384, "fixed"))
+VERIFIED = (LLAMA, AttnSpec(28, 4, 128, 1), AttnSpec(64, 8, 128, 16))
+
+
+def _verify(spec: AttnSpec, q_len: int, sizes: tuple[int, int, str], seed: int) -> ExtendCase:
+    return ExtendCase(
+        _fitted(DecodeCase(spec, *sizes, seed=seed)), "target_verify", q_len, mask="causal"
+    )
+
+
+VERIFIES = tuple(
+    _verify(spec, q_len, sizes, seed)
+    for (seed, spec), q_len, sizes in product(enumerate(VERIFIED), Q_LENS, CACHED)
+)
+OTHER_VERIFIES = tuple(
+    _verify(
+        AttnSpec(*HEADS[3 + step % 7], 128, PAGE_SIZES[step % 3]),
+        *(Q_LENS[(step + step // 4) % 4], CACHED[step % 4], step),
+    )
+    for step in range(16)
+)
+"""Of the other layouts, each in turn."""
+
+PLANS = {
+    page_size: tuple(
+        PlanCase(DecodeCase(replace(LLAMA, page_size=page_size), batch, 8192, "ragged"))
+        for batch in (1, 8, 32, 128, 256, 1024)
+    )
+    for page_size in (16, 1)
+}
+STEPS = tuple(
+    StepCase(case, 32)
+    for case in (
+        *(DecodeCase(LLAMA, batch, 8192, "ragged") for batch in (1, 32, 128)),
+        served("chat of 64", LLAMA),
+        DecodeCase(LLAMA, 40, 100000, "one_long"),
+    )
+)
+
+BOTH = ("flashinfer-fa2", "flashinfer-fa2-planned")
+RIVALS = (*BOTH, "flash-attn-3-precomputed")
+SEVERAL = ("flashinfer-prefill-fa2", "flashinfer-prefill-fa2-planned")
+PLANNING = ("fa2-plan", "fa2-plan-alone", "fa2-plan-words")
+COPIED, HOST, PLANNED = IN_STEPS = ("fa2-step-copied", "fa2-step-host", "fa2-step-planned")
+ROUNDS = 3
+
+STUDY = Study(
+    name="fa2_plan",
+    question="How much does FlashInfer's decode gain from a better plan, made on the GPU?",
+    grids=(
+        Grid(COLD, RIVALS, timers=("graph", "graph-cold"), rounds=ROUNDS),
+        Grid(tuple(c for c in SMALL if c not in COLD), BOTH, timers=("graph-cold",), rounds=ROUNDS),
+        Grid(REALISTIC, RIVALS, rounds=ROUNDS),
+        Grid((*VERIFIES, *OTHER_VERIFIES), SEVERAL, timers=("graph", "profiler"), rounds=4),
+        Grid((*PLANS[16], *PLANS[1]), PLANNING, rounds=4),
+        Grid(STEPS, IN_STEPS, timers=("eager",), rounds=4),
+        Grid(OTHERS, RIVALS, rounds=4),
+        Grid(ON_CUDA_CORES, ("flashinfer-cuda-cores",), rounds=4),
+        Grid(VARIANT_CASES, BOTH, rounds=4),
+        Grid(EAGER, BOTH, timers=("profiler",), rounds=4),
+        Grid(PLANS[16][::2], ("fa2-plan",), timers=("eager",), rounds=4, isolated=True),
+        Grid(COLD[:8], (), timers=("graph", "graph-cold"), rounds=ROUNDS, again=BOTH[:1]),
+        Grid(VERIFIES[::6], (), timers=("graph", "profiler"), rounds=4, again=SEVERAL[:1]),
+        Grid((*PLANS[16], *PLANS[1][:2]), (), rounds=4, again=PLANNING[:1]),
+        Grid(STEPS, (), timers=("eager",), rounds=4, again=IN_STEPS[1:]),
+        Grid(EAGER, (), timers=("profiler",), rounds=4, again=BOTH[:1]),
+        Grid((*REALISTIC[:8], SERVED["one long", 3]), BOTH, rounds=3, headline=True),
+        Grid(COLD[:3], BOTH, timers=("graph-cold",), rounds=3, headline=True),
+        Grid(VERIFIES[:4], SEVERAL, timers=("graph", "profiler"), rounds=3, headline=True),
+        Grid(VARIANT_CASES[1 :: len(KINDS)], BOTH, rounds=3, headline=True),
+        Grid(PLANS[16][::2], PLANNING, rounds=3, headline=True),
+        Grid(STEPS[1:3], IN_STEPS, timers=("eager",), rounds=3, headline=True),
+    ),
+    reference_machine="nvidia-h200-c5533424",
+    ceilings=("copy", "launch"),
+)
+
+LIBRARY, OURS, FLASH_ATTN_3 = RIVALS
+CHUNK = "fa2-chunk"
+LIBRARY_PLAN, OUR_PLAN = "FlashInfer's plan", "our plan"
+
+
+def batch_of(case: DecodeCase) -> str:
+    """The kind of a batch, of `KINDS` or `OTHER_KINDS`; else how its lengths are drawn."""
+    for kind in (*KINDS, *OTHER_KINDS):
+        if replace(served(kind, case.spec), seed=case.seed) == case:
+            return kind
+    return case.lengths.replace("_", " ")
+
+
+def chunks_of(case: DecodeCase, num_sms: int) -> dict[str, int]:
+    """Tokens of a KV chunk by FlashInfer's plan and by ours."""
+    lens = sample_seq_lens(case)
+    shape = PlanShape.of(case.spec, lens, num_sms)
+    choice = choose(shape, lens)
+    return {LIBRARY_PLAN: library_chunk(shape, lens, candidates(lens)), OUR_PLAN: choice.chunk}
+
+
+def sweep_losses(frame: pd.DataFrame) -> pd.DataFrame:
+    """Per batch of the study `fa2_chunks`: the best chunk swept, and the one we choose.
+
+    `us` is interpolated between the swept chunks around the choice (over log of the chunk), or that
+    of the nearest; `loss` is how much longer it takes than the best.
+    """
+    rows = good_rows(frame[frame.backend == CHUNK])
+    table = rows.assign(
+        batch=[replace(case, chunk=0) for case in rows.case], chunk=[c.chunk for c in rows.case]
+    )
+    losses = []
+    for case, part in table[table.chunk > 0].groupby("batch", sort=False):
+        times = part.groupby("chunk").run_us.median()
+        lens = sample_plan_lens(case)
+        shape = PlanShape.of(case.spec, lens, int(part.num_sms.iloc[0]), case.q_len)
+        chunk = choose(shape, lens).chunk
+        us = np.interp(np.log(chunk), np.log(times.index), times)
+        losses.append(
+            {
+                "batch": batch_of(case.decode),
+                "heads": case.spec.heads,
+                "head_dim": case.spec.head_dim,
+                "kv_dtype": case.spec.kv_dtype,
+                "q_len": case.q_len,
+                "requests": len(lens),
+                "best chunk": times.idxmin(),
+                "our chunk": chunk,
+                "best, us": times.min(),
+                "ours, us": us,
+                "loss": us / times.min() - 1,
+            }
+        )
+    return pd.DataFrame(losses).sort_values("loss", ascending=False, ignore_index=True)
+
+
+def schedule(lens: np.ndarray, chunk: int, kv_heads: int, slots: int) -> pd.DataFrame:
+    """Blocks of a plan, each in the first slot that is free, in the grid's order.
+
+    A block takes as long as it has tokens: `start` and `end` count those. Nothing is measured.
+    """
+    free = [(0, slot) for slot in range(slots)]
+    rows = []
+    for head in range(kv_heads):
+        for request, length in enumerate(lens):
+            for begin in range(0, int(length), chunk):
+                start, slot = heapq.heappop(free)
+                end = start + min(chunk, int(length) - begin)
+                rows.append((head, request, slot, start, end))
+                heapq.heappush(free, (end, slot))
+    return pd.DataFrame(rows, columns=["head", "request", "slot", "start", "end"])
+
+
+def slots_chart(case: DecodeCase, num_sms: int) -> charts.Figure:
+    """Blocks on the slots of a GPU by FlashInfer's plan and by ours: a bar per block.
+
+    The longest request has a colour of its own. Drawn by `schedule`: nothing is measured.
+    """
+    lens, slots = sample_seq_lens(case), FA2_CTAS * num_sms
+    longest = int(lens.argmax())
+    works = {
+        f"{name}: chunks of {chunk:,}": schedule(lens, chunk, case.spec.num_kv_heads, slots)
+        for name, chunk in chunks_of(case, num_sms).items()
+    }
+    note = f"schedule, not a measurement: {case.label}, {num_sms} SMs of {FA2_CTAS} slots"
+    words = ("tokens that a slot has read", "slot: half an SM")
+    figure, axes = charts.panels([*works], (9.6, 5.0), note, words, share="y")
+    for axis, work in zip(axes, works.values(), strict=True):
+        colors = np.where(work.request % 2, style.SKY, style.PALE_BLUE)
+        colors = np.where(work.request == longest, style.VERMILION, colors)
+        height = np.where((work.request == longest) & (len(work) < 2 * slots), 3.0, 1.0)
+        axis.barh(work.slot, work.end - work.start, height, work.start, color=colors)
+        axis.set(xlim=(0, work.end.max() * 1.02), ylim=(slots + 1, -2))
+        axis.grid(visible=False)
+    return figure

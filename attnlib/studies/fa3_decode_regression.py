@@ -1,0 +1,221 @@
+"""FlashInfer's fa3 decode vs. fa2: how much slower, for which shapes, and in which releases.
+
+Times are those of the timer `graph`, in microseconds, unless a table says otherwise.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pandas as pd
+
+from ..core.backends.table import FAMILIES
+from ..core.spec import AttnSpec
+from ..draw import charts, style
+from ..kinds.cost import Ceilings, decode_cost, predict_fa3
+from ..kinds.decode.case import DecodeCase
+from ..run.bisect import Bisection
+from ..run.frame import (
+    AUTO,
+    CUDA_CORES,
+    FA2,
+    FA3,
+    GRAPH_AUTO,
+    LABELS,
+    SHAPE,
+    cases_of,
+    decode_rows,
+    intervals,
+    over,
+    release_order,
+    times,
+)
+from ..run.study import Grid, Study
+
+BEFORE, REGRESSED, FIXED, NEWEST = "0.5.3", "0.6.3", "0.6.4", "0.7.2.post1"
+AROUND = (BEFORE, REGRESSED, FIXED, NEWEST)
+AFFECTED = ("0.6.0", "0.6.1", "0.6.2", "0.6.3")
+HEADS = ((32, 8), (16, 2), (8, 1), (32, 32))
+PINNED = (FA2, FA3, CUDA_CORES)
+ALL_MODES = (*PINNED, AUTO, GRAPH_AUTO)
+FIX_PROOF = (FA2, AUTO, GRAPH_AUTO)
+KV_LIMIT_BYTES = 16 * 2**30
+"""Cache size limit of the wide grid: larger caches take seconds per record to settle."""
+H100_MACHINE = "nvidia-h100-80gb-hbm3-ea9d21dc"
+"""The GPU with the headline shapes on an H100."""
+
+
+def decode_case(heads: tuple[int, int], page_size: int, batch_size: int, kv_len: int) -> DecodeCase:
+    """A bf16 case with head_dim 128."""
+    return DecodeCase(AttnSpec(*heads, head_dim=128, page_size=page_size), batch_size, kv_len)
+
+
+HEADLINE = (
+    decode_case((32, 8), 1, 1, 4096),
+    decode_case((32, 8), 16, 16, 8192),
+    decode_case((32, 8), 16, 128, 4096),
+    decode_case((16, 2), 1, 16, 8192),
+    decode_case((16, 2), 16, 1, 32768),
+    decode_case((8, 1), 16, 64, 8192),
+    decode_case((32, 32), 16, 4, 8192),
+)
+LONG = tuple(case for case in HEADLINE if case.kv_len >= 8192)
+"""The shapes for a claim about "long" sequences whose source gives no length."""
+
+_LENGTHS = (1024, 4096, 16384, 65536, 131072)
+_GRID = [decode_case(*sizes) for sizes in product(HEADS, (1, 16), (1, 4, 16, 64, 128), _LENGTHS)]
+WIDE = tuple(case for case in _GRID if decode_cost(case).kv_bytes <= KV_LIMIT_BYTES)
+AGAIN = tuple(case for case in _GRID if decode_cost(case).kv_bytes <= 33 * 2**30)[::10]
+"""A/A cases; the limit is what an 80 GB GPU holds beside the oracle."""
+VARIANTS = (
+    DecodeCase(AttnSpec(16, 4, 64, 64, "float16"), 16, 8192, "ragged"),
+    DecodeCase(AttnSpec(16, 4, 256, 16), 16, 8192),
+    DecodeCase(AttnSpec(32, 8, 128, 64), 64, 8192, "fixed"),
+    DecodeCase(AttnSpec(32, 8, 128, 64), 64, 8192, "ragged"),
+    DecodeCase(AttnSpec(32, 8, 128, 64), 64, 8192, "skewed"),
+)
+"""Other head_dims, dtypes, page sizes and lengths than the wide grid."""
+
+STUDY = Study(
+    name="fa3_decode_regression",
+    question="How much slower is FlashInfer's fa3 decode than fa2, and since when?",
+    grids=(
+        Grid(HEADLINE, ALL_MODES, (REGRESSED,), rounds=3, headline=True),
+        Grid(HEADLINE, FIX_PROOF, (FIXED,), rounds=3, headline=True),
+        Grid(HEADLINE, ALL_MODES, (REGRESSED,), rounds=4),
+        Grid(HEADLINE, (*FIX_PROOF, FA3), (BEFORE, FIXED, NEWEST), rounds=4),
+        Grid(HEADLINE, PINNED[:2], (REGRESSED,), ("eager",), rounds=4, again=PINNED[:2]),
+        Grid(WIDE, PINNED[:2], (REGRESSED,), rounds=4),
+        Grid(AGAIN, (), (REGRESSED,), rounds=4, again=PINNED[:2]),
+        Grid(VARIANTS, PINNED[:2], (REGRESSED, FIXED), rounds=4),
+    ),
+    reference_machine="nvidia-h200-30af7b45",
+    bisect_machine="nvidia-h200-ea91ec76",
+)
+
+
+def headline(frame: pd.DataFrame, release: str) -> pd.DataFrame:
+    """Time of every mode, and fa3 / fa2 with its interval and verdict, a row per case."""
+    rows = decode_rows(frame, release=release)
+    modes = [FA2, FA3, AUTO, CUDA_CORES]
+    table = over(rows, FA3, FA2).merge(times(rows)[["case", *modes]], on="case")
+    shown = table[[*SHAPE, *modes]].rename(columns=LABELS).round(1)
+    return shown.assign(
+        **{"fa3 / fa2": table.ratio.round(2), "95 % CI": intervals(table)},
+        verdict=table.verdict,
+        rounds=table.rounds,
+    )
+
+
+def slowdown_rows(frame: pd.DataFrame, release: str) -> pd.DataFrame:
+    """The records of fa2 and fa3 with head_dim 128, bfloat16 and equal lengths."""
+    rows = decode_rows(frame, release=release)
+    plain = (rows.lengths == "fixed") & (rows.dtype == "bfloat16") & (rows.head_dim == 128)
+    return rows[plain & rows.page_size.isin((1, 16)) & rows.backend.isin((FA2, FA3))]
+
+
+def slowdown_grid(frame: pd.DataFrame, release: str) -> pd.DataFrame:
+    """fa3 / fa2 of every case of `slowdown_rows`, with its verdict."""
+    return over(slowdown_rows(frame, release), FA3, FA2)[[*SHAPE, "ratio", "verdict"]]
+
+
+def slowdown_summary(grid: pd.DataFrame) -> pd.DataFrame:
+    """Smallest, median and largest slowdown for each head count, smallest median first."""
+    summary = grid.groupby("heads").ratio.agg(["count", "min", "median", "max"])
+    return summary.sort_values("median").round(2).rename(columns={"count": "cases"})
+
+
+def slowdown_heatmap(frame: pd.DataFrame, release: str, *, page_size: int) -> charts.Figure:
+    """fa3 / fa2 over batch size and kv_len: a panel per head count, one colour scale."""
+    grid, records = slowdown_grid(frame, release), slowdown_rows(frame, release)
+    grid = grid[grid.page_size == page_size]
+    smallest_first = list(slowdown_summary(grid).index)
+    sizes = charts.Sizes(
+        "batch_size", "kv_len", "heads", ("batch, requests", "kv_len, tokens"), "{} heads"
+    )
+    return charts.heatmap(
+        grid.assign(heads=pd.Categorical(grid.heads, smallest_first)),
+        records[records.page_size == page_size],
+        sizes,
+        title=f"FlashInfer {release}: run time of fa3 / fa2, page size {page_size}",
+        inches=(3.0, 3.4),
+        ends=(1.0, max(2.0, grid.ratio.max())),
+        log=True,
+        digits=1,
+    )
+
+
+def predictions(frame: pd.DataFrame, limit: Ceilings, release: str) -> pd.DataFrame:
+    """The time that fa3's schedule explains (`cost.predict_fa3`) and the measured time."""
+    rows = decode_rows(frame, release=release)
+    measured = times(rows[rows.backend == FA3])
+    explained = [predict_fa3(case, limit) for case in measured.case]
+    table = measured[SHAPE].assign(
+        work_items=[row.work_items for row in explained],
+        busy_sms=[row.busy_sms for row in explained],
+        explained=[round(row.run_us, 1) for row in explained],
+        measured=measured[FA3].round(1),
+    )
+    return table.assign(**{"measured / explained": (table.measured / table.explained).round(2)})
+
+
+def by_release(frame: pd.DataFrame) -> pd.DataFrame:
+    """`auto` of both wrappers vs. the pinned fa2 of the same release, and the kernel that ran."""
+    tables = []
+    for release in release_order(frame):
+        rows = decode_rows(frame, release=release)
+        for backend in (AUTO, GRAPH_AUTO):
+            ran = rows[rows.backend == backend].drop_duplicates("case")[["case", "kernel_family"]]
+            table = over(rows, backend, FA2).merge(ran, on="case")
+            tables.append(table.assign(release=release, backend=backend))
+    return pd.concat(tables, ignore_index=True)
+
+
+def release_summary(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row per release and wrapper: the kernels that ran, and auto / fa2 over the cases."""
+    grouped = by_release(frame).groupby(["release", "backend"], sort=False)
+    ran = grouped.kernel_family.agg(lambda names: ", ".join(sorted(set(names)))).rename("ran")
+    ratios = grouped.ratio.agg(cases="size", lowest="min", median="median", highest="max")
+    return ratios.round(2).assign(ran=ran)[["ran", *ratios]].reset_index()
+
+
+def release_chart(frame: pd.DataFrame) -> charts.Figure:
+    """`auto` / pinned fa2 by release: a dot per case, coloured by the kernel that ran."""
+    table, releases, records = by_release(frame), release_order(frame), decode_rows(frame)
+    wrappers = {AUTO: "BatchDecode wrapper, auto", GRAPH_AUTO: "CUDAGraph wrapper"}
+    records = records[records.backend.isin((FA2, *wrappers))]
+    words = ("FlashInfer release", "run time of auto / fa2 (log)")
+    figure, axes = charts.panels([*wrappers.values()], (9, 3.8), records, words, share="y")
+    looks = style.family_looks(FAMILIES)
+    for axis, backend in zip(axes, wrappers, strict=True):
+        rows = table[table.backend == backend]
+        # The cases of a release stand side by side, in one order.
+        aside = charts.spread(pd.MultiIndex.from_frame(rows[SHAPE]), 0.5)
+        rows = rows.assign(place=rows.release.map(releases.index) + aside)
+        charts.dots(axis, rows, "place", "ratio", by="kernel_family", looks=looks, interval="y")
+        axis.axhline(1, **style.RULE)
+        charts.categories(axis, "x", releases)
+        style.log_axes(axis, "y")
+    axes[1].legend(title="ran", loc="upper right", frameon=True)
+    return figure
+
+
+def launch_modes(frame: pd.DataFrame, release: str) -> pd.DataFrame:
+    """fa2 and fa3 in a graph and launched eagerly, and the host time of their plan()."""
+    shown = cases_of(decode_rows(frame, release=release))[["case", *SHAPE]]
+    for suffix, timer, value in (
+        ("", "graph", "run_us"),
+        (" eager", "eager", "run_us"),
+        (" plan", "graph", "plan_us"),
+    ):
+        rows = decode_rows(frame, release=release, timer=timer)
+        wide = times(rows, value).set_index("case").reindex(columns=[FA2, FA3]).round(1)
+        shown = shown.join(wide.rename(columns=LABELS).add_suffix(suffix), on="case")
+    return shown.drop(columns="case")
+
+
+def bisection(result: Bisection) -> pd.DataFrame:
+    """The steps of a bisect in the order taken: release / reference, and what both ran."""
+    steps = pd.DataFrame([step.to_dict() for step in result.steps])
+    columns = ["release", "ran", "reference_ran", "ratio", "95 % CI", "verdict", "rounds"]
+    return steps.assign(**{"95 % CI": intervals(steps)}).round({"ratio": 2})[columns]

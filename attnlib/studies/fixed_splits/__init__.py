@@ -1,1 +1,0 @@
-"""What splits of the KV axis cost that an engine fixes, over those that a library chooses."""

@@ -1,1 +1,0 @@
-"""A policy for every layer, learnt cold."""

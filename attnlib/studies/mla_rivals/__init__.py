@@ -1,1 +1,0 @@
-"""MLA over either cache format by the kernels that engines run on Hopper."""

@@ -1,1 +1,0 @@
-"""Other layers, learnt cold: a judge's, until it had judged."""

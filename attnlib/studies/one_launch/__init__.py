@@ -1,1 +1,0 @@
-"""Page table and FlashAttention-3's schedule in one launch."""

@@ -1,1 +1,0 @@
-"""Layers whose kernels of CUDA cores no other layer runs, for the policy to learn from."""

@@ -1,0 +1,142 @@
+"""Batches drawn at random: which decode backend is fastest when nobody chose the shapes.
+
+Layers are those of usual models, on one GPU or split over several; batch sizes and lengths are even
+over their logarithms. `STUDY` is the last draw (22 layers, 220 batches), measured on a GPU that had
+measured none of the others. Four earlier draws are on record as the same study on four other GPUs:
+`load_all` returns all five. The L2 is cold, as between the layers of a model.
+"""
+
+import random
+
+import numpy as np
+import pandas as pd
+
+from ..core.spec import AttnSpec
+from ..kinds.cost import decode_cost
+from ..kinds.decode.case import DecodeCase
+from ..run import store
+from ..run.frame import good_rows, over
+from ..run.study import Grid, Study
+
+FP8 = "float8_e4m3fn"
+SIZES = (
+    (16, 8, 128, 64),
+    (10, 2, 128, 1),
+    (20, 4, 128, 64),
+    (12, 2, 128, 64),
+    (40, 40, 128, 1),
+    (64, 8, 128, 64),
+    (16, 4, 128, 64),
+    (12, 1, 128, 64),
+    (32, 32, 128, 64),
+    (8, 8, 128, 16),
+    (24, 8, 128, 64),
+    (32, 4, 128, 64),
+    (16, 2, 128, 16),
+    (96, 8, 128, 64),
+    (8, 2, 128, 1),
+    (24, 4, 64, 16),
+    (20, 4, 64, 64),
+    (32, 2, 256, 64),
+    (24, 4, 256, 16),
+    (8, 4, 128, 16, "bfloat16", FP8),
+    (24, 8, 128, 1, "bfloat16", FP8),
+    (16, 8, 128, 1, FP8, FP8),
+)
+"""Query heads, KV heads, head_dim, page size and dtypes of the layers, drawn by `SEED`."""
+SEED = "unseen layers, third draw"
+LAYERS = tuple(AttnSpec(*sizes) for sizes in SIZES)
+BATCHES, KV_LENS = (1, 256), (64, 65536)
+KINDS = ("fixed", "ragged", "skewed", "chat", "one_long")
+MOST_KV_BYTES, LEAST_KV_BYTES = 4 * 2**30, 2**18
+"""512 copies of a cache below 256 KiB do not fill an L2 of 60 MiB twice, so it cannot be cold."""
+SLOTS = 264
+"""Blocks of fa2 that an H200 runs at once: past requests x KV heads = 264 its plan cuts nothing."""
+FA2, PLANNED, FA3 = "flashinfer-fa2", "flashinfer-fa2-planned", "flashinfer-fa3"
+CUDA_CORES, FLASH_ATTENTION = "flashinfer-cuda-cores", "flash-attn-3-precomputed"
+FLASHINFER = (FA2, PLANNED, FA3, CUDA_CORES)
+BACKENDS = (*FLASHINFER, FLASH_ATTENTION)
+COLD = "graph-cold"
+
+
+def drawn_cases(specs: tuple[AttnSpec, ...], count: int, seed: str) -> tuple[DecodeCase, ...]:
+    """`count` different random cases of each spec that fit the memory and can be timed cold."""
+    cases: dict[DecodeCase, None] = {}
+    for number, spec in enumerate(specs, 1):
+        # The text of a spec when these layers were drawn, before `sinks` was a field.
+        draw = random.Random(f"{seed} {repr(spec).replace(', sinks=False', '')}")
+        while len(cases) < number * count:
+            batch, kv_len = (
+                round(low * (high / low) ** draw.random()) for low, high in (BATCHES, KV_LENS)
+            )
+            case = DecodeCase(spec, batch, kv_len, draw.choice(KINDS))
+            longest = decode_cost(DecodeCase(spec, batch, kv_len)).kv_bytes
+            if longest <= MOST_KV_BYTES and decode_cost(case).kv_bytes >= LEAST_KV_BYTES:
+                cases[case] = None
+    return tuple(cases)
+
+
+CASES = drawn_cases(LAYERS, 10, SEED)
+
+STUDY = Study(
+    name="random_batches",
+    question="Which backend decodes fastest, for batches that were drawn at random?",
+    grids=(
+        Grid(CASES, FLASHINFER, ("0.7.2",), timers=(COLD,), rounds=2),
+        Grid(CASES, (FLASH_ATTENTION,), timers=(COLD,), rounds=2),
+        Grid(CASES[::10], (), ("0.7.2",), timers=(COLD,), rounds=2, again=(FA2,)),
+        Grid(CASES[::30], FLASHINFER, ("0.7.2",), timers=(COLD,), headline=True),
+        Grid(CASES[::30], (FLASH_ATTENTION,), timers=(COLD,), headline=True),
+    ),
+    reference_machine="nvidia-h200-ee19d27f",
+    ceilings=("copy", "read", "launch"),
+)
+
+
+def load_all() -> pd.DataFrame:
+    """The good records of all draws, with the columns `machine` and `past_slots`."""
+    frames = []
+    for machine in store.machines(STUDY.name):
+        frames.append(good_rows(store.load(STUDY.name, machine), COLD).assign(machine=machine))
+    rows = pd.concat(frames, ignore_index=True)
+    return rows.assign(past_slots=rows.batch_size * rows.num_kv_heads > SLOTS)
+
+
+def ratios(rows: pd.DataFrame, a: str, b: str) -> pd.DataFrame:
+    """Backend a / backend b of each batch of `load_all`, judged GPU by GPU."""
+    tables = []
+    for machine, part in rows.groupby("machine", sort=False):
+        tables.append(over(part, a, b).assign(machine=machine))
+    table = pd.concat(tables, ignore_index=True)
+    return table.assign(past_slots=table.batch_size * table.num_kv_heads > SLOTS)
+
+
+def gain_summary(
+    rows: pd.DataFrame, rivals: tuple[str, ...] = (FA2, FLASH_ATTENTION)
+) -> pd.DataFrame:
+    """Time of each rival / time of our plan of fa2: mean, median and tails, a row per rival.
+
+    The plan is the one of the records' date (2026-11-22 and 23).
+    """
+    lines = []
+    for rival in rivals:
+        table = ratios(rows, rival, PLANNED)
+        for part, ratio in (
+            ("all", table.ratio),
+            ("past 264 blocks", table.ratio[table.past_slots]),
+            ("up to 264 blocks", table.ratio[~table.past_slots]),
+        ):
+            lines.append(
+                {
+                    "rival": rival,
+                    "batches": part,
+                    "count": len(ratio),
+                    "geometric mean": float(np.exp(np.log(ratio).mean())),
+                    "median": ratio.median(),
+                    "gains > 5 %": f"{(ratio > 1.05).mean():.1%}",
+                    "loses > 2 %": f"{(ratio < 0.98).mean():.1%}",
+                    "worst": ratio.min(),
+                    "best": ratio.max(),
+                }
+            )
+    return pd.DataFrame(lines).round(3)

@@ -1,1 +1,0 @@
-"""FlashInfer against FlashMLA, with FP8 and 16-bit caches."""

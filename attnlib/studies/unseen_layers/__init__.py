@@ -1,1 +1,0 @@
-"""Layers that judge the policy once."""
