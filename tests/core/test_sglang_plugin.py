@@ -14,6 +14,7 @@ import pytest
 import torch
 from support import sglang_code
 from support import sglang_fakes as fakes
+from support.schedule_words import words_of
 from support.sglang_fakes import DECODE, FLASH, LENS, RANKS, ROWS
 
 from attnlib.core.engines import arms, capture, sglang, sglang_graphs, sglang_hooks
@@ -23,7 +24,6 @@ from attnlib.core.schedule import guard as guards
 from attnlib.core.schedule.facts import SchedulerFacts
 from attnlib.core.schedule.splits import plan_splits
 from attnlib.core.spec import AttnSpec
-from attnlib.studies.scheduler_metadata.words import words_of
 
 if torch.cuda.is_available():
     pytest.skip("the stand-ins are for machines without a GPU", allow_module_level=True)

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import drawn_calls
+from support import schedule_vectors as vectors
+from support import schedule_words as reasons
+from support.schedule_words import SPECIFIED, TIE, candidates, parts_of, words_of
 
 from attnlib.core.schedule.splits import SchedulerFacts, max_words, num_words, plan_splits
-from attnlib.studies.scheduler_metadata import vectors
-from attnlib.studies.scheduler_metadata import words as reasons
-from attnlib.studies.scheduler_metadata.words import SPECIFIED, TIE, candidates, parts_of, words_of
 
 VECTORS = vectors.COMMITTED
 SMS = 132

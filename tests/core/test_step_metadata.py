@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import drawn_calls
 from support import metadata_cases as cases
+from support import schedule_vectors as vectors
 from support.metadata_cases import DEVICE, ON_GPU, POISON, SMS, STEP, Shape
+from support.schedule_words import PADDING, words_of
 
 from attnlib.core.backends import fa3
 from attnlib.core.batch import DecodeBatch
@@ -25,8 +27,6 @@ from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.decode.measure import Oracle, build_workload
 from attnlib.kinds.step.measure import over_own_buffers
-from attnlib.studies.scheduler_metadata import vectors
-from attnlib.studies.scheduler_metadata.words import PADDING, words_of
 
 SMALL = Shape(4, 64, 4)
 

@@ -5,9 +5,9 @@ import lzma
 from dataclasses import MISSING, asdict, fields
 
 import numpy as np
+from support.schedule_vectors import KINDS, Call, LengthSpec
 
 from attnlib.core.schedule.splits import SchedulerFacts, plan_splits
-from attnlib.studies.scheduler_metadata.vectors import KINDS, Call, LengthSpec
 
 HEADS = (
     *((32, 8), (32, 32), (8, 1), (16, 2), (64, 8), (28, 4), (40, 8), (5, 1), (6, 6), (128, 1)),

@@ -21,6 +21,7 @@ if not torch.cuda.is_available():
 
 from support import library_fakes as fakes
 from support.metadata_cases import FEWER
+from support.schedule_words import words_of
 from support.studies import CPU, QUICK_START
 from triton.language import core
 from triton.runtime import interpreter
@@ -41,7 +42,6 @@ from attnlib.run import frame as rows
 from attnlib.run import store, study
 from attnlib.run.record import Record
 from attnlib.studies.fa3_decode_regression import HEADLINE, STUDY, WIDE
-from attnlib.studies.scheduler_metadata.words import words_of
 
 # One thread per process, and per process that a test starts: two workers share few cores.
 os.environ["OMP_NUM_THREADS"] = "1"

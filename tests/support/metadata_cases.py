@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from hypothesis import strategies as st
+from support.schedule_words import words_of
 
 from attnlib.core.metadata import decode, kv_indices, step
 from attnlib.core.metadata.launch import Launcher
@@ -18,7 +19,6 @@ from attnlib.core.schedule.facts import SchedulerFacts
 from attnlib.core.schedule.flash_attn3 import SchedulerMetadata, reserve, sm_count
 from attnlib.core.schedule.splits import plan_splits
 from attnlib.kinds.metadata import eager, oracle
-from attnlib.studies.scheduler_metadata.words import words_of
 
 POISON = -77
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,7 +1,7 @@
-"""Scheduler metadata that does not fit its attention call: which cases there are, by their facts.
+"""Cases of scheduler metadata that does not fit its attention call.
 
-The facts of both calls follow from a case alone, so `plan_splits` says without a GPU what the
-metadata holds and should hold, and what the call allocates for.
+The facts of both calls follow from the case alone, so `plan_splits` predicts without a GPU how many
+splits the metadata has, how many are right, and for how many the call has buffers.
 """
 
 from dataclasses import dataclass, field, replace
@@ -19,24 +19,20 @@ from ..lengths import sample_seq_lens
 
 @dataclass(frozen=True)
 class Mismatch:
-    """`told` replaces facts in the metadata call; `call` holds `attend`'s own options.
+    """What differs between a metadata call and its attention call.
 
-    `told_tokens` and `call_tokens` set every request's length at either call. With `in_buffer` the
-    words lie at the head of a zeroed buffer of the call's size, as engines keep one for graphs.
+    `metadata` replaces facts in the metadata call; `call` holds `attend`'s own options.
+    `metadata_tokens` and `call_tokens` set the length of every request in either call. With
+    `in_buffer` the words lie at the head of a zeroed buffer of the call's size, as in CUDA graphs.
     """
 
     name: str
     case: DecodeCase
-    told: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
     call: dict[str, Any] = field(default_factory=dict)
-    told_tokens: int = 0
+    metadata_tokens: int = 0
     call_tokens: int = 0
     in_buffer: bool = False
-
-    @property
-    def what(self) -> str:
-        """What does not fit, in words."""
-        return WHAT[self.name]
 
 
 @dataclass(frozen=True)
@@ -82,39 +78,17 @@ FP8_MQA = _case((8, 1), 1, 1024, dtype="float8_e4m3fn")
 EIGHT = replace(_case((8, 2), 8, 4096), lengths="ragged")
 FIVE = replace(EIGHT, batch_size=5)
 ROWS = _case((32, 1), 2, 4096)
-WHAT = {
-    "none": "nothing differs",
-    "lengths-grown": "64 tokens told, 8000 attended",
-    "lengths-shrunk": "8000 tokens told, 64 attended",
-    "head-counts": "head counts divided by the tensor-parallel size, 4, instead of 1",
-    "cap-in-call-only": "num_splits=2 given to attention only",
-    "cap-in-metadata-only": "num_splits=64 given to the metadata",
-    "narrower-table": "metadata for a table of 32768 tokens, attention over one of 1024",
-    "wider-table": "metadata for a table of 1024 tokens, attention over one of 32768",
-    "batch-grown": "metadata of 5 requests, attention of 8",
-    "batch-shrunk": "metadata of 8 requests, attention of 5",
-    "batch-resized": "metadata of 3 requests, attention of 8",
-    "graph-padding": "metadata of 3 requests in the buffer of a graph of 8",
-    "dtype-fp8-told": "metadata for FP8, a bf16 cache",
-    "dtype-bf16-told": "metadata for bf16, an FP8 cache",
-    "head-dim": "metadata for head_dim 256, attention with 128",
-    "window": "metadata for a sliding window, attention without",
-    "causal": "metadata without a causal mask, attention with",
-    "query-length": "metadata for 1 query token, attention with 8",
-    "packing": "metadata with pack_gqa=False, where the kernel packs regardless",
-    "sm-margin": "metadata for half the SMs",
-}
-"""What does not fit, by the name of a mismatch."""
-
 MISMATCHES = (
     Mismatch("none", LONG),
-    Mismatch("lengths-grown", GROWN, told_tokens=64),
+    Mismatch("lengths-grown", GROWN, metadata_tokens=64),
     Mismatch("lengths-shrunk", GROWN, call_tokens=64),
     Mismatch("head-counts", LONG, {"num_qo_heads": 4, "num_kv_heads": 1}),
     Mismatch("cap-in-call-only", LONG, call={"num_splits": 2}),
     Mismatch("cap-in-metadata-only", LONG, {"num_splits": 64}),
     Mismatch("narrower-table", SHORT_MQA, {"max_seqlen_k": 32768}),
-    Mismatch("wider-table", WIDE_MQA, {"max_seqlen_k": 1024}, told_tokens=1024, call_tokens=1024),
+    Mismatch(
+        "wider-table", WIDE_MQA, {"max_seqlen_k": 1024}, metadata_tokens=1024, call_tokens=1024
+    ),
     Mismatch("batch-grown", EIGHT, {"batch_size": 5}),
     Mismatch("batch-shrunk", FIVE, {"batch_size": 8}),
     Mismatch("batch-resized", EIGHT, {"batch_size": 3}),
@@ -149,21 +123,25 @@ def call_facts(mismatch: Mismatch, *, num_sms: int) -> SchedulerFacts:
     )
 
 
-def told_facts(mismatch: Mismatch, facts: SchedulerFacts) -> SchedulerFacts:
-    """The facts that the metadata call is told; a cap goes to one call only, unless told here."""
-    own = {"num_splits": 0} if "num_splits" in mismatch.call else {}
-    return replace(facts, **{**own, **mismatch.told})
+def metadata_facts(mismatch: Mismatch, call: SchedulerFacts) -> SchedulerFacts:
+    """The facts of the metadata call. A cap of the attention call is not passed to it."""
+    if "num_splits" in mismatch.call:
+        call = replace(call, num_splits=0)
+    return replace(call, **mismatch.metadata)
 
 
 def predict_splits(mismatch: Mismatch, *, num_sms: int) -> Splits:
-    """What the model says of a case on a GPU of `num_sms` multiprocessors."""
+    """What the model predicts for a case on a GPU of `num_sms` multiprocessors."""
     lens = sample_seq_lens(mismatch.case)
-    called = np.full_like(lens, mismatch.call_tokens) if mismatch.call_tokens else lens
-    prepared = np.full_like(called, mismatch.told_tokens) if mismatch.told_tokens else lens
-    facts = call_facts(mismatch, num_sms=num_sms)
-    told = told_facts(mismatch, facts)
+    call_lens = np.full_like(lens, mismatch.call_tokens) if mismatch.call_tokens else lens
+    metadata_lens = lens
+    if mismatch.metadata_tokens:
+        metadata_lens = np.full_like(lens, mismatch.metadata_tokens)
+    call = call_facts(mismatch, num_sms=num_sms)
+    made_for = metadata_facts(mismatch, call)
+    metadata_lens = np.resize(metadata_lens, made_for.batch_size)
     return Splits(
-        int(plan_splits(told, np.resize(prepared, told.batch_size)).num_splits.max()),
-        int(plan_splits(facts, called).num_splits.max()),
-        facts.split_cap,
+        in_metadata=int(plan_splits(made_for, metadata_lens).num_splits.max()),
+        right=int(plan_splits(call, call_lens).num_splits.max()),
+        cap=call.split_cap,
     )

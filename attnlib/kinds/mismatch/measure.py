@@ -1,10 +1,10 @@
 """Failure injection: metadata that does not fit its attention call, each case in its own process.
 
-Past the guard a case may read and write out of bounds: its process may die.
+Without the guard a case may read and write out of bounds, and its process may die.
 
 | outcome | meaning |
 |---|---|
-| refused by the guard | ValueError before the launch, the field named |
+| refused by the guard | ValueError before the launch, which names the field |
 | refused by the library | its own check of the tensor's length |
 | crashed | a CUDA error: the process is lost |
 | wrong | outside the oracle's budget, or not finite |
@@ -29,7 +29,7 @@ from ...measure.timer import run_timer
 from ..base import Subject, timed_fields
 from ..decode.measure import Oracle, build_workload
 from ..item import Item
-from .case import MISMATCHES, Mismatch, MismatchCase, told_facts
+from .case import MISMATCHES, Mismatch, MismatchCase, metadata_facts
 
 STATUS = {
     "refused by the guard": "refused",
@@ -40,26 +40,26 @@ STATUS = {
 
 
 class MismatchSubject(Subject):
-    """Runs the entry that an item's case names; only a harmless one gets a time."""
+    """Runs the mismatch that an item's case names; only a harmless one is timed."""
 
     def measure(self, item: Item[MismatchCase]) -> dict[str, Any]:
-        """One attention call with metadata of another call's facts."""
+        """Run one attention call with metadata of another call."""
         if missing := backends.unavailable("flash-attn-3"):
             return {"status": "refused", "reason": missing}
-        found = run_one(item.case.name, guard=item.case.guard, device=self.bench.device)
-        if found["outcome"] == "crashed":
-            raise RuntimeError(f"CUDA error: {found['reason']}")
-        seen = {
-            "oracle_error": found["relative_error"],
-            "oracle_budget": found["budget"],
-            "reported_backend": found["outcome"],
+        result = run_one(item.case.name, guard=item.case.guard, device=self.bench.device)
+        if result["outcome"] == "crashed":
+            raise RuntimeError(f"CUDA error: {result['reason']}")
+        fields = {
+            "oracle_error": result["relative_error"],
+            "oracle_budget": result["budget"],
+            "reported_backend": result["outcome"],
         }
-        splits = f"splits {found['splits_in_metadata']}, right {found['splits_right']}"
-        if found["outcome"] != "harmless":
-            reason = found["reason"] or f"{splits}, cap of the call {found['cap_of_call']}"
-            return {"status": STATUS[found["outcome"]], "reason": reason, **seen}
-        timing = run_timer(item.timer)(found["call"])
-        return timed_fields(timing, kernels=(), work_per_call=0.0) | {"reason": splits, **seen}
+        splits = f"splits {result['splits_in_metadata']}, right {result['splits_right']}"
+        if result["outcome"] != "harmless":
+            reason = result["reason"] or f"{splits}, cap of the call {result['cap_of_call']}"
+            return {"status": STATUS[result["outcome"]], "reason": reason, **fields}
+        timing = run_timer(item.timer)(result["call"])
+        return timed_fields(timing, kernels=(), work_per_call=0.0) | {"reason": splits, **fields}
 
 
 @dataclass(frozen=True)
@@ -74,21 +74,21 @@ class _Call:
 
 
 def run_one(name: str, *, guard: bool, device: str = "cuda") -> dict[str, Any]:
-    """Run one case and judge it by the oracle: `outcome`, `reason`, `relative_error`, the splits.
+    """Run one case and check it against the oracle: `outcome`, `reason`, `relative_error`, splits.
 
-    `splits_in_metadata`, `splits_right` and `cap_of_call` are as in `Splits`. Where an output came
-    back, `call` makes it again. Raises ValueError listing the names there are.
+    `splits_in_metadata`, `splits_right` and `cap_of_call` are as in `Splits`. Where there is an
+    output, `call` computes it again. Raises ValueError listing the names of the cases.
     """
     by_name = {case.name: case for case in MISMATCHES}
     require_word("name", name, by_name)
     mismatch = by_name[name]
     call = _build_call(mismatch, device)
-    told = told_facts(mismatch, call.facts)
-    told_lens = _told_lengths(mismatch, call, told)
-    words = ask_library(told, told_lens)
+    made_for = metadata_facts(mismatch, call.facts)
+    lens = _metadata_lengths(mismatch, call, made_for)
+    words = ask_library(made_for, lens)
     right = ask_library(call.facts, call.batch.seq_lens)
-    found = {
-        "splits_in_metadata": int(words[: told.batch_size].max()),
+    result = {
+        "splits_in_metadata": int(words[: made_for.batch_size].max()),
         "splits_right": int(right[: call.facts.batch_size].max()),
         "cap_of_call": call.facts.split_cap,
         "relative_error": None,
@@ -96,13 +96,15 @@ def run_one(name: str, *, guard: bool, device: str = "cuda") -> dict[str, Any]:
         "reason": "",
     }
     oracle = Oracle(call.q, call.kv, call.batch.query_rows(call.q_len))
-    guarded = partial(_guarded, mismatch, call, told, told_lens)
-    attention = guarded if guard else partial(_past_the_guard, mismatch, call, words)
+    if guard:
+        attention = partial(_guarded, mismatch, call, made_for, lens)
+    else:
+        attention = partial(_unguarded, mismatch, call, words)
     try:
         verdict = oracle.check(attention())
     except (ValueError, RuntimeError) as error:
-        return found | _refusal(error)
-    return found | {
+        return result | _refusal(error)
+    return result | {
         "outcome": "harmless" if verdict.passed else "wrong",
         "relative_error": verdict.error if math.isfinite(verdict.error) else None,
         "budget": verdict.budget,
@@ -123,14 +125,14 @@ def _build_call(mismatch: Mismatch, device: str) -> _Call:
     return _Call(q, work.kv, batch, facts_of(batch, **mismatch.call), q_len)
 
 
-def _told_lengths(mismatch: Mismatch, call: _Call, told: SchedulerFacts) -> torch.Tensor:
+def _metadata_lengths(mismatch: Mismatch, call: _Call, made_for: SchedulerFacts) -> torch.Tensor:
     lens = call.batch.seq_lens
-    if mismatch.told_tokens or mismatch.call_tokens:
-        lens = torch.full_like(lens, mismatch.told_tokens or mismatch.case.kv_len)
-    return lens.repeat(-(-told.batch_size // len(lens)))[: told.batch_size].contiguous()
+    if mismatch.metadata_tokens or mismatch.call_tokens:
+        lens = torch.full_like(lens, mismatch.metadata_tokens or mismatch.case.kv_len)
+    return lens.repeat(-(-made_for.batch_size // len(lens)))[: made_for.batch_size].contiguous()
 
 
-def _past_the_guard(mismatch: Mismatch, call: _Call, words: torch.Tensor) -> torch.Tensor:
+def _unguarded(mismatch: Mismatch, call: _Call, words: torch.Tensor) -> torch.Tensor:
     if mismatch.in_buffer:
         buffer = words.new_zeros(num_words(call.facts))
         buffer[: len(words)] = words
@@ -139,10 +141,10 @@ def _past_the_guard(mismatch: Mismatch, call: _Call, words: torch.Tensor) -> tor
 
 
 def _guarded(
-    mismatch: Mismatch, call: _Call, told: SchedulerFacts, lens: torch.Tensor
+    mismatch: Mismatch, call: _Call, made_for: SchedulerFacts, lens: torch.Tensor
 ) -> torch.Tensor:
     buffer = lens.new_zeros(max_words(call.facts.batch_size)) if mismatch.in_buffer else None
-    metadata = precompute(told, lens, out=buffer)
+    metadata = precompute(made_for, lens, out=buffer)
     return attend(call.q, call.kv, call.batch, metadata=metadata, **mismatch.call)
 
 

@@ -5,10 +5,10 @@ import itertools
 import numpy as np
 import pytest
 from support import drawn_calls
+from support import schedule_vectors as vectors
+from support.schedule_words import candidates, parts_of, words_of
 
 from attnlib.core.schedule.splits import SchedulerFacts, plan_splits
-from attnlib.studies.scheduler_metadata import vectors
-from attnlib.studies.scheduler_metadata.words import candidates, parts_of, words_of
 
 CALLS = list(itertools.islice(drawn_calls.draw_calls(7, num_sms=132, hdim96=False), 300))
 

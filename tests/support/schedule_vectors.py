@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from ...core.schedule.facts import SchedulerFacts
-from ...core.schedule.splits import BATCHES_PER_CTA, SplitPlan, plan_splits
-from .words import TIE, WHY, candidates, certain_words, parts_of, words_of
+from attnlib.core.schedule.facts import SchedulerFacts
+from attnlib.core.schedule.splits import BATCHES_PER_CTA, SplitPlan, plan_splits
 
-ROOT = Path(__file__).resolve().parents[3]
+from .schedule_words import TIE, WHY, candidates, certain_words, parts_of, words_of
+
+ROOT = Path(__file__).resolve().parents[2]
 COMMITTED = ROOT / "data" / "vectors" / "fa3_scheduler_metadata.jsonl.xz"
 """The real library's schedules: part of the project, wherever its records may be."""
 

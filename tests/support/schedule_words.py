@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...core.schedule.facts import SchedulerFacts
-from ...core.schedule.splits import (
+from attnlib.core.schedule.facts import SchedulerFacts
+from attnlib.core.schedule.splits import (
     BATCHES_PER_CTA,
     SplitPlan,
     blocks_in_l2,

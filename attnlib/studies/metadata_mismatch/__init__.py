@@ -1,1 +1,0 @@
-"""What happens when metadata does not fit its call."""

@@ -1,0 +1,135 @@
+"""FlashAttention-3's scheduler metadata: computed in every layer, or once per step.
+
+A saving pairs the two ways round by round, in microseconds per step.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pandas as pd
+
+from ..core.spec import AttnSpec
+from ..draw import charts, style
+from ..kinds.decode.case import DecodeCase
+from ..kinds.step.case import StepCase
+from ..run import frame as frames
+from ..run.frame import decode_rows
+from ..run.study import Grid, Study
+
+
+def _qwen_step(layers: int, batch: int, kv_len: int, page: int) -> StepCase:
+    """Layers of Qwen3-32B on one GPU of four, as in SGLang's pull request."""
+    return StepCase(DecodeCase(AttnSpec(16, 2, 128, page), batch, kv_len, "ragged"), layers)
+
+
+STEPS_64 = tuple(
+    _qwen_step(64, batch, kv_len, page)
+    for batch, kv_len, page in product((1, 4, 16, 64, 128), (512, 2048, 8192, 32768), (1, 64))
+)
+STEPS_32_80 = tuple(
+    _qwen_step(layers, batch, kv_len, 64)
+    for layers, batch, kv_len in product((32, 80), (1, 16, 128), (2048, 8192))
+)
+STEPS_EAGER = tuple(_qwen_step(64, batch, 2048, 64) for batch in (1, 16, 64, 128))
+PREPARES = tuple(_qwen_step(1, batch, 2048, 64) for batch in (1, 4, 16, 64, 128))
+EACH, ONCE, PREPARE = "flash-attn-3-step-each", "flash-attn-3-step-once", "flash-attn-3-prepare"
+WAYS = (EACH, ONCE)
+
+STUDY = Study(
+    name="scheduler_metadata",
+    question="What does it save to compute FlashAttention-3's schedule once per step?",
+    grids=(
+        Grid(STEPS_EAGER, WAYS, timers=("eager",), rounds=4, isolated=True),
+        Grid(STEPS_EAGER, (), timers=("eager",), rounds=2, isolated=True, again=WAYS),
+        Grid(STEPS_64, WAYS, rounds=4),
+        Grid(STEPS_32_80, WAYS, rounds=4),
+        Grid(STEPS_64[::5], (), rounds=4, again=(ONCE,)),
+        Grid(PREPARES, (PREPARE,), rounds=4),
+        Grid(STEPS_64[::12], WAYS, rounds=3, headline=True),
+        Grid(PREPARES, (PREPARE,), rounds=3, headline=True),
+    ),
+    reference_machine="nvidia-h200-c9736401",
+    ceilings=("copy", "launch"),
+)
+STEP = ["layers", "page_size", "kv_len", "batch_size"]
+PARTS = {
+    "prepare_varlen_num_blocks_kernel": "prepare",
+    "FlashAttnFwdSm90": "attention",
+    "FlashAttnFwdCombine": "combine",
+    "vectorized_elementwise_kernel": "zeroing",
+}
+"""Kernel in the trace -> what it does. The tile counter is zeroed by prepare, by combine, or, where
+neither runs, by an elementwise kernel."""
+
+
+def savings(frame: pd.DataFrame, *, timer: str = "graph") -> pd.DataFrame:
+    """What a step saves, a row per case: `each` and `once` in us (medians over rounds), saved with
+    low and high, rounds, verdict, and gain in % of `each`."""
+    table = frames.savings(decode_rows(frame, timer=timer), EACH, ONCE)
+    table = table.rename(columns={"base_us": "each", "new_us": "once"})
+    table = table.sort_values(STEP, ignore_index=True)
+    columns = [*STEP, "each", "once", "saved", "low", "high", "rounds", "verdict"]
+    return table[columns].assign(gain=100 * table.saved / table.each)
+
+
+def kernels_per_step(frame: pd.DataFrame) -> pd.DataFrame:
+    """Launches of each kernel per step, as traced: a row per number of layers, way and counts."""
+    steps = _traced_steps(frame, "launches")
+    keys = ["layers", "way", *PARTS.values()]
+    counts = steps[keys].astype(dict.fromkeys(PARTS.values(), int)).value_counts(sort=False)
+    return counts.rename("records").reset_index().sort_values(keys, ignore_index=True)
+
+
+def time_by_kernel(frame: pd.DataFrame, *, layers: int = 64) -> pd.DataFrame:
+    """Microseconds per step by kernel, as traced; their sum, the untraced step, and the overlap.
+
+    `overlap` is sum - step: time in which two kernels ran at once, less the time in which none
+    ran. Medians over rounds, in a CUDA graph.
+    """
+    steps = _traced_steps(frame[frame.layers == layers], "gpu_us")
+    kinds = list(PARTS.values())
+    table = steps.groupby([*STEP[1:], "way"])[[*kinds, "run_us"]].median()
+    table = table.rename(columns={"run_us": "step"})
+    table.insert(len(kinds), "sum", table[kinds].sum(axis=1))
+    return table.assign(overlap=table["sum"] - table["step"]).reset_index()
+
+
+def savings_chart(frame: pd.DataFrame, layers: int = 64) -> charts.Figure:
+    """Microseconds saved per step over kv_len: a panel per page size, a dot per batch size.
+
+    Bars are 95 % intervals over rounds; those of very long steps leave the picture.
+    """
+    table, drawn = savings(frame), decode_rows(frame)
+    table = table[table.layers == layers]
+    drawn = drawn[drawn.backend.isin(WAYS) & (drawn.layers == layers)]
+    panels = {
+        f"{layers} layers, page size {page}": rows for page, rows in table.groupby("page_size")
+    }
+    size, words = (4.8 * len(panels), 4.2), ("kv_len, tokens", "saved, us per step")
+    figure, axes = charts.panels(list(panels), size, drawn, words, share="y")
+    for axis, rows in zip(axes, panels.values(), strict=True):
+        lengths = sorted(rows.kv_len.unique())
+        charts.categories(axis, "x", (f"{length:,}" for length in lengths))
+        looks = style.looks(sorted(rows.batch_size.unique()))
+        aside = charts.spread(rows.batch_size, 0.12 * (len(looks) - 1))
+        rows = rows.assign(place=rows.kv_len.map(lengths.index) + aside)
+        charts.dots(axis, rows, "place", "saved", by="batch_size", looks=looks, interval="y")
+        axis.axhline(0, **style.RULE)
+    axes[0].set_ylim(table.saved.min() - 150, table.saved.max() + 150)
+    axes[-1].legend(title="batch size", ncols=3, loc="upper left", frameon=True)
+    return figure
+
+
+def _traced_steps(frame: pd.DataFrame, value: str) -> pd.DataFrame:
+    """Steps in a graph with `value` of each part, as traced, of rounds that have both ways."""
+    rows = decode_rows(frame)
+    rows = rows[rows.backend.isin(WAYS)]
+    rows = rows[rows.groupby(["case", "round"], sort=False).backend.transform("nunique") == 2]
+    traced = [
+        {PARTS[kernel.name]: getattr(kernel, value) for kernel in kernels}
+        for kernels in rows.kernels
+    ]
+    parts = pd.DataFrame(traced, index=rows.index, columns=[*PARTS.values()]).fillna(0.0)
+    way = rows.backend.str.removeprefix("flash-attn-3-step-")
+    return rows.assign(way=way).join(parts)

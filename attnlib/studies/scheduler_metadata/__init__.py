@@ -1,1 +1,0 @@
-"""FlashAttention-3 schedules once per step or per layer."""
