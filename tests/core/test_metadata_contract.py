@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.metadata_cases import BUILDERS, DECODE, KV_INDICES, POISON, STEP, poison
 
 from attnlib.core.metadata import launch
-from attnlib.core.metadata.require import IN_EITHER, IN_ROWS
+from attnlib.core.metadata.require import EITHER_WIDTH, IN_ROWS
 from attnlib.core.schedule.flash_attn3 import SchedulerMetadata
 from attnlib.kinds.metadata import eager
 
@@ -113,7 +113,7 @@ def wrong_tensors(call, name):
     yield (torch.stack([tensor, tensor], -1)[..., 0], f"{name} must be contiguous (a copy would")
     if name in IN_ROWS:
         yield tensor[:1].expand(len(tensor), -1), f"{name} must be contiguous (a copy would"
-    if name not in IN_EITHER:
+    if name not in EITHER_WIDTH:
         yield tensor.long(), f"{name} must be ["
     if name not in OF_ANY_LENGTH:
         yield tensor[:-1], f"{name} must be [{len(tensor)}"

@@ -19,8 +19,8 @@ import triton
 import triton.language as tl
 
 from .device import copy_row, scan_width, wait_for_predecessor, write_lengths
-from .launch import Derived, Grid, Launcher
-from .require import StepTensors, require_decode, row_stride
+from .launch import Grid, Launch, Launcher
+from .require import DecodeTensors, kept_apart, page_bounds, require_decode, row_stride
 
 MANY_ROWS = 1024
 
@@ -41,10 +41,9 @@ GATHER_SMALL, GATHER_LARGE, GATHER_HUGE = Tiling(128, 4, 1), Tiling(256, 8, 4), 
 def tiling_of(batch: int, max_pages: int, page_size: int) -> Tiling:
     """How rows are cut into programs.
 
-    Found by hand on an H200, over 29 sizes, without a record: where one is wrong, study
-    `decode_metadata` shows it as a size at which a rival is faster. Many short rows are bound by
-    the rate at which programs start, a small table by latency (a thread a word), a large one by
-    traffic (fewer and longer programs).
+    Chosen by hand on an H200 over 29 sizes; study `decode_metadata` shows a wrong choice as a size
+    at which a rival is faster. Many short rows are bound by the rate at which programs start, a
+    small table by latency (a thread per word), a large one by traffic (fewer, longer programs).
     """
     if batch >= MANY_ROWS and max_pages <= (512 if page_size == 1 else 1024):
         return SHORT_ROWS
@@ -56,7 +55,7 @@ def tiling_of(batch: int, max_pages: int, page_size: int) -> Tiling:
     return GATHER_LARGE if words <= 2**22 else GATHER_HUGE
 
 
-@triton.jit(do_not_specialize=["batch", "delta", "max_pages", "pool_rows", "num_slots"])
+@triton.jit(do_not_specialize=["delta", "max_pages", "batch", "pool_rows", "num_slots"])
 def decode_metadata_kernel(
     # inputs
     seq_lens_ptr,  # [batch] int32 or int64
@@ -69,10 +68,11 @@ def decode_metadata_kernel(
     # of a sliding window, both or neither: an input and an output
     swa_slot_map_ptr,  # [num_slots] int32 or int64
     swa_page_table_ptr,  # as page_table
-    # sizes
-    batch,
+    # numbers
     delta,
     max_pages,
+    # sizes
+    batch,
     pool_rows,
     num_slots,
     token_stride,
@@ -98,12 +98,15 @@ def decode_metadata_kernel(
         copy_row(row, *inputs, *tables, *sizes, SHIFT, HAS_SWA, VECTOR, COLS)
 
 
-def derive(t: StepTensors, page_size: int, lead: int = 1, flags: tuple[Any, ...] = ()) -> Derived:
-    """The launch of a kernel that copies rows, after `lead` programs of dimension 0.
+def launch_of(
+    t: DecodeTensors, page_size: int, first_row: int = 1, flags: tuple[Any, ...] = ()
+) -> Launch:
+    """The launch of a kernel that copies rows from program `first_row` of dimension 0 on.
 
     `flags` are constants of the kernel between SCAN and COLS.
     """
-    batch, (pool_rows, max_ctx) = len(t.seq_lens), t.req_to_token.shape
+    batch, columns = t.page_table.shape
+    pool_rows, max_ctx = t.req_to_token.shape
     strides = row_stride(t.req_to_token), row_stride(t.page_table)
     num_slots = 0 if t.swa_slot_map is None else len(t.swa_slot_map)
     vector = 1 if any(words % 4 for words in (max_ctx, *strides)) else 4
@@ -113,56 +116,43 @@ def derive(t: StepTensors, page_size: int, lead: int = 1, flags: tuple[Any, ...]
     def cut(seq_len_delta: int, max_pages: int) -> tuple[Grid, tuple[Any, ...], int]:
         cols, warps, turns = tiling_of(batch, max_pages, page_size)
         programs = -(-max_pages // (cols * turns)) or 1
-        return (lead + batch, programs), (*constants, cols), warps
+        return (first_row + batch, programs), (*constants, cols), warps
 
-    return Derived(batch, (pool_rows, num_slots, *strides), cut)
+    # Without a delta int32 lengths are rewritten with the same values, whoever reads them.
+    same_if_zero = t.seq_lens.dtype == torch.int32
+    apart = kept_apart(t, "seq_lens", "cache_seqlens", same_if_zero=same_if_zero)
+    return Launch(
+        bounds=page_bounds(t, page_size, columns, f"page_table has {columns} columns"),
+        apart=(apart,) if batch else (),
+        sizes=(batch, pool_rows, num_slots, *strides),
+        cut=cut,
+    )
 
 
-LAUNCHER = Launcher(decode_metadata_kernel, StepTensors, require_decode, derive)
+def prepare(t: DecodeTensors, page_size: int) -> Launch:
+    """The launch of `build_decode_metadata`, or the error for wrong tensors."""
+    require_decode(t, page_size)
+    return launch_of(t, page_size)
+
+
+LAUNCHER = Launcher(decode_metadata_kernel, prepare)
 
 
 def build_decode_metadata(
-    *,
-    seq_lens: torch.Tensor,
-    req_pool_indices: torch.Tensor,
-    req_to_token: torch.Tensor,
-    cache_seqlens: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    page_table: torch.Tensor,
-    page_size: int,
-    max_pages: int,
-    seq_len_delta: int = 0,
-    swa_slot_map: torch.Tensor | None = None,
-    swa_page_table: torch.Tensor | None = None,
+    *, page_size: int, max_pages: int, seq_len_delta: int = 0, **tensors: torch.Tensor | None
 ) -> None:
     """Lengths, their prefix sum and page tables of a decode step, in place, in one launch.
 
-    | argument | shape, dtype | |
-    |---|---|---|
-    | `seq_lens` | [bs] int32 or int64 | tokens in the cache before `seq_len_delta` |
-    | `req_pool_indices` | [bs] int32 or int64 | each request's row of `req_to_token` |
-    | `req_to_token` | [pool, max_ctx] int32 | KV slot of each token; -1: none |
-    | `cache_seqlens` | [bs] int32, out | `seq_lens + seq_len_delta` |
-    | `cu_seqlens_k` | [bs + 1] int32, out | 0 and their running sums |
-    | `page_table` | [bs, >= max_pages] int32, out | first slot of each page // page_size |
-    | `page_size` | power of two | tokens of a KV page |
-    | `max_pages` | int >= 0 | columns that may be written |
-    | `seq_len_delta` | int >= 0 | added to every length |
-    | `swa_slot_map` | [slots] int32 or int64 | slot of the full pool -> slot of the window's pool |
-    | `swa_page_table` | as `page_table`, out | of the translated slots; with the map, or neither |
+    `tensors` are those of `DecodeTensors`, by name. `page_size` is a power of two, `max_pages` the
+    number of columns that may be written, and `seq_len_delta` >= 0 is added to every length.
 
     Columns past a row's live pages, ceil((seq_len + delta) / page_size), and from `max_pages` on
     are left untouched: consumers bound their reads by `cache_seqlens`. Slots are translated, then
-    divided; slot -1 stays -1. A pool row outside `req_to_token` gives pages of -1, a slot outside
-    the map too: neither is read.
+    divided; slot -1 stays -1. A pool row outside `req_to_token` gives pages of -1, and so does a
+    slot outside the map: neither is read.
 
-    `cache_seqlens` may be `seq_lens` itself where those are int32 and the delta is 0, as SGLang has
-    it under CUDA graphs: every word then becomes what it is, whoever reads it meanwhile.
-
-    Else as all of `core.metadata`. Semantics: SGLang's `normal_decode_set_metadata`, with its
-    live-page bound of 0.5.18 and later.
+    `cache_seqlens` may be `seq_lens` itself where those are int32 and the delta is 0, as in SGLang
+    under CUDA graphs. See `core.metadata` for what holds for all builders. Semantics: SGLang's
+    `normal_decode_set_metadata`, with its live-page bound of 0.5.18 and later.
     """
-    inputs = (seq_lens, req_pool_indices, req_to_token)
-    outputs = (cache_seqlens, cu_seqlens_k, page_table)
-    tensors = (*inputs, *outputs, swa_slot_map, swa_page_table)
-    LAUNCHER.launch(tensors, (page_size,), (seq_len_delta, max_pages))
+    LAUNCHER.launch(DecodeTensors(**tensors), (page_size,), (seq_len_delta, max_pages))
