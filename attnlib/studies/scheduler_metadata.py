@@ -14,7 +14,7 @@ from ..draw import charts, style
 from ..kinds.decode.case import DecodeCase
 from ..kinds.step.case import StepCase
 from ..run import frame as frames
-from ..run.frame import decode_rows
+from ..run.frame import aa_check, decode_rows, savings_in_words
 from ..run.study import Grid, Study
 
 
@@ -71,6 +71,15 @@ def savings(frame: pd.DataFrame, *, timer: str = "graph") -> pd.DataFrame:
     table = table.sort_values(STEP, ignore_index=True)
     columns = [*STEP, "each", "once", "saved", "low", "high", "rounds", "verdict"]
     return table[columns].assign(gain=100 * table.saved / table.each)
+
+
+def findings(frame: pd.DataFrame) -> str:
+    """What steps save, a line per number of layers and one of eager steps; the A/A check."""
+    table, eager = savings(frame), savings(frame, timer="eager")
+    lines = [f"{n} layers: {savings_in_words(rows)}" for n, rows in table.groupby("layers")]
+    if len(eager):
+        lines.append(f"eager: {savings_in_words(eager)}")
+    return "\n".join([*lines, aa_check(frame)])
 
 
 def kernels_per_step(frame: pd.DataFrame) -> pd.DataFrame:

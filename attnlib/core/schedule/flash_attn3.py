@@ -4,21 +4,18 @@
     for layer in layers:
         attend(..., metadata=metadata)                    # checks `require_fits`, then launches
 
-The attention kernel believes its metadata: that of other facts makes it read and write past its
-buffers, most often without a crash. So `require_fits` compares the facts of the call with those the
-metadata was made for, on the host.
+The attention kernel trusts its metadata: with that of another call it reads and writes past its
+buffers, often without a crash. So `require_fits` compares the facts of both calls on the host.
 
-**Lengths may change**: ranges of KV come from the lengths of the call, old splits only balance
-worse. **The split cap may not**: both calls pass the same explicit `num_splits`, the cap that the
-page table's width gives, so no replay can exceed buffers sized at capture.
-
-**Streams.** The words hold a counter that each attention call uses and resets, so calls that share
-metadata must not overlap: a second stream is refused, and so is a second capturing one. What the
-host cannot see: two graphs replayed at once, or another process's use of the buffer.
-
-**Buffers.** One buffer may serve graphs of many batch sizes, one metadata object each: `renew` the
-right one before its replay. Another's words are refused at capture and in eager calls, not at
-replay.
+- **Lengths may change**: ranges of KV come from the lengths of the call; old splits only balance
+  worse. **The split cap may not**: both calls pass the same explicit `num_splits`, so that no
+  replay exceeds buffers that were sized at capture.
+- **Streams**: the words hold a counter that each attention call uses and resets, so calls that
+  share metadata must not overlap. A second stream is refused, and a second capturing one too. Two
+  graphs replayed at once, or use of the buffer by another process, are not detected.
+- **Buffers**: one buffer may serve graphs of many batch sizes, with one metadata object each:
+  `renew` the right one before its replay. Words of another one are refused at capture and in eager
+  calls, not at replay.
 """
 
 from collections.abc import Mapping, Sequence
@@ -62,8 +59,10 @@ class SchedulerMetadata:
         """
         if call.settled != self.facts:
             raise ValueError(_mismatch(self.facts, call))
-        if device != (own := self.words.device):
-            raise ValueError(f"device must be that of the scheduler metadata, {own}, got {device}")
+        if device != self.words.device:
+            raise ValueError(
+                f"device must be that of the scheduler metadata, {self.words.device}, got {device}"
+            )
         if not self._writes:
             raise ValueError("words must be written before they are used, got words only reserved")
         if self._writes != [writes(self.words)]:
@@ -74,19 +73,19 @@ class SchedulerMetadata:
         if stream is None:
             return
         capturing, handle = stream
-        known = self._streams.setdefault(capturing, handle)
-        if known != handle:
+        first = self._streams.setdefault(capturing, handle)
+        if first != handle:
             raise ValueError(
-                f"stream must be the one that used this scheduler metadata first, {known:#x}, got "
+                f"stream must be the one that used this scheduler metadata first, {first:#x}, got "
                 f"{handle:#x}: attention calls that share metadata must not overlap"
             )
 
     def mark_used(self) -> None:
-        """Take the words as they are for one's own: an attention call resets the counter."""
+        """Accept the words as they are now: an attention call has reset the counter."""
         self._writes[:] = [writes(self.words)]
 
     def mark_written(self) -> None:
-        """The same after a kernel whose writes PyTorch does not see: others' words are gone."""
+        """The same after a kernel whose writes PyTorch does not count."""
         torch.autograd.graph.increment_version(self.words)
         self.mark_used()
         self.hand_over()
@@ -172,7 +171,7 @@ def current_stream(device: torch.device) -> Stream | None:
 def ask_library(
     facts: SchedulerFacts, seq_lens: torch.Tensor, cu_seqlens_q: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The library's call as it is: nothing checks that the arguments are true. See `precompute`."""
+    """The library's call, without any check of the arguments. See `precompute`."""
     return library.load().get_scheduler_metadata(
         *(facts.batch_size, facts.max_seqlen_q, facts.max_seqlen_k),
         *(facts.num_qo_heads, facts.num_kv_heads, facts.head_dim, seq_lens),
@@ -229,25 +228,25 @@ def writes(words: torch.Tensor) -> int | None:
 
 
 def misfit(differing: Mapping[str, tuple[object, object]]) -> str:
-    """That metadata was made for another call: of each field its value there, and the call's."""
-    told = "; ".join(f"{name} must be {a!r}, got {b!r}" for name, (a, b) in differing.items())
-    return f"scheduler metadata does not fit the call: {told}"
+    """The message for fields that differ: name -> (the metadata's value, the call's)."""
+    fields = "; ".join(f"{name} must be {a!r}, got {b!r}" for name, (a, b) in differing.items())
+    return f"scheduler metadata does not fit the call: {fields}"
 
 
 def _mismatch(made_for: SchedulerFacts, call: SchedulerFacts) -> str:
-    told = misfit(made_for.differences(call))
+    message = misfit(made_for.differences(call))
     if made_for.max_seqlen_k != call.max_seqlen_k and made_for.page_size == call.page_size:
         page = made_for.page_size or 1
         widths = made_for.max_seqlen_k // page, call.max_seqlen_k // page
-        told += f"; that is a page-table width of {widths[0]}, got {widths[1]}"
-    return told
+        message += f"; that is a page-table width of {widths[0]}, got {widths[1]}"
+    return message
 
 
 def _require_packing(facts: SchedulerFacts) -> None:
     if facts.must_pack and not facts.packs:
         raise ValueError(
             "pack_gqa must be None or True where pages are gathered or KV is split, because the "
-            f"kernel packs there whatever it is told, got {facts.pack_gqa}"
+            f"kernel always packs there, got {facts.pack_gqa}"
         )
 
 
