@@ -20,7 +20,7 @@ from attnlib.core.fa2.choice import (
 )
 from attnlib.core.fa2.kernel import build_fa2_plan
 from attnlib.core.fa2.library import FA2_INFO, MIN_CHUNK
-from attnlib.core.fa2.words import Layout, chunk_in, plan_words
+from attnlib.core.fa2.words import PlanLayout, chunk_in, plan_words
 from attnlib.kinds.metadata import oracle
 
 SHAPE = PlanShape(32, 8, 128, 2, 40, 131072, 132)
@@ -45,7 +45,7 @@ everywhere = pytest.mark.parametrize(
 
 def room(shape):
     """Words of the int workspace."""
-    return Layout.of(shape).int_bytes // 4
+    return PlanLayout.of(shape).int_bytes // 4
 
 
 def arguments(shape, lens):
@@ -90,7 +90,7 @@ def test_blocks_see_every_token_of_every_query_tile_once_and_fit(shape):
         merged = np.diff(words.merge_indptr)
         assert (merged[: len(rows)] == rows).all() and not merged[len(rows) :].any()
         assert (words.merge_indptr[:: shape.q_len] == words.o_indptr).all()
-        layout = Layout.of(shape)
+        layout = PlanLayout.of(shape)
         lse, sums = layout.info[FA2_INFO.index("s_offset")], 4 * shape.num_qo_heads
         assert words.o_indptr[-1] * sums * shape.head_dim <= lse
         assert lse + words.o_indptr[-1] * sums <= layout.float_bytes
@@ -107,7 +107,7 @@ def test_the_kernel_writes_what_the_twin_says_over_any_words_before(shape, seed)
         call["words"].fill_(POISON - turn)
         build_fa2_plan(**call, seq_len_delta=delta)
         words = call["words"].cpu().numpy()
-        chunk = chunk_in(words, Layout.of(shape))
+        chunk = chunk_in(words, PlanLayout.of(shape))
         wanted = plan_words(shape, given + delta, chunk).image(room(shape), POISON - turn)
         assert np.flatnonzero(words != wanted).tolist() == []
         twin = np.array([choose(shape, given + delta).chunk, chunk])
@@ -161,7 +161,7 @@ def test_a_short_call_keeps_the_librarys_plan():
 
 def test_words_lie_apart_and_aligned():
     for shape in SHAPES.values():
-        layout = Layout.of(shape)
+        layout = PlanLayout.of(shape)
         sizes = [shape.max_blocks] * 3 + [shape.max_batch_size + 1]
         sizes += [shape.max_batch_size * shape.q_len + 1, 1, 1]
         starts = layout.offsets
@@ -201,7 +201,7 @@ def test_the_same_launch_writes_the_page_arrays(page_size):
     assert words["kv_indices"][: len(pages)].tolist() == pages.tolist()
     assert (words["kv_indices"][len(pages) :] == POISON).all()
     plan = call["words"].cpu().numpy()
-    wanted = plan_words(shape, lens, chunk_in(plan, Layout.of(shape))).image(room(shape), POISON)
+    wanted = plan_words(shape, lens, chunk_in(plan, PlanLayout.of(shape))).image(room(shape), POISON)
     assert (plan == wanted).all()
     with pytest.raises(ValueError, match=r"kv_indptr must be \[7\] int32"):
         words["kv_indptr"] = words["kv_indptr"][:6]

@@ -12,7 +12,7 @@ from triton.compiler import ASTSource
 
 from attnlib.core.fa2 import kernel as fa2
 from attnlib.core.fa2.choice import PlanShape
-from attnlib.core.fa2.words import WORD, Layout
+from attnlib.core.fa2.words import WORD, PlanLayout
 from attnlib.core.metadata import launch
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -43,7 +43,7 @@ class Compiler:
 
 def plan_call(page_size):
     shape = PlanShape(32, 8, 128, 2, max_batch_size=12, max_seq_len=4096, num_sms=132, q_len=3)
-    words = torch.zeros(Layout.of(shape).int_bytes // WORD, dtype=torch.int32)
+    words = torch.zeros(PlanLayout.of(shape).int_bytes // WORD, dtype=torch.int32)
     paged = kv_arguments(Shape(12, 4096, page_size or 1))
     del paged["max_pages"]
     return paged | {"words": words, "shape": shape, "page_size": page_size}

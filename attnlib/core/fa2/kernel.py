@@ -26,7 +26,7 @@ from ..spec import INT32_MAX
 from . import choice
 from .choice import PlanShape
 from .library import MIN_CHUNK
-from .words import WORD, Layout
+from .words import WORD, PlanLayout
 
 BLOCK_TOKENS = tl.constexpr(choice.BLOCK_TOKENS)
 LONE = tl.constexpr(choice.LONE)
@@ -199,7 +199,7 @@ def plan_kernel(
     # inputs
     seq_lens_ptr,  # [batch] int32 or int64
     # output
-    words_ptr,  # int32, laid out as `Layout` says
+    words_ptr,  # int32, laid out as `PlanLayout` says
     # of the page arrays, all or none: inputs and outputs
     req_pool_indices_ptr,  # [batch] int32 or int64
     req_to_token_ptr,  # [pool_rows, token_stride] int32
@@ -288,7 +288,7 @@ def require_plan(t: PlanTensors, shape: PlanShape, page_size: int) -> None:
     batch, room = t.seq_lens.shape[0], shape.max_batch_size
     if batch > room:
         raise ValueError(f"seq_lens must hold at most {room} requests, as captured, got {batch}")
-    words = Layout.of(shape).int_bytes // WORD
+    words = PlanLayout.of(shape).int_bytes // WORD
     require_tensor("words", t.words, (words,), "int32", contiguous=True)
     require_one_device(t._asdict())
     if page_size:
@@ -308,7 +308,7 @@ def prepare(tensors: tuple[Any, ...], shape: PlanShape, page_size: int) -> Launc
     t = PlanTensors(*tensors)
     require_plan(t, shape, page_size)
     batch, room = len(t.seq_lens), shape.max_batch_size
-    offsets = Layout.of(shape).offsets
+    offsets = PlanLayout.of(shape).offsets
     constants = (shape.q_len, shape.q_tiles, shape.copies, shape.slots, *offsets)
     lead = max(-(-room // REQUESTS.value), min(8, -(-shape.max_blocks // BLOCKS.value)))
     most_pages = -(-shape.max_seq_len // max(page_size, 1))
@@ -353,7 +353,7 @@ def build_fa2_plan(
 ) -> None:
     """Write the plan of `shape` for `seq_lens` [bs] int32 or int64 into `words`, in one launch.
 
-    `words` is int32 [`Layout.int_bytes` / 4]. Rows past `seq_lens` are empty. Lengths, delta added,
+    `words` is int32 [`PlanLayout.int_bytes` / 4]. Rows past `seq_lens` are empty. Lengths, delta added,
     count as at most `max_seq_len`. With a `page_size` the same launch writes the page arrays as
     `build_kv_indices` does, `kv_indptr` [max_batch_size + 1] and `kv_last_page_len`
     [max_batch_size]; the other five are not looked at without one. Else as all of `core.metadata`.

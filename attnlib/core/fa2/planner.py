@@ -26,7 +26,7 @@ from ..spec import require_int, require_word
 from .choice import PlanShape
 from .kernel import LAUNCHER, PlanTensors
 from .library import FA2_INFO, HEAD_DIMS, RELEASES, ROWS_SINCE
-from .words import WORD, Layout, plan_words
+from .words import WORD, PlanLayout, plan_words
 
 MAX_TOKENS = 2**21
 """Of a request: the kernel divides in float32."""
@@ -90,7 +90,7 @@ class Fa2Planner:
             q_len=q_len,
             window=state.window_left,
         )
-        self.layout = Layout.of(self.shape)
+        self.layout = PlanLayout.of(self.shape)
         room = state.int_workspace_buffer.view(torch.uint8).flatten()
         _require_room("int", room, self.layout.int_bytes)
         floats = state.float_workspace_buffer.view(torch.uint8).flatten()

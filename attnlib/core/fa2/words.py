@@ -33,7 +33,7 @@ total_num_rows block_valid_mask
 
 
 @dataclass(frozen=True)
-class Layout:
+class PlanLayout:
     """Where the words of a shape lie: `info` as `wrapper._plan_info` holds it, and the bytes that
     both workspaces must have."""
 
@@ -42,7 +42,7 @@ class Layout:
     float_bytes: int
 
     @classmethod
-    def of(cls, shape: PlanShape) -> "Layout":
+    def of(cls, shape: PlanShape) -> "PlanLayout":
         """The layout of `shape`."""
         blocks, batch = shape.max_blocks, shape.max_batch_size
         rows, partial = batch * shape.q_len, blocks // shape.q_tiles * shape.q_len
@@ -62,7 +62,7 @@ class Layout:
         return tuple(info[f"{name}_offset"] // WORD for name in ARRAYS)
 
 
-def chunk_in(words: np.ndarray, layout: Layout) -> int:
+def chunk_in(words: np.ndarray, layout: PlanLayout) -> int:
     """Tokens of a KV chunk in written `words`, int32."""
     return int(words[layout.offsets[ARRAYS.index("kv_chunk_size_ptr")]])
 
@@ -86,7 +86,7 @@ def plan_words(shape: PlanShape, seq_lens: np.ndarray, chunk: int = 0) -> Words:
     requests, q_tiles, kv_tiles = (np.pad(index, (0, most - blocks)) for index in indices)
     rows = np.repeat(parts, shape.q_len)
     return Words(
-        info=Layout.of(shape).info,
+        info=PlanLayout.of(shape).info,
         request_indices=requests,
         qo_tile_indices=q_tiles,
         kv_tile_indices=kv_tiles,

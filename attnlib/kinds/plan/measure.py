@@ -25,7 +25,7 @@ from ...core import backends
 from ...core.backends.base import Backend, Plan
 from ...core.fa2.choice import PlanShape, choose, counted, predicted_time
 from ...core.fa2.kernel import build_fa2_plan
-from ...core.fa2.words import WORD, Layout, chunk_in, plan_words
+from ...core.fa2.words import WORD, PlanLayout, chunk_in, plan_words
 from ...core.metadata.launch import without_overlap
 from ...core.spec import require_word
 from ...measure.timer import ROTATING, run_timer
@@ -111,7 +111,7 @@ class PlanSubject(Subject):
         lens = pages.inputs["seq_lens"]
         host, num_sms = lens.cpu().numpy(), self.bench.machine["num_sms"]
         shape = PlanShape.of(spec, host, num_sms, item.case.q_len)
-        words = torch.full((Layout.of(shape).int_bytes // WORD,), POISON, dtype=torch.int32)
+        words = torch.full((PlanLayout.of(shape).int_bytes // WORD,), POISON, dtype=torch.int32)
         chunk = chosen_chunk(lens, words.to(device), shape)
         outputs = {"words": words.to(device)}
         words = plan_words(shape, host, chunk).image(len(words), POISON)
@@ -130,7 +130,7 @@ def chosen_chunk(lens: torch.Tensor, words: torch.Tensor, shape: PlanShape) -> i
     """The chunk that a launch chooses; RuntimeError where it is worse than the twin's."""
     build_fa2_plan(seq_lens=lens, words=words, shape=shape)
     host = lens.cpu().numpy()
-    chunks = np.array([chunk_in(words.cpu().numpy(), Layout.of(shape)), choose(shape, host).chunk])
+    chunks = np.array([chunk_in(words.cpu().numpy(), PlanLayout.of(shape)), choose(shape, host).chunk])
     times = predicted_time(shape, counted(shape, host), chunks)
     if times[0] > times[1] * (1 + MOST_APART):
         raise RuntimeError(
