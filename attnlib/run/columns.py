@@ -75,7 +75,8 @@ def frame_of(table: pa.Table) -> pd.DataFrame:
     frame["power_capped"] = (after & POWER_CAP) > 0
     frame["sm_clock_mhz"] = _numbers(table, "state_after.sm_clock_mhz", missing=np.nan)
     for name in ("gpu", "gpu_id"):
-        frame[name] = table[f"machine.{name}"].to_pandas()
+        column = f"machine.{name}"
+        frame[name] = table[column].to_pandas() if column in table.column_names else ""
     for name in ("power_limit_w", "num_sms"):
         frame[name] = _numbers(table, f"machine.{name}").astype(int)
     frame["l2_mib"] = _numbers(table, "machine.l2_mib")
@@ -92,6 +93,9 @@ def _numbers(table: pa.Table, name: str, missing: float = 0.0) -> np.ndarray:
 def _case_columns(table: pa.Table) -> pd.DataFrame:
     """`case`, `heads` and the fields of the cases."""
     names = [name for name in table.column_names if name.startswith(CASE_PREFIX)]
+    if not names:  # ceilings alone
+        nothing = np.full(table.num_rows, None, object)
+        return pd.DataFrame({"case": nothing, "heads": nothing})
     fields = table.select(names).rename_columns([n.removeprefix(CASE_PREFIX) for n in names])
     frame = fields.to_pandas()
     first_row, number_of = np.unique(_keys(frame), return_index=True, return_inverse=True)[1:]

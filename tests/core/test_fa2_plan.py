@@ -201,7 +201,8 @@ def test_the_same_launch_writes_the_page_arrays(page_size):
     assert words["kv_indices"][: len(pages)].tolist() == pages.tolist()
     assert (words["kv_indices"][len(pages) :] == POISON).all()
     plan = call["words"].cpu().numpy()
-    wanted = plan_words(shape, lens, chunk_in(plan, PlanLayout.of(shape))).image(room(shape), POISON)
+    chunk = chunk_in(plan, PlanLayout.of(shape))
+    wanted = plan_words(shape, lens, chunk).image(room(shape), POISON)
     assert (plan == wanted).all()
     with pytest.raises(ValueError, match=r"kv_indptr must be \[7\] int32"):
         words["kv_indptr"] = words["kv_indptr"][:6]

@@ -14,7 +14,7 @@ from .table import Entry
 
 
 class _Planned(Backend[Batch, PagedKV]):
-    """Stands before the library's wrapper: always as in a CUDA graph."""
+    """Comes before the library's wrapper in the bases: always as in a CUDA graph."""
 
     def __init__(self, entry: Entry, *, device: str, cuda_graph: bool = False) -> None:
         super().__init__(entry, device=device, cuda_graph=True)
@@ -43,8 +43,8 @@ class PlannedDecode(_Planned[DecodeBatch], Decode):
         """
         if out is None:
             return _planned(super().plan(batch), batch, 1)
-        held = out.batch
-        require_same_table((held.spec, held.page_table), (batch.spec, batch.page_table))
+        first = out.batch
+        require_same_table((first.spec, first.page_table), (batch.spec, batch.page_table))
         return _replanned(out, batch, batch)
 
 
@@ -82,7 +82,7 @@ def _planned(first: Plan[Batch], paged: DecodeBatch, q_len: int) -> Plan[Batch]:
 def _replanned(out: Plan[Batch], batch: Batch, paged: DecodeBatch) -> Plan[Batch]:
     planner = out.state[-1]
     for name, buffer in planner.page_arrays.items():
-        given = getattr(paged, name)
-        buffer[: len(given)].copy_(given)
+        array = getattr(paged, name)
+        buffer[: len(array)].copy_(array)
     planner.plan(paged.seq_lens)
     return Plan(batch, out.reported_backend, out.state)

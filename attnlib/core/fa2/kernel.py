@@ -353,10 +353,10 @@ def build_fa2_plan(
 ) -> None:
     """Write the plan of `shape` for `seq_lens` [bs] int32 or int64 into `words`, in one launch.
 
-    `words` is int32 [`PlanLayout.int_bytes` / 4]. Rows past `seq_lens` are empty. Lengths, delta added,
-    count as at most `max_seq_len`. With a `page_size` the same launch writes the page arrays as
-    `build_kv_indices` does, `kv_indptr` [max_batch_size + 1] and `kv_last_page_len`
-    [max_batch_size]; the other five are not looked at without one. Else as all of `core.metadata`.
+    `words` is int32 [`PlanLayout.int_bytes` / 4]. Rows past `seq_lens` are empty. Lengths, delta
+    added, count as at most `max_seq_len`. With a `page_size` the same launch writes the page
+    arrays as `build_kv_indices` does, `kv_indptr` [max_batch_size + 1] and `kv_last_page_len`
+    [max_batch_size]; without one the other five tensors are not used.
     """
     paged = (req_pool_indices, req_to_token, kv_indptr, kv_indices, kv_last_page_len)
     tensors = (seq_lens, words, *(paged if page_size else (None,) * 5))

@@ -130,7 +130,8 @@ def chosen_chunk(lens: torch.Tensor, words: torch.Tensor, shape: PlanShape) -> i
     """The chunk that a launch chooses; RuntimeError where it is worse than the twin's."""
     build_fa2_plan(seq_lens=lens, words=words, shape=shape)
     host = lens.cpu().numpy()
-    chunks = np.array([chunk_in(words.cpu().numpy(), PlanLayout.of(shape)), choose(shape, host).chunk])
+    chunk = chunk_in(words.cpu().numpy(), PlanLayout.of(shape))
+    chunks = np.array([chunk, choose(shape, host).chunk])
     times = predicted_time(shape, counted(shape, host), chunks)
     if times[0] > times[1] * (1 + MOST_APART):
         raise RuntimeError(

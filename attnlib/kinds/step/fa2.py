@@ -53,7 +53,7 @@ class EngineStep:
         self.name, self.work, self.caches, self.layers = name, work, caches, layers
         self.pool, self.lens = pool, batch.seq_lens.clone()
         self.out = torch.empty_like(work.q)
-        self._own = {
+        self._arrays = {
             arr: torch.zeros_like(getattr(batch, arr))
             for arr in ("kv_indptr", "kv_indices", "kv_last_page_len")
         }
@@ -78,18 +78,18 @@ class EngineStep:
         batch = self.work.batch
         page_size, columns = batch.spec.page_size, batch.page_table.shape[1]
         sizes = {"page_size": page_size, "max_pages": columns}
-        build_kv_indices(seq_lens=self.lens, **self.pool, **self._own, **sizes)
+        build_kv_indices(seq_lens=self.lens, **self.pool, **self._arrays, **sizes)
         lens = self.lens.cpu() if self.name == COPIED else batch.seq_lens_cpu
         pages = (lens + (page_size - 1)) // page_size
         sums = torch.zeros(len(lens) + 1, dtype=torch.int32)
         torch.cumsum(pages, 0, out=sums[1:])
-        known = replace(
+        on_host = replace(
             batch,
             kv_indptr=sums,
-            kv_indices=self._own["kv_indices"][: int(sums[-1])],
+            kv_indices=self._arrays["kv_indices"][: int(sums[-1])],
             kv_last_page_len=lens - (pages - 1) * page_size,
         )
-        self._backend.plan(known, out=self.plan)
+        self._backend.plan(on_host, out=self.plan)
 
     def _layers(self) -> None:
         if self.name == PLANNED:
@@ -103,7 +103,9 @@ class EngineStep:
 def timed_step(step: EngineStep, item: Item[StepCase], judge: Judge) -> dict[str, Any]:
     """A record's fields: the last layer's output checked, steps in a row timed, one traced."""
     return timed_call(
-        *(step, judge, step.plan.reported_backend),
+        step,
+        judge,
+        step.plan.reported_backend,
         timer=lambda: time_eager(step, SAMPLE_US),
         replan=None if item.backend == PLANNED else step.prepare,
         work_per_call=float(decode_cost(item.case.decode).io_bytes * item.case.layers),
