@@ -7,9 +7,11 @@
 
 for `p < min(max_pages, ceil(cache_seqlens[i] / page_size))`.
 
-Program 0 writes the lengths and scans them, block by block; nobody waits for it. The others copy
-pages: a row's programs take its blocks of columns in turn and stop at the last live page, so work
-follows the lengths and not the table's width.
+Program 0 writes the lengths and scans them, block by block; no program waits for it. The others
+copy pages: a row's programs take its blocks of columns in turn and stop at the last live page, so
+work follows the lengths and not the table's width. Rows are copied four words at a time: the load
+is bounded by the row's end rounded up to four, which stays inside `req_to_token`; the store is
+exact.
 """
 
 from typing import Any, NamedTuple
@@ -18,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .device import copy_row, scan_width, wait_for_predecessor, write_lengths
+from .device import scan_width, store_live, wait_for_predecessor, write_lengths, write_schedule
 from .launch import Grid, Launch, Launcher
 from .require import DecodeTensors, kept_apart, page_bounds, require_decode, row_stride
 
@@ -55,7 +57,23 @@ def tiling_of(batch: int, max_pages: int, page_size: int) -> Tiling:
     return GATHER_LARGE if words <= 2**22 else GATHER_HUGE
 
 
-@triton.jit(do_not_specialize=["delta", "max_pages", "batch", "pool_rows", "num_slots"])
+@triton.jit(
+    do_not_specialize=[
+        "delta",
+        "max_pages",
+        "first_row",
+        "batch",
+        "pool_rows",
+        "num_slots",
+        "split_cap",
+        "m_blocks",
+        "block_n",
+        "heads",
+        "sms",
+        "l2_blocks",
+        "unpacked",
+    ]
+)
 def decode_metadata_kernel(
     # inputs
     seq_lens_ptr,  # [batch] int32 or int64
@@ -68,50 +86,93 @@ def decode_metadata_kernel(
     # of a sliding window, both or neither: an input and an output
     swa_slot_map_ptr,  # [num_slots] int32 or int64
     swa_page_table_ptr,  # as page_table
+    # output or none: FlashAttention-3's schedule, laid out as `schedule.splits` says
+    words_ptr,  # int32
     # numbers
     delta,
     max_pages,
     # sizes
+    first_row,
     batch,
     pool_rows,
     num_slots,
     token_stride,
     table_stride,
+    # what FlashAttention-3's host decides
+    split_cap,
+    m_blocks,
+    block_n,
+    heads,
+    sms,
+    l2_blocks,
+    unpacked,
     # structure
     SHIFT: tl.constexpr,
     HAS_SWA: tl.constexpr,
     VECTOR: tl.constexpr,
     SCAN: tl.constexpr,
+    SORTS: tl.constexpr,
+    SWIZZLES: tl.constexpr,
+    SPAN: tl.constexpr,
     COLS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """See `build_decode_metadata`; SHIFT = log2(page_size), blocks of COLS columns."""
-    wait_for_predecessor(OVERLAP)
-    if tl.program_id(0) == 0:
-        if tl.program_id(1) == 0:
-            write_lengths(seq_lens_ptr, cache_seqlens_ptr, cu_seqlens_k_ptr, batch, delta, SCAN)
-    else:
-        row = tl.program_id(0) - 1
-        inputs = (seq_lens_ptr, req_pool_indices_ptr, req_to_token_ptr)
-        tables = (page_table_ptr, swa_slot_map_ptr, swa_page_table_ptr)
-        sizes = (delta, max_pages, pool_rows, num_slots, token_stride, table_stride)
-        copy_row(row, *inputs, *tables, *sizes, SHIFT, HAS_SWA, VECTOR, COLS)
+    """See `build_decode_metadata`; SHIFT = log2(page_size), blocks of COLS columns.
 
-
-def launch_of(
-    t: DecodeTensors, page_size: int, first_row: int = 1, flags: tuple[Any, ...] = ()
-) -> Launch:
-    """The launch of a kernel that copies rows from program `first_row` of dimension 0 on.
-
-    `flags` are constants of the kernel between SCAN and COLS.
+    Programs of dimension 0: the lengths, the schedule, and from `first_row` on a request each.
     """
+    wait_for_predecessor(OVERLAP)
+    part = tl.program_id(0)
+    if part >= first_row:
+        row = part - first_row
+        length = tl.load(seq_lens_ptr + row).to(tl.int32) + delta
+        pool_row = tl.load(req_pool_indices_ptr + row).to(tl.int64)
+        in_pool = (pool_row >= 0) & (pool_row < pool_rows)
+        # VECTOR divides both strides: rows of any such width are read and written in vectors.
+        tokens = req_to_token_ptr + tl.multiple_of(pool_row * token_stride, VECTOR)
+        target = tl.multiple_of(row.to(tl.int64) * table_stride, VECTOR)
+        live = tl.minimum((length + (1 << SHIFT) - 1) >> SHIFT, max_pages)
+        readable = tl.multiple_of((live + VECTOR - 1) // VECTOR * VECTOR, VECTOR)
+        for start in range(tl.program_id(1) * COLS, live, tl.num_programs(1) * COLS):
+            cols = tl.multiple_of(start, COLS) + tl.arange(0, COLS)
+            inside = cols < (readable if SHIFT == 0 else live)
+            slots = tl.load(tokens + (cols.to(tl.int64) << SHIFT), mask=inside & in_pool, other=-1)
+            store_live(page_table_ptr + target, cols, slots >> SHIFT, live, VECTOR)
+            if HAS_SWA:
+                mapped = (cols < live) & (slots >= 0) & (slots < num_slots)
+                moved = tl.load(swa_slot_map_ptr + slots, mask=mapped, other=-1)
+                moved = moved.to(tl.int32) >> SHIFT
+                store_live(swa_page_table_ptr + target, cols, moved, live, VECTOR)
+    elif tl.program_id(1) == 0:
+        if part == 0:
+            write_lengths(seq_lens_ptr, cache_seqlens_ptr, cu_seqlens_k_ptr, batch, delta, SCAN)
+        elif words_ptr is not None:
+            step = (seq_lens_ptr, words_ptr, batch, delta)
+            facts = (split_cap, m_blocks, block_n, heads, sms, l2_blocks, unpacked)
+            write_schedule(part - 1, *step, *facts, SORTS, SWIZZLES, SPAN)
+
+
+class Schedule(NamedTuple):
+    """FlashAttention-3's schedule in a launch: its programs, the kernel's arguments from
+    `split_cap` on, and SORTS, SWIZZLES and SPAN."""
+
+    programs: int = 0
+    facts: tuple[int, ...] = (0, 0, 0, 0, 0, 0, 0)
+    flags: tuple[bool, bool, int] = (False, False, 32)
+
+
+NO_SCHEDULE = Schedule()
+
+
+def launch_of(t: DecodeTensors, page_size: int, schedule: Schedule = NO_SCHEDULE) -> Launch:
+    """The launch for checked tensors, with a schedule or without."""
     batch, columns = t.page_table.shape
     pool_rows, max_ctx = t.req_to_token.shape
     strides = row_stride(t.req_to_token), row_stride(t.page_table)
     num_slots = 0 if t.swa_slot_map is None else len(t.swa_slot_map)
     vector = 1 if any(words % 4 for words in (max_ctx, *strides)) else 4
-    shift = page_size.bit_length() - 1
-    constants = (shift, t.swa_slot_map is not None, vector, scan_width(batch), *flags)
+    shift, first_row = page_size.bit_length() - 1, 1 + schedule.programs
+    constants = (shift, t.swa_slot_map is not None, vector, scan_width(batch), *schedule.flags)
 
     def cut(seq_len_delta: int, max_pages: int) -> tuple[Grid, tuple[Any, ...], int]:
         cols, warps, turns = tiling_of(batch, max_pages, page_size)
@@ -124,13 +185,14 @@ def launch_of(
     return Launch(
         bounds=page_bounds(t, page_size, columns, f"page_table has {columns} columns"),
         apart=(apart,) if batch else (),
-        sizes=(batch, pool_rows, num_slots, *strides),
+        sizes=(first_row, batch, pool_rows, num_slots, *strides, *schedule.facts),
         cut=cut,
     )
 
 
-def prepare(t: DecodeTensors, page_size: int) -> Launch:
+def prepare(tensors: tuple[Any, ...], page_size: int) -> Launch:
     """The launch of `build_decode_metadata`, or the error for wrong tensors."""
+    t = DecodeTensors(*tensors[:-1])
     require_decode(t, page_size)
     return launch_of(t, page_size)
 
@@ -155,4 +217,4 @@ def build_decode_metadata(
     under CUDA graphs. See `core.metadata` for what holds for all builders. Semantics: SGLang's
     `normal_decode_set_metadata`, with its live-page bound of 0.5.18 and later.
     """
-    LAUNCHER.launch(DecodeTensors(**tensors), (page_size,), (seq_len_delta, max_pages))
+    LAUNCHER.launch((*DecodeTensors(**tensors), None), (page_size,), (seq_len_delta, max_pages))

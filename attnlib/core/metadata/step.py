@@ -9,98 +9,19 @@ The schedule is that of `splits.plan_splits`, word for word; words that the libr
 0. FlashAttention-3 with metadata starts after the previous kernel has ended.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 
 from ..batch import require_tensor
 from ..schedule.facts import SchedulerFacts
 from ..schedule.flash_attn3 import SchedulerMetadata
 from ..schedule.splits import BATCHES_PER_CTA, blocks_in_l2, num_words, scheduled_heads
 from . import decode
-from .device import ROWS, copy_row, wait_for_predecessor, write_lengths, write_schedule
+from .device import ROWS
 from .launch import Launch, Launcher
 from .require import DecodeTensors, require_decode, require_one_device
-
-
-@triton.jit(
-    do_not_specialize=[
-        "delta",
-        "max_pages",
-        "first_row",
-        "batch",
-        "pool_rows",
-        "num_slots",
-        "split_cap",
-        "m_blocks",
-        "block_n",
-        "heads",
-        "sms",
-        "l2_blocks",
-        "unpacked",
-    ]
-)
-def step_metadata_kernel(
-    # inputs
-    seq_lens_ptr,  # [batch] int32 or int64
-    req_pool_indices_ptr,  # [batch] int32 or int64
-    req_to_token_ptr,  # [pool_rows, token_stride] int32
-    # outputs
-    cache_seqlens_ptr,  # [batch] int32
-    cu_seqlens_k_ptr,  # [batch + 1] int32
-    page_table_ptr,  # [batch, table_stride] int32
-    # of a sliding window, both or neither: an input and an output
-    swa_slot_map_ptr,  # [num_slots] int32 or int64
-    swa_page_table_ptr,  # as page_table
-    # output: the schedule, laid out as `splits` says
-    words_ptr,  # [2 to 4 times batch rounded up to 4, and 1] int32
-    # numbers
-    delta,
-    max_pages,
-    # sizes
-    first_row,
-    batch,
-    pool_rows,
-    num_slots,
-    token_stride,
-    table_stride,
-    # what FlashAttention-3's host decides
-    split_cap,
-    m_blocks,
-    block_n,
-    heads,
-    sms,
-    l2_blocks,
-    unpacked,
-    # structure
-    SHIFT: tl.constexpr,
-    HAS_SWA: tl.constexpr,
-    VECTOR: tl.constexpr,
-    SCAN: tl.constexpr,
-    SORTS: tl.constexpr,
-    SWIZZLES: tl.constexpr,
-    SPAN: tl.constexpr,
-    COLS: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
-    """See `build_step_metadata`; rows start at program `first_row` of dimension 0."""
-    wait_for_predecessor(OVERLAP)
-    part = tl.program_id(0)
-    if part >= first_row:
-        inputs = (seq_lens_ptr, req_pool_indices_ptr, req_to_token_ptr)
-        tables = (page_table_ptr, swa_slot_map_ptr, swa_page_table_ptr)
-        sizes = (delta, max_pages, pool_rows, num_slots, token_stride, table_stride)
-        copy_row(part - first_row, *inputs, *tables, *sizes, SHIFT, HAS_SWA, VECTOR, COLS)
-    elif tl.program_id(1) == 0:
-        if part == 0:
-            write_lengths(seq_lens_ptr, cache_seqlens_ptr, cu_seqlens_k_ptr, batch, delta, SCAN)
-        else:
-            step = (seq_lens_ptr, words_ptr, batch, delta)
-            facts = (split_cap, m_blocks, block_n, heads, sms, l2_blocks, unpacked)
-            write_schedule(part - 1, *step, *facts, SORTS, SWIZZLES, SPAN)
 
 
 def require_facts(t: DecodeTensors, page_size: int, facts: SchedulerFacts) -> None:
@@ -130,24 +51,28 @@ def prepare(tensors: tuple[Any, ...], page_size: int, facts: SchedulerFacts) -> 
     require_tensor("scheduler.words", words, (num_words(facts),), "int32", contiguous=True)
     require_one_device({"seq_lens": t.seq_lens, "scheduler.words": words})
     batch = len(t.seq_lens)
-    span = max(32, triton.next_power_of_2(min(batch, BATCHES_PER_CTA)))
-    flags = (not facts.is_local, facts.is_causal or facts.is_local, span)
-    first_row = 1 + -(-batch // ROWS.value)
-    rows = decode.launch_of(t, page_size, first_row, flags)
     query_rows = facts.group_size if facts.packs else 1
-    schedule = (
-        facts.split_cap if batch <= BATCHES_PER_CTA else 1,
-        -(-query_rows // facts.tile[0]),
-        facts.tile[1],
-        scheduled_heads(facts),
-        facts.usable_sms,
-        blocks_in_l2(facts),
-        1 if facts.packs else facts.group_size,
+    schedule = decode.Schedule(
+        programs=-(-batch // ROWS.value),
+        facts=(
+            facts.split_cap if batch <= BATCHES_PER_CTA else 1,
+            -(-query_rows // facts.tile[0]),
+            facts.tile[1],
+            scheduled_heads(facts),
+            facts.usable_sms,
+            blocks_in_l2(facts),
+            1 if facts.packs else facts.group_size,
+        ),
+        flags=(
+            not facts.is_local,
+            facts.is_causal or facts.is_local,
+            max(32, triton.next_power_of_2(min(batch, BATCHES_PER_CTA))),
+        ),
     )
-    return replace(rows, sizes=(first_row, *rows.sizes, *schedule))
+    return decode.launch_of(t, page_size, schedule)
 
 
-LAUNCHER = Launcher(step_metadata_kernel, prepare)
+LAUNCHER = Launcher(decode.decode_metadata_kernel, prepare)
 
 
 def build_step_metadata(

@@ -17,7 +17,7 @@ def build_decode_metadata(
     """As `core.metadata.decode.build_decode_metadata`, and fills all `max_pages` columns, as
     `core.metadata.eager` says."""
     t = DecodeTensors(**tensors)
-    decode.LAUNCHER.check(t, (page_size,), (seq_len_delta, max_pages))
+    decode.LAUNCHER.check((*t, None), (page_size,), (seq_len_delta, max_pages))
     t.cu_seqlens_k[:1].zero_()
     first_tokens = _first_tokens(t.seq_lens.device, max_pages, page_size)
     write_decode_metadata(t, first_tokens, page_size, seq_len_delta)
