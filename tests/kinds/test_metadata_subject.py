@@ -12,12 +12,12 @@ from attnlib.kinds.cost import metadata_cost
 from attnlib.kinds.item import Item
 from attnlib.kinds.metadata import eager, sglang
 from attnlib.kinds.metadata.case import MetadataCase
-from attnlib.kinds.metadata.measure import MODULES, POISON, MetadataSubject, build_call
+from attnlib.kinds.metadata.measure import BUILDERS, POISON, MetadataSubject, build_call
 from attnlib.run.record import Record
 
 CASE = MetadataCase("decode", 5, 4, 70, pool_size=9)
 EAGER = Item("metadata-eager", "host", CASE)
-OURS = [name for name in MODULES if name != "sglang-metadata"]
+OURS = [name for name in BUILDERS if name != "sglang-metadata"]
 WINDOWED = replace(CASE, swa=True)
 OTHERS = [
     MetadataCase("kv_indices", 5, 4, 70, pool_size=9),
@@ -54,7 +54,7 @@ def test_one_wrong_word_is_incorrect_and_has_no_times(output, monkeypatch):
         honest(**call)
         call[output].view(-1)[0] = POISON  # as if it had not been written
 
-    monkeypatch.setattr(eager, "build_decode_metadata", wrong)
+    monkeypatch.setitem(BUILDERS["metadata-eager"], "decode", wrong)
     record = measure(replace(EAGER, case=WINDOWED))
     assert (record.status, record.reason) == ("incorrect", "1 words differ")
     assert (record.oracle_error, record.run_us) == (1.0, ())
