@@ -27,10 +27,7 @@ SLOTS = 2**20
 """KV slots that a request pool's tokens point into."""
 FUSED = {"decode": build_decode_metadata, "kv_indices": build_kv_indices}
 BUILDERS: dict[str, dict[str, Callable[..., None]]] = {
-    "metadata-eager": {
-        "decode": eager.build_decode_metadata,
-        "kv_indices": eager.build_kv_indices,
-    },
+    "metadata-eager": {"decode": eager.build_decode_metadata},
     "metadata-fused": FUSED,
     "metadata-fused-alone": FUSED,
     "sglang-metadata": {"decode": sglang.build_decode_metadata},
@@ -41,7 +38,10 @@ OUTPUTS = {
     "kv_indices": ("kv_indptr", "kv_indices", "kv_last_page_len"),
 }
 """In the order of the oracles' results."""
-ORACLES = {"decode": oracle.decode_metadata, "kv_indices": oracle.kv_indices}
+ORACLES: dict[str, Callable[..., Any]] = {
+    "decode": oracle.decode_metadata,
+    "kv_indices": oracle.kv_indices,
+}
 
 
 @dataclass(frozen=True)
