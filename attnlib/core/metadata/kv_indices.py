@@ -54,33 +54,6 @@ def pages_before(seq_lens_ptr, end, delta, max_pages, SHIFT: tl.constexpr, SCAN:
 
 
 @triton.jit
-def write_counts(
-    seq_lens_ptr,
-    kv_indptr_ptr,
-    kv_last_page_len_ptr,
-    batch,
-    all_rows,
-    delta,
-    max_pages,
-    SHIFT: tl.constexpr,
-    SCAN: tl.constexpr,
-):
-    """`kv_indptr` and `kv_last_page_len`, block by block; rows from `batch` on are empty."""
-    tl.store(kv_indptr_ptr, 0)
-    total = 0
-    for start in range(0, all_rows, SCAN):
-        rows = start + tl.arange(0, SCAN)
-        lens = load_lengths(seq_lens_ptr, rows, batch, delta)
-        pages = live_pages(lens, max_pages, SHIFT)
-        inside = rows < all_rows
-        if kv_last_page_len_ptr is not None:
-            last = tl.minimum(lens - ((pages - 1) << SHIFT), 1 << SHIFT)
-            tl.store(kv_last_page_len_ptr + rows, tl.where(pages > 0, last, 0), mask=inside)
-        tl.store(kv_indptr_ptr + 1 + rows, total + tl.cumsum(pages, 0), mask=inside)
-        total += tl.sum(pages, 0)
-
-
-@triton.jit
 def load_slots(tokens, cols, readable, SHIFT: tl.constexpr):
     """First slots of pages `cols` [COLS] of each row of `tokens` [ROWS]; -1 past `readable`."""
     first_tokens = cols.to(tl.int64) << SHIFT
@@ -111,13 +84,25 @@ def write_pages(
     kv_start_ptr=None,
     max_ctx=0,
 ):
-    """The arrays, by parts: the counts are part 0, each ROWS requests another; programs of
+    """The arrays, by parts: part 0 writes `kv_indptr` and `kv_last_page_len`, block by block (rows
+    from `batch` on are empty), and each later part the pages of ROWS requests. Programs of
     dimension 1 share a part's pages."""
     begin = tl.program_id(1) * COLS
     if part == 0:
         if begin == 0:
-            counts = (kv_indptr_ptr, kv_last_page_len_ptr)
-            write_counts(seq_lens_ptr, *counts, batch, all_rows, delta, max_pages, SHIFT, SCAN)
+            tl.store(kv_indptr_ptr, 0)
+            total = 0
+            for start in range(0, all_rows, SCAN):
+                rows = start + tl.arange(0, SCAN)
+                lens = load_lengths(seq_lens_ptr, rows, batch, delta)
+                pages = live_pages(lens, max_pages, SHIFT)
+                if kv_last_page_len_ptr is not None:
+                    last = tl.minimum(lens - ((pages - 1) << SHIFT), 1 << SHIFT)
+                    last = tl.where(pages > 0, last, 0)
+                    tl.store(kv_last_page_len_ptr + rows, last, mask=rows < all_rows)
+                sums = total + tl.cumsum(pages, 0)
+                tl.store(kv_indptr_ptr + 1 + rows, sums, mask=rows < all_rows)
+                total += tl.sum(pages, 0)
     else:
         first = (part - 1) * ROWS
         rows = first + tl.arange(0, ROWS)
@@ -130,8 +115,8 @@ def write_pages(
             if kv_start_ptr is not None:
                 moved = tl.load(kv_start_ptr + rows, mask=rows < batch, other=0).to(tl.int64)
                 inside = (moved >= 0) & (moved < max_ctx)
-                left = (max_ctx - moved + ((1 << SHIFT) - 1)) >> SHIFT
-                readable = tl.where(inside, tl.minimum(readable, left), 0)
+                remaining = (max_ctx - moved + ((1 << SHIFT) - 1)) >> SHIFT
+                readable = tl.where(inside, tl.minimum(readable, remaining), 0)
                 tokens += moved
             slots = load_slots(tokens, begin + tl.arange(0, COLS), readable, SHIFT)
             before = pages_before(seq_lens_ptr, first, delta, max_pages, SHIFT, SCAN)
