@@ -74,7 +74,7 @@ STUDY = Study(
         Grid((*METADATA, *METADATA_SWEEP), OURS, rounds=4),
         Grid((*METADATA, *METADATA_SWEEP, *WINDOWED), SGLANG, RELEASES, rounds=4),
         Grid(WINDOWED, OURS[1:], rounds=4),
-        Grid(PAGE_ARRAYS, OURS, rounds=4),
+        Grid(PAGE_ARRAYS, OURS[1:], rounds=4),
         Grid(METADATA_SWEEP[::4], (), rounds=4, again=OURS[1:]),
         Grid(METADATA, OURS, timers=BEHIND, rounds=4, again=OURS),
         Grid(METADATA, SGLANG, RELEASES, timers=BEHIND, rounds=4),

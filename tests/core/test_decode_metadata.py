@@ -2,17 +2,9 @@
 
 import pytest
 import torch
-from support.metadata_cases import DECODE, POISON, STEP, STEPS, Shape, arguments
+from support.metadata_cases import DECODE, STEP, Shape, arguments
 
 from attnlib.core.metadata.decode import build_decode_metadata
-from attnlib.kinds.metadata import eager
-
-
-def test_the_op_by_op_code_fills_all_columns_up_to_max_pages():
-    call = arguments(STEPS["slots_of_minus_one"])
-    eager.build_decode_metadata(**call)
-    assert (call["page_table"][:, : call["max_pages"]] != POISON).all()
-    assert (call["page_table"][:, call["max_pages"] :] == POISON).all()
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ from attnlib.core.schedule.flash_attn3 import reserve
 LISTED = yaml.safe_load((Path(__file__).parents[2] / "data/engine_calls.yaml").read_text())
 CALLS = {call["name"]: call for call in LISTED["calls"]}
 PADDING_ROW, SLOTS = 0, 1040
-GIVEN = {"seq_lens": "lens", "last_page_lens": "lens", "req_pool_indices": "rows"}
-GIVEN |= {"kv_start": "starts"}
+GIVEN = {"seq_lens": "lens", "req_pool_indices": "rows", "kv_start": "starts"}
 
 
 def random_values(name, shape, rng):

@@ -12,15 +12,11 @@ from support.metadata_cases import (
     POISON,
     Shape,
     kv_arguments,
-    poison,
     poisoned,
 )
 
 from attnlib.core.metadata.kv_indices import build_kv_indices
-from attnlib.kinds.metadata import eager, oracle
-
-BUILDS = (build_kv_indices, eager.build_kv_indices)
-both = pytest.mark.parametrize("build", BUILDS)
+from attnlib.kinds.metadata import oracle
 
 
 def test_the_oracle_gives_flashinfers_own_example():
@@ -31,7 +27,6 @@ def test_the_oracle_gives_flashinfers_own_example():
     assert last_page_len.tolist() == [1, 0, 4]
 
 
-@both
 @pytest.mark.parametrize(
     ("page_size", "lens", "max_pages", "last"),
     [
@@ -41,11 +36,9 @@ def test_the_oracle_gives_flashinfers_own_example():
         (4, [40, 1, 7], 0, [0, 0, 0]),  # no page counts
     ],
 )
-def test_flashinfers_formula_gives_lengths_at_the_edges_back(
-    page_size, lens, max_pages, last, build
-):
+def test_flashinfers_formula_gives_lengths_at_the_edges_back(page_size, lens, max_pages, last):
     call = kv_arguments(Shape(len(lens), 64, page_size), lens) | {"max_pages": max_pages}
-    build(**call)
+    build_kv_indices(**call)
     KV_INDICES.assert_right(call)
     assert call["kv_last_page_len"].tolist() == last
     full_pages = (call["kv_indptr"].diff() - 1).clamp(min=0)
@@ -53,13 +46,12 @@ def test_flashinfers_formula_gives_lengths_at_the_edges_back(
     assert (full_pages * page_size + call["kv_last_page_len"]).tolist() == counted
 
 
-@both
 @pytest.mark.parametrize("capacity", [0, 1, 39, 57])
-def test_pages_that_do_not_fit_are_dropped_and_counted(capacity, build):
+def test_pages_that_do_not_fit_are_dropped_and_counted(capacity):
     call = kv_arguments(Shape(4, 20, 1), [20, 20, 3, 20])
     buffer = poisoned(100)
     call["kv_indices"] = buffer[:capacity]
-    build(**call)
+    build_kv_indices(**call)
     KV_INDICES.assert_right(call)
     assert call["kv_indptr"][-1] == 63
     assert (buffer[capacity:] == POISON).all()
@@ -72,10 +64,8 @@ def test_random_capacities_and_widths_are_right(data):
     capacity = data.draw(st.integers(0, shape.batch * shape.max_pages + 9))
     call = kv_arguments(shape, capacity=capacity)
     call["max_pages"] = data.draw(st.integers(0, shape.max_pages))
-    for build in BUILDS:
-        poison(call, KV_INDICES.outputs)
-        build(**call)
-        KV_INDICES.assert_right(call)
+    build_kv_indices(**call)
+    KV_INDICES.assert_right(call)
 
 
 @pytest.mark.parametrize("capacity", [0, 1, 701, 5000])
@@ -110,9 +100,8 @@ def test_tokens_outside_a_row_are_not_read_and_give_minus_one():
     assert (call["kv_indices"][:8] >= 0).all() and (call["kv_indices"][20:40] >= 0).all()
 
 
-@both
-def test_without_an_array_of_last_pages_the_others_are_right(build):
+def test_without_an_array_of_last_pages_the_others_are_right():
     call = kv_arguments(Shape(5, 90, 4, moved=True))
     del call["kv_last_page_len"]
-    build(**call)
+    build_kv_indices(**call)
     KV_INDICES.assert_right(call)

@@ -1,42 +1,20 @@
-"""The direct launch: it fails clearly when Triton's launcher is not the one it was written for."""
+"""Launches: what is remembered, how they overlap, and that every kernel compiles for Hopper."""
 
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-from support.metadata_cases import DEVICE, Shape, arguments
+from support.metadata_cases import DECODE, DEVICE, Shape, arguments, poison
 from triton import knobs
-from triton.backends.nvidia.driver import CudaLauncher
 
-from attnlib.core.metadata import launch
+from attnlib.core.metadata import decode, launch
 from attnlib.core.metadata.decode import build_decode_metadata
-from attnlib.core.metadata.launch import require_known_launcher
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def test_the_installed_triton_launches_as_this_module_expects():
-    require_known_launcher(object.__new__(CudaLauncher))
-
-
-@pytest.mark.parametrize(
-    ("other", "said"),
-    [
-        (
-            lambda gridX, gridY, gridZ, function, stream, *args: None,
-            r"'function', 'stream', 'args'.*triton>=3.6,<3.8",
-        ),
-        (lambda gridX, gridY, gridZ, stream, function, flags, *args: None, "flags"),
-    ],
-)
-def test_a_launcher_with_other_arguments_is_refused_with_both_lists(other, said):
-    with pytest.raises(RuntimeError, match=said):
-        require_known_launcher(other)
 
 
 @pytest.mark.parametrize(
@@ -49,39 +27,45 @@ def test_a_successor_may_start_early_only_while_our_whole_grid_is_on_the_gpu(
     assert launch.overlap_of(programs, slots) == overlap
 
 
-def test_signatures_are_forgotten_before_they_fill_the_memory_of_a_server(monkeypatch):
-    monkeypatch.setattr(launch, "MAX_KNOWN", 3)
-    ours = launch.Launcher(None, tuple, lambda _: ((), ()), lambda _: (0, (), None))
+def test_shapes_are_forgotten_before_they_fill_the_memory_of_a_server(monkeypatch):
+    monkeypatch.setattr(launch, "MAX_REMEMBERED", 3)
+    monkeypatch.setattr(launch, "shapes_of", lambda tensors, structure: (structure, []))
+    empty = launch.Launch(bounds=(launch.Bound("delta", 9),), apart=(), sizes=(), cut=None)
+    launcher = launch.Launcher(None, lambda tensors, *structure: empty)
     tensors = [torch.empty(1, device=DEVICE)]
-    kept = [ours._checked(("width", n), [tensors], (), ()) and len(ours.known) for n in range(7)]
-    assert kept == [1, 2, 3, 1, 2, 3, 1]
-
-
-def chain(*calls):
-    return SimpleNamespace(calls=[*calls])
-
-
-@pytest.mark.parametrize(
-    ("hook", "heard"), [(None, False), (chain(), False), (chain(print), True), (print, True)]
-)
-def test_only_hooks_that_somebody_hears_are_called(hook, heard):
-    assert launch.heard(hook, None) is launch.heard(chain(), hook) is heard
+    counts = []
+    for width in range(7):
+        launcher.check(tensors, (width,), (0,))
+        counts.append(len(launcher.remembered))
+    assert counts == [1, 2, 3, 1, 2, 3, 1]
 
 
 @pytest.mark.gpu
-def test_a_launch_hook_still_hears_of_direct_launches():
-    heard, call, hooks = [], arguments(Shape(3, 100)), knobs.runtime.launch_enter_hook
+def test_a_remembered_launch_calls_tritons_launch_hooks():
+    names, call, hooks = [], arguments(Shape(3, 100)), knobs.runtime.launch_enter_hook
 
-    def hear(told):
-        heard.append(told.get()["name"])
+    def hook(metadata):
+        names.append(metadata.get()["name"])
 
     build_decode_metadata(**call)
-    hooks.add(hear)
+    hooks.add(hook)
     try:
         build_decode_metadata(**call)
     finally:
-        hooks.remove(hear)
-    assert heard == ["decode_metadata_kernel"]
+        hooks.remove(hook)
+    assert names == ["decode_metadata_kernel"]
+
+
+@pytest.mark.gpu
+def test_a_later_call_launches_what_the_first_compiled():
+    call = arguments(Shape(5, 90, 4))
+    build_decode_metadata(**call)
+    remembered, compiled = len(decode.LAUNCHER.remembered), DECODE.compiled()
+    for _ in range(2):
+        poison(call, DECODE.outputs)
+        build_decode_metadata(**call)
+        DECODE.assert_right(call)
+    assert (len(decode.LAUNCHER.remembered), DECODE.compiled()) == (remembered, compiled)
 
 
 def test_every_kernel_compiles_for_hopper_where_no_gpu_is():

@@ -7,10 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.metadata_cases import BUILDERS, DECODE, KV_INDICES, POISON, STEP, poison
+from support.metadata_cases import BUILDERS, DECODE, KV_INDICES, OTHER_NUMBERS, POISON, STEP, poison
 
 from attnlib.core.metadata import launch
-from attnlib.core.metadata.require import IN_EITHER, IN_ROWS
+from attnlib.core.metadata.require import EITHER_WIDTH, IN_ROWS
 from attnlib.core.schedule.flash_attn3 import SchedulerMetadata
 from attnlib.kinds.metadata import eager
 
@@ -63,7 +63,7 @@ def test_random_calls_are_right(builder, data):
 def test_the_same_buffers_take_another_call(builder, build):
     call = builder.arguments(builder.small)
     build(**call)
-    for seed, sizes in enumerate(builder.sizes, 1):
+    for seed, sizes in enumerate(OTHER_NUMBERS, 1):
         renew(builder, call, replace(builder.small, seed=seed))
         build(**call | sizes)
         check(builder, build, call | sizes)
@@ -98,8 +98,7 @@ def test_columns_of_wider_tensors_are_taken_and_those_beside_them_untouched(buil
         assert (tensor[:, : sides[0]] == POISON).all() and (tensor[:, -sides[1] :] == POISON).all()
 
 
-OF_ANY_LENGTH = {"seq_lens", "req_to_token", "swa_slot_map", "kv_indices", "last_page_lens"}
-OF_ANY_LENGTH |= {"cache_loc"}
+OF_ANY_LENGTH = {"seq_lens", "req_to_token", "swa_slot_map", "kv_indices"}
 
 
 def wrong_tensors(call, name):
@@ -113,7 +112,7 @@ def wrong_tensors(call, name):
     yield (torch.stack([tensor, tensor], -1)[..., 0], f"{name} must be contiguous (a copy would")
     if name in IN_ROWS:
         yield tensor[:1].expand(len(tensor), -1), f"{name} must be contiguous (a copy would"
-    if name not in IN_EITHER:
+    if name not in EITHER_WIDTH:
         yield tensor.long(), f"{name} must be ["
     if name not in OF_ANY_LENGTH:
         yield tensor[:-1], f"{name} must be [{len(tensor)}"
@@ -224,7 +223,7 @@ def test_a_graph_replays_with_inputs_changed_in_place(builder, build, size):
 def test_calls_in_a_row_each_see_what_the_one_before_wrote(builder, build):
     # Overlapping launches: a call must wait for the kernel that changes its input.
     call = builder.arguments(builder.small)
-    call[builder.stepped].clamp_(max=20)
+    call["seq_lens"].clamp_(max=20)
 
     def clone(value):
         if isinstance(value, SchedulerMetadata):
@@ -234,7 +233,7 @@ def test_calls_in_a_row_each_see_what_the_one_before_wrote(builder, build):
     def steps():
         seen = []
         for _ in range(20):
-            call[builder.stepped].add_(1)
+            call["seq_lens"].add_(1)
             build(**call)
             seen.append({name: clone(value) for name, value in call.items()})
         return seen
@@ -252,7 +251,7 @@ def test_calls_in_a_row_each_see_what_the_one_before_wrote(builder, build):
 def test_another_size_compiles_nothing(builder, build):
     build(**builder.arguments(builder.small))
     before = builder.compiled()
-    for sizes in builder.sizes:
+    for sizes in OTHER_NUMBERS:
         build(**builder.arguments(builder.small) | sizes)
         build(**builder.arguments(replace(builder.small, batch=9)) | sizes)
     assert builder.compiled() == before

@@ -217,8 +217,7 @@ DRAWN_SHAPES = st.builds(
 class Builder:
     """A builder under contract: a shape gives its call, a call says which words are right.
 
-    `expected` has the live words of each output, row by row; `stepped` is the input that grows from
-    step to step; `sizes` are other numbers for a call of `small`.
+    `expected` has the live words of each output, row by row.
     """
 
     ours: Callable[..., None]
@@ -230,12 +229,7 @@ class Builder:
     drawn: st.SearchStrategy[Any]
     small: Any
     large: Any
-    stepped: str
-    sizes: tuple[dict[str, int], ...]
-
-    @property
-    def eager(self) -> Callable[..., None] | None:
-        return getattr(eager, self.ours.__name__, None)
+    eager: Callable[..., None] | None = None
 
     def assert_right(self, call: Call, *, tails: bool = True) -> None:
         """Every word: the oracle's where it has one, poison elsewhere if `tails`."""
@@ -252,32 +246,46 @@ class Builder:
         return sum(len(cache[0]) for cache in self.launcher.kernel.device_caches.values())
 
 
-PAGES = {
-    "drawn": DRAWN_SHAPES,
-    "small": Shape(4, 64, 4, swa=True),
-    "large": Shape(50, 4000, 2, swa=True),
-    "stepped": "seq_lens",
-    "sizes": tuple(
-        {"seq_len_delta": delta, "max_pages": pages}
-        for delta, pages in ((1, 9), (2, 16), (16, 1), (0, 0))
-    ),
-}
+SMALL, LARGE = Shape(4, 64, 4, swa=True), Shape(50, 4000, 2, swa=True)
+OTHER_NUMBERS = tuple(
+    {"seq_len_delta": delta, "max_pages": pages}
+    for delta, pages in ((1, 9), (2, 16), (16, 1), (0, 0))
+)
+"""For a call of `small`."""
 TABLES = ("cache_seqlens", "cu_seqlens_k", "page_table", "swa_page_table")
 DECODE = Builder(
-    *(decode.build_decode_metadata, decode.LAUNCHER, arguments, expected_pages, TABLES, STEPS),
-    **PAGES,
+    ours=decode.build_decode_metadata,
+    eager=eager.build_decode_metadata,
+    launcher=decode.LAUNCHER,
+    arguments=arguments,
+    expected=expected_pages,
+    outputs=TABLES,
+    shapes=STEPS,
+    drawn=DRAWN_SHAPES,
+    small=SMALL,
+    large=LARGE,
 )
 STEP = Builder(
-    *(step.build_step_metadata, step.LAUNCHER, step_arguments, expected_step),
-    (*TABLES, "scheduler"),
-    # FA3 has no schedule for an empty batch.
-    {n: s for n, s in STEPS.items() if s.batch and (ON_GPU or s.batch * s.max_pages < 10_000)},
-    **PAGES | {"drawn": DRAWN_SHAPES.filter(lambda shape: shape.batch)},
+    ours=step.build_step_metadata,
+    launcher=step.LAUNCHER,
+    arguments=step_arguments,
+    expected=expected_step,
+    outputs=(*TABLES, "scheduler"),
+    # FlashAttention-3 has no schedule for an empty batch.
+    shapes={n: s for n, s in STEPS.items() if s.batch and (ON_GPU or s.batch * s.max_pages < 1e4)},
+    drawn=DRAWN_SHAPES.filter(lambda shape: shape.batch),
+    small=SMALL,
+    large=LARGE,
 )
 KV_INDICES = Builder(
-    *(kv_indices.build_kv_indices, kv_indices.LAUNCHER, kv_arguments, expected_kv),
-    ("kv_indptr", "kv_indices", "kv_last_page_len"),
-    KV_SHAPES,
-    **PAGES | {"small": Shape(4, 64, 4, moved=True), "large": Shape(2500, 900, 4)},
+    ours=kv_indices.build_kv_indices,
+    launcher=kv_indices.LAUNCHER,
+    arguments=kv_arguments,
+    expected=expected_kv,
+    outputs=("kv_indptr", "kv_indices", "kv_last_page_len"),
+    shapes=KV_SHAPES,
+    drawn=DRAWN_SHAPES,
+    small=Shape(4, 64, 4, moved=True),
+    large=Shape(2500, 900, 4),
 )
 BUILDERS = {"decode": DECODE, "step": STEP, "kv_indices": KV_INDICES}

@@ -15,7 +15,7 @@ from ..backends.base import installed_version
 from ..fa2.planner import Fa2Planner
 from ..metadata.decode import build_decode_metadata
 from ..metadata.eager import write_decode_metadata
-from ..metadata.require import StepTensors
+from ..metadata.require import DecodeTensors
 from ..metadata.step import build_step_metadata
 from ..schedule.facts import SchedulerFacts
 from ..schedule.flash_attn3 import SchedulerMetadata, reserve, sm_count
@@ -54,7 +54,7 @@ def set_metadata(original: Callable[..., None], *args: Any, **kwargs: Any) -> No
     max_pages = min(call.max_seq_pages, call.page_table.shape[1])
     if arm == "eager":
         first_tokens = call.strided_indices[:max_pages]
-        write_decode_metadata(StepTensors(**tensors), first_tokens, call.page_size, 0)
+        write_decode_metadata(DecodeTensors(**tensors), first_tokens, call.page_size, 0)
     elif arm == "fused":
         build_decode_metadata(**tensors, page_size=call.page_size, max_pages=max_pages)
     else:
@@ -76,7 +76,7 @@ def compute_schedule(original: Callable[..., Any], *args: Any, **kwargs: Any) ->
 
 
 def _tensors(call: MetadataCall) -> dict[str, Any]:
-    """The tensors of a call by the names of `StepTensors`."""
+    """The tensors of a call by the names of `DecodeTensors`."""
     pool = call.token_to_kv_pool
     has_window = pool is not None and call.swa_page_table is not None
     return {

@@ -11,6 +11,7 @@ Further programs write the page arrays, where those are asked for.
 """
 
 from collections import namedtuple
+from typing import Any
 
 import torch
 import triton
@@ -19,9 +20,9 @@ import triton.language as tl
 from ..batch import require_tensor
 from ..metadata import kv_indices as pages
 from ..metadata.kv_indices import write_pages
-from ..metadata.launch import Derived, Grid, Launcher
-from ..metadata.require import EveryCall, PageArrays, require_kv_indices, require_one_device
-from ..spec import INT32_MAX, require_int
+from ..metadata.launch import Bound, Grid, Launch, Launcher
+from ..metadata.require import PageArrays, kept_apart, require_one_device
+from ..spec import INT32_MAX
 from . import choice
 from .choice import PlanShape
 from .library import MIN_CHUNK
@@ -205,9 +206,10 @@ def plan_kernel(
     kv_indptr_ptr,  # [max_batch + 1] int32
     kv_indices_ptr,  # [capacity] int32
     kv_last_page_len_ptr,  # [max_batch] int32
+    # number
+    delta,
     # sizes
     batch,
-    delta,
     lead,
     most,
     max_blocks,
@@ -280,25 +282,18 @@ def plan_kernel(
             tl.store(words_ptr + ROWS_AT, max_batch * Q_LEN)
 
 
-def require_plan(t: PlanTensors, shape: PlanShape, page_size: int, seq_len_delta: int) -> EveryCall:
+def require_plan(t: PlanTensors, shape: PlanShape, page_size: int) -> None:
     """Raise unless these are tensors of a plan of `shape`."""
     require_tensor("seq_lens", t.seq_lens, (None,), "int32", "int64", contiguous=True)
     batch, room = t.seq_lens.shape[0], shape.max_batch_size
     if batch > room:
         raise ValueError(f"seq_lens must hold at most {room} requests, as captured, got {batch}")
-    require_int("seq_len_delta", seq_len_delta, least=0)
     words = PlanLayout.of(shape).int_bytes // WORD
     require_tensor("words", t.words, (words,), "int32", contiguous=True)
     require_one_device(t._asdict())
-    apart: tuple[tuple[int, int, bool], ...] = ()
     if page_size:
         require_tensor("kv_indptr", t.kv_indptr, (room + 1,), "int32", contiguous=True)
         require_tensor("kv_last_page_len", t.kv_last_page_len, (room,), "int32", contiguous=True)
-        require_kv_indices(
-            page_arrays(t, batch), page_size, seq_len_delta, -(-shape.max_seq_len // page_size)
-        )
-        apart = tuple((0, t._fields.index(n), False) for n in ("kv_indptr", "kv_last_page_len"))
-    return EveryCall(((0, INT32_MAX),), apart)
 
 
 def page_arrays(t: PlanTensors, batch: int) -> PageArrays:
@@ -308,8 +303,10 @@ def page_arrays(t: PlanTensors, batch: int) -> PageArrays:
     return PageArrays(**{name: getattr(t, name) for name in same}, **short)
 
 
-def derive(t: PlanTensors, shape: PlanShape, page_size: int) -> Derived:
+def prepare(tensors: tuple[Any, ...], shape: PlanShape, page_size: int) -> Launch:
     """The launch: a program per REQUESTS requests, then those of the page arrays."""
+    t = PlanTensors(*tensors)
+    require_plan(t, shape, page_size)
     batch, room = len(t.seq_lens), shape.max_batch_size
     offsets = PlanLayout.of(shape).offsets
     constants = (shape.q_len, shape.q_tiles, shape.copies, shape.slots, *offsets)
@@ -319,19 +316,26 @@ def derive(t: PlanTensors, shape: PlanShape, page_size: int) -> Derived:
     tiles: tuple[object, ...] = (0, 0, 0, 0)
     pool_sizes: tuple[int, ...] = (0, 0, 0)
     if page_size:
-        _, scalars, cut_pages = pages.derive(page_arrays(t, batch), page_size)
-        pool_sizes = scalars[:-1]
-        (parts, columns), tiles, _ = cut_pages(0, most_pages)
+        of_pages = pages.prepare(page_arrays(t, batch), page_size)
+        of_pages.check_numbers((0, most_pages))
+        pool_sizes = of_pages.sizes[1:-1]
+        (parts, columns), tiles, _ = of_pages.cut(0, most_pages)
         grid = (lead + parts, columns)
 
     def cut(seq_len_delta: int) -> tuple[Grid, tuple[object, ...], int]:
         return grid, (*constants, *tiles), WARPS
 
     most = min(shape.max_seq_len, shape.most_seen)
-    return Derived(batch, (lead, most, shape.max_blocks, room, most_pages, *pool_sizes), cut)
+    outputs = ("kv_indptr", "kv_last_page_len") if page_size and batch else ()
+    return Launch(
+        bounds=(Bound("seq_len_delta", INT32_MAX),),
+        apart=tuple(kept_apart(t, "seq_lens", output) for output in outputs),
+        sizes=(batch, lead, most, shape.max_blocks, room, most_pages, *pool_sizes),
+        cut=cut,
+    )
 
 
-LAUNCHER = Launcher(plan_kernel, PlanTensors, require_plan, derive)
+LAUNCHER = Launcher(plan_kernel, prepare)
 
 
 def build_fa2_plan(

@@ -7,9 +7,11 @@
 
 for `p < min(max_pages, ceil(cache_seqlens[i] / page_size))`.
 
-Program 0 writes the lengths and scans them, block by block; nobody waits for it. The others copy
-pages: a row's programs take its blocks of columns in turn and stop at the last live page, so work
-follows the lengths and not the table's width.
+Program 0 writes the lengths and scans them, block by block; no program waits for it. The others
+copy pages: a row's programs take its blocks of columns in turn and stop at the last live page, so
+work follows the lengths and not the table's width. Rows are copied four words at a time: the load
+is bounded by the row's end rounded up to four, which stays inside `req_to_token`; the store is
+exact.
 """
 
 from typing import Any, NamedTuple
@@ -18,9 +20,9 @@ import torch
 import triton
 import triton.language as tl
 
-from .device import copy_row, scan_width, wait_for_predecessor, write_lengths
-from .launch import Derived, Grid, Launcher
-from .require import StepTensors, require_decode, row_stride
+from .device import scan_width, store_live, wait_for_predecessor, write_lengths, write_schedule
+from .launch import Grid, Launch, Launcher
+from .require import DecodeTensors, kept_apart, page_bounds, require_decode, row_stride
 
 MANY_ROWS = 1024
 
@@ -41,10 +43,9 @@ GATHER_SMALL, GATHER_LARGE, GATHER_HUGE = Tiling(128, 4, 1), Tiling(256, 8, 4), 
 def tiling_of(batch: int, max_pages: int, page_size: int) -> Tiling:
     """How rows are cut into programs.
 
-    Found by hand on an H200, over 29 sizes, without a record: where one is wrong, study
-    `decode_metadata` shows it as a size at which a rival is faster. Many short rows are bound by
-    the rate at which programs start, a small table by latency (a thread a word), a large one by
-    traffic (fewer and longer programs).
+    Chosen by hand on an H200 over 29 sizes; study `decode_metadata` shows a wrong choice as a size
+    at which a rival is faster. Many short rows are bound by the rate at which programs start, a
+    small table by latency (a thread per word), a large one by traffic (fewer, longer programs).
     """
     if batch >= MANY_ROWS and max_pages <= (512 if page_size == 1 else 1024):
         return SHORT_ROWS
@@ -56,7 +57,23 @@ def tiling_of(batch: int, max_pages: int, page_size: int) -> Tiling:
     return GATHER_LARGE if words <= 2**22 else GATHER_HUGE
 
 
-@triton.jit(do_not_specialize=["batch", "delta", "max_pages", "pool_rows", "num_slots"])
+@triton.jit(
+    do_not_specialize=[
+        "delta",
+        "max_pages",
+        "first_row",
+        "batch",
+        "pool_rows",
+        "num_slots",
+        "split_cap",
+        "m_blocks",
+        "block_n",
+        "heads",
+        "sms",
+        "l2_blocks",
+        "unpacked",
+    ]
+)
 def decode_metadata_kernel(
     # inputs
     seq_lens_ptr,  # [batch] int32 or int64
@@ -69,100 +86,135 @@ def decode_metadata_kernel(
     # of a sliding window, both or neither: an input and an output
     swa_slot_map_ptr,  # [num_slots] int32 or int64
     swa_page_table_ptr,  # as page_table
-    # sizes
-    batch,
+    # output or none: FlashAttention-3's schedule, laid out as `schedule.splits` says
+    words_ptr,  # int32
+    # numbers
     delta,
     max_pages,
+    # sizes
+    first_row,
+    batch,
     pool_rows,
     num_slots,
     token_stride,
     table_stride,
+    # what FlashAttention-3's host decides
+    split_cap,
+    m_blocks,
+    block_n,
+    heads,
+    sms,
+    l2_blocks,
+    unpacked,
     # structure
     SHIFT: tl.constexpr,
     HAS_SWA: tl.constexpr,
     VECTOR: tl.constexpr,
     SCAN: tl.constexpr,
+    SORTS: tl.constexpr,
+    SWIZZLES: tl.constexpr,
+    SPAN: tl.constexpr,
     COLS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """See `build_decode_metadata`; SHIFT = log2(page_size), blocks of COLS columns."""
-    wait_for_predecessor(OVERLAP)
-    if tl.program_id(0) == 0:
-        if tl.program_id(1) == 0:
-            write_lengths(seq_lens_ptr, cache_seqlens_ptr, cu_seqlens_k_ptr, batch, delta, SCAN)
-    else:
-        row = tl.program_id(0) - 1
-        inputs = (seq_lens_ptr, req_pool_indices_ptr, req_to_token_ptr)
-        tables = (page_table_ptr, swa_slot_map_ptr, swa_page_table_ptr)
-        sizes = (delta, max_pages, pool_rows, num_slots, token_stride, table_stride)
-        copy_row(row, *inputs, *tables, *sizes, SHIFT, HAS_SWA, VECTOR, COLS)
+    """See `build_decode_metadata`; SHIFT = log2(page_size), blocks of COLS columns.
 
-
-def derive(t: StepTensors, page_size: int, lead: int = 1, flags: tuple[Any, ...] = ()) -> Derived:
-    """The launch of a kernel that copies rows, after `lead` programs of dimension 0.
-
-    `flags` are constants of the kernel between SCAN and COLS.
+    Programs of dimension 0: the lengths, the schedule, and from `first_row` on a request each.
     """
-    batch, (pool_rows, max_ctx) = len(t.seq_lens), t.req_to_token.shape
+    wait_for_predecessor(OVERLAP)
+    part = tl.program_id(0)
+    if part >= first_row:
+        row = part - first_row
+        length = tl.load(seq_lens_ptr + row).to(tl.int32) + delta
+        pool_row = tl.load(req_pool_indices_ptr + row).to(tl.int64)
+        in_pool = (pool_row >= 0) & (pool_row < pool_rows)
+        # VECTOR divides both strides: rows of any such width are read and written in vectors.
+        tokens = req_to_token_ptr + tl.multiple_of(pool_row * token_stride, VECTOR)
+        target = tl.multiple_of(row.to(tl.int64) * table_stride, VECTOR)
+        live = tl.minimum((length + (1 << SHIFT) - 1) >> SHIFT, max_pages)
+        readable = tl.multiple_of((live + VECTOR - 1) // VECTOR * VECTOR, VECTOR)
+        for start in range(tl.program_id(1) * COLS, live, tl.num_programs(1) * COLS):
+            cols = tl.multiple_of(start, COLS) + tl.arange(0, COLS)
+            inside = cols < (readable if SHIFT == 0 else live)
+            slots = tl.load(tokens + (cols.to(tl.int64) << SHIFT), mask=inside & in_pool, other=-1)
+            store_live(page_table_ptr + target, cols, slots >> SHIFT, live, VECTOR)
+            if HAS_SWA:
+                mapped = (cols < live) & (slots >= 0) & (slots < num_slots)
+                moved = tl.load(swa_slot_map_ptr + slots, mask=mapped, other=-1)
+                moved = moved.to(tl.int32) >> SHIFT
+                store_live(swa_page_table_ptr + target, cols, moved, live, VECTOR)
+    elif tl.program_id(1) == 0:
+        if part == 0:
+            write_lengths(seq_lens_ptr, cache_seqlens_ptr, cu_seqlens_k_ptr, batch, delta, SCAN)
+        elif words_ptr is not None:
+            step = (seq_lens_ptr, words_ptr, batch, delta)
+            facts = (split_cap, m_blocks, block_n, heads, sms, l2_blocks, unpacked)
+            write_schedule(part - 1, *step, *facts, SORTS, SWIZZLES, SPAN)
+
+
+class Schedule(NamedTuple):
+    """FlashAttention-3's schedule in a launch: its programs, the kernel's arguments from
+    `split_cap` on, and SORTS, SWIZZLES and SPAN."""
+
+    programs: int = 0
+    facts: tuple[int, ...] = (0, 0, 0, 0, 0, 0, 0)
+    flags: tuple[bool, bool, int] = (False, False, 32)
+
+
+NO_SCHEDULE = Schedule()
+
+
+def launch_of(t: DecodeTensors, page_size: int, schedule: Schedule = NO_SCHEDULE) -> Launch:
+    """The launch for checked tensors, with a schedule or without."""
+    batch, columns = t.page_table.shape
+    pool_rows, max_ctx = t.req_to_token.shape
     strides = row_stride(t.req_to_token), row_stride(t.page_table)
     num_slots = 0 if t.swa_slot_map is None else len(t.swa_slot_map)
     vector = 1 if any(words % 4 for words in (max_ctx, *strides)) else 4
-    shift = page_size.bit_length() - 1
-    constants = (shift, t.swa_slot_map is not None, vector, scan_width(batch), *flags)
+    shift, first_row = page_size.bit_length() - 1, 1 + schedule.programs
+    constants = (shift, t.swa_slot_map is not None, vector, scan_width(batch), *schedule.flags)
 
     def cut(seq_len_delta: int, max_pages: int) -> tuple[Grid, tuple[Any, ...], int]:
         cols, warps, turns = tiling_of(batch, max_pages, page_size)
         programs = -(-max_pages // (cols * turns)) or 1
-        return (lead + batch, programs), (*constants, cols), warps
+        return (first_row + batch, programs), (*constants, cols), warps
 
-    return Derived(batch, (pool_rows, num_slots, *strides), cut)
+    # Without a delta int32 lengths are rewritten with the same values, whoever reads them.
+    same_if_zero = t.seq_lens.dtype == torch.int32
+    apart = kept_apart(t, "seq_lens", "cache_seqlens", same_if_zero=same_if_zero)
+    return Launch(
+        bounds=page_bounds(t, page_size, columns, f"page_table has {columns} columns"),
+        apart=(apart,) if batch else (),
+        sizes=(first_row, batch, pool_rows, num_slots, *strides, *schedule.facts),
+        cut=cut,
+    )
 
 
-LAUNCHER = Launcher(decode_metadata_kernel, StepTensors, require_decode, derive)
+def prepare(tensors: tuple[Any, ...], page_size: int) -> Launch:
+    """The launch of `build_decode_metadata`, or the error for wrong tensors."""
+    t = DecodeTensors(*tensors[:-1])
+    require_decode(t, page_size)
+    return launch_of(t, page_size)
+
+
+LAUNCHER = Launcher(decode_metadata_kernel, prepare)
 
 
 def build_decode_metadata(
-    *,
-    seq_lens: torch.Tensor,
-    req_pool_indices: torch.Tensor,
-    req_to_token: torch.Tensor,
-    cache_seqlens: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    page_table: torch.Tensor,
-    page_size: int,
-    max_pages: int,
-    seq_len_delta: int = 0,
-    swa_slot_map: torch.Tensor | None = None,
-    swa_page_table: torch.Tensor | None = None,
+    *, page_size: int, max_pages: int, seq_len_delta: int = 0, **tensors: torch.Tensor | None
 ) -> None:
     """Lengths, their prefix sum and page tables of a decode step, in place, in one launch.
 
-    | argument | shape, dtype | |
-    |---|---|---|
-    | `seq_lens` | [bs] int32 or int64 | tokens in the cache before `seq_len_delta` |
-    | `req_pool_indices` | [bs] int32 or int64 | each request's row of `req_to_token` |
-    | `req_to_token` | [pool, max_ctx] int32 | KV slot of each token; -1: none |
-    | `cache_seqlens` | [bs] int32, out | `seq_lens + seq_len_delta` |
-    | `cu_seqlens_k` | [bs + 1] int32, out | 0 and their running sums |
-    | `page_table` | [bs, >= max_pages] int32, out | first slot of each page // page_size |
-    | `page_size` | power of two | tokens of a KV page |
-    | `max_pages` | int >= 0 | columns that may be written |
-    | `seq_len_delta` | int >= 0 | added to every length |
-    | `swa_slot_map` | [slots] int32 or int64 | slot of the full pool -> slot of the window's pool |
-    | `swa_page_table` | as `page_table`, out | of the translated slots; with the map, or neither |
+    `tensors` are those of `DecodeTensors`, by name. `page_size` is a power of two, `max_pages` the
+    number of columns that may be written, and `seq_len_delta` >= 0 is added to every length.
 
     Columns past a row's live pages, ceil((seq_len + delta) / page_size), and from `max_pages` on
     are left untouched: consumers bound their reads by `cache_seqlens`. Slots are translated, then
-    divided; slot -1 stays -1. A pool row outside `req_to_token` gives pages of -1, a slot outside
-    the map too: neither is read.
+    divided; slot -1 stays -1. A pool row outside `req_to_token` gives pages of -1, and so does a
+    slot outside the map: neither is read.
 
-    `cache_seqlens` may be `seq_lens` itself where those are int32 and the delta is 0, as SGLang has
-    it under CUDA graphs: every word then becomes what it is, whoever reads it meanwhile.
-
-    Else as all of `core.metadata`. Semantics: SGLang's `normal_decode_set_metadata`, with its
-    live-page bound of 0.5.18 and later.
+    `cache_seqlens` may be `seq_lens` itself where those are int32 and the delta is 0, as in SGLang
+    under CUDA graphs. See `core.metadata` for what holds for all builders. Semantics: SGLang's
+    `normal_decode_set_metadata`, with its live-page bound of 0.5.18 and later.
     """
-    inputs = (seq_lens, req_pool_indices, req_to_token)
-    outputs = (cache_seqlens, cu_seqlens_k, page_table)
-    tensors = (*inputs, *outputs, swa_slot_map, swa_page_table)
-    LAUNCHER.launch(tensors, (page_size,), (seq_len_delta, max_pages))
+    LAUNCHER.launch((*DecodeTensors(**tensors), None), (page_size,), (seq_len_delta, max_pages))

@@ -1,11 +1,9 @@
-"""Device functions that several metadata kernels share.
+"""Device functions of the metadata kernels.
 
-Rows of pages are copied four words at a time. The load is bounded by the row's end rounded up to
-four, which stays inside `req_to_token`; the store is exact.
-
-The library sorts its requests. Here a request's place is the number of those ahead of it, counted,
-so programs need nothing from each other and equal requests keep their order. With one query token
-a request all have as many query tiles, so KV blocks of a split decide the order, causal or not.
+FlashAttention-3 sorts its requests. Here a request's place is the number of those ahead of it,
+counted, so programs need nothing from each other and equal requests keep their order. With one
+query token a request all have as many query tiles, so KV blocks of a split decide the order, causal
+or not.
 """
 
 import triton
@@ -17,8 +15,8 @@ MAX_SCAN = 4096
 """Lengths scanned at once; a larger batch takes several turns."""
 CTA = tl.constexpr(BATCHES_PER_CTA)
 ROWS = tl.constexpr(8)
-"""Requests that one program schedules: it compares each with all others at once, in registers that
-the copying programs must not pay for. A block lies in one CTA's share of the library's order."""
+"""Requests that one program schedules: it compares each with all others at once, and the programs
+that copy must not pay for the registers. A block lies in one CTA's share of the library's order."""
 
 
 def scan_width(batch: int) -> int:
@@ -28,7 +26,7 @@ def scan_width(batch: int) -> int:
 
 @triton.jit
 def wait_for_predecessor(OVERLAP: tl.constexpr):
-    """Where launches overlap: let the next kernel start, and wait for the one before."""
+    """Where launches overlap: let the next kernel start, and wait for the previous one."""
     if OVERLAP == 2:
         tl.extra.cuda.gdc_launch_dependents()
     if OVERLAP:
@@ -66,47 +64,6 @@ def store_live(target, cols, values, live, VECTOR: tl.constexpr):
 
 
 @triton.jit
-def copy_row(
-    row,
-    seq_lens_ptr,
-    req_pool_indices_ptr,
-    req_to_token_ptr,
-    page_table_ptr,
-    swa_slot_map_ptr,
-    swa_page_table_ptr,
-    delta,
-    max_pages,
-    pool_rows,
-    num_slots,
-    token_stride,
-    table_stride,
-    SHIFT: tl.constexpr,
-    HAS_SWA: tl.constexpr,
-    VECTOR: tl.constexpr,
-    COLS: tl.constexpr,
-):
-    """The live pages of request `row`, shared out over the programs of dimension 1."""
-    length = tl.load(seq_lens_ptr + row).to(tl.int32) + delta
-    pool_row = tl.load(req_pool_indices_ptr + row).to(tl.int64)
-    known = (pool_row >= 0) & (pool_row < pool_rows)
-    # VECTOR divides both strides: rows of any such width are read and written in vectors.
-    tokens = req_to_token_ptr + tl.multiple_of(pool_row * token_stride, VECTOR)
-    target = tl.multiple_of(row.to(tl.int64) * table_stride, VECTOR)
-    live = tl.minimum((length + (1 << SHIFT) - 1) >> SHIFT, max_pages)
-    readable = tl.multiple_of((live + VECTOR - 1) // VECTOR * VECTOR, VECTOR)
-    for start in range(tl.program_id(1) * COLS, live, tl.num_programs(1) * COLS):
-        cols = tl.multiple_of(start, COLS) + tl.arange(0, COLS)
-        inside = cols < (readable if SHIFT == 0 else live)
-        slots = tl.load(tokens + (cols.to(tl.int64) << SHIFT), mask=inside & known, other=-1)
-        store_live(page_table_ptr + target, cols, slots >> SHIFT, live, VECTOR)
-        if HAS_SWA:
-            mapped = (cols < live) & (slots >= 0) & (slots < num_slots)
-            moved = tl.load(swa_slot_map_ptr + slots, mask=mapped, other=-1)
-            moved = moved.to(tl.int32) >> SHIFT
-            store_live(swa_page_table_ptr + target, cols, moved, live, VECTOR)
-
-
-@triton.jit
 def write_schedule(
     block,
     seq_lens_ptr,
@@ -136,16 +93,16 @@ def write_schedule(
     share = tl.ceil(tl.div_rn(work, sms.to(tl.float32))).to(tl.int32)
     share = tl.maximum(share, 1)
     splits = tl.maximum(tl.minimum((blocks + share - 1) // share, split_cap), 1)
-    each = (blocks + splits - 1) // splits
+    split_blocks = (blocks + splits - 1) // splits
     places = rows
     if SORTS:
         others_splits = tl.minimum((others_blocks + share - 1) // share, split_cap)
         others_splits = tl.maximum(others_splits, 1)
-        others_each = (others_blocks + others_splits - 1) // others_splits
-        others_each = tl.where(inside, others_each, -1)
+        others_split_blocks = (others_blocks + others_splits - 1) // others_splits
+        others_split_blocks = tl.where(inside, others_split_blocks, -1)
         earlier = others[None, :] < rows[:, None]
-        ahead = others_each[None, :] > each[:, None]
-        ahead |= (others_each[None, :] == each[:, None]) & earlier
+        ahead = others_split_blocks[None, :] > split_blocks[:, None]
+        ahead |= (others_split_blocks[None, :] == split_blocks[:, None]) & earlier
         places = tl.where(rows < batch, first + tl.sum(ahead.to(tl.int32), 1), rows)
     padded = (batch + 3) // 4 * 4
     live, room = rows < batch, rows < padded
@@ -156,7 +113,7 @@ def write_schedule(
         tl.store(words_ptr + end + places, tl.where(live, rows, 0), mask=room)
         end += padded
     if SWIZZLES:
-        fit = l2_blocks // tl.maximum(each, 1)
+        fit = l2_blocks // tl.maximum(split_blocks, 1)
         in_l2 = tl.where(fit >= 4, 4, tl.where(fit >= 2, 2, 1))
         in_l2 = tl.where(fit >= 16, 16, tl.where(fit >= 8, 8, in_l2))
         in_l2 = tl.minimum(in_l2 * unpacked, heads)

@@ -2,11 +2,11 @@
 
 import torch
 
-from .require import StepTensors
+from .require import DecodeTensors
 
 
 def write_decode_metadata(
-    t: StepTensors, first_tokens: torch.Tensor, page_size: int, seq_len_delta: int
+    t: DecodeTensors, first_tokens: torch.Tensor, page_size: int, seq_len_delta: int
 ) -> None:
     """SGLang's `normal_decode_set_metadata` up to 0.5.9, op for op.
 

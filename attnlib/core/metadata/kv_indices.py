@@ -6,14 +6,15 @@
 - `kv_last_page_len[i] = min(page_size, seq_lens[i] + delta - (pages[i] - 1) * page_size)`
 
 A row's pages start where those of the rows before it end. Every program sums the lengths before its
-own rows itself: they lie in the L2 cache, and waiting for another program would cost more. Program
+own rows itself: they lie in the L2 cache, and to wait for another program would cost more. Program
 0 scans them all and writes the two small arrays.
 
-A program copies a tile of pages in turn; its first pages are on their way while it sums. A row
-starts at any word of `kv_indices`, so lanes take neighbouring words, one each. The larger the
-batch, the more rows and turns a program takes, so that summing stays small beside copying.
+A program loads its first pages while it sums. A row starts at any word of `kv_indices`, so lanes
+take neighbouring words, one each. The larger the batch, the more rows and turns a program takes, so
+that the sum stays small beside the copy.
 """
 
+from itertools import product
 from typing import Any
 
 import torch
@@ -22,12 +23,12 @@ import triton.language as tl
 
 from ..spec import INT32_MAX
 from .device import load_lengths, scan_width, wait_for_predecessor
-from .launch import Derived, Grid, Launcher
-from .require import PageArrays, require_kv_indices, row_stride
+from .launch import Grid, Launch, Launcher
+from .require import PageArrays, kept_apart, page_bounds, require_kv_indices, row_stride
 
 SMALL_GRID = 1024
-"""Tiles up to which each has a program of its own. As `decode.tiling_of`, found by hand on an H200
-without a record, and so are the sizes below: study `decode_metadata` shows where one is wrong."""
+"""Tiles up to which each has a program of its own. Chosen by hand on an H200, as the sizes below;
+study `decode_metadata` shows where one is wrong."""
 ROWS_PER_PROGRAM = 512
 """Requests of a batch for each row that a program takes, up to MAX_ROWS."""
 MAX_ROWS = 8
@@ -50,33 +51,6 @@ def pages_before(seq_lens_ptr, end, delta, max_pages, SHIFT: tl.constexpr, SCAN:
         lens = load_lengths(seq_lens_ptr, start + tl.arange(0, SCAN), end, delta)
         total += tl.sum(live_pages(lens, max_pages, SHIFT), 0)
     return total
-
-
-@triton.jit
-def write_counts(
-    seq_lens_ptr,
-    kv_indptr_ptr,
-    kv_last_page_len_ptr,
-    batch,
-    all_rows,
-    delta,
-    max_pages,
-    SHIFT: tl.constexpr,
-    SCAN: tl.constexpr,
-):
-    """`kv_indptr` and `kv_last_page_len`, block by block; rows from `batch` on are empty."""
-    tl.store(kv_indptr_ptr, 0)
-    total = 0
-    for start in range(0, all_rows, SCAN):
-        rows = start + tl.arange(0, SCAN)
-        lens = load_lengths(seq_lens_ptr, rows, batch, delta)
-        pages = live_pages(lens, max_pages, SHIFT)
-        inside = rows < all_rows
-        if kv_last_page_len_ptr is not None:
-            last = tl.minimum(lens - ((pages - 1) << SHIFT), 1 << SHIFT)
-            tl.store(kv_last_page_len_ptr + rows, tl.where(pages > 0, last, 0), mask=inside)
-        tl.store(kv_indptr_ptr + 1 + rows, total + tl.cumsum(pages, 0), mask=inside)
-        total += tl.sum(pages, 0)
 
 
 @triton.jit
@@ -110,13 +84,25 @@ def write_pages(
     kv_start_ptr=None,
     max_ctx=0,
 ):
-    """The arrays, by parts: the counts are part 0, each ROWS requests another; programs of
+    """The arrays, by parts: part 0 writes `kv_indptr` and `kv_last_page_len`, block by block (rows
+    from `batch` on are empty), and each later part the pages of ROWS requests. Programs of
     dimension 1 share a part's pages."""
     begin = tl.program_id(1) * COLS
     if part == 0:
         if begin == 0:
-            counts = (kv_indptr_ptr, kv_last_page_len_ptr)
-            write_counts(seq_lens_ptr, *counts, batch, all_rows, delta, max_pages, SHIFT, SCAN)
+            tl.store(kv_indptr_ptr, 0)
+            total = 0
+            for start in range(0, all_rows, SCAN):
+                rows = start + tl.arange(0, SCAN)
+                lens = load_lengths(seq_lens_ptr, rows, batch, delta)
+                pages = live_pages(lens, max_pages, SHIFT)
+                if kv_last_page_len_ptr is not None:
+                    last = tl.minimum(lens - ((pages - 1) << SHIFT), 1 << SHIFT)
+                    last = tl.where(pages > 0, last, 0)
+                    tl.store(kv_last_page_len_ptr + rows, last, mask=rows < all_rows)
+                sums = total + tl.cumsum(pages, 0)
+                tl.store(kv_indptr_ptr + 1 + rows, sums, mask=rows < all_rows)
+                total += tl.sum(pages, 0)
     else:
         first = (part - 1) * ROWS
         rows = first + tl.arange(0, ROWS)
@@ -129,8 +115,8 @@ def write_pages(
             if kv_start_ptr is not None:
                 moved = tl.load(kv_start_ptr + rows, mask=rows < batch, other=0).to(tl.int64)
                 inside = (moved >= 0) & (moved < max_ctx)
-                left = (max_ctx - moved + ((1 << SHIFT) - 1)) >> SHIFT
-                readable = tl.where(inside, tl.minimum(readable, left), 0)
+                remaining = (max_ctx - moved + ((1 << SHIFT) - 1)) >> SHIFT
+                readable = tl.where(inside, tl.minimum(readable, remaining), 0)
                 tokens += moved
             slots = load_slots(tokens, begin + tl.arange(0, COLS), readable, SHIFT)
             before = pages_before(seq_lens_ptr, first, delta, max_pages, SHIFT, SCAN)
@@ -150,10 +136,17 @@ def write_pages(
                 slots = load_slots(tokens, cols + step, readable, SHIFT)
 
 
-# Unspecialised, another size compiles nothing, and a stride that 16 divides makes no wide loads.
+# Not specialised on sizes: a new size compiles nothing, and a stride that is a multiple of 16
+# gets no wide loads.
 @triton.jit(
     do_not_specialize=[
-        *("batch", "delta", "max_pages", "pool_rows", "token_stride", "capacity", "max_ctx")
+        "delta",
+        "max_pages",
+        "batch",
+        "pool_rows",
+        "token_stride",
+        "capacity",
+        "max_ctx",
     ]
 )
 def kv_indices_kernel(
@@ -167,10 +160,11 @@ def kv_indices_kernel(
     kv_last_page_len_ptr,  # [batch] int32, or none
     # input
     kv_start_ptr,  # [batch] int32 or int64, or none
-    # sizes
-    batch,
+    # numbers
     delta,
     max_pages,
+    # sizes
+    batch,
     pool_rows,
     token_stride,
     capacity,
@@ -191,7 +185,7 @@ def kv_indices_kernel(
     write_pages(tl.program_id(0), *inputs, *outputs, *sizes, SHIFT, SCAN, ROWS, COLS, *start)
 
 
-def derive(t: PageArrays, page_size: int) -> Derived:
+def launch_of(t: PageArrays, page_size: int) -> Launch:
     """The launch of the kernel; a program takes several tiles in turn where the grid is large."""
     batch, (pool_rows, max_ctx) = len(t.seq_lens), t.req_to_token.shape
     rows = min(MAX_ROWS, triton.next_power_of_2(max(1, -(-batch // ROWS_PER_PROGRAM))))
@@ -206,40 +200,35 @@ def derive(t: PageArrays, page_size: int) -> Derived:
             blocks = -(-blocks // turns)
         return (1 + groups, max(1, blocks)), constants, warps
 
+    inputs = ["seq_lens"] if t.kv_start is None else ["seq_lens", "kv_start"]
+    outputs = ["kv_indptr"] if t.kv_last_page_len is None else ["kv_indptr", "kv_last_page_len"]
+    pairs = product(inputs, outputs) if batch else ()
+    room, reason = INT32_MAX // max(1, batch), f"int32 counts the pages of {batch} requests"
     capacity = min(len(t.kv_indices), INT32_MAX)
-    return Derived(batch, (pool_rows, row_stride(t.req_to_token), capacity, max_ctx), cut)
+    return Launch(
+        bounds=page_bounds(t, page_size, room, reason),
+        apart=tuple(kept_apart(t, *pair) for pair in pairs),
+        sizes=(batch, pool_rows, row_stride(t.req_to_token), capacity, max_ctx),
+        cut=cut,
+    )
 
 
-LAUNCHER = Launcher(kv_indices_kernel, PageArrays, require_kv_indices, derive)
+def prepare(t: PageArrays, page_size: int) -> Launch:
+    """The launch of `build_kv_indices`, or the error for wrong tensors."""
+    require_kv_indices(t, page_size)
+    return launch_of(t, page_size)
+
+
+LAUNCHER = Launcher(kv_indices_kernel, prepare)
 
 
 def build_kv_indices(
-    *,
-    seq_lens: torch.Tensor,
-    req_pool_indices: torch.Tensor,
-    req_to_token: torch.Tensor,
-    kv_indptr: torch.Tensor,
-    kv_indices: torch.Tensor,
-    kv_last_page_len: torch.Tensor | None = None,
-    page_size: int,
-    max_pages: int,
-    seq_len_delta: int = 0,
-    kv_start: torch.Tensor | None = None,
+    *, page_size: int, max_pages: int, seq_len_delta: int = 0, **tensors: torch.Tensor | None
 ) -> None:
     """FlashInfer's description of a paged KV cache, in place, in one launch.
 
-    | argument | shape, dtype | |
-    |---|---|---|
-    | `seq_lens` | [bs] int32 or int64 | tokens in the cache before `seq_len_delta` |
-    | `req_pool_indices` | [bs] int32 or int64 | each request's row of `req_to_token` |
-    | `req_to_token` | [pool, max_ctx] int32 | KV slot of each token; -1: none |
-    | `kv_indptr` | [bs + 1] int32, out | 0 and running sums of the requests' **pages** |
-    | `kv_indices` | [capacity] int32, out | their pages, one request after another |
-    | `kv_last_page_len` | [bs] int32, out | tokens in the last page, 1..page_size; 0: no page |
-    | `page_size` | power of two | tokens of a KV page |
-    | `max_pages` | int >= 0 | pages of a request that count; further ones are cut off |
-    | `seq_len_delta` | int >= 0 | added to every length |
-    | `kv_start` | [bs] int32 or int64 | a request's first token that counts, 0 without |
+    `tensors` are those of `PageArrays`, by name. `page_size` is a power of two, `seq_len_delta`
+    >= 0 is added to every length, and pages of a request from `max_pages` on are cut off.
 
     Without `kv_last_page_len` nothing is written there: with pages of one token engines share one
     of ones. Lengths count from `kv_start`, a multiple of `page_size`: a sliding window's beginning,
@@ -253,10 +242,8 @@ def build_kv_indices(
     Words of `kv_indices` from `kv_indptr[bs]` on are left untouched. What does not fit is dropped:
     the host cannot know the sum of the pages, and engines share a buffer smaller than
     bs * max_pages. `kv_indptr` counts dropped pages too, so `kv_indptr[bs] > capacity` shows it.
-    A sum beyond int32 is refused, by bs * max_pages. Else as all of `core.metadata`. Semantics:
-    SGLang's cumulative sum and `create_flashinfer_kv_indices_triton`, which know page size 1 only,
-    with FlashInfer's `plan` for the other page sizes.
+    A sum beyond int32 is refused, by bs * max_pages. See `core.metadata` for what holds for all
+    builders. Semantics: SGLang's cumulative sum and `create_flashinfer_kv_indices_triton`, which
+    know page size 1 only, with FlashInfer's `plan` for the other page sizes.
     """
-    paged = (kv_indptr, kv_indices, kv_last_page_len, kv_start)
-    tensors = (seq_lens, req_pool_indices, req_to_token, *paged)
-    LAUNCHER.launch(tensors, (page_size,), (seq_len_delta, max_pages))
+    LAUNCHER.launch(PageArrays(**tensors), (page_size,), (seq_len_delta, max_pages))

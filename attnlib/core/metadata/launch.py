@@ -1,51 +1,38 @@
-"""Launch Triton kernels: check a signature once, then call the compiled kernel's own launcher.
+"""Launch Triton kernels with checked arguments.
 
-`kernel[grid](...)` binds arguments and looks its cache up at every call, which takes longer than a
-short kernel runs. A `Launcher` keeps what the first call found, per signature (shapes, dtypes,
-device), and calls the compiled kernel directly. It relies on the first nine arguments of Triton's
-launcher (3.6 and 3.7), so `require_known_launcher` makes another Triton an error.
+First call with new shapes: check, compile, remember. Later calls: compare the shapes, launch.
+What is remembered is the compiled kernel: `kernel[grid](...)` binds its arguments anew at each
+call, which takes longer than a short kernel runs.
 """
 
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from triton import knobs
-from triton.runtime import driver
 
 from ..gpu import HOPPER
-from .require import EveryCall
+from ..spec import require_int
 
-LAUNCHER_ARGUMENTS = (
-    *("gridX", "gridY", "gridZ", "stream", "function", "kernel_metadata"),
-    *("launch_metadata", "launch_enter_hook", "launch_exit_hook"),
-)
 ACCESS_BYTES = 16
-"""Of the widest load; Triton compiles another kernel for pointers that are no multiples of it."""
+"""The widest load; Triton compiles another kernel for pointers that are not multiples of it."""
 NO_OVERLAP, WAIT, WAIT_AND_LET_START = 0, 1, 2
-"""Programmatic dependent launch: none; start early and wait for the kernel before; let the kernel
-after us start early too, which only pays while our whole grid is on the GPU at once."""
+"""Programmatic dependent launch: none; start early and wait for the previous kernel; also let the
+next kernel start early, which only pays while our whole grid is on the GPU at once."""
+MAX_REMEMBERED = 4096
+"""Shapes; eager steps bring new ones all the time."""
 
-Tensors = tuple[Any, ...]
-Numbers = tuple[int, ...]
 Grid = tuple[int, int]
-Launch = Callable[[Grid, int, tuple[Any, ...]], None]
-Signature = tuple[Any, ...] | None
-"""All of a call that checks on tensors look at, but values and addresses; hashable. None where
-something cannot be right (no tensor, several devices), and off CUDA devices: then there is nothing
-to remember."""
-MAX_KNOWN = 4096  # signatures; eager steps bring ever new ones, as wide as their lengths
 _OVERLAPPING = ContextVar("overlapping", default=True)
 
 
 @contextmanager
 def without_overlap() -> Iterator[None]:
-    """Launch kernels one after the other, so that a measurement can tell what the overlap gives."""
+    """Launch kernels one after the other, to measure what the overlap gives."""
     token = _OVERLAPPING.set(False)
     try:
         yield
@@ -53,173 +40,151 @@ def without_overlap() -> Iterator[None]:
         _OVERLAPPING.reset(token)
 
 
-class Derived(NamedTuple):
-    """What follows from a signature: `cut(*numbers)` is (grid, constants, warps) of a call."""
+class Bound(NamedTuple):
+    """A number of a call: its name, its largest value (the least is 0), and why."""
 
-    batch: int
-    scalars: tuple[int, ...]
-    cut: Callable[..., tuple[Grid, tuple[Any, ...], int]]
+    name: str
+    largest: int
+    reason: str = ""
+
+
+class Apart(NamedTuple):
+    """Positions of an input and an output that must not start at one address.
+
+    Other programs still read the input while the output is written. With `same_if_zero` they may
+    be one tensor where the call's first number, a length delta, is 0.
+    """
+
+    source: int
+    output: int
+    names: tuple[str, str]
+    same_if_zero: bool = False
 
 
 @dataclass(frozen=True)
-class _Known:
-    """A signature that has passed every check, and its compiled kernels."""
+class Launch:
+    """The launch for shapes that passed their checks, and what each call is still checked for.
 
-    bounds: tuple[tuple[int, int], ...]
-    apart: tuple[tuple[int, int, bool], ...]
-    batch: int
-    scalars: tuple[int, ...]
+    `sizes` are the kernel's arguments after the numbers. `cut(*numbers)` gives the grid, the
+    kernel's constants and the warps of a program.
+    """
+
+    bounds: tuple[Bound, ...]
+    apart: tuple[Apart, ...]
+    sizes: tuple[int, ...]
     cut: Callable[..., tuple[Grid, tuple[Any, ...], int]]
-    device: int
-    slots: int
-    ready: dict[tuple[Any, ...], Launch] = field(default_factory=dict)
+    compiled: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
-    def takes(self, numbers: Numbers, pointers: list[int | None]) -> bool:
-        """Whether a call has passed what its signature does not hold."""
-        for number, (low, high) in zip(numbers, self.bounds):  # noqa: B905 (strict is 0.2 us)
-            if type(number) is not int or not low <= number <= high:
-                return False
-        for one, other, may_rest in self.apart:
-            if pointers[one] == pointers[other] and (numbers[0] or not may_rest):
-                return False
-        return True
+    def check_numbers(self, numbers: tuple[int, ...]) -> None:
+        """Raise for a number out of range."""
+        for number, (name, largest, reason) in zip(numbers, self.bounds, strict=True):
+            if type(number) is int and 0 <= number <= largest:
+                continue
+            require_int(name, number, least=0)
+            if number > largest:
+                raise ValueError(f"{name} must be <= {largest}{reason}, got {number}")
+
+    def check_apart(self, pointers: list[int | None], delta: int) -> None:
+        """Raise where an output is an input."""
+        for source, output, names, same_if_zero in self.apart:
+            if pointers[source] == pointers[output] and (delta or not same_if_zero):
+                raise ValueError(
+                    f"{names[1]} must not share memory with {names[0]}, both start at one address"
+                )
 
 
 class Launcher:
-    """Launches `kernel` for its builder: the one place that checks, remembers and launches.
+    """Launches `kernel` for its builder.
 
-    A call is tensors (named by `bundle`), fixed arguments (hashable, part of the signature) and
-    numbers (runtime values). The kernel's parameters are the tensors, then batch, numbers,
-    `Derived.scalars`, constants, and last the overlap. `require(bundle, *fixed, *numbers)` raises
-    for a wrong call and says what every call is looked at for, `derive(bundle, *fixed)` says what
-    follows; neither is called again for a known signature.
+    A call is tensors, structure (hashable arguments that the launch depends on) and numbers
+    (runtime values). `prepare(tensors, *structure)` raises for wrong tensors or structure, or
+    returns their `Launch`. The kernel's parameters are the tensors, the numbers, `Launch.sizes`,
+    the constants, and last the overlap.
     """
 
-    def __init__(
-        self,
-        kernel: Any,
-        bundle: Callable[..., Any],
-        require: Callable[..., EveryCall],
-        derive: Callable[..., Derived],
-        **options: Any,
+    def __init__(self, kernel: Any, prepare: Callable[..., Launch], **options: Any) -> None:
+        self.kernel, self.prepare, self.options = kernel, prepare, options
+        self.remembered: dict[tuple[Any, ...], Launch] = {}
+
+    def check(
+        self, tensors: tuple[Any, ...], structure: tuple[Any, ...], numbers: tuple[int, ...]
+    ) -> tuple[Launch, list[int | None]]:
+        """The launch and the tensors' addresses, or the error for a wrong argument."""
+        shapes, pointers = shapes_of(tensors, structure)
+        launch = None if shapes is None else self.remembered.get(shapes)
+        if launch is None:
+            launch = self.prepare(tensors, *structure)
+            require_launchable(tensors[0].device)
+        launch.check_numbers(numbers)
+        launch.check_apart(pointers, numbers[0])
+        if shapes is not None and shapes not in self.remembered:
+            if len(self.remembered) >= MAX_REMEMBERED:
+                self.remembered.clear()
+            self.remembered[shapes] = launch
+        return launch, pointers
+
+    def launch(
+        self, tensors: tuple[Any, ...], structure: tuple[Any, ...], numbers: tuple[int, ...]
     ) -> None:
-        self.kernel, self.options = kernel, options
-        self.known: dict[Signature, _Known] = {}
-        self._bundle, self._require, self._derive = bundle, require, derive
-
-    def launch(self, tensors: Tensors, fixed: tuple[Any, ...], numbers: Numbers) -> None:
-        """Launch on the current stream, or raise as `require` does with nothing launched."""
-        signature, pointers, aligned = signed(tensors, fixed)
-        known = self.known.get(signature)
-        if known is None or not known.takes(numbers, pointers):
-            known = self._checked(signature, tensors, fixed, numbers)
-        grid, constants, warps = known.cut(*numbers)
-        overlap = overlap_of(grid[0] * grid[1], known.slots)
+        """Launch on the current stream, or raise with nothing launched."""
+        launch, pointers = self.check(tensors, structure, numbers)
+        grid, constants, warps = launch.cut(*numbers)
+        overlap = overlap_of(grid[0] * grid[1], programs_at_once(tensors[0].get_device()))
+        values = (*numbers, *launch.sizes, *constants, overlap)
         key = (overlap, warps, constants)
-        ready = known.ready.get(key) if aligned else None
-        if ready is not None:
-            values = (*pointers, known.batch, *numbers, *known.scalars, *constants, overlap)
-            return ready(grid, known.device, values)
+        aligned = not any(pointer and pointer % ACCESS_BYTES for pointer in pointers)
+        if aligned and key in launch.compiled:
+            # Triton takes an address for a tensor.
+            launch.compiled[key][(*grid, 1)](*pointers, *values)
+            return
         options = {**self.options, "launch_pdl": True} if overlap else self.options
-        values = (*tensors, known.batch, *numbers, *known.scalars, *constants, overlap)
-        compiled = self.kernel[grid](*values, num_warps=warps, **options)
+        compiled = self.kernel[grid](*tensors, *values, num_warps=warps, **options)
         if aligned and not interpreting():
-            known.ready[key] = _ready(compiled)
-
-    def _checked(
-        self, signature: Signature, tensors: Tensors, fixed: tuple[Any, ...], numbers: Numbers
-    ) -> _Known:
-        bundle = self._bundle(*tensors)
-        bounds, apart = self._require(bundle, *fixed, *numbers)
-        device = bundle[0].device
-        require_launchable(device)
-        batch, scalars, cut = self._derive(bundle, *fixed)
-        known = _Known(bounds, apart, batch, scalars, cut, device.index or 0, _slots(device))
-        if len(self.known) >= MAX_KNOWN:
-            self.known.clear()
-        return known if signature is None else self.known.setdefault(signature, known)
+            launch.compiled[key] = compiled
 
 
-def signed(tensors: Tensors, fixed: tuple[Any, ...]) -> tuple[Signature, list[int | None], bool]:
-    """The signature, the addresses, and whether those are all multiples of ACCESS_BYTES.
+def shapes_of(
+    tensors: tuple[Any, ...], structure: tuple[Any, ...]
+) -> tuple[tuple[Any, ...] | None, list[int | None]]:
+    """A hashable key of all that `prepare` looks at, and the tensors' addresses.
 
-    One loop, because every step that no graph replays makes it.
+    The key is None where something must be wrong (not a tensor, several devices, another device
+    than the current one), and off CUDA devices: nothing is remembered then.
     """
-    parts: list[Any] = [*fixed, *map(type, fixed)]
+    parts: list[Any] = [*structure, *map(type, structure)]
     pointers: list[int | None] = []
-    bits = 0
-    try:
-        device = tensors[0].get_device()
-        parts.append(device)
-        for tensor in tensors:
-            if tensor is None:
-                parts.append(None)
-                pointers.append(None)
-                continue
-            if tensor.get_device() != device:
-                return None, pointers, False
-            if not tensor.is_contiguous():
-                parts.append(tensor.stride())
-            parts.append(tensor.shape)
-            parts.append(tensor.dtype)
-            pointer = tensor.data_ptr()
-            pointers.append(pointer)
-            bits |= pointer
-    except AttributeError:
-        return None, pointers, False
-    return tuple(parts) if device >= 0 else None, pointers, not bits % ACCESS_BYTES
+    devices = set()
+    for tensor in tensors:
+        if tensor is None:
+            parts.append(None)
+            pointers.append(None)
+        elif isinstance(tensor, torch.Tensor):
+            devices.add(tensor.get_device())
+            parts += (tensor.shape, tensor.stride(), tensor.dtype)
+            pointers.append(tensor.data_ptr())
+        else:
+            return None, pointers
+    if len(devices) != 1 or min(devices) < 0 or devices != {torch.cuda.current_device()}:
+        return None, pointers
+    return (*parts, *devices), pointers
 
 
-def overlap_of(programs: int, slots: int) -> int:
-    """The overlap of a launch, where `slots` programs are on the GPU at once, 0 if none overlap.
+def overlap_of(programs: int, at_once: int) -> int:
+    """The overlap of a launch of so many programs; 0 if none can overlap.
 
-    A waiting successor takes slots that programs of ours have not had yet.
+    A successor that waits takes places that our own programs have not had yet.
     """
-    if not slots or not _OVERLAPPING.get():
+    if not at_once or not _OVERLAPPING.get():
         return NO_OVERLAP
-    return WAIT_AND_LET_START if programs <= slots else WAIT
+    return WAIT_AND_LET_START if programs <= at_once else WAIT
 
 
-def _slots(device: torch.device) -> int:
-    """Programs that surely are on the GPU at once, two per multiprocessor (LOG.md, 2026-11-21,
-    overlapping launches); 0 where none can overlap."""
+@cache
+def programs_at_once(device: int) -> int:
+    """Programs that surely are on a GPU at once, two per multiprocessor; 0: no overlap there."""
     if interpreting() or torch.cuda.get_device_capability(device)[0] < HOPPER:
         return 0
     return 2 * torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def _ready(compiled: Any) -> Launch:
-    """Launch a compiled kernel with what its own launcher wants at every call."""
-    require_known_launcher(compiled.run)
-    run, function, packed = compiled.run, compiled.function, compiled.packed_metadata
-
-    def launch(grid: Grid, device: int, values: tuple[Any, ...]) -> None:
-        # Triton takes an integer for a pointer as it is.
-        if heard(knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook):
-            compiled[(*grid, 1)](*values)
-            return
-        stream = driver.active.get_current_stream(device)
-        run(*grid, 1, stream, function, packed, None, None, None, *values)
-
-    return launch
-
-
-def heard(enter: Any, leave: Any) -> bool:
-    """Whether somebody hears of launches: a hook, or a chain of them that is not empty."""
-    return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
-
-
-def require_known_launcher(launcher: Any) -> None:
-    """RuntimeError unless a launcher takes the arguments that this module passes.
-
-    Triton 3.6 names the first five and takes the others in `*args`, 3.7 names nine.
-    """
-    *named, rest = inspect.signature(launcher).parameters
-    if len(named) not in (5, 9) or tuple(named) != LAUNCHER_ARGUMENTS[: len(named)]:
-        raise RuntimeError(
-            f"Triton {triton.__version__} launches with {(*named, rest)}, this module was written "
-            f"for {LAUNCHER_ARGUMENTS} and the kernel's own: install triton>=3.6,<3.8"
-        )
 
 
 def interpreting() -> bool:

@@ -15,8 +15,8 @@ class MetadataCase(NamedCase):
 
     Requests have `lengths` as in `DecodeCase`, up to `max_ctx` tokens. Their pool of request rows
     has `pool_size` rows, or as many as there are requests if that is more; `max_pages` is the
-    table's whole width, as under CUDA graphs. `swa` adds the sliding window's table. For drafts,
-    `topk` branches of `draft_tokens` each.
+    table's whole width, as under CUDA graphs. `swa` adds the sliding window's table. `topk` and
+    `draft_tokens` are in the records' form, and no builder of today reads them.
     """
 
     kind: ClassVar = "metadata"

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 
-from ...core.metadata import decode, kv_indices
+from ...core.metadata.decode import build_decode_metadata
+from ...core.metadata.kv_indices import build_kv_indices
 from ...core.metadata.launch import without_overlap
 from ...core.spec import require_word
 from ...measure.timer import run_timer
@@ -25,19 +25,28 @@ from .case import MetadataCase
 POISON = -77
 SLOTS = 2**20
 """KV slots that a request pool's tokens point into."""
-FUSED = {"decode": decode, "kv_indices": kv_indices}
-MODULES: dict[str, dict[str, ModuleType]] = {
-    "metadata-eager": dict.fromkeys(FUSED, eager),
+FUSED = {"decode": build_decode_metadata, "kv_indices": build_kv_indices}
+BUILDERS: dict[str, dict[str, Callable[..., None]]] = {
+    "metadata-eager": {"decode": eager.build_decode_metadata},
     "metadata-fused": FUSED,
     "metadata-fused-alone": FUSED,
-    "sglang-metadata": {"decode": sglang},
+    "sglang-metadata": {"decode": sglang.build_decode_metadata},
 }
-"""Backend name -> builder -> its module; `alone` starts after its neighbour has ended."""
+"""Backend -> builder of the case -> function; `alone` starts after the previous kernel ended."""
+OUTPUTS = {
+    "decode": ("cache_seqlens", "cu_seqlens_k", "page_table", "swa_page_table"),
+    "kv_indices": ("kv_indptr", "kv_indices", "kv_last_page_len"),
+}
+"""In the order of the oracles' results."""
+ORACLES: dict[str, Callable[..., Any]] = {
+    "decode": oracle.decode_metadata,
+    "kv_indices": oracle.kv_indices,
+}
 
 
 @dataclass(frozen=True)
 class BuilderCall:
-    """A builder's inputs and outputs, its numbers, and the first words that each row must have."""
+    """A builder's tensors and numbers, and the first words that each row must have."""
 
     case: MetadataCase
     inputs: dict[str, torch.Tensor]
@@ -49,9 +58,9 @@ class BuilderCall:
         """Words that differ from the oracle's."""
         wrong = 0
         for name, rows in self.wanted.items():
-            have = self.outputs[name].cpu().numpy().reshape(len(rows), -1)
-            pairs = zip(have, rows, strict=True)
-            wrong += sum(int(np.count_nonzero(row[: len(w)] != w)) for row, w in pairs)
+            written = self.outputs[name].cpu().numpy().reshape(len(rows), -1)
+            for row, words in zip(written, rows, strict=True):
+                wrong += int(np.count_nonzero(row[: len(words)] != words))
         return wrong
 
     def measured(
@@ -71,28 +80,24 @@ class BuilderCall:
 
 
 class MetadataSubject(Subject):
-    """Measures one builder of `MODULES`; keeps the inputs of the last case."""
+    """Measures one builder of `BUILDERS`; keeps the inputs of the last case."""
 
     _call: BuilderCall | None = None
 
     def measure(self, item: Item[MetadataCase]) -> dict[str, Any]:
-        """Compare every live word with the oracle, then trace and time the call."""
+        """Compare every live word with the oracle, then time and trace the call."""
         builder, backend = item.case.builder, item.backend
-        able = [name for name, modules in MODULES.items() if builder in modules]
+        able = [name for name, builders in BUILDERS.items() if builder in builders]
         require_word(f"backend of {builder} metadata", backend, able)
         if backend == "sglang-metadata" and (reason := sglang.unavailable()):
             return {"status": "refused", "reason": reason}
         self.bench.require_release(sglang.DISTRIBUTION, item.release)
         timer = run_timer(item.timer)
-        with without_overlap() if backend == "metadata-fused-alone" else nullcontext():
-            return self._timed(item, timer)
-
-    def _timed(self, item: Item, timer: Callable[..., Any]) -> dict[str, Any]:
-        call, builder = self._prepared(item.case), item.case.builder
-        name = f"build_{builder}" if builder == "kv_indices" else f"build_{builder}_metadata"
-        build = getattr(MODULES[item.backend][builder], name)
+        call = self._prepared(item.case)
+        build = BUILDERS[backend][builder]
         run = partial(build, **call.inputs, **call.outputs, **call.numbers)
-        return call.measured(run, timer, float(metadata_cost(item.case).fetch_bytes))
+        with without_overlap() if backend == "metadata-fused-alone" else nullcontext():
+            return call.measured(run, timer, float(metadata_cost(item.case).fetch_bytes))
 
     def _prepared(self, case: MetadataCase) -> BuilderCall:
         if self._call is None or self._call.case != case:
@@ -103,34 +108,25 @@ class MetadataSubject(Subject):
         return self._call
 
 
-_ORACLES: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
-    "decode": (oracle.decode_metadata, ("cache_seqlens", "cu_seqlens_k", "page_table")),
-    "kv_indices": (oracle.kv_indices, ("kv_indptr", "kv_indices", "kv_last_page_len")),
-}
-"""Builder -> its oracle, and the outputs that the oracle gives first."""
-
-
 def build_call(case: MetadataCase, device: str) -> BuilderCall:
     """The call of a case's builder; a page table is compared row by row, where it is live."""
-    inputs, numbers = _inputs(case, device)
-    judge, names = _ORACLES[case.builder]
-    given = {name: tensor.cpu().numpy() for name, tensor in inputs.items()}
-    found = judge(**given, **numbers)
-    names = (*names, "swa_page_table") if case.swa else names
-    width = case.max_pages
-    wanted, outputs = {}, {}
-    for name, words in zip(names, found, strict=False):
-        table = name.endswith("page_table")
-        wanted[name] = list(map(np.asarray, words)) if table else [words]
-        size = (len(words), width) if table else words.shape
+    inputs = _request_pool(case, device)
+    numbers = {name: getattr(case, name) for name in ("page_size", "max_pages", "seq_len_delta")}
+    arrays = {name: tensor.cpu().numpy() for name, tensor in inputs.items()}
+    results = ORACLES[case.builder](**arrays, **numbers)
+    wanted: dict[str, list[np.ndarray]] = {}
+    outputs: dict[str, torch.Tensor] = {}
+    for name, words in zip(OUTPUTS[case.builder], results, strict=True):
+        if name == "swa_page_table" and not case.swa:
+            continue
+        size: tuple[int, ...] = (len(words),)
+        if name.endswith("page_table"):
+            wanted[name] = list(words)
+            size = (len(words), case.max_pages)
+        else:
+            wanted[name] = [np.asarray(words)]
         outputs[name] = torch.full(size, POISON, dtype=torch.int32, device=device)
     return BuilderCall(case, inputs, outputs, numbers, wanted)
-
-
-def _inputs(case: MetadataCase, device: str) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
-    """Tensors and numbers that the case's builder and its oracle take."""
-    pool = _request_pool(case, device)
-    return pool, {n: getattr(case, n) for n in ("page_size", "max_pages", "seq_len_delta")}
 
 
 def _request_pool(case: MetadataCase, device: str) -> dict[str, torch.Tensor]:

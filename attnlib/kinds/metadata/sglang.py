@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from ...core.backends.table import installed_version
+from ...core.metadata.require import DecodeTensors
 
 DISTRIBUTION = "sglang"
 FILES = (
@@ -43,32 +44,22 @@ def unavailable() -> str:
 
 
 def build_decode_metadata(
-    *,
-    seq_lens: torch.Tensor,
-    req_pool_indices: torch.Tensor,
-    req_to_token: torch.Tensor,
-    cache_seqlens: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    page_table: torch.Tensor,
-    page_size: int,
-    max_pages: int,
-    seq_len_delta: int = 0,
-    swa_slot_map: torch.Tensor | None = None,
-    swa_page_table: torch.Tensor | None = None,
+    *, page_size: int, max_pages: int, seq_len_delta: int = 0, **tensors: torch.Tensor | None
 ) -> None:
     """SGLang's `normal_decode_set_metadata` of the installed release."""
+    t = DecodeTensors(**tensors)
     function, names = _function()
     strides = (None,) if "strided_indices" in names else ()
-    window = () if swa_page_table is None else (swa_page_table, _pool(swa_slot_map, names))
+    window = () if t.swa_page_table is None else (t.swa_page_table, _pool(t.swa_slot_map, names))
     function(
-        cache_seqlens,
-        cu_seqlens_k,
-        page_table,
-        req_to_token,
-        req_pool_indices,
+        t.cache_seqlens,
+        t.cu_seqlens_k,
+        t.page_table,
+        t.req_to_token,
+        t.req_pool_indices,
         *strides,
         max_pages,
-        seq_lens,
+        t.seq_lens,
         seq_len_delta,
         page_size,
         *window,
@@ -88,8 +79,8 @@ def _pool(slot_map: torch.Tensor | None, names: Collection[str]) -> object:
 
 
 def _file() -> Path | None:
-    found = metadata.distribution(DISTRIBUTION)
-    paths = (Path(str(found.locate_file(name))) for name in FILES)
+    distribution = metadata.distribution(DISTRIBUTION)
+    paths = (Path(str(distribution.locate_file(name))) for name in FILES)
     return next((path for path in paths if path.is_file()), None)
 
 

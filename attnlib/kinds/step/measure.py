@@ -2,20 +2,17 @@
 
 | backend | what a step launches before and in its layers |
 |---|---|
-| flash-attn-3-step-each | FA3 prepares its schedule in every layer |
-| flash-attn-3-step-once | FA3's schedule once, then the layers |
-| flash-attn-3-step-eager | lengths and page table op by op, FA3's schedule once, then the layers |
-| flash-attn-3-step-serial | the same with the serial kernel |
+| flash-attn-3-step-each | FlashAttention-3 prepares its schedule in every layer |
+| flash-attn-3-step-once | the schedule once, then the layers |
+| flash-attn-3-step-eager | lengths and page table op by op, the schedule once, then the layers |
 | flash-attn-3-step-fused | the same with the fused kernel |
 | flash-attn-3-step-one-launch | metadata and schedule in one kernel, then the layers |
-| flash-attn-3-prepare | only FA3's schedule, no layer |
+| flash-attn-3-prepare | only the schedule, no layer |
 | flash-attn-3-two-launches | only the metadata of flash-attn-3-step-fused, no layer |
 | flash-attn-3-one-launch | only the metadata of flash-attn-3-step-one-launch, no layer |
 
 FlashInfer's steps (`fa2`) are whole steps of an engine, from lengths on the GPU to the last layer.
-
-Layers take turns over copies of the cache, so that between two uses of a copy twice the L2 is read,
-as far as a model of so many layers would.
+Layers use copies of the cache in turn, so that twice the L2 is read between two uses of a copy.
 """
 
 from collections.abc import Callable
@@ -28,7 +25,7 @@ import torch
 from ...core import backends
 from ...core.backends.fa3 import Fa3, attend, facts_of
 from ...core.batch import DecodeBatch, PagedKV
-from ...core.metadata import decode
+from ...core.metadata.decode import build_decode_metadata
 from ...core.metadata.step import build_step_metadata
 from ...core.schedule.flash_attn3 import SchedulerMetadata, precompute, reserve
 from ...core.spec import require_word
@@ -44,8 +41,8 @@ from . import fa2
 from .case import StepCase
 
 BUILDERS = {
-    "flash-attn-3-step-eager": eager,
-    "flash-attn-3-step-fused": decode,
+    "flash-attn-3-step-eager": eager.build_decode_metadata,
+    "flash-attn-3-step-fused": build_decode_metadata,
 }
 ONE_LAUNCH = "flash-attn-3-step-one-launch"
 ALONE = {
@@ -53,7 +50,7 @@ ALONE = {
     "flash-attn-3-two-launches": "flash-attn-3-step-fused",
     "flash-attn-3-one-launch": ONE_LAUNCH,
 }
-"""Backend that times the metadata only -> the step it is of, which the oracle checks."""
+"""Backend that times the metadata alone -> the step of that metadata, which the oracle checks."""
 BACKENDS = (
     "flash-attn-3-step-each",
     "flash-attn-3-step-once",
@@ -87,15 +84,15 @@ class StepSubject(Subject):
         batch, prepare = self._prepared(ALONE.get(backend, backend))
         step = partial(self._run_layers, batch, prepare, case.layers)
         verdict = self._oracle.check(step())
-        seen = {"reported_backend": Fa3.reported(), **oracle_fields(verdict)}
+        fields = {"reported_backend": Fa3.reported(), **oracle_fields(verdict)}
         if not verdict.passed:
-            return seen
+            return fields
         timed = prepare if backend in ALONE else step
         # Timed before it is traced: the profiler's callbacks stay on, and slow every launch.
         timing = timer(timed)
         kernels = trace_kernels(timed)
         work = float(decode_cost(case.decode).io_bytes * case.layers)
-        return timed_fields(timing, kernels=kernels, work_per_call=work) | seen
+        return timed_fields(timing, kernels=kernels, work_per_call=work) | fields
 
     def _engine(self, backend: str, layers: int) -> fa2.EngineStep:
         _, buffers = over_own_buffers(self._work.batch)
@@ -133,7 +130,7 @@ class StepSubject(Subject):
             scheduler = reserve(facts, batch.seq_lens.device)
             build = partial(build_step_metadata, **arguments, scheduler=scheduler)
             return batch, partial(_after, build, lambda: scheduler)
-        build = partial(BUILDERS[backend].build_decode_metadata, **arguments)
+        build = partial(BUILDERS[backend], **arguments)
         return batch, partial(_after, build, partial(precompute, facts, batch.seq_lens))
 
 
@@ -143,19 +140,18 @@ def _after(build: Callable[[], None], schedule: Prepare) -> SchedulerMetadata | 
 
 
 def over_own_buffers(batch: DecodeBatch) -> tuple[DecodeBatch, dict[str, Any]]:
-    """`batch` over buffers of its own, and the arguments that fill them from a request pool."""
+    """`batch` over empty buffers, and the arguments that fill them from a request pool."""
     page_size, width = batch.spec.page_size, batch.page_table.shape[1]
-    inside = torch.arange(page_size, device=batch.page_table.device, dtype=torch.int32)
-    slots = batch.page_table[:, :, None] * page_size + inside
-    zeros = {name: torch.zeros_like(getattr(batch, name)) for name in ("seq_lens", "page_table")}
-    own = replace(batch, **zeros)
-    return own, {
+    offsets = torch.arange(page_size, device=batch.page_table.device, dtype=torch.int32)
+    slots = batch.page_table[:, :, None] * page_size + offsets
+    seq_lens, page_table = torch.zeros_like(batch.seq_lens), torch.zeros_like(batch.page_table)
+    return replace(batch, seq_lens=seq_lens, page_table=page_table), {
         "seq_lens": batch.seq_lens.long(),
         "req_pool_indices": torch.arange(batch.batch_size, device=slots.device),
         "req_to_token": slots.view(batch.batch_size, width * page_size),
-        "cache_seqlens": own.seq_lens,
+        "cache_seqlens": seq_lens,
         "cu_seqlens_k": torch.zeros_like(batch.kv_indptr),
-        "page_table": own.page_table,
+        "page_table": page_table,
         "page_size": page_size,
         "max_pages": width,
     }
