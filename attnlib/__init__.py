@@ -34,6 +34,7 @@ HOME = {
     "diagnose": "lab.diagnose",
     "explain": "select.explain",
     "explore": "lab.widgets",
+    "good_rows": "run.frame",
     "guard": "core.schedule.guard",
     "load": "run.store",
     "load_or_measure": "run.study",

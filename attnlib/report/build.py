@@ -159,6 +159,8 @@ def execute(path: Path) -> NotebookNode:
         for output in cell.get("outputs", ()):
             # A widget without its kernel is an error message.
             output.get("data", {}).pop(WIDGET, None)
+            if output.output_type == "error":  # of a cell that shows a refusal: no folders
+                output.traceback = [f"{output.ename}: {output.evalue}"]
     return notebook
 
 

@@ -115,25 +115,31 @@ def test_a_module_that_lists_many_others_imports_them_late(module):
     assert at_once - nouns - {"", "core.backends.table"} == set()
 
 
-LIGHT = (
-    {"import attnlib.select.text, attnlib.select.features": "torch pandas numpy"},
-    {
-        "import attnlib.core.policy.policy": "torch pandas scipy yaml",
-        "import attnlib, attnlib.core, attnlib.studies": "torch pandas ipywidgets pyarrow",
-        "import attnlib.run.bisect": "torch matplotlib pandas",
-        "attnlib.view()._repr_html_()": "torch triton ipywidgets",
-        "import attnlib.lab.compare; attnlib.explore, attnlib.profile": "torch matplotlib",
-        "import attnlib.run.store; from attnlib.studies import claims; claims.checks()": "torch",
-        "import attnlib.studies.fa3_decode_regression": "torch",
-    },
-)
-"""Processes, and what they do in turn -> the libraries that are not loaded then."""
+LIGHT = {
+    "import attnlib, attnlib.core": "torch pandas pyarrow ipywidgets",
+    "import attnlib.select.text": "torch pandas",
+    "import attnlib.core.fa2.choice, attnlib.core.schedule.splits": "torch pandas scipy yaml",
+}
+"""What a process imports -> the libraries that it must not load with it."""
+MOST_MODULES_OF_DIAGNOSE = 15
 
 
-@pytest.mark.parametrize("statements", LIGHT, ids=("select", "others"))
-def test_what_needs_no_heavy_library_loads_none(published_records, statements):
-    found = "print(*sorted(set(sys.modules) & set({!r})))"
-    probe = [f"{each}; {found.format(statements[each].split())}" for each in statements]
-    how = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 120}
-    done = subprocess.run([sys.executable, "-c", "\n".join(["import sys", *probe])], **how)
-    assert (done.returncode, done.stdout) == (0, "\n" * len(statements)), done.stderr
+def loaded_by(statement):
+    """Modules of a fresh process after `statement`."""
+    code = f"import sys; {statement}; print(*sys.modules)"
+    how = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 120, "check": True}
+    return set(subprocess.run([sys.executable, "-c", code], **how).stdout.split())
+
+
+@pytest.mark.parametrize("statement", LIGHT)
+def test_what_needs_no_heavy_library_loads_none(statement):
+    assert loaded_by(statement) & set(LIGHT[statement].split()) == set()
+
+
+def test_a_diagnosis_needs_few_modules_and_no_study():
+    ours = {
+        name for name in loaded_by("import attnlib.lab.diagnose") if name.startswith("attnlib.")
+    }
+    modules = {name for name in ours if Path(FILES.get(name[8:], "")).name != "__init__.py"}
+    assert len(modules) <= MOST_MODULES_OF_DIAGNOSE, sorted(modules)
+    assert not [name for name in ours if ".studies" in name]

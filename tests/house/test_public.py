@@ -50,7 +50,7 @@ def test_a_name_that_is_not_public_lists_those_that_are():
 
 @pytest.mark.parametrize(
     "path",
-    [ROOT / "README.md", ROOT / "attnlib/report/templates/notebook.md", *NOTEBOOKS],
+    [ROOT / "README.md", *NOTEBOOKS],
     ids=lambda path: path.name,
 )
 def test_what_readers_see_imports_public_names_alone(path):
