@@ -7,12 +7,6 @@ REFERENCE = "sm90"
 """Architecture of the published records, as `select` spells it: they are of an H200."""
 HOPPER = 9
 """Major compute capability that has wgmma: fa3, FlashAttention-3 and FlashMLA need it."""
-SLOW_MHZ = 1900
-"""SM clocks below this are a step down from the 1965 to 1980 MHz that an idle-cool H200 holds:
-records of `fa3_decode_regression`."""
-
-SM_SHARED_BYTES = 227 * 2**10
-"""Shared memory that the blocks of an SM may have: CUDA's table of compute capabilities, 9.0."""
 FA2_CTAS = 2
 """Blocks per SM that fa2's plan and its kernels for 16 query rows both count on."""
 CUDA_CORE_CTAS = {

@@ -60,10 +60,6 @@ class DecodeCost:
         """Microseconds the bytes take at the measured copy bandwidth."""
         return self.io_bytes / (ceilings.copy_gbps * 1e3)
 
-    def roof_us(self, ceilings: Ceilings) -> float:
-        """The longer of `floor_us` and the useful FLOPs at the measured matmul rate."""
-        return max(self.floor_us(ceilings), self.flops / (ceilings.matmul_tflops * 1e6))
-
 
 @dataclass(frozen=True)
 class Fa3Prediction:

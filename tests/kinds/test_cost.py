@@ -8,7 +8,6 @@ from attnlib.core.spec import AttnSpec
 from attnlib.kinds.cost import (
     Ceilings,
     decode_cost,
-    extend_cost,
     fa2_tile_rows,
     metadata_cost,
     predict_fa3,
@@ -51,14 +50,6 @@ def test_a_window_leaves_its_tokens_and_their_pages_to_read_and_all_to_hold(wind
     assert (cost.kv_bytes, cost.flops) == (tokens * 2 * 8 * 2 * 2, tokens * 4 * 8 * 4)
     assert cost.io_bytes - cost.kv_bytes == 3 * 4 * 8 * (2 + 2) + pages * 4
     assert DecodeSubject.cache_bytes(None, case) == decode_cost(plain).kv_bytes
-
-
-@pytest.mark.parametrize(("q_len", "longer"), [(1, 0), (1000, 1)])
-def test_the_roof_is_the_longer_of_bytes_and_flops_at_the_measured_rates(q_len, longer):
-    cost = extend_cost(ExtendCase(MQA, "dllm_extend", q_len))
-    times = (cost.io_bytes / 4e6, cost.flops / 1e9)
-    assert cost.floor_us(CEILINGS) == pytest.approx(times[0])
-    assert cost.roof_us(CEILINGS) == pytest.approx(max(times)) == pytest.approx(times[longer])
 
 
 def test_a_head_dim_without_a_tile_is_refused_listing_those_that_have_one():

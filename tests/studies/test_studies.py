@@ -8,7 +8,7 @@ import pytest
 from attnlib.kinds.cost import decode_cost
 from attnlib.kinds.plan.case import PlanCase
 from attnlib.run import store
-from attnlib.run.study import record_machine, record_name
+from attnlib.run.study import record_name
 from attnlib.studies import STUDIES, fa2_chunks, fa2_plan
 from attnlib.studies.fa3_decode_regression import (
     HEADLINE,
@@ -54,13 +54,13 @@ def test_sweeps_have_few_chunks_of_whole_tiles_and_none_stands_in_two_groups():
 
 
 @pytest.mark.parametrize("study", STUDIES.values(), ids=lambda study: study.name)
-def test_every_item_of_a_study_is_on_record_for_its_machine_and_live_ones_are_a_part(study):
+def test_every_item_of_a_study_is_on_record_and_live_ones_are_a_part(study):
     asked = {(job.round, item) for job in study.jobs(headline=False) for item in job.items}
     if study.name in ODD:  # of its last round the ceilings, which come last, are lost
         asked -= {(round_, item) for round_, item in asked if round_ == 3 and item.case is None}
-    found = store.read(record_name(study), record_machine(study))
-    have = {(record.round, record.item) for record in found}
-    assert asked <= have if study.borrows or study.decides else asked == have
+    name = record_name(study)  # grids of one study may have been measured on several machines
+    found = [record for machine in store.machines(name) for record in store.read(name, machine)]
+    assert asked <= {(record.round, record.item) for record in found}
     live = {item for job in study.jobs(headline=True) for item in job.items}
     assert live < {item for _, item in asked}
 

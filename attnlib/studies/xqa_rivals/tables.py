@@ -1,9 +1,8 @@
 """XQA or another kernel over its rivals, by shape, L2 cold; each rival's shapes are one table."""
 
-import numpy as np
 import pandas as pd
 
-from ...run.frame import FA2, LABELS, decode_rows, launches, over, tally, times
+from ...run.frame import LABELS, decode_rows, launches, over, tally
 from .study import COLD, FLASH_ATTENTION, FLASHINFER, LAYERS, SHAPES, XQA
 
 KERNELS = (*FLASHINFER, FLASH_ATTENTION)
@@ -25,15 +24,6 @@ def pair(kernel: str, rival: str) -> str:
     return f"{LABELS[kernel]} over {LABELS[rival].partition(',')[0]}"
 
 
-def over_rival(frame: pd.DataFrame, rival: str = FA2, kernel: str = XQA) -> pd.DataFrame:
-    """Ratio and verdict on `kernel`: a row per layer, a column per shape; empty without a pair."""
-    found = named(over(decode_rows(frame, timer=COLD[0]), kernel, rival))
-    table = pd.DataFrame("", [*LAYERS], [*SHAPES])
-    for row in found.itertuples():
-        table.loc[row.layer, row.shape] = f"{row.ratio:.2f} {row.verdict}"
-    return table.rename_axis(pair(kernel, rival))
-
-
 def counts(frame: pd.DataFrame, kernel: str = XQA) -> pd.DataFrame:
     """The same over each rival, counted by verdict, with one long request apart from the others."""
     rows, parts = decode_rows(frame, timer=COLD[0]), []
@@ -51,22 +41,3 @@ def launched(frame: pd.DataFrame, kernel: str) -> pd.DataFrame:
     table = rows.assign(launches=launches(rows)).pivot_table("launches", "layer", "shape")
     table = table.reindex(LAYERS, columns=[*SHAPES]).astype("Int64")
     return table.rename_axis(f"launches of {LABELS[kernel]}").rename_axis(columns=None)
-
-
-def parts_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """One long request among short ones, by XQA's launch rule; times are microseconds.
-
-    The rule is FlashInfer's (`nbSubSeqPerSeq` in csrc/xqa/mha.cu). `ns per token` is XQA's time
-    over the tokens of the long request that one of its blocks reads.
-    """
-    rows = decode_rows(frame, timer=COLD[0])
-    long = named(times(rows[rows.lengths == "one_long"])).set_index("layer")
-    long = long.loc[[layer for layer in LAYERS if layer in long.index]]
-    heads = long.batch_size * long.num_kv_heads
-    parts = np.minimum(np.maximum(1, frame.num_sms.max() // heads), -(-long.kv_len // TILE_TOKENS))
-    table = long[["head_dim", "num_kv_heads"]].rename(columns={"num_kv_heads": "KV heads"})
-    table = table.assign(parts=parts, blocks=heads * parts)
-    table["tokens of a block"] = tokens = -(-long.kv_len // parts)
-    us = long.reindex(columns=[*KERNELS])
-    table["ns per token"] = (1e3 * us[XQA] / tokens).round(1)
-    return table.join(us.round(1).rename(columns=LABELS))
