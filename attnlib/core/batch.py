@@ -1,6 +1,6 @@
 """What a decode step attends over: a cache of pages, and the lengths and page tables of a step."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -106,6 +106,31 @@ class DecodeBatch:
         last = (lens - (pages - 1) * spec.page_size).to(device)
         pages_of = (kv_indptr.to(device), kv_indices, last)
         return cls(spec, lens, page_table, lens.to(device), *pages_of, sinks)
+
+    def cloned(self) -> "DecodeBatch":
+        """The same batch with its own lengths, page table and sinks, as a captured graph reads."""
+        sinks = None if self.sinks is None else self.sinks.clone()
+        lens, table = self.seq_lens.clone(), self.page_table.clone()
+        return replace(self, seq_lens=lens, page_table=table, sinks=sinks)
+
+    def overwrite(self, given: "DecodeBatch") -> None:
+        """Copy lengths, page table and sinks of `given` into this batch's tensors.
+
+        ValueError unless the layer and the page table's shape are the same.
+        """
+        self.require_alike(given)
+        self.page_table.copy_(given.page_table)
+        self.seq_lens.copy_(given.seq_lens)
+        if self.sinks is not None and given.sinks is not None:
+            self.sinks.copy_(given.sinks)
+
+    def require_alike(self, given: "DecodeBatch") -> None:
+        """ValueError unless `given` has this batch's layer and its page table's shape."""
+        if self.page_table.shape != given.page_table.shape or self.spec != given.spec:
+            raise ValueError(
+                f"out must be a plan over page_table {list(given.page_table.shape)} of "
+                f"{given.spec}, got {list(self.page_table.shape)} of {self.spec}"
+            )
 
     def query_rows(self, q_len: int) -> "DecodeBatch":
         """What each of `q_len` causal queries of a request sees, as a batch of one-query requests.

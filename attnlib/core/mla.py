@@ -57,6 +57,12 @@ class MlaBatch:
         _require_chosen(spec, page_table, chosen)
         return cls(spec, paged, chosen)
 
+    def require_alike(self, given: "MlaBatch") -> None:
+        """ValueError unless `given` has this batch's layer and its page table's shape."""
+        self.paged.require_alike(given.paged)
+        if self.spec != given.spec:
+            raise ValueError(f"out must be a plan over {given.spec}, got {self.spec}")
+
     def slots(self) -> torch.Tensor:
         """Cache slot of every chosen token, [bs, top_k] int32; -1 stays -1. Synchronises.
 

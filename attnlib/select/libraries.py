@@ -58,7 +58,7 @@ class Library:
     def limits_of(self, backend: str, facts: Facts) -> tuple[Reason, ...]:
         """Every row that keeps `backend` from running the call."""
         shared = limits.limits_of(backend, facts) if self.name == FLASHINFER else ()
-        reasons = [(why, f"FlashInfer {source}") for _, _, why, source in shared]
+        reasons = [(limit.why, f"FlashInfer {limit.source}") for limit in shared]
         for row in self.limits:
             if backend in row.then and row.failing(facts) is None:
                 reasons.append((row.why, row.source))

@@ -1,6 +1,7 @@
 """XQA, which vLLM's FlashInfer backend decodes with on Hopper, beside its rivals, L2 cold.
 
-Records of `H200` are older: four rounds, without cuDNN's decode. Layers of models at vLLM's usual
+Records of `H200` are older: four rounds. Those of the H100 also have cuDNN's decode, whose wrapper
+was removed. Layers of models at vLLM's usual
 page of 16 tokens. Each shape asks one thing of XQA's rule, which knows the number of requests and
 the page table's width: for a request and KV head as many blocks as fit the SMs once, so one from 67
 of these pairs on (an H200 has 132 SMs, and an H100).
@@ -30,8 +31,7 @@ SHAPES = {
 """Name -> (requests, tokens of the longest, lengths)."""
 CASES = tuple(DecodeCase(spec, *shape) for spec in LAYERS.values() for shape in SHAPES.values())
 XQA, FLASH_ATTENTION = "flashinfer-xqa", "flash-attn-3-precomputed"
-CUDNN = "flashinfer-cudnn"
-FLASHINFER = (XQA, "flashinfer-fa2", "flashinfer-fa2-planned", CUDNN)
+FLASHINFER = (XQA, "flashinfer-fa2", "flashinfer-fa2-planned")
 RELEASE = "0.7.2.post1"
 """What vLLM 0.33.0 pins."""
 COLD = ("graph-cold",)

@@ -131,19 +131,6 @@ def test_a_release_whose_plan_was_not_read_is_refused(name, monkeypatch):
         assert bool(backends.unsupported(name, SPEC)) == bool(words)
 
 
-@pytest.mark.parametrize(("page_size", "pages"), [(1, 2048), (16, 128), (4096, 1)])
-def test_fixed_splits_are_sglangs_tokens_in_pages_and_none_in_a_graph(page_size, pages, libraries):
-    case = replace(DECODE, spec=replace(DECODE.spec, page_size=page_size))
-    for name, eager, graph in (
-        ("flashinfer-fa2-fixed", (pages, False), (None, True)),
-        ("flashinfer-fa2", (None, False), (None, False)),
-    ):
-        for wanted in (eager, graph):
-            backend = calls.backend_for(name, case, "cpu", cuda_graph=wanted is graph)
-            backend.plan(calls.call_of(case, "cpu").batch)
-            assert libraries.wrappers[-1].splits == wanted
-
-
 SDPA_SPECS = [calls.spec_of(group, page, 64) for group in range(1, 9) for page in (1, 16, 64)]
 SDPA_SPECS += [
     calls.spec_of(4, 16, *kind) for kind in product((64, 128, 256), ("bfloat16", "float16"))
@@ -225,7 +212,9 @@ def test_a_missing_library_or_gpu_or_one_that_is_no_hopper_is_said(name, monkeyp
 @pytest.mark.parametrize(
     ("name", "release", "since"),
     [
-        *(("fa3", "0.5.3", "0.6.0"), ("fa2-fixed", "0.3.1", "0.5.0"), ("xqa", "0.5.2", "0.5.3")),
+        ("fa2", "0.3.1", "0.5.0"),
+        ("fa3", "0.5.3", "0.6.0"),
+        ("xqa", "0.5.2", "0.5.3"),
         ("prefill-fa2-uniform", "0.7.2", "0.7.2.post1"),
     ],
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from attnlib.core.backends import TABLE, base, flashinfer, mla, planned, unsupported, xqa
+from attnlib.core.backends import TABLE, flashinfer, mla, planned, unsupported, xqa
 from attnlib.core.backends.base import installed_version
 from attnlib.core.backends.limits import why_not
 from attnlib.core.spec import MLA_HEAD_DIM, AttnSpec, MlaSpec
@@ -22,7 +22,7 @@ LAYERS = [
     for heads, head_dim, dtypes in product(HEADS, (64, 96, 128, 256, 512), DTYPES)
 ]
 LATENT_LAYERS = [MlaSpec(heads, top_k, 64) for heads in (16, 128) for top_k in (0, 64)]
-OWN_WORD = ("fa2", "fa3", "cuda-cores", "cudnn")  # XQA is a call beside the wrapper
+OWN_WORD = ("fa2", "fa3", "cuda-cores")  # XQA is a call beside the wrapper
 PINNED = [e for e in TABLE.values() if e.name.startswith("flashinfer") and e.asks in OWN_WORD]
 MODES = {"decode": "decode", "extend": "prefill_paged", "mla": "mla"}
 
@@ -86,14 +86,6 @@ def test_head_dim_512_is_for_fa2_cuda_cores_and_xqa(release, able, installed):
     installed(release)
     asked = able | {"flashinfer-fa2", "flashinfer-fa3", "flashinfer-xqa"}
     assert {n for n in asked if not unsupported(n, AttnSpec(8, 2, 512, 16))} == able
-
-
-def test_cudnn_without_its_frontend_is_refused_by_name(installed, monkeypatch):
-    monkeypatch.setattr(base.Backend, "unavailable", classmethod(lambda *_: ""))
-    entry, name = TABLE["flashinfer-cudnn"], "nvidia-cudnn-frontend"
-    for release, lacks in (("1.32.0", ""), ("", f"{name} is not installed: pip install {name}")):
-        installed(release)
-        assert flashinfer.CudnnDecode.unavailable(entry) == lacks
 
 
 def test_auto_is_refused_only_what_neither_of_its_kernels_can_run(installed):

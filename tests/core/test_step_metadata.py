@@ -16,7 +16,7 @@ from support import schedule_vectors as vectors
 from support.metadata_cases import DEVICE, ON_GPU, POISON, SMS, STEP, Shape
 from support.schedule_words import PADDING, words_of
 
-from attnlib.core.backends import fa3
+from attnlib.core.backends import flash_attn3
 from attnlib.core.batch import DecodeBatch
 from attnlib.core.metadata.step import build_step_metadata
 from attnlib.core.schedule import library
@@ -208,16 +208,16 @@ def test_a_reservation_is_checked_like_a_precomputed_one(step):
 def test_attention_takes_the_words_at_the_cap_that_they_were_made_for(fake_fa3):
     work = build_workload(DecodeCase(AttnSpec(8, 2, 64, 16), 5, 300, "ragged"), device="cpu")
     own, call = over_own_buffers(work.batch)
-    scheduler = reserve(fa3.facts_of(own), own.seq_lens.device)
+    scheduler = reserve(flash_attn3.facts_of(own), own.seq_lens.device)
     for _ in range(2):
         build_step_metadata(**call, scheduler=scheduler)
         for _ in range(3):
-            out = fa3.attend(work.q, work.kv, own, metadata=scheduler)
+            out = flash_attn3.attend(work.q, work.kv, own, metadata=scheduler)
             assert Oracle(work.q, work.kv, work.batch).check(out).passed
     assert fake_fa3.asked == [] and len(fake_fa3.launched) == 6
     assert {seen["num_splits"] for seen in fake_fa3.launched} == {scheduler.facts.num_splits}
     assert all(seen["scheduler_metadata"] is scheduler.words for seen in fake_fa3.launched)
-    assert torch.equal(scheduler.words, precompute(fa3.facts_of(own), own.seq_lens).words)
+    assert torch.equal(scheduler.words, precompute(flash_attn3.facts_of(own), own.seq_lens).words)
 
 
 def assert_words_of_library(scheduler, lens):
@@ -244,11 +244,11 @@ def test_a_graph_of_a_step_replays_with_new_lengths(on_hopper, batch_size, page_
     case = DecodeCase(AttnSpec(16, 2, 128, page_size), batch_size, 4000, "ragged")
     work = build_workload(case, device="cuda")
     own, call = over_own_buffers(work.batch)
-    scheduler = reserve(fa3.facts_of(own), own.seq_lens.device)
+    scheduler = reserve(flash_attn3.facts_of(own), own.seq_lens.device)
 
     def step():
         build_step_metadata(**call, scheduler=scheduler)
-        return [fa3.attend(work.q, work.kv, own, metadata=scheduler) for _ in range(4)]
+        return [flash_attn3.attend(work.q, work.kv, own, metadata=scheduler) for _ in range(4)]
 
     for out in step():
         assert Oracle(work.q, work.kv, work.batch).check(out).passed

@@ -79,14 +79,11 @@ PLANNED_DECODE = [
     )
 ]
 """Plans of our own for every kind of layer that they take."""
-CAPPED = ("flash-attn-3-precomputed-32", "flash-attn-3-precomputed-1")
 FAKED = (
     "sdpa",
     "flash-attn-3",
     "flash-attn-3-precomputed",
-    *CAPPED,
     "flashinfer-fa2-planned",
-    "flashinfer-cudnn",
 )
 WINDOWS = [
     DecodeCase(replace(spec_of(4, page), window=window), 7, 1500, "ragged")
@@ -101,7 +98,7 @@ SINKS = [
 SUNK = [
     (n, c) for n in ("flash-attn-3", "flash-attn-3-precomputed", "flashinfer-xqa") for c in SINKS
 ]
-WINDOWED = [(n, c) for n in (*FAKED, "flashinfer-fa2", "flashinfer-fa2-fixed") for c in WINDOWS]
+WINDOWED = [(n, c) for n in (*FAKED, "flashinfer-fa2") for c in WINDOWS]
 XQA = [
     ("flashinfer-xqa", case)
     for case in (

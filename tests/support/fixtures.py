@@ -28,7 +28,7 @@ from triton.runtime import interpreter
 
 from attnlib import cli
 from attnlib.core import backends
-from attnlib.core.backends import fa3, flashinfer, mla, xqa
+from attnlib.core.backends import flash_attn3, flashinfer, mla, xqa
 from attnlib.core.batch import DecodeBatch, PagedKV
 from attnlib.core.fa2 import planner
 from attnlib.core.metadata import decode, device, kv_indices
@@ -330,8 +330,8 @@ def fake_fa3(monkeypatch):
     fake = FakeFa3()
     monkeypatch.setattr(library, "load", lambda *_: fake)
     monkeypatch.setattr(library, "_build_flags", dict)
-    for module in (fa3, scheduler):
+    for module in (flash_attn3, scheduler):
         monkeypatch.setattr(module, "sm_count", lambda device: SMS)
-    fa3._facts_of_call.cache_clear()
+    flash_attn3._facts.cache_clear()
     yield fake
-    fa3._facts_of_call.cache_clear()
+    flash_attn3._facts.cache_clear()

@@ -171,24 +171,9 @@ class FakeDecode(FakePaged):
         assert use_tensor_cores
         super().__init__(workspace, **{n.replace("_buffer", "_buf"): v for n, v in given.items()})
 
-    def plan(
-        self,
-        *arguments,
-        fixed_split_size=None,
-        disable_split_kv=False,
-        block_tables=None,
-        **given,
-    ):
-        self.splits, self.table = (fixed_split_size, disable_split_kv), block_tables
-        assert (block_tables is None) == (self._backend != "cudnn")
+    def plan(self, *arguments, **options):
         rows = torch.arange(len(arguments[0]), dtype=torch.int32)
-        super().plan(rows, *arguments, **given)
-
-    def tokens_of(self, lens, *caches):
-        """cuDNN walks the caller's table."""
-        if self.table is None:
-            return super().tokens_of(lens, *caches)
-        return gather(self.table, lens, caches)
+        super().plan(rows, *arguments, **options)
 
 
 class FakeRagged(FakePrefill):
@@ -262,7 +247,7 @@ class FakeNewMla(FakeMla):
 
 
 class FakeFlashAttention:
-    """FlashAttention-3's two calls, as `attnlib.core.backends.fa3.Fa3Extend` makes them."""
+    """FlashAttention-3's two calls, as `FlashAttn3Extend` makes them."""
 
     def flash_attn_with_kvcache(self, q, k_cache, v_cache, **given):
         lens = given["cache_seqlens"].tolist()

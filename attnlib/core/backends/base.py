@@ -1,8 +1,8 @@
-"""What a backend is: two verbs, `plan` and `run`, and honest answers about what it cannot do.
+"""The interface of a backend: `plan`, `run`, and the reasons why it cannot run.
 
-`plan(batch, out=None)` does all that depends on lengths only, on the host; with `out` it writes
-into that plan's buffers, so a CUDA graph captured over `run(q, cache, out)` sees the new lengths at
-its next replay. `run(q, cache, plan)` is one attention call; its output is like the query.
+`plan(batch, out=None)` does on the host what depends on lengths only. With `out` it writes into
+that plan's buffers: a CUDA graph captured over `run(q, cache, out)` sees the new lengths at the
+next replay. `run(q, cache, plan)` is one attention call; its output has the query's shape.
 
 | plans | batch | query | cache |
 |---|---|---|---|
@@ -28,8 +28,8 @@ Cache = TypeVar("Cache")
 
 @dataclass(frozen=True, eq=False)
 class Plan(Generic[Batch]):
-    """What `plan` decided; `reported_backend` is the library's own word for its kernel family, and
-    no proof (a trace is), `state` belongs to the backend."""
+    """The result of `plan`. `reported_backend` is what the library says it runs, which only a trace
+    proves; `state` belongs to the backend."""
 
     batch: Batch
     reported_backend: str
@@ -37,10 +37,10 @@ class Plan(Generic[Batch]):
 
 
 class Backend(ABC, Generic[Batch, Cache]):
-    """A wrapper of one library, in the mode that `entry` says.
+    """A wrapper of one library, in the mode of `entry`.
 
-    `cuda_graph=True` asks for buffers fixed at the first `plan`, as engines need them for capture.
-    `source` is the library's name in `schedule.library`, where modules say whether it is there.
+    With `cuda_graph=True` buffers are fixed at the first `plan`, as engines need them for capture.
+    `source` names a library that `schedule.library` finds by its modules, not by a distribution.
     """
 
     source: ClassVar[str] = ""
@@ -79,18 +79,8 @@ class Backend(ABC, Generic[Batch, Cache]):
         """Why the mode cannot run `spec` under `mask` (library rules), or the empty string."""
 
 
-def require_same_table(held: tuple[Any, torch.Tensor], given: tuple[Any, torch.Tensor]) -> None:
-    """ValueError unless a held plan and a given batch agree in spec and page table's shape."""
-    (mine, table), (theirs, wanted) = held, given
-    if table.shape != wanted.shape or mine != theirs:
-        raise ValueError(
-            f"out must be a plan over page_table {list(wanted.shape)} of {theirs}, "
-            f"got {list(table.shape)} of {mine}"
-        )
-
-
 def _lacks_gpu(entry: Entry) -> str:
-    """What the GPU here lacks for a mode: itself, or Hopper's instructions (wgmma)."""
+    """Why the GPU here cannot run a mode: there is none, or it is no Hopper (wgmma)."""
     if not torch.cuda.is_available():
         return "needs a CUDA GPU (torch.cuda.is_available() is False)"
     major, minor = torch.cuda.get_device_capability()

@@ -1,11 +1,11 @@
 """Multi-head latent attention: FlashInfer's wrapper, FlashMLA's Hopper kernels, FlashAttention-3.
 
-FlashInfer has no sparse decode of its own: pages of one token, and the chosen tokens are the pages.
-FlashMLA's Hopper kernels are those behind `use_legacy=True`. Its sparse one has 64 or 128 heads and
-wants top-k in multiples of 64, so `plan` pads, and `run` copies the query, as an engine must. It
-checks no index, so `plan` does (`slots`). The one over bfloat16 is its sparse prefill. Over chosen
-tokens FlashAttention-3 has pages of one token too: keys are the rotary part, values the latent one,
-which is scored by `qv`. Shapes are in `attnlib.core.mla`.
+FlashInfer and FlashAttention-3 have no sparse decode: the chosen tokens are pages of one token. The
+keys of FlashAttention-3 are the rotary part, its values the latent one, which is scored by `qv`.
+FlashMLA's Hopper kernels are those behind `use_legacy=True`. Its sparse kernel has 64 or 128 heads
+and takes top-k in multiples of 64, so `plan` pads and `run` copies the query, as an engine must. It
+checks no index; `plan` does (`slots`). Over bfloat16 it is FlashMLA's sparse prefill kernel. Shapes
+are in `attnlib.core.mla`.
 """
 
 import importlib
@@ -19,7 +19,8 @@ from ..mla import NO_TOKEN, MlaBatch, attended_pages, require_pages
 from ..schedule import library
 from ..schedule.flashmla import GuardedSchedMeta
 from ..spec import LATENT_DIM, MLA_HEAD_DIM, MLA_SCALE, ROPE_DIM, AttnSpec, MlaSpec
-from .base import Backend, Plan, installed_version, require_same_table
+from .base import Backend, Plan, installed_version
+from .flash_attn3 import reported
 from .flashinfer import reported_backend
 from .limits import why_not
 from .table import Entry
@@ -27,17 +28,18 @@ from .table import Entry
 WORKSPACE_BYTES = 128 * 2**20
 DENSE_PAGE_SIZE = 64
 """FlashMLA's dense kernel: "Currently page_block_size must be 64"."""
-LATENT, ROPE = (..., slice(0, LATENT_DIM)), (..., slice(LATENT_DIM, MLA_HEAD_DIM))
 SPARSE_HEADS = (64, 128)
 SPARSE_BLOCK = 64
 """TOPK_BLOCK_SIZE of FlashMLA's sm90 sparse kernel; top-k must be a multiple."""
+LATENT_BUILD = "sglang-kernel"
+"""The build of FlashAttention-3 that has keys of 64 and values of 512 dims."""
 
 
 class FlashInferMla(Backend[MlaBatch, torch.Tensor]):
     """BatchMLAPagedAttentionWrapper: fa2 for any GPU from Ampere on, fa3 for Hopper.
 
-    A plan's state is the wrapper, the highest page of the cache that the plan names, and whether a
-    run takes structures.
+    A plan's state is the wrapper, the highest page of the cache that the plan names, and whether
+    `run` takes structures.
     """
 
     def plan(self, batch: MlaBatch, out: Plan[MlaBatch] | None = None) -> Plan[MlaBatch]:
@@ -47,18 +49,22 @@ class FlashInferMla(Backend[MlaBatch, torch.Tensor]):
         """
         sums, pages, lens, page_size = attended_pages(batch)
         if out is not None:
-            _require_alike(out.batch, batch)
+            out.batch.require_alike(batch)
         wrapper = self._wrapper(batch) if out is None else out.state[0]
         rows = torch.arange(batch.batch_size + 1, dtype=torch.int32, device=self.device)
-        tables: dict[str, Any] = {"qo_indptr": rows, "kv_indptr": sums, "kv_indices": pages}
-        tables["kv_len_arr"] = lens
+        lengths = {
+            "qo_indptr": rows,
+            "kv_indptr": sums,
+            "kv_indices": pages,
+            "kv_len_arr": lens,
+        }
         # From 0.7.1 on both calls take structures; tensors one by one are deprecated.
         structure = getattr(importlib.import_module("flashinfer.mla"), "MLAPlanMetadata", None)
         if structure:
-            layouts = dict.fromkeys(("query_layout", "kv_cache_layout"), "split")
-            tables = {"metadata": structure.csr(**tables), **layouts}
+            layouts = {"query_layout": "split", "kv_cache_layout": "split"}
+            lengths = {"metadata": structure.csr(**lengths), **layouts}
         wrapper.plan(
-            **tables,
+            **lengths,
             num_heads=batch.spec.num_qo_heads,
             head_dim_ckv=LATENT_DIM,
             head_dim_kpe=ROPE_DIM,
@@ -77,8 +83,8 @@ class FlashInferMla(Backend[MlaBatch, torch.Tensor]):
         require_pages(cache, highest_page)
         pages = cache.view(-1, 1, MLA_HEAD_DIM) if plan.batch.spec.top_k else cache
         fp8 = plan.batch.spec.kv_format == "fp8-576"
-        scales = dict.fromkeys(("ckv_scale", "kpe_scale"), MLA_SCALE) if fp8 else {}
-        query, kv_cache = ((x[LATENT], x[ROPE]) for x in (q, pages))
+        scales = {"ckv_scale": MLA_SCALE, "kpe_scale": MLA_SCALE} if fp8 else {}
+        query, kv_cache = _latent_and_rope(q), _latent_and_rope(pages)
         if structured:
             return wrapper.run(query=query, kv_cache=kv_cache, **scales)
         return wrapper.run(*query, *kv_cache, **scales)
@@ -89,19 +95,20 @@ class FlashInferMla(Backend[MlaBatch, torch.Tensor]):
         if not self.cuda_graph:
             return cls(workspace, backend=self.entry.asks)
         indices = batch.paged.page_table if batch.chosen is None else batch.chosen
-        buffers = {
-            "qo_indptr": torch.zeros_like(batch.paged.kv_indptr),
-            "kv_indptr": torch.zeros_like(batch.paged.kv_indptr),
-            "kv_indices": torch.zeros_like(indices).flatten(),
-            "kv_len_arr": torch.zeros_like(batch.paged.seq_lens),
-        }
-        return cls(workspace, use_cuda_graph=True, **buffers, backend=self.entry.asks)
+        return cls(
+            workspace,
+            use_cuda_graph=True,
+            qo_indptr=torch.zeros_like(batch.paged.kv_indptr),
+            kv_indptr=torch.zeros_like(batch.paged.kv_indptr),
+            kv_indices=torch.zeros_like(indices).flatten(),
+            kv_len_arr=torch.zeros_like(batch.paged.seq_lens),
+            backend=self.entry.asks,
+        )
 
     @classmethod
     def unsupported(cls, entry: Entry, spec: MlaSpec, mask: str) -> str:
-        """Another cache format than the kernels read, and what the table of limits says."""
-        dtypes = ("bfloat16", _dtype(spec))
-        layer = AttnSpec(spec.num_qo_heads, 1, MLA_HEAD_DIM, spec.page_size, *dtypes)
+        """Another cache format than the kernels read, and the limits of the kernels."""
+        layer = AttnSpec(spec.num_qo_heads, 1, MLA_HEAD_DIM, spec.page_size, kv_dtype=_dtype(spec))
         release = installed_version(entry.distribution)
         limit = why_not(entry.asks, layer, mode="mla", release=release)
         return _other_format(spec, "bfloat16", "fp8-576") or limit
@@ -109,7 +116,7 @@ class FlashInferMla(Backend[MlaBatch, torch.Tensor]):
 
 @dataclass(frozen=True, eq=False)
 class _FlashMlaStep:
-    """Buffers of one plan, the schedule, and the highest page named.
+    """Tensors of one plan, the schedule, and the highest page named.
 
     `q` [bs, 1, padded heads, 576] is None where no head is padded. The dense kernel has `seq_lens`
     [bs] and `page_table` [bs, max_pages] int32, the sparse one `indices` [bs, 1, top_k] int32.
@@ -129,12 +136,12 @@ class FlashMlaDense(Backend[MlaBatch, torch.Tensor]):
     source = library.FLASHMLA
 
     def plan(self, batch: MlaBatch, out: Plan[MlaBatch] | None = None) -> Plan[MlaBatch]:
-        """Copy lengths and page table; with `out` into its buffers, its schedule renewed there."""
+        """Copy lengths and page table; with `out` into its tensors, its schedule renewed there."""
         paged, highest = batch.paged, int(batch.paged.kv_indices.max())
         if out is None:
             step = _FlashMlaStep(highest, paged.seq_lens.clone(), paged.page_table.clone())
             return Plan(batch, self.entry.name, step)
-        _require_alike(out.batch, batch)
+        out.batch.require_alike(batch)
         step = replace(out.state, highest_page=highest)
         step.seq_lens.copy_(paged.seq_lens)
         step.page_table.copy_(paged.page_table)
@@ -146,7 +153,11 @@ class FlashMlaDense(Backend[MlaBatch, torch.Tensor]):
         step = plan.state
         require_pages(cache, step.highest_page)
         out = step.meta.attend(
-            *(q[:, None], cache[:, :, None], step.page_table, step.seq_lens, LATENT_DIM),
+            q[:, None],
+            cache[:, :, None],
+            step.page_table,
+            step.seq_lens,
+            LATENT_DIM,
             softmax_scale=plan.batch.spec.softmax_scale,
             is_fp8_kvcache=False,
             use_legacy=True,
@@ -167,26 +178,27 @@ class FlashMlaSparse(Backend[MlaBatch, torch.Tensor]):
     """Chosen tokens of a cache of 656-byte tokens."""
 
     source = library.FLASHMLA
-    reads, block = "fp8-656", SPARSE_BLOCK
+    kv_format = "fp8-656"
+    block = SPARSE_BLOCK
 
     def plan(self, batch: MlaBatch, out: Plan[MlaBatch] | None = None) -> Plan[MlaBatch]:
-        """Check the chosen tokens and turn them into slots; with `out` into its buffers.
+        """Check the chosen tokens and turn them into slots; with `out` into its tensors.
 
         The schedule depends on shapes only, so a replan keeps it. Synchronises.
         """
         slots = batch.slots()
         highest = int(slots.max()) // batch.spec.page_size
         indices = F.pad(slots, (0, -batch.spec.top_k % self.block), value=NO_TOKEN)[:, None]
-        if out is None:
-            heads = next(count for count in SPARSE_HEADS if batch.spec.num_qo_heads <= count)
-            q = None
-            if heads > batch.spec.num_qo_heads:
-                shape = (batch.batch_size, 1, heads, MLA_HEAD_DIM)
-                q = torch.zeros(shape, dtype=torch.bfloat16, device=indices.device)
-            return Plan(batch, self.entry.name, _FlashMlaStep(highest, indices=indices, q=q))
-        _require_alike(out.batch, batch)
-        out.state.indices.copy_(indices)
-        return Plan(batch, self.entry.name, replace(out.state, highest_page=highest))
+        if out is not None:
+            out.batch.require_alike(batch)
+            out.state.indices.copy_(indices)
+            return Plan(batch, self.entry.name, replace(out.state, highest_page=highest))
+        heads = next(count for count in SPARSE_HEADS if batch.spec.num_qo_heads <= count)
+        q = None
+        if heads > batch.spec.num_qo_heads:
+            shape = (batch.batch_size, 1, heads, MLA_HEAD_DIM)
+            q = torch.zeros(shape, dtype=torch.bfloat16, device=indices.device)
+        return Plan(batch, self.entry.name, _FlashMlaStep(highest, indices=indices, q=q))
 
     def run(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan[MlaBatch]) -> torch.Tensor:
         """Copy the query where heads are padded, then one sparse call: [bs, num_qo_heads, 512]."""
@@ -201,7 +213,9 @@ class FlashMlaSparse(Backend[MlaBatch, torch.Tensor]):
         out = plan.state.meta.attend(
             q[:, None],
             cache.view(torch.float8_e4m3fn)[:, :, None],
-            *(None, None, LATENT_DIM),
+            None,
+            None,
+            LATENT_DIM,
             softmax_scale=plan.batch.spec.softmax_scale,
             is_fp8_kvcache=True,
             indices=plan.state.indices,
@@ -216,13 +230,14 @@ class FlashMlaSparse(Backend[MlaBatch, torch.Tensor]):
             return "the sparse kernel attends to chosen tokens: top_k must be at least 1, got 0"
         if spec.num_qo_heads > SPARSE_HEADS[-1]:
             return f"num_qo_heads must be at most {SPARSE_HEADS[-1]}, got {spec.num_qo_heads}"
-        return _other_format(spec, cls.reads)
+        return _other_format(spec, cls.kv_format)
 
 
 class FlashMlaSparseBf16(FlashMlaSparse):
     """Chosen tokens of a bfloat16 cache: each request is a query of the sparse prefill kernel."""
 
-    reads, block = "bfloat16", 2 * SPARSE_BLOCK
+    kv_format = "bfloat16"
+    block = 2 * SPARSE_BLOCK
 
     def _attend(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan[MlaBatch]) -> torch.Tensor:
         attend = library.load(library.FLASHMLA).flash_mla_sparse_fwd
@@ -230,46 +245,55 @@ class FlashMlaSparseBf16(FlashMlaSparse):
         return attend(q, tokens, plan.state.indices, scale, use_legacy=True)[0]
 
 
-LATENT_BUILD = "sglang-kernel"
-"""The build of FlashAttention-3 that has keys of 64 and values of 512 dims."""
+class FlashAttn3Mla(Backend[MlaBatch, torch.Tensor]):
+    """FlashAttention-3 over a bfloat16 cache. `plan` makes its schedule once.
 
-
-class Fa3Mla(Backend[MlaBatch, torch.Tensor]):
-    """FlashAttention-3 over a bfloat16 cache, its schedule made once, in `plan`."""
+    A plan's state is the highest page, lengths, page table and the schedule's words.
+    """
 
     source = library.FLASH_ATTN_3
 
     def plan(self, batch: MlaBatch, out: Plan[MlaBatch] | None = None) -> Plan[MlaBatch]:
-        """Copy lengths and pages, chosen tokens as pages of one; with `out` into its buffers."""
+        """Copy lengths and pages, chosen tokens as pages of one; with `out` into its tensors."""
         if out is not None:
-            _require_alike(out.batch, batch)
+            out.batch.require_alike(batch)
         lens, table, page_size = batch.paged.seq_lens, batch.paged.page_table, batch.spec.page_size
         highest = int(batch.paged.kv_indices.max())
         if batch.chosen is not None:
             slots, page_size = batch.slots(), 1
             order = (slots == NO_TOKEN).int().argsort(stable=True)
             table, lens = slots.gather(1, order).clamp(min=0), (slots != NO_TOKEN).sum(1).int()
-        longest = table.shape[1] * page_size
-        words = library.load(library.FLASH_ATTN_3).get_scheduler_metadata(
-            *(batch.batch_size, 1, longest, batch.spec.num_qo_heads, 1, ROPE_DIM, lens),
+        words = library.load().get_scheduler_metadata(
+            batch.batch_size,
+            1,
+            table.shape[1] * page_size,
+            batch.spec.num_qo_heads,
+            1,
+            ROPE_DIM,
+            lens,
             headdim_v=LATENT_DIM,
             page_size=page_size,
             causal=True,
         )
-        held = (lens.clone(), table.clone(), words) if out is None else out.state[1:]
-        if out is not None:
-            for buffer, new in zip(held, (lens, table, words), strict=True):
-                buffer.copy_(new)
-        return Plan(batch, f"flash-attn-3 ({library.supplier()})", (highest, *held))
+        if out is None:
+            return Plan(batch, reported(), (highest, lens.clone(), table.clone(), words))
+        held = out.state[1:]
+        for tensor, new in zip(held, (lens, table, words), strict=True):
+            tensor.copy_(new)
+        return Plan(batch, reported(), (highest, *held))
 
     def run(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan[MlaBatch]) -> torch.Tensor:
         """One call: [bs, num_qo_heads, 512]."""
         highest, lens, table, words = plan.state
         require_pages(cache, highest)
         pages = (cache.view(-1, 1, MLA_HEAD_DIM) if plan.batch.spec.top_k else cache)[:, :, None]
-        out = library.load(library.FLASH_ATTN_3).flash_attn_with_kvcache(
-            *(q[:, None][ROPE], pages[ROPE], pages[LATENT]),
-            qv=q[:, None][LATENT],
+        latent_q, rope_q = _latent_and_rope(q[:, None])
+        latent, rope = _latent_and_rope(pages)
+        out = library.load().flash_attn_with_kvcache(
+            rope_q,
+            rope,
+            latent,
+            qv=latent_q,
             cache_seqlens=lens,
             page_table=table,
             softmax_scale=plan.batch.spec.softmax_scale,
@@ -287,8 +311,8 @@ class Fa3Mla(Backend[MlaBatch, torch.Tensor]):
 
     @classmethod
     def unsupported(cls, entry: Entry, spec: MlaSpec, mask: str) -> str:
-        """FP8 caches, and a build that says that it has no such kernel; one that says nothing and
-        has none is for the oracle."""
+        """FP8 caches, and a build that says it has no such kernel. A build that lacks it without
+        saying so answers wrong, which the oracle shows."""
         if not library.has_latent():
             build = library.supplier()
             return (
@@ -298,14 +322,14 @@ class Fa3Mla(Backend[MlaBatch, torch.Tensor]):
         return _other_format(spec, "bfloat16")
 
 
+def _latent_and_rope(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return tokens[..., :LATENT_DIM], tokens[..., LATENT_DIM:]
+
+
 def _dtype(spec: MlaSpec) -> str:
     return "float8_e4m3fn" if spec.kv_format == "fp8-576" else "bfloat16"
 
 
-def _other_format(spec: MlaSpec, *read: str) -> str:
-    own = spec.kv_format
-    return "" if own in read else f"kv_format must be {' or '.join(read)}, got {own}"
-
-
-def _require_alike(held: MlaBatch, given: MlaBatch) -> None:
-    require_same_table(*((batch.spec, batch.paged.page_table) for batch in (held, given)))
+def _other_format(spec: MlaSpec, *formats: str) -> str:
+    wrong = f"kv_format must be {' or '.join(formats)}, got {spec.kv_format}"
+    return "" if spec.kv_format in formats else wrong

@@ -8,7 +8,7 @@ from ..batch import DecodeBatch, PagedKV
 from ..extend import ExtendBatch
 from ..fa2.library import HEAD_DIMS, RELEASES
 from ..spec import CUSTOM_MASKS, AttnSpec
-from .base import Backend, Batch, Plan, installed_version, require_same_table
+from .base import Backend, Batch, Plan, installed_version
 from .flashinfer import Decode, Prefill
 from .table import Entry
 
@@ -43,8 +43,7 @@ class PlannedDecode(_Planned[DecodeBatch], Decode):
         """
         if out is None:
             return _planned(super().plan(batch), batch, 1)
-        first = out.batch
-        require_same_table((first.spec, first.page_table), (batch.spec, batch.page_table))
+        out.batch.require_alike(batch)
         return _replanned(out, batch, batch)
 
 

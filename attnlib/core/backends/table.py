@@ -1,4 +1,4 @@
-"""What we know of each backend, in one place: a row per mode of a library. Needs no torch."""
+"""The backends, a row per mode of a library, and the families that traces prove. No torch."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,10 +10,10 @@ PLANS = ("decode", "mla", "extend")
 
 @dataclass(frozen=True)
 class Library:
-    """The `distributions` that bring a library: any one of them, the first is the one to install.
+    """The `distributions` that supply a library: one is enough, the first is the one to install.
 
-    `since` is the oldest release that our calls fit; studies may compare releases of a `compared`
-    library, which they install as overlays.
+    `since` is the oldest release that our calls fit. Studies may compare releases of a `compared`
+    library; they install them as overlays.
     """
 
     distributions: tuple[str, ...]
@@ -28,26 +28,23 @@ LIBRARIES = {
     "flash-attn-3": Library(("tokenspeed-fa3", "flash-attn-3", "sgl-kernel")),
     "flashmla": Library(("sgl-flash-mla", "flash-mla")),
 }
-"""Beginning of a backend's name -> its library. SGLang's backends are metadata kernels."""
+"""Prefix of a backend's name -> its library. SGLang's backends are metadata kernels."""
 
 COMPARED = {word: lib.distributions[0] for word, lib in LIBRARIES.items() if lib.compared}
 """First word of a backend's name -> the distribution whose releases studies compare."""
 
-RECORDED = tuple(
-    dict.fromkeys(
-        ("torch", "triton", "apache-tvm-ffi", "numpy", "sglang-kernel", "transformers")
-        + ("nvidia-cudnn-frontend", "nvidia-cudnn-cu13")
-        + tuple(name for library in LIBRARIES.values() for name in library.distributions)
-    )
-)
-"""Distributions whose versions stand in every record."""
+_TOOLS = ("torch", "triton", "apache-tvm-ffi", "numpy", "sglang-kernel", "transformers")
+_CUDNN = ("nvidia-cudnn-frontend", "nvidia-cudnn-cu13")
+_SUPPLIERS = [name for library in LIBRARIES.values() for name in library.distributions]
+RECORDED = tuple(dict.fromkeys([*_TOOLS, *_CUDNN, *_SUPPLIERS]))
+"""Distributions whose versions are in every record."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """A kernel family: beginnings of function names that prove it, whose it is, look in figures.
+    """A kernel family: prefixes of function names that prove it, its library, its look in figures.
 
-    `decodes` if it takes one query per request, or a few; `hopper` if it needs that.
+    `decodes`: it takes one query per request, or a few. `hopper`: it needs Hopper.
     """
 
     kernels: tuple[str, ...]
@@ -80,9 +77,9 @@ FAMILIES = {
         ("flash_fwd_splitkv_mla_kernel",), hopper=True, library="FlashMLA", decodes=True
     ),
     "flashmla-sparse": Family(
-        ("flash_fwd_splitkv_mla_fp8_sparse_kernel",), True, library="FlashMLA", decodes=True
+        ("flash_fwd_splitkv_mla_fp8_sparse_kernel",), hopper=True, library="FlashMLA", decodes=True
     ),
-    "flashmla-sparse-prefill": Family(("sparse_attn_fwd_kernel",), True, library="FlashMLA"),
+    "flashmla-sparse-prefill": Family(("sparse_attn_fwd_kernel",), hopper=True, library="FlashMLA"),
     "flash-attn-2": Family(
         ("flash_fwd_kernel", "flash_fwd_splitkv_kernel"), library="FlashAttention-2"
     ),
@@ -99,34 +96,42 @@ FAMILIES = {
     "triton-unified": Family(("kernel_unified_attention",), library="vLLM's Triton"),
     "triton-paged": Family(("kernel_paged_attention_2d",), library="vLLM's Triton", decodes=True),
 }
-"""Of FlashInfer unless `library` says otherwise. Names are those of the libraries' sources, or of
-traces that were published."""
+"""Function names are those of the libraries' sources or of published traces."""
 
 FAMILY_OF = {kernel: name for name, family in FAMILIES.items() for kernel in family.kernels}
-"""Function name of a kernel -> the family that it proves."""
+"""Function name of a kernel -> its family."""
 
 ROLE_OF = {
-    kernel: role
-    for role, kernels in {
-        "prepare": "prepare_varlen_num_blocks_kernel",
-        "merge": "FlashAttnFwdCombine PersistentVariableLengthMergeStatesKernel reduce_segments "
-        "flash_fwd_splitkv_combine_kernel flash_fwd_mla_combine_kernel _fwd_kernel_stage2 "
-        "fmhaReductionKernel lean_reduction_kernel",
-        "metadata": "_fused_metadata_kernel_ps1_no_swa _fused_metadata_kernel_general "
-        "_fused_decode_metadata_kernel create_flashinfer_kv_indices_triton get_mla_metadata_kernel "
-        "create_flashmla_kv_indices_triton decode_metadata_kernel step_metadata_kernel "
-        "kv_indices_kernel plan_kernel draft_metadata_kernel verify_metadata_kernel",
-    }.items()
-    for kernel in kernels.split()
+    "prepare_varlen_num_blocks_kernel": "prepare",
+    "FlashAttnFwdCombine": "merge",
+    "PersistentVariableLengthMergeStatesKernel": "merge",
+    "flash_fwd_mla_combine_kernel": "merge",
+    "flash_fwd_splitkv_combine_kernel": "merge",
+    "_fwd_kernel_stage2": "merge",
+    "fmhaReductionKernel": "merge",
+    "lean_reduction_kernel": "merge",
+    "reduce_segments": "merge",
+    "_fused_decode_metadata_kernel": "metadata",
+    "_fused_metadata_kernel_general": "metadata",
+    "_fused_metadata_kernel_ps1_no_swa": "metadata",
+    "create_flashinfer_kv_indices_triton": "metadata",
+    "create_flashmla_kv_indices_triton": "metadata",
+    "decode_metadata_kernel": "metadata",
+    "draft_metadata_kernel": "metadata",
+    "get_mla_metadata_kernel": "metadata",
+    "kv_indices_kernel": "metadata",
+    "plan_kernel": "metadata",
+    "step_metadata_kernel": "metadata",
+    "verify_metadata_kernel": "metadata",
 }
 """Kernel beside attention -> what it does: FlashAttention-3's schedule, the merge of a request's
-splits, page tables and lengths."""
+splits, or page tables and lengths."""
 
 
 @lru_cache
 def family_of(kernel: str) -> str:
-    """The family whose name a kernel's function name begins with, or the empty string."""
-    return next((name for start, name in FAMILY_OF.items() if kernel.startswith(start)), "")
+    """The family of a kernel's function name, or the empty string."""
+    return next((name for prefix, name in FAMILY_OF.items() if kernel.startswith(prefix)), "")
 
 
 @dataclass(frozen=True)
@@ -134,8 +139,9 @@ class Entry:
     """One mode of one library.
 
     `plans` is one of `PLANS`, `code` the `module:class` in this folder, `family` the kernel family
-    that must run: empty where the library may choose. Releases before `since` lack the mode.
-    `words` are what engines call it, `label` what tables do.
+    that must run (empty: the library chooses). Releases before `since` lack the mode. `words` are
+    the names that engines use ("fa3" is SGLang's word for FlashAttention-3), `label` the name in
+    tables.
     """
 
     name: str
@@ -148,8 +154,9 @@ class Entry:
 
     @property
     def library(self) -> Library:
-        """The library that it is a mode of."""
-        return next(lib for name, lib in LIBRARIES.items() if self.name.startswith(name))
+        """The library with the longest prefix of the name."""
+        prefixes = [prefix for prefix in LIBRARIES if self.name.startswith(prefix)]
+        return LIBRARIES[max(prefixes, key=len)]
 
     @property
     def distribution(self) -> str:
@@ -158,7 +165,7 @@ class Entry:
 
     @property
     def asks(self) -> str:
-        """FlashInfer's word for the kernels that its wrapper is asked for."""
+        """The `backend` argument of FlashInfer's wrapper."""
         return self.family.removeprefix("mla-") or "auto"
 
     @property
@@ -170,56 +177,75 @@ class Entry:
 _ENTRIES = (
     Entry("sdpa", "decode", "sdpa:Sdpa"),
     Entry("flashinfer-auto", "decode", "flashinfer:Decode", label="auto"),
-    Entry("flashinfer-fa2", "decode", "flashinfer:Decode", "fa2", label="fa2"),
-    Entry("flashinfer-fa2-fixed", "decode", "flashinfer:FixedDecode", "fa2", label="fa2 fixed"),
-    Entry("flashinfer-fa2-planned", "decode", "planned:PlannedDecode", "fa2", label="fa2 planned"),
-    Entry("flashinfer-fa3", "decode", "flashinfer:Decode", "fa3", "0.6.0", label="fa3"),
+    Entry("flashinfer-fa2", "decode", "flashinfer:Decode", family="fa2", label="fa2"),
     Entry(
-        *("flashinfer-cuda-cores", "decode", "flashinfer:Decode", "cuda-cores"), label="CUDA cores"
+        "flashinfer-fa2-planned",
+        "decode",
+        "planned:PlannedDecode",
+        family="fa2",
+        label="fa2 planned",
     ),
-    Entry("flashinfer-xqa", "decode", "xqa:Xqa", "xqa", "0.5.3", label="XQA"),
     Entry(
-        *("flashinfer-cudnn", "decode", "flashinfer:CudnnDecode", "cudnn", "0.7.1"), label="cuDNN"
+        "flashinfer-fa3", "decode", "flashinfer:Decode", family="fa3", since="0.6.0", label="fa3"
     ),
+    Entry(
+        "flashinfer-cuda-cores",
+        "decode",
+        "flashinfer:Decode",
+        family="cuda-cores",
+        label="CUDA cores",
+    ),
+    Entry("flashinfer-xqa", "decode", "xqa:Xqa", family="xqa", since="0.5.3", label="XQA"),
     Entry("flashinfer-graph-auto", "decode", "flashinfer:GraphDecode"),
     Entry(
-        *("flash-attn-3", "decode", "fa3:Fa3", "flash-attn-3"),
+        "flash-attn-3",
+        "decode",
+        "flash_attn3:FlashAttn3",
+        family="flash-attn-3",
         words=("fa3", "FLASH_ATTN"),
         label="FlashAttention-3",
     ),
     Entry(
-        *("flash-attn-3-precomputed", "decode", "fa3:Fa3Precomputed", "flash-attn-3"),
+        "flash-attn-3-precomputed",
+        "decode",
+        "flash_attn3:FlashAttn3Precomputed",
+        family="flash-attn-3",
         label="FlashAttention-3, precomputed",
     ),
+    Entry("flashinfer-mla-fa2", "mla", "mla:FlashInferMla", family="mla-fa2"),
+    Entry("flashinfer-mla-fa3", "mla", "mla:FlashInferMla", family="mla-fa3"),
     Entry(
-        *("flash-attn-3-precomputed-32", "decode", "fa3:Fa3Capped", "flash-attn-3"),
-        label="FlashAttention-3, at most 32 splits",
+        "flashmla-dense", "mla", "mla:FlashMlaDense", family="flashmla-dense", words=("FLASHMLA",)
     ),
     Entry(
-        *("flash-attn-3-precomputed-1", "decode", "fa3:Fa3OneSplit", "flash-attn-3"),
-        label="FlashAttention-3, no splits",
-    ),
-    Entry("flashinfer-mla-fa2", "mla", "mla:FlashInferMla", "mla-fa2"),
-    Entry("flashinfer-mla-fa3", "mla", "mla:FlashInferMla", "mla-fa3"),
-    Entry("flashmla-dense", "mla", "mla:FlashMlaDense", "flashmla-dense", words=("FLASHMLA",)),
-    Entry(
-        *("flashmla-sparse-fp8", "mla", "mla:FlashMlaSparse", "flashmla-sparse"),
+        "flashmla-sparse-fp8",
+        "mla",
+        "mla:FlashMlaSparse",
+        family="flashmla-sparse",
         words=("FLASHMLA_SPARSE",),
     ),
-    Entry(*("flashmla-sparse-bf16", "mla", "mla:FlashMlaSparseBf16", "flashmla-sparse-prefill")),
     Entry(
-        *("flash-attn-3-mla", "mla", "mla:Fa3Mla", "flash-attn-3"),
+        "flashmla-sparse-bf16", "mla", "mla:FlashMlaSparseBf16", family="flashmla-sparse-prefill"
+    ),
+    Entry(
+        "flash-attn-3-mla",
+        "mla",
+        "mla:FlashAttn3Mla",
+        family="flash-attn-3",
         words=("fa3", "FLASH_ATTN_MLA", "FLASH_ATTN_MLA_SPARSE"),
     ),
     Entry("flashinfer-prefill-auto", "extend", "flashinfer:Prefill"),
-    Entry("flashinfer-prefill-fa2", "extend", "flashinfer:Prefill", "fa2"),
-    Entry("flashinfer-prefill-fa3", "extend", "flashinfer:Prefill", "fa3"),
+    Entry("flashinfer-prefill-fa2", "extend", "flashinfer:Prefill", family="fa2"),
+    Entry("flashinfer-prefill-fa3", "extend", "flashinfer:Prefill", family="fa3"),
     Entry(
-        *("flashinfer-prefill-fa2-uniform", "extend", "flashinfer:UniformPrefill", "fa2"),
+        "flashinfer-prefill-fa2-uniform",
+        "extend",
+        "flashinfer:UniformPrefill",
+        family="fa2",
         since="0.7.2.post1",
     ),
-    Entry("flashinfer-prefill-fa2-planned", "extend", "planned:PlannedPrefill", "fa2"),
-    Entry("flash-attn-3-extend", "extend", "fa3:Fa3Extend", "flash-attn-3"),
+    Entry("flashinfer-prefill-fa2-planned", "extend", "planned:PlannedPrefill", family="fa2"),
+    Entry("flash-attn-3-extend", "extend", "flash_attn3:FlashAttn3Extend", family="flash-attn-3"),
 )
 
 TABLE = {entry.name: entry for entry in _ENTRIES}
@@ -237,7 +263,7 @@ def installed_version(distribution: str) -> str:
 
 
 def entry_of(name: str, plans: str = "") -> Entry:
-    """The entry of a name; ValueError listing the names there are, of those that plan `plans`."""
+    """The entry of a name; ValueError lists the valid names, those that plan `plans`."""
     if name not in TABLE or plans not in ("", TABLE[name].plans):
         names = [entry.name for entry in _ENTRIES if plans in ("", entry.plans)]
         kind = f" for {plans}" if plans else ""

@@ -17,7 +17,7 @@ import torch
 
 from ..batch import DecodeBatch, PagedKV
 from ..spec import AttnSpec
-from .base import Backend, Plan, installed_version, require_same_table
+from .base import Backend, Plan, installed_version
 from .limits import why_not
 from .table import Entry
 
@@ -34,10 +34,9 @@ class Xqa(Backend[DecodeBatch, PagedKV]):
         """Copy lengths, page table and sinks; `out` must have the same page-table shape."""
         if out is None:
             return Plan(batch, self.entry.asks, self._call(batch))
-        table, lens = (out.state.keywords[name] for name in ("block_tables", "seq_lens"))
-        require_same_table((out.batch.spec, table), (batch.spec, batch.page_table))
-        table.copy_(batch.page_table)
-        lens.copy_(batch.seq_lens)
+        out.batch.require_alike(batch)
+        out.state.keywords["block_tables"].copy_(batch.page_table)
+        out.state.keywords["seq_lens"].copy_(batch.seq_lens)
         if batch.sinks is not None:
             out.state.keywords["sinks"].copy_(batch.sinks)
         return Plan(batch, self.entry.asks, out.state)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ...core import backends
-from ...core.backends.fa3 import attend, facts_of, launch
+from ...core.backends.flash_attn3 import attend, facts_of, launch
 from ...core.batch import DecodeBatch, PagedKV
 from ...core.schedule.facts import SchedulerFacts
 from ...core.schedule.flash_attn3 import ask_library, precompute

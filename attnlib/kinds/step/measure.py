@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from ...core import backends
-from ...core.backends.fa3 import Fa3, attend, facts_of
+from ...core.backends.flash_attn3 import attend, facts_of, reported
 from ...core.batch import DecodeBatch, PagedKV
 from ...core.metadata.decode import build_decode_metadata
 from ...core.metadata.step import build_step_metadata
@@ -73,7 +73,7 @@ class StepSubject(Subject):
         require_word("backend of a step", backend, BACKENDS)
         if backend in fa2.BACKENDS and item.timer != "eager":
             raise ValueError(f"timer must be eager for {backend}, got {item.timer!r}")
-        library = fa2.BACKENDS.get(backend, "fa3")
+        library = fa2.BACKENDS.get(backend, "flash-attn-3")
         spec = case.decode.spec
         if reason := backends.unavailable(library) or backends.unsupported(library, spec):
             return {"status": "refused", "reason": reason}
@@ -84,7 +84,7 @@ class StepSubject(Subject):
         batch, prepare = self._prepared(ALONE.get(backend, backend))
         step = partial(self._run_layers, batch, prepare, case.layers)
         verdict = self._oracle.check(step())
-        fields = {"reported_backend": Fa3.reported(), **oracle_fields(verdict)}
+        fields = {"reported_backend": reported(), **oracle_fields(verdict)}
         if not verdict.passed:
             return fields
         timed = prepare if backend in ALONE else step

@@ -7,7 +7,7 @@ import torch
 from support.backend_calls import DECODE, backend_for
 
 from attnlib.core import backends
-from attnlib.core.backends import fa3
+from attnlib.core.backends import flash_attn3
 from attnlib.core.backends.table import family_of
 from attnlib.core.batch import DecodeBatch, PagedKV
 from attnlib.core.schedule.flash_attn3 import precompute
@@ -35,7 +35,7 @@ def long_enough(work, q_len):
 
 @pytest.mark.parametrize(
     ("name", "asks"),
-    [("flash-attn-3", 0), *((f"flash-attn-3-precomputed{most}", 1) for most in ("", "-1", "-32"))],
+    [("flash-attn-3", 0), ("flash-attn-3-precomputed", 1)],
 )
 def test_metadata_is_asked_for_once_and_given_to_every_call_or_left_to_each(
     name, asks, fake_fa3, libraries
@@ -49,46 +49,46 @@ def test_metadata_is_asked_for_once_and_given_to_every_call_or_left_to_each(
     words, cap = (metadata.words, metadata.facts.num_splits) if asks else (None, 0)
     assert all(call["scheduler_metadata"] is words for call in fake_fa3.launched)
     assert {call["num_splits"] for call in (*fake_fa3.asked, *fake_fa3.launched)} == {cap}
-    assert bool(cap) == bool(asks) and cap == int(name.partition("precomputed-")[2] or cap)
+    assert bool(cap) == bool(asks)
 
 
 def test_several_queries_a_request_see_one_token_more_each(fake_fa3):
     work, q = build(DECODE, 3, "cpu")
     batch = long_enough(work, 3)
-    out = fa3.attend(q, work.kv, batch, q_len=3)
+    out = flash_attn3.attend(q, work.kv, batch, q_len=3)
     assert Oracle(q, work.kv, batch.query_rows(3)).check(out).passed
 
 
 def test_queries_that_do_not_fit_the_batch_are_refused(fake_fa3):
     work = build_workload(DECODE, device="cpu")
-    with pytest.raises(ValueError, match=r"q must be \[6, .* for 3 requests of q_len 2, got \[3"):
-        fa3.attend(work.q, work.kv, work.batch, q_len=2)
-    with pytest.raises(ValueError, match="must share head_dim and dtype"):
-        fa3.attend(work.q.half(), work.kv, work.batch)
+    with pytest.raises(ValueError, match=r"q must be \[6, .* for 3 requests of q_len 2.* got \[3"):
+        flash_attn3.attend(work.q, work.kv, work.batch, q_len=2)
+    with pytest.raises(ValueError, match="k_cache and v_cache bfloat16, got .* torch.float16"):
+        flash_attn3.attend(work.q.half(), work.kv, work.batch)
     halves = (cache.view(-1, 8, 2, 64) for cache in (work.kv.k_cache, work.kv.v_cache))
     with pytest.raises(ValueError, match=r"cache must have pages of .* \[16, 2, 64\] .* got \[8,"):
-        fa3.attend(work.q, PagedKV(*halves), work.batch)
+        flash_attn3.attend(work.q, PagedKV(*halves), work.batch)
     assert fake_fa3.launched == []
 
 
 def test_metadata_of_other_facts_is_refused_before_the_launch(fake_fa3):
     work = build_workload(DECODE, device="cpu")
-    facts, seq_lens = fa3.facts_of(work.batch), work.batch.seq_lens
+    facts, seq_lens = flash_attn3.facts_of(work.batch), work.batch.seq_lens
     tensors = (work.q, work.kv, work.batch)
     unfit = precompute(replace(facts, num_qo_heads=2, num_kv_heads=1), seq_lens)
     with pytest.raises(ValueError, match="num_qo_heads must be 2, got 8; num_kv_heads must be 1"):
-        fa3.attend(*tensors, metadata=unfit)
+        flash_attn3.attend(*tensors, metadata=unfit)
     for options in ({"num_splits": 3}, {"window": (9, 0)}):
         with pytest.raises(ValueError, match=next(iter(options))):
-            fa3.attend(*tensors, metadata=precompute(facts, seq_lens), **options)
+            flash_attn3.attend(*tensors, metadata=precompute(facts, seq_lens), **options)
     assert fake_fa3.launched == []
 
 
 def test_the_facts_of_a_batch_are_those_of_its_call(fake_fa3):
     work, q = build(DECODE, 2, "cpu")
     options = {"q_len": 2, "causal": False, "window": (7, 0), "num_splits": 3}
-    metadata = precompute(fa3.facts_of(work.batch, **options), work.batch.seq_lens)
-    fa3.attend(q, work.kv, long_enough(work, 2), metadata=metadata, **options)
+    metadata = precompute(flash_attn3.facts_of(work.batch, **options), work.batch.seq_lens)
+    flash_attn3.attend(q, work.kv, long_enough(work, 2), metadata=metadata, **options)
     assert fake_fa3.launched[0]["window_size"] == (7, 0)
 
 
@@ -126,22 +126,22 @@ def test_on_a_gpu_groups_batches_queries_and_windows_match_the_oracle(
     q_len = options.get("q_len", 1)
     work, q = build(case, q_len, "cuda")
     batch = long_enough(work, q_len)
-    facts = fa3.facts_of(batch, **options)
+    facts = flash_attn3.facts_of(batch, **options)
     metadata = precompute(facts, batch.seq_lens) if precomputed else None
-    out = fa3.attend(q, work.kv, batch, metadata=metadata, **options)
+    out = flash_attn3.attend(q, work.kv, batch, metadata=metadata, **options)
     assert_right(q, work.kv, batch.query_rows(q_len), out)
 
 
 @pytest.mark.gpu
 def test_changed_lengths_alone_are_harmless(on_hopper):
     work = build_workload(DecodeCase(GQA, 8, 8000, "ragged"), device="cuda")
-    facts, lens = fa3.facts_of(work.batch), work.batch.seq_lens_cpu.flip(0) // 3 + 1
+    facts, lens = flash_attn3.facts_of(work.batch), work.batch.seq_lens_cpu.flip(0) // 3 + 1
     table = work.batch.page_table.flip(0).contiguous()
     other = DecodeBatch.build(GQA, lens, table)
     for then in (1, 64, 8000):
         stale = precompute(facts, torch.full_like(work.batch.seq_lens, then))
         for batch in (work.batch, other):
-            out = fa3.attend(work.q, work.kv, batch, metadata=stale)
+            out = flash_attn3.attend(work.q, work.kv, batch, metadata=stale)
             assert_right(work.q, work.kv, batch, out)
 
 
@@ -152,12 +152,14 @@ def test_a_graph_of_many_layers_replays_with_metadata_renewed_in_a_buffer(on_hop
     work = build_workload(case, device="cuda")
     own = replace(work.batch, seq_lens=work.batch.seq_lens.clone())
     buffer = torch.zeros(max_words(16), dtype=torch.int32, device="cuda")
-    metadata = precompute(fa3.facts_of(own), own.seq_lens, out=buffer)
-    fa3.attend(work.q, work.kv, own, metadata=metadata)
+    metadata = precompute(flash_attn3.facts_of(own), own.seq_lens, out=buffer)
+    flash_attn3.attend(work.q, work.kv, own, metadata=metadata)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        outs = [fa3.attend(work.q, work.kv, own, metadata=metadata) for _ in range(num_layers)]
+        outs = [
+            flash_attn3.attend(work.q, work.kv, own, metadata=metadata) for _ in range(num_layers)
+        ]
     for tokens in (8000, 1, 500, 4096):
         lens = torch.full_like(own.seq_lens_cpu, tokens)
         batch = DecodeBatch.build(case.spec, lens, own.page_table)
@@ -173,16 +175,16 @@ def test_a_graph_of_many_layers_replays_with_metadata_renewed_in_a_buffer(on_hop
 @pytest.mark.gpu
 def test_the_guard_refuses_during_capture_and_leaves_the_graph_usable(on_hopper):
     work = build_workload(DecodeCase(GQA, 4, 2000, "ragged"), device="cuda")
-    facts = fa3.facts_of(work.batch)
+    facts = flash_attn3.facts_of(work.batch)
     unfit = precompute(replace(facts, batch_size=3), work.batch.seq_lens[:3].contiguous())
     fit = precompute(facts, work.batch.seq_lens)
-    fa3.attend(work.q, work.kv, work.batch, metadata=fit)
+    flash_attn3.attend(work.q, work.kv, work.batch, metadata=fit)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         with pytest.raises(ValueError, match="batch_size must be 3, got 4"):
-            fa3.attend(work.q, work.kv, work.batch, metadata=unfit)
-        out = fa3.attend(work.q, work.kv, work.batch, metadata=fit)
+            flash_attn3.attend(work.q, work.kv, work.batch, metadata=unfit)
+        out = flash_attn3.attend(work.q, work.kv, work.batch, metadata=fit)
     graph.replay()
     assert_right(work.q, work.kv, work.batch, out)
 
@@ -190,14 +192,14 @@ def test_the_guard_refuses_during_capture_and_leaves_the_graph_usable(on_hopper)
 @pytest.mark.gpu
 def test_two_streams_may_not_share_metadata(on_hopper):
     work = build_workload(DecodeCase(GQA, 4, 2000), device="cuda")
-    metadata = precompute(fa3.facts_of(work.batch), work.batch.seq_lens)
-    fa3.attend(work.q, work.kv, work.batch, metadata=metadata)
+    metadata = precompute(flash_attn3.facts_of(work.batch), work.batch.seq_lens)
+    flash_attn3.attend(work.q, work.kv, work.batch, metadata=metadata)
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):
         with pytest.raises(ValueError, match="stream must be the one that used"):
-            fa3.attend(work.q, work.kv, work.batch, metadata=metadata)
+            flash_attn3.attend(work.q, work.kv, work.batch, metadata=metadata)
         metadata.hand_over()
-        fa3.attend(work.q, work.kv, work.batch, metadata=metadata)
+        flash_attn3.attend(work.q, work.kv, work.batch, metadata=metadata)
     torch.cuda.synchronize()
 
 

@@ -1,0 +1,239 @@
+"""The FlashAttention-3 library (`flash_attn_with_kvcache`), over pages.
+
+flash-attn-3 and flash-attn-3-extend prepare a schedule in every call, by a kernel of its own;
+flash-attn-3-precomputed does it once, in `plan`. Query and cache share a dtype; with FP8 the output
+is bfloat16. FlashInfer's fa3 is another kernel.
+"""
+
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import torch
+
+from ..batch import DecodeBatch, PagedKV
+from ..extend import ExtendBatch
+from ..schedule import library
+from ..schedule.facts import FULL, SchedulerFacts
+from ..schedule.flash_attn3 import SchedulerMetadata, current_stream, precompute, sm_count
+from ..spec import CUSTOM_MASKS, AttnSpec
+from .base import Backend, Batch, Plan
+from .table import Entry
+
+MAX_HEAD_DIM = 256
+
+
+class _FlashAttention(Backend[Batch, PagedKV]):
+    """What the modes share: where the library is, and what it takes."""
+
+    source = library.FLASH_ATTN_3
+
+    @classmethod
+    def unsupported(cls, entry: Entry, spec: AttnSpec, mask: str) -> str:
+        """Custom masks, two dtypes; head_dim above 256 or not in steps of 16 bytes."""
+        if mask in CUSTOM_MASKS:
+            return f"FlashAttention-3 takes no custom mask, got {mask}"
+        if spec.dtype != spec.kv_dtype:
+            return f"query and cache must share a dtype, got {spec.dtype}/{spec.kv_dtype}"
+        step = 16 if spec.dtype.startswith("float8") else 8
+        if spec.head_dim > MAX_HEAD_DIM or spec.head_dim % step:
+            return (
+                f"head_dim must be a multiple of {step} up to {MAX_HEAD_DIM}, got {spec.head_dim}"
+            )
+        return ""
+
+
+class FlashAttn3(_FlashAttention[DecodeBatch]):
+    """Every call prepares its own schedule.
+
+    A plan's state is the batch with its own lengths, page table and sinks, and the metadata if any.
+    """
+
+    takes_sinks = True
+    precomputes: ClassVar[bool] = False
+
+    def plan(self, batch: DecodeBatch, out: Plan[DecodeBatch] | None = None) -> Plan[DecodeBatch]:
+        """Copy lengths, page table and sinks, and precompute the metadata where the mode does.
+
+        `out` must have the same page-table shape: a graph holds its buffers.
+        """
+        if out is None:
+            held = batch.cloned()
+            metadata = None
+            if self.precomputes:
+                lens = batch.seq_lens_cpu
+                metadata = precompute(facts_of(held), held.seq_lens, seq_lens_cpu=lens)
+            return Plan(batch, reported(), (held, metadata))
+        held, metadata = out.state
+        held.overwrite(batch)
+        if metadata is not None:
+            metadata.renew(held.seq_lens, seq_lens_cpu=batch.seq_lens_cpu)
+        return Plan(batch, reported(), out.state)
+
+    def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> torch.Tensor:
+        """`attend` with the plan's buffers."""
+        held, metadata = plan.state
+        return attend(q, cache, held, metadata=metadata)
+
+
+class FlashAttn3Precomputed(FlashAttn3):
+    """Metadata once per step, whatever the number of layers."""
+
+    precomputes = True
+
+    def hand_over(self, plan: Plan[DecodeBatch]) -> None:
+        """Let another stream run the plan; the caller has ordered its work after the last one's."""
+        plan.state[1].hand_over()
+
+
+class FlashAttn3Extend(_FlashAttention[ExtendBatch]):
+    """Several queries per request, any number for each; no custom mask."""
+
+    def plan(self, batch: ExtendBatch, out: Plan[ExtendBatch] | None = None) -> Plan[ExtendBatch]:
+        """Copy lengths, prefix sums and page table; with `out` into its buffers, if they fit."""
+        held = batch.cloned() if out is None else out.state
+        if out is not None:
+            held.overwrite(batch)
+        return Plan(batch, reported(), held)
+
+    def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[ExtendBatch]) -> torch.Tensor:
+        """The library's call: over pages, or over contiguous K and V."""
+        cache.require_pages_of(plan.batch.spec)
+        held, scale = plan.state, plan.batch.spec.softmax_scale
+        options = {"causal": held.mask == "causal", "softmax_scale": scale}
+        if held.ragged:
+            return library.load().flash_attn_varlen_func(
+                q,
+                cache.k_cache[:, 0],
+                cache.v_cache[:, 0],
+                held.qo_indptr,
+                held.paged.kv_indptr,
+                held.max_q_len,
+                held.max_q_len,
+                **options,
+            )
+        return library.load().flash_attn_with_kvcache(
+            q,
+            cache.k_cache,
+            cache.v_cache,
+            cache_seqlens=held.paged.seq_lens,
+            page_table=held.paged.page_table,
+            cu_seqlens_q=held.qo_indptr,
+            max_seqlen_q=held.max_q_len,
+            **options,
+        )
+
+
+def reported() -> str:
+    """What a plan reports: the kernel family and the distribution that supplied it."""
+    return f"flash-attn-3 ({library.supplier()})"
+
+
+def attend(
+    q: torch.Tensor,
+    kv: PagedKV,
+    batch: DecodeBatch,
+    *,
+    q_len: int = 1,
+    causal: bool = True,
+    window: tuple[int, int] | None = None,
+    num_splits: int = 0,
+    metadata: SchedulerMetadata | None = None,
+) -> torch.Tensor:
+    """Attention of `q` [bs * q_len, num_qo_heads, head_dim] over `batch`'s pages, like `q`.
+
+    The queries of a request are the last `q_len` of its tokens; the mask is aligned to them.
+    `window` is (left, right) tokens, -1 for no end; by default the layer's. `num_splits` caps the
+    splits, 0 leaves the number to the library. With `metadata` the call is refused (ValueError,
+    nothing launched) unless it fits; it then has the metadata's cap. ValueError if query or cache
+    are not those of the batch's layer. The output has the query's dtype, bfloat16 for FP8.
+    """
+    _require_tensors(q, kv, batch, q_len)
+    facts = facts_of(batch, q_len=q_len, causal=causal, window=window, num_splits=num_splits)
+    if metadata is None:
+        return launch(q, kv, batch, facts)
+    metadata.require_fits(facts, device=q.device, stream=current_stream(q.device))
+    cap = metadata.facts.num_splits
+    facts = facts_of(batch, q_len=q_len, causal=causal, window=window, num_splits=cap)
+    out = launch(q, kv, batch, facts, words=metadata.words)
+    metadata.mark_used()
+    return out
+
+
+def launch(
+    q: torch.Tensor,
+    kv: PagedKV,
+    batch: DecodeBatch,
+    facts: SchedulerFacts,
+    *,
+    words: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The library's call without a check that `words` fit. `attend` is the safe one."""
+    out = library.load().flash_attn_with_kvcache(
+        q.view(facts.batch_size, facts.max_seqlen_q, facts.num_qo_heads, facts.head_dim),
+        kv.k_cache,
+        kv.v_cache,
+        cache_seqlens=batch.seq_lens,
+        page_table=batch.page_table,
+        softmax_scale=batch.spec.softmax_scale,
+        causal=facts.causal,
+        window_size=facts.window,
+        scheduler_metadata=words,
+        num_splits=facts.num_splits,
+        **({} if batch.sinks is None else {"sinks": batch.sinks}),
+    )
+    return out.view(q.shape)
+
+
+def facts_of(
+    batch: DecodeBatch,
+    *,
+    q_len: int = 1,
+    causal: bool = True,
+    window: tuple[int, int] | None = None,
+    num_splits: int = 0,
+) -> SchedulerFacts:
+    """The facts of `attend` over `batch`, for `precompute`; arguments as there."""
+    if window is None:
+        window = (batch.spec.window - 1, 0) if batch.spec.window else FULL
+    return _facts(
+        batch.spec,
+        batch_size=batch.batch_size,
+        columns=batch.page_table.shape[1],
+        device=batch.page_table.device,
+        max_seqlen_q=q_len,
+        causal=causal,
+        window=window,
+        num_splits=num_splits,
+    )
+
+
+def _require_tensors(q: torch.Tensor, kv: PagedKV, batch: DecodeBatch, q_len: int) -> None:
+    spec = batch.spec
+    kv.require_pages_of(spec)
+    shape = (batch.batch_size * q_len, spec.num_qo_heads, spec.head_dim)
+    dtypes = (q.dtype, kv.k_cache.dtype, kv.v_cache.dtype)
+    if q.shape != shape or {*dtypes} != {getattr(torch, spec.dtype)}:
+        raise ValueError(
+            f"q must be {list(shape)} for {batch.batch_size} requests of q_len {q_len}, and q, "
+            f"k_cache and v_cache {spec.dtype}, got {list(q.shape)} and "
+            f"{', '.join(map(str, dtypes))}"
+        )
+
+
+# Cached because every layer needs them: a decode step of one shape costs one dictionary look-up.
+@lru_cache(maxsize=256)
+def _facts(
+    spec: AttnSpec, *, batch_size: int, columns: int, device: torch.device, **options: Any
+) -> SchedulerFacts:
+    return SchedulerFacts(
+        batch_size=batch_size,
+        num_qo_heads=spec.num_qo_heads,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        max_seqlen_k=columns * spec.page_size,
+        num_sms=sm_count(device),
+        page_size=spec.page_size,
+        dtype=spec.dtype,
+        hdim96=library.has_hdim96(),
+        **options,
+    )
