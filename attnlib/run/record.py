@@ -16,6 +16,7 @@ from statistics import median
 from typing import Any
 
 from ..core.spec import require_word
+from ..kinds.cases import item_from_dict
 from ..kinds.item import Item
 
 SCHEMA = 1
@@ -164,7 +165,7 @@ class Record:
             raise ValueError(f"a record must have the fields of data/README.md; differs in {wrong}")
         flat = dict(form)
         stored_id = flat.pop("id")
-        item = Item.from_dict({name: flat.pop(name) for name in _ITEM_FIELDS & form.keys()})
+        item = item_from_dict({name: flat.pop(name) for name in _ITEM_FIELDS & form.keys()})
         for name in ("run_us", "plan_us", "kernels", "power_w", "sm_clock_mhz"):
             flat[name] = tuple(flat.get(name, ()))
         record = cls(item=item, **flat)

@@ -219,7 +219,7 @@ def test_captured_steps_are_cases_too(lab, capsys):
     path = Path(__file__).parents[2] / "data/captures/engine.jsonl"
     cases = captured.study_of(path)[0].cases
     assert {type(case) for case in cases} == {DecodeCase, ExtendCase}
-    assert parse_cases([case.key for case in cases]) == (cases, ())
+    assert parse_cases([case.key for case in cases]) == cases
     assert cli.main([*COMMAND, "--cases", str(path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["cases"]
     assert {row["case"] for row in found} == {case.key for case in cases}
@@ -250,7 +250,7 @@ def test_bad_input_is_one_line_status_2_and_nothing_written(
     for name in ("probe-1.0-py3-none-any.whl", "flashinfer_python-1.0-cp39-cp39-win32.whl"):
         (tmp_path / name).touch()
     (tmp_path / "blank.txt").write_text("# nothing\n\n")
-    (tmp_path / "odd.txt").write_bytes(b"\xef\xbb\xbf8q1s1k\nodd \xff\n")
+    (tmp_path / "odd.txt").write_bytes(b"\xef\xbb\xbf32/8,d128,p16,b8,k1024\nodd \xff\n")
 
     def refuse(package, release, given):
         if release == "0.9.9":

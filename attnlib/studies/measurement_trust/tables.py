@@ -3,7 +3,6 @@
 import numpy as np
 import pandas as pd
 
-from ...kinds.cost import decode_cost
 from ...run.frame import SHAPE, cases_of, decode_rows, over, same_against_same
 
 TIMERS = ("profiler", "graph", "graph-cold", "eager")
@@ -60,7 +59,7 @@ def drifts(frame: pd.DataFrame) -> pd.DataFrame:
 def cold_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Cold over warm L2 by case and backend, with the KV bytes of the case in MiB."""
     table = _by_timer(frame)
-    mib = table.case.map(lambda case: decode_cost(case).kv_bytes / 2**20).round(1)
+    mib = table.case.map(lambda case: case.cost.kv_bytes / 2**20).round(1)
     ratio = (table["graph-cold"] / table.graph).round(2)
     shown = table[[*SHAPE, "backend", "graph", "graph-cold"]]
     shown = shown.assign(**{"KV, MiB": mib, "cold / warm": ratio})
