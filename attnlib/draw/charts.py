@@ -26,19 +26,11 @@ VERDICTS = {
     "same": Look(style.GREEN, "o"),
     "ambiguous": Look(style.OTHER, "D"),
 }
-FASTER, UNDECIDED, SLOWER = 0, 1, 2
-CELLS = {
-    FASTER: (style.PALE_BLUE, "", "faster: the interval lies below 1"),
-    UNDECIDED: (style.WHITE, "....", "undecided"),
-    SLOWER: (style.PALE_ORANGE, "////", "slower: the interval lies above 1"),
-}
-"""Fill, hatch and meaning of a cell: pale, so that its number reads in black and in grey."""
 FURNITURE_INCHES = 1.2
 """Height of a figure beside its panels and legend: title, ticks, labels and footer."""
 LEGEND_INCHES = 0.25
 DOTS_ABOVE = 3
 """The layer of dots: above the lines that they are compared with."""
-NEIGHBOURS = np.array([(0, 1), (0, -1), (1, 0), (-1, 0)])
 
 
 class Sizes(NamedTuple):
@@ -235,56 +227,3 @@ def heatmap(
         axis.set(xlabel=sizes.words[0], ylabel=sizes.words[1] if axis is axes[0] else "")
     figure.set_visible(True)
     return figure
-
-
-def crossover_map(found: pd.DataFrame, drawn: pd.DataFrame, sizes: Sizes, *, title: str) -> Figure:
-    """Where one way is faster than another and where it is not: a cell per size, a line between.
-
-    ValueError if `found` holds no ratio.
-    """
-    from matplotlib.patches import Patch, Rectangle
-
-    if found.empty:
-        raise ValueError("found must hold a ratio to draw, it holds none")
-    parts = list(found.groupby(sizes.panel))
-    columns, rows = (sorted(found[name].unique()) for name in (sizes.x, sizes.y))
-    titles = [sizes.title.format(value) for value, _ in parts]
-    inches = (1.2 + len(parts) * (0.6 + 0.52 * len(columns)), 1.7 + 0.36 * len(rows))
-    figure, axes = panels(titles, inches, drawn, sizes.words, title=title, legend=LEGEND_INCHES)
-    for axis, (_, part) in zip(axes, parts, strict=True):
-        cells = part.groupby([sizes.y, sizes.x])[["ratio", "low", "high"]].mean()
-        kinds = np.full((len(rows), len(columns)), np.nan)
-        for (row, column), (ratio, low, high) in cells.iterrows():
-            up, across = rows.index(row), columns.index(column)
-            kinds[up, across] = kind = cell_kind(low, high)
-            fill, hatch, _ = CELLS[kind]
-            corner = (across - 0.5, up - 0.5)
-            axis.add_patch(Rectangle(corner, 1, 1, fc=fill, hatch=hatch, ec=style.HATCH))
-            number = f"{ratio:.2f}" if ratio < 10 else f"{ratio:.1f}"
-            axis.text(across, up, number, ha="center", va="center", fontsize=7)
-        _draw_border(axis, kinds)
-        axis.set_xticks(range(len(columns)), [style.short_count(size) for size in columns])
-        axis.set_yticks(range(len(rows)), [style.short_count(size) for size in rows])
-        axis.set(xlim=(-0.5, len(columns) - 0.5), ylim=(-0.5, len(rows) - 0.5))
-        axis.grid(visible=False)
-    looks = [
-        Patch(fc=fill, hatch=h, ec=style.HATCH, label=said) for fill, h, said in CELLS.values()
-    ]
-    legend_below(figure, looks)
-    return figure
-
-
-def cell_kind(low: float, high: float) -> int:
-    """Whether an interval lies below 1, above it, or neither; one round decides nothing."""
-    return FASTER if high < 1 else SLOWER if low > 1 else UNDECIDED
-
-
-def _draw_border(axis: Axes, kinds: np.ndarray) -> None:
-    """A thick line between a cell that is faster and the next known one that is slower."""
-    beyond = np.pad(kinds, 1, constant_values=np.nan)
-    for cell in np.argwhere(kinds == SLOWER):
-        for step in NEIGHBOURS:
-            if beyond[tuple(cell + 1 + step)] == FASTER:
-                middle, along = cell + step / 2, step[::-1] / 2
-                y, x = np.array([middle - along, middle + along]).T
-                axis.plot(x, y, color=style.INK, linewidth=2)

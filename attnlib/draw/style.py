@@ -27,14 +27,10 @@ SHAPES = ("o", "^", "s", "D", "v", "P", "X")
 """A marker for each colour of the palette, for print in grey."""
 WHITE, PALE_BLUE, PALE_ORANGE = "#FFFFFF", "#BFDDF0", "#F6CBA8"
 """Grounds that a number is written on."""
-PALE = 0.35
-"""Opacity of a ground under dots of the same colours."""
 ONE_WAY, BOTH_WAYS = "cividis", "PuOr"
 """Colour maps: of ratios on one side of 1, and of ratios on both."""
 IDLE, OTHER, HOST, LAUNCH, HATCH = "0.90", "0.55", "0.75", "0.25", "0.75"
 """Greys: nothing ran; ran, but is not named; the host in a call; the host launching; hatches."""
-GREYS = ("0.55", "0.70", "0.82")
-"""By turns, for what comes after the palette's last colour."""
 INK, LINE, BAND, SEAM = "0.1", "0.3", "0.92", "0.85"
 """Of marks, of lines to compare with, of a margin, and between rows."""
 RULE: dict[str, Any] = {"color": LINE, "linewidth": 1}

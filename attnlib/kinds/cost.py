@@ -41,7 +41,3 @@ class CallCost:
     def floor_us(self, ceilings: Ceilings) -> float:
         """Microseconds the bytes take at the measured copy bandwidth."""
         return self.io_bytes / (ceilings.copy_gbps * 1e3)
-
-    def roof_us(self, ceilings: Ceilings) -> float:
-        """The longer of `floor_us` and the FLOPs at the measured matmul rate."""
-        return max(self.floor_us(ceilings), self.flops / (ceilings.matmul_tflops * 1e6))

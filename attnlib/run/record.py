@@ -12,7 +12,6 @@ import math
 import re
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property
-from statistics import median
 from typing import Any
 
 from ..core.spec import require_word
@@ -26,7 +25,6 @@ shown and not left out."""
 THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
 """Hardware slowdown, software and hardware thermal slowdown, power brake: the machine is not well,
 and a measurement taken then is left out."""
-UNSETTLED = 0.02
 RENAMED = {
     "fa3": "flash-attn-3",
     "fa3-precomputed": "flash-attn-3-precomputed",
@@ -107,34 +105,6 @@ class Record:
         return any(state.get("throttle_reasons", 0) & THROTTLED for state in states)
 
     @property
-    def power_capped(self) -> bool:
-        """At the power limit when it ended; before it the neighbour's load counts."""
-        return bool(self.state_after.get("throttle_reasons", 0) & POWER_CAP)
-
-    @cached_property
-    def drift(self) -> float:
-        """The last third of the samples over the first, less 1; 0 of fewer than six."""
-        third = len(self.run_us) // 3
-        if third < 2:
-            return 0.0
-        return median(self.run_us[-third:]) / median(self.run_us[:third]) - 1
-
-    @property
-    def unsettled(self) -> bool:
-        """Samples move by more than verdicts call an effect: clocks still followed the load."""
-        return abs(self.drift) > UNSETTLED
-
-    @property
-    def left_out(self) -> bool:
-        """Kept out of every comparison: throttled, or unsettled although the timer let it settle.
-
-        Records of timers that did not settle are marked alone, and so are eager ones: there the
-        host drifts, whose time they measure.
-        """
-        settled = self.settle_us > 0 and self.item.timer != "eager"
-        return self.throttled or (self.unsettled and settled)
-
-    @property
     def machine_slug(self) -> str:
         """Folder of the machine's records."""
         return machine_slug(self.machine)
@@ -168,12 +138,14 @@ class Record:
         item = item_from_dict({name: flat.pop(name) for name in _ITEM_FIELDS & form.keys()})
         for name in ("run_us", "plan_us", "kernels", "power_w", "sm_clock_mhz"):
             flat[name] = tuple(flat.get(name, ()))
-        record = cls(item=item, **flat)
-        if record.id != stored_id:
+        record = cls(item=replace(item, backend=RENAMED.get(item.backend, item.backend)), **flat)
+        former = [replace(item, backend=old) for old, now in RENAMED.items() if now == item.backend]
+        gpu_id = record.machine["gpu_id"]
+        if stored_id not in [
+            record_id(record.study, record.round, i, gpu_id) for i in (item, *former)
+        ]:
             raise ValueError(f"id must be the content key {record.id}, got {stored_id}")
-        if item.backend in RENAMED:
-            record = replace(record, item=replace(item, backend=RENAMED[item.backend]))
-            vars(record)["id"] = stored_id
+        vars(record)["id"] = stored_id
         return record
 
     @classmethod

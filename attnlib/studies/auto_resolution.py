@@ -1,7 +1,5 @@
 """Which kernel each release's `auto` runs for decode, with 16-bit and FP8 tensors."""
 
-from collections.abc import Sequence
-
 import pandas as pd
 
 from ..core.gpu import REFERENCE
@@ -9,7 +7,7 @@ from ..core.spec import AttnSpec
 from ..kinds.decode.case import DecodeCase
 from ..run.frame import AUTO, release_order
 from ..run.study import Grid, Study
-from ..select import GPUS, Choice, explain
+from ..select import Choice, explain
 from .fa3_decode_regression import AFFECTED, AROUND
 
 FP8 = "float8_e4m3fn"
@@ -35,14 +33,6 @@ STUDY = Study(
 def auto(spec: AttnSpec, release: str, gpu: str) -> Choice:
     """The choice of FlashInfer's own rule for decode; environment variables are ignored."""
     return explain(spec, mode="decode", gpu=gpu, library=f"flashinfer=={release}", env={})
-
-
-def rule_table(releases: Sequence[str], spec: AttnSpec) -> pd.DataFrame:
-    """What `auto` means for decode of `spec`, by release and GPU generation."""
-    columns = {gpu: [auto(spec, release, gpu).backend for release in releases] for gpu in GPUS}
-    decided = [auto(spec, release, REFERENCE).decided_by for release in releases]
-    why = [f"{row.why} ({row.source.removeprefix('FlashInfer ')})" for row in decided]
-    return pd.DataFrame({"release": releases, **columns, "why, on Hopper": why})
 
 
 def resolution(frame: pd.DataFrame) -> pd.DataFrame:

@@ -25,7 +25,6 @@ from ..run.frame import (
     GRAPH_AUTO,
     LABELS,
     SHAPE,
-    cases_of,
     decode_rows,
     intervals,
     over,
@@ -226,20 +225,6 @@ def release_chart(frame: pd.DataFrame) -> charts.Figure:
         style.log_axes(axis, "y")
     axes[1].legend(title="ran", loc="upper right", frameon=True)
     return figure
-
-
-def launch_modes(frame: pd.DataFrame, release: str) -> pd.DataFrame:
-    """fa2 and fa3 in a graph and launched eagerly, and the host time of their plan()."""
-    shown = cases_of(decode_rows(frame, release=release))[["case", *SHAPE]]
-    for suffix, timer, value in (
-        ("", "graph", "run_us"),
-        (" eager", "eager", "run_us"),
-        (" plan", "graph", "plan_us"),
-    ):
-        rows = decode_rows(frame, release=release, timer=timer)
-        wide = times(rows, value).set_index("case").reindex(columns=[FA2, FA3]).round(1)
-        shown = shown.join(wide.rename(columns=LABELS).add_suffix(suffix), on="case")
-    return shown.drop(columns="case")
 
 
 def bisection(result: Bisection) -> pd.DataFrame:

@@ -19,19 +19,6 @@ NUDGE = 1.06
 """Factor between the families' places on the intensity axis: a case has one intensity for all."""
 
 
-def ceiling_table(limit: Ceilings) -> pd.DataFrame:
-    """The ceilings that were measured."""
-    rates = {
-        "copy (read + write)": f"{limit.copy_gbps:,.0f} GB/s",
-        "read": f"{limit.read_gbps:,.0f} GB/s",
-        "bf16 matmul": f"{limit.matmul_tflops:.0f} TFLOP/s",
-        "empty kernel in a graph": f"{limit.launch_us:.2f} us",
-        "bare gather, one word in 64 bytes": f"{limit.gather_per_us / 1e3:.1f} words/ns",
-    }
-    known = {name: rate for name, rate in rates.items() if not rate.startswith("nan")}
-    return pd.DataFrame({"ceiling": known.keys(), "measured": known.values()})
-
-
 def roofline_table(frame: pd.DataFrame, release: str) -> pd.DataFrame:
     """A row per case and kernel family: FLOP/byte, TFLOP/s, GB/s, and whether its bytes fit the L2.
 

@@ -82,14 +82,6 @@ def findings(frame: pd.DataFrame) -> str:
     return "\n".join([*lines, aa_check(frame)])
 
 
-def kernels_per_step(frame: pd.DataFrame) -> pd.DataFrame:
-    """Launches of each kernel per step, as traced: a row per number of layers, way and counts."""
-    steps = _traced_steps(frame, "launches")
-    keys = ["layers", "way", *PARTS.values()]
-    counts = steps[keys].astype(dict.fromkeys(PARTS.values(), int)).value_counts(sort=False)
-    return counts.rename("records").reset_index().sort_values(keys, ignore_index=True)
-
-
 def time_by_kernel(frame: pd.DataFrame, *, layers: int = 64) -> pd.DataFrame:
     """Microseconds per step by kernel, as traced; their sum, the untraced step, and the overlap.
 

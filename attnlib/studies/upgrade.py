@@ -330,7 +330,8 @@ def _replay(found: _Found, items: list[Item], models: Sequence[str]) -> None:
     sources = [(NAME, machine) for machine in own if wish in (None, machine)]
     for study in STUDIES.values():
         if set(found.both) <= {release for grid in study.grids for release in grid.releases}:
-            sources.append((study.name, wish or study.reference_machine))
+            named = [wish] if wish else store.machines(study.name)
+            sources += [(study.name, machine) for machine in named]
     sources = [(name, machine) for name, machine in sources if machine in store.machines(name)]
     for name, machine in sources:
         count = len(found.pairs)

@@ -259,11 +259,9 @@ def test_another_size_compiles_nothing(builder, build):
 
 @pytest.mark.gpu
 @ours
-def test_the_direct_launch_writes_what_tritons_own_launch_writes(builder, build):
+def test_a_launch_on_the_gpu_writes_what_the_eager_code_writes(builder, build):
     call = builder.arguments(builder.large)
-    for forget in (True, False, False, True):
-        if forget:
-            builder.launcher.known.clear()
+    for _ in range(2):  # the second launch finds the kernel compiled
         poison(call, builder.outputs)
         build(**call)
         check(builder, build, call)

@@ -46,14 +46,6 @@ def test_a_window_leaves_its_tokens_and_their_pages_to_read_and_all_to_hold(wind
     assert cost.cache_bytes == plain.cost.kv_bytes
 
 
-@pytest.mark.parametrize(("q_len", "longer"), [(1, 0), (1000, 1)])
-def test_the_roof_is_the_longer_of_bytes_and_flops_at_the_measured_rates(q_len, longer):
-    cost = ExtendCase(MQA, "dllm_extend", q_len).cost
-    times = (cost.io_bytes / 4e6, cost.flops / 1e9)
-    assert cost.floor_us(CEILINGS) == pytest.approx(times[0])
-    assert cost.roof_us(CEILINGS) == pytest.approx(max(times)) == pytest.approx(times[longer])
-
-
 def test_a_head_dim_without_a_tile_is_refused_listing_those_that_have_one():
     with pytest.raises(ValueError, match="head_dim must be one of .*64.*128.*256.*, got 96"):
         predict_fa3(replace(MQA, spec=AttnSpec(8, 1, 96, 16)), CEILINGS)

@@ -96,8 +96,8 @@ def test_the_first_slower_or_faster_release_is_found_with_its_steps_and_again_in
     assert [step.release for step in found.steps] == steps
     (other,) = {"fa2", "fa3"} - {family}
     for step in found.steps:
-        assert (step.verdict.word, step.verdict.ratio.pairs) == (word, 3)
-        assert step.verdict.ratio.ratio == pytest.approx(ratio)
+        assert (step.verdict.verdict, step.verdict.rounds) == (word, 3)
+        assert step.verdict.ratio == pytest.approx(ratio)
         assert (step.kernel_family, step.reference_family) == (family, other)
     lab.order()
     monkeypatch.setenv("ATTNLIB_MODE", "replay")
@@ -119,7 +119,7 @@ def test_rounds_cut_short_or_of_another_search_do_not_count_for_a_pair(lab):
     path = store.journal_path("bisect_demo", SLUG)
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))
     lab.order()
-    assert run(bad="0.6.0", rounds=2).steps[0].verdict.ratio.pairs == 2
+    assert run(bad="0.6.0", rounds=2).steps[0].verdict.rounds == 2
     assert lab.order() == [(2, "0.5.3"), (2, "0.6.0")]
     assert run(good="0.6.4", bad="0.6.3").changed == "0.6.4"
     assert [round_ for round_, _ in lab.order()] == [3, 3, 4, 4, 5, 5]
@@ -128,7 +128,7 @@ def test_rounds_cut_short_or_of_another_search_do_not_count_for_a_pair(lab):
 def test_an_ambiguous_step_takes_more_rounds_until_it_is_clear(lab):
     lab.us, lab.noise = {"0.6.0": 11.0}, {"0.6.0": (1.0, 1.1)}
     (step,) = run(bad="0.6.0", rounds=2).steps
-    assert (step.verdict.word, step.verdict.ratio.pairs, len(lab.jobs)) == ("slower", 4, 2 * 4)
+    assert (step.verdict.verdict, step.verdict.rounds, len(lab.jobs)) == ("slower", 4, 2 * 4)
 
 
 @pytest.mark.parametrize(("rounds", "most"), [(1, ROUND_LIMIT), (3, ROUND_LIMIT), (20, 20)])
@@ -140,22 +140,20 @@ def test_a_step_that_stays_ambiguous_fails_and_names_the_release(lab, rounds, mo
     assert sum(release == "0.6.1" for _, release in lab.order()) == most
 
 
-@pytest.mark.parametrize("drifts", [{0}, {0, 1, 2}, {1, 3}])
-def test_rounds_that_are_left_out_are_measured_again(lab, monkeypatch, drifts):
-    make, slow = lab.make, {"settle_us": 1e4, "run_us": (10.0,) * 4 + (10.5,) * 4}
+@pytest.mark.parametrize("hot_rounds", [{0}, {0, 1, 2}, {1, 3}])
+def test_rounds_that_are_throttled_are_measured_again(lab, monkeypatch, hot_rounds):
+    make, hot = lab.make, {"state_after": {"throttle_reasons": 0x40}}
 
-    def drifting(**fields):
+    def throttled(**fields):
         record = make(**fields)
-        return replace(record, **slow) if record.round in drifts else record
+        return replace(record, **hot) if record.round in hot_rounds else record
 
-    monkeypatch.setattr(lab, "make", drifting)
+    monkeypatch.setattr(lab, "make", throttled)
     (step,) = run(bad="0.6.0").steps
-    assert (step.verdict.word, step.verdict.ratio.pairs) == ("slower", 3)
-    assert max(round_ for round_, _ in lab.order()) == 2 + len(drifts)
-    drifts |= {*range(40)}
-    words = (
-        rf"0\.6\.1 must have 3 rounds that are not left out .* has 0, after {3 + ROUND_LIMIT} more"
-    )
+    assert (step.verdict.verdict, step.verdict.rounds) == ("slower", 3)
+    assert max(round_ for round_, _ in lab.order()) == 2 + len(hot_rounds)
+    hot_rounds |= {*range(40)}
+    words = f"3 rounds that are not throttled, it has 0, after {3 + ROUND_LIMIT} more"
     with pytest.raises(RuntimeError, match=words):
         run(bad="0.6.1")
 
@@ -172,13 +170,6 @@ def test_ends_that_do_not_differ_as_asked_stop_the_search(lab, good, bad, words)
     with pytest.raises(ValueError, match=words):
         run(good=good, bad=bad)
     assert len(lab.jobs) == 6
-
-
-def test_the_machines_own_noise_widens_the_margin(lab):
-    lab.us = {"0.6.0": 10.5}
-    assert run(bad="0.6.0").changed == "0.6.0"
-    with pytest.raises(ValueError, match="it is same"):
-        run(bad="0.6.0", noise=0.08)
 
 
 def test_a_release_that_fails_stops_the_search_in_one_line_and_is_tried_again(lab):
@@ -237,7 +228,7 @@ def test_the_command_prints_steps_answer_and_how_to_repeat_it(lab, capsys):
     lines = printed.splitlines()
     table = lines[lines.index("") + 1 : -3]
     assert table[0].split() == [
-        *("release", "ran", "reference_ran", "ratio", "95", "%", "verdict", "rounds"),
+        *("release", "ran", "reference_ran", "ratio", "95", "%", "CI", "verdict", "rounds"),
     ]
     assert [[*row.split()[:4], *row.split()[-2:]] for row in table[1:]] == [
         [release, "fa3", "fa2", "4.0", "slower", "3"] for release in ("0.6.3", "0.6.1", "0.6.0")

@@ -12,7 +12,6 @@ from support.records import MACHINE, OTHER, append, demo_path, tear
 
 from attnlib.kinds.extend.case import ExtendCase
 from attnlib.kinds.item import Item
-from attnlib.measure import stats
 from attnlib.measure.spans import Kernel
 from attnlib.run import store
 from attnlib.run.record import SCHEMA
@@ -118,27 +117,12 @@ def test_a_row_of_several_queries_a_request_says_mode_mask_and_heads(make_record
     assert (row.kind, row.batch_size, row.kv_len, row.lengths) == ("extend", 3, 40, "ragged")
 
 
-def test_items_measured_again_say_how_noisy_a_timer_is_and_are_no_rows(make_record):
-    graph, item = [1.01, 0.98, 1.03, 1.0, 1.04, 0.99, 1.02, 1.0], make_record().item
-    for seed, ratio in enumerate(graph):
-        once = replace(item, case=replace(item.case, seed=seed))
-        for again, us in ((0, 10.0), (1, 10.0 * ratio)):
-            for round_, drift in enumerate((1.01, 1 / 1.01)):
-                # The first item never settles: what it has counts.
-                shape = (0.95, 0.95, 1, 1, 1.05, 1.05) if seed == 0 else (1, 1, 1)
-                times = tuple(us * (drift if again else 1) * part for part in shape)
-                took = {"run_us": times, "settle_us": 30_000.0}
-                store.append(make_record(item=replace(once, again=again), round=round_, **took))
-    few = replace(item, timer="eager")
-    append(make_record(item=few), make_record(item=replace(few, again=1), run_us=(99.0,) * 3))
+def test_items_measured_again_are_marked(make_record):
+    item = make_record().item
+    append(make_record(), make_record(item=replace(item, again=1)))
     table = store.load("demo", MACHINE)
-    assert (
-        table.left_out.sum() == 2
-        and len(table) == 2 * len(graph) + 1
-        and store.read("demo", MACHINE)[-1].item.again == 1
-    )
-    assert table.noise[table.timer == "graph"].unique() == pytest.approx(stats.aa_noise(graph))
-    assert set(table.noise[table.timer == "eager"]) == {0.0}
+    assert table["repeat"].tolist() == [False, True]
+    assert store.read("demo", MACHINE)[-1].item.again == 1
 
 
 def test_failures_and_ceilings_load_beside_times_without_one(make_record):

@@ -26,12 +26,6 @@ def test_a_mismatch_without_a_guarded_run_says_so(published_records):
     assert (row["overruns"], row["splits in metadata"]) == ("yes", 86)
 
 
-def test_one_schedule_per_step_removes_all_but_one_prepare_kernel(published_records):
-    table = scheduler.kernels_per_step(published("scheduler_metadata"))
-    once = table[table.way == "once"]
-    assert (once.prepare == 1).all() and (table[table.way == "each"].prepare > 1).all()
-
-
 def test_tables_and_the_figure_stand_with_the_headline_rows_alone(published_records):
     frame = live("scheduler_metadata")
     assert 0 < len(scheduler.savings(frame)) < 10

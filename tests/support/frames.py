@@ -1,4 +1,4 @@
-"""Frames of made-up records, as `store.frame` gives them."""
+"""Frames of made-up records, as `columns.frame_of` gives them."""
 
 from collections import Counter
 
@@ -7,19 +7,19 @@ import pandas as pd
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.measure.spans import Kernel
-from attnlib.run import store
+from attnlib.run.columns import heads_of
 
 CASE = DecodeCase(AttnSpec(8, 2, 128, 16), batch_size=4, kv_len=1024)
 
 SAME = {"study": "demo", "release": "0.6.3", "timer": "graph", "status": "ok", "schema": 1}
 SAME |= {"gpu": "Test GPU", "gpu_id": "0badcafe", "num_sms": 132, "power_limit_w": 700}
-SAME |= {"kernel_family": "fa2", "kernels": (), "left_out": False, "noise": 0.0}
+SAME |= {"kernel_family": "fa2", "kernels": (), "throttled": False, "repeat": False}
 SAME |= {"started_at": "2026-01-02"}
 
 
 def row(case, backend, round_, run_us, /, **told):
-    """A record's row, as `store.frame` has it, less what no test asks for."""
-    fields = {"case": case, **case.to_dict(), "heads": store._heads(case)}
+    """A record's row, as `columns.frame_of` has it, less what no test asks for."""
+    fields = {"case": case, **case.to_dict(), "heads": heads_of(case)}
     return {**SAME, **fields, "backend": backend, "round": round_, "run_us": run_us, **told}
 
 

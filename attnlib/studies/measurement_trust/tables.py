@@ -32,15 +32,6 @@ def timer_table(frame: pd.DataFrame) -> pd.DataFrame:
     return _by_timer(frame).drop(columns="case")
 
 
-def agreement(frame: pd.DataFrame) -> pd.DataFrame:
-    """By backend: long kernels measured, and how many of them graph and profiler agree on."""
-    table = timer_table(frame)
-    long = table[table.profiler > LONG_US]
-    close = (long["graph / profiler"] - 1).abs() <= AGREE
-    grouped = close.groupby(long.backend)
-    return grouped.agg(["size", "sum"]).set_axis(["cases", "within 2 %"], axis=1).astype(int)
-
-
 def drifts(frame: pd.DataFrame) -> pd.DataFrame:
     """By the time of a call in a graph, us: records, how many of them drift (the last
     samples over the first ones) and, of these, how many get slower."""
@@ -54,16 +45,6 @@ def drifts(frame: pd.DataFrame) -> pd.DataFrame:
     )
     table.insert(2, "drift, %", (100 * table.drift / table.records).round(1))
     return table.reset_index(names="call, us")
-
-
-def cold_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """Cold over warm L2 by case and backend, with the KV bytes of the case in MiB."""
-    table = _by_timer(frame)
-    mib = table.case.map(lambda case: case.cost.kv_bytes / 2**20).round(1)
-    ratio = (table["graph-cold"] / table.graph).round(2)
-    shown = table[[*SHAPE, "backend", "graph", "graph-cold"]]
-    shown = shown.assign(**{"KV, MiB": mib, "cold / warm": ratio})
-    return shown.sort_values(["KV, MiB", *SHAPE, "backend"])
 
 
 def verdicts(rows: pd.DataFrame, numerator: str, denominator: str) -> pd.DataFrame:

@@ -7,9 +7,9 @@ the page table's width: for a request and KV head as many blocks as fit the SMs 
 of these pairs on (an H200 has 132 SMs, and an H100).
 """
 
-from ...core.spec import AttnSpec
-from ...kinds.decode.case import DecodeCase
-from ...run.study import Grid, Study
+from ..core.spec import AttnSpec
+from ..kinds.decode.case import DecodeCase
+from ..run.study import Grid, Study
 
 LAYERS = {
     "Llama-3.1-8B": AttnSpec(32, 8, 128, 16),
