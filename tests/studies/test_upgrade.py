@@ -152,7 +152,7 @@ def test_published_records_of_both_releases_are_replayed_and_the_rest_is_said(pu
     with pytest.raises(ValueError, match="no case ran on both releases, of 1: nothing to draw"):
         replace(found, rows=found.rows[found.rows.verdict == "not on record"]).figure()
     with pytest.raises(FileNotFoundError, match="studies that have both: .*fa3_dec"):
-        compare_releases("0.6.3", "0.6.4", cases=["8q1s8k"], models=[MODEL])
+        compare_releases("0.6.3", "0.6.4", cases=["32/8,d128,p16,b8,k8192"], models=[MODEL])
     assert "DeepSeek" not in repr(compare_releases("0.6.3", "0.6.4", models=[MODEL]))
     broken = compare_releases("0.5.3", "0.6.3")
     assert {*broken.rows.verdict} == {"slower", "fails", "ambiguous", "not run"}
