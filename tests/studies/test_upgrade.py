@@ -142,7 +142,9 @@ def test_a_build_of_ones_own_is_measured_anew_each_time(lab, tmp_path, monkeypat
 
 
 def test_published_records_of_both_releases_are_replayed_and_the_rest_is_said(published_records):
-    found = compare_releases("0.6.3", "0.6.4", cases=[KEYS[0], "32/8,d128,p16,b8,k8192"], models=[MODEL])
+    found = compare_releases(
+        "0.6.3", "0.6.4", cases=[KEYS[0], "32/8,d128,p16,b8,k8192"], models=[MODEL]
+    )
     said = words(found)
     assert said == {KEYS[0]: "faster", "32/8,d128,p16,b8,k8192": "not on record"}
     assert "PrefillWithKVCacheKernel 1 to 0" in found.rows.kernels[0]
