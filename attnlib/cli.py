@@ -268,7 +268,7 @@ COMPARE = {
     "--base": _of("the release to compare with, or a wheel or folder", required=True),
     "--new": _of("the release in question, or a wheel or folder", required=True),
     "--model": _of("only of these", nargs="+", default=(), dest="models", metavar="NAME"),
-    "--cases": _of("keys, vLLM's 8q1s1k, FlashInfer's; steps.jsonl", type=Path, metavar="FILE"),
+    "--cases": _of("a file of keys of cases, or steps.jsonl", type=Path, metavar="FILE"),
     "--not-slower": _of("ask only for that, such as 2%%", type=_percent, default=0.0, metavar="P"),
     "--csv": _of("print CSV, all rows", action="store_true"),
     **JSON,

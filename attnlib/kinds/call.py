@@ -6,7 +6,7 @@ The last case's tensors are kept for its neighbours. `plan_us` is a replan in pl
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 
@@ -17,11 +17,21 @@ from ..measure.timer import ROTATING, Timing, cold_copies, run_timer, time_host
 from ..measure.trace import kernel_family, trace_kernels
 from .base import Subject, oracle_fields, timed_fields
 from .check import Judge
-from .cost import DecodeCost
+from .cost import CallCost
 from .item import Item
 
 MEMORY_GIB_UNKNOWN = 4.0
-Case = TypeVar("Case")
+
+
+class AttentionCase(Protocol):
+    """A case of an attention call, whose cost is counted."""
+
+    @property
+    def cost(self) -> CallCost:
+        """Bytes and useful FLOPs."""
+
+
+Case = TypeVar("Case", bound=AttentionCase)
 
 
 @dataclass(frozen=True)
@@ -37,23 +47,18 @@ class Workload(Generic[Case]):
 class CallSubject(Subject, Generic[Case]):
     """Measures one call of a backend.
 
-    A kind names what its backends plan (one of `table.PLANS`), what builds a case's tensors, the
-    oracle's attention over them, and the cost of a call.
+    A kind names what its backends plan (one of `table.PLANS`), what builds a case's tensors, and
+    the oracle's attention over them.
     """
 
     plans: ClassVar[str]
     build: ClassVar["staticmethod[..., Workload[Any]]"]
     attend: ClassVar["staticmethod[..., torch.Tensor]"]
-    cost: ClassVar["staticmethod[[Any], DecodeCost]"]
     memory_share: ClassVar[float] = 0.75
-    """Of the GPU's memory a case may fill with K and V; the oracle and workspaces need the rest."""
+    """Share of the GPU's memory for K and V; the oracle and workspaces need the rest."""
 
     _work: Workload[Case] | None = None
     _judge: Judge | None = None
-
-    def cache_bytes(self, case: Case) -> int:
-        """Bytes that the case's cache takes."""
-        return self.cost(case).kv_bytes
 
     def measure(self, item: Item) -> dict[str, Any]:
         """Check one call by the oracle, time it and its plan, then trace it."""
@@ -76,7 +81,7 @@ class CallSubject(Subject, Generic[Case]):
                 self._rotation(backend, plan, work) if item.timer in ROTATING else run
             ),
             replan=lambda: backend.plan(work.batch, out=plan),
-            work_per_call=float(self.cost(case).io_bytes),
+            work_per_call=float(case.cost.io_bytes),
         )
         family = found.get("kernel_family", entry.family)
         if entry.family not in ("", family):
@@ -87,7 +92,7 @@ class CallSubject(Subject, Generic[Case]):
         self, backend: Backend, plan: Plan, work: Workload[Case]
     ) -> list[Callable[[], torch.Tensor]]:
         """Calls over as many copies of the cache as a cold L2 takes; refuses if they do not fit."""
-        read = self.cost(work.case).kv_bytes
+        read = work.case.cost.kv_bytes
         copies = cold_copies(read, int(self.bench.machine["l2_mib"] * 2**20))
         if reason := self._too_large(work.case, copies):
             raise ValueError(f"a cold L2 needs {copies} copies: {reason}")
@@ -103,7 +108,7 @@ class CallSubject(Subject, Generic[Case]):
 
     def _too_large(self, case: Case, copies: int) -> str:
         limit = self.bench.machine.get("memory_gib", MEMORY_GIB_UNKNOWN) * self.memory_share
-        needed = copies * self.cache_bytes(case) / 2**30
+        needed = copies * case.cost.cache_bytes / 2**30
         return "" if needed <= limit else f"KV needs {needed:.1f} GiB, limit {limit:.1f} GiB"
 
 

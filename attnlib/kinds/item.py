@@ -3,18 +3,18 @@
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from .cases import Case, case_from_dict
+from .form import NamedCase
 
-CaseT = TypeVar("CaseT", bound=Case | None)
+CaseT = TypeVar("CaseT", bound=NamedCase | None)
 
 
 @dataclass(frozen=True)
 class Item(Generic[CaseT]):
-    """What is to be measured: the identity of a record, less its study, round and machine.
+    """One thing to measure: the identity of a record, without its study, round and machine.
 
-    `case` is None for a ceiling; `release` is that of the backend's distribution, or empty for
-    what is installed and has no releases to compare. `again` counts A/A items: the same once more
-    in the same process, so that a study says how far one thing lies from itself.
+    `case` is None for a ceiling; `release` is that of the backend's distribution, empty where no
+    releases are compared. `again` numbers A/A items: the same item measured once more in the same
+    process. `cases.item_from_dict` is the inverse of `to_dict`.
     """
 
     backend: str
@@ -24,8 +24,8 @@ class Item(Generic[CaseT]):
     again: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON form; inverse of `from_dict`."""
-        case: Case | None = self.case
+        """JSON form."""
+        case: NamedCase | None = self.case
         form = {
             "backend": self.backend,
             "timer": self.timer,
@@ -33,10 +33,3 @@ class Item(Generic[CaseT]):
             "release": self.release,
         }
         return form | ({"again": self.again} if self.again else {})
-
-    @classmethod
-    def from_dict(cls, form: dict[str, Any]) -> "Item[Any]":
-        """Inverse of `to_dict`; a form may lack a field that has a default."""
-        case = form.get("case")
-        told = {**form, "again": form.get("again") or 0}
-        return cls(**{**told, "case": case_from_dict(case) if case else None})

@@ -13,46 +13,58 @@ generator of their device. Pages are a random permutation, as an engine's alloca
 | agents | log-uniform in L/10..L |
 | one_long | one L, the others uniform in L/512..L/128 |
 
-The first request has L tokens, but for chat and agents, whose longest is whatever was drawn. A
-case of lengths that are said, `33+1+60`, has those.
+The first request has L tokens, except in chat and agents. Explicit lengths, `33+1+60`, are taken
+as they are.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from ..core.spec import LENGTHS
-from .decode.case import DecodeCase
-from .engine.case import EngineCase
-from .extend.case import ExtendCase
-from .metadata.case import MetadataCase
-from .mla.case import MlaCase
-from .plan.case import PlanCase
 
 if TYPE_CHECKING:
     import torch
 
 SKEW = 32
-"""In a skewed batch the short requests have kv_len / SKEW tokens: one long chat among many new."""
+"""In a skewed batch the short requests have kv_len / SKEW tokens."""
 CHAT_MEDIAN, CHAT_SIGMA, CHAT_LEAST = 1200, 1.0, 16
 LONG_EVERY = 16
-"""Of a retrieval batch one request in so many is long."""
+"""In a retrieval batch one request in 16 is long."""
 
 
-def sample_seq_lens(case: DecodeCase | MetadataCase | MlaCase | EngineCase) -> np.ndarray:
+class Batch(Protocol):
+    """A case whose requests have up to `kv_len` tokens."""
+
+    @property
+    def batch_size(self) -> int:
+        """Requests."""
+
+    @property
+    def kv_len(self) -> int:
+        """Tokens of the longest request."""
+
+    @property
+    def lengths(self) -> str:
+        """A row of the module's table, or explicit lengths."""
+
+    @property
+    def seed(self) -> int:
+        """Seed of lengths and pages."""
+
+
+def sample_seq_lens(case: Batch) -> np.ndarray:
     """Lengths [bs] int32 of a case, as the module's table says."""
     if case.lengths not in LENGTHS:
-        return said_lengths(case.lengths)
-    longest = case.max_ctx if isinstance(case, MetadataCase) else case.kv_len
-    batch, rng = case.batch_size, np.random.default_rng(case.seed)
-    if case.lengths in ("chat", "agents"):
-        if case.lengths == "chat":
-            drawn = np.clip(CHAT_MEDIAN * rng.lognormal(0, CHAT_SIGMA, batch), CHAT_LEAST, None)
-        else:
-            drawn = longest * 10 ** -rng.random(batch)
+        return explicit_lengths(case.lengths)
+    longest, batch, rng = case.kv_len, case.batch_size, np.random.default_rng(case.seed)
+    if case.lengths == "chat":
+        drawn = np.clip(CHAT_MEDIAN * rng.lognormal(0, CHAT_SIGMA, batch), CHAT_LEAST, None)
         return np.clip(drawn, 1, longest).astype(np.int32)
+    if case.lengths == "agents":
+        return np.clip(longest * 10 ** -rng.random(batch), 1, longest).astype(np.int32)
     low, high = {
         "fixed": (longest, longest),
         "ragged": (1, longest),
@@ -67,14 +79,9 @@ def sample_seq_lens(case: DecodeCase | MetadataCase | MlaCase | EngineCase) -> n
     return lens
 
 
-def said_lengths(text: str) -> np.ndarray:
+def explicit_lengths(text: str) -> np.ndarray:
     """`33+1+60` as int32 [3]."""
     return np.array([int(part) for part in text.split("+")], dtype=np.int32)
-
-
-def sample_page_table(case: DecodeCase | MlaCase) -> np.ndarray:
-    """Page table [bs, max_pages] int32 of a case: live pages shuffled, 0 past a row's pages."""
-    return shuffled_pages(sample_seq_lens(case), case.spec.page_size, case.seed + 1)
 
 
 def shuffled_pages(lens: np.ndarray, page_size: int, seed: int | None) -> np.ndarray:
@@ -87,48 +94,10 @@ def shuffled_pages(lens: np.ndarray, page_size: int, seed: int | None) -> np.nda
     return table
 
 
-def sample_extend_lens(case: ExtendCase) -> tuple[np.ndarray, np.ndarray]:
-    """Queries and tokens of each request, both [bs] int32, tokens at least as many as queries.
-
-    The first request has `q_len` queries, unless the case says them all.
-    """
-    kv_lens = sample_seq_lens(case.cached)
-    if case.ragged:
-        return kv_lens, kv_lens
-    if case.q_lengths:
-        return said_lengths(case.q_lengths), kv_lens
-    q_lens = np.full(len(kv_lens), case.q_len, dtype=np.int32)
-    if case.mode == "draft_extend":
-        rng = np.random.default_rng(case.cached.seed + 2)
-        q_lens[1:] = rng.integers(1, case.q_len + 1, len(kv_lens) - 1)
-    return q_lens, np.maximum(kv_lens, q_lens)
-
-
-def sample_plan_lens(case: PlanCase) -> np.ndarray:
-    """Tokens of each request [bs] int64, at least as many as queries."""
-    return np.maximum(sample_seq_lens(case.decode).astype(np.int64), case.q_len)
-
-
-def sample_drafts(case: ExtendCase) -> np.ndarray:
-    """Which drafts each draft sees [bs, q_len, q_len] bool: itself and its ancestors.
-
-    In a chain a draft's parent is the one before it, in a tree any one before it.
-    """
-    rng = np.random.default_rng(case.cached.seed + 3)
-    batch, q_len = case.cached.batch_size, case.q_len
-    sees = np.zeros((batch, q_len, q_len), dtype=bool)
-    for draft in range(q_len):
-        if draft:
-            parents = rng.integers(draft - 1 if case.mask == "chain" else 0, draft, batch)
-            sees[:, draft] = sees[np.arange(batch), parents]
-        sees[:, draft, draft] = True
-    return sees
-
-
 def normal_values(shape: tuple[int, ...], dtype: str, generator: torch.Generator) -> torch.Tensor:
     """Standard normal values of a torch dtype name, on the generator's device."""
     import torch
 
-    kind = getattr(torch, dtype)
-    drawn = torch.bfloat16 if kind.itemsize == 1 else kind
-    return torch.randn(shape, dtype=drawn, device=generator.device, generator=generator).to(kind)
+    wanted = getattr(torch, dtype)
+    drawn = torch.bfloat16 if wanted.itemsize == 1 else wanted
+    return torch.randn(shape, dtype=drawn, device=generator.device, generator=generator).to(wanted)

@@ -16,8 +16,7 @@ from packaging.version import Version
 
 from ..core.backends.table import installed_version
 from ..core.spec import MLA_HEAD_DIM, AttnSpec, MlaSpec
-from ..kinds.cost import Ceilings, DecodeCost, decode_cost, mla_cost
-from ..kinds.mla.case import MlaCase
+from ..kinds.cost import CallCost, Ceilings
 from ..run import frame as rows
 from ..run import store
 from ..run.record import Record
@@ -115,10 +114,9 @@ class Tables:
         return self.records[-1].machine if self.records else {}
 
     @cached_property
-    def cost(self) -> DecodeCost:
+    def cost(self) -> CallCost:
         """Bytes that the case must move, and its useful work."""
-        case = self.choices.case
-        return mla_cost(case) if isinstance(case, MlaCase) else decode_cost(case)
+        return self.choices.case.cost
 
     @cached_property
     def limit(self) -> Ceilings | str:

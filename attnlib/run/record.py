@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from ..core.spec import require_word
+from ..kinds.cases import item_from_dict
 from ..kinds.item import Item
 
 SCHEMA = 1
@@ -134,7 +135,7 @@ class Record:
             raise ValueError(f"a record must have the fields of data/README.md; differs in {wrong}")
         flat = dict(form)
         stored_id = flat.pop("id")
-        item = Item.from_dict({name: flat.pop(name) for name in _ITEM_FIELDS & form.keys()})
+        item = item_from_dict({name: flat.pop(name) for name in _ITEM_FIELDS & form.keys()})
         for name in ("run_us", "plan_us", "kernels", "power_w", "sm_clock_mhz"):
             flat[name] = tuple(flat.get(name, ()))
         record = cls(item=replace(item, backend=RENAMED.get(item.backend, item.backend)), **flat)

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from ..core.backends.table import RECORDED
-from ..kinds import subject_class
 from ..kinds.base import Bench, Subject
+from ..kinds.cases import item_from_dict, subject_class
 from ..kinds.item import Item
 from ..measure.machine import describe_machine, describe_state, describe_versions
 from . import store
@@ -78,7 +78,7 @@ def run_job(path: Path) -> int:
         worker = Worker(job)
         for number, form in job["items"]:
             progress.write(f"start {number}\n")
-            record = worker.measure(Item.from_dict(form))
+            record = worker.measure(item_from_dict(form))
             store.append(record)
             progress.write(f"done {number}\n")
             if record.status == "crashed":

@@ -19,12 +19,12 @@ from itertools import product
 import numpy as np
 import pandas as pd
 
+from ..core.fa2.library import tile_rows
 from ..core.spec import CUSTOM_MASKS, AttnSpec
 from ..draw import charts, style
 from ..draw.style import Look
-from ..kinds.cost import extend_cost, fa2_tile_rows
 from ..kinds.decode.case import DecodeCase
-from ..kinds.extend.case import ExtendCase
+from ..kinds.extend.case import ExtendCase, sample_extend_lens
 from ..run import frame as frames
 from ..run.frame import cases_of, decode_rows, intervals, tally, times, with_better
 from ..run.study import Grid, Study
@@ -53,7 +53,7 @@ def _prefills(
         ExtendCase(_cached(heads, batch, q_len + prefix, page_size), mode, q_len)
         for q_len, prefix, batch in product(q_lens, prefixes, batches)
     )
-    return tuple(case for case in cases if extend_cost(case).flops <= MOST_FLOPS)
+    return tuple(case for case in cases if case.cost.flops <= MOST_FLOPS)
 
 
 _ragged = partial(_prefills, mode="prefill_ragged")
@@ -271,6 +271,17 @@ def plans(frame: pd.DataFrame) -> pd.DataFrame:
     table["tile for a graph"] = [fa2_tile_rows(case, cuda_graph=True) for case in table.case]
     table["tile for eager"] = [fa2_tile_rows(case, cuda_graph=False) for case in table.case]
     return table.assign(ratio=table[GRAPH] / table[EAGER])
+
+
+def fa2_tile_rows(case: ExtendCase, *, cuda_graph: bool) -> int:
+    """Query rows of the tiles that FlashInfer's fa2 plan (0.6.4) cuts for a call.
+
+    Query heads of a group are rows of one tile. Eager plans go by the mean over requests; a plan
+    for a CUDA graph by the most that one request could have, all rows but one for each other.
+    """
+    q_lens, _ = sample_extend_lens(case)
+    longest = q_lens.sum() - len(q_lens) + 1 if cuda_graph else q_lens.mean()
+    return tile_rows(int(longest * case.spec.group_size), case.spec.head_dim)
 
 
 def masks(frame: pd.DataFrame) -> pd.DataFrame:

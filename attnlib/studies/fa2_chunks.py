@@ -8,8 +8,7 @@ from ..core.fa2.choice import CHUNK_STEP, PlanShape
 from ..core.fa2.library import MIN_CHUNK
 from ..kinds.decode.case import DecodeCase
 from ..kinds.extend.case import ExtendCase
-from ..kinds.lengths import sample_plan_lens
-from ..kinds.plan.case import PlanCase
+from ..kinds.plan.case import PlanCase, sample_plan_lens
 from ..run.study import Grid, Study
 from .fa2_plan import (
     ALL_LAYOUTS,

@@ -20,11 +20,10 @@ from ..core.fa2.choice import PlanShape, candidates, choose, library_chunk
 from ..core.gpu import FA2_CTAS
 from ..core.spec import AttnSpec
 from ..draw import charts, style
-from ..kinds.cost import decode_cost
 from ..kinds.decode.case import DecodeCase
 from ..kinds.extend.case import ExtendCase
-from ..kinds.lengths import sample_plan_lens, sample_seq_lens
-from ..kinds.plan.case import PlanCase
+from ..kinds.lengths import sample_seq_lens
+from ..kinds.plan.case import PlanCase, sample_plan_lens
 from ..kinds.step.case import StepCase
 from ..run.frame import good_rows
 from ..run.study import Grid, Study
@@ -46,7 +45,7 @@ LLAMA = AttnSpec(32, 8, 128, 16)
 def _fitted(case: DecodeCase) -> DecodeCase:
     """`case`, its longest request halved until the batch fits."""
     while (
-        decode_cost(case).kv_bytes > MOST_KV_BYTES
+        case.cost.kv_bytes > MOST_KV_BYTES
         or case.batch_size * case.kv_len // case.spec.page_size > MOST_TABLE
     ):
         case = replace(case, kv_len=case.kv_len // 2)

@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 
 from ..core.spec import AttnSpec
-from ..kinds.cost import decode_cost
 from ..kinds.decode.case import DecodeCase
 from ..run import store
 from ..run.frame import good_rows, over
@@ -70,8 +69,8 @@ def drawn_cases(specs: tuple[AttnSpec, ...], count: int, seed: str) -> tuple[Dec
                 round(low * (high / low) ** draw.random()) for low, high in (BATCHES, KV_LENS)
             )
             case = DecodeCase(spec, batch, kv_len, draw.choice(KINDS))
-            longest = decode_cost(DecodeCase(spec, batch, kv_len)).kv_bytes
-            if longest <= MOST_KV_BYTES and decode_cost(case).kv_bytes >= LEAST_KV_BYTES:
+            longest = DecodeCase(spec, batch, kv_len).cost.kv_bytes
+            if longest <= MOST_KV_BYTES and case.cost.kv_bytes >= LEAST_KV_BYTES:
                 cases[case] = None
     return tuple(cases)
 

@@ -1,6 +1,6 @@
 """The roofline: what kernels reach, under the ceilings measured on the same GPU.
 
-A case's intensity is its useful FLOPs over the bytes that it must move (`cost.decode_cost`), the
+A case's intensity is its useful FLOPs over the bytes that it must move (`DecodeCase.cost`), the
 same for every kernel: one that multiplies padding or reads twice lies low, not sideways.
 """
 
@@ -11,7 +11,7 @@ import pandas as pd
 
 from ..core.backends.table import FAMILIES
 from ..draw import charts, style
-from ..kinds.cost import Ceilings, decode_cost
+from ..kinds.cost import Ceilings
 from ..run.frame import CASE, cases_of, decode_rows
 from ..run.store import require_comparable
 
@@ -29,7 +29,7 @@ def roofline_table(frame: pd.DataFrame, release: str) -> pd.DataFrame:
     times = rows.groupby(["case", "kernel_family"], sort=False)
     times = times.agg({"run_us": "median", "l2_mib": "max"}).reset_index()
     times = times.merge(cases_of(rows)[["case", *CASE]], on="case", how="left")
-    costs = times.case.map(decode_cost)
+    costs = times.case.map(lambda case: case.cost)
     flops, io_bytes = costs.map(lambda cost: cost.flops), costs.map(lambda cost: cost.io_bytes)
     return times[CASE].assign(
         family=times.kernel_family,

@@ -159,11 +159,9 @@ def compare_releases(
     if not 0 <= not_slower < 1:
         raise ValueError(f"not_slower must lie in 0..1, such as 0.02 for 2 %, got {not_slower}")
     models = tuple(models) or (*MODELS, MLA)
-    listed, notes = parse_cases(cases, models)
+    listed = parse_cases(cases)
     if cases and not listed:
-        raise ValueError(
-            f"cases must hold one that can be run; {'; '.join(notes) or 'all are empty'}"
-        )
+        raise ValueError("cases must hold one that can be run; all are empty")
     overlays: dict[str, Path] = {}
     both = (_release(base, package, overlays), _release(new, package, overlays))
     if Version(both[0]) == Version(both[1]):
@@ -177,7 +175,7 @@ def compare_releases(
         _measure(found, items_of(chosen), Sweep(overlays=overlays, progress=progress))
     else:
         _replay(found, items_of(listed), models)
-    return found.upgrade(models, notes)
+    return found.upgrade(models)
 
 
 def items_of(cases: Sequence[Case]) -> list[Item]:
@@ -271,10 +269,10 @@ class _Found:
         row |= {"kernels": ", ".join(changed)}
         return row | {"study": last[0].study, "machine": last[0].machine_slug}
 
-    def upgrade(self, models: Sequence[str], notes: Sequence[str]) -> Upgrade:
+    def upgrade(self, models: Sequence[str]) -> Upgrade:
         margin = f"{SHORT_MARGIN:.0%} below {SHORT_US:.0f} us, {LONG_MARGIN:.0%} from there on"
         margin = f"{self.not_slower:.1%}" if self.not_slower else margin
-        told = [f"All rows are judged as one table (Holm); margin {margin}.", *notes]
+        told = [f"All rows are judged as one table (Holm); margin {margin}."]
         for item, record in self.failed.items():
             why = f"{record.item.release} {record.status}: {' '.join(record.reason.split())}"
             told.append(f"{item.case.key}, {item.backend}: {why}")

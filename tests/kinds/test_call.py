@@ -11,7 +11,6 @@ from support.workloads import extend_case
 from attnlib.core import backends
 from attnlib.core.spec import AttnSpec, MlaSpec
 from attnlib.kinds import call
-from attnlib.kinds.cost import decode_cost, extend_cost, mla_cost
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.extend.case import MODES, ExtendCase
 from attnlib.kinds.extend.measure import attend_extend
@@ -28,22 +27,22 @@ MLA = (Item("flashmla-sparse-fp8", "host", SPARSE), OracleBackend(attend_mla))
 
 
 @pytest.mark.parametrize(
-    ("item", "mine", "family", "rows", "cost"),
-    [(*EXTEND, "fa2", 3 * 5 * 4, extend_cost), (*MLA, "flashmla-sparse", 48, mla_cost)],
+    ("item", "mine", "family", "rows"),
+    [(*EXTEND, "fa2", 3 * 5 * 4), (*MLA, "flashmla-sparse", 48)],
 )
-def test_a_right_output_gets_times_and_its_bytes(item, mine, family, rows, cost, monkeypatch):
+def test_a_right_output_gets_times_and_its_bytes(item, mine, family, rows, monkeypatch):
     record = measure_with(mine, item, monkeypatch)
     assert record.status == "ok", record.reason
     assert record.run_us and record.plan_us
     assert (record.kernel_family, record.oracle_rows) == (family, rows)
-    assert record.work_per_call == cost(item.case).io_bytes
+    assert record.work_per_call == item.case.cost.io_bytes
     assert Record.from_json(record.to_json()) == record
 
 
 def test_a_listed_case_is_measured_with_its_window():
-    (case,), _ = parse_cases(["4/2,d16,p4,b3,k40,w9,ragged"])
+    (case,) = parse_cases(["4/2,d16,p4,b3,k40,w9,ragged"])
     record = measure(Item("sdpa", "host", case))
-    assert (record.status, record.work_per_call) == ("ok", decode_cost(case).io_bytes)
+    assert (record.status, record.work_per_call) == ("ok", case.cost.io_bytes)
 
 
 @pytest.mark.parametrize(("item", "mine"), [EXTEND, MLA], ids=["extend", "mla"])

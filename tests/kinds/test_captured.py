@@ -9,12 +9,11 @@ from attnlib import cli
 from attnlib.core.engines import capture
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.cases import case_from_dict
-from attnlib.kinds.cost import extend_cost
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.decode.measure import build_workload
-from attnlib.kinds.extend.case import ExtendCase
+from attnlib.kinds.extend.case import ExtendCase, sample_extend_lens
 from attnlib.kinds.extend.measure import build_extend_workload
-from attnlib.kinds.lengths import sample_extend_lens, sample_seq_lens
+from attnlib.kinds.lengths import sample_seq_lens
 from attnlib.kinds.metadata.case import MetadataCase
 from attnlib.studies import captured
 from attnlib.studies.captured import case_of, cases
@@ -84,7 +83,7 @@ def test_lengths_that_are_said_reach_tensors_and_costs_and_names():
     assert work.batch.q_lens_cpu.tolist() == [30, 8] and work.q.shape == (38, 32, 128)
     assert torch.equal(work.batch.paged.seq_lens_cpu, torch.tensor([40, 8], dtype=torch.int32))
     pairs = 30 * 40 - 30 * 29 // 2 + 8 * 8 - 8 * 7 // 2
-    assert extend_cost(EXTEND).flops == 4 * 128 * 32 * pairs
+    assert EXTEND.cost.flops == 4 * 128 * 32 * pairs
     assert DECODE.key == "32/8,d128,p16,b3,k60,41+9+60"
     assert EXTEND.key == "prefill_paged,q30,30+8,32/8,d128,p16,b2,k40,40+8"
     assert "q_lengths" not in replace(EXTEND, q_lengths="").to_dict(), "older records keep ids"

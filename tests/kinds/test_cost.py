@@ -1,22 +1,16 @@
 """Costs and the fa3 model's predictions: counted by hand."""
 
-from dataclasses import astuple, replace
+from dataclasses import replace
 
 import pytest
 
 from attnlib.core.spec import AttnSpec
-from attnlib.kinds.cost import (
-    Ceilings,
-    decode_cost,
-    fa2_tile_rows,
-    metadata_cost,
-    predict_fa3,
-)
+from attnlib.kinds.cost import Ceilings
 from attnlib.kinds.decode.case import DecodeCase
-from attnlib.kinds.decode.measure import DecodeSubject
 from attnlib.kinds.extend.case import ExtendCase
-from attnlib.kinds.lengths import sample_seq_lens
 from attnlib.kinds.metadata.case import MetadataCase
+from attnlib.studies.engine_modes import fa2_tile_rows
+from attnlib.studies.fa3_decode_regression import predict_fa3
 
 # 4,000 bytes and 10,000,000 FLOPs a microsecond and SM: round numbers to divide by.
 CEILINGS = Ceilings(copy_gbps=4000.0, matmul_tflops=1000.0, num_sms=100)
@@ -33,7 +27,7 @@ FP8 = "float8_e4m3fn"
     ],
 )
 def test_bytes_and_flops_are_those_counted_by_hand(dtypes, sizes, tokens, pages, qo_bytes):
-    cost = decode_cost(DecodeCase(AttnSpec(4, 2, 8, 16, *dtypes), *sizes))
+    cost = DecodeCase(AttnSpec(4, 2, 8, 16, *dtypes), *sizes).cost
     assert cost.kv_bytes == tokens * 2 * 8 * 2 * 1  # K and V, 2 heads of 8 elements, 1 byte each
     assert cost.io_bytes == cost.kv_bytes + sizes[0] * 4 * 8 * qo_bytes + pages * 4
     assert cost.flops == tokens * 4 * 8 * (2 + 2)  # a multiply and an add in QK^T and in PV
@@ -46,10 +40,10 @@ def test_bytes_and_flops_are_those_counted_by_hand(dtypes, sizes, tokens, pages,
 def test_a_window_leaves_its_tokens_and_their_pages_to_read_and_all_to_hold(window, tokens, pages):
     plain = DecodeCase(AttnSpec(4, 2, 8, 16), 3, 320, "10+320+10")
     case = replace(plain, spec=replace(plain.spec, window=window))
-    cost = decode_cost(case)
+    cost = case.cost
     assert (cost.kv_bytes, cost.flops) == (tokens * 2 * 8 * 2 * 2, tokens * 4 * 8 * 4)
     assert cost.io_bytes - cost.kv_bytes == 3 * 4 * 8 * (2 + 2) + pages * 4
-    assert DecodeSubject.cache_bytes(None, case) == decode_cost(plain).kv_bytes
+    assert cost.cache_bytes == plain.cost.kv_bytes
 
 
 def test_a_head_dim_without_a_tile_is_refused_listing_those_that_have_one():
@@ -75,9 +69,8 @@ def test_a_prediction_is_the_one_computed_by_hand(spec, batch_size, num_sms, ite
     found = predict_fa3(case, replace(CEILINGS, num_sms=num_sms))
     tensor_us = 4 * spec.head_dim * padded / (1e9 / num_sms)
     traffic_us = reads * spec.num_kv_heads * batch_size * 1000 * 2 * spec.head_dim * 2 / 4e6
-    expected = (items, min(items, num_sms), reads, tensor_us, traffic_us)
-    assert astuple(found) == pytest.approx(expected)
-    assert found.run_us == max(found.tensor_us, found.traffic_us)
+    assert found["explained"] == pytest.approx(max(tensor_us, traffic_us))
+    assert (found["work_items"], found["busy_sms"]) == (items, min(items, num_sms))
 
 
 @pytest.mark.parametrize(
@@ -100,20 +93,8 @@ def test_fa2_cuts_its_tiles_by_the_mean_request_or_for_a_graph_by_the_largest_th
     assert [fa2_tile_rows(case, cuda_graph=on) for on in (False, True)] == [eager, graph]
 
 
-@pytest.mark.parametrize(
-    ("page_size", "sector", "fetch"),
-    [(1, 4, 4), (4, 16, 16), (8, 32, 32), (16, 32, 64), (256, 32, 64)],
-)
-def test_a_page_word_costs_its_own_sector_from_page_size_8_and_its_own_fetch_from_16(
-    page_size, sector, fetch
-):
+@pytest.mark.parametrize(("page_size", "fetch"), [(1, 4), (4, 16), (8, 32), (16, 64), (256, 64)])
+def test_a_page_word_costs_its_own_memory_fetch_from_page_size_16_on(page_size, fetch):
     words, lengths = 2 * 256, 2 * 24
-    cost = metadata_cost(MetadataCase("decode", 2, page_size, 256 * page_size, "fixed"))
-    rest = lengths + 4 * words
-    assert astuple(cost) == (words, *(n * words + rest for n in (4, sector, fetch)))
-
-
-def test_the_metadata_needs_each_live_word_read_and_written_once():
-    case = MetadataCase("decode", 7, 4, 1000, seed=3)
-    words = int((-(-sample_seq_lens(case) // 4)).sum())
-    assert metadata_cost(case).needed_bytes == 8 * words + 7 * 24
+    case = MetadataCase("decode", 2, page_size, 256 * page_size, "fixed")
+    assert case.fetched_bytes == fetch * words + 4 * words + lengths

@@ -8,7 +8,6 @@ import pytest
 from support.subject_fakes import measure
 
 from attnlib.kinds.base import Bench
-from attnlib.kinds.cost import metadata_cost
 from attnlib.kinds.item import Item
 from attnlib.kinds.metadata import eager, sglang
 from attnlib.kinds.metadata.case import MetadataCase
@@ -29,7 +28,7 @@ def test_a_right_builder_gets_times_and_an_exact_check(backend, case):
     record = measure(Item(backend, "host", case))
     assert (record.status, record.reason) == ("ok", "")
     assert (record.oracle_error, record.oracle_budget, record.oracle_rows) == (0.0, 0.0, 5)
-    assert record.work_per_call == metadata_cost(case).fetch_bytes
+    assert record.work_per_call == case.fetched_bytes
     assert Record.from_json(record.to_json()) == record
 
 

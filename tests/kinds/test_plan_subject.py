@@ -9,7 +9,6 @@ from support.subject_fakes import measure
 from attnlib.core.fa2.choice import PlanShape
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.base import Bench
-from attnlib.kinds.cost import decode_cost, extend_cost
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.item import Item
 from attnlib.kinds.plan import measure as module
@@ -29,7 +28,7 @@ def test_a_call_by_a_plan_of_any_chunk_is_right_and_timed(q_len, chunk, fake_fa2
     case = PlanCase(DECODE, q_len, chunk)
     record = measure(Item("fa2-chunk", "host", case))
     assert (record.status, record.reason) == ("ok", "")
-    cost = (decode_cost if q_len == 1 else extend_cost)(case.call)
+    cost = case.call.cost
     assert (record.work_per_call, record.oracle_rows) == (cost.io_bytes, 5 * q_len * 8)
     assert Record.from_json(record.to_json()) == record
 

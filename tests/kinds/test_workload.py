@@ -8,12 +8,11 @@ import torch
 from support.workloads import MASKS, extend_case, work_of
 
 from attnlib.core.spec import LENGTHS, AttnSpec, MlaSpec
-from attnlib.kinds.cost import extend_cost, mla_cache_bytes, mla_cost
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.decode.measure import build_batch
-from attnlib.kinds.extend.case import MODES
+from attnlib.kinds.extend.case import MODES, sample_drafts, sample_extend_lens
 from attnlib.kinds.extend.measure import build_extend_batch
-from attnlib.kinds.lengths import SKEW, sample_drafts, sample_extend_lens, sample_seq_lens
+from attnlib.kinds.lengths import SKEW, sample_seq_lens
 from attnlib.kinds.mla import measure as mla
 from attnlib.kinds.mla.case import MlaCase
 from attnlib.kinds.mla.format import quantize
@@ -179,7 +178,7 @@ def test_the_cost_counts_the_pairs_that_the_mask_lets_through(mode, mask):
         masked_bytes = 0
     else:
         pairs = int(batch.custom_mask.sum())
-    cost, tokens = extend_cost(case), int(batch.paged.seq_lens_cpu.sum())
+    cost, tokens = case.cost, int(batch.paged.seq_lens_cpu.sum())
     assert (cost.flops, cost.kv_bytes) == (4 * 16 * 4 * pairs, 2 * 2 * 16 * 2 * tokens)
     pages = 0 if case.ragged else len(batch.paged.kv_indices)
     rest = 2 * 2 * batch.rows * 4 * 16 + 4 * pages + masked_bytes
@@ -210,7 +209,7 @@ def test_both_formats_hold_the_same_tokens():
 def test_a_cache_made_in_pieces_is_filled_to_its_end_in_whole_pages(monkeypatch):
     monkeypatch.setattr(mla, "CHUNK_TOKENS", 48)
     cache = work_of(LATENT).kv
-    assert (cache.shape[1:], cache.numel() * 2) == ((16, 576), mla_cache_bytes(LATENT))
+    assert (cache.shape[1:], cache.numel() * 2) == ((16, 576), LATENT.cost.cache_bytes)
     assert bool((cache.float().std(dim=(1, 2)) > 0.9).all())
 
 
@@ -225,7 +224,7 @@ def test_a_cache_made_in_pieces_is_filled_to_its_end_in_whole_pages(monkeypatch)
 def test_an_mla_call_costs_its_tokens_once_and_what_finds_them(
     spec, sizes, kv_bytes, index_words, tokens
 ):
-    cost = mla_cost(MlaCase(spec, *sizes))
+    cost = MlaCase(spec, *sizes).cost
     width = 16 * (576 + 512)
     assert (cost.kv_bytes, cost.flops) == (kv_bytes, 2 * width * tokens)
     assert cost.io_bytes == kv_bytes + sizes[0] * width * 2 + 4 * index_words

@@ -5,7 +5,6 @@ from support import explorer_records as made
 from support.explorer_records import COPY_BYTES, FA2, FA3, LATENT, QWEN, keep, publish, timed
 
 import attnlib
-from attnlib.kinds.cost import decode_cost, mla_cost
 from attnlib.lab import sources
 from attnlib.lab.sources import ThisGpu, narrow
 from attnlib.lab.tables import ENGINES
@@ -26,7 +25,7 @@ def by_backend(table):
 
 def test_times_are_medians_over_rounds_shares_of_the_copy_ceiling_kernels_of_the_trace(demo):
     seen = view(MODEL)
-    floor_us = decode_cost(QWEN).io_bytes / (COPY_BYTES / 1000.0)
+    floor_us = QWEN.cost.io_bytes / (COPY_BYTES / 1000.0)
     assert seen.floor_us == pytest.approx(floor_us)
     fa3 = by_backend(seen.times)[FA3]
     assert fa3.pop("share") == pytest.approx(floor_us / 318.0)
@@ -95,7 +94,7 @@ def test_without_ceilings_there_is_no_share_and_of_one_round_no_interval_and_byt
     assert seen.comparison.verdict.tolist() == ["ambiguous"] and "one round" in repr(seen)
     keep(make_record, "demo", timed("copy", None, ""), 1000.0, work_per_call=COPY_BYTES)
     seen = view(MODEL)
-    assert seen.floor_us == pytest.approx(decode_cost(QWEN).io_bytes / (COPY_BYTES / 1000.0))
+    assert seen.floor_us == pytest.approx(QWEN.cost.io_bytes / (COPY_BYTES / 1000.0))
     assert "No matmul ceiling on record: the ceiling is that of the bytes." in seen.notes
     assert "matmul" not in seen.facts["ceilings, measured"]
 
@@ -106,7 +105,7 @@ def test_latent_attention_has_the_ceiling_that_binds_it(make_record, monkeypatch
     for backend, us in ((made.MLA_FA2, 200.0), (made.DENSE, 100.0)):
         keep(make_record, "latent", timed(backend, LATENT, ""), us)
     seen = view("DeepSeek MLA")
-    flops_us = mla_cost(LATENT).flops / (made.MATMUL_FLOPS / 1000)
+    flops_us = LATENT.cost.flops / (made.MATMUL_FLOPS / 1000)
     assert seen.floor_us == pytest.approx(flops_us), "128 heads share what they read"
     assert seen.facts["time at the ceiling"].endswith("by FLOPs")
     assert by_backend(seen.times)[made.DENSE]["us"] == 100.0

@@ -12,7 +12,6 @@ import torch
 from attnlib.core.backends import TABLE
 from attnlib.core.backends.sdpa import Sdpa
 from attnlib.core.spec import AttnSpec
-from attnlib.kinds.cost import decode_cost
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.decode.measure import DecodeSubject, build_workload
 from attnlib.kinds.item import Item
@@ -61,7 +60,7 @@ def test_a_right_output_gets_times_an_oracle_and_a_pedigree():
     again = measure(replace(ITEM, release=torch.__version__))
     assert again.oracle_error == record.oracle_error, "so does another worker, of this release"
     assert record.oracle_rows == 3 * 4
-    assert record.work_per_call == decode_cost(CASE).io_bytes
+    assert record.work_per_call == CASE.cost.io_bytes
     assert (record.reported_backend, record.kernel_family, record.kernels) == ("sdpa", "", ())
     assert record.versions["torch"] == torch.__version__
     assert (record.machine["gpu_id"], record.command) == ("cpu", "repeat me")

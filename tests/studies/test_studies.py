@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from attnlib.kinds.cost import decode_cost
 from attnlib.kinds.plan.case import PlanCase
 from attnlib.run import store
 from attnlib.run.study import record_name
@@ -42,7 +41,7 @@ def test_plans_of_fa2_are_measured_for_every_layout_and_every_kind_of_batch_and_
         assert {case.spec.page_size for case in cases} == {1, 16, 64}
     decodes = [*fa2_plan.REALISTIC, *fa2_plan.OTHERS, *fa2_plan.VARIANT_CASES]
     decodes += [case.cached for case in verifies]
-    assert max(decode_cost(case).kv_bytes for case in decodes) <= fa2_plan.MOST_KV_BYTES
+    assert max(case.cost.kv_bytes for case in decodes) <= fa2_plan.MOST_KV_BYTES
 
 
 def test_sweeps_have_few_chunks_of_whole_tiles_and_none_stands_in_two_groups():

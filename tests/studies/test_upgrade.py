@@ -142,7 +142,9 @@ def test_a_build_of_ones_own_is_measured_anew_each_time(lab, tmp_path, monkeypat
 
 
 def test_published_records_of_both_releases_are_replayed_and_the_rest_is_said(published_records):
-    found = compare_releases("0.6.3", "0.6.4", cases=[KEYS[0], "8q1s8k"], models=[MODEL])
+    found = compare_releases(
+        "0.6.3", "0.6.4", cases=[KEYS[0], "32/8,d128,p16,b8,k8192"], models=[MODEL]
+    )
     said = words(found)
     assert said == {KEYS[0]: "faster", "32/8,d128,p16,b8,k8192": "not on record"}
     assert "PrefillWithKVCacheKernel 1 to 0" in found.rows.kernels[0]
@@ -152,7 +154,7 @@ def test_published_records_of_both_releases_are_replayed_and_the_rest_is_said(pu
     with pytest.raises(ValueError, match="no case ran on both releases, of 1: nothing to draw"):
         replace(found, rows=found.rows[found.rows.verdict == "not on record"]).figure()
     with pytest.raises(FileNotFoundError, match="studies that have both: .*fa3_dec"):
-        compare_releases("0.6.3", "0.6.4", cases=["8q1s8k"], models=[MODEL])
+        compare_releases("0.6.3", "0.6.4", cases=["32/8,d128,p16,b8,k8192"], models=[MODEL])
     assert "DeepSeek" not in repr(compare_releases("0.6.3", "0.6.4", models=[MODEL]))
     broken = compare_releases("0.5.3", "0.6.3")
     assert {*broken.rows.verdict} == {"slower", "fails", "ambiguous", "not run"}
@@ -219,7 +221,7 @@ def test_captured_steps_are_cases_too(lab, capsys):
     path = Path(__file__).parents[2] / "data/captures/engine.jsonl"
     cases = captured.study_of(path)[0].cases
     assert {type(case) for case in cases} == {DecodeCase, ExtendCase}
-    assert parse_cases([case.key for case in cases]) == (cases, ())
+    assert parse_cases([case.key for case in cases]) == cases
     assert cli.main([*COMMAND, "--cases", str(path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["cases"]
     assert {row["case"] for row in found} == {case.key for case in cases}
@@ -250,7 +252,7 @@ def test_bad_input_is_one_line_status_2_and_nothing_written(
     for name in ("probe-1.0-py3-none-any.whl", "flashinfer_python-1.0-cp39-cp39-win32.whl"):
         (tmp_path / name).touch()
     (tmp_path / "blank.txt").write_text("# nothing\n\n")
-    (tmp_path / "odd.txt").write_bytes(b"\xef\xbb\xbf8q1s1k\nodd \xff\n")
+    (tmp_path / "odd.txt").write_bytes(b"\xef\xbb\xbf32/8,d128,p16,b8,k1024\nodd \xff\n")
 
     def refuse(package, release, given):
         if release == "0.9.9":

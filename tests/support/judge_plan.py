@@ -19,7 +19,6 @@ from attnlib.core import backends
 from attnlib.core.fa2.words import chunk_in
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.call import cache_copies, call_of
-from attnlib.kinds.cost import decode_cost
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.decode.measure import build_workload
 from attnlib.measure.machine import describe_machine
@@ -46,7 +45,7 @@ def batches(count):
         batch, kv_len = (round(2 ** draw.uniform(*span)) for span in ((0, 8), (7, 16)))
         spec = AttnSpec(*HEADS[len(cases) % len(HEADS)], 128, draw.choice((1, 16, 64)))
         case = DecodeCase(spec, batch, kv_len, draw.choice(LENGTHS), seed=len(cases))
-        if 2**20 <= decode_cost(case).kv_bytes <= 4 * 2**30:
+        if 2**20 <= case.cost.kv_bytes <= 4 * 2**30:
             cases.append(case)
     return cases[:count]
 
@@ -84,7 +83,7 @@ def time_of(replay, calls):
 def judge(case, rounds, l2_bytes):
     """Times of both plans in each round; other chunks where ours loses."""
     work = build_workload(case, device="cuda")
-    copies = cache_copies(work.kv, cold_copies(decode_cost(case).kv_bytes, l2_bytes))
+    copies = cache_copies(work.kv, cold_copies(case.cost.kv_bytes, l2_bytes))
     sides = {}
     for name in (LIBRARY, OURS):
         backend = backends.create(name, case.spec, device="cuda", cuda_graph=True)

@@ -7,7 +7,7 @@ SPEC = AttnSpec(4, 2, 16, 4)
 QUICK_START = "import atexit, gc; gc.set_threshold(100_000); atexit.register(gc.freeze)\n"
 """First in `sitecustomize` of a child: no third of torch's import goes to seeking garbage."""
 INSTANT = f"""{QUICK_START}
-from attnlib import kinds
+from attnlib.kinds import cases
 from attnlib.measure import machine
 
 class Instant:
@@ -16,7 +16,7 @@ class Instant:
         return {{"status": "ok", "run_us": (9.0,), "oracle_error": 0.0, "oracle_budget": 1.0}}
 
 asked_of = lambda spec: None
-kinds.subject_class = lambda case: lambda bench: Instant()
+cases.subject_class = lambda case: lambda bench: Instant()
 machine.describe_versions = lambda names: {{}}
 """
 """More of it where processes are tested, not what they measure: no worker imports torch. What comes

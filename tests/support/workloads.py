@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from attnlib.kinds import subject_class
+from attnlib.kinds.cases import subject_class
 from attnlib.kinds.check import Judge
 from attnlib.kinds.extend.case import MODES, ExtendCase
 

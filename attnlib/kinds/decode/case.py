@@ -3,16 +3,20 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ...core.spec import LENGTHS, AttnSpec, require_int, require_lengths
+import numpy as np
+
+from ...core.spec import ELEMENT_BYTES, LENGTHS, AttnSpec, require_int, require_lengths
+from ..cost import INT32_BYTES, CallCost
 from ..form import NamedCase
+from ..lengths import sample_seq_lens
 
 
 @dataclass(frozen=True)
 class DecodeCase(NamedCase):
     """The description of a seeded decode workload; `measure.build_workload` builds its tensors.
 
-    `kv_len` is the most tokens that a request has; `lengths` is one of the distributions of
-    `kinds.lengths`, or says them all: `33+1+60`.
+    `kv_len` is the tokens of the longest request; `lengths` is one of the distributions of
+    `kinds.lengths`, or explicit: `33+1+60`.
     """
 
     inner: ClassVar = ("spec", AttnSpec)
@@ -28,6 +32,23 @@ class DecodeCase(NamedCase):
         require_lengths("lengths", self.lengths, self.batch_size, self.kv_len, LENGTHS)
 
     @property
+    def cost(self) -> CallCost:
+        """Bytes and useful FLOPs, of the tokens that a window leaves."""
+        spec, seq_lens = self.spec, sample_seq_lens(self).astype(np.int64)
+        hidden = np.maximum(seq_lens - spec.window, 0) if spec.window else 0 * seq_lens
+        tokens = int((seq_lens - hidden).sum())
+        token_bytes = 2 * ELEMENT_BYTES[spec.kv_dtype] * spec.head_dim * spec.num_kv_heads
+        rows = self.batch_size * spec.num_qo_heads * spec.head_dim
+        qo_bytes = rows * (ELEMENT_BYTES[spec.dtype] + ELEMENT_BYTES[spec.out_dtype])
+        pages = -(-seq_lens // spec.page_size) - hidden // spec.page_size
+        return CallCost(
+            kv_bytes=token_bytes * tokens,
+            io_bytes=token_bytes * tokens + qo_bytes + INT32_BYTES * int(pages.sum()),
+            flops=4 * spec.head_dim * spec.num_qo_heads * tokens,
+            cache_bytes=token_bytes * int(seq_lens.sum()),
+        )
+
+    @property
     def label(self) -> str:
         """A short name for tables and progress bars."""
         s = self.spec
@@ -41,8 +62,7 @@ class DecodeCase(NamedCase):
     def key(self) -> str:
         """A name without spaces for command lines, `32/8,d128,p16,b16,k8192`; stable.
 
-        What is usual goes unsaid: no window (else `,w4096`), no sinks, dtype bfloat16, lengths
-        fixed, seed 0.
+        Defaults are left out: no window (else `,w4096`), no sinks, bfloat16, fixed lengths, seed 0.
         """
         s = self.spec
         key = f"{s.heads},d{s.head_dim},p{s.page_size},b{self.batch_size},k{self.kv_len}"

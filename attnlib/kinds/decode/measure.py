@@ -12,7 +12,6 @@ No batching, no splitting, no online softmax: nothing in common with the kernels
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -22,8 +21,7 @@ from ...core.backends.table import entry_of
 from ...core.batch import DecodeBatch, PagedKV
 from ..call import CallSubject, Workload
 from ..check import Judge, require_inputs
-from ..cost import decode_cost
-from ..lengths import normal_values, sample_page_table, sample_seq_lens
+from ..lengths import normal_values, sample_seq_lens, shuffled_pages
 from .case import DecodeCase
 
 
@@ -32,14 +30,15 @@ def build_batch(case: DecodeCase, *, device: str) -> DecodeBatch:
 
     Sinks, where the layer has them, lie about where the largest scores do.
     """
-    table = torch.from_numpy(sample_page_table(case)).to(device)
+    lens = sample_seq_lens(case)
+    table = torch.from_numpy(shuffled_pages(lens, case.spec.page_size, case.seed + 1)).to(device)
     sinks = None
     if case.spec.sinks:
         drawn = torch.randn(
             case.spec.num_qo_heads, generator=torch.Generator().manual_seed(case.seed)
         )
         sinks = (2 + drawn).bfloat16().to(device)
-    return DecodeBatch.build(case.spec, torch.from_numpy(sample_seq_lens(case)), table, sinks)
+    return DecodeBatch.build(case.spec, torch.from_numpy(lens), table, sinks)
 
 
 def build_workload(case: DecodeCase, *, device: str) -> Workload[DecodeCase]:
@@ -165,11 +164,6 @@ class DecodeSubject(CallSubject[DecodeCase]):
     plans = "decode"
     build = staticmethod(build_workload)
     attend = staticmethod(attend)
-    cost = staticmethod(decode_cost)
-
-    def cache_bytes(self, case: DecodeCase) -> int:
-        """Of the whole cache: a window leaves less to read, not to hold."""
-        return decode_cost(replace(case, spec=replace(case.spec, window=0))).kv_bytes
 
 
 decode_call = DecodeCall

@@ -17,9 +17,21 @@ request 18364), which passes a custom mask wherever it verifies drafts. No torch
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ...core.spec import LENGTHS, AttnSpec, require_lengths, require_word
+import numpy as np
+
+from ...core.spec import (
+    CUSTOM_MASKS,
+    ELEMENT_BYTES,
+    LENGTHS,
+    AttnSpec,
+    require_int,
+    require_lengths,
+    require_word,
+)
+from ..cost import INT32_BYTES, CallCost
 from ..decode.case import DecodeCase
 from ..form import NamedCase, later
+from ..lengths import explicit_lengths, sample_seq_lens
 
 MODES = {
     "prefill_paged": ("causal",),
@@ -58,8 +70,7 @@ class ExtendCase(NamedCase):
             known = ", ".join(masks)
             raise ValueError(f"mask must be one of {known} for {self.mode}, got {self.mask!r}")
         longest, q_len, page_size = self.cached.kv_len, self.q_len, self.spec.page_size
-        if type(q_len) is not int or not 1 <= q_len <= longest:
-            raise ValueError(f"q_len must be an integer in 1..{longest} (kv_len), got {q_len!r}")
+        require_int("q_len", q_len, most=longest)
         if self.ragged and (q_len, page_size) != (longest, 1):
             raise ValueError(
                 f"q_len must be kv_len ({longest}) and page_size 1 for {self.mode}, "
@@ -94,6 +105,32 @@ class ExtendCase(NamedCase):
         return self.mode == "prefill_ragged"
 
     @property
+    def cost(self) -> CallCost:
+        """Bytes and useful FLOPs: those of the (query, token) pairs that the mask lets through.
+
+        A custom mask is read once, a bit a pair. A ragged call reads no page table.
+        """
+        spec, custom_bytes = self.spec, 0
+        q_lens, kv_lens = (lens.astype(np.int64) for lens in sample_extend_lens(self))
+        pairs = int((q_lens * kv_lens).sum())
+        if self.mask in CUSTOM_MASKS:
+            custom_bytes = int((-(-q_lens * kv_lens // 8)).sum())
+            pairs -= int((~sample_drafts(self)).sum())
+        elif self.mask == "causal":
+            pairs -= int((q_lens * (q_lens - 1) // 2).sum())
+        width = ELEMENT_BYTES[spec.kv_dtype] * spec.head_dim * spec.num_kv_heads
+        kv_bytes = 2 * width * int(kv_lens.sum())
+        rows = int(q_lens.sum()) * spec.num_qo_heads * spec.head_dim
+        qo_bytes = rows * (ELEMENT_BYTES[spec.dtype] + ELEMENT_BYTES[spec.out_dtype])
+        pages = 0 if self.ragged else int((-(-kv_lens // spec.page_size)).sum())
+        return CallCost(
+            kv_bytes=kv_bytes,
+            io_bytes=kv_bytes + qo_bytes + INT32_BYTES * pages + custom_bytes,
+            flops=4 * spec.head_dim * spec.num_qo_heads * pairs,
+            cache_bytes=kv_bytes,
+        )
+
+    @property
     def label(self) -> str:
         """A short name for tables and progress bars."""
         return f"{self.mode} q_len {self.q_len}{self._unusual(' ')} {self.cached.label}"
@@ -106,3 +143,36 @@ class ExtendCase(NamedCase):
     def _unusual(self, before: str) -> str:
         mask = "" if self.mask == MODES[self.mode][0] else before + self.mask
         return mask + (before + self.q_lengths if self.q_lengths else "")
+
+
+def sample_extend_lens(case: ExtendCase) -> tuple[np.ndarray, np.ndarray]:
+    """Queries and tokens of each request, both [bs] int32, tokens at least as many as queries.
+
+    The first request has `q_len` queries, unless `q_lengths` says them all.
+    """
+    kv_lens = sample_seq_lens(case.cached)
+    if case.ragged:
+        return kv_lens, kv_lens
+    if case.q_lengths:
+        return explicit_lengths(case.q_lengths), kv_lens
+    q_lens = np.full(len(kv_lens), case.q_len, dtype=np.int32)
+    if case.mode == "draft_extend":
+        rng = np.random.default_rng(case.cached.seed + 2)
+        q_lens[1:] = rng.integers(1, case.q_len + 1, len(kv_lens) - 1)
+    return q_lens, np.maximum(kv_lens, q_lens)
+
+
+def sample_drafts(case: ExtendCase) -> np.ndarray:
+    """Which drafts each draft sees [bs, q_len, q_len] bool: itself and its ancestors.
+
+    In a chain a draft's parent is the one before it, in a tree any one before it.
+    """
+    rng = np.random.default_rng(case.cached.seed + 3)
+    batch, q_len = case.cached.batch_size, case.q_len
+    sees = np.zeros((batch, q_len, q_len), dtype=bool)
+    for draft in range(q_len):
+        if draft:
+            parents = rng.integers(draft - 1 if case.mask == "chain" else 0, draft, batch)
+            sees[:, draft] = sees[np.arange(batch), parents]
+        sees[:, draft, draft] = True
+    return sees

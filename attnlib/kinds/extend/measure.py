@@ -17,10 +17,9 @@ from ...core.extend import ExtendBatch
 from ...core.spec import CUSTOM_MASKS
 from ..call import CallSubject, Workload
 from ..check import require_inputs
-from ..cost import extend_cost
 from ..decode.measure import attend_rows, draw_inputs, gather_tokens
-from ..lengths import sample_drafts, sample_extend_lens, shuffled_pages
-from .case import ExtendCase
+from ..lengths import shuffled_pages
+from .case import ExtendCase, sample_drafts, sample_extend_lens
 
 
 def build_extend_batch(case: ExtendCase, *, device: str) -> ExtendBatch:
@@ -87,4 +86,3 @@ class ExtendSubject(CallSubject[ExtendCase]):
     plans = "extend"
     build = staticmethod(build_extend_workload)
     attend = staticmethod(attend_extend)
-    cost = staticmethod(extend_cost)

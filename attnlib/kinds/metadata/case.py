@@ -3,8 +3,13 @@
 from dataclasses import MISSING, dataclass, fields
 from typing import ClassVar
 
+import numpy as np
+
+from ...core.gpu import FETCH_BYTES
 from ...core.spec import LENGTHS, require_int, require_lengths, require_page_size, require_word
+from ..cost import INT32_BYTES
 from ..form import NamedCase
+from ..lengths import sample_seq_lens
 
 BUILDERS = ("decode", "kv_indices")
 
@@ -38,6 +43,25 @@ class MetadataCase(NamedCase):
         for name in ("batch_size", "max_ctx", "pool_size", "topk", "draft_tokens"):
             require_int(name, getattr(self, name))
         require_page_size(self.page_size)
+
+    @property
+    def kv_len(self) -> int:
+        """Tokens of the longest request."""
+        return self.max_ctx
+
+    @property
+    def fetched_bytes(self) -> int:
+        """The least bytes that memory moves: words fetched and stored, lengths read and written.
+
+        A page's word lies page_size words after its neighbour's, so from 16 on each costs a memory
+        fetch. A window's table counts as stored; the map of its slots, as it is read, does not.
+        """
+        pages = -(-sample_seq_lens(self).astype(np.int64) // self.page_size)
+        span = (pages - 1) * self.page_size * INT32_BYTES + INT32_BYTES
+        fetches = int(np.minimum(-(-span // FETCH_BYTES), pages).sum())
+        stored = INT32_BYTES * int(pages.sum()) * (2 if self.swa else 1)
+        lengths = self.batch_size * (16 + 2 * INT32_BYTES)
+        return fetches * FETCH_BYTES + stored + lengths
 
     @property
     def max_pages(self) -> int:

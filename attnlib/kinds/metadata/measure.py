@@ -16,7 +16,6 @@ from ...core.spec import require_word
 from ...measure.timer import run_timer
 from ...measure.trace import trace_kernels
 from ..base import Subject, timed_fields
-from ..cost import metadata_cost
 from ..item import Item
 from ..lengths import sample_seq_lens
 from . import eager, oracle, sglang
@@ -97,7 +96,7 @@ class MetadataSubject(Subject):
         build = BUILDERS[backend][builder]
         run = partial(build, **call.inputs, **call.outputs, **call.numbers)
         with without_overlap() if backend == "metadata-fused-alone" else nullcontext():
-            return call.measured(run, timer, float(metadata_cost(item.case).fetch_bytes))
+            return call.measured(run, timer, float(item.case.fetched_bytes))
 
     def _prepared(self, case: MetadataCase) -> BuilderCall:
         if self._call is None or self._call.case != case:

@@ -3,8 +3,20 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ...core.spec import LENGTHS, MlaSpec, require_int, require_word
+import numpy as np
+
+from ...core.spec import (
+    ELEMENT_BYTES,
+    LATENT_DIM,
+    LENGTHS,
+    MLA_HEAD_DIM,
+    MlaSpec,
+    require_int,
+    require_word,
+)
+from ..cost import INT32_BYTES, CallCost
 from ..form import NamedCase
+from ..lengths import sample_seq_lens
 
 
 @dataclass(frozen=True)
@@ -23,6 +35,27 @@ class MlaCase(NamedCase):
         require_int("batch_size", self.batch_size)
         require_int("kv_len", self.kv_len)
         require_word("lengths", self.lengths, LENGTHS)
+
+    @property
+    def cost(self) -> CallCost:
+        """Bytes and useful FLOPs: each attended token once, for all heads together.
+
+        A dense call reads its page-table entries, a sparse one `top_k` indices per request.
+        """
+        spec, seq_lens = self.spec, sample_seq_lens(self).astype(np.int64)
+        pages = int((-(-seq_lens // spec.page_size)).sum())
+        tokens, indices = int(seq_lens.sum()), pages
+        if spec.top_k:
+            tokens = int(np.minimum(seq_lens, spec.top_k).sum())
+            indices = self.batch_size * spec.top_k
+        width = MLA_HEAD_DIM + LATENT_DIM
+        qo_bytes = ELEMENT_BYTES["bfloat16"] * self.batch_size * spec.num_qo_heads * width
+        return CallCost(
+            kv_bytes=spec.token_bytes * tokens,
+            io_bytes=spec.token_bytes * tokens + qo_bytes + INT32_BYTES * indices,
+            flops=2 * spec.num_qo_heads * width * tokens,
+            cache_bytes=spec.token_bytes * pages * spec.page_size,
+        )
 
     @property
     def label(self) -> str:

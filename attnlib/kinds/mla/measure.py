@@ -19,9 +19,8 @@ from ...core.batch import require_tensor
 from ...core.mla import NO_TOKEN, MlaBatch, require_pages
 from ...core.spec import LATENT_DIM, MLA_HEAD_DIM, MlaSpec
 from ..call import CallSubject, Workload
-from ..cost import mla_cache_bytes, mla_cost
 from ..decode.measure import attend_rows
-from ..lengths import normal_values, sample_page_table, sample_seq_lens
+from ..lengths import normal_values, sample_seq_lens, shuffled_pages
 from .case import MlaCase
 from .format import in_format, values_of
 
@@ -41,8 +40,9 @@ def sample_chosen(case: MlaCase) -> np.ndarray:
 
 def build_mla_batch(case: MlaCase, *, device: str) -> MlaBatch:
     """Lengths, page table and chosen tokens of `case` on `device`."""
-    lens = torch.from_numpy(sample_seq_lens(case))
-    table = torch.from_numpy(sample_page_table(case)).to(device)
+    seq_lens = sample_seq_lens(case)
+    pages = shuffled_pages(seq_lens, case.spec.page_size, case.seed + 1)
+    lens, table = torch.from_numpy(seq_lens), torch.from_numpy(pages).to(device)
     chosen = torch.from_numpy(sample_chosen(case)).to(device) if case.spec.top_k else None
     return MlaBatch.build(case.spec, lens, table, chosen)
 
@@ -120,8 +120,3 @@ class MlaSubject(CallSubject[MlaCase]):
     plans = "mla"
     build = staticmethod(build_mla_workload)
     attend = staticmethod(attend_mla)
-    cost = staticmethod(mla_cost)
-
-    def cache_bytes(self, case: MlaCase) -> int:
-        """Bytes of the whole cache: a sparse call reads but a part of it."""
-        return mla_cache_bytes(case)

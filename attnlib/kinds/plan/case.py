@@ -3,10 +3,13 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from ...core.spec import AttnSpec, require_int
 from ..decode.case import DecodeCase
 from ..extend.case import ExtendCase
 from ..form import NamedCase
+from ..lengths import sample_seq_lens
 
 
 @dataclass(frozen=True)
@@ -47,3 +50,8 @@ class PlanCase(NamedCase):
     def key(self) -> str:
         """A name without spaces for command lines."""
         return f"{self.decode.key},q{self.q_len},chunk{self.chunk}"
+
+
+def sample_plan_lens(case: PlanCase) -> np.ndarray:
+    """Tokens of each request [bs] int64, at least as many as queries."""
+    return np.maximum(sample_seq_lens(case.decode).astype(np.int64), case.q_len)

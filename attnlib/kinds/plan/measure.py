@@ -99,7 +99,7 @@ class PlanSubject(Subject):
             backend = backends.create(
                 name, case.spec, mask="causal", device=self.bench.device, cuda_graph=True
             )
-            io_bytes = float(kind.cost(case.call).io_bytes)
+            io_bytes = float(case.call.cost.io_bytes)
             self._call = _Call(work, judge, backend, backend.plan(work.batch), io_bytes)
         return self._call
 

@@ -23,7 +23,6 @@ from ...core.metadata.kv_indices import build_kv_indices
 from ...measure.timer import capture, time_eager, warm_up
 from ..call import Workload, timed_call
 from ..check import Judge
-from ..cost import decode_cost
 from ..decode.case import DecodeCase
 from ..item import Item
 from .case import StepCase
@@ -108,5 +107,5 @@ def timed_step(step: EngineStep, item: Item[StepCase], judge: Judge) -> dict[str
         step.plan.reported_backend,
         timer=lambda: time_eager(step, SAMPLE_US),
         replan=None if item.backend == PLANNED else step.prepare,
-        work_per_call=float(decode_cost(item.case.decode).io_bytes * item.case.layers),
+        work_per_call=float(item.case.decode.cost.io_bytes * item.case.layers),
     )

@@ -33,7 +33,6 @@ from ...measure.timer import cold_copies, run_timer
 from ...measure.trace import trace_kernels
 from ..base import Subject, oracle_fields, timed_fields
 from ..call import cache_copies
-from ..cost import decode_cost
 from ..decode.measure import Oracle, build_workload
 from ..item import Item
 from ..metadata import eager
@@ -91,7 +90,7 @@ class StepSubject(Subject):
         # Timed before it is traced: the profiler's callbacks stay on, and slow every launch.
         timing = timer(timed)
         kernels = trace_kernels(timed)
-        work = float(decode_cost(case.decode).io_bytes * case.layers)
+        work = float(case.decode.cost.io_bytes * case.layers)
         return timed_fields(timing, kernels=kernels, work_per_call=work) | fields
 
     def _engine(self, backend: str, layers: int) -> fa2.EngineStep:
@@ -107,7 +106,7 @@ class StepSubject(Subject):
         self._work = work = build_workload(case.decode, device=self.bench.device)
         self._oracle = Oracle(work.q, work.kv, work.batch)
         l2_bytes = int(self.bench.machine["l2_mib"] * 2**20)
-        copies = min(case.layers, cold_copies(decode_cost(case.decode).kv_bytes, l2_bytes))
+        copies = min(case.layers, cold_copies(case.decode.cost.kv_bytes, l2_bytes))
         self._caches = cache_copies(work.kv, copies)
         self._case = case
 
