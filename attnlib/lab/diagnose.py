@@ -177,8 +177,8 @@ def _row(name: str, steps: Sequence[Step]) -> dict[str, str | float]:
     return {
         "is": f"attention ({family})" if family else ROLE_OF[name],
         "of": FAMILIES[family].library if family else "",
-        "per step": median(map(len, times)),
-        "per layer": median(len(us) / _layers(step) for step, us in pairs),
-        "us per step": median(map(sum, times)),
+        "a step": median(map(len, times)),
+        "a layer": median(len(us) / _layers(step) for step, us in pairs),
+        "us a step": median(map(sum, times)),
         "share": median(sum(us) / (busy_us(step.work) or 1) for step, us in pairs),
     }

@@ -93,7 +93,7 @@ def test_steps_layers_and_what_comes_before_them_are_counted(path):
     ahead = [span.name for span in found.steps[1].ahead]
     assert ahead[:3] == ["_sample_kernel", "Memcpy DtoH", "index_elementwise_kernel"]
     fa2 = found.table().set_index("kernel").loc["BatchPrefillWithPagedKVCacheKernel"]
-    assert (fa2["per step"], fa2["per layer"], fa2["us per step"]) == (4, 1, 40)
+    assert (fa2["a step"], fa2["a layer"], fa2["us a step"]) == (4, 1, 40)
     assert fa2["of"] == "FlashInfer"
     assert found.patterns["us per step"][0] == 11.0  # four kernels of 2 us, three gaps of 1
 
