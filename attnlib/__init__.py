@@ -33,7 +33,7 @@ HOME = {
     "decode_rows": "run.frame",
     "diagnose": "lab.diagnose",
     "explain": "select.explain",
-    "explore": "lab.widgets",
+    "explore": "lab.explore",
     "good_rows": "run.frame",
     "guard": "core.schedule.guard",
     "load": "run.store",

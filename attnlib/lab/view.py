@@ -1,94 +1,260 @@
-"""The view of one case: who ran it how fast, against which ceiling, with which kernels, and why."""
+"""The view of one case: how fast each backend ran it, beside which ceiling, which kernels, and why.
+
+A share is the time at the ceiling over the time taken. The ceiling is the longer of two: the bytes
+that must move at the copy bandwidth, the useful FLOPs at the matmul rate, both measured on the same
+GPU in the same study.
+"""
 
 from __future__ import annotations
 
 import base64
 import html
 import io
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from ..core.backends.table import FAMILIES
-from ..draw import style
+from ..core.backends.table import FAMILIES, installed_version
+from ..core.spec import MLA_HEAD_DIM, AttnSpec, MlaSpec
 from ..draw.cards import Card, Shown
 from ..kinds.cost import Ceilings
-from ..studies.fa3_decode_regression import intervals
-from .choices import LIVE, NAMES, Choices
-from .sources import Source, ThisGpu, narrow, source_of
-from .tables import NOTHING, Tables
+from ..run.frame import ceilings, intervals, over
+from ..select import Call, explain
+from .source import NAMES, Choice, Source, choose, find_source, measure_missing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FOOTER = "us is microseconds; share is the time at the ceiling over the time taken."
+ENGINES = ("sglang==0.5.23", "vllm==0.33.0")
+"""The newest releases whose rules were read."""
+LIBRARY = "flashinfer-python"
+NOTHING = "-"
 ROW_INCHES = 0.36
-SHARES = {"share": ".0%", "margin": ".1%"}
-FORMATS = {"us": ",.1f", "plan_us": ",.0f", "launches": "g", "ratio": ".2f", **SHARES}
-"""How a column is rounded for reading; the others are words and counts."""
+FORMATS = {
+    "us": ",.1f",
+    "plan, us": ",.0f",
+    "kernels a call": "g",
+    "launches a call": "g",
+    "ratio": ".2f",
+    "share": ".0%",
+    "margin": ".1%",
+}
+"""How a column is rounded for reading."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class View(Tables, Shown):
-    """What is on record of `choices`; `known` are notes of whoever made them."""
+class View(Shown):
+    """One case, by the records of `source`."""
 
-    known: tuple[str, ...] = ()
+    source: Source
+    choice: Choice
 
     @property
     def call(self) -> str:
         """The Python call that gives this view again."""
-        return self.choices.call
+        return self.choice.call
+
+    @property
+    def backends(self) -> list[str]:
+        """The backends that were chosen."""
+        return self.choice.arguments["backends"]
+
+    @cached_property
+    def rows(self) -> pd.DataFrame:
+        """The records of the chosen backends, a row each."""
+        return self.choice.rows[self.choice.rows.backend.isin(self.backends)]
+
+    @cached_property
+    def good(self) -> pd.DataFrame:
+        """Those that are ok and were not throttled: a row per backend and round."""
+        return _good(self.rows)
+
+    @cached_property
+    def times(self) -> pd.DataFrame:
+        """A row per backend: median time (us), what ran, launches, plan (us), rounds, share.
+
+        A backend without a good record has NaN for its time, and its status for what ran.
+        """
+        table = []
+        for name in self.backends:
+            good = self.good[self.good.backend == name]
+            status = ["not on record", *self.rows.status[self.rows.backend == name]][-1]
+            families = ", ".join(sorted(set(good.kernel_family) - {""})) or NOTHING
+            kernels = good.kernels.iloc[-1] if len(good) else ()
+            us = float(good.run_us.median())
+            row = {"backend": name, "us": us, "ran": families if len(good) else status}
+            row["launches"] = sum(kernel.launches for kernel in kernels) or math.nan
+            row["plan_us"] = float(good.plan_us.median())
+            table.append({**row, "rounds": len(good), "share": self.floor_us / us})
+        return pd.DataFrame(table)
+
+    @cached_property
+    def kernels(self) -> pd.DataFrame:
+        """A row per kernel of a backend's newest good record: launches per call, us per call."""
+        newest = self.good.drop_duplicates("backend", keep="last").sort_values("backend")
+        table = [
+            (row.backend, kernel.name, kernel.launches, kernel.gpu_us)
+            for row in newest.itertuples()
+            for kernel in row.kernels
+        ]
+        return pd.DataFrame(table, columns=["backend", "kernel", "launches", "us"])
+
+    @cached_property
+    def comparison(self) -> pd.DataFrame:
+        """A row per backend that shares rounds with `against`: ratio, interval, verdict."""
+        columns = ["backend", "against", "ratio", "low", "high", "rounds", "verdict", "margin"]
+        against, measured = self.choice.arguments["against"], set(self.good.backend)
+        tables = [pd.DataFrame(columns=columns)]
+        for name in self.backends:
+            if name != against and {name, against} <= measured:
+                tables.append(over(self.good, name, against).assign(backend=name, against=against))
+        return pd.concat(tables[1:] or tables, ignore_index=True)[columns]
+
+    @cached_property
+    def rules(self) -> pd.DataFrame:
+        """A row per library: the backend that its rule picks, that backend's time (us), and why."""
+        gpu = "sm" + str(self.machine.get("compute_capability", "")).replace(".", "")
+        version = self.choice.arguments["release"] or installed_version(LIBRARY)
+        libraries = [f"flashinfer=={version}"] if version else []
+        good, table = _good(self.choice.rows), []
+        for library in [*libraries, *ENGINES] if gpu != "sm" else []:
+            backend, why = _rule(self.choice.case.spec, library, gpu)
+            us = float(good.run_us[good.backend == backend].median())
+            table.append((library, backend, us, why))
+        return pd.DataFrame(table, columns=["library", "chooses", "us", "because"])
+
+    @cached_property
+    def limit(self) -> Ceilings | str:
+        """The ceilings that the records hold, or why there are none."""
+        try:
+            return ceilings(self.source.frame, needed=["copy"])
+        except ValueError as error:
+            return str(error)
+
+    @cached_property
+    def bounds_us(self) -> dict[str, float]:
+        """Microseconds that bytes and FLOPs take at the ceilings on record."""
+        if isinstance(self.limit, str):
+            return {}
+        cost = self.choice.case.cost
+        flops_us = cost.flops / (self.limit.matmul_tflops * 1e6)
+        bounds = {"bytes": cost.floor_us(self.limit), "FLOPs": flops_us}
+        return {name: us for name, us in bounds.items() if math.isfinite(us)}
+
+    @property
+    def floor_us(self) -> float:
+        """The time at the ceiling, NaN without ceilings."""
+        return max(self.bounds_us.values(), default=math.nan)
+
+    @property
+    def machine(self) -> dict[str, Any]:
+        """The newest record's columns about its machine; empty without a record."""
+        frame = self.source.frame
+        return frame.iloc[-1].to_dict() if len(frame) else {}
+
+    @property
+    def release(self) -> str:
+        """The FlashInfer that ran, in words; empty where no record says."""
+        version = self.choice.arguments["release"]
+        if self.source.is_live:
+            version = version or installed_version(LIBRARY)
+        return f", FlashInfer {version}" if version else ""
+
+    @property
+    def served(self) -> str:
+        """Whose numbers these are, in a sentence."""
+        days = sorted({started[:10] for started in self.rows.started_at})
+        if not days:
+            return "Measures here; not on record yet."
+        when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+        gpu = f"{self.machine['gpu'] or 'CPU'} {self.machine['gpu_id']}"
+        if self.source.is_live:
+            return f"Measured here: {gpu}{self.release}, {when}."
+        whose = f"Records of study {self.source.records}: {gpu}{self.release}, measured {when}."
+        return (
+            whose
+            if self.rows.settle_us.any()
+            else f"{whose} Timers did not wait for a steady clock."
+        )
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What the case must cost, and at which ceilings."""
+        cost = self.choice.case.cost
+        facts = {
+            "must move": f"{cost.io_bytes / 1e6:,.4g} MB",
+            "useful work": f"{cost.flops / 1e9:,.4g} GFLOP",
+        }
+        if isinstance(self.limit, Ceilings):
+            copy, matmul = self.limit.copy_gbps, self.limit.matmul_tflops
+            facts["ceilings, measured"] = f"copy {copy:,.0f} GB/s"
+            if "FLOPs" in self.bounds_us:
+                facts["ceilings, measured"] += f", bf16 matmul {matmul:,.0f} TFLOP/s"
+            longest = max(self.bounds_us, key=lambda name: self.bounds_us[name])
+            facts["time at the ceiling"] = f"{self.floor_us:,.1f} us, by {longest}"
+        return facts
+
+    @property
+    def notes(self) -> list[str]:
+        """What to mind: wishes not met, failures with reasons, what is missing or left out."""
+        failed = self.rows[self.rows.status != "ok"]
+        reasons = failed.backend + ": " + failed.status + ": " + failed.reason
+        notes = [*self.choice.notes, *sorted(set(reasons))]
+        absent = [name for name in self.backends if name not in set(self.rows.backend)]
+        if absent and len(self.rows):
+            notes.append(f"Not on record for these choices: {', '.join(absent)}.")
+        if throttled := int(self.rows.throttled.sum()):
+            notes.append(f"{throttled} records of a throttled GPU are left out.")
+        if isinstance(self.limit, str):
+            return [*notes, f"No share of a ceiling: {self.limit}."] if len(self.good) else notes
+        if "FLOPs" not in self.bounds_us:
+            notes.append("No matmul ceiling on record: the ceiling is that of the bytes.")
+        if self.choice.case.cost.io_bytes <= self.machine["l2_mib"] * 2**20:
+            notes.append("The bytes fit the L2 cache, which is faster than the copy ceiling.")
+        return notes
 
     def figure(self) -> Figure:
         """Time of each backend, a dot per round, and the ceiling; ValueError without a time."""
-        import matplotlib.pyplot as plt
+        from ..draw import charts, style
 
-        return self._draw(plt.figure)
+        table = self.times.dropna(subset="us").reset_index(drop=True)
+        if table.empty:
+            raise ValueError("view must hold a backend that was measured ok, it has none")
+        title = f"{self.choice.arguments['model']}{self.release}\n{self.choice.case.label}"
+        marks = "time of one call, us (a dot is a round"
+        marks += ", the line the time at the ceiling)" if self.bounds_us else ")"
+        size = (7.2, charts.FURNITURE_INCHES + ROW_INCHES * len(table))
+        figure, (axis,) = charts.panels([title], size, self.good, (marks, ""))
+        place = {name: row for row, name in enumerate(table.backend)}
+        placed = self.good.assign(place=self.good.backend.map(place))
+        looks = style.family_looks(FAMILIES)
+        charts.dots(axis, placed, "run_us", "place", by="kernel_family", looks=looks)
+        charts.categories(axis, "y", table.backend + "\n(" + table.ran + ")")
+        axis.set_xlim(left=0)
+        if self.bounds_us:
+            axis.axvline(self.floor_us, **style.RULE)
+        return figure
 
     def image(self) -> str:
-        """The figure as an HTML image that carries its bytes and its numbers in words."""
-        from matplotlib.figure import Figure
+        """The figure as an HTML image that carries its bytes, and its numbers as alt text."""
+        import matplotlib.pyplot as plt
 
-        # Not pyplot's: it keeps its figures, and would show this one in whatever cell runs next.
-        file = io.BytesIO()
-        self._draw(Figure).savefig(file, format="png")
-        known = self.times.dropna(subset="us")
-        times = ", ".join(f"{row.backend} {row.us:,.1f} us" for row in known.itertuples())
-        words = html.escape(f"Time of one call: {times}", quote=True)
+        file, figure = io.BytesIO(), self.figure()
+        figure.savefig(file, format="png")
+        plt.close(figure)
+        measured = self.times.dropna(subset="us")
+        times = ", ".join(f"{row.backend} {row.us:,.1f} us" for row in measured.itertuples())
+        words = html.escape(f"Time of one call{self.release}: {times}", quote=True)
         code = base64.b64encode(file.getvalue()).decode()
         return f"<img alt='{words}' style='max-width: 100%' src='data:image/png;base64,{code}'>"
 
-    def _draw(self, make: Callable[..., Figure]) -> Figure:
-        table = self.times.dropna(subset="us").iloc[::-1]
-        if table.empty:
-            raise ValueError("view must hold a backend that was measured ok, it has none")
-        style.apply()
-        looks = style.family_looks(FAMILIES)
-        figure = make(figsize=(7.2, 1.6 + ROW_INCHES * len(table)), layout="constrained")
-        axis = figure.subplots()
-        for place, row in enumerate(table.itertuples()):
-            color = looks[row.ran].color if row.ran in looks else style.OTHER
-            axis.barh(place, row.us, height=0.55, color=color, alpha=0.35)
-            rounds = self.samples[self.samples.backend == row.backend].run_us
-            axis.plot(rounds, [place] * len(rounds), "o", color=color, markersize=4)
-        marks = "a dot is a round"
-        if self.floor_us == self.floor_us:
-            axis.axvline(self.floor_us, color="0.2", linewidth=1)
-            marks += ", the line the time at the ceiling"
-        names = table.backend + [f"\n({ran})" if ran in looks else "" for ran in table.ran]
-        axis.set_yticks(range(len(table)), names)
-        axis.grid(visible=False, axis="y")
-        axis.set_xlim(left=0)
-        axis.set_xlabel(f"time of one call, us ({marks})")
-        axis.set_title(f"{self.choices.model}\n{self.choices.case.label}", x=0)
-        style.add_footer(figure, self.samples)
-        return figure
-
     def card(self) -> Card:
         """The view as a card."""
-        share, pairs = self.times.share, self.comparison
+        pairs = self.comparison
         compared = {
             "time over time": pairs.backend + " / " + pairs.against,
             "ratio": pairs.ratio,
@@ -97,121 +263,87 @@ class View(Tables, Shown):
             "verdict": pairs.verdict,
             "margin": pairs.margin,
         }
-        kernels = _in_words(self.kernels, launches="launches a call")
+        times = self.times.rename(columns={"launches": "kernels a call", "plan_us": "plan, us"})
+        kernels = self.kernels.rename(columns={"launches": "launches a call"})
         return Card(
-            title=f"{self.choices.model}: {self.choices.case.label}",
-            notes=(self.served, *self.notes),
+            title=f"{self.choice.arguments['model']}: {self.choice.case.label}",
+            notes=[self.served, *self.notes],
             facts=[*self.facts.items()],
-            table=_in_words(self.times, launches="kernels a call", plan_us="plan, us"),
+            table=_in_words(times),
             caption="Time of one call: median over the rounds, a fresh process each",
-            bars=share.fillna(0).tolist() if share.notna().any() else [],
-            footer=FOOTER,
+            bars=self.times.share.fillna(0).tolist() if self.bounds_us else [],
+            footer="us is microseconds; share is the time at the ceiling over the time taken.",
             more=(
                 ("Compared, paired round by round", _in_words(pd.DataFrame(compared))),
-                ("Kernels of one call, from the trace", kernels),
-                ("Which rule would choose what", _in_words(self.rules)),
+                ("Kernels of one call, from the trace", _in_words(kernels)),
+                ("What the rules pick", _in_words(self.rules)),
             ),
             code=self.call,
         )
-
-    @property
-    def served(self) -> str:
-        """Who answers, in a sentence."""
-        days = sorted({record.started_at[:10] for record in self.mine})
-        when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}" if days else "not yet"
-        gpu = f"{self.machine.get('gpu') or 'CPU'} {self.machine.get('gpu_id', '')}".strip()
-        name = self.source.name
-        if name != LIVE:
-            told = f"Served from records: study {name}, {gpu}, measured {when}. No GPU is used."
-            waited = any(record.settle_us for record in self.mine)
-            return told if waited else f"{told} No sample waited for a steady clock."
-        return f"Measured here, on {gpu}, {when}." if days else "Measures here; not on record yet."
-
-    @property
-    def facts(self) -> dict[str, str]:
-        """What the case must cost, and at which ceilings."""
-        said = {
-            "must move": f"{self.cost.io_bytes / 1e6:,.4g} MB",
-            "useful work": f"{self.cost.flops / 1e9:,.4g} GFLOP",
-        }
-        bounds = self.bounds_us
-        if isinstance(self.limit, Ceilings):
-            said["ceilings, measured"] = f"copy {self.limit.copy_gbps:,.0f} GB/s"
-            if "FLOPs" in bounds:
-                rate = f", bf16 matmul {self.limit.matmul_tflops:,.0f} TFLOP/s"
-                said["ceilings, measured"] += rate
-            longest = max(bounds, key=lambda name: bounds[name])
-            said["time at the ceiling"] = f"{self.floor_us:,.1f} us, by {longest}"
-        return said
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What to mind: failures with their reasons, what was left out, what is missing."""
-        failed = {(r.item.backend, r.status, r.reason) for r in self.mine if r.status != "ok"}
-        said = [f"{backend}: {status}: {reason}" for backend, status, reason in sorted(failed)]
-        seen = {record.item.backend for record in self.mine}
-        absent = ", ".join(name for name in self.choices.backends if name not in seen)
-        if seen and absent:
-            said.append(f"Not on record for these choices: {absent}.")
-        left_out = sum(record.throttled for record in self.mine)
-        if left_out:
-            said.append(f"{left_out} records of a throttled GPU are left out.")
-        if isinstance(self.limit, Ceilings):
-            if "FLOPs" not in self.bounds_us:
-                said.append("No matmul ceiling on record: the ceiling is that of the bytes.")
-            if self.cost.io_bytes <= self.machine.get("l2_mib", 0) * 2**20:
-                said.append("The bytes fit the L2 cache, which is faster than the copy ceiling.")
-        elif len(self.samples):
-            said.append(f"No share of a ceiling: {self.limit}.")
-        return (*self.known, *said)
 
 
 def view(
     model: str = NAMES[0],
     *,
-    backends: Sequence[str] = (),
-    batch: int | None = None,
-    kv_len: int | None = None,
-    page_size: int | None = None,
-    lengths: str | None = None,
-    variant: str | None = None,
+    records: str = "",
+    machine: str = "",
     release: str | None = None,
     timer: str | None = None,
+    variant: str | None = None,
+    page_size: int | None = None,
+    lengths: str | None = None,
+    batch: int | None = None,
+    kv_len: int | None = None,
+    backends: Sequence[str] = (),
     against: str | None = None,
     rounds: int | None = None,
-    records: str = "",
 ) -> View:
-    """The view of one decode case of `model` (`choices.NAMES`); what is not said is usual.
+    """The view of one decode case of `model` (`source.NAMES`); what is not said is usual.
 
-    `records` is a study whose published records serve it, or `live`: measure on this GPU what is
-    missing of `rounds` rounds, then show it. By default it is `live` in live mode, and in replay
-    mode the first study that has the model.
+    `records` is a study whose published records serve it, of `machine` (a folder of data/records),
+    or `live`: measure on this GPU what is missing of `rounds` rounds, then show it. By default it
+    is `live` in live mode, else the first study that has the model. The usual release is the
+    newest on record. An earlier argument limits what a later one may be.
 
     ValueError lists what an argument may be; RuntimeError says why nothing can be measured here.
     """
-    asked = dict(locals())
-    source = source_of(model, asked.pop("records"))
-    choices = narrow(source, asked).choices
-    if isinstance(source, ThisGpu):
-        from .sweep import measure_missing
-
-        if reason := source.unavailable():
-            raise RuntimeError(f"records='live' must be measured on a CUDA GPU: {reason}")
-        measure_missing(source, choices)
-    return look(source, choices)
-
-
-def look(source: Source, choices: Choices, known: Sequence[str] = ()) -> View:
-    """What is on record of `choices`, and nothing measured; ValueError for an impossible shape."""
-    asked, records = (choices.case, choices.timer), source.records
-    around = tuple(record for record in records if (record.item.case, record.item.timer) == asked)
-    return View(choices, source, records, around, tuple(known))
+    wishes = dict(locals())
+    source = find_source(model, records, machine)
+    choice = choose(source, model, wishes)
+    if choice.notes:
+        raise ValueError("; ".join(choice.notes))
+    if source.is_live:
+        measure_missing(choice)
+        source = find_source(model, records, machine)
+        choice = choose(source, model, wishes)
+    return View(source, choice)
 
 
-def _in_words(table: pd.DataFrame, **headings: str) -> pd.DataFrame:
-    """The table rounded for reading, NaN as `NOTHING`; `headings` are new names of columns."""
-    shown = {
-        name: [NOTHING if x != x else format(x, FORMATS.get(name, "")) for x in table[name]]
-        for name in table
-    }
-    return pd.DataFrame(shown).rename(columns=headings)
+def _good(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows[(rows.status == "ok") & ~rows.throttled.astype(bool)]
+
+
+def _in_words(table: pd.DataFrame) -> pd.DataFrame:
+    """The table rounded for reading, NaN as `NOTHING`."""
+    words = {}
+    for name in table:
+        form = FORMATS.get(name, "")
+        words[name] = [NOTHING if pd.isna(value) else format(value, form) for value in table[name]]
+    return pd.DataFrame(words)
+
+
+def _rule(spec: AttnSpec | MlaSpec, library: str, gpu: str) -> tuple[str, str]:
+    """What `library` runs by its own rule on a GPU such as `sm90`, by our name if any, and why."""
+    mode, call = "decode", Call()
+    if isinstance(spec, MlaSpec):
+        mode, call = "sparse_mla" if spec.top_k else "mla", Call(topk=spec.top_k)
+        kv_dtype = "bfloat16" if spec.kv_format == "bfloat16" else "float8_e4m3fn"
+        spec = AttnSpec(spec.num_qo_heads, 1, MLA_HEAD_DIM, spec.page_size, kv_dtype=kv_dtype)
+    try:
+        choice = explain(spec, mode=mode, gpu=gpu, library=library, call=call, env={})
+    except ValueError as error:
+        return NOTHING, f"no rule on record: {error}"
+    if choice.problem:
+        return NOTHING, f"cannot run it: {choice.problem}"
+    why = f"{choice.decided_by.why} ({choice.decided_by.source})"
+    return choice.ours or choice.kernel or NOTHING, why

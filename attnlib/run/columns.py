@@ -74,7 +74,7 @@ def frame_of(table: pa.Table) -> pd.DataFrame:
     frame["throttled"] = ((before | after) & THROTTLED) > 0
     frame["power_capped"] = (after & POWER_CAP) > 0
     frame["sm_clock_mhz"] = _numbers(table, "state_after.sm_clock_mhz", missing=np.nan)
-    for name in ("gpu", "gpu_id"):
+    for name in ("gpu", "gpu_id", "compute_capability"):
         column = f"machine.{name}"
         frame[name] = table[column].to_pandas() if column in table.column_names else ""
     for name in ("power_limit_w", "num_sms"):

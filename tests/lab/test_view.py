@@ -1,21 +1,22 @@
 """The view: its numbers are those of the records, its words are escaped, its call repeats it."""
 
+from dataclasses import replace
+
 import pytest
 from support import explorer_records as made
 from support.explorer_records import COPY_BYTES, FA2, FA3, LATENT, QWEN, keep, publish, timed
 
 import attnlib
-from attnlib.lab import sources
-from attnlib.lab.sources import ThisGpu, narrow
-from attnlib.lab.tables import ENGINES
-from attnlib.lab.view import look, view
+from attnlib.kinds.item import Item
+from attnlib.lab.source import EXPLORER, NAMES, choose, find_source, measure_missing, sources_of
+from attnlib.lab.view import ENGINES, view
 from attnlib.measure.stats import judge_ratios
 from attnlib.run import frame as rows
 from attnlib.run import store
-from attnlib.studies import STUDIES
-from attnlib.studies.fa3_decode_regression import HEADLINE, REGRESSED
+from attnlib.studies.fa3_decode_regression import H100_MACHINE, HEADLINE, REGRESSED, STUDY
 
 MODEL = "Qwen3-0.6B"
+LLAMA = "Llama-3.1-8B"
 EVIL = "<img src=x onerror=alert(1)>"
 
 
@@ -35,18 +36,18 @@ def test_times_are_medians_over_rounds_shares_of_the_copy_ceiling_kernels_of_the
 
 
 def test_a_ratio_pairs_rounds_and_has_the_verdict_of_the_statistics(demo):
-    (found,) = view(MODEL).comparison.to_dict("records")
+    (row,) = view(MODEL).comparison.to_dict("records")
     (judged,) = judge_ratios([(demo[FA3], demo[FA2])])
-    assert found == {"backend": FA3, "against": FA2, **vars(judged)}
-    assert (found["verdict"], found["rounds"]) == ("slower", 3)
-    (found,) = view(MODEL, against=FA3).comparison.to_dict("records")
-    assert (found["backend"], found["verdict"]) == (FA2, "faster")
+    assert row == {"backend": FA3, "against": FA2, **vars(judged)}
+    assert (row["verdict"], row["rounds"]) == ("slower", 3)
+    (row,) = view(MODEL, against=FA3).comparison.to_dict("records")
+    assert (row["backend"], row["verdict"]) == (FA2, "faster")
 
 
 def test_the_rules_are_asked_for_the_gpu_and_release_of_the_records(demo):
     rule, *engines = view(MODEL).rules.to_dict("records")
-    assert [each["library"] for each in engines] == list(ENGINES)
-    assert {each["chooses"] for each in engines} == {"flash-attn-3"}
+    assert [engine["library"] for engine in engines] == list(ENGINES)
+    assert {engine["chooses"] for engine in engines} == {"flash-attn-3"}
     assert (rule["library"], rule["chooses"]) == ("flashinfer==0.6.3", FA3)
     assert rule["us"] == 318.0 and "Hopper" in rule["because"]
 
@@ -56,22 +57,13 @@ def test_the_rules_are_asked_for_the_gpu_and_release_of_the_records(demo):
     [("incorrect", "row error 3 over budget 0.01"), ("crashed", f"signal SIGKILL; {EVIL}")],
 )
 def test_a_failure_is_a_word_in_its_row_and_a_note_why(demo, make_record, status, reason):
-    keep(make_record, "demo", timed("sdpa", QWEN), 0.0, status=status, reason=reason)
+    keep(make_record, "demo", timed("sdpa", QWEN, ""), 0.0, status=status, reason=reason)
     seen = view(MODEL, backends=(FA2, "sdpa"))
     row = by_backend(seen.times)["sdpa"]
     assert row["ran"] == status and row["us"] != row["us"] and seen.comparison.empty
     assert f"sdpa: {status}: {reason}" in seen.notes and EVIL not in seen._repr_html_()
     with pytest.raises(ValueError, match="view must hold a backend that was measured ok"):
         view(MODEL, backends=("sdpa",)).figure()
-
-
-def test_what_data_says_is_escaped_wherever_it_stands(make_record, monkeypatch, replayed):
-    said = {"kernels": ({"name": EVIL, "launches": 1.0, "gpu_us": 1.0},), "kernel_family": EVIL}
-    record = make_record(item=timed(EVIL, QWEN), machine={**made.GPU, "gpu": EVIL}, **said)
-    shelf = sources.Shelf("demo", record.machine_slug, (record,))
-    monkeypatch.setattr("attnlib.lab.view.source_of", lambda *_: shelf)
-    page = view(MODEL)._repr_html_()
-    assert page.count("&lt;img src=x onerror=alert(1)&gt;") >= 4 and EVIL not in page
 
 
 def test_a_throttled_record_is_left_out_and_counted(demo, make_record):
@@ -82,7 +74,7 @@ def test_a_throttled_record_is_left_out_and_counted(demo, make_record):
     assert any(note.startswith("1 records of a throttled GPU") for note in seen.notes)
 
 
-def test_without_ceilings_there_is_no_share_and_of_one_round_no_interval_and_bytes_are_one(
+def test_without_ceilings_there_is_no_share_and_of_one_round_no_interval(
     make_record, monkeypatch, replayed
 ):
     publish(monkeypatch, "demo", QWEN, backends=(FA2, FA3))
@@ -90,13 +82,8 @@ def test_without_ceilings_there_is_no_share_and_of_one_round_no_interval_and_byt
         keep(make_record, "demo", timed(backend, QWEN), 100.0)
     seen = view(MODEL)
     assert seen.floor_us != seen.floor_us and seen.times.share.isna().all()
-    assert "No share of a ceiling: these records hold no ceiling." in seen.notes
+    assert any(note.startswith("No share of a ceiling") for note in seen.notes)
     assert seen.comparison.verdict.tolist() == ["ambiguous"] and "one round" in repr(seen)
-    keep(make_record, "demo", timed("copy", None, ""), 1000.0, work_per_call=COPY_BYTES)
-    seen = view(MODEL)
-    assert seen.floor_us == pytest.approx(QWEN.cost.io_bytes / (COPY_BYTES / 1000.0))
-    assert "No matmul ceiling on record: the ceiling is that of the bytes." in seen.notes
-    assert "matmul" not in seen.facts["ceilings, measured"]
 
 
 def test_latent_attention_has_the_ceiling_that_binds_it(make_record, monkeypatch, replayed):
@@ -108,81 +95,126 @@ def test_latent_attention_has_the_ceiling_that_binds_it(make_record, monkeypatch
     flops_us = LATENT.cost.flops / (made.MATMUL_FLOPS / 1000)
     assert seen.floor_us == pytest.approx(flops_us), "128 heads share what they read"
     assert seen.facts["time at the ceiling"].endswith("by FLOPs")
-    assert by_backend(seen.times)[made.DENSE]["us"] == 100.0
-    assert seen.comparison.backend.tolist() == [made.DENSE]
-    chosen = seen.rules.set_index("library").chooses
-    assert chosen["vllm==0.33.0"] == chosen["sglang==0.5.23"] == "flash-attn-3-mla"
+    assert seen.choice.arguments["variant"] == "128 heads, dense, bfloat16"
 
 
-def test_another_librarys_backend_is_compared_whatever_flashinfers_release(published_records):
+def test_libraries_without_releases_belong_to_the_view_of_each_release(published_records):
     asked = {"variant": "128 heads, dense, bfloat16", "batch": 64, "records": "sparse_mla"}
     seen = view("DeepSeek MLA", release="0.7.2", **asked)
-    frame = store.load("sparse_mla", STUDIES["sparse_mla"].reference_machine)
-    mine = frame[frame.id.isin(seen.samples.id)]
-    own = {"flash-attn-3-mla": "", "flashinfer-mla-fa3": "0.7.2", "flashmla-dense": ""}
-    assert dict(zip(mine.backend, mine.release, strict=True)) == own
-    assert {*seen.comparison.backend, *seen.comparison.against} == {*own}
+    releases = dict(zip(seen.good.backend, seen.good.release, strict=True))
+    assert releases == {"flash-attn-3-mla": "", "flashinfer-mla-fa3": "0.7.2", "flashmla-dense": ""}
 
 
-def test_the_call_gives_the_same_view_and_its_card_says_that_records_serve_it(demo):
+def test_the_call_gives_the_same_view_and_table_and_figure_name_the_release(demo):
     seen = view(MODEL, against=FA3)
     again = eval(seen.call, {"attnlib": attnlib})
-    assert again.choices == seen.choices and repr(again) == repr(seen)
+    assert again.choice.arguments == seen.choice.arguments and repr(again) == repr(seen)
     page = seen._repr_html_()
-    assert "Served from records: study demo, Test GPU 0badcafe, measured 2026-01-02." in page
+    assert "Records of study demo: Test GPU 0badcafe, FlashInfer 0.6.3, measured 2026-01-02" in page
     assert "<td>318.0</td><td class='words'>fa3</td>" in page
-    assert "<th scope='col'>us</th>" in page and "<th scope='col' class='words'>ran</th>" in page
+    (axis,) = seen.figure().axes
+    assert axis.get_title(loc="left").startswith(f"{MODEL}, FlashInfer 0.6.3\n")
+    assert "FlashInfer 0.6.3" in seen.image()
 
 
 @pytest.mark.parametrize("case", HEADLINE, ids=lambda case: case.key)
 def test_the_published_ratios_are_those_of_the_report(frame, case):
     sizes = {"page_size": case.spec.page_size, "batch": case.batch_size, "kv_len": case.kv_len}
     asked = {"release": REGRESSED, "records": "fa3_decode_regression", **sizes}
-    seen = view(sources.model_of(case), backends=(FA2, FA3), **asked)
-    (found,) = seen.comparison.to_dict("records")
-    known = rows.decode_rows(frame[frame.case == case], release=REGRESSED)
-    (ratio,) = rows.over(known, FA3, FA2).to_dict("records")
-    for value in ("ratio", "low", "rounds"):
-        assert found[value] == ratio[value]
-    assert by_backend(seen.times)[FA2]["us"] == rows.times(known)[FA2].item()
-
-
-def test_records_none_of_which_waited_for_a_steady_clock_are_marked(demo, make_record):
-    mark = "No GPU is used. No sample waited for a steady clock."
-    assert view(MODEL).served.endswith(mark)
-    keep(make_record, "demo", timed(FA2, QWEN), 8.0, settle_us=2e5, round=9)
-    assert view(MODEL).served.endswith("No GPU is used.")
-
-
-def test_in_live_mode_the_call_measures_what_is_missing(instant_jobs, monkeypatch):
-    made.go_live(monkeypatch)
-    seen = view(MODEL, batch=7)
-    assert seen.times.rounds.tolist() == [3, 3] and seen.choices.batch == 7
-    assert len(instant_jobs.jobs) == 3
-    assert eval(seen.call, {"attnlib": attnlib}).served == seen.served
-    assert len(instant_jobs.jobs) == 3, "all was on record"
-
-
-def test_what_only_a_gpu_can_answer_is_refused_with_the_reason(without_gpu):
-    with pytest.raises(RuntimeError, match="must be measured on a CUDA GPU: no CUDA GPU is here"):
-        view(MODEL, records="live")
+    seen = view(attnlib.core.spec.model_of(case.spec), backends=(FA2, FA3), **asked)
+    (row,) = seen.comparison.to_dict("records")
+    decode = rows.decode_rows(frame[frame.case == case], release=REGRESSED)
+    (ratio,) = rows.over(decode, FA3, FA2).to_dict("records")
+    assert [row[name] for name in ("ratio", "low", "rounds")] == [
+        ratio[name] for name in ("ratio", "low", "rounds")
+    ]
 
 
 def test_the_figure_has_a_dot_a_round_and_names_its_records(demo):
     seen = view(MODEL)
     figure = seen.figure()
     (axis,) = figure.axes
-    *dots, floor = (line.get_xdata() for line in axis.lines)
-    assert sorted(sum(map(list, dots), [])) == sorted((*demo[FA2], *demo[FA3]))
-    assert floor[0] == seen.floor_us
+    dots = [x for dots in axis.collections for x, _ in dots.get_offsets()]
+    assert sorted(dots) == sorted((*demo[FA2], *demo[FA3]))
+    assert axis.lines[0].get_xdata()[0] == seen.floor_us
     footer = figure.texts[-1].get_text()
     assert footer.startswith("demo: Test GPU 0badcafe, ") and "\n6 records, " in footer
 
 
-def test_a_backend_that_was_not_measured_beside_the_others_is_named(make_record, monkeypatch):
+@pytest.mark.parametrize("model", NAMES)
+def test_every_source_that_is_offered_can_be_shown(published_records, model):
+    for records, machine in sources_of(model):
+        assert len(view(model, records=records, machine=machine).rows)
+
+
+def test_the_first_study_answers_of_its_reference_machine_or_of_the_one_that_is_named(
+    published_records, monkeypatch
+):
+    source = find_source(LLAMA)
+    assert (source.records, source.machine) == (STUDY.name, STUDY.reference_machine)
+    assert find_source(LLAMA, STUDY.name, H100_MACHINE).machine == H100_MACHINE
+    with pytest.raises(ValueError, match="records must be one of live, fa3_.*got 'one_launch'"):
+        find_source(LLAMA, "one_launch")
+    monkeypatch.setenv("ATTNLIB_MACHINE", H100_MACHINE)
+    assert find_source(LLAMA).machine == H100_MACHINE
+
+
+def test_the_newest_release_is_usual_and_releases_are_in_the_order_of_versions(demo, make_record):
+    for release in ("0.6.10", "0.6.9"):
+        keep(make_record, "demo", timed(FA2, QWEN, release), 100.0)
+    keep(make_record, "demo", timed(FA2, replace(QWEN, seed=5, batch_size=2)), 100.0)
+    choice = view(MODEL).choice
+    assert choice.options["release"] == ["0.6.3", "0.6.9", "0.6.10"]
+    assert choice.arguments["release"] == "0.6.10"
+    assert choice.options["batch"] == [QWEN.batch_size], "a seeded case is no choice"
+
+
+def test_options_are_of_the_choices_before_them_and_another_wish_is_refused(demo, make_record):
+    keep(make_record, "demo", timed(FA2, replace(QWEN, batch_size=4, kv_len=4096)), 100.0)
+    choice = view(MODEL, batch=4).choice
+    assert choice.options["kv_len"] == [4096] and choice.arguments["backends"] == [FA2]
+    assert view(MODEL).choice.case == QWEN, "the size nearest to the preferred one"
+    for wish, words in (
+        ({"batch": 7}, "batch must be one of 4, 16 with the choices before it, got 7"),
+        ({"backends": (FA2, "sdpa")}, f"backends must be one of '{FA2}', '{FA3}'.*got 'sdpa'"),
+        ({"against": "sdpa"}, "against must be one of .*got 'sdpa'"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            view(MODEL, **wish)
+
+
+def test_what_only_a_gpu_can_answer_is_refused_with_the_reason(without_gpu, monkeypatch):
+    reasons = {"live": "live needs a CUDA GPU", "replay": "ATTNLIB_MODE=replay asks for records"}
+    for mode, reason in {**reasons, "auto": "torch sees no CUDA GPU"}.items():
+        monkeypatch.setenv("ATTNLIB_MODE", mode)
+        with pytest.raises(RuntimeError, match=f"must be measured on a CUDA GPU: .*{reason}"):
+            view(MODEL, records="live")
+    with pytest.raises(RuntimeError, match="measured by its study alone, sparse_mla"):
+        view("DeepSeek MLA", records="live")
+
+
+def test_in_live_mode_the_call_measures_what_is_missing(instant_jobs, monkeypatch):
     made.go_live(monkeypatch)
-    gpu = ThisGpu()
-    keep(make_record, sources.STUDY, timed(FA2, QWEN, ""), 100.0)
-    seen = look(gpu, narrow(gpu, {"model": MODEL}).choices)
-    assert seen.times.ran.tolist() == ["fa2", "not on record"]
-    assert f"Not on record for these choices: {FA3}." in seen.notes
+    seen = view(MODEL, batch=7)
+    assert seen.times.rounds.tolist() == [3, 3] and seen.choice.arguments["batch"] == 7
+    names = [[item.backend for item in job.items] for job in instant_jobs.jobs]
+    forth = ["copy", "matmul", FA2, FA3]
+    assert names == [forth, forth[::-1], forth], "a round is a process, odd ones in reverse"
+    assert eval(seen.call, {"attnlib": attnlib}).served == seen.served
+    assert len(instant_jobs.jobs) == 3, "all was on record"
+    view(MODEL, batch=7, backends=(FA2, FA3, "sdpa"), rounds=1)
+    assert [job.round for job in instant_jobs.jobs[3:]] == [3], "no round is filled up later"
+
+
+def test_a_named_release_is_measured_of_flashinfer_alone(monkeypatch):
+    made.go_live(monkeypatch, device="cpu")
+    asked = {"release": "0.6.3", "backends": (FA2, "sdpa"), "rounds": 1}
+    choice = choose(find_source(LLAMA, "live"), LLAMA, asked)
+    jobs = []
+    monkeypatch.setattr("attnlib.run.study.Sweep.run", lambda sweep, found: jobs.extend(found) or 0)
+    measure_missing(choice)
+    (job,) = jobs
+    assert job.study == EXPLORER and job.release == "0.6.3"
+    wanted = [Item("sdpa", "graph", choice.case, ""), Item(FA2, "graph", choice.case, "0.6.3")]
+    assert sorted(job.items[2:], key=lambda item: item.release) == wanted
+    assert not store.find(EXPLORER, made.MACHINE)

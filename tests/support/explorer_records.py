@@ -1,10 +1,10 @@
-"""Made-up records for the explorer's tests: a study of a model, on a GPU that is none."""
+"""Made-up records for the explorer's tests: a study of a model, on a GPU that does not exist."""
 
 from attnlib.core.spec import AttnSpec, MlaSpec
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.item import Item
 from attnlib.kinds.mla.case import MlaCase
-from attnlib.lab import sources
+from attnlib.lab import source
 from attnlib.run import store, study
 from attnlib.run.study import Grid, Study
 
@@ -21,8 +21,8 @@ COPY_BYTES, MATMUL_FLOPS = 4e9, 7e11
 
 def publish(patch, name, *cases, backends):
     """Put a study of these cases, published from the test GPU, in place of ours."""
-    found = Study(name, "?", (Grid(cases, backends),), reference_machine=MACHINE)
-    patch.setattr(sources, "STUDIES", {name: found})
+    made = Study(name, "?", (Grid(cases, backends),), reference_machine=MACHINE)
+    patch.setattr(source, "STUDIES", {name: made})
 
 
 def keep(make, study, item, us, **fields):
@@ -30,7 +30,6 @@ def keep(make, study, item, us, **fields):
     times = {"run_us": (us,)} if fields.get("status", "ok") == "ok" else {}
     record = make(**{"study": study, "item": item, "machine": GPU, **times, **fields})
     store.append(record)
-    return record
 
 
 def keep_ceilings(make, study):
@@ -43,8 +42,10 @@ def timed(backend, case, release="0.6.3"):
     return Item(backend, "graph", case, release)
 
 
-def go_live(patch):
+def go_live(patch, machine=GPU, device="cuda", ceilings=("copy", "matmul")):
     """Live mode on the test GPU; `instant_jobs` stands in for its workers."""
-    patch.setattr(sources, "mode", lambda: "live")
-    for module in (sources, study):
-        patch.setattr(module, "describe", lambda device: GPU)
+    patch.setattr(source, "mode", lambda: "live")
+    patch.setattr(source, "DEVICE", device)
+    patch.setattr(source, "CEILINGS", ceilings)
+    for module in (source, study):
+        patch.setattr(module, "describe", lambda device: machine)

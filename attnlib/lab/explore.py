@@ -1,0 +1,231 @@
+"""`attnlib.explore()`: controls over `view`, in one line of a notebook.
+
+What cannot be shown or measured is a sentence in the view: no error leaves a callback.
+"""
+
+import html
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Event, Thread
+from typing import Any
+
+try:
+    import ipywidgets as w
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        'attnlib.explore needs ipywidgets: pip install "ipywidgets>=8.1"; '
+        "attnlib.view shows the same without it"
+    ) from error
+
+from ..draw.cards import STYLE, as_html, as_text
+from ..run.jobs import StoppedError
+from ..run.record import strip_folders
+from .diagnose import diagnose
+from .source import AXES, LIVE, NAMES, ROUNDS, choose, find_source, measure_missing, sources_of
+from .view import View
+
+DESCRIPTIONS = {"model": "Model", "records": "Records"}
+DESCRIPTIONS |= {name: name.replace("_", " ").capitalize() for name in (*AXES, "against")}
+DESCRIPTIONS |= {"variant": "Tensors", "kv_len": "KV length", "backends": "Backends"}
+CSS_CLASS = "attn-explorer"
+"""Of the whole; parts have `-view`, `-figure` and `-status` behind it."""
+LABEL = {"description_width": "76px"}
+ROW = {"display": "flex", "flex_flow": "row wrap", "align_items": "center"}
+INTRODUCTION = (
+    "Choose a case. Each control offers what there is for the choices before it. "
+    "By keyboard: Tab goes to a control, Space opens its list or presses it."
+)
+
+
+def explore(model: str = NAMES[0], **wishes: Any) -> "Explorer":
+    """Controls and a view, to be shown by a notebook. Arguments are those of `attnlib.view`.
+
+    ValueError for an unknown model, study or argument; the view says if a size is not on record.
+    """
+    known = [*DESCRIPTIONS, "machine", "rounds"]
+    if unknown := [name for name in wishes if name not in known]:
+        raise ValueError(f"explore takes {', '.join(known)}; got {unknown[0]!r}")
+    sources_of(model)
+    if wishes.get("records", LIVE) != LIVE:
+        find_source(model, wishes["records"], wishes.get("machine", ""))
+    return Explorer({**wishes, "model": model})
+
+
+class Explorer(w.VBox):
+    """The widgets: a control for each name of `DESCRIPTIONS`; below the view a trace's diagnosis.
+
+    `wishes` are arguments of `view`, changed by the controls; `view` is what is shown now.
+    """
+
+    def __init__(self, wishes: dict[str, Any]) -> None:
+        self.wishes = wishes
+        self.view: View | None = None
+        self.thread: Thread | None = None
+        self.is_refreshing, self.must_stop, self.words = False, Event(), ""
+        self.controls: dict[str, Any] = {}
+        for name, description in DESCRIPTIONS.items():
+            make = w.SelectMultiple if name == "backends" else w.Dropdown
+            layout = {"width": "604px" if name in ("records", "backends") else "300px"}
+            self.controls[name] = make(description=description, style=LABEL, layout=layout)
+            self.controls[name].observe(partial(self._change, name), "value")
+        self.rounds = w.BoundedIntText(
+            wishes.get("rounds") or ROUNDS, min=1, max=100, description="Rounds", style=LABEL
+        )
+        self.rounds.observe(partial(self._change, "rounds"), "value")
+        self.measure = w.Button(description="Measure", button_style="primary", icon="play")
+        self.measure.on_click(self.start)
+        self.stop = w.Button(description="Stop", icon="stop", disabled=True)
+        self.stop.on_click(lambda _: self.must_stop.set())
+        self.bar = w.IntProgress(description="Progress", style=LABEL)
+        self.trace = w.FileUpload(
+            description="Diagnose a trace",
+            accept=".json,.gz,.sqlite",
+            layout={"width": "190px"},
+        )
+        self.trace.observe(self._diagnose, "value")
+        self.status, self.served, self.shown, self.picture, self.answer = (
+            w.HTML() for _ in range(5)
+        )
+        self.status.add_class(f"{CSS_CLASS}-status")
+        self.shown.add_class(f"{CSS_CLASS}-view")
+        self.picture.add_class(f"{CSS_CLASS}-figure")
+        live = [self.rounds, self.measure, self.stop, self.bar, self.status]
+        self.live_row = w.HBox(live, layout=ROW)
+        controls = w.HBox([*self.controls.values()], layout=ROW)
+        above = [w.HTML(INTRODUCTION), controls, self.live_row, self.served]
+        super().__init__([*above, self.picture, self.shown, self.trace, self.answer])
+        self.add_class(CSS_CLASS)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Offer what there is for the wishes, and show the view; a problem is shown in it."""
+        self.is_refreshing, self.view = True, None
+        try:
+            view = self._choose_view()
+            card = view.card()
+            self.words = as_text(card)
+            self.served.value = "<br>".join(map(html.escape, [view.served, *view.choice.notes]))
+            self.shown.value = as_html(replace(card, notes=view.notes))
+            self.picture.value = view.image() if len(view.good) else ""
+            self.view = view
+        except Exception as error:  # whatever it is: a callback that raises shows nothing
+            self.words = _words_of(error)
+            self.served.value = self.picture.value = ""
+            self.shown.value = _problem(self.words)
+        finally:
+            self.measure.disabled = self.thread is not None or self.view is None
+            self.is_refreshing = False
+
+    def start(self, _: object = None) -> None:
+        """Measure what the view lacks, in a thread that the button `stop` ends."""
+        if self.thread is not None or self.view is None:
+            return
+        self.must_stop.clear()
+        self.measure.disabled, self.stop.disabled = True, False
+        self._say("Starting: the GPU is described and the libraries are loaded.")
+        self.thread = Thread(target=self._measure, args=[self.view], daemon=True)
+        self.thread.start()
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
+        # For whoever cannot show widgets: the view as it is now.
+        texts = {"text/plain": self.words, "text/html": self.served.value + self.shown.value}
+        return {**super()._repr_mimebundle_(**kwargs), **texts}
+
+    def _change(self, name: str, change: dict[str, Any]) -> None:
+        """Take the value of a control as a wish, and show what follows."""
+        if self.is_refreshing:
+            return
+        if name == "records":
+            self.wishes["records"], self.wishes["machine"] = change["new"]
+        else:
+            self.wishes[name] = change["new"]
+        self.refresh()
+
+    def _choose_view(self) -> View:
+        """The view of the wishes; each control then offers its options and shows its value."""
+        wishes, model, notes = self.wishes, self.wishes["model"], []
+        offered = {pair: f"{pair[0]} ({pair[1]})" for pair in sources_of(model)}
+        offered[LIVE, ""] = "measure on this GPU"
+        records, machine = wishes.get("records") or "", wishes.get("machine") or ""
+        if records and records not in [study for study, _ in offered]:
+            notes.append(f"study {records} has no records on {model}")
+            records = machine = wishes["records"] = wishes["machine"] = ""
+        self._offer("model", {name: name for name in NAMES}, model)
+        self.live_row.layout.display = "flex" if records == LIVE else "none"
+        if records == LIVE:  # shown as chosen even where it cannot be had
+            self._offer("records", offered, (LIVE, ""))
+        source = find_source(model, records, machine)
+        self.live_row.layout.display = "flex" if source.is_live else "none"
+        self._offer("records", offered, (source.records, "" if source.is_live else source.machine))
+        choice = choose(source, model, wishes)
+        for name, options in choice.options.items():
+            value = choice.arguments[name]
+            labels = {o: f"{o:,}" if isinstance(o, int) else o or "as installed" for o in options}
+            self._offer(name, labels, value)
+            if wishes.get(name):  # so that a wish that was not met is noted once
+                wishes[name] = value
+        return View(source, replace(choice, notes=[*notes, *choice.notes]))
+
+    def _offer(self, name: str, labels: dict[Any, str], value: Any) -> None:
+        control, options = self.controls[name], tuple((text, o) for o, text in labels.items())
+        if control.options != options:
+            control.options = options
+        control.value = value
+
+    def _measure(self, view: View) -> None:
+        """Measure, show the result and say how it ended; runs in a thread of its own."""
+        progress, stop = partial(_Progress, self), self.must_stop.is_set
+        try:
+            count = measure_missing(view.choice, progress=progress, stop=stop)
+            words = f"Measured {count} items." if count else "All was on record already."
+        except StoppedError:
+            words = "Stopped. What was measured is kept; the rest is measured next time."
+        except Exception as error:  # whatever it is: in a thread nobody would see it
+            words = f"Not measured: {_words_of(error)}"
+        self.refresh()
+        self._say(words)
+        self.measure.disabled, self.stop.disabled = self.view is None, True
+        self.thread = None
+
+    def _diagnose(self, _: object) -> None:
+        """Show the diagnosis of the trace that was dropped."""
+        for file in self.trace.value:
+            with TemporaryDirectory() as folder:
+                path = Path(folder, Path(file["name"]).name)
+                path.write_bytes(file["content"])
+                try:
+                    self.answer.value = as_html(diagnose(path).card())
+                except Exception as error:  # whatever it is: a callback that raises shows nothing
+                    self.answer.value = _problem(_words_of(error))
+
+    def _say(self, words: str) -> None:
+        self.status.value = f"<span role='status'>{html.escape(words)}</span>"
+
+
+class _Progress:
+    """What `run.study.Sweep` takes for a progress bar, shown by an explorer."""
+
+    def __init__(self, explorer: Explorer, *, total: int, **_: Any) -> None:
+        self.explorer, self.done = explorer, 0
+        explorer.bar.max = total
+
+    def update(self, count: int) -> None:
+        self.done += count
+        self.explorer.bar.value = self.done
+        self.explorer._say(f"{self.done} of {self.explorer.bar.max} items measured.")
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _words_of(error: Exception) -> str:
+    return f"{type(error).__name__}: {strip_folders(str(error))}"
+
+
+def _problem(words: str) -> str:
+    return (
+        f"<style>{STYLE}</style><div class='attnlib-card' role='alert'>"
+        f"<h4>This cannot be shown</h4><p class='note'>{html.escape(words)}</p></div>"
+    )

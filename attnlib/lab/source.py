@@ -1,0 +1,287 @@
+"""What a view can show: a study's records, or what this GPU measures; and how a case is chosen.
+
+A model is the attention that one GPU has of it. What its name leaves open, `variant` says: dtypes
+of query and cache, window and sinks (`bfloat16/float8_e4m3fn, window 4096, sinks`), or for MLA
+query heads, attended tokens and cache format (`128 heads, dense, bfloat16`).
+"""
+
+import math
+import os
+import shlex
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import pandas as pd
+from packaging.version import Version
+
+from ..core.backends.table import BACKENDS, COMPARED
+from ..core.spec import LENGTHS, MLA, MODELS, AttnSpec, MlaSpec, model_of, require_int, require_word
+from ..kinds.decode.case import DecodeCase
+from ..kinds.item import Item
+from ..kinds.mla.case import MlaCase
+from ..run import store
+from ..run.jobs import Job
+from ..run.record import machine_slug
+from ..run.study import Sweep, describe, mode
+from ..studies import STUDIES
+
+NAMES = (*MODELS, MLA)
+"""What `model` may be."""
+AXES = ("release", "timer", "variant", "page_size", "lengths", "batch", "kv_len")
+"""What makes a case of a model, in the order in which each narrows the next."""
+LIVE, EXPLORER = "live", "explorer"
+"""The name of the source that measures here, and the study that keeps its records."""
+DEVICE, CEILINGS = "cuda", ("copy", "matmul")
+ROUNDS = 3
+PREFERRED = {
+    "timer": "graph",
+    "variant": "bfloat16",
+    "page_size": 16,
+    "lengths": "fixed",
+    "batch": 16,
+    "kv_len": 8192,
+}
+BASELINES = ("flashinfer-fa2", "flashinfer-mla-fa2")
+"""The backends that others are compared with, where they are on record."""
+LIVE_OPTIONS: dict[str, list[Any]] = {
+    "release": [""],
+    "timer": ["graph", "graph-cold", "eager", "profiler"],
+    "variant": ["bfloat16", "float16", "bfloat16/float8_e4m3fn", "float8_e4m3fn"],
+    "page_size": [1, 16, 32, 64, 128],
+    "lengths": [*LENGTHS],
+    "batch": [2**n for n in range(10)],
+    "kv_len": [2**n for n in range(7, 18)],
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Who serves a view: a study's records of one machine, or this GPU; a row per record."""
+
+    records: str
+    machine: str
+    frame: pd.DataFrame
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it can measure what is missing."""
+        return self.records == LIVE
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """A case, and how it was chosen.
+
+    `arguments` are all arguments of `attnlib.view` that give it again, `options` what each could be
+    instead, `notes` the wishes that were not met. `rows` are the records of the case, release and
+    timer, of all backends.
+    """
+
+    arguments: dict[str, Any]
+    options: dict[str, list[Any]]
+    notes: list[str]
+    case: DecodeCase | MlaCase
+    rows: pd.DataFrame
+
+    @property
+    def call(self) -> str:
+        """The Python call that gives the view again."""
+        named = [f"    {name}={value!r},\n" for name, value in self.arguments.items()]
+        return f"attnlib.view(\n{''.join(named)})"
+
+
+def sources_of(model: str) -> list[tuple[str, str]]:
+    """Study and machine of all published records of calls of `model`, reference machines first.
+
+    The environment variable ATTNLIB_MACHINE leaves only that machine.
+    """
+    require_word("model", model, NAMES)
+    pairs = []
+    for study in STUDIES.values():
+        machines = [] if study.borrows else store.machines(study.name)
+        machines.sort(key=lambda machine: machine != study.reference_machine)
+        pairs += [(study.name, machine) for machine in machines]
+    only = os.environ.get("ATTNLIB_MACHINE")
+    return [
+        (name, machine)
+        for name, machine in pairs
+        if only in (None, machine) and model in _models(name, machine, store.stamp(name, machine))
+    ]
+
+
+def find_source(model: str, records: str = "", machine: str = "") -> Source:
+    """The records that serve `model`: by default `live` in live mode, else the first study.
+
+    ValueError lists what there is. RuntimeError says why nothing can be measured here.
+    """
+    pairs = sources_of(model)
+    if records == LIVE or (not records and mode() == LIVE and model != MLA):
+        if reason := why_not_live(model):
+            raise RuntimeError(f"records='live' must be measured on a CUDA GPU: {reason}")
+        here = machine_slug(describe(DEVICE))
+        return Source(LIVE, here, store.frame(store.recover(EXPLORER, here)))
+    if not pairs:
+        raise ValueError(f"no records on {model} are published: measure it on a GPU")
+    if records:
+        require_word("records", records, list(dict.fromkeys((LIVE, *(name for name, _ in pairs)))))
+        pairs = [pair for pair in pairs if pair[0] == records]
+    if machine:
+        require_word("machine", machine, [where for _, where in pairs])
+        pairs = [pair for pair in pairs if pair[1] == machine]
+    return Source(*pairs[0], store.load(*pairs[0]))
+
+
+def why_not_live(model: str) -> str:
+    """Why `model` cannot be measured here, or the empty string."""
+    if model == MLA:
+        return f"{MLA} is measured by its study alone, sparse_mla"
+    try:
+        if mode() == LIVE:
+            return ""
+    except RuntimeError as error:
+        return str(error)
+    if os.environ.get("ATTNLIB_MODE") == "replay":
+        return "ATTNLIB_MODE=replay asks for records; unset it to measure"
+    return "torch sees no CUDA GPU"
+
+
+def choose(source: Source, model: str, wishes: Mapping[str, Any]) -> Choice:
+    """Choose a value on each axis, backends, and whom they are compared with.
+
+    A value is as wished (None is no wish) or what is usual. An axis offers what is on record for
+    the axes before it; this GPU takes any value.
+    """
+    rows = calls_of(source.frame, model)
+    arguments: dict[str, Any] = {"model": model, "records": source.records}
+    if not source.is_live:
+        arguments["machine"] = source.machine
+    options: dict[str, list[Any]] = {}
+    notes: list[str] = []
+
+    def refuse(name: str, wish: Any) -> None:
+        have = ", ".join(map(repr, options[name]))
+        notes.append(f"{name} must be one of {have} with the choices before it, got {wish!r}")
+
+    for axis in AXES:
+        options[axis] = [*LIVE_OPTIONS[axis]] if source.is_live else _on_record(axis, rows)
+        wish = wishes.get(axis)
+        if source.is_live and wish not in (None, *options[axis]):
+            options[axis].append(wish)
+        if wish not in (None, *options[axis]):
+            refuse(axis, wish)
+        arguments[axis] = wish if wish in options[axis] else _usual(axis, options[axis])
+        rows = rows[_matches(rows, axis, arguments[axis])]
+    options["backends"] = [*BACKENDS] if source.is_live else sorted(set(rows.backend))
+    usual = ["flashinfer-fa2", "flashinfer-fa3"] if source.is_live else options["backends"]
+    wished = wishes.get("backends") or ()
+    for name in set(wished).difference(options["backends"]):
+        refuse("backends", name)
+    backends = [name for name in options["backends"] if name in wished] or usual
+    arguments["backends"] = options["against"] = backends
+    against = wishes.get("against")
+    if against not in (None, *backends):
+        refuse("against", against)
+    baseline = next((name for name in BASELINES if name in backends), backends[0])
+    arguments["against"] = against if against in backends else baseline
+    if source.is_live:
+        arguments["rounds"] = wishes.get("rounds") or ROUNDS
+        require_int("rounds", arguments["rounds"])
+    case = _case_of(arguments) if source.is_live else rows.case.iloc[0]
+    return Choice(arguments, options, notes, case, rows)
+
+
+def variant_of(spec: AttnSpec | MlaSpec) -> str:
+    """What the model's name leaves open."""
+    if isinstance(spec, MlaSpec):
+        attended = f"top {spec.top_k}" if spec.top_k else "dense"
+        return f"{spec.num_qo_heads} heads, {attended}, {spec.kv_format}"
+    window = f", window {spec.window}" if spec.window else ""
+    return spec.dtypes + window + (", sinks" if spec.sinks else "")
+
+
+def calls_of(frame: pd.DataFrame, model: str) -> pd.DataFrame:
+    """The rows that are calls of `model`, without seeded lengths, with a column per axis."""
+    wanted = [
+        isinstance(case, DecodeCase | MlaCase) and not case.seed and model_of(case.spec) == model
+        for case in frame.case
+    ]
+    rows = frame[pd.Series(wanted, frame.index, dtype=bool) & ~frame.repeat.astype(bool)]
+    return rows.assign(
+        variant=[variant_of(case.spec) for case in rows.case],
+        page_size=[case.spec.page_size for case in rows.case],
+        lengths=[case.lengths for case in rows.case],
+        batch=[case.batch_size for case in rows.case],
+        kv_len=[case.kv_len for case in rows.case],
+    )
+
+
+def measure_missing(choice: Choice, **options: Any) -> int:
+    """Measure the rounds that a live `choice` lacks; returns how many items were measured.
+
+    A round is one process that measures all backends, odd rounds in reverse order. A round that was
+    stopped is not filled up later. `options` and errors are those of `run.study.Sweep`.
+    """
+    release, backends = choice.arguments["release"], choice.arguments["backends"]
+    calls = []
+    for name in backends:
+        own_release = release if _has_releases(name) else ""
+        calls.append(Item(name, choice.arguments["timer"], choice.case, own_release))
+    backends_of: defaultdict[int, set[str]] = defaultdict(set)
+    for record in store.recover(EXPLORER, machine_slug(describe(DEVICE))):
+        if record.item in calls:
+            backends_of[record.round].add(record.item.backend)
+    complete = sum(set(backends) <= names for names in backends_of.values())
+    first = 1 + max(backends_of, default=-1)
+    items = [*(Item(name, "graph") for name in CEILINGS), *calls]
+    call = " ".join(choice.call.split())
+    command = f"python -c {shlex.quote(f'import attnlib; {call}')}"
+    jobs = []
+    for number in range(first, first + choice.arguments["rounds"] - complete):
+        ordered = tuple(reversed(items) if number % 2 else items)
+        jobs.append(Job(EXPLORER, number, DEVICE, release, ordered, command))
+    return Sweep(**options).run(jobs)
+
+
+@lru_cache(maxsize=64)
+def _models(study: str, machine: str, stamp: object) -> frozenset[str]:
+    """The models that records hold calls of; files that changed have another stamp."""
+    frame = store.load(study, machine)
+    return frozenset(name for name in NAMES if len(calls_of(frame, name)))
+
+
+def _case_of(arguments: Mapping[str, Any]) -> DecodeCase:
+    dtype, _, kv_dtype = arguments["variant"].partition("/")
+    spec = AttnSpec(*MODELS[arguments["model"]], arguments["page_size"], dtype, kv_dtype)
+    return DecodeCase(spec, arguments["batch"], arguments["kv_len"], arguments["lengths"])
+
+
+def _has_releases(backend: str) -> bool:
+    """Whether studies compare releases of the backend's library."""
+    return backend.partition("-")[0] in COMPARED
+
+
+def _on_record(axis: str, rows: pd.DataFrame) -> list[Any]:
+    if axis == "release":
+        # Rows without one are of libraries that belong to the view of every release.
+        return sorted(set(rows.release) - {""}, key=Version) or [""]
+    return sorted(set(rows[axis]))
+
+
+def _usual(axis: str, options: list[Any]) -> Any:
+    """The newest release, the preferred word, the size nearest to the preferred one, the first."""
+    if axis == "release":
+        return options[-1]
+    preferred = PREFERRED[axis]
+    if isinstance(preferred, int):
+        return min(options, key=lambda size: abs(math.log(size / preferred)))
+    return preferred if preferred in options else options[0]
+
+
+def _matches(rows: pd.DataFrame, axis: str, value: Any) -> pd.Series:
+    matches = rows[axis] == value
+    if axis == "release":
+        matches |= (rows.release == "") & ~rows.backend.map(_has_releases).astype(bool)
+    return matches

@@ -1,0 +1,211 @@
+"""The explorer's controls: what they offer, what they show, and that no choice ends the kernel."""
+
+import os
+import sys
+import time
+from datetime import UTC, datetime
+
+import pytest
+from support import traces
+from support.explorer_records import FA2, FA3, go_live
+from support.studies import INSTANT
+from support.traces import Writer, runs
+
+pytest.importorskip("ipywidgets", reason="needs ipywidgets: pip install ipywidgets")
+
+import attnlib
+from attnlib import explore, view
+from attnlib.lab import explore as module
+from attnlib.lab.explore import CSS_CLASS, DESCRIPTIONS
+from attnlib.lab.view import View
+from attnlib.run import store
+from attnlib.run.study import describe
+
+MODEL = "Qwen3-0.6B"
+ON_CPU = {"timer": "host", "page_size": 1, "batch": 1, "kv_len": 16, "rounds": 1}
+ON_CPU |= {"records": "live", "backends": ("sdpa", "flashinfer-fa2")}
+# A sitecustomize module on PYTHONPATH: a worker hangs while it writes its first record.
+HANGS = f"""{INSTANT}
+import time
+from attnlib.run import store
+from attnlib.run.study import describe
+def asked_of(spec):
+    (path,) = store.data_root().glob("records/*/explorer.jsonl")
+    with path.open("ab") as file:
+        file.write(b'{{"backend":"sdpa","calls_per_sam')
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def published(published_records, monkeypatch):
+    """The explorer of the published records; it draws no pictures, which take half of its time."""
+    monkeypatch.setattr(View, "image", lambda view: "<img>")
+    return explore()
+
+
+def wait(explorer, timeout_s=60):
+    until = time.monotonic() + timeout_s
+    while explorer.thread is not None:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_it_opens_with_the_view_that_the_call_gives_or_at_the_choices_asked_for(published):
+    assert repr(published.view) == repr(view())
+    assert "Records of study fa3_decode_regression" in published.served.value
+    seen = explore("Qwen3-32B at TP 4", release="0.6.3", batch=1, kv_len=32768).view
+    assert seen.choice.arguments["kv_len"] == 32768
+
+
+def test_every_control_has_its_label_and_the_whole_has_its_class(published):
+    assert {name: c.description for name, c in published.controls.items()} == DESCRIPTIONS
+    assert CSS_CLASS in published._dom_classes
+    bundle = published._repr_mimebundle_()
+    assert bundle["text/plain"] == repr(published.view) and "<table>" in bundle["text/html"]
+
+
+def test_a_choice_that_no_longer_holds_is_replaced_and_said_once_above_the_figure(published):
+    published.controls["release"].value = "0.6.3"
+    published.controls["batch"].value = 64
+    published.controls["release"].value = "0.7.2.post1"
+    note = "batch must be one of 16, 128 with the choices before it, got 64"
+    assert published.view.choice.arguments["batch"] == 16 and note in published.served.value
+    published.controls["release"].value = "0.6.4"
+    assert "must be one of" not in published.served.value
+    records = [pair for _, pair in published.controls["records"].options]
+    assert len(records) == len(set(records))
+    published.controls["records"].value = next(p for p in records if p[0] == "auto_resolution")
+    assert published.view.source.records == "auto_resolution"
+    published.controls["model"].value = "Qwen3-32B at TP 4"
+    assert published.view.source.records == "fa3_decode_regression", "the first that has it"
+    assert "study auto_resolution has no records" in published.served.value
+
+
+def test_backends_are_chosen_and_none_at_all_is_all(published):
+    published.controls["backends"].value = (FA2, FA3)
+    assert published.view.backends == [FA2, FA3]
+    published.controls["against"].value = FA3
+    published.controls["backends"].value = (FA2,)
+    assert published.view.choice.arguments["against"] == FA2
+    published.controls["backends"].value = ()
+    assert len(published.view.backends) > 2
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"), [("auto", "torch sees no CUDA GPU"), ("live", "live needs a CUDA GPU")]
+)
+def test_without_a_gpu_it_shows_why_and_leaves_the_records_to_be_chosen(
+    published_records, without_gpu, monkeypatch, mode, words
+):
+    monkeypatch.setenv("ATTNLIB_MODE", mode)
+    explorer = explore(records="live")
+    assert words in explorer.shown.value and explorer.view is None
+    assert explorer.measure.disabled and explorer.live_row.layout.display == "flex"
+    explorer.controls["records"].value = explorer.controls["records"].options[0][1]
+    assert explorer.view is not None and explorer.live_row.layout.display == "none"
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"model": "GPT-7"}, "model must be one of .*got 'GPT-7'"),
+        ({"records": "one_launch"}, "records must be one of live, .*got 'one_launch'"),
+        ({"colour": 1}, "explore takes model, .*rounds; got 'colour'"),
+    ],
+)
+def test_a_wrong_argument_is_an_error_with_the_valid_ones(published_records, asked, words):
+    with pytest.raises(ValueError, match=words):
+        explore(**asked)
+
+
+def test_on_a_gpu_it_opens_to_measure_there(instant_jobs, monkeypatch):
+    go_live(monkeypatch)
+    explorer = explore(MODEL)
+    assert explorer.controls["records"].value == ("live", "")
+    assert explorer.served.value == "Measures here; not on record yet."
+    assert explorer.view.times.ran.tolist() == ["not on record"] * 2
+    assert not list(store.data_root().rglob("*.jsonl")), "to look writes nothing"
+    explorer.measure.click()
+    wait(explorer)
+    assert explorer.view.times.rounds.tolist() == [3, 3]
+    assert explorer.view.times.share.notna().all()
+    assert "Measured here: Test GPU 0badcafe" in explorer.served.value
+    assert "Measured 12 items." in explorer.status.value
+    explorer.controls["kv_len"].value = 4096
+    explorer.measure.click()
+    wait(explorer)
+    assert "Measured 6 items." in explorer.status.value, "no ceilings again"
+    explorer.rounds.value = 4
+    assert "rounds=4" in explorer.shown.value
+
+
+def test_an_error_of_any_kind_is_shown_and_not_raised(published, monkeypatch):
+    monkeypatch.setattr(module, "choose", lambda *_: {}["<b>disk</b>"])
+    published.controls["release"].value = "0.6.3"
+    assert "KeyError: &#x27;&lt;b&gt;disk&lt;/b&gt;&#x27;" in published.shown.value
+
+
+def test_a_measurement_can_be_stopped_and_taken_up_and_says_what_could_not_run(
+    tmp_path, monkeypatch
+):
+    go_live(monkeypatch, describe("cpu"), "cpu", ())
+    explorer = explore(MODEL, **ON_CPU)
+    (tmp_path / "sitecustomize.py").write_text(HANGS)
+    with monkeypatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+        explorer.measure.click()
+        assert explorer.measure.disabled and not explorer.stop.disabled
+        first = explorer.thread
+        explorer.start()
+        assert explorer.thread is first, "a second click does not measure twice"
+        explorer.stop.click()
+        wait(explorer)
+    assert "Stopped. What was measured is kept" in explorer.status.value
+    explorer.measure.click()
+    wait(explorer, 120)
+    assert explorer.view.times.ran.tolist() == ["-", "refused"]
+    assert explorer.view.times.us[0] > 0
+    assert "flashinfer-fa2: refused:" in explorer.shown.value
+    assert (explorer.bar.value, explorer.bar.max) == (2, 2)
+    assert "Measured 2 items." in explorer.status.value
+    assert explorer.stop.disabled and not explorer.measure.disabled
+
+
+def test_without_ipywidgets_the_install_line_is_the_error(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    monkeypatch.delitem(sys.modules, "attnlib.lab.explore")
+    with pytest.raises(ModuleNotFoundError, match='needs ipywidgets: pip install "ipywidgets>='):
+        attnlib.explore  # noqa: B018 - the attribute is asked for
+
+
+def test_a_trace_that_is_dropped_is_diagnosed_under_its_own_name(published, tmp_path):
+    def drop(name, content):
+        file = {"name": name, "type": "", "size": len(content), "content": memoryview(content)}
+        published.trace.value = ({**file, "last_modified": datetime.now(UTC)},)
+
+    trace, writer = tmp_path / "server.json.gz", Writer()
+    writer.step([runs(traces.FA3)], mark="step[DECODE bs=3]")
+    writer.save(trace)
+    drop(trace.name, trace.read_bytes())
+    assert trace.name in published.answer.value and "known pattern" in published.answer.value
+    drop("notes.json", b"no trace")
+    assert "ValueError: notes.json must be" in published.answer.value
+
+
+@pytest.mark.gpu
+def test_on_a_real_gpu_a_case_that_does_not_fit_is_a_sentence_and_the_next_one_is_measured():
+    backends = ("sdpa", FA2)
+    explorer = explore("Llama-3.1-8B", backends=backends, batch=512, kv_len=131072, rounds=1)
+    explorer.measure.click()
+    wait(explorer, 900)
+    assert "flashinfer-fa2: refused: KV needs" in explorer.shown.value
+    assert "Measured 4 items." in explorer.status.value, explorer.status.value
+    explorer.controls["batch"].value = 1
+    explorer.controls["kv_len"].value = 1024
+    explorer.measure.click()
+    wait(explorer, 900)
+    seen = explorer.view
+    assert "Measured 2 items." in explorer.status.value, "ceilings are on record"
+    assert seen.times.rounds.tolist() == [1, 1] and seen.times.share.notna().all(), repr(seen)
+    assert len(seen.kernels) >= 2 and len(seen.rules) == 3
