@@ -25,6 +25,8 @@ MIN_LABELLED = 0.06
 """Part of the axis that a gap must take to carry its length."""
 NAME_LENGTH, ENDS = 44, 20
 LANE_INCHES, LINE_INCHES, LEGEND_COLUMNS = 0.42, 0.17, 2
+BELOW_LABEL = 4.5
+"""From the axis to the legend below ticks and label, in heights of its letters."""
 
 
 def draw_timeline(spans: Sequence[Span], *, title: str, footer: str) -> Figure:
@@ -48,13 +50,10 @@ def draw_timeline(spans: Sequence[Span], *, title: str, footer: str) -> Figure:
     for span in work:
         lanes[span.lane].append(span)
     looks, hosts = _looks(work), HOST_LOOKS.keys() & {span.kind for span in spans}
-    figure, (axis,) = charts.panels(
-        [title],
-        (9, charts.FURNITURE_INCHES + LANE_INCHES * len(lanes)),
-        footer,
-        ("time since the start, us (as traced)", ""),
-        legend=0.1 + LINE_INCHES * (len(looks) + len(hosts)) / LEGEND_COLUMNS,
-    )
+    legend_inches = 0.1 + LINE_INCHES * (len(looks) + len(hosts)) / LEGEND_COLUMNS
+    size = (9, charts.FURNITURE_INCHES + LANE_INCHES * len(lanes) + legend_inches)
+    words = ("time since the start, us (as traced)", "")
+    figure, (axis,) = charts.panels([title], size, footer, words)
     for place, lane in enumerate(lanes.values()):
         _draw_lane(axis, place, lane, looks)
     for place, lane in enumerate(lanes.values()):
@@ -63,7 +62,8 @@ def draw_timeline(spans: Sequence[Span], *, title: str, footer: str) -> Figure:
     shown = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
     order = [look["label"] for look in (*HOST_LOOKS.values(), *looks.values())]
     handles = [shown[label] for label in order if label in shown]
-    charts.legend_below(figure, handles, ncols=LEGEND_COLUMNS, fontsize=8)
+    below = {"loc": "upper left", "bbox_to_anchor": (0, 0), "borderaxespad": BELOW_LABEL}
+    axis.legend(handles=handles, ncols=LEGEND_COLUMNS, fontsize=8, frameon=False, **below)
     plt.close(figure)
     return figure
 

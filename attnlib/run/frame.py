@@ -222,18 +222,6 @@ def savings_in_words(table: pd.DataFrame) -> str:
     return f"{len(table)} shapes, {verdicts}; saved {low:.1f} to {high:.1f} us, median {middle:.1f}"
 
 
-def same_against_same(rows: pd.DataFrame) -> pd.DataFrame:
-    """A/A: each case and backend against itself, round 1 over 0, 3 over 2, ...: a row per pair."""
-    require_comparable(rows)
-    wide = rows.pivot_table("run_us", ["case", "backend"], "round", sort=False).sort_index(axis=1)
-    even, odd = wide[wide.columns[0::2]], wide[wide.columns[1::2]]
-    pairs = [
-        (odd[after] / even[before]).rename("ratio").reset_index().assign(pair=number)
-        for number, (before, after) in enumerate(zip(even, odd, strict=False))
-    ]
-    return pd.concat(pairs, ignore_index=True).dropna(subset="ratio")
-
-
 def launches(rows: pd.DataFrame, name: str = "") -> pd.Series:
     """Launches per call, by the trace, of kernels and copies whose name contains `name`."""
     return rows.kernels.map(lambda found: sum(k.launches for k in found if name in k.name))

@@ -130,22 +130,33 @@ def slowdown_summary(grid: pd.DataFrame) -> pd.DataFrame:
 
 def slowdown_heatmap(frame: pd.DataFrame, release: str, *, page_size: int) -> charts.Figure:
     """fa3 / fa2 over batch size and kv_len: a panel per head count, one colour scale."""
+    import seaborn as sns
+    from matplotlib.colors import LogNorm
+
     grid, records = slowdown_grid(frame, release), slowdown_rows(frame, release)
     grid = grid[grid.page_size == page_size]
     smallest_first = list(slowdown_summary(grid).index)
-    sizes = charts.Sizes(
-        "batch_size", "kv_len", "heads", ("batch, requests", "kv_len, tokens"), "{} heads"
-    )
-    return charts.heatmap(
-        grid.assign(heads=pd.Categorical(grid.heads, smallest_first)),
+    figure, axes = charts.panels(
+        [f"{heads} heads" for heads in smallest_first],
+        (3.0 * len(smallest_first), 3.4),
         records[records.page_size == page_size],
-        sizes,
         title=f"FlashInfer {release}: run time of fa3 / fa2, page size {page_size}",
-        inches=(3.0, 3.4),
-        ends=(1.0, max(2.0, grid.ratio.max())),
-        log=True,
-        digits=1,
     )
+    scale = LogNorm(1.0, max(2.0, grid.ratio.max()))
+    for axis, heads in zip(axes, smallest_first, strict=True):
+        wide = grid[grid.heads == heads].pivot_table("ratio", "kv_len", "batch_size")
+        wide = wide.sort_index(ascending=False).rename(_short_count)
+        look = {"annot": True, "fmt": ".1f", "annot_kws": {"fontsize": 8}, "linewidths": 0.5}
+        sns.heatmap(wide, ax=axis, norm=scale, cmap="cividis", cbar=False, **look)
+        axis.tick_params(axis="y", rotation=0)
+        axis.grid(visible=False)
+        axis.set(xlabel="batch, requests", ylabel="")
+    axes[0].set_ylabel("kv_len, tokens")
+    return figure
+
+
+def _short_count(tokens: int) -> str:
+    return f"{tokens // 1024}k" if tokens >= 1024 else str(tokens)
 
 
 def predictions(frame: pd.DataFrame, limit: Ceilings, release: str) -> pd.DataFrame:

@@ -11,7 +11,7 @@ import attnlib
 from attnlib import core, studies
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULES = {"captured", "claims", "roofline"}  # of `attnlib.studies`, beside the studies themselves
+MODULES = {"captured", "claims"}  # of `attnlib.studies`, beside the studies themselves
 PUBLIC = {
     "attnlib": {*attnlib.HOME, "doctor", "__version__"},
     "attnlib.core": set(core.HOME),

@@ -1,7 +1,7 @@
 """Timers against each other, A/A noise, cold caches, on cases that fit a cache or do not."""
 
-from ...run.study import Grid, Study
-from ..fa3_decode_regression import FIXED, PINNED, decode_case
+from ..run.study import Grid, Study
+from .fa3_decode_regression import FIXED, PINNED, decode_case
 
 TRUST = (
     decode_case((8, 1), 16, 1, 1024),

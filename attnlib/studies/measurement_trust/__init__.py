@@ -1,1 +1,0 @@
-"""How far a number of this workbench can be trusted."""

@@ -1,0 +1,91 @@
+"""Figures: every row is a dot in its place, the source is named, and a file is the same twice."""
+
+import re
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.colors import to_hex
+
+import attnlib
+from attnlib.draw import charts, style
+from attnlib.draw.timeline import draw_timeline
+from attnlib.measure.spans import Span
+
+CALL = Span("call", "attnlib call", "host", 0.0, 40.0, 40.0, call=0)
+LAUNCH = Span("launch", "cudaLaunchKernel", "host", 5.0, 4.0, 4.0, call=0)
+OPERATOR = Span("operator", "aten::add_", "main thread", 4.0, 8.0, 8.0, call=0)
+KERNEL = Span("kernel", "add", "stream 7", 12.0, 10.0, 10.0, call=0)
+COPY = Span("memcpy", "Memcpy DtoH", "stream 9", 25.0, 5.0, 5.0, call=0)
+
+
+def test_every_row_is_a_dot_with_its_interval_if_it_has_one_and_an_unknown_name_comes_last():
+    rows = pd.DataFrame(
+        {
+            "ratio": [1.2, 0.9, 1.0],
+            "low": [1.1, np.nan, 0.99],
+            "high": [1.3, np.nan, 1.01],
+            "place": [0, 1, 2],
+            "verdict": ["slower", "new word", "same"],
+        }
+    )
+    figure, (axis,) = charts.panels(["t"], (3, 3), "by hand")
+    charts.dots(axis, rows, "ratio", "place", by="verdict", looks=charts.VERDICTS, interval="x")
+    assert axis.get_legend_handles_labels()[1] == ["slower", "same", "new word"]
+    spans = {}
+    for container in axis.containers:
+        (bar,) = container[2][0].get_segments()
+        spans[int(bar[0][1])] = [x for x, _ in bar]
+    assert spans[0] == pytest.approx([1.1, 1.3]) and spans[1] == pytest.approx([0.9, 0.9])
+    assert figure.texts[-1].get_text() == "by hand"
+
+
+def test_every_look_has_a_marker_of_its_own_beside_its_colour():
+    for looks in (charts.VERDICTS, style.looks("abcdefg")):
+        assert len({look.color for look in looks.values()}) == len(looks)
+        assert len({look.marker for look in looks.values()}) == len(looks)
+
+
+def test_colours_stand_in_one_file_and_those_of_kernels_in_their_table():
+    package = Path(charts.__file__).parents[1]
+    colored = {p for p in package.rglob("*.py") if re.search('"#[0-9A-Fa-f]{6}"', p.read_text())}
+    assert colored == {package / "draw/style.py", package / "core/backends/table.py"}
+
+
+def test_a_saved_figure_is_the_same_twice_and_another_suffix_is_refused(tmp_path):
+    figure, (axis,) = charts.panels(["t"], (3, 3), "by hand", ("x", "y"))
+    axis.plot([1, 2], [1, 2])
+    first = attnlib.save(figure, tmp_path / "a.png").read_bytes()
+    assert attnlib.save(figure, tmp_path / "b.png").read_bytes() == first
+    with pytest.raises(ValueError, match=r"path must end in .png or .svg, got 'a.pdf'"):
+        attnlib.save(figure, tmp_path / "a.pdf")
+
+
+def lanes(*spans: Span) -> list[str]:
+    figure = draw_timeline(spans, title="a step", footer="by hand")
+    return [label.get_text() for label in figure.axes[0].get_yticklabels()]
+
+
+def test_gpu_work_has_a_lane_per_stream_and_operators_are_the_work_only_without_it():
+    assert lanes(CALL, OPERATOR, LAUNCH, KERNEL, COPY) == ["host", "stream 7", "stream 9"]
+    assert lanes(CALL, OPERATOR) == ["host", "main thread"]
+    with pytest.raises(ValueError, match="must hold a kernel or an operator"):
+        lanes(CALL)
+
+
+def test_the_look_is_seaborns_theme():
+    import seaborn
+
+    def settings(apply):
+        with mpl.rc_context():
+            mpl.rcdefaults()
+            apply()
+            cycle = [to_hex(color) for color in mpl.rcParams["axes.prop_cycle"].by_key()["color"]]
+            values = {**mpl.rcParams, "axes.prop_cycle": cycle}
+        return {k: round(v, 9) if isinstance(v, float) else v for k, v in values.items()}
+
+    theme = {"context": "paper", "style": "whitegrid", "rc": style.SETTINGS}
+    ours, theirs = settings(style.apply), settings(lambda: seaborn.set_theme(**theme))
+    assert {name for name in theirs if ours[name] != theirs[name]} == {"image.cmap"}
