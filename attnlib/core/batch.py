@@ -1,4 +1,4 @@
-"""What a decode step attends over: a cache of pages, and the lengths and page tables of a step."""
+"""The paged KV cache, and the lengths and page tables of a decode step."""
 
 from dataclasses import dataclass, replace
 
@@ -27,7 +27,7 @@ class PagedKV:
         return self.k_cache.shape[0]
 
     def require_pages_of(self, spec: AttnSpec) -> None:
-        """ValueError unless its pages are those of a layer; reads no tensor."""
+        """ValueError unless its pages have the shape of the layer's; reads no tensor."""
         wanted = (spec.page_size, spec.num_kv_heads, spec.head_dim)
         if self.k_cache.shape[1:] != wanted:
             raise ValueError(
@@ -36,13 +36,13 @@ class PagedKV:
             )
 
     def clone(self) -> "PagedKV":
-        """A copy with memory of its own."""
+        """A copy in new memory."""
         return PagedKV(self.k_cache.clone(), self.v_cache.clone())
 
 
 @dataclass(frozen=True, eq=False)
 class DecodeBatch:
-    """One decode step. Build it with `DecodeBatch.build`, which checks and derives.
+    """One decode step. `DecodeBatch.build` checks the arguments and derives the other tensors.
 
     | field | shape, dtype | where |
     |---|---|---|
@@ -79,9 +79,9 @@ class DecodeBatch:
     ) -> "DecodeBatch":
         """Check `seq_lens` [bs] int32 and `page_table` [bs, max_pages] int32, derive the rest.
 
-        `sinks` are for a layer that has them alone. The result lives on `page_table.device`,
-        lengths are copied. Raises ValueError for an empty batch, a wrong shape or dtype, a length
-        below 1 or beyond the page table, a negative page.
+        `sinks` are only for a layer with sinks. The result is on `page_table.device`, lengths are
+        copied. Raises ValueError for an empty batch, a wrong shape or dtype, a length below 1 or
+        beyond the page table, a negative page.
         """
         if sinks is not None:
             require_tensor("sinks", sinks, (spec.num_qo_heads,), "bfloat16", contiguous=True)
@@ -133,7 +133,7 @@ class DecodeBatch:
             )
 
     def query_rows(self, q_len: int) -> "DecodeBatch":
-        """What each of `q_len` causal queries of a request sees, as a batch of one-query requests.
+        """A batch of one-query requests that see what `q_len` causal queries per request see.
 
         Row i * q_len + j is query j of request i; the last query sees the whole length. Raises
         ValueError where a request is shorter than `q_len`.
@@ -148,7 +148,8 @@ class DecodeBatch:
 def require_tensor(
     name: str, tensor: object, shape: tuple[int | None, ...], *dtypes: str, contiguous: bool = False
 ) -> None:
-    """ValueError unless `tensor` has this shape (None: any size) and dtype; TypeError if none."""
+    """ValueError unless `tensor` has this shape (None: any size) and dtype; TypeError if it is no
+    tensor."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
     sizes, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")

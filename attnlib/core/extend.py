@@ -6,8 +6,8 @@
 | cache | `PagedKV`; of a ragged prefill pages of one token, in order: K and V as they are |
 | output | like `q` |
 
-The queries of a request are its last tokens. In a causal mask a query sees its own token and all
-before it, in a full one every token; a custom mask says bit by bit what it sees.
+The queries of a request are its last tokens. Under a causal mask a query sees its own token and all
+before it, under a full one every token; a custom mask has a bit per query and token.
 """
 
 from dataclasses import dataclass, replace
@@ -21,11 +21,11 @@ from .spec import CUSTOM_MASKS, MASKS, AttnSpec, require_given, require_word
 
 @dataclass(frozen=True, eq=False)
 class ExtendBatch:
-    """One call. Build it with `ExtendBatch.build`, which checks and derives.
+    """One call. `ExtendBatch.build` checks the arguments and derives the other tensors.
 
-    `paged` has the tokens after the call. `q_lens_cpu` [bs] int32 are each request's queries, on
+    `paged` has the tokens after the call. `q_lens_cpu` [bs] int32 are the queries per request, on
     the host, `qo_indptr` [bs + 1] int32 their prefix sums, on the device. `custom_mask` [sum of
-    queries x tokens] bool, row by row, is for `CUSTOM_MASKS` alone. `ragged`: the pages are single
+    queries x tokens] bool, row by row, is only for `CUSTOM_MASKS`. `ragged`: the pages are single
     tokens in order.
     """
 
@@ -48,7 +48,7 @@ class ExtendBatch:
 
     @property
     def max_q_len(self) -> int:
-        """Queries of the request that has most."""
+        """The most queries of a request."""
         return int(self.q_lens_cpu.max())
 
     @classmethod
@@ -63,8 +63,8 @@ class ExtendBatch:
     ) -> "ExtendBatch":
         """Check `q_lens` [bs] int32 against `paged`, and derive the rest.
 
-        `drafts` [bs, q_len, q_len] bool, for custom masks only: which drafts each draft sees; every
-        request then has `q_len` queries. Raises ValueError naming what does not fit.
+        `drafts` [bs, q_len, q_len] bool, for custom masks only: which drafts a draft sees; every
+        request then has `q_len` queries. Raises ValueError that names what does not fit.
         """
         require_word("mask", mask, MASKS)
         paged.spec.require_no_window("several queries per request")
@@ -86,15 +86,14 @@ class ExtendBatch:
         return cls(paged, lens, qo_indptr, mask, custom, ragged)
 
     def cloned(self) -> "ExtendBatch":
-        """The same batch with lengths, prefix sums and page table in buffers of its own."""
-        names = ("seq_lens", "page_table", "kv_indptr")
-        paged = replace(self.paged, **{name: getattr(self.paged, name).clone() for name in names})
+        """The same batch with its own lengths, prefix sums and page table."""
+        paged = replace(self.paged.cloned(), kv_indptr=self.paged.kv_indptr.clone())
         return replace(self, paged=paged, qo_indptr=self.qo_indptr.clone())
 
     def overwrite(self, given: "ExtendBatch") -> None:
-        """Copy the buffers of `given` into this batch's, whose host lengths stay as they are.
+        """Copy the tensors of `given` into this batch's; its host lengths stay as they are.
 
-        ValueError unless it is alike (`require_alike`), with no more queries per request.
+        ValueError unless it fits (`require_alike`) and has no more queries per request.
         """
         self.require_alike(given)
         if given.max_q_len > self.max_q_len:
@@ -102,11 +101,13 @@ class ExtendBatch:
                 f"q_lens must be at most {self.max_q_len}, as first planned, got {given.max_q_len}"
             )
         self.qo_indptr.copy_(given.qo_indptr)
-        for name in ("seq_lens", "kv_indptr", *([] if self.ragged else ["page_table"])):
-            getattr(self.paged, name).copy_(getattr(given.paged, name))
+        self.paged.seq_lens.copy_(given.paged.seq_lens)
+        self.paged.kv_indptr.copy_(given.paged.kv_indptr)
+        if not self.ragged:
+            self.paged.page_table.copy_(given.paged.page_table)
 
     def require_alike(self, given: "ExtendBatch") -> None:
-        """ValueError unless `given` may be planned in this one's place: only lengths may differ."""
+        """ValueError unless only the lengths of `given` differ from this batch's."""
 
         def traits(batch: ExtendBatch) -> tuple[Any, ...]:
             columns = 0 if batch.ragged else batch.paged.page_table.shape[1]
@@ -122,9 +123,9 @@ class ExtendBatch:
 def _custom_mask(paged: DecodeBatch, drafts: torch.Tensor) -> torch.Tensor:
     q_len = drafts.shape[1]
     parts = []
-    for own, length in zip(drafts, paged.seq_lens_cpu.tolist(), strict=True):
-        before = own.new_ones((q_len, length - q_len))
-        parts.append(torch.cat([before, own], 1).flatten())
+    for sees, length in zip(drafts, paged.seq_lens_cpu.tolist(), strict=True):
+        before = sees.new_ones((q_len, length - q_len))
+        parts.append(torch.cat([before, sees], 1).flatten())
     return torch.cat(parts).to(paged.page_table.device)
 
 

@@ -8,8 +8,8 @@
 | cache, `fp8-576` | [num_pages, page_size, 576] float8_e4m3fn, all by one scale, `MLA_SCALE` |
 | output | [bs, num_qo_heads, 512] bfloat16 |
 
-Kernels want slots, places in the cache (page * page_size + offset), and read whatever a slot says:
-`slots` makes them of chosen tokens and refuses wrong ones.
+Kernels take slots, places in the cache (page * page_size + offset), and read any slot unchecked:
+`slots` makes them from chosen tokens and refuses wrong ones.
 """
 
 from dataclasses import dataclass
@@ -25,9 +25,9 @@ NO_TOKEN = -1
 
 @dataclass(frozen=True, eq=False)
 class MlaBatch:
-    """One MLA decode step. Build it with `MlaBatch.build`.
+    """One MLA decode step, made by `MlaBatch.build`.
 
-    `chosen` is [bs, top_k] int32, tokens by their place in the request, on the page table's device;
+    `chosen` [bs, top_k] int32 are tokens by their place in the request, on the page table's device;
     None where `top_k` is 0.
     """
 
@@ -50,7 +50,7 @@ class MlaBatch:
     ) -> "MlaBatch":
         """Check `seq_lens` [bs] and `page_table` [bs, max_pages] int32 as `DecodeBatch` does.
 
-        Of `chosen` only shape, dtype and device are looked at; its values are in `slots`.
+        Only shape, dtype and device of `chosen` are checked here, its values in `slots`.
         """
         attention = AttnSpec(spec.num_qo_heads, 1, MLA_HEAD_DIM, spec.page_size)
         paged = DecodeBatch.build(attention, seq_lens, page_table)
@@ -66,12 +66,12 @@ class MlaBatch:
     def slots(self) -> torch.Tensor:
         """Cache slot of every chosen token, [bs, top_k] int32; -1 stays -1. Synchronises.
 
-        Raises ValueError naming request, value and limit where a place lies outside the request,
-        and for a request without any token.
+        Raises ValueError that names request, value and limit for a place outside the request, and
+        for a request without any token.
         """
         chosen, page_size = self.chosen, self.spec.page_size
         if chosen is None:
-            raise ValueError("chosen must be given where slots are asked for, got None (top_k 0)")
+            raise ValueError("chosen must be given for slots, got None (top_k 0)")
         lens = self.paged.seq_lens
         wrong = (chosen < NO_TOKEN) | (chosen >= lens[:, None])
         if bool(wrong.any()):
@@ -94,10 +94,10 @@ class MlaBatch:
 
 
 def attended_pages(batch: MlaBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
-    """What each request attends to, ragged: whole pages, or chosen tokens as pages of one token.
+    """The pages that requests attend to, ragged; chosen tokens are pages of one token.
 
-    Prefix sums in pages [bs + 1], pages [n], tokens of each request [bs], int32; tokens of a page.
-    Of a sparse batch after `slots` has checked it.
+    Returns prefix sums in pages [bs + 1], pages [n], tokens per request [bs], all int32, and the
+    tokens of a page. A sparse batch is checked by `slots`.
     """
     paged = batch.paged
     if batch.chosen is None:

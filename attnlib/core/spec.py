@@ -1,4 +1,4 @@
-"""Attention layers as nouns (head counts, page size, dtypes), and what checks a field. No torch."""
+"""Attention layers (head counts, page size, dtypes) and the checks of fields. No torch."""
 
 import math
 import re
@@ -8,21 +8,21 @@ from typing import Any
 
 INT32_MAX = 2**31 - 1
 LATER = {"later": True}
-"""Marks a field that older records lack: at its default it stays out of a record."""
+"""Metadata of a field that older records lack: at its default it is left out of a record."""
 ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 FP8_OUT_DTYPE = "bfloat16"
 LENGTHS = ("fixed", "ragged", "skewed", "chat", "retrieval", "agents", "one_long")
-"""How the lengths of a batch's requests are drawn: `kinds.lengths`. Or they are said, `33+1+60`."""
+"""Distributions of the lengths in a batch: `kinds.lengths`. Explicit lengths are `33+1+60`."""
 CUSTOM_MASKS = ("tree", "chain")
-"""Masks that a library is given bit by bit."""
+"""Masks that are passed to a library bit by bit."""
 MASKS = ("causal", "full", *CUSTOM_MASKS)
 
 LATENT_DIM, ROPE_DIM = 512, 64
 MLA_HEAD_DIM = LATENT_DIM + ROPE_DIM
 MLA_TOKEN_BYTES = {"bfloat16": 2 * MLA_HEAD_DIM, "fp8-656": 656, "fp8-576": MLA_HEAD_DIM}
-"""Bytes of a cached token by its format; `attnlib.kinds.mla.format` has those of FP8."""
+"""Format of a cached token -> its bytes; `attnlib.kinds.mla.format` describes those of FP8."""
 MLA_SCALE = 2.0**-6
-"""What the values of an `fp8-576` cache are multiplied by, all of them."""
+"""The one scale of an `fp8-576` cache: its values are multiplied by it."""
 DEEPSEEK_QK_DIM = 192
 """Width of a DeepSeek-V2/V3 query head before weight absorption: 128 plain, 64 rotary."""
 
@@ -34,11 +34,11 @@ MODELS = {
     "Qwen3-0.6B": (16, 8, 128),
     "Llama-2-7B": (32, 32, 128),
 }
-"""Attention that one GPU has of a model: (num_qo_heads, num_kv_heads, head_dim)."""
+"""Model -> the heads of one GPU: (num_qo_heads, num_kv_heads, head_dim)."""
 
 
 class Grouped:
-    """What has query heads in groups, each of which shares a KV head."""
+    """Query heads in groups; the heads of a group share a KV head."""
 
     num_qo_heads: int
     num_kv_heads: int
@@ -49,11 +49,11 @@ class Grouped:
         return self.num_qo_heads // self.num_kv_heads
 
     def require_groups(self) -> None:
-        """ValueError unless every KV head serves as many query heads."""
-        heads, kv_heads = self.num_qo_heads, self.num_kv_heads
-        if heads % kv_heads:
+        """ValueError unless all groups have the same size."""
+        if self.num_qo_heads % self.num_kv_heads:
             raise ValueError(
-                f"num_qo_heads must be a multiple of num_kv_heads ({kv_heads}), got {heads}"
+                f"num_qo_heads must be a multiple of num_kv_heads ({self.num_kv_heads}), "
+                f"got {self.num_qo_heads}"
             )
 
 
@@ -62,11 +62,11 @@ class AttnSpec(Grouped):
     """A layer of multi-head, grouped-query or multi-query attention.
 
     `dtype` is the query's, `kv_dtype` the cache's (default: the same); both are torch dtype names
-    out of `ELEMENT_BYTES`. `page_size` is the tokens of a KV page, a power of two. `window` is how
-    many tokens a query sees, itself included, 0 all of them: FlashInfer's window_left + 1;
-    FlashAttention-3's window_size is (window - 1, 0). With `sinks` each query head has a logit of
-    its own in every softmax, which has no value (gpt-oss); a batch brings them.
-    Raises ValueError naming the argument, what it must be and what it was.
+    in `ELEMENT_BYTES`. `page_size` is the number of tokens in a KV page, a power of two. `window`
+    is the number of tokens that a query sees, itself included (0: all): FlashInfer's
+    window_left + 1; FlashAttention-3's window_size is (window - 1, 0). With `sinks` (gpt-oss) each
+    query head has one more logit in every softmax, without a value; a batch has these logits.
+    Raises ValueError that names the argument, what it must be and what it was.
     """
 
     num_qo_heads: int
@@ -95,7 +95,7 @@ class AttnSpec(Grouped):
 
     @property
     def out_dtype(self) -> str:
-        """Output dtype: the query's, and bfloat16 where the query is FP8."""
+        """Output dtype: the query's, or bfloat16 if the query is FP8."""
         return FP8_OUT_DTYPE if self.dtype.startswith("float8") else self.dtype
 
     @property
@@ -105,11 +105,11 @@ class AttnSpec(Grouped):
 
     @property
     def dtypes(self) -> str:
-        """The query's dtype, and the cache's behind it where it is another: `bfloat16/...`."""
+        """The query's dtype, then the cache's if it differs: `bfloat16/float8_e4m3fn`."""
         return self.dtype if self.dtype == self.kv_dtype else f"{self.dtype}/{self.kv_dtype}"
 
     def require_no_window(self, what: str) -> None:
-        """ValueError if the layer has a window, which `what` does not know."""
+        """ValueError if the layer has a window; `what` does not support one."""
         if self.window:
             raise ValueError(f"window must be 0 for {what}, got {self.window}")
 
@@ -118,9 +118,9 @@ class AttnSpec(Grouped):
 class MlaSpec:
     """Latent attention (MLA) after weight absorption: all query heads read one latent KV head.
 
-    A token is 512 latent values, which are key and value, and 64 rotary ones, key only. Query and
-    output are bfloat16. `top_k` tokens of each request are attended to, all of them where it is 0.
-    `num_qo_heads` is what one GPU has of the model's 128.
+    A token has 512 latent values, both key and value, and 64 rotary values, key only. Query and
+    output are bfloat16. `top_k` tokens of each request are attended to (0: all). `num_qo_heads` are
+    the heads of one GPU; the model has 128.
     """
 
     num_qo_heads: int
@@ -136,7 +136,7 @@ class MlaSpec:
 
     @property
     def softmax_scale(self) -> float:
-        """1 / sqrt(192): that of the query before absorption, not of the 576 values it has here."""
+        """1 / sqrt(192): the width of the query before absorption, not the 576 after it."""
         return 1.0 / math.sqrt(DEEPSEEK_QK_DIM)
 
     @property
@@ -151,19 +151,19 @@ class MlaSpec:
 
 
 def model_of(spec: AttnSpec | MlaSpec) -> str:
-    """The model that a layer is of; empty for another shape."""
+    """The model with such a layer, or the empty string."""
     if isinstance(spec, MlaSpec):
         return MLA
-    own = (spec.num_qo_heads, spec.num_kv_heads, spec.head_dim)
-    return next((name for name, heads in MODELS.items() if heads == own), "")
+    sizes = (spec.num_qo_heads, spec.num_kv_heads, spec.head_dim)
+    return next((name for name, heads in MODELS.items() if heads == sizes), "")
 
 
 def require_int(name: str, value: Any, *, least: int = 1, most: int = INT32_MAX) -> None:
-    """ValueError unless `value` is an integer of Python's, no bool, in least..most."""
+    """ValueError unless `value` is a Python int (no bool) in least..most."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        huge = isinstance(value, int) and value > most
-        span = f">= {least}" if most == INT32_MAX and not huge else f"in {least}..{most}"
-        raise ValueError(f"{name} must be an integer {span}, got {value!r}")
+        too_large = isinstance(value, int) and value > most
+        limits = f">= {least}" if most == INT32_MAX and not too_large else f"in {least}..{most}"
+        raise ValueError(f"{name} must be an integer {limits}, got {value!r}")
 
 
 def require_between(name: str, values: Any, least: int, most: int, why: str = "") -> None:
@@ -175,23 +175,23 @@ def require_between(name: str, values: Any, least: int, most: int, why: str = ""
 
 def require_word(name: str, value: Any, words: Collection[str] | Collection[int]) -> None:
     """ValueError listing `words` unless `value` is one of them."""
-    if value not in [*words]:  # in a dict some values cannot be looked for
+    if value not in [*words]:  # a list: an unhashable value cannot be looked up in a dict
         raise ValueError(f"{name} must be one of {', '.join(map(str, words))}, got {value!r}")
 
 
 def require_lengths(
     name: str, value: Any, count: int, longest: int, words: Collection[str] = ()
 ) -> None:
-    """ValueError unless `value` is one of `words`, or `count` integers like 33+1+60 of which the
-    largest is `longest`."""
+    """ValueError unless `value` is one of `words`, or `count` integers like 33+1+60 whose largest
+    is `longest`."""
     if value in words:
         return
-    said = re.fullmatch(r"[1-9][0-9]*(\+[1-9][0-9]*)*", str(value))
-    lengths = [int(part) for part in str(value).split("+")] if said else []
+    explicit = re.fullmatch(r"[1-9][0-9]*(\+[1-9][0-9]*)*", str(value))
+    lengths = [int(part) for part in str(value).split("+")] if explicit else []
     if len(lengths) != count or max(lengths) != longest:
-        known = f"one of {', '.join(words)}, or " if words else ""
+        choices = f"one of {', '.join(words)}, or " if words else ""
         raise ValueError(
-            f"{name} must be {known}{count} like 33+1+60, {longest} the largest, got {value!r}"
+            f"{name} must be {choices}{count} like 33+1+60, {longest} the largest, got {value!r}"
         )
 
 
@@ -203,7 +203,7 @@ def require_page_size(value: Any) -> None:
 
 
 def require_given(name: str, value: object, due: bool, when: str, here: str) -> None:
-    """ValueError unless a value is given where it is `due`, and there alone, in these words."""
+    """ValueError unless a value is given exactly if it is `due`; `when` and `here` say so."""
     if (value is not None) != due:
         got = "none" if value is None else "some"
         raise ValueError(f"{name} must be given {when}, and only then, got {got} with {here}")

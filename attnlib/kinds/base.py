@@ -1,4 +1,4 @@
-"""What subjects share: where they measure, and the fields of a record that a timing gives."""
+"""What subjects share: where they measure, and fields of a record."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Bench:
 
     def require_release(self, distribution: str, release: str) -> None:
         """RuntimeError unless `release` of `distribution` is what this process imports."""
-        found = self.versions.get(distribution, "none")
-        if release and found != release:
-            raise RuntimeError(f"release must be {distribution} {release}, imported was {found}")
+        imported = self.versions.get(distribution, "none")
+        if release and imported != release:
+            raise RuntimeError(f"release must be {distribution} {release}, imported was {imported}")
 
 
 class Subject:
@@ -40,15 +40,15 @@ class Subject:
 
 def oracle_fields(verdict: OracleCheck) -> dict[str, Any]:
     """A record's fields for the oracle's verdict; JSON has no infinity, so None stands for it."""
-    found = {
+    fields = {
         "oracle_error": verdict.error if verdict.error != float("inf") else None,
         "oracle_budget": verdict.budget,
         "oracle_rows": verdict.rows,
     }
     if verdict.passed:
-        return found
+        return fields
     reason = f"row error {verdict.error:.3g} over budget {verdict.budget:.3g}"
-    return {"status": "incorrect", "reason": reason, **found}
+    return {"status": "incorrect", "reason": reason, **fields}
 
 
 def timed_fields(

@@ -1,4 +1,4 @@
-"""What subjects of one attention call share: check by the oracle, time, time the plan, trace.
+"""Measure one attention call: check it by the oracle, time it and its plan, trace it.
 
 The last case's tensors are kept for its neighbours. `plan_us` is a replan in place.
 """
@@ -36,7 +36,7 @@ Case = TypeVar("Case", bound=AttentionCase)
 
 @dataclass(frozen=True)
 class Workload(Generic[Case]):
-    """What one attention call needs: `batch`, query `q` and cache `kv`, which MLA has latent."""
+    """The inputs of one attention call: `batch`, query `q` and cache `kv` (latent for MLA)."""
 
     case: Case
     batch: Any
@@ -75,7 +75,7 @@ class CallSubject(Subject, Generic[Case]):
         backend = backends.create(entry.name, case.spec, mask=mask, device=device, cuda_graph=graph)
         plan = backend.plan(work.batch)
         run = call_of(backend, work.q, work.kv, plan)
-        found = timed_call(
+        fields = timed_call(
             *(run, judge, plan.reported_backend),
             timer=lambda: timer(
                 self._rotation(backend, plan, work) if item.timer in ROTATING else run
@@ -83,15 +83,15 @@ class CallSubject(Subject, Generic[Case]):
             replan=lambda: backend.plan(work.batch, out=plan),
             work_per_call=float(case.cost.io_bytes),
         )
-        family = found.get("kernel_family", entry.family)
+        family = fields.get("kernel_family", entry.family)
         if entry.family not in ("", family):
             raise RuntimeError(f"asked for {entry.family}, but {family or 'none'} ran")
-        return found
+        return fields
 
     def _rotation(
         self, backend: Backend, plan: Plan, work: Workload[Case]
     ) -> list[Callable[[], torch.Tensor]]:
-        """Calls over as many copies of the cache as a cold L2 takes; refuses if they do not fit."""
+        """Calls over as many copies of the cache as a cold L2 needs; ValueError if too large."""
         read = work.case.cost.kv_bytes
         copies = cold_copies(read, int(self.bench.machine["l2_mib"] * 2**20))
         if reason := self._too_large(work.case, copies):
@@ -99,7 +99,7 @@ class CallSubject(Subject, Generic[Case]):
         return [call_of(backend, work.q, kv, plan) for kv in cache_copies(work.kv, copies)]
 
     def workload(self, case: Case) -> tuple[Workload[Case], Judge]:
-        """The case's tensors and their judge, kept until another case is asked for."""
+        """The case's tensors and their judge, kept until the next case."""
         if self._work is None or self._judge is None or self._work.case != case:
             self._work = self._judge = None
             self._work = work = self.build(case, device=self.bench.device)
@@ -121,8 +121,8 @@ def timed_call(
     replan: Callable[[], object] | None = None,
     work_per_call: float,
 ) -> dict[str, Any]:
-    """A record's fields: the output of `run` checked, then calls timed by `timer` and the plan on
-    the host, where there is one, then `run` traced."""
+    """A record's fields: check the output of `run`, time calls with `timer` and the plan on the
+    host, if there is one, then trace `run`."""
     out = run()
     verdict = judge.check(out)
     seen = {"reported_backend": reported, **oracle_fields(verdict)}
@@ -138,7 +138,7 @@ def timed_call(
 
 
 def call_of(backend: Backend, q: torch.Tensor, kv: Any, plan: Plan) -> Callable[[], torch.Tensor]:
-    """A call for a timer, which orders the streams that it calls from."""
+    """A call for a timer; a plan with metadata is handed over to the timer's stream."""
     run = partial(backend.run, q, kv, plan)
     if (hand_over := getattr(backend, "hand_over", None)) is None:
         return run

@@ -1,4 +1,4 @@
-"""Is an output right? An error budget derived from data, not a tolerance out of the air.
+"""Is an output right? An error budget computed from the data, not a fixed tolerance.
 
 The error of an output row (one request, one query head) against the float64 oracle is
 
@@ -27,7 +27,7 @@ BUDGET_FACTOR = 3.0
 
 @dataclass(frozen=True)
 class OracleCheck:
-    """The verdict of the oracle: worst row error, the budget it was held to, rows looked at."""
+    """The verdict of the oracle: worst row error, its budget, rows compared."""
 
     error: float
     budget: float

@@ -1,4 +1,4 @@
-"""What all kinds of case share: names for people and command lines, and a flat JSON form."""
+"""The base of all cases: names for people and command lines, and a flat JSON form."""
 
 from dataclasses import Field, field, fields
 from functools import cache
@@ -16,10 +16,10 @@ def later(default: Any) -> Any:
 
 
 class NamedCase:
-    """Base of the frozen dataclasses that say what is measured.
+    """Base of the frozen dataclasses that describe a measurement.
 
-    `kind` stands in the JSON form; decode, which came first, has none. `inner` names the field
-    that is a noun of its own, and its class: its fields stand flat beside the case's.
+    `kind` is a field of the JSON form; decode, which came first, has none. `inner` names a field
+    that is itself a dataclass, and its class: its fields are flat beside the case's.
     """
 
     kind: ClassVar[str] = ""
@@ -36,15 +36,15 @@ class NamedCase:
         return self.label.replace(" ", ",")
 
     def to_dict(self) -> dict[str, Any]:
-        """Flat dict of the case: its kind, the inner noun's fields and its own."""
+        """Flat dict of the case: its kind, the inner dataclass's fields and its own."""
         return ({"kind": self.kind} if self.kind else {}) | _flat(self)
 
     @classmethod
     def from_dict(cls, form: dict[str, Any]) -> Self:
         """Inverse of `to_dict`, less the kind; ValueError on a missing or unknown field."""
-        known = _all_fields(cls)
-        needed = {f.name for f in known if f.metadata != LATER}
-        if needed - set(form) or set(form) - {f.name for f in known}:
+        allowed = _all_fields(cls)
+        needed = {f.name for f in allowed if f.metadata != LATER}
+        if needed - set(form) or set(form) - {f.name for f in allowed}:
             raise ValueError(
                 f"a {cls.__name__} must have the fields {sorted(needed)}, got {sorted(form)}"
             )
@@ -52,7 +52,7 @@ class NamedCase:
 
 
 def _inner(noun: Any) -> tuple[str, Any]:
-    """The field and the class of the noun within; a layer's spec has none."""
+    """The field and the class of the inner dataclass; a layer's spec has none."""
     return getattr(noun, "inner", ("", None))
 
 
@@ -78,5 +78,7 @@ def _flat(noun: Any) -> dict[str, Any]:
 
 def _build(cls: Any, form: dict[str, Any]) -> Any:
     name, noun = _inner(cls)
-    own = {f.name: form[f.name] for f in _own_fields(cls) if f.name in form}
-    return cls(**({name: _build(noun, form)} if name else {}), **own)
+    values = {f.name: form[f.name] for f in _own_fields(cls) if f.name in form}
+    if name:
+        values[name] = _build(noun, form)
+    return cls(**values)

@@ -96,7 +96,11 @@ def test_lengths_that_are_said_reach_tensors_and_costs_and_names():
         ("q_lengths", "29+8", "q_lengths must be 2 like 33.1.60, 30 the largest, got '29.8'"),
         ("q_lengths", "ragged", "q_lengths must be 2 like"),
         ("mode", "target_verify", "q_lengths must be empty unless mode is prefill_paged"),
-        ("cached", DecodeCase(SPEC, 2, 40), "the lengths are said, got '30.8' for .* and fixed"),
+        (
+            "cached",
+            DecodeCase(SPEC, 2, 40),
+            "and lengths are explicit, got '30.8' for .* and fixed",
+        ),
     ],
 )
 def test_queries_that_do_not_fit_are_named(field, value, words):

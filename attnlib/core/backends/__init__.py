@@ -1,7 +1,7 @@
-"""Backends by name. A module is imported only when one of its backends is asked for.
+"""Backends by name. A module is imported when one of its backends is needed.
 
-`create` never falls back: an unknown name lists the valid ones, a backend that cannot run here
-raises with the reason and what to install. `table` has what is known of each.
+`create` never falls back: an unknown name lists the valid names, a backend that cannot run here
+raises with the reason and what to install. `table` lists the backends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["BACKENDS", "EXTEND_BACKENDS", "MLA_BACKENDS", "TABLE", "entry_of"]
 
 
 def backend_class(name: str) -> type[Backend[Any, Any]]:
-    """The class behind a backend's name; raises ValueError listing the names there are."""
+    """The class of a backend; ValueError lists the valid names."""
     module, _, cls = entry_of(name).code.partition(":")
     return getattr(importlib.import_module(f"{__name__}.{module}"), cls)
 
@@ -33,8 +33,9 @@ def unsupported(name: str, spec: AttnSpec | MlaSpec, *, mask: str = "causal") ->
     """Why a backend's library cannot run `spec` under `mask`, or the empty string."""
     require_word("mask", mask, MASKS)
     entry = entry_of(name)
-    if not isinstance(spec, due := MlaSpec if entry.plans == "mla" else AttnSpec):
-        raise TypeError(f"spec must be an {due.__name__} for {name}, got {type(spec).__name__}")
+    layer = MlaSpec if entry.plans == "mla" else AttnSpec
+    if not isinstance(spec, layer):
+        raise TypeError(f"spec must be an {layer.__name__} for {name}, got {type(spec).__name__}")
     if entry.plans == "extend" and isinstance(spec, AttnSpec) and spec.window:
         return f"window must be 0 for several queries per request, got {spec.window}"
     if isinstance(spec, AttnSpec) and spec.sinks and not backend_class(name).takes_sinks:

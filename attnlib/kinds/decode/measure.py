@@ -6,9 +6,9 @@ head h:
 
     out[i, h] = softmax(softmax_scale * q[i, h] K^T) V
 
-With sinks the softmax has a logit more, sinks[h], and no value for it.
+With sinks the softmax has one more logit, sinks[h], without a value.
 
-No batching, no splitting, no online softmax: nothing in common with the kernels it judges.
+No batching, no splitting, no online softmax: it shares nothing with the kernels it checks.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from .case import DecodeCase
 def build_batch(case: DecodeCase, *, device: str) -> DecodeBatch:
     """Lengths and a page table [bs, max_pages] whose live pages are distinct and shuffled.
 
-    Sinks, where the layer has them, lie about where the largest scores do.
+    Sinks are about as large as the largest scores.
     """
     lens = sample_seq_lens(case)
     table = torch.from_numpy(shuffled_pages(lens, case.spec.page_size, case.seed + 1)).to(device)
@@ -106,9 +106,9 @@ def attend_rows(
         scores.masked_fill_(~sees, float("-inf"))
     top, rest = scores.amax(-1, keepdim=True), 0.0
     if sinks is not None:
-        own = sinks.double().view(*scores.shape[:2], 1, 1)
-        top = torch.maximum(top, own)
-        rest = (own - top).exp()
+        logits = sinks.double().view(*scores.shape[:2], 1, 1)
+        top = torch.maximum(top, logits)
+        rest = (logits - top).exp()
     probs = scores.sub_(top).exp_()
     weights = probs if probs_dtype is None else round_probs(probs, probs_dtype)
     out = torch.einsum("hgrn,nhd->hgrd", weights, v) / (probs.sum(-1, keepdim=True) + rest)

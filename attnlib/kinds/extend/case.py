@@ -67,8 +67,8 @@ class ExtendCase(NamedCase):
         masks = MODES[self.mode]
         object.__setattr__(self, "mask", self.mask or masks[0])
         if self.mask not in masks:
-            known = ", ".join(masks)
-            raise ValueError(f"mask must be one of {known} for {self.mode}, got {self.mask!r}")
+            allowed = ", ".join(masks)
+            raise ValueError(f"mask must be one of {allowed} for {self.mode}, got {self.mask!r}")
         longest, q_len, page_size = self.cached.kv_len, self.q_len, self.spec.page_size
         require_int("q_len", q_len, most=longest)
         if self.ragged and (q_len, page_size) != (longest, 1):
@@ -83,7 +83,7 @@ class ExtendCase(NamedCase):
     def _require_queries(self) -> None:
         if self.mode != "prefill_paged" or self.cached.lengths in LENGTHS:
             raise ValueError(
-                "q_lengths must be empty unless mode is prefill_paged and the lengths are said, "
+                "q_lengths must be empty unless mode is prefill_paged and lengths are explicit, "
                 f"got {self.q_lengths!r} for {self.mode} and {self.cached.lengths}"
             )
         require_lengths("q_lengths", self.q_lengths, self.cached.batch_size, self.q_len)
