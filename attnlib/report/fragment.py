@@ -10,11 +10,13 @@ import re
 import struct
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
 if TYPE_CHECKING:
     from bs4 import BeautifulSoup, Tag
+    from nbconvert import HTMLExporter
     from nbformat import NotebookNode
 
 ACTIVE = ("script", "style", "iframe", "object", "embed", "link", "form", "base", "meta")
@@ -55,11 +57,18 @@ def notebook_fragment(
 
 def _converted(notebook: NotebookNode) -> BeautifulSoup:
     from bs4 import BeautifulSoup
+
+    body, _ = _exporter().from_notebook_node(notebook)
+    return BeautifulSoup(body, "html.parser")
+
+
+@cache
+def _exporter() -> HTMLExporter:
+    """One for all notebooks, since it compiles its templates anew."""
     from nbconvert import HTMLExporter
 
     without = {"exclude_input_prompt": True, "exclude_output_prompt": True}
-    body, _ = HTMLExporter(template_name="basic", **without).from_notebook_node(notebook)
-    return BeautifulSoup(body, "html.parser")
+    return HTMLExporter(template_name="basic", **without)
 
 
 def _remove_active(soup: BeautifulSoup) -> None:

@@ -32,6 +32,7 @@ from .record import Record
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow as pa
 
 COMPARABLE = ("gpu_id", "power_limit_w", "timer", "schema")
 """Columns that must not differ within one comparison: each moves times, whatever the backend."""
@@ -177,21 +178,36 @@ def provenance(study: str, machine: str) -> dict[str, Any]:
 
     While a journal adds to the published file, both are named, with a comma.
     """
-    records = read(study, machine)
-    files = [each(study, machine) for each in (published_path, journal_path)]
-    files = [path for path in files if path.exists() and path.stat().st_size]
-    days = sorted(record.started_at[:10] for record in records)
-    names = sorted({name for record in records for name in record.versions})
-    seen = {name: {r.versions[name] for r in records if name in r.versions} for name in names}
+    table = _table(study, machine)
+    paths = published_path(study, machine), journal_path(study, machine)
+    files = [path for path in paths if path.exists() and path.stat().st_size]
+    values = {
+        name: table[name].unique().drop_null().to_pylist()
+        for name in table.column_names
+        if name in ("started_at", "command") or name.startswith("versions.")
+    }
+    days = sorted({started[:10] for started in values["started_at"]})
+    last = table.slice(table.num_rows - 1).to_pylist()[0]
     return {
         "study": study,
         "file": ", ".join(path.relative_to(data_root().parent).as_posix() for path in files),
         "sha256": ", ".join(hashlib.sha256(path.read_bytes()).hexdigest() for path in files),
-        "records": len(records),
-        "machine": records[-1].machine,
-        "versions": {name: sorted(versions) for name, versions in seen.items()},
+        "records": table.num_rows,
+        "machine": _members(last, "machine"),
+        "versions": {name: sorted(seen) for name, seen in _members(values, "versions").items()},
         "measured": days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}",
-        "commands": sorted({record.command for record in records}),
+        "commands": sorted(values["command"]),
+    }
+
+
+def _members(row: dict[str, Any], group: str) -> dict[str, Any]:
+    """The columns of a group, such as `machine.gpu`, by their names in it; without nulls."""
+    prefix = f"{group}."
+    columns = {name: value for name, value in row.items() if value not in (None, [])}
+    return {
+        name.removeprefix(prefix): value
+        for name, value in columns.items()
+        if name.startswith(prefix)
     }
 
 
@@ -211,10 +227,15 @@ def _published(study: str, machine: str) -> tuple[Record, ...]:
 
 @lru_cache(maxsize=64)
 def _frame_of(study: str, machine: str, stamp: tuple[object, ...]) -> pd.DataFrame:
-    path, journal = published_path(study, machine), journal_path(study, machine)
-    if journal.exists() or not path.exists():
-        return frame(read(study, machine))
-    return columns.frame_of(parquet.read_table(path.read_bytes()))
+    return columns.frame_of(_table(study, machine))
+
+
+def _table(study: str, machine: str) -> pa.Table:
+    """The columns of all records; as they are on disk where nothing was measured since."""
+    path = published_path(study, machine)
+    if journal_path(study, machine).exists() or not path.exists():
+        return parquet.table_of(read(study, machine))
+    return parquet.read_table(path.read_bytes())
 
 
 def _stamp(path: Path) -> tuple[object, ...]:
