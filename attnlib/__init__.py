@@ -44,7 +44,6 @@ HOME = {
     "over": "run.frame",
     "profile": "lab.profile",
     "record_machine": "run.study",
-    "record_name": "run.study",
     "recorded_batches": "lab.advise",
     "release_order": "run.frame",
     "sample_seq_lens": "kinds.lengths",

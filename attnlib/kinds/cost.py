@@ -10,18 +10,14 @@ INT32_BYTES = 4
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Rates measured on one GPU: copy (read + write) and read in GB/s, bf16 matmul in TFLOP/s.
+    """Rates measured on one GPU: copy (read + write) in GB/s, bf16 matmul in TFLOP/s.
 
-    `launch_us` is what an empty kernel costs in a graph, `gather_per_us` the words that a bare
-    strided gather fetches in a microsecond. NaN where a study did not measure one.
+    NaN where a study did not measure one.
     """
 
     copy_gbps: float
     matmul_tflops: float
     num_sms: int
-    read_gbps: float = float("nan")
-    launch_us: float = float("nan")
-    gather_per_us: float = float("nan")
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ def sources_of(model: str) -> list[tuple[str, str]]:
     require_word("model", model, NAMES)
     pairs = []
     for study in STUDIES.values():
-        machines = [] if study.borrows else store.machines(study.name)
+        machines = store.machines(study.name)
         machines.sort(key=lambda machine: machine != study.reference_machine)
         pairs += [(study.name, machine) for machine in machines]
     only = os.environ.get("ATTNLIB_MACHINE")

@@ -80,13 +80,16 @@ def margin_of(us: float) -> float:
     return SHORT_MARGIN if us < SHORT_US else LONG_MARGIN
 
 
-def judge_ratios(pairs: Sequence[Pair], *, not_slower: float = 0.0) -> list[Ratio]:
+def judge_ratios(pairs: Sequence[Pair], *, not_slower: float = 0.0, looks: int = 1) -> list[Ratio]:
     """Ratio and verdict of each row of a table; a pair is (times of a, times of b), round by round.
 
     `faster` and `slower` need an interval that excludes 1 and an effect beyond the margin
     (`margin_of` the shorter of both medians). `same` needs the whole interval inside the margin.
     Everything else is `ambiguous`. `not_slower` (0.02 is 2 %) asks for non-inferiority: it becomes
     the margin, and a row whose interval ends below 1 + margin is `not slower`.
+
+    `looks` is how often the table is judged while more rounds are measured, this time included: the
+    chance of a wrong verdict is shared among them (Bonferroni).
 
     Raises ValueError for a pair with different numbers of times on both sides, or with none.
     """
@@ -100,7 +103,7 @@ def judge_ratios(pairs: Sequence[Pair], *, not_slower: float = 0.0) -> list[Rati
             _word_of_ratio(means.mean[i], low[i], high[i], edges[i], not_slower > 0) for i in rows
         ]
 
-    verdicts = _by_holm(means, words)
+    verdicts = _by_holm(means, words, looks)
     low, high = means.interval(CONFIDENCE)
     return [
         Ratio(
@@ -160,16 +163,17 @@ def _word_of_ratio(mean: float, low: float, high: float, edge: float, not_slower
 
 
 def _by_holm(
-    means: _Means, words: Callable[[Sequence[int], Floats, Floats], list[str]]
+    means: _Means, words: Callable[[Sequence[int], Floats, Floats], list[str]], looks: int = 1
 ) -> list[str]:
     """The verdict of each row by Holm's steps.
 
-    With n undecided rows each is judged at confidence 1 - 5 % / n, until a step decides no more.
+    With n undecided rows each is judged at confidence 1 - 5 % / n / looks, until a step decides no
+    more.
     """
     verdicts = [AMBIGUOUS] * len(means.mean)
     undecided = list(range(len(verdicts)))
     while undecided:
-        low, high = means.interval(1 - (1 - CONFIDENCE) / len(undecided))
+        low, high = means.interval(1 - (1 - CONFIDENCE) / len(undecided) / looks)
         for row, word in zip(undecided, words(undecided, low, high), strict=True):
             verdicts[row] = word
         still = [row for row in undecided if verdicts[row] == AMBIGUOUS]

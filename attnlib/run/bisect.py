@@ -11,6 +11,7 @@ backend and case, so a round belongs to one pair of releases; a round cut short,
 belongs to none. That is how a search resumes after it was stopped.
 """
 
+import math
 import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
@@ -162,14 +163,12 @@ class _Search:
         return replace(asked, steps=tuple(steps), changed=changed)
 
     def step(self, release: str) -> Step:
-        """The verdict on a release; `ambiguous` doubles the rounds, up to `ROUND_LIMIT`.
-
-        Near the margin the repeated look makes the 95 % a little generous.
-        """
+        """The verdict on a release; `ambiguous` doubles the rounds, up to `ROUND_LIMIT`."""
         count = self.asked.rounds
+        looks = 1 + max(0, math.ceil(math.log2(ROUND_LIMIT / count)))
         while True:
             references, candidates = zip(*self.at_least(count, release), strict=True)
-            (verdict,) = judge_ratios([(times_of(candidates), times_of(references))])
+            (verdict,) = judge_ratios([(times_of(candidates), times_of(references))], looks=looks)
             if verdict.verdict != "ambiguous":
                 return Step(release, verdict, families_of(candidates), families_of(references))
             if verdict.rounds >= ROUND_LIMIT:

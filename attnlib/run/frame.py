@@ -54,7 +54,7 @@ LABELS = {entry.name: entry.label for entry in TABLE.values() if entry.label}
 
 def ceilings(frame: pd.DataFrame, needed: Sequence[str] = ("copy", "matmul")) -> Ceilings:
     """Rates measured in the same study: median over rounds. ValueError if a needed one lacks."""
-    names = ("copy", "matmul", "read", "launch", "gather")
+    names = ("copy", "matmul")
     found = frame[frame.backend.isin(names) & (frame.status == "ok")]
     require_comparable(found)
     rates = {}
@@ -67,9 +67,6 @@ def ceilings(frame: pd.DataFrame, needed: Sequence[str] = ("copy", "matmul")) ->
         copy_gbps=rates["copy"] / 1e3,
         matmul_tflops=rates["matmul"] / 1e6,
         num_sms=int(frame.num_sms.max()),
-        read_gbps=rates["read"] / 1e3,
-        launch_us=1 / rates["launch"],
-        gather_per_us=rates["gather"],
     )
 
 

@@ -14,29 +14,26 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import product
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ..core.backends.table import COMPARED
 from ..kinds.cases import Case
 from ..kinds.item import Item
-from ..measure.stats import judge_ratios
 from . import store
 from .jobs import Job, Watch, run_job, worker_environment
 from .lock import hold_gpu
-from .record import Record, machine_slug
+from .record import machine_slug
 from .releases import overlay_for
 
 if TYPE_CHECKING:
     import pandas as pd
 
-LOOKS = (4, 8, 16, 24)
 MODES = ("auto", "live", "replay")
 
 
@@ -72,10 +69,7 @@ class Study:
     """A question with the grids that answer it, and the machine its published records are of.
 
     `bisect_machine` is that of the published records of `bisect_<name>`, where there are any.
-    `borrows` names the published study, and its machine, whose records a study replays while it
-    has not been measured. Its items must be a part of that one's. `command` measures it again where
-    `attnlib measure NAME` does not. `decides` has pairs of sides, `backend` or `backend==release`:
-    each case of both is measured on, look by look, until their ratio has a verdict.
+    `command` measures it again where `attnlib measure NAME` does not.
     """
 
     name: str
@@ -85,15 +79,7 @@ class Study:
     bisect_machine: str = ""
     device: str = "cuda"
     ceilings: tuple[str, ...] = ("copy", "matmul")
-    borrows: tuple[str, str] | None = None
     command: str = ""
-    decides: tuple[tuple[str, str], ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.borrows and self.reference_machine:
-            raise ValueError(
-                f"study {self.name!r} must have reference_machine or borrows, not both"
-            )
 
     @cached_property
     def cases(self) -> tuple[Case, ...]:
@@ -136,28 +122,6 @@ class Study:
             for items in list(groups.values())[::step]
         ]
 
-    def undecided(self, records: Iterable[Record]) -> list[Item]:
-        """Both items of each case and pair of `decides` whose ratio the records leave ambiguous.
-
-        A case without a good round of both is not asked: it failed.
-        """
-        records, found = list(records), list[Item]()
-        good = [r for r in records if r.status == "ok" and not r.throttled]
-        us = {(r.item, r.round): median(r.run_us) for r in good}
-        timers = sorted({r.item.timer for r in good})
-        kinds = dict.fromkeys(case.kind for case in self.cases)
-        for pair, timer, kind in product(self.decides, timers, kinds):
-            sides, table = [side.partition("==")[::2] for side in pair], list[Any]()
-            for case in (case for case in self.cases if case.kind == kind):
-                both = [Item(name, timer, case, release) for name, release in sides]
-                whole = [n for n in range(LOOKS[-1]) if all((item, n) in us for item in both)]
-                times = [[us[item, n] for n in whole] for item in both]
-                table += [(both, (times[0], times[1]))] if whole else []
-            verdicts = judge_ratios([times for _, times in table])
-            for (both, _), verdict in zip(table, verdicts, strict=True):
-                found += both if verdict.verdict == "ambiguous" else []
-        return list(dict.fromkeys(found))
-
 
 def mode() -> str:
     """`live` or `replay`, from `ATTNLIB_MODE` and what is here. Raises rather than substitute."""
@@ -178,7 +142,7 @@ def load_or_measure(study: Study) -> pd.DataFrame:
     """
     if mode() == "live":
         Sweep(headline=True).measure(study)
-    frame = store.load(record_name(study), record_machine(study))
+    frame = store.load(study.name, record_machine(study))
     cases = frame[frame.case.notna()]
     if mode() == "live" and len(cases) and not (cases.status == "ok").any():
         why = f"no case of {study.name} could run here: {cases.reason.iloc[0]}"
@@ -186,15 +150,9 @@ def load_or_measure(study: Study) -> pd.DataFrame:
     return frame
 
 
-def record_name(study: Study) -> str:
-    """The study whose records are shown: itself, or in replay the one that it borrows from."""
-    return study.borrows[0] if study.borrows and mode() == "replay" else study.name
-
-
 def record_machine(study: Study) -> str:
-    """Whose records to show: this GPU's (live), `ATTNLIB_MACHINE`, its own or its lender's."""
-    own = study.borrows[1] if study.borrows else study.reference_machine
-    return machine_shown(study.name, study.device, own)
+    """Whose records to show: this GPU's (live), `ATTNLIB_MACHINE`, or its reference machine's."""
+    return machine_shown(study.name, study.device, study.reference_machine)
 
 
 def machine_shown(study: str, device: str, published: str) -> str:
@@ -233,26 +191,7 @@ class Sweep:
         """
         if study.device == "cuda" and not _has_cuda():
             raise RuntimeError(f"study {study.name!r} must be measured on a CUDA GPU, none is here")
-        count = self.run(self.jobs(study))
-        if study.decides and not self.headline and self.rounds is None:
-            machine = machine_slug(describe(study.device))
-            left = lambda: study.undecided(store.recover(study.name, machine))  # noqa: E731
-            count += self.in_looks(left, study.jobs_of, LOOKS[1:])
-        return count
-
-    def in_looks(
-        self,
-        left: Callable[[], list[Item]],
-        jobs_of: Callable[[int, list[Item]], list[Job]],
-        looks: Sequence[int] = LOOKS,
-    ) -> int:
-        """Measure, look by look, all rounds of what `left` says is open; returns how many items."""
-        count = 0
-        for look in looks:
-            items = left()
-            for number in range(look if items else 0):
-                count += self.run(jobs_of(number, items))
-        return count
+        return self.run(self.jobs(study))
 
     def jobs(self, study: Study) -> list[Job]:
         """The study's jobs in order; ValueError for no rounds or an overlay that none asks for."""

@@ -86,7 +86,7 @@ STUDY = Study(
         Grid(METADATA[:6], OURS, timers=BEHIND, rounds=3, headline=True),
     ),
     reference_machine="nvidia-h200-a9a9b6cc",
-    ceilings=("copy", "launch", "gather"),
+    ceilings=("copy",),
 )
 
 SIZES = ["batch_size", "page_size", "max_ctx"]

@@ -198,7 +198,7 @@ STUDY = Study(
         Grid(STEPS[1:3], IN_STEPS, timers=("eager",), rounds=3, headline=True),
     ),
     reference_machine="nvidia-h200-c5533424",
-    ceilings=("copy", "launch"),
+    ceilings=("copy",),
 )
 
 LIBRARY, OURS, FLASH_ATTN_3 = RIVALS

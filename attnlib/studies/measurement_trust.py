@@ -23,5 +23,4 @@ STUDY = Study(
         Grid(TRUST, PINNED[::2], (FIXED,), rounds=4, headline=True),
     ),
     reference_machine="nvidia-h200-b6c8df1f",
-    ceilings=("copy", "read", "matmul", "launch"),
 )

@@ -88,7 +88,7 @@ STUDY = Study(
         Grid(CASES[::30], (FLASH_ATTENTION,), timers=(COLD,), headline=True),
     ),
     reference_machine="nvidia-h200-ee19d27f",
-    ceilings=("copy", "read", "launch"),
+    ceilings=("copy",),
 )
 
 

@@ -50,7 +50,7 @@ STUDY = Study(
         Grid(PREPARES, (PREPARE,), rounds=3, headline=True),
     ),
     reference_machine="nvidia-h200-c9736401",
-    ceilings=("copy", "launch"),
+    ceilings=("copy",),
 )
 STEP = ["layers", "page_size", "kv_len", "batch_size"]
 PARTS = {

@@ -79,7 +79,6 @@ STUDY = Study(
         *(replace(grid, cases=grid.cases[11:12], headline=True) for grid in GRIDS.values()),
     ),
     reference_machine="nvidia-h200-89dc5463",
-    ceilings=("copy", "read", "matmul", "launch"),
 )
 
 

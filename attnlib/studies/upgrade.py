@@ -1,8 +1,8 @@
 """Two releases of a library over the calls of models, or a list of cases: a study on the spot.
 
-A case is done at the first of `LOOKS` that gives a verdict. All rows are one
-table (`stats.judge_ratios`). The rounds of a study are one look: nobody
-looked between them.
+A case is done at the first of `LOOKS` that gives a verdict. All rows are one table
+(`stats.judge_ratios`), and looks share its error. The rounds of a study are one look: nobody looked
+between them.
 
 Records are those of `compare_flashinfer`; without a GPU also of each study with both releases.
 """
@@ -34,12 +34,14 @@ from ..run.bisect import TIMER, Pair, families_of, good_rounds, times_of
 from ..run.jobs import Job
 from ..run.record import Record
 from ..run.releases import Version, overlay_for, own_build
-from ..run.study import LOOKS, Sweep, machine_shown, mode
+from ..run.study import Sweep, machine_shown, mode
 from ..select.changes import changes
 from . import STUDIES
 
 LIBRARY = "flashinfer"
 NAME = f"compare_{LIBRARY}"
+LOOKS = (4, 8, 16, 24)
+"""Rounds after which all rows are judged."""
 BACKENDS = {
     "": ("flashinfer-auto",),
     "extend": ("flashinfer-prefill-auto",),
@@ -227,7 +229,7 @@ class _Found:
             if pairs:
                 base, new = (times_of(side) for side in zip(*pairs[:seen], strict=True))
                 table[item] = (new, base)
-        found = judge_ratios([*table.values()], not_slower=self.not_slower)
+        found = judge_ratios([*table.values()], not_slower=self.not_slower, looks=self.looks)
         return dict(zip(table, found, strict=True))
 
     def open(self) -> list[Item]:
@@ -308,20 +310,20 @@ def _measure(found: _Found, items: list[Item], sweep: Sweep) -> None:
     def take() -> None:
         found.take(items, [r for r in store.find(NAME, machine) if r.round >= first])
 
-    def left() -> list[Item]:
-        take()
-        return found.open()
-
-    def jobs_of(number: int, asked: list[Item]) -> list[Job]:
-        take()
-        step, jobs = -1 if number % 2 else 1, []
+    def measure_round(number: int, wanted: list[Item]) -> None:
+        take()  # an item that failed in the round before is not measured again
+        step, runnable = -1 if number % 2 else 1, [i for i in wanted if i not in found.failed]
         for release in found.both[::step]:
-            own = [replace(i, release=release) for i in asked[::step] if i not in found.failed]
-            jobs += [Job(NAME, first + number, "cuda", release, tuple(own), command)] if own else []
-        return jobs
+            side = tuple(replace(item, release=release) for item in runnable[::step])
+            if side:
+                sweep.run([Job(NAME, first + number, "cuda", release, side, command)])
 
-    sweep.in_looks(left, jobs_of)
     take()
+    for look in LOOKS:
+        wanted = found.open()
+        for number in range(look if wanted else 0):
+            measure_round(number, wanted)
+        take()
 
 
 def _replay(found: _Found, items: list[Item], models: Sequence[str]) -> None:

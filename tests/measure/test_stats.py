@@ -13,6 +13,7 @@ from attnlib.measure.stats import (
     judge_savings,
 )
 
+LOOKS = (4, 8, 16, 24)
 TRUTH = 1.5
 JUST_SLOWER = 1.0205
 """Beyond the margin of a long call by next to nothing, where `same` is wrong most easily."""
@@ -142,6 +143,29 @@ def test_about_one_table_in_twenty_or_fewer_has_a_wrong_verdict(sigma, truths, r
     tables, error = 200, 1 - CONFIDENCE
     share = share_of_wrong_tables(tables, draw_pairs, is_wrong, judge)
     # More than two standard errors above 5 % would show a wrong rule.
+    assert share <= error + 2 * math.sqrt(error / tables)
+
+
+@pytest.mark.parametrize("truths", [(1.0,), (JUST_SLOWER,), (1.0, 1.05, 0.95)])
+def test_looking_again_and_again_gives_no_more_wrong_tables(truths):
+    def draw_pairs(rng):
+        drawn = rng.choice(truths, 3)
+        a, b = 100 * np.exp(rng.normal(0, 0.02, (2, 3, LOOKS[-1])))
+        return drawn, list(zip(a * drawn[:, None], b, strict=True))
+
+    def judge(pairs):
+        """Each row's verdict of the first look that has one."""
+        by_look = [
+            judge_ratios([(a[:n], b[:n]) for a, b in pairs], looks=len(LOOKS)) for n in LOOKS
+        ]
+        rows = zip(*by_look, strict=True)
+        return [next((v for v in row if v.verdict != "ambiguous"), row[-1]) for row in rows]
+
+    def is_wrong(truth, found):
+        return found.verdict not in ("ambiguous", *RIGHT[truth])
+
+    tables, error = 300, 1 - CONFIDENCE
+    share = share_of_wrong_tables(tables, draw_pairs, is_wrong, judge)
     assert share <= error + 2 * math.sqrt(error / tables)
 
 

@@ -126,7 +126,7 @@ def test_rounds_cut_short_or_of_another_search_do_not_count_for_a_pair(lab):
 
 
 def test_an_ambiguous_step_takes_more_rounds_until_it_is_clear(lab):
-    lab.us, lab.noise = {"0.6.0": 11.0}, {"0.6.0": (1.0, 1.1)}
+    lab.us, lab.noise = {"0.6.0": 12.0}, {"0.6.0": (1.0, 1.1)}
     (step,) = run(bad="0.6.0", rounds=2).steps
     assert (step.verdict.verdict, step.verdict.rounds, len(lab.jobs)) == ("slower", 4, 2 * 4)
 

@@ -17,7 +17,7 @@ from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.item import Item
 from attnlib.run import store, study
 from attnlib.run.record import machine_slug
-from attnlib.run.study import LOOKS, Sweep, load_or_measure, mode, record_machine, record_name
+from attnlib.run.study import Sweep, load_or_measure, mode, record_machine
 
 SMALL, LARGE = DecodeCase(SPEC, 1, 8), DecodeCase(SPEC, 2, 12, "ragged")
 FP8 = DecodeCase(replace(SPEC, kv_dtype="float8_e4m3fn"), 1, 8)
@@ -130,27 +130,6 @@ def test_a_round_has_each_item_of_its_grids_once(grids, options, cases):
     assert cases_of(*study_of(*grids).jobs(**{"headline": False, **options})) == cases
 
 
-def test_a_case_is_measured_on_until_its_pair_has_a_verdict(instant_jobs, make_record, monkeypatch):
-    """One case is twice as long on one side, the other wobbles: only that is asked again."""
-    us = {("a", SMALL): (10.0, 10.01), ("b", SMALL): (20.0, 20.03)}
-    us |= {("a", LARGE): (10.0, 17.0), ("b", LARGE): (12.0, 10.0)}
-
-    def run(job, machine, overlay, watch):
-        instant_jobs.jobs.append(job)
-        for item in job.items:
-            time = us[item.backend, item.case][job.round % 2]
-            named = {"study": job.study, "round": job.round, "item": item, "machine": machine}
-            store.append(make_record(run_us=(time,) * 3, **named))
-
-    monkeypatch.setattr(study, "run_job", run)
-    grids = (grid_of(SMALL, LARGE, backends=(name,), rounds=4) for name in "ab")
-    found = study_of(*grids, decides=(("b", "a"),))
-    assert measure(found) == 4 * 4 + (LOOKS[-1] - 4) * 2
-    last = instant_jobs.jobs[-1]
-    assert (cases_of(last), last.round) == ([[LARGE, LARGE]], LOOKS[-1] - 1)
-    assert (measure(found), measure(replace(found, decides=()))) == (0, 0)
-
-
 @pytest.mark.parametrize("ceilings", [("copy", "matmul"), ("read",), ()])
 def test_ceilings_are_measured_in_every_round_unless_the_study_needs_none(ceilings):
     demo = study_of(grid_of(SMALL, releases=("0.6.4",), rounds=2), ceilings=ceilings)
@@ -225,19 +204,6 @@ def test_a_study_without_a_machine_lists_those_that_have_it(without_gpu, make_re
     store.append(make_record())
     with pytest.raises(ValueError, match="set ATTNLIB_MACHINE to one of: test-gpu-0badcafe"):
         load_or_measure(TINY)
-
-
-@pytest.mark.parametrize("cuda", [True, False])
-def test_a_study_that_is_not_measured_yet_replays_what_it_borrows_and_live_its_own(
-    instant_jobs, make_record, monkeypatch, cuda
-):
-    monkeypatch.setattr(study, "_has_cuda", lambda: cuda)
-    store.append(make_record(study="lender"))
-    draft = replace(MIXED, borrows=("lender", "test-gpu-0badcafe"))
-    assert record_name(draft) == ("demo" if cuda else "lender")
-    assert set(load_or_measure(draft).study) == {record_name(draft)}
-    with pytest.raises(ValueError, match="must have reference_machine or borrows, not both"):
-        replace(draft, reference_machine="a")
 
 
 def test_live_measures_headline_cases_and_shows_all_that_is_on_record_and_replay_never_measures(

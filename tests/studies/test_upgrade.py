@@ -17,10 +17,9 @@ from attnlib.kinds.extend.case import ExtendCase
 from attnlib.kinds.listed import parse_cases
 from attnlib.run import store
 from attnlib.run import study as studying
-from attnlib.run.study import LOOKS
 from attnlib.studies import captured, upgrade
 from attnlib.studies.fa3_decode_regression import HEADLINE
-from attnlib.studies.upgrade import NAME, calls_of
+from attnlib.studies.upgrade import LOOKS, NAME, calls_of
 
 PACKAGE, MODEL = "flashinfer-python", "Llama-3.1-8B"
 BASE, NEW = "0.6.13", "0.7.2.post1"
