@@ -20,6 +20,8 @@ from .select import text as explain
 from .studies import STUDIES
 
 FAILED, USAGE = 1, 2
+OUTCOMES = {"not slower": 0, "slower": FAILED, "not decided": 3}
+"""Of `compare` -> its exit status."""
 DEFAULT_REPORT = Path("build/report/index.html")
 
 
@@ -170,7 +172,8 @@ def _compare(options: argparse.Namespace) -> int:
     found = compare_releases(options.base, options.new, cases=cases, progress=tqdm, **how)
     as_json = options.json and json.dumps(found.to_dict(), indent=2)
     print(found.rows.to_csv(index=False) if options.csv else as_json or found)
-    return FAILED if found.slower else 0
+    print(found.conclusion, file=sys.stderr if options.csv or options.json else sys.stdout)
+    return OUTCOMES[found.outcome]
 
 
 def _percent(text: str) -> float:
@@ -269,7 +272,9 @@ COMPARE = {
     "--new": _of("the release in question, or a wheel or folder", required=True),
     "--model": _of("only of these", nargs="+", default=(), dest="models", metavar="NAME"),
     "--cases": _of("a file of keys of cases, or steps.jsonl", type=Path, metavar="FILE"),
-    "--not-slower": _of("ask only for that, such as 2%%", type=_percent, default=0.0, metavar="P"),
+    "--not-slower": _of(
+        "how much slower a call may be, default: 2%%", type=_percent, default=0.02, metavar="P"
+    ),
     "--csv": _of("print CSV, all rows", action="store_true"),
     **JSON,
 }
@@ -314,9 +319,11 @@ COMMANDS = {
     ),
     "compare": Command(
         _compare,
-        "which calls a new release runs slower; exit status 1 if there is one",
+        "whether a new release runs a call slower",
         COMPARE,
-        "Measure two releases until each case has a verdict; without a GPU replay the records.",
+        "Measure two releases until each case has a verdict; without a GPU replay the records. "
+        "Exit status: 0 if every call is proved not slower, 1 if one is slower or fails, 2 for "
+        "wrong use, 3 if that is not decided.",
         status=USAGE,
     ),
     "claims": Command(_claims, "published claims, and what the published records say", CLAIMS),

@@ -28,7 +28,17 @@ from ..kinds.extend.case import ExtendCase
 from ..kinds.item import Item
 from ..kinds.listed import parse_cases
 from ..kinds.mla.case import MlaCase
-from ..measure.stats import LONG_MARGIN, SHORT_MARGIN, SHORT_US, Ratio, judge_ratios
+from ..measure.stats import (
+    FASTER,
+    LONG_MARGIN,
+    NOT_SLOWER,
+    SAME,
+    SHORT_MARGIN,
+    SHORT_US,
+    SLOWER,
+    Ratio,
+    judge_ratios,
+)
 from ..run import store
 from ..run.bisect import TIMER, Pair, families_of, good_rounds, times_of
 from ..run.jobs import Job
@@ -58,6 +68,9 @@ EXTENDS = (
     ("draft_extend", 5, 32, 8192),
 )
 """Mode, queries per request, batch and kv_len of its other calls."""
+NOT_DECIDED = "not decided"
+PROVED = (NOT_SLOWER, FASTER, SAME)
+"""Verdicts that prove a call not slower by more than the margin."""
 ROW_INCHES = 0.3
 RATIO = ("ratio", "low", "high")
 COLUMNS = ["case", "backend", "timer", "base_us", "new_us", *RATIO, "rounds", "verdict"]
@@ -84,6 +97,28 @@ class Upgrade(Shown):
         """The cases that became slower, or that only the old release runs."""
         return self.rows.case[self.rows.verdict.isin(("slower", "fails"))].tolist()
 
+    @property
+    def outcome(self) -> str:
+        """`slower` if one call is, `not slower` if that is proved of each, else `not decided`."""
+        if self.slower:
+            return SLOWER
+        proved = self.rows.verdict.isin(PROVED)
+        return NOT_SLOWER if len(proved) and proved.all() else NOT_DECIDED
+
+    @property
+    def conclusion(self) -> str:
+        """The outcome in a line: the calls that it stands on, or what would decide it."""
+        if self.outcome == NOT_SLOWER:
+            return f"not slower: proved of all {len(self.rows)} calls"
+        if self.outcome == SLOWER:
+            return f"slower: {', '.join(self.slower)}"
+        counts = self.rows.verdict[~self.rows.verdict.isin(PROVED)].value_counts()
+        tally = ", ".join(f"{count} {word}" for word, count in counts.items())
+        return (
+            f"not decided: {tally}, of {len(self.rows)} calls; on a GPU the same command measures "
+            f"what is not on record, and what is ambiguous in up to {LOOKS[-1]} rounds"
+        )
+
     def figure(self) -> "charts.Figure":
         """Time of new over base, a dot per case that both releases ran; ValueError for none."""
         rows = self.rows.dropna(subset="ratio")
@@ -105,8 +140,8 @@ class Upgrade(Shown):
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""
         rows, picks = (json.loads(t.to_json(orient="records")) for t in (self.rows, self.picks))
-        told = {"base": self.base, "new": self.new, "slower": self.slower, "notes": self.notes}
-        return {**told, "cases": rows, "picks": picks}
+        names = ("base", "new", "outcome", "conclusion", "slower", "notes")
+        return {name: getattr(self, name) for name in names} | {"cases": rows, "picks": picks}
 
     def card(self) -> Card:
         """Verdicts, then kernels and planning, then what `auto` picks otherwise."""
@@ -141,14 +176,15 @@ def compare_releases(
     package: str = COMPARED[LIBRARY],
     models: str | Sequence[str] = (),
     cases: str | Sequence[str] = (),
-    not_slower: float = 0.0,
+    not_slower: float = 0.02,
     progress: Any = None,
 ) -> Upgrade:
     """Measure, or replay, which calls release `new` of `package` runs slower than `base`.
 
     Either may be a wheel or a folder of your own. `cases` are lines as of `kinds.listed`; without
     them, live, the usual calls of `models` (of all, if none is named), and in replay what is on
-    record of those. `not_slower` (0.02 is 2 %) asks only for that. `progress` is as tqdm.
+    record of those. `not_slower` is the margin within which a call counts as not slower; 0 asks
+    whether it is faster, slower or the same. `progress` is as tqdm.
 
     Raises ValueError for what cannot be asked, RuntimeError for a release that cannot be had,
     FileNotFoundError where none of the cases is on record.

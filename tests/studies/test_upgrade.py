@@ -45,7 +45,7 @@ def lab(make_record, monkeypatch):
 
 
 def compare(cases=KEYS, **options):
-    return compare_releases(BASE, NEW, **{"cases": cases, **options})
+    return compare_releases(BASE, NEW, **{"cases": cases, "not_slower": 0, **options})
 
 
 def words(found):
@@ -126,7 +126,7 @@ def test_the_table_has_kernels_and_planning_apart_and_what_auto_picks(lab):
 def test_a_build_of_ones_own_is_measured_anew_each_time(lab, tmp_path, monkeypatch):
     folder = hand_made(tmp_path / "mine", PACKAGE, "0.7.2+mine")
     for first in (0, 4):
-        found = compare_releases(BASE, str(folder), cases=KEYS)
+        found = compare_releases(BASE, str(folder), cases=KEYS, not_slower=0)
         assert found.new == "0.7.2+mine" and {*found.rows.verdict} == {"same"}
         assert [round_ for round_, *_ in lab.order()] == [
             r for r in range(first, first + 4) for _ in "ab"
@@ -142,8 +142,13 @@ def test_a_build_of_ones_own_is_measured_anew_each_time(lab, tmp_path, monkeypat
 
 def test_published_records_of_both_releases_are_replayed_and_the_rest_is_said(published_records):
     found = compare_releases(
-        "0.6.3", "0.6.4", cases=[KEYS[0], "32/8,d128,p16,b8,k8192"], models=[MODEL]
+        "0.6.3",
+        "0.6.4",
+        cases=[KEYS[0], "32/8,d128,p16,b8,k8192"],
+        models=[MODEL],
+        not_slower=0,
     )
+    assert found.outcome == "not decided" and "1 not on record, of 2 calls" in found.conclusion
     said = words(found)
     assert said == {KEYS[0]: "faster", "32/8,d128,p16,b8,k8192": "not on record"}
     assert "PrefillWithKVCacheKernel 1 to 0" in found.rows.kernels[0]
@@ -185,7 +190,7 @@ def test_what_notebook_13_says_in_words_is_so(published_records):
     assert (bad.rows.new_plan_us > bad.rows.base_plan_us)[:7].all()
     assert {*bad.picks.gpu} == {"sm90"} and {*bad.picks["mode"]} == {"decode"}
     good = compare_releases("0.5.3", "0.7.2.post1", cases=cases, not_slower=0.1)
-    assert not good.slower
+    assert good.outcome == "not decided"
     assert good.rows.verdict.tolist() == ["ambiguous", *["not slower"] * 6, "ambiguous"]
 
 
@@ -199,18 +204,25 @@ def listed(tmp_path):
     return ("--cases", str(path))
 
 
-def test_the_command_prints_table_json_or_csv_and_its_status_is_1_if_one_is_slower(
-    lab, listed, capsys
-):
+def test_the_command_prints_table_json_or_csv_and_its_status_is_the_outcome(lab, listed, capsys):
     assert cli.main([*COMMAND, *listed]) == 0
-    assert "FlashInfer 0.6.13 (base) to 0.7.2.post1 (new): 2 same" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "FlashInfer 0.6.13 (base) to 0.7.2.post1 (new): 2 not slower" in out
+    assert out.splitlines()[-1] == "not slower: proved of all 2 calls"
+    lab.noise[KEYS[0], "0.9.0"] = (0.5, 1.0, 2.0)
+    assert cli.main([*COMMAND[:-1], "0.9.0", *listed]) == 3
+    assert capsys.readouterr().out.splitlines()[-1].startswith("not decided: 1 ambiguous, of 2")
     lab.us[KEYS[1], "0.8.0"] = 12.0
     slower = (*COMMAND[:-1], "0.8.0", *listed, "--not-slower", "2.5%")
     assert cli.main(slower) == 1
     assert KEYS[1] in capsys.readouterr().out.splitlines()[5], "what is slower comes first"
     assert cli.main([*slower, "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
-    assert found["slower"] == [KEYS[1]] and found["cases"][0]["verdict"] == "not slower"
+    assert (
+        found["outcome"] == "slower"
+        and found["slower"] == [KEYS[1]]
+        and found["cases"][0]["verdict"] == "not slower"
+    )
     assert cli.main([*slower, "--csv"]) == 1
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert [row["case"] for row in rows] == KEYS and float(rows[1]["ratio"]) > 1.19
