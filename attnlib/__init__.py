@@ -40,7 +40,6 @@ HOME = {
     "load_or_measure": "run.study",
     "mode": "run.study",
     "neighbour_loss": "lab.advise",
-    "of_study": "run.frame",
     "over": "run.frame",
     "profile": "lab.profile",
     "record_machine": "run.study",

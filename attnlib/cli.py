@@ -46,12 +46,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     for name, command in COMMANDS.items():
-        said = command.description or command.help
-        own = commands.add_parser(name, help=command.help, description=said)
+        description = command.description or command.help
+        subparser = commands.add_parser(name, help=command.help, description=description)
         for argument, options in command.arguments.items():
-            own.add_argument(argument, **options)
+            subparser.add_argument(argument, **options)
         if name == "explain":
-            explain.add_arguments(own)
+            explain.add_arguments(subparser)
     return parser
 
 
@@ -73,8 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> None:
-    found = doctor.diagnose()
-    print(json.dumps(found, indent=2) if options.json else doctor.render(found))
+    diagnosis = doctor.diagnose()
+    print(json.dumps(diagnosis, indent=2) if options.json else doctor.render(diagnosis))
 
 
 def _diagnose(options: argparse.Namespace) -> None:
@@ -106,9 +106,9 @@ def _measure(options: argparse.Namespace) -> None:
     sweep = study.Sweep(overlays=dict(map(parse_overlay, options.overlay)), progress=tqdm, **how)
     if options.cluster:
         with cluster.connect(options.cluster) as client:
-            found = cluster.measure_on_cluster(chosen, client, sweep)
-        told = ", ".join(f"{count} {status}" for status, count in sorted(found.items()))
-        print(f"on record in the data folders of the workers: {told}")
+            by_status = cluster.measure_on_cluster(chosen, client, sweep)
+        counts = ", ".join(f"{count} {status}" for status, count in sorted(by_status.items()))
+        print(f"on record in the data folders of the workers: {counts}")
         return
     count = sweep.measure(chosen)
     machine = machine_slug(study.describe(chosen.device))
@@ -126,7 +126,7 @@ def _publish(options: argparse.Namespace) -> None:
 
 def _bisect(options: argparse.Namespace) -> None:
     chosen = _study_named(options.study)
-    found = bisect(
+    bisection = bisect(
         chosen,
         chosen.case_named(options.case),
         package=options.package,
@@ -139,20 +139,24 @@ def _bisect(options: argparse.Namespace) -> None:
         on_round=lambda words: print(words, file=sys.stderr, flush=True),
     )
     given = "".join(f" --overlay {shlex.quote(argument)}" for argument in options.overlay)
-    print(json.dumps(found.to_dict(), indent=2) if options.json else _bisect_text(found, given))
+    print(
+        json.dumps(bisection.to_dict(), indent=2)
+        if options.json
+        else _bisect_text(bisection, given)
+    )
 
 
-def _bisect_text(found: Bisection, given: str) -> str:
+def _bisect_text(search: Bisection, given: str) -> str:
     from .studies.fa3_decode_regression import bisection
 
-    reference = f"{found.releases[0]} ({found.steps[0].reference_family})"
-    return f"""{found.backend} of {found.package}, {found.case.label}, on {found.machine}
-searched {", ".join(found.releases)}; ratio: run time over that of {reference}
+    reference = f"{search.releases[0]} ({search.steps[0].reference_family})"
+    return f"""{search.backend} of {search.package}, {search.case.label}, on {search.machine}
+searched {", ".join(search.releases)}; ratio: run time over that of {reference}
 
-{bisection(found).to_string(index=False)}
+{bisection(search).to_string(index=False)}
 
-first {found.word} release: {found.changed}
-repeat with: {found.command}{given}"""
+first {search.word} release: {search.changed}
+repeat with: {search.command}{given}"""
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -169,11 +173,11 @@ def _compare(options: argparse.Namespace) -> int:
     else:  # An empty file is no wish for the usual calls.
         cases = options.cases.read_text("utf-8-sig", "replace") or "\n"
     how = {name: getattr(options, name) for name in ("package", "models", "not_slower")}
-    found = compare_releases(options.base, options.new, cases=cases, progress=tqdm, **how)
-    as_json = options.json and json.dumps(found.to_dict(), indent=2)
-    print(found.rows.to_csv(index=False) if options.csv else as_json or found)
-    print(found.conclusion, file=sys.stderr if options.csv or options.json else sys.stdout)
-    return OUTCOMES[found.outcome]
+    upgrade = compare_releases(options.base, options.new, cases=cases, progress=tqdm, **how)
+    as_json = options.json and json.dumps(upgrade.to_dict(), indent=2)
+    print(upgrade.rows.to_csv(index=False) if options.csv else as_json or upgrade)
+    print(upgrade.conclusion, file=sys.stderr if options.csv or options.json else sys.stdout)
+    return OUTCOMES[upgrade.outcome]
 
 
 def _percent(text: str) -> float:

@@ -47,7 +47,7 @@ class Difference(Shown):
     def _totals(self) -> list[tuple[str, float, float]]:
         a, b = self.a, self.b
         gpu = a.device == "cuda"
-        found = [
+        totals = [
             ("kernels" if gpu else "operators", a.launches, b.launches),
             ("launches by the host", a.host_launches, b.host_launches),
             ("time of them, us", a.time_us, b.time_us),
@@ -55,7 +55,7 @@ class Difference(Shown):
             ("until it returns, us, untraced", median(a.host_us), median(b.host_us)),
             ("a call of many, us, untraced", a.wall_us, b.wall_us),
         ]
-        return found if gpu else [found[0], *found[2:]]
+        return totals if gpu else [totals[0], *totals[2:]]
 
     def card(self) -> Card:
         """The changes, and what they come to for the whole call."""
@@ -63,12 +63,12 @@ class Difference(Shown):
         numbers = zip(table.columns[2:], FORMATS, strict=True)
         words = {name: table[name].map(form.format) for name, form in numbers}
         tally = table.change.value_counts()
-        said = ", ".join(f"{count} {word}" for word, count in tally.items()) or "nothing ran"
+        changes = ", ".join(f"{count} {word}" for word, count in tally.items()) or "nothing ran"
         facts = []
         for name, a, b in self._totals():
             facts.append((name, f"{a:,.6g} to {b:,.6g}" + (f" ({b / a:.2f} x)" if a else "")))
         return Card(
-            title=f"{self.a.name} (a) to {self.b.name} (b): {self.a.row_word}s {said}",
+            title=f"{self.a.name} (a) to {self.b.name} (b): {self.a.row_word}s {changes}",
             notes=[note for note in dict.fromkeys((self.a.note, self.b.note, NO_VERDICT)) if note],
             facts=facts,
             table=table.assign(**words),

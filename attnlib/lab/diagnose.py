@@ -110,7 +110,7 @@ class Diagnosis(Shown):
     def unseen(self) -> list[str]:
         """What the trace could not show."""
         trace, fa2 = self.trace, [s for step in self.decodes for s in ran(step, "fa2")]
-        told = {
+        visible = {
             "The lengths of the requests are in no trace.": True,
             "No marks of steps: kernels tell decode from prefill, copies of lengths are unseen.": (
                 not trace.marks
@@ -125,7 +125,7 @@ class Diagnosis(Shown):
                 bool(fa2) and not tile_rows(fa2[0])
             ),
         }
-        return [words for words, so in told.items() if so]
+        return [words for words, so in visible.items() if so]
 
     def card(self) -> Card:
         """Facts, kernels, and the patterns that show."""
@@ -134,8 +134,8 @@ class Diagnosis(Shown):
         facts += self.shape.items()
         if not self.steps:
             names = Counter(span.name for span in self.trace.work).most_common(LONGEST)
-            told = ", ".join(f"{count:,} {name}" for name, count in names)
-            facts.append(("no attention", f"of the known kernels; most often ran {told}"))
+            most_run = ", ".join(f"{count:,} {name}" for name, count in names)
+            facts.append(("no attention", f"of the known kernels; most often ran {most_run}"))
         return Card(
             title=f"{os.path.basename(self.trace.path)}: {len(self.steps)} steps, "
             f"{count or 'no'} known pattern" + "s" * (count > 1),
@@ -159,10 +159,10 @@ def diagnose(path: str | os.PathLike[str], **shape: Any) -> Diagnosis:
         if name in SIZES:
             require_int(name, value)
     trace = read_trace(path)
-    found = Diagnosis(trace, find_steps(trace, kind_of), {})
-    sizes = [step.batch_size for step in found.decodes if step.batch_size]
-    found.shape.update({"batch_size": round(median(sizes))} if sizes else {}, **shape)
-    return found
+    diagnosis = Diagnosis(trace, find_steps(trace, kind_of), {})
+    sizes = [step.batch_size for step in diagnosis.decodes if step.batch_size]
+    diagnosis.shape.update({"batch_size": round(median(sizes))} if sizes else {}, **shape)
+    return diagnosis
 
 
 def _layers(step: Step) -> int:

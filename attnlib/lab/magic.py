@@ -89,13 +89,13 @@ def profile_cell(shell: InteractiveShell, line: str, cell: str) -> Profile:
         run = partial(exec, code, shell.user_ns)
         taken = profile(run, **given, cuda_graph=options.graph, name="cell")
     except Exception as error:
-        own = error.__traceback__
-        while own and own.tb_frame.f_code.co_filename != code.co_filename:
-            own = own.tb_next
+        frame = error.__traceback__
+        while frame and frame.tb_frame.f_code.co_filename != code.co_filename:
+            frame = frame.tb_next
         # What `profile` raises for a choice that cannot be had: one line is enough.
-        if own is None and isinstance(error, ValueError | RuntimeError):
+        if frame is None and isinstance(error, ValueError | RuntimeError):
             raise UsageError(f"%%{NAME}: {error}") from None
-        raise error.with_traceback(own) from error.__cause__
+        raise error.with_traceback(frame) from error.__cause__
     if options.trace:
         taken.save_trace(options.trace)
     if options.into:

@@ -294,8 +294,8 @@ def profile(
     events = trace.trace_calls(subject, calls, gpu=not no_gpu, settle=min(1, warmup))
     if not no_gpu and not spans.saw_cuda(events):
         raise RuntimeError(BLIND)
-    found = spans.read_spans(events, shorten=trace.short_name)
-    on_gpu = bool(gpu_work(found))
+    recorded_spans = spans.read_spans(events, shorten=trace.short_name)
+    on_gpu = bool(gpu_work(recorded_spans))
     if not on_gpu:
         _require_no_gpu_asked(device, cuda_graph)
     why = no_gpu or "the callable used no GPU"
@@ -310,7 +310,7 @@ def profile(
         calls=calls,
         ran=ran,
         cuda_graph=cuda_graph,
-        spans=found,
+        spans=recorded_spans,
         host_us=host_us,
         wall_us=wall_us,
         packed_trace=gzip.compress(json.dumps(events).encode(), mtime=0),
@@ -331,8 +331,8 @@ def _require_arguments(fn: object, calls: int, warmup: int, device: str) -> None
 def _require_no_gpu_asked(device: str, cuda_graph: bool) -> None:
     """RuntimeError if kernels were asked for, of a callable that ran none."""
     if device == "cuda" or cuda_graph:
-        asked = "cuda_graph=True" if cuda_graph else "device='cuda'"
-        raise RuntimeError(f"{asked} needs an fn that uses the GPU, torch.profiler saw no kernel")
+        option = "cuda_graph=True" if cuda_graph else "device='cuda'"
+        raise RuntimeError(f"{option} needs an fn that uses the GPU, torch.profiler saw no kernel")
 
 
 def profile_path(name: str) -> Path:

@@ -102,8 +102,8 @@ def read_spans(trace: Mapping[str, Any], *, shorten: Callable[[str], str]) -> tu
     calls = _Calls(marks)
     work, launches = _gpu_work(events, calls)
     named = [replace(span, name=shorten(span.name)) for span in work]
-    own = [calls.span(mark, kind="call", lane="host") for mark in marks]
-    spans = [*own, *launches, *named, *_operators(events, calls)]
+    call_spans = [calls.span(mark, kind="call", lane="host") for mark in marks]
+    spans = [*call_spans, *launches, *named, *_operators(events, calls)]
     return tuple(sorted(spans, key=lambda span: (span.start_us, span.depth)))
 
 
@@ -131,9 +131,9 @@ def _unmangled(name: str) -> str:
     """The function of an Itanium-mangled name: its last word before arguments of any kind."""
     before, wrapped, inside = name.partition("13device_kernelI")
     rest, last = (inside if wrapped else before[2:]), name
-    while found := WORD.match(rest):
-        size = found.end() + int(found[1])
-        last, rest = rest[found.end() : size], rest[size:]
+    while word := WORD.match(rest):
+        size = word.end() + int(word[1])
+        last, rest = rest[word.end() : size], rest[size:]
         rest = rest.removeprefix("I") if last.startswith("enable_") else rest
     return last
 
@@ -164,24 +164,24 @@ def busy_us(spans: Iterable[Span]) -> float:
 
 def find_gaps(spans: Iterable[Span]) -> tuple[Gap, ...]:
     """Every time in which none of `spans` ran, between the first and the last of them."""
-    found = []
+    gaps = []
     last: Span | None = None
     for span in sorted(spans, key=lambda span: span.start_us):
         if last and span.start_us > last.end_us + TICK_US:
             call = span.call if span.call == last.call else NO_CALL
             length = span.start_us - last.end_us
-            found.append(Gap(last.end_us, length, last.name, span.name, call))
+            gaps.append(Gap(last.end_us, length, last.name, span.name, call))
         if last is None or span.end_us > last.end_us:
             last = span
-    return tuple(found)
+    return tuple(gaps)
 
 
 def per_call(spans: Iterable[Span], calls: int) -> dict[str, list[float]]:
     """For each name its own time in each of `calls` calls, microseconds."""
-    found: dict[str, list[float]] = defaultdict(lambda: [0.0] * calls)
+    times: dict[str, list[float]] = defaultdict(lambda: [0.0] * calls)
     for span in spans:
-        found[span.name][span.call] += span.self_us
-    return dict(found)
+        times[span.name][span.call] += span.self_us
+    return dict(times)
 
 
 class _Calls:
@@ -245,25 +245,25 @@ def _operators(events: list[Event], calls: _Calls) -> list[Span]:
     rest = sorted(set(threads) - {calls.marks[0]["tid"]})
     others = {tid: f"thread {number}" for number, tid in enumerate(rest, 2)}
     spans: list[Span] = []
-    for tid, found in threads.items():
+    for tid, thread_events in threads.items():
         lane = others.get(tid, "main thread")
-        spans += _nested([calls.span(event, kind="operator", lane=lane) for event in found])
+        spans += _nested([calls.span(event, kind="operator", lane=lane) for event in thread_events])
     return spans
 
 
 def _nested(spans: list[Span]) -> list[Span]:
     """The spans of one thread with their depth, and their own time less their children's."""
     ordered = sorted(spans, key=lambda span: (span.start_us, -span.length_us))
-    own, depths = [span.length_us for span in ordered], []
+    self_us, depths = [span.length_us for span in ordered], []
     callers: list[int] = []
     for place, span in enumerate(ordered):
         while callers and ordered[callers[-1]].end_us <= span.start_us + TICK_US:
             callers.pop()
         if callers:
-            own[callers[-1]] -= span.length_us
+            self_us[callers[-1]] -= span.length_us
         depths.append(len(callers))
         callers.append(place)
     return [
         replace(span, self_us=max(0.0, time), depth=depth)
-        for span, time, depth in zip(ordered, own, depths, strict=True)
+        for span, time, depth in zip(ordered, self_us, depths, strict=True)
     ]

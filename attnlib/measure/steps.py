@@ -75,7 +75,7 @@ def find_steps(trace: Trace, kind_of: Callable[[Span], str]) -> list[Step]:
         key, first = keys[run[0]], run[0]
         after = runs[number + 1][0] if number + 1 < len(runs) else len(work)
         end = 1 + max(place for place in range(run[-1], after) if keys[place] == key)
-        kind, batch = _told(trace.marks[key[1]].name) if key[0] == "mark" else ("", 0)
+        kind, batch = _kind_and_size(trace.marks[key[1]].name) if key[0] == "mark" else ("", 0)
         kind = kind or (DECODE if work[first].in_graph else kind_of(work[first]))
         ahead, attention = work[begin:first], [work[place] for place in run]
         marked = [work[at] for at in range(begin, first) if keys[at] == key and key[0] == "mark"]
@@ -93,12 +93,12 @@ def _key(trace: Trace, span: Span, copied: int) -> Key:
     return ("graph", span.launch) if span.in_graph else ("eager", copied)
 
 
-def _told(mark: str) -> tuple[str, int]:
+def _kind_and_size(mark: str) -> tuple[str, int]:
     """Kind and batch size that a mark tells; nothing and 0 if it tells none."""
-    if found := SGLANG.match(mark):
-        return SGLANG_KINDS.get(found[1], UNKNOWN), int(found[2])
-    if found := VLLM.match(mark):
-        context, generation = int(found[1]), int(found[2])
+    if match := SGLANG.match(mark):
+        return SGLANG_KINDS.get(match[1], UNKNOWN), int(match[2])
+    if match := VLLM.match(mark):
+        context, generation = int(match[1]), int(match[2])
         kind = MIXED if context and generation else PREFILL if context else DECODE
         return kind, context + generation
     return "", 0

@@ -92,8 +92,8 @@ def time_graph_behind(call: Call) -> Timing:
     """
     words = torch.zeros(NEIGHBOUR_WORDS, device="cuda")
     neighbour = partial(words.add_, 1.0)
-    for each in (call, neighbour):
-        warm_up(each)
+    for work in (call, neighbour):
+        warm_up(work)
     calls = _calls_per_sample(_eager_us(call, 1))
     both, alone = capture([neighbour, call], calls).replay, capture([neighbour], calls).replay
     for replay in (both, alone):
@@ -256,7 +256,7 @@ def _settled_samples(
             else:
                 states.pop()
     samples = tuple(round(us / calls, 3) for us in times)
-    return Timing(calls, samples, spent, *(tuple(each) for each in zip(*states, strict=True)))
+    return Timing(calls, samples, spent, *(tuple(values) for values in zip(*states, strict=True)))
 
 
 def _event_us(replay: Call, meanwhile: Call | None = None, queue_us: float = 0.0) -> float:

@@ -34,11 +34,11 @@ def kernel_times(call: Callable[[], object], calls: int) -> list[list[float]]:
     RuntimeError if the calls did not all run equally many kernels: they cannot be told apart then.
     """
     events = _profile(call, calls)
-    each, rest = divmod(len(events), calls)
+    per_call, rest = divmod(len(events), calls)
     if rest:
         raise RuntimeError(f"{calls} calls must run equally many kernels, saw {len(events)} in all")
     times = [gpu_us for _, gpu_us in events]
-    return [times[start : start + each] for start in range(0, len(times), each)]
+    return [times[start : start + per_call] for start in range(0, len(times), per_call)]
 
 
 def kernel_family(names: Iterable[str], family_of: Callable[[str], str]) -> str:

@@ -91,9 +91,9 @@ def _read_chrome(path: Path, text: TextIO) -> Trace:
                 f"{path} must be a Chrome trace of torch.profiler (.json, .json.gz) or an export "
                 f"by nsys export --type sqlite; it begins with {head[:24]!r}"
             )
-    told = DEVICES.search(head, 0, start.start())
-    devices = DECODER.raw_decode(head, told.end())[0] if told else []
-    gpus = {each.get("id"): (each.get("name"), each.get("numSms")) for each in devices}
+    header = DEVICES.search(head, 0, start.start())
+    devices = DECODER.raw_decode(head, header.end())[0] if header else []
+    gpus = {device.get("id"): (device.get("name"), device.get("numSms")) for device in devices}
     return _kept(path, "torch.profiler", gpus, _events(path, text, head[start.end() + 1 :]))
 
 
@@ -196,11 +196,11 @@ def _kept(
             f"{path} has no kernel of a GPU: profile with ProfilerActivity.CUDA, or nsys with "
             "--trace cuda, on the process that holds the GPU"
         )
-    device = max(work, key=lambda each: len(work[each]))
+    device = max(work, key=lambda gpu_number: len(work[gpu_number]))
     # Older profilers tell a graph's kernels by their launch alone.
     ran = [replace(s, in_graph=s.in_graph or s.launch in graphs) for s in work[device]]
     for spans in (ran, waits, marks):
         spans.sort(key=lambda span: span.start_us)
     gpu, sms = gpus.get(device, (None, None))
-    told = (path.name, source, gpu or "", sms or 0, len(work))
-    return Trace(*told, ran, waits, marks, launched)
+    facts = (path.name, source, gpu or "", sms or 0, len(work))
+    return Trace(*facts, ran, waits, marks, launched)

@@ -135,36 +135,38 @@ def bisect(
         releases = recorded_releases(records, first, last, where=f"{name!r} on {machine!r}")
     inside = tuple(releases_between(releases, first, last))
     ends = (inside[0], inside[-1]) if good == first else (inside[-1], inside[0])
-    asked = Bisection(package, study.name, case, backend, *ends, inside, machine, rounds)
-    return _Search(asked, study.device, sweep if live else None, on_round).run()
+    question = Bisection(package, study.name, case, backend, *ends, inside, machine, rounds)
+    return _Search(question, study.device, sweep if live else None, on_round).run()
 
 
 @dataclass(frozen=True)
 class _Search:
     """A bisection under way, from the rounds on record and, with a `sweep`, new ones."""
 
-    asked: Bisection
+    question: Bisection
     device: str
     sweep: Sweep | None
     on_round: Callable[[str], object] | None
 
     def run(self) -> Bisection:
-        asked, steps = self.asked, list[Step]()
+        question, steps = self.question, list[Step]()
 
         def differs(release: str) -> bool:
             steps.append(self.step(release))
-            return steps[-1].verdict.verdict == asked.word
+            return steps[-1].verdict.verdict == question.word
 
-        reference, last = asked.releases[0], asked.releases[-1]
+        reference, last = question.releases[0], question.releases[-1]
         if not differs(last):
             words = _words(steps[0].verdict)
-            raise ValueError(f"release {last} must be {asked.word} than {reference}, it is {words}")
-        changed = first_changed(asked.releases, differs)
-        return replace(asked, steps=tuple(steps), changed=changed)
+            raise ValueError(
+                f"release {last} must be {question.word} than {reference}, it is {words}"
+            )
+        changed = first_changed(question.releases, differs)
+        return replace(question, steps=tuple(steps), changed=changed)
 
     def step(self, release: str) -> Step:
         """The verdict on a release; `ambiguous` doubles the rounds, up to `ROUND_LIMIT`."""
-        count = self.asked.rounds
+        count = self.question.rounds
         looks = 1 + max(0, math.ceil(math.log2(ROUND_LIMIT / count)))
         while True:
             references, candidates = zip(*self.at_least(count, release), strict=True)
@@ -177,27 +179,27 @@ class _Search:
             count = min(2 * verdict.rounds, ROUND_LIMIT)
 
     def records(self) -> list[Record]:
-        asked = self.asked
-        return _records(PREFIX + asked.study, asked.machine, asked.backend, asked.case)
+        question = self.question
+        return _records(PREFIX + question.study, question.machine, question.backend, question.case)
 
     def pairs(self, release: str) -> list[Pair]:
         """The good rounds of the reference and a release."""
-        found = good_rounds(self.records(), (self.asked.releases[0], release))
-        return next(iter(found.values()), [])
+        by_item = good_rounds(self.records(), (self.question.releases[0], release))
+        return next(iter(by_item.values()), [])
 
     def at_least(self, count: int, release: str) -> list[Pair]:
         """`pairs`, of which there must be `count`: measured now where missing.
 
         A round that is left out is measured again; RuntimeError after `ROUND_LIMIT` too many.
         """
-        found, reference = self.pairs(release), self.asked.releases[0]
-        if len(found) >= count:
-            return found
+        pairs, reference = self.pairs(release), self.question.releases[0]
+        if len(pairs) >= count:
+            return pairs
         if self.sweep is None:
             raise FileNotFoundError(
                 f"release {release} must have {count} rounds against {reference} on record to be "
-                f"replayed, it has {len(found)} in {PREFIX + self.asked.study!r} on "
-                f"{self.asked.machine!r}"
+                f"replayed, it has {len(pairs)} in {PREFIX + self.question.study!r} on "
+                f"{self.question.machine!r}"
             )
         start = 1 + max((record.round for record in self.records()), default=-1)
         for number in range(start, start + count + ROUND_LIMIT):
@@ -205,18 +207,18 @@ class _Search:
                 self.measure(self.sweep, number, side)
             if self.on_round:
                 self.on_round(f"round {number}: {release} against {reference}")
-            if len(found := self.pairs(release)) >= count:
-                return found
+            if len(pairs := self.pairs(release)) >= count:
+                return pairs
         raise RuntimeError(
             f"release {release} must have {count} rounds that are not throttled, "
-            f"it has {len(found)}, after {count + ROUND_LIMIT} more"
+            f"it has {len(pairs)}, after {count + ROUND_LIMIT} more"
         )
 
     def measure(self, sweep: Sweep, number: int, release: str) -> None:
-        asked = self.asked
-        item = Item(asked.backend, TIMER, asked.case, release)
-        name = PREFIX + asked.study
-        sweep.run([Job(name, number, self.device, release, (item,), asked.command)])
+        question = self.question
+        item = Item(question.backend, TIMER, question.case, release)
+        name = PREFIX + question.study
+        sweep.run([Job(name, number, self.device, release, (item,), question.command)])
         for record in self.records():
             if (record.round, record.item) == (number, item) and record.status != "ok":
                 words = " ".join(record.reason.split())
@@ -227,14 +229,14 @@ def good_rounds(records: Iterable[Record], releases: tuple[str, str]) -> dict[It
     """By item, less its release: both records of every round in which both `releases` are ok."""
     rounds: dict[Item, dict[int, dict[str, Record]]] = {}
     for record in records:
-        own = rounds.setdefault(replace(record.item, release=""), {})
-        own.setdefault(record.round, {})[record.item.release] = record
-    found = {}
+        item_rounds = rounds.setdefault(replace(record.item, release=""), {})
+        item_rounds.setdefault(record.round, {})[record.item.release] = record
+    pairs_of = {}
     for item, seen in rounds.items():
         whole = [both for _, both in sorted(seen.items()) if set(releases) <= both.keys()]
         pairs = [(both[releases[0]], both[releases[1]]) for both in whole]
-        found[item] = [p for p in pairs if all(r.status == "ok" and not r.throttled for r in p)]
-    return found
+        pairs_of[item] = [p for p in pairs if all(r.status == "ok" and not r.throttled for r in p)]
+    return pairs_of
 
 
 def first_changed(releases: Sequence[str], differs: Callable[[str], bool]) -> str:
@@ -260,8 +262,8 @@ def recorded_releases(records: Sequence[Record], first: str, last: str, *, where
     ends = {Version(first), Version(last)}
     seen: set[Version] = set()
     for record in reversed(records):
-        asked = RELEASES.search(record.command)
-        listed = asked[1].split(",") if asked else []
+        option = RELEASES.search(record.command)
+        listed = option[1].split(",") if option else []
         seen |= set(map(Version, listed))
         if ends <= set(map(Version, listed)):
             return listed
@@ -274,8 +276,8 @@ def recorded_releases(records: Sequence[Record], first: str, last: str, *, where
 
 def _records(study: str, machine: str, backend: str, case: Case) -> list[Record]:
     mine = (backend, TIMER, case)
-    found = store.find(study, machine)
-    return [r for r in found if (r.item.backend, r.item.timer, r.item.case) == mine]
+    records = store.find(study, machine)
+    return [r for r in records if (r.item.backend, r.item.timer, r.item.case) == mine]
 
 
 def times_of(records: Iterable[Record]) -> list[float]:

@@ -158,10 +158,10 @@ class _Tasks:
         deadline = time.monotonic() + AWAY_S
         while time.monotonic() < deadline:
             strangers = set(self.client.nthreads()) - set(self.homes.values())
-            found = self.client.run(
+            gpus = self.client.run(
                 _describe_here, self.device, workers=list(strangers), on_error="ignore"
             )
-            for address, machine in found.items():
+            for address, machine in gpus.items():
                 if machine["gpu_id"] == gpu_id:
                     self.homes[gpu_id] = address
                     return True

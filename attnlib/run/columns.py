@@ -20,7 +20,7 @@ from ..kinds.mla.case import MlaCase
 from ..kinds.plan.case import PlanCase
 from ..kinds.step.case import StepCase
 from ..measure.spans import Kernel
-from .record import POWER_CAP, RENAMED, THROTTLED
+from .record import RENAMED, THROTTLED
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -72,8 +72,6 @@ def frame_of(table: pa.Table) -> pd.DataFrame:
     before = _numbers(table, "state_before.throttle_reasons").astype(int)
     after = _numbers(table, "state_after.throttle_reasons").astype(int)
     frame["throttled"] = ((before | after) & THROTTLED) > 0
-    frame["power_capped"] = (after & POWER_CAP) > 0
-    frame["sm_clock_mhz"] = _numbers(table, "state_after.sm_clock_mhz", missing=np.nan)
     for name in ("gpu", "gpu_id", "compute_capability"):
         column = f"machine.{name}"
         frame[name] = table[column].to_pandas() if column in table.column_names else ""
@@ -83,11 +81,11 @@ def frame_of(table: pa.Table) -> pd.DataFrame:
     return frame
 
 
-def _numbers(table: pa.Table, name: str, missing: float = 0.0) -> np.ndarray:
-    """A column as floats; `missing` where the table or the row has none."""
+def _numbers(table: pa.Table, name: str) -> np.ndarray:
+    """A column as floats; 0 where the table or the row has none."""
     if name not in table.column_names:
-        return np.full(table.num_rows, missing)
-    return table[name].to_pandas().fillna(missing).to_numpy(float)
+        return np.zeros(table.num_rows)
+    return table[name].to_pandas().fillna(0).to_numpy(float)
 
 
 def _case_columns(table: pa.Table) -> pd.DataFrame:

@@ -17,29 +17,35 @@ from packaging.version import Version
 
 from ..core.backends.table import TABLE
 from ..kinds.cost import Ceilings
-from ..kinds.item import Item
 from ..measure.stats import Pair, Ratio, Saving, judge_ratios, judge_savings
 from .store import require_comparable
 
 if TYPE_CHECKING:
-    from .study import Study
+    pass
 
 CASE = ["heads", "head_dim", "dtype", "kv_dtype", "page_size", "batch_size", "kv_len", "lengths"]
 SHAPE = ["heads", "page_size", "batch_size", "kv_len"]
 COUNTS = (
-    *("num_qo_heads", "num_kv_heads", "top_k", "head_dim", "page_size", "batch_size", "kv_len"),
-    *(
-        "window",
-        "sinks",
-        "q_len",
-        "chunk",
-        "layers",
-        "max_ctx",
-        "seq_len_delta",
-        "pool_size",
-        "topk",
-    ),
-    *("draft_tokens", "output_len", "tp", "seed"),
+    "num_qo_heads",
+    "num_kv_heads",
+    "top_k",
+    "head_dim",
+    "page_size",
+    "batch_size",
+    "kv_len",
+    "window",
+    "sinks",
+    "q_len",
+    "chunk",
+    "layers",
+    "max_ctx",
+    "seq_len_delta",
+    "pool_size",
+    "topk",
+    "draft_tokens",
+    "output_len",
+    "tp",
+    "seed",
 )
 """Columns of a case that are integers."""
 _FIRST = ("model", "driver", "builder", "heads", "num_qo_heads", "top_k", *CASE)
@@ -55,11 +61,11 @@ LABELS = {entry.name: entry.label for entry in TABLE.values() if entry.label}
 def ceilings(frame: pd.DataFrame, needed: Sequence[str] = ("copy", "matmul")) -> Ceilings:
     """Rates measured in the same study: median over rounds. ValueError if a needed one lacks."""
     names = ("copy", "matmul")
-    found = frame[frame.backend.isin(names) & (frame.status == "ok")]
-    require_comparable(found)
+    measured = frame[frame.backend.isin(names) & (frame.status == "ok")]
+    require_comparable(measured)
     rates = {}
     for name in names:
-        rows = found[found.backend == name]
+        rows = measured[measured.backend == name]
         if rows.empty and name in needed:
             raise ValueError(f"frame must hold a {name!r} ceiling measured ok, it has none")
         rates[name] = float((rows.work_per_call / rows.run_us).median())
@@ -93,23 +99,20 @@ def by_design(rows: pd.DataFrame, designs: dict[str, str]) -> pd.DataFrame:
 def whole_counts(rows: pd.DataFrame) -> pd.DataFrame:
     """`rows` with `COUNTS` as integers, which cases that lack them made floats in the frame."""
     floats = [rows[name] for name in COUNTS if name in rows and rows[name].dtype == float]
-    return rows.assign(**{own.name: own.astype(int) for own in floats if own.notna().all()})
-
-
-def of_study(frame: pd.DataFrame, study: Study) -> pd.DataFrame:
-    """The rows that `study` asks for: of a frame that another study lends, its own part."""
-    wanted = {item for grid in study.grids for item in grid.items()}
-    asked = zip(frame.backend, frame.timer, frame.case, frame.release, strict=True)
-    return frame.loc[np.array([Item(*each) in wanted for each in asked], dtype=bool)]
+    return rows.assign(
+        **{column.name: column.astype(int) for column in floats if column.notna().all()}
+    )
 
 
 def cases_of(rows: pd.DataFrame) -> pd.DataFrame:
     """A row per case: `case` and its own columns, in the order of `COLUMNS`."""
-    found = rows.loc[~rows.case.duplicated(), ["case", *(n for n in COLUMNS if n in rows)]]
-    found = found[["case", *found.columns[1:][found.iloc[:, 1:].notna().all()]]]
-    keys = [found[name].tolist() for name in found.columns[1:]]  # pandas is slow with many keys
-    order = [place for *_, place in sorted(zip(*keys, range(len(found)), strict=True))]
-    return found.iloc[order].reset_index(drop=True)
+    first_rows = rows.loc[~rows.case.duplicated(), ["case", *(n for n in COLUMNS if n in rows)]]
+    first_rows = first_rows[["case", *first_rows.columns[1:][first_rows.iloc[:, 1:].notna().all()]]]
+    keys = [
+        first_rows[name].tolist() for name in first_rows.columns[1:]
+    ]  # pandas is slow with many keys
+    order = [place for *_, place in sorted(zip(*keys, range(len(first_rows)), strict=True))]
+    return first_rows.iloc[order].reset_index(drop=True)
 
 
 def times(rows: pd.DataFrame, value: str = "run_us") -> pd.DataFrame:
@@ -221,13 +224,13 @@ def savings_in_words(table: pd.DataFrame) -> str:
 
 def launches(rows: pd.DataFrame, name: str = "") -> pd.Series:
     """Launches per call, by the trace, of kernels and copies whose name contains `name`."""
-    return rows.kernels.map(lambda found: sum(k.launches for k in found if name in k.name))
+    return rows.kernels.map(lambda kernels: sum(k.launches for k in kernels if name in k.name))
 
 
 def spread(values: pd.Series, by: pd.Series) -> pd.DataFrame:
     """How many `values` there are per value of `by`, the least, the median and the most."""
-    found = values.groupby(by).agg(["size", "min", "median", "max"])
-    return found.set_axis(["shapes", "least", "median", "most"], axis=1)
+    ends = values.groupby(by).agg(["size", "min", "median", "max"])
+    return ends.set_axis(["shapes", "least", "median", "most"], axis=1)
 
 
 def tally(table: pd.DataFrame, by: str) -> pd.DataFrame:

@@ -141,8 +141,8 @@ def repeat_command(job: Job) -> str:
 
 def worker_environment(overlay: Path | None = None) -> dict[str, str]:
     """Environment of a worker process: the overlay first, then this very package, then ours."""
-    own, others = Path(__file__).resolve().parents[2], os.environ.get("PYTHONPATH")
-    paths = os.pathsep.join(str(path) for path in (overlay, own, others) if path)
+    package, others = Path(__file__).resolve().parents[2], os.environ.get("PYTHONPATH")
+    paths = os.pathsep.join(str(path) for path in (overlay, package, others) if path)
     return {**os.environ, "ATTNLIB_DATA": str(store.data_root().resolve()), "PYTHONPATH": paths}
 
 

@@ -35,8 +35,8 @@ def encode(records: Sequence[Record]) -> bytes:
     if not records:
         raise ValueError("records must be at least one to be published, got none")
     data = write_table(table_of(records))
-    for wrote, found in zip(records, decode(data), strict=True):
-        if wrote != found:
+    for wrote, decoded in zip(records, decode(data), strict=True):
+        if wrote != decoded:
             raise ValueError(f"record {wrote.id} must survive its columns, a member is None or new")
     return data
 
@@ -113,7 +113,7 @@ def _arrow_types() -> dict[str, pa.DataType]:
         tuple[int, ...]: pa.list_(pa.int64()),
         tuple[dict[str, Any], ...]: pa.list_(kernel),
     }
-    named: dict[str, Any] = {each.name: each.type for each in (*fields(Record), *fields(Item))}
+    named: dict[str, Any] = {field.name: field.type for field in (*fields(Record), *fields(Item))}
     ours = {name: arrow[kind] for name, kind in named.items() if name not in ("item", *MEMBERS)}
     return {"id": pa.string(), **ours}
 
@@ -121,11 +121,11 @@ def _arrow_types() -> dict[str, pa.DataType]:
 def _forms(table: pa.Table) -> Iterator[dict[str, Any]]:
     """The rows as `Record.from_form` takes them: a dict again for each group of members."""
     plain = {name: _values(table[name].chunk(0)) for name in table.column_names}
-    own = [name for name in plain if "." not in name]
+    plain_names = [name for name in plain if "." not in name]
     members = {group: [n for n in plain if n.startswith(f"{group}.")] for group in MEMBERS}
     known: dict[tuple[object, ...], dict[str, Any]] = {}
     for row in range(table.num_rows):
-        form = {name: plain[name][row] for name in own}
+        form = {name: plain[name][row] for name in plain_names}
         for group, names in members.items():
             values = tuple(plain[name][row] for name in names)
             # Rows that are alike share a dict.
@@ -146,7 +146,7 @@ def _values(array: pa.Array) -> list[Any]:
     if pa.types.is_struct(array.type):
         names = [field.name for field in array.type]
         members = [_values(array.field(name)) for name in names]
-        return [dict(zip(names, each, strict=True)) for each in zip(*members, strict=True)]
+        return [dict(zip(names, row, strict=True)) for row in zip(*members, strict=True)]
     if pa.types.is_floating(array.type) and not array.null_count:
         return array.to_numpy().tolist()
     coded = array.dictionary_encode()

@@ -19,9 +19,6 @@ from ..kinds.cases import item_from_dict
 from ..kinds.item import Item
 
 SCHEMA = 1
-POWER_CAP = 0x4
-"""NVML's throttle reason for the software power cap. Heavy kernels run so day after day: it is
-shown and not left out."""
 THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
 """Hardware slowdown, software and hardware thermal slowdown, power brake: the machine is not well,
 and a measurement taken then is left out."""

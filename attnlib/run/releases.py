@@ -39,11 +39,11 @@ def available_releases(
     """
     given = [_release_of(requirement, distribution) for requirement in overlays]
     folder = wheel_folder()
-    found = wheel_releases(folder, distribution) if folder else []
+    releases = wheel_releases(folder, distribution) if folder else []
     if not folder and not given:
-        found = index_releases(distribution)
-    found = [release for release in found if early or not Version(release).is_prerelease]
-    return ordered([*given, *found, *filter(None, [installed_version(distribution)])])
+        releases = index_releases(distribution)
+    releases = [release for release in releases if early or not Version(release).is_prerelease]
+    return ordered([*given, *releases, *filter(None, [installed_version(distribution)])])
 
 
 def wheel_releases(folder: Path, distribution: str) -> list[str]:
@@ -167,10 +167,10 @@ def _release_of(requirement: str, distribution: str) -> str:
 
 
 def _checked(folder: Path, distribution: str, release: str) -> Path:
-    found = {_name_and_version(dist) for dist in metadata.distributions(path=[str(folder)])}
-    if (distribution, release) not in found:
+    installed = {_name_and_version(dist) for dist in metadata.distributions(path=[str(folder)])}
+    if (distribution, release) not in installed:
         raise ValueError(
-            f"overlay {folder} must hold {distribution} {release}, it has {found or {}}"
+            f"overlay {folder} must hold {distribution} {release}, it has {installed or {}}"
         )
     return folder
 

@@ -131,12 +131,14 @@ def publish(study: str, machine: str = "") -> Path:
     every record is in the published file or in the journal. Raises FileNotFoundError without a
     journal, ValueError for several machines and for what `read` and `parquet.encode` refuse.
     """
-    found = [machine] if machine else machines(study, [".jsonl"])
-    if len(found) > 1:
-        raise ValueError(f"machine must be named, one of {', '.join(found)} for study {study!r}")
-    if not found:
+    with_journal = [machine] if machine else machines(study, [".jsonl"])
+    if len(with_journal) > 1:
+        raise ValueError(
+            f"machine must be named, one of {', '.join(with_journal)} for study {study!r}"
+        )
+    if not with_journal:
         raise FileNotFoundError(f"study {study!r} has no journal to be published")
-    (machine,) = found
+    (machine,) = with_journal
     journal, path = journal_path(study, machine), published_path(study, machine)
     if not journal.exists():
         raise FileNotFoundError(f"study {study!r} must have a journal on {machine!r}: no {journal}")

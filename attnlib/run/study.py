@@ -88,11 +88,11 @@ class Study:
 
     def case_named(self, name: str) -> Case:
         """The case with this key or label; ValueError lists the keys there are."""
-        found = [case for case in self.cases if name in (case.key, case.label)]
-        if len(found) != 1:
+        matches = [case for case in self.cases if name in (case.key, case.label)]
+        if len(matches) != 1:
             keys = "  ".join(case.key for case in self.cases)
             raise ValueError(f"case must be one of study {self.name!r}: {keys}; got {name!r}")
-        return found[0]
+        return matches[0]
 
     def jobs(self, *, headline: bool, rounds: int | None = None) -> list[Job]:
         """Fresh processes in the order to run them: rounds outermost, odd rounds reversed."""
@@ -125,14 +125,14 @@ class Study:
 
 def mode() -> str:
     """`live` or `replay`, from `ATTNLIB_MODE` and what is here. Raises rather than substitute."""
-    asked = os.environ.get("ATTNLIB_MODE", "auto")
-    if asked not in MODES:
-        raise ValueError(f"ATTNLIB_MODE must be one of {', '.join(MODES)}, got {asked!r}")
-    if asked == "live" and not _has_cuda():
+    wanted = os.environ.get("ATTNLIB_MODE", "auto")
+    if wanted not in MODES:
+        raise ValueError(f"ATTNLIB_MODE must be one of {', '.join(MODES)}, got {wanted!r}")
+    if wanted == "live" and not _has_cuda():
         raise RuntimeError("ATTNLIB_MODE must be replay or auto here: live needs a CUDA GPU")
-    if asked == "auto":
+    if wanted == "auto":
         return "live" if _has_cuda() else "replay"
-    return asked
+    return wanted
 
 
 def load_or_measure(study: Study) -> pd.DataFrame:

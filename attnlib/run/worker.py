@@ -52,11 +52,11 @@ class Worker:
             cls = subject_class(item.case)
             if cls not in self._subjects:
                 self._subjects[cls] = cls(Bench(self.device, self.machine, self.versions))
-            found = self._subjects[cls].measure(item)
+            fields = self._subjects[cls].measure(item)
         except Exception as error:
             # These leave the CUDA context unusable; an out-of-memory error does not.
             lost = "CUDA error" in str(error) or type(error).__name__ == "AcceleratorError"
-            found = {"status": "crashed" if lost else "error", "reason": _reason(error)}
+            fields = {"status": "crashed" if lost else "error", "reason": _reason(error)}
         return Record(
             study=self.job["study"],
             round=self.job["round"],
@@ -67,7 +67,7 @@ class Worker:
             started_at=started,
             state_before=before,
             state_after=describe_state(self.device),
-            **found,
+            **fields,
         )
 
 
@@ -88,12 +88,12 @@ def run_job(path: Path) -> int:
 
 def _reason(error: Exception) -> str:
     words = strip_folders(f"{type(error).__name__}: {error}")
-    told = " ".join(words.split())[:REASON_LENGTH]
+    reason = " ".join(words.split())[:REASON_LENGTH]
     # A compiler's own complaint stands far below the command line that it got.
     complaint = re.search(r"^.*\berror: .*$", words, re.MULTILINE)
-    if complaint is None or complaint[0].strip() in told:
-        return told
-    return f"{told} ... {complaint[0].strip()[:REASON_LENGTH]}"
+    if complaint is None or complaint[0].strip() in reason:
+        return reason
+    return f"{reason} ... {complaint[0].strip()[:REASON_LENGTH]}"
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -37,14 +37,16 @@ def sweep(case: DecodeCase | ExtendCase) -> tuple[PlanCase, ...]:
     Not those of which a block takes twice as long as all tokens must. No constant that the planner
     chooses by has a say here.
     """
-    own = PlanCase(case.cached, case.q_len) if isinstance(case, ExtendCase) else PlanCase(case)
-    lens = sample_plan_lens(own)
-    shape = PlanShape.of(own.spec, lens, NUM_SMS, own.q_len)
+    plan_case = (
+        PlanCase(case.cached, case.q_len) if isinstance(case, ExtendCase) else PlanCase(case)
+    )
+    lens = sample_plan_lens(plan_case)
+    shape = PlanShape.of(plan_case.spec, lens, NUM_SMS, plan_case.q_len)
     chunks = _chunks(int(lens.max()))
     fits = (-(-lens // chunks[:, None])).sum(1) * shape.q_tiles <= shape.max_blocks
     chunks = chunks[fits & (chunks <= 2 * ALONE * lens.sum() * shape.copies + SLACK)]
     places = np.unique(np.linspace(0, len(chunks) - 1, MOST_CHUNKS).round().astype(int))
-    return tuple(replace(own, chunk=chunk) for chunk in (0, *chunks[places].tolist()))
+    return tuple(replace(plan_case, chunk=chunk) for chunk in (0, *chunks[places].tolist()))
 
 
 def _chunks(longest: int) -> np.ndarray:

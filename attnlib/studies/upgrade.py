@@ -153,14 +153,14 @@ class Upgrade(Shown):
             rows[name] = ["-" if pd.isna(value) else words(value) for value in rows[name]]
         tally = ", ".join(f"{count} {word}" for word, count in rows.verdict.value_counts().items())
         sources = self.rows.dropna(subset="study")[["study", "machine"]].drop_duplicates()
-        told = [f"{study} on {machine}" for study, machine in sources.to_numpy()]
+        origins = [f"{study} on {machine}" for study, machine in sources.to_numpy()]
         return Card(
             title=f"FlashInfer {self.base} (base) to {self.new} (new): {tally}",
             notes=self.notes,
             facts=[],
             table=rows[[name for name in COLUMNS[:10] if name != "timer"]],
             caption="time of one call in microseconds, new over base",
-            footer=f"records of {', '.join(told) or 'no call that both ran'}",
+            footer=f"records of {', '.join(origins) or 'no call that both ran'}",
             more=[
                 ("kernels that changed", rows[rows.kernels != ""][COLUMNS[:2] + COLUMNS[10:13]]),
                 ("planning on the host, apart", rows[rows[plans[0]] != "-"][COLUMNS[:2] + plans]),
@@ -203,17 +203,17 @@ def compare_releases(
     overlays: dict[str, Path] = {}
     both = (_release(base, package, overlays), _release(new, package, overlays))
     if Version(both[0]) == Version(both[1]):
-        own = f"give a build of yours a version of its own, such as {both[0]}+mine"
-        raise ValueError(f"base and new must be two releases ({own}), both are {both[0]}")
-    found = _Found(both, not_slower, {}, {}, looks=len(LOOKS) if mode() == "live" else 1)
+        advice = f"give a build of yours a version of its own, such as {both[0]}+mine"
+        raise ValueError(f"base and new must be two releases ({advice}), both are {both[0]}")
+    comparison = _Comparison(both, not_slower, {}, {}, looks=len(LOOKS) if mode() == "live" else 1)
     if mode() == "live":
         chosen = listed or [case for name in models for case in calls_of(name)]
         for release in both:
             overlay_for(package, release, overlays)
-        _measure(found, items_of(chosen), Sweep(overlays=overlays, progress=progress))
+        _measure(comparison, items_of(chosen), Sweep(overlays=overlays, progress=progress))
     else:
-        _replay(found, items_of(listed), models)
-    return found.upgrade(models)
+        _replay(comparison, items_of(listed), models)
+    return comparison.upgrade(models)
 
 
 def items_of(cases: Sequence[Case]) -> list[Item]:
@@ -227,11 +227,11 @@ def calls_of(model: str) -> list[Case]:
     """The usual calls of a model in each mode that it has, pages of 16 tokens (MLA: 64)."""
     if model == MLA:
         return [MlaCase(MlaSpec(heads), *step) for heads in (128, 16) for step in STEPS]
-    found: list[Case] = [DecodeCase(AttnSpec(*MODELS[model], 16), *step) for step in STEPS]
+    cases: list[Case] = [DecodeCase(AttnSpec(*MODELS[model], 16), *step) for step in STEPS]
     for name, q_len, batch, kv_len in EXTENDS:
         spec = AttnSpec(*MODELS[model], 1 if name == "prefill_ragged" else 16)
-        found.append(ExtendCase(DecodeCase(spec, batch, kv_len), name, q_len))
-    return found
+        cases.append(ExtendCase(DecodeCase(spec, batch, kv_len), name, q_len))
+    return cases
 
 
 def _release(text: str, package: str, overlays: dict[str, Path]) -> str:
@@ -246,7 +246,7 @@ def _release(text: str, package: str, overlays: dict[str, Path]) -> str:
 
 
 @dataclass
-class _Found:
+class _Comparison:
     """The good rounds of each item, the record that failed of others, and what follows."""
 
     both: tuple[str, str]
@@ -265,8 +265,8 @@ class _Found:
             if pairs:
                 base, new = (times_of(side) for side in zip(*pairs[:seen], strict=True))
                 table[item] = (new, base)
-        found = judge_ratios([*table.values()], not_slower=self.not_slower, looks=self.looks)
-        return dict(zip(table, found, strict=True))
+        ratios = judge_ratios([*table.values()], not_slower=self.not_slower, looks=self.looks)
+        return dict(zip(table, ratios, strict=True))
 
     def open(self) -> list[Item]:
         """The items that neither failed nor have a verdict."""
@@ -278,13 +278,13 @@ class _Found:
     ) -> None:
         """Take the rounds of items that both releases ran, and what failed: of both the base."""
         is_wanted = wanted if callable(wanted) else wanted.__contains__
-        own = [r for r in records if r.item.release in self.both and is_wanted(_plain(r))]
-        tried = {record.item for record in own}
-        for item, pairs in good_rounds(own, self.both).items():
+        tried_records = [r for r in records if r.item.release in self.both and is_wanted(_plain(r))]
+        tried = {record.item for record in tried_records}
+        for item, pairs in good_rounds(tried_records, self.both).items():
             whole = {replace(item, release=release) for release in self.both} <= tried
             if whole and len(pairs) >= len(self.pairs.get(item, ())):
                 self.pairs[item] = pairs
-        for record in sorted(own, key=lambda record: record.item.release == self.both[0]):
+        for record in sorted(tried_records, key=lambda record: record.item.release == self.both[0]):
             if record.status != "ok" and _plain(record) in self.pairs:
                 self.failed[_plain(record)] = record
 
@@ -310,79 +310,82 @@ class _Found:
     def upgrade(self, models: Sequence[str]) -> Upgrade:
         margin = f"{SHORT_MARGIN:.0%} below {SHORT_US:.0f} us, {LONG_MARGIN:.0%} from there on"
         margin = f"{self.not_slower:.1%}" if self.not_slower else margin
-        told = [f"All rows are judged as one table (Holm); margin {margin}."]
+        notes = [f"All rows are judged as one table (Holm); margin {margin}."]
         for item, record in self.failed.items():
             why = f"{record.item.release} {record.status}: {' '.join(record.reason.split())}"
-            told.append(f"{item.case.key}, {item.backend}: {why}")
+            notes.append(f"{item.case.key}, {item.backend}: {why}")
         machines = [pairs[0][0].machine for pairs in self.pairs.values() if pairs]
         known = {m["compute_capability"] for m in machines if "compute_capability" in m}
-        gpus = ["sm" + each.replace(".", "") for each in sorted(known)]
+        gpus = ["sm" + capability.replace(".", "") for capability in sorted(known)]
         old, new = (f"{LIBRARY}=={Version(release).public}" for release in self.both)
         try:
             names = [""] if len(models) > len(MODELS) else models
             picks = pd.concat([changes(old, new, model=name, gpus=gpus) for name in names])
         except ValueError as error:
             picks = pd.DataFrame()
-            told.append(f"What auto picks is not known: {error}.")
+            notes.append(f"What auto picks is not known: {error}.")
         records = tuple(r for pairs in self.pairs.values() for pair in pairs for r in pair)
         verdicts = self.verdicts()
         rows = pd.DataFrame([self.row(i, verdicts.get(i)) for i in self.pairs], columns=COLUMNS)
-        return Upgrade(*self.both, rows, picks.reset_index(drop=True), tuple(told), records)
+        return Upgrade(*self.both, rows, picks.reset_index(drop=True), tuple(notes), records)
 
 
 def _plain(record: Record) -> Item:
     return replace(record.item, release="")
 
 
-def _measure(found: _Found, items: list[Item], sweep: Sweep) -> None:
+def _measure(comparison: _Comparison, items: list[Item], sweep: Sweep) -> None:
     """Measure rounds of what is not decided, look by look; odd rounds run from last to first."""
-    command = f"python -m attnlib compare --base {found.both[0]} --new {found.both[1]}"
+    command = f"python -m attnlib compare --base {comparison.both[0]} --new {comparison.both[1]}"
     machine, first = machine_shown(NAME, "cuda", ""), 0
     if sweep.overlays:
         # A build may have been made anew under its old version: only the rounds of now count.
         first = 1 + max((record.round for record in store.find(NAME, machine)), default=-1)
-    found.pairs = {item: [] for item in items}
+    comparison.pairs = {item: [] for item in items}
 
     def take() -> None:
-        found.take(items, [r for r in store.find(NAME, machine) if r.round >= first])
+        comparison.take(items, [r for r in store.find(NAME, machine) if r.round >= first])
 
     def measure_round(number: int, wanted: list[Item]) -> None:
         take()  # an item that failed in the round before is not measured again
-        step, runnable = -1 if number % 2 else 1, [i for i in wanted if i not in found.failed]
-        for release in found.both[::step]:
+        step, runnable = -1 if number % 2 else 1, [i for i in wanted if i not in comparison.failed]
+        for release in comparison.both[::step]:
             side = tuple(replace(item, release=release) for item in runnable[::step])
             if side:
                 sweep.run([Job(NAME, first + number, "cuda", release, side, command)])
 
     take()
     for look in LOOKS:
-        wanted = found.open()
+        wanted = comparison.open()
         for number in range(look if wanted else 0):
             measure_round(number, wanted)
         take()
 
 
-def _replay(found: _Found, items: list[Item], models: Sequence[str]) -> None:
+def _replay(comparison: _Comparison, items: list[Item], models: Sequence[str]) -> None:
     """Take the rounds on record of `items` or, if there are none, of the calls of `models`."""
-    wish, own = os.environ.get("ATTNLIB_MACHINE"), store.machines(NAME)
-    sources = [(NAME, machine) for machine in own if wish in (None, machine)]
+    wish, recorded = os.environ.get("ATTNLIB_MACHINE"), store.machines(NAME)
+    sources = [(NAME, machine) for machine in recorded if wish in (None, machine)]
     for study in STUDIES.values():
-        if set(found.both) <= {release for grid in study.grids for release in grid.releases}:
+        if set(comparison.both) <= {release for grid in study.grids for release in grid.releases}:
             named = [wish] if wish else store.machines(study.name)
             sources += [(study.name, machine) for machine in named]
     sources = [(name, machine) for name, machine in sources if machine in store.machines(name)]
     for name, machine in sources:
-        count = len(found.pairs)
-        found.take(items or partial(_is_call, models), store.find(name, machine))
-        if name == NAME and len(found.pairs) > count:
-            found.looks = len(LOOKS)
-    if not found.pairs:
-        both, where = " and ".join(found.both), ", ".join(name for name, _ in sources) or "none"
+        count = len(comparison.pairs)
+        comparison.take(items or partial(_is_call, models), store.find(name, machine))
+        if name == NAME and len(comparison.pairs) > count:
+            comparison.looks = len(LOOKS)
+    if not comparison.pairs:
+        both, where = (
+            " and ".join(comparison.both),
+            ", ".join(name for name, _ in sources) or "none",
+        )
         raise FileNotFoundError(
             f"releases {both} must have rounds of such a case on record to be replayed, there are "
             f"none; studies that have both: {where}"
         )
-    found.pairs = {item: found.pairs.get(item, []) for item in items or found.pairs}
+    comparison.pairs = {item: comparison.pairs.get(item, []) for item in items or comparison.pairs}
 
 
 def _is_call(models: Sequence[str], item: Item) -> bool:

@@ -6,7 +6,6 @@ import pytest
 from support.frames import CASE, frame, ran, row, timed
 
 from attnlib.run import frame as rows
-from attnlib.run.study import Grid, Study
 
 
 def test_ratios_pair_round_by_round_and_leave_out_a_round_that_lacks_one_side():
@@ -77,16 +76,3 @@ def test_ceilings_are_work_over_time_in_their_units_and_refused_by_name_where_on
 def test_releases_are_ordered_as_versions_not_as_words():
     found = frame(*(timed("a", 0, 1.0, release=r) for r in ("0.6.13", "", "0.6.4", "0.7.2.post1")))
     assert rows.release_order(found) == ["0.6.4", "0.6.13", "0.7.2.post1"]
-
-
-def test_the_rows_of_a_study_are_those_of_its_items_and_no_others():
-    found = frame(
-        timed("a", 0, 1.0, release="1"),
-        timed("a", 1, 2.0, release="1"),
-        timed("a", 0, 3.0, release="1", timer="eager"),
-        timed("a", 0, 4.0, release="2"),
-        timed("b", 0, 5.0, release="1"),
-    )
-    for case, times in ((CASE, [1.0, 2.0]), (replace(CASE, batch_size=5), [])):
-        study = Study("demo", "?", (Grid((case,), ("a",), ("1",)),))
-        assert rows.of_study(found, study).run_us.tolist() == times

@@ -193,11 +193,11 @@ def blocks_per_head(lens: np.ndarray, chunks: np.ndarray) -> np.ndarray:
 def predicted_time(shape: PlanShape, lens: np.ndarray, chunks: np.ndarray) -> np.ndarray:
     """Predicted time of a call for each of `chunks` [n], in tokens; see the module."""
     blocks = np.maximum(blocks_per_head(lens, chunks), 1)
-    each = lens.sum() / blocks + BLOCK_TOKENS
+    mean_block = lens.sum() / blocks + BLOCK_TOKENS
     longest = np.minimum(chunks, lens.max(initial=0)) + BLOCK_TOKENS
     waves = blocks * shape.copies / shape.slots
     rest = waves - np.floor(waves)
-    last_wave = np.where(rest > 0, (np.hypot(rest, LONE) - rest) * each, 0)
-    even = (each / longest) ** 4  # 1: all blocks are equal
+    last_wave = np.where(rest > 0, (np.hypot(rest, LONE) - rest) * mean_block, 0)
+    even = (mean_block / longest) ** 4  # 1: all blocks are equal
     drain = even * last_wave + (1 - even) * DRAIN * longest
-    return np.hypot(waves * each, LONE * longest) + np.where(waves > 1, drain, 0)
+    return np.hypot(waves * mean_block, LONE * longest) + np.where(waves > 1, drain, 0)

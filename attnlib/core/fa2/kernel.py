@@ -84,15 +84,15 @@ def blocks_per_head(seq_lens_ptr, chunks, batch, delta, most, N: tl.constexpr):
 def predicted_time(blocks, chunks, tokens, longest, COPIES: tl.constexpr, SLOTS: tl.constexpr):
     """`choice.predicted_time` in float32, of `blocks` per head that `chunks` cut."""
     blocks = tl.maximum(blocks, 1).to(tl.float32)
-    each = tokens / blocks + BLOCK_TOKENS
+    mean_block = tokens / blocks + BLOCK_TOKENS
     longest_block = tl.minimum(chunks, longest).to(tl.float32) + BLOCK_TOKENS
     waves = tl.div_rn(blocks * COPIES, blocks * 0 + SLOTS)  # exact where it is a whole number
     rest = waves - tl.floor(waves)
-    last_wave = tl.where(rest > 0, (tl.sqrt(rest * rest + LONE * LONE) - rest) * each, 0.0)
-    even = each / longest_block
+    last_wave = tl.where(rest > 0, (tl.sqrt(rest * rest + LONE * LONE) - rest) * mean_block, 0.0)
+    even = mean_block / longest_block
     even = even * even * even * even
     drain = even * last_wave + (1 - even) * DRAIN * longest_block
-    work = waves * each
+    work = waves * mean_block
     lone = longest_block * LONE
     return tl.sqrt(work * work + lone * lone) + tl.where(waves > 1, drain, 0.0)
 

@@ -157,26 +157,26 @@ def _fields(item: Item[EngineCase], answer: dict[str, Any]) -> dict[str, Any]:
     """A record's fields from the answer about all arms; RuntimeError if the arm did not run."""
     synchronous = item.case.driver == "steps"
     arm, answers = ARMS[item.backend], answer["arms"]
-    word, own = f"{arm.variable}={arm.value}", answers[item.backend]
+    word, result = f"{arm.variable}={arm.value}", answers[item.backend]
     if synchronous and not answer["calls"].get(word):
         raise RuntimeError(f"the plugin must have run {word}, it counted {answer['calls']}")
     turns = [IN_TURNS] if synchronous and len(answers) > 1 else []
-    reported = ", ".join([word, *turns, f"outputs {own['digest']}"])
-    check = OracleCheck(own["error"], BUDGET if synchronous else 0.0, item.case.batch_size)
+    reported = ", ".join([word, *turns, f"outputs {result['digest']}"])
+    check = OracleCheck(result["error"], BUDGET if synchronous else 0.0, item.case.batch_size)
     fields = {"reported_backend": reported, **oracle_fields(check)}
     if not check.passed:
         return fields
     twin = EXACT.get(item.backend, "")
-    if twin in answers and answers[twin]["digest"] != own["digest"]:
+    if twin in answers and answers[twin]["digest"] != result["digest"]:
         reason = (
             f"outputs must be those of {twin} bit by bit, {answers[twin]['digest']}, got "
-            f"{own['digest']}"
+            f"{result['digest']}"
         )
         return {"status": "incorrect", "reason": reason, **fields}
-    kernels = tuple(own.get("kernels", ()))
+    kernels = tuple(result.get("kernels", ()))
     return {
         "status": "ok",
-        "run_us": tuple(own["run_us"]),
+        "run_us": tuple(result["run_us"]),
         "calls_per_sample": 1 if synchronous else item.case.output_len,
         "kernels": kernels,
         "kernel_family": kernel_family([kernel["name"] for kernel in kernels], family_of),
