@@ -1,9 +1,8 @@
-"""Run all that needs a GPU, part by part: `make gpu`.
+"""Run all that needs a GPU, part by part: `make gpu`, or the parts that are named as arguments.
 
-A part is a test file with GPU tests, or a notebook, executed live. data/live_run.json gets a line
-per part as soon as it ends. LIMIT=540 stops after so many seconds; the same command then goes on
-with the parts that failed or did not run on this commit. Exit status 0: all parts passed, 1: one
-failed, 3: some are left.
+A part is a test file with GPU tests, or a notebook, executed live. data/live_run.json is written
+after each part. LIMIT=540 stops after so many seconds; the same command then goes on with parts
+that failed or did not run on this commit. Exit status 0: all passed, 1: one failed, 3: some left.
 """
 
 import json
@@ -26,86 +25,86 @@ from attnlib.run.record import strip_folders
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "gpu"
 SUMMARY = ROOT / "data" / "live_run.json"
-EXECUTE = "import pathlib, sys; from attnlib.report.build import execute; "
-EXECUTE += "execute(pathlib.Path(sys.argv[1]))"
+EXECUTE = "import sys; from attnlib.report.build import Path, execute; execute(Path(sys.argv[1]))"
 LIBRARIES = "torch", "triton", "flashinfer-python", "tokenspeed-fa3", "sgl-flash-mla", "sglang"
-LEAST_SECONDS = 5
 
 
-def commit() -> str:
-    """The commit under test: of git, or `COMMIT` where the tree came without it."""
-    asked = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
-    found = subprocess.run(asked, capture_output=True, text=True)
-    return os.environ.get("COMMIT") or found.stdout.strip() or "unknown"
+def find_commit() -> str:
+    """The commit, "-dirty" if other files than the results differ; `COMMIT` without git."""
+    status = ["status", "--porcelain", "--", ".", ":(exclude)data/live_run.json"]
+    how = {"cwd": ROOT, "text": True, "stderr": subprocess.DEVNULL}
+    try:
+        head = subprocess.check_output(["git", "rev-parse", "HEAD"], **how).strip()
+        changed = subprocess.check_output(["git", *status], **how)
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("COMMIT") or "unknown"
+    return f"{head}-dirty" if changed else head
 
 
 def parts() -> list[str]:
     """Test files that have GPU tests, then notebooks."""
     tests = sorted((ROOT / "tests").rglob("test_*.py"))
     files = [path for path in tests if "mark.gpu" in path.read_text()]
-    files += choose_notebooks(ROOT / "notebooks")
-    return [str(path.relative_to(ROOT)) for path in files]
+    return [str(path.relative_to(ROOT)) for path in files + choose_notebooks(ROOT / "notebooks")]
 
 
-def run(part: str, seconds: float) -> dict[str, object] | None:
+def run(part: str, seconds: float, commit: str) -> dict[str, object] | None:
     """What came of a part; None if it did not end in time."""
     xml = BUILD / "tests.xml"
     xml.unlink(missing_ok=True)
     command = ["-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={xml}"]
     if part.endswith(".ipynb"):
         command = ["-c", EXECUTE]
-    environment = {**os.environ, "ATTNLIB_MODE": "live", "ATTNLIB_DATA": str(BUILD / "data")}
+    settings = {**os.environ, "ATTNLIB_MODE": "live", "ATTNLIB_DATA": str(BUILD / "data")}
+    how = {"cwd": ROOT, "env": settings, "capture_output": True, "text": True}
     started = time.monotonic()
-    how = {"cwd": ROOT, "env": environment, "capture_output": True, "text": True}
     try:
         ended = subprocess.run([sys.executable, *command, part], timeout=seconds, **how)
     except subprocess.TimeoutExpired:
         return None
-    told: dict[str, object] = {"part": part, "seconds": round(time.monotonic() - started, 1)}
-    told |= {"date": time.strftime("%Y-%m-%d", time.gmtime()), "commit": commit()}
-    told |= counts(xml) if xml.exists() else {"failed": int(ended.returncode != 0)}
-    if told["failed"]:
+    seconds = round(time.monotonic() - started, 1)
+    date = time.strftime("%Y-%m-%d", time.gmtime())
+    result = {"part": part, "seconds": seconds, **count_tests(xml), "date": date, "commit": commit}
+    if ended.returncode != 0:
         last_lines = (ended.stdout + ended.stderr).strip().splitlines()[-3:]
-        told["reason"] = strip_folders("\n".join(last_lines))
-    return told
+        result["failed"] = result["failed"] or 1
+        result["reason"] = strip_folders("\n".join(last_lines))
+    return result
 
 
-def counts(xml: Path) -> dict[str, object]:
-    """Tests passed, failed and skipped, with the reasons of skips."""
-    suite = next(ElementTree.parse(xml).getroot().iter("testsuite"))
-    failed = int(suite.get("failures", 0)) + int(suite.get("errors", 0))
-    skips = Counter(each.get("message") for each in suite.iter("skipped"))
-    passed = int(suite.get("tests", 0)) - failed - skips.total()
+def count_tests(xml: Path) -> dict[str, object]:
+    """Tests passed, failed and skipped, with the reasons of skips; a notebook has no tests."""
+    suites = ElementTree.parse(xml).getroot().findall("testsuite") if xml.exists() else []
+    failed = sum(int(suite.get("failures", 0)) + int(suite.get("errors", 0)) for suite in suites)
+    skips = Counter(skip.get("message") for suite in suites for skip in suite.iter("skipped"))
+    passed = sum(int(suite.get("tests", 0)) for suite in suites) - failed - skips.total()
     return {"passed": passed, "failed": failed, "skipped": skips.total(), "skips": dict(skips)}
 
 
-def main(limit: float) -> int:
-    """Run what is left; returns the exit status."""
+def main(limit: float, chosen: list[str]) -> int:
+    """Run what is left of the chosen parts, or of all; returns the exit status."""
     if not torch.cuda.is_available():
         raise SystemExit("make gpu must have a CUDA GPU, got none")
-    end = time.monotonic() + limit
+    end, commit, names = time.monotonic() + limit, find_commit(), parts()
     shutil.copytree(ROOT / "data" / "records", BUILD / "data" / "records", dirs_exist_ok=True)
     here = {"gpu": identify_gpu()["gpu"], "versions": describe_versions(LIBRARIES)}
     before = json.loads(SUMMARY.read_text()) if SUMMARY.exists() else {}
     same_place = all(before.get(name) == value for name, value in here.items())
-    done = {each["part"]: each for each in before["parts"]} if same_place else {}
-    done = {name: each for name, each in done.items() if each.get("commit") == commit()}
-    for part in parts():
-        if part in done and not done[part]["failed"]:
+    kept = [part for part in before["parts"] if part.get("commit") == commit] if same_place else []
+    done = {part["part"]: part for part in kept if part["part"] in names}
+    for name in chosen or names:
+        if name in done and not done[name]["failed"]:
             continue
-        left = end - time.monotonic()
-        told = run(part, left) if left > LEAST_SECONDS else None
-        if told is None:
-            break
-        done[part] = told
-        print(told, flush=True)
-        rest = [name for name in parts() if name not in done]
-        summary = {**here, "parts": list(done.values()), "left": rest}
+        result = run(name, max(0, end - time.monotonic()), commit)
+        if result is None:
+            return 3
+        done[name] = result
+        print(result, flush=True)
+        left = [name for name in names if name not in done]
+        summary = {**here, "parts": list(done.values()), "left": left}
         write_whole(SUMMARY, f"{json.dumps(summary, indent=1)}\n".encode())
-    if len(done) < len(parts()):
-        return 3
-    return int(any(each["failed"] for each in done.values()))
+    return int(any(part["failed"] for part in done.values()))
 
 
 if __name__ == "__main__":
-    sys.exit(main(float(os.environ.get("LIMIT", "1e6"))))
+    sys.exit(main(float(os.environ.get("LIMIT", "1e6")), sys.argv[1:]))
