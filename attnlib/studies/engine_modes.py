@@ -238,7 +238,8 @@ def plain(rows: pd.DataFrame) -> pd.DataFrame:
 def over(rows: pd.DataFrame, a: str, b: str) -> pd.DataFrame:
     """`frame.over`, timer by timer, so that no time by events meets one by the profiler."""
     parts = [frames.over(part, a, b) for _, part in rows.groupby("timer")]
-    return pd.concat(parts).sort_values(["group", "heads", "q_len", "batch_size", "kv_len"])
+    order = ["group", "heads", "q_len", "batch_size", "kv_len"]
+    return pd.concat(parts).sort_values(order, ignore_index=True)
 
 
 def costs(frame: pd.DataFrame) -> pd.DataFrame:
