@@ -30,14 +30,16 @@ LIBRARIES = "torch", "triton", "flashinfer-python", "tokenspeed-fa3", "sgl-flash
 
 
 def find_commit() -> str:
-    """The commit, "-dirty" if other files than the results differ; `COMMIT` without git."""
+    """`COMMIT`, or what git says: "-dirty" if other files than the results differ."""
+    if named := os.environ.get("COMMIT"):
+        return named
     status = ["status", "--porcelain", "--", ".", ":(exclude)data/live_run.json"]
     how = {"cwd": ROOT, "text": True, "stderr": subprocess.DEVNULL}
     try:
         head = subprocess.check_output(["git", "rev-parse", "HEAD"], **how).strip()
         changed = subprocess.check_output(["git", *status], **how)
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("COMMIT") or "unknown"
+        return "unknown"
     return f"{head}-dirty" if changed else head
 
 
