@@ -125,6 +125,14 @@ def fa2_unsplit(trace: Trace, step: Step) -> Evidence | None:
     return _kernels(calls, f", on {trace.num_sms} SMs, {call}; it costs time if lengths differ")
 
 
+def triton_unsplit(trace: Trace, step: Step) -> Evidence | None:
+    """vLLM's 2D Triton kernel decodes: a block reads all tokens of its request, on few SMs."""
+    calls = [span for span in ran(step, "triton-unified") if span.name.endswith("_2d")]
+    if step.kind != DECODE or not calls or not 0 < math.prod(calls[0].grid) < trace.num_sms:
+        return None
+    return _kernels(calls, f", fewer blocks than the {trace.num_sms} SMs")
+
+
 def wide_tiles(trace: Trace, step: Step) -> Evidence | None:
     """fa2 in a CUDA graph runs tiles of 128 query rows for a few queries per request."""
     wide = [s for s in ran(step, "fa2") if step.in_graph and tile_rows(s) >= WIDE_TILE]
@@ -218,6 +226,13 @@ PATTERNS = (
         since="any release: a setting",
         notebook="01_fa3_decode_regression",
         gain="eager",
+    ),
+    Pattern(
+        name="Triton's 2D kernel splits no request",
+        shows=triton_unsplit,
+        fix="a backend that splits the KV axis: FlashAttention-3, or Triton's 3D kernel",
+        since="vLLM's Triton backend, reported in vllm #48076",
+        notebook="05_which_backend",
     ),
 )
 

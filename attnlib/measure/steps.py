@@ -22,8 +22,17 @@ from .trace_file import Trace
 
 DECODE, VERIFY, PREFILL, MIXED, UNKNOWN = "decode", "verify", "prefill", "mixed", "unknown"
 SGLANG = re.compile(r"step\[\s*(\w+).*?bs=(\d+)")
-VLLM = re.compile(r"execute_(?:\d+_)?context_(\d+)\(.*?\)_generation_(\d+)")
-SGLANG_KINDS = {"DECODE": DECODE, "TARGET_VERIFY": VERIFY, "EXTEND": PREFILL, "MIXED": MIXED}
+VLLM = re.compile(r"execute_(?:\d+_)?context_(\d+)\(.*?\)_generation_(\d+)(?:\((\d+)\))?")
+SGLANG_KINDS = {
+    "DECODE": DECODE,
+    "DRAFT": DECODE,
+    "TARGET_VERIFY": VERIFY,
+    "VERIFY": VERIFY,
+    "EXTEND": PREFILL,
+    "SPLIT_PREFILL": PREFILL,
+    "MIXED": MIXED,
+}
+"""VERIFY and DRAFT are its words from 0.5.20 on."""
 HOST_COPIES = ("Memcpy HtoD", "Memcpy DtoH")
 Key = tuple[str, int]
 """What the GPU work of one step shares: its mark, its graph launch, or the copies before it."""
@@ -77,6 +86,9 @@ def find_steps(trace: Trace, kind_of: Callable[[Span], str]) -> list[Step]:
         end = 1 + max(place for place in range(run[-1], after) if keys[place] == key)
         kind, batch = _kind_and_size(trace.marks[key[1]].name) if key[0] == "mark" else ("", 0)
         kind = kind or (DECODE if work[first].in_graph else kind_of(work[first]))
+        # What ran under the mark of a step without known attention belongs to no other step.
+        others = [at for at in range(begin, first) if keys[at][0] == "mark" and keys[at] != key]
+        begin = others[-1] + 1 if others else begin
         ahead, attention = work[begin:first], [work[place] for place in run]
         marked = [work[at] for at in range(begin, first) if keys[at] == key and key[0] == "mark"]
         waits = _waits(trace, work[begin : first + 1])
@@ -99,7 +111,9 @@ def _kind_and_size(mark: str) -> tuple[str, int]:
         return SGLANG_KINDS.get(match[1], UNKNOWN), int(match[2])
     if match := VLLM.match(mark):
         context, generation = int(match[1]), int(match[2])
-        kind = MIXED if context and generation else PREFILL if context else DECODE
+        several = int(match[3] or 0) > generation
+        one_kind = PREFILL if context else VERIFY if several else DECODE
+        kind = MIXED if context and generation else one_kind
         return kind, context + generation
     return "", 0
 

@@ -55,6 +55,7 @@ BAD = (
     served(runs(traces.CUDA_CORES, grid=(16, 8, 1), block=(16, 4, 2))),
     served(*FA2_SPLIT, ahead=PLANNED, mark="execute_context_0(0)_generation_16(16)"),
     eager(*FA2_SPLIT),
+    served(runs(traces.TRITON_2D, 480.0, grid=(10, 8, 1)), **DECODE),
 )
 GOOD = Writer()
 for _ in range(STEPS):
@@ -86,6 +87,35 @@ def test_a_trace_without_any_says_so_and_what_it_could_not_see(path):
     assert "<table" in found._repr_html_()
     (axis,) = found.timeline(2).axes
     assert axis.get_title(loc="left") or axis.get_title()
+
+
+@pytest.mark.parametrize(
+    ("mark", "kernel", "kind", "family"),
+    [
+        ("step[VERIFY bs=4]", traces.FLASH_ATTN_3, "verify", "flash-attn-3"),
+        ("step[DRAFT bs=4]", traces.FLASH_ATTN_3, "decode", "flash-attn-3"),
+        ("execute_context_0(0)_generation_8(32)", traces.VLLM_FA4, "verify", "flash-attn-4"),
+        ("execute_context_0(0)_generation_8(8)", traces.SGLANG_FA4, "decode", "flash-attn-4"),
+        ("execute_context_1(512)_generation_0(0)", traces.TRTLLM_103, "prefill", "trtllm-gen"),
+        ("step[EXTEND bs=4]", traces.TRITON_EXTEND, "prefill", "triton-extend"),
+    ],
+)
+def test_a_mark_tells_the_kind_of_a_step_and_a_name_the_kernels_family(
+    mark, kernel, kind, family, path
+):
+    diagnosis = attnlib.diagnose(served(runs(kernel), mark=mark).save(path))
+    assert {step.kind for step in diagnosis.steps} == {kind}
+    assert diagnosis.table()["is"].tolist() == [f"attention ({family})"]
+
+
+def test_a_marked_step_without_known_attention_is_no_part_of_the_next_one(path):
+    writer = Writer()
+    for _ in range(STEPS):
+        writer.step([runs("unknown_attention", 400.0)], mark="step[EXTEND bs=1]")
+        writer.step([runs(traces.FLASH_ATTN_3)], **DECODE)
+    diagnosis = attnlib.diagnose(writer.save(path))
+    assert {step.kind for step in diagnosis.steps} == {"decode"}
+    assert diagnosis.table().share.tolist() == pytest.approx([0.43], abs=0.01)
 
 
 def test_steps_layers_and_what_comes_before_them_are_counted(path):

@@ -1,6 +1,7 @@
 """The backends, a row per mode of a library, and the families that traces prove. No torch."""
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from importlib import metadata
 
@@ -42,7 +43,8 @@ RECORDED = tuple(dict.fromkeys([*_TOOLS, *_CUDNN, *_SUPPLIERS]))
 
 @dataclass(frozen=True)
 class Family:
-    """A kernel family: prefixes of function names that prove it, its library, its look in figures.
+    """A kernel family: how function names that prove it begin (`*` is any text), its library, its
+    look in figures.
 
     `decodes`: it takes one query per request, or a few. `hopper`: it needs Hopper.
     """
@@ -83,9 +85,9 @@ FAMILIES = {
     "flash-attn-2": Family(
         ("flash_fwd_kernel", "flash_fwd_splitkv_kernel"), library="FlashAttention-2"
     ),
-    "flash-attn-4": Family(("kernel_cutlass_kernel_flash_attncute",), library="FlashAttention-4"),
+    "flash-attn-4": Family(("kernel_cutlass_kernel_*flash_attncute",), library="FlashAttention-4"),
     "xqa": Family(("kernel_mha",), library="TensorRT-LLM", decodes=True),
-    "trtllm-gen": Family(("fmhaSm100aKernel", "fmhaSm100fKernel"), library="TensorRT-LLM"),
+    "trtllm-gen": Family(("fmhaSm10*Kernel",), library="TensorRT-LLM"),
     "fmha-v2": Family(("fmha_v2_flash_attention_",), library="TensorRT-LLM"),
     "mmha": Family(("masked_multihead_attention_kernel",), library="TensorRT-LLM", decodes=True),
     "cudnn": Family(("cudnn_generated_fort_native_sdpa_",), library="cuDNN"),
@@ -93,13 +95,14 @@ FAMILIES = {
     "triton-decode": Family(
         ("_fwd_kernel_stage1", "_fwd_grouped_kernel_stage1"), library="Triton", decodes=True
     ),
+    "triton-extend": Family(("_fwd_kernel",), library="Triton"),
     "triton-unified": Family(("kernel_unified_attention",), library="vLLM's Triton"),
     "triton-paged": Family(("kernel_paged_attention_2d",), library="vLLM's Triton", decodes=True),
 }
 """Function names are those of the libraries' sources or of published traces."""
 
 FAMILY_OF = {kernel: name for name, family in FAMILIES.items() for kernel in family.kernels}
-"""Function name of a kernel -> its family."""
+"""How the function name of a kernel begins -> its family."""
 
 ROLE_OF = {
     "prepare_varlen_num_blocks_kernel": "prepare",
@@ -131,7 +134,9 @@ splits, or page tables and lengths."""
 @lru_cache
 def family_of(kernel: str) -> str:
     """The family of a kernel's function name, or the empty string."""
-    return next((name for prefix, name in FAMILY_OF.items() if kernel.startswith(prefix)), "")
+    if kernel in ROLE_OF:
+        return ""
+    return next((name for begin, name in FAMILY_OF.items() if fnmatchcase(kernel, f"{begin}*")), "")
 
 
 @dataclass(frozen=True)
