@@ -167,6 +167,9 @@ def test_explain_prints_the_choice_and_every_row_or_json_with_kernel_and_reasons
     said = json.loads(capsys.readouterr().out)
     assert (said["backend"], said["kernel"]) == ("flashinfer", "fa2")
     assert said["reasons"][-1]["source"].startswith("SGLang #18364")
+    asked = ["--library", "vllm==0.33.0", "--gpu", "sm90", "--call", "model=gemma4"]
+    assert cli.main([*EXPLAIN, *asked, "--call", "sinks"]) == 0
+    assert "not used by its rules: model\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -181,7 +184,13 @@ def test_explain_prints_the_choice_and_every_row_or_json_with_kernel_and_reasons
         (("--diff", "flashinfer==0.6.3", "vllm==0.33.0"), "new must be a release of flashinfer"),
         ((*DIFF, "--model", "GPT-2"), "model must be one of Llama-3.1-8B, "),
         ((*DIFF, "--gpu", "sm90,sm70"), "gpu must be one of sm80"),
+        ((*DIFF, "--policy", "fa3", "--page-size", "1"), "got --policy, --page-size"),
+        (
+            ("--library", "flashinfer==0.6.5.post9", "--gpu", "sm90"),
+            "nearest to it: 0.6.5 and 0.6.6",
+        ),
     ],
 )
 def test_explain_of_what_nobody_knows_fails_in_one_line(fails, asked, reason):
-    assert reason in fails(*EXPLAIN, *asked)
+    command = EXPLAIN[:1] if "--diff" in asked else EXPLAIN
+    assert reason in fails(*command, *asked)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from ..core.backends.limits import LATENT_MODES
 from ..core.backends.table import TABLE
 from ..core.spec import AttnSpec, require_word
-from .facts import DECODE_MODES, GPUS, MODES, Call, Facts, facts_of
+from .facts import DECODE_MODES, GPUS, MODES, Call, Facts, facts_of, stated_facts
 from .libraries import AUTO, MAIN, Library, find
 from .rules import Reason, first_match
 
@@ -35,7 +35,8 @@ class Choice:
 
     `backend` is the library's name for it ("" if none can run the call), `order` every candidate,
     best first, `reasons` every row that was considered. `problem` says why the chosen backend
-    cannot run the call. `inner` is the choice of the library that the backend calls.
+    cannot run the call. `inner` is the choice of the library that the backend calls. `unused` are
+    the fields of the call that were stated and that no rule on the way tests.
     """
 
     library: str
@@ -47,6 +48,7 @@ class Choice:
     reasons: tuple[Reason, ...]
     problem: str = ""
     inner: "Choice | None" = None
+    unused: tuple[str, ...] = ()
 
     @property
     def kernel(self) -> str:
@@ -95,6 +97,8 @@ def explain(
     pin = _pin(rules, mode, policy, os.environ if env is None else env)
     picked = _pinned(rules, pin, facts) if pin else _walked(rules, policy, facts)
     backend = picked.order[0] if picked.order else ""
+    tested = rules.tests(mode, policy)
+    unused = [name for name, decided in stated_facts(call).items() if not decided & tested]
     choice = Choice(
         library=rules.name if release is None else f"{rules.name}=={release}",
         mode=mode,
@@ -104,6 +108,7 @@ def explain(
         order=picked.order,
         reasons=picked.reasons,
         problem=picked.problem,
+        unused=tuple(unused),
     )
     target, policy = rules.calls.get((backend, str(release or MAIN)), ("", ""))
     if not target or mode not in find(target)[0].modes:
@@ -114,6 +119,7 @@ def explain(
         inner=inner,
         reasons=choice.reasons + inner.reasons,
         problem=choice.problem or inner.problem,
+        unused=tuple(name for name in unused if name in inner.unused),
     )
 
 

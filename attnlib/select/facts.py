@@ -138,6 +138,24 @@ class Call:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
 
 
+DECIDES = {
+    "kv_lens": ("batch_size", "total_q", "max_q", "min_q", "total_kv", "min_kv", "max_kv", "work")
+    + ("output_work", "q_tile", "q_tiles", "kv_units", "same_lens", "near_prefill"),
+    "q_lens": ("total_q", "max_q", "min_q", "one_q_len", "work", "output_work", "q_tile", "q_tiles")
+    + ("q_rows", "same_lens", "near_prefill"),
+    "head_dim_vo": ("head_dims", "one_head_dim"),
+    "pinned_page": ("pinned_page", "block_size"),
+}
+"""Field of a call -> the facts that it decides; other fields decide the fact of their name."""
+
+
+def stated_facts(call: Call) -> dict[str, set[str]]:
+    """The fields that a call states otherwise than a plain one, and the facts that each decides."""
+    plain = Call()
+    stated = [name for name, value in vars(call).items() if value != getattr(plain, name)]
+    return {name: {*DECIDES.get(name, (name,))} for name in stated}
+
+
 FLAGS: dict[str, str] = {
     **{flag.name: flag.metadata["words"] for flag in fields(Call) if flag.metadata},
     "fp8_query": "an FP8 query",

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 from packaging.utils import canonicalize_version
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from ..core.backends import limits
 from .facts import FLAGS, MODES, NUMBERS, Facts
@@ -54,6 +54,13 @@ class Library:
         """Every policy there is in a mode, backends asked for by name included."""
         named = tuple(name for name, tables in self.policies.items() if mode in tables)
         return (*named, *self.backends[mode])
+
+    def tests(self, mode: str, policy: str) -> set[str]:
+        """The facts that a row on the way to a choice tests."""
+        tables = [self.policies[name].get(mode, ()) for name in {policy, AUTO} & {*self.policies}]
+        rows = [*self.limits, *(row for table in tables for row in table)]
+        shared = set(limits.PLAIN) if self.name == FLASHINFER else set()
+        return shared.union(*(condition.tests for row in rows for condition in row.when))
 
     def limits_of(self, backend: str, facts: Facts) -> tuple[Reason, ...]:
         """Every row that keeps `backend` from running the call."""
@@ -181,8 +188,21 @@ def find(text: str) -> tuple[Library, Version | None]:
     known = _versions(library.releases)
     if (canonical := canonicalize_version(release)) not in known:
         read = ", ".join(library.releases)
-        raise ValueError(f"release of {name} must be one of {read}, got {release!r}")
+        near = _neighbours(release, known)
+        raise ValueError(f"release of {name} must be one of {read}, got {release!r}{near}")
     return library, known[canonical]
+
+
+def _neighbours(release: str, known: Mapping[str, Version]) -> str:
+    """The releases before and after one that was not read; nothing for text that is no release."""
+    try:
+        asked = Version(release)
+    except InvalidVersion:
+        return ""
+    before = max((version for version in known.values() if version < asked), default=None)
+    after = min((version for version in known.values() if version > asked), default=None)
+    names = " and ".join(str(version) for version in (before, after) if version)
+    return f"; nearest to it: {names}"
 
 
 @cache

@@ -37,6 +37,11 @@ class Condition:
     op: str
     value: Any
 
+    @property
+    def tests(self) -> set[str]:
+        """The facts that it tests."""
+        return {self.fact}
+
     def holds(self, facts: Facts) -> bool:
         """Whether it holds; raises UnknownFactError for a fact that the call does not give."""
         return COMPARISONS[self.op](facts[self.fact], self.value)
@@ -62,6 +67,11 @@ class Group:
 
     joint: str
     of: "tuple[Condition | Group, ...]"
+
+    @property
+    def tests(self) -> set[str]:
+        """The facts that they test."""
+        return {fact for condition in self.of for fact in condition.tests}
 
     def holds(self, facts: Facts) -> bool:
         """Whether any (or), or all (and), of the conditions hold."""

@@ -19,6 +19,10 @@ REQUIRED: Mapping[str, str] = {
     "mode": ", ".join(MODES),
     "heads": "query and KV heads, such as 32/8",
 }
+LAYER = {"head_dim": 128, "page_size": 16, "dtype": "bfloat16", "kv_dtype": ""}
+"""What the layer has unless it is told."""
+NOT_OF_DIFF = {"library": None, "mode": None, "heads": None, "policy": AUTO, "call": [], **LAYER}
+"""Argument of one choice -> its value where it was not given."""
 _FIELDS = {field.name: field.type for field in fields(Call)}
 _EXPECTED: dict[Any, str] = {bool: "yes or no", int: "a number"}
 
@@ -34,10 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     default = "default: %(default)s"
     words = f"an engine's rule, or a backend's name; {default}"
     parser.add_argument("--policy", default=AUTO, help=words)
-    parser.add_argument("--head-dim", type=int, default=128, metavar="N", help=default)
-    parser.add_argument("--page-size", type=int, default=16, metavar="N", help=default)
-    parser.add_argument("--dtype", default="bfloat16", help=f"the query's; {default}")
-    parser.add_argument("--kv-dtype", default="", help="the cache's; default: the query's")
+    parser.add_argument("--head-dim", type=int, metavar="N", help=default)
+    parser.add_argument("--page-size", type=int, metavar="N", help=default)
+    parser.add_argument("--dtype", help=f"the query's; {default}")
+    parser.add_argument("--kv-dtype", help="the cache's; default: the query's")
+    parser.set_defaults(**LAYER)
     words = "a fact of the call, such as graph or kv_lens=8192x16; repeatable; fields: "
     words += ", ".join(_FIELDS)
     parser.add_argument("--call", action="append", default=[], metavar="FIELD[=VALUE]", help=words)
@@ -49,6 +54,11 @@ def answer(options: argparse.Namespace) -> str:
     if options.diff:
         from .changes import changes, markdown
 
+        if given := [
+            name for name, usual in NOT_OF_DIFF.items() if getattr(options, name) != usual
+        ]:
+            words = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise ValueError(f"--diff must go with --gpu, --model and --json alone, got {words}")
         gpus = options.gpu.split(",") if options.gpu else tuple(GPUS)
         table = changes(*options.diff, model=options.model, gpus=gpus)
         if options.json:
@@ -83,6 +93,8 @@ def render(choice: Choice) -> str:
         head.append(f"can run it, best first: {', '.join(choice.order)}")
     if choice.problem:
         head.append(f"but it cannot run: {choice.problem}")
+    if choice.unused:
+        head.append(f"not used by its rules: {', '.join(choice.unused)}")
     if any(reason.why.endswith(f"it is {OTHER}") for reason in choice.reasons):
         head.append(f"rules for one model did not apply: --call model={'|'.join(RULED)}")
     return "\n".join([*head, "", *lines])
@@ -107,7 +119,7 @@ def headline(choice: Choice) -> str:
 
 def to_dict(choice: Choice) -> dict[str, Any]:
     """The choice as JSON data: its fields, its kernel, its reasons as objects."""
-    names = ("library", "mode", "gpu", "policy", "backend", "order", "problem", "kernel")
+    names = ("library", "mode", "gpu", "policy", "backend", "order", "problem", "kernel", "unused")
     plain = {name: getattr(choice, name) for name in names}
     return {**plain, "reasons": [vars(reason) for reason in choice.reasons]}
 
