@@ -297,7 +297,8 @@ def details(judged: Judged) -> str:
         "measured": judged.measured or "-",
         "verdict": judged.verdict,
         "because": judged.reason,
-        "note": claim.note,
+        "note": claim.note if claim.note != judged.reason else "",
         "records": ", ".join(judged.records[:4]) or "none",
     }
-    return "\n".join([claim.id, *(f"  {name:<12}{text}" for name, text in lines.items())])
+    rows = [f"  {name:<12}{text}" for name, text in lines.items() if text]
+    return "\n".join([claim.id, *rows])
