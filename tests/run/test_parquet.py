@@ -1,5 +1,6 @@
 """Published records: exact in Parquet, read together with the journal, described and small."""
 
+import contextlib
 import os
 import re
 import subprocess
@@ -162,6 +163,8 @@ from attnlib.run import store
 from attnlib.run.record import Record
 record = Record.from_json(sys.argv[1])
 for round_ in range(60):
+    if round_ in (20, 40):  # not before the journal was published once, and once more
+        sys.stdin.readline()
     store.append(replace(record, round=round_))
 """
 
@@ -169,11 +172,13 @@ for round_ in range(60):
 def test_a_writer_loses_nothing_while_its_journal_is_published_again_and_again(make_record):
     command = [sys.executable, "-c", WRITER, make_record().to_json()]
     times = 0
-    with subprocess.Popen(command, cwd=ROOT) as writer:
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE) as writer:
         while writer.poll() is None:
             if store.machines("demo", [".jsonl"]):
                 store.publish("demo")
                 times += 1
+                with contextlib.suppress(BrokenPipeError):
+                    os.write(writer.stdin.fileno(), b"\n")
     assert writer.returncode == 0 and times > 1
     assert [record.round for record in store.read("demo", MACHINE)] == list(range(60))
 
