@@ -37,7 +37,7 @@ CALIBRATIONS = 3
 MOST_HICCUPS = 3
 """Samples taken again in which a kernel lasts longer alone than with a call behind it."""
 CYCLES_PER_US = 2000
-"""No GPU here has a higher clock: a spin takes as long as it is told, or longer."""
+"""No GPU here has a higher clock: a spin takes at least the time that was given."""
 MIN_QUEUE_US = 50.0
 WARM_UP_CALLS = 3
 PLAN_SAMPLES = 10

@@ -31,7 +31,7 @@ def trace_kernels(call: Callable[[], object]) -> tuple[Kernel, ...]:
 def kernel_times(call: Callable[[], object], calls: int) -> list[list[float]]:
     """Microseconds of each kernel of each of `calls` calls, in order of execution.
 
-    RuntimeError if the calls did not all run equally many kernels: they cannot be told apart then.
+    RuntimeError unless the calls all ran equally many kernels, which separates them.
     """
     events = _profile(call, calls)
     per_call, rest = divmod(len(events), calls)

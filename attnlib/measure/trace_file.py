@@ -48,7 +48,7 @@ class Trace:
     """What one GPU of a trace ran, by start, and what the host waited for meanwhile.
 
     `work` are kernels, copies and fills; `waits` are calls that block the host. `launched_us` maps
-    a launch to the moment the host made it. `gpu` is empty and `num_sms` 0 if not told.
+    a launch to the moment the host made it. `gpu` is empty and `num_sms` 0 where no file says them.
     """
 
     path: str

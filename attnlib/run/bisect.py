@@ -118,7 +118,7 @@ def bisect(
     """Find the first release of `package` between `good` and `bad` at which `case` changed speed.
 
     `releases` are those to search; without them, those on record (replay, no overlays given) or
-    those that can be had (`available_releases`). `on_round` is told of each round measured.
+    those that can be had (`available_releases`). `on_round` gets a line per round measured.
     Raises ValueError for what cannot be asked and for ends that do not differ, RuntimeError for a
     release that fails or stays ambiguous, FileNotFoundError for records that replay lacks.
     """

@@ -161,7 +161,7 @@ def ratios(pairs: pd.DataFrame, *, not_slower: float = 0.0) -> pd.DataFrame:
     """Ratio a / b and the verdict on a, a row per case of `pair_rounds`.
 
     Columns: case, the case's, ratio, low, high, rounds, margin, verdict (`stats.judge_ratios`).
-    `low` and `high` are the 95 % interval of the row; the verdicts of all rows hold together.
+    `low` and `high` are the 95 % interval of the row; verdicts are those of the table (Holm).
     """
     cases, sides = _by_case(pairs)
     judged = judge_ratios(sides, not_slower=not_slower)

@@ -49,7 +49,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Watch:
-    """What goes on beside a job: `on_done` is told how many more items are done.
+    """What goes on beside a job: `on_done` gets the number of further items done.
 
     Once `stop` says so, the worker is killed and StoppedError raised; the item that was being
     measured has no record, since it did not fail. `held` are file descriptors of locks that the
@@ -68,7 +68,7 @@ def run_job(job: Job, machine: dict[str, Any], overlay: Path | None, watch: Watc
         try:
             done, started, words = _run_process(job, left, overlay, watch)
         except StoppedError:
-            store.mend(job.study, machine_slug(machine))
+            store.repair(job.study, machine_slug(machine))
             raise
         if started is not None:
             _record_death(job, machine, job.items[started], words)

@@ -9,10 +9,10 @@
 `read` takes both files together; of one id the newest record stands, and the journal is newer.
 
 `append` writes one whole line under a lock and syncs it before it returns. A writer may be killed
-at any instant, so the last line of a journal may be cut short. Nobody was told that such a line is
-stored, and under the exclusive lock it can only be a dead writer's: the next writer sets it aside,
-syncs, and then cuts the file to whole lines. All that only read refuse it, since a copy cut short
-is no study. A line that ends whole and is no record was not left by a kill, and all refuse it.
+at any instant, so the last line of a journal may be cut short. Its `append` had not returned,
+and under the exclusive lock its writer must be dead: the next writer sets the line aside, syncs,
+and then cuts the file to whole lines. Readers refuse such a line, since a copy cut short is no
+study. A line that ends whole and is no record was not left by a kill: all refuse it.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def append(record: Record) -> Path:
     return path
 
 
-def mend(study: str, machine: str) -> int:
+def repair(study: str, machine: str) -> int:
     """Set a killed writer's torn last line aside, so that the file reads; its length in bytes."""
     path = journal_path(study, machine)
     if not path.exists():
@@ -120,7 +120,7 @@ def find(study: str, machine: str) -> list[Record]:
 
 def recover(study: str, machine: str) -> list[Record]:
     """As `find`, after a killed writer's torn line was set aside: what a new sweep starts from."""
-    mend(study, machine)
+    repair(study, machine)
     return find(study, machine)
 
 

@@ -20,7 +20,7 @@ REQUIRED: Mapping[str, str] = {
     "heads": "query and KV heads, such as 32/8",
 }
 LAYER = {"head_dim": 128, "page_size": 16, "dtype": "bfloat16", "kv_dtype": ""}
-"""What the layer has unless it is told."""
+"""What the layer has by default."""
 NOT_OF_DIFF = {"library": None, "mode": None, "heads": None, "policy": AUTO, "call": [], **LAYER}
 """Argument of one choice -> its value where it was not given."""
 _FIELDS = {field.name: field.type for field in fields(Call)}

@@ -3,7 +3,7 @@
 Engines capture decode, verification, draft extension and block diffusion in CUDA graphs and run
 prefill eagerly; the main grids do the same, and a smaller one has each mode the other way. Eager
 items are timed by the profiler: kernel times, without the gaps between launches. Times of the two
-timers are never divided by each other, but for `plans`, which has the profiler's of both.
+timers are never divided by each other, except in `plans`, which has the profiler's of both.
 
 In rows of `mode_rows` `backend` is a short name: fa2 and fa3 are FlashInfer's, whichever wrapper a
 mode uses, `library` is FlashAttention-3 itself. `group` is the mode, with paged prefill split by

@@ -42,7 +42,7 @@ def test_without_its_token_the_server_gives_nothing_away(lab):
 
 
 def test_a_notebook_runs_to_its_end_in_jupyterlab(lab, page, asked):
-    path = NOTEBOOKS / "01_fa3_decode_regression.ipynb"
+    path = NOTEBOOKS / "06_sparse_mla.ipynb"
     notebook = lab.run(page, *nbformat.read(path, as_version=4).cells)
     assert errors_of(notebook) == []
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]

@@ -49,14 +49,14 @@ def test_wherever_a_line_is_cut_reading_refuses_it_and_the_next_writer_goes_on(m
         assert torn_path.read_bytes() == last[:cut] + b"\n"
 
 
-def test_mending_moves_torn_lines_and_nothing_else_to_those_set_aside_before(make_record):
-    assert store.mend("demo", MACHINE) == 0
+def test_repair_moves_torn_lines_and_nothing_else_to_those_set_aside_before(make_record):
+    assert store.repair("demo", MACHINE) == 0
     records = append_rounds(make_record, 2)
-    assert store.mend("demo", MACHINE) == 0
+    assert store.repair("demo", MACHINE) == 0
     assert not store.torn_path("demo", MACHINE).exists()
     for words in (b'{"half', b"two"):
         tear(words)
-        assert store.mend("demo", MACHINE) == len(words)
+        assert store.repair("demo", MACHINE) == len(words)
     assert store.read("demo", MACHINE) == records
     assert store.torn_path("demo", MACHINE).read_bytes() == b'{"half\ntwo\n'
 

@@ -5,7 +5,7 @@ from packaging.version import Version
 
 from attnlib.core.spec import AttnSpec
 from attnlib.select import LIBRARIES, MODES, Call
-from attnlib.select.facts import FLAGS, facts_of
+from attnlib.select.facts import facts_of
 from attnlib.select.libraries import RuleError, load
 from attnlib.select.rules import COMPARISONS, Condition, Group, conditions
 
@@ -134,11 +134,6 @@ def test_nested_lists_are_all_of_them_and_any_is_one():
 def test_a_condition_says_in_words_why_it_does_not_hold(written, why):
     (condition,) = conditions(written)
     assert condition.miss(facts(AttnSpec(32, 8, 128, 16, "float8_e4m3fn"))) == why
-
-
-def test_every_fact_that_is_true_or_false_has_words():
-    found = {name for name, value in facts(kv_lens=(8,)).items() if isinstance(value, bool)}
-    assert found == set(FLAGS)
 
 
 def test_what_an_engine_calls_is_a_release_and_a_policy_of_flashinfer_which_has_every_mode():
