@@ -67,13 +67,6 @@ def own_imports(nodes, path):
 imports = cache(lambda: {m: own_imports(ast.walk(tree), FILES[m]) for m, tree in trees().items()})
 
 
-def outside_functions(node):
-    for child in ast.iter_child_nodes(node):
-        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            yield child
-            yield from outside_functions(child)
-
-
 def test_every_module_stands_in_a_room():
     assert {room_of(module) for module in FILES} == {*ROOMS, *FRONT_DOORS}
 
@@ -97,22 +90,6 @@ def test_modules_import_one_another_in_no_circle():
         TopologicalSorter(parents).prepare()
     except CycleError as error:
         pytest.fail(f"a circle: {' <- '.join(error.args[1])}")
-
-
-def test_the_rooms_stand_on_few_floors():
-    floors = {}
-    for room in TopologicalSorter(ROOMS).static_order():
-        floors[room] = 1 + max((floors[below] for below in ROOMS[room]), default=-1)
-    arrows = {(room_of(m), room_of(n)) for m, names in imports().items() for n in names}
-    between = {(a, b) for a, b in arrows if a != b and a in ROOMS and b in ROOMS}
-    assert max(floors.values()) + 2 <= 7 and len(between) <= 40
-
-
-@pytest.mark.parametrize("module", ["", "core.backends", "kinds"])
-def test_a_module_that_lists_many_others_imports_them_late(module):
-    at_once = own_imports(outside_functions(trees()[module]), FILES[module])
-    nouns = {"core.spec", "core.backends.base", "kinds.base"}
-    assert at_once - nouns - {"", "core.backends.table"} == set()
 
 
 LIGHT = {
