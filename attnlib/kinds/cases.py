@@ -1,17 +1,22 @@
-"""The registry of kinds: their cases, the JSON form of a case, and what measures it. No torch.
+"""The registry of kinds: their cases, the JSON form and the key of a case, and what measures it.
 
-`kind` is a field of the JSON form of every case but `DecodeCase`, which came first.
+`kind` is a field of the JSON form of every case but `DecodeCase`, which came first. The keys of
+decode, extend and MLA cases are read back from lines of text: `32/8,d128,p16,b16,k8192` is a decode
+case, `prefill_paged,q512,` before it makes an extend case. No torch here.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import MISSING
 from typing import TYPE_CHECKING, Any, get_args
 
 from .decode.case import DecodeCase
 from .engine.case import EngineCase
-from .extend.case import ExtendCase
+from .extend.case import MODES, ExtendCase
+from .form import flat_fields
 from .item import Item
 from .metadata.case import MetadataCase
 from .mismatch.case import MismatchCase
@@ -25,24 +30,41 @@ if TYPE_CHECKING:
 _Call = DecodeCase | MetadataCase | StepCase | MismatchCase | MlaCase | ExtendCase
 Case = _Call | PlanCase | EngineCase
 KINDS = {cls.kind: cls for cls in get_args(Case)}
-SUBJECTS: dict[type, str] = {
-    DecodeCase: "decode.measure:DecodeSubject",
-    EngineCase: "engine.measure:EngineSubject",
-    ExtendCase: "extend.measure:ExtendSubject",
-    MetadataCase: "metadata.measure:MetadataSubject",
-    MismatchCase: "mismatch.measure:MismatchSubject",
-    MlaCase: "mla.measure:MlaSubject",
-    PlanCase: "plan.measure:PlanSubject",
-    StepCase: "step.measure:StepSubject",
-    type(None): "ceiling:CeilingSubject",
+
+_LENGTHS = r"\d+(?:\+\d+)*"
+_DECODE = (
+    r"(?P<num_qo_heads>\d+)/(?P<num_kv_heads>\d+),d(?P<head_dim>\d+),p(?P<page_size>\d+)"
+    r",b(?P<batch_size>\d+),k(?P<kv_len>\d+)(?:,w(?P<window>\d+))?(?P<sinks>,sinks)?"
+    r"(?:,(?P<dtype>(?:bfloat16|float)\w*)(?:/(?P<kv_dtype>\w+))?)?"
+    rf"(?:,(?!seed)(?P<lengths>[a-z_]+|{_LENGTHS}))?(?:,seed(?P<seed>\d+))?"
+)
+_EXTEND = (
+    rf"(?P<mode>{'|'.join(MODES)}),q(?P<q_len>\d+),(?:(?P<mask>tree|chain|causal|full),)?"
+    rf"(?:(?P<q_lengths>{_LENGTHS}),)?{_DECODE}"
+)
+_MLA = (
+    r"mla,(?P<num_qo_heads>\d+),heads,(?:dense|top,(?P<top_k>\d+)),(?P<kv_format>[\w-]+)"
+    r",page,(?P<page_size>\d+),batch,(?P<batch_size>\d+),kv_len,(?P<kv_len>\d+)"
+    r"(?:,(?!seed)(?P<lengths>[a-z_]+))?(?:,seed,(?P<seed>\d+))?"
+)
+KEYS: dict[str, type[DecodeCase | ExtendCase | MlaCase]] = {
+    _DECODE: DecodeCase,
+    _EXTEND: ExtendCase,
+    _MLA: MlaCase,
 }
-"""Class of an item's case -> the module and class that measures it; a ceiling has no case."""
+"""Pattern of a key, its groups named as fields -> class; what a key leaves out is the default."""
 
 
 def subject_class(case: object) -> Callable[[Bench], Subject]:
-    """The class that measures items with such a case; imported here, because it needs torch."""
-    module, _, name = SUBJECTS[type(case)].partition(":")
-    return getattr(importlib.import_module(f"{__package__}.{module}"), name)
+    """The class that measures items with such a case; imported here, because it needs torch.
+
+    `XCase` of `x.case` is measured by `XSubject` of `x.measure`; no case is a ceiling.
+    """
+    module, name = f"{__package__}.ceiling", "CeilingSubject"
+    if case is not None:
+        module = type(case).__module__.removesuffix("case") + "measure"
+        name = type(case).__name__.replace("Case", "Subject")
+    return getattr(importlib.import_module(module), name)
 
 
 def case_from_dict(form: dict[str, Any]) -> Case:
@@ -60,3 +82,31 @@ def item_from_dict(form: dict[str, Any]) -> Item[Any]:
     case = form.get("case")
     fields = {**form, "again": form.get("again") or 0}
     return Item(**{**fields, "case": case_from_dict(case) if case else None})
+
+
+def parse_cases(lines: Iterable[str]) -> tuple[Case, ...]:
+    """The cases of `lines`, each once; empty lines and those from `#` on are skipped.
+
+    ValueError names the line that is no key.
+    """
+    cases: list[Case] = []
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        try:
+            if text and not text.startswith("#"):
+                cases.append(_case_of_key(text))
+        except ValueError as error:
+            raise ValueError(f"line {number} of the cases: {error}") from error
+    return tuple(dict.fromkeys(cases))
+
+
+def _case_of_key(text: str) -> Case:
+    for pattern, cls in KEYS.items():
+        if match := re.fullmatch(pattern, text):
+            words = match.groupdict()
+            known = [*flat_fields(cls)]
+            types: dict[str, Any] = {f.name: f.type for f in known}
+            defaults = {f.name: f.default for f in known if f.default is not MISSING}
+            given = {name: types[name](word) for name, word in words.items() if word}
+            return cls.from_dict(defaults | given)
+    raise ValueError(f"it must be a key such as 32/8,d128,p16,b16,k8192; got {text!r}")

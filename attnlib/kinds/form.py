@@ -1,7 +1,7 @@
 """The base of all cases: names for people and command lines, and a flat JSON form."""
 
-from dataclasses import Field, field, fields
-from functools import cache
+from collections.abc import Iterator
+from dataclasses import Field, field, fields, is_dataclass
 from typing import Any, ClassVar, Self
 
 from ..core.spec import LATER
@@ -18,12 +18,11 @@ def later(default: Any) -> Any:
 class NamedCase:
     """Base of the frozen dataclasses that describe a measurement.
 
-    `kind` is a field of the JSON form; decode, which came first, has none. `inner` names a field
-    that is itself a dataclass, and its class: its fields are flat beside the case's.
+    `kind` is a field of the JSON form; decode, which came first, has none. The fields of a field
+    that is itself a dataclass, as a layer's spec, are flat beside the case's own.
     """
 
     kind: ClassVar[str] = ""
-    inner: ClassVar[tuple[str, Any]] = ("", None)
 
     @property
     def label(self) -> str:
@@ -36,13 +35,13 @@ class NamedCase:
         return self.label.replace(" ", ",")
 
     def to_dict(self) -> dict[str, Any]:
-        """Flat dict of the case: its kind, the inner dataclass's fields and its own."""
+        """Flat dict of the case: its kind and its fields."""
         return ({"kind": self.kind} if self.kind else {}) | _flat(self)
 
     @classmethod
     def from_dict(cls, form: dict[str, Any]) -> Self:
         """Inverse of `to_dict`, less the kind; ValueError on a missing or unknown field."""
-        allowed = _all_fields(cls)
+        allowed = [*flat_fields(cls)]
         needed = {f.name for f in allowed if f.metadata != LATER}
         if needed - set(form) or set(form) - {f.name for f in allowed}:
             raise ValueError(
@@ -51,34 +50,29 @@ class NamedCase:
         return _build(cls, form)
 
 
-def _inner(noun: Any) -> tuple[str, Any]:
-    """The field and the class of the inner dataclass; a layer's spec has none."""
-    return getattr(noun, "inner", ("", None))
-
-
-@cache
-def _own_fields(cls: Any) -> list[Field[Any]]:
-    return [f for f in fields(cls) if f.name != _inner(cls)[0]]
-
-
-def _all_fields(cls: Any) -> list[Field[Any]]:
-    _, noun = _inner(cls)
-    return [*(_all_fields(noun) if noun else []), *_own_fields(cls)]
+def flat_fields(cls: Any) -> Iterator[Field[Any]]:
+    """The fields of a case's JSON form, less the kind."""
+    for f in fields(cls):
+        if is_dataclass(f.type):
+            yield from flat_fields(f.type)
+        else:
+            yield f
 
 
 def _flat(noun: Any) -> dict[str, Any]:
-    name, _ = _inner(noun)
-    form = _flat(getattr(noun, name)) if name else {}
-    for f in _own_fields(noun.__class__):
+    form: dict[str, Any] = {}
+    for f in fields(noun):
         value = getattr(noun, f.name)
-        if f.metadata != LATER or value != f.default:
+        if is_dataclass(value):
+            form |= _flat(value)
+        elif f.metadata != LATER or value != f.default:
             form[f.name] = value
     return form
 
 
 def _build(cls: Any, form: dict[str, Any]) -> Any:
-    name, noun = _inner(cls)
-    values = {f.name: form[f.name] for f in _own_fields(cls) if f.name in form}
-    if name:
-        values[name] = _build(noun, form)
+    values = {f.name: form[f.name] for f in fields(cls) if f.name in form}
+    for f in fields(cls):
+        if is_dataclass(f.type):
+            values[f.name] = _build(f.type, form)
     return cls(**values)

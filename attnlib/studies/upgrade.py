@@ -22,11 +22,10 @@ from ..core.backends.table import COMPARED
 from ..core.spec import MLA, MODELS, AttnSpec, MlaSpec, model_of, require_word
 from ..draw import charts, style
 from ..draw.cards import Card, Shown
-from ..kinds.cases import Case
+from ..kinds.cases import Case, parse_cases
 from ..kinds.decode.case import DecodeCase
 from ..kinds.extend.case import ExtendCase
 from ..kinds.item import Item
-from ..kinds.listed import parse_cases
 from ..kinds.mla.case import MlaCase
 from ..measure.stats import (
     FASTER,
@@ -181,7 +180,7 @@ def compare_releases(
 ) -> Upgrade:
     """Measure, or replay, which calls release `new` of `package` runs slower than `base`.
 
-    Either may be a wheel or a folder of your own. `cases` are lines as of `kinds.listed`; without
+    Either may be a wheel or a folder of your own. `cases` are lines as of `kinds.cases`; without
     them, live, the usual calls of `models` (of all, if none is named), and in replay what is on
     record of those. `not_slower` is the margin within which a call counts as not slower; 0 asks
     whether it is faster, slower or the same. `progress` is as tqdm.

@@ -11,11 +11,11 @@ from support.workloads import extend_case
 from attnlib.core import backends
 from attnlib.core.spec import AttnSpec, MlaSpec
 from attnlib.kinds import call
+from attnlib.kinds.cases import parse_cases
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.extend.case import MODES, ExtendCase
 from attnlib.kinds.extend.measure import attend_extend
 from attnlib.kinds.item import Item
-from attnlib.kinds.listed import parse_cases
 from attnlib.kinds.mla.case import MlaCase
 from attnlib.kinds.mla.measure import attend_mla
 from attnlib.run.record import Record

@@ -2,9 +2,9 @@
 
 import pytest
 
+from attnlib.kinds.cases import parse_cases
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.extend.case import ExtendCase
-from attnlib.kinds.listed import parse_cases
 from attnlib.kinds.mla.case import MlaCase
 from attnlib.studies import STUDIES
 

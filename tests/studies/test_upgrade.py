@@ -12,9 +12,9 @@ from support.lab import Lab
 from support.studies import hand_made
 
 from attnlib import cli, compare_releases
+from attnlib.kinds.cases import parse_cases
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.extend.case import ExtendCase
-from attnlib.kinds.listed import parse_cases
 from attnlib.run import store
 from attnlib.run import study as studying
 from attnlib.studies import captured, upgrade

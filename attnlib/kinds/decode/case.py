@@ -1,7 +1,6 @@
 """One decode attention call over a paged cache, as a case. No torch here."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -19,7 +18,6 @@ class DecodeCase(NamedCase):
     `kinds.lengths`, or explicit: `33+1+60`.
     """
 
-    inner: ClassVar = ("spec", AttnSpec)
     spec: AttnSpec
     batch_size: int
     kv_len: int

@@ -54,7 +54,6 @@ class ExtendCase(NamedCase):
     """
 
     kind: ClassVar = "extend"
-    inner: ClassVar = ("cached", DecodeCase)
     cached: DecodeCase
     mode: str
     q_len: int

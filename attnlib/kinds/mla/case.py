@@ -24,7 +24,6 @@ class MlaCase(NamedCase):
     """A seeded MLA decode step: requests of up to `kv_len` tokens, `lengths` as in `DecodeCase`."""
 
     kind: ClassVar = "mla"
-    inner: ClassVar = ("spec", MlaSpec)
     spec: MlaSpec
     batch_size: int
     kv_len: int

@@ -20,7 +20,6 @@ class PlanCase(NamedCase):
     """
 
     kind: ClassVar = "plan"
-    inner: ClassVar = ("decode", DecodeCase)
     decode: DecodeCase
     q_len: int = 1
     chunk: int = 0

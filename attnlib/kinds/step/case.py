@@ -13,7 +13,6 @@ class StepCase(NamedCase):
     """The attention calls of one decode step: `decode` in each of `layers` layers."""
 
     kind: ClassVar = "step"
-    inner: ClassVar = ("decode", DecodeCase)
     decode: DecodeCase
     layers: int
 
