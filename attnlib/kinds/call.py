@@ -4,9 +4,8 @@ The last case's tensors are kept for its neighbours. `plan_us` is a replan in pl
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic
 
 import torch
 
@@ -17,31 +16,10 @@ from ..measure.timer import ROTATING, Timing, cold_copies, run_timer, time_host
 from ..measure.trace import kernel_family, trace_kernels
 from .base import Subject, oracle_fields, timed_fields
 from .check import Judge
-from .cost import CallCost
+from .inputs import Case, Workload
 from .item import Item
 
 MEMORY_GIB_UNKNOWN = 4.0
-
-
-class AttentionCase(Protocol):
-    """A case of an attention call, whose cost is counted."""
-
-    @property
-    def cost(self) -> CallCost:
-        """Bytes and useful FLOPs."""
-
-
-Case = TypeVar("Case", bound=AttentionCase)
-
-
-@dataclass(frozen=True)
-class Workload(Generic[Case]):
-    """The inputs of one attention call: `batch`, query `q` and cache `kv` (latent for MLA)."""
-
-    case: Case
-    batch: Any
-    q: torch.Tensor
-    kv: Any
 
 
 class CallSubject(Subject, Generic[Case]):

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from ..core.batch import DecodeBatch, PagedKV, require_tensor
 from ..core.spec import FP8_OUT_DTYPE
 
 BUDGET_FACTOR = 3.0
@@ -71,20 +70,38 @@ def worst_row_error(out: torch.Tensor, reference: torch.Tensor) -> float:
     return float(errors.max())
 
 
-def require_inputs(
-    q: torch.Tensor, kv: PagedKV, batch: DecodeBatch, *, rows: int | None = None
-) -> None:
-    """ValueError unless `q` [rows, num_qo_heads, head_dim] and `kv` fit the batch, on its device.
+def attend_rows(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    softmax_scale: float,
+    *,
+    probs_dtype: torch.dtype | None,
+    sees: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Output [rows, heads, dim of v] float64 of rows of queries over K and V of one request.
 
-    There are as many rows as requests where `rows` is None.
+    `sees` [rows, tokens] bool says which tokens a row attends to, all of them if it is None.
+    `sinks` [heads] are logits without a value.
     """
-    s = batch.spec
-    shape = (kv.num_pages, s.page_size, s.num_kv_heads, s.head_dim)
-    q_shape = (batch.batch_size if rows is None else rows, s.num_qo_heads, s.head_dim)
-    require_tensor("q", q, q_shape, s.dtype)
-    require_tensor("k_cache", kv.k_cache, shape, s.kv_dtype)
-    require_tensor("v_cache", kv.v_cache, shape, s.kv_dtype)
-    devices = [t.device for t in (q, kv.k_cache, kv.v_cache, batch.page_table)]
-    if len(set(devices)) > 1:
-        got = ", ".join(map(str, devices))
-        raise ValueError(f"q, k_cache, v_cache and page_table must be on one device, got {got}")
+    grouped = q.double().view(len(q), k.shape[1], -1, q.shape[-1])
+    scores = torch.einsum("rhgd,nhd->hgrn", grouped, k).mul_(softmax_scale)
+    if sees is not None:
+        scores.masked_fill_(~sees, float("-inf"))
+    top, rest = scores.amax(-1, keepdim=True), 0.0
+    if sinks is not None:
+        logits = sinks.double().view(*scores.shape[:2], 1, 1)
+        top = torch.maximum(top, logits)
+        rest = (logits - top).exp()
+    probs = scores.sub_(top).exp_()
+    weights = probs if probs_dtype is None else round_probs(probs, probs_dtype)
+    out = torch.einsum("hgrn,nhd->hgrd", weights, v) / (probs.sum(-1, keepdim=True) + rest)
+    return out.permute(2, 0, 1, 3).reshape(*q.shape[:2], -1)
+
+
+def round_probs(probs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Unnormalised probabilities (0..1) rounded to `dtype`, as float64."""
+    # FP8 kernels scale probabilities to the format's range first, or most would underflow.
+    scale = torch.finfo(dtype).max if dtype.itemsize == 1 else 1.0
+    return (probs * scale).to(dtype).double() / scale

@@ -5,6 +5,8 @@ Each case has its `cost`. A GPU's ceilings turn it into times.
 
 from dataclasses import dataclass
 
+from ..core.spec import ELEMENT_BYTES, AttnSpec
+
 INT32_BYTES = 4
 
 
@@ -37,3 +39,21 @@ class CallCost:
     def floor_us(self, ceilings: Ceilings) -> float:
         """Microseconds the bytes take at the measured copy bandwidth."""
         return self.io_bytes / (ceilings.copy_gbps * 1e3)
+
+
+def attention_cost(
+    spec: AttnSpec, *, held: int, read: int, queries: int, pairs: int, index_bytes: int
+) -> CallCost:
+    """The cost of a call over `held` cached tokens, of which it must read `read`.
+
+    `pairs` are those of a query row and a token that it sees, of all `queries` rows.
+    """
+    token_bytes = 2 * ELEMENT_BYTES[spec.kv_dtype] * spec.head_dim * spec.num_kv_heads
+    width = spec.num_qo_heads * spec.head_dim
+    qo_bytes = queries * width * (ELEMENT_BYTES[spec.dtype] + ELEMENT_BYTES[spec.out_dtype])
+    return CallCost(
+        kv_bytes=token_bytes * read,
+        io_bytes=token_bytes * read + qo_bytes + index_bytes,
+        flops=4 * width * pairs,
+        cache_bytes=token_bytes * held,
+    )

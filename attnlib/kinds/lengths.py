@@ -1,7 +1,7 @@
-"""Seeded lengths, page tables and values: the same case gives the same ones on every machine.
+"""Seeded lengths and page tables: the same case gives the same ones on every machine.
 
-Lengths and pages need no torch, so that reports can count bytes anywhere; values follow torch's
-generator of their device. Pages are a random permutation, as an engine's allocator leaves them.
+They need no torch, so that reports can count bytes anywhere. Pages are a random permutation, as an
+engine's allocator leaves them.
 
 | lengths | of requests of up to L tokens |
 |---|---|
@@ -17,16 +17,11 @@ The first request has L tokens, except in chat and agents. Explicit lengths, `33
 as they are.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Protocol
+from typing import Any
 
 import numpy as np
 
 from ..core.spec import LENGTHS
-
-if TYPE_CHECKING:
-    import torch
 
 SKEW = 32
 """In a skewed batch the short requests have kv_len / SKEW tokens."""
@@ -35,28 +30,11 @@ LONG_EVERY = 16
 """In a retrieval batch one request in 16 is long."""
 
 
-class Batch(Protocol):
-    """A case whose requests have up to `kv_len` tokens."""
+def sample_seq_lens(case: Any) -> np.ndarray:
+    """Lengths [bs] int32 of a case that has `batch_size`, `kv_len`, `lengths` and `seed`.
 
-    @property
-    def batch_size(self) -> int:
-        """Requests."""
-
-    @property
-    def kv_len(self) -> int:
-        """Tokens of the longest request."""
-
-    @property
-    def lengths(self) -> str:
-        """A row of the module's table, or explicit lengths."""
-
-    @property
-    def seed(self) -> int:
-        """Seed of lengths and pages."""
-
-
-def sample_seq_lens(case: Batch) -> np.ndarray:
-    """Lengths [bs] int32 of a case, as the module's table says."""
+    `lengths` is a row of the module's table, or explicit.
+    """
     if case.lengths not in LENGTHS:
         return explicit_lengths(case.lengths)
     longest, batch, rng = case.kv_len, case.batch_size, np.random.default_rng(case.seed)
@@ -92,12 +70,3 @@ def shuffled_pages(lens: np.ndarray, page_size: int, seed: int | None) -> np.nda
     table = np.zeros((len(lens), pages.max()), dtype=np.int32)
     table[np.arange(pages.max()) < pages[:, None]] = order.astype(np.int32)
     return table
-
-
-def normal_values(shape: tuple[int, ...], dtype: str, generator: torch.Generator) -> torch.Tensor:
-    """Standard normal values of a torch dtype name, on the generator's device."""
-    import torch
-
-    wanted = getattr(torch, dtype)
-    drawn = torch.bfloat16 if wanted.itemsize == 1 else wanted
-    return torch.randn(shape, dtype=drawn, device=generator.device, generator=generator).to(wanted)

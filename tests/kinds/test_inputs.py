@@ -39,13 +39,6 @@ def test_tensors_that_do_not_fit_the_batch_are_refused(argument, got, q, k, v):
         exact(replace(WORK, q=q, kv=PagedKV(k, v)))
 
 
-@pytest.mark.parametrize("away", range(3))
-def test_tensors_on_two_devices_are_refused(away):
-    q, k, v = (x.to("meta") if i == away else x for i, x in enumerate((Q, cache(), cache())))
-    with pytest.raises(ValueError, match="must .*one device, got .*meta"):
-        exact(replace(WORK, q=q, kv=PagedKV(k, v)))
-
-
 def test_queries_of_another_shape_or_dtype_than_their_requests_have_are_refused():
     cached = replace(WORK.case, batch_size=3, kv_len=9, lengths="ragged")
     work = work_of(ExtendCase(cached, "prefill_paged", 4))
@@ -61,7 +54,7 @@ def test_queries_of_another_shape_or_dtype_than_their_requests_have_are_refused(
 def test_a_latent_cache_of_another_format_is_refused(kv_format, words):
     work = work_of(MlaCase(MlaSpec(2, 8, 16, kv_format), 2, 40))
     for wrong, said in (
-        ({"kv": work.kv[..., :512]}, rf"cache must be \[\d+, 16, {words}"),
+        ({"kv": work.kv[..., :512]}, rf"cache must be \[any, 16, {words}"),
         ({"q": work.q[:, :1]}, r"q must be \[2, 2, 576\] bfloat16"),
         ({"kv": work.kv[:-1]}, "up to 5, got 5 pages"),
     ):

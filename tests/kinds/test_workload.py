@@ -9,9 +9,7 @@ from support.workloads import MASKS, extend_case, work_of
 
 from attnlib.core.spec import LENGTHS, AttnSpec, MlaSpec
 from attnlib.kinds.decode.case import DecodeCase
-from attnlib.kinds.decode.measure import build_batch
 from attnlib.kinds.extend.case import MODES, sample_drafts, sample_extend_lens
-from attnlib.kinds.extend.measure import build_extend_batch
 from attnlib.kinds.lengths import SKEW, sample_seq_lens
 from attnlib.kinds.mla import measure as mla
 from attnlib.kinds.mla.case import MlaCase
@@ -58,7 +56,7 @@ def test_the_same_case_gives_the_same_call_and_another_seed_another(case, other)
 def test_lengths_and_page_order_are_those_that_the_records_were_measured_with():
     # Literals on purpose: a change of the generator would make old records another workload.
     assert sample_seq_lens(replace(RAGGED, batch_size=5)).tolist() == [100, 63, 69, 90, 58]
-    batch = build_batch(replace(RAGGED, batch_size=3, kv_len=9), device="cpu")
+    batch = work_of(replace(RAGGED, batch_size=3, kv_len=9)).batch
     assert batch.seq_lens.tolist() == [9, 6, 7]
     assert batch.kv_indices.tolist() == [3, 0, 6, 5, 1, 2, 4]
 
@@ -169,7 +167,7 @@ def test_in_a_chain_a_draft_sees_all_before_it():
 @pytest.mark.parametrize(("mode", "mask"), MASKS)
 def test_the_cost_counts_the_pairs_that_the_mask_lets_through(mode, mask):
     case = extended(mode, mask)
-    batch = build_extend_batch(case, device="cpu")
+    batch = work_of(case).batch
     pairs = masked_bytes = 0
     for q, n in zip(batch.q_lens_cpu.tolist(), batch.paged.seq_lens_cpu.tolist(), strict=True):
         pairs += q * n if mask == "full" else sum(range(n - q + 1, n + 1))

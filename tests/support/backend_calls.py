@@ -11,9 +11,9 @@ from attnlib.core import backends
 from attnlib.core.batch import DecodeBatch, PagedKV
 from attnlib.core.mla import MlaBatch
 from attnlib.core.spec import CUSTOM_MASKS, AttnSpec, MlaSpec
-from attnlib.kinds.call import Workload
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.extend.case import ExtendCase
+from attnlib.kinds.inputs import Workload
 from attnlib.kinds.mla.case import MlaCase
 
 SPEC = AttnSpec(8, 2, 128, 16)

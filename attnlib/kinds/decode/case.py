@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...core.spec import ELEMENT_BYTES, LENGTHS, AttnSpec, require_int, require_lengths
-from ..cost import INT32_BYTES, CallCost
+from ...core.spec import LENGTHS, AttnSpec, require_int, require_lengths
+from ..cost import INT32_BYTES, CallCost, attention_cost
 from ..form import NamedCase
 from ..lengths import sample_seq_lens
 
@@ -35,15 +35,14 @@ class DecodeCase(NamedCase):
         spec, seq_lens = self.spec, sample_seq_lens(self).astype(np.int64)
         hidden = np.maximum(seq_lens - spec.window, 0) if spec.window else 0 * seq_lens
         tokens = int((seq_lens - hidden).sum())
-        token_bytes = 2 * ELEMENT_BYTES[spec.kv_dtype] * spec.head_dim * spec.num_kv_heads
-        rows = self.batch_size * spec.num_qo_heads * spec.head_dim
-        qo_bytes = rows * (ELEMENT_BYTES[spec.dtype] + ELEMENT_BYTES[spec.out_dtype])
         pages = -(-seq_lens // spec.page_size) - hidden // spec.page_size
-        return CallCost(
-            kv_bytes=token_bytes * tokens,
-            io_bytes=token_bytes * tokens + qo_bytes + INT32_BYTES * int(pages.sum()),
-            flops=4 * spec.head_dim * spec.num_qo_heads * tokens,
-            cache_bytes=token_bytes * int(seq_lens.sum()),
+        return attention_cost(
+            spec,
+            held=int(seq_lens.sum()),
+            read=tokens,
+            queries=self.batch_size,
+            pairs=tokens,
+            index_bytes=INT32_BYTES * int(pages.sum()),
         )
 
     @property

@@ -21,14 +21,13 @@ import numpy as np
 
 from ...core.spec import (
     CUSTOM_MASKS,
-    ELEMENT_BYTES,
     LENGTHS,
     AttnSpec,
     require_int,
     require_lengths,
     require_word,
 )
-from ..cost import INT32_BYTES, CallCost
+from ..cost import INT32_BYTES, CallCost, attention_cost
 from ..decode.case import DecodeCase
 from ..form import NamedCase, later
 from ..lengths import explicit_lengths, sample_seq_lens
@@ -75,7 +74,6 @@ class ExtendCase(NamedCase):
                 f"q_len must be kv_len ({longest}) and page_size 1 for {self.mode}, "
                 f"got {q_len} and {page_size}"
             )
-
         if self.q_lengths:
             self._require_queries()
 
@@ -117,16 +115,15 @@ class ExtendCase(NamedCase):
             pairs -= int((~sample_drafts(self)).sum())
         elif self.mask == "causal":
             pairs -= int((q_lens * (q_lens - 1) // 2).sum())
-        width = ELEMENT_BYTES[spec.kv_dtype] * spec.head_dim * spec.num_kv_heads
-        kv_bytes = 2 * width * int(kv_lens.sum())
-        rows = int(q_lens.sum()) * spec.num_qo_heads * spec.head_dim
-        qo_bytes = rows * (ELEMENT_BYTES[spec.dtype] + ELEMENT_BYTES[spec.out_dtype])
         pages = 0 if self.ragged else int((-(-kv_lens // spec.page_size)).sum())
-        return CallCost(
-            kv_bytes=kv_bytes,
-            io_bytes=kv_bytes + qo_bytes + INT32_BYTES * pages + custom_bytes,
-            flops=4 * spec.head_dim * spec.num_qo_heads * pairs,
-            cache_bytes=kv_bytes,
+        tokens = int(kv_lens.sum())
+        return attention_cost(
+            spec,
+            held=tokens,
+            read=tokens,
+            queries=int(q_lens.sum()),
+            pairs=pairs,
+            index_bytes=INT32_BYTES * pages + custom_bytes,
         )
 
     @property

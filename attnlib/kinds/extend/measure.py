@@ -12,37 +12,30 @@ scores fit into memory; nothing is split along the tokens.
 
 import torch
 
-from ...core.batch import DecodeBatch, PagedKV
+from ...core.batch import PagedKV
 from ...core.extend import ExtendBatch
 from ...core.spec import CUSTOM_MASKS
-from ..call import CallSubject, Workload
-from ..check import require_inputs
-from ..decode.measure import attend_rows, draw_inputs, gather_tokens
-from ..lengths import shuffled_pages
+from ..call import CallSubject
+from ..check import attend_rows
+from ..decode.measure import gather_tokens
+from ..inputs import Workload, draw_inputs, paged_batch, require_inputs
 from .case import ExtendCase, sample_drafts, sample_extend_lens
-
-
-def build_extend_batch(case: ExtendCase, *, device: str) -> ExtendBatch:
-    """Lengths, page table and mask of `case` on `device`; pages of a ragged call are in order."""
-    q_lens, kv_lens = sample_extend_lens(case)
-    seed = None if case.ragged else case.cached.seed + 1
-    table = torch.from_numpy(shuffled_pages(kv_lens, case.spec.page_size, seed)).to(device)
-    paged = DecodeBatch.build(case.spec, torch.from_numpy(kv_lens), table)
-    drafts = torch.from_numpy(sample_drafts(case)) if case.mask in CUSTOM_MASKS else None
-    return ExtendBatch.build(
-        paged, torch.from_numpy(q_lens), mask=case.mask, drafts=drafts, ragged=case.ragged
-    )
-
-
-def build_extend_workload(case: ExtendCase, *, device: str) -> Workload[ExtendCase]:
-    """Batch, query and cache on `device`; values are standard normal, as in `build_workload`."""
-    batch = build_extend_batch(case, device=device)
-    q, kv = draw_inputs(batch.paged, rows=batch.rows, seed=case.cached.seed)
-    return Workload(case, batch, q, kv)
-
 
 BLOCK_SCORES = 2**28
 """Scores of a block of rows, all heads: 2 GiB in float64."""
+
+
+def build_extend_workload(case: ExtendCase, *, device: str) -> Workload[ExtendCase]:
+    """Batch, query and cache on `device`; pages of a ragged call are in order."""
+    q_lens, kv_lens = sample_extend_lens(case)
+    seed = None if case.ragged else case.cached.seed + 1
+    paged = paged_batch(case.spec, kv_lens, seed, device=device)
+    drafts = torch.from_numpy(sample_drafts(case)) if case.mask in CUSTOM_MASKS else None
+    batch = ExtendBatch.build(
+        paged, torch.from_numpy(q_lens), mask=case.mask, drafts=drafts, ragged=case.ragged
+    )
+    q, kv = draw_inputs(paged, rows=batch.rows, seed=case.cached.seed)
+    return Workload(case, batch, q, kv)
 
 
 def attend_extend(
@@ -53,30 +46,24 @@ def attend_extend(
     With `probs_dtype` the unnormalised probabilities are rounded to it, as for decode.
     """
     require_inputs(q, kv, batch.paged, rows=batch.rows)
-    out = torch.empty(q.shape, dtype=torch.float64, device=q.device)
-    starts = batch.qo_indptr.tolist()
-    for i, n in enumerate(batch.paged.seq_lens_cpu.tolist()):
+    out = []
+    for i, rows in enumerate(q.split(batch.q_lens_cpu.tolist())):
         k, v = gather_tokens(kv, batch.paged, i)
-        block = max(1, BLOCK_SCORES // (q.shape[1] * n))
-        for first in range(starts[i], starts[i + 1], block):
-            rows, scale = slice(first, min(first + block, starts[i + 1])), batch.spec.softmax_scale
-            sees = _visible(batch, i, range(rows.start - starts[i], rows.stop - starts[i]))
-            out[rows] = attend_rows(q[rows], k, v, scale, probs_dtype=probs_dtype, sees=sees)
-    return out
+        block = max(1, BLOCK_SCORES // (q.shape[1] * len(k)))
+        blocks = zip(rows.split(block), _visible(batch, i).split(block), strict=True)
+        scale = batch.spec.softmax_scale
+        out += [attend_rows(r, k, v, scale, probs_dtype=probs_dtype, sees=s) for r, s in blocks]
+    return torch.cat(out)
 
 
-def _visible(batch: ExtendBatch, index: int, rows: range) -> torch.Tensor:
-    """Which tokens the rows of one request see, [rows, tokens] bool."""
+def _visible(batch: ExtendBatch, index: int) -> torch.Tensor:
+    """Which tokens the queries of one request see, [queries, tokens] bool."""
     n, q_len = int(batch.paged.seq_lens_cpu[index]), int(batch.q_lens_cpu[index])
-    device = batch.paged.page_table.device
     if batch.custom_mask is not None:
         sizes = batch.q_lens_cpu.long() * batch.paged.seq_lens_cpu
-        end = int(sizes[: index + 1].sum())
-        return batch.custom_mask[end - q_len * n : end].view(q_len, n)[rows.start : rows.stop]
-    if batch.mask == "full":
-        return torch.ones((len(rows), n), dtype=torch.bool, device=device)
-    last = torch.arange(rows.start, rows.stop, device=device) + n - q_len
-    return torch.arange(n, device=device) <= last[:, None]
+        return batch.custom_mask.split(sizes.tolist())[index].view(q_len, n)
+    sees = torch.ones((q_len, n), dtype=torch.bool, device=batch.paged.page_table.device)
+    return sees.tril(n - q_len) if batch.mask == "causal" else sees
 
 
 class ExtendSubject(CallSubject[ExtendCase]):

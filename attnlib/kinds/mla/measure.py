@@ -18,9 +18,10 @@ import torch
 from ...core.batch import require_tensor
 from ...core.mla import NO_TOKEN, MlaBatch, require_pages
 from ...core.spec import LATENT_DIM, MLA_HEAD_DIM, MlaSpec
-from ..call import CallSubject, Workload
-from ..decode.measure import attend_rows
-from ..lengths import normal_values, sample_seq_lens, shuffled_pages
+from ..call import CallSubject
+from ..check import attend_rows
+from ..inputs import Workload, normal_values
+from ..lengths import sample_seq_lens, shuffled_pages
 from .case import MlaCase
 from .format import in_format, values_of
 
@@ -38,32 +39,23 @@ def sample_chosen(case: MlaCase) -> np.ndarray:
     return chosen
 
 
-def build_mla_batch(case: MlaCase, *, device: str) -> MlaBatch:
-    """Lengths, page table and chosen tokens of `case` on `device`."""
-    seq_lens = sample_seq_lens(case)
-    pages = shuffled_pages(seq_lens, case.spec.page_size, case.seed + 1)
-    lens, table = torch.from_numpy(seq_lens), torch.from_numpy(pages).to(device)
-    chosen = torch.from_numpy(sample_chosen(case)).to(device) if case.spec.top_k else None
-    return MlaBatch.build(case.spec, lens, table, chosen)
-
-
 def build_mla_workload(case: MlaCase, *, device: str) -> Workload[MlaCase]:
     """Batch, query and cache on `device`; values are standard normal before any quantisation.
 
-    Both cache formats of a shape and seed hold the same tokens, one of them quantised.
+    All cache formats of a shape and seed hold the same tokens, two of them quantised.
     """
-    batch = build_mla_batch(case, device=device)
-    spec = case.spec
+    spec, lens = case.spec, sample_seq_lens(case)
+    table = torch.from_numpy(shuffled_pages(lens, spec.page_size, case.seed + 1)).to(device)
+    chosen = torch.from_numpy(sample_chosen(case)).to(device) if spec.top_k else None
+    batch = MlaBatch.build(spec, torch.from_numpy(lens), table, chosen)
     generator = torch.Generator(device=device).manual_seed(case.seed)
     q = normal_values((case.batch_size, spec.num_qo_heads, MLA_HEAD_DIM), "bfloat16", generator)
-    num_pages = batch.paged.kv_indices.shape[0]
     width, dtype = _token(spec)
-    shape = (num_pages, spec.page_size, width)
+    shape = (batch.paged.kv_indices.shape[0], spec.page_size, width)
     cache = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
     for pages in cache.split(max(1, CHUNK_TOKENS // spec.page_size)):
         tokens = normal_values((*pages.shape[:2], MLA_HEAD_DIM), "bfloat16", generator)
         pages.copy_(in_format(tokens, spec.kv_format))
-    require_latent_inputs(q, cache, batch)
     return Workload(case, batch, q, cache)
 
 
@@ -73,33 +65,25 @@ def _token(spec: MlaSpec) -> tuple[int, str]:
     return spec.token_bytes // getattr(torch, dtype).itemsize, dtype
 
 
-def require_latent_inputs(q: torch.Tensor, cache: torch.Tensor, batch: MlaBatch) -> None:
-    """ValueError unless `q` and `cache` have the shapes and dtypes that `core.mla` says.
+def attend_mla(
+    q: torch.Tensor, cache: torch.Tensor, batch: MlaBatch, *, probs_dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """Output [bs, num_qo_heads, 512] float64 of `q` over `cache`, both as in `core.mla`.
 
-    The page table's highest live page must be in the cache; asking that synchronises.
+    With `probs_dtype` the unnormalised probabilities are rounded to it, as for decode. ValueError
+    for other shapes and dtypes, and where a live page of the table is not in the cache.
     """
     spec = batch.spec
     width, dtype = _token(spec)
     require_tensor("q", q, (batch.batch_size, spec.num_qo_heads, MLA_HEAD_DIM), "bfloat16")
-    require_tensor("cache", cache, (cache.shape[0], spec.page_size, width), dtype)
+    require_tensor("cache", cache, (None, spec.page_size, width), dtype)
     require_pages(cache, int(batch.paged.kv_indices.max()))
-
-
-def attend_mla(
-    q: torch.Tensor, cache: torch.Tensor, batch: MlaBatch, *, probs_dtype: torch.dtype | None = None
-) -> torch.Tensor:
-    """Output [bs, num_qo_heads, 512] float64 of `q` over `cache`, both as in `mla`.
-
-    With `probs_dtype` the unnormalised probabilities are rounded to it, as for decode.
-    """
-    require_latent_inputs(q, cache, batch)
-    rows, scale = [], batch.spec.softmax_scale
-    for i in range(batch.batch_size):
+    out = []
+    for i, row in enumerate(q.split(1)):
         k = gather_latent(cache, batch, i)[:, None]
-        rows.append(
-            attend_rows(q[i : i + 1], k, k[..., :LATENT_DIM], scale, probs_dtype=probs_dtype)
-        )
-    return torch.cat(rows)
+        v = k[..., :LATENT_DIM]
+        out.append(attend_rows(row, k, v, spec.softmax_scale, probs_dtype=probs_dtype))
+    return torch.cat(out)
 
 
 def gather_latent(cache: torch.Tensor, batch: MlaBatch, index: int) -> torch.Tensor:
@@ -110,8 +94,7 @@ def gather_latent(cache: torch.Tensor, batch: MlaBatch, index: int) -> torch.Ten
         row = batch.chosen[index]
         places = row[row != NO_TOKEN].long()
     pages = batch.paged.page_table[index].long()[places // page_size]
-    tokens = cache[pages, places % page_size]
-    return values_of(tokens)
+    return values_of(cache[pages, places % page_size])
 
 
 class MlaSubject(CallSubject[MlaCase]):

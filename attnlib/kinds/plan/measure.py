@@ -30,11 +30,12 @@ from ...core.metadata.launch import without_overlap
 from ...core.spec import require_word
 from ...measure.timer import ROTATING, run_timer
 from ..base import Subject
-from ..call import Workload, timed_call
+from ..call import timed_call
 from ..check import Judge
 from ..decode.case import DecodeCase
 from ..decode.measure import DecodeSubject
 from ..extend.measure import ExtendSubject
+from ..inputs import Workload
 from ..item import Item
 from ..metadata.case import MetadataCase
 from ..metadata.measure import POISON, build_call

@@ -21,9 +21,10 @@ from ...core import backends
 from ...core.batch import PagedKV
 from ...core.metadata.kv_indices import build_kv_indices
 from ...measure.timer import capture, time_eager, warm_up
-from ..call import Workload, timed_call
+from ..call import timed_call
 from ..check import Judge
 from ..decode.case import DecodeCase
+from ..inputs import Workload
 from ..item import Item
 from .case import StepCase
 

@@ -1,0 +1,62 @@
+"""Tensors of a call over pages: its batch, query and cache. Values follow torch's generator of
+their device; they are standard normal, so that the softmax has real spread."""
+
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+
+from ..core.batch import DecodeBatch, PagedKV, require_tensor
+from ..core.spec import AttnSpec
+from .lengths import shuffled_pages
+
+Case = TypeVar("Case", bound=Any)
+
+
+@dataclass(frozen=True)
+class Workload(Generic[Case]):
+    """The inputs of one attention call: `batch`, query `q` and cache `kv` (latent for MLA)."""
+
+    case: Case
+    batch: Any
+    q: torch.Tensor
+    kv: Any
+
+
+def paged_batch(
+    spec: AttnSpec,
+    lens: np.ndarray,
+    seed: int | None,
+    *,
+    device: str,
+    sinks: torch.Tensor | None = None,
+) -> DecodeBatch:
+    """Requests of `lens` [bs] int32 whose pages are distinct, shuffled by `seed` or in order."""
+    table = torch.from_numpy(shuffled_pages(lens, spec.page_size, seed)).to(device)
+    return DecodeBatch.build(spec, torch.from_numpy(lens), table, sinks)
+
+
+def draw_inputs(batch: DecodeBatch, *, rows: int, seed: int) -> tuple[torch.Tensor, PagedKV]:
+    """A query of `rows` rows, and a cache that the batch's pages fill, where its page table is."""
+    spec = batch.spec
+    generator = torch.Generator(device=batch.page_table.device).manual_seed(seed)
+    q = normal_values((rows, spec.num_qo_heads, spec.head_dim), spec.dtype, generator)
+    shape = (batch.kv_indices.shape[0], spec.page_size, spec.num_kv_heads, spec.head_dim)
+    return q, PagedKV(*(normal_values(shape, spec.kv_dtype, generator) for _ in range(2)))
+
+
+def normal_values(shape: tuple[int, ...], dtype: str, generator: torch.Generator) -> torch.Tensor:
+    """Standard normal values of a torch dtype name, on the generator's device."""
+    wanted = getattr(torch, dtype)
+    drawn = torch.bfloat16 if wanted.itemsize == 1 else wanted
+    return torch.randn(shape, dtype=drawn, device=generator.device, generator=generator).to(wanted)
+
+
+def require_inputs(q: torch.Tensor, kv: PagedKV, batch: DecodeBatch, *, rows: int) -> None:
+    """ValueError unless `q` [rows, num_qo_heads, head_dim] and the pages of `kv` fit the batch."""
+    spec = batch.spec
+    page = (None, spec.page_size, spec.num_kv_heads, spec.head_dim)
+    require_tensor("q", q, (rows, spec.num_qo_heads, spec.head_dim), spec.dtype)
+    require_tensor("k_cache", kv.k_cache, page, spec.kv_dtype)
+    require_tensor("v_cache", kv.v_cache, page, spec.kv_dtype)
