@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from .spec import AttnSpec, require_between, require_int
+from .spec import AttnSpec, require_between
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,11 +20,6 @@ class PagedKV:
                 "k_cache and v_cache must both be [num_pages, page_size, num_kv_heads, head_dim], "
                 f"got {tuple(self.k_cache.shape)} and {tuple(self.v_cache.shape)}"
             )
-
-    @property
-    def num_pages(self) -> int:
-        """Pages in the pool."""
-        return self.k_cache.shape[0]
 
     def require_pages_of(self, spec: AttnSpec) -> None:
         """ValueError unless its pages have the shape of the layer's; reads no tensor."""
@@ -131,18 +126,6 @@ class DecodeBatch:
                 f"out must be a plan over page_table {list(given.page_table.shape)} of "
                 f"{given.spec}, got {list(self.page_table.shape)} of {self.spec}"
             )
-
-    def query_rows(self, q_len: int) -> "DecodeBatch":
-        """A batch of one-query requests that see what `q_len` causal queries per request see.
-
-        Row i * q_len + j is query j of request i; the last query sees the whole length. Raises
-        ValueError where a request is shorter than `q_len`.
-        """
-        require_int("q_len", q_len)
-        unseen = self.seq_lens_cpu.new_tensor(range(q_len - 1, -1, -1))
-        lens = (self.seq_lens_cpu[:, None] - unseen).flatten()
-        table = self.page_table.repeat_interleave(q_len, 0)
-        return DecodeBatch.build(self.spec, lens, table, self.sinks)
 
 
 def require_tensor(

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support.backend_calls import DECODE, backend_for
+from support.workloads import query_rows
 
 from attnlib.core import backends
 from attnlib.core.backends import flash_attn3
@@ -56,7 +57,7 @@ def test_several_queries_a_request_see_one_token_more_each(fake_fa3):
     work, q = build(DECODE, 3, "cpu")
     batch = long_enough(work, 3)
     out = flash_attn3.attend(q, work.kv, batch, q_len=3)
-    assert Oracle(q, work.kv, batch.query_rows(3)).check(out).passed
+    assert Oracle(q, work.kv, query_rows(batch, 3)).check(out).passed
 
 
 def test_queries_that_do_not_fit_the_batch_are_refused(fake_fa3):
@@ -129,7 +130,7 @@ def test_on_a_gpu_groups_batches_queries_and_windows_match_the_oracle(
     facts = flash_attn3.facts_of(batch, **options)
     metadata = precompute(facts, batch.seq_lens) if precomputed else None
     out = flash_attn3.attend(q, work.kv, batch, metadata=metadata, **options)
-    assert_right(q, work.kv, batch.query_rows(q_len), out)
+    assert_right(q, work.kv, query_rows(batch, q_len), out)
 
 
 @pytest.mark.gpu

@@ -73,7 +73,7 @@ def test_lengths_and_page_order_are_those_that_the_records_were_measured_with():
 def test_live_pages_are_distinct_fill_the_pool_and_are_shuffled_but_for_a_ragged_prefill(case):
     work = work_of(case)
     pages = getattr(work.batch, "paged", work.batch).kv_indices.tolist()
-    assert sorted(pages) == list(range(work.kv.num_pages))
+    assert sorted(pages) == list(range(len(work.kv.k_cache)))
     assert (pages == sorted(pages)) == getattr(case, "ragged", False)
 
 

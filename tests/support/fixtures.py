@@ -23,6 +23,7 @@ from support import library_fakes as fakes
 from support.metadata_cases import FEWER
 from support.schedule_words import words_of
 from support.studies import CPU, QUICK_START
+from support.workloads import query_rows
 from triton.language import core
 from triton.runtime import interpreter
 
@@ -296,7 +297,7 @@ class FakeFa3:
         spec = AttnSpec(*sizes, k_cache.shape[1], dtype, **layer)
         lens, table = options["cache_seqlens"], options["page_table"]
         batch = DecodeBatch.build(spec, lens, table, sinks)
-        rows_seen = batch.query_rows(q.shape[1])
+        rows_seen = query_rows(batch, q.shape[1])
         out = attend(q.flatten(0, 1), PagedKV(k_cache, v_cache), rows_seen)
         return out.to(getattr(torch, spec.out_dtype)).view(q.shape)
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import torch
 
+from attnlib.core.batch import DecodeBatch
 from attnlib.kinds.cases import subject_class
 from attnlib.kinds.check import Judge
 from attnlib.kinds.extend.case import MODES, ExtendCase
@@ -18,6 +19,14 @@ def extend_case(cached, mode, mask="", q_len=7):
         return ExtendCase(cached, mode, q_len, mask)
     paged = replace(cached, spec=replace(cached.spec, page_size=1))
     return ExtendCase(paged, mode, cached.kv_len, mask)
+
+
+def query_rows(batch, q_len):
+    """One-query requests that see what `q_len` causal queries of each request of `batch` see."""
+    unseen = torch.arange(q_len - 1, -1, -1, dtype=torch.int32)
+    lens = (batch.seq_lens_cpu[:, None] - unseen).flatten()
+    table = batch.page_table.repeat_interleave(q_len, 0)
+    return DecodeBatch.build(batch.spec, lens, table, batch.sinks)
 
 
 def work_of(case, device="cpu"):

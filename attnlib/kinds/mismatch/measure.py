@@ -21,13 +21,16 @@ import torch
 from ...core import backends
 from ...core.backends.flash_attn3 import attend, facts_of, launch
 from ...core.batch import DecodeBatch, PagedKV
+from ...core.extend import ExtendBatch
 from ...core.schedule.facts import SchedulerFacts
 from ...core.schedule.flash_attn3 import ask_library, precompute
 from ...core.schedule.splits import max_words, num_words
 from ...core.spec import require_word
 from ...measure.timer import run_timer
 from ..base import Subject, timed_fields
-from ..decode.measure import Oracle, build_workload
+from ..check import Judge
+from ..decode.measure import build_workload
+from ..extend.measure import attend_extend
 from ..item import Item
 from .case import MISMATCHES, Mismatch, MismatchCase, metadata_facts
 
@@ -95,7 +98,8 @@ def run_one(name: str, *, guard: bool, device: str = "cuda") -> dict[str, Any]:
         "budget": None,
         "reason": "",
     }
-    oracle = Oracle(call.q, call.kv, call.batch.query_rows(call.q_len))
+    q_lens = torch.full_like(call.batch.seq_lens_cpu, call.q_len)
+    oracle = Judge(attend_extend, call.q, call.kv, ExtendBatch.build(call.batch, q_lens))
     if guard:
         attention = partial(_guarded, mismatch, call, made_for, lens)
     else:
