@@ -1,4 +1,4 @@
-"""Measure one attention call: check it by the oracle, time it and its plan, trace it.
+"""Measure one attention call: check it by the oracle, time it and its plan, trace it. Or a ceiling.
 
 The last case's tensors are kept for its neighbours. `plan_us` is a replan in place.
 """
@@ -12,6 +12,7 @@ import torch
 from ..core import backends
 from ..core.backends.base import Backend, Plan
 from ..core.backends.table import family_of
+from ..measure.ceilings import CEILINGS
 from ..measure.timer import ROTATING, Timing, cold_copies, run_timer, time_host
 from ..measure.trace import kernel_family, trace_kernels
 from .base import Subject, oracle_fields, timed_fields
@@ -88,6 +89,19 @@ class CallSubject(Subject, Generic[Case]):
         limit = self.bench.machine.get("memory_gib", MEMORY_GIB_UNKNOWN) * self.memory_share
         needed = copies * case.cost.cache_bytes / 2**30
         return "" if needed <= limit else f"KV needs {needed:.1f} GiB, limit {limit:.1f} GiB"
+
+
+class CeilingSubject(Subject):
+    """Measures an item without a case: its `backend` is a name out of `ceilings.CEILINGS`.
+
+    What the GPU reaches at best, in the same study as what is judged by it.
+    """
+
+    def measure(self, item: Item) -> dict[str, Any]:
+        """Time one ceiling."""
+        call, work = CEILINGS[item.backend]()
+        kernels = trace_kernels(call)
+        return timed_fields(run_timer(item.timer)(call), kernels=kernels, work_per_call=work)
 
 
 def timed_call(

@@ -60,7 +60,7 @@ def subject_class(case: object) -> Callable[[Bench], Subject]:
 
     `XCase` of `x.case` is measured by `XSubject` of `x.measure`; no case is a ceiling.
     """
-    module, name = f"{__package__}.ceiling", "CeilingSubject"
+    module, name = f"{__package__}.call", "CeilingSubject"
     if case is not None:
         module = type(case).__module__.removesuffix("case") + "measure"
         name = type(case).__name__.replace("Case", "Subject")

@@ -2,7 +2,6 @@
 
 import random
 import re
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
 
@@ -22,13 +21,10 @@ SPEC = AttnSpec(num_qo_heads=8, num_kv_heads=2, head_dim=16, page_size=4)
 HUGE = 2**31 - 1
 
 
-@contextmanager
 def refused(argument, got):
-    """One error, not a chain: the argument, what it must be, and what it was."""
+    """The error names the argument, what it must be, and what it was."""
     words = rf"(?s)^{argument} must .+got .*{re.escape(str(got))}"
-    with pytest.raises((ValueError, TypeError), match=words) as caught:
-        yield caught
-    assert caught.value.__context__ is None
+    return pytest.raises((ValueError, TypeError), match=words)
 
 
 def int32(values):
@@ -68,10 +64,8 @@ BAD_FIELDS = [
 
 @pytest.mark.parametrize(("argument", "value"), BAD_FIELDS)
 def test_a_spec_refuses_a_bad_field_by_name_requirement_and_value(argument, value):
-    with refused(argument, repr(value)) as caught:
+    with refused(argument, repr(value)):
         replace(SPEC, **{argument: value})
-    if argument == "dtype":
-        assert "one of bfloat16, float16, float8_e4m3fn, got" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -140,13 +134,19 @@ def test_what_holds_arrays_equals_itself_alone_and_has_a_hash(make):
     assert one != other and len({one, other}) == 2
 
 
-def test_sinks_are_of_a_layer_that_has_them_and_of_its_heads():
-    spec, lens = AttnSpec(8, 2, 64, 16, sinks=True), torch.tensor([20], dtype=torch.int32)
-    table = torch.zeros(1, 2, dtype=torch.int32)
-    with pytest.raises(ValueError, match="sinks must be given for a layer with sinks=True"):
-        DecodeBatch.build(spec, lens, table)
-    with pytest.raises(ValueError, match="sinks must be None for a layer with sinks=False"):
-        DecodeBatch.build(AttnSpec(8, 2, 64, 16), lens, table, torch.zeros(8).bfloat16())
-    for wrong in (torch.zeros(4).bfloat16(), torch.zeros(8)):
-        with pytest.raises(ValueError, match=r"sinks must be \[8\] bfloat16, got"):
-            DecodeBatch.build(spec, lens, table, wrong)
+SUNK = replace(SPEC, sinks=True)
+
+
+@pytest.mark.parametrize(
+    ("spec", "sinks", "words"),
+    [
+        (SUNK, None, "sinks must be given for a layer with sinks=True"),
+        (SPEC, torch.zeros(8).bfloat16(), "sinks must be None for a layer with sinks=False"),
+        (SUNK, torch.zeros(4).bfloat16(), r"sinks must be \[8\] bfloat16, got \[4\]"),
+        (SUNK, torch.zeros(8), r"sinks must be \[8\] bfloat16, got \[8\] float32"),
+        (SUNK, torch.zeros(16).bfloat16()[::2], "sinks must be contiguous"),
+    ],
+)
+def test_sinks_are_of_a_layer_that_has_them_and_of_its_heads(spec, sinks, words):
+    with pytest.raises(ValueError, match=words):
+        DecodeBatch.build(spec, int32([3]), int32([[0]]), sinks)

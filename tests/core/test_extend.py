@@ -44,6 +44,7 @@ def test_a_custom_mask_is_what_is_before_the_drafts_and_the_drafts_request_by_re
     assert batch.custom_mask.int().tolist() == [1, 1, 0, 1, 0, 1, 1, 0, 1, 1]
 
 
+ALIKE = "out must be a plan of the same spec, mask, form"
 TREE = {"mask": "tree", "drafts": torch.ones(3, 2, 2).bool()}
 WIDE = {"mask": "chain", "drafts": torch.ones(3, 2, 3).bool()}
 
@@ -69,13 +70,6 @@ def test_what_does_not_fit_is_refused_by_name(q_lens, options, words):
         ExtendBatch.build(paged(*LENS), q_lens, **options)
 
 
-def test_a_window_is_refused_of_several_queries_a_request():
-    whole = paged(*LENS)
-    windowed = replace(whole, spec=replace(whole.spec, window=2))
-    with pytest.raises(ValueError, match="window must be 0 for several queries per request, got 2"):
-        ExtendBatch.build(windowed, int32(2, 4, 1))
-
-
 def test_a_ragged_batch_has_its_tokens_in_order_and_all_as_queries():
     assert ExtendBatch.build(in_order(*LENS), int32(*LENS), ragged=True).rows == sum(LENS)
     with pytest.raises(ValueError, match="q_lens must be the requests' tokens"):
@@ -91,16 +85,18 @@ def test_ragged_buffers_take_other_lengths():
     assert held.qo_indptr.tolist() == held.paged.kv_indptr.tolist() == [0, 5, 13, 14]
 
 
-def test_a_batch_that_is_not_alike_or_has_more_queries_is_refused():
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (ExtendBatch.build(paged(*LENS), int32(2, 4, 1), mask="full"), ALIKE),
+        (ExtendBatch.build(paged(9, 4), int32(2, 4)), ALIKE),
+        (ExtendBatch.build(paged(13, 4, 6), int32(2, 4, 1)), ALIKE),
+        (ExtendBatch.build(in_order(*LENS), int32(*LENS), ragged=True), ALIKE),
+        (ExtendBatch.build(paged(*LENS), int32(5, 4, 1)), "at most 4, as first planned, got 5"),
+    ],
+)
+def test_a_batch_that_is_not_alike_or_has_more_queries_is_refused(other, words):
     held = ExtendBatch.build(paged(*LENS), int32(2, 4, 1)).cloned()
-    for other in (
-        ExtendBatch.build(paged(*LENS), int32(2, 4, 1), mask="full"),
-        ExtendBatch.build(paged(9, 4), int32(2, 4)),
-        ExtendBatch.build(paged(13, 4, 6), int32(2, 4, 1)),
-        ExtendBatch.build(in_order(*LENS), int32(*LENS), ragged=True),
-    ):
-        with pytest.raises(ValueError, match="out must be a plan of the same spec, mask, form"):
-            held.overwrite(other)
-    with pytest.raises(ValueError, match="at most 4, as first planned, got 5"):
-        held.overwrite(ExtendBatch.build(paged(*LENS), int32(5, 4, 1)))
+    with pytest.raises(ValueError, match=words):
+        held.overwrite(other)
     assert held.qo_indptr.tolist() == [0, 2, 6, 7]

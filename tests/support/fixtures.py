@@ -39,10 +39,9 @@ from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.decode.measure import attend
 from attnlib.kinds.item import Item
-from attnlib.run import frame as rows
 from attnlib.run import store, study
 from attnlib.run.record import Record
-from attnlib.studies.fa3_decode_regression import HEADLINE, STUDY, WIDE
+from attnlib.studies.fa3_decode_regression import STUDY
 
 # One thread per process, and per process that a test starts: two workers share few cores.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -88,24 +87,6 @@ def patch_once(function):
     return interpreter._LangPatchScope()
 
 
-def once(function, key):
-    """What Triton makes anew at each call, made once for each key."""
-    made = {}
-
-    def ask(*arguments):
-        if (name := key(*arguments)) not in made:
-            made[name] = function(*arguments)
-        return made[name]
-
-    return ask
-
-
-np_dtype = once(interpreter._get_np_dtype, lambda dtype: dtype.scalar.name)
-with_element = once(
-    core.block_type.with_element_ty, lambda block, scalar: (scalar.name, *block.shape)
-)
-
-
 @cache
 def shape_of(sizes):
     """A tensor's shape and number of elements, as Triton makes them anew for each tensor."""
@@ -126,10 +107,7 @@ def small_grids():
             patch.setattr(module, name, getattr(module, name) // FEWER)
         if not torch.cuda.is_available():
             patch.setattr(interpreter, "_patch_lang", patch_once)
-            patch.setattr(interpreter, "_get_np_dtype", np_dtype)
             patch.setattr(core.tensor, "__init__", init_tensor)
-            patch.setattr(core.block_type, "with_element_ty", with_element)
-            patch.setattr(core.block_type, "to_ir", lambda block, builder: block)
             # Without `debug` it computes whether each sum overflows, and drops the answer.
             options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
             patch.setattr(interpreter.interpreter_builder, "options", options)
@@ -165,24 +143,6 @@ def published_records(monkeypatch):
 def frame(published_records):
     """The published regression study, a row per record."""
     return store.load(STUDY.name, STUDY.reference_machine)
-
-
-@pytest.fixture
-def top(frame):
-    """Its headline cases."""
-    return frame[frame.case.isin(HEADLINE)]
-
-
-@pytest.fixture
-def wide(frame):
-    """Its grid of sizes."""
-    return frame[frame.case.isin(WIDE)]
-
-
-@pytest.fixture
-def limit(frame):
-    """The ceilings of the published regression study."""
-    return rows.ceilings(frame)
 
 
 @pytest.fixture
