@@ -1,5 +1,6 @@
 """The oracles against second ones, written otherwise: decode, extend and MLA."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the field's own name
 from support.workloads import MASKS, exact, extend_case, work_of
 
+from attnlib.core.batch import PagedKV
 from attnlib.core.spec import MLA_TOKEN_BYTES, AttnSpec, MlaSpec
 from attnlib.kinds.check import worst_row_error
 from attnlib.kinds.decode.case import DecodeCase
@@ -17,11 +19,8 @@ from attnlib.kinds.mla.case import MlaCase
 from attnlib.kinds.mla.format import dequantize
 
 CASE = DecodeCase(AttnSpec(4, 2, 64, 16), batch_size=3, kv_len=70, lengths="ragged", seed=1)
+FP8 = "float8_e4m3fn"
 CACHED = DecodeCase(AttnSpec(6, 2, 16, 4), 4, 50, "ragged", seed=1)
-
-
-def layer(page_size, group_size, head_dim, dtype="bfloat16"):
-    return work_of(replace(CASE, spec=AttnSpec(2 * group_size, 2, head_dim, page_size, dtype)))
 
 
 def latent(top_k, kv_format):
@@ -90,16 +89,15 @@ def assert_matches(work, second):
     torch.testing.assert_close(exact(work), second(work), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("group_size", range(1, 9))
-@pytest.mark.parametrize("page_size", [1, 16, 64])
-def test_the_oracle_is_dense_attention_for_every_page_and_group_size(page_size, group_size):
-    assert_matches(layer(page_size, group_size, 64), dense_attention)
+LAYERS = [AttnSpec(2 * group, 2, 64, page) for page in (1, 16, 64) for group in range(1, 9)]
+LAYERS += [AttnSpec(8, 2, dim, 16, dtype) for dim in (64, 128, 256) for dtype in ("float16", FP8)]
+WINDOWS = [replace(CASE.spec, window=window) for window in (1, 16, 23, 70, 1000)]
+SUNK = [replace(CASE.spec, sinks=True, window=window) for window in (0, 23)]
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float8_e4m3fn"])
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_the_oracle_is_dense_attention_for_every_head_dim_and_dtype(head_dim, dtype):
-    assert_matches(layer(16, 4, head_dim, dtype), dense_attention)
+@pytest.mark.parametrize("spec", [*LAYERS, *WINDOWS, *SUNK], ids=str)
+def test_the_oracle_is_dense_attention_for_every_layer(spec):
+    assert_matches(work_of(replace(CASE, spec=spec)), dense_attention)
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17])
@@ -107,17 +105,10 @@ def test_the_oracle_is_dense_attention_at_every_page_boundary(length):
     assert_matches(work_of(replace(CASE, kv_len=length)), dense_attention)
 
 
-@pytest.mark.parametrize("window", [0, 23])
-def test_the_oracle_of_sinks_has_a_logit_more_and_no_value(window):
-    work = work_of(replace(CASE, spec=replace(CASE.spec, window=window, sinks=True)))
-    assert_matches(work, dense_attention)
+def test_sinks_matter():
+    work = work_of(replace(CASE, spec=SUNK[0]))
     without = dense_attention(replace(work, batch=replace(work.batch, sinks=None)))
     assert worst_row_error(dense_attention(work), without) > 0.01
-
-
-@pytest.mark.parametrize("window", [1, 16, 23, 70, 1000])
-def test_the_oracle_of_a_window_is_masked_softmax_over_the_whole_cache(window):
-    assert_matches(work_of(replace(CASE, spec=replace(CASE.spec, window=window))), dense_attention)
 
 
 @pytest.mark.parametrize("block", [1, 700, 2**28])
@@ -152,19 +143,61 @@ def test_slots_that_nobody_attends_to_may_hold_anything():
 
 
 def test_large_scores_do_not_overflow():
-    work = layer(16, 1, 64)
+    work = work_of(CASE)
     assert bool(torch.isfinite(exact(replace(work, q=work.q * 1e4))).all())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
 def test_rounded_probabilities_cost_what_their_format_does(dtype):
-    work = layer(16, 4, 64)
+    work = work_of(CASE)
     error = worst_row_error(exact(work, dtype), exact(work))
     assert 0.05 * torch.finfo(dtype).eps < error < torch.finfo(dtype).eps
 
 
 def test_only_the_weights_are_rounded_and_not_their_sum():
-    work = layer(16, 4, 64)
+    work = work_of(CASE)
     work.kv.v_cache.fill_(1.0)
     assert float((exact(work) - 1).abs().max()) < 1e-12
     assert float((exact(work, torch.bfloat16) - 1).abs().max()) > 1e-6
+
+
+def cache(*, page_size=16, heads=2, dim=64, dtype=torch.bfloat16):
+    return torch.zeros(3, page_size, heads, dim, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("argument", "got", "change"),
+    [
+        ("q", "[4, 3, 64]", {"q": torch.zeros(4, 3, 64).bfloat16()}),
+        ("q", "[2, 4, 64]", {"q": torch.zeros(2, 4, 64).bfloat16()}),
+        ("q", "float32", {"q": torch.zeros(3, 4, 64)}),
+        ("k_cache", "[3, 8, 2, 64]", {"kv": PagedKV(cache(page_size=8), cache(page_size=8))}),
+        ("k_cache", "[3, 16, 8, 64]", {"kv": PagedKV(cache(heads=8), cache(heads=8))}),
+        ("k_cache", "[3, 16, 2, 32]", {"kv": PagedKV(cache(dim=32), cache(dim=32))}),
+        ("k_cache", "float16", {"kv": PagedKV(cache(dtype=torch.float16), cache())}),
+        ("v_cache", "float32", {"kv": PagedKV(cache(), cache(dtype=torch.float32))}),
+    ],
+)
+def test_tensors_that_do_not_fit_the_batch_are_refused(argument, got, change):
+    with pytest.raises(ValueError, match=rf"^{argument} must be .* got .*{re.escape(got)}"):
+        exact(replace(work_of(CASE), **change))
+
+
+def test_queries_must_be_those_of_the_requests():
+    work = work_of(extend_case(CACHED, "prefill_paged"))
+    with pytest.raises(ValueError, match=r"^q must be \[28, 6, 16\] bfloat16, got \[27,"):
+        exact(replace(work, q=work.q[1:]))
+
+
+@pytest.mark.parametrize(
+    ("kv_format", "token"), [("bfloat16", "576] bfloat16"), ("fp8-656", "656] uint8")]
+)
+def test_a_latent_cache_of_another_format_is_refused(kv_format, token):
+    work = latent(8, kv_format)
+    for change, words in (
+        ({"kv": work.kv[..., :512]}, rf"cache must be \[any, 16, {token}"),
+        ({"q": work.q[:, :1]}, r"q must be \[4, 3, 576\] bfloat16"),
+        ({"kv": work.kv[:-1]}, f"got {len(work.kv) - 1} pages"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            exact(replace(work, **change))
