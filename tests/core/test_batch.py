@@ -11,10 +11,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from attnlib.core.batch import DecodeBatch, PagedKV
-from attnlib.core.fa2.choice import PlanShape, choose
-from attnlib.core.fa2.words import plan_words
-from attnlib.core.schedule.facts import SchedulerFacts
-from attnlib.core.schedule.splits import plan_splits
 from attnlib.core.spec import AttnSpec
 
 SPEC = AttnSpec(num_qo_heads=8, num_kv_heads=2, head_dim=16, page_size=4)
@@ -114,24 +110,6 @@ def test_a_specs_facts_follow_from_its_fields():
 )
 def test_the_ragged_page_list_is_exact_for_any_lengths(lens, page_size, spare, garbage):
     assert_derives_csr(lens, page_size, spare, garbage)
-
-
-FACTS, SHAPE = SchedulerFacts(2, 8, 2, 64, 1, 64, 4), PlanShape(8, 2, 64, 2, 2, 64, 4)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: DecodeBatch.build(SPEC, int32([7, 3]), int32([[0, 1], [2, 3]])),
-        lambda: PagedKV(*torch.zeros(2, 3, 4, 2, 16)),
-        lambda: plan_splits(FACTS, [7, 3]),
-        lambda: choose(SHAPE, [7, 3]),
-        lambda: plan_words(SHAPE, [7, 3]),
-    ],
-)
-def test_what_holds_arrays_equals_itself_alone_and_has_a_hash(make):
-    one, other = make(), make()
-    assert one != other and len({one, other}) == 2
 
 
 SUNK = replace(SPEC, sinks=True)

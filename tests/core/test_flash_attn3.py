@@ -45,11 +45,11 @@ def test_metadata_is_asked_for_once_and_given_to_every_call_or_left_to_each(
     plan = backend.plan(work.batch)
     for _ in range(3):
         backend.run(work.q, work.kv, plan)
-    assert (len(fake_fa3.asked), len(fake_fa3.launched)) == (asks, 3)
+    assert (len(fake_fa3.scheduled), len(fake_fa3.launched)) == (asks, 3)
     metadata = plan.state[1]
     words, cap = (metadata.words, metadata.facts.num_splits) if asks else (None, 0)
     assert all(call["scheduler_metadata"] is words for call in fake_fa3.launched)
-    assert {call["num_splits"] for call in (*fake_fa3.asked, *fake_fa3.launched)} == {cap}
+    assert {call["num_splits"] for call in (*fake_fa3.scheduled, *fake_fa3.launched)} == {cap}
     assert bool(cap) == bool(asks)
 
 

@@ -113,7 +113,7 @@ def test_renewing_writes_new_lengths_into_the_same_words(fake_fa3, metadata):
     metadata.require_fits(FACTS, device=CPU, stream=(False, 0x10))
     metadata.renew(torch.tensor([1, 2, 3], dtype=torch.int32), seq_lens_cpu=[1, 2, 3])
     assert metadata.words is words and words.tolist() != before
-    assert [call["num_splits"] for call in fake_fa3.asked] == [14, 14]
+    assert [call["num_splits"] for call in fake_fa3.scheduled] == [14, 14]
     metadata.require_fits(FACTS, device=CPU, stream=(False, 0x20))
 
 
@@ -139,7 +139,7 @@ def test_renewing_writes_new_lengths_into_the_same_words(fake_fa3, metadata):
 def test_bad_input_is_refused_by_name_before_the_library_is_asked(fake_fa3, arguments, words):
     with pytest.raises((ValueError, TypeError), match=words):
         precompute(**{"facts": FACTS, "seq_lens": LENS} | arguments)
-    assert fake_fa3.asked == []
+    assert fake_fa3.scheduled == []
 
 
 def test_query_offsets_need_an_entry_more_than_requests(fake_fa3):

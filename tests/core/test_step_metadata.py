@@ -214,7 +214,7 @@ def test_attention_takes_the_words_at_the_cap_that_they_were_made_for(fake_fa3):
         for _ in range(3):
             out = flash_attn3.attend(work.q, work.kv, own, metadata=scheduler)
             assert Oracle(work.q, work.kv, work.batch).check(out).passed
-    assert fake_fa3.asked == [] and len(fake_fa3.launched) == 6
+    assert fake_fa3.scheduled == [] and len(fake_fa3.launched) == 6
     assert {seen["num_splits"] for seen in fake_fa3.launched} == {scheduler.facts.num_splits}
     assert all(seen["scheduler_metadata"] is scheduler.words for seen in fake_fa3.launched)
     assert torch.equal(scheduler.words, precompute(flash_attn3.facts_of(own), own.seq_lens).words)

@@ -10,7 +10,6 @@ from support.workloads import extend_case
 
 from attnlib.core import backends
 from attnlib.core.spec import AttnSpec, MlaSpec
-from attnlib.kinds import call
 from attnlib.kinds.cases import parse_cases
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.extend.case import MODES, ExtendCase
@@ -27,11 +26,11 @@ MLA = (Item("flashmla-sparse-fp8", "host", SPARSE), OracleBackend(attend_mla))
 
 
 @pytest.mark.parametrize(
-    ("item", "mine", "family", "rows"),
+    ("item", "backend", "family", "rows"),
     [(*EXTEND, "fa2", 3 * 5 * 4), (*MLA, "flashmla-sparse", 48)],
 )
-def test_a_right_output_gets_times_and_its_bytes(item, mine, family, rows, monkeypatch):
-    record = measure_with(mine, item, monkeypatch)
+def test_a_right_output_gets_times_and_its_bytes(item, backend, family, rows, monkeypatch):
+    record = measure_with(backend, item, monkeypatch)
     assert record.status == "ok", record.reason
     assert record.run_us and record.plan_us
     assert (record.kernel_family, record.oracle_rows) == (family, rows)
@@ -45,7 +44,7 @@ def test_a_listed_case_is_measured_with_its_window():
     assert (record.status, record.work_per_call) == ("ok", case.cost.io_bytes)
 
 
-@pytest.mark.parametrize(("item", "mine"), [EXTEND, MLA], ids=["extend", "mla"])
+@pytest.mark.parametrize(("item", "backend"), [EXTEND, MLA], ids=["extend", "mla"])
 @pytest.mark.parametrize(
     ("changes", "status", "words"),
     [
@@ -53,13 +52,10 @@ def test_a_listed_case_is_measured_with_its_window():
         ({"family": "fa3"}, "error", "asked for {pinned}, but fa3 ran"),
         ({"missing": "install it"}, "refused", "install it"),
         ({"refusal": "takes no {mask}"}, "refused", "takes no {mask}"),
-        ({"memory_gib": 1e-6}, "refused", "KV needs"),
     ],
 )
-def test_what_is_wrong_or_refused_gets_no_time(item, mine, changes, status, words, monkeypatch):
-    monkeypatch.setattr(call, "MEMORY_GIB_UNKNOWN", changes.get("memory_gib", 4.0))
-    told = {name: value for name, value in changes.items() if name != "memory_gib"}
-    record = measure_with(replace(mine, **told), item, monkeypatch)
+def test_what_is_wrong_or_refused_gets_no_time(item, backend, changes, status, words, monkeypatch):
+    record = measure_with(replace(backend, **changes), item, monkeypatch)
     pinned, mask = backends.TABLE[item.backend].family, getattr(item.case, "mask", "causal")
     assert (record.status, record.run_us) == (status, ())
     assert words.format(pinned=pinned, mask=mask) in record.reason

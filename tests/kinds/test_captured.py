@@ -51,10 +51,10 @@ def test_the_lines_are_those_that_a_capture_writes(path, tmp_path):
 
 def test_a_step_is_a_case_of_its_own_lengths_and_equal_steps_are_one(path):
     extend, decode = capture.read(path)
-    found, left_out = cases([decode, extend, decode, replace(decode, mode="idle")])
-    assert found == {DECODE: 2, EXTEND: 1}
+    counts, left_out = cases([decode, extend, decode, replace(decode, mode="idle")])
+    assert counts == {DECODE: 2, EXTEND: 1}
     assert left_out == {"idle: mode must be one of decode, extend, mixed, got 'idle'": 1}
-    for case in found:
+    for case in counts:
         assert case_from_dict(case.to_dict()) == case
     assert sample_seq_lens(DECODE).tolist() == [41, 9, 60]
     assert [lens.tolist() for lens in sample_extend_lens(EXTEND)] == [[30, 8], [40, 8]]

@@ -1,4 +1,4 @@
-"""Costs and the fa3 model's predictions: counted by hand."""
+"""Costs and the predictions for fa3: counted by hand."""
 
 from dataclasses import replace
 
@@ -66,11 +66,11 @@ def test_a_head_dim_without_a_tile_is_refused_listing_those_that_have_one():
 )
 def test_a_prediction_is_the_one_computed_by_hand(spec, batch_size, num_sms, items, reads, padded):
     case = replace(MQA, spec=spec, batch_size=batch_size)
-    found = predict_fa3(case, replace(CEILINGS, num_sms=num_sms))
+    predicted = predict_fa3(case, replace(CEILINGS, num_sms=num_sms))
     tensor_us = 4 * spec.head_dim * padded / (1e9 / num_sms)
     traffic_us = reads * spec.num_kv_heads * batch_size * 1000 * 2 * spec.head_dim * 2 / 4e6
-    assert found["explained"] == pytest.approx(max(tensor_us, traffic_us))
-    assert (found["work_items"], found["busy_sms"]) == (items, min(items, num_sms))
+    assert predicted["explained"] == pytest.approx(max(tensor_us, traffic_us))
+    assert (predicted["work_items"], predicted["busy_sms"]) == (items, min(items, num_sms))
 
 
 @pytest.mark.parametrize(

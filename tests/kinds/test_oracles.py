@@ -61,10 +61,10 @@ def sdpa(work):
             done += rows * n
         elif batch.mask == "causal":
             mask = mask.tril(n - rows)
-        each = F.scaled_dot_product_attention(
+        rows_out = F.scaled_dot_product_attention(
             *(x.transpose(0, 1) for x in (q, k, v)), attn_mask=mask, enable_gqa=True
         )
-        out.append(each.transpose(0, 1))
+        out.append(rows_out.transpose(0, 1))
     return torch.cat(out)
 
 
@@ -132,14 +132,14 @@ def test_slots_that_nobody_attends_to_may_hold_anything():
     live = [row[t // 16] * 16 + t % 16 for row, length in requests for t in range(length)]
     chosen = sparse.batch.slots().flatten()
     caches = (work.kv.k_cache, work.kv.v_cache)
-    for each, kept, read in ((work, caches, live), (sparse, [sparse.kv], chosen[chosen >= 0])):
-        right = exact(each)
+    for call, kept, read in ((work, caches, live), (sparse, [sparse.kv], chosen[chosen >= 0])):
+        right = exact(call)
         for slots in (cache.flatten(0, 1) for cache in kept):
             dead = torch.ones(len(slots), dtype=torch.bool)
             dead[read] = False
             assert dead.any()
             slots[dead] = float("nan")
-        assert torch.equal(exact(each), right)
+        assert torch.equal(exact(call), right)
 
 
 def test_large_scores_do_not_overflow():

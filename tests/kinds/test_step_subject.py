@@ -49,7 +49,7 @@ def test_every_way_of_making_a_step_gives_the_right_output(backend, case, fake_f
     for _ in range(2):
         assert subject._oracle.check(subject._run_layers(batch, prepare, STEP.layers)).passed
     asked = 0 if "one-launch" in backend or "each" in backend else 2
-    assert (len(fake_fa3.asked), len(fake_fa3.launched)) == (asked, 2 * STEP.layers)
+    assert (len(fake_fa3.scheduled), len(fake_fa3.launched)) == (asked, 2 * STEP.layers)
 
 
 @pytest.mark.gpu

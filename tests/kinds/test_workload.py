@@ -32,8 +32,8 @@ def drawn(case):
     work = work_of(case)
     paged = getattr(work.batch, "paged", work.batch)
     kv = [work.kv] if isinstance(work.kv, torch.Tensor) else [work.kv.k_cache, work.kv.v_cache]
-    found = [work.q, *kv, paged.seq_lens_cpu, paged.kv_indices, paged.page_table]
-    return [*found, work.batch.chosen] if isinstance(case, MlaCase) else found
+    tensors = [work.q, *kv, paged.seq_lens_cpu, paged.kv_indices, paged.page_table]
+    return [*tensors, work.batch.chosen] if isinstance(case, MlaCase) else tensors
 
 
 @pytest.mark.parametrize(

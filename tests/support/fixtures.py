@@ -49,9 +49,9 @@ torch.set_num_threads(1)
 matplotlib.use("agg")
 # jsonschema compiles grammars of IRIs as nbformat imports it (3 s); no notebook is checked by them.
 sys.modules["rfc3987_syntax"] = None
-# None of torch's loggers passes on what it is told: pytest would see to each, six times a test.
-for each in logging.root.manager.loggerDict.values():
-    each.propagate = True
+# Loggers that do not propagate cost time: pytest handles every such one six times a test.
+for logger in logging.root.manager.loggerDict.values():
+    logger.propagate = True
 
 SWITCHES = ("MODE", "MACHINE", "WHEELS", "PREFILL_BACKEND", "DECODE_BACKEND")
 GPU = {"gpu": "Test GPU", "gpu_id": "0badcafe", "num_sms": 4}
@@ -188,7 +188,7 @@ RIGHT = Record(
 
 
 class InstantJobs:
-    """Stands in for worker processes: a record per item at once, and a note of what was asked."""
+    """Stands in for worker processes: a record per item at once; `jobs` are those it got."""
 
     def __init__(self, make):
         self.make, self.jobs, self.overlays = make, [], []
@@ -228,21 +228,21 @@ def fails(capsys):
 class FakeFa3:
     """Stands in for FlashAttention-3 on the CPU: the model's words, the oracle's output.
 
-    `asked` and `launched` are the arguments of its two calls.
+    `scheduled` and `launched` are the arguments of its two calls.
     """
 
     def __init__(self):
-        self.asked, self.launched = [], []
+        self.scheduled, self.launched = [], []
 
     def get_scheduler_metadata(self, *sizes, **options):
         names = ("batch_size", "max_seqlen_q", "max_seqlen_k", "num_qo_heads", "num_kv_heads")
         *sizes, seq_lens = sizes
-        told = dict(zip((*names, "head_dim"), sizes, strict=True))
-        self.asked.append({**told, **options, "seq_lens": seq_lens})
+        given = dict(zip((*names, "head_dim"), sizes, strict=True))
+        self.scheduled.append({**given, **options, "seq_lens": seq_lens})
         cu_seqlens_q = options.pop("cu_seqlens_q")
-        told |= {"num_sms": SMS, "dtype": str(options.pop("qkv_dtype")).removeprefix("torch.")}
-        told |= {"head_dim_v": options.pop("headdim_v"), "window": options.pop("window_size")}
-        facts = splits.SchedulerFacts(**told, varlen_q=cu_seqlens_q is not None, **options)
+        given |= {"num_sms": SMS, "dtype": str(options.pop("qkv_dtype")).removeprefix("torch.")}
+        given |= {"head_dim_v": options.pop("headdim_v"), "window": options.pop("window_size")}
+        facts = splits.SchedulerFacts(**given, varlen_q=cu_seqlens_q is not None, **options)
         q_lens = None if cu_seqlens_q is None else cu_seqlens_q.diff().numpy()
         plan = splits.plan_splits(facts, seq_lens.numpy(), q_lens)
         return torch.from_numpy(words_of(plan).values)
