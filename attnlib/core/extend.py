@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
 from .batch import DecodeBatch, require_tensor
 from .spec import CUSTOM_MASKS, MASKS, AttnSpec, require_given, require_word
@@ -121,12 +122,9 @@ class ExtendBatch:
 
 
 def _custom_mask(paged: DecodeBatch, drafts: torch.Tensor) -> torch.Tensor:
-    q_len = drafts.shape[1]
-    parts = []
-    for sees, length in zip(drafts, paged.seq_lens_cpu.tolist(), strict=True):
-        before = sees.new_ones((q_len, length - q_len))
-        parts.append(torch.cat([before, sees], 1).flatten())
-    return torch.cat(parts).to(paged.page_table.device)
+    before = (paged.seq_lens_cpu - drafts.shape[1]).tolist()
+    rows = [pad(sees, (n, 0), value=True) for sees, n in zip(drafts, before, strict=True)]
+    return torch.cat([sees.flatten() for sees in rows]).to(paged.page_table.device)
 
 
 def _require_in_order(lens: torch.Tensor, paged: DecodeBatch) -> None:
