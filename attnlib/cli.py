@@ -209,16 +209,10 @@ def _report(options: argparse.Namespace) -> None:
 
 def _advise(options: argparse.Namespace) -> None:
     from .lab.advise import advise
-    from .select.text import parse_layer
 
     sizes = {"head_dim": options.head_dim, "page_size": options.page_size}
-    lengths = []
-    for part in options.lens.split(","):
-        length, _, count = part.partition("x")
-        if not length.isdecimal() or (count and not count.isdecimal()):
-            raise ValueError(f"--lens must be such as 8192x16 or 100,200, got {options.lens!r}")
-        lengths += [int(length)] * int(count or 1)
-    layer = parse_layer(options.heads, **sizes)
+    lengths = explain.parse_lengths("--lens", options.lens)
+    layer = explain.parse_layer(options.heads, **sizes)
     print(advise(layer, lengths, library=options.library, gpu=options.gpu))
 
 

@@ -8,6 +8,7 @@ of the library in question (say SGLang), not of the FlashInfer that it calls.
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from ..core.backends.limits import LATENT_MODES
 from ..core.backends.table import TABLE
@@ -21,34 +22,29 @@ PREFILL_VARIABLE, DECODE_VARIABLE = "ATTNLIB_PREFILL_BACKEND", "ATTNLIB_DECODE_B
 
 
 @dataclass(frozen=True)
-class Picked:
-    """Candidates, best first, the rows considered, and why the first cannot run (or nothing)."""
-
-    order: tuple[str, ...]
-    reasons: tuple[Reason, ...]
-    problem: str = ""
-
-
-@dataclass(frozen=True)
 class Choice:
     """What `library` runs for one call.
 
-    `backend` is the library's name for it ("" if none can run the call), `order` every candidate,
-    best first, `reasons` every row that was considered. `problem` says why the chosen backend
-    cannot run the call. `inner` is the choice of the library that the backend calls. `unused` are
-    the fields of the call that were stated and that no rule on the way tests.
+    `order` is every candidate by the library's names, best first, `reasons` every row that was
+    considered. `problem` says why the chosen backend cannot run the call. `inner` is the choice of
+    the library that the backend calls. `unused` are the fields of the call that were stated and
+    that no rule on the way tests.
     """
 
     library: str
     mode: str
     gpu: str
     policy: str
-    backend: str
-    order: tuple[str, ...]
-    reasons: tuple[Reason, ...]
+    order: tuple[str, ...] = ()
+    reasons: tuple[Reason, ...] = ()
     problem: str = ""
     inner: "Choice | None" = None
     unused: tuple[str, ...] = ()
+
+    @property
+    def backend(self) -> str:
+        """The chosen candidate, or the empty string if none can run the call."""
+        return self.order[0] if self.order else ""
 
     @property
     def kernel(self) -> str:
@@ -94,23 +90,15 @@ def explain(
     require_word("gpu", gpu, GPUS)
     require_word(f"policy of {rules.name} in mode {mode}", policy, rules.policies_for(mode))
     facts = facts_of(spec, call, mode=mode, gpu=gpu, release=release)
-    pin = _pin(rules, mode, policy, os.environ if env is None else env)
-    picked = _pinned(rules, pin, facts) if pin else _walked(rules, policy, facts)
-    backend = picked.order[0] if picked.order else ""
     tested = rules.tests(mode, policy)
     unused = [name for name, decided in stated_facts(call).items() if not decided & tested]
-    choice = Choice(
-        library=rules.name if release is None else f"{rules.name}=={release}",
-        mode=mode,
-        gpu=gpu,
-        policy=policy,
-        backend=backend,
-        order=picked.order,
-        reasons=picked.reasons,
-        problem=picked.problem,
-        unused=tuple(unused),
-    )
-    target, policy = rules.calls.get((backend, str(release or MAIN)), ("", ""))
+    name = rules.name if release is None else f"{rules.name}=={release}"
+    choice = Choice(name, mode, gpu, policy, unused=tuple(unused))
+    if pin := _pin(rules, mode, policy, os.environ if env is None else env):
+        choice = _pinned(choice, rules, pin, facts)
+    else:
+        choice = _walked(choice, rules, facts)
+    target, policy = rules.calls.get((choice.backend, str(release or MAIN)), ("", ""))
     if not target or mode not in find(target)[0].modes:
         return choice
     inner = explain(spec, mode=mode, gpu=gpu, library=target, policy=policy, call=call, env={})
@@ -134,30 +122,29 @@ def _pin(library: Library, mode: str, policy: str, env: Mapping[str, str]) -> Re
     return None
 
 
-def _pinned(library: Library, pin: Reason, facts: Facts) -> Picked:
+def _pinned(choice: Choice, library: Library, pin: Reason, facts: Facts) -> Choice:
     if limits := library.limits_of(pin.subject, facts):
         reasons = "; ".join(f"{limit.why} ({limit.source})" for limit in limits)
         raise RuntimeError(
-            f"{pin.why}: {pin.subject} cannot run {facts['mode']} on {facts['gpu']}: {reasons}"
+            f"{pin.why}: {pin.subject} cannot run {choice.mode} on {choice.gpu}: {reasons}"
         )
-    return Picked((pin.subject,), (pin,))
+    return replace(choice, order=(pin.subject,), reasons=(pin,))
 
 
-def _walked(library: Library, policy: str, facts: Facts) -> Picked:
+def _walked(choice: Choice, library: Library, facts: Facts) -> Choice:
     """A row that names one backend chooses it; a row that names several takes the first able."""
-    rule, reasons = first_match(library.policies[policy][facts["mode"]], facts)
+    rule, reasons = first_match(library.policies[choice.policy][choice.mode], facts)
     facts = Facts({**facts, **rule.sets})
     if rule.then == (AUTO,):
-        rule, more = first_match(library.policies[AUTO][facts["mode"]], facts)
+        rule, more = first_match(library.policies[AUTO][choice.mode], facts)
         reasons += more
     limits = {name: library.limits_of(name, facts) for name in rule.then}
     able = tuple(name for name in rule.then if not limits[name])
-    passed_over = rule.then[: rule.then.index(able[0])] if able else rule.then
-    for name in passed_over:
+    for name in takewhile(limits.get, rule.then):
         reasons += limits[name]
     if able:
-        return Picked(able, reasons)
-    if len(rule.then) == 1:
-        (name,) = rule.then
-        return Picked(rule.then, reasons, "; ".join(f"{name}: {row.why}" for row in limits[name]))
-    return Picked((), reasons, "; ".join(f"{name}: {limits[name][0].why}" for name in rule.then))
+        return replace(choice, order=able, reasons=reasons)
+    only = len(rule.then) == 1
+    rows = [(name, row) for name in rule.then for row in limits[name][: None if only else 1]]
+    problem = "; ".join(f"{name}: {row.why}" for name, row in rows)
+    return replace(choice, order=rule.then if only else (), reasons=reasons, problem=problem)

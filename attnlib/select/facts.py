@@ -56,17 +56,13 @@ WORDS: dict[str, tuple[str, ...]] = {
 """Facts with a fixed set of values."""
 
 
-class UnknownFactError(ValueError):
-    """A rule tests a fact that the caller did not give."""
-
-
 class Facts(dict[str, Any]):
-    """The facts of one call by name. A fact that needs lengths raises UnknownFactError without."""
+    """The facts of one call by name. A fact that needs lengths raises ValueError without."""
 
     def __missing__(self, name: str) -> Any:
         if name not in (*FLAGS, *NUMBERS):
             raise KeyError(name)
-        raise UnknownFactError(
+        raise ValueError(
             f"a rule tests {name}: give call=Call(kv_lens=(...)), the tokens of each "
             "request (as an argument: --call kv_lens=8192x16)"
         )
@@ -167,30 +163,6 @@ FLAGS: dict[str, str] = {
     "near_prefill": "almost as many query tokens as cached ones",
 }
 """Facts that are true or false, and how a reason names them."""
-NUMBERS = (
-    "topk",
-    "eagle_topk",
-    "heads",
-    "kv_heads",
-    "group_size",
-    "head_dim",
-    "page_size",
-    "block_size",
-    "batch_size",
-    "total_q",
-    "max_q",
-    "min_q",
-    "total_kv",
-    "min_kv",
-    "max_kv",
-    "work",
-    "output_work",
-    "q_tile",
-    "q_tiles",
-    "kv_units",
-    "q_rows",
-)
-"""Facts that are numbers. `release` and `head_dims` (K and V, such as 192/128) are neither."""
 
 
 def facts_of(spec: AttnSpec, call: Call, *, mode: str, gpu: str, release: Version | None) -> Facts:
@@ -250,3 +222,8 @@ def _lengths(spec: AttnSpec, call: Call, mode: str) -> dict[str, Any]:
         return {}
     # Without lengths a decode step still has one query token for each request.
     return {name: lengths[name] for name in ("max_q", "min_q", "one_q_len", "q_rows")}
+
+
+_EVERY = facts_of(AttnSpec(1, 1, 1, 1), Call((1,)), mode="decode", gpu="", release=None)
+NUMBERS = tuple(name for name, value in _EVERY.items() if type(value) is int)
+"""Facts that are numbers. `release` and `head_dims` (K and V, such as 192/128) are neither."""

@@ -1,13 +1,14 @@
 """The libraries whose choices can be explained, read from data/rules/*.yaml (see its README.md)."""
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import yaml
-from packaging.utils import canonicalize_version
 from packaging.version import InvalidVersion, Version
 
 from ..core.backends import limits
@@ -21,10 +22,6 @@ MAIN = "main"
 """The release of a library without releases."""
 KEYS = "library aliases releases calls backends by_rule_only shared policies limits".split()
 ROW = "when choose cannot rest sets why source rows".split()
-
-
-class RuleError(ValueError):
-    """A file of rules is invalid; the message names the file and the row."""
 
 
 @dataclass
@@ -44,6 +41,11 @@ class Library:
     by_rule_only: tuple[str, ...] = ()
     limits: tuple[Rule, ...] = ()
     calls: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
+
+    @cached_property
+    def versions(self) -> list[Version]:
+        """The releases, oldest first."""
+        return sorted(map(Version, self.releases))
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -78,7 +80,7 @@ def yaml_loader() -> Any:
 
 
 def load(folder: Path = FOLDER) -> dict[str, Library]:
-    """Every library by name, from all files of a folder; raises RuleError for an invalid file."""
+    """Every library by name, from all files of a folder; ValueError names an invalid row."""
     documents = [
         (path.name, document)
         for path in sorted(folder.glob("*.yaml"))
@@ -89,7 +91,7 @@ def load(folder: Path = FOLDER) -> dict[str, Library]:
         unknown = ", ".join(set(document) - set(KEYS))
         if unknown or "library" not in document:
             got = unknown or "no library"
-            raise RuleError(f"{place}: keys must be {', '.join(KEYS)}, got {got}")
+            raise ValueError(f"{place}: keys must be {', '.join(KEYS)}, got {got}")
         library = libraries.setdefault(document["library"], Library(document["library"]))
         _describe(library, document)
     for place, document in documents:
@@ -117,9 +119,9 @@ def _fill(library: Library, document: Mapping[str, Any], place: str) -> None:
             where = f"{place}, {policy}, {modes}"
             table = tuple(_rows(rows, "choose", known, where))
             if set(modes.split()) - set(MODES):
-                raise RuleError(f"{where}: modes must be of {', '.join(MODES)}")
+                raise ValueError(f"{where}: modes must be of {', '.join(MODES)}")
             if table[-1].when:
-                raise RuleError(f"{where}: the last row must have no condition")
+                raise ValueError(f"{where}: the last row must have no condition")
             library.policies.setdefault(policy, {}).update(dict.fromkeys(modes.split(), table))
     library.limits += tuple(_rows(document.get("limits", []), "cannot", known, f"{place}, limits"))
 
@@ -135,7 +137,7 @@ def _rows(
     for number, row in enumerate(written, 1):
         where = f"{place}, row {number}"
         if unknown := set(row) - set(ROW):
-            raise RuleError(f"{where}: keys must be {', '.join(ROW)}, got {', '.join(unknown)}")
+            raise ValueError(f"{where}: keys must be {', '.join(ROW)}, got {', '.join(unknown)}")
         whole = {**given, **row, "when": [given.get("when", []), row.get("when", [])]}
         inner = whole.pop("rows", None)
         if inner is None:
@@ -149,18 +151,18 @@ def _rule(row: Mapping[str, Any], verb: str, known: set[str], where: str) -> Rul
     names += [name for name in _flat(row.get("rest", [])) if name not in names]
     sets = row.get("sets", {})
     if not names:
-        raise RuleError(f"{where}: {verb} must name a backend")
+        raise ValueError(f"{where}: {verb} must name a backend")
     if unknown := set(names) - known:
-        raise RuleError(f"{where}: no such backend: {', '.join(unknown)}")
+        raise ValueError(f"{where}: no such backend: {', '.join(unknown)}")
     for key in ("why", "source"):
         if not row.get(key):
-            raise RuleError(f"{where}: {key} must be given")
+            raise ValueError(f"{where}: {key} must be given")
     if set(sets) - {*FLAGS, *NUMBERS}:
-        raise RuleError(f"{where}: no such fact: {', '.join(sets)}")
+        raise ValueError(f"{where}: no such fact: {', '.join(sets)}")
     try:
         when = conditions(row["when"])
     except ValueError as error:
-        raise RuleError(f"{where}: {error}") from error
+        raise ValueError(f"{where}: {error}") from error
     return Rule(when, tuple(names), row["why"], row["source"], sets)
 
 
@@ -185,26 +187,12 @@ def find(text: str) -> tuple[Library, Version | None]:
         raise ValueError(f"{name} has no releases: give library={name!r}, got {text!r}")
     if not library.releases:
         return library, None
-    known = _versions(library.releases)
-    if (canonical := canonicalize_version(release)) not in known:
-        read = ", ".join(library.releases)
-        near = _neighbours(release, known)
-        raise ValueError(f"release of {name} must be one of {read}, got {release!r}{near}")
-    return library, known[canonical]
-
-
-def _neighbours(release: str, known: Mapping[str, Version]) -> str:
-    """The releases before and after one that was not read; nothing for text that is no release."""
-    try:
-        asked = Version(release)
-    except InvalidVersion:
-        return ""
-    before = max((version for version in known.values() if version < asked), default=None)
-    after = min((version for version in known.values() if version > asked), default=None)
-    names = " and ".join(str(version) for version in (before, after) if version)
-    return f"; nearest to it: {names}"
-
-
-@cache
-def _versions(releases: tuple[str, ...]) -> dict[str, Version]:
-    return {canonicalize_version(release): Version(release) for release in releases}
+    near = []
+    with suppress(InvalidVersion):
+        place = bisect_right(library.versions, Version(release))
+        near = library.versions[max(0, place - 1) : place + 1]
+        if near[0] == Version(release):
+            return library, near[0]
+    read, nearest = ", ".join(library.releases), " and ".join(map(str, near))
+    words = f"; nearest to it: {nearest}" if near else ""
+    raise ValueError(f"release of {name} must be one of {read}, got {release!r}{words}")

@@ -43,7 +43,7 @@ class Condition:
         return {self.fact}
 
     def holds(self, facts: Facts) -> bool:
-        """Whether it holds; raises UnknownFactError for a fact that the call does not give."""
+        """Whether it holds; raises ValueError for a fact that the call does not give."""
         return COMPARISONS[self.op](facts[self.fact], self.value)
 
     def __str__(self) -> str:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -24,6 +25,7 @@ LAYER = {"head_dim": 128, "page_size": 16, "dtype": "bfloat16", "kv_dtype": ""}
 NOT_OF_DIFF = {"library": None, "mode": None, "heads": None, "policy": AUTO, "call": [], **LAYER}
 """Argument of one choice -> its value where it was not given."""
 _FIELDS = {field.name: field.type for field in fields(Call)}
+LENGTH = re.compile(r"(\d+)(?:x([1-9]\d*))?", re.ASCII)
 _EXPECTED: dict[Any, str] = {bool: "yes or no", int: "a number"}
 
 
@@ -133,7 +135,7 @@ def parse_layer(heads: str, **sizes: Any) -> AttnSpec:
 
 
 def parse_call(settings: list[str]) -> Call:
-    """A `Call` from `graph`, `topk=2048`, `kv_lens=8192x16` (16 requests) or `kv_lens=10,20`.
+    """A `Call` from `graph`, `topk=2048`, `model=gemma4` or `kv_lens=8192x16` (`parse_lengths`).
 
     Raises ValueError naming the fields there are.
     """
@@ -149,11 +151,19 @@ def _setting(text: str) -> tuple[str, Any]:
         return name, value != "no"
     if kind is str:
         return name, value
-    length, _, count = value.partition("x")
-    numbers = [length] * int(count) if count.isdecimal() else value.split(",")
-    fits = value.isdecimal() if kind is int else kind is not bool and numbers
-    if not (fits and all(number.isdecimal() for number in numbers)):
-        expected = _EXPECTED.get(kind, "as 8192x16 or 10,20")
-        raise ValueError(f"{name} must be {expected}, got {value!r}")
-    lengths = tuple(int(number) for number in numbers)
-    return name, lengths[0] if kind is int else lengths
+    if kind is int and value.isdecimal():
+        return name, int(value)
+    if kind in _EXPECTED:
+        raise ValueError(f"{name} must be {_EXPECTED[kind]}, got {value!r}")
+    return name, parse_lengths(name, value)
+
+
+def parse_lengths(name: str, text: str) -> tuple[int, ...]:
+    """Tokens per request from `8192x16` (16 requests), `100,200` or `8192x15,100`.
+
+    Raises ValueError that calls the lengths `name` for other text.
+    """
+    parts = [LENGTH.fullmatch(part) for part in text.split(",")]
+    if not all(parts):
+        raise ValueError(f"{name} must be such as 8192x16 or 100,200, got {text!r}")
+    return tuple(int(part[1]) for part in parts if part for _ in range(int(part[2] or 1)))

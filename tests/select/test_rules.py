@@ -6,7 +6,7 @@ from packaging.version import Version
 from attnlib.core.spec import AttnSpec
 from attnlib.select import LIBRARIES, MODES, Call
 from attnlib.select.facts import facts_of
-from attnlib.select.libraries import RuleError, load
+from attnlib.select.libraries import load
 from attnlib.select.rules import COMPARISONS, Condition, Group, conditions
 
 FILE = """\
@@ -72,7 +72,7 @@ def test_a_file_becomes_a_library(read):
 )
 def test_what_nobody_understands_is_refused_with_file_and_row(old, new, message, read):
     assert old in FILE
-    with pytest.raises(RuleError, match=f"toy.yaml.*{message}"):
+    with pytest.raises(ValueError, match=f"toy.yaml.*{message}"):
         read(FILE.replace(old, new, 1))
 
 
