@@ -20,66 +20,61 @@ REQUIRED: Mapping[str, str] = {
     "mode": ", ".join(MODES),
     "heads": "query and KV heads, such as 32/8",
 }
-LAYER = {"head_dim": 128, "page_size": 16, "dtype": "bfloat16", "kv_dtype": ""}
-"""What the layer has by default."""
-NOT_OF_DIFF = {"library": None, "mode": None, "heads": None, "policy": AUTO, "call": [], **LAYER}
-"""Argument of one choice -> its value where it was not given."""
+LAYER = ("heads", "head_dim", "page_size", "dtype", "kv_dtype")
+"""The arguments of `parse_layer`."""
 _FIELDS = {field.name: field.type for field in fields(Call)}
 LENGTH = re.compile(r"(\d+)(?:x([1-9]\d*))?", re.ASCII)
 _EXPECTED: dict[Any, str] = {bool: "yes or no", int: "a number"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Give `parser` the arguments of `explain`."""
+    """Give `parser` the arguments of `explain`; what is not given is not in its namespace."""
+    parser.argument_default = argparse.SUPPRESS
     for name, meaning in REQUIRED.items():
         parser.add_argument(f"--{name}", metavar=name.upper(), help=meaning)
     words = "what changes from OLD to NEW, such as flashinfer==0.6.13; takes --gpu and --model"
     parser.add_argument("--diff", nargs=2, metavar=("OLD", "NEW"), help=words)
     words = f"with --diff, only {', '.join((*MODELS, MLA))}"
-    parser.add_argument("--model", default="", metavar="NAME", help=words)
-    default = "default: %(default)s"
-    words = f"an engine's rule, or a backend's name; {default}"
-    parser.add_argument("--policy", default=AUTO, help=words)
-    parser.add_argument("--head-dim", type=int, metavar="N", help=default)
-    parser.add_argument("--page-size", type=int, metavar="N", help=default)
-    parser.add_argument("--dtype", help=f"the query's; {default}")
+    parser.add_argument("--model", metavar="NAME", help=words)
+    words = f"an engine's rule, or a backend's name; default: {AUTO}"
+    parser.add_argument("--policy", help=words)
+    parser.add_argument("--head-dim", type=int, metavar="N", help="default: 128")
+    parser.add_argument("--page-size", type=int, metavar="N", help="default: 16")
+    parser.add_argument("--dtype", help="the query's; default: bfloat16")
     parser.add_argument("--kv-dtype", help="the cache's; default: the query's")
-    parser.set_defaults(**LAYER)
     words = "a fact of the call, such as graph or kv_lens=8192x16; repeatable; fields: "
     words += ", ".join(_FIELDS)
-    parser.add_argument("--call", action="append", default=[], metavar="FIELD[=VALUE]", help=words)
+    parser.add_argument("--call", action="append", metavar="FIELD[=VALUE]", help=words)
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
 def answer(options: argparse.Namespace) -> str:
     """One choice, or what changes, as text or JSON; raises what `explain` and the parsers raise."""
-    if options.diff:
-        from .changes import changes, markdown
-
-        if given := [
-            name for name, usual in NOT_OF_DIFF.items() if getattr(options, name) != usual
-        ]:
-            words = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-            raise ValueError(f"--diff must go with --gpu, --model and --json alone, got {words}")
-        gpus = options.gpu.split(",") if options.gpu else tuple(GPUS)
-        table = changes(*options.diff, model=options.model, gpus=gpus)
-        if options.json:
-            return str(table.to_json(orient="records", indent=2))
-        return markdown(table, *options.diff)
-    if missing := [f"--{name}" for name in REQUIRED if not getattr(options, name)]:
+    given = {name: value for name, value in vars(options).items() if name != "command"}
+    as_json = given.pop("json", False)
+    if "diff" in given:
+        old, new = given.pop("diff")
+        return _answer_diff(old, new, given, as_json)
+    if missing := [f"--{name}" for name in REQUIRED if name not in given]:
         raise ValueError(f"{', '.join(missing)} must be given, or --diff OLD NEW")
-    if options.model:
-        raise ValueError(f"--model must go with --diff, or be --call model=, got {options.model!r}")
-    sizes = {name: getattr(options, name) for name in ("head_dim", "page_size", "dtype")}
-    choice = explain(
-        parse_layer(options.heads, kv_dtype=options.kv_dtype, **sizes),
-        mode=options.mode,
-        gpu=options.gpu,
-        library=options.library,
-        policy=options.policy,
-        call=parse_call(options.call),
-    )
-    return json.dumps(to_dict(choice), indent=2) if options.json else render(choice)
+    if "model" in given:
+        model = given["model"]
+        raise ValueError(f"--model must go with --diff, or be --call model=, got {model!r}")
+    call = parse_call(given.pop("call", []))
+    layer = {name: given.pop(name) for name in LAYER if name in given}
+    choice = explain(parse_layer(**layer), call=call, **given)
+    return json.dumps(to_dict(choice), indent=2) if as_json else render(choice)
+
+
+def _answer_diff(old: str, new: str, given: Mapping[str, Any], as_json: bool) -> str:
+    from .changes import changes, markdown
+
+    if others := [name for name in given if name not in ("gpu", "model")]:
+        words = ", ".join(f"--{name.replace('_', '-')}" for name in others)
+        raise ValueError(f"--diff must go with --gpu, --model and --json alone, got {words}")
+    gpus = given["gpu"].split(",") if "gpu" in given else tuple(GPUS)
+    table = changes(old, new, model=given.get("model", ""), gpus=gpus)
+    return str(table.to_json(orient="records", indent=2)) if as_json else markdown(table, old, new)
 
 
 def render(choice: Choice) -> str:
@@ -126,12 +121,12 @@ def to_dict(choice: Choice) -> dict[str, Any]:
     return {**plain, "reasons": [vars(reason) for reason in choice.reasons]}
 
 
-def parse_layer(heads: str, **sizes: Any) -> AttnSpec:
+def parse_layer(heads: str, head_dim: int = 128, page_size: int = 16, **dtypes: Any) -> AttnSpec:
     """An `AttnSpec` from `32/8` and the rest of its fields; raises ValueError for other text."""
     query, slash, kv = heads.partition("/")
     if not (slash and query.isdecimal() and kv.isdecimal()):
         raise ValueError(f"heads must be QUERY/KV such as 32/8, got {heads!r}")
-    return AttnSpec(int(query), int(kv), **sizes)
+    return AttnSpec(int(query), int(kv), head_dim, page_size, **dtypes)
 
 
 def parse_call(settings: list[str]) -> Call:
