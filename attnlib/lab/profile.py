@@ -294,7 +294,7 @@ def profile(
     events = trace.trace_calls(subject, calls, gpu=not no_gpu, settle=min(1, warmup))
     if not no_gpu and not spans.saw_cuda(events):
         raise RuntimeError(BLIND)
-    recorded_spans = spans.read_spans(events, shorten=trace.short_name)
+    recorded_spans = spans.read_spans(events)
     on_gpu = bool(gpu_work(recorded_spans))
     if not on_gpu:
         _require_no_gpu_asked(device, cuda_graph)

@@ -13,9 +13,10 @@ Times are microseconds from the start of the first call.
 """
 
 import re
+import sys
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -50,8 +51,7 @@ class Span:
     `call` is the profiled call that launched it. `depth` is 0 for what no other operator called,
     and `self_us` its time less that of the operators it called. `launch` is the correlation id
     that all work of one launch shares: several kernels where the launch was of a CUDA graph.
-    Of traces of others (`trace_file`) also a kernel's whole `symbol`, `grid` and `block`, and what
-    a copy moved.
+    GPU work has the kernel's whole `symbol`, `grid` and `block`, and what a copy moved.
     """
 
     kind: str
@@ -89,22 +89,40 @@ class Gap:
     call: int
 
 
-def read_spans(trace: Mapping[str, Any], *, shorten: Callable[[str], str]) -> tuple[Span, ...]:
-    """The spans of a Chrome trace, in order of their start; ValueError if it marks no call.
-
-    `shorten` gives the name that GPU work is called by (`trace.short_name`).
-    """
+def read_spans(trace: Mapping[str, Any]) -> tuple[Span, ...]:
+    """The spans of a Chrome trace, in order of their start; ValueError if it marks no call."""
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
     marked = [e for e in events if (e.get("cat"), e.get("name")) == ("user_annotation", CALL)]
     marks = sorted(marked, key=lambda event: event["ts"])
     if not marks:
         raise ValueError(f"trace must mark each call as {CALL!r}, it marks none")
-    calls = _Calls(marks)
+    calls = _Calls(marks[0]["ts"], [])
+    for number, mark in enumerate(marks):
+        calls.spans.append(replace(calls.span(mark, "call", "host"), call=number))
     work, launches = _gpu_work(events, calls)
-    named = [replace(span, name=shorten(span.name)) for span in work]
-    call_spans = [calls.span(mark, kind="call", lane="host") for mark in marks]
-    spans = [*call_spans, *launches, *named, *_operators(events, calls)]
+    spans = [*calls.spans, *launches, *work, *_operators(events, calls, marks[0]["tid"])]
     return tuple(sorted(spans, key=lambda span: (span.start_us, span.depth)))
+
+
+def work_span(event: Event, start_us: float, lane: str) -> Span:
+    """The span of an event of GPU work, of no call yet."""
+    name, args, length_us = sys.intern(event["name"]), event.get("args") or {}, float(event["dur"])
+    launch = args.get("correlation")
+    return Span(
+        kind=GPU_WORK[event["cat"]],
+        name=short_name(name),
+        lane=lane,
+        start_us=start_us,
+        length_us=length_us,
+        self_us=length_us,
+        launch=-1 if launch is None else launch,
+        # Graphs of different captures have different ids, work outside of any has 0 or none.
+        in_graph=bool(args.get("graph id")),
+        symbol=name,
+        grid=tuple(args.get("grid") or ()),
+        block=tuple(args.get("block") or ()),
+        copied_bytes=(event["cat"] == "gpu_memcpy" and args.get("bytes")) or 0,
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -184,28 +202,25 @@ def per_call(spans: Iterable[Span], calls: int) -> dict[str, list[float]]:
     return dict(times)
 
 
-class _Calls:
-    """The calls that a trace marks, and which of them a moment lies in."""
+class _Calls(NamedTuple):
+    """The calls that a trace marks; `origin` is the start of the first on the trace's clock."""
 
-    def __init__(self, marks: list[Event]) -> None:
-        self.marks = marks
-        self.origin = marks[0]["ts"]
-        self.starts = [mark["ts"] for mark in marks]
+    origin: float
+    spans: list[Span]
 
-    def at(self, moment: float) -> int:
-        """Number of the call that the host was in at `moment` (the trace's clock)."""
-        number = self.before(moment)
-        inside = number >= 0 and moment <= self.starts[number] + self.marks[number]["dur"]
-        return number if inside else NO_CALL
+    def at(self, us: float) -> int:
+        """Number of the call that the host was in at that time."""
+        number = self.before(us)
+        return number if number >= 0 and us <= self.spans[number].end_us else NO_CALL
 
-    def before(self, moment: float) -> int:
-        """Number of the last call that had started by `moment`."""
-        return bisect_right(self.starts, moment) - 1
+    def before(self, us: float) -> int:
+        """Number of the last call that had started by then."""
+        return bisect_right(self.spans, us, key=lambda span: span.start_us) - 1
 
-    def span(self, event: Event, *, kind: str, lane: str) -> Span:
+    def span(self, event: Event, kind: str, lane: str) -> Span:
         """The span of an event; its call is the one that the host was in at its start."""
         start, length = event["ts"] - self.origin, event.get("dur", 0.0)
-        return Span(kind, event["name"], lane, start, length, length, self.at(event["ts"]))
+        return Span(kind, event["name"], lane, start, length, length, self.at(start))
 
 
 def _gpu_work(events: list[Event], calls: _Calls) -> tuple[list[Span], list[Span]]:
@@ -213,42 +228,37 @@ def _gpu_work(events: list[Event], calls: _Calls) -> tuple[list[Span], list[Span
 
     Work without a known launch is counted for the last call that had started.
     """
-    work = [event for event in events if event.get("cat") in GPU_WORK]
-    launches: dict[int, Event] = {}
+    launches: dict[int, Span] = {}
     # Of nested API calls with one correlation id the first, the outer one, is the launch.
     for event in sorted((e for e in events if e.get("cat") in LAUNCHES), key=lambda e: e["ts"]):
-        launches.setdefault(event.get("args", {}).get("correlation", -1), event)
+        correlation = event.get("args", {}).get("correlation", -1)
+        launches.setdefault(correlation, calls.span(event, "launch", "host"))
+    work = [event for event in events if event.get("cat") in GPU_WORK]
     devices = {event["args"].get("device", 0) for event in work}
     spans = []
     for event in work:
         args = event["args"]
         device = f"GPU {args.get('device', 0)}, " if len(devices) > 1 else ""
         lane = f"{device}stream {args.get('stream', '?')}"
-        span = calls.span(event, kind=GPU_WORK[event["cat"]], lane=lane)
-        launch = launches.get(args.get("correlation", -1))
-        # Graphs of different captures have different ids, work outside of any has 0 or none.
-        in_graph = bool(args.get("graph id")) or "GraphLaunch" in (launch or {}).get("name", "")
-        number = calls.at(launch["ts"]) if launch else calls.before(event["ts"])
+        span = work_span(event, event["ts"] - calls.origin, lane)
+        launch = launches.get(span.launch)
+        number = launch.call if launch else calls.before(span.start_us)
+        in_graph = span.in_graph or (launch is not None and "GraphLaunch" in launch.name)
         if number != NO_CALL:
-            known = {"launch": args.get("correlation", -1), "in_graph": in_graph}
-            spans.append(replace(span, call=number, **known))
+            spans.append(replace(span, call=number, in_graph=in_graph))
     used = {span.launch for span in spans}
-    launched = (event for number, event in launches.items() if number in used)
-    return spans, [calls.span(event, kind="launch", lane="host") for event in launched]
+    return spans, [launch for number, launch in launches.items() if number in used]
 
 
-def _operators(events: list[Event], calls: _Calls) -> list[Span]:
-    threads: dict[Any, list[Event]] = defaultdict(list)
+def _operators(events: list[Event], calls: _Calls, main_thread: int) -> list[Span]:
+    threads: dict[int, list[Span]] = defaultdict(list)
     for event in events:
-        if event.get("cat") == "cpu_op" and calls.at(event["ts"]) != NO_CALL:
-            threads[event["tid"]].append(event)
-    rest = sorted(set(threads) - {calls.marks[0]["tid"]})
-    others = {tid: f"thread {number}" for number, tid in enumerate(rest, 2)}
-    spans: list[Span] = []
-    for tid, thread_events in threads.items():
-        lane = others.get(tid, "main thread")
-        spans += _nested([calls.span(event, kind="operator", lane=lane) for event in thread_events])
-    return spans
+        if event.get("cat") == "cpu_op" and calls.at(event["ts"] - calls.origin) != NO_CALL:
+            threads[event["tid"]].append(calls.span(event, "operator", "main thread"))
+    nested = _nested(threads.pop(main_thread, []))
+    for number, tid in enumerate(sorted(threads), 2):
+        nested += [replace(span, lane=f"thread {number}") for span in _nested(threads[tid])]
+    return nested
 
 
 def _nested(spans: list[Span]) -> list[Span]:

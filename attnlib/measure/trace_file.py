@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from .spans import GPU_WORK, LAUNCHES, Span, short_name
+from .spans import GPU_WORK, LAUNCHES, Span, work_span
 
 CHUNK, MOST_CHARACTERS = 1 << 20, 1 << 24
 """Characters read at a time; and most that a single event, or what precedes them all, may take."""
@@ -173,17 +173,7 @@ def _kept(
         launch = args.get("correlation")
         if category in GPU_WORK:
             lane = sys.intern(f"stream {args.get('stream', '?')}")
-            work[args.get("device", event.get("pid"))].append(
-                Span(
-                    *(GPU_WORK[category], short_name(name), lane, start, length, length),
-                    launch=-1 if launch is None else launch,
-                    in_graph=bool(args.get("graph id")),
-                    symbol=name,
-                    grid=tuple(args.get("grid") or ()),
-                    block=tuple(args.get("block") or ()),
-                    copied_bytes=(category == "gpu_memcpy" and args.get("bytes")) or 0,
-                )
-            )
+            work[args.get("device", event.get("pid"))].append(work_span(event, start, lane))
         elif category in LAUNCHES and "Synchronize" in name:
             waits.append(Span("wait", name, "", start, length, length))
         elif category in LAUNCHES and launch is not None:

@@ -31,7 +31,7 @@ def launch(start, *, correlation, name="cudaLaunchKernel"):
 
 
 def read(*events):
-    return read_spans({"traceEvents": [{"ph": "M", "name": "process_name"}, *events]}, shorten=str)
+    return read_spans({"traceEvents": [{"ph": "M", "name": "process_name"}, *events]})
 
 
 def work(*events):
@@ -78,7 +78,7 @@ def test_kernels_copies_and_fills_are_gpu_work_and_annotations_are_not():
 def test_names_of_gpu_work_are_shortened_by_the_given_rule():
     template = "void at::native::elementwise_kernel<4, at::native::FillFunctor<int>>(int, A)"
     events = [call(0), event("cpu_op", "aten::fill_", 1, 2), kernel(template, 9, 1, correlation=1)]
-    found = read_spans({"traceEvents": events}, shorten=short_name)
+    found = read_spans({"traceEvents": events})
     assert {span.name for span in found} == {CALL, "aten::fill_", "elementwise_kernel"}
 
 
