@@ -102,7 +102,7 @@ def _measure(options: argparse.Namespace) -> None:
     from tqdm.auto import tqdm
 
     chosen = _study_named(options.study)
-    how = {name: getattr(options, name) for name in ("headline", "rounds", "retry")}
+    how = {name: getattr(options, name) for name in ("rounds", "retry")}
     sweep = study.Sweep(overlays=dict(map(parse_overlay, options.overlay)), progress=tqdm, **how)
     if options.cluster:
         with cluster.connect(options.cluster) as client:
@@ -164,8 +164,6 @@ def _compare(options: argparse.Namespace) -> int:
 
     from .studies.upgrade import compare_releases
 
-    if options.csv and options.json:
-        raise ValueError("--csv must go without --json")
     if not options.cases:
         cases = ""
     elif options.cases.suffix == ".jsonl":
@@ -174,9 +172,8 @@ def _compare(options: argparse.Namespace) -> int:
         cases = options.cases.read_text("utf-8-sig", "replace") or "\n"
     how = {name: getattr(options, name) for name in ("package", "models", "not_slower")}
     upgrade = compare_releases(options.base, options.new, cases=cases, progress=tqdm, **how)
-    as_json = options.json and json.dumps(upgrade.to_dict(), indent=2)
-    print(upgrade.rows.to_csv(index=False) if options.csv else as_json or upgrade)
-    print(upgrade.conclusion, file=sys.stderr if options.csv or options.json else sys.stdout)
+    print(json.dumps(upgrade.to_dict(), indent=2) if options.json else upgrade)
+    print(upgrade.conclusion, file=sys.stderr if options.json else sys.stdout)
     return OUTCOMES[upgrade.outcome]
 
 
@@ -243,7 +240,6 @@ MEASURE = {
         f"one of: {', '.join(STUDIES)}; or a file of captured steps, .jsonl", metavar="STUDY"
     ),
     "--rounds": _of("rounds of every grid", type=int, metavar="N"),
-    "--headline": _of("only the cases that live notebooks measure", action="store_true"),
     "--retry": _of("measure again what is on record as failed", action="store_true"),
     "--cluster": _of("measure on the workers of this Dask scheduler instead", metavar="ADDRESS"),
     **OVERLAY,
@@ -273,7 +269,6 @@ COMPARE = {
     "--not-slower": _of(
         "how much slower a call may be, default: 2%%", type=_percent, default=0.02, metavar="P"
     ),
-    "--csv": _of("print CSV, all rows", action="store_true"),
     **JSON,
 }
 PUBLISH = {

@@ -7,7 +7,6 @@ import pytest
 
 from attnlib.measure import spans
 from attnlib.measure.spans import CALL, NO_CALL, Gap, Span, find_gaps, read_spans
-from attnlib.measure.trace import short_name
 
 CLOCK = 4_385_705_362_000.0  # Kineto's clock starts where it likes
 
