@@ -28,17 +28,16 @@ def trace_kernels(call: Callable[[], object]) -> tuple[Kernel, ...]:
     return tuple(sorted(kernels, key=lambda kernel: -kernel.gpu_us))
 
 
-def kernel_times(call: Callable[[], object], calls: int) -> list[list[float]]:
-    """Microseconds of each kernel of each of `calls` calls, in order of execution.
+def kernel_times(call: Callable[[], object], calls: int) -> list[float]:
+    """Microseconds of all kernels of each of `calls` calls, added up.
 
     RuntimeError unless the calls all ran equally many kernels, which separates them.
     """
-    events = _profile(call, calls)
-    per_call, rest = divmod(len(events), calls)
-    if rest:
-        raise RuntimeError(f"{calls} calls must run equally many kernels, saw {len(events)} in all")
-    times = [gpu_us for _, gpu_us in events]
-    return [times[start : start + per_call] for start in range(0, len(times), per_call)]
+    times = [gpu_us for _, gpu_us in _profile(call, calls)]
+    if len(times) % calls:
+        raise RuntimeError(f"{calls} calls must run equally many kernels, saw {len(times)} in all")
+    kernels = len(times) // calls
+    return [round(sum(times[i : i + kernels]), 3) for i in range(0, len(times), kernels)]
 
 
 def kernel_family(names: Iterable[str], family_of: Callable[[str], str]) -> str:

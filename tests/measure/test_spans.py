@@ -12,8 +12,8 @@ CLOCK = 4_385_705_362_000.0  # Kineto's clock starts where it likes
 
 
 def event(category, name, start, length, *, tid=1, **arguments):
-    found = {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": tid}
-    return {**found, "ts": CLOCK + start, "dur": length, "args": arguments}
+    words = {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": tid}
+    return {**words, "ts": CLOCK + start, "dur": length, "args": arguments}
 
 
 def call(start, length=100.0):
@@ -43,8 +43,8 @@ def test_a_trace_that_marks_no_call_is_refused():
 
 
 def test_times_count_from_the_first_call():
-    found = [(each.start_us, each.end_us, each.call) for each in read(call(1000), call(1500, 40))]
-    assert found == [(0, 100, 0), (500, 540, 1)]
+    calls = read(call(1000), call(1500, 40))
+    assert [(s.start_us, s.end_us, s.call) for s in calls] == [(0, 100, 0), (500, 540, 1)]
 
 
 @pytest.mark.parametrize(
@@ -57,28 +57,28 @@ def test_times_count_from_the_first_call():
 )
 def test_a_kernel_belongs_to_the_call_that_launched_it(launched, numbers):
     launches = [launch(start, correlation=5) for start in launched]
-    found = work(*launches, call(0.0), call(140.0), kernel("late", 150.0, 10.0, correlation=5))
-    assert [span.call for span in found] == numbers
-    assert {(span.lane, span.launch) for span in found} <= {("stream 7", 5)}
+    late = work(*launches, call(0.0), call(140.0), kernel("late", 150.0, 10.0, correlation=5))
+    assert [span.call for span in late] == numbers
+    assert {(span.lane, span.launch) for span in late} <= {("stream 7", 5)}
 
 
-def test_kernels_copies_and_fills_are_gpu_work_and_annotations_are_not():
-    found = work(
+def test_gpu_work_is_kernels_copies_and_fills_by_short_names_with_what_they_ran_on():
+    template = "void at::native::elementwise_kernel<4, at::native::FillFunctor<int>>(int, A)"
+    spans = work(
         call(0.0),
-        kernel("k", 10, 1, correlation=1),
-        event("gpu_memcpy", "Memcpy DtoH (Device -> Pageable)", 20, 1, stream=7, correlation=2),
-        event("gpu_memset", "Memset (Device)", 30, 1, stream=7, correlation=3),
+        kernel(template, 10, 1, correlation=1, grid=[4, 1, 1], block=[128, 1, 1]),
+        event("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", 20, 1, correlation=2, bytes=8),
+        event("gpu_memset", "Memset (Device)", 30, 1, correlation=3, bytes=8),
         event("gpu_user_annotation", CALL, 10, 30, tid=7),
         event("cuda_sync", "Stream Sync", 40, 5, tid=7),
+        event("cpu_op", "aten::fill_", 1, 2),
     )
-    assert [span.kind for span in found] == ["kernel", "memcpy", "memset"]
-
-
-def test_names_of_gpu_work_are_shortened_by_the_given_rule():
-    template = "void at::native::elementwise_kernel<4, at::native::FillFunctor<int>>(int, A)"
-    events = [call(0), event("cpu_op", "aten::fill_", 1, 2), kernel(template, 9, 1, correlation=1)]
-    found = read_spans({"traceEvents": events})
-    assert {span.name for span in found} == {CALL, "aten::fill_", "elementwise_kernel"}
+    assert [(span.kind, span.name, span.copied_bytes) for span in spans] == [
+        ("kernel", "elementwise_kernel", 0),
+        ("memcpy", "Memcpy DtoH", 8),
+        ("memset", "Memset", 0),
+    ]
+    assert (spans[0].symbol, spans[0].grid, spans[0].block) == (template, (4, 1, 1), (128, 1, 1))
 
 
 @pytest.mark.parametrize(
@@ -94,14 +94,14 @@ def test_kernels_of_a_graph_share_one_launch_and_say_so(launched_by, graph, in_g
     launches = [launch(5.0, correlation=1, name=launched_by)] if launched_by else []
     arguments = {} if graph is None else {"graph id": graph}
     kernels = [kernel("k", 20 + i, 0.5, correlation=1, **arguments) for i in range(3)]
-    found = work(call(0.0), *launches, *kernels)
-    assert [(span.in_graph, span.launch) for span in found] == [(in_graph, 1)] * 3
+    ran = work(call(0.0), *launches, *kernels)
+    assert [(span.in_graph, span.launch) for span in ran] == [(in_graph, 1)] * 3
 
 
 def test_nested_api_calls_of_one_launch_give_one_launch_the_outer_one():
     driver = event("cuda_driver", "cuLaunchKernel", 6.0, 2.0, correlation=1)
-    found = read(call(0), driver, launch(5.0, correlation=1), kernel("k", 20, 1, correlation=1))
-    assert [span.name for span in found if span.kind == "launch"] == ["cudaLaunchKernel"]
+    ran = read(call(0), driver, launch(5.0, correlation=1), kernel("k", 20, 1, correlation=1))
+    assert [span.name for span in ran if span.kind == "launch"] == ["cudaLaunchKernel"]
 
 
 def test_a_trace_that_holds_no_cuda_call_proves_no_absence_of_kernels():
@@ -125,18 +125,20 @@ def test_streams_are_lanes_and_devices_are_named_where_there_are_several(other, 
 def test_an_operators_own_time_is_without_the_operators_it_calls():
     times = {"softmax": (10, 30), "_softmax": (12, 20), "empty": (13, 5), "add": (40, 10)}
     events = [event("cpu_op", name, *time) for name, time in times.items()]
-    found = spans.operators(read(call(0.0), *events))
-    own = [("softmax", 10, 0), ("_softmax", 15, 1), ("empty", 5, 2), ("add", 10, 0)]
-    assert [(span.name, span.self_us, span.depth) for span in found] == own
-    assert spans.busy_us(found) == sum(span.self_us for span in found) == 40.0
+    operators = spans.operators(read(call(0.0), *events))
+    rows = [("softmax", 10, 0), ("_softmax", 15, 1), ("empty", 5, 2), ("add", 10, 0)]
+    assert [(span.name, span.self_us, span.depth) for span in operators] == rows
+    assert spans.busy_us(operators) == sum(span.self_us for span in operators) == 40.0
 
 
 def test_operators_outside_of_the_calls_are_left_out_and_threads_are_lanes():
     events = [event("cpu_op", "aten::mm", 10, 5), event("cpu_op", "aten::later", 500, 5)]
     other = event("cpu_op", "aten::mm_backward", 12, 5, tid=4711)
-    found = spans.operators(read(call(0.0), *events, other))
-    lanes = {span.name: span.lane for span in found}
-    assert lanes == {"aten::mm": "main thread", "aten::mm_backward": "thread 2"}
+    operators = spans.operators(read(call(0.0), *events, other))
+    assert {span.name: span.lane for span in operators} == {
+        "aten::mm": "main thread",
+        "aten::mm_backward": "thread 2",
+    }
 
 
 def of(start, length, name="k", number=0):
@@ -157,5 +159,5 @@ def test_busy_time_counts_overlapping_lanes_once():
 
 
 def test_times_of_a_name_are_added_up_call_by_call():
-    found = spans.per_call([of(0, 2), of(3, 1), of(9, 4, number=2), of(5, 1, "b")], 3)
-    assert found == {"k": [3.0, 0.0, 4.0], "b": [1.0, 0.0, 0.0]}
+    times = spans.per_call([of(0, 2), of(3, 1), of(9, 4, number=2), of(5, 1, "b")], 3)
+    assert times == {"k": [3.0, 0.0, 4.0], "b": [1.0, 0.0, 0.0]}

@@ -1,6 +1,6 @@
 """Timers: each by its own name, none stands in for another, all in microseconds."""
 
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from statistics import median
 
@@ -60,32 +60,10 @@ def test_a_rotation_that_cannot_be_cold_is_refused(count):
     ids=["steady at once", "slow first", "steps later", "heavy for a second", "never, and it ends"],
 )
 def test_work_runs_until_two_windows_agree_and_heavy_work_for_a_second(call_us, samples, count):
-    told = iter(samples)
+    lengths = iter(samples)
     calls = round(samples[0] / call_us)
-    spent = timer.settle(lambda: next(told), calls)
+    spent = timer.settle(lambda: next(lengths), calls)
     assert spent == pytest.approx(sum(samples[:count]), abs=1)
-
-
-def test_load_is_read_while_each_sample_runs(monkeypatch):
-    read, order = iter([(500, 1900), (600, 1800)]), []
-
-    def event_us(replay, meanwhile=lambda: None, queue_us=0.0):
-        order.append("replay")
-        meanwhile()
-        return 100.0
-
-    @contextmanager
-    def reader():
-        yield lambda: order.append("read") or next(read)
-
-    for name, value in (("_event_us", event_us), ("load_reader", reader)):
-        monkeypatch.setattr(timer, name, value)
-    monkeypatch.setattr(timer, "MIN_SAMPLES", 2)
-    monkeypatch.setattr(timer, "MAX_SAMPLES", 2)
-    timing = timer._settled_samples(lambda: None, 10)
-    assert (timing.samples_us, timing.power_w) == ((10.0, 10.0), (500, 600))
-    assert timing.sm_clock_mhz == (1900, 1800) and timing.settle_us == 400
-    assert order[-4:] == ["replay", "read"] * 2
 
 
 @pytest.mark.parametrize("hiccups", range(timer.MOST_HICCUPS + 2))
@@ -108,6 +86,7 @@ def test_what_a_call_adds_is_each_samples_own_difference_and_never_nothing(monke
         return
     timing = timer._settled_samples(iter(both), 10, less=iter(alone))
     assert (timing.samples_us, timing.power_w) == ((3.0, 6.0), (0, 1 + hiccups))
+    assert timing.sm_clock_mhz == (1900, 1900)
 
 
 def test_a_replay_begins_once_the_host_has_queued_it_and_calls_from_python_do_not(monkeypatch):
