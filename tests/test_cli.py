@@ -149,18 +149,18 @@ def test_explain_prints_the_choice_and_every_row_or_json_with_kernel_and_reasons
     first, *rest = capsys.readouterr().out.splitlines()
     assert first == "flashinfer==0.6.3, decode on sm90, policy auto: fa3"
     assert rest[2].startswith("yes  fa3 ") and rest[2].endswith("FlashInfer #2148")
-    asked = ["--library", "sglang==0.5.23", "--gpu", "sm80", "--call", "graph", "--json"]
-    assert cli.main([*EXPLAIN, *asked]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert (said["backend"], said["kernel"]) == ("flashinfer", "fa2")
-    assert said["reasons"][-1]["source"].startswith("SGLang #18364")
-    asked = ["--library", "vllm==0.33.0", "--gpu", "sm90", "--call", "model=gemma4"]
-    assert cli.main([*EXPLAIN, *asked, "--call", "sinks"]) == 0
+    options = ["--library", "sglang==0.5.23", "--gpu", "sm80", "--call", "graph", "--json"]
+    assert cli.main([*EXPLAIN, *options]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["backend"], answer["kernel"]) == ("flashinfer", "fa2")
+    assert answer["reasons"][-1]["source"].startswith("SGLang #18364")
+    options = ["--library", "vllm==0.33.0", "--gpu", "sm90", "--call", "model=gemma4"]
+    assert cli.main([*EXPLAIN, *options, "--call", "sinks"]) == 0
     assert "not used by its rules: model\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("asked", "reason"),
+    ("options", "reason"),
     [
         (("--gpu", "sm70"), "gpu must be one of sm80"),
         (("--gpu", "sm80", "--policy", "fa3"), "fa3 cannot run decode on sm80"),
@@ -178,6 +178,6 @@ def test_explain_prints_the_choice_and_every_row_or_json_with_kernel_and_reasons
         ),
     ],
 )
-def test_explain_of_what_nobody_knows_fails_in_one_line(fails, asked, reason):
-    command = EXPLAIN[:1] if "--diff" in asked else EXPLAIN
-    assert reason in fails(*command, *asked)
+def test_explain_of_what_nobody_knows_fails_in_one_line(fails, options, reason):
+    command = EXPLAIN[:1] if "--diff" in options else EXPLAIN
+    assert reason in fails(*command, *options)

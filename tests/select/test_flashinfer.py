@@ -41,10 +41,10 @@ MLA_CALLS = (
 @pytest.fixture(scope="session")
 def release():
     """The FlashInfer that is installed, or first on PYTHONPATH; imported only for these tests."""
-    found = installed()
-    if not found:
+    version = installed()
+    if not version:
         pytest.skip("needs FlashInfer: pip install flashinfer-python")
-    return Version(found)
+    return Version(version)
 
 
 def since(first, release, why):
@@ -55,10 +55,10 @@ def since(first, release, why):
 
 def agree(release, mode, gpu, cases):
     """The library resolves as `explain` says; a call that it refuses must have a `problem`."""
-    asked = {"library": f"flashinfer=={release}", "mode": mode, "gpu": gpu, "env": {}}
+    where = {"library": f"flashinfer=={release}", "mode": mode, "gpu": gpu, "env": {}}
     with as_if_on(gpu):
         for spec, call in cases:
-            choice = explain(spec, call=call, **asked)
+            choice = explain(spec, call=call, **where)
             try:
                 taken = resolve(spec, call, mode=mode)
             except (ValueError, NotImplementedError) as error:
