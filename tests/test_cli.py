@@ -32,22 +32,22 @@ def tiny(instant_jobs, without_gpu, monkeypatch):
 def test_help_is_given_for_every_command_and_lists_the_studies(command, capsys):
     with pytest.raises(SystemExit, match="0"):
         cli.main([*command.split(), "--help"])
-    told = capsys.readouterr().out
-    assert f"usage: python -m attnlib {command}" in told
-    assert command != "measure" or all(name in "".join(told.split()) for name in STUDIES)
+    text = capsys.readouterr().out
+    assert f"usage: python -m attnlib {command}" in text
+    assert command != "measure" or all(name in "".join(text.split()) for name in STUDIES)
 
 
 def test_a_report_is_asked_for_by_numbers_or_is_one_line(fails, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "only must be of 00, 01, " in fails("report", "--only", "02,99", "--out", "report.html")
     assert list(tmp_path.iterdir()) == []
-    asked = {}
+    options = {}
     monkeypatch.setattr(
         "attnlib.report.build.build_report",
-        lambda out, *, only, on_notebook: asked.update(only=only),
+        lambda out, *, only, on_notebook: options.update(only=only),
     )
     assert cli.main(["report", "--only", "02,05"]) == 0
-    assert asked == {"only": ["02", "05"]} and (tmp_path / "build" / "report").is_dir()
+    assert options == {"only": ["02", "05"]} and (tmp_path / "build" / "report").is_dir()
 
 
 @pytest.mark.parametrize("arguments", [[], ["profile"], ["measure"], ["measure", "--rounds", "x"]])
@@ -78,7 +78,7 @@ def test_measuring_without_a_gpu_fails_in_one_line(fails, without_gpu):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "words"),
     [
         (["nope"], f"one of {', '.join([*STUDIES, 'tiny'])}, got 'nope'"),
         (["auto_resolution", "--overlay", "x"], "NAME==VERSION=DIR, got 'x'"),
@@ -86,9 +86,9 @@ def test_measuring_without_a_gpu_fails_in_one_line(fails, without_gpu):
         (["tiny", "--cluster", "tcp://127.0.0.1:1"], 'pip install "attnlib[cluster]"'),
     ],
 )
-def test_what_cannot_be_measured_fails_in_one_line(fails, tiny, monkeypatch, arguments, said):
+def test_what_cannot_be_measured_fails_in_one_line(fails, tiny, monkeypatch, arguments, words):
     monkeypatch.setitem(sys.modules, "distributed", None)
-    assert fails("measure", *arguments).endswith(said)
+    assert fails("measure", *arguments).endswith(words)
 
 
 def test_a_line_that_a_killed_sweep_cut_short_is_set_aside_and_said(tiny, capsys, fails):
@@ -125,16 +125,16 @@ def test_measure_does_what_its_options_say_and_names_the_file_it_wrote(
 
 
 def test_measure_on_a_cluster_says_what_is_on_record(tiny, monkeypatch, capsys):
-    asked = []
+    sweeps = []
 
     def measure_on_cluster(chosen, client, sweep):
-        asked.append((chosen, client, sweep.headline, sweep.rounds, sweep.retry))
+        sweeps.append((chosen, client, sweep.rounds, sweep.retry))
         return {"refused": 1, "ok": 3}
 
     monkeypatch.setattr(cli.cluster, "connect", lambda address: nullcontext(f"client of {address}"))
     monkeypatch.setattr(cli.cluster, "measure_on_cluster", measure_on_cluster)
     assert cli.main(["measure", "tiny", "--cluster", "tcp://one:1", "--rounds", "2"]) == 0
-    assert asked == [(TINY, "client of tcp://one:1", False, 2, False)]
+    assert sweeps == [(TINY, "client of tcp://one:1", 2, False)]
     assert capsys.readouterr().out.endswith("of the workers: 3 ok, 1 refused\n")
     assert tiny.jobs == []
 

@@ -1,6 +1,7 @@
 """Ratios of paired rounds: right where the answer is known, honest where there is too little."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -22,7 +23,12 @@ RIGHT = {
     1.05: ("slower",),
     0.95: ("faster", "not slower"),
     JUST_SLOWER: ("slower",),
+    # Savings.
+    0.0: (),
+    5.0: ("faster",),
 }
+"""The verdicts that are right, by the true ratio, or by the microseconds that are saved."""
+TRUTHS = [(1.0,), (JUST_SLOWER,), (1.0, 1.05, 0.95)]
 
 
 def experiment(seed, rounds=8):
@@ -34,8 +40,8 @@ def experiment(seed, rounds=8):
 
 
 def judged(pair, **options):
-    (found,) = judge_ratios([pair], **options)
-    return found
+    (row,) = judge_ratios([pair], **options)
+    return row
 
 
 @pytest.mark.parametrize(
@@ -47,32 +53,32 @@ def judged(pair, **options):
     ],
 )
 def test_the_ratio_is_the_geometric_mean_over_rounds(numerators, denominators, ratio):
-    found = judged((numerators, denominators))
-    assert found.ratio == pytest.approx(ratio)
-    assert found.rounds == len(numerators)
+    result = judged((numerators, denominators))
+    assert result.ratio == pytest.approx(ratio)
+    assert result.rounds == len(numerators)
 
 
 def test_the_interval_holds_the_truth_however_the_gpu_drifted_and_has_no_favourite_side():
     a, b = experiment(3)
-    found, inverse = judged((a, b)), judged((b, a))
-    assert found.low < TRUTH < found.high and found.high / found.low < 1.1
+    result, inverse = judged((a, b)), judged((b, a))
+    assert result.low < TRUTH < result.high and result.high / result.low < 1.1
     bounds = (1 / inverse.ratio, 1 / inverse.high, 1 / inverse.low)
-    assert bounds == pytest.approx((found.ratio, found.low, found.high))
+    assert bounds == pytest.approx((result.ratio, result.low, result.high))
 
 
 # Three rounds are what the published studies have at least.
 @pytest.mark.parametrize("rounds", [3, 20])
 def test_the_interval_holds_the_truth_about_as_often_as_it_claims(rounds):
     intervals = [judged(experiment(seed, rounds)) for seed in range(400)]
-    held = sum(found.low <= TRUTH <= found.high for found in intervals) / len(intervals)
+    held = sum(result.low <= TRUTH <= result.high for result in intervals) / len(intervals)
     assert held == pytest.approx(CONFIDENCE, abs=0.05)
 
 
 @pytest.mark.parametrize("judge", [judge_ratios, judge_savings])
 def test_one_round_decides_nothing_and_rounds_that_do_not_pair_are_refused(judge):
-    (found,) = judge([([3.0], [1.0])])
-    assert (found.verdict, found.rounds) == ("ambiguous", 1)
-    assert math.isnan(found.low) and math.isnan(found.high)
+    (result,) = judge([([3.0], [1.0])])
+    assert (result.verdict, result.rounds) == ("ambiguous", 1)
+    assert math.isnan(result.low) and math.isnan(result.high)
     assert judge([]) == []
     for left, right in (([1.0, 2.0], [1.0]), ([], [])):
         counts = f"got {len(left)} and {len(right)}"
@@ -92,9 +98,9 @@ def test_one_round_decides_nothing_and_rounds_that_do_not_pair_are_refused(judge
     ],
 )
 def test_a_verdict_needs_an_interval_and_an_effect_beyond_the_margin(numerators, us, word):
-    found = judged(([us * each for each in numerators], [us] * 3))
+    result = judged(([us * each for each in numerators], [us] * 3))
     margin = SHORT_MARGIN if us < 30 else LONG_MARGIN
-    assert (found.verdict, found.margin) == (word, margin)
+    assert (result.verdict, result.margin) == (word, margin)
 
 
 @pytest.mark.parametrize(
@@ -110,49 +116,47 @@ def test_a_verdict_needs_an_interval_and_an_effect_beyond_the_margin(numerators,
 )
 def test_not_slower_than_a_margin_needs_an_interval_that_ends_below_it(ratio, spread, word):
     logs = np.log(ratio) + spread * np.array([-1.0, 1.0, -1.0, 1.0])
-    found = judged((np.exp(logs), [1.0] * 4), not_slower=0.02)
-    assert (found.verdict, found.margin) == (word, 0.02)
+    result = judged((np.exp(logs), [1.0] * 4), not_slower=0.02)
+    assert (result.verdict, result.margin) == (word, 0.02)
 
 
-def share_of_wrong_tables(tables, draw_pairs, is_wrong, judge):
-    """Of `tables` tables drawn at random, the share with a wrong verdict in any row."""
+def assert_rarely_wrong(tables, draw_table, judge):
+    """Of `tables` tables drawn at random, about one in twenty or fewer has any wrong verdict.
+
+    `draw_table` draws the truth of each row and its pair of times.
+    """
     rng = np.random.default_rng(7)
-    wrong = 0
+    wrong, error = 0, 1 - CONFIDENCE
     for _ in range(tables):
-        truths, pairs = draw_pairs(rng)
-        found = judge(pairs)
-        wrong += any(map(is_wrong, truths, found))
-    return wrong / tables
+        truths, pairs = draw_table(rng)
+        rows = zip(truths, judge(pairs), strict=True)
+        decided = [(truth, row.verdict) for truth, row in rows if row.verdict != "ambiguous"]
+        wrong += any(verdict not in RIGHT[truth] for truth, verdict in decided)
+    # More than two standard errors above 5 % would show a wrong rule.
+    assert wrong / tables <= error + 2 * math.sqrt(error / tables)
+
+
+def drawing(truths, rows, sigma, rounds):
+    """Draws tables of calls of 100 us whose ratios are of `truths`, with noise `sigma`."""
+
+    def draw_table(rng):
+        drawn = rng.choice(truths, rows)
+        a, b = 100 * np.exp(rng.normal(0, sigma, (2, rows, rounds)))
+        return drawn, list(zip(a * drawn[:, None], b, strict=True))
+
+    return draw_table
 
 
 @pytest.mark.parametrize("sigma", [0.005, 0.01, 0.05])
-@pytest.mark.parametrize("truths", [(1.0,), (JUST_SLOWER,), (1.0, 1.05, 0.95)])
+@pytest.mark.parametrize("truths", TRUTHS)
 @pytest.mark.parametrize(("rows", "not_slower"), [(1, 0.0), (6, 0.0), (6, 0.02)])
 def test_about_one_table_in_twenty_or_fewer_has_a_wrong_verdict(sigma, truths, rows, not_slower):
-    def draw_pairs(rng):
-        drawn = rng.choice(truths, rows)
-        a, b = 100 * np.exp(rng.normal(0, sigma, (2, rows, 4)))
-        return drawn, list(zip(a * drawn[:, None], b, strict=True))
-
-    def is_wrong(truth, found):
-        return found.verdict != "ambiguous" and found.verdict not in RIGHT[truth]
-
-    def judge(pairs):
-        return judge_ratios(pairs, not_slower=not_slower)
-
-    tables, error = 200, 1 - CONFIDENCE
-    share = share_of_wrong_tables(tables, draw_pairs, is_wrong, judge)
-    # More than two standard errors above 5 % would show a wrong rule.
-    assert share <= error + 2 * math.sqrt(error / tables)
+    judge = partial(judge_ratios, not_slower=not_slower)
+    assert_rarely_wrong(200, drawing(truths, rows, sigma, 4), judge)
 
 
-@pytest.mark.parametrize("truths", [(1.0,), (JUST_SLOWER,), (1.0, 1.05, 0.95)])
+@pytest.mark.parametrize("truths", TRUTHS)
 def test_looking_again_and_again_gives_no_more_wrong_tables(truths):
-    def draw_pairs(rng):
-        drawn = rng.choice(truths, 3)
-        a, b = 100 * np.exp(rng.normal(0, 0.02, (2, 3, LOOKS[-1])))
-        return drawn, list(zip(a * drawn[:, None], b, strict=True))
-
     def judge(pairs):
         """Each row's verdict of the first look that has one."""
         by_look = [
@@ -161,35 +165,25 @@ def test_looking_again_and_again_gives_no_more_wrong_tables(truths):
         rows = zip(*by_look, strict=True)
         return [next((v for v in row if v.verdict != "ambiguous"), row[-1]) for row in rows]
 
-    def is_wrong(truth, found):
-        return found.verdict not in ("ambiguous", *RIGHT[truth])
-
-    tables, error = 300, 1 - CONFIDENCE
-    share = share_of_wrong_tables(tables, draw_pairs, is_wrong, judge)
-    assert share <= error + 2 * math.sqrt(error / tables)
+    assert_rarely_wrong(300, drawing(truths, 3, 0.02, LOOKS[-1]), judge)
 
 
-def test_savings_of_nothing_are_told_wrongly_in_about_one_table_in_twenty():
-    def draw_pairs(rng):
+def test_about_one_table_in_twenty_or_fewer_has_a_wrong_saving():
+    def draw_table(rng):
         saved = np.repeat([0.0, 5.0], [8, 2])
         before, after = 50 + rng.normal(0, 1, (2, 10, 4))
         return saved, list(zip(before + saved[:, None], after, strict=True))
 
-    def is_wrong(saved, found):
-        return saved == 0 and found.verdict != "ambiguous"
-
-    tables, error = 300, 1 - CONFIDENCE
-    share = share_of_wrong_tables(tables, draw_pairs, is_wrong, judge_savings)
-    assert share <= error + 2 * math.sqrt(error / tables)
+    assert_rarely_wrong(300, draw_table, judge_savings)
 
 
-def test_an_effect_of_three_percent_is_found_in_four_of_five_studies_of_eight_rounds():
-    rng, found = np.random.default_rng(7), 0
+def test_an_effect_of_three_percent_shows_in_four_of_five_studies_of_eight_rounds():
+    rng, slower = np.random.default_rng(7), 0
     for _ in range(200):
         drift = rng.normal(0, 0.01, (2, 8))
         a, b = 100 * np.exp(drift)
-        found += judged((1.03 * a, b)).verdict == "slower"
-    assert found / 200 > 0.8
+        slower += judged((1.03 * a, b)).verdict == "slower"
+    assert slower / 200 > 0.8
 
 
 def test_a_row_is_judged_with_what_the_table_knows_of_noise():
@@ -202,7 +196,7 @@ def test_a_row_is_judged_with_what_the_table_knows_of_noise():
 
 
 def test_a_saving_is_the_mean_difference_with_students_interval():
-    (found,) = judge_savings([([10.0, 12.0, 14.0], [9.0, 9.0, 9.0])])
+    (result,) = judge_savings([([10.0, 12.0, 14.0], [9.0, 9.0, 9.0])])
     reach = 4.302653 * 2 / math.sqrt(3)
-    assert (found.saved, found.low, found.high) == pytest.approx((3.0, 3 - reach, 3 + reach))
-    assert found.verdict == "ambiguous"
+    assert (result.saved, result.low, result.high) == pytest.approx((3.0, 3 - reach, 3 + reach))
+    assert result.verdict == "ambiguous"

@@ -107,8 +107,8 @@ class Writer:
                 row | {named: names.index(event["name"])}
             )
         with closing(sqlite3.connect(path)) as base:
-            for table, own in rows.items():
-                pd.DataFrame(own).to_sql(table, base, index=False)
+            for table, lines in rows.items():
+                pd.DataFrame(lines).to_sql(table, base, index=False)
         return path
 
 
