@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from tempfile import TemporaryFile
 
 
 def write_whole(path: Path, data: bytes) -> Path:
@@ -10,7 +11,7 @@ def write_whole(path: Path, data: bytes) -> Path:
     Killed at any instant, the file is the old one or the new one, never half of either. If writing
     fails, what was there stays and nothing is left beside it; raises OSError.
     """
-    unfinished = beside(path)
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
     try:
         with unfinished.open("wb") as file:
             file.write(data)
@@ -22,20 +23,11 @@ def write_whole(path: Path, data: bytes) -> Path:
     return path
 
 
-def beside(path: Path) -> Path:
-    """The unfinished file of this process beside `path`, for writers that need a file's name."""
-    return path.with_name(f"{path.name}.{os.getpid()}.unfinished")
-
-
 def require_writable(out: Path) -> None:
     """ValueError unless a file can be made beside `out` and put in its place."""
     if out.exists() and not out.is_file():
         raise ValueError(f"out must be a file to write, {out} is a folder or a device")
-    if not out.parent.is_dir():
-        raise ValueError(f"out must be in a folder that there is, got {out}")
-    probe = beside(out)
     try:
-        probe.touch()
-        probe.unlink()
+        TemporaryFile(dir=out.parent).close()
     except OSError as error:
         raise ValueError(f"out must be in a folder to write to, got {out}: {error}") from error

@@ -114,11 +114,12 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(
 ):
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setattr(html, "execute", lambda path: pytest.fail("was run"))
-    said = "a file to write" if name == "." else "in a folder that there is"
-    with pytest.raises(ValueError, match=f"out must be {said}"):
+    words = "a file to write" if name == "." else "in a folder to write to"
+    with pytest.raises(ValueError, match=f"out must be {words}"):
         html.build_report(tmp_path / name, folder)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
-    monkeypatch.setattr(html.Path, "touch", Mock(side_effect=PermissionError("Permission denied")))
+    refuse = Mock(side_effect=PermissionError("Permission denied"))
+    monkeypatch.setattr("attnlib.measure.files.TemporaryFile", refuse)
     with pytest.raises(ValueError, match=r"out must be in a folder to write to, .*Permission"):
         html.build_report(tmp_path / "a.html", folder)
 
