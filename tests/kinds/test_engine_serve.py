@@ -14,7 +14,7 @@ from support import sglang_fakes as fakes
 
 from attnlib.core.engines import arms
 from attnlib.core.spec import MODELS
-from attnlib.kinds.engine import __main__, serve
+from attnlib.kinds.engine import serve
 from attnlib.kinds.engine.case import ARMS, SIDE_BY_SIDE, START, EngineCase
 from attnlib.kinds.engine.measure import Setup
 from attnlib.kinds.engine.model import CONFIGS, write_model
@@ -212,7 +212,7 @@ def test_lines_in_are_lines_out_and_what_the_engine_prints_is_not_among_them(
 ):
     (tmp_path / "setup.json").write_text(json.dumps(SETUP))
     monkeypatch.setattr(sys, "stdin", [json.dumps(asked(steps=1)) + "\n"])
-    __main__.main(tmp_path / "setup.json")
+    serve.main(tmp_path / "setup.json")
     ready, answer = map(json.loads, capfd.readouterr().out.splitlines())
     assert ready == {"ready": True} and set(answer["arms"]) == set(FA3)
 

@@ -32,14 +32,6 @@ class State:
     backend: Any = None
     scheduled: bool = False
 
-    def configure(self, arms: dict[str, str], capture: Capture | None) -> None:
-        """Start over with these arms: nothing has run yet."""
-        self.arms = arms
-        self.calls = Counter()
-        self.capture = capture
-        self.backend = None
-        self.scheduled = False
-
     def arm(self, name: str) -> str:
         """The value that runs now, counted; the empty string where the arm is not set."""
         value = self.arms.get(name, "")

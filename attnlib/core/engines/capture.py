@@ -25,8 +25,7 @@ class Step:
     know them. `q_lengths` are the query tokens, empty also where each request has one.
     `batch_size` is without a graph's padding. Heads are those of a layer on this GPU; dtypes are
     torch's names. `kind` is `mha` (grouped-query too) or `mla`, `backend` the engine's name of its
-    attention backend, `release` the engine's; `draft` marks a draft model's step. `told` is the
-    head counts (`8/4`) that FlashAttention-3's schedule is computed for, empty where unknown.
+    attention backend, `release` the engine's; `draft` marks a draft model's step.
     """
 
     mode: str
@@ -43,7 +42,6 @@ class Step:
     backend: str
     release: str
     draft: bool
-    told: str = ""
 
     @property
     def spec(self) -> AttnSpec:
@@ -80,13 +78,18 @@ class Capture:
 
 
 def read(path: str | Path) -> list[Step]:
-    """The steps of a file; blank lines are skipped, ValueError names the first invalid line."""
+    """The steps of a file; blank lines are skipped, ValueError names the first invalid line.
+
+    Lines written up to 2026-11-26 have a field `told`, which nothing reads.
+    """
     steps = []
     for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
         if not line.strip():
             continue
         try:
-            steps.append(Step(**json.loads(line)))
+            form = dict(json.loads(line))
+            form.pop("told", None)
+            steps.append(Step(**form))
         except (ValueError, TypeError) as error:
             raise ValueError(f"{path}:{number} must be a captured step, got {error!r}") from None
     return steps

@@ -54,7 +54,7 @@ def register() -> None:
             return
         variables = " and ".join(name for name in os.environ if name.startswith(PREFIX))
         require_release(f"unset {variables}")
-        STATE.configure(arms, _capture(path))
+        STATE.arms, STATE.capture = arms, _capture(path)
         _hook()
     except Exception as error:
         raise SystemExit(f"attnlib: {error}") from error
@@ -66,7 +66,7 @@ def use(**arms: str) -> None:
     """Run other arms from the next step on, in this process: `use(metadata="fused")`.
 
     All arms of metadata leave the same words to a graph. Schedule and decode are captured in
-    graphs: `sglang_graphs.GraphSets` holds a set of graphs per arm. Raises ValueError for an
+    graphs: `kinds.engine.serve.GraphSets` holds a set of graphs per arm. Raises ValueError for an
     unknown arm or two that exclude each other, RuntimeError if its variable was not set when
     SGLang loaded its plugins.
     """

@@ -212,11 +212,6 @@ def _described(runner: Any, batch: Any, mode: str) -> Step | None:
     if get_attention_tp_rank():
         return None
     config, ranks = runner.model_config, get_attention_tp_size()
-    attention = getattr(runner, "attn_backend", None)
-    scheduled_heads = [
-        getattr(attention, "num_attention_heads", 0),
-        getattr(attention, "num_kv_heads", 0),
-    ]
     return Step(
         mode=mode,
         batch_size=batch.batch_size,
@@ -232,7 +227,6 @@ def _described(runner: Any, batch: Any, mode: str) -> Step | None:
         backend=str(runner.server_args.attention_backend),
         release=installed_version("sglang"),
         draft=bool(runner.is_draft_worker),
-        told="/".join(map(str, scheduled_heads)) if all(scheduled_heads) else "",
     )
 
 

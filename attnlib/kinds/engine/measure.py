@@ -31,7 +31,7 @@ from .group import EngineEndedError, EngineGroup
 from .model import write_model
 
 TIMERS = ("host", "profiler")
-COMMAND = (sys.executable, "-m", "attnlib.kinds.engine")
+COMMAND = (sys.executable, "-m", "attnlib.kinds.engine.serve")
 START_S = 300.0
 CASE_S = 200.0
 """Time limits of a start and of one case; the first start on a machine compiles for 80 s."""

@@ -1,4 +1,6 @@
-"""Inside an engine's process: SGLang with a model.
+"""Inside an engine's process: SGLang with a model; one JSON line per case in, one JSON line out.
+
+    python -m attnlib.kinds.engine.serve SETUP.json     (started by `measure`, not by hand)
 
 The cache is filled with normal values, so a context of any length costs a prefill of one token:
 requests get slots, shuffled as by an allocator in use, and are extended by one token. A case has
@@ -14,16 +16,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import cycle, islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from ...core.engines.arms import STATE
+from ...core.engines.sglang import use
+from ...core.engines.sglang_hooks import pin_decode
 from ...measure.trace import trace_kernels
 
 POOL_TOKENS = 300_000
@@ -69,6 +76,36 @@ def server_options(setup: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
+class GraphSets:
+    """CUDA graphs of one model under several arms of schedule and decode, in one process.
+
+    `model` is SGLang's ModelRunner; its graphs were captured under the arms that are set now. All
+    sets share one memory pool, as SGLang's graphs of several batch sizes do: replay one at a time.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self._at_start = dict(vars(model.attn_backend))
+        self._sets = {self._key(): (model.graph_runner, self._at_start)}
+
+    def use(self, **arms: str) -> None:
+        """As `sglang.use`; captures the graphs of arms that have none yet."""
+        use(**arms)
+        backend = self.model.attn_backend
+        key = self._key()
+        if key not in self._sets:
+            vars(backend).update(self._at_start, decode_cuda_graph_metadata={})
+            if "decode" in STATE.arms:
+                pin_decode(None, backend, self.model)
+            runner = type(self.model.graph_runner)(self.model)
+            self._sets[key] = (runner, dict(vars(backend)))
+        self.model.graph_runner, attributes = self._sets[key]
+        vars(backend).update(attributes)
+
+    def _key(self) -> tuple[str | None, str | None]:
+        return STATE.arms.get("schedule"), STATE.arms.get("decode")
+
+
 class Steps:
     """SGLang's synchronous runner, on one GPU."""
 
@@ -88,8 +125,6 @@ class Steps:
             getattr(bench, f"initialize_{name}_config")(args)
         self.runner, _ = bench.load_model(args, bench.PortArgs.init_new(args), 0, 0)
         self.model = self.runner.torch_runner
-        from ...core.engines.sglang_graphs import GraphSets
-
         self.graphs = GraphSets(self.model)
         self.start = dict(STATE.arms)
 
@@ -248,3 +283,19 @@ def _calls_since(before: dict[str, int]) -> dict[str, int]:
     for name, count in STATE.calls.items():
         calls[name] = count - before.get(name, 0) or count
     return calls
+
+
+def main(path: Path) -> None:
+    """Serve until stdin ends; an exception ends the process."""
+    setup = json.loads(path.read_text())
+    # SGLang prints: its output goes to stderr, our answers to where stdout was.
+    with os.fdopen(os.dup(1), "w", buffering=1) as answers:
+        os.dup2(2, 1)
+        engine = Steps(setup) if setup["driver"] == "steps" else Offline(setup)
+        answers.write('{"ready": true}\n')
+        for line in sys.stdin:
+            answers.write(json.dumps(engine.measure(json.loads(line))) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
