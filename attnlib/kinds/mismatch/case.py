@@ -130,16 +130,22 @@ def metadata_facts(mismatch: Mismatch, call: SchedulerFacts) -> SchedulerFacts:
     return replace(call, **mismatch.metadata)
 
 
+def metadata_lengths(mismatch: Mismatch, batch_size: int) -> np.ndarray:
+    """Tokens of each request in the metadata call [batch_size] int32, repeated where it has more
+    requests than the attention call."""
+    lens = sample_seq_lens(mismatch.case)
+    if mismatch.metadata_tokens:
+        lens = np.full_like(lens, mismatch.metadata_tokens)
+    return np.resize(lens, batch_size)
+
+
 def predict_splits(mismatch: Mismatch, *, num_sms: int) -> Splits:
     """What the model predicts for a case on a GPU of `num_sms` multiprocessors."""
     lens = sample_seq_lens(mismatch.case)
     call_lens = np.full_like(lens, mismatch.call_tokens) if mismatch.call_tokens else lens
-    metadata_lens = lens
-    if mismatch.metadata_tokens:
-        metadata_lens = np.full_like(lens, mismatch.metadata_tokens)
     call = call_facts(mismatch, num_sms=num_sms)
     made_for = metadata_facts(mismatch, call)
-    metadata_lens = np.resize(metadata_lens, made_for.batch_size)
+    metadata_lens = metadata_lengths(mismatch, made_for.batch_size)
     return Splits(
         in_metadata=int(plan_splits(made_for, metadata_lens).num_splits.max()),
         right=int(plan_splits(call, call_lens).num_splits.max()),

@@ -32,37 +32,7 @@ from ..check import Judge
 from ..decode.measure import build_workload
 from ..extend.measure import attend_extend
 from ..item import Item
-from .case import MISMATCHES, Mismatch, MismatchCase, metadata_facts
-
-STATUS = {
-    "refused by the guard": "refused",
-    "refused by the library": "error",
-    "wrong": "incorrect",
-}
-"""Outcome of `run_one` -> status of the record; a crash is an error that poisons."""
-
-
-class MismatchSubject(Subject):
-    """Runs the mismatch that an item's case names; only a harmless one is timed."""
-
-    def measure(self, item: Item[MismatchCase]) -> dict[str, Any]:
-        """Run one attention call with metadata of another call."""
-        if missing := backends.unavailable("flash-attn-3"):
-            return {"status": "refused", "reason": missing}
-        result = run_one(item.case.name, guard=item.case.guard, device=self.bench.device)
-        if result["outcome"] == "crashed":
-            raise RuntimeError(f"CUDA error: {result['reason']}")
-        fields = {
-            "oracle_error": result["relative_error"],
-            "oracle_budget": result["budget"],
-            "reported_backend": result["outcome"],
-        }
-        splits = f"splits {result['splits_in_metadata']}, right {result['splits_right']}"
-        if result["outcome"] != "harmless":
-            reason = result["reason"] or f"{splits}, cap of the call {result['cap_of_call']}"
-            return {"status": STATUS[result["outcome"]], "reason": reason, **fields}
-        timing = run_timer(item.timer)(result["call"])
-        return timed_fields(timing, kernels=(), work_per_call=0.0) | {"reason": splits, **fields}
+from .case import MISMATCHES, Mismatch, MismatchCase, metadata_facts, metadata_lengths
 
 
 @dataclass(frozen=True)
@@ -76,44 +46,47 @@ class _Call:
     q_len: int
 
 
-def run_one(name: str, *, guard: bool, device: str = "cuda") -> dict[str, Any]:
-    """Run one case and check it against the oracle: `outcome`, `reason`, `relative_error`, splits.
+class MismatchSubject(Subject):
+    """Runs the mismatch that an item's case names; only a harmless one is timed."""
 
-    `splits_in_metadata`, `splits_right` and `cap_of_call` are as in `Splits`. Where there is an
-    output, `call` computes it again. Raises ValueError listing the names of the cases.
-    """
-    by_name = {case.name: case for case in MISMATCHES}
-    require_word("name", name, by_name)
-    mismatch = by_name[name]
-    call = _build_call(mismatch, device)
-    made_for = metadata_facts(mismatch, call.facts)
-    lens = _metadata_lengths(mismatch, call, made_for)
-    words = ask_library(made_for, lens)
-    right = ask_library(call.facts, call.batch.seq_lens)
-    result = {
-        "splits_in_metadata": int(words[: made_for.batch_size].max()),
-        "splits_right": int(right[: call.facts.batch_size].max()),
-        "cap_of_call": call.facts.split_cap,
-        "relative_error": None,
-        "budget": None,
-        "reason": "",
-    }
-    q_lens = torch.full_like(call.batch.seq_lens_cpu, call.q_len)
-    oracle = Judge(attend_extend, call.q, call.kv, ExtendBatch.build(call.batch, q_lens))
-    if guard:
-        attention = partial(_guarded, mismatch, call, made_for, lens)
-    else:
-        attention = partial(_unguarded, mismatch, call, words)
-    try:
-        verdict = oracle.check(attention())
-    except (ValueError, RuntimeError) as error:
-        return result | _refusal(error)
-    return result | {
-        "outcome": "harmless" if verdict.passed else "wrong",
-        "relative_error": verdict.error if math.isfinite(verdict.error) else None,
-        "budget": verdict.budget,
-        "call": attention,
-    }
+    def measure(self, item: Item[MismatchCase]) -> dict[str, Any]:
+        """Run one attention call with metadata of another call.
+
+        `reported_backend` is the outcome. Raises ValueError listing the names of the mismatches,
+        RuntimeError if the process is lost.
+        """
+        if missing := backends.unavailable("flash-attn-3"):
+            return {"status": "refused", "reason": missing}
+        by_name = {mismatch.name: mismatch for mismatch in MISMATCHES}
+        require_word("name", item.case.name, by_name)
+        mismatch = by_name[item.case.name]
+        call = _build_call(mismatch, self.bench.device)
+        made_for = metadata_facts(mismatch, call.facts)
+        lens = torch.from_numpy(metadata_lengths(mismatch, made_for.batch_size))
+        lens = lens.to(self.bench.device)
+        words = ask_library(made_for, lens)
+        right = ask_library(call.facts, call.batch.seq_lens)
+        in_metadata = int(words[: made_for.batch_size].max())
+        splits = f"splits {in_metadata}, right {int(right[: call.facts.batch_size].max())}"
+        run = partial(_unguarded, mismatch, call, words)
+        if item.case.guard:
+            run = partial(_guarded, mismatch, call, made_for, lens)
+        q_lens = torch.full_like(call.batch.seq_lens_cpu, call.q_len)
+        oracle = Judge(attend_extend, call.q, call.kv, ExtendBatch.build(call.batch, q_lens))
+        try:
+            verdict = oracle.check(run())
+        except (ValueError, RuntimeError) as error:
+            return _refused(error)
+        fields = {
+            "oracle_error": verdict.error if math.isfinite(verdict.error) else None,
+            "oracle_budget": verdict.budget,
+        }
+        if not verdict.passed:
+            reason = f"{splits}, cap of the call {call.facts.split_cap}"
+            wrong = {"status": "incorrect", "reason": reason, "reported_backend": "wrong"}
+            return wrong | fields
+        timed = timed_fields(run_timer(item.timer)(run), kernels=(), work_per_call=0.0)
+        return timed | {"reason": splits, "reported_backend": "harmless", **fields}
 
 
 def _build_call(mismatch: Mismatch, device: str) -> _Call:
@@ -127,13 +100,6 @@ def _build_call(mismatch: Mismatch, device: str) -> _Call:
         rows = replace(mismatch.case, batch_size=batch.batch_size * q_len, kv_len=1)
         q = build_workload(rows, device=device).q
     return _Call(q, work.kv, batch, facts_of(batch, **mismatch.call), q_len)
-
-
-def _metadata_lengths(mismatch: Mismatch, call: _Call, made_for: SchedulerFacts) -> torch.Tensor:
-    lens = call.batch.seq_lens
-    if mismatch.metadata_tokens or mismatch.call_tokens:
-        lens = torch.full_like(lens, mismatch.metadata_tokens or mismatch.case.kv_len)
-    return lens.repeat(-(-made_for.batch_size // len(lens)))[: made_for.batch_size].contiguous()
 
 
 def _unguarded(mismatch: Mismatch, call: _Call, words: torch.Tensor) -> torch.Tensor:
@@ -152,9 +118,12 @@ def _guarded(
     return attend(call.q, call.kv, call.batch, metadata=metadata, **mismatch.call)
 
 
-def _refusal(error: ValueError | RuntimeError) -> dict[str, str]:
+def _refused(error: ValueError | RuntimeError) -> dict[str, Any]:
+    """The fields of a call that was refused; RuntimeError if the process is lost."""
     reason = " ".join(str(error).split())[:300]
+    fields = {"reason": reason, "oracle_error": None, "oracle_budget": None}
     if isinstance(error, ValueError):
-        return {"outcome": "refused by the guard", "reason": reason}
-    lost = "CUDA error" in reason or type(error).__name__ == "AcceleratorError"
-    return {"outcome": "crashed" if lost else "refused by the library", "reason": reason}
+        return {"status": "refused", "reported_backend": "refused by the guard", **fields}
+    if "CUDA error" in reason or type(error).__name__ == "AcceleratorError":
+        raise RuntimeError(f"CUDA error: {reason}") from error
+    return {"status": "error", "reported_backend": "refused by the library", **fields}

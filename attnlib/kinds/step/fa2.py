@@ -13,20 +13,15 @@ of the GPU, unless it waits for the lengths. `plan_us` is what the host does bef
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from ...core import backends
 from ...core.batch import PagedKV
 from ...core.metadata.kv_indices import build_kv_indices
-from ...measure.timer import capture, time_eager, warm_up
-from ..call import timed_call
-from ..check import Judge
+from ...measure.timer import capture, warm_up
 from ..decode.case import DecodeCase
 from ..inputs import Workload
-from ..item import Item
-from .case import StepCase
 
 COPIED, HOST, PLANNED = "fa2-step-copied", "fa2-step-host", "fa2-step-planned"
 BACKENDS = dict.fromkeys((COPIED, HOST), "flashinfer-fa2") | {PLANNED: "flashinfer-fa2-planned"}
@@ -98,15 +93,3 @@ class EngineStep:
             cache = self.caches[layer % len(self.caches)]
             out = self._backend.run(self.work.q, cache, self.plan)
         self.out.copy_(out)
-
-
-def timed_step(step: EngineStep, item: Item[StepCase], judge: Judge) -> dict[str, Any]:
-    """A record's fields: the last layer's output checked, steps in a row timed, one traced."""
-    return timed_call(
-        step,
-        judge,
-        step.plan.reported_backend,
-        timer=lambda: time_eager(step, SAMPLE_US),
-        replan=None if item.backend == PLANNED else step.prepare,
-        work_per_call=float(item.case.decode.cost.io_bytes * item.case.layers),
-    )

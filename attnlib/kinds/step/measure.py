@@ -29,10 +29,9 @@ from ...core.metadata.decode import build_decode_metadata
 from ...core.metadata.step import build_step_metadata
 from ...core.schedule.flash_attn3 import SchedulerMetadata, precompute, reserve
 from ...core.spec import require_word
-from ...measure.timer import cold_copies, run_timer
-from ...measure.trace import trace_kernels
-from ..base import Subject, oracle_fields, timed_fields
-from ..call import cache_copies
+from ...measure.timer import cold_copies, run_timer, time_eager
+from ..base import Subject
+from ..call import cache_copies, timed_call
 from ..decode.measure import Oracle, build_workload
 from ..item import Item
 from ..metadata import eager
@@ -78,20 +77,28 @@ class StepSubject(Subject):
             return {"status": "refused", "reason": reason}
         timer = run_timer(item.timer)
         self._prepare(case)
+        work = float(case.decode.cost.io_bytes * case.layers)
         if backend in fa2.BACKENDS:
-            return fa2.timed_step(self._engine(backend, case.layers), item, self._oracle)
+            engine = self._engine(backend, case.layers)
+            return timed_call(
+                engine,
+                self._oracle,
+                engine.plan.reported_backend,
+                timer=partial(time_eager, engine, fa2.SAMPLE_US),
+                replan=None if backend == fa2.PLANNED else engine.prepare,
+                work_per_call=work,
+            )
         batch, prepare = self._prepared(ALONE.get(backend, backend))
         step = partial(self._run_layers, batch, prepare, case.layers)
-        verdict = self._oracle.check(step())
-        fields = {"reported_backend": reported(), **oracle_fields(verdict)}
-        if not verdict.passed:
-            return fields
-        timed = prepare if backend in ALONE else step
-        # Timed before it is traced: the profiler's callbacks stay on, and slow every launch.
-        timing = timer(timed)
-        kernels = trace_kernels(timed)
-        work = float(case.decode.cost.io_bytes * case.layers)
-        return timed_fields(timing, kernels=kernels, work_per_call=work) | fields
+        timed: Callable[[], object] = prepare if backend in ALONE else step
+        return timed_call(
+            step,
+            self._oracle,
+            reported(),
+            timer=partial(timer, timed),
+            traced=timed,
+            work_per_call=work,
+        )
 
     def _engine(self, backend: str, layers: int) -> fa2.EngineStep:
         _, buffers = over_own_buffers(self._work.batch)
