@@ -3,7 +3,7 @@
 Engines capture decode, verification, draft extension and block diffusion in CUDA graphs and run
 prefill eagerly; the main grids do the same, and a smaller one has each mode the other way. Eager
 items are timed by the profiler: kernel times, without the gaps between launches. Times of the two
-timers are never divided by each other, except in `plans`, which has the profiler's of both.
+timers are never divided by each other.
 
 In rows of `mode_rows` `backend` is a short name: fa2 and fa3 are FlashInfer's, whichever wrapper a
 mode uses, `library` is FlashAttention-3 itself. `group` is the mode, with paged prefill split by
@@ -26,7 +26,7 @@ from ..draw.style import Look
 from ..kinds.decode.case import DecodeCase
 from ..kinds.extend.case import ExtendCase, sample_extend_lens
 from ..run import frame as frames
-from ..run.frame import cases_of, decode_rows, intervals, tally, times, with_better
+from ..run.frame import decode_rows, intervals, tally, times, with_better
 from ..run.study import Grid, Study
 
 Heads = tuple[int, int]
@@ -215,10 +215,9 @@ BY_HEADS = {
 }
 
 
-def mode_rows(frame: pd.DataFrame, timer: str = "", *, release: str = NOW) -> pd.DataFrame:
-    """Attention records of one release, with `group`: of one timer, or of each mode's usual one."""
-    frame = frame[(frame.release == release) | ~frame.backend.str.startswith("flashinfer")]
-    frame = frame[frame.backend.isin(NAMES)]
+def mode_rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """Attention records of what is installed, with `group`, by each mode's usual timer."""
+    frame = frame[(frame.release == NOW) & frame.backend.isin(NAMES)]
     rows = pd.concat([decode_rows(frame, timer=name) for name in (GRAPH, EAGER)])
     usual = {"mode": "decode", "mask": "causal", "q_len": 1}  # decode cases have no such fields
     rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *usual])))
@@ -226,8 +225,7 @@ def mode_rows(frame: pd.DataFrame, timer: str = "", *, release: str = NOW) -> pd
     prefixed = (rows["mode"] == "prefill_paged") & (rows.q_len < rows.kv_len)
     group = pd.Categorical(rows["mode"].mask(prefixed, PREFIX), GROUPS, ordered=True)
     rows = rows.assign(backend=rows.backend.map(NAMES), group=group).astype({"q_len": int})
-    usual_timer = np.where(rows.group.isin(MANY), EAGER, GRAPH)
-    return rows[rows.timer == (timer or usual_timer)]
+    return rows[rows.timer == np.where(rows.group.isin(MANY), EAGER, GRAPH)]
 
 
 def plain(rows: pd.DataFrame) -> pd.DataFrame:
@@ -260,20 +258,6 @@ def costs(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([means, lost.max().rename("worst").to_frame().T]).round(2)
 
 
-def plans(frame: pd.DataFrame) -> pd.DataFrame:
-    """The same call planned for a graph and for eager: rows of fa2's tile, kernel times and ratio.
-
-    Both times are those of the kernels in a trace, us.
-    """
-    rows = pd.concat([mode_rows(frame, timer) for timer in (GRAPH, EAGER)])
-    rows = rows[rows.group.isin(FEW[1:]) & rows.backend.isin((FA2, FA3))]
-    wide = rows.pivot_table("kernel_us", ["case", "backend"], "timer", "median", sort=False)
-    table = cases_of(rows).merge(wide.reindex(columns=[GRAPH, EAGER]).dropna().reset_index())
-    table["tile for a graph"] = [fa2_tile_rows(case, cuda_graph=True) for case in table.case]
-    table["tile for eager"] = [fa2_tile_rows(case, cuda_graph=False) for case in table.case]
-    return table.assign(ratio=table[GRAPH] / table[EAGER])
-
-
 def fa2_tile_rows(case: ExtendCase, *, cuda_graph: bool) -> int:
     """Query rows of the tiles that FlashInfer's fa2 plan (0.6.4) cuts for a call.
 
@@ -290,7 +274,7 @@ def masks(frame: pd.DataFrame) -> pd.DataFrame:
 
     A chain's bits are those of the causal mask, so the ratio is the cost of reading a mask.
     """
-    rows = mode_rows(frame, GRAPH)
+    rows = mode_rows(frame)
     rows = rows[(rows.backend == FA2) & (rows["mode"] == "target_verify")]
     same = [replace(case, mask="causal") for case in rows.case]
     rows = rows.assign(backend=rows["mask"], mask="any", case=same)
