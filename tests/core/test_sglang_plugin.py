@@ -223,6 +223,17 @@ def test_decode_kernels_have_graphs_side_by_side_each_with_wrappers_of_its_own(l
     assert arms.STATE.calls["decode=fa3"] == arms.STATE.calls["decode=planned"] == 1
 
 
+def test_graphs_of_other_kernels_are_refused_where_the_wrappers_were_made_for_fa3(loaded):
+    engine = loaded(DECODE="fa3")
+    runner = engine.ModelRunner()
+    runner.attn_backend = engine.FlashInferAttnBackend(runner)
+    runner.graph_runner = Graphs(runner)
+    sets = serve.GraphSets(runner)
+    sets.use(decode="fa3")
+    with pytest.raises(ValueError, match="decode must be fa3, .* SGLang started, got 'fa2'"):
+        sets.use(decode="fa2")
+
+
 def test_planned_takes_each_graphs_wrapper_over_and_nothing_else_plans_or_fills_it(loaded):
     engine = loaded(DECODE="planned")
     backend = engine.FlashInferAttnBackend(engine.ModelRunner())
@@ -280,13 +291,13 @@ def test_one_step_in_ten_of_each_mode_is_captured_and_read_again(loaded, tmp_pat
     steps = [batch("EXTEND", (40, 8), [30, 8]), *(batch(lens=(n, 9)) for n in range(41, 61))]
     steps += [batch("IDLE", None)]
     assert [runner.forward(step) for step in steps] == ["logits"] * 22
-    found = capture.read(path)
-    assert [(s.mode, s.lengths, s.q_lengths) for s in found] == [
+    written = capture.read(path)
+    assert [(s.mode, s.lengths, s.q_lengths) for s in written] == [
         *(("extend", "40+8", "30+8"), ("decode", "41+9", ""), ("decode", "51+9", "")),
         ("idle", "", ""),
     ]
-    assert found[0].spec == AttnSpec(32, 8, 128, 16, "bfloat16", "float8_e4m3fn")
-    assert (found[0].backend, found[0].batch_size, found[0].kind) == ("fa3", 2, "mha")
+    assert written[0].spec == AttnSpec(32, 8, 128, 16, "bfloat16", "float8_e4m3fn")
+    assert (written[0].backend, written[0].batch_size, written[0].kind) == ("fa3", 2, "mha")
     whole = path.read_bytes() + b"\n"
     broken = {b'{"mode": "decode"}': "TypeError", b"7": "TypeError", b"\xff": "UnicodeDecodeError"}
     for wrong, why in broken.items():
@@ -317,9 +328,9 @@ def test_a_full_disk_leaves_whole_lines_a_word_in_the_log_and_an_engine_that_goe
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert path.read_text() == whole
-    (said,) = caplog.records
-    assert said.levelname == "ERROR" and f"bytes had room in {path}" in said.exc_text
-    assert "ATTNLIB_SGLANG_CAPTURE must be a file to append to, got" in said.getMessage()
+    (logged,) = caplog.records
+    assert logged.levelname == "ERROR" and f"bytes had room in {path}" in logged.exc_text
+    assert "ATTNLIB_SGLANG_CAPTURE must be a file to append to, got" in logged.getMessage()
 
 
 def test_without_a_variable_nothing_is_hooked_and_with_one_the_log_says_what_is_on(loaded, caplog):
@@ -382,10 +393,10 @@ def test_what_sglang_would_fail_to_hook_and_only_log_ends_the_process(
 
 @pytest.mark.parametrize("mode", arms.ARMS["guard"])
 def test_the_guard_is_put_in_by_its_variable_and_hooks_nothing_else(loaded, monkeypatch, mode):
-    asked = []
-    monkeypatch.setattr(guards, "guard", lambda engine, **words: asked.append((engine, words)))
+    guarded = []
+    monkeypatch.setattr(guards, "guard", lambda engine, **words: guarded.append((engine, words)))
     assert not loaded(GUARD=mode).HookRegistry._hooks
-    assert asked == [("sglang", {"mode": mode})]
+    assert guarded == [("sglang", {"mode": mode})]
 
 
 def test_what_cannot_be_switched_says_why(loaded):

@@ -3,6 +3,7 @@
 import ast
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from support import sglang_fakes as fakes
 
 from attnlib.core.engines import arms
 from attnlib.core.spec import MODELS
+from attnlib.kinds.cases import case_from_dict
 from attnlib.kinds.engine import serve
 from attnlib.kinds.engine.case import ARMS, SIDE_BY_SIDE, START, EngineCase
 from attnlib.kinds.engine.measure import Setup
@@ -118,14 +120,14 @@ def engine(monkeypatch):
     return serve.Steps(SETUP), runner
 
 
-def asked(lens=(30, 7, 50), arms=FA3, steps=3, **told):
+def question(lens=(30, 7, 50), arms=FA3, steps=3, **changes):
     words = {arm: {ARMS[arm].variable: ARMS[arm].value} for arm in arms}
-    return {"lens": lens, "arms": words, "steps": steps, "trace": False} | told
+    return {"lens": lens, "arms": words, "steps": steps, "trace": False} | changes
 
 
 def test_arms_are_checked_alone_and_then_alternate_there_and_back(engine):
     steps, runner = engine
-    found = steps.measure(asked())
+    answer = steps.measure(question())
     ran = [arm for arm, _ in runner.steps]
     values = [ARMS[arm].value for arm in FA3]
     checked, timed = 1 + serve.CHECKED * 5, (serve.WARM_TURNS + 3) * 5
@@ -134,13 +136,13 @@ def test_arms_are_checked_alone_and_then_alternate_there_and_back(engine):
     assert ran[checked:] == [there_and_back[n % 10] for n in range(timed)]
     assert {held for _, held in runner.steps[:checked:4]} >= {87}, "each arm from the same state"
     for arm in FA3:
-        assert len(found["arms"][arm]["run_us"]) == 3 and found["arms"][arm]["error"] == 0
-    assert len({each["digest"] for each in found["arms"].values()}) == 1
-    assert found["calls"]["metadata=fused"] == serve.CHECKED + serve.WARM_TURNS + 3
-    assert found["calls"]["schedule=layer"] == 1, "captured once"
-    steps.measure(asked(lens=(90, 4)))
-    again = steps.measure(asked())
-    assert again["arms"]["sglang"]["digest"] == found["arms"]["sglang"]["digest"]
+        assert len(answer["arms"][arm]["run_us"]) == 3 and answer["arms"][arm]["error"] == 0
+    assert len({result["digest"] for result in answer["arms"].values()}) == 1
+    assert answer["calls"]["metadata=fused"] == serve.CHECKED + serve.WARM_TURNS + 3
+    assert answer["calls"]["schedule=layer"] == 1, "captured once"
+    steps.measure(question(lens=(90, 4)))
+    again = steps.measure(question())
+    assert again["arms"]["sglang"]["digest"] == answer["arms"]["sglang"]["digest"]
     graphs = {id(runner) for runner, _ in steps.graphs._sets.values()}
     assert len(graphs) == 2 and id(steps.model.graph_runner) in graphs
 
@@ -148,18 +150,19 @@ def test_arms_are_checked_alone_and_then_alternate_there_and_back(engine):
 def test_an_arm_that_reads_other_values_has_an_error_and_other_outputs(engine):
     steps, runner = engine
     runner.bias = {"fused": torch.arange(8) * 5e3, "eager": 1e-3, "one-launch": torch.nan}
-    found = steps.measure(asked())["arms"]
-    assert found["sglang-fused"]["error"] > 0.1 > found["sglang-eager"]["error"] > 0
-    assert found["sglang-one-launch"]["error"] == float("inf")
-    assert len({each["digest"] for each in found.values()}) == 4, "layer has those of sglang"
+    answer = steps.measure(question())["arms"]
+    assert answer["sglang-fused"]["error"] > 0.1 > answer["sglang-eager"]["error"] > 0
+    assert answer["sglang-one-launch"]["error"] == float("inf")
+    assert len({result["digest"] for result in answer.values()}) == 4, "layer has those of sglang"
 
 
 def test_what_does_not_fit_into_cache_or_context_is_refused_before_any_step(engine):
     steps, runner = engine
-    said = steps.measure(asked(lens=(3000, 900, 500)))["refused"]
-    assert said.startswith("a case must fit into 4000 tokens of cache") and "got 4505" in said
+    reason = steps.measure(question(lens=(3000, 900, 500)))["refused"]
+    assert reason.startswith("a case must fit into 4000 tokens of cache") and "got 4505" in reason
     runner.torch_runner.max_total_num_tokens = 10**6
-    assert f"{serve.CONTEXT['fa3']} of a request" in steps.measure(asked(lens=(16380,)))["refused"]
+    reason = steps.measure(question(lens=(16380,)))["refused"]
+    assert f"{serve.CONTEXT['fa3']} of a request" in reason
     assert runner.steps == []
 
 
@@ -171,9 +174,9 @@ def test_a_traced_step_has_kernels_and_their_time_and_no_other(engine, monkeypat
         return (Kernel("a", 2.0, 5.0), Kernel("b", 1.0, 1.5))
 
     monkeypatch.setattr(serve, "trace_kernels", trace)
-    found = steps.measure(asked(trace=True))["arms"]["sglang-fused"]
-    assert found["run_us"] == [6.5]
-    assert found["kernels"][0] == {"name": "a", "launches": 2.0, "gpu_us": 5.0}
+    answer = steps.measure(question(trace=True))["arms"]["sglang-fused"]
+    assert answer["run_us"] == [6.5]
+    assert answer["kernels"][0] == {"name": "a", "launches": 2.0, "gpu_us": 5.0}
 
 
 def test_an_engine_that_does_not_find_the_plugin_says_so(engine, monkeypatch):
@@ -183,44 +186,40 @@ def test_an_engine_that_does_not_find_the_plugin_says_so(engine, monkeypatch):
 
 
 def test_offline_steps_are_what_more_tokens_take_longer(monkeypatch):
-    asked_for, now = [], [0.0]
+    counts, now = [], [0.0]
 
     def generate(input_ids, sampling_params):
         count = sampling_params["max_new_tokens"]
-        asked_for.append(count)
+        counts.append(count)
         now[0] += 1.0 + 0.005 * count
         return [{"output_ids": [7] * count} for _ in input_ids]
 
     made = SimpleNamespace(Engine=lambda **options: SimpleNamespace(generate=generate))
     fakes.installed(monkeypatch, {"sglang": vars(made)})
     monkeypatch.setattr(serve.time, "perf_counter", lambda: now[0])
-    answer = serve.Offline(SETUP).measure(asked(arms=["sglang-fa2"], steps=10))
-    found = answer["arms"]["sglang-fa2"]
-    assert found["run_us"] == pytest.approx([5000.0] * serve.REPEATS)
-    assert (found["error"], asked_for[:3]) == (0.0, [2, 2, 12])
-    one, *others = found["digest"].split("-")
+    answer = serve.Offline(SETUP).measure(question(arms=["sglang-fa2"], steps=10))
+    answer = answer["arms"]["sglang-fa2"]
+    assert answer["run_us"] == pytest.approx([5000.0] * serve.REPEATS)
+    assert (answer["error"], counts[:3]) == (0.0, [2, 2, 12])
+    one, *others = answer["digest"].split("-")
     assert others == [one, one], "a hash of each of few requests"
-
-
-def test_groups_that_attend_apart_are_asked_for():
-    options = serve.server_options(SETUP | {"tp": 2, "dp": 2})
-    assert options["enable_dp_attention"] and options["dp_size"] == 2
 
 
 def test_lines_in_are_lines_out_and_what_the_engine_prints_is_not_among_them(
     engine, monkeypatch, tmp_path, capfd
 ):
     (tmp_path / "setup.json").write_text(json.dumps(SETUP))
-    monkeypatch.setattr(sys, "stdin", [json.dumps(asked(steps=1)) + "\n"])
+    monkeypatch.setattr(sys, "stdin", [json.dumps(question(steps=1)) + "\n"])
     serve.main(tmp_path / "setup.json")
     ready, answer = map(json.loads, capfd.readouterr().out.splitlines())
     assert ready == {"ready": True} and set(answer["arms"]) == set(FA3)
 
 
-def test_several_gpus_have_no_all_reduce_of_sglangs_own():
-    options = serve.server_options(SETUP | {"tp": 2})
+def test_several_gpus_have_no_all_reduce_of_sglangs_own_and_may_attend_apart():
+    options = serve.server_options(SETUP | {"tp": 2, "dp": 2})
     assert (options["tp_size"], options["disable_custom_all_reduce"]) == (2, True)
-    assert "tp_size" not in serve.server_options(SETUP)
+    assert (options["dp_size"], options["enable_dp_attention"]) == (2, True)
+    assert not {"tp_size", "dp_size"} & set(serve.server_options(SETUP))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -230,33 +229,34 @@ def test_a_models_folder_has_the_heads_that_kernel_cases_have(name, tmp_path):
     heads = ("num_attention_heads", "num_key_value_heads", "head_dim")
     of = {"llama-3.1-8b": "Llama-3.1-8B", "qwen3-32b-tp4": "Qwen3-32B at TP 4"}
     halves = {"qwen3-half": (32, 4, 128), "qwen3-0.6b": (16, 8, 128)}
-    assert tuple(config[each] for each in heads) == (MODELS | halves)[of.get(name, name)]
+    assert tuple(config[name] for name in heads) == (MODELS | halves)[of.get(name, name)]
     words = json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"]
     assert len(words) == config["vocab_size"]
 
 
-def test_a_case_draws_lengths_as_others_do_and_names_what_is_wrong():
+def test_a_case_draws_lengths_as_others_do_and_keeps_its_form():
     case = EngineCase("llama-3.1-8b", 32, 65536, lengths="retrieval")
     lens = sample_seq_lens(case)
     assert (lens[0], (lens == 65536).sum()) == (65536, 2) and np.median(lens) < 2100
     assert case.key == "llama-3.1-8b,32,x,65536,retrieval,+,64,seed,0"
-    for wrong, said in {
-        "model": "one of llama",
-        "driver": "one of steps, off",
-        "tp": ">= 1",
-    }.items():
-        with pytest.raises(ValueError, match=f"{wrong} must be .*{said}"):
-            EngineCase(**{**vars(case), wrong: 0})
-    with pytest.raises(ValueError, match="tp must be 1 for the driver steps, got 2"):
-        EngineCase("llama-3.1-8b", 1, 9, tp=2)
-    with pytest.raises(ValueError, match="dp must divide tp, 2, got 3"):
-        EngineCase("llama-3.1-8b", 1, 9, driver="offline", tp=2, dp=3)
-    groups = EngineCase("llama-3.1-8b", 1, 9, driver="offline", tp=2, dp=2)
-    assert groups.key.endswith("tp,2,dp,2") and groups.to_dict()["dp"] == 2
+    groups = replace(case, driver="offline", tp=2, dp=2)
+    assert groups.key.endswith("tp,2,dp,2") and case_from_dict(groups.to_dict()) == groups
     assert "dp" not in case.to_dict(), "records from before it keep their ids"
-    assert (
-        EngineCase.from_dict({n: v for n, v in groups.to_dict().items() if n != "kind"}) == groups
-    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": 0}, "model must be one of llama"),
+        ({"driver": 0}, "driver must be one of steps, off"),
+        ({"tp": 0}, "tp must be .*>= 1"),
+        ({"tp": 2}, "tp must be 1 for the driver steps, got 2"),
+        ({"driver": "offline", "tp": 2, "dp": 3}, "dp must divide tp, 2, got 3"),
+    ],
+)
+def test_a_wrong_field_of_an_engines_case_is_named(changes, words):
+    with pytest.raises(ValueError, match=words):
+        EngineCase(**{"model": "llama-3.1-8b", "batch_size": 1, "kv_len": 9} | changes)
 
 
 def test_a_setup_sets_its_own_variable_and_no_other(monkeypatch):
@@ -290,8 +290,8 @@ def test_sglang_has_the_names_that_are_used_of_it():
         if getattr(node, "name", "") == "ServerArgs"
     )
     fields = {n.target.id for n in server_args.body if isinstance(n, ast.AnnAssign)}
-    asked_for = {*serve.server_options(SETUP | {"tp": 2, "dp": 2}), "disable_radix_cache"}
-    assert asked_for | {"skip_tokenizer_init"} <= fields
+    counts = {*serve.server_options(SETUP | {"tp": 2, "dp": 2}), "disable_radix_cache"}
+    assert counts | {"skip_tokenizer_init"} <= fields
     assert (
         "class TorchNativeAttnBackend"
         in (root / (NATIVE.replace(".", "/")[7:] + ".py")).read_text()

@@ -10,6 +10,7 @@ from attnlib.kinds.base import Bench
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.item import Item
 from attnlib.kinds.mismatch.case import MismatchCase
+from attnlib.kinds.plan.case import PlanCase
 from attnlib.kinds.step.case import StepCase
 from attnlib.kinds.step.fa2 import BACKENDS as ENGINE_STEPS
 from attnlib.kinds.step.measure import ALONE, BACKENDS, StepSubject
@@ -42,10 +43,17 @@ def test_an_unknown_way_of_making_a_step_lists_the_ways_there_are():
     assert "must be one of flash-attn-3-step-each, flash-attn-3-step-once" in record.reason
 
 
-@pytest.mark.parametrize("case", [STEP, MismatchCase("none", True)])
-def test_without_the_library_a_step_is_refused_with_what_to_install(case, monkeypatch):
+@pytest.mark.parametrize(
+    ("backend", "case"),
+    [
+        ("flash-attn-3-step-once", STEP),
+        ("flash-attn-3", MismatchCase("none", True)),
+        ("fa2-chunk", PlanCase(STEP.decode, chunk=256)),
+    ],
+)
+def test_without_the_library_a_case_is_refused_with_what_to_install(backend, case, monkeypatch):
     monkeypatch.setattr("attnlib.core.backends.unavailable", lambda name: "install it")
-    record = measure(Item("flash-attn-3-step-once", "host", case))
+    record = measure(Item(backend, "host", case))
     assert (record.status, record.reason) == ("refused", "install it")
 
 

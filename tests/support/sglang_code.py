@@ -30,10 +30,10 @@ def arguments(path):
     """Of a function of SGLang's files, by its hook point's path."""
     module, _, name = path.partition(":")
     file = Path(FOUND.submodule_search_locations[0], *module.split(".")[1:]).with_suffix(".py")
-    found = ast.parse(file.read_text())
+    node = ast.parse(file.read_text())
     for part in name.split("."):
-        (found,) = (node for node in found.body if getattr(node, "name", "") == part)
-    return [argument.arg for argument in found.args.args]
+        (node,) = (inner for inner in node.body if getattr(inner, "name", "") == part)
+    return [argument.arg for argument in node.args.args]
 
 
 def parts():

@@ -226,7 +226,7 @@ def parts():
 
 
 def _copies(*classes):
-    return {each.__name__: type(each.__name__, (each,), {}) for each in classes}
+    return {real.__name__: type(real.__name__, (real,), {}) for real in classes}
 
 
 def installed(monkeypatch, parts):

@@ -89,9 +89,14 @@ class GraphSets:
         self._sets = {self._key(): (model.graph_runner, self._at_start)}
 
     def use(self, **arms: str) -> None:
-        """As `sglang.use`; captures the graphs of arms that have none yet."""
+        """As `sglang.use`; captures the graphs of arms that have none yet.
+
+        ValueError for another decode where SGLang started with fa3: its wrappers stay fa3's.
+        """
+        backend, decode = self.model.attn_backend, arms.get("decode", "fa3")
+        if self._at_start.get("decode_backend") == "fa3" != decode:
+            raise ValueError(f"decode must be fa3, with which SGLang started, got {decode!r}")
         use(**arms)
-        backend = self.model.attn_backend
         key = self._key()
         if key not in self._sets:
             vars(backend).update(self._at_start, decode_cuda_graph_metadata={})
