@@ -92,6 +92,7 @@ COMPARED = (
 """Arm, base and cases of each comparison, in the order of the tables."""
 PREPARE = "prepare_varlen_num_blocks"
 SIZES = ["model", "tp", "batch_size", "kv_len", "lengths", "driver"]
+JUDGED = ["step_us", "saved_us", "low", "high", "rounds", "gain", "own_spread_us", "verdict"]
 
 
 def savings(frame: pd.DataFrame) -> pd.DataFrame:
@@ -102,34 +103,31 @@ def savings(frame: pd.DataFrame) -> pd.DataFrame:
     saving within `own_spread_us` is ambiguous.
     """
     rows = good_rows(frame, "host")
-    rounds = {}
+    lines, times = [], []
     for arm, base, cases in COMPARED:
         for case in cases:
-            table = rounds_of(rows[rows.case == case], arm, base)
-            if len(table):
-                rounds[arm, base, case] = table
-    judged = judge_savings([(t.step_us, t.step_us - t.saved_us) for t in rounds.values()])
-    lines = []
-    for ((arm, base, case), table), saving in zip(rounds.items(), judged, strict=True):
-        step_us, own_spread_us = table.step_us.median(), table.own_spread_us.max()
-        decided = not abs(saving.saved) <= own_spread_us
-        lines.append(
-            {
-                "arm": arm,
-                "base": base,
-                "case": case,
-                **{name: getattr(case, name) for name in SIZES},
-                "step_us": step_us,
-                "saved_us": saving.saved,
-                "low": saving.low,
-                "high": saving.high,
-                "rounds": saving.rounds,
-                "gain": 100 * saving.saved / step_us,
-                "own_spread_us": own_spread_us,
-                "verdict": saving.verdict if decided else "ambiguous",
-            }
-        )
-    return pd.DataFrame(lines)
+            rounds = rounds_of(rows[rows.case == case], arm, base)
+            if rounds.empty:
+                continue
+            times.append((rounds.step_us, rounds.step_us - rounds.saved_us))
+            lines.append(
+                {
+                    "arm": arm,
+                    "base": base,
+                    "case": case,
+                    **{name: getattr(case, name) for name in SIZES},
+                    "step_us": rounds.step_us.median(),
+                    "own_spread_us": rounds.own_spread_us.max(),
+                }
+            )
+    if not lines:
+        return pd.DataFrame()
+    table = pd.DataFrame(lines).join(pd.DataFrame(judge_savings(times)))
+    table = table.rename(columns={"saved": "saved_us"})
+    table["gain"] = 100 * table.saved_us / table.step_us
+    within = table.saved_us.abs() <= table.own_spread_us
+    table["verdict"] = table.verdict.mask(within, "ambiguous")
+    return table[["arm", "base", "case", *SIZES, *JUDGED]]
 
 
 def rounds_of(rows: pd.DataFrame, arm: str, base: str) -> pd.DataFrame:

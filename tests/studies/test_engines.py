@@ -55,7 +55,8 @@ def test_under_dp_attention_one_request_gets_other_tokens_and_the_guard_stops_it
     assert table["schedule for"][engine.NOW] == "8/4 heads of 16/8"
     assert table["other tokens"][engine.NOW] == 1 and table["other tokens"][engine.LAYER] == 0
     assert "num_qo_heads must be 8, got 16" in table.reason[engine.GUARDED]
-    assert engine.groups_table(load("engine_step", engine.TWO_GPUS)).empty
+    others = load("engine_step", engine.TWO_GPUS)
+    assert engine.groups_table(others).empty and engine.savings(others[:0]).empty
 
 
 def test_the_pin_is_right_with_few_queries_and_wrong_for_prefill():

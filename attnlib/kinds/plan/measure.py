@@ -55,7 +55,6 @@ class _Call:
     judge: Judge
     backend: Backend
     plan: Plan
-    io_bytes: float
 
 
 class PlanSubject(Subject):
@@ -89,7 +88,7 @@ class PlanSubject(Subject):
             call.judge,
             call.plan.reported_backend,
             timer=partial(timer, run),
-            work_per_call=call.io_bytes,
+            work_per_call=float(case.call.cost.io_bytes),
         )
 
     def _prepared(self, case: PlanCase, name: str) -> _Call:
@@ -100,8 +99,7 @@ class PlanSubject(Subject):
             backend = backends.create(
                 name, case.spec, mask="causal", device=self.bench.device, cuda_graph=True
             )
-            io_bytes = float(case.call.cost.io_bytes)
-            self._call = _Call(work, judge, backend, backend.plan(work.batch), io_bytes)
+            self._call = _Call(work, judge, backend, backend.plan(work.batch))
         return self._call
 
     def _planning(self, item: Item[PlanCase], timer: Callable[..., Any]) -> dict[str, Any]:
