@@ -18,7 +18,6 @@ from attnlib.core.spec import MODELS
 from attnlib.kinds.cases import case_from_dict
 from attnlib.kinds.engine import serve
 from attnlib.kinds.engine.case import ARMS, SIDE_BY_SIDE, START, EngineCase
-from attnlib.kinds.engine.measure import Setup
 from attnlib.kinds.engine.model import CONFIGS, write_model
 from attnlib.kinds.lengths import sample_seq_lens
 from attnlib.measure.spans import Kernel
@@ -215,13 +214,6 @@ def test_lines_in_are_lines_out_and_what_the_engine_prints_is_not_among_them(
     assert ready == {"ready": True} and set(answer["arms"]) == set(FA3)
 
 
-def test_several_gpus_have_no_all_reduce_of_sglangs_own_and_may_attend_apart():
-    options = serve.server_options(SETUP | {"tp": 2, "dp": 2})
-    assert (options["tp_size"], options["disable_custom_all_reduce"]) == (2, True)
-    assert (options["dp_size"], options["enable_dp_attention"]) == (2, True)
-    assert not {"tp_size", "dp_size"} & set(serve.server_options(SETUP))
-
-
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_models_folder_has_the_heads_that_kernel_cases_have(name, tmp_path):
     write_model(tmp_path, name)
@@ -257,17 +249,6 @@ def test_a_case_draws_lengths_as_others_do_and_keeps_its_form():
 def test_a_wrong_field_of_an_engines_case_is_named(changes, words):
     with pytest.raises(ValueError, match=words):
         EngineCase(**{"model": "llama-3.1-8b", "batch_size": 1, "kv_len": 9} | changes)
-
-
-def test_a_setup_sets_its_own_variable_and_no_other(monkeypatch):
-    monkeypatch.setenv("ATTNLIB_SGLANG_METADATA", "fused")
-    env = Setup("m", "offline", 1, 1, "sglang-layer").environment
-    assert env["ATTNLIB_SGLANG_SCHEDULE"] == "layer" and "ATTNLIB_SGLANG_METADATA" not in env
-    beside = Setup("m", "steps", 1, 1, "sglang").environment
-    assert {beside[f"{arms.PREFIX}{name}"] for name in ("METADATA", "SCHEDULE")} == {
-        "sglang",
-        "once",
-    }
 
 
 @pytest.mark.skipif(not sglang_code.FOUND, reason="needs SGLang's wheel on PYTHONPATH")
