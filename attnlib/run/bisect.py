@@ -4,31 +4,27 @@ The older end is the reference, and each step judges a candidate against it: wit
 finds the first release that is `slower` than good, with good > bad the first `faster` than bad. It
 assumes one change between the ends, and measures first that they differ.
 
-Steps are ordinary records of a study of its own, `bisect_<study>`. Each record's command lists the
-releases searched, so replay goes the same way. Even rounds run the reference first, odd ones the
-candidate (A B B A), each release in a fresh process. They are numbered on through all pairs of a
-backend and case, so a round belongs to one pair of releases; a round cut short, failed or left out
-belongs to none. That is how a search resumes after it was stopped.
+Steps are ordinary records of a study of its own, `bisect_<study>`; their rounds are those of
+`pairs`. Each record's command lists the releases searched, so replay goes the same way.
 """
 
-import math
 import re
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from packaging.version import Version
 
 from ..core.backends.table import BACKENDS, COMPARED
 from ..core.spec import require_int, require_word
 from ..kinds.cases import Case
 from ..kinds.item import Item
-from ..measure.stats import Ratio, judge_ratios
+from ..measure.stats import AMBIGUOUS, Ratio
 from . import store
-from .jobs import Job
+from .pairs import SPARE_ROUNDS, TIMER, Comparison, families_of, next_round
 from .record import Record
 from .releases import available_releases, parse_release, releases_between
 from .study import Study, Sweep, machine_shown, mode
@@ -37,9 +33,6 @@ PREFIX = "bisect_"
 RELEASES = re.compile(r" --releases (\S+)")
 ROUND_LIMIT = 12
 """Rounds after which a verdict that is still ambiguous will not become clear by itself."""
-Pair = tuple[Record, Record]
-TIMER = "graph"
-"""How engines run decode, and what the headline numbers of the studies are taken with."""
 
 
 @dataclass(frozen=True)
@@ -165,78 +158,69 @@ class _Search:
         return replace(question, steps=tuple(steps), changed=changed)
 
     def step(self, release: str) -> Step:
-        """The verdict on a release; `ambiguous` doubles the rounds, up to `ROUND_LIMIT`."""
-        count = self.question.rounds
-        looks = 1 + max(0, math.ceil(math.log2(ROUND_LIMIT / count)))
-        while True:
-            references, candidates = zip(*self.at_least(count, release), strict=True)
-            (verdict,) = judge_ratios([(times_of(candidates), times_of(references))], looks=looks)
-            if verdict.verdict != "ambiguous":
-                return Step(release, verdict, families_of(candidates), families_of(references))
-            if verdict.rounds >= ROUND_LIMIT:
-                words = _words(verdict)
-                raise RuntimeError(f"release {release} must get a verdict, it stays {words}")
-            count = min(2 * verdict.rounds, ROUND_LIMIT)
+        """The verdict on a release: measured, or from the rounds on record."""
+        question, item = self.question, self.item
+        name, reference, looks = PREFIX + question.study, question.releases[0], looks_of(question)
+        comparison = Comparison(name, (reference, release), looks, pairs={item: []})
+        if self.sweep:
+            start = next_round(name, question.machine)
+            comparison.measure(
+                self.sweep,
+                lambda: [r for r in self.records() if r.status == "ok" or r.round >= start],
+                device=self.device,
+                command=question.command,
+                number=start,
+                on_round=partial(self.tell, f"{release} against {reference}"),
+            )
+        else:
+            comparison.take(record for record in self.records() if record.status == "ok")
+        if failure := comparison.failed.get(item):
+            words = f"it was {failure.status}: {' '.join(failure.reason.split())}"
+            raise RuntimeError(f"release {failure.item.release} must run, {words}")
+        verdict = comparison.verdicts().get(item)
+        if verdict is None or verdict.verdict == AMBIGUOUS:
+            raise self.undecided(release, verdict, len(comparison.pairs[item]))
+        references, candidates = zip(*comparison.pairs[item], strict=True)
+        return Step(release, verdict, families_of(candidates), families_of(references))
+
+    @property
+    def item(self) -> Item:
+        """What every step measures, less its release."""
+        return Item(self.question.backend, TIMER, self.question.case)
 
     def records(self) -> list[Record]:
         question = self.question
         return _records(PREFIX + question.study, question.machine, question.backend, question.case)
 
-    def pairs(self, release: str) -> list[Pair]:
-        """The good rounds of the reference and a release."""
-        by_item = good_rounds(self.records(), (self.question.releases[0], release))
-        return next(iter(by_item.values()), [])
+    def tell(self, words: str, number: int) -> None:
+        if self.on_round:
+            self.on_round(f"round {number}: {words}")
 
-    def at_least(self, count: int, release: str) -> list[Pair]:
-        """`pairs`, of which there must be `count`: measured now where missing.
-
-        A round that is left out is measured again; RuntimeError after `ROUND_LIMIT` too many.
-        """
-        pairs, reference = self.pairs(release), self.question.releases[0]
-        if len(pairs) >= count:
-            return pairs
+    def undecided(self, release: str, verdict: Ratio | None, count: int) -> Exception:
+        """Why a release has no verdict after `count` good rounds."""
+        question, looks = self.question, looks_of(self.question)
+        if verdict and verdict.rounds >= looks[-1]:
+            words = _words(verdict)
+            return RuntimeError(f"release {release} must get a verdict, it stays {words}")
+        look = next(look for look in looks if not verdict or look > verdict.rounds)
         if self.sweep is None:
-            raise FileNotFoundError(
-                f"release {release} must have {count} rounds against {reference} on record to be "
-                f"replayed, it has {len(pairs)} in {PREFIX + self.question.study!r} on "
-                f"{self.question.machine!r}"
+            return FileNotFoundError(
+                f"release {release} must have {look} rounds against {question.releases[0]} on "
+                f"record to be replayed, it has {count} in {PREFIX + question.study!r} on "
+                f"{question.machine!r}"
             )
-        start = 1 + max((record.round for record in self.records()), default=-1)
-        for number in range(start, start + count + ROUND_LIMIT):
-            for side in (release, reference) if number % 2 else (reference, release):
-                self.measure(self.sweep, number, side)
-            if self.on_round:
-                self.on_round(f"round {number}: {release} against {reference}")
-            if len(pairs := self.pairs(release)) >= count:
-                return pairs
-        raise RuntimeError(
-            f"release {release} must have {count} rounds that are not throttled, "
-            f"it has {len(pairs)}, after {count + ROUND_LIMIT} more"
+        return RuntimeError(
+            f"release {release} must have {look} rounds that are not throttled, "
+            f"it has {count}, after {look + SPARE_ROUNDS} more"
         )
 
-    def measure(self, sweep: Sweep, number: int, release: str) -> None:
-        question = self.question
-        item = Item(question.backend, TIMER, question.case, release)
-        name = PREFIX + question.study
-        sweep.run([Job(name, number, self.device, release, (item,), question.command)])
-        for record in self.records():
-            if (record.round, record.item) == (number, item) and record.status != "ok":
-                words = " ".join(record.reason.split())
-                raise RuntimeError(f"release {release} must run, it was {record.status}: {words}")
 
-
-def good_rounds(records: Iterable[Record], releases: tuple[str, str]) -> dict[Item, list[Pair]]:
-    """By item, less its release: both records of every round in which both `releases` are ok."""
-    rounds: dict[Item, dict[int, dict[str, Record]]] = {}
-    for record in records:
-        item_rounds = rounds.setdefault(replace(record.item, release=""), {})
-        item_rounds.setdefault(record.round, {})[record.item.release] = record
-    pairs_of = {}
-    for item, seen in rounds.items():
-        whole = [both for _, both in sorted(seen.items()) if set(releases) <= both.keys()]
-        pairs = [(both[releases[0]], both[releases[1]]) for both in whole]
-        pairs_of[item] = [p for p in pairs if all(r.status == "ok" and not r.throttled for r in p)]
-    return pairs_of
+def looks_of(question: Bisection) -> list[int]:
+    """The numbers of rounds at which a step is judged: twice as many each time."""
+    looks = [question.rounds]
+    while looks[-1] < ROUND_LIMIT:
+        looks.append(min(2 * looks[-1], ROUND_LIMIT))
+    return looks
 
 
 def first_changed(releases: Sequence[str], differs: Callable[[str], bool]) -> str:
@@ -278,16 +262,6 @@ def _records(study: str, machine: str, backend: str, case: Case) -> list[Record]
     mine = (backend, TIMER, case)
     records = store.find(study, machine)
     return [r for r in records if (r.item.backend, r.item.timer, r.item.case) == mine]
-
-
-def times_of(records: Iterable[Record]) -> list[float]:
-    """The median time of each record, us."""
-    return [float(np.median(record.run_us)) for record in records]
-
-
-def families_of(records: Iterable[Record]) -> str:
-    """The kernel families that ran."""
-    return ", ".join(sorted({record.kernel_family for record in records} - {""})) or "unknown"
 
 
 def _words(ratio: Ratio) -> str:

@@ -1,17 +1,15 @@
 """Two releases of a library over the calls of models, or a list of cases: a study on the spot.
 
-A case is done at the first of `LOOKS` that gives a verdict. All rows are one table
-(`stats.judge_ratios`), and looks share its error. The rounds of a study are one look: nobody looked
-between them.
+A case is done at the first of `LOOKS` that gives a verdict (`pairs`). All rows are one table
+(`stats.judge_ratios`).
 
 Records are those of `compare_flashinfer`; without a GPU also of each study with both releases.
 """
 
 import json
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,6 +26,7 @@ from ..kinds.extend.case import ExtendCase
 from ..kinds.item import Item
 from ..kinds.mla.case import MlaCase
 from ..measure.stats import (
+    AMBIGUOUS,
     FASTER,
     LONG_MARGIN,
     NOT_SLOWER,
@@ -36,11 +35,9 @@ from ..measure.stats import (
     SHORT_US,
     SLOWER,
     Ratio,
-    judge_ratios,
 )
 from ..run import store
-from ..run.bisect import TIMER, Pair, families_of, good_rounds, times_of
-from ..run.jobs import Job
+from ..run.pairs import TIMER, Comparison, families_of, next_round, times_of
 from ..run.record import Record
 from ..run.releases import Version, overlay_for, own_build
 from ..run.study import Sweep, machine_shown, mode
@@ -204,7 +201,7 @@ def compare_releases(
     if Version(both[0]) == Version(both[1]):
         advice = f"give a build of yours a version of its own, such as {both[0]}+mine"
         raise ValueError(f"base and new must be two releases ({advice}), both are {both[0]}")
-    comparison = _Comparison(both, not_slower, {}, {}, looks=len(LOOKS) if mode() == "live" else 1)
+    comparison = Comparison(NAME, both, LOOKS, not_slower)
     if mode() == "live":
         chosen = listed or [case for name in models for case in calls_of(name)]
         for release in both:
@@ -212,7 +209,7 @@ def compare_releases(
         _measure(comparison, items_of(chosen), Sweep(overlays=overlays, progress=progress))
     else:
         _replay(comparison, items_of(listed), models)
-    return comparison.upgrade(models)
+    return _upgrade(comparison, models)
 
 
 def items_of(cases: Sequence[Case]) -> list[Item]:
@@ -244,124 +241,79 @@ def _release(text: str, package: str, overlays: dict[str, Path]) -> str:
     return release
 
 
-@dataclass
-class _Comparison:
-    """The good rounds of each item, the record that failed of others, and what follows."""
+def _row(comparison: Comparison, item: Item, verdict: Ratio | None) -> dict[str, Any]:
+    """The row of `COLUMNS` on an item, as far as it is known."""
+    row: dict[str, Any] = {"case": item.case.key, "backend": item.backend}
+    row |= {"timer": item.timer, "rounds": len(comparison.pairs[item]), "kernels": ""}
+    if failed := comparison.failed.get(item):
+        new_failed = failed.item.release == comparison.both[1]
+        return row | {"verdict": "fails" if new_failed else "not run"}
+    if verdict is None:
+        return row | {"verdict": AMBIGUOUS if comparison.pairs[item] else "not on record"}
+    last = comparison.pairs[item][-1]
+    for name, side in zip(("base", "new"), zip(*comparison.pairs[item], strict=True), strict=True):
+        plans = [time for record in side for time in record.plan_us]
+        row |= {f"{name}_us": median(times_of(side)), f"{name}_ran": families_of(side)}
+        row |= {f"{name}_plan_us": median(plans) if plans else None}
+    a, b = ({k["name"]: k["launches"] for k in record.kernels} for record in last)
+    changed = [f"{k} {a.get(k, 0):g} to {b.get(k, 0):g}" for k in a | b if a.get(k) != b.get(k)]
+    row |= {name: getattr(verdict, name) for name in RATIO}
+    row |= {"rounds": verdict.rounds, "verdict": verdict.verdict}
+    row |= {"kernels": ", ".join(changed)}
+    return row | {"study": last[0].study, "machine": last[0].machine_slug}
 
-    both: tuple[str, str]
-    not_slower: float
-    pairs: dict[Item, list[Pair]]
-    failed: dict[Item, Record]
-    looks: int = len(LOOKS)
 
-    def verdicts(self) -> dict[Item, Ratio]:
-        """Of every item that has a round."""
-        table = {}
-        for item, pairs in self.pairs.items():
-            # Rounds of a search that was stopped between two looks are not looked at yet.
-            count = len(pairs)
-            seen = max((look for look in LOOKS if self.looks > 1 and look <= count), default=count)
-            if pairs:
-                base, new = (times_of(side) for side in zip(*pairs[:seen], strict=True))
-                table[item] = (new, base)
-        ratios = judge_ratios([*table.values()], not_slower=self.not_slower, looks=self.looks)
-        return dict(zip(table, ratios, strict=True))
-
-    def open(self) -> list[Item]:
-        """The items that neither failed nor have a verdict."""
-        done = {item for item, verdict in self.verdicts().items() if verdict.verdict != "ambiguous"}
-        return [item for item in self.pairs if item not in done and item not in self.failed]
-
-    def take(
-        self, wanted: Collection[Item] | Callable[[Item], bool], records: list[Record]
-    ) -> None:
-        """Take the rounds of items that both releases ran, and what failed: of both the base."""
-        is_wanted = wanted if callable(wanted) else wanted.__contains__
-        tried_records = [r for r in records if r.item.release in self.both and is_wanted(_plain(r))]
-        tried = {record.item for record in tried_records}
-        for item, pairs in good_rounds(tried_records, self.both).items():
-            whole = {replace(item, release=release) for release in self.both} <= tried
-            if whole and len(pairs) >= len(self.pairs.get(item, ())):
-                self.pairs[item] = pairs
-        for record in sorted(tried_records, key=lambda record: record.item.release == self.both[0]):
-            if record.status != "ok" and _plain(record) in self.pairs:
-                self.failed[_plain(record)] = record
-
-    def row(self, item: Item, verdict: Ratio | None) -> dict[str, Any]:
-        row: dict[str, Any] = {"case": item.case.key, "backend": item.backend}
-        row |= {"timer": item.timer, "rounds": len(self.pairs[item]), "kernels": ""}
-        if failed := self.failed.get(item):
-            return row | {"verdict": "fails" if failed.item.release == self.both[1] else "not run"}
-        if verdict is None:
-            return row | {"verdict": "not on record"}
-        last = self.pairs[item][-1]
-        for name, side in zip(("base", "new"), zip(*self.pairs[item], strict=True), strict=True):
-            plans = [time for record in side for time in record.plan_us]
-            row |= {f"{name}_us": median(times_of(side)), f"{name}_ran": families_of(side)}
-            row |= {f"{name}_plan_us": median(plans) if plans else None}
-        a, b = ({k["name"]: k["launches"] for k in record.kernels} for record in last)
-        changed = [f"{k} {a.get(k, 0):g} to {b.get(k, 0):g}" for k in a | b if a.get(k) != b.get(k)]
-        row |= {name: getattr(verdict, name) for name in RATIO}
-        row |= {"rounds": verdict.rounds, "verdict": verdict.verdict}
-        row |= {"kernels": ", ".join(changed)}
-        return row | {"study": last[0].study, "machine": last[0].machine_slug}
-
-    def upgrade(self, models: Sequence[str]) -> Upgrade:
-        margin = f"{SHORT_MARGIN:.0%} below {SHORT_US:.0f} us, {LONG_MARGIN:.0%} from there on"
-        margin = f"{self.not_slower:.1%}" if self.not_slower else margin
-        notes = [f"All rows are judged as one table (Holm); margin {margin}."]
-        for item, record in self.failed.items():
-            why = f"{record.item.release} {record.status}: {' '.join(record.reason.split())}"
-            notes.append(f"{item.case.key}, {item.backend}: {why}")
-        machines = [pairs[0][0].machine for pairs in self.pairs.values() if pairs]
-        known = {m["compute_capability"] for m in machines if "compute_capability" in m}
-        gpus = ["sm" + capability.replace(".", "") for capability in sorted(known)]
-        old, new = (f"{LIBRARY}=={Version(release).public}" for release in self.both)
-        try:
-            names = [""] if len(models) > len(MODELS) else models
-            picks = pd.concat([changes(old, new, model=name, gpus=gpus) for name in names])
-        except ValueError as error:
-            picks = pd.DataFrame()
-            notes.append(f"What auto picks is not known: {error}.")
-        records = tuple(r for pairs in self.pairs.values() for pair in pairs for r in pair)
-        verdicts = self.verdicts()
-        rows = pd.DataFrame([self.row(i, verdicts.get(i)) for i in self.pairs], columns=COLUMNS)
-        return Upgrade(*self.both, rows, picks.reset_index(drop=True), tuple(notes), records)
+def _upgrade(comparison: Comparison, models: Sequence[str]) -> Upgrade:
+    """The answer: rows, notes and what `auto` picks otherwise."""
+    margin = f"{SHORT_MARGIN:.0%} below {SHORT_US:.0f} us, {LONG_MARGIN:.0%} from there on"
+    margin = f"{comparison.not_slower:.1%}" if comparison.not_slower else margin
+    notes = [f"All rows are judged as one table (Holm); margin {margin}."]
+    for item, record in comparison.failed.items():
+        why = f"{record.item.release} {record.status}: {' '.join(record.reason.split())}"
+        notes.append(f"{item.case.key}, {item.backend}: {why}")
+    machines = [pairs[0][0].machine for pairs in comparison.pairs.values() if pairs]
+    known = {m["compute_capability"] for m in machines if "compute_capability" in m}
+    gpus = ["sm" + capability.replace(".", "") for capability in sorted(known)]
+    old, new = (f"{LIBRARY}=={Version(release).public}" for release in comparison.both)
+    try:
+        names = [""] if len(models) > len(MODELS) else models
+        picks = pd.concat([changes(old, new, model=name, gpus=gpus) for name in names])
+    except ValueError as error:
+        picks = pd.DataFrame()
+        notes.append(f"What auto picks is not known: {error}.")
+    records = tuple(r for pairs in comparison.pairs.values() for pair in pairs for r in pair)
+    verdicts = comparison.verdicts()
+    rows = [_row(comparison, item, verdicts.get(item)) for item in comparison.pairs]
+    table = pd.DataFrame(rows, columns=COLUMNS)
+    return Upgrade(*comparison.both, table, picks.reset_index(drop=True), tuple(notes), records)
 
 
 def _plain(record: Record) -> Item:
     return replace(record.item, release="")
 
 
-def _measure(comparison: _Comparison, items: list[Item], sweep: Sweep) -> None:
-    """Measure rounds of what is not decided, look by look; odd rounds run from last to first."""
-    command = f"python -m attnlib compare --base {comparison.both[0]} --new {comparison.both[1]}"
-    machine, first = machine_shown(NAME, "cuda", ""), 0
-    if sweep.overlays:
-        # A build may have been made anew under its old version: only the rounds of now count.
-        first = 1 + max((record.round for record in store.find(NAME, machine)), default=-1)
+def _measure(comparison: Comparison, items: list[Item], sweep: Sweep) -> None:
+    """Measure rounds of `items` until all are decided; on record they count too."""
+    base, new = comparison.both
+    machine = machine_shown(NAME, "cuda", "")
+    number = next_round(NAME, machine)
+    # A build may have been made anew under its old version: only the rounds of now count.
+    first = number if sweep.overlays else 0
     comparison.pairs = {item: [] for item in items}
-
-    def take() -> None:
-        comparison.take(items, [r for r in store.find(NAME, machine) if r.round >= first])
-
-    def measure_round(number: int, wanted: list[Item]) -> None:
-        take()  # an item that failed in the round before is not measured again
-        step, runnable = -1 if number % 2 else 1, [i for i in wanted if i not in comparison.failed]
-        for release in comparison.both[::step]:
-            side = tuple(replace(item, release=release) for item in runnable[::step])
-            if side:
-                sweep.run([Job(NAME, first + number, "cuda", release, side, command)])
-
-    take()
-    for look in LOOKS:
-        wanted = comparison.open()
-        for number in range(look if wanted else 0):
-            measure_round(number, wanted)
-        take()
+    comparison.measure(
+        sweep,
+        lambda: [
+            record
+            for record in store.find(NAME, machine)
+            if record.round >= first and _plain(record) in comparison.pairs
+        ],
+        device="cuda",
+        command=f"python -m attnlib compare --base {base} --new {new}",
+        number=number,
+    )
 
 
-def _replay(comparison: _Comparison, items: list[Item], models: Sequence[str]) -> None:
+def _replay(comparison: Comparison, items: list[Item], models: Sequence[str]) -> None:
     """Take the rounds on record of `items` or, if there are none, of the calls of `models`."""
     wish, recorded = os.environ.get("ATTNLIB_MACHINE"), store.machines(NAME)
     sources = [(NAME, machine) for machine in recorded if wish in (None, machine)]
@@ -371,15 +323,13 @@ def _replay(comparison: _Comparison, items: list[Item], models: Sequence[str]) -
             sources += [(study.name, machine) for machine in named]
     sources = [(name, machine) for name, machine in sources if machine in store.machines(name)]
     for name, machine in sources:
-        count = len(comparison.pairs)
-        comparison.take(items or partial(_is_call, models), store.find(name, machine))
-        if name == NAME and len(comparison.pairs) > count:
-            comparison.looks = len(LOOKS)
+        records = store.find(name, machine)
+        plain_items = {_plain(record) for record in records}
+        wanted = plain_items & set(items) if items else _calls_among(plain_items, models)
+        comparison.take(record for record in records if _plain(record) in wanted)
     if not comparison.pairs:
-        both, where = (
-            " and ".join(comparison.both),
-            ", ".join(name for name, _ in sources) or "none",
-        )
+        both = " and ".join(comparison.both)
+        where = ", ".join(name for name, _ in sources) or "none"
         raise FileNotFoundError(
             f"releases {both} must have rounds of such a case on record to be replayed, there are "
             f"none; studies that have both: {where}"
@@ -387,7 +337,7 @@ def _replay(comparison: _Comparison, items: list[Item], models: Sequence[str]) -
     comparison.pairs = {item: comparison.pairs.get(item, []) for item in items or comparison.pairs}
 
 
-def _is_call(models: Sequence[str], item: Item) -> bool:
-    """Whether an item on record is a call of one of `models`."""
-    usual = getattr(item.case, "kind", None) in BACKENDS and item in items_of([item.case])
-    return usual and model_of(item.case.spec) in models
+def _calls_among(items: set[Item], models: Sequence[str]) -> set[Item]:
+    """Those that are a call of one of `models`."""
+    usual = {i for i in items if i.case and i.case.kind in BACKENDS and i in items_of([i.case])}
+    return {item for item in usual if model_of(item.case.spec) in models}

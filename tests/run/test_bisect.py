@@ -18,6 +18,7 @@ from attnlib.run import releases, store
 from attnlib.run import study as studying
 from attnlib.run.bisect import ROUND_LIMIT, bisect, first_changed
 from attnlib.run.lock import hold_gpu
+from attnlib.run.pairs import SPARE_ROUNDS
 from attnlib.run.record import STATUSES
 from attnlib.run.study import Grid, Study
 from attnlib.studies import STUDIES
@@ -131,6 +132,18 @@ def test_an_ambiguous_step_takes_more_rounds_until_it_is_clear(lab):
     assert (step.verdict.verdict, step.verdict.rounds, len(lab.jobs)) == ("slower", 4, 2 * 4)
 
 
+@pytest.mark.parametrize("whole", [3, 4, 5])
+def test_rounds_between_two_looks_are_judged_at_the_next_one_alone(lab, whole):
+    """A search that was stopped after `whole` of the 4 rounds of its second look."""
+    lab.us, lab.noise = {"0.6.0": 12.0}, {"0.6.0": (1.0, 1.1)}
+    (step,) = run(bad="0.6.0", rounds=2).steps
+    path = store.journal_path("bisect_demo", SLUG)
+    kept = path.read_text().splitlines(keepends=True)[: 2 * whole]
+    path.write_text("".join(kept))
+    (again,) = run(bad="0.6.0", rounds=2).steps
+    assert again.verdict == step.verdict and again.verdict.rounds == 4
+
+
 @pytest.mark.parametrize(("rounds", "most"), [(1, ROUND_LIMIT), (3, ROUND_LIMIT), (20, 20)])
 def test_a_step_that_stays_ambiguous_fails_and_names_the_release(lab, rounds, most):
     lab.us, lab.noise = {"0.6.1": 15.0}, {"0.6.1": (0.4, 1.0), "0.5.3": (1.0,), "0.6.3": (1.0,)}
@@ -153,7 +166,7 @@ def test_rounds_that_are_throttled_are_measured_again(lab, monkeypatch, hot_roun
     assert (step.verdict.verdict, step.verdict.rounds) == ("slower", 3)
     assert max(round_ for round_, _ in lab.order()) == 2 + len(hot_rounds)
     hot_rounds |= {*range(40)}
-    words = f"3 rounds that are not throttled, it has 0, after {3 + ROUND_LIMIT} more"
+    words = f"3 rounds that are not throttled, it has 0, after {3 + SPARE_ROUNDS} more"
     with pytest.raises(RuntimeError, match=words):
         run(bad="0.6.1")
 

@@ -15,6 +15,7 @@ from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.extend.case import ExtendCase
 from attnlib.run import store
 from attnlib.run import study as studying
+from attnlib.run.pairs import SPARE_ROUNDS
 from attnlib.studies import captured, upgrade
 from attnlib.studies.fa3_decode_regression import HEADLINE
 from attnlib.studies.upgrade import LOOKS, NAME, calls_of
@@ -87,8 +88,44 @@ def test_a_search_that_was_stopped_goes_on_to_its_next_look(lab):
     path.write_text("".join(lines[: 2 * 2 * 4 + 2 * 2 + 1]))
     lab.order()
     again = compare()
-    assert words(again) == words(found) and lab.order()[0] == (6, NEW, 1)
+    assert words(again) == words(found) and lab.order()[0] == (7, NEW, 1)
     assert again.rows.rounds.tolist() == found.rows.rounds.tolist()
+
+
+def test_rounds_before_the_first_look_are_not_judged(lab):
+    lab.us[KEYS[0], NEW] = 12.0
+    found = compare()
+    path = store.journal_path(NAME, SLUG)
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[: 2 * 2 * 2]))
+    lab.order()
+    assert words(compare()) == words(found)
+    assert lab.order() == [(2, BASE, 2), (2, NEW, 2), (3, NEW, 2), (3, BASE, 2)]
+
+
+def test_a_round_of_the_base_belongs_to_one_comparison(lab):
+    compare()
+    lab.order()
+    compare_releases(BASE, "0.8.0", cases=KEYS)
+    sides = [(number, {BASE, "0.8.0"}) for number in range(4, 8)]
+    jobs = lab.order()
+    assert [(jobs[n][0], {jobs[n][1], jobs[n + 1][1]}) for n in range(0, len(jobs), 2)] == sides
+
+
+def test_a_throttled_round_is_measured_again_and_an_item_without_a_look_is_ambiguous(
+    lab, monkeypatch
+):
+    make, hot = lab.make, {"state_after": {"throttle_reasons": 0x40}}
+
+    def throttled(**fields):
+        record = make(**fields)
+        is_hot = record.round > 0 if record.item.case.key == KEYS[0] else record.round == 1
+        return replace(record, **hot) if is_hot else record
+
+    monkeypatch.setattr(lab, "make", throttled)
+    found = compare()
+    assert words(found) == {KEYS[0]: "ambiguous", KEYS[1]: "same"}
+    assert found.rows.rounds.tolist() == [1, 4] and found.outcome == "not decided"
+    assert max(number for number, *_ in lab.order()) == LOOKS[0] + SPARE_ROUNDS - 1
 
 
 def test_not_slower_asks_for_less_than_the_same(lab):

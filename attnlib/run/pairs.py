@@ -1,0 +1,139 @@
+"""Two releases, measured round by round until a verdict: shared by `bisect` and `compare_releases`.
+
+Even rounds run the base first, odd ones the new release (A B B A), each in a fresh process. A round
+has a number of its own, so it belongs to one pair of releases; one that was cut short, failed or
+was throttled belongs to none. That is how a search resumes after it was stopped.
+
+Rounds are judged at `looks` alone, such as after 4, 8, 16 and 24 of them, and the looks share the
+chance of a wrong verdict (Bonferroni, `stats.judge_ratios`). Rounds between two looks, as a search
+that was stopped leaves them, are not judged before the next one. The rounds of a study are one
+look: nobody looked between them.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ..kinds.item import Item
+from ..measure.stats import AMBIGUOUS, Ratio, judge_ratios
+from . import store
+from .jobs import Job
+from .record import Record
+from .study import Sweep
+
+TIMER = "graph"
+"""How engines run decode, and what the headline numbers of the studies are taken with."""
+SPARE_ROUNDS = 12
+"""How many rounds a look may take beyond its number, because some are throttled."""
+Pair = tuple[Record, Record]
+
+
+@dataclass
+class Comparison:
+    """The whole rounds of each item (less its release) that `both` releases ran: base, then new.
+
+    `study` is that of the rounds that were judged at `looks`. `failed` has a record of each item
+    that one of them could not run.
+    """
+
+    study: str
+    both: tuple[str, str]
+    looks: Sequence[int]
+    not_slower: float = 0.0
+    pairs: dict[Item, list[Pair]] = field(default_factory=dict)
+    failed: dict[Item, Record] = field(default_factory=dict)
+
+    def take(self, records: Iterable[Record]) -> None:
+        """Take the rounds of items that both releases tried, where they are more than before.
+
+        Of an item that failed on both, the base's record is kept.
+        """
+        base, new = self.both
+        tried: dict[Item, dict[str, dict[int, Record]]] = {}
+        for record in records:
+            if record.item.release in self.both:
+                sides = tried.setdefault(replace(record.item, release=""), {base: {}, new: {}})
+                sides[record.item.release][record.round] = record
+        for item, sides in tried.items():
+            rounds = sorted(sides[base].keys() & sides[new].keys())
+            pairs = [(sides[base][number], sides[new][number]) for number in rounds]
+            good = [pair for pair in pairs if all(map(_is_good, pair))]
+            if sides[base] and sides[new] and len(good) >= len(self.pairs.get(item, ())):
+                self.pairs[item] = good
+            failures = [r for side in (new, base) for r in sides[side].values() if r.status != "ok"]
+            if failures and item in self.pairs:
+                self.failed[item] = failures[-1]
+
+    def verdicts(self) -> dict[Item, Ratio]:
+        """New over base, all items as one table; an item before its first look has none."""
+        table, looks = {}, 1
+        for item, pairs in self.pairs.items():
+            count = len(pairs)
+            if pairs and pairs[0][0].study == self.study:
+                looks = len(self.looks)
+                count = max((look for look in self.looks if look <= count), default=0)
+            if count:
+                base, new = zip(*pairs[:count], strict=True)
+                table[item] = (times_of(new), times_of(base))
+        ratios = judge_ratios([*table.values()], not_slower=self.not_slower, looks=looks)
+        return dict(zip(table, ratios, strict=True))
+
+    def undecided(self) -> list[Item]:
+        """The items that neither failed nor have a verdict."""
+        ratios = self.verdicts()
+        decided = {item for item, ratio in ratios.items() if ratio.verdict != AMBIGUOUS}
+        return [item for item in self.pairs if item not in decided and item not in self.failed]
+
+    def measure(
+        self,
+        sweep: Sweep,
+        records: Callable[[], list[Record]],
+        *,
+        device: str,
+        command: str,
+        number: int,
+        on_round: Callable[[int], object] | None = None,
+    ) -> None:
+        """Measure rounds of the items of `pairs`, look by look, until none is undecided.
+
+        `records` gives those that count; `number` is that of the next round. A throttled round is
+        measured again, up to `SPARE_ROUNDS` a look, after which its item is given up; `on_round`
+        gets the number of each one done.
+        """
+        self.take(records())
+        given_up: set[Item] = set()
+        for look in self.looks:
+            wanted = [item for item in self.undecided() if item not in given_up]
+            for _ in range(look + SPARE_ROUNDS):
+                short = [i for i in wanted if i not in self.failed and len(self.pairs[i]) < look]
+                if not short:
+                    break
+                step = -1 if number % 2 else 1
+                for release in self.both[::step]:
+                    items = tuple(replace(item, release=release) for item in short[::step])
+                    sweep.run([Job(self.study, number, device, release, items, command)])
+                if on_round:
+                    on_round(number)
+                number += 1
+                self.take(records())
+            given_up |= {item for item in wanted if len(self.pairs[item]) < look}
+
+
+def next_round(study: str, machine: str) -> int:
+    """The number of the next round of a study on a machine."""
+    return 1 + max((record.round for record in store.find(study, machine)), default=-1)
+
+
+def times_of(records: Iterable[Record]) -> list[float]:
+    """The median time of each record, us."""
+    return [float(np.median(record.run_us)) for record in records]
+
+
+def families_of(records: Iterable[Record]) -> str:
+    """The kernel families that ran."""
+    return ", ".join(sorted({record.kernel_family for record in records} - {""})) or "unknown"
+
+
+def _is_good(record: Record) -> bool:
+    return record.status == "ok" and not record.throttled
