@@ -20,7 +20,7 @@ from ..kinds.mla.case import MlaCase
 from ..kinds.plan.case import PlanCase
 from ..kinds.step.case import StepCase
 from ..measure.spans import Kernel
-from .record import RENAMED, THROTTLED
+from .record import THROTTLED, present_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,7 +36,6 @@ AS_THEY_ARE = (
     "reported_backend",
     "kernel_family",
     "oracle_error",
-    "oracle_budget",
     "work_per_call",
     "schema",
     "started_at",
@@ -54,7 +53,7 @@ def frame_of(table: pa.Table) -> pd.DataFrame:
     """
     table = table.combine_chunks()
     frame = table.select([*AS_THEY_ARE]).to_pandas()
-    frame.insert(3, "backend", table["backend"].to_pandas().replace(RENAMED))
+    frame.insert(3, "backend", table["backend"].to_pandas().map(present_name))
     frame["repeat"] = _numbers(table, "again") > 0
     frame = pd.concat([frame, _case_columns(table)], axis=1)
     run_us = _Lists(table["run_us"])
@@ -96,7 +95,8 @@ def _case_columns(table: pa.Table) -> pd.DataFrame:
         return pd.DataFrame({"case": nothing, "heads": nothing})
     fields = table.select(names).rename_columns([n.removeprefix(CASE_PREFIX) for n in names])
     frame = fields.to_pandas()
-    first_row, number_of = np.unique(_keys(frame), return_index=True, return_inverse=True)[1:]
+    keys = frame.groupby(list(frame), dropna=False, sort=False).ngroup()
+    first_row, number_of = np.unique(keys, return_index=True, return_inverse=True)[1:]
     forms = [_without_nulls(form) for form in fields.take(first_row).to_pylist()]
     cases = [case_from_dict(form) if form else None for form in forms]
     described = {"case": cases, "heads": [heads_of(case) for case in cases]}
@@ -105,15 +105,6 @@ def _case_columns(table: pa.Table) -> pd.DataFrame:
     for name in {"window", "sinks"} & {*frame}:  # layers without them do not say so
         frame[name] = frame[name].astype(float).fillna(0).where(frame.heads.notna())
     return frame
-
-
-def _keys(frame: pd.DataFrame) -> np.ndarray:
-    """A number per row, the same for rows with the same values."""
-    keys = np.zeros(len(frame), int)
-    for name in frame:
-        codes, values = pd.factorize(frame[name], use_na_sentinel=False)
-        keys = pd.factorize(keys * len(values) + codes)[0]
-    return keys
 
 
 def _without_nulls(form: dict[str, Any]) -> dict[str, Any]:

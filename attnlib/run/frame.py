@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -19,9 +18,6 @@ from ..core.backends.table import TABLE
 from ..kinds.cost import Ceilings
 from ..measure.stats import Pair, Ratio, Saving, judge_ratios, judge_savings
 from .store import require_comparable
-
-if TYPE_CHECKING:
-    pass
 
 CASE = ["heads", "head_dim", "dtype", "kv_dtype", "page_size", "batch_size", "kv_len", "lengths"]
 SHAPE = ["heads", "page_size", "batch_size", "kv_len"]
@@ -108,9 +104,8 @@ def cases_of(rows: pd.DataFrame) -> pd.DataFrame:
     """A row per case: `case` and its own columns, in the order of `COLUMNS`."""
     first_rows = rows.loc[~rows.case.duplicated(), ["case", *(n for n in COLUMNS if n in rows)]]
     first_rows = first_rows[["case", *first_rows.columns[1:][first_rows.iloc[:, 1:].notna().all()]]]
-    keys = [
-        first_rows[name].tolist() for name in first_rows.columns[1:]
-    ]  # pandas is slow with many keys
+    # pandas is slow with many keys
+    keys = [first_rows[name].tolist() for name in first_rows.columns[1:]]
     order = [place for *_, place in sorted(zip(*keys, range(len(first_rows)), strict=True))]
     return first_rows.iloc[order].reset_index(drop=True)
 

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,32 +63,30 @@ class Watch:
 
 def run_job(job: Job, machine: dict[str, Any], overlay: Path | None, watch: Watch) -> None:
     """Run `job` to its end, in as many processes as it takes; one record per item, always."""
-    left = list(enumerate(job.items))
+    left = job.items
     while left:
         try:
-            done, started, words = _run_process(job, left, overlay, watch)
+            done, died_measuring, words = _run_process(replace(job, items=left), overlay, watch)
         except StoppedError:
             store.repair(job.study, machine_slug(machine))
             raise
-        if started is not None:
-            _record_death(job, machine, job.items[started], words)
-            done.add(started)
+        if died_measuring:
+            _record_death(job, machine, left[done], words)
+            done += 1
             watch.on_done(1)
         elif not done:
             raise RuntimeError(f"a worker died before its first item: {words}")
-        left = [(number, item) for number, item in left if number not in done]
+        left = left[done:]
 
 
-def _run_process(
-    job: Job, left: list[tuple[int, Item]], overlay: Path | None, watch: Watch
-) -> tuple[set[int], int | None, str]:
-    """The numbers of the items done, of the one that was started but not done, and its end."""
+def _run_process(job: Job, overlay: Path | None, watch: Watch) -> tuple[int, bool, str]:
+    """How many items a process did, whether it died measuring the next one, and how it ended."""
     with tempfile.TemporaryDirectory() as scratch:
         progress, log, path = (Path(scratch, name) for name in ("progress", "log", "job.json"))
         progress.touch()
         form = {name: getattr(job, name) for name in ("study", "round", "device")}
         form |= {"command": repeat_command(job), "progress": str(progress)}
-        form |= {"items": [(number, item.to_dict()) for number, item in left]}
+        form |= {"items": [item.to_dict() for item in job.items]}
         path.write_text(json.dumps(form))
         command = [sys.executable, "-m", "attnlib.run.worker", "--end-with-stdin", str(path)]
         with (
@@ -103,8 +101,8 @@ def _run_process(
             ) as process,
         ):
             how = _wait(process, progress, watch)
-        done, started = _read_progress(progress)
-        return done, started, f"{how}; {log.read_text(errors='replace').strip()[-500:]}"
+        words = f"{how}; {log.read_text(errors='replace').strip()[-500:]}"
+        return _count_done(progress), progress.read_text().endswith("start\n"), words
 
 
 def _wait(process: subprocess.Popen[bytes], progress: Path, watch: Watch) -> str:
@@ -113,7 +111,7 @@ def _wait(process: subprocess.Popen[bytes], progress: Path, watch: Watch) -> str
     while process.poll() is None:
         time.sleep(POLL_S)
         stopped = watch.stop and watch.stop()
-        count = len(_read_progress(progress)[0])
+        count = _count_done(progress)
         if count > seen and not stopped:
             watch.on_done(count - seen)
             seen, last = count, time.monotonic()
@@ -123,15 +121,13 @@ def _wait(process: subprocess.Popen[bytes], progress: Path, watch: Watch) -> str
             if stopped:
                 raise StoppedError
             return f"timeout after {ITEM_TIMEOUT_S:.0f} s"
-    watch.on_done(len(_read_progress(progress)[0]) - seen)
+    watch.on_done(_count_done(progress) - seen)
     code = process.returncode
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
 
 
-def _read_progress(progress: Path) -> tuple[set[int], int | None]:
-    lines = [line.split() for line in progress.read_text().splitlines()]
-    done = {int(number) for word, number in lines if word == "done"}
-    return done, int(lines[-1][1]) if lines and lines[-1][0] == "start" else None
+def _count_done(progress: Path) -> int:
+    return progress.read_text().count("done\n")
 
 
 def repeat_command(job: Job) -> str:

@@ -120,35 +120,12 @@ def _arrow_types() -> dict[str, pa.DataType]:
 
 def _forms(table: pa.Table) -> Iterator[dict[str, Any]]:
     """The rows as `Record.from_form` takes them: a dict again for each group of members."""
-    plain = {name: _values(table[name].chunk(0)) for name in table.column_names}
-    plain_names = [name for name in plain if "." not in name]
-    members = {group: [n for n in plain if n.startswith(f"{group}.")] for group in MEMBERS}
-    known: dict[tuple[object, ...], dict[str, Any]] = {}
-    for row in range(table.num_rows):
-        form = {name: plain[name][row] for name in plain_names}
-        for group, names in members.items():
-            values = tuple(plain[name][row] for name in names)
-            # Rows that are alike share a dict.
-            if (group, values) not in known:
-                pairs = zip(names, values, strict=True)
-                known[group, values] = {n.partition(".")[2]: v for n, v in pairs if v is not None}
-            form[group] = known[group, values]
-        yield form
-
-
-def _values(array: pa.Array) -> list[Any]:
-    """The Python values of a column; much faster than `to_pylist` where values repeat."""
-    import pyarrow as pa
-
-    if pa.types.is_list(array.type):
-        flat, ends = _values(array.flatten()), array.offsets.to_pylist()
-        return [tuple(flat[start:end]) for start, end in zip(ends, ends[1:], strict=False)]
-    if pa.types.is_struct(array.type):
-        names = [field.name for field in array.type]
-        members = [_values(array.field(name)) for name in names]
-        return [dict(zip(names, row, strict=True)) for row in zip(*members, strict=True)]
-    if pa.types.is_floating(array.type) and not array.null_count:
-        return array.to_numpy().tolist()
-    coded = array.dictionary_encode()
-    words = [*coded.dictionary.to_pylist(), None]
-    return [words[code] for code in coded.indices.fill_null(len(words) - 1).to_pylist()]
+    members = [(name, *name.split(".", 1)) for name in table.column_names if "." in name]
+    for row in table.to_pylist():
+        for group in MEMBERS:
+            row[group] = {}
+        for name, group, member in members:
+            value = row.pop(name)
+            if value is not None:
+                row[group][member] = value
+        yield row

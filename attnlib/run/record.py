@@ -22,24 +22,9 @@ SCHEMA = 1
 THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
 """Hardware slowdown, software and hardware thermal slowdown, power brake: the machine is not well,
 and a measurement taken then is left out."""
-RENAMED = {
-    "fa3": "flash-attn-3",
-    "fa3-precomputed": "flash-attn-3-precomputed",
-    "fa3-precomputed-32": "flash-attn-3-precomputed-32",
-    "fa3-precomputed-1": "flash-attn-3-precomputed-1",
-    "fa3-mla": "flash-attn-3-mla",
-    "fa3-extend": "flash-attn-3-extend",
-    "fa3-prepare": "flash-attn-3-prepare",
-    "fa3-two-launches": "flash-attn-3-two-launches",
-    "fa3-one-launch": "flash-attn-3-one-launch",
-    "fa3-step-each": "flash-attn-3-step-each",
-    "fa3-step-once": "flash-attn-3-step-once",
-    "fa3-step-eager": "flash-attn-3-step-eager",
-    "fa3-step-serial": "flash-attn-3-step-serial",
-    "fa3-step-fused": "flash-attn-3-step-fused",
-    "fa3-step-one-launch": "flash-attn-3-step-one-launch",
-}
-"""Backend of records before 2026-11-26 -> its name now: `fa3` is FlashInfer's kernel alone."""
+FORMER, NOW = "fa3", "flash-attn-3"
+"""How backends of the FlashAttention-3 library began before 2026-11-26, and begin now: `fa3` is
+FlashInfer's kernel alone."""
 STATUSES = ("ok", "incorrect", "refused", "error", "crashed", "timeout")
 
 
@@ -135,12 +120,14 @@ class Record:
         item = item_from_dict({name: flat.pop(name) for name in _ITEM_FIELDS & form.keys()})
         for name in ("run_us", "plan_us", "kernels", "power_w", "sm_clock_mhz"):
             flat[name] = tuple(flat.get(name, ()))
-        record = cls(item=replace(item, backend=RENAMED.get(item.backend, item.backend)), **flat)
-        former = [replace(item, backend=old) for old, now in RENAMED.items() if now == item.backend]
+        record = cls(item=replace(item, backend=present_name(item.backend)), **flat)
+        names = {item.backend, re.sub(f"^{NOW}\\b", FORMER, item.backend)}
         gpu_id = record.machine["gpu_id"]
-        if stored_id not in [
-            record_id(record.study, record.round, i, gpu_id) for i in (item, *former)
-        ]:
+        ids = [
+            record_id(record.study, record.round, replace(item, backend=name), gpu_id)
+            for name in names
+        ]
+        if stored_id not in ids:
             raise ValueError(f"id must be the content key {record.id}, got {stored_id}")
         vars(record)["id"] = stored_id
         return record
@@ -157,6 +144,11 @@ _KNOWN = {"id", *(f.name for f in _FIELDS)}
 _REQUIRED = {"id", "schema"} | {
     f.name for f in _FIELDS if f.default is MISSING and f.default_factory is MISSING
 }
+
+
+def present_name(backend: str) -> str:
+    """The name now of a backend on record."""
+    return re.sub(f"^{FORMER}\\b", NOW, backend)
 
 
 def record_id(study: str, round_: int, item: Item, gpu_id: str) -> str:

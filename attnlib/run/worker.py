@@ -3,10 +3,10 @@
     python -m attnlib.run.worker JOB.json          (started by `jobs`, not by hand)
     python -m attnlib.run.worker --describe cuda   prints the machine as JSON
 
-A job is `{"study", "round", "device", "command", "items": [[N, item], ...], "progress": PATH}`.
-For each item the worker writes `start N` to the progress file, measures, appends the record to the
-store, writes `done N`. Whatever kills the process, the parent knows which item did it and
-goes on with the rest. With `--end-with-stdin` it exits when its parent closes stdin, so that an
+A job is `{"study", "round", "device", "command", "items": [item, ...], "progress": PATH}`.
+For each item, in order, the worker writes `start` to the progress file, measures, appends the
+record to the store, writes `done`. Whatever kills the process, the parent knows which item did it
+and goes on with the rest. With `--end-with-stdin` it exits when its parent closes stdin, so that an
 orphan cannot go on using the GPU without the lock.
 """
 
@@ -76,11 +76,11 @@ def run_job(path: Path) -> int:
     job = json.loads(path.read_text())
     with Path(job["progress"]).open("a", buffering=1) as progress:
         worker = Worker(job)
-        for number, form in job["items"]:
-            progress.write(f"start {number}\n")
+        for form in job["items"]:
+            progress.write("start\n")
             record = worker.measure(item_from_dict(form))
             store.append(record)
-            progress.write(f"done {number}\n")
+            progress.write("done\n")
             if record.status == "crashed":
                 return CONTEXT_LOST
     return 0

@@ -102,7 +102,7 @@ def test_a_loaded_row_holds_case_medians_kernels_and_oracle(make_record):
         **{"reported_backend": "fa2", "kernel_family": "fa2", "kernel_us": 9.75},
         "kernels": (Kernel("AttendKernel", 1.0, 8.25), Kernel("MergeKernel", 2.0, 1.5)),
         **{"run_us": 11.0, "plan_us": 45.0, "samples": 3},
-        **{"oracle_error": 0.002, "oracle_budget": 0.008},
+        "oracle_error": 0.002,
         **{"gpu": "Test GPU", "gpu_id": "0badcafe", "power_limit_w": 0, "num_sms": 4},
     }
     assert {name: row[name] for name in expected} == expected
