@@ -170,7 +170,7 @@ def _compare(options: argparse.Namespace) -> int:
         cases = "\n".join(case.key for case in _study_named(str(options.cases)).cases)
     else:  # An empty file is no wish for the usual calls.
         cases = options.cases.read_text("utf-8-sig", "replace") or "\n"
-    how = {name: getattr(options, name) for name in ("package", "models", "not_slower")}
+    how = {name: getattr(options, name) for name in ("models", "not_slower")}
     upgrade = compare_releases(options.base, options.new, cases=cases, progress=tqdm, **how)
     print(json.dumps(upgrade.to_dict(), indent=2) if options.json else upgrade)
     print(upgrade.conclusion, file=sys.stderr if options.json else sys.stdout)
@@ -261,7 +261,6 @@ BISECT = {
     **JSON,
 }
 COMPARE = {
-    "--package": _of(DEFAULT, default="flashinfer-python"),
     "--base": _of("the release to compare with, or a wheel or folder", required=True),
     "--new": _of("the release in question, or a wheel or folder", required=True),
     "--model": _of("only of these", nargs="+", default=(), dest="models", metavar="NAME"),

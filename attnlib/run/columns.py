@@ -62,12 +62,12 @@ def frame_of(table: pa.Table) -> pd.DataFrame:
     frame["settle_us"] = _numbers(table, "settle_us")
     frame["samples"] = run_us.lengths.astype(int)
     frame["drift"] = run_us.drifts()
-    frame["kernels"] = _kernels(table["kernels"])
+    frame["kernels"] = [tuple(Kernel(**k) for k in row) for row in table["kernels"].to_pylist()]
     frame["kernel_us"] = [round(sum(k.gpu_us for k in kernels), 3) for kernels in frame.kernels]
     engine = [isinstance(case, EngineCase) for case in frame.case]
     if any(engine):
-        samples = run_us.tuples()
-        frame["steps_us"] = [s if e else None for s, e in zip(samples, engine, strict=True)]
+        samples = zip(table["run_us"].to_pylist(), engine, strict=True)
+        frame["steps_us"] = [tuple(steps) if is_engine else None for steps, is_engine in samples]
     before = _numbers(table, "state_before.throttle_reasons").astype(int)
     after = _numbers(table, "state_after.throttle_reasons").astype(int)
     frame["throttled"] = ((before | after) & THROTTLED) > 0
@@ -147,15 +147,3 @@ class _Lists:
                 first, last = matrix[:, :third], matrix[:, -third:]
                 drifts[rows] = np.median(last, axis=1) / np.median(first, axis=1) - 1
         return drifts
-
-    def tuples(self) -> list[tuple[float, ...]]:
-        values, ends = self.values.tolist(), self.offsets.tolist()
-        return [tuple(values[start:end]) for start, end in zip(ends, ends[1:], strict=False)]
-
-
-def _kernels(column: pa.ChunkedArray) -> list[tuple[Kernel, ...]]:
-    array = column.chunk(0)
-    names, launches, times = (array.values.field(name).to_pylist() for name in Kernel._fields)
-    kernels = [Kernel(*row) for row in zip(names, launches, times, strict=True)]
-    ends = array.offsets.to_pylist()
-    return [tuple(kernels[start:end]) for start, end in zip(ends, ends[1:], strict=False)]

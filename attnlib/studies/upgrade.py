@@ -45,6 +45,7 @@ from ..select.changes import changes
 from . import STUDIES
 
 LIBRARY = "flashinfer"
+PACKAGE = COMPARED[LIBRARY]
 NAME = f"compare_{LIBRARY}"
 LOOKS = (4, 8, 16, 24)
 """Rounds after which all rows are judged."""
@@ -68,9 +69,12 @@ NOT_DECIDED = "not decided"
 PROVED = (NOT_SLOWER, FASTER, SAME)
 """Verdicts that prove a call not slower by more than the margin."""
 ROW_INCHES = 0.3
-RATIO = ("ratio", "low", "high")
-COLUMNS = ["case", "backend", "timer", "base_us", "new_us", *RATIO, "rounds", "verdict"]
-COLUMNS += ["base_ran", "new_ran", "kernels", "base_plan_us", "new_plan_us", "study", "machine"]
+RATIO = ["ratio", "low", "high"]
+CALL = ["case", "backend"]
+TIMES = ["base_us", "new_us", *RATIO, "rounds", "verdict"]
+KERNELS = ["base_ran", "new_ran", "kernels"]
+PLANS = ["base_plan_us", "new_plan_us"]
+COLUMNS = [*CALL, "timer", *TIMES, *KERNELS, *PLANS, "study", "machine"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -141,8 +145,7 @@ class Upgrade(Shown):
 
     def card(self) -> Card:
         """Verdicts, then kernels and planning, then what `auto` picks otherwise."""
-        rows, plans = self.rows.copy(), ["base_plan_us", "new_plan_us"]
-        rows = rows.iloc[(~rows.case.isin(self.slower)).argsort(kind="stable")]
+        rows = self.rows.iloc[(~self.rows.case.isin(self.slower)).argsort(kind="stable")].copy()
         digits = dict.fromkeys(RATIO, 3) | {"rounds": 0}
         for name in rows.select_dtypes("number"):
             words = f"{{:,.{digits.get(name, 1)}f}}".format
@@ -154,12 +157,12 @@ class Upgrade(Shown):
             title=f"FlashInfer {self.base} (base) to {self.new} (new): {tally}",
             notes=self.notes,
             facts=[],
-            table=rows[[name for name in COLUMNS[:10] if name != "timer"]],
+            table=rows[CALL + TIMES],
             caption="time of one call in microseconds, new over base",
             footer=f"records of {', '.join(origins) or 'no call that both ran'}",
             more=[
-                ("kernels that changed", rows[rows.kernels != ""][COLUMNS[:2] + COLUMNS[10:13]]),
-                ("planning on the host, apart", rows[rows[plans[0]] != "-"][COLUMNS[:2] + plans]),
+                ("kernels that changed", rows[rows.kernels != ""][CALL + KERNELS]),
+                ("planning on the host, apart", rows[rows.base_plan_us != "-"][CALL + PLANS]),
                 ("what auto picks otherwise, by the rules", self.picks),
             ],
         )
@@ -169,13 +172,12 @@ def compare_releases(
     base: str,
     new: str,
     *,
-    package: str = COMPARED[LIBRARY],
     models: str | Sequence[str] = (),
     cases: str | Sequence[str] = (),
     not_slower: float = 0.02,
     progress: Any = None,
 ) -> Upgrade:
-    """Measure, or replay, which calls release `new` of `package` runs slower than `base`.
+    """Measure, or replay, which calls release `new` of FlashInfer runs slower than `base`.
 
     Either may be a wheel or a folder of your own. `cases` are lines as of `kinds.cases`; without
     them, live, the usual calls of `models` (of all, if none is named), and in replay what is on
@@ -185,7 +187,6 @@ def compare_releases(
     Raises ValueError for what cannot be asked, RuntimeError for a release that cannot be had,
     FileNotFoundError where none of the cases is on record.
     """
-    require_word("package", package, (COMPARED[LIBRARY],))
     models = (models,) if isinstance(models, str) else models
     cases = cases.splitlines() if isinstance(cases, str) else cases
     for name in models:
@@ -197,7 +198,7 @@ def compare_releases(
     if cases and not listed:
         raise ValueError("cases must hold one that can be run; all are empty")
     overlays: dict[str, Path] = {}
-    both = (_release(base, package, overlays), _release(new, package, overlays))
+    both = (_release(base, overlays), _release(new, overlays))
     if Version(both[0]) == Version(both[1]):
         advice = f"give a build of yours a version of its own, such as {both[0]}+mine"
         raise ValueError(f"base and new must be two releases ({advice}), both are {both[0]}")
@@ -205,7 +206,7 @@ def compare_releases(
     if mode() == "live":
         chosen = listed or [case for name in models for case in calls_of(name)]
         for release in both:
-            overlay_for(package, release, overlays)
+            overlay_for(PACKAGE, release, overlays)
         _measure(comparison, items_of(chosen), Sweep(overlays=overlays, progress=progress))
     else:
         _replay(comparison, items_of(listed), models)
@@ -230,14 +231,14 @@ def calls_of(model: str) -> list[Case]:
     return cases
 
 
-def _release(text: str, package: str, overlays: dict[str, Path]) -> str:
+def _release(text: str, overlays: dict[str, Path]) -> str:
     """The release that `text` names, or that the build there holds, which `overlays` then has."""
     try:
         return str(Version(text))
     except ValueError:
         if mode() != "live" and Path(text).exists():  # Before a wheel is installed for nothing.
             raise RuntimeError(f"{text} is a build of your own: it needs a CUDA GPU") from None
-        release, overlays[f"{package}=={release}"] = own_build(Path(text), package)
+        release, overlays[f"{PACKAGE}=={release}"] = own_build(Path(text), PACKAGE)
     return release
 
 

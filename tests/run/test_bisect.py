@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 from support import lab as support_lab
+from support.lab import GPU, SLUG
 from support.studies import hand_made
 
 from attnlib import cli
@@ -23,8 +24,6 @@ from attnlib.run.record import STATUSES
 from attnlib.run.study import Grid, Study
 from attnlib.studies import STUDIES
 
-GPU = {"gpu": "Test GPU", "gpu_id": "0badcafe"}
-SLUG = "test-gpu-0badcafe"
 PACKAGE = "flashinfer-python"
 CASE = DecodeCase(AttnSpec(8, 2, 64, 16), 3, 40)
 OTHER = replace(CASE, kv_len=41)
@@ -49,10 +48,7 @@ def lab(make_record, monkeypatch):
     """A machine with a GPU that measures at once, and an index with the releases of `EACH`."""
     found = Lab(make_record, lambda name: (40.0, "fa3") if name in SLOW else (10.0, "fa2"))
     monkeypatch.setitem(STUDIES, "demo", DEMO)
-    monkeypatch.setattr(studying, "_has_cuda", lambda: True)
-    monkeypatch.setattr(studying, "describe", lambda device: GPU)
-    monkeypatch.setattr(studying, "run_job", found.run)
-    monkeypatch.setattr(studying, "overlay_for", lambda package, release, given: None)
+    found.stand_in(monkeypatch)
     monkeypatch.setattr(releases, "index_releases", lambda package: EACH)
     monkeypatch.setattr(releases, "installed_version", lambda package: "")
     return found
@@ -117,9 +113,7 @@ def test_rounds_run_a_b_b_a_numbered_on_through_the_steps_and_none_is_measured_a
 
 def test_rounds_cut_short_or_of_another_search_do_not_count_for_a_pair(lab):
     run(bad="0.6.0", rounds=2)
-    path = store.journal_path("bisect_demo", SLUG)
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))
-    lab.order()
+    lab.keep("bisect_demo", 3)
     assert run(bad="0.6.0", rounds=2).steps[0].verdict.rounds == 2
     assert lab.order() == [(2, "0.5.3"), (2, "0.6.0")]
     assert run(good="0.6.4", bad="0.6.3").changed == "0.6.4"
@@ -137,9 +131,7 @@ def test_rounds_between_two_looks_are_judged_at_the_next_one_alone(lab, whole):
     """A search that was stopped after `whole` of the 4 rounds of its second look."""
     lab.us, lab.noise = {"0.6.0": 12.0}, {"0.6.0": (1.0, 1.1)}
     (step,) = run(bad="0.6.0", rounds=2).steps
-    path = store.journal_path("bisect_demo", SLUG)
-    kept = path.read_text().splitlines(keepends=True)[: 2 * whole]
-    path.write_text("".join(kept))
+    lab.keep("bisect_demo", 2 * whole)
     (again,) = run(bad="0.6.0", rounds=2).steps
     assert again.verdict == step.verdict and again.verdict.rounds == 4
 
@@ -154,18 +146,12 @@ def test_a_step_that_stays_ambiguous_fails_and_names_the_release(lab, rounds, mo
 
 
 @pytest.mark.parametrize("hot_rounds", [{0}, {0, 1, 2}, {1, 3}])
-def test_rounds_that_are_throttled_are_measured_again(lab, monkeypatch, hot_rounds):
-    make, hot = lab.make, {"state_after": {"throttle_reasons": 0x40}}
-
-    def throttled(**fields):
-        record = make(**fields)
-        return replace(record, **hot) if record.round in hot_rounds else record
-
-    monkeypatch.setattr(lab, "make", throttled)
+def test_rounds_that_are_throttled_are_measured_again(lab, hot_rounds):
+    lab.is_hot = lambda item, number: number in hot_rounds
     (step,) = run(bad="0.6.0").steps
     assert (step.verdict.verdict, step.verdict.rounds) == ("slower", 3)
     assert max(round_ for round_, _ in lab.order()) == 2 + len(hot_rounds)
-    hot_rounds |= {*range(40)}
+    lab.is_hot = lambda item, number: True
     words = f"3 rounds that are not throttled, it has 0, after {3 + SPARE_ROUNDS} more"
     with pytest.raises(RuntimeError, match=words):
         run(bad="0.6.1")
@@ -311,8 +297,3 @@ def test_what_cannot_be_asked_fails_in_one_line(lab, fails, tmp_path, monkeypatc
     hand_made(tmp_path / "other", "probe", "1.0")
     assert words in fails(*command(**options))
     assert lab.jobs == []
-
-
-def test_a_case_that_the_study_does_not_have_is_refused(lab):
-    with pytest.raises(ValueError, match="case must be one of study 'demo'"):
-        bisect(DEMO, replace(CASE, batch_size=9), **ASKED)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.lab import Lab
+from support.lab import SLUG, Lab
 from support.studies import hand_made
 
 from attnlib import cli, compare_releases
@@ -14,7 +14,6 @@ from attnlib.kinds.cases import parse_cases
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.extend.case import ExtendCase
 from attnlib.run import store
-from attnlib.run import study as studying
 from attnlib.run.pairs import SPARE_ROUNDS
 from attnlib.studies import captured, upgrade
 from attnlib.studies.fa3_decode_regression import HEADLINE
@@ -22,8 +21,6 @@ from attnlib.studies.upgrade import LOOKS, NAME, calls_of
 
 PACKAGE, MODEL = "flashinfer-python", "Llama-3.1-8B"
 BASE, NEW = "0.6.13", "0.7.2.post1"
-GPU = {"gpu": "Test GPU", "gpu_id": "0badcafe", "compute_capability": "9.0"}
-SLUG = "test-gpu-0badcafe"
 KEYS = ["32/8,d128,p16,b16,k8192", "16/2,d128,p16,b1,k4096"]
 
 
@@ -35,11 +32,8 @@ def lab(make_record, monkeypatch):
         lambda release: (10.0, "fa2" if release == BASE else "fa3"),
         key=lambda item, release: (item.case.key, release),
     )
-    monkeypatch.setattr(studying, "_has_cuda", lambda: True)
-    monkeypatch.setattr(studying, "describe", lambda device: GPU)
-    monkeypatch.setattr(studying, "run_job", found.run)
-    for module in (studying, upgrade):
-        monkeypatch.setattr(module, "overlay_for", lambda package, release, given: None)
+    found.stand_in(monkeypatch)
+    monkeypatch.setattr(upgrade, "overlay_for", lambda package, release, given: None)
     return found
 
 
@@ -66,7 +60,6 @@ def test_every_mode_of_a_model_is_measured_in_rounds_that_alternate_and_replays_
     monkeypatch.setenv("ATTNLIB_MODE", "replay")
     again = compare((), models=[MODEL])
     assert again.to_dict() == found.to_dict() and lab.order() == []
-    lab.noise = {}
 
 
 def test_only_cases_without_a_verdict_take_more_rounds_up_to_the_last_look(lab):
@@ -83,10 +76,7 @@ def test_only_cases_without_a_verdict_take_more_rounds_up_to_the_last_look(lab):
 def test_a_search_that_was_stopped_goes_on_to_its_next_look(lab):
     lab.us[KEYS[0], NEW], lab.noise[KEYS[0], NEW] = 11.0, (0.9, 1.1)
     found = compare()
-    path = store.journal_path(NAME, SLUG)
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(lines[: 2 * 2 * 4 + 2 * 2 + 1]))
-    lab.order()
+    lab.keep(NAME, 2 * 2 * 4 + 2 * 2 + 1)
     again = compare()
     assert words(again) == words(found) and lab.order()[0] == (7, NEW, 1)
     assert again.rows.rounds.tolist() == found.rows.rounds.tolist()
@@ -95,9 +85,7 @@ def test_a_search_that_was_stopped_goes_on_to_its_next_look(lab):
 def test_rounds_before_the_first_look_are_not_judged(lab):
     lab.us[KEYS[0], NEW] = 12.0
     found = compare()
-    path = store.journal_path(NAME, SLUG)
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[: 2 * 2 * 2]))
-    lab.order()
+    lab.keep(NAME, 2 * 2 * 2)
     assert words(compare()) == words(found)
     assert lab.order() == [(2, BASE, 2), (2, NEW, 2), (3, NEW, 2), (3, BASE, 2)]
 
@@ -111,17 +99,8 @@ def test_a_round_of_the_base_belongs_to_one_comparison(lab):
     assert [(jobs[n][0], {jobs[n][1], jobs[n + 1][1]}) for n in range(0, len(jobs), 2)] == sides
 
 
-def test_a_throttled_round_is_measured_again_and_an_item_without_a_look_is_ambiguous(
-    lab, monkeypatch
-):
-    make, hot = lab.make, {"state_after": {"throttle_reasons": 0x40}}
-
-    def throttled(**fields):
-        record = make(**fields)
-        is_hot = record.round > 0 if record.item.case.key == KEYS[0] else record.round == 1
-        return replace(record, **hot) if is_hot else record
-
-    monkeypatch.setattr(lab, "make", throttled)
+def test_a_throttled_round_is_measured_again_and_an_item_without_a_look_is_ambiguous(lab):
+    lab.is_hot = lambda item, number: number > 0 if item.case.key == KEYS[0] else number == 1
     found = compare()
     assert words(found) == {KEYS[0]: "ambiguous", KEYS[1]: "same"}
     assert found.rows.rounds.tolist() == [1, 4] and found.outcome == "not decided"
@@ -274,7 +253,6 @@ def test_captured_steps_are_cases_too(lab, capsys):
     ("options", "said"),
     [
         (["--model", "GPT-9"], "model must be one of Llama-3.1-8B, "),
-        (["--package", "vllm"], "package must be one of flashinfer-python, got 'vllm'"),
         (["--new", "0.6.13.0"], "base and new must be two releases"),
         (["--new", "fast"], "fast must be a release such as 0.6.3, a wheel or a folder"),
         (["--new", "empty"], f"must hold {PACKAGE} of any release, it has {{}}"),

@@ -1,6 +1,9 @@
 """A stand-in for a GPU that measures at once."""
 
-from attnlib.run import store
+from attnlib.run import store, study
+
+SLUG = "test-gpu-0badcafe"
+GPU = {"gpu": "Test GPU", "gpu_id": "0badcafe", "compute_capability": "9.0"}
 
 WOBBLE = (1.0, 1.001, 0.999, 1.0005)
 
@@ -9,12 +12,27 @@ class Lab:
     """Times of jobs, a note of each, records in the test's store.
 
     `us`, `noise` (a factor a round) and `failing` (a status) are by `key` of an item and a release;
-    `usual` says microseconds and kernel family of a release.
+    `usual` says microseconds and kernel family of a release, `is_hot` whether an item's round is
+    throttled.
     """
 
     def __init__(self, make, usual, key=lambda item, release: release):
         self.make, self.usual, self.key, self.jobs = make, usual, key, []
         self.us, self.noise, self.failing = {}, {}, {}
+        self.is_hot = lambda item, number: False
+
+    def stand_in(self, monkeypatch):
+        """Measure for `run.study`, on a machine where every release can be had."""
+        monkeypatch.setattr(study, "_has_cuda", lambda: True)
+        monkeypatch.setattr(study, "describe", lambda device: GPU)
+        monkeypatch.setattr(study, "run_job", self.run)
+        monkeypatch.setattr(study, "overlay_for", lambda package, release, given: None)
+
+    def keep(self, name, count):
+        """Keep the first lines of a study's journal, as if the search had been stopped there."""
+        path = store.journal_path(name, SLUG)
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:count]))
+        self.jobs.clear()
 
     def run(self, job, machine, overlay, watch):
         self.jobs.append(job)
@@ -24,6 +42,8 @@ class Lab:
             status, noise = self.failing.get(key, "ok"), self.noise.get(key, WOBBLE)
             us = self.us.get(key, usual) * noise[job.round % len(noise)]
             times = {"run_us": (us,) * 3} if status == "ok" else {"reason": "no\nluck"}
+            if self.is_hot(item, job.round):
+                times["state_after"] = {"throttle_reasons": 0x40}
             found = {"kernel_family": family, "command": job.command, **times}
             named = {"study": job.study, "round": job.round, "item": item, "machine": machine}
             store.append(self.make(status=status, **named, **found))
