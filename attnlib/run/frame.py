@@ -16,7 +16,7 @@ from packaging.version import Version
 
 from ..core.backends.table import TABLE
 from ..kinds.cost import Ceilings
-from ..measure.stats import Pair, Ratio, Saving, judge_ratios, judge_savings
+from ..measure.stats import FASTER, SLOWER, Pair, Ratio, Saving, judge_ratios, judge_savings
 from .store import require_comparable
 
 CASE = ["heads", "head_dim", "dtype", "kv_dtype", "page_size", "batch_size", "kv_len", "lengths"]
@@ -120,29 +120,15 @@ def times(rows: pd.DataFrame, value: str = "run_us") -> pd.DataFrame:
 def over(rows: pd.DataFrame, a: str, b: str, *, not_slower: float = 0.0) -> pd.DataFrame:
     """Time of side `a` over time of side `b` and the verdict on `a`, a row per case.
 
-    `pair_rounds`, then `ratios`: columns and errors are theirs.
+    A side is a backend, or a backend of one release: `flashinfer-fa2==0.6.3`. Rounds that have both
+    sides are paired. Columns: case, the case's, ratio, low, high, rounds, margin, verdict
+    (`stats.judge_ratios`). `low` and `high` are the 95 % interval of the row; verdicts are those of
+    the table (Holm). Raises ValueError for rows that must not be compared (`require_comparable`),
+    and for two records of one round.
     """
-    return ratios(pair_rounds(rows, a, b), not_slower=not_slower)
-
-
-def pair_rounds(rows: pd.DataFrame, a: str, b: str) -> pd.DataFrame:
-    """Times of both sides in the rounds that have both.
-
-    Columns: case, the case's, round, a_us, b_us.
-
-    A side is a backend, or a backend of one release: `flashinfer-fa2==0.6.3`. Raises ValueError for
-    rows that must not be compared (`require_comparable`), and for two records of one round.
-    """
-    sides = [side_rows(rows, side) for side in (a, b)]
-    require_comparable(pd.concat(sides))
-    times_us = []
-    for side, part in zip((a, b), sides, strict=True):
-        times_us.append(part[["case", "round", "run_us"]].dropna())
-        if times_us[-1].duplicated(["case", "round"]).any():
-            raise ValueError(f"rows must have one record of {side!r} per case and round, not two")
-    paired = times_us[0].merge(times_us[1], on=["case", "round"]).sort_values("round")
-    paired.columns = ["case", "round", "a_us", "b_us"]
-    return cases_of(rows).merge(paired, on="case")
+    cases, sides = _paired_by_case(rows, a, b)
+    judged = judge_ratios(sides, not_slower=not_slower)
+    return pd.concat([cases, pd.DataFrame(judged, columns=RATIO_COLUMNS)], axis=1)
 
 
 def side_rows(rows: pd.DataFrame, side: str) -> pd.DataFrame:
@@ -152,61 +138,52 @@ def side_rows(rows: pd.DataFrame, side: str) -> pd.DataFrame:
     return rows[rows.release == release] if release else rows
 
 
-def ratios(pairs: pd.DataFrame, *, not_slower: float = 0.0) -> pd.DataFrame:
-    """Ratio a / b and the verdict on a, a row per case of `pair_rounds`.
-
-    Columns: case, the case's, ratio, low, high, rounds, margin, verdict (`stats.judge_ratios`).
-    `low` and `high` are the 95 % interval of the row; verdicts are those of the table (Holm).
-    """
-    cases, sides = _by_case(pairs)
-    judged = judge_ratios(sides, not_slower=not_slower)
-    return pd.concat([cases, pd.DataFrame(judged, columns=RATIO_COLUMNS)], axis=1)
-
-
 def savings(rows: pd.DataFrame, base: str, new: str) -> pd.DataFrame:
     """What side `new` saves of the time of side `base`, a row per case that both have.
 
     Columns: case, the case's, base_us, new_us (medians), saved, low, high (us), rounds, verdict
-    (`stats.judge_savings`).
+    (`stats.judge_savings`). Sides and errors are those of `over`.
     """
-    cases, sides = _by_case(pair_rounds(rows, base, new))
+    cases, sides = _paired_by_case(rows, base, new)
     base_us = [float(np.median(before)) for before, _ in sides]
     new_us = [float(np.median(after)) for _, after in sides]
     judged = pd.DataFrame(judge_savings(sides), columns=SAVING_COLUMNS)
     return pd.concat([cases.assign(base_us=base_us, new_us=new_us), judged], axis=1)
 
 
-def _by_case(pairs: pd.DataFrame) -> tuple[pd.DataFrame, list[Pair]]:
-    """The cases of `pair_rounds` with their columns, and the times of both sides of each."""
-    groups = [part for _, part in pairs.groupby("case", sort=False)]
-    cases = pairs.drop(columns=["round", "a_us", "b_us"]).drop_duplicates("case")
-    sides = [(part.a_us.to_numpy(), part.b_us.to_numpy()) for part in groups]
-    return cases.reset_index(drop=True), sides
+def _paired_by_case(rows: pd.DataFrame, a: str, b: str) -> tuple[pd.DataFrame, list[Pair]]:
+    """The cases that both sides ran, with their columns, and the times of both, round by round."""
+    sides = [side_rows(rows, side) for side in (a, b)]
+    require_comparable(pd.concat(sides))
+    times_us = []
+    for side, part in zip((a, b), sides, strict=True):
+        times_us.append(part[["case", "round", "run_us"]].dropna())
+        if times_us[-1].duplicated(["case", "round"]).any():
+            raise ValueError(f"rows must have one record of {side!r} per case and round, not two")
+    paired = times_us[0].merge(times_us[1], on=["case", "round"], suffixes=("_a", "_b"))
+    cases = cases_of(rows)
+    cases = cases[cases.case.isin(paired.case)].reset_index(drop=True)
+    by_case = dict(iter(paired.sort_values("round").groupby("case", sort=False)))
+    parts = [by_case[case] for case in cases.case]
+    return cases, [(part.run_us_a.to_numpy(), part.run_us_b.to_numpy()) for part in parts]
 
 
 def aa_check(frame: pd.DataFrame) -> str:
     """One line: how many A/A rows (an item and the same item again) are called faster or slower.
 
     A row that is, is a false verdict: it says how far the verdicts of this study can be trusted.
+    All rows are judged as one table.
     """
-    table = aa_table(frame)
-    if table.empty:
-        return "no A/A rows on record"
-    count = int(table.verdict.isin(["faster", "slower"]).sum())
-    return f"{count} of {len(table)} A/A rows have a verdict"
-
-
-def aa_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """A row per A/A item: timer, backend, release, case, ratio of the repeat over the first, low,
-    high, rounds, margin, verdict; all rows are judged as one table."""
     good = frame[(frame.status == "ok") & ~frame.throttled & frame.case.notna()]
     item = ["timer", "backend", "release", "case"]
     columns = [*item, "round", "run_us"]
     pairs = good.loc[good.repeat, columns].merge(good.loc[~good.repeat, columns], on=columns[:-1])
-    groups = [(key, part) for key, part in pairs.groupby(item, sort=False)]
-    judged = judge_ratios([(part.run_us_x.to_numpy(), part.run_us_y) for _, part in groups])
-    names = pd.DataFrame([key for key, _ in groups], columns=item)
-    return pd.concat([names, pd.DataFrame(judged, columns=RATIO_COLUMNS)], axis=1)
+    groups = [part for _, part in pairs.groupby(item, sort=False)]
+    judged = judge_ratios([(part.run_us_x.to_numpy(), part.run_us_y) for part in groups])
+    if not judged:
+        return "no A/A rows on record"
+    count = sum(ratio.verdict in (FASTER, SLOWER) for ratio in judged)
+    return f"{count} of {len(judged)} A/A rows have a verdict"
 
 
 def savings_in_words(table: pd.DataFrame) -> str:
@@ -222,16 +199,11 @@ def launches(rows: pd.DataFrame, name: str = "") -> pd.Series:
     return rows.kernels.map(lambda kernels: sum(k.launches for k in kernels if name in k.name))
 
 
-def spread(values: pd.Series, by: pd.Series) -> pd.DataFrame:
-    """How many `values` there are per value of `by`, the least, the median and the most."""
-    ends = values.groupby(by).agg(["size", "min", "median", "max"])
-    return ends.set_axis(["shapes", "least", "median", "most"], axis=1)
-
-
 def tally(table: pd.DataFrame, by: str) -> pd.DataFrame:
     """Per value of `by`: shapes, least, median and most ratio, and the count of each verdict."""
     counts = pd.crosstab(table[by], table.verdict).rename_axis(columns=None)
-    ends = spread(table.ratio, table[by]).round(2)
+    ends = table.ratio.groupby(table[by]).agg(["size", "min", "median", "max"]).round(2)
+    ends = ends.set_axis(["shapes", "least", "median", "most"], axis=1)
     return pd.concat([ends, counts], axis=1).reset_index()
 
 
