@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from support.library_plan import LibraryCall, plan_fa2
 
 from attnlib.core.fa2.choice import (
     BLOCK_TOKENS,
@@ -15,7 +14,6 @@ from attnlib.core.fa2.choice import (
     candidates,
     choose,
     counted,
-    library_chunk,
     predicted_time,
 )
 from attnlib.core.fa2.kernel import build_fa2_plan
@@ -119,22 +117,6 @@ def test_a_grid_has_more_room_the_longer_its_calls_may_be_and_none_for_what_cann
     rooms = [replace(SHAPE, max_seq_len=n).max_blocks for n in (100, 300, 16384, 131072, 2**21)]
     assert rooms[:2] == [40, 40] and rooms == sorted(rooms) and rooms[-1] == 40 + 6 * 33
     assert replace(SHAPE, max_batch_size=1, max_seq_len=300).max_blocks == 3
-
-
-@pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("heads", [(32, 8), (5, 1), (28, 4)], ids=str)
-def test_the_librarys_own_chunk_is_a_candidate_to_a_page_and_a_sixty_fourth(heads, page_size):
-    call = LibraryCall(*heads, 128, page_size, cuda_graph=True, num_sms=132, release="0.6.4")
-    for lens in drawn(SHAPE, 4, 20):
-        lens = np.maximum(lens, 1)
-        shape = PlanShape(*heads, 128, 2, len(lens), int(lens.max()), 132)
-        own, chunks = plan_fa2(call, lens).kv_chunk_size, candidates(lens)
-        ours = library_chunk(shape, lens, chunks)
-        if own >= lens.max():
-            assert ours >= lens.max() or blocks_per_head(lens, np.array([ours])) <= shape.wave
-        else:
-            assert own - page_size < ours + 1 and ours <= own * 1.01 + page_size
-        assert choose(shape, lens).chunks[-1] == ours
 
 
 def test_the_librarys_chunk_is_left_only_for_one_predicted_to_gain_more_than_a_merge_costs():

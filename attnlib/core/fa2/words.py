@@ -1,7 +1,9 @@
 """The words of a plan of ours, and where they lie in FlashInfer's workspaces.
 
-fa2's kernels take their work from words in the int workspace and 15 integers (PrefillPlanInfo in
-scheduler.cuh, the same from 0.5.3 to 0.7.2). The grid is (padded blocks, 1, KV heads).
+A plan cuts requests into query tiles and KV chunks; a pair of them is a block, one CTA for each KV
+head. fa2's kernels take their work from words in the int workspace, and 15 integers say at which
+byte they are (PrefillPlanInfo in scheduler.cuh, the same from 0.5.3 to 0.7.2). The grid is (padded
+blocks, 1, KV heads).
 
 | word | int32 each | |
 |---|---|---|
@@ -21,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .choice import PlanShape, choose, counted
-from .library import FA2_INFO, Words, block_indices, in_order, offsets, prefix_sums
+from .library import FA2_INFO
 
 WORD = 4
 """Bytes of a word."""
@@ -46,20 +48,82 @@ class PlanLayout:
         """The layout of `shape`."""
         blocks, batch = shape.max_blocks, shape.max_batch_size
         rows, partial = batch * shape.q_len, blocks // shape.q_tiles * shape.q_len
-        sizes = (blocks, blocks, blocks, batch + 1, rows + 1, 1, 1)
-        info = offsets(dict(zip(ARRAYS, sizes, strict=False)), masked=True)
+        sizes = (blocks, blocks, blocks, batch + 1, rows + 1, 1, 1, 0)
+        info = offsets(dict(zip(ARRAYS, sizes, strict=True)))
         lse = partial * shape.num_qo_heads * shape.head_dim * WORD
         info |= {"padded_batch_size": blocks, "total_num_rows": rows, "cta_tile_q": shape.tile}
         info |= {"s_offset": lse, "enable_cuda_graph": True, "split_kv": True}
         int_bytes = info["block_valid_mask_offset"] + -(-blocks // WORD) * WORD
         float_bytes = lse + partial * shape.num_qo_heads * WORD
-        return cls(in_order(info, FA2_INFO), int_bytes, float_bytes)
+        return cls(in_order(info), int_bytes, float_bytes)
 
     @property
     def offsets(self) -> tuple[int, ...]:
         """Of `ARRAYS`, in words."""
         info = dict(zip(FA2_INFO, self.info, strict=True))
         return tuple(info[f"{name}_offset"] // WORD for name in ARRAYS)
+
+
+@dataclass(frozen=True, eq=False)
+class Words:
+    """What a planner writes: `info` is `wrapper._plan_info`, the rest the words of the module.
+
+    Arrays of blocks may be shorter than the grid: FlashInfer writes those in use alone.
+    """
+
+    info: tuple[int, ...]
+    request_indices: np.ndarray
+    qo_tile_indices: np.ndarray
+    kv_tile_indices: np.ndarray
+    o_indptr: np.ndarray
+    merge_indptr: np.ndarray
+    kv_chunk_size: int
+    total_num_rows: int
+    block_valid_mask: np.ndarray
+
+    def image(self, words: int, fill: int = 0) -> np.ndarray:
+        """The first `words` of the int workspace, int32; what is not written holds `fill`."""
+        image = np.full(words, fill, np.int32)
+        starts = dict(zip(FA2_INFO, self.info, strict=True))
+        for name in ARRAYS:
+            dtype = np.bool_ if name == "block_valid_mask" else np.int32
+            array = np.atleast_1d(getattr(self, name.removesuffix("_ptr")))
+            data, at = array.astype(dtype).view(np.uint8), starts[f"{name}_offset"]
+            image.view(np.uint8)[at : at + len(data)] = data
+        return image
+
+
+def offsets(counts: dict[str, int]) -> dict[str, int]:
+    """Byte of the int workspace where each array of so many words begins.
+
+    A multiple of 16 but for the chunk size: FlashInfer's AlignedAllocator.
+    """
+    places, end = {}, 0
+    for name, count in counts.items():
+        at = end if name == "kv_chunk_size_ptr" else -(-end // 16) * 16
+        places[f"{name}_offset"], end = at, at + WORD * count
+    return places
+
+
+def in_order(info: dict[str, int]) -> tuple[int, ...]:
+    """The integers of a plan; those that `info` does not know are 0."""
+    return tuple(int(info.get(name, 0)) for name in FA2_INFO)
+
+
+def block_indices(
+    tiles: np.ndarray, chunks: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Request, query tile and KV chunk of each block, int32, of requests with so many of them."""
+    counts = tiles * chunks
+    requests = np.repeat(np.arange(len(counts)), counts)
+    block = np.arange(len(requests)) - (np.cumsum(counts) - counts)[requests]
+    qo_tiles, kv_tiles = np.divmod(block, chunks[requests])
+    return requests.astype(np.int32), qo_tiles.astype(np.int32), kv_tiles.astype(np.int32)
+
+
+def prefix_sums(counts: np.ndarray) -> np.ndarray:
+    """0 and the sums of `counts` so far, [n + 1] int32."""
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
 
 
 def chunk_in(words: np.ndarray, layout: PlanLayout) -> int:
