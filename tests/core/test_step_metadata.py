@@ -14,7 +14,7 @@ from support import drawn_calls
 from support import metadata_cases as cases
 from support import schedule_vectors as vectors
 from support.metadata_cases import DEVICE, ON_GPU, POISON, SMS, STEP, Shape
-from support.schedule_words import PADDING, words_of
+from support.schedule_words import is_written, words_of
 
 from attnlib.core.backends import flash_attn3
 from attnlib.core.batch import DecodeBatch
@@ -106,7 +106,7 @@ def test_lengths_of_zero_alone_give_one_split_each(num_splits):
     facts = SchedulerFacts(5, 32, 8, 128, 1, 4096, SMS, page_size=16, num_splits=num_splits)
     scheduler = schedule(facts, np.zeros(5, int))
     unsplit = words_of(plan_splits(replace(facts, num_splits=1), np.zeros(5, int)))
-    assert scheduler.words.tolist() == unsplit.values.tolist()
+    assert scheduler.words.tolist() == unsplit.tolist()
 
 
 def test_the_words_are_those_that_the_library_wrote():
@@ -121,7 +121,7 @@ def test_the_words_are_those_that_the_library_wrote():
     assert len(chosen) > (350 if ON_GPU else 50)
     for call, words in chosen:
         lens, _ = call.lengths()
-        written = words_of(plan_splits(call.facts, lens)).why != PADDING
+        written = is_written(call.facts)
         mine = schedule(call.facts, lens).words.cpu().numpy()
         np.testing.assert_array_equal(mine[written], words[written], err_msg=str(call))
         assert not mine[~written].any()
@@ -222,7 +222,7 @@ def test_attention_takes_the_words_at_the_cap_that_they_were_made_for(fake_fa3):
 
 def assert_words_of_library(scheduler, lens):
     """The library's own words, but for the padding, which it leaves as it was."""
-    written = words_of(plan_splits(scheduler.facts, lens.cpu().numpy())).why != PADDING
+    written = is_written(scheduler.facts)
     theirs = precompute(scheduler.facts, lens).words.cpu().numpy()
     np.testing.assert_array_equal(scheduler.words.cpu().numpy()[written], theirs[written])
 

@@ -142,7 +142,7 @@ def expected_step(have: Call) -> Rows:
     pages = expected_pages(have)
     facts, (lens,) = have["scheduler"].facts, pages["cache_seqlens"]
     plan = plan_splits(facts, lens, np.ones_like(lens) if facts.varlen_q else None)
-    return pages | {"scheduler": [words_of(plan).values]}
+    return pages | {"scheduler": [words_of(plan)]}
 
 
 def expected_kv(have: Call) -> Rows:
@@ -156,7 +156,7 @@ def expected_kv(have: Call) -> Rows:
 def assert_schedule(scheduler: SchedulerMetadata, lens: torch.Tensor) -> None:
     """Every word the model's, which is the library's where the library writes one."""
     words = words_of(plan_splits(scheduler.facts, lens.cpu().numpy()))
-    np.testing.assert_array_equal(scheduler.words.cpu().numpy(), words.values)
+    np.testing.assert_array_equal(scheduler.words.cpu().numpy(), words)
 
 
 FEWER = 1 if torch.cuda.is_available() else 32

@@ -1,4 +1,4 @@
-"""Test vectors: calls, the words that FlashAttention-3 wrote for them, and the comparison.
+"""Test vectors: calls, and the words that FlashAttention-3 wrote for them.
 
 A vector file is JSON lines, xz. The first line says what wrote it (`gpu`, `num_sms`, versions);
 each other line is a call and its `words`, or the library's `refused`. Lengths are not stored: a
@@ -14,9 +14,6 @@ from typing import Any
 import numpy as np
 
 from attnlib.core.schedule.facts import SchedulerFacts
-from attnlib.core.schedule.splits import BATCHES_PER_CTA, SplitPlan, plan_splits
-
-from .schedule_words import TIE, WHY, candidates, certain_words, parts_of, words_of
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMITTED = ROOT / "data" / "vectors" / "fa3_scheduler_metadata.jsonl.xz"
@@ -82,70 +79,8 @@ class Call:
         return cls(SchedulerFacts(**form["facts"]), LengthSpec(**form["seq_lens"]), q_lens)
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """The library's words against the model's, for one call.
-
-    `wrong` counts specified words that differ, per part, and under `ties` positions that no order
-    of equal keys explains, at the rounding that fits best. `counts` are words per reason;
-    `open_alike` are the open ones that came out as the model chose: equal keys in request order.
-    """
-
-    wrong: dict[str, int]
-    counts: dict[str, int]
-    open_alike: dict[str, int]
-
-
-def compare(call: Call, words: np.ndarray) -> Comparison:
-    """Judge the library's `words` [n] int32; a tensor of another size is `wrong["size"]`.
-
-    Where rounding leaves a choice, the whole tensor must follow from one of the candidates.
-    """
-    plan = plan_splits(call.facts, *call.lengths())
-    model = words_of(plan)
-    if words.shape != model.values.shape:
-        return Comparison({"size": 1}, model.counts(), {})
-    found = (_wrong_words(candidate, words) for candidate in candidates(plan))
-    wrong = min(found, key=lambda counts: sum(counts.values()))
-    alike = {
-        name: int(((model.why == code) & (words == model.values)).sum())
-        for code, name in enumerate(WHY)
-        if code >= TIE
-    }
-    return Comparison(wrong, model.counts(), alike)
-
-
 def read(path: Path) -> tuple[dict[str, Any], list[tuple[Call, np.ndarray | None]]]:
     """The file's header, and each call with its words (None where the library refused)."""
     header, *lines = (json.loads(line) for line in lzma.decompress(path.read_bytes()).splitlines())
     words = [np.array(line["words"], np.int32) if "words" in line else None for line in lines]
     return header, list(zip(map(Call.from_dict, lines), words, strict=True))
-
-
-def _wrong_words(plan: SplitPlan, words: np.ndarray) -> dict[str, int]:
-    """Specified words that differ, per part, and the positions that no tie explains."""
-    model = certain_words(plan)
-    differs = (words != model.values) & model.specified
-    bounds = [*parts_of(plan.facts).items(), ("end", len(words))]
-    spans = zip(bounds, bounds[1:], strict=False)
-    wrong = {name: int(differs[at:end].sum()) for (name, at), (_, end) in spans}
-    wrong["ties"] = _unexplained_positions(plan, words)
-    return {name: n for name, n in wrong.items() if n}
-
-
-def _unexplained_positions(plan: SplitPlan, words: np.ndarray) -> int:
-    """Positions whose request does not belong there, or whose other words are not its own."""
-    parts, batch_size = parts_of(plan.facts), plan.facts.batch_size
-    if "batch_order" not in parts:
-        return 0
-    splits, m_blocks, order = (
-        words[parts[name] : parts[name] + batch_size]
-        for name in ("num_splits", "num_m_blocks", "batch_order")
-    )
-    requests = np.arange(batch_size)
-    if not np.array_equal(np.sort(order), requests):
-        return batch_size
-    right = plan.sort_keys[order] == plan.sort_keys[plan.batch_order]
-    right &= order // BATCHES_PER_CTA == requests // BATCHES_PER_CTA
-    right &= (splits == plan.num_splits[order]) & (m_blocks == plan.num_m_blocks[order])
-    return int((~right).sum())

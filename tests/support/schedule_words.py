@@ -1,15 +1,10 @@
-"""The tensor that FlashAttention-3 writes for a plan, word by word, and why a word is open.
+"""The tensor that FlashAttention-3 writes for a plan, and what is wrong with one that it wrote.
 
-| why | a word that |
-|---|---|
-| specified | follows from the rules alone |
-| padding | is never written |
-| tie | depends on which of two equal sort keys comes first |
-| rounding | depends on how the GPU rounds one quotient |
+Three things are open: padding, which is never written; the order of requests with equal sort keys;
+and the splits of all requests where one quotient is an integer but for the GPU's rounding.
 """
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,25 +21,6 @@ from attnlib.core.schedule.splits import (
 
 ROUNDING_SLACK = 2.0**-21
 """Relative error allowed to the fast division: 4 units in the last place of a float32."""
-SPECIFIED, PADDING, TIE, ROUNDING = range(4)
-WHY = ("specified", "padding", "tie", "rounding")
-
-
-@dataclass(frozen=True)
-class Words:
-    """The tensor: `values` [n] int32, and `why` [n] uint8, an index into `WHY`."""
-
-    values: np.ndarray
-    why: np.ndarray
-
-    @property
-    def specified(self) -> np.ndarray:
-        """[n] bool: whether the word follows from the rules alone."""
-        return self.why == SPECIFIED
-
-    def counts(self) -> dict[str, int]:
-        """Words per reason, `specified` among them."""
-        return {name: int((self.why == code).sum()) for code, name in enumerate(WHY)}
 
 
 def parts_of(facts: SchedulerFacts) -> dict[str, int]:
@@ -56,14 +32,41 @@ def parts_of(facts: SchedulerFacts) -> dict[str, int]:
     return {name: at * padded for at, name in enumerate(names)}
 
 
-def words_of(plan: SplitPlan) -> Words:
-    """The tensor that the library would hand out, with the reason of every open word."""
-    words = certain_words(plan)
-    for other in candidates(plan)[1:]:
-        theirs = certain_words(other)
-        differs = (words.values != theirs.values) | (words.why != theirs.why)
-        words.why[differs & (words.why == SPECIFIED)] = ROUNDING
+def is_written(facts: SchedulerFacts) -> np.ndarray:
+    """Which words the library writes, [n] bool; it leaves padding as it was."""
+    written = np.zeros(num_words(facts), bool)
+    for at in parts_of(facts).values():
+        written[at : at + facts.batch_size] = True
+    return written
+
+
+def words_of(plan: SplitPlan) -> np.ndarray:
+    """The tensor with zeros for padding and equal requests in their order, [n] int32."""
+    words = np.zeros(num_words(plan.facts), np.int32)
+    parts = _by_request(plan) | {"batch_order": np.arange(plan.facts.batch_size)}
+    for name, at in parts_of(plan.facts).items():
+        if name != "semaphore":
+            words[at : at + plan.facts.batch_size] = parts[name][plan.batch_order]
     return words
+
+
+def wrong_parts(plan: SplitPlan, words: np.ndarray) -> set[str]:
+    """Parts of the library's `words` [n] int32 that do not follow from the plan."""
+    if len(words) != num_words(plan.facts):
+        return {"size"}
+    requests = np.arange(plan.facts.batch_size)
+    parts = {name: words[at:][: len(requests)] for name, at in parts_of(plan.facts).items()}
+    order = parts.pop("batch_order", requests)
+    if not np.array_equal(np.sort(order), requests):
+        return {"batch_order"}
+    wanted = {name: words[order] for name, words in _by_request(plan).items()}
+    wanted["semaphore"] = np.zeros(1, np.int32)
+    wrong = {name for name, part in parts.items() if not np.array_equal(part, wanted[name])}
+    same_key = plan.sort_keys[order] == plan.sort_keys[plan.batch_order]
+    same_cta = order // BATCHES_PER_CTA == requests // BATCHES_PER_CTA
+    if not plan.facts.is_local and not (same_key & same_cta).all():
+        wrong.add("batch_order")
+    return wrong
 
 
 def candidates(plan: SplitPlan) -> tuple[SplitPlan, ...]:
@@ -90,35 +93,9 @@ def heads_in_l2(plan: SplitPlan) -> np.ndarray:
     return np.minimum(heads, scheduled_heads(facts))
 
 
-def certain_words(plan: SplitPlan) -> Words:
-    """The words of a plan whose rounding is not in doubt."""
-    batch_size, size = plan.facts.batch_size, num_words(plan.facts)
-    values = np.zeros(size, np.int32)
-    why = np.full(size, PADDING, np.uint8)
-    parts = {
+def _by_request(plan: SplitPlan) -> dict[str, np.ndarray]:
+    return {
         "num_splits": plan.num_splits,
         "num_m_blocks": plan.num_m_blocks,
-        "batch_order": np.arange(batch_size),
         "heads_in_l2": heads_in_l2(plan),
     }
-    for name, at in parts_of(plan.facts).items():
-        if name in parts:
-            end = at + batch_size
-            values[at:end] = parts[name][plan.batch_order]
-            why[at:end] = np.where(_open_to_ties(plan, parts[name]), TIE, SPECIFIED)
-    why[-1] = SPECIFIED
-    return Words(values, why)
-
-
-def _open_to_ties(plan: SplitPlan, part: np.ndarray) -> np.ndarray:
-    """Positions [batch_size] whose value depends on the order of equal keys."""
-    if plan.facts.is_local:
-        return np.zeros(len(part), bool)
-    order = plan.batch_order
-    runs = np.stack([order // BATCHES_PER_CTA, plan.sort_keys[order]])
-    starts = np.append(True, (np.diff(runs) != 0).any(0))
-    run = np.cumsum(starts) - 1
-    first = part[order][starts]
-    varied = np.zeros(len(first), bool)
-    np.logical_or.at(varied, run, part[order] != first[run])
-    return varied[run]
