@@ -84,7 +84,7 @@ def live(backend, lens):
 def schedule_of(backend, lens):
     sizes = (3, 32, 8, 128, 1, fakes.CONTEXT, 132)
     facts = SchedulerFacts(*sizes, page_size=backend.page_size, causal=True)
-    return words_of(plan_splits(facts.settled, lens.numpy())).values.tolist()
+    return words_of(plan_splits(facts.settled, lens.numpy())).tolist()
 
 
 @pytest.mark.parametrize("page_size", [1, 16])

@@ -245,7 +245,7 @@ class FakeFa3:
         facts = splits.SchedulerFacts(**given, varlen_q=cu_seqlens_q is not None, **options)
         q_lens = None if cu_seqlens_q is None else cu_seqlens_q.diff().numpy()
         plan = splits.plan_splits(facts, seq_lens.numpy(), q_lens)
-        return torch.from_numpy(words_of(plan).values)
+        return torch.from_numpy(words_of(plan))
 
     def flash_attn_with_kvcache(self, q, k_cache, v_cache, **options):
         self.launched.append(options)
