@@ -73,6 +73,7 @@ FAMILIES = {
         ("BatchDecodeWithPagedKVCacheKernel",), color="#009E73", marker="s", decodes=True
     ),
     "flash-attn-3": Family(("FlashAttnFwdSm90",), hopper=True, library="FlashAttention-3"),
+    "batch-attention": Family(("PersistentKernelTemplate",)),
     "mla-fa2": Family(("BatchMLAPagedAttentionKernel",)),
     "mla-fa3": Family(("BatchMLAPageAttentionHopperKernel",), hopper=True),
     "flashmla-dense": Family(
@@ -200,6 +201,13 @@ _ENTRIES = (
         family="cuda-cores",
         label="CUDA cores",
     ),
+    Entry(
+        "flashinfer-batch-attention",
+        "decode",
+        "batch_attention:BatchAttentionDecode",
+        family="batch-attention",
+        label="BatchAttention",
+    ),
     Entry("flashinfer-xqa", "decode", "xqa:Xqa", family="xqa", since="0.5.3", label="XQA"),
     Entry("flashinfer-graph-auto", "decode", "flashinfer:GraphDecode"),
     Entry(
@@ -250,6 +258,13 @@ _ENTRIES = (
         since="0.7.2.post1",
     ),
     Entry("flashinfer-prefill-fa2-planned", "extend", "planned:PlannedPrefill", family="fa2"),
+    Entry(
+        "flashinfer-prefill-batch-attention",
+        "extend",
+        "batch_attention:BatchAttentionExtend",
+        family="batch-attention",
+        label="BatchAttention",
+    ),
     Entry("flash-attn-3-extend", "extend", "flash_attn3:FlashAttn3Extend", family="flash-attn-3"),
 )
 
