@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import doctor
+from .core.layer import LENGTHS_HELP, WHOLE_MODELS
+from .core.spec import LENGTHS
 from .run import cluster, store, study
 from .run.bisect import Bisection, bisect
 from .run.record import machine_slug
@@ -170,7 +172,8 @@ def _compare(options: argparse.Namespace) -> int:
         cases = "\n".join(case.key for case in _study_named(str(options.cases)).cases)
     else:  # An empty file is no wish for the usual calls.
         cases = options.cases.read_text("utf-8-sig", "replace") or "\n"
-    how = {name: getattr(options, name) for name in ("models", "not_slower")}
+    names = (*LAYER, "models", "lens", "backend", "not_slower")
+    how = {name: getattr(options, name) for name in names}
     upgrade = compare_releases(options.base, options.new, cases=cases, progress=tqdm, **how)
     print(json.dumps(upgrade.to_dict(), indent=2) if options.json else upgrade)
     print(upgrade.conclusion, file=sys.stderr if options.json else sys.stdout)
@@ -235,6 +238,14 @@ OVERLAY = {
         metavar="NAME==VERSION=DIR",
     )
 }
+LAYER = ("tp", "heads", "head_dim", "page_size", "batch")
+LAYER_ARGUMENTS = {
+    "--tp": _of("GPUs that share the heads of a model", type=int, default=1, metavar="N"),
+    "--heads": _of("query and KV heads of one GPU, such as 8/1", default="", metavar="Q/KV"),
+    "--head-dim": _of("default: the model's, or 128", type=int, default=0, metavar="N"),
+    "--page-size": _of("default: 16", type=int, default=16, metavar="N"),
+    "--batch": _of("requests, if --lens is one length or range", type=int, default=0, metavar="N"),
+}
 MEASURE = {
     "study": _of(
         f"one of: {', '.join(STUDIES)}; or a file of captured steps, .jsonl", metavar="STUDY"
@@ -263,8 +274,23 @@ BISECT = {
 COMPARE = {
     "--base": _of("the release to compare with, or a wheel or folder", required=True),
     "--new": _of("the release in question, or a wheel or folder", required=True),
-    "--model": _of("only of these", nargs="+", default=(), dest="models", metavar="NAME"),
-    "--cases": _of("a file of keys of cases, or steps.jsonl", type=Path, metavar="FILE"),
+    "--model": _of(
+        f"only the usual calls of these: {', '.join(WHOLE_MODELS)} (with --tp, or as "
+        '"Llama-3.1-70B at TP 8"), DeepSeek MLA',
+        nargs="+",
+        default=(),
+        dest="models",
+        metavar="NAME",
+    ),
+    **LAYER_ARGUMENTS,
+    "--lens": _of(f"one decode call of that layer: {LENGTHS_HELP}", default="", metavar="N,..."),
+    "--backend": _of("what an engine pins, such as fa2, xqa, prefill-fa2", default=""),
+    "--cases": _of(
+        "a file of keys of cases, such as 32/8,d128,p16,b16,k8192,chat (lengths: "
+        f"{', '.join(LENGTHS)}, or 33+1+60), or steps.jsonl",
+        type=Path,
+        metavar="FILE",
+    ),
     "--not-slower": _of(
         "how much slower a call may be, default: 2%%", type=_percent, default=0.02, metavar="P"
     ),
