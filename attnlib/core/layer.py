@@ -35,7 +35,7 @@ LENGTH = re.compile(r"(\d+)(?:\.\.(\d+))?(?:x([1-9]\d*))?", re.ASCII)
 LENGTHS_HELP = "tokens per request: 8192x16, 100,200, 2048..30720x64 (64 lengths, evenly spaced)"
 
 
-def sizes_of_model(model: str, tp: int = 1) -> tuple[int, int, int]:
+def _sizes_of_model(model: str, tp: int = 1) -> tuple[int, int, int]:
     """Query heads, KV heads and head_dim of one GPU of `tp`; `model` may end in ` at TP 8`.
 
     With more GPUs than KV heads each holds one, as in the engines. ValueError lists the models.
@@ -70,7 +70,7 @@ def parse_layer(
         got = f"{heads} and {model}" if heads else "neither"
         raise ValueError(f"heads or model must be given, one of them, got {got}")
     if model:
-        query, kv, of_model = sizes_of_model(model, tp)
+        query, kv, of_model = _sizes_of_model(model, tp)
         return AttnSpec(query, kv, head_dim or of_model, page_size, **fields)
     if tp != 1:
         raise ValueError(f"tp must go with a model, got tp {tp} with heads {heads}")

@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 
 from ..core.backends.table import COMPARED
-from ..core.layer import lengths_of_case, parse_layer, parse_lengths, sizes_of_model
+from ..core.layer import lengths_of_case, parse_layer, parse_lengths
 from ..core.spec import MLA, MODELS, AttnSpec
 from ..draw import charts, style
 from ..draw.cards import Card, Shown
@@ -43,7 +43,7 @@ from ..run.study import Sweep, machine_shown, mode
 from ..select.changes import changes
 from . import STUDIES
 from .next_step import next_step
-from .usual_calls import BACKENDS, LIBRARY, backends_named, calls_of, items_of
+from .usual_calls import BACKENDS, LIBRARY, Layer, backends_named, calls_of, items_of
 
 PACKAGE = COMPARED[LIBRARY]
 NAME = f"compare_{LIBRARY}"
@@ -184,10 +184,12 @@ def compare_releases(
     cases = cases.splitlines() if isinstance(cases, str) else cases
     if not 0 <= not_slower < 1:
         raise ValueError(f"not_slower must lie in 0..1, such as 0.02 for 2 %, got {not_slower}")
-    layers: list[Any] = [MLA if name == MLA else sizes_of_model(name, tp) for name in models]
+    layers: list[Layer] = [
+        MLA if name == MLA else parse_layer(model=name, tp=tp, page_size=page_size)
+        for name in models
+    ]
     if heads:
-        spec = parse_layer(heads, head_dim=head_dim)
-        layers.append((spec.num_qo_heads, spec.num_kv_heads, spec.head_dim))
+        layers.append(parse_layer(heads, head_dim=head_dim, page_size=page_size))
     if cases and (layers or lens):
         raise ValueError("cases must stand alone, they say layer and lengths, got models or heads")
     listed = parse_cases(cases)
@@ -197,7 +199,7 @@ def compare_releases(
         if MLA in layers or not layers:
             raise ValueError(f"lens must go with heads or models other than {MLA}, got {lens!r}")
         call = lengths_of_case(parse_lengths("lens", lens, batch))
-        listed = tuple(DecodeCase(AttnSpec(*sizes, page_size=page_size), **call) for sizes in layers)
+        listed = tuple(DecodeCase(spec, **call) for spec in layers if isinstance(spec, AttnSpec))
     elif batch:
         raise ValueError(f"batch must go with lens, got {batch}")
     both = (_release(base), _release(new))
@@ -205,8 +207,9 @@ def compare_releases(
         advice = f"give a build of yours a version of its own, such as {both[0]}+mine"
         raise ValueError(f"base and new must be two releases ({advice}), both are {both[0]}")
     names = backends_named(backend, both)
-    layers = layers or [*MODELS.values(), MLA]
-    chosen = listed or [case for layer in layers for case in calls_of(layer, page_size)]
+    usual = [parse_layer(model=name, page_size=page_size) for name in MODELS]
+    layers = layers or [*usual, MLA]
+    chosen = listed or [case for layer in layers for case in calls_of(layer)]
     items = items_of(chosen, names)
     if not items:
         plans = ", ".join(sorted({case.kind or "decode" for case in chosen}))
@@ -264,7 +267,9 @@ def _row(comparison: Comparison, item: Item, verdict: Ratio | None) -> dict[str,
     return row | {"study": last[0].study, "machine": last[0].machine_slug}
 
 
-def _upgrade(comparison: Comparison, layers: Sequence[Any], builds: Mapping[str, Path]) -> Upgrade:
+def _upgrade(
+    comparison: Comparison, layers: Sequence[Layer], builds: Mapping[str, Path]
+) -> Upgrade:
     """The answer: rows, notes and what `auto` picks otherwise."""
     margin = f"{SHORT_MARGIN:.0%} below {SHORT_US:.0f} us, {LONG_MARGIN:.0%} from there on"
     margin = f"{comparison.not_slower:.1%}" if comparison.not_slower else margin
@@ -281,7 +286,7 @@ def _upgrade(comparison: Comparison, layers: Sequence[Any], builds: Mapping[str,
     gpus = ["sm" + capability.replace(".", "") for capability in sorted(known)]
     old, new = (f"{LIBRARY}=={Version(release).public}" for release in comparison.both)
     try:
-        picks = pd.concat([_picks(old, new, layer, gpus) for layer in layers or [None]])
+        picks = pd.concat([_picks(old, new, layer, gpus) for layer in layers or [""]])
     except ValueError as error:
         picks = pd.DataFrame()
         notes.append(f"What auto picks is not known: {error}.")
@@ -293,11 +298,11 @@ def _upgrade(comparison: Comparison, layers: Sequence[Any], builds: Mapping[str,
     return Upgrade(*comparison.both, *answer, next_step=next_step(comparison))
 
 
-def _picks(old: str, new: str, layer: Any, gpus: Sequence[str]) -> pd.DataFrame:
+def _picks(old: str, new: str, layer: Layer, gpus: Sequence[str]) -> pd.DataFrame:
     """What `auto` picks otherwise, of a layer or of all models."""
-    if layer in (None, MLA):
-        return changes(old, new, model=layer or "", gpus=gpus)
-    return changes(old, new, layer=AttnSpec(*layer, page_size=16), gpus=gpus)
+    if isinstance(layer, AttnSpec):
+        return changes(old, new, layer=layer, gpus=gpus)
+    return changes(old, new, model=layer, gpus=gpus)
 
 
 def _plain(record: Record) -> Item:
@@ -325,7 +330,7 @@ def _measure(comparison: Comparison, items: list[Item], sweep: Sweep) -> None:
     )
 
 
-def _replay(comparison: Comparison, items: list[Item], layers: Sequence[Any]) -> None:
+def _replay(comparison: Comparison, items: list[Item], layers: Sequence[Layer]) -> None:
     """Take the rounds on record of `items`, or of other usual calls of `layers`."""
     wish, recorded = os.environ.get("ATTNLIB_MACHINE"), store.machines(NAME)
     sources = [(NAME, machine) for machine in recorded if wish in (None, machine)]
@@ -345,15 +350,15 @@ def _replay(comparison: Comparison, items: list[Item], layers: Sequence[Any]) ->
     comparison.pairs = {item: comparison.pairs.get(item, []) for item in items}
 
 
-def _calls_among(items: set[Item], layers: Sequence[Any], backends: set[str]) -> set[Item]:
+def _calls_among(items: set[Item], layers: Sequence[Layer], backends: set[str]) -> set[Item]:
     """Those that are a call of one of `layers`, timed as `items_of` times it."""
     calls = {item for item in items if item.case and item.case.kind in BACKENDS}
     calls = {item for item in calls if item.backend in backends}
     usual = {i for i in calls if i in items_of([i.case], {i.case.kind: (i.backend,)})}
-    return {item for item in usual if _layer_of(item.case) in layers}
-
-
-def _layer_of(case: Any) -> Any:
-    if case.kind == "mla":
-        return MLA
-    return (case.spec.num_qo_heads, case.spec.num_kv_heads, case.spec.head_dim)
+    wanted = {(spec.heads, spec.head_dim) for spec in layers if isinstance(spec, AttnSpec)}
+    specs = [(item, item.case.spec) for item in usual]
+    return {
+        item
+        for item, spec in specs
+        if (MLA in layers if isinstance(spec, MlaSpec) else (spec.heads, spec.head_dim) in wanted)
+    }

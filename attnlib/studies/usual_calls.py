@@ -1,10 +1,11 @@
 """What a comparison of releases runs: the usual calls of a layer, and the backends of each."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from ..core.backends.table import TABLE
-from ..core.layer import sizes_of_model
+from ..core.layer import parse_layer
 from ..core.spec import MLA, AttnSpec, MlaSpec, require_word
 from ..kinds.cases import Case
 from ..kinds.decode.case import DecodeCase
@@ -15,6 +16,8 @@ from ..run.pairs import TIMER
 from ..run.releases import Version
 
 LIBRARY = "flashinfer"
+Layer = AttnSpec | str
+"""A layer, or `MLA`."""
 BACKENDS: Mapping[str, Sequence[str]] = {
     "": ("flashinfer-auto",),
     "extend": ("flashinfer-prefill-auto",),
@@ -66,16 +69,16 @@ def items_of(
     ]
 
 
-def calls_of(layer: str | tuple[int, int, int], page_size: int = 16) -> list[Case]:
+def calls_of(layer: Layer) -> list[Case]:
     """The usual calls of a layer in each mode that it has (a ragged prefill has no pages).
 
-    `layer` is a model's name, or heads and head_dim; of `MLA` the pages have 64 tokens.
+    A model's name stands for its layer with pages of 16 tokens; those of `MLA` have 64.
     """
     if layer == MLA:
         return [MlaCase(MlaSpec(heads), *step) for heads in (128, 16) for step in STEPS]
-    sizes = sizes_of_model(layer) if isinstance(layer, str) else layer
-    cases: list[Case] = [DecodeCase(AttnSpec(*sizes, page_size), *step) for step in STEPS]
+    spec = layer if isinstance(layer, AttnSpec) else parse_layer(model=layer)
+    cases: list[Case] = [DecodeCase(spec, *step) for step in STEPS]
     for name, q_len, batch, kv_len in EXTENDS:
-        spec = AttnSpec(*sizes, 1 if name == "prefill_ragged" else page_size)
-        cases.append(ExtendCase(DecodeCase(spec, batch, kv_len), name, q_len))
+        paged = replace(spec, page_size=1) if name == "prefill_ragged" else spec
+        cases.append(ExtendCase(DecodeCase(paged, batch, kv_len), name, q_len))
     return cases
