@@ -18,7 +18,7 @@ import pandas as pd
 
 from ..core.backends.table import COMPARED
 from ..core.layer import lengths_of_case, parse_layer, parse_lengths
-from ..core.spec import MLA, MODELS, AttnSpec
+from ..core.spec import MLA, MODELS, AttnSpec, MlaSpec
 from ..draw import charts, style
 from ..draw.cards import Card, Shown
 from ..kinds.cases import parse_cases
@@ -355,10 +355,12 @@ def _calls_among(items: set[Item], layers: Sequence[Layer], backends: set[str]) 
     calls = {item for item in items if item.case and item.case.kind in BACKENDS}
     calls = {item for item in calls if item.backend in backends}
     usual = {i for i in calls if i in items_of([i.case], {i.case.kind: (i.backend,)})}
-    wanted = {(spec.heads, spec.head_dim) for spec in layers if isinstance(spec, AttnSpec)}
-    specs = [(item, item.case.spec) for item in usual]
-    return {
-        item
-        for item, spec in specs
-        if (MLA in layers if isinstance(spec, MlaSpec) else (spec.heads, spec.head_dim) in wanted)
-    }
+    wanted = {_name(layer) for layer in layers}
+    return {item for item in usual if _name(item.case.spec) in wanted}
+
+
+def _name(layer: Layer | MlaSpec) -> str:
+    """What calls of one layer share, whatever their pages: a model's name, or heads and width."""
+    if isinstance(layer, AttnSpec):
+        return f"{layer.heads},{layer.head_dim}"
+    return MLA
