@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import doctor
-from .core.layer import LENGTHS_HELP, WHOLE_MODELS
+from .core.layer import LENGTHS_HELP, WHOLE_MODELS, parse_layer, parse_lengths
 from .core.spec import LENGTHS
 from .run import cluster, store, study
 from .run.bisect import Bisection, bisect
@@ -209,11 +209,16 @@ def _report(options: argparse.Namespace) -> None:
 
 def _advise(options: argparse.Namespace) -> None:
     from .lab.advise import advise
+    from .lab.view import measure_call
 
-    sizes = {"head_dim": options.head_dim, "page_size": options.page_size}
-    lengths = explain.parse_lengths("--lens", options.lens)
-    layer = explain.parse_layer(options.heads, **sizes)
-    print(advise(layer, lengths, library=options.library, gpu=options.gpu))
+    names = ("heads", "model", "tp", "head_dim", "page_size", "dtype", "kv_dtype")
+    layer = parse_layer(**{name: getattr(options, name) for name in names})
+    lengths = parse_lengths("lens", options.lens, options.batch)
+    if options.measure:
+        print(measure_call(layer, lengths))
+        return
+    how = {name: getattr(options, name) for name in ("library", "backend", "gpu")}
+    print(advise(layer, lengths, **how))
 
 
 def _refresh(_: argparse.Namespace) -> None:
@@ -308,12 +313,19 @@ REPORT = {
 }
 CLAIMS = {"ids": _of("show all there is on these claims", nargs="*", metavar="ID"), **JSON}
 ADVISE = {
-    "--heads": _of("query and KV heads, such as 32/8", required=True, metavar="Q/KV"),
-    "--lens": _of("tokens per request, such as 8192x16 or 100,200", required=True, metavar="N,..."),
-    "--head-dim": _of(DEFAULT, type=int, default=128, metavar="N"),
-    "--page-size": _of(DEFAULT, type=int, default=16, metavar="N"),
-    "--library": _of(DEFAULT, default="flashinfer==0.7.2"),
-    "--gpu": _of(DEFAULT, default="sm90"),
+    "--model": _of(f"or --heads: {', '.join(WHOLE_MODELS)}", default="", metavar="NAME"),
+    **LAYER_ARGUMENTS,
+    "--dtype": _of("the query's; default: bfloat16", default="bfloat16"),
+    "--kv-dtype": _of("the cache's; default: the query's", default=""),
+    "--lens": _of(LENGTHS_HELP, required=True, metavar="N,..."),
+    "--engine": _of(
+        f"sglang==0.5.23, vllm==0.33.0, or the library; {DEFAULT}",
+        default="flashinfer==0.7.2",
+        dest="library",
+    ),
+    "--backend": _of("the backend of it that is pinned, such as flashinfer", default="auto"),
+    "--gpu": _of(f"such as h100, b200 or sm90; {DEFAULT}", default="sm90"),
+    "--measure": _of("on a GPU: measure all backends at this call", action="store_true"),
 }
 DIAGNOSE = {
     "trace": _of("of torch.profiler (json, json.gz) or Nsight Systems (sqlite)", metavar="TRACE"),
@@ -348,7 +360,7 @@ COMMANDS = {
     "report": Command(_report, "execute the notebooks, write one self-contained HTML file", REPORT),
     "advise": Command(
         _advise,
-        "the rule for a decode call, and the nearest recorded batches",
+        "for a decode call: the rule, the nearest recorded batches, and how to measure it",
         ADVISE,
         status=USAGE,
     ),

@@ -1,11 +1,12 @@
 """A layer and the lengths of its requests, from the words of a command line. No torch."""
 
 import re
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
-from .spec import MODELS, AttnSpec, require_int, require_word
+from .spec import MLA, MODELS, AttnSpec, MlaSpec, require_int, require_word
 
 WHOLE_MODELS = {
     "Llama-2-7B": (32, 32, 128),
@@ -30,6 +31,7 @@ WHOLE_MODELS = {
 }
 """Model -> its query heads, KV heads and head_dim, as its config.json has them."""
 SPLIT = re.compile(r"(.+) at TP (\d+)")
+NAMED = re.compile(r"(\d+/\d+) heads, head_dim (\d+)", re.ASCII)
 HEADS = re.compile(r"(\d+)/(\d+)", re.ASCII)
 LENGTH = re.compile(r"(\d+)(?:\.\.(\d+))?(?:x([1-9]\d*))?", re.ASCII)
 LENGTHS_HELP = "tokens per request: 8192x16, 100,200, 2048..30720x64 (64 lengths, evenly spaced)"
@@ -63,9 +65,12 @@ def parse_layer(
 ) -> AttnSpec:
     """A layer from heads such as `32/8`, or from a model of `WHOLE_MODELS` over `tp` GPUs.
 
-    `head_dim` 0 is the model's, or 128. `fields` are those of `AttnSpec`. Raises ValueError for
-    other text, and unless heads or a model are given, not both.
+    `model` may be what `name_of` calls a layer. `head_dim` 0 is the model's, or 128. `fields` are
+    those of `AttnSpec`. Raises ValueError for other text, and unless heads or a model are given,
+    not both.
     """
+    if named := NAMED.fullmatch(model):
+        heads, model, head_dim = named[1], "", head_dim or int(named[2])
     if bool(heads) == bool(model):
         got = f"{heads} and {model}" if heads else "neither"
         raise ValueError(f"heads or model must be given, one of them, got {got}")
@@ -103,6 +108,15 @@ def parse_lengths(name: str, text: str, batch: int = 0) -> tuple[int, ...]:
     return tuple(lengths)
 
 
+def words_of_lengths(lengths: tuple[int, ...]) -> str:
+    """Lengths as `parse_lengths` reads them, in few words."""
+    low, high, count = min(lengths), max(lengths), len(lengths)
+    if count > 1 and high > low and parse_lengths("lens", f"{low}..{high}x{count}") == lengths:
+        return f"{low}..{high}x{count}"
+    runs = [(length, len([*run])) for length, run in groupby(lengths)]
+    return ",".join(f"{length}x{times}" if times > 1 else str(length) for length, times in runs)
+
+
 def lengths_of_case(lengths: tuple[int, ...]) -> dict[str, Any]:
     """The fields of a case whose requests have these tokens."""
     equal = len({*lengths}) == 1
@@ -110,7 +124,10 @@ def lengths_of_case(lengths: tuple[int, ...]) -> dict[str, Any]:
     return {"batch_size": len(lengths), "kv_len": max(lengths), "lengths": words}
 
 
-def name_of(spec: AttnSpec) -> str:
-    """The model that is on record with these heads, or the heads."""
+def name_of(spec: AttnSpec | MlaSpec) -> str:
+    """The model of `MODELS` with such a layer, or `24/8 heads, head_dim 128`."""
+    if isinstance(spec, MlaSpec):
+        return MLA
     sizes = (spec.num_qo_heads, spec.num_kv_heads, spec.head_dim)
-    return next((name for name, known in MODELS.items() if known == sizes), spec.heads)
+    heads = f"{spec.heads} heads, head_dim {spec.head_dim}"
+    return next((name for name, known in MODELS.items() if known == sizes), heads)

@@ -17,8 +17,8 @@ from typing import Any
 import pandas as pd
 
 from ..core.backends.table import COMPARED
-from ..core.layer import lengths_of_case, parse_layer, parse_lengths
-from ..core.spec import MLA, MODELS, AttnSpec, MlaSpec
+from ..core.layer import lengths_of_case, name_of, parse_layer, parse_lengths
+from ..core.spec import MLA, MODELS, AttnSpec
 from ..draw import charts, style
 from ..draw.cards import Card, Shown
 from ..kinds.cases import parse_cases
@@ -355,12 +355,5 @@ def _calls_among(items: set[Item], layers: Sequence[Layer], backends: set[str]) 
     calls = {item for item in items if item.case and item.case.kind in BACKENDS}
     calls = {item for item in calls if item.backend in backends}
     usual = {i for i in calls if i in items_of([i.case], {i.case.kind: (i.backend,)})}
-    wanted = {_name(layer) for layer in layers}
-    return {item for item in usual if _name(item.case.spec) in wanted}
-
-
-def _name(layer: Layer | MlaSpec) -> str:
-    """What calls of one layer share, whatever their pages: a model's name, or heads and width."""
-    if isinstance(layer, AttnSpec):
-        return f"{layer.heads},{layer.head_dim}"
-    return MLA
+    wanted = {layer if isinstance(layer, str) else name_of(layer) for layer in layers}
+    return {item for item in usual if name_of(item.case.spec) in wanted}
