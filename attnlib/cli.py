@@ -84,7 +84,8 @@ def _diagnose(options: argparse.Namespace) -> None:
 
     pairs = [part.partition("=")[::2] for part in options.shape.split(",") if part]
     shape = {name: int(value) if value.isdecimal() else value for name, value in pairs}
-    print(diagnose(options.trace, **shape))
+    answer = diagnose(options.trace, options.after, **shape)
+    print(json.dumps(answer.to_dict(), indent=2) if options.json else answer)
 
 
 def _study_named(name: str) -> study.Study:
@@ -329,12 +330,22 @@ ADVISE = {
 }
 DIAGNOSE = {
     "trace": _of("of torch.profiler (json, json.gz) or Nsight Systems (sqlite)", metavar="TRACE"),
+    "after": _of(
+        "a second trace: what got slower from the first to it",
+        nargs="?",
+        default="",
+        metavar="AFTER",
+    ),
     "--shape": _of("what it does not tell: heads=32/8,kv_len=8192", default="", metavar="N=V,..."),
+    **JSON,
 }
 COMMANDS = {
     "doctor": Command(_doctor, "machine, versions, which backends can run here, and why not", JSON),
     "diagnose": Command(
-        _diagnose, "attention of a server's trace, and known patterns", DIAGNOSE, status=USAGE
+        _diagnose,
+        "attention and kernels of a server's trace, known patterns, or what two differ in",
+        DIAGNOSE,
+        status=USAGE,
     ),
     "measure": Command(
         _measure, "measure on this GPU what a study lacks, into data/records/", MEASURE
