@@ -6,5 +6,7 @@ HOPPER = 9
 """Major compute capability that has wgmma: fa3, FlashAttention-3 and FlashMLA need it."""
 FA2_CTAS = 2
 """Blocks per SM that fa2's plan and its kernels for 16 query rows both count on."""
+FA2_MEASURED = ("H100", "H200")
+"""GPUs by whose times fa2's plan was chosen (H200) and judged (H100): `core.fa2.choice`."""
 FETCH_BYTES = 64
 """The least read from memory: cudaLimitMaxL2FetchGranularity; an H200 uses it."""

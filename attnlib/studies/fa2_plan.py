@@ -16,7 +16,7 @@ from itertools import product
 import numpy as np
 import pandas as pd
 
-from ..core.fa2.choice import PlanShape, candidates, choose, library_chunk
+from ..core.fa2.choice import PlanShape, choose
 from ..core.gpu import FA2_CTAS
 from ..core.spec import AttnSpec
 from ..draw import charts, style
@@ -219,7 +219,7 @@ def chunks_of(case: DecodeCase, num_sms: int) -> dict[str, int]:
     lens = sample_seq_lens(case)
     shape = PlanShape.of(case.spec, lens, num_sms)
     choice = choose(shape, lens)
-    return {LIBRARY_PLAN: library_chunk(shape, lens, candidates(lens)), OUR_PLAN: choice.chunk}
+    return {LIBRARY_PLAN: int(choice.chunks[-1]), OUR_PLAN: choice.chunk}
 
 
 def sweep_losses(frame: pd.DataFrame) -> pd.DataFrame:

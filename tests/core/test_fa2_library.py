@@ -12,7 +12,7 @@ import pytest
 
 from attnlib.core.fa2.choice import PlanShape, blocks_per_head, candidates, library_chunk
 from attnlib.core.fa2.library import FA2_INFO, MIN_CHUNK, RELEASES, ROWS_SINCE, tile_rows
-from attnlib.core.fa2.words import Words, block_indices, in_order, offsets, prefix_sums
+from attnlib.core.fa2.words import in_order, library_words, offsets
 
 VECTORS = Path(__file__).resolve().parents[2] / "data" / "vectors" / "flashinfer_plans.jsonl.xz"
 HEADER, *EVERY = map(json.loads, lzma.decompress(VECTORS.read_bytes()).splitlines())
@@ -53,8 +53,6 @@ def library_plan(line, release):
         True,
         key=lambda size: int((tiles * -(-pages // size)).sum()) <= most,
     )
-    chunks = -(-pages // size)
-    requests, qo_tiles, kv_tiles = block_indices(tiles, chunks)
     padded = max(most, -(-room * group // tile) + len(q_lens) - 1)
     partials = padded * tile
     if RELEASES.index(release) >= RELEASES.index(ROWS_SINCE):
@@ -74,17 +72,7 @@ def library_plan(line, release):
     info |= {"padded_batch_size": padded, "total_num_rows": room, "cta_tile_q": tile}
     info |= {"enable_cuda_graph": True, "split_kv": True}
     info["s_offset"] = partials * 4 * call["num_qo_heads"] * call["head_dim"]
-    return Words(
-        info=in_order(info),
-        request_indices=requests,
-        qo_tile_indices=qo_tiles,
-        kv_tile_indices=kv_tiles,
-        o_indptr=prefix_sums(q_lens * chunks),
-        merge_indptr=prefix_sums(np.repeat(chunks, q_lens)),
-        kv_chunk_size=size * page_size,
-        total_num_rows=rows,
-        block_valid_mask=np.arange(padded) < len(requests),
-    )
+    return library_words(in_order(info), pages * page_size, q_lens, size * page_size, group)
 
 
 def crc(words):
@@ -140,7 +128,7 @@ def test_the_librarys_own_chunk_is_a_candidate_to_a_page_and_a_sixty_fourth(page
         )
         lens = np.minimum(lens, shape.most_seen)
         theirs = library_plan(line, call["release"]).kv_chunk_size
-        ours = library_chunk(shape, lens, candidates(lens))
+        ours = library_chunk(shape, lens, candidates(lens, shape.page_size))
         if theirs >= lens.max():
             assert ours >= lens.max() or blocks_per_head(lens, np.array([ours])) <= shape.wave
         else:

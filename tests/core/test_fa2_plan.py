@@ -9,6 +9,7 @@ import torch
 from attnlib.core.fa2.choice import (
     BLOCK_TOKENS,
     MARGIN,
+    MAX_TOKENS,
     PlanShape,
     blocks_per_head,
     candidates,
@@ -159,7 +160,7 @@ def test_equal_requests_of_a_wave_stay_whole_and_those_just_past_one_are_cut():
 
 def test_candidates_are_at_least_what_the_library_takes_and_the_first_cuts_nothing():
     for lens in drawn(SHAPE, 3):
-        chunks = candidates(lens)
+        chunks = candidates(lens, 1)
         assert (chunks >= MIN_CHUNK).all() and chunks[0] >= lens.max(initial=0)
 
 
@@ -189,6 +190,109 @@ def test_the_same_launch_writes_the_page_arrays(page_size):
     with pytest.raises(ValueError, match=r"kv_indptr must be \[7\] int32"):
         words["kv_indptr"] = words["kv_indptr"][:6]
         build_fa2_plan(**call, **paged, **words, page_size=page_size)
+
+
+def paged_call(lens, page_size, capacity, columns=256):
+    """A call that writes page arrays from a block table inside a wider tensor, and the table."""
+    shape = replace(SHAPE, max_batch_size=6, max_seq_len=256, page_size=page_size)
+    wide = np.random.default_rng(7).permutation(8 * (columns + 3)).reshape(8, -1).astype(np.int32)
+    outputs = {"kv_indptr": 7, "kv_indices": capacity, "kv_last_page_len": 6}
+    words = {n: torch.full((size,), POISON, dtype=torch.int32) for n, size in outputs.items()}
+    words["overflow"] = torch.zeros(2, dtype=torch.int32)
+    words["block_table"] = torch.from_numpy(wide)[:, :columns]
+    call = arguments(shape, lens) | {"page_size": page_size}
+    return call | {name: tensor.to(HERE) for name, tensor in words.items()}
+
+
+def assert_planned(call, lens):
+    """The plan is the twin's, and the page arrays FlashInfer's, for requests of `lens` tokens."""
+    size, table = call["page_size"], call["block_table"].cpu()
+    pages = -(-lens // size)
+    wanted = np.concatenate([table[:0, 0], *(table[i, :n] for i, n in enumerate(pages))])
+    assert call["kv_indptr"].tolist() == [0, *np.cumsum(np.pad(pages, (0, 6 - len(lens))))]
+    got = call["kv_indices"].cpu().numpy()
+    assert (got[: len(wanted)] == wanted).all() and (got[len(wanted) :] == POISON).all()
+    last = np.pad(np.where(pages > 0, lens - (pages - 1) * size, 0), (0, 6 - len(lens)))
+    assert call["kv_last_page_len"].tolist() == last.tolist()
+    assert_words(call, lens)
+
+
+def assert_words(call, lens):
+    words = call["words"].cpu().numpy()
+    chunk = chunk_in(words, PlanLayout.of(call["shape"]))
+    assert (words == plan_words(call["shape"], lens, chunk).image(len(words), POISON)).all()
+    assert chunk % call["shape"].page_size == 0
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_a_block_table_gives_the_page_arrays_and_a_long_request_is_planned_whole(page_size):
+    for lens in ([200, 0, 1, 256, 33], [5, 250 * page_size, 0], [256 * page_size] * 6, []):
+        lens = np.array(lens, np.int64)
+        call = paged_call(lens, page_size, 6 * 256)
+        build_fa2_plan(**call)
+        assert_planned(call, lens)
+        assert call["overflow"].tolist() == [0, 0]
+
+
+def test_a_request_without_room_is_empty_and_flagged_and_so_is_a_batch_of_too_many_pages():
+    lens = np.array([40, 257 * 16, 300])
+    call = paged_call(lens, 16, 6 * 256)
+    build_fa2_plan(**call)
+    assert_planned(call, np.array([40, 0, 300]))
+    assert call["overflow"].tolist() == [257 * 16, 0]
+
+    lens = np.array([160, 160, 1])
+    call = paged_call(lens, 16, 21)
+    build_fa2_plan(**call)
+    assert_planned(call, lens)
+    call = paged_call(lens, 16, 20)
+    build_fa2_plan(**call)
+    assert_words(call, lens * 0)
+    assert call["overflow"].tolist() == [0, 21] and len(call["kv_indices"]) == 20
+
+    most = np.array([MAX_TOKENS, MAX_TOKENS + 1, 2**31 + 5])
+    call = arguments(replace(SHAPE, max_seq_len=256), [1]) | {"overflow": call["overflow"]}
+    call["seq_lens"] = torch.tensor(most, device=HERE)
+    build_fa2_plan(**call)
+    assert_words(call, np.array([MAX_TOKENS, 0, 0]))
+    assert call["overflow"].tolist() == [2**31 - 1, 21]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"block_table": torch.zeros(5, 256)}, "block_table must be .* int32, got .* float32"),
+        ({"block_table": torch.zeros(5, 256).long()}, "block_table must be .*, got .* int64"),
+        ({"block_table": torch.zeros(1280).int()}, r"block_table must be .*, got \[1280\]"),
+        ({"block_table": torch.zeros(2, 256).int()}, r"a row .* per request, 3, got \[2, 256\]"),
+        ({"block_table": torch.zeros(256, 5).int().T}, "neighbouring words"),
+        ({"block_table": torch.zeros(5, 15).int()}, r"column per page for max_seq_len 256, page"),
+        ({"block_table": np.zeros((5, 256))}, "block_table must be a tensor, got ndarray"),
+        ({"block_table": torch.zeros(5, 256, device="meta").int()}, "block_table must be on seq_"),
+        ({"req_to_token": torch.zeros(5, 256).int()}, "must be given without req_to_token"),
+        ({"page_size": 12}, "page_size must be a power of two, got 12"),
+        ({"overflow": torch.zeros(1).int()}, r"overflow must be \[2\] int32"),
+    ],
+)
+def test_a_block_table_that_does_not_fit_is_refused_by_name_before_the_launch(change, words):
+    call = paged_call(np.array([1, 2, 3]), 16, 64)
+    moved = {n: t.to(HERE) if getattr(t, "is_cpu", 0) else t for n, t in change.items()}
+    with pytest.raises((ValueError, TypeError), match=words):
+        build_fa2_plan(**call | moved)
+    assert (call["words"] == POISON).all()
+
+
+@pytest.mark.parametrize("page_size", [16, 64, 256])
+def test_chunks_are_whole_pages_and_the_librarys_is_its_own(page_size):
+    """FlashInfer takes the least number of pages whose blocks all run at once."""
+    for lens in drawn(replace(SHAPE, max_batch_size=15, max_seq_len=30748), 11, 20):
+        shape = replace(SHAPE, num_kv_heads=2, max_batch_size=15, max_seq_len=30748)
+        chunks = choose(replace(shape, page_size=page_size), lens).chunks
+        assert not (chunks % page_size).any()
+        sizes = np.arange(max(MIN_CHUNK // page_size, 1), 30748 // page_size + 2) * page_size
+        fits = blocks_per_head(lens, sizes) <= shape.wave
+        if lens.any() and chunks[-1] < 4096:
+            assert chunks[-1] == sizes[fits][0]
 
 
 @pytest.mark.parametrize(

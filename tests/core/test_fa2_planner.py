@@ -1,5 +1,10 @@
 """A planner takes a wrapper of FlashInfer over, or says why not."""
 
+import json
+import re
+import textwrap
+from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,11 +16,19 @@ from attnlib.core.batch import DecodeBatch
 from attnlib.core.fa2 import planner as module
 from attnlib.core.fa2.library import FA2_INFO
 from attnlib.core.fa2.planner import PRIVATE, Fa2Planner
-from attnlib.core.fa2.words import plan_words
+from attnlib.core.fa2.words import (
+    ARRAYS,
+    chunk_in,
+    in_order,
+    library_words,
+    offsets,
+    plan_words,
+)
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.lengths import shuffled_pages
 
+ROOT = Path(__file__).resolve().parents[2]
 LAYER = {"head_dim": 128, "max_seq_len": 4096}
 
 
@@ -40,7 +53,7 @@ def wrapper(monkeypatch):
         _cached_q_data_type=torch.bfloat16,
         _cached_kv_data_type=torch.bfloat16,
         _paged_kv_indptr_buf=torch.zeros(4, dtype=torch.int32),
-        _paged_kv_indices_buf=torch.zeros(64, dtype=torch.int32),
+        _paged_kv_indices_buf=torch.zeros(256, dtype=torch.int32),
         _paged_kv_last_page_len_buf=torch.zeros(3, dtype=torch.int32),
     )
 
@@ -59,24 +72,129 @@ def test_a_plan_is_in_the_wrappers_workspace_until_it_plans_itself(wrapper):
 
 
 def test_page_arrays_are_written_where_the_wrapper_reads_them(wrapper):
-    pool = {"req_pool_indices": torch.tensor([1, 0, 1]), "req_to_token": torch.arange(8192)}
-    pool["req_to_token"] = pool["req_to_token"].view(2, 4096).int()
+    slots = torch.arange(8192).view(2, 4096).int()
+    pool = {"req_pool_indices": torch.tensor([1, 0, 1]), "req_to_token": slots}
+    table = {"block_table": slots[[1, 0, 1], ::16] // 16}
     lens = torch.tensor([40, 16, 1])
-    with pytest.raises(ValueError, match="page_size must be given"):
-        Fa2Planner(wrapper, **LAYER, num_sms=132).plan(lens, **pool)
+    for given in (pool, table):
+        with pytest.raises(ValueError, match="page_size must be given"):
+            Fa2Planner(wrapper, **LAYER, num_sms=132).plan(lens, **given)
     planner = Fa2Planner(wrapper, **LAYER, num_sms=132, page_size=16)
     for name, tensor in pool.items():
         with pytest.raises(TypeError, match="must be a tensor, got NoneType"):
             planner.plan(lens, **{name: tensor})
-    block_table = pool | {"req_to_token": pool["req_to_token"][:, :256].contiguous()}
-    with pytest.raises(
-        ValueError, match=r"a column per token, .* 4096, got \[2, 256\]: a block ta"
-    ):
-        planner.plan(lens, **block_table)
-    planner.plan(lens, **pool, seq_len_delta=1)
-    assert wrapper._paged_kv_indptr_buf.tolist() == [0, 3, 5, 6]
-    assert wrapper._paged_kv_indices_buf[:6].tolist() == [256, 257, 258, 0, 1, 256]
-    assert wrapper._paged_kv_last_page_len_buf.tolist() == [9, 1, 2]
+        with pytest.raises(ValueError, match=f"block_table must be given without {name}"):
+            planner.plan(lens, **table, **{name: tensor})
+    with pytest.raises(ValueError, match=r"block_table\) must have .* 4096, .* got \[2, 256\]"):
+        planner.plan(lens, **pool | {"req_to_token": slots[:, :256].contiguous()})
+    for given in (pool, table):
+        wrapper._paged_kv_indices_buf.fill_(-5)
+        planner.plan(lens, **given, seq_len_delta=1)
+        assert wrapper._paged_kv_indptr_buf.tolist() == [0, 3, 5, 6]
+        assert wrapper._paged_kv_indices_buf[:7].tolist() == [256, 257, 258, 0, 1, 256, -5]
+        assert wrapper._paged_kv_last_page_len_buf.tolist() == [9, 1, 2]
+    assert planner.overflow.tolist() == [0, 0]
+
+
+def test_a_request_longer_than_max_seq_len_is_not_cut(wrapper):
+    planner = Fa2Planner(wrapper, **LAYER, num_sms=132)
+    planner.plan(torch.tensor([9000, 1, 5000]))
+    plan = plan_words(planner.shape, [9000, 1, 5000], chunk_in(planner._words, planner.layout))
+    assert planner._words.tolist() == plan.image(len(planner._words)).tolist()
+    parts = np.diff(plan.o_indptr)
+    assert (parts * plan.kv_chunk_size >= [9000, 1, 5000]).all()
+    planner.plan(torch.tensor([2**21 + 1, 7]))
+    assert planner.overflow.tolist() == [2**21 + 1, 0]
+    planner.plan(torch.tensor([7]))
+    assert planner.overflow.tolist() == [2**21 + 1, 0], "an engine may look later"
+
+
+def notebook_snippet():
+    cells = json.loads((ROOT / "notebooks/07_plan_on_the_gpu.ipynb").read_text())["cells"]
+    (text,) = ("".join(cell["source"]) for cell in cells if "Fa2Planner(wrapper" in str(cell))
+    return text.split("```python\n")[1].split("```")[0]
+
+
+def docstring_snippet():
+    (lines,) = re.findall(r"\n\n((?:    .*\n|\n)+)", module.__doc__.split("`wrapper`")[0])
+    return textwrap.dedent(lines)
+
+
+@pytest.mark.parametrize("snippet", [docstring_snippet, notebook_snippet])
+def test_a_published_snippet_names_the_query_dtype_and_plans_before_the_capture(
+    wrapper, snippet, monkeypatch
+):
+    events = []
+    wrapper.plan = lambda *_, **layer: events.append(layer["q_data_type"])
+    wrapper.run = lambda *_: events.append("run")
+    plan = Fa2Planner.plan
+    counted = lambda *a, **k: (events.append("ours"), plan(*a, **k))  # noqa: E731
+    monkeypatch.setattr(Fa2Planner, "plan", counted)
+    monkeypatch.setattr(Fa2Planner.__init__, "__kwdefaults__", {"q_len": 1, "page_size": 0})
+    Fa2Planner.__init__.__kwdefaults__["num_sms"] = 132
+
+    @contextmanager
+    def capture(_):
+        events.append("capture")
+        yield
+
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    slots = torch.arange(2**18).view(2, 2**17).int()
+    wrapper._paged_kv_indices_buf = torch.zeros(2**14, dtype=torch.int32)
+    names = {"torch": torch, "wrapper": wrapper, "pool": slots, "rows": torch.tensor([1, 0])}
+    names |= {"block_table": slots[:, : 2**13], "seq_lens": torch.tensor([40, 5000])}
+    names |= {"num_qo_heads": 32, "num_kv_heads": 8, "arrays": (), "graph": None}
+    names |= {"layers": range(2), "q": None, "cache": None, "Fa2Planner": Fa2Planner}
+    exec(snippet(), names)
+    assert events == [torch.bfloat16, "ours", "capture", "ours", "run", "run"]
+
+
+def patched(wrapper, monkeypatch, chunk=512):
+    """The wrapper planned by a build of one's own, which writes what FlashInfer does."""
+    monkeypatch.setattr(module, "installed_version", lambda _: "0.6.4+mine")
+    sizes = (33, 33, 33, 4, 1, 1, 4, 0)
+    names = ARRAYS[:4] + ARRAYS[5:7] + ARRAYS[4:5] + ARRAYS[7:]
+    info = dict(zip(FA2_INFO, wrapper._plan_info, strict=True))
+    info |= offsets(dict(zip(names, sizes, strict=True)))
+    wrapper._plan_info = list(in_order(info))
+    wrapper._paged_kv_indptr_buf = torch.tensor([0, 3, 103, 103], dtype=torch.int32)
+    wrapper._paged_kv_last_page_len_buf = torch.tensor([9, 16, 16], dtype=torch.int32)
+    wrapper._paged_kv_indices_buf = torch.zeros(256, dtype=torch.int32)
+    wrapper._qo_indptr_buf = torch.arange(4, dtype=torch.int32)
+    seen = np.array([41, 1600, 1])
+    plan = library_words(tuple(wrapper._plan_info), seen, np.ones(3, np.int64), chunk, 4)
+    image = plan.image(2**18, -1).view(np.uint8)
+    wrapper._int_workspace_buffer = torch.from_numpy(image)
+    return plan, image
+
+
+def test_a_build_of_a_known_release_is_taken_if_its_own_plan_is_word_for_word_the_releases(
+    wrapper, monkeypatch
+):
+    plan, image = patched(wrapper, monkeypatch)
+    before = image.copy()
+    layer = LAYER | {"num_sms": 132, "page_size": 16}
+    with pytest.raises(ValueError, match="page_size must be given, to compare the plan of .*mine"):
+        Fa2Planner(wrapper, **LAYER, num_sms=132)
+    for name, at, _ in plan.placed():
+        image[:] = before
+        image[at] ^= 1
+        named = name.removesuffix("_ptr")
+        with pytest.raises(RuntimeError, match=rf"0.6.4\+mine must plan as 0.6.4, .*{named}"):
+            Fa2Planner(wrapper, **layer)
+    image[:] = before
+    assert Fa2Planner(wrapper, **layer).plan(torch.tensor([5000])) is None
+    assert Fa2Planner(wrapper, **layer).info == wrapper._plan_info, "again, over our own plan"
+    patched(wrapper, monkeypatch, chunk=520)
+    with pytest.raises(RuntimeError, match="kv_chunk_size of this wrapper's plan"):
+        Fa2Planner(wrapper, **layer)
+
+
+def test_a_gpu_that_was_not_measured_is_named_once():
+    with pytest.warns(UserWarning, match="on H100 and H200, not on NVIDIA B200") as warned:
+        for gpu in ("NVIDIA H100 80GB HBM3", "NVIDIA B200", "NVIDIA B200", "NVIDIA H200"):
+            module.warn_if_not_measured(gpu)
+    assert len(warned) == 1
 
 
 @pytest.mark.parametrize(
@@ -118,6 +236,10 @@ def test_a_wrapper_whose_private_names_have_moved_is_refused(wrapper, name):
         ({}, {"max_seq_len": 4096.0}, "max_seq_len must be an integer .*, got 4096.0"),
         ({}, {"head_dim": 64}, "head_dim must be the wrapper's, 128, got 64"),
         ({}, {"head_dim": 512}, "head_dim must be one of 64, 128, 256, got 512"),
+        ({"_cached_q_data_type": torch.float32}, {}, "q_data_type must be one of .*float32"),
+        ({"_cached_kv_data_type": torch.uint8}, {}, "kv_data_type must be one of .*e4m3.*uint8"),
+        ({}, {"page_size": 24}, "page_size must be a power of two, got 24"),
+        ({}, {"page_size": 8}, "kv_indices buffer must hold the 512 pages .*, got 256 words"),
         ({}, {"q_len": 0}, "q_len must be an integer >= 1, got 0"),
         ({}, {"num_sms": -4}, "num_sms must be an integer >= 1, got -4"),
         ({"_int_workspace_buffer": torch.zeros(99, dtype=torch.uint8)}, {}, "int workspace must"),

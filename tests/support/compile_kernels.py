@@ -41,11 +41,15 @@ class Compiler:
         print(self.kernel.__name__, len(triton.compile(source, HOPPER, options).asm["cubin"]))
 
 
-def plan_call(page_size):
+def plan_call(page_size, by_table=False):
     shape = PlanShape(32, 8, 128, 2, max_batch_size=12, max_seq_len=4096, num_sms=132, q_len=3)
     words = torch.zeros(PlanLayout.of(shape).int_bytes // WORD, dtype=torch.int32)
     paged = kv_arguments(Shape(12, 4096, page_size or 1))
     del paged["max_pages"]
+    if by_table:
+        del paged["req_pool_indices"]
+        paged["block_table"] = paged.pop("req_to_token")
+    paged["overflow"] = torch.zeros(2, dtype=torch.int32)
     return paged | {"words": words, "shape": shape, "page_size": page_size}
 
 
@@ -56,5 +60,5 @@ if __name__ == "__main__":
         builder.launcher.kernel = Compiler(builder.launcher.kernel)
         builder.ours(**builder.arguments(builder.small))
     fa2.LAUNCHER.kernel = Compiler(fa2.LAUNCHER.kernel)
-    for call in map(plan_call, (0, 16)):
-        fa2.build_fa2_plan(**call)
+    for call in ((0,), (16,), (16, True)):
+        fa2.build_fa2_plan(**plan_call(*call))

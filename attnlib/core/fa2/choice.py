@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..gpu import FA2_CTAS
-from ..spec import ELEMENT_BYTES, INT32_MAX, AttnSpec, Grouped
+from ..spec import ELEMENT_BYTES, AttnSpec, Grouped
 from .library import MIN_CHUNK, tile_rows
 
 BLOCK_TOKENS = 100.0
@@ -47,6 +47,8 @@ SHORT = 512
 """Chunks shorter than these tokens only serve to fill a wave."""
 MOST_WAVES = 6
 """Waves of blocks in the grid at most, beside one block per request and query tile."""
+MAX_TOKENS = 2**21
+"""Of a request: the kernel divides in float32."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,9 @@ class PlanShape(Grouped):
     """What is fixed when a step is captured.
 
     `q_len` queries per request, `window` the tokens that a query sees before itself (-1: all).
-    `max_batch_size` requests of at most `max_seq_len` tokens; GPUs of `num_sms` SMs.
+    `max_batch_size` requests, usually of at most `max_seq_len` tokens: the grid has room to cut
+    those well, and cuts longer ones less. Chunks are whole pages of `page_size` tokens, as
+    FlashInfer's are. GPUs of `num_sms` SMs.
     """
 
     num_qo_heads: int
@@ -66,6 +70,7 @@ class PlanShape(Grouped):
     num_sms: int
     q_len: int = 1
     window: int = -1
+    page_size: int = 1
 
     @classmethod
     def of(cls, spec: AttnSpec, lens: np.ndarray, num_sms: int, q_len: int = 1) -> "PlanShape":
@@ -80,6 +85,7 @@ class PlanShape(Grouped):
             num_sms=num_sms,
             q_len=q_len,
             window=spec.window - 1,
+            page_size=spec.page_size,
         )
 
     @property
@@ -110,7 +116,7 @@ class PlanShape(Grouped):
     @property
     def most_seen(self) -> int:
         """Tokens of a request that its blocks read at most: of a window, to the end of its tile."""
-        return INT32_MAX if self.window < 0 else self.window + self.tile
+        return MAX_TOKENS if self.window < 0 else min(self.window + self.tile, MAX_TOKENS)
 
     @property
     def max_blocks(self) -> int:
@@ -141,10 +147,10 @@ class Choice:
 def choose(shape: PlanShape, seq_lens: np.ndarray) -> Choice:
     """The chunk for requests of `seq_lens` [bs] tokens; 0 is an empty row of a padded batch.
 
-    Lengths beyond the shape's limits count as those. ValueError for more than `max_batch_size`.
+    A request of more than MAX_TOKENS counts as empty. ValueError for more than `max_batch_size`.
     """
     lens = counted(shape, seq_lens)
-    chunks = candidates(lens)
+    chunks = candidates(lens, shape.page_size)
     library = library_chunk(shape, lens, chunks)
     chunks = np.append(chunks, library)
     room = blocks_per_head(lens, chunks) * shape.q_tiles <= shape.max_blocks
@@ -161,26 +167,32 @@ def counted(shape: PlanShape, seq_lens: np.ndarray) -> np.ndarray:
     if lens.ndim != 1 or len(lens) > most or not whole:
         got = f"{lens.shape} {lens.dtype}"
         raise ValueError(f"seq_lens must be [bs] integers of at most {most} requests, got {got}")
-    return np.clip(lens.astype(np.int64), 0, min(shape.max_seq_len, shape.most_seen))
+    return np.clip(np.where(lens > MAX_TOKENS, 0, lens.astype(np.int64)), 0, shape.most_seen)
 
 
-def candidates(lens: np.ndarray) -> np.ndarray:
+def candidates(lens: np.ndarray, page_size: int) -> np.ndarray:
     """Chunks to choose from beside FlashInfer's, int64 [64]; the first cuts no request."""
     longest = lens.max(initial=1)
     equal = -(-longest // np.arange(1, WHOLE + 1))
     equal = -(-equal // CHUNK_STEP) * CHUNK_STEP
-    return np.maximum(np.concatenate([equal, LADDER]), MIN_CHUNK)
+    return in_pages(np.maximum(np.concatenate([equal, LADDER]), MIN_CHUNK), page_size)
+
+
+def in_pages(chunks: np.ndarray, page_size: int) -> np.ndarray:
+    """The least whole pages that hold `chunks`, in tokens."""
+    return -(-chunks // page_size) * page_size
 
 
 def library_chunk(shape: PlanShape, lens: np.ndarray, chunks: np.ndarray) -> int:
     """FlashInfer's chunk: the shortest whose blocks all run at once, or one that cuts nothing.
 
-    FlashInfer counts in pages; here it is exact to 1/64 of the distance of two of `chunks`.
+    Exact to a page, or to 1/64 of the distance of two of `chunks` where that is more.
     """
     fits = blocks_per_head(lens, chunks) <= shape.wave
     high = chunks[fits].min(initial=chunks[0])
     low = chunks[~fits & (chunks < high)].max(initial=MIN_CHUNK - 1)
     between = low + -(-(high - low) * np.arange(1, BETWEEN + 1) // BETWEEN)
+    between = in_pages(between, shape.page_size)
     fits = blocks_per_head(lens, between) <= shape.wave
     return int(between[fits].min(initial=high))
 

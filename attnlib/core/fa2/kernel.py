@@ -10,8 +10,7 @@ its share of the requests and clears its share of the rest. All words are writte
 Further programs write the page arrays, where those are asked for.
 """
 
-from collections import namedtuple
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -21,8 +20,14 @@ from ..batch import require_tensor
 from ..metadata import kv_indices as pages
 from ..metadata.kv_indices import write_pages
 from ..metadata.launch import Bound, Grid, Launch, Launcher
-from ..metadata.require import PageArrays, kept_apart, require_one_device
-from ..spec import INT32_MAX
+from ..metadata.require import (
+    PageArrays,
+    has_separate_rows,
+    kept_apart,
+    require_kv_indices,
+    require_one_device,
+)
+from ..spec import INT32_MAX, require_page_size
 from . import choice
 from .choice import PlanShape
 from .library import MIN_CHUNK
@@ -48,18 +53,34 @@ BLOCKS = tl.constexpr(128)
 """Unused blocks that it clears at once."""
 WARPS = 8
 
-PlanTensors = namedtuple(
-    "PlanTensors",
-    "seq_lens words req_pool_indices req_to_token kv_indptr kv_indices kv_last_page_len",
-    defaults=(None, None, None, None, None),
-)
+
+class PlanTensors(NamedTuple):
+    """The tensors of `build_fa2_plan`, or none."""
+
+    seq_lens: Any
+    words: Any
+    overflow: Any = None
+    req_pool_indices: Any = None
+    req_to_token: Any = None
+    block_table: Any = None
+    kv_indptr: Any = None
+    kv_indices: Any = None
+    kv_last_page_len: Any = None
 
 
 @triton.jit
-def counted_lengths(seq_lens_ptr, rows, batch, delta, most):
-    """Tokens that blocks read of requests `rows`, int32; 0 past the batch."""
-    lens = tl.load(seq_lens_ptr + rows, mask=rows < batch, other=-delta).to(tl.int32) + delta
-    return tl.minimum(tl.maximum(lens, 0), most)
+def given_lengths(seq_lens_ptr, rows, batch, delta):
+    """Tokens of requests `rows`, int32; 0 past the batch."""
+    lens = tl.load(seq_lens_ptr + rows, mask=rows < batch, other=-delta)
+    return tl.maximum(tl.minimum(lens, -delta + FAR_AWAY).to(tl.int32) + delta, 0)
+
+
+@triton.jit
+def counted_lengths(seq_lens_ptr, rows, batch, delta, limit, most):
+    """Tokens that blocks read of requests `rows`, int32; 0 past the batch and of a request of more
+    than `limit` tokens."""
+    lens = given_lengths(seq_lens_ptr, rows, batch, delta)
+    return tl.minimum(tl.where(lens > limit, 0, lens), most)
 
 
 @triton.jit
@@ -70,12 +91,13 @@ def parts_of(lens, inverse):
 
 
 @triton.jit
-def blocks_per_head(seq_lens_ptr, chunks, batch, delta, most, N: tl.constexpr):
+def blocks_per_head(seq_lens_ptr, chunks, batch, delta, limit, most, N: tl.constexpr):
     """`choice.blocks_per_head`: parts of all requests for each of `chunks` [N]."""
     inverse = tl.div_rn(1.0, chunks.to(tl.float32))
     parts = tl.zeros((N, SCORED), tl.int32)
     for start in range(0, batch, SCORED):
-        lens = counted_lengths(seq_lens_ptr, start + tl.arange(0, SCORED), batch, delta, most)
+        rows = start + tl.arange(0, SCORED)
+        lens = counted_lengths(seq_lens_ptr, rows, batch, delta, limit, most)
         parts += parts_of(lens[None, :], inverse[:, None])
     return tl.sum(parts, 1)
 
@@ -98,23 +120,49 @@ def predicted_time(blocks, chunks, tokens, longest, COPIES: tl.constexpr, SLOTS:
 
 
 @triton.jit
+def whole_pages(tokens, PAGE: tl.constexpr):
+    """`choice.in_pages`."""
+    return (tokens + (PAGE - 1)) // PAGE * PAGE
+
+
+@triton.jit
 def chosen_chunk(
     seq_lens_ptr,
     batch,
     delta,
+    limit,
     most,
     max_blocks,
+    capacity,
+    SHIFT: tl.constexpr,
+    PAGE: tl.constexpr,
     Q_TILES: tl.constexpr,
     COPIES: tl.constexpr,
     SLOTS: tl.constexpr,
 ):
-    """`choice.choose(...).chunk` as a scalar."""
+    """`choice.choose(...).chunk`, `most`, and what overflows, as scalars.
+
+    The last two are the tokens of the longest request above `limit`, and the pages of all requests
+    where they are more than `capacity`: no request has a block then, and `most` is 0.
+    """
     longest = 0
+    refused = 0
+    pages = 0
     tokens = 0.0
     for start in range(0, batch, WIDE):
-        lens = counted_lengths(seq_lens_ptr, start + tl.arange(0, WIDE), batch, delta, most)
+        lens = given_lengths(seq_lens_ptr, start + tl.arange(0, WIDE), batch, delta)
+        refused = tl.maximum(refused, tl.max(tl.where(lens > limit, lens, 0), 0))
+        lens = tl.where(lens > limit, 0, lens)
+        pages += tl.sum((lens + ((1 << SHIFT) - 1)) >> SHIFT, 0)
+        lens = tl.minimum(lens, most)
         longest = tl.maximum(longest, tl.max(lens, 0))
         tokens += tl.sum(lens.to(tl.float32), 0)
+    if pages > capacity:
+        longest = 0
+        tokens = 0.0
+        most = 0
+    else:
+        pages = 0
 
     # The candidates, see `choice.candidates`.
     place = tl.arange(0, 2 * WHOLE)
@@ -122,9 +170,9 @@ def chosen_chunk(
     ladder = ((4 + rung % 4) << (rung // 4)) * 32
     equal = (tl.maximum(longest, 1) + place) // (place + 1)
     equal = (equal + CHUNK_STEP - 1) // CHUNK_STEP * CHUNK_STEP
-    chunks = tl.maximum(tl.where(place < WHOLE, equal, ladder), LEAST)
+    chunks = whole_pages(tl.maximum(tl.where(place < WHOLE, equal, ladder), LEAST), PAGE)
     uncut = tl.max(tl.where(place == 0, chunks, 0), 0)
-    blocks = blocks_per_head(seq_lens_ptr, chunks, batch, delta, most, 2 * WHOLE)
+    blocks = blocks_per_head(seq_lens_ptr, chunks, batch, delta, limit, most, 2 * WHOLE)
 
     # FlashInfer's own, see `choice.library_chunk`.
     wave: tl.constexpr = SLOTS // COPIES
@@ -132,16 +180,18 @@ def chosen_chunk(
     low = tl.where((blocks > wave) & (chunks < high), chunks, LEAST - 1)
     low = tl.max(low, 0)
     between = low + ((high - low) * (tl.arange(0, BETWEEN) + 1) + (BETWEEN - 1)) // BETWEEN
-    counts = blocks_per_head(seq_lens_ptr, between, batch, delta, most, BETWEEN)
+    between = whole_pages(between, PAGE)
+    counts = blocks_per_head(seq_lens_ptr, between, batch, delta, limit, most, BETWEEN)
     library = tl.min(tl.where(counts <= wave, between, high), 0)
     between_time = predicted_time(counts, between, tokens, longest, COPIES, SLOTS)
-    library_time = tl.min(tl.where(between == library, between_time, float("inf")), 0)
+    possible = (between == library) & (counts * Q_TILES <= max_blocks)
+    library_time = tl.min(tl.where(possible, between_time, float("inf")), 0)
 
     time = predicted_time(blocks, chunks, tokens, longest, COPIES, SLOTS)
     time = tl.where(blocks * Q_TILES <= max_blocks, time, float("inf"))
     best = tl.min(tl.where(place == tl.argmin(time, 0), chunks, FAR_AWAY), 0)
     leaves = tl.min(time, 0) + BLOCK_TOKENS < library_time * (1 - MARGIN)
-    return tl.where(leaves, best, library)
+    return tl.where(leaves, best, library), most, refused, pages
 
 
 @triton.jit
@@ -186,12 +236,13 @@ def write_unused(request_ptr, q_tile_ptr, kv_tile_ptr, mask_ptr, here, programs,
         "batch",
         "delta",
         "lead",
+        "limit",
         "most",
         "max_blocks",
         "max_batch",
         "max_pages",
         "pool_rows",
-        "token_stride",
+        "row_stride",
         "capacity",
     ]
 )
@@ -200,9 +251,11 @@ def plan_kernel(
     seq_lens_ptr,  # [batch] int32 or int64
     # output
     words_ptr,  # int32, laid out as `PlanLayout` says
-    # of the page arrays, all or none: inputs and outputs
+    overflow_ptr,  # [2] int32, or none
+    # of the page arrays, all or none: inputs, of a token pool or a block table, and outputs
     req_pool_indices_ptr,  # [batch] int32 or int64
-    req_to_token_ptr,  # [pool_rows, token_stride] int32
+    req_to_token_ptr,  # [pool_rows, row_stride] int32
+    block_table_ptr,  # [pool_rows, row_stride] int32
     kv_indptr_ptr,  # [max_batch + 1] int32
     kv_indices_ptr,  # [capacity] int32
     kv_last_page_len_ptr,  # [max_batch] int32
@@ -211,14 +264,16 @@ def plan_kernel(
     # sizes
     batch,
     lead,
+    limit,
     most,
     max_blocks,
     max_batch,
     max_pages,
     pool_rows,
-    token_stride,
+    row_stride,
     capacity,
     # the shape
+    PAGE: tl.constexpr,
     Q_LEN: tl.constexpr,
     Q_TILES: tl.constexpr,
     COPIES: tl.constexpr,
@@ -246,13 +301,21 @@ def plan_kernel(
     here = tl.program_id(0)
     if here >= lead:
         if COLS:
-            inputs = (seq_lens_ptr, req_pool_indices_ptr, req_to_token_ptr)
             outputs = (kv_indptr_ptr, kv_indices_ptr, kv_last_page_len_ptr)
-            sizes = (batch, max_batch, delta, max_pages, pool_rows, token_stride, capacity)
-            write_pages(here - lead, *inputs, *outputs, *sizes, SHIFT, SCAN, ROWS, COLS)
+            sizes = (batch, max_batch, delta, max_pages, pool_rows, row_stride, capacity)
+            part = (here - lead, seq_lens_ptr)
+            if block_table_ptr is None:
+                pool = (req_pool_indices_ptr, req_to_token_ptr)
+                write_pages(*part, *pool, *outputs, *sizes, SHIFT, SCAN, ROWS, COLS, True)
+            else:
+                table = (None, block_table_ptr)
+                write_pages(*part, *table, *outputs, *sizes, SHIFT, SCAN, ROWS, COLS, True)
     elif tl.program_id(1) == 0:
-        limits = (batch, delta, most)
-        chunk = chosen_chunk(seq_lens_ptr, *limits, max_blocks, Q_TILES, COPIES, SLOTS)
+        chunk, most, refused, pages = chosen_chunk(
+            *(seq_lens_ptr, batch, delta, limit, most, max_blocks, capacity),
+            *(SHIFT, PAGE, Q_TILES, COPIES, SLOTS),
+        )
+        limits = (batch, delta, limit, most)
         inverse = tl.div_rn(1.0, chunk.to(tl.float32))
         first = here * ((max_batch + lead - 1) // lead)
         end = tl.minimum(first + (max_batch + lead - 1) // lead, max_batch)
@@ -280,6 +343,9 @@ def plan_kernel(
             tl.store(words_ptr + MERGE_INDPTR_AT, 0)
             tl.store(words_ptr + CHUNK_AT, chunk)
             tl.store(words_ptr + ROWS_AT, max_batch * Q_LEN)
+            if overflow_ptr is not None:
+                tl.store(overflow_ptr, refused, mask=refused > 0)
+                tl.store(overflow_ptr + 1, pages, mask=pages > 0)
 
 
 def require_plan(t: PlanTensors, shape: PlanShape, page_size: int) -> None:
@@ -290,17 +356,50 @@ def require_plan(t: PlanTensors, shape: PlanShape, page_size: int) -> None:
         raise ValueError(f"seq_lens must hold at most {room} requests, as captured, got {batch}")
     words = PlanLayout.of(shape).int_bytes // WORD
     require_tensor("words", t.words, (words,), "int32", contiguous=True)
-    require_one_device(t._asdict())
+    if t.overflow is not None:
+        require_tensor("overflow", t.overflow, (2,), "int32", contiguous=True)
     if page_size:
         require_tensor("kv_indptr", t.kv_indptr, (room + 1,), "int32", contiguous=True)
         require_tensor("kv_last_page_len", t.kv_last_page_len, (room,), "int32", contiguous=True)
 
 
-def page_arrays(t: PlanTensors, batch: int) -> PageArrays:
-    """What `build_kv_indices` would take of them, of the first `batch` requests."""
-    short = {"kv_indptr": t.kv_indptr[: batch + 1], "kv_last_page_len": t.kv_last_page_len[:batch]}
-    same = ("seq_lens", "req_pool_indices", "req_to_token", "kv_indices")
-    return PageArrays(**{name: getattr(t, name) for name in same}, **short)
+def page_launch(t: PlanTensors, shape: PlanShape, page_size: int) -> tuple[Launch, int]:
+    """The launch of `build_kv_indices` for these requests, and the pages that a row of their pool
+    or block table has room for."""
+    batch, by_table = len(t.seq_lens), t.block_table is not None
+    rows = t.block_table if by_table else t.req_to_token
+    sums, last = t.kv_indptr[: batch + 1], t.kv_last_page_len[:batch]
+    arrays = PageArrays(t.seq_lens, t.req_pool_indices, rows, sums, t.kv_indices, last)
+    if by_table:
+        require_block_table(t, page_size)
+        columns, words = rows.shape[1], "block_table must have a column per page"
+    else:
+        require_kv_indices(arrays, page_size)
+        columns = -(-rows.shape[1] // page_size)
+        words = "req_to_token (a block table is given as block_table) must have a column per token"
+    if columns * page_size < shape.max_seq_len:
+        raise ValueError(
+            f"{words} for max_seq_len {shape.max_seq_len}, page_size {page_size}, got "
+            f"{list(rows.shape)}"
+        )
+    return pages.launch_of(arrays, page_size), columns
+
+
+def require_block_table(t: PlanTensors, page_size: int) -> None:
+    """Raise unless there is a row of pages per request, and no token pool beside it."""
+    for name in ("req_pool_indices", "req_to_token"):
+        if getattr(t, name) is not None:
+            raise ValueError(
+                f"block_table must be given without {name}: its rows are in the batch's order"
+            )
+    require_page_size(page_size)
+    require_tensor("kv_indices", t.kv_indices, (None,), "int32", contiguous=True)
+    require_tensor("block_table", t.block_table, (None, None), "int32")
+    if len(t.block_table) < len(t.seq_lens) or not has_separate_rows(t.block_table):
+        raise ValueError(
+            f"block_table must have a row of neighbouring words per request, {len(t.seq_lens)}, "
+            f"got {list(t.block_table.shape)} with strides {t.block_table.stride()}"
+        )
 
 
 def prepare(tensors: tuple[Any, ...], shape: PlanShape, page_size: int) -> Launch:
@@ -309,28 +408,30 @@ def prepare(tensors: tuple[Any, ...], shape: PlanShape, page_size: int) -> Launc
     require_plan(t, shape, page_size)
     batch, room = len(t.seq_lens), shape.max_batch_size
     offsets = PlanLayout.of(shape).offsets
-    constants = (shape.q_len, shape.q_tiles, shape.copies, shape.slots, *offsets)
+    constants = (shape.page_size, shape.q_len, shape.q_tiles, shape.copies, shape.slots, *offsets)
     lead = max(-(-room // REQUESTS.value), min(8, -(-shape.max_blocks // BLOCKS.value)))
-    most_pages = -(-shape.max_seq_len // max(page_size, 1))
     grid: Grid = (lead, 1)
     tiles: tuple[object, ...] = (0, 0, 0, 0)
-    pool_sizes: tuple[int, ...] = (0, 0, 0)
+    pool_sizes: tuple[int, ...] = (0, 0, INT32_MAX)
+    limit, max_pages = choice.MAX_TOKENS, 0
     if page_size:
-        of_pages = pages.prepare(page_arrays(t, batch), page_size)
-        of_pages.check_numbers((0, most_pages))
+        of_pages, columns = page_launch(t, shape, page_size)
+        # int32 counts the pages of a batch.
+        max_pages = min(columns, limit // page_size, INT32_MAX // max(batch, 1))
+        limit = max_pages * page_size
         pool_sizes = of_pages.sizes[1:-1]
-        (parts, columns), tiles, _ = of_pages.cut(0, most_pages)
-        grid = (lead + parts, columns)
+        (parts, wide), tiles, _ = of_pages.cut(0, -(-shape.max_seq_len // page_size))
+        grid = (lead + parts, wide)
+    require_one_device(t._asdict())
 
     def cut(seq_len_delta: int) -> tuple[Grid, tuple[object, ...], int]:
         return grid, (*constants, *tiles), WARPS
 
-    most = min(shape.max_seq_len, shape.most_seen)
     outputs = ("kv_indptr", "kv_last_page_len") if page_size and batch else ()
     return Launch(
         bounds=(Bound("seq_len_delta", INT32_MAX),),
         apart=tuple(kept_apart(t, "seq_lens", output) for output in outputs),
-        sizes=(batch, lead, most, shape.max_blocks, room, most_pages, *pool_sizes),
+        sizes=(batch, lead, limit, shape.most_seen, shape.max_blocks, room, max_pages, *pool_sizes),
         cut=cut,
     )
 
@@ -344,20 +445,22 @@ def build_fa2_plan(
     words: torch.Tensor,
     shape: PlanShape,
     seq_len_delta: int = 0,
-    req_pool_indices: torch.Tensor | None = None,
-    req_to_token: torch.Tensor | None = None,
-    kv_indptr: torch.Tensor | None = None,
-    kv_indices: torch.Tensor | None = None,
-    kv_last_page_len: torch.Tensor | None = None,
     page_size: int = 0,
+    **tensors: torch.Tensor | None,
 ) -> None:
     """Write the plan of `shape` for `seq_lens` [bs] int32 or int64 into `words`, in one launch.
 
-    `words` is int32 [`PlanLayout.int_bytes` / 4]. Rows past `seq_lens` are empty. Lengths, delta
-    added, count as at most `max_seq_len`. With a `page_size` the same launch writes the page
-    arrays as `build_kv_indices` does, `kv_indptr` [max_batch_size + 1] and `kv_last_page_len`
-    [max_batch_size]; without one the other five tensors are not used.
+    `words` is int32 [`PlanLayout.int_bytes` / 4]. Rows past `seq_lens` are empty. With a
+    `page_size` the same launch writes `kv_indptr` [max_batch_size + 1], `kv_indices` and
+    `kv_last_page_len` [max_batch_size] as `build_kv_indices` does, from `req_pool_indices` and
+    `req_to_token`, or from `block_table` (see `Fa2Planner.plan`); without one they are not used.
+
+    A request is never cut. One of more tokens than MAX_TOKENS, or than a row of the pool or table
+    has, is planned as empty. So are all where `kv_indices` cannot hold their pages: nothing is
+    written past its end. `overflow` [2] int32, where given, gets the tokens of the longest such
+    request, and the pages of such a batch; it is left as it is where all fits.
     """
-    paged = (req_pool_indices, req_to_token, kv_indptr, kv_indices, kv_last_page_len)
-    tensors = (seq_lens, words, *(paged if page_size else (None,) * 5))
-    LAUNCHER.launch(tensors, (shape, page_size), (seq_len_delta,))
+    used = PlanTensors(seq_lens, words, **tensors)
+    if not page_size:
+        used = PlanTensors(seq_lens, words, used.overflow)
+    LAUNCHER.launch(used, (shape, page_size), (seq_len_delta,))

@@ -25,6 +25,13 @@ kv_chunk_size_ptr_offset v_offset s_offset block_valid_mask_offset enable_cuda_g
 """Names of the integers of a plan, in order: PrefillPlanInfo."""
 
 
+def base_of(release: str) -> str:
+    """The one of `RELEASES` that a build is made from: its name without a local version (`+...`);
+    "" for any other."""
+    base = release.partition("+")[0]
+    return base if base in RELEASES else ""
+
+
 def tile_rows(rows: int, head_dim: int) -> int:
     """Rows of a query tile for requests that have so many: FA2DetermineCtaTileQ below head_dim
     512."""

@@ -1,8 +1,10 @@
 """Plan for a FlashInfer wrapper of your own, on the GPU.
 
-    wrapper.plan(..., q_data_type=torch.bfloat16)   # once, as at capture: FlashInfer sets it up
-    planner = Fa2Planner(wrapper, head_dim=128, max_seq_len=131072, page_size=16)
-    inputs = {"req_pool_indices": rows, "req_to_token": pool}
+    layer = {"q_data_type": torch.bfloat16, "kv_data_type": torch.bfloat16}  # the model's
+    wrapper.plan(*arrays, num_qo_heads, num_kv_heads, 128, 16, **layer)      # once, sets it up
+    planner = Fa2Planner(wrapper, head_dim=128, max_seq_len=16384, page_size=16)
+    inputs = {"block_table": block_table}           # as of vLLM; or, as of SGLang:
+    # inputs = {"req_pool_indices": rows, "req_to_token": pool}
     planner.plan(seq_lens, **inputs)                # compiles, which a capture cannot
     with torch.cuda.graph(graph):
         planner.plan(seq_lens, **inputs)            # plans in every replay
@@ -10,26 +12,39 @@
             wrapper.run(q, cache)
 
 `wrapper` is a BatchDecodeWithPagedKVCacheWrapper (tensor cores) or a
-BatchPrefillWithPagedKVCacheWrapper of fa2 in CUDA-graph mode. Without `inputs` its page arrays are
-not written: fill them for the same lengths before each replay.
+BatchPrefillWithPagedKVCacheWrapper of fa2 in CUDA-graph mode. FlashInfer's default query dtype is
+float16, so name yours. Without `inputs` the wrapper's page arrays are not written: fill
+`planner.page_arrays` for the same lengths before each replay.
+
+`q` and `out` have the rows of `max_batch_size` requests. Rows of no request, or of one without
+tokens, give zeros, and -inf as log-sum-exp.
+
+It helps where lengths differ and FlashInfer cuts nothing, since requests x KV heads fill the
+GPU's slots, two per SM. Elsewhere, as with one KV head or in short calls, it mostly keeps
+FlashInfer's chunk and gains nothing.
 
 What FlashInfer keeps private is named once, in `PRIVATE`.
 """
 
+import warnings
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..backends.base import installed_version
-from ..spec import require_int, require_word
-from .choice import PlanShape
+from ..gpu import FA2_MEASURED
+from ..spec import require_int, require_page_size, require_word
+from .choice import MAX_TOKENS, PlanShape
 from .kernel import LAUNCHER, PlanTensors
-from .library import FA2_INFO, HEAD_DIMS, RELEASES, ROWS_SINCE
-from .words import WORD, PlanLayout, plan_words
+from .library import FA2_INFO, HEAD_DIMS, MIN_CHUNK, RELEASES, ROWS_SINCE, base_of
+from .words import WORD, PlanLayout, library_words, plan_words
 
-MAX_TOKENS = 2**21
-"""Of a request: the kernel divides in float32."""
+QUERY_DTYPES = (torch.float16, torch.bfloat16)
+CACHE_DTYPES = (*QUERY_DTYPES, torch.float8_e4m3fn, torch.float8_e5m2)
+"""What fa2 reads."""
 OUR_INFO = "_attnlib_plan_info"
 """Attribute of a wrapper that holds the last planner's `_plan_info`."""
 FIXED = """
@@ -49,7 +64,13 @@ _paged_kv_last_page_len_buf
 
 class Fa2Planner:
     """See the module. `shape` is what was fixed, `layout` where the words lie, `page_arrays` the
-    wrapper's buffers by the names of `core.metadata.build_kv_indices`."""
+    wrapper's buffers by the names of `core.metadata.build_kv_indices`.
+
+    `overflow` [2] int32 on the GPU shows what could not be planned: the tokens of a request that
+    is too long, and the pages of a batch that are too many (see `plan`). Both are 0 as long as
+    all could. They stay until they are set to 0, so an engine may read them whenever it waits for
+    the GPU anyway.
+    """
 
     def __init__(
         self,
@@ -61,24 +82,35 @@ class Fa2Planner:
         page_size: int = 0,
         num_sms: int = 0,
     ) -> None:
-        """Take over a planned wrapper: `q_len` queries per request, requests of at most
-        `max_seq_len` tokens. `page_size` is that of the page arrays, where `plan` shall write
-        them. `num_sms` SMs are planned for, all of the GPU's if 0.
+        """Take over a planned wrapper: `q_len` queries per request.
 
-        Raises RuntimeError for a wrapper or release that is not known, ValueError for one that is
-        not fa2 in CUDA-graph mode, was planned for another head_dim, has a custom mask or too
-        small workspaces, and for a number that is no integer in its range.
+        `max_seq_len` sizes the grid, whose unused blocks take time: the tokens of the longest
+        usual request. Longer ones are right too, but cut into fewer chunks. `page_size` is that
+        of the cache that `run` gets, where `plan` shall write the page arrays. `num_sms` SMs are
+        planned for, all of the GPU's if 0. Warns once on a GPU that was not measured.
+
+        Raises RuntimeError for a wrapper or release that is not known, and for a build of a known
+        one (`0.7.2.post1+mine`) whose own plan of this wrapper is not, word for word, what that
+        release would write. ValueError for a wrapper that is not fa2 in CUDA-graph mode, was
+        planned for another head_dim or dtypes that fa2 does not read, has a custom mask, too small
+        workspaces, or a `kv_indices` buffer without room for one request of `max_seq_len`; and for
+        a number that is no integer in its range.
         """
         release = _known_release()
         state = _private(wrapper)
         _require_fa2(state)
         require_int("max_seq_len", max_seq_len, most=MAX_TOKENS)
         require_word("head_dim", head_dim, HEAD_DIMS)
-        if state.plan_info is not getattr(wrapper, OUR_INFO, None):
-            _require_head_dim(state, head_dim, release)
+        is_theirs = state.plan_info is not getattr(wrapper, OUR_INFO, None)
+        if is_theirs:
+            _require_head_dim(state, head_dim, base_of(release))
+        if page_size:
+            require_page_size(page_size)
         require_int("q_len", q_len)
         require_int("num_sms", num_sms or 1)
         device = state.int_workspace_buffer.device
+        if device.type == "cuda":
+            warn_if_not_measured(torch.cuda.get_device_name(device))
         self.shape = PlanShape(
             num_qo_heads=state.num_qo_heads,
             num_kv_heads=state.num_kv_heads,
@@ -89,7 +121,10 @@ class Fa2Planner:
             num_sms=num_sms or torch.cuda.get_device_properties(device).multi_processor_count,
             q_len=q_len,
             window=state.window_left,
+            page_size=max(page_size, 1),
         )
+        if is_theirs and release not in RELEASES:
+            _require_same_words(state, self.shape, page_size, release)
         self.layout = PlanLayout.of(self.shape)
         room = state.int_workspace_buffer.view(torch.uint8).flatten()
         _require_room("int", room, self.layout.int_bytes)
@@ -97,6 +132,9 @@ class Fa2Planner:
         _require_room("float", floats, self.layout.float_bytes)
         names = ("kv_indptr", "kv_indices", "kv_last_page_len")
         self.page_arrays = {name: getattr(state, f"paged_{name}_buf") for name in names}
+        self.overflow = torch.zeros(2, dtype=torch.int32, device=device)
+        if page_size:
+            _require_pages(self.page_arrays["kv_indices"], -(-max_seq_len // page_size))
         self.wrapper, self.page_size, self.info = wrapper, page_size, list(self.layout.info)
         setattr(wrapper, OUR_INFO, self.info)
         self._fixed = [getattr(wrapper, name) for name in FIXED]
@@ -111,16 +149,24 @@ class Fa2Planner:
         seq_len_delta: int = 0,
         req_pool_indices: torch.Tensor | None = None,
         req_to_token: torch.Tensor | None = None,
+        block_table: torch.Tensor | None = None,
         fence: bool = True,
     ) -> None:
-        """Plan for `seq_lens` [bs] int32 or int64 on the GPU, `seq_len_delta` added: the tokens in
-        the cache, new ones included.
+        """Plan for `seq_lens` [bs] int32 or int64 on the GPU, `seq_len_delta` added: the tokens
+        that queries see, those of this step included.
 
         One launch, capturable, nothing is read back. Fewer requests than the wrapper's are padded
-        with empty ones. Of a request longer than `max_seq_len` the rest is not attended to, without
-        an error. Given `req_pool_indices` [bs] and `req_to_token` [pool, max_ctx], the slot of each
-        token, the same launch writes the wrapper's page arrays, as `build_kv_indices` does.
+        with empty ones. The same launch writes the wrapper's page arrays, as `build_kv_indices`
+        does, if given one of
+        - `req_pool_indices` [bs] and `req_to_token` [pool, max_ctx] int32, the slot of each token;
+        - `block_table` [>= bs, max_pages] int32, pages of request i in row i, which may be part of
+          a wider row. Words past a request's last page are not read.
         `wrapper.run` uses this plan until `wrapper.plan` is called again.
+
+        No request is cut. One that has more than 2,097,152 tokens, or more than a row of pool or
+        table has room for, is planned as empty: its output is zeros, and `overflow[0]` gets its
+        tokens. If `kv_indices` cannot hold the pages of all requests, all are planned as empty, and
+        `overflow[1]` gets their number; nothing is written past its end.
 
         FlashInfer's kernels read the plan before they wait for the kernel ahead of them
         (programmatic dependent launch), so another one must come in between: that is `fence`. A
@@ -130,12 +176,17 @@ class Fa2Planner:
         planned for other heads, dtypes, window or workspaces.
         """
         self._require_same_wrapper()
-        if req_to_token is None and req_pool_indices is None:
-            tensors, page_size = PlanTensors(seq_lens, self._words), 0
-        else:
-            page_size = self._page_size_for(req_to_token)
-            paged = (req_pool_indices, req_to_token, *self.page_arrays.values())
-            tensors = PlanTensors(seq_lens, self._words, *paged)
+        tables = (req_pool_indices, req_to_token, block_table)
+        tensors, page_size = PlanTensors(seq_lens, self._words, self.overflow), 0
+        if any(table is not None for table in tables):
+            if not self.page_size:
+                raise ValueError(
+                    "page_size must be given to the planner that writes page arrays, got none"
+                )
+            tensors, page_size = (
+                PlanTensors(*tensors[:3], *tables, **self.page_arrays),
+                self.page_size,
+            )
         LAUNCHER.launch(tensors, (self.shape, page_size), (seq_len_delta,))
         self.wrapper._plan_info = self.info
         if fence:
@@ -148,18 +199,6 @@ class Fa2Planner:
         image = plan_words(self.shape, seq_lens.numpy(), chunk).image(len(self._words))
         self._words.copy_(torch.from_numpy(image))
         self.wrapper._plan_info = self.info
-
-    def _page_size_for(self, req_to_token: torch.Tensor | None) -> int:
-        if not self.page_size:
-            raise ValueError("page_size must be given to the planner that writes page arrays")
-        pages = -(-self.shape.max_seq_len // self.page_size)
-        if req_to_token is not None and -(-req_to_token.shape[-1] // self.page_size) < pages:
-            raise ValueError(
-                f"req_to_token must have a column per token, for max_seq_len "
-                f"{self.shape.max_seq_len}, got {list(req_to_token.shape)}: a block table, with a "
-                f"column per page, does not do; fill the page arrays without this argument"
-            )
-        return self.page_size
 
     def _require_same_wrapper(self) -> None:
         for name, before in zip(FIXED, self._fixed, strict=True):
@@ -175,14 +214,63 @@ def _short(value: object) -> object:
     return f"at {value.data_ptr():#x}" if isinstance(value, torch.Tensor) else value
 
 
+@cache
+def warn_if_not_measured(gpu: str) -> None:
+    """Warn, once per name of a GPU, where the constants of `choice` were not judged on it."""
+    if not any(name in gpu for name in FA2_MEASURED):
+        warnings.warn(
+            f"attnlib's constants of fa2's plan were measured on {' and '.join(FA2_MEASURED)}, not "
+            f"on {gpu}: outputs are right there, but compare the time with wrapper.plan's",
+            stacklevel=3,
+        )
+
+
 def _known_release() -> str:
     release = installed_version("flashinfer-python")
-    if release not in RELEASES:
+    if not base_of(release):
         raise RuntimeError(
             f"flashinfer-python must be a release whose plan is known, {RELEASES[0]} to "
-            f"{RELEASES[-1]}, got {release or 'none'}"
+            f"{RELEASES[-1]}, or a build of one (+...), got {release or 'none'}"
         )
     return release
+
+
+def _require_same_words(state: Any, shape: PlanShape, page_size: int, release: str) -> None:
+    """RuntimeError unless the wrapper's own plan, read back, is word for word what the release
+    that this build is made from would write."""
+    if not page_size:
+        raise ValueError(
+            f"page_size must be given, to compare the plan of flashinfer-python {release} with "
+            f"that of {base_of(release)}, got none"
+        )
+    if different := _first_difference(state, shape):
+        raise RuntimeError(
+            f"flashinfer-python {release} must plan as {base_of(release)}, whose words are known; "
+            f"{different} of this wrapper's plan is not what that release would write"
+        )
+
+
+def _first_difference(state: Any, shape: PlanShape) -> str:
+    """The first word of the wrapper's plan that FlashInfer would not write by the same chunk; ""
+    if there is none."""
+    memory = state.int_workspace_buffer.view(torch.uint8).flatten().cpu().numpy()
+    info = dict(zip(FA2_INFO, state.plan_info, strict=True))
+    at, tile = info["kv_chunk_size_ptr_offset"], info["cta_tile_q"]
+    chunk = int.from_bytes(memory[at : at + WORD].tobytes(), "little")
+    if chunk < MIN_CHUNK or chunk % shape.page_size:
+        return "kv_chunk_size"
+    if tile not in (16, 64, 128):
+        return "cta_tile_q"
+    names = ("qo_indptr", "paged_kv_indptr", "paged_kv_last_page_len")
+    q_sums, sums, last = (getattr(state, f"{name}_buf").cpu().numpy() for name in names)
+    lens = (np.diff(sums) - 1) * shape.page_size + last
+    most = MAX_TOKENS if shape.window < 0 else shape.window + tile
+    seen = np.clip(lens, 1, most)  # FlashInfer gives an empty request a block
+    plan = library_words(state.plan_info, seen, np.diff(q_sums), chunk, shape.group_size)
+    for name, at, data in plan.placed():
+        if memory[at : at + len(data)].tobytes() != data.tobytes():
+            return name
+    return ""
 
 
 def _private(wrapper: Any) -> Any:
@@ -207,6 +295,9 @@ def _require_fa2(state: Any) -> None:
             f"{state.use_cuda_graph}, backend={state.backend!r}, "
             f"a plan of {len(state.plan_info or ())} integers"
         )
+    for name, dtypes in (("q", QUERY_DTYPES), ("kv", CACHE_DTYPES)):
+        if (dtype := getattr(state, f"cached_{name}_data_type")) not in dtypes:
+            raise ValueError(f"{name}_data_type must be one of {dtypes} for fa2, got {dtype}")
 
 
 def _require_head_dim(state: Any, head_dim: int, release: str) -> None:
@@ -219,6 +310,14 @@ def _require_head_dim(state: Any, head_dim: int, release: str) -> None:
     planned_for = planned.get(info["s_offset"], head_dim)
     if planned_for != head_dim:
         raise ValueError(f"head_dim must be the wrapper's, {planned_for}, got {head_dim}")
+
+
+def _require_pages(kv_indices: torch.Tensor, pages: int) -> None:
+    if len(kv_indices) < pages:
+        raise ValueError(
+            f"the wrapper's kv_indices buffer must hold the {pages} pages of one request of "
+            f"max_seq_len tokens, got {len(kv_indices)} words"
+        )
 
 
 def _require_room(name: str, buffer: torch.Tensor, needed: int) -> None:

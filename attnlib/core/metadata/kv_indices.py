@@ -37,19 +37,28 @@ LENGTHS_PER_WARP = 512
 
 
 @triton.jit
-def live_pages(lens, max_pages, SHIFT: tl.constexpr):
-    """Pages of requests of these lengths, in 0..max_pages."""
-    pages = (lens + ((1 << SHIFT) - 1)) >> SHIFT
-    return tl.minimum(tl.maximum(pages, 0), max_pages)
+def live_pages(lens, max_pages, SHIFT: tl.constexpr, WHOLE: tl.constexpr):
+    """Pages of requests of these lengths, in 0..max_pages; WHOLE: none of a request that has more,
+    instead of its first."""
+    pages = tl.maximum((lens + ((1 << SHIFT) - 1)) >> SHIFT, 0)
+    return tl.where(pages > max_pages, 0 if WHOLE else max_pages, pages)
 
 
 @triton.jit
-def pages_before(seq_lens_ptr, end, delta, max_pages, SHIFT: tl.constexpr, SCAN: tl.constexpr):
+def pages_before(
+    seq_lens_ptr,
+    end,
+    delta,
+    max_pages,
+    SHIFT: tl.constexpr,
+    SCAN: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
     """Pages of the requests before `end`."""
     total = 0
     for start in range(0, end, SCAN):
         lens = load_lengths(seq_lens_ptr, start + tl.arange(0, SCAN), end, delta)
-        total += tl.sum(live_pages(lens, max_pages, SHIFT), 0)
+        total += tl.sum(live_pages(lens, max_pages, SHIFT, WHOLE), 0)
     return total
 
 
@@ -81,12 +90,14 @@ def write_pages(
     SCAN: tl.constexpr,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
+    WHOLE: tl.constexpr = False,
     kv_start_ptr=None,
     max_ctx=0,
 ):
     """The arrays, by parts: part 0 writes `kv_indptr` and `kv_last_page_len`, block by block (rows
     from `batch` on are empty), and each later part the pages of ROWS requests. Programs of
-    dimension 1 share a part's pages."""
+    dimension 1 share a part's pages. Without `req_pool_indices` the other table is a block table:
+    a page per word, rows in the order of the batch."""
     begin = tl.program_id(1) * COLS
     if part == 0:
         if begin == 0:
@@ -95,7 +106,7 @@ def write_pages(
             for start in range(0, all_rows, SCAN):
                 rows = start + tl.arange(0, SCAN)
                 lens = load_lengths(seq_lens_ptr, rows, batch, delta)
-                pages = live_pages(lens, max_pages, SHIFT)
+                pages = live_pages(lens, max_pages, SHIFT, WHOLE)
                 if kv_last_page_len_ptr is not None:
                     last = tl.minimum(lens - ((pages - 1) << SHIFT), 1 << SHIFT)
                     last = tl.where(pages > 0, last, 0)
@@ -106,10 +117,16 @@ def write_pages(
     else:
         first = (part - 1) * ROWS
         rows = first + tl.arange(0, ROWS)
-        pages = live_pages(load_lengths(seq_lens_ptr, rows, batch, delta), max_pages, SHIFT)
+        lens = load_lengths(seq_lens_ptr, rows, batch, delta)
+        pages = live_pages(lens, max_pages, SHIFT, WHOLE)
         longest = tl.max(pages, 0)
         if begin < longest:
-            pool = tl.load(req_pool_indices_ptr + rows, mask=rows < batch, other=-1).to(tl.int64)
+            PER_WORD: tl.constexpr = 0 if req_pool_indices_ptr is None else SHIFT
+            if req_pool_indices_ptr is None:
+                pool = rows.to(tl.int64)
+            else:
+                pool = tl.load(req_pool_indices_ptr + rows, mask=rows < batch, other=-1)
+                pool = pool.to(tl.int64)
             readable = tl.where((pool >= 0) & (pool < pool_rows), pages, 0)
             tokens = req_to_token_ptr + pool * token_stride
             if kv_start_ptr is not None:
@@ -118,13 +135,13 @@ def write_pages(
                 remaining = (max_ctx - moved + ((1 << SHIFT) - 1)) >> SHIFT
                 readable = tl.where(inside, tl.minimum(readable, remaining), 0)
                 tokens += moved
-            slots = load_slots(tokens, begin + tl.arange(0, COLS), readable, SHIFT)
-            before = pages_before(seq_lens_ptr, first, delta, max_pages, SHIFT, SCAN)
+            slots = load_slots(tokens, begin + tl.arange(0, COLS), readable, PER_WORD)
+            before = pages_before(seq_lens_ptr, first, delta, max_pages, SHIFT, SCAN, WHOLE)
             starts = tl.zeros_like(pages) + before
             if ROWS > 1:
                 above = first + tl.arange(0, ROWS)
                 lens = load_lengths(seq_lens_ptr, above, batch, delta)
-                taller = live_pages(lens, max_pages, SHIFT)
+                taller = live_pages(lens, max_pages, SHIFT, WHOLE)
                 earlier = above[None, :] < rows[:, None]
                 starts += tl.sum(tl.where(earlier, taller[None, :], 0), 1)
             step = tl.num_programs(1) * COLS
@@ -132,8 +149,8 @@ def write_pages(
                 cols = start + tl.arange(0, COLS)
                 words = starts[:, None] + cols[None, :]
                 live = (cols[None, :] < pages[:, None]) & (words < capacity)
-                tl.store(kv_indices_ptr + words, slots >> SHIFT, mask=live)
-                slots = load_slots(tokens, cols + step, readable, SHIFT)
+                tl.store(kv_indices_ptr + words, slots >> PER_WORD, mask=live)
+                slots = load_slots(tokens, cols + step, readable, PER_WORD)
 
 
 # Not specialised on sizes: a new size compiles nothing, and a stride that is a multiple of 16
@@ -181,7 +198,7 @@ def kv_indices_kernel(
     inputs = (seq_lens_ptr, req_pool_indices_ptr, req_to_token_ptr)
     outputs = (kv_indptr_ptr, kv_indices_ptr, kv_last_page_len_ptr)
     sizes = (batch, batch, delta, max_pages, pool_rows, token_stride, capacity)
-    start = (kv_start_ptr, max_ctx)
+    start = (False, kv_start_ptr, max_ctx)
     write_pages(tl.program_id(0), *inputs, *outputs, *sizes, SHIFT, SCAN, ROWS, COLS, *start)
 
 

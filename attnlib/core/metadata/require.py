@@ -142,11 +142,11 @@ def _require_requests(t: DecodeTensors | PageArrays) -> int:
 def _require(bundle: Any, name: str, *size: int | None) -> None:
     tensor = getattr(bundle, name)
     dtypes = ("int32", "int64") if name in EITHER_WIDTH else ("int32",)
-    contiguous = name not in IN_ROWS or not _has_separate_rows(tensor)
+    contiguous = name not in IN_ROWS or not has_separate_rows(tensor)
     require_tensor(name, tensor, size, *dtypes, contiguous=contiguous)
 
 
-def _has_separate_rows(tensor: Any) -> bool:
+def has_separate_rows(tensor: Any) -> bool:
     """Whether each row is contiguous, and no row begins in another one."""
     if not isinstance(tensor, torch.Tensor) or tensor.ndim != 2:
         return False
