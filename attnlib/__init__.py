@@ -44,6 +44,11 @@ HOME = {
     "view": "lab.view",
 }
 """Public name -> the module that has it."""
+LAB = set(
+    "IPython bs4 ipykernel ipywidgets jinja2 jupyterlab matplotlib nbclient nbconvert nbformat "
+    "packaging pandas pyarrow pynvml scipy seaborn tqdm yaml".split()
+)
+"""Modules of the extra `lab`."""
 
 
 def late(package: str, homes: dict[str, str]) -> Callable[[str], Any]:
@@ -52,9 +57,20 @@ def late(package: str, homes: dict[str, str]) -> Callable[[str], Any]:
     def find(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"{package} has no {name!r}; it has {', '.join(sorted(homes))}")
-        return getattr(importlib.import_module(f"{__name__}.{homes[name]}"), name)
+        try:
+            return getattr(importlib.import_module(f"{__name__}.{homes[name]}"), name)
+        except ModuleNotFoundError as error:
+            if advice := install_advice(error):
+                raise ModuleNotFoundError(f"{package}.{name}: {advice}", name=error.name) from error
+            raise
 
     return find
+
+
+def install_advice(error: ModuleNotFoundError) -> str:
+    """What to install for a module that the workbench needs, `core` not; "" for any other."""
+    module = (error.name or "").partition(".")[0]
+    return f'needs {module}: pip install "attnlib[lab]"' if module in LAB else ""
 
 
 __getattr__ = late(__name__, HOME)

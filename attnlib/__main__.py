@@ -8,6 +8,14 @@ if __name__ == "__main__":
     # A third of torch's import would go to seeking garbage, at its start and at its end.
     gc.set_threshold(100_000)
     atexit.register(gc.freeze)
-    from .cli import main
+    try:
+        from .cli import main
 
-    sys.exit(main())
+        sys.exit(main())
+    except ModuleNotFoundError as error:
+        from . import install_advice
+
+        if advice := install_advice(error):
+            sys.stderr.write(f"python -m attnlib {advice}\n")
+            sys.exit(2)
+        raise

@@ -4,6 +4,8 @@ Dependency markers are read for every supported Python: what only 3.13 needs may
 """
 
 import re
+import subprocess
+import sys
 import tomllib
 from functools import cache
 from importlib import metadata
@@ -113,6 +115,47 @@ def test_the_python_that_make_asks_for_is_one_that_every_locked_package_takes():
 def test_the_lock_suits_torchs_cuda_build_and_leaves_it_its_own_libraries():
     assert complaints(("torch with CUDA", Requirement(r)) for r in TORCH_SHARED) == []
     assert TORCH_OWN & set(LOCK) == set()
+
+
+def test_an_engines_environment_keeps_its_own_packages():
+    assert PROJECT["dependencies"] == ["torch", "triton", "numpy"]
+
+
+WITHOUT_LAB = """
+import pkgutil, runpy, sys
+
+class Missing:
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] in LAB:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+import attnlib
+LAB = attnlib.LAB - {"jinja2"}  # torch requires it
+sys.meta_path.insert(0, Missing())
+"""
+
+
+def run_without_lab(code):
+    command = [sys.executable, "-c", WITHOUT_LAB + code]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+
+def test_what_an_engine_imports_needs_torch_triton_and_numpy_alone():
+    code = "from attnlib import core\nimport attnlib.core.engines.sglang\n"
+    code += "for module in pkgutil.walk_packages(core.__path__, 'attnlib.core.'):\n"
+    code += "    __import__(module.name)\n"
+    code += "for name in core.HOME:\n    getattr(core, name)\n"
+    done = run_without_lab(code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_needs_the_workbench_says_what_to_install():
+    done = run_without_lab("attnlib.view")
+    assert re.search(r'attnlib.view: needs \w+: pip install "attnlib\[lab\]"', done.stderr)
+    code = "sys.argv[1:] = ['doctor']\nrunpy.run_module('attnlib', run_name='__main__')"
+    done = run_without_lab(code)
+    wanted = r'python -m attnlib needs (\w+): pip install "attnlib\[lab\]"\n'
+    assert done.returncode == 2 and re.fullmatch(wanted, done.stderr), done.stderr
 
 
 def test_nothing_is_locked_that_nothing_needs():

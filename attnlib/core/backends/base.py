@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
-from packaging.version import Version
 
 from ..gpu import HOPPER
 from ..schedule import library
@@ -62,6 +61,8 @@ class Backend(ABC, Generic[Batch, Cache]):
     @classmethod
     def unavailable(cls, entry: Entry) -> str:
         """Why the mode cannot run here (and what to install), or the empty string."""
+        from packaging.version import Version  # as FlashInfer requires it, this package does not
+
         name, since = entry.distribution, entry.since or entry.library.since
         if cls.source:
             lacks = library.missing(cls.source)

@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from packaging.version import Version
-
 if TYPE_CHECKING:
     from ..spec import AttnSpec
 
@@ -65,6 +63,8 @@ def why_not(kernel: str, spec: AttnSpec, *, mode: str, release: str, **more: Any
     `kernel` is one of `TABLE`, or auto, which may take fa2 or fa3. `mode` is one of
     `select.MODES`, `more` are facts in which the call is not `PLAIN`. No `release` is the newest.
     """
+    from packaging.version import Version
+
     version = Version(release or "9999")
     facts = {**layer_facts(spec), **PLAIN, "mode": mode, "release": version, **more}
     kernels = ("fa2", "fa3") if kernel == "auto" else (kernel,)
@@ -82,7 +82,7 @@ def limits_of(kernel: str, facts: Facts) -> Iterator[Limit]:
 
 
 def _before(call: Facts, release: str) -> bool:
-    return call["release"] < Version(release)
+    return call["release"] < type(call["release"])(release)
 
 
 def _fa2(call: Facts) -> Iterator[Limit]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..gpu import FA2_CTAS
-from ..spec import ELEMENT_BYTES, AttnSpec, Grouped
+from ..spec import ELEMENT_BYTES, INT32_MAX, AttnSpec, Grouped
 from .library import MIN_CHUNK, tile_rows
 
 BLOCK_TOKENS = 100.0
@@ -116,7 +116,7 @@ class PlanShape(Grouped):
     @property
     def most_seen(self) -> int:
         """Tokens of a request that its blocks read at most: of a window, to the end of its tile."""
-        return MAX_TOKENS if self.window < 0 else min(self.window + self.tile, MAX_TOKENS)
+        return INT32_MAX if self.window < 0 else self.window + self.tile
 
     @property
     def max_blocks(self) -> int:

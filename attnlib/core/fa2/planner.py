@@ -36,7 +36,7 @@ import torch
 
 from ..backends.base import installed_version
 from ..gpu import FA2_MEASURED
-from ..spec import require_int, require_page_size, require_word
+from ..spec import INT32_MAX, require_int, require_page_size, require_word
 from .choice import MAX_TOKENS, PlanShape
 from .kernel import LAUNCHER, PlanTensors
 from .library import FA2_INFO, HEAD_DIMS, MIN_CHUNK, RELEASES, ROWS_SINCE, base_of
@@ -264,7 +264,7 @@ def _first_difference(state: Any, shape: PlanShape) -> str:
     names = ("qo_indptr", "paged_kv_indptr", "paged_kv_last_page_len")
     q_sums, sums, last = (getattr(state, f"{name}_buf").cpu().numpy() for name in names)
     lens = (np.diff(sums) - 1) * shape.page_size + last
-    most = MAX_TOKENS if shape.window < 0 else shape.window + tile
+    most = INT32_MAX if shape.window < 0 else shape.window + tile
     seen = np.clip(lens, 1, most)  # FlashInfer gives an empty request a block
     plan = library_words(state.plan_info, seen, np.diff(q_sums), chunk, shape.group_size)
     for name, at, data in plan.placed():

@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+import triton
 from triton import knobs
 
 from ..gpu import HOPPER
@@ -23,6 +24,8 @@ ACCESS_BYTES = 16
 NO_OVERLAP, WAIT, WAIT_AND_LET_START = 0, 1, 2
 """Programmatic dependent launch: none; start early and wait for the previous kernel; also let the
 next kernel start early, which only pays while our whole grid is on the GPU at once."""
+OLDEST_TRITON = (3, 6)
+"""With older ones no kernel was tried; an engine's environment may have one."""
 MAX_REMEMBERED = 4096
 """Shapes; eager steps bring new ones all the time."""
 
@@ -194,6 +197,9 @@ def interpreting() -> bool:
 
 def require_launchable(device: torch.device) -> None:
     """Raise unless kernels can be launched for tensors on `device`, which must be the current."""
+    if tuple(map(int, triton.__version__.split(".")[:2])) < OLDEST_TRITON:
+        oldest = ".".join(map(str, OLDEST_TRITON))
+        raise RuntimeError(f"triton must be {oldest} or newer, got {triton.__version__}")
     if interpreting():
         return
     if device.type != "cuda":
