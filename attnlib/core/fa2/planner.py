@@ -1,7 +1,7 @@
 """Plan for a FlashInfer wrapper of your own, on the GPU.
 
-    layer = {"q_data_type": torch.bfloat16, "kv_data_type": torch.bfloat16}  # the model's
-    wrapper.plan(*arrays, num_qo_heads, num_kv_heads, 128, 16, **layer)      # once, sets it up
+    dtypes = {"q_data_type": torch.bfloat16, "kv_data_type": torch.bfloat16}  # the model's
+    wrapper.plan(*arrays, num_qo_heads, num_kv_heads, 128, 16, **dtypes)     # once, sets it up
     planner = Fa2Planner(wrapper, head_dim=128, max_seq_len=16384, page_size=16)
     inputs = {"block_table": block_table}           # as of vLLM; or, as of SGLang:
     # inputs = {"req_pool_indices": rows, "req_to_token": pool}
