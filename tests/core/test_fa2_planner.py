@@ -239,7 +239,7 @@ def test_a_wrapper_whose_private_names_have_moved_is_refused(wrapper, name):
         ({"_cached_q_data_type": torch.float32}, {}, "q_data_type must be one of .*float32"),
         ({"_cached_kv_data_type": torch.uint8}, {}, "kv_data_type must be one of .*e4m3.*uint8"),
         ({}, {"page_size": 24}, "page_size must be a power of two, got 24"),
-        ({}, {"page_size": 8}, "kv_indices buffer must hold the 512 pages .*, got 256 words"),
+        ({}, {"page_size": 8}, "kv_indices buffer must have 512 pages .*, got 256"),
         ({}, {"q_len": 0}, "q_len must be an integer >= 1, got 0"),
         ({}, {"num_sms": -4}, "num_sms must be an integer >= 1, got -4"),
         ({"_int_workspace_buffer": torch.zeros(99, dtype=torch.uint8)}, {}, "int workspace must"),
