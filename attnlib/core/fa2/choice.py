@@ -45,7 +45,7 @@ ROOM_BYTES = 3 * 2**29
 An unused block takes 1.7 ns, which only long calls can afford."""
 SHORT = 512
 """Chunks shorter than these tokens only serve to fill a wave."""
-MOST_WAVES = 2
+MOST_WAVES = 6
 """Waves of blocks in the grid at most, beside one block per request and query tile."""
 MAX_TOKENS = 2**21
 """Of a request: the kernel divides in float32."""
