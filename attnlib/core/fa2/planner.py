@@ -85,8 +85,9 @@ class Fa2Planner:
 
         `max_seq_len` sizes the grid, whose unused blocks take time: the tokens of the longest
         usual request. Longer ones are right too, but cut into fewer chunks. `page_size` is that
-        of the cache that `run` gets, where `plan` shall write the page arrays. `num_sms` SMs are
-        planned for, all of the GPU's if 0. Warns once on a GPU that was not measured.
+        of the cache that `run` gets, for chunks of whole pages and for `plan` to write the page
+        arrays; neither if 0. `num_sms` SMs are planned for, all of the GPU's if 0. Warns once on
+        a GPU that was not measured.
 
         Raises RuntimeError for a wrapper or release that is not known, and for a build of a known
         one (`0.7.2.post1+mine`) whose own plan of this wrapper, read back, has other words than
