@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import doctor
+from .core.layer import LENGTHS_HELP, WHOLE_MODELS, parse_layer, parse_lengths
+from .core.spec import LENGTHS
 from .run import cluster, store, study
 from .run.bisect import Bisection, bisect
 from .run.record import machine_slug
@@ -82,7 +84,8 @@ def _diagnose(options: argparse.Namespace) -> None:
 
     pairs = [part.partition("=")[::2] for part in options.shape.split(",") if part]
     shape = {name: int(value) if value.isdecimal() else value for name, value in pairs}
-    print(diagnose(options.trace, **shape))
+    answer = diagnose(options.trace, options.after, **shape)
+    print(json.dumps(answer.to_dict(), indent=2) if options.json else answer)
 
 
 def _study_named(name: str) -> study.Study:
@@ -170,7 +173,8 @@ def _compare(options: argparse.Namespace) -> int:
         cases = "\n".join(case.key for case in _study_named(str(options.cases)).cases)
     else:  # An empty file is no wish for the usual calls.
         cases = options.cases.read_text("utf-8-sig", "replace") or "\n"
-    how = {name: getattr(options, name) for name in ("models", "not_slower")}
+    names = (*LAYER, "models", "lens", "backend", "not_slower")
+    how = {name: getattr(options, name) for name in names}
     upgrade = compare_releases(options.base, options.new, cases=cases, progress=tqdm, **how)
     print(json.dumps(upgrade.to_dict(), indent=2) if options.json else upgrade)
     print(upgrade.conclusion, file=sys.stderr if options.json else sys.stdout)
@@ -206,11 +210,16 @@ def _report(options: argparse.Namespace) -> None:
 
 def _advise(options: argparse.Namespace) -> None:
     from .lab.advise import advise
+    from .lab.view import measure_call
 
-    sizes = {"head_dim": options.head_dim, "page_size": options.page_size}
-    lengths = explain.parse_lengths("--lens", options.lens)
-    layer = explain.parse_layer(options.heads, **sizes)
-    print(advise(layer, lengths, library=options.library, gpu=options.gpu))
+    names = ("heads", "model", "tp", "head_dim", "page_size", "dtype", "kv_dtype")
+    layer = parse_layer(**{name: getattr(options, name) for name in names})
+    lengths = parse_lengths("lens", options.lens, options.batch)
+    if options.measure:
+        print(measure_call(layer, lengths))
+        return
+    how = {name: getattr(options, name) for name in ("library", "backend", "gpu")}
+    print(advise(layer, lengths, **how))
 
 
 def _refresh(_: argparse.Namespace) -> None:
@@ -234,6 +243,14 @@ OVERLAY = {
         default=[],
         metavar="NAME==VERSION=DIR",
     )
+}
+LAYER = ("tp", "heads", "head_dim", "page_size", "batch")
+LAYER_ARGUMENTS = {
+    "--tp": _of("GPUs that share the heads of a model", type=int, default=1, metavar="N"),
+    "--heads": _of("query and KV heads of one GPU, such as 8/1", default="", metavar="Q/KV"),
+    "--head-dim": _of("default: the model's, or 128", type=int, default=0, metavar="N"),
+    "--page-size": _of("default: 16", type=int, default=16, metavar="N"),
+    "--batch": _of("requests, if --lens is one length or range", type=int, default=0, metavar="N"),
 }
 MEASURE = {
     "study": _of(
@@ -263,8 +280,23 @@ BISECT = {
 COMPARE = {
     "--base": _of("the release to compare with, or a wheel or folder", required=True),
     "--new": _of("the release in question, or a wheel or folder", required=True),
-    "--model": _of("only of these", nargs="+", default=(), dest="models", metavar="NAME"),
-    "--cases": _of("a file of keys of cases, or steps.jsonl", type=Path, metavar="FILE"),
+    "--model": _of(
+        f"only the usual calls of these: {', '.join(WHOLE_MODELS)} (with --tp, or as "
+        '"Llama-3.1-70B at TP 8"), DeepSeek MLA',
+        nargs="+",
+        default=(),
+        dest="models",
+        metavar="NAME",
+    ),
+    **LAYER_ARGUMENTS,
+    "--lens": _of(f"one decode call of that layer: {LENGTHS_HELP}", default="", metavar="N,..."),
+    "--backend": _of("what an engine pins, such as fa2, xqa, prefill-fa2", default=""),
+    "--cases": _of(
+        "a file of keys of cases, such as 32/8,d128,p16,b16,k8192,chat (lengths: "
+        f"{', '.join(LENGTHS)}, or 33+1+60), or steps.jsonl",
+        type=Path,
+        metavar="FILE",
+    ),
     "--not-slower": _of(
         "how much slower a call may be, default: 2%%", type=_percent, default=0.02, metavar="P"
     ),
@@ -282,21 +314,38 @@ REPORT = {
 }
 CLAIMS = {"ids": _of("show all there is on these claims", nargs="*", metavar="ID"), **JSON}
 ADVISE = {
-    "--heads": _of("query and KV heads, such as 32/8", required=True, metavar="Q/KV"),
-    "--lens": _of("tokens per request, such as 8192x16 or 100,200", required=True, metavar="N,..."),
-    "--head-dim": _of(DEFAULT, type=int, default=128, metavar="N"),
-    "--page-size": _of(DEFAULT, type=int, default=16, metavar="N"),
-    "--library": _of(DEFAULT, default="flashinfer==0.7.2"),
-    "--gpu": _of(DEFAULT, default="sm90"),
+    "--model": _of(f"or --heads: {', '.join(WHOLE_MODELS)}", default="", metavar="NAME"),
+    **LAYER_ARGUMENTS,
+    "--dtype": _of("the query's; default: bfloat16", default="bfloat16"),
+    "--kv-dtype": _of("the cache's; default: the query's", default=""),
+    "--lens": _of(LENGTHS_HELP, required=True, metavar="N,..."),
+    "--engine": _of(
+        f"sglang==0.5.23, vllm==0.33.0, or the library; {DEFAULT}",
+        default="flashinfer==0.7.2",
+        dest="library",
+    ),
+    "--backend": _of("the backend of it that is pinned, such as flashinfer", default="auto"),
+    "--gpu": _of(f"such as h100, b200 or sm90; {DEFAULT}", default="sm90"),
+    "--measure": _of("on a GPU: measure all backends at this call", action="store_true"),
 }
 DIAGNOSE = {
     "trace": _of("of torch.profiler (json, json.gz) or Nsight Systems (sqlite)", metavar="TRACE"),
+    "after": _of(
+        "a second trace: what got slower from the first to it",
+        nargs="?",
+        default="",
+        metavar="AFTER",
+    ),
     "--shape": _of("what it does not tell: heads=32/8,kv_len=8192", default="", metavar="N=V,..."),
+    **JSON,
 }
 COMMANDS = {
     "doctor": Command(_doctor, "machine, versions, which backends can run here, and why not", JSON),
     "diagnose": Command(
-        _diagnose, "attention of a server's trace, and known patterns", DIAGNOSE, status=USAGE
+        _diagnose,
+        "attention and kernels of a server's trace, known patterns, or what two differ in",
+        DIAGNOSE,
+        status=USAGE,
     ),
     "measure": Command(
         _measure, "measure on this GPU what a study lacks, into data/records/", MEASURE
@@ -322,7 +371,7 @@ COMMANDS = {
     "report": Command(_report, "execute the notebooks, write one self-contained HTML file", REPORT),
     "advise": Command(
         _advise,
-        "the rule for a decode call, and the nearest recorded batches",
+        "for a decode call: the rule, the nearest recorded batches, and how to measure it",
         ADVISE,
         status=USAGE,
     ),

@@ -150,14 +150,6 @@ class MlaSpec:
         return f"{self.num_qo_heads}/1"
 
 
-def model_of(spec: AttnSpec | MlaSpec) -> str:
-    """The model with such a layer, or the empty string."""
-    if isinstance(spec, MlaSpec):
-        return MLA
-    sizes = (spec.num_qo_heads, spec.num_kv_heads, spec.head_dim)
-    return next((name for name, heads in MODELS.items() if heads == sizes), "")
-
-
 def require_int(name: str, value: Any, *, least: int = 1, most: int = INT32_MAX) -> None:
     """ValueError unless `value` is a Python int (no bool) in least..most."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:

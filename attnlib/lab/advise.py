@@ -1,8 +1,9 @@
 """Advice for one decode call: the rule that holds for it, and the nearest recorded batches.
 
 Nothing is predicted: `advise` shows times that were measured, how far those batches are from the
-call, and on which GPU and release. The backend with the least mean time over the 16 nearest batches
-chooses well, not perfectly: `neighbour_loss` computes what it loses on layers left out.
+call, on which GPU and release, and the line that measures the call itself. The backend with the
+least mean time over the 16 nearest batches chooses well, not perfectly: `neighbour_loss` computes
+what it loses on layers left out.
 """
 
 from __future__ import annotations
@@ -16,17 +17,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from ..core.layer import words_of_lengths
 from ..core.spec import ELEMENT_BYTES, AttnSpec, require_int
 from ..draw.cards import Card, Shown
 from ..kinds.decode.case import DecodeCase
 from ..kinds.lengths import sample_seq_lens
 from ..select import Call, Choice, explain
+from ..select.facts import gpu_named
+from ..select.libraries import AUTO
 from ..studies import random_batches
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-NEAREST = 16
+NEAREST, SHOWN_BATCHES = 16, 3
+RECORDED_GPU = "sm90"
 GROUP_WEIGHT, OTHER_KERNEL = 3.0, 6.0
 """Weight of a factor of two in query heads per KV head, and the distance added for another head_dim
 or another element size of the cache. Chosen among 24 settings by `neighbour_loss`."""
@@ -46,40 +51,83 @@ class Advice(Shown):
     choice: Choice
     nearest: pd.DataFrame
 
+    @property
+    def ours(self) -> str:
+        """The column of `nearest` that is what the rule chose, or the empty string."""
+        name = (self.choice.inner or self.choice).ours
+        names = (name, f"{name}-precomputed")
+        return next((name for name in names if name in self.nearest), "")
+
+    @property
+    def command(self) -> str:
+        """The line that measures this call on a GPU: all backends, round by round."""
+        layer = self.layer
+        words = [f"--heads {layer.heads}", f"--head-dim {layer.head_dim}"]
+        words += [f"--page-size {layer.page_size}", f"--dtype {layer.dtype}"]
+        words += [f"--kv-dtype {layer.kv_dtype}", f"--lens {words_of_lengths(self.lengths)}"]
+        return f"python -m attnlib advise --measure {' '.join(words)}"
+
     def table(self) -> pd.DataFrame:
-        """A row per backend, best first: its time / the best of each batch (geometric mean)."""
+        """A row per backend, best first, over the nearest batches: in how many it is the fastest,
+        its time over that of the rule's backend (geometric mean, least and most), and its worst
+        time over the fastest."""
         times = self.nearest[[name for name in random_batches.BACKENDS if name in self.nearest]]
         over_best = times.div(times.min(axis=1), axis=0)
-        table = pd.DataFrame(
-            {
-                "fastest in": times.idxmin(axis=1).value_counts(),
-                "mean of time / best": np.exp(np.log(over_best).mean()).round(3),
-                "worst": over_best.max().round(3),
-            }
-        )
-        table = table.reindex(times.columns).fillna({"fastest in": 0}).astype({"fastest in": int})
-        return table.sort_values("mean of time / best").rename_axis("backend").reset_index()
+        table = {"fastest in": times.idxmin(axis=1).value_counts()}
+        if self.ours:
+            over = times.div(times[self.ours], axis=0)
+            table["over the rule's"] = np.exp(np.log(over).mean()).round(3)
+            table["least"], table["most"] = over.min().round(3), over.max().round(3)
+        table["mean of time / best"] = np.exp(np.log(over_best).mean()).round(3)
+        table["worst"] = over_best.max().round(3)
+        rows = pd.DataFrame(table).reindex(times.columns).fillna({"fastest in": 0})
+        rows = rows.astype({"fastest in": int}).sort_values("mean of time / best")
+        return rows.rename_axis("backend").reset_index()
 
     def card(self) -> Card:
-        """The rule, the nearest batches, and how far they are."""
-        decided = self.choice.decided_by
+        """The rule, what other backends would change, the nearest batches, how to measure."""
+        decided, first = self.choice.decided_by, self.nearest.iloc[0]
+        gpus = ", ".join(dict.fromkeys(self.nearest.gpu))
         ran = f", which runs {self.choice.kernel}" if self.choice.inner else ""
         near, far = self.nearest.distance.iloc[0], self.nearest.distance.iloc[-1]
-        first = self.nearest.iloc[0]
         heads = f"{self.layer.heads} heads, head_dim {self.layer.head_dim}"
+        notes = ["Times of recorded batches; nothing is predicted for this call."]
+        if self.choice.problem:
+            notes.append(f"The rule's pick cannot run: {self.choice.problem}.")
+        if self.choice.gpu != RECORDED_GPU:
+            notes.append(f"No batch is on record of {self.choice.gpu}: these are of {gpus}.")
+        if not self.ours:
+            notes.append(f"No batch is on record of {self.choice.kernel or 'the pick'}.")
+        table = self.table()
+        ratios = table.select_dtypes("float")
+        repeated = self.nearest[self.nearest.rounds > 1]
+        batches = self.nearest.head(SHOWN_BATCHES)
+        best = [batches[name] for name in random_batches.BACKENDS if name in batches]
+        rows = pd.DataFrame(
+            {
+                "batch": [case.key for case in batches.case],
+                "distance": batches.distance.map("{:.2f}".format),
+                "fastest": pd.concat(best, axis=1).idxmin(axis=1),
+                "us": pd.concat(best, axis=1).min(axis=1).map("{:.1f}".format),
+                "rounds": batches.rounds,
+                "spread": batches.spread.map("{:.1%}".format).where(batches.rounds > 1, "-"),
+            }
+        )
         return Card(
             title=f"decode, {heads}, {len(self.lengths)} requests, {sum(self.lengths):,} tokens",
-            notes=["Times of recorded batches; nothing is predicted for this call."],
+            notes=notes,
             facts=[
-                (f"rule of {self.choice.library}", f"{self.choice.backend}{ran}"),
+                (f"rule of {self.choice.library}", f"{self.choice.backend or 'none'}{ran}"),
                 ("decided by", f"{decided.why} ({decided.source})"),
                 ("nearest batches", f"{len(self.nearest)}, distance {near:.2f} to {far:.2f}"),
-                ("measured on", f"{first.gpu}, FlashInfer {first.release}, L2 cold"),
-                ("spread of rounds", f"{self.nearest.spread.median():.1%} (median)"),
+                ("measured on", f"{gpus}, FlashInfer {first.release}, L2 cold"),
+                ("spread of rounds", f"{repeated.spread.median():.1%} (median)"),
             ],
-            table=self.table().astype(str),
+            table=table.assign(**{name: table[name].map("{:.3f}".format) for name in ratios}),
             caption="backends among the nearest recorded batches",
             footer=f"distance: sum of differences of log2({FEATURES})",
+            more=[("the nearest of them", rows)],
+            code=f"measure this call on a GPU: {self.command}",
         )
 
 
@@ -88,13 +136,15 @@ def advise(
     lengths: Sequence[int] = (),
     *,
     library: str = "flashinfer==0.7.2",
-    gpu: str = "sm90",
+    backend: str = AUTO,
+    gpu: str = RECORDED_GPU,
     count: int = NEAREST,
 ) -> Advice:
     """The rule of `library` for a decode call, and the `count` nearest recorded batches.
 
-    `call` is a case, or a layer with the `lengths` (tokens) of its requests. Raises ValueError for
-    missing lengths or lengths below 1, and what `explain` raises.
+    `call` is a case, or a layer with the `lengths` (tokens) of its requests. `library` is an engine
+    or FlashInfer, `backend` the one that its user pins, `gpu` a name such as h100 or sm90. Raises
+    ValueError for missing lengths or lengths below 1, and what `explain` raises.
     """
     if isinstance(call, DecodeCase):
         layer, tokens = call.spec, sample_seq_lens(call)
@@ -104,8 +154,10 @@ def advise(
         raise ValueError(f"lengths must be one or more tokens per request, got {list(lengths)}")
     require_int("count", count)
     kv_lens = tuple(int(n) for n in tokens)
+    facts = Call(kv_lens=kv_lens, graph=True, sinks=layer.sinks)
+    gpu = gpu_named(gpu)
     choice = explain(
-        layer, mode="decode", gpu=gpu, library=library, call=Call(kv_lens=kv_lens, graph=True)
+        layer, mode="decode", gpu=gpu, library=library, policy=backend, call=facts, env={}
     )
     batches = recorded_batches()
     distance = distances(layer, tokens, batches)

@@ -3,9 +3,10 @@
 A trace is slower than the server was; shares and counts are the trace's, gains are of records.
 """
 
+import json
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from ..core.backends.table import FAMILIES, ROLE_OF, family_of
+from ..core.backends.table import FAMILIES, family_of, role_of
 from ..core.spec import require_int, require_word
 from ..draw.cards import Card, Shown
 from ..measure.spans import busy_us, find_gaps
@@ -24,7 +25,9 @@ from .patterns import PATTERNS, SIZES, STATED, gained, kind_of, ran, tile_rows
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LONGEST = 5
+    from .trace_change import TraceChange
+
+MOST_KERNELS = 12
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -54,12 +57,20 @@ class Diagnosis(Shown):
 
     def table(self) -> pd.DataFrame:
         """A row per kind of step and kernel of attention or beside it, medians over the steps."""
+        rows = self.kernels()
+        return rows[rows["is"] != ""].reset_index(drop=True)
+
+    def kernels(self) -> pd.DataFrame:
+        """A row per kind of step and kernel, all of them, most time first; medians over the steps.
+
+        Without steps it is the whole trace.
+        """
         rows = []
         for kind in dict.fromkeys(step.kind for step in self.steps):
-            steps = [step for step in self.steps if step.kind == kind]
-            names = dict.fromkeys(span.name for step in steps for span in step.work)
-            known = [name for name in names if family_of(name) or name in ROLE_OF]
-            rows += [{"step": kind, "kernel": name, **_row(name, steps)} for name in known]
+            rows += kernel_rows(kind, [step for step in self.steps if step.kind == kind])
+        if not self.steps:
+            whole = Step("all", 0, (), self.trace.work, (), (), ())
+            rows = kernel_rows("whole trace", [whole])
         return pd.DataFrame(rows)
 
     def around(self) -> pd.DataFrame:
@@ -67,12 +78,12 @@ class Diagnosis(Shown):
         rows = [
             {
                 "step": step.kind,
-                "layers": _layers(step),
+                "attention calls": _calls(step),
                 "launches": len(step.work),
                 "us busy": busy_us(step.work),
                 "in a graph": step.in_graph,
                 "launches before": len(step.ahead),
-                "of metadata": sum(ROLE_OF.get(span.name) == "metadata" for span in step.ahead),
+                "of metadata": sum(role_of(span.name) == "metadata" for span in step.ahead),
                 "us idle before": sum(
                     gap.length_us for gap in find_gaps([*step.ahead, step.body[0]])
                 ),
@@ -127,15 +138,20 @@ class Diagnosis(Shown):
         }
         return [words for words, so in visible.items() if so]
 
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form."""
+        tables = {"patterns": self.patterns, "steps": self.around(), "kernels": self.kernels()}
+        rows = {name: json.loads(t.to_json(orient="records")) for name, t in tables.items()}
+        words = {"trace": os.path.basename(self.trace.path), "origin": self.origin}
+        return words | {"shape": self.shape, **rows, "unseen": self.unseen()}
+
     def card(self) -> Card:
         """Facts, kernels, and the patterns that show."""
         count = len(self.patterns)
         facts = [pair for row in self.patterns.to_dict("records") for pair in row.items()]
         facts += self.shape.items()
         if not self.steps:
-            names = Counter(span.name for span in self.trace.work).most_common(LONGEST)
-            most_run = ", ".join(f"{count:,} {name}" for name, count in names)
-            facts.append(("no attention", f"of the known kernels; most often ran {most_run}"))
+            facts.append(("no attention", "of the known kernels; by time there ran the following"))
         return Card(
             title=f"{os.path.basename(self.trace.path)}: {len(self.steps)} steps, "
             f"{count or 'no'} known pattern" + "s" * (count > 1),
@@ -144,20 +160,35 @@ class Diagnosis(Shown):
             table=self.table().round(3),
             caption="attention, medians over the steps of a kind, as traced",
             footer=self.origin,
-            more=[("steps, and what runs before the first layer", self.around())],
+            more=[
+                ("all kernels by time", self.kernels().head(MOST_KERNELS).round(3)),
+                ("steps, and what runs before the first layer", self.around()),
+            ],
         )
 
 
-def diagnose(path: str | os.PathLike[str], **shape: Any) -> Diagnosis:
+def diagnose(
+    path: str | os.PathLike[str], after: str | os.PathLike[str] = "", **shape: Any
+) -> "Diagnosis | TraceChange":
     """Read a trace (`measure.trace_file`) and look for what is known to slow attention.
 
-    `shape` tells what a trace does not, for the gains on record: `heads="32/8"`, `kv_len=8192`, any
-    of `STATED`. ValueError for a file that is no trace, in one line, and for an unknown name.
+    With a second trace, `after`, what changed from the first one to it. `shape` tells what a trace
+    does not, for the gains on record: `heads="32/8"`, `kv_len=8192`, any of `STATED`. ValueError
+    for a file that is no trace, in one line, for an unknown name, and for two traces without a
+    kind of step that both have.
     """
     for name, value in shape.items():
         require_word("shape", name, STATED)
         if name in SIZES:
             require_int(name, value)
+    if after:
+        from .trace_change import TraceChange
+
+        return TraceChange(_diagnosed(path, shape), _diagnosed(after, shape))
+    return _diagnosed(path, shape)
+
+
+def _diagnosed(path: str | os.PathLike[str], shape: Mapping[str, Any]) -> Diagnosis:
     trace = read_trace(path)
     diagnosis = Diagnosis(trace, find_steps(trace, kind_of), {})
     sizes = [step.batch_size for step in diagnosis.decodes if step.batch_size]
@@ -165,20 +196,33 @@ def diagnose(path: str | os.PathLike[str], **shape: Any) -> Diagnosis:
     return diagnosis
 
 
-def _layers(step: Step) -> int:
-    """Layers of a step: launches of its most frequent attention kernel."""
-    return Counter(span.name for span in step.attention).most_common(1)[0][1]
+def kernel_rows(kind: str, steps: Sequence[Step]) -> list[dict[str, Any]]:
+    """A row per kernel of these steps of one kind, most time first: medians over the steps."""
+    us_of: dict[str, list[list[float]]] = {}
+    busy = [busy_us(step.work) or 1.0 for step in steps]
+    for place, step in enumerate(steps):
+        for span in step.work:
+            us_of.setdefault(span.name, [[] for _ in steps])[place].append(span.length_us)
+    rows = []
+    for name, us in us_of.items():
+        family, sums = family_of(name), [sum(times) for times in us]
+        calls = [len(times) / _calls(step) for times, step in zip(us, steps, strict=True)]
+        rows.append(
+            {
+                "step": kind,
+                "kernel": name,
+                "is": f"attention ({family})" if family else role_of(name),
+                "of": FAMILIES[family].library if family else "",
+                "a step": median(map(len, us)),
+                "per attention call": median(calls),
+                "us a step": median(sums),
+                "share": median(part / whole for part, whole in zip(sums, busy, strict=True)),
+            }
+        )
+    return sorted(rows, key=lambda row: -row["us a step"])
 
 
-def _row(name: str, steps: Sequence[Step]) -> dict[str, str | float]:
-    times = [[span.length_us for span in step.work if span.name == name] for step in steps]
-    pairs = list(zip(steps, times, strict=True))
-    family = family_of(name)
-    return {
-        "is": f"attention ({family})" if family else ROLE_OF[name],
-        "of": FAMILIES[family].library if family else "",
-        "a step": median(map(len, times)),
-        "a layer": median(len(us) / _layers(step) for step, us in pairs),
-        "us a step": median(map(sum, times)),
-        "share": median(sum(us) / (busy_us(step.work) or 1) for step, us in pairs),
-    }
+def _calls(step: Step) -> int:
+    """Attention calls of a step: launches of its most frequent attention kernel; 1 without any."""
+    counts = Counter(span.name for span in step.attention).most_common(1)
+    return counts[0][1] if counts else 1

@@ -20,10 +20,23 @@ except ModuleNotFoundError as error:
     ) from error
 
 from ..draw.cards import STYLE, as_html, as_text
+from ..kinds.decode.case import DecodeCase
 from ..run.jobs import StoppedError
 from ..run.record import strip_folders
+from ..studies import STUDIES
+from .advise import advise
 from .diagnose import diagnose
-from .source import AXES, LIVE, NAMES, ROUNDS, choose, find_source, measure_missing, sources_of
+from .source import (
+    AXES,
+    LIVE,
+    NAMES,
+    ROUNDS,
+    choose,
+    find_source,
+    layer_named,
+    measure_missing,
+    sources_of,
+)
 from .view import View
 
 DESCRIPTIONS = {"model": "Model", "records": "Records"}
@@ -39,15 +52,16 @@ INTRODUCTION = (
 )
 
 
-def explore(model: str = NAMES[0], **wishes: Any) -> "Explorer":
+def explore(model: str = "", **wishes: Any) -> "Explorer":
     """Controls and a view, to be shown by a notebook. Arguments are those of `attnlib.view`.
 
     ValueError for an unknown model, study or argument; the view says if a size is not on record.
     """
-    known = [*DESCRIPTIONS, "machine", "rounds"]
+    layer = {name: wishes.pop(name) for name in ("tp", "heads", "head_dim") if name in wishes}
+    model = layer_named(model, **layer)
+    known = [*DESCRIPTIONS, "machine", "rounds", *layer]
     if unknown := [name for name in wishes if name not in known]:
         raise ValueError(f"explore takes {', '.join(known)}; got {unknown[0]!r}")
-    sources_of(model)
     if wishes.get("records", LIVE) != LIVE:
         find_source(model, wishes["records"], wishes.get("machine", ""))
     return Explorer({**wishes, "model": model})
@@ -62,6 +76,7 @@ class Explorer(w.VBox):
     def __init__(self, wishes: dict[str, Any]) -> None:
         self.wishes = wishes
         self.view: View | None = None
+        self.usual: dict[str, tuple[str, str]] = {}
         self.thread: Thread | None = None
         self.is_refreshing, self.must_stop, self.words = False, Event(), ""
         self.controls: dict[str, Any] = {}
@@ -82,11 +97,13 @@ class Explorer(w.VBox):
         self.trace = w.FileUpload(
             description="Diagnose a trace",
             accept=".json,.gz,.sqlite",
-            layout={"width": "190px"},
+            layout={"width": "220px"},
         )
         self.trace.observe(self._diagnose, "value")
-        self.status, self.served, self.shown, self.picture, self.answer = (
-            w.HTML() for _ in range(5)
+        self.advise = w.Button(description="Advice for this layer", layout={"width": "220px"})
+        self.advise.on_click(self._advise)
+        self.status, self.served, self.shown, self.picture, self.advice, self.answer = (
+            w.HTML() for _ in range(6)
         )
         self.status.add_class(f"{CSS_CLASS}-status")
         self.shown.add_class(f"{CSS_CLASS}-view")
@@ -95,7 +112,8 @@ class Explorer(w.VBox):
         self.live_row = w.HBox(live, layout=ROW)
         controls = w.HBox([*self.controls.values()], layout=ROW)
         above = [w.HTML(INTRODUCTION), controls, self.live_row, self.served]
-        super().__init__([*above, self.picture, self.shown, self.trace, self.answer])
+        below = [self.advise, self.advice, self.trace, self.answer]
+        super().__init__([*above, self.picture, self.shown, *below])
         self.add_class(CSS_CLASS)
         self.refresh()
 
@@ -117,6 +135,7 @@ class Explorer(w.VBox):
         finally:
             self.measure.disabled = self.thread is not None or self.view is None
             self.is_refreshing = False
+            self.advice.value = ""
 
     def start(self, _: object = None) -> None:
         """Measure what the view lacks, in a thread that the button `stop` ends."""
@@ -146,17 +165,20 @@ class Explorer(w.VBox):
     def _choose_view(self) -> View:
         """The view of the wishes; each control then offers its options and shows its value."""
         wishes, model, notes = self.wishes, self.wishes["model"], []
-        offered = {pair: f"{pair[0]} ({pair[1]})" for pair in sources_of(model)}
+        offered = {pair: _label(*pair) for pair in sources_of(model)}
         offered[LIVE, ""] = "measure on this GPU"
         records, machine = wishes.get("records") or "", wishes.get("machine") or ""
         if records and records not in [study for study, _ in offered]:
             notes.append(f"study {records} has no records on {model}")
             records = machine = wishes["records"] = wishes["machine"] = ""
-        self._offer("model", {name: name for name in NAMES}, model)
+        self._offer("model", {name: name for name in (*NAMES, model)}, model)
         self.live_row.layout.display = "flex" if records == LIVE else "none"
         if records == LIVE:  # shown as chosen even where it cannot be had
             self._offer("records", offered, (LIVE, ""))
-        source = find_source(model, records, machine)
+        records, machine = (records, machine) if records else self.usual.get(model, ("", ""))
+        source = find_source(model, records, machine, wishes)
+        if not source.is_live:  # The same one while only sizes change.
+            self.usual.setdefault(model, (source.records, source.machine))
         self.live_row.layout.display = "flex" if source.is_live else "none"
         self._offer("records", offered, (source.records, "" if source.is_live else source.machine))
         choice = choose(source, model, wishes)
@@ -189,6 +211,17 @@ class Explorer(w.VBox):
         self.measure.disabled, self.stop.disabled = self.view is None, True
         self.thread = None
 
+    def _advise(self, _: object = None) -> None:
+        """Show the rule and the nearest recorded batches of the case that is shown."""
+        try:
+            if self.view is None or not isinstance(self.view.choice.case, DecodeCase):
+                raise ValueError("advice must be of a decode call that is shown; of MLA none is")
+            case, where = self.view.choice.case, self.view.machine
+            gpu = f"sm{where['compute_capability']}".replace(".", "")
+            self.advice.value = as_html(advise(case, gpu=gpu).card())
+        except Exception as error:  # whatever it is: a callback that raises shows nothing
+            self.advice.value = _problem(_words_of(error))
+
     def _diagnose(self, _: object) -> None:
         """Show the diagnosis of the trace that was dropped."""
         for file in self.trace.value:
@@ -218,6 +251,11 @@ class _Progress:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def _label(study: str, machine: str) -> str:
+    """A study as its question, and the GPU whose records they are."""
+    return f"{STUDIES[study].question} ({machine.removeprefix('nvidia-')})"
 
 
 def _words_of(error: Exception) -> str:

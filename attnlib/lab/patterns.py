@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ..core.backends.table import FAMILIES, ROLE_OF, family_of
+from ..core.backends.table import FAMILIES, family_of, role_of
 from ..measure.spans import Span, busy_us, find_gaps
 from ..measure.steps import DECODE, PREFILL, UNKNOWN, Step
 from ..measure.trace_file import Trace
@@ -26,6 +26,14 @@ TILE = re.compile(r"KernelTraits(?:<\(flashinfer::MaskMode\)\d, (?:\(unsigned in
 OPERATORS = re.compile(r"elementwise|DeviceScan|scan_innermost|^Memcpy DtoD|gather_kernel|^Memset")
 SCAN, INDEX = re.compile("DeviceScanKernel|scan_innermost"), re.compile("index|gather")
 LARGE_GROUP, WIDE_TILE = 4, 128
+WAITING = 0.2
+"""Idle time before a step over its busy time, from which the GPU is said to wait."""
+COLUMNS_PER_BLOCK = {
+    "_fused_metadata_kernel_ps1_no_swa": 256,
+    "_fused_metadata_kernel_general": 128,
+}
+"""SGLang's metadata kernels -> page-table columns of a block; its grid is requests x blocks."""
+WIDE_TABLE, LEAST_COPY_US = 32768, 5.0
 SIZES = "head_dim page_size batch_size kv_len".split()
 STATED = ["heads", *SIZES, "dtype", "kv_dtype"]
 """The facts of a layer that a caller can state."""
@@ -71,8 +79,8 @@ def kind_of(span: Span) -> str:
 
 
 def ran(step: Step, what: str) -> list[Span]:
-    """The kernels of an attention family, or of a role beside attention (`ROLE_OF`)."""
-    return [s for s in step.work if what in (family_of(s.name), ROLE_OF.get(s.name))]
+    """The kernels of an attention family, or of a role beside attention (`role_of`)."""
+    return [s for s in step.work if what in (family_of(s.name), role_of(s.name))]
 
 
 def _kernels(spans: Sequence[Span], more: str = "") -> Evidence | None:
@@ -155,6 +163,57 @@ def lengths_copied(trace: Trace, step: Step) -> Evidence | None:
     return Evidence(f"{sizes} bytes to the host before attention, and a wait", busy_us(waits))
 
 
+def host_plans(trace: Trace, step: Step) -> Evidence | None:
+    """FlashInfer's plan is copied to the GPU before the first layer, which waits for it."""
+    planned = [*ran(step, "fa2"), *ran(step, "fa3"), *ran(step, "mla-fa2"), *ran(step, "mla-fa3")]
+    copies = [span for span in step.ahead if span.name == "Memcpy HtoD"]
+    gaps = find_gaps([*step.ahead, step.body[0]])
+    idle = sum(gap.length_us for gap in gaps)
+    if not planned or not copies or idle < WAITING * busy_us(step.work):
+        return None
+    if lengths_copied(trace, step):  # which says why the host is late
+        return None
+    times = f"{idle:,.0f} us idle before the first layer, {busy_us(step.work):,.0f} us of work"
+    return Evidence(f"{len(copies)} copies of a plan to the GPU, {times}", idle)
+
+
+def whole_table_copied(trace: Trace, step: Step) -> Evidence | None:
+    """SGLang's metadata kernel has blocks for the whole configured context of each request."""
+    for span in step.ahead:
+        if span.name not in COLUMNS_PER_BLOCK or len(span.grid) < 2:
+            continue
+        columns = span.grid[1] * COLUMNS_PER_BLOCK[span.name]
+        if columns >= WIDE_TABLE and span.length_us >= LEAST_COPY_US:
+            return _kernels([span], f": {columns:,} page-table columns per request")
+    return None
+
+
+def old_schedule(trace: Trace, step: Step) -> Evidence | None:
+    """FlashAttention-3 splits requests, and no schedule was written since the step before."""
+    written = [*ran(step, "prepare"), *(s for s in step.work if s.name == "step_metadata_kernel")]
+    calls = ran(step, "flash-attn-3")
+    if written or not calls or not ran(step, "merge"):
+        return None
+    return _kernels(calls, ", requests are split, no kernel writes the schedule in this step")
+
+
+def old_plan(trace: Trace, step: Step) -> Evidence | None:
+    """fa2 is replayed from a graph, and no plan reaches the GPU since the step before.
+
+    Only where a plan was seen in another step: a trace may lack copies.
+    """
+    calls = ran(step, "fa2") if step.in_graph else []
+    if not calls or any(_is_plan(span) for span in step.ahead):
+        return None
+    if not any(map(_is_plan, trace.work)):
+        return None
+    return _kernels(calls, ", no copy of a plan and no planning kernel before it in this step")
+
+
+def _is_plan(span: Span) -> bool:
+    return span.name in ("Memcpy HtoD", "plan_kernel")
+
+
 def outside_graph(trace: Trace, step: Step) -> Evidence | None:
     """Attention is launched kernel by kernel, and the GPU idles between them."""
     if step.in_graph:
@@ -233,6 +292,34 @@ PATTERNS = (
         fix="a backend that splits the KV axis: FlashAttention-3, or Triton's 3D kernel",
         since="vLLM's Triton backend, reported in vllm #48076",
         notebook="05_which_backend",
+    ),
+    Pattern(
+        name="the GPU waits for the host's plan",
+        shows=host_plans,
+        fix="plan on the GPU inside the graph (Fa2Planner), or a backend without a host plan",
+        since="FlashInfer's plan() runs on the host before every step, to 0.7.2.post1",
+        notebook="07_plan_on_the_gpu",
+    ),
+    Pattern(
+        name="the page table is copied over the whole context",
+        shows=whole_table_copied,
+        fix="pass the step's longest request, or attnlib.core.build_decode_metadata",
+        since="SGLang 0.5.15 to 0.5.16 (flashattention_backend.py:2608-2615, 0.5.16)",
+        notebook="03_decode_metadata",
+    ),
+    Pattern(
+        name="FlashAttention-3's schedule is older than its lengths",
+        shows=old_schedule,
+        fix="write the schedule in every step; attnlib.guard raises where it does not fit",
+        since="any engine that keeps scheduler_metadata over steps",
+        notebook="04_schedule_once_per_step",
+    ),
+    Pattern(
+        name="FlashInfer's plan is older than its lengths",
+        shows=old_plan,
+        fix="plan before every replay, or on the GPU inside the graph (Fa2Planner)",
+        since="any engine that replays a captured plan (TensorRT-LLM #18769)",
+        notebook="07_plan_on_the_gpu",
     ),
 )
 

@@ -18,7 +18,8 @@ import pandas as pd
 from packaging.version import Version
 
 from ..core.backends.table import BACKENDS, COMPARED
-from ..core.spec import LENGTHS, MLA, MODELS, AttnSpec, MlaSpec, model_of, require_int, require_word
+from ..core.layer import name_of, parse_layer
+from ..core.spec import LENGTHS, MLA, MODELS, AttnSpec, MlaSpec, require_int, require_word
 from ..kinds.decode.case import DecodeCase
 from ..kinds.item import Item
 from ..kinds.mla.case import MlaCase
@@ -29,13 +30,14 @@ from ..run.study import Sweep, describe, mode
 from ..studies import STUDIES
 
 NAMES = (*MODELS, MLA)
-"""What `model` may be."""
+"""The models that a view offers; it takes any layer (`core.layer`)."""
 AXES = ("release", "timer", "variant", "page_size", "lengths", "batch", "kv_len")
 """What makes a case of a model, in the order in which each narrows the next."""
 LIVE, EXPLORER = "live", "explorer"
 """The name of the source that measures here, and the study that keeps its records."""
 DEVICE, CEILINGS = "cuda", ("copy", "matmul")
 ROUNDS = 3
+NO_WISHES: Mapping[str, Any] = {}
 PREFERRED = {
     "timer": "graph",
     "variant": "bfloat16",
@@ -93,12 +95,20 @@ class Choice:
         return f"attnlib.view(\n{''.join(named)})"
 
 
+def layer_named(model: str, tp: int = 1, heads: str = "", head_dim: int = 0) -> str:
+    """How a view calls a layer: a model of `NAMES`, or its heads; the first of `NAMES` if nothing
+    is given. Raises what `core.layer.parse_layer` raises."""
+    if model == MLA and not heads:
+        return MLA
+    given = model or ("" if heads else NAMES[0])
+    return name_of(parse_layer(heads, model=given, tp=tp, head_dim=head_dim))
+
+
 def sources_of(model: str) -> list[tuple[str, str]]:
     """Study and machine of all published records of calls of `model`, reference machines first.
 
     The environment variable ATTNLIB_MACHINE leaves only that machine.
     """
-    require_word("model", model, NAMES)
     pairs = []
     for study in STUDIES.values():
         machines = store.machines(study.name)
@@ -112,26 +122,44 @@ def sources_of(model: str) -> list[tuple[str, str]]:
     ]
 
 
-def find_source(model: str, records: str = "", machine: str = "") -> Source:
-    """The records that serve `model`: by default `live` in live mode, else the first study.
+def find_source(
+    model: str, records: str = "", machine: str = "", wishes: Mapping[str, Any] = NO_WISHES
+) -> Source:
+    """The records that serve `model`: by default `live` in live mode, else those that hold most of
+    `wishes` and, of these, the newest release.
 
-    ValueError lists what there is. RuntimeError says why nothing can be measured here.
+    `machine` is a folder of data/records, or a part of its name such as `h100`. ValueError lists
+    what there is. RuntimeError says why nothing can be measured here.
     """
-    pairs = sources_of(model)
     if records == LIVE or (not records and mode() == LIVE and model != MLA):
         if reason := why_not_live(model):
             raise RuntimeError(f"records='live' must be measured on a CUDA GPU: {reason}")
         here = machine_slug(describe(DEVICE))
         return Source(LIVE, here, store.frame(store.recover(EXPLORER, here)))
+    pairs = sources_of(model)
     if not pairs:
         raise ValueError(f"no records on {model} are published: measure it on a GPU")
     if records:
         require_word("records", records, list(dict.fromkeys((LIVE, *(name for name, _ in pairs)))))
         pairs = [pair for pair in pairs if pair[0] == records]
     if machine:
-        require_word("machine", machine, [where for _, where in pairs])
-        pairs = [pair for pair in pairs if pair[1] == machine]
-    return Source(*pairs[0], store.load(*pairs[0]))
+        known = list(dict.fromkeys(where for _, where in pairs))
+        pairs = [pair for pair in pairs if machine.lower() in pair[1]]
+        if not pairs:
+            names = ", ".join(known)
+            raise ValueError(f"machine must be one of {names}, or a part of it, got {machine!r}")
+    best = max(pairs, key=lambda pair: _serves(pair, model, wishes))
+    return Source(*best, store.load(*best))
+
+
+def _serves(pair: tuple[str, str], model: str, wishes: Mapping[str, Any]) -> tuple[int, Version]:
+    """How many wishes the records of a study and machine hold, and the newest release of those."""
+    rows, held = calls_of(store.load(*pair), model), 0
+    for axis in AXES:
+        wish = wishes.get(axis)
+        if wish is not None and (matches := _matches(rows, axis, wish)).any():
+            rows, held = rows[matches], held + 1
+    return held, max(map(Version, {*rows.release} - {""}), default=Version("0"))
 
 
 def why_not_live(model: str) -> str:
@@ -154,7 +182,7 @@ def choose(source: Source, model: str, wishes: Mapping[str, Any]) -> Choice:
     A value is as wished (None is no wish) or what is usual. An axis offers what is on record for
     the axes before it; this GPU takes any value.
     """
-    rows = calls_of(source.frame, model)
+    calls = rows = calls_of(source.frame, model)
     arguments: dict[str, Any] = {"model": model, "records": source.records}
     if not source.is_live:
         arguments["machine"] = source.machine
@@ -163,7 +191,8 @@ def choose(source: Source, model: str, wishes: Mapping[str, Any]) -> Choice:
 
     def refuse(name: str, wish: Any) -> None:
         have = ", ".join(map(repr, options[name]))
-        notes.append(f"{name} must be one of {have} with the choices before it, got {wish!r}")
+        note = f"{name} must be one of {have} with the choices before it, got {wish!r}"
+        notes.append(note + _elsewhere(calls, name, wish, arguments))
 
     for axis in AXES:
         options[axis] = [*LIVE_OPTIONS[axis]] if source.is_live else _on_record(axis, rows)
@@ -193,6 +222,21 @@ def choose(source: Source, model: str, wishes: Mapping[str, Any]) -> Choice:
     return Choice(arguments, options, notes, case, rows)
 
 
+def _elsewhere(calls: pd.DataFrame, name: str, wish: Any, arguments: Mapping[str, Any]) -> str:
+    """Which other choices have the wish on record, in words; empty if none has."""
+    if name not in AXES or not (matches := calls[name] == wish).any():
+        return ""
+    rows, changed = calls[matches], []
+    for axis in AXES[: AXES.index(name)]:
+        same = _matches(rows, axis, arguments[axis])
+        if not same.any():
+            value = _usual(axis, _on_record(axis, rows))
+            changed.append(f"{axis}={value!r}")
+            same = _matches(rows, axis, value)
+        rows = rows[same]
+    return f"; it is on record with {', '.join(changed)}"
+
+
 def variant_of(spec: AttnSpec | MlaSpec) -> str:
     """What the model's name leaves open."""
     if isinstance(spec, MlaSpec):
@@ -205,7 +249,7 @@ def variant_of(spec: AttnSpec | MlaSpec) -> str:
 def calls_of(frame: pd.DataFrame, model: str) -> pd.DataFrame:
     """The rows that are calls of `model`, without seeded lengths, with a column per axis."""
     wanted = [
-        isinstance(case, DecodeCase | MlaCase) and not case.seed and model_of(case.spec) == model
+        isinstance(case, DecodeCase | MlaCase) and not case.seed and name_of(case.spec) == model
         for case in frame.case
     ]
     rows = frame[pd.Series(wanted, frame.index, dtype=bool) & ~frame.repeat.astype(bool)]
@@ -249,12 +293,14 @@ def measure_missing(choice: Choice, **options: Any) -> int:
 def _models(study: str, machine: str, stamp: object) -> frozenset[str]:
     """The models that records hold calls of; files that changed have another stamp."""
     frame = store.load(study, machine)
-    return frozenset(name for name in NAMES if len(calls_of(frame, name)))
+    cases = {case for case in frame.case if isinstance(case, DecodeCase | MlaCase)}
+    return frozenset(name_of(case.spec) for case in cases if not case.seed)
 
 
 def _case_of(arguments: Mapping[str, Any]) -> DecodeCase:
     dtype, _, kv_dtype = arguments["variant"].partition("/")
-    spec = AttnSpec(*MODELS[arguments["model"]], arguments["page_size"], dtype, kv_dtype)
+    sizes = {"page_size": arguments["page_size"], "dtype": dtype, "kv_dtype": kv_dtype}
+    spec = parse_layer(model=arguments["model"], **sizes)
     return DecodeCase(spec, arguments["batch"], arguments["kv_len"], arguments["lengths"])
 
 

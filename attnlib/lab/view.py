@@ -18,13 +18,24 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from ..core.backends.table import FAMILIES, installed_version
+from ..core.backends import unavailable, unsupported
+from ..core.backends.table import BACKENDS, FAMILIES, installed_version
+from ..core.layer import lengths_of_case, name_of
 from ..core.spec import MLA_HEAD_DIM, AttnSpec, MlaSpec
 from ..draw.cards import Card, Shown
 from ..kinds.cost import Ceilings
 from ..run.frame import ceilings, intervals, over
 from ..select import Call, explain
-from .source import NAMES, Choice, Source, choose, find_source, measure_missing
+from .source import (
+    LIVE,
+    Choice,
+    Source,
+    choose,
+    find_source,
+    layer_named,
+    measure_missing,
+    variant_of,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -165,13 +176,18 @@ class View(Shown):
         return f", FlashInfer {version}" if version else ""
 
     @property
+    def gpu(self) -> str:
+        """The GPU's name, or CPU."""
+        return self.machine.get("gpu") or "CPU"
+
+    @property
     def served(self) -> str:
         """Whose numbers these are, in a sentence."""
         days = sorted({started[:10] for started in self.rows.started_at})
         if not days:
             return "Measures here; not on record yet."
         when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-        gpu = f"{self.machine['gpu'] or 'CPU'} {self.machine['gpu_id']}"
+        gpu = f"{self.gpu} {self.machine['gpu_id']}"
         if self.source.is_live:
             return f"Measured here: {gpu}{self.release}, {when}."
         whose = f"Records of study {self.source.records}: {gpu}{self.release}, measured {when}."
@@ -224,7 +240,8 @@ class View(Shown):
         table = self.times.dropna(subset="us").reset_index(drop=True)
         if table.empty:
             raise ValueError("view must hold a backend that was measured ok, it has none")
-        title = f"{self.choice.arguments['model']}{self.release}\n{self.choice.case.label}"
+        title = f"{self.choice.arguments['model']}{self.release}, {self.gpu}"
+        title += f"\n{self.choice.case.label}"
         marks = "time of one call, us (a dot is a round"
         marks += ", the line the time at the ceiling)" if self.bounds_us else ")"
         size = (7.2, charts.FURNITURE_INCHES + ROW_INCHES * len(table))
@@ -266,13 +283,14 @@ class View(Shown):
         times = self.times.rename(columns={"launches": "kernels a call", "plan_us": "plan, us"})
         kernels = self.kernels.rename(columns={"launches": "launches a call"})
         return Card(
-            title=f"{self.choice.arguments['model']}: {self.choice.case.label}",
+            title=f"{self.choice.arguments['model']}: {self.choice.case.label}{self.release}",
             notes=[self.served, *self.notes],
             facts=[*self.facts.items()],
             table=_in_words(times),
             caption="Time of one call: median over the rounds, a fresh process each",
             bars=self.times.share.fillna(0).tolist() if self.bounds_us else [],
-            footer="us is microseconds; share is the time at the ceiling over the time taken.",
+            footer=f"{self.gpu}{self.release}; us is microseconds; share is the time at the "
+            "ceiling over the time taken.",
             more=(
                 ("Compared, paired round by round", _in_words(pd.DataFrame(compared))),
                 ("Kernels of one call, from the trace", _in_words(kernels)),
@@ -283,8 +301,11 @@ class View(Shown):
 
 
 def view(
-    model: str = NAMES[0],
+    model: str = "",
     *,
+    tp: int = 1,
+    heads: str = "",
+    head_dim: int = 0,
     records: str = "",
     machine: str = "",
     release: str | None = None,
@@ -298,25 +319,44 @@ def view(
     against: str | None = None,
     rounds: int | None = None,
 ) -> View:
-    """The view of one decode case of `model` (`source.NAMES`); what is not said is usual.
+    """The view of one decode case of a layer; what is not said is usual.
 
-    `records` is a study whose published records serve it, of `machine` (a folder of data/records),
-    or `live`: measure on this GPU what is missing of `rounds` rounds, then show it. By default it
-    is `live` in live mode, else the first study that has the model. The usual release is the
-    newest on record. An earlier argument limits what a later one may be.
+    The layer is a `model` (of one GPU of `tp`, `core.layer`), or `heads` such as `8/1`; by default
+    Llama-3.1-8B. `records` is a study whose published records serve it, of `machine` (a folder of
+    data/records, or a part of its name such as `h100`; the variable ATTNLIB_MACHINE is the same for
+    all), or `live`: measure on this GPU what is missing of `rounds` rounds, then show it. By
+    default it is `live` in live mode, else the records that hold the case, of the newest release.
+    An earlier argument limits what a later one may be.
 
     ValueError lists what an argument may be; RuntimeError says why nothing can be measured here.
     """
     wishes = dict(locals())
-    source = find_source(model, records, machine)
+    model = layer_named(model, tp, heads, head_dim)
+    source = find_source(model, records, machine, wishes)
     choice = choose(source, model, wishes)
     if choice.notes:
         raise ValueError("; ".join(choice.notes))
     if source.is_live:
         measure_missing(choice)
-        source = find_source(model, records, machine)
+        source = find_source(model, LIVE)
         choice = choose(source, model, wishes)
     return View(source, choice)
+
+
+def measure_call(layer: AttnSpec, lengths: tuple[int, ...], backends: Sequence[str] = ()) -> View:
+    """Measure one decode call on this GPU by `backends`, by default all that can run it."""
+    chosen = backends or [n for n in BACKENDS if not (unavailable(n) or unsupported(n, layer))]
+    sizes = lengths_of_case(lengths)
+    return view(
+        name_of(layer),
+        records=LIVE,
+        variant=variant_of(layer),
+        page_size=layer.page_size,
+        lengths=sizes["lengths"],
+        batch=sizes["batch_size"],
+        kv_len=sizes["kv_len"],
+        backends=chosen,
+    )
 
 
 def _good(rows: pd.DataFrame) -> pd.DataFrame:

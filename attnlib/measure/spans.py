@@ -136,6 +136,7 @@ def short_name(name: str) -> str:
         return name.partition(" (")[0]
     if name.startswith("_Z"):
         return _unmangled(name)
+    name = name.rpartition(">::type ")[2]  # What enable_if gives is the type, not the function.
     if inner := CUTLASS_KERNEL.search(name):
         return inner[1]
     bare = name.replace("(anonymous namespace)", "anonymous")

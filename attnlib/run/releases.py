@@ -118,24 +118,36 @@ def overlay_for(
     return target if target.is_dir() else _install(requirement, target)
 
 
-def own_build(path: Path, distribution: str) -> tuple[str, Path]:
-    """Release and folder of a build of one's own: a wheel, installed once, or a folder like that.
+def build_version(path: Path, distribution: str) -> str:
+    """The release of a build of one's own, a wheel or a folder where one is installed.
 
-    Raises ValueError for what is none and for another platform's, RuntimeError with pip's words.
+    Nothing is installed. Raises ValueError for what is none and for another platform's.
     """
     if path.is_dir():
         have = dict(map(_name_and_version, metadata.distributions(path=[str(path)])))
         release = have.get(distribution, "of any release")
-        return release, _checked(path.resolve(), distribution, release)
+        _checked(path, distribution, release)
+        return release
     if path.suffix != ".whl" or not path.is_file():
         raise ValueError(f"{path} must be a release such as 0.6.3, a wheel or a folder")
     name, version, _, tags = parse_wheel_filename(path.name)
     if name != canonicalize_name(distribution) or frozenset(sys_tags()).isdisjoint(tags):
         raise ValueError(f"{path} must be of {distribution}, for this Python and platform")
+    return str(version)
+
+
+def own_build(path: Path, distribution: str) -> tuple[str, Path]:
+    """Release and folder of a build of one's own; a wheel is installed once.
+
+    Raises what `build_version` raises, RuntimeError with pip's words.
+    """
+    version = build_version(path, distribution)
+    if path.is_dir():
+        return version, path.resolve()
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
     target = ROOT / f"{distribution}-{version}-{digest}"
     requirement = f"{distribution} @ {path.resolve().as_uri()}"
-    return str(version), target if target.is_dir() else _install(requirement, target)
+    return version, target if target.is_dir() else _install(requirement, target)
 
 
 def parse_overlay(argument: str) -> tuple[str, Path]:

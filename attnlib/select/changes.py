@@ -1,19 +1,23 @@
 """What changes between two releases of a library, for the calls of a model: `explain --diff`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..core.backends.limits import LATENT_MODES
+from ..core.layer import name_of
 from ..core.spec import MLA, MODELS, AttnSpec, require_word
 from .explain import Choice, explain
 from .facts import DECODE_MODES, GPUS, Call
-from .libraries import find
+from .libraries import AUTO, find
+from .rules import Reason
 
 if TYPE_CHECKING:
     import pandas as pd
 
 COLUMNS = ["model", "dtype", "gpu", "mode", "before", "after", "why", "source"]
+NO_FACTS: dict[str, Any] = {}
 PAGE = 16
 BF16, FP8 = "bfloat16", "float8_e4m3fn"
 DTYPES = {"bf16": (BF16, BF16), "bf16, FP8 cache": (BF16, FP8), "FP8": (FP8, FP8)}
@@ -23,15 +27,25 @@ LATENT_HEAD_DIM, LATENT_PAGE, TOPK = 576, 64, 2048
 
 
 def changes(
-    old: str, new: str, *, model: str = "", gpus: Sequence[str] = tuple(GPUS)
+    old: str,
+    new: str,
+    *,
+    model: str = "",
+    layer: AttnSpec | None = None,
+    modes: Sequence[str] = (),
+    policy: str = AUTO,
+    facts: Mapping[str, Any] = NO_FACTS,
+    gpus: Sequence[str] = tuple(GPUS),
 ) -> "pd.DataFrame":
-    """The calls for which `auto` picks another backend in `new` than in `old`.
+    """The calls for which `new` picks another backend, or calls another kernel, than `old`.
 
-    `old` and `new` are two releases of one library (`flashinfer==0.7.2`). For one model or all
-    (`MODELS`, `MLA`) every mode of the library is tried with pages of 16 tokens. Calls with the
-    same change share a row; `why` and `source` are those of `new`. A pick that cannot run says so;
-    a call that neither release can run has no row. Rules for a model's name are not applied.
-    Raises ValueError for an unknown library, release or model.
+    `old` and `new` are two releases of one library (`flashinfer==0.7.2`). Tried are `layer`, or the
+    layers of one model or of all (`MODELS`, `MLA`) with pages of 16 tokens, in `modes` or every
+    mode of the library in which there is such a `policy`. `facts` are fields of `Call` that differ
+    from a usual call. Calls with the same change share a row; `why` and `source` are those of
+    `new`. A pick that cannot run says so; a call that neither release can run has no row. Raises
+    ValueError for an unknown library, release, model, mode or policy, and for facts that no rule
+    tests.
     """
     import pandas as pd
 
@@ -39,23 +53,44 @@ def changes(
     if find(new)[0] is not library:
         raise ValueError(f"new must be a release of {library.name} as old is, got {new!r}")
     require_word("model", model or MLA, (*MODELS, MLA))
+    for mode in modes:
+        require_word(f"mode of {library.name}", mode, library.modes)
+    asked = modes or [mode for mode in library.modes if layer is None or mode not in LATENT_MODES]
+    able = [mode for mode in asked if policy in library.policies_for(mode)]
+    if not able:
+        names = dict.fromkeys(name for mode in asked for name in library.policies_for(mode))
+        require_word(f"policy of {library.name}", policy, tuple(names))
     dtypes = {name: pair for name, pair in DTYPES.items() if name != "FP8" or not library.calls}
-    rows = []
-    for mode, dtype, gpu in product(library.modes, dtypes, gpus):
-        for name, spec in _layers(mode, model, dtypes[dtype]):
-            call = usual_call(mode)
-            before = explain(spec, library=old, mode=mode, gpu=gpu, call=call, env={})
-            after = explain(spec, library=new, mode=mode, gpu=gpu, call=call, env={})
+    if layer is not None:
+        dtypes = {layer.dtypes: (layer.dtype, layer.kv_dtype)}
+    rows, unused = [], []
+    for mode, dtype, gpu in product(able, dtypes, gpus):
+        call = replace(usual_call(mode), **facts)
+        for name, spec in _layers(mode, model, dtypes[dtype], layer):
+            how = {"mode": mode, "gpu": gpu, "policy": policy, "call": call}
+            before, after = (_choice(spec, library=side, **how) for side in (old, new))
+            unused.append({*before.unused} & {*after.unused})
             picks = [_pick(before), _pick(after)]
             if picks[0] != picks[1] and not (before.problem and after.problem):
-                rule = after.decided_by
-                why = after.problem or rule.why
-                rows.append((name, dtype, gpu, mode, *picks, why, rule.source))
+                why, source = after.problem or after.decided_by.why, after.decided_by.source
+                rows.append((name, dtype, gpu, mode, *picks, why, source))
+    if unused and (dropped := sorted(set.intersection(*unused) & {*facts})):
+        raise ValueError(f"no rule of {library.name} tests {', '.join(dropped)} in these calls")
     table = pd.DataFrame(rows, columns=COLUMNS)
     for column in COLUMNS[:4]:
         same = [name for name in COLUMNS if name != column]
         table = table.groupby(same, sort=False)[column].agg(", ".join).reset_index()
     return table[COLUMNS]
+
+
+def _choice(spec: AttnSpec, **how: Any) -> Choice:
+    """The choice; of a backend asked for by name that cannot run the call, one that says so."""
+    try:
+        return explain(spec, env={}, **how)
+    except RuntimeError as error:
+        named = Reason("policy", how["policy"], True, "asked for by name", "policy")
+        where = {name: how[name] for name in ("library", "mode", "gpu", "policy")}
+        return Choice(**where, order=(how["policy"],), reasons=(named,), problem=str(error))
 
 
 def usual_call(mode: str) -> Call:
@@ -72,9 +107,13 @@ def _pick(choice: Choice) -> str:
     return f"{choice.backend or 'none'}{inner}{failed}"
 
 
-def _layers(mode: str, model: str, dtypes: tuple[str, str]) -> Iterator[tuple[str, AttnSpec]]:
-    """The layers of a model, or of all models, that a mode is for."""
-    if mode not in LATENT_MODES:
+def _layers(
+    mode: str, model: str, dtypes: tuple[str, str], layer: AttnSpec | None
+) -> Iterator[tuple[str, AttnSpec]]:
+    """`layer`, or the layers of a model, or of all models, that a mode is for."""
+    if layer is not None:
+        yield name_of(layer), layer
+    elif mode not in LATENT_MODES:
         for name, sizes in MODELS.items():
             if model in ("", name):
                 yield name, AttnSpec(*sizes, PAGE, *dtypes)

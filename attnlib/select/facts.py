@@ -19,6 +19,18 @@ GPUS = {
     "sm103": "B300",
     "sm120": "RTX PRO 6000, RTX 5090",
 }
+
+
+def gpu_named(text: str) -> str:
+    """The key of `GPUS` of `sm90`, `H100` or `RTX 4090`; ValueError lists what there is."""
+    plain = text.lower().replace(" ", "")
+    for gpu, names in GPUS.items():
+        if plain in (gpu, *names.lower().replace(" ", "").split(",")):
+            return gpu
+    known = "; ".join(f"{gpu}: {names}" for gpu, names in GPUS.items())
+    raise ValueError(f"gpu must be one of {known}, got {text!r}")
+
+
 DECODE_MODES = ("decode", *LATENT_MODES)
 PREFILL_MODES = ("prefill_paged", "target_verify", "draft_extend", "dllm_extend", "prefill_ragged")
 MODES = ("decode", *PREFILL_MODES, *LATENT_MODES)

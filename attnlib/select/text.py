@@ -2,12 +2,12 @@
 
 import argparse
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from ..core.spec import MLA, MODELS, AttnSpec
+from ..core.layer import parse_layer, parse_lengths
+from ..core.spec import MLA, MODELS
 from .explain import Choice, explain
 from .facts import GPUS, MODES, OTHER, Call
 from .facts import MODELS as RULED
@@ -23,7 +23,6 @@ REQUIRED: Mapping[str, str] = {
 LAYER = ("heads", "head_dim", "page_size", "dtype", "kv_dtype")
 """The arguments of `parse_layer`."""
 _FIELDS = {field.name: field.type for field in fields(Call)}
-LENGTH = re.compile(r"(\d+)(?:x([1-9]\d*))?", re.ASCII)
 _EXPECTED: dict[Any, str] = {bool: "yes or no", int: "a number"}
 
 
@@ -121,14 +120,6 @@ def to_dict(choice: Choice) -> dict[str, Any]:
     return {**plain, "reasons": [vars(reason) for reason in choice.reasons]}
 
 
-def parse_layer(heads: str, head_dim: int = 128, page_size: int = 16, **dtypes: Any) -> AttnSpec:
-    """An `AttnSpec` from `32/8` and the rest of its fields; raises ValueError for other text."""
-    query, slash, kv = heads.partition("/")
-    if not (slash and query.isdecimal() and kv.isdecimal()):
-        raise ValueError(f"heads must be QUERY/KV such as 32/8, got {heads!r}")
-    return AttnSpec(int(query), int(kv), head_dim, page_size, **dtypes)
-
-
 def parse_call(settings: list[str]) -> Call:
     """A `Call` from `graph`, `topk=2048`, `model=gemma4` or `kv_lens=8192x16` (`parse_lengths`).
 
@@ -151,14 +142,3 @@ def _setting(text: str) -> tuple[str, Any]:
     if kind in _EXPECTED:
         raise ValueError(f"{name} must be {_EXPECTED[kind]}, got {value!r}")
     return name, parse_lengths(name, value)
-
-
-def parse_lengths(name: str, text: str) -> tuple[int, ...]:
-    """Tokens per request from `8192x16` (16 requests), `100,200` or `8192x15,100`.
-
-    Raises ValueError that calls the lengths `name` for other text.
-    """
-    parts = [LENGTH.fullmatch(part) for part in text.split(",")]
-    if not all(parts):
-        raise ValueError(f"{name} must be such as 8192x16 or 100,200, got {text!r}")
-    return tuple(int(part[1]) for part in parts if part for _ in range(int(part[2] or 1)))

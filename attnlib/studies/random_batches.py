@@ -97,6 +97,8 @@ def load_all() -> pd.DataFrame:
     frames = []
     for machine in store.machines(STUDY.name):
         frames.append(good_rows(store.load(STUDY.name, machine), COLD).assign(machine=machine))
+    if not frames:
+        raise FileNotFoundError(f"no records of study {STUDY.name!r}: publish some, or take ours")
     rows = pd.concat(frames, ignore_index=True)
     return rows.assign(past_slots=rows.batch_size * rows.num_kv_heads > SLOTS)
 

@@ -8,7 +8,7 @@ Records are those of `compare_flashinfer`; without a GPU also of each study with
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -17,14 +17,13 @@ from typing import Any
 import pandas as pd
 
 from ..core.backends.table import COMPARED
-from ..core.spec import MLA, MODELS, AttnSpec, MlaSpec, model_of, require_word
+from ..core.layer import lengths_of_case, name_of, parse_layer, parse_lengths
+from ..core.spec import MLA, MODELS, AttnSpec
 from ..draw import charts, style
 from ..draw.cards import Card, Shown
-from ..kinds.cases import Case, parse_cases
+from ..kinds.cases import parse_cases
 from ..kinds.decode.case import DecodeCase
-from ..kinds.extend.case import ExtendCase
 from ..kinds.item import Item
-from ..kinds.mla.case import MlaCase
 from ..measure.stats import (
     AMBIGUOUS,
     FASTER,
@@ -37,38 +36,23 @@ from ..measure.stats import (
     Ratio,
 )
 from ..run import store
-from ..run.pairs import TIMER, Comparison, families_of, next_round, times_of
+from ..run.pairs import Comparison, families_of, next_round, times_of
 from ..run.record import Record
-from ..run.releases import Version, overlay_for, own_build
+from ..run.releases import InvalidVersion, Version, build_version, overlay_for, own_build
 from ..run.study import Sweep, machine_shown, mode
 from ..select.changes import changes
 from . import STUDIES
+from .next_step import next_step
+from .usual_calls import BACKENDS, LIBRARY, Layer, backends_named, calls_of, items_of
 
-LIBRARY = "flashinfer"
 PACKAGE = COMPARED[LIBRARY]
 NAME = f"compare_{LIBRARY}"
 LOOKS = (4, 8, 16, 24)
 """Rounds after which all rows are judged."""
-BACKENDS = {
-    "": ("flashinfer-auto",),
-    "extend": ("flashinfer-prefill-auto",),
-    "mla": ("flashinfer-mla-fa2", "flashinfer-mla-fa3"),
-}
-"""Kind of a case -> the backends compared; of MLA both kernels, which a caller names."""
-STEPS = ((1, 4096), (16, 8192), (128, 4096))
-"""Batch and kv_len of the decode steps of a model."""
-EXTENDS = (
-    ("prefill_paged", 2048, 1, 2048),
-    ("prefill_paged", 512, 8, 8704),
-    ("prefill_ragged", 2048, 4, 2048),
-    ("target_verify", 4, 32, 8192),
-    ("draft_extend", 5, 32, 8192),
-)
-"""Mode, queries per request, batch and kv_len of its other calls."""
 NOT_DECIDED = "not decided"
 PROVED = (NOT_SLOWER, FASTER, SAME)
 """Verdicts that prove a call not slower by more than the margin."""
-ROW_INCHES = 0.3
+ROW_INCHES, LONGEST_KEY = 0.3, 60
 RATIO = ["ratio", "low", "high"]
 CALL = ["case", "backend"]
 TIMES = ["base_us", "new_us", *RATIO, "rounds", "verdict"]
@@ -87,6 +71,7 @@ class Upgrade(Shown):
     picks: pd.DataFrame
     notes: tuple[str, ...]
     records: tuple[Record, ...]
+    next_step: str = ""
 
     def table(self) -> pd.DataFrame:
         """Both times (us), ratio, verdict, kernels, planning on the host apart."""
@@ -108,16 +93,14 @@ class Upgrade(Shown):
     @property
     def conclusion(self) -> str:
         """The outcome in a line: the calls that it stands on, or what would decide it."""
+        calls = "1 call" if len(self.rows) == 1 else f"{len(self.rows)} calls"
         if self.outcome == NOT_SLOWER:
-            return f"not slower: proved of all {len(self.rows)} calls"
+            return f"not slower: proved of {calls}"
         if self.outcome == SLOWER:
             return f"slower: {', '.join(self.slower)}"
         counts = self.rows.verdict[~self.rows.verdict.isin(PROVED)].value_counts()
         tally = ", ".join(f"{count} {word}" for word, count in counts.items())
-        return (
-            f"not decided: {tally}, of {len(self.rows)} calls; on a GPU the same command measures "
-            f"what is not on record, and what is ambiguous in up to {LOOKS[-1]} rounds"
-        )
+        return f"not decided: {tally}, of {calls}; {self.next_step}"
 
     def figure(self) -> "charts.Figure":
         """Time of new over base, a dot per case that both releases ran; ValueError for none."""
@@ -150,6 +133,7 @@ class Upgrade(Shown):
         for name in rows.select_dtypes("number"):
             words = f"{{:,.{digits.get(name, 1)}f}}".format
             rows[name] = ["-" if pd.isna(value) else words(value) for value in rows[name]]
+        rows["case"] = rows.case.map(_short)
         tally = ", ".join(f"{count} {word}" for word, count in rows.verdict.value_counts().items())
         sources = self.rows.dropna(subset="study")[["study", "machine"]].drop_duplicates()
         origins = [f"{study} on {machine}" for study, machine in sources.to_numpy()]
@@ -173,73 +157,92 @@ def compare_releases(
     new: str,
     *,
     models: str | Sequence[str] = (),
+    tp: int = 1,
+    heads: str = "",
+    head_dim: int = 0,
+    page_size: int = 16,
+    lens: str = "",
+    batch: int = 0,
     cases: str | Sequence[str] = (),
+    backend: str = "",
     not_slower: float = 0.02,
     progress: Any = None,
 ) -> Upgrade:
     """Measure, or replay, which calls release `new` of FlashInfer runs slower than `base`.
 
     Either may be a wheel or a folder of your own. `cases` are lines as of `kinds.cases`; without
-    them, live, the usual calls of `models` (of all, if none is named), and in replay what is on
-    record of those. `not_slower` is the margin within which a call counts as not slower; 0 asks
-    whether it is faster, slower or the same. `progress` is as tqdm.
+    them the usual calls of `models` (`core.layer`, over `tp` GPUs each), or of the layer of `heads`
+    (`8/1`) and `head_dim`, or of all models. `lens` (`core.layer.parse_lengths`, of `batch`
+    requests) is one decode call of that layer instead. `backend` is what an engine pins, such as
+    flashinfer-fa2 or fa2; by default what the library picks. `not_slower` is the margin within
+    which a call counts as not slower; 0 asks whether it is faster, slower or the same. `progress`
+    is as tqdm.
 
-    Raises ValueError for what cannot be asked, RuntimeError for a release that cannot be had,
-    FileNotFoundError where none of the cases is on record.
+    Raises ValueError for what cannot be asked, RuntimeError for a release that cannot be had.
     """
     models = (models,) if isinstance(models, str) else models
     cases = cases.splitlines() if isinstance(cases, str) else cases
-    for name in models:
-        require_word("model", name, (*MODELS, MLA))
     if not 0 <= not_slower < 1:
         raise ValueError(f"not_slower must lie in 0..1, such as 0.02 for 2 %, got {not_slower}")
-    models = tuple(models) or (*MODELS, MLA)
+    layers: list[Layer] = [
+        MLA if name == MLA else parse_layer(model=name, tp=tp, page_size=page_size)
+        for name in models
+    ]
+    if heads:
+        layers.append(parse_layer(heads, head_dim=head_dim, page_size=page_size))
+    if cases and (layers or lens):
+        raise ValueError("cases must stand alone, they say layer and lengths, got models or heads")
     listed = parse_cases(cases)
     if cases and not listed:
         raise ValueError("cases must hold one that can be run; all are empty")
-    overlays: dict[str, Path] = {}
-    both = (_release(base, overlays), _release(new, overlays))
+    if lens:
+        if MLA in layers or not layers:
+            raise ValueError(f"lens must go with heads or models other than {MLA}, got {lens!r}")
+        call = lengths_of_case(parse_lengths("lens", lens, batch))
+        listed = tuple(DecodeCase(spec, **call) for spec in layers if isinstance(spec, AttnSpec))
+    elif batch:
+        raise ValueError(f"batch must go with lens, got {batch}")
+    both = (_release(base), _release(new))
     if Version(both[0]) == Version(both[1]):
         advice = f"give a build of yours a version of its own, such as {both[0]}+mine"
         raise ValueError(f"base and new must be two releases ({advice}), both are {both[0]}")
+    names = backends_named(backend, both)
+    usual = [parse_layer(model=name, page_size=page_size) for name in MODELS]
+    layers = layers or [*usual, MLA]
+    chosen = listed or [case for layer in layers for case in calls_of(layer)]
+    items = items_of(chosen, names)
+    if not items:
+        plans = ", ".join(sorted({case.kind or "decode" for case in chosen}))
+        raise ValueError(f"backend must run one of the calls ({plans}), got {backend!r}")
     comparison = Comparison(NAME, both, LOOKS, not_slower)
+    builds = {r: Path(t) for r, t in zip(both, (base, new), strict=True) if not _is_release(t)}
     if mode() == "live":
-        chosen = listed or [case for name in models for case in calls_of(name)]
+        overlays = {f"{PACKAGE}=={r}": own_build(path, PACKAGE)[1] for r, path in builds.items()}
         for release in both:
             overlay_for(PACKAGE, release, overlays)
-        _measure(comparison, items_of(chosen), Sweep(overlays=overlays, progress=progress))
+        _measure(comparison, items, Sweep(overlays=overlays, progress=progress))
+    elif builds:
+        comparison.pairs = {item: [] for item in items}
     else:
-        _replay(comparison, items_of(listed), models)
-    return _upgrade(comparison, models)
+        _replay(comparison, items, [] if listed else layers)
+    return _upgrade(comparison, [] if listed else layers, builds)
 
 
-def items_of(cases: Sequence[Case]) -> list[Item]:
-    """What is run of each case, as engines call it: prefill eagerly, all else in a CUDA graph."""
-    eager = [getattr(case, "mode", "").startswith("prefill") for case in cases]
-    timed = zip(cases, ("profiler" if each else TIMER for each in eager), strict=True)
-    return [Item(name, timer, case) for case, timer in timed for name in BACKENDS[case.kind]]
+def _short(key: str) -> str:
+    """A key in a table: of many lengths the first ones."""
+    return key if len(key) <= LONGEST_KEY else f"{key[:LONGEST_KEY]}..."
 
 
-def calls_of(model: str) -> list[Case]:
-    """The usual calls of a model in each mode that it has, pages of 16 tokens (MLA: 64)."""
-    if model == MLA:
-        return [MlaCase(MlaSpec(heads), *step) for heads in (128, 16) for step in STEPS]
-    cases: list[Case] = [DecodeCase(AttnSpec(*MODELS[model], 16), *step) for step in STEPS]
-    for name, q_len, batch, kv_len in EXTENDS:
-        spec = AttnSpec(*MODELS[model], 1 if name == "prefill_ragged" else 16)
-        cases.append(ExtendCase(DecodeCase(spec, batch, kv_len), name, q_len))
-    return cases
-
-
-def _release(text: str, overlays: dict[str, Path]) -> str:
-    """The release that `text` names, or that the build there holds, which `overlays` then has."""
+def _is_release(text: str) -> bool:
     try:
-        return str(Version(text))
-    except ValueError:
-        if mode() != "live" and Path(text).exists():  # Before a wheel is installed for nothing.
-            raise RuntimeError(f"{text} is a build of your own: it needs a CUDA GPU") from None
-        release, overlays[f"{PACKAGE}=={release}"] = own_build(Path(text), PACKAGE)
-    return release
+        return bool(Version(text))
+    except InvalidVersion:
+        return False
+
+
+def _release(text: str) -> str:
+    """The release that `text` names, or that the build there holds; nothing is installed."""
+    return text if _is_release(text) else build_version(Path(text), PACKAGE)
 
 
 def _row(comparison: Comparison, item: Item, verdict: Ratio | None) -> dict[str, Any]:
@@ -264,11 +267,17 @@ def _row(comparison: Comparison, item: Item, verdict: Ratio | None) -> dict[str,
     return row | {"study": last[0].study, "machine": last[0].machine_slug}
 
 
-def _upgrade(comparison: Comparison, models: Sequence[str]) -> Upgrade:
+def _upgrade(
+    comparison: Comparison, layers: Sequence[Layer], builds: Mapping[str, Path]
+) -> Upgrade:
     """The answer: rows, notes and what `auto` picks otherwise."""
     margin = f"{SHORT_MARGIN:.0%} below {SHORT_US:.0f} us, {LONG_MARGIN:.0%} from there on"
     margin = f"{comparison.not_slower:.1%}" if comparison.not_slower else margin
     notes = [f"All rows are judged as one table (Holm); margin {margin}."]
+    if mode() != "live":
+        notes += [
+            f"{path} is a build of your own: it needs a CUDA GPU." for path in builds.values()
+        ]
     for item, record in comparison.failed.items():
         why = f"{record.item.release} {record.status}: {' '.join(record.reason.split())}"
         notes.append(f"{item.case.key}, {item.backend}: {why}")
@@ -277,8 +286,7 @@ def _upgrade(comparison: Comparison, models: Sequence[str]) -> Upgrade:
     gpus = ["sm" + capability.replace(".", "") for capability in sorted(known)]
     old, new = (f"{LIBRARY}=={Version(release).public}" for release in comparison.both)
     try:
-        names = [""] if len(models) > len(MODELS) else models
-        picks = pd.concat([changes(old, new, model=name, gpus=gpus) for name in names])
+        picks = pd.concat([_picks(old, new, layer, gpus) for layer in layers or [""]])
     except ValueError as error:
         picks = pd.DataFrame()
         notes.append(f"What auto picks is not known: {error}.")
@@ -286,7 +294,15 @@ def _upgrade(comparison: Comparison, models: Sequence[str]) -> Upgrade:
     verdicts = comparison.verdicts()
     rows = [_row(comparison, item, verdicts.get(item)) for item in comparison.pairs]
     table = pd.DataFrame(rows, columns=COLUMNS)
-    return Upgrade(*comparison.both, table, picks.reset_index(drop=True), tuple(notes), records)
+    answer = (table, picks.reset_index(drop=True), tuple(notes), records)
+    return Upgrade(*comparison.both, *answer, next_step=next_step(comparison))
+
+
+def _picks(old: str, new: str, layer: Layer, gpus: Sequence[str]) -> pd.DataFrame:
+    """What `auto` picks otherwise, of a layer or of all models."""
+    if isinstance(layer, AttnSpec):
+        return changes(old, new, layer=layer, gpus=gpus)
+    return changes(old, new, model=layer, gpus=gpus)
 
 
 def _plain(record: Record) -> Item:
@@ -314,8 +330,8 @@ def _measure(comparison: Comparison, items: list[Item], sweep: Sweep) -> None:
     )
 
 
-def _replay(comparison: Comparison, items: list[Item], models: Sequence[str]) -> None:
-    """Take the rounds on record of `items` or, if there are none, of the calls of `models`."""
+def _replay(comparison: Comparison, items: list[Item], layers: Sequence[Layer]) -> None:
+    """Take the rounds on record of `items`, or of other usual calls of `layers`."""
     wish, recorded = os.environ.get("ATTNLIB_MACHINE"), store.machines(NAME)
     sources = [(NAME, machine) for machine in recorded if wish in (None, machine)]
     for study in STUDIES.values():
@@ -323,22 +339,21 @@ def _replay(comparison: Comparison, items: list[Item], models: Sequence[str]) ->
             named = [wish] if wish else store.machines(study.name)
             sources += [(study.name, machine) for machine in named]
     sources = [(name, machine) for name, machine in sources if machine in store.machines(name)]
+    backends = {item.backend for item in items}
     for name, machine in sources:
         records = store.find(name, machine)
-        plain_items = {_plain(record) for record in records}
-        wanted = plain_items & set(items) if items else _calls_among(plain_items, models)
+        plain = {_plain(record) for record in records}
+        wanted = _calls_among(plain, layers, backends) if layers else plain & set(items)
         comparison.take(record for record in records if _plain(record) in wanted)
-    if not comparison.pairs:
-        both = " and ".join(comparison.both)
-        where = ", ".join(name for name, _ in sources) or "none"
-        raise FileNotFoundError(
-            f"releases {both} must have rounds of such a case on record to be replayed, there are "
-            f"none; studies that have both: {where}"
-        )
-    comparison.pairs = {item: comparison.pairs.get(item, []) for item in items or comparison.pairs}
+    if comparison.pairs and layers:
+        return
+    comparison.pairs = {item: comparison.pairs.get(item, []) for item in items}
 
 
-def _calls_among(items: set[Item], models: Sequence[str]) -> set[Item]:
-    """Those that are a call of one of `models`."""
-    usual = {i for i in items if i.case and i.case.kind in BACKENDS and i in items_of([i.case])}
-    return {item for item in usual if model_of(item.case.spec) in models}
+def _calls_among(items: set[Item], layers: Sequence[Layer], backends: set[str]) -> set[Item]:
+    """Those that are a call of one of `layers`, timed as `items_of` times it."""
+    calls = {item for item in items if item.case and item.case.kind in BACKENDS}
+    calls = {item for item in calls if item.backend in backends}
+    usual = {i for i in calls if i in items_of([i.case], {i.case.kind: (i.backend,)})}
+    wanted = {layer if isinstance(layer, str) else name_of(layer) for layer in layers}
+    return {item for item in usual if name_of(item.case.spec) in wanted}

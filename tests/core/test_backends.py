@@ -86,6 +86,13 @@ def test_a_replan_of_another_shape_is_refused(name, case, libraries):
             backend.plan(calls.call_of(other, "cpu").batch, out=plan)
 
 
+def test_batch_attention_refuses_a_contiguous_cache(libraries):
+    ragged = next(case for case in MODES if case.mode == "prefill_ragged")
+    backend = calls.backend_for(calls.BATCH_ATTENTION, ragged, "cpu")
+    with pytest.raises(ValueError, match="paged cache for .*, got a contiguous one"):
+        backend.plan(calls.call_of(ragged, "cpu").batch)
+
+
 CUSTOM = [(name, case) for name, case in calls.ALL_MODES if case.mask in CUSTOM_MASKS]
 
 
@@ -245,6 +252,9 @@ MIXED = {"dtype": "bfloat16", "kv_dtype": "float8_e4m3fn"}
             replace(SPEC, **MIXED),
             "kernel rounds the query to FP8 over an FP8 cache",
         ),
+        ("flashinfer-batch-attention", replace(SPEC, window=64), "window must be 0, got 64"),
+        ("flashinfer-batch-attention", replace(SPEC, **FP8), "dtype must be bfloat16 or float16"),
+        ("flashinfer-batch-attention", replace(SPEC, head_dim=512), "head_dim must be 64, 128 or"),
         ("flashinfer-prefill-fa3", replace(SPEC, head_dim=80), "head_dim must be"),
         ("flashinfer-prefill-auto", replace(SPEC, **FP8), "dtype must be"),
         ("flashinfer-prefill-fa3", replace(SPEC, **MIXED), "got bfloat16/float8_e4m3fn"),

@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import drawn_calls
 
 from attnlib.core.schedule.facts import SchedulerFacts
+from attnlib.core.schedule.splits import plan_splits
 
 DECODE = SchedulerFacts(4, 32, 8, 128, 1, 4096, 132, page_size=16, causal=True)
 FP8 = {"dtype": "float8_e4m3fn"}
@@ -35,6 +37,44 @@ CALLS = st.builds(drawn, st.integers(0, 10_000), SIZES, st.booleans())
 )
 def test_the_tile_follows_head_dim_dtype_mask_and_how_pages_are_read(changes, tile):
     assert replace(DECODE, **{"head_dim_v": 0, **changes}).tile == tile
+
+
+QWEN = SchedulerFacts(4, 14, 2, 64, 9, 4096, 132, page_size=16, causal=True)
+CONTIGUOUS = {"page_size": None, "causal": False}
+
+
+@pytest.mark.parametrize(
+    ("build", "changes", "tile"),
+    [
+        ("vllm", {}, (64, 192)),
+        ("vllm", {"max_seqlen_q": 10}, (192, 128)),
+        ("vllm", {"max_seqlen_q": 10, "causal": False}, (192, 160)),
+        ("vllm", {"window": (99, 0)}, (192, 160)),
+        ("vllm", {"head_dim": 128}, (64, 128)),
+        ("vllm", CONTIGUOUS | {"head_dim": 128}, (64, 176)),
+        ("vllm", CONTIGUOUS | {"head_dim": 128, "max_seqlen_q": 10}, (128, 160)),
+        ("vllm", CONTIGUOUS | {"head_dim": 192}, (128, 96)),
+        ("vllm", {"head_dim": 96}, (192, 128)),
+        ("vllm", FP8 | {"head_dim": 128}, (64, 96)),
+        ("vllm", FP8 | {"head_dim": 128, "max_seqlen_q": 10}, (128, 192)),
+        ("sglang", {"window": (99, 0)}, (64, 192)),
+        ("sglang", {"max_seqlen_q": 10}, (192, 128)),
+        ("sglang", {"head_dim": 128}, (64, 128)),
+        ("upstream", {}, (192, 128)),
+        ("upstream", {"head_dim": 128}, (128, 128)),
+    ],
+)
+def test_the_engines_builds_have_a_tile_of_64_rows_for_up_to_64_packed_rows(build, changes, tile):
+    assert replace(QWEN, **{"head_dim_v": 0, "build": build, **changes}).tile == tile
+
+
+def test_vllms_build_gathers_and_packs_its_windows_and_its_order_is_refused():
+    windowed = replace(QWEN, build="vllm", num_qo_heads=16, window=(99, 0), page_size=192)
+    assert windowed.paged_gather and replace(windowed, page_size=None, num_splits=1).packs
+    plan = plan_splits(replace(QWEN, build="vllm"), np.array([4096, 9, 700, 1]))
+    assert plan.num_splits.max() > 1
+    with pytest.raises(ValueError, match="build must be upstream or sglang .*, got vllm"):
+        plan.batch_order  # noqa: B018
 
 
 @pytest.mark.parametrize(

@@ -88,3 +88,11 @@ def test_the_build_flags_say_which_head_dims_are_there_as_all_are_without_any(
     config = None if disabled is None else SimpleNamespace(CONFIG=flags)
     monkeypatch.setitem(sys.modules, "flash_attn_config", config)
     assert getattr(library, asked)() is has
+
+
+@pytest.mark.parametrize(
+    ("module", "build"), [("sgl_kernel", "sglang"), ("flash_attn_interface", "upstream")]
+)
+def test_the_module_says_whose_build_it_is(only, module, build):
+    only(module)
+    assert library.build() == build

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import sqlite3
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import attnlib
 from attnlib import cli
 from attnlib.core.spec import AttnSpec
 from attnlib.lab.patterns import PATTERNS, gained
+from attnlib.lab.trace_change import TraceChange
 from attnlib.select.explain import explain
 from attnlib.select.libraries import LIBRARIES
 
@@ -26,6 +28,10 @@ WIDE = [runs(traces.FA2_128, grid=(64, 1, 8)), runs(traces.MERGE, 2.0)]
 OPS = [runs(name, 2.0) for name in (traces.INDEX, traces.ADD, traces.SCAN, traces.ADD)]
 PLANNED = [lambda writer: writer.copy("DtoH", 68), lambda writer: writer.wait()]
 PREPARE = runs(traces.PREPARE, 2.0)
+CUTE_MLA = "flashinfercute_dslattentionmonolithicmla_decode_fp8"
+HPC = "hpc::attention::decode::kernels::smallm_attention_decode_bf16_dynamic_splitk"
+PAGED = "void vllm::paged_attention_v2_kernel<uint16_t, 128>(float*)"
+WIDE_TABLE = runs(traces.METADATA, 40.0, grid=(16, 512, 1))
 
 
 def served(*attention, count=STEPS, **how):
@@ -46,6 +52,14 @@ def eager(*attention):
     return writer
 
 
+def half_planned():
+    """Steps of fa2 of which two of six follow a plan on the GPU."""
+    writer = Writer()
+    for number in range(STEPS):
+        writer.step(FA2_SPLIT, ahead=[runs("plan_kernel", 2.0)] if number % 3 == 0 else ())
+    return writer
+
+
 BAD = (
     served(runs(traces.FA3, 40.0), **DECODE),
     served(PREPARE, runs(traces.FLASH_ATTN_3)),
@@ -56,6 +70,12 @@ BAD = (
     served(*FA2_SPLIT, ahead=PLANNED, mark="execute_context_0(0)_generation_16(16)"),
     eager(*FA2_SPLIT),
     served(runs(traces.TRITON_2D, 480.0, grid=(10, 8, 1)), **DECODE),
+    served(
+        *FA2_SPLIT, ahead=[lambda writer: writer.copy("HtoD"), lambda writer: writer.idle(90.0)]
+    ),
+    served(runs(traces.FLASH_ATTN_3), ahead=[WIDE_TABLE, PREPARE]),
+    served(runs(traces.FLASH_ATTN_3), runs(traces.COMBINE, 2.0)),
+    half_planned(),
 )
 GOOD = Writer()
 for _ in range(STEPS):
@@ -98,6 +118,11 @@ def test_a_trace_without_any_says_so_and_what_it_could_not_see(path):
         ("execute_context_0(0)_generation_8(8)", traces.SGLANG_FA4, "decode", "flash-attn-4"),
         ("execute_context_1(512)_generation_0(0)", traces.TRTLLM_103, "prefill", "trtllm-gen"),
         ("step[EXTEND bs=4]", traces.TRITON_EXTEND, "prefill", "triton-extend"),
+        ("step[DECODE bs=4]", f"kernel_cutlass_split_kv_kernel_{CUTE_MLA}", "decode", "cute-dsl"),
+        ("step[DECODE bs=4]", f"void {HPC}_kernel<int>(P)", "decode", "hpc-ops"),
+        ("step[DECODE bs=4]", "fmhaSm120fKernel_QkvBfloat16", "decode", "trtllm-gen"),
+        ("step[DECODE bs=4]", "kernel_unified_attention_3d", "decode", "triton-unified"),
+        ("step[DECODE bs=4]", PAGED, "decode", "paged-attention"),
     ],
 )
 def test_a_mark_tells_the_kind_of_a_step_and_a_name_the_kernels_family(
@@ -123,7 +148,7 @@ def test_steps_layers_and_what_comes_before_them_are_counted(path):
     ahead = [span.name for span in found.steps[1].ahead]
     assert ahead[:3] == ["_sample_kernel", "Memcpy DtoH", "index_elementwise_kernel"]
     fa2 = found.table().set_index("kernel").loc["BatchPrefillWithPagedKVCacheKernel"]
-    assert (fa2["a step"], fa2["a layer"], fa2["us a step"]) == (4, 1, 40)
+    assert (fa2["a step"], fa2["per attention call"], fa2["us a step"]) == (4, 1, 40)
     assert fa2["of"] == "FlashInfer"
     assert found.patterns["us per step"][0] == 11.0  # four kernels of 2 us, three gaps of 1
 
@@ -173,7 +198,83 @@ def test_releases_of_the_fa3_pattern_are_those_of_the_rules():
 
 def test_a_trace_without_attention_that_is_known_names_what_ran_most(path):
     told = repr(attnlib.diagnose(eager().save(path)))
-    assert "0 steps" in told and f"24 {GEMM}" in told
+    assert "0 steps" in told and GEMM in told and "whole trace" in told
+
+
+def test_all_kernels_are_listed_by_time_with_what_they_do(path):
+    indexer = runs("void deep_gemm::sm90_fp8_paged_mqa_logits<1u, 64u>(int)", 99.0)
+    norm = "std::enable_if<(((8)>(0))), void>::type vllm::fused_add_rms_norm_kernel<T, 8>(T*, int)"
+    diagnosis = attnlib.diagnose(
+        served(runs(traces.FLASH_ATTN_3), indexer, runs(norm, 5.0), **DECODE).save(path)
+    )
+    table = diagnosis.kernels()
+    assert table["us a step"].is_monotonic_decreasing
+    assert table.kernel[0] == "sm90_fp8_paged_mqa_logits" and table["is"][0] == "indexer"
+    assert "fused_add_rms_norm_kernel" in set(table.kernel) and GEMM in repr(diagnosis)
+    form = json.loads(json.dumps(diagnosis.to_dict()))
+    assert [row["kernel"] for row in form["kernels"]] == table.kernel.tolist()
+
+
+def test_two_traces_differ_by_role_by_name_and_by_step(tmp_path, capsys):
+    before = served(PREPARE, runs(traces.FLASH_ATTN_3), **DECODE).save(tmp_path / "a.json.gz")
+    slow = [
+        runs(traces.FA2_16, 30.0, grid=(264, 1, 8)),
+        runs(traces.MERGE, 2.0),
+        runs("extra", 1.0),
+    ]
+    after = served(*slow, **DECODE).save(tmp_path / "b.json.gz")
+    change = attnlib.diagnose(before, after)
+    rows = change.table().set_index("part")
+    assert (rows.before["attention"], rows.after["attention"], rows.ratio["attention"]) == (
+        *(40.0, 120.0, 3.0),
+    )
+    assert rows.kernels["attention"] == "FlashAttnFwdSm90 to BatchPrefillWithPagedKVCacheKernel"
+    assert (rows.after["prepare"], rows.before["merge"], rows.after["extra"]) == (0.0, 0.0, 4.0)
+    assert rows["after - before"]["whole step"] > 80 and rows["after - before"][GEMM] == 0
+    assert change.patterns["gone"] == [PATTERNS[1].name] and not change.patterns["new"]
+    (axis,) = change.figure().axes
+    assert len(axis.patches) == len(rows) and "<table" in change._repr_html_()
+    assert cli.main(["diagnose", str(before), str(after), "--json"]) == 0
+    form = json.loads(capsys.readouterr().out)
+    assert {row["part"] for row in form["changes"]} == set(rows.index)
+    same = attnlib.diagnose(before, before).table()
+    assert not same["after - before"].any() and (same.ratio.dropna() == 1).all()
+
+
+def test_two_traces_without_a_common_kind_of_step_are_refused(tmp_path, fails):
+    decode = str(served(runs(traces.FLASH_ATTN_3), **DECODE).save(tmp_path / "a.json.gz"))
+    other = str(served(runs(traces.FLASH_ATTN_3), mark="step[EXTEND bs=4]").save(tmp_path / "b.gz"))
+    assert "steps of one kind with known attention, got decode and prefill" in fails(
+        "diagnose", decode, other
+    )
+
+
+FIELD = {
+    "sgl_verify_0523": ({"verify", "decode"}, [1]),
+    "sgl_verify_old": ({"verify"}, [1]),
+    "sgl_triton_both": ({"prefill", "decode"}, [7]),
+    "vllm_fa4": ({"decode"}, []),
+    "v_triton2d": ({"decode"}, [8]),
+    "v_trtllm103": ({"decode"}, []),
+    "v_fa3_piece": ({"decode"}, [1, 7]),
+    "vllm_verify": ({"verify"}, []),
+}
+"""Traces made of kernel names that people posted -> kinds of steps, numbers of patterns."""
+
+
+@pytest.mark.parametrize("name", FIELD)
+def test_a_trace_from_the_field_has_its_steps_and_patterns(name):
+    diagnosis = attnlib.diagnose(Path(__file__).parent / "traces" / f"{name}.json.gz")
+    kinds, numbers = FIELD[name]
+    assert {step.kind for step in diagnosis.steps} == kinds
+    patterns = diagnosis.patterns.to_dict("records")
+    assert [row["pattern"] for row in patterns] == [PATTERNS[n].name for n in numbers]
+    for row in patterns:
+        saved = re.search(r"saves (?:[\d.]+ to )?([\d.,]+) us", row["by the records"])
+        assert saved is None or float(saved[1].replace(",", "")) <= row["us per step"]
+    if name == "sgl_triton_both":
+        attention = diagnosis.table().set_index(["step", "kernel"]).share["decode"]
+        assert attention["_fwd_grouped_kernel_stage1"] == pytest.approx(0.54, abs=0.02)
 
 
 WHOLE = json.dumps({"traceEvents": GOOD.events}).encode()
@@ -235,11 +336,11 @@ REAL = {
     "cuda_cores": 5,
     "xqa": None,
     "lengths_copied": 6,
-    "fa2_host": None,
+    "fa2_host": 9,
     "eager": 7,
     "prefill_decode": None,
     "sglang_fa3": None,
-    "sglang_flashinfer": None,
+    "sglang_flashinfer": 9,
 }
 
 
@@ -250,4 +351,6 @@ def test_a_real_trace_shows_the_pattern_that_it_was_captured_for(name):
     wanted = [] if number is None else [PATTERNS[number].name]
     assert [row["pattern"] for row in found.patterns.to_dict("records")] == wanted
     assert found.trace.gpu == "NVIDIA H200" and len(found.decodes) == 4
+    assert repr(found) and found.to_dict()
+    assert not TraceChange(found, found).table()["after - before"].any()
     assert len(found.steps) == 4 + (name == "prefill_decode")

@@ -17,6 +17,7 @@ import attnlib
 from attnlib import explore, view
 from attnlib.lab import explore as module
 from attnlib.lab.explore import CSS_CLASS, DESCRIPTIONS
+from attnlib.lab.source import AXES, NAMES, choose, find_source, sources_of
 from attnlib.lab.view import View
 from attnlib.run import store
 from attnlib.run.study import describe
@@ -80,6 +81,27 @@ def test_a_choice_that_no_longer_holds_is_replaced_and_said_once_above_the_figur
     published.controls["model"].value = "Qwen3-32B at TP 4"
     assert published.view.source.records == "fa3_decode_regression", "the first that has it"
     assert "study auto_resolution has no records" in published.served.value
+
+
+def test_advice_is_of_the_layer_that_is_shown_and_a_problem_is_said(published):
+    published.advise.click()
+    assert "decode, 32/8 heads, head_dim 128, 16 requests" in published.advice.value
+    published.controls["model"].value = "DeepSeek MLA"
+    assert published.advice.value == ""
+    published.advise.click()
+    assert "advice must be of a decode call" in published.advice.value
+
+
+def test_every_choice_that_is_offered_can_be_shown(published):
+    for name in NAMES:
+        for records, machine in sources_of(name):
+            source = find_source(name, records, machine)
+            usual = choose(source, name, {})
+            for axis, values in usual.options.items():
+                for value in values if axis in AXES else []:
+                    other = choose(source, name, {axis: value})
+                    assert len(other.rows) and other.arguments[axis] == value or other.notes
+        assert repr(View(source, usual))
 
 
 def test_backends_are_chosen_and_none_at_all_is_all(published):

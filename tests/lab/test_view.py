@@ -7,6 +7,7 @@ from support import explorer_records as made
 from support.explorer_records import COPY_BYTES, FA2, FA3, LATENT, QWEN, keep, publish, timed
 
 import attnlib
+from attnlib.core.layer import name_of
 from attnlib.kinds.item import Item
 from attnlib.lab.source import EXPLORER, NAMES, choose, find_source, measure_missing, sources_of
 from attnlib.lab.view import ENGINES, view
@@ -113,7 +114,7 @@ def test_the_call_gives_the_same_view_and_table_and_figure_name_the_release(demo
     assert "Records of study demo: Test GPU 0badcafe, FlashInfer 0.6.3, measured 2026-01-02" in page
     assert "<td>318.0</td><td class='words'>fa3</td>" in page
     (axis,) = seen.figure().axes
-    assert axis.get_title(loc="left").startswith(f"{MODEL}, FlashInfer 0.6.3\n")
+    assert axis.get_title(loc="left").startswith(f"{MODEL}, FlashInfer 0.6.3, Test GPU\n")
     assert "FlashInfer 0.6.3" in seen.image()
 
 
@@ -121,7 +122,7 @@ def test_the_call_gives_the_same_view_and_table_and_figure_name_the_release(demo
 def test_the_published_ratios_are_those_of_the_report(frame, case):
     sizes = {"page_size": case.spec.page_size, "batch": case.batch_size, "kv_len": case.kv_len}
     asked = {"release": REGRESSED, "records": "fa3_decode_regression", **sizes}
-    seen = view(attnlib.core.spec.model_of(case.spec), backends=(FA2, FA3), **asked)
+    seen = view(name_of(case.spec), backends=(FA2, FA3), **asked)
     (row,) = seen.comparison.to_dict("records")
     decode = rows.decode_rows(frame[frame.case == case], release=REGRESSED)
     (ratio,) = rows.over(decode, FA3, FA2).to_dict("records")

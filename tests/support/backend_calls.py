@@ -33,12 +33,17 @@ MODES = (
 """Every mode with several queries per request, over its masks."""
 ALL_MODES = [(name, case) for case in MODES for name in backends.EXTEND_BACKENDS]
 PLANNED, UNIFORM = (f"flashinfer-prefill-fa2-{how}" for how in ("planned", "uniform"))
-EQUAL = (PLANNED, UNIFORM)
+BATCH_ATTENTION = "flashinfer-prefill-batch-attention"
 
 
 def takes(name, case):
-    """Some plans are for as many queries of each request; those made on the GPU for pages alone."""
-    return name not in EQUAL or case.mode not in ("draft_extend", "prefill_ragged")
+    """Some plans are for as many queries of each request; some for paged caches alone."""
+    refused = {
+        PLANNED: ("draft_extend", "prefill_ragged"),
+        UNIFORM: ("draft_extend", "prefill_ragged"),
+        BATCH_ATTENTION: ("prefill_ragged",),
+    }
+    return case.mode not in refused.get(name, ())
 
 
 EXTEND = [
@@ -84,6 +89,7 @@ FAKED = (
     "flash-attn-3",
     "flash-attn-3-precomputed",
     "flashinfer-fa2-planned",
+    "flashinfer-batch-attention",
 )
 WINDOWS = [
     DecodeCase(replace(spec_of(4, page), window=window), 7, 1500, "ragged")
@@ -98,7 +104,7 @@ SINKS = [
 SUNK = [
     (n, c) for n in ("flash-attn-3", "flash-attn-3-precomputed", "flashinfer-xqa") for c in SINKS
 ]
-WINDOWED = [(n, c) for n in (*FAKED, "flashinfer-fa2") for c in WINDOWS]
+WINDOWED = [(n, c) for n in (*FAKED[:-1], "flashinfer-fa2") for c in WINDOWS]
 XQA = [
     ("flashinfer-xqa", case)
     for case in (

@@ -269,6 +269,7 @@ def fake_fa2(monkeypatch):
         pytest.skip("the libraries' stand-ins are for machines without a GPU")
     fakes.FakeWrapper.made = made = []
     module = SimpleNamespace(
+        BatchAttention=fakes.FakeBatchAttention,
         BatchDecodeWithPagedKVCacheWrapper=fakes.FakeDecode,
         BatchPrefillWithPagedKVCacheWrapper=fakes.FakePaged,
         BatchPrefillWithRaggedKVCacheWrapper=fakes.FakeRagged,

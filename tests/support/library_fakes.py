@@ -125,6 +125,29 @@ class FakePrefill(FakeWrapper):
         return attend(q, self.q_lens, tokens, sees, self.scale)
 
 
+class FakeBatchAttention:
+    """BatchAttention: lengths are copied by `plan`, the pages are read where they lie."""
+
+    def __init__(self, kv_layout, device):
+        assert kv_layout == "NHD"
+        torch.empty(0, device=device)
+
+    def plan(self, *arguments, causal, sm_scale, q_data_type, kv_data_type):
+        qo_indptr, kv_indptr, self.kv_indices, kv_lens, *sizes = arguments
+        assert all(tensor.dtype == torch.int32 for tensor in arguments[:4])
+        assert sizes[2] == sizes[3] <= 256
+        self.q_lens, self.kv_lens = qo_indptr.diff().tolist(), kv_lens.tolist()
+        self.starts, self.causal, self.scale = kv_indptr.tolist(), causal, sm_scale
+        self.dtypes = (q_data_type, kv_data_type)
+
+    def run(self, q, cache):
+        assert self.dtypes == (q.dtype, cache[0].dtype)
+        pages = [self.kv_indices[a:b] for a, b in zip(self.starts, self.starts[1:], strict=False)]
+        sees = masks_of(self.q_lens, self.kv_lens, self.causal)
+        out = attend(q, self.q_lens, gather(pages, self.kv_lens, cache), sees, self.scale)
+        return out, torch.empty(out.shape[:2])
+
+
 class FakePaged(FakePrefill):
     """BatchPrefillWithPagedKVCacheWrapper."""
 

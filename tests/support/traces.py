@@ -17,6 +17,8 @@ FA3 = "void flashinfer::PrefillWithKVCacheKernel<flashinfer::SparseCollectiveMai
 CUDA_CORES = "void flashinfer::BatchDecodeWithPagedKVCacheKernel<(flashinfer::PosEncodingMode)0>(P)"
 FLASH_ATTN_3 = "void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<M> > >(P)"
 PREPARE = "void flash::prepare_varlen_num_blocks_kernel<1, true>(int, int)"
+COMBINE = "void cutlass::device_kernel<flash::FlashAttnFwdCombine<C> >(P)"
+METADATA = "_fused_metadata_kernel_ps1_no_swa"
 GEMM = "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NNT"
 XQA = "kernel_mha"
 TRITON_2D, TRITON_EXTEND = "kernel_unified_attention_2d", "_fwd_kernel"
@@ -61,6 +63,10 @@ class Writer:
         self.correlation += 1
         self._add("cuda_runtime", name, self.clock - 0.5, 0.4, correlation=self.correlation)
         return self.correlation
+
+    def idle(self, us):
+        """Nothing runs."""
+        self.clock += us
 
     def wait(self, us=50.0):
         """The host waits, and the GPU runs nothing."""

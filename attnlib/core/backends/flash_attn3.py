@@ -235,5 +235,6 @@ def _facts(
         page_size=spec.page_size,
         dtype=spec.dtype,
         hdim96=library.has_hdim96(),
+        build=library.build(),
         **options,
     )

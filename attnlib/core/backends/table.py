@@ -73,6 +73,7 @@ FAMILIES = {
         ("BatchDecodeWithPagedKVCacheKernel",), color="#009E73", marker="s", decodes=True
     ),
     "flash-attn-3": Family(("FlashAttnFwdSm90",), hopper=True, library="FlashAttention-3"),
+    "batch-attention": Family(("PersistentKernelTemplate",)),
     "mla-fa2": Family(("BatchMLAPagedAttentionKernel",)),
     "mla-fa3": Family(("BatchMLAPageAttentionHopperKernel",), hopper=True),
     "flashmla-dense": Family(
@@ -87,7 +88,21 @@ FAMILIES = {
     ),
     "flash-attn-4": Family(("kernel_cutlass_kernel_*flash_attncute",), library="FlashAttention-4"),
     "xqa": Family(("kernel_mha",), library="TensorRT-LLM", decodes=True),
-    "trtllm-gen": Family(("fmhaSm10*Kernel",), library="TensorRT-LLM"),
+    "trtllm-gen": Family(("fmhaSm1*Kernel",), library="TensorRT-LLM"),
+    "cute-dsl": Family(
+        (
+            "kernel_cutlass_split_kv_kernel_flashinfer",
+            "kernel_cutlass_decode_flashinfer",
+            "kernel_cutlass_kernel_flashinfer*attention",
+        ),
+    ),
+    "hpc-ops": Family(
+        ("smallm_attention_decode_", "attention_prefill_", "attention_with_kvcache_"),
+        library="HPC-Ops",
+    ),
+    "paged-attention": Family(
+        ("paged_attention_v1_kernel", "paged_attention_v2_kernel"), library="vLLM", decodes=True
+    ),
     "fmha-v2": Family(("fmha_v2_flash_attention_",), library="TensorRT-LLM"),
     "mmha": Family(("masked_multihead_attention_kernel",), library="TensorRT-LLM", decodes=True),
     "cudnn": Family(("cudnn_generated_fort_native_sdpa_",), library="cuDNN"),
@@ -114,6 +129,17 @@ ROLE_OF = {
     "fmhaReductionKernel": "merge",
     "lean_reduction_kernel": "merge",
     "reduce_segments": "merge",
+    "paged_attention_v2_reduce_kernel": "merge",
+    "attention_decode_dynamic_splitk_combine_kernel": "merge",
+    "assign_attention_decode_task_kernel": "metadata",
+    "get_num_kv_splits_triton": "metadata",
+    "indexer_k_quant_and_cache_kernel": "indexer",
+    "smxx_paged_mqa_logits_metadata": "indexer",
+    "fp8_index_kernel": "indexer",
+    "topk_transform_decode_kernel": "indexer",
+    "topk_transform_prefill_kernel": "indexer",
+    "topKPerRowDecode": "indexer",
+    "topKPerRowPrefill": "indexer",
     "_fused_decode_metadata_kernel": "metadata",
     "_fused_metadata_kernel_general": "metadata",
     "_fused_metadata_kernel_ps1_no_swa": "metadata",
@@ -128,13 +154,30 @@ ROLE_OF = {
     "verify_metadata_kernel": "metadata",
 }
 """Kernel beside attention -> what it does: FlashAttention-3's schedule, the merge of a request's
-splits, or page tables and lengths."""
+splits, page tables and lengths, or the choice of tokens for sparse attention (DSA)."""
+ROLES_OF_FAMILIES = {
+    "kernel_cutlass_reduction_kernel_flashinfer": "merge",
+    "sm90_fp8_paged_mqa_logits": "indexer",
+    "sm90_fp8_mqa_logits": "indexer",
+    "sm100_fp8_paged_mqa_logits": "indexer",
+    "sm100_fp8_mqa_logits": "indexer",
+    "sm100_fp4_paged_mqa_logits": "indexer",
+    "sm100_fp4_mqa_logits": "indexer",
+}
+"""How the name of such a kernel begins, where it has more words behind it -> what it does."""
+
+
+@lru_cache
+def role_of(kernel: str) -> str:
+    """What a kernel beside attention does, or the empty string."""
+    begins = (role for begin, role in ROLES_OF_FAMILIES.items() if kernel.startswith(begin))
+    return ROLE_OF.get(kernel) or next(begins, "")
 
 
 @lru_cache
 def family_of(kernel: str) -> str:
     """The family of a kernel's function name, or the empty string."""
-    if kernel in ROLE_OF:
+    if role_of(kernel):
         return ""
     return next((name for begin, name in FAMILY_OF.items() if fnmatchcase(kernel, f"{begin}*")), "")
 
@@ -200,6 +243,13 @@ _ENTRIES = (
         family="cuda-cores",
         label="CUDA cores",
     ),
+    Entry(
+        "flashinfer-batch-attention",
+        "decode",
+        "batch_attention:BatchAttentionDecode",
+        family="batch-attention",
+        label="BatchAttention",
+    ),
     Entry("flashinfer-xqa", "decode", "xqa:Xqa", family="xqa", since="0.5.3", label="XQA"),
     Entry("flashinfer-graph-auto", "decode", "flashinfer:GraphDecode"),
     Entry(
@@ -250,6 +300,13 @@ _ENTRIES = (
         since="0.7.2.post1",
     ),
     Entry("flashinfer-prefill-fa2-planned", "extend", "planned:PlannedPrefill", family="fa2"),
+    Entry(
+        "flashinfer-prefill-batch-attention",
+        "extend",
+        "batch_attention:BatchAttentionExtend",
+        family="batch-attention",
+        label="BatchAttention",
+    ),
     Entry("flash-attn-3-extend", "extend", "flash_attn3:FlashAttn3Extend", family="flash-attn-3"),
 )
 

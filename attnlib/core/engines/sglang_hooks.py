@@ -124,6 +124,7 @@ def _scheduler(call: MetadataCall) -> SchedulerMetadata:
         causal=True,
         has_softcap=backend.has_softcap,
         num_splits=backend.num_splits,
+        build="sglang",
     )
     scheduler = reserve(facts, words.device, out=words)
     if scheduler.words.shape != words.shape:

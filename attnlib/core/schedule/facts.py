@@ -4,6 +4,14 @@ Metadata is right only if the call that writes it and the attention that reads i
 facts, since each derives tiles, packing and the split cap from its own arguments. Rules read in
 hopper/flash_api.cpp, hopper/heuristics.h and hopper/tile_size.h (2025-08 and later), for compute
 capability 9.0; float32 where they use float. No torch, no GPU.
+
+Builds differ in their tiles, so a schedule is that of a build:
+
+| build | source | tiles |
+|---|---|---|
+| upstream | Dao-AILab, tokenspeed-fa3, flash-attn-3 | 2 or 3 warpgroups, 128 or 192 rows |
+| vllm | vllm-project/flash-attention 617264c (2026-08) | 64 rows for <= 64 packed rows, no window |
+| sglang | sgl-flash-attn #34 (2026-02) and #37 (2026-03) | as vllm, windows too; else upstream |
 """
 
 import math
@@ -23,6 +31,9 @@ MAX_NUM_SPLITS = 255
 L2_BYTES = 50 * 2**20
 """What the heuristic takes an L2 cache to hold, whatever the GPU has."""
 FULL = (-1, -1)
+BUILDS = ("upstream", "vllm", "sglang")
+ONE_WARPGROUP = 64
+"""Query rows of one MMA warpgroup, the tile of short calls (use_one_mma_wg of heuristics.h)."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +45,8 @@ class SchedulerFacts(Grouped):
     width x page_size (or of a contiguous cache, whose `page_size` is None). `sm_margin` of the
     `num_sms` multiprocessors are left to others. `window` is (left, right) tokens, -1 unlimited;
     `varlen_q` says whether cu_seqlens_q is passed. `pack_gqa` None and `num_splits` 0 let the
-    library decide. `hdim96`: whether the build has kernels of head_dim 96.
+    library decide. `hdim96`: whether the build has kernels of head_dim 96. `build` is one of
+    `BUILDS`.
 
     Raises ValueError naming the field, what it must be and what it was.
     """
@@ -57,6 +69,7 @@ class SchedulerFacts(Grouped):
     num_splits: int = 0
     sm_margin: int = 0
     hdim96: bool = True
+    build: str = BUILDS[0]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "head_dim_v", self.head_dim_v or self.head_dim)
@@ -75,6 +88,7 @@ class SchedulerFacts(Grouped):
         require_int("page_size", 1 if self.page_size is None else self.page_size)
         self.require_groups()
         require_word("dtype", self.dtype, ELEMENT_BYTES)
+        require_word("build", self.build, BUILDS)
         if self.kv_head_bytes > INT32_MAX:
             most = INT32_MAX // (self.kv_head_bytes // self.max_seqlen_k)
             raise ValueError(
@@ -135,6 +149,8 @@ class SchedulerFacts(Grouped):
         """
         if self.page_size is None:
             return False
+        if self.build == "vllm" and self.is_local:
+            return True
         block_m, block_n = self._tile(gathers=False)
         return self.page_size % block_n != 0 or self.max_seqlen_q * self.group_size <= block_m
 
@@ -150,6 +166,14 @@ class SchedulerFacts(Grouped):
         return self.num_splits or _heuristic_cap(self)
 
     @property
+    def one_warpgroup(self) -> bool:
+        """Whether all query rows fit the 64-row tile that the engines' builds have."""
+        windows = self.build == "sglang" or not self.is_local
+        rows = self.max_seqlen_q * self.group_size
+        small = self.head_dim in (64, 128) and rows <= ONE_WARPGROUP
+        return self.build != "upstream" and windows and small
+
+    @property
     def must_pack(self) -> bool:
         """Whether only kernels with packed query heads exist, whatever `pack_gqa` says."""
         return self.paged_gather or self.split_cap > 1
@@ -159,7 +183,7 @@ class SchedulerFacts(Grouped):
         """Whether the metadata call counts a group's query heads as rows of one tile."""
         if self.pack_gqa is not None:
             return self.pack_gqa
-        if self.must_pack:
+        if self.must_pack or (self.build == "vllm" and self._gpt_oss_window):
             return True
         if self.varlen_q or self.group_size == 1:
             return self.group_size > 1
@@ -193,6 +217,12 @@ class SchedulerFacts(Grouped):
         here = f"varlen_q={self.varlen_q}"
         require_given(name, given, self.varlen_q, "if facts.varlen_q", here)
 
+    @property
+    def _gpt_oss_window(self) -> bool:
+        """The layer that vLLM's get_pack_gqa always packs."""
+        one_head_dim = self.head_dim == self.head_dim_v == 64
+        return self.is_local and one_head_dim and self.group_size == 8
+
     def _tile(self, *, gathers: bool) -> tuple[int, int]:
         compiled = [dim for dim in HEAD_DIMS if self.hdim96 or dim != 96]
         dim = next(dim for dim in compiled if dim >= self.head_dim)
@@ -203,21 +233,33 @@ class SchedulerFacts(Grouped):
 
 
 def _tile_16_bit(call: SchedulerFacts, dim: int, dim_v: int, gathers: bool) -> tuple[int, int]:
-    narrow = call.is_local or gathers
+    vllm, narrow = call.build == "vllm", call.is_local or gathers
     if dim <= 64:
         wide_v = {512: (64, 64), 256: (128, 96)}
-        return wide_v.get(dim_v, (192, 128 if narrow or call.is_causal else 192))
+        if dim_v in wide_v:
+            return wide_v[dim_v]
+        if call.one_warpgroup:
+            return ONE_WARPGROUP, 192
+        if vllm and narrow and not call.is_causal:
+            return 192, 160
+        return 192, 128 if narrow or call.is_causal else 192
     if dim <= 96:
         return 192, 128 if narrow else 144
     if dim <= 128:
-        return 128, 128 if narrow or call.is_causal else 176
+        rows = ONE_WARPGROUP if call.one_warpgroup else 128
+        plain = 160 if vllm and not call.one_warpgroup else 176
+        return rows, 128 if narrow or call.is_causal else plain
     if dim <= 192:
-        plain = 128 if dim_v <= 128 else 112
-        return 128, 96 if narrow else plain
+        wide = 96 if vllm else 112
+        return 128, 96 if narrow else (128 if dim_v <= 128 else wide)
     return 128, 64 if call.is_local else 80
 
 
 def _tile_fp8(call: SchedulerFacts, dim: int, gathers: bool) -> tuple[int, int]:
+    if call.one_warpgroup:
+        return ONE_WARPGROUP, 128 if dim <= 96 else 96
+    if call.build == "vllm" and dim <= 192:  # Its accumulation in two levels takes registers.
+        return {64: (192, 128), 96: (128, 128), 128: (128, 192), 192: (128, 96)}[dim]
     if dim <= 96:
         return 192, 160 if dim <= 64 else 128
     if dim <= 128:

@@ -140,6 +140,8 @@ def reserve(
 
     `out`, errors and cap as in `precompute`.
     """
+    if facts.build == "vllm":
+        raise ValueError("build must be upstream or sglang, whose words are known, got vllm")
     settled = facts.settled
     _require_packing(facts)
     # "cuda" means the current device: a tensor on it knows which.

@@ -67,6 +67,11 @@ def load(library: str = FLASH_ATTN_3) -> Any:
         raise RuntimeError(f"{name}{owner} cannot be loaded: {error}") from error
 
 
+def build() -> str:
+    """Which of `facts.BUILDS` would be loaded: SGLang's kernel package, or upstream's code."""
+    return "sglang" if find_module().startswith("sgl_kernel") else "upstream"
+
+
 def has_hdim96() -> bool:
     """Whether the build has kernels of head_dim 96; builds that do not say so have them."""
     return not _build_flags().get("FLASHATTENTION_DISABLE_HDIM96", False)

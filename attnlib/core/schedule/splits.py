@@ -11,6 +11,9 @@ What the host decides is in `facts`; here is what `prepare_varlen_num_blocks_ker
 | heads in L2 [B4] | causal or local | position in the order |
 | semaphore [1] | always, 0 | |
 
+vLLM's build writes query tokens for m_blocks and sorts causal calls by another key: of its plan
+only the splits are modelled, so its order is refused.
+
 B4 is the batch size rounded up to 4. A block of 992 requests is scheduled by one CTA; with more
 than one CTA (batch over 992) every request gets one split and each CTA sorts its own requests.
 """
@@ -51,6 +54,8 @@ class SplitPlan:
     @cached_property
     def sort_keys(self) -> np.ndarray:
         """Largest first: KV blocks of a split; under a causal mask tokens less query rows."""
+        if self.facts.build == "vllm":
+            raise ValueError("build must be upstream or sglang for the order of requests, got vllm")
         if not self.facts.is_causal:
             return self.blocks_per_split
         block_m, block_n = self.facts.tile

@@ -1,0 +1,85 @@
+"""FlashInfer's BatchAttention: one persistent launch for decode and prefill, planned on the host.
+
+Its plan cuts requests by length and deals the parts to blocks (TwoStageHolisticPlan of
+scheduler.cuh): the strongest rival of our plan of fa2 where lengths differ. `plan` synchronises; a
+replan writes into the workspace that a captured `run` reads. No engine decodes with it. Sources:
+attention/_core.py of 0.6.13 and 0.7.2.post1.
+"""
+
+import importlib
+from typing import Any
+
+import torch
+
+from ..batch import DecodeBatch, PagedKV
+from ..extend import ExtendBatch
+from ..spec import CUSTOM_MASKS, AttnSpec
+from .base import Backend, Plan
+from .table import Entry
+
+HEAD_DIMS = (64, 128, 256)
+
+
+class _BatchAttention(Backend[Any, PagedKV]):
+    """A plan's state is the library's object and the pages, with room for longer requests."""
+
+    def _planned(
+        self, out: Plan[Any] | None, batch: Any, paged: DecodeBatch, qo_indptr: torch.Tensor
+    ) -> Plan[Any]:
+        if out is None:
+            wrapper = importlib.import_module("flashinfer").BatchAttention("NHD", str(self.device))
+            state = (wrapper, torch.zeros_like(paged.page_table).flatten())
+        else:
+            out.batch.require_alike(batch)
+            state = out.state
+        wrapper, kv_indices = state
+        kv_indices[: len(paged.kv_indices)].copy_(paged.kv_indices)
+        spec = paged.spec
+        wrapper.plan(
+            qo_indptr,
+            paged.kv_indptr,
+            kv_indices,
+            paged.seq_lens,
+            *(spec.num_qo_heads, spec.num_kv_heads, spec.head_dim, spec.head_dim, spec.page_size),
+            causal=isinstance(batch, ExtendBatch) and batch.mask == "causal",
+            sm_scale=spec.softmax_scale,
+            q_data_type=getattr(torch, spec.dtype),
+            kv_data_type=getattr(torch, spec.kv_dtype),
+        )
+        return Plan(batch, self.entry.family, state)
+
+    def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[Any]) -> torch.Tensor:
+        """The library's run, without its log-sum-exp."""
+        cache.require_pages_of(plan.batch.spec)
+        return plan.state[0].run(q, (cache.k_cache, cache.v_cache))[0]
+
+    @classmethod
+    def unsupported(cls, entry: Entry, spec: AttnSpec, mask: str) -> str:
+        """No window, no custom mask, no FP8 query (its output would be FP8, too)."""
+        if spec.window:
+            return f"window must be 0, got {spec.window}"
+        if "float8" in spec.dtype:
+            return f"dtype must be bfloat16 or float16, got {spec.dtype}"
+        if spec.head_dim not in HEAD_DIMS:
+            return f"head_dim must be 64, 128 or 256, got {spec.head_dim}"
+        return f"takes no custom mask, got {mask}" if mask in CUSTOM_MASKS else ""
+
+
+class BatchAttentionDecode(_BatchAttention):
+    """One query per request."""
+
+    def plan(self, batch: DecodeBatch, out: Plan[DecodeBatch] | None = None) -> Plan[DecodeBatch]:
+        """The library's plan; with `out`, into its workspace and page array. Synchronises."""
+        rows = torch.arange(batch.batch_size + 1, dtype=torch.int32, device=self.device)
+        return self._planned(out, batch, batch, rows)
+
+
+class BatchAttentionExtend(_BatchAttention):
+    """Several queries per request, causal or full."""
+
+    def plan(self, batch: ExtendBatch, out: Plan[ExtendBatch] | None = None) -> Plan[ExtendBatch]:
+        """As `BatchAttentionDecode.plan`; ValueError for a ragged cache."""
+        if batch.ragged:
+            name = self.entry.name
+            raise ValueError(f"batch must have a paged cache for {name}, got a contiguous one")
+        return self._planned(out, batch, batch.paged, batch.qo_indptr)

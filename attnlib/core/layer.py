@@ -1,0 +1,133 @@
+"""A layer and the lengths of its requests, from the words of a command line. No torch."""
+
+import re
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from .spec import MLA, MODELS, AttnSpec, MlaSpec, require_int, require_word
+
+WHOLE_MODELS = {
+    "Llama-2-7B": (32, 32, 128),
+    "Llama-2-70B": (64, 8, 128),
+    "Llama-3.1-8B": (32, 8, 128),
+    "Llama-3.1-70B": (64, 8, 128),
+    "Llama-3.1-405B": (128, 8, 128),
+    "Mistral-7B": (32, 8, 128),
+    "Mixtral-8x7B": (32, 8, 128),
+    "Qwen2.5-7B": (28, 4, 128),
+    "Qwen2.5-14B": (40, 8, 128),
+    "Qwen2.5-32B": (40, 8, 128),
+    "Qwen2.5-72B": (64, 8, 128),
+    "Qwen3-0.6B": (16, 8, 128),
+    "Qwen3-8B": (32, 8, 128),
+    "Qwen3-14B": (40, 8, 128),
+    "Qwen3-32B": (64, 8, 128),
+    "Qwen3-30B-A3B": (32, 4, 128),
+    "Qwen3-235B-A22B": (64, 4, 128),
+    "gpt-oss-20b": (64, 8, 64),
+    "gpt-oss-120b": (64, 8, 64),
+}
+"""Model -> its query heads, KV heads and head_dim, as its config.json has them."""
+SPLIT = re.compile(r"(.+) at TP (\d+)")
+NAMED = re.compile(r"(\d+/\d+) heads, head_dim (\d+)", re.ASCII)
+HEADS = re.compile(r"(\d+)/(\d+)", re.ASCII)
+LENGTH = re.compile(r"(\d+)(?:\.\.(\d+))?(?:x([1-9]\d*))?", re.ASCII)
+LENGTHS_HELP = "tokens per request: 8192x16, 100,200, 2048..30720x64 (64 lengths, evenly spaced)"
+
+
+def _sizes_of_model(model: str, tp: int = 1) -> tuple[int, int, int]:
+    """Query heads, KV heads and head_dim of one GPU of `tp`; `model` may end in ` at TP 8`.
+
+    With more GPUs than KV heads each holds one, as in the engines. ValueError lists the models.
+    """
+    if split := SPLIT.fullmatch(model):
+        if tp != 1:
+            raise ValueError(f"tp must not be given with {model!r}, which says it, got {tp}")
+        model, tp = split[1], int(split[2])
+    require_word("model", model, WHOLE_MODELS)
+    require_int("tp", tp)
+    query, kv, head_dim = WHOLE_MODELS[model]
+    if query % tp or (kv % tp and tp % kv):
+        raise ValueError(f"tp must divide the heads of {model}, {query}/{kv}, got {tp}")
+    return query // tp, max(1, kv // tp), head_dim
+
+
+def parse_layer(
+    heads: str = "",
+    *,
+    model: str = "",
+    tp: int = 1,
+    head_dim: int = 0,
+    page_size: int = 16,
+    **fields: Any,
+) -> AttnSpec:
+    """A layer from heads such as `32/8`, or from a model of `WHOLE_MODELS` over `tp` GPUs.
+
+    `model` may be what `name_of` calls a layer. `head_dim` 0 is the model's, or 128. `fields` are
+    those of `AttnSpec`. Raises ValueError for other text, and unless heads or a model are given,
+    not both.
+    """
+    if named := NAMED.fullmatch(model):
+        heads, model, head_dim = named[1], "", head_dim or int(named[2])
+    if bool(heads) == bool(model):
+        got = f"{heads} and {model}" if heads else "neither"
+        raise ValueError(f"heads or model must be given, one of them, got {got}")
+    if model:
+        query, kv, of_model = _sizes_of_model(model, tp)
+        return AttnSpec(query, kv, head_dim or of_model, page_size, **fields)
+    if tp != 1:
+        raise ValueError(f"tp must go with a model, got tp {tp} with heads {heads}")
+    if not (counts := HEADS.fullmatch(heads)):
+        raise ValueError(f"heads must be QUERY/KV such as 32/8, got {heads!r}")
+    return AttnSpec(int(counts[1]), int(counts[2]), head_dim or 128, page_size, **fields)
+
+
+def parse_lengths(name: str, text: str, batch: int = 0) -> tuple[int, ...]:
+    """Tokens per request from `8192x16` (16 requests), `100,200`, `8192x15,100`, `2048..30720x64`.
+
+    A range is evenly spaced, both ends included. `batch` is the number of requests where `text` is
+    one length or range that does not say it. ValueError calls the lengths `name`.
+    """
+    parts = [LENGTH.fullmatch(part) for part in text.split(",")]
+    lengths: list[int] = []
+    for part in parts:
+        if part is None:
+            raise ValueError(f"{name} must be such as 8192x16, 100,200 or 1..9x4, got {text!r}")
+        low, high = int(part[1]), int(part[2] or part[1])
+        if batch and (part[3] or len(parts) > 1):
+            raise ValueError(f"batch must be left out where {name} says it, got {batch}")
+        count = batch or int(part[3] or 1)
+        if high < low or (high > low and count < 2):
+            words = f"{name} must have a range from low to high of 2 requests or more"
+            raise ValueError(f"{words}, got {part[0]!r} of {count}")
+        lengths += np.linspace(low, high, count).round().astype(int).tolist()
+    if min(lengths) < 1:
+        raise ValueError(f"{name} must be >= 1, got {text!r}")
+    return tuple(lengths)
+
+
+def words_of_lengths(lengths: tuple[int, ...]) -> str:
+    """Lengths as `parse_lengths` reads them, in few words."""
+    low, high, count = min(lengths), max(lengths), len(lengths)
+    if count > 1 and high > low and parse_lengths("lens", f"{low}..{high}x{count}") == lengths:
+        return f"{low}..{high}x{count}"
+    runs = [(length, len([*run])) for length, run in groupby(lengths)]
+    return ",".join(f"{length}x{times}" if times > 1 else str(length) for length, times in runs)
+
+
+def lengths_of_case(lengths: tuple[int, ...]) -> dict[str, Any]:
+    """The fields of a case whose requests have these tokens."""
+    equal = len({*lengths}) == 1
+    words = "fixed" if equal else "+".join(map(str, lengths))
+    return {"batch_size": len(lengths), "kv_len": max(lengths), "lengths": words}
+
+
+def name_of(spec: AttnSpec | MlaSpec) -> str:
+    """The model of `MODELS` with such a layer, or `24/8 heads, head_dim 128`."""
+    if isinstance(spec, MlaSpec):
+        return MLA
+    sizes = (spec.num_qo_heads, spec.num_kv_heads, spec.head_dim)
+    heads = f"{spec.heads} heads, head_dim {spec.head_dim}"
+    return next((name for name, known in MODELS.items() if known == sizes), heads)

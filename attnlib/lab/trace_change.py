@@ -1,0 +1,202 @@
+"""What got slower from one trace of a server to another, step by step and kernel by kernel.
+
+Steps of one kind are compared by their medians. What does the same is one row whatever its name:
+attention, its schedule, merge, metadata and indexer; every other kernel is matched by its name. The
+time of a step is that from its first work to the end of its last, as traced.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from ..core.backends.table import family_of, role_of
+from ..draw import charts, style
+from ..draw.cards import Card, Shown
+from ..measure.spans import busy_us, find_gaps
+from ..measure.stats import FASTER, SLOWER
+from ..measure.steps import Step
+from .diagnose import Diagnosis
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOST_ROWS, ROW_INCHES = 12, 0.3
+WHOLE, BUSY, BEFORE, WITHIN = "whole step", "GPU busy", "idle before the first layer", "idle later"
+OTHERS = "other kernels"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TraceChange(Shown):
+    """From the trace of `before` to that of `after`. ValueError if no kind of step is in both."""
+
+    before: Diagnosis
+    after: Diagnosis
+
+    def __post_init__(self) -> None:
+        if not self.kinds:
+            names = [
+                ", ".join(sorted({step.kind for step in side.steps})) or "none"
+                for side in (self.before, self.after)
+            ]
+            raise ValueError(
+                "before and after must both have steps of one kind with known attention, "
+                f"got {names[0]} and {names[1]}"
+            )
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of steps that both traces have."""
+        after = {step.kind for step in self.after.steps}
+        kinds = dict.fromkeys(step.kind for step in self.before.steps)
+        return [kind for kind in kinds if kind in after]
+
+    def table(self) -> pd.DataFrame:
+        """A row per kind of step and part: microseconds a step before and after, largest change
+        first, then what launched it how often."""
+        return self.rows.round(3)
+
+    @cached_property
+    def rows(self) -> pd.DataFrame:
+        """The table, not rounded."""
+        rows = []
+        for kind in self.kinds:
+            sides = [
+                _parts([step for step in side.steps if step.kind == kind])
+                for side in (self.before, self.after)
+            ]
+            names = dict.fromkeys([*sides[0], *sides[1]])
+            part_rows = [_row(kind, name, sides[0].get(name), sides[1].get(name)) for name in names]
+            head = [row for row in part_rows if row["part"] in (WHOLE, BUSY, BEFORE, WITHIN)]
+            kernels = [row for row in part_rows if row not in head]
+            rows += head + sorted(kernels, key=lambda row: -abs(row["after - before"]))
+        return pd.DataFrame(rows)
+
+    def figure(self) -> "Figure":
+        """The change of each part, a bar each, the largest of each kind of step."""
+        rows = self.rows.groupby("step", sort=False).head(MOST_ROWS).reset_index(drop=True)
+        title = f"{self._name(self.before)} to {self._name(self.after)}"
+        size = (9, 1.2 + ROW_INCHES * len(rows))
+        words = ("after - before, us a step (as traced)", "")
+        figure, (axis,) = charts.panels([title], size, self.origin, words)
+        words_of = [SLOWER if us > 0 else FASTER for us in rows["after - before"]]
+        colors = [charts.VERDICTS[word].color for word in words_of]
+        axis.barh(range(len(rows)), rows["after - before"], color=colors)
+        charts.categories(axis, "y", rows.step + ": " + rows.part.str.slice(0, 44))
+        axis.axvline(0, **style.RULE)
+        return figure
+
+    @property
+    def origin(self) -> str:
+        """Who traced both, and which GPUs."""
+        return f"before: {self.before.origin}; after: {self.after.origin}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form."""
+        rows = json.loads(self.rows.to_json(orient="records"))
+        sides = {"before": self.before.to_dict(), "after": self.after.to_dict()}
+        return {"changes": rows, "patterns": self.patterns, **sides}
+
+    @property
+    def patterns(self) -> dict[str, list[str]]:
+        """Known patterns that came with `after`, that went, and that both show."""
+        a, b = (
+            list(side.patterns.pattern) if len(side.patterns) else []
+            for side in (self.before, self.after)
+        )
+        return {
+            "new": [name for name in b if name not in a],
+            "gone": [name for name in a if name not in b],
+            "in both": [name for name in a if name in b],
+        }
+
+    def card(self) -> Card:
+        """Steps, the parts that changed most, and the patterns."""
+        whole = self.rows[self.rows.part == WHOLE]
+        title = ", ".join(
+            f"{row.step} {row.before:,.0f} to {row.after:,.0f} us ({row.ratio:.2f} x)"
+            for row in whole.itertuples()
+        )
+        shown = self.rows.groupby("step", sort=False).head(MOST_ROWS)
+        numbers = {name: shown[name].map("{:,.1f}".format) for name in ("before", "after")}
+        numbers["after - before"] = shown["after - before"].map("{:+,.1f}".format)
+        numbers["ratio"] = shown.ratio.map("{:.2f}".format).where(shown.ratio.notna(), "-")
+        patterns = [
+            (f"pattern {word}", name) for word, names in self.patterns.items() for name in names
+        ]
+        return Card(
+            title=f"{self._name(self.before)} to {self._name(self.after)}: {title}",
+            notes=self._notes(),
+            facts=patterns,
+            table=shown.assign(**numbers),
+            caption="microseconds a step, medians over the steps of a kind, as traced",
+            footer=self.origin,
+        )
+
+    def _notes(self) -> list[str]:
+        notes = ["Two traces show what changed; a profiler slows both, and no verdict is given."]
+        for kind in self.kinds:
+            sizes = [
+                sorted({step.batch_size for step in side.steps if step.kind == kind} - {0})
+                for side in (self.before, self.after)
+            ]
+            if sizes[0] != sizes[1]:
+                notes.append(f"Batch sizes of {kind} differ: {sizes[0]} and {sizes[1]}.")
+        if self.before.trace.gpu != self.after.trace.gpu:
+            notes.append("The traces are of different GPUs.")
+        return notes
+
+    def _name(self, side: Diagnosis) -> str:
+        return os.path.basename(side.trace.path)
+
+
+def _parts(steps: Sequence[Step]) -> dict[str, dict[str, Any]]:
+    """Part of a step -> its microseconds (median), launches (median) and the kernels in it."""
+    idle = [sum(gap.length_us for gap in find_gaps([*s.ahead, s.body[0]])) for s in steps]
+    length = [s.body[-1].end_us - s.work[0].start_us for s in steps]
+    busy = [busy_us(s.work) for s in steps]
+    later = [max(0.0, a - b - c) for a, b, c in zip(length, busy, idle, strict=True)]
+    parts = {
+        name: {"us": median(us), "launches": 0.0, "kernels": {}}
+        for name, us in {WHOLE: length, BUSY: busy, BEFORE: idle, WITHIN: later}.items()
+    }
+    names = dict.fromkeys(span.name for step in steps for span in step.work)
+    members: dict[str, dict[str, None]] = {}
+    for name in names:
+        role = "attention" if family_of(name) else role_of(name)
+        members.setdefault(role or name, {})[name] = None
+    for part, kernels in members.items():
+        spans = [[span for span in step.work if span.name in kernels] for step in steps]
+        us = median(sum(span.length_us for span in those) for those in spans)
+        parts[part] = {"us": us, "launches": median(map(len, spans)), "kernels": kernels}
+    return parts
+
+
+def _row(
+    kind: str, part: str, before: dict[str, Any] | None, after: dict[str, Any] | None
+) -> dict[str, Any]:
+    """One part of a kind of step on both sides."""
+    nothing: dict[str, Any] = {"us": 0.0, "launches": 0.0, "kernels": {}}
+    a, b = before or nothing, after or nothing
+    counts = (
+        f"{a['launches']:g}"
+        if a["launches"] == b["launches"]
+        else (f"{a['launches']:g} to {b['launches']:g}")
+    )
+    names = [", ".join(side["kernels"]) for side in (a, b)]
+    same = names[0] == names[1] or part in names
+    return {
+        "step": kind,
+        "part": part,
+        "before": a["us"],
+        "after": b["us"],
+        "after - before": b["us"] - a["us"],
+        "ratio": b["us"] / a["us"] if a["us"] else None,
+        "launches": counts if a["launches"] or b["launches"] else "",
+        "kernels": "" if part in names else names[0] if same else f"{names[0]} to {names[1]}",
+    }

@@ -1,0 +1,86 @@
+"""What would decide a comparison of releases: minutes on a GPU, and what is on record nearby."""
+
+import math
+from typing import Any
+
+import pandas as pd
+
+from ..kinds.item import Item
+from ..run import store
+from ..run.pairs import Comparison
+from ..run.releases import Version
+from . import STUDIES
+
+PACE = "fa3_decode_regression"
+"""The study whose published sweep says how long a record takes."""
+OTHER_KERNEL = 6.0
+LONGEST_GAP_S = 300
+"""Between two records of one sweep; after a longer one it had been stopped."""
+
+
+def next_step(comparison: Comparison) -> str:
+    """What would decide the calls that are not decided; the empty string if none is left."""
+    items = comparison.undecided()
+    if not items:
+        return ""
+    steps = ["on a GPU this line measures it"]
+    if seconds := seconds_of_a_sweep():
+        process, record = seconds
+        rounds = comparison.looks[0], comparison.looks[-1]
+        a_round = 2 * (process + len(items) * record) / 60
+        few, many = (math.ceil(count * a_round) for count in rounds)
+        steps = [f"{steps[0]}, in about {few} to {many} minutes"]
+    if missing := [item for item in items if not comparison.pairs[item]]:
+        steps.append(nearest_on_record(missing[0], comparison.both))
+    return "; ".join(steps)
+
+
+def seconds_of_a_sweep() -> tuple[float, float] | None:
+    """What a process and a record of it took in a published sweep (medians); None without one."""
+    machine = STUDIES[PACE].reference_machine
+    if machine not in store.machines(PACE):
+        return None
+    rows = store.load(PACE, machine).sort_values("started_at", kind="stable")
+    gaps = pd.to_datetime(rows.started_at).diff().dt.total_seconds()
+    same = (rows[["round", "release"]] == rows[["round", "release"]].shift()).all(axis=1)
+    usual = gaps < LONGEST_GAP_S
+    return float(gaps[usual & ~same].median()), float(gaps[usual & same].median())
+
+
+def nearest_on_record(item: Item[Any], both: tuple[str, str]) -> str:
+    """The releases on record of a call, or the nearest call that both releases have on record."""
+    frames = []
+    for study in STUDIES.values():
+        if item.backend in {name for grid in study.grids for name in grid.backends}:
+            frames += [store.load(study.name, machine) for machine in store.machines(study.name)]
+    rows = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+    if len(rows):
+        good = (rows.status == "ok") & (rows.backend == item.backend) & (rows.timer == item.timer)
+        rows = rows[good & (rows.release != "")]
+    if rows.empty:
+        return f"{item.backend} is in no record"
+    of_call = sorted({*rows.release[rows.case == item.case]}, key=Version)
+    if len(of_call) > 1:
+        return f"releases on record of {item.case.key}: {', '.join(of_call)}"
+    tried = rows[rows.release.isin(both)].groupby("case", sort=False).release.nunique()
+    cases = [case for case in tried.index[tried == len(both)] if case.kind == item.case.kind]
+    if not cases:
+        known = sorted({*rows.release}, key=Version)
+        return f"releases on record of {item.backend}: {', '.join(known)}"
+    nearest = min(cases, key=lambda case: distance(case, item.case))
+    return f"nearest call on record of both: {nearest.key}"
+
+
+def distance(a: Any, b: Any) -> float:
+    """Factors of two between two calls, in bytes of the cache and in query heads per KV head.
+
+    Another head_dim or dtype counts as `OTHER_KERNEL`.
+    """
+    sizes = (a.cost.kv_bytes, b.cost.kv_bytes)
+    groups = [getattr(case.spec, "group_size", case.spec.num_qo_heads) for case in (a, b)]
+    apart = sum(abs(math.log2(x / y)) for x, y in (sizes, groups))
+    kernels = [
+        [getattr(case.spec, name, None) for name in ("head_dim", "dtypes", "kv_format")]
+        for case in (a, b)
+    ]
+    return apart + OTHER_KERNEL * (kernels[0] != kernels[1])

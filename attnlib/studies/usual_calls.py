@@ -1,0 +1,84 @@
+"""What a comparison of releases runs: the usual calls of a layer, and the backends of each."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from ..core.backends.table import TABLE
+from ..core.layer import parse_layer
+from ..core.spec import MLA, AttnSpec, MlaSpec, require_word
+from ..kinds.cases import Case
+from ..kinds.decode.case import DecodeCase
+from ..kinds.extend.case import ExtendCase
+from ..kinds.item import Item
+from ..kinds.mla.case import MlaCase
+from ..run.pairs import TIMER
+from ..run.releases import Version
+
+LIBRARY = "flashinfer"
+Layer = AttnSpec | str
+"""A layer, or `MLA`."""
+BACKENDS: Mapping[str, Sequence[str]] = {
+    "": ("flashinfer-auto",),
+    "extend": ("flashinfer-prefill-auto",),
+    "mla": ("flashinfer-mla-fa2", "flashinfer-mla-fa3"),
+}
+"""Kind of a case -> the backends compared; of MLA both kernels, which a caller names."""
+STEPS = ((1, 4096), (16, 8192), (128, 4096))
+"""Batch and kv_len of the decode steps of a model."""
+EXTENDS = (
+    ("prefill_paged", 2048, 1, 2048),
+    ("prefill_paged", 512, 8, 8704),
+    ("prefill_ragged", 2048, 4, 2048),
+    ("target_verify", 4, 32, 8192),
+    ("draft_extend", 5, 32, 8192),
+)
+"""Mode, queries per request, batch and kv_len of its other calls."""
+
+
+def backends_named(text: str, releases: Sequence[str]) -> Mapping[str, Sequence[str]]:
+    """Kind of a case -> the backends to compare: `BACKENDS`, or the one that `text` names.
+
+    ValueError lists the names, and says since which release there is such a backend.
+    """
+    if not text:
+        return BACKENDS
+    known = {name: entry for name, entry in TABLE.items() if name.startswith(LIBRARY)}
+    name = text if text in known else f"{LIBRARY}-{text}"
+    require_word(
+        "backend", name.removeprefix(f"{LIBRARY}-"), [n[len(LIBRARY) + 1 :] for n in known]
+    )
+    since = known[name].since
+    for release in releases:
+        if since and Version(release) < Version(since):
+            raise ValueError(
+                f"backend {name} must be in both releases: since {since}, got {release}"
+            )
+    plans = known[name].plans
+    return {"" if plans == "decode" else plans: (name,)}
+
+
+def items_of(
+    cases: Sequence[Case], backends: Mapping[str, Sequence[str]] = MappingProxyType(BACKENDS)
+) -> list[Item]:
+    """What is run of each case, as engines call it: prefill eagerly, all else in a CUDA graph."""
+    eager = [getattr(case, "mode", "").startswith("prefill") for case in cases]
+    timed = zip(cases, ("profiler" if each else TIMER for each in eager), strict=True)
+    return [
+        Item(name, timer, case) for case, timer in timed for name in backends.get(case.kind, ())
+    ]
+
+
+def calls_of(layer: Layer) -> list[Case]:
+    """The usual calls of a layer in each mode that it has (a ragged prefill has no pages).
+
+    A model's name stands for its layer with pages of 16 tokens; those of `MLA` have 64.
+    """
+    if layer == MLA:
+        return [MlaCase(MlaSpec(heads), *step) for heads in (128, 16) for step in STEPS]
+    spec = layer if isinstance(layer, AttnSpec) else parse_layer(model=layer)
+    cases: list[Case] = [DecodeCase(spec, *step) for step in STEPS]
+    for name, q_len, batch, kv_len in EXTENDS:
+        paged = replace(spec, page_size=1) if name == "prefill_ragged" else spec
+        cases.append(ExtendCase(DecodeCase(paged, batch, kv_len), name, q_len))
+    return cases

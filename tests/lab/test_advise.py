@@ -1,0 +1,93 @@
+"""Advice: the rule with its source, what was measured nearby, and a line that measures the call."""
+
+import shlex
+
+import pytest
+
+import attnlib
+from attnlib import AttnSpec, cli
+from attnlib.core.layer import parse_layer, parse_lengths, words_of_lengths
+from attnlib.core.spec import MODELS
+from attnlib.lab.advise import neighbour_loss
+from attnlib.studies.random_batches import BACKENDS
+
+pytestmark = pytest.mark.usefixtures("published_records")
+
+
+def test_the_rule_is_the_one_of_the_pinned_backend_and_others_are_over_it():
+    advice = attnlib.advise(
+        AttnSpec(8, 1, 128, 16), [2048, 30720] * 32, library="sglang==0.5.23", backend="flashinfer"
+    )
+    assert (advice.choice.backend, advice.choice.kernel, advice.ours) == (
+        "flashinfer",
+        "fa2",
+        "flashinfer-fa2",
+    )
+    table = advice.table().set_index("backend")
+    assert set(table.index) == set(BACKENDS)
+    assert (table.loc["flashinfer-fa2", ["over the rule's", "least", "most"]] == 1).all()
+    assert table["fastest in"].sum() == len(advice.nearest) == 16
+    assert advice.nearest.distance.is_monotonic_increasing
+    words = repr(advice)
+    assert "SGLang #18364" in words and advice.command in words and len(words.splitlines()) < 30
+
+
+def test_the_line_that_measures_parses_to_the_same_call(monkeypatch):
+    seen = []
+    monkeypatch.setattr("attnlib.lab.view.measure_call", lambda *call: seen.append(call))
+    layer, lengths = AttnSpec(24, 8, 64, 1, "bfloat16", "float8_e4m3fn"), (7, 9, 9, 40)
+    line = attnlib.advise(layer, lengths).command
+    assert cli.main(shlex.split(line)[3:]) == 0 and seen == [(layer, lengths)]
+
+
+@pytest.mark.parametrize("gpu", ["sm90", "H100", "b200", "RTX 4090"])
+@pytest.mark.parametrize("engine", ["flashinfer==0.7.2", "sglang==0.5.23", "vllm==0.33.0"])
+def test_every_model_engine_and_gpu_has_advice(gpu, engine):
+    for model in MODELS:
+        advice = attnlib.advise(parse_layer(model=model), [4096] * 8, library=engine, gpu=gpu)
+        assert advice.choice.backend and repr(advice)
+        on_record = gpu in ("sm90", "H100")
+        assert ("No batch is on record of sm" in repr(advice)) == (not on_record)
+
+
+def test_the_nearest_batches_choose_well_on_layers_left_out():
+    assert 0.01 < neighbour_loss().mean() < 0.05
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--heads", "8/1", "--lens", "0x3"], "lens must be >= 1, got '0x3'"),
+        (["--heads", "8/1", "--lens", "many"], "lens must be such as 8192x16"),
+        (["--lens", "9"], "heads or model must be given, one of them, got neither"),
+        (["--heads", "8/1", "--tp", "2", "--lens", "9"], "tp must go with a model"),
+        (["--heads", "8/1", "--lens", "9", "--gpu", "b20"], "gpu must be one of sm80: A100"),
+        (["--heads", "8/1", "--lens", "9", "--backend", "fast"], "policy of flashinfer in mode"),
+        (["--heads", "8/1", "--lens", "9", "--engine", "vllm==9"], "release of vllm must be"),
+    ],
+)
+def test_wrong_use_is_one_line_that_names_the_argument(fails, arguments, words):
+    assert words in fails("advise", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("words", "lengths"),
+    [
+        ("8192x3", (8192,) * 3),
+        ("100,200x2", (100, 200, 200)),
+        ("1..7x4", (1, 3, 5, 7)),
+        ("5", (5,)),
+    ],
+)
+def test_lengths_are_read_and_written_alike(words, lengths):
+    assert parse_lengths("lens", words) == lengths and words_of_lengths(lengths) == words
+    assert parse_lengths("lens", "1..7", 4) == (1, 3, 5, 7)
+
+
+def test_a_model_is_split_over_gpus_as_engines_do():
+    assert parse_layer(model="Llama-3.1-70B", tp=8) == AttnSpec(8, 1, 128, 16)
+    assert parse_layer(model="Llama-3.1-70B at TP 8") == AttnSpec(8, 1, 128, 16)
+    assert parse_layer(model="Qwen3-30B-A3B", tp=8) == AttnSpec(4, 1, 128, 16)
+    assert parse_layer(model="24/8 heads, head_dim 64") == AttnSpec(24, 8, 64, 16)
+    for name, sizes in MODELS.items():
+        assert parse_layer(model=name) == AttnSpec(*sizes, 16)
