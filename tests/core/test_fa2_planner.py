@@ -239,7 +239,7 @@ def test_a_wrapper_whose_private_names_have_moved_is_refused(wrapper, name):
         ({"_cached_q_data_type": torch.float32}, {}, "q_data_type must be one of .*float32"),
         ({"_cached_kv_data_type": torch.uint8}, {}, "kv_data_type must be one of .*e4m3.*uint8"),
         ({}, {"page_size": 24}, "page_size must be a power of two, got 24"),
-        ({}, {"page_size": 8}, "kv_indices buffer must hold the 512 pages .*, got 256 words"),
+        ({}, {"page_size": 8}, "kv_indices buffer must have 512 pages .*, got 256"),
         ({}, {"q_len": 0}, "q_len must be an integer >= 1, got 0"),
         ({}, {"num_sms": -4}, "num_sms must be an integer >= 1, got -4"),
         ({"_int_workspace_buffer": torch.zeros(99, dtype=torch.uint8)}, {}, "int workspace must"),
@@ -260,19 +260,20 @@ def test_a_release_whose_plan_is_not_known_is_refused(wrapper, monkeypatch, rele
 
 
 def page_arrays_of(lens, page_size, seed):
-    """Prefix sums in pages, shuffled pages, and last pages: int32 on the host."""
+    """Prefix sums in pages, shuffled pages, last pages, and a block table: int32 on the host."""
     spec, lens = AttnSpec(1, 1, 128, page_size), np.array(lens, np.int32)
     table = torch.from_numpy(shuffled_pages(lens, page_size, seed))
     batch = DecodeBatch.build(spec, torch.from_numpy(lens), table)
-    return batch.kv_indptr, batch.kv_indices, batch.kv_last_page_len
+    return batch.kv_indptr, batch.kv_indices, batch.kv_last_page_len, table
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("by_table", [False, True])
 @pytest.mark.parametrize("q_len", [1, 4])
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("heads", [(32, 8), (5, 1)], ids=str)
 def test_one_graph_replans_itself_for_other_lengths_over_poisoned_workspaces(
-    heads, page_size, q_len
+    heads, page_size, q_len, by_table
 ):
     calls.able("flashinfer-fa2", DecodeCase(AttnSpec(*heads, 128, page_size), 3, 8000))
     import flashinfer
@@ -280,7 +281,7 @@ def test_one_graph_replans_itself_for_other_lengths_over_poisoned_workspaces(
     batches = ([900, 40, 8000], [q_len] * 3, [20000, 300, 7], [5000] * 3)
     pool, device = 40000 // page_size, torch.device("cuda", torch.cuda.current_device())
     floats = torch.zeros(512 * 2**20, dtype=torch.uint8, device=device)
-    sums, pages, last = (x.to(device) for x in page_arrays_of(batches[0], page_size, 0))
+    sums, pages, last, _ = (x.to(device) for x in page_arrays_of(batches[0], page_size, 0))
     held = torch.zeros(pool, dtype=torch.int32, device=device)
     held[: len(pages)] = pages
     rows = torch.arange(4, dtype=torch.int32) * q_len
@@ -308,23 +309,37 @@ def test_one_graph_replans_itself_for_other_lengths_over_poisoned_workspaces(
         out, lse = wrapper.run(q, tuple(cache), return_lse=True)
         wanted.append((given, out.clone(), lse.clone()))
 
-    planner = Fa2Planner(wrapper, head_dim=128, max_seq_len=20000, q_len=q_len)
+    # The batch of 20,000 tokens is longer than what the grid is sized for, and planned whole.
+    layer = {"head_dim": 128, "max_seq_len": 8000, "q_len": q_len}
+    planner = Fa2Planner(wrapper, **layer, page_size=page_size * by_table)
     lens = torch.tensor(batches[0], dtype=torch.int32, device=device)
+    table = torch.zeros(8, 20000 // page_size + 3, dtype=torch.int32, device=device)[:4, :-3]
+    inputs = {"block_table": table} if by_table else {}
     out, lse = torch.empty_like(q), torch.empty(q.shape[:2], device=device)
-    planner.plan(lens)
+    planner.plan(lens, **inputs)
     wrapper.run(q, tuple(cache), out=out, lse=lse, return_lse=True)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        planner.plan(lens)
+        planner.plan(lens, **inputs)
         wrapper.run(q, tuple(cache), out=out, lse=lse, return_lse=True)
     for which in (2, 0, 3, 1, 2):
-        (new_sums, new_pages, new_last), right, right_lse = wanted[which]
+        (new_sums, new_pages, new_last, new_table), right, right_lse = wanted[which]
         lens.copy_(torch.tensor(batches[which], dtype=torch.int32))
         sums.copy_(new_sums)
         held[: len(new_pages)] = new_pages.to(device)
         last.copy_(new_last)
+        if by_table:
+            table[:3, : new_table.shape[1]].copy_(new_table)
+            for array in planner.page_arrays.values():
+                array.fill_(-1)
         for buffer in (wrapper._int_workspace_buffer, floats, out.view(torch.uint8)):
             buffer.fill_(0xFF)
         graph.replay()
         torch.testing.assert_close(out, right, atol=2e-2, rtol=0)
         torch.testing.assert_close(lse, right_lse, atol=1e-2, rtol=0)
+    assert planner.overflow.tolist() == [0, 0]
+    if by_table:
+        lens[1] = 20001
+        graph.replay()
+        assert planner.overflow.tolist() == [20001, 0]
+        assert not out[q_len : 2 * q_len].any() and out[:q_len].any()

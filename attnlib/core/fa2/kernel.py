@@ -455,10 +455,8 @@ def build_fa2_plan(
     `kv_last_page_len` [max_batch_size] as `build_kv_indices` does, from `req_pool_indices` and
     `req_to_token`, or from `block_table` (see `Fa2Planner.plan`); without one they are not used.
 
-    A request is never cut. One of more tokens than MAX_TOKENS, or than a row of the pool or table
-    has, is planned as empty. So are all where `kv_indices` cannot hold their pages: nothing is
-    written past its end. `overflow` [2] int32, where given, gets the tokens of the longest such
-    request, and the pages of such a batch; it is left as it is where all fits.
+    What does not fit is planned as empty, and counted in `overflow` [2] int32 where that is given:
+    see `Fa2Planner.plan`.
     """
     used = PlanTensors(seq_lens, words, **tensors)
     if not page_size:

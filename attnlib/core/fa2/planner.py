@@ -1,7 +1,7 @@
 """Plan for a FlashInfer wrapper of your own, on the GPU.
 
-    layer = {"q_data_type": torch.bfloat16, "kv_data_type": torch.bfloat16}  # the model's
-    wrapper.plan(*arrays, num_qo_heads, num_kv_heads, 128, 16, **layer)      # once, sets it up
+    dtypes = {"q_data_type": torch.bfloat16, "kv_data_type": torch.bfloat16}  # the model's
+    wrapper.plan(*arrays, num_qo_heads, num_kv_heads, 128, 16, **dtypes)     # once, sets it up
     planner = Fa2Planner(wrapper, head_dim=128, max_seq_len=16384, page_size=16)
     inputs = {"block_table": block_table}           # as of vLLM; or, as of SGLang:
     # inputs = {"req_pool_indices": rows, "req_to_token": pool}
@@ -66,10 +66,9 @@ class Fa2Planner:
     """See the module. `shape` is what was fixed, `layout` where the words lie, `page_arrays` the
     wrapper's buffers by the names of `core.metadata.build_kv_indices`.
 
-    `overflow` [2] int32 on the GPU shows what could not be planned: the tokens of a request that
-    is too long, and the pages of a batch that are too many (see `plan`). Both are 0 as long as
-    all could. They stay until they are set to 0, so an engine may read them whenever it waits for
-    the GPU anyway.
+    `overflow` [2] int32 on the GPU shows what could not be planned (see `plan`): tokens of a
+    request, pages of a batch; 0 if all could. They stay until they are set to 0: read them
+    whenever the host waits for the GPU anyway.
     """
 
     def __init__(
@@ -86,15 +85,15 @@ class Fa2Planner:
 
         `max_seq_len` sizes the grid, whose unused blocks take time: the tokens of the longest
         usual request. Longer ones are right too, but cut into fewer chunks. `page_size` is that
-        of the cache that `run` gets, where `plan` shall write the page arrays. `num_sms` SMs are
-        planned for, all of the GPU's if 0. Warns once on a GPU that was not measured.
+        of the cache that `run` gets, for chunks of whole pages and for `plan` to write the page
+        arrays; neither if 0. `num_sms` SMs are planned for, all of the GPU's if 0. Warns once on
+        a GPU that was not measured.
 
         Raises RuntimeError for a wrapper or release that is not known, and for a build of a known
-        one (`0.7.2.post1+mine`) whose own plan of this wrapper is not, word for word, what that
-        release would write. ValueError for a wrapper that is not fa2 in CUDA-graph mode, was
-        planned for another head_dim or dtypes that fa2 does not read, has a custom mask, too small
-        workspaces, or a `kv_indices` buffer without room for one request of `max_seq_len`; and for
-        a number that is no integer in its range.
+        one (`0.7.2.post1+mine`) whose own plan of this wrapper, read back, has other words than
+        that release would write. ValueError for a wrapper that is not fa2 in CUDA-graph mode, was
+        planned for another head_dim or other dtypes than fa2 reads, has a custom mask or too small
+        buffers, and for a number that is no integer in its range.
         """
         release = _known_release()
         state = _private(wrapper)
@@ -127,14 +126,15 @@ class Fa2Planner:
             _require_same_words(state, self.shape, page_size, release)
         self.layout = PlanLayout.of(self.shape)
         room = state.int_workspace_buffer.view(torch.uint8).flatten()
-        _require_room("int", room, self.layout.int_bytes)
+        _require_room("int workspace", len(room), self.layout.int_bytes, "bytes")
         floats = state.float_workspace_buffer.view(torch.uint8).flatten()
-        _require_room("float", floats, self.layout.float_bytes)
+        _require_room("float workspace", len(floats), self.layout.float_bytes, "bytes")
         names = ("kv_indptr", "kv_indices", "kv_last_page_len")
         self.page_arrays = {name: getattr(state, f"paged_{name}_buf") for name in names}
         self.overflow = torch.zeros(2, dtype=torch.int32, device=device)
         if page_size:
-            _require_pages(self.page_arrays["kv_indices"], -(-max_seq_len // page_size))
+            pages = -(-max_seq_len // page_size)
+            _require_room("kv_indices buffer", len(self.page_arrays["kv_indices"]), pages, "pages")
         self.wrapper, self.page_size, self.info = wrapper, page_size, list(self.layout.info)
         setattr(wrapper, OUR_INFO, self.info)
         self._fixed = [getattr(wrapper, name) for name in FIXED]
@@ -183,10 +183,8 @@ class Fa2Planner:
                 raise ValueError(
                     "page_size must be given to the planner that writes page arrays, got none"
                 )
-            tensors, page_size = (
-                PlanTensors(*tensors[:3], *tables, **self.page_arrays),
-                self.page_size,
-            )
+            tensors = PlanTensors(*tensors[:3], *tables, **self.page_arrays)
+            page_size = self.page_size
         LAUNCHER.launch(tensors, (self.shape, page_size), (seq_len_delta,))
         self.wrapper._plan_info = self.info
         if fence:
@@ -312,17 +310,9 @@ def _require_head_dim(state: Any, head_dim: int, release: str) -> None:
         raise ValueError(f"head_dim must be the wrapper's, {planned_for}, got {head_dim}")
 
 
-def _require_pages(kv_indices: torch.Tensor, pages: int) -> None:
-    if len(kv_indices) < pages:
+def _require_room(name: str, have: int, needed: int, unit: str) -> None:
+    if have < needed:
         raise ValueError(
-            f"the wrapper's kv_indices buffer must hold the {pages} pages of one request of "
-            f"max_seq_len tokens, got {len(kv_indices)} words"
-        )
-
-
-def _require_room(name: str, buffer: torch.Tensor, needed: int) -> None:
-    if buffer.numel() < needed:
-        raise ValueError(
-            f"the wrapper's {name} workspace must have {needed:,} bytes for this plan, got "
-            f"{buffer.numel():,}: give it a larger one, or a smaller batch"
+            f"the wrapper's {name} must have {needed:,} {unit} for this plan, got {have:,}: give "
+            f"it a larger one, or plan for less"
         )
