@@ -1,12 +1,13 @@
-"""Diagnose a trace of a server: which attention ran, what surrounds it, which known patterns show.
+"""Diagnose a trace of a server, or what got slower from one to another.
 
-A trace is slower than the server was; shares and counts are the trace's, gains are of records.
+Of two traces, steps of one kind are compared by their medians. What does the same is one row whatever its name:
+attention, its schedule, merge, metadata and indexer; every other kernel is matched by its name. The
+time of a step is that from its first work to the end of its last, as traced.
 """
 
 import json
 import os
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
@@ -14,215 +15,202 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from ..core.backends.table import FAMILIES, family_of, role_of
-from ..core.spec import require_int, require_word
+from ..core.backends.table import family_of, role_of
+from ..draw import charts, style
 from ..draw.cards import Card, Shown
 from ..measure.spans import busy_us, find_gaps
-from ..measure.steps import DECODE, VERIFY, Step, find_steps
-from ..measure.trace_file import Trace, read_trace
-from .patterns import PATTERNS, SIZES, STATED, gained, kind_of, ran, tile_rows
+from ..measure.stats import FASTER, SLOWER
+from ..measure.steps import Step
+from .diagnosis import Diagnosis, read_diagnosis
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from .trace_change import TraceChange
-
-MOST_KERNELS = 12
+MOST_ROWS, ROW_INCHES = 12, 0.3
+WHOLE, BUSY, BEFORE, WITHIN = "whole step", "GPU busy", "idle before the first layer", "idle later"
+OTHERS = "other kernels"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Diagnosis(Shown):
-    """What a trace shows; `shape` is what the trace and the caller tell of the layer."""
+class TraceChange(Shown):
+    """From the trace of `before` to that of `after`. ValueError if no kind of step is in both."""
 
-    trace: Trace
-    steps: list[Step]
-    shape: dict[str, Any]
+    before: Diagnosis
+    after: Diagnosis
+
+    def __post_init__(self) -> None:
+        if not self.kinds:
+            names = [
+                ", ".join(sorted({step.kind for step in side.steps})) or "none"
+                for side in (self.before, self.after)
+            ]
+            raise ValueError(
+                "before and after must both have steps of one kind with known attention, "
+                f"got {names[0]} and {names[1]}"
+            )
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of steps that both traces have."""
+        after = {step.kind for step in self.after.steps}
+        kinds = dict.fromkeys(step.kind for step in self.before.steps)
+        return [kind for kind in kinds if kind in after]
+
+    def table(self) -> pd.DataFrame:
+        """A row per kind of step and part: microseconds a step before and after, largest change
+        first, then what launched it how often."""
+        return self.rows.round(3)
 
     @cached_property
-    def decodes(self) -> list[Step]:
-        """The steps with a query, or a few, per request."""
-        return [step for step in self.steps if step.kind in (DECODE, VERIFY)]
+    def rows(self) -> pd.DataFrame:
+        """The table, not rounded."""
+        rows = []
+        for kind in self.kinds:
+            sides = [
+                _parts([step for step in side.steps if step.kind == kind])
+                for side in (self.before, self.after)
+            ]
+            names = dict.fromkeys([*sides[0], *sides[1]])
+            part_rows = [_row(kind, name, sides[0].get(name), sides[1].get(name)) for name in names]
+            head = [row for row in part_rows if row["part"] in (WHOLE, BUSY, BEFORE, WITHIN)]
+            kernels = [row for row in part_rows if row not in head]
+            rows += head + sorted(kernels, key=lambda row: -abs(row["after - before"]))
+        return pd.DataFrame(rows)
+
+    def figure(self) -> "Figure":
+        """The change of each part, a bar each, the largest of each kind of step."""
+        rows = self.rows.groupby("step", sort=False).head(MOST_ROWS).reset_index(drop=True)
+        title = f"{self._name(self.before)} to {self._name(self.after)}"
+        size = (9, 1.2 + ROW_INCHES * len(rows))
+        words = ("after - before, us a step (as traced)", "")
+        figure, (axis,) = charts.panels([title], size, self.origin, words)
+        words_of = [SLOWER if us > 0 else FASTER for us in rows["after - before"]]
+        colors = [charts.VERDICTS[word].color for word in words_of]
+        axis.barh(range(len(rows)), rows["after - before"], color=colors)
+        charts.categories(axis, "y", rows.step + ": " + rows.part.str.slice(0, 44))
+        axis.axvline(0, **style.RULE)
+        return figure
 
     @property
     def origin(self) -> str:
-        """Who traced, and which GPU."""
-        return f"{self.trace.source}, {self.trace.gpu or 'GPU unknown'}"
-
-    def timeline(self, step: int = 0) -> "Figure":
-        """A step drawn to scale; IndexError if there are fewer."""
-        from ..draw.timeline import draw_timeline
-
-        title = f"{os.path.basename(self.trace.path)}: step {step}, {self.steps[step].kind}"
-        return draw_timeline(self.steps[step].work, title=title, footer=self.origin)
-
-    def table(self) -> pd.DataFrame:
-        """A row per kind of step and kernel of attention or beside it, medians over the steps."""
-        rows = self.kernels()
-        return rows[rows["is"] != ""].reset_index(drop=True)
-
-    def kernels(self) -> pd.DataFrame:
-        """A row per kind of step and kernel, all of them, most time first; medians over the steps.
-
-        Without steps it is the whole trace.
-        """
-        rows = []
-        for kind in dict.fromkeys(step.kind for step in self.steps):
-            rows += kernel_rows(kind, [step for step in self.steps if step.kind == kind])
-        if not self.steps:
-            whole = Step("all", 0, (), self.trace.work, (), (), ())
-            rows = kernel_rows("whole trace", [whole])
-        return pd.DataFrame(rows)
-
-    def around(self) -> pd.DataFrame:
-        """A row per kind of step: how many, medians of what it has, and of what is before it."""
-        rows = [
-            {
-                "step": step.kind,
-                "attention calls": _calls(step),
-                "launches": len(step.work),
-                "us busy": busy_us(step.work),
-                "in a graph": step.in_graph,
-                "launches before": len(step.ahead),
-                "of metadata": sum(role_of(span.name) == "metadata" for span in step.ahead),
-                "us idle before": sum(
-                    gap.length_us for gap in find_gaps([*step.ahead, step.body[0]])
-                ),
-                "us the host waits": busy_us(step.waits),
-                "copies to the host": sum(span.name == "Memcpy DtoH" for span in step.ahead),
-            }
-            for step in self.steps
-        ]
-        kinds = pd.DataFrame(rows, columns=None if rows else ["step"]).groupby("step", sort=False)
-        return kinds.median().assign(steps=kinds.size()).round(1).reset_index()
-
-    @cached_property
-    def patterns(self) -> pd.DataFrame:
-        """A row per known pattern that at least half of the decode steps show, by median cost."""
-        rows = []
-        for pattern in PATTERNS:
-            shown = [e for step in self.decodes if (e := pattern.shows(self.trace, step))]
-            if not shown or 2 * len(shown) < len(self.decodes):
-                continue
-            us = median(evidence.us for evidence in shown)
-            rows.append(
-                {
-                    "pattern": pattern.name,
-                    "evidence": f"{shown[0].text}; "
-                    f"in {len(shown)} of {len(self.decodes)} decode steps",
-                    "us per step": round(us, 1),
-                    "fix": pattern.fix,
-                    "by the records": gained(pattern, self.shape, us),
-                    "since": pattern.since,
-                    "notebook": pattern.notebook,
-                }
-            )
-        return pd.DataFrame(rows)
-
-    def unseen(self) -> list[str]:
-        """What the trace could not show."""
-        trace, fa2 = self.trace, [s for step in self.decodes for s in ran(step, "fa2")]
-        visible = {
-            "The lengths of the requests are in no trace.": True,
-            "No marks of steps: kernels tell decode from prefill, copies of lengths are unseen.": (
-                not trace.marks
-            ),
-            "No calls of the CUDA API: launches, graphs and waits of the host are unseen.": (
-                not trace.launched_us
-            ),
-            "The GPU is not named.": not trace.gpu,
-            f"Of {trace.gpus} GPUs only the one that ran most is looked at.": trace.gpus > 1,
-            "No decode step: the patterns are of decode and verification.": not self.decodes,
-            "Names are without template arguments: fa2's tiles are unseen.": (
-                bool(fa2) and not tile_rows(fa2[0])
-            ),
-        }
-        return [words for words, so in visible.items() if so]
+        """Who traced both, and which GPUs."""
+        return f"before: {self.before.origin}; after: {self.after.origin}"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""
-        tables = {"patterns": self.patterns, "steps": self.around(), "kernels": self.kernels()}
-        rows = {name: json.loads(t.to_json(orient="records")) for name, t in tables.items()}
-        words = {"trace": os.path.basename(self.trace.path), "origin": self.origin}
-        return words | {"shape": self.shape, **rows, "unseen": self.unseen()}
+        rows = json.loads(self.rows.to_json(orient="records"))
+        sides = {"before": self.before.to_dict(), "after": self.after.to_dict()}
+        return {"changes": rows, "patterns": self.patterns, **sides}
+
+    @property
+    def patterns(self) -> dict[str, list[str]]:
+        """Known patterns that came with `after`, that went, and that both show."""
+        a, b = (
+            list(side.patterns.pattern) if len(side.patterns) else []
+            for side in (self.before, self.after)
+        )
+        return {
+            "new": [name for name in b if name not in a],
+            "gone": [name for name in a if name not in b],
+            "in both": [name for name in a if name in b],
+        }
 
     def card(self) -> Card:
-        """Facts, kernels, and the patterns that show."""
-        count = len(self.patterns)
-        facts = [pair for row in self.patterns.to_dict("records") for pair in row.items()]
-        facts += self.shape.items()
-        if not self.steps:
-            facts.append(("no attention", "of the known kernels; by time there ran the following"))
-        return Card(
-            title=f"{os.path.basename(self.trace.path)}: {len(self.steps)} steps, "
-            f"{count or 'no'} known pattern" + "s" * (count > 1),
-            notes=self.unseen(),
-            facts=[(name, str(value)) for name, value in facts],
-            table=self.table().round(3),
-            caption="attention, medians over the steps of a kind, as traced",
-            footer=self.origin,
-            more=[
-                ("all kernels by time", self.kernels().head(MOST_KERNELS).round(3)),
-                ("steps, and what runs before the first layer", self.around()),
-            ],
+        """Steps, the parts that changed most, and the patterns."""
+        whole = self.rows[self.rows.part == WHOLE]
+        title = ", ".join(
+            f"{row.step} {row.before:,.0f} to {row.after:,.0f} us ({row.ratio:.2f} x)"
+            for row in whole.itertuples()
         )
+        shown = self.rows.groupby("step", sort=False).head(MOST_ROWS)
+        numbers = {name: shown[name].map("{:,.1f}".format) for name in ("before", "after")}
+        numbers["after - before"] = shown["after - before"].map("{:+,.1f}".format)
+        numbers["ratio"] = shown.ratio.map("{:.2f}".format).where(shown.ratio.notna(), "-")
+        patterns = [
+            (f"pattern {word}", name) for word, names in self.patterns.items() for name in names
+        ]
+        return Card(
+            title=f"{self._name(self.before)} to {self._name(self.after)}: {title}",
+            notes=self._notes(),
+            facts=patterns,
+            table=shown.assign(**numbers),
+            caption="microseconds a step, medians over the steps of a kind, as traced",
+            footer=self.origin,
+        )
+
+    def _notes(self) -> list[str]:
+        notes = ["Two traces show what changed; a profiler slows both, and no verdict is given."]
+        for kind in self.kinds:
+            sizes = [
+                sorted({step.batch_size for step in side.steps if step.kind == kind} - {0})
+                for side in (self.before, self.after)
+            ]
+            if sizes[0] != sizes[1]:
+                notes.append(f"Batch sizes of {kind} differ: {sizes[0]} and {sizes[1]}.")
+        if self.before.trace.gpu != self.after.trace.gpu:
+            notes.append("The traces are of different GPUs.")
+        return notes
+
+    def _name(self, side: Diagnosis) -> str:
+        return os.path.basename(side.trace.path)
 
 
 def diagnose(
     path: str | os.PathLike[str], after: str | os.PathLike[str] = "", **shape: Any
-) -> "Diagnosis | TraceChange":
+) -> Diagnosis | TraceChange:
     """Read a trace (`measure.trace_file`) and look for what is known to slow attention.
 
     With a second trace, `after`, what changed from the first one to it. `shape` tells what a trace
-    does not, for the gains on record: `heads="32/8"`, `kv_len=8192`, any of `STATED`. ValueError
-    for a file that is no trace, in one line, for an unknown name, and for two traces without a
-    kind of step that both have.
+    does not, for the gains on record: `heads="32/8"`, `kv_len=8192`, any of `patterns.STATED`.
+    ValueError for a file that is no trace, in one line, for an unknown name, and for two traces
+    without a kind of step that both have.
     """
-    for name, value in shape.items():
-        require_word("shape", name, STATED)
-        if name in SIZES:
-            require_int(name, value)
-    if after:
-        from .trace_change import TraceChange
-
-        return TraceChange(_diagnosed(path, shape), _diagnosed(after, shape))
-    return _diagnosed(path, shape)
+    diagnosis = read_diagnosis(path, shape)
+    return TraceChange(diagnosis, read_diagnosis(after, shape)) if after else diagnosis
 
 
-def _diagnosed(path: str | os.PathLike[str], shape: Mapping[str, Any]) -> Diagnosis:
-    trace = read_trace(path)
-    diagnosis = Diagnosis(trace, find_steps(trace, kind_of), {})
-    sizes = [step.batch_size for step in diagnosis.decodes if step.batch_size]
-    diagnosis.shape.update({"batch_size": round(median(sizes))} if sizes else {}, **shape)
-    return diagnosis
+def _parts(steps: Sequence[Step]) -> dict[str, dict[str, Any]]:
+    """Part of a step -> its microseconds (median), launches (median) and the kernels in it."""
+    idle = [sum(gap.length_us for gap in find_gaps([*s.ahead, s.body[0]])) for s in steps]
+    length = [s.body[-1].end_us - s.work[0].start_us for s in steps]
+    busy = [busy_us(s.work) for s in steps]
+    later = [max(0.0, a - b - c) for a, b, c in zip(length, busy, idle, strict=True)]
+    parts = {
+        name: {"us": median(us), "launches": 0.0, "kernels": {}}
+        for name, us in {WHOLE: length, BUSY: busy, BEFORE: idle, WITHIN: later}.items()
+    }
+    names = dict.fromkeys(span.name for step in steps for span in step.work)
+    members: dict[str, dict[str, None]] = {}
+    for name in names:
+        role = "attention" if family_of(name) else role_of(name)
+        members.setdefault(role or name, {})[name] = None
+    for part, kernels in members.items():
+        spans = [[span for span in step.work if span.name in kernels] for step in steps]
+        us = median(sum(span.length_us for span in those) for those in spans)
+        parts[part] = {"us": us, "launches": median(map(len, spans)), "kernels": kernels}
+    return parts
 
 
-def kernel_rows(kind: str, steps: Sequence[Step]) -> list[dict[str, Any]]:
-    """A row per kernel of these steps of one kind, most time first: medians over the steps."""
-    us_of: dict[str, list[list[float]]] = {}
-    busy = [busy_us(step.work) or 1.0 for step in steps]
-    for place, step in enumerate(steps):
-        for span in step.work:
-            us_of.setdefault(span.name, [[] for _ in steps])[place].append(span.length_us)
-    rows = []
-    for name, us in us_of.items():
-        family, sums = family_of(name), [sum(times) for times in us]
-        calls = [len(times) / _calls(step) for times, step in zip(us, steps, strict=True)]
-        rows.append(
-            {
-                "step": kind,
-                "kernel": name,
-                "is": f"attention ({family})" if family else role_of(name),
-                "of": FAMILIES[family].library if family else "",
-                "a step": median(map(len, us)),
-                "per attention call": median(calls),
-                "us a step": median(sums),
-                "share": median(part / whole for part, whole in zip(sums, busy, strict=True)),
-            }
-        )
-    return sorted(rows, key=lambda row: -row["us a step"])
-
-
-def _calls(step: Step) -> int:
-    """Attention calls of a step: launches of its most frequent attention kernel; 1 without any."""
-    counts = Counter(span.name for span in step.attention).most_common(1)
-    return counts[0][1] if counts else 1
+def _row(
+    kind: str, part: str, before: dict[str, Any] | None, after: dict[str, Any] | None
+) -> dict[str, Any]:
+    """One part of a kind of step on both sides."""
+    nothing: dict[str, Any] = {"us": 0.0, "launches": 0.0, "kernels": {}}
+    a, b = before or nothing, after or nothing
+    counts = (
+        f"{a['launches']:g}"
+        if a["launches"] == b["launches"]
+        else (f"{a['launches']:g} to {b['launches']:g}")
+    )
+    names = [", ".join(side["kernels"]) for side in (a, b)]
+    same = names[0] == names[1] or part in names
+    return {
+        "step": kind,
+        "part": part,
+        "before": a["us"],
+        "after": b["us"],
+        "after - before": b["us"] - a["us"],
+        "ratio": b["us"] / a["us"] if a["us"] else None,
+        "launches": counts if a["launches"] or b["launches"] else "",
+        "kernels": "" if part in names else names[0] if same else f"{names[0]} to {names[1]}",
+    }

@@ -15,8 +15,8 @@ from support.traces import GEMM, Writer, runs
 import attnlib
 from attnlib import cli
 from attnlib.core.spec import AttnSpec
+from attnlib.lab.diagnose import TraceChange
 from attnlib.lab.patterns import PATTERNS, gained
-from attnlib.lab.trace_change import TraceChange
 from attnlib.select.explain import explain
 from attnlib.select.libraries import LIBRARIES
 

@@ -1,0 +1,210 @@
+"""Diagnose a trace of a server: which attention ran, what surrounds it, which known patterns show.
+
+A trace is slower than the server was; shares and counts are the trace's, gains are of records.
+"""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from ..core.backends.table import FAMILIES, family_of, role_of
+from ..core.spec import require_int, require_word
+from ..draw.cards import Card, Shown
+from ..measure.spans import busy_us, find_gaps
+from ..measure.steps import DECODE, VERIFY, Step, find_steps
+from ..measure.trace_file import Trace, read_trace
+from .patterns import PATTERNS, SIZES, STATED, gained, kind_of, ran, tile_rows
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOST_KERNELS = 12
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Diagnosis(Shown):
+    """What a trace shows; `shape` is what the trace and the caller tell of the layer."""
+
+    trace: Trace
+    steps: list[Step]
+    shape: dict[str, Any]
+
+    @cached_property
+    def decodes(self) -> list[Step]:
+        """The steps with a query, or a few, per request."""
+        return [step for step in self.steps if step.kind in (DECODE, VERIFY)]
+
+    @property
+    def origin(self) -> str:
+        """Who traced, and which GPU."""
+        return f"{self.trace.source}, {self.trace.gpu or 'GPU unknown'}"
+
+    def timeline(self, step: int = 0) -> "Figure":
+        """A step drawn to scale; IndexError if there are fewer."""
+        from ..draw.timeline import draw_timeline
+
+        title = f"{os.path.basename(self.trace.path)}: step {step}, {self.steps[step].kind}"
+        return draw_timeline(self.steps[step].work, title=title, footer=self.origin)
+
+    def table(self) -> pd.DataFrame:
+        """A row per kind of step and kernel of attention or beside it, medians over the steps."""
+        rows = self.kernels()
+        return rows[rows["is"] != ""].reset_index(drop=True)
+
+    def kernels(self) -> pd.DataFrame:
+        """A row per kind of step and kernel, all of them, most time first; medians over the steps.
+
+        Without steps it is the whole trace.
+        """
+        rows = []
+        for kind in dict.fromkeys(step.kind for step in self.steps):
+            rows += kernel_rows(kind, [step for step in self.steps if step.kind == kind])
+        if not self.steps:
+            whole = Step("all", 0, (), self.trace.work, (), (), ())
+            rows = kernel_rows("whole trace", [whole])
+        return pd.DataFrame(rows)
+
+    def around(self) -> pd.DataFrame:
+        """A row per kind of step: how many, medians of what it has, and of what is before it."""
+        rows = [
+            {
+                "step": step.kind,
+                "attention calls": _calls(step),
+                "launches": len(step.work),
+                "us busy": busy_us(step.work),
+                "in a graph": step.in_graph,
+                "launches before": len(step.ahead),
+                "of metadata": sum(role_of(span.name) == "metadata" for span in step.ahead),
+                "us idle before": sum(
+                    gap.length_us for gap in find_gaps([*step.ahead, step.body[0]])
+                ),
+                "us the host waits": busy_us(step.waits),
+                "copies to the host": sum(span.name == "Memcpy DtoH" for span in step.ahead),
+            }
+            for step in self.steps
+        ]
+        kinds = pd.DataFrame(rows, columns=None if rows else ["step"]).groupby("step", sort=False)
+        return kinds.median().assign(steps=kinds.size()).round(1).reset_index()
+
+    @cached_property
+    def patterns(self) -> pd.DataFrame:
+        """A row per known pattern that at least half of the decode steps show, by median cost."""
+        rows = []
+        for pattern in PATTERNS:
+            shown = [e for step in self.decodes if (e := pattern.shows(self.trace, step))]
+            if not shown or 2 * len(shown) < len(self.decodes):
+                continue
+            us = median(evidence.us for evidence in shown)
+            rows.append(
+                {
+                    "pattern": pattern.name,
+                    "evidence": f"{shown[0].text}; "
+                    f"in {len(shown)} of {len(self.decodes)} decode steps",
+                    "us per step": round(us, 1),
+                    "fix": pattern.fix,
+                    "by the records": gained(pattern, self.shape, us),
+                    "since": pattern.since,
+                    "notebook": pattern.notebook,
+                }
+            )
+        return pd.DataFrame(rows)
+
+    def unseen(self) -> list[str]:
+        """What the trace could not show."""
+        trace, fa2 = self.trace, [s for step in self.decodes for s in ran(step, "fa2")]
+        visible = {
+            "The lengths of the requests are in no trace.": True,
+            "No marks of steps: kernels tell decode from prefill, copies of lengths are unseen.": (
+                not trace.marks
+            ),
+            "No calls of the CUDA API: launches, graphs and waits of the host are unseen.": (
+                not trace.launched_us
+            ),
+            "The GPU is not named.": not trace.gpu,
+            f"Of {trace.gpus} GPUs only the one that ran most is looked at.": trace.gpus > 1,
+            "No decode step: the patterns are of decode and verification.": not self.decodes,
+            "Names are without template arguments: fa2's tiles are unseen.": (
+                bool(fa2) and not tile_rows(fa2[0])
+            ),
+        }
+        return [words for words, so in visible.items() if so]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form."""
+        tables = {"patterns": self.patterns, "steps": self.around(), "kernels": self.kernels()}
+        rows = {name: json.loads(t.to_json(orient="records")) for name, t in tables.items()}
+        words = {"trace": os.path.basename(self.trace.path), "origin": self.origin}
+        return words | {"shape": self.shape, **rows, "unseen": self.unseen()}
+
+    def card(self) -> Card:
+        """Facts, kernels, and the patterns that show."""
+        count = len(self.patterns)
+        facts = [pair for row in self.patterns.to_dict("records") for pair in row.items()]
+        facts += self.shape.items()
+        if not self.steps:
+            facts.append(("no attention", "of the known kernels; by time there ran the following"))
+        return Card(
+            title=f"{os.path.basename(self.trace.path)}: {len(self.steps)} steps, "
+            f"{count or 'no'} known pattern" + "s" * (count > 1),
+            notes=self.unseen(),
+            facts=[(name, str(value)) for name, value in facts],
+            table=self.table().round(3),
+            caption="attention, medians over the steps of a kind, as traced",
+            footer=self.origin,
+            more=[
+                ("all kernels by time", self.kernels().head(MOST_KERNELS).round(3)),
+                ("steps, and what runs before the first layer", self.around()),
+            ],
+        )
+
+
+def read_diagnosis(path: str | os.PathLike[str], shape: Mapping[str, Any]) -> Diagnosis:
+    """The diagnosis of one trace; arguments and errors as of `lab.diagnose.diagnose`."""
+    for name, value in shape.items():
+        require_word("shape", name, STATED)
+        if name in SIZES:
+            require_int(name, value)
+    trace = read_trace(path)
+    diagnosis = Diagnosis(trace, find_steps(trace, kind_of), {})
+    sizes = [step.batch_size for step in diagnosis.decodes if step.batch_size]
+    diagnosis.shape.update({"batch_size": round(median(sizes))} if sizes else {}, **shape)
+    return diagnosis
+
+
+def kernel_rows(kind: str, steps: Sequence[Step]) -> list[dict[str, Any]]:
+    """A row per kernel of these steps of one kind, most time first: medians over the steps."""
+    us_of: dict[str, list[list[float]]] = {}
+    busy = [busy_us(step.work) or 1.0 for step in steps]
+    for place, step in enumerate(steps):
+        for span in step.work:
+            us_of.setdefault(span.name, [[] for _ in steps])[place].append(span.length_us)
+    rows = []
+    for name, us in us_of.items():
+        family, sums = family_of(name), [sum(times) for times in us]
+        calls = [len(times) / _calls(step) for times, step in zip(us, steps, strict=True)]
+        rows.append(
+            {
+                "step": kind,
+                "kernel": name,
+                "is": f"attention ({family})" if family else role_of(name),
+                "of": FAMILIES[family].library if family else "",
+                "a step": median(map(len, us)),
+                "per attention call": median(calls),
+                "us a step": median(sums),
+                "share": median(part / whole for part, whole in zip(sums, busy, strict=True)),
+            }
+        )
+    return sorted(rows, key=lambda row: -row["us a step"])
+
+
+def _calls(step: Step) -> int:
+    """Attention calls of a step: launches of its most frequent attention kernel; 1 without any."""
+    counts = Counter(span.name for span in step.attention).most_common(1)
+    return counts[0][1] if counts else 1
