@@ -68,13 +68,20 @@ def looks(names: Iterable[T]) -> dict[T, Look]:
     return {name: Look(*pair) for name, pair in zip(names, pairs, strict=False)}
 
 
-def family_looks(families: Mapping[str, Any]) -> dict[str, Look]:
-    """The looks that a table of kernel families (`core.backends.table`) gives some of them."""
-    return {
+def family_looks(families: Mapping[str, Any], names: Iterable[str] = ()) -> dict[str, Look]:
+    """The looks that a table of kernel families (`core.backends.table`) gives some of them; other
+    `names` take what is left of the palette, as far as it goes."""
+    given = {
         name: Look(family.color, family.marker)
         for name, family in sorted(families.items())
         if family.color
     }
+    left = [
+        Look(*pair)
+        for pair in zip(PALETTE, SHAPES, strict=True)
+        if pair[0] not in {look.color for look in given.values()}
+    ]
+    return given | dict(zip(sorted({*names} - set(given)), left, strict=False))
 
 
 def apply() -> None:

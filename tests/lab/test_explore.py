@@ -133,7 +133,7 @@ def test_without_a_gpu_it_shows_why_and_leaves_the_records_to_be_chosen(
     [
         ({"model": "GPT-7"}, "model must be one of .*got 'GPT-7'"),
         ({"records": "one_launch"}, "records must be one of live, .*got 'one_launch'"),
-        ({"colour": 1}, "explore takes model, .*rounds; got 'colour'"),
+        ({"colour": 1}, "explore takes model, .*head_dim; got 'colour'"),
     ],
 )
 def test_a_wrong_argument_is_an_error_with_the_valid_ones(published_records, asked, words):

@@ -113,8 +113,8 @@ def test_the_call_gives_the_same_view_and_table_and_figure_name_the_release(demo
     page = seen._repr_html_()
     assert "Records of study demo: Test GPU 0badcafe, FlashInfer 0.6.3, measured 2026-01-02" in page
     assert "<td>318.0</td><td class='words'>fa3</td>" in page
-    (axis,) = seen.figure().axes
-    assert axis.get_title(loc="left").startswith(f"{MODEL}, FlashInfer 0.6.3, Test GPU\n")
+    figure = seen.figure()
+    assert figure.get_suptitle().startswith(f"{MODEL}, FlashInfer 0.6.3, Test GPU\n")
     assert "FlashInfer 0.6.3" in seen.image()
 
 
