@@ -155,23 +155,28 @@ def test_explain_prints_the_choice_and_every_row_or_json_with_kernel_and_reasons
     assert (answer["backend"], answer["kernel"]) == ("flashinfer", "fa2")
     assert answer["reasons"][-1]["source"].startswith("SGLang #18364")
     options = ["--library", "vllm==0.33.0", "--gpu", "sm90", "--call", "model=gemma4"]
-    assert cli.main([*EXPLAIN, *options, "--call", "sinks"]) == 0
-    assert "not used by its rules: model\n" in capsys.readouterr().out
+    assert cli.main([*EXPLAIN, *options, "--call", "packed=no"]) == 0
+    printed = capsys.readouterr().out
+    assert "not used by its rules: packed\n" in printed and "\nfull (head_dim 512): " in printed
 
 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (("--gpu", "sm70"), "gpu must be one of sm80"),
+        (("--gpu", "sm70"), "gpu must be one of sm75: T4"),
         (("--gpu", "sm80", "--policy", "fa3"), "fa3 cannot run decode on sm80"),
         ((*LATENT, "--library", "flashinfer==0.7.2", "--gpu", "sm100"), "--call kv_lens="),
         ((), "--gpu must be given, or --diff OLD NEW"),
-        (("--gpu", "sm90", "--model", "GPT-2"), "--model must go with --diff"),
+        (("--gpu", "sm90", "--model", "GPT-2"), "heads or model must be given, one of them"),
+        (("--gpu", "sm90,sm80"), "--gpu must be one, but with --diff, got sm90, sm80"),
         (("--diff", "flashinfer==0.6.3", "flashinfer==9"), "release of flashinfer must be one of "),
         (("--diff", "flashinfer==0.6.3", "vllm==0.33.0"), "new must be a release of flashinfer"),
-        ((*DIFF, "--model", "GPT-2"), "model must be one of Llama-3.1-8B, "),
-        ((*DIFF, "--gpu", "sm90,sm70"), "gpu must be one of sm80"),
-        ((*DIFF, "--policy", "fa3", "--page-size", "1"), "got --policy, --page-size"),
+        ((*DIFF, "--model", "GPT-2"), "model must be one of Llama-2-7B, "),
+        ((*DIFF, "--mode", "chunk"), "mode of flashinfer must be one of decode, "),
+        ((*DIFF, "--policy", "best"), "policy of flashinfer must be one of auto, "),
+        ((*DIFF, "--library", "vllm==0.33.0"), "--library must be left out with --diff"),
+        ((*DIFF, "--call", "mm_prefix"), "no rule of flashinfer tests mm_prefix"),
+        ((*DIFF, "--gpu", "sm90,sm70"), "gpu must be one of sm75: T4"),
         (
             ("--library", "flashinfer==0.6.5.post9", "--gpu", "sm90"),
             "nearest to it: 0.6.5 and 0.6.6",

@@ -1,8 +1,9 @@
 """Diagnose a trace of a server, or what got slower from one to another.
 
-Of two traces, steps of one kind are compared by their medians. What does the same is one row whatever its name:
-attention, its schedule, merge, metadata and indexer; every other kernel is matched by its name. The
-time of a step is that from its first work to the end of its last, as traced.
+Of two traces, steps of one kind are compared by their medians. What does the same is one row,
+whatever its name: attention, its schedule, merge, metadata and indexer; every other kernel is
+matched by its name. The time of a step is that from its first work to the end of its last, as
+traced.
 """
 
 import json

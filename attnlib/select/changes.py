@@ -1,6 +1,6 @@
 """What changes between two releases of a library, for the calls of a model: `explain --diff`."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -32,20 +32,22 @@ def changes(
     *,
     model: str = "",
     layer: AttnSpec | None = None,
+    fields: Mapping[str, Any] = NO_FACTS,
     modes: Sequence[str] = (),
     policy: str = AUTO,
     facts: Mapping[str, Any] = NO_FACTS,
+    quiet: Collection[str] = (),
     gpus: Sequence[str] = tuple(GPUS),
 ) -> "pd.DataFrame":
     """The calls for which `new` picks another backend, or calls another kernel, than `old`.
 
     `old` and `new` are two releases of one library (`flashinfer==0.7.2`). Tried are `layer`, or the
-    layers of one model or of all (`MODELS`, `MLA`) with pages of 16 tokens, in `modes` or every
-    mode of the library in which there is such a `policy`. `facts` are fields of `Call` that differ
+    layers of one model or of all (`MODELS`, `MLA`) with pages of 16 tokens and otherwise `fields`
+    of `AttnSpec`, in `modes` or every mode of the library in which there is such a `policy`. `facts` are fields of `Call` that differ
     from a usual call. Calls with the same change share a row; `why` and `source` are those of
     `new`. A pick that cannot run says so; a call that neither release can run has no row. Raises
     ValueError for an unknown library, release, model, mode or policy, and for facts that no rule
-    tests.
+    tests, `quiet` ones apart.
     """
     import pandas as pd
 
@@ -61,12 +63,15 @@ def changes(
         names = dict.fromkeys(name for mode in asked for name in library.policies_for(mode))
         require_word(f"policy of {library.name}", policy, tuple(names))
     dtypes = {name: pair for name, pair in DTYPES.items() if name != "FP8" or not library.calls}
-    if layer is not None:
-        dtypes = {layer.dtypes: (layer.dtype, layer.kv_dtype)}
+    if layer is not None or {"dtype", "kv_dtype"} & {*fields}:
+        spec = layer or AttnSpec(1, 1, 1, 1, fields.get("dtype", BF16), fields.get("kv_dtype", ""))
+        dtypes = {spec.dtypes: (spec.dtype, spec.kv_dtype)}
+    sizes = {name: value for name, value in fields.items() if name in ("head_dim", "page_size")}
     rows, unused = [], []
     for mode, dtype, gpu in product(able, dtypes, gpus):
         call = replace(usual_call(mode), **facts)
-        for name, spec in _layers(mode, model, dtypes[dtype], layer):
+        for name, usual in _layers(mode, model, dtypes[dtype], layer):
+            spec = replace(usual, **sizes)
             how = {"mode": mode, "gpu": gpu, "policy": policy, "call": call}
             before, after = (_choice(spec, library=side, **how) for side in (old, new))
             unused.append({*before.unused} & {*after.unused})
@@ -74,7 +79,7 @@ def changes(
             if picks[0] != picks[1] and not (before.problem and after.problem):
                 why, source = after.problem or after.decided_by.why, after.decided_by.source
                 rows.append((name, dtype, gpu, mode, *picks, why, source))
-    if unused and (dropped := sorted(set.intersection(*unused) & {*facts})):
+    if unused and (dropped := sorted(set.intersection(*unused) & {*facts} - {*quiet})):
         raise ValueError(f"no rule of {library.name} tests {', '.join(dropped)} in these calls")
     table = pd.DataFrame(rows, columns=COLUMNS)
     for column in COLUMNS[:4]:

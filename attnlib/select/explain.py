@@ -64,7 +64,7 @@ class Choice:
     @property
     def decided_by(self) -> Reason:
         """The row that decided: the last one that chose a backend (limits aside)."""
-        return [r for r in self.reasons if r.matched and r.kind != "limit"][-1]
+        return [r for r in self.reasons if r.matched and r.kind not in ("limit", "settled")][-1]
 
 
 def explain(
@@ -93,11 +93,13 @@ def explain(
     tested = rules.tests(mode, policy)
     unused = [name for name, decided in stated_facts(call).items() if not decided & tested]
     name = rules.name if release is None else f"{rules.name}=={release}"
+    facts, settled = _settled(rules, facts)
     choice = Choice(name, mode, gpu, policy, unused=tuple(unused))
     if pin := _pin(rules, mode, policy, os.environ if env is None else env):
         choice = _pinned(choice, rules, pin, facts)
     else:
         choice = _walked(choice, rules, facts)
+    choice = replace(choice, reasons=settled + choice.reasons)
     target, policy = rules.calls.get((choice.backend, str(release or MAIN)), ("", ""))
     if not target or mode not in find(target)[0].modes:
         return choice
@@ -109,6 +111,20 @@ def explain(
         problem=choice.problem or inner.problem,
         unused=tuple(name for name in unused if name in inner.unused),
     )
+
+
+def _settled(library: Library, facts: Facts) -> tuple[Facts, tuple[Reason, ...]]:
+    """The facts that the library settles before it asks for a backend, and why."""
+    reasons: tuple[Reason, ...] = ()
+    for row in library.resolves:
+        if row.failing(facts) is None:
+            facts = Facts({**facts, **row.sets})
+            words = ", ".join(
+                f"{name.replace('_', ' ')}: {'yes' if value else 'no'}"
+                for name, value in row.sets.items()
+            )
+            reasons += (Reason("settled", words, True, row.why, row.source),)
+    return facts, reasons
 
 
 def _pin(library: Library, mode: str, policy: str, env: Mapping[str, str]) -> Reason | None:

@@ -12,12 +12,15 @@ from ..core.backends.limits import LATENT_MODES, layer_facts
 from ..core.spec import ELEMENT_BYTES, AttnSpec, require_word
 
 GPUS = {
+    "sm75": "T4, RTX 2080",
     "sm80": "A100",
+    "sm86": "A10, A40, RTX 3090",
     "sm89": "L40S, RTX 4090",
     "sm90": "H100, H200",
     "sm100": "B200",
     "sm103": "B300",
     "sm120": "RTX PRO 6000, RTX 5090",
+    "sm121": "DGX Spark",
 }
 
 
@@ -36,9 +39,11 @@ PREFILL_MODES = ("prefill_paged", "target_verify", "draft_extend", "dllm_extend"
 MODES = ("decode", *PREFILL_MODES, *LATENT_MODES)
 MODELS = {
     "deepseek": "DeepseekV3ForCausalLM DeepseekV32ForCausalLM KimiK25ForConditionalGeneration "
-    "MistralLarge3ForCausalLM PixtralForConditionalGeneration Glm5NextForConditionalGeneration "
+    "MistralLarge3ForCausalLM PixtralForConditionalGeneration "
     "HYV4ForCausalLM HYV4ForCausalLMNextN Dots3NoteForCausalLM",
     "glm-dsa": "GlmMoeDsaForCausalLM",
+    "glm5-next": "Glm5NextForCausalLM Glm5NextForConditionalGeneration",
+    "gemma3": "Gemma3ForConditionalGeneration",
     "longcat": "LongcatFlashForCausalLM LongcatFlashForCausalLMNextN",
     "gpt-oss": "GptOssForCausalLM",
     "llama4": "Llama4ForConditionalGeneration Llama4ForCausalLM",
@@ -98,9 +103,12 @@ class Call:
     | `eagle_topk` | branches of speculative decoding; 0 is none |
     | `tensor_cores` | FlashInfer's use_tensor_cores; an engine's rule decides it itself |
     | `fixed_split` | KV splits fixed or switched off (batch invariance) |
+    | `batch_invariant` | VLLM_BATCH_INVARIANT, SGLang's deterministic inference |
+    | `mm_prefix` | tokens of an image attend to each other (Gemma 3 and 4) |
     | `block_tables` | the caller owns the block table (FlashInfer asks in a graph) |
     | `packed` | query and cache as one tensor each (MLA; the flat `plan` of old takes them split) |
     | `pinned_page` | the user fixed page_size; else the engine may choose another |
+    | `pinned_kv_dtype` | the user fixed the cache's dtype; else an engine may choose another |
     | `piecewise_graph` | SGLang's piecewise CUDA graph for prefill |
     | `cubins`, `cudnn` | NVIDIA's cubins can be downloaded; a cuDNN frontend with FROST is there |
     | `auto_cudnn` | FLASHINFER_DECODE_AUTO_CUDNN is not 0 (1: `cudnn` may be an older frontend) |
@@ -120,12 +128,15 @@ class Call:
     positions: bool = _flag("a position encoding")
     fp16_qk: bool = _flag("FP16 reduction of QK")
     fixed_split: bool = _flag("a fixed split")
+    batch_invariant: bool = _flag("batch invariance")
+    mm_prefix: bool = _flag("an image prefix")
     block_tables: bool = _flag("a block table of the caller's own")
     packed: bool = _flag("packed tensors", default=True)
     base2_lse: bool = _flag("a base-2 LSE")
     topk: int = 0
     eagle_topk: int = 0
     pinned_page: bool = _flag("a page size of the user's")
+    pinned_kv_dtype: bool = _flag("a cache dtype of the user's")
     piecewise_graph: bool = _flag("a piecewise graph")
     cubins: bool = _flag("NVIDIA's cubins", default=True)
     cudnn: bool = _flag("cuDNN", default=True)
@@ -153,6 +164,7 @@ DECIDES = {
     + ("q_rows", "same_lens", "near_prefill"),
     "head_dim_vo": ("head_dims", "one_head_dim"),
     "pinned_page": ("pinned_page", "block_size"),
+    "pinned_kv_dtype": ("pinned_kv_dtype", "kv_auto"),
 }
 """Field of a call -> the facts that it decides; other fields decide the fact of their name."""
 
@@ -166,6 +178,7 @@ def stated_facts(call: Call) -> dict[str, set[str]]:
 
 FLAGS: dict[str, str] = {
     **{flag.name: flag.metadata["words"] for flag in fields(Call) if flag.metadata},
+    "kv_auto": "a cache dtype left to the engine",
     "fp8_query": "an FP8 query",
     "fp8_kv": "an FP8 cache",
     "one_dtype": "one dtype for query and cache",
@@ -196,6 +209,7 @@ def facts_of(spec: AttnSpec, call: Call, *, mode: str, gpu: str, release: Versio
             "window": call.window or spec.window > 0,
             "gpu": gpu,
             "mode": mode,
+            "kv_auto": spec.kv_dtype == spec.dtype and not call.pinned_kv_dtype,
             "model": FAMILIES[call.model],
             **({} if release is None else {"release": release}),
             "head_dims": f"{spec.head_dim}/{head_dim_vo}",

@@ -18,9 +18,12 @@ from .rules import Reason, Rule, conditions
 FOLDER = Path(__file__).resolve().parents[2] / "data" / "rules"
 AUTO = "auto"
 FLASHINFER = "flashinfer"
+RESOLVES = "resolves"
 MAIN = "main"
 """The release of a library without releases."""
-KEYS = "library aliases releases calls backends by_rule_only shared policies limits".split()
+KEYS = (
+    "library aliases releases calls backends by_rule_only shared resolves policies limits".split()
+)
 ROW = "when choose cannot rest sets why source rows".split()
 
 
@@ -29,7 +32,7 @@ class Library:
     """One library: `policies` maps a policy to its tables by mode, `backends` a mode to names.
 
     A policy is `auto`, the library's own rule, or an engine's rule of how it calls FlashInfer.
-    `limits` are rows of what a backend cannot run.
+    `resolves` are rows of what the library settles first, `limits` of what a backend cannot run.
     `calls` maps a backend and release to the library and policy that it calls in turn.
     """
 
@@ -39,6 +42,7 @@ class Library:
     policies: dict[str, dict[str, tuple[Rule, ...]]] = field(default_factory=dict)
     backends: dict[str, tuple[str, ...]] = field(default_factory=dict)
     by_rule_only: tuple[str, ...] = ()
+    resolves: tuple[Rule, ...] = ()
     limits: tuple[Rule, ...] = ()
     calls: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
 
@@ -60,7 +64,7 @@ class Library:
     def tests(self, mode: str, policy: str) -> set[str]:
         """The facts that a row on the way to a choice tests."""
         tables = [self.policies[name].get(mode, ()) for name in {policy, AUTO} & {*self.policies}]
-        rows = [*self.limits, *(row for table in tables for row in table)]
+        rows = [*self.resolves, *self.limits, *(row for table in tables for row in table)]
         shared = set(limits.PLAIN) if self.name == FLASHINFER else set()
         return shared.union(*(condition.tests for row in rows for condition in row.when))
 
@@ -123,6 +127,8 @@ def _fill(library: Library, document: Mapping[str, Any], place: str) -> None:
             if table[-1].when:
                 raise ValueError(f"{where}: the last row must have no condition")
             library.policies.setdefault(policy, {}).update(dict.fromkeys(modes.split(), table))
+    resolves = document.get("resolves", [])
+    library.resolves += tuple(_rows(resolves, RESOLVES, known, f"{place}, {RESOLVES}"))
     library.limits += tuple(_rows(document.get("limits", []), "cannot", known, f"{place}, limits"))
 
 
@@ -150,7 +156,7 @@ def _rule(row: Mapping[str, Any], verb: str, known: set[str], where: str) -> Rul
     names = _flat(row.get(verb, []))
     names += [name for name in _flat(row.get("rest", [])) if name not in names]
     sets = row.get("sets", {})
-    if not names:
+    if not names and verb != RESOLVES:
         raise ValueError(f"{where}: {verb} must name a backend")
     if unknown := set(names) - known:
         raise ValueError(f"{where}: no such backend: {', '.join(unknown)}")

@@ -2,14 +2,15 @@
 
 import argparse
 import json
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
-from ..core.layer import parse_layer, parse_lengths
-from ..core.spec import MLA, MODELS
+from ..core.backends.limits import LATENT_MODES
+from ..core.layer import WHOLE_MODELS, parse_layer, parse_lengths
+from ..core.spec import MLA, MLA_HEAD_DIM, MODELS, AttnSpec
 from .explain import Choice, explain
-from .facts import GPUS, MODES, OTHER, Call
+from .facts import FAMILIES, GPUS, MODES, OTHER, Call, gpu_named
 from .facts import MODELS as RULED
 from .libraries import AUTO, LIBRARIES
 
@@ -20,8 +21,24 @@ REQUIRED: Mapping[str, str] = {
     "mode": ", ".join(MODES),
     "heads": "query and KV heads, such as 32/8",
 }
-LAYER = ("heads", "head_dim", "page_size", "dtype", "kv_dtype")
+LAYER = ("heads", "model", "tp", "head_dim", "page_size", "dtype", "kv_dtype")
 """The arguments of `parse_layer`."""
+LATENT_PAGE, TOPK = 64, 2048
+"""Defaults of MLA: tokens of a page, and the index_topk of DeepSeek V3.2 and GLM-5."""
+PINS = {"page_size": "pinned_page", "kv_dtype": "pinned_kv_dtype"}
+"""Option -> the fact of a call that it states."""
+LAYERS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "gemma3": {"sliding window": {"window": True}, "full": {"window": False}},
+    "gemma4": {
+        "sliding window": {"head_dim": 256, "window": True},
+        "full": {"head_dim": 512, "window": False},
+    },
+    "gpt-oss": {
+        "sliding window": {"window": True, "sinks": True},
+        "full": {"window": False, "sinks": True},
+    },
+}
+"""Model -> its kinds of layers, and what each is otherwise than the layer that is asked for."""
 _FIELDS = {field.name: field.type for field in fields(Call)}
 _EXPECTED: dict[Any, str] = {bool: "yes or no", int: "a number"}
 
@@ -31,17 +48,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.argument_default = argparse.SUPPRESS
     for name, meaning in REQUIRED.items():
         parser.add_argument(f"--{name}", metavar=name.upper(), help=meaning)
-    words = "what changes from OLD to NEW, such as flashinfer==0.6.13; takes --gpu and --model"
+    words = (
+        "what changes from OLD to NEW, such as flashinfer==0.6.13, for --gpu, --mode, --policy, "
+    )
+    words += "--call and a layer, as far as they are given"
     parser.add_argument("--diff", nargs=2, metavar=("OLD", "NEW"), help=words)
-    words = f"with --diff, only {', '.join((*MODELS, MLA))}"
+    words = f"in place of --heads: {', '.join(WHOLE_MODELS)}; with --diff also {MLA}"
     parser.add_argument("--model", metavar="NAME", help=words)
+    parser.add_argument("--tp", type=int, metavar="N", help="GPUs that share its heads; default: 1")
     words = f"an engine's rule, or a backend's name; default: {AUTO}"
     parser.add_argument("--policy", help=words)
-    parser.add_argument("--head-dim", type=int, metavar="N", help="default: 128")
-    parser.add_argument("--page-size", type=int, metavar="N", help="default: 16")
+    parser.add_argument("--head-dim", type=int, metavar="N", help="default: 128, MLA: 576")
+    words = "default: the library's own, or 16"
+    parser.add_argument("--page-size", type=int, metavar="N", help=words)
     parser.add_argument("--dtype", help="the query's; default: bfloat16")
-    parser.add_argument("--kv-dtype", help="the cache's; default: the query's")
-    words = "a fact of the call, such as graph or kv_lens=8192x16; repeatable; fields: "
+    parser.add_argument("--kv-dtype", help="the cache's; default: as the engine resolves auto")
+    words = "a fact of the call, such as graph or kv_lens=8192x16; repeatable; topk is 2048 in "
+    words += "sparse_mla unless it is given; fields: "
     words += ", ".join(_FIELDS)
     parser.add_argument("--call", action="append", metavar="FIELD[=VALUE]", help=words)
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
@@ -51,32 +74,76 @@ def answer(options: argparse.Namespace) -> str:
     """One choice, or what changes, as text or JSON; raises what `explain` and the parsers raise."""
     given = {name: value for name, value in vars(options).items() if name != "command"}
     as_json = given.pop("json", False)
-    if "diff" in given:
-        old, new = given.pop("diff")
-        return _answer_diff(old, new, given, as_json)
-    if missing := [f"--{name}" for name in REQUIRED if name not in given]:
-        raise ValueError(f"{', '.join(missing)} must be given, or --diff OLD NEW")
-    if "model" in given:
-        model = given["model"]
-        raise ValueError(f"--model must go with --diff, or be --call model=, got {model!r}")
-    call = parse_call(given.pop("call", []))
+    facts = dict(map(_setting, given.pop("call", [])))
+    stated = {*facts}
+    for option, fact in PINS.items():
+        if option in given:
+            facts.setdefault(fact, True)
     layer = {name: given.pop(name) for name in LAYER if name in given}
-    choice = explain(parse_layer(**layer), call=call, **given)
-    return json.dumps(to_dict(choice), indent=2) if as_json else render(choice)
+    if given.get("mode") in LATENT_MODES:
+        layer = {"head_dim": MLA_HEAD_DIM, "page_size": LATENT_PAGE} | layer
+    if given.get("mode") == "sparse_mla":
+        facts.setdefault("topk", TOPK)
+    if "gpu" in given:
+        given["gpu"] = [gpu_named(text) for text in given["gpu"].split(",")]
+    if "diff" in given:
+        return _answer_diff(given, layer, facts, as_json)
+    needed = {name: name in given for name in ("library", "gpu", "mode")}
+    needed["heads"] = bool({"heads", "model"} & {*layer})
+    if missing := [f"--{name}" for name, there in needed.items() if not there]:
+        raise ValueError(f"{', '.join(missing)} must be given, or --diff OLD NEW")
+    if len(given["gpu"]) > 1:
+        raise ValueError(f"--gpu must be one, but with --diff, got {', '.join(given['gpu'])}")
+    given["gpu"] = given["gpu"][0]
+    spec, call = parse_layer(**layer), Call(**facts)
+    choice = explain(spec, call=call, **given)
+    unused = tuple(name for name in choice.unused if name in stated)
+    choice = replace(choice, unused=unused)
+    layers = layers_of(spec, call, **given)
+    if as_json:
+        return json.dumps(to_dict(choice) | {"layers": layers}, indent=2)
+    return render(choice, layers)
 
 
-def _answer_diff(old: str, new: str, given: Mapping[str, Any], as_json: bool) -> str:
+def layers_of(spec: AttnSpec, call: Call, **how: Any) -> list[dict[str, str]]:
+    """The backend of each kind of layer of a model whose layers differ; empty for other models."""
+    rows = []
+    for kind, changes in LAYERS.get(FAMILIES[call.model], {}).items():
+        head_dim = changes.get("head_dim", spec.head_dim)
+        facts = {name: value for name, value in changes.items() if name != "head_dim"}
+        choice = explain(replace(spec, head_dim=head_dim), call=replace(call, **facts), **how)
+        inner = f", which runs {choice.kernel}" if choice.inner else ""
+        backend = f"{choice.backend or 'none can run it'}{inner}"
+        rows.append({"layer": kind, "head_dim": str(head_dim), "chosen": backend})
+    return rows
+
+
+def _answer_diff(
+    given: dict[str, Any], layer: dict[str, Any], facts: dict[str, Any], as_json: bool
+) -> str:
     from .changes import changes, markdown
 
-    if others := [name for name in given if name not in ("gpu", "model")]:
-        words = ", ".join(f"--{name.replace('_', '-')}" for name in others)
-        raise ValueError(f"--diff must go with --gpu, --model and --json alone, got {words}")
-    gpus = given["gpu"].split(",") if "gpu" in given else tuple(GPUS)
-    table = changes(old, new, model=given.get("model", ""), gpus=gpus)
+    old, new = given["diff"]
+    how: dict[str, Any] = {"gpus": given.get("gpu", tuple(GPUS))}
+    if "mode" in given:
+        how["modes"] = given["mode"].split(",")
+    if "policy" in given:
+        how["policy"] = given["policy"]
+    if "library" in given:
+        raise ValueError(f"--library must be left out with --diff, got {given['library']}")
+    if "heads" in layer or layer.get("model", MLA) not in (*MODELS, MLA):
+        how["layer"] = parse_layer(**layer)
+    else:
+        how["model"] = layer.pop("model", "")
+        if "tp" in layer:
+            raise ValueError(f"--tp must go with a model that is split, got {layer['tp']}")
+        how["fields"] = layer
+    pins = {*PINS.values()}
+    table = changes(old, new, facts=facts, quiet=pins, **how)
     return str(table.to_json(orient="records", indent=2)) if as_json else markdown(table, old, new)
 
 
-def render(choice: Choice) -> str:
+def render(choice: Choice, layers: Sequence[Mapping[str, str]] = ()) -> str:
     """The choice in a few lines, then every row considered, without repeats, matches first."""
     rows = [COLUMNS]
     for reason in sorted(choice.reasons, key=lambda reason: not reason.matched):
@@ -93,6 +160,7 @@ def render(choice: Choice) -> str:
         head.append(f"not used by its rules: {', '.join(choice.unused)}")
     if any(reason.why.endswith(f"it is {OTHER}") for reason in choice.reasons):
         head.append(f"rules for one model did not apply: --call model={'|'.join(RULED)}")
+    head += [f"{row['layer']} (head_dim {row['head_dim']}): {row['chosen']}" for row in layers]
     return "\n".join([*head, "", *lines])
 
 

@@ -50,7 +50,7 @@ def test_a_file_becomes_a_library(read):
     [
         ("gpu is sm90", "gpus is sm90", "auto, decode, row 1: no such fact in 'gpus is sm90'"),
         ("gpu is sm90", "gpu has sm90", "1: no such comparison in 'gpu has sm90'; there are is"),
-        ("gpu is sm90", "gpu is sm91", "gpu must be sm80, sm89, .*, got 'sm91'"),
+        ("gpu is sm90", "gpu is sm91", "gpu must be sm75, sm80, .*, got 'sm91'"),
         ("gpu is sm90", "gpu is sm90 sm100", "is takes one value"),
         ("gpu is sm90", "heads >= few", "heads must be a number, got 'few'"),
         ("gpu is sm90", "head_dims is wide", "head_dims must be a number, got 'wide'"),

@@ -19,7 +19,9 @@ import torch
 from attnlib.select import GPUS
 
 CAPABILITY = {gpu: divmod(int(gpu[2:]), 10) for gpu in GPUS}
-SHARED_MEMORY = {"sm80": 167936, "sm89": 102400, "sm120": 102400}
+SHARED_MEMORY = {"sm75": 65536, "sm80": 167936} | dict.fromkeys(
+    ("sm86", "sm89", "sm120", "sm121"), 102400
+)
 CUDA = "13.0"
 CKV, KPE = 512, 64
 MODULES = (
@@ -77,7 +79,7 @@ def mla_order(spec, call, *, gpu):
     """The order in which 0.7.1 and newer try the MLA backends on that GPU."""
     from flashinfer.mla._batch_mla import _auto_policy
 
-    names = {"sm103": "sm100", "sm120": "sm12x"}
+    names = {"sm103": "sm100", "sm120": "sm12x", "sm121": "sm12x"}
     q_lens = call.q_lens or (1,) * len(call.kv_lens)
     csr = SimpleNamespace(qo_indptr=_sums(q_lens), kv_len_arr=_words(call.kv_lens))
     args = SimpleNamespace(
@@ -113,7 +115,7 @@ def as_if_on(gpu):
         "_CUDNN_GRAPH_AVAILABLE": True,
         **dict.fromkeys(SUPPORTED, lambda *_: True),
     }
-    if gpu == "sm120":  # XQA's check wants a CUDA device besides
+    if gpu in ("sm120", "sm121"):  # XQA's check wants a CUDA device besides
         replaced["_validate_xqa_device_capability"] = lambda _: None
     with ExitStack() as stack:
         loaded = [m for name, m in sys.modules.items() if name.split(".")[0] == "flashinfer" and m]

@@ -28,7 +28,7 @@ LENGTH_OF_DRAW, GROUP = 150, 4
 
 def drawn_calls(release, count=LENGTH_OF_DRAW):
     """Calls of a release: what its selector is told, by our names."""
-    draw = random.Random(f"vllm {release}")
+    draw = random.Random(f"vllm {release}, second draw")
     for _ in range(count):
         mode = draw.choice(("decode", "decode", "decode", "mla", "sparse_mla"))
         latent = mode != "decode"
@@ -170,7 +170,9 @@ def config_of(call):
     config.model_config.get_num_attention_heads = lambda *_: call["heads"]
     kv_heads = call["heads"] // GROUP if call["mode"] == "decode" else 1
     config.model_config.get_num_kv_heads = lambda *_: kv_heads
-    config.model_config.rswa_window = None
+    config.model_config.get_head_size = lambda *_: call["head_dim"]
+    config.model_config.dtype = call["dtype"]
+    config.model_config.rswa_window, config.model_config.is_diffusion = None, False
     config.speculative_config = config.kv_transfer_config = config.lora_config = None
     config.cache_config.cache_dtype = call["kv_dtype"]
     config.cache_config.block_size = call["page_size"] or 16
@@ -188,6 +190,9 @@ def patch_answers(call):
     flashinfer = importlib.import_module("vllm.utils.flashinfer")
     for name in ("has_nvidia_artifactory", "has_flashinfer", "has_flashinfer_cubin"):
         setattr(flashinfer, name, lambda: True)
+    for name in vars(flashinfer):
+        if name.startswith("has_flashinfer_") and name not in ("has_flashinfer_cubin",):
+            setattr(flashinfer, name, lambda: True)
     for name, module in [*sys.modules.items()]:
         if name.startswith("vllm.") and not isinstance(module, StandIn):
             for value in [*vars(module).values()]:

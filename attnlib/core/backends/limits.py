@@ -89,6 +89,8 @@ def _fa2(call: Facts) -> Iterator[Limit]:
     latent, head_dim = call["mode"] in LATENT_MODES, call["head_dim"]
     if latent and _before(call, "0.2.1"):
         yield Limit("release", "not before 0.2.1", "wrapper")
+    if latent and call["gpu"] == "sm75":
+        yield Limit("gpu", "MLA needs SM80 or newer", "mla/_capabilities.py")
     if call["fp8_query"]:
         yield Limit("dtypes", "fa2 takes no FP8 query", "prefill.cuh")
     if not latent and call["one_head_dim"]:
