@@ -28,6 +28,8 @@ IDLE, OTHER, HOST, LAUNCH = "0.90", "0.55", "0.75", "0.25"
 """Greys: nothing ran; ran, but is not named; the host in a call; the host launching."""
 RULE: dict[str, Any] = {"color": "0.3", "linewidth": 1}
 """A line to compare with: at 1, at 0, at a bound."""
+BLANK: dict[str, Any] = {"color": "white", "pad": 0.3}
+"""What is behind words over a line."""
 SETTINGS: dict[str, Any] = {
     "figure.dpi": 110,
     "savefig.dpi": 200,
@@ -76,11 +78,8 @@ def family_looks(families: Mapping[str, Any], names: Iterable[str] = ()) -> dict
         for name, family in sorted(families.items())
         if family.color
     }
-    left = [
-        Look(*pair)
-        for pair in zip(PALETTE, SHAPES, strict=True)
-        if pair[0] not in {look.color for look in given.values()}
-    ]
+    colors = {look.color for look in given.values()}
+    left = [Look(*pair) for pair in zip(PALETTE, SHAPES, strict=True) if pair[0] not in colors]
     return given | dict(zip(sorted({*names} - set(given)), left, strict=False))
 
 

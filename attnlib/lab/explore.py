@@ -46,7 +46,7 @@ DESCRIPTIONS |= {"variant": "Tensors", "kv_len": "KV length", "backends": "Backe
 CSS_CLASS = "attn-explorer"
 """Of the whole; parts have `-view`, `-figure` and `-status` behind it."""
 LABEL = {"description_width": "76px"}
-WIDTHS = {"records": "min(100%, 908px)", "backends": "604px"}
+WIDTHS = {"records": "min(100% - 4px, 908px)", "backends": "604px"}
 ROW = {"display": "flex", "flex_flow": "row wrap", "align_items": "center"}
 INTRODUCTION = (
     "Choose a case. Each control offers what there is for the choices before it. "

@@ -57,8 +57,6 @@ FORMATS = {
     "margin": ".1%",
 }
 """How a column is rounded for reading."""
-KERNEL_COLUMNS = ("backend", "launches a call", "us", "kernel")
-"""Names last: they are long."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -109,14 +107,14 @@ class View(Shown):
 
     @cached_property
     def kernels(self) -> pd.DataFrame:
-        """A row per kernel of a backend's newest good record: launches per call, us per call."""
+        """A row per kernel of a backend's newest good record: launches and us per call, name."""
         newest = self.good.drop_duplicates("backend", keep="last").sort_values("backend")
         table = [
-            (row.backend, kernel.name, kernel.launches, kernel.gpu_us)
+            (row.backend, kernel.launches, kernel.gpu_us, kernel.name)
             for row in newest.itertuples()
             for kernel in row.kernels
         ]
-        return pd.DataFrame(table, columns=["backend", "kernel", "launches", "us"])
+        return pd.DataFrame(table, columns=["backend", "launches", "us", "kernel"])
 
     @cached_property
     def comparison(self) -> pd.DataFrame:
@@ -263,8 +261,8 @@ class View(Shown):
         axis.set_xlim(left=0)
         longest = self.kernels.sort_values("us").drop_duplicates("backend", keep="last")
         for name, kernel in zip(longest.backend, longest.kernel, strict=True):
-            words = f" {kernel[:KERNEL_LETTERS]}"
-            axis.text(0, place[name] + 0.38, words, fontsize=6.5, color="0.3")
+            below = (0, place[name] + 0.38)
+            axis.text(*below, f" {kernel[:KERNEL_LETTERS]}", fontsize=6.5, bbox=style.BLANK)
         if self.bounds_us:
             axis.axvline(self.floor_us, **style.RULE)
         return figure
@@ -307,7 +305,7 @@ class View(Shown):
             "ceiling over the time taken.",
             more=(
                 ("Compared, paired round by round", _in_words(pd.DataFrame(compared))),
-                ("Kernels of one call, from the trace", _in_words(kernels)[[*KERNEL_COLUMNS]]),
+                ("Kernels of one call, from the trace", _in_words(kernels)),
                 ("What the rules pick", _in_words(self.rules)),
             ),
             code=self.call,

@@ -43,7 +43,7 @@ def test_times_are_medians_over_rounds_shares_of_the_copy_ceiling_kernels_of_the
     assert fa3.pop("share") == pytest.approx(floor_us / 318.0)
     assert fa3 == {"us": 318.0, "ran": "fa3", "launches": 3.0, "plan_us": 45.0, "rounds": 3}
     kernels = view(MODEL, backends=(FA2,)).kernels.drop(columns="backend").to_numpy().tolist()
-    assert kernels == [["AttendKernel", 1.0, 8.25], ["MergeKernel", 2.0, 1.5]]
+    assert kernels == [[1.0, 8.25, "AttendKernel"], [2.0, 1.5, "MergeKernel"]]
 
 
 def test_a_ratio_pairs_rounds_and_has_the_verdict_of_the_statistics(demo):
