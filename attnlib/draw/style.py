@@ -28,8 +28,8 @@ IDLE, OTHER, HOST, LAUNCH = "0.90", "0.55", "0.75", "0.25"
 """Greys: nothing ran; ran, but is not named; the host in a call; the host launching."""
 RULE: dict[str, Any] = {"color": "0.3", "linewidth": 1}
 """A line to compare with: at 1, at 0, at a bound."""
-BLANK: dict[str, Any] = {"color": "white", "pad": 0.3}
-"""What is behind words over a line."""
+SMALL: dict[str, Any] = {"fontsize": 6.5, "bbox": {"color": "white", "pad": 0.3}}
+"""Words inside a panel, which hide the lines behind them."""
 SETTINGS: dict[str, Any] = {
     "figure.dpi": 110,
     "savefig.dpi": 200,

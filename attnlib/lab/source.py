@@ -38,7 +38,6 @@ LIVE, EXPLORER = "live", "explorer"
 DEVICE, CEILINGS = "cuda", ("copy", "matmul")
 ROUNDS = 3
 NO_WISHES: Mapping[str, Any] = {}
-MOST_VALUES = 8
 WORDS = ("model", "heads", "records", "machine")
 SIZES = ("tp", "page_size", "batch", "kv_len", "rounds")
 PREFERRED = {
@@ -120,7 +119,7 @@ def require_kinds(wishes: Mapping[str, Any]) -> None:
     for name in SIZES:
         if wishes.get(name) is not None:
             require_int(name, wishes[name])
-    if isinstance(wishes.get("backends"), str):
+    if not isinstance(wishes.get("backends") or (), list | tuple):
         raise ValueError(f"backends must be a list of names, got {wishes['backends']!r}")
 
 
@@ -288,7 +287,7 @@ def _elsewhere(calls: pd.DataFrame, name: str, wish: Any, arguments: Mapping[str
             if wish in values:
                 return f"; records={pair[0]!r}, machine={pair[1]!r} have it"
             every |= {*values}
-        return f"; records of this layer have {_nearest(wish, every)}"
+        return f"; records of this layer have {', '.join(map(str, sorted(every)))}"
     rows, changed = calls[matches], []
     for axis in [axis for axis in AXES if axis in arguments and axis != name]:
         same = _matches(rows, axis, arguments[axis])
@@ -298,14 +297,6 @@ def _elsewhere(calls: pd.DataFrame, name: str, wish: Any, arguments: Mapping[str
             same = _matches(rows, axis, value)
         rows = rows[same]
     return f"; it is on record with {', '.join(changed)}"
-
-
-def _nearest(wish: Any, values: set[Any]) -> str:
-    """The values in words; of many numbers those nearest to `wish`."""
-    if isinstance(wish, int) and len(values) > MOST_VALUES:
-        nearest = sorted(values, key=lambda value: abs(value - wish))[:MOST_VALUES]
-        return f"{', '.join(map(str, sorted(nearest)))} and others"
-    return ", ".join(map(str, sorted(values)))
 
 
 def variant_of(spec: AttnSpec | MlaSpec) -> str:

@@ -198,11 +198,8 @@ class View(Shown):
         if self.source.is_live:
             return f"Measured here: {gpu}{self.release}, {when}."
         whose = f"Records of study {self.source.records}: {gpu}{self.release}, measured {when}."
-        return (
-            whose
-            if self.rows.settle_us.any()
-            else f"{whose} Timers did not wait for a steady clock."
-        )
+        is_settled = self.rows.settle_us.any()
+        return whose if is_settled else f"{whose} Timers did not wait for a steady clock."
 
     @property
     def facts(self) -> dict[str, str]:
@@ -247,11 +244,11 @@ class View(Shown):
         table = self.times.dropna(subset="us").reset_index(drop=True)
         if table.empty:
             raise ValueError("view must hold a backend that was measured ok, it has none")
-        title = f"{self.where}\n{self.choice.case.label}"
         marks = "time of one call, us (a dot is a round"
         marks += ", the line the time at the ceiling)" if self.bounds_us else ")"
         size = (7.2, charts.FURNITURE_INCHES + ROW_INCHES * len(table))
         source = style.source_of(self.good).replace("\n", f"{self.release}\n", 1)
+        title = f"{self.where}\n{self.choice.case.label}"
         figure, (axis,) = charts.panels([""], size, source, (marks, ""), title=title)
         place = {name: row for row, name in enumerate(table.backend)}
         placed = self.good.assign(place=self.good.backend.map(place))
@@ -261,8 +258,7 @@ class View(Shown):
         axis.set_xlim(left=0)
         longest = self.kernels.sort_values("us").drop_duplicates("backend", keep="last")
         for name, kernel in zip(longest.backend, longest.kernel, strict=True):
-            below = (0, place[name] + 0.38)
-            axis.text(*below, f" {kernel[:KERNEL_LETTERS]}", fontsize=6.5, bbox=style.BLANK)
+            axis.text(0, place[name] + 0.38, f" {kernel[:KERNEL_LETTERS]}", **style.SMALL)
         if self.bounds_us:
             axis.axvline(self.floor_us, **style.RULE)
         return figure
@@ -298,8 +294,7 @@ class View(Shown):
             notes=[self.served, *self.notes],
             facts=[*self.facts.items()],
             table=_in_words(times),
-            caption=f"Time of one call on {self.gpu}{self.release}: median over the rounds, "
-            "a fresh process each",
+            caption=f"Time of one call on {self.gpu}{self.release}: median over fresh processes",
             bars=self.times.share.fillna(0).tolist() if self.bounds_us else [],
             footer=f"{self.gpu}{self.release}; us is microseconds; share is the time at the "
             "ceiling over the time taken.",
