@@ -61,7 +61,7 @@ def test_the_nearest_batches_choose_well_on_layers_left_out():
         (["--heads", "8/1", "--lens", "many"], "lens must be such as 8192x16"),
         (["--lens", "9"], "heads or model must be given, one of them, got neither"),
         (["--heads", "8/1", "--tp", "2", "--lens", "9"], "tp must go with a model"),
-        (["--heads", "8/1", "--lens", "9", "--gpu", "b20"], "gpu must be one of sm80: A100"),
+        (["--heads", "8/1", "--lens", "9", "--gpu", "b20"], "gpu must be one of sm75: T4"),
         (["--heads", "8/1", "--lens", "9", "--backend", "fast"], "policy of flashinfer in mode"),
         (["--heads", "8/1", "--lens", "9", "--engine", "vllm==9"], "release of vllm must be"),
     ],
