@@ -26,7 +26,8 @@ def next_step(comparison: Comparison) -> str:
     spent = [len(comparison.pairs[item]) >= comparison.looks[-1] for item in items]
     measured = [pairs[0][0].study for pairs in comparison.pairs.values() if pairs]
     if all(spent) and {*measured} == {comparison.study}:
-        return f"{comparison.looks[-1]} rounds, the last look, do not decide it: only a wider margin can"
+        words = "rounds, the last look, do not decide it: only a wider margin can"
+        return f"{comparison.looks[-1]} {words}"
     steps = ["on a GPU this line measures it"]
     if seconds := seconds_of_a_sweep():
         process, record = seconds
