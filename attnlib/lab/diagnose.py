@@ -27,7 +27,7 @@ from .diagnosis import Diagnosis, read_diagnosis
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MOST_ROWS, ROW_INCHES = 12, 0.3
+MOST_ROWS, ROW_INCHES, LONGEST_NAMES = 12, 0.3, 56
 WHOLE, BUSY, BEFORE, WITHIN = "whole step", "GPU busy", "idle before the first layer", "idle later"
 OTHERS = "other kernels"
 
@@ -134,7 +134,7 @@ class TraceChange(Shown):
             title=f"{self._name(self.before)} to {self._name(self.after)}: {title}",
             notes=self._notes(),
             facts=patterns,
-            table=shown.assign(**numbers),
+            table=shown.assign(**numbers, kernels=shown.kernels.str.slice(0, LONGEST_NAMES)),
             caption="microseconds a step, medians over the steps of a kind, as traced",
             footer=self.origin,
         )
