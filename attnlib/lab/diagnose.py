@@ -146,7 +146,7 @@ class TraceChange(Shown):
                 sorted({step.batch_size for step in side.steps if step.kind == kind} - {0})
                 for side in (self.before, self.after)
             ]
-            if sizes[0] != sizes[1]:
+            if all(sizes) and sizes[0] != sizes[1]:
                 notes.append(f"Batch sizes of {kind} differ: {sizes[0]} and {sizes[1]}.")
         if self.before.trace.gpu != self.after.trace.gpu:
             notes.append("The traces are of different GPUs.")
@@ -198,13 +198,13 @@ def _row(
     """One part of a kind of step on both sides."""
     nothing: dict[str, Any] = {"us": 0.0, "launches": 0.0, "kernels": {}}
     a, b = before or nothing, after or nothing
-    counts = (
-        f"{a['launches']:g}"
-        if a["launches"] == b["launches"]
-        else (f"{a['launches']:g} to {b['launches']:g}")
-    )
-    names = [", ".join(side["kernels"]) for side in (a, b)]
-    same = names[0] == names[1] or part in names
+    counts = f"{a['launches']:g}"
+    if a["launches"] != b["launches"]:
+        counts += f" to {b['launches']:g}"
+    names = [", ".join(side["kernels"]) or "none" for side in (a, b)]
+    kernels = names[0] if names[0] == names[1] else f"{names[0]} to {names[1]}"
+    if part in names or kernels == "none":  # the part is that kernel, or a time and no kernel
+        kernels = ""
     return {
         "step": kind,
         "part": part,
@@ -213,5 +213,5 @@ def _row(
         "after - before": b["us"] - a["us"],
         "ratio": b["us"] / a["us"] if a["us"] else None,
         "launches": counts if a["launches"] or b["launches"] else "",
-        "kernels": "" if part in names else names[0] if same else f"{names[0]} to {names[1]}",
+        "kernels": kernels,
     }
