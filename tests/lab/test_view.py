@@ -1,6 +1,7 @@
 """The view: its numbers are those of the records, its words are escaped, its call repeats it."""
 
 from dataclasses import replace
+from itertools import islice
 
 import pandas as pd
 import pytest
@@ -165,21 +166,21 @@ def leaves_of(model):
 
 
 @pytest.mark.parametrize("model", NAMES)
-def test_every_case_of_every_model_and_source_on_record_can_be_shown(published_records, model):
+def test_cases_of_every_model_and_source_on_record_can_be_shown(published_records, model):
     kinds = {}
-    for source, wishes in leaves_of(model):
+    for source, wishes in islice(leaves_of(model), 0, None, 8):  # one in eight: a second a dozen
         choice = choose(source, model, wishes)
         assert not choice.notes and wishes.items() <= choice.arguments.items() and len(choice.rows)
-        ran = frozenset(zip(choice.rows.backend, choice.rows.status, strict=True))
+        ends = frozenset(choice.rows.status)
         seen, shown = (
             View(source, choice),
             kinds.setdefault((source.records, source.machine), set()),
         )
-        if not shown:
+        if not shown and len(seen.good):
             assert seen.image()
-        if ran not in shown:  # A card takes 0.1 s, so one for each set of backends and ends.
+        if ends not in shown:  # A card takes 0.1 s, so one for each set of statuses of a source.
             assert repr(seen)
-        shown.add(ran)
+        shown.add(ends)
     for name in choice.options["against"]:
         assert repr(View(source, choose(source, model, {"backends": [name]})))
         assert repr(View(source, choose(source, model, {"against": name})))
