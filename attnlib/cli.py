@@ -220,11 +220,10 @@ def _advise(options: argparse.Namespace) -> None:
     if options.measure:
         print(measure_call(layer, lengths))
         return
-    facts = explain.Call(
-        pinned_page="page_size" in sizes,
-        pinned_kv_dtype=bool(options.kv_dtype),
-        **facts_of_model(options.model),
-    )
+    pins: dict[str, Any] = {
+        fact: True for option, fact in explain.PINS.items() if getattr(options, option)
+    }
+    facts = explain.Call(**pins, **facts_of_model(options.model))
     how = {name: getattr(options, name) for name in ("library", "backend", "gpu")}
     print(advise(layer, lengths, facts=facts, **how))
 

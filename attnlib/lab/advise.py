@@ -26,15 +26,16 @@ from ..select import Call, Choice, explain
 from ..select.facts import gpu_named
 from ..select.libraries import AUTO
 from ..studies import random_batches
+from ..studies.next_step import OTHER_KERNEL
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 NEAREST, SHOWN_BATCHES = 16, 3
 RECORDED_GPU = "sm90"
-GROUP_WEIGHT, OTHER_KERNEL = 3.0, 6.0
-"""Weight of a factor of two in query heads per KV head, and the distance added for another head_dim
-or another element size of the cache. Chosen among 24 settings by `neighbour_loss`."""
+GROUP_WEIGHT = 3.0
+"""Weight of a factor of two in query heads per KV head. It and `OTHER_KERNEL` were chosen among 24
+settings by `neighbour_loss`."""
 NAMES = {"head_dim": "head_dim", "kv_bytes": "bytes of a cache element"}
 FEATURES = "tokens x KV heads, requests, longest / mean length, query heads per KV head"
 
@@ -61,10 +62,6 @@ class Advice(Shown):
         name = (self.choice.inner or self.choice).ours
         names = (name, f"{name}-precomputed")
         return next((name for name in names if name in self.nearest), "")
-
-    @property
-    def _kv_bytes(self) -> int:
-        return ELEMENT_BYTES[self.layer.kv_dtype]
 
     @property
     def command(self) -> str:
@@ -106,7 +103,8 @@ class Advice(Shown):
             notes.append(f"No batch is on record of {self.choice.gpu}: these are of {gpus}.")
         elif self.gpu != RECORDED_GPU and self.gpu.lower() not in gpus.lower():
             notes.append(f"No batch is on record of {self.gpu.upper()}: these are of {gpus}.")
-        for name, value in (("head_dim", self.layer.head_dim), ("kv_bytes", self._kv_bytes)):
+        kv_bytes = ELEMENT_BYTES[self.layer.kv_dtype]
+        for name, value in (("head_dim", self.layer.head_dim), ("kv_bytes", kv_bytes)):
             recorded = sorted({*self.nearest[name]})
             if value not in recorded:
                 words = f"{NAMES[name]} {value}: these are of {', '.join(map(str, recorded))}"

@@ -19,17 +19,17 @@ import pandas as pd
 from ..core.backends.table import family_of, role_of
 from ..draw import charts, style
 from ..draw.cards import Card, Shown
-from ..measure.spans import busy_us, find_gaps
+from ..measure.spans import busy_us
 from ..measure.stats import FASTER, SLOWER
 from ..measure.steps import Step
-from .diagnosis import Diagnosis, read_diagnosis
+from .diagnosis import Diagnosis, read_diagnosis, times_by
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_ROWS, ROW_INCHES, LONGEST_NAMES = 12, 0.3, 56
+NO_PART: dict[str, Any] = {"us": 0.0, "launches": 0.0, "kernels": {}}
 WHOLE, BUSY, BEFORE, WITHIN = "whole step", "GPU busy", "idle before the first layer", "idle later"
-OTHERS = "other kernels"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -67,12 +67,12 @@ class TraceChange(Shown):
         """The table, not rounded."""
         rows = []
         for kind in self.kinds:
-            sides = [
+            a, b = (
                 _parts([step for step in side.steps if step.kind == kind])
                 for side in (self.before, self.after)
-            ]
-            names = dict.fromkeys([*sides[0], *sides[1]])
-            part_rows = [_row(kind, name, sides[0].get(name), sides[1].get(name)) for name in names]
+            )
+            names = dict.fromkeys([*a, *b])
+            part_rows = [_row(kind, n, a.get(n, NO_PART), b.get(n, NO_PART)) for n in names]
             head = [row for row in part_rows if row["part"] in (WHOLE, BUSY, BEFORE, WITHIN)]
             kernels = [row for row in part_rows if row not in head]
             rows += head + sorted(kernels, key=lambda row: -abs(row["after - before"]))
@@ -172,32 +172,30 @@ def diagnose(
 
 def _parts(steps: Sequence[Step]) -> dict[str, dict[str, Any]]:
     """Part of a step -> its microseconds (median), launches (median) and the kernels in it."""
-    idle = [sum(gap.length_us for gap in find_gaps([*s.ahead, s.body[0]])) for s in steps]
+    idle = [s.idle_ahead_us for s in steps]
     length = [s.body[-1].end_us - s.work[0].start_us for s in steps]
     busy = [busy_us(s.work) for s in steps]
     later = [max(0.0, a - b - c) for a, b, c in zip(length, busy, idle, strict=True)]
     parts = {
-        name: {"us": median(us), "launches": 0.0, "kernels": {}}
+        name: NO_PART | {"us": median(us)}
         for name, us in {WHOLE: length, BUSY: busy, BEFORE: idle, WITHIN: later}.items()
     }
-    names = dict.fromkeys(span.name for step in steps for span in step.work)
-    members: dict[str, dict[str, None]] = {}
-    for name in names:
-        role = "attention" if family_of(name) else role_of(name)
-        members.setdefault(role or name, {})[name] = None
-    for part, kernels in members.items():
-        spans = [[span for span in step.work if span.name in kernels] for step in steps]
-        us = median(sum(span.length_us for span in those) for those in spans)
-        parts[part] = {"us": us, "launches": median(map(len, spans)), "kernels": kernels}
+    kernels: dict[str, dict[str, None]] = {}
+    for name in dict.fromkeys(span.name for step in steps for span in step.work):
+        kernels.setdefault(_part_of(name), {})[name] = None
+    for part, times in times_by(steps, lambda span: _part_of(span.name)).items():
+        us, launches = median(map(sum, times)), median(map(len, times))
+        parts[part] = {"us": us, "launches": launches, "kernels": kernels[part]}
     return parts
 
 
-def _row(
-    kind: str, part: str, before: dict[str, Any] | None, after: dict[str, Any] | None
-) -> dict[str, Any]:
-    """One part of a kind of step on both sides."""
-    nothing: dict[str, Any] = {"us": 0.0, "launches": 0.0, "kernels": {}}
-    a, b = before or nothing, after or nothing
+def _part_of(kernel: str) -> str:
+    """The row that a kernel is counted in: attention, its role beside attention, or its name."""
+    return "attention" if family_of(kernel) else role_of(kernel) or kernel
+
+
+def _row(kind: str, part: str, a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
+    """One part of a kind of step, before (a) and after (b)."""
     counts = f"{a['launches']:g}"
     if a["launches"] != b["launches"]:
         counts += f" to {b['launches']:g}"

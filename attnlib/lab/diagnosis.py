@@ -6,7 +6,7 @@ A trace is slower than the server was; shares and counts are the trace's, gains 
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
@@ -17,7 +17,7 @@ import pandas as pd
 from ..core.backends.table import FAMILIES, family_of, role_of
 from ..core.spec import require_int, require_word
 from ..draw.cards import Card, Shown
-from ..measure.spans import busy_us, find_gaps
+from ..measure.spans import Span, busy_us
 from ..measure.steps import DECODE, VERIFY, Step, find_steps
 from ..measure.trace_file import Trace, read_trace
 from .patterns import PATTERNS, SIZES, STATED, gained, kind_of, ran, tile_rows
@@ -82,9 +82,7 @@ class Diagnosis(Shown):
                 "in a graph": step.in_graph,
                 "launches before": len(step.ahead),
                 "of metadata": sum(role_of(span.name) == "metadata" for span in step.ahead),
-                "us idle before": sum(
-                    gap.length_us for gap in find_gaps([*step.ahead, step.body[0]])
-                ),
+                "us idle before": step.idle_ahead_us,
                 "us the host waits": busy_us(step.waits),
                 "copies to the host": sum(span.name == "Memcpy DtoH" for span in step.ahead),
             }
@@ -180,13 +178,9 @@ def read_diagnosis(path: str | os.PathLike[str], shape: Mapping[str, Any]) -> Di
 
 def kernel_rows(kind: str, steps: Sequence[Step]) -> list[dict[str, Any]]:
     """A row per kernel of these steps of one kind, most time first: medians over the steps."""
-    us_of: dict[str, list[list[float]]] = {}
     busy = [busy_us(step.work) or 1.0 for step in steps]
-    for place, step in enumerate(steps):
-        for span in step.work:
-            us_of.setdefault(span.name, [[] for _ in steps])[place].append(span.length_us)
     rows = []
-    for name, us in us_of.items():
+    for name, us in times_by(steps, lambda span: span.name).items():
         family, sums = family_of(name), [sum(times) for times in us]
         calls = [len(times) / _calls(step) for times, step in zip(us, steps, strict=True)]
         rows.append(
@@ -202,6 +196,15 @@ def kernel_rows(kind: str, steps: Sequence[Step]) -> list[dict[str, Any]]:
             }
         )
     return sorted(rows, key=lambda row: -row["us a step"])
+
+
+def times_by(steps: Sequence[Step], key: Callable[[Span], str]) -> dict[str, list[list[float]]]:
+    """Key -> the lengths of its spans, us, a list per step."""
+    times: dict[str, list[list[float]]] = {}
+    for place, step in enumerate(steps):
+        for span in step.work:
+            times.setdefault(key(span), [[] for _ in steps])[place].append(span.length_us)
+    return times
 
 
 def _calls(step: Step) -> int:

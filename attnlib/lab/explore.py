@@ -23,6 +23,7 @@ from ..draw.cards import STYLE, as_html, as_text
 from ..kinds.decode.case import DecodeCase
 from ..run.jobs import StoppedError
 from ..run.record import strip_folders
+from ..select.facts import gpu_of_capability
 from ..studies import STUDIES
 from .advise import advise
 from .diagnose import diagnose
@@ -230,7 +231,7 @@ class Explorer(w.VBox):
             if self.view is None or not isinstance(self.view.choice.case, DecodeCase):
                 raise ValueError("advice must be of a decode call that is shown; of MLA none is")
             case, where = self.view.choice.case, self.view.machine
-            gpu = f"sm{where['compute_capability']}".replace(".", "")
+            gpu = gpu_of_capability(where["compute_capability"])
             self.advice.value = as_html(advise(case, gpu=gpu).card())
         except Exception as error:  # whatever it is: a callback that raises shows nothing
             self.advice.value = _problem(_words_of(error))

@@ -167,8 +167,7 @@ def host_plans(trace: Trace, step: Step) -> Evidence | None:
     """FlashInfer's plan is copied to the GPU before the first layer, which waits for it."""
     planned = [*ran(step, "fa2"), *ran(step, "fa3"), *ran(step, "mla-fa2"), *ran(step, "mla-fa3")]
     copies = [span for span in step.ahead if span.name == "Memcpy HtoD"]
-    gaps = find_gaps([*step.ahead, step.body[0]])
-    idle = sum(gap.length_us for gap in gaps)
+    idle = step.idle_ahead_us
     if not planned or not copies or idle < WAITING * busy_us(step.work):
         return None
     if lengths_copied(trace, step):  # which says why the host is late

@@ -26,6 +26,7 @@ from ..draw.cards import Card, Shown
 from ..kinds.cost import Ceilings
 from ..run.frame import ceilings, intervals, over
 from ..select import Call, explain
+from ..select.facts import gpu_of_capability
 from .source import (
     LIVE,
     Choice,
@@ -130,7 +131,7 @@ class View(Shown):
     @cached_property
     def rules(self) -> pd.DataFrame:
         """A row per library: the backend that its rule picks, that backend's time (us), and why."""
-        gpu = "sm" + str(self.machine.get("compute_capability", "")).replace(".", "")
+        gpu = gpu_of_capability(self.machine.get("compute_capability", ""))
         version = self.choice.arguments["release"] or installed_version(LIBRARY)
         libraries = [f"flashinfer=={version}"] if version else []
         good, table = _good(self.choice.rows), []

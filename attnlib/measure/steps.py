@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
 
-from .spans import Span
+from .spans import Span, find_gaps
 from .trace_file import Trace
 
 DECODE, VERIFY, PREFILL, MIXED, UNKNOWN = "decode", "verify", "prefill", "mixed", "unknown"
@@ -59,6 +59,11 @@ class Step:
     def work(self) -> list[Span]:
         """All that the GPU ran."""
         return [*self.ahead, *self.body]
+
+    @property
+    def idle_ahead_us(self) -> float:
+        """How long the GPU idles from the first of `ahead` to the first attention kernel."""
+        return sum(gap.length_us for gap in find_gaps([*self.ahead, self.body[0]]))
 
     @property
     def in_graph(self) -> bool:

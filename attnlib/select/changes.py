@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.backends.limits import LATENT_MODES
 from ..core.layer import name_of
-from ..core.spec import MLA, MODELS, AttnSpec, require_word
+from ..core.spec import MLA, MLA_HEAD_DIM, MODELS, AttnSpec, require_word
 from .explain import Choice, explain
 from .facts import DECODE_MODES, GPUS, Call
 from .libraries import AUTO, find
@@ -23,7 +23,8 @@ BF16, FP8 = "bfloat16", "float8_e4m3fn"
 DTYPES = {"bf16": (BF16, BF16), "bf16, FP8 cache": (BF16, FP8), "FP8": (FP8, FP8)}
 """Name -> dtypes of query and cache. Engines do not pass an FP8 query of their own."""
 LATENT_HEADS = {"128 heads": (128, 1), "16 heads": (16, 1)}
-LATENT_HEAD_DIM, LATENT_PAGE, TOPK = 576, 64, 2048
+LATENT_PAGE, TOPK = 64, 2048
+"""Defaults of MLA: tokens of a page, and the index_topk of DeepSeek V3.2 and GLM-5."""
 
 
 def changes(
@@ -57,7 +58,9 @@ def changes(
     require_word("model", model or MLA, (*MODELS, MLA))
     for mode in modes:
         require_word(f"mode of {library.name}", mode, library.modes)
-    asked = modes or [mode for mode in library.modes if layer is None or mode not in LATENT_MODES]
+    asked = list(modes or library.modes)
+    if layer is not None and not modes:
+        asked = [mode for mode in asked if mode not in LATENT_MODES]
     able = [mode for mode in asked if policy in library.policies_for(mode)]
     if not able:
         names = dict.fromkeys(name for mode in asked for name in library.policies_for(mode))
@@ -124,7 +127,7 @@ def _layers(
                 yield name, AttnSpec(*sizes, PAGE, *dtypes)
     elif model in ("", MLA):
         for name, heads in LATENT_HEADS.items():
-            yield f"{MLA}, {name}", AttnSpec(*heads, LATENT_HEAD_DIM, LATENT_PAGE, *dtypes)
+            yield f"{MLA}, {name}", AttnSpec(*heads, MLA_HEAD_DIM, LATENT_PAGE, *dtypes)
 
 
 def markdown(table: "pd.DataFrame", old: str, new: str) -> str:

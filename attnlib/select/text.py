@@ -9,6 +9,7 @@ from typing import Any
 from ..core.backends.limits import LATENT_MODES
 from ..core.layer import WHOLE_MODELS, parse_layer, parse_lengths
 from ..core.spec import MLA, MLA_HEAD_DIM, MODELS, AttnSpec
+from .changes import LATENT_PAGE, TOPK, changes, markdown
 from .explain import Choice, explain
 from .facts import FAMILIES, GPUS, MODES, OTHER, Call, facts_of_model, gpu_named
 from .facts import MODELS as RULED
@@ -23,8 +24,6 @@ REQUIRED: Mapping[str, str] = {
 }
 LAYER = ("heads", "model", "tp", "head_dim", "page_size", "dtype", "kv_dtype")
 """The arguments of `parse_layer`."""
-LATENT_PAGE, TOPK = 64, 2048
-"""Defaults of MLA: tokens of a page, and the index_topk of DeepSeek V3.2 and GLM-5."""
 PINS = {"page_size": "pinned_page", "kv_dtype": "pinned_kv_dtype"}
 """Option -> the fact of a call that it states."""
 LAYERS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
@@ -48,10 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.argument_default = argparse.SUPPRESS
     for name, meaning in REQUIRED.items():
         parser.add_argument(f"--{name}", metavar=name.upper(), help=meaning)
-    words = (
-        "what changes from OLD to NEW, such as flashinfer==0.6.13, for --gpu, --mode, --policy, "
-    )
-    words += "--call and a layer, as far as they are given"
+    words = "what changes from OLD to NEW, such as flashinfer==0.6.13, for --gpu, --mode, "
+    words += "--policy, --call and a layer, as far as they are given"
     parser.add_argument("--diff", nargs=2, metavar=("OLD", "NEW"), help=words)
     words = f"in place of --heads: {', '.join(WHOLE_MODELS)}; with --diff also {MLA}"
     parser.add_argument("--model", metavar="NAME", help=words)
@@ -74,7 +71,7 @@ def answer(options: argparse.Namespace) -> str:
     """One choice, or what changes, as text or JSON; raises what `explain` and the parsers raise."""
     given = {name: value for name, value in vars(options).items() if name != "command"}
     as_json = given.pop("json", False)
-    facts = dict(map(_setting, given.pop("call", [])))
+    facts = parse_call(given.pop("call", []))
     stated = {*facts}
     for option, fact in PINS.items():
         if option in given:
@@ -98,8 +95,7 @@ def answer(options: argparse.Namespace) -> str:
     given["gpu"] = given["gpu"][0]
     spec, call = parse_layer(**layer), Call(**facts)
     choice = explain(spec, call=call, **given)
-    unused = tuple(name for name in choice.unused if name in stated)
-    choice = replace(choice, unused=unused)
+    choice = replace(choice, unused=tuple(name for name in choice.unused if name in stated))
     layers = layers_of(spec, call, **given)
     if as_json:
         return json.dumps(to_dict(choice) | {"layers": layers}, indent=2)
@@ -109,9 +105,9 @@ def answer(options: argparse.Namespace) -> str:
 def layers_of(spec: AttnSpec, call: Call, **how: Any) -> list[dict[str, str]]:
     """The backend of each kind of layer of a model whose layers differ; empty for other models."""
     rows = []
-    for kind, changes in LAYERS.get(FAMILIES[call.model], {}).items():
-        head_dim = changes.get("head_dim", spec.head_dim)
-        facts = {name: value for name, value in changes.items() if name != "head_dim"}
+    for kind, own in LAYERS.get(FAMILIES[call.model], {}).items():
+        head_dim = own.get("head_dim", spec.head_dim)
+        facts = {name: value for name, value in own.items() if name != "head_dim"}
         choice = explain(replace(spec, head_dim=head_dim), call=replace(call, **facts), **how)
         inner = f", which runs {choice.kernel}" if choice.inner else ""
         backend = f"{choice.backend or 'none can run it'}{inner}"
@@ -122,8 +118,6 @@ def layers_of(spec: AttnSpec, call: Call, **how: Any) -> list[dict[str, str]]:
 def _answer_diff(
     given: dict[str, Any], layer: dict[str, Any], facts: dict[str, Any], as_json: bool
 ) -> str:
-    from .changes import changes, markdown
-
     old, new = given["diff"]
     how: dict[str, Any] = {"gpus": given.get("gpu", tuple(GPUS))}
     if "mode" in given:
@@ -139,8 +133,7 @@ def _answer_diff(
         if "tp" in layer:
             raise ValueError(f"--tp must go with a model that is split, got {layer['tp']}")
         how["fields"] = layer
-    pins = {*PINS.values()}
-    table = changes(old, new, facts=facts, quiet=pins, **how)
+    table = changes(old, new, facts=facts, quiet=[*PINS.values()], **how)
     return str(table.to_json(orient="records", indent=2)) if as_json else markdown(table, old, new)
 
 
@@ -189,12 +182,12 @@ def to_dict(choice: Choice) -> dict[str, Any]:
     return {**plain, "reasons": [vars(reason) for reason in choice.reasons]}
 
 
-def parse_call(settings: list[str]) -> Call:
-    """A `Call` from `graph`, `topk=2048`, `model=gemma4` or `kv_lens=8192x16` (`parse_lengths`).
+def parse_call(settings: list[str]) -> dict[str, Any]:
+    """Fields of `Call`: `graph`, `topk=2048`, `model=gemma4`, `kv_lens=8192x16` (`parse_lengths`).
 
     Raises ValueError naming the fields there are.
     """
-    return Call(**dict(_setting(text) for text in settings))
+    return dict(map(_setting, settings))
 
 
 def _setting(text: str) -> tuple[str, Any]:

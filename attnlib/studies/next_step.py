@@ -14,6 +14,7 @@ from . import STUDIES
 PACE = "fa3_decode_regression"
 """The study whose published sweep says how long a record takes."""
 OTHER_KERNEL = 6.0
+"""The distance of another head_dim or element size (`lab.advise`)."""
 LONGEST_GAP_S = 300
 """Between two records of one sweep; after a longer one it had been stopped."""
 
@@ -31,9 +32,8 @@ def next_step(comparison: Comparison) -> str:
     steps = ["on a GPU this line measures it"]
     if seconds := seconds_of_a_sweep():
         process, record = seconds
-        rounds = comparison.looks[0], comparison.looks[-1]
         a_round = 2 * (process + len(items) * record) / 60
-        few, many = (math.ceil(count * a_round) for count in rounds)
+        few, many = (math.ceil(comparison.looks[look] * a_round) for look in (0, -1))
         steps = [f"{steps[0]}, in about {few} to {many} minutes"]
     if missing := [item for item in items if not comparison.pairs[item]]:
         steps.append(nearest_on_record(missing[0], comparison.both))

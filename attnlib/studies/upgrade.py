@@ -41,6 +41,7 @@ from ..run.record import Record
 from ..run.releases import InvalidVersion, Version, build_version, overlay_for, own_build
 from ..run.study import Sweep, machine_shown, mode
 from ..select.changes import changes
+from ..select.facts import gpu_of_capability
 from . import STUDIES
 from .next_step import next_step
 from .usual_calls import (
@@ -286,7 +287,7 @@ def _upgrade(
         notes.append(f"{item.case.key}, {item.backend}: {why}")
     machines = [pairs[0][0].machine for pairs in comparison.pairs.values() if pairs]
     known = {m["compute_capability"] for m in machines if "compute_capability" in m}
-    gpus = ["sm" + capability.replace(".", "") for capability in sorted(known)]
+    gpus = [gpu_of_capability(capability) for capability in sorted(known)]
     old, new = (f"{LIBRARY}=={Version(release).public}" for release in comparison.both)
     try:
         picks = pd.concat([_picks(old, new, layer, gpus) for layer in layers or [""]])
@@ -296,9 +297,14 @@ def _upgrade(
     records = tuple(r for pairs in comparison.pairs.values() for pair in pairs for r in pair)
     verdicts = comparison.verdicts()
     rows = [_row(comparison, item, verdicts.get(item)) for item in comparison.pairs]
-    table = pd.DataFrame(rows, columns=COLUMNS)
-    answer = (table, picks.reset_index(drop=True), tuple(notes), records)
-    return Upgrade(*comparison.both, *answer, next_step=next_step(comparison))
+    return Upgrade(
+        *comparison.both,
+        rows=pd.DataFrame(rows, columns=COLUMNS),
+        picks=picks.reset_index(drop=True),
+        notes=tuple(notes),
+        records=records,
+        next_step=next_step(comparison),
+    )
 
 
 def _picks(old: str, new: str, layer: Layer, gpus: Sequence[str]) -> pd.DataFrame:
@@ -348,9 +354,8 @@ def _replay(comparison: Comparison, items: list[Item], layers: Sequence[Layer]) 
         plain = {_plain(record) for record in records}
         wanted = _calls_among(plain, layers, backends) if layers else plain & set(items)
         comparison.take(record for record in records if _plain(record) in wanted)
-    if comparison.pairs and layers:
-        return
-    comparison.pairs = {item: comparison.pairs.get(item, []) for item in items}
+    if not comparison.pairs or not layers:
+        comparison.pairs = {item: comparison.pairs.get(item, []) for item in items}
 
 
 def _calls_among(items: set[Item], layers: Sequence[Layer], backends: set[str]) -> set[Item]:

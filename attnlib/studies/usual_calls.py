@@ -47,9 +47,8 @@ def backends_named(text: str, releases: Sequence[str]) -> Mapping[str, Sequence[
     known = {name: entry for name, entry in TABLE.items() if name.startswith(LIBRARY)}
     text = text.lower()
     name = text if text in known else f"{LIBRARY}-{text}"
-    require_word(
-        "backend", name.removeprefix(f"{LIBRARY}-"), [n[len(LIBRARY) + 1 :] for n in known]
-    )
+    short_names = [each.removeprefix(f"{LIBRARY}-") for each in known]
+    require_word("backend", name.removeprefix(f"{LIBRARY}-"), short_names)
     since = known[name].since
     for release in releases:
         if since and Version(release) < Version(since):
@@ -81,11 +80,12 @@ def items_of(
     cases: Sequence[Case], backends: Mapping[str, Sequence[str]] = MappingProxyType(BACKENDS)
 ) -> list[Item]:
     """What is run of each case, as engines call it: prefill eagerly, all else in a CUDA graph."""
-    eager = [getattr(case, "mode", "").startswith("prefill") for case in cases]
-    timed = zip(cases, ("profiler" if each else TIMER for each in eager), strict=True)
-    return [
-        Item(name, timer, case) for case, timer in timed for name in backends.get(case.kind, ())
-    ]
+    items = []
+    for case in cases:
+        eager = getattr(case, "mode", "").startswith("prefill")
+        timer = "profiler" if eager else TIMER
+        items += [Item(name, timer, case) for name in backends.get(case.kind, ())]
+    return items
 
 
 def calls_of(layer: Layer) -> list[Case]:

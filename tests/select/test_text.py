@@ -27,7 +27,8 @@ def test_rows_that_hold_come_first_none_twice_and_rules_for_models_are_named():
 
 
 def test_a_call_is_read_from_text():
-    call = parse_call(["graph", "kv_lens=8192x2,8192", "q_lens=1,2,4", "topk=2048", "model=llama4"])
+    words = ["graph", "kv_lens=8192x2,8192", "q_lens=1,2,4", "topk=2048", "model=llama4"]
+    call = Call(**parse_call(words))
     lens = {"kv_lens": (8192,) * 3, "q_lens": (1, 2, 4)}
     assert call == Call(graph=True, **lens, topk=2048, model="llama4")
 
