@@ -67,9 +67,8 @@ class Library:
         """The facts that a row on the way to a choice tests."""
         tables = [self.policies[name].get(mode, ()) for name in {policy, AUTO} & {*self.policies}]
         tables += [self.resolves, self.limits, self.problems]
-        rows = [row for table in tables for row in table]
         shared = set(limits.PLAIN) if self.name == FLASHINFER else set()
-        return shared.union(*(condition.tests for row in rows for condition in row.when))
+        return shared.union(*(when.tests for table in tables for row in table for when in row.when))
 
     def limits_of(self, backend: str, facts: Facts) -> tuple[Reason, ...]:
         """Every row that keeps `backend` from running the call."""

@@ -15,7 +15,7 @@ from attnlib.select import Call, explain
 
 VECTORS = Path(__file__).parents[2] / "data" / "vectors"
 FLAGS = ("sinks", "window", "mm_prefix", "causal", "batch_invariant", "cubins", "model")
-LEAST = {"vllm": (15, 2250), "sglang": (12, 720)}
+LEAST = {"vllm": (15, 2250), "sglang": (12, 840)}
 
 
 def calls_of(engine):
@@ -24,7 +24,7 @@ def calls_of(engine):
 
 
 def picked(engine, call):
-    """Our answer to a call: of vLLM every backend that can run it, best first; of SGLang its pick."""
+    """Our answer to a call: every backend of vLLM that can run it, best first; SGLang's pick."""
     latent, heads = call["mode"] != "decode", call.get("heads", 32)
     kv_dtype = "float8_e4m3fn" if call.get("kv_dtype") == "fp8" else ""
     sizes = (heads, 1 if latent else heads // 4, call.get("head_dim", 576 if latent else 128))

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 GPUS = ("sm80", "sm86", "sm89", "sm90", "sm100", "sm103", "sm120", "sm121")
-CALLS = 60
+CALLS = 70
 NAMES = (
     "get_default_attn_backend",
     "_get_default_attn_backend",

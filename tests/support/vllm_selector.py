@@ -169,17 +169,8 @@ def prepare(folder):
     return Platform, gpu
 
 
-class Layers(list):
-    """The sizes of a model's layers, as `model_arch_config` has them."""
-
-    total_num_hidden_layers = len(GEMMA_HEAD_DIMS)
-
-
 def config_of(call):
-    """The engine's settings as a call finds them: DeepSeek's dimensions, one GPU, nothing else.
-
-    The hook of the call's model has run on them.
-    """
+    """The engine's settings once the model's hook has run: DeepSeek's dimensions, one GPU."""
     config = MagicMock()
     config.attention_config = importlib.import_module("vllm.config.attention").AttentionConfig()
     sizes = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "index_topk": 2048}
@@ -187,11 +178,12 @@ def config_of(call):
     config.model_config.hf_text_config = types.SimpleNamespace(**sizes, **widths)
     config.model_config.hf_config = config.model_config.hf_text_config
     if call["model"] == GEMMA:
-        sizes = GEMMA_HEAD_DIMS.values()
+        sizes = [*GEMMA_HEAD_DIMS.values()]
         gemma = {"head_dim": min(sizes), "global_head_dim": max(sizes)}
         vars(config.model_config.hf_text_config).update(gemma, layer_types=[*GEMMA_HEAD_DIMS])
-        layers = Layers(types.SimpleNamespace(head_size=size) for size in sizes)
-        config.model_config.model_arch_config = layers
+        layers = config.model_config.model_arch_config
+        layers.total_num_hidden_layers = len(sizes)
+        layers.__getitem__.side_effect = lambda i: types.SimpleNamespace(head_size=sizes[i])
     config.model_config.get_num_attention_heads = lambda *_: call["heads"]
     kv_heads = call["heads"] // GROUP if call["mode"] == "decode" else 1
     config.model_config.get_num_kv_heads = lambda *_: kv_heads
