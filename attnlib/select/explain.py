@@ -99,7 +99,8 @@ def explain(
         choice = _pinned(choice, rules, pin, facts)
     else:
         choice = _walked(choice, rules, facts)
-    choice = replace(choice, reasons=settled + choice.reasons)
+    problem = choice.problem or rules.problem_of(choice.backend, facts)
+    choice = replace(choice, reasons=settled + choice.reasons, problem=problem)
     target, policy = rules.calls.get((choice.backend, str(release or MAIN)), ("", ""))
     if not target or mode not in find(target)[0].modes:
         return choice

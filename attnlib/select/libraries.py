@@ -22,8 +22,8 @@ RESOLVES = "resolves"
 MAIN = "main"
 """The release of a library without releases."""
 KEYS = (
-    "library aliases releases calls backends by_rule_only shared resolves policies limits".split()
-)
+    "library aliases releases calls backends by_rule_only shared resolves policies limits problems"
+).split()
 ROW = "when choose cannot rest sets why source rows".split()
 
 
@@ -32,7 +32,8 @@ class Library:
     """One library: `policies` maps a policy to its tables by mode, `backends` a mode to names.
 
     A policy is `auto`, the library's own rule, or an engine's rule of how it calls FlashInfer.
-    `resolves` are rows of what the library settles first, `limits` of what a backend cannot run.
+    `resolves` are rows of what the library settles first, `limits` of what a backend cannot run,
+    `problems` of what the library takes all the same and cannot run.
     `calls` maps a backend and release to the library and policy that it calls in turn.
     """
 
@@ -44,6 +45,7 @@ class Library:
     by_rule_only: tuple[str, ...] = ()
     resolves: tuple[Rule, ...] = ()
     limits: tuple[Rule, ...] = ()
+    problems: tuple[Rule, ...] = ()
     calls: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
 
     @cached_property
@@ -64,9 +66,9 @@ class Library:
     def tests(self, mode: str, policy: str) -> set[str]:
         """The facts that a row on the way to a choice tests."""
         tables = [self.policies[name].get(mode, ()) for name in {policy, AUTO} & {*self.policies}]
-        rows = [*self.resolves, *self.limits, *(row for table in tables for row in table)]
+        tables += [self.resolves, self.limits, self.problems]
         shared = set(limits.PLAIN) if self.name == FLASHINFER else set()
-        return shared.union(*(condition.tests for row in rows for condition in row.when))
+        return shared.union(*(when.tests for table in tables for row in table for when in row.when))
 
     def limits_of(self, backend: str, facts: Facts) -> tuple[Reason, ...]:
         """Every row that keeps `backend` from running the call."""
@@ -76,6 +78,11 @@ class Library:
             if backend in row.then and row.failing(facts) is None:
                 reasons.append((row.why, row.source))
         return tuple(Reason("limit", backend, True, why, source) for why, source in reasons)
+
+    def problem_of(self, backend: str, facts: Facts) -> str:
+        """Why a backend that is taken fails when it is built; the empty string if it does not."""
+        rows = (row for row in self.problems if backend in row.then)
+        return "; ".join(f"{row.why} ({row.source})" for row in rows if row.failing(facts) is None)
 
 
 def yaml_loader() -> Any:
@@ -130,6 +137,8 @@ def _fill(library: Library, document: Mapping[str, Any], place: str) -> None:
     resolves = document.get("resolves", [])
     library.resolves += tuple(_rows(resolves, RESOLVES, known, f"{place}, {RESOLVES}"))
     library.limits += tuple(_rows(document.get("limits", []), "cannot", known, f"{place}, limits"))
+    problems = document.get("problems", [])
+    library.problems += tuple(_rows(problems, "cannot", known, f"{place}, problems"))
 
 
 def _rows(

@@ -3,9 +3,10 @@
 `python tests/support/vllm_selector.py FOLDER OUT` asks every release of which FOLDER has the Python
 files (`FOLDER/0.33.0/vllm/...`, as a wheel has them) for drawn calls and writes OUT. The process
 needs torch, triton and pydantic; what else vLLM imports and is not there is a stand-in. Patched are
-the compute capability and the answers of what a CPU lacks: FlashInfer and its cubins are there,
-FlashAttention's extensions load, FlashAttention 4 and DeepGEMM are importable. The library's code
-decides: its list of backends, and each backend's `validate_configuration`.
+the compute capability and the answers of what a CPU lacks: FlashInfer is there, its cubins can be
+downloaded or not as the call says, FlashAttention's extensions load, FlashAttention 4 and DeepGEMM
+are importable. The library's code decides: the hook of a model that has one, its list of backends,
+and each backend's `validate_configuration`.
 """
 
 import importlib.abc
@@ -24,28 +25,36 @@ STAND_INS = "flashinfer transformers huggingface_hub tokenizers openai openai_ha
 STAND_INS += "mistral_common xgrammar gguf safetensors"
 REAL = (*sys.stdlib_module_names, "torch", "triton", "numpy", "pydantic", "sympy")
 LENGTH_OF_DRAW, GROUP = 150, 4
+GEMMA, GLM = "Gemma4ForCausalLM", ("GlmMoeDsaForCausalLM", "Glm5NextForCausalLM")
+GEMMA_HEAD_DIMS = {"sliding_attention": 256, "full_attention": 512}
 
 
 def drawn_calls(release, count=LENGTH_OF_DRAW):
     """Calls of a release: what its selector is told, by our names."""
-    draw = random.Random(f"vllm {release}, second draw")
+    draw = random.Random(f"vllm {release}, third draw")
     for _ in range(count):
         mode = draw.choice(("decode", "decode", "decode", "mla", "sparse_mla"))
         latent = mode != "decode"
+        model = GEMMA if not latent and draw.random() < 0.25 else "other"
+        if mode == "sparse_mla" and draw.random() < 0.3:
+            model = draw.choice(GLM)
+        head_dims = (256, 512) if model == GEMMA else (64, 80, 96, 128, 192, 256, 512)
         yield {
             "release": release,
             "gpu": draw.choice(GPUS),
             "mode": mode,
+            "model": model,
             "heads": draw.choice((8, 16, 32, 64, 128)),
-            "head_dim": 576 if latent else draw.choice((64, 80, 96, 128, 192, 256, 512)),
+            "head_dim": 576 if latent else draw.choice(head_dims),
             "dtype": draw.choice(("bfloat16", "bfloat16", "float16")),
             "kv_dtype": draw.choice(("auto", "auto", "fp8")),
             "page_size": draw.choice((0, 0, 16, 32, 64, 128)),
             "sinks": not latent and draw.random() < 0.2,
             "window": not latent and draw.random() < 0.3,
-            "mm_prefix": not latent and draw.random() < 0.15,
+            "mm_prefix": not latent and draw.random() < 0.25,
             "causal": latent or draw.random() < 0.9,
             "batch_invariant": draw.random() < 0.15,
+            "cubins": draw.random() < 0.85,
         }
 
 
@@ -161,44 +170,59 @@ def prepare(folder):
 
 
 def config_of(call):
-    """The engine's settings as a call finds them: DeepSeek's dimensions, one GPU, nothing else."""
+    """The engine's settings once the model's hook has run: DeepSeek's dimensions, one GPU."""
     config = MagicMock()
+    config.attention_config = importlib.import_module("vllm.config.attention").AttentionConfig()
     sizes = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "index_topk": 2048}
     widths = {"qk_nope_head_dim": 128, "v_head_dim": 128, "model_type": "deepseek_v32"}
     config.model_config.hf_text_config = types.SimpleNamespace(**sizes, **widths)
     config.model_config.hf_config = config.model_config.hf_text_config
+    if call["model"] == GEMMA:
+        sizes = [*GEMMA_HEAD_DIMS.values()]
+        gemma = {"head_dim": min(sizes), "global_head_dim": max(sizes)}
+        vars(config.model_config.hf_text_config).update(gemma, layer_types=[*GEMMA_HEAD_DIMS])
+        layers = config.model_config.model_arch_config
+        layers.total_num_hidden_layers = len(sizes)
+        layers.__getitem__.side_effect = lambda i: types.SimpleNamespace(head_size=sizes[i])
     config.model_config.get_num_attention_heads = lambda *_: call["heads"]
     kv_heads = call["heads"] // GROUP if call["mode"] == "decode" else 1
     config.model_config.get_num_kv_heads = lambda *_: kv_heads
-    config.model_config.get_head_size = lambda *_: call["head_dim"]
+    head_dim = min(GEMMA_HEAD_DIMS.values()) if call["model"] == GEMMA else call["head_dim"]
+    config.model_config.get_head_size = lambda *_: head_dim
+    config.model_config.is_mm_prefix_lm, config.model_config.is_hybrid = call["mm_prefix"], False
     config.model_config.dtype = call["dtype"]
     config.model_config.rswa_window, config.model_config.is_diffusion = None, False
     config.speculative_config = config.kv_transfer_config = config.lora_config = None
     config.cache_config.cache_dtype = call["kv_dtype"]
     config.cache_config.block_size = call["page_size"] or 16
-    config.attention_config.flash_attn_version = None
-    config.attention_config.use_non_causal = not call["causal"]
+    if hasattr(config.attention_config, "use_non_causal"):
+        config.attention_config.use_non_causal = not call["causal"]
     for name in ("tensor", "decode_context", "prefill_context"):
         setattr(config.parallel_config, f"{name}_parallel_size", 1)
+    hooks = importlib.import_module("vllm.model_executor.models.config").MODELS_CONFIG_MAP
+    if hook := hooks.get(call["model"]):
+        hook.verify_and_update_config(config)
     return config
 
 
 def patch_answers(call):
-    """What a CPU cannot say: extensions and FlashInfer's artifacts are there."""
+    """What a CPU cannot say: extensions and FlashInfer are there; returns the call's settings."""
     envs = importlib.import_module("vllm.envs")
     envs.VLLM_BATCH_INVARIANT = call["batch_invariant"]
     flashinfer = importlib.import_module("vllm.utils.flashinfer")
-    for name in ("has_nvidia_artifactory", "has_flashinfer", "has_flashinfer_cubin"):
-        setattr(flashinfer, name, lambda: True)
     for name in vars(flashinfer):
-        if name.startswith("has_flashinfer_") and name not in ("has_flashinfer_cubin",):
+        if name.startswith("has_flashinfer"):
             setattr(flashinfer, name, lambda: True)
+    for name in ("has_nvidia_artifactory", "has_flashinfer_cubin"):
+        setattr(flashinfer, name, lambda: call["cubins"])
     for name, module in [*sys.modules.items()]:
         if name.startswith("vllm.") and not isinstance(module, StandIn):
             for value in [*vars(module).values()]:
                 if type(value).__name__ == "_lru_cache_wrapper":
                     value.cache_clear()
-    importlib.import_module("vllm.config.vllm")._current_vllm_config = config_of(call)
+    settings = config_of(call)
+    importlib.import_module("vllm.config.vllm")._current_vllm_config = settings
+    return settings
 
 
 def answers(folder, calls):
@@ -211,11 +235,11 @@ def answers(folder, calls):
     known = selector.AttentionSelectorConfig._fields
     for call in calls:
         gpu["capability"] = interface.DeviceCapability(*divmod(int(call["gpu"][2:]), 10))
-        patch_answers(call)
+        settings = patch_answers(call)
         fields = {
             "head_size": call["head_dim"],
             "dtype": getattr(torch, call["dtype"]),
-            "kv_cache_dtype": call["kv_dtype"],
+            "kv_cache_dtype": settings.cache_config.cache_dtype,
             "block_size": call["page_size"] or None,
             "use_mla": call["mode"] != "decode",
             "use_sparse": call["mode"] == "sparse_mla",
@@ -233,6 +257,8 @@ def answers(folder, calls):
             num_heads=call["heads"],
         )
         names = [getattr(entry, "backend", entry[0]).name for entry in valid]
+        if pinned := settings.attention_config.backend:
+            names = [name for name in names if name == pinned.name]
         reasons = {
             backend.name: (entry[1] if isinstance(entry, tuple) else entry)
             for backend, entry in why_not.items()
