@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import doctor
-from .core.layer import LENGTHS_HELP, WHOLE_MODELS, parse_layer, parse_lengths
+from .core.layer import LENGTHS_HELP, WHOLE_MODELS, parse_layer, parse_lengths, sizes_given
 from .core.spec import LENGTHS
 from .run import cluster, store, study
 from .run.bisect import Bisection, bisect
 from .run.record import machine_slug
 from .run.releases import parse_overlay
 from .select import text as explain
+from .select.facts import facts_of_model
 from .studies import STUDIES
 
 FAILED, USAGE = 1, 2
@@ -212,14 +213,20 @@ def _advise(options: argparse.Namespace) -> None:
     from .lab.advise import advise
     from .lab.view import measure_call
 
-    names = ("heads", "model", "tp", "head_dim", "page_size", "dtype", "kv_dtype")
-    layer = parse_layer(**{name: getattr(options, name) for name in names})
+    sizes = sizes_given(**{name: getattr(options, name) for name in SIZES})
+    words = {name: getattr(options, name) for name in ("heads", "model", "dtype", "kv_dtype")}
+    layer = parse_layer(**words, **sizes)
     lengths = parse_lengths("lens", options.lens, options.batch)
     if options.measure:
         print(measure_call(layer, lengths))
         return
+    facts = explain.Call(
+        pinned_page="page_size" in sizes,
+        pinned_kv_dtype=bool(options.kv_dtype),
+        **facts_of_model(options.model),
+    )
     how = {name: getattr(options, name) for name in ("library", "backend", "gpu")}
-    print(advise(layer, lengths, **how))
+    print(advise(layer, lengths, facts=facts, **how))
 
 
 def _refresh(_: argparse.Namespace) -> None:
@@ -244,13 +251,14 @@ OVERLAY = {
         metavar="NAME==VERSION=DIR",
     )
 }
-LAYER = ("tp", "heads", "head_dim", "page_size", "batch")
+SIZES = ("tp", "head_dim", "page_size")
+LAYER = (*SIZES, "heads", "batch")
 LAYER_ARGUMENTS = {
-    "--tp": _of("GPUs that share the heads of a model", type=int, default=1, metavar="N"),
+    "--tp": _of("GPUs that share the heads of a model", type=int, metavar="N"),
     "--heads": _of("query and KV heads of one GPU, such as 8/1", default="", metavar="Q/KV"),
-    "--head-dim": _of("default: the model's, or 128", type=int, default=0, metavar="N"),
-    "--page-size": _of("default: 16", type=int, default=16, metavar="N"),
-    "--batch": _of("requests, if --lens is one length or range", type=int, default=0, metavar="N"),
+    "--head-dim": _of("default: the model's, or 128", type=int, metavar="N"),
+    "--page-size": _of("default: 16", type=int, metavar="N"),
+    "--batch": _of("requests, if --lens is one length or range", type=int, metavar="N"),
 }
 MEASURE = {
     "study": _of(

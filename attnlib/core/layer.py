@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .spec import MLA, MODELS, AttnSpec, MlaSpec, require_int, require_word
+from .spec import INT32_MAX, MLA, MODELS, AttnSpec, MlaSpec, require_int, require_word
 
 WHOLE_MODELS = {
     "Llama-2-7B": (32, 32, 128),
@@ -34,6 +34,8 @@ SPLIT = re.compile(r"(.+) at TP (\d+)")
 NAMED = re.compile(r"(\d+/\d+) heads, head_dim (\d+)", re.ASCII)
 HEADS = re.compile(r"(\d+)/(\d+)", re.ASCII)
 LENGTH = re.compile(r"(\d+)(?:\.\.(\d+))?(?:x([1-9]\d*))?", re.ASCII)
+MAX_REQUESTS = 65_536
+"""Of one call; more than engines run at once."""
 LENGTHS_HELP = "tokens per request: 8192x16, 100,200, 2048..30720x64 (64 lengths, evenly spaced)"
 
 
@@ -84,12 +86,22 @@ def parse_layer(
     return AttnSpec(int(counts[1]), int(counts[2]), head_dim or 128, page_size, **fields)
 
 
-def parse_lengths(name: str, text: str, batch: int = 0) -> tuple[int, ...]:
+def sizes_given(**sizes: int | None) -> dict[str, Any]:
+    """The sizes of a layer that are not None; ValueError for one below 1."""
+    given = {name: value for name, value in sizes.items() if value is not None}
+    for name, value in given.items():
+        require_int(name, value)
+    return given
+
+
+def parse_lengths(name: str, text: str, batch: int | None = None) -> tuple[int, ...]:
     """Tokens per request from `8192x16` (16 requests), `100,200`, `8192x15,100`, `2048..30720x64`.
 
     A range is evenly spaced, both ends included. `batch` is the number of requests where `text` is
     one length or range that does not say it. ValueError calls the lengths `name`.
     """
+    if batch is not None:
+        require_int("batch", batch, most=MAX_REQUESTS)
     parts = [LENGTH.fullmatch(part) for part in text.split(",")]
     lengths: list[int] = []
     for part in parts:
@@ -99,6 +111,9 @@ def parse_lengths(name: str, text: str, batch: int = 0) -> tuple[int, ...]:
         if batch and (part[3] or len(parts) > 1):
             raise ValueError(f"batch must be left out where {name} says it, got {batch}")
         count = batch or int(part[3] or 1)
+        if count + len(lengths) > MAX_REQUESTS or high > INT32_MAX:
+            limits = f"at most {MAX_REQUESTS} requests of at most {INT32_MAX} tokens"
+            raise ValueError(f"{name} must be {limits}, got {text!r}")
         if high < low or (high > low and count < 2):
             words = f"{name} must have a range from low to high of 2 requests or more"
             raise ValueError(f"{words}, got {part[0]!r} of {count}")

@@ -87,7 +87,8 @@ def as_text(card: Card) -> str:
         rows = table.head(MAX_ROWS).to_string(index=False) if len(table) else "  (nothing)"
         body += ["", *([f"{caption}:"] if place else []), rows, *_left_out(table)]
     code = [card.code, ""] if card.code else []
-    return "\n".join([card.title, *card.notes, *facts, *body, "", *code, card.footer])
+    text = "\n".join([card.title, *card.notes, *facts, *body, "", *code, card.footer])
+    return "\n".join(line.rstrip() for line in text.splitlines())
 
 
 def _shown(caption: str, table: pd.DataFrame, bars: Sequence[float]) -> tuple[object, ...]:

@@ -28,6 +28,8 @@ IDLE, OTHER, HOST, LAUNCH = "0.90", "0.55", "0.75", "0.25"
 """Greys: nothing ran; ran, but is not named; the host in a call; the host launching."""
 RULE: dict[str, Any] = {"color": "0.3", "linewidth": 1}
 """A line to compare with: at 1, at 0, at a bound."""
+SMALL: dict[str, Any] = {"fontsize": 6.5, "bbox": {"color": "white", "pad": 0.3}}
+"""Words inside a panel, which hide the lines behind them."""
 SETTINGS: dict[str, Any] = {
     "figure.dpi": 110,
     "savefig.dpi": 200,
@@ -68,13 +70,17 @@ def looks(names: Iterable[T]) -> dict[T, Look]:
     return {name: Look(*pair) for name, pair in zip(names, pairs, strict=False)}
 
 
-def family_looks(families: Mapping[str, Any]) -> dict[str, Look]:
-    """The looks that a table of kernel families (`core.backends.table`) gives some of them."""
-    return {
+def family_looks(families: Mapping[str, Any], names: Iterable[str] = ()) -> dict[str, Look]:
+    """The looks that a table of kernel families (`core.backends.table`) gives some of them; other
+    `names` take what is left of the palette, as far as it goes."""
+    given = {
         name: Look(family.color, family.marker)
         for name, family in sorted(families.items())
         if family.color
     }
+    colors = {look.color for look in given.values()}
+    left = [Look(*pair) for pair in zip(PALETTE, SHAPES, strict=True) if pair[0] not in colors]
+    return given | dict(zip(sorted({*names} - set(given)), left, strict=False))
 
 
 def apply() -> None:

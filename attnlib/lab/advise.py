@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -35,12 +35,15 @@ RECORDED_GPU = "sm90"
 GROUP_WEIGHT, OTHER_KERNEL = 3.0, 6.0
 """Weight of a factor of two in query heads per KV head, and the distance added for another head_dim
 or another element size of the cache. Chosen among 24 settings by `neighbour_loss`."""
+NAMES = {"head_dim": "head_dim", "kv_bytes": "bytes of a cache element"}
 FEATURES = "tokens x KV heads, requests, longest / mean length, query heads per KV head"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Advice(Shown):
     """The rule's `choice` for a call, and `nearest`, a row per recorded batch, nearest first.
+
+    `gpu` is what the caller calls it.
 
     Columns of `nearest`: case, distance, a column of median us per backend, rounds, spread (largest
     relative difference between rounds of one backend), gpu, machine, release.
@@ -50,6 +53,7 @@ class Advice(Shown):
     lengths: tuple[int, ...]
     choice: Choice
     nearest: pd.DataFrame
+    gpu: str = RECORDED_GPU
 
     @property
     def ours(self) -> str:
@@ -57,6 +61,10 @@ class Advice(Shown):
         name = (self.choice.inner or self.choice).ours
         names = (name, f"{name}-precomputed")
         return next((name for name in names if name in self.nearest), "")
+
+    @property
+    def _kv_bytes(self) -> int:
+        return ELEMENT_BYTES[self.layer.kv_dtype]
 
     @property
     def command(self) -> str:
@@ -96,6 +104,15 @@ class Advice(Shown):
             notes.append(f"The rule's pick cannot run: {self.choice.problem}.")
         if self.choice.gpu != RECORDED_GPU:
             notes.append(f"No batch is on record of {self.choice.gpu}: these are of {gpus}.")
+        elif self.gpu != RECORDED_GPU and self.gpu.lower() not in gpus.lower():
+            notes.append(f"No batch is on record of {self.gpu.upper()}: these are of {gpus}.")
+        for name, value in (("head_dim", self.layer.head_dim), ("kv_bytes", self._kv_bytes)):
+            recorded = sorted({*self.nearest[name]})
+            if value not in recorded:
+                words = f"{NAMES[name]} {value}: these are of {', '.join(map(str, recorded))}"
+                notes.append(f"No batch near it is on record of {words}.")
+        if self.layer.window or self.layer.sinks:
+            notes.append("No batch has a window or sinks, and the last line measures without.")
         if not self.ours:
             notes.append(f"No batch is on record of {self.choice.kernel or 'the pick'}.")
         table = self.table()
@@ -139,30 +156,35 @@ def advise(
     backend: str = AUTO,
     gpu: str = RECORDED_GPU,
     count: int = NEAREST,
+    facts: Call | None = None,
 ) -> Advice:
     """The rule of `library` for a decode call, and the `count` nearest recorded batches.
 
     `call` is a case, or a layer with the `lengths` (tokens) of its requests. `library` is an engine
-    or FlashInfer, `backend` the one that its user pins, `gpu` a name such as h100 or sm90. Raises
-    ValueError for missing lengths or lengths below 1, and what `explain` raises.
+    or FlashInfer, `backend` the one that its user pins, `gpu` a name such as h100 or sm90. `facts`
+    are others that rules test, such as Call(pinned_page=True). Raises TypeError for a call of
+    another kind, ValueError for lengths that are missing or below 1, and what `explain` raises.
     """
-    if isinstance(call, DecodeCase):
-        layer, tokens = call.spec, sample_seq_lens(call)
-    else:
-        layer, tokens = call, np.asarray(lengths, np.int64)
-    if not len(tokens) or tokens.min() < 1:
-        raise ValueError(f"lengths must be one or more tokens per request, got {list(lengths)}")
+    if not isinstance(call, DecodeCase | AttnSpec):
+        raise TypeError(f"call must be a DecodeCase or an AttnSpec, got {type(call).__name__}")
+    if isinstance(call, DecodeCase) == bool(len(lengths)):
+        words = "lengths must be given with an AttnSpec, and not with a case"
+        raise ValueError(f"{words}, got {len(lengths)} with {type(call).__name__}")
+    tokens = np.asarray(lengths if isinstance(call, AttnSpec) else sample_seq_lens(call))
+    kv_lens = tuple(tokens.tolist())
+    for length in kv_lens:
+        require_int("lengths", length)
     require_int("count", count)
-    kv_lens = tuple(int(n) for n in tokens)
-    facts = Call(kv_lens=kv_lens, graph=True, sinks=layer.sinks)
-    gpu = gpu_named(gpu)
-    choice = explain(
-        layer, mode="decode", gpu=gpu, library=library, policy=backend, call=facts, env={}
-    )
+    stated = facts or Call()
+    layer = call.spec if isinstance(call, DecodeCase) else call
+    layer = replace(layer, sinks=layer.sinks or stated.sinks)
+    stated = replace(stated, kv_lens=kv_lens, graph=True, sinks=layer.sinks)
+    how = {"gpu": gpu_named(gpu), "library": library, "policy": backend}
+    choice = explain(layer, mode="decode", call=stated, env={}, **how)
     batches = recorded_batches()
     distance = distances(layer, tokens, batches)
     nearest = batches.assign(distance=distance.round(3)).nsmallest(count, "distance")
-    return Advice(layer, kv_lens, choice, nearest.reset_index(drop=True))
+    return Advice(layer, kv_lens, choice, nearest.reset_index(drop=True), gpu)
 
 
 def distances(layer: AttnSpec, lengths: NDArray[np.int64], batches: pd.DataFrame) -> pd.Series:

@@ -27,7 +27,7 @@ from .diagnosis import Diagnosis, read_diagnosis
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MOST_ROWS, ROW_INCHES = 12, 0.3
+MOST_ROWS, ROW_INCHES, LONGEST_NAMES = 12, 0.3, 56
 WHOLE, BUSY, BEFORE, WITHIN = "whole step", "GPU busy", "idle before the first layer", "idle later"
 OTHERS = "other kernels"
 
@@ -134,7 +134,7 @@ class TraceChange(Shown):
             title=f"{self._name(self.before)} to {self._name(self.after)}: {title}",
             notes=self._notes(),
             facts=patterns,
-            table=shown.assign(**numbers),
+            table=shown.assign(**numbers, kernels=shown.kernels.str.slice(0, LONGEST_NAMES)),
             caption="microseconds a step, medians over the steps of a kind, as traced",
             footer=self.origin,
         )
@@ -146,7 +146,7 @@ class TraceChange(Shown):
                 sorted({step.batch_size for step in side.steps if step.kind == kind} - {0})
                 for side in (self.before, self.after)
             ]
-            if sizes[0] != sizes[1]:
+            if all(sizes) and sizes[0] != sizes[1]:
                 notes.append(f"Batch sizes of {kind} differ: {sizes[0]} and {sizes[1]}.")
         if self.before.trace.gpu != self.after.trace.gpu:
             notes.append("The traces are of different GPUs.")
@@ -198,13 +198,13 @@ def _row(
     """One part of a kind of step on both sides."""
     nothing: dict[str, Any] = {"us": 0.0, "launches": 0.0, "kernels": {}}
     a, b = before or nothing, after or nothing
-    counts = (
-        f"{a['launches']:g}"
-        if a["launches"] == b["launches"]
-        else (f"{a['launches']:g} to {b['launches']:g}")
-    )
-    names = [", ".join(side["kernels"]) for side in (a, b)]
-    same = names[0] == names[1] or part in names
+    counts = f"{a['launches']:g}"
+    if a["launches"] != b["launches"]:
+        counts += f" to {b['launches']:g}"
+    names = [", ".join(side["kernels"]) or "none" for side in (a, b)]
+    kernels = names[0] if names[0] == names[1] else f"{names[0]} to {names[1]}"
+    if part in names or kernels == "none":  # the part is that kernel, or a time and no kernel
+        kernels = ""
     return {
         "step": kind,
         "part": part,
@@ -213,5 +213,5 @@ def _row(
         "after - before": b["us"] - a["us"],
         "ratio": b["us"] / a["us"] if a["us"] else None,
         "launches": counts if a["launches"] or b["launches"] else "",
-        "kernels": "" if part in names else names[0] if same else f"{names[0]} to {names[1]}",
+        "kernels": kernels,
     }

@@ -35,6 +35,7 @@ from .source import (
     find_source,
     layer_named,
     measure_missing,
+    require_kinds,
     sources_of,
 )
 from .view import View
@@ -45,6 +46,7 @@ DESCRIPTIONS |= {"variant": "Tensors", "kv_len": "KV length", "backends": "Backe
 CSS_CLASS = "attn-explorer"
 """Of the whole; parts have `-view`, `-figure` and `-status` behind it."""
 LABEL = {"description_width": "76px"}
+WIDTHS = {"records": "min(100% - 4px, 908px)", "backends": "604px"}
 ROW = {"display": "flex", "flex_flow": "row wrap", "align_items": "center"}
 INTRODUCTION = (
     "Choose a case. Each control offers what there is for the choices before it. "
@@ -57,13 +59,15 @@ def explore(model: str = "", **wishes: Any) -> "Explorer":
 
     ValueError for an unknown model, study or argument; the view says if a size is not on record.
     """
-    layer = {name: wishes.pop(name) for name in ("tp", "heads", "head_dim") if name in wishes}
-    model = layer_named(model, **layer)
-    known = [*DESCRIPTIONS, "machine", "rounds", *layer]
+    known = [*DESCRIPTIONS, "machine", "rounds", "tp", "heads", "head_dim"]
     if unknown := [name for name in wishes if name not in known]:
         raise ValueError(f"explore takes {', '.join(known)}; got {unknown[0]!r}")
-    if wishes.get("records", LIVE) != LIVE:
-        find_source(model, wishes["records"], wishes.get("machine", ""))
+    require_kinds({**wishes, "model": model})
+    layer = {name: wishes.pop(name) for name in ("tp", "heads", "head_dim") if name in wishes}
+    model = layer_named(model, **layer)
+    records, machine = wishes.get("records") or "", wishes.get("machine") or ""
+    if machine or records not in ("", LIVE):
+        find_source(model, records, machine)
     return Explorer({**wishes, "model": model})
 
 
@@ -82,7 +86,7 @@ class Explorer(w.VBox):
         self.controls: dict[str, Any] = {}
         for name, description in DESCRIPTIONS.items():
             make = w.SelectMultiple if name == "backends" else w.Dropdown
-            layout = {"width": "604px" if name in ("records", "backends") else "300px"}
+            layout = {"width": WIDTHS.get(name, "300px")}
             self.controls[name] = make(description=description, style=LABEL, layout=layout)
             self.controls[name].observe(partial(self._change, name), "value")
         self.rounds = w.BoundedIntText(
@@ -124,7 +128,10 @@ class Explorer(w.VBox):
             view = self._choose_view()
             card = view.card()
             self.words = as_text(card)
-            self.served.value = "<br>".join(map(html.escape, [view.served, *view.choice.notes]))
+            changed = [
+                f"<strong>{html.escape(note)}</strong>" for note in view.choice.notes.values()
+            ]
+            self.served.value = "<br>".join([*changed, html.escape(view.served)])
             self.shown.value = as_html(replace(card, notes=view.notes))
             self.picture.value = view.image() if len(view.good) else ""
             self.view = view
@@ -164,31 +171,37 @@ class Explorer(w.VBox):
 
     def _choose_view(self) -> View:
         """The view of the wishes; each control then offers its options and shows its value."""
-        wishes, model, notes = self.wishes, self.wishes["model"], []
+        wishes, model, notes = self.wishes, self.wishes["model"], {}
         offered = {pair: _label(*pair) for pair in sources_of(model)}
         offered[LIVE, ""] = "measure on this GPU"
         records, machine = wishes.get("records") or "", wishes.get("machine") or ""
         if records and records not in [study for study, _ in offered]:
-            notes.append(f"study {records} has no records on {model}")
+            notes["records"] = f"study {records} has no records on {model}"
             records = machine = wishes["records"] = wishes["machine"] = ""
+        if machine and not any(machine.lower() in folder for _, folder in offered):
+            notes["records"] = f"machine {machine} has no records on {model}"
+            machine = wishes["machine"] = ""
         self._offer("model", {name: name for name in (*NAMES, model)}, model)
         self.live_row.layout.display = "flex" if records == LIVE else "none"
         if records == LIVE:  # shown as chosen even where it cannot be had
             self._offer("records", offered, (LIVE, ""))
-        records, machine = (records, machine) if records else self.usual.get(model, ("", ""))
+        if not records:
+            records, machine = self.usual.get(model, ("", machine))
         source = find_source(model, records, machine, wishes)
         if not source.is_live:  # The same one while only sizes change.
             self.usual.setdefault(model, (source.records, source.machine))
         self.live_row.layout.display = "flex" if source.is_live else "none"
         self._offer("records", offered, (source.records, "" if source.is_live else source.machine))
         choice = choose(source, model, wishes)
+        notes |= choice.notes
+        notes = {name: f"{note}; {choice.arguments[name]} is shown" for name, note in notes.items()}
         for name, options in choice.options.items():
             value = choice.arguments[name]
             labels = {o: f"{o:,}" if isinstance(o, int) else o or "as installed" for o in options}
             self._offer(name, labels, value)
             if wishes.get(name):  # so that a wish that was not met is noted once
                 wishes[name] = value
-        return View(source, replace(choice, notes=[*notes, *choice.notes]))
+        return View(source, replace(choice, notes=notes))
 
     def _offer(self, name: str, labels: dict[Any, str], value: Any) -> None:
         control, options = self.controls[name], tuple((text, o) for o, text in labels.items())
@@ -254,8 +267,9 @@ class _Progress:
 
 
 def _label(study: str, machine: str) -> str:
-    """A study as its question, and the GPU whose records they are."""
-    return f"{STUDIES[study].question} ({machine.removeprefix('nvidia-')})"
+    """The GPU whose records they are, by its name's second word and its id, and the question."""
+    _, name, *_, gpu_id = machine.split("-")
+    return f"{name.upper()} {gpu_id}: {STUDIES[study].question}"
 
 
 def _words_of(error: Exception) -> str:

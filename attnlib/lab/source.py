@@ -38,6 +38,8 @@ LIVE, EXPLORER = "live", "explorer"
 DEVICE, CEILINGS = "cuda", ("copy", "matmul")
 ROUNDS = 3
 NO_WISHES: Mapping[str, Any] = {}
+WORDS = ("model", "heads", "records", "machine")
+SIZES = ("tp", "page_size", "batch", "kv_len", "rounds")
 PREFERRED = {
     "timer": "graph",
     "variant": "bfloat16",
@@ -78,13 +80,13 @@ class Choice:
     """A case, and how it was chosen.
 
     `arguments` are all arguments of `attnlib.view` that give it again, `options` what each could be
-    instead, `notes` the wishes that were not met. `rows` are the records of the case, release and
-    timer, of all backends.
+    instead, `notes` say of each wish that was not met what it must be. `rows` are the records of
+    the case, release and timer, of all backends.
     """
 
     arguments: dict[str, Any]
     options: dict[str, list[Any]]
-    notes: list[str]
+    notes: dict[str, str]
     case: DecodeCase | MlaCase
     rows: pd.DataFrame
 
@@ -96,70 +98,116 @@ class Choice:
 
 
 def layer_named(model: str, tp: int = 1, heads: str = "", head_dim: int = 0) -> str:
-    """How a view calls a layer: a model of `NAMES`, or its heads; the first of `NAMES` if nothing
-    is given. Raises what `core.layer.parse_layer` raises."""
-    if model == MLA and not heads:
+    """How a view calls a layer: the model as given, or its heads; the first of `NAMES` if nothing
+    is given. ValueError for more than `MLA`, and what `core.layer.parse_layer` raises."""
+    if model == MLA:
+        if heads or head_dim or tp != 1:
+            raise ValueError(f"tp, heads and head_dim must be left out with {MLA}")
         return MLA
     given = model or ("" if heads else NAMES[0])
-    return name_of(parse_layer(heads, model=given, tp=tp, head_dim=head_dim))
+    layer = parse_layer(heads, model=given, tp=tp, head_dim=head_dim)
+    if heads or head_dim:
+        return name_of(layer)
+    return f"{given} at TP {tp}" if tp > 1 else given
+
+
+def require_kinds(wishes: Mapping[str, Any]) -> None:
+    """ValueError for a wish of another kind: words, sizes of 1 or more, a list of backends."""
+    for name in WORDS:
+        if not isinstance(wishes.get(name, ""), str):
+            raise ValueError(f"{name} must be text, got {wishes[name]!r}")
+    for name in SIZES:
+        if wishes.get(name) is not None:
+            require_int(name, wishes[name])
+    if not isinstance(wishes.get("backends") or (), list | tuple):
+        raise ValueError(f"backends must be a list of names, got {wishes['backends']!r}")
 
 
 def sources_of(model: str) -> list[tuple[str, str]]:
     """Study and machine of all published records of calls of `model`, reference machines first.
 
-    The environment variable ATTNLIB_MACHINE leaves only that machine.
+    The environment variable ATTNLIB_MACHINE leaves only the machines that it names, as the
+    argument `machine` of a view does; ValueError lists them if there is none.
     """
     pairs = []
     for study in STUDIES.values():
         machines = store.machines(study.name)
         machines.sort(key=lambda machine: machine != study.reference_machine)
         pairs += [(study.name, machine) for machine in machines]
-    only = os.environ.get("ATTNLIB_MACHINE")
-    return [
-        (name, machine)
-        for name, machine in pairs
-        if only in (None, machine) and model in _models(name, machine, store.stamp(name, machine))
-    ]
+    layer = _recorded_as(model)
+    pairs = [pair for pair in pairs if layer in _models(*pair, store.stamp(*pair))]
+    return _of_machine("ATTNLIB_MACHINE", os.environ.get("ATTNLIB_MACHINE", ""), pairs)
+
+
+def _of_machine(name: str, wish: str, pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The pairs whose machine has `wish` in its name; ValueError lists the machines."""
+    kept = [pair for pair in pairs if wish.lower() in pair[1]]
+    if pairs and not kept:
+        names = ", ".join(dict.fromkeys(machine for _, machine in pairs))
+        raise ValueError(f"{name} must be one of {names}, or a part of it, got {wish!r}")
+    return kept
+
+
+def _recorded_as(model: str) -> str:
+    """The name of a layer with the heads of `model`, by which its records are looked up."""
+    return MLA if model == MLA else name_of(parse_layer(model=model))
+
+
+def _layers_on_record() -> str:
+    """The heads of all layers that have records, by head_dim, in words."""
+    pairs = [(study, machine) for study in STUDIES for machine in store.machines(study)]
+    names = {name for pair in pairs for name in _models(*pair, store.stamp(*pair))} - {MLA}
+    heads = defaultdict(list)
+    for layer in (parse_layer(model=name) for name in names):
+        heads[layer.head_dim].append(layer.heads)
+    return "; ".join(f"head_dim {dim}: {', '.join(sorted(heads[dim]))}" for dim in sorted(heads))
 
 
 def find_source(
     model: str, records: str = "", machine: str = "", wishes: Mapping[str, Any] = NO_WISHES
 ) -> Source:
-    """The records that serve `model`: by default `live` in live mode, else those that hold most of
-    `wishes` and, of these, the newest release.
+    """The records that serve `model`: by default `live` in live mode if no machine is named, else
+    those that hold most of `wishes` and, among them, the newest release.
 
     `machine` is a folder of data/records, or a part of its name such as `h100`. ValueError lists
     what there is. RuntimeError says why nothing can be measured here.
     """
-    if records == LIVE or (not records and mode() == LIVE and model != MLA):
+    if records == LIVE and machine:
+        raise ValueError(f"machine must be left out with records='live', got {machine!r}")
+    if records == LIVE or (not records and not machine and mode() == LIVE and model != MLA):
         if reason := why_not_live(model):
             raise RuntimeError(f"records='live' must be measured on a CUDA GPU: {reason}")
         here = machine_slug(describe(DEVICE))
         return Source(LIVE, here, store.frame(store.recover(EXPLORER, here)))
     pairs = sources_of(model)
     if not pairs:
-        raise ValueError(f"no records on {model} are published: measure it on a GPU")
+        raise ValueError(
+            f"no records on {model} are published: measure it on a GPU (records='live'), or take a "
+            f"layer on record: {_layers_on_record()}"
+        )
     if records:
         require_word("records", records, list(dict.fromkeys((LIVE, *(name for name, _ in pairs)))))
         pairs = [pair for pair in pairs if pair[0] == records]
-    if machine:
-        known = list(dict.fromkeys(where for _, where in pairs))
-        pairs = [pair for pair in pairs if machine.lower() in pair[1]]
-        if not pairs:
-            names = ", ".join(known)
-            raise ValueError(f"machine must be one of {names}, or a part of it, got {machine!r}")
+    pairs = _of_machine("machine", machine, pairs)
     best = max(pairs, key=lambda pair: _serves(pair, model, wishes))
     return Source(*best, store.load(*best))
 
 
 def _serves(pair: tuple[str, str], model: str, wishes: Mapping[str, Any]) -> tuple[int, Version]:
     """How many wishes the records of a study and machine hold, and the newest release of those."""
-    rows, held = calls_of(store.load(*pair), model), 0
+    rows, held = _holding(wishes, calls_of(store.load(*pair), model))
+    return held, Version(_on_record("release", rows)[-1] or "0")
+
+
+def _holding(wishes: Mapping[str, Any], rows: pd.DataFrame) -> tuple[pd.DataFrame, int]:
+    """The rows that hold the wishes, each where any row left holds it, and how many these are."""
+    held = 0
     for axis in AXES:
         wish = wishes.get(axis)
         if wish is not None and (matches := _matches(rows, axis, wish)).any():
             rows, held = rows[matches], held + 1
-    return held, max(map(Version, {*rows.release} - {""}), default=Version("0"))
+    backends = {*(wishes.get("backends") or ())} & {*rows.backend}
+    return (rows[rows.backend.isin(backends)] if backends else rows), held + len(backends)
 
 
 def why_not_live(model: str) -> str:
@@ -179,20 +227,21 @@ def why_not_live(model: str) -> str:
 def choose(source: Source, model: str, wishes: Mapping[str, Any]) -> Choice:
     """Choose a value on each axis, backends, and whom they are compared with.
 
-    A value is as wished (None is no wish) or what is usual. An axis offers what is on record for
-    the axes before it; this GPU takes any value.
+    A value is as wished (None is no wish) or what is usual; the usual release is the newest that
+    holds the other wishes. An axis offers what is on record for the axes before it; this GPU takes
+    any value.
     """
     calls = rows = calls_of(source.frame, model)
     arguments: dict[str, Any] = {"model": model, "records": source.records}
     if not source.is_live:
         arguments["machine"] = source.machine
     options: dict[str, list[Any]] = {}
-    notes: list[str] = []
+    notes: dict[str, str] = {}
 
-    def refuse(name: str, wish: Any) -> None:
-        have = ", ".join(map(repr, options[name]))
-        note = f"{name} must be one of {have} with the choices before it, got {wish!r}"
-        notes.append(note + _elsewhere(calls, name, wish, arguments))
+    def refuse(name: str, *wishes: Any) -> None:
+        have, got = (", ".join(map(repr, values)) for values in (options[name], wishes))
+        note = f"{name} must be one of {have} with the choices before it, got {got}"
+        notes[name] = note + _elsewhere(calls, name, wishes[0], arguments)
 
     for axis in AXES:
         options[axis] = [*LIVE_OPTIONS[axis]] if source.is_live else _on_record(axis, rows)
@@ -201,13 +250,17 @@ def choose(source: Source, model: str, wishes: Mapping[str, Any]) -> Choice:
             options[axis].append(wish)
         if wish not in (None, *options[axis]):
             refuse(axis, wish)
-        arguments[axis] = wish if wish in options[axis] else _usual(axis, options[axis])
+        usual = _usual(axis, options[axis])
+        if axis == "release":
+            newest = _on_record(axis, _holding(wishes, rows)[0])[-1]
+            usual = newest if newest in options[axis] else usual
+        arguments[axis] = wish if wish in options[axis] else usual
         rows = rows[_matches(rows, axis, arguments[axis])]
     options["backends"] = [*BACKENDS] if source.is_live else sorted(set(rows.backend))
     usual = ["flashinfer-fa2", "flashinfer-fa3"] if source.is_live else options["backends"]
     wished = wishes.get("backends") or ()
-    for name in set(wished).difference(options["backends"]):
-        refuse("backends", name)
+    if unknown := [name for name in wished if name not in options["backends"]]:
+        refuse("backends", *unknown)
     backends = [name for name in options["backends"] if name in wished] or usual
     arguments["backends"] = options["against"] = backends
     against = wishes.get("against")
@@ -223,11 +276,20 @@ def choose(source: Source, model: str, wishes: Mapping[str, Any]) -> Choice:
 
 
 def _elsewhere(calls: pd.DataFrame, name: str, wish: Any, arguments: Mapping[str, Any]) -> str:
-    """Which other choices have the wish on record, in words; empty if none has."""
-    if name not in AXES or not (matches := calls[name] == wish).any():
+    """Which other choices have the wish on record, else what all records of the model have."""
+    column = "backend" if name == "backends" else name
+    if column not in calls or arguments["records"] == LIVE:
         return ""
+    if not (matches := calls[column] == wish).any():
+        every = set()
+        for pair in sources_of(arguments["model"]):
+            values = _on_record(column, calls_of(store.load(*pair), arguments["model"]))
+            if wish in values:
+                return f"; records={pair[0]!r}, machine={pair[1]!r} have it"
+            every |= {*values}
+        return f"; records of this layer have {', '.join(map(str, sorted(every)))}"
     rows, changed = calls[matches], []
-    for axis in AXES[: AXES.index(name)]:
+    for axis in [axis for axis in AXES if axis in arguments and axis != name]:
         same = _matches(rows, axis, arguments[axis])
         if not same.any():
             value = _usual(axis, _on_record(axis, rows))
@@ -248,8 +310,9 @@ def variant_of(spec: AttnSpec | MlaSpec) -> str:
 
 def calls_of(frame: pd.DataFrame, model: str) -> pd.DataFrame:
     """The rows that are calls of `model`, without seeded lengths, with a column per axis."""
+    layer = _recorded_as(model)
     wanted = [
-        isinstance(case, DecodeCase | MlaCase) and not case.seed and name_of(case.spec) == model
+        isinstance(case, DecodeCase | MlaCase) and not case.seed and name_of(case.spec) == layer
         for case in frame.case
     ]
     rows = frame[pd.Series(wanted, frame.index, dtype=bool) & ~frame.repeat.astype(bool)]

@@ -34,6 +34,7 @@ from .source import (
     find_source,
     layer_named,
     measure_missing,
+    require_kinds,
     variant_of,
 )
 
@@ -44,7 +45,8 @@ ENGINES = ("sglang==0.5.23", "vllm==0.33.0")
 """The newest releases whose rules were read."""
 LIBRARY = "flashinfer-python"
 NOTHING = "-"
-ROW_INCHES = 0.36
+ROW_INCHES = 0.42
+KERNEL_LETTERS = 64
 FORMATS = {
     "us": ",.1f",
     "plan, us": ",.0f",
@@ -105,14 +107,14 @@ class View(Shown):
 
     @cached_property
     def kernels(self) -> pd.DataFrame:
-        """A row per kernel of a backend's newest good record: launches per call, us per call."""
+        """A row per kernel of a backend's newest good record: launches and us per call, name."""
         newest = self.good.drop_duplicates("backend", keep="last").sort_values("backend")
         table = [
-            (row.backend, kernel.name, kernel.launches, kernel.gpu_us)
+            (row.backend, kernel.launches, kernel.gpu_us, kernel.name)
             for row in newest.itertuples()
             for kernel in row.kernels
         ]
-        return pd.DataFrame(table, columns=["backend", "kernel", "launches", "us"])
+        return pd.DataFrame(table, columns=["backend", "launches", "us", "kernel"])
 
     @cached_property
     def comparison(self) -> pd.DataFrame:
@@ -181,6 +183,11 @@ class View(Shown):
         return self.machine.get("gpu") or "CPU"
 
     @property
+    def where(self) -> str:
+        """The layer, release and GPU."""
+        return f"{self.choice.arguments['model']}{self.release}, {self.gpu}"
+
+    @property
     def served(self) -> str:
         """Whose numbers these are, in a sentence."""
         days = sorted({started[:10] for started in self.rows.started_at})
@@ -191,11 +198,8 @@ class View(Shown):
         if self.source.is_live:
             return f"Measured here: {gpu}{self.release}, {when}."
         whose = f"Records of study {self.source.records}: {gpu}{self.release}, measured {when}."
-        return (
-            whose
-            if self.rows.settle_us.any()
-            else f"{whose} Timers did not wait for a steady clock."
-        )
+        is_settled = self.rows.settle_us.any()
+        return whose if is_settled else f"{whose} Timers did not wait for a steady clock."
 
     @property
     def facts(self) -> dict[str, str]:
@@ -219,7 +223,7 @@ class View(Shown):
         """What to mind: wishes not met, failures with reasons, what is missing or left out."""
         failed = self.rows[self.rows.status != "ok"]
         reasons = failed.backend + ": " + failed.status + ": " + failed.reason
-        notes = [*self.choice.notes, *sorted(set(reasons))]
+        notes = [*self.choice.notes.values(), *sorted(set(reasons))]
         absent = [name for name in self.backends if name not in set(self.rows.backend)]
         if absent and len(self.rows):
             notes.append(f"Not on record for these choices: {', '.join(absent)}.")
@@ -240,18 +244,21 @@ class View(Shown):
         table = self.times.dropna(subset="us").reset_index(drop=True)
         if table.empty:
             raise ValueError("view must hold a backend that was measured ok, it has none")
-        title = f"{self.choice.arguments['model']}{self.release}, {self.gpu}"
-        title += f"\n{self.choice.case.label}"
         marks = "time of one call, us (a dot is a round"
         marks += ", the line the time at the ceiling)" if self.bounds_us else ")"
         size = (7.2, charts.FURNITURE_INCHES + ROW_INCHES * len(table))
-        figure, (axis,) = charts.panels([title], size, self.good, (marks, ""))
+        source = style.source_of(self.good).replace("\n", f"{self.release}\n", 1)
+        title = f"{self.where}\n{self.choice.case.label}"
+        figure, (axis,) = charts.panels([""], size, source, (marks, ""), title=title)
         place = {name: row for row, name in enumerate(table.backend)}
         placed = self.good.assign(place=self.good.backend.map(place))
-        looks = style.family_looks(FAMILIES)
+        looks = style.family_looks(FAMILIES, self.good.kernel_family)
         charts.dots(axis, placed, "run_us", "place", by="kernel_family", looks=looks)
         charts.categories(axis, "y", table.backend + "\n(" + table.ran + ")")
         axis.set_xlim(left=0)
+        longest = self.kernels.sort_values("us").drop_duplicates("backend", keep="last")
+        for name, kernel in zip(longest.backend, longest.kernel, strict=True):
+            axis.text(0, place[name] + 0.38, f" {kernel[:KERNEL_LETTERS]}", **style.SMALL)
         if self.bounds_us:
             axis.axvline(self.floor_us, **style.RULE)
         return figure
@@ -283,11 +290,11 @@ class View(Shown):
         times = self.times.rename(columns={"launches": "kernels a call", "plan_us": "plan, us"})
         kernels = self.kernels.rename(columns={"launches": "launches a call"})
         return Card(
-            title=f"{self.choice.arguments['model']}: {self.choice.case.label}{self.release}",
+            title=f"{self.where}: {self.choice.case.label}",
             notes=[self.served, *self.notes],
             facts=[*self.facts.items()],
             table=_in_words(times),
-            caption="Time of one call: median over the rounds, a fresh process each",
+            caption=f"Time of one call on {self.gpu}{self.release}: median over fresh processes",
             bars=self.times.share.fillna(0).tolist() if self.bounds_us else [],
             footer=f"{self.gpu}{self.release}; us is microseconds; share is the time at the "
             "ceiling over the time taken.",
@@ -325,17 +332,20 @@ def view(
     Llama-3.1-8B. `records` is a study whose published records serve it, of `machine` (a folder of
     data/records, or a part of its name such as `h100`; the variable ATTNLIB_MACHINE is the same for
     all), or `live`: measure on this GPU what is missing of `rounds` rounds, then show it. By
-    default it is `live` in live mode, else the records that hold the case, of the newest release.
-    An earlier argument limits what a later one may be.
+    default it is `live` in live mode, unless a machine is named; else the records that hold the
+    case, of the newest release. An earlier argument limits what a later one may be.
 
     ValueError lists what an argument may be; RuntimeError says why nothing can be measured here.
     """
     wishes = dict(locals())
+    require_kinds(wishes)
     model = layer_named(model, tp, heads, head_dim)
     source = find_source(model, records, machine, wishes)
     choice = choose(source, model, wishes)
     if choice.notes:
-        raise ValueError("; ".join(choice.notes))
+        raise ValueError("; ".join(choice.notes.values()))
+    if rounds is not None and not source.is_live:
+        raise ValueError(f"rounds must be left out: records show all of theirs, got {rounds}")
     if source.is_live:
         measure_missing(choice)
         source = find_source(model, LIVE)

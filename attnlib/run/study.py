@@ -161,10 +161,9 @@ def machine_shown(study: str, device: str, published: str) -> str:
         return machine_slug(describe(device))
     machine = os.environ.get("ATTNLIB_MACHINE", published)
     if not machine:
-        raise ValueError(
-            f"study {study!r} has no published records; set ATTNLIB_MACHINE to one of: "
-            f"{', '.join(store.machines(study)) or 'none'}"
-        )
+        machines = ", ".join(store.machines(study))
+        what = f"set ATTNLIB_MACHINE to one of: {machines}" if machines else "measure it on a GPU"
+        raise ValueError(f"study {study!r} has no published records: {what}")
     return machine
 
 

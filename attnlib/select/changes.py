@@ -43,11 +43,11 @@ def changes(
 
     `old` and `new` are two releases of one library (`flashinfer==0.7.2`). Tried are `layer`, or the
     layers of one model or of all (`MODELS`, `MLA`) with pages of 16 tokens and otherwise `fields`
-    of `AttnSpec`, in `modes` or every mode of the library in which there is such a `policy`. `facts` are fields of `Call` that differ
-    from a usual call. Calls with the same change share a row; `why` and `source` are those of
-    `new`. A pick that cannot run says so; a call that neither release can run has no row. Raises
-    ValueError for an unknown library, release, model, mode or policy, and for facts that no rule
-    tests, `quiet` ones apart.
+    of `AttnSpec`, in `modes` or every mode of the library in which there is such a `policy`.
+    `facts` are fields of `Call` that differ from a usual call. Calls with the same change share a
+    row; `why` and `source` are those of `new`. A pick that cannot run says so; a call that neither
+    release can run has no row. Raises ValueError for an unknown library, release, model, mode or
+    policy, and for facts that no rule tests, `quiet` ones apart.
     """
     import pandas as pd
 

@@ -75,6 +75,8 @@ OTHER = "other"
 FAMILIES = {name: name for name in (OTHER, *MODELS)} | {
     name: family for family, names in MODELS.items() for name in names.split()
 }
+RULED_MODELS = {"gpt-oss-20b": "gpt-oss", "gpt-oss-120b": "gpt-oss"}
+"""Model of `core.layer.WHOLE_MODELS` -> its key of `MODELS`, where engines have rules for it."""
 WORDS: dict[str, tuple[str, ...]] = {
     "model": (OTHER, *MODELS),
     "gpu": tuple(GPUS),
@@ -95,6 +97,12 @@ class Facts(dict[str, Any]):
             f"a rule tests {name}: give call=Call(kv_lens=(...)), the tokens of each "
             "request (as an argument: --call kv_lens=8192x16)"
         )
+
+
+def facts_of_model(name: str) -> dict[str, Any]:
+    """The facts of a call that a model's name states: its rules, and sinks of gpt-oss."""
+    family = RULED_MODELS.get(name.partition(" at TP ")[0])
+    return {"model": family, "sinks": family == "gpt-oss"} if family else {}
 
 
 def _flag(words: str, default: bool = False) -> Any:

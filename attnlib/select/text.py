@@ -10,7 +10,7 @@ from ..core.backends.limits import LATENT_MODES
 from ..core.layer import WHOLE_MODELS, parse_layer, parse_lengths
 from ..core.spec import MLA, MLA_HEAD_DIM, MODELS, AttnSpec
 from .explain import Choice, explain
-from .facts import FAMILIES, GPUS, MODES, OTHER, Call, gpu_named
+from .facts import FAMILIES, GPUS, MODES, OTHER, Call, facts_of_model, gpu_named
 from .facts import MODELS as RULED
 from .libraries import AUTO, LIBRARIES
 
@@ -80,6 +80,7 @@ def answer(options: argparse.Namespace) -> str:
         if option in given:
             facts.setdefault(fact, True)
     layer = {name: given.pop(name) for name in LAYER if name in given}
+    facts = facts_of_model(layer.get("model", "")) | facts
     if given.get("mode") in LATENT_MODES:
         layer = {"head_dim": MLA_HEAD_DIM, "page_size": LATENT_PAGE} | layer
     if given.get("mode") == "sparse_mla":

@@ -23,6 +23,11 @@ def next_step(comparison: Comparison) -> str:
     items = comparison.undecided()
     if not items:
         return ""
+    spent = [len(comparison.pairs[item]) >= comparison.looks[-1] for item in items]
+    measured = [pairs[0][0].study for pairs in comparison.pairs.values() if pairs]
+    if all(spent) and {*measured} == {comparison.study}:
+        words = "rounds, the last look, do not decide it: only a wider margin can"
+        return f"{comparison.looks[-1]} {words}"
     steps = ["on a GPU this line measures it"]
     if seconds := seconds_of_a_sweep():
         process, record = seconds
@@ -36,7 +41,7 @@ def next_step(comparison: Comparison) -> str:
 
 
 def seconds_of_a_sweep() -> tuple[float, float] | None:
-    """What a process and a record of it took in a published sweep (medians); None without one."""
+    """What a process and a record of it took in a published sweep (means); None without one."""
     machine = STUDIES[PACE].reference_machine
     if machine not in store.machines(PACE):
         return None
@@ -44,7 +49,8 @@ def seconds_of_a_sweep() -> tuple[float, float] | None:
     gaps = pd.to_datetime(rows.started_at).diff().dt.total_seconds()
     same = (rows[["round", "release"]] == rows[["round", "release"]].shift()).all(axis=1)
     usual = gaps < LONGEST_GAP_S
-    return float(gaps[usual & ~same].median()), float(gaps[usual & same].median())
+    # Means: times are whole seconds, and most records take less than one.
+    return float(gaps[usual & ~same].mean()), float(gaps[usual & same].mean())
 
 
 def nearest_on_record(item: Item[Any], both: tuple[str, str]) -> str:

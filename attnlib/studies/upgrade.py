@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 
 from ..core.backends.table import COMPARED
-from ..core.layer import lengths_of_case, name_of, parse_layer, parse_lengths
+from ..core.layer import lengths_of_case, name_of, parse_layer, parse_lengths, sizes_given
 from ..core.spec import MLA, MODELS, AttnSpec
 from ..draw import charts, style
 from ..draw.cards import Card, Shown
@@ -43,7 +43,15 @@ from ..run.study import Sweep, machine_shown, mode
 from ..select.changes import changes
 from . import STUDIES
 from .next_step import next_step
-from .usual_calls import BACKENDS, LIBRARY, Layer, backends_named, calls_of, items_of
+from .usual_calls import (
+    BACKENDS,
+    LIBRARY,
+    Layer,
+    backends_named,
+    calls_of,
+    items_of,
+    layers_named,
+)
 
 PACKAGE = COMPARED[LIBRARY]
 NAME = f"compare_{LIBRARY}"
@@ -157,12 +165,12 @@ def compare_releases(
     new: str,
     *,
     models: str | Sequence[str] = (),
-    tp: int = 1,
+    tp: int | None = None,
     heads: str = "",
-    head_dim: int = 0,
-    page_size: int = 16,
+    head_dim: int | None = None,
+    page_size: int | None = None,
     lens: str = "",
-    batch: int = 0,
+    batch: int | None = None,
     cases: str | Sequence[str] = (),
     backend: str = "",
     not_slower: float = 0.02,
@@ -172,11 +180,11 @@ def compare_releases(
 
     Either may be a wheel or a folder of your own. `cases` are lines as of `kinds.cases`; without
     them the usual calls of `models` (`core.layer`, over `tp` GPUs each), or of the layer of `heads`
-    (`8/1`) and `head_dim`, or of all models. `lens` (`core.layer.parse_lengths`, of `batch`
-    requests) is one decode call of that layer instead. `backend` is what an engine pins, such as
-    flashinfer-fa2 or fa2; by default what the library picks. `not_slower` is the margin within
-    which a call counts as not slower; 0 asks whether it is faster, slower or the same. `progress`
-    is as tqdm.
+    (`8/1`), or of all models; `head_dim` and `page_size` are those of the layers that are given.
+    `lens` (`core.layer.parse_lengths`, of `batch` requests) is one decode call of each instead.
+    `backend` is what an engine pins, such as flashinfer-fa2 or fa2; by default what the library
+    picks. `not_slower` is the margin within which a call counts as not slower; 0 asks whether it is
+    faster, slower or the same. `progress` is as tqdm.
 
     Raises ValueError for what cannot be asked, RuntimeError for a release that cannot be had.
     """
@@ -184,14 +192,10 @@ def compare_releases(
     cases = cases.splitlines() if isinstance(cases, str) else cases
     if not 0 <= not_slower < 1:
         raise ValueError(f"not_slower must lie in 0..1, such as 0.02 for 2 %, got {not_slower}")
-    layers: list[Layer] = [
-        MLA if name == MLA else parse_layer(model=name, tp=tp, page_size=page_size)
-        for name in models
-    ]
-    if heads:
-        layers.append(parse_layer(heads, head_dim=head_dim, page_size=page_size))
-    if cases and (layers or lens):
-        raise ValueError("cases must stand alone, they say layer and lengths, got models or heads")
+    sizes = sizes_given(tp=tp, head_dim=head_dim, page_size=page_size)
+    if cases and (models or heads or lens or sizes or batch is not None):
+        raise ValueError("cases must stand alone, they say layer and lengths, got others too")
+    layers = layers_named(models, heads, sizes)
     listed = parse_cases(cases)
     if cases and not listed:
         raise ValueError("cases must hold one that can be run; all are empty")
@@ -200,15 +204,14 @@ def compare_releases(
             raise ValueError(f"lens must go with heads or models other than {MLA}, got {lens!r}")
         call = lengths_of_case(parse_lengths("lens", lens, batch))
         listed = tuple(DecodeCase(spec, **call) for spec in layers if isinstance(spec, AttnSpec))
-    elif batch:
+    elif batch is not None:
         raise ValueError(f"batch must go with lens, got {batch}")
     both = (_release(base), _release(new))
     if Version(both[0]) == Version(both[1]):
         advice = f"give a build of yours a version of its own, such as {both[0]}+mine"
         raise ValueError(f"base and new must be two releases ({advice}), both are {both[0]}")
     names = backends_named(backend, both)
-    usual = [parse_layer(model=name, page_size=page_size) for name in MODELS]
-    layers = layers or [*usual, MLA]
+    layers = layers or [*(parse_layer(model=name) for name in MODELS), MLA]
     chosen = listed or [case for layer in layers for case in calls_of(layer)]
     items = items_of(chosen, names)
     if not items:
@@ -224,7 +227,7 @@ def compare_releases(
     elif builds:
         comparison.pairs = {item: [] for item in items}
     else:
-        _replay(comparison, items, [] if listed else layers)
+        _replay(comparison, items, [] if listed or page_size else layers)
     return _upgrade(comparison, [] if listed else layers, builds)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 from ..core.backends.table import TABLE
 from ..core.layer import parse_layer
@@ -44,6 +45,7 @@ def backends_named(text: str, releases: Sequence[str]) -> Mapping[str, Sequence[
     if not text:
         return BACKENDS
     known = {name: entry for name, entry in TABLE.items() if name.startswith(LIBRARY)}
+    text = text.lower()
     name = text if text in known else f"{LIBRARY}-{text}"
     require_word(
         "backend", name.removeprefix(f"{LIBRARY}-"), [n[len(LIBRARY) + 1 :] for n in known]
@@ -56,6 +58,23 @@ def backends_named(text: str, releases: Sequence[str]) -> Mapping[str, Sequence[
             )
     plans = known[name].plans
     return {"" if plans == "decode" else plans: (name,)}
+
+
+def layers_named(models: Sequence[str], heads: str, sizes: Mapping[str, Any]) -> list[Layer]:
+    """The layers of `models`, or the one of `heads`, with `sizes` as of `parse_layer`.
+
+    Empty if neither is given. ValueError for both, and for sizes that a layer does not have.
+    """
+    if heads and models:
+        got = f"{heads} and {', '.join(models)}"
+        raise ValueError(f"heads or models must be given, one of them, got {got}")
+    if sizes and (MLA in models or not (heads or models)):
+        got = ", ".join(f"{name} {value}" for name, value in sizes.items())
+        words = f"{', '.join(sizes)} must go with heads or models other than {MLA}"
+        raise ValueError(f"{words}, got {got}")
+    if heads:
+        return [parse_layer(heads, **sizes)]
+    return [MLA if name == MLA else parse_layer(model=name, **sizes) for name in models]
 
 
 def items_of(

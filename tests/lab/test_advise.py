@@ -2,13 +2,17 @@
 
 import shlex
 
+import numpy as np
 import pytest
 
 import attnlib
 from attnlib import AttnSpec, cli
-from attnlib.core.layer import parse_layer, parse_lengths, words_of_lengths
-from attnlib.core.spec import MODELS
+from attnlib.core.layer import WHOLE_MODELS, parse_layer, parse_lengths, words_of_lengths
+from attnlib.core.spec import ELEMENT_BYTES, MODELS, MlaSpec
+from attnlib.kinds.decode.case import DecodeCase
 from attnlib.lab.advise import neighbour_loss
+from attnlib.select.facts import GPUS
+from attnlib.select.libraries import LIBRARIES
 from attnlib.studies.random_batches import BACKENDS
 
 pytestmark = pytest.mark.usefixtures("published_records")
@@ -50,6 +54,62 @@ def test_every_model_engine_and_gpu_has_advice(gpu, engine):
         assert ("No batch is on record of sm" in repr(advice)) == (not on_record)
 
 
+@pytest.mark.parametrize("engine", ["flashinfer==0.7.2", "sglang==0.5.23", "vllm==0.33.0"])
+def test_every_option_that_is_offered_has_advice_of_one_screen(engine):
+    library = LIBRARIES[engine.partition("==")[0]]
+    for backend in library.policies_for("decode"):
+        for gpu in GPUS:
+            for kv_dtype in ELEMENT_BYTES:
+                layer = AttnSpec(8, 1, 128, 16, "bfloat16", kv_dtype)
+                how = {"library": engine, "backend": backend, "gpu": gpu}
+                try:
+                    advice = attnlib.advise(layer, [4096], **how)
+                except RuntimeError as error:
+                    assert f"cannot run decode on {gpu}: " in str(error) and backend in str(error)
+                else:
+                    assert advice.choice.backend or advice.choice.problem
+    for model in WHOLE_MODELS:
+        arguments = ["--model", model, "--tp", "2", "--lens", "1..900", "--batch", "3"]
+        assert cli.main(["advise", *arguments, "--engine", engine, "--gpu", "h200"]) == 0
+    assert len(repr(advice).splitlines()) < 30
+
+
+def test_what_the_records_do_not_have_is_said():
+    words = {
+        "No batch is on record of H100: these are of NVIDIA H200": {"gpu": "h100"},
+        "is on record of head_dim 512: these are of": {"layer": AttnSpec(8, 1, 512, 16)},
+        "No batch has a window or sinks": {"layer": AttnSpec(8, 1, 64, 16, sinks=True)},
+    }
+    for sentence, given in words.items():
+        layer = given.pop("layer", AttnSpec(8, 1, 128, 16))
+        assert sentence in repr(attnlib.advise(layer, [4096] * 4, **given))
+        assert sentence not in repr(attnlib.advise(AttnSpec(8, 1, 128, 16), [4096] * 4))
+
+
+def test_rules_of_the_model_and_of_what_the_user_fixed_count(capsys):
+    call = ["advise", "--lens", "4096x4", "--engine", "vllm==0.33.0", "--gpu", "a100"]
+    assert cli.main([*call, "--model", "gpt-oss-120b at TP 8"]) == 0
+    assert "TRITON_ATTN" in capsys.readouterr().out
+    assert cli.main([*call, "--heads", "8/1", "--page-size", "1"]) == 0
+    assert "the block size must be a multiple of 16" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("call", "lengths", "words"),
+    [
+        (AttnSpec(8, 1, 128, 16), [1.5], "lengths must be an integer >= 1, got 1.5"),
+        (AttnSpec(8, 1, 128, 16), [], "lengths must be given with an AttnSpec"),
+        (DecodeCase(AttnSpec(8, 1, 128, 16), 1, 9), [9], "and not with a case, got 1"),
+    ],
+)
+def test_lengths_are_those_of_the_call(call, lengths, words):
+    with pytest.raises(ValueError, match=words):
+        attnlib.advise(call, lengths)
+    with pytest.raises(TypeError, match="call must be a DecodeCase or an AttnSpec, got MlaSpec"):
+        attnlib.advise(MlaSpec(128), lengths)
+    assert attnlib.advise(AttnSpec(8, 1, 128, 16), np.array([7, 9])).lengths == (7, 9)
+
+
 def test_the_nearest_batches_choose_well_on_layers_left_out():
     assert 0.01 < neighbour_loss().mean() < 0.05
 
@@ -61,7 +121,18 @@ def test_the_nearest_batches_choose_well_on_layers_left_out():
         (["--heads", "8/1", "--lens", "many"], "lens must be such as 8192x16"),
         (["--lens", "9"], "heads or model must be given, one of them, got neither"),
         (["--heads", "8/1", "--tp", "2", "--lens", "9"], "tp must go with a model"),
-        (["--heads", "8/1", "--lens", "9", "--gpu", "b20"], "gpu must be one of sm80: A100"),
+        (
+            ["--heads", "8/1", "--lens", "9", "--batch", "-2"],
+            "batch must be an integer in 1..65536",
+        ),
+        (["--heads", "8/1", "--lens", "9x99999999999"], "lens must be at most 65536 requests"),
+        (["--heads", "8/1", "--lens", str(2**31)], "requests of at most 2147483647 tokens"),
+        (
+            ["--heads", "8/1", "--lens", "9", "--page-size", "0"],
+            "page_size must be an integer >= 1",
+        ),
+        (["--model", "Llama", "--lens", "9"], "model must be one of Llama-2-7B"),
+        (["--heads", "8/1", "--lens", "9", "--gpu", "b20"], "gpu must be one of sm75: T4"),
         (["--heads", "8/1", "--lens", "9", "--backend", "fast"], "policy of flashinfer in mode"),
         (["--heads", "8/1", "--lens", "9", "--engine", "vllm==9"], "release of vllm must be"),
     ],

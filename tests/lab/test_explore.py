@@ -17,10 +17,11 @@ import attnlib
 from attnlib import explore, view
 from attnlib.lab import explore as module
 from attnlib.lab.explore import CSS_CLASS, DESCRIPTIONS
-from attnlib.lab.source import AXES, NAMES, choose, find_source, sources_of
+from attnlib.lab.source import NAMES
 from attnlib.lab.view import View
 from attnlib.run import store
 from attnlib.run.study import describe
+from attnlib.studies import STUDIES
 
 MODEL = "Qwen3-0.6B"
 ON_CPU = {"timer": "host", "page_size": 1, "batch": 1, "kv_len": 16, "rounds": 1}
@@ -72,6 +73,7 @@ def test_a_choice_that_no_longer_holds_is_replaced_and_said_once_above_the_figur
     published.controls["release"].value = "0.7.2.post1"
     note = "batch must be one of 16, 128 with the choices before it, got 64"
     assert published.view.choice.arguments["batch"] == 16 and note in published.served.value
+    assert published.served.value.split("</strong>")[0].endswith("; 16 is shown")
     published.controls["release"].value = "0.6.4"
     assert "must be one of" not in published.served.value
     records = [pair for _, pair in published.controls["records"].options]
@@ -92,16 +94,26 @@ def test_advice_is_of_the_layer_that_is_shown_and_a_problem_is_said(published):
     assert "advice must be of a decode call" in published.advice.value
 
 
-def test_every_choice_that_is_offered_can_be_shown(published):
-    for name in NAMES:
-        for records, machine in sources_of(name):
-            source = find_source(name, records, machine)
-            usual = choose(source, name, {})
-            for axis, values in usual.options.items():
-                for value in values if axis in AXES else []:
-                    other = choose(source, name, {axis: value})
-                    assert len(other.rows) and other.arguments[axis] == value or other.notes
-        assert repr(View(source, usual))
+@pytest.mark.parametrize("name", NAMES)
+def test_every_choice_of_records_is_shown_and_named_by_gpu_and_question(published, name):
+    published.controls["model"].value = name
+    offered = [option for option in published.controls["records"].options if option[1][1]]
+    assert len(offered) >= 2
+    for label, pair in offered:
+        published.controls["records"].value = pair
+        assert (published.view.source.records, published.view.source.machine) == pair
+        gpu, _, question = label.partition(": ")
+        assert gpu.split()[0] in ("H100", "H200") and question == STUDIES[pair[0]].question
+
+
+def test_a_machine_is_kept_until_a_model_has_no_records_of_it(published_records):
+    explorer = explore("Qwen2.5-72B", tp=8, machine="h100")
+    assert "NVIDIA H100" in explorer.served.value
+    assert "Qwen2.5-72B at TP 8, FlashInfer 0.7.2.post1, NVIDIA H100" in explorer.words
+    explorer.controls["model"].value = "Qwen3-0.6B"
+    assert explorer.served.value.startswith("<strong>machine h100 has no records on Qwen3-0.6B; ")
+    with pytest.raises(ValueError, match="machine must be one of .*nvidia-h100-80gb.*got 'b200'"):
+        explore(machine="b200")
 
 
 def test_backends_are_chosen_and_none_at_all_is_all(published):
@@ -133,7 +145,7 @@ def test_without_a_gpu_it_shows_why_and_leaves_the_records_to_be_chosen(
     [
         ({"model": "GPT-7"}, "model must be one of .*got 'GPT-7'"),
         ({"records": "one_launch"}, "records must be one of live, .*got 'one_launch'"),
-        ({"colour": 1}, "explore takes model, .*rounds; got 'colour'"),
+        ({"colour": 1}, "explore takes model, .*head_dim; got 'colour'"),
     ],
 )
 def test_a_wrong_argument_is_an_error_with_the_valid_ones(published_records, asked, words):

@@ -1,7 +1,9 @@
 """The view: its numbers are those of the records, its words are escaped, its call repeats it."""
 
 from dataclasses import replace
+from itertools import islice
 
+import pandas as pd
 import pytest
 from support import explorer_records as made
 from support.explorer_records import COPY_BYTES, FA2, FA3, LATENT, QWEN, keep, publish, timed
@@ -9,8 +11,17 @@ from support.explorer_records import COPY_BYTES, FA2, FA3, LATENT, QWEN, keep, p
 import attnlib
 from attnlib.core.layer import name_of
 from attnlib.kinds.item import Item
-from attnlib.lab.source import EXPLORER, NAMES, choose, find_source, measure_missing, sources_of
-from attnlib.lab.view import ENGINES, view
+from attnlib.lab.source import (
+    AXES,
+    EXPLORER,
+    NAMES,
+    calls_of,
+    choose,
+    find_source,
+    measure_missing,
+    sources_of,
+)
+from attnlib.lab.view import ENGINES, View, view
 from attnlib.measure.stats import judge_ratios
 from attnlib.run import frame as rows
 from attnlib.run import store
@@ -33,7 +44,7 @@ def test_times_are_medians_over_rounds_shares_of_the_copy_ceiling_kernels_of_the
     assert fa3.pop("share") == pytest.approx(floor_us / 318.0)
     assert fa3 == {"us": 318.0, "ran": "fa3", "launches": 3.0, "plan_us": 45.0, "rounds": 3}
     kernels = view(MODEL, backends=(FA2,)).kernels.drop(columns="backend").to_numpy().tolist()
-    assert kernels == [["AttendKernel", 1.0, 8.25], ["MergeKernel", 2.0, 1.5]]
+    assert kernels == [[1.0, 8.25, "AttendKernel"], [2.0, 1.5, "MergeKernel"]]
 
 
 def test_a_ratio_pairs_rounds_and_has_the_verdict_of_the_statistics(demo):
@@ -113,8 +124,8 @@ def test_the_call_gives_the_same_view_and_table_and_figure_name_the_release(demo
     page = seen._repr_html_()
     assert "Records of study demo: Test GPU 0badcafe, FlashInfer 0.6.3, measured 2026-01-02" in page
     assert "<td>318.0</td><td class='words'>fa3</td>" in page
-    (axis,) = seen.figure().axes
-    assert axis.get_title(loc="left").startswith(f"{MODEL}, FlashInfer 0.6.3, Test GPU\n")
+    figure = seen.figure()
+    assert figure.get_suptitle().startswith(f"{MODEL}, FlashInfer 0.6.3, Test GPU\n")
     assert "FlashInfer 0.6.3" in seen.image()
 
 
@@ -142,10 +153,75 @@ def test_the_figure_has_a_dot_a_round_and_names_its_records(demo):
     assert footer.startswith("demo: Test GPU 0badcafe, ") and "\n6 records, " in footer
 
 
+def leaves_of(model):
+    """Each source of a model with each case, release and timer that it has on record."""
+    for pair in sources_of(model):
+        whole = find_source(model, *pair)
+        rows = calls_of(whole.frame, model)
+        part = pd.concat([whole.frame[whole.frame.case.isna()], whole.frame.loc[rows.index]])
+        for leaf in rows[[*AXES]].drop_duplicates().to_dict("records"):
+            # Libraries without releases are shown with each release, so not by themselves.
+            wishes = {name: wish for name, wish in leaf.items() if (name, wish) != ("release", "")}
+            yield replace(whole, frame=part), wishes
+
+
 @pytest.mark.parametrize("model", NAMES)
-def test_every_source_that_is_offered_can_be_shown(published_records, model):
-    for records, machine in sources_of(model):
-        assert len(view(model, records=records, machine=machine).rows)
+def test_cases_of_every_model_and_source_on_record_can_be_shown(published_records, model):
+    kinds = {}
+    for source, wishes in islice(leaves_of(model), 0, None, 8):  # one in eight: a second a dozen
+        choice = choose(source, model, wishes)
+        assert not choice.notes and wishes.items() <= choice.arguments.items() and len(choice.rows)
+        ends = frozenset(choice.rows.status)
+        seen, shown = (
+            View(source, choice),
+            kinds.setdefault((source.records, source.machine), set()),
+        )
+        if not shown and len(seen.good):
+            assert seen.image()
+        if ends not in shown:  # A card takes 0.1 s, so one for each set of statuses of a source.
+            assert repr(seen)
+        shown.add(ends)
+    for name in choice.options["against"]:
+        assert repr(View(source, choose(source, model, {"backends": [name]})))
+        assert repr(View(source, choose(source, model, {"against": name})))
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"records": "fa2_plan"}, "records must be one of live, .*got 'fa2_plan'"),
+        ({"machine": "b200"}, "machine must be one of .*nvidia-h100-80gb-hbm3.*got 'b200'"),
+        ({"machine": "h100", "records": "live"}, "machine must be left out with records='live'"),
+        ({"records": "xqa_rivals", "batch": 64}, "got 64; it is on record with lengths='ragged'"),
+        ({"release": "0.6.2"}, "got '0.6.2'; records of this layer have 0.5.3, 0.6.3, 0.6.4"),
+        ({"lengths": "one_long", "batch": 64}, "'one_long'; records='random_batches', machine="),
+        ({"kv_len": 5000, "batch": 64}, "records of this layer have 147, .*131072"),
+        ({"rounds": 3}, "rounds must be left out: records show all of theirs, got 3"),
+        ({"batch": True}, "batch must be an integer >= 1, got True"),
+        ({"backends": FA2}, "backends must be a list of names, got 'flashinfer-fa2'"),
+        ({"heads": 8}, "heads must be text, got 8"),
+        ({"head_dim": 64}, "no records on 8/1 heads, head_dim 64 .*head_dim 128: .*5/1"),
+    ],
+)
+def test_a_wish_that_cannot_be_met_is_one_error_that_says_what_can(published_records, asked, words):
+    with pytest.raises(ValueError, match=words):
+        view("Llama-3.1-70B at TP 8", **asked)
+    with pytest.raises(ValueError, match="tp, heads and head_dim must be left out with DeepSeek"):
+        view("DeepSeek MLA", tp=8)
+
+
+def test_the_newest_release_of_the_asked_case_on_any_machine_of_that_name(
+    published_records, monkeypatch
+):
+    for asked in ({"heads": "8/1"}, {"model": "Llama-3.1-70B", "tp": 8}):
+        assert view(**asked, batch=64).choice.arguments["release"] == "0.7.2.post1"
+    other = view("Qwen2.5-72B", tp=8, batch=64)
+    assert other.where == "Qwen2.5-72B at TP 8, FlashInfer 0.7.2.post1, NVIDIA H200"
+    monkeypatch.setenv("ATTNLIB_MACHINE", "h100")
+    assert view(**asked).gpu == "NVIDIA H100 80GB HBM3"
+    monkeypatch.setenv("ATTNLIB_MACHINE", "b200")
+    with pytest.raises(ValueError, match="ATTNLIB_MACHINE must be one of .*got 'b200'"):
+        view(**asked)
 
 
 def test_the_first_study_answers_of_its_reference_machine_or_of_the_one_that_is_named(
@@ -168,6 +244,8 @@ def test_the_newest_release_is_usual_and_releases_are_in_the_order_of_versions(d
     assert choice.options["release"] == ["0.6.3", "0.6.9", "0.6.10"]
     assert choice.arguments["release"] == "0.6.10"
     assert choice.options["batch"] == [QWEN.batch_size], "a seeded case is no choice"
+    keep(make_record, "demo", timed(FA2, replace(QWEN, batch_size=4), "0.6.9"), 100.0)
+    assert view(MODEL, batch=4).choice.arguments["release"] == "0.6.9", "the newest that has it"
 
 
 def test_options_are_of_the_choices_before_them_and_another_wish_is_refused(demo, make_record):

@@ -15,7 +15,7 @@ from attnlib.select import Call, explain
 
 VECTORS = Path(__file__).parents[2] / "data" / "vectors"
 FLAGS = ("sinks", "window", "mm_prefix", "causal", "batch_invariant")
-LEAST = {"vllm": (15, 2250), "sglang": (12, 720)}
+LEAST = {"vllm": (15, 2250), "sglang": (12, 840)}
 
 
 def calls_of(engine):

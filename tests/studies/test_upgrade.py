@@ -10,6 +10,8 @@ from support.lab import SLUG, Lab
 from support.studies import hand_made
 
 from attnlib import cli, compare_releases
+from attnlib.core.backends.table import BACKENDS
+from attnlib.core.spec import MLA
 from attnlib.kinds.cases import parse_cases
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.extend.case import ExtendCase
@@ -68,6 +70,7 @@ def test_only_cases_without_a_verdict_take_more_rounds_up_to_the_last_look(lab):
     lab.us[one, NEW], lab.noise[other, NEW] = 11.0, (0.5, 1.0, 2.0)
     found = compare()
     assert words(found) == {one: "slower", other: "ambiguous"} and found.slower == [one]
+    assert found.next_step == "24 rounds, the last look, do not decide it: only a wider margin can"
     assert found.rows.rounds.tolist() == [4, LOOKS[-1]]
     counts = [count for *_, count in lab.order()]
     assert counts == [2] * 2 * 4 + [1] * 2 * (LOOKS[-1] - 4)
@@ -86,6 +89,7 @@ def test_an_engines_pinned_backend_is_compared_over_a_layer_of_its_own(lab, back
     table = compare((), models="Qwen3-32B", tp=8, lens="2048..30720", batch=4, backend=backend).rows
     assert table.case.tolist() == ["8/1,d128,p16,b4,k30720,2048+11605+21163+30720"]
     assert table.backend.tolist() == [runs]
+    assert compare((), heads="8/1", lens="9", backend=backend.upper()).rows.backend[0] == runs
     usual = compare((), heads="8/1", page_size=64, backend="prefill-fa2").rows
     assert {*usual.backend} == {"flashinfer-prefill-fa2"} and len(usual) == 5
 
@@ -192,7 +196,7 @@ def test_published_records_of_both_releases_are_replayed_and_the_rest_is_said(pu
     assert other.conclusion.endswith(f"nearest call on record of both: {KEYS[0]}")
     other = compare_releases("0.6.5", "0.6.6", cases=KEYS[:1])
     assert "releases on record of 32/8,d128,p16,b16,k8192: 0.5.3, 0.6.0," in other.conclusion
-    assert "on a GPU this line measures it, in about 1 to 4 minutes" in other.conclusion
+    assert "on a GPU this line measures it, in about 1 to 5 minutes" in other.conclusion
     assert "DeepSeek" not in repr(compare_releases("0.6.3", "0.6.4", models=[MODEL]))
     broken = compare_releases("0.5.3", "0.6.3")
     assert {*broken.rows.verdict} == {"slower", "fails", "ambiguous", "not run"}
@@ -259,6 +263,26 @@ def test_the_command_prints_a_table_or_json_and_its_status_is_the_outcome(lab, l
     )
 
 
+def test_every_model_and_backend_that_is_offered_can_be_compared(published_records):
+    one = {"base": "0.6.3", "new": "0.7.2.post1"}
+    for backend in (name for name in BACKENDS if name.startswith("flashinfer-")):
+        layer = {"models": MLA} if "mla" in backend else {"heads": "8/1"}
+        last = compare_releases(**one, backend=backend.partition("-")[2], **layer)
+        assert {*last.rows.backend} == {backend} and last.conclusion and repr(last)
+    lens = {"lens": "2048..30720", "batch": 64, "page_size": 64}
+    for model in ("Qwen2.5-7B", "gpt-oss-120b"):
+        last = compare_releases(**one, models=model, tp=2, **lens)
+        assert last.outcome == "not decided" and last.next_step in last.conclusion
+    every = compare_releases("0.6.13", "0.6.14")
+    # By hand: 2 releases x (5.4 s a process + 52 calls x 0.6 s) a round, 4 to 24 rounds.
+    assert len(every.rows) == 52 and "in about 5 to 30 minutes" in every.conclusion
+
+
+def test_a_page_size_that_is_asked_for_is_the_one_replayed(published_records):
+    found = compare_releases("0.5.3", "0.6.3", models=MODEL, page_size=64)
+    assert {*found.rows.verdict} == {"not on record"} and found.outcome == "not decided"
+
+
 def test_captured_steps_are_cases_too(lab, capsys):
     path = Path(__file__).parents[2] / "data/captures/engine.jsonl"
     cases = captured.study_of(path)[0].cases
@@ -279,6 +303,15 @@ def test_captured_steps_are_cases_too(lab, capsys):
         (["--heads", "8/1", "--lens", "9..2x4"], "lens must have a range from low to high of 2"),
         (["--heads", "8/1", "--lens", "9x2", "--batch", "3"], "batch must be left out where lens"),
         (["--batch", "3"], "batch must go with lens, got 3"),
+        (["--tp", "8"], "tp must go with heads or models other than DeepSeek MLA, got tp 8"),
+        (
+            ["--model", "DeepSeek MLA", "--page-size", "16"],
+            "page_size must go with heads or models",
+        ),
+        (["--heads", "8/1", "--tp", "2"], "tp must go with a model, got tp 2 with heads 8/1"),
+        (["--heads", "8/1", "--model", "Qwen3-8B"], "given, one of them, got 8/1 and Qwen3-8B"),
+        (["--cases", "odd.txt", "--head-dim", "64"], "cases must stand alone"),
+        (["--heads", "8/1", "--head-dim", "0"], "head_dim must be an integer >= 1, got 0"),
         (["--heads", "8/1", "--cases", "odd.txt"], "cases must stand alone"),
         (["--backend", "fast"], "backend must be one of auto, fa2, fa2-planned"),
         (["--new", "0.5.9", "--backend", "fa3"], "in both releases: since 0.6.0, got 0.5.9"),
