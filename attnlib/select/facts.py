@@ -77,8 +77,11 @@ FAMILIES = {name: name for name in (OTHER, *MODELS)} | {
 }
 RULED_MODELS = {"gpt-oss-20b": "gpt-oss", "gpt-oss-120b": "gpt-oss"}
 """Model of `core.layer.WHOLE_MODELS` -> its key of `MODELS`, where engines have rules for it."""
+ARCHITECTURES = {name: (MODELS.get(name) or name).split()[0] for name in FAMILIES}
+"""What `model` may be -> an architecture; of a family, its first."""
 WORDS: dict[str, tuple[str, ...]] = {
     "model": (OTHER, *MODELS),
+    "architecture": tuple(ARCHITECTURES),
     "gpu": tuple(GPUS),
     "mode": MODES,
     "dtype": tuple(ELEMENT_BYTES),
@@ -183,8 +186,8 @@ DECIDES = {
     "q_lens": ("total_q", "max_q", "min_q", "one_q_len", "work", "output_work", "q_tile", "q_tiles")
     + ("q_rows", "same_lens", "near_prefill"),
     "head_dim_vo": ("head_dims", "one_head_dim"),
-    "pinned_page": ("pinned_page", "block_size"),
-    "pinned_kv_dtype": ("pinned_kv_dtype", "kv_auto"),
+    "pinned_page": ("pinned_page", "block_size", "page_size"),
+    "pinned_kv_dtype": ("pinned_kv_dtype", "kv_auto", "fp8_kv", "kv_dtype", "one_dtype", "dtypes"),
 }
 """Field of a call -> the facts that it decides; other fields decide the fact of their name."""
 
@@ -193,7 +196,11 @@ def stated_facts(call: Call) -> dict[str, set[str]]:
     """The fields that a call states otherwise than a plain one, and the facts that each decides."""
     plain = Call()
     stated = [name for name, value in vars(call).items() if value != getattr(plain, name)]
-    return {name: {*DECIDES.get(name, (name,))} for name in stated}
+    decided = {name: {*DECIDES.get(name, (name,))} for name in stated}
+    if "model" in decided:
+        names = f"model {FAMILIES[call.model]}", f"architecture {ARCHITECTURES[call.model]}"
+        decided["model"] = {*names}
+    return decided
 
 
 FLAGS: dict[str, str] = {
@@ -231,6 +238,7 @@ def facts_of(spec: AttnSpec, call: Call, *, mode: str, gpu: str, release: Versio
             "mode": mode,
             "kv_auto": spec.kv_dtype == spec.dtype and not call.pinned_kv_dtype,
             "model": FAMILIES[call.model],
+            "architecture": ARCHITECTURES[call.model],
             **({} if release is None else {"release": release}),
             "head_dims": f"{spec.head_dim}/{head_dim_vo}",
             "one_head_dim": spec.head_dim == head_dim_vo,

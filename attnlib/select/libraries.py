@@ -22,7 +22,7 @@ RESOLVES = "resolves"
 MAIN = "main"
 """The release of a library without releases."""
 KEYS = (
-    "library aliases releases calls backends by_rule_only shared resolves policies limits".split()
+    "library aliases releases calls backends by_rule_only pages shared resolves policies limits".split()
 )
 ROW = "when choose cannot rest sets why source rows".split()
 
@@ -33,7 +33,8 @@ class Library:
 
     A policy is `auto`, the library's own rule, or an engine's rule of how it calls FlashInfer.
     `resolves` are rows of what the library settles first, `limits` of what a backend cannot run.
-    `calls` maps a backend and release to the library and policy that it calls in turn.
+    `calls` maps a backend and release to the library and policy that it calls in turn; `pages` a
+    backend, or `default`, to the tokens of a page where the user gives none.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Library:
     resolves: tuple[Rule, ...] = ()
     limits: tuple[Rule, ...] = ()
     calls: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
+    pages: dict[str, int] = field(default_factory=dict)
 
     @cached_property
     def versions(self) -> list[Version]:
@@ -64,9 +66,12 @@ class Library:
     def tests(self, mode: str, policy: str) -> set[str]:
         """The facts that a row on the way to a choice tests."""
         tables = [self.policies[name].get(mode, ()) for name in {policy, AUTO} & {*self.policies}]
-        rows = [*self.resolves, *self.limits, *(row for table in tables for row in table)]
+        chosen = [row for table in tables for row in table]
+        names = {policy}.union(*(row.then for row in chosen))
+        rows = [*self.resolves, *chosen, *(row for row in self.limits if names & {*row.then})]
         shared = set(limits.PLAIN) if self.name == FLASHINFER else set()
-        return shared.union(*(condition.tests for row in rows for condition in row.when))
+        spoken = [row.when for row in rows if row.speaks_of(mode)]
+        return shared.union(*(condition.tests for when in spoken for condition in when))
 
     def limits_of(self, backend: str, facts: Facts) -> tuple[Reason, ...]:
         """Every row that keeps `backend` from running the call."""
@@ -108,6 +113,7 @@ def _describe(library: Library, document: Mapping[str, Any]) -> None:
     library.aliases += tuple(document.get("aliases", ()))
     library.releases += tuple(document.get("releases", "").split())
     library.by_rule_only += tuple(document.get("by_rule_only", "").split())
+    library.pages |= document.get("pages", {})
     for modes, names in document.get("backends", {}).items():
         library.backends |= dict.fromkeys(modes.split(), tuple(names.split()))
     called = document.get("calls", {"backend": "", "releases": {}})

@@ -75,7 +75,7 @@ def answer(options: argparse.Namespace) -> str:
     given = {name: value for name, value in vars(options).items() if name != "command"}
     as_json = given.pop("json", False)
     facts = dict(map(_setting, given.pop("call", [])))
-    stated = {*facts}
+    stated = {name: name for name in facts}
     for option, fact in PINS.items():
         if option in given:
             facts.setdefault(fact, True)
@@ -98,7 +98,8 @@ def answer(options: argparse.Namespace) -> str:
     given["gpu"] = given["gpu"][0]
     spec, call = parse_layer(**layer), Call(**facts)
     choice = explain(spec, call=call, **given)
-    unused = tuple(name for name in choice.unused if name in stated)
+    stated |= {fact: option for option, fact in PINS.items() if option in options}
+    unused = tuple(stated[name] for name in choice.unused if name in stated)
     choice = replace(choice, unused=unused)
     layers = layers_of(spec, call, **given)
     if as_json:
@@ -157,6 +158,8 @@ def render(choice: Choice, layers: Sequence[Mapping[str, str]] = ()) -> str:
         head.append(f"can run it, best first: {', '.join(choice.order)}")
     if choice.problem:
         head.append(f"but it cannot run: {choice.problem}")
+    if choice.pages:
+        head.append(f"no page size is given: {choice.library} takes pages of {choice.pages}")
     if choice.unused:
         head.append(f"not used by its rules: {', '.join(choice.unused)}")
     if any(reason.why.endswith(f"it is {OTHER}") for reason in choice.reasons):
@@ -184,7 +187,7 @@ def headline(choice: Choice) -> str:
 
 def to_dict(choice: Choice) -> dict[str, Any]:
     """The choice as JSON data: its fields, its kernel, its reasons as objects."""
-    names = ("library", "mode", "gpu", "policy", "backend", "order", "problem", "kernel", "unused")
+    names = ("library", "mode", "gpu", "policy", "backend", "order", "problem", "kernel", "unused", "pages")
     plain = {name: getattr(choice, name) for name in names}
     return {**plain, "reasons": [vars(reason) for reason in choice.reasons]}
 

@@ -55,7 +55,7 @@ def models_of(folder):
 def drawn_calls(folder, count=LENGTH_OF_DRAW):
     """Calls of a release: what decides its backends, by our names."""
     release, names = folder.name, models_of(folder)
-    draw = random.Random(f"sglang {release}, second draw")
+    draw = random.Random(f"sglang {release}, third draw")
     sparse = [name for name in DSA if name in sum(names.values(), [])]
     for _ in range(count):
         mode = draw.choice(MODES)
