@@ -21,9 +21,8 @@ FLASHINFER = "flashinfer"
 RESOLVES = "resolves"
 MAIN = "main"
 """The release of a library without releases."""
-KEYS = (
-    "library aliases releases calls backends by_rule_only pages shared resolves policies limits".split()
-)
+KEYS = "library aliases releases calls backends by_rule_only pages shared resolves".split()
+KEYS += ["policies", "limits"]
 ROW = "when choose cannot rest sets why source rows".split()
 
 

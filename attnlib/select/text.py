@@ -108,8 +108,15 @@ def answer(options: argparse.Namespace) -> str:
 
 
 def layers_of(spec: AttnSpec, call: Call, **how: Any) -> list[dict[str, str]]:
-    """The backend of each kind of layer of a model whose layers differ; empty for other models."""
+    """The backend of each kind of layer of a model whose layers differ, and of the other of prefill
+    and decode if that differs for a model; empty for other models.
+    """
     rows = []
+    other = {"decode": "prefill_paged", "prefill_paged": "decode"}.get(how["mode"], "")
+    if other and call.model != OTHER:
+        backend = explain(spec, call=call, **how | {"mode": other}).backend
+        if backend != explain(spec, call=call, **how).backend:
+            rows = [{"layer": other, "head_dim": str(spec.head_dim), "chosen": backend}]
     for kind, changes in LAYERS.get(FAMILIES[call.model], {}).items():
         head_dim = changes.get("head_dim", spec.head_dim)
         facts = {name: value for name, value in changes.items() if name != "head_dim"}
@@ -187,7 +194,18 @@ def headline(choice: Choice) -> str:
 
 def to_dict(choice: Choice) -> dict[str, Any]:
     """The choice as JSON data: its fields, its kernel, its reasons as objects."""
-    names = ("library", "mode", "gpu", "policy", "backend", "order", "problem", "kernel", "unused", "pages")
+    names = (
+        "library",
+        "mode",
+        "gpu",
+        "policy",
+        "backend",
+        "order",
+        "problem",
+        "kernel",
+        "unused",
+        "pages",
+    )
     plain = {name: getattr(choice, name) for name in names}
     return {**plain, "reasons": [vars(reason) for reason in choice.reasons]}
 

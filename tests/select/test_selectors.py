@@ -1,6 +1,6 @@
 """`explain` picks what the engines' own selectors picked, for drawn calls of many releases.
 
-data/vectors has the answers; tests/support/vllm_selector.py and sglang_selector.py made them.
+data/vectors has the answers; tests/support/vllm_selector.py made them (SGLang: test_sglang.py).
 """
 
 import json
@@ -15,7 +15,7 @@ from attnlib.select import Call, explain
 
 VECTORS = Path(__file__).parents[2] / "data" / "vectors"
 FLAGS = ("sinks", "window", "mm_prefix", "causal", "batch_invariant")
-LEAST = {"vllm": (15, 2250), "sglang": (12, 840)}
+LEAST = {"vllm": (15, 2250)}
 
 
 def calls_of(engine):

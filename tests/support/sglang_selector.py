@@ -32,12 +32,13 @@ STEPS = (
     "attention_backend_compatibility",
     "dllm_inference",
 )
-HOOKS = dict(zip(STEPS, ("model_hook", "attention_hook", "attention_hook", "dllm_hook")))
+HOOKS = {name: "attention_hook" for name in STEPS}
+HOOKS |= {STEPS[0]: "model_hook", STEPS[-1]: "dllm_hook"}
 REAL = (*sys.stdlib_module_names, "torch", "numpy", "packaging", "psutil", "msgspec", "sglang")
 RESOLVERS = ("model_override_base", "overrides")
 KERNELS = ("sglang.jit_kernel", "sglang.kernels.jit", "sglang.srt.layers.quantization")
 """Packages of SGLang that ask for a compiler or for kernels when they are imported."""
-LENGTH_OF_DRAW = 180
+LENGTH_OF_DRAW = 120
 MODES = ("decode", "prefill_paged") * 3 + ("dllm_extend", "mla", "mla", "sparse_mla")
 LATENT = ("deepseek", "glm-dsa", "glm5-next", "longcat", "kimi-k3", "other")
 DSA = ("DeepseekV3ForCausalLM", "GlmMoeDsaForCausalLM", "Glm5NextForConditionalGeneration")
@@ -48,14 +49,15 @@ REFUSED = (ValueError, AssertionError)
 def models_of(folder):
     """Family -> those of its architectures that the release has a model of."""
     text = "".join(path.read_text() for path in (folder / "sglang/srt/models").glob("*.py"))
-    known = {name: re.findall(rf"class ({'|'.join(w.split())})\b", text) for name, w in MODELS.items()}
-    return {name: sorted(set(words)) for name, words in known.items() if words}
+    known = {*re.findall(r"^class (\w+)", text, re.MULTILINE)}
+    names = {family: sorted(known & {*words.split()}) for family, words in MODELS.items()}
+    return {family: words for family, words in names.items() if words}
 
 
-def drawn_calls(folder, count=LENGTH_OF_DRAW):
+def drawn_calls(folder, seed="third draw", count=LENGTH_OF_DRAW):
     """Calls of a release: what decides its backends, by our names."""
     release, names = folder.name, models_of(folder)
-    draw = random.Random(f"sglang {release}, third draw")
+    draw = random.Random(f"sglang {release}, {seed}")
     sparse = [name for name in DSA if name in sum(names.values(), [])]
     for _ in range(count):
         mode = draw.choice(MODES)
@@ -153,7 +155,8 @@ def forget():
 
 def model_of(call):
     """What SGLang reads of a model's config.json."""
-    architecture = {"other": "LlamaForCausalLM"}.get(call["model"], call["model"])
+    read_as = {"other": "LlamaForCausalLM", "DeepseekV32ForCausalLM": DSA[0]}
+    architecture = read_as.get(call["model"], call["model"])
     config = SimpleNamespace(
         architectures=[architecture],
         model_type={"Qwen3VLFor": "qwen3_vl", "Qwen3VLMoe": "qwen3_vl_moe"}.get(architecture[:10]),
@@ -187,7 +190,7 @@ def order_of(folder):
 
 
 def answer(server_args, call, steps):
-    """The backends of prefill and decode, or why the engine does not start."""
+    """The backend of the call's mode, or why the engine does not start."""
     args = server_args(
         model_path="x",
         device="cuda",
@@ -222,7 +225,8 @@ def answer(server_args, call, steps):
     names = ("prefill_attention_backend", "decode_attention_backend")
     if call["mode"] == "sparse_mla":
         names = (f"{kind}_prefill_backend", f"{kind}_decode_backend")
-    return {"answer": [getattr(view, name) or view.attention_backend for name in names]}
+    prefill, decode = (getattr(view, name) or view.attention_backend for name in names)
+    return {"answer": prefill if call["mode"] in ("prefill_paged", "dllm_extend") else decode}
 
 
 def answers(folder, calls):
@@ -248,7 +252,7 @@ def main(folder, out):
 if __name__ == "__main__":
     if sys.argv[2] == "--one":
         place = Path(sys.argv[1])
-        for line in answers(place, drawn_calls(place)):
+        for line in answers(place, drawn_calls(place, *sys.argv[3:])):
             print(json.dumps(line))
     else:
         main(*sys.argv[1:])
