@@ -61,7 +61,7 @@ MODELS = {
     "falcon-h1": "FalconH1ForCausalLM JetNemotronForCausalLM JetVLMForConditionalGeneration",
     "granite-hybrid": "GraniteMoeHybridForCausalLM",
     "exaone": "Exaone4ForCausalLM ExaoneMoEForCausalLM ExaoneMoeForCausalLM",
-    "olmo": "Olmo2ForCausalLM Olmo3ForCausalLM",
+    "olmo": "Olmo2ForCausalLM",
     "nemotron-h": "NemotronHForCausalLM NemotronHPuzzleForCausalLM",
     "step3": "Step3p5ForCausalLM Step3p7ForConditionalGeneration",
     "iquest": "IQuestQ1ForCausalLM",
@@ -197,10 +197,8 @@ def stated_facts(call: Call) -> dict[str, set[str]]:
     plain = Call()
     stated = [name for name, value in vars(call).items() if value != getattr(plain, name)]
     decided = {name: {*DECIDES.get(name, (name,))} for name in stated}
-    if "model" in decided:
-        names = f"model {FAMILIES[call.model]}", f"architecture {ARCHITECTURES[call.model]}"
-        decided["model"] = {*names}
-    return decided
+    names = {f"model {FAMILIES[call.model]}", f"architecture {ARCHITECTURES[call.model]}"}
+    return decided | ({"model": names} if "model" in decided else {})
 
 
 FLAGS: dict[str, str] = {

@@ -69,8 +69,9 @@ class Library:
         names = {policy}.union(*(row.then for row in chosen))
         rows = [*self.resolves, *chosen, *(row for row in self.limits if names & {*row.then})]
         shared = set(limits.PLAIN) if self.name == FLASHINFER else set()
-        spoken = [row.when for row in rows if row.speaks_of(mode)]
-        return shared.union(*(condition.tests for when in spoken for condition in when))
+        return shared.union(
+            *(when.tests for row in rows if row.speaks_of(mode) for when in row.when)
+        )
 
     def limits_of(self, backend: str, facts: Facts) -> tuple[Reason, ...]:
         """Every row that keeps `backend` from running the call."""

@@ -104,9 +104,8 @@ class Rule:
     sets: Mapping[str, Any] = field(default_factory=dict)
 
     def speaks_of(self, mode: str) -> bool:
-        """Whether the row can match in a mode, as far as its conditions on the mode alone say."""
-        only = [condition for condition in self.when if condition.tests == {"mode"}]
-        return all(condition.holds(Facts(mode=mode)) for condition in only)
+        """Whether the row can match in a mode, by its conditions on the mode alone."""
+        return all(when.holds(Facts(mode=mode)) for when in self.when if when.tests == {"mode"})
 
     def failing(self, facts: Facts) -> Condition | Group | None:
         """The first condition that does not hold, or None where the row matches."""

@@ -12,7 +12,7 @@ from ..core.spec import MLA, MLA_HEAD_DIM, MODELS, AttnSpec
 from .explain import Choice, explain
 from .facts import FAMILIES, GPUS, MODES, OTHER, Call, facts_of_model, gpu_named
 from .facts import MODELS as RULED
-from .libraries import AUTO, LIBRARIES
+from .libraries import AUTO, LIBRARIES, find
 
 COLUMNS = ("", "chosen", "why, or why not", "source")
 REQUIRED: Mapping[str, str] = {
@@ -27,6 +27,7 @@ LATENT_PAGE, TOPK = 64, 2048
 """Defaults of MLA: tokens of a page, and the index_topk of DeepSeek V3.2 and GLM-5."""
 PINS = {"page_size": "pinned_page", "kv_dtype": "pinned_kv_dtype"}
 """Option -> the fact of a call that it states."""
+BESIDE = {"decode": "prefill_paged", "prefill_paged": "decode"}
 LAYERS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "gemma3": {"sliding window": {"window": True}, "full": {"window": False}},
     "gemma4": {
@@ -108,23 +109,30 @@ def answer(options: argparse.Namespace) -> str:
 
 
 def layers_of(spec: AttnSpec, call: Call, **how: Any) -> list[dict[str, str]]:
-    """The backend of each kind of layer of a model whose layers differ, and of the other of prefill
-    and decode if that differs for a model; empty for other models.
-    """
+    """The backend of each kind of layer of a model, and of prefill beside decode; else empty."""
     rows = []
-    other = {"decode": "prefill_paged", "prefill_paged": "decode"}.get(how["mode"], "")
-    if other and call.model != OTHER:
-        backend = explain(spec, call=call, **how | {"mode": other}).backend
-        if backend != explain(spec, call=call, **how).backend:
-            rows = [{"layer": other, "head_dim": str(spec.head_dim), "chosen": backend}]
+    if call.model != OTHER and (mode := BESIDE.get(how["mode"])):
+        backend = _backend(spec, call=call, **how | {"mode": mode})
+        rows = [{"layer": mode, "head_dim": str(spec.head_dim), "chosen": backend}]
     for kind, changes in LAYERS.get(FAMILIES[call.model], {}).items():
         head_dim = changes.get("head_dim", spec.head_dim)
         facts = {name: value for name, value in changes.items() if name != "head_dim"}
-        choice = explain(replace(spec, head_dim=head_dim), call=replace(call, **facts), **how)
-        inner = f", which runs {choice.kernel}" if choice.inner else ""
-        backend = f"{choice.backend or 'none can run it'}{inner}"
+        backend = _backend(replace(spec, head_dim=head_dim), call=replace(call, **facts), **how)
         rows.append({"layer": kind, "head_dim": str(head_dim), "chosen": backend})
     return rows
+
+
+def _backend(spec: AttnSpec, **how: Any) -> str:
+    """The backend and the kernel that it calls, or why there is no answer."""
+    try:
+        return _picked(explain(spec, **how))
+    except (ValueError, RuntimeError) as error:
+        return f"no answer: {error}"
+
+
+def _picked(choice: Choice) -> str:
+    inner = f", which runs {choice.kernel}" if choice.inner else ""
+    return f"{choice.backend or 'none can run it'}{inner}"
 
 
 def _answer_diff(
@@ -170,7 +178,9 @@ def render(choice: Choice, layers: Sequence[Mapping[str, str]] = ()) -> str:
     if choice.unused:
         head.append(f"not used by its rules: {', '.join(choice.unused)}")
     if any(reason.why.endswith(f"it is {OTHER}") for reason in choice.reasons):
-        head.append(f"rules for one model did not apply: --call model={'|'.join(RULED)}")
+        tested = find(choice.library)[0].tests(choice.mode, choice.policy)
+        names = [name for name in RULED if f"model {name}" in tested]
+        head.append(f"rules for one model did not apply: --call model={'|'.join(names)}")
     head += [f"{row['layer']} (head_dim {row['head_dim']}): {row['chosen']}" for row in layers]
     return "\n".join([*head, "", *lines])
 
@@ -188,24 +198,12 @@ def headline(choice: Choice) -> str:
     pins = [reason.why for reason in choice.reasons if reason.kind == "override"]
     decided = pins[0] if pins else f"policy {choice.policy}"
     where = f"{choice.library}, {choice.mode} on {choice.gpu}, {decided}"
-    inner = f", which runs {choice.kernel}" if choice.inner else ""
-    return f"{where}: {choice.backend or 'none can run it'}{inner}"
+    return f"{where}: {_picked(choice)}"
 
 
 def to_dict(choice: Choice) -> dict[str, Any]:
     """The choice as JSON data: its fields, its kernel, its reasons as objects."""
-    names = (
-        "library",
-        "mode",
-        "gpu",
-        "policy",
-        "backend",
-        "order",
-        "problem",
-        "kernel",
-        "unused",
-        "pages",
-    )
+    names = "library mode gpu policy backend order problem kernel unused pages".split()
     plain = {name: getattr(choice, name) for name in names}
     return {**plain, "reasons": [vars(reason) for reason in choice.reasons]}
 

@@ -2,10 +2,9 @@
 
 `python tests/support/sglang_selector.py FOLDER OUT` asks every release of which FOLDER has the
 Python files (`FOLDER/0.5.23/sglang/...`, as a wheel has them) for drawn calls and writes OUT. The
-process needs torch and msgspec; what else SGLang imports and is not there is a stand-in. Patched is
-the compute capability; a model is its architecture and what a config.json says of attention. The
-engine's steps decide, in its order: what a model overrides, deterministic inference, the default
-and its checks, diffusion.
+process needs torch and msgspec; other imports of SGLang are stand-ins. Patched is the compute
+capability; a model is its architecture and what a config.json says of attention. SGLang's own steps
+decide, in its order: a model's overrides, deterministic inference, the default, diffusion.
 """
 
 import importlib
@@ -84,16 +83,6 @@ def drawn_calls(folder, seed="third draw", count=LENGTH_OF_DRAW):
         }
 
 
-class Module(StandIn):
-    """A stand-in whose classes may have subclasses with keywords."""
-
-    def __getattr__(self, name):
-        value = super().__getattr__(name)
-        if isinstance(value, type):
-            value.__init_subclass__ = classmethod(lambda cls, **named: None)
-        return value
-
-
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Stand-ins for all that SGLang's files ask for and that is not `REAL`."""
 
@@ -108,7 +97,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
     def create_module(self, spec):
-        return Module(spec.name)
+        return StandIn(spec.name)
 
     def exec_module(self, module):
         """Nothing is run."""
