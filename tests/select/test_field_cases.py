@@ -1,0 +1,70 @@
+"""Calls from public threads on which a selection was told wrongly, and the engines' answers."""
+
+import json
+
+import pytest
+
+from attnlib import cli
+
+MHA = ("--heads", "32/8")
+SPARSE = ("--mode", "sparse_mla", "--heads", "8/1")
+VLLM, SGLANG = ("--library", "vllm==0.33.0"), ("--library", "sglang==0.5.23")
+GEMMA = ("--mode", "decode", "--heads", "8/2", "--head-dim", "256", "--call", "model=gemma4")
+BRANCH = ("--mode", "target_verify", *MHA, "--call", "eagle_topk=1")
+FP8_DEEPSEEK = ("--kv-dtype", "float8_e4m3fn", "--call", "model=deepseek")
+GLM = ("--call", "model=GlmMoeDsaForCausalLM")
+FIXED = ("--mode", "decode", *MHA, "--call", "fixed_split")
+
+
+def explained(capsys, *arguments):
+    assert cli.main(["explain", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "backend", "problem"),
+    [
+        ((*VLLM, "--gpu", "sm89", *GEMMA), "TRITON_ATTN", ""),
+        ((*VLLM, "--gpu", "h100", *GEMMA), "FLASH_ATTN", ""),
+        (("--library", "vllm==0.22.0", "--gpu", "h100", *GEMMA), "TRITON_ATTN", ""),
+        ((*SGLANG, "--gpu", "sm100", *BRANCH), "trtllm_mha", ""),
+        ((*SGLANG, "--gpu", "sm90", *BRANCH), "fa3", ""),
+        ((*SGLANG, "--gpu", "sm90", *BRANCH, "--page-size", "16"), "flashinfer", ""),
+        ((*SGLANG, "--gpu", "sm120", *SPARSE, *FP8_DEEPSEEK), "trtllm", "SM100 and SM103"),
+        ((*SGLANG, "--gpu", "sm100", *SPARSE, *FP8_DEEPSEEK), "trtllm", ""),
+        *(((*SGLANG, "--gpu", gpu, *FIXED), "fa3", "") for gpu in ("sm80", "sm89", "sm90")),
+        ((*SGLANG, "--gpu", "sm120", *FIXED), "flashinfer", ""),
+        ((*VLLM, "--gpu", "sm100", *SPARSE, *GLM), "FLASHINFER_MLA_SPARSE", ""),
+        (
+            (*VLLM, "--gpu", "sm100", *SPARSE, *GLM, "--kv-dtype", "bfloat16"),
+            "FLASH_ATTN_MLA_SPARSE_FA4",
+            "",
+        ),
+        (
+            ("--library", "vllm==0.19.0", "--gpu", "sm90", "--mode", "decode", *MHA),
+            "FLASH_ATTN",
+            "",
+        ),
+        ((*VLLM, "--gpu", "sm121", "--mode", "decode", *MHA), "FLASH_ATTN", ""),
+        (
+            ("--library", "sglang==0.5.10.post1", "--gpu", "H200", "--mode", "decode", *MHA),
+            "fa3",
+            "",
+        ),
+    ],
+)
+def test_the_pick_is_the_engines(capsys, arguments, backend, problem):
+    choice = explained(capsys, *arguments)
+    assert choice["backend"] == backend and problem in choice["problem"]
+    assert bool(choice["problem"]) == bool(problem)
+
+
+def test_every_option_counts_with_diff(capsys):
+    diff = ("--diff", "vllm==0.24.0", "vllm==0.25.0", "--gpu", "sm90")
+    pinned = explained(capsys, *diff, "--policy", "FLASHINFER", "--mode", "decode")
+    assert {row["after"] for row in pinned} == {"FLASHINFER (xqa)"}
+    assert {row["mode"] for row in pinned} == {"decode"}
+    fp8 = explained(capsys, *diff, "--policy", "FLASHINFER", "--kv-dtype", "float8_e4m3fn")
+    assert {row["dtype"] for row in fp8} == {"bfloat16/float8_e4m3fn"}
+    one = explained(capsys, *diff, "--policy", "FLASHINFER", "--heads", "24/8")
+    assert {row["model"] for row in one} == {"24/8 heads, head_dim 128"}
