@@ -28,7 +28,8 @@ class Choice:
     `order` is every candidate by the library's names, best first, `reasons` every row that was
     considered. `problem` says why the chosen backend cannot run the call. `inner` is the choice of
     the library that the backend calls. `unused` are the fields of the call that were stated and
-    that no rule on the way tests.
+    that no rule on the way tests. `pages` are the tokens of a page that the library takes where the
+    user gives none; 0 if it was given, or the library's is not known.
     """
 
     library: str
@@ -40,6 +41,7 @@ class Choice:
     problem: str = ""
     inner: "Choice | None" = None
     unused: tuple[str, ...] = ()
+    pages: int = 0
 
     @property
     def backend(self) -> str:
@@ -101,6 +103,9 @@ def explain(
         choice = _walked(choice, rules, facts)
     problem = choice.problem or rules.problem_of(choice.backend, facts)
     choice = replace(choice, reasons=settled + choice.reasons, problem=problem)
+    if rules.pages and not call.pinned_page and choice.backend:
+        pages = rules.pages.get(choice.backend, rules.pages["default"])
+        spec, choice = replace(spec, page_size=pages), replace(choice, pages=pages)
     target, policy = rules.calls.get((choice.backend, str(release or MAIN)), ("", ""))
     if not target or mode not in find(target)[0].modes:
         return choice

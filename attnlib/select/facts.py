@@ -58,6 +58,18 @@ MODELS = {
     "gemma4": "Gemma4ForConditionalGeneration Gemma4ForCausalLM "
     "Gemma4UnifiedForConditionalGeneration",
     "qwen3-vl": "Qwen3VLForConditionalGeneration Qwen3VLMoeForConditionalGeneration",
+    "mimo": "MiMoV2ForCausalLM MiMoV2FlashForCausalLM",
+    "minimax-m3": "MiniMaxM3SparseForCausalLM MiniMaxM3SparseForConditionalGeneration",
+    "kimi-k3": "KimiK3ForConditionalGeneration",
+    "deepseek-v4": "DeepseekV4ForCausalLM",
+    "lfm2": "Lfm2ForCausalLM Lfm2MoeForCausalLM",
+    "falcon-h1": "FalconH1ForCausalLM JetNemotronForCausalLM JetVLMForConditionalGeneration",
+    "granite-hybrid": "GraniteMoeHybridForCausalLM",
+    "exaone": "Exaone4ForCausalLM ExaoneMoEForCausalLM ExaoneMoeForCausalLM",
+    "olmo": "Olmo2ForCausalLM",
+    "nemotron-h": "NemotronHForCausalLM NemotronHPuzzleForCausalLM",
+    "step3": "Step3p5ForCausalLM Step3p7ForConditionalGeneration",
+    "iquest": "IQuestQ1ForCausalLM",
     "moss-vl": "MossVLForConditionalGeneration",
     "whisper": "WhisperForConditionalGeneration",
     "beam": "BeamForCausalLM",
@@ -70,8 +82,11 @@ FAMILIES = {name: name for name in (OTHER, *MODELS)} | {
 }
 RULED_MODELS = {"gpt-oss-20b": "gpt-oss", "gpt-oss-120b": "gpt-oss"}
 """Model of `core.layer.WHOLE_MODELS` -> its key of `MODELS`, where engines have rules for it."""
+ARCHITECTURES = {name: (MODELS.get(name) or name).split()[0] for name in FAMILIES}
+"""What `model` may be -> an architecture; of a family, its first."""
 WORDS: dict[str, tuple[str, ...]] = {
     "model": (OTHER, *MODELS),
+    "architecture": tuple(ARCHITECTURES),
     "gpu": tuple(GPUS),
     "mode": MODES,
     "dtype": tuple(ELEMENT_BYTES),
@@ -176,8 +191,8 @@ DECIDES = {
     "q_lens": ("total_q", "max_q", "min_q", "one_q_len", "work", "output_work", "q_tile", "q_tiles")
     + ("q_rows", "same_lens", "near_prefill"),
     "head_dim_vo": ("head_dims", "one_head_dim"),
-    "pinned_page": ("pinned_page", "block_size"),
-    "pinned_kv_dtype": ("pinned_kv_dtype", "kv_auto"),
+    "pinned_page": ("pinned_page", "block_size", "page_size"),
+    "pinned_kv_dtype": ("pinned_kv_dtype", "kv_auto", "fp8_kv", "kv_dtype", "one_dtype", "dtypes"),
 }
 """Field of a call -> the facts that it decides; other fields decide the fact of their name."""
 
@@ -186,7 +201,9 @@ def stated_facts(call: Call) -> dict[str, set[str]]:
     """The fields that a call states otherwise than a plain one, and the facts that each decides."""
     plain = Call()
     stated = [name for name, value in vars(call).items() if value != getattr(plain, name)]
-    return {name: {*DECIDES.get(name, (name,))} for name in stated}
+    decided = {name: {*DECIDES.get(name, (name,))} for name in stated}
+    names = {f"model {FAMILIES[call.model]}", f"architecture {ARCHITECTURES[call.model]}"}
+    return decided | ({"model": names} if "model" in decided else {})
 
 
 FLAGS: dict[str, str] = {
@@ -224,6 +241,7 @@ def facts_of(spec: AttnSpec, call: Call, *, mode: str, gpu: str, release: Versio
             "mode": mode,
             "kv_auto": spec.kv_dtype == spec.dtype and not call.pinned_kv_dtype,
             "model": FAMILIES[call.model],
+            "architecture": ARCHITECTURES[call.model],
             **({} if release is None else {"release": release}),
             "head_dims": f"{spec.head_dim}/{head_dim_vo}",
             "one_head_dim": spec.head_dim == head_dim_vo,

@@ -21,9 +21,8 @@ FLASHINFER = "flashinfer"
 RESOLVES = "resolves"
 MAIN = "main"
 """The release of a library without releases."""
-KEYS = (
-    "library aliases releases calls backends by_rule_only shared resolves policies limits problems"
-).split()
+KEYS = "library aliases releases calls backends by_rule_only pages shared resolves".split()
+KEYS += ["policies", "limits", "problems"]
 ROW = "when choose cannot rest sets why source rows".split()
 
 
@@ -34,7 +33,8 @@ class Library:
     A policy is `auto`, the library's own rule, or an engine's rule of how it calls FlashInfer.
     `resolves` are rows of what the library settles first, `limits` of what a backend cannot run,
     `problems` of what the library takes all the same and cannot run.
-    `calls` maps a backend and release to the library and policy that it calls in turn.
+    `calls` maps a backend and release to the library and policy that it calls in turn; `pages` a
+    backend, or `default`, to the tokens of a page where the user gives none.
     """
 
     name: str
@@ -47,6 +47,7 @@ class Library:
     limits: tuple[Rule, ...] = ()
     problems: tuple[Rule, ...] = ()
     calls: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
+    pages: dict[str, int] = field(default_factory=dict)
 
     @cached_property
     def versions(self) -> list[Version]:
@@ -66,9 +67,12 @@ class Library:
     def tests(self, mode: str, policy: str) -> set[str]:
         """The facts that a row on the way to a choice tests."""
         tables = [self.policies[name].get(mode, ()) for name in {policy, AUTO} & {*self.policies}]
-        tables += [self.resolves, self.limits, self.problems]
+        chosen = [row for table in tables for row in table]
+        names = {policy}.union(*(row.then for row in chosen))
+        kept = [row for row in (*self.limits, *self.problems) if names & {*row.then}]
+        rows = [row for row in (*self.resolves, *chosen, *kept) if row.speaks_of(mode)]
         shared = set(limits.PLAIN) if self.name == FLASHINFER else set()
-        return shared.union(*(when.tests for table in tables for row in table for when in row.when))
+        return shared.union(*(when.tests for row in rows for when in row.when))
 
     def limits_of(self, backend: str, facts: Facts) -> tuple[Reason, ...]:
         """Every row that keeps `backend` from running the call."""
@@ -115,6 +119,7 @@ def _describe(library: Library, document: Mapping[str, Any]) -> None:
     library.aliases += tuple(document.get("aliases", ()))
     library.releases += tuple(document.get("releases", "").split())
     library.by_rule_only += tuple(document.get("by_rule_only", "").split())
+    library.pages |= document.get("pages", {})
     for modes, names in document.get("backends", {}).items():
         library.backends |= dict.fromkeys(modes.split(), tuple(names.split()))
     called = document.get("calls", {"backend": "", "releases": {}})

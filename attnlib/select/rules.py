@@ -39,8 +39,11 @@ class Condition:
 
     @property
     def tests(self) -> set[str]:
-        """The facts that it tests."""
-        return {self.fact}
+        """The facts that it tests; of a model's names, each by itself."""
+        if self.fact not in ("model", "architecture"):
+            return {self.fact}
+        names = self.value if isinstance(self.value, tuple) else (self.value,)
+        return {f"{self.fact} {name}" for name in names}
 
     def holds(self, facts: Facts) -> bool:
         """Whether it holds; raises ValueError for a fact that the call does not give."""
@@ -99,6 +102,10 @@ class Rule:
     why: str
     source: str
     sets: Mapping[str, Any] = field(default_factory=dict)
+
+    def speaks_of(self, mode: str) -> bool:
+        """Whether the row can match in a mode, by its conditions on the mode alone."""
+        return all(when.holds(Facts(mode=mode)) for when in self.when if when.tests == {"mode"})
 
     def failing(self, facts: Facts) -> Condition | Group | None:
         """The first condition that does not hold, or None where the row matches."""

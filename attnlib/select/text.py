@@ -13,7 +13,7 @@ from .changes import LATENT_PAGE, TOPK, changes, markdown
 from .explain import Choice, explain
 from .facts import FAMILIES, GPUS, MODES, OTHER, Call, facts_of_model, gpu_named
 from .facts import MODELS as RULED
-from .libraries import AUTO, LIBRARIES
+from .libraries import AUTO, LIBRARIES, find
 
 COLUMNS = ("", "chosen", "why, or why not", "source")
 REQUIRED: Mapping[str, str] = {
@@ -26,6 +26,7 @@ LAYER = ("heads", "model", "tp", "head_dim", "page_size", "dtype", "kv_dtype")
 """The arguments of `parse_layer`."""
 PINS = {"page_size": "pinned_page", "kv_dtype": "pinned_kv_dtype"}
 """Option -> the fact of a call that it states."""
+BESIDE = {"decode": "prefill_paged", "prefill_paged": "decode"}
 LAYERS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "gemma3": {"sliding window": {"window": True}, "full": {"window": False}},
     "gemma4": {
@@ -72,7 +73,7 @@ def answer(options: argparse.Namespace) -> str:
     given = {name: value for name, value in vars(options).items() if name != "command"}
     as_json = given.pop("json", False)
     facts = parse_call(given.pop("call", []))
-    stated = {*facts}
+    stated = {name: name for name in facts}
     for option, fact in PINS.items():
         if option in given:
             facts.setdefault(fact, True)
@@ -95,7 +96,9 @@ def answer(options: argparse.Namespace) -> str:
     given["gpu"] = given["gpu"][0]
     spec, call = parse_layer(**layer), Call(**facts)
     choice = explain(spec, call=call, **given)
-    choice = replace(choice, unused=tuple(name for name in choice.unused if name in stated))
+    stated |= {fact: option for option, fact in PINS.items() if option in options}
+    unused = tuple(stated[name] for name in choice.unused if name in stated)
+    choice = replace(choice, unused=unused)
     layers = layers_of(spec, call, **given)
     if as_json:
         return json.dumps(to_dict(choice) | {"layers": layers}, indent=2)
@@ -103,16 +106,30 @@ def answer(options: argparse.Namespace) -> str:
 
 
 def layers_of(spec: AttnSpec, call: Call, **how: Any) -> list[dict[str, str]]:
-    """The backend of each kind of layer of a model whose layers differ; empty for other models."""
+    """The backend of each kind of layer of a model, and of prefill beside decode; else empty."""
     rows = []
-    for kind, own in LAYERS.get(FAMILIES[call.model], {}).items():
-        head_dim = own.get("head_dim", spec.head_dim)
-        facts = {name: value for name, value in own.items() if name != "head_dim"}
-        choice = explain(replace(spec, head_dim=head_dim), call=replace(call, **facts), **how)
-        inner = f", which runs {choice.kernel}" if choice.inner else ""
-        backend = f"{choice.backend or 'none can run it'}{inner}"
+    if call.model != OTHER and (mode := BESIDE.get(how["mode"])):
+        backend = _backend(spec, call=call, **how | {"mode": mode})
+        rows = [{"layer": mode, "head_dim": str(spec.head_dim), "chosen": backend}]
+    for kind, differs in LAYERS.get(FAMILIES[call.model], {}).items():
+        head_dim = differs.get("head_dim", spec.head_dim)
+        facts = {name: value for name, value in differs.items() if name != "head_dim"}
+        backend = _backend(replace(spec, head_dim=head_dim), call=replace(call, **facts), **how)
         rows.append({"layer": kind, "head_dim": str(head_dim), "chosen": backend})
     return rows
+
+
+def _backend(spec: AttnSpec, **how: Any) -> str:
+    """The backend and the kernel that it calls, or why there is no answer."""
+    try:
+        return _picked(explain(spec, **how))
+    except (ValueError, RuntimeError) as error:
+        return f"no answer: {error}"
+
+
+def _picked(choice: Choice) -> str:
+    inner = f", which runs {choice.kernel}" if choice.inner else ""
+    return f"{choice.backend or 'none can run it'}{inner}"
 
 
 def _answer_diff(
@@ -150,10 +167,14 @@ def render(choice: Choice, layers: Sequence[Mapping[str, str]] = ()) -> str:
         head.append(f"can run it, best first: {', '.join(choice.order)}")
     if choice.problem:
         head.append(f"but it cannot run: {choice.problem}")
+    if choice.pages:
+        head.append(f"no page size is given: {choice.library} takes pages of {choice.pages}")
     if choice.unused:
         head.append(f"not used by its rules: {', '.join(choice.unused)}")
     if any(reason.why.endswith(f"it is {OTHER}") for reason in choice.reasons):
-        head.append(f"rules for one model did not apply: --call model={'|'.join(RULED)}")
+        tested = find(choice.library)[0].tests(choice.mode, choice.policy)
+        names = [name for name in RULED if f"model {name}" in tested]
+        head.append(f"rules for one model did not apply: --call model={'|'.join(names)}")
     head += [f"{row['layer']} (head_dim {row['head_dim']}): {row['chosen']}" for row in layers]
     return "\n".join([*head, "", *lines])
 
@@ -171,13 +192,12 @@ def headline(choice: Choice) -> str:
     pins = [reason.why for reason in choice.reasons if reason.kind == "override"]
     decided = pins[0] if pins else f"policy {choice.policy}"
     where = f"{choice.library}, {choice.mode} on {choice.gpu}, {decided}"
-    inner = f", which runs {choice.kernel}" if choice.inner else ""
-    return f"{where}: {choice.backend or 'none can run it'}{inner}"
+    return f"{where}: {_picked(choice)}"
 
 
 def to_dict(choice: Choice) -> dict[str, Any]:
     """The choice as JSON data: its fields, its kernel, its reasons as objects."""
-    names = ("library", "mode", "gpu", "policy", "backend", "order", "problem", "kernel", "unused")
+    names = "library mode gpu policy backend order problem kernel unused pages".split()
     plain = {name: getattr(choice, name) for name in names}
     return {**plain, "reasons": [vars(reason) for reason in choice.reasons]}
 

@@ -99,7 +99,7 @@ KERNELS = [
             ("0.5.23", LATENT, "mla", "other", "flashinfer fa2"),
             ("0.5.15", LATENT, "mla", "longcat", "flashinfer fa2"),
             ("0.5.14", BF16, "decode", "Qwen3NextForCausalLM", "triton"),
-            ("0.5.15", BF16, "decode", "Qwen3NextForCausalLM", "trtllm_mha"),
+            ("0.5.15", BF16, "decode", "Qwen3NextForCausalLM", "triton"),
         )
     ),
     ("sglang==0.5.23", "auto", BF16, "sm120", "decode", {"model": "gpt-oss"}, "triton"),

@@ -15,11 +15,12 @@ NO_CALLS = "speed topk=many topk=1,2 topk=4x3 graph=8 kv_lens=8192xx3 kv_lens=9x
 def test_rows_that_hold_come_first_none_twice_and_rules_for_models_are_named():
     options = {"mode": "mla", "gpu": "sm90", "library": "sglang==0.5.23", "env": {}}
     latent = AttnSpec(128, 1, 576, 64)
-    text = render(explain(latent, **options, call=Call(model="gpt-oss"))).splitlines()
-    rows = [line.split()[:2] for line in text[3:]]
-    assert (
-        rows[0] == ["yes", "fa3"] and ["no", "trtllm_mla"] in rows and len(rows) == len({*text[3:]})
-    )
+    head, table = render(explain(latent, **options, call=Call(model="gpt-oss"))).split("\n\n")
+    assert "takes pages of 1" in head and "not used by its rules: model" in head
+    _, *lines = table.splitlines()
+    rows = [line.split()[:2] for line in lines]
+    assert rows[0] == ["yes", "fa3"] and ["no", "trtllm_mla"] in rows
+    assert len(lines) == len({*lines})
     blackwell = {**options, "gpu": "sm100", "call": Call(kv_lens=(9,))}
     assert "--call model=deepseek|" in render(explain(latent, **blackwell))
     with pytest.raises(ValueError, match="model must be one of other, deepseek"):

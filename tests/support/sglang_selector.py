@@ -1,143 +1,247 @@
-"""SGLang's own choice of a default backend on a CPU, as if on another GPU: answers in data/vectors.
+"""SGLang's own choice of backends on a CPU, as if on another GPU: the answers in data/vectors.
 
-`python tests/support/sglang_selector.py FOLDER` prints the answers of every release of which FOLDER
-has the Python files (`FOLDER/0.5.23/sglang/...`, as a wheel has them), a line each. The functions
-that decide are cut out of the sources by their names and run: the default backend, deterministic
-inference, and whether speculation has one branch. What they ask of the platform is answered here.
+`python tests/support/sglang_selector.py FOLDER OUT` asks every release of which FOLDER has the
+Python files (`FOLDER/0.5.23/sglang/...`, as a wheel has them) for drawn calls and writes OUT. The
+process needs torch and msgspec; other imports of SGLang are stand-ins. Patched is the compute
+capability; a model is its architecture and what a config.json says of attention. SGLang's own steps
+decide, in its order: a model's overrides, deterministic inference, the default, diffusion.
 """
 
-import ast
+import importlib
+import importlib.abc
+import importlib.machinery
 import json
+import lzma
 import random
+import re
+import subprocess
 import sys
+import types
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
-GPUS = ("sm80", "sm86", "sm89", "sm90", "sm100", "sm103", "sm120", "sm121")
-CALLS = 70
-NAMES = (
-    "get_default_attn_backend",
-    "_get_default_attn_backend",
-    "is_no_spec_infer_or_topk_one",
-    "_deterministic_attention_backend",
-    "_handle_deterministic_inference",
+from vllm_selector import StandIn
+
+from attnlib.select.facts import GPUS, MODELS
+
+STEPS = (
+    "model_specific_adjustments",
+    "deterministic_inference",
+    "attention_backend_compatibility",
+    "dllm_inference",
 )
-FILES = ("server_args.py", "utils/common.py", "arg_groups/*.py")
+HOOKS = {name: "attention_hook" for name in STEPS}
+HOOKS |= {STEPS[0]: "model_hook", STEPS[-1]: "dllm_hook"}
+REAL = (*sys.stdlib_module_names, "torch", "numpy", "packaging", "psutil", "msgspec", "sglang")
+RESOLVERS = ("model_override_base", "overrides")
+KERNELS = ("sglang.jit_kernel", "sglang.kernels.jit", "sglang.srt.layers.quantization")
+"""Packages of SGLang that ask for a compiler or for kernels when they are imported."""
+LENGTH_OF_DRAW = 120
+MODES = ("decode", "prefill_paged") * 3 + ("dllm_extend", "mla", "mla", "sparse_mla")
+LATENT = ("deepseek", "glm-dsa", "glm5-next", "longcat", "kimi-k3", "other")
+DSA = ("DeepseekV3ForCausalLM", "GlmMoeDsaForCausalLM", "Glm5NextForConditionalGeneration")
+"""DeepSeek V3.2 is a V3 with `index_topk` once SGLang has read its config.json."""
+REFUSED = (ValueError, AssertionError)
 
 
-def drawn_calls(release):
-    """Calls of a release: what decides its default, by our names."""
-    draw = random.Random(f"sglang {release}")
-    for _ in range(CALLS):
-        eagle_topk = draw.choice((0, 0, 1, 4))
+def models_of(folder):
+    """Family -> those of its architectures that the release has a model of."""
+    text = "".join(path.read_text() for path in (folder / "sglang/srt/models").glob("*.py"))
+    known = {*re.findall(r"^class (\w+)", text, re.MULTILINE)}
+    names = {family: sorted(known & {*words.split()}) for family, words in MODELS.items()}
+    return {family: words for family, words in names.items() if words}
+
+
+def drawn_calls(folder, seed="third draw", count=LENGTH_OF_DRAW):
+    """Calls of a release: what decides its backends, by our names."""
+    release, names = folder.name, models_of(folder)
+    draw = random.Random(f"sglang {release}, {seed}")
+    sparse = [name for name in DSA if name in sum(names.values(), [])]
+    for _ in range(count):
+        mode = draw.choice(MODES)
+        if mode == "sparse_mla":
+            model = draw.choice(sparse)
+        elif mode == "dllm_extend":
+            model = "other"
+        else:
+            family = draw.choice(("other", *names))
+            if (mode == "mla") != (family in LATENT):
+                family = "other"
+            model = draw.choice(names.get(family, ["other"]))
         yield {
             "release": release,
-            "gpu": draw.choice(GPUS),
-            "mode": draw.choice(("decode", "decode", "mla")),
-            "eagle_topk": eagle_topk,
-            "page_size": draw.choice((0, 0, 1, 16, 64)),
-            "sinks": draw.random() < 0.2,
-            "batch_invariant": draw.random() < 0.25,
+            "gpu": draw.choice(tuple(GPUS)),
+            "mode": mode,
+            "model": model,
+            "eagle_topk": 0 if mode == "dllm_extend" else draw.choice((0, 0, 1, 4)),
+            "page_size": draw.choice((0, 0, 0, 1, 16, 64)),
+            "kv_dtype": draw.choice(("auto", "auto", "bfloat16", "fp8_e4m3")),
+            "sinks": mode in ("decode", "prefill_paged") and draw.random() < 0.15,
+            "wide_k": mode in ("decode", "prefill_paged") and draw.random() < 0.15,
+            "batch_invariant": draw.random() < 0.15,
         }
 
 
-class WithoutImports(ast.NodeTransformer):
-    """What a function imports stands in its globals instead."""
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Stand-ins for all that SGLang's files ask for and that is not `REAL`."""
 
-    def visit_ImportFrom(self, node):
-        return ast.Pass()
+    def find_spec(self, name, path=None, target=None):
+        frame = sys._getframe(1)
+        while frame and "importlib" in frame.f_globals.get("__name__", ""):
+            frame = frame.f_back
+        ours = frame.f_globals.get("__name__", "").startswith("sglang")
+        real = name.partition(".")[0] in REAL and not name.startswith(KERNELS)
+        if not ours or real:
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
+    def create_module(self, spec):
+        return StandIn(spec.name)
 
-def settle(view, function):
-    """What SGLang's run_post_process_pass does with a function's answer."""
-    for name, value in function(view).items():
-        setattr(view, name, value)
-
-
-def functions_of(folder):
-    """The functions of `NAMES` in a release's files, by name, with the globals they ask for."""
-    found, world = {}, {}
-    for pattern in FILES:
-        for path in (folder / "sglang/srt").glob(pattern):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.FunctionDef) and node.name in NAMES:
-                    node.decorator_list, node.returns = [], None
-                    for argument in node.args.args:
-                        argument.annotation = None
-                    module = ast.fix_missing_locations(
-                        WithoutImports().visit(ast.Module([node], []))
-                    )
-                    code = compile(module, str(path), "exec")
-                    exec(code, world)
-                    found[node.name] = world[node.name]
-    return found, world
+    def exec_module(self, module):
+        """Nothing is run."""
 
 
-def answer(functions, world, call):
-    """The backend that the release takes by itself."""
-    major, minor = divmod(int(call["gpu"][2:]), 10)
-    latent = call["mode"] == "mla"
-    is_gpu = {
-        "is_hopper_with_cuda_12_3": major == 9,
-        "is_sm100": major == 10,
-        "is_sm120": major == 12,
-        "is_hip": False,
-        "has_flashinfer": True,
-    }
-    asked = {
-        "is_hopper_with_cuda_12_3": major == 9,
-        "is_sm100_supported": major == 10,
-        "is_sm120_supported": major == 12,
-        "is_flashinfer_available": True,
-        **dict.fromkeys(("is_hip", "is_mps", "is_npu", "is_xpu"), False),
-    }
-    world |= {name: (lambda value=value: value) for name, value in asked.items()}
-    view = MagicMock()
-    view.speculative_eagle_topk = call["eagle_topk"] or None
-    view.speculative_algorithm = "EAGLE" if call["eagle_topk"] else None
-    view.page_size = call["page_size"] or None
-    view.attention_backend = view.rl_on_policy_target = None
-    view.enable_deterministic_inference, view.tp_size = call["batch_invariant"], 1
-    model = SimpleNamespace(
-        hf_config=SimpleNamespace(architectures=["LlamaForCausalLM"]),
-        has_attention_sinks=call["sinks"],
-        has_asymmetric_kv=False,
+def prepare(folder):
+    """Import a release's `ServerArgs`, as if on a GPU; returns it and the capability to set."""
+    import torch
+    import torch._dynamo
+    import torch._inductor
+
+    capability, cuda = [9, 0], torch.cuda
+    sizes = {"multi_processor_count": 132, "total_memory": 80 * 2**30, "name": "x"}
+    cuda.get_device_capability = lambda *_: tuple(capability)
+    cuda.get_device_properties = lambda *_: SimpleNamespace(**sizes)
+    cuda.is_available, cuda.current_device, cuda.device_count = lambda: True, lambda: 0, lambda: 1
+    cuda.get_device_name, torch.version.cuda = lambda *_: "x", "13.0"
+    cuda.mem_get_info = lambda *_: (80 * 2**30, 80 * 2**30)
+    sys.path.insert(0, str(folder))
+    sys.modules["dill"] = SimpleNamespace(dumps=lambda value: b"")
+    sys.meta_path.insert(0, Finder())
+    package = types.ModuleType("sglang")
+    package.__path__, package.__version__ = [str(folder / "sglang")], folder.name
+    sys.modules["sglang"] = package
+    args = importlib.import_module("sglang.srt.server_args").ServerArgs
+    args.__post_init__ = lambda self: None
+    block = MagicMock()
+    block.from_server_args = lambda args: SimpleNamespace(block_size=64)
+    importlib.import_module("sglang.srt.dllm.config").DllmConfig = block
+    plain = MagicMock(required_attention_backend=None, supported_attention_backends=())
+    diffusion = SimpleNamespace(get_algorithm_cls=lambda name: plain)
+    sys.modules["sglang.srt.dllm.algorithm"] = diffusion
+    return args, capability
+
+
+def forget():
+    """Empty every cache of SGLang, where answers about another GPU may lie."""
+    for name, module in [*sys.modules.items()]:
+        if name.startswith("sglang.") and not isinstance(module, StandIn):
+            for value in [*vars(module).values()]:
+                if type(value).__name__ == "_lru_cache_wrapper":
+                    value.cache_clear()
+
+
+def model_of(call):
+    """What SGLang reads of a model's config.json."""
+    read_as = {"other": "LlamaForCausalLM", "DeepseekV32ForCausalLM": DSA[0]}
+    architecture = read_as.get(call["model"], call["model"])
+    config = SimpleNamespace(
+        architectures=[architecture],
+        model_type={"Qwen3VLFor": "qwen3_vl", "Qwen3VLMoe": "qwen3_vl_moe"}.get(architecture[:10]),
+        quantization_config=None,
+        sliding_window_pattern=4,
+        layer_types=["mamba"],
+        hybrid_override_pattern="*",
+        num_nextn_predict_layers=0,
+        **({"index_topk": 2048} if call["mode"] == "sparse_mla" else {}),
     )
-    view.get_model_config = lambda: model
-    world |= {
-        "get_platform": lambda: SimpleNamespace(**is_gpu),
-        "current_platform": SimpleNamespace(is_out_of_tree=lambda: False),
-        "resolving_view": lambda value: value,
-        "resolved_view": lambda value: value,
-        "logger": MagicMock(),
-        "envs": MagicMock(),
-        "parse_connector_type": lambda path: "local",
-        "ConnectorType": SimpleNamespace(INSTANCE="instance"),
-        "DETERMINISTIC_ATTENTION_BACKEND_CHOICES": ["flashinfer", "fa3", "triton"],
-        "RADIX_SUPPORTED_DETERMINISTIC_ATTENTION_BACKEND": ["fa3", "triton"],
-        "_forces_eagle_topk_one": lambda algorithm: False,
-        "_deterministic_is_deepseek_model": lambda value: False,
-        "_deterministic_sampling_backend": lambda value: {},
-        "run_post_process_pass": settle,
-    }
-    if call["batch_invariant"]:
-        if "_deterministic_attention_backend" in functions:
-            return functions["_deterministic_attention_backend"](view)["attention_backend"]
-        functions["_handle_deterministic_inference"](view)
-        return view.attention_backend
-    default = functions.get("get_default_attn_backend") or functions["_get_default_attn_backend"]
-    return default(view, latent, model)
+    latent = call["mode"] in ("mla", "sparse_mla")
+    arch = importlib.import_module("sglang.srt.configs.model_config").AttentionArch
+    model = MagicMock(hf_config=config, hf_text_config=config)
+    model.attention_arch = arch.MLA if latent else arch.MHA
+    model.has_attention_sinks, model.has_asymmetric_kv = call["sinks"], call["wide_k"]
+    model.is_encoder_decoder, model.decision_config, model.quantization = False, None, None
+    model.context_len = 4096
+    return model
 
 
-def main(folder):
-    """Print an answer per line."""
+def order_of(folder):
+    """The steps in the order in which the release takes them."""
+    places = [
+        text
+        for name in ("arg_groups/pipeline.py", "server_args.py")
+        if (path := folder / "sglang/srt" / name).exists()
+        and "handle_dllm_inference" in (text := path.read_text())
+    ]
+    calls = rf"(?:self\._handle_|run_hook\(handle_|^\s+handle_)({'|'.join(STEPS)})(?:\(|, )"
+    return re.findall(calls, places[0], re.MULTILINE)
+
+
+def answer(server_args, call, steps):
+    """The backend of the call's mode, or why the engine does not start."""
+    args = server_args(
+        model_path="x",
+        device="cuda",
+        page_size=call["page_size"] or None,
+        kv_cache_dtype=call["kv_dtype"].replace("bfloat16", "bf16"),
+        speculative_algorithm="EAGLE" if call["eagle_topk"] else None,
+        speculative_eagle_topk=call["eagle_topk"] or None,
+        enable_deterministic_inference=call["batch_invariant"],
+        dllm_algorithm="LowConfidence" if call["mode"] == "dllm_extend" else None,
+    )
+    args.model_config = args._model_config = model_of(call)
+    args._model_config_built_from, args._resolved_overrides = None, []
+    args.mem_fraction_static, args._quantization_explicitly_unset = 0.8, False
+    graphs = "sglang.srt.model_executor.cuda_graph_config"
+    if default := getattr(sys.modules.get(graphs), "default_cuda_graph_config", None):
+        args.cuda_graph_config = default()
+    try:
+        for step in steps:
+            if step == "dllm_inference":
+                args.page_size = args.page_size or 1
+            if method := getattr(args, f"_handle_{step}", None):
+                method()
+            else:
+                hook = importlib.import_module(f"sglang.srt.arg_groups.{HOOKS[step]}")
+                getattr(hook, f"handle_{step}")(args)
+    except REFUSED as error:
+        return {"refused": str(error).split(".")[0][:90]}
+    groups = [sys.modules.get(f"sglang.srt.arg_groups.{name}") for name in RESOLVERS]
+    views = [group.resolved_view for group in groups if hasattr(group, "resolved_view")]
+    view = views[0](args) if views else args
+    kind = "nsa" if hasattr(view, "nsa_decode_backend") else "dsa"
+    names = ("prefill_attention_backend", "decode_attention_backend")
+    if call["mode"] == "sparse_mla":
+        names = (f"{kind}_prefill_backend", f"{kind}_decode_backend")
+    prefill, decode = (getattr(view, name) or view.attention_backend for name in names)
+    return {"answer": prefill if call["mode"] in ("prefill_paged", "dllm_extend") else decode}
+
+
+def answers(folder, calls):
+    """A line for each call."""
+    server_args, capability = prepare(folder)
+    steps = order_of(folder)
+    for call in calls:
+        capability[:] = divmod(int(call["gpu"][2:]), 10)
+        forget()
+        yield call | answer(server_args, call, steps)
+
+
+def main(folder, out):
+    """Ask each release in a process of its own; write all answers, a line each."""
+    lines = []
     for release in sorted(Path(folder).iterdir()):
-        if (release / "sglang").is_dir():
-            functions, world = functions_of(release)
-            for call in drawn_calls(release.name):
-                print(json.dumps(call | {"answer": [answer(functions, world, call)]}))
+        command = [sys.executable, __file__, str(release), "--one"]
+        text = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+        lines += [line for line in text.splitlines() if line.startswith("{")]
+    Path(out).write_bytes(lzma.compress("\n".join([*lines, ""]).encode(), preset=9))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if sys.argv[2] == "--one":
+        place = Path(sys.argv[1])
+        for line in answers(place, drawn_calls(place, *sys.argv[3:])):
+            print(json.dumps(line))
+    else:
+        main(*sys.argv[1:])

@@ -94,6 +94,7 @@ class StandIn(types.ModuleType):
             raise AttributeError(name)
         members = {
             "__init__": lambda self, *values, **named: None,
+            "__init_subclass__": classmethod(lambda cls, **named: None),
             "__get_pydantic_core_schema__": classmethod(any_schema),
         }
         value = StandInClass(name, (), members) if name[0].isupper() else MagicMock(name=name)

@@ -1,0 +1,94 @@
+"""SGLang's rules against its own steps of resolution, and what a choice says of what was given.
+
+data/vectors has the answers; tests/support/sglang_selector.py made them. Where SGLang refuses to
+start, `explain` must name a problem.
+"""
+
+import json
+import lzma
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from attnlib import cli
+from attnlib.core.spec import AttnSpec
+from attnlib.select import Call, explain
+
+VECTORS = Path(__file__).parents[2] / "data" / "vectors" / "sglang_selectors.jsonl.xz"
+CACHES = {"auto": "", "bfloat16": "bfloat16", "fp8_e4m3": "float8_e4m3fn"}
+PLAIN = "--library sglang==0.5.23 --gpu sm90 --mode decode --heads 32/8"
+LATENT = f"{PLAIN} --mode mla --heads 128/1"
+VERIFY = f"{PLAIN} --gpu sm100 --mode target_verify"
+UNUSED = "not used by its rules: "
+
+
+def chosen(call):
+    """Our choice for a call of the vectors."""
+    latent = call["mode"] in ("mla", "sparse_mla")
+    sizes = (128, 1, 576) if latent else (32, 8, 128)
+    spec = AttnSpec(*sizes, call["page_size"] or 16, "bfloat16", CACHES[call["kv_dtype"]])
+    facts = {name: call[name] for name in ("model", "eagle_topk", "sinks", "batch_invariant")}
+    facts |= {"pinned_page": bool(call["page_size"]), "pinned_kv_dtype": call["kv_dtype"] != "auto"}
+    facts |= {"topk": 2048 * (call["mode"] == "sparse_mla"), "kv_lens": (4096,) * 8}
+    facts |= {"head_dim_vo": 64 * call["wide_k"]}
+    where = {"mode": call["mode"], "gpu": call["gpu"], "library": f"sglang=={call['release']}"}
+    return explain(spec, **where, call=Call(**facts), env={})
+
+
+def agrees(call):
+    """Whether the backend is SGLang's, or SGLang refuses and a problem is named."""
+    choice = chosen(call)
+    return bool(choice.problem) if "refused" in call else choice.backend == call["answer"]
+
+
+def test_every_drawn_call_is_answered_as_by_sglangs_own_steps():
+    calls = [json.loads(line) for line in lzma.decompress(VECTORS.read_bytes()).splitlines()]
+    assert len({call["release"] for call in calls}) == 21 and len(calls) >= 1500
+    assert sum("refused" in call for call in calls) > 100
+    wrong = [call for call in calls if not agrees(call)]
+    assert not wrong, (len(wrong), Counter(call["release"] for call in wrong), wrong[:3])
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        # A page that is not given is the library's own, and does not count as the user's.
+        (f"{PLAIN} --call eagle_topk=1", "takes pages of 1"),
+        (f"{VERIFY} --call eagle_topk=1", "auto: trtllm_mha"),
+        (f"{PLAIN} --call eagle_topk=1 --page-size 16", "policy auto: flashinfer"),
+        # What no rule of the mode tests is said, options too.
+        (f"{PLAIN} --call topk=2048 --call positions", f"{UNUSED}positions, topk"),
+        (f"{PLAIN} --call model=gemma3", f"{UNUSED}model"),
+        (f"{LATENT} --page-size 64", f"{UNUSED}page_size"),
+        # A pick that cannot run.
+        (f"{VERIFY} --call batch_invariant --call model=gpt-oss", "cannot run: trtllm_mha"),
+        (f"{PLAIN} --call fixed_split --gpu sm75", "cannot run: fa3: needs 8.x or 9.x"),
+        (f"{LATENT} --gpu sm100 --heads 96/1 --call model=deepseek", "64 and 128"),
+        (f"{PLAIN} --library sglang==0.5.12 --call model=qwen3-next --call eagle_topk=1", "Mamba"),
+        (f"{VERIFY} --head-dim 512", "head_dim 512"),
+        # Models whose prefill and decode differ are a table.
+        (f"{PLAIN} --call model=qwen3-vl", "prefill_paged (head_dim 128): fa3"),
+        (f"{PLAIN} --gpu sm100 --call model=mimo", "auto: fa4"),
+    ],
+)
+def test_what_is_given_counts_and_what_cannot_run_is_said(options, word, capsys):
+    assert cli.main(["explain", *options.split()]) == 0
+    assert word in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("policy", "layer", "gpu", "why"),
+    [
+        ("hpc_ops", AttnSpec(8, 1, 128, 64), "sm100", "needs Hopper"),
+        ("hpc_ops", AttnSpec(16, 1, 128, 64), "sm90", "group size must be 4 or 8"),
+        ("hpc_ops", AttnSpec(8, 1, 64, 64), "sm90", "head_dim must be 128"),
+        ("trtllm_mha", AttnSpec(32, 8, 128, 64), "sm89", "needs Hopper or Blackwell"),
+        ("trtllm_mha", AttnSpec(32, 8, 72, 64), "sm90", "XQA decodes"),
+    ],
+)
+def test_a_backend_asked_for_by_name_is_held_to_its_limits(policy, layer, gpu, why):
+    options = {"mode": "decode", "library": "sglang==0.5.23", "policy": policy, "env": {}}
+    with pytest.raises(RuntimeError, match=why):
+        explain(layer, gpu=gpu, **options)
+    assert explain(AttnSpec(32, 8, 128, 64), gpu="sm90", **options).backend == policy
