@@ -13,6 +13,7 @@ GEMMA = ("--mode", "decode", "--heads", "8/2", "--head-dim", "256", "--call", "m
 BRANCH = ("--mode", "target_verify", *MHA, "--call", "eagle_topk=1")
 FP8_DEEPSEEK = ("--kv-dtype", "float8_e4m3fn", "--call", "model=deepseek")
 GLM = ("--call", "model=GlmMoeDsaForCausalLM")
+DEEPSEEK_V4 = (*SPARSE, "--call", "model=deepseek-v4")
 FIXED = ("--mode", "decode", *MHA, "--call", "fixed_split")
 
 
@@ -46,6 +47,14 @@ def explained(capsys, *arguments):
             "",
         ),
         ((*VLLM, "--gpu", "sm121", "--mode", "decode", *MHA), "FLASH_ATTN", ""),
+        ((*VLLM, "--gpu", "sm90", *DEEPSEEK_V4), "FLASHMLA_SPARSE_DSV4", ""),
+        ((*VLLM, "--gpu", "sm120", *DEEPSEEK_V4), "FLASHINFER_MLA_SPARSE_DSV4", ""),
+        ((*VLLM, "--gpu", "sm89", *DEEPSEEK_V4), "FLASHMLA_SPARSE_DSV4", "needs Hopper or SM100"),
+        (
+            ("--library", "vllm==0.22.1", "--gpu", "sm100", *DEEPSEEK_V4),
+            "V4_FLASHMLA_SPARSE",
+            "",
+        ),
         (
             ("--library", "sglang==0.5.10.post1", "--gpu", "H200", "--mode", "decode", *MHA),
             "fa3",
