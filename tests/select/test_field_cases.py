@@ -68,6 +68,22 @@ def test_the_pick_is_the_engines(capsys, arguments, backend, problem):
     assert bool(choice["problem"]) == bool(problem)
 
 
+@pytest.mark.parametrize(
+    ("release", "options", "why"),
+    [
+        ("0.6.9", ("decode", "--head-dim", "512"), "head_dim 64, 128 or 256"),
+        ("0.6.13", ("decode", "--head-dim", "96"), "head_dim 64, 128, 256 or 512"),
+        ("0.6.13", ("decode", "--head-dim", "80"), "in prefill alone"),
+        ("0.6.13", ("prefill_paged", "--page-size", "8"), "16 tokens and more"),
+    ],
+)
+def test_trtllm_gen_has_the_kernels_that_its_index_lists(capsys, release, options, why):
+    where = ("--library", f"flashinfer=={release}", "--gpu", "sm100", "--policy", "trtllm-gen")
+    assert cli.main(["explain", *where, *MHA, "--mode", *options]) == 2
+    assert why in capsys.readouterr().err
+    assert cli.main(["explain", *where, *MHA, "--mode", options[0]]) == 0
+
+
 def test_every_option_counts_with_diff(capsys):
     diff = ("--diff", "vllm==0.24.0", "vllm==0.25.0", "--gpu", "sm90")
     pinned = explained(capsys, *diff, "--policy", "FLASHINFER", "--mode", "decode")
