@@ -33,10 +33,9 @@ import inspect
 import logging
 import os
 import pkgutil
+import re
 from collections.abc import Set
 from typing import TYPE_CHECKING
-
-from packaging.version import Version
 
 from ..backends.table import installed_version
 from ..spec import require_word
@@ -90,12 +89,17 @@ def use(**arms: str) -> None:
     STATE.arms.update(arms)
 
 
-def require_release(remedy: str) -> Version:
+def require_release(remedy: str) -> str:
     """The installed release; RuntimeError with `remedy` unless it is `OLDEST` or later."""
     release = installed_version("sglang")
-    if not release or Version(release) < Version(OLDEST):
+    if _order(release) < _order(OLDEST):
         raise RuntimeError(f"sglang must be {OLDEST} or later, got {release or 'none'}: {remedy}")
-    return Version(release)
+    return release
+
+
+def _order(release: str) -> tuple[int, ...]:
+    """The numbers of a release, in its order: 0.5.12, 0.5.12.post1, 0.5.13."""
+    return tuple(map(int, re.findall(r"\d+", release)))
 
 
 def _capture(path: str) -> Capture | None:
@@ -105,14 +109,14 @@ def _capture(path: str) -> Capture | None:
         raise ValueError(f"{PREFIX}CAPTURE must be a file to append to, got {error}") from error
 
 
-def _hook(release: Version) -> None:
+def _hook(release: str) -> None:
     """Hook what STATE needs and nothing else; a hook imports the module that it hooks."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     needed = set(STATE.arms)
     if STATE.capture:
         needed.add("capture")
-    if release > Version(NEWEST):
+    if _order(release) > _order(NEWEST):
         logger.warning(
             "attnlib: SGLang %s is newer than %s, the last release that was read; its functions "
             "have the known parameters, their meaning is not checked",
@@ -130,12 +134,12 @@ def _hook(release: Version) -> None:
         guard("sglang", mode=mode)
 
 
-def points_of(release: Version) -> list["Point"]:
+def points_of(release: str) -> list["Point"]:
     """The hook points of a release."""
     from .sglang_hooks import POINTS
 
-    points = [each for each in POINTS if not each.since or Version(each.since) <= release]
-    return [each for each in points if not each.before or release < Version(each.before)]
+    points = [each for each in POINTS if _order(each.since) <= _order(release)]
+    return [each for each in points if not each.before or _order(release) < _order(each.before)]
 
 
 def _require_hookable(point: "Point", patched: bool) -> None:
