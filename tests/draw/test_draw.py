@@ -3,11 +3,9 @@
 import re
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.colors import to_hex
 
 import attnlib
 from attnlib.draw import charts, style
@@ -73,19 +71,3 @@ def test_gpu_work_has_a_lane_per_stream_and_operators_are_the_work_only_without_
     assert lanes(CALL, OPERATOR) == ["host", "main thread"]
     with pytest.raises(ValueError, match="must hold a kernel or an operator"):
         lanes(CALL)
-
-
-def test_the_look_is_seaborns_theme():
-    import seaborn
-
-    def settings(apply):
-        with mpl.rc_context():
-            mpl.rcdefaults()
-            apply()
-            cycle = [to_hex(color) for color in mpl.rcParams["axes.prop_cycle"].by_key()["color"]]
-            values = {**mpl.rcParams, "axes.prop_cycle": cycle}
-        return {k: round(v, 9) if isinstance(v, float) else v for k, v in values.items()}
-
-    theme = {"context": "paper", "style": "whitegrid", "rc": style.SETTINGS}
-    ours, theirs = settings(style.apply), settings(lambda: seaborn.set_theme(**theme))
-    assert {name for name in theirs if ours[name] != theirs[name]} == {"image.cmap"}
