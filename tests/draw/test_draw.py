@@ -1,8 +1,5 @@
 """Figures: every row is a dot in its place, the source is named, and a file is the same twice."""
 
-import re
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -44,12 +41,6 @@ def test_every_look_has_a_marker_of_its_own_beside_its_colour():
     for looks in (charts.VERDICTS, style.looks("abcdefg")):
         assert len({look.color for look in looks.values()}) == len(looks)
         assert len({look.marker for look in looks.values()}) == len(looks)
-
-
-def test_colours_stand_in_one_file_and_those_of_kernels_in_their_table():
-    package = Path(charts.__file__).parents[1]
-    colored = {p for p in package.rglob("*.py") if re.search('"#[0-9A-Fa-f]{6}"', p.read_text())}
-    assert colored == {package / "draw/style.py", package / "core/backends/table.py"}
 
 
 def test_a_saved_figure_is_the_same_twice_and_another_suffix_is_refused(tmp_path):
