@@ -141,11 +141,8 @@ def sources_of(model: str) -> list[tuple[str, str]]:
 
 def _of_machine(name: str, wish: str, pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """The pairs whose machine has `wish` in its name; ValueError lists the machines."""
-    kept = [pair for pair in pairs if wish.lower() in pair[1]]
-    if pairs and not kept:
-        names = ", ".join(dict.fromkeys(machine for _, machine in pairs))
-        raise ValueError(f"{name} must be one of {names}, or a part of it, got {wish!r}")
-    return kept
+    kept = store.machines_named(name, wish, [machine for _, machine in pairs])
+    return [pair for pair in pairs if pair[1] in kept]
 
 
 def _recorded_as(model: str) -> str:

@@ -149,6 +149,7 @@ def execute(path: Path) -> NotebookNode:
         record_timing=False,
         store_widget_state=False,
         shutdown_kernel="immediate",
+        extra_arguments=["--IPKernelApp.log_level=40"],  # no warning that TCP is not encrypted
         resources={"metadata": {"path": str(path.parent)}},
     )
     try:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
+from html import escape
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
@@ -25,10 +26,15 @@ NOTEBOOK = re.compile(r"(?:\./)?([^/#]+)\.ipynb(?:#.*)?")
 
 @dataclass(frozen=True)
 class Fragment:
-    """A notebook's question as text, its finding and its body as HTML."""
+    """A notebook's question as text; its finding, its first figure (or nothing), its body as HTML.
+
+    `contents` are the id and the text of its headings.
+    """
 
     question: str
     finding: str
+    figure: str
+    contents: tuple[tuple[str, str], ...]
     body: str
 
 
@@ -70,7 +76,7 @@ def _remove_active(soup: BeautifulSoup) -> None:
 
 
 def _fold_code(soup: BeautifulSoup) -> None:
-    """Each cell's code under its last line, which names what was shown."""
+    """Each cell's code under its last line, which names what was shown; open if no table is."""
     for area in soup.select("div.code_cell > div.input"):
         lines = [line for line in area.get_text().splitlines() if line.strip()]
         calls = [line.strip() for line in lines if not line.startswith(("plt.show", " ", ")"))]
@@ -78,6 +84,8 @@ def _fold_code(soup: BeautifulSoup) -> None:
         shown = soup.new_tag("code")
         shown.string = calls[-1] if calls else ""
         summary.extend(["code: ", shown])
+        if not (area.parent and area.parent.select_one(".output table")):
+            details["open"] = ""
         area.wrap(details)
         details.insert(0, summary)
 
@@ -151,4 +159,8 @@ def _split(soup: BeautifulSoup, anchor: str) -> Fragment:
     bold = soup.select_one("p > strong")
     if bold and bold.parent:
         bold.parent["class"] = "finding"
-    return Fragment(question, bold.decode_contents() if bold else "", str(soup))
+    finding = bold.decode_contents() if bold else ""
+    image, headings = soup.find("img"), soup.select("h3[id]")
+    figure = f'<img src="{image["src"]}" alt="{escape(str(image["alt"]))}">' if image else ""
+    contents = tuple((str(heading["id"]), heading.get_text()) for heading in headings)
+    return Fragment(question, finding, figure, contents, str(soup))

@@ -27,6 +27,8 @@ from .fragment import Fragment
 TEMPLATES = Path(__file__).with_name("templates")
 LIVE_RUN = Path(__file__).resolve().parents[2] / "data" / "live_run.json"
 TITLE = "Attention backends: regressions reproduced, explained, fixed"
+LEADS = ("01", "07", "04")
+"""The notebooks whose findings lead the page, each with its first figure."""
 MODES = {
     "replay": "Replayed from published records; no GPU was used to build this page.",
     "live": "Measured on the GPU that built this page.",
@@ -89,6 +91,11 @@ class Page:
         return self.anchor.split("_")[0]
 
     @property
+    def name(self) -> str:
+        """`a slug` of `02_a_slug`."""
+        return " ".join(self.anchor.split("_")[1:])
+
+    @property
     def on_record(self) -> list[Shown]:
         """Those of its studies that have records."""
         return [study for study in self.shown if study.on_record]
@@ -136,6 +143,7 @@ def render_page(
         part=part,
         mode=MODES[mode()],
         pages=pages,
+        leads=[page for number in LEADS for page in pages if page.number == number],
         claims=[(source, list(rows)) for source, rows in by_source],
         tally=", ".join(f"{count} {verdict}" for verdict, count in tally),
         studies=list(studies),

@@ -60,6 +60,15 @@ def machines(study: str, suffixes: Iterable[str] = (".parquet", ".jsonl")) -> li
     return sorted({path.parent.name for path in files if (seen := _stat(path)) and seen.st_size})
 
 
+def machines_named(name: str, wish: str, among: Iterable[str]) -> list[str]:
+    """The machines with `wish` in their name; ValueError for `name` lists them if there is none."""
+    have = list(dict.fromkeys(among))
+    kept = [machine for machine in have if wish.lower() in machine]
+    if have and not kept:
+        raise ValueError(f"{name} must be one of {', '.join(have)}, or a part of it, got {wish!r}")
+    return kept
+
+
 def stamp(study: str, machine: str) -> tuple[object, ...]:
     """What changes whenever the records do: key of a cache of anything made of them."""
     return _stamp(published_path(study, machine)), _stamp(journal_path(study, machine))

@@ -151,7 +151,11 @@ def load_or_measure(study: Study) -> pd.DataFrame:
 
 
 def record_machine(study: Study) -> str:
-    """Whose records to show: this GPU's (live), `ATTNLIB_MACHINE`, or its reference machine's."""
+    """Whose records to show: this GPU's (live), `ATTNLIB_MACHINE`, or its reference machine's.
+
+    `ATTNLIB_MACHINE` may be a part of a name, such as h100: the reference machine if it fits, else
+    the first that does. Raises ValueError listing the machines if there is none.
+    """
     return machine_shown(study.name, study.device, study.reference_machine)
 
 
@@ -159,12 +163,15 @@ def machine_shown(study: str, device: str, published: str) -> str:
     """The same of a study by name, whose `published` records are of that machine, if any."""
     if mode() == "live":
         return machine_slug(describe(device))
-    machine = os.environ.get("ATTNLIB_MACHINE", published)
-    if not machine:
-        machines = ", ".join(store.machines(study))
-        what = f"set ATTNLIB_MACHINE to one of: {machines}" if machines else "measure it on a GPU"
+    machines = store.machines(study)
+    if wish := os.environ.get("ATTNLIB_MACHINE"):
+        fitting = store.machines_named("ATTNLIB_MACHINE", wish, machines) or [wish]
+        return published if published in fitting else fitting[0]
+    if not published:
+        what = f"set ATTNLIB_MACHINE to one of: {', '.join(machines)}"
+        what = what if machines else "measure it on a GPU"
         raise ValueError(f"study {study!r} has no published records: {what}")
-    return machine
+    return published
 
 
 @dataclass(frozen=True)

@@ -341,13 +341,14 @@ def _measure(comparison: Comparison, items: list[Item], sweep: Sweep) -> None:
 
 def _replay(comparison: Comparison, items: list[Item], layers: Sequence[Layer]) -> None:
     """Take the rounds on record of `items`, or of other usual calls of `layers`."""
-    wish, recorded = os.environ.get("ATTNLIB_MACHINE"), store.machines(NAME)
-    sources = [(NAME, machine) for machine in recorded if wish in (None, machine)]
+    names = [NAME]
     for study in STUDIES.values():
         if set(comparison.both) <= {release for grid in study.grids for release in grid.releases}:
-            named = [wish] if wish else store.machines(study.name)
-            sources += [(study.name, machine) for machine in named]
-    sources = [(name, machine) for name, machine in sources if machine in store.machines(name)]
+            names.append(study.name)
+    sources = [(name, machine) for name in names for machine in store.machines(name)]
+    wish, machines = os.environ.get("ATTNLIB_MACHINE", ""), [machine for _, machine in sources]
+    kept = store.machines_named("ATTNLIB_MACHINE", wish, machines)
+    sources = [(name, machine) for name, machine in sources if machine in kept]
     backends = {item.backend for item in items}
     for name, machine in sources:
         records = store.find(name, machine)

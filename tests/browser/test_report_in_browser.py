@@ -20,7 +20,7 @@ DEAD_LINKS = """[...document.querySelectorAll('a[href^="#"]')]
 KEEP_TWO_NOTEBOOKS = """[...document.querySelectorAll('section.notebook')].slice(2)
     .forEach(each => each.remove())"""
 """Notebooks share their colours."""
-IN_VIEW = """[...document.querySelectorAll('h1, ol.findings li')]
+IN_VIEW = """[...document.querySelectorAll('h1, .leads h3, ol.findings li')]
     .filter(e => e.getBoundingClientRect().bottom <= innerHeight)
     .map(e => e.innerText).join('\\n')"""
 REPEATED_IDS = """[...document.querySelectorAll('[id]')].map(each => each.id)
@@ -57,9 +57,11 @@ def test_every_link_has_its_end_no_id_stands_twice_and_a_finding_leads_to_its_no
     assert shown.locator('a[href^="#"]').count() > 3 * len(STEMS)
     outside = shown.locator('a:not([href^="#"])').evaluate_all("all => all.map(a => a.href)")
     assert all(address.startswith("https://") for address in outside)
-    links = shown.locator("ol.findings a")
-    assert links.evaluate_all("all => all.map(a => a.hash.slice(1))") == STEMS
-    assert shown.locator("ol.findings p").count() == len(STEMS)
+    leads, links = shown.locator(".leads h3 a"), shown.locator("ol.findings a")
+    stems = [each.evaluate_all("all => all.map(a => a.hash.slice(1))") for each in (leads, links)]
+    assert len(stems[0]) == 3 and sorted(stems[0] + stems[1]) == STEMS
+    assert shown.locator(".leads img").count() == 3
+    assert shown.locator(".leads p, ol.findings p").count() == len(STEMS)
     links.last.click()
     top = shown.locator(f"[id='{STEMS[-1]}']").evaluate("e => e.getBoundingClientRect().top")
     assert 0 <= top < 200
@@ -70,8 +72,11 @@ def test_readmes_picture_of_the_report_says_what_its_first_screen_says(shown):
     hold_picture("report.png", shown.screenshot(), shown.evaluate(IN_VIEW))
 
 
-def test_code_is_folded_and_opens_by_key(shown):
-    first = shown.locator("details.code").first
+def test_code_of_a_table_is_folded_and_opens_by_key(shown):
+    assert shown.locator("details.code[open]").count() > 10
+    first = shown.locator("details.code:not([open])").first
+    first.evaluate("e => e.dataset.first = 1")
+    first = shown.locator("details.code[data-first]")
     assert not first.locator("pre").is_visible()
     first.locator("summary").focus()
     shown.keyboard.press("Enter")

@@ -146,16 +146,17 @@ def test_a_sliding_window_is_mapped_by_the_pools_int64_map(engine):
     backend = engine.FlashAttentionBackend()
     _, step = captured(backend)
     for arm in ("eager", "fused"):
-        call = sglang_hooks.MetadataCall(
+        window = torch.zeros_like(step.page_table)
+        call = (
             *(step.cache_seqlens_int32, step.cu_seqlens_k, step.page_table, backend.req_to_token),
-            *(ROWS, torch.arange(64), 60, LENS, 0, 1, torch.zeros_like(step.page_table)),
+            *(ROWS, torch.arange(64), 60, LENS, 0, 1, window),
             SimpleNamespace(full_to_swa_index_mapping=torch.arange(400) + 1000),
         )
-        arms.STATE.arms["metadata"] = arm
-        sglang_hooks.set_metadata(None, *call)
+        arms.STATE.arms["metadata"], arms.STATE.backend = arm, backend
+        sglang_hooks.set_metadata(engine.normal_decode_set_metadata, *call)
         for row, length in enumerate(LENS):
             wanted = (step.page_table[row, :length] + 1000).tolist()
-            assert call.swa_page_table[row, :length].tolist() == wanted
+            assert window[row, :length].tolist() == wanted
 
 
 @pytest.mark.parametrize("arm", ["fa2", "fa3"])
@@ -250,7 +251,9 @@ def test_planned_takes_each_graphs_wrapper_over_and_nothing_else_plans_or_fills_
     assert backend.kv_last_page_len.tolist() == [1] * 4
     assert arms.STATE.calls["decode=planned, steps"] == 1
     (plain,) = backend.decode_wrappers
-    sglang_hooks.begin_forward(lambda *_: None, None, plain, ROWS, LENS)
+    updater = backend.indices_updater_decode
+    begin = fakes.FlashInferIndicesUpdaterDecode.call_begin_forward
+    sglang_hooks.begin_forward(begin, updater, plain, ROWS, LENS)
     assert not hasattr(plain, "attnlib"), "without a graph as ever"
 
 
@@ -356,14 +359,64 @@ def test_what_is_not_known_ends_the_process_with_what_is(loaded, variables, word
         loaded(**variables)
 
 
-@pytest.mark.parametrize("release", ["0.5.12", ""])
-def test_a_release_that_was_not_tried_is_refused_by_name(loaded, monkeypatch, release):
+@pytest.mark.parametrize("release", ["0.5.10", ""])
+def test_a_release_without_the_door_is_refused_by_name(loaded, monkeypatch, release):
     monkeypatch.setattr(RELEASE, lambda name: release)
-    with pytest.raises(
-        SystemExit,
-        match=rf"tried \(0.5.11\), got {release or 'none'}: unset ATTNLIB_SGLANG_METADATA",
-    ):
+    words = rf"0.5.11 or later, got {release or 'none'}: unset ATTNLIB_SGLANG_METADATA"
+    with pytest.raises(SystemExit, match=words):
         loaded(METADATA="fused")
+
+
+def test_a_later_release_runs_with_one_warning_if_its_functions_are_known(
+    loaded, engine, monkeypatch, caplog
+):
+    monkeypatch.setattr(RELEASE, lambda name: "0.6.0")
+    loaded(DECODE="planned")
+    warned = [record.getMessage() for record in caplog.records if "newer than" in record.msg]
+    assert len(warned) == 1 and "SGLang 0.6.0 is newer than 0.5.23" in warned[0]
+
+
+@pytest.mark.parametrize(
+    ("signature", "words"),
+    [
+        ("self, wrapper, lens", "must have the parameters paged_kernel_lens"),
+        ("self, wrapper, paged_kernel_lens, shared_prefix", "must have no .*got shared_prefix"),
+    ],
+)
+def test_a_function_with_other_parameters_is_refused(loaded, engine, signature, words):
+    updater = engine.FlashInferIndicesUpdaterDecode
+    updater.call_begin_forward = eval(f"lambda {signature}: None")
+    with pytest.raises(SystemExit, match=f"call_begin_forward {words}"):
+        loaded(DECODE="planned")
+
+
+@pytest.mark.parametrize("argument", [{"skip_page_table": True}, {"full_v2p": torch.ones(2)}])
+def test_a_pool_that_only_sglang_knows_keeps_its_own_metadata(engine, argument):
+    def later(
+        cache_seqlens_int32,
+        seq_len_delta=0,
+        swa_page_table=None,
+        skip_page_table=False,
+        full_v2p=None,
+    ):
+        ran.append(cache_seqlens_int32)
+
+    ran, arms.STATE.backend = [], object()
+    arms.STATE.arms["metadata"] = "fused"
+    sglang_hooks.set_metadata(later, "lens", **argument)
+    assert ran == ["lens"]
+    assert arms.STATE.calls == {"metadata: a pool that only SGLang knows": 1}
+
+
+def test_metadata_of_a_capture_is_sglangs_own(engine):
+    ran = []
+    for in_capture in (True, False):
+        sglang_hooks.prepare_step("backend", "batch", in_capture=in_capture)
+        assert arms.STATE.backend == (None if in_capture else "backend")
+    sglang_hooks.prepare_step("backend", "batch", True)
+    arms.STATE.arms["metadata"] = "fused"
+    sglang_hooks.set_metadata(lambda seq_len_delta: ran.append(seq_len_delta), 0)
+    assert ran == [0] and not arms.STATE.calls
 
 
 SET = "normal_decode_set_metadata"
@@ -409,18 +462,6 @@ def test_what_cannot_be_switched_says_why(loaded):
         sglang.use(mode="fused")
     with pytest.raises(ValueError, match="SCHEDULE must be once"):
         sglang.use(metadata="one-launch")
-
-
-@pytest.mark.skipif(not sglang_code.FOUND, reason="sglang is not installed")
-@pytest.mark.parametrize("point", sglang_hooks.POINTS, ids=lambda point: point.path)
-def test_sglang_has_each_hook_point_with_the_arguments_that_are_read(point):
-    read = {
-        "set_metadata": sglang_hooks.MetadataCall._fields,
-        "begin_forward": ("self", "wrapper", "req_pool_indices", "paged_kernel_lens"),
-        "pin_decode": ("self", "model_runner"),
-        "capture_step": ("self", "forward_batch"),
-    }.get(point.hook.__name__, ("self",))
-    assert tuple(sglang_code.arguments(point.path))[: len(read)] == read
 
 
 def test_the_entry_point_is_sglangs_door():

@@ -57,13 +57,24 @@ def test_strings_in_tables_and_texts_are_escaped():
     assert found.get_text().count(evil) == 5  # head, cell, output, and twice the source
 
 
-def test_code_is_folded_under_the_line_that_made_the_output():
+@pytest.mark.parametrize(
+    ("output", "is_open"),
+    [({"text__html": "<table><td>1</td></table>"}, False), ({"text__plain": "1"}, True)],
+)
+def test_code_stands_under_the_line_that_made_the_output_and_a_tables_is_folded(output, is_open):
     source = "limit = rows.ceilings(frame)\ntables.ceiling_table(limit)"
-    found = soup(shown(source, text__plain="1"))
+    found = soup(shown(source, **output))
     (details,) = found.select("details.code")
     assert details.summary.get_text() == "code: tables.ceiling_table(limit)"
-    assert source in details.get_text() and not details.has_attr("open")
+    assert source in details.get_text() and details.has_attr("open") == is_open
     assert not details.find_all(class_="output")
+
+
+def test_a_notebook_has_contents_and_its_first_figure():
+    found = fragment(shown("draw()", image__png=PNG), shown("again()", image__png=PNG))
+    assert found.figure.startswith(f'<img src="data:image/png;base64,{PNG}" alt="Figure 1 of')
+    assert found.contents == (("03_slug-Why", "Why"),)
+    assert fragment(shown("f()", text__plain="1")).figure == ""
 
 
 def test_a_figure_says_what_drew_it_and_where():

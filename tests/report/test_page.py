@@ -32,7 +32,9 @@ def evil():
 
 def shown_by(study):
     """The page of one notebook that shows `study`."""
-    return render_page([Page("07_x", Fragment("?", "", ""), (study,))], [], [study], part="")
+    return render_page(
+        [Page("07_x", Fragment("?", "", "", (), ""), (study,))], [], [study], part=""
+    )
 
 
 def test_every_text_of_a_claim_is_escaped(evil):
@@ -48,7 +50,9 @@ def test_a_verdict_is_a_word_and_not_a_colour_alone(evil, word):
 
 
 def test_a_notebooks_question_is_escaped_everywhere():
-    pages = [Page(name, Fragment(EVIL, "", ""), ()) for name in ("01_a", "02_b")]
+    pages = [
+        Page(name, Fragment(EVIL, "", "", (("x", EVIL),), ""), ()) for name in ("01_a", "02_b")
+    ]
     text = render_page(pages, [], [], part="")
     assert "<b onclick" not in text and ESCAPED in text
 

@@ -186,7 +186,17 @@ class FlashInferIndicesUpdaterDecode:
     def __init__(self, attn_backend):
         self.req_to_token, self.head_dim, self.attn_backend = pool(), 128, attn_backend
 
-    def call_begin_forward(self, wrapper, req_pool_indices, paged_kernel_lens, *rest):
+    def call_begin_forward(
+        self,
+        wrapper,
+        req_pool_indices,
+        paged_kernel_lens,
+        paged_kernel_lens_sum=None,
+        kv_indptr=None,
+        kv_start_idx=None,
+        spec_info=None,
+        seq_lens_cpu=None,
+    ):
         wrapper.begin_forward()
 
 

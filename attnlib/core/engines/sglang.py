@@ -18,28 +18,35 @@
 
 Metadata, schedule and guard need `--attention-backend fa3` (SGLang's word for the FlashAttention-3
 library), decode needs `flashinfer`; capture works with any. Without a variable nothing is hooked.
-SGLang logs what a plugin raises and goes on without it, so an unknown word, or a release that is
-not in `TRIED`, ends the process.
+SGLang logs what a plugin raises and goes on without it, so an unknown word, or a release whose
+functions are not those that `sglang_hooks.POINTS` knows, ends the process. A release after
+`NEWEST` whose functions are known runs, with one warning.
 
 `one-launch` takes its split cap from the width of the page table, as the attention call (and so
 `layer`) does; SGLang's schedule takes it from the longest request of the step. Where the number of
-splits differs, the last bits of the output differ. Steps without a CUDA graph, and steps of
-speculative decoding, keep SGLang's own metadata and plan. `arms.STATE.calls` counts what ran.
+splits differs, the last bits of the output differ. Steps without a CUDA graph, steps of speculative
+decoding, and pools with page tables of their own (unified memory) keep SGLang's own metadata and
+plan. `arms.STATE.calls` counts what ran.
 """
 
 import inspect
 import logging
 import os
 import pkgutil
+import re
+from collections.abc import Set
+from typing import TYPE_CHECKING
 
 from ..backends.table import installed_version
 from ..spec import require_word
 from .arms import ARMS, PREFIX, STATE, read, require_together
 from .capture import Capture
 
-TRIED = ("0.5.11",)
-"""Releases of SGLang whose hook points were read and whose code ran with our kernels. To try
-another one, run `tests/core/test_sglang_plugin.py` with its wheel on PYTHONPATH."""
+OLDEST, NEWEST = "0.5.11", "0.5.23"
+"""The first and the last release of SGLang whose hook points were read."""
+if TYPE_CHECKING:
+    from .sglang_hooks import Point
+
 logger = logging.getLogger(__name__)
 
 
@@ -53,9 +60,9 @@ def register() -> None:
         if not arms and not path:
             return
         variables = " and ".join(name for name in os.environ if name.startswith(PREFIX))
-        require_release(f"unset {variables}")
+        release = require_release(f"unset {variables}")
         STATE.arms, STATE.capture = arms, _capture(path)
-        _hook()
+        _hook(release)
     except Exception as error:
         raise SystemExit(f"attnlib: {error}") from error
     # SGLang sets its log level later: anything below a warning would not be shown.
@@ -82,14 +89,17 @@ def use(**arms: str) -> None:
     STATE.arms.update(arms)
 
 
-def require_release(remedy: str) -> None:
-    """RuntimeError with `remedy` unless the installed SGLang was tried."""
+def require_release(remedy: str) -> str:
+    """The installed release; RuntimeError with `remedy` unless it is `OLDEST` or later."""
     release = installed_version("sglang")
-    if release not in TRIED:
-        raise RuntimeError(
-            f"sglang must be a release that was tried ({', '.join(TRIED)}), got "
-            f"{release or 'none'}: {remedy}"
-        )
+    if _order(release) < _order(OLDEST):
+        raise RuntimeError(f"sglang must be {OLDEST} or later, got {release or 'none'}: {remedy}")
+    return release
+
+
+def _order(release: str) -> tuple[int, ...]:
+    """The numbers of a release, in its order: 0.5.12, 0.5.12.post1, 0.5.13."""
+    return tuple(map(int, re.findall(r"\d+", release)))
 
 
 def _capture(path: str) -> Capture | None:
@@ -99,19 +109,24 @@ def _capture(path: str) -> Capture | None:
         raise ValueError(f"{PREFIX}CAPTURE must be a file to append to, got {error}") from error
 
 
-def _hook() -> None:
+def _hook(release: str) -> None:
     """Hook what STATE needs and nothing else; a hook imports the module that it hooks."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    from .sglang_hooks import POINTS
 
     needed = set(STATE.arms)
     if STATE.capture:
         needed.add("capture")
-    for point in POINTS:
+    if _order(release) > _order(NEWEST):
+        logger.warning(
+            "attnlib: SGLang %s is newer than %s, the last release that was read; its functions "
+            "have the known parameters, their meaning is not checked",
+            release,
+            NEWEST,
+        )
+    for point in points_of(release):
         if needed.intersection(point.arms):
             target = point.path.replace(":", ".")
-            _require_hookable(point.path, target in HookRegistry._patched)
+            _require_hookable(point, target in HookRegistry._patched)
             HookRegistry.register(target, point.hook, HookType(point.how))
     if mode := STATE.arms.get("guard"):
         from ..schedule.guard import guard
@@ -119,8 +134,17 @@ def _hook() -> None:
         guard("sglang", mode=mode)
 
 
-def _require_hookable(path: str, patched: bool) -> None:
+def points_of(release: str) -> list["Point"]:
+    """The hook points of a release."""
+    from .sglang_hooks import POINTS
+
+    points = [each for each in POINTS if _order(each.since) <= _order(release)]
+    return [each for each in points if not each.before or _order(release) < _order(each.before)]
+
+
+def _require_hookable(point: "Point", patched: bool) -> None:
     """RuntimeError where SGLang would only log that it could not hook, or say nothing."""
+    path = point.path
     try:
         target = pkgutil.resolve_name(path)
     except (ImportError, OSError, AttributeError) as error:
@@ -128,3 +152,16 @@ def _require_hookable(path: str, patched: bool) -> None:
     if patched or not inspect.isfunction(target):
         got = "one that SGLang has hooked already" if patched else repr(target)
         raise RuntimeError(f"{path} must be a function that is not hooked yet, got {got}")
+    if words := unfit(point, {*inspect.signature(target).parameters}):
+        raise RuntimeError(words)
+
+
+def unfit(point: "Point", names: Set[str]) -> str:
+    """Why a function with the parameters `names` cannot be hooked, or the empty string."""
+    reads, knows = {*point.reads.split()}, {*point.knows.split()}
+    if missing := reads - names:
+        return f"{point.path} must have the parameters {', '.join(sorted(missing))}"
+    if knows and (unknown := names - reads - knows):
+        words = f"{point.path} must have no parameters but those that were read"
+        return f"{words}, got {', '.join(sorted(unknown))}"
+    return ""

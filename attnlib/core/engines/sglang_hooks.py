@@ -4,9 +4,10 @@ SGLang calls `around` hooks with the wrapped function first, `before` hooks with
 `after` hooks with its result first. Arguments are read in SGLang's order.
 """
 
+import inspect
 import logging
-from collections import namedtuple
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -25,44 +26,62 @@ from .capture import Step
 logger = logging.getLogger(__name__)
 OWN = "attnlib"
 """Our attribute of SGLang's metadata of a batch size, and of FlashInfer's wrappers."""
-
-MetadataCall = namedtuple(
-    "MetadataCall",
-    "cache_seqlens_int32 cu_seqlens_k page_table req_to_token req_pool_indices strided_indices "
-    "max_seq_pages seq_lens seq_len_delta page_size swa_page_table token_to_kv_pool",
-    defaults=(None, None),
+PLAIN = (
+    "v2p_page_table kernel_page_multiplier src_is_read_table swa_src_table skip_page_table "
+    "full_v2p swa_v2p zero_tail"
 )
-"""The arguments of `normal_decode_set_metadata`."""
+"""Parameters of `normal_decode_set_metadata` for pools that our kernels do not know: where one is
+not at its default, SGLang's own kernel runs, and is counted."""
 
 
-def prepare_step(backend: Any, *_: Any, **__: Any) -> None:
-    """Before a backend prepares a replay: remember whose schedule `one-launch` writes."""
-    STATE.backend, STATE.scheduled = backend, False
+def named(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
+    """The arguments of a call by the function's own names, defaults included."""
+    defaults = _defaults(function)
+    return {**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}
+
+
+@cache
+def _defaults(function: Callable[..., Any]) -> dict[str, Any]:
+    return {name: each.default for name, each in inspect.signature(function).parameters.items()}
+
+
+def prepare_step(backend: Any, *args: Any, **kwargs: Any) -> None:
+    """Before a backend prepares a replay: remember whose schedule `one-launch` writes.
+
+    From 0.5.13 on the function is called for a capture, too, whose metadata stays SGLang's own.
+    """
+    in_capture = kwargs.get("in_capture", len(args) == 2 and args[1])
+    STATE.backend, STATE.scheduled = None if in_capture else backend, False
 
 
 def set_metadata(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
     """Around SGLang's metadata of a decode step; steps of speculative decoding keep SGLang's."""
-    call = MetadataCall(*args, **kwargs)
-    if call.seq_len_delta:
+    call = named(original, args, kwargs)
+    arm = "" if STATE.backend is None or call["seq_len_delta"] else STATE.arms["metadata"]
+    defaults = _defaults(original)
+    if any(call[name] is not defaults[name] for name in PLAIN.split() if name in call):
+        STATE.calls["metadata: a pool that only SGLang knows"] += 1
+        arm = ""
+    if not arm:
         original(*args, **kwargs)
         return
-    arm = STATE.arm("metadata")
+    STATE.arm("metadata")
     if arm == "sglang":
         original(*args, **kwargs)
         return
-    tensors = _tensors(call)
-    max_pages = min(call.max_seq_pages, call.page_table.shape[1])
+    tensors, page_size = _tensors(call), call["page_size"]
+    max_pages = min(call["max_seq_pages"], call["page_table"].shape[1])
     if arm == "eager":
-        first_tokens = call.strided_indices[:max_pages]
-        write_decode_metadata(DecodeTensors(**tensors), first_tokens, call.page_size, 0)
+        first_tokens = STATE.backend.decode_cuda_graph_metadata["strided_indices"][:max_pages]
+        write_decode_metadata(DecodeTensors(**tensors), first_tokens, page_size, 0)
     elif arm == "fused":
-        build_decode_metadata(**tensors, page_size=call.page_size, max_pages=max_pages)
+        build_decode_metadata(**tensors, page_size=page_size, max_pages=max_pages)
     else:
         build_step_metadata(
             **tensors,
-            page_size=call.page_size,
+            page_size=page_size,
             max_pages=max_pages,
-            scheduler=_scheduler(call),
+            scheduler=_scheduler(call["page_table"], page_size),
         )
         STATE.scheduled = True
 
@@ -75,26 +94,22 @@ def compute_schedule(original: Callable[..., Any], *args: Any, **kwargs: Any) ->
     return original(*args, **kwargs)
 
 
-def _tensors(call: MetadataCall) -> dict[str, Any]:
+def _tensors(call: dict[str, Any]) -> dict[str, Any]:
     """The tensors of a call by the names of `DecodeTensors`."""
-    pool = call.token_to_kv_pool
-    has_window = pool is not None and call.swa_page_table is not None
-    return {
-        "seq_lens": call.seq_lens,
-        "req_pool_indices": call.req_pool_indices,
-        "req_to_token": call.req_to_token,
-        "cache_seqlens": call.cache_seqlens_int32,
-        "cu_seqlens_k": call.cu_seqlens_k,
-        "page_table": call.page_table,
-        "swa_slot_map": pool.full_to_swa_index_mapping if has_window else None,
-        "swa_page_table": call.swa_page_table if has_window else None,
+    window, pool = call["swa_page_table"], call.get("token_to_kv_pool")
+    slots = call.get("full_to_swa_index_mapping", getattr(pool, "full_to_swa_index_mapping", None))
+    names = "seq_lens req_pool_indices req_to_token cu_seqlens_k page_table".split()
+    return {name: call[name] for name in names} | {
+        "cache_seqlens": call["cache_seqlens_int32"],
+        "swa_slot_map": None if window is None else slots,
+        "swa_page_table": None if slots is None else window,
     }
 
 
-def _scheduler(call: MetadataCall) -> SchedulerMetadata:
+def _scheduler(page_table: torch.Tensor, page_size: int) -> SchedulerMetadata:
     """The words that the graph of this batch size reads, reserved at its first step."""
     backend = STATE.backend
-    batch_size, columns = call.page_table.shape
+    batch_size, columns = page_table.shape
     metadata = backend.decode_cuda_graph_metadata[batch_size]
     if hasattr(metadata, OWN):
         return getattr(metadata, OWN)
@@ -117,9 +132,9 @@ def _scheduler(call: MetadataCall) -> SchedulerMetadata:
         num_kv_heads=backend.num_kv_heads,
         head_dim=backend.head_dim,
         max_seqlen_q=1,
-        max_seqlen_k=columns * call.page_size,  # as the attention call, which caps splits by it
+        max_seqlen_k=columns * page_size,  # as the attention call, which caps splits by it
         num_sms=sm_count(words.device),
-        page_size=call.page_size,
+        page_size=page_size,
         dtype=_name(backend.kv_cache_dtype),
         causal=True,
         has_softcap=backend.has_softcap,
@@ -153,23 +168,33 @@ def pin_decode(_: None, backend: Any, model_runner: Any, *args: Any, **kwargs: A
             for wrapper in backend.decode_wrappers
         ]
         return
+    server = model_runner.server_args
     not_met = {
         "full self-attention alone": backend.num_wrappers != 1,
         "splits (no --enable-deterministic-inference)": backend.enable_deterministic,
-        "CUDA graphs": model_runner.server_args.disable_cuda_graph,
-        "no draft tokens": model_runner.server_args.speculative_algorithm,
+        "CUDA graphs": not _decodes_in_graphs(server),
+        "no draft tokens": server.speculative_algorithm,
+        "no --enable-unified-memory": getattr(server, "enable_unified_memory", False),
     }
     if missing := [name for name, is_missing in not_met.items() if is_missing]:
         raise ValueError(f"{PREFIX}DECODE=planned must have {' and '.join(missing)}")
 
 
-def begin_forward(
-    original: Callable[..., None], updater: Any, wrapper: Any, *args: Any, **kwargs: Any
-) -> None:
+def _decodes_in_graphs(server_args: Any) -> bool:
+    try:
+        from sglang.srt.model_executor import cuda_graph_config as config
+    except ImportError:  # before 0.5.14
+        return not server_args.disable_cuda_graph
+    return not config.check_cuda_graph_backend(config.Phase.DECODE, config.Backend.DISABLED)
+
+
+def begin_forward(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
     """Around page arrays and plan of one wrapper: SGLang's once, then ours if it has a graph."""
+    call = named(original, args, kwargs)
+    updater, wrapper = call["self"], call["wrapper"]
     planner = getattr(wrapper, OWN, None)
     if planner is None:
-        original(updater, wrapper, *args, **kwargs)
+        original(*args, **kwargs)
         if STATE.arms["decode"] == "planned" and wrapper.is_cuda_graph_enabled:
             # SGLang gives FlashInfer slots as page indices, whatever its own page size is.
             planner = Fa2Planner(
@@ -182,9 +207,18 @@ def begin_forward(
     else:
         STATE.calls["decode=planned, steps"] += 1
     if planner is not None:
-        rows, lens = args[:2]
+        view = call.get("kv_view")  # 0.5.19 alone
+        rows = view.row_ids if view else call["req_pool_indices"]
+        pool = (
+            updater if hasattr(updater, "req_to_token") else updater.attn_backend.req_to_token_pool
+        )
         # Embedding, norm and projection run before the first attention call: no fence.
-        planner.plan(lens, req_pool_indices=rows, req_to_token=updater.req_to_token, fence=False)
+        planner.plan(
+            call["paged_kernel_lens"],
+            req_pool_indices=rows,
+            req_to_token=pool.req_to_token,
+            fence=False,
+        )
 
 
 def capture_step(runner: Any, forward_batch: Any, *_: Any, **__: Any) -> None:
@@ -208,11 +242,10 @@ def capture_step(runner: Any, forward_batch: Any, *_: Any, **__: Any) -> None:
 
 def _described(runner: Any, batch: Any, mode: str) -> Step | None:
     """The step from what the host knows; None on ranks that share their batch with another."""
-    from sglang.srt.layers.dp_attention import get_attention_tp_rank, get_attention_tp_size
-
-    if get_attention_tp_rank():
+    rank, ranks = _rank_and_ranks()
+    if rank:
         return None
-    config, ranks = runner.model_config, get_attention_tp_size()
+    config = runner.model_config
     return Step(
         mode=mode,
         batch_size=batch.batch_size,
@@ -225,10 +258,24 @@ def _described(runner: Any, batch: Any, mode: str) -> Step | None:
         dtype=_name(runner.dtype),
         kv_dtype=_name(runner.kv_cache_dtype),
         kind=config.attention_arch.name.lower(),
-        backend=str(runner.server_args.attention_backend),
+        backend=str(
+            getattr(runner, "decode_attention_backend_str", runner.server_args.attention_backend)
+        ),
         release=installed_version("sglang"),
         draft=bool(runner.is_draft_worker),
     )
+
+
+def _rank_and_ranks() -> tuple[int, int]:
+    """This rank among those that share an attention layer, and their number."""
+    try:
+        from sglang.srt.runtime_context import get_parallel
+    except ImportError:  # before 0.5.14
+        from sglang.srt.layers.dp_attention import get_attention_tp_rank, get_attention_tp_size
+
+        return get_attention_tp_rank(), get_attention_tp_size()
+    parallel = get_parallel()
+    return parallel.attn_tp_rank, parallel.attn_tp_size
 
 
 def _joined(lengths: Any) -> str:
@@ -241,26 +288,62 @@ def _name(dtype: torch.dtype) -> str:
 
 
 class Point(NamedTuple):
-    """A hook point: for which arms, on which function, how, and with what."""
+    """A hook point: for which arms, on which function, how, and with what.
+
+    `reads` are the parameters that the function must have, `knows` others that it may have; the
+    empty string: any. `since` and `before` bound the releases that have the function.
+    """
 
     arms: tuple[str, ...]
     path: str
     how: str
     hook: Callable[..., Any]
+    reads: str = "self"
+    knows: str = ""
+    since: str = ""
+    before: str = ""
 
 
 _FLASH = "sglang.srt.layers.attention.flashattention_backend"
 _FLASHINFER = "sglang.srt.layers.attention.flashinfer_backend"
-_PREPARE = f"{_FLASH}:FlashAttentionBackend.init_forward_metadata_replay_cuda_graph"
+_REPLAY = f"{_FLASH}:FlashAttentionBackend.init_forward_metadata_replay_cuda_graph"
+_PREPARE = f"{_FLASH}:FlashAttentionBackend.init_forward_metadata_out_graph"
 _SCHEDULE = f"{_FLASH}:FlashAttentionBackend._compute_scheduler_metadata"
 _BEGIN = f"{_FLASHINFER}:FlashInferIndicesUpdaterDecode.call_begin_forward"
 _FORWARD = "sglang.srt.model_executor.model_runner:ModelRunner.forward"
-POINTS = (
-    Point(("metadata",), _PREPARE, "before", prepare_step),
-    Point(("metadata",), f"{_FLASH}:normal_decode_set_metadata", "around", set_metadata),
-    Point(("metadata", "schedule"), _SCHEDULE, "around", compute_schedule),
-    Point(("decode",), f"{_FLASHINFER}:FlashInferAttnBackend.__init__", "after", pin_decode),
-    Point(("decode",), _BEGIN, "around", begin_forward),
-    Point(("capture",), _FORWARD, "before", capture_step),
+_SET = (
+    "cache_seqlens_int32 cu_seqlens_k page_table req_to_token req_pool_indices max_seq_pages "
+    "seq_lens seq_len_delta page_size swa_page_table"
 )
-"""The same in every release of `sglang.TRIED`."""
+_PLANS = (
+    "req_pool_indices kv_view plan paged_kernel_lens_sum kv_indptr kv_start_idx spec_info "
+    "seq_lens_cpu use_sliding_window_kv_pool fixed_split_size disable_split_kv"
+)
+POINTS = (
+    Point(("metadata",), _REPLAY, "before", prepare_step, before="0.5.13"),
+    Point(
+        ("metadata",),
+        _PREPARE,
+        "before",
+        prepare_step,
+        "self forward_batch in_capture",
+        since="0.5.13",
+    ),
+    Point(
+        *(("metadata",), f"{_FLASH}:normal_decode_set_metadata", "around", set_metadata),
+        reads=_SET,
+        knows=f"strided_indices token_to_kv_pool full_to_swa_index_mapping {PLAIN}",
+    ),
+    Point(("metadata", "schedule"), _SCHEDULE, "around", compute_schedule),
+    Point(
+        *(("decode",), f"{_FLASHINFER}:FlashInferAttnBackend.__init__", "after", pin_decode),
+        reads="self model_runner",
+    ),
+    Point(
+        *(("decode",), _BEGIN, "around", begin_forward),
+        reads="self wrapper paged_kernel_lens",
+        knows=_PLANS,
+    ),
+    Point(("capture",), _FORWARD, "before", capture_step, "self forward_batch"),
+)
+"""Read in all releases from 0.5.11 to 0.5.23; tests hold it to the wheels of both."""

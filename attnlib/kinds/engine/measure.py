@@ -19,7 +19,7 @@ import torch
 
 from ...core.backends.table import family_of
 from ...core.engines.arms import PREFIX
-from ...core.engines.sglang import TRIED, require_release
+from ...core.engines.sglang import NEWEST, require_release
 from ...core.spec import require_word
 from ...measure.trace import kernel_family
 from ..base import Bench, Subject, oracle_fields
@@ -97,7 +97,7 @@ class EngineSubject(Subject):
         if case.tp > gpus:
             return f"tp {case.tp} needs as many GPUs, here is {gpus}"
         try:
-            require_release(f"pip install sglang=={TRIED[-1]}")
+            require_release(f"pip install sglang=={NEWEST}")
         except RuntimeError as error:
             return str(error)
         return ""

@@ -1,0 +1,39 @@
+"""Our plan of fa2 beside its rivals, over batches that were drawn at random.
+
+200 batches of 20 layers. A layer has KV heads of 1 to 32, a group of 1 to 16 and at most 128 query
+heads, and is none of an earlier study; `drawn_cases` draws batch sizes, lengths and their kind.
+head_dim is 128 and values are bfloat16: FlashInfer compiles for a minute per further one. The L2 is
+cold. All backends take turns in one process, over the same tensors, so that a case is built and
+judged once: two rounds (A B B A) take about eight minutes of a GPU. A plan's time is not in a
+call's; on the host it is the record's `plan_us`. The planner's grid is sized for the longest
+request of the batch. Tables are those of `random_batches`.
+"""
+
+from ..core.spec import AttnSpec
+from ..run.study import Grid, Study
+from .random_batches import COLD, FA2, FLASH_ATTENTION, PLANNED, drawn_cases
+
+SIZES = (
+    *((96, 16, 128, 1), (16, 1, 128, 16), (8, 2, 128, 16), (2, 2, 128, 1)),
+    *((12, 1, 128, 16), (96, 16, 128, 16), (64, 32, 128, 16), (64, 32, 128, 64)),
+    *((24, 2, 128, 1), (32, 4, 128, 16), (48, 4, 128, 16), (3, 1, 128, 64)),
+    *((2, 1, 128, 16), (3, 1, 128, 1), (24, 2, 128, 16), (112, 16, 128, 1)),
+    *((56, 8, 128, 64), (4, 1, 128, 16), (8, 8, 128, 64), (1, 1, 128, 16)),
+)
+"""Query heads, KV heads, head_dim and page size of the layers, drawn by `SEED`."""
+SEED = "plan and rivals"
+CASES = drawn_cases(tuple(AttnSpec(*sizes) for sizes in SIZES), 10, SEED)
+BATCH_ATTENTION = "flashinfer-batch-attention"
+RIVALS = (FA2, BATCH_ATTENTION, FLASH_ATTENTION)
+BACKENDS = (*RIVALS, PLANNED)
+
+STUDY = Study(
+    name="plan_rivals",
+    question="Does fa2 by our plan lead its rivals, for batches that were drawn at random?",
+    grids=(
+        Grid(CASES, BACKENDS, timers=(COLD,), rounds=2),
+        Grid(CASES[::10], (), timers=(COLD,), rounds=2, again=(PLANNED,)),
+        Grid(CASES[::50], BACKENDS, timers=(COLD,), headline=True),
+    ),
+    ceilings=("copy",),
+)

@@ -1,0 +1,108 @@
+"""The hook points against SGLang's own source: the wheels of the oldest and the newest release.
+
+They are downloaded once into build/wheels; without a package index these tests skip.
+"""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+from attnlib.core.engines import sglang, sglang_hooks
+
+FOLDER = Path(__file__).parents[2] / "build" / "wheels"
+FLASH = "sglang/srt/layers/attention/flashattention_backend.py"
+INFER = "sglang/srt/layers/attention/flashinfer_backend.py"
+MEMBERS = {
+    FLASH: "decode_cuda_graph_metadata num_attention_heads num_kv_heads head_dim num_splits "
+    "kv_cache_dtype has_softcap scheduler_metadata",
+    INFER: "decode_use_tensor_cores decode_backend decode_wrappers workspace_buffer num_wrappers "
+    "enable_deterministic max_context_len attn_backend",
+    "sglang/srt/model_executor/model_runner.py": "model_config page_size dtype kv_cache_dtype "
+    "server_args is_draft_worker",
+}
+"""What the hooks read off SGLang's objects, by file."""
+
+
+@pytest.fixture(scope="module", params=[sglang.OLDEST, sglang.NEWEST])
+def wheel(request):
+    """A release, and its wheel."""
+    paths = [*FOLDER.glob(f"sglang-{request.param}-*.whl")]
+    if not paths:
+        where = ["--no-deps", "--only-binary=:all:", "-q", "-d", str(FOLDER)]
+        command = [sys.executable, "-m", "pip", "download", *where, f"sglang=={request.param}"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"no wheel of SGLang {request.param}: {done.stderr.strip()[-200:]}")
+        paths = [*FOLDER.glob(f"sglang-{request.param}-*.whl")]
+    with ZipFile(paths[0]) as archive:
+        yield request.param, archive
+
+
+def source(archive, module):
+    return archive.read(f"{module.replace('.', '/')}.py").decode()
+
+
+def names_of(text):
+    return {*re.findall(r"\w+", text)}
+
+
+def parameters(archive, path):
+    """Of the function at `module:name`, which its module may have from another."""
+    module, name = path.split(":")
+    body = ast.parse(source(archive, module)).body
+    for part in name.split("."):
+        found = [node for node in body if getattr(node, "name", "") == part]
+        if not found:
+            (moved,) = (
+                node
+                for node in body
+                if isinstance(node, ast.ImportFrom) and part in {each.name for each in node.names}
+            )
+            return parameters(archive, f"{moved.module}:{name}")
+        node, body = found[0], found[0].body
+    return [each.arg for each in (*node.args.args, *node.args.kwonlyargs)]
+
+
+def test_every_hook_point_has_the_parameters_that_are_read(wheel):
+    release, archive = wheel
+    points = sglang.points_of(release)
+    assert {point.arms[0] for point in points} == {"metadata", "decode", "capture"}
+    assert [
+        words for p in points if (words := sglang.unfit(p, {*parameters(archive, p.path)}))
+    ] == []
+
+
+@pytest.mark.parametrize("point", sglang.points_of(sglang.NEWEST), ids=lambda p: p.path)
+def test_a_renamed_argument_is_noticed(point):
+    names = {*point.reads.split()}
+    assert not sglang.unfit(point, names)
+    for name in names:
+        assert name in sglang.unfit(point, (names - {name}) | {f"{name}_"})
+
+
+def test_sglang_has_what_the_hooks_read_of_its_objects(wheel):
+    _, archive = wheel
+    for path, names in MEMBERS.items():
+        text = archive.read(path).decode()
+        assert [name for name in names.split() if f".{name}" not in text] == []
+
+
+def test_ranks_and_graphs_are_asked_where_a_release_has_them(wheel):
+    release, archive = wheel
+    files = {*archive.namelist()}
+    has_graphs = "sglang/srt/model_executor/cuda_graph_config.py" in files
+    assert has_graphs == ("sglang/srt/runtime_context.py" in files) == (release != sglang.OLDEST)
+    if has_graphs:
+        assert "def check_cuda_graph_backend(" in source(
+            archive, "sglang.srt.model_executor.cuda_graph_config"
+        )
+        ranks = source(archive, "sglang.srt.runtime_context")
+        assert "def get_parallel(" in ranks and {"attn_tp_rank", "attn_tp_size"} <= names_of(ranks)
+    assert "def is_dp_attention_enabled(" in source(archive, "sglang.srt.layers.dp_attention")
+    plain = {*sglang_hooks.PLAIN.split()}
+    assert not plain & {*sglang.points_of(release)[1].reads.split()}
