@@ -42,9 +42,3 @@ def test_the_mode_is_as_asked_or_why_it_cannot_be_had(without_gpu, monkeypatch, 
     facts = diagnose()
     assert facts["mode"].startswith({"replay": "replay", "live": "none: "}[mode])
     assert render(facts).startswith(f"mode      {facts['mode']} (ATTNLIB_MODE={mode})")
-
-
-def test_a_gpu_is_called_by_its_name():
-    facts = {"mode": "live", "mode_asked": "live", "versions": {}, "backends": {}, "studies": {}}
-    machine = {"gpu": "NVIDIA H200", "gpu_id": "1a2b3c4d"}
-    assert "machine   NVIDIA H200 (1a2b3c4d)" in render({**facts, "machine": machine})

@@ -33,19 +33,7 @@ if TYPE_CHECKING:
 
 DEVICES = ("auto", "cuda", "cpu")
 CALLS, WARM_UP = 10, 3
-RECORDED_FIELDS = (
-    "name",
-    "device",
-    "machine",
-    "threads",
-    "torch_version",
-    "taken_at",
-    "calls",
-    "ran",
-    "cuda_graph",
-    "host_us",
-    "wall_us",
-)
+NOT_RECORDED = {"note", "spans", "packed_trace"}
 RECORDED_KINDS = ("kernel", "memcpy", "memset", "call")
 TIMES = ("us", "us each", "shortest", "longest")
 BLIND = (
@@ -166,7 +154,8 @@ class Profile(Shown):
 
     def save(self, path: Path) -> Path:
         """Write the profile without its trace as JSON, for `profile(..., recorded=...)`."""
-        fields = {name: getattr(self, name) for name in RECORDED_FIELDS}
+        names = [field.name for field in dataclasses.fields(self)]
+        fields = {name: getattr(self, name) for name in names if name not in NOT_RECORDED}
         shown = [asdict(span) for span in self.spans if span.kind in RECORDED_KINDS]
         defaults = {field.name: field.default for field in dataclasses.fields(Span)}
         spans = [{k: v for k, v in span.items() if v != defaults[k]} for span in shown]
@@ -347,15 +336,14 @@ def load_profile(name: str) -> Profile:
         names = ", ".join(sorted(p.stem for p in path.parent.glob("*.json"))) or "none"
         raise ValueError(f"recorded must be one of {names}, got {name!r}")
     form = json.loads(path.read_text())
-    spans = tuple(Span(**{**span, **_tuples(span)}) for span in form.pop("spans"))
+    sizes = ("grid", "block")
+    for span in form["spans"]:
+        span |= {name: tuple(span[name]) for name in sizes if name in span}
+    spans = tuple(Span(**span) for span in form.pop("spans"))
     gpu, day = form["machine"]["gpu"], form["taken_at"][:10]
     note = f"Recorded on an {gpu}, {day}; the call did not run here."
     form["host_us"] = tuple(form["host_us"])
     return Profile(**form, spans=spans, note=note, packed_trace=b"")
-
-
-def _tuples(span: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(span[name]) for name in ("grid", "block") if name in span}
 
 
 def _why_no_gpu(device: str) -> str:

@@ -5,9 +5,7 @@ nbconvert does the converting; what it leaves to a page is done here, on the par
 
 from __future__ import annotations
 
-import base64
 import re
-import struct
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
@@ -24,9 +22,6 @@ ACTIVE = ("script", "style", "iframe", "object", "embed", "link", "form", "base"
 """Elements that load, run or restyle: a cell's output may hold them, a page to share may not."""
 LINKS = re.compile(r"(?:https?:|mailto:|#)", re.IGNORECASE)
 NOTEBOOK = re.compile(r"(?:\./)?([^/#]+)\.ipynb(?:#.*)?")
-PNG = "data:image/png;base64,"
-PNG_HEAD = 24
-"""Bytes of a PNG up to its width and height, two big-endian words."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +46,9 @@ def notebook_fragment(
     The question is the first heading and leaves the body; the finding is the first bold sentence
     (empty if there is none) and stays.
     """
-    soup = _converted(notebook)
+    from bs4 import BeautifulSoup
+
+    soup = BeautifulSoup(_exporter().from_notebook_node(notebook)[0], "html.parser")
     _remove_active(soup)
     _fold_code(soup)
     _name_headings(soup, anchor)
@@ -59,13 +56,6 @@ def notebook_fragment(
     _box_wide_things(soup)
     _point_links(soup, anchor, shown)
     return _split(soup, anchor)
-
-
-def _converted(notebook: NotebookNode) -> BeautifulSoup:
-    from bs4 import BeautifulSoup
-
-    body, _ = _exporter().from_notebook_node(notebook)
-    return BeautifulSoup(body, "html.parser")
 
 
 @cache
@@ -121,16 +111,6 @@ def _describe_figures(soup: BeautifulSoup, anchor: str) -> None:
         by = f", drawn by {drawn[0]}" if drawn else ""
         under = f": {heading.get_text()}" if heading else ""
         image["alt"] = f"Figure {number} of notebook {anchor[:2]}{by}{under}"
-        image.attrs |= _png_size(str(image.get("src", "")))
-
-
-def _png_size(source: str) -> dict[str, str]:
-    """Width and height of an inline PNG, so that the page does not jump while it is read."""
-    if not source.startswith(PNG):
-        return {}
-    head = source[len(PNG) :].replace("\n", "")[: PNG_HEAD * 4 // 3]
-    width, height = struct.unpack(">II", base64.b64decode(head)[16:24])
-    return {"width": str(width), "height": str(height)}
 
 
 def _box_wide_things(soup: BeautifulSoup) -> None:

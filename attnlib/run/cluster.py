@@ -10,8 +10,7 @@ least to do. Ceilings are measured on every GPU.
 
 A task is a GPU's share of a `jobs.Job`. It runs there as a `Sweep` does, and each record is in that
 machine's store before the task returns (`ATTNLIB_DATA` names one shared folder, or each machine
-keeps its own). So the death of a Dask worker costs the item that it was at: its nanny starts
-another, and its GPU's tasks go there.
+keeps its own). Should a Dask worker die, its GPU's tasks are given up: the same command goes on.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..kinds.cases import Case
@@ -35,10 +34,6 @@ if TYPE_CHECKING:
 RESOURCE = "GPU"
 RETRIES = 2
 """Of a task that raises: an overlay may fail to install, a held lock may come free."""
-MOVES = 3
-"""How many deaths of its Dask worker a GPU may have before its tasks are given up."""
-AWAY_S = 120.0
-"""How long a GPU may be without a worker: a nanny's restart took 2 to 5 s on two cores."""
 POLL_S = 0.2
 
 
@@ -64,8 +59,21 @@ def measure_on_cluster(study: Study, client: Client, sweep: Sweep) -> dict[str, 
     shares = share_out(jobs, {gpu_id: known[home] for gpu_id, home in homes.items()})
     total = sum(len(job.items) for _, job in shares)
     there = Sweep(overlays=sweep.overlays, retry=sweep.retry)
+    tasks: dict[Future, tuple[str, Job]] = {}
+    for order, (gpu_id, job) in enumerate(shares):
+        future = client.submit(
+            _run_here,
+            job,
+            there,
+            workers=[homes[gpu_id]],
+            resources={RESOURCE: 1},
+            retries=RETRIES,
+            priority=-order,
+            pure=False,
+        )
+        tasks[future] = (gpu_id, job)
     with sweep.bar(study.name, total) as update:
-        return _Tasks(client, study.device, homes, there, update).run(shares)
+        return _collect(client, tasks, homes, update)
 
 
 def share_out(jobs: list[Job], on_record: dict[str, Counter[Case]]) -> list[tuple[str, Job]]:
@@ -88,89 +96,43 @@ def share_out(jobs: list[Job], on_record: dict[str, Counter[Case]]) -> list[tupl
     return shares
 
 
-@dataclass
-class _Tasks:
-    """Tasks under way, each bound to the Dask worker that has its GPU at the time."""
+def _collect(
+    client: Client,
+    tasks: dict[Future, tuple[str, Job]],
+    homes: dict[str, str],
+    update: Callable[[int], object],
+) -> dict[str, int]:
+    """Wait for the tasks; how many items have each status.
 
-    client: Client
-    device: str
-    homes: dict[str, str]
-    sweep: Sweep
-    update: Callable[[int], object]
-    pending: dict[Future, tuple[int, str, Job]] = field(default_factory=dict)
-    moves: Counter[str] = field(default_factory=Counter)
-    failures: list[str] = field(default_factory=list)
-
-    def run(self, shares: list[tuple[str, Job]]) -> dict[str, int]:
-        statuses: Counter[str] = Counter()
-        for order, (gpu_id, job) in enumerate(shares):
-            self._submit(order, gpu_id, job)
-        try:
-            while self.pending:
-                for future in [future for future in self.pending if future.done()]:
-                    statuses += self._result(future)
-                self._follow_workers()
-                time.sleep(POLL_S)
-        finally:
-            self.client.cancel(list(self.pending))
-        if self.failures:
-            raise RuntimeError(f"{len(self.failures)} jobs failed, first {self.failures[0]}")
-        return dict(statuses)
-
-    def _submit(self, order: int, gpu_id: str, job: Job) -> None:
-        future = self.client.submit(
-            _run_here,
-            job,
-            self.sweep,
-            workers=[self.homes[gpu_id]],
-            resources={RESOURCE: 1},
-            retries=RETRIES,
-            priority=-order,
-            pure=False,
-        )
-        self.pending[future] = (order, gpu_id, job)
-
-    def _result(self, future: Future) -> Counter[str]:
-        _, gpu_id, job = self.pending.pop(future)
-        self.update(len(job.items))
-        try:
-            return future.result()
-        except Exception as error:
-            self._give_up(gpu_id, job, error)
-            return Counter()
-
-    def _follow_workers(self) -> None:
-        here = self.client.nthreads()
-        waiting = {gpu_id for _, gpu_id, _ in self.pending.values()}
-        for gpu_id in [gpu_id for gpu_id in waiting if self.homes[gpu_id] not in here]:
-            self.moves[gpu_id] += 1
-            came_back = self.moves[gpu_id] <= MOVES and self._find_again(gpu_id)
-            for future, (order, owner, job) in list(self.pending.items()):
-                if owner == gpu_id:
-                    del self.pending[future]
-                    self.client.cancel([future])
-                    if came_back:
-                        self._submit(order, gpu_id, job)
-                    else:
-                        self._give_up(gpu_id, job, "its worker died and did not come back")
-
-    def _find_again(self, gpu_id: str) -> bool:
-        deadline = time.monotonic() + AWAY_S
-        while time.monotonic() < deadline:
-            strangers = set(self.client.nthreads()) - set(self.homes.values())
-            gpus = self.client.run(
-                _describe_here, self.device, workers=list(strangers), on_error="ignore"
-            )
-            for address, machine in gpus.items():
-                if machine["gpu_id"] == gpu_id:
-                    self.homes[gpu_id] = address
-                    return True
+    RuntimeError at the end for those that failed, or whose Dask worker died.
+    """
+    statuses: Counter[str] = Counter()
+    failures = []
+    try:
+        while tasks:
+            alive = client.nthreads()
+            for future, (gpu_id, job) in list(tasks.items()):
+                error: BaseException | str | None = None
+                if future.done():
+                    error = future.exception()
+                elif homes[gpu_id] not in alive:
+                    error = "its Dask worker died: start it and repeat the command"
+                    client.cancel([future])
+                else:
+                    continue
+                del tasks[future]
+                update(len(job.items))
+                if error is None:
+                    statuses += future.result()
+                else:
+                    release = job.release or "no release"
+                    failures.append(f"round {job.round} of {release} on GPU {gpu_id!r}: {error}")
             time.sleep(POLL_S)
-        return False
-
-    def _give_up(self, gpu_id: str, job: Job, why: object) -> None:
-        release = job.release or "no release"
-        self.failures.append(f"round {job.round} of {release} on GPU {gpu_id!r}: {why}")
+    finally:
+        client.cancel(list(tasks))
+    if failures:
+        raise RuntimeError(f"{len(failures)} jobs failed, first {failures[0]}")
+    return dict(statuses)
 
 
 def _find_gpus(client: Client, device: str) -> dict[str, str]:

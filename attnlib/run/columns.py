@@ -6,7 +6,6 @@ raw samples: median times, drift, launches. A `Case` object is made once per dis
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -56,12 +55,12 @@ def frame_of(table: pa.Table) -> pd.DataFrame:
     frame.insert(3, "backend", table["backend"].to_pandas().map(present_name))
     frame["repeat"] = _numbers(table, "again") > 0
     frame = pd.concat([frame, _case_columns(table)], axis=1)
-    run_us = _Lists(table["run_us"])
-    frame["run_us"] = run_us.medians()
-    frame["plan_us"] = _Lists(table["plan_us"]).medians()
+    samples = _samples(table, "run_us")
+    frame["run_us"] = _medians(samples, len(frame))
+    frame["plan_us"] = _medians(_samples(table, "plan_us"), len(frame))
     frame["settle_us"] = _numbers(table, "settle_us")
-    frame["samples"] = run_us.lengths.astype(int)
-    frame["drift"] = run_us.drifts()
+    frame["samples"] = np.bincount(samples.row, minlength=len(frame))
+    frame["drift"] = _drifts(samples, len(frame))
     frame["kernels"] = [tuple(Kernel(**k) for k in row) for row in table["kernels"].to_pylist()]
     frame["kernel_us"] = [round(sum(k.gpu_us for k in kernels), 3) for kernels in frame.kernels]
     engine = [isinstance(case, EngineCase) for case in frame.case]
@@ -117,33 +116,25 @@ def heads_of(case: Case | None) -> str | None:
     return call.spec.heads if isinstance(call, DecodeCase | MlaCase | ExtendCase) else None
 
 
-class _Lists:
-    """A column of lists of numbers."""
+def _samples(table: pa.Table, name: str) -> pd.DataFrame:
+    """The numbers in a column of lists: a row each with `row`, `place` in its list, and `value`."""
+    array = table[name].chunk(0)
+    lengths = np.diff(array.offsets.to_numpy())
+    rows = np.repeat(np.arange(len(lengths)), lengths)
+    place = np.arange(len(rows)) - np.repeat(lengths.cumsum() - lengths, lengths)
+    frame = pd.DataFrame({"row": rows, "place": place, "value": array.flatten().to_numpy()})
+    return frame.assign(length=lengths[rows])
 
-    def __init__(self, column: pa.ChunkedArray) -> None:
-        array = column.chunk(0)
-        self.offsets = array.offsets.to_numpy()
-        self.values = array.values.to_numpy()
-        self.lengths = np.diff(self.offsets)
 
-    def _of_each_length(self) -> Iterable[tuple[int, np.ndarray, np.ndarray]]:
-        """(n, rows with n values, their values as a matrix of n columns)."""
-        for length in np.unique(self.lengths[self.lengths > 0]):
-            rows = np.flatnonzero(self.lengths == length)
-            yield length, rows, self.values[self.offsets[rows, None] + np.arange(length)]
+def _medians(samples: pd.DataFrame, count: int) -> pd.Series:
+    """The median of each of `count` rows; NaN for one without samples."""
+    return samples.groupby("row").value.median().reindex(range(count))
 
-    def medians(self) -> np.ndarray:
-        """NaN for an empty list."""
-        medians = np.full(len(self.lengths), np.nan)
-        for _, rows, matrix in self._of_each_length():
-            medians[rows] = np.median(matrix, axis=1)
-        return medians
 
-    def drifts(self) -> np.ndarray:
-        """Median of the last third over that of the first, less 1; 0 with fewer than six values."""
-        drifts = np.zeros(len(self.lengths))
-        for length, rows, matrix in self._of_each_length():
-            if (third := length // 3) > 1:
-                first, last = matrix[:, :third], matrix[:, -third:]
-                drifts[rows] = np.median(last, axis=1) / np.median(first, axis=1) - 1
-        return drifts
+def _drifts(samples: pd.DataFrame, count: int) -> pd.Series:
+    """Median of the last third over that of the first, less 1; 0 with fewer than six values."""
+    samples = samples[samples.length >= 6]
+    third = samples.length // 3
+    first = samples[samples.place < third]
+    last = samples[samples.place >= samples.length - third]
+    return (_medians(last, count) / _medians(first, count) - 1).fillna(0.0)

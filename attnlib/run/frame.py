@@ -15,34 +15,16 @@ import pandas as pd
 from packaging.version import Version
 
 from ..core.backends.table import TABLE
+from ..kinds.cases import KINDS
 from ..kinds.cost import Ceilings
+from ..kinds.form import flat_fields
 from ..measure.stats import FASTER, SLOWER, Pair, Ratio, Saving, judge_ratios, judge_savings
 from .store import require_comparable
 
 CASE = ["heads", "head_dim", "dtype", "kv_dtype", "page_size", "batch_size", "kv_len", "lengths"]
 SHAPE = ["heads", "page_size", "batch_size", "kv_len"]
-COUNTS = (
-    "num_qo_heads",
-    "num_kv_heads",
-    "top_k",
-    "head_dim",
-    "page_size",
-    "batch_size",
-    "kv_len",
-    "window",
-    "sinks",
-    "q_len",
-    "chunk",
-    "layers",
-    "max_ctx",
-    "seq_len_delta",
-    "pool_size",
-    "topk",
-    "draft_tokens",
-    "output_len",
-    "tp",
-    "seed",
-)
+FIELDS = [field for case in KINDS.values() for field in flat_fields(case)]
+COUNTS = tuple(dict.fromkeys(field.name for field in FIELDS if field.type is int)) + ("sinks",)
 """Columns of a case that are integers."""
 _FIRST = ("model", "driver", "builder", "heads", "num_qo_heads", "top_k", *CASE)
 COLUMNS = tuple(dict.fromkeys((*_FIRST, "mode", "mask", "q_lengths", "group", *COUNTS, "swa")))

@@ -105,9 +105,3 @@ def test_on_paper_nothing_is_wider_than_the_sheet_and_it_prints(shown):
     assert shown.evaluate(wide) == []
     printed = shown.pdf(prefer_css_page_size=True)
     assert len(re.findall(rb"/Type\s*/Page\b", printed)) > len(STEMS)
-
-
-def test_a_page_with_a_fault_is_noticed(page):
-    page.set_content("<main><h1>Fault</h1><img src='data:,'><a href='#gone'>gone</a></main>")
-    assert "image-alt (critical)" in " ".join(severe_violations(page))
-    assert page.evaluate(DEAD_LINKS) == ["gone"]

@@ -70,13 +70,6 @@ def test_what_does_not_fit_is_refused_by_name(q_lens, options, words):
         ExtendBatch.build(paged(*LENS), q_lens, **options)
 
 
-def test_a_window_is_refused_of_several_queries_a_request():
-    whole = paged(*LENS)
-    windowed = replace(whole, spec=replace(SPEC, window=2))
-    with pytest.raises(ValueError, match="window must be 0 for several queries per request, got 2"):
-        ExtendBatch.build(windowed, int32(2, 4, 1))
-
-
 def test_a_ragged_batch_has_its_tokens_in_order_and_all_as_queries():
     assert ExtendBatch.build(in_order(*LENS), int32(*LENS), ragged=True).rows == sum(LENS)
     with pytest.raises(ValueError, match="q_lens must be the requests' tokens"):

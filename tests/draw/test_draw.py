@@ -1,13 +1,8 @@
 """Figures: every row is a dot in its place, the source is named, and a file is the same twice."""
 
-import re
-from pathlib import Path
-
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.colors import to_hex
 
 import attnlib
 from attnlib.draw import charts, style
@@ -48,12 +43,6 @@ def test_every_look_has_a_marker_of_its_own_beside_its_colour():
         assert len({look.marker for look in looks.values()}) == len(looks)
 
 
-def test_colours_stand_in_one_file_and_those_of_kernels_in_their_table():
-    package = Path(charts.__file__).parents[1]
-    colored = {p for p in package.rglob("*.py") if re.search('"#[0-9A-Fa-f]{6}"', p.read_text())}
-    assert colored == {package / "draw/style.py", package / "core/backends/table.py"}
-
-
 def test_a_saved_figure_is_the_same_twice_and_another_suffix_is_refused(tmp_path):
     figure, (axis,) = charts.panels(["t"], (3, 3), "by hand", ("x", "y"))
     axis.plot([1, 2], [1, 2])
@@ -73,19 +62,3 @@ def test_gpu_work_has_a_lane_per_stream_and_operators_are_the_work_only_without_
     assert lanes(CALL, OPERATOR) == ["host", "main thread"]
     with pytest.raises(ValueError, match="must hold a kernel or an operator"):
         lanes(CALL)
-
-
-def test_the_look_is_seaborns_theme():
-    import seaborn
-
-    def settings(apply):
-        with mpl.rc_context():
-            mpl.rcdefaults()
-            apply()
-            cycle = [to_hex(color) for color in mpl.rcParams["axes.prop_cycle"].by_key()["color"]]
-            values = {**mpl.rcParams, "axes.prop_cycle": cycle}
-        return {k: round(v, 9) if isinstance(v, float) else v for k, v in values.items()}
-
-    theme = {"context": "paper", "style": "whitegrid", "rc": style.SETTINGS}
-    ours, theirs = settings(style.apply), settings(lambda: seaborn.set_theme(**theme))
-    assert {name for name in theirs if ours[name] != theirs[name]} == {"image.cmap"}

@@ -10,7 +10,6 @@ from support.workloads import extend_case
 
 from attnlib.core import backends
 from attnlib.core.spec import AttnSpec, MlaSpec
-from attnlib.kinds.cases import parse_cases
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.extend.case import MODES, ExtendCase
 from attnlib.kinds.extend.measure import attend_extend
@@ -36,12 +35,6 @@ def test_a_right_output_gets_times_and_its_bytes(item, backend, family, rows, mo
     assert (record.kernel_family, record.oracle_rows) == (family, rows)
     assert record.work_per_call == item.case.cost.io_bytes
     assert Record.from_json(record.to_json()) == record
-
-
-def test_a_listed_case_is_measured_with_its_window():
-    (case,) = parse_cases(["4/2,d16,p4,b3,k40,w9,ragged"])
-    record = measure(Item("sdpa", "host", case))
-    assert (record.status, record.work_per_call) == ("ok", case.cost.io_bytes)
 
 
 @pytest.mark.parametrize(("item", "backend"), [EXTEND, MLA], ids=["extend", "mla"])

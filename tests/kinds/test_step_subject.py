@@ -38,11 +38,6 @@ def measure_on_gpu(backend, timer):
     return record, {kernel["name"]: kernel["launches"] for kernel in record.kernels}
 
 
-def test_an_unknown_way_of_making_a_step_lists_the_ways_there_are():
-    record = measure(Item("flash-attn-3-step-twice", "host", STEP))
-    assert "must be one of flash-attn-3-step-each, flash-attn-3-step-once" in record.reason
-
-
 @pytest.mark.parametrize(
     ("backend", "case"),
     [

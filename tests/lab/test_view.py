@@ -1,21 +1,16 @@
 """The view: its numbers are those of the records, its words are escaped, its call repeats it."""
 
 from dataclasses import replace
-from itertools import islice
 
-import pandas as pd
 import pytest
 from support import explorer_records as made
 from support.explorer_records import COPY_BYTES, FA2, FA3, LATENT, QWEN, keep, publish, timed
 
 import attnlib
-from attnlib.core.layer import name_of
 from attnlib.kinds.item import Item
 from attnlib.lab.source import (
-    AXES,
     EXPLORER,
     NAMES,
-    calls_of,
     choose,
     find_source,
     measure_missing,
@@ -23,9 +18,8 @@ from attnlib.lab.source import (
 )
 from attnlib.lab.view import ENGINES, View, view
 from attnlib.measure.stats import judge_ratios
-from attnlib.run import frame as rows
 from attnlib.run import store
-from attnlib.studies.fa3_decode_regression import H100_MACHINE, HEADLINE, REGRESSED, STUDY
+from attnlib.studies.fa3_decode_regression import H100_MACHINE, STUDY
 
 MODEL = "Qwen3-0.6B"
 LLAMA = "Llama-3.1-8B"
@@ -129,19 +123,6 @@ def test_the_call_gives_the_same_view_and_table_and_figure_name_the_release(demo
     assert "FlashInfer 0.6.3" in seen.image()
 
 
-@pytest.mark.parametrize("case", HEADLINE, ids=lambda case: case.key)
-def test_the_published_ratios_are_those_of_the_report(frame, case):
-    sizes = {"page_size": case.spec.page_size, "batch": case.batch_size, "kv_len": case.kv_len}
-    asked = {"release": REGRESSED, "records": "fa3_decode_regression", **sizes}
-    seen = view(name_of(case.spec), backends=(FA2, FA3), **asked)
-    (row,) = seen.comparison.to_dict("records")
-    decode = rows.decode_rows(frame[frame.case == case], release=REGRESSED)
-    (ratio,) = rows.over(decode, FA3, FA2).to_dict("records")
-    assert [row[name] for name in ("ratio", "low", "rounds")] == [
-        ratio[name] for name in ("ratio", "low", "rounds")
-    ]
-
-
 def test_the_figure_has_a_dot_a_round_and_names_its_records(demo):
     seen = view(MODEL)
     figure = seen.figure()
@@ -153,34 +134,14 @@ def test_the_figure_has_a_dot_a_round_and_names_its_records(demo):
     assert footer.startswith("demo: Test GPU 0badcafe, ") and "\n6 records, " in footer
 
 
-def leaves_of(model):
-    """Each source of a model with each case, release and timer that it has on record."""
-    for pair in sources_of(model):
-        whole = find_source(model, *pair)
-        rows = calls_of(whole.frame, model)
-        part = pd.concat([whole.frame[whole.frame.case.isna()], whole.frame.loc[rows.index]])
-        for leaf in rows[[*AXES]].drop_duplicates().to_dict("records"):
-            # Libraries without releases are shown with each release, so not by themselves.
-            wishes = {name: wish for name, wish in leaf.items() if (name, wish) != ("release", "")}
-            yield replace(whole, frame=part), wishes
-
-
 @pytest.mark.parametrize("model", NAMES)
-def test_cases_of_every_model_and_source_on_record_can_be_shown(published_records, model):
-    kinds = {}
-    for source, wishes in islice(leaves_of(model), 0, None, 8):  # one in eight: a second a dozen
-        choice = choose(source, model, wishes)
-        assert not choice.notes and wishes.items() <= choice.arguments.items() and len(choice.rows)
-        ends = frozenset(choice.rows.status)
-        seen, shown = (
-            View(source, choice),
-            kinds.setdefault((source.records, source.machine), set()),
-        )
-        if not shown and len(seen.good):
-            assert seen.image()
-        if ends not in shown:  # A card takes 0.1 s, so one for each set of statuses of a source.
-            assert repr(seen)
-        shown.add(ends)
+def test_every_model_and_source_on_record_and_every_backend_of_it_can_be_shown(
+    published_records, model
+):
+    for pair in sources_of(model):
+        source = find_source(model, *pair)
+        choice = choose(source, model, {})
+        assert not choice.notes and len(choice.rows) and repr(View(source, choice))
     for name in choice.options["against"]:
         assert repr(View(source, choose(source, model, {"backends": [name]})))
         assert repr(View(source, choose(source, model, {"against": name})))

@@ -1,8 +1,5 @@
 """A notebook as a piece of the page: nothing of it runs, nothing collides, all of it is named."""
 
-import base64
-import struct
-
 import pandas as pd
 import pytest
 from bs4 import BeautifulSoup
@@ -10,8 +7,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from attnlib.report.fragment import notebook_fragment
 
-HEAD = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack(">II", 640, 480)
-PNG = base64.b64encode(HEAD + bytes(13)).decode()
+PNG = "iVBORw0KGgo="
 FIRST = "# What is it?\n\n**It is `5`.** And so on.\n\n## Why\nSee [there](#Why)."
 
 
@@ -81,11 +77,10 @@ def test_a_notebook_has_contents_and_its_first_figure():
     assert fragment(shown("f()", text__plain="1")).figure == ""
 
 
-def test_a_figure_says_what_drew_it_and_where_and_how_large_it_is():
+def test_a_figure_says_what_drew_it_and_where():
     source = "_ = figures.floor_chart(frame)\nplt.show()"
     (image,) = soup(shown(source, image__png=PNG)).find_all("img")
     assert image["alt"] == "Figure 1 of notebook 03, drawn by figures.floor_chart: Why"
-    assert (image["width"], image["height"]) == ("640", "480")
 
 
 def test_headings_go_down_one_level_and_every_id_stands_once_and_has_the_notebooks_name():

@@ -8,26 +8,12 @@ import pytest
 from attnlib.kinds.plan.case import PlanCase
 from attnlib.run import store
 from attnlib.studies import STUDIES, fa2_chunks, fa2_plan
-from attnlib.studies.fa3_decode_regression import (
-    HEADLINE,
-    KV_LIMIT_BYTES,
-    WIDE,
-)
 from attnlib.studies.fa3_decode_regression import STUDY as REGRESSION
 
 ODD = ("fa2_plan", "xqa_rivals")
 """Three rounds on record where four were asked for."""
 
 pytestmark = pytest.mark.usefixtures("published_records")
-
-
-def test_the_wide_grid_covers_what_it_promises_and_fits_the_memory():
-    assert {case.spec.heads for case in WIDE} == {"32/8", "16/2", "8/1", "32/32"}
-    assert {case.spec.page_size for case in WIDE} == {1, 16}
-    assert {case.batch_size for case in WIDE} >= {1, 128}
-    assert {case.kv_len for case in WIDE} >= {1024, 131072}
-    bytes_of = [2 * 2 * 128 * c.spec.num_kv_heads * c.batch_size * c.kv_len for c in WIDE]
-    assert max(bytes_of) <= KV_LIMIT_BYTES
 
 
 def test_plans_of_fa2_are_measured_for_every_layout_and_every_kind_of_batch_and_fit_the_memory():
@@ -75,11 +61,3 @@ def test_every_decode_record_lists_kernels_samples_and_clocks():
 def test_no_two_cases_of_a_study_share_a_key_or_a_label(study):
     assert len({case.key for case in study.cases}) == len(study.cases)
     assert len({case.label for case in study.cases}) == len(study.cases)
-
-
-def test_headline_cases_have_at_least_three_rounds_of_every_mode_on_record():
-    rounds = {}
-    for record in store.read(REGRESSION.name, REGRESSION.reference_machine):
-        if record.item.case in HEADLINE and record.status == "ok":
-            rounds.setdefault((record.item.backend, record.item.release), set()).add(record.round)
-    assert rounds and all(len(seen) >= 3 for seen in rounds.values())

@@ -18,7 +18,6 @@ from attnlib.kinds.extend.case import ExtendCase
 from attnlib.run import store
 from attnlib.run.pairs import SPARE_ROUNDS
 from attnlib.studies import captured, upgrade
-from attnlib.studies.fa3_decode_regression import HEADLINE
 from attnlib.studies.upgrade import LOOKS, NAME
 from attnlib.studies.usual_calls import calls_of
 
@@ -216,20 +215,6 @@ def test_published_records_of_both_releases_are_replayed_and_the_rest_is_said(pu
     )
     latent = compare_releases("0.6.4", "0.6.13", models=["DeepSeek MLA"])
     assert {*latent.rows.backend} == {"flashinfer-mla-fa2", "flashinfer-mla-fa3"}
-
-
-def test_what_notebook_13_says_in_words_is_so(published_records):
-    cases = [*(case.key for case in HEADLINE), f"{KEYS[0]},bfloat16/float8_e4m3fn"]
-    bad = compare_releases("0.5.3", "0.6.3", cases=cases)
-    assert bad.rows.verdict.tolist() == ["slower"] * 7 + ["fails"]
-    alone = compare_releases("0.5.3", "0.6.3", cases=[bad.rows.case.iloc[-1]])
-    assert "records of no call that both ran" in alone.card().footer
-    assert bad.rows.ratio.idxmin() == cases.index("32/32,d128,p16,b4,k8192")
-    assert (bad.rows.new_plan_us > bad.rows.base_plan_us)[:7].all()
-    assert {*bad.picks.gpu} == {"sm90"} and {*bad.picks["mode"]} == {"decode"}
-    good = compare_releases("0.5.3", "0.7.2.post1", cases=cases, not_slower=0.1)
-    assert good.outcome == "not decided"
-    assert good.rows.verdict.tolist() == ["ambiguous", *["not slower"] * 6, "ambiguous"]
 
 
 COMMAND = ("compare", "--base", BASE, "--new", NEW)

@@ -45,11 +45,6 @@ class PlanCase(NamedCase):
         """A short name for tables and progress bars."""
         return f"chunk {self.chunk or 'chosen'} q_len {self.q_len} {self.decode.label}"
 
-    @property
-    def key(self) -> str:
-        """A name without spaces for command lines."""
-        return f"{self.decode.key},q{self.q_len},chunk{self.chunk}"
-
 
 def sample_plan_lens(case: PlanCase) -> np.ndarray:
     """Tokens of each request [bs] int64, at least as many as queries."""

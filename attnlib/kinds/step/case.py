@@ -23,8 +23,3 @@ class StepCase(NamedCase):
     def label(self) -> str:
         """A short name for tables and progress bars."""
         return f"{self.layers} layers of {self.decode.label}"
-
-    @property
-    def key(self) -> str:
-        """A name without spaces for command lines."""
-        return f"{self.decode.key},l{self.layers}"
