@@ -1,4 +1,4 @@
-"""The notebooks as readers see them: executed, answer first, and short."""
+"""The notebooks as readers see them: executed, answer first, short, and using the package."""
 
 import re
 from pathlib import Path
@@ -9,6 +9,12 @@ import pytest
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 MOST_NOTEBOOKS, MOST_WORDS, MOST_WORDS_OF_ALL = 11, 1300, 14_000
+LEAST_CALLS = 20
+CALLS = re.compile(
+    r"attn_profile|\b(?:profile|compare|guard|decode_call|bisect|compare_releases|diagnose|Fa2Planner"
+    r"|build_\w+|precompute|plan_splits|plan_words|reserve)\("
+)
+"""A cell that runs a kernel, a profile, a comparison, a guard, a planner or a schedule."""
 
 
 def cells_of(path, kind):
@@ -33,6 +39,11 @@ def test_notebooks_are_few_and_their_words_too():
 
 def test_a_notebook_is_short(path):
     assert words_of(path) <= MOST_WORDS
+
+
+def test_cells_use_the_package():
+    cells = [cell.source for path in NOTEBOOKS for cell in cells_of(path, "code")]
+    assert sum(bool(CALLS.search(source)) for source in cells) >= LEAST_CALLS
 
 
 @pytest.mark.parametrize("text", [FOLDER.parent / "README.md", NOTEBOOKS[0]], ids=["README", "00"])

@@ -3,10 +3,13 @@
 import os
 import sys
 import time
+from datetime import UTC, datetime
 
 import pytest
+from support import traces
 from support.explorer_records import FA2, FA3, go_live
 from support.studies import INSTANT
+from support.traces import Writer, runs
 
 pytest.importorskip("ipywidgets", reason="needs ipywidgets: pip install ipywidgets")
 
@@ -80,6 +83,15 @@ def test_a_choice_that_no_longer_holds_is_replaced_and_said_once_above_the_figur
     published.controls["model"].value = "Qwen3-32B at TP 4"
     assert published.view.source.records == "fa3_decode_regression", "the first that has it"
     assert "study auto_resolution has no records" in published.served.value
+
+
+def test_advice_is_of_the_layer_that_is_shown_and_a_problem_is_said(published):
+    published.advise.click()
+    assert "decode, 32/8 heads, head_dim 128, 16 requests" in published.advice.value
+    published.controls["model"].value = "DeepSeek MLA"
+    assert published.advice.value == ""
+    published.advise.click()
+    assert "advice must be of a decode call" in published.advice.value
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -199,6 +211,20 @@ def test_without_ipywidgets_the_install_line_is_the_error(monkeypatch):
     monkeypatch.delitem(sys.modules, "attnlib.lab.explore")
     with pytest.raises(ModuleNotFoundError, match='needs ipywidgets: pip install "ipywidgets>='):
         attnlib.explore  # noqa: B018 - the attribute is asked for
+
+
+def test_a_trace_that_is_dropped_is_diagnosed_under_its_own_name(published, tmp_path):
+    def drop(name, content):
+        file = {"name": name, "type": "", "size": len(content), "content": memoryview(content)}
+        published.trace.value = ({**file, "last_modified": datetime.now(UTC)},)
+
+    trace, writer = tmp_path / "server.json.gz", Writer()
+    writer.step([runs(traces.FA3)], mark="step[DECODE bs=3]")
+    writer.save(trace)
+    drop(trace.name, trace.read_bytes())
+    assert trace.name in published.answer.value and "known pattern" in published.answer.value
+    drop("notes.json", b"no trace")
+    assert "ValueError: notes.json must be" in published.answer.value
 
 
 @pytest.mark.gpu
